@@ -1,12 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Installs what is missing of .ci/packages, or of the lists beside it that are named.
+# Installs the missing packages of .ci/packages, or of the given lists in its folder.
 #
 #     sh .ci/install.sh [LIST...]
 #
-# First it says how many packages come, those that they depend on counted, and how many megabytes they are. What apt-get and dpkg print goes to
-# build/packages.log. It says nothing, and asks the network nothing, when all is there. It uses sudo when not root. A user who has neither is told
-# what is missing and what is lost without it; the exit code is 0 then, because the machine may have it from elsewhere.
+# It first prints the number of packages, including dependencies, and the megabytes to fetch. Output of apt-get and
+# dpkg goes to build/packages.log. If everything is installed, it prints nothing and does not use the network. It uses
+# sudo if the user is not root. If there is no sudo either, it prints which packages are missing and what will not
+# work without them. The exit code is then 0, because the machine may have the software from elsewhere.
 set -eu
 
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
@@ -15,7 +16,7 @@ log=$here/../build/packages.log
 lists=$(cd "$here" && cat "$@")
 wanted=$(echo "$lists" | sed 's/#.*//')
 
-# Says what stands behind each package in its list.
+# Prints each package with the comment behind it in its list.
 say_costs() {
     for package in "$@"; do
         cost=$(echo "$lists" | sed -n "s/^$package  *# *//p")

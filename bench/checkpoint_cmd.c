@@ -237,9 +237,10 @@ static int open_bench(struct bench *b, bool async)
     int err = open_model(b, async);
     err = err ? err : reported(zero_get_stats(b->z, &s));
     if (!err) {
-        b->rank = s.rank;
-        b->dd = (struct disk_dd){
-            .dir = b->dir, .n = s.world < DISK_MAX_WRITERS ? s.world : DISK_MAX_WRITERS, .bytes = b->bytes};
+        b->rank = s.place.rank;
+        b->dd = (struct disk_dd){.dir = b->dir,
+                                 .n = s.place.world < DISK_MAX_WRITERS ? s.place.world : DISK_MAX_WRITERS,
+                                 .bytes = b->bytes};
     }
     return err;
 }

@@ -1,11 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Measures libzero on this machine and puts what came of it on one page that needs nothing else: build/report.html.
+# Measures libzero on this machine and writes a self-contained page, build/report.html. Its numbers are also in
+# build/report.json.
 #
 #     sh bench/report.sh [--quick] [--out FILE] [--peers FILE]
 #
-# --quick: small models and few steps. --peers: rows of bench/peers, as JSON lines (build/peers/rows.jsonl, if it is there). The numbers
-# are beside the page, in build/report.json.
+# --quick: small models and few steps. --peers: rows of bench/peers as JSON lines (default: build/peers/rows.jsonl, if
+# it exists).
 set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)

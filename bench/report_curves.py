@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Curves over the number of GPUs as a picture: what share of the GPUs' products a step reaches."""
+"""Draws curves of MFU over the number of GPUs as an SVG picture."""
 import html
 import math
 
@@ -8,7 +8,7 @@ COLOURS = ['#08519c', '#fd8d3c', '#31a354']
 
 
 def svg(curves):
-    """curves: {name: [(GPUs, share from 0 to 1), ...]}, all over the same numbers of GPUs."""
+    """curves: {name: [(number of GPUs, MFU from 0 to 1), ...]}, with the same numbers of GPUs in all curves."""
     worlds = sorted({world for points in curves.values() for world, _ in points})
     least, most = math.log2(worlds[0]), math.log2(worlds[-1])
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""One self-contained HTML page of fresh runs on this machine: memory per stage, the losses of all stages, what overlaps,
-communication beside its limits, peers where they were measured, and thousands of GPUs on paper. Called by bench/report.sh."""
+"""Writes one self-contained HTML page of fresh runs on this machine. bench/report.sh calls it. The page shows memory
+and losses of all stages, a timeline of what overlaps, communication against its limits, peers if they were measured,
+and projections to thousands of GPUs."""
 import argparse
 import datetime
 import html
@@ -56,7 +57,7 @@ code { background: #eef1f4; padding: .05rem .3rem; border-radius: 4px; font-size
 
 
 def size(n):
-    """Three digits, decimal units, as zero-bench writes bytes."""
+    """Bytes with three digits and decimal units, as zero-bench writes them."""
     units = ['B', 'kB', 'MB', 'GB', 'TB', 'PB']
     while abs(n) >= 999.5 and len(units) > 1:
         n /= 1000
@@ -74,7 +75,7 @@ class Failed(Exception):
 
 
 class Runs:
-    """zero-bench, run on this machine; every command is kept, for the page to show."""
+    """Runs zero-bench on this machine, and keeps every command for the page."""
 
     def __init__(self, o):
         self.o, self.sizes, self.commands = o, QUICK if o.quick else FULL, {}
@@ -96,7 +97,7 @@ class Runs:
 
 
 def inline(path, prefix):
-    """A picture as zero-bench draws it, to stand in a page among others: names of its own, and as wide as there is room."""
+    """Prepares an SVG of zero-bench for a page with others: makes its ids unique, and removes its size so that it scales."""
     with open(path, encoding='utf-8') as f:
         svg = f.read()
     svg = svg[svg.index('<svg'):]
@@ -128,14 +129,14 @@ def read_peers(path):
 
 
 def collect(o):
-    """Everything that the page says, and the pictures."""
+    """Runs everything. Returns the numbers of the page and its pictures."""
     runs, facts, pictures = Runs(o), {}, {}
 
     def at(name):
         return os.path.join(o.work, name)
     facts['date'] = datetime.datetime.now().isoformat(' ', 'minutes')
     facts['machine'] = machine()
-    facts['peers'] = read_peers(o.peers)  # before what takes minutes
+    facts['peers'] = read_peers(o.peers)  # before the long measurements
     facts['memory'] = runs.lines('memory', 'memory', '--plain', '--json', '--plot', at('memory.svg'))
     facts['losses'] = runs.lines('losses', 'memory', '--json', '--plot-loss', at('losses.svg'))
     facts['simulated'], = runs.lines('simulated', 'verify', '--time', '--json', '--trace', at('simulated.json'))
@@ -156,7 +157,7 @@ def collect(o):
 
 
 def table(head, rows, last_is_sum=0):
-    """Cells are text. The last rows may be sums."""
+    """An HTML table. Cells are text; the last rows may be sums."""
     out = ['<table><thead><tr>', *(f'<th>{html.escape(c)}</th>' for c in head), '</tr></thead><tbody>']
     for i, row in enumerate(rows):
         out += [f'<tr{" class=sum" if i >= len(rows) - last_is_sum else ""}>', *(f'<td>{html.escape(c)}</td>' for c in row), '</tr>']
@@ -176,7 +177,7 @@ def command(facts, name):
 
 
 def saved(facts):
-    """Shares of memory that stage 3 saves against stage 0, and against as many plain programs as there are ranks."""
+    """The shares of memory that stage 3 saves, compared with stage 0 and with as many plain programs as ranks."""
     zero, *_, three, plain = facts['memory']
     return 1 - three['peak_rss_bytes'] / zero['peak_rss_bytes'], 1 - three['peak_rss_bytes'] / plain['peak_rss_bytes']
 
@@ -234,7 +235,7 @@ def comm_section(facts, pictures):
 
 
 def middle(x):
-    """A number, or the median of {"median", "low", "high"}."""
+    """Returns a number, or the median of {"median", "low", "high"}."""
     return x['median'] if isinstance(x, dict) else x
 
 
@@ -244,7 +245,7 @@ def peers_section(facts):
                        'and the next report shows its rows; or give a file of them by <code>--peers FILE</code>.</p>')
     rows = []
     for p in facts['peers']:
-        speed = p.get('tokens_per_s')  # of the rounds that did not fail, if any
+        speed = p.get('tokens_per_s')  # from the rounds that did not fail
         spread = f'{speed["low"]:.0f} to {speed["high"]:.0f}' if isinstance(speed, dict) else ''
         told = 'failed: ' + str(p['failed'])[:80] if p.get('failed') and not speed else number(middle(speed), 0)
         rows.append([str(p['who']), str(p.get('dtype', '')), told, spread, number(p.get('pss_gb')), number(middle(p.get('first_forward_s')))])

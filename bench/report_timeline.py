@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One step of one rank's timeline as a picture: compute, gathers and reductions, one below the other."""
+"""Draws one step of a rank's timeline as an SVG picture: one lane each for compute, gathers and reductions."""
 import html
 import json
 
-# What is drawn, in which lane and colour; other events are left out.
+# The kinds of events that are drawn, with lane, colour and label.
 LANES = ['compute', 'gather', 'reduce']
 KINDS = {'forward': (0, '#6baed6', 'forward'), 'backward': (0, '#08519c', 'backward'), 'wait': (0, '#cb181d', 'the model waits'),
          'all_gather': (1, '#fd8d3c', 'all-gather'), 'reduce_scatter': (2, '#756bb1', 'reduce-scatter'), 'update': (2, '#31a354', 'optimizer')}
@@ -24,7 +24,7 @@ class Timeline:
                 'events': {kind: len(self.of(kind)) for kind in KINDS}}
 
     def axis(self):
-        """Round numbers of milliseconds, up to about eight of them."""
+        """Yields up to about eight round numbers of milliseconds."""
         span = (self.end - self.begin) / 1e3
         each = next(m * 10 ** p for p in range(-6, 9) for m in (1, 2, 5) if span / (m * 10 ** p) <= 9)
         at = 0
@@ -57,8 +57,10 @@ class Timeline:
 
 
 def read(path):
-    """Rank 0's last step but one, of a Chrome trace of zero_trace_write or of zero-bench verify. What a step's events are is the same in both; the
-    first step is not like others, and behind the last one nothing is gathered any more."""
+    """Reads rank 0's last step but one from a Chrome trace by zero_trace_write or zero-bench verify.
+
+    Both have the same events for a step. The first step differs from the others, and no gathers follow the last one.
+    """
     with open(path, encoding='utf-8') as f:
         trace = json.load(f)
     events = [dict(e, kind=e['name'].split()[0]) for e in (trace['traceEvents'] if isinstance(trace, dict) else trace)

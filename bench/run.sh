@@ -1,13 +1,14 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# The demonstration, from a clean clone on a bare Debian 12. It installs what is missing, builds, and trains gpt2-nano for a minute, with parameters,
-# gradients and optimizer state sharded over four ranks (stage 3). The text is the C headers of this machine. Then it runs gpt2-124M a few
-# steps at every stage, or as much of it as there is memory for, and measures what each stage takes.
+# The demonstration, from a clean clone on a bare Debian 12. It installs missing packages, builds, and trains
+# gpt2-nano for a minute. Parameters, gradients and optimizer state are sharded over four ranks (stage 3). The text
+# is the C headers of this machine. Then it runs a few steps of gpt2-124M at every stage and measures the memory of
+# each. If there is too little memory, it uses a smaller model.
 #
 #     sh bench/run.sh               a minute of training
 #     sh bench/run.sh SECONDS       longer or shorter
 #
-# Leaves the pictures build/loss.svg and build/memory.svg where gnuplot is.
+# With gnuplot, it also draws build/loss.svg and build/memory.svg.
 set -eu
 
 seconds=${1:-60}

@@ -175,8 +175,8 @@ static int wrap(struct run *r, struct zero_config cfg)
         return err;
     struct zero_stats stats;
     TRY(reported(zero_get_stats(r->z, &stats)));
-    r->rank = stats.rank;
-    r->world = stats.world;
+    r->rank = stats.place.rank;
+    r->world = stats.place.world;
     TRY(train_place_wrapped(&r->at, o->pp, o->model.config.tp, &stats));
     r->reports = r->at.stage == r->at.n_stages - 1 && r->at.dp == 0 && r->at.part == 0;
     r->accum = stats.grad_accum_steps;

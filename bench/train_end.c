@@ -56,17 +56,17 @@ static int summarize(struct run *r, double loss)
     if (r->z) {
         struct zero_stats stats;
         TRY(reported(zero_get_stats(r->z, &stats))); /* before the state is read, which is traffic too */
-        if (stats.pp == 1)                           /* else each pipeline stage reports its own */
+        if (stats.place.n_pp == 1)                   /* else each pipeline stage reports its own */
             TRY(reported(zero_mean(r->z, &peak, 1)));
-        if (stats.pp > 1)
+        if (stats.place.n_pp > 1)
             TRY(train_stages_hash(s.state_sha256, r->at.dp == 0, r->z, r->stage, r->n_own,
                                   o->model.config.layers, r->tensors, r->number, n_states,
                                   train_stage_bytes(&o->model.config, o->batch, sizeof(real))));
         else
             TRY(state_hash(s.state_sha256, r->at.dp == 0, r->tensors, r->n_tensors, n_states, read_wrapped,
                            r->z));
-        if (stats.tp > 1)
-            TRY(reported(train_parts_hash(r->z, r->at.part, stats.tp, s.state_sha256)));
+        if (stats.place.n_tp > 1)
+            TRY(reported(train_parts_hash(r->z, r->at.part, stats.place.n_tp, s.state_sha256)));
         s.stage = stats.stage;
         s.hybrid = hybrid_of_run(stats.hybrid, stats.dp_shard, stats.place.n_data);
         s.dp_shard = stats.dp_shard;
@@ -127,13 +127,13 @@ static void how_it_runs(const struct run *r, char how[N_HOW])
     if (hybrid)
         snprintf(groups, sizeof groups, " as %s in groups of %d", option_word_of(option_hybrids, hybrid),
                  s.dp_shard);
-    if (s.pp > 1)
-        snprintf(stages, sizeof stages, ", in %lld pipeline stages", (long long)s.pp * r->n_own);
-    snprintf(how, N_HOW, "stage %d%s on %d rank%s%s%s (%s)", s.stage, groups, s.world,
-             s.world == 1 ? "" : "s",
-             s.tp == 2  ? ", layers in 2 parts"
-             : s.tp > 2 ? ", layers in parts"
-                        : "",
+    if (s.place.n_pp > 1)
+        snprintf(stages, sizeof stages, ", in %d pipeline stages", s.place.n_pp * r->n_own);
+    snprintf(how, N_HOW, "stage %d%s on %d rank%s%s%s (%s)", s.stage, groups, s.place.world,
+             s.place.world == 1 ? "" : "s",
+             s.place.n_tp == 2  ? ", layers in 2 parts"
+             : s.place.n_tp > 2 ? ", layers in parts"
+                                : "",
              stages, s.backend);
 }
 

@@ -11,7 +11,7 @@
  * the order of calls is known. A slot is taken from the unit whose next use is farthest away (Belady, 1966:
  * optimal when the order is known). Open brackets pin their slot; where the order holds so many open
  * that a small unit in a large slot could leave a large one without any, each of its brackets takes a slot of
- * the size that it has in every step, so that it finds one whatever came before (core_places.c).
+ * the size that it has in every step, so that it finds one whatever came before.
  *
  * Gradients. They have memory of their own, whole (stages 0 and 1; elsewhere with grad_in_place, and of units
  * that are flagged resident), or slots (stages 2 and 3), and are reduced into an fp32 shard. The
@@ -30,11 +30,12 @@
  * are, and all units are updated. Every step hands out its gradients zeroed there, so that one that is
  * written outside of a bracket is noticed.
  *
- * The order is kept for one micro-batch and repeats; one that was learned repeats where it was found to.
- * It is the declared one until the model's own is known: calls are recorded, and a step whose calls
- * differed from the order makes its own calls the order of the next. Until then the core follows on demand.
- * Passes of evaluation (forward only, nothing reduced) are not recorded, nor is a step that is dropped. In a
- * pipeline the order is that of a whole step, in which micro-batches interleave. */
+ * The order is that of one micro-batch, and repeats. Until the model's own order is known, it is the declared
+ * one, and the core follows on demand. Each step is recorded. A step that leaves the order, or ends before
+ * it, makes its own calls the next order. A step too long to record is known by its first micro-batch.
+ * A pass of forward brackets alone is an evaluation: before a step's first backward bracket, the order's
+ * first call may come again and begins the order anew. A step that is dropped teaches nothing. In a pipeline
+ * the order is that of a whole step, in which micro-batches interleave. */
 #ifndef ZR_SHARD_CORE_H
 #define ZR_SHARD_CORE_H
 
@@ -87,8 +88,8 @@ struct zr_core_spec {
     const struct zr_call *order;
 
     int32_t n_order;
-    /* A schedule says in which order micro-batches of a step go forward and backward, and evaluations are
-     * told (ZR_EV_EVALUATED): a first call that comes again is none. */
+    /* A pipeline schedule says in which order micro-batches of a step go forward and backward. An evaluation
+     * ends with ZR_EV_EVALUATED. */
     bool order_of_step;
     /* The model is in pipeline stages. Another rank may bracket a backward pass when this one does not. */
     bool in_stages;
@@ -108,8 +109,7 @@ enum zr_core_event_kind {
     /* all parameters, to be read at any time until they are released */
     ZR_EV_GATHER_ALL,
     ZR_EV_RELEASE_ALL,
-    /* what went forward since the step was an evaluation, and is over: the order is the step's again from its
-     * first call on. Of an order_of_step, where it cannot be seen */
+    /* a pipeline's evaluation is over: the step's order begins at its first call */
     ZR_EV_EVALUATED
 };
 

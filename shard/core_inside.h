@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* core_inside.h: the core's state, and what its files call of each other: core_open.c (its making), core.c
- * (the calls), core_order.c (which call comes next), core_places.c (sizes of slots that nested brackets
- * take), core_slots.c (what lies where) and core_step.c (gradients, and what a step does). For them alone. */
+/* core_inside.h: the core's state, and the functions that its files call of each other: core.c (the calls),
+ * core_order.c (which call comes next), core_slots.c (which unit lies in which slot) and core_step.c
+ * (gradients, and the end of a step). No other file includes it, but for tests. */
 #ifndef ZR_SHARD_CORE_INSIDE_H
 #define ZR_SHARD_CORE_INSIDE_H
 
@@ -59,22 +59,18 @@ struct zr_core {
     /* as in the spec */
     bool order_of_step, in_stages;
 
-    /* The calls of this step, n_rec: the first n_kept of them again and again. */
+    /* calls of this step; the first `cap` of them are recorded */
     int64_t n_rec;
-    /* rec_at_call: n_rec modulo n_kept, where calls repeat */
-    int32_t n_kept, rec_at_call;
     /* room for calls, in the order and in the recording */
     int32_t cap;
-    /* restarted: the model went back to its first call before any backward */
-    bool restarted, rec_full;
     /* brackets of the order take slots of the sizes in places; no_room: some found none, so there are none */
     bool sized, no_room;
 
     /* of the tree over slots; slots that are not the reserved one */
     int32_t n_leaves, n_small;
 
-    uint32_t units_at, pslots_at, gslots_at, order_at, rec_at, next_at, begins_at, borders_at, by_size_at,
-        keys_at, places_at, taken_at, total;
+    uint32_t units_at, pslots_at, gslots_at, order_at, rec_at, next_at, begins_at, by_size_at, keys_at,
+        places_at, taken_at, total;
 };
 
 struct unit {
@@ -95,7 +91,7 @@ struct unit {
     int64_t next_use;
     /* the first slot, in order of size, that can hold it */
     int32_t fits;
-    /* of core_places.c alone: its open brackets, and the size of the slot that they are in */
+    /* of zr_core_place_brackets alone: its open brackets, and the size of the slot that they are in */
     int32_t n_placed, placed;
     /* backward passes in each micro-batch of the order */
     int32_t n_each;
@@ -171,11 +167,6 @@ static inline int32_t *begins(const struct zr_core *c)
     return (int32_t *)((char *)c + c->begins_at);
 }
 
-static inline int32_t *borders(const struct zr_core *c)
-{
-    return (int32_t *)((char *)c + c->borders_at);
-}
-
 /* The slot of a rank by size. */
 static inline int32_t *by_size(const struct zr_core *c)
 {
@@ -196,7 +187,7 @@ static inline int32_t *places(const struct zr_core *c)
     return (int32_t *)((char *)c + c->places_at);
 }
 
-/* Slots of a size that are taken, by the first of them; of core_places.c alone. */
+/* Slots of a size that are taken, by the first of them; of zr_core_place_brackets alone. */
 static inline int32_t *taken(const struct zr_core *c)
 {
     return (int32_t *)((char *)c + c->taken_at);
@@ -240,12 +231,10 @@ static inline void zr_core_emit_param(const struct zr_core *c, struct zr_action 
     zr_core_emit(out, n, kind, unit, slot)->gathered = units(c)[unit].gathered;
 }
 
-/* ---- core_open.c ---- */
-
-/* That one call gives, with so many units. */
-int32_t zr_core_most_actions(int32_t n_units);
-
 /* ---- core.c ---- */
+
+/* The most actions that one call can give. */
+int32_t zr_core_most_actions(int32_t n_units);
 
 /* Refuses a call that is made with a bracket open, or while zero_gather_all holds all parameters. */
 int zr_core_refuse_open(const struct zr_core *c, const char *call);
@@ -288,7 +277,7 @@ void zr_core_learn(struct zr_core *c);
 /* The next step begins: nothing of it is recorded yet, and its first call is the order's. */
 void zr_core_start_recording(struct zr_core *c);
 
-/* ---- core_places.c ---- */
+/* ---- core_slots.c ---- */
 
 /* Finds out whether open brackets of the order could leave one without a slot, and if so their sizes. */
 void zr_core_place_brackets(struct zr_core *c);
@@ -297,8 +286,6 @@ void zr_core_place_brackets(struct zr_core *c);
 struct zr_slot_range zr_core_slots_at(const struct zr_core *c, int64_t at, const struct unit *u);
 /* slot may be -1: in none. */
 bool zr_core_in_range(const struct zr_core *c, struct zr_slot_range r, int32_t slot);
-
-/* ---- core_slots.c ---- */
 
 /* Leaves of a tree over so many slots. */
 int32_t zr_core_leaves(int32_t n_slots);

@@ -53,8 +53,6 @@ static void mark_micro_batches(struct zr_core *c)
             n_done++;
         }
     }
-    c->uneven |=
-        n_all > 0 && n_done * repeats != c->accum; /* the period is no whole number of micro-batches */
 }
 
 /* Of several pipeline stages on a rank some go through micro-batches before others do: a stage's micro-batch
@@ -156,72 +154,12 @@ void zr_core_note(struct zr_core *c, uint64_t word)
     c->hash = (c->hash ^ (word + 1)) * 0x100000001b3u;
 }
 
-/* What was recorded is one forward pass, twice: an evaluation and the pass itself. One is enough. */
-static void drop_repeat(struct zr_core *c)
-{
-    int32_t half = c->n_kept / 2;
-    if (c->n_rec % 2 || c->n_kept < c->n_rec || c->rec_full)
-        return;
-    for (int32_t i = 0; i < half; i++)
-        if (!same_call(&recorded(c)[i], &recorded(c)[half + i]))
-            return;
-    c->n_rec = c->n_kept = half;
-}
-
-/* The fewest of the kept calls that all of them repeat; at most all. border[i]: the longest beginning of the
- * first i + 1 calls that they end with too (Knuth, Morris and Pratt). */
-static int32_t find_period(const struct zr_core *c)
-{
-    const struct zr_call *rec = recorded(c);
-    int32_t *border = borders(c), n = c->n_kept, same = 0;
-    border[0] = 0;
-    for (int32_t i = 1; i < n; i++) {
-        while (same > 0 && !same_call(&rec[same], &rec[i]))
-            same = border[same - 1];
-        same += same_call(&rec[same], &rec[i]);
-        border[i] = same;
-    }
-    return n - same;
-}
-
+/* Calls beyond the room are only counted. */
 static void record(struct zr_core *c, const struct zr_call *call)
 {
-    if (c->rec_full)
-        return;
-    bool room = c->n_rec < c->cap;
-    if (c->n_kept == c->n_rec && !room) {
-        c->n_kept = find_period(c);
-        c->rec_at_call = c->cap % c->n_kept;
-    }
-    if (c->n_kept == c->n_rec && room)
-        recorded(c)[c->n_kept++] = *call;
-    else if (same_call(call, &recorded(c)[c->rec_at_call]))
-        c->rec_at_call = c->rec_at_call + 1 == c->n_kept ? 0 : c->rec_at_call + 1;
-    else
-        c->rec_full = true;
-    c->n_rec += !c->rec_full;
-}
-
-/* Nothing is open or reduced, so a model that makes its first call again may be evaluating. */
-static bool may_evaluate(const struct zr_core *c)
-{
-    return !c->order_of_step && !c->n_open && !c->any_backward && c->n_rec;
-}
-
-/* A model that makes its first call again unexpectedly either begins a pass anew (it has been evaluating) or
- * uses its first unit once more (a head tied to the embedding). What it does until its first backward tells
- * which. */
-static void notice_evaluation(struct zr_core *c, const struct zr_call *call)
-{
-    if (!may_evaluate(c))
-        return;
-    bool again = same_call(call, &recorded(c)[0]);
-    if (again && !is_expected(c, call)) {
-        c->restarted = true;
-        go_to(c, 0);
-    }
-    if (c->restarted && (again || call->backward || call->apart))
-        drop_repeat(c);
+    if (c->n_rec < c->cap)
+        recorded(c)[c->n_rec] = *call;
+    c->n_rec++;
 }
 
 uint64_t zr_core_call_word(const struct zr_call *call)
@@ -230,8 +168,8 @@ uint64_t zr_core_call_word(const struct zr_call *call)
            call->is_end;
 }
 
-/* Where in the order a call is that is made at pos: further on if some were left out, before if the model
- * went back. What is not in one period is in none: -1. */
+/* Finds a call in the order: from pos on, within one period, or else before pos. Returns -1 if the period
+ * does not have it. */
 static int64_t find_from(const struct zr_core *c, const struct zr_call *call, int64_t pos)
 {
     int64_t ahead = zr_min(c->n_order, pos + c->period), behind = zr_min(pos, c->period);
@@ -244,21 +182,33 @@ static int64_t find_from(const struct zr_core *c, const struct zr_call *call, in
     return -1;
 }
 
+/* Before a step's first backward bracket the model may start its forward pass again, because the pass before
+ * was an evaluation. */
+static bool may_start_again(const struct zr_core *c)
+{
+    return !c->n_open && !c->any_backward;
+}
+
+static int64_t find_unexpected(const struct zr_core *c, const struct zr_call *call)
+{
+    return find_from(c, call, may_start_again(c) ? 0 : c->pos);
+}
+
 int64_t zr_core_find_call(const struct zr_core *c, const struct zr_call *call)
 {
     if (!c->sized)
         return -1;
-    if (is_expected(c, call))
-        return c->pos;
-    bool anew = may_evaluate(c) && same_call(call, &recorded(c)[0]);
-    return find_from(c, call, anew ? 0 : c->pos);
+    return is_expected(c, call) ? c->pos : find_unexpected(c, call);
 }
 
-static void stray(struct zr_core *c, const struct zr_call *call)
+/* Follows a call that is not the expected one. If the forward pass starts again, it has not left the order.
+ */
+static void follow_unexpected(struct zr_core *c, const struct zr_call *call)
 {
-    c->counts.n_strays++;
-    c->strayed = true;
-    int64_t at = find_from(c, call, c->pos);
+    int64_t at = find_unexpected(c, call);
+    bool starts_again = at == 0 && may_start_again(c);
+    c->counts.n_strays += !starts_again;
+    c->strayed |= !starts_again;
     if (at >= 0)
         go_to(c, at + 1);
 }
@@ -267,12 +217,11 @@ void zr_core_follow(struct zr_core *c, const struct zr_call *call)
 {
     c->counts.n_calls++;
     zr_core_note(c, zr_core_call_word(call));
-    notice_evaluation(c, call);
     record(c, call);
     if (is_expected(c, call))
         pass_call(c);
     else
-        stray(c, call);
+        follow_unexpected(c, call);
 }
 
 bool zr_core_ended_micro_batch(const struct zr_core *c)
@@ -289,26 +238,41 @@ bool zr_core_is_lost(const struct zr_core *c)
 
 void zr_core_start_recording(struct zr_core *c)
 {
-    c->n_rec = c->n_kept = c->rec_at_call = 0;
+    c->n_rec = 0;
     start_period(c, 0);
-    c->restarted = c->rec_full = c->strayed = false;
+    c->strayed = false;
 }
 
-static bool learned_anew(const struct zr_core *c)
+/* The first n calls of the step have the backward brackets of one of its micro-batches. */
+static bool is_micro_batch(struct zr_core *c, int64_t n)
 {
-    bool differs = c->n_rec != c->n_order;
-    /* Where two that repeat are alike for as long as both periods, they are alike. */
-    int64_t n = zr_min(c->n_rec, (int64_t)c->n_kept + c->period);
-    for (int64_t i = 0; !differs && i < n; i++)
-        differs = !same_call(&recorded(c)[i % c->n_kept], &order(c)[i % c->period]);
-    return differs && c->n_rec && !c->rec_full;
+    bool is = true;
+    for (int32_t u = 0; u < c->n_units; u++)
+        units(c)[u].n_each = 0;
+    for (int64_t i = 0; i < n; i++)
+        units(c)[recorded(c)[i].unit].n_each += recorded(c)[i].backward && recorded(c)[i].is_end;
+    for (int32_t u = 0; u < c->n_units; u++)
+        is &= !units(c)[u].trainable || (int64_t)units(c)[u].n_each * c->accum == units(c)[u].n_bwd;
+    return is;
+}
+
+/* How many recorded calls make the next order: all calls of the step, or those of its first micro-batch if
+ * the step was too long to record. Returns 0 if the step tells neither. */
+static int32_t calls_to_learn(struct zr_core *c)
+{
+    if (c->n_rec <= c->cap)
+        return (int32_t)c->n_rec;
+    int64_t n = c->n_rec / c->accum;
+    return n <= c->cap && n * c->accum == c->n_rec && is_micro_batch(c, n) ? (int32_t)n : 0;
 }
 
 void zr_core_learn(struct zr_core *c)
 {
-    if (learned_anew(c)) {
-        memcpy(order(c), recorded(c), (size_t)c->n_kept * sizeof(struct zr_call));
-        c->period = c->n_kept;
+    bool differs = c->strayed || c->pos != c->n_order;
+    int32_t n = differs ? calls_to_learn(c) : 0;
+    if (n > 0) {
+        memcpy(order(c), recorded(c), (size_t)n * sizeof(struct zr_call));
+        c->period = n;
         c->n_order = c->n_rec;
         zr_core_index_order(c);
         c->counts.n_replans++;
@@ -336,7 +300,5 @@ void zr_core_skip(struct zr_core *c, int32_t n_done, int32_t n)
 {
     for (int32_t i = 0; i < c->n_units; i++)
         units(c)[i].n_bwd += units(c)[i].n_bwd / n_done * n;
-    c->n_rec += (int64_t)n * c->period;
-    c->rec_at_call = c->n_kept ? (int32_t)(c->n_rec % c->n_kept) : 0;
     start_period(c, c->base + (int64_t)n * c->period);
 }

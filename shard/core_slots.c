@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* core_slots.c: what lies where: parameter slots by size and by their units' next use, gradient slots by size
- * and age; see core.h. */
+/* core_slots.c: which unit lies in which slot. A parameter slot is chosen by its size and by the next use of
+ * the unit in it, a gradient slot by its size and by how long it has been free. */
 #include "shard/core_inside.h"
 
 /* ---- slots by size, and how good each is to be filled anew ---- */
@@ -150,6 +150,107 @@ void zr_core_gather(struct zr_core *c, int32_t u, int32_t slot, struct zr_action
     units(c)[u].gathered = true;
     zr_core_emit(out, n, ZR_ACT_GATHER, u, slot);
 }
+
+/* ---- sizes of slots for nested brackets ----
+ *
+ * A small unit that lies in a large slot while its bracket is open can leave a large unit without a slot. If
+ * that can happen in the order, each bracket of the order is given a size of slot. One pass over the order,
+ * brackets alone, gives each the smallest free slot that fits. In every step a bracket then takes a slot of
+ * that size, so it finds one, whatever evaluations, drops, writes and gathers before it have left where.
+ *
+ * This is not done where the largest slot is reserved: no order was declared then, and any two units can be
+ * open at once, in every order. */
+
+/* The first slot by size that is larger than slot `first` by size, which is the first of its size. */
+static int32_t end_of_size(const struct zr_core *c, int32_t first)
+{
+    return zr_core_first_fit(c, pslots(c)[by_size(c)[first]].bytes + 1);
+}
+
+/* Open brackets could hold every slot that a bracket of the order fits. */
+static bool can_run_out(struct zr_core *c)
+{
+    int32_t n_open = 0;
+    bool can = false;
+    for (int32_t u = 0; u < c->n_units; u++)
+        units(c)[u].n_placed = 0;
+    for (int32_t i = 0; i < c->period; i++) {
+        const struct zr_call *call = &order(c)[i];
+        struct unit *u = &units(c)[call->unit];
+        if (u->resident || !zr_call_needs_param(call))
+            continue;
+        if (call->is_end) {
+            n_open -= --u->n_placed == 0;
+        } else {
+            n_open += u->n_placed++ == 0;
+            can |= n_open > c->n_pslots - u->fits;
+        }
+    }
+    return can;
+}
+
+/* The smallest size of which a slot is free and holds u, as its first slot by size; -1: there is none. */
+static int32_t free_size(const struct zr_core *c, const struct unit *u)
+{
+    for (int32_t first = u->fits; first < c->n_pslots; first = end_of_size(c, first))
+        if (taken(c)[first] < end_of_size(c, first) - first)
+            return first;
+    return -1;
+}
+
+/* False: a bracket finds no slot. */
+static bool place_brackets(struct zr_core *c)
+{
+    for (int32_t i = 0; i < c->n_pslots; i++)
+        taken(c)[i] = 0;
+    for (int32_t i = 0; i < c->period; i++) {
+        const struct zr_call *call = &order(c)[i];
+        struct unit *u = &units(c)[call->unit];
+        if (u->resident || !zr_call_needs_param(call))
+            continue;
+        if (call->is_end) {
+            if (--u->n_placed == 0)
+                taken(c)[u->placed]--;
+            continue;
+        }
+        if (u->n_placed++ == 0) {
+            u->placed = free_size(c, u);
+            if (u->placed < 0)
+                return false;
+            taken(c)[u->placed]++;
+        }
+        places(c)[i] = u->placed;
+    }
+    return true;
+}
+
+void zr_core_place_brackets(struct zr_core *c)
+{
+    c->sized = !c->reserved && can_run_out(c);
+    c->no_room = c->sized && !place_brackets(c);
+    c->sized &= !c->no_room;
+}
+
+bool zr_core_has_room(const struct zr_core *c)
+{
+    return !c->no_room;
+}
+
+struct zr_slot_range zr_core_slots_at(const struct zr_core *c, int64_t at, const struct unit *u)
+{
+    bool is_small = c->reserved && u->param_bytes <= c->second;
+    if (!c->sized || at < 0)
+        return (struct zr_slot_range){u->fits, is_small ? c->n_small : c->n_pslots};
+    int32_t first = places(c)[at % c->period];
+    return (struct zr_slot_range){first, end_of_size(c, first)};
+}
+
+bool zr_core_in_range(const struct zr_core *c, struct zr_slot_range r, int32_t slot)
+{
+    return slot >= 0 && pslots(c)[slot].rank >= r.first && pslots(c)[slot].rank < r.end;
+}
+
+/* ---- gathering ahead ---- */
 
 /* The units that a prefetch has counted; the last few suffice, as uses of one unit lie together. */
 struct counted {

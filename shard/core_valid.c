@@ -70,7 +70,7 @@ static bool valid_counts(const struct zr_core *c)
 static bool valid_place(const struct zr_core *c)
 {
     return c->base >= 0 && c->pos >= c->base && c->pos <= c->n_order && c->ahead >= 0 &&
-           c->ahead <= c->n_begins && c->period <= c->cap && c->n_kept <= c->cap && c->n_kept <= c->n_rec &&
+           c->ahead <= c->n_begins && c->period <= c->cap && c->n_rec >= 0 &&
            (c->period ? c->base % c->period == 0 && c->pos - c->base < c->period : c->n_order == 0);
 }
 

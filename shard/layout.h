@@ -19,7 +19,7 @@
  * both kinds: the canonical blocks of the gradient norm are never cut.
  *
  * Granules that such boundaries would tear are kept together: a flat with one is cut at a list of places, the
- * nearest to an equal cut that tear neither a granule nor a block (layout_cut.c). Its slices differ in size,
+ * nearest to an equal cut that tear neither a granule nor a block. Its slices differ in size,
  * and may be empty. What every rank reserves is the largest, so offsets and sizes stay equal on all ranks. */
 #ifndef ZR_SHARD_LAYOUT_H
 #define ZR_SHARD_LAYOUT_H
@@ -76,7 +76,7 @@ struct zr_tensor {
      * the owner, where the tensor is trained; its grad is NULL, as the owner alone updates it */
     enum zr_tie tie;
     void **tied_grad;
-    /* not trained, and its memory stays the model's (engine_buffers.c) */
+    /* not trained, and its memory stays the model's (buffers.c) */
     bool buffer;
     /* the model takes its pointers after each begin: several slices may be open */
     bool pointer_per_begin;
@@ -141,7 +141,7 @@ struct zr_layout {
     /* stacked tensors lie in one buffer */
     bool in_place;
     /* behind each tensor's gradient lie at least ZR_GAP_BYTES that nobody uses, and that stay zero: where
-     * they are not, the model wrote there (check_stored.c) */
+     * they are not, the model wrote there (check/stored.c) */
     bool gaps;
 
     int32_t n_tensors, n_units, n_flats, n_pieces, n_buffers;
@@ -230,6 +230,12 @@ static inline int64_t zr_min(int64_t a, int64_t b)
 static inline int64_t zr_max(int64_t a, int64_t b)
 {
     return a > b ? a : b;
+}
+
+/* Equal slices never cut the granule: it divides a block of the norm. */
+static inline bool zr_granule_fits(int64_t granule)
+{
+    return granule <= 1 || ZR_NORM_BLOCK % granule == 0;
 }
 
 #endif

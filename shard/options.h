@@ -35,6 +35,12 @@ static inline bool zr_call_needs_param(const struct zr_call *call)
     return !call->backward || !call->apart;
 }
 
+/* Backward, or one of its two halves. */
+static inline bool zr_phase_is_backward(bool backward, bool apart)
+{
+    return backward || apart;
+}
+
 static inline const char *zr_phase_name(bool backward, bool apart)
 {
     const char *whole = backward ? "backward" : "forward";
@@ -91,9 +97,9 @@ struct zr_options {
     /* Pipeline stages of the model, and parts of each of them: every part of every stage has data-parallel
      * ranks of its own; 0 and 1: it is whole */
     int32_t pp, parts;
-    /* of activations from stage to stage, what their arena takes (engine_pipe.c) */
+    /* of activations from stage to stage, what their arena takes (pipe.c) */
     int64_t pipe_bytes;
-    /* and of tensors that the first and the last stage have (engine_tied.c) */
+    /* and of tensors that the first and the last stage have (tied.c) */
     int64_t tied_bytes;
 
     /* parameter groups, n_optims of them, at first (zr_engine_tune) */
@@ -155,7 +161,8 @@ struct zr_options {
     /* checkpoints kept in a folder; 0: all */
     int save_keep;
 
-    /* watch the run (engine_check.h); units take slots even where keeping all of them takes no more memory */
+    /* watch the run (check/model_check.h); units take slots even where keeping all of them takes no more
+     * memory */
     bool check;
 };
 

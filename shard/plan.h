@@ -36,10 +36,10 @@ enum zr_mem {
 };
 const char *zr_mem_name(enum zr_mem m);
 
-#define ZR_EXCHANGE_BYTES     704          /* of one rank's part in an exchange */
-#define ZR_CONTROL_BYTES      1024         /* step scalars, and at ZR_STRAY_AT a struct zr_exact_sum */
-#define ZR_OUTCOME_BYTES      1024         /* what the host reads of a step: struct zr_agreed, and the same */
-#define ZR_STRAY_AT           256          /* squares of gradients that had no bracket (engine_stray.c) */
+#define ZR_EXCHANGE_BYTES     704  /* of one rank's part in an exchange */
+#define ZR_CONTROL_BYTES      1024 /* step scalars, and at ZR_STRAY_AT a struct zr_exact_sum */
+#define ZR_OUTCOME_BYTES      1024 /* what the host reads of a step: struct zr_agreed, and the same */
+#define ZR_STRAY_AT           256  /* squares of gradients that had no bracket (check/missing_brackets.c) */
 #define ZR_MODEL_ELEMS        (256 << 10)  /* of activations that go between parts of the model at a time */
 #define ZR_MODEL_BYTES        (3192 << 10) /* their arena */
 #define ZR_SMALL_VALUES_BYTES (64 << 10)   /* at least, where the model has as much */
@@ -138,8 +138,8 @@ struct zr_plan {
     /* the last opt->reduce_scratch_bytes of them are the communicator's */
     int64_t reduce_bytes;
 
-    /* Of the arena of activations between parts (engine_parts.c), and between pipeline stages
-     * (engine_pipe.c), and of that of tied tensors (engine_tied.c); 0: there is one. */
+    /* Of the arena of activations between parts (tensor_parallel.c), and between pipeline stages
+     * (pipe.c), and of that of tied tensors (tied.c); 0: there is one. */
     int64_t model_bytes, pipe_bytes, tied_bytes;
 
     /* Device memory of its own. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ends_by_assert.h: does a call end the process by an assert (kernels/asserts.h)? Tried in a child. */
+/* ends_by_assert.h: tests in a child process whether a call ends it by an assert (kernels/asserts.h). */
 #ifndef ZR_TEST_ENDS_BY_ASSERT_H
 #define ZR_TEST_ENDS_BY_ASSERT_H
 
@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Whether fn(arg) ends by SIGABRT, having written a line that contains text. */
+/* Returns whether fn(arg) ends by SIGABRT after a line that contains text. */
 static inline bool ends_by_assert(void (*fn)(void *arg), void *arg, const char *text)
 {
     int ends[2], status = 0;

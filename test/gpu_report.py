@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs what test/gpu.sh has built, step by step, each with its own time-out; prints a table and writes it as JSON."""
+"""Runs what test/gpu.sh has built, step by step, each with its own time-out. Prints a table and writes it as
+JSON."""
 import argparse
 import concurrent.futures
 import datetime
@@ -12,7 +13,7 @@ import sys
 import threading
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# Several ranks on one GPU: NCCL takes each for a host of its own, and they meet over loopback.
+# Several ranks on one GPU: NCCL must take each for a separate host, and they meet over loopback.
 ONE_GPU = {'NCCL_SOCKET_IFNAME': 'lo', 'NCCL_NET': 'Socket', 'NCCL_IB_DISABLE': '1', 'NCCL_MNNVL_ENABLE': '0',
            'NCCL_NET_PLUGIN': 'none', 'NCCL_MAX_CTAS': '2'}
 
@@ -25,18 +26,19 @@ class Failed(Exception):
     pass
 
 
-# Dense bf16 TFLOP/s of NVIDIA's data sheets, for the share of it that is used.
+# Dense bf16 TFLOP/s from NVIDIA's data sheets, to compute the share that is used.
 PEAK_TFLOPS = {'A100': 312, 'H100': 989.4, 'H200': 989.4}
 
 
 def last_line(text):
-    """What a command said last; the launcher only tells that a rank has ended."""
+    """Returns the last line of a command's output. The launcher's own lines only say that a rank has ended."""
     lines = text.strip().splitlines()
     return ([x for x in lines if not x.startswith('zero-run:')] or lines or ['(it said nothing)'])[-1][:200]
 
 
 def run(command, timeout, env=None, may_refuse=False):
-    """Its standard output. A command that is refused raises Failed, or Skipped where that may be."""
+    """Returns a command's standard output. If it is refused, raises Failed, or Skipped where a refusal is
+    allowed."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False,
                               env={**os.environ, **(env or {})})
@@ -61,13 +63,13 @@ class Gpu:
         self.rows = []
 
     def rows_together(self, rows):
-        """Rows that time nothing, several at once."""
+        """Runs rows that measure no time, several at once."""
         with concurrent.futures.ThreadPoolExecutor(max(1, min(8, (os.cpu_count() or 1) // 2))) as pool:
             for done in [pool.submit(self.row, *row) for row in rows]:
                 done.result()
 
     def row(self, what, fn, *args):
-        """One line of the table: fn gives a dictionary of figures."""
+        """Makes one line of the table: fn returns a dictionary of figures."""
         row = {'what': what}
         try:
             row.update(status='ok', **fn(*args))
@@ -82,7 +84,7 @@ class Gpu:
         return row
 
     def write(self):
-        """What is known so far, so that a run which is stopped leaves what it found."""
+        """Writes the results so far, so that a run which is stopped keeps them."""
         with self.lock, open(self.out, 'w', encoding='utf-8') as f:
             json.dump({**self.about, 'rows': self.rows}, f, indent=1)
             f.write('\n')
@@ -94,7 +96,8 @@ class Gpu:
         if os.path.exists(log):
             os.remove(log)
         try:
-            # Meson's own time limits are for a test that has the machine; these share it, and have 400 s together.
+            # Meson's own time limits assume that a test has the machine for itself. These share it, and have
+            # 400 s together.
             subprocess.run(['meson', 'test', '-C', self.build, '--no-rebuild', '--suite', suite, '--timeout-multiplier', '0',
                             '--num-processes', str(max(1, min(8, (os.cpu_count() or 1) // 2)))],
                            cwd=ROOT, capture_output=True, timeout=400, check=False, stdin=subprocess.DEVNULL)
@@ -154,7 +157,7 @@ class Gpu:
         return {'state_sha256': hashes.pop()[:16]}
 
     def groups(self, ranks, group):
-        """HSDP and HFSDP end in flat stage 3's state."""
+        """HSDP and HFSDP end in the state of stage 3 without groups."""
         hashes = set()
         for hybrid in ([], [f'--dp-replicate={ranks // group}'], ['--hybrid=hfsdp', f'--dp-replicate={ranks // group}']):
             _, summary = self.train('--model=gpt2-nano', '--steps=4', '--gpu=0', '--stage=3', '--deterministic=on', *hybrid, ranks=ranks, env={}, may_refuse=True)
@@ -164,7 +167,7 @@ class Gpu:
         return {'state_sha256': hashes.pop()[:16]}
 
     def several_gpus(self, gpus, ranks, more, env):
-        """Each rank on a GPU of its own."""
+        """Runs one rank per GPU."""
         if gpus < ranks:
             raise Skipped(f'{ranks} GPUs are needed, here {"is" if gpus == 1 else "are"} {gpus}')
         hashes = set()
@@ -178,7 +181,7 @@ class Gpu:
         return {'state_sha256': hashes.pop()[:16]}
 
     def speed(self, model, batch, steps, stage3_ratio):
-        """Wrapped at stage 3 against --plain, in turns; medians."""
+        """Compares stage 3 with --plain, alternately; uses medians."""
         ms = {'--plain': [], '--stage=3': []}
         tokens = memory = mfu = peak = None
         for _ in range(stage3_ratio):

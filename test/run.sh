@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Builds and runs all tests, from a clean clone on a bare Debian 12 too. The last line is "N passed, N failed"; the exit
-# code is 0 if all passed.
+# Builds and runs all tests. It also works in a clean clone on a bare Debian 12, where it installs missing packages.
+# The last line is "N passed, N failed". The exit code is 0 if all passed.
 #
 #     sh test/run.sh                        everything
 #     sh test/run.sh --sanitize address     with AddressSanitizer and UndefinedBehaviorSanitizer
@@ -32,8 +32,9 @@ while [ $# -gt 0 ]; do
     esac
 done
 
-# Samples of what takes long (test/README.md has the full counts). In the plain build what is set already stays. Instrumented programs are slow, so they try fewer
-# cases still. ThreadSanitizer looks at who runs beside whom, which is the same at most failing calls.
+# Long tests try only a sample of their cases (test/README.md has the full counts). In the plain build, values in the
+# environment take precedence. Instrumented programs are slow, so they try even fewer cases. ThreadSanitizer checks
+# which threads run at the same time; this is the same for most failing calls.
 case $sanitize in
 none)
     export EVERY="${EVERY:-8}" LAYOUTS="${LAYOUTS:-3}" N_CHANGES="${N_CHANGES:-5}" N_FLIPS="${N_FLIPS:-6000}" N_KILLS="${N_KILLS:-60}"
@@ -43,13 +44,14 @@ address) export N_SEEDS=50 N_FLIPS=1000 N_SUBSETS=3 N_KILLS=15 N_MODELS=3 N_CASE
 thread) export N_FLIPS=500 N_SUBSETS=2 N_MODELS=3 N_CASES=3 N_LOST=6 EVERY=30 LAYOUTS=12 ;;
 esac
 
-# What each build is made of, and which tests run in it. Invariants are checked in all of them. What is checked once, in the plain build: laws of the tree, programs
-# that run a second time, watched or over another library (suite "again"), zero-bench and what is trained with it, several hosts, and the simulator. A build with a sanitizer makes
-# no more than its tests need. Warnings are errors in the plain build only, because instrumented code makes gcc see sizes that cannot be.
+# The options of each build, and the tests that run in it. All builds check invariants. Only the plain build runs the
+# lints, second runs of a program in check mode or with another library (suite "again"), zero-bench and trainings,
+# several hosts, and the simulator. A build with a sanitizer builds only what its tests need. Warnings are errors only
+# in the plain build, because gcc warns about impossible sizes in instrumented code.
 case $sanitize in
 none)
     build=build-test
-    set -- -Dtests=enabled -Dasserts=true -Dbuildtype=release -Dwerror=true -Dgpu_arch=90 # library_alone compiles kernels for all GPUs
+    set -- -Dtests=enabled -Dasserts=true -Dbuildtype=release -Dwerror=true -Dgpu_arch=90 # the test library_alone compiles for all GPUs
     tests=--no-rebuild
     slower=3
     ;;
@@ -82,15 +84,16 @@ give_up() {
 }
 
 sh .ci/install.sh packages packages-test </dev/null || give_up "what the build needs could not be installed"
-sh .ci/install.sh packages-slurm </dev/null || true # its test says what is missing
+sh .ci/install.sh packages-slurm </dev/null || true # the test of srun says what is missing
 
-# The tests set these themselves; those of a job that this runs in would mislead them.
+# The tests set these variables themselves. Those of a job around this script would mislead them.
 for name in $(env | sed -n 's/^\(ZERO_[A-Z0-9_]*\)=.*/\1/p') RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT \
     OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE PMI_RANK PMI_SIZE SLURM_PROCID SLURM_NTASKS; do
     unset "$name"
 done
 
-# The sanitizers of Debian 12 place their shadow where a kernel with more address randomisation may put the program.
+# Debian 12's sanitizers put their shadow memory where newer kernels may load the program, so switch off address
+# randomisation.
 together=
 if [ "$sanitize" != none ] && setarch "$(uname -m)" -R true 2>/dev/null; then
     together="setarch $(uname -m) -R"
@@ -106,10 +109,10 @@ fi
 
 log=$build/meson-logs/testlog.json
 rm -f "$log"
-# Twice as many at a time as there are cores: half of them wait, for a deadline, a lost rank or a disk.
+# Run twice as many tests at a time as there are cores: many tests wait for a deadline, a lost rank or a disk.
 processes=$(($(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 2))
 [ "$processes" -le 8 ] || processes=8
-# A test that fails, and one that times out, is counted from the log below.
+# Failed tests and timeouts are counted from the log below.
 # shellcheck disable=SC2086 # $together and $tests are lists of words
 $together meson test -C "$build" --print-errorlogs --num-processes "$processes" --timeout-multiplier "$slower" \
     $tests </dev/null || :

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* thread_sanitizer.c: what ThreadSanitizer has to know of libraries that were not built with it. Linked into
- * the tests of that build only.
+/* thread_sanitizer.c: helps ThreadSanitizer with libraries that were not built with it. Linked only into
+ * the tests of that build.
  *
- * libuv closes descriptors by syscall(SYS_close), which ThreadSanitizer does not see. When another thread is
- * then given the same number, it takes the two for one descriptor, and what two threads do with them for a
- * race. A library's call of syscall() finds this one before libc's. */
+ * libuv closes descriptors by syscall(SYS_close), which ThreadSanitizer does not see. If another thread
+ * then gets the same number, ThreadSanitizer takes both for one descriptor and reports a race. This
+ * syscall() is found before libc's. */
 #include <dlfcn.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -32,8 +32,8 @@ long syscall(long number, ...)
     return fn(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
 
-/* NVTX fills its table of functions at the first call of any thread, while others may read it: both the old
- * and the new entry may be called. */
+/* NVTX fills its table of functions at the first call of any thread, while others may read it. Both the
+ * old and the new entry may be called. */
 const char *__tsan_default_suppressions(void);
 const char *__tsan_default_suppressions(void)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* backend.c: which device and which backend a context works with, and opening them. Here, and only here, is
  * the table of backends; all others ask the row that was chosen. */
-#include "shard/engine/check_comm.h"
+#include "shard/engine/check/check_comm.h"
 #include "zero/context.h"
 
 #include <stdio.h>

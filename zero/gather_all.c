@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gather_all.c: zero_gather_all and zero_release_all: checked here and agreed on by all ranks; the rest is
- * the engine's (engine_all.c). */
+ * the engine's (gather_all.c). */
 #include "zero/context.h"
 
 static int check_call(struct zero_ctx *z, const char *call)

@@ -71,7 +71,7 @@ static size_t range_behind(const struct ranges *r, uintptr_t at)
     return lo;
 }
 
-/* NaN as f32 and as bf16, but not the one that check mode fills gradients with (shard/engine/check_stored.c):
+/* NaN as f32 and as bf16, but not the one that check mode fills gradients with (shard/engine/check/stored.c):
  * it may get into a gradient, and must not be taken for that. at: of a multiple of 2. */
 static void fill(char *at, size_t n_bytes)
 {

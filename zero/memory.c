@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* memory.c: is there room for the plan? Asked before anything is allocated, so that the answer is an error
  * with a table and not the kernel's killer in the middle of the first step. */
-#include "shard/engine/check_places.h"
+#include "shard/engine/check/places.h"
 #include "zero/context.h"
 
 #include <stdbool.h>

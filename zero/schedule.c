@@ -6,7 +6,7 @@
  * program, and the messages between, which go by themselves as the row comes to them. A rank has one stage or
  * several. With one in all a row is forward and backward of each micro-batch in turn, and nothing moves. */
 #include "kernels/asserts.h"
-#include "shard/engine/engine_walk.h"
+#include "shard/engine/walk.h"
 #include "shard/pipeline/pipeline.h"
 #include "zero/context.h"
 

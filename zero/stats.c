@@ -120,10 +120,7 @@ int zero_get_stats(zero_ctx *z, struct zero_stats *out)
         return zr_fail_more(err, "zero_get_stats");
     struct zr_engine_facts f;
     zr_engine_facts(z->engine, &f);
-    struct zero_stats s = {.rank = z->world.rank,
-                           .world = z->world.world,
-                           .local_rank = z->world.local_rank,
-                           .stage = z->config.options.stage,
+    struct zero_stats s = {.stage = z->config.options.stage,
                            .backend = f.backend,
                            .path = zr_backend_path(z),
                            .device = f.device,
@@ -139,9 +136,7 @@ int zero_get_stats(zero_ctx *z, struct zero_stats *out)
                            .attempt = z->world.attempt,
                            .n_micro = z->n_micro,
                            .library_bytes = f.library_bytes,
-                           .tp = z->mesh.parts,
                            .tp_bytes = f.model_bytes,
-                           .pp = z->mesh.stages,
                            .pp_bytes = f.pipe_bytes,
                            .place = z->config.place};
     s.place.local_rank = z->world.local_rank;

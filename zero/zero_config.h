@@ -246,7 +246,7 @@ struct zero_mesh {
 #define ZERO_AUTO (-1)
 
 /* Version of all public structs and enums. */
-#define ZERO_ABI_VERSION 0x5a450006u
+#define ZERO_ABI_VERSION 0x5a450007u
 
 /* How a job is sharded and run. Start from ZERO_CONFIG_INIT (or zero_config_init), which writes every
  * default.

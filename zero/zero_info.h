@@ -79,42 +79,50 @@ struct zero_place {
 
 /* Statistics of one rank since zero_wrap. */
 struct zero_stats {
-    int32_t rank, world, local_rank, stage;
-    /* A key of ZERO_BACKEND_MAP, such as "shm". */
-    const char *backend;
-    /* "host" or "cuda". */
-    const char *device;
+    /* ---- what runs ---- */
 
-    /* Calls of zero_step in this context; and skipped steps, including those of the loaded checkpoint. */
-    int64_t n_steps, n_skipped;
-    /* allocated is counted where memory is taken, and equals planned to the byte. */
-    struct zero_bytes allocated, planned;
-    /* Total since zero_wrap. */
-    struct zero_traffic traffic;
-    /* Calls of zero_begin that waited for their unit. */
-    int64_t n_waits;
-    /* Time of these waits in ns: communication that compute did not hide. */
-    int64_t wait_ns;
-    /* Times that the order of calls changed and was learned again. */
-    int64_t n_replans;
-    /* How bytes travel, such as "NCCL 2.28.9, symmetric windows". Valid until zero_unwrap. */
-    const char *path;
-    /* Steps discarded by zero_drop, which count nowhere else. */
-    int64_t n_dropped;
+    /* With every number known. */
+    struct zero_place place;
+    int32_t stage;
     /* As in struct zero_plan_info. */
     int32_t dp_shard, hybrid;
     /* This rank's micro-batches per step, and how often the launcher had started the job before. */
     int32_t grad_accum_steps, attempt;
-    /* Micro-batches of all ranks in all steps, including those of the loaded checkpoint. */
-    int64_t n_micro;
+    /* A key of ZERO_BACKEND_MAP, such as "shm". */
+    const char *backend;
+    /* "host" or "cuda". */
+    const char *device;
+    /* How bytes travel, such as "NCCL 2.28.9, symmetric windows". Valid until zero_unwrap. */
+    const char *path;
+
+    /* ---- memory ---- */
+
+    /* allocated is counted where memory is taken, and equals planned to the byte. */
+    struct zero_bytes allocated, planned;
     /* Bytes that NCCL itself holds on the GPU, in addition to allocated. 0: unknown (before NCCL 2.29.7). */
     int64_t library_bytes;
-    /* Ranks along tp, and bytes that this rank received in collectives over tp, which traffic leaves out. */
-    int64_t tp, tp_bytes;
-    /* Ranks along pp, and bytes that this rank received from other pipeline stages. */
-    int64_t pp, pp_bytes;
-    /* With every number known. */
-    struct zero_place place;
+
+    /* ---- steps ---- */
+
+    /* Calls of zero_step in this context; and skipped steps, including those of the loaded checkpoint. */
+    int64_t n_steps, n_skipped;
+    /* Steps discarded by zero_drop, which count nowhere else. */
+    int64_t n_dropped;
+    /* Micro-batches of all ranks in all steps, including those of the loaded checkpoint. */
+    int64_t n_micro;
+    /* Times that the order of calls changed and was learned again. */
+    int64_t n_replans;
+
+    /* ---- communication ---- */
+
+    /* Total since zero_wrap. */
+    struct zero_traffic traffic;
+    /* Bytes received in collectives over tp, and from other pipeline stages, which traffic leaves out. */
+    int64_t tp_bytes, pp_bytes;
+    /* Calls of zero_begin that waited for their unit. */
+    int64_t n_waits;
+    /* Time of these waits in ns: communication that compute did not hide. */
+    int64_t wait_ns;
 };
 
 /* One action of a pipeline: the forward or backward of one micro-batch through one pipeline stage.

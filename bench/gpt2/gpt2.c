@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2.c: see gpt2.h. The architecture of Radford et al. 2019: pre-norm blocks, learned positions, tied head.
- */
+/* gpt2.c: forward and backward of the model in gpt2.h. The architecture is that of Radford et al. 2019:
+ * pre-norm blocks, learned positions, and a head that shares the embedding's weights. */
 #include "bench/gpt2/gpt2.h"
 #include "bench/gpt2/gpt2_vocab.h"
 
 #include <math.h>
 
-/* After the first failure work is left out, and whoever drives the model sees m->err at the end of the pass.
- */
+/* After the first failure all work is skipped, and the caller finds m->err at the end of the pass. */
 #define RUN(m, call)                                                                                         \
     do {                                                                                                     \
         if (!(m)->err) {                                                                                     \
@@ -15,7 +14,7 @@
         }                                                                                                    \
     } while (0)
 
-/* A layer that is no matrix product, of m's place. */
+/* Calls a function of the layer table on m's place. */
 #define LAYER(m, name, ...) RUN(m, (m)->layers->name((m)->place, __VA_ARGS__))
 
 static void multiply(struct gpt2 *m, const struct zr_gemm_args *args)
@@ -57,7 +56,7 @@ static struct zr_gemm_args linear(const struct gpt2 *m, real *out, const real *i
     };
 }
 
-/* out (B*T, OC) = inp (B*T, C) * weight (OC, C)^T + bias (OC); add: to what out holds. */
+/* out (B*T, OC) = inp (B*T, C) * weight (OC, C)^T + bias (OC). If `add`, it is added to out. */
 static void linear_forward(struct gpt2 *m, real *out, const real *inp, const real *weight, const real *bias,
                            int64_t C, int64_t OC, bool add)
 {
@@ -66,14 +65,14 @@ static void linear_forward(struct gpt2 *m, real *out, const real *inp, const rea
     multiply(m, &args);
 }
 
-/* Over the parts of a layer, where it has several. */
+/* Sums x over the tensor-parallel ranks, if there are several. */
 static void sum_parts(struct gpt2 *m, real *x)
 {
     if (m->config.tp > 1)
         RUN(m, m->sum(m->sum_arg, x, m->B * m->config.context * m->config.channels));
 }
 
-/* The rows of all parts, of x (R, C); good until the next are asked for. */
+/* Collects the rows x (R, C) of all ranks. The result is valid until the next call. */
 static const real *all_rows(struct gpt2 *m, const real *x)
 {
     if (!m->config.sequence)
@@ -82,7 +81,7 @@ static const real *all_rows(struct gpt2 *m, const real *x)
     return m->acts.all;
 }
 
-/* This part's rows (R, C) of the sum over the parts of x (B*T, C), which lie in x. */
+/* Sums x (B*T, C) over the ranks in place, and returns this rank's rows (R, C) of the sum. */
 static const real *own_sum(struct gpt2 *m, real *x)
 {
     const int64_t n = gpt2_own_rows(m) * m->config.channels;
@@ -94,7 +93,7 @@ static const real *own_sum(struct gpt2 *m, real *x)
     return own;
 }
 
-/* As project, of a part's own rows of out and x: each part adds its own of x. */
+/* Like project, but out and x have this rank's rows only: each rank adds its own rows of x. */
 static void project_rows(struct gpt2 *m, real *out, const real *x, const real *inp, const real *weight,
                          const real *bias, int64_t K)
 {
@@ -104,8 +103,8 @@ static void project_rows(struct gpt2 *m, real *out, const real *x, const real *i
     LAYER(m, add, out, x, gpt2_own_rows(m) * C);
 }
 
-/* out (R, C) = x (R, C) + inp (B*T, K) * weight (C, K)^T + bias (C), K being a part's own: the first
- * part adds x and bias. */
+/* out (R, C) = x (R, C) + inp (B*T, K) * weight (C, K)^T + bias (C). K is the rank's share, and the first
+ * rank adds x and bias. */
 static void project(struct gpt2 *m, real *out, const real *x, const real *inp, const real *weight,
                     const real *bias, int64_t K)
 {
@@ -137,8 +136,8 @@ static void linear_gelu_forward(struct gpt2 *m, real *out, real *before, const r
     }
 }
 
-/* dinp (B*T, C) = dout (B*T, OC) * weight (OC, C);  if inp is gelu(before), dinp becomes the gradient of
- * before */
+/* dinp (B*T, C) = dout (B*T, OC) * weight (OC, C). If inp is gelu(before), dinp becomes the gradient of
+ * before. */
 static void linear_backward_input(struct gpt2 *m, real *dinp, const real *dout, int64_t ld_dout,
                                   const real *weight, const real *before, int64_t C, int64_t OC)
 {
@@ -158,7 +157,7 @@ static void linear_backward_input(struct gpt2 *m, real *dinp, const real *dout, 
     };
     struct zr_gemm_args fused = args;
     fused.epilogue = ZR_GEMM_DGELU;
-    fused.aux = (void *)(uintptr_t)before; /* only read by this epilogue */
+    fused.aux = (void *)(uintptr_t)before; /* this epilogue only reads it */
     fused.ldaux = C;
     if (before && zr_gemm_can(m->place->gemm, &fused)) {
         multiply(m, &fused);
@@ -169,8 +168,8 @@ static void linear_backward_input(struct gpt2 *m, real *dinp, const real *dout, 
         LAYER(m, gelu_backward, dinp, before, args.m * C);
 }
 
-/* dweight (OC, C) += dout^T * inp, or = where the model stores it;  dbias (OC) += sum of dout's rows, if
- * there is a bias */
+/* dweight (OC, C) += dout^T * inp, or = if the model stores it. dbias (OC) += sum of dout's rows, if there is
+ * a bias. */
 static void linear_backward_weight(struct gpt2 *m, real *dweight, real *dbias, const real *dout,
                                    int64_t ld_dout, const real *inp, int64_t C, int64_t OC)
 {
@@ -211,8 +210,7 @@ static void linear_backward(struct gpt2 *m, real *dinp, real *dweight, real *dbi
     linear_backward_weight(m, dweight, dbias, dout, OC, inp, C, OC);
 }
 
-/* A matrix per head, of which one starts `head` elements after another, and a row `row` elements after
- * another. */
+/* One matrix per head; distances between heads and between rows are in elements. */
 struct heads {
     const void *at;
     int64_t row, head;
@@ -243,8 +241,8 @@ static void multiply_heads(struct gpt2 *m, struct heads c, enum zr_dtype c_dtype
                 });
 }
 
-/* atty (B, T, A) = softmax(q * k^T / sqrt(HS)) * v for each head, from qkv (B, T, 3*A), whose columns are q,
- * k, v and in each of those the heads; att (B, NH, T, T) is kept. */
+/* atty (B, T, A) = softmax(q * k^T / sqrt(HS)) * v for each head. The columns of qkv (B, T, 3*A) are q, k, v,
+ * each with all heads. att (B, NH, T, T) is kept. */
 static void products_forward(struct gpt2 *m, real *atty, real *att, const real *qkv)
 {
     int64_t T = m->config.context, A = gpt2_part_channels(&m->config), NH = gpt2_part_heads(&m->config),
@@ -306,14 +304,14 @@ static void attention_backward(struct gpt2 *m, int64_t l, real *dqkv, const real
     profile_enter(m->profile, before);
 }
 
-/* Puts the rows of each token together, in their own order, by a counting sort. */
+/* Groups the rows by token, in their own order, with a counting sort. */
 static void sort_batch(struct gpt2 *m, struct gpt2_batch *b)
 {
     int64_t BT = m->B * m->config.context, V = m->config.vocab;
-    int32_t *next = m->count, n = 0, at = 0; /* next[v]: where the next row of v goes */
+    int32_t *next = m->count, n = 0, at = 0; /* next[v]: position of the next row of v */
     memset(next, 0, (size_t)V * sizeof *next);
     for (int64_t row = 0; row < BT; row++)
-        if (b->tokens[row] >= 0) /* else it is another part's */
+        if (b->tokens[row] >= 0) /* else it belongs to another rank */
             next[b->tokens[row]]++;
     for (int32_t v = 0; v < V; v++) {
         if (next[v]) {
@@ -331,7 +329,7 @@ static void sort_batch(struct gpt2 *m, struct gpt2_batch *b)
             b->order[next[b->tokens[row]]++] = row;
 }
 
-/* Of this part. */
+/* The first token id of this rank. */
 static int64_t first_id(const struct gpt2 *m)
 {
     return m->part * gpt2_part_vocab(&m->config);
@@ -381,7 +379,7 @@ void gpt2_embed_forward(struct gpt2 *m)
           m->config.context, m->config.channels);
 }
 
-/* The input of layer l; of layer L, the input of the head. */
+/* The input of layer l. For l = L, the input of the head. */
 static real *residual_before(struct gpt2 *m, int64_t l)
 {
     int64_t RC = gpt2_own_rows(m) * m->config.channels;
@@ -428,7 +426,7 @@ static struct gpt2_label label_of(const struct gpt2_config *c)
                                .target = (float)(1 - c->label_smoothing)};
 }
 
-/* The loss of one row, over logits of which each part has its own ids'. */
+/* The loss of one row of the batch if the logits are split over the ranks by token id. */
 static void loss_of_parts(struct gpt2 *m, int64_t b)
 {
     int64_t T = m->config.context, U = gpt2_part_vocab(&m->config), ld = m->ld_logits;
@@ -451,7 +449,7 @@ void gpt2_head_forward(struct gpt2 *m)
           residual_before(m, m->config.layers), m->params.lnfw, m->params.lnfb, m->stats.scratch,
           gpt2_own_rows(m), C);
     const real *lnf = all_rows(m, m->acts.lnf);
-    for (int64_t b = 0; b < m->B; b++) { /* row by row: logits are the largest thing there is */
+    for (int64_t b = 0; b < m->B; b++) { /* row by row, as logits are the largest array */
         multiply(m, &(struct zr_gemm_args){
                         .trans_b = true, /* logits (T, U) = lnf (T, C) * wte (U, C)^T */
                         .m = T,
@@ -505,8 +503,8 @@ void gpt2_head_backward(struct gpt2 *m)
           m->stats.scratch, R, C);
 }
 
-/* dresidual: on entry the gradient of the layer's output, on return that of its input. dbtc is summed over
- * parts before it passes a norm. */
+/* dresidual is the gradient of the layer's output on entry, and of its input on return. dbtc is summed over
+ * the ranks before it passes a norm. */
 void gpt2_layer_backward(struct gpt2 *m, int64_t l)
 {
     int64_t C = m->config.channels, BT = m->B * m->config.context, R = gpt2_own_rows(m);

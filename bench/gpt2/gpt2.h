@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2.h: a GPT-2 model as C programs write it: a struct of pointers into one flat buffer, stacked per layer.
+/* gpt2.h: a GPT-2 model as a C program would write it: structs of pointers into flat buffers, with one tensor
+ * per kind that is stacked over the layers. Layer l of qkvw is at params.qkvw + l*3*C*C.
  *
- * Layer l of a stacked tensor is params.qkvw + l*3*C*C. Nothing here knows of libzero: train.c calls these
- * functions layer by layer, between brackets when it is wrapped. Compiled once per dtype (gpt2_real.h).
+ * This code does not use libzero. train.c calls it layer by layer, between brackets if the model is wrapped.
+ * It is compiled once per dtype (gpt2_real.h). The same source runs on the host and on a GPU. Memory belongs
+ * to the model's place, and work goes to the place's stream. On the host, work is done when a call returns.
+ * Calls wait for a GPU only where their comment says so.
  *
- * The same text runs on the host and on a GPU: memory is its place's, and work is put on its place's stream
- * (on the host it is done when a call returns). No call waits for a GPU but those that say so.
+ * Sizes: B rows, T tokens each, C channels, NH heads, L layers, V token ids.
  *
- * B rows, T tokens each, C channels, NH heads, L layers, V token ids.
+ * With tensor parallelism (config.tp), a rank has some of the heads: A of the C channels between qkv and the
+ * projection, F of the 4*C of the MLP, and U of the V token ids. Position embeddings, norms and the biases of
+ * projections are replicated. sum() adds the ranks' results of projections and embeddings.
  *
- * The model may be cut into parts, on a rank each (config.tp): a part has some of the heads, with A of the
- * C channels between qkv and the projection, F of the 4*C of the MLP, and U of the V token ids. Positions,
- * norms and what biases add to sums are whole, and the same on all ranks. What projections and embeddings
- * of parts give is added up by sum(). With config.sequence a part has R = B*T / config.tp rows of
- * embeddings, sums and norms, else R is B*T: gather() brings the others' rows before a product, scatter()
- * adds up behind one. */
+ * With config.sequence (sequence parallelism), a rank has only R = B*T / config.tp rows of embeddings, sums
+ * and norms. gather() collects all rows before a product, and scatter() sums and distributes them after it.
+ * Without it, R is B*T. */
 #ifndef ZERO_BENCH_GPT2_H
 #define ZERO_BENCH_GPT2_H
 
@@ -22,7 +23,7 @@
 #include "bench/gpt2/gpt2_layers.h"
 #include "bench/profile.h"
 
-/* Parameters, and their gradients, in this order in one buffer:
+/* Parameters or their gradients, in one buffer in this order:
  *
  *     wte                 (U, C), token embedding, and the head
  *     wpe                 (T, C), position embedding
@@ -42,31 +43,30 @@ struct params {
 };
 #define GPT2_N_TENSORS 16
 
-/* What forward leaves for backward:
+/* Activations that forward keeps for backward:
  *
  *     embedded             (R, C)
  *     ln1                  (L, R, C)
  *     qkv                  (L, B, T, 3*A)
- *     att                  (L, B, NH, T, T), after the softmax; none where attention is one piece
+ *     att                  (L, B, NH, T, T), after the softmax; not with fused attention
  *     atty                 (L, B, T, A)
  *     residual2, ln2       (L, R, C)
  *     fch, fch_gelu        (L, B, T, F)
  *     residual3            (L, R, C)
  *     lnf                  (R, C)
- *     dlogits              (B, T, U), rows padded: the gradient of the loss, made in forward
+ *     dlogits              (B, T, U), rows padded: the gradient of the loss, computed in forward
  *
- * and scratch of backward:
+ * and buffers of backward:
  *
  *     dresidual            (R, C)
  *     dbtc                 (B, T, C)
  *     dqkv                 (B, T, 3*A)
  *     dfch                 (B, T, F)
- *     dscores              (NH, T, T) of one row; none where attention is one piece
+ *     dscores              (NH, T, T) of one row; not with fused attention
  *     dbias                (4*C)
- *     all                  (B, T, C), where R is not B*T: the rows of all parts, also in forward
+ *     all                  (B, T, C) if R is not B*T: the rows of all ranks, also in forward
  *
- * NH being the part's own heads.
- */
+ * NH counts the rank's own heads. */
 struct activations {
     real *embedded;
     real *ln1, *qkv, *att, *atty, *residual2;
@@ -76,21 +76,21 @@ struct activations {
 };
 #define GPT2_N_ACTIVATIONS 19
 
-/* fp32 whatever the dtype: statistics, and scratch. */
+/* Statistics and buffers in fp32, whatever the dtype. */
 struct statistics {
-    /* (L, R) each */
+    /* (L, R) each. */
     float *ln1_mean, *ln1_rstd, *ln2_mean, *ln2_rstd;
-    /* (R) each */
+    /* (R) each. */
     float *lnf_mean, *lnf_rstd;
-    /* (NH, T, T) of one row; none where attention is one piece */
+    /* (NH, T, T) of one row; not with fused attention. */
     float *scores;
-    /* (L, B, NH, T) and (B, NH, T), where it is one piece */
+    /* (L, B, NH, T) and (B, NH, T), with fused attention. */
     float *logsum, *dots;
-    /* (T, U) of one row, its rows padded */
+    /* (T, U) of one row, its rows padded. */
     float *logits;
-    /* (3, T) of one row: what parts tell each other of it (gpt2_vocab.h) */
+    /* (3, T) of one row: values that the tensor-parallel ranks exchange (gpt2_vocab.h). */
     float *rows;
-    /* of gpt2_layers.n_scratch elements */
+    /* (gpt2_layers.n_scratch) */
     float *scratch;
 };
 #define GPT2_N_STATISTICS 12
@@ -100,7 +100,7 @@ struct gpt2_block {
     int64_t bytes;
 };
 
-/* What one micro-batch's forward left. Scratch is the same in all. */
+/* The results of one micro-batch's forward. Backward buffers are shared by all micro-batches. */
 struct gpt2_kept {
     struct activations acts;
     struct statistics stats;
@@ -109,111 +109,114 @@ struct gpt2_kept {
 
 struct gpt2 {
     struct gpt2_config config;
-    /* rows of a batch; elements between rows of logits */
+    /* Rows of a batch; distance between rows of logits in elements. */
     int64_t B, ld_logits;
-    /* borrowed */
+    /* Borrowed. */
     const struct place *place;
     const struct gpt2_layers *layers;
-    /* attention in one piece; NULL: there is none for these heads */
+    /* Fused attention. NULL: not available for this head size. */
     const struct gpt2_attention *attention;
     struct params params, grads;
-    /* Backward stores the gradients of matrices (wte, qkvw, attprojw, fcw, fcprojw), whatever they held, and
-     * adds to all others; else it adds to these, too. Set by the caller before a backward pass. */
+    /* Backward stores the gradients of matrices (wte, qkvw, attprojw, fcw, fcprojw) and adds all others. If
+     * false, it adds all. Set by the caller before a backward pass. */
     bool stores;
-    /* With config.tp above 1, set before forward: which part this is; what adds x (n) up over the parts,
-     * in place, on the place's stream; and what takes the sum, or the largest, of each of x (n), on the
-     * host. And with config.sequence what makes dst of every part's n elements of src, in their order, and
-     * what gives dst this part's n elements of the sum of src; dst or src may lie in the other, where it
-     * belongs. 0 or a zr_err. */
+    /* Tensor parallelism; set before forward if config.tp is above 1. All functions return 0 or a zr_err.
+     *   part     this rank's number
+     *   sum      adds x (n) over the ranks, in place, on the place's stream
+     *   reduce   takes the sum or the maximum of each element of x (n), on the host
+     *   gather   concatenates every rank's n elements of src in dst (with config.sequence)
+     *   scatter  writes this rank's n elements of the sum of src to dst (with config.sequence)
+     * For gather and scatter, the smaller array may lie at its position in the larger one. */
     int32_t part;
     int (*sum)(void *arg, real *x, int64_t n);
     int (*reduce)(void *arg, float *x, int64_t n, bool largest);
     int (*gather)(void *arg, real *dst, const real *src, int64_t n);
     int (*scatter)(void *arg, real *dst, const real *src, int64_t n);
     void *sum_arg;
-    /* one of kept, which are n_kept; embedded is the caller's where config.no_embedding is set */
+    /* The current one of kept[n_kept]. If config.no_embedding is set, embedded is the caller's. */
     struct activations acts;
     struct statistics stats;
     struct gpt2_kept *kept;
     int64_t n_kept;
-    /* (B, T), of each token; their mean, summed over micro-batches */
+    /* (B, T) The loss of each token; the sum of their means over micro-batches. */
     double *losses, *loss;
 
-    /* What the caller fills in before forward, (B, T) each, after gpt2_next_batch. */
+    /* (B, T) each. The caller fills them in after gpt2_next_batch and before forward. */
     int32_t *tokens, *targets;
-    /* Of the host, so that one is filled while the other is on its way, and the device's. */
+    /* Two host buffers, so that one is filled while the other is copied, and the device's buffer. */
     struct gpt2_batch staged[2], batch;
-    /* the one of staged that is filled next */
+    /* The next buffer of staged to fill. */
     int slot;
-    /* staged[i] may be written again */
+    /* When complete, staged[i] may be written again. */
     struct zr_event *sent[2];
-    /* (V + 1) scratch of sorting a batch, on the host */
+    /* (V + 1) Buffer for sorting a batch, on the host. */
     int32_t *count;
-    /* loss, on the host */
+    /* The loss, on the host. */
     double *loss_out;
-    /* loss_out is there */
+    /* When complete, loss_out is valid. */
     struct zr_event *loss_sent;
 
     struct gpt2_block params_memory, grads_memory, losses_memory, batch_memory;
-    /* memory of host_alloc */
+    /* Memory of host_alloc. */
     struct gpt2_block staged_memory;
-    /* the first failure, kept until it is asked for */
+    /* The first failure, kept until the caller reads it. */
     int err;
-    /* borrowed; NULL: nobody asks where the time goes */
+    /* Borrowed; NULL: no profile. */
     struct profile *profile;
 };
 
-/* R: of what lies between products. */
+/* R, the rows between products. */
 static inline int64_t gpt2_own_rows(const struct gpt2 *m)
 {
     return m->B * m->config.context / (m->config.sequence ? m->config.tp : 1);
 }
 
-/* Takes memory for tokens, and for the activations of a micro-batch. Returns 0 or a zr_err; on failure
+/* Allocates memory for tokens and for the activations of one micro-batch. Returns 0 or a zr_err; on failure
  * nothing is held. */
 int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, const struct place *place);
-/* Takes memory for the activations of n micro-batches in all, whose forwards are done before the first one's
- * backward is. Returns 0 or a zr_err. */
+/* Allocates activations for n micro-batches in all, if n forwards run before the first backward. Returns 0 or
+ * a zr_err. */
 int gpt2_keep(struct gpt2 *m, int64_t n);
-/* Takes memory for the parameters too, drawn as below, and for the gradients, zeroed: not needed where
- * libzero hands them out. The first waits. */
+/* Allocate parameters with initial values, and zeroed gradients. They are not needed if libzero provides
+ * them. gpt2_open_params waits for the GPU. */
 int gpt2_open_params(struct gpt2 *m, uint64_t seed);
 int gpt2_open_grads(struct gpt2 *m);
 void gpt2_close(struct gpt2 *m);
-/* Of all micro-batches that are kept, and their scratch; without statistics. */
+/* Bytes of all kept micro-batches and the buffers, without statistics. */
 int64_t gpt2_activation_bytes(const struct gpt2 *m);
 
-/* GPT-2's first values of elements [first, first + n) of tensor t, as struct gpt2_params counts, to x of the
- * host: normal 0.02, residual projections by 1/sqrt(2L) smaller, norms 1, biases 0. They follow from seed and
- * from the element's number in the whole model alone. */
+/* Writes GPT-2's initial values of elements [first, first + n) of tensor t to x on the host. Tensors are
+ * numbered as in struct params. Weights are normal with deviation 0.02, in residual projections smaller by
+ * 1/sqrt(2L); norms are 1 and biases 0. The values depend only on seed and on the element's number in the
+ * whole model. */
 void gpt2_draw(const struct gpt2_config *config, uint64_t seed, int t, int64_t first, int64_t n, real *x);
 
-/* Points m->tokens and m->targets at memory that may be filled in. To be called before each micro-batch;
- * waits until the batch before the last has been copied. Returns 0 or a zr_err. */
+/* Points m->tokens and m->targets at a buffer to fill in. Call it before each micro-batch. It waits until the
+ * batch before the last was copied. Returns 0 or a zr_err. */
 int gpt2_next_batch(struct gpt2 *m);
-/* Sends what was filled in to the place, for all of the calls below. */
+/* Copies the filled buffer to the place, for all calls below. */
 void gpt2_send_batch(struct gpt2 *m);
-/* What follows is of the i-th (from 0) of the micro-batches that are kept at a time. */
+/* Selects the i-th kept micro-batch for the calls below. */
 void gpt2_turn_to(struct gpt2 *m, int64_t i);
 
-/* One micro-batch: embed, each layer in turn, head. The head adds the mean loss over B*T tokens (to a
- * multiple of 2^-36) to those of the micro-batches before. */
+/* Forward of one micro-batch: embed, each layer in turn, head. The head adds the mean loss over B*T tokens,
+ * rounded to a multiple of 2^-36, to the losses of the previous micro-batches. */
 void gpt2_embed_forward(struct gpt2 *m);
 void gpt2_layer_forward(struct gpt2 *m, int64_t l);
 void gpt2_head_forward(struct gpt2 *m);
-/* The output of the last layer here, (B, T, C). */
+/* The output (B, T, C) of the last layer on this rank. */
 real *gpt2_last_residual(struct gpt2 *m);
-/* One such, or its gradient. */
+/* Copies such an output, or its gradient. */
 void gpt2_copy_residual(struct gpt2 *m, void *dst, const void *src);
-/* And back: head, layers reversed, embed. The gradient of what is between them is at m->acts.dresidual (B, T,
- * C). Those of parameters are added to m->grads, or stored (m->stores). */
+/* Backward: head, layers in reverse, embed. Between them, the gradient is at m->acts.dresidual (B, T, C).
+ * Gradients of parameters are added to m->grads, or stored (m->stores). */
 void gpt2_head_backward(struct gpt2 *m);
 void gpt2_layer_backward(struct gpt2 *m, int64_t l);
 void gpt2_embed_backward(struct gpt2 *m);
 
-/* Sends the sum of the losses to the host, and begins a new one. */
+/* Starts to copy the sum of the losses to the host, and begins a new sum. */
 int gpt2_send_loss(struct gpt2 *m);
-/* *loss: the sum sent last. Waits for it. */
+/* Waits for the sum that was sent last, and returns it in *loss. */
 int gpt2_take_loss(struct gpt2 *m, double *loss);
 
 #endif

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_attention.cu: causal attention on a GPU's tensor cores in one pass over the keys, which keeps one
- * number per query instead of a (T, T) matrix (Dao, arXiv:2307.08691). bf16 heads of 16, 32 or 64 channels.
- * Compiled by nvcc, and as C++ by the tests' stand-in.
+/* gpt2_attention.cu: fused causal attention on a GPU's tensor cores (Dao, arXiv:2307.08691). It keeps one
+ * number per query instead of a (T, T) matrix. It handles bf16 heads of 16, 32 or 64 channels. nvcc compiles
+ * it; the tests' stand-in for CUDA compiles it as C++.
  *
- * A block has a tile of queries (or keys, for their gradients), and each of its warps some rows of it as the
- * left side of products, in registers. It goes through the rows on the other side in order, fetching the next
- * ones while it works: the same bits every time. Backward makes the matrix again, once for the queries'
- * gradients and once for the keys' and values', so that neither needs an atomic addition. */
+ * A block has a tile of queries, or of keys for the gradients of keys. Each of its warps holds some rows of
+ * the tile in registers as the left side of products. The block goes through the rows of the other side in
+ * order, and fetches the next rows while it works, so the bits are always the same. Backward recomputes the
+ * matrix twice: once for the gradients of queries, and once for those of keys and values. So neither needs
+ * atomic additions. */
 #include <cuda_runtime.h>
 
 #include <math.h>
@@ -20,22 +21,23 @@ extern "C" {
 namespace
 {
 
-/* Of a block. A warp has 16 * M rows: what it loads of the other side serves M products; with one, shared
- * memory would be slower than the tensor cores are. */
+/* Rows per block and per warp (16 * M). Rows loaded from the other side serve M products. With M = 1, shared
+ * memory would be slower than the tensor cores. */
 const int TILE = 128, FORWARD_M = 2, DQ_M = 2, DKV_M = 2;
-/* Rows of the other side that are fetched at once, and multiplied at once: as many as registers allow. */
+/* Rows of the other side that are fetched together, and that are multiplied together. Registers limit
+ * them. */
 const int KEYS = 64, DQ_KEYS = 32, QUERIES = 32, DKV_QUERIES = 16;
-/* Their keys and values, 32 MiB at most, stay in the L2 cache of large GPUs. */
+/* Their keys and values, at most 32 MiB, stay in the L2 cache of large GPUs. */
 const int BLOCKS_AT_ONCE = 1024;
 const float LOG2_E = 1.442695041f;
 
-/* With space after each row: the rows that are read together then lie in different banks. */
+/* Rows are padded, so that rows that are read together lie in different banks. */
 template <int HS, int N> struct alignas(16) rows {
     real x[N][HS + 8];
 };
 
-/* Begins to fetch rows first.. of a matrix whose rows are stride elements apart; those from n on are zeros.
- * All of the block, of N_THREADS. */
+/* Starts to fetch rows from `first` on of a matrix whose rows are stride elements apart. Rows from n on
+ * become zeros. All N_THREADS threads of the block call it. */
 template <int N_THREADS, int HS, int N>
 __device__ __forceinline__ void fetch_rows(rows<HS, N> &to, const real *from, int64_t stride, int first,
                                            int n)
@@ -48,7 +50,7 @@ __device__ __forceinline__ void fetch_rows(rows<HS, N> &to, const real *from, in
             copy_16_bytes(&to.x[i + row][col], from + i * stride, first + i + row < n);
 }
 
-/* The calling warp's first row in a tile, and the lane's place in what tensor_core.h hands out. */
+/* The calling warp's first row in a tile, and the lane's g and t (tensor_core.h). */
 template <int M> struct place_in_tile {
     static const int N_THREADS = TILE / (16 * M) * 32;
     int warp_row, lane, g, t;
@@ -56,7 +58,7 @@ template <int M> struct place_in_tile {
         : warp_row((int)threadIdx.x / 32 * 16 * M), lane((int)threadIdx.x % 32), g(lane / 4), t(lane % 4)
     {
     }
-    /* Row of element j of the m-th product's result. */
+    /* The row of element j of the m-th product's result. */
     __device__ __forceinline__ int row(int m, int j) const
     {
         return 16 * m + j / 2 * 8 + g;
@@ -67,8 +69,8 @@ template <int M> struct place_in_tile {
     }
 };
 
-/* The warp's rows of a matrix, of which the first is row first, as the left side of products. Rows from n on
- * are zeros. */
+/* Loads the warp's rows of a matrix, from row `first` on, as the left side of products. Rows from n on become
+ * zeros. */
 template <int HS, int M>
 __device__ __forceinline__ void load_left(uint32_t (&to)[M][HS / 16][4], const real *from, int64_t stride,
                                           int first, int n, const place_in_tile<M> &at)
@@ -82,7 +84,7 @@ __device__ __forceinline__ void load_left(uint32_t (&to)[M][HS / 16][4], const r
         }
 }
 
-/* matrix (16*M, 8*N) += left times b's rows from first on, transposed */
+/* matrix (16*M, 8*N) += left * transposed rows of b from `first` on */
 template <int HS, int M, int N, int N_ROWS>
 __device__ __forceinline__ void multiply_rows(float (&matrix)[M][N][4], const uint32_t (&left)[M][HS / 16][4],
                                               const rows<HS, N_ROWS> &b, int first,
@@ -100,7 +102,7 @@ __device__ __forceinline__ void multiply_rows(float (&matrix)[M][N][4], const ui
         }
 }
 
-/* sum (16*M, HS) += matrix (16*M, 8*N), rounded, times b's rows from first on */
+/* sum (16*M, HS) += rounded matrix (16*M, 8*N) * rows of b from `first` on */
 template <int HS, int M, int N, int N_ROWS>
 __device__ __forceinline__ void add_product(float (&sum)[M][HS / 8][4], const float (&matrix)[M][N][4],
                                             const rows<HS, N_ROWS> &b, int first, const place_in_tile<M> &at)
@@ -121,7 +123,7 @@ __device__ __forceinline__ void add_product(float (&sum)[M][HS / 8][4], const fl
     }
 }
 
-/* Writes the warp's rows, of which the first is row first, each times its factor. */
+/* Writes the warp's rows, from row `first` on, each multiplied by its factor. */
 template <int HS, int M>
 __device__ __forceinline__ void store_rows(real *to, int64_t stride, int first, int n,
                                            const float (&sum)[M][HS / 8][4], const float (&factor)[M][2],
@@ -137,7 +139,7 @@ __device__ __forceinline__ void store_rows(real *to, int64_t stride, int first, 
         }
 }
 
-/* Over the four lanes that share a row. */
+/* Maximum over the four lanes that share a row. */
 __device__ __forceinline__ float row_max(float x)
 {
     x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
@@ -154,16 +156,17 @@ struct attention {
     const real *qkv, *atty, *datty; /* (B, T, 3*C), (B, T, C), (B, T, C) */
     real *out, *dqkv;               /* forward's atty; (B, T, 3*C) */
     float *logsum, *dots;           /* (B, NH, T) each */
-    int T, C, NH, n_heads, n_tiles; /* heads of all rows of the batch, tiles of each */
+    int T, C, NH, n_heads, n_tiles; /* heads of the whole batch; tiles per head */
     int heads_at_once;
-    float scale, grad_scale; /* of the scores, for powers of two; of their gradients */
+    float scale, grad_scale; /* of scores, for powers of two; of their gradients */
 };
 
-/* What a block works on: a tile of one head, the turn-th by the work it makes. Blocks begin in the order of
- * their numbers: of the heads that are worked on at once the long ones first, so that all end together. */
+/* The tile of one head that a block computes. turn numbers the tiles by their amount of work. Blocks start in
+ * the order of their numbers. Among the heads that run together, the longest tiles start first, so that all
+ * end at about the same time. */
 struct block_work {
     int head, turn;
-    int64_t of_qkv, of_atty, of_logsum; /* where the head begins */
+    int64_t of_qkv, of_atty, of_logsum; /* beginning of the head */
     __device__ __forceinline__ explicit block_work(const attention &a)
     {
         int size = a.heads_at_once * a.n_tiles, before = (int)blockIdx.x / size * a.heads_at_once;
@@ -177,12 +180,12 @@ struct block_work {
     }
 };
 
-/* What goes from key to key in the next two kernels. */
+/* The rows of keys and values that the next two kernels load in each iteration. */
 template <int HS> struct of_keys {
     rows<HS, KEYS> k, v;
 };
 
-/* All of the block fetches the i-th of them. */
+/* Starts to fetch the i-th of them. All threads of the block call it. */
 template <int HS, int N_THREADS>
 __device__ __forceinline__ void fetch_keys(of_keys<HS> &to, const attention &a, const block_work &work, int i)
 {
@@ -191,15 +194,15 @@ __device__ __forceinline__ void fetch_keys(of_keys<HS> &to, const attention &a, 
     fetch_rows<N_THREADS>(to.v, k + a.C, 3 * a.C, i * KEYS, a.T);
 }
 
-/* How many of them a tile of queries sees, of which the first is first. */
+/* The number of them that a tile of queries from `first` on sees. */
 __device__ __forceinline__ int n_seen(const attention &a, int first)
 {
     int end = first + TILE < a.T ? first + TILE : a.T;
     return (end + KEYS - 1) / KEYS;
 }
 
-/* atty = softmax(q k^T) v; logsum: of each query, log2 of the sum of its weights. The largest score so far is
- * taken off before a power is taken, and what was summed with a smaller one is scaled down. */
+/* atty = softmax(q k^T) v. logsum: log2 of the sum of each query's weights. The largest score so far is
+ * subtracted before a power is taken. When a larger score comes, the earlier sums are scaled down. */
 template <int HS, int M>
 __global__ void __launch_bounds__(place_in_tile<M>::N_THREADS, 2)
     attention_forward_kernel(const __grid_constant__ attention a)
@@ -218,10 +221,10 @@ __global__ void __launch_bounds__(place_in_tile<M>::N_THREADS, 2)
     for (int i = 0; i < n; i++) {
         const of_keys<HS> &on = keys[i % 2];
         wait_for_copies();
-        __syncthreads(); /* all have them, and have used those before */
+        __syncthreads(); /* all are loaded, and the previous ones are no longer used */
         if (i + 1 < n)
             fetch_keys<HS, at.N_THREADS>(keys[(i + 1) % 2], a, work, i + 1);
-        int key = i * KEYS - mine; /* the first, counted from the warp's first query */
+        int key = i * KEYS - mine; /* first key, relative to the warp's first query */
         if (key >= 16 * M || mine >= T)
             continue;
         float s[M][KEYS / 8][4] = {};
@@ -264,8 +267,8 @@ __global__ void __launch_bounds__(place_in_tile<M>::N_THREADS, 2)
     store_rows<HS>(a.out + work.of_atty, a.C, mine, T, sum, factor, at);
 }
 
-/* The gradients of the queries; and dots = atty . datty of each query: what its weights' gradients, weighted,
- * add up to. */
+/* Gradients of the queries. dots = atty . datty of each query, which is the weighted sum of the gradients of
+ * its weights. */
 template <int HS, int M>
 __global__ void __launch_bounds__(place_in_tile<M>::N_THREADS, 2)
     attention_dq_kernel(const __grid_constant__ attention a)
@@ -330,13 +333,14 @@ __global__ void __launch_bounds__(place_in_tile<M>::N_THREADS, 2)
     store_rows<HS>(a.dqkv + work.of_qkv, 3 * a.C, mine, T, dq, factor, at);
 }
 
-/* What goes from query to query in the kernel below. */
+/* The rows that the next kernel loads in each iteration. */
 template <int HS> struct of_queries {
     rows<HS, QUERIES> q, dy;
     alignas(16) float logsum[QUERIES], dot[QUERIES];
 };
 
-/* All of the block fetches the i-th of them; what there is not is zeros, and adds nothing as dy is. */
+/* Starts to fetch the i-th of them. All threads of the block call it. Missing rows become zeros; they add
+ * nothing, since dy is zero. */
 template <int HS, int N_THREADS>
 __device__ __forceinline__ void fetch_queries(of_queries<HS> &to, const attention &a, const block_work &work,
                                               int i)
@@ -350,13 +354,13 @@ __device__ __forceinline__ void fetch_queries(of_queries<HS> &to, const attentio
         copy_4_bytes(&to.dot[row], a.dots + work.of_logsum + query, query < a.T);
 }
 
-/* The gradients of the keys and values: here the matrix stands transposed, a row a key. */
+/* Gradients of the keys and values. Here the matrix is transposed: a row is a key. */
 template <int HS, int M>
 __global__ void __launch_bounds__(place_in_tile<M>::N_THREADS, 2)
     attention_dkv_kernel(const __grid_constant__ attention a)
 {
     __shared__ of_queries<HS> queries[2];
-    /* The warp's rows of v, which registers have no room for: each lane's own. */
+    /* The warp's rows of v, since registers have no space for them. Each lane uses its own elements. */
     __shared__ uint4 values[M][HS / 16][place_in_tile<M>::N_THREADS];
     const place_in_tile<M> at;
     const block_work work(a);
@@ -378,7 +382,7 @@ __global__ void __launch_bounds__(place_in_tile<M>::N_THREADS, 2)
         if (i + 1 < n)
             fetch_queries<HS, at.N_THREADS>(queries[(i + 1) % 2], a, work, i + 1);
         for (int from = 0; from < QUERIES; from += DKV_QUERIES) {
-            int query = i * QUERIES + from - mine; /* the first, counted from the warp's first key */
+            int query = i * QUERIES + from - mine; /* first query, relative to the warp's first key */
             if (query + DKV_QUERIES <= 0 || mine >= T)
                 continue;
             float s[M][DKV_QUERIES / 8][4] = {}, d[M][DKV_QUERIES / 8][4];

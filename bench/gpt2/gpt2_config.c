@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_config.c: see gpt2_config.h. The sizes are those of Radford et al. 2019 (GPT-2), as in its published
- * checkpoints; gpt2-nano is small enough to learn something in a minute on two CPU cores. */
+/* gpt2_config.c: presets, option parsing and checks for gpt2_config.h. The sizes are those of GPT-2's
+ * published checkpoints (Radford et al. 2019). gpt2-nano is small enough to learn something in a minute on
+ * two CPU cores. */
 #include "bench/gpt2/gpt2_config.h"
 
 enum { NANO, M124, M355, M774, B1_5 };
@@ -22,7 +23,7 @@ int64_t gpt2_n_params(const struct gpt2_config *c)
 {
     int64_t C = c->channels;
     int64_t layer =
-        12 * C * C + 13 * C; /* four matrices of 3, 1, 4 and 4 C*C; their biases (9 C); two norms (4 C) */
+        12 * C * C + 13 * C; /* matrices with 3, 1, 4 and 4 C*C, their biases (9 C), two norms (4 C) */
     return (c->vocab + c->context) * C + c->layers * layer + 2 * C;
 }
 
@@ -46,7 +47,7 @@ static const struct option_row rows[] = {
     {0},
 };
 
-/* Sizes given one by one win over the preset wherever they stand on the line. */
+/* Sizes replace those of the preset, wherever they stand on the command line. */
 static error_t finish(struct argp_state *state, void *options)
 {
     struct model_options *m = options;

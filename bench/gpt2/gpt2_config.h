@@ -8,35 +8,35 @@
 #include <stdbool.h>
 
 struct gpt2_config {
-    /* L in comments on shapes */
+    /* L in shapes. */
     int64_t layers;
-    /* NH, of attention */
+    /* NH, attention heads. */
     int64_t heads;
-    /* C, a multiple of NH */
+    /* C, a multiple of NH. */
     int64_t channels;
-    /* T, tokens in a row */
+    /* T, tokens in a row. */
     int64_t context;
-    /* V, different tokens */
+    /* V, number of different tokens. */
     int64_t vocab;
-    /* parts of each layer, on a rank each; 0 and 1: layers are whole. Divides the heads */
+    /* Tensor-parallel size, a divisor of the heads. 0 and 1: none. */
     int64_t tp;
-    /* the part of a target's probability that all V tokens share, 0 to 1 */
+    /* Share of a target's probability that is spread over all V tokens, 0 to 1. */
     double label_smoothing;
-    /* with tp above 1: what lies between products is cut by rows, B*T of which tp divides */
+    /* Sequence parallelism: with tp above 1, rows between products are split. tp divides B*T. */
     bool sequence;
-    /* of a model whose other layers are elsewhere (pipeline stages): the number of its first one, and whether
-     * embedding and head are there, too */
+    /* On a pipeline stage: the number of its first layer, and whether embedding and head are missing. */
     int64_t first_layer;
     bool no_embedding, no_head;
 };
 
-/* Token ids of a part, U, of which the last ones of the last part may be nobody's. */
+/* U, the token ids of a tensor-parallel rank. The last rank may have unused ids at the end. */
 static inline int64_t gpt2_part_vocab(const struct gpt2_config *c)
 {
     return c->tp > 1 ? (c->vocab + c->tp - 1) / c->tp : c->vocab;
 }
 
-/* Of a part: its heads, their channels, A, and those of its MLP, F. Of all parts they are NH, C and 4*C. */
+/* A rank's heads, their channels (A), and its channels of the MLP (F). Their sums over the ranks are NH, C
+ * and 4*C. */
 static inline int64_t gpt2_part_heads(const struct gpt2_config *c)
 {
     return c->tp > 1 ? c->heads / c->tp : c->heads;
@@ -50,36 +50,36 @@ static inline int64_t gpt2_part_hidden(const struct gpt2_config *c)
     return 4 * gpt2_part_channels(c);
 }
 
-/* The model's parameters, counted: every weight, bias and norm; the head is tied to the embedding. */
+/* The number of parameters: all weights, biases and norms. The head shares the embedding's weights. */
 int64_t gpt2_n_params(const struct gpt2_config *c);
 
-/* Floating-point operations per token of forward and backward: 6 per weight that a token is multiplied by
- * (all but the position embedding) and 12 * L * C * T for attention without regard to causality (Chowdhery et
- * al., arXiv:2204.02311, appendix B). */
+/* Floating-point operations per token of forward and backward (Chowdhery et al., arXiv:2204.02311, appendix
+ * B). It is 6 for each weight in a product, so not for the position embedding, plus 12 * L * C * T for
+ * attention without regard to causality. */
 double gpt2_flop_per_token(const struct gpt2_config *c);
 
-/* What --model, --layers, --heads, --channels, --context and --vocab gave. */
+/* The values of --model, --layers, --heads, --channels, --context and --vocab. */
 struct model_options {
     struct gpt2_config config;
-    /* of the preset, whatever its context, or "custom" */
+    /* The name of the preset, whatever its context, or "custom". */
     const char *name;
-    /* a learning rate that suits the preset */
+    /* A suitable learning rate for the preset. */
     double default_lr;
 
-    /* as read: all of the above follows from the preset, */
+    /* The preset as given. All fields above follow from it, and from the sizes in own. */
     int preset;
-    /* and from the sizes that were given one by one; 0: the preset's. tp is the command's own */
+    /* The sizes as given. 0: the preset's. The command itself sets tp. */
     struct gpt2_config own;
 };
 
-/* Options that fill a struct model_options: the preset gpt2-nano unless told otherwise, with single sizes
- * replaced. At the end they are checked to fit together. */
+/* Options that fill a struct model_options. The default preset is gpt2-nano; sizes replace those of the
+ * preset. At the end the sizes are checked for consistency. */
 extern const struct option_table gpt2_config_options;
 
-/* Makes it gpt2-nano, with the context that it has. */
+/* Selects gpt2-nano, but keeps the context. */
 void gpt2_take_nano(struct model_options *m);
 
-/* In the table of a command whose struct has them in a field model. */
+/* For the option table of a command whose struct has a field `model`. */
 #define OPTIONS_WITH_MODEL(S)                                                                                \
     .shared = &gpt2_config_options, .shared_at = OPTION_AT(S, model, struct model_options : 0)
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_cuda.cu: gpt2_layers.h on a GPU. Compiled once per dtype, by nvcc, and as C++ by the tests' stand-in.
+/* gpt2_cuda.cu: the functions of gpt2_layers.h on a GPU. It is compiled once per dtype by nvcc; the tests'
+ * stand-in for CUDA compiles it as C++.
  *
- * Sums along a row are a warp's: each lane adds its own columns in order, then the lanes are added in a fixed
- * tree. Sums over rows are made in N_CHUNKS parts, of which each is a block's and written to scratch, and
- * added up in order: the same bits every time, with no atomic addition. Arithmetic is fp32; each result is
- * rounded once. Where rows and pointers allow, a thread moves 16 bytes at a time. */
+ * A warp computes a sum along a row: each lane adds its own columns in order, then a fixed tree adds the
+ * lanes. Sums over rows are made in N_CHUNKS parts. A block writes each part to scratch, and the parts are
+ * added in order. So the bits are always the same, without atomic additions. Arithmetic is fp32, and each
+ * result is rounded once. If rows and pointers are aligned, a thread moves 16 bytes at a time. */
 #include <cuda_runtime.h>
 
 #include <math.h>
@@ -17,10 +18,10 @@ extern "C" {
 namespace
 {
 
-const int ROWS = 8;      /* of a block that gives each warp a row; of a block that adds up columns */
-const int N_CHUNKS = 64; /* that rows are summed in */
+const int ROWS = 8;      /* warps per block; each has a row, or adds columns */
+const int N_CHUNKS = 64; /* for sums over rows */
 const int WIDE = 16 / (int)sizeof(real);
-const int ROW_THREADS = 1024; /* of a row of logits */
+const int ROW_THREADS = 1024; /* threads per row of logits */
 
 /* --- moving W elements at once --- */
 
@@ -43,7 +44,7 @@ template <int W> __device__ __forceinline__ void store(real *to, const float x[W
     *reinterpret_cast<pack<real, W> *>(to) = p;
 }
 
-/* Of floats, whatever a real is. */
+/* Loads floats, whatever a real is. */
 template <int W> __device__ __forceinline__ void load_floats(float x[W], const float *from)
 {
     const int N = W < 4 ? W : 4;
@@ -70,7 +71,7 @@ __device__ __forceinline__ float warp_max(float x)
     return x;
 }
 
-/* In a block of (32, ROWS) threads: the sum over threadIdx.y, in its order, on the threads of y 0. */
+/* In a block of (32, ROWS) threads: the sum over threadIdx.y, in order. Threads with y = 0 get the result. */
 __device__ __forceinline__ float sum_over_y(float x)
 {
     __shared__ float parts[ROWS][32];
@@ -80,7 +81,7 @@ __device__ __forceinline__ float sum_over_y(float x)
     if (threadIdx.y == 0)
         for (int y = 0; y < ROWS; y++)
             sum += parts[y][threadIdx.x];
-    __syncthreads(); /* parts may be written again */
+    __syncthreads(); /* then parts may be written again */
     return sum;
 }
 
@@ -159,8 +160,8 @@ __global__ void __launch_bounds__(32 * ROWS)
 
 /* --- sums over rows --- */
 
-/* parts (N_CHUNKS, C) = sums of dout's rows, in chunks; with inp, norm_parts likewise of dout * (inp - mean)
- * * rstd. Blocks are (32, ROWS) threads: a thread takes every ROWS-th row of one column. */
+/* parts (N_CHUNKS, C) = sums of dout's rows, in chunks. With inp, norm_parts has the sums of dout * (inp -
+ * mean) * rstd. Blocks have (32, ROWS) threads; a thread adds every ROWS-th row of one column. */
 __global__ void __launch_bounds__(32 * ROWS)
     column_parts_kernel(float *parts, float *norm_parts, const real *dout, const real *inp, const float *mean,
                         const float *rstd, int64_t N, int C)
@@ -186,7 +187,7 @@ __global__ void __launch_bounds__(32 * ROWS)
     }
 }
 
-/* grad (C) += parts (N_CHUNKS, C), summed */
+/* grad (C) += sum of parts (N_CHUNKS, C) */
 __global__ void add_parts_kernel(real *grad, const float *parts, int C)
 {
     int c = (int)(blockIdx.x * blockDim.x + threadIdx.x);
@@ -246,7 +247,7 @@ __global__ void __launch_bounds__(32 * ROWS)
     int64_t row = (int64_t)blockIdx.x * ROWS + threadIdx.y;
     if (row >= n_rows)
         return;
-    int n = (int)(row % T) + 1; /* a token sees itself and those before it */
+    int n = (int)(row % T) + 1; /* a token sees itself and the tokens before it */
     scores += row * T;
     att += row * T;
     float x[W] = {}, top = -INFINITY, sum = 0;
@@ -304,8 +305,8 @@ __global__ void __launch_bounds__(32 * ROWS)
 
 /* --- the loss: a block per row --- */
 
-/* sum of e^(x - top) over what was seen, top the largest of it (Milakov and Gimelshein, arXiv:1805.02867);
- * plain: the sum of x itself */
+/* top: the largest element so far; sum: the sum of e^(x - top) (Milakov and Gimelshein, arXiv:1805.02867);
+ * plain: the sum of x. */
 struct exponentials {
     float top, sum, plain;
 };
@@ -313,12 +314,12 @@ struct exponentials {
 __device__ __forceinline__ exponentials together(exponentials a, exponentials b)
 {
     exponentials both = {fmaxf(a.top, b.top), 0, a.plain + b.plain};
-    if (both.top > -INFINITY) /* else nothing was seen */
+    if (both.top > -INFINITY) /* else there are no elements yet */
         both.sum = a.sum * expf(a.top - both.top) + b.sum * expf(b.top - both.top);
     return both;
 }
 
-/* The same on all threads of the block. */
+/* Combines the values of all threads of the block. Every thread gets the result. */
 __device__ __forceinline__ exponentials block_exponentials(exponentials e)
 {
     __shared__ float tops[32], sums[32], plains[32];
@@ -415,7 +416,7 @@ __global__ void embedding_forward_kernel(real *out, const int32_t *tokens, const
     store<W>(out + i, x);
 }
 
-/* A block of (32, ROWS) threads for 32 columns of each token. */
+/* A block of (32, ROWS) threads computes 32 columns of each token. */
 __global__ void __launch_bounds__(32 * ROWS)
     embedding_backward_kernel(real *dwte, const real *dout, const int32_t *order, const int32_t *distinct,
                               const int32_t *first, int C)
@@ -444,9 +445,9 @@ __global__ void position_backward_kernel(real *dwpe, const real *dout, int B, in
     dwpe[i] = from_float(to_float(dwpe[i]) + sum);
 }
 
-/* --- the table --- */
+/* --- the table of functions --- */
 
-/* Whether rows of n elements (of floats too) can be moved WIDE elements at a time. */
+/* Whether rows of n elements, and of n floats, can be moved WIDE elements at a time. */
 template <class... P> bool wide(int64_t n, P... pointers)
 {
     uintptr_t bits = 0;
@@ -456,7 +457,7 @@ template <class... P> bool wide(int64_t n, P... pointers)
     return bits % 16 == 0 && n % WIDE == 0;
 }
 
-/* The kernel for what wide() said. */
+/* Selects the kernel by the result of wide(). */
 #define BY_WIDTH(is_wide, kernel) ((is_wide) ? kernel<WIDE> : kernel<1>)
 
 const dim3 warps(32, ROWS);
@@ -464,7 +465,7 @@ const unsigned THREADS = 256;
 
 int64_t n_scratch(const struct place *, int64_t, int64_t C)
 {
-    return N_CHUNKS * 4 * C; /* the widest bias; a norm's two take half */
+    return N_CHUNKS * 4 * C; /* for the widest bias; the two sums of a norm take half */
 }
 
 int layernorm_forward(const struct place *on, real *out, float *mean, float *rstd, const real *inp,
@@ -474,7 +475,7 @@ int layernorm_forward(const struct place *on, real *out, float *mean, float *rst
                   ceil_div(N, ROWS), warps, out, mean, rstd, inp, weight, bias, N, (int)C);
 }
 
-/* dbias (C) += sums of dout's columns; with inp, dweight (C) += those of dout * (inp - mean) * rstd. */
+/* dbias (C) += sums of dout's columns. With inp, dweight (C) += sums of dout * (inp - mean) * rstd. */
 int sum_columns(const struct place *on, real *dbias, real *dweight, const real *dout, const real *inp,
                 const float *mean, const float *rstd, float *scratch, int64_t N, int64_t C)
 {
@@ -533,7 +534,7 @@ int cross_entropy(const struct place *on, real *dlogits, double *loss, float *lo
                   int64_t N, int64_t V, int64_t ld, gpt2_label label, float scale)
 {
     bool w = wide(ld, dlogits, logits);
-    /* No more threads than a row has work for, in whole warps. */
+    /* Use no more threads than a row has work for, in whole warps. */
     int64_t threads = ceil_div(V, 32 * (w ? WIDE : 1)) * (int64_t)32;
     threads = threads < ROW_THREADS ? threads : ROW_THREADS;
     return launch(on, "cross-entropy", BY_WIDTH(w, cross_entropy_kernel), (unsigned)N, (unsigned)threads,
@@ -584,7 +585,7 @@ int embedding_backward(const struct place *on, real *dwte, real *dwpe, const rea
 
 const struct gpt2_layers gpt2_layers_cuda = {
     ATTENTION,
-    64, /* row_align: rows of logits start where 16-byte accesses and tensor cores like them */
+    64, /* row_align: suits 16-byte accesses and tensor cores */
     n_scratch,
     layernorm_forward,
     layernorm_backward,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_draw.c: the model's first weights. */
+/* gpt2_draw.c: draws the model's initial weights. Each element depends only on its tensor, its number and the
+ * seed, so any number of threads, and any CPU, gives the same bits. */
 #include "bench/gpt2/gpt2.h"
 #include "bench/random_bits.h"
 
@@ -7,7 +8,7 @@
 
 #include <uv.h>
 
-/* By so many threads at most, of at least so many elements each. */
+/* At most so many threads, with at least so many elements each. */
 #define N_DRAWERS  16
 #define LEAST_PART ((int64_t)1 << 17)
 
@@ -28,11 +29,11 @@ static inline uint64_t as_bits(double x)
 #define ONE_BITS      UINT64_C(0x3FF0000000000000) /* 1.0 */
 #define FRACTION_BITS UINT64_C(0x000FFFFFFFFFFFFF)
 
-/* log(u), of a normal u > 0: within 1e-13 of it. In arithmetic alone, so that the compiler makes vectors of
- * it and every C library has the same bits. */
+/* log(u) of a normal u > 0, within 1e-13. It uses only arithmetic, so that the compiler can vectorise it and
+ * every C library gives the same bits. */
 static inline double log_of(double u)
 {
-    const double whole = 4503599627370496.0; /* 2^52: an integer below it fits into its low bits */
+    const double whole = 4503599627370496.0; /* 2^52: its low bits can hold any smaller integer */
     uint64_t bits = as_bits(u);
     double exponent = as_double(bits >> 52 | as_bits(whole)) - (whole + 1023.0);
     double m = as_double((bits & FRACTION_BITS) | ONE_BITS);
@@ -50,7 +51,7 @@ static inline double log_of(double u)
     return exponent * 0.69314718055994531 + 2.0 * s * (series * q + 1.0);
 }
 
-/* Sine and cosine of v turns, of v in [0, 1): within 1e-12. */
+/* Sine and cosine of v turns, for v in [0, 1), within 1e-12. */
 static inline void turn(double v, double *sine, double *cosine)
 {
     const double to_whole = 6755399441055744.0; /* 1.5 * 2^52: adding it rounds to a whole number */
@@ -76,7 +77,7 @@ static inline void turn(double v, double *sine, double *cosine)
 
 #define PAIRS 128
 
-/* Box and Muller 1958: elements 2i and 2i + 1, of i from pair on. */
+/* Draws elements 2i and 2i + 1 for i from pair on (Box and Muller 1958). */
 GPT2_CLONES static void draw_pairs(double *restrict x, uint64_t stream, int64_t pair, double deviation)
 {
     for (int64_t i = 0; i < PAIRS; i++) {
@@ -90,7 +91,8 @@ GPT2_CLONES static void draw_pairs(double *restrict x, uint64_t stream, int64_t 
     }
 }
 
-/* Some of a tensor's elements. Which thread draws them changes nothing: each is drawn by its place alone. */
+/* Some elements of a tensor. The thread that draws them does not matter, since each depends only on its
+ * number. */
 struct drawing {
     real *x;
     int64_t first, n;
@@ -116,7 +118,7 @@ static int64_t smaller(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* A part on each thread. */
+/* Draws the elements on several threads. */
 static void draw_piece(const struct drawing *piece)
 {
     struct drawing part[N_DRAWERS];
@@ -144,7 +146,7 @@ static void draw_piece(const struct drawing *piece)
 void gpt2_draw(const struct gpt2_config *config, uint64_t seed, int t, int64_t first, int64_t n, real *x)
 {
     const double deviation = 0.02, projection = deviation / sqrt(2.0 * (double)config->layers);
-    /* Drawn with this deviation, or where that is 0 filled with a value. */
+    /* The deviation of normal values or, if that is 0, a constant value. */
     const struct {
         double deviation;
         float value;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_launch.h: the model's kernels, put on the stream of a place. C++, for the .cu files,
- * after cuda_runtime.h. */
+/* gpt2_launch.h: launches the model's kernels on the stream of a place. It is C++ for the .cu files; include
+ * cuda_runtime.h before it. */
 #ifndef ZERO_BENCH_GPT2_LAUNCH_H
 #define ZERO_BENCH_GPT2_LAUNCH_H
 
@@ -15,7 +15,7 @@ template <class T> struct same {
     typedef T type;
 };
 
-/* what: for the message. Returns 0 or ZR_ERR_SYSTEM, at once: the kernel runs when the stream gets there. */
+/* Launches a kernel without waiting for it; `what` names it in messages. Returns 0 or ZR_ERR_SYSTEM. */
 template <class... P>
 int launch(const struct place *on, const char *what, void (*kernel)(P...), dim3 grid, dim3 block,
            typename same<P>::type... args)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_layers.c: gpt2_layers.h on the host. The work is done on the threads that multiply, when a function
- * returns; streams are not looked at. Each thread takes some of the rows, elements or columns, and every
- * number is computed whole by one of them, so the bits do not depend on how many there are.
+/* gpt2_layers.c: the functions of gpt2_layers.h on the host. They use the threads that multiply, ignore
+ * streams, and are done when they return. Each thread takes some of the rows, elements or columns, and one
+ * thread computes each number. So the bits do not depend on the number of threads.
  *
- * Loops are written so that a compiler vectorises them without being allowed to reorder floating point:
- * element-wise ones as they stand, sums over 16 lanes in one fixed order. */
+ * A compiler can vectorise the loops without reordering floating-point operations: element-wise loops as they
+ * are, sums over 16 lanes in a fixed order. */
 #include "bench/gpt2/gpt2_layers.h"
 #include "bench/parts.h"
 
@@ -60,13 +60,12 @@ static inline float largest(const float *x, int64_t n)
     return s[0];
 }
 
-/* e^x within 2 units in the last place between lowest >= -87 and highest <= 88, those of the nearer end
- * outside; a NaN stays one. Cephes' expf: 2^n times a polynomial on [-ln2/2, ln2/2], in a form that
- * vectorises, which libm's does not. */
+/* e^x within 2 units in the last place for x between lowest >= -87 and highest <= 88. Outside, x is replaced
+ * by the nearer limit; a NaN stays one. It follows Cephes' expf: 2^n times a polynomial on [-ln2/2, ln2/2].
+ * Unlike libm's, it can be vectorised. */
 static inline float exp_between(float x, float lowest, float highest)
 {
-    const float to_whole =
-        12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number, kept in the low bits */
+    const float to_whole = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
     x = x < lowest ? lowest : x;
     x = x > highest ? highest : x;
     float shifted = x * 1.44269504f + to_whole;
@@ -80,7 +79,7 @@ static inline float exp_between(float x, float lowest, float highest)
     p = p * (r * r) + r + 1.0f;
     uint32_t bits;
     memcpy(&bits, &shifted, sizeof bits);
-    bits = (bits + 127u) << 23; /* the exponent of 2^n; the magic number's own low bits are zero */
+    bits = (bits + 127u) << 23; /* exponent of 2^n; the constant's own low bits are 0 */
     float power;
     memcpy(&power, &bits, sizeof power);
     return p * power;
@@ -91,7 +90,7 @@ static inline float fast_exp(float x)
     return exp_between(x, -87.0f, 88.0f);
 }
 
-/* Adds n fp32 sums to a gradient: one rounding, whatever the number of rows they were summed over. */
+/* Adds n fp32 sums to a gradient, with one rounding for any number of summed rows. */
 static inline void add_columns(real *restrict grad, const float *restrict columns, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
@@ -152,7 +151,7 @@ GPT2_CLONES static void normalize_rows_backward(real *restrict dinp, const real 
     }
 }
 
-/* Of n columns, all N rows. */
+/* Computes n columns over all N rows. */
 GPT2_CLONES static void normalize_columns_backward(real *restrict dweight, real *restrict dbias,
                                                    const real *restrict dout, const real *restrict inp,
                                                    const float *restrict mean, const float *restrict rstd,
@@ -189,8 +188,8 @@ static int layernorm_backward(const struct place *on, real *dinp, real *dweight,
     return 0;
 }
 
-/* Up to e^80, of which the reciprocal is no denormal number. In vectors the value at the clamp's end is
- * computed for every element, and some CPUs take a hundred times as long for denormal ones. */
+/* The limit is e^80, since its reciprocal is not denormal. Vector code computes the value at the limit for
+ * every element, and some CPUs take a hundred times as long for denormal numbers. */
 static inline float gelu_gate(float x)
 {
     return 1.0f / (1.0f + exp_between(-2.0f * gpt2_gelu_u(x), -87.0f, 80.0f));
@@ -238,7 +237,7 @@ GPT2_CLONES static void causal_softmax_rows(real *restrict att, float *restrict 
     att += from * T;
     scores += from * T;
     for (int64_t row = from; row < to; row++, att += T, scores += T) {
-        int64_t n = row % T + 1; /* a token sees itself and those before it */
+        int64_t n = row % T + 1; /* a token sees itself and the tokens before it */
         float top = largest(scores, n);
         for (int64_t i = 0; i < n; i++)
             scores[i] = fast_exp((scores[i] - top) * scale);
@@ -328,7 +327,7 @@ static int add_loss(const struct place *on, double *total, const double *loss, i
     return 0;
 }
 
-/* Of n columns, all N rows. */
+/* Computes n columns over all N rows. */
 GPT2_CLONES static void sum_columns(real *restrict dbias, const real *restrict dout, float *restrict columns,
                                     int64_t n, int64_t N, int64_t C)
 {
@@ -385,8 +384,8 @@ static int embedding_forward(const struct place *on, real *out, const int32_t *t
     return 0;
 }
 
-/* Rows of one token are summed in fp32 and added once: with bf16 gradients, adding each row to the sum so far
- * would lose the later ones. */
+/* The rows of one token are summed in fp32 and added once. Adding each row to a bf16 gradient would lose the
+ * later ones. */
 GPT2_CLONES static void add_to_tokens(real *restrict dwte, const real *restrict dout,
                                       const struct gpt2_batch *batch, float *restrict columns, int64_t from,
                                       int64_t to, int64_t C)
@@ -424,7 +423,7 @@ static int embedding_backward(const struct place *on, real *dwte, real *dwpe, co
     return 0;
 }
 
-/* Two rows for each thread, and one of the widest layer for a bias. */
+/* Two rows for each thread, and one row of the widest bias. */
 static int64_t n_scratch(const struct place *on, int64_t N, int64_t C)
 {
     (void)N;

@@ -1,60 +1,60 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_layers.h: the parts of the model that are not matrix products, forward and backward, as a table: one
- * for the host, one for CUDA.
+/* gpt2_layers.h: the parts of the model that are not matrix products, forward and backward, as a table of
+ * functions. There is one table for the host and one for CUDA.
  *
- * N is the number of rows (B*T), C the channels. Backward functions ADD to gradients of weights. All are
- * deterministic: a fixed order of additions, no atomic ones, no contraction on the host (where every
- * instruction set gives the same bits).
+ * N is the number of rows (B*T), C the number of channels. Backward functions ADD to gradients of weights.
+ * All functions are deterministic: additions have a fixed order, there are no atomic additions, and no
+ * contraction on the host. On the host every instruction set gives the same bits.
  *
- * Pointers are memory of on's device. On the host the work is done when a function returns; on a GPU it is
- * put on on's stream. scratch: n_scratch() floats, in use until the stream has passed. Each returns 0 or a
- * zr_err.
- */
+ * Pointers are memory of on's device. On the host, work is done when a function returns; on a GPU it goes to
+ * on's stream. scratch has n_scratch() floats, and is in use until the stream has passed the work. Each
+ * function returns 0 or a zr_err. */
 #ifndef ZERO_BENCH_GPT2_LAYERS_H
 #define ZERO_BENCH_GPT2_LAYERS_H
 
 #include "bench/gpt2/gpt2_real.h"
 #include "bench/place.h"
 
-/* A batch as the model uses it: the tokens, what follows each, and for the embedding's backward the rows of
- * each token side by side: token distinct[i] stands in rows order[first[i]] .. order[first[i + 1] - 1]. */
+/* A batch: the tokens and the next token of each. For the embedding's backward it also lists the rows of each
+ * token: token distinct[i] occurs in rows order[first[i]] .. order[first[i + 1] - 1]. */
 struct gpt2_batch {
-    /* (B, T) each */
+    /* (B, T) each. */
     int32_t *tokens, *targets;
-    /* (B*T) rows, by token and then by row */
+    /* (B*T) Rows, sorted by token and then by row. */
     int32_t *order;
-    /* (B*T) and (B*T + 1), of which n_distinct and n_distinct + 1 are used */
+    /* (B*T) and (B*T + 1); n_distinct and n_distinct + 1 elements are used. */
     int32_t *distinct, *first;
     int32_t n_distinct;
 };
 
-/* What a row's distribution over V tokens should be: so much on each, and so much more on its target. Without
- * label smoothing (Szegedy et al., arXiv:1512.00567) 0 and 1. */
+/* The distribution that a row should have: `each` on all V tokens, and `target` more on its target. Without
+ * label smoothing (Szegedy et al., arXiv:1512.00567) these are 0 and 1. */
 struct gpt2_label {
     float each, target;
 };
 
-/* Causal attention in one piece, of heads with as many channels as fits() takes. Deterministic too. */
+/* Fused causal attention, for head sizes that fits() accepts. It is deterministic, too. */
 struct gpt2_attention {
     bool (*fits)(int64_t HS);
-    /* atty (B, T, NH*HS) = softmax(q * k^T / sqrt(HS)) * v for each head, a token seeing itself and those
-     * before it, from qkv (B, T, 3*NH*HS), whose columns are q, k, v and in each of those the heads. logsum
-     * (B, NH, T) is kept for backward. */
+    /* atty (B, T, NH*HS) = softmax(q * k^T / sqrt(HS)) * v for each head. A token sees itself and the tokens
+     * before it. The columns of qkv (B, T, 3*NH*HS) are q, k, v, each with all heads. logsum (B, NH, T) is
+     * kept for backward. */
     int (*forward)(const struct place *on, real *atty, float *logsum, const real *qkv, int64_t B, int64_t T,
                    int64_t NH, int64_t HS);
-    /* dqkv (B, T, 3*NH*HS) = gradient of qkv, from that of atty, datty. dots (B, NH, T) is scratch. */
+    /* dqkv (B, T, 3*NH*HS) = gradient of qkv, from datty, the gradient of atty. dots (B, NH, T) is a
+     * buffer. */
     int (*backward)(const struct place *on, real *dqkv, float *dots, const real *datty, const real *atty,
                     float *logsum, const real *qkv, int64_t B, int64_t T, int64_t NH, int64_t HS);
 };
 
 struct gpt2_layers {
-    /* NULL: there is none, and it is made of products and the softmax. */
+    /* NULL: attention consists of matrix products and the softmax. */
     const struct gpt2_attention *attention;
-    /* rows of logits are padded to a multiple of so many elements */
+    /* Rows of logits are padded to a multiple of so many elements. */
     int64_t row_align;
     int64_t (*n_scratch)(const struct place *on, int64_t N, int64_t C);
 
-    /* out (N, C) = (inp - mean) * rstd * weight + bias, over each row (Ba et al. 2016); mean, rstd (N) are
+    /* out (N, C) = (inp - mean) * rstd * weight + bias, over each row (Ba et al. 2016). mean and rstd (N) are
      * kept for backward. */
     int (*layernorm_forward)(const struct place *on, real *out, float *mean, float *rstd, const real *inp,
                              const real *weight, const real *bias, float *scratch, int64_t N, int64_t C);
@@ -68,22 +68,22 @@ struct gpt2_layers {
     /* dout becomes the gradient of inp, in place. */
     int (*gelu_backward)(const struct place *on, real *dout, const real *inp, int64_t n);
 
-    /* att (NH, T, T) = softmax of scale * scores (NH, T, T) over each row's first t+1 columns, 0 beyond.
-     * scores is used up. */
+    /* att (NH, T, T) = softmax of scale * scores (NH, T, T) over each row's first t+1 columns, 0 in the
+     * others. Overwrites scores. */
     int (*causal_softmax_forward)(const struct place *on, real *att, float *scores, int64_t NH, int64_t T,
                                   float scale);
-    /* dscores (NH, T, T) = gradient of the unscaled scores, from datt (NH, T, T), which is used up. */
+    /* dscores (NH, T, T) = gradient of the unscaled scores. Overwrites datt (NH, T, T). */
     int (*causal_softmax_backward)(const struct place *on, real *dscores, float *datt, const real *att,
                                    int64_t NH, int64_t T, float scale);
 
-    /* loss (N) = -log softmax(logits) of all tokens, as label weighs them, for each row; dlogits = scale *
-     * its gradient. logits is used up. Both (N, V), with ld elements between rows. */
+    /* loss (N) = -log softmax(logits) of all tokens, weighted by label, for each row; dlogits = scale * its
+     * gradient. Overwrites logits. Both are (N, V), with ld elements between rows. */
     int (*cross_entropy)(const struct place *on, real *dlogits, double *loss, float *logits,
                          const int32_t *targets, int64_t N, int64_t V, int64_t ld, struct gpt2_label label,
                          float scale);
-    /* *total += the mean of loss (N), rounded to a multiple of 2^-36, so that adding up to 2^17 of them is
-     * exact: the mean over ranks and micro-batches is then the same number however the micro-batches are
-     * dealt to ranks (for powers of two). */
+    /* *total += the mean of loss (N), rounded to a multiple of 2^-36. So adding up to 2^17 of them is exact,
+     * and the mean over ranks and micro-batches does not depend on how micro-batches are distributed over
+     * ranks (for powers of two). */
     int (*add_loss)(const struct place *on, double *total, const double *loss, int64_t N);
 
     /* dbias (C) += sum of dout (N, C) over rows. */
@@ -100,24 +100,24 @@ struct gpt2_layers {
                               int64_t C);
 };
 
-/* Those of the place's device. */
+/* The table for the place's device. */
 const struct gpt2_layers *gpt2_layers_for(const struct place *place);
 
 extern const struct gpt2_layers gpt2_layers_host;
-/* Where the build has CUDA. */
+/* Only in builds with CUDA. */
 extern const struct gpt2_layers gpt2_layers_cuda;
 #ifdef GPT2_BF16
 extern const struct gpt2_attention gpt2_attention_cuda;
 #endif
 
-/* What both compute by. */
+/* Constants and formulas that both tables use. */
 
 #define GPT2_LAYERNORM_EPS  1e-5f
 #define GPT2_SQRT_2_OVER_PI 0.7978845608f
 #define GPT2_GELU_CUBIC     0.044715f
 
-/* gelu(x) = x/2 * (1 + tanh(u)) = x * gate, where gate = 1 / (1 + e^(-2u)) and this is
- * u = sqrt(2/pi) * (x + 0.044715 x^3). */
+/* The u in gelu(x) = x/2 * (1 + tanh(u)) = x * gate, with gate = 1 / (1 + e^(-2u)). u = sqrt(2/pi) * (x +
+ * 0.044715 x^3). */
 GPT2_HOST_DEVICE float gpt2_gelu_u(float x)
 {
     return GPT2_SQRT_2_OVER_PI * (x + GPT2_GELU_CUBIC * x * x * x);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_names.c: see gpt2_names.h. In the order of train_describe's table. */
+/* gpt2_names.c: the published names of the model's tensors, in the order of train_describe's table. */
 #include "bench/gpt2/gpt2_names.h"
 
 #include <stdbool.h>
@@ -27,13 +27,13 @@ static const struct {
     {"ln_f.bias", false, false},
 };
 
-/* layer: of the table's, which is named as the whole model's first_layer + layer. */
+/* Names one tensor. layer is its number in the table; in the whole model it is first_layer + layer. */
 static struct zero_weight name_one(char text[40], int32_t tensor, int32_t number, int32_t first_layer,
                                    int32_t layer)
 {
     bool stacked = names[number].stacked;
     if (stacked)
-        snprintf(text, 40, "h.%d%s", first_layer + layer, names[number].name + 4); /* after "h.%d" */
+        snprintf(text, 40, "h.%d%s", first_layer + layer, names[number].name + 4); /* the name after "h.%d" */
     else
         snprintf(text, 40, "%s", names[number].name);
     return (struct zero_weight){text, tensor, stacked ? ZERO_SLICE(layer) : 0, names[number].transposed};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_names.h: the tensors of a GPT-2 under the names of its published weights, for zero_export and
+/* gpt2_names.h: maps the tensors of a GPT-2 to the names of its published weights, for zero_export and
  * zero_import. */
 #ifndef ZERO_BENCH_GPT2_NAMES_H
 #define ZERO_BENCH_GPT2_NAMES_H
@@ -8,10 +8,10 @@
 
 #define GPT2_N_NAMES(layers) (12 * (layers) + 4)
 
-/* Fills map, GPT2_N_NAMES(layers) entries or fewer, whose names are kept in text, as many rows, and returns
- * how many: layer by layer, so that pipeline stages one after the other have the order of one. number
- * (n_tensors): which of the whole model's tensors a table has, and its layers are that many from first_layer
- * on. The published matrices are (in, out), the model's (out, in). */
+/* Fills map with at most GPT2_N_NAMES(layers) entries, layer by layer, and returns their number. So the
+ * entries of consecutive pipeline stages have the order of the whole model. Their names are stored in text,
+ * which has as many rows. number (n_tensors) gives each tensor's number in the whole model; the layers are
+ * first_layer .. first_layer + layers - 1. The published matrices are (in, out), the model's (out, in). */
 int32_t gpt2_names(struct zero_weight *map, char (*text)[40], const int32_t *number, int32_t n_tensors,
                    int32_t first_layer, int32_t layers);
 

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_open.c: the memory of the model in gpt2.h, and its first weights. */
+/* gpt2_open.c: allocates and frees the memory of the model in gpt2.h, and initialises its weights. Each
+ * struct of pointers shares one block of memory. */
 #include "bench/gpt2/gpt2.h"
 
 #include <stdlib.h>
 
-#define PIECE ((int64_t)1 << 21) /* elements that are drawn at once */
+#define PIECE ((int64_t)1 << 21) /* elements drawn at a time */
 
-/* Points n pointers at consecutive pieces of one new block, which starts on a page. */
+/* Allocates one page-aligned block and points n pointers at consecutive pieces of it. */
 static int lay_out(struct gpt2 *m, struct gpt2_block *block, void **pieces, const int64_t *sizes, int n,
                    size_t element_bytes)
 {
@@ -62,7 +63,7 @@ static int64_t param_sizes(int64_t sizes[GPT2_N_TENSORS], const struct gpt2_conf
     return total;
 }
 
-/* Those after the first take no scratch. */
+/* Allocates one micro-batch's activations. Only the first has the buffers. */
 static int open_activations(struct gpt2 *m, struct gpt2_kept *k, bool first)
 {
     int64_t L = m->config.layers, C = m->config.channels, T = m->config.context,
@@ -156,7 +157,7 @@ int gpt2_keep(struct gpt2 *m, int64_t n)
     return err;
 }
 
-/* The pieces of a batch, in one block. */
+/* Points the arrays of a batch into one block. */
 static void batch_pieces(struct gpt2_batch *b, int32_t *at, int64_t BT)
 {
     *b = (struct gpt2_batch){at, at + BT, at + 2 * BT, at + 3 * BT, at + 4 * BT, 0};
@@ -212,7 +213,7 @@ static int draw_all(struct gpt2 *m, const int64_t sizes[GPT2_N_TENSORS], uint64_
             gpt2_draw(&m->config, seed, t, first, n, piece);
             err = dev->copy(m->place->stream, ((real **)&m->params)[t] + first, piece,
                             n * (int64_t)sizeof(real));
-            err = err ? err : dev->stream_sync(m->place->stream); /* piece is used again */
+            err = err ? err : dev->stream_sync(m->place->stream); /* the buffer is used again */
         }
     free(piece);
     return err;
@@ -224,7 +225,7 @@ const struct gpt2_layers *gpt2_layers_for(const struct place *place)
     if (place->cuda)
         return &gpt2_layers_cuda;
 #endif
-    (void)place; /* there is no GPU to open it on */
+    (void)place; /* no GPU in this build */
     return &gpt2_layers_host;
 }
 
@@ -291,7 +292,7 @@ void gpt2_close(struct gpt2 *m)
     if (!m->place)
         return;
     struct zr_device *dev = m->place->dev;
-    dev->ops->stream_sync(m->place->stream); /* nothing is freed under work that uses it */
+    dev->ops->stream_sync(m->place->stream); /* no running work may use what is freed */
     struct gpt2_block *blocks[] = {&m->params_memory, &m->grads_memory, &m->losses_memory, &m->batch_memory};
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
         give_back(m, blocks[i]);

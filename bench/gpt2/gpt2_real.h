@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gpt2_real.h: the element type of the model's tensors.
  *
- * The model's files are compiled once per dtype (bench/meson.build): with GPT2_BF16 a real is a bfloat16,
- * else a float. Arithmetic is fp32 either way. The end of this header gives every global name of these files
- * a suffix, so that one program can hold both. The linker does not notice a name that is missing there: it
- * takes one dtype's function for both. test/lint/same_names.py notices. */
+ * The model's files are compiled once per dtype (bench/meson.build). With GPT2_BF16 a real is a bfloat16,
+ * otherwise a float. Arithmetic is fp32 in both cases. The end of this header gives every global name of
+ * these files a suffix, so that one program can contain both. If a name is missing there, the linker silently
+ * uses one dtype's function for both; test/lint/same_names.py checks this. */
 #ifndef ZERO_BENCH_GPT2_REAL_H
 #define ZERO_BENCH_GPT2_REAL_H
 
@@ -66,11 +66,11 @@ GPT2_HOST_DEVICE real from_float(float f)
 
 #endif
 
-/* Compiles a function once per instruction set and picks at program start; every one gives the same bits.
- * Sanitizers instrument the code that picks before they are initialised, and crash. */
+/* Compiles a function once per instruction set; the program picks one at start. Each gives the same bits. Not
+ * with sanitizers: they instrument the code that picks before they are initialised, and crash. */
 #if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__) &&                       \
     !defined(__SANITIZE_THREAD__) && !defined(__clang__)
-#if __GNUC__ >= 12 /* v4 multiplies 64-bit integers, which the drawing of weights does most */
+#if __GNUC__ >= 12 /* v4 has 64-bit integer multiplication, which drawing weights uses most */
 #define GPT2_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define GPT2_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))

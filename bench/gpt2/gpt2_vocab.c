@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_vocab.c: see gpt2_vocab.h. */
+/* gpt2_vocab.c: the functions of gpt2_vocab.h. The threads of bench/parts.h split the rows. */
 #include "bench/gpt2/gpt2_vocab.h"
 #include "bench/parts.h"
 
@@ -37,7 +37,7 @@ int gpt2_vocab_top(const struct place *on, float *top, const float *logits, int6
         top[row] = -INFINITY;
         for (int64_t i = 0; i < V; i++) {
             float x = logits[row * ld + i];
-            top[row] = x > top[row] || x != x ? x : top[row]; /* one that is no number shows in the loss */
+            top[row] = x > top[row] || x != x ? x : top[row]; /* a NaN reaches the loss */
         }
     }
     return 0;

@@ -1,29 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_vocab.h: embedding and loss of a model whose token ids are divided among parts: each has V of them,
- * and their rows of wte. On the host. N rows of tokens, C channels; a token or a target below 0 is another
- * part's. Each returns 0. */
+/* gpt2_vocab.h: embedding and loss on the host if the token ids are split over tensor-parallel ranks. Each
+ * rank has V ids and their rows of wte. There are N rows of tokens and C channels. A negative token or target
+ * belongs to another rank. Each function returns 0. */
 #ifndef ZERO_BENCH_GPT2_VOCAB_H
 #define ZERO_BENCH_GPT2_VOCAB_H
 
 #include "bench/gpt2/gpt2_layers.h"
 
-/* ids (n), of all parts, become those of the part that begins at id first and has V; others' become -1. */
+/* Converts global ids (n) to those of the rank with ids first .. first + V - 1. Other ids become -1. */
 void gpt2_vocab_localize(int32_t *ids, int64_t n, int64_t first, int64_t V);
 
-/* out (B, T, C) = wte (V, C) at the part's tokens, 0 at others', and where wpe is not NULL + wpe (T, C).
- * Summed over the parts, of which one gives wpe, it is the embedding. */
+/* out (B, T, C) = wte (V, C) at the rank's tokens and 0 at others, plus wpe (T, C) unless NULL. One rank
+ * passes wpe. The sum over the ranks is then the embedding. */
 int gpt2_vocab_embed(const struct place *on, real *out, const int32_t *tokens, const real *wte,
                      const real *wpe, int64_t B, int64_t T, int64_t C);
 
-/* Cross entropy in three steps, between which the parts take the largest, and then the sum, of what each row
- * has: top (N) is its largest logit, total (N) the sum of exp(logit - top), wanted (N) the sum
- * of logit - top as label weighs it, of this part's tokens. logits (N, V), with ld elements between rows,
- * become those exponentials. */
+/* Cross entropy in three steps. Between them the ranks take the maximum, and then the sums, of each row's
+ * values. All values concern this rank's tokens: top (N) is the largest logit, total (N) the sum of exp(logit
+ * - top), and wanted (N) the sum of logit - top weighted by label. The exponentials replace logits (N, V),
+ * which has ld elements between rows. */
 int gpt2_vocab_top(const struct place *on, float *top, const float *logits, int64_t N, int64_t V, int64_t ld);
 int gpt2_vocab_exponentials(const struct place *on, float *logits, float *total, float *wanted,
                             const float *top, const int32_t *targets, int64_t N, int64_t V, int64_t ld,
                             struct gpt2_label label);
-/* loss (N) = log(total) - wanted; dlogits = scale * its gradient, 0 in columns V to width. */
+/* loss (N) = log(total) - wanted; dlogits = scale * its gradient, and 0 in columns V to width. */
 int gpt2_vocab_loss(const struct place *on, real *dlogits, double *loss, const float *logits,
                     const float *total, const float *wanted, const int32_t *targets, int64_t N, int64_t V,
                     int64_t width, int64_t ld, struct gpt2_label label, float scale);

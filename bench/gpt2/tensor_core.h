@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tensor_core.h: the instructions of tensor cores for bf16, with fp32 sums, by a warp whose 32 lanes all call
- * (PTX ISA: mma.m16n8k16, ldmatrix), and what feeds them (cp.async, ex2). Needs sm_80.
+/* tensor_core.h: bf16 instructions of tensor cores with fp32 sums (PTX ISA: mma.m16n8k16, ldmatrix), and the
+ * instructions around them (cp.async, ex2). All 32 lanes of a warp call each function. Needs sm_80.
  *
- * With lane = 4 * g + t: of A (16, 16) a lane holds in a[0..3] rows g, g+8, g, g+8 and columns 2t, 2t, 2t+8,
- * 2t+8, and the column after each; of B (16, 8) in b[0..1] rows 2t and 2t+8, and the row after each, of
- * column g; of C (16, 8) in c[0..3] row g at columns 2t and 2t+1, then row g+8. The first of two bf16 is in
- * the lower half. So two neighbouring C, rounded, are an A.
+ * With lane = 4 * g + t, a lane holds these elements. The first of two bf16 is in the lower half.
+ *   A (16, 16)  a[0..3]: rows g, g+8, g, g+8; columns 2t, 2t, 2t+8, 2t+8, and the column after each
+ *   B (16, 8)   b[0..1]: rows 2t and 2t+8, and the row after each; column g
+ *   C (16, 8)   c[0..3]: row g at columns 2t and 2t+1, then row g+8
+ * So two neighbouring C, rounded to bf16, form an A.
  *
- * Compiled for something else than a GPU, the functions are whoever's that program brings (the tests'). */
+ * If the code is not compiled for a GPU, the program provides these functions itself, as the tests do. */
 #ifndef ZERO_BENCH_TENSOR_CORE_H
 #define ZERO_BENCH_TENSOR_CORE_H
 
@@ -24,8 +25,8 @@ __device__ __forceinline__ void mma_bf16(float c[4], const uint32_t a[4], const 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* Four matrices (8, 8) of shared memory, of which lane 8*j + i names row i of matrix j, 16 bytes: to[j]
- * becomes row g of matrix j at columns 2t and 2t+1. */
+/* Loads four matrices (8, 8) from shared memory. Lane 8*j + i passes the address of row i of matrix j, 16
+ * bytes. to[j] becomes row g of matrix j at columns 2t and 2t+1. */
 __device__ __forceinline__ void load_matrices(uint32_t to[4], const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -34,7 +35,7 @@ __device__ __forceinline__ void load_matrices(uint32_t to[4], const void *row)
                  : "memory");
 }
 
-/* The same of their transposes: rows 2t and 2t+1 of matrix j at column g. */
+/* Loads the transposed matrices: rows 2t and 2t+1 of matrix j at column g. */
 __device__ __forceinline__ void load_transposed(uint32_t to[4], const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -43,9 +44,9 @@ __device__ __forceinline__ void load_transposed(uint32_t to[4], const void *row)
                  : "memory");
 }
 
-/* Begins to copy 16 bytes (4) to shared memory, both places a multiple of that; zeros, and nothing is read,
- * when there is nothing there. It is done for the calling thread after wait_for_copies, for others after a
- * barrier behind that. */
+/* Start to copy 16 or 4 bytes to shared memory. Both addresses are multiples of this size. If `there` is
+ * false, they write zeros and read nothing. The copy is complete for the calling thread after
+ * wait_for_copies, and for other threads after a following barrier. */
 __device__ __forceinline__ void copy_16_bytes(void *to, const void *from, bool there)
 {
     asm volatile(
@@ -66,7 +67,7 @@ __device__ __forceinline__ void wait_for_copies(void)
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* 2^x to 22 bits, 0 for what is not a normal number: one instruction where exp2f takes four. */
+/* 2^x to 22 bits, and 0 for a result that is not normal. This is one instruction; exp2f needs four. */
 __device__ __forceinline__ float power_of_two(float x)
 {
     float y;
@@ -74,7 +75,7 @@ __device__ __forceinline__ float power_of_two(float x)
     return y;
 }
 
-/* Both rounded to nearest, ties to even. */
+/* Rounds both to nearest, ties to even. */
 __device__ __forceinline__ uint32_t two_bf16(float first, float second)
 {
     uint32_t both;

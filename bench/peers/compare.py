@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains one GPT-2 by libzero and by others, in turns: speed, memory, time to the first forward, and losses beside each other.
+"""Trains one GPT-2 with libzero and with others in turn, and compares speed, memory, time to the first forward, and losses.
 
-Called by bench/peers/run.sh, which makes the virtual environment that the rows of PyTorch and DeepSpeed run in; with --rows of our own
-only (plain, stage0 to stage3) it needs nothing but zero-bench. Every round runs each row once, and begins with another one. What a row
-is measured by is the same for all of them: its own time of each step, the sum of the Pss of its processes as sampled from outside, and
-when the first step was reported, less the time of that step, counted from when its processes were started.
+bench/peers/run.sh calls this program. It creates the virtual environment for the rows of PyTorch and DeepSpeed. With
+--rows of our own only (plain, stage0 to stage3), zero-bench is all that is needed. Every round runs each row once, and
+starts with a different one. All rows are measured in the same way:
+
+- Speed is the row's own time of each step.
+- Memory is the sum of the Pss of its processes, sampled from outside.
+- The time to the first forward runs from the start of its processes to the report of the first step, minus that step.
 """
 import argparse
 import datetime
@@ -82,7 +85,7 @@ def sizes_as_options(o):
 
 
 class Rows:
-    """How each row is run, and why one cannot be."""
+    """The commands of each row, and the reason if a row cannot run."""
 
     def __init__(self, o):
         self.o = o
@@ -90,13 +93,13 @@ class Rows:
         self.zero_run = os.path.join(o.build, 'zero', 'zero-run')
         self.text = o.data or os.path.join(o.work, 'text')
         self.weights, self.batches = {}, {}
-        self.imported_gb = None  # of memory, by PyTorch alone
+        self.imported_gb = None  # memory of a process that only imported PyTorch
         self.torch_device = 'cuda' if o.device == 'cuda' else 'cpu'
         self.extensions_built = False
         self.versions = self.find_versions() if any(who in OF_TORCH for who in o.rows) else {}
 
     def find_versions(self):
-        """Of the modules that rows need: {"torch": "2.9.1", "deepspeed": "not there: why"}."""
+        """Versions of the modules that rows need: {"torch": "2.9.1", "deepspeed": "not there: why"}."""
         found = {}
         pss = "sum(int(line.split()[1]) for line in open('/proc/self/smaps_rollup') if line.startswith('Pss:'))"
         for module in ['torch'] + ['deepspeed'] * any(who.startswith('deepspeed') for who in self.o.rows):
@@ -110,7 +113,7 @@ class Rows:
         return found
 
     def refusal(self, who, dtype):
-        """Why this row is not run, or None."""
+        """The reason why this row cannot run, or None."""
         o = self.o
         if who == 'llmc':
             if not o.llmc:
@@ -127,7 +130,7 @@ class Rows:
         return None
 
     def prepare(self, who, dtype):
-        """Weights and batches of a row that reads them from files."""
+        """Writes the weights and batches of a row that reads them from files."""
         o, ranks = self.o, self.ranks(who)
         if who in peers_report.OURS:
             return
@@ -147,7 +150,10 @@ class Rows:
                               os.path.join(o.work, 'llmc_peer')], os.path.join(o.work, 'llmc_peer.log'))
 
     def build_extensions(self):
-        """DeepSpeed compiles a part of itself at its first start, for minutes: here, and not in a measured run. One that fails says so there."""
+        """Starts DeepSpeed once, unmeasured, as it compiles a part of itself at its first start for minutes.
+
+        If this fails, the measured run fails in the same way and reports it.
+        """
         if not self.extensions_built:
             self.extensions_built = True
             tiny = ['--layers=1', '--heads=1', '--channels=32', '--vocab=256', '--context=16', '--steps=3']
@@ -166,13 +172,13 @@ class Rows:
 
     @staticmethod
     def environment(threads, **more):
-        """Nothing of an outer launcher, and so many threads."""
+        """The environment without variables of an outer launcher, and with this number of threads."""
         ours = ('ZERO_', 'OMP_', 'MKL_', 'KMP_', 'GOMP_')
         env = {k: v for k, v in os.environ.items() if not k.startswith(ours) and k not in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK')}
         return {**env, 'OMP_NUM_THREADS': str(threads), **more}
 
     def commands(self, who, dtype):
-        """[(arguments, environment)] of the processes of a row."""
+        """[(arguments, environment)] for each process of a row."""
         o, threads = self.o, self.threads(who)
         env = self.environment(threads)
         if who == 'llmc':
@@ -196,7 +202,7 @@ class Rows:
                          'MASTER_PORT': str(port)}) for r in range(self.ranks(who))]
 
     def run(self, who, dtype):
-        """One run, made or refused or failed."""
+        """One run, which may have been refused or have failed."""
         o = self.o
         about = {'who': who, 'dtype': dtype, 'ranks': self.ranks(who), 'threads': self.threads(who)}
         why = self.refusal(who, dtype)
@@ -210,7 +216,7 @@ class Rows:
 
 
 def earlier_runs(o, path):
-    """Those of the work folder, if they are to be kept and were made with the same settings."""
+    """With --add, the runs in the work folder, which must have the same settings. Otherwise none, and a clean folder."""
     settings = {k: getattr(o, k) for k in SETTINGS}
     settings_path = os.path.join(o.work, 'settings.json')
     if o.add and os.path.exists(settings_path):
@@ -263,7 +269,7 @@ def gpu_lines():
 
 
 def about_lines(o, rows, versions, imported_gb):
-    """Where, when and of what, for the page."""
+    """Lines for the page: date, machine, versions, model, and how to read the columns."""
     commit = subprocess.run(['git', '-C', ROOT, 'describe', '--always', '--dirty'], capture_output=True, text=True, check=False).stdout.strip()
     version = subprocess.run([os.path.join(o.build, 'bench', 'zero-bench'), '--version'], capture_output=True, text=True, check=False).stdout.split()[-1:]
     interleaved = not o.add and o.rounds > 1
@@ -283,13 +289,13 @@ def about_lines(o, rows, versions, imported_gb):
 
 
 def main():
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by which the processes of a run end, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # this ends the processes of a run, too
     o = options()
     os.makedirs(o.work, exist_ok=True)
     raw_path = os.path.join(o.work, 'runs.jsonl')
     runs = earlier_runs(o, raw_path)
     rows = Rows(o)
-    if not o.data and not (o.add and os.path.exists(rows.text)):  # rows that are added have the text of those before
+    if not o.data and not (o.add and os.path.exists(rows.text)):  # added rows use the same text
         peers_inputs.write_text(ROOT, rows.text)
     for round_ in range(o.rounds):
         wanted = [(who, dtype) for dtype in o.dtype for who in o.rows]

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sizes of the models that zero-bench trains, for programs that train the same ones."""
+"""The sizes of zero-bench's models, for programs that train the same models."""
 
-# layers, heads, channels, vocab, learning rate: bench/gpt2/gpt2_config.c
+# layers, heads, channels, vocab, learning rate; as in bench/gpt2/gpt2_config.c
 MODELS = {
     'gpt2-nano': (6, 6, 96, 256, 2e-3), 'gpt2-124M': (12, 12, 768, 50257, 6e-4), 'gpt2-355M': (24, 16, 1024, 50257, 3e-4),
     'gpt2-774M': (36, 20, 1280, 50257, 2.5e-4), 'gpt2-1.5B': (48, 25, 1600, 50257, 2e-4),
 }
-N_WARMUP_STEPS = 10  # the learning rate ramps up over these (bench/train.c)
-N_WARM_STEPS = 2  # left out of a run's median (bench/report.c)
+N_WARMUP_STEPS = 10  # steps over which the learning rate ramps up (bench/train.c)
+N_WARM_STEPS = 2  # first steps that a run's median leaves out (bench/report.c)
 
 
 def flop_per_token(layers, channels, context, vocab):
-    """bench/gpt2/gpt2_config.c: Chowdhery et al., arXiv:2204.02311, appendix B."""
+    """As in bench/gpt2/gpt2_config.c (Chowdhery et al., arXiv:2204.02311, appendix B)."""
     weights = vocab * channels + layers * (12 * channels * channels + 13 * channels) + 2 * channels
     return 6 * weights + 12 * layers * channels * context

@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Installs DeepSpeed into the virtual environment of bench/peers/run.sh, or says there (deepspeed-failed) why it cannot, until its requirements change.
+# Installs DeepSpeed into the virtual environment of bench/peers/run.sh. If that fails, the file deepspeed-failed
+# there says why, and the installation is not tried again until the requirements change.
 #
 #     sh bench/peers/install_deepspeed.sh VENV
 set -eu
@@ -13,14 +14,15 @@ if "$venv/bin/python" -c 'import importlib.metadata as m; m.version("deepspeed")
     exit 0
 fi
 
-# It is built from source against the PyTorch that is there, so without the isolation in which pip has what builds it: that comes first.
+# DeepSpeed is built from source against the installed PyTorch, so without pip's build isolation. Without it,
+# pip does not install the packages that build DeepSpeed, so they are installed first.
 install() {
     grep -v -e '^deepspeed==' -e '^#' "$wanted" >"$venv/builds-deepspeed.txt"
     "$venv/bin/pip" install --no-cache-dir -r "$venv/builds-deepspeed.txt" &&
         DS_BUILD_OPS=0 "$venv/bin/pip" install --no-cache-dir --no-build-isolation -r "$wanted"
 }
 
-# Of what was printed the last error, but for those by which pip says that there was one.
+# Prints the last error in the log, except pip's own summaries of errors.
 why_not() {
     grep -i 'error: ' "$1" | grep -v -e 'error: subprocess-exited' -e 'error: metadata-generation' | sed 's/^ *//' | tail -n 1 | grep . || tail -n 1 "$1"
 }

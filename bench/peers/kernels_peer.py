@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How fast PyTorch multiplies matrices and attends on this GPU, as one JSON line, to be held against zero-bench kernels.
+"""Measures PyTorch's matrix products and attention on this GPU, as one JSON line to compare with zero-bench kernels.
 
     kernels_peer.py [--gemm M,N,K] [--attention B,T,NH,HS] [--dtype bf16|f32] [--rounds 21]
 
-The method is zero-bench kernels': random operands, warm-up rounds left out, each round a few products between two events, the
-median of the rounds. f32 is full fp32, not TF32.
+The method is that of zero-bench kernels: random operands, unmeasured warm-up rounds, a few products between two events
+in each round, and the median of the rounds. f32 is full fp32, not TF32.
 """
 import argparse
 import json

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* llmc_peer.c: llm.c's trainer for the CPU on the batches of the other rows, in zero-bench's JSON lines.
+/* llmc_peer.c: trains with llm.c on the CPU, on the batches of the other rows, and prints zero-bench's JSON
+ * lines.
  *
  *     cc -Ofast -march=native -fopenmp -DOMP -DTESTING -I DIR -include DIR/train_gpt2.c llmc_peer.c -lm
  *     llmc_peer WEIGHTS BATCHES BATCH CONTEXT STEPS LR
  *
- * Forward, backward and AdamW are llm.c's own; its source comes without its main (TESTING), as llm.c's own
- * test includes it. That main neither clips nor ramps nor decays: here gradients are scaled between its
- * backward and its update, which is called for each tensor with the decay of that one. */
+ * Forward, backward and AdamW are llm.c's own. TESTING leaves out its main, as in llm.c's own test. That main
+ * has no clipping, ramp or weight decay. So this program scales the gradients between backward and update,
+ * and calls the update for each tensor with its decay. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +22,7 @@ static double now_ms(void)
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-/* Scales gradients to a norm of at most 1, and returns what it was. */
+/* Scales gradients to a norm of at most 1. Returns the norm before. */
 static double clip(GPT2 *m)
 {
     double sum = 0;
@@ -37,7 +38,7 @@ static double clip(GPT2 *m)
     return sqrt(sum);
 }
 
-/* Vectors do not decay: norms and biases. */
+/* Whether a tensor has weight decay. Vectors (norms and biases) have none. */
 static int decays(int tensor)
 {
     static const int matrices[] = {0, 1, 4, 6, 10, 12}; /* wte, wpe, qkvw, attprojw, fcw, fcprojw */
@@ -49,7 +50,7 @@ static int decays(int tensor)
 
 static void update(GPT2 *m, float lr, int step)
 {
-    if (!m->m_memory) { /* as it does itself at its first update */
+    if (!m->m_memory) { /* as llm.c's first update does */
         m->m_memory = calloc(m->num_parameters, sizeof(float));
         m->v_memory = calloc(m->num_parameters, sizeof(float));
         if (!m->m_memory || !m->v_memory)

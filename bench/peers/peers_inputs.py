@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all rows begin with: the text, its batches, and the weights in every program's form. Standard library only."""
+"""Writes the inputs of all rows: text, batches, and weights in each program's format. Standard library only."""
 import array
 import glob
 import json
@@ -13,15 +13,15 @@ MAX_TEXT = 16 << 20  # BYTES_DATA_MAX of bench/bytes_data.h
 MASK = (1 << 64) - 1
 PACK = 'I' if array.array('I').itemsize == 4 else 'L'
 
-# llm.c's order of tensors, and what the published checkpoints call them; %d: one for each layer, stacked.
+# llm.c's order of tensors, by the names of the published checkpoints. %d: one tensor per layer, stacked.
 LLMC_ORDER = ['wte.weight', 'wpe.weight', 'h.%d.ln_1.weight', 'h.%d.ln_1.bias', 'h.%d.attn.c_attn.weight', 'h.%d.attn.c_attn.bias',
               'h.%d.attn.c_proj.weight', 'h.%d.attn.c_proj.bias', 'h.%d.ln_2.weight', 'h.%d.ln_2.bias', 'h.%d.mlp.c_fc.weight',
               'h.%d.mlp.c_fc.bias', 'h.%d.mlp.c_proj.weight', 'h.%d.mlp.c_proj.bias', 'ln_f.weight', 'ln_f.bias']
-TRANSPOSED = ('c_attn.weight', 'c_proj.weight', 'c_fc.weight')  # published as (in, out), where llm.c has (out, in)
+TRANSPOSED = ('c_attn.weight', 'c_proj.weight', 'c_fc.weight')  # published as (in, out); llm.c has (out, in)
 
 
 def write_text(root, path):
-    """The sources of this tree, one after another, as one file."""
+    """Concatenates the sources of this tree."""
     left = MAX_TEXT
     with open(path, 'wb') as out:
         for folder in TEXT_FOLDERS:
@@ -31,7 +31,7 @@ def write_text(root, path):
 
 
 def random_bits(x):
-    """bench/random_bits.h."""
+    """As in bench/random_bits.h."""
     x = (x + 0x9E3779B97F4A7C15) & MASK
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK
     x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK
@@ -39,7 +39,10 @@ def random_bits(x):
 
 
 def write_batches(text_path, path, steps, ranks, batch, context, seed):
-    """What zero-bench train draws from a text (bytes_data_sample in bench/bytes_data.c), as int32 of (step, rank, row, context + 1)."""
+    """Writes the batches that zero-bench train draws from a text, as int32 of (step, rank, row, context + 1).
+
+    The draws are those of bytes_data_sample in bench/bytes_data.c.
+    """
     with open(text_path, 'rb') as f:
         text = f.read()
     if len(text) <= context:
@@ -62,7 +65,7 @@ def run(command, log):
 
 
 def write_weights(zero_bench, model, dtype, seed, text_path, folder):
-    """The weights that zero-bench begins with, as safetensors files: those of a checkpoint after a step at learning rate 0."""
+    """Writes zero-bench's initial weights as safetensors files. They come from a checkpoint after a step with learning rate 0."""
     checkpoint = folder + '.checkpoint'
     for old in (checkpoint, folder):
         shutil.rmtree(old, ignore_errors=True)
@@ -73,7 +76,7 @@ def write_weights(zero_bench, model, dtype, seed, text_path, folder):
 
 
 class Safetensors:
-    """The f32 tensors of a folder of safetensors files: name -> (shape, array of its values)."""
+    """The f32 tensors in a folder of safetensors files; read(name) gives the shape and an array of values."""
 
     def __init__(self, folder):
         self.where = {}
@@ -104,7 +107,7 @@ def transposed(shape, values):
 
 
 def write_llmc(weights, sizes, path):
-    """The same weights as llm.c reads them: a header of 256 ints (version 3), then fp32 tensors."""
+    """Writes the weights in llm.c's format: a header of 256 ints (version 3), then fp32 tensors."""
     layers, heads, channels, context, vocab = sizes
     files = Safetensors(weights)
     header = array.array('i', [20240326, 3, context, vocab, layers, heads, channels, vocab] + [0] * 248)

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bench/peers makes of its runs: medians and spreads, how far losses are apart, the bars, tables. Standard library only.
+"""Computes the results of bench/peers: medians, spreads, distances of losses, bars, tables. Standard library only.
 
-A run is a dict: who (a key of TITLES), dtype, ranks, threads; ms and losses, one for each step (None: not finite); first_forward_s and first_step_s,
-counted from when its processes were started; pss_bytes, peer (versions) and device_bytes, each perhaps None. Or instead of all but
-the first four "failed", which says why it was not made.
+A run is a dict with these keys:
+
+- who (a key of TITLES), dtype, ranks, threads
+- ms and losses, one value for each step (None: not finite)
+- first_forward_s and first_step_s, counted from the start of its processes
+- pss_bytes, peer (versions) and device_bytes, which may be None
+
+A run that was not made has "failed", the reason, instead of all keys but the first four.
 """
 import json
 import math
@@ -11,7 +16,7 @@ import statistics
 
 from gpt2_sizes import N_WARM_STEPS
 
-N_LOSSES = 20  # of which the distance is told
+N_LOSSES = 20  # losses that are compared
 LOSS_BAR = 1e-4
 TITLES = {
     'plain': 'zero-bench --plain', 'stage0': 'libzero, stage 0', 'stage1': 'libzero, stage 1', 'stage2': 'libzero, stage 2',
@@ -20,8 +25,9 @@ TITLES = {
 }
 OURS = ['plain', 'stage0', 'stage1', 'stage2', 'stage3']
 
-# ours, peer, what of them, dtypes, the least (or most) that ours is of the peer's. llm.c's is f32 in each. They are for CPUs: of runs on a GPU,
-# where both sides' products are cuBLAS's, the same ratios are told without a bar, and the memory is the GPU's.
+# ours, peer, figure, {dtype: the bar of ours / peer}. tokens_per_s has a minimum, the others a maximum. llm.c's
+# runs are always f32. The bars are for CPUs. On a GPU both sides use cuBLAS: the same ratios are then reported
+# without a bar, and memory is that of the GPU.
 BARS = [
     ('stage3', 'fsdp2', 'tokens_per_s', {'f32': 3.0, 'bf16': 3.0}), ('stage3', 'fsdp2', 'pss_gb', {'f32': 0.65, 'bf16': 0.75}),
     ('stage3', 'fsdp2', 'first_forward_s', {'f32': 0.1, 'bf16': 0.1}), ('stage0', 'ddp', 'tokens_per_s', {'f32': 2.2, 'bf16': 2.2}),
@@ -31,18 +37,18 @@ NAMES = {'tokens_per_s': 'tokens/s', 'pss_gb': 'peak Pss', 'device_gb': "peak of
 
 
 def spread(values):
-    """The median of some numbers, and the lowest and highest of them."""
+    """The median, the lowest and the highest of some numbers."""
     return {'median': statistics.median(values), 'low': min(values), 'high': max(values)}
 
 
 def tokens_per_s(run, batch, context):
-    """Of the run's median step, without its first ones, as zero-bench tells it."""
+    """Tokens per second of the run's median step, without its first ones, as zero-bench reports it."""
     ms = run['ms'][N_WARM_STEPS:] or run['ms']
     return run['ranks'] * batch * context / statistics.median(ms) * 1e3
 
 
 def loss_distance(losses, reference):
-    """The largest relative difference of the first N_LOSSES, and of how many losses it is."""
+    """The largest relative difference of the first N_LOSSES losses, and the number of losses compared."""
     pairs = list(zip(losses, reference))[:N_LOSSES]
     if not pairs:
         return None, 0
@@ -50,18 +56,18 @@ def loss_distance(losses, reference):
 
 
 def n_compared(rows):
-    """How many losses the distances are of, as text: "8", or "7 to 20" where rows differ."""
+    """The number of losses compared, as text: "8", or "7 to 20" if rows differ."""
     counts = sorted({row['losses_compared'] for row in rows if row.get('losses_compared')})
     return ' to '.join(str(n) for n in (counts[:1] + counts[-1:] if len(counts) > 1 else counts)) or '0'
 
 
 def json_line(row):
-    """Strict JSON, in which what is not finite is null."""
+    """A line of strict JSON. Values that are not finite become null."""
     return json.dumps({k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}, allow_nan=False) + '\n'
 
 
 def row_of(runs, batch, context):
-    """A row of the runs of one program: {"who", "dtype", "ranks", "threads", "tokens_per_s": {"median", "low", "high"}, ...}."""
+    """The row for the runs of one program: {"who", "dtype", "ranks", "threads", "tokens_per_s": {"median", ...}, ...}."""
     row = {k: runs[0][k] for k in ('who', 'dtype', 'ranks', 'threads')}
     made = [r for r in runs if not r.get('failed')]
     failures = [r['failed'] for r in runs if r.get('failed')]
@@ -80,7 +86,7 @@ def row_of(runs, batch, context):
 
 
 def add_distances(rows):
-    """To each row with losses, how far they are from the reference: those of ours with the same dtype and ranks."""
+    """Adds to each row with losses their distance from the reference, our row with the same dtype and ranks."""
     for row in rows:
         same = [r for r in rows if r.get('losses') and (r['dtype'], r['ranks']) == (row['dtype'], row['ranks'])]
         reference = next((r for who in OURS for r in same if r['who'] == who), same[0] if same else None)
@@ -90,7 +96,7 @@ def add_distances(rows):
 
 
 def rows_of(runs, batch, context):
-    """All rows, in the order of dtypes, of one rank and several, and of TITLES."""
+    """All rows, sorted by dtype, number of ranks, and order in TITLES."""
     keys = {(r['dtype'], r['ranks'], r['who']) for r in runs}
     order = sorted(keys, key=lambda k: (k[0] != 'f32', k[1], list(TITLES).index(k[2])))
     rows = [row_of([r for r in runs if (r['dtype'], r['ranks'], r['who']) == key], batch, context) for key in order]
@@ -99,7 +105,7 @@ def rows_of(runs, batch, context):
 
 
 def bars_of(rows):
-    """[what, the ratio or distance, the bar as text, whether it is met], of what there are rows for. '' and None where there is no bar."""
+    """[name, ratio or distance, bar as text, whether it is met] for all rows that exist. Without a bar: '' and None."""
     found = {(r['who'], r['dtype']): r for r in rows if r.get('tokens_per_s')}
     answers = []
     for dtype in ('f32', 'bf16'):
@@ -124,7 +130,7 @@ def bars_of(rows):
 
 
 def number(x, digits=3):
-    """With so many digits that count, and no exponent for what people count in."""
+    """A number with this many significant digits, and with an exponent only if it is below 1e-3."""
     if x is None:
         return ''
     if x == 0 or abs(x) < 1e-3:
@@ -151,7 +157,7 @@ def cells(row):
 
 
 def text_table(lines):
-    """Lines of cells, of which the first is the head, in columns. A cell that only empty ones follow may be as long as it likes."""
+    """Aligns lines of cells in columns; the first line is the head. A cell that only empty cells follow may be wider."""
     def is_last(line, i):
         return not any(line[i + 1:])
     widths = [max(len(line[i]) for line in lines if i == 0 or not is_last(line, i) or line is lines[0]) for i in range(len(lines[0]))]
@@ -191,7 +197,7 @@ def losses_of(rows):
 
 
 def markdown(title, about, rows):
-    """The page: about is a list of lines that say where, when and of what."""
+    """The page as Markdown. about: the lines of about_lines in compare.py."""
     page = [f'# {title}', '', *(f'- {line}' for line in about), '', markdown_table([HEAD, *map(cells, rows)])]
     bars = bar_lines(rows)
     if bars:

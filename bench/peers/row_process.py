@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the processes of one run, reads what they tell of each step and when, and watches their memory. Standard library only."""
+"""Runs the processes of one row, reads their reports of steps, and samples their memory. Standard library only."""
 import json
 import os
 import subprocess
@@ -12,7 +12,7 @@ class Failed(Exception):
 
 
 def children_of_all():
-    """parent -> its children, of all processes."""
+    """Maps each process of the system to its children."""
     found = {}
     for name in os.listdir('/proc'):
         if name.isdigit():
@@ -20,7 +20,7 @@ def children_of_all():
                 with open(f'/proc/{name}/stat', encoding='utf-8', errors='replace') as f:
                     parent = int(f.read().rsplit(')', 1)[1].split()[1])
             except (OSError, IndexError):
-                continue  # it has ended
+                continue  # the process has ended
             found.setdefault(parent, []).append(int(name))
     return found
 
@@ -36,7 +36,7 @@ def tree_of(roots):
 
 
 def pss_bytes(pids):
-    """The sum of their proportional set sizes: memory that they share counts once. Those that have ended count nothing."""
+    """The sum of the processes' proportional set sizes. Shared memory counts once, and ended processes count nothing."""
     total = 0
     for pid in pids:
         try:
@@ -48,7 +48,7 @@ def pss_bytes(pids):
 
 
 class Watch:
-    """Samples the memory of processes until stopped, and ends all of them when one fails or time is up."""
+    """Samples the memory of processes until stopped. If one fails or the time is up, it ends all of them."""
 
     def __init__(self, processes, every_s, limit_s):
         self.processes, self.every_s, self.end = processes, every_s, time.monotonic() + limit_s
@@ -93,12 +93,12 @@ def last_words(path):
 
 
 def read_lines(process, started, watch):
-    """The step events, each with when it came, and the summary, or {}."""
+    """Returns the step events, each with its time of arrival, and the summary, or {}."""
     steps, summary = [], {}
     for line in process.stdout:
         arrived = time.monotonic() - started
         if not line.startswith('{'):
-            continue  # llm.c speaks of its model first
+            continue  # llm.c first prints its model
         event = json.loads(line)
         if event.get('event') == 'summary':
             summary = event
@@ -110,8 +110,10 @@ def read_lines(process, started, watch):
 
 
 def run_row(commands, log, every_s=0.5, limit_s=3600):
-    """Runs some processes side by side, (arguments, environment) each, of which the first tells of the steps. Returns of a run (see
-    peers_report.py) what was measured; raises Failed. Their standard error goes to files log.0, log.1 and so on."""
+    """Runs processes, each an (arguments, environment), at the same time; the first reports the steps.
+
+    Returns the measured keys of a run (see peers_report.py), or raises Failed. Standard error goes to log.0, log.1 and so on.
+    """
     processes, logs = [], [f'{log}.{i}' for i in range(len(commands))]
     started = time.monotonic()
     watch = None

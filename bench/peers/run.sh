@@ -1,10 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# The same GPT-2 trained by libzero, PyTorch (plain, DDP, FSDP2), DeepSpeed and llm.c, in turns: speed, memory, time to the first forward, and
-# losses beside each other. Makes a virtual environment with PyTorch in build/peers-venv, and says first how large that is.
+# Trains the same GPT-2 with libzero, PyTorch (plain, DDP, FSDP2), DeepSpeed and llm.c in turn, and compares
+# speed, memory, time to the first forward, and losses. It creates a virtual environment with PyTorch in
+# build/peers-venv, and prints its size first.
 #
-#     sh bench/peers/run.sh                        GPT-2 124M on this machine's CPU, f32 and bf16, three rounds: takes hours on two cores
-#     sh bench/peers/run.sh --model gpt2-nano      a small one: minutes
+#     sh bench/peers/run.sh                        GPT-2 124M on this machine's CPU, f32 and bf16, three rounds:
+#                                                  hours on two cores
+#     sh bench/peers/run.sh --model gpt2-nano      a small model: minutes
 #     sh bench/peers/run.sh --llmc DIR             with llm.c, whose source is in DIR
 #     sh bench/peers/run.sh --help                 everything else
 set -eu
@@ -36,7 +38,7 @@ if [ "$("$venv/bin/python" -c 'import importlib.metadata as m; print(m.version("
     "$venv/bin/pip" install --no-cache-dir -r "$here/requirements.txt"
 fi
 
-# Where it cannot be, its rows say why.
+# If this fails, DeepSpeed's rows say why.
 sh "$here/install_deepspeed.sh" "$venv"
 
 exec "$venv/bin/python" "$here/compare.py" "$@"

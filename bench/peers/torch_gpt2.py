@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPT-2 in PyTorch, the one model of all its rows: Radford et al. 2019, with tied head, tanh GELU and no dropout, as bench/gpt2/ has it.
+"""GPT-2 in PyTorch (Radford et al. 2019), the model of all rows of PyTorch and DeepSpeed.
 
-Its parameters are called as in the published checkpoints, which is what zero-bench export writes.
+As in bench/gpt2/, it has a tied head, tanh GELU and no dropout. Its parameters have the names of the published checkpoints, which zero-bench export writes, too.
 """
 import glob
 import os
@@ -77,7 +77,7 @@ def initialise(model):
 
 
 def load(model, folder):
-    """Reads all weights from the safetensors files of a folder, one tensor at a time; a name too many or too few is an error."""
+    """Reads all weights from a folder of safetensors files, one tensor at a time. Missing or unknown names are errors."""
     from safetensors import safe_open
     left = dict(model.named_parameters())
     for path in sorted(glob.glob(os.path.join(folder, '*.safetensors'))):
@@ -90,8 +90,8 @@ def load(model, folder):
 
 
 def build(sizes, device, folder):
-    """An fp32 model of (layers, heads, channels, context, vocab), with the weights of a folder, or drawn where that is None."""
-    with torch.device('meta'):  # which draws nothing
+    """An fp32 model of (layers, heads, channels, context, vocab). Weights come from the folder, or are drawn if it is None."""
+    with torch.device('meta'):  # draws nothing
         model = Gpt2(*sizes)
     model.to_empty(device=device)
     if folder:

@@ -1,14 +1,21 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""One rank that trains PyTorch's GPT-2 as zero-bench train trains its own, and tells of each step in the same JSON lines.
+"""Trains PyTorch's GPT-2 on one rank as zero-bench train does, and reports each step in the same JSON lines.
 
     torch_train.py --how plain|ddp|fsdp2|zero1|zero2|zero3 [--dtype f32|bf16] [--model gpt2-124M] [--steps 20] ...
 
-zeroN is DeepSpeed's. Ranks find each other by torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); without them it is
-one rank. AdamW is PyTorch's fused one, with decay of matrices only, gradients clipped to norm 1, and the learning rate ramped up.
-bf16 is each one's usual way: autocast over fp32 weights for plain and DDP; FSDP2's mixed precision, gathered in bf16 and reduced in
-bf16 (--reduce f32: in f32); DeepSpeed's bf16 mode. All of them keep fp32 masters. On a GPU --compile compiles each layer and the loss.
-Without --batches tokens are drawn at random, and without --weights weights are.
+zeroN is ZeRO stage N of DeepSpeed. Ranks find each other by torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR,
+MASTER_PORT). Without them there is one rank. The optimizer is PyTorch's fused AdamW. Only matrices decay, gradients are
+clipped to norm 1, and the learning rate ramps up.
+
+bf16 is the usual mode of each program, always with fp32 master weights:
+
+- plain and DDP: autocast over fp32 weights
+- FSDP2: mixed precision, gathered in bf16 and reduced in bf16, or in f32 with --reduce f32
+- DeepSpeed: its bf16 mode
+
+On a GPU --compile compiles each layer and the loss. Without --batches tokens are drawn at random, and without --weights
+weights are, too.
 """
 import argparse
 import contextlib
@@ -51,7 +58,7 @@ def options():
 
 
 class Batches:
-    """tokens and targets of a step, (batch, context) each, for this rank."""
+    """The tokens and targets of each step for this rank, (batch, context) each."""
 
     def __init__(self, o, rank, world):
         self.o, self.rank = o, rank
@@ -79,7 +86,7 @@ def adamw(model, o):
 
 
 class Torch:
-    """Plain, DDP or FSDP2."""
+    """Trains with plain PyTorch, DDP or FSDP2."""
 
     def __init__(self, o, model):
         self.cast = contextlib.nullcontext
@@ -97,7 +104,7 @@ class Torch:
 
     @staticmethod
     def shard(o, model):
-        """A unit for each layer, and one for the rest, as zero-bench has them."""
+        """Shards each layer as a unit, and the rest as one unit, as zero-bench does."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
         mesh = init_device_mesh(o.device, (dist.get_world_size(),))
@@ -140,7 +147,7 @@ class DeepSpeed:
 
 
 def join(o):
-    """This rank and the world, which have met afterwards."""
+    """Joins the other ranks. Returns the rank and the world size."""
     for name, value in [('RANK', '0'), ('WORLD_SIZE', '1'), ('LOCAL_RANK', os.environ.get('RANK', '0')), ('MASTER_ADDR', '127.0.0.1'),
                         ('MASTER_PORT', '29541')]:
         os.environ.setdefault(name, value)
@@ -178,7 +185,7 @@ def main():
     if o.device == 'cuda' and not torch.cuda.is_available():
         sys.exit('torch_train.py: PyTorch finds no usable GPU')
     rank, world = join(o)
-    out = os.fdopen(os.dup(1), 'w')  # for JSON alone: DeepSpeed logs on the standard output
+    out = os.fdopen(os.dup(1), 'w')  # only for JSON, since DeepSpeed logs on the standard output
     os.dup2(2, 1)
     torch.manual_seed(1)
     model = torch_gpt2.build(o.sizes, o.device, o.weights)

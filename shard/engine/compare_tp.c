@@ -5,8 +5,8 @@
  * over tp, each has another gradient, and the copies drift apart with nothing to be seen but a loss that is a
  * little off. So in the first steps the ranks compare their shards of these gradients, which the norm's job
  * has looked at before the update. The answer is the same on all ranks of the world. */
-#include "shard/engine/engine_inside.h"
-#include "shard/engine/engine_issue.h"
+#include "shard/engine/internal.h"
+#include "shard/engine/issue.h"
 
 #include <math.h>
 #include <stdio.h>

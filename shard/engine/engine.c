@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine.c: opens and closes an engine, and knows the address of every element it holds. */
 #include "comm/fork.h"
-#include "shard/engine/engine_inside.h"
+#include "shard/engine/internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -249,15 +249,13 @@ int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
     if (!err)
         err = zr_room_open(e);
     if (!err)
-        err = zr_written_open(e);
-    if (!err)
         err = zr_events_open(e->dev, e->plan, &e->ev);
     if (!err && e->plan->snapshot_bytes)
         err = zr_snapshot_listener_open(&e->s.listener);
     if (!err)
         err = zr_timeline_open(e->dev, e->opt.trace ? 1 << 14 : 0, &e->timeline);
     if (!err)
-        err = zr_model_check_open(e, parts->check, &e->watch);
+        err = zr_observers_open(e, parts);
     zr_engine_guard_waits(e);
     if (err)
         zr_engine_close(e);
@@ -293,7 +291,7 @@ static void close_device_side(struct zr_engine *e)
     d->stream_close(e->reduce_outer_stream);
     d->stream_close(e->reduce_stream);
     d->stream_close(e->compute);
-    zr_model_check_give_back(e->watch);
+    zr_observers_give_back(e);
     zr_engine_all_close(e);
     for (int32_t i = 0; i < e->ev.n; i++)
         d->event_close(e->ev.all[i]);
@@ -324,10 +322,93 @@ bool zr_engine_close(struct zr_engine *e)
     }
     close_device_side(e);
     zr_snapshot_listener_close(e->s.listener);
-    zr_model_check_close(e->watch);
-    free(e->m.written);
+    zr_observers_close(e);
     free(e->m.all.at);
     zr_tables_close(e);
     memset(e, 0, sizeof *e);
     return true;
+}
+
+/* ---- where the engine stands, and what it has done ---- */
+
+int32_t zr_engine_open_unit(const struct zr_engine *e)
+{
+    return zr_core_open_unit(e->m.core);
+}
+
+bool zr_engine_between_steps(const struct zr_engine *e)
+{
+    return zr_core_between_steps(e->m.core);
+}
+
+bool zr_engine_is_complete(const struct zr_engine *e)
+{
+    return zr_core_complete(e->m.core);
+}
+
+bool zr_engine_wrote_nothing(const struct zr_engine *e)
+{
+    return zr_core_wrote_nothing(e->m.core);
+}
+
+bool zr_engine_holds_all(const struct zr_engine *e)
+{
+    return zr_core_holds_all(e->m.core);
+}
+
+void zr_engine_facts(const struct zr_engine *e, struct zr_engine_facts *out)
+{
+    *out = (struct zr_engine_facts){.n_steps = e->m.step,
+                                    .last_step = zr_last_step_number(e),
+                                    .t = e->m.t,
+                                    .left_out = e->m.left_out,
+                                    .n_skipped = e->m.n_skipped,
+                                    .n_dropped = e->m.n_dropped,
+                                    .n_waits = e->m.n_waits,
+                                    .wait_ns = e->m.wait_ns,
+                                    .n_replans = zr_core_counts(e->m.core).n_replans,
+                                    .n_gather = e->i.n_gather,
+                                    .n_reduce = e->i.n_reduce,
+                                    .n_outer_gather = e->i.n_outer_gather,
+                                    .n_outer_reduce = e->i.n_outer_reduce,
+                                    .wire_bytes = zr_roles_wire_bytes(e) - e->m.wire_at_open,
+                                    .outer_bytes = zr_roles_outer_bytes(e) - e->m.outer_at_open,
+                                    .model_bytes = zr_roles_model_bytes(e) - e->m.model_at_open,
+                                    .pipe_bytes = zr_roles_pipe_bytes(e),
+                                    .library_bytes = zr_roles_library_bytes(e),
+                                    .backend = e->role[ZR_ROLE_GATHER].comm->ops->name,
+                                    .device = e->dev->ops->name};
+    for (int i = 0; i < ZR_MEM_COUNT; i++)
+        out->allocated[i] = e->m.allocated[i];
+}
+
+void zr_engine_set_skipped(struct zr_engine *e, int64_t n)
+{
+    e->m.n_skipped = n;
+}
+
+char *zr_engine_snapshot(const struct zr_engine *e)
+{
+    return e->snapshot;
+}
+
+struct zr_device *zr_engine_device(const struct zr_engine *e)
+{
+    return e->dev;
+}
+
+void zr_engine_report_least(struct zr_engine *e, uint64_t number)
+{
+    atomic_store(&e->s.own_least, number);
+}
+
+uint64_t zr_engine_least(const struct zr_engine *e)
+{
+    return e->m.least;
+}
+
+int zr_engine_trace_write(struct zr_engine *e, const char *path)
+{
+    int err = zr_engine_drain(e);
+    return err ? err : zr_timeline_write(e->timeline, e->rank, path);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine.h: a plan in motion: memory, streams and events of one rank, and the two hands that take the core's
- * actions. What it consists of is engine_inside.h's; from outside there are only calls.
+ * actions. What it consists of is internal.h's; from outside there are only calls.
  *
- *   model's thread:  call -> core -> actions -> the model's pointers, the compute stream  (engine_model.c)
- *   loop's thread:   -> queue -> jobs -> the gather and the reduce streams                (engine_issue.c)
+ *   model's thread:  call -> core -> actions -> the model's pointers, the compute stream  (model.c)
+ *   loop's thread:   -> queue -> jobs -> the gather and the reduce streams                (issue.c)
  *
  * The model's thread runs the core itself: a decision costs less than handing it over, needs no lock, and
  * cannot depend on the loop's timing. The loop only issues, in the order of the queue, and waits for nothing.
@@ -21,7 +21,7 @@ struct zr_engine;
 
 /* ---- opening, failing, closing ---- */
 
-/* Slots of the arena between pipeline stages (engine_pipe.c): how many messages from a stage to the next, and
+/* Slots of the arena between pipeline stages (pipe.c): how many messages from a stage to the next, and
  * back, may be on their way, or in use. */
 struct zr_pipe_room {
     /* stages of a rank, >= 1, and the ranks that have all of them together */
@@ -31,7 +31,7 @@ struct zr_pipe_room {
     int64_t slot_bytes, guard_bytes, activation_bytes;
     int32_t n_onward, n_back;
     /* of all tied tensors, a multiple of 4096, 0: there are none; and micro-batches whose gradients of them
-     * may be on their way (engine_tied.c) */
+     * may be on their way (tied.c) */
     int64_t tied_bytes;
     int32_t n_tied;
     /* not 0: the last stage sums them up over so many micro-batches, which are a step's, in fp32 (bytes, a
@@ -161,7 +161,7 @@ int zr_engine_norm(struct zr_engine *e, double *norm);
 /* Gives the step up, with its gradients. */
 int zr_engine_drop(struct zr_engine *e);
 
-/* What steps are taken with, and may change between them (engine_tune.c). */
+/* What steps are taken with, and may change between them (tune.c). */
 struct zr_tuned {
     struct zr_optim optim[ZR_MOST_OPTIMS];
     float clip;
@@ -258,7 +258,7 @@ void zr_engine_await_jobs(struct zr_engine *e);
 /* Waits until everything issued so far is done. */
 int zr_engine_drain(struct zr_engine *e);
 
-/* ---- all parameters (engine_all.c) ---- */
+/* ---- all parameters (gather_all.c) ---- */
 
 /* bytes: of memory that it takes besides the plan's; apart: in memory of the host, though the device has its
  * own. open: takes it; local. gather: collective, blocking; the model's pointers go there; where: for
@@ -281,7 +281,7 @@ int zr_engine_write(struct zr_engine *e, int32_t tensor, int kind, int64_t first
 /* The same of elements of the whole tensor: each part takes its own. Padding becomes 0. */
 int zr_engine_write_whole(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n,
                           const void *src);
-/* Buffers (engine_buffers.c); no *param is NULL. read, write: elements of one, of which rank 0's count; dst
+/* Buffers (buffers.c); no *param is NULL. read, write: elements of one, of which rank 0's count; dst
  * may be NULL, and src on other ranks. spread: rank 0's values to all. compare: *element is the first that is
  * not rank 0's here, or -1. mean: of f32 and bf16. */
 int zr_engine_read_buffer(struct zr_engine *e, int32_t tensor, int64_t first, int64_t n, void *dst);
@@ -296,7 +296,7 @@ int zr_engine_copy_buffers(struct zr_engine *e, char *base, bool into_model);
 /* Gives rank 0's buffers to all, and params: takes over the model's parameters from rank 0. */
 int zr_engine_adopt(struct zr_engine *e, bool params);
 /* The parameters by a callback, as cfg.init in zero.h, which counts elements in the whole tensor
- * (engine_init.c). */
+ * (init.c). */
 int zr_engine_init(struct zr_engine *e,
                    int (*init)(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst), void *arg);
 /* Each of values[0..n) becomes its mean over the last pipeline stage's ranks that have this rank's part.
@@ -308,11 +308,11 @@ int zr_engine_broadcast_stages(struct zr_engine *e, int32_t root, void *buf, int
 /* mine (n_bytes <= ZR_EXCHANGE_BYTES) to all[rank * n_bytes] of every rank, those of other parts included. */
 int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, void *all);
 /* With cfg.debug.check, after steps 1, 2, 4, ...: whether the groups' copies are equal (HSDP), and what all
- * parts of the model have; else nothing (check_replicas.c). Collective, after a step. ZR_ERR_MISMATCH, on
+ * parts of the model have; else nothing (check/replicas.c). Collective, after a step. ZR_ERR_MISMATCH, on
  * every rank, ends the context. */
 int zr_engine_check_replicas(struct zr_engine *e);
 
-/* ---- pipeline stages (engine_pipe.c) ---- */
+/* ---- pipeline stages (pipe.c) ---- */
 
 /* Activations go on to the next stage, their gradients come back from it. */
 enum zr_pipe_way { ZR_PIPE_ONWARD, ZR_PIPE_BACK };
@@ -333,13 +333,7 @@ int zr_engine_pipe_await(struct zr_engine *e, const struct zr_pipe_message *m);
 /* The model has written the slot, or needs it no more, as far as its stream has come. */
 int zr_engine_pipe_done(struct zr_engine *e, const struct zr_pipe_message *m);
 
-/* With cfg.debug.check, what the model does there (check_slots.c): an action is given its slots; it is over.
- * A fault ends the context. */
-struct zr_walk_given;
-int zr_slot_check_given(struct zr_engine *e, const struct zr_walk_given *g, bool evaluates);
-int zr_slot_check_over(struct zr_engine *e);
-
-/* ---- tensors of the first and the last stage (engine_tied.c); without them nothing is done ---- */
+/* ---- tensors of the first and the last stage (tied.c); without them nothing is done ---- */
 
 /* The first stage takes from here on what the last gives of micro-batches up to that many of the step. */
 int zr_engine_tied_expect(struct zr_engine *e, int32_t n_micro);
@@ -355,7 +349,7 @@ int zr_engine_tied_end(struct zr_engine *e);
 int zr_engine_tied_values(struct zr_engine *e);
 int zr_engine_tied_step(struct zr_engine *e);
 
-/* ---- the model in parts (engine_parts.c) ---- */
+/* ---- the model in parts (tensor_parallel.c) ---- */
 
 /* Collective over the ranks that have parts of one copy; in the order of the model's stream, and on the host
  * done when they return. call: for messages. sum: of n elements of dtype, added in the fixed tree in fp32 and
@@ -397,7 +391,7 @@ int zr_engine_compare_gradients(struct zr_engine *e);
 /* Everyone is here and nothing is in flight. */
 int zr_engine_barrier(struct zr_engine *e);
 
-/* ---- checkpoints (engine_snapshot.c, engine_restore.c) ---- */
+/* ---- checkpoints (snapshot.c, restore.c) ---- */
 
 /* One run of values of this rank that a checkpoint holds. */
 struct zr_run {

@@ -25,7 +25,7 @@ struct zr_given;
 
 struct zr_job {
     struct zr_action action;
-    /* of a check (engine_check.h); NULL: none */
+    /* of a check (check/model_check.h); NULL: none */
     struct zr_vclock *known;
     /* NORM, UPDATE: the step's */
     const struct zr_tuned *tuned;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pipeline.c: pipeline.h's tables, and the schedules that are known by name.
+/* pipeline.c: the tables of pipeline.h and the schedules that have a name.
  *
- * GPipe: Huang et al., arXiv:1811.06965. 1F1B: Narayanan et al., PipeDream (SOSP 2019). Interleaved:
- * Narayanan et al., arXiv:2104.04473, with rounds of any length, as PyTorch has them. Zero bubble: ZB-H1 of
- * Qi et al., arXiv:2401.10241, which keeps as many activations as 1F1B's fullest rank. */
+ *   GPipe        Huang et al., arXiv:1811.06965
+ *   1F1B         Narayanan et al., PipeDream (SOSP 2019)
+ *   interleaved  Narayanan et al., arXiv:2104.04473, with rounds of any length, as in PyTorch
+ *   zero bubble  ZB-H1 of Qi et al., arXiv:2401.10241; keeps as many activations as 1F1B's fullest rank */
 #include "shard/pipeline/pipeline.h"
 #include "kernels/error.h"
 
@@ -58,7 +59,8 @@ int zr_pipe_check_costs(const struct zr_pipeline *p, const struct zr_pipe_cost *
         cost->weight_ns > cost->backward_ns)
         return zr_fail(ZR_ERR_ARG,
                        "a cost is negative, or the cost of weights is above the cost of backward");
-    const __int128 all_ns = (__int128)cost->forward_ns + cost->backward_ns; /* of a stage, however parted */
+    /* per unit, also if backward is split */
+    const __int128 all_ns = (__int128)cost->forward_ns + cost->backward_ns;
     for (int32_t r = 0; r < p->n_ranks; r++) {
         for (int64_t i = 0; i < p->rows[r].n; i++) {
             const struct zr_pipe_action a = p->rows[r].at[i];
@@ -136,13 +138,14 @@ int32_t *zr_pipe_places(const struct zr_pipeline *p)
     return rank_of;
 }
 
-/* ---- by name ---- */
+/* ---- named schedules ---- */
 
-/* One rank's part while it is built: its forwards and its backwards are numbered each in their own order. */
+/* The row of one rank while it is built. Forwards and backwards are numbered separately, each in its own
+ * order. */
 struct part {
     struct zr_pipeline *p;
     int32_t rank, per_rank, n_micro_batches;
-    /* micro-batches that a stage takes before the rank goes to its next one */
+    /* Micro-batches that a stage computes before the rank switches to its next stage. */
     int32_t round;
 };
 
@@ -158,7 +161,7 @@ static int add(const struct part *b, enum zr_pipe_kind kind, int64_t nth)
     return zr_pipeline_add(b->p, b->rank, a);
 }
 
-/* first forwards, then one of each in turn, then the backwards that are left. */
+/* Adds `first` forwards, then a forward and a backward in turn, then the remaining backwards. */
 static int add_all(const struct part *b, int64_t first, bool forward_only)
 {
     const int64_t n = (int64_t)b->n_micro_batches * b->per_rank;
@@ -174,15 +177,15 @@ static int add_all(const struct part *b, int64_t first, bool forward_only)
     return err;
 }
 
-/* The nth backward's inputs, and the weights of the one `behind` before it, if there is one. */
+/* Adds the nth backward for inputs, and the backward for weights number nth - behind if it exists. */
 static int add_apart(const struct part *b, int64_t nth, int64_t behind)
 {
     int err = add(b, ZR_PIPE_BACKWARD_INPUT, nth);
     return err || nth < behind ? err : add(b, ZR_PIPE_BACKWARD_WEIGHT, nth - behind);
 }
 
-/* first forwards, then one of each in turn, as 1F1B; the later a rank is the later follow its weights, so
- * that ranks before it have the gradients of their inputs sooner. */
+/* Adds actions in the order of 1F1B with a split backward. Weight gradients follow `rank` backwards later. So
+ * later ranks delay theirs more, and earlier ranks get the gradients of their inputs sooner. */
 static int add_zero_bubble(const struct part *b, int64_t first)
 {
     const int64_t n = b->n_micro_batches, behind = b->rank;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pipeline_check.c: what can be known of a pipeline schedule before it runs.
+/* pipeline_check.c: checks a pipeline schedule before it runs, in three passes:
  *
- * Three passes. Along each rank's row: everything is there once, behind what it needs of its own rank. By way
- * of messages: each waits for its other side, as transports do that have no memory of their own. On a virtual
- * clock: computations wait for those of other ranks, and messages for nobody. */
+ *   1. Along each row: every action occurs once, after what it needs on its own rank.
+ *   2. On a virtual clock: computations wait for those of other ranks; messages wait for nothing.
+ *   3. Through messages: each send waits for its receiver, as with transports that do not buffer. */
 #include "kernels/error.h"
 #include "shard/pipeline/pipeline.h"
 
@@ -11,11 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of a stage and a micro-batch. */
+/* Completed work of a stage on a micro-batch. */
 enum {
     DONE_F = 1,
-    DONE_I = 2, /* the gradient of its input: by B or I */
-    DONE_W = 4, /* that of its weights: by B or W */
+    DONE_I = 2, /* gradient of the input, by B or I */
+    DONE_W = 4, /* gradients of the weights, by B or W */
     SENT_F = 8,
     RECEIVED_F = 16,
     SENT_B = 32,
@@ -24,9 +24,9 @@ enum {
 
 struct stage {
     int32_t rank;
-    /* it is gathered at this point of the row; its gradients were reduced */
+    /* Gathered at this point of the row; its gradients were reduced. */
     bool whole, reduced;
-    /* micro-batches whose gradients of weights are there, and the last one of them */
+    /* Micro-batches with weight gradients so far, and the last one. */
     int32_t n_done, last;
 };
 
@@ -34,17 +34,17 @@ struct checking {
     const struct zr_pipeline *p;
     const struct zr_pipe_cost *cost;
     struct zr_pipe_report *report;
-    /* (n_stages) and (n_stages, n_micro_batches) */
+    /* (n_stages) and (n_stages, n_micro_batches). */
     struct stage *stages;
     uint8_t *done;
     bool has_backward, has_unshard, has_reduce;
-    /* (n_ranks) the next action of each row, and when the rank has time for it */
+    /* (n_ranks) The next action of each row, and the time at which the rank is free. */
     int64_t *at, *free_ns;
-    /* (n_ranks) ranks to look at, a ring, and which are in it */
+    /* (n_ranks) Ranks to look at, as a ring, and whether each is in it. */
     int32_t *queue;
     bool *queued;
     int32_t n_queued, first;
-    /* (n_stages, n_micro_batches) when the computation ended, -1: not yet */
+    /* (n_stages, n_micro_batches) The end of the computation. -1: not yet. */
     int64_t *f_end, *b_end;
 };
 
@@ -58,7 +58,7 @@ static bool is_last(const struct checking *c, int32_t stage)
     return stage == c->p->n_stages - 1;
 }
 
-/* What stage + by, which there is, gives or takes goes from one rank to another. */
+/* Whether stage + by exists and is on another rank, so that a message is needed. */
 static bool moves(const struct checking *c, int32_t stage, int32_t by)
 {
     int32_t other = stage + by;
@@ -82,11 +82,11 @@ static int twice(int32_t rank, struct zr_pipe_action a)
 }
 
 struct rule {
-    /* must not be there yet; must be; what then is */
+    /* Bits that must be clear before the action; bits that must be set; bits that it sets. */
     uint8_t not_yet, needed, done;
-    /* what the needed one is called */
+    /* The name of the needed action in a message. */
     enum zr_pipe_kind needed_kind;
-    /* of a message, where the stage on its other side is: 1 behind, -1 before; 0: it is none */
+    /* For messages, the direction of the other stage: 1 next, -1 previous. 0: no message. */
     int32_t towards;
 };
 
@@ -101,7 +101,7 @@ static const struct rule rules[] = {
     [ZR_PIPE_RECV_B] = {RECEIVED_B, 0, RECEIVED_B, ZR_PIPE_RECV_B, 1},
 };
 
-/* A computation has what other ranks give it. */
+/* Checks that a computation has received its input. */
 static int check_received(const struct checking *c, int32_t rank, struct zr_pipe_action a)
 {
     const bool forward = a.kind == ZR_PIPE_FORWARD;
@@ -172,7 +172,7 @@ static int check_of_stage(const struct checking *c, int32_t rank, struct zr_pipe
     return 0;
 }
 
-/* What is kept and what is gathered, along the way. */
+/* Activations, their bytes, and gathered stages at a point of the row. */
 struct load {
     int64_t activations, bytes, whole;
 };
@@ -197,7 +197,7 @@ static void count(const struct checking *c, struct zr_pipe_rank *rank, struct lo
     rank->busy_ns += zr_pipe_ns(c->cost, a);
 }
 
-/* Two are computed at the same time, and need nothing of each other. */
+/* Checks two computations at the same time: they must not depend on each other. */
 static int check_pair(int32_t rank, const struct zr_pipe_row *row, int64_t i)
 {
     const struct zr_pipe_action *a = &row->at[i];
@@ -297,7 +297,7 @@ static void look_for_kinds(struct checking *c)
     }
 }
 
-/* ---- ranks that wait for each other ---- */
+/* ---- the queue of ranks ---- */
 
 static void look_at(struct checking *c, int32_t rank)
 {
@@ -307,7 +307,7 @@ static void look_at(struct checking *c, int32_t rank)
     c->queue[(c->first + c->n_queued++) % c->p->n_ranks] = rank;
 }
 
-/* From the first: every rank, at its beginning. */
+/* Puts every rank at its first action, and into the queue. */
 static void begin(struct checking *c)
 {
     memset(c->at, 0, (size_t)c->p->n_ranks * sizeof *c->at);
@@ -328,14 +328,14 @@ static bool next_to_look_at(struct checking *c, int32_t *rank)
     return true;
 }
 
-/* The action that a rank stands at; NULL: it is through. */
+/* The next action of a rank. NULL: the rank has finished. */
 static const struct zr_pipe_action *front(const struct checking *c, int32_t rank)
 {
     const struct zr_pipe_row *row = &c->p->rows[rank];
     return c->at[rank] < row->n ? &row->at[c->at[rank]] : NULL;
 }
 
-/* The stage that a message, or what a computation needs, comes from or goes to. */
+/* The stage at the other end of a message, or the stage that a computation depends on. */
 static int32_t other_stage(struct zr_pipe_action a)
 {
     switch (a.kind) {
@@ -354,7 +354,7 @@ static int64_t *end_of(const struct checking *c, int64_t *ends, int32_t stage, i
     return &ends[(int64_t)stage * c->p->n_micro_batches + micro_batch];
 }
 
-/* When what a computation needs of the stage beside it is there: -1: not yet. */
+/* The time at which a computation has its input from the neighbouring stage. -1: not yet known. */
 static int64_t ready_ns(const struct checking *c, struct zr_pipe_action a)
 {
     const bool forward = a.kind == ZR_PIPE_FORWARD;
@@ -368,7 +368,7 @@ static int64_t ready_ns(const struct checking *c, struct zr_pipe_action a)
     return end + (apart ? zr_pipe_move_ns(c->cost, a.stage < other ? a.stage : other) : 0);
 }
 
-/* Ranks stand still: who waits for whom, from the first one on until one comes again. */
+/* Reports a deadlock: follows who waits for whom, from the first waiting rank until a rank repeats. */
 static int stands_still(struct checking *c, const char *how)
 {
     char all[1024] = "", text[ZR_PIPE_TEXT], one[160];
@@ -401,14 +401,14 @@ static bool all_through(const struct checking *c)
     return true;
 }
 
-/* ---- messages that wait for their other side ---- */
+/* ---- messages that wait for their receiver ---- */
 
 static bool is_message(const struct zr_pipe_action *a)
 {
     return a && (zr_pipe_sends(a->kind) || zr_pipe_receives(a->kind));
 }
 
-/* They stand at two messages between them, in the same direction. */
+/* Whether both ranks are at a message between them, in the same direction. */
 static bool face(const struct checking *c, const struct zr_pipe_action *a, int32_t rank,
                  const struct zr_pipe_action *b)
 {
@@ -437,7 +437,7 @@ static int check_messages(struct checking *c)
         if (!b || !is_message(b) || !face(c, a, r, b)) {
             if (b && !is_message(b))
                 look_at(c, peer);
-            continue; /* whoever comes to it looks here again */
+            continue; /* a rank that reaches the message checks it again */
         }
         if (!are_one_message(a, b)) {
             char text[ZR_PIPE_TEXT], other[ZR_PIPE_TEXT];
@@ -458,7 +458,7 @@ static int check_messages(struct checking *c)
 
 /* ---- the virtual clock ---- */
 
-/* Computes the action that a rank stands at, and the one that goes with it. False: it has to wait. */
+/* Times the next computation of a rank, and the one that overlaps it. Returns false if it must wait. */
 static bool compute(struct checking *c, int32_t rank, const struct zr_pipe_action *a, int64_t *n_timed)
 {
     int64_t ready = ready_ns(c, *a), with = a->with_next ? ready_ns(c, a[1]) : 0;
@@ -511,7 +511,7 @@ static int run(struct checking *c, int64_t *n_timed)
     return 0;
 }
 
-/* ---- all of it ---- */
+/* ---- all passes ---- */
 
 static int no_memory(const struct zr_pipeline *p)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pipeline_csv.c: pipeline schedules in the CSV of PyTorch's torch.distributed.pipelining: a line is a rank,
- * a cell an action, "(3F1;0B2)OVERLAP_F_B" two computations at the same time. */
+/* pipeline_csv.c: reads and writes pipeline schedules in the CSV of PyTorch's torch.distributed.pipelining. A
+ * line is a rank and a cell is an action. "(3F1;0B2)OVERLAP_F_B" is two computations at the same time. */
 #include "kernels/error.h"
 #include "kernels/limits.h"
 #include "shard/pipeline/pipeline.h"
@@ -25,7 +25,7 @@ static const char overlap[] = "OVERLAP_F_B";
 
 /* ---- reading ---- */
 
-/* Digits at *at, to *number; moves *at behind them. */
+/* Reads digits at *at into *number, and moves *at past them. */
 static bool read_number(const char **at, int32_t *number)
 {
     int64_t n = 0;
@@ -41,7 +41,7 @@ static bool read_number(const char **at, int32_t *number)
     return any;
 }
 
-/* The longest name that stands there, so that SEND_F1 is no kind "S". */
+/* Reads the longest matching name, so that SEND_F1 is not read as kind "S". */
 static bool read_kind(const char **at, enum zr_pipe_kind *kind)
 {
     size_t longest = 0;
@@ -63,7 +63,7 @@ static bool read_action(const char **at, struct zr_pipe_action *a)
            (!kinds[a->kind].has_micro_batch || read_number(at, &a->micro_batch));
 }
 
-/* A cell without what may be around it. */
+/* Returns a cell without surrounding spaces and quotes. */
 static char *trim(char *text)
 {
     text += strspn(text, " \t\r\n\"");
@@ -73,7 +73,7 @@ static char *trim(char *text)
     return text;
 }
 
-/* 0; ZR_ERR_NOMEM; 1: it is none. */
+/* Returns 0, ZR_ERR_NOMEM, or 1 if the cell is not an action. */
 static int read_cell(struct zr_pipeline *p, int32_t rank, const char *cell)
 {
     struct zr_pipe_action a[2];
@@ -120,7 +120,7 @@ static int read_line(struct zr_pipeline *p, int32_t rank, char *line, const char
     return err;
 }
 
-/* One row more. */
+/* Adds an empty row. */
 static int add_rank(struct zr_pipeline *p, const char *path)
 {
     if (p->n_ranks == ZR_PIPE_MOST_RANKS)
@@ -143,7 +143,7 @@ static int read_all(struct zr_pipeline *p, FILE *f, const char *path)
     errno = 0;
     for (ssize_t n; !err && (n = getline(&line, &capacity, f)) > 0;) {
         number++;
-        if (strspn(line, " \t\r\n") == (size_t)n) /* a rank without actions, if another line follows */
+        if (strspn(line, " \t\r\n") == (size_t)n) /* a rank without actions if another line follows */
             continue;
         while (!err && p->n_ranks < number)
             err = add_rank(p, path);
@@ -153,7 +153,7 @@ static int read_all(struct zr_pipeline *p, FILE *f, const char *path)
             err = read_line(p, p->n_ranks - 1, line, path);
     }
     free(line);
-    if (!err && !feof(f)) /* of memory, too */
+    if (!err && !feof(f)) /* also if getline had no memory */
         err = zr_fail(ZR_ERR_IO, "%s: %s", path, errno ? strerror(errno) : "it could not be read");
     if (!err && !p->n_stages)
         err = zr_fail(ZR_ERR_ARG, "%s: no action is in it", path);
@@ -196,7 +196,7 @@ static void write_row(FILE *f, const struct zr_pipe_row *row)
     fputs("\r\n", f);
 }
 
-/* A link, a pipe or a device is written to; nothing is put in its place. */
+/* A link, a pipe or a device is written directly instead of being replaced. */
 static bool is_replaced(const char *path)
 {
     struct stat there;
@@ -212,7 +212,7 @@ int zr_pipeline_write(const struct zr_pipeline *p, const char *path)
                      : snprintf(beside, sizeof beside, "%s", path);
     if (n >= (int)sizeof beside)
         return zr_fail(ZR_ERR_IO, "%.80s...: the path is too long", path);
-    FILE *f = fopen(beside, replaced ? "wx" : "w"); /* nobody's file is written over */
+    FILE *f = fopen(beside, replaced ? "wx" : "w"); /* never overwrites another file */
     if (!f)
         return zr_fail(ZR_ERR_IO, "%s: %s", beside, zr_system_words(errno, why));
     zr_large_write_begin(&guard);

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pipeline_lower.c: from what is computed to all that moves.
+/* pipeline_lower.c: adds messages, gathers and reductions to a schedule of computations.
  *
- * The actions of all ranks are gone through in the order of the virtual clock, and each is put behind those
- * that its rank has so far. What a computation gives is sent when it ends, and the send and its receive are
- * put into both rows in the same moment: so one order of all actions agrees with every row, and the first
- * message of that order that is not through yet always finds both its ranks at it. */
+ * It goes through the actions of all ranks in the order of the virtual clock, and appends each to its rank's
+ * row. A result is sent when its computation ends, and the send and its receive are appended to both rows
+ * together. So a single order of all actions agrees with every row. Therefore the first unfinished message in
+ * that order always finds both of its ranks ready, and no rank waits forever. */
 #include "kernels/error.h"
 #include "shard/pipeline/pipeline.h"
 
 #include <stdlib.h>
 
-/* A computation's beginning or end. */
+/* The beginning or end of a computation. */
 struct moment {
     int64_t ns;
     int32_t rank;
     bool begins;
-    /* which action of the rank's row */
+    /* Index of the action in the rank's row. */
     int64_t i;
 };
 
@@ -23,17 +23,17 @@ struct lowering {
     const struct zr_pipeline *from;
     struct zr_pipeline *to;
     int32_t most;
-    /* (n_stages) the rank of each */
+    /* (n_stages) The rank of each stage. */
     int32_t *rank_of;
-    /* (n_stages) stages, rank by rank; (n_ranks + 1) where each rank's begin */
+    /* (n_stages) Stages sorted by rank; (n_ranks + 1) where each rank's stages begin. */
     int32_t *stages, *first;
-    /* (n_stages) of what is not in `to` yet, which action of its row is a stage's next */
+    /* (n_stages) Index of the stage's next action that is not in `to` yet. */
     int64_t *next;
-    /* (n_stages) which action of its row is a stage's last backward, -1: none */
+    /* (n_stages) Index of the stage's last backward. -1: none. */
     int64_t *last_backward;
-    /* (n_stages) it is gathered */
+    /* (n_stages) Whether the stage is gathered. */
     bool *whole;
-    /* (n_ranks) for each action of the row, which is the next one of its stage; the row's length: none */
+    /* (n_ranks) For each action of the row, the index of its stage's next action. The row's length: none. */
     int64_t **following;
 };
 
@@ -50,7 +50,7 @@ static int compare(const void *left, const void *right)
     if (a->ns != b->ns)
         return a->ns < b->ns ? -1 : 1;
     if (a->begins != b->begins)
-        return a->begins ? 1 : -1; /* what has ended at a moment is there for what begins */
+        return a->begins ? 1 : -1; /* results that are ready now can be used by what begins now */
     if (a->rank != b->rank)
         return a->rank < b->rank ? -1 : 1;
     return a->i < b->i ? -1 : a->i > b->i;
@@ -58,8 +58,8 @@ static int compare(const void *left, const void *right)
 
 /* ---- gathering ---- */
 
-/* Makes room: of the gathered stages that are used behind action `until`, the one that is needed last is
- * given up. *made false: each is needed until then. */
+/* Makes sure that one more stage may be gathered. If the limit is reached, frees the gathered stage whose
+ * next use is last and after action `until`. *made is false if every gathered stage is used before. */
 static int make_room(const struct lowering *l, int32_t rank, int64_t until, bool *made)
 {
     int32_t n_whole = 0, victim = -1;
@@ -80,7 +80,7 @@ static int make_room(const struct lowering *l, int32_t rank, int64_t until, bool
     return add(l, rank, ZR_PIPE_RESHARD, victim, -1);
 }
 
-/* The stage of action `use` is gathered, if that does not take from what is used until then. */
+/* Gathers the stage of action `use`, unless a stage that is used earlier would have to be freed. */
 static int gather(const struct lowering *l, int32_t rank, int64_t use)
 {
     int32_t stage = l->from->rows[rank].at[use].stage;
@@ -94,14 +94,14 @@ static int gather(const struct lowering *l, int32_t rank, int64_t use)
     return add(l, rank, ZR_PIPE_UNSHARD, stage, -1);
 }
 
-/* ---- the two moments ---- */
+/* ---- beginning and end of a computation ---- */
 
-/* A computation's own stage is gathered, and the next one's while it runs. */
+/* Gathers the stage of a computation, and that of the next computation while this one runs. */
 static int begin(const struct lowering *l, int32_t rank, int64_t i)
 {
     const struct zr_pipe_row *row = &l->from->rows[rank];
     if (i && row->at[i - 1].with_next)
-        return 0; /* it went with the one before */
+        return 0; /* done together with the previous action */
     int64_t n = row->at[i].with_next ? 2 : 1;
     int err = 0;
     for (int64_t j = 0; j < n && !err; j++)
@@ -137,9 +137,9 @@ static int end(const struct lowering *l, int32_t rank, int64_t i)
     return err;
 }
 
-/* ---- all of it ---- */
+/* ---- all actions ---- */
 
-/* Where stages are, and when they are used. */
+/* Fills the tables of stages per rank and of the uses of each stage. */
 static void look_ahead(const struct lowering *l)
 {
     const struct zr_pipeline *p = l->from;
@@ -149,7 +149,7 @@ static void look_ahead(const struct lowering *l)
     }
     for (int32_t r = 0; r < p->n_ranks; r++)
         l->first[r + 1] += l->first[r];
-    for (int32_t s = p->n_stages; s-- > 0;) /* which moves each end to its beginning, one place too far */
+    for (int32_t s = p->n_stages; s-- > 0;) /* moves each end to its beginning, one index too far */
         l->stages[--l->first[l->rank_of[s] + 1]] = s;
     for (int32_t r = 0; r < p->n_ranks; r++)
         l->first[r] = l->first[r + 1];
@@ -216,7 +216,7 @@ static int lower(struct lowering *l, struct zr_pipe_time *const *times)
     return err;
 }
 
-/* The clock orders what takes time. */
+/* Accepts only computations that take time, since the virtual clock gives the order. */
 static int check_plain(const struct zr_pipeline *p, const struct zr_pipe_cost *cost)
 {
     char text[ZR_PIPE_TEXT];
@@ -236,7 +236,7 @@ static int check_plain(const struct zr_pipeline *p, const struct zr_pipe_cost *c
     return 0;
 }
 
-/* Two stages that are computed at the same time are whole at the same time. */
+/* Two stages that are computed at the same time must both be gathered. */
 static int check_most(const struct zr_pipeline *p, int32_t most)
 {
     for (int32_t r = 0; r < p->n_ranks && most == 1; r++) {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pipeline_slots.c: how many messages of a pair of ranks are in use at the same time, where each takes the
- * slot of its micro-batch's number, modulo the slots. */
+/* pipeline_slots.c: counts the message slots between ranks. Each message uses the slot with its micro-batch's
+ * number modulo the number of slots, so a slot must be free when its next message comes. */
 #include "kernels/error.h"
 #include "shard/pipeline/pipeline.h"
 
 #include <stdlib.h>
 
-/* Where in a rank's row each micro-batch's action of a kind is, for one stage; -1: nowhere. BACKWARD is where
- * its backward computes the gradient of its inputs, BACKWARD_WEIGHT where that ends, with the weights: one
- * action or two. */
+/* For one stage and each kind of action: the index in the rank's row for each micro-batch, or -1. BACKWARD is
+ * the action that computes the gradient of the input. BACKWARD_WEIGHT is the one that completes backward;
+ * both are the same action if backward is not split. */
 struct places {
     int64_t *of[ZR_PIPE_N_KINDS];
 };
@@ -33,8 +33,7 @@ static void find_places(const struct zr_pipeline *p, const struct zr_pipe_row *r
             note_place(at, &row->at[i], i);
 }
 
-/* Each micro-batch's `use` comes behind the `done` of the one that had its slot before, if the row has them.
- */
+/* Whether each micro-batch's `use` comes after the `done` of the previous micro-batch in its slot. */
 static bool comes_behind(const int64_t *use, const int64_t *done, int32_t n, int32_t slots)
 {
     for (int32_t m = slots; m < n; m++)
@@ -43,8 +42,8 @@ static bool comes_behind(const int64_t *use, const int64_t *done, int32_t n, int
     return true;
 }
 
-/* What is received stays until the micro-batch's backward is over, or forward where there is none; what is
- * computed is written where the one before was sent from. */
+/* A received message stays until backward is complete, or forward if there is no backward. A computed message
+ * is written after the previous one in its slot was sent. */
 static bool is_enough(const struct places *at, int32_t n, int32_t onward, int32_t back)
 {
     bool forward_only = at->of[ZR_PIPE_BACKWARD][0] < 0;
@@ -55,7 +54,7 @@ static bool is_enough(const struct places *at, int32_t n, int32_t onward, int32_
            comes_behind(at->of[ZR_PIPE_BACKWARD], at->of[ZR_PIPE_SEND_B], n, back);
 }
 
-/* The same where the next stage is this rank's, too: what one computes the other reads where it is. */
+/* The same if the next stage is on this rank: it reads the result in the slot where this stage wrote it. */
 static bool is_enough_within(const struct places *at, const struct places *next, int32_t n, int32_t onward,
                              int32_t back)
 {

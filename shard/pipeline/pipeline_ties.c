@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pipeline_ties.c: tensors that the first and the last stage have: for how many micro-batches the last
- * stage's gradients may be on their way to the first, whose backward begins with them. */
+/* pipeline_ties.c: handles tensors that the first and the last stage share. It computes how many
+ * micro-batches' gradients may be in flight from the last stage to the first, whose backward needs them. */
 #include "shard/pipeline/pipeline.h"
 
 #include <stdlib.h>
@@ -14,20 +14,20 @@ static bool are_apart(const struct zr_pipeline *p)
     return false;
 }
 
-/* ---- do all ranks come through? ---- */
+/* ---- can all ranks finish? ---- */
 
-/* Ranks go on as long as they have what they need: a computation what was sent to its stage, and room for
- * what it gives; no time passes. */
+/* Runs the schedule without time. A rank continues as long as it has its input and a free slot for its
+ * output. */
 struct trial {
     const struct zr_pipeline *p;
     int32_t n_onward, n_back;
-    /* (n_ranks) */
+    /* (n_ranks) Index of each rank's next action. */
     int64_t *at;
-    /* (4, n_stages, n_micro_batches) a stage has come to a message's sending, or to taking it */
+    /* (4, n_stages, n_micro_batches) Whether the stage has sent or received the message. */
     bool *met;
-    /* micro-batches of which the first and the last stage have the gradients of weights */
+    /* Micro-batches whose weight gradients the first and the last stage have. */
     int32_t n_first, n_last;
-    /* gradients that may be on their way */
+    /* Gradients that may be in flight. */
     int32_t most;
 };
 
@@ -37,7 +37,7 @@ static bool *met(const struct trial *t, enum zr_pipe_kind message, int32_t stage
     return &t->met[(which * t->p->n_stages + stage) * t->p->n_micro_batches + micro_batch];
 }
 
-/* Of stages that are one rank's nothing is sent. */
+/* Stages of one rank need no message. */
 static bool is_met(const struct trial *t, enum zr_pipe_kind message, int32_t stage, int32_t micro_batch)
 {
     return stage < 0 || stage >= t->p->n_stages || t->p->n_ranks == 1 || micro_batch < 0 ||
@@ -80,7 +80,7 @@ static bool come_through(struct trial *t)
     return all;
 }
 
-/* -1: no memory. */
+/* Whether all ranks can finish with so many slots. -1: no memory. */
 static int try_with(const struct zr_pipeline *p, int32_t slots)
 {
     struct trial t = {.p = p,
@@ -94,9 +94,9 @@ static int try_with(const struct zr_pipeline *p, int32_t slots)
     return through;
 }
 
-/* ---- how many ---- */
+/* ---- number of slots ---- */
 
-/* When a stage's backward of each micro-batch is, on the virtual clock, by what its rank computes. */
+/* The times of a stage's backward of each micro-batch on the virtual clock. */
 static void list_backwards(const struct zr_pipeline *p, struct zr_pipe_time *const *times, int32_t stage,
                            struct zr_pipe_time *out)
 {
@@ -109,12 +109,12 @@ static void list_backwards(const struct zr_pipeline *p, struct zr_pipe_time *con
     }
 }
 
-/* As many as make nobody wait on the virtual clock. */
+/* The number of slots with which no rank waits on the virtual clock. */
 static int32_t that_nobody_waits(const struct zr_pipeline *p, const struct zr_pipe_report *report)
 {
     int32_t n = p->n_micro_batches, apart = 1;
     struct zr_pipe_time *first = malloc(2 * (size_t)n * sizeof *first), *last = first + n;
-    if (!first) /* as many as can be */
+    if (!first) /* no memory: the largest number that is ever needed */
         return n;
     list_backwards(p, report->times, 0, first);
     list_backwards(p, report->times, p->n_stages - 1, last);
@@ -125,14 +125,17 @@ static int32_t that_nobody_waits(const struct zr_pipeline *p, const struct zr_pi
     return (apart + 1) / 2;
 }
 
-/* The last stage's backward waits for the first stage's of so many micro-batches before. With one stage on
- * each rank that is as many behind as there are stages; by a schedule of another kind it may be more: the
- * last rank then waits, for nothing that waits for it. With several the last rank waits with its other
- * stages, too, for which the first may be waiting: so as many as make nobody wait on the virtual clock, where
- * the others' order then has no circle with them either.
+/* With slots on both sides, the last stage's backward waits for the first stage's backward of 2 * slots
+ * micro-batches before.
  *
- * Where weights' gradients are apart, the first stage's may even come before the last's, for which they wait;
- * whether anybody then waits for ever is tried. */
+ *   - One stage per rank: the first stage is as many micro-batches behind as there are stages. With other
+ *     schedules it may be more. The last rank then waits, but nothing waits for it.
+ *   - Several stages per rank: the last rank's other stages wait, too, and the first rank may wait for
+ *     them. So the number is chosen such that no rank waits on the virtual clock. Then the other actions
+ *     have no cycle with these waits either.
+ *   - Split backward: the first stage's weight gradients may even be scheduled before the last stage's,
+ *     which they need. A trial run shows whether some rank would then wait
+ *     forever. */
 int32_t zr_pipeline_tied_slots(const struct zr_pipeline *p, const struct zr_pipe_report *report)
 {
     int32_t n = p->n_micro_batches, least = (p->n_ranks + 1) / 2 < n ? (p->n_ranks + 1) / 2 : n;

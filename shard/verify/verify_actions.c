@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify_actions.c: a pipeline stage's calls, action by action, and its activations on their way: each says
- * of which pass, micro-batch and rank it is, so that one that is stale, early or another's is noticed. */
+/* verify_actions.c: writes and executes the calls of a pipeline stage, action by action. Each activation in
+ * the simulation names its pass, micro-batch and rank. So the checker notices an activation that is stale,
+ * early or from another rank. */
 #include "shard/verify/verify_writing.h"
 
 /* ---- writing ---- */
@@ -17,7 +18,7 @@ static void write_action_op(struct zr_writing *w, enum zr_script_op_kind kind, c
                                          .pass = w->n_passes});
 }
 
-/* Of the action's stage, in order of forward. Returns how many. */
+/* Lists the units of the action's pipeline stage in forward order. Returns their number. */
 static int32_t list_units(struct zr_writing *w, const struct zr_pipe_action *a)
 {
     int32_t own = a->stage / zr_case_pp(w->c), n = 0;
@@ -29,7 +30,7 @@ static int32_t list_units(struct zr_writing *w, const struct zr_pipe_action *a)
 
 void zr_write_actions(struct zr_writing *w, const struct zr_walk_row *row, bool evaluates)
 {
-    int n_before[2] = {0}; /* forward and backward, whatever the stage: what is zeroed is of all */
+    int n_before[2] = {0}; /* forward, backward; over all stages, as zeroing covers all units */
     if (evaluates)
         zr_write_call(w, ZR_DO_EVALUATE);
     for (int64_t i = 0; i < row->n; i++) {
@@ -49,7 +50,7 @@ void zr_write_actions(struct zr_writing *w, const struct zr_walk_row *row, bool 
         write_action_op(w, ZR_DO_GIVE, a);
         write_action_op(w, ZR_DO_FINISH, a);
     }
-    if (evaluates || zr_verify_chance(w->random, 50)) /* a step may follow its last action at once */
+    if (evaluates || zr_verify_chance(w->random, 50)) /* a step may also follow its last action directly */
         write_action_op(w, ZR_DO_NEXT, NULL);
     w->n_passes++;
 }
@@ -77,7 +78,7 @@ void zr_write_parts(struct zr_writing *w, bool backward)
                                          .n = (int32_t)n});
 }
 
-/* ---- doing ---- */
+/* ---- executing ---- */
 
 static void expect_given(struct zr_verify_rank *r, const struct zr_script_op *op,
                          const struct zr_walk_given *g, bool more)
@@ -117,7 +118,8 @@ int zr_actions_finish(struct zr_verify_rank *r)
     return err ? err : zr_walk_move(&r->engine, &r->walk);
 }
 
-/* A stage's pair of ranks have the same place in it, which the last digits say. */
+/* Sender and receiver have the same position within their pipeline stage. The last two digits of the value
+ * are this position. */
 static struct zr_content activation(const struct zr_verify_rank *r, const struct zr_script_op *op,
                                     enum zr_pipe_way way, int32_t edge)
 {
@@ -127,7 +129,7 @@ static struct zr_content activation(const struct zr_verify_rank *r, const struct
         .kind = ZR_CONTENT_ACTIVATION, .size = 1, .flat = 2 * edge + (int32_t)way, .value = (uint64_t)which};
 }
 
-/* Less than a slot, as most activations are. */
+/* The touched bytes are fewer than a slot has, as for most activations. */
 static struct zr_sim_touch touch_slot(const struct zr_verify_rank *r, void *at, enum zr_sim_how how,
                                       struct zr_content content)
 {
@@ -152,7 +154,7 @@ int zr_actions_move(struct zr_verify_rank *r, const struct zr_script_op *op)
     expect_slot(r, g->in, backward ? has_next : has_last, "what it reads");
     expect_slot(r, g->out, !weights && (backward ? has_last : has_next), "what it writes");
     expect_slot(r, g->kept, backward && has_last, "what its forward was given");
-    /* It may read to its end what it was given. */
+    /* The action may read its inputs until it ends, so both TAKE and GIVE read them. */
     if (g->in && backward)
         touch[n++] = touch_slot(r, g->in, ZR_SIM_READ, activation(r, op, ZR_PIPE_BACK, at));
     else if (g->in)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify_case.c: a configuration from a seed, as text, and made smaller. */
+/* verify_case.c: draws a configuration from a seed, checks that it can be run, reads and writes it as text,
+ * and makes a failing one smaller. The order of the draws decides what a seed means. */
 #include "shard/verify/verify_world.h"
 
 #include <stdio.h>
@@ -35,14 +36,15 @@ int zr_verify_layout(const struct zr_verify_case *c, int32_t at, const struct zr
                                 false, out);
 }
 
-/* A plan by an order that is not the model's may have no room for it, and zero_begin then refuses. */
+/* Whether the plan may have too few slots for the model's calls, so that zero_begin refuses. This happens if
+ * the plan was made for another order than the model's. */
 static bool may_lack_room(const struct zr_verify_case *c)
 {
     return c->budget || (c->pattern != ZR_USE_PLAIN && c->pattern != ZR_USE_RECOMPUTE);
 }
 
-/* What a stage of several may have: no call of a model's that stages refuse, and nothing by which one stage
- * would stop where others go on. */
+/* With several pipeline stages, excludes calls that pipeline stages refuse, and everything that makes one of
+ * them stop while the others continue. */
 static bool stages_possible(const struct zr_verify_case *c)
 {
     bool calls =
@@ -81,7 +83,7 @@ bool zr_verify_possible(const struct zr_verify_case *c)
            c->prefetch >= 0 && c->dead < c->world;
 }
 
-/* Groups of any size that divides the world; one rank, and all of them, less often. */
+/* Draws a group size that divides the world. One rank and the whole world are rarer. */
 static void draw_groups(uint64_t *s, struct zr_verify_case *c)
 {
     int size[64], n = 0;
@@ -93,16 +95,16 @@ static void draw_groups(uint64_t *s, struct zr_verify_case *c)
     c->hybrid = zr_verify_chance(s, 50) ? ZR_HSDP : ZR_HFSDP;
     c->group = size[zr_verify_chance(s, 70) ? 1 + zr_verify_below(s, n - 2) : zr_verify_below(s, n)];
     c->dealt = zr_verify_chance(s, 30);
-    if (c->fail_alloc) /* there is more to open */
+    if (c->fail_alloc) /* groups allocate more */
         c->fail_alloc = 1 + (int)zr_verify_below(s, (20 + 8 * c->n_units) * c->world);
 }
 
-/* A seed's configuration is what these draw, in the order in which they are called. */
+/* zr_verify_case_random calls the following functions in order. */
 
 static void draw_size(uint64_t *s, struct zr_verify_case *c)
 {
     c->stage = zr_verify_chance(s, 45) ? 3 : (int)zr_verify_below(s, 4);
-    /* Mostly a few ranks: most of what can go wrong needs no more than two. */
+    /* Mostly a few ranks: two are enough for most errors. */
     c->world = zr_verify_chance(s, 70)   ? 2 + (int)zr_verify_below(s, 3)
                : zr_verify_chance(s, 80) ? 2 + (int)zr_verify_below(s, 9)
                                          : 2 + (int)zr_verify_below(s, 63);
@@ -114,7 +116,6 @@ static void draw_size(uint64_t *s, struct zr_verify_case *c)
     c->n_steps = 2 + (int)zr_verify_below(s, 2);
 }
 
-/* How the model uses its units. */
 static void draw_uses(uint64_t *s, struct zr_verify_case *c)
 {
     c->pattern =
@@ -160,16 +161,16 @@ static void draw_faults(uint64_t *s, struct zr_verify_case *c)
         c->fail_alloc = 1 + (int)zr_verify_below(s, (12 + 6 * c->n_units) * c->world);
 }
 
-/* Of models that hold their gradients or, asked once more, of those that have them in brackets only. */
+/* Draws grad_in_place, either for models that hold their gradients or for the others. */
 static void draw_grad_in_place(uint64_t *s, struct zr_verify_case *c, bool model_holds, int percent)
 {
     if (zr_verify_model_holds(c) != model_holds || c->accum == 1 || !zr_verify_chance(s, percent))
         return;
     c->grad_in_place = true;
-    c->deterministic = false; /* refused together */
+    c->deterministic = false; /* the two options exclude each other */
 }
 
-/* What the model calls besides brackets and steps. */
+/* Draws the calls other than brackets and steps. */
 static void draw_calls(uint64_t *s, struct zr_verify_case *c)
 {
     if (zr_verify_chance(s, 25))
@@ -185,7 +186,7 @@ static void draw_calls(uint64_t *s, struct zr_verify_case *c)
         c->alls = 50;
 }
 
-/* Fewest first. */
+/* Draws the size of one axis of the mesh; small sizes are more likely. */
 static int draw_axis(uint64_t *s, int most)
 {
     return zr_verify_chance(s, 70) ? 1 + (int)zr_verify_below(s, most < 4 ? most : 4)
@@ -196,7 +197,7 @@ static void draw_stages(uint64_t *s, struct zr_verify_case *c)
 {
     c->schedule = zr_verify_chance(s, 30) ? ZR_RUN_ZERO_BUBBLE : (int)zr_verify_below(s, ZR_RUN_INTERLEAVED);
     c->tied = c->pp > 1 && zr_verify_chance(s, 40);
-    if (zr_verify_chance(s, 70)) /* one micro-batch tells little */
+    if (zr_verify_chance(s, 70)) /* one micro-batch tests little */
         c->accum = 1 + (int)zr_verify_below(s, 8);
     c->skipped = c->repeats = c->unbracketed = 0;
     c->late_evals = false;
@@ -212,19 +213,19 @@ static void draw_stages(uint64_t *s, struct zr_verify_case *c)
     }
 }
 
-/* Of several stages on a rank. */
+/* For several pipeline stages per rank. */
 static void draw_rounds(uint64_t *s, struct zr_verify_case *c)
 {
     int pp = zr_case_pp(c);
     if (c->schedule == ZR_RUN_1F1B || c->schedule == ZR_RUN_ZERO_BUBBLE)
         c->schedule = ZR_RUN_INTERLEAVED;
-    if (c->schedule == ZR_RUN_INTERLEAVED && c->accum > pp) /* rounds of as many each */
+    if (c->schedule == ZR_RUN_INTERLEAVED && c->accum > pp) /* whole rounds of pp micro-batches */
         c->accum = pp * (1 + (int)zr_verify_below(s, 3));
     if (c->tied)
         c->grad_in_place &= c->accum == 1;
 }
 
-/* The world so far is that of one part of one stage. */
+/* Multiplies the world, which is so far the data-parallel size, by pp and tp. */
 static void draw_mesh(uint64_t *s, struct zr_verify_case *c)
 {
     int most = 64 / c->world;
@@ -344,7 +345,7 @@ static bool still_fails(const struct zr_verify_case *c, const struct zr_mutant *
     return true;
 }
 
-/* The least that a field may be, where 0 is not what is simplest. */
+/* The simplest value of a field. */
 static int least_of(const struct zr_verify_case *c, const char *field)
 {
     if (!strcmp(field, "poison") || !strcmp(field, "dead"))
@@ -356,7 +357,7 @@ static int least_of(const struct zr_verify_case *c, const char *field)
     return !strcmp(field, "group") && c->hybrid ? 1 : 0;
 }
 
-/* How much less is tried: of the world a group, of a large number not one by one. */
+/* The amount by which to reduce a field: the world by one group, large numbers by more than one. */
 static int step_of(const struct zr_verify_case *c, const char *field, int now)
 {
     if (!strcmp(field, "granule"))
@@ -365,7 +366,7 @@ static int step_of(const struct zr_verify_case *c, const char *field, int now)
     return !strcmp(field, "world") ? of_all : 1;
 }
 
-/* Without a hybrid there are no groups, without stages no schedule, without parts nothing that they share. */
+/* Resets fields that have no meaning without a hybrid, pipeline stages or tensor parallelism. */
 static void settle_groups(struct zr_verify_case *c)
 {
     if (!c->hybrid) {
@@ -382,7 +383,7 @@ static void settle_groups(struct zr_verify_case *c)
 
 void zr_verify_shrink(struct zr_verify_case *c, const struct zr_mutant *mutant, struct zr_verify_result *out)
 {
-    /* Each field down to what is simplest, over and over until none gives. */
+    /* Reduce each field as far as possible, and repeat until no field can be reduced. */
     for (bool smaller = true; smaller;) {
         smaller = false;
 #define X(field, type)                                                                                       \

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify_compute.c: which bytes the compute of a case's model touches, and what it expects to be in them. */
+/* verify_compute.c: simulates the model's compute. Each use of a unit touches the bytes of its parameters and
+ * gradients, and the simulated device compares what they contain with what the script expects. */
 #include "shard/verify/verify_world.h"
 
 #include <stdlib.h>
 
-/* At stages 2 and 3 the model has no pointer to a unit that is not open. */
+/* Reports a use outside the unit's bracket. At ZeRO stages 2 and 3 the model has no pointer then. */
 static int outside(struct zr_verify_rank *r, const struct zr_script_op *op, const char *tensor,
                    const char *what)
 {
@@ -29,8 +30,8 @@ struct zr_content zr_script_values(const struct zr_verify_rank *r, int32_t piece
                                .value = trained && n_updates ? (uint64_t)n_updates[f->unit] : 0};
 }
 
-/* Of a backward use of it, which is its k-th in the step: what the rank adds to the gradient. Of what all
- * parts have alike, they have the same gradient. */
+/* The rank's contribution to a gradient by the k-th backward use in the step. If all tensor-parallel ranks
+ * have the same tensor, they contribute the same gradient. */
 static struct zr_content contribution(const struct zr_verify_rank *r, const struct zr_tensor *t,
                                       struct zr_content of, uint32_t step, int32_t k)
 {
@@ -40,7 +41,7 @@ static struct zr_content contribution(const struct zr_verify_rank *r, const stru
     return of;
 }
 
-/* Of one use of a unit. Each part of a backward that is apart is half of it. */
+/* Duration of one use of a unit. Each half of a split backward takes half of the time. */
 static int64_t compute_ns(const struct zr_verify_speed *s, const struct zr_script_op *op, int64_t elems)
 {
     const struct zr_verify_unit *u = s->units ? &s->units[op->unit] : NULL;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify_groups.c: the communicators of a case: one for each role, and of it one for each group of ranks that
- * has the role together. The groups are those of comm/mesh.h. */
+/* verify_groups.c: opens the communicators of a case: for each role, one communicator for each group of
+ * ranks. comm/mesh.h defines the groups. */
 #include "shard/verify/verify_world.h"
 
 #include <stdlib.h>
 
-/* ---- who is where ---- */
+/* ---- which rank is in which group ---- */
 
 static void *room_for(int64_t n, size_t size)
 {
@@ -15,7 +15,8 @@ static void *room_for(int64_t n, size_t size)
     return p;
 }
 
-/* As many hosts as groups. Ranks go around the hosts, or fill one after the other. */
+/* There are as many hosts as groups. Ranks are dealt to the hosts round-robin, or fill one host after the
+ * other. */
 static void place_ranks(const struct zr_verify_case *c, int32_t outer, struct zr_topology *t)
 {
     int32_t inner = c->world / outer;
@@ -33,7 +34,7 @@ static void place_ranks(const struct zr_verify_case *c, int32_t outer, struct zr
     }
 }
 
-/* (n_ranks) what each rank finds its groups to be. */
+/* (n_ranks) Each rank's view of its groups. */
 static int make_meshes(const struct zr_verify_world *v, int32_t inner, struct zr_mesh *mesh)
 {
     const struct zr_verify_case *c = v->c;
@@ -78,8 +79,9 @@ static const struct zr_group *group_of(const struct zr_mesh *mesh, enum zr_role 
     return &mesh->all;
 }
 
-/* What a mutant takes for the group: of the rank's stage those side by side, where they should have the
- * same part, or those that have the same part, where they should have all. members: room for them. */
+/* The wrong group that a mutant uses, within the rank's pipeline stage. It takes neighbouring ranks instead
+ * of ranks with the same tensor-parallel part; for the tensor-parallel role it takes the latter. members has
+ * space for them. */
 static struct zr_group other_group(const struct zr_verify_case *c, int id, const struct zr_group *g,
                                    enum zr_role role, int32_t *members)
 {
@@ -92,7 +94,7 @@ static struct zr_group other_group(const struct zr_verify_case *c, int id, const
 
 /* ---- opening and closing ---- */
 
-/* Each group as its first rank has it; by symmetry as each representative has its own. */
+/* Opens each group once, as its first rank sees it. By symmetry each representative opens its own group. */
 static int open_role(struct zr_verify_world *v, enum zr_role role, const struct zr_mesh *mesh)
 {
     int n = 0;
@@ -119,8 +121,8 @@ static int open_role(struct zr_verify_world *v, enum zr_role role, const struct 
     return err;
 }
 
-/* As zero_wrap opens them: without groups nobody has a role between them, and without stages either the one
- * that reduces is also that of control. */
+/* Follows zero_wrap. Without groups there are no roles between groups. Without groups and pipeline stages the
+ * REDUCE communicator also serves as CONTROL. */
 static bool is_opened(const struct zr_verify_world *v, enum zr_role role)
 {
     bool groups = v->stages[0].plan->spec.outer, stages = v->c->pp > 1, parts = v->c->tp > 1;

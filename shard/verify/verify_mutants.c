@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify_mutants.c: schedules with one thing missing. */
+/* verify_mutants.c: applies a mutant to a case: it drops a wait or record, or changes, repeats, delays or
+ * removes a job. A mutant that is never reported shows that a check is missing, or that the operation is not
+ * needed. verify_mutants.inc is the list of mutants. */
 #include "shard/verify/verify_world.h"
 
 #include <string.h>
@@ -53,7 +55,7 @@ bool zr_mutant_drops(void *arg, enum zr_sim_edge edge, int rank, const struct zr
     return true;
 }
 
-/* Does the mutant of the case change this job? */
+/* Whether the mutant changes this job. */
 static bool concerns(const struct zr_verify_rank *r, const struct zr_job *job)
 {
     const struct zr_mutant *m = r->v->mutant;
@@ -61,7 +63,7 @@ static bool concerns(const struct zr_verify_rank *r, const struct zr_job *job)
            (!m->action || job->action.kind == m->action) && applies(r, m);
 }
 
-/* Another slot, of those that hold as much. */
+/* Uses the next slot instead, if it is large enough. */
 static bool move_slot(const struct zr_plan *plan, struct zr_action *a)
 {
     bool gathers = a->kind == ZR_ACT_GATHER;
@@ -99,7 +101,7 @@ static bool take_first_sum(struct zr_action *a)
     return changes;
 }
 
-/* Does an action otherwise; false where there is nothing to do otherwise. */
+/* Changes an action. Returns false if there is nothing to change. */
 static bool change(enum zr_mutation what, const struct zr_plan *plan, struct zr_action *a)
 {
     switch (what) {
@@ -122,7 +124,7 @@ static void issue_twice(struct zr_engine *e, struct zr_job job)
 {
     struct zr_action *a = &job.action;
     zr_engine_issue(e, &job);
-    /* A sum in place between groups is never added to. */
+    /* A sum in place between groups never accumulates. */
     if (a->kind == ZR_ACT_REDUCE || (a->kind == ZR_ACT_REDUCE_OUTER && a->partial >= 0))
         a->accumulate = true;
     zr_engine_issue(e, &job);
@@ -148,7 +150,7 @@ static bool hold(struct zr_verify_rank *r, const struct zr_job *job)
     return true;
 }
 
-/* Is the job before which the one that is held should have been issued? */
+/* Whether the held job should have been issued before this one. */
 static bool ends_hold(const struct zr_verify_rank *r, const struct zr_job *job)
 {
     int until = r->holding ? r->v->mutant->until : 0;
@@ -199,7 +201,7 @@ void zr_mutant_change_layout(struct zr_verify_world *v, struct zr_layout *l)
     }
 }
 
-/* The next message of the row from action i on, or its end. */
+/* Index of the row's first message from action i on, or of its end. */
 static int64_t next_message(const struct zr_walk_row *row, int64_t i)
 {
     while (i < row->n && !zr_pipe_sends(row->actions[i].kind) && !zr_pipe_receives(row->actions[i].kind))
@@ -226,7 +228,7 @@ void zr_mutant_change_rows(struct zr_verify_world *v, struct zr_verify_stage *s)
         int64_t last = first;
         for (int64_t i = first; i < row->n; i = next_message(row, i + 1))
             last = i;
-        row->actions[last].kind = ZR_PIPE_UNSHARD; /* at which nothing moves */
+        row->actions[last].kind = ZR_PIPE_UNSHARD; /* an action that sends nothing */
         v->n_acted++;
     }
 }
@@ -266,12 +268,12 @@ int64_t zr_mutant_hunt(const struct zr_mutant *m, uint64_t first_seed, int64_t n
         else if (zr_verify_parse(m->on, &c))
             return -1;
         c.seed = first_seed + (uint64_t)i;
-        /* Faults of other kinds would end the run before the mutant shows. */
+        /* Other faults would end the run before the mutant has an effect. */
         c.dead = -1;
         c.fail_alloc = 0;
         if (c.world > 6 && !m->on)
             c.world = 2 + c.world % 3;
-        if (!zr_verify_possible(&c)) { /* its groups, stages and parts do not divide that */
+        if (!zr_verify_possible(&c)) { /* the smaller world is not divisible */
             c.group = c.hybrid = c.pp = c.tp = c.per_rank = c.schedule = c.partial = c.sums = 0;
             c.dealt = c.tied = false;
         }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify_parts.c: what a model does around its products where it is cut over ranks: partial sums are added
- * up, cut or whole activations are gathered and scattered. A partial activation is the contribution of one
- * part, a whole one the sum of all of them; of one that is cut each part has elements of its own. */
+/* verify_parts.c: the model's tensor-parallel collectives: partial sums are reduced, activations are gathered
+ * and scattered. A partial activation contains one rank's contribution, a reduced one the sum of all. Each
+ * rank has its own elements of a split activation. */
 #include "shard/verify/verify_world.h"
 
-/* What is moved: n elements, known by the op's number in the script. */
+/* One collective over n elements. The number of the operation in the script identifies its contents. */
 struct moving_parts {
     struct zr_verify_rank *r;
     const struct zr_script_op *op;
@@ -87,7 +87,7 @@ static int gather(const struct moving_parts *m)
     return err;
 }
 
-/* Of numbers that are there, as the host compares them. */
+/* Real numbers, which the host compares after the collective. */
 static float number_of(int32_t part, int64_t i)
 {
     return (float)((part * 7 + i * 3) % 11);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify_rank.c: one rank of a case: the real engine, the real plan and core, a loop that it drives, and
- * a model thread that makes the calls of the script. */
+/* verify_rank.c: one rank of a case. It has the real engine, plan and core, a loop that the verifier drives,
+ * and a model thread that makes the calls of the script. The model thread is a coroutine (ucontext). */
 #include "shard/verify/verify_world.h"
 
 #include <math.h>
@@ -42,7 +42,7 @@ static int do_values(struct zr_verify_rank *r, const struct zr_script_op *op)
         return err;
     }
     if (op->kind == ZR_DO_WRITE && r->layout.tensors[tensor].tie != ZR_TIE_NONE)
-        return 0; /* which two stages call for: ZR_DO_WRITE_TIED */
+        return 0; /* both stages must call: ZR_DO_WRITE_TIED */
     if (op->kind == ZR_DO_WRITE) {
         touch_values(r, tensor, ZR_SIM_SET);
         return zr_engine_write(&r->engine, tensor, ZR_VALUE_PARAM, 0, n, r->scratch);
@@ -61,7 +61,7 @@ static int do_values(struct zr_verify_rank *r, const struct zr_script_op *op)
     return err;
 }
 
-/* Both stages give the tensor values, and the first one's count. */
+/* Both pipeline stages write the tensor; the owner's values are used. */
 static int write_tied(struct zr_verify_rank *r)
 {
     int err = 0;
@@ -78,14 +78,14 @@ static int write_tied(struct zr_verify_rank *r)
 
 /* ---- the model's thread ---- */
 
-/* Of the ranks of the last stage, which have the loss. */
+/* The mean rank of the last pipeline stage, which has the loss. */
 static double mean_carried(const struct zr_verify_case *c)
 {
     int of_stage = c->world / (c->pp > 1 ? c->pp : 1);
     return c->world - of_stage + (of_stage - 1) / 2.0;
 }
 
-/* As zero_step and zero_drop: the next action is the first of a step. */
+/* Follows zero_step and zero_drop: the next action is the first of a step. */
 static void start_rows(struct zr_verify_rank *r)
 {
     r->walk.at = 0;
@@ -168,8 +168,7 @@ static int do_op(struct zr_verify_rank *r, const struct zr_script_op *op)
     const struct zr_mutant *m = r->v->mutant;
     l->during = during[op->kind];
     l->unit = op->kind <= ZR_DO_USE ? op->unit : -1;
-    l->step =
-        (uint32_t)(op->step + (op->kind == ZR_DO_STEP || op->kind == ZR_DO_NORM)); /* as jobs count them */
+    l->step = (uint32_t)(op->step + (op->kind == ZR_DO_STEP || op->kind == ZR_DO_NORM)); /* as in jobs */
     if (m && m->what == ZR_LESS_CALL && m->action == op->kind && r->id == r->v->c->world - 1 &&
         op->unit == 0 && op->step == 1) {
         r->v->n_acted++;
@@ -217,24 +216,26 @@ static int do_op(struct zr_verify_rank *r, const struct zr_script_op *op)
     }
 }
 
-/* A refusal of the core changes nothing and is the same on all ranks; it ends the run early. */
+/* Whether the error is a refusal by the core. A refusal changes nothing, is the same on all ranks, and ends
+ * the run early. */
 static bool is_refusal(const struct zr_verify_rank *r, const struct zr_script_op *op, int err)
 {
     const struct zr_verify_case *c = r->v->c;
     bool uneven = c->skipped || c->repeats;
-    bool room = c->declared && !c->changes && !c->skipped; /* each bracket of a declared order has a slot */
+    bool room = c->declared && !c->changes && !c->skipped; /* every bracket has a slot */
     bool core = (err == ZR_ERR_BUDGET && op->kind == ZR_DO_BEGIN && !room) ||
                 (err == ZR_ERR_ORDER && (op->kind == ZR_DO_STEP || op->kind == ZR_DO_NORM) && uneven) ||
-                (err == ZR_ERR_ORDER && op->kind == ZR_DO_DROP && c->unbracketed); /* of such units alone */
+                /* units without brackets */
+                (err == ZR_ERR_ORDER && op->kind == ZR_DO_DROP && c->unbracketed);
     return core && !zr_engine_has_failed(&r->engine);
 }
 
-/* Without groups there are three streams, and no event that only groups need. */
+/* Without groups, the engine opens none of the streams and events that only groups need. */
 static void look_at_opened(struct zr_verify_rank *r)
 {
     const struct zr_engine *e = &r->engine;
     int32_t units = r->layout.n_units, places = units + r->plan.n_grad_slots;
-    int32_t n = r->plan.n_param_slots + 2 * units + 2 * places + 4; /* four of which there is one */
+    int32_t n = r->plan.n_param_slots + 2 * units + 2 * places + 4; /* 4: events without an array */
     if (!r->plan.spec.outer && (e->ev.n != n || e->gather_outer_stream || e->reduce_outer_stream))
         zr_report(zr_sim_recorder(r->v->sim), "rank %d opened %d events or streams that only groups need",
                   r->id, e->ev.n - n);
@@ -274,7 +275,7 @@ static int wrap(struct zr_verify_rank *r)
     return err;
 }
 
-/* Elements of one piece; there is padding between pieces. */
+/* Checks the elements of one piece. There is padding between pieces. */
 static int expect_kept(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
 {
     struct zr_verify_rank *r = arg;
@@ -286,8 +287,8 @@ static int expect_kept(void *arg, const struct zr_flat *f, const struct zr_piece
     return 0;
 }
 
-/* Nothing is in flight: the parameters that this rank keeps are those of the last step, its own and its
- * peers'. */
+/* Checks that the parameters that this rank keeps, its own and its peers', are those of the last step.
+ * Nothing is in flight. */
 static void look_at_kept(struct zr_verify_rank *r)
 {
     struct zr_where at = zr_where_of(&r->plan.place, r->engine.place);
@@ -309,7 +310,7 @@ static void live(struct zr_verify_rank *r)
         r->n_calls = i + 1;
         if (err && is_refusal(r, op, err)) {
             r->refused = true;
-            if (v->c->pp > 1) /* other stages go on */
+            if (v->c->pp > 1) /* the other stages continue */
                 zr_report(zr_sim_recorder(v->sim), "rank %d, stage %d: a call failed: %s", r->id,
                           r->of_stage->at, zr_error_text());
             err = 0;
@@ -342,8 +343,8 @@ static void enter(unsigned high, unsigned low)
 
 /* ---- opening and closing ---- */
 
-/* The model's values before zero_wrap: all of the memory of the first rank that has its part, as its
- * values are the ones that count. */
+/* Allocates the model's values before zero_wrap. Only the first data-parallel rank allocates, since the
+ * runtime uses its values. */
 static void own_values(struct zr_verify_rank *r)
 {
     struct zr_verify_world *v = r->v;
@@ -363,7 +364,7 @@ static void own_values(struct zr_verify_rank *r)
     }
 }
 
-/* What the engine takes the layout for: what it is, but for a mutant. */
+/* A mutant gives the engine a changed layout. */
 static void show_engine(struct zr_verify_rank *r)
 {
     const struct zr_layout *l = &r->layout;
@@ -444,7 +445,7 @@ int zr_rank_open(struct zr_verify_world *v, int id)
             r->tensors[t].tied_grad = &r->grad[t];
     }
     show_engine(r);
-    /* A rank alone on the host has no loop. */
+    /* A single rank that computes on the host has no loop. */
     if (v->c->world > 1 || !v->c->caller) {
         struct zr_loop_driver driver = {zr_turn_pushed, zr_turn_awaited, r};
         int err = zr_loop_open_driven(ZR_VERIFY_QUEUE, zr_turn_issue, r, &driver, &r->loop);
@@ -465,7 +466,7 @@ void zr_ranks_close(struct zr_verify_world *v)
         struct zr_verify_rank *r = &v->ranks[id];
         if (!r->v)
             continue;
-        zr_sim_kill(v->sim, id); /* nothing has to run any more */
+        zr_sim_kill(v->sim, id); /* nothing may run any more */
         zr_loop_close(r->loop, NULL, NULL);
         if (r->engine_open)
             zr_engine_close(&r->engine);

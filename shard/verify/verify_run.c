@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify_run.c: a case: the simulated world below its ranks, what its norms must have, and whether everyone
- * ended as it should. */
+/* verify_run.c: runs a case. It opens the simulated world and its ranks, and lets the threads run in turn.
+ * Then it checks that every rank ended as it should, and that each norm covered the right elements. */
 #include "shard/verify/verify_world.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* The place that owns the first trained elements: without granules place 0, as no first slice is empty. */
+/* The position that owns the first trainable elements. Without granules this is 0, since no first slice is
+ * empty. */
 static int32_t first_owner(const struct zr_layout *l)
 {
     int64_t first;
@@ -18,8 +19,8 @@ static int32_t first_owner(const struct zr_layout *l)
     return 0;
 }
 
-/* In what one rank owns alone, so that the others have it from the agreement; of the first stage that trains
- * anything. */
+/* Whether a gradient of this rank is not finite. Only elements that one rank of the first pipeline stage with
+ * trainable tensors owns are affected. The other ranks learn of it by the agreement on the norm. */
 static bool poisoned(void *arg, int rank, uint32_t step)
 {
     const struct zr_verify_world *v = arg;
@@ -37,8 +38,8 @@ static void squared(void *arg, int rank, int64_t n)
     v->n_squared[v->by_symmetry ? 0 : zr_stage_class(v->c, rank)] += n;
 }
 
-/* Each element of the units that the step has once in its norm: what is cut of each part, what all parts have
- * of the first of them. One rank of each class counts. */
+/* Adds the elements that a norm must count: each element of the units in the step once. Split tensors count
+ * on every tensor-parallel rank, replicated tensors only on the first. One rank of each class counts. */
 void zr_verify_expect_norm(struct zr_verify_rank *r)
 {
     struct zr_verify_world *v = r->v;
@@ -63,7 +64,6 @@ static void check_norms(struct zr_verify_world *v)
                       k / parts, k % parts, (long long)v->n_squared[k], (long long)v->n_expected[k]);
 }
 
-/* Did everyone end as it should? */
 static void check_ends(struct zr_verify_world *v)
 {
     const struct zr_verify_case *c = v->c;
@@ -106,7 +106,7 @@ static void set_speed(const struct zr_verify_world *v, struct zr_sim_options *o)
 static int open_sim(struct zr_verify_world *v)
 {
     const struct zr_verify_case *c = v->c;
-    /* beside the five of every rank: three pairs of neighbours, and tensors of two stages */
+    /* Every rank has five streams. Pipelines add three for pairs of neighbours and one for tied tensors. */
     struct zr_sim_options o = {.world = v->n_ranks,
                                .n_streams = c->pp > 1 ? 5 + 4 : 5,
                                .compute_on_caller = c->caller,
@@ -128,7 +128,6 @@ static int open_sim(struct zr_verify_world *v)
     return zr_sim_open(&o, &v->sim);
 }
 
-/* The simulated world and its ranks. */
 static int open_world(struct zr_verify_world *v)
 {
     int err = open_sim(v);
@@ -182,7 +181,7 @@ static struct zr_verify_time time_of(const struct zr_verify_world *v)
                                    .plan_bytes = v->stages[0].plan->total_bytes};
 }
 
-/* Who is simulated. */
+/* Chooses the ranks to simulate. */
 static int count_ranks(struct zr_verify_world *v)
 {
     v->n_ranks = v->c->world;

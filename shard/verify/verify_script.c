@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify_script.c: the calls of a case's model, in order. */
+/* verify_script.c: writes the script of a case: the sequence of calls that the model makes on one pipeline
+ * stage. All ranks of the pipeline stage execute the same script. Draws that pipeline stages must share come
+ * from the state w->common. */
 #include "shard/verify/verify_writing.h"
 
 #include <stdlib.h>
@@ -15,7 +17,7 @@ void zr_write(struct zr_script *s, struct zr_script_op op)
     s->ops[s->n++] = op;
 }
 
-enum { DROPPED_STEP = 100 }; /* added to the number of a step that is dropped; a case has fewer */
+enum { DROPPED_STEP = 100 }; /* added to the numbers of dropped steps; cases have fewer steps */
 
 void zr_write_call(struct zr_writing *w, enum zr_script_op_kind kind)
 {
@@ -27,7 +29,7 @@ static bool bracketed(const struct zr_writing *w, int32_t u, bool backward)
     return !(backward ? w->no_backward : w->no_forward)[u];
 }
 
-/* Of the unit; backward is of the part that the action is of. */
+/* An operation on unit u; backward is that of the current action. */
 static struct zr_script_op op_of(const struct zr_writing *w, enum zr_script_op_kind kind, int32_t u,
                                  bool backward)
 {
@@ -108,8 +110,8 @@ void zr_write_forward(struct zr_writing *w, const int32_t *list, int32_t n)
         whole_as(w, w->twice, false, true);
 }
 
-/* The order that is declared has two backward brackets of each unit in it; later steps have the second now
- * and then. */
+/* Whether the unit gets a second backward bracket. The declared order has two of each unit; later steps
+ * sometimes have the second. */
 static bool repeats(struct zr_writing *w, int32_t unit)
 {
     bool may = w->c->repeats && w->c->declared && w->c->pattern == ZR_USE_PLAIN;
@@ -160,7 +162,7 @@ static void snapshot(struct zr_writing *w, int32_t step)
         zr_write(w->s, (struct zr_script_op){.kind = ZR_DO_SNAPSHOT, .unit = -1, .step = step});
 }
 
-/* All at once: some of them used without brackets, some inside them. */
+/* Gathers all parameters, then uses units both without and inside brackets. */
 static void all_at_once(struct zr_writing *w)
 {
     if (!zr_verify_chance(w->common, w->c->alls))
@@ -168,12 +170,12 @@ static void all_at_once(struct zr_writing *w)
     zr_write_call(w, ZR_DO_GATHER_ALL);
     for (int32_t i = 0; i < w->n_units; i++)
         use(w, w->all[i], false);
-    if (!zr_in_stages(w->c)) /* else brackets are of actions */
+    if (!zr_in_stages(w->c)) /* with pipeline stages, brackets belong to actions */
         zr_write_forward(w, w->all, w->n_units);
     zr_write_call(w, ZR_DO_RELEASE_ALL);
 }
 
-/* Where the sum of the micro-batches is kept, the first alone may be preceded by it. */
+/* With grad_in_place, zeroing is allowed only before the first micro-batch. */
 void zr_write_zero(struct zr_writing *w, int where, int micro)
 {
     if ((w->c->zeroes & where) && !(w->c->grad_in_place && micro > 0))
@@ -191,13 +193,13 @@ static void values(struct zr_writing *w, int32_t step)
         zr_write(w->s, (struct zr_script_op){.kind = ZR_DO_WRITE_TIED, .unit = -1, .step = step});
 }
 
-/* cut: backward stops in its midst. */
+/* cut: stop in the middle of backward. */
 static void micro_batch(struct zr_writing *w, int micro, bool cut)
 {
     int32_t n = 0, *list = w->list;
-    /* The first is never left out: the longest count of backward passes tells how many micro-batches there
-     * were. A unit without backward brackets cannot be left out either: its gradient is reduced all the same,
-     * with what is in it. */
+    /* The first unit is never left out, since the largest number of backward passes gives the number of
+     * micro-batches. A unit without backward brackets cannot be left out either, because its gradient is
+     * reduced in any case. */
     for (int32_t i = 0; i < w->n_units; i++) {
         bool used_twice = w->c->pattern == ZR_USE_TWICE && w->all[i] == w->twice;
         if (i == 0 || !zr_verify_chance(w->random, w->c->skipped) || used_twice)
@@ -212,7 +214,8 @@ static void micro_batch(struct zr_writing *w, int micro, bool cut)
     zr_write_backward(w, list + from, n - from);
 }
 
-/* Of a stage all of it: others would wait for what is left of its messages. */
+/* A pipeline stage drops a step only after all its actions. Otherwise other pipeline stages would wait for
+ * its messages. */
 static void drop_actions(struct zr_writing *w)
 {
     w->dropped = true;
@@ -223,13 +226,14 @@ static void drop_actions(struct zr_writing *w)
     w->dropped = false;
 }
 
-/* A part of a backward may be other calls than those declared: with several units open at once, others. */
+/* Whether a backward pass may stop early. With several open units, a partial pass may contain calls that were
+ * not declared. */
 static bool may_be_cut(const struct zr_verify_case *c)
 {
     return !c->declared || c->pattern == ZR_USE_PLAIN || c->pattern == ZR_USE_RECOMPUTE;
 }
 
-/* A step that is given up: part of it, all of it, or after its norm was asked for. */
+/* Writes a dropped step: a part of it, or all of it, with or without a call of zero_norm. */
 static void drop_step(struct zr_writing *w)
 {
     if (zr_in_stages(w->c)) {
@@ -245,14 +249,13 @@ static void drop_step(struct zr_writing *w)
             zr_write_call(w, ZR_DO_MICRO);
     }
     bool uneven = w->c->skipped || w->c->repeats ||
-                  w->c->pattern == ZR_USE_TWICE; /* its norm may be refused, and ends the run */
+                  w->c->pattern == ZR_USE_TWICE; /* the norm may be refused, which ends the run */
     if (n == w->c->accum && !cut && !uneven && zr_verify_chance(w->common, w->c->norms))
         zr_write_call(w, ZR_DO_NORM);
     zr_write_call(w, ZR_DO_DROP);
     w->dropped = false;
 }
 
-/* Sometimes the model changes the order of its units. */
 static void change_order(struct zr_writing *w)
 {
     int32_t n = w->n_units, *all = w->all;
@@ -277,8 +280,8 @@ static void evaluate(struct zr_writing *w)
     }
 }
 
-/* The calls from `at` on are those that the model declares of a micro-batch, or of a step in actions.
- * per_rank: stages of a rank; of several, a backward action's last call says that it is. */
+/* Declares the calls from `at` on, which are those of a micro-batch or of a pipeline step. With several
+ * pipeline stages per rank, the last call of each backward action is marked. */
 static void declare(struct zr_script *s, int32_t at, int32_t per_rank)
 {
     s->order = calloc((size_t)(s->n - at) + 1, sizeof *s->order);
@@ -318,10 +321,9 @@ static void train(struct zr_writing *w)
     }
 }
 
-/* Between the last micro-batch and the step. */
 static void before_step(struct zr_writing *w)
 {
-    /* A gradient that was not handed out has nothing in it: the model may zero it until the step. */
+    /* A gradient that was not handed out is empty, so the model may zero it until the step. */
     if (w->c->accum == 1 && !w->c->unbracketed)
         zr_write_zero(w, 8, 0);
     if (w->c->late_evals)
@@ -330,7 +332,7 @@ static void before_step(struct zr_writing *w)
     if (!zr_verify_chance(w->common, w->c->norms))
         return;
     zr_write_call(w, ZR_DO_NORM);
-    if (w->c->values) /* which writes where the norms were exchanged */
+    if (w->c->values) /* a mean uses the memory in which norms are exchanged */
         zr_write(w->s, (struct zr_script_op){.kind = ZR_DO_MEAN, .unit = 0, .step = w->step});
     if (w->c->late_evals)
         zr_write_forward(w, w->all, w->n_units);
@@ -346,7 +348,7 @@ static void after_step(struct zr_writing *w)
     snapshot(w, w->step + 1);
 }
 
-/* Which units the model brackets, and in which order it uses them. */
+/* Chooses which units the model brackets, and their order. */
 static void choose_units(struct zr_writing *w)
 {
     const struct zr_verify_case *c = w->c;

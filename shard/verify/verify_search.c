@@ -1,18 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify_search.c: every order in which the host threads of small models can run.
+/* verify_search.c: visits every order in which the host threads of small models can run.
  *
- * The device's orders are covered by the vector clocks of one run, provided that the run's graph of waits is
- * the only one: a wait means the most recent record at the moment of the call, so a loop that is early or
- * late could make it mean another. Here the calls of a model go through the real core (memory copied from
- * call to call), every action is taken apart into what engine_model.c and engine_issue.c do for it (push,
- * await, record, wait, sync), and all states of (how far each rank's model thread is, how far its loop is)
- * are visited breadth first. Bad are: a wait that finds another record than it found on another way to the
- * same call; a gather into a slot in use; a bracket whose slot holds something else; a state that is not the
- * end and from which nobody can go on. Each configuration is then run once on the simulated world, which
- * checks the graph itself. Ranks make the same calls, so states that differ in which rank is which are one.
- * Ranks meet in syncs alone, of whatever groups they are: of a world in groups two or three ranks are
- * followed, though it has four. With three of them, what a model's thread does between two points where it
- * may have to wait is one move, which loses no standstill (two ranks take every move by itself). */
+ * The vector clocks of one run cover all orders of the device if the run has the only possible graph of
+ * waits. A wait refers to the most recent record when it is called, so a faster or slower loop could change
+ * the graph. The search shows that this does not happen.
+ *
+ * It sends the calls of a model through the real core. Each action is split into what engine_model.c and
+ * engine_issue.c do for it: push, await, record, wait, sync. A state is the position of each rank's model
+ * thread and loop. The search visits all states breadth first. It reports:
+ *   - a wait that finds different records on different paths
+ *   - a gather into a slot in use
+ *   - a bracket whose slot holds another unit
+ *   - a state other than the end in which no thread can continue
+ * Each configuration also runs once on the simulated world, which checks the graph itself.
+ *
+ * Ranks make the same calls, so states that differ only by a permutation of ranks are one state. Ranks affect
+ * each other only by syncs, in whatever group. So two or three ranks are enough for groups of a world of
+ * four. With three ranks, all operations of a model thread between two possible waits are one move. This
+ * hides no deadlock, and with two ranks each operation is a move. */
 #include "shard/verify/verify_world.h"
 
 #include <stdio.h>
@@ -22,15 +27,15 @@
 enum { MOST_OPS = 1000, MOST_JOBS = 500 };
 _Static_assert(MOST_OPS < 1024 && MOST_JOBS < 1024, "ten bits each: see pack()");
 
-/* Events of one class, numbered. */
+/* Events are numbered by class and by index in the class. */
 enum { OF_CLASS = 16, MOST_EVENTS = (ZR_EVENT_REDUCE_OUTER_TAIL + 1) * OF_CLASS };
 
 enum host_op_kind { HOST_PUSH, HOST_AWAIT, HOST_RECORD, HOST_WAIT, HOST_SYNC };
 
 struct host_op {
     enum host_op_kind kind;
-    int32_t number; /* PUSH, AWAIT, SYNC: jobs carried out before it; RECORD, WAIT: the event */
-    int32_t found;  /* WAIT: records of the event before it; -1: not come to yet */
+    int32_t number; /* PUSH, AWAIT, SYNC: jobs issued before it; RECORD, WAIT: the event */
+    int32_t found;  /* WAIT: records of the event before it; -1: not reached yet */
 };
 
 struct job_ops {
@@ -38,12 +43,12 @@ struct job_ops {
     int n;
 };
 
-/* What a rank does, all ranks alike. */
+/* The operations of one rank, which are the same on all ranks. */
 struct program {
     struct host_op op[MOST_OPS];
     struct job_ops job[MOST_JOBS];
     int32_t n_ops, n_jobs;
-    int32_t recorded[MOST_EVENTS][MOST_JOBS]; /* positions of its records, in the ops or the jobs */
+    int32_t recorded[MOST_EVENTS][MOST_JOBS]; /* positions of its records, in op or job */
     int32_t n_recorded[MOST_EVENTS];
     char fault[160];
 };
@@ -56,7 +61,6 @@ struct tracing {
     enum zr_search_flaw flaw;
 };
 
-/* Events by number. */
 static int32_t event_of(int class, int32_t which)
 {
     return class * OF_CLASS + which;
@@ -94,7 +98,7 @@ static void wrong(struct tracing *t, const char *what, const struct zr_action *a
     t->wrong = true;
 }
 
-/* The end of a stream's jobs so far, for the job under way on another. */
+/* The current job waits for all jobs so far on another stream. */
 static void job_tail(struct tracing *t, int class)
 {
     job_op(t, HOST_RECORD, event_of(class, 0));
@@ -121,7 +125,7 @@ static void trace_gather_outer(struct tracing *t, const struct zr_action *a)
     job_op(t, HOST_RECORD, event_of(ZR_EVENT_WHOLE, a->unit));
 }
 
-/* The job is the last that reads what backward wrote. */
+/* Records that the last reader of a gradient is done. */
 static void trace_grad_free(struct tracing *t, const struct zr_action *a, int32_t number)
 {
     int32_t place = zr_grad_place(t->plan, a->unit, a->slot);
@@ -211,7 +215,7 @@ static void trace_action(struct tracing *t, const struct zr_action *a)
         break;
     case ZR_ACT_HIDE_PARAM:
         if (a->slot >= 0) {
-            t->open[a->slot] = false; /* the last of its brackets ended */
+            t->open[a->slot] = false; /* its last bracket ended */
             add_op(t, HOST_RECORD, event_of(ZR_EVENT_PARAM_FREE, a->slot));
         }
         break;
@@ -231,7 +235,7 @@ static void trace_action(struct tracing *t, const struct zr_action *a)
     }
 }
 
-/* Takes the script's calls through the core. */
+/* Sends the script's calls through the core. */
 static int trace(struct program *p, const struct zr_plan *plan, const struct zr_script *s,
                  enum zr_search_flaw flaw)
 {
@@ -254,7 +258,7 @@ static int trace(struct program *p, const struct zr_plan *plan, const struct zr_
                                                                 : ZR_EV_STEP,
                                    op->unit, op->backward};
         int32_t n;
-        memcpy(next, now, bytes); /* plain data: the state is its bytes */
+        memcpy(next, now, bytes); /* the core's state is plain data */
         err = zr_core_step(next, &ev, actions, &n);
         if (ev.kind == ZR_EV_STEP) {
             if (t.norm_job) {
@@ -263,7 +267,7 @@ static int trace(struct program *p, const struct zr_plan *plan, const struct zr_
             }
             add_op(&t, HOST_RECORD, event_of(ZR_EVENT_STEP_COMPUTE, 0));
         }
-        /* The snapshot before was read: so it was taken. */
+        /* The previous snapshot was read, so it was complete. */
         if (ev.kind == ZR_EV_SNAPSHOT && t.snapshot_job) {
             add_op(&t, HOST_AWAIT, t.snapshot_job);
             add_op(&t, HOST_SYNC, t.snapshot_job);
@@ -287,7 +291,7 @@ static int trace(struct program *p, const struct zr_plan *plan, const struct zr_
 /* ---- states ---- */
 
 struct states {
-    uint64_t *seen, *queue; /* seen: open addressing, 0 is free */
+    uint64_t *seen, *queue; /* seen: open addressing; 0 is a free entry */
     int64_t n, n_done, cap;
 };
 
@@ -325,7 +329,7 @@ static void visit(struct states *s, uint64_t key)
     }
 }
 
-/* Ten bits each for the model's thread and the loop of a rank; ranks in order of size. */
+/* Ten bits each for the position of a rank's model thread and of its loop. Ranks are sorted. */
 static uint64_t pack(const int32_t (*at)[2], int world)
 {
     uint64_t part[3] = {0}, key = 0;
@@ -341,13 +345,13 @@ static uint64_t pack(const int32_t (*at)[2], int world)
     return key;
 }
 
-/* The record that a wait finds, of those made before position `at` by the thread that makes them. */
+/* Counts the records before a wait. Returns false if another path found another count. */
 static bool finds(struct program *p, struct host_op *op, int32_t model_at, int32_t loop_at, bool by_model)
 {
     int class = op->number / OF_CLASS;
     bool of_model =
         class == ZR_EVENT_PARAM_FREE || class == ZR_EVENT_GRAD_DONE || class == ZR_EVENT_STEP_COMPUTE;
-    /* A job's own record of a tail comes before its wait for it. */
+    /* The wait follows the record of a tail within the same job. */
     bool is_tail = class == ZR_EVENT_GATHER_TAIL || class == ZR_EVENT_GATHER_OUTER_TAIL ||
                    class == ZR_EVENT_REDUCE_OUTER_TAIL;
     int32_t at = of_model ? model_at : by_model ? loop_at : loop_at + is_tail, n = 0;
@@ -364,7 +368,7 @@ static bool finds(struct program *p, struct host_op *op, int32_t model_at, int32
     return true;
 }
 
-/* A state: how far each rank's model thread and its loop are, and of the loops the one that is least far. */
+/* The positions of each rank's model thread and loop, and the smallest position of a loop. */
 struct state {
     int world;
     int32_t at[3][2], least;
@@ -386,7 +390,8 @@ static void visit_state(struct states *s, const struct state *at)
     visit(s, pack((const int32_t(*)[2])at->at, at->world));
 }
 
-/* The next move of rank r's model thread, if it has one and need not wait: counted in *n. False: a fault. */
+/* Makes the next move of rank r's model thread, unless it has ended or must wait, and counts it in *n.
+ * Returns false on a fault. */
 static bool move_model(struct program *p, struct states *s, struct state at, int r, int *n)
 {
     int32_t *m = &at.at[r][0], l = at.at[r][1];
@@ -405,7 +410,7 @@ static bool move_model(struct program *p, struct states *s, struct state at, int
     return true;
 }
 
-/* Jobs that the model's thread has pushed before position m. */
+/* Jobs that the model thread has pushed before position m. */
 static int32_t pushed_before(const struct program *p, int32_t m)
 {
     while (m-- > 0)
@@ -414,7 +419,7 @@ static int32_t pushed_before(const struct program *p, int32_t m)
     return 0;
 }
 
-/* The same of its loop: a job is there if its push is. */
+/* The same for the loop of rank r. It can issue a job that was pushed. */
 static bool move_loop(struct program *p, struct states *s, struct state at, int r, int *n)
 {
     int32_t m = at.at[r][0], *l = &at.at[r][1];
@@ -462,7 +467,7 @@ static bool search(struct program *p, int world, struct states *s, struct zr_sea
     return ended;
 }
 
-/* n_ranks: of the world that are followed. */
+/* n_ranks: the number of ranks to follow. */
 static int search_case(const struct zr_verify_case *c, int n_ranks, enum zr_search_flaw flaw,
                        struct zr_search_result *out)
 {
@@ -497,7 +502,7 @@ static int search_case(const struct zr_verify_case *c, int n_ranks, enum zr_sear
     return err;
 }
 
-/* All patterns; the first again, with all snapshots that may be, and the second, with frozen tensors. */
+/* All patterns, then the first one with all possible snapshots, and the second one with frozen tensors. */
 enum { N_PROGRAMS = 3 * 2 * 2 * (ZR_USE_PATTERNS + 2) };
 
 static struct zr_verify_case program_case(int units, int i)
@@ -517,8 +522,8 @@ static struct zr_verify_case program_case(int units, int i)
                                    .dead = -1};
 }
 
-/* Two groups of two, of which two or three ranks are followed; three of a unit less, as programs are longer.
- */
+/* Two groups of two ranks, with two or three ranks followed. Three ranks get one unit less, as their programs
+ * are longer. */
 static int search_groups(int32_t most_units, int32_t most_ranks, enum zr_search_flaw flaw,
                          struct zr_search_result *out)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify_snapshot.c: a rank's snapshots: taken as zero_save does, read as the thread does that writes a
- * checkpoint, and what they must hold. */
+/* verify_snapshot.c: takes a rank's snapshots as zero_save does, reads them as the thread that writes a
+ * checkpoint does, and checks their contents. */
 #include "shard/verify/verify_world.h"
 
 #include <string.h>
@@ -24,7 +24,7 @@ struct reading {
     struct zr_line *line;
 };
 
-/* Elements of one piece; there is padding between pieces. */
+/* Checks the elements of one piece. There is padding between pieces. */
 static int expect_saved(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first,
                         int64_t n)
 {
@@ -50,7 +50,7 @@ static int read_run(void *arg, const struct zr_run *run)
     return zr_flat_ranges(&r->layout, run->flat, run->first, run->first + run->n, expect_saved, &g);
 }
 
-/* What the thread that writes a checkpoint does with the snapshot. */
+/* Simulates the thread that writes a checkpoint. */
 void zr_snapshot_read(struct zr_verify_rank *r, bool waited)
 {
     if (waited)
@@ -66,7 +66,7 @@ bool zr_snapshot_readable(const struct zr_verify_rank *r)
     return r->reading && r->readable && !r->dead && r->engine_open;
 }
 
-/* The save before must be over: as zero_save and zero_unwrap wait for it. */
+/* Waits until the previous snapshot was read, as zero_save and zero_unwrap do. */
 int zr_snapshot_end(struct zr_verify_rank *r)
 {
     int err = 0;
@@ -89,8 +89,7 @@ int zr_snapshot_take(struct zr_verify_rank *r)
     if (err)
         return err;
     r->v->n_acted += alone && before;
-    if (before && alone &&
-        zr_snapshot_readable(r)) /* it goes on as it would have, later: its bytes are new ones then */
+    if (before && alone && zr_snapshot_readable(r)) /* the reader continues later, and finds new bytes */
         r->readable = false;
     memcpy(r->n_saved, r->n_done, (size_t)r->layout.n_units * sizeof *r->n_saved);
     r->saved_step = (int32_t)r->engine.m.step;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify_stages.c: the pipeline stages of a case: of each its tensors, its row of the schedule, its script
- * and its plan; which of the world's ranks have which; and what gradients must add up to. A model that is
- * whole is one stage. */
+/* verify_stages.c: the pipeline stages of a case: the tensors, schedule, script and plan of each; which ranks
+ * belong to it; and the sums that gradients must have. A model without pipeline parallelism is one stage. */
 #include "shard/verify/verify_world.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Numbers of flats, in contents, that each part of each stage has; what all parts have is of part 0. */
+/* Flat numbers in contents per tensor-parallel part of each pipeline stage. Replicated tensors use the
+ * numbers of part 0. */
 enum { FLATS = 1 << 16 };
 
-/* ---- who is where ---- */
+/* ---- which rank has which stage ---- */
 
 int32_t zr_case_stages(const struct zr_verify_case *c)
 {
@@ -63,10 +63,11 @@ int zr_stage_contributor(const struct zr_verify_world *v, int rank, const struct
     return t->cut || t->partial ? rank : rank - rank % n_parts(v->c);
 }
 
-/* ---- what gradients must add up to ---- */
+/* ---- expected gradients ---- */
 
-/* Adds what the ranks of a stage give to a tensor's gradient, n of each: those of one part, as others have
- * other elements, or the same gradient; or all, where each part has a gradient of its own. */
+/* Adds the contributions of a pipeline stage's ranks to a tensor's gradient, n from each rank. If each
+ * tensor-parallel rank has a partial gradient, all ranks contribute. Otherwise only those of one part do: the
+ * others have other elements, or the same gradient. */
 static void add_shares(const struct zr_verify_world *v, const struct zr_verify_stage *stage,
                        const struct zr_tensor *t, int32_t part, int32_t n, uint32_t step,
                        struct zr_content *sum)
@@ -106,7 +107,7 @@ struct zr_content zr_stage_whole_grad(void *arg, int32_t flat, uint32_t step)
     return sum;
 }
 
-/* ---- the schedule's rows ---- */
+/* ---- schedules ---- */
 
 bool zr_case_is_apart(const struct zr_verify_case *c)
 {
@@ -115,8 +116,9 @@ bool zr_case_is_apart(const struct zr_verify_case *c)
            (c->schedule == ZR_RUN_ZERO_BUBBLE || (c->schedule == ZR_RUN_ANY && zr_verify_chance(&s, 50)));
 }
 
-/* Of stage `at` of n, whose computations so far are counted: may its next one of a kind come now? Where the
- * first and the last stage have a tensor, the first one's weights wait for the last one's. */
+/* Whether the next computation of this kind on stage `at` of n is possible. done counts the computations so
+ * far. If the first and the last pipeline stage share a tensor, the first one's weight gradients need those
+ * of the last. */
 static bool may_come(const struct zr_verify_case *c, enum zr_pipe_kind kind, int32_t at, int32_t n,
                      int32_t (*done)[64 * ZR_VERIFY_PER_RANK])
 {
@@ -129,7 +131,7 @@ static bool may_come(const struct zr_verify_case *c, enum zr_pipe_kind kind, int
     return inputs[at] < forward[at] && (at == n - 1 || inputs[at + 1] > inputs[at]);
 }
 
-/* Any order in which each stage could come: of all computations that are ready the next is drawn. */
+/* Draws a random valid order: repeatedly picks one of the computations that are ready. */
 static int draw_schedule(const struct zr_verify_case *c, struct zr_pipeline **out)
 {
     uint64_t s = c->seed ^ 0x5ced;
@@ -174,7 +176,7 @@ static int take_rows(struct zr_verify_world *v, const struct zr_pipeline *all, b
     return err;
 }
 
-/* As zero_wrap chooses it. */
+/* Chooses the schedule as zero_wrap does. */
 static enum zr_pipeline_kind kind_of(const struct zr_verify_case *c, bool evaluation)
 {
     bool interleaved = zr_case_per_rank(c) > 1;
@@ -210,7 +212,7 @@ static int make_rows(struct zr_verify_world *v, bool evaluation)
     return err;
 }
 
-/* Of all stages alike, but for the tensors that two of them have. */
+/* Sets the sizes of message slots. Only the sizes for tied tensors differ between pipeline stages. */
 static void set_room(struct zr_verify_stage *s, const struct zr_verify_case *c)
 {
     int64_t tied_bytes = 0, sum_bytes = 0;
@@ -223,7 +225,7 @@ static void set_room(struct zr_verify_stage *s, const struct zr_verify_case *c)
     s->room.per_rank = s->walk.per_rank;
     s->room.slot_bytes = 4096;
     s->room.tied_bytes = zr_round_up(tied_bytes, 4096);
-    if (!c->deterministic && c->accum > 1) { /* the last stage adds its micro-batches up */
+    if (!c->deterministic && c->accum > 1) { /* the last stage sums its micro-batches */
         s->room.tied_sum_bytes = zr_round_up(sum_bytes, 4096);
         s->room.n_summed = c->accum;
         s->room.n_tied = 1;
@@ -232,8 +234,8 @@ static void set_room(struct zr_verify_stage *s, const struct zr_verify_case *c)
 
 /* ---- options ---- */
 
-/* Where none are declared: each unit forward, then each backward, in the order of the row; as zero/schedule.c
- * does. */
+/* The default order if none is declared: every unit forward, then every unit backward, following the row.
+ * zero/schedule.c does the same. */
 static void assume_order(struct zr_verify_stage *s)
 {
     int32_t n = 0;
@@ -283,7 +285,7 @@ static void set_options(const struct zr_verify_world *v, struct zr_verify_stage 
                                  .order_assumed = assumed,
                                  .timeout_ms = 1000,
                                  .save_async = c->snapshots > 0};
-    for (int kind = 1; kind < ZR_OPTIMIZER_COUNT; kind++) { /* a group for each */
+    for (int kind = 1; kind < ZR_OPTIMIZER_COUNT; kind++) { /* one group per kind */
         const struct zr_optimizer_kind *row = zr_optimizer_kind((enum zr_optimizer)kind);
         s->opt.optim[kind] = (struct zr_optim){.optimizer = (enum zr_optimizer)kind,
                                                .lr_scale = 1,
@@ -307,7 +309,7 @@ static void set_options(const struct zr_verify_world *v, struct zr_verify_stage 
         s->opt.param_budget_bytes = v->speed->budget_bytes;
 }
 
-/* ---- making them ---- */
+/* ---- opening and closing ---- */
 
 int zr_stages_make(struct zr_verify_world *v)
 {

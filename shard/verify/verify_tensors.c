@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify_tensors.c: the tensors of a case's model, of one pipeline stage. */
+/* verify_tensors.c: draws the tensors of one pipeline stage of a case: sizes, data types, optimizers,
+ * granules, and how tensor parallelism splits them. */
 #include "shard/verify/verify_world.h"
 
 #include <stdio.h>
@@ -22,7 +23,7 @@ static void name_tensor(struct zr_tensor *t, int32_t i)
 
 static void *nowhere;
 
-/* NONE: the case's own. Each kind has a group. */
+/* ZR_OPTIMIZER_NONE: the optimizer of the case. Each kind of optimizer has its own group. */
 static void set_optimizer(const struct zr_verify_case *c, enum zr_optimizer kind, struct zr_tensor *t)
 {
     if (!kind && !c->user_update)
@@ -32,7 +33,7 @@ static void set_optimizer(const struct zr_verify_case *c, enum zr_optimizer kind
     t->n_states = kind ? zr_optimizer_states(kind, zr_optimizer_kind(kind)->beta1) : 2;
 }
 
-/* All that both stages say of it alike. */
+/* A tied tensor. Both pipeline stages draw it from the same state, so they agree. */
 static int tied_tensor(const struct zr_verify_case *c, bool owner, int32_t unit, struct zr_tensor *out)
 {
     uint64_t s = c->seed ^ 0x71ed;
@@ -54,14 +55,15 @@ static int tied_tensor(const struct zr_verify_case *c, bool owner, int32_t unit,
     return t.name ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for a name");
 }
 
-/* Of a stage of the whole model the unit that is one tensor of two stages; -1: it has none. */
+/* The unit of a pipeline stage that is a tied tensor, or -1. */
 static int32_t tied_unit(const struct zr_verify_case *c, int32_t stage, int32_t n_units)
 {
     bool first = stage == 0, last = stage == zr_case_stages(c) - 1;
     return !c->tied || (!first && !last) ? -1 : first ? 0 : n_units - 1;
 }
 
-/* Of a unit that is not one tensor of two stages: cut, or, of all of its uncut ones or of none, partial. */
+/* Decides whether a tensor is split over the tensor-parallel ranks. The tensors of a unit that are not split
+ * have partial gradients either all or not at all. */
 static void place_on_parts(const struct zr_verify_case *c, uint64_t *s, bool partial, struct zr_tensor *t)
 {
     if (c->tp < 2)
@@ -75,7 +77,7 @@ int32_t zr_verify_used_twice(const struct zr_verify_case *c, int32_t n_units)
     return c->pattern != ZR_USE_TWICE ? -1 : c->reversed ? n_units - 1 : 0;
 }
 
-/* What a rank's tensors are put into. */
+/* The tensors of a rank so far. */
 struct table {
     const struct zr_verify_case *c;
     const struct zr_verify_speed *speed;
@@ -83,14 +85,15 @@ struct table {
     int32_t n;
 };
 
-/* Of a stage of the whole model, which is the rank's own-th, with its units from first_unit on. */
+/* Adds the tensors of a stage of the whole pipeline. It is number `own` on its rank, and its units begin at
+ * first_unit. */
 static int add_stage(struct table *to, int32_t stage, int32_t own, int32_t first_unit)
 {
     const struct zr_verify_case *c = to->c;
     const struct zr_verify_speed *speed = to->speed;
     uint64_t s = c->seed ^ 0x7e45 ^ (uint64_t)stage << 40, parts = s + 1;
     int32_t n_units = zr_stage_units(c, stage), tied = tied_unit(c, stage, n_units);
-    /* One tensor over several units, and one to three of each unit's own. */
+    /* One tensor spans several units if c->stacked. Each unit also has one to three tensors. */
     int32_t first = c->stacked ? (int32_t)zr_verify_below(&s, n_units) : 0;
     for (int32_t u = c->stacked ? -1 : 0; u < n_units; u++) {
         int32_t k = u < 0 || speed ? 1 : 1 + (int32_t)zr_verify_below(&s, 3);
@@ -127,16 +130,15 @@ static int add_stage(struct table *to, int32_t stage, int32_t own, int32_t first
             if (zr_verify_chance(&s, c->frozen))
                 x->grad = NULL;
             x->no_decay = zr_verify_chance(&s, 30);
-            set_optimizer(c, /* mixed: of several kinds, some without state */
+            set_optimizer(c, /* mixed: several kinds, some without state */
                           c->mixed ? (enum zr_optimizer)((c->seed + (uint64_t)to->n * 7) % ZR_OPTIMIZER_COUNT)
                                    : ZR_OPTIMIZER_NONE,
                           x);
-            /* Stored instead of added: only where the model writes each gradient just once before it is
-             * handed in. */
+            /* Overwriting is allowed only if the model writes each gradient once before it hands it in. */
             bool often =
                 c->pattern == ZR_USE_TIED || (c->unbracketed && (c->pattern == ZR_USE_TWICE || c->skipped));
             x->overwrite = c->overwrite && !often && zr_verify_chance(&s, 50);
-            /* An order declares it otherwise. */
+            /* A declared order already contains the second use. */
             if (u >= 0 && !c->declared && u == zr_verify_used_twice(c, n_units))
                 x->uses = 2;
             x->resident = (c->resident && zr_verify_chance(&s, 30)) ||

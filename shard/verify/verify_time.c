@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify_time.c: a case on the virtual clock, and a trace of it. */
+/* verify_time.c: runs a case on the virtual clock, with all ranks or by symmetry, and writes a trace of
+ * it. */
 #include "shard/verify/verify_world.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* Rank 0 has the first forward of a step, and the last backward, also of pipeline stages. */
+/* Rank 0 runs the first forward and the last backward of a step, also with pipeline stages. */
 static void note_span(struct zr_verify_span *s, const char *name, int64_t from_ns, int64_t to_ns)
 {
-    bool backward = !strncmp(name, "backward", strlen("backward")); /* of inputs, or of weights, too */
+    bool backward = !strncmp(name, "backward", strlen("backward")); /* also of inputs or weights */
     if (!s->from_ns && (backward || !strcmp(name, "forward")))
         s->from_ns = from_ns;
     if (backward)
@@ -17,7 +18,7 @@ static void note_span(struct zr_verify_span *s, const char *name, int64_t from_n
         s->norm_ns = to_ns;
 }
 
-/* Trace Event Format: a process is a rank, a thread one of its lines. */
+/* Writes the Trace Event Format: a process is a rank, a thread is one of its lines. */
 void zr_time_ran(void *arg, const struct zr_info *info, const char *line, int rank, int64_t from_ns,
                  int64_t to_ns)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify_turns.c: who goes on next, drawn from the seed. A model's thread is a coroutine, its loop is driven
- * from here; a rank may die at any point of either. */
+/* verify_turns.c: decides by the seed which thread runs next. Model threads are coroutines, and loops are
+ * driven from here. A rank may die at any point of either. */
 #include "shard/verify/verify_world.h"
 
 #include <stdio.h>
@@ -15,8 +15,8 @@ void zr_turn_give_way(struct zr_verify_rank *r)
     zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL);
 }
 
-/* At each point of what a rank does: is it the last? Where the rank's own thread is running it does not come
- * back. */
+/* Called at each point of a rank. If the rank dies here and its model thread is running, this call does not
+ * return. */
 bool zr_turn_dies(struct zr_verify_rank *r)
 {
     struct zr_verify_world *v = r->v;
@@ -56,7 +56,7 @@ static void note_job(struct zr_verify_rank *r, const struct zr_job *job)
         r->action_hash = (r->action_hash ^ word[i]) * UINT64_C(0x100000001b3) + 1;
 }
 
-/* What the loop's thread does with a job. It knows what the model's thread knew when it gave the job. */
+/* Issues a job. The loop's thread knows what the model thread knew when it pushed the job. */
 void zr_turn_issue(void *arg, const struct zr_job *job)
 {
     struct zr_verify_rank *r = arg;
@@ -104,7 +104,7 @@ void zr_turn_awaited(void *arg, uint64_t number)
 
 /* ---- waiting ---- */
 
-/* The model's thread of a rank waits for the device. */
+/* The model thread of a rank waits for the device. */
 void zr_turn_yield(void *arg, int rank)
 {
     struct zr_verify_world *v = arg;
@@ -118,8 +118,8 @@ void zr_turn_yield(void *arg, int rank)
     zr_turn_give_way(r);
 }
 
-/* What ranks do through the rendezvous: all succeed or all fail. A rank may be at the next one before another
- * has looked at what came of this. */
+/* Simulates an agreement through the rendezvous: all ranks succeed or all fail. A rank may reach the next
+ * agreement before another has read this result, so two results are kept. */
 int zr_turn_agree(struct zr_verify_rank *r, int err)
 {
     struct zr_verify_world *v = r->v;
@@ -134,7 +134,7 @@ int zr_turn_agree(struct zr_verify_rank *r, int err)
     return v->lost ? ZR_ERR_PEER : *of_this;
 }
 
-/* ---- who goes on ---- */
+/* ---- which rank continues ---- */
 
 static bool can_go(const struct zr_verify_rank *r)
 {
@@ -168,7 +168,7 @@ static bool end_group(void *arg, struct zr_comm *any)
     return true;
 }
 
-/* Nobody can go on, whatever the loops do. */
+/* Called when no rank can continue, whatever the loops do. Returns false after the second hang. */
 static bool break_up(struct zr_verify_world *v)
 {
     char waits[ZR_ERROR_BYTES];
@@ -220,7 +220,7 @@ void zr_turns_take(struct zr_verify_world *v)
                 zr_snapshot_read(r, true);
             continue;
         }
-        /* All wait: the loops have to move. */
+        /* All model threads wait, so a loop or a reader must move. */
         bool moved = false;
         int from = (int)zr_verify_below(&v->random, world);
         for (int i = 0; i < world && !moved; i++) {

@@ -1,21 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify_world.h: what the files of the verifier share. */
+/* verify_world.h: the types and functions that the verifier's files share. A struct zr_verify_world is one
+ * run: its pipeline stages (zr_verify_stage), its ranks (zr_verify_rank), and the simulated devices and
+ * communicators below them. A zr_script is the list of calls that the model makes. */
 #ifndef ZR_SHARD_VERIFY_WORLD_H
 #define ZR_SHARD_VERIFY_WORLD_H
 
 #include "comm/mesh.h"
 #include "comm/sim/sim.h"
 #include "comm/sim/symmetry.h"
-#include "shard/engine/engine_inside.h"
-#include "shard/engine/engine_walk.h"
+#include "shard/engine/internal.h"
+#include "shard/engine/walk.h"
 #include "shard/verify/verify.h"
 
 #include <ucontext.h>
 
-/* Jobs that a loop holds. */
+/* Capacity of a loop's queue of jobs. */
 enum { ZR_VERIFY_QUEUE = 512 };
 
-/* splitmix64 (Steele, Lea and Flood, OOPSLA 2014). */
+/* A random number from splitmix64 (Steele, Lea and Flood, OOPSLA 2014). */
 static inline uint64_t zr_verify_draw(uint64_t *state)
 {
     uint64_t x = *state += UINT64_C(0x9e3779b97f4a7c15);
@@ -34,7 +36,7 @@ static inline bool zr_verify_chance(uint64_t *state, int percent)
     return zr_verify_below(state, 100) < percent;
 }
 
-/* What the model does, in order; the same on every rank of a stage. */
+/* One operation of a script. All ranks of a pipeline stage execute the same operations in order. */
 enum zr_script_op_kind {
     ZR_DO_BEGIN,
     ZR_DO_END,
@@ -43,76 +45,77 @@ enum zr_script_op_kind {
     ZR_DO_STEP,
     ZR_DO_READ,
     ZR_DO_WRITE,
-    /* all tensors that two stages have */
+    /* Writes all tensors that two pipeline stages share. */
     ZR_DO_WRITE_TIED,
     ZR_DO_MEAN,
     ZR_DO_SNAPSHOT,
-    /* the model zeroes all gradients that it has a pointer to */
+    /* The model zeroes every gradient that it has a pointer to. */
     ZR_DO_ZERO,
     ZR_DO_NORM,
     ZR_DO_DROP,
     ZR_DO_GATHER_ALL,
     ZR_DO_RELEASE_ALL,
-    /* of a pipeline stage: an evaluation begins, an action is asked for, what it is given is read, what it
-     * gives is written, and it is over */
+    /* For pipeline stages: begin an evaluation; call zero_next; read the action's inputs; write its outputs;
+     * call zero_finish. */
     ZR_DO_EVALUATE,
     ZR_DO_NEXT,
     ZR_DO_TAKE,
     ZR_DO_GIVE,
     ZR_DO_FINISH,
-    /* of the model's parts, an enum zr_parts_move */
+    /* A tensor-parallel collective, an enum zr_parts_move. */
     ZR_DO_PARTS
 };
 
-/* What the parts of a model do with an activation. The last is of a host's numbers. */
+/* Tensor-parallel collectives on an activation. MOST is a maximum of numbers on the host. */
 enum zr_parts_move { ZR_PARTS_SUM, ZR_PARTS_SCATTER, ZR_PARTS_GATHER, ZR_PARTS_MOST, ZR_PARTS_MOVES };
 
-/* Its most elements: more than go between parts at a time; and of numbers, all of which are compared. */
+/* Most elements of an activation, enough for more than one transfer, and of the array for MOST. The verifier
+ * compares every element of the latter. */
 enum { ZR_VERIFY_PARTS_ELEMS = ZR_MODEL_ELEMS + 5000, ZR_VERIFY_MOST_ELEMS = 200 };
 
 struct zr_script_op {
     uint8_t kind;
-    /* as of a zr_call; of an action what its brackets are of */
+    /* As in zr_call; for an action, the kind of its brackets. */
     uint8_t backward, apart;
-    /* of READ and WRITE: a tensor */
+    /* READ and WRITE: the tensor. Otherwise the unit. */
     int32_t unit;
     int32_t step;
-    /* of USE: the one behind the others, at the end of forward and the beginning of backward */
+    /* USE: the second use, at the end of forward and the beginning of backward. */
     bool again;
-    /* of PARTS: how they move n elements, and whether what comes lies in what goes */
+    /* PARTS: the collective, its data type and n elements, and whether it works in place. */
     uint8_t how;
     bool bf16, in_place;
     int32_t n;
-    /* of an action: the stage of the whole model and the micro-batch, -1: none is left; and of which
-     * evaluation or step, all counted together */
+    /* Actions: the stage of the whole pipeline and the micro-batch (-1: no action is left), and the number of
+     * the evaluation or step, counted together. */
     int32_t pp_stage, micro, pass;
 };
 
 struct zr_script {
     struct zr_script_op *ops;
     int32_t n, cap;
-    /* (n_order) of one micro-batch; in stages, of a step */
+    /* (n_order) The declared order: calls of one micro-batch, or with pipeline stages of a whole step. */
     struct zr_call *order;
     int32_t n_order;
-    /* (n_steps, n_units) contributions, one for each backward use */
+    /* (n_steps, n_units) Contributions to the gradient, one for each backward use. */
     int32_t *n_contrib;
-    /* the model changed its order */
+    /* The model changed its order. */
     bool reordered;
-    /* no backward pass is bracketed */
+    /* No backward pass is bracketed. */
     bool unbracketed;
 };
 
-/* The most stages of a rank. */
+/* The most pipeline stages per rank. */
 enum { ZR_VERIFY_PER_RANK = 4 };
 
-/* What the ranks that have the same pipeline stages, or stage, have alike. */
+/* Data shared by all ranks at one position of the pipeline. */
 struct zr_verify_stage {
-    /* of pp */
+    /* Position in the pipeline, 0..pp-1. */
     int32_t at;
-    /* (stages of a rank) where each one's units begin, and where the last one's end */
+    /* First unit of each pipeline stage of the rank, followed by the end of the last one. */
     int32_t first_unit[ZR_VERIFY_PER_RANK + 1];
     struct zr_layout *layout;
-    /* its rows; each rank goes through them on its own */
+    /* Its rows of the schedule. Each rank has its own position in them. */
     struct zr_walk walk;
     struct zr_pipe_room room;
     struct zr_script script;
@@ -120,28 +123,28 @@ struct zr_verify_stage {
     struct zr_plan *plan;
 };
 
-/* verify_case.c: where a stage's tensors are, on its groups. */
+/* verify_case.c: the layout of the tensors at position `at` of the pipeline, on its groups. */
 int zr_verify_layout(const struct zr_verify_case *c, int32_t at, const struct zr_verify_speed *speed,
                      struct zr_layout **out);
 
-/* verify_tensors.c: the unit that ZR_USE_TWICE uses twice; else -1. */
+/* verify_tensors.c: the unit that ZR_USE_TWICE uses twice, or -1. */
 int32_t zr_verify_used_twice(const struct zr_verify_case *c, int32_t n_units);
-/* Freed by the layout they go into. */
+/* The layout that takes the tensors frees them. */
 int zr_script_tensors(const struct zr_verify_case *c, int32_t at, const struct zr_verify_speed *speed,
                       struct zr_tensor **out, int32_t *n);
-/* verify_script.c: the stage's layout and rows are there. */
+/* verify_script.c: writes the script of a pipeline stage whose layout and rows exist. */
 int zr_script_make(const struct zr_verify_case *c, const struct zr_verify_stage *stage,
                    struct zr_script *out);
 void zr_script_free(struct zr_script *s);
 
-/* What a mutant does. LESS: something is left out. */
+/* The change that a mutant makes. LESS: it leaves something out. */
 enum zr_mutation {
     ZR_LESS_RECORD = 1,
     ZR_LESS_WAIT,
     ZR_LESS_EVENT_SYNC,
     ZR_LESS_STREAM_SYNC,
     ZR_LESS_CLEAR,
-    /* the model's thread does not wait for the loop to issue a job */
+    /* The model thread does not wait for the loop to issue a job. */
     ZR_LESS_AWAIT,
     ZR_FLAWED_COMM,
     ZR_LESS_JOB,
@@ -152,31 +155,33 @@ enum zr_mutation {
     ZR_NO_ACCUMULATE,
     ZR_ALWAYS_ACCUMULATE,
     ZR_OTHER_SUM,
-    /* a job's copies go on the gather stream */
+    /* A job's copies go on the gather stream. */
     ZR_OTHER_STREAM,
-    /* the model leaves out a call */
+    /* The model leaves out a call. */
     ZR_LESS_CALL,
-    /* a snapshot is read without waiting for it */
+    /* A snapshot is read without waiting for it. */
     ZR_EARLY_READER,
-    /* nobody waits for the reader of the snapshot before */
+    /* Nobody waits for the reader of the previous snapshot. */
     ZR_LESS_READER,
-    /* communicators of these roles join other ranks, as many: those of a stage side by side, not its
-     * parts'; of the role that joins parts the other way round */
+    /* Communicators of these roles join the same number of wrong ranks: neighbours of a pipeline stage
+     * instead of ranks with the same tensor-parallel part. For the tensor-parallel role it is the other way
+     * round. */
     ZR_OTHER_GROUP,
-    /* gradients that each part has of its own are not added up over the parts; those that all have alike
-     * are */
+    /* NO: partial gradients are not summed over the tensor-parallel ranks. ALL: gradients that are equal on
+     * all of them are summed. */
     ZR_NO_PARTIAL,
     ZR_ALL_PARTIAL,
-    /* the norm has what all parts have once for each of them; or of what is cut the first part's alone */
+    /* ALL: the norm counts replicated tensors once per tensor-parallel rank. FIRST: it counts split tensors
+     * on the first one only. */
     ZR_NORM_OF_ALL,
     ZR_NORM_OF_FIRST,
-    /* messages between stages have a slot less */
+    /* Messages between pipeline stages have one slot too few. */
     ZR_LESS_SLOTS,
-    /* the last stage takes its first two messages in another order; the first stage leaves its last one
-     * out */
+    /* OTHER_ORDER: the last pipeline stage exchanges its first two messages in the wrong order. LESS_MESSAGE:
+     * the first one leaves out its last message. */
     ZR_OTHER_ORDER,
     ZR_LESS_MESSAGE,
-    /* tied values do not move after a step */
+    /* Tied values are not sent after a step. */
     ZR_LESS_TIED_VALUES
 };
 
@@ -196,17 +201,17 @@ struct zr_mutant {
     enum zr_mutation what;
     enum zr_event_class event;
     enum zr_stream_class stream;
-    /* it acts only while the host does this; NULL: always */
+    /* Acts only while the host makes this call. NULL: always. */
     const char *during;
-    /* jobs: of this kind alone; 0: of any. ZR_LESS_CALL: the call, an enum zr_script_op_kind */
+    /* The kind of job that it changes; 0: any. For ZR_LESS_CALL, the call (enum zr_script_op_kind). */
     int action;
-    /* ZR_LATE_JOB: it is issued after the next job of this kind; 0: of any other kind */
+    /* ZR_LATE_JOB: the job is issued after the next job of this kind. 0: of any other kind. */
     int until;
-    /* configurations that it is looked for in, the seed apart; NULL: random ones */
+    /* The case in which it is searched for, with varying seeds. NULL: random cases. */
     const char *on;
-    /* what the communicators of these roles do wrong, a bit each; no role: all of them */
+    /* Flaws of the communicators, and the roles that have them, one bit each. No role: all roles. */
     unsigned flaw, roles;
-    /* it acts on the last rank alone */
+    /* Acts on the last rank only. */
     bool one_rank;
 };
 
@@ -216,12 +221,12 @@ struct zr_verify_rank {
     ucontext_t context;
     char *stack;
     bool done, dead, engine_open;
-    /* the activity at which it found nothing to do; -1: it can go on */
+    /* The activity count at which the rank found nothing to do. -1: it can run. */
     int64_t stuck_at;
-    /* calls of the model, and points of everything that happens to the rank */
+    /* Calls that the model made, and points at which the rank could have died. */
     int64_t n_calls, n_points;
     int error;
-    /* it made every call of the script */
+    /* The rank made every call of the script. */
     bool finished;
     bool refused;
 
@@ -229,50 +234,50 @@ struct zr_verify_rank {
     int32_t part;
     struct zr_walk walk;
     struct zr_walk_given given;
-    /* for what moves between parts (zr_parts_bytes); NULL: there are none */
+    /* Memory for tensor-parallel activations (zr_parts_bytes bytes). NULL without tensor parallelism. */
     char *activations;
 
     struct zr_layout layout;
-    /* with a mutant: as the engine sees it */
+    /* With a mutant: the layout as the engine sees it. */
     struct zr_layout shown;
     struct zr_plan plan;
     struct zr_tensor *tensors;
-    /* (n_tensors) the model's own pointers */
+    /* (n_tensors) The model's own pointers. */
     void **param, **grad;
-    /* (n_tensors) where its values are before the runtime takes them over */
+    /* (n_tensors) Memory of the values before zero_wrap. */
     char **own;
     struct zr_engine engine;
     struct zr_loop *loop;
-    /* (ZR_VERIFY_QUEUE) the model's clock when it gave a job */
+    /* (ZR_VERIFY_QUEUE) Clock of the model thread when it pushed each job. */
     struct zr_vclock **pushed;
     uint64_t n_pushed, n_issued;
     enum zr_verify_pace pace;
-    /* the job that a mutant makes late */
+    /* The job that a mutant delays. */
     struct zr_job held;
     bool holding;
-    /* (n_units) backward uses since the step */
+    /* (n_units) Backward uses since the last step. */
     int32_t *n_used;
-    /* (n_units) updates that were not skipped, by the script */
+    /* (n_units) Updates that the script expects, without skipped steps. */
     int32_t *n_done;
-    /* The last snapshot: ordered and not read yet; complete; since when; with what in it. */
+    /* The last snapshot: taken and not read yet; complete; the clock at which it was complete. */
     bool reading, readable;
     struct zr_vclock *complete;
-    /* (n_units) updates that are in it; steps that were made before it */
+    /* (n_units) Updates in the snapshot, and the number of steps before it. */
     int32_t *n_saved, saved_step;
     double mean[2];
-    /* for values read and written */
+    /* Buffer for values that are read and written. */
     char *scratch;
     uint64_t action_hash;
     int64_t step_from_ns, step_to_ns;
-    /* from other ranks, since it was wrapped */
+    /* Bytes received from other ranks after zero_wrap. */
     int64_t received_bytes;
 };
 
-/* Of ranks that have the same part of the same stage: at most as many as a case has ranks. */
+/* The most classes of ranks (see zr_stage_class): at most one per rank of a case. */
 enum { ZR_VERIFY_CLASSES = 64 };
 
-/* Of a step on the virtual clock: its first forward began, its last backward ended, its norm was known. 0:
- * not yet. */
+/* Times of a step on the virtual clock: start of its first forward, end of its last backward, and of its
+ * norm. 0: not yet. */
 struct zr_verify_span {
     int64_t from_ns, to_ns, norm_ns;
 };
@@ -283,7 +288,7 @@ struct zr_verify_world {
     const struct zr_verify_speed *speed;
     uint64_t random;
     struct zr_verify_stage *stages;
-    /* some stage trains something */
+    /* Some pipeline stage has trainable tensors. */
     bool any_trained;
     struct zr_sim *sim;
     struct zr_sim_order *order;
@@ -291,24 +296,25 @@ struct zr_verify_world {
     int n_ranks;
     bool by_symmetry;
     struct zr_symmetry symmetry;
-    /* (n_ranks) what each finds its groups to be */
+    /* (n_ranks) The groups of each rank. */
     struct zr_mesh *mesh;
-    /* By role, (n_ranks) of each, by rank; NULL: nobody has it. Those that were opened, once each. */
+    /* Communicators by role, then by rank. NULL: nobody has the role. opened lists each array once. */
     struct zr_comm **comm[ZR_ROLES], **opened[ZR_ROLES];
     int n_opened;
     struct zr_verify_rank *ranks;
     int32_t *unit_of_flat;
     ucontext_t scheduler;
     struct zr_verify_rank *running;
-    /* a rank was lost; a hang was broken up */
+    /* A rank was lost; a hang was broken up. */
     bool lost, ended;
     int64_t n_turns, lose_at, n_acted, n_issued;
-    /* elements of gradients in all norms of the ranks of a class, and by the script */
+    /* Per class of ranks: gradient elements in all norms, as counted and as the script expects. */
     int64_t n_squared[ZR_VERIFY_CLASSES], n_expected[ZR_VERIFY_CLASSES];
     int64_t n_snapshots;
-    /* how many ranks have agreed; on what, in this and the one before; the last error of all */
+    /* Agreements so far, counted per rank; the result of the current and the previous one; the last error of
+     * all. */
     int n_agreed, agreed[2], agreed_error;
-    /* of rank 0, in this step and in the one before */
+    /* Compute time of rank 0, in the current step and the last one. */
     int64_t compute_ns, step_compute_ns;
     struct zr_verify_span span, step_span;
     void *trace;
@@ -317,20 +323,20 @@ struct zr_verify_world {
 /* verify_mutants.c */
 bool zr_mutant_drops(void *arg, enum zr_sim_edge edge, int rank, const struct zr_event *event,
                      const struct zr_stream *stream);
-/* What the mutant makes of a stage before anything runs: its tensors and what the norm counts, its
- * messages. */
+/* Change a pipeline stage before anything runs: its tensors and the norm's flags; its messages. */
 void zr_mutant_change_layout(struct zr_verify_world *v, struct zr_layout *l);
 void zr_mutant_change_rows(struct zr_verify_world *v, struct zr_verify_stage *s);
-/* Carries out the job, or what the mutant makes of it. */
+/* Issues the job, or what the mutant makes of it. */
 void zr_mutant_issue(struct zr_verify_rank *r, const struct zr_job *job);
 
 /* verify_stages.c */
 int zr_stages_make(struct zr_verify_world *v);
 void zr_stages_free(struct zr_verify_world *v);
-/* Of all ranks: data-parallel ones of each part of each stage; units of a stage. */
+/* Number of data-parallel ranks for each pipeline stage and tensor-parallel part; number of units of a
+ * pipeline stage. */
 int32_t zr_verify_dp(const struct zr_verify_case *c);
 int32_t zr_stage_units(const struct zr_verify_case *c, int32_t stage);
-/* Of the whole model; more than one: ranks take actions. */
+/* Stages of the whole pipeline. With more than one, ranks work by actions. */
 int32_t zr_case_stages(const struct zr_verify_case *c);
 static inline bool zr_in_stages(const struct zr_verify_case *c)
 {
@@ -344,16 +350,17 @@ static inline int32_t zr_case_per_rank(const struct zr_verify_case *c)
 {
     return c->per_rank > 1 ? c->per_rank : 1;
 }
-/* Ranks that have the same part of the same stage are of one class, from 0 on. */
+/* The class of a rank, from 0 on. Ranks of a class have the same tensor-parallel part of the same pipeline
+ * stage. */
 int zr_stage_class(const struct zr_verify_case *c, int32_t rank);
-/* Its stage and part, at the beginning of its rows. */
+/* Sets the rank's pipeline stage and part, at the beginning of its rows. */
 void zr_stage_enter(struct zr_verify_world *v, struct zr_verify_rank *r);
-/* Of the tensor's flat, the number in contents: the same on all that have the same elements. */
+/* The number of the tensor's flat in contents. It is equal on all ranks that have the same elements. */
 int32_t zr_stage_flat(const struct zr_verify_rank *r, const struct zr_tensor *t, int32_t flat);
-/* Whose contribution to a tensor's gradient this rank's is: all parts have that of the first, where they
- * have all of it and the same. */
+/* The rank whose contribution to the gradient this rank computes. Tensor-parallel ranks that compute the same
+ * gradient all use the first one's. */
 int zr_stage_contributor(const struct zr_verify_world *v, int rank, const struct zr_tensor *t);
-/* zr_sim_options.whole_grad. */
+/* The callback zr_sim_options.whole_grad. */
 struct zr_content zr_stage_whole_grad(void *arg, int32_t flat, uint32_t step);
 
 /* verify_actions.c */
@@ -368,55 +375,58 @@ int zr_parts_do(struct zr_verify_rank *r, const struct zr_script_op *op);
 /* verify_compute.c: the compute of one use of a unit, on the rank's compute stream. */
 int zr_script_use(struct zr_verify_rank *r, const struct zr_script_op *op);
 int zr_script_zero(struct zr_verify_rank *r);
-/* The content of a piece's parameters after n_updates of each unit; NULL: before the first. */
+/* The expected content of a piece's parameters after n_updates of each unit. NULL: before the first. */
 struct zr_content zr_script_values(const struct zr_verify_rank *r, int32_t piece, const int32_t *n_updates);
 
-/* verify_groups.c: the communicators of all roles, each of as many groups as the role has. */
+/* verify_groups.c: opens and closes the communicators of all roles, one for each group. */
 int zr_groups_open(struct zr_verify_world *v);
 void zr_groups_close(struct zr_verify_world *v);
-/* Calls fn with one communicator of each group of each that was opened, until it returns false. */
+/* Calls fn with one member of each open communicator, until fn returns false. */
 void zr_groups_each(const struct zr_verify_world *v, bool (*fn)(void *arg, struct zr_comm *any), void *arg);
 
-/* verify_run.c: the rank has ordered a norm, of the units that it has used. */
+/* verify_run.c: counts the elements of a norm that the rank has ordered: those of the units that it used. */
 void zr_verify_expect_norm(struct zr_verify_rank *r);
 
-/* verify_rank.c: opening leaves a rank that waits for its first turn. Closing NULL or half opened ones is
- * allowed; the communicators go with them. */
+/* verify_rank.c: opens a rank, which then waits for its first turn. zr_ranks_close also closes ranks that are
+ * missing or half open, and the communicators. */
 int zr_rank_open(struct zr_verify_world *v, int id);
-/* optim.update; arg is the rank. */
+/* The callback optim.update; arg is the rank. */
 int zr_rank_user_update(void *arg, const struct zr_user_update *u);
 void zr_ranks_close(struct zr_verify_world *v);
 
-/* verify_snapshot.c: what the engine tells a complete snapshot to; arg is the rank. */
+/* verify_snapshot.c: the engine's callback for a complete snapshot; arg is the rank. */
 void zr_snapshot_complete(void *arg);
-/* The rank's reader may go on, and does; waited: knowing the snapshot to be complete. */
+/* Whether the rank's reader can read its snapshot; reads it. waited: the reader first waits until the
+ * snapshot is complete. */
 bool zr_snapshot_readable(const struct zr_verify_rank *r);
 void zr_snapshot_read(struct zr_verify_rank *r, bool waited);
-/* On the model's thread: takes one; waits until the one before was read. */
+/* On the model thread: take a snapshot; wait until the previous one was read. */
 int zr_snapshot_take(struct zr_verify_rank *r);
 int zr_snapshot_end(struct zr_verify_rank *r);
 
-/* verify_turns.c, on the model's thread: others go on, then this one again; whether the rank dies here, or
- * has; a wait for the device (zr_sim_options.yield; arg is the world); what ranks agree on through the
- * rendezvous. */
+/* verify_turns.c, called on the model thread:
+ *   give_way  lets other threads run
+ *   dies      says whether the rank dies here or is dead
+ *   yield     waits for the device (zr_sim_options.yield; arg is the world)
+ *   agree     exchanges errors through the rendezvous */
 void zr_turn_give_way(struct zr_verify_rank *r);
 bool zr_turn_dies(struct zr_verify_rank *r);
 void zr_turn_yield(void *arg, int rank);
 int zr_turn_agree(struct zr_verify_rank *r, int err);
-/* Of a driven loop; arg is the rank. */
+/* Callbacks of a driven loop; arg is the rank. */
 void zr_turn_issue(void *arg, const struct zr_job *job);
 void zr_turn_pushed(void *arg);
 void zr_turn_awaited(void *arg, uint64_t number);
-/* Until every rank is done, or nothing can go on any more. */
+/* Runs until every rank is done or nothing can run any more. */
 void zr_turns_take(struct zr_verify_world *v);
 
-/* verify_time.c, where there is a clock: an operation ran (zr_sim_options.ran). With v->trace it goes there;
- * names for its lines. */
+/* verify_time.c, with a virtual clock: records an operation that ran (zr_sim_options.ran), and names the
+ * lines of the trace. If v->trace is set, both write to it. */
 void zr_time_ran(void *arg, const struct zr_info *info, const char *line, int rank, int64_t from_ns,
                  int64_t to_ns);
 void zr_trace_name_lines(struct zr_verify_world *v);
 
-/* verify_run.c: all of a case, with mutant, speed and trace as they are in v. time may be NULL. */
+/* verify_run.c: runs a case with the mutant, speed and trace in v. time may be NULL. */
 int zr_verify_world_run(struct zr_verify_world *v, struct zr_verify_result *out, struct zr_verify_time *time);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify_writing.h: a script while it is written, by verify_script.c and verify_actions.c. */
+/* verify_writing.h: the state of a script that verify_script.c and verify_actions.c are writing. */
 #ifndef ZR_SHARD_VERIFY_WRITING_H
 #define ZR_SHARD_VERIFY_WRITING_H
 
@@ -10,37 +10,40 @@ struct zr_writing {
     const struct zr_verify_stage *stage;
     struct zr_script *s;
     int32_t n_units;
-    /* (n_units) in order of forward; room for those of a micro-batch */
+    /* (n_units) All units in forward order; the units of one micro-batch. */
     int32_t *all, *list;
-    /* (n_units) that the model does not bracket */
+    /* (n_units) Units that the model does not bracket. */
     bool *no_forward, *no_backward;
-    /* ZR_USE_TWICE: the unit with two backward brackets in every micro-batch */
+    /* ZR_USE_TWICE: the unit with two backward brackets in every micro-batch. */
     int32_t twice;
-    /* (n_units) which have two in the order that is declared, of repeats; it is being written */
+    /* (n_units) Units that the declared order uses twice in backward (see zr_verify_case.repeats); the
+     * declared order is being written. */
     bool *repeated, declaring;
-    /* brackets do not tell where a micro-batch ends */
+    /* Brackets do not show where a micro-batch ends, so the script calls zero_micro. */
     bool needs_micro;
-    /* of calls that all stages make together, and of all else; with one stage they are one */
+    /* Random states: for calls that all pipeline stages make together, and for everything else. They are one
+     * state if there is one pipeline stage. */
     uint64_t *common, *random;
     int32_t step;
-    /* the action is a part of a backward */
+    /* The action is one half of a split backward; it is the half for inputs. */
     bool apart, inputs;
-    /* what is written is of no step: its contributions must be nowhere */
+    /* The calls belong to a step that is dropped, so their contributions must not arrive anywhere. */
     bool dropped;
-    /* evaluations, and steps, dropped ones too, so far */
+    /* Evaluations and steps so far, including dropped steps. */
     int32_t n_passes;
 };
 
 void zr_write(struct zr_script *s, struct zr_script_op op);
-/* A call that is of no unit. */
+/* Writes a call that concerns no unit. */
 void zr_write_call(struct zr_writing *w, enum zr_script_op_kind kind);
-/* list: the units used, in order of forward. */
+/* list: the units used, in forward order. */
 void zr_write_forward(struct zr_writing *w, const int32_t *list, int32_t n);
 void zr_write_backward(struct zr_writing *w, const int32_t *list, int32_t n);
-/* where: as in zr_verify_case.zeroes. */
+/* where: a bit of zr_verify_case.zeroes. */
 void zr_write_zero(struct zr_writing *w, int where, int micro);
 
-/* verify_actions.c: a stage's row, and what its actions are made of; what the parts move around a use. */
+/* verify_actions.c: writes the calls of a row of the schedule; writes the tensor-parallel collectives around
+ * a use. */
 void zr_write_actions(struct zr_writing *w, const struct zr_walk_row *row, bool evaluates);
 void zr_write_parts(struct zr_writing *w, bool backward);
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""zero-bench and zero-run as a test sees them."""
+"""Runs zero-bench and zero-run for tests, and reads their output."""
 import json
 import os
 import re
@@ -10,7 +10,7 @@ ZERO_BENCH, ZERO_RUN = map(os.path.abspath, sys.argv[1:3])
 del sys.argv[1:3]  # the rest is unittest's
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-with open(os.path.join(ROOT, 'zero', 'zero_config.h'), encoding='utf-8') as header:  # the kinds that it lists
+with open(os.path.join(ROOT, 'zero', 'zero_config.h'), encoding='utf-8') as header:  # the kinds listed there
     OPTIMIZERS = re.findall(r'X\(\w+, \d+, (\w+), "', re.search(r'#define ZERO_OPTIMIZER_MAP\(X\)(.*?)\n\n', header.read(), re.DOTALL)[1])
 TEXT = os.path.dirname(os.path.abspath(__file__))  # these files are text to learn from
 TINY = ['--layers=2', '--heads=2', '--channels=32', '--context=16', '--batch=2', '--data', TEXT]
@@ -22,11 +22,11 @@ CATEGORIES = ['param_shards', 'param_slots', 'grad_shards', 'grad_slots', 'grad_
 
 
 def run(command, **more):
-    """Runs a command to its end, with nothing of an outer launcher or ZERO_* in its environment."""
+    """Runs a command to its end, without the variables of an outer launcher and without ZERO_*."""
     env = {k: v for k, v in os.environ.items() if not k.startswith('ZERO_') and k not in ('RANK', 'WORLD_SIZE')}
     env.update(more.pop('env', {}))
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=False, **more)
-    done.stderr = re.sub(r"==\d+==WARNING: ASan doesn't fully support makecontext.*\n", '', done.stderr)  # which simulated ranks are
+    done.stderr = re.sub(r"==\d+==WARNING: ASan doesn't fully support makecontext.*\n", '', done.stderr)  # simulated ranks use it
     return done
 
 
@@ -39,12 +39,12 @@ def refuse_constant(name):
 
 
 def lines(text):
-    """JSON lines, strictly: NaN and Infinity are refused."""
+    """Reads JSON lines strictly: NaN and Infinity are refused."""
     return [json.loads(line, parse_constant=refuse_constant) for line in text.splitlines()]
 
 
 def train(world, *args, **more):
-    """The step events and the summary of a run on so many ranks."""
+    """Returns the step events and the summary of a run on so many ranks."""
     command = [ZERO_BENCH, 'train', '--json', *map(str, args)]
     if world > 1:
         command = [ZERO_RUN, '-n', str(world), '--raw', *command]

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nvtx_listener.c: a profiler of NVTX 3, loaded through NVTX_INJECTION64_PATH: writes what the domain
- * "libzero" says to descriptor 2, a line each: "nvtx PID THREAD push|pop|begin|end NAME". */
+/* nvtx_listener.c: a profiler of NVTX 3, loaded through NVTX_INJECTION64_PATH. It writes the events of the
+ * domain "libzero" to descriptor 2, one per line: "nvtx PID THREAD push|pop|begin|end NAME". */
 #include <nvtx3/nvToolsExt.h>
 
 #include <stdatomic.h>

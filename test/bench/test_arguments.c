@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_arguments.c: a command line read by a table with every kind of option: what is stored, what is refused
- * and in which words, and what a table shared by commands adds. */
+/* test_arguments.c: tests a command line read by a table with every kind of option: the stored values, the
+ * text of each refusal, and what a table shared by commands adds. */
 #include "bench/arguments.h"
 
 #include <setjmp.h>
@@ -13,7 +13,7 @@
 enum fruit { APPLE = 3, PEAR };
 
 struct shared {
-    int64_t depth, twice; /* twice: found at the end */
+    int64_t depth, twice; /* twice: computed at the end */
 };
 
 struct everything {
@@ -25,7 +25,7 @@ struct everything {
     bool flag;
     const char *text;
     struct shared shared;
-    int64_t sum; /* found at the end, from the shared ones too */
+    int64_t sum; /* computed at the end, from the shared options too */
     int n_words;
     const char *words[4];
 };
@@ -98,7 +98,7 @@ static const struct option_table table = {
 static const struct option_table only_options = {.rows = rows, .read_word = option_refuse_word};
 static const struct option_table bare = {.rows = rows};
 
-/* What reading line, split at spaces, leaves in *out and on stderr. */
+/* Reads line, split at spaces. *out gets the values, and the text what came to stderr. */
 static int read_line(const struct option_table *t, const char *line, struct everything *out, char **reported)
 {
     static char copy[512];
@@ -185,7 +185,7 @@ static void test_what_is_not_given_stays(void **state)
     before.sum = before.count + 2;
     assert_memory_equal(&e, &before, sizeof e);
     accept("--fruit=apple", &e);
-    before.fruit = APPLE; /* and nothing beside it */
+    before.fruit = APPLE; /* and nothing else changes */
     assert_memory_equal(&e, &before, sizeof e);
     accept("--flag", &e);
     assert_memory_equal(&e, &before, sizeof e);

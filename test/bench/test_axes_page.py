@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""zero/axes.md: every figure of its tables is what the command beside it says.
+"""Tests zero/axes.md: each figure of its tables is what the command next to it prints.
 
-    test_axes_page.py ZERO_BENCH ZERO_RUN            runs all of them and compares
-    test_axes_page.py ZERO_BENCH ZERO_RUN --write    puts the figures of this build into the page
+    test_axes_page.py ZERO_BENCH ZERO_RUN            runs all commands and compares
+    test_axes_page.py ZERO_BENCH ZERO_RUN --write    writes the figures of this build into the page
 """
 import os
 import re
@@ -18,7 +18,7 @@ COMMAND = re.compile(r'^    zero-bench (.*) ROW$')
 
 
 def size(n):
-    """As the commands print bytes: three digits, decimal units."""
+    """Formats bytes like the commands: three digits, decimal units."""
     for unit, name in [(1e12, 'TB'), (1e9, 'GB'), (1e6, 'MB')]:
         if n >= unit:
             x = n / unit
@@ -51,7 +51,7 @@ def read():
 
 
 def rows_of(page):
-    """(number of the line, its options, the whole command's words, its cells)"""
+    """Returns (number of the line, its options, the whole command's words, its cells)."""
     base = None
     for i, line in enumerate(page):
         said, row = COMMAND.search(line), ROW.match(line)
@@ -68,7 +68,8 @@ class Page(unittest.TestCase):
             self.assertEqual(cells, cells_of(args), ' '.join(args))
 
     def test_what_is_said_of_pipelines(self):
-        """The first stage is the fullest, but at stage 0; and what GPUs receive on slow links."""
+        """Except at stage 0, the first pipeline stage needs the most memory. Also checks what GPUs receive on
+        slow links."""
         for _, _, args, _ in rows_of(read()):
             if args[0] == 'plan' and '--pp' in args:
                 self.assertEqual([r['pp_stage'] for r in lines(bench(args[0], '--json', *args[1:]).stdout)[1:]], [0, 0, 0], ' '.join(args))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line of zero-bench: what is refused and how, help, and the numbers of plan."""
+"""The command line of zero-bench: refusals and their messages, help, and the numbers of plan."""
 import os
 import sys
 import tempfile
@@ -13,7 +13,7 @@ SUBCOMMANDS = ['train', 'plan', 'tune', 'memory', 'checkpoint', 'export', 'overh
 
 
 class Refused(unittest.TestCase):
-    """Exit code 2, one line on stderr that has the words given, nothing on stdout."""
+    """A refusal has exit code 2, one line on stderr with the given words, and nothing on stdout."""
 
     def refused(self, args, *words):
         done = bench(*args)
@@ -170,7 +170,8 @@ class Refused(unittest.TestCase):
             self.refused(['verify', '--time', *args], 'do not go together')
 
     def test_time_of_stages(self):
-        """On links that take nothing, a bubble of (p - 1) of (m + p - 1) parts, and of several stages on a rank a part of it."""
+        """On free links, the bubble is (p - 1) of (m + p - 1) parts. Several pipeline stages on a rank divide
+        it."""
         free = ['--near=1e6', '--far=1e6', '--memory=1e6', '--elements=1e6', '--units=16', '--tokens=1000000']
         for schedule, per_rank in ('gpipe', 1), ('1f1b', 1), ('interleaved', 2), ('zero-bubble', 1):
             row, = lines(bench('verify', '--time', '--json', '--world=4', '--pp=4', '--accum=8', f'--schedule={schedule}', *free).stdout)
@@ -237,7 +238,7 @@ class Refused(unittest.TestCase):
 
 
 class Kernels(unittest.TestCase):
-    """Each figure of the host has its limit beside it. How fast anything is, is not for a test."""
+    """Each figure of the host has its limit next to it. How fast anything is, is not for a test to judge."""
 
     def test_rows(self):
         done = bench('kernels', '--json', '--dtype=bf16', '--params=100001', '--gemm=90,170,50', '--rounds=2')
@@ -248,7 +249,7 @@ class Kernels(unittest.TestCase):
         two = {'adamw', 'adam'}
         bytes_of = {'copy': 8, 'cast f32 to bf16': 6, 'cast bf16 to f32': 6, 'sum of squares': 4, 'scale': 8, 'add': 12,
                     'sum of 4, f32': 20, 'sum of 4, bf16': 12, 'product f32': 0, 'product bf16': 0}
-        for name in OPTIMIZERS: # gradient read, weight and states read and written
+        for name in OPTIMIZERS: # reads the gradient, reads and writes the weight and states
             bytes_of[name + ' f32'] = 4 + 8 * (3 if name in two else 2)
             bytes_of[name + ' bf16'] = bytes_of[name + ' f32'] + 2
         self.assertEqual({name: row['bytes_per_element'] for name, row in rows.items()}, bytes_of)
@@ -269,7 +270,7 @@ class Kernels(unittest.TestCase):
 
 
 class Profile(unittest.TestCase):
-    """Every nanosecond of the measured steps is in one part."""
+    """Every nanosecond of the measured steps is counted in one part."""
     PARTS = ['products', 'attention', 'other compute', 'optimizer', 'norm and agreement', 'exposed communication', 'runtime', 'rest']
 
     def profile(self, world, *args, steps=3):
@@ -291,7 +292,8 @@ class Profile(unittest.TestCase):
     def test_plain(self):
         told, parts = self.profile(1, '--plain', '--layers=2', '--heads=3', '--channels=48', '--context=32', '--vocab=300')
         L, C, T, V, BT = 2, 48, 32, 300, 32
-        # Each weight of a matrix is multiplied once forward and twice backward; so are, of attention, two products of T x T.
+        # Each weight of a matrix is multiplied once in forward and twice in backward. The same holds for
+        # attention's two products of T x T.
         self.assertEqual(parts['products']['flop'], 3 * 3 * 2 * BT * (L * 12 * C * C + V * C))
         self.assertEqual(parts['attention']['flop'], 3 * 3 * 2 * L * 2 * BT * T * C)
         self.assertGreater(parts['optimizer']['ns'], 0)
@@ -308,7 +310,8 @@ class Profile(unittest.TestCase):
             self.assertGreater(parts['norm and agreement']['ns'], 0)
             self.assertEqual(parts['exposed communication']['ns'] > 0, world > 1)
             kernels = {k['name']: k for k in told['kernels']}
-            # Every rank reads its slice for the norm, and at stage 0 updates everything, as states are laid out: with gaps.
+            # Every rank reads its slice for the norm. At stage 0 it updates everything, including the gaps in
+            # the layout of states.
             for name, kernel, elements, gaps in [('norm and agreement', 'sum of squares', n / world, 1e-9),
                                                  ('optimizer', 'adamw bf16', n / (world if stage else 1), 0.05)]:
                 ns = 3 * elements * kernels[kernel]['bytes_per_element'] / kernels[kernel]['limit']
@@ -316,7 +319,8 @@ class Profile(unittest.TestCase):
 
 
     def test_what_the_timeline_has_room_for(self):
-        """More would be known only when it has been trained: the timeline keeps the latest 16384 spans of a track."""
+        """Whether it fits is known before training only as a bound: the timeline keeps the latest 16384 spans
+        of a track."""
         tiny = ['--layers=1', '--heads=1', '--channels=8', '--context=4', '--vocab=256']
         self.profile(1, '--stage=0', '--accum=24', *tiny, steps=50)
         self.profile(1, '--plain', '--accum=25', *tiny, steps=50)
@@ -368,7 +372,8 @@ class Plan(unittest.TestCase):
         self.assertRegex(text.splitlines()[-1], r'^time to plan( +[0-9.]+ ms){4}$')
 
     def test_hybrids_stand_behind_the_stages(self):
-        """Bytes per parameter, of 2: parameters and gradients in a group, states there or in the world."""
+        """Bytes per parameter, with 2 for a weight: parameters and gradients are sharded in a group, states
+        in a group or in the world."""
         p, world, group = 7500000000, 64, 8
         args = [f'--params={p}', f'--world={world}', f'--dp-shard={group}']
         stages = lines(bench('plan', '--json', *args).stdout)
@@ -383,7 +388,8 @@ class Plan(unittest.TestCase):
         self.assertRegex(text.splitlines()[-1], r'^time to plan( +[0-9.]+ ms){6}$')
 
     def test_groups_taken_for_hosts_are_told_of(self):
-        """A plan knows no hosts, and between hosts sums of each micro-batch would be dear: they are not deterministic unless that is asked for."""
+        """A plan does not know hosts. Reducing each micro-batch between hosts would be slow, so sums are not
+        deterministic unless that is requested."""
         args = ['--world=8', '--dp-shard=2', '--json']
         said = {accum: bench('plan', *args, f'--accum={accum}') for accum in [1, 4]}
         self.assertEqual(said[1].stderr, '')
@@ -437,7 +443,8 @@ class Plan(unittest.TestCase):
 
 
 class PlanOfStages(unittest.TestCase):
-    """--pp: a GPT of 5 layers in 2 stages, of 3 and 2, and no data parallelism, so that every byte can be counted by hand."""
+    """--pp: a GPT of 5 layers in 2 pipeline stages of 3 and 2, without data parallelism, so that every byte
+    can be computed by hand."""
     C, T, V, L = 64, 32, 256, 5
     SIZES = ['--layers=5', '--channels=64', '--heads=4', '--vocab=256', '--context=32', '--dtype=f32', '--pp=2', '--world=2']
     KEYS = ['stage', 'bytes', 'paper_bytes', 'wire_bytes', 'plan_ns', 'pp', 'schedule', 'micro_batches', 'bubble', 'pp_stage',
@@ -463,19 +470,20 @@ class PlanOfStages(unittest.TestCase):
             trained = [embedding + positions + 3 * layer, 2 * layer + norm]
             self.assertEqual([first['n_params'], last['n_params']], [trained[0], trained[1] + embedding])
             for s, n in zip(row['pp_stages'], trained):
-                self.assertEqual(s['bytes']['param_shards'], 4 * s['n_params'])  # the copy of the embedding, too
-                self.assertEqual(s['bytes']['moments'], 8 * n)                   # of which the first stage has the states
+                self.assertEqual(s['bytes']['param_shards'], 4 * s['n_params'])  # includes the copy of the embedding
+                self.assertEqual(s['bytes']['moments'], 8 * n)                   # the first stage has its states
                 self.assertEqual(s['bytes']['grad_shards'], 4 * n)
                 self.assertEqual(sum(b for k, b in s['bytes'].items() if k != 'total'), s['bytes']['total'])
                 self.assertEqual(s['moved_bytes'], m * 4 * batch * t * c)
-            # A layer: two norms, two sums, q, k, v, attention, 4 C twice. Not the first one's input on the last stage, which is in a slot; there the
-            # final norm with its input, and logits.
+            # A layer: two norms, two sums, q, k, v, attention, and 4 C twice. On the last stage the first
+            # layer's input is not counted, since it is in a slot. The final norm with its input, and the
+            # logits, are added there.
             elems = [3 * 16 * c, 2 * 16 * c - c + 2 * c + v]
             self.assertEqual([s['kept'] for s in row['pp_stages']], kept)
             self.assertEqual([s['activation_bytes'] for s in row['pp_stages']], [k * 4 * batch * t * n for k, n in zip(kept, elems)])
             self.assertEqual((row['pp_stage'], row['bytes']), (0, first['bytes']))
             self.assertEqual(row['all_bytes'], first['bytes']['total'] + first['activation_bytes'])
-            if schedule == '1f1b' and m == 4:  # 2 slots to the next stage and 1 back, twice, and a gradient of the embedding with a word behind it
+            if schedule == '1f1b' and m == 4:  # 2 slots to the next stage and 1 back, twice, and a gradient of the embedding with a word after it
                 self.assertEqual(first['bytes']['comm'], 6 * 4 * batch * t * c + 4 * embedding + PAGE)
 
     def test_bubble(self):
@@ -487,17 +495,19 @@ class PlanOfStages(unittest.TestCase):
             self.assertAlmostEqual(row['bubble'], (pp - 1) / (parts + pp - 1), delta=1e-12)
         row = self.of('--model=gpt2-124M', '--pp=2', '--world=2')[0]
         self.assertEqual(row['micro_batches'], 4)
-        # 3 layers and 2: the first stage computes 4 * 9, and waits once, for 3: until its neighbour's forward and backward, 2 + 4, are over, less a forward.
+        # 3 layers and 2. The first stage computes 4 * 9 and waits once, for 3: until its neighbour's forward
+        # and backward (2 + 4) are done, less one forward.
         row = self.of(*self.SIZES, '--micro-batches=4')[0]
         self.assertAlmostEqual(row['bubble'], 1 - (36 + 24) / 2 / 39, delta=1e-12)
 
     def test_several_stages_on_a_rank(self):
-        """What they stand still is as many times less; of two stages of two ranks each byte by hand."""
+        """Their idle time is divided by the stages per rank. For two stages on each of two ranks every byte
+        is computed by hand."""
         for pp, m, v in [(2, 4, 2), (2, 8, 3), (4, 8, 3), (3, 12, 2), (12, 24, 1)]:
             row = self.of('--model=gpt2-124M', f'--pp={pp}', f'--world={pp}', f'--micro-batches={m}', '--schedule=interleaved', f'--stages-per-rank={v}')[0]
             self.assertAlmostEqual(row['bubble'], (pp - 1) / (v * m + pp - 1), delta=1e-12)
             self.assertEqual(row.get('stages_per_rank', 1), v)
-            if v == 1:  # which is not 1F1B: that keeps one for each stage from here to the last
+            if v == 1:  # not 1F1B, which keeps one for each stage from here to the last
                 self.assertEqual([s['kept'] for s in row['pp_stages']], list(range(2 * pp - 1, 0, -2)))
             self.assertEqual(sum(s['layers'] for s in row['pp_stages']), 12)
             self.assertEqual(sum(s['n_params'] for s in row['pp_stages']), 124439808 + 50257 * 768)
@@ -507,10 +517,12 @@ class PlanOfStages(unittest.TestCase):
         self.assertEqual([s['layers'] for s in row['pp_stages']], [2, 2])
         self.assertEqual([s['moved_bytes'] for s in row['pp_stages']], 2 * [3 * 4 * 4 * t * c])
         layer, messages = 16 * c, 4 * t * c
-        # Two pairs, and for each of two stages four slots forward, as all of what the first stage gives may come before its neighbour's first backward of it, and
-        # one back; and one gradient of the embedding with a word behind it.
+        # Two pairs. Each of two stages has one slot back and four forward, as all that the first stage sends
+        # may come before its neighbour's first backward of it. One gradient of the embedding with a word
+        # after it.
         self.assertEqual(first['bytes']['comm'], 2 * 2 * 5 * messages + 4 * v * c + PAGE)
-        # The first rank: forward of stages 0 0 2 2 0, backward of 2, forward of 0: then it keeps four of stage 0 and one of stage 2, whose input is in a slot.
+        # The first rank's actions: forward of stages 0 0 2 2 0, backward of 2, forward of 0. Then it keeps
+        # four inputs of stage 0 and one of stage 2, which is in a slot.
         self.assertEqual(first['activation_bytes'], 4 * t * (4 * layer + layer - c))
         done = bench('plan', *self.SIZES, '--layers=4', '--micro-batches=4', '--schedule=interleaved', '--stages-per-rank=2')
         self.assertIn('2 ranks: 4 pipeline stages of 1 to 1 of 4 layers, 2 on each rank', done.stdout)
@@ -521,7 +533,8 @@ class PlanOfStages(unittest.TestCase):
             self.assertIn(says, done.stderr)
 
     def test_stages_make_up_the_model(self):
-        """All stages together have each parameter once, and the embedding on the last one again; what does not divide goes to the stages between."""
+        """All stages together have each parameter once, and the embedding once more on the last stage.
+        Remaining layers go to the stages in the middle."""
         for pp, layers in [(5, [2, 3, 3, 2, 2]), (12, 12 * [1]), (3, 3 * [4])]:
             rows = self.of('--model=gpt2-124M', f'--pp={pp}', f'--world={2 * pp}')
             self.assertEqual([s['layers'] for s in rows[3]['pp_stages']], layers)
@@ -539,7 +552,7 @@ class PlanOfStages(unittest.TestCase):
         self.assertIn('not counted are', text)
 
     def test_activations_without_stages(self):
-        """--batch alone: all that the whole model keeps; nothing else changes."""
+        """--batch alone adds everything that the whole model keeps, and changes nothing else."""
         c, t, v = self.C, self.T, self.V
         sizes = [a for a in self.SIZES if not a.startswith('--pp')]
         plain, counted = self.of(*sizes), self.of(*sizes, '--batch=2')
@@ -548,8 +561,9 @@ class PlanOfStages(unittest.TestCase):
             self.assertEqual({**a, 'plan_ns': 0}, {**b, 'plan_ns': 0})
 
     def test_activations_of_own_rows(self):
-        """With sequence parallelism a rank keeps a tp-th of norms and sums, embedded tokens and the final norm with its input; of heads, the MLP and
-        logits as much as without; and with stages a tp-th goes from one to the next."""
+        """With sequence parallelism a rank keeps one tp-th of the norms and sums, the embedded tokens, and
+        the final norm with its input. Of heads, the MLP and logits it keeps as much as without. Between
+        pipeline stages one tp-th is sent."""
         c, t, v = self.C, self.T, self.V
         sizes = [*[a for a in self.SIZES if not a.startswith(('--pp', '--world'))], '--world=2', '--tp=2', '--batch=2']
         whole, own = self.of(*sizes), self.of(*sizes, '--sequence-parallel')
@@ -570,7 +584,7 @@ class Scale(unittest.TestCase):
         return lines(done.stdout)
 
     def test_memory_and_traffic_are_the_plans(self):
-        """But for what a model's tensors, here one for each unit, take to be aligned."""
+        """Equal except for the alignment of a model's tensors; here each unit is one tensor."""
         planned = lines(bench('plan', '--json', '--world=16', '--model=gpt2-124M', '--dp-shard=4').stdout)
         for stage in range(4):
             self.close(planned[stage], *self.of('--worlds=16', '--model=gpt2-124M', f'--stage={stage}'))
@@ -586,7 +600,8 @@ class Scale(unittest.TestCase):
     WITH_MESH = ['tp', 'pp', 'schedule', 'micro_batches', 'bubble', 'activation_bytes', 'all_bytes', 'tp_bytes', 'pp_bytes']
 
     def test_without_a_mesh_nothing_has_changed(self):
-        """Figures of the command before it knew tp and pp, but for some ns: what is one kernel since is rounded once."""
+        """The figures of the command before it supported tp and pp. They may differ by some ns, since what is
+        now one kernel is rounded once."""
         for args, wanted in [
                 (['--model=gpt2-124M', '--worlds=8'], (1.72113, 0.69550299999999998, 508707840, 547199872)),
                 (['--model=gpt2-124M', '--worlds=64'], (5.317533999999999, 4.3505940000000001, 263873536, 616002992))]:
@@ -598,17 +613,18 @@ class Scale(unittest.TestCase):
             self.assertEqual(bench('scale', *args).stdout, bench('scale', '--tp=1', '--pp=1', *args).stdout)
 
     def test_parts_by_hand(self):
-        """tp alone, on one host: what compute waits for is 4 all-reduces of a layer, one behind the embedding and one before the head."""
+        """tp only, on one host. Compute waits for 4 all-reduces per layer, one after the embedding and one
+        before the head."""
         for model, layers, c, again in [('llama-3-70B', 80, 8192, []), ('llama-3-8B', 32, 4096, ['--recompute'])]:
             row, = self.of(f'--model={model}', '--worlds=8', '--tp=8', *again)
             n, sent = layers * (6 if again else 4) + 2, 8192 * c * 2
             self.assertEqual(row['tp_bytes'], n * 2 * 7 * sent // 8)
             each_ms = (2 * 7 / 8 * sent / 450e9 + 14 * 1900e-9) * 1e3
-            self.assertGreater(row['exposed_ms'], (n - 1) * each_ms * (1 - 1e-5))  # that of the embedding may hide behind the update of later layers
+            self.assertGreater(row['exposed_ms'], (n - 1) * each_ms * (1 - 1e-5))  # the embedding's may be hidden by the update of later layers
             self.assertLess(row['exposed_ms'], n * each_ms * (1 + 1e-5))
             self.assertEqual((row['tp'], row['pp'], row['bubble'], row['pp_bytes']), (8, 1, 0, 0))
             self.assertEqual(list(row)[-len(self.WITH_MESH):], self.WITH_MESH)
-            whole, = self.of(f'--model={model}', '--worlds=1', *again)  # the same compute, an eighth of it on each
+            whole, = self.of(f'--model={model}', '--worlds=1', *again)  # the same compute, an eighth of it on each rank
             self.assertAlmostEqual((row['step_ms'] - row['exposed_ms']) * 8 / whole['step_ms'], 1, delta=0.01)
             self.assertAlmostEqual(row['memory_bytes'] * 8 / whole['memory_bytes'], 1, delta=0.01)
             self.assertEqual(row['all_bytes'], row['memory_bytes'] + row['activation_bytes'])
@@ -617,10 +633,10 @@ class Scale(unittest.TestCase):
         self.assertGreater(far['exposed_ms'], near['exposed_ms'])  # over two hosts
 
     def test_activations_alone(self):
-        """They are in the memory, and nothing else is another."""
+        """They are added to the memory, and nothing else changes."""
         for args in [['--worlds=64'], ['--worlds=16', '--model=gpt2-1.5B', '--stage=2', '--accum=3'], ['--worlds=64', '--dp-replicate=auto']]:
             plain, counted = self.of(*args)[0], self.of(*args, '--activations')[0]
-            self.assertAlmostEqual(plain['exposed_ms'], counted['exposed_ms'], delta=1e-9)  # a difference, rounded in another way
+            self.assertAlmostEqual(plain['exposed_ms'], counted['exposed_ms'], delta=1e-9)  # a difference, which is rounded in another way
             for key in set(plain) - {'fits', 'exposed_ms'}:
                 self.assertEqual(plain[key], counted[key], key)
             self.assertEqual(counted['all_bytes'], plain['memory_bytes'] + counted['activation_bytes'])
@@ -635,16 +651,17 @@ class Scale(unittest.TestCase):
             done = bench('scale', '--json', '--worlds=2', '--pp=2', f'--micro-batches={m}', f'--schedule={schedule}')
             self.assertEqual(done.stderr, 'zero-bench scale: warning: fewer micro-batches (1) than pipeline stages (2)\n' if m == 1 else '')
             row, = lines(done.stdout)
-            # 1F1B keeps 2 on the first stage; GPipe all on both, of which the last has the final norm with its input, less the input of its first
-            # layer, and logits more.
+            # 1F1B keeps 2 on the first stage. GPipe keeps all on both; the last has the final norm with its
+            # input and the logits, but not the input of its first layer.
             elems = 16 * layer if kept == 2 else 16 * layer + c + 128256
             self.assertEqual(row['activation_bytes'], kept * 2 * tokens * elems)
             self.assertEqual(row['pp_bytes'], m * 2 * tokens * c)
             self.assertEqual(row['tp_bytes'], 0)
-            # The last one has the head's products, too, and is the one that the first waits for: it works from the first forward to its last backward.
+            # The last stage also has the head's products, and the first waits for it: it works from the first
+            # forward to its last backward.
             block = 2 * (c * (2 * c + 2 * kv) + 3 * c * hidden) + 4 * tokens * c
             first, last = 16 * block, 16 * block + 2 * 128256 * c
-            self.assertAlmostEqual(row['bubble'], 1 - m * (first + last) / 2 / (first + m * last), delta=0.02)  # what a step has once is in it
+            self.assertAlmostEqual(row['bubble'], 1 - m * (first + last) / 2 / (first + m * last), delta=0.02)  # includes what happens once per step
         shown = bench('scale', '--worlds=64', '--pp=4', '--micro-batches=12', '--schedule=interleaved', '--stages-per-rank=2').stdout
         self.assertIn('layers in 8 stages (pp), 2 on each GPU, interleaved: with stages that take as long they stand still for 11.1 %, (p-1)/(vm+p-1); ', shown)
         shown = bench('scale', '--worlds=64', '--pp=4', '--micro-batches=12').stdout
@@ -652,7 +669,8 @@ class Scale(unittest.TestCase):
             self.assertIn(words, shown)
 
     def test_stages_take_what_plan_says(self):
-        """A stage's memory is the plan's, the slots between stages included, whatever times stages take; GPUs add up in any order."""
+        """A stage's memory is the plan's, including the slots between stages, whatever time stages take. GPUs
+        add up in any order."""
         for pp, world, m, how in [(2, 8, 4, []), (4, 8, 8, []), (2, 8, 1, []), (2, 8, 4, ['--schedule=interleaved', '--stages-per-rank=2']),
                                   (2, 4, 4, ['--schedule=interleaved', '--stages-per-rank=16']), (3, 6, 9, ['--schedule=interleaved', '--stages-per-rank=4']),
                                   (2, 8, 4, ['--schedule=gpipe', '--stages-per-rank=2']), (3, 6, 5, ['--schedule=gpipe', '--stages-per-rank=2'])]:
@@ -671,7 +689,8 @@ class Scale(unittest.TestCase):
             self.assertEqual(fullest, {0})
 
     def test_last_rank_is_the_fullest(self):
-        """With GPipe, which keeps all micro-batches on both, and as few layers on the first as on the last, which has the logits."""
+        """With GPipe, which keeps all micro-batches on both stages. The first stage has as few layers as the
+        last, which has the logits."""
         mesh = ['--model=gpt2-124M', '--pp=2', '--accum=16', '--schedule=gpipe', '--stages-per-rank=2']
         for plan in lines(bench('plan', '--json', '--world=4', '--batch=4', '--deterministic=off', *mesh).stdout):
             row, = self.of('--worlds=4', f"--stage={plan['stage']}", '--batch=4', *mesh)
@@ -680,11 +699,12 @@ class Scale(unittest.TestCase):
             self.assertEqual(row['activation_bytes'], plan['activation_bytes'])
 
     def test_several_stages_on_a_rank_by_hand(self):
-        """Two ranks on quick links: the last one, which has the head's products too, waits once for a stage's forward, and once the first works on alone for a
-        stage's backward; so each stands still for (F + B) / v, and the first for as long as the head takes besides."""
+        """Two ranks on fast links. The last one also has the head's products. It waits once for a stage's
+        forward, and once while the first works on alone for a stage's backward. So each is idle for (F + B) /
+        v, and the first also for the time of the head."""
         c, kv, hidden, tokens, m = 8192, 1024, 28672, 4096, 8
         block, head = 2 * (c * (2 * c + 2 * kv) + 3 * c * hidden) + 4 * tokens * c, 2 * 32000 * c
-        ms = 3e3 * tokens / (989.5e12 * 0.35)  # forward and backward of an operation for each token
+        ms = 3e3 * tokens / (989.5e12 * 0.35)  # forward and backward of one operation per token
         waits, steps = [], []
         for v in 1, 2, 4, 5:
             how = ['--schedule=interleaved', f'--stages-per-rank={v}'] if v > 1 else []
@@ -763,7 +783,7 @@ class Scale(unittest.TestCase):
 
 
 class Pipeline(unittest.TestCase):
-    """A schedule by name: its numbers, its picture, and the file that is read again."""
+    """A schedule by its name: its numbers, its picture, and the file that is read back."""
 
     def test_numbers(self):
         told, = lines(bench('pipeline', '--ranks=4', '--micro-batches=8', '--activation-bytes=1M', '--json').stdout)

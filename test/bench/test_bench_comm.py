@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""zero-bench comm: its table and its JSON, what it refuses, that it finds wrong values, and what it says of a rank that is lost."""
+"""zero-bench comm: its table and JSON, what it refuses, that it finds wrong values, and its report of a lost
+rank."""
 import mmap
 import os
 import re
@@ -17,7 +18,7 @@ from bench_program import ZERO_BENCH, ZERO_RUN, bench, lines, run  # noqa: E402
 
 ROW_KEYS = ['event', 'op', 'backend', 'path', 'bytes', 'slice', 'ms', 'ms_min', 'rounds_ms', 'algbw', 'busbw', 'limit', 'of_limit', 'wrong']
 LIMITS = {'all_gather': 'copy limit', 'reduce_scatter': 'add limit'}
-PATIENCE_S = 60  # of loops that wait for another process
+PATIENCE_S = 60  # limit of loops that wait for another process
 
 
 def comm(world, *args):
@@ -26,7 +27,7 @@ def comm(world, *args):
 
 
 def measured(world, *args):
-    """The first line and the rows."""
+    """Returns the first line and the rows."""
     done = comm(world, '--json', *args)
     assert (done.returncode, done.stderr) == (0, ''), f'{world} ranks, {args}: {done}'
     head, *rows = lines(done.stdout)
@@ -34,10 +35,10 @@ def measured(world, *args):
 
 
 class Ranks:
-    """zero-bench comm on two ranks, started here, so that their processes are known."""
+    """zero-bench comm on two ranks, started here so that their process ids are known."""
 
     def __init__(self, *args):
-        self.port = socket.socket()  # held, and not listened on
+        self.port = socket.socket()  # bound, and not listened on
         self.port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.port.bind(('127.0.0.1', 0))
         where = {'ZERO_WORLD_SIZE': '2', 'ZERO_RENDEZVOUS': f'tcp://127.0.0.1:{self.port.getsockname()[1]}'}
@@ -55,7 +56,7 @@ class Ranks:
         self.port.close()
 
     def arena_of(self, rank):
-        """What the rank's collectives work in, mapped here: it is there once rank 0 has told its first line."""
+        """Maps the memory of the rank's collectives, which exists once rank 0 has printed its first line."""
         folder = f'/proc/{self.ranks[rank].pid}/fd'
         arenas = [fd for fd in os.listdir(folder) if re.search(r'memfd:zero-\w+-arena', os.readlink(f'{folder}/{fd}'))]
         assert len(arenas) == 1, arenas
@@ -120,7 +121,7 @@ class Rows(unittest.TestCase):
         self.check(2, 1, ['shm'], '--group=1')
 
     def test_large(self):
-        """A size that is copied, filled and compared in several pieces, the last of which is another than the rest."""
+        """A size that is copied, filled and compared in several pieces, the last of them shorter."""
         _, rows = measured(3, '--rounds=1', '--op=all_gather,reduce_scatter', '--bytes=30000000')
         self.assertEqual([(r['backend'], r['slice'], r['wrong']) for r in rows],
                          [('copy limit', 10000000, None), ('shm', 10000000, 0), ('add limit', 10000000, None), ('shm', 10000000, 0)])
@@ -148,7 +149,7 @@ class Rows(unittest.TestCase):
             self.assertRegex(line, rf'^{op} +{backend} +{size} +{size // 2} +{number} +{ratio} +{ratio} +{last}$')
 
     def test_plot(self):
-        """Each curve is drawn, and named."""
+        """Each curve is drawn and has a name."""
         with tempfile.TemporaryDirectory() as folder:
             for kind, magic in [('svg', b'<?xml'), ('png', b'\x89PNG')]:
                 path = os.path.join(folder, f'it\'s a "plot".{kind}')
@@ -160,13 +161,13 @@ class Rows(unittest.TestCase):
                 for curve in ['all_gather, copy limit', 'all_gather, shm', 'reduce_scatter, add limit', 'reduce_scatter, shm', 'agree, shm',
                               '2 ranks, groups of 2, f32'] if kind == 'svg' else []:
                     self.assertIn(curve, picture.decode())
-            where = dict(os.environ, PATH=folder)  # no gnuplot there
+            where = dict(os.environ, PATH=folder)  # a folder without gnuplot
             done = run([ZERO_RUN, '-n', '2', '--raw', os.path.abspath(ZERO_BENCH), 'comm', '--rounds=1', '--bytes=4K', '--plot', path], env=where)
             self.assertEqual((done.returncode, done.stderr.splitlines()[0]),
                              (1, 'zero-bench comm: --plot needs gnuplot: No such file or directory'), done)
 
     def test_bars(self):
-        """The verdict is told, whichever it is."""
+        """The result of the bars is printed, whichever it is."""
         done = comm(2, '--bars', '--rounds=3')
         ratios = [int(x) for x in re.findall(r'^\w+ +shm +33554432 +16777216 .* (\d+)% +0$', done.stdout, re.MULTILINE)]
         self.assertEqual(len(ratios), 2, done)
@@ -180,7 +181,8 @@ class Rows(unittest.TestCase):
 
 class Wrong(unittest.TestCase):
     def test_found(self):
-        """What a rank has is overwritten while it is measured: every rank that gathers it finds it, and no other element is called wrong."""
+        """A rank's data is overwritten while it is measured. Every rank that gathers it notices, and no other
+        element is reported."""
         size, spoilt = 8192, 300
         with Ranks('--backend=shm', '--op=all_gather', f'--bytes={size}', '--rounds=1000', '--json') as ranks:
             head = lines(ranks.ranks[0].stdout.readline())[0]
@@ -192,9 +194,9 @@ class Wrong(unittest.TestCase):
                     time.sleep(0.001)
             ((told, why), code), ((other, other_why), other_code) = ranks.end()
         rows = {row['backend']: row['wrong'] for row in lines(told)}
-        self.assertIn(rows['shm'], range(2 * spoilt, 4 * spoilt + 1))  # by both ranks: behind the rounds, and perhaps before them
+        self.assertIn(rows['shm'], range(2 * spoilt, 4 * spoilt + 1))  # found by both ranks: after the rounds, and perhaps before them
         self.assertEqual((code, why), (1, f'zero-bench comm: {rows["shm"]} elements were wrong\n'))
-        self.assertEqual((other, other_why, other_code), ('', '', 0))  # one rank tells
+        self.assertEqual((other, other_why, other_code), ('', '', 0))  # only one rank prints
 
 
 class Lost(unittest.TestCase):

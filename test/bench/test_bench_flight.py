@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that is killed, and what is known of it afterwards: zero-run says its last call, every rank's flight recorder is in the
-folder of --flight, and zero-bench flight names the rank and the call. Which rank, and when, is left to chance."""
+"""A rank is killed. zero-run prints its last call, the folder of --flight has every rank's flight recorder,
+and zero-bench flight names the rank and the call. The rank and the moment are random."""
 import glob
 import os
 import random
@@ -27,8 +27,9 @@ def clean():
 
 
 def killed(draw, victim, stage, *options, stopped=(), leave_in=None):
-    """zero-run's exit code and standard error, of a training of which a rank is killed after some step; the stopped ones
-    cannot notice, and have left part of a file in a folder, as one that is killed while it writes it."""
+    """Returns zero-run's exit code and standard error for a training in which a rank is killed after some
+    step. Stopped ranks cannot notice it. For each of them, a partial file is left in
+    the folder leave_in, as from a rank killed while writing."""
     command = [ZERO_RUN, '-n', str(WORLD), '--raw', *options, 'sh', '-c', RANK, 'sh', ZERO_BENCH, 'train', '--json', *TINY,
                '--steps=1000000', f'--stage={stage}']
     at, pids, job = draw.randrange(1, 20), {}, ''
@@ -54,10 +55,10 @@ class Flight(unittest.TestCase):
         for stage in (0, 3):
             victim = draw.randrange(WORLD)
             with self.subTest(seed=SEED, stage=stage), tempfile.TemporaryDirectory() as d:
-                folder = os.path.join(d, 'new')  # it is made
+                folder = os.path.join(d, 'new')  # it is created
                 code, err = killed(draw, victim, stage, '--flight', folder)
                 self.assertNotEqual(code, 0)
-                # Another rank that has missed it, and has unwrapped, may be reaped first.
+                # Another rank that has noticed the loss, and has unwrapped, may be reaped first.
                 self.assertRegex(err, rf'zero-run: rank \d (was killed by signal 9 \(Killed\); its last call was {CALL}|exited with code 1)')
                 files = glob.glob(folder + '/*')
                 self.assertEqual(sorted(re.sub('.*-attempt', '', f) for f in files), [f'0-rank{r}' for r in range(WORLD)])
@@ -72,13 +73,13 @@ class Flight(unittest.TestCase):
                     self.assertTrue(role['issued'] >= role['started'] >= role['finished'], said)
                 self.assertTrue(all(s['roles']['control']['finished'] > 0 for s in ranks.values()), said)
                 for r in set(range(WORLD)) - {victim}:
-                    # zero-run may end one before that has noticed anything
+                    # zero-run may end a rank before it has noticed anything.
                     self.assertRegex(ranks[r]['failure'], rf'rank {victim} .*; its last call was {CALL}|^$')
                 first = next(s for s in said if 'finding' in s)
                 dead = {s['rank']: s for s in said if s.get('finding') == 'dead'}
                 self.assertEqual((first['finding'], first['rank']), ('dead', victim))
                 self.assertEqual(dead[victim]['call'], ranks[victim]['call'])
-                self.assertEqual([r for r, s in ranks.items() if s['state'] == 'killed'], [victim])  # else: "ended", by zero-run
+                self.assertEqual([r for r, s in ranks.items() if s['state'] == 'killed'], [victim])  # others are "ended", by zero-run
                 self.assertIn('was killed by signal 9 (Killed); its last call was ' + ranks[victim]['call'], dead[victim]['text'])
                 self.assertFalse([s for s in said if s.get('finding') in ('missing', 'different')], said)
                 text = bench('flight', *files).stdout
@@ -109,7 +110,7 @@ class Flight(unittest.TestCase):
             finally:
                 os.chdir(before)
             self.assertNotEqual(code, 0)
-            self.assertRegex(err, f'; its last call was {CALL}')  # of zero-run, or of a rank that has missed the other
+            self.assertRegex(err, f'; its last call was {CALL}')  # from zero-run, or from a rank that has noticed the loss
             self.assertEqual(os.listdir(d), [])
 
     def test_bad_files_and_folders(self):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""zero-bench on a GPU, or on the stand-in for one: training plain and wrapped gives the same bits, and what the host computes."""
+"""zero-bench on a GPU, or on the stand-in for one: training plain and wrapped gives the same bits, and the
+host's results."""
 import os
 import sys
 import unittest
@@ -53,7 +54,7 @@ class Training(unittest.TestCase):
             self.assertIsNone(steps[-1]['loss'])
 
     def test_gpu_of_the_rank(self):
-        """Without --gpu it is the one of the rank on this host, whichever launcher says so."""
+        """Without --gpu it uses the GPU of the rank on this host, whichever launcher gives the rank."""
         launcher = {'OMPI_COMM_WORLD_RANK': '998', 'OMPI_COMM_WORLD_SIZE': '999', 'OMPI_COMM_WORLD_LOCAL_RANK': '997'}
         done = bench('train', *GPU, '--plain', env=launcher)
         self.assertIn('GPU number is 997', done.stderr)

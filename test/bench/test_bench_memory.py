@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""zero-bench memory and the pictures: what is measured, what is drawn of it, what fits, and what a terminal sees."""
+"""zero-bench memory and its pictures: what is measured and drawn, what fits, and what a terminal shows."""
 import json
 import os
 import pty
@@ -19,7 +19,7 @@ SVG = '{http://www.w3.org/2000/svg}'
 
 
 def size(n):
-    """As zero-bench writes bytes."""
+    """Formats bytes like zero-bench."""
     for unit in ('B', 'kB', 'MB', 'GB'):
         if n < 999.5:
             return f'{n:.{0 if unit == "B" or n >= 99.95 else 1 if n >= 9.995 else 2}f} {unit}'
@@ -32,7 +32,7 @@ def texts(path):
 
 
 def on_terminal(command):
-    """What a program writes where standard output and error are a terminal."""
+    """Returns what a program writes if its standard output and error are a terminal."""
     ours, theirs = pty.openpty()
     pid = os.fork()
     if pid == 0:
@@ -73,7 +73,7 @@ class Measured(unittest.TestCase):
         self.assertGreater(self.plain['peak_rss_bytes'], 16 * n)
 
     def test_the_plain_program_in_bf16(self):
-        """bf16 weights and gradients, and fp32 master weights and moments. Each dtype has code of its own."""
+        """bf16 weights and gradients, and fp32 master weights and moments. Each dtype has its own code."""
         done = bench(*MEMORY, '--plain', '--json', '--steps=1', '--dtype=bf16')
         self.assertEqual((done.returncode, done.stderr), (0, ''))
         plain = lines(done.stdout)[-1]
@@ -100,11 +100,11 @@ class Measured(unittest.TestCase):
         keyed = {'grad_gathered': 'gathered gradients', 'master': 'master weights', 'moments': 'optimizer moments', 'param_slots': 'parameter slots',
                  'snapshot': 'snapshot', 'exchange': 'exchange'}
         for category in CATEGORIES:
-            if category in keyed:  # what no bar has is not in the key
+            if category in keyed:  # a category that no bar has is not in the key
                 self.assertEqual(keyed[category] in told, any(s['bytes'][category] for s in [self.plain, *self.stages]), category)
 
     def test_heights(self):
-        """Of the bars' parts, in the picture: as their bytes are."""
+        """The heights of the bars' parts in the picture are proportional to their bytes."""
         part = next(g for g in ET.parse(self.memory).iter(SVG + 'g') if g.findtext(SVG + 'title') == 'optimizer moments')
         corners = [[float(point.split(',')[1]) for point in p.get('points').split()] for p in part.iter(SVG + 'polygon')]
         boxes = [max(ys) - min(ys) for ys in corners][1:]  # the first is in the key
@@ -142,7 +142,7 @@ class Measured(unittest.TestCase):
 
 class Pages(unittest.TestCase):
     def test_tables(self):
-        """Those of README.md and zero/memory.md have the program's rows."""
+        """The tables of README.md and zero/memory.md have the program's rows."""
         def text(path):
             with open(os.path.join(ROOT, path), encoding='utf-8') as f:
                 return f.read()
@@ -159,7 +159,8 @@ class Pages(unittest.TestCase):
 
 
 class Axes(unittest.TestCase):
-    """Parts of layers and pipeline stages: what is planned is allocated, on each rank of the pipeline, and is what zero-bench plan says."""
+    """Tensor parallelism and pipeline stages: on each rank of the pipeline, allocated bytes equal planned
+    bytes and the numbers of zero-bench plan."""
     SIZES = ['--layers=6', '--heads=2', '--channels=32', '--context=16', '--batch=2']
 
     def of(self, ranks, *args):
@@ -185,7 +186,7 @@ class Axes(unittest.TestCase):
                     self.assertEqual([m[k] for k in ('schedule', 'micro_batches', 'stages_per_rank')], [p['schedule'], p['micro_batches'], p.get('stages_per_rank', 1)])
                     for rank, plan in zip(m['pp_stages'], p['pp_stages'], strict=True):
                         self.assertEqual((rank['pp_stage'], rank['planned_bytes'], rank['bytes']), (plan['pp_stage'], plan['bytes'], plan['bytes']))
-                        self.assertGreater(rank['activation_bytes'], plan['activation_bytes'])  # with what plan does not count
+                        self.assertGreater(rank['activation_bytes'], plan['activation_bytes'])  # includes what plan does not count
                         self.assertGreater(rank['peak_rss_bytes'], rank['bytes']['total'])
                     fullest = max(m['pp_stages'], key=lambda r: r['bytes']['total'] + r['activation_bytes'])
                     self.assertEqual({k: m[k] for k in fullest}, fullest)
@@ -209,7 +210,7 @@ class Axes(unittest.TestCase):
         self.assertEqual([unit for _, unit in each], ['MB', 'MB'])
         each = [float(mb) for mb, _ in each]
         self.assertGreater(each[0], each[1] + 5)  # three layers, and two
-        self.assertAlmostEqual(all_mb, sum(each), delta=1.5)  # of three digits each
+        self.assertAlmostEqual(all_mb, sum(each), delta=1.5)  # three digits each
 
     def test_refused(self):
         for args, word in [(['--tp=3'], '--tp: 3 parts do not divide the 2 heads'), (['--sequence-parallel'], '--sequence-parallel: is for --tp of 2 or more'),
@@ -247,7 +248,7 @@ class Terminal(unittest.TestCase):
         code, told = on_terminal([*self.TRAIN, '--seconds=1.2'])
         self.assertEqual(code, 0, told)
         self.assertRegex(told, r'\r\[#+\.*\] +\d+%  step \d+  loss \d')
-        shown = told.split('\r\x1b[K')[-1]  # what is left when the bar has been taken away
+        shown = told.split('\r\x1b[K')[-1]  # what is left when the bar has been removed
         self.assertRegex(shown, r'^step +\d+   loss')
         self.assertNotIn('[#', shown)
         done = run([*self.TRAIN, '--seconds=1.2'])
@@ -256,7 +257,7 @@ class Terminal(unittest.TestCase):
         self.assertGreater(len([line for line in done.stdout.splitlines() if line.startswith('step ')]), 2)
 
     def test_no_bar_behind_a_prefix(self):
-        """zero-run without --raw gives its ranks terminals, of which it shows each line with the rank's number before it."""
+        """Without --raw, zero-run gives its ranks terminals. It shows each line after the rank's number."""
         command = [ZERO_RUN, '-n', '2', ZERO_BENCH, 'train', *TINY, '--stage=3', '--steps=20']
         code, reported = on_terminal(command)
         self.assertEqual(code, 0, reported)
@@ -283,7 +284,7 @@ class Train(unittest.TestCase):
                 events = json.load(f)
             events = events['traceEvents'] if isinstance(events, dict) else events
             names = [e['name'].split()[0] for e in events if e['ph'] == 'X']
-            self.assertEqual((names.count('backward'), names.count('step')), (6 * 13, 6))  # a unit for each layer, and one more
+            self.assertEqual((names.count('backward'), names.count('step')), (6 * 13, 6))  # one unit per layer, and one more
 
     def test_refused(self):
         for args, word in [(['--plot=a.pdf'], "--plot: 'a.pdf' does not end in .svg or .png"), (['--plain', '--trace=x'], '--plain: has no timeline')]:

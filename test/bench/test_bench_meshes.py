@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All meshes of 2, 4 and 8 ranks, of pipeline stages, data-parallel ranks and parts, train a GPT-2 alike: with one part in the bits of the
-data-parallel run of the same micro-batches, with several in the same bits of all meshes of as many; and losses of 200 steps lie on each other.
+"""All meshes of 2, 4 and 8 ranks, of pipeline stages, data parallelism and tensor parallelism, train a GPT-2
+with the same result. Without tensor parallelism they have the bits of the data-parallel run with the same
+micro-batches. With it, all meshes of the same tp have the same bits. Losses of 200 steps agree.
 
-A sample is run, drawn from SEED (printed; else the time). All of them, in some minutes:
+A sample is run, drawn from SEED (printed; by default the time). All of them, in some minutes:
 
     N_MESHES=all python3 test/bench/test_bench_meshes.py build-test/bench/zero-bench build-test/zero/zero-run Meshes
 """
@@ -18,7 +19,7 @@ from bench_program import TEXT, train  # noqa: E402
 
 POWERS = (1, 2, 4, 8)
 MESHES = [(pp, dp, tp) for pp in POWERS for dp in POWERS for tp in POWERS if 2 <= pp * dp * tp <= 8]
-MICRO = 8  # micro-batches of a step, of all data-parallel ranks together
+MICRO = 8  # micro-batches of a step, over all data-parallel ranks
 SIZES = ['--layers=16', '--heads=8', '--channels=16', '--context=8', '--batch=1', '--data', TEXT]
 
 
@@ -34,7 +35,7 @@ def run_of(pp, dp, tp, *how, n_steps=3):
 
 
 def schedules(pp):
-    """The options of each; the interleaved one has two stages on a rank, GPipe has one or two."""
+    """Returns the options of each. The interleaved schedule has two stages on a rank, GPipe one or two."""
     if pp == 1:
         return [[]]
     two = '--stages-per-rank=2'
@@ -60,7 +61,8 @@ class Meshes(unittest.TestCase):
                 self.assertEqual(run_of(*mesh, *how), data_parallel[mesh[2]])
 
     def test_parts_are_near(self):
-        """Of several parts sums are rounded elsewhere: losses and norms are those of the whole model but for that."""
+        """With tensor parallelism sums are rounded at other places. Otherwise losses and norms are those of
+        the whole model."""
         whole, _ = run_of(1, 8, 1)
         for tp in POWERS[1:]:
             for (loss, norm), (want, want_norm) in zip(run_of(1, 8 // tp, tp)[0], whole):
@@ -69,7 +71,8 @@ class Meshes(unittest.TestCase):
 
 
 class Curves(unittest.TestCase):
-    """Of 200 steps: with one part each loss is the same number, with several it is the same but for what rounding comes to."""
+    """Over 200 steps each loss is the same number without tensor parallelism, and the same up to rounding
+    with it."""
     STEPS = 200
 
     def curve(self, *mesh_and_how):

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training that is killed and started again by zero-run ends in the state of a run that nobody disturbed.
+"""Training that is killed, and started again by zero-run, ends in the state of an uninterrupted run.
 
-The whole of a rank is killed, from outside, once some steps have been taken; at which moment is left to chance. Attempt 0 has no end
-of its own, so it is still there however late the kill comes. On several nodes a node's zero-run is killed, too, and the rest goes on.
+All processes of a rank are killed from outside after some steps, at a random moment. Attempt 0 does not end
+by itself, so it is still there however late the kill comes. On several nodes a node's zero-run is also
+killed, and the others go on.
 
-    N_DEATHS=50 meson test -C BUILD 'bench restart' --verbose    how long it takes from a death to the next step (CI: N_DEATHS=1)"""
+    N_DEATHS=50 meson test -C BUILD 'bench restart' --verbose
+
+prints how long it takes from a death to the next step (CI: N_DEATHS=1)."""
 import json
 import os
 import random
@@ -27,7 +30,7 @@ STEPS = 24
 MODEL = 'gpt2-nano'
 SEED = int(os.environ.get('SEED', time.time_ns() % 1000000))
 
-# echo tells which process group a rank is. Attempt 0 waits at its end for the kill.
+# echo prints the rank's process group. Attempt 0 waits at its end for the kill.
 RANK = 'echo "pid $RANK $$" >&2; "$@" || exit; test $ZERO_ATTEMPT != 0 || exec sleep 1000'
 
 
@@ -36,7 +39,8 @@ def clean():
 
 
 def train_killed(world, victim, at, *args):
-    """zero-run's exit code and standard error, and the last line of a training of which a rank is killed after step `at` of attempt 0."""
+    """Returns zero-run's exit code and standard error, and the last line of a training in which a rank is
+    killed after step `at` of attempt 0."""
     command = [ZERO_RUN, '-n', str(world), '--raw', '--restarts', '2', 'sh', '-c', RANK, 'sh', ZERO_BENCH, 'train', '--json', *args]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean()) as p:
         pids, line = {}, ''
@@ -59,14 +63,15 @@ class Restarts(unittest.TestCase):
                 _, summary = train(4, *args)
                 code, err, last = train_killed(4, victim, at, *args, '--save', d, '--save-every=5', '--keep=2', '--load=latest')
                 self.assertEqual(code, 0, err)
-                # Which of them is said to have ended first is open: a rank's shell may be reaped after another rank that has missed it.
+                # Either may be reported as the first to end: a rank's shell may be reaped after another rank
+                # that has noticed the loss.
                 self.assertRegex(err, r'zero-run: rank \d (was killed by signal 9|exited with code)')
                 self.assertIn('restart 1 of 2: 4 ranks', err)
                 self.assertEqual(json.loads(last)['state_sha256'], summary['state_sha256'])
 
 
     def test_two_without_a_new_step(self):
-        # Attempt 0 takes six steps and fails; those after it take none.
+        # Attempt 0 takes six steps and fails. Later attempts take none.
         code = 'test $ZERO_ATTEMPT = 0 || exit 4; "$@"; exit 3'
         args = [*TINY[:-1], os.path.abspath(__file__), '--steps=6', '--stage=2']
         p = subprocess.run([ZERO_RUN, '-n', '2', '--restarts', '9', 'sh', '-c', code, 'sh', ZERO_BENCH, 'train', *args], capture_output=True, text=True,
@@ -78,7 +83,7 @@ class Restarts(unittest.TestCase):
 
 
     def test_what_tells_of_steps_is_not_there(self):
-        """That is said, and the training goes on; what is there, and is something else, is left alone."""
+        """That is reported, and the training goes on. A file of another kind in its place is left alone."""
         args = ['train', *TINY[:-1], os.path.abspath(__file__), '--steps=1']
         with tempfile.NamedTemporaryFile() as f:
             f.write(b'x' * 4096)
@@ -96,7 +101,8 @@ class Restarts(unittest.TestCase):
 
 
 class Nodes:
-    """Two nodes of two ranks each, on this host: their ranks share memory. Node 0's output is read as it comes."""
+    """Two nodes of two ranks each on this host, whose ranks share memory. Node 0's output is read as it
+    comes."""
 
     def __init__(self, options, *args):
         with socket.socket() as s:
@@ -111,11 +117,11 @@ class Nodes:
         return os.pread(self.files[node].fileno(), 1 << 20, 0).decode()
 
     def steps(self):
-        """Lines of the training, as they come; the last is its summary."""
+        """Yields the training's lines as they come. The last is its summary."""
         yield from self.nodes[0].stdout
 
     def kill(self, what):
-        """A rank, or (2 or 3, node 1 has both) the zero-run of a node, at once."""
+        """Kills a rank or a node's zero-run at once (2 or 3: node 1 has both ranks)."""
         if what == 'node 1':
             self.nodes[1].kill()
         else:
@@ -143,7 +149,7 @@ def is_step(line, at):
 
 class OverNodes(unittest.TestCase):
     def killed(self, what, stage, at, options):
-        """Ends in the state of a run that nobody disturbed. Returns node 0's standard error."""
+        """Checks that the job ends in the state of an uninterrupted run. Returns node 0's standard error."""
         with tempfile.TemporaryDirectory() as d:
             args = [*TINY[:-1], os.path.abspath(__file__), f'--steps={STEPS}', f'--stage={stage}']
             _, summary = train(4, *args)
@@ -170,8 +176,8 @@ class OverNodes(unittest.TestCase):
 
 
 class Time(unittest.TestCase):
-    """From a rank's death to the next step that is a new one, with a checkpoint at each step. Asserted is that there is one; the bar (a median below 3 s on an
-    idle machine) is for whoever reads it."""
+    """Measures the time from a rank's death to the next new step, with a checkpoint at each step. Only
+    asserts that there is one. The bar (a median below 3 s on an idle machine) is for the reader."""
 
     def test_from_death_to_the_next_step(self):
         draw, n_deaths, took = random.Random(SEED + 2), int(os.environ.get('N_DEATHS', 1)), []

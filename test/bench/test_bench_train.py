@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training from outside: the same numbers plain and wrapped, at every stage, world, prefetch and budget; what is printed.
+"""Training from outside: the same numbers plain and wrapped, at every stage, world, prefetch and budget; and
+what is printed.
 
-Of the hybrids a sample is run, drawn from SEED (printed; else the time). All of them, in some minutes:
+A sample of the hybrids is run, drawn from SEED (printed; by default the time). All of them, in some minutes:
 
     N_HYBRIDS=all python3 test/bench/test_bench_train.py build-test/bench/zero-bench build-test/zero/zero-run Hybrids Parts
 """
@@ -25,7 +26,7 @@ STEPS = 4
 
 
 def result(world, *args, **more):
-    """What must agree: every loss and gradient norm, and the hash of the state."""
+    """Returns what must agree: every loss and gradient norm, and the hash of the state."""
     steps, summary = train(world, *TINY, f'--steps={STEPS}', *args, **more)
     assert len(steps) == STEPS
     return [(s['loss'], s['grad_norm']) for s in steps], summary['state_sha256']
@@ -65,10 +66,10 @@ class Shape(unittest.TestCase):
     def test_losses_that_are_not_numbers(self):
         for how in ['--plain', '--stage=2']:
             steps, _ = train(1, *TINY, '--steps=14', '--lr=1e6', '--clip=0', '--weight-decay=1e6', how)
-            self.assertIsNone(steps[-1]['loss'])  # and the line was JSON
+            self.assertIsNone(steps[-1]['loss'])  # the line was valid JSON
 
     def test_paused(self):
-        """All ranks stand still for longer than they wait for each other, as a suspended machine's do, and go on."""
+        """All ranks stand still for longer than their timeout, as on a suspended machine, and go on."""
         script = 'echo "pid $$" >&2; exec "$@"'
         command = [ZERO_RUN, '-n', '4', '--raw', 'sh', '-c', script, 'sh', ZERO_BENCH, 'train', '--json', *TINY, '--stage=3', '--steps=1000000']
         env = {k: v for k, v in os.environ.items() if not k.startswith('ZERO_') and k not in ('RANK', 'WORLD_SIZE')}
@@ -80,11 +81,11 @@ class Shape(unittest.TestCase):
                 os.kill(rank, signal.SIGSTOP)
             time.sleep(4.5)
             while select.select([p.stdout], [], [], 0)[0] and os.read(p.stdout.fileno(), 1 << 16):
-                pass  # what they wrote before
+                pass  # written before the pause
             for rank in ranks:
                 os.kill(rank, signal.SIGCONT)
             later = [p.stdout.readline() for _ in range(20)]
-            p.kill()  # and the ranks die with it
+            p.kill()  # the ranks die with it
             err = p.stderr.read().decode()
         self.assertTrue(all(later), err)
 
@@ -165,12 +166,13 @@ class Parity(unittest.TestCase):
                 _, summary = train(3, *TINY, '--steps=4', f'--stage={stage}', *args)
                 self.assertEqual(plan[stage]['bytes'], summary['bytes'], f'stage {stage} {args}')
                 beside = summary['collectives']['wire_bytes'] - 4 * plan[stage]['wire_bytes']
-                self.assertIn(beside, range(0, 16384), f'stage {stage} {args}')  # the losses, which are no part of a plan
+                self.assertIn(beside, range(0, 16384), f'stage {stage} {args}')  # the losses, which a plan does not include
 
 
 class Hybrids(unittest.TestCase):
-    """Groups of ranks. Those of a power of two give the bits of flat runs; others their own, the same each time. No run may hold or move other bytes
-    than zero-bench plan says, within a group and between groups; what a step moves besides, the mean of its losses, is the same in all."""
+    """Groups of ranks. Groups whose size is a power of two give the bits of runs without groups. Others have
+    their own bits, the same each time. No run holds or moves other bytes than zero-bench plan says, within a
+    group and between groups. The mean of its losses, which a step also moves, is the same in all."""
     SIZES = ['--layers=6', '--heads=2', '--channels=32', '--context=16']
 
     @functools.lru_cache(maxsize=None)
@@ -189,7 +191,8 @@ class Hybrids(unittest.TestCase):
         return {s.get('hybrid', s['stage']): s for s in lines(done.stdout)}
 
     def beside(self, planned, *how):
-        """Bytes that the last of STEPS steps received besides what was planned: all, and from other groups."""
+        """Returns the bytes that the last of STEPS steps received in addition to the plan's: in total, and
+        from other groups."""
         (_, summary), (_, before) = self.run_of(STEPS, *how), self.run_of(STEPS - 1, *how)
         self.assertEqual(summary['bytes'], planned['bytes'])
         return [summary['collectives'].get(tier, 0) - before['collectives'].get(tier, 0) - planned.get(tier, 0) for tier in ('wire_bytes', 'outer_bytes')]
@@ -203,7 +206,7 @@ class Hybrids(unittest.TestCase):
         besides, outer = self.beside(plan[3], world, *how, '--stage=3')
         self.assertIn(besides, range(1, 8192))
         self.assertEqual(outer, 0)
-        self.assertEqual(self.beside(plan[hybrid], world, *how, *groups), [besides, besides])  # of all ranks, and so counted between groups
+        self.assertEqual(self.beside(plan[hybrid], world, *how, *groups), [besides, besides])  # over all ranks, and so counted between groups
         if group & (group - 1):
             again, summary_again = self.run_of.__wrapped__(self, STEPS, world, *how, *groups)
             self.assertEqual((again, summary_again['state_sha256']), (got, summary['state_sha256']))
@@ -227,8 +230,8 @@ class Hybrids(unittest.TestCase):
 
 
 class Parts(unittest.TestCase):
-    """Layers in parts. With as many of them the bits do not depend on stage, hybrid, prefetch or how the data is dealt; losses and norms are those of
-    the whole model. N_HYBRIDS=all: every stage."""
+    """Tensor parallelism. For each tp, the bits do not depend on stage, hybrid, prefetch or the division of
+    data. Losses and norms are those of the whole model. N_HYBRIDS=all tests every stage."""
     SIZES = ['--layers=3', '--heads=6', '--channels=48', '--context=16']
     PER_STEP = 4
 
@@ -252,7 +255,7 @@ class Parts(unittest.TestCase):
         draw = random.Random(seed)
         hows = [(n_dp, *how) for n_dp in (1, 2, 4) for how in [[f'--stage={s}', f'--prefetch={p}'] for s in range(4) for p in (0, 2)]]
         hows += [(4, '--stage=3', f'--hybrid={h}', '--dp-replicate=2', '--deterministic=on') for h in ('hsdp', 'hfsdp')]
-        for tp, dtype, near in [(2, 'f32', 2e-5), (3, 'f32', 2e-5), (2, 'bf16', 2e-2)]:  # 3: some ids are nobody's
+        for tp, dtype, near in [(2, 'f32', 2e-5), (3, 'f32', 2e-5), (2, 'bf16', 2e-2)]:  # 3: some ids are unused
             whole, whole_summary = self.run_of(1, 1, dtype, '--stage=0')
             first = None
             some = [how for how in hows if tp * how[0] <= 8]
@@ -267,13 +270,14 @@ class Parts(unittest.TestCase):
                     self.assertNotEqual(summary['state_sha256'], whole_summary['state_sha256'])
 
     def test_label_smoothing(self):
-        """Over all tokens, whatever part of them a rank has: near the whole model's run, and the same bits in each layout of as many parts."""
+        """Labels are smoothed over all tokens, whichever of them a rank has. The result is close to the whole
+        model's, with the same bits in each layout of one tp."""
         whole, _ = self.run_of(1, 1, 'f32', '--stage=0', '--label-smoothing=0.2')
         sharp, _ = self.run_of(1, 1, 'f32', '--stage=0', '--label-smoothing=0')
         self.assertEqual(sharp, self.run_of(1, 1, 'f32', '--stage=0')[0])
         self.assertNotEqual(whole, sharp)
         self.assertEqual(whole[0][0], self.run_of(1, 1, 'f32', '--plain', '--label-smoothing=0.2')[0][0][0])  # it adds micro-batches in another order
-        for tp in (2, 3):  # 3: some ids are nobody's
+        for tp in (2, 3):  # 3: some ids are unused
             first = self.run_of(tp, 1, 'f32', '--stage=0', '--label-smoothing=0.2')[0]
             self.assertEqual(first, self.run_of(tp, 2, 'f32', '--stage=3', '--label-smoothing=0.2')[0])
             for (loss, norm), (want, want_norm) in zip(first, whole):
@@ -283,7 +287,8 @@ class Parts(unittest.TestCase):
         self.assertEqual([(s['loss'], s['grad_norm']) for s in train(3, *axes)[0]], whole)
 
     def test_sequence(self):
-        """Rows cut over the parts, too: near the whole model's run, the same bits however the data is dealt, and less memory for activations."""
+        """With sequence parallelism: close to the whole model's run, with the same bits however data are
+        divided, and less memory for activations."""
         for tp, dtype, near in [(2, 'f32', 2e-5), (2, 'bf16', 2e-2)]:
             whole, _ = self.run_of(1, 1, dtype, '--stage=0')
             _, in_parts = self.run_of(tp, 1, dtype, '--stage=0')
@@ -296,18 +301,19 @@ class Parts(unittest.TestCase):
                         self.assertLess(abs(norm - want_norm), 10 * near * want_norm)
                     first = first or (got, summary['state_sha256'])
                     self.assertEqual((got, summary['state_sha256']), first)
-                    # Less: half of 4 (B, T, C) of each of 3 layers, and of 3 others; and one more that is whole.
+                    # Saves half of 4 (B, T, C) for each of 3 layers, and of 3 others. One more stays whole.
                     btc = 2 * 16 * 48 * (4 if dtype == 'f32' else 2)
                     self.assertEqual(in_parts['activation_bytes'] - summary['activation_bytes'], (3 * 4 + 3) * btc // 2 - btc)
 
     def test_checkpoints(self):
-        """What parts saved goes on as if it had not stopped, on as many parts in the same bits, and on others near the whole model's run."""
+        """A tensor-parallel run that was saved continues as if it had not stopped: with the same tp in the
+        same bits, and otherwise close to the whole model's run."""
         whole, _ = self.run_of(1, 1, 'f32', '--stage=0')
         straight, summary = self.run_of(2, 2, 'f32', '--stage=2')
         with tempfile.TemporaryDirectory() as folder:
             self.run_of_steps(2, 2, 2, '--stage=1', f'--save={folder}')
             rest = f'--load={folder}'
-            for tp, n_dp, stage in (2, 2, 3), (2, 1, 0), (3, 2, 3), (1, 4, 2):  # 3: some ids are nobody's
+            for tp, n_dp, stage in (2, 2, 3), (2, 1, 0), (3, 2, 3), (1, 4, 2):  # 3: some ids are unused
                 with self.subTest(tp=tp, n_dp=n_dp, stage=stage):
                     got, again = self.run_of_steps(tp, n_dp, STEPS, f'--stage={stage}', rest)
                     self.assertEqual(len(got), STEPS - 2)
@@ -323,7 +329,8 @@ class Parts(unittest.TestCase):
                 self.assertLess(abs(loss - losses[0]), 2e-5 * losses[0])
 
     def test_memory(self):
-        """What is cut takes its part of the memory, and what is not all of it: positions, norms and biases behind a sum."""
+        """Divided tensors take their part of the memory. Others take all of it: positions, norms, and biases
+        after a sum."""
         C, T, V, L = 48, 16, 256, 3
         shared = (T + 2) * C + L * 6 * C
         cut = V * C + L * (12 * C * C + 7 * C)
@@ -342,7 +349,7 @@ class Parts(unittest.TestCase):
             for hybrid in ('hsdp', 'hfsdp') if n_dp == 4 else ():
                 how = ['--stage=3', f'--hybrid={hybrid}', '--dp-replicate=2', '--deterministic=on']
                 self.assertEqual(self.run_of(tp, n_dp, 'f32', *how)[1]['bytes'], plan[hybrid])
-        for params in (7 * 10**9, 123457):  # all parts together: the model, and what all of them have once more
+        for params in (7 * 10**9, 123457):  # all ranks together: the model, and the replicated tensors once more
             one, part = (bench('plan', '--json', '--world=8', f'--params={params}', f'--tp={tp}') for tp in (1, 8))
             whole, of_8 = (lines(done.stdout)[0]['bytes']['param_shards'] for done in (one, part))
             self.assertLess(abs(8 * of_8 - whole) / whole, 0.01 if params > 10**9 else 0.5)
@@ -367,8 +374,9 @@ class Parts(unittest.TestCase):
 
 
 class Stages(unittest.TestCase):
-    """Layers in pipeline stages, the embedding tied: the bits of one stage, of losses and norms too, whatever the stages, ZeRO stage, hybrid, schedule and dealing
-    of the data; with parts as well, of that many. N_MESHES=all: every one of them."""
+    """Pipeline stages with a tied embedding. Losses and norms have the bits of one pipeline stage, for any
+    number of stages, ZeRO stage, hybrid, schedule and division of data, and for each tp. N_MESHES=all tests
+    every one of them."""
     SIZES = ['--layers=5', '--heads=4', '--channels=16', '--context=16']
     PER_STEP = 4
 
@@ -398,14 +406,14 @@ class Stages(unittest.TestCase):
             with self.subTest(pp=pp, n_dp=n_dp, per_rank=per_rank, schedule=schedule, stage=stage):
                 how = [f'--schedule={schedule}', f'--stages-per-rank={per_rank}', f'--stage={stage}']
                 self.assertEqual(self.run_of(pp, n_dp, 1, '--layers=6', *how), one)
-        with tempfile.TemporaryDirectory() as folder:  # saved in four stages on two ranks, which one rank goes on from
+        with tempfile.TemporaryDirectory() as folder:  # saved in four stages on two ranks, and continued on one rank
             args = [*TINY, *self.SIZES, '--layers=6', f'--accum={self.PER_STEP}', f'--{{}}={folder}']
             train(2, *[a.format('save') for a in args], '--steps=2', '--pp=2', '--schedule=interleaved', '--stages-per-rank=2')
             steps, summary = train(1, *[a.format('load') for a in args], f'--steps={STEPS}')
             self.assertEqual(([(s['loss'], s['grad_norm']) for s in steps], summary['state_sha256']), (one[0][2:], one[1]))
 
     def test_checkpoints(self):
-        """A run goes on in other stages, and in one, as if it had not stopped."""
+        """A run continues in other pipeline stages, and in one, as if it had not stopped."""
         straight = self.run_of(1, 1, 1)
         with tempfile.TemporaryDirectory() as folder:
             for pp, n_dp, stage in (3, 1, 1), (1, 2, 3):
@@ -419,7 +427,7 @@ class Stages(unittest.TestCase):
                         self.assertEqual(([(s['loss'], s['grad_norm']) for s in steps], summary['state_sha256']), (straight[0][2:], straight[1]))
 
     def test_import(self):
-        """Weights of one stage's file, with a state that is new, are the same ones in any number of stages."""
+        """Weights from a file of one pipeline stage, with fresh states, are the same in any number of stages."""
         with tempfile.TemporaryDirectory() as folder:
             train(1, *TINY, *self.SIZES, '--steps=1', f'--save={folder}')
             weights = os.path.join(folder, 'weights')
@@ -433,7 +441,8 @@ class Stages(unittest.TestCase):
                         self.assertEqual(self.run_of(pp, n_dp, tp, f'--import={weights}', f'--stage={stage}'), one)
 
     def test_weights_of_several_stages_on_a_rank(self):
-        """Imported, trained and exported: the bits of one stage, and its file but for the export's id, which is that of its checkpoint, too."""
+        """Imports, trains and exports: the bits and the file are those of one pipeline stage, except for the
+        export's id, which is that of its checkpoint."""
         def files_of(folder):
             found = {}
             for name in os.listdir(folder):
@@ -457,7 +466,7 @@ class Stages(unittest.TestCase):
                         self.assertEqual(files_of(several), files_of(one))
 
     def test_plan(self):
-        """What plan says of each stage is what its ranks allocate, to the byte; the last one reports of all."""
+        """The ranks of each pipeline stage allocate exactly what plan prints. The last one reports for all."""
         sizes = ['--layers=5', '--heads=4', '--channels=32', '--context=32']
         for pp, n_dp, tp, schedule, more, hybrids in [(2, 1, 1, '1f1b', [], []), (3, 2, 1, 'gpipe', [], []), (2, 2, 2, '1f1b', ['--tp=2'], []), (2, 4, 1, '1f1b', [], ['--dp-shard=2']),
                                                       (2, 1, 2, '1f1b', ['--tp=2', '--sequence-parallel'], []),
@@ -476,7 +485,8 @@ class Stages(unittest.TestCase):
                     *_, last = summary['pp_stages']
                     self.assertEqual([last[k] for k in ('activation_bytes', 'peak_rss_bytes')], [summary[k] for k in ('activation_bytes', 'peak_rss_bytes')])
 
-    # 5 layers' state has 64 digests of 32 bytes, which go from stage to stage as activations do: these take 16 bytes, so two messages for each digest.
+    # The state of 5 layers has 64 digests of 32 bytes. They go from stage to stage like activations, which
+    # take 16 bytes here, so each digest takes two messages.
     FEWER_BYTES = ['--channels=4', '--context=1', '--batch=1']
 
     def test_messages_of_fewer_bytes_than_the_digests(self):
@@ -497,10 +507,11 @@ class Stages(unittest.TestCase):
 
     def test_fewer_micro_batches_than_stages(self):
         one = self.run_of(1, 4, 1)
-        self.assertEqual(self.run_of(2, 4, 1), one)  # a micro-batch each, of which only one is kept
+        self.assertEqual(self.run_of(2, 4, 1), one)  # one micro-batch each, of which only one is kept
 
     def test_environment(self):
-        """A launcher may say how many micro-batches a step has, and in which order: what they keep is kept for each."""
+        """A launcher's variables may set the number of micro-batches of a step and their order. Activations
+        are kept for all of these."""
         one = self.run_of(1, 1, 1)
         args = [*TINY, *self.SIZES, f'--steps={STEPS}', '--pp=2']
         for accum, schedule, more in [(1, '1f1b', {}), (2, 'gpipe', {}), (self.PER_STEP, '1f1b', {'ZERO_SCHEDULE': 'gpipe'})]:
@@ -628,7 +639,7 @@ class Others(unittest.TestCase):
             self.assertGreater(s['forward_ns'], 0)
             self.assertGreater(s['backward_ns'], 0)
         self.assertIn('backward', bench('overhead', '--units=20', '--passes=5').stdout)
-        wrong = bench('overhead', '--units=20', '--passes=5', env={'ZERO_STGE': '3'})  # only its own choices are not told
+        wrong = bench('overhead', '--units=20', '--passes=5', env={'ZERO_STGE': '3'})  # it only keeps quiet about its own choices
         self.assertIn('ZERO_STGE is not known', wrong.stderr)
 
     def test_overhead_among_ranks(self):
@@ -642,13 +653,13 @@ class Others(unittest.TestCase):
 
 
 class GoesOn(unittest.TestCase):
-    """A run that goes on with fewer ranks than it began with."""
+    """A run that continues with fewer ranks than it began with."""
 
     def train(self, world, folder, steps, *args, **more):
         return train(world, *TINY, f'--steps={steps}', f'--save={folder}', '--load=latest', *args, **more)
 
     def test_with_as_many_micro_batches(self):
-        """As a launcher has it that starts a job again: the program asked for one micro-batch of each rank."""
+        """The launcher starts a job again as before: the program requested one micro-batch per rank."""
         for stage, args in ((1, []), (3, []), (3, ['--save-async'])):
             whole = result(4, f'--stage={stage}')
             with tempfile.TemporaryDirectory() as folder:
@@ -658,7 +669,7 @@ class GoesOn(unittest.TestCase):
             self.assertEqual(([(s['loss'], s['grad_norm']) for s in begun + steps], summary['state_sha256']), whole)
 
     def test_with_fewer_micro_batches(self):
-        """No text comes twice and none is left out: with weights that stay as they are a loss is its text's."""
+        """No text comes twice and none is left out: with constant weights each text has its own loss."""
         whole, _ = train(2, *TINY, '--steps=4', '--lr=0')
         with tempfile.TemporaryDirectory() as folder:
             begun, _ = self.train(2, folder, 2, '--lr=0')

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""zero-bench tune: its choice and its order against a search over the numbers of zero-bench plan, its lines, its probe, what it refuses."""
+"""zero-bench tune: its choice and order are compared with a search over the numbers of zero-bench plan. Also
+tests its lines, its probe, and what it refuses."""
 import os
 import random
 import shutil
@@ -26,7 +27,7 @@ def tune(*args):
 
 
 class Search:
-    """Every candidate again, by running zero-bench plan."""
+    """Finds every candidate again by running zero-bench plan."""
 
     def __init__(self, model, world, per_host, limit, dtype, accum):
         self.model, self.world, self.per_host, self.limit, self.dtype, self.accum = model, world, per_host, limit, dtype, accum
@@ -49,7 +50,7 @@ class Search:
         return {p.get('hybrid', p['stage']): p for p in lines(done.stdout)} if done.returncode == 0 else None
 
     def far(self, plan, group):
-        """Of the others that a rank receives from, those on other hosts, axis by axis."""
+        """Bytes that a rank receives from other hosts, axis by axis."""
         inner, total = group or self.world, 0
         outer_bytes = plan.get('outer_bytes', 0)
         for bytes_, ranks in [(plan['wire_bytes'] - outer_bytes, range(inner)), (outer_bytes, range(0, self.world, inner))]:
@@ -59,7 +60,7 @@ class Search:
 
     def keep(self, plan, group, wire, prefetch, budget):
         if plan['stage'] == 3 and not group and not plan['bytes']['param_slots']:
-            return  # as stage 2
+            return  # the same as stage 2
         self.found.append({'stage': plan['stage'], 'hybrid': plan.get('hybrid'), 'dp_shard': group, 'wire_dtype': wire, 'prefetch': prefetch,
                            'bytes': plan['bytes'], 'wire_bytes': plan['wire_bytes'], 'between_bytes': self.far(plan, group),
                            'fits': plan['bytes']['total'] <= self.limit, 'auto': budget is None})
@@ -81,7 +82,7 @@ class Search:
 
 
 def place(c):
-    """By which candidates are ordered, but for what makes the simplest."""
+    """The key that orders candidates, except for what makes one the simplest."""
     refused = c['wire_dtype'] is not None
     if not c['fits']:
         return (True, refused, c['bytes']['total'])
@@ -120,7 +121,8 @@ class Order(unittest.TestCase):
         self.assertGreater(len(kinds), 2, kinds)  # the cases differ
 
     def test_no_budget_is_better(self):
-        """Of any budget that fits, none receives less than what tune gives to the same prefetch, or stage 2 where that fits."""
+        """No budget that fits receives fewer bytes than tune's choice with the same prefetch, or than stage 2
+        where that fits."""
         limit, draw = 4300000, random.Random(1)
         candidates, _ = tune(*DEEP, '--world=4', f'--limit={limit}')
         n_fit = 0
@@ -135,7 +137,7 @@ class Order(unittest.TestCase):
         self.assertGreater(n_fit, 3)
 
     def test_ratio_of_links(self):
-        """From the ratio on that is told, nothing takes less time for its bytes; just below it something does."""
+        """Above the printed ratio no candidate needs less time for its bytes. Just below it one does."""
         n_told = 0
         for model in [NANO, DEEP]:
             for limit in [4500000, 5200000, 9000000]:
@@ -199,7 +201,7 @@ def fields_of(choice, world):
 
 
 class Lines(unittest.TestCase):
-    """What is to be pasted means the choice, and takes what was planned."""
+    """The lines to be pasted select the choice, and take the planned memory."""
 
     def test_environment(self):
         for model, world, per_host, limit, dtype, accum in CASES:
@@ -212,7 +214,7 @@ class Lines(unittest.TestCase):
                     self.assertEqual((stage['bytes'], stage['wire_bytes']), (choice['bytes'], choice['wire_bytes']))
 
     def test_run(self):
-        """Two hosts of two are one here, whose ranks take what was planned all the same."""
+        """Two hosts of two ranks are one host here. Its ranks still take the planned memory."""
         args = [*DEEP, '--dtype=bf16']
         for limit in [3700000, 4600000, 6000000]:
             _, choice = tune(*args, '--world=4', '--ranks-per-host=2', f'--limit={limit}')
@@ -241,7 +243,8 @@ class Lines(unittest.TestCase):
             self.assertEqual(got, fields_of(choice, world))
 
     def test_sums_of_groups_on_one_host(self):
-        """Where groups of one host add up micro-batches, zero_wrap keeps the fixed order; a plan has to be asked for it."""
+        """If groups on one host add up micro-batches, zero_wrap keeps the fixed order. A plan has to be asked
+        for it."""
         args = [*DEEP, '--accum=4', '--dtype=f32']
         for c in tune(*args, '--world=4')[0]:
             if c['hybrid'] and c['prefetch'] == 2 and c['budget'] is None and not c['wire_dtype']:

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_bytes_data.c: what text is read, in which order, and which pieces of it a step sees. */
+/* test_bytes_data.c: tests which text is read, in which order, and which pieces of it a step gets. */
 #include "bench/bytes_data.h"
 #include "kernels/device.h"
 
@@ -70,14 +70,14 @@ static void check_text(const char *const *paths, int n_paths, const char *text, 
 static void folders_are_read_in_the_order_of_names(void **state)
 {
     (void)state;
-    check_text((const char *const[]){folder}, 1, "AAYZZCCC", 4); /* no binary, no link */
+    check_text((const char *const[]){folder}, 1, "AAYZZCCC", 4); /* no binary file, no link */
 }
 
 static void paths_are_read_in_the_order_given(void **state)
 {
     (void)state;
     char first[128], second[128];
-    snprintf(first, sizeof first, "%s", in_folder("link.txt")); /* asked for by name, a link is followed */
+    snprintf(first, sizeof first, "%s", in_folder("link.txt")); /* a link given by name is followed */
     snprintf(second, sizeof second, "%s", in_folder("b"));
     check_text((const char *const[]){first, second, first}, 3, "CCCYZZCCC", 4);
 }
@@ -119,7 +119,7 @@ static void pieces_depend_on_their_place_alone(void **state)
         bytes_data_sample(&d, tokens, targets, B, T, 1, step, 3);
         for (int i = 0; i < B * T; i++) {
             assert_in_range(tokens[i], 0, 254);
-            assert_int_equal(targets[i], tokens[i] + 1); /* the next byte; in this text, the next number */
+            assert_int_equal(targets[i], tokens[i] + 1); /* the next byte is the next number */
             assert_int_equal(tokens[i], tokens[i / T * T] + i % T);
         }
         bytes_data_sample(&d, again, after, B, T, 1, step, 3);
@@ -136,11 +136,11 @@ static void pieces_depend_on_their_place_alone(void **state)
         assert_true(changed_by[i] > 10);
 }
 
-/* Of the shortest text allowed there is one piece, which must not run over the end. */
+/* The shortest allowed text has one piece, and reading it must not go beyond the end. */
 static void the_shortest_text_is_one_piece(void **state)
 {
     (void)state;
-    uint8_t *text = malloc(T + 1); /* so that a sanitizer sees one byte too many */
+    uint8_t *text = malloc(T + 1); /* exact size, so that a sanitizer sees a read past the end */
     memcpy(text, "abcdef", T + 1);
     struct bytes_data d = {.bytes = text, .n_bytes = T + 1};
     int32_t tokens[T], targets[T];

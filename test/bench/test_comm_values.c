@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Values of zero-bench comm: what is right passes, and each way to be wrong is counted. */
+/* test_comm_values.c: tests the value checks of zero-bench comm: right values pass, and every kind of
+ * wrong one is counted. */
 #include "bench/comm_values.h"
 
 #include <setjmp.h>
@@ -29,7 +30,7 @@ static void test_gathered(void **state)
         *last ^= 1; /* one bit */
         assert_int_equal(comm_values_differ(at, dtype, source[1], 40, N), 1);
         *last ^= 1;
-        /* another rank's, another place's, another operation's: nearly all differ */
+        /* another rank's, place's or operation's values: nearly all differ */
         const struct comm_source other = {8, 3};
         assert_in_range(comm_values_differ(at, dtype, source[2], 40, N), N * 9 / 10, N);
         assert_in_range(comm_values_differ(at, dtype, source[1], 41, N), N * 9 / 10, N);
@@ -39,7 +40,7 @@ static void test_gathered(void **state)
     }
 }
 
-/* The sum of n sources from element 40 on, by the host's kernels. */
+/* Sums n sources from element 40 on, with the host's kernels. */
 static void sum_up(float *to, const struct comm_source *s, int n, enum zr_dtype dtype)
 {
     static float in[MOST][N];
@@ -62,7 +63,7 @@ static void test_sums(void **state)
             sum_up(sum, source, n, dtype);
             assert_int_equal(comm_values_sum_differs(sum, &exact, 40, N), 0);
             assert_int_equal(comm_values_sum_differs(sum, &near, 40, N), 0);
-            sum[5] += 0.25f; /* beyond any rounding of at most 9 numbers below 1 */
+            sum[5] += 0.25f; /* more than rounding can change in a sum of 9 numbers below 1 */
             assert_int_equal(comm_values_sum_differs(sum, &exact, 40, N), 1);
             assert_int_equal(comm_values_sum_differs(sum, &near, 40, N), 1);
             memset(sum, 0xff, sizeof sum); /* NaNs */
@@ -71,7 +72,8 @@ static void test_sums(void **state)
         }
 }
 
-/* The same summands in another order: a sum, but not the fixed tree's. And one of them twice: no sum. */
+/* The same summands in another order are a sum, but not the fixed tree's. With one summand twice the
+ * result is no sum. */
 static void test_orders(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_flight_merge.c: flight recorders of ranks side by side: of random jobs, in which one rank is dead,
- * makes another operation, is late, or has left no file, exactly that is found, with the call; and of jobs
- * without any of that nothing. Files that do not belong together are refused by name. */
+/* test_flight_merge.c: tests the comparison of ranks' flight recorders. In random jobs one rank is dead,
+ * makes another operation, is late, or has left no file: exactly that is found, with its call. In other
+ * jobs nothing is found. Files that do not belong together are refused, and the message names them. */
 #include "bench/arguments.h"
 #include "bench/flight_merge.h"
 
@@ -41,15 +41,16 @@ static int end(void **state)
     return 0;
 }
 
-/* What one rank of a job did; -1 for what it did as the others. */
+/* A random job. dead, different, late and missing are ranks, or -1 if there is none. */
 struct job {
     int world, n_ops;
     int dead, signal;
-    /* ended behind it, each a bit: by which signal, and which the launcher had sent them */
+    /* bits of the ranks that have ended too, the signal that ended them, and the one that the launcher had
+     * sent */
     unsigned ended;
     int by;
     uint32_t asked;
-    /* for how long the dead one was not seen; all were seen at the same time */
+    /* how long after the others the dead rank was looked at; all were looked at together */
     int64_t seen_after_ns;
     bool at_once;
     int different, at;
@@ -126,7 +127,7 @@ static void on_finding(void *arg, const struct flight_finding *f)
     all->at[all->n++] = *f;
 }
 
-/* Files in random order. */
+/* Reads the files in random order. */
 static void judge(const char *folder, const struct job *j, struct findings *out)
 {
     char paths[MOST_WORLD][ZR_FLIGHT_PATH], *given[MOST_WORLD] = {0};
@@ -195,7 +196,7 @@ static void test_what_stands_out(void **state)
         const struct flight_finding *f = &all.at[0];
         int last = j.n_ops - (what == 3 ? j.n_late : 0), n = what == 2 ? j.at : last;
         snprintf(call, sizeof call, "zero_begin(unit %d, forward) in step %d", n % 7, n / 10 + 1);
-        /* Of two that differ, neither is known to be right: the later one is held against the first. */
+        /* If two differ, neither is known to be right. The later one is compared with the first. */
         if (what == 2)
             assert_true(f->rank == who || (who % j.inner == 0 && f->rank == who + 1));
         else
@@ -213,8 +214,8 @@ static void test_what_stands_out(void **state)
     }
 }
 
-/* A rank that is killed may be seen to be later than one that has missed it, and for which the launcher ends
- * all others: what counts is who ended a rank, not when. */
+/* A killed rank may be seen after one that has noticed its loss and for which the launcher ends all
+ * others. What counts is who ended a rank, not when. */
 static void test_ranks_that_the_launcher_ended(void **state)
 {
     static const int by[] = {SIGTERM, SIGKILL, 0};
@@ -225,7 +226,7 @@ static void test_ranks_that_the_launcher_ended(void **state)
         j.by = by[round % 3];
         j.signal = j.by == SIGKILL ? SIGSEGV : SIGKILL;
         j.asked = UINT32_C(1) << SIGTERM | (j.by == SIGKILL ? UINT32_C(1) << SIGKILL : 0);
-        /* the dead one too may get a signal, before the launcher sees that it is dead */
+        /* the dead rank too may get a signal, before the launcher sees that it is dead */
         j.ended = (1u << j.world) - 1 - (below(2) << j.dead);
         j.seen_after_ns = below(2) ? INT64_C(20000000) : 0;
         judge(*state, &j, &all);
@@ -241,7 +242,7 @@ static void test_ranks_that_the_launcher_ended(void **state)
     }
 }
 
-/* One that exits because another was killed may be seen with it. */
+/* A rank that exits because another was killed may be seen at the same time. */
 static void test_one_that_was_killed_comes_before_those_that_exit(void **state)
 {
     struct findings all;
@@ -256,7 +257,7 @@ static void test_one_that_was_killed_comes_before_those_that_exit(void **state)
         assert_int_equal(all.at[i].rank, i ? i - 1 : j.dead);
 }
 
-/* Others time out because of a rank that waits for something else; then the launcher ends it. */
+/* Other ranks time out because of one that waits for something else. Then the launcher ends it. */
 static void test_a_late_rank_that_the_launcher_ended(void **state)
 {
     struct findings all;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_memory_fit.c: which model a machine has the memory for. */
+/* test_memory_fit.c: tests the choice of a model that fits a machine's memory. */
 #include "bench/memory_fit.h"
 
 #include <setjmp.h>
@@ -29,7 +29,7 @@ static int64_t needed(const struct memory_fit *f, int64_t layers)
     return bytes;
 }
 
-/* Chooses with the standard error in a file; said: what came. */
+/* Chooses a model with standard error in a file, whose text goes to said. */
 static void choose(const struct memory_fit *f, struct model_options *m, char said[512])
 {
     FILE *file = tmpfile();
@@ -45,8 +45,8 @@ static void choose(const struct memory_fit *f, struct model_options *m, char sai
     assert_int_equal(status, 0);
 }
 
-/* 2 bytes of each weight and gradient, and 4 of the gradient's sum, its gathered one, master weight and two
- * moments, on each of four ranks; README.md has what was measured, 2.32 GB on each. */
+/* Each of four ranks has 2 bytes per weight and gradient, and 4 for the gradient's sum, the gathered sum,
+ * the master weight and each of two moments. README.md has the measured value, 2.32 GB on each rank. */
 static void stage_0_of_the_table(void **state)
 {
     (void)state;
@@ -62,7 +62,7 @@ static void as_many_layers_as_fit(void **state)
 {
     (void)state;
     static const struct {
-        int64_t fits, less, layers; /* the limit is what `fits` layers need, less so many bytes */
+        int64_t fits, less, layers; /* the limit is what `fits` layers need, minus so many bytes */
         const char *name;
     } cases[] = {
         {12, 0, 12, "gpt2-124M"},
@@ -88,7 +88,7 @@ static void as_many_layers_as_fit(void **state)
     }
 }
 
-/* Fewer layers of it come first, and then there is nothing that is smaller. */
+/* Fewer layers come first, and then there is nothing smaller. */
 static void the_smallest_is_taken_whatever_it_needs(void **state)
 {
     (void)state;
@@ -116,7 +116,7 @@ static void put(const char *root, const char *at, const char *text)
     fclose(f);
 }
 
-/* The host has 64 GB and much swap, which does not count; then a memory control group allows less. */
+/* The host has 64 GB and much swap, which does not count. Then a memory control group allows less. */
 static void the_host_and_memory_groups_are_asked(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_memory_plot.c: what zero-bench memory hands to gnuplot. A program that keeps its input replaces it. */
+/* test_memory_plot.c: tests what zero-bench memory sends to gnuplot. A program that saves its input
+ * replaces gnuplot. */
 #include "bench/memory_plot.h"
 #include "bench/stage_table.h"
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/peers without its peers: its arithmetic and tables, what all rows begin with, how processes are run and watched, and the whole
-program with our own rows only. No PyTorch is needed."""
+"""bench/peers without other projects: its arithmetic and tables, the common start of all rows, how processes
+are run and watched, and the whole program with our own rows only. PyTorch is not needed."""
 import array
 import json
 import math
@@ -42,7 +42,7 @@ class Arithmetic(unittest.TestCase):
     def test_loss_distance(self):
         self.assertEqual(report.loss_distance([5.0, 4.0, 3.3], [5.0, 4.0, 3.0])[1], 3)
         self.assertAlmostEqual(report.loss_distance([5.0, 3.96, 3.0], [5.0, 4.0, 3.0])[0], 0.01)
-        self.assertEqual(report.loss_distance([5.0] * 20 + [1.0], [5.0] * 20 + [2.0]), (0.0, 20))  # the 21st is past it
+        self.assertEqual(report.loss_distance([5.0] * 20 + [1.0], [5.0] * 20 + [2.0]), (0.0, 20))  # the 21st is too late
         self.assertEqual(report.loss_distance([5.0, 4.0], [5.0])[1], 1)
         self.assertEqual(report.loss_distance([5.0, None], [5.0, 4.0]), (math.inf, 2))
         self.assertEqual(report.loss_distance([], [5.0]), (None, 0))
@@ -70,7 +70,7 @@ class Rows(unittest.TestCase):
         row = self.row['stage3', 'f32']
         self.assertEqual(row['tokens_per_s'], {'median': 512 / 0.25, 'low': 512 / 0.4, 'high': 512 / 0.2})
         self.assertEqual((row['rounds'], row['pss_gb'], row['first_forward_s'], row['ranks'], row['threads']), (3, 2.2, 0.6, 2, 1))
-        self.assertEqual(row['losses'], [5.0, 4.0, 3.0, 2.5])  # the longest run's
+        self.assertEqual(row['losses'], [5.0, 4.0, 3.0, 2.5])  # those of the longest run
 
     def test_reference_has_the_same_dtype_and_ranks(self):
         self.assertEqual([self.row[k].get('loss_reference') for k in [('llmc', 'f32'), ('fsdp2', 'f32'), ('stage3', 'f32'), ('fsdp2', 'bf16')]],
@@ -100,13 +100,13 @@ class Rows(unittest.TestCase):
         self.assertEqual(len(bars), 7, bars)
 
     def test_on_a_gpu_there_is_no_bar(self):
-        """Its bars are for CPUs; the memory that is told is the GPU's."""
+        """Its bars are for CPUs. The memory printed is the GPU's."""
         runs = [made('stage3', 'f32', 1, [1, 1, 100.0], [5.0], 2e9, 1.0, device_bytes=6e9), made('fsdp2', 'f32', 1, [1, 1, 50.0], [5.1], 1e9, 9.0, device_bytes=8e9)]
         bars = {name: (x, bar, met) for name, x, bar, met in report.bars_of(report.rows_of(runs, 4, 64))}
         self.assertEqual(bars.pop('f32: libzero, stage 3 / PyTorch FSDP2, tokens/s'), (0.5, '', None))
         self.assertEqual(bars.pop("f32: libzero, stage 3 / PyTorch FSDP2, peak of the GPU's memory"), (0.75, '', None))
         self.assertEqual(bars.pop('f32: libzero, stage 3 / PyTorch FSDP2, start to first forward')[1:], ('', None))
-        self.assertEqual([(bar, met) for _, bar, met in bars.values()], [('at most 0.0001', False)])  # of losses, wherever
+        self.assertEqual([(bar, met) for _, bar, met in bars.values()], [('at most 0.0001', False)])  # the bar of losses, on any device
         self.assertIn("PyTorch FSDP2, peak of the GPU's memory | 0.75 |  |  |", report.markdown('', [], report.rows_of(runs, 4, 64)))
 
     def test_tables(self):
@@ -117,7 +117,7 @@ class Rows(unittest.TestCase):
         self.assertEqual({line.replace('\\|', '').count('|') for line in table}, {len(report.HEAD) + 1})
         self.assertIn('| libzero, stage 3 | f32 | 2 x 1 | 2050 | 1280 to 2560 | 3 | 2.2 | 0.6 | 1.6 | reference |', table)
         self.assertIn('| not run: deepspeed did not install: no compiler \\| none |', page)
-        self.assertIn('| 4 | 2.500000 |  |', page)  # the reference alone made a fourth step
+        self.assertIn('| 4 | 2.500000 |  |', page)  # only the reference made a fourth step
         lines_of_text = report.text(self.rows).split('\n')
         self.assertIn('not run', ''.join(lines_of_text))
         at = lines_of_text[0].index('tokens/s')
@@ -141,7 +141,8 @@ def write_safetensors(path, tensors):
 
 
 def bigrams(wte, channels):
-    """The weights of a one-layer GPT-2 that does nothing: what follows a token depends on that token alone."""
+    """Makes the weights of a one-layer GPT-2 that does nothing: the next token depends on the current one
+    only."""
     c = channels
     zeros = {'wpe.weight': [16, c], 'h.0.ln_1.bias': [c], 'h.0.attn.c_attn.weight': [c, 3 * c], 'h.0.attn.c_attn.bias': [3 * c],
              'h.0.attn.c_proj.weight': [c, c], 'h.0.attn.c_proj.bias': [c], 'h.0.ln_2.bias': [c], 'h.0.mlp.c_fc.weight': [c, 4 * c],
@@ -161,10 +162,11 @@ def bigram_loss(wte, channels, token, target):
 
 class Inputs(unittest.TestCase):
     def test_random_bits(self):
-        self.assertEqual(peers_inputs.random_bits(0), 0xE220A8397B1DCDAF)  # the first of splitmix64 from seed 0, as published
+        self.assertEqual(peers_inputs.random_bits(0), 0xE220A8397B1DCDAF)  # the first number of splitmix64 from seed 0, as published
 
     def test_batches_are_zero_benchs(self):
-        """Losses of a model that two lines of arithmetic follow are those of the batches written: of steps, ranks and rows."""
+        """The losses of a model that two lines of arithmetic can follow are those of the batches written: of
+        steps, ranks and rows."""
         channels, steps, ranks, batch = 4, 3, 2, 2
         drawn = random.Random(3)
         wte = array.array('f', [drawn.gauss(0, 1) for _ in range(256 * channels)])
@@ -232,7 +234,7 @@ if more:
 class Processes(unittest.TestCase):
     def test_memory_of_all_of_them(self):
         with subprocess.Popen([sys.executable, '-c', HOLDER, '32', HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as p:
-            ready = [p.stdout.readline(), p.stdout.readline()]  # its child's, too
+            ready = [p.stdout.readline(), p.stdout.readline()]  # includes its child
             tree = row_process.tree_of([p.pid])
             total = row_process.pss_bytes(tree)
             alone = row_process.pss_bytes([p.pid])
@@ -264,7 +266,8 @@ class Processes(unittest.TestCase):
 
 
 class Installed(unittest.TestCase):
-    """install_deepspeed.sh with a pip that writes down what it is asked for, and as the real one refuses to build without what builds."""
+    """Runs install_deepspeed.sh with a pip that records its arguments. Like the real one, it refuses to build
+    without the build tools."""
     PIP = r"""#!/bin/sh
 here=$(dirname "$0")
 for word; do file=$word; done
@@ -318,9 +321,9 @@ fi
         told, asked = self.install()
         self.assertEqual(len(asked), 7)
         self.assertRegex(told, r"\Atrying to install DeepSpeed\nit does not install here \(\S+/deepspeed\.log\): error: invalid command 'bdist_wheel'\n\Z")
-        self.assertEqual(self.install(), ('', []))  # which is not tried again,
+        self.assertEqual(self.install(), ('', []))  # it is not tried again
         os.remove(without)
-        os.utime(self.failed, (0, 0))               # until it is older than the versions that are asked for
+        os.utime(self.failed, (0, 0))               # until it is older than the requested versions
         self.assertEqual(self.install()[0], 'trying to install DeepSpeed\n')
         self.assertFalse(os.path.exists(self.failed))
 
@@ -376,7 +379,7 @@ class WholeProgram(unittest.TestCase):
 
     def check_added(self, common, dir_, before, out):
         text = os.path.join(dir_, 'text')
-        with open(text, 'ab') as f:  # as if the sources had been others
+        with open(text, 'ab') as f:  # as if the sources had changed
             f.write(b'other sources')
         size = os.path.getsize(text)
         again = self.compare(*common, '--add', '--rounds=0', f'--out={out}')
@@ -418,11 +421,11 @@ class WholeProgram(unittest.TestCase):
             self.assertIn(told, done.stderr)
 
     def test_sizes_are_zero_benchs(self):
-        """The models of gpt2_sizes.py have as many parameters, and need as much arithmetic, as zero-bench says."""
+        """The models of gpt2_sizes.py have the numbers of parameters and operations that zero-bench prints."""
         import gpt2_sizes
         with open(os.path.join(ROOT, 'bench', 'gpt2', 'gpt2_config.c'), encoding='utf-8') as f:
             source = f.read()
-        found = re.findall(r'{{(\d+), (\d+), (\d+), \d+, (\d+)}, ([\d.e-]+)}', source)  # in the order of the names, which both have
+        found = re.findall(r'{{(\d+), (\d+), (\d+), \d+, (\d+)}, ([\d.e-]+)}', source)  # ordered by name, which both have
         self.assertEqual([(*map(int, sizes), float(lr)) for *sizes, lr in found], list(gpt2_sizes.MODELS.values()))
         self.assertEqual(re.findall(r'{"(gpt2-[^"]+)", ', source), list(gpt2_sizes.MODELS))
         _, summary = train(1, *TINY, '--batch=2', '--steps=1')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a profiler attached to a training run is told: every bracket, collective, update and step, balanced."""
+"""A profiler attached to a training run gets every bracket, collective, update and step, balanced."""
 import collections
 import os
 import sys

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_report.c: numbers as zero-bench tells them. */
+/* test_report.c: tests how zero-bench prints numbers. */
 #include "bench/hybrids.h"
 #include "bench/report.h"
 
@@ -47,13 +47,13 @@ static void the_median_leaves_out_the_first_two(void **state)
         assert_int_equal(report_step(&r, &(struct report_step){.ms = ms[i]}, false), 0);
         assert_true(report_ms_median(&r) == median[i]);
     }
-    for (int i = 0; i < 5000; i++) /* past the first allocation */
+    for (int i = 0; i < 5000; i++) /* beyond the first allocation */
         assert_int_equal(report_step(&r, &(struct report_step){.ms = 7}, false), 0);
     assert_true(report_ms_median(&r) == 7);
     report_close(&r);
 }
 
-/* As where a run ends before its first step does. */
+/* As when a run ends before its first step does. */
 static void no_step_is_no_nan(void **state)
 {
     (void)state;
@@ -89,7 +89,7 @@ static void json_has_no_nan(void **state)
     json_decref(x);
 }
 
-/* A reader that checks what it is asked for and gives each element a value of its own. */
+/* A reader that checks its arguments and gives each element its own value. */
 static const struct {
     int32_t tensor;
     int64_t first, n;
@@ -125,7 +125,7 @@ static void the_state_is_hashed_in_order_and_whole(void **state)
     assert_int_equal(next_piece, 3);
     assert_int_equal(next_value, ZERO_VALUE_STATE + 1);
     assert_int_equal(next_first, 5);
-    /* Of the same numbers, by Python's hashlib. */
+    /* The hash of the same numbers by Python's hashlib. */
     assert_string_equal(hex, "56ad90a828ce2dddd8e75d8d6f2bf7dc5f3361172ea3a7abcb2139a71263024a");
 }
 

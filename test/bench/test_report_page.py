@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of bench/report.sh: what it holds is what was measured, it needs nothing but itself, and a browser shows it without a complaint."""
+"""The page of bench/report.sh: it holds what was measured, needs no other file, and a browser shows it
+without a warning."""
 import html.parser
 import json
 import os
@@ -30,7 +31,8 @@ VOID = {'meta', 'link', 'br', 'img', 'hr'}
 
 
 class Reader(html.parser.HTMLParser):
-    """Tags that match, by section; tables as lists of rows; everything that a browser would load; ids."""
+    """Collects matching tags by section, tables as lists of rows, everything that a browser would load, and
+    ids."""
 
     def __init__(self, text):
         super().__init__()
@@ -134,7 +136,7 @@ class Page(unittest.TestCase):
             self.assertIn(said, self.read.texts['losses'])
 
     def test_timelines(self):
-        """A rectangle for each event, as long as it took."""
+        """There is one rectangle per event, as wide as the event was long."""
         for name, begun in (('simulated', 4), ('trained', 9)):  # units
             svg, facts = self.pictures[name], self.facts['timeline'][name]
             rects = [r for r in svg.iter() if r.get('class')]
@@ -175,7 +177,8 @@ class Page(unittest.TestCase):
         self.assertNotIn('same bits', said)
 
     def test_scale(self):
-        """A point for each number of GPUs and kind of sharding, higher where the share is; the table has what was projected."""
+        """There is one point per number of GPUs and kind of sharding, higher for a larger share. The table
+        has the projected values."""
         points = [c for c in self.pictures['scale'] if c.tag.endswith('circle')]
         rows = [r for hybrid in report_page.SCALE_CURVES for r in self.facts['scale ' + hybrid]]
         self.assertEqual(len(points), len(rows))
@@ -189,7 +192,7 @@ class Page(unittest.TestCase):
         self.assertEqual(self.read.tables['scale'][-1][4], f'{100 * last["mfu"]:.1f}%')
 
     def test_a_browser(self):
-        """Nothing on its console, and every picture has a size."""
+        """The browser's console is empty, and every picture has a size."""
         browser = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
         if not browser:
             self.skipTest('no chromium here: apt-get install chromium')
@@ -219,7 +222,7 @@ class Wrong(unittest.TestCase):
             self.assertIsNone(report_page.read_peers(None))
 
     def test_peers_that_are_not_there(self):
-        """Said before anything is run."""
+        """Reported before anything is run."""
         with tempfile.TemporaryDirectory() as folder:
             page, none = os.path.join(folder, 'page.html'), os.path.join(folder, 'none')
             done = run([*PROGRAM, '--out', page, '--peers', none])
@@ -227,7 +230,7 @@ class Wrong(unittest.TestCase):
             self.assertFalse(os.path.exists(page))
 
     def test_report_sh_gives_peers_that_are_there(self):
-        """Those of the build folder where there are any, and what its caller says behind them."""
+        """Uses the peers of the build folder if there are any, and then those of its caller."""
         with tempfile.TemporaryDirectory() as folder:
             for path in ('.ci/install.sh', 'build/build.ninja', 'bench/report_page.py', 'bin/meson'):
                 os.makedirs(os.path.dirname(os.path.join(folder, path)), exist_ok=True)
@@ -251,7 +254,7 @@ class Wrong(unittest.TestCase):
     def test_a_run_that_fails(self):
         with tempfile.TemporaryDirectory() as folder:
             page = os.path.join(folder, 'page.html')
-            done = run([*PROGRAM, '--out', page], env={'ZERO_STAGE': '3', 'PATH': '/nonexistent'})  # no gnuplot there
+            done = run([*PROGRAM, '--out', page], env={'ZERO_STAGE': '3', 'PATH': '/nonexistent'})  # a folder without gnuplot
             self.assertEqual(done.returncode, 1)
             self.assertRegex(done.stderr.splitlines()[-1], r'^report: zero-bench memory .*: exit code 1$')
             self.assertFalse(os.path.exists(page))

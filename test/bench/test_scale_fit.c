@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_scale_fit.c: models have the parameters that they were published with, and measurements are fitted:
- * those that a projection has made are found again. */
+/* test_scale_fit.c: tests that models have their published numbers of parameters. Also tests the fit of
+ * measurements: values that a projection was made with are found again. */
 #include "bench/scale.h"
 
 #include "kernels/device.h"
@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-/* Of the checkpoints; of MPT as llm-foundry's table of benchmarks has it, with 2,048 tokens in a row. */
+/* From the checkpoints. MPT's is from llm-foundry's table of benchmarks, with sequences of 2,048 tokens. */
 static void models_have_published_sizes(void **state)
 {
     (void)state;
@@ -45,7 +45,7 @@ static void models_have_published_sizes(void **state)
     assert_null(scale_model_of("llama"));
 }
 
-/* Whoever asks again gets the list, not two of them. */
+/* Asking twice gives the list once. */
 static void names_are_listed_once(void **state)
 {
     (void)state;
@@ -62,7 +62,7 @@ static void operations_are_those_of_mfu(void **state)
 {
     (void)state;
     const struct scale_model *m = scale_model_of("llama-3-8B");
-    double matrices = 8030261248.0 - 128256.0 * 4096 - 65 * 4096.0; /* less the embedding and the norms */
+    double matrices = 8030261248.0 - 128256.0 * 4096 - 65 * 4096.0; /* without the embedding and the norms */
     assert_true(scale_flop_per_token(m, 1000) == 6 * matrices + 12 * 32 * 4096 * 1000.0);
     m = scale_model_of("gpt2-124M");
     matrices = 12.0 * 12 * 768 * 768 + 50257 * 768.0; /* the head is the embedding, and counts once */
@@ -85,7 +85,7 @@ static struct scale_job a_job(const char *model, int64_t world)
                               .link_fraction = 1};
 }
 
-/* What each part of a step is bounded by. */
+/* Lower bounds of each part of a step. */
 static void a_step_is_no_shorter_than_its_parts(void **state)
 {
     (void)state;
@@ -102,13 +102,14 @@ static void a_step_is_no_shorter_than_its_parts(void **state)
     assert_int_equal(scale_run(&j, &plain), 0);
     j.recompute = true;
     assert_int_equal(scale_run(&j, &again), 0);
-    /* A third more of all but the head's, and the optimizer as before. */
+    /* A third more for everything but the head; the optimizer as before. */
     double blocks = flop - 6.0 * 50257 * 1024 * (double)j.context;
     double more = 8 * blocks / 3 / j.machine->flop_per_s;
     assert_true(again.step_s - plain.step_s > more * 0.999 && again.step_s - plain.step_s < more * 1.001);
 }
 
-/* Up to where the clock's nanoseconds are counted, time grows with the tokens; beyond, nothing is said. */
+/* Time grows with the tokens as long as the clock can count its nanoseconds. Beyond that there is no
+ * answer. */
 static void too_much_compute_is_refused(void **state)
 {
     (void)state;
@@ -174,7 +175,7 @@ static void rows_are_read(void **state)
     scale_rows_free(&r);
 }
 
-/* Of rows that name their model and of those that do not. */
+/* For rows that name their model and rows that do not. */
 static void context_is_the_rows_or_given_or_the_models(void **state)
 {
     (void)state;
@@ -206,7 +207,7 @@ static void bad_rows_are_named(void **state)
         {"{\"rows\": [1]}", "row 1: it is not an object"},
         {"{\"rows\": [{\"tokens_per_s\": 1}]}", "row 1: it has no \"world\""},
         {"{\"rows\": [{\"world\": 0, \"tokens_per_s\": 1}]}", "row 1: \"world\" is not a whole number"},
-        /* as many as an int cuts to 8 */
+        /* an int cuts this to 8 */
         {"{\"rows\": [{\"world\": 4294967304, \"tokens_per_s\": 1}]}",
          "row 1: \"world\" is not a whole number from 1 to 16384"},
         {"{\"rows\": [{\"world\": 8, \"batch\": 1000001, \"tokens_per_s\": 1}]}",
@@ -249,7 +250,7 @@ static void bad_rows_are_named(void **state)
     assert_non_null(strstr(why, "/nonexistent/rows"));
 }
 
-/* Two models of which each has a fraction of its own, on links that show. */
+/* Two models with a fraction each, on links that are exposed. */
 static void what_was_projected_is_found_again(void **state)
 {
     (void)state;
@@ -287,7 +288,7 @@ static void what_was_projected_is_found_again(void **state)
     assert_non_null(strstr(zr_error_text(), "held out"));
 }
 
-/* However many rows a pair has, it counts once in the mean. */
+/* A pair counts once in the mean, however many rows it has. */
 static void a_pair_without_rows_gets_the_mean_of_pairs(void **state)
 {
     (void)state;

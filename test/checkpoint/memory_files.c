@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* memory_files.c: see memory_files.h. */
+/* memory_files.c: the file system of memory_files.h. */
 #include "test/checkpoint/memory_files.h"
 #include "test/kernels/random.h"
 
@@ -28,7 +28,7 @@ struct entry {
     int node;
 };
 
-struct change { /* of a folder: `to` is node (-1: no longer), and `from`, if any, is gone */
+struct change { /* in a folder: `to` is node (-1: removed); `from`, if set, is gone */
     char from[NAME], to[NAME];
     int node;
 };
@@ -58,7 +58,7 @@ struct memory_files {
     pthread_mutex_t lock;
     struct node *nodes; /* 0: the root */
     int n_nodes;
-    int fds[MAX_OPEN]; /* nodes, -1: free */
+    int fds[MAX_OPEN]; /* nodes; -1: free */
     bool direct_fds[MAX_OPEN], locked[MAX_OPEN];
     enum memory_direct direct;
     int64_t n_direct;
@@ -165,7 +165,7 @@ static int new_node(struct memory_files *m, bool is_folder)
     return m->n_nodes++;
 }
 
-/* The folder that path is in, and its name there. Paths begin at the root, with or without a slash. */
+/* Finds the folder of path, and the name in it. Paths begin at the root, with or without a slash. */
 static int find_parent(struct memory_files *m, const char *path, char name[NAME])
 {
     int at = 0;
@@ -202,7 +202,8 @@ static int find_node(struct memory_files *m, const char *path)
 
 /* ---- faults ---- */
 
-/* Takes the lock; 0, a negative errno to return at once (the lock is released), or 1: a short transfer. */
+/* Takes the lock. Returns 0, a negative errno to return at once (the lock is released), or 1 for a short
+ * transfer. */
 static int enter(struct memory_files *m, bool transfers)
 {
     pthread_mutex_lock(&m->lock);
@@ -225,7 +226,7 @@ static int leave(struct memory_files *m, int result)
     return result;
 }
 
-/* ---- the table ---- */
+/* ---- the function table ---- */
 
 static int do_open(void *arg, const char *path, int flags, unsigned mode)
 {
@@ -313,7 +314,7 @@ static int64_t do_pwrite(void *arg, int fd, const void *buf, size_t n, int64_t a
     return (int64_t)n;
 }
 
-/* The last byte is written: like any, it may be lost, and the length with it. */
+/* Only the last byte is written. Like any write it may be lost, and the length with it. */
 static int do_allocate(void *arg, int fd, int64_t bytes)
 {
     struct memory_files *m = arg;
@@ -344,7 +345,7 @@ static int do_fsync(void *arg, int fd)
 static int do_close(void *arg, int fd)
 {
     struct memory_files *m = arg;
-    /* The descriptor goes in any case, as on Linux. */
+    /* The descriptor is closed even on an error, as on Linux. */
     pthread_mutex_lock(&m->lock);
     m->fds[fd] = -1;
     pthread_mutex_unlock(&m->lock);
@@ -375,7 +376,7 @@ static int do_rename(void *arg, const char *from, const char *to)
     if (node < 0)
         return leave(m, node);
     if (find_parent(m, to, b) != parent)
-        return leave(m, -EXDEV); /* nothing here does that */
+        return leave(m, -EXDEV); /* no test does that */
     int old = find_entry(&m->nodes[parent].names, b);
     if (old >= 0 && m->nodes[m->nodes[parent].names.e[old].node].is_folder)
         return leave(m, -ENOTEMPTY);
@@ -500,7 +501,7 @@ static int do_absolute(void *arg, const char *path, char *out, size_t out_bytes)
     int err = enter(m, false);
     if (err < 0)
         return err;
-    int n = snprintf(out, out_bytes, "%s", path); /* all begin at the root */
+    int n = snprintf(out, out_bytes, "%s", path); /* all paths begin at the root */
     return leave(m, (size_t)n < out_bytes ? 0 : -ENAMETOOLONG);
 }
 
@@ -551,7 +552,7 @@ struct memory_files *memory_files_crash(struct memory_files *m, uint64_t seed)
 {
     struct memory_files *c = memory_files_open();
     c->nodes = realloc(c->nodes, (size_t)m->n_nodes * sizeof *c->nodes);
-    /* Seldom everything or nothing stays by chance; both are likely in life. */
+    /* With random bits alone, everything or nothing would seldom stay. Both are likely in reality. */
     uint64_t s = seed, keep = seed % 8 == 0 ? 0 : seed % 8 == 1 ? 100 : 20 + random_next(&s) % 60;
     for (int i = 0; i < m->n_nodes; i++) {
         const struct node *n = &m->nodes[i];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* saved_model.c: see saved_model.h. */
+/* saved_model.c: the model of saved_model.h and the ranks that run it. */
 #include "test/checkpoint/saved_model.h"
 #include "shard/options.h"
 #include "test/held_port.h"
@@ -21,7 +21,7 @@ static const struct {
     int64_t shape[8];
     bool bf16, frozen, stacked;
     int unit;
-    enum zero_dtype buffer; /* 0: it is none */
+    enum zero_dtype buffer; /* 0: no buffer */
 } table[MODEL_TENSORS] = {
     {"embedding", {37, 9}, true, false, false, 0},
     {"layers/w", {MODEL_LAYERS, 33, 21}, true, false, true, 1},
@@ -55,7 +55,7 @@ static float noise(uint64_t a, uint64_t b, uint64_t c)
     return random_unit(random_mix(a * 0x9e3779b97f4a7c15u + random_mix(b * 0xd1342543de82ef95u + c)));
 }
 
-/* Takes in every weight that forward is shown: a stale one changes the gradients. */
+/* Hashes every weight that forward can read: a stale one changes the gradients. */
 static int forward_unit(struct model_rank *m, int unit, uint64_t *seen)
 {
     int err = zero_begin(m->z, unit, ZERO_FORWARD);
@@ -93,7 +93,7 @@ static int backward_unit(struct model_rank *m, int unit, uint64_t micro)
     return err ? err : zero_end(m->z, unit, ZERO_BACKWARD);
 }
 
-/* As normalization's running statistics go on, from what this rank alone has seen. */
+/* Changes buffers by what only this rank has seen, like running statistics of a normalization. */
 static void change_buffers(struct model_rank *m, uint64_t seen)
 {
     for (int t = 0; t < MODEL_TENSORS; t++)

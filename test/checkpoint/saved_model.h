@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* saved_model.h: a small model of every kind of tensor, run by ranks that are threads, for tests of
+/* saved_model.h: a small model with every kind of tensor, run by ranks that are threads, for tests of
  * checkpoints.
  *
- * Its gradient depends on the weights that it is shown, on the step and on the micro-batch, so training goes
- * on alike only from the same state, and from the same place in it. It has buffers, which each rank changes
- * in a way of its own, and which agree when model_steps returns. */
+ * Its gradient depends on the weights that it reads, on the step and on the micro-batch. So training
+ * continues with the same bits only from the same state at the same step. Each rank changes the buffers in
+ * its own way; they are equal again when model_steps returns. */
 #ifndef ZR_TEST_SAVED_MODEL_H
 #define ZR_TEST_SAVED_MODEL_H
 
@@ -20,7 +20,7 @@ struct model_rank {
     struct {
         void *param, *grad;
     } place[MODEL_TENSORS];
-    /* number of the next step, of which gradients are made */
+    /* number of the next step; its gradients depend on it */
     int64_t step;
     /* bit u: unit u has no backward bracket */
     unsigned leaves_out;
@@ -32,32 +32,32 @@ struct model_options {
     int prefetch;
     /* 0: the default */
     int64_t budget;
-    /* both 0: no hybrid */
+    /* both 0: no hybrid sharding */
     int hybrid, group;
     bool async;
     int keep;
-    /* begins from other weights: a load must replace all of them */
+    /* begins with other weights; a load must replace all of them */
     bool scrambled;
     void (*log)(void *arg, const char *line);
     void *log_arg;
-    /* NULL: those of the operating system */
+    /* NULL: the operating system's */
     const struct zr_files *files;
-    /* NULL, or makes it another model before it is wrapped */
+    /* NULL, or changes the model before it is wrapped */
     void (*change)(struct zero_tensor *tensors, struct zero_config *cfg);
 };
 
-/* Runs fn on every rank of a new world, each with its own context, and returns when all are back. Fails the
- * test when wrapping fails. */
+/* Runs fn on every rank of a new world, each with its own context, and returns when all have returned.
+ * Fails the test if wrapping fails. */
 void model_run(const struct model_options *o, void (*fn)(struct model_rank *m, void *arg), void *arg);
 
-/* 0 or the library's code. */
+/* Takes n steps. Returns 0 or the library's error. */
 int model_steps(struct model_rank *m, int n);
-/* Of all weights, masters and states, by zero_read; the same on every rank. */
+/* Hash of all weights, masters and states, as zero_read gives them. The same on every rank. */
 uint64_t model_hash(struct model_rank *m);
-/* Steps that were not skipped. */
+/* Number of steps that were not skipped. */
 int64_t model_t(const struct model_rank *m);
 
-/* Checks that say where; usable on threads other than cmocka's. */
+/* Checks that report their place. They may be used on threads other than cmocka's. */
 void model_check(bool ok, const char *file, int line, const char *what);
 #define CHECK_THAT(x)  model_check(x, __FILE__, __LINE__, #x)
 #define CHECK_OK(call) model_check((call) == 0, __FILE__, __LINE__, #call)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_checkpoint_blocks.c: files of several blocks, moved by several threads, past the page cache or not. */
+/* test_checkpoint_blocks.c: tests files of several blocks, moved by several threads, with and without the
+ * page cache. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 #include "test/kernels/random.h"
@@ -54,7 +55,7 @@ static void test_parallel(void **state)
     for (int threads = 1; threads < 6; threads++) {
         struct counting c = {.bad = 30};
         assert_int_equal(zr_in_parallel(100, threads, 5000, count, &c), ZR_ERR_IO);
-        assert_string_equal(zr_error_text(), "block 30"); /* whoever's thread it was */
+        assert_string_equal(zr_error_text(), "block 30"); /* whichever thread failed */
         for (int i = 0; i < 100; i++)
             assert_true(c.called[i] <= 1 && (i > 30 || c.called[i] == 1));
     }
@@ -87,7 +88,7 @@ static void check_file(enum memory_direct direct, enum memory_fault fault, int64
         if (!err)
             assert_memory_equal(data, read, (size_t)bytes);
         if (!err && fault == FAULT_NONE)
-            assert_int_equal(zr_block_read(&f, read, 1, bytes), ZR_ERR_IO); /* there is no more */
+            assert_int_equal(zr_block_read(&f, read, 1, bytes), ZR_ERR_IO); /* the file has no more */
         zr_block_file_close(&f);
     }
     assert_int_equal(memory_files_n_open(m), 0);
@@ -114,7 +115,7 @@ static void test_block_file(void **state)
     }
 }
 
-/* A file that fits into what is left of the disk, or not: told before anything is written. */
+/* A file that does or does not fit on the disk. The error comes before anything is written. */
 static void test_full(void **state)
 {
     (void)state;
@@ -156,7 +157,7 @@ static void load(struct model_rank *m, void *arg)
     CHECK_THAT(model_hash(m) == hash);
 }
 
-/* The block that is flipped is one in the middle. */
+/* The flipped block is one in the middle. */
 static void load_flipped(struct model_rank *m, void *arg)
 {
     unsigned char *at = arg;
@@ -188,7 +189,7 @@ static void test_large_model(void **state)
         for (int world = 1; world < 4; world++) {
             o.world = world;
             o.stage = world;
-            o.async = w == 2; /* and the snapshot's memory is the staging's */
+            o.async = w == 2; /* and the snapshot's memory is the staging memory */
             model_run(&o, load, NULL);
         }
         int64_t *n;
@@ -202,7 +203,7 @@ static void test_large_model(void **state)
     }
 }
 
-/* ---- a device whose memory the CPU cannot read: the host's, said to be so ---- */
+/* ---- a device whose memory the CPU cannot read; here a host device that says so ---- */
 
 static _Atomic int64_t n_copied;
 static const struct zr_device_ops *host_ops;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_checkpoint_damage.c: what is cut, flipped, swapped or of another model is refused by an error that
- * names it, and changes nothing. */
+/* test_checkpoint_damage.c: tests that files which are cut, flipped, swapped or from another model are
+ * refused. The error names the file, and nothing changes. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 #include "test/kernels/random.h"
@@ -24,12 +24,12 @@
 #define SHARD1 "/shard-00001-of-00002.safetensors"
 #define SHARD2 "/shard-00002-of-00002.safetensors"
 
-enum { N_HEAD_BITS = 84000 }; /* about; of manifest, tables and headers together */
+enum { N_HEAD_BITS = 84000 }; /* approximately; of manifest, tables and headers together */
 
 static struct memory_files *disk;
 static uint64_t hashes[3];
 static int64_t n_flips = 20000; /* of data; N_FLIPS in the environment: 100,000 take a minute or two */
-static int64_t head_stride = 1; /* every bit of what is not data, unless N_FLIPS asks for fewer */
+static int64_t head_stride = 1; /* every bit outside of data, unless N_FLIPS asks for fewer */
 static uint64_t seed;
 
 static void save_two(struct model_rank *m, void *arg)
@@ -60,7 +60,7 @@ static int close_disk(void **state)
     return 0;
 }
 
-static char lines[8192]; /* told to the log */
+static char lines[8192]; /* log lines */
 
 static void keep_line(void *arg, const char *line)
 {
@@ -79,7 +79,7 @@ static void with_one(void (*fn)(struct model_rank *m, void *arg), void *arg)
 /* ---- flips ---- */
 
 struct flipping {
-    uint64_t before; /* of the context's state */
+    uint64_t before; /* hash of the context's state */
     int64_t n;
 };
 
@@ -134,7 +134,7 @@ static void flip_heads(struct model_rank *m, void *arg)
     flip_and_load(m, &f, memory_files_content(disk, SECOND SHARD2, &n) + 20, 0,
                   " (the header among them) are damaged");
     printf("%lld flips of manifest, tables and headers refused\n", (long long)f.n);
-    CHECK_OK(zero_load(m->z, SECOND)); /* it was only the flips */
+    CHECK_OK(zero_load(m->z, SECOND)); /* only the flips were at fault */
     CHECK_THAT(model_hash(m) == hashes[2]);
 }
 
@@ -185,7 +185,7 @@ static void cut(struct model_rank *m, void *arg)
         }
         *n = whole;
         CHECK_THAT(model_hash(m) == before);
-        /* As the latest it is passed over, with a line that names it. */
+        /* As the latest checkpoint it is skipped, with a log line that names it. */
         *n = whole / 2;
         *lines = 0;
         CHECK_OK(zero_load(m->z, "run"));
@@ -204,7 +204,7 @@ static void test_cut(void **state)
     with_one(cut, NULL);
 }
 
-/* ---- files of elsewhere ---- */
+/* ---- files from elsewhere ---- */
 
 struct kept {
     unsigned char *p;
@@ -249,7 +249,7 @@ static void swap_files(struct model_rank *m, void *arg)
         /* missing */
         CHECK_THAT(memory_files_table(disk)->unlink(disk, path) == 0);
         refused(m, SECOND, ZERO_ERR_IO, names[i], "no such file");
-        /* stale: of the checkpoint before; and with its table too */
+        /* stale: from the checkpoint before, alone and with its table */
         snprintf(other, sizeof other, "%s%s", FIRST, names[i]);
         struct kept stale = keep_file(other);
         memory_files_put(disk, path, stale.p, stale.n);
@@ -267,18 +267,18 @@ static void swap_files(struct model_rank *m, void *arg)
         put_back(i ? SECOND SHARD1 ".blocks" : SECOND SHARD1, a);
         put_back(i ? SECOND SHARD2 ".blocks" : SECOND SHARD2, b);
     }
-    /* a stale manifest over other files */
+    /* a stale manifest with other files */
     struct kept own = keep_file(SECOND "/manifest.json"), stale = keep_file(FIRST "/manifest.json");
     memory_files_put(disk, SECOND "/manifest.json", stale.p, stale.n);
     refused(m, SECOND, ZERO_ERR_IO, ".blocks", "from another checkpoint");
     free(stale.p);
     put_back(SECOND "/manifest.json", own);
-    /* what no manifest names does no harm */
+    /* a file that no manifest names does no harm */
     memory_files_put(disk, SECOND "/shard-00003-of-00002.safetensors", "x", 1);
     memory_files_put(disk, "run/notes.txt", "x", 1);
     CHECK_OK(zero_load(m->z, "run"));
     CHECK_THAT(model_hash(m) == hashes[2]);
-    /* what is none */
+    /* not a checkpoint */
     refused(m, "nowhere", ZERO_ERR_IO, "nowhere", "not a checkpoint");
     memory_files_table(disk)->mkdir(disk, "empty", 0);
     refused(m, "empty", ZERO_ERR_IO, "empty", "not a checkpoint");
@@ -291,7 +291,8 @@ static void test_swapped(void **state)
     with_one(swap_files, NULL);
 }
 
-/* A manifest and tables that are sound, over files that do not fit together: entries twice, and missing. */
+/* A valid manifest and valid tables over files that do not fit together: entries are there twice or
+ * missing. */
 static void rewrite_manifest(int n_files, const char *const names[])
 {
     int64_t *n, printed;
@@ -325,8 +326,8 @@ static void misfits(struct model_rank *m, void *arg)
     CHECK_OK(zero_load(m->z, SECOND));
 }
 
-/* A manifest that another program or version could have written: one place is another, and the checksum at
- * its end fits. */
+/* A manifest that another program or version could have written: one value differs, and the checksum at
+ * its end is right. */
 static void another_manifest(struct model_rank *m, void *arg)
 {
     static const struct {
@@ -339,7 +340,7 @@ static void another_manifest(struct model_rank *m, void *arg)
         {"\"updates\":2", "\"update\":2", "updates are not whole numbers in 0..2"},
         {"\"rank_data\":0", "\"rank_data\":-1", "rank_data is not a whole number in 0.."},
         {"\"job_data\":0,\"rank_data\":0}]", "\"job_data\":1,\"rank_data\":0}]",
-         "job_data is not a whole number in 0..0"}, /* not in rank 0's file */
+         "job_data is not a whole number in 0..0"}, /* only rank 0's file may have it */
     };
     static const char trailer[] = ",\"checksum\":\"";
     struct kept own = keep_file(SECOND "/manifest.json");
@@ -433,7 +434,7 @@ static void test_another_model(void **state)
     }
 }
 
-/* ---- safetensors that are none ---- */
+/* ---- invalid safetensors files ---- */
 
 static void test_safetensors(void **state)
 {
@@ -488,7 +489,7 @@ static void test_safetensors(void **state)
     assert_true(st.entries[0].n_dims == 2 && st.entries[0].end - st.entries[0].begin == 8);
     zr_st_free(&st);
 
-    /* lengths that lead nowhere */
+    /* lengths that point outside of the file */
     static const uint64_t lengths[] = {UINT64_C(1) << 63, UINT64_MAX, 100000001, 57, 0, 1};
     for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
         unsigned char file[64] = {0};
@@ -515,7 +516,7 @@ static void on_disk(struct model_rank *m, void *arg)
     CHECK_OK(zero_save(m->z, path, NULL));
     uint64_t hash = model_hash(m);
     CHECK_OK(model_steps(m, 1));
-    /* A folder that cannot be written: also root cannot make a file inside a file. */
+    /* A folder that cannot be written. Even root cannot make a file inside a file. */
     snprintf(inside, sizeof inside, "%s/save-00000001-step-00000001/manifest.json/run", path);
     uint64_t later = model_hash(m);
     CHECK_THAT(zero_save(m->z, inside, NULL) == ZERO_ERR_IO &&
@@ -547,7 +548,7 @@ int main(void)
     seed = s ? strtoull(s, NULL, 0) : (uint64_t)time(NULL) * 1000;
     n_flips = n ? atoll(n) : n_flips;
     if (n && n_flips > 0)
-        head_stride = N_HEAD_BITS / n_flips | 1; /* odd: the bits of a byte take turns */
+        head_stride = N_HEAD_BITS / n_flips | 1; /* odd, so that all bits of a byte have their turn */
     printf("SEED=%llu\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
 #define ON_DISK(test) cmocka_unit_test_setup_teardown(test, open_disk, close_disk)

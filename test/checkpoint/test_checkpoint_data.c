@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_checkpoint_data.c: data of the program, of the job and of each rank, comes back on whatever ranks
- * there are later, whole or refused. */
+/* test_checkpoint_data.c: tests that the program's data, of the job and of each rank, can be read by any
+ * number of ranks later, complete or not at all. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 #include "test/kernels/random.h"
@@ -23,8 +23,8 @@
 static uint64_t seed;
 static struct memory_files *disk;
 
-/* Bytes of the job (ZERO_DATA_JOB) or a rank at a step: none, one, several blocks, and less than a block.
- * No two are equal. */
+/* Length of the data of the job (ZERO_DATA_JOB) or of a rank at a step: none, one byte, several blocks, or
+ * less than a block. No two lengths are equal. */
 static int64_t bytes_of(int whose, int64_t t)
 {
     static const int64_t bytes[] = {(3 << 20) + 17, 0, 1, 70001};
@@ -48,15 +48,15 @@ static void set_own(struct model_rank *m, int64_t t)
         int whose = i ? ZERO_DATA_JOB : m->rank;
         int64_t n = bytes_of(whose, t);
         unsigned char *p = data_of(whose, t);
-        if (i && m->rank > 0) /* which does not count */
+        if (i && m->rank > 0) /* this does not count */
             memset(p, 0x33, (size_t)n--);
         CHECK_OK(zero_set_data(m->z, i ? ZERO_DATA_JOB : ZERO_DATA_RANK, n ? p : NULL, n));
-        memset(p, 0xee, (size_t)n); /* it was copied */
+        memset(p, 0xee, (size_t)n); /* the data was copied */
         free(p);
     }
 }
 
-/* [first, first + n), and nothing beside it. */
+/* Reads [first, first + n), and checks that no other byte was written. */
 static void read_part(struct model_rank *m, int whose, int64_t first, int64_t n,
                       const unsigned char *expected)
 {
@@ -99,7 +99,7 @@ static void save_twice(struct model_rank *m, void *arg)
         CHECK_OK(model_steps(m, 1));
         set_own(m, t);
         CHECK_OK(zero_save(m->z, "run", NULL));
-        set_own(m, t + 10); /* what is being saved stays what it was */
+        set_own(m, t + 10); /* data that is being saved does not change */
     }
     CHECK_OK(zero_save_wait(m->z, NULL));
 }
@@ -155,7 +155,7 @@ static void test_every_world(void **state)
     }
 }
 
-/* ---- until when ---- */
+/* ---- how long data lives ---- */
 
 static pthread_mutex_t lines_lock = PTHREAD_MUTEX_INITIALIZER;
 static char lines[8192];
@@ -169,7 +169,7 @@ static void keep_line(void *arg, const char *line)
     pthread_mutex_unlock(&lines_lock);
 }
 
-/* Rank 0 looks, when all have come so far. */
+/* Rank 0 checks after all ranks have come this far. */
 static void look(struct model_rank *m, bool reported, bool has_data)
 {
     static const char *const keys[] = {"\"job_data\":", "\"rank_data\":"};
@@ -201,7 +201,7 @@ static void set_and_forget(struct model_rank *m, void *arg)
     CHECK_OK(model_steps(m, 1));
     CHECK_OK(zero_save(m->z, "run", NULL));
     look(m, false, false);
-    CHECK_OK(zero_load(m->z, "run")); /* which has no such data */
+    CHECK_OK(zero_load(m->z, "run")); /* this one has no such data */
     for (int r = ZERO_DATA_JOB; r < m->world; r++) {
         CHECK_OK(zero_read_data(m->z, r, 0, 0, NULL, &info));
         CHECK_THAT(info.n_saved == m->world && info.bytes == 0);
@@ -209,18 +209,18 @@ static void set_and_forget(struct model_rank *m, void *arg)
     set_own(m, 1);
     CHECK_OK(zero_save(m->z, "run", NULL));
     look(m, false, true);
-    CHECK_OK(zero_save(m->z, "run", NULL)); /* it travels with all that follow */
+    CHECK_OK(zero_save(m->z, "run", NULL)); /* the data goes with all later saves */
     look(m, false, true);
     CHECK_OK(zero_load(m->z, "run"));
     for (int r = ZERO_DATA_JOB; r < m->world; r++)
         read_all(m, r, 1);
-    CHECK_THAT(zero_load(m->z, "nowhere") == ZERO_ERR_IO); /* which changes nothing */
+    CHECK_THAT(zero_load(m->z, "nowhere") == ZERO_ERR_IO); /* changes nothing */
     read_all(m, 0, 1);
-    CHECK_OK(zero_save(m->z, "run", NULL)); /* it was of before the load */
+    CHECK_OK(zero_save(m->z, "run", NULL)); /* it belonged to the time before the load */
     look(m, true, false);
-    CHECK_OK(zero_save(m->z, "run", NULL)); /* told once */
+    CHECK_OK(zero_save(m->z, "run", NULL)); /* reported once */
     look(m, false, false);
-    read_all(m, 0, 1); /* of the one loaded, still */
+    read_all(m, 0, 1); /* still the data of the loaded one */
     CHECK_OK(zero_load(m->z, "run/save-00000002-step-00000001"));
     CHECK_OK(zero_set_data(m->z, ZERO_DATA_RANK, NULL, 0)); /* on purpose */
     CHECK_OK(zero_set_data(m->z, ZERO_DATA_JOB, NULL, 0));
@@ -242,7 +242,7 @@ static void test_until_when(void **state)
     }
 }
 
-/* ---- what is damaged, or gone ---- */
+/* ---- damaged and removed files ---- */
 
 static void save_own(struct model_rank *m, void *arg)
 {
@@ -264,13 +264,13 @@ static void flip_at(struct model_rank *m, const char *path, int64_t from_end)
     CHECK_OK(zr_engine_barrier(m->z->engine));
 }
 
-/* The rank's data is the end of the file. */
+/* The rank's data is at the end of the file. */
 static void flip(struct model_rank *m, const char *path)
 {
     flip_at(m, path, (int64_t)(seed % 1000));
 }
 
-/* The job's data lies before it, in rank 0's file. */
+/* The job's data comes before it, in rank 0's file. */
 static void flip_job(struct model_rank *m)
 {
     flip_at(m, SHARD1, bytes_of(0, 1) + (int64_t)(seed % 1000));
@@ -293,18 +293,18 @@ static void refuse_damage(struct model_rank *m, void *arg)
     CHECK_THAT(zero_load(m->z, ONE) == ZERO_ERR_IO && strstr(zero_last_error(), SHARD1));
     flip_job(m);
     CHECK_OK(zero_load(m->z, ONE));
-    flip_job(m); /* since it was loaded */
+    flip_job(m); /* after the load */
     CHECK_THAT(zero_read_data(m->z, ZERO_DATA_JOB, 0, bytes_of(ZERO_DATA_JOB, 1), x, NULL) == ZERO_ERR_IO);
     CHECK_THAT(strstr(zero_last_error(), "zero_read_data: " SHARD1) && strstr(zero_last_error(), "damaged"));
     flip_job(m);
     read_all(m, ZERO_DATA_JOB, 1);
-    flip(m, SHARD1); /* since it was loaded */
+    flip(m, SHARD1); /* after the load */
     CHECK_THAT(zero_read_data(m->z, 0, 0, bytes_of(0, 1), x, NULL) == ZERO_ERR_IO);
     CHECK_THAT(strstr(zero_last_error(), "zero_read_data: " SHARD1) && strstr(zero_last_error(), "damaged"));
-    read_all(m, 3, 1); /* others are as they were */
+    read_all(m, 3, 1); /* data of other ranks is intact */
     flip(m, SHARD1);
     read_all(m, 0, 1);
-    /* A save that removes it, and another checkpoint of the same name. */
+    /* A save removes the checkpoint, and another one gets its name. */
     set_own(m, 2);
     CHECK_OK(zero_save(m->z, "run", NULL));
     CHECK_THAT(zero_read_data(m->z, 0, 0, 1, x, NULL) == ZERO_ERR_IO);
@@ -327,7 +327,7 @@ static void test_damage(void **state)
     }
 }
 
-/* A manifest and a file that do not say the same, though each has its checksum. */
+/* A manifest and a file contradict each other, though each has a valid checksum. */
 static void refuse_mixtures(struct model_rank *m, void *arg)
 {
     struct zr_manifest manifest;
@@ -341,12 +341,12 @@ static void refuse_mixtures(struct model_rank *m, void *arg)
     CHECK_THAT(zero_load(m->z, ONE) == ZERO_ERR_IO);
     CHECK_THAT(strstr(zero_last_error(), "it lacks entry rank_data of 3145747 bytes") != NULL);
     manifest.files[0].data[ZR_DATA_RANK]--;
-    manifest.files[1].data[ZR_DATA_RANK] = 5; /* which has none */
+    manifest.files[1].data[ZR_DATA_RANK] = 5; /* it has none */
     CHECK_OK(zr_checkpoint_seal(m->z->files, ONE, &manifest));
     CHECK_THAT(zero_load(m->z, ONE) == ZERO_ERR_IO);
     CHECK_THAT(strstr(zero_last_error(), "it lacks entry rank_data of 5 bytes") != NULL);
     manifest.files[1].data[ZR_DATA_RANK] = 0;
-    manifest.files[0].data[ZR_DATA_RANK] = 0; /* which has some */
+    manifest.files[0].data[ZR_DATA_RANK] = 0; /* it has some */
     CHECK_OK(zr_checkpoint_seal(m->z->files, ONE, &manifest));
     CHECK_THAT(zero_load(m->z, ONE) == ZERO_ERR_IO);
     CHECK_THAT(strstr(zero_last_error(), "entry rank_data is not named TENSOR/KIND/FIRST") != NULL);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_checkpoint_disk.c: the operating system's own file system: full, read-only, or not ours to write. */
+/* test_checkpoint_disk.c: tests the operating system's file system when it is full, read-only, or not
+ * writable by this user. */
 #include "test/checkpoint/saved_model.h"
 
 #include <errno.h>
@@ -22,9 +23,9 @@
 #define MAX_FILES 64
 
 static char base[] = "/tmp/zero-checkpoint-XXXXXX", disk[sizeof base + 8], run[sizeof disk + 8];
-static char no_mount[256]; /* why not */
+static char no_mount[256]; /* why it cannot be mounted */
 
-/* ---- a small disk of our own, in a namespace that ends with the process ---- */
+/* ---- a small disk, in a namespace that ends with the process ---- */
 
 static bool write_text(const char *path, const char *text)
 {
@@ -77,12 +78,12 @@ static bool is_there(void)
     return !*no_mount;
 }
 
-/* Bytes and files that it takes, so that others have just so much left. */
+/* Takes bytes and files, so that exactly this much is left for others. */
 static void fill_disk(int64_t free_pages, int64_t free_files)
 {
     char path[sizeof disk + 32];
     int64_t pages = 0, files = 0;
-    /* Measured by taking: what a file system says of itself is not what it gives. */
+    /* Found by allocating, since a file system's own figures are not reliable. */
     for (; files < MAX_FILES; files++) {
         snprintf(path, sizeof path, "%s/filler%lld", disk, (long long)files);
         int fd = open(path, O_CREAT | O_EXCL | O_WRONLY, 0666);
@@ -131,7 +132,7 @@ static void empty(int64_t a, int64_t b)
     empty_disk();
 }
 
-/* A save with this much left: done, or refused and nothing lost. */
+/* Saves with this much space left. The save is done, or refused and nothing is lost. */
 static bool try_save(struct model_rank *m, struct story *s, int64_t pages, int64_t files,
                      const uint64_t hash[3])
 {
@@ -153,7 +154,7 @@ static bool try_save(struct model_rank *m, struct story *s, int64_t pages, int64
     return !err;
 }
 
-/* One committed save, and the state of a second. */
+/* Makes one committed save, and the state of a second. */
 static void begin(struct model_rank *m, uint64_t hash[3])
 {
     for (int i = 1; i <= 2; i++) {
@@ -172,7 +173,7 @@ static void fill_up(struct model_rank *m, void *arg)
     begin(m, hash);
     for (int64_t pages = 0; !try_save(m, s, pages, 64, hash); pages++)
         CHECK_THAT(pages < 512);
-    CHECK_OK(zero_load(m->z, run)); /* the one that had enough */
+    CHECK_OK(zero_load(m->z, run)); /* the save that had enough space */
     CHECK_THAT(model_hash(m) == hash[2]);
 }
 
@@ -222,7 +223,7 @@ static void test_no_more_files(void **state)
     with_disk(run_out_of_files, false);
 }
 
-/* ---- what may be read, and not written ---- */
+/* ---- folders that may be read, and not written ---- */
 
 static void refuse_writing(struct model_rank *m, const char *why)
 {
@@ -240,7 +241,7 @@ static void on_read_only(struct model_rank *m, void *arg)
     CHECK_OK(model_steps(m, 1));
     CHECK_OK(zero_save(m->z, run, NULL));
     CHECK_OK(model_steps(m, 1));
-    zr_folder_unlock_all(&m->z->locks); /* a file that is open for writing: none can be there */
+    zr_folder_unlock_all(&m->z->locks); /* a file open for writing, which cannot be there */
     CHECK_THAT(!mount(NULL, disk, NULL, MS_REMOUNT | MS_RDONLY, NULL));
     refuse_writing(m, "read-only file system");
     CHECK_THAT(!mount(NULL, disk, NULL, MS_REMOUNT, NULL));
@@ -255,7 +256,7 @@ static void test_read_only(void **state)
     model_run(&(struct model_options){.stage = 1, .world = 1}, on_read_only, NULL);
 }
 
-/* Root may write anywhere: it is somebody else then, meanwhile. */
+/* Root may write anywhere, so it acts as another user here. */
 static void on_closed_folder(struct model_rank *m, void *arg)
 {
     bool root = *(bool *)arg;
@@ -297,7 +298,7 @@ int main(void)
     snprintf(run, sizeof run, "%s/run", disk);
     if (mkdir(disk, 0755))
         return 1;
-    /* In this order: where a namespace makes us root, folders are closed to us no more. */
+    /* The order matters: in a namespace that makes us root, no folder is closed to us. */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_closed_folder),
         cmocka_unit_test_setup_teardown(test_full, open_disk, close_disk),

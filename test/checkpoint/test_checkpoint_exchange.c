@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_checkpoint_exchange.c: what one stage and world saves, every other loads, bit by bit; and training
- * goes on from it as if nothing had been. */
+/* test_checkpoint_exchange.c: tests that a checkpoint of any stage and world loads with the same bits in
+ * every other one, and that training continues as if it had not been interrupted. */
 #include "shard/options.h"
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
@@ -21,7 +21,7 @@ static const int worlds[] = {1, 2, 3, 4, 5, 8};
 #define N_WORLDS 6
 #define N_STAGED (4 * N_WORLDS)
 
-/* Behind the stages. */
+/* Further cases after the stages. */
 static const struct {
     int hybrid, world, group;
 } hybrids[] = {{ZR_HSDP, 4, 2}, {ZR_HFSDP, 4, 2}, {ZR_HSDP, 8, 4}, {ZR_HFSDP, 8, 2}};
@@ -29,13 +29,13 @@ static const struct {
 #define N_WAYS    (N_STAGED + N_HYBRIDS)
 
 static struct way {
-    uint64_t hash, later; /* after STEPS, and after MORE steps on */
+    uint64_t hash, later; /* after STEPS steps, and after MORE further steps */
     char dir[32];
 } ways[N_WAYS];
 
 static struct memory_files *files;
 
-/* Of every other way: slices that differ in size, some empty. A checkpoint does not know of them. */
+/* For every other case: slices differ in size, and some are empty. A checkpoint does not depend on that. */
 static void give_granules(struct zero_tensor *t, struct zero_config *cfg)
 {
     (void)cfg;
@@ -92,10 +92,10 @@ static void save_one(struct model_rank *m, void *arg)
 static void load_all(struct model_rank *m, void *arg)
 {
     int self = *(int *)arg;
-    /* What it has gathered ahead by then is of before the load. */
+    /* Units that it has gathered ahead are older than the load. */
     CHECK_OK(model_steps(m, 2));
     for (int i = 0; i < N_WAYS; i++) {
-        struct way *w = &ways[(self + 1 + i) % N_WAYS]; /* its own last */
+        struct way *w = &ways[(self + 1 + i) % N_WAYS]; /* its own comes last */
         struct zero_data_info info;
         char note[18];
         CHECK_OK(zero_load(m->z, w->dir));
@@ -129,7 +129,8 @@ static void test_every_pair(void **state)
     memory_files_close(files);
 }
 
-/* One topology's bits are another's where the library says so; so they are after a checkpoint. */
+/* Where the library promises that two topologies have the same bits, they also have them after a
+ * checkpoint. */
 static void test_across_stages(void **state)
 {
     (void)state;
@@ -199,7 +200,7 @@ static void test_asynchronous(void **state)
     }
 }
 
-/* A commit does not wait for the next save: the steps' own records bring it about. */
+/* A commit does not wait for the next save: later steps complete it. */
 static void commit_by_steps(struct model_rank *m, void *arg)
 {
     (void)arg;
@@ -232,7 +233,7 @@ static void test_commit_by_steps(void **state)
     memory_files_close(files);
 }
 
-/* ---- when it may not be called ---- */
+/* ---- where it may not be called ---- */
 
 static void refuse(struct model_rank *m, void *arg)
 {
@@ -244,7 +245,7 @@ static void refuse(struct model_rank *m, void *arg)
     CHECK_THAT(zero_save(m->z, NULL, NULL) == ZERO_ERR_ARG && zero_save(m->z, "", NULL) == ZERO_ERR_ARG &&
                zero_load(m->z, "") == ZERO_ERR_ARG);
     CHECK_THAT(zero_save(m->z, longest, NULL) == ZERO_ERR_ARG && zero_load(m->z, longest) == ZERO_ERR_ARG);
-    CHECK_OK(model_steps(m, 1)); /* a first step without gradients is refused for itself */
+    CHECK_OK(model_steps(m, 1)); /* a first step without gradients would be refused anyway */
     CHECK_OK(zero_begin(m->z, 1, ZERO_FORWARD));
     CHECK_THAT(zero_save(m->z, "run", NULL) == ZERO_ERR_ORDER && zero_load(m->z, "run") == ZERO_ERR_ORDER);
     CHECK_OK(zero_end(m->z, 1, ZERO_FORWARD));

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Weights out of a checkpoint and in again: the files are what safetensors' readers expect, under GPT-2's names, and another topology
-that begins with them has the same weights.
+"""Exports weights from a checkpoint and imports them again. The files have the format of safetensors and
+GPT-2's names, and another topology that begins with them has the same weights.
 
     test_checkpoint_export.py ZERO_BENCH ZERO_RUN
 """
@@ -31,7 +31,7 @@ def run(*command, code=0):
 
 
 def read(path):
-    """name -> (dtype, shape, bytes)"""
+    """Returns name -> (dtype, shape, bytes)."""
     with open(path, "rb") as f:
         data = f.read()
     n = struct.unpack("<Q", data[:8])[0]
@@ -59,7 +59,7 @@ def weights(folder):
 
 
 def shards(folder):
-    """tensor/kind -> bytes, of all ranks' files put together, without the data of the program"""
+    """Returns tensor/kind -> bytes, combined from all ranks' files, without the program's data."""
     parts = {}
     for path in glob.glob(os.path.join(folder, "*", "shard-*.safetensors")):
         for name, (_, _, data) in read(path).items():
@@ -98,12 +98,12 @@ def main():
                 state["qkvw/master"][layer * per:(layer + 1) * per], 3 * C, C)
             assert got[f"h.{layer}.mlp.c_proj.bias"][2] == state["fcprojb/master"][layer * 4 * C:(layer + 1) * 4 * C]
 
-        # Begin with them elsewhere, and take a step of length 0.
+        # Import them in another layout, and take a step of length 0.
         run(RUN, "-n", "2", *train, "--stage", "2", "--steps", "1", "--lr", "0", "--import", out, "--save", again)
         run(BENCH, "export", *MODEL, "--load", again, "--out", out2)
         assert weights(out2) == got
 
-        # What does not fit is refused by name.
+        # A tensor that does not fit is refused by name.
         wrong = [w if w != str(C) else str(2 * C) for w in MODEL]
         told = run(BENCH, "train", *wrong, "--data", text, "--batch", "1", "--steps", "1", "--import", out, code=2)
         assert "wte.weight has shape [256, 24]" in told and "[256, 48]" in told, told

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_checkpoint_faults.c: every file call of a save and of a load fails in turn, in every way; and the
- * power fails at every one, with what was not synced kept in part. What was committed is always there, and
- * nothing else ever is. EVERY=n: every n-th file call, every (n + 2) / 3-th outage;
- * N_SUBSETS: of what is kept, 100 take minutes. */
+/* test_checkpoint_faults.c: fails every file call of a save and of a load in turn, in every way. Also
+ * fails the power at every call, with part of the unsynced changes kept. A committed checkpoint must
+ * always be found, and nothing else.
+ *
+ * EVERY=n in the environment tests every n-th file call and every (n + 2) / 3-th power failure. N_SUBSETS
+ * is the number of subsets kept for each; 100 take minutes. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 #include "test/kernels/random.h"
@@ -28,10 +30,10 @@ static void quiet(void *arg, const char *line)
     (void)line;
 }
 
-/* Two committed saves, and the state a third would hold. */
+/* Two committed saves, and the state that a third would hold. */
 struct history {
     struct memory_files *files;
-    uint64_t hashes[3][4]; /* as each rank knows it: of the state at step 1, 2, 3 */
+    uint64_t hashes[3][4]; /* per rank: the state at steps 1, 2 and 3 */
     pthread_barrier_t barrier;
     double failed[3];
     int64_t n_calls;
@@ -51,7 +53,7 @@ static void close_history(struct history *h)
     memory_files_close(h->files);
 }
 
-/* What each rank gives of its own at a step. */
+/* Each rank's own data at a step. */
 static int note_of(int rank, int64_t t, char note[64])
 {
     return snprintf(note, 64, "rank %d's own, at step %lld", rank, (long long)t);
@@ -83,7 +85,7 @@ static void begin_history(struct model_rank *m, struct history *h)
         CHECK_OK(zero_save_wait(m->z, NULL));
 }
 
-/* The step that is found, which must have the state of that step. */
+/* Returns the step that is found. Its state must be that of the step. */
 static int64_t loaded_step(struct model_rank *m, const struct history *h)
 {
     CHECK_OK(zero_load(m->z, "run"));
@@ -91,8 +93,7 @@ static int64_t loaded_step(struct model_rank *m, const struct history *h)
     char note[64];
     CHECK_THAT(t >= 1 && t <= 3);
     CHECK_THAT(model_hash(m) == h->hashes[m->rank][t]);
-    CHECK_OK(zero_set_data(m->z, ZERO_DATA_RANK, note,
-                           note_of(m->rank, 3, note))); /* for the save that comes next */
+    CHECK_OK(zero_set_data(m->z, ZERO_DATA_RANK, note, note_of(m->rank, 3, note))); /* for the next save */
     return t;
 }
 
@@ -102,20 +103,20 @@ static int save_and_wait(struct model_rank *m)
     return err ? err : zero_save_wait(m->z, NULL);
 }
 
-/* ---- calls that fail, whichever rank's they are ---- */
+/* ---- calls that fail, on any rank ---- */
 
 static void begin_fault(struct model_rank *m, struct history *h, enum memory_fault fault, int64_t at,
                         bool always)
 {
     pthread_barrier_wait(&h->barrier);
     if (m->rank == 0) {
-        zr_folder_unlock_all(&m->z->locks); /* to take it anew is a part of the save */
+        zr_folder_unlock_all(&m->z->locks); /* the save must take the lock again */
         memory_files_fault(h->files, fault, at, always);
     }
     pthread_barrier_wait(&h->barrier);
 }
 
-/* Were there fewer than `at` calls? All ranks have learned of the failure, or none. */
+/* Returns whether there were fewer than `at` calls. Checks that all ranks or none got an error. */
 static bool end_fault(struct model_rank *m, struct history *h, int64_t at, int err)
 {
     h->failed[m->rank] = err != 0;
@@ -139,20 +140,20 @@ static void fail_saves(struct model_rank *m, void *arg)
     for (size_t f = 0; f < 4; f++) {
         for (int always = 0; always < 2; always++) {
             if (faults[f] == FAULT_EINTR && always)
-                continue; /* a call that is interrupted for ever is never done */
+                continue; /* a call that is interrupted for ever never ends */
             bool done = false;
             int64_t k;
             for (k = faults[f] == FAULT_SHORT && always ? 1 : first_call; !done; k += every) {
                 begin_fault(m, h, faults[f], k, always);
                 int err = save_and_wait(m);
                 done = end_fault(m, h, k, err) ||
-                       (faults[f] == FAULT_SHORT && always); /* from the first on: byte by byte */
+                       (faults[f] == FAULT_SHORT && always); /* from the first call on: byte by byte */
                 if (faults[f] == FAULT_EINTR || faults[f] == FAULT_SHORT || done)
                     CHECK_THAT(err == 0);
                 else if (err)
                     CHECK_THAT(err == ZERO_ERR_IO && strstr(zero_last_error(), "zero_save"));
-                /* Usable, with the state that was to be saved; what is found is a whole checkpoint, of before
-                 * or of now. */
+                /* The context is usable and has the state that was to be saved. A whole checkpoint is
+                 * found, the older or the new one. */
                 CHECK_THAT(model_hash(m) == h->hashes[m->rank][3]);
                 int64_t t = loaded_step(m, h);
                 CHECK_THAT(t == 2 || t == 3);
@@ -207,7 +208,7 @@ static void fail_loads(struct model_rank *m, void *arg)
             done = end_fault(m, h, k, err);
             if (faults[f] == FAULT_EINTR || faults[f] == FAULT_SHORT || done)
                 CHECK_THAT(err == 0);
-            /* A call whose failure does no harm (closing what was read) may pass. */
+            /* A call may fail without harm, such as closing a file that was read. */
             CHECK_THAT(model_hash(m) == (err ? h->hashes[m->rank][3] : h->hashes[m->rank][2]));
             CHECK_THAT(model_t(m) == (err ? 3 : 2));
             if (!err)
@@ -231,16 +232,16 @@ static void test_load_calls_fail(void **state)
     }
 }
 
-/* ---- the power fails, for all ranks at one moment ---- */
+/* ---- the power fails for all ranks at the same moment ---- */
 
 #define MAX_CALLS 300
-#define MOST_STEP 4 /* a save of one rank has some 100 calls */
+#define MOST_STEP 4 /* a save of one rank makes about 100 calls */
 
-/* Disks as they were when it failed at call k of a third save. */
+/* The disks as they were when the power failed at call k of a third save. */
 struct outage {
     struct history h;
     struct memory_files *disk[MAX_CALLS];
-    bool reported[MAX_CALLS]; /* that the save was done */
+    bool reported[MAX_CALLS]; /* the save was reported as done */
     int n;
     int64_t n_loads, n_new;
 };
@@ -255,7 +256,7 @@ static void lose_power(struct model_rank *m, void *arg)
     const struct zr_files *start = m->z->files;
     int64_t step = (every + 2) / 3 < MOST_STEP ? (every + 2) / 3 : MOST_STEP;
     for (int64_t k = 1; !over; k += step) {
-        /* Anew each time: two committed saves of which the first is to go. */
+        /* Start again each time: two committed saves. The next one removes the first. */
         CHECK_THAT(k < MAX_CALLS);
         m->z->files = start;
         CHECK_OK(zero_load(m->z, "start"));
@@ -273,7 +274,7 @@ static void lose_power(struct model_rank *m, void *arg)
         }
         pthread_barrier_wait(&h->barrier);
         int err = save_and_wait(m);
-        pthread_barrier_wait(&h->barrier); /* nobody writes any more: all ranks count the same calls */
+        pthread_barrier_wait(&h->barrier); /* no thread writes any more, so all ranks count the same calls */
         over = memory_files_calls(disk) < k;
         if (over)
             CHECK_THAT(err == 0);
@@ -285,7 +286,7 @@ static void lose_power(struct model_rank *m, void *arg)
     m->z->files = start;
 }
 
-/* A removal that was interrupted leaves no folder that looks like one of somebody else. */
+/* An interrupted removal leaves no folder that looks like somebody else's. */
 static int has_manifest(void *arg, const char *name)
 {
     char path[ZR_PATH_BYTES];
@@ -295,7 +296,7 @@ static int has_manifest(void *arg, const char *name)
     return 0;
 }
 
-/* One rank is enough: it loads what any number saved. */
+/* One rank is enough: it can load what any number of ranks saved. */
 static void find_after_outage(struct model_rank *m, void *arg)
 {
     struct outage *o = arg;
@@ -308,10 +309,10 @@ static void find_after_outage(struct model_rank *m, void *arg)
             CHECK_OK(zr_folder_walk(m->z->files, "run", NULL, has_manifest, found));
             int64_t t = loaded_step(m, &o->h);
             CHECK_THAT(t >= 2);                    /* no commit is lost */
-            CHECK_THAT(!o->reported[k] || t == 3); /* and this was one */
+            CHECK_THAT(!o->reported[k] || t == 3); /* this one was committed */
             o->n_new += t == 3;
             o->n_loads++;
-            if (i == 0) { /* and it goes on from there: what is left lying about hinders nothing */
+            if (i == 0) { /* training goes on: leftovers hinder nothing */
                 check_notes(m, t);
                 CHECK_OK(save_and_wait(m));
                 CHECK_THAT(loaded_step(m, &o->h) == t);

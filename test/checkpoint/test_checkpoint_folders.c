@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_checkpoint_folders.c: ranks that see other file systems by the same path, as they may on several
- * hosts: a save is refused on all of them, before anything is written into a wrong folder, and a load before
+/* test_checkpoint_folders.c: tests ranks that find different file systems under one path, as can happen on
+ * several hosts. All ranks refuse a save before anything is written to a wrong folder, and a load before
  * anything is changed. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
@@ -24,7 +24,7 @@ enum fault { MISSING, ANOTHER, SHORTER, ONE_FILE_SYSTEM };
 
 struct two_disks {
     enum fault fault;
-    int who; /* of this rank the other is */
+    int who; /* the rank with the other disk */
     struct memory_files *disk, *other;
 };
 
@@ -35,7 +35,7 @@ static int count_name(void *arg, const char *name)
     return 0;
 }
 
-/* On the other one there is such a folder, too, of somebody else's save. */
+/* The other disk has such a folder too, from somebody else's save. */
 static void prepare(const struct two_disks *d)
 {
     static const unsigned char mark[ZR_FOLDER_MARK_BYTES] = {1, 2, 3};
@@ -47,7 +47,7 @@ static void prepare(const struct two_disks *d)
     memory_files_put(d->other, HIDDEN "/" ZR_FOLDER_MARK, mark, d->fault == ANOTHER ? sizeof mark : 3);
 }
 
-/* The words on the rank itself, before which others name it. */
+/* Checks the message on the rank itself. Other ranks put its name before it. */
 static void check_words(const struct model_rank *m, const struct two_disks *d)
 {
     static const char *const says[] = {
@@ -77,7 +77,7 @@ static void save_apart(struct model_rank *m, void *arg)
         CHECK_THAT(zero_save(m->z, "run", NULL) == ZERO_ERR_IO);
         check_words(m, d);
     }
-    /* As if nothing had been: training goes on, and a save where all see the same. */
+    /* As if nothing had happened: training goes on, and a folder that all ranks see can be saved to. */
     m->z->files = memory_files_table(d->disk);
     uint64_t before = model_hash(m);
     CHECK_OK(zero_save(m->z, "run", NULL));
@@ -112,7 +112,7 @@ static void test_ranks_that_see_other_folders(void **state)
 
 static char one[] = "one", two[] = "two";
 
-/* What one rank has instead of the others' checkpoint. */
+/* The folder that one rank finds instead of the others' checkpoint. */
 enum instead { NO_FOLDER, CUT_FILE, ANOTHER_SAVE, COPY };
 
 struct two_saves {
@@ -126,7 +126,7 @@ static void not_said(void *arg, const char *line)
     (void)arg, (void)line;
 }
 
-/* With this data of the program, in which alone two saves of one step differ. */
+/* Saves with this data of the program, which alone tells two saves of one step apart. */
 static void save_with(struct model_rank *m, void *arg)
 {
     CHECK_OK(model_steps(m, 1));
@@ -134,16 +134,16 @@ static void save_with(struct model_rank *m, void *arg)
     CHECK_OK(zero_save(m->z, "run", NULL));
 }
 
-/* The words on the rank that speaks, before which others name it. */
+/* The message on the rank that reports. Other ranks put its name before it. */
 static void load_words(const struct two_saves *d, char starts[256], const char **ends)
 {
     *ends = "; all ranks must find the same files there";
-    if (d->instead == ANOTHER_SAVE) { /* which every rank finds by itself */
+    if (d->instead == ANOTHER_SAVE) { /* every rank finds this by itself */
         snprintf(starts, 256, SAVED ": rank %d finds a different checkpoint there than rank 0; all ",
                  d->who ? d->who : 1);
         return;
     }
-    if (d->who == 0) { /* nobody knows that others have one */
+    if (d->who == 0) { /* no rank knows that others have one */
         *ends = "";
         strcpy(starts, "run: not a checkpoint: ");
         return;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_checkpoint_foreign.c: files of weights that other programs wrote: all values of F16, dtypes that the
- * library does not import, NaN and infinity, Git LFS pointers, and an index of another export. Ranks import
- * them on 1 and 2 ranks. */
+/* test_checkpoint_foreign.c: tests weight files that other programs wrote, imported on 1 and 2 ranks. They
+ * have all values of F16, dtypes that the library does not import, and NaN and infinity. Some are Git LFS
+ * pointers or have an index of another export. */
 #include "test/zero/toy_net.h"
 
 #include <math.h>
@@ -18,7 +18,7 @@ enum { TRAINED_F32, TRAINED_BF16, FROZEN_F32, FROZEN_BF16, TURNED, SEEN, COUNT }
 
 static char folder[] = "/tmp/zero-foreign-XXXXXX";
 
-/* ---- what a value should become ---- */
+/* ---- the expected value ---- */
 
 static double value_of_f16(int bits)
 {
@@ -29,7 +29,7 @@ static double value_of_f16(int bits)
     return bits & 0x8000 ? -size : size;
 }
 
-/* The nearer of the two neighbours that bf16 has; of two as near, the even one. */
+/* Returns the nearer of the two neighbouring bf16 values, or the even one of two equally near. */
 static float rounded(double x)
 {
     float f = (float)x; /* exact */
@@ -104,7 +104,7 @@ static void finish(struct file *f)
     free(f->data);
 }
 
-/* Every dtype that safetensors has, in tensors that no import asks for. */
+/* Adds every dtype of safetensors, in tensors that no import asks for. */
 static void add_others(struct file *f)
 {
     static const struct {
@@ -123,7 +123,7 @@ static void add_others(struct file *f)
     }
 }
 
-/* seen, count: dtypes of the buffers' values. id: NULL, or an export's of libzero. */
+/* seen, count: dtypes of the buffers' values. id: NULL, or that of an export by libzero. */
 static void write_file_of(const char *id, const uint16_t *values, const char *trained, const char *count)
 {
     static const float seen[] = {1, -2, 0.5f};
@@ -166,14 +166,14 @@ static void take_line(void *arg, const char *line)
 
 struct job {
     int stage;
-    /* NULL: the import has to work */
+    /* text of the expected error; NULL: the import must work */
     const char *says;
     int code;
-    /* "" or what the one line says */
+    /* "", or text of the expected log line */
     const char *line;
-    /* a first value that is no number */
+    /* index of a first value that is NaN or infinite */
     int nan_at;
-    /* the file is not that of every F16 */
+    /* the file has other values than every F16 */
     bool other_values;
 };
 
@@ -216,7 +216,7 @@ static float at(const void *values, int dtype, int64_t i)
     return x;
 }
 
-/* Whether tensor t's elements are what became of the bits that name them. */
+/* Checks that tensor t's elements are the converted values of the bits that identify them. */
 static void check_values(struct toy_rank *r, zero_ctx *z, const struct model *m, int t, int value)
 {
     int dtype = value == ZERO_VALUE_MASTER ? ZERO_F32 : m->table[t].dtype, n_wrong = 0;
@@ -303,7 +303,7 @@ static void every_f16_is_imported(void **state)
     try_import(&(struct job){.line = "model.safetensors: element 31744 of tensor trained f32 is inf"});
 }
 
-/* The largest float is finite in F32 weights and in masters, and rounds to infinity in BF16. */
+/* The largest float stays finite in F32 weights and masters, and rounds to infinity in BF16. */
 static void rounding_to_infinity_is_said(void **state)
 {
     (void)state;
@@ -333,7 +333,7 @@ static void other_dtypes_are_refused(void **state)
     write_file(all_values(), "F16", "F32");
     try_import(&(struct job){
         .says = "tensor count is F32, but count is a buffer and I32", .code = ZERO_ERR_NOTSUP, .line = ""});
-    /* A dtype that safetensors does not have is refused even where nobody asks for the tensor. */
+    /* A dtype that safetensors does not have is refused even if no import asks for the tensor. */
     struct file f = {0};
     add(&f, "x", "F7", "8", "1234567", 7);
     finish(&f);

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_checkpoint_import.c: an import of weights whose file calls fail in turn, and one whose files are cut
- * short while ranks read them: on one rank and on several, in parts and in pipeline stages, of which some
- * ranks have two. All ranks get an error that names the file, or none does; each weight is all old or all
- * new, the same on all that have it, a tied tensor's copy too; and the context goes on. EVERY=n: every n-th
- * call. */
+/* test_checkpoint_import.c: fails each file call of an import in turn, and cuts its files short while
+ * ranks read them. Runs on one rank and on several, with tensor parallelism and with pipeline stages, two
+ * on some ranks.
+ *
+ * All ranks get an error that names the file, or none does. Each weight is all old or all new, and equal
+ * on all ranks that have it, including a tied tensor's copy. The context stays usable. EVERY=n tests every
+ * n-th call. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 #include "test/zero/pp_model.h"
@@ -24,7 +26,7 @@ static int64_t every = 4;
 /* ---- files that fail ---- */
 
 static struct zr_files files, below;
-/* so far; as many as find something, after which every file has ended at its first byte */
+/* reads so far, and how many of them succeed; after these every file ends at its first byte */
 static _Atomic int64_t n_reads, n_good = INT64_MAX;
 
 static int64_t cut_pread(void *arg, int fd, void *buf, size_t n, int64_t at)
@@ -34,7 +36,7 @@ static int64_t cut_pread(void *arg, int fd, void *buf, size_t n, int64_t at)
 
 enum fault { ONCE, INTERRUPTED, CUT, N_FAULTS };
 
-/* What the ranks of a world have in common. */
+/* Shared by the ranks of a world. */
 struct world {
     const struct mesh *mesh;
     struct memory_files *disk;
@@ -43,7 +45,7 @@ struct world {
     /* (rank) */
     int code[MOST_WORLD];
     int64_t n_calls;
-    /* imports that failed: and changed nothing, or a part; that did not */
+    /* imports that failed and changed nothing; that failed and changed a part; that succeeded */
     int n_none, n_part, n_well;
 };
 
@@ -52,7 +54,7 @@ static void meet(struct world *w)
     pthread_barrier_wait(&w->barrier);
 }
 
-/* From the at-th call, or read, of all ranks on. */
+/* Begins at the at-th call, or read, of all ranks together. */
 static void begin_fault(struct world *w, int rank, enum fault fault, int64_t at)
 {
     meet(w);
@@ -68,7 +70,7 @@ static void begin_fault(struct world *w, int rank, enum fault fault, int64_t at)
     meet(w);
 }
 
-/* Were there fewer calls? All ranks have an error, or none. */
+/* Returns whether there were fewer calls. Checks that all ranks or none got an error. */
 static bool end_fault(struct world *w, int rank, enum fault fault, int64_t at, int code)
 {
     w->code[rank] = code;
@@ -87,7 +89,7 @@ static bool end_fault(struct world *w, int rank, enum fault fault, int64_t at, i
 
 /* ---- values ---- */
 
-/* Of a rank's tensors, as zero_read gives them; without masters these are zero. */
+/* A rank's tensors, as zero_read gives them. Masters are zero where there are none. */
 struct values {
     unsigned char param[MOST_TENSORS][MOST_ELEMS * 4];
     float master[MOST_TENSORS][MOST_ELEMS];
@@ -107,7 +109,7 @@ static struct values *take_values(const struct model *m, zero_ctx *z)
     return v;
 }
 
-/* Elements [first, first + n) of a tensor. */
+/* Compares elements [first, first + n) of a tensor. */
 static bool alike(const struct values *a, const struct values *b, int t, int64_t size, int64_t first,
                   int64_t n)
 {
@@ -115,7 +117,7 @@ static bool alike(const struct values *a, const struct values *b, int t, int64_t
            !memcmp(a->master[t] + first, b->master[t] + first, (size_t)n * sizeof(float));
 }
 
-/* How many weights are new; of those whose old value is another. */
+/* Counts the new weights, among those whose old value differs. */
 static int count_new(const struct model *m, const struct values *now, const struct values *before,
                      const struct values *after, int *n_all)
 {
@@ -136,7 +138,7 @@ static int count_new(const struct model *m, const struct values *now, const stru
     return n_new;
 }
 
-/* What several ranks have is the same on them, and a tied tensor is on both of its stages. */
+/* Weights that several ranks have are equal, and so is a tied tensor on both of its pipeline stages. */
 static void check_alike(struct world *w, int rank, const struct model *m, zero_ctx *z)
 {
     const struct mesh *mesh = w->mesh;
@@ -202,7 +204,7 @@ static void check_error(int err)
     CHECK_THAT(strstr(zero_last_error(), "zero_import") && strstr(zero_last_error(), "new/model"));
 }
 
-/* The world is left with the new weights. */
+/* Ends with the new weights. */
 static void fail_in_turn(struct one_rank *o, enum fault fault, const struct values *before,
                          const struct values *after)
 {
@@ -227,7 +229,7 @@ static void fail_in_turn(struct one_rank *o, enum fault fault, const struct valu
             w->n_part += err && n_new > 0;
         }
         check_alike(w, o->rank, o->m, o->z);
-        if (i % 3 == 0) { /* and training goes on from what is there */
+        if (i % 3 == 0) { /* and training goes on from there */
             CHECK_OK(pp_step(o->m, o->z, (int)i, &o->at));
             check_alike(w, o->rank, o->m, o->z);
         }
@@ -254,7 +256,7 @@ static void fail_imports(struct toy_rank *r)
     close_rank(&o);
 }
 
-/* Before the model has values: it then has none that it could begin with, or all of them, on every rank. */
+/* Imports before the model has values. Afterwards every rank has no values to begin with, or all of them. */
 static void fail_first_import(struct toy_rank *r)
 {
     int64_t at = *(int64_t *)((void **)r->arg)[0];
@@ -297,7 +299,7 @@ static void run_world(struct world *w, void (*fn)(struct toy_rank *r), int64_t a
     pthread_barrier_destroy(&w->barrier);
 }
 
-/* Weights of one rank, old and new. */
+/* Makes the old and new weights of one rank. */
 static struct world open_world(void)
 {
     struct world w = {.mesh = &meshes[0], .disk = memory_files_open()};

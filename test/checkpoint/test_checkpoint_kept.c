@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_checkpoint_kept.c: where the last checkpoint is, and which ones stay: as ranks are told. */
+/* test_checkpoint_kept.c: tests the path of the last checkpoint and which checkpoints are kept, as
+ * reported to the ranks. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 #include "zero/checkpoint/checkpoint_dir.h"
@@ -17,7 +18,7 @@ static struct memory_files *disk;
 
 static const struct zero_save_options kept = {.kept = 1};
 
-/* Collective. */
+/* Checks the path; collective. */
 static void saved_is(struct model_rank *m, const char *expected)
 {
     const char *path = "poison";
@@ -26,7 +27,7 @@ static void saved_is(struct model_rank *m, const char *expected)
                 expected ? expected : "NULL");
 }
 
-/* ---- where it is ---- */
+/* ---- the path ---- */
 
 static void ask_for_it(struct model_rank *m, void *arg)
 {
@@ -46,16 +47,15 @@ static void ask_for_it(struct model_rank *m, void *arg)
     CHECK_OK(zero_save(m->z, "other", NULL));
     if (!async)
         CHECK_OK(zero_save_wait(m->z, &path));
-    CHECK_OK(
-        zero_load(m->z, path)); /* which also ends the save that is under way, and moves on what path is */
+    CHECK_OK(zero_load(m->z, path)); /* also ends the save in progress, and updates the path */
     CHECK_THAT(model_t(m) == (async ? 1 : 2));
     saved_is(m, "other/save-00000001-step-00000002");
 
-    CHECK_OK(zero_load(m->z, first)); /* it is what zero_load wants */
+    CHECK_OK(zero_load(m->z, first)); /* a path that zero_load takes */
     CHECK_THAT(model_hash(m) == hash && model_t(m) == 1);
     saved_is(m, "other/save-00000001-step-00000002");
 
-    /* One that fails, and the wait that tells it. */
+    /* A save that fails, and the wait that reports it. */
     CHECK_OK(zr_engine_barrier(m->z->engine));
     if (m->rank == 0)
         memory_files_fault(disk, FAULT_EIO, 20, true);
@@ -70,7 +70,7 @@ static void ask_for_it(struct model_rank *m, void *arg)
         memory_files_fault(disk, FAULT_NONE, 0, false);
     CHECK_OK(zr_engine_barrier(m->z->engine));
     CHECK_OK(zero_save(m->z, "run", NULL));
-    CHECK_OK(zero_save_wait(m->z, &path)); /* what failed may have left a folder, whose number is taken */
+    CHECK_OK(zero_save_wait(m->z, &path)); /* the failed save may have left a folder, whose number is taken */
     CHECK_THAT(path && !strncmp(path, "run/save-", 9) && strcmp(path, first) != 0);
     CHECK_OK(zero_load(m->z, path));
 }
@@ -88,7 +88,7 @@ static void test_where_it_is(void **state)
     }
 }
 
-/* A program may go elsewhere after it saved: the path stays good. */
+/* A program may change its directory after a save: the path stays valid. */
 static void save_and_leave(struct model_rank *m, void *arg)
 {
     const char *base = arg, *path;
@@ -123,7 +123,7 @@ static void run_on_new_disk(int stage, int world, void (*fn)(struct model_rank *
     memory_files_close(disk);
 }
 
-/* The names of folders have room for it. */
+/* The names of folders have room for a large number. */
 static void save_late(struct model_rank *m, void *arg)
 {
     (void)arg;
@@ -145,7 +145,7 @@ static void test_large_step(void **state)
     run_on_new_disk(3, 2, save_late, NULL);
 }
 
-/* The names have no room for a number after this one. */
+/* The names have no room for a larger number than this. */
 static void save_after_largest(struct model_rank *m, void *arg)
 {
     (void)arg;
@@ -170,9 +170,9 @@ static void test_largest_number(void **state)
     run_on_new_disk(2, 2, save_after_largest, NULL);
 }
 
-/* ---- folders that are something else ---- */
+/* ---- folders of other kinds ---- */
 
-/* A save into a checkpoint would not be what zero_load takes there. */
+/* A save inside a checkpoint would not be found by zero_load there. */
 static void save_into_checkpoint(struct model_rank *m, void *arg)
 {
     const char *path;
@@ -201,7 +201,7 @@ static void test_save_into_checkpoint(void **state)
     run_on_new_disk(2, 2, save_into_checkpoint, NULL);
 }
 
-/* A file manifest.json of the user's own in the folder is none of a checkpoint's. */
+/* A user's own manifest.json in the folder is not taken for a checkpoint's. */
 static void save_beside_manifest(struct model_rank *m, void *arg)
 {
     const char *own = arg;
@@ -217,7 +217,7 @@ static void save_beside_manifest(struct model_rank *m, void *arg)
     CHECK_THAT(model_t(m) == 1);
     unsigned char *p = memory_files_content(disk, "run/manifest.json", &n);
     CHECK_THAT(*n == (int64_t)strlen(own) && (!*n || !memcmp(p, own, (size_t)*n)));
-    /* A damaged one of libzero's own is called damaged, whichever end of it is left. */
+    /* A damaged manifest of libzero's is reported as damaged, whichever end of it is left. */
     for (int i = 0; i < 2; i++) {
         p = memory_files_content(disk, "run/save-00000001-step-00000001/manifest.json", &n);
         CHECK_THAT(p != NULL);
@@ -237,7 +237,7 @@ static void test_manifest_of_the_user(void **state)
     }
 }
 
-/* ---- which stay ---- */
+/* ---- which checkpoints are kept ---- */
 
 struct names {
     char text[16][ZR_PATH_BYTES];
@@ -257,7 +257,7 @@ static int by_text(const void *a, const void *b)
     return strcmp(a, b);
 }
 
-/* Of what there is in a folder, in one line. */
+/* Compares the names in a folder, in one line. */
 static void folder_holds(const struct zr_files *fs, const char *expected)
 {
     struct names l = {0};
@@ -275,7 +275,7 @@ struct keeping {
     uint64_t hashes[16];
 };
 
-/* k: kept; s: not. Each after a step more. */
+/* Takes a step before each save: k: kept; s: an ordinary save. */
 static void save_as(struct model_rank *m, struct keeping *k, const char *how)
 {
     for (; *how; how++) {
@@ -302,7 +302,7 @@ static void keep_some(struct model_rank *m, void *arg)
     save_as(m, k, "ss");
 }
 
-/* A later run, which finds them: the latest is the latest, whatever its name. */
+/* A later run finds them: the latest is the latest, whatever its name. */
 static void go_on_keeping(struct model_rank *m, void *arg)
 {
     struct keeping *k = arg;
@@ -315,7 +315,7 @@ static void go_on_keeping(struct model_rank *m, void *arg)
     save_as(m, k, "k");
     CHECK_OK(zero_load(m->z, "run"));
     CHECK_THAT(model_t(m) == 7 && model_hash(m) == k->hashes[7]);
-    /* One that is renamed stays no more. */
+    /* A renamed one is no longer kept. */
     if (m->rank == 0)
         CHECK_OK(zr_file_rename(m->z->files, "run/save-00000004-step-00000004-kept",
                                 "run/save-00000004-step-00000004"));
@@ -329,7 +329,7 @@ static void go_on_keeping(struct model_rank *m, void *arg)
     CHECK_THAT(model_t(m) == 1 && model_hash(m) == k->hashes[1]);
 }
 
-/* One of which the writing was not finished is no checkpoint, and goes. */
+/* An unfinished one is no checkpoint, and is removed. */
 static void leave_one_unfinished(struct model_rank *m, void *arg)
 {
     struct keeping *k = arg;
@@ -368,7 +368,7 @@ static void keep_all(struct model_rank *m, void *arg)
     memory_files_put(disk, "run/save-00000004-step-00000004/manifest.json", "{", 1);
 }
 
-/* A damaged save does not count. A folder inside a save stays, and hinders the removal of nothing else. */
+/* A damaged save does not count. A folder inside a save stays, and does not prevent any other removal. */
 static void keep_two(struct model_rank *m, void *arg)
 {
     save_as(m, arg, "s");
@@ -409,7 +409,7 @@ static void test_what_cannot_go(void **state)
     memory_files_close(disk);
 }
 
-/* A folder without a manifest, as of a copy that somebody is making, stays. */
+/* A folder without a manifest, such as a copy in progress, stays. */
 static void keep_one(struct model_rank *m, void *arg)
 {
     int64_t *n;

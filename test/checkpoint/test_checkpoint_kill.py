@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Kills a run that saves every step, with SIGKILL, at random moments: it always goes on from a committed step, and ends where an
-uninterrupted run ends.
+"""Kills a run that saves every step, with SIGKILL at random moments. It always continues from a committed
+step, and ends with the result of an uninterrupted run.
 
-    test_checkpoint_kill.py ZERO_BENCH ZERO_RUN        N_KILLS and SEED in the environment
+    test_checkpoint_kill.py ZERO_BENCH ZERO_RUN
+
+N_KILLS and SEED in the environment set the number of kills and the draws.
 """
 import ctypes
 import json
@@ -52,14 +54,14 @@ def finish(*args):
 
 
 def adopt_orphans():
-    """Ranks whose zero-run was killed become children of this program, which can then wait for their end."""
+    """Makes this process the parent of ranks whose zero-run was killed, so that it can wait for them."""
     PR_SET_CHILD_SUBREAPER = 36
     if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         sys.exit("prctl failed")
 
 
 def wait_for_orphans():
-    """A rank that is killed in the middle of a system call ends that call first: a rename may still happen."""
+    """Waits for the ranks' end: one killed in a system call still completes that call, such as a rename."""
     while True:
         try:
             os.wait()
@@ -68,8 +70,9 @@ def wait_for_orphans():
 
 
 def killed(args, rng, path):
-    """Starts a run and kills it: at any time from its start on, or, more often, once it told of some steps, of which all but the
-    last two are saved then, however slow the machine. Returns what it told."""
+    """Starts a run and kills it. The kill comes at any time after the start or, more often, after the run
+    reported some steps. Even on a slow machine all of these but the last two are saved by then. Returns the
+    reported steps."""
     with open(path, "w+", encoding="utf-8") as out:
         run = subprocess.Popen(command(*args), stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
         if rng.random() < 0.2:
@@ -111,9 +114,9 @@ def main():
                     fail("a run that was killed had failed before", text)
                 steps = [e["step"] for e in events(text) if e["event"] == "step"]
                 went_on += bool(steps and steps[0] > 1)
-                # Of a few kills all may come before the first save; then there are more of them.
+                # All of a few kills may come before the first save. Then more are made.
                 enough = k >= n and (went_on > n // 4 or k >= 8 * n)
-                # It goes on from where it was, or later: what was told as done before the last save may be done again.
+                # It continues there or later: what was reported as done before the last save may be repeated.
                 if steps and steps[0] + 1 < last - 1:
                     fail(f"went on from step {steps[0]} after {last} were told as done", text)
                 last = steps[-1] if steps else last
@@ -121,7 +124,7 @@ def main():
                     continue
                 if finish(data, world, stage, STEPS, *saving) != whole:
                     fail("the run that went on ended elsewhere than the one that was not interrupted", text)
-                # What a kill left behind goes with the next save; the run before may have had none to make.
+                # The next save removes what a kill left; the last run may not have had any to make.
                 finish(data, world, stage, STEPS + 1, *saving)
                 names = sorted(os.listdir(folder))
                 if any(name.startswith(".") for name in names) or len(names) != 2:

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_checkpoint_limits.c: what is written can be read: models of so many or so long names that a limit of
- * the reader is near, files that a disk changes on the way, and more of them than a process may have open. */
+/* test_checkpoint_limits.c: tests that whatever is written can be read. Some models have so many or so
+ * long names that a limit of the reader is near. Also tests files that a disk changes, and more files than
+ * a process may open. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 #include "test/kernels/random.h"
@@ -42,7 +43,7 @@ static int count_name(void *arg, const char *name)
     return 0;
 }
 
-/* ---- sizes that are known beforehand ---- */
+/* ---- sizes that are known in advance ---- */
 
 static void print_name(char *out, int n)
 {
@@ -55,7 +56,7 @@ static void print_name(char *out, int n)
         memcpy(out + at, letter, strlen(letter));
         at += strlen(letter);
     }
-    snprintf(out + at, 24, "%d", n); /* no two alike */
+    snprintf(out + at, 24, "%d", n); /* all names differ */
 }
 
 static void test_sizes(void **state)
@@ -103,7 +104,7 @@ static void test_sizes(void **state)
         assert_int_equal(zr_st_head(entries, n, NULL, &head, &n_head), 0);
         while (head[n_head - 1] == ' ')
             n_head--;
-        assert_int_equal(n_head, 8 + 2 + expected - 1); /* braces, and no comma after the last */
+        assert_int_equal(n_head, 8 + 2 + expected - 1); /* braces, and no comma after the last entry */
         free(head);
     }
 }
@@ -115,7 +116,7 @@ static void test_manifest_limit(void **state)
     static struct zr_manifest_tensor tensors[N];
     struct zr_manifest m = {.tensors = tensors, .n_tensors = N};
     char *name = malloc((1 << 20) + 1);
-    memset(name, 1, 1 << 20); /* six characters each, as JSON */
+    memset(name, 1, 1 << 20); /* six characters each in JSON */
     name[1 << 20] = 0;
     for (int i = 0; i < N; i++)
         tensors[i] = (struct zr_manifest_tensor){.name = name, .dtype = "F32", .n_dims = 1, .shape = {1}};
@@ -126,7 +127,7 @@ static void test_manifest_limit(void **state)
     free(name);
 }
 
-/* More than 64 MiB, which was written and not read once. */
+/* A manifest of more than 64 MiB. It could once be written, and not read. */
 static void test_long_manifest(void **state)
 {
     (void)state;
@@ -199,7 +200,7 @@ static zero_ctx *wrap(struct long_names *l)
     return z;
 }
 
-/* A header that safetensors does not allow: told before anything is written. */
+/* A header longer than safetensors allows. The error comes before anything is written. */
 static void test_long_header(void **state)
 {
     (void)state;
@@ -217,7 +218,7 @@ static void test_long_header(void **state)
 /* ---- a disk that changes what is written ---- */
 
 static struct zr_files changing;
-static const char *_Atomic changes; /* in writes that hold this; NULL: none. Ranks are threads */
+static const char *_Atomic changes; /* in writes that contain this; NULL: none. Ranks are threads */
 static int64_t (*write_really)(void *arg, int fd, const void *buf, size_t n, int64_t at);
 
 static int64_t write_changed(void *arg, int fd, const void *buf, size_t n, int64_t at)
@@ -250,7 +251,7 @@ static void save_changed(struct model_rank *m, void *arg)
         CHECK_THAT(strstr(zero_last_error(), "read back") || strstr(zero_last_error(), ".blocks"));
         CHECK_OK(zr_engine_barrier(m->z->engine));
         changes = NULL;
-        CHECK_OK(zero_load(m->z, "run")); /* the older was kept, and is the latest */
+        CHECK_OK(zero_load(m->z, "run")); /* the older one was kept, and is the latest */
         CHECK_THAT(model_hash(m) == hash && model_t(m) == 1);
         m->step = 1;
     }
@@ -271,16 +272,16 @@ static void test_changed(void **state)
             .stage = 2, .world = way / 2 ? 2 : 1, .async = way % 2, .keep = 1, .files = &changing};
         model_run(&o, save_changed, NULL);
         assert_int_equal(zr_folder_walk(&changing, "run", NULL, count_name, &n), 0);
-        assert_int_equal(n, 1); /* nothing was left of those that failed */
+        assert_int_equal(n, 1); /* failed saves left nothing */
         memory_files_close(files);
     }
 }
 
-/* ---- more files than may be open ---- */
+/* ---- more files than a process may open ---- */
 
 #define N_SHARDS 200
 
-/* The one file of a checkpoint, read as a whole and written again as N_SHARDS of them. */
+/* Reads the single file of a checkpoint and writes it again as N_SHARDS files. */
 static void split(struct model_rank *m, const char *from, const char *to)
 {
     const struct zr_files *fs = &zr_files_posix;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_checkpoint_links.c: symbolic links, FIFOs and devices in folders of checkpoints and of weights. A link
- * that leads to the folder itself is followed; links inside it are not, and what they lead to stays. Nothing
- * but a regular file is opened, so nothing hangs. */
+/* test_checkpoint_links.c: tests symbolic links, FIFOs and devices in folders of checkpoints and weights.
+ * A link to the folder itself is followed. Links inside the folder are not followed, and their targets
+ * stay. Only regular files are opened, so nothing hangs. */
 #include "test/checkpoint/saved_model.h"
 #include "test/zero/toy_net.h"
 
@@ -30,7 +30,7 @@ static char *at(const char *name)
     return path;
 }
 
-/* A call that has to fail, on all ranks; NULL: to work. */
+/* A call, and the error expected on all ranks; NULL: it must work. */
 struct attempt {
     int (*call)(struct model_rank *m, const char *path);
     const char *path, *says[2];
@@ -67,7 +67,7 @@ static void expect(int (*call)(struct model_rank *, const char *), const char *p
 
 #define LATEST "run/save-00000003-step-00000003"
 
-/* As many saves as cfg.checkpoint.save_keep keeps, and one more, each with data of the ranks. */
+/* Makes one save more than cfg.checkpoint.save_keep keeps, each with data of the ranks. */
 static int save_thrice(struct model_rank *m, const char *path)
 {
     int err = 0;
@@ -117,8 +117,8 @@ static void what_links_lead_to_stays(void **state)
 {
     (void)state;
     expect(save_thrice, "run", NULL, NULL);
-    /* An old save that was moved to another disk, a link that looks like an unfinished save, and other files
-     * in both. */
+    /* An old save that was moved to another disk, a link that looks like an unfinished save, and other
+     * files in both. */
     run("mkdir moved other && echo mine > other/file && echo mine > other/manifest.json && "
         "old=$(ls run | head -1) && mv run/$old moved/ && echo mine > moved/$old/notes && "
         "ln -s ../moved/$old run/$old && ln -s ../other run/.save-00000009-step-00000001 && "
@@ -137,7 +137,7 @@ static void a_link_to_the_folder_is_followed(void **state)
     expect(save_thrice, "deep/again", NULL, NULL);
     run("test $(ls real | wc -l) = 2 && test -L linked && test -L deep/again");
     expect(load, "deep/again", NULL, NULL);
-    /* So is a link to one checkpoint. */
+    /* A link to one checkpoint is followed too. */
     run("ln -s real/$(ls real | tail -1) best");
     expect(load, "best", NULL, NULL);
 }
@@ -159,7 +159,8 @@ static void linked_files_are_refused(void **state)
         run(command);
     }
     expect(load, "run", NULL, NULL);
-    /* The latest save itself: its own path leads there. */
+    /* If the latest save is a link, loading the folder is refused. Loading the save's own path follows the
+     * link. */
     run("mv " LATEST " . && ln -s ../save-00000003-step-00000003 " LATEST);
     expect(load, "run", "save-00000003-step-00000003", "it is a symbolic link");
     expect(load, LATEST, NULL, NULL);
@@ -186,7 +187,7 @@ static void fifos_are_refused(void **state)
     expect(save_thrice, "run", "run/.lock", "it is a FIFO, a socket or a device");
 }
 
-/* Reads what a rank gave, after the file was replaced. */
+/* Reads a rank's data after the file was replaced by a FIFO. */
 static void read_rank_data_of_fifo(struct model_rank *m, void *arg)
 {
     char data[10];
@@ -211,7 +212,7 @@ static void so_they_are_for_rank_data(void **state)
     model_run(&(struct model_options){.world = 2, .stage = 2, .log = quiet}, read_rank_data_of_fifo, NULL);
 }
 
-/* Files of weights are links in Hugging Face's cache. */
+/* In Hugging Face's cache weight files are links. */
 static void weights_may_be_links_to_files(void **state)
 {
     (void)state;
@@ -228,7 +229,7 @@ static void weights_may_be_links_to_files(void **state)
     expect(import, "cache", "cache/model.safetensors.index.json", "it is a FIFO, a socket or a device");
 }
 
-/* A link that nobody can follow is not one that libzero could follow and does not. */
+/* A link without a target is reported differently from a link that libzero does not follow. */
 static void links_that_lead_nowhere_are_named(void **state)
 {
     static const char nothing[] = "it is a symbolic link to something that does not exist",

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_checkpoint_lock.c: one run at a time saves into a folder, whatever it calls the folder and wherever it
- * works by then. */
+/* test_checkpoint_lock.c: tests that only one run at a time saves into a folder, by whatever path it names
+ * the folder and wherever it works by then. */
 #include "test/checkpoint/saved_model.h"
 
 #include <errno.h>
@@ -29,7 +29,7 @@ static int remove_one(void *arg, const char *name)
     return zr_path_join(path, arg, name) || zr_folder_remove(&zr_files_posix, path, NULL);
 }
 
-/* What is left in it but checkpoints is an error. */
+/* Removes a folder with its checkpoints. Any other file in it is an error. */
 static void clear(char *path)
 {
     assert_int_equal(zr_folder_walk(&zr_files_posix, path, NULL, remove_one, path), 0);
@@ -52,8 +52,8 @@ static void refuse(struct model_rank *m, void *arg)
                    strstr(zero_last_error(), "another run saves into this"));
         model_check(strstr(zero_last_error(), arg) != NULL, __FILE__, __LINE__, arg);
     }
-    CHECK_OK(model_steps(m, 1));    /* it goes on */
-    CHECK_OK(zero_load(m->z, run)); /* which wants no lock */
+    CHECK_OK(model_steps(m, 1));    /* training goes on */
+    CHECK_OK(zero_load(m->z, run)); /* needs no lock */
 }
 
 /* ---- two contexts ---- */
@@ -70,7 +70,7 @@ static void save_beside(struct model_rank *m, void *arg)
     CHECK_OK(model_steps(m, 1));
     CHECK_OK(zero_load(m->z, same));
     CHECK_THAT(model_hash(m) == hash);
-    save(m, same); /* its own lock does not hinder it, whatever name it gives the folder */
+    save(m, same); /* its own lock does not stop it, whatever path it uses */
     CHECK_THAT(!access(lock_file, F_OK));
 }
 
@@ -113,9 +113,9 @@ static void test_many_folders(void **state)
     }
 }
 
-/* ---- a folder that is renamed or removed, and files of the user's ---- */
+/* ---- a renamed or removed folder, and files of the user's ---- */
 
-/* Another context may save into the folder or not. */
+/* Checks whether another context may save into the folder. */
 static void try_beside(const char *folder, bool is_free)
 {
     char copy[ZR_PATH_BYTES];
@@ -136,7 +136,7 @@ static void save_beside_another(struct model_rank *m, void *arg)
     struct model_rank *first = arg;
     save(m, run);
     CHECK_THAT(!access(moved_lock_file, F_OK));
-    /* The first one's lock went with the folder that it renamed. What it gives back is not this one's. */
+    /* The first context's lock moved with the renamed folder. Releasing it does not release this one. */
     CHECK_THAT(zero_save(first->z, run, NULL) == ZERO_ERR_IO);
     CHECK_THAT(strstr(zero_last_error(), "another of its contexts") != NULL);
     zr_folder_unlock_all(&first->z->locks);
@@ -158,7 +158,7 @@ static void rename_and_save(struct model_rank *m, void *arg)
     try_beside(run, false);
     clear(moved);
     CHECK_THAT(!rename(run, moved) && !mkdir(run, 0777));
-    CHECK_OK(export_to(m, run)); /* takes another lock, and gives it back */
+    CHECK_OK(export_to(m, run)); /* takes another lock, and releases it */
     CHECK_THAT(access(lock_file, F_OK) == -1);
     snprintf(command, sizeof command, "rm -r '%s' '%s'", run, moved);
     CHECK_THAT(!system(command));
@@ -234,13 +234,13 @@ static void test_files_of_the_user(void **state)
         assert_memory_equal(found, text, theirs[i].n);
         assert_int_equal(fclose(f), 0);
     }
-    /* The next save takes over what killed runs and power failures leave of a lock. */
+    /* The next save takes over lock files left by killed runs and power failures. */
     for (size_t i = 0; i < sizeof ours / sizeof *ours; i++) {
         write_lock_file(ours[i].text, ours[i].n);
         model_run(&alone, save, run);
         assert_int_equal(access(lock_file, F_OK), -1);
     }
-    /* What may be the user's is locked, and stays as it was. */
+    /* A file that may be the user's is locked, and not changed. */
     for (size_t i = 0; i < 2 * sizeof either / sizeof *either; i++) {
         size_t n = either[i / 2].n;
         write_lock_file(either[i / 2].text, n);
@@ -259,7 +259,7 @@ static void test_files_of_the_user(void **state)
 /* ---- two processes ---- */
 
 struct child {
-    bool leaves_one; /* a child of its own, which lives as long as `life` is open for writing elsewhere */
+    bool leaves_one; /* a child that lives as long as `life` is open for writing elsewhere */
     int reported[2], life[2], left[2];
 };
 
@@ -271,11 +271,11 @@ static void hold(struct model_rank *m, void *arg)
     if (c->leaves_one && !fork()) {
         struct zr_folder_locks inherited = m->z->locks;
         inherited.list[0].fd = dup(inherited.list[0].fd);
-        zr_folder_unlock_all(&inherited); /* as by zero_unwrap in a child: the lock is its parent's */
+        zr_folder_unlock_all(&inherited); /* like zero_unwrap in a child: the lock is its parent's */
         close(c->reported[1]);
         while (read(c->life[0], &byte, 1) > 0) {
         }
-        close(m->z->locks.list[0].fd); /* before the end, which closes what the test waits for first */
+        close(m->z->locks.list[0].fd); /* before exit, which would close first what the test waits for */
         _exit(0);
     }
     close(c->left[1]);
@@ -299,7 +299,7 @@ static void hold_in_child(bool leaves_one)
     }
     close(c.reported[1]);
     close(c.left[1]);
-    assert_int_equal(read(c.reported[0], &byte, 1), 1); /* none if it failed */
+    assert_int_equal(read(c.reported[0], &byte, 1), 1); /* none on failure */
     snprintf(holder, sizeof holder, "process %d on host ", (int)pid);
     model_run(&alone, refuse, holder);
     assert_int_equal(kill(pid, SIGKILL), 0);
@@ -326,7 +326,7 @@ static void test_two_processes(void **state)
     hold_in_child(true);
 }
 
-/* ---- where there are no locks ---- */
+/* ---- file systems without locks ---- */
 
 static int no_lock(void *arg, int fd)
 {
@@ -350,7 +350,7 @@ static void test_no_locks(void **state)
         .stage = 1, .world = 1, .keep = 1, .files = &files, .log = count_warnings, .log_arg = &n};
     model_run(&o, save, run);
     assert_int_equal(n, 1);
-    remove(lock_file); /* nobody can tell whether it is used */
+    remove(lock_file); /* then nothing shows whether it is in use */
     clear(run);
 }
 
@@ -358,7 +358,7 @@ static void test_no_locks(void **state)
 
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 
-/* Files are made once the test is elsewhere. */
+/* Files are opened after the test has changed its directory. */
 static int open_later(void *arg, const char *path, int flags, unsigned mode)
 {
     bool waits = flags & O_CREAT && strstr(path, "shard-");
@@ -419,7 +419,7 @@ static void test_paths(void **state)
     assert_int_equal(rmdir(run), 0);
     check_path("run/", expected);
     snprintf(expected, sizeof expected, "%s/none/such", here);
-    check_path("none/such", expected); /* its parent is not there: made nowhere */
+    check_path("none/such", expected); /* its parent does not exist, so nothing is made */
     check_path("/", "/");
     check_path("/none/such/", "/none/such");
     memset(longest, 'x', ZR_PATH_BYTES);

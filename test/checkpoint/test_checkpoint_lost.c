@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_checkpoint_lost.c: an asynchronous save that ends while its snapshot is still to be copied: because a
- * peer is lost, or because no thread can be had to write it; and what threads write. */
+/* test_checkpoint_lost.c: tests an asynchronous save that ends before its snapshot is copied, because a
+ * peer is lost or no thread can be started to write it. Also tests the threads that write. */
 #include "kernels/thread.h"
-#include "shard/engine/engine_inside.h"
+#include "shard/engine/internal.h"
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 
@@ -19,7 +19,7 @@
 
 #include <cmocka.h>
 
-/* ---- snapshots whose copies stand still until they are told to go on ---- */
+/* ---- snapshots whose copies wait until the test lets them go on ---- */
 
 struct gate {
     pthread_mutex_t lock;
@@ -44,7 +44,7 @@ static void stand(void *arg)
 static int copy_slowly(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
 {
     const char *to = dst, *snapshot = copying->snapshot;
-    bool shards = s != copying->compute; /* buffers are copied at once, by the thread that saves */
+    bool shards = s != copying->compute; /* the saving thread copies buffers at once */
     if (shards && to >= snapshot && to < snapshot + copying->plan->snapshot_bytes) {
         int err = own->call(s, stand, NULL, 0);
         if (err)
@@ -56,7 +56,7 @@ static int copy_slowly(struct zr_stream *s, void *dst, const void *src, int64_t 
 static void close_gate(struct model_rank *m)
 {
     struct zr_engine *e = m->z->engine;
-    CHECK_OK(zr_engine_drain(e)); /* the loop is at rest */
+    CHECK_OK(zr_engine_drain(e)); /* the loop is idle */
     gate.open = false;
     own = e->dev->ops;
     copying = e;
@@ -92,12 +92,12 @@ static void lose_peer(struct model_rank *m, void *arg)
     CHECK_OK(zero_save(m->z, "run", NULL));
     pthread_barrier_wait(barrier);
     if (m->rank == 0) {
-        /* As the rendezvous does when a peer's socket closes. */
+        /* Reports what the rendezvous reports when a peer's socket closes. */
         zr_engine_fail(m->z->engine, ZR_ERR_PEER, "rank 1 was lost: its connection was closed");
         CHECK_THAT(zr_save_end(m->z) == ZERO_ERR_PEER); /* does not wait for what may never come */
         CHECK_THAT(!gate_is_open());
         open_gate();
-        /* The snapshot is complete only now, and whoever was to be told is gone. */
+        /* The snapshot is complete only now, when no one waits for it any more. */
         CHECK_OK(zr_engine_device(m->z->engine)->ops->stream_sync(m->z->engine->reduce_stream));
     }
     CHECK_THAT(zero_save_wait(m->z, NULL) == ZERO_ERR_PEER);
@@ -151,7 +151,7 @@ static void save_without_thread(struct model_rank *m, void *arg)
     CHECK_OK(zero_save(m->z, "run", NULL));
     CHECK_THAT(!pthread_create(&later, NULL, open_later, NULL));
     CHECK_THAT(zero_save_wait(m->z, NULL) == ZERO_ERR_SYSTEM);
-    CHECK_THAT(gate_is_open()); /* the snapshot's memory is free again: its copies are done */
+    CHECK_THAT(gate_is_open()); /* the snapshot's memory may be reused: its copies are done */
     pthread_join(later, NULL);
     no_threads = false;
     CHECK_OK(zero_save(m->z, "run", NULL));
@@ -161,12 +161,12 @@ static void save_without_thread(struct model_rank *m, void *arg)
     CHECK_THAT(model_hash(m) == hash);
 }
 
-/* ---- on what threads files are read and written ---- */
+/* ---- the threads that read and write files ---- */
 
 static struct zr_files watched, plain;
-static _Atomic int n_transfers, n_heard; /* by threads of the library; of these, by ones that hear signals */
+static _Atomic int n_transfers, n_heard; /* of library threads; of those with signals */
 
-/* Of each write. */
+/* Called for each write. */
 static void look_at_thread(void)
 {
     char name[ZR_THREAD_NAME_BYTES];
@@ -193,7 +193,7 @@ static void save_on_threads(struct model_rank *m, void *arg)
     CHECK_OK(zero_save_wait(m->z, NULL));
 }
 
-/* The program's signals are for the program's threads, also while it saves. */
+/* The program's signals go to the program's threads, even during a save. */
 static void test_threads_that_write(void **state)
 {
     (void)state;
@@ -207,7 +207,7 @@ static void test_threads_that_write(void **state)
     memory_files_close(files);
 }
 
-/* Over shared memory also alone: it has a loop and streams of its own then. */
+/* Shared memory also for a single rank, which then has a loop and streams. */
 static void use_shm(struct zero_tensor *tensors, struct zero_config *cfg)
 {
     (void)tensors;
@@ -227,7 +227,7 @@ static void test_no_thread(void **state)
 
 int main(void)
 {
-    mallopt(M_PERTURB, 0x5a); /* what is freed does not stay as it was */
+    mallopt(M_PERTURB, 0x5a); /* freed memory is overwritten */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lost_peer),
         cmocka_unit_test(test_no_thread),

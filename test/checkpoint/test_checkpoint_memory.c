@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_checkpoint_memory.c: every allocation of wrap, step, save and load fails in turn, once and from then
- * on: an error, nothing lost, nothing left behind, and everything works afterwards. EVERY=n: one in n, among
- * several ranks in 5 n; EVERY=1: all. */
+/* test_checkpoint_memory.c: fails every allocation of wrap, step, save and load in turn, once and from
+ * then on. The call returns an error, nothing is lost or left behind, and everything works afterwards.
+ *
+ * EVERY=n in the environment tests one allocation in n, and one in 5 n among several ranks. EVERY=1 tests
+ * all. */
 #include "test/checkpoint/saved_model.h"
 
 #include <pthread.h>
@@ -19,9 +21,9 @@
 
 #include <cmocka.h>
 
-/* ---- the allocator, by the linker's --wrap; of the library's own code, libuv and jansson ---- */
+/* ---- the allocator, replaced by the linker's --wrap: for the library, libuv and jansson ---- */
 
-static _Atomic int64_t n_calls, fail_at; /* 0: never */
+static _Atomic int64_t n_calls, fail_at; /* 0: none fails */
 static _Atomic bool always;
 
 void *__real_malloc(size_t n);
@@ -69,7 +71,7 @@ static void begin_failing(int64_t k, bool for_good)
     fail_at = k;
 }
 
-/* Allocations since begin_failing. */
+/* Returns the number of allocations since begin_failing. */
 static int64_t end_failing(void)
 {
     fail_at = 0;
@@ -78,8 +80,8 @@ static int64_t end_failing(void)
 
 /* ---- one model ---- */
 
-/* The real file system, as the one in memory allocates too; but nothing is lost here, so nothing need wait
- * for the disk. */
+/* Uses the real file system, since the one in memory allocates too. No power failure is tested here, so
+ * nothing need wait for the disk. */
 static char folder[] = "/tmp/zero-checkpoint-XXXXXX", run[sizeof folder + 8];
 
 static int no_sync(void *arg, int fd)
@@ -91,7 +93,7 @@ static int no_sync(void *arg, int fd)
 
 static uint64_t hashes[3];
 
-static int every_alone = 1, every_among = 5; /* one in so many fails: of a rank alone, of one among several */
+static int every_alone = 1, every_among = 5; /* one in so many fails: for a single rank, and among several */
 
 static void reach(struct model_rank *m, void *arg)
 {
@@ -117,14 +119,13 @@ static void fail_calls(struct model_rank *m, void *arg)
         if (!err)
             err = zero_save_wait(m->z, NULL);
         done = end_failing() < k;
-        /* jansson misreads when memory is out: then what was read back is wrong somehow, and it is told how.
-         */
+        /* Without memory jansson misreads. Then the result is wrong in some way, and an error says so. */
         if (err)
             CHECK_THAT(err == ZERO_ERR_NOMEM || err == ZERO_ERR_IO);
         if (done)
             CHECK_THAT(err == 0);
         CHECK_THAT(model_hash(m) == hashes[2]);
-        /* It works again; and what could not be removed is. */
+        /* Saving works again, and removes what could not be removed. */
         CHECK_OK(zero_save(m->z, run, NULL));
         CHECK_OK(zero_save_wait(m->z, NULL));
         if (done)
@@ -135,7 +136,7 @@ static void fail_calls(struct model_rank *m, void *arg)
         begin_failing(k, for_good);
         int err = zero_load(m->z, run);
         done = end_failing() < k;
-        /* jansson misreads when memory is out: then what was read is wrong somehow, and it is told how. */
+        /* Without memory jansson misreads. Then the result is wrong in some way, and an error says so. */
         if (err)
             CHECK_THAT(err == ZERO_ERR_NOMEM || err == ZERO_ERR_IO);
         CHECK_THAT(model_t(m) == 2);
@@ -155,15 +156,15 @@ static void fail_calls(struct model_rank *m, void *arg)
     CHECK_OK(zero_save_wait(m->z, NULL));
 }
 
-/* ---- several ranks: whichever's allocation it is, all learn that the call failed, and go on ---- */
+/* ---- several ranks: all learn of a failed allocation on any of them, and go on ---- */
 
 struct among {
     bool for_good, done;
     int64_t first, every;      /* allocation */
-    pthread_barrier_t barrier; /* not the library's: that is what is tested */
+    pthread_barrier_t barrier; /* not the library's, which is under test */
     int err[3];
     char text[3][300];
-    char saves[3][sizeof run]; /* folders, by the step that is saved into them */
+    char saves[3][sizeof run]; /* folders, by the step that is saved in them */
 };
 
 static bool all_or_none(const struct model_rank *m, struct among *a, int err)
@@ -188,7 +189,7 @@ static void begin_among(const struct model_rank *m, struct among *a, int64_t k)
     pthread_barrier_wait(&a->barrier);
 }
 
-/* Were there fewer than k? */
+/* Returns whether there were fewer than k allocations. */
 static bool end_among(const struct model_rank *m, struct among *a, int64_t k)
 {
     pthread_barrier_wait(&a->barrier);
@@ -234,7 +235,7 @@ static void fail_among(struct model_rank *m, void *arg)
         int err = zero_load(m->z, a->saves[1]);
         done = end_among(m, a, k);
         CHECK_THAT(all_or_none(m, a, err));
-        /* jansson misreads when memory is out: then what was read is wrong somehow, and it is told how. */
+        /* Without memory jansson misreads. Then the result is wrong in some way, and an error says so. */
         CHECK_THAT(err == 0 || ((err == ZERO_ERR_NOMEM || err == ZERO_ERR_IO) && !done));
         CHECK_THAT(model_t(m) == (err ? 2 : 1));
         if (err && ++n % 16)
@@ -278,7 +279,7 @@ static void test_allocations_of_calls(void **state)
     }
 }
 
-/* EVERY in the environment: 1 takes minutes. */
+/* EVERY=1 in the environment takes minutes. */
 
 static void test_allocations_among_ranks(void **state)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_checkpoint_optimizers.c: checkpoints of models whose tensors have optimizers of their own, of another
- * kind than the model's. */
+/* test_checkpoint_optimizers.c: tests checkpoints of models in which tensors have their own optimizers, of
+ * other kinds than the model's. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 #include "zero/checkpoint/manifest.h"
@@ -23,7 +23,7 @@
 
 static struct memory_files *files;
 
-/* Groups 1 to 6. */
+/* Parameter groups 1 to 6. */
 #define DEFAULTS .beta1 = ZERO_AUTO, .beta2 = ZERO_AUTO, .eps = ZERO_AUTO
 static const struct zero_optim groups[] = {
     {.optimizer = ZERO_LION, .lr_scale = 0.25f, .weight_decay = 0.1f, DEFAULTS},
@@ -45,7 +45,7 @@ static void mixed(struct zero_tensor *t, struct zero_config *cfg)
     cfg->n_optim_groups = sizeof groups / sizeof *groups;
 }
 
-/* ---- from every stage and world into every other ---- */
+/* ---- from every stage and world to every other ---- */
 
 static const struct {
     int stage, world;
@@ -86,7 +86,7 @@ static void load_all(struct model_rank *m, void *arg)
 {
     int self = *(int *)arg;
     for (int k = 1; k <= N_WAYS; k++) {
-        int i = (self + k) % N_WAYS; /* its own last */
+        int i = (self + k) % N_WAYS; /* its own comes last */
         char dir[16];
         snprintf(dir, sizeof dir, "/way%d", i);
         CHECK_OK(zero_load(m->z, dir));
@@ -136,7 +136,7 @@ static void another(struct zero_tensor *t, struct zero_config *cfg)
     case 0:
         t[0].group = 0;
         break;
-    case 1: /* the same name, with momentum: what the other tensors have stays */
+    case 1: /* the same name, with momentum: the other tensors' state is kept */
         cfg->optim.optimizer = ZERO_SGD;
         cfg->optim.beta1 = 0.5f;
         t[1].group = 0;
@@ -175,7 +175,7 @@ static void another_optimizer_is_refused(void **state)
     }
 }
 
-/* Other groups of the same kinds, whatever the rates: those are the program's. */
+/* Other groups of the same kinds with other rates. Rates belong to the program. */
 static void renamed(struct zero_tensor *t, struct zero_config *cfg)
 {
     mixed(t, cfg);
@@ -200,7 +200,7 @@ static void default_and_name_are_one(void **state)
     memory_files_close(files);
 }
 
-/* An optimizer of a later library, or of one built with more of them. */
+/* An optimizer of a later library, or of one built with more optimizers. */
 static void unknown_names_are_read(void **state)
 {
     (void)state;

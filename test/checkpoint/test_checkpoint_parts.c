@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_checkpoint_parts.c: where the elements of a part are in the whole, against counting them one by one;
- * and what a manifest says of it. That checkpoints of any mesh load on any other is shown by
- * zero/test_tp_checkpoints.c. */
+/* test_checkpoint_parts.c: tests where the elements of a tensor-parallel part are in the whole tensor,
+ * against counting them one by one. Also tests what a manifest records of a part.
+ * zero/test_tp_checkpoints.c tests that checkpoints of any mesh load on any other. */
 #include "kernels/error.h"
 #include "shard/tp_cut.h"
 #include "test/kernels/random.h"
@@ -19,7 +19,7 @@
 
 enum { MOST_DIMS = 4, MOST_ELEMS = 1 << 16 };
 
-/* Of a tensor of the whole, ended by 0, and how it is cut. */
+/* The shape of a whole tensor, ended by 0, and how it is cut. */
 struct drawn {
     int64_t whole[8], part[8];
     int32_t n_dims, dim, blocks, parts;
@@ -54,7 +54,7 @@ static int64_t count(const int64_t shape[8])
     return n;
 }
 
-/* Element i of a part in the whole; -1: it pads. */
+/* Returns the index of a part's element i in the whole; -1: padding. */
 static int64_t place_of(const struct drawn *d, int32_t part, int64_t i)
 {
     int64_t at[MOST_DIMS], whole = 0;
@@ -129,7 +129,7 @@ static void what_is_not_cut_is_one_run(void **state)
 
 /* ---- manifests ---- */
 
-/* Printed, and read again. */
+/* Prints a manifest and reads it again. */
 static int print_and_parse(int32_t parts, int32_t dim, int64_t rows, int32_t blocks,
                            struct zr_manifest *again)
 {

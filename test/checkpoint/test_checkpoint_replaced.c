@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_checkpoint_replaced.c: an export that replaces an earlier one. Rank 0 is killed, the power fails, or
- * a call fails, at every file call in turn. A reader that looks for model.safetensors first and for the
- * index afterwards then finds the old export or the new one, whole, and zero_import reads it. Files of other
- * programs are refused by name. N_SUBSETS: subsets of what was not synced, for each power failure. */
+/* test_checkpoint_replaced.c: tests an export that replaces an earlier one. At every file call in turn,
+ * rank 0 is killed, the power fails, or the call fails. A reader that looks for model.safetensors first
+ * and then for the index finds the old export or the new one, complete, and zero_import reads it. Files of
+ * other programs are refused by name.
+ *
+ * N_SUBSETS is the number of subsets of unsynced changes for each power failure. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 #include "test/zero/pp_model.h"
@@ -31,7 +33,8 @@ static uint64_t mix(uint64_t h, const void *data, int64_t n)
     return h;
 }
 
-/* Adds up hashes of the file's tensors, so their order does not matter. False if there is no such file. */
+/* Adds up hashes of the file's tensors, so their order does not matter. Returns false if there is no such
+ * file. */
 static bool hash_file(struct memory_files *m, const char *name, uint64_t *sum)
 {
     char path[ZR_PATH_BYTES];
@@ -55,7 +58,7 @@ static bool hash_file(struct memory_files *m, const char *name, uint64_t *sum)
     return true;
 }
 
-/* Returns what the folder holds for a loader in Hugging Face's order; 0: nothing. */
+/* Returns a hash of what the folder holds for a loader in Hugging Face's order; 0: nothing. */
 static uint64_t hash_export(struct memory_files *m)
 {
     uint64_t sum = 0;
@@ -107,9 +110,9 @@ enum fault { KILLED, FAILED, N_FAULTS };
 struct world {
     const struct mesh *mesh;
     pthread_barrier_t barrier;
-    /* Bytes of a file of the old export and of the new one. 0: a single file. -1: there is no old one. */
+    /* Bytes per file of the old export and of the new one. 0: a single file. -1: there is no old one. */
     int64_t old_bytes, new_bytes;
-    /* With the old export; the new one alone; and at each call that met a fault. */
+    /* Disks with the old export, with the new one only, and at each call that met a fault. */
     struct memory_files *before, *after, *at[N_FAULTS][MOST_CALLS];
     int n_at[N_FAULTS], code[MOST_WORLD];
     bool done;
@@ -150,7 +153,7 @@ static int export_to(struct one_rank *o, struct memory_files *m, int64_t file_by
     return zero_export(o->z, "run", o->map.list, o->map.n, file_bytes);
 }
 
-/* The export over a copy of the disk, with a fault at call k. */
+/* Exports over a copy of the disk, with a fault at call k. */
 static void meet_fault(struct world *w, struct one_rank *o, enum fault fault, int k)
 {
     int rank = o->r->rank;
@@ -204,7 +207,7 @@ static void export_over(struct toy_rank *r)
 struct found {
     struct memory_files *disk;
     uint64_t bits;
-    /* of the export that follows; -1: none does */
+    /* of the next export; -1: there is none */
     int64_t file_bytes;
     bool empty;
 };
@@ -316,12 +319,12 @@ struct two {
     bool without_ids;
 };
 
-/* The first file in the folder whose name begins like a shard's. */
+/* Finds the first file in the folder whose name begins like a shard's. */
 static int first_shard(void *arg, const char *name)
 {
     char *first = arg;
     bool is = !strncmp(name, "model-", 6);
-    if (is && (!*first || strcmp(name + 22, first + 22) < 0)) /* behind the id */
+    if (is && (!*first || strcmp(name + 22, first + 22) < 0)) /* after the id */
         snprintf(first, 64, "%s", name);
     return 0;
 }
@@ -386,7 +389,7 @@ static void files_of_two_exports_are_refused(void **state)
     memory_files_close(b);
 }
 
-/* ---- files of others, on a disk ---- */
+/* ---- other files, on a disk ---- */
 
 struct foreign {
     const char *folder, *name;
@@ -458,11 +461,11 @@ static void weights_of_others_are_refused(void **state)
                  names[i], names[i]);
         run_in(folder, command);
     }
-    /* Its own files under other names are somebody's copies. */
+    /* Copies of its files under other names belong to the user. */
     run_in(folder, "cp model.safetensors best.safetensors");
     try_beside(folder, "best.safetensors");
     run_in(folder, "rm best.safetensors");
-    /* What killed exports left unfinished goes, and nothing else does. */
+    /* Unfinished files of killed exports are removed, and no others. */
     run_in(folder, "echo x > .libzero_export-0123456789abcdef-00003 && echo x > .libzero_export-mine");
     try_beside(folder, NULL);
     run_in(folder, "test \"$(echo $(ls -A))\" = '.libzero_export-mine config.json model.safetensors "

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_checkpoint_thawed.c: tensors that were frozen when they were saved and are trained when they are
- * loaded, and the reverse, f32 and bf16, on other worlds and at other stages. The weights are the saved ones,
- * bit by bit. A tensor that is trained now has masters of the same values and fresh states. Every other
- * tensor is as it was. One line says so, one says that a unit's step count is not the thawed tensor's, and
- * training goes on. So it is with units that are split, which go on with their counts and the same bits, and
- * with units of other counts that are merged, which the line names. */
+/* test_checkpoint_thawed.c: tests tensors that were frozen when saved and are trained when loaded, and the
+ * reverse. They are f32 and bf16, on other worlds and at other stages. The weights have the saved bits. A
+ * thawed tensor has masters of the same values and fresh states, and every other tensor is unchanged. A
+ * log line reports this, another one that a unit's step count is not the thawed tensor's, and training
+ * goes on.
+ *
+ * Also tests units that are split, which keep their counts and bits, and units of different counts that
+ * are merged, which a log line names. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
 
@@ -16,7 +18,7 @@
 
 #include <cmocka.h>
 
-/* Entries of saved_model.c's table. Two are trained and two are frozen, one of each dtype. */
+/* Entries of saved_model.c's table: two trained and two frozen tensors, one of each dtype. */
 enum { LAYERS_W = 1, POSITION = 3, MASK = 4, HEAD = 5, RUNNING = 7, N_STATES = 2, MOST = 7 * 33 * 21 };
 
 /* Values of all tensors, as zero_read gives them; zeros where there are none. */
@@ -60,7 +62,7 @@ static void take(struct model_rank *m, struct values *out)
     free(v);
 }
 
-/* The other way round, for one trained and one frozen tensor of each dtype. */
+/* Freezes a trained tensor and thaws a frozen one, of each dtype. */
 static void change(struct zero_tensor *t, struct zero_config *cfg)
 {
     static _Thread_local void *grad[2];
@@ -169,7 +171,7 @@ static void frozen_and_trained_change_places(void **state)
 
 /* ---- units that are split or merged ---- */
 
-/* Moves the head from the first unit into a new one behind it. */
+/* Moves the head from the first unit into a new unit after it. */
 static void split_the_first_unit(struct zero_tensor *t, struct zero_config *cfg)
 {
     (void)cfg;
@@ -177,7 +179,7 @@ static void split_the_first_unit(struct zero_tensor *t, struct zero_config *cfg)
         t[i].unit += t[i].unit > 0 || i == HEAD;
 }
 
-/* leaves_out: for each of three steps, the units that have no backward. */
+/* leaves_out: the units without a backward, for each of three steps. */
 struct split {
     bool at_save, at_load;
     unsigned leaves_out[3];
@@ -259,7 +261,7 @@ static void units_that_are_merged_are_named(void **state)
         assert_non_null(
             strstr(merged, "(1 tensors or layers in all, and the steps that updated each: embedding 1)"));
         assert_true(s.hash != s.saved_hash);
-        /* The same number of steps each: nothing to say, and the same bits. */
+        /* All units took the same number of steps: no log line, and the same bits. */
         s = (struct split){.at_save = true, .leaves_out = {0, 3, 3}};
         run_counts(&s, way);
         assert_int_equal(n_mixed, 0);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fixture.c: see fixture.h. */
+/* comm_fixture.c: opens and closes what comm_fixture.h describes. */
 #include "test/comm/comm_fixture.h"
 
 #include <string.h>
@@ -37,7 +37,7 @@ static void find_group(struct fixture *o, const struct zr_world *w, const struct
     int at = 0, first, end;
     if (!g) {
         o->group = zr_group_of_all(w->rank, w->world);
-        o->group.local_size = w->world; /* as the topology says of them */
+        o->group.local_size = w->world; /* as a topology of one host says */
         o->group.local_rank = w->rank;
         return;
     }
@@ -142,7 +142,7 @@ void note_status(struct rank *me, struct zr_comm *c)
 
 void wait_failed(struct zr_comm *c)
 {
-    /* Nobody but the alarm is asked: a failure is told to this rank, it need not look for it. */
+    /* Watch only the alarm: this rank must be notified of a failure without looking for it. */
     for (int i = 0; i < 30000 && !atomic_load(c->alarm); i++)
         sleep_ms(1);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm_suite.c: see comm_suite.h. */
+/* comm_suite.c: the checks that comm_suite.h declares. */
 #include "test/comm/comm_suite.h"
 #include "comm/flight_view.h"
 #include "comm/segment.h"
@@ -13,7 +13,7 @@
 
 enum { ARENA_BYTES = 1 << 19, TIMEOUT_MS = 60000, MOST_SEGS = 5, POISON = 0xff };
 
-/* --- what ranks put in --- */
+/* --- input values --- */
 
 static uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c)
 {
@@ -21,8 +21,8 @@ static uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c)
     return random_next(&s);
 }
 
-/* Element i of what rank puts at off in operation op: signs mixed, magnitudes from 2^-8 to 2^8, some zeros.
- */
+/* Element i of the input that rank writes at off for operation op. Signs are mixed, magnitudes range from
+ * 2^-8 to 2^8, and some elements are zero. */
 static float value(uint64_t seed, int op, int rank, int64_t off, int64_t i)
 {
     uint64_t x = mix(seed, (uint64_t)op, (uint64_t)rank, (uint64_t)(off + i));
@@ -36,7 +36,7 @@ static uint16_t bf16_cut(float x)
 {
     uint32_t u;
     memcpy(&u, &x, 4);
-    return (uint16_t)(u >> 16); /* any bf16 will do */
+    return (uint16_t)(u >> 16); /* truncates; any bf16 value will do */
 }
 
 static float element(uint64_t seed, enum zr_dtype t, int op, int rank, int64_t off, int64_t i)
@@ -69,7 +69,7 @@ static void put_bytes(char *to, uint64_t seed, int op, int rank, int64_t off, in
     }
 }
 
-/* The reference of the sum: sum(lo, h) + sum(lo + h, n - h), h the largest power of two below n. */
+/* The reference sum: sum(lo, h) + sum(lo + h, n - h), where h is the largest power of two below n. */
 static float tree(const float *x, int n)
 {
     if (n == 1)
@@ -80,7 +80,7 @@ static float tree(const float *x, int n)
     return tree(x, h) + tree(x + h, n - h);
 }
 
-/* --- one operation: drawn, prepared, expected --- */
+/* --- one operation: draw it, prepare its input, compute the expected result --- */
 
 enum { MOST_PLACES = 2 * MOST_RANKS + 1 };
 
@@ -89,12 +89,12 @@ struct drawn {
     int n_seg, root;
     struct zr_gather_seg gather[MOST_SEGS];
     struct zr_reduce_seg reduce[MOST_SEGS];
-    int64_t begin[MOST_SEGS][MOST_RANKS + 1]; /* of a place's slice, bytes: what the cut should mean */
-    int64_t list[MOST_SEGS][MOST_PLACES];     /* of a cut's places */
+    int64_t begin[MOST_SEGS][MOST_RANKS + 1]; /* expected start of each place's slice, in bytes */
+    int64_t list[MOST_SEGS][MOST_PLACES];     /* the places of a ragged cut */
     int64_t off, bytes;
     int32_t n_sum, n_max;
     struct zr_tag tag;
-    int64_t wire; /* bytes this rank takes */
+    int64_t wire; /* bytes that this rank receives */
 };
 
 static int64_t begin_of(const struct drawn *d, int seg, int place)
@@ -115,7 +115,7 @@ static int64_t longest(const struct drawn *d, int seg, int size)
     return most;
 }
 
-/* Slices that are equal, or whose last are short or empty. */
+/* Draws equal slices. The last ones may be short or empty. */
 static struct zr_cut draw_equal(uint64_t *rng, int size, int64_t elem, int64_t *begin)
 {
     int64_t each = 128 * random_in(rng, 0, random_in(rng, 0, 3) ? 8 : 100);
@@ -126,8 +126,8 @@ static struct zr_cut draw_equal(uint64_t *rng, int size, int64_t elem, int64_t *
     return (struct zr_cut){.each = each, .total = total};
 }
 
-/* Slices of any size, none of some places. The list counts in bytes or elements, from anything on, and may
- * have numbers between those that count. */
+/* Draws slices of any size; some are empty. The list counts in bytes or elements, starts at any value, and
+ * may hold unused numbers between those that count. */
 static struct zr_cut draw_ragged(uint64_t *rng, int size, int64_t elem, int64_t *begin, int64_t *list)
 {
     int64_t most = 64 * random_in(rng, 0, random_in(rng, 0, 3) ? 16 : 200), at = 0,
@@ -137,7 +137,7 @@ static struct zr_cut draw_ragged(uint64_t *rng, int size, int64_t elem, int64_t 
         begin[p] = at;
         at += random_in(rng, 0, 2) ? 64 * random_in(rng, 0, most / 64) : 0;
     }
-    /* total may be no multiple of 64, and then several places may end there */
+    /* If total is no multiple of 64, several places may end there. */
     int64_t total = begin[size] - (begin[size] ? random_in(rng, 0, 16) * elem : 0);
     for (int p = 0; p <= size; p++)
         begin[p] = begin[p] < total ? begin[p] : total;
@@ -154,7 +154,7 @@ static struct zr_cut draw_cut(uint64_t *rng, int size, int64_t elem, struct draw
                                 : draw_equal(rng, size, elem, d->begin[seg]);
 }
 
-/* A place in [*at, end) of the arena, aligned, with a gap before it. -1: no room. */
+/* Returns an aligned place in [*at, end) of the arena, with a gap before it, or -1 if there is no room. */
 static int64_t place(uint64_t *rng, int64_t *at, int64_t end, int64_t bytes, int64_t align)
 {
     int64_t p = (*at + align * random_in(rng, 0, 3) + align - 1) / align * align;
@@ -164,7 +164,8 @@ static int64_t place(uint64_t *rng, int64_t *at, int64_t end, int64_t bytes, int
     return p;
 }
 
-/* The same on every rank of a group, but for the place of a reduce that goes in place. */
+/* Draws the same operation on every rank of a group, except that each rank places an in-place reduce for
+ * itself. */
 static void draw(uint64_t *rng, const struct fixture_kind *kind, int world, int me, bool reduces, int64_t at,
                  int64_t end, int number, struct drawn *d)
 {
@@ -220,8 +221,8 @@ static void draw(uint64_t *rng, const struct fixture_kind *kind, int world, int 
     }
 }
 
-/* Word k of an agreement: what a rank puts in. Sums of all ranks' just fit; what is compared uses all bits.
- */
+/* Word k of an agreement that rank contributes. Words to be summed are small enough that their sum fits;
+ * words to be compared use all bits. */
 static uint64_t word(const struct drawn *d, uint64_t seed, int op, int world, int rank, int k)
 {
     uint64_t x = mix(seed, (uint64_t)op, (uint64_t)rank, (uint64_t)d->off + (uint64_t)k);
@@ -269,10 +270,12 @@ static void prepare(const struct drawn *d, uint64_t seed, int op, int world, int
     }
 }
 
-/* Turns expected, a copy of the arena after prepare, into what it should be afterwards. Returns the worst
- * error of a sum against fp64 in units of its bound. got: NULL, or the arena as it is, of a communicator that
- * adds in an order of its own, with the wire's rounding at each step, and uses this rank's slice of src for
- * it: what it made is then within its bound. */
+/* Turns expected, a copy of the arena after prepare, into what the arena should be after the operation.
+ * Returns the worst error of a sum against fp64, in units of its bound.
+ *
+ * got is NULL for an exact communicator. Other communicators add in their own order and round to
+ * the wire's type at each step. For them got is the arena as it is, and this rank's slice only has to be
+ * within the bound. */
 static double finish(const struct drawn *d, uint64_t seed, int op, int world, int me, char *arena,
                      const char *got)
 {
@@ -302,7 +305,7 @@ static double finish(const struct drawn *d, uint64_t seed, int op, int world, in
                 exact += old;
                 magnitude += fabs((double)old);
             }
-            /* each element passes through at most log2(world) + 1 additions */
+            /* Each element passes through at most log2(world) + 1 additions. */
             double bound = 0x1p-24 * (ceil(log2(world)) + 1) * magnitude * 1.01;
             if (got) {
                 memcpy(&sum, got + g->dst + 4 * k, 4);
@@ -325,7 +328,7 @@ static double finish(const struct drawn *d, uint64_t seed, int op, int world, in
     return worst;
 }
 
-/* The segments, with lists of places that are another operation's after the call. */
+/* Starts the operation with lists of places that are overwritten after the call. */
 static int put_segments(struct zr_comm *c, struct zr_stream *s, const struct drawn *d)
 {
     static const int64_t used_again = 0x5555555555555555;
@@ -360,7 +363,7 @@ static int put_on(struct zr_comm *c, struct zr_stream *s, const struct drawn *d)
 
 static int64_t first_difference(const char *a, const char *b, int64_t n)
 {
-    if (memcmp(a, b, (size_t)n) == 0) /* byte by byte takes most of the time under a sanitizer */
+    if (memcmp(a, b, (size_t)n) == 0) /* comparing byte by byte is slow under a sanitizer */
         return -1;
     int64_t i = 0;
     while (a[i] == b[i])
@@ -378,7 +381,7 @@ void comm_suite_deal(struct fixture_groups *g, uint64_t seed, int world)
     g->n_first = (int)random_in(&seed, 1, world);
 }
 
-/* Opens the plan's communicators. What ranks put in is drawn by place, and is another group's with another
+/* Opens the plan's communicators. Inputs depend on the place within the group, and each group has its own
  * seed. */
 static int open_plan(struct fixture *o, const struct rank *me, int64_t arena_bytes, uint64_t *seed)
 {
@@ -388,9 +391,9 @@ static int open_plan(struct fixture *o, const struct rank *me, int64_t arena_byt
     return err;
 }
 
-/* --- one operation after the other, the whole arena checked after each --- */
+/* --- one operation at a time, with the whole arena checked after each --- */
 
-/* n operations, each of which was started and finished, in this order. Takes the recorder. */
+/* Checks that exactly n operations were recorded as started and finished, in order. Closes the recorder. */
 static void expect_finished(struct rank *me, struct zr_flight *f, int n)
 {
     struct zr_flight_view *v = malloc(sizeof *v);
@@ -459,7 +462,7 @@ void comm_suite_conform(struct rank *me)
                              &want[k].n_agree};
         ++*counts[d.op];
         want[k].wire_bytes += d.wire;
-        if (d.op == ZR_OP_ALL_GATHER) { /* peers may still read what will be overwritten now */
+        if (d.op == ZR_OP_ALL_GATHER) { /* peers may still read what is overwritten next */
             d.tag.mark = (struct zr_flight_mark){0};
             RANK_CHECK(me, c->ops->exchange(c, o.stream[k], 0, 0, &d.tag) == 0, "%s", zr_error_text());
             o.dev->ops->stream_sync(o.stream[k]);
@@ -485,7 +488,7 @@ void comm_suite_conform(struct rank *me)
     expect_finished(me, flight, p->n_ops);
 }
 
-/* --- one arena of two communicators --- */
+/* --- one arena shared by two communicators --- */
 
 enum {
     SHARED_BYTES = 1 << 16,
@@ -496,8 +499,8 @@ enum {
     GATHERED = 40960
 };
 
-/* Puts what this rank has into expected, and what the others have into whole, of an exchange at off among the
- * members of a group. */
+/* The exchange at off among the members of g: writes this rank's slot to mine, and every member's slot to
+ * whole. */
 static void expect_slots(char *mine, char *whole, const struct zr_group *g, int64_t off, char mark)
 {
     for (int p = 0; p < g->size; p++)
@@ -513,7 +516,7 @@ void comm_suite_shared(struct rank *me)
     struct zr_tag tag = {.unit = 3};
     char why[512];
     int64_t reserve = p->kind->reserve_bytes ? p->kind->reserve_bytes(me->w.world, 0) : 0;
-    int64_t bytes = SHARED_BYTES + 2 * reserve; /* each has its own */
+    int64_t bytes = SHARED_BYTES + 2 * reserve; /* each communicator has its own reserve */
     RANK_CHECK(me, fixture_open(&o, &me->w, p->kind, 2, TIMEOUT_MS, 0) == 0, "%s", zr_error_text());
     RANK_CHECK(me, fixture_open_more(&more, &o, &me->w, p->groups, p->kind, TIMEOUT_MS) == 0, "%s",
                zr_error_text());
@@ -590,7 +593,7 @@ void comm_suite_mixed(struct rank *me)
         }
         RANK_CHECK(me, fixture_store(&o, k, expected[k], bytes) == 0, "%s", zr_error_text());
     }
-    /* The two communicators' orders are fixed each; how they mix may differ from rank to rank. */
+    /* Each communicator has a fixed order of operations. How the two orders mix may differ between ranks. */
     int next[2] = {0, 0};
     while (next[0] < N_MIXED || next[1] < N_MIXED) {
         int k = (int)random_in(&order, 0, 1);

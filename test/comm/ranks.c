@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ranks.c: see ranks.h. */
+/* ranks.c: starts and joins the ranks of ranks.h. */
 #include "test/comm/ranks.h"
 #include "test/held_port.h"
 #include "test/kernels/random.h"
@@ -104,14 +104,14 @@ static void run_processes(struct rank *r, int n, void (*fn)(struct rank *r))
         id[i] = fork();
         assert_true(id[i] >= 0);
         if (id[i] == 0) {
-            /* cmocka catches these and would go on with the next test, in this process too. */
+            /* cmocka catches these signals and would go on with the next test, even in this process. */
             static const int fatal[] = {SIGSEGV, SIGFPE, SIGBUS, SIGILL, SIGSYS, SIGABRT};
             for (size_t k = 0; k < sizeof fatal / sizeof *fatal; k++)
                 signal(fatal[k], SIG_DFL);
             alarm(120);
             fn(&r[i]);
             fflush(NULL);
-            exit(0); /* not _exit: what leaks is told there */
+            exit(0); /* not _exit: leaks are reported at exit */
         }
     }
     for (int i = 0; i < n; i++) {

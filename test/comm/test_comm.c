@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_comm.c: the suite of comm_suite.h for self, and for shm with ranks as threads and as processes. */
+/* test_comm.c: runs the suite of comm_suite.h for self, and for shm with ranks as threads and as
+ * processes. */
 #include "comm/shm/shm.h"
 #include "test/comm/comm_suite.h"
 
@@ -48,7 +49,7 @@ static void test_mixed(void **state)
     run_ranks(false, 1, comm_suite_mixed, &p, NULL);
 }
 
-/* Groups of some ranks, in an order of their own: two of them side by side, each with its own bytes. */
+/* Two groups at once, each with some ranks in any order. Each moves its own bytes only. */
 static void test_groups(void **state)
 {
     (void)state;
@@ -82,8 +83,8 @@ static void deep_queue(struct rank *me)
     for (int i = 0; i < MOST; i++)
         memset(o.base[0] + i * 256 + me->w.rank * 128, i % 100 + me->w.rank, 128);
     if (me->w.rank == 1)
-        nanosleep(&(struct timespec){.tv_nsec = 100 * 1000000}, NULL); /* so rank 0's queue fills */
-    /* Every other operation has segments with places of their own, which are kept too. */
+        nanosleep(&(struct timespec){.tv_nsec = 100 * 1000000}, NULL); /* so that rank 0's queue fills */
+    /* Every other operation has segments with their own lists of places, which are kept too. */
     for (int i = 0; i < N_OPS; i++) {
         int64_t list[] = {5, 5 + 128, 5 + 256};
         for (int k = 0; k < N_SEGS; k++)
@@ -93,7 +94,7 @@ static void deep_queue(struct rank *me)
             "%s", zr_error_text());
         *(volatile int64_t *)&list[1] = 0;
     }
-    /* As many as there is room for in all, from the middle of the ring. */
+    /* As many segments as fit in total, starting in the middle of the ring. */
     RANK_CHECK(me, c->ops->all_gather(c, o.stream[0], seg, MOST, &tag) == 0, "%s", zr_error_text());
     RANK_CHECK(me, c->ops->all_gather(c, o.stream[0], seg, MOST + 1, &tag) == ZR_ERR_ARG,
                "too many were taken");
@@ -120,11 +121,11 @@ static void test_deep_queue(void **state)
     run_ranks(true, 2, deep_queue, NULL, NULL);
 }
 
-/* A peer that does not come: whoever asks is told that there is no room, and is not held up. */
+/* A peer does not come. A rank that asks for room gets the answer no, and is not held up. */
 static void full_queue(struct rank *me)
 {
-    /* As if each segment had a list of its three places, and an operation had to skip the end of the ring;
-     * which none does here, as their number divides the ring. */
+    /* Counts each segment with its list of three places, and allows for an operation that has to skip the
+     * end of the ring. None does here, since these sizes divide the ring. */
     enum {
         N_SEGS = 1024,
         SEG = sizeof(union zr_any_seg),
@@ -156,7 +157,7 @@ static void full_queue(struct rank *me)
             RANK_CHECK(me, all_at(me, 2 * round + 1), "the other does not come");
         }
         o.dev->ops->stream_sync(s);
-        /* Wherever the ring is, there is room for the two largest that a job can put there. */
+        /* At any position of the ring there is room for the two largest operations of a job. */
         RANK_CHECK(me, c->ops->has_room(c, 2, ZR_RING_SEGS), "no room in an empty queue");
         for (int i = 0; i < 2; i++)
             RANK_CHECK(me, c->ops->all_gather(c, s, seg, ZR_RING_SEGS, &tag) == 0, "%s", zr_error_text());
@@ -174,9 +175,9 @@ static void test_full_queue(void **state)
     run_ranks(true, 2, full_queue, NULL, NULL);
 }
 
-/* --- more operations than a word counts --- */
+/* --- operation numbers that wrap around --- */
 
-/* As if 2^30 operations more had passed. The stream is idle. */
+/* Acts as if 2^30 more operations had passed. The stream is idle. */
 static void pass_operations(struct zr_comm *c)
 {
     struct zr_shm *m = (struct zr_shm *)c;
@@ -184,8 +185,8 @@ static void pass_operations(struct zr_comm *c)
     atomic_fetch_add(&m->run_seq, 1 << 30);
 }
 
-/* An operation whose word the others do not raise, behind as many of them as half of what a word counts and
- * more: a rank must still wait for those that are not there yet. */
+/* Passes more than half as many operations as a word can count, of a kind for which peers raise no
+ * word. Then a rank must still wait for peers that are not there yet. */
 static void numbers_wrap(struct rank *me)
 {
     struct fixture o;
@@ -202,7 +203,7 @@ static void numbers_wrap(struct rank *me)
             o.dev->ops->stream_sync(s);
             pass_operations(c);
         }
-        /* The last of all comes last. */
+        /* The last of all ranks comes last. */
         RANK_CHECK(me, all_at(me, round + 1), "a rank is missing");
         if (me->w.rank == round % me->w.world)
             nanosleep(&(struct timespec){.tv_nsec = 20 * 1000000}, NULL);
@@ -250,7 +251,7 @@ static void test_caller_stream(void **state)
 
 int main(void)
 {
-    /* What forks comes before what makes threads in this process. */
+    /* Tests that fork come before tests that start threads in this process. */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shm_processes), cmocka_unit_test(test_groups),
         cmocka_unit_test(test_deep_queue),    cmocka_unit_test(test_full_queue),

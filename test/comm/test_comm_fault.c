@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_comm_fault.c: what goes wrong among ranks is an error on every rank, with the cause and the place;
- * never a hang, and nothing left behind. */
+/* test_comm_fault.c: tests that failures among ranks are errors on every rank, with cause and place. No
+ * rank hangs and nothing is left behind. */
 #include "comm/shm/shm.h"
 #include "test/comm/comm_fixture.h"
 
@@ -66,7 +66,7 @@ static void differ(struct rank *me)
         RANK_CHECK(me, c->ops->exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(s);
     RANK_CHECK(me, c->ops->status(c, NULL, 0) == 0, "failed too early");
-    RANK_CHECK(me, all_at(me, 1), "a rank is missing"); /* from here on a failure elsewhere is seen here */
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing"); /* from here on this rank sees a failure of another */
     memset(o.base[0], 0xff, ARENA_BYTES);
     struct zr_gather_seg g = {.src = 0, .dst = 0, .in_place = true, .cut = {128, 512}};
     struct zr_reduce_seg r[2] = {{.src = 0, .dst = 8192, .cut = {128, 512}, .dtype = ZR_F32},
@@ -97,7 +97,7 @@ static void differ(struct rank *me)
     else
         err = c->ops->reduce_scatter(c, s, r, n, &tag);
     RANK_CHECK(me, err == 0, "%s", zr_error_text());
-    /* What is queued behind it ends at once too, and moves nothing. */
+    /* An operation queued behind it ends at once too, and moves nothing. */
     RANK_CHECK(me, c->ops->exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(s);
     note_status(me, c);
@@ -120,7 +120,7 @@ static void test_operations_differ(bool forked)
             expect_rank(&r[i], ZR_ERR_MISMATCH, " seq 3 unit 1");
             bool names_odd = strstr(r[i].note, ": rank 3 is at ") != NULL;
             bool by_odd = strstr(r[i].note, "(found by rank 3)") != NULL || i == 3;
-            /* either the odd one found another, or another found the odd one */
+            /* either the odd rank found another, or another rank found the odd one */
             if (!names_odd && !by_odd)
                 fail_msg("rank %d: \"%s\" does not name rank 3", i, r[i].note);
             if (!strstr(r[i].note, said[what][0]) && !strstr(r[i].note, said[what][1]))
@@ -169,12 +169,12 @@ static void stay_away(struct rank *me)
         o.dev->ops->stream_sync(o.stream[0]);
     }
     note_status(me, c); /* the rank that stayed away hears of it too */
-    /* Who closes first would explain the others. */
+    /* Wait: a rank that closes early would be another cause for the others' failure. */
     RANK_CHECK(me, all_at(me, 2), "a rank waits for ever");
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
-/* The message says how long the rank really waited, which is never less than the limit. */
+/* The message says how long the rank really waited, which is never less than the timeout. */
 static void expect_waited(const struct rank *r, const char *text)
 {
     expect_rank(r, ZR_ERR_TIMEOUT, text);
@@ -198,7 +198,7 @@ static void test_stays_away(void **state)
     }
 }
 
-/* Rank 2 waits on one communicator, the others on the other. */
+/* Rank 2 waits on one communicator, the other ranks on the other one. */
 static void wait_elsewhere(struct rank *me)
 {
     struct fixture o;
@@ -240,13 +240,13 @@ static void test_waits_elsewhere(void **state)
     }
 }
 
-/* Opens one of each of these, all of which have an arena then: rank 0 with 2, twice rank 0 with 1, all. The
- * deadline of rank `first` is the shortest. */
+/* Opens four communicators with an arena each: rank 0 with 2, rank 0 with 1 twice, and all ranks. The
+ * timeout of rank `first` is the shortest. */
 static int open_linked(struct rank *me, struct fixture *o, int first, struct zr_comm *comm[4])
 {
     static const struct {
         enum zr_role role;
-        int32_t other; /* beside rank 0 in the group; who is in none is by itself */
+        int32_t other; /* the second rank of the group; a rank outside is alone in its own */
     } roles[] = {{ZR_ROLE_GATHER, 2}, {ZR_ROLE_REDUCE, 1}, {ZR_ROLE_GATHER_OUTER, 1}, {ZR_ROLE_CONTROL, -1}};
     static const int32_t all[] = {0, 1, 2}, pairs[][2] = {{0, 1}, {0, 2}};
     int rank = me->w.rank, err = 0;
@@ -267,7 +267,7 @@ static int open_linked(struct rank *me, struct fixture *o, int first, struct zr_
     return err;
 }
 
-/* Ranks 0 and 1 wait for each other, each in another communicator, and rank 2 for rank 0. */
+/* Ranks 0 and 1 wait for each other in different communicators. Rank 2 waits for rank 0. */
 static void wait_around(struct rank *me)
 {
     struct fixture o;
@@ -307,8 +307,8 @@ static void test_waits_around(void **state)
     }
 }
 
-/* Rank 0 waits in one communicator for rank 1, which waits for all in another, and in a third for rank 2,
- * which never comes: rank 0 makes no other calls than rank 1, it is held up. */
+/* Rank 0 waits in one communicator for rank 1, which waits for all ranks in another. In a third, rank 0
+ * waits for rank 2, which never comes. Rank 0 makes the same calls as rank 1; it is only held up. */
 static void wait_behind(struct rank *me)
 {
     struct fixture o;
@@ -351,7 +351,7 @@ static void test_waits_behind(void **state)
 
 /* --- a rank that dies --- */
 
-/* As the flight recorder has it. */
+/* Says what the flight recorder has. */
 static void say_last_call(void *arg, int rank, char *text, size_t n_text)
 {
     const struct rank *me = arg;
@@ -452,7 +452,7 @@ static void abort_while_waiting(struct rank *me)
     if (!away)
         RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
     else
-        wait_failed(c); /* asks no peer: it is told */
+        wait_failed(c); /* without asking a peer */
     RANK_CHECK(me, !away || atomic_load(c->alarm), "nobody told this rank");
     o.dev->ops->stream_sync(o.stream[0]);
     RANK_CHECK(me, atomic_load(c->alarm), "no alarm");
@@ -475,7 +475,7 @@ static void test_abort(void **state)
     }
 }
 
-/* An abort before there is an arena is not forgotten. */
+/* An abort before there is an arena takes effect later. */
 static void abort_early(struct rank *me)
 {
     struct fixture o;
@@ -523,9 +523,9 @@ static void test_abort_self(void **state)
     assert_true(fixture_close(&o));
 }
 
-/* --- arenas that cannot be had --- */
+/* --- arenas that cannot be made --- */
 
-/* Segments of ours that are mapped into this process. */
+/* Counts the shared-memory segments mapped into this process. */
 static int n_mapped(void)
 {
     char line[512];
@@ -548,7 +548,7 @@ static int n_descriptors(void)
 
 struct request {
     int64_t bytes, bytes_of_rank_1;
-    bool no_descriptors, no_addresses; /* for rank 1 */
+    bool no_descriptors, no_addresses; /* of rank 1 */
 };
 
 static void ask(struct rank *me)
@@ -573,7 +573,7 @@ static void ask(struct rank *me)
     note_error(me, err);
     RANK_CHECK(me, n_mapped() == 0, "%d mappings are left", n_mapped());
     RANK_CHECK(me, n_descriptors() == before, "%d descriptors became %d", before, n_descriptors());
-    /* Nothing has changed: a smaller one can still be had. */
+    /* Nothing has changed: a smaller arena can still be made. */
     RANK_CHECK(me, fixture_arena(c, ARENA_BYTES, &base) == 0, "%s", zr_error_text());
     RANK_CHECK(me, n_mapped() > 0, "what is looked for in maps has another name");
     struct zr_tag tag = {.unit = 0};
@@ -584,7 +584,7 @@ static void ask(struct rank *me)
     RANK_CHECK(me, n_mapped() == 0, "%d mappings are left", n_mapped());
 }
 
-/* text: as other ranks than 1 report what rank 1 has met; that one does not name itself. */
+/* text is what ranks other than 1 report of rank 1's failure. Rank 1 does not name itself. */
 static void expect_all(struct request q, int code, const char *text)
 {
     struct rank *r = run_ranks(true, 3, ask, &q, NULL);
@@ -672,7 +672,8 @@ static void refuse_arguments(struct rank *me)
     struct zr_comm *c = o.comm[0];
     struct zr_stream *s = o.stream[0];
     int64_t w = me->w.world;
-    /* of one place or of three; a place that is no multiple of 64, and one that ends before it begins */
+    /* lists of three places and of one: a place that is no multiple of 64, and one that ends before it
+     * begins */
     const int64_t of_three[] = {10, 138, 138, 394}, of_one[] = {10, 394};
     const int64_t odd_three[] = {0, 100, 128, 200}, odd_one[] = {0, 100};
     const int64_t back_three[] = {0, 64, 0, 384}, back_one[] = {0, -64};
@@ -734,7 +735,7 @@ static void refuse_arguments(struct rank *me)
     RANK_CHECK(me, c->ops->agree(c, s, 0, -1, 1, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
     RANK_CHECK(me, c->ops->agree(c, s, 0, INT32_MAX, INT32_MAX, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
     RANK_CHECK(me, c->ops->agree(c, s, 65536 - 8, 1, 1, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
-    /* A refused operation has no number: the next one is the same on all ranks. */
+    /* A refused operation takes no number: the next one has the same number on all ranks. */
     if (me->w.rank == 0)
         RANK_CHECK(me, c->ops->exchange(c, s, -1, 8, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
     RANK_CHECK(me, c->ops->exchange(c, s, 0, 8, &tag) == 0, "%s", zr_error_text());
@@ -756,7 +757,7 @@ static void test_arguments(void **state)
 
 int main(void)
 {
-    /* What forks comes before what makes threads in this process. */
+    /* Tests that fork come before tests that start threads in this process. */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_operations_differ_processes),
         cmocka_unit_test(test_death),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_flight.c: the flight recorder: what was recorded is what is read, by this process and by another after
- * SIGKILL, while it is written and from a file; and nothing else is read as one. */
+/* test_flight.c: tests the flight recorder. What was recorded can be read by this process, by another one
+ * after SIGKILL, while it is being written, and from a file. Anything else is refused. */
 #include "comm/flight_view.h"
 
 #include <pthread.h>
@@ -51,7 +51,7 @@ static struct zr_flight *open_one(int rank, int world)
     return f;
 }
 
-/* A call that follows from its number. */
+/* The n-th call; its fields follow from n. */
 static struct zr_called call_of(uint64_t n)
 {
     return (struct zr_called){
@@ -62,7 +62,7 @@ static struct zr_called call_of(uint64_t n)
     };
 }
 
-/* An operation that follows from its number, as it is recorded. */
+/* The n-th operation; its fields follow from n. */
 static enum zr_role role_of(uint64_t n)
 {
     return (enum zr_role)(n * n % ZR_ROLES);
@@ -97,7 +97,8 @@ static void check_op(const struct zr_flight_op *o)
     assert_true(o->issued_ns > 0);
 }
 
-/* Calls and operations of random number; the last of them are there, in order, with what became of them. */
+/* Records a random number of calls and operations. The last of them can be read in order, with how they
+ * ended. */
 static void test_what_is_recorded_is_read(void **state)
 {
     struct zr_flight_view *v = *state;
@@ -110,7 +111,7 @@ static void test_what_is_recorded_is_read(void **state)
         for (uint64_t n = 1; n <= n_calls; n++) {
             const struct zr_called call = call_of(n), nested = call_of(n + 1);
             zr_flight_enter(f, &call);
-            if (next_random() % 4 == 0) { /* a part of it */
+            if (next_random() % 4 == 0) { /* a part of the file */
                 zr_flight_enter(f, &nested);
                 zr_flight_leave(f);
             }
@@ -186,7 +187,7 @@ static void test_last_words(void **state)
     zr_flight_close(f);
 }
 
-/* The rank: is killed in the middle of what it records. */
+/* The rank process: it is killed while it records. */
 static void be_killed(int fd, int ready, uint64_t n_ops)
 {
     char text[16];
@@ -211,10 +212,10 @@ static void test_it_is_read_after_sigkill(void **state)
     uint64_t n_ops = 1 + next_random() % 9000;
     char byte;
     assert_true(fd >= 0);
-    assert_false(zr_flight_look(fd, v)); /* nobody's yet */
+    assert_false(zr_flight_look(fd, v)); /* no process has it yet */
     assert_int_equal(pipe(ends), 0);
     fflush(NULL);
-    for (int attempt = 0; attempt < 2; attempt++) { /* the second takes over what the first has left */
+    for (int attempt = 0; attempt < 2; attempt++) { /* the second one takes it over */
         pid_t pid = fork();
         if (pid == 0)
             be_killed(fd, ends[1], n_ops + (uint64_t)attempt);
@@ -240,7 +241,7 @@ static void test_it_is_read_after_sigkill(void **state)
     close(fd);
 }
 
-/* Two contexts of one process: the second does not write into the first one's. */
+/* Two contexts of one process: the second does not write into the first one's recorder. */
 static void test_one_context_has_it(void **state)
 {
     struct zr_flight_view *v = *state;
@@ -257,13 +258,13 @@ static void test_one_context_has_it(void **state)
     zr_flight_close(a);
     assert_true(zr_flight_look(fd, v));
     assert_int_equal(v->state, ZR_FLIGHT_CLOSED);
-    a = open_one(2, 3); /* the next one */
+    a = open_one(2, 3); /* the next context has it */
     assert_true(zr_flight_look(fd, v));
     assert_int_equal(v->rank, 2);
     assert_int_equal(v->state, ZR_FLIGHT_OPEN);
     zr_flight_close(a);
     close(fd);
-    /* What is none is left alone. */
+    /* A file that is no recorder is left alone. */
     int other = memfd_create("other", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     snprintf(text, sizeof text, "%d", other);
     setenv("ZERO_FLIGHT_FD", text, 1);
@@ -296,7 +297,7 @@ static void *write_many(void *arg)
     return NULL;
 }
 
-/* What is read while it is written is whole. */
+/* A reader sees whole entries while they are written. */
 static void test_a_reader_meanwhile(void **state)
 {
     struct zr_flight_view *v = *state;
@@ -338,7 +339,7 @@ static void test_files(void **state)
     assert_non_null(mkdtemp(folder));
     struct zr_flight *f = open_one(3, 4);
     fill(f, (int)(next_random() % 5000));
-    assert_int_equal(zr_flight_save(f, path), 0); /* nobody has asked for one */
+    assert_int_equal(zr_flight_save(f, path), 0); /* nobody has asked for a file */
     assert_string_equal(path, "");
     zr_flight_close(f);
     setenv("ZERO_FLIGHT_DIR", folder, 1);
@@ -347,7 +348,7 @@ static void test_files(void **state)
     assert_int_equal(zr_flight_save(f, path), 0);
     snprintf(want, sizeof want, "%s/flight-a_job_1-attempt2-rank3", folder);
     assert_string_equal(path, want);
-    assert_int_equal(zr_flight_save(f, again), 0); /* once */
+    assert_int_equal(zr_flight_save(f, again), 0); /* a recorder is saved once */
     assert_string_equal(again, "");
     assert_int_equal(zr_flight_read_file(path, read), 0);
     assert_int_equal(read->code, ZR_ERR_PEER);
@@ -356,7 +357,7 @@ static void test_files(void **state)
     v->copied_ns = read->copied_ns;
     assert_int_equal(zr_flight_bytes(v), zr_flight_bytes(read));
     assert_memory_equal(v, read, zr_flight_bytes(v));
-    /* Anything else is refused by its name. */
+    /* Any other file is refused, and the message names it. */
     assert_int_equal(truncate(path, (off_t)zr_flight_bytes(v) - 1 - next_random() % 3000), 0);
     assert_int_equal(zr_flight_read_file(path, read), ZR_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), path));
@@ -371,7 +372,7 @@ static void test_files(void **state)
     free(read);
 }
 
-/* Damaged at random: refused, or whatever is in it is in range. */
+/* A file with random damage is refused, or its values are in range. */
 static void test_damage(void **state)
 {
     struct zr_flight_view *v = *state, *read = malloc(sizeof *read);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_flight_peers.c: the ranks of a host say what each other's program called last, while it lives, when it
- * has closed its recorder and when it was killed; of ranks of other hosts they know nothing. */
+/* test_flight_peers.c: tests that ranks of a host can read the last calls of each other's programs while
+ * the peer lives, after it has closed its recorder, and after it was killed. They know nothing of ranks of
+ * other hosts. */
 #include "comm/flight_peers.h"
 #include "comm/flight_view.h"
 #include "comm/topology.h"
@@ -28,7 +29,7 @@ struct member {
     struct zr_flight_peers *peers;
 };
 
-/* Of ranks with an even number the call has returned. */
+/* On ranks with an even number the call has returned. */
 static void enter_call(struct zr_flight *f, int rank)
 {
     const struct zr_called call = {.name = ZR_CALLED_END, .backward = true, .subject = rank, .step = 12};
@@ -83,7 +84,7 @@ static void close_recorders(struct member *m)
     m->flight = NULL;
 }
 
-/* Until it is known that rank 3 was killed. */
+/* Waits until the loss of rank 3, which was killed, is known. */
 static int await_loss(struct member *m)
 {
     int err = 0;
@@ -92,7 +93,7 @@ static int await_loss(struct member *m)
     return err;
 }
 
-/* Rank 1 has closed its recorder by now, and rank 3 lives no more, if it was to die. */
+/* Rank 1 has closed its recorder by now. Rank 3 is dead if it was to die. */
 static void look_again(struct member *m)
 {
     struct rank *me = m->me;
@@ -156,7 +157,7 @@ static void test_one_has_none(void **state)
         run_ranks(true, WORLD, record_and_look, &without, rank_3_dies);
 }
 
-/* A number of a file may be used again. */
+/* A file descriptor's number may be used for another file. */
 static void test_another_file(void **state)
 {
     (void)state;
@@ -177,7 +178,7 @@ static void test_another_file(void **state)
 
 int main(void)
 {
-    unsetenv("ZERO_FLIGHT_FD"); /* of a zero-run that runs this */
+    unsetenv("ZERO_FLIGHT_FD"); /* may be set by a zero-run that runs this test */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_processes),
         cmocka_unit_test(test_threads),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_fold.c: sums of blocks that come one after the other have the bits of one sum over all sources, from
- * whichever block they begin, and of the fixed tree by its definition where there are more sources than that
- * takes. */
+/* test_fold.c: tests that sums of consecutive blocks of sources have the bits of one sum over all sources,
+ * from whichever block they begin. For more sources than one sum takes, the reference is the fixed tree by
+ * its definition. */
 #include "comm/fold.h"
 #include "test/kernels/random.h"
 
@@ -38,7 +38,7 @@ static float element(int i, int k, bool wide)
     return wide ? source[i][k] : x;
 }
 
-/* By its definition. */
+/* The fixed tree by its definition. */
 static float tree(int first, int n, int k, bool wide)
 {
     if (n == 1)
@@ -49,11 +49,11 @@ static float tree(int first, int n, int k, bool wide)
     return tree(first, h, k, wide) + tree(first + h, n - h, k, wide);
 }
 
-/* Blocks from `from` on and around. */
+/* Folds all blocks in order, starting with block `from` and wrapping around. */
 static void fold_from(int n, int from, bool wide, bool accumulate, float *dst)
 {
     const int32_t n_blocks = zr_fold_blocks(n), n_parts = zr_fold_parts(n);
-    /* Exactly the memory that it asks for, so that what is written behind it is seen. */
+    /* Allocate exactly what it asks for, so that a write beyond it is noticed. */
     float *sums = n_parts ? malloc((size_t)n_parts * ROOM * sizeof *sums) : NULL;
     struct zr_fold f;
     if (sums)
@@ -97,7 +97,7 @@ static void test_every_order(void **state)
         compare(MOST, from, true, false);
 }
 
-/* As many as one call takes: what shared memory makes of them. */
+/* Up to as many sources as one call takes: the result is that of shared memory. */
 static void test_as_one_call(void **state)
 {
     (void)state;
@@ -113,7 +113,7 @@ static void test_as_one_call(void **state)
     }
 }
 
-/* Of the largest number of sources too the partial sums have room. */
+/* The partial sums fit for the largest number of sources too. */
 static void test_room(void **state)
 {
     (void)state;
@@ -132,7 +132,7 @@ static void test_room(void **state)
                 src[k] = source[0];
             assert_int_equal(zr_fold_add(&f, (from + i) % n_blocks, src, ZR_F32), i + 1 == n_blocks);
         }
-        for (int k = 0; k < ELEMS; k++) /* exact: a power of two */
+        for (int k = 0; k < ELEMS; k++) /* exact, since it is a power of two */
             assert_true(dst[k] == source[0][k] * (float)ZR_FOLD_SOURCES);
     }
     free(sums);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_mesh.c: inner and outer groups over the places of any topology, against their definition. */
+/* test_mesh.c: tests the mesh's inner and outer groups over the places of any topology, against their
+ * definitions. */
 #include "comm/mesh.h"
 #include "kernels/error.h"
 #include "test/comm/ranks.h"
@@ -13,7 +14,7 @@
 
 enum { MOST = 24 };
 
-/* What the probe answers for rank of a world whose ranks are on these hosts. */
+/* The topology that the probe returns to rank in a world whose ranks are on these hosts. */
 static struct zr_topology topology_of(int32_t world, int32_t rank, const int *host)
 {
     static struct zr_topology t;
@@ -39,7 +40,7 @@ static struct zr_topology topology_of(int32_t world, int32_t rank, const int *ho
     return t;
 }
 
-/* g has exactly the ranks whose places say so, in their order. */
+/* Checks that g has exactly the ranks whose places belong to it, in their order. */
 static void check_group(const struct zr_topology *t, const struct zr_group *g, int32_t inner,
                         bool (*belongs)(int32_t mine, int32_t other, int32_t inner))
 {
@@ -112,7 +113,8 @@ static void check_mesh(int32_t world, const int *host)
     }
 }
 
-/* Of an odd stage and the next, or of an even one: the ranks that are as far within their stages. */
+/* Checks the pair of an odd pipeline stage and the next one, or of an even one and the next: the ranks at
+ * the same position within their stages. */
 static void check_pair(const struct zr_mesh *m, int32_t rank, int32_t n_stage, int32_t odd)
 {
     bool first = m->stage % 2 == odd;
@@ -125,7 +127,7 @@ static void check_pair(const struct zr_mesh *m, int32_t rank, int32_t n_stage, i
         assert_int_equal(zr_group_member(&m->pair[odd], first), other);
 }
 
-/* Of the first and the last stage: the ranks that are as far within them. */
+/* Checks the pair of the first and the last pipeline stage: the ranks at the same position within them. */
 static void check_ends(const struct zr_mesh *m, int32_t rank, int32_t n_stage)
 {
     bool at_end = m->stages > 1 && (m->stage == 0 || m->stage == m->stages - 1);
@@ -136,7 +138,8 @@ static void check_ends(const struct zr_mesh *m, int32_t rank, int32_t n_stage)
                          at_end ? rank % n_stage + k * (m->stages - 1) * n_stage : rank);
 }
 
-/* Of the ranks that have this one's part of its stage the lowest that is on r's host. */
+/* Returns the lowest rank on r's host with the same position on the tp axis and the same pipeline stage as
+ * r. */
 static int32_t lowest_of_host(const struct zr_topology *t, int32_t r, int32_t parts, int32_t n_stage)
 {
     int32_t s = r / n_stage * n_stage + r % parts;
@@ -145,8 +148,9 @@ static int32_t lowest_of_host(const struct zr_topology *t, int32_t r, int32_t pa
     return s;
 }
 
-/* The ranks of each part of each stage are a world of their own: host by host, hosts by the lowest of these
- * ranks, so that the first of all is the lowest, whatever the hosts of others. */
+/* The data-parallel ranks of each pipeline stage and each tp position are a world of their own. They are
+ * ordered host by host, and hosts by their lowest such rank. So the first is the lowest, wherever other
+ * ranks lie. */
 static void check_division(int32_t world, const int *host, int32_t stages, int32_t parts, int32_t inner)
 {
     bool spans_hosts = false;
@@ -234,7 +238,7 @@ static void test_any_hosts(void **state)
     }
 }
 
-/* A case that can be read: ranks 0 to 5 on hosts a b b a a b. */
+/* A case that can be checked by eye: ranks 0 to 5 on hosts a b b a a b. */
 static void test_one_written_out(void **state)
 {
     (void)state;

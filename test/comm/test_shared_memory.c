@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_shared_memory.c: memory for peers is zero and the same for all who map it; where it is large it lies
- * in large pages, if the kernel can make any, for its owner and for peers. */
+/* test_shared_memory.c: tests memory that peers map: it is zero at first and the same for all. Large
+ * memory lies in large pages, for its owner and for peers, if the kernel can provide them. */
 #include "comm/shared_memory.h"
 #include "kernels/huge_pages.h"
 
@@ -35,7 +35,7 @@ static void close_shared(struct shared *s)
     close(s->fd);
 }
 
-/* Sizes around those of pages, and one of several pieces that are reserved at once. */
+/* Sizes around page sizes, and one that is reserved in several pieces. */
 static void test_contents(void **state)
 {
     (void)state;
@@ -57,7 +57,7 @@ static void test_contents(void **state)
     }
 }
 
-/* Of the mapping that starts there, in large pages; -1: there is none. */
+/* Returns KiB of large pages in the mapping that starts there, or -1 if there is none. */
 static long huge_kib(const char *at)
 {
     FILE *f = fopen("/proc/self/smaps", "re");
@@ -75,13 +75,14 @@ static long huge_kib(const char *at)
     return kib;
 }
 
-/* Asked of the kernel itself, with a page of each large one there already. */
+/* Asks the kernel directly, for a mapping whose large pages each have a page already. */
 static bool kernel_makes_them(const struct shared *s)
 {
     return zr_make_huge_pages(s->own, s->bytes / ZR_HUGE_PAGE_BYTES * ZR_HUGE_PAGE_BYTES);
 }
 
-/* The kernel may be short of large pages at one time and have some at the next: one of a few tries counts. */
+/* The kernel may lack large pages at one time and have some at the next, so one success in a few tries is
+ * enough. */
 static void test_large_pages(void **state)
 {
     (void)state;
@@ -93,7 +94,7 @@ static void test_large_pages(void **state)
         assert_int_equal((uintptr_t)s.own % (uintptr_t)ZR_HUGE_PAGE_BYTES, 0);
         assert_int_equal((uintptr_t)s.peer % (uintptr_t)ZR_HUGE_PAGE_BYTES, 0);
         made = huge_kib(s.own) == expected;
-        could |= made || kernel_makes_them(&s); /* what was made before the test asked counts alone */
+        could |= made || kernel_makes_them(&s); /* only what was made before the test asked counts */
         for (int64_t at = 0; at < s.bytes; at += 4096)
             assert_int_equal(s.peer[at], 0);
         if (made)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_shm_hosts.c: shared memory where the world has other hosts too: what a machine has is divided among
- * its own ranks. Memory and cores are what this file says. */
+/* test_shm_hosts.c: tests shared memory in a world with several hosts: a machine's memory and cores are
+ * divided among its own ranks. This test sets how much memory and how many cores there are. */
 #include "comm/backend.h"
 #include "comm/shm/shm.h"
 #include "comm/topology.h"
@@ -45,17 +45,17 @@ long __wrap_sysconf(int name)
     return name == _SC_NPROCESSORS_ONLN ? n_cores : __real_sysconf(name);
 }
 
-/* What a test asks for. */
+/* Parameters of a test. */
 struct hosts {
     int32_t local_size;
     /* the hosts are containers of one machine */
     bool one_machine;
     int64_t arena_bytes;
-    /* of rank 3; the others' are free_bytes */
+    /* of rank 3; the others have free_bytes */
     int64_t free_bytes_of_3;
 };
 
-/* As the topology finds them. */
+/* Makes the topology that a probe would find. */
 static int lay_out(struct rank *me, const struct hosts *h, struct zr_topology *t)
 {
     int err = zr_topology_assume(me->w.world, h->local_size, t);
@@ -70,7 +70,7 @@ static int lay_out(struct rank *me, const struct hosts *h, struct zr_topology *t
     return 0;
 }
 
-/* Each host's ranks are a group. */
+/* Opens one group per host. */
 static void open_on_hosts(struct rank *me)
 {
     const struct hosts *h = me->arg;
@@ -80,7 +80,7 @@ static void open_on_hosts(struct rank *me)
     char *base = NULL;
     int32_t members[WORLD];
     if (me->w.rank == 3 && h->free_bytes_of_3)
-        free_bytes = h->free_bytes_of_3; /* of this process alone */
+        free_bytes = h->free_bytes_of_3; /* limits this process only */
     RANK_CHECK(me, lay_out(me, h, &t) == 0, "%s", zr_error_text());
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 0, LONG_MS, 0) == 0, "%s", zr_error_text());
     struct zr_group g = {.size = t.local_size, .rank = t.local_rank, .members = members};
@@ -105,14 +105,14 @@ static void expect_code(struct hosts h, int code, const char *text)
 static void test_memory(void **state)
 {
     (void)state;
-    /* twice fits, four times does not */
+    /* twice the size fits, four times does not */
     expect_code((struct hosts){2, false, ARENA_BYTES, 0}, 0, "");
     expect_code(
         (struct hosts){2, true, ARENA_BYTES, 0}, ZR_ERR_NOMEM,
         "4 ranks need 409600 bytes of shared memory each, but 1048576 are left on the host of rank 0");
     expect_code((struct hosts){4, false, ARENA_BYTES, 0}, ZR_ERR_NOMEM, "4 ranks need 409600 bytes");
     expect_code((struct hosts){2, false, ARENA_BYTES * 2, 0}, ZR_ERR_NOMEM, "2 ranks need 819200 bytes");
-    /* every rank judges every host */
+    /* every rank checks every host */
     expect_code((struct hosts){2, false, ARENA_BYTES, 600 << 10}, ZR_ERR_NOMEM,
                 "2 ranks need 409600 bytes of shared memory each, but 614400 are left on the host of rank 3");
 }
@@ -126,7 +126,8 @@ static void expect_looking(struct hosts h, int cores, bool looks)
     n_cores = 1024;
 }
 
-/* Two streams of each rank of a host have a core each, or a rank that waits sleeps at once. */
+/* If two streams of each local rank can have a core each, waiting ranks spin. Otherwise a waiting rank
+ * sleeps at once. */
 static void test_cores(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_spread.c: how groups lie on hosts, against definitions, for all ways in which up to eight ranks lie
- * there, and all in which up to twelve do where ranks are numbered host by host; and that the fixed tree can
- * be cut where, and only where, it is said to be. */
+/* test_spread.c: tests how groups lie on hosts, against definitions. Covers all ways in which up to eight
+ * ranks can lie, and up to twelve ranks numbered host by host. Also tests that the fixed tree can be cut
+ * by hosts exactly where the library says so. */
 #include "comm/mesh.h"
 #include "comm/spread.h"
 
@@ -16,7 +16,7 @@
 
 enum { MOST = 12, MOST_PLACES = 64 * 64 };
 
-/* --- by their definitions --- */
+/* --- reference definitions --- */
 
 static int first_place_of(const int32_t *host, int p)
 {
@@ -44,7 +44,7 @@ static bool are_neighbours(const int32_t *host, int n)
     return true;
 }
 
-/* host: (n) of each place, some numbers. */
+/* host: (n) the host number of each place; the numbers are arbitrary. */
 static void check_spread(const struct zr_spread *s, const int32_t *host, int n, int own)
 {
     int most = 0, least = n, n_hosts = 0;
@@ -73,8 +73,8 @@ static void check_spread(const struct zr_spread *s, const int32_t *host, int n, 
 
 /* --- the fixed tree --- */
 
-/* Where a split of the places [first, first + n) leaves the ranks of a host on both sides, and other hosts'
- * too, a host's sum is no part of the tree. */
+/* Returns whether the tree over places [first, first + n) has a split with ranks of one host on both
+ * sides, and other hosts' ranks too. Then a host's sum is no part of the tree. */
 static bool splits_hosts(const int32_t *host, int first, int n)
 {
     int h = 1;
@@ -116,7 +116,7 @@ static void check_group(const struct zr_topology *t, const int32_t *members, int
     }
 }
 
-/* Rank r of n on host of[r]. */
+/* Rank r of n is on host of[r]. */
 static void make_topology(const int32_t *of, int n, struct zr_topology *t)
 {
     int place = 0;
@@ -138,7 +138,7 @@ static void check_worst(const struct zr_topology *t, int inner, enum zr_role rol
 {
     bool across = role == ZR_ROLE_GATHER_OUTER || role == ZR_ROLE_REDUCE_OUTER;
     int most_hosts = 0, most_remote = 0, all_cut = 1, all_one = 1;
-    for (int place = 0; place < t->world; place++) { /* by the group of every rank */
+    for (int place = 0; place < t->world; place++) { /* the group of every rank */
         struct zr_topology own = *t;
         struct zr_mesh mesh;
         struct zr_spread s;
@@ -174,14 +174,14 @@ static void check_topology(const int32_t *of, int n)
         backwards[p] = n - 1 - p;
     check_group(&t, backwards, n);
     if (n > 2)
-        check_group(&t, backwards + 1, n - 1); /* not of all ranks */
+        check_group(&t, backwards + 1, n - 1); /* not all ranks */
     for (int inner = 1; inner <= n; inner++)
         for (int role = 0; n % inner == 0 && role <= ZR_ROLE_CONTROL; role++)
             check_worst(&t, inner, (enum zr_role)role);
     zr_topology_free(&t);
 }
 
-/* Ranks from r on, on hosts that have some already, or on the next. in_order: on none but the last two. */
+/* Tries every host for ranks from r on: those used already, and one new. With in_order, only the last two. */
 static int check_all(int32_t *of, int r, int n, int n_hosts, bool in_order)
 {
     int n_checked = 0;
@@ -207,8 +207,9 @@ static void test_every_topology(void **state)
         assert_int_equal(check_all(of, 0, n, 0, true), 1 << (n - 1));
 }
 
-/* Of up to 64 hosts of up to 64 ranks: sums of hosts, added up, have the bits of one sum over all where it
- * can be cut there; other bits where not, for values that tell every order from another. */
+/* Up to 64 hosts with up to 64 ranks each. Where the tree can be cut by hosts, adding up the hosts' sums
+ * gives the bits of one sum over all. Where it cannot, the bits differ; the values are chosen so that any
+ * other order shows. */
 static void test_cut(void **state)
 {
     (void)state;
@@ -237,7 +238,7 @@ static void test_cut(void **state)
             zr_spread_free(&s);
             zr_topology_free(&t);
         }
-    assert_true(n_other > 1000); /* the values do tell */
+    assert_true(n_other > 1000); /* the values do show it */
 }
 
 int main(void)

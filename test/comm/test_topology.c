@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_topology.c: which ranks are on one host: ranks that pose as several, ranks that cannot see each
- * other's memory, ranks in real containers of their own, and ranks that fail on the way. */
+/* test_topology.c: tests which ranks are found to be on one host. Covers ranks that pose as several hosts,
+ * ranks that cannot map each other's memory, ranks in real containers, and ranks that fail on the way. */
 #include "comm/topology.h"
 #include "test/comm/ranks.h"
 
@@ -21,16 +21,16 @@
 
 #include <cmocka.h>
 
-/* What the ranks of a test pretend, and what must come of it. */
+/* What the ranks of a test pretend, and the expected result. */
 struct posed {
     const char *what;
-    int machine[MOST_RANKS], container[MOST_RANKS]; /* of a rank: any numbers */
-    const char *part[MOST_RANKS];                   /* NULL: "" */
+    int machine[MOST_RANKS], container[MOST_RANKS]; /* per rank; any numbers */
+    const char *part[MOST_RANKS];                   /* per rank; NULL: "" */
     int (*open[MOST_RANKS])(void *arg, int rank, int pid, int fd);
-    int host[MOST_RANKS];   /* expected: any numbers, equal where ranks are on one host */
-    const char *why;        /* expected to be in it; NULL: "" is */
+    int host[MOST_RANKS];   /* expected; any numbers, equal for ranks on one host */
+    const char *why;        /* expected text in the reason; NULL: no reason */
     bool real;              /* nothing is pretended */
-    bool lacks[MOST_RANKS]; /* it may make no file */
+    bool lacks[MOST_RANKS]; /* the rank cannot make a file */
 };
 
 static _Thread_local bool may_make_no_file;
@@ -46,7 +46,7 @@ int __wrap_memfd_create(const char *name, unsigned flags)
 
 static void pose(const struct posed *p, int rank, struct zr_identity *id)
 {
-    memset(id, 0x55, sizeof *id); /* texts end where they end */
+    memset(id, 0x55, sizeof *id); /* nothing may rely on bytes after a text's end */
     snprintf(id->machine, sizeof id->machine, "machine %d", p->machine[rank]);
     snprintf(id->host_name, sizeof id->host_name, "node%d", p->machine[rank]);
     snprintf(id->part, sizeof id->part, "%s", p->part[rank] ? p->part[rank] : "");
@@ -72,7 +72,7 @@ static int meet_and_probe(struct rank *me, const struct zr_identity *id, int err
     return met;
 }
 
-/* --- what must be true of any topology --- */
+/* --- invariants of any topology --- */
 
 static int32_t expected_host(const int *host, int32_t rank)
 {
@@ -89,7 +89,7 @@ static int32_t expected_host(const int *host, int32_t rank)
     }
 }
 
-/* Ranks that come before this one in the order of places. */
+/* Returns the number of ranks that come before this one in the order of places. */
 static int32_t expected_place(const int *host, int32_t world, int32_t rank)
 {
     int32_t n = 0, mine = expected_host(host, rank);
@@ -143,7 +143,7 @@ static void probe_posed(struct rank *me)
     int before = count_descriptors();
     pose(p, me->w.rank, &id);
     may_make_no_file = p->lacks[me->w.rank];
-    if (p->real && p->part[me->w.rank]) /* of a process of its own */
+    if (p->real && p->part[me->w.rank]) /* each rank is a process */
         setenv("ZERO_HOST_ID", p->part[me->w.rank], 1);
     RANK_CHECK(me, meet_and_probe(me, p->real ? NULL : &id, 0, &t) == 0, "%s: %s", p->what, zr_error_text());
     RANK_CHECK(me, !me->forked || count_descriptors() == before, "%s: %d descriptors, %d before", p->what,
@@ -155,7 +155,7 @@ static void probe_posed(struct rank *me)
     zr_topology_free(&t);
 }
 
-/* All ranks say the same of why. */
+/* All ranks report the same reason. */
 static void run_posed(struct posed *p, int world, bool forked)
 {
     const struct rank *r = run_ranks(forked, world, probe_posed, p, NULL);
@@ -210,7 +210,7 @@ static void test_posed_containers(void **state)
     run_posed(&p, 6, false);
 }
 
-/* --- ranks that cannot open --- */
+/* --- ranks that cannot open a peer's file --- */
 
 static int refuse_all(void *arg, int rank, int pid, int fd)
 {
@@ -225,7 +225,7 @@ static int refuse_rank_2(void *arg, int rank, int pid, int fd)
     return rank == 2 ? refuse_all(arg, rank, pid, fd) : zr_identity_open(&plain, rank, pid, fd);
 }
 
-/* Files that a number may belong to by now. */
+/* Opens files that are not the peer's, as when a number has been reused. */
 static int open_nothing(void *arg, int rank, int pid, int fd)
 {
     (void)arg, (void)rank, (void)pid, (void)fd;
@@ -249,7 +249,7 @@ static void test_cannot_open(void **state)
                         .open = {[1] = refuse_all, [3] = refuse_all},
                         .host = {0, 1, 0, 2, 0},
                         .why = "rank 1 cannot open the memory of rank 0"};
-    /* Whether the others can see each other was not asked. */
+    /* The other ranks were not asked whether they can see each other. */
     struct posed head = {.what = "rank 0 cannot see rank 2",
                          .open = {[0] = refuse_rank_2},
                          .host = {0, 1, 2, 3, 4},
@@ -275,7 +275,7 @@ static void test_cannot_open(void **state)
     }
 }
 
-/* --- parts of a host --- */
+/* --- hosts split by ZERO_HOST_ID --- */
 
 /* ZERO_HOST_ID splits what would be one host, and joins nothing. */
 static void test_parts(void **state)
@@ -336,7 +336,7 @@ static void test_any_parts(void **state)
     }
 }
 
-/* Texts that differ differ in what travels, too, however long they are. */
+/* Texts that differ only beyond the length that is sent are still different. */
 static void test_long_parts(void **state)
 {
     (void)state;
@@ -358,9 +358,9 @@ static void test_long_parts(void **state)
     assert_string_equal(a.part, "");
 }
 
-/* --- ranks that have nothing to open --- */
+/* --- ranks that have no file to open --- */
 
-/* Such a rank is by itself; the others of its host stay together. */
+/* A rank without a file is alone; the others of its host stay together. */
 static void test_cannot_make(void **state)
 {
     (void)state;
@@ -400,12 +400,12 @@ static void test_cannot_make(void **state)
 /* --- real containers --- */
 
 struct container {
-    int flags; /* of unshare */
+    int flags; /* for unshare */
     bool is_host_of_its_own;
     struct posed expect;
 };
 
-/* Goes on in namespaces of its own, which only a process that is new may be in. */
+/* Continues in new namespaces, which only a new process may enter. */
 static void probe_inside(struct rank *r, const struct container *c)
 {
     RANK_CHECK(r, unshare(CLONE_NEWUSER | c->flags) == 0, "unshare: %s", strerror(errno));
@@ -434,8 +434,7 @@ static void probe_in_container(struct rank *me)
     }
     probe_inside(me, c);
     fflush(NULL);
-    _exit(
-        0); /* LeakSanitizer, which looks at the end, cannot work in a process that has left its namespaces */
+    _exit(0); /* LeakSanitizer fails outside its namespaces */
 }
 
 static bool can_unshare(int flags)
@@ -458,7 +457,8 @@ static void test_containers(void **state)
                    .real = true,
                    .host = {0, 1, 0},
                    .why = "rank 0 and rank 1 are in different process namespaces (containers)"}};
-    /* Its user namespace is another as well, so it may not look into the others, though they may into it. */
+    /* This container also has its own user namespace, so it may not look into the others, though they may
+     * look into it. */
     struct container renamed = {
         .flags = CLONE_NEWUTS,
         .expect = {
@@ -475,11 +475,11 @@ static void test_containers(void **state)
 /* --- ranks that fail --- */
 
 struct failing {
-    int err[MOST_RANKS]; /* of a rank, before it probes */
+    int err[MOST_RANKS]; /* per rank, before it probes */
     int lacks_memory;    /* the rank whose k-th allocation fails; -1: none */
     int k;
-    int dies; /* the rank that is gone before it answers; -1: none */
-    /* The rank that is gone when it has answered, before the lowest looks at its memory; 0: none. */
+    int dies; /* the rank that dies before it answers; -1: none */
+    /* The rank that dies after it has answered, before the lowest rank looks at its memory; 0: none. */
     int dies_later;
 };
 
@@ -500,7 +500,7 @@ static int die(void *arg, int rank, int pid, int fd)
     return -1;
 }
 
-/* Ends a little later, when it has said what it found, and waits for the others. */
+/* Sends what it found, waits for the others, and ends a little later. */
 static int die_later(void *arg, int rank, int pid, int fd)
 {
     (void)arg, (void)rank;
@@ -511,7 +511,7 @@ static int die_later(void *arg, int rank, int pid, int fd)
     return open(path, O_RDWR | O_CLOEXEC);
 }
 
-/* Comes too late for the memory of a rank that dies later. */
+/* Opens the memory of a rank that dies later only after its death. */
 static int open_late(void *arg, int rank, int pid, int fd)
 {
     const struct failing *f = arg;
@@ -589,7 +589,7 @@ static void test_failure_within(void **state)
             expect_rank(&r[i], ZR_ERR_PEER, "rank 2");
 }
 
-/* It is a lost rank, not one on a host of its own. */
+/* It is reported as lost, and not as a rank on another host. */
 static void test_dies_when_it_has_answered(void **state)
 {
     (void)state;
@@ -604,7 +604,7 @@ static void test_dies_when_it_has_answered(void **state)
     }
 }
 
-/* --- without anybody --- */
+/* --- a topology made without other ranks --- */
 
 static void expect_hosts(int world, int local_size, const char *text)
 {
@@ -640,7 +640,7 @@ static void test_assume(void **state)
     zr_topology_free(NULL);
 }
 
-/* --- who may share memory --- */
+/* --- which ranks may share memory --- */
 
 static void expect_apart(struct rank *me, const struct zr_topology *t, int a, int b, int c, const char *text)
 {

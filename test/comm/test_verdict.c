@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_verdict.c: the first rank that failed speaks, on all ranks, whatever the exchange and the others
- * say. */
+/* test_verdict.c: tests that all ranks report the error of the first rank that failed, whatever the
+ * exchange and the other ranks say. */
 #include "comm/verdict.h"
 
 #include <setjmp.h>
@@ -13,16 +13,16 @@
 enum { N = 4, TEXT = 24 };
 
 struct card {
-    int64_t before; /* nothing depends on where the members lie */
+    int64_t before; /* nothing depends on the alignment of members */
     ZR_VERDICT(TEXT);
     char after[3];
 };
 
-/* What each rank put; "" for one that is well. */
+/* The error of each rank; "" for a rank without one. */
 struct row {
     int code[N];
     const char *text[N];
-    int met; /* of the exchange */
+    int met; /* the result of the exchange */
     struct {
         int me, err;
         const char *text;
@@ -36,18 +36,19 @@ static const struct row rows[] = {
      .want = {{0, ZR_ERR_IO, "rank 1: the disk"},
               {1, ZR_ERR_IO, "the disk"},
               {2, ZR_ERR_IO, "rank 1: the disk"}}},
-    /* Two that failed say one thing. */
+    /* When two ranks have failed, all report the same one. */
     {.code = {0, 0, ZR_ERR_NOMEM, ZR_ERR_ARG},
      .text = {"", "", "no memory", "stage is 7"},
      .want = {{0, ZR_ERR_NOMEM, "rank 2: no memory"},
               {2, ZR_ERR_NOMEM, "no memory"},
               {3, ZR_ERR_NOMEM, "rank 2: no memory"}}},
-    /* Who cannot reach the others says its own. */
+    /* A rank that cannot reach the others reports its own error. */
     {.code = {0, 0, ZR_ERR_NOMEM, ZR_ERR_ARG},
      .text = {"", "", "no memory", "stage is 7"},
      .met = ZR_ERR_PEER,
      .want = {{0, ZR_ERR_PEER, "before"}, {2, ZR_ERR_NOMEM, "no memory"}, {3, ZR_ERR_ARG, "stage is 7"}}},
-    /* Who waited in vain for a rank that failed does not speak for it; of two who did, the first does. */
+    /* A rank that waited in vain for a failed one does not take precedence over it. Of two such ranks, the
+     * first does. */
     {.code = {ZR_ERR_TIMEOUT, ZR_ERR_PEER, ZR_ERR_IO, ZR_ERR_ARG},
      .text = {"waited", "lost", "the disk", "stage is 7"},
      .want = {{0, ZR_ERR_IO, "rank 2: the disk"},
@@ -56,7 +57,7 @@ static const struct row rows[] = {
     {.code = {0, ZR_ERR_PEER, ZR_ERR_TIMEOUT},
      .text = {"", "lost", "waited"},
      .want = {{0, ZR_ERR_PEER, "rank 1: lost"}, {2, ZR_ERR_PEER, "rank 1: lost"}}},
-    /* A code that is none is a failure. */
+    /* An unknown code is a failure. */
     {.code = {0, 0x78787878},
      .text = {"", "xxxx"},
      .want = {{0, ZR_ERR_FAILED, "rank 1: xxxx"}, {2, ZR_ERR_FAILED, "rank 1: xxxx"}}},
@@ -86,7 +87,7 @@ static void first_that_failed(void **state)
     }
 }
 
-/* Another process sends what it likes. */
+/* Another process may send anything, such as a text without an end. */
 static void text_without_end(void **state)
 {
     (void)state;
@@ -98,7 +99,7 @@ static void text_without_end(void **state)
     assert_string_equal(zr_error_text(), "rank 1: xxxxxxxxxxxxxxxxxxxxxxx");
 }
 
-/* Nothing of what the memory held before goes to other ranks. */
+/* No old bytes of the memory are sent to other ranks. */
 static void nothing_else_is_sent(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a command with nothing of an outer job, nor of ZERO_*, in its environment."""
+"""Runs a command without the variables of an outer job, and without ZERO_*."""
 import os
 import subprocess
 

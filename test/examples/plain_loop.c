@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plain_loop.c: what zero/examples/minimal.c would do without libzero: one rank, all samples, gradients in
- * memory of the program's own, and AdamW as its paper has it (arXiv:1711.05101), in double precision. Linked
- * in place of the library, it makes the plain program of the same text. */
+/* plain_loop.c: what zero/examples/minimal.c does without libzero: one rank, all samples, gradients in the
+ * program's own memory, and AdamW as in its paper (arXiv:1711.05101), in double precision. Linked in place
+ * of the library, it makes a plain program from the same source. */
 #include "zero/zero.h"
 
 #include <math.h>

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a program of the example that a text shows: zero/examples/minimal.c with that example in place of its own, or, without PROGRAM,
-the example as it is.
+"""Makes a program from the example that a text shows: zero/examples/minimal.c with its own example replaced.
+Without PROGRAM, the output is the example alone.
 
     take_example.py TEXT [PROGRAM] OUT
 
-TEXT is Markdown, whose first block of C is taken, or a header, whose first comment behind the license line has the example as its indented lines.
+TEXT is Markdown, of which the first block of C is used, or a header. In a header, the example is the indented
+lines of the first comment after the license line.
 """
 import re
 import sys

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demonstration, bench/run.sh, and what it installs, .ci/install.sh: what they say and do where packages, root or gnuplot are missing.
-Programs that print what they are called with stand in for those that install, build and train.
+"""Tests the demonstration, bench/run.sh, and .ci/install.sh, which installs its packages: what they print and
+do if packages, root or gnuplot are missing. Stand-ins that print their arguments replace the programs that
+install, build and train.
 """
 import os
 import re
@@ -11,7 +12,7 @@ import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 TOOLS = 'awk cat dirname grep mkdir sed sh tail'.split()
-ONE, TWO = 64500000, 27600000  # bytes of the two packages that stand for all
+ONE, TWO = 64500000, 27600000  # bytes of the two packages that represent all
 APT_GET = f'''#!/bin/sh
 echo "apt-get $*" >>"$CALLS"
 case " $* " in
@@ -90,7 +91,7 @@ class Demonstration(unittest.TestCase):
     def test_says_what_comes_first(self):
         done = self.install(MISSING='gcc gnuplot-nox mpich')
         self.assertEqual((done.returncode, done.stderr), (0, ''))
-        self.assertEqual(done.stdout, 'installing 2 packages, 92 MB to fetch: gcc gnuplot-nox\n')  # mpich is of the tests
+        self.assertEqual(done.stdout, 'installing 2 packages, 92 MB to fetch: gcc gnuplot-nox\n')  # mpich belongs to the tests
         self.assertEqual([' update ' in f'{call} ' for call in self.called], [True, False, False, False])
         self.assertRegex(self.called[-1], r'^apt-get install -y .* gcc gnuplot-nox$')
         self.assertIn('Selecting previously unselected package', self.log())
@@ -113,7 +114,8 @@ class Demonstration(unittest.TestCase):
         self.assertIn('sudo apt-get update -qq', self.called)
 
     def test_without_root(self):
-        """What is missing is named with what it costs, and the build goes on: the machine may have it from elsewhere."""
+        """Missing packages are named with their size, and the build goes on: the machine may have them from
+        elsewhere."""
         for refused in None, '1':
             if refused:
                 self.program('sudo', SUDO)
@@ -133,7 +135,8 @@ class Demonstration(unittest.TestCase):
         self.assertEqual([line.split(':')[0].strip() for line in done.stdout.splitlines()[1:]], packages('packages'))
 
     def test_lists(self):
-        """Each package is in one list, but those of the comparison and of the tests; what tests alone need is not in that of the demonstration."""
+        """Each package is in one list, except those of the comparison and the tests. The demonstration's list
+        has no package that only tests need."""
         demonstration, tests = packages('packages'), packages('packages-test')
         self.assertEqual(len(set(demonstration + tests)), len(demonstration + tests))
         self.assertFalse({name for name in demonstration if re.search(r'mpi|clang|iproute|cmocka|help2man|g\+\+', name)})

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""zero/examples/minimal.c learns the same at every stage and on every number of ranks, and what the plain program learns; and so does
-the same program with the example of zero.h in it.
+"""zero/examples/minimal.c learns the same at every stage and on every number of ranks, and the same as the
+plain program. So does that program with the example of zero.h in it.
 
     test_minimal.py ZERO_RUN PLAIN PROGRAM WORLDS STAGES
 """
@@ -24,7 +24,8 @@ def wrapped(world, **variables):
 
 
 def logs(world):
-    """One rank is warned that nothing is sharded. Several have nothing to be warned of: the example is large enough for stage 3."""
+    """One rank is warned that nothing is sharded. Several get no warning, since the example is large enough
+    for stage 3."""
     return {'ZERO_LOG': 'off'} if world == 1 else {}
 
 
@@ -48,7 +49,7 @@ class Minimal(unittest.TestCase):
                 self.assertAlmostEqual(loss / plain_loss, 1, 2, (world, step))
 
     def test_brackets(self):
-        """The check, which sees a touch outside a bracket, has nothing to say."""
+        """Check mode, which notices access outside of a bracket, reports nothing."""
         for world in WORLDS[:2]:
             done = wrapped(world, **logs(world), ZERO_CHECK='1')
             self.assertEqual((done.returncode, done.stderr), (0, ''), world)

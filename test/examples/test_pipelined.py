@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""zero/examples/pipelined.c learns, and says the same however its layers are divided and its data cut.
+"""zero/examples/pipelined.c learns, and prints the same however its layers are divided and its data cut.
 
-    test_pipelined.py ZERO_RUN PROGRAM
+test_pipelined.py ZERO_RUN PROGRAM
 """
 import re
 import sys

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every command that README.md shows is run here, or is in one of the lists below, with the reason why it is not; a new one that is in
-neither fails.
+"""Runs every command that README.md shows, or finds it in one of the lists below, with the reason why it is
+not run. A new command that is in neither fails.
 
     test_readme_commands.py ZERO_RUN ZERO_BENCH PROGRAM
 """
@@ -20,7 +20,7 @@ from readme_text import commands, read  # noqa: E402
 ZERO_RUN, ZERO_BENCH, PROGRAM = map(os.path.abspath, sys.argv[1:4])
 del sys.argv[1:4]  # the rest is unittest's
 
-# What starts with one of these is not run here.
+# Commands that start with one of these are not run here.
 ELSEWHERE = {
     'sh test/run.sh': 'runs this test',
     'sh bench/run.sh': 'installs, builds, and trains for minutes; what it builds and calls is tested in test/bench/',
@@ -30,9 +30,9 @@ ELSEWHERE = {
     'cc program.c ': 'of what was installed: test/lint/library_alone.py runs it',
     'apt-get install ': 'wants root; that .ci/packages, which CI installs, has what it names is tested below',
 }
-# A model that a test's machine and time allow: gpt2-124M on 4 ranks takes 9 GB.
+# Models that fit a test's machine and time: gpt2-124M on 4 ranks takes 9 GB.
 SMALLER = {'gpt2-124M': 'gpt2-nano'}
-# What its output has to have, besides an exit code of 0.
+# Text that the output must have, besides exit code 0.
 SAYS = {
     'zero-run -n 4 ./program': r'^\[0\] step 100: out is (2\.9|3\.0)',
     'ZERO_CHECK=1 zero-run': r'^\[0\] step 100: out is (2\.9|3\.0)',
@@ -66,7 +66,7 @@ class ReadmeCommands(unittest.TestCase):
                 self.assertRegex(done.stdout, re.compile(wanted[0], re.MULTILINE), command)
 
     def test_lists(self):
-        """Nothing stays in them that README.md has no longer."""
+        """The lists have no command that is no longer in README.md."""
         for table in ELSEWHERE, SAYS:
             for start in table:
                 self.assertTrue(any(command.startswith(start) for command in self.commands), f'README.md has no command {start}...')

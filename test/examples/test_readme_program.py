@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""README.md's program learns, and says the same at every stage and on every number of ranks that it can.
+"""README.md's program learns, and prints the same at every stage and on every number of ranks that it allows.
 
-    test_readme_program.py ZERO_RUN PROGRAM
+test_readme_program.py ZERO_RUN PROGRAM
 """
 import re
 import sys
@@ -31,7 +31,7 @@ class ReadmeProgram(unittest.TestCase):
                 self.assertEqual(self.wrapped(world, **logs, ZERO_STAGE=str(stage)), said, (world, stage))
 
     def test_brackets(self):
-        """The check, which sees a touch outside a bracket, has nothing to say."""
+        """Check mode, which notices access outside of a bracket, reports nothing."""
         self.wrapped(2, ZERO_CHECK='1')
 
     def test_failures_are_told(self):

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_config.c: any bytes as key and value (KEY=VALUE, one a line) of zero_config_set. What is accepted
- * resolves, or is refused with a message. */
+/* fuzz_config.c: passes arbitrary keys and values (KEY=VALUE, one per line) to zero_config_set. A refused
+ * value must change nothing and set a message. The accepted values must resolve to a valid configuration, or
+ * be refused with a message. */
 #include "zero/config.h"
 
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_flight.c: any bytes as a flight recorder's file, and a good file in which bytes are others: each three
- * bytes of the input say where and what, and one that is left over how much of the end is missing. What is
- * taken is what lies there, and can be put in words. */
+/* fuzz_flight.c: parses arbitrary bytes as a file of the flight recorder, and a valid file with changed
+ * bytes. Each three bytes of input give a position and a value; a remaining byte says how much of the end is
+ * missing. An accepted file must equal its input, and it must be possible to describe it in words. */
 #include "comm/flight_view.h"
 
 #include <stddef.h>

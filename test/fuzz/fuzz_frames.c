@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_frames.c: any bytes as what another process sends to a rendezvous. The first byte says in which pieces
- * they come; however that is, they are the same frames. Handshakes are also tried with the proof that they
- * should have, to get past it; without it nothing is believed. */
+/* fuzz_frames.c: parses arbitrary bytes as what another process sends to a rendezvous. The first byte decides
+ * in which pieces they arrive; the frames must not depend on this. Handshakes are tried again with the right
+ * proof, to get past its check. Without it they must be refused. */
 #include "comm/meet/handshake.h"
 #include "comm/meet/net_address.h"
 
@@ -44,7 +44,8 @@ static void try_answer(const struct zr_frame *f, char *payload)
     demand(zr_shake_answer(&world, &s, f, payload, &text));
 }
 
-/* What a rank says where it listens: what is read is what was written. */
+/* A list of addresses, as rank 0 sends it over a communicator. Printing and reading it again must give the
+ * same addresses. */
 static void try_list(const struct zr_frame *f, const char *payload)
 {
     union zr_address at[ZR_LOOKUP_MOST], again[ZR_LOOKUP_MOST];
@@ -59,7 +60,7 @@ static void try_list(const struct zr_frame *f, const char *payload)
         demand(zr_address_same(&at[i], &again[i]));
 }
 
-/* Reads all of it, at most piece bytes at a time. Returns a sum over the frames and how it ended. */
+/* Reads all bytes in pieces of at most `piece` bytes. Returns a hash of the frames and of the final state. */
 static uint64_t read_all(const uint8_t *data, size_t n, size_t piece, bool try)
 {
     struct zr_frame_reader r = {.most_bytes = ZR_FRAME_SHAKE_BYTES};
@@ -89,7 +90,7 @@ static uint64_t read_all(const uint8_t *data, size_t n, size_t piece, bool try)
         zr_frame_next(&r);
         state = ZR_FRAME_UNFINISHED;
     }
-    if (state == ZR_FRAME_LARGE) { /* the owner allows it after all */
+    if (state == ZR_FRAME_LARGE) { /* now allow the large frame */
         r.most_bytes = r.head.n_bytes < 1 << 16 ? r.head.n_bytes : r.most_bytes;
         demand(zr_frame_took(&r, 0) ==
                (r.most_bytes == r.head.n_bytes ? ZR_FRAME_UNFINISHED : ZR_FRAME_LARGE));
@@ -106,7 +107,7 @@ static void try_input(const uint8_t *data, size_t n)
     demand(read_all(data + 1, n - 1, 1 + data[0], false) == whole);
 }
 
-/* Seeds are text: after a # come hex digits. */
+/* Seeds may be text: a # followed by hex digits. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
     static const char digits[] = "0123456789abcdef";

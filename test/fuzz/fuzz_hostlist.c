@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_hostlist.c: any bytes as a list of hosts in Slurm's form. What is taken is what a slow expander makes
- * of it, name by name; what is refused it does not take either. */
+/* fuzz_hostlist.c: parses arbitrary bytes as a list of hosts in Slurm's format. A slow expander, which builds
+ * every name, must accept the same lists and find the same names. */
 #include "comm/meet/meeting_point.h"
 
 #include <stdbool.h>
@@ -13,7 +13,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 #define DIGITS "0123456789"
 #define NAME   "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ._-" DIGITS
 
-/* Names so far, the first of all, and whether one of the element at hand was there already. */
+/* The number of names, the first name, and whether the current element has produced a name. */
 struct expansion {
     int64_t n;
     char first[ZR_HOSTLIST_NAME];
@@ -32,7 +32,7 @@ static bool take_name(struct expansion *e, const char *name)
 
 static bool expand(struct expansion *e, const char *before, const char *rest);
 
-/* piece: "7" or "01-10". */
+/* piece: a number such as "7", or a range such as "01-10". */
 static bool expand_piece(struct expansion *e, const char *before, const char *piece, const char *after)
 {
     size_t n_low = strspn(piece, DIGITS);
@@ -45,7 +45,7 @@ static bool expand_piece(struct expansion *e, const char *before, const char *pi
     for (int64_t i = low; good && i <= high; i++) {
         char name[ZR_HOSTLIST_NAME + 32];
         int width = (int)n_low;
-        if (strlen(before) >= ZR_HOSTLIST_NAME) /* the first is longer than a name may be */
+        if (strlen(before) >= ZR_HOSTLIST_NAME) /* even the first name is too long */
             return false;
         snprintf(name, sizeof name, "%s%0*lld", before, width, (long long)i);
         good = expand(e, name, after);
@@ -53,7 +53,7 @@ static bool expand_piece(struct expansion *e, const char *before, const char *pi
     return good;
 }
 
-/* before: what is fixed already; rest: what is not read yet of the element. */
+/* Expands an element: `before` is complete, `rest` is still to be read. */
 static bool expand(struct expansion *e, const char *before, const char *rest)
 {
     size_t n = strspn(rest, NAME);
@@ -74,7 +74,7 @@ static bool expand(struct expansion *e, const char *before, const char *rest)
     return good;
 }
 
-/* The commas outside brackets end elements. */
+/* Commas outside brackets separate elements. */
 static bool expand_all(struct expansion *e, char *list)
 {
     bool inside = false, good = true;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_manifest.c: any bytes as a manifest. They are also tried with the checksum that they should have, to
- * get past it; what is accepted is printed as the same bytes. */
+/* fuzz_manifest.c: parses arbitrary bytes as a manifest. They are tried again with the right checksum, to get
+ * past its check. An accepted manifest must be printed as the same bytes. */
 #include "zero/checkpoint/manifest.h"
 
 #include <stdio.h>
@@ -27,11 +27,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     char sum[ZR_SUM_CHARS];
     struct zr_checksum *sums;
     try((const char *)data, (int64_t)n);
-    /* As a table of blocks, too. */
+    /* Try the input as a table of block checksums, too. */
     if (n > 16 &&
         !zr_blocks_parse("fuzz", data, (int64_t)n, (int64_t)(n - 16) / ZR_SUM_BYTES * ZR_BLOCK_BYTES, &sums))
         free(sums);
-    /* Up to where a checksum begins, if one does. */
+    /* Keep the part before a checksum, if there is one. */
     const char *mark = ",\"checksum\":\"";
     const uint8_t *at = memmem(data, n, mark, strlen(mark));
     size_t body = at ? (size_t)(at - data) : n;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_meeting_file.c: any bytes as the file by which ranks meet. What is taken is written as it was read,
- * but for other ways to write an address. */
+/* fuzz_meeting_file.c: parses arbitrary bytes as the file by which ranks meet. An accepted file must be
+ * printed and parsed again with the same contents; only the notation of addresses may differ. */
 #include "comm/meet/meeting_file.h"
 
 #include <stdlib.h>

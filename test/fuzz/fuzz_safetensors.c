@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_safetensors.c: any bytes as a safetensors file. What is accepted obeys the format: entries lie end to
- * end and fill the file, and what the writer makes of them is read as the same. */
+/* fuzz_safetensors.c: parses arbitrary bytes as a safetensors file. The entries of an accepted file must lie
+ * end to end and fill the file. The header that the writer makes of them must parse to the same entries. */
 #include "zero/checkpoint/safetensors.h"
 
 #include <stdlib.h>
@@ -19,7 +19,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     struct zr_st st, again;
     if (n < 1)
         return 0;
-    /* The first byte says how much data follows the header: a space none, ( 8 bytes, and so on. */
+    /* The first byte is the number of data bytes after the header, counted from the space: a space is 0, ( is
+     * 8. */
     uint8_t n_data = (uint8_t)(data[0] - ' ');
     int64_t json = (int64_t)n - 1, file = 8 + json + n_data;
     if (zr_st_parse("fuzz", (const char *)data + 1, json, file, &st))

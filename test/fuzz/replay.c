@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* replay.c: runs a fuzz target on files and folders of them, for compilers without libFuzzer and as a plain
- * test: each input whole, and each cut short. */
+/* replay.c: runs a fuzz target on files, or on all files of folders. It is for compilers without libFuzzer,
+ * and turns the seeds into a plain test. Each input is also tried with its end cut off, at every length. */
 #include <dirent.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,13 +1,16 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Fuzzes the parsers with libFuzzer, AddressSanitizer and UndefinedBehaviorSanitizer:  sh test/fuzz/run.sh [SECONDS-EACH]
-# Installs clang and its runtime where they are missing. The last line is "N passed, N failed". An input that fails is kept in
-# build-fuzz/.
+# Fuzzes the parsers with libFuzzer, AddressSanitizer and UndefinedBehaviorSanitizer:
+#
+#     sh test/fuzz/run.sh [SECONDS-EACH]
+#
+# Installs clang and its runtime if they are missing. The last line is "N passed, N failed". Inputs that fail are kept
+# in build-fuzz/.
 set -eu
 
 cd "$(dirname -- "$0")/../.."
 seconds=${1:-60}
-sh .ci/install.sh packages packages-fuzz </dev/null || true # another clang may be there
+sh .ci/install.sh packages packages-fuzz </dev/null || true # another clang may be installed
 clang=$(command -v clang || command -v clang-14 || true)
 if [ -z "$clang" ]; then
     echo "no clang here"
@@ -21,7 +24,7 @@ parsers="zero/checkpoint/safetensors.c zero/checkpoint/manifest.c zero/checkpoin
 common="kernels/error.c kernels/limits.c kernels/standard_fds.c"
 names='' running=''
 
-# fuzz NAME SOURCE...: two at a time. What they print comes when they have ended.
+# fuzz NAME SOURCE...: runs a fuzz target in the background, two at a time. Their output is printed at the end.
 fuzz() {
     names="$names $1"
     try "$@" >"build-fuzz/$1.log" 2>&1 &

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""agent.py SOCKET: process 1 of a host of hosts.py, or of the switch between hosts. It runs what on_host.py asks for over SOCKET. When its standard input
-ends, which is when whoever started it has ended, it ends too, and the kernel ends everything in its process namespace."""
+"""agent.py SOCKET: process 1 of a host of hosts.py, or of the switch between hosts. It runs commands that
+on_host.py sends over SOCKET. It ends when its standard input ends, which is when its starter ends. The kernel
+then ends everything in its process namespace."""
 import json
 import os
 import select
@@ -35,7 +36,8 @@ def signal_group(command, number):
 
 
 def watch(connection, command):
-    """Until the command ends, which the client is told, or the client does, which ends the command. What the client sends are signals for it."""
+    """Watches a command and its client. If the command ends, the client gets its code. If the client ends, so
+    does the command. Signals that the client sends go to the command."""
     ended = os.pidfd_open(command.pid)
     while True:
         ready = select.select([connection, ended], [], [])[0]
@@ -67,7 +69,7 @@ def serve(connection):
 
 
 def main():
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans of the host come here, and nobody has to wait for them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans of the host become its children, and need not be waited for
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(sys.argv[1])
     listener.listen(64)

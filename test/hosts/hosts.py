@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several hosts on this machine, for tests of what goes on between hosts (README.md).
+"""Several hosts on this machine, for tests of what happens between hosts (README.md).
 
     with Hosts(2) as net:
         server, client = net.hosts
@@ -7,8 +7,9 @@
         listening.expect('ready')
         net.cut(server)
 
-All of it is in namespaces that this process made, and ends with it, however it ends: the kernel kills what is here when the thread that started it ends, and so
-the main thread has to start it; of the rest see agent.py."""
+The hosts are namespaces that this process makes, and they end with it in any case. The kernel kills the
+switch when the thread that started it ends, so start it on the main thread. For the other processes see
+agent.py."""
 import contextlib
 import ctypes
 import json
@@ -23,7 +24,7 @@ import unittest
 HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = sys.executable
 LIMIT = int(os.environ.get('TEST_LIMIT', 60))
-PATH = os.environ.get('PATH', '/usr/bin:/bin') + ':/usr/sbin:/sbin'  # where ip is, and not in everybody's PATH
+PATH = os.environ.get('PATH', '/usr/bin:/bin') + ':/usr/sbin:/sbin'  # has ip, which is not in every user's PATH
 TOOLS = ('setpriv', 'unshare', 'nsenter', 'mount', 'hostname', 'ip')
 
 ENDS_WITH_US = ['setpriv', '--pdeathsig', 'KILL']
@@ -31,7 +32,7 @@ UNSHARE = ['unshare', '--net', '--pid', '--uts', '--ipc', '--mount', '--fork', '
 UNSHARE_ALL = [*UNSHARE, '--user', '--map-root-user']
 CLONE_ALL = 0x10000000 | 0x40000000 | 0x20000000 | 0x04000000 | 0x08000000 | 0x00020000  # user, net, pid, uts, ipc, mount
 
-# What a switch and a host are made of, tried once.
+# The parts of a switch and a host, tried once.
 TRIAL = """
 mount -t tmpfs tmpfs /run
 mount -t sysfs -o ro sysfs /sys
@@ -43,7 +44,7 @@ ip link set port0 master bridge0
 
 
 def kernel_refuses():
-    """Why this process may make no namespaces; None: it may."""
+    """Returns why this process may not make namespaces, or None if it may."""
     child = os.fork()
     if child == 0:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -53,7 +54,7 @@ def kernel_refuses():
 
 
 def why_not():
-    """(why there can be no hosts here, whether that is for lack of a tool); (None, False): there can be."""
+    """Returns (why there can be no hosts here, whether a tool is missing), or (None, False) if there can be."""
     refused = kernel_refuses()
     if refused:
         return refused, False
@@ -66,8 +67,8 @@ def why_not():
 
 
 def main():
-    """unittest's, for a test that needs hosts: skipped (exit code 77) where there can be none. A tool that is missing is a failure where CHECKS_MUST_RUN is
-    set, as .ci/run does."""
+    """unittest's main for a test that needs hosts. It skips the test (exit code 77) if there can be none. A
+    missing tool is a failure if CHECKS_MUST_RUN is set, as by .ci/run."""
     why, lacks_tool = why_not()
     if why:
         print(why)
@@ -76,19 +77,21 @@ def main():
 
 
 def environment(**more):
-    """This process's, with nothing of an outer launcher, and the host's own folder for temporary files."""
+    """Returns this process's environment without an outer launcher's variables, and with the host's own
+    folder for temporary files."""
     launchers = re.compile(r'(ZERO|OMPI|PMIX?|SLURM|TORCHELASTIC|MASTER)_.*|RANK|WORLD_SIZE|LOCAL_RANK')
     kept = {k: v for k, v in os.environ.items() if not launchers.fullmatch(k)}
     return {**kept, 'PATH': PATH, 'TMPDIR': '/run/tmp', **{k: str(v) for k, v in more.items()}}
 
 
 def memory_file():
-    """A file in no folder. (tempfile tries by a named one which folder it may use: that would be left where this process is killed just then.)"""
+    """Makes a file in no folder. (tempfile first tests a folder with a named file, which would be left if
+    this process were killed at that moment.)"""
     return os.fdopen(os.memfd_create('output'), 'w+b')
 
 
 class Command:
-    """One that runs on a host. What it prints is kept in files, so it never waits for a reader."""
+    """A command that runs on a host. Its output is kept in files, so it never waits for a reader."""
 
     def __init__(self, socket, command, env):
         self.name = f'{os.path.basename(socket)}: {" ".join(map(str, command))[:200]}'
@@ -117,7 +120,7 @@ class Command:
         raise AssertionError(f'{self.name}: {what}\n--- it printed\n{self.stdout}--- and as errors\n{self.stderr}')
 
     def expect(self, pattern, limit=LIMIT):
-        """Waits until what it has printed matches a regular expression, of which it returns the match."""
+        """Waits until its output matches a regular expression, and returns the match."""
         end = time.monotonic() + limit
         while True:
             over = self.process.poll() is not None or time.monotonic() > end
@@ -129,12 +132,13 @@ class Command:
             time.sleep(0.01)
 
     def say(self, line):
-        """To its standard input."""
+        """Writes a line to its standard input."""
         self.process.stdin.write(line.encode() + b'\n')
         self.process.stdin.flush()
 
     def end(self, limit=LIMIT):
-        """Ends its input and waits for it; returns itself. Killed and failed where it takes longer."""
+        """Ends its input, waits for it, and returns itself. If it takes longer than limit, it is killed and
+        the test fails."""
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         try:
@@ -145,7 +149,7 @@ class Command:
         return self
 
     def kill(self):
-        """SIGKILL to it and its process group."""
+        """Sends SIGKILL to it and its process group."""
         self.process.kill()
         self.process.wait()
         with contextlib.suppress(BrokenPipeError):
@@ -158,7 +162,7 @@ class Command:
 
 
 class Host:
-    """Where commands run: a host, or the switch between them."""
+    """A place where commands run: a host, or the switch between them."""
 
     def __init__(self, net, name, number=None):
         self.net, self.name, self.number = net, name, number
@@ -168,28 +172,29 @@ class Host:
         return f'10.77.{network}.{self.number + 1}'
 
     def address6(self, network=0):
-        """Hosts have one where the kernel has IPv6 (Hosts.has_ipv6)."""
+        """Returns its IPv6 address, which exists if the kernel has IPv6 (Hosts.has_ipv6)."""
         return f'fd77:{network + 1}::{self.number + 1}'
 
     def start(self, command, **variables):
-        """A command in the background, with more variables in its environment."""
+        """Starts a command in the background, with more environment variables."""
         started = Command(f'{self.net.run_folder}/{self.name}', command, environment(**variables))
         self.net.commands.append(started)
         return started
 
     def run(self, command, limit=LIMIT, **variables):
-        """A command to its end, whatever its code: returncode, stdout, stderr."""
+        """Runs a command to its end, whatever its exit code. Returns returncode, stdout and stderr."""
         return self.start(command, **variables).end(limit)
 
     def must(self, command, limit=LIMIT, **variables):
-        """What a command printed that has to succeed."""
+        """Returns the output of a command that has to succeed."""
         done = self.run(command, limit, **variables)
         if done.returncode:
             done.fail(f'exit code {done.returncode}')
         return done.stdout
 
     def kill(self):
-        """Ends all its processes, and soon its interfaces. Peers see its connections end: a host that falls silent is cut first."""
+        """Ends all its processes, and soon its interfaces. Peers see its connections end. To make a host fall
+        silent, cut it first."""
         self.agent.kill()
 
     def is_alive(self):
@@ -201,11 +206,12 @@ class Relay:
 
     def __init__(self, process):
         self.process, self.n_told = process, 0
-        self.counts = {}  # at its end: what it has counted, "leaving" the host and "coming" to it
+        self.counts = {}  # counted at its end: "leaving" the host and "coming" to it
 
     def set(self, delay_s=0, loss=0):
-        """From now on frames are passed on delay_s later, and lost with the probability loss; of a pair, with the first those that leave the host, with the
-        second those that come to it. (1, 0) is a cut in one direction."""
+        """From now on frames are passed on delay_s later, and lost with the probability loss. If loss is a
+        pair, the first is for frames that leave the host, the second for those that come to it. (1, 0) is a
+        cut in one direction."""
         self.n_told += 1
         self.process.say(' '.join(map(str, [delay_s, *(loss if isinstance(loss, tuple) else (loss, loss))])))
         self.process.expect(f'^told {self.n_told}$')
@@ -216,8 +222,8 @@ class Relay:
 
 
 class Hosts:
-    """n hosts, "host0" and so on, on each of so many networks with an interface "eth0" and so on. With one_machine they are containers of this machine and
-    have its boot id, else each has one of its own."""
+    """n hosts, "host0" and so on, on each of the networks, with interfaces "eth0" and so on. With one_machine
+    they are containers of this machine and have its boot id. Otherwise each has its own."""
 
     def __init__(self, n, networks=1, one_machine=False):
         self.networks, self.one_machine = networks, one_machine
@@ -242,13 +248,14 @@ class Hosts:
         self.close()
 
     def start_switch(self):
-        """Ends when this process does: by signal, and because its standard input ends. The latter is for a process that ends before it asks for the signal."""
+        """Starts the switch, which ends when this process does: by a signal, and because its standard input
+        ends. The latter covers a process that ends before the switch has asked for the signal."""
         command = [*ENDS_WITH_US, *UNSHARE_ALL, 'sh', f'{HERE}/switch_up.sh', self.networks,
                    PYTHON, '-IS', f'{HERE}/agent.py', '/run/switch']
         self.output = memory_file()
         self.process = subprocess.Popen([*map(str, command)], stdin=subprocess.PIPE, stdout=self.output, stderr=self.output, start_new_session=True,
                                         env={**os.environ, 'PATH': PATH})
-        self.run_folder = f'/proc/{self.process.pid}/root/run'  # which only its mount namespace has
+        self.run_folder = f'/proc/{self.process.pid}/root/run'  # visible only in its mount namespace
         end = time.monotonic() + LIMIT
         while (text := os.pread(self.output.fileno(), 1 << 16, 0)) != b'ready\n':
             if self.process.poll() is not None or time.monotonic() > end:
@@ -260,7 +267,8 @@ class Hosts:
                 names.write(f'{host.address()} {host.name}\n' + (f'{host.address6()} {host.name}\n' if self.has_ipv6 else ''))
 
     def start_host(self, host):
-        # Its network interfaces are made from inside, with their other ends in the switch's namespace, which is descriptor 9 for the while.
+        # The network interfaces are made from inside, with their other ends in the switch's namespace, which
+        # is descriptor 9 meanwhile.
         up = ['sh', f'{HERE}/host_up.sh', host.number, self.networks, 'this' if self.one_machine else 'own',
               PYTHON, '-IS', f'{HERE}/agent.py', f'/run/hosts/{host.name}']
         host.agent = self.switch.start(['sh', '-c', 'exec 9</proc/self/ns/net; exec "$@"', 'sh', *UNSHARE, *up])
@@ -269,7 +277,8 @@ class Hosts:
         for command in reversed(self.commands):
             command.forget()
         if self.process:
-            # With the end of its input process 1 of the switch ends, which the kernel lets happen when all others there are gone.
+            # When its input ends, process 1 of the switch ends. The kernel allows that when all other
+            # processes there are gone.
             self.process.stdin.close()
             try:
                 self.process.wait(LIMIT)
@@ -279,7 +288,7 @@ class Hosts:
                 self.output.close()
 
     def port(self, host, network=0):
-        """The interface by which host is on its bridge."""
+        """Returns the interface that connects the host to its bridge."""
         return self.relays.get((host, network), f'port{host.number}_{network}')
 
     def attach(self, host, network):
@@ -291,13 +300,14 @@ class Hosts:
             self.switch.must(['ip', 'link', 'set', self.port(host, network), *words])
 
     def cut(self, *hosts, network=0):
-        """From now on what comes from these hosts and what is for them is dropped: their ports are no longer the bridge's. Their interfaces stay up, and nobody
-        is told."""
+        """From now on traffic from and to these hosts is dropped: their ports are removed from the bridge.
+        Their interfaces stay up, and no process is notified."""
         for host in hosts:
             self.set_port(host, network, 'nomaster')
 
     def cut_between(self, *hosts, network=0):
-        """The bridge drops what these hosts send to each other; all others reach them and are reached. One such set for each network."""
+        """The bridge drops what these hosts send to each other. Traffic with other hosts passes. There is one
+        such set per network."""
         for host in hosts:
             self.set_port(host, network, 'type', 'bridge_slave', 'isolated', 'on')
 
@@ -309,7 +319,8 @@ class Hosts:
 
     @contextlib.contextmanager
     def relay(self, host, delay_s=0, loss=0, seed=0, network=0):
-        """While it is open, what leaves host and what comes to it passes through a Relay. What is on the way while one comes or goes may be lost."""
+        """While it is open, traffic from and to host passes through a Relay. Frames on the way when it starts
+        or ends may be lost."""
         inner, outer, port = self.port(host, network), f'relay{host.number}_{network}', f'via{host.number}_{network}'
         self.switch.must(['sh', '-ec', f"""
             ip link add name {outer} type veth peer name {port}

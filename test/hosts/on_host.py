@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a command on another host of hosts.py, with this process's environment, folder and standard streams, and ends with the command's exit code, 128 + N
-after signal N, 255 where the host is gone. Signals that ask to end, and those for users, are passed on; where this process is killed, the command is, with its
-process group.
+"""Runs a command on another host of hosts.py, with this process's environment, folder and standard streams.
+Its exit code is the command's, 128 + N after signal N, or 255 if the host is gone. Signals to end and user
+signals are passed on. If this process is killed, so is the command with its process group.
 
     on_host.py SOCKET COMMAND...         on the host whose agent listens there
-    on_host.py --shell NAME WORDS...     on a host, from another: the words are for its shell, as ssh's and rsh's are. For launchers that start something on
-                                         every host by such a program"""
+    on_host.py --shell NAME WORDS...     on a host, from another: for launchers that start processes with ssh or rsh.
+                                         The words are for the host's shell."""
 import json
 import os
 import signal
@@ -16,11 +16,12 @@ PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signa
 
 
 def ask(path, command):
-    """The agent's answer; None where it has gone."""
+    """Returns the agent's answer, or None if the agent is gone."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         question = json.dumps({'command': command, 'env': dict(os.environ), 'cwd': os.getcwd()}).encode()
-        # A signal that comes while this is asked is passed on behind the question: else it would end this process, though the command may run already.
+        # A signal that comes during the request is passed on after it. It would otherwise end this process,
+        # though the command may already run.
         signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
         for number in PASSED_ON:
             signal.signal(number, lambda n, _: connection.send(bytes([n])))

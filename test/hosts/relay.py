@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""relay.py INNER OUTER SEED: passes every frame that comes in at the one interface out at the other, later, except those that it loses. It runs between a host's
-port and its bridge (hosts.py). A line on its standard input, "DELAY_S LOSS_LEAVING LOSS_COMING", says from then on how late, and with which probability a frame is
-lost that leaves the host (came in at INNER) and one that comes to it; it is answered by a line. Frames do not overtake each other. When its input ends it passes
-on what it still holds, prints how many frames passed, were lost, and could not be held, and ends.
+"""Passes every frame from one interface on to the other, later, except for those that it loses.
 
-Frames are those of the kernel's own segmentation, with checksums that are not yet there: their virtio header says so, and travels with them."""
+    relay.py INNER OUTER SEED
+
+It runs between a host's port and its bridge (hosts.py). A line "DELAY_S LOSS_LEAVING LOSS_COMING" on its
+standard input sets the delay, and the probability to lose a frame that leaves the host (came in at INNER) or
+comes to it. It answers with a line. Frames do not overtake each other. When its input ends, it passes on what
+it holds, prints how many frames passed, were lost, and could not be held, and ends.
+
+Frames are those of the kernel's own segmentation, and their checksums are not computed yet. Their virtio
+header says so, and is passed on."""
 import collections
 import json
 import os
@@ -23,7 +28,7 @@ def open_interface(name):
     link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     link.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
     link.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
-    for option in (socket.SO_RCVBUF, SO_RCVBUFFORCE):  # the latter knows no limit, and is not for everybody
+    for option in (socket.SO_RCVBUF, SO_RCVBUFFORCE):  # the latter has no limit, but needs privileges
         try:
             link.setsockopt(socket.SOL_SOCKET, option, 8 << 20)
         except PermissionError:
@@ -41,11 +46,11 @@ class Direction:
         self.passed = self.lost = self.overrun = 0
 
     def take(self, most):
-        """What is there, up to so many frames: the other direction waits."""
+        """Reads available frames, up to a limit, so that the other direction has its turn."""
         for _ in range(most):
             try:
                 frame = self.source.recv(1 << 17)
-            except OSError:  # nothing more; or the interface has gone, with its host
+            except OSError:  # nothing more, or the interface is gone with its host
                 return
             if self.chance.random() < self.loss:
                 self.lost += 1
@@ -62,7 +67,7 @@ class Direction:
             try:
                 self.sink.send(frame)
                 self.passed += 1
-            except OSError:  # no room there, or the interface has gone: so has the frame
+            except OSError:  # no room there, or the interface is gone: the frame is lost
                 self.overrun += 1
 
     def counts(self):
@@ -71,7 +76,8 @@ class Direction:
 
 
 def take_line(leaving, coming, number):
-    """Takes a line of standard input; False: there is no more. Whoever writes waits for the answer, so there is one at most."""
+    """Reads a line of standard input. Returns False at the end of input. The writer waits for the answer, so
+    there is at most one line."""
     line = os.read(0, 1 << 10)
     if line:
         delay, leaving.loss, coming.loss = map(float, line.split())
@@ -89,7 +95,7 @@ def main():
         due = [d.held[0][0] for d in directions if d.held]
         wait = max(0, min(due) - time.monotonic()) if due else None
         ready = select.select([inner, outer] + ([] if ending else [0]), [], [], wait)[0]
-        told = 0 in ready  # what came before is passed on as it was said before
+        told = 0 in ready  # earlier frames are passed on with the earlier settings
         for direction in directions:
             direction.take(1 << 16 if told else 256)
             direction.give()

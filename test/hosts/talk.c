@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* talk.c: a rank that meets the others as zero_wrap does, and then talks with them over the rendezvous, for
- * test_hosts_cut.py: rank 0 sends a number to all, who send it back, and goes on with the next when it has
- * heard of all. Every rank prints each number ("round 7"), and what ends it: "lost rank 2 after 310 ms: why"
- * (since the last number), or "failed: why".
+/* talk.c: a rank that meets the others as zero_wrap does, and then exchanges messages over the rendezvous,
+ * for test_hosts_cut.py.
  *
- *     talk TIMEOUT_MS    as zero_wrap's, once all have met; who it is says the environment */
+ * Rank 0 sends a number to all ranks, which send it back, and continues with the next number when all have
+ * answered. Every rank prints each number ("round 7"), and then what ends it: "lost rank 2 after 310 ms:
+ * why" (since the last number), or "failed: why". The environment gives its rank.
+ *
+ *     talk TIMEOUT_MS    zero_wrap's timeout_ms, for the time after all have met */
 #include "comm/meet/rendezvous.h"
 #include "comm/topology.h"
 
@@ -22,7 +24,7 @@ struct talk {
     uv_timer_t pace, end;
     int64_t round;
     uint64_t round_ms;
-    /* rank 0: that have sent it back */
+    /* rank 0: how many ranks have sent it back */
     int n_back;
     bool is_over;
 };

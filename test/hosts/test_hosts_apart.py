@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hosts of hosts.py are hosts as the library takes the word: what a process of one shares cannot be opened from another, by whatever name or number, and
-can from its own. Else a test of several hosts would be one of a single host."""
+"""Tests that the hosts of hosts.py are separate hosts for the library. What a process shares cannot be opened
+from another host, by any name or number, and can be from its own. Otherwise a test of several hosts would
+test only one."""
 import errno
 import os
 import secrets
@@ -11,8 +12,8 @@ import unittest
 import hosts
 from hosts import PYTHON, Hosts
 
-# Shares some memory in every way that has a name, says how it is called, and waits for the end of its input. Its process number is one that other hosts have
-# not come to.
+# Shares some memory in every way that has a name, prints the names, and waits for the end of its input. Its
+# process number is one that no other host has used.
 SHARE = """
 import ctypes, json, os, socket, sys
 name = sys.argv[1]
@@ -40,7 +41,7 @@ print(json.dumps({'name': name, 'pid': os.getpid(), 'fd': memory, 'key': key}), 
 sys.stdin.read()
 """
 
-# Tries to get at it, and says for each way what came of it: "opened", or the error.
+# Tries to open the memory in each way, and prints "opened" or the error.
 OPEN = """
 import ctypes, errno, json, os, socket, sys
 shared = json.loads(sys.argv[1])
@@ -80,7 +81,7 @@ for way in (by_proc, by_any_proc, by_pidfd, by_signal, by_shared_memory_name, by
 """
 WAYS = {'by_proc': 'ENOENT', 'by_any_proc': 'ENOENT', 'by_pidfd': 'ESRCH', 'by_signal': 'ESRCH', 'by_shared_memory_name': 'ENOENT', 'by_key': 'ENOENT',
         'by_abstract_socket': 'ECONNREFUSED'}
-# Runs a shell command, if one is given, and waits until no process is called by a name, be it a zombie.
+# Runs a shell command, if given, and waits until no process has a certain name, not even a zombie.
 GONE = """
 import os, subprocess, sys, time
 subprocess.run(['sh', '-c', ''.join(sys.argv[2:])], check=True)
@@ -131,7 +132,7 @@ class Apart(unittest.TestCase):
                 self.assertEqual(len({s[i] for s in seen}), 3, seen)
 
     def test_folders(self):
-        """Own ones for runtime and temporary files; one that all share."""
+        """Each host has its own folders for runtime and temporary files, and one folder is shared."""
         with Hosts(2) as net:
             a, b = net.hosts
             a.must(['sh', '-c', 'echo a >/run/a; echo a >"$(mktemp -d)/a"; echo a >/run/hosts/a'])
@@ -140,7 +141,7 @@ class Apart(unittest.TestCase):
         self.assertFalse(os.path.exists('/run/a'))
 
     def test_network(self):
-        """Nothing but what is between the hosts."""
+        """Each host has only the networks between the hosts."""
         with Hosts(2, networks=2) as net:
             for host in net.hosts:
                 seen = host.must(['ls', '/sys/class/net']).split()
@@ -164,14 +165,14 @@ class Commands(unittest.TestCase):
                 host.must(['sh', '-c', 'echo said; exit 3'])
 
     def test_from_host_to_host(self):
-        """As a launcher does."""
+        """Starts a command from one host on another, as a launcher does."""
         with Hosts(2) as net:
             words = [PYTHON, f'{hosts.HERE}/on_host.py', '--shell', 'host1', 'hostname;', 'A=4;', 'echo', '$A;', 'exit', '$((A + 1))']
             done = net.hosts[0].run(words)
             self.assertEqual((done.returncode, done.stdout), (5, 'host1\n4\n'))
 
     def test_time_limit(self):
-        """What takes too long is killed on its host, with its children."""
+        """A command that takes too long is killed on its host, with its children."""
         with Hosts(1) as net:
             host = net.hosts[0]
             command = host.start(['sh', '-c', 'echo begun; sleep 1000 & sleep 1000'])
@@ -189,7 +190,7 @@ class Commands(unittest.TestCase):
             self.assertEqual((command.end().returncode, command.stdout), (5, 'ready\ngot\n'))
 
     def test_orphans(self):
-        """Nobody waits for them, and they are no zombies."""
+        """Orphans do not become zombies."""
         with Hosts(1) as net:
             net.hosts[0].must([PYTHON, '-c', GONE, 'sleep', 'sleep 0 & sleep 0 &'])
 
@@ -207,7 +208,7 @@ class Commands(unittest.TestCase):
 
 
 class Skipped(unittest.TestCase):
-    """A test of hosts where there can be none."""
+    """A test that needs hosts, where there can be none."""
 
     def run_main(self, before, prefix=(), **variables):
         code = f'import sys; sys.path.insert(0, {hosts.HERE!r}); import hosts; {before}; hosts.main()'

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links between hosts that are cut while ranks live: packets are dropped, and nobody is told. A cut that is shorter than three fourths of timeout_ms is not noticed;
-a longer one is found by beats, and every rank names the host behind it. How long that took is printed: a busy machine may make it longer.
+"""Cuts links between hosts while ranks live: packets are dropped without notice. A cut shorter than three
+fourths of timeout_ms is not noticed. A longer one is found by heartbeats, and every rank names the host
+behind it. The time this took is printed, since it may be longer on a busy machine.
 
-    test_hosts_cut.py PROGRAM            which is talk.c"""
+    test_hosts_cut.py PROGRAM            PROGRAM is talk.c"""
 import time
 
 import hosts
@@ -14,7 +15,7 @@ SILENT = r'host {host} \("host{host}", ranks? {ranks}\) is silent: no heartbeat 
 
 
 def talk(net, ranks, timeout_ms):
-    """Ranks on hosts, which talk already."""
+    """Starts ranks that exchange messages on the hosts."""
     commands = library.start([PROGRAM, timeout_ms], net, ranks)
     for command in commands:
         command.expect('^round 3$|^lost')
@@ -23,14 +24,15 @@ def talk(net, ranks, timeout_ms):
 
 class Cut(library.Ranks):
     def go_on(self, commands):
-        """They come to a round that is far behind those of now: what was on its way is not enough for it."""
+        """Checks that they reach a much later round than the current one. Messages on the way would not be
+        enough for that."""
         last = int(commands[0].stdout.split()[-1])
         for command in commands:
             command.expect(f'^round {last + 10}$')
             self.assertNotRegex(command.stdout + command.stderr, 'lost|failed')
 
     def each_names(self, commands, ranks, cut):
-        """Ranks of the host that was cut name rank 0's, the others the one that was cut."""
+        """Ranks of the host that was cut name rank 0's host, and the others name the one that was cut."""
         for rank, command in enumerate(commands):
             silent = 0 if ranks[rank] == cut else cut
             its = ', '.join(str(r) for r, host in enumerate(ranks) if host == silent)
@@ -41,7 +43,7 @@ class Cut(library.Ranks):
             self.assertEqual(command.end().returncode, 0)
 
     def test_for_a_second(self):
-        """Also of the host of rank 0, over which all others talk."""
+        """Also cuts the host of rank 0, which passes on all messages."""
         with Hosts(3) as net:
             commands = talk(net, [0, 0, 1, 1, 2, 2], 20000)
             for cut in (1, 0):
@@ -51,7 +53,7 @@ class Cut(library.Ranks):
                 self.go_on(commands)
 
     def test_for_good(self):
-        """Nor does it help that it is mended when it was found."""
+        """Mending the link after the cut was found does not help."""
         with Hosts(3) as net:
             ranks = [0, 0, 1, 1, 2, 2]
             commands = talk(net, ranks, 4000)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nothing is left of the hosts of hosts.py where the test that made them is killed, at whatever moment, nor where it ends as it should: no process, no
-interface, no mount, no file.
+"""Nothing is left of the hosts of hosts.py if the test that made them is killed, at any moment, or ends
+normally: no process, interface, mount or file.
 
     test_hosts_killed.py           N_MOMENTS and SEED in the environment
-    test_hosts_killed.py --hold    the one that is killed"""
+    test_hosts_killed.py --hold    the process that is killed"""
 import contextlib
 import ctypes
 import os
@@ -26,12 +26,12 @@ SEED = int(os.environ.get('SEED', time.time_ns()))
 OUR_MOUNTS = re.compile(r'/(run|run/hosts|run/sys|sys|sys/fs/cgroup|proc|proc/sys/.*|dev/shm|etc/hosts)')
 NAMESPACES = ('net', 'pid', 'mnt', 'user')
 
-# What is hard to end: a session of its own, whose parent has gone, that ignores what it can.
+# A process that is hard to end: it has its own session, its parent is gone, and it ignores signals.
 STUBBORN = 'trap "" HUP INT TERM; (setsid sh -c "trap \\"\\" HUP INT TERM; echo stubborn; exec sleep 1000" &) ; exec sleep 1000'
 
 
 def hold():
-    """Everything that hosts.py can start, until somebody kills it."""
+    """Starts everything that hosts.py can start, until this process is killed."""
     with Hosts(2, networks=2) as net:
         print('hosts', flush=True)
         for host in net.hosts:
@@ -43,7 +43,7 @@ def hold():
 
 
 def adopt_orphans():
-    """All that descends from this process and has lost its parent becomes a child of it."""
+    """Makes this process the parent of all descendants that lose theirs."""
     PR_SET_CHILD_SUBREAPER = 36
     if ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         sys.exit('prctl failed')
@@ -70,8 +70,8 @@ def descendants():
 
 
 def namespaces(pids, hold=None):
-    """Those of some processes. An ExitStack can hold them: until it is closed they are not freed, and so no other gets the number of one, as the next that
-    anybody makes on this machine otherwise may."""
+    """Returns the namespaces of some processes. An ExitStack can hold them: until it is closed they are not
+    freed, so no new namespace on this machine gets the number of one."""
     seen = set()
     for pid in pids:
         for kind in NAMESPACES:
@@ -88,7 +88,7 @@ def namespaces(pids, hold=None):
 
 
 def machine():
-    """What could be left on it."""
+    """Returns what could be left on this machine."""
     mounts = sorted(line.split()[4] for line in read('/proc/self/mountinfo').decode().splitlines() if OUR_MOUNTS.fullmatch(line.split()[4]))
     names = {name for _, name in socket.if_nameindex() if name.startswith(('bridge', 'port', 'relay', 'via', 'eth'))}
     return mounts, names
@@ -102,11 +102,12 @@ class Killed(unittest.TestCase):
         self.addCleanup(self.held.close)
 
     def made(self):
-        """The namespaces that descendants of this process have made. They are held until look() has looked for processes in them."""
+        """Returns the namespaces that descendants of this process have made. They are held until look() has
+        searched them for processes."""
         return namespaces(descendants(), self.held) - namespaces([os.getpid()])
 
     def wait_for_all(self):
-        """Until no descendant is left. What is still there after a while was forgotten."""
+        """Waits until no descendant is left. What is still there after a while was forgotten."""
         end = time.monotonic() + LIMIT
         while True:
             try:
@@ -126,7 +127,8 @@ class Killed(unittest.TestCase):
         self.assertEqual(os.listdir(folder), [])
 
     def kill_after(self, word, wait_s=0):
-        """Kills a process that holds hosts, wait_s after it said a word, or after its start. Returns how many processes it had."""
+        """Kills a process that holds hosts, wait_s after it printed a word or after its start. Returns how
+        many processes it had."""
         with tempfile.TemporaryDirectory() as folder:
             held = subprocess.Popen([PYTHON, os.path.abspath(__file__), '--hold'], stdout=subprocess.PIPE, env={**os.environ, 'TMPDIR': folder})
             text = b''
@@ -159,10 +161,10 @@ class Killed(unittest.TestCase):
             self.kill_after(b'', chance.uniform(0, whole))
 
     def test_when_the_test_is_stopped_first(self):
-        """What is killed need not come to run again."""
+        """A process that is stopped can be killed without running again."""
         with tempfile.TemporaryDirectory() as folder:
             held = subprocess.Popen([PYTHON, os.path.abspath(__file__), '--hold'], stdout=subprocess.PIPE, env={**os.environ, 'TMPDIR': folder})
-            while held.stdout.readline() != b'all\n':  # a command that has just begun has not asked yet to end with its parent
+            while held.stdout.readline() != b'all\n':  # a new command may not have asked yet to end with its parent
                 self.assertIsNone(held.poll())
             made = self.made()
             for pid in descendants():
@@ -180,7 +182,7 @@ class Killed(unittest.TestCase):
                 with Hosts(2) as net:
                     net.hosts[0].start(['sh', '-c', STUBBORN]).expect('stubborn')
                     made = self.made()
-                # Its end was waited for: there is nothing left to wait for.
+                # It was waited for already, so there is nothing left to wait for.
                 with self.assertRaises(ChildProcessError):
                     os.waitpid(-1, os.WNOHANG)
             finally:

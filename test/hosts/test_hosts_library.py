@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library over the hosts of hosts.py: ranks that are started by hand, and meet over the network. Today no communicator joins the processors of several
-hosts: whatever is wrong, every rank ends with an error that names hosts and ranks.
+"""The library over the hosts of hosts.py: ranks are started by hand and meet over the network. No
+communicator connects the CPUs of several hosts without MPI, so every rank ends with an error that names hosts
+and ranks.
 
     test_hosts_library.py PROGRAM ZERO_RUN
 
-PROGRAM is zero/examples/minimal.c. N_CUTS and SEED in the environment."""
+PROGRAM is zero/examples/minimal.c. N_CUTS and SEED may be set in the environment."""
 import os
 import random
 import time
@@ -16,7 +17,7 @@ from library import APART, LONG_MS, PORT, SEED, TIMEOUT_MS, ends
 
 PROGRAM, ZERO_RUN = library.take_paths(2)
 N_CUTS = int(os.environ.get('N_CUTS', 1))
-RANK_0 = rf'\S+:{PORT}( \(.*\))?'  # where it is looked for
+RANK_0 = rf'\S+:{PORT}( \(.*\))?'  # where ranks look for it
 
 
 def start(net, ranks, **variables):
@@ -25,7 +26,8 @@ def start(net, ranks, **variables):
 
 class Library(library.Ranks):
     def test_one_host(self):
-        """As without namespaces, by hand and by zero-run; over the address that other hosts use, too."""
+        """Works as without namespaces, by hand and by zero-run, and also over the address that other hosts
+        use."""
         with Hosts(1) as net:
             outputs = []
             commands = start(net, [0, 0])
@@ -64,7 +66,7 @@ class Library(library.Ranks):
                 self.assertRegex(errors, rf"zero_wrap: rank {rank}: rank 0's address host0 \(.*\) can be reached by other hosts, and this job has no key")
 
     def test_by_a_file(self):
-        """In a folder that hosts share rank 0 says where it is, whichever host that is; nothing is left there."""
+        """Rank 0, on any host, writes its address to a folder that hosts share. Nothing is left there."""
         for ranks in ([0, 0, 1], [1, 0]):
             with Hosts(2) as net:
                 self.all_say(start(net, ranks, ZERO_BACKEND='shm', ZERO_RENDEZVOUS='file:///run/hosts'),
@@ -72,7 +74,7 @@ class Library(library.Ranks):
                 self.assertEqual([name for name in os.listdir(net.run_folder) if name.startswith('libzero')], [])
 
     def test_by_a_file_without_a_key(self):
-        """The rank on the other host is told why the address in the file does not lead it to rank 0."""
+        """The rank on the other host gets the reason why the address in the file does not lead it to rank 0."""
         with Hosts(2) as net:
             commands = start(net, [0, 1], ZERO_JOB_KEY=None, ZERO_LOG='off', ZERO_RENDEZVOUS='file:///run/hosts/meet', ZERO_TIMEOUT_MS=1500)
             (_, zero), (_, one) = ends(commands)
@@ -95,11 +97,11 @@ class Library(library.Ranks):
             self.assertRegex(second[1], rf'^zero_wrap: rank 1( \(.*\))? waited {TIMEOUT_MS} ms \(start_timeout_ms\) for rank 0 at {RANK_0}')
 
     def test_cut_during_the_meeting(self):
-        """At any moment of it: the host that is gone is named by its rank, on both sides of the cut."""
+        """Cuts the network at any moment of the meeting. Both sides name the rank on the host that is gone."""
         print(f'SEED={SEED}')
         chance = random.Random(SEED)
         for _ in range(N_CUTS):
-            with Hosts(3) as net, net.relay(net.hosts[1], delay_s=0.3):  # so the meeting takes more than 2 s
+            with Hosts(3) as net, net.relay(net.hosts[1], delay_s=0.3):  # so that the meeting takes more than 2 s
                 commands = start(net, [0, 1, 2], ZERO_TIMEOUT_MS=[TIMEOUT_MS, TIMEOUT_MS, LONG_MS])
                 time.sleep(chance.uniform(0, 2))
                 net.cut(net.hosts[1])
@@ -110,7 +112,7 @@ class Library(library.Ranks):
                 self.assertEqual((first[0], second[0]), (1, 1))
 
     def test_mended_before_the_deadline(self):
-        """A cut that is shorter than the deadline is not noticed."""
+        """A cut that is shorter than the timeout is not noticed."""
         with Hosts(2) as net:
             net.cut(net.hosts[1])
             commands = start(net, [0, 1], ZERO_BACKEND='shm', ZERO_TIMEOUT_MS=LONG_MS)
@@ -120,7 +122,7 @@ class Library(library.Ranks):
             self.all_say(commands, APART % 1)
 
     def test_a_host_that_dies_before_the_meeting(self):
-        """In silence: rank 0 names who did not come, and those who came are told."""
+        """A host dies silently. Rank 0 names the ranks that did not come, and reports that to those who came."""
         with Hosts(3) as net:
             net.cut(net.hosts[2])
             commands = start(net, [0, 1, 2], ZERO_TIMEOUT_MS=[TIMEOUT_MS, LONG_MS, LONG_MS])

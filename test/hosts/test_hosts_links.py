@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The links between the hosts of hosts.py: packets pass; a cut drops them, unknown to those that wait for them, and a TCP connection goes on when it is mended; a
-relay delays and loses as much as it was asked. Waits are never expected to be short."""
+"""The links between the hosts of hosts.py. Packets pass. A cut drops them without notice, and a TCP
+connection continues when it is mended. A relay delays and loses as requested. No wait is expected to be
+short."""
 import json
 import unittest
 
@@ -22,7 +23,7 @@ while True:
     threading.Thread(target=echo, args=[listener.accept()[0]], daemon=True).start()
 """
 
-# Connects, then sends each line of its input, and prints what comes back, and when the other side has closed.
+# Connects, and sends each line of its input. Prints what comes back, and when the other side closes.
 TALK = """
 import socket, sys, threading
 connection = socket.create_connection((sys.argv[1], int(sys.argv[2])))
@@ -57,7 +58,7 @@ for text in sys.argv[3:]:
     time.sleep(0.001)
 """
 
-# How long a byte takes there and back: the shortest of some.
+# Measures how long a byte takes there and back: the shortest of several times.
 ROUND_TRIP = """
 import socket, sys, time
 connection = socket.create_connection((sys.argv[1], int(sys.argv[2])))
@@ -71,7 +72,7 @@ for _ in range(5):
 print(min(took))
 """
 
-# Bytes there and back, which have to be the same.
+# Sends bytes there and back, and compares them.
 TRANSFER = """
 import os, socket, sys, threading
 connection = socket.create_connection((sys.argv[1], int(sys.argv[2])))
@@ -132,7 +133,7 @@ class Cuts(unittest.TestCase):
                 talking.say(f'during {cut.name}')
                 with self.assertRaisesRegex(AssertionError, "no 'during"):
                     talking.expect(f'during {cut.name}', limit=0.5)
-                # Nobody was told: the interfaces are up, the connection is as it was.
+                # No process was notified: the interfaces are up, and the connection is unchanged.
                 for host in net.hosts:
                     self.assertEqual(host.must(['cat', '/sys/class/net/eth0/operstate', '/sys/class/net/eth0/carrier']).split(), ['up', '1'])
                 self.assertIsNone(talking.returncode)
@@ -153,7 +154,7 @@ class Cuts(unittest.TestCase):
             self.assertEqual(receiving.stdout.split(), ['ready', 'before', 'after'])
 
     def test_a_host_that_dies(self):
-        """Its kernel closes its connections; where it is cut before, nobody hears of its end."""
+        """The host's kernel closes its connections. If it was cut before, no other host hears of its end."""
         for silent in (False, True):
             with Hosts(2) as net:
                 server, client = net.hosts
@@ -201,7 +202,7 @@ class Cuts(unittest.TestCase):
 
 class Relays(unittest.TestCase):
     def know(self, host, other):
-        """Whom an address belongs to is asked by frames, too, which a relay may lose: host is told."""
+        """Makes host learn the other's link address. That too takes frames, which a relay may lose."""
         host.must(['ip', 'neighbour', 'replace', other.address(), 'dev', 'eth0', 'lladdr', other.must(['cat', '/sys/class/net/eth0/address']).strip()])
 
     def round_trip_s(self, net):
@@ -213,15 +214,15 @@ class Relays(unittest.TestCase):
             plain = self.round_trip_s(net)
             with net.relay(net.hosts[0], delay_s=0.05):
                 slow = self.round_trip_s(net)
-                with net.relay(net.hosts[1], delay_s=0.1):  # one of each host
+                with net.relay(net.hosts[1], delay_s=0.1):  # one from each host
                     slower = self.round_trip_s(net)
             print(f'round trips of {plain * 1e3:.3f} ms, {slow * 1e3:.1f} ms with 50 ms each way, {slower * 1e3:.1f} ms with 150 ms')
             self.assertGreaterEqual(slow, 0.1)
             self.assertGreaterEqual(slower, 0.3)
 
     def test_loss(self):
-        """Of 300 datagrams as many are lost as the binomial distribution has within six standard deviations. Fewer than the receiver's buffer holds, be it
-        as slow as it may."""
+        """The number lost of 300 datagrams is within six standard deviations of the binomial distribution.
+        They fit in the receiver's buffer, however slow it is."""
         n = 300
         for loss in (0, 0.1, 0.5):
             with Hosts(2) as net:
@@ -240,7 +241,8 @@ class Relays(unittest.TestCase):
             self.assertGreaterEqual(relay.counts['coming']['lost'], n - len(came) if loss else 0)
 
     def test_one_direction(self):
-        """What a host sends is lost while it still gets what others send, and the other way round; TCP makes up for both."""
+        """One direction is lost: first what the host sends, then what it receives. TCP retransmits in both
+        cases."""
         with Hosts(2) as net:
             ours, other = net.hosts
             receiving = [python(host, RECEIVE, PORT) for host in net.hosts]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How ranks of the hosts of hosts.py meet: over IPv4 and IPv6, by name and by address, by an interface that was asked for; and what every rank says where they
-cannot. Ranks that have met are told from others by what they find then: that shared memory does not join their hosts.
+"""How ranks on the hosts of hosts.py meet: over IPv4 and IPv6, by name and by address, by a chosen interface,
+and what every rank reports if they cannot. Ranks that have met are recognized by their next error: shared
+memory does not connect their hosts.
 
     test_hosts_meet.py PROGRAM            N_MEETINGS and SEED in the environment"""
 import os
@@ -14,9 +15,9 @@ from library import APART, LONG_MS, PORT, SEED, TIMEOUT_MS, ends
 
 PROGRAM = library.take_paths(1)[0]
 N_MEETINGS = int(os.environ.get('N_MEETINGS', 5))
-SHORT_MS = 1000  # where nobody comes, whenever it is started
+SHORT_MS = 1000  # for ranks that nobody joins, whenever they start
 
-# A program of somebody else's that has the port.
+# Another program that has the port.
 HOLD = 'import socket, sys; s = socket.create_server(("", int(sys.argv[1]))); print("ready", flush=True); sys.stdin.read()'
 
 
@@ -25,18 +26,18 @@ def start(net, ranks, **variables):
 
 
 def at(address):
-    """A rendezvous there."""
+    """Returns the URL of a rendezvous there."""
     return f'tcp://[{address}]:{PORT}' if ':' in address else f'tcp://{address}:{PORT}'
 
 
 def interfaces(host, networks):
-    """What it has, as messages have it, without loopback."""
+    """Returns a host's addresses without loopback, as messages print them."""
     return ', '.join(f'eth{k} ({host.address(k)}, {host.address6(k)})' for k in range(networks))
 
 
 class Meet(library.Ranks):
     def test_any_way(self):
-        """Two and three hosts, one and two ranks on each; each rank by an interface of its own or any."""
+        """Two and three hosts with one and two ranks each. Each rank uses its own interface, or any."""
         print(f'SEED={SEED}')
         chance = random.Random(SEED)
         with Hosts(3, networks=2) as net:
@@ -53,7 +54,8 @@ class Meet(library.Ranks):
                 self.all_say(start(net, ranks, ZERO_RENDEZVOUS=at('host0' if by_name else number), ZERO_INTERFACE=asked), APART % ranks.index(1))
 
     def test_name_and_one_family(self):
-        """Rank 0 listens on one family alone, or the other rank has but one: of the name's addresses the right one is found."""
+        """Rank 0 listens on one family only, or the other rank has only one. Ranks use the right one of the
+        name's addresses."""
         with Hosts(2) as net:
             if not net.has_ipv6:
                 self.skipTest('no IPv6')
@@ -61,13 +63,13 @@ class Meet(library.Ranks):
                 self.all_say(start(net, [0, 1], ZERO_INTERFACE=asked), APART % 1)
             net.hosts[1].must(['ip', '-6', 'address', 'flush', 'dev', 'eth0'])
             self.all_say(start(net, [0, 1]), APART % 1)
-            # Nor does a number lead there.
+            # An address of that family does not lead there either.
             self.each_says(start(net, [0, 1], ZERO_RENDEZVOUS=at(net.hosts[0].address6()), ZERO_TIMEOUT_MS=SHORT_MS),
                            rf'1 of 2 ranks did not come to \[fd77:1::1\]:{PORT} \(on eth0 \(fd77:1::1\)\) in {SHORT_MS} ms \(start_timeout_ms\): rank 1 \(ZERO_WORLD_SIZE is 2\)\n',
                            rf"rank 1 waited {SHORT_MS} ms \(start_timeout_ms\) for rank 0 at \[fd77:1::1\]:{PORT}; last: .*: this host has no IPv6 address to connect from: give rank 0's IPv4 address")
 
     def test_name_that_is_loopback(self):
-        """As a host's own name often is in its own /etc/hosts."""
+        """A host's own name is loopback in its own /etc/hosts, as often happens."""
         with Hosts(2) as net:
             net.hosts[0].must(['sh', '-ec', 'sed "s/.* host0$/127.0.1.1 host0/" /etc/hosts >/run/own_hosts; mount --bind /run/own_hosts /etc/hosts'])
             for asked in (None, 'eth0'):
@@ -86,7 +88,7 @@ class Meet(library.Ranks):
 
 class Refused(library.Ranks):
     def test_interfaces(self):
-        """All ranks hear of the one that is wrong, though not by it."""
+        """All ranks hear of the one with the wrong interface, though not from it."""
         with Hosts(2, networks=2) as net:
             if not net.has_ipv6:
                 self.skipTest('no IPv6')
@@ -104,7 +106,7 @@ class Refused(library.Ranks):
                            "from: give rank 0's IPv6 address")
 
     def test_missing_rank(self):
-        """What rank 0 listens on is named; so is the way that others try."""
+        """The message names what rank 0 listens on, and how others try to reach it."""
         with Hosts(2, networks=2) as net:
             if not net.has_ipv6:
                 self.skipTest('no IPv6')
@@ -131,7 +133,7 @@ class Refused(library.Ranks):
                                      'the address of "nowhere.invalid" is being looked up)')
 
     def test_who_comes(self):
-        """Two ranks with one number, other keys: who they are, and from where."""
+        """Two processes with the same rank, and other keys. Messages say who they are, and from where."""
         with Hosts(3) as net:
             for _, errors in ends(start(net, [0, 1, 2], ZERO_RANK=[0, 1, 1], ZERO_TIMEOUT_MS=LONG_MS)):
                 self.assertRegex(errors, r'rank 1 .*(10\.77\.0\.[23]|fd77:1::[23]).*(10\.77\.0\.[23]|fd77:1::[23])')

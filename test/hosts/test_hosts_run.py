@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One job of zero-run on the hosts of hosts.py: a zero-run on each, two ranks on each.
+"""One zero-run job on the hosts of hosts.py: a zero-run on each host, with two ranks each.
 
     test_hosts_run.py PROGRAM ZERO_RUN
 
-PROGRAM is zero/examples/minimal.c; the other ranks are Python, which meet at MASTER_ADDR as ranks of any library do."""
+PROGRAM is zero/examples/minimal.c. The other ranks are Python programs that meet at MASTER_ADDR, like ranks
+of any library."""
 import os
 import re
 import sys
@@ -18,7 +19,8 @@ del sys.argv[1:3]  # the rest is unittest's
 PORT = 29400
 KEY = '0123456789abcdef' * 2
 
-# Meets the other ranks of its attempt at rank 0's port, says so, and waits: for a signal, or, in attempt 1, for nothing.
+# Meets the other ranks of its attempt at rank 0's port, reports that, and waits for a signal. In attempt 1 it
+# does not wait.
 RANK = r"""
 import os, signal, socket, sys, time
 rank, world, attempt = (int(os.environ[v]) for v in ('RANK', 'WORLD_SIZE', 'ZERO_ATTEMPT'))
@@ -51,7 +53,7 @@ def start(net, *options, at=f'host0:{PORT}', program=(hosts.PYTHON, '-c', RANK))
 
 
 def all_there(nodes, world, attempt=0):
-    """Process numbers of the ranks, as their hosts have them."""
+    """Returns the process numbers of the ranks, as their hosts see them."""
     found = {}
     for i, node in enumerate(nodes):
         for local in range(2):
@@ -69,7 +71,7 @@ def zero_run_of(host, rank_process):
 
 
 def gone(host, pids):
-    """Waits until no process has one of these numbers, but for those that nobody has reaped."""
+    """Waits until no process has one of these numbers, except for zombies."""
     end = time.monotonic() + hosts.LIMIT
     while host.must(['sh', '-c', ' '.join(f'cat /proc/{p}/stat 2>/dev/null;' for p in pids) + 'true']).replace(') Z ', ''):
         if time.monotonic() > end:
@@ -89,7 +91,7 @@ class Run(unittest.TestCase):
         with Hosts(2) as net:
             at = ['host0', net.hosts[0].address()] + ([f'[{net.hosts[0].address6()}]'] if net.has_ipv6 else [])
             for place in [f'{host}:{PORT}' for host in at] + ['file:///run/hosts', 'file:///run/hosts/meet']:
-                # The library's ranks get as far as their backend, which says what it knows of hosts.
+                # The library's ranks get as far as their backend, which reports what it knows of hosts.
                 nodes = start(net, at=place, program=[PROGRAM])
                 for node in nodes:
                     self.assertNotEqual(node.end().returncode, 0)
@@ -126,7 +128,7 @@ class Run(unittest.TestCase):
             gone(net.hosts[0], [pids[0], pids[1]])
 
     def test_a_link_is_cut(self):
-        """Both sides find it, and end their ranks."""
+        """Both sides notice it, and end their ranks."""
         with Hosts(2) as net:
             nodes = start(net, '--node-timeout', 1)
             pids = all_there(nodes, 4)
@@ -152,13 +154,14 @@ class Run(unittest.TestCase):
             net.cut(net.hosts[1])
             time.sleep(1)
             net.mend()
-            kill(net.hosts[1], zero_run_of(net.hosts[1], pids[2]), 'USR1')  # which comes to the ranks of the other host too
+            kill(net.hosts[1], zero_run_of(net.hosts[1], pids[2]), 'USR1')  # the ranks of the other host get it too
             self.ends(nodes, 0, 0)
             for i, node in enumerate(nodes):
                 self.assertEqual(len(re.findall('got SIGUSR1', node.stdout)), 2, i)
 
     def test_a_signal_that_passes_a_start_on_the_way(self):
-        """Node 1 is asked to end when node 0 has sent it the next attempt, which has not come yet: those ranks get the signal, too."""
+        """Node 1 is asked to end when node 0 has sent it the next attempt, which has not arrived yet. Those
+        ranks get the signal too."""
         code = """echo here $ZERO_ATTEMPT $$
 test $ZERO_ATTEMPT = 0 && test $RANK -ge 2 && { until test -e /run/hosts/now; do sleep 0.02; done; exit 3; }
 test $RANK -lt 2 && trap '' INT
@@ -177,7 +180,7 @@ exec sleep 1000"""
             self.all_say(nodes, r'rank [23] on node 1 \(host1\) was killed by signal 2 \(Interrupt\); ending all ranks')
 
     def test_node_0_listens_on_another_interface(self):
-        """Node 0 knows it at once, by its number and by its name."""
+        """Node 0 notices it at once, with the interface given by number and by name."""
         with Hosts(1, networks=2) as net:
             for at, place in ((f'10.77.0.1:{PORT}', '10.77.0.1'), (f'host0:{PORT}', r'host0 \(.*\)')):
                 node = net.hosts[0].start([ZERO_RUN, '--nnodes', 2, '--node-rank', 0, '--rdzv', at, '-n', 2, 'true'], ZERO_JOB_KEY=KEY, ZERO_INTERFACE='eth1')

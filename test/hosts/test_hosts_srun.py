@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that Slurm's srun starts do what zero-run's do: zero/examples/minimal.c prints the same, a training run ends in the same bits. On two hosts they find
-each other by what Slurm says of its nodes.
+"""Ranks started by Slurm's srun behave like zero-run's: zero/examples/minimal.c prints the same, and a
+training run ends in the same bits. On two hosts they find each other by Slurm's list of nodes.
 
     test_hosts_srun.py PROGRAM ZERO_BENCH ZERO_RUN
 
-Each host runs a slurmd, host0 the slurmctld. They know each other by auth/none, so there is no munged, and run as a user without rights, as whom they start
-ranks without changing to another: in a user namespace most users are not there to change to."""
+Each host runs a slurmd, and host0 the slurmctld. They use auth/none, so there is no munged. They run as an
+unprivileged user and start ranks as the same user, since most users do not exist in a user namespace."""
 import json
 import os
 import pwd
@@ -26,7 +26,7 @@ TRAIN = [ZERO_BENCH, 'train', '--json', '--steps=3', '--layers=2', '--threads=1'
 USER = pwd.getpwnam('daemon')
 AS_USER = ['unshare', '--user', f'--map-user={USER.pw_uid}', f'--map-group={USER.pw_gid}']
 
-# /run/hosts is of all hosts, /run/tmp a host's own.
+# /run/hosts is shared by all hosts, and /run/tmp belongs to each host.
 CONF = '/run/hosts/slurm.conf'
 SLURM_CONF = """
 ClusterName=hosts
@@ -53,7 +53,7 @@ SlurmdParameters=config_overrides
 NodeName=host[0-{last}] CPUs=8
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE
 """
-# slurmd asks for one though nothing here uses it. This one is there on every machine.
+# slurmd requires one, though nothing here uses it. This one exists on every machine.
 CGROUP_CONF = 'CgroupPlugin=cgroup/v1\n'
 
 
@@ -73,14 +73,14 @@ class Slurm:
             time.sleep(0.1)
 
     def daemon(self, host, name):
-        program = shutil.which(name, path=hosts.PATH)  # the whole path: it starts itself once more
+        program = shutil.which(name, path=hosts.PATH)  # the whole path, since it starts itself again
         return host.start([*AS_USER, program, '-D'], SLURM_CONF=CONF)
 
     def run(self, command, **variables):
         return self.net.hosts[0].run([*AS_USER, *command], LIMIT, SLURM_CONF=CONF, **variables)
 
     def srun(self, n, command, *options, **variables):
-        """A job to its end, with what its ranks have said without words of Slurm's own between."""
+        """Runs a job to its end. Returns its ranks' output without Slurm's own lines."""
         job = self.run(['srun', '--quiet', '--input=none', f'--ntasks={n}', *options, *command], **variables)
         errors = ''.join(line for line in job.stderr.splitlines(True) if not re.match(r'(srun|slurmstepd)[-:]', line))
         return job, errors
@@ -94,7 +94,7 @@ class Slurm:
         raise AssertionError('\n'.join([what, *said]))
 
     def must(self, n, command, *options, **variables):
-        """What the ranks print and say as errors, of a job that ends well."""
+        """Returns what the ranks print on standard output and error, for a job that succeeds."""
         job, errors = self.srun(n, command, *options, **variables)
         if job.returncode:
             self.fail(f'{job.name}: exit code {job.returncode}\n{job.stdout}{job.stderr}')
@@ -132,7 +132,7 @@ class Srun(unittest.TestCase):
             self.assertIn('rank 0 of world 1, found in: alone', errors)
 
     def test_left_over(self):
-        """Variables of another launcher that srun has passed on: no task trains alone."""
+        """srun has passed on variables of another launcher. No task trains alone."""
         slurm = self.start(1)
         plain = dict(RANK=0, WORLD_SIZE=1)
         for more in (plain, {**plain, 'LOCAL_WORLD_SIZE': 1}, dict(OMPI_COMM_WORLD_RANK=0, OMPI_COMM_WORLD_SIZE=1)):
@@ -149,14 +149,14 @@ class Srun(unittest.TestCase):
             self.assertEqual((job.returncode, job.stderr), (0, ''))
 
     def test_a_rank_that_fails(self):
-        """The others end by themselves, with its words; srun has its exit code."""
+        """The other ranks end by themselves with its message, and srun has its exit code."""
         slurm = self.start(1)
         job, errors = slurm.srun(3, ['sh', '-c', 'test $SLURM_PROCID = 1 && export ZERO_STAGE=2; exec "$0"', PROGRAM])
         self.assertEqual(job.returncode, 1, job.stderr)
         self.assertEqual(len(re.findall('^zero_wrap: .*stage is 2 on rank 1 and 3 on rank 0', errors, re.MULTILINE)), 3, job.stderr)
 
     def test_two_hosts(self):
-        """Nobody says where rank 0 is: it is on the first node."""
+        """Rank 0's address is not given: it is on the first node."""
         slurm = self.start(2)
         job, errors = slurm.srun(4, [PROGRAM], '--nodes=2', ZERO_JOB_KEY=library.KEY, ZERO_LOG='stderr')
         self.assertEqual(job.returncode, 1, job.stderr)

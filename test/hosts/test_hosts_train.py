@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training over MPI on several hosts, two ranks on each, all started by one launcher of an MPI: it ends in the bits of the same training over shared memory on one host,
-also where a link is cut for a second in the middle of it; cut for good, every rank names the host behind it.
+"""Training over MPI on several hosts, with two ranks on each, all started by one MPI launcher. It ends with
+the bits of the same training over shared memory on one host, even if a link is cut for a second. If the cut
+is permanent, every rank names the host behind it.
 
-    test_hosts_train.py KEY ZERO_BENCH ZERO_RUN FOLDER       KEY: ompi or mpich; FOLDER: where libzero and its module for that MPI are
+    test_hosts_train.py KEY ZERO_BENCH ZERO_RUN FOLDER
 
-In the environment: N_HOSTS (2); TIMEOUT_MS (4000), in which a cut for good is found; ALL, for all that is here instead of one hybrid and one cut, which SEED draws."""
+KEY is ompi or mpich. FOLDER has libzero and its module for that MPI. In the environment: N_HOSTS (2);
+TIMEOUT_MS (4000), the time in which a permanent cut is found; ALL, to test everything instead of one hybrid
+and one cut that SEED draws."""
 import json
 import os
 import random
@@ -30,34 +33,36 @@ HYBRIDS = ['hsdp', 'hfsdp'] if os.environ.get('ALL') else [DRAW.choice(['hsdp', 
 CUTS = ['for a second', 'for good'] if os.environ.get('ALL') else [DRAW.choice(['for a second', 'for good'])]
 
 LAUNCHER = {'ompi': 'mpirun.openmpi', 'mpich': 'mpiexec.hydra'}[KEY]
-# What a launcher starts something on another host with, as with ssh: from /run/hosts, which they all see.
+# The launcher's replacement for ssh. It is in /run/hosts, which all hosts see.
 SHELL = f'#!/bin/sh\nexec {hosts.PYTHON} -IS {hosts.HERE}/on_host.py --shell "$@"\n'
-# A rank that fails does not end the others before they can say what they have found, as it would with the launchers' own settings.
+# A rank that fails must not end the others before they can report, as it would with the launchers' default
+# settings.
 LAUNCH = {
     'ompi': ['--allow-run-as-root', '--bind-to', 'none', '--enable-recovery', '--mca', 'plm_rsh_agent', '/run/hosts/shell', '--mca', 'plm_rsh_no_tree_spawn', '1',
              '--mca', 'oob_tcp_if_include', 'eth0', '--mca', 'btl', 'self,vader,tcp', '--mca', 'btl_tcp_if_include', 'eth0', '--host'],
     'mpich': ['-disable-auto-cleanup', '-launcher', 'rsh', '-launcher-exec', '/run/hosts/shell', '-iface', 'eth0', '-hosts'],
 }[KEY]
 SETTINGS = {'UCX_TLS': 'tcp,posix,sysv,self', 'UCX_NET_DEVICES': 'eth0', 'UCX_WARN_UNUSED_ENV_VARS': 'n', 'LD_LIBRARY_PATH': FOLDER}
-# Every rank's errors in a file of its own: what it says reaches no launcher over a link that is cut. In a job that is cut a rank's shell stays, and with it the
-# connection to MPICH's launcher: where one is closed MPICH 4.0 asks that launcher who has died, inside any call, and over a link that is cut waits for ever.
+# Every rank writes its errors to its own file: its output does not reach the launcher over a cut link. In a
+# job that is cut, a rank's shell stays, and with it the connection to MPICH's launcher. If that connection
+# closes, MPICH 4.0 asks the launcher who has died, inside any call, and waits for ever over the cut link.
 RANK = '"$@" 2>"/run/hosts/$0.${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"; code=$?; [ "$0" = cut ] && exec sleep 600; exit $code'
 TRAIN = ['train', '--json', '--layers=3', '--prefetch=0', '--threads=1', f'--data={os.path.abspath(__file__)}', '--stage=3']
 SILENT = r'host {host} \("host{host}", ranks {ranks}\) is silent: no heartbeat from rank \d+ \(\S+\) for \d+ ms'
 
 
 def without_leaks():
-    """Of a sanitizer no report of what MPI does not free, nor of what a failed communicator leaves to it."""
+    """Keeps sanitizers from reporting what MPI does not free, and what a failed communicator leaves to it."""
     return {'ASAN_OPTIONS': ':'.join(filter(None, [os.environ.get('ASAN_OPTIONS'), 'detect_leaks=0']))}
 
 
 def rendezvous(net):
-    """Where rank 0 is, for a job that is told so."""
+    """Returns rank 0's address, for a job that is given one."""
     return {'ZERO_RENDEZVOUS': f'tcp://host0:{library.PORT + len(net.commands)}', 'ZERO_JOB_KEY': library.KEY}
 
 
 def launch(net, name, arguments, **variables):
-    """One job over all hosts."""
+    """Starts one job on all hosts."""
     own = {**SETTINGS, **without_leaks(), 'ZERO_BACKEND': 'mpi', **variables}
     exported = [word for variable in own for word in ('-x', variable)] if KEY == 'ompi' else []
     return net.hosts[0].start([LAUNCHER, *LAUNCH, ','.join(f'{host.name}:2' for host in net.hosts), '-n', WORLD, *exported, 'sh', '-c', RANK, name, BENCH, *TRAIN,
@@ -94,14 +99,15 @@ class Train(unittest.TestCase):
         return bits(net.hosts[0].must([RUN, '-n', WORLD, BENCH, *TRAIN, *arguments], LIMIT, ZERO_BACKEND='shm'))
 
     def test_same_bits(self):
-        """Groups are those of a host, as it is found; and nobody says where rank 0 is."""
+        """Each host's ranks are found and form a group. Rank 0's address is not given."""
         net = self.start_hosts()
         for hybrid in HYBRIDS:
             arguments = ['--steps=3', f'--hybrid={hybrid}', '--accum=2', '--deterministic=on']
             self.assertEqual(self.ends(net, hybrid, launch(net, hybrid, [*arguments, '--dp-replicate=auto'])), self.alone(net, [*arguments, '--dp-shard=2', f'--dp-replicate={WORLD // 2}']))
 
     def test_without_the_backend(self):
-        """Then nobody knows where rank 0 is, and the error says what to set. (A launcher may end the others before they can say it too.)"""
+        """Then no rank knows where rank 0 is, and the error says what to set. (A launcher may end the others
+        before they can report it too.)"""
         net = self.start_hosts()
         job = launch(net, 'auto', ['--steps=1'], ZERO_BACKEND='auto')
         end = time.monotonic() + LIMIT
@@ -112,7 +118,8 @@ class Train(unittest.TestCase):
 
     @unittest.skipUnless('for a second' in CUTS, 'not drawn')
     def test_cut_for_a_second(self):
-        """The launcher may pass lines on so late that a short run has ended before the cut; then a longer one is tried."""
+        """The launcher may pass lines on so late that a short run has ended before the cut. Then a longer one
+        is tried."""
         net = self.start_hosts()
         for steps in (30, 100, 400):
             job = launch(net, f'flat{steps}', [f'--steps={steps}'], ZERO_TIMEOUT_MS=PATIENT_MS, **rendezvous(net))
@@ -129,8 +136,8 @@ class Train(unittest.TestCase):
 
     @unittest.skipUnless('for good' in CUTS, 'not drawn')
     def test_cut_for_good(self):
-        """Ranks of the host that was cut name rank 0's, the others the one that was cut. The launcher is not waited for: with --enable-recovery
-        Open MPI's stays."""
+        """Ranks of the host that was cut name rank 0's host, and the others name the one that was cut. The
+        launcher is not waited for: with --enable-recovery Open MPI's does not end."""
         net = self.start_hosts()
         job = launch(net, 'cut', ['--steps=100000'], ZERO_TIMEOUT_MS=TIMEOUT_MS, ZERO_START_TIMEOUT_MS=PATIENT_MS, **rendezvous(net))
         job.expect('"step":2,', LIMIT)

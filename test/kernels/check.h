@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check.h: what the programs check_*.c share: each holds a few kernels' references, checks every instruction
- * set against them and, with --bench, times them.
+/* check.h: the frame that the programs check_*.c share. Each holds references for a few kernels, checks
+ * every instruction set against them, and times them with --bench.
  *
- * Buffers lie between canaries, at a chosen misalignment, and are filled with 0xff (NaN) so that what a
- * kernel leaves unwritten shows. */
+ * Buffers lie between canaries, at a chosen misalignment. They are filled with 0xff (NaN), so that
+ * elements a kernel leaves unwritten show. */
 #ifndef ZR_TEST_KERNELS_CHECK_H
 #define ZR_TEST_KERNELS_CHECK_H
 
@@ -24,7 +24,7 @@
 enum { CANARY_BYTES = 64, CANARY = 0xc5 };
 
 static const int64_t check_sizes[] = {0, 1, 15, 31, 32, 33, 1000, 8100};
-/* Elements from a 64-byte boundary to where a buffer begins. */
+/* Offsets of a buffer's start from a 64-byte boundary, in elements. */
 static const int64_t check_shifts[] = {0, 1, 3, 7, 13};
 
 #define FOR_EACH(type, x, array)                                                                             \
@@ -48,7 +48,7 @@ static inline struct guarded guarded_open(int64_t bytes, int64_t shift_bytes)
     return g;
 }
 
-/* Fails the test if anything beside the buffer was written, and frees it. */
+/* Fails the test if anything outside the buffer was written, and frees it. */
 static inline void guarded_close(struct guarded *g)
 {
     const unsigned char *end = (unsigned char *)g->p + g->bytes;
@@ -60,7 +60,7 @@ static inline void guarded_close(struct guarded *g)
     g->block = NULL;
 }
 
-/* Normal numbers, and now and then zeros, subnormals, huge and tiny ones. */
+/* Mostly normal numbers, and sometimes zeros, subnormals, huge and tiny ones. */
 static inline float check_value(struct random_source *r)
 {
     switch (random_below(r, 40)) {
@@ -79,7 +79,8 @@ static inline float check_value(struct random_source *r)
     }
 }
 
-/* Equal bits, or both NaN: which of two NaNs survives an operation is not defined. */
+/* Returns whether the bits are equal or both are NaN. Which of two NaNs survives an operation is not
+ * defined. */
 static inline bool same_float(float a, float b)
 {
     return bits_of_float(a) == bits_of_float(b) || (isnan(a) && isnan(b));
@@ -93,7 +94,7 @@ static inline void assert_same_floats(const char *what, const float *got, const 
                      (double)want[i]);
 }
 
-/* Calls run(arg) until 60 ms have passed and prints the best rate of bytes moved per call. */
+/* Calls run(arg) for 60 ms and prints the best rate, from the bytes moved per call. */
 static inline void bench(const char *kernel, const char *isa, const char *where, int64_t bytes_moved,
                          void (*run)(void *arg), void *arg)
 {
@@ -111,14 +112,15 @@ static inline void bench(const char *kernel, const char *isa, const char *where,
     printf("%-28s %-9s %-6s %8.1f GB/s\n", kernel, isa, where, (double)(bytes_moved * repeat) / (double)best);
 }
 
-/* The two sizes a bench runs at, in elements: within the second-level cache, and far beyond the last. */
+/* The two sizes of a bench, in elements: one fits in the second-level cache, the other is far beyond the
+ * last. */
 struct bench_size {
     const char *where;
     int64_t n;
 };
 static const struct bench_size bench_sizes[] = {{"cache", 16384}, {"memory", 1 << 24}};
 
-/* The checks, or with --bench the timing, of one table; the number that failed. */
+/* Runs the checks of one kernel table, or times it with --bench. Returns the number that failed. */
 static inline int check_table(int argc, char **argv, const struct CMUnitTest *tests, size_t n_tests,
                               void (*time_it)(const struct zr_host_kernels *k),
                               const struct zr_host_kernels *k)
@@ -138,8 +140,8 @@ static inline int check_table(int argc, char **argv, const struct CMUnitTest *te
     return _cmocka_run_group_tests(k->name, with_state, n_tests, NULL, NULL);
 }
 
-/* A whole program: once per instruction set there is; built with CHECK_GPU, once for GPU 0, skipped without
- * one. */
+/* The main function of a program: runs once per available instruction set. Built with CHECK_GPU, it runs
+ * once for GPU 0, and is skipped without one. */
 static inline int check_main(int argc, char **argv, const struct CMUnitTest *tests, size_t n_tests,
                              void (*time_it)(const struct zr_host_kernels *k))
 {
@@ -148,7 +150,7 @@ static inline int check_main(int argc, char **argv, const struct CMUnitTest *tes
     const struct zr_host_kernels *gpu = zr_check_gpu_open();
     if (!gpu) {
         printf("%s\n", zr_error_text());
-        return 77; /* skipped, as meson counts */
+        return 77; /* Meson's code for a skipped test */
     }
     failed = check_table(argc, argv, tests, n_tests, time_it, gpu);
     zr_check_gpu_close();

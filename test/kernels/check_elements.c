@@ -52,22 +52,22 @@ static void check_copy(void **state)
     }
 }
 
-/* The nearest bf16 by looking at both neighbours: independent of how the kernels round. */
+/* The nearest bf16, found by comparing both neighbours. This does not depend on how the kernels round. */
 static uint16_t nearest_bf16(float x)
 {
     uint32_t bits = bits_of_float(x);
     if (isnan(x))
         return (uint16_t)(bits >> 16 | 0x40);
-    uint16_t low = (uint16_t)(bits >> 16), high = (uint16_t)(low + 1); /* towards zero, away from it */
+    uint16_t low = (uint16_t)(bits >> 16), high = (uint16_t)(low + 1); /* its two neighbours */
     if (isinf(x) || (bits & 0xffff) == 0)
         return low;
-    /* Beyond the largest bf16 the next value would be 2^128: an infinity stands for it. */
+    /* The value after the largest bf16 would be 2^128; infinity stands for it. */
     double up = isinf(bf16_to_float(high)) ? copysign(0x1p128, x) : bf16_to_float(high);
     double below = fabs((double)x - bf16_to_float(low)), above = fabs(up - x);
     return below < above ? low : above < below ? high : low & 1 ? high : low;
 }
 
-/* Every bf16, its successor, the middle between them and the numbers next to each. */
+/* Every bf16, its successor, the middle between them, and the floats next to each. */
 static void check_cast_all(void **state)
 {
     const struct zr_host_kernels *k = *state;
@@ -124,7 +124,7 @@ static void check_cast(void **state)
     }
 }
 
-/* In place, long enough for every way of cutting the work. */
+/* In place, and long enough for every way to divide the work. */
 static void check_cast_in_place(void **state)
 {
     const struct zr_host_kernels *k = *state;

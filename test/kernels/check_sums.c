@@ -12,7 +12,7 @@ static float source_value(const void *src, enum zr_dtype dtype, int64_t i)
     return dtype == ZR_F32 ? ((const float *)src)[i] : bf16_to_float(((const uint16_t *)src)[i]);
 }
 
-/* The tree as it is defined. */
+/* The tree by its definition. */
 static float tree_sum(const void *const *src, enum zr_dtype dtype, int lo, int n, int64_t i)
 {
     if (n == 1)
@@ -57,7 +57,7 @@ static void check_tree_one(const struct zr_host_kernels *k, int n_src, enum zr_d
         if (!same_float(out[i], want))
             fail_msg("%s: %d sources of %s: [%lld] of %lld is %a, not %a", k->name, n_src,
                      zr_dtype_name(dtype), (long long)i, (long long)n, (double)out[i], (double)want);
-        if (tame) /* at most eight roundings on the way from a leaf */
+        if (tame) /* at most eight roundings between a leaf and the root */
             assert_true(fabs(out[i] - exact) <= 8 * 0x1p-24 * size);
     }
     for (int s = 0; s < n_src; s++)
@@ -73,7 +73,7 @@ static void check_tree(void **state)
             for (int accumulate = 0; accumulate < 2; accumulate++)
                 FOR_EACH(int64_t, n, check_sizes)
                 {
-                    if (*n > 1000 && n_src > 9) /* time */
+                    if (*n > 1000 && n_src > 9) /* saves time */
                         continue;
                     check_tree_one(*state, n_src, (enum zr_dtype)dtype, *n, check_shifts[(n_src + *n) % 5],
                                    accumulate, n_src % 2);
@@ -132,7 +132,7 @@ static void check_squares(void **state)
         }
         k->sum_squares(&got, x, *n);
         assert_true(zr_exact_value(&got) == zr_exact_value(&want));
-        zr_exact_carry(&got); /* one value has many forms before its carries, one after */
+        zr_exact_carry(&got); /* before its carries a value has several forms, afterwards one */
         zr_exact_carry(&want);
         assert_memory_equal(got.limb, want.limb, sizeof got.limb);
         assert_true(fabsl(zr_exact_value(&got) - plain) <= 1e-14L * plain);
@@ -140,7 +140,7 @@ static void check_squares(void **state)
     }
 }
 
-/* Cut at any block boundary, in any order, the sum keeps its bits. */
+/* The sum has the same bits however it is cut at block boundaries, and in any order. */
 static void check_squares_pieces(void **state)
 {
     const struct zr_host_kernels *k = *state;
@@ -164,8 +164,8 @@ static void check_squares_pieces(void **state)
     free(x);
 }
 
-/* An accumulator near its limits takes more: carries are propagated in time, and lose nothing. A large sum,
- * so that every part of the work is used more than once. */
+/* An accumulator near its limits can take more: carries are propagated in time, and lose nothing. The sum
+ * is large, so that every part of the kernel runs more than once. */
 static void check_squares_carry(void **state)
 {
     const struct zr_host_kernels *k = *state;
@@ -181,7 +181,7 @@ static void check_squares_carry(void **state)
     {
         struct zr_exact_sum acc, want;
         zr_exact_reset(&acc);
-        for (int i = 0; i < ZR_EXACT_TOP; i++) /* as much as that many additions can leave behind */
+        for (int i = 0; i < ZR_EXACT_TOP; i++) /* the most that this many additions can leave */
             acc.limb[i] = (random_below(&rng, 2) ? 1 : -1) * (int64_t)(*n * UINT64_C(0xffffffff));
         want = acc;
         exact_merge(&want, &whole);
@@ -194,7 +194,7 @@ static void check_squares_carry(void **state)
     free(x);
 }
 
-/* One value that is not finite, wherever it stands, is seen; the largest floats are not taken for one. */
+/* A single non-finite value is noticed at any position. The largest floats are not taken for one. */
 static void check_squares_nonfinite(void **state)
 {
     const struct zr_host_kernels *k = *state;
@@ -263,7 +263,7 @@ static void time_sums(const struct zr_host_kernels *k)
                     int64_t bytes = zr_dtype_bytes((enum zr_dtype)dtype);
                     if (accumulate && *count > 2)
                         continue;
-                    a.n = s->n / *count / 16 * 16; /* the sources together fill the pool */
+                    a.n = s->n / *count / 16 * 16; /* together the sources fill the pool */
                     for (int i = 0; i < *count; i++)
                         a.src[i] = pool + i * a.n * bytes;
                     a.n_src = *count, a.dtype = (enum zr_dtype)dtype, a.accumulate = accumulate;

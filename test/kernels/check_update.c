@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_update.c: checks and times the optimizers' update.
- *
- * Two references: the definition in plain float, to the bit; and the same formulas in fp64, within rounding.
- */
+/* check_update.c: checks and times the optimizers' update against two references: the definition in plain
+ * float, bit for bit, and the same formulas in fp64, within rounding. */
 #include "test/kernels/check.h"
 #include "test/kernels/optimizer_references.h"
 
@@ -112,11 +110,11 @@ static void check_update(void **state)
     check_one(*state, v, out, *n, *shift, false, *n % 2 == 0);
 }
 
-/* Bias corrections of every size, on moments of every size: AVX-512 does not divide by them as others do. */
+/* Bias corrections and moments of all magnitudes. AVX-512 divides by corrections in its own way. */
 static void check_bias_corrections(void **state)
 {
 #ifdef CHECK_GPU
-    enum { N = 256, N_CORRECTIONS = 300 }; /* each is ten copies to the GPU and back */
+    enum { N = 256, N_CORRECTIONS = 300 }; /* each means ten copies to the GPU and back */
 #else
     enum { N = 256, N_CORRECTIONS = 3000 };
 #endif
@@ -140,7 +138,7 @@ static void check_bias_corrections(void **state)
             if (random_below(&rng, 4) == 0)
                 v[0][i] = g[i] = 0.0f;
         }
-        memset(w, 0, sizeof w); /* so that the direction is all there is */
+        memset(w, 0, sizeof w); /* so that the result is the direction only */
         memcpy(m[1], m[0], sizeof m[0]), memcpy(v[1], v[0], sizeof v[0]);
         for (int which = 0; which < 2; which++)
             (which ? portable : k)
@@ -163,7 +161,7 @@ static void check_bias_corrections(void **state)
     }
 }
 
-/* The table says what is true, and every kind of it is checked here. */
+/* The optimizer table is correct, and every kind in it is checked here. */
 static void check_kinds(void **state)
 {
     (void)state;
@@ -196,7 +194,7 @@ static void check_skip(void **state)
         check_one(*state, v, out, 100, 1, true, true);
 }
 
-/* A range updated in pieces gives the bits of the whole: shards may cut anywhere. */
+/* A range updated in pieces has the bits of one update: shards may be cut anywhere. */
 static void check_pieces(void **state)
 {
     const struct zr_host_kernels *k = *state;

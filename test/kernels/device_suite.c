@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* device_suite.c: the conformance suite of a device: what its streams promise, and what is put on them. */
+/* device_suite.c: the conformance suite of a device: the order that its streams promise, and each kind of
+ * work. */
 #include "test/kernels/device_suite_parts.h"
 
 #include <setjmp.h>
@@ -8,8 +9,7 @@
 
 #include <cmocka.h>
 
-/* Sanitizers end the program at an impossible allocation unless told to return NULL, which the suite asks
- * for. */
+/* By default, sanitizers end the program at an impossible allocation. The suite needs NULL instead. */
 const char *__asan_default_options(void);
 const char *__tsan_default_options(void);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* device_suite_agree.c: a step's agreement: what agree_begin writes, added up over ranks in any order, and
- * what agree_end makes of it, against the exact sum of all ranks' numbers. */
+/* device_suite_agree.c: tests a step's agreement. What agree_begin writes is added up over ranks in any
+ * order, and the result of agree_end is compared with the exact sum of all ranks' numbers. */
 #include "kernels/agreement.h"
 #include "test/kernels/device_suite_parts.h"
 #include "test/kernels/exact_merge.h"
@@ -16,7 +16,7 @@
 
 #define MOST_RANKS 1000
 
-/* What the ranks give, and what must come of it. */
+/* The ranks' inputs, and the expected result. */
 struct given {
     int n_ranks, n_carried;
     double scale;
@@ -46,7 +46,7 @@ static void *poisoned(struct zr_device *dev, struct zr_stream *s, int64_t bytes)
     return p;
 }
 
-/* The all-reduce, of one rank after another. */
+/* Adds one rank's part to the sum, as the all-reduce does. */
 static void add_rank(struct zr_agreement *all, const struct zr_agreement *one)
 {
     for (int i = 0; i < ZR_AGREE_SUMS; i++)
@@ -55,7 +55,7 @@ static void add_rank(struct zr_agreement *all, const struct zr_agreement *one)
         all->max[i] = all->max[i] > one->max[i] ? all->max[i] : one->max[i];
 }
 
-/* Each rank's part, from the device; ranks in an order of the caller's. */
+/* Makes each rank's part on the device and adds them up, in the order that the caller gives. */
 static struct zr_agreement all_parts(struct zr_device *dev, const struct given *g, int first, int step)
 {
     const struct zr_device_ops *ops = dev->ops;
@@ -70,7 +70,7 @@ static struct zr_agreement all_parts(struct zr_device *dev, const struct given *
         assert_int_equal(ops->copy(s, &own->sum, &g->norm[r], sizeof own->sum), 0);
         assert_int_equal(ops->copy(s, &own->largest, &g->largest[r], sizeof own->largest), 0);
         assert_int_equal(ops->agree_begin(s, &b), 0);
-        memset(&b, 0xff, sizeof b); /* it was copied */
+        memset(&b, 0xff, sizeof b); /* the argument was copied */
         assert_int_equal(ops->copy(s, &part, out, sizeof part), 0);
         assert_int_equal(ops->stream_sync(s), 0);
         for (int i = ZR_AGREE_LIMBS * (1 + g->n_carried); i < ZR_AGREE_RANKS; i++)
@@ -102,7 +102,7 @@ static struct zr_agreed conclude(struct zr_device *dev, const struct given *g, c
                              .agreed = agreed};
     assert_int_equal(ops->copy(s, on_device, all, sizeof *all), 0);
     assert_int_equal(ops->agree_end(s, &e), 0);
-    memset(&e, 0xff, sizeof e); /* it was copied */
+    memset(&e, 0xff, sizeof e); /* the argument was copied */
     assert_int_equal(ops->copy(s, scalars, written, sizeof *scalars), 0);
     assert_int_equal(ops->stream_sync(s), 0);
     struct zr_agreed out = *agreed;
@@ -118,7 +118,7 @@ static struct zr_agreed agree(struct zr_device *dev, const struct given *g, stru
     int n = g->n_ranks, first = (int)random_below(&suite_rng, (uint32_t)n);
     struct zr_agreement all = all_parts(dev, g, first, 1),
                         other = all_parts(dev, g, n - 1, n > 1 ? n - 1 : 1);
-    assert_memory_equal(&all, &other, sizeof all); /* forwards and backwards */
+    assert_memory_equal(&all, &other, sizeof all); /* the same forwards and backwards */
     return conclude(dev, g, &all, scalars);
 }
 
@@ -145,7 +145,7 @@ static struct given *some_ranks(int n)
     return g;
 }
 
-/* In the order of ranks, by what exact_sum.h says. */
+/* The norm from sums added in rank order, by the definition in exact_sum.h. */
 static double merged_norm(const struct given *g)
 {
     struct zr_exact_sum all;
@@ -185,7 +185,8 @@ static void test_sums(void **state)
     }
 }
 
-/* Limbs to which as much was added as they may hold before carries: uncarried, two ranks' would overflow. */
+/* Limbs that hold as much as they may before carries. If agree_begin did not carry, the sum of two ranks
+ * would overflow. */
 static void test_full_limbs(void **state)
 {
     struct given *g = some_ranks(8);
@@ -200,7 +201,7 @@ static void test_full_limbs(void **state)
     free(g);
 }
 
-/* A sum of zero, sums that cancel, and what is not finite, which is of its own sum alone. */
+/* A sum of zero, sums that cancel, and non-finite values, which affect their own sum only. */
 static void test_special_values(void **state)
 {
     struct given *g = some_ranks(4);
@@ -208,7 +209,7 @@ static void test_special_values(void **state)
     g->n_carried = 4;
     for (int r = 0; r < 4; r++) {
         zr_exact_reset(&g->norm[r]);
-        g->carried[r][0] = r % 2 ? 0x1p1000 : -0x1p1000; /* cancels, but for the last bit there is */
+        g->carried[r][0] = r % 2 ? 0x1p1000 : -0x1p1000; /* cancels, except for the smallest bit */
         g->carried[r][1] = r == 2 ? NAN : 1;
         g->carried[r][2] = r == 1 ? -INFINITY : 1;
         g->carried[r][3] = -0x1p-1074;
@@ -242,8 +243,8 @@ static void test_words(void **state)
     }
 }
 
-/* The greatest norm that a step is taken with: that which the update sees, after clipping, and by what any
- * rank's optimizers keep. */
+/* The largest norm with which a step is still taken. It counts as the update sees it, after clipping. The
+ * limit depends on what any rank's optimizers keep. */
 static void test_too_large(void **state)
 {
     static const struct {
@@ -273,7 +274,7 @@ static void test_too_large(void **state)
     free(g);
 }
 
-/* The largest block of all ranks: by its exponent, then the lowest position, then the lowest rank. */
+/* The largest block of all ranks: by exponent, then the lowest position, then the lowest rank. */
 static void test_largest(void **state)
 {
     struct given *g = some_ranks(5);
@@ -294,7 +295,7 @@ static void test_largest(void **state)
     free(g);
 }
 
-/* Parts that were not put together, as where the all-reduce fails: this rank's own agrees with itself. */
+/* If the all-reduce fails, the parts were not added up. A rank's own part then agrees with itself. */
 static void test_incomplete(void **state)
 {
     for (int missing = 1; missing < 4; missing++) {

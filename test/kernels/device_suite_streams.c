@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* device_suite_streams.c: order on streams, and events.
+/* device_suite_streams.c: tests the order of work on streams, and events.
  *
- * What a stream did is seen through call(): closures that append to a log, sleep for random times, or wait
- * for the test. While one waits, no other may be asked for: CUDA runs one at a time. Nothing here depends on
- * how long anything takes; delays only make a missing wait likely to show. */
+ * Tests observe a stream through call(): closures that append to a log, sleep for a random time, or wait
+ * for the test. At most one may wait at a time, since CUDA runs one at a time. No result depends on how
+ * long anything takes; delays only make a missing wait likely to show. */
 #include "test/kernels/device_suite_parts.h"
 
 #include <pthread.h>
@@ -51,7 +51,7 @@ static void put_note(struct zr_stream *s, struct zr_device *dev, struct log *log
     assert_int_equal(dev->ops->call(s, note_call, &a, sizeof a), 0);
 }
 
-/* A stream held until the test lets it go. */
+/* Holds a stream until the test opens it. */
 struct gate {
     pthread_mutex_t lock;
     pthread_cond_t cond;
@@ -122,7 +122,7 @@ static void test_queue_does_not_run_on_the_caller(void **state)
     struct gate gate = GATE_INIT;
     struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
     struct zr_event *e = event(dev);
-    put_gate(s, dev, &gate); /* would never return */
+    put_gate(s, dev, &gate); /* blocks until the test opens the gate */
     assert_int_equal(dev->ops->event_record(e, s), 0);
     assert_int_equal(dev->ops->event_query(e), 0);
     gate_open(&gate);
@@ -145,7 +145,7 @@ static void *open_later(void *arg)
     return NULL;
 }
 
-/* The producer waits while a queue is full, and nothing is lost. */
+/* The producer waits while a queue is full, and no work is lost. */
 static void test_full_queue(void **state)
 {
     struct zr_device *dev = *state;
@@ -196,7 +196,7 @@ static void test_event_never_recorded(void **state)
     put_note(s, dev, log, 1, 0);
     assert_int_equal(dev->ops->stream_sync(s), 0);
     assert_int_equal(log->n, 1);
-    /* An event of a stream that never had work is done. */
+    /* An event recorded on a stream that never had work is done. */
     struct zr_stream *fresh = suite_stream(dev, ZR_STREAM_QUEUE);
     assert_int_equal(dev->ops->event_record(e, fresh), 0);
     assert_int_equal(dev->ops->event_sync(e), 0);
@@ -209,7 +209,7 @@ static void test_event_never_recorded(void **state)
     free(log);
 }
 
-/* stream_wait takes the most recent record at the time of the call: a later record of the same event does not
+/* stream_wait refers to the latest record when it is called. A later record of the same event does not
  * delay it. */
 static void test_wait_takes_the_record_of_its_time(void **state)
 {
@@ -230,7 +230,7 @@ static void test_wait_takes_the_record_of_its_time(void **state)
     assert_int_equal(dev->ops->event_record(e, a), 0); /* not done before the gate opens */
     assert_int_equal(dev->ops->copy(b, &cell[2], &cell[1], sizeof *cell), 0);
     assert_int_equal(dev->ops->event_record(done, b), 0);
-    assert_int_equal(dev->ops->event_sync(done), 0); /* else: this test hangs */
+    assert_int_equal(dev->ops->event_sync(done), 0); /* hangs if the wait took the later record */
     assert_int_equal(dev->ops->event_query(e), 0);
     assert_int_equal(log->n, 1);
     gate_open(&gate);
@@ -246,7 +246,8 @@ static void test_wait_takes_the_record_of_its_time(void **state)
     free(log);
 }
 
-/* An event recorded again on another stream, which finishes first: a wait on the first record still waits. */
+/* An event is recorded again on another stream, which finishes first. A wait on the first record still
+ * waits. */
 static void test_records_on_two_streams(void **state)
 {
     struct zr_device *dev = *state;
@@ -260,7 +261,7 @@ static void test_records_on_two_streams(void **state)
     put_note(fast, dev, log, 7, 0);
     assert_int_equal(dev->ops->event_record(e, fast), 0);
     put_note(waiter, dev, log, 2, 0);
-    assert_int_equal(dev->ops->event_sync(e), 0); /* the fast one's */
+    assert_int_equal(dev->ops->event_sync(e), 0); /* the fast stream's record */
     assert_int_equal(dev->ops->stream_sync(waiter), 0);
     int place[8] = {0};
     for (int i = 0; i < 3; i++)
@@ -273,7 +274,7 @@ static void test_records_on_two_streams(void **state)
     free(log);
 }
 
-/* An event outlives its stream: it is done, also when other streams are opened and used since. */
+/* An event outlives its stream. It is done, even if other streams are opened and used afterwards. */
 static void test_event_after_its_stream_closed(void **state)
 {
     struct zr_device *dev = *state;
@@ -291,7 +292,7 @@ static void test_event_after_its_stream_closed(void **state)
     struct zr_stream *b = suite_stream(dev, ZR_STREAM_QUEUE);
     assert_int_equal(dev->ops->stream_wait(b, e), 0);
     assert_int_equal(dev->ops->event_record(done, b), 0);
-    assert_int_equal(dev->ops->event_sync(done), 0); /* else: this test hangs */
+    assert_int_equal(dev->ops->event_sync(done), 0); /* hangs if the event belonged to the new stream */
     assert_int_equal(log->n, 1);
     gate_open(&gate);
     dev->ops->stream_close(a);
@@ -301,8 +302,8 @@ static void test_event_after_its_stream_closed(void **state)
     free(log);
 }
 
-/* Streams that each wait for the one before, in rounds, with random delays: every note stands after all it
- * waits for. */
+/* Streams wait for each other in a chain, for several rounds with random delays. Every note comes after
+ * all that it waits for. */
 static void test_chains(void **state)
 {
     struct zr_device *dev = *state;
@@ -316,7 +317,7 @@ static void test_chains(void **state)
     }
     for (int round = 0; round < ROUNDS; round++)
         for (int i = 0; i < STREAMS; i++) {
-            int before = (i + STREAMS - 1) % STREAMS; /* the last one's record is of the round before */
+            int before = (i + STREAMS - 1) % STREAMS; /* the last stream's record is from the round before */
             assert_int_equal(dev->ops->stream_wait(s[i], e[before]), 0);
             put_note(s[i], dev, log, round * STREAMS + i,
                      random_below(&suite_rng, 3) ? 0 : (int)random_below(&suite_rng, 300));
@@ -333,7 +334,7 @@ static void test_chains(void **state)
     free(log);
 }
 
-/* A random graph of waits: each piece of work checks that all it waits for is done. */
+/* A random graph of waits: each piece of work checks that all its predecessors are done. */
 struct work {
     _Atomic bool *done;
     int index, n_before, before[8], delay_us;
@@ -397,7 +398,7 @@ static void test_random_graph(void **state)
     free(done);
 }
 
-/* Work seen through an event is seen whole: plain memory written on one stream and read on another. */
+/* Work seen through an event is seen completely: one stream writes plain memory, another reads it. */
 static void fill_call(void *arg)
 {
     int *p = *(int **)arg;
@@ -436,21 +437,21 @@ static void test_caller_stream(void **state)
     struct zr_event *e = event(dev);
     put_note(caller, dev, log, 1, 0);
     if (dev->ops->compute_on_caller) {
-        assert_int_equal(log->n, 1); /* at once */
+        assert_int_equal(log->n, 1); /* runs at once */
         assert_int_equal(dev->ops->event_record(e, caller), 0);
         assert_int_equal(dev->ops->event_query(e), 1);
     }
     assert_int_equal(dev->ops->stream_sync(caller), 0);
     assert_int_equal(log->n, 1);
 
-    /* The caller waits for a queue... */
+    /* The caller waits for a queue. */
     put_note(s, dev, log, 2, 20000);
     assert_int_equal(dev->ops->event_record(e, s), 0);
     assert_int_equal(dev->ops->stream_wait(caller, e), 0);
     if (dev->ops->compute_on_caller)
         assert_int_equal(log->n, 2);
     put_note(caller, dev, log, 3, 0);
-    /* ... and a queue for the caller. */
+    /* A queue waits for the caller. */
     assert_int_equal(dev->ops->event_record(e, caller), 0);
     assert_int_equal(dev->ops->stream_wait(s, e), 0);
     put_note(s, dev, log, 4, 0);
@@ -478,7 +479,7 @@ static void *wait_for_event(void *arg)
     return NULL;
 }
 
-/* Several threads may wait for one event, and for different places of one stream. */
+/* Several threads may wait for one event, and for different positions of one stream. */
 static void test_many_waiters(void **state)
 {
     struct zr_device *dev = *state;

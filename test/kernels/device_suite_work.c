@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* device_suite_work.c: memory, and each kind of work put on a stream. */
+/* device_suite_work.c: tests memory, and each kind of work that a stream takes. */
 #include "kernels/agreement.h"
 #include "kernels/exact_sum.h"
 #include "test/kernels/device_suite_parts.h"
@@ -81,7 +81,7 @@ static void *device_memory(struct zr_device *dev, int64_t bytes)
     return p;
 }
 
-/* Each kernel, through a stream, gives what the portable one gives on the same input. */
+/* Each kernel, run through a stream, gives the result of the portable kernel on the same input. */
 static void run_kernels(struct zr_device *dev, struct zr_stream *s)
 {
     const struct zr_host_kernels *k = zr_host_kernels(ZR_ISA_PORTABLE);
@@ -119,7 +119,7 @@ static void run_kernels(struct zr_device *dev, struct zr_stream *s)
     assert_memory_equal(got, want, sizeof got);
     assert_memory_equal(half, want_half, sizeof half);
 
-    /* skip leaves everything, and is read when the work runs, not when it is put. */
+    /* skip leaves everything unchanged. It is read when the work runs, not when it is queued. */
     for (uint32_t skip = 0; skip < 2; skip++) {
         struct zr_update u = {.kind = ZR_ADAMW,
                               .param_dtype = ZR_BF16,
@@ -182,8 +182,8 @@ static void test_kernels(void **state)
     dev->ops->stream_close(caller);
 }
 
-/* sum_squares records the block of the greatest exponent, and the first of equal ones, if it is large or not
- * finite. Sums of squares are the same with and without. */
+/* sum_squares records the block with the largest exponent if it is large or not finite, and the first of
+ * equal ones. The sum is the same with and without this. */
 static void test_largest_block(void **state)
 {
     enum { BLOCKS = 40, LENGTH = BLOCKS * ZR_NORM_BLOCK - 5 };
@@ -231,7 +231,7 @@ static void test_largest_block(void **state)
     ops->stream_close(s);
 }
 
-/* Sums of several sources, of both dtypes, written and added, as the portable kernel's. */
+/* Sums of several sources of both dtypes, written and added, equal the portable kernel's. */
 static void run_sums(struct zr_device *dev, struct zr_stream *s)
 {
     const struct zr_host_kernels *k = zr_host_kernels(ZR_ISA_PORTABLE);
@@ -286,7 +286,7 @@ static void test_sums(void **state)
 
 /* --- tables of sums --- */
 
-/* Ranges of sources laid out alike, of any length and, but for their elements', any alignment. */
+/* Ranges of sources with a common layout. Lengths are arbitrary, and so are alignments to an element. */
 static void run_sum_ranges(struct zr_device *dev, struct zr_stream *s)
 {
     const struct zr_host_kernels *k = zr_host_kernels(ZR_ISA_PORTABLE);
@@ -382,7 +382,8 @@ static void test_sum_ranges(void **state)
 
 enum { UPDATED = 6000 };
 
-/* Spans of any length and alignment, with and without weights of another dtype, as the portable kernel's. */
+/* Spans of any length and alignment, with and without weights of another dtype, give the portable kernel's
+ * result. */
 static void run_update_spans(struct zr_device *dev, struct zr_stream *s)
 {
     const struct zr_host_kernels *k = zr_host_kernels(ZR_ISA_PORTABLE);
@@ -419,7 +420,7 @@ static void run_update_spans(struct zr_device *dev, struct zr_stream *s)
         for (int j = 0; j < N_ARRAYS; j++) {
             for (int i = 0; i < UPDATED; i++)
                 want[j][i] = j == FIRST || j == SECOND
-                                 ? fabsf(random_normal(&suite_rng)) /* no root of less than 0 */
+                                 ? fabsf(random_normal(&suite_rng)) /* avoids roots of negative numbers */
                                  : random_normal(&suite_rng);
             assert_int_equal(ops->copy(s, there[j], want[j], bytes), 0);
         }
@@ -493,8 +494,8 @@ static void test_update_spans(void **state)
 
 enum { TABLE_BYTES = 1 << 17, POISON = 0xa5 };
 
-/* Up to ZR_MAX_COPIES copies between two areas of TABLE_BYTES: each takes the next stretch of both, of any
- * alignment, as rows with gaps in between of which the last may be short. */
+/* Draws up to ZR_MAX_COPIES copies between two areas of TABLE_BYTES. Each copy takes the next part of both
+ * areas, at any alignment, as rows with gaps. The last row may be short. */
 static int draw_table(char *to, const char *from, struct zr_copy_rows *table)
 {
     int n = 0, most = (int)(random_bits(&suite_rng) % (ZR_MAX_COPIES + 1));
@@ -563,7 +564,7 @@ static void test_copy_rows(void **state)
     ops->stream_close(s);
 }
 
-/* Nothing is put on the stream then. */
+/* A refused table queues nothing. */
 static void test_copy_rows_refused(void **state)
 {
     struct zr_device *dev = *state;
@@ -595,7 +596,7 @@ static void test_copy_rows_refused(void **state)
     dev->ops->stream_close(s);
 }
 
-/* A value given by the caller, who changes it at once. */
+/* The caller may change the value at once. */
 static void test_put(void **state)
 {
     struct zr_device *dev = *state;
@@ -619,7 +620,8 @@ static void test_put(void **state)
     dev->ops->stream_close(s);
 }
 
-/* Memory of the host: zeroed, aligned, reached by streams. Stamps are in order, on the host's clock. */
+/* Host memory is zeroed, aligned, and accessible to streams. Time stamps are in order, and on the host's
+ * clock. */
 static void test_host_memory_and_stamps(void **state)
 {
     struct zr_device *dev = *state;

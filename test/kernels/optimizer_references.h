@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* optimizer_references.h: what each optimizer of the kernels' table should do, written apart from them: each
- * kind's formula for one element, its variants, and how far rounding may lead from the exact result. */
+/* optimizer_references.h: an independent statement of what each optimizer in the kernels' table should do:
+ * each kind's formula for one element, its variants, and bounds of the rounding error. */
 #ifndef TEST_KERNELS_OPTIMIZER_REFERENCES_H
 #define TEST_KERNELS_OPTIMIZER_REFERENCES_H
 
@@ -12,7 +12,7 @@ struct variant {
     float beta1;
     int64_t t;
     int n_states;
-    /* its first state is made of squares: never negative */
+    /* its first state is a mean of squares, which is never negative */
     bool squares;
 };
 
@@ -31,7 +31,7 @@ static const struct variant variants[] = {
     {"nesterov without momentum", ZR_NESTEROV, 0, 3, 0},
 };
 
-/* One element by the definition. real is float for the bits, double for the error. */
+/* Updates one element by the definition. real is float to compare bits, and double to measure the error. */
 #define DEFINE_REFERENCE(name, real, root)                                                                   \
     static inline void name(const struct zr_update *u, real scale, real g, real *w, real *s0, real *s1)      \
     {                                                                                                        \
@@ -81,8 +81,9 @@ static const struct variant variants[] = {
 DEFINE_REFERENCE(element_f32, float, sqrtf)
 DEFINE_REFERENCE(element_f64, double, sqrt)
 
-/* At most how far what is computed in fp32 may be from the exact w, s0, s1: each operation rounds once, and
- * differences of nearly equal numbers keep the roundings of those. From values before the update. */
+/* Bounds of the difference between w, s0, s1 computed in fp32 and the exact ones, from the values before
+ * the update. Each operation rounds once. A difference of nearly equal numbers keeps their rounding
+ * errors. */
 struct errors {
     double w, s0, s1;
 };
@@ -105,7 +106,7 @@ static inline struct errors rounding_of(const struct zr_update *u, double scale,
         top += g + 4 * half_ulp * (terms + fabs(s0));
     double move = fabs(w - w0) / (double)u->lr + fabs((double)u->decay * w0);
     e.w = half_ulp * fabs(w) + (double)u->lr * (top / below + move * (under + 8 * half_ulp));
-    if (u->kind == ZR_LION) { /* its steps are of one size, but near 0 rounding may change the sign */
+    if (u->kind == ZR_LION) { /* all its steps have one size, but near 0 rounding may change the sign */
         double c = (double)u->beta1 * a0 + (1 - (double)u->beta1) * g0 * scale;
         double flips = fabs(c) <= 8 * half_ulp * (fabs(a0) + terms) ? 2 : 0;
         e.w = half_ulp * fabs(w) + (double)u->lr * (flips + 8 * half_ulp * (1 + fabs((double)u->decay * w0)));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* random.h: fresh random inputs for the kernel tests.
+/* random.h: random inputs for the kernel tests.
  *
- * The seed comes from the clock, or from the environment variable SEED to repeat a run; tests print it. */
+ * The seed comes from the clock, or from SEED in the environment to repeat a run. Tests print it. */
 #ifndef ZR_TEST_KERNELS_RANDOM_H
 #define ZR_TEST_KERNELS_RANDOM_H
 
@@ -16,7 +16,7 @@ struct random_source {
     uint64_t state;
 };
 
-/* Splitmix64 (Steele, Lea and Flood, OOPSLA 2014): its mixing of 64 bits, and the next ones of a state. */
+/* Splitmix64 (Steele, Lea and Flood, OOPSLA 2014): its mixing function, and the next 64 bits of a state. */
 static inline uint64_t random_mix(uint64_t z)
 {
     z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
@@ -34,7 +34,7 @@ static inline uint64_t random_bits(struct random_source *r)
     return random_next(&r->state);
 }
 
-/* In [-1, 1), a multiple of 2^-20. */
+/* A multiple of 2^-20 in [-1, 1). */
 static inline float random_unit(uint64_t bits)
 {
     return (float)((int64_t)(bits >> 43) - (1 << 20)) / (float)(1 << 20);
@@ -54,7 +54,7 @@ static inline int64_t random_below(struct random_source *r, int64_t n)
     return (int64_t)(random_bits(r) % (uint64_t)n);
 }
 
-/* About normal, mean 0 and variance 1: the sum of twelve uniforms. */
+/* Approximately normal with mean 0 and variance 1: the sum of twelve uniform numbers. */
 static inline float random_normal(struct random_source *r)
 {
     double sum = -6;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_dtype.c: the table of dtypes: every one has its size and name, and what is none has neither. */
+/* test_dtype.c: tests the table of dtypes: each dtype has its size and name, and other values have
+ * neither. */
 #include "kernels/dtype.h"
 #include "test/ends_by_assert.h"
 
@@ -43,7 +44,7 @@ static void ask_for_size(void *arg)
     zr_dtype_bytes((enum zr_dtype)9);
 }
 
-/* To be asked for its size is a fault of the library, and never 2. */
+/* Asking for the size of an invalid dtype is a bug of the library. The answer must not be 2. */
 static void size_of_none(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_exact_sum.c: the exact sum against known values, against sums in any order, and against integer
- * arithmetic. */
+/* test_exact_sum.c: tests the exact sum against known values, against sums in any order, and against
+ * integer arithmetic. */
 #include "kernels/exact_sum.h"
 #include "test/kernels/random.h"
 
@@ -40,7 +40,7 @@ static void test_known(void **state)
 {
     (void)state;
     static const struct {
-        double x[6], sum; /* x ends with a zero */
+        double x[6], sum; /* a zero ends x */
     } known[] = {
         {{0}, 0},
         {{-0.0}, 0},
@@ -48,9 +48,9 @@ static void test_known(void **state)
         {{-1.5}, -1.5},
         {{1e300, 1, -1e300}, 1},
         {{1e308, 1e-308, -1e308}, 1e-308},
-        {{1, 0x1p-53}, 1},                      /* a tie goes to even: down */
-        {{1, 0x1p-52, 0x1p-53}, 1 + 0x1p-51},   /* and up */
-        {{1, 0x1p-53, 0x1p-1074}, 1 + 0x1p-52}, /* what breaks it may be far below */
+        {{1, 0x1p-53}, 1},                      /* a tie rounds to even: down */
+        {{1, 0x1p-52, 0x1p-53}, 1 + 0x1p-51},   /* a tie rounds to even: up */
+        {{1, 0x1p-53, 0x1p-1074}, 1 + 0x1p-52}, /* a tiny term breaks the tie */
         {{1, 0x1p-53, -0x1p-1074}, 1},
         {{-1, -0x1p-53, -0x1p-1074}, -1 - 0x1p-52},
         {{0x1p-1074}, 0x1p-1074}, /* subnormals */
@@ -59,11 +59,11 @@ static void test_known(void **state)
         {{0x1.fffffffffffffp-1023, 0x1p-1074}, 0x1.fffffffffffffp-1023 + 0x1p-1074},
         {{-0x1.8p-1073, 0x1p-1074}, -0x1p-1073 + 0},
         {{DBL_MAX}, DBL_MAX},
-        {{DBL_MAX, 0x1p969}, DBL_MAX},  /* less than half of the last place above */
-        {{DBL_MAX, 0x1p970}, INFINITY}, /* half: rounds to 2^1024 */
+        {{DBL_MAX, 0x1p969}, DBL_MAX},  /* less than half of the last place */
+        {{DBL_MAX, 0x1p970}, INFINITY}, /* half of it: rounds to 2^1024 */
         {{DBL_MAX, DBL_MAX}, INFINITY},
         {{-DBL_MAX, -DBL_MAX}, -INFINITY},
-        {{DBL_MAX, DBL_MAX, -DBL_MAX}, DBL_MAX}, /* beyond the doubles only on the way */
+        {{DBL_MAX, DBL_MAX, -DBL_MAX}, DBL_MAX}, /* exceeds the doubles only on the way */
         {{0.1, 0.2, 0.3, -0.6}, 2.7755575615628914e-17},
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
@@ -93,7 +93,7 @@ static void test_single_values(void **state)
     }
 }
 
-/* Any finite double, all magnitudes alike. */
+/* Any finite double; all exponents are equally likely. */
 static double any_double(void)
 {
     for (;;) {
@@ -105,7 +105,7 @@ static double any_double(void)
     }
 }
 
-/* Doubles within 2^-30..2^30 as integers times 2^-82 are summed exactly by 128-bit integers. */
+/* Doubles within 2^-30 to 2^30 are integers times 2^-82, and 128-bit integers sum these exactly. */
 static void test_against_integers(void **state)
 {
     (void)state;
@@ -120,7 +120,7 @@ static void test_against_integers(void **state)
             exact += m * ((__int128)1 << e);
             zr_exact_add(&a, ldexp((double)m, e - 82));
         }
-        /* The conversion of a 128-bit integer rounds once, to nearest even. */
+        /* Converting a 128-bit integer to double rounds once, to nearest even. */
         assert_same_double(zr_exact_value(&a), ldexp((double)exact, -82));
     }
 }
@@ -150,7 +150,7 @@ static void test_any_order(void **state)
     }
 }
 
-/* All but one cancel, in a random order: what is left is that one, however small. */
+/* All terms but one cancel, in a random order. That term is left, however small it is. */
 static void test_cancellation(void **state)
 {
     (void)state;
@@ -167,7 +167,7 @@ static void test_cancellation(void **state)
     }
 }
 
-/* Carries wait until the counter is full; one that is set near its end stands for a billion additions. */
+/* Carries wait until the counter is full. A counter set near its end stands for a billion additions. */
 static void test_carries(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_failure.c: failures kept: one put aside while other things fail, and the first of many at once. */
+/* test_failure.c: tests kept failures: one that is saved while other calls fail, and the first of many at
+ * the same time. */
 #include "kernels/first_failure.h"
 
 #include <pthread.h>
@@ -24,7 +25,7 @@ static void put_aside(void **state)
     assert_string_equal(zr_error_text(), "");
 }
 
-/* The longest there is. */
+/* The longest text is kept whole. */
 static void whole_text(void **state)
 {
     (void)state;
@@ -52,7 +53,7 @@ static void the_first(void **state)
     assert_int_equal(zr_first_report(&f, NULL, 0), ZR_ERR_IO);
 }
 
-/* A code without words has its own, and a failure is never 0. */
+/* A code without a text gets its name, and a failure is never 0. */
 static void without_words(void **state)
 {
     (void)state;
@@ -83,14 +84,14 @@ static void *fail_together(void *arg)
         snprintf(mine, sizeof mine, "found by %d", r->number);
         pthread_barrier_wait(&r->race->start);
         r->race->n_first[i] += zr_first_keep(&r->race->f[i], -1 - r->number, mine);
-        int code = zr_first_report(&r->race->f[i], all, sizeof all); /* there is one, whoever it was */
+        int code = zr_first_report(&r->race->f[i], all, sizeof all); /* there is one, of any thread */
         snprintf(of_code, sizeof of_code, "found by %d", -1 - code);
         r->race->n_torn += code >= 0 || strcmp(all, of_code) != 0;
     }
     return NULL;
 }
 
-/* Each of many threads sees one failure, whole, as soon as it has found its own. */
+/* Many threads fail at once. Each sees one complete failure as soon as it has reported its own. */
 static void many_at_once(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_log.c: who receives a line and a warning, for every receiver there may be. */
+/* test_log.c: tests who receives a log line and a warning, for every kind of receiver. */
 #include "kernels/error.h"
 #include "kernels/log.h"
 
@@ -35,8 +35,8 @@ static void read_file(const char *path, struct received *r)
 
 static const char *context = "";
 
-/* What comes out of the standard error while a log is used, with ZERO_LOG `where`, with or without a function
- * of the program's. */
+/* Uses a log and collects its output on standard error. ZERO_LOG is `where`, and the program may have a
+ * log function. */
 static void use(const char *where, struct received *program, struct received *on_stderr)
 {
     struct zr_log *log;
@@ -68,7 +68,7 @@ static void use(const char *where, struct received *program, struct received *on
     "libzero: rank 3: line 1\n"
 #define WARNINGS "libzero: warning: first 2\nlibzero: rank 3: warning: second\n"
 
-/* Lines of a context that has a name say it. */
+/* Log lines of a context with a name start with it. */
 static void test_name(void **state)
 {
     struct received r;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_thread.c: the library's threads: named, deaf to the program's signals, open to their own faults.
- * Linked with --wrap=pthread_create. */
+/* test_thread.c: tests the library's threads. They are named, block the program's signals, and receive
+ * their own faults. Linked with --wrap=pthread_create. */
 #include "kernels/error.h"
 #include "kernels/thread.h"
 
@@ -62,7 +62,7 @@ static void long_names_are_cut(void **state)
     assert_string_equal(s.name, "zero-of-a-long-");
 }
 
-/* Whatever the starting thread blocks, which keeps its mask. */
+/* The same for any signal mask of the starting thread, which keeps its mask. */
 static void signals(void **state)
 {
     (void)state;
@@ -86,7 +86,7 @@ static void signals(void **state)
     }
 }
 
-/* Nobody joins it, and its memory is its own. */
+/* A thread that is not joined frees its own memory. */
 static void left_alone(void **state)
 {
     (void)state;
@@ -98,7 +98,7 @@ static void left_alone(void **state)
         usleep(1000);
 }
 
-/* An error in words, and the mask is as it was. */
+/* If no thread can be started, there is an error text and the mask is restored. */
 static void none_to_be_had(void **state)
 {
     (void)state;

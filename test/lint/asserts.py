@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A library that is built without -Dasserts holds no text of an assert: the conditions, which the compiler would print, are
-not in it. One that is built with them holds most.
+"""A library built without -Dasserts contains no condition of an assert, which the compiler would store as
+text. A library built with them contains most.
 
     asserts.py ROOT true|false LIBZERO.SO    false: built without
 """
@@ -14,7 +14,8 @@ ASSERT = re.compile(r"\bZR_ASSERT\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\);")
 
 
 def conditions(root):
-    """The conditions that are asserted, as the compiler would print them: what is too short to be told from chance is left out."""
+    """Returns the asserted conditions as the compiler would store them, except those too short to be
+    recognized."""
     found = set()
     for floor in FLOORS:
         for folder, _, names in os.walk(os.path.join(root, floor)):
@@ -26,7 +27,7 @@ def conditions(root):
 
 
 def held(root, library):
-    """Those that are in the library, and how many there are in all."""
+    """Returns those found in the library, and the number of all."""
     with open(library, "rb") as f:
         data = f.read()
     asked = conditions(root)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""clang compiles the library and zero-bench without a warning: each of their C files, with the flags of this build, but not as far as code.
+"""clang compiles each C file of the library and zero-bench without a warning. Uses this build's flags, and
+checks syntax only.
 
     clang_too.py BUILD
 """
@@ -15,7 +16,7 @@ import sys
 
 FLOORS = re.compile(r"(\.\./)*(zero|shard|comm|kernels|bench)/.*\.c$")
 SKIPPED = 77
-# Of what comes behind the name of a dependency file or an object.
+# Options that are followed by the name of a dependency file or an object.
 WITH_VALUE = {"-MF", "-MQ", "-o"}
 
 

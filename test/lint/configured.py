@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What is too old is said when the tree is configured, with what was found and what is needed; without a toolkit that will do, the
-library is built with a stub that says the same when it runs. The toolkits here pass for ones of other versions.
+"""Configuring the tree reports what is too old, with the version found and the one needed. Without a usable
+toolkit, the library is built with a stub that reports the same when it runs. The toolkits here only pose as
+ones of other versions.
 
     configured.py ROOT MESON...
 """
@@ -32,7 +33,8 @@ def write(path, text, mode=0o644):
 
 
 def toolkit(folder, version, complaint="", nccl=None):
-    """A toolkit as far as being configured goes; without nccl it has no library either. Returns its folder of programs."""
+    """Makes a toolkit that can only be configured with; without nccl it has no such library either. Returns
+    its folder of programs."""
     write(os.path.join(folder, "bin", "nvcc"), NVCC.format(version=version, complaint=complaint, code=1 if complaint else 0), 0o755)
     if nccl:
         write(os.path.join(folder, "include", "cuda_runtime_api.h"), "")
@@ -49,7 +51,7 @@ class Tries:
         self.root, self.meson, self.folder, self.failures, self.n = root, meson, folder, [], 0
 
     def setup(self, what, works, says, *options, **variables):
-        """Configures a new folder, which works or fails and says each of the texts. Returns the folder."""
+        """Configures a new folder, which works or fails and prints each of the texts. Returns the folder."""
         self.n += 1
         build = os.path.join(self.folder, f"build{self.n}")
         env = {**environment(), **variables}
@@ -62,7 +64,7 @@ class Tries:
         return build
 
     def stub(self, build, says):
-        """What the stub that is built there will say."""
+        """Checks what the stub built there will print."""
         which = "kernels/libkernels.a.p/cuda_cuda_stub.c.o"
         done = subprocess.run(["ninja", "-C", build, which], capture_output=True, text=True, env=environment(), check=False)
         if done.returncode != 0:
@@ -80,7 +82,7 @@ def main(root, meson):
         def path(name):
             return f"{os.path.join(folder, name, 'bin')}{os.pathsep}{os.environ['PATH']}"
 
-        # An older toolkit: a stub, or an error where CUDA was asked for.
+        # An older toolkit: a stub, or an error if CUDA was requested.
         bin_old = toolkit(os.path.join(folder, "old"), "11.8")
         why = f"the CUDA toolkit of {bin_old}/nvcc is 11.8, and 12.8 or newer is needed"
         build = tries.setup("an older toolkit", True, [f"WARNING: no CUDA: {why}", f"CUDA : no: {why}", "NCCL : no: there is no CUDA"],
@@ -88,14 +90,14 @@ def main(root, meson):
         tries.stub(build, why)
         tries.setup("an older toolkit that is insisted on", False, [f"ERROR: Problem encountered: CUDA: {why}"], "-Dcuda=enabled", PATH=path("old"))
 
-        # One that is not whole, and one that does not take this compiler.
+        # A toolkit with missing parts, and one that does not accept this compiler.
         toolkit(os.path.join(folder, "part"), "13.0")
         tries.setup("a part of a toolkit", True, ["has nvcc, but not libcudart_static.a and cuda_runtime_api.h"], PATH=path("part"))
         toolkit(os.path.join(folder, "picky"), "13.0", complaint="unsupported GNU version", nccl="2.28.9")
         tries.setup("a toolkit for other compilers", True, ["nvcc does not compile an empty file: unsupported GNU version"],
                     PATH=path("picky"))
 
-        # A toolkit that will do, but not for all that is compiled for by default, and an older NCCL.
+        # A toolkit that is new enough, but not for all default architectures, and an older NCCL.
         toolkit(os.path.join(folder, "new"), "12.9", nccl="2.18.3")
         tries.setup("an older NCCL", True,
                     ["WARNING: no NCCL: nccl.h is of NCCL 2.18.3, and 2.19 or newer is needed", "CUDA : 12.9 in",
@@ -104,12 +106,12 @@ def main(root, meson):
         tries.setup("compute capabilities that are not known", False, ["ERROR: Problem encountered: CUDA: CUDA 12.9 knows none"], "-Dgpu_arch=70,75",
                     "-Dcuda=enabled", PATH=path("new"))
 
-        # An older library: no stub could stand for it.
+        # An older library, which no stub could replace.
         write(os.path.join(folder, "pc", "libuv.pc"), "Name: libuv\nDescription: older\nVersion: 1.40.0\nLibs: -luv\n")
         tries.setup("an older libuv", False, ["libuv", ">= 1.44", "1.40.0"], "-Dcuda=disabled",
                     PKG_CONFIG_PATH=os.path.join(folder, "pc"))
 
-        # MPI: one that is insisted on, an older one that is not, and none.
+        # MPI: a required one, an optional older one, and none.
         write(os.path.join(folder, "mpi", "ompi-c.pc"), "Name: ompi\nDescription: older\nVersion: 3.1.0\nlibdir=/nowhere\n")
         why = "ompi-c.pc is of 3.1.0, and 4.1 or newer is needed"
         tries.setup("an older MPI that is insisted on", False, [f"ERROR: Problem encountered: mpi is ompi, and there is none: {why}"], "-Dmpi=ompi",

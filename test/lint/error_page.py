@@ -6,7 +6,7 @@
     error_page.py ROOT --write   writes the table into the page
     error_page.py --self-test    checks this script
 
-The table stands between two comments, BEGIN and END below. The rest of the page is written by hand.
+The table is between two comments, BEGIN and END below. The rest of the page is written by hand.
 """
 import os
 import re
@@ -18,7 +18,7 @@ ENTRY = re.compile(r'X\((\w+),\s*(-\d+),\s*"([^"]+)",\s*((?:"[^"]+"\s*)+)\)')
 
 
 def codes_of(header):
-    """(name, value, text, help) of each entry of the map."""
+    """Returns (name, value, text, help) of each entry of the map."""
     found = re.search(r"#define ZERO_ERR_MAP\(X\)(.*?)\n\n", header.replace("\\\n", " \n"), re.DOTALL)
     for name, value, text, words in ENTRY.findall(found[1] if found else ""):
         yield name, value, text, "".join(re.findall(r'"([^"]+)"', words))
@@ -30,7 +30,7 @@ def table_of(header):
 
 
 def written(page, header):
-    """The page with the table that the header asks for. Raises ValueError where that cannot be."""
+    """Returns the page with the header's table. Raises ValueError if that is impossible."""
     table = table_of(header)
     if table is None:
         raise ValueError(f"{HEADER} has no ZERO_ERR_MAP with entries X(name, value, text, help)")

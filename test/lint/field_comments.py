@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""In headers, the comment of a field or of a declaration stands above it: behind it, a column of comments is torn by every longer
-name, and a sentence ends where the line does. The comments of an enum may stand behind its enumerators where all of them do,
-each on one line and all in one column. Nothing is asked inside functions, in tables of values and in macros.
+"""In headers, the comment of a field or declaration is above it. Behind it, a longer name would move the
+whole column of comments, and a sentence would end with the line. An enum may have comments behind all its
+enumerators, each on one line and in one column. Functions, tables of values and macros are not checked.
 
     field_comments.py ROOT         checks the tree's headers, prints FILE:LINE: what is wrong, exits 1 if anything is
     field_comments.py --self-test  checks the checker
@@ -14,7 +14,7 @@ import sys
 from tree_clean import tracked
 
 HEADER = re.compile(r".*\.(h|cuh|hpp)$")
-LEAST_HEADERS = 150  # fewer, and the tree is looked at in another way than it is laid out
+LEAST_HEADERS = 150  # with fewer, the search for headers is wrong
 TOKEN = re.compile(r"""(?P<comment>/\*.*?\*/|//[^\n]*)
                      | (?P<macro>^[ \t]*\#(?:\\\n|/\*.*?\*/|[^\n])*)
                      | (?P<string>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])+')
@@ -34,7 +34,8 @@ class Comment:
 
 
 def scope_of(head, around):
-    """What braces hold that stand behind head, a text since the last statement, in which strings are empty."""
+    """Returns what kind of thing the braces after head hold. head is the text since the last statement, with
+    empty strings."""
     if around != FIELDS or head.endswith("="):
         return CODE
     if re.match(r'extern\s*""$|namespace\b', head):
@@ -47,7 +48,7 @@ def scope_of(head, around):
 
 
 def comments(text):
-    """(scope, number of the scope, comment) of each; None instead where the braces do not pair."""
+    """Yields (scope, number of the scope, comment) for each comment, or None if the braces do not match."""
     scopes, head, has_code, n_scopes = [(FIELDS, 0)], "", False, 0
     for token in TOKEN.finditer(text):
         kind = token.lastgroup

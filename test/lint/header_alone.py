@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""zero/zero.h and zero/zero_config.h alone, as a user's program includes it, in every language and by every compiler found here.
+"""Compiles zero/zero.h and zero/zero_config.h alone, as a user's program includes them, in every language and
+with every compiler found here.
 
     header_alone.py ROOT
 """

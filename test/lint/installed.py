@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Installs into an empty folder, and builds and runs programs against what is there, as a user would. One links the library; the other
-opens it by dlopen(), as Python, Julia and plug-ins do. And no link of an installed page leads nowhere.
+"""Installs into an empty folder, and builds and runs programs against the installed files, as a user would.
+One program links the library. Another opens it by dlopen(), as Python, Julia and plug-ins do. No link of an
+installed page may be dead.
 
     installed.py BUILD MPI MESON...
 
-MPI: ompi or mpich, which the build's module is for, or none.
+MPI is ompi or mpich, for which the build has a module, or none.
 """
 import ctypes
 import os
@@ -48,7 +49,8 @@ int main(void)
     return 0;
 }
 """
-# It closes the library and opens it again. Check mode makes what the library has for a whole process: a handler and a key.
+# Closes the library and opens it again. Check mode makes the state that the library has once per process: a
+# handler and a key.
 OPENS = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -121,7 +123,7 @@ def run(*command, env=None):
 
 
 def over_mpi(key, program, module, env):
-    """What goes wrong in two ranks of PROGRAM that are to load that module."""
+    """Returns what fails in two ranks of PROGRAM that have to load that module."""
     launcher = under_mpi.LAUNCHERS.get(key)
     if launcher and shutil.which(launcher[0]):
         done = subprocess.run([*launcher, "-n", "2", program], env={**under_mpi.environment(), **env, "ZERO_BACKEND": "mpi", "ZERO_LOG": "stderr"},
@@ -131,7 +133,7 @@ def over_mpi(key, program, module, env):
 
 
 def dead_links(pages):
-    """What the Markdown pages that are installed link to and is not installed."""
+    """Returns targets of links in installed Markdown pages that are not installed."""
     for page in pages:
         with open(page, encoding="utf-8") as f:
             text = re.sub(r"^```.*?^```$", "", f.read(), flags=re.DOTALL | re.MULTILINE)
@@ -176,7 +178,7 @@ def main(build, mpi, meson):
         if os.path.exists(module) != (mpi != "none"):
             failures.append(f"{module} is {'' if mpi == 'none' else 'not '}installed")
         elif mpi != "none":
-            ctypes.CDLL(module)  # finds its MPI, which no path of the build tells it
+            ctypes.CDLL(module)  # finds its MPI without a path from the build
 
         env = {**os.environ, "PKG_CONFIG_PATH": os.path.dirname(pc[0]), "PKG_CONFIG_SYSROOT_DIR": root,
                "LD_LIBRARY_PATH": os.path.dirname(library[0])}
@@ -202,7 +204,7 @@ def main(build, mpi, meson):
                       "print(f().decode())", library[0], env=env).strip()
         if os.path.realpath(library[0]).split(".so.")[1] != version:
             failures.append(f"zero_version() says {version!r} to Python, of {os.path.realpath(library[0])}")
-        # A program that links libzero needs no library of ours but that.
+        # A program that links libzero needs no other library of the project.
         for name, at in programs.items():
             run(at, "--help", env=env)
     print("\n".join(failures) or "installed, built and ran")

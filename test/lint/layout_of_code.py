@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Code is laid out as .clang-format says, and no line of a comment is longer than 110 characters: the formatter leaves comments as they are
-written, since it would tear their tables. Without clang-format 14, the version that the rules are written for, skipped (exit 77); where
-CHECKS_MUST_RUN is set, as .ci/run does, that is a failure. Where comments stand is field_comments.py's.
+"""Code has the layout of .clang-format, and no comment line is longer than 110 characters. The formatter does
+not change comments, since it would destroy their tables. Without clang-format 14, the version that the rules
+are written for, the test is skipped (exit 77). If CHECKS_MUST_RUN is set, as by .ci/run, that is a failure.
+field_comments.py checks where comments are.
 
     layout_of_code.py ROOT
     layout_of_code.py --self-test  checks the checker's own rules

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The library alone, as somebody takes it who wants nothing else. In a copy of the tree README.md's commands of the build run as they stand,
-after its first one has configured the folder build: they install the library below a home of their own, and compile and start README.md's
-program. Then the library is built once more, shared and static; programs are compiled by pkg-config against both and run. Last, the tree as
-a Meson subproject of another project serves its program, statically linked, which runs on two ranks.
+"""Uses the library without the rest of the project, as a reader of README.md would. In a copy of the tree,
+README.md's build commands run unchanged after the first one has configured the build folder. They install the
+library below a new home, and compile and start README.md's program.
 
-    library_alone.py ROOT MPI MESON...        MPI: as -Dmpi has it, for the second build
+Then the library is built again, shared and static, and programs are compiled by pkg-config against both and
+run. Last, the tree is a Meson subproject of another project. That project's program links it statically and
+runs on two ranks.
+
+    library_alone.py ROOT MPI MESON...        MPI: the value of -Dmpi for the second build
 """
 import json
 import os
@@ -22,18 +25,18 @@ from symbols import declared, defined
 from tree_clean import tracked
 
 ANSWER = "0 1 2 3"
-# How the library is built here is of no matter, so it is built fast.
+# How the library is optimized does not matter here, so it is built fast.
 FAST = ["-Doptimization=0", "-Ddebug=false", "-Dgpu_arch=90"]
-# README.md's commands that are run here, in this order; what installs packages wants root.
+# README.md's commands that are run here, in this order. Installing packages needs root.
 OF_README = ["meson setup", "meson install", "export", "cc program.c", "zero-run -n 4 ./program", "ZERO_CHECK=1 zero-run"]
 ALONE = ["-Dbench=disabled", "-Dtests=disabled"]
 EXAMPLE = "share/doc/libzero/zero/examples/minimal.c"
 FLOORS = ("zero", "shard", "comm", "kernels", "bench")
 TARGETS = {"source_hash.c", "zero", "zero-run", "zero-internal", "shard", "comm", "kernels", "kernels_avx2", "kernels_avx512", "kernels_profiler",
            "profiler_own", *(name + part for name in ("cuda_copy", "cuda_kernels", "cuda_norm") for part in ("", "_nvcc"))}
-# Where help2man is.
+# Only if help2man is installed.
 MAN_PAGE = "zero-run.1"
-# Where this machine has an MPI.
+# Only if this machine has an MPI.
 MODULE = "zero-mpi"
 SUPERPROJECT = """
 project('something larger', 'c', default_options: ['c_std=c11', 'warning_level=3', 'werror=true'])
@@ -45,7 +48,8 @@ test('two ranks', find_program('zero-run'), args: ['-n', '2', program])
 
 
 def environment():
-    """Nothing of an outer job, nor of how this project is tested, reaches what runs here."""
+    """Returns an environment without the variables of an outer job, and without those of this project's
+    tests."""
     names = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "DESTDIR", "MESON_TESTTHREADS", "MESON_BUILD_ROOT", "MESON_SOURCE_ROOT"}
     return {name: value for name, value in os.environ.items() if name not in names and not name.startswith("ZERO_")}
 
@@ -92,7 +96,7 @@ def compile_and_run(folder, name, libdir, flags):
 
 
 def run_readme(root, folder, source):
-    """The commands go to one shell, as a reader types them. Nothing is added to them; the home is an empty folder."""
+    """Runs the commands in one shell, as a reader types them, unchanged. The home is an empty folder."""
     text = read(root)
     found = [command for _, command in commands(text) if any(command.startswith(start) for start in OF_README)]
     home = os.path.join(folder, "home")
@@ -102,7 +106,7 @@ def run_readme(root, folder, source):
     os.mkdir(home)
     with open(os.path.join(source, "program.c"), "w", encoding="utf-8") as f:
         f.write(program(text))
-    run("meson", "setup", "build", cwd=source)  # as sh bench/run.sh does
+    run("meson", "setup", "build", cwd=source)  # like sh bench/run.sh
     told = run("sh", "-euc", "\n".join(found), env={**environment(), "HOME": home}, cwd=source)
     if told.count("step 100: out is ") != 2:
         yield f"README.md's program printed {told!r}"
@@ -138,7 +142,7 @@ def check_install(root, folder, mpi, meson):
     if any(flag.startswith("-luv") for flag in flags):
         yield f"a program that links the shared library is told to link what that uses: {flags}"
     yield from compile_and_run(folder, "shared", libdir, flags)
-    # The example, as its own first lines say.
+    # Compiles the example as its own first lines say.
     example = os.path.join(folder, "minimal")
     run(os.environ.get("CC", "cc"), os.path.join(prefix, EXAMPLE), "-o", example, *flags, "-lm")
     run(os.path.join(prefix, "bin", "zero-run"), "-n", "2", example, env={**environment(), "ZERO_STAGE": "3", "LD_LIBRARY_PATH": libdir})
@@ -146,11 +150,11 @@ def check_install(root, folder, mpi, meson):
         yield from (f"libzero.pc has a path of this machine: {word}" for line in f if not line.startswith("prefix=") for word in line.split()
                     if re.search(r"(^|-L|-I|=)/", word))
     flags = run("pkg-config", "--static", "--cflags", "--libs", "libzero", env=env).split()
-    if "-lcudart_static" in flags:  # of a toolkit that the linker does not find by itself
+    if "-lcudart_static" in flags:  # from a toolkit that the linker does not find by itself
         nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
         flags.append(f"-L{os.path.dirname(os.path.dirname(os.path.realpath(nvcc)))}/lib64")
     yield from compile_and_run(folder, "static", libdir, ["-l:libzero.a" if flag == "-lzero" else flag for flag in flags])
-    # One program finds the module beside the library, the other beside itself.
+    # One program finds the module next to the library, the other next to itself.
     if mpi != "disabled":
         module = os.path.join(libdir, "libzero-mpi.so")
         yield from over_mpi(mpi, os.path.join(folder, "shared"), module, {"LD_LIBRARY_PATH": libdir})

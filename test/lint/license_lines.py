@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every source file names its license in its first line, or in its second behind "#!".
+"""Every source file names its license in its first line, or in its second after "#!".
 
     license_lines.py ROOT         checks the tree, prints FILE: what is wrong, exits 1 if anything is
     license_lines.py ROOT --fix   puts the line into each file that lacks it
@@ -15,7 +15,7 @@ from tree_clean import tracked
 LICENSE = "SPDX-License-Identifier: Apache-2.0"
 LINES = {"c": f"/* {LICENSE} */", "py": f"# {LICENSE}"}
 STYLE = {"c": "c", "h": "c", "cc": "c", "cu": "c", "cuh": "c", "inc": "c", "py": "py", "sh": "py"}
-# The one script without an ending.
+# The only script without an ending.
 SCRIPT = re.compile(r"\.ci/run$")
 
 
@@ -24,7 +24,7 @@ def style_of(path):
 
 
 def place_of(text):
-    """Where the line stands: behind "#!"."""
+    """Returns where the line belongs: after "#!"."""
     return text.index("\n") + 1 if text.startswith("#!") else 0
 
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The manual pages that the build made of the programs' --help: every option and subcommand is there, and they are rendered without a warning.
+"""The manual pages, which the build makes from the programs' --help, have every option and subcommand, and
+are rendered without a warning.
 
     man_pages.py PROGRAM PAGE [PROGRAM PAGE...]
-    man_pages.py                                 where the build has made none: skipped (exit code 77)
+    man_pages.py                                 if the build has made none: skipped (exit code 77)
 
-Where CHECKS_MUST_RUN is set, as .ci/run does, pages that were not made, or cannot be rendered, are failures.
+If CHECKS_MUST_RUN is set, as by .ci/run, pages that were not made or cannot be rendered are failures.
 """
 import os
 import re
@@ -23,7 +24,7 @@ def output_of(*command):
 
 
 def helps(program):
-    """(subcommand or "", its help)."""
+    """Yields (subcommand or "", its help)."""
     text = output_of(program, "--help")
     yield "", text
     for subcommand in SUBCOMMAND.findall(text) if "SUBCOMMAND" in text else ():

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the READMEs name is there: files, folders, functions and other names of the code. So one who follows them arrives, and who renames
-something hears of the text that has to follow.
+"""Everything that the READMEs name exists: files, folders, functions and other names of the code. So a reader
+finds it, and a rename fails until the text follows.
 
-    names_in_readmes.py ROOT         checks the tree, prints FILE:LINE: what is not there, exits 1 if anything is
+    names_in_readmes.py ROOT         checks the tree, prints FILE:LINE: what is missing, exits 1 if anything is
     names_in_readmes.py --self-test  checks the checker
 """
 import fnmatch
@@ -13,9 +13,9 @@ import sys
 
 from tree_clean import tracked
 
-# A file or a folder: by its ending, or because it begins with one of the tree's folders, or with one beside the text.
+# A file or folder. It has a known ending, or begins with one of the tree's folders or one next to the text.
 PATH = re.compile(r"(?<![\w./:$<-])((?:[\w*.-]+/)+[\w*.-]*|[\w*-]+\.(?:c|h|cu|cuh|inc|py|map))(?![\w/])")
-# Not a key of JSON, which is another's: "zero_optimization".
+# Not a key of other programs' JSON, such as "zero_optimization".
 NAME = re.compile(r"(?<![\w.\"-])((?:zr|zero|ZR|ZERO)_\w*\w)\b(?!\*)")
 # In a picture: "core.c: begin, end; core_step.c: count_up".
 FUNCTIONS = re.compile(r"([\w/]+\.[ch]): ((?:[a-z]\w*)(?:, [a-z]\w*)*)(?=;|\s*$|\)| \()")
@@ -25,14 +25,14 @@ STEM = re.compile(r"`([\w*.]+)`")
 TABLE_OF_FILES = re.compile(r"^\| file \|")
 # A part that stands for any name, as in optimizer_NAME.h.
 STANDS_FOR = re.compile(r"NAME|SERIAL|KEY$")
-# A table of old names and new ones, of which only the last column has to exist.
+# A table of old and new names, where only those in the last column must exist.
 RENAMED = re.compile(r"^#+ Renamed\b")
-# Other people's files, and those that a reader makes.
+# Other projects' files, and files that a reader makes.
 FOREIGN = {"llm.c", "mpi.h", "nccl.h", "program.c", "zero_to_fp32", "zero_to_fp32.py"}
 
 
 class Tree:
-    """files: path -> text, of everything that is tracked."""
+    """files: path -> text, for every tracked file."""
 
     def __init__(self, files):
         self.files = files
@@ -43,7 +43,7 @@ class Tree:
                 self.words.update(re.findall(r"\w+", text))
 
     def find(self, name, beside=""):
-        """The paths that a name in a text of folder beside may mean."""
+        """Returns the paths that a name may mean in a text of folder beside."""
         name = name.rstrip("/")
         found = []
         for base in ("", beside + "/" if beside else ""):
@@ -75,7 +75,8 @@ def names_in(tree, line):
 
 
 def has_function(path, text, name):
-    """A .c file defines it: that another file's is called there is not what a reader looks for. A header declares or defines it."""
+    """Returns whether the file has the function: a .c file must define it, as a call is not what a reader
+    looks for. A header declares or defines it."""
     definition = rf"^[a-z][^;{{}}()]*\b{name}\([^;{{}}]*\)\n\{{"
     return re.search(definition if path.endswith(".c") else rf"\b{name}\(", text, re.M) is not None
 

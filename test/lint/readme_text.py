@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""README.md is short enough to be read: its lines, their length, its program. Each of its figures is on a page that the same paragraph
-links. And what commands it shows, for the tests that run them (test/examples/test_readme_commands.py, library_alone.py).
+"""README.md is short enough to be read: its number of lines, their length, its program. Each of its figures
+is on a page that the same paragraph links. Also finds the commands that it shows, for the tests that run them
+(test/examples/test_readme_commands.py, library_alone.py).
 
     readme_text.py ROOT         checks the tree, prints FILE:LINE: what is wrong, exits 1 if anything is
     readme_text.py --self-test  checks the checker
@@ -25,13 +26,14 @@ def read(root, page="README.md"):
 
 
 def program(text):
-    """The first block of C, a program."""
+    """Returns the first block of C, which is a program."""
     block = re.search(r"^```c\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     return block[1] if block else ""
 
 
 def blocks(text):
-    """(line number, lines) of each block that is indented by four, or fenced as of a shell; blocks of other languages are left out."""
+    """Yields (line number, lines) of each block that is indented by four or fenced as shell. Blocks of other
+    languages are skipped."""
     block, first, fence = [], 0, None
     for number, line in enumerate([*text.splitlines(), ""], 1):
         mark = re.match(r"```(\w*)$", line)
@@ -49,8 +51,9 @@ def blocks(text):
 
 
 def commands(text):
-    """(line number, command) of what a reader may type: a block is of commands when any of its lines is one, else it is a picture; and in a
-    sentence what stands between backquotes and has arguments."""
+    """Yields (line number, command) for commands that a reader may type. A block is of commands if any of its
+    lines is one; otherwise it is a picture. In a sentence, a command is text between backquotes that has
+    arguments."""
     for first, lines in blocks(text):
         if any(COMMAND.fullmatch(line) for line in lines):
             yield from ((first + i, COMMENT.sub("", line).strip()) for i, line in enumerate(lines))
@@ -60,7 +63,7 @@ def commands(text):
 
 
 def prose(text):
-    """(line number, line) outside code."""
+    """Yields (line number, line) outside of code."""
     fenced = False
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("```"):
@@ -70,7 +73,7 @@ def prose(text):
 
 
 def paragraphs(text):
-    """(line number, text) of each paragraph and each item of a list, with the table that follows it."""
+    """Yields (line number, text) of each paragraph and list item, with the table that follows it."""
     found, after_blank = [], True
     for number, line in prose(text):
         if line and (line.startswith("- ") or after_blank and not line.startswith("|") or not found):
@@ -82,7 +85,7 @@ def paragraphs(text):
 
 
 def faults_of(text, pages):
-    """pages: gives the text of a page that README.md links, by its path."""
+    """pages: returns the text of a page that README.md links, by its path."""
     lines = text.splitlines()
     if len(lines) > MOST_LINES:
         yield f"README.md:{len(lines)}: {len(lines)} lines; allowed: {MOST_LINES}"

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""No two of the static libraries that one program links define the same global name. The linker would take either one, without a word. The
-model's files are compiled once for each dtype, so there a name without a suffix of its dtype runs one dtype's code for both.
+"""No two static libraries that one program links define the same global name: the linker would take either
+one without a message. The model's files are compiled once per dtype. A name in them without a suffix for the
+dtype would run one dtype's code for both.
 
     same_names.py LIBRARY.A LIBRARY.A...  prints each name and the libraries that define it, exits 1 if there is any
     same_names.py --self-test             checks the checker

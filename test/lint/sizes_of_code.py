@@ -16,12 +16,12 @@ from tree_clean import CODE, tracked
 
 MOST_LINES = 85
 MEDIAN_BELOW = 15
-# As .clang-format lays functions out: the opening brace has a line of its own, and so has the closing one.
+# By .clang-format's layout, the opening and the closing brace of a function have a line of their own.
 NAME = re.compile(r"(\w+)\(")
 
 
 def functions(text):
-    """(line, name, number of lines) of each function that is defined in a file."""
+    """Yields (line, name, number of lines) of each function defined in a file."""
     lines = text.splitlines()
     start = None
     for number, line in enumerate(lines, 1):

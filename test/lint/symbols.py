@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the built libraries show: the shared one exactly the calls of zero/zero.h, each with the version that zero/libzero.map
-gives it, under soname libzero.so.0, the floors inside it only names of their own.
+"""The symbols of the built libraries. The shared library has soname libzero.so.0 and shows exactly the calls
+of zero/zero.h, each with its version from zero/libzero.map. The floors inside it have only names of the
+project.
 
     symbols.py ROOT LIBZERO.SO [FLOOR.A ...] [MODULE.SO]
 
-The module for MPI (comm/mpi/mpi_shim.h) shows its table alone, and has no soname: nothing links it. None of them has the flag STATIC_TLS:
-dlopen() has little room for such libraries, and refuses those that it has no room for.
+The MPI module (comm/mpi/mpi_shim.h) shows only its table, and has no soname, since nothing links it. None of
+them has the flag STATIC_TLS: dlopen() has little room for such libraries, and refuses those that do not fit.
 """
 import re
 import subprocess
@@ -14,7 +15,7 @@ import sys
 
 SONAME = "libzero.so.0"
 MODULE_SHOWS = {"zero_mpi_shim_1"}
-# Put there by the linker or the compiler, not by us.
+# Added by the linker or the compiler.
 FOREIGN = re.compile(r"_init|_fini|__bss_start|_edata|_end|__(asan|odr_asan|tsan|ubsan|gcov|llvm)\w*.*")
 
 
@@ -23,7 +24,7 @@ def read(*command):
 
 
 def defined(library, *flags):
-    """External names defined in it."""
+    """Returns the external names defined in it."""
     names = set()
     for line in read("nm", "--defined-only", "--extern-only", *flags, library).splitlines():
         fields = line.split()
@@ -33,13 +34,13 @@ def defined(library, *flags):
 
 
 def versions(library):
-    """Symbol versions of what a library shows, by name."""
+    """Returns a library's symbol versions by name."""
     return dict(re.findall(r" [TtWwDdBbRrVv] (\w+)@@(\S+)$", read("nm", "--defined-only", "--extern-only", "-D",
                                                                  "--with-symbol-versions", library), re.MULTILINE))
 
 
 def mapped(root):
-    """The same as the map says; a name with a wildcard is kept as it is."""
+    """Returns the versions of the map; a name with a wildcard is kept as it is."""
     with open(f"{root}/zero/libzero.map", encoding="utf-8") as f:
         text = re.sub(r"/\*.*?\*/", "", f.read(), flags=re.DOTALL)
     return {name: version for version, body in re.findall(r"(\S+)\s*\{(.*?)\}", text, re.DOTALL)
@@ -47,7 +48,7 @@ def mapped(root):
 
 
 def declared(root):
-    """The calls of the public header."""
+    """Returns the calls of the public header."""
     with open(f"{root}/zero/zero.h", encoding="utf-8") as f:
         return set(re.findall(r"^ZERO_API\b[^;(]*?(\w+)\(", f.read(), re.MULTILINE))
 

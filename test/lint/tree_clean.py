@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What must not be in the tree: paths of one machine, personal data, and the traps of style that a search can find.
+"""Things that must not be in the tree: paths of one machine, personal data, and mistakes of style that a
+search can find.
 
     tree_clean.py ROOT         checks the tree, prints FILE:LINE: what is wrong, exits 1 if anything is
     tree_clean.py --self-test  checks the checker on lines that break each rule
@@ -11,7 +12,8 @@ import subprocess
 import sys
 
 LIBRARY = re.compile(r"(kernels|comm|shard|zero)/(?!examples/).*\.(c|h|inc)$")
-# Programs print and exit; the library does not. The simulated world and the verifier are linked by programs and tests only.
+# Programs print and exit, the library does not. Only programs and tests link the simulated world and the
+# verifier.
 PROGRAM = re.compile(r"(zero/run|kernels/sim|comm/sim|shard/verify)/.*")
 CODE = re.compile(r".*\.(c|h|cc|cpp|cu|cuh|inc)$")
 
@@ -22,28 +24,29 @@ RULES = (
     ("an address", re.compile(r".*"), None, re.compile(r"\b[\w.+-]+@[\w-]+\.(com|org|net|edu|io|dev|de|local)\b")),
     ("fast arithmetic", re.compile(r".*(meson\.build|\.sh|meson_options\.txt|\.ini)$"), None,
      re.compile(r"['\"\s=](-ffast[-]math|-Ofas[t]|-funsafe-math[-]optimizations|-ffinite-math[-]only)")),
-    # But in builds with asserts, which nobody gets who does not ask for them.
+    # Except in builds with asserts, which have to be requested.
     ("the library may not end the process", LIBRARY, re.compile(PROGRAM.pattern + r"|kernels/asserts\.h$"),
      re.compile(r"(?<![\w.>])(exit|_exit|_Exit|quick_exit|abort|assert)\s*\(")),
     ("the library may not print", LIBRARY, PROGRAM,
      re.compile(r"(?<![\w.>])(printf|puts|putchar|perror|vprintf)\s*\(|\bf?printf\s*\(\s*std|\b(stdout|stderr)\b")),
-    # A literal is fine: strings are blanked here before the search.
+    # A literal is allowed: strings are blanked here before the search.
     ("an unbounded string call", LIBRARY, PROGRAM,
      re.compile(r"(?<![\w.>])((gets|strcat|sprintf|vsprintf)\s*\(|strcpy\s*\((?![^,]*, \"\"\)))")),
-    # A touch of closed memory can be found in no other way: kernels/check/guard.c, and only while cfg.debug.check is on.
+    # An access to protected memory cannot be found in another way: kernels/check/guard.c, and only while
+    # cfg.debug.check is on.
     ("process-wide state of the C library", LIBRARY, re.compile(PROGRAM.pattern + r"|kernels/check/guard\.c$"),
      re.compile(r"(?<![\w.>])(setenv|putenv|unsetenv|setlocale|srand|rand|strtok|signal|sigaction)\s*\(")),
     # What a stage means is a row of the table of placements; ask what is whole and what is cut. A pipeline's stages are others.
-    ("the stage's number decides something", LIBRARY, re.compile(r"shard/placement\.c$|shard/verify/verify_case\.c$|shard/pipeline/|shard/engine/engine_walk\.c$|zero/schedule(_file)?\.c$"),
+    ("the stage's number decides something", LIBRARY, re.compile(r"shard/placement\.c$|shard/verify/verify_case\.c$|shard/pipeline/|shard/engine/walk\.c$|zero/schedule(_file)?\.c$"),
      re.compile(r"(\.|->)stage\s*([=!]=|[<>]=?|\?|&&|\|\|)|if\s*\(!?[\w>.-]*(\.|->)stage\s*\)|!\w+(\.|->)stage\b|switch\s*\(.*(\.|->)stage\b")),
 )
-# A pattern that matches next to nothing has lost its files: folders were renamed.
+# A pattern with almost no match has lost its files because folders were renamed.
 LEAST = ((LIBRARY, 150), (PROGRAM, 15), (CODE, 300))
 COMMANDS = ("sh bench/run.sh", "sh test/run.sh")
 
 
 def without_comments(text):
-    """C code with comments and strings blanked, lines kept."""
+    """Returns C code with comments and strings blanked, and the same lines."""
     def blank(match):
         return re.sub(r"[^\n]", " ", match[0]) if match[0].startswith("/") else '""'
     return re.sub(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"', blank, text, flags=re.DOTALL)
@@ -61,7 +64,7 @@ def faults_of(path, text):
 
 
 def tracked(root):
-    """Files git would commit; all files where this is no clone, less build folders."""
+    """Returns the files that git would commit. Without a clone, returns all files except build folders."""
     try:
         listed = subprocess.run(["git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
                                 capture_output=True, check=True).stdout.decode()

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Code and its comments are in the field's words: private ones that an outsider would have to learn are refused. CONTRIBUTING.md has
-the glossary, and says what to write instead. In the hot path (comm/ and shard/engine/) a name of a function means one function.
+"""Code and comments use the field's words. Private words, which an outsider would have to learn, are refused.
+CONTRIBUTING.md has the glossary, and says what to write instead. In the hot path (comm/ and shard/engine/) a
+function name means one function.
 
     words.py ROOT         checks the tree, prints FILE:LINE: the word and what to write, exits 1 if anything is found
     words.py --self-test  checks the checker
@@ -12,15 +13,15 @@ import sys
 
 from tree_clean import CODE, tracked
 
-# As an identifier, or a part of one between underscores.
+# Refused as an identifier, or as a part of one between underscores.
 IN_NAMES = {
     "told": "reported", "untold": "unreported", "tell": "report", "telling": "report", "hear": "remote failure",
     "star": "hub", "seat": "member", "seats": "members", "stranger": "unidentified", "strangers": "unidentified",
     "office": "fixture", "house": "lint", "breath": "", "deed": "op", "deeds": "ops",
 }
-# The same, where the word has another meaning elsewhere: zero_carry's and a digit's carry are not a job's.
+# The same for words with another meaning elsewhere: zero_carry's and a digit's carry are not a job's.
 IN_NAMES_UNDER = {"shard/": {"carry": "issue"}, "test/shard/": {"carry": "issue"}}
-# Where another's name is meant, or a callback that a header has named so for good.
+# Names of other projects, and a callback whose name in a header cannot change.
 ALLOWED_NAMES = {"ftell"}
 # In comments, messages and documents.
 IN_TEXT = {
@@ -49,7 +50,7 @@ def words_of(path):
 
 
 def names(text, words):
-    """(line, word) of each forbidden part of a name."""
+    """Yields (line, word) for each forbidden part of a name."""
     code = NOT_CODE.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
     for number, line in enumerate(code.splitlines(), 1):
         for name in NAME.findall(line):
@@ -68,7 +69,7 @@ def faults_of(path, text):
 
 
 def taken_names(texts):
-    """texts: of the files of the hot path."""
+    """texts: those of the hot path's files."""
     first = {}
     for path, text in texts:
         for match in FUNCTION.finditer(text):

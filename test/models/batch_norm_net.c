@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* batch_norm_net.c: see the header. */
+/* batch_norm_net.c: the net of batch_norm_net.h. */
 #include "test/models/batch_norm_net.h"
 
 #include <math.h>
@@ -76,8 +76,8 @@ void bn_close(struct bn_net *net)
     }
 }
 
-/* A class is where in a cloud's coordinates the largest of three sums is; one coordinate is far from zero, so
- * that the running statistics matter. */
+/* A sample's class is the place of the largest of three sums of its coordinates. One coordinate is far
+ * from zero, so that the running statistics matter. */
 void bn_data(uint64_t seed, int step, int micro, float *input, int *truth)
 {
     for (int r = 0; r < BN_ROWS; r++) {
@@ -94,7 +94,7 @@ void bn_data(uint64_t seed, int step, int micro, float *input, int *truth)
     }
 }
 
-/* Of one output over the rows. */
+/* Normalizes one output over the rows. */
 static void normalize(struct bn_layer *l, int o, int training)
 {
     double mean = (double)l->running_mean[o], variance = (double)l->running_variance[o];
@@ -147,7 +147,7 @@ double bn_loss(struct bn_net *net, const int *truth)
     return loss;
 }
 
-/* delta: of the normalized output, to that of what was normalized. */
+/* Turns delta from that of the normalized output into that of its input. */
 static void backward_normalize(struct bn_layer *l, int o, float *delta)
 {
     double sum = 0.0, with = 0.0;

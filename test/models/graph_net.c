@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* graph_net.c: see the header. */
+/* graph_net.c: the operators, the builder and the runs of graph_net.h. */
 #include "test/models/graph_net.h"
 
 #include <math.h>
@@ -88,7 +88,7 @@ static int op_sigm(struct gnode *p, int action)
     return 0;
 }
 
-/* Binary cross-entropy of predictions (B, m) and truth (B, m): the mean over the batch of the sum over m,
+/* Binary cross-entropy of predictions (B, m) and truth (B, m): the sum over m, averaged over the batch,
  * (1). */
 static int op_ce_bin(struct gnode *p, int action)
 {
@@ -247,7 +247,7 @@ struct gnet *gnet_new(int batch, uint64_t seed, int freeze_mid)
     struct dense shared = new_dense(&b, "shared", GN_VAR, GN_HIDDEN, GN_HIDDEN);
     struct dense mid = new_dense(&b, "mid", freeze_mid ? GN_CONST : GN_VAR, GN_HIDDEN, GN_HIDDEN);
     struct dense out = new_dense(&b, "out", GN_VAR, GN_OUT, GN_HIDDEN);
-    b.layer = -1; /* what follows has no variables of its own, but what dense() puts in */
+    b.layer = -1; /* later nodes have no variables, except those of dense() */
     struct gnode *t = apply(&b, op_tanh, dense(&b, in, a->in), NULL, GN_HIDDEN);
     t = apply(&b, op_tanh, dense(&b, shared, t), NULL, GN_HIDDEN);
     t = apply(&b, op_tanh, dense(&b, mid, t), NULL, GN_HIDDEN);

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* graph_net_wrap.c: what wrapping a graph takes: its variable nodes are the tensors, whose pointers into the
- * collated vectors libzero moves one by one. Stages 0 and 1 leave forward and backward as opaque as they are;
- * stages 2 and 3 put brackets into the loop over the nodes. */
+/* graph_net_wrap.c: wraps a graph. Its variable nodes are the tensors, and libzero moves their pointers,
+ * which point into the two vectors, one by one. At stages 0 and 1 forward and backward do not change. At
+ * stages 2 and 3 the loop over the nodes has brackets. */
 #include "test/models/graph_net_wrap.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define ROWS  72 /* sums per step; divides by every world times accum used */
+#define ROWS  72 /* sums per step; a multiple of every world times accum in use */
 #define SEED  29
 #define LR    0.01f
 #define DECAY 0.9f
-#define EPS   1e-4f /* of libzero's RMSprop */
+#define EPS   1e-4f /* for libzero's RMSprop */
 #define MAX_V 16    /* variables */
 
 /* Sums [first, first + n) of a step: two numbers of 4 bits, and the 5 bits of their sum. */
@@ -129,7 +129,7 @@ static int backward(zero_ctx *z, struct gnet *a)
 struct own_update {
     const struct graph_net_options *options;
     const struct zero_tensor *tensors;
-    const int64_t *first; /* of each tensor in the collated vector */
+    const int64_t *first; /* first element of each tensor in the vector */
     uint8_t *covered;
 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* graph_net_wrap.h: graph_net.h trained plain, and wrapped by libzero. */
+/* graph_net_wrap.h: trains graph_net.h plain and wrapped by libzero. */
 #ifndef TEST_GRAPH_NET_WRAP_H
 #define TEST_GRAPH_NET_WRAP_H
 
@@ -10,18 +10,19 @@
 
 struct graph_net_options {
     int steps;
-    /* the update is libzero's RMSprop, in PyTorch's form; else the net's own through optim.update */
+    /* updates with libzero's RMSprop, in PyTorch's form; otherwise with the net's own, through
+     * optim.update */
     bool library_rmsprop;
     /* the middle layer is constant */
     bool frozen;
     /* a forward on other sums after every other step */
     bool evaluate;
-    /* the net's optimizer refuses in this step; 0: never */
+    /* step in which the net's optimizer refuses; 0: never */
     int fail_at;
-    /* If not NULL: how many ranks updated each element in the last step, (world, elements), in the net's own
-     * order. */
+    /* If not NULL: how many ranks updated each element in the last step, (world, elements), in the net's
+     * own order. */
     uint8_t *covered;
-    /* elements from one rank's row of covered to the next */
+    /* elements between two ranks' rows of covered */
     int64_t covered_stride;
 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* layer_net.c: see the header. */
+/* layer_net.c: the layers of layer_net.h. */
 #include "test/models/layer_net.h"
 
 #include <math.h>
@@ -44,7 +44,7 @@ static void gradient(struct layer l)
 /* --- convolutional ----------------------------------------------------------------------------------------
  */
 
-/* The image element under filter element (ky, kx) at output (y, x), or -1 outside. */
+/* Index of the image element under filter element (ky, kx) at output (y, x), or -1 if it is outside. */
 static int under(struct layer l, int k, int y, int x, int ky, int kx)
 {
     int iy = y + ky - l.pad, ix = x + kx - l.pad;

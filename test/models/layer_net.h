@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* layer_net.h: a small image classifier in the manner of darknet: an array of layer structs, each with its
- * own calloc'd weights and its own functions, passed to them by value.
+/* layer_net.h: a small image classifier like darknet's: an array of layer structs, each with its own
+ * calloc'd weights and functions. The structs are passed by value.
  *
- * weight_updates and bias_updates hold the NEGATIVE gradient, SUMMED over the batch: the cost layer's delta
- * is truth minus prediction, and an update adds learning_rate/batch times it to the weights. */
+ * weight_updates and bias_updates hold the NEGATIVE gradient, SUMMED over the batch. The cost layer's
+ * delta is truth minus prediction, and an update adds learning_rate/batch times it to the weights. */
 #ifndef TEST_LAYER_NET_H
 #define TEST_LAYER_NET_H
 
@@ -13,7 +13,7 @@ enum layer_kind { LAYER_CONVOLUTIONAL, LAYER_MAXPOOL, LAYER_CONNECTED, LAYER_SOF
 
 struct layer;
 
-/* What runs through the net. */
+/* The data of a pass through the net. */
 struct pass {
     /* (batch, inputs) of this layer */
     const float *input;
@@ -24,7 +24,7 @@ struct pass {
 };
 
 struct update_args {
-    /* images that the updates are summed over */
+    /* number of images that the updates are summed over */
     int batch;
     float learning_rate, momentum, decay;
 };
@@ -32,31 +32,31 @@ struct update_args {
 struct layer {
     enum layer_kind kind;
     int batch;
-    /* of the input image */
+    /* size of the input image */
     int h, w, c;
-    /* of the output */
+    /* size of the output */
     int out_h, out_w, out_c;
     /* per image */
     int inputs, outputs;
     /* of a filter or pool */
     int size, pad;
     int n_weights, n_biases;
-    /* 1: there is no leaky activation */
+    /* 1: no leaky activation */
     int linear;
-    /* 1: it is not trained */
+    /* 1: not trained */
     int frozen;
 
     /* (out_c, c, size, size) or (outputs, inputs) */
     float *weights;
     /* (out_c) or (outputs) */
     float *biases;
-    /* as weights */
+    /* like weights */
     float *weight_updates;
     float *bias_updates;
 
     /* (batch, outputs) and its gradient */
     float *output, *delta;
-    /* of a maxpool: where each output came from */
+    /* of a maxpool: the source of each output */
     int *indexes;
     /* of a softmax: (1), summed over the batch */
     float *cost;
@@ -71,23 +71,23 @@ struct net {
     float learning_rate, momentum, decay;
 };
 
-/* An 8x8 image, one channel: conv 3x3 to 5, maxpool 2, connected 18, connected n_classes, softmax. */
+/* An 8x8 image with one channel: conv 3x3 to 5, maxpool 2, connected 18, connected n_classes, softmax. */
 #define NET_SIDE    8
 #define NET_CLASSES 4
-/* NULL without memory. */
+/* Returns NULL without memory. */
 struct net *net_new(int batch, uint64_t seed);
 void net_free(struct net *net);
 
-/* input (batch, 64), truth (batch, classes). Return the mean cost. */
+/* input (batch, 64), truth (batch, classes). Both return the mean cost. */
 float net_forward(struct net *net, const float *input, const float *truth);
 void net_backward(struct net *net, const float *input);
-/* The input of layer i in a pass, for whoever runs the layers one by one. */
+/* Returns the input of layer i in a pass, for callers that run the layers one by one. */
 struct pass net_pass(const struct net *net, int i, const float *input, const float *truth);
 float net_cost(const struct net *net);
 
-/* Momentum SGD in place: the updates are kept, times momentum, for the next batch to add to. */
+/* Momentum SGD in place: the updates, times momentum, stay for the next batch to add to. */
 void net_update(struct net *net, struct update_args a);
-/* The same for any n weights whose updates are x; decay 0 for biases. */
+/* Does the same for any n weights with updates x; decay is 0 for biases. */
 void update_weights(int n, float *weights, float *updates, struct update_args a);
 
 #endif

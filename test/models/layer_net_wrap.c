@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* layer_net_wrap.c: what wrapping an array of layer structs takes. The structs are passed by value, so that a
- * layer's functions see the pointers that zero_begin put into the array. */
+/* layer_net_wrap.c: wraps an array of layer structs. The structs are passed by value, so a layer's
+ * functions see the pointers that zero_begin set in the array. */
 #include "test/models/layer_net_wrap.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROWS     72 /* images per step; divides by every world times accum used */
+#define ROWS     72 /* images per step; a multiple of every world times accum in use */
 #define PIXELS   (NET_SIDE * NET_SIDE)
 #define MAX_UNIT 8
 #define SEED     17
@@ -21,7 +21,7 @@ static uint64_t hash(uint64_t a, uint64_t b)
     return z ^ (z >> 31);
 }
 
-/* Images [first, first + n) of a step: a bar, level, upright or along either diagonal, at a random place in
+/* Images [first, first + n) of a step: a horizontal, vertical or diagonal bar at a random place, with
  * noise. */
 static void images(uint64_t seed, int step, int first, int n, float *input, float *truth)
 {
@@ -65,7 +65,8 @@ static void copy_weights(const struct net *net, struct run_log *log)
 /* --- plain ------------------------------------------------------------------------------------------------
  */
 
-/* SGD with momentum as kernels/device.h documents it, on updates that are the negative sum over the batch. */
+/* SGD with momentum by the definition in kernels/device.h, on updates that are the negative sum over the
+ * batch. */
 static void sgd(int n, float *w, float *updates, float *momentum, float scale, float lr, float beta,
                 float decay, int t)
 {
@@ -126,7 +127,7 @@ static void train_plain(const void *options, struct run_log *log)
 struct wrapped {
     zero_ctx *z;
     struct net *net;
-    int unit[MAX_UNIT]; /* of each layer, -1: no weights */
+    int unit[MAX_UNIT]; /* of each layer; -1: no weights */
     struct zero_tensor tensors[2 * MAX_UNIT];
     char names[2 * MAX_UNIT][24];
     int n_tensors;
@@ -168,7 +169,7 @@ static void list_tensors(struct wrapped *w)
             return do_err_;                                                                                  \
     } while (0)
 
-/* net_forward and net_backward with their brackets. */
+/* net_forward and net_backward with brackets. */
 static int forward(struct wrapped *w, const float *input, const float *truth)
 {
     for (int i = 0; i < w->net->n; i++) {
@@ -201,7 +202,7 @@ struct own_update {
     const struct zero_tensor *tensors;
 };
 
-/* The net's own arithmetic on a range: the updates that it keeps from step to step are the one state. */
+/* The net's own arithmetic on a range. The updates, which it keeps from step to step, are the only state. */
 static int own_update(void *arg, const struct zero_update *u)
 {
     const struct own_update *own = arg;
@@ -215,7 +216,7 @@ static int own_update(void *arg, const struct zero_update *u)
     return 0;
 }
 
-/* What such nets do before a batch. */
+/* Zeroes the updates before a batch, as such nets do. */
 static void zero_own_updates(struct net *net)
 {
     for (int i = 0; i < net->n; i++) {

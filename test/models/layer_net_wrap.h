@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* layer_net_wrap.h: layer_net.h trained plain, and wrapped by libzero. */
+/* layer_net_wrap.h: trains layer_net.h plain and wrapped by libzero. */
 #ifndef TEST_LAYER_NET_WRAP_H
 #define TEST_LAYER_NET_WRAP_H
 
@@ -8,7 +8,8 @@
 
 struct layer_net_options {
     int steps;
-    /* the update is the net's own momentum arithmetic through cfg.optim.update; else libzero's SGD */
+    /* updates with the net's own momentum arithmetic through cfg.optim.update; otherwise with libzero's
+     * SGD */
     bool own_update;
     /* the first layer is not trained: a unit without gradients */
     bool frozen;

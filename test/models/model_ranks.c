@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model_ranks.c: see the header. */
+/* model_ranks.c: runs and compares models as model_ranks.h describes. */
 #include "test/models/model_ranks.h"
 #include "test/held_port.h"
 
@@ -170,8 +170,8 @@ static void assert_same_floats(const float *a, const float *b, int64_t n, const 
                      (double)b[i], (double)a[i]);
 }
 
-/* Gradient norms and states are compared among wrapped runs only: a plain run sums its norm in another order
- * and keeps its states where it likes. */
+/* Gradient norms and states are compared between wrapped runs only. A plain run sums its norm in another
+ * order, and stores its states anywhere. */
 void run_assert_same(const struct run_log *a, const struct run_log *b, const char *what)
 {
     assert_int_equal(a->n_steps, b->n_steps);
@@ -202,11 +202,11 @@ void run_assert_near(const struct run_model *model, const struct run_log *a, con
     assert_int_equal(a->n_weights, b->n_weights);
     assert_near_doubles(a->loss, b->loss, a->n_steps, model->tolerance, "loss", what);
     assert_near_doubles(a->eval, b->eval, a->n_steps, model->tolerance, "evaluation loss", what);
-    if (a->norm[0] > 0.0) /* not every plain model computes it */
+    if (a->norm[0] > 0.0) /* some plain models do not compute it */
         assert_near_doubles(a->norm, b->norm, a->n_steps, 10 * model->tolerance, "gradient norm", what);
 
-    /* Single weights may drift where a gradient is nothing but rounding; their distance as a whole may not.
-     */
+    /* A single weight may drift where its gradient is only rounding error. The distance of all weights may
+     * not. */
     double distance = 0.0, size = 0.0;
     for (int64_t i = 0; i < a->n_weights; i++) {
         distance += pow((double)a->weights[i] - b->weights[i], 2);

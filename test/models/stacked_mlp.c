@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stacked_mlp.c: see the header. Written to be read, in fp32, one thread. */
+/* stacked_mlp.c: the model of stacked_mlp.h in fp32 on one thread, written for clarity. */
 #include "test/models/stacked_mlp.h"
 
 #include <math.h>
@@ -45,7 +45,7 @@ static void param_sizes(struct mlp *m)
         m->n_params += sizes[i];
 }
 
-/* One buffer for all, the struct pointing into it. */
+/* Allocates one buffer for all tensors, and makes the struct point into it. */
 static float *alloc_and_point_params(struct mlp_tensors *p, const size_t *sizes)
 {
     size_t n = 0;
@@ -167,7 +167,7 @@ static void encoder_forward(float *out, const int *tokens, const float *wte, con
     }
 }
 
-/* dwpe NULL: positions are not trained. */
+/* If dwpe is NULL, positions are not trained. */
 static void encoder_backward(float *dwte, float *dwpe, const float *dout, const int *tokens, const float *wte,
                              const float *wpe, int B, int T, int C)
 {
@@ -434,7 +434,7 @@ int mlp_decays(int tensor)
     return is_matrix[tensor];
 }
 
-/* ln1w to projb: one slice for each layer. */
+/* Returns whether the tensor has one slice per layer: ln1w to projb. */
 static int is_stacked(int tensor)
 {
     return tensor >= 2 && tensor <= 7;
@@ -448,7 +448,7 @@ static int runs(const struct mlp *m, int layer)
     return 0;
 }
 
-/* A tensor without a gradient pointer stays as it is. */
+/* A tensor without a gradient pointer is not changed. */
 void mlp_update(struct mlp *m, struct mlp_adamw a)
 {
     if (m->m_memory == NULL) {

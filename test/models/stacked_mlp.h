@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stacked_mlp.h: a small language model in the manner of train_gpt2.c: all parameters in one buffer, those of
- * the layers stacked, so that layer l of a tensor is base + l*stride.
+/* stacked_mlp.h: a small language model like train_gpt2.c. All parameters are in one buffer. Those of the
+ * layers are stacked, so that layer l of a tensor is at base + l*stride.
  *
- * The next token is predicted from the last T ones: a log-bilinear embedding (Mnih and Hinton, "Three new
- * graphical models for statistical language modelling", 2007, with diagonal context matrices), L residual
- * feed-forward blocks, a final norm, and the embedding once more as output matrix. */
+ * The next token is predicted from the last T ones. The model has a log-bilinear embedding (Mnih and
+ * Hinton, "Three new graphical models for statistical language modelling", 2007, with diagonal context
+ * matrices), L residual feed-forward blocks, and a final norm. The embedding is also the output matrix. */
 #ifndef TEST_STACKED_MLP_H
 #define TEST_STACKED_MLP_H
 
@@ -13,13 +13,13 @@
 #include <stdio.h>
 
 struct mlp_config {
-    /* V: different tokens */
+    /* V: number of different tokens */
     int vocab;
-    /* T: tokens looked back at */
+    /* T: number of previous tokens used */
     int context;
-    /* C: numbers of an embedding */
+    /* C: elements of an embedding */
     int channels;
-    /* L: feed-forward blocks */
+    /* L: number of feed-forward blocks */
     int layers;
 };
 
@@ -40,7 +40,7 @@ struct mlp_tensors {
     float *lnfw, *lnfb, *headb;
 };
 
-/* What forward leaves for backward, with B rows:
+/* Activations that forward keeps for backward, with B rows:
  *
  *     encoded        (B, C)
  *     ln1            (L, B, C)
@@ -72,7 +72,7 @@ struct mlp {
     struct mlp_tensors grads;
     float *grads_memory;
 
-    /* of AdamW; allocated by the first update */
+    /* AdamW's states; allocated by the first update */
     float *m_memory, *v_memory;
 
     struct mlp_acts acts;
@@ -81,11 +81,11 @@ struct mlp {
     float *grads_acts_memory;
     size_t n_acts;
 
-    /* Which layers run, in which order; layers 0..L-1 unless changed (layer drop, arXiv:1909.11556). */
+    /* The layers that run, in order: 0..L-1 unless changed (layer drop, arXiv:1909.11556). */
     int *path;
     int n_path;
 
-    /* an update leaves out the layers that are not in path */
+    /* an update skips the layers that are not in path */
     int leaves_out;
     /* updates of each layer, counted if leaves_out is set */
     int *updates;
@@ -98,7 +98,8 @@ struct mlp {
     float mean_loss;
 };
 
-/* Random weights from a seed. B rows at most are given to a forward. Returns NULL without memory. */
+/* Makes a model with random weights from a seed, for forwards of at most B rows. Returns NULL without
+ * memory. */
 struct mlp *mlp_new(struct mlp_config config, int batch, uint64_t seed);
 void mlp_free(struct mlp *m);
 
@@ -107,21 +108,21 @@ void mlp_forward(struct mlp *m, const int *tokens, const int *targets);
 /* Adds to grads. */
 void mlp_backward(struct mlp *m);
 void mlp_zero_grad(struct mlp *m);
-/* Clips the gradient to max_norm, unless that is 0; returns the norm that it had. */
+/* Clips the gradient to max_norm, unless that is 0. Returns the norm before clipping. */
 double mlp_clip(struct mlp *m, float max_norm);
 
 struct mlp_adamw {
     float lr, beta1, beta2, eps, decay;
-    /* 1-based */
+    /* counted from 1 */
     int t;
 };
 void mlp_update(struct mlp *m, struct mlp_adamw a);
-/* The same for n weights w with gradients g and moments m and v. */
+/* Does the same for n weights w with gradients g and moments m and v. */
 void mlp_adamw(size_t n, float *w, const float *g, float *m, float *v, struct mlp_adamw a);
-/* Whether weights of this tensor decay, as matrices do. */
+/* Returns whether weight decay applies to this tensor, as to matrices. */
 int mlp_decays(int tensor);
 
-/* The pieces of a forward and a backward. prev: the layer run before l, or -1. */
+/* The parts of a forward and a backward. prev is the layer that ran before l, or -1. */
 void mlp_encode(struct mlp *m, const int *tokens);
 void mlp_block_forward(struct mlp *m, int l, int prev);
 void mlp_head_forward(struct mlp *m, int last, const int *targets);
@@ -130,7 +131,7 @@ void mlp_head_backward(struct mlp *m, int last);
 void mlp_block_backward(struct mlp *m, int l, int prev);
 void mlp_encode_backward(struct mlp *m);
 
-/* The whole buffer in a file of its own format. Return 0 or -1. */
+/* Write and read the whole buffer in the model's own file format. Return 0 or -1. */
 int mlp_save(const struct mlp *m, FILE *f);
 int mlp_load(struct mlp *m, FILE *f);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stacked_mlp_wrap.c: what wrapping a stacked model takes: a table of its tensors, a pair of lines around
- * each layer, and zero_step in the optimizer's place. */
+/* stacked_mlp_wrap.c: wraps a stacked model. It takes a table of its tensors, two lines around each layer,
+ * and zero_step instead of the optimizer. */
 #include "test/models/stacked_mlp_wrap.h"
 
 #include <math.h>
@@ -25,7 +25,7 @@ static uint64_t hash(uint64_t a, uint64_t b)
     return z ^ (z >> 31);
 }
 
-/* Each token follows from the one before it, but for one in eight. */
+/* Each token follows from the one before it, except for one in eight. */
 void mlp_data(uint64_t seed, int step, int first, int n, int *tokens, int *targets)
 {
     const int T = mlp_test_config.context, V = mlp_test_config.vocab;
@@ -41,7 +41,7 @@ void mlp_data(uint64_t seed, int step, int first, int n, int *tokens, int *targe
     }
 }
 
-/* The layers that run in this step. */
+/* Sets the layers that run in this step. */
 static void set_path(struct mlp *m, const struct mlp_options *o, int step)
 {
     int L = m->config.layers;
@@ -153,14 +153,14 @@ int mlp_zero_tensors(struct mlp *m, const struct mlp_options *o, struct zero_ten
             return do_err_;                                                                                  \
     } while (0)
 
-/* Asks for a unit early. */
+/* Opens a unit early. */
 static int touch(zero_ctx *z, int unit)
 {
     DO(zero_begin(z, unit, ZERO_FORWARD));
     return zero_end(z, unit, ZERO_FORWARD);
 }
 
-/* mlp_forward with its brackets. */
+/* mlp_forward with brackets. */
 static int forward(zero_ctx *z, struct mlp *m, const struct mlp_options *o, const int *tokens,
                    const int *targets)
 {
@@ -179,7 +179,7 @@ static int forward(zero_ctx *z, struct mlp *m, const struct mlp_options *o, cons
         mlp_block_forward(m, l, prev);
         DO(zero_end(z, 1 + l, ZERO_FORWARD));
         prev = l;
-        if (o->recompute != MLP_KEEP) { /* another layer has the memory of these by now */
+        if (o->recompute != MLP_KEEP) { /* by now another layer uses their memory */
             memset((char *)m->acts.ln1 + (size_t)l * BC, 0xff, BC);
             memset((char *)m->acts.fch + (size_t)l * 4 * BC, 0xff, 4 * BC);
             memset((char *)m->acts.gelu + (size_t)l * 4 * BC, 0xff, 4 * BC);
@@ -193,7 +193,7 @@ static int forward(zero_ctx *z, struct mlp *m, const struct mlp_options *o, cons
     return zero_end(z, 0, ZERO_FORWARD);
 }
 
-/* The forward of the i-th layer that ran. */
+/* Repeats the forward of the i-th layer that ran. */
 static int forward_again(zero_ctx *z, struct mlp *m, int i)
 {
     int l = m->path[i];
@@ -202,7 +202,7 @@ static int forward_again(zero_ctx *z, struct mlp *m, int i)
     return zero_end(z, 1 + l, ZERO_FORWARD);
 }
 
-/* mlp_backward with its brackets. */
+/* mlp_backward with brackets. */
 static int backward(zero_ctx *z, struct mlp *m, const struct mlp_options *o)
 {
     const int head = m->config.layers + 1;
@@ -241,7 +241,7 @@ int mlp_zero_micro_batch(zero_ctx *z, struct mlp *m, const struct mlp_options *o
     return backward(z, m, o);
 }
 
-/* The calls of one micro-batch with the embedding nested, for cfg.memory.order. Returns how many. */
+/* The calls of one micro-batch with the embedding nested, for cfg.memory.order. Returns their number. */
 static int nested_order(int L, struct zero_call *c)
 {
     int n = 0;
@@ -283,8 +283,8 @@ int mlp_zero_write_all(zero_ctx *z, const struct mlp *m, const float *src)
     return 0;
 }
 
-/* Outside brackets nothing of the model is readable at stages 2 and 3, so that a forgotten bracket is a crash
- * at once and not a wrong number later; with cfg.debug.check it is closed memory. */
+/* At stages 2 and 3 nothing of the model is readable outside brackets. A forgotten bracket then crashes at
+ * once, instead of giving a wrong number later. With cfg.debug.check it accesses protected memory. */
 static bool pointers_are_as_promised(const struct mlp *m, int stage)
 {
     const char *check = getenv("ZERO_CHECK");
@@ -300,8 +300,8 @@ static bool pointers_are_as_promised(const struct mlp *m, int stage)
     return true;
 }
 
-/* The model's own AdamW on a range; in the first step also whether the range is the one it is said to be.
- * arg: a model with the weights that training starts from. */
+/* The model's own AdamW on a range. In the first step it also checks that the range is the stated one. arg
+ * is a model with the initial weights. */
 static int own_update(void *arg, const struct zero_update *u)
 {
     const struct mlp *initial = arg;
@@ -324,8 +324,9 @@ static int own_update(void *arg, const struct zero_update *u)
         }                                                                                                    \
     } while (0)
 
-/* Wrong calls between two micro-batches: each is refused with its own code and a word. no_micro: no
- * micro-batch was run yet, which cannot be known at stages 0 and 1, where a model may do without brackets. */
+/* Makes wrong calls between two micro-batches. Each is refused with its own code and text. With no_micro,
+ * no micro-batch was run yet. The library cannot know that at stages 0 and 1, where a model may have no
+ * brackets. */
 static int misuse(zero_ctx *z, struct run_log *log, bool no_micro)
 {
     float x[1];
@@ -349,7 +350,7 @@ static int misuse(zero_ctx *z, struct run_log *log, bool no_micro)
     return zero_end(z, 2, ZERO_FORWARD);
 }
 
-/* mlp_zero_grad without its flat buffer: it is the library's now, in pieces. */
+/* mlp_zero_grad without the flat buffer, which now belongs to the library, in pieces. */
 static void zero_own_gradients(struct mlp *m)
 {
     float *g[MLP_N_TENSORS];
@@ -367,7 +368,7 @@ static void train_rank(const void *options, const struct run_setup *setup, int r
     const int C = mlp_test_config.channels, L = mlp_test_config.layers;
     int tokens[MLP_ROWS * 8], targets[MLP_ROWS];
     zero_ctx *z = NULL;
-    /* Only rank 0's weights count, the others' are to be replaced. */
+    /* Only rank 0's weights count; those of other ranks must be replaced. */
     struct mlp *m = mlp_new(mlp_test_config, B, SEED + (uint64_t)rank * 1000);
     struct mlp *initial = mlp_new(mlp_test_config, 1, SEED);
     if (m == NULL || initial == NULL) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_batch_norm.c: a net with running statistics, which are buffers. It trains at stages 0 to 3 and worlds
- * 1 to 3 as it does plain; what one of them saves is resumed at every other, evaluates to the same bits
- * there, and trains on alike. */
+/* test_batch_norm.c: tests a net with running statistics, which are buffers. It trains at stages 0 to 3
+ * and worlds 1 to 3 as it does plain. What one of these saves is resumed at every other, evaluates to the
+ * same bits there, and continues training in the same way. */
 #include "test/models/batch_norm_net.h"
 #include "test/models/model_ranks.h"
 
@@ -29,7 +29,7 @@ struct data {
     int truth[BN_ROWS];
 };
 
-/* Weights, running statistics and counters, as far as this rank sees them. */
+/* Copies weights, running statistics and counters, as far as this rank has them. */
 static int64_t keep(float *at, const float *from, int64_t n)
 {
     memcpy(at, from, (size_t)n * sizeof *at);
@@ -57,7 +57,7 @@ static bool open_log(struct run_log *log, const struct bn_net *net, int steps)
 
 /* --- plain --- */
 
-/* SGD without momentum, as kernels/device.h documents it. */
+/* SGD without momentum by the definition in kernels/device.h. */
 static void update(int64_t n, float *w, float *g)
 {
     for (int64_t i = 0; i < n; i++) {
@@ -188,7 +188,7 @@ static int backward(struct wrapped *w)
     return err;
 }
 
-/* Every rank evaluates the same rows: with the same state, to the same bits. */
+/* Every rank evaluates the same rows. With the same state it must give the same bits. */
 static int evaluate(struct wrapped *w, struct data *d, double *loss)
 {
     bn_data(SEED + 1, 0, 0, d->input, d->truth);
@@ -291,12 +291,12 @@ static void plain_net_learns(void **state)
     struct options o = {.steps = 30};
     struct run_log log = run_plain(&model, &o);
     run_assert_learned(&log, 0.8);
-    /* The running statistics came near those of training: an evaluation is no worse by much. */
+    /* The running statistics are close to those of training: an evaluation is not much worse. */
     assert_true(log.eval[29] < 1.2 * log.loss[29]);
     run_log_free(&log);
 }
 
-/* All worlds see the same micro-batches, so all of them end near the plain run; buffers included. */
+/* All worlds see the same micro-batches, so all of them end near the plain run, including their buffers. */
 static void every_stage_and_world(void **state)
 {
     (void)state;
@@ -353,8 +353,8 @@ static void resumes_elsewhere(void **state)
     remove_folder(folder);
 }
 
-/* Rank 0's statistics are of fewer micro-batches: near what the plain net has, and equal on all ranks (which
- * run_ranks checks), but not the same. */
+/* Rank 0's statistics come from fewer micro-batches. They are near the plain net's and equal on all ranks
+ * (run_ranks checks that), but not the plain net's. */
 static void rank_0s_statistics(void **state)
 {
     (void)state;

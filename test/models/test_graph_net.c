@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_graph_net.c: the graph of graph_net.h trained plain and wrapped, at stages 0 to 3 and worlds 1 to 3,
- * to the same losses: opaque at stages 0 and 1, with brackets in the node loop at all stages, with its own
- * RMSprop as the optimizer. */
+/* test_graph_net.c: trains the graph of graph_net.h plain and wrapped, at stages 0 to 3 and worlds 1 to 3,
+ * to the same losses. Runs it unchanged at stages 0 and 1, and with brackets in the node loop at all
+ * stages. The optimizer may be the net's own RMSprop. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -38,7 +38,7 @@ static void opaque(void **state)
     run_compare(&graph_net_run_model, &o, &unbracketed, WORLDS, true);
 }
 
-/* The shared layer is bracketed at each of its two uses, whose gradients are summed in another order then. */
+/* The shared layer has a bracket at each of its two uses, so its gradients are summed in another order. */
 static void brackets_in_the_node_loop(void **state)
 {
     (void)state;
@@ -103,7 +103,7 @@ static void any_prefetch(void **state)
     }
 }
 
-/* The callback sees every trained element once: on every rank where state is whole, on one rank where it is
+/* The callback sees every trained element once: on every rank if state is whole, and on one rank if it is
  * sharded. */
 static void own_optimizer_sees_each_element_once(void **state)
 {
@@ -138,7 +138,7 @@ static void own_optimizer_sees_each_element_once(void **state)
             }
 }
 
-/* An optimizer that refuses fails the step, on every rank, and nothing hangs. */
+/* An optimizer that refuses fails the step on every rank, and nothing hangs. */
 static void own_optimizer_fails(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_layer_net.c: the array of layers of layer_net.h trained plain and wrapped, at stages 0 to 3 and worlds
- * 1 to 3, to the same losses: with libzero's SGD, whose gradients are the negative sums that such nets keep,
- * and with the net's own momentum arithmetic. */
+/* test_layer_net.c: trains the layers of layer_net.h plain and wrapped, at stages 0 to 3 and worlds 1 to
+ * 3, to the same losses. Uses libzero's SGD, with the negative sums that such nets keep as gradients, and
+ * the net's own momentum arithmetic. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_own_zeroing.c: programs that zero their own gradients, at the start of a step, of a micro-batch or of
- * backward: stacked buffers, layer structs and graph nodes, at every stage, world, accumulation, bracketed or
- * not, deterministic or not, with cfg.memory.grad_in_place or without. Each run gives the plain program's
- * losses or an error that says what to do; never other numbers. One rank is late, so that what the others
- * reduce is still read when they zero it, if nothing makes them wait. */
+/* test_own_zeroing.c: tests programs that zero their own gradients, at the start of a step, of a
+ * micro-batch or of backward. Covers stacked buffers, layer structs and graph nodes at every stage, world
+ * and accumulation, with and without brackets, deterministic sums and cfg.memory.grad_in_place.
+ *
+ * Each run gives the plain program's losses, or an error that says what to do, and never other numbers.
+ * One rank is late, so that a reduce of the others still reads gradients that are zeroed too early. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,7 +40,7 @@ enum { SHAPES = 3, MORE_SHAPES = sizeof shapes / sizeof *shapes };
 
 static int64_t n_right, n_refused;
 
-/* The losses of the plain program. */
+/* Expects the losses of the plain program. */
 static void right(const struct shape *s, const struct run_log *plain, const struct run_setup *setup)
 {
     struct run_log log = run_ranks(s->model, s->options, setup), expected = *plain;
@@ -50,7 +51,7 @@ static void right(const struct shape *s, const struct run_log *plain, const stru
     n_right++;
 }
 
-/* The same error on all ranks, with these words. */
+/* Expects the same error on all ranks, with this text. */
 static void refused(const struct shape *s, const struct run_setup *setup, const char *words)
 {
     struct run_log logs[RUN_MAX_WORLD];
@@ -64,14 +65,14 @@ static void refused(const struct shape *s, const struct run_setup *setup, const 
     n_refused++;
 }
 
-/* What must come of one setup. */
+/* Checks the result of one setup. */
 static void run(const struct shape *s, const struct run_log *plain, const struct run_setup *setup)
 {
     const char *check = getenv("ZERO_CHECK");
     bool checked = check && !strcmp(check, "1"), in_place = setup->in_place && setup->accum > 1;
     if (in_place && setup->deterministic > 0)
         refused(s, setup, "grad_in_place is 1 and deterministic is 1");
-    else if (checked && setup->stage >= 2) /* there no pointer is NULL, but what it points to is closed */
+    else if (checked && setup->stage >= 2) /* there no pointer is NULL, but its memory is protected */
         refused(s, setup, "outside its bracket");
     else if (setup->no_micro && !in_place)
         refused(s, setup, "set grad_in_place to 1");
@@ -125,8 +126,8 @@ static void graph_nodes(void **state)
     every_way(&shapes[2], 2);
 }
 
-/* Bracketed at stages 0 and 1, where a race is: other patterns of use, three ranks, and the same again, to
- * the bit. */
+/* Brackets at stages 0 and 1, where a race is possible: other patterns of use, three ranks, and a repeated
+ * run, to the bit. */
 static void the_same_each_time(void **state)
 {
     (void)state;
@@ -158,8 +159,8 @@ static void the_same_each_time(void **state)
     }
 }
 
-/* A program that says grad_in_place and zeroes each micro-batch all the same. Where it brackets, check mode
- * finds it. */
+/* A program sets grad_in_place and still zeroes in each micro-batch. If it has brackets, check mode finds
+ * that. */
 static void a_false_declaration(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_stacked_mlp.c: the stacked model of stacked_mlp.h trained plain and wrapped, at stages 0 to 3 and
- * worlds 1 to 3, to the same losses, in every way such a model is used. */
+/* test_stacked_mlp.c: trains the model of stacked_mlp.h plain and wrapped, at stages 0 to 3 and worlds 1
+ * to 3, to the same losses, in every way such a model is used. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@
 static const struct run_setup bracketed = {.brackets = true};
 static const struct run_setup unbracketed = {.brackets = false};
 
-/* The comparison means something: this model learns its data. */
+/* This model learns its data, so the comparison is meaningful. */
 static void plain_model_learns(void **state)
 {
     (void)state;
@@ -41,7 +41,7 @@ static void not_a_line_inside(void **state)
     run_compare(&mlp_run_model, &o, &unbracketed, WORLDS, true);
 }
 
-/* Bracketed or not, the reduction is the same one. */
+/* With and without brackets, the reduction is the same. */
 static void brackets_change_no_bit(void **state)
 {
     (void)state;
@@ -69,7 +69,7 @@ static void clipped(void **state)
     run_compare(&mlp_run_model, &o, &unbracketed, WORLDS, false);
 }
 
-/* What is gathered ahead, and how much stays, changes when things happen but no number. */
+/* Prefetch and budget change when things happen, but no number. */
 static void any_prefetch_and_budget(void **state)
 {
     (void)state;
@@ -98,8 +98,8 @@ static void any_prefetch_and_budget(void **state)
     }
 }
 
-/* With room for a single unit, a bracket inside another cannot be given what it needs unless the order told
- * so: every rank is refused by the same call. At world 1 every unit has a place of its own. */
+/* With room for a single unit, a nested bracket cannot get its parameters unless the order declared it.
+ * The same call is refused on every rank. At world 1 every unit has its own memory. */
 static void nesting_without_room(void **state)
 {
     (void)state;
@@ -132,8 +132,8 @@ static void accumulated(void **state)
     }
 }
 
-/* Four micro-batches are four micro-batches, whether four ranks have one each or one rank has all; so are
- * eight. */
+/* Four micro-batches give the same result as one on each of four ranks or four on one rank. The same holds
+ * for eight. */
 static void accumulation_and_worlds_agree(void **state)
 {
     (void)state;
@@ -165,8 +165,8 @@ static void frozen_tensor(void **state)
     run_compare(&mlp_run_model, &o, &unbracketed, WORLDS, true);
 }
 
-/* The embedding is used twice in a pass. In brackets of its own each time it gives two contributions, whose
- * sum has another order than that of one buffer. */
+/* The embedding is used twice in a pass. With a bracket for each use there are two contributions, which
+ * are summed in another order than in one buffer. */
 static void tied_weights_in_separate_brackets(void **state)
 {
     (void)state;
@@ -205,7 +205,8 @@ static void recompute_in_backward(void **state)
     }
 }
 
-/* Two slices of the stacked tensors are open at once; the model's pointer goes back to the outer one's. */
+/* Two slices of the stacked tensors are open at once. When the inner one ends, the model's pointer returns
+ * to the outer one's. */
 static void brackets_inside_the_neighbour(void **state)
 {
     (void)state;
@@ -233,7 +234,7 @@ static void two_forwards_one_backward(void **state)
     run_compare(&mlp_run_model, &o, &(struct run_setup){.brackets = true, .accum = 3}, WORLDS, false);
 }
 
-/* A refused call changes nothing, on any rank. */
+/* A refused call changes nothing on any rank. */
 static void refused_calls(void **state)
 {
     (void)state;
@@ -250,7 +251,7 @@ static void evaluation_between_steps(void **state)
     run_compare(&mlp_run_model, &o, &unbracketed, WORLDS, true);
 }
 
-/* With brackets it is not updated. Without, its gradient is zero, and its moments decay. */
+/* With brackets the layer is not updated. Without, its gradient is zero and its moments decay. */
 static void layer_left_out(void **state)
 {
     (void)state;
@@ -269,7 +270,7 @@ static void order_changed_midway(void **state)
     run_compare(&mlp_run_model, &o, &bracketed, WORLDS, true);
 }
 
-/* The same under the least prefetch, where nothing hides a late gather. */
+/* The same with the smallest prefetch, where nothing hides a late gather. */
 static void order_changed_without_prefetch(void **state)
 {
     (void)state;
@@ -301,7 +302,7 @@ struct saved {
 static const int prompt[] = {1, 8, 19};
 static const float lr = 0.02f;
 
-/* Saves and samples from a model on the host, by its own code. */
+/* Saves and samples from a model on the host, with the model's own code. */
 static void save_and_sample(struct mlp *m, struct saved *s)
 {
     FILE *f = fmemopen(s->bytes, sizeof s->bytes, "wb");
@@ -364,7 +365,8 @@ static void saved_rank(const void *options, const struct run_setup *setup, int r
     RUN_TRY(log, mlp_zero_read_all(z, m, ZERO_VALUE_PARAM, rank == 0 ? host->params_memory : NULL));
     if (rank == 0)
         save_and_sample(host, s);
-    /* A range inside a tensor is the same numbers as the whole, on a rank that did not read the whole. */
+    /* A range inside a tensor reads the same numbers as the whole, even on a rank that did not read the
+     * whole. */
     float part[7];
     RUN_TRY(log, zero_read(z, 4, ZERO_VALUE_MASTER, 401, 7, part));
     if (rank == 0 &&

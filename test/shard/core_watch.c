@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* core_watch.c: see core_watch.h. */
+/* core_watch.c: predicts refusals and carries out actions for core_watch.h, and draws random steps. */
 #include "test/shard/core_watch.h"
 
 #include "shard/core_inside.h"
@@ -92,8 +92,8 @@ int32_t sums_for(int32_t n)
 {
     int32_t most = 1;
     for (int32_t i = 0; i < n; i++) {
-        /* Before contribution i the counter holds one sum for each bit of i; an odd i adds to the last of
-         * them. */
+        /* Before contribution i the counter holds one sum for each set bit of i. An odd i adds to the last
+         * of them. */
         int32_t depth = i % 2 ? 0 : 1;
         for (int32_t bits = i; bits; bits &= bits - 1)
             depth++;
@@ -102,7 +102,7 @@ int32_t sums_for(int32_t n)
     return most;
 }
 
-/* Every contribution 0..n-1 once, and nothing else. */
+/* Returns whether sum has each contribution from 0 to n-1 once, and nothing else. */
 static bool holds_all(const char *sum, int32_t n)
 {
     bool seen[SUM_TEXT] = {false};
@@ -125,7 +125,7 @@ static bool holds_all(const char *sum, int32_t n)
     return count == n;
 }
 
-/* ---- what must be refused ---- */
+/* ---- calls that must be refused ---- */
 
 static bool needs_slot(const struct watch *w, int32_t u)
 {
@@ -154,7 +154,7 @@ static bool param_fits(const struct watch *w, int32_t u)
     return false;
 }
 
-/* Its gradient has a place of its own. */
+/* Returns whether the unit's gradient has its own memory. */
 static bool has_home(const struct watch *w, int32_t u)
 {
     return w->spec.model_holds || w->spec.units[u].sum_in_place || w->spec.units[u].grad_home;
@@ -168,7 +168,7 @@ static bool grad_fits(const struct watch *w, int32_t u)
     return false;
 }
 
-/* A unit's backward brackets in a micro-batch, as declared. */
+/* Declared backward brackets of a unit in a micro-batch. */
 static int32_t declared_uses(const struct watch *w, int32_t unit)
 {
     int32_t uses = 0;
@@ -179,13 +179,13 @@ static int32_t declared_uses(const struct watch *w, int32_t unit)
     return uses ? uses : 1;
 }
 
-/* And in a step. */
+/* Declared backward brackets of a unit in a step. */
 static int32_t declared_passes(const struct watch *w, int32_t unit)
 {
     return declared_uses(w, unit) * w->spec.grad_accum_steps;
 }
 
-/* The micro-batches that backward brackets show: one that is declared once counts them. */
+/* The number of micro-batches that the backward brackets prove. A unit that is declared once counts them. */
 static int32_t shown_micro_batches(const struct watch *w)
 {
     int32_t most[2] = {0, 0}, n_once = 0;
@@ -198,7 +198,7 @@ static int32_t shown_micro_batches(const struct watch *w)
     return most[n_once > 0];
 }
 
-/* A backward bracket has ended since the step. */
+/* Returns whether a backward bracket has ended since the step. */
 static bool has_backward(const struct watch *w)
 {
     if (w->inputs || w->frozen_backward)
@@ -209,13 +209,13 @@ static bool has_backward(const struct watch *w)
     return false;
 }
 
-/* The model holds its gradients, and none has had a bracket. */
+/* Returns whether the model holds its gradients, and no backward bracket has ended. */
 static bool is_unbracketed(const struct watch *w)
 {
     return w->spec.model_holds && !has_backward(w) && !w->spec.in_stages;
 }
 
-/* A step of backward brackets has none of the unit. */
+/* Returns whether a step with backward brackets has none for the unit. */
 static bool leaves_out(const struct watch *w, int32_t unit)
 {
     return w->spec.units[unit].trainable && (has_backward(w) || w->spec.in_stages) && !w->unit[unit].n_bwd;
@@ -236,13 +236,13 @@ static int expected_of_step(const struct watch *w)
         return 0;
     if (!w->spec.model_holds)
         return ZR_ERR_ORDER;
-    /* A model without brackets says zero_micro; it need not where nothing has to be reduced in between. */
+    /* A model without brackets calls zero_micro. It need not if nothing is reduced between micro-batches. */
     if (w->n_micro + 1 == w->spec.grad_accum_steps || (w->n_micro == 0 && !w->spec.reduce_each))
         return 0;
     return ZR_ERR_ORDER;
 }
 
-/* As far as calls tell, there is no gradient yet. */
+/* Returns whether the calls show that no gradient exists yet. */
 static bool nothing_to_drop(const struct watch *w)
 {
     bool written = w->complete || w->n_micro || has_backward(w) || w->spec.in_stages, unseen = false,
@@ -318,7 +318,7 @@ static const char *action_name(int kind)
                                                                : "?";
 }
 
-/* CHECK about action a. */
+/* CHECK with a message about action a. */
 #define EXPECT(condition)                                                                                    \
     CHECK(condition, "%s of unit %d, slot %d, call %lld", action_name(a->kind), a->unit, a->slot,            \
           (long long)w->n_calls)
@@ -343,8 +343,8 @@ static void gather(struct watch *w, const struct zr_action *a)
         struct watch_slot *s = &w->pslot[i];
         if (s->unit != a->unit || !s->fresh)
             continue;
-        /* It is there already, in a slot of a size that its next bracket does not take, or in the one that is
-         * reserved for larger ones. */
+        /* It is there already, but in a slot of a size that its next bracket does not take, or in the slot
+         * that is reserved for larger units. */
         EXPECT(s->n_uses == 0 &&
                (w->core->reserved
                     ? w->spec.param_slot_bytes[i] > w->spec.param_slot_bytes[a->slot]
@@ -384,10 +384,10 @@ static void use_grad(struct watch *w, const struct zr_action *a)
     EXPECT(a->bracket == !w->collective);
     if (has_home(w, a->unit)) {
         EXPECT(a->slot == -1);
-        u->in_flight &= !a->bracket; /* the model's pointer comes back with a bracket, or by RETURN_GRADS */
+        u->in_flight &= !a->bracket; /* a bracket or RETURN_GRADS returns the model's pointer */
         EXPECT(a->keeps_overwritten == (a->bracket || !is_unbracketed(w)));
         EXPECT(!u->held);
-        /* What was reduced must go, what was not must stay. */
+        /* Reduced gradients must be dropped, and others must stay. */
         EXPECT(a->fill ? u->grad_reduced || !strcmp(u->grad, "z") : !u->grad_reduced);
         if (a->fill) {
             strcpy(u->grad, "z");
@@ -426,8 +426,8 @@ static void hide_grad(struct watch *w, const struct zr_action *a)
     w->gslot[a->slot].hidden = true;
 }
 
-/* All that is being reduced becomes the model's again, and not in the midst of backward; what is summed in
- * place, when all of it was used. */
+/* Returns every gradient that is being reduced to the model, which must not happen in the middle of
+ * backward. Gradients summed in place return only after all of them were used. */
 static void return_grads(struct watch *w, const struct zr_action *a)
 {
     bool in_place = w->spec.units[a->unit].sum_in_place;
@@ -487,7 +487,7 @@ static void reduce(struct watch *w, const struct zr_action *a)
         EXPECT(a->slot == -1 && !u->grad_reduced);
         strcpy(what, u->grad);
         u->grad_reduced = true;
-        if (u->used[1] && w->spec.model_holds && !in_place) /* without brackets it is given back at once */
+        if (u->used[1] && w->spec.model_holds && !in_place) /* without brackets it is returned at once */
             w->last_reduced = a->unit;
     } else {
         EXPECT(a->slot >= 0 && w->gslot[a->slot].unit == a->unit && w->gslot[a->slot].hidden);
@@ -512,7 +512,7 @@ static void reduce(struct watch *w, const struct zr_action *a)
     if (w->spec.outer) {
         EXPECT(!u->outer_done && a->accumulate == (*u->inner != 0) && a->sum == 0 && a->n_folds == 0);
         add_text(u->inner, what);
-        /* Over the groups where the declared contributions end. */
+        /* Sums go over the groups when the declared contributions are complete. */
         bool ends = w->collective || u->n_bwd == declared_passes(w, a->unit);
         EXPECT((a + 1 < w->out + w->n_out && a[1].kind == ZR_ACT_REDUCE_OUTER) == ends);
         return;
@@ -578,7 +578,7 @@ static void update(struct watch *w, const struct zr_action *a)
     u->whole = !w->spec.outer_gathers;
     if (w->spec.units[a->unit].sum_in_place && w->spec.model_holds && u->n_bwd)
         w->last_in_place = a->unit;
-    /* Else every rank has all of it. */
+    /* Without gathers of updated parameters, every rank has all of them. */
     u->home_ready = !w->spec.gathers_updated;
     for (int32_t i = 0; i < w->spec.n_param_slots; i++)
         w->pslot[i].fresh &= w->pslot[i].unit != a->unit;
@@ -654,7 +654,7 @@ static void act(struct watch *w, const struct zr_action *a, enum zr_core_event_k
         update(w, a);
         break;
     case ZR_ACT_SNAPSHOT:
-        /* On the stream of the updates: it sees all of a step's, and none of the next one's. */
+        /* It runs on the stream of the updates, so it sees every update of this step and none of the next. */
         EXPECT(kind == ZR_EV_SNAPSHOT && !w->stepping && w->n_open == 0);
         break;
     }
@@ -667,7 +667,7 @@ static bool same_action(const struct zr_action *a, const struct zr_action *b)
            a->gathered == b->gathered && a->partial == b->partial && a->unit == b->unit && a->slot == b->slot;
 }
 
-/* How many actions of this kind concern the unit. */
+/* Returns the number of actions of this kind for the unit. */
 static int32_t count(const struct watch *w, enum zr_action_kind kind, int32_t unit)
 {
     int32_t n = 0;
@@ -678,7 +678,7 @@ static int32_t count(const struct watch *w, enum zr_action_kind kind, int32_t un
 
 /* ---- calls ---- */
 
-/* What the model does before and by the call itself. */
+/* Applies what the model does before the call and with the call itself. */
 static void before_actions(struct watch *w, enum zr_core_event_kind kind, int32_t unit, int phase)
 {
     bool backward = phase & 1;
@@ -713,12 +713,12 @@ static void before_actions(struct watch *w, enum zr_core_event_kind kind, int32_
     case ZR_EV_NORM:
     case ZR_EV_DROP:
         w->unbracketed |= kind == ZR_EV_MICRO && is_unbracketed(w) && w->spec.reduce_each;
-        /* Where the model adds up, micro-batches are one contribution. */
+        /* Where the model adds up gradients itself, its micro-batches are one contribution. */
         for (int32_t i = 0; !w->complete && is_unbracketed(w) && i < w->spec.n_units; i++)
             if (w->spec.units[i].trainable && (kind != ZR_EV_MICRO || w->spec.reduce_each))
                 contribute(w, i);
         w->stepping = kind == ZR_EV_STEP;
-        /* What is dropped must go as what was reduced must. */
+        /* Dropped gradients must be zeroed like reduced ones. */
         for (int32_t i = 0; kind == ZR_EV_DROP && i < w->spec.n_units; i++)
             w->unit[i].grad_reduced |= strcmp(w->unit[i].grad, "z") != 0;
         break;
@@ -963,7 +963,7 @@ static void walk_pass(struct walk *k, bool backward, bool in_order)
             walk_call(k, u, backward, true);
 }
 
-/* Some units' backwards are of inputs alone, and of weights behind all. */
+/* Splits the backward of some units into one for inputs, and a later one for weights. */
 static void take_apart(struct walk *k)
 {
     bool apart[64];

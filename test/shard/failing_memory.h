@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* failing_memory.h: makes any allocation of a program fail, and counts what is not freed. For one source file
- * of a program that is linked with --wrap for malloc, calloc, realloc, posix_memalign and free. */
+/* failing_memory.h: makes a chosen allocation of a program fail, and counts blocks that are not freed.
+ * Include it in one source file of a program linked with --wrap for malloc, calloc, realloc,
+ * posix_memalign and free. */
 #ifndef ZR_TEST_SHARD_FAILING_MEMORY_H
 #define ZR_TEST_SHARD_FAILING_MEMORY_H
 
@@ -8,9 +9,10 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-/* Allocation fail_at, counted from 0, fails; -1: none does. */
+/* The number of the allocation that fails, counted from 0; -1: none. */
 static int64_t fail_at = -1, n_allocs;
-/* Blocks that are not freed. Those of strdup and the like are not counted, but their free is. */
+/* Blocks not freed yet. Blocks of strdup and similar functions are not counted when made, but are when
+ * freed. */
 static int64_t n_live;
 void *__real_calloc(size_t n, size_t size);
 void *__real_malloc(size_t size);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* random_model.h: models to lay out and plan: tensors of odd sizes, mixed dtypes, frozen and stacked ones, in
- * any order.
+/* random_model.h: random models to lay out and plan: tensors of odd sizes, mixed dtypes, frozen and
+ * stacked ones, in any order.
  *
- * Every case has a seed of its own, printed by what fails: SEED=that makes it the first case of a run. */
+ * Every case has its own seed, which a failure prints. SEED=that seed makes it the first case of a run. */
 #ifndef ZR_TEST_SHARD_RANDOM_MODEL_H
 #define ZR_TEST_SHARD_RANDOM_MODEL_H
 
@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-/* The seed of the case being run. */
+/* The seed of the current case. */
 static uint64_t case_seed;
 
 /* Fails the test with the case's seed. */
@@ -40,7 +40,7 @@ static inline bool chance(struct random_source *r, int percent)
     return random_below(r, 100) < percent;
 }
 
-/* What tensors point at; never followed by a layout. */
+/* A target for tensors' pointers; a layout never follows them. */
 static void *model_pointer;
 
 static inline int64_t random_size(struct random_source *r)
@@ -66,7 +66,7 @@ static inline struct zr_tensor make_tensor(const char *name, int64_t n_elems, in
     return t;
 }
 
-/* Makes t a stack of n_slices of its size, the first of them in its unit. */
+/* Makes t a stack of n_slices of its size, and the first of them is in t's unit. */
 static inline void stack_tensor(struct zr_tensor *t, int64_t n_slices)
 {
     t->stacked = true;
@@ -89,8 +89,8 @@ static inline struct zr_tensor random_tensor(struct random_source *r, int32_t i,
     return t;
 }
 
-/* In every other model some tensors have an optimizer; the others are updated by the program. Drawn from the
- * model, so that models stay as they are. */
+/* Gives some tensors of every other model an optimizer; the program updates the others. Drawn from the
+ * model itself, so that the seeds' models do not change. */
 static inline void mix_optimizers(struct zr_tensor *t, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {
@@ -101,7 +101,7 @@ static inline void mix_optimizers(struct zr_tensor *t, int32_t n)
     }
 }
 
-/* In every third model some tensors have a granule; drawn from the model, as above. */
+/* Gives some tensors of every third model a granule, drawn from the model itself too. */
 static inline void mix_granules(struct zr_tensor *t, int32_t n)
 {
     for (int32_t i = 0; n % 3 == 0 && i < n; i++) {
@@ -111,7 +111,8 @@ static inline void mix_granules(struct zr_tensor *t, int32_t n)
     }
 }
 
-/* A table of *n tensors over 1..max_units units without gaps, for zr_layout_make to take over. */
+/* Returns a table of *n tensors over 1 to max_units units without gaps, which zr_layout_make can take
+ * over. */
 static inline struct zr_tensor *random_tensors(struct random_source *r, int32_t max_units, int32_t *n)
 {
     enum { MOST = 200 };

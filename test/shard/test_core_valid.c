@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_core_valid.c: an assert ends the process as soon as the core's state breaks one of its invariants;
- * in builds that have asserts. Any call finds it, one that is refused too. */
+/* test_core_valid.c: tests that an assert ends the process as soon as the core's state breaks an
+ * invariant, in builds with asserts. Any call finds it, even one that is refused. */
 #include "shard/core_inside.h"
 #include "test/ends_by_assert.h"
 
@@ -45,7 +45,7 @@ static struct zr_core *core_in_backward(void)
     return c;
 }
 
-/* A call that is refused, with the core as it is. */
+/* Makes a call that is refused, without changing the core first. */
 static void refused(void *arg)
 {
     struct zr_action out[100];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_layout.c: every element lies in one flat and belongs to one rank, whatever the model and the world. */
+/* test_layout.c: tests that every element is in one flat and belongs to one rank, for any model and world. */
 #include "test/shard/failing_memory.h"
 #include "test/shard/random_model.h"
 
@@ -33,7 +33,7 @@ static int64_t granule_of(const struct zr_layout *l, const struct zr_piece *p)
     return zr_max(l->tensors[p->tensor].granule, 1);
 }
 
-/* Whether the flat may be cut at this element. */
+/* Returns whether the flat may be cut at this element. */
 static bool may_be_cut(const struct zr_layout *l, const struct zr_flat *f, int64_t at)
 {
     for (int32_t i = 0; i < f->n_pieces; i++) {
@@ -44,7 +44,7 @@ static bool may_be_cut(const struct zr_layout *l, const struct zr_flat *f, int64
     return true;
 }
 
-/* What is equal: all slices. */
+/* Checks a cut into equal slices. */
 static void check_equal_slices(const struct zr_layout *l, const struct zr_flat *f, int64_t end)
 {
     int64_t size = zr_dtype_bytes(f->dtype);
@@ -53,12 +53,12 @@ static void check_equal_slices(const struct zr_layout *l, const struct zr_flat *
           (long long)f->fine_elems);
     if (!f->in_place)
         CHECK(f->fine.total == f->fine.each * l->world, "slices of a packed flat are equal");
-    /* No more padding than rounding asks for. */
+    /* No more padding than rounding requires. */
     CHECK(f->fine.each - (end * size + l->world - 1) / l->world < ZR_SHARD_ALIGN, "%lld",
           (long long)f->fine.each);
 }
 
-/* The place nearest to an element, the lower of two: looked for among all of them. */
+/* Returns the place nearest to an element, and the lower of two equally near. Searches all places. */
 static int64_t nearest_place(const struct zr_layout *l, const struct zr_flat *f, int64_t wanted, int64_t n)
 {
     int64_t best = 0;
@@ -77,7 +77,7 @@ static int64_t look_for_most(struct zr_cut c, int32_t n)
     return zr_cut_most(&c, n);
 }
 
-/* What is known of the largest slices, in every cut that is made of the list, is what is found there. */
+/* The recorded size of the largest slices equals the size found, for every cut made from the list. */
 static void check_most(const struct zr_layout *l, const struct zr_flat *f)
 {
     const struct zr_cut sums = zr_flat_sums_cut(f, &f->inner);
@@ -92,8 +92,8 @@ static void check_most(const struct zr_layout *l, const struct zr_flat *f)
     }
 }
 
-/* Or each ends at the place nearest to where an equal one would. What is reserved is what the largest
- * takes. */
+/* Checks a cut in which each slice ends at the place nearest to the end of an equal slice. The reserved
+ * size is that of the largest slice. */
 static void check_places(const struct zr_layout *l, const struct zr_flat *f, int64_t end)
 {
     int64_t size = zr_dtype_bytes(f->dtype), n = f->fine.total / size, most = 0;
@@ -110,8 +110,8 @@ static void check_places(const struct zr_layout *l, const struct zr_flat *f, int
     CHECK(f->elems * size == zr_round_up(f->fine.total, ZR_SHARD_ALIGN), "%lld", (long long)f->elems);
 }
 
-/* Pieces do not overlap, and have their gaps behind them; owners cover every element once, and cut pieces at
- * multiples of 32 elements and of their granules only. */
+/* Pieces do not overlap, and gaps follow them. Owners cover every element once, and cut pieces only at
+ * multiples of 32 elements and of their granules. */
 static void check_flat(const struct zr_layout *l, const struct zr_flat *f)
 {
     int64_t size = zr_dtype_bytes(f->dtype), end = 0, owned = 0, n = f->fine.total / size;
@@ -140,7 +140,8 @@ static void check_flat(const struct zr_layout *l, const struct zr_flat *f)
     CHECK(owned == n, "%lld of %lld elements have an owner", (long long)owned, (long long)n);
 }
 
-/* Flats of one unit lie side by side in it: full parameters, gradients, one rank's shards. */
+/* The flats of a unit lie side by side in each of its buffers: full parameters, gradients, and one rank's
+ * shards. */
 static void check_unit(const struct zr_layout *l, const struct zr_unit *u)
 {
     int64_t param = 0, grad = 0, shard = 0, elems = 0;
@@ -176,7 +177,7 @@ static void check_unit(const struct zr_layout *l, const struct zr_unit *u)
     CHECK(elems == u->elems && trainable == u->trainable, "%lld", (long long)u->elems);
 }
 
-/* The slices of a stacked tensor are one buffer with the model's own stride, and the buffers lie side by
+/* The slices of a stacked tensor form one buffer with the model's own stride. The buffers lie side by
  * side. */
 static void check_in_place(const struct zr_layout *l)
 {
@@ -231,7 +232,7 @@ static void check_layout(const struct zr_layout *l)
     CHECK(n_params == l->n_params, "%lld parameters", (long long)l->n_params);
 }
 
-/* Some tensors of a model get a granule, up to all of a slice. */
+/* Gives some tensors of a model a granule, up to a whole slice. */
 static void random_granules(struct random_source *r, struct zr_tensor *t, int32_t n)
 {
     static const int64_t some[] = {1, 2, 16, 32, 33, 48, 64, 100, 128, 300};
@@ -297,8 +298,8 @@ static struct zr_layout *with_granules(const int64_t *elems, const int64_t *gran
     return l;
 }
 
-/* A granule that divides 32 changes nothing, not even the hash; one of a whole tensor leaves some ranks
- * nothing. */
+/* A granule that divides 32 changes nothing, not even the hash. A granule of a whole tensor leaves some
+ * ranks without elements. */
 static void known_granules(void **state)
 {
     (void)state;
@@ -309,7 +310,8 @@ static void known_granules(void **state)
     assert_int_equal(same->flats[0].fine.each, l->flats[0].fine.each);
     zr_layout_free(same);
     struct zr_layout *cut = with_granules(elems, rows, 2, 4);
-    /* pieces at 0 and 1024, 1664 elements in all: a quarter is 416, of which 1248 is 1024 + 224 */
+    /* Pieces at 0 and 1024, 1664 elements in all. A quarter is 416, and three quarters are 1248 = 1024 +
+     * 224. */
     const int64_t want[] = {0, 416, 832, 1024 + 192, 1664};
     assert_true(cut->has_places && cut->hash != l->hash);
     for (int k = 0; k <= 4; k++)
@@ -327,7 +329,7 @@ static void known_granules(void **state)
     zr_layout_free(l);
 }
 
-/* The shapes that broke other implementations, each in every world. */
+/* Shapes that broke other implementations, each in every world. */
 static void known_shapes(void **state)
 {
     (void)state;
@@ -451,11 +453,11 @@ static void gaps_are_refused(void **state)
     refuse_gap((int32_t[]){1, 2}, (int64_t[]){1, 5}, 2, "unit 0 has no tensor");
     refuse_gap((int32_t[]){0, 4}, (int64_t[]){3, 2}, 2, "unit 3 has no tensor");
     refuse_gap((int32_t[]){0, 7}, (int64_t[]){1, 1}, 2, "unit 1 has no tensor; units must be 0..7");
-    /* An array of this length must not be tried. */
+    /* An array of this length must not be allocated. */
     refuse_gap((int32_t[]){0, INT32_MAX - 1}, (int64_t[]){1, 1}, 2,
                "unit 1 has no tensor; units must be 0..2147483646");
     assert_int_equal(n_live,
-                     live - (3 + 2 + 2 + 2 + 2)); /* the names: strdup is not counted, their free is */
+                     live - (3 + 2 + 2 + 2 + 2)); /* the names: strdup is not counted, but freeing is */
 }
 
 static void out_of_memory_leaves_nothing(void **state)
@@ -484,12 +486,12 @@ static void out_of_memory_leaves_nothing(void **state)
             assert_non_null(strstr(zr_error_text(), "no memory"));
             assert_null(l);
         }
-        assert_int_equal(n_live, live - 1 - 3); /* the table and its names are gone too */
+        assert_int_equal(n_live, live - 1 - 3); /* the table and its names are freed too */
     }
 }
 
-/* In groups every element has the owner that it has without them, and what a rank has of a group's cut is
- * what its members of all groups own. */
+/* With groups, every element has the same owner as without. A rank's part of a group's cut is what its
+ * members of all groups own. */
 static void groups_cut_the_same(void **state)
 {
     (void)state;

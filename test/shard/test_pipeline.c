@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_pipeline.c: pipeline schedules: those with a name have the bubble and the activations that were
- * published; whatever order is right is found right, with messages too, and goes through where sends wait;
- * and each way to get one wrong is an error that names it. */
+/* test_pipeline.c: tests pipeline schedules. Named schedules have the published bubble and number of
+ * activations. Any valid order is accepted, with messages too, and runs where sends block. Each kind of
+ * invalid order gives an error that names it. */
 #include "kernels/error.h"
 #include "shard/pipeline/pipeline.h"
 #include "test/kernels/random.h"
@@ -43,7 +43,7 @@ static void same_schedule(const struct zr_pipeline *a, const struct zr_pipeline 
     }
 }
 
-/* Written and read, it is the same. */
+/* A schedule that is written and read again is the same. */
 static void goes_through_a_file(const struct zr_pipeline *p)
 {
     char path[] = "/tmp/zero-test-pipeline-XXXXXX";
@@ -58,15 +58,15 @@ static void goes_through_a_file(const struct zr_pipeline *p)
     unlink(path);
 }
 
-/* ---- those with a name ---- */
+/* ---- named schedules ---- */
 
 struct shape {
     enum zr_pipeline_kind kind;
     int32_t ranks, per_rank, n;
 };
 
-/* What has been published: Narayanan et al. 2021, 2.2, of the bubble; the most activations follow from how
- * many forwards come before the first backward. Of ZB-H1: Qi et al. 2024, table 1. */
+/* Published figures: the bubble is from Narayanan et al. 2021, section 2.2, and the most activations
+ * follow from the forwards before the first backward. ZB-H1 is from Qi et al. 2024, table 1. */
 static void has_published_figures(const struct shape *s, const struct zr_pipe_report *report)
 {
     const int64_t F = unit_cost.forward_ns, B = unit_cost.backward_ns, v = s->per_rank, p = s->ranks,
@@ -82,7 +82,7 @@ static void has_published_figures(const struct shape *s, const struct zr_pipe_re
         assert_int_equal(rank->busy_ns, n * v * (F + B));
         if (s->kind == ZR_ZERO_BUBBLE)
             assert_int_equal(rank->idle_ns, (p - 1) * (F + B - 2 * unit_cost.weight_ns));
-        else if (s->kind != ZR_GPIPE || v == 1) /* F and B are of a stage, which is a v-th of a rank */
+        else if (s->kind != ZR_GPIPE || v == 1) /* F and B are those of a stage, a v-th of a rank */
             assert_int_equal(rank->idle_ns, (p - 1) * (F + B));
         assert_int_equal(rank->peak_activations, first);
         assert_int_equal(rank->peak_bytes, 10 * first);
@@ -140,7 +140,7 @@ static void test_forward_only(void **state)
 
 /* ---- slots ---- */
 
-/* What lies in the slots of a rank: the micro-batch, -1: none that is needed. */
+/* The micro-batch in each slot of a rank; -1: none that is still needed. */
 struct slots {
     int32_t n, of[64];
 };
@@ -158,8 +158,8 @@ static void leave(struct slots *s, int32_t micro)
         s->of[micro % s->n] = -1;
 }
 
-/* What a rank does of a stage, action by action: no message takes a slot of one that is still needed. The
- * first stage sends nothing back and the last nothing on. */
+/* Follows a rank's actions for one stage: no message takes a slot that is still needed. The first stage
+ * sends nothing back, and the last sends nothing on. */
 static bool stage_fits(const struct zr_pipeline *p, int32_t stage, int32_t onward, int32_t back,
                        bool forward_only)
 {
@@ -209,7 +209,7 @@ static bool stage_fits(const struct zr_pipeline *p, int32_t stage, int32_t onwar
     return fits;
 }
 
-/* Between a stage and the next, where one rank has all: each reads what the other wrote in its place. */
+/* Checks a stage and the next on the same rank: each reads what the other wrote in its slot. */
 static bool fits_within(const struct zr_pipeline *p, int32_t stage, int32_t onward, int32_t back,
                         bool forward_only)
 {
@@ -242,7 +242,7 @@ static bool all_fit(const struct zr_pipeline *p, int32_t onward, int32_t back, b
     return true;
 }
 
-/* As many as are needed, and no more. */
+/* There are as many slots as needed, and no more. */
 static void test_slots(void **state)
 {
     (void)state;
@@ -268,7 +268,7 @@ static void test_slots(void **state)
             }
 }
 
-/* The same of several stages on a rank, each with slots of its own. */
+/* The same for several stages on a rank, each with its own slots. */
 static void test_slots_of_several(void **state)
 {
     (void)state;
@@ -293,7 +293,7 @@ static void test_slots_of_several(void **state)
                 }
 }
 
-/* Stages of 1, 3, 1 and 1 units, and a way between ranks: by hand. */
+/* Stages of 1, 3, 1 and 1 units, with transfer times between ranks; worked out by hand. */
 static void test_uneven(void **state)
 {
     (void)state;
@@ -310,7 +310,7 @@ static void test_uneven(void **state)
     assert_int_equal(report.ranks[1].peak_bytes, 30);
     assert_int_equal(report.times[3][0].start_ns, 5000 + 3 * 500);
     zr_pipe_report_close(&report, p);
-    /* each way of its own length, both ways: in backward the last stage's comes first */
+    /* Each link has its own time in both directions. In backward the last stage's link comes first. */
     static const int64_t moves_ns[] = {100, 0, 7000};
     cost.moves_ns = moves_ns;
     expect_ok(zr_pipeline_check(p, &cost, &report));
@@ -326,10 +326,10 @@ static void test_uneven(void **state)
     zr_pipeline_close(p);
 }
 
-/* ---- any right order ---- */
+/* ---- any valid order ---- */
 
-/* What is being drawn: stages anywhere, micro-batches in any order, backwards whole or in two parts, some
- * computations in pairs. */
+/* A random schedule in progress: stages on any rank, micro-batches in any order, backwards whole or split
+ * in two, and some computations in pairs. */
 struct drawing {
     struct zr_pipeline *p;
     struct random_source *r;
@@ -337,7 +337,7 @@ struct drawing {
     /* (stages, micro-batches): 1: forward, 2: gradient of the input, 4: of the weights */
     uint8_t *done;
     int32_t S, M;
-    /* which rank drew the one before */
+    /* the rank that drew the last action */
     int32_t latest;
 };
 
@@ -351,8 +351,8 @@ static bool chance(struct random_source *r, int percent)
     return random_below(r, 100) < percent;
 }
 
-/* Two that a rank draws one right after the other start together, now and then: all that the second needs was
- * there before the first, if it is not the first itself. */
+/* Sometimes makes two consecutive actions of a rank start together. All that the second needs must exist
+ * before the first, unless it is the first itself. */
 static void draw_pair(struct drawing *d, int32_t rank)
 {
     struct zr_pipe_row *row = &d->p->rows[rank];
@@ -363,7 +363,7 @@ static void draw_pair(struct drawing *d, int32_t rank)
     a->with_next = true;
 }
 
-/* One that is ready, at random; false: none is left. */
+/* Draws one action that is ready. Returns false if none is left. */
 static bool draw_one(struct drawing *d)
 {
     const int64_t n = (int64_t)d->S * d->M, from = random_below(d->r, n);
@@ -456,7 +456,7 @@ static void test_any_order(void **state)
     }
 }
 
-/* ---- wrong ones ---- */
+/* ---- invalid orders ---- */
 
 static struct zr_pipeline *read_bytes(const char *text, size_t n)
 {
@@ -476,18 +476,19 @@ static struct zr_pipeline *read_text(const char *text)
     return read_bytes(text, strlen(text));
 }
 
-/* What a person gets wrong, and what others' schedules got wrong, with the threads that tell of it. */
+/* Mistakes that a person makes, and mistakes of other projects' schedules, with the numbers of their
+ * issues. */
 static const struct {
     const char *text, *says;
 } wrong[] = {
-    /* what is computed */
+    /* computations */
     {"0F0,0F1,0B0\n1F0,1F1,1B0,1B1\n", "rank 0: 0B1 is missing"},
     {"0F0,0B0,0B1\n1F0,1F1,1B0,1B1\n", "rank 0: 0B1 comes before 0F1, which it needs"},
     {"0F0,0F0,0B0\n1F0,1B0\n", "rank 0: 0F0 is there twice"},
     {"0F0,0B0,0B0\n1F0,1B0\n", "rank 0: 0B0 is there twice"},
     {"0F0,0I0,0B0\n1F0,1B0\n", "rank 0: 0B0 is there twice, or an earlier action has already done it"},
     {"0F0,0I0\n1F0,1B0\n",
-     "rank 0: 0W0 is missing"}, /* pytorch#144530, #153833: weights that get no gradient */
+     "rank 0: 0W0 is missing"}, /* pytorch#144530, #153833: weights without a gradient */
     {"0F0,0W0,0I0\n1F0,1B0\n", "rank 0: 0W0 comes before 0I0"},
     {"0F0,0B0\n1F0\n", "rank 1: 1B0 is missing"},
     {"0F0,1F0,0B0\n1F0,1B0\n", "rank 0: 1F0, but stage 1 is rank 1's"},
@@ -495,16 +496,16 @@ static const struct {
     {"1B0,1F0\n0F0,0B0\n", "rank 0: 1B0 comes before 1F0"},
     {"0F0,1F0,1B0,0B0,2B0\n2F0\n", "rank 0: 2B0, but stage 2 is rank 1's"},
     {"1F0,0F0,0B0,1B0\n",
-     "ranks wait for each other: rank 0 is at 1F0, which waits for rank 0"}, /* of one rank's own */
-    /* pytorch#127332: stages of two ranks cross, each behind the other's */
+     "ranks wait for each other: rank 0 is at 1F0, which waits for rank 0"}, /* on one rank */
+    /* pytorch#127332: the stages of two ranks cross, each behind the other rank's */
     {"0F0,2F0,0F1,2F1,2B0,2B1,0B0,0B1\n1F0,3F0,3B0,1F1,3F1,3B1,1B1,1B0\n", NULL},
     {"0F0,2F1,0F1,2F0,2B0,2B1,0B0,0B1\n1F0,3F0,1F1,3F1,3B0,3B1,1B0,1B1\n",
      "rank 0 is at 2F1, which waits for rank 1; rank 1 is at 3F0, which waits for rank 0"},
     {"(0F1;1F1)OVERLAP_F_B,0F0,1F0,0B0,0B1,1B0,1B1\n",
-     "rank 0 is at 1F1, which waits for rank 0"}, /* what is to go at once needs each other */
+     "rank 0 is at 1F1, which waits for rank 0"}, /* actions that start together need each other */
     {"0F0,(0I0;0W0)OVERLAP_F_B\n", "0W0 is computed at the same time as 0I0, which it needs"},
     {"0F0,0B0\n,\n", "rank 1 does nothing"},
-    /* what moves */
+    /* messages */
     {"0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", NULL},
     {"0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", "rank 0: 0SEND_F0 is missing"},
     {"0F0,0SEND_F0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", "rank 0: 0B0 comes before 0RECV_B0"},
@@ -514,7 +515,7 @@ static const struct {
     {"0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0\n", "rank 1: 1SEND_B0 is missing"},
     {"0F0,0SEND_F0,1RECV_F0,1F0,1B0,0B0\n", "rank 0: 0SEND_F0 has no peer"},
     {"0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1SEND_F0,1B0,1SEND_B0\n", "rank 1: 1SEND_F0 has no peer"},
-    /* pytorch#165664: a receive stands before the send that the other side waits for */
+    /* pytorch#165664: a receive comes before the send that the other side waits for */
     {"0F0,0RECV_B0,0SEND_F0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n",
      "if a send waits for its receiver, ranks wait for each other: rank 0 is at 0RECV_B0, which waits for "
      "rank 1; rank 1 is at 1RECV_F0, which waits for rank 0"},
@@ -522,11 +523,11 @@ static const struct {
     {"0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
      "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n",
      "rank 0 is at 0SEND_F1, which waits for rank 1; rank 1 is at 1SEND_B0, which waits for rank 0"},
-    /* messages between two ranks that come in another order than they are taken: NCCL matches them by it */
+    /* messages between two ranks are received in another order than sent: NCCL matches them by order */
     {"0F0,0F1,0SEND_F1,0SEND_F0,0RECV_B0,0B0,0RECV_B1,0B1\n"
      "1RECV_F0,1RECV_F1,1F0,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n",
      "rank 0's 0SEND_F1 would meet rank 1's 1RECV_F0"},
-    /* what is whole, and what is added up */
+    /* gathered parameters, and summed gradients */
     {"0UNSHARD,0F0,0RESHARD,0B0,0REDUCE_GRAD\n", "rank 0: 0B0 is computed while stage 0 is not gathered"},
     {"0UNSHARD,0UNSHARD,0F0,0B0\n", "stage 0 is already gathered when it is to be gathered"},
     {"0UNSHARD,0F0,0B0,0RESHARD,0RESHARD\n", "stage 0 is not gathered when it is to be freed"},
@@ -563,9 +564,9 @@ static struct zr_pipeline *copy_of(const struct zr_pipeline *p)
     return copy;
 }
 
-/* Any action of a schedule with messages that is missing, twice, or another micro-batch's: none is silent.
- * But a stage may be left whole at the end, so one that is not given up, or gathered once more there, is
- * right. */
+/* An action of a schedule with messages is left out, doubled, or moved to another micro-batch. Each change
+ * is reported. Exception: a stage may stay gathered at the end, so a missing last release, or one more
+ * gather, is valid. */
 static void test_mutants(void **state)
 {
     (void)state;
@@ -668,13 +669,13 @@ static void test_files(void **state)
     assert_null(read_bytes("0F0,0B0\0,1F0\n", 13));
     assert_non_null(strstr(zr_error_text(), "line 1: it contains a zero byte"));
     assert_int_equal(zr_pipeline_read(&p, "/nonexistent/x.csv"), ZR_ERR_IO);
-    /* what PyTorch writes: cells in quotes or empty, lines that end in both */
+    /* the form that PyTorch writes: quoted or empty cells, lines that end in both characters */
     p = read_text("0F0,,\"0B0\"\r\n, 1F0 ,1B0,\r\n");
     assert_non_null(p);
     assert_int_equal(p->rows[0].n + p->rows[1].n, 4);
     assert_int_equal(zr_pipeline_write(p, "/nonexistent/x.csv"), ZR_ERR_IO);
     zr_pipeline_close(p);
-    /* Blank lines at the end are no ranks; between others a blank line is a rank without actions. */
+    /* Blank lines at the end are no ranks. A blank line between others is a rank without actions. */
     p = read_text("0F0,0B0\n\n1F0,1B0\r\n \t\r\n\n");
     assert_non_null(p);
     assert_int_equal(p->n_ranks, 3);
@@ -683,7 +684,7 @@ static void test_files(void **state)
     zr_pipeline_close(p);
 }
 
-/* What stands there and is no file stays: a link is followed. */
+/* Something that is no file is not replaced. A link is followed. */
 static void test_link(void **state)
 {
     (void)state;
@@ -709,7 +710,7 @@ static void test_link(void **state)
     rmdir(folder);
 }
 
-/* Files with some bytes of others: read or refused, and right or wrong, but nothing worse. */
+/* Files with some bytes changed are read or refused, and valid or not, but do no harm. */
 static void test_garbled(void **state)
 {
     (void)state;
@@ -757,11 +758,11 @@ static void test_costs(void **state)
     zr_pipeline_close(p);
 }
 
-/* Which no file can say. */
+/* A file cannot express pairs. */
 static void test_pairs(void **state)
 {
     (void)state;
-    for (int k = 0; k < 3; k++) { /* of the last, of three, of what does not compute */
+    for (int k = 0; k < 3; k++) { /* of the last, of three, of an action that does not compute */
         struct zr_pipeline *p = read_text(k < 2 ? "0F0,0F1,0F2,0B0,0B1,0B2\n" : "0UNSHARD,0F0,0B0\n");
         struct zr_pipe_report report;
         assert_non_null(p);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_plan.c: plans of random models: bytes that add up, places that do not overlap, traffic that a run has.
- */
+/* test_plan.c: tests plans of random models: bytes add up, places do not overlap, and the traffic is that
+ * of a run. */
 #include "comm/segment.h"
 #include "shard/core_inside.h"
 #include "shard/plan_slots.h"
 #include "test/shard/core_watch.h"
 #include "test/shard/failing_memory.h"
 
-/* ---- plans to look at ---- */
+/* ---- plans to test ---- */
 
 enum { MOST_UNITS = 12, MOST_CALLS = 8 * MOST_UNITS + 16 };
 
@@ -18,7 +18,7 @@ struct planned {
     struct zr_call order[MOST_CALLS];
 };
 
-/* What a communicator has at the end of each arena. */
+/* Bytes that a communicator keeps at the end of each arena. */
 enum { GATHER_SCRATCH = 768, REDUCE_SCRATCH = 1280 };
 
 static struct zr_options default_options(int stage)
@@ -42,7 +42,7 @@ static void lay_out(struct planned *p, struct zr_tensor *t, int32_t n, int world
                      0);
 }
 
-/* Plans again with other options; the layout stays. */
+/* Plans again with other options for the same layout. */
 static int plan_again(struct planned *p)
 {
     zr_plan_free(p->plan);
@@ -56,7 +56,7 @@ static void release(struct planned *p)
     zr_layout_free(p->layout);
 }
 
-/* Layers of n_elems each, one a unit. */
+/* Plans layers of n_elems each, one per unit. */
 static void plan_layers(struct planned *p, int32_t n_layers, int64_t n_elems, int world)
 {
     struct zr_tensor *t = calloc((size_t)n_layers, sizeof *t);
@@ -74,7 +74,7 @@ static int64_t largest_unit(const struct zr_layout *l)
     return n;
 }
 
-/* What keeping every unit whole takes beyond the shards. */
+/* Returns the bytes that keeping every unit whole takes beyond the shards. */
 static int64_t rest_of_units(const struct zr_layout *l)
 {
     int64_t n = 0;
@@ -93,7 +93,8 @@ static bool shows_backward(const struct planned *p)
     return any;
 }
 
-/* The unit has a backward bracket in each step: without one it is not updated, and needs no gather anew. */
+/* Returns whether the unit has a backward bracket in each step. Without one it is not updated, and needs
+ * no new gather. */
 static bool has_backward(const struct planned *p, int32_t unit)
 {
     bool any = p->opt.n_order == 0;
@@ -167,7 +168,7 @@ static int by_start(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* All of them lie in an arena of so many bytes, none over another. */
+/* Checks that all intervals lie in an arena of that size, and none overlaps another. */
 static void check_intervals(struct intervals *x, int64_t arena_bytes)
 {
     int64_t end = 0;
@@ -197,7 +198,7 @@ static void check_gather_arena(const struct zr_plan *p)
                           zr_plan_param_full(p, f, -1) + zr_cut_at(&f->inner, r % l->inner),
                       "rank %d", r);
         } else {
-            for (int r = 0; r < l->world; r++) /* one place, whoever asks */
+            for (int r = 0; r < l->world; r++) /* every rank computes one and the same place */
                 CHECK(zr_plan_param_own(p, f, zr_where_of(&p->place, r)) ==
                           zr_plan_param_own(p, f, zr_where_of(&p->place, 0)),
                       "rank %d", r);
@@ -214,7 +215,7 @@ static void check_gather_arena(const struct zr_plan *p)
     check_intervals(&x, p->gather_bytes - GATHER_SCRATCH);
 }
 
-/* How many ranks' fine slices of the optimizer's state one rank keeps. */
+/* Returns how many ranks' fine slices of optimizer state one rank keeps. */
 static int64_t copies_of(const struct zr_options *o, const struct zr_layout *l)
 {
     if (o->hybrid == ZR_HSDP)
@@ -227,7 +228,7 @@ static bool sums_in_group(const struct zr_plan *p)
     return p->layout->outer > 1 && !p->outer_each;
 }
 
-/* Bytes of the fp32 sums of one unit over a group, and the most that any has. */
+/* Bytes of the fp32 sums over a group: of one unit, and the most of any unit. */
 static int64_t most_inner_sums(const struct zr_layout *l)
 {
     int64_t most = 0;
@@ -242,7 +243,7 @@ static int64_t most_inner_sums(const struct zr_layout *l)
     return most;
 }
 
-/* Elements of a rank's inner slice before its fine one. */
+/* Elements of a rank's inner slice before its fine slice. */
 static int64_t before_in_group(const struct zr_plan *p, const struct zr_flat *f, int32_t r)
 {
     struct zr_where at = zr_where_of(&p->place, r);
@@ -293,7 +294,7 @@ static void check_reduce_arena(const struct zr_plan *p)
     CHECK(p->n_partial_slots == (p->outer_each ? 2 : 0), "%d", p->n_partial_slots);
     CHECK(p->partial_slot_bytes == (p->outer_each ? most_inner_sums(l) : 0), "%lld",
           (long long)p->partial_slot_bytes);
-    /* What all ranks exchange lies here, or with groups apart. */
+    /* What all ranks exchange lies here or, with groups, in a separate arena. */
     if (p->control_bytes) {
         struct intervals control = {.n = 0};
         CHECK(l->outer > 1, "%lld bytes apart", (long long)p->control_bytes);
@@ -309,7 +310,7 @@ static void check_reduce_arena(const struct zr_plan *p)
     CHECK(p->values_bytes >= 4 && p->values_bytes <= ZR_VALUE_BYTES, "%lld", (long long)p->values_bytes);
     put(&x, p->full_grad_at, p->hop[ZR_INNER].sums_whole ? widest : p->full_grad_bytes);
     check_intervals(&x, p->reduce_bytes - REDUCE_SCRATCH);
-    /* Units take turns in a partial slot; the flats of one lie in it side by side. */
+    /* Units take turns in a partial slot. The flats of a unit lie side by side in it. */
     for (int32_t u = 0; u < l->n_units && p->outer_each; u++) {
         for (int32_t i = 0; i < l->units[u].n_flats; i++) {
             const struct zr_flat *f = &l->flats[l->units[u].first_flat + i];
@@ -321,7 +322,7 @@ static void check_reduce_arena(const struct zr_plan *p)
     }
 }
 
-/* Flats lie inside the slot they are put in, side by side. */
+/* Flats lie side by side inside their slot. */
 static void check_slots(const struct zr_plan *p)
 {
     static struct intervals x;
@@ -356,7 +357,7 @@ static void check_slots(const struct zr_plan *p)
 
 /* ---- bytes ---- */
 
-/* What a rank keeps states of, that keeps so many ranks' slices. */
+/* Elements for which a rank keeps states, if it keeps those of so many ranks' slices. */
 static int64_t kept_elems(const struct zr_layout *l, const struct zr_flat *f, int64_t copies)
 {
     return copies == 1 ? f->fine_elems : copies == l->world ? f->elems : f->inner_elems;
@@ -446,7 +447,7 @@ static void check_bytes(const struct zr_plan *p, const struct zr_options *o)
     CHECK((p->n_grad_slots == 0) == all_home, "%d gradient slots", p->n_grad_slots);
 }
 
-/* By how much one of its slices may be larger than the others: what its granules keep together. */
+/* Returns how much larger one slice may be than the others, because of what granules keep together. */
 static int64_t most_unequal(const struct zr_layout *l, const struct zr_flat *f)
 {
     int64_t most = 0;
@@ -457,8 +458,8 @@ static int64_t most_unequal(const struct zr_layout *l, const struct zr_flat *f)
     return most;
 }
 
-/* Sharding gives each rank its part and little more: padding is at most one shard unit for every flat, and
- * what granules keep together. */
+/* Each rank has its share and little more: padding is at most one shard unit per flat, plus what granules
+ * keep together. */
 static void check_shares(const struct zr_plan *p, const struct zr_options *o)
 {
     const struct zr_layout *l = p->layout;
@@ -483,8 +484,8 @@ static void check_shares(const struct zr_plan *p, const struct zr_options *o)
 
 /* ---- traffic ---- */
 
-/* Runs the plan's own order under the watch: it must go through, and a steady step must have the traffic that
- * was promised. */
+/* Runs the plan's own order under the watch. It must succeed, and a steady step must have the planned
+ * traffic. */
 static void check_run(const struct planned *planned)
 {
     enum { STEPS = 12 };
@@ -511,7 +512,7 @@ static void check_run(const struct planned *planned)
         gathers[step + 1] = w.n_gathers - gathers_then; /* issued by this step for the next */
         CHECK(w.n_reduces - reduces_before == p->traffic.n_reduce, "step %d has %lld reduces", step,
               (long long)(w.n_reduces - reduces_before));
-        /* Copies of units that are not updated outlive a step, so steps may alternate between counts. */
+        /* Copies of units that are not updated outlive a step, so steps may alternate between two counts. */
         n_equal += step >= STEPS - 4 && gathers[step] == p->traffic.n_gather;
         CHECK(!all_updated || step == 0 || gathers[step] == p->traffic.n_gather,
               "step %d has %lld gathers, the plan says %lld", step, (long long)gathers[step],
@@ -555,14 +556,14 @@ static void any_plan(void **state)
         int err = plan_again(&p);
         CHECK(err == 0, "%s", zr_error_text());
         check_plan(&p);
-        /* Without a budget slots never cost more than residence would. */
+        /* Without a budget, slots never cost more than keeping all units resident. */
         CHECK(slot_bytes(p.plan) <= rest_of_units(p.layout) || p.opt.stage < 3, "%lld bytes of slots",
               (long long)slot_bytes(p.plan));
         release(&p);
     }
 }
 
-/* The most that the order holds open at once: bytes, and units. */
+/* Returns the most bytes that the order has open at once, and the most units. */
 static int64_t open_at_once(const struct planned *p, int64_t *n_units)
 {
     const struct zr_core_spec *s = &p->plan->spec;
@@ -585,7 +586,7 @@ static int64_t open_at_once(const struct planned *p, int64_t *n_units)
     return most;
 }
 
-/* Every budget is kept or refused with a reason, and more of it never costs traffic. */
+/* Every budget is met or refused with a reason, and a larger one never costs traffic. */
 static void any_budget(void **state)
 {
     (void)state;
@@ -626,16 +627,15 @@ static void any_budget(void **state)
                   (long long)budget);
             CHECK(slot_bytes(p.plan) <= budget, "%lld bytes of slots, budget %lld",
                   (long long)slot_bytes(p.plan), (long long)budget);
-            /* Where slices differ, slots are chosen by the most that any rank takes of each unit; the
-             * traffic is that of one rank. */
+            /* If slices differ, slots are chosen by the most that any rank receives per unit. The traffic
+             * is that of one rank. */
             CHECK(p.plan->traffic.wire_bytes <= wire || p.layout->has_places,
                   "traffic rose from %lld to %lld at budget %lld", (long long)wire,
                   (long long)p.plan->traffic.wire_bytes, (long long)budget);
             wire = p.plan->traffic.wire_bytes;
             check_plan(&p);
         }
-        /* A unit that is never used is gathered after each update if it is resident, and never if it is not.
-         */
+        /* A unit that is never used is gathered after each update if it is resident, and never otherwise. */
         CHECK(leaves_out(&p) || resident_wire <= wire,
               "traffic rose from %lld to %lld when all became resident", (long long)wire,
               (long long)resident_wire);
@@ -674,8 +674,8 @@ static bool is_use(const struct zr_call *c, int32_t unit)
     return !c->is_end && c->unit == unit && zr_call_needs_param(c);
 }
 
-/* The fewest gathers n_slots equal slots allow: a slot is taken from the unit that is used last (Belady),
- * found here by looking ahead from each begin. Nothing is left of the step before. */
+/* Returns the fewest gathers with n_slots equal slots: a slot is taken from the unit whose next use is
+ * last (Belady), found by looking ahead from each begin. Nothing is left from the step before. */
 static int64_t fewest_gathers(const struct zr_core_spec *s, int32_t n_slots)
 {
     int32_t in[MOST_UNITS] = {0}, pins[MOST_UNITS] = {0}, n_in = 0;
@@ -750,7 +750,7 @@ static void gathers_are_the_fewest(void **state)
     }
 }
 
-/* A model of equal layers in the default order: what zero.h and the design say in formulas. */
+/* A model of equal layers in the default order has the traffic of the formulas in zero.h and the design. */
 static void traffic_by_stage(void **state)
 {
     (void)state;
@@ -788,7 +788,7 @@ static void traffic_by_stage(void **state)
     }
 }
 
-/* Frozen tensors travel only where they are sharded, and a narrower wire narrows gradients alone. */
+/* Frozen tensors travel only if they are sharded. A narrower wire dtype applies to gradients only. */
 static void traffic_by_tensor(void **state)
 {
     (void)state;
@@ -805,7 +805,7 @@ static void traffic_by_tensor(void **state)
             t[2].dtype = ZR_BF16;
             p.opt.wire_dtype = (enum zr_dtype)wire;
             lay_out(&p, t, 3, 2);
-            /* Resident by its flag at stage 3, so that the three stages are alike. */
+            /* The flag makes it resident at stage 3, so that the three stages are equal here. */
             p.layout->units[0].resident = true;
             assert_int_equal(plan_again(&p), 0);
             int64_t gather = (4 * N + 2 * 4 * N) / 2,
@@ -826,8 +826,8 @@ static void traffic_by_tensor(void **state)
     }
 }
 
-/* Slices that differ and travel packed, among so many ranks that nothing may be looked at by each rank for
- * each other. Every rank takes rows of the largest slice; of the agreement not all take the same. */
+/* Slices differ and travel packed, among so many ranks that a loop over all pairs would be too slow. Every
+ * rank receives rows as long as the largest slice; the agreement's bytes differ between ranks. */
 static void traffic_of_many_ranks(void **state)
 {
     (void)state;
@@ -862,7 +862,7 @@ static void script_order(struct planned *p, const char *script)
             .unit = unit, .backward = phase & 1, .apart = phase >> 1, .is_end = kind == ZR_EV_END};
 }
 
-/* Units of these many blocks of 256 bytes. */
+/* Plans units of so many blocks of 256 bytes. */
 static void plan_sizes(struct planned *p, const int *blocks, int32_t n, int world)
 {
     struct zr_tensor *t = calloc((size_t)n, sizeof *t);
@@ -871,8 +871,8 @@ static void plan_sizes(struct planned *p, const int *blocks, int32_t n, int worl
     lay_out(p, t, n, world);
 }
 
-/* A declared order gets what it needs: one gradient slot more than are open, for the reduce before, unless
- * nothing is overlapped. */
+/* A declared order gets one gradient slot more than are open, for the previous reduce, unless nothing
+ * overlaps. */
 static void declared_orders_get_what_they_need(void **state)
 {
     (void)state;
@@ -893,8 +893,8 @@ static void declared_orders_get_what_they_need(void **state)
     }
 }
 
-/* Where no order is declared, an embedding and an output norm may stay open around each layer: the three
- * largest gradients have slots, however few the order that is assumed holds open. */
+/* Without a declared order, an embedding and an output norm may stay open around each layer. So the three
+ * largest gradients have slots, even if the assumed order opens fewer. */
 static void undeclared_orders_get_three_gradients(void **state)
 {
     (void)state;
@@ -925,7 +925,7 @@ static void undeclared_orders_get_three_gradients(void **state)
         }
 }
 
-/* A unit that is to stay gathered has its own gradient memory, at stage 2 too. No slot grows for it. */
+/* A unit that stays gathered has its own gradient memory, at stage 2 too. No slot grows for it. */
 static void resident_units_have_gradients_of_their_own(void **state)
 {
     (void)state;
@@ -950,8 +950,8 @@ static void resident_units_have_gradients_of_their_own(void **state)
         }
 }
 
-/* A small model is kept whole, except in check mode, where its brackets are to fail as they would on more
- * ranks; a budget that holds the model says that it is to be kept. */
+/* A small model is kept whole, except in check mode, where its brackets must fail as with more ranks. A
+ * budget that holds the model asks for it to be kept. */
 static void check_mode_keeps_no_unit_for_its_size(void **state)
 {
     (void)state;
@@ -976,7 +976,7 @@ static void check_mode_keeps_no_unit_for_its_size(void **state)
         }
 }
 
-/* Slots in which nothing could stay are not bought, however large the budget. */
+/* A slot in which nothing could stay is not allocated, however large the budget. */
 static void useless_slots_are_not_bought(void **state)
 {
     (void)state;
@@ -992,8 +992,8 @@ static void useless_slots_are_not_bought(void **state)
     release(&p);
 }
 
-/* Never more than 60 and 30 blocks are open at once, but when 30 and then 20 begin, the 20 get the slot that
- * 60 will need: both slots have to hold 60. The parameters have nothing to do with that. */
+/* At most 60 and 30 blocks are open at once. But when 30 and then 20 begin, the 20 get the slot that 60
+ * will need, so both slots have to hold 60. This does not affect the parameters. */
 static void gradient_slots_do_not_spend_the_budget(void **state)
 {
     (void)state;
@@ -1010,7 +1010,7 @@ static void gradient_slots_do_not_spend_the_budget(void **state)
     release(&p);
 }
 
-/* Copies of frozen units outlive a step, and it takes this one three steps until they lie where they stay. */
+/* Copies of frozen units outlive a step. This model takes three steps until they are where they stay. */
 static void rehearsal_reaches_a_steady_step(void **state)
 {
     (void)state;
@@ -1042,7 +1042,7 @@ static void rehearsal_reaches_a_steady_step(void **state)
     assert_int_equal(n_gathers, 4);
 }
 
-/* Groups, in formulas: a model of equal layers, whose slices need no padding. */
+/* Groups by formulas: a model of equal layers whose slices need no padding. */
 static void memory_and_traffic_of_groups(void **state)
 {
     (void)state;
@@ -1083,7 +1083,7 @@ static void memory_and_traffic_of_groups(void **state)
               "way %d: %lld, %lld, %lld", way, (long long)m->n_reduce, (long long)m->n_outer_reduce,
               (long long)m->n_outer_gather);
         int64_t part =
-            (int64_t)P / inner / outer * (outer - 1); /* of an inner slice, what other groups own */
+            (int64_t)P / inner / outer * (outer - 1); /* the part of an inner slice that other groups own */
         int64_t far = (each ? accum : 1) * 4 * part + (hsdp ? 4 : b) * part +
                       zr_agree_wire(inner * outer, 0, ZR_AGREE_SUMS, ZR_AGREE_MAXES);
         int64_t near = (m->n_gather * ELEMS + (int64_t)accum * P) / inner * (inner - 1) * b;
@@ -1093,7 +1093,7 @@ static void memory_and_traffic_of_groups(void **state)
     }
 }
 
-/* A group of one rank is no group, and one of all ranks is no hybrid. */
+/* A group of one rank is no group, and a group of all ranks is no hybrid. */
 static void groups_of_one_and_of_all(void **state)
 {
     (void)state;
@@ -1124,7 +1124,7 @@ static void groups_of_one_and_of_all(void **state)
     assert_int_equal(zr_placement_make(2, ZR_HFSDP, false, 2, 2, &place), ZR_ERR_ARG);
 }
 
-/* Beyond what grows with the model (shards, sums, states), more layers take no more memory. */
+/* More layers take no more memory beyond what grows with the model: shards, sums, and states. */
 static void depth_costs_only_shards(void **state)
 {
     (void)state;
@@ -1147,7 +1147,7 @@ static void depth_costs_only_shards(void **state)
     }
 }
 
-/* Nothing has to be gathered at the moment it is needed, when all slots are as large as the largest unit. */
+/* If all slots are as large as the largest unit, every gather is issued before it is needed. */
 static void steady_steps_gather_ahead(void **state)
 {
     (void)state;
@@ -1184,7 +1184,7 @@ static bool make_calls(struct watch *w, const struct zr_call *calls, int32_t n)
     return n > 0;
 }
 
-/* The calls up to the first of backward, which an evaluation makes too; 0 where a bracket is open then. */
+/* The calls before the first backward call, which an evaluation makes too; 0 if a bracket is open then. */
 static int32_t forward_calls(const struct planned *p)
 {
     int32_t n = 0, n_open = 0;
@@ -1193,7 +1193,7 @@ static int32_t forward_calls(const struct planned *p)
     return n_open ? 0 : n;
 }
 
-/* What leaves units in other slots than a step does; nothing is open. */
+/* Makes calls that leave units in other slots than a step does, and no bracket open. */
 static void disturb(struct random_source *r, struct watch *w)
 {
     if (chance(r, 30)) {
@@ -1205,7 +1205,7 @@ static void disturb(struct random_source *r, struct watch *w)
               zr_error_text());
 }
 
-/* A step in which all are gathered, written and dropped in between, behind evaluations. */
+/* A step in which everything is gathered, written and dropped in between, after evaluations. */
 static void disturbed_step(struct random_source *r, struct watch *w, const struct planned *p)
 {
     int32_t n_open = 0;
@@ -1268,7 +1268,7 @@ static void wrong_orders_are_refused(void **state)
     release(&p);
 }
 
-/* The order is a hint: one without any backward (a model that only evaluates at first) makes a plan. */
+/* The order is a hint. One without any backward, from a model that first evaluates only, is accepted. */
 static void an_order_without_backward(void **state)
 {
     (void)state;
@@ -1323,8 +1323,8 @@ static void hash_covers_the_options(void **state)
     release(&p);
 }
 
-/* Backward brackets that a tensor declares take the sums and the traffic of as many contributions. An order
- * that has another number of them is refused. */
+/* Backward brackets that a tensor declares take the sums and traffic of as many contributions. An order
+ * with another number of them is refused. */
 static void declared_uses(void **state)
 {
     (void)state;
@@ -1372,7 +1372,7 @@ static void declared_uses(void **state)
             }
 }
 
-/* Whoever sums contributions in another way has another plan. */
+/* Plans that sum contributions in different ways have different hashes. */
 static void hash_covers_the_sums(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_plan_search.c: the search for slots, beside one that tries everything, one slot at a time, and
- * rehearses every micro-batch of every step: never more bytes on the wire, and never many calls of the core.
- */
+/* test_plan_search.c: compares the search for slots with one that tries everything, one slot at a time,
+ * and rehearses every micro-batch of every step. The search never takes more bytes on the wire, and never
+ * many calls of the core. */
 #include "shard/plan_slots.h"
 #include "test/shard/core_watch.h"
 
@@ -30,7 +30,7 @@ struct reference {
     struct zr_core_spec spec;
 };
 
-/* Bytes that rank 0 takes from others to gather a unit that needs a slot. */
+/* Bytes that rank 0 receives to gather a unit that needs a slot. */
 static int64_t gather_wire(const struct zr_layout *l, int32_t unit)
 {
     int64_t n = 0;
@@ -42,7 +42,8 @@ static int64_t gather_wire(const struct zr_layout *l, int32_t unit)
     return n;
 }
 
-/* Where each unit's copy is after a step: with the order, all that the gathers of the next depend on. */
+/* Notes where each unit's copy is after a step. Together with the order, this determines all gathers of
+ * the next step. */
 static bool note_places(const struct zr_core *core, int32_t n_units, int32_t *places)
 {
     bool same = true;
@@ -58,7 +59,7 @@ static int rehearse_fully(const struct zr_core_spec *spec, int64_t *gathers, int
 {
     enum {
         MOST_STEPS = 8
-    }; /* copies of frozen units outlive a step: they take a few to settle, or take turns for ever */
+    }; /* copies of frozen units outlive a step: they settle after some steps, or alternate for ever */
     void *mem = malloc(zr_core_bytes(spec));
     struct zr_action *actions = malloc((size_t)zr_core_max_actions(spec) * sizeof *actions);
     int32_t *places = calloc((size_t)spec->n_units, sizeof *places);
@@ -68,7 +69,7 @@ static int rehearse_fully(const struct zr_core_spec *spec, int64_t *gathers, int
         goto out;
     }
     struct zr_core *core = zr_core_init(mem, spec);
-    if (!zr_core_has_room(core)) { /* slots that do for the steps, but not behind everything else */
+    if (!zr_core_has_room(core)) { /* enough slots for the steps, but not after everything else */
         err = ZR_ERR_BUDGET;
         goto out;
     }
@@ -88,13 +89,12 @@ static int rehearse_fully(const struct zr_core_spec *spec, int64_t *gathers, int
             }
             int32_t n;
             err = zr_core_step(core, &ev, actions, &n);
-            /* An order without backward passes has no step to take: it is gone through again, as evaluation
-             * is. */
+            /* An order without backward passes has no step. Its calls are made again, as in an evaluation. */
             if (err == ZR_ERR_ORDER && ev.kind == ZR_EV_STEP)
                 err = 0;
             if (err)
                 goto out;
-            /* What the end of a step gathers is the next step's. */
+            /* Gathers at the end of a step belong to the next step. */
             if (i == n_calls) {
                 steady = (s > 0 && same) || s == MOST_STEPS - 1;
                 same = note_places(core, spec->n_units, places);
@@ -116,8 +116,8 @@ out:
     return err;
 }
 
-/* The live units at one moment, largest first, as sizes; and the largest seen at each place over all moments.
- */
+/* Sizes of the live units at one moment, largest first, and the largest size at each index over all
+ * moments. */
 struct window {
     int64_t *live, *need;
     int32_t n_live, n_need;
@@ -146,8 +146,8 @@ static int64_t sum(const int64_t *x, int32_t n)
     return s;
 }
 
-/* An order that was not declared may turn out to hold any two units open at once (an embedding around the
- * layers): the two largest must fit. */
+/* An order that was not declared may open any two units at once, such as an embedding around the layers.
+ * The two largest must fit. */
 static void need_pair(struct window *w, int64_t first, int64_t second)
 {
     while (w->n_need < 2)
@@ -156,7 +156,7 @@ static void need_pair(struct window *w, int64_t first, int64_t second)
     w->need[1] = zr_max(w->need[1], second);
 }
 
-/* The two largest of the units that need a slot. */
+/* Returns the two largest units that need a slot. */
 static void largest_two(const struct zr_core_spec *s, bool grads, int64_t *first, int64_t *second)
 {
     *first = *second = 0;
@@ -170,8 +170,8 @@ static void largest_two(const struct zr_core_spec *s, bool grads, int64_t *first
     }
 }
 
-/* Parameters: at each begin, all open sharded units and the next `ahead` distinct ones, across the end of the
- * pass. Units above `most` bytes have a slot of their own and are left out. */
+/* Parameters needed at each begin: all open sharded units and the next `ahead` distinct ones, across the
+ * end of the pass. Units above `most` bytes have a slot of their own and are not counted. */
 static void param_need(const struct zr_core_spec *s, int32_t ahead, int64_t most, struct window *w,
                        int32_t *open, int32_t *seen)
 {
@@ -208,7 +208,7 @@ static void param_need(const struct zr_core_spec *s, int32_t ahead, int64_t most
     }
 }
 
-/* Bytes that a step of these slots takes from other ranks to gather. */
+/* Bytes that a step with these slots receives for gathers. */
 static int gather_cost(const struct reference *p, const int64_t *slots, int32_t n, int64_t *scratch,
                        int64_t *bytes)
 {
@@ -223,9 +223,9 @@ static int gather_cost(const struct reference *p, const int64_t *slots, int32_t 
     return err;
 }
 
-/* The windows say how many slots are needed and how large, not that the core's way of filling them finds one
- * for every bracket at once: while one finds none, one more slot is made as large as the largest. Few models
- * need this (brackets of odd sizes that overlap). slots and n_slots are s's own that are meant. */
+/* The windows give the number and sizes of the slots. They do not ensure that the core's way to fill slots
+ * has one for every bracket. As long as it has not, one more slot is made as large as the largest. Few
+ * models need this: brackets of odd sizes that overlap. slots and n_slots are those of s to be mended. */
 static int mend(const struct zr_core_spec *s, int64_t *slots, int32_t n_slots, int64_t *scratch)
 {
     for (int32_t i = 1;; i++) {
@@ -236,7 +236,7 @@ static int mend(const struct zr_core_spec *s, int64_t *slots, int32_t n_slots, i
     }
 }
 
-/* The slots for a prefetch depth. */
+/* Chooses the slots for a prefetch depth. */
 static int depth_slots(struct reference *p, const struct zr_options *opt, int32_t ahead, struct window *w,
                        int32_t *a, int32_t *b, int64_t *scratch)
 {
@@ -250,7 +250,7 @@ static int depth_slots(struct reference *p, const struct zr_options *opt, int32_
         memmove(w->need + 1, w->need, (size_t)w->n_need++ * sizeof *w->need);
         w->need[0] = largest;
     }
-    /* A unit outside the order may be asked for too. */
+    /* A unit outside the order may be used too. */
     w->need[0] = zr_max(w->n_need ? w->need[0] : 0, largest);
     w->n_need = (int32_t)zr_max(w->n_need, 1);
     if (pairs)
@@ -263,7 +263,7 @@ static int depth_slots(struct reference *p, const struct zr_options *opt, int32_
     return mend(&alone, w->need, w->n_need, scratch);
 }
 
-/* The smallest unit above `above` bytes that needs a slot; 0: none. */
+/* Returns the smallest unit above `above` bytes that needs a slot; 0: none. */
 static int64_t next_size(const struct zr_core_spec *s, int64_t above)
 {
     int64_t best = 0;
@@ -275,7 +275,7 @@ static int64_t next_size(const struct zr_core_spec *s, int64_t above)
     return best;
 }
 
-/* Goes along the chain as far as the budget allows. `trial` is a second window's worth of memory. */
+/* Adds slots as far as the budget allows. `trial` is a second window. */
 static int spend_budget(struct reference *p, const struct zr_options *opt, struct window *w, int64_t *trial,
                         int32_t *a, int32_t *b, int64_t *scratch)
 {
@@ -319,8 +319,8 @@ static int spend_budget(struct reference *p, const struct zr_options *opt, struc
     return 0;
 }
 
-/* What the gathers of a step take with the slots of the slow search, or -1: the budget is too small. units:
- * of the plan's spec, before any was made resident. */
+/* Returns the bytes that a step's gathers take with the slow search's slots, or -1 if the budget is too
+ * small. The units are those of the plan's spec before any was made resident. */
 static int64_t reference_cost(const struct zr_plan *plan, const struct zr_options *opt)
 {
     const struct zr_layout *l = plan->layout;
@@ -345,7 +345,7 @@ static int64_t reference_cost(const struct zr_plan *plan, const struct zr_option
     return err ? -1 : cost;
 }
 
-/* Of the plan's own slots, every step of it rehearsed. */
+/* The same for the plan's own slots, with every step rehearsed. */
 static int64_t cost_of(const struct zr_plan *plan)
 {
     struct reference r = {.layout = plan->layout, .spec = plan->spec};
@@ -404,7 +404,7 @@ static void random_planned(struct random_source *r, struct planned *p, int stage
     }
 }
 
-/* Units of `elems(u)` elements, used in turn. */
+/* Plans units of `elems(u)` elements, used in turn. */
 static void plan_units(struct planned *p, int32_t n, int64_t (*elems)(int32_t u))
 {
     struct zr_tensor *t = calloc((size_t)n, sizeof *t);
@@ -424,7 +424,7 @@ static int64_t sharded_bytes(const struct zr_layout *l)
 
 /* ---- tests ---- */
 
-/* What is counted by multiplying is what every micro-batch of every step does. */
+/* Counts found by multiplication equal those of every micro-batch of every step. */
 static void a_rehearsal_is_exact(void **state)
 {
     (void)state;
@@ -520,8 +520,8 @@ static int64_t many_sizes(int32_t u)
     return 1024 * (1 + (int64_t)u * 7919 % 5003);
 }
 
-/* A rehearsal for every slot would take millions of calls, one for every micro-batch of a step a thousand
- * times as many. */
+/* A rehearsal for every slot would take millions of calls, and one for every micro-batch of a step a
+ * thousand times as many. */
 static void a_plan_takes_few_calls(void **state)
 {
     (void)state;
@@ -542,7 +542,7 @@ static void a_plan_takes_few_calls(void **state)
     }
 }
 
-/* The core keeps one micro-batch of the order, however many there are. */
+/* The core stores one micro-batch of the order, however many there are. */
 static void many_micro_batches_take_no_memory(void **state)
 {
     (void)state;

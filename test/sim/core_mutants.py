@@ -1,14 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Changes the schedule core in one place at a time, and shows that some test notices.
+"""Changes the schedule core in one place at a time, and shows that some test notices each change.
 
-    core_mutants.py LIST ROOT CC WORK SOURCE... -- LIBRARY... -- TEST.a...    WORK: a folder for what is compiled
+    core_mutants.py LIST ROOT CC WORK SOURCE... -- LIBRARY... -- TEST.a...
 
-A change of LIST (core_mutants.txt) names a function, which stands in one of the sources. Each test is an archive with a main of its
-own; it is linked with the libraries and, before them, that source compiled anew with the change. A change is noticed when a test fails,
-or does not end (in twenty times what it takes without a change, and half a minute). All must be noticed, and without a change all
-tests must pass. One that is not noticed is either needless code or a hole in the tests.
-In the environment: ONLY=TEXT: changes with TEXT in their name; N_CHANGES=N: N of them, drawn by SEED, which is printed."""
+WORK is a folder for compiled files. LIST (core_mutants.txt) names for each change a function, which is in one
+of the sources. That source is compiled with the change and linked before the libraries with each test, an
+archive that has a main.
+
+A change is noticed if a test fails, or takes longer than twenty times its time without the change plus half a
+minute. Every change must be noticed, and without a change all tests must pass. A change that no test notices
+is either needless code or a gap in the tests.
+
+In the environment, ONLY=TEXT selects the changes with TEXT in their name. N_CHANGES=N draws N of them by
+SEED, which is printed."""
 import concurrent.futures
 import os
 import random
@@ -30,7 +35,7 @@ def read_list(path):
 
 
 def mutate(sources, m):
-    """Which of the sources {path: text} the change is in, and its text with the change."""
+    """Returns the path of the source {path: text} that has the change, and its changed text."""
     pattern = re.compile(r"^[a-z][^\n;]*\b" + m["in"] + r"\([^;{]*\)\n\{.*?^\}", re.MULTILINE | re.DOTALL)
     found = [(path, body) for path, text in sources.items() for body in pattern.finditer(text)]
     if len(found) != 1:
@@ -59,7 +64,8 @@ def link(folder, cc, test, libraries):
 
 
 def noticed_by(folder, cc, tests, libraries, limits):
-    """The first test that fails or goes beyond its limit in seconds; where it has none, its time sets one."""
+    """Returns the first test that fails or exceeds its limit in seconds. A test without a limit gets one from
+    its time."""
     env = {**os.environ, "SEED": "1", "MALLOC_PERTURB_": "0"}  # the same models in every run
     for t in tests:
         program = link(folder, cc, t, libraries)

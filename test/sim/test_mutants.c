@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_mutants.c: the checker notices every wait, record, fence, release and barrier that is missing. */
+/* test_mutants.c: tests that the checker notices each wait, record, fence, release and barrier that is
+ * left out. */
 #include "shard/verify/verify.h"
 
 #include <setjmp.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_scale.c: a world by symmetry is the world: the time of a step, memory and traffic of rank 0 where a
- * few ranks stand for all equal those where all are simulated, to the nanosecond and the byte. */
+/* test_scale.c: tests that a few simulated ranks can stand for a symmetric world. Step time, memory and
+ * traffic of rank 0 must equal those of a world in which all ranks are simulated, to the nanosecond and
+ * the byte. */
 #include "comm/sim/symmetry.h"
 #include "shard/options.h"
 #include "shard/verify/verify.h"
@@ -17,7 +18,7 @@
 
 enum { N_UNITS = 4 };
 
-/* Of sizes that no world divides: the last slices are shorter, or there are none. */
+/* Sizes that no world divides: the last slices are shorter or empty. */
 static const struct zr_verify_unit units[N_UNITS] = {
     {700001, 2e9, 4e9}, {100003, 3e8, 6e8}, {4099, 1e6, 2e6}, {300007, 9e8, 27e8}};
 
@@ -37,7 +38,7 @@ static struct zr_verify_case a_case(int world, int stage)
                                    .dead = -1};
 }
 
-/* Links about as slow as compute, so that some of what they move shows. */
+/* Links are about as slow as compute, so that some of the traffic is exposed. */
 static struct zr_verify_speed a_speed(int per_node, bool rings)
 {
     return (struct zr_verify_speed){.flops_per_s = 1e12,
@@ -101,7 +102,7 @@ static void flat(int world, int stage)
     }
 }
 
-/* Also worlds whose last host is not full. */
+/* Includes worlds whose last host is not full. */
 static void flat_worlds(void **state)
 {
     (void)state;
@@ -114,7 +115,7 @@ static void flat_worlds(void **state)
     flat(64, 3);
 }
 
-/* Groups that fill hosts, that share one, that span several, and that lie across. */
+/* Groups that fill hosts, share a host, span several hosts, and lie across hosts. */
 static void worlds_of_groups(void **state)
 {
     (void)state;
@@ -132,7 +133,7 @@ static void worlds_of_groups(void **state)
             }
 }
 
-/* What the options change of the schedule. */
+/* Options that change the schedule. */
 static void options(void **state)
 {
     (void)state;
@@ -170,7 +171,7 @@ static void world_on_hosts(int world, int per_node)
     }
 }
 
-/* Every group that divides a world, for some worlds up to 64. N_WORLDS: how many, "all" for each. */
+/* All groups that divide the world, for some worlds up to 64. N_WORLDS is their number; "all" tests each. */
 static void any_worlds(void **state)
 {
     (void)state;
@@ -193,12 +194,12 @@ static void free_links_show_nothing(void **state)
     for (int stage = 0; stage <= 3; stage++) {
         struct zr_verify_case c = a_case(4096, stage), alone = a_case(1, stage);
         struct zr_verify_speed s = a_speed(8, true);
-        s.near_bytes_per_s = 0; /* whatever is sent takes no time */
+        s.near_bytes_per_s = 0; /* transfers take no time */
         s.memory_bytes_per_s = 0;
         struct zr_verify_time t = by_symmetry(&c, &s);
         assert_int_equal(t.step_ns, t.compute_ns);
         assert_int_equal(t.compute_ns, 3201000 + 7302000);
-        /* One rank has nobody to wait for, whatever the links. */
+        /* One rank waits for nothing, whatever the links. */
         s.near_bytes_per_s = s.far_bytes_per_s = 1;
         t = by_symmetry(&alone, &s);
         assert_int_equal(t.step_ns, t.compute_ns);
@@ -221,9 +222,9 @@ static void slower_links_take_longer(void **state)
     }
 }
 
-/* Rings of 2 hosts of 4: 7/8 of what is gathered comes to a host, over four links, also what its own members
- * have of it; 6 near steps and 1 far one. One unit without prefetch, once forward: its parameters stay for
- * backward. */
+/* Rings over 2 hosts of 4 ranks. 7/8 of what is gathered enters each host over four links, including what
+ * its own members have. There are 6 near steps and 1 far one. One unit without prefetch is gathered once,
+ * in forward, and its parameters stay for backward. */
 static void ring_costs_what_it_says(void **state)
 {
     (void)state;
@@ -238,7 +239,7 @@ static void ring_costs_what_it_says(void **state)
     s.far_bytes_per_s = 1e8;
     int64_t moved = (int64_t)(7.0 * (2 * ELEMS / 8) / 4e8 * 1e9), latency = 6 * s.near_ns + s.far_ns;
     int64_t agreed = by_symmetry(&c, &s).exposed_ns - 2 * (moved + latency);
-    /* Gathered and reduced, and both halves of an agreement, which is small. */
+    /* Gathered, reduced, and both halves of an agreement, which is small. */
     assert_true(agreed >= 2 * latency && agreed < 2 * latency + 50000);
 }
 
@@ -263,7 +264,8 @@ static void ranks_are_of_few_kinds(void **state)
     assert_int_equal(kinds(16380, 16380, 8), 2);
     assert_int_equal(kinds(5, 5, 8), 1);
     assert_int_equal(kinds(1, 1, 8), 1);
-    /* A group of six lies on one host of four, or on two in one of two ways. */
+    /* A group of six has its ranks on one host of four and part of another, or on two hosts in one of two
+     * ways. */
     assert_true(kinds(12, 6, 4) > 1);
     struct zr_symmetry s;
     assert_int_equal(zr_symmetry_make(64 * 1009, 1009, 64, &s), ZR_ERR_ARG);

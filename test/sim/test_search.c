@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_search.c: every order of the host threads of small models; and that a schedule without its awaits, or
- * with a job that never comes, is found out. The whole search (4 units, 3 ranks) is zero-bench verify
- * --exhaustive. */
+/* test_search.c: tries every order of the host threads of small models. Also tests that a schedule without
+ * its awaits, or with a job that never comes, is found to be wrong. The full search (4 units, 3 ranks) is
+ * zero-bench verify --exhaustive. */
 #include "shard/verify/verify.h"
 
 #include <setjmp.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_time.c: step time on the virtual clock: what must hide hides, what cannot does not. */
+/* test_time.c: tests step time on the virtual clock: transfers that can be hidden are hidden, and others
+ * are not. */
 #include "kernels/agreement.h"
 #include "shard/options.h"
 #include "shard/verify/verify.h"
@@ -30,7 +31,7 @@ static struct zr_verify_case a_case(int stage, int world, int prefetch)
                                    .dead = -1};
 }
 
-/* Compute of one unit forward: 2 * 1e6 * 1000 / 1e12 s = 2 ms. */
+/* Compute of one unit in forward takes 2 * 1e6 * 1000 / 1e12 s = 2 ms. */
 static struct zr_verify_speed a_speed(double near, double far)
 {
     return (struct zr_verify_speed){.flops_per_s = 1e12,
@@ -63,24 +64,24 @@ static struct zr_verify_time timed(struct zr_verify_case c, struct zr_verify_spe
 static void overlap_hides_links(void **state)
 {
     (void)state;
-    /* Links without limit: nothing is exposed. */
+    /* Unlimited links: nothing is exposed. */
     assert_true(timed(a_case(3, 4, 2), a_speed(1e18, 1e18), NULL).exposed_ns < 10000);
-    /* A gather of 2 MB at 2 GB/s takes 1 ms, less than the 2 ms of compute that it hides behind: only the
-     * ends of a step show. */
+    /* A gather of 2 MB at 2 GB/s takes 1 ms, less than the 2 ms of compute that hide it. Only the ends of
+     * a step are exposed. */
     struct zr_verify_time hidden = timed(a_case(3, 2, 2), a_speed(1e9, 1e9), NULL);
     assert_true(hidden.exposed_ns >= 2000000 && hidden.exposed_ns < 4000000);
-    /* Without prefetch every gather shows. */
+    /* Without prefetch every gather is exposed. */
     struct zr_verify_time demand = timed(a_case(3, 2, 0), a_speed(1e9, 1e9), NULL);
     assert_true(demand.exposed_ns > 10000000);
-    /* A network slower than the links of a node shows where ranks are on two nodes. */
+    /* With ranks on two nodes, a network slower than the links of a node is exposed. */
     assert_true(timed(a_case(3, 4, 2), a_speed(1e12, 1e8), NULL).step_ns >
                 timed(a_case(3, 2, 2), a_speed(1e12, 1e8), NULL).step_ns * 3);
 }
 
 /* ---- groups ---- */
 
-/* Two nodes, each a group of two ranks. A unit's gradient is 1.024 MB of a rank's slice for its group, and as
- * much between groups, where fp32 sums of half a slice travel. */
+/* Two nodes, each a group of two ranks. For its group, a unit's gradient is 1.024 MB per rank's slice. As
+ * much travels between groups, as fp32 sums of half a slice. */
 enum { ELEMS = 1024000, FORWARD_NS = 2048000, BACKWARD_NS = 4096000, SLICE_BYTES = 1024000, N_UNITS = 8 };
 
 static struct zr_verify_case groups_case(enum zr_hybrid hybrid, int accum)
@@ -94,7 +95,7 @@ static struct zr_verify_case groups_case(enum zr_hybrid hybrid, int accum)
     return c;
 }
 
-/* Kernels take no time: what shows of a step is what its links take. */
+/* Kernels take no time, so a step exposes the time of its links only. */
 static struct zr_verify_speed groups_speed(double near, double far)
 {
     struct zr_verify_speed s = a_speed(near, far);
@@ -108,7 +109,7 @@ static int64_t wire_ns(double bytes, double bytes_per_s)
     return (int64_t)(bytes / bytes_per_s * 1e9);
 }
 
-/* Both halves: a quarter of the record of each rank on the other node. */
+/* Both halves of the agreement: a quarter of the record of each rank on the other node. */
 static int64_t agreement_ns(double far)
 {
     return 2 * wire_ns(2.0 * (double)((ZR_AGREE_SUMS + ZR_AGREE_MAXES) * 8 / 4), far);
@@ -120,22 +121,24 @@ static int64_t shown_ns(enum zr_hybrid hybrid, int accum, double near, double fa
     return run(groups_case(hybrid, accum), groups_speed(near, far), NULL, compute_ns).exposed_ns;
 }
 
-/* A unit's reduction between groups takes as long as its backward, the one in its group a quarter of that.
- * They run side by side, so of both only the last unit's show, behind the last backward; one behind the other
- * they would show a quarter of a backward more for each unit before it. */
+/* A unit's reduction between groups takes as long as its backward, and the one within its group a quarter
+ * of that. They overlap, so only the last unit's two reductions are exposed after the last backward. If
+ * they ran one after the other, every earlier unit would add a quarter of a backward. */
 static void outer_hides_behind_backward(void **state)
 {
     (void)state;
     const double near = 1e9;
     const int64_t in_group = wire_ns(SLICE_BYTES, near);
     assert_int_equal(in_group, BACKWARD_NS / 4);
-    /* HSDP: reduced, and gathered in place. The first gather of a step has nothing to hide behind. */
+    /* HSDP: gradients are reduced between groups, and gathered in place. The first gather of a step has
+     * nothing to hide behind. */
     double far = 5e8;
     int64_t outer = 2 * wire_ns(SLICE_BYTES, far);
     assert_int_equal(outer, BACKWARD_NS);
     assert_int_equal(shown_ns(ZR_HSDP, 1, near, far), in_group + in_group + outer + agreement_ns(far));
-    /* HFSDP: reduced alone; the updated fine slice of the first unit, half as many bytes, is gathered between
-     * groups before its group gathers it. Those of the others, as long as a forward, hide. */
+    /* HFSDP: gradients are only reduced between groups. The updated fine slice of the first unit, half as
+     * many bytes, is gathered between groups before its group gathers it. The other units' slices take as
+     * long as a forward, and hide. */
     far = 2.5e8;
     outer = wire_ns(SLICE_BYTES, far);
     int64_t updated = wire_ns(SLICE_BYTES / 2, far);
@@ -149,8 +152,8 @@ static void outer_hides_behind_backward(void **state)
 
 /* ---- pipeline stages ---- */
 
-/* Stages of one unit each, whose forward takes F and whose backward B, on ranks that are as many each. Links
- * are free, but for those of far ranks. */
+/* Each pipeline stage is one unit, with forward time F and backward time B, on as many ranks as the
+ * others. Links are free, except to far ranks. */
 enum { F = 2000000, B = 4000000 };
 
 static struct zr_verify_time time_stages(int ranks, int per_rank, int n_micro, int schedule, int dp,
@@ -169,9 +172,10 @@ static struct zr_verify_time time_stages(int ranks, int per_rank, int n_micro, i
     return run(c, s, NULL, (int64_t)n_micro * per_rank * (F + B));
 }
 
-/* The engine itself on free links, of 2p micro-batches and more: from the first forward to the last backward
- * a rank stands for what was published, (p - 1) of a stage's forward and backward, which with v stages on a
- * rank is a v-th of a rank's. What the update waits for the norm is apart from it, and here nothing. */
+/* Runs the engine on free links with 2p or more micro-batches. Between its first forward and last
+ * backward, a rank idles as long as published: (p - 1) times a stage's forward and backward. With v stages
+ * on a rank, a stage takes a v-th of the rank's time. The update's wait for the norm is counted
+ * separately, and is 0 here. */
 static void stages_stand_as_published(void **state)
 {
     (void)state;
@@ -184,7 +188,7 @@ static void stages_stand_as_published(void **state)
                         {1, ZR_RUN_1F1B, F + B},
                         {2, ZR_RUN_INTERLEAVED, F + B},
                         {3, ZR_RUN_INTERLEAVED, F + B},
-                        {1, ZR_RUN_ZERO_BUBBLE, F + B / 2 - B / 2}}; /* of B half is of weights */
+                        {1, ZR_RUN_ZERO_BUBBLE, F + B / 2 - B / 2}}; /* half of B is for weights */
             for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
                 struct zr_verify_time t =
                     time_stages(ranks, each[i].per_rank, n_micro, each[i].schedule, 1, 1e30);
@@ -195,8 +199,8 @@ static void stages_stand_as_published(void **state)
         }
 }
 
-/* Where the ranks of a stage are far from each other, the last gradients and the agreement take their time,
- * behind the last backward. */
+/* If the ranks of a pipeline stage are far apart, the last gradients and the agreement take time after the
+ * last backward. */
 static void the_norm_is_waited_for_apart(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_verify.c: the engine on the simulated world: cases that once failed, many seeds, and that nothing the
- * device answers changes what is done. */
+/* test_verify.c: runs the engine on the simulated world: cases that once failed, and many random ones.
+ * Also tests that no answer of the device changes the schedule. */
 #include "comm/segment.h"
 #include "comm/sim/sim.h"
 #include "shard/verify/verify.h"
@@ -25,30 +25,31 @@ static void passes(const struct zr_verify_case *c, struct zr_verify_result *r)
     }
 }
 
-/* Each of these was reported once; a fault of the engine, where nothing else is said. */
+/* Each of these cases once failed, by a fault of the engine unless noted otherwise. */
 static void once_failed(void **state)
 {
     static const char *const cases[] = {
-        /* Gradients stored instead of added, without a reduce for every micro-batch: the first micro-batch
-           was lost. */
+        /* Gradients were stored instead of added, without a reduce for every micro-batch. The first
+         * micro-batch was lost. */
         "seed=499 stage=0 world=2 n_units=1 accum=2 n_steps=1 overwrite=1 poison=-1 dead=-1",
         "seed=499 stage=1 world=2 n_units=1 accum=2 n_steps=1 overwrite=1 poison=-1 dead=-1",
         /* A step without any gradient zeroed a sum that a slower peer was still gathering for the step
-           before. */
+         * before. */
         "seed=1814 stage=0 world=2 n_units=5 accum=1 n_steps=2 frozen=63 skipped=3 overwrite=1 poison=-1 "
         "dead=-1",
-        /* Not the engine's fault but the model's here: it zeroed a stacked tensor before the step, of which
-           one layer had no bracket yet and others were being summed in place. */
+        /* The model was at fault here. It zeroed a stacked tensor before the step, when one layer had no
+         * bracket yet and others were being summed in place. */
         "seed=48114 stage=0 world=2 n_units=3 accum=1 n_steps=1 skipped=20 stacked=1 zeroes=8 poison=-1 "
         "dead=-1",
-        /* A snapshot of the last stage read what its tied tensor was being given; and it was given that. */
+        /* A snapshot of the last pipeline stage read memory that its tied tensor was being written to. */
         "seed=208 stage=3 world=2 n_units=1 accum=1 n_steps=1 snapshots=84 poison=-1 dead=-1 pp=2 tied=1",
         "seed=226 stage=3 world=2 n_units=1 accum=1 n_steps=1 snapshots=21 poison=-1 dead=-1 pp=2 tied=1",
-        /* A step that is given up in the midst of its backward: with several units open at once its calls
-           were other ones than those declared, and no slot was for them. */
+        /* A step was abandoned in the middle of its backward. With several units open at once, its calls
+         * were not the declared ones, and there was no slot for them. */
         "seed=523688 stage=3 world=2 n_units=4 accum=1 n_steps=2 pattern=1 bf16=1 declared=1 poison=-1 "
         "dead=-1 drops=28",
-        /* Ranks go around the hosts: the first of a later stage was not its lowest, whose values count. */
+        /* Ranks are dealt out to hosts in turn. The first rank of a later pipeline stage was not its
+         * lowest, whose values count. */
         "seed=1 stage=3 world=12 n_units=1 accum=1 n_steps=1 poison=-1 dead=-1 pp=2 hybrid=1 group=2 dealt=1",
     };
     (void)state;
@@ -61,7 +62,7 @@ static void once_failed(void **state)
     }
 }
 
-/* Random configurations; what they are said to hold, they do. */
+/* Random configurations. The coverage that they report is checked. */
 static void seeds(void **state)
 {
     (void)state;
@@ -92,7 +93,7 @@ static void seeds(void **state)
         (long long)n_died, (long long)n_starved, (long long)n_reordered, (long long)n_snapshots,
         (long long)n_refused, n_hybrid[1], n_hybrid[2], n_pp, n_tied, n_several, n_tp);
     assert_true(n_ops > 100 * (int64_t)n_seeds);
-    if (n_seeds < 1000) /* too few for some of everything */
+    if (n_seeds < 1000) /* too few to cover everything */
         return;
     assert_true(n_hybrid[1] > 15 && n_hybrid[2] > 15 && n_pp > 150 && n_tied > 50 && n_several > 50 &&
                 n_tp > 150);
@@ -121,7 +122,7 @@ static void replays(void **state)
     assert_int_equal(zr_verify_parse("stage=3 world", &c), ZR_ERR_ARG);
 }
 
-/* Groups are of a hybrid, which is of stage 3, and divide the world; without the fields there are none. */
+/* Groups belong to hybrid sharding at stage 3, and divide the world. Without the fields there are none. */
 static void cases_of_groups(void **state)
 {
     (void)state;
@@ -152,8 +153,8 @@ static void cases_of_groups(void **state)
     }
 }
 
-/* One run of a configuration speaks for all orders of the device, since no answer of the device reaches the
- * core: whatever it says about events, and whenever the loop gets to its work, the same actions are taken. */
+/* One run of a configuration stands for all orders of the device, since no answer of the device reaches
+ * the core. Whatever the device says about events, and whenever the loop runs, the same actions are taken. */
 static void decisions_depend_on_calls_only(void **state)
 {
     (void)state;
@@ -174,7 +175,7 @@ static void decisions_depend_on_calls_only(void **state)
     }
 }
 
-/* A model that leaves a zero_begin out, on one rank, is told what it uses, and where. */
+/* If a model leaves out a zero_begin on one rank, the report says what it uses and where. */
 static void outside_a_bracket(void **state)
 {
     (void)state;
@@ -193,7 +194,7 @@ static void outside_a_bracket(void **state)
     assert_non_null(strstr(r.text, "of unit 0 in forward, step 1, outside its bracket"));
 }
 
-/* A fault between groups is shown by as few of them as it takes. */
+/* A fault between groups is reduced to the fewest groups that show it. */
 static void groups_shrink(void **state)
 {
     (void)state;
@@ -217,7 +218,7 @@ static void groups_shrink(void **state)
     assert_true(r.n_reports > 0);
 }
 
-/* The stages, then the hybrids, in two groups of two. */
+/* The ZeRO stages, then hybrid sharding in two groups of two. */
 enum { N_ROWS = 6 };
 
 static const char *set_row(struct zr_verify_case *c, int row)
@@ -232,8 +233,8 @@ static const char *set_row(struct zr_verify_case *c, int row)
     return name[row];
 }
 
-/* Whatever a rank is doing when it dies, opening included, the others learn of it and end: those too that
- * share no group with it. */
+/* A rank may die at any point, even while opening. All other ranks learn of it and end, including those
+ * that share no group with it. */
 static void dies_at_every_point(void **state)
 {
     (void)state;
@@ -253,7 +254,7 @@ static void dies_at_every_point(void **state)
     }
 }
 
-/* Whatever cannot be had while ranks open, all of them give up, and nothing is left. */
+/* If any allocation fails while ranks open, all of them give up, and nothing is left. */
 static void every_allocation_refused(void **state)
 {
     (void)state;
@@ -279,8 +280,8 @@ static void never(void *arg, int rank)
     fail_msg("nobody has to wait");
 }
 
-/* The same collectives in the same order on each communicator, but not over both; and in the same order over
- * both, but from two threads of a rank that nothing orders. */
+/* Collectives come in the same order on each communicator, but not across the two. Then they come in the
+ * same order across both, but from two unordered threads of a rank. */
 static void order_over_communicators(void **state)
 {
     (void)state;
@@ -321,7 +322,8 @@ static void order_over_communicators(void **state)
     }
 }
 
-/* Two collectives on one communicator, on a stream each: found out unless the second stream waits. */
+/* Two collectives on one communicator, each on its own stream, are reported unless the second stream waits
+ * for the first. */
 static void order_on_one_communicator(void **state)
 {
     (void)state;
@@ -364,8 +366,8 @@ static void order_on_one_communicator(void **state)
     }
 }
 
-/* Communicators of two groups, each in an order of its own: places say whose slice is where, ranks of the
- * world are named. */
+/* Communicators of two groups, each in any order. Places tell whose slice is where, and messages name
+ * ranks of the world. */
 static void groups(void **state)
 {
     (void)state;
@@ -388,7 +390,7 @@ static void groups(void **state)
         assert_int_equal(zr_comm_rank(comm[r], comm[r]->group.rank), r);
         assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "s", NULL, &stream[r]), 0);
     }
-    /* Rank 0 comes last; the other group does not wait for it. */
+    /* Rank 0 comes last. The other group does not wait for it. */
     for (int i = 4; i >= 0; i--) {
         int r = i == 0 ? 0 : i == 1 ? 2 : members[i];
         struct zr_tag tag = {.unit = 0};
@@ -432,7 +434,7 @@ static void share_next(void *arg, int rank)
     assert_int_equal(c->ops->arena(c, 4096, &shared[r]), 0);
 }
 
-/* Slices of any size, in bytes: of all ranks, and of groups of three and of two. */
+/* Slices of any size, in bytes, of all ranks and of groups of three and two. */
 enum { GATHERED = 1024, GRADIENTS = 2048, SUMS = 3072 };
 static const int64_t of_all[] = {0, 64, 64, 256, 320, 320}, of_groups[2][4] = {{0, 64, 64, 256}, {0, 0, 256}};
 static const struct zr_content gathered = {.kind = ZR_CONTENT_PARAM, .size = 4, .flat = 7, .value = 5},
@@ -450,7 +452,7 @@ static void put_ragged(struct zr_sim *w, int r, struct zr_stream *s)
     if (at[place + 1] > at[place])
         zr_sim_mark(w, base + GATHERED + at[place], at[place + 1] - at[place], mine);
     zr_sim_mark(w, base + GRADIENTS, 320, summed);
-    /* Another call may use the lists again. */
+    /* The caller may reuse the lists. */
     int64_t few_list[4], all_list[6];
     memcpy(few_list, at, sizeof few_list);
     for (int p = 0; p < 6; p++)
@@ -486,8 +488,8 @@ static void expect_ragged(struct zr_sim *w, int r, struct zr_stream *s)
     assert_int_equal(stats.wire_bytes, zr_agree_wire(5, r, 1, 1) + 4 * bytes);
 }
 
-/* One arena attached to two communicators, of all ranks and of groups: each moves the bytes of its own ranks.
- */
+/* One arena is attached to two communicators, of all ranks and of groups. Each moves the bytes of its
+ * ranks only. */
 static void shared_arena(void **state)
 {
     (void)state;
@@ -512,7 +514,8 @@ static void shared_arena(void **state)
             assert_int_equal(c->ops->attach(c, shared[r]), ZR_ERR_ORDER);
         }
         zr_arena_drop(shared[r]);
-        /* Words 0 and 1: a sum and a maximum of all; 8 and 9: of the group; 16 on: slots of the group. */
+        /* Words 0 and 1 are a sum and a maximum over all ranks, 8 and 9 over the group. Slots of the group
+         * begin at 16. */
         int64_t *words = (int64_t *)shared[r]->base;
         words[0] = words[1] = words[8] = words[9] = r + 1;
         words[16 + shared_comm[1][r]->group.rank] = 100 + r;
@@ -552,7 +555,7 @@ static void shared_arena(void **state)
     zr_sim_order_close(order);
 }
 
-/* A table of copies takes contents along, row by row, and leaves what lies between the rows. */
+/* A table of copies moves contents row by row, and leaves the gaps between rows. */
 static void tables(void **state)
 {
     (void)state;
@@ -584,7 +587,7 @@ static void tables(void **state)
         zr_shadow_expect(rec, zr_sim_line_of(s), at + want[i].at, want[i].bytes, c);
     }
     assert_int_equal(rec->n_reports, 0);
-    /* A table of sums takes a range of every source. */
+    /* A table of sums reads a range of every source. */
     struct zr_content grad = {.kind = ZR_CONTENT_GRAD, .size = 4, .flat = 7, .value = 5, .n = 1};
     zr_sim_mark(w, at + 2048, 1024, grad);
     const void *src[] = {at + 2048, at + 2048};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cublaslt_stand_in.c: the stand-in's objects and their attributes. Products are in cublaslt_stand_in_run.c.
- */
+/* cublaslt_stand_in.c: objects and attributes of the cuBLASLt stand-in. Products are in
+ * cublaslt_stand_in_run.c. */
 #include "test/stand_in/cublaslt_stand_in_inside.h"
 
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cublaslt_stand_in_inside.h: what the files of the cuBLASLt stand-in share. One lock over its counts. */
+/* cublaslt_stand_in_inside.h: declarations that the files of the cuBLASLt stand-in share. One lock
+ * protects its counts. */
 #ifndef ZR_TEST_CUBLASLT_STAND_IN_INSIDE_H
 #define ZR_TEST_CUBLASLT_STAND_IN_INSIDE_H
 
@@ -12,7 +13,7 @@
 
 enum csi_kind { CSI_HANDLE = 0x1a11d1e5, CSI_LAYOUT, CSI_DESC, CSI_PREFERENCE, CSI_DESTROYED };
 
-/* The head of each. Destroyed objects are kept, so that their use can be told. */
+/* The head of each object. Destroyed objects are kept, so that their use can be reported. */
 struct csi_object {
     enum csi_kind kind;
     struct csi_object *next;
@@ -41,20 +42,20 @@ struct cublaslt_matmul_desc {
         uint32_t epilogue;
         int64_t ld_aux;
     } is;
-    /* aux: written where the epilogue says so */
+    /* aux: written if the epilogue says so */
     const void *bias, *aux;
 };
 
 struct cublaslt_preference {
     struct csi_object object;
     uint64_t workspace_bytes;
-    /* of A, B, C, D */
+    /* for A, B, C, D */
     uint32_t splits, align[4];
 };
 
 struct csi_state {
     pthread_mutex_t lock;
-    /* list of those that were destroyed, to know them when they are used again */
+    /* list of destroyed objects, which shows their later use */
     struct csi_object *destroyed;
     int n_open;
     uint32_t refused;
@@ -63,7 +64,7 @@ struct csi_state {
 
 extern struct csi_state csi;
 
-/* Whether object is a living one of that kind; else it is misuse by call. */
+/* Returns whether object is a living one of that kind. Otherwise reports a misuse by call. */
 bool csi_is(const char *call, const void *object, enum csi_kind kind);
 
 #endif

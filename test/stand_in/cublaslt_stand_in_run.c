@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cublaslt_stand_in_run.c: what a product is, the algorithms that can do it, and running one. Matrices are
- * column-major, as the library has them. */
+/* cublaslt_stand_in_run.c: describes a product, finds the algorithms for it, and runs one. Matrices are
+ * column-major, as in the library. */
 #include "test/stand_in/cublaslt_stand_in_inside.h"
 #include "test/stand_in/half.h"
 
@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- what a product is --- */
+/* --- the description of a product --- */
 
-/* All that a product is but for the places of its matrices. */
+/* Everything about a product except the addresses of its matrices. */
 struct product {
     struct csi_operation op;
     struct csi_layout a, b, c, d;
@@ -101,7 +101,7 @@ static bool product_of(const char *call, struct product *out, cublasLtHandle_t h
                         device);
         return false;
     }
-    memset(out, 0, sizeof *out); /* padding too: products are hashed as bytes */
+    memset(out, 0, sizeof *out); /* padding too, since products are hashed as bytes */
     out->op = desc->is;
     out->a = a->is;
     out->b = b->is;
@@ -133,7 +133,7 @@ static uint32_t align_of(const void *p)
     return (uint32_t)(bits & -bits);
 }
 
-/* What an algorithm remembers of the question it answers. */
+/* The question for which an algorithm was returned. */
 struct algo {
     uint64_t product;
     uint64_t workspace_bytes;
@@ -158,7 +158,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     if (!product_supported(&product, desc))
         return CUBLAS_STATUS_NOT_SUPPORTED;
     struct algo algo = {.product = hash_of(&product)};
-    algo.workspace_bytes = algo.product % 3 * 4096; /* some want none */
+    algo.workspace_bytes = algo.product % 3 * 4096; /* some need none */
     if (algo.workspace_bytes > preference->workspace_bytes)
         algo.workspace_bytes = 0;
     memcpy(algo.align, preference->align, sizeof algo.align);
@@ -173,7 +173,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     return CUBLAS_STATUS_SUCCESS;
 }
 
-/* --- running one --- */
+/* --- running a product --- */
 
 struct run {
     struct product p;
@@ -181,7 +181,8 @@ struct run {
     void *d, *aux, *bias, *workspace;
     size_t workspace_bytes;
     float alpha, beta;
-    /* Where a matrix may lie below 16 bytes' alignment another algorithm does it, in another order. */
+    /* For matrices with less than 16 bytes' alignment another algorithm is used, which adds in another
+     * order. */
     bool backwards;
 };
 
@@ -208,7 +209,7 @@ static float rounded(float x, cudaDataType t)
     return get(&place, t, 0);
 }
 
-/* op(matrix) as dense fp32 columns. */
+/* Writes op(matrix) as dense fp32 columns. */
 static void unpack(float *out, const void *matrix, const struct csi_layout *l, int64_t batch, bool transpose)
 {
     int64_t row = transpose ? l->columns : 1, column = transpose ? 1 : l->rows;
@@ -228,7 +229,7 @@ static float gelu_slope(float x)
     return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.7978845608f * (1.0f + 3 * 0.044715f * x * x);
 }
 
-/* One column of D from its products. */
+/* Finishes one column of D from its products. */
 static void finish_column(const struct run *r, int64_t batch, int64_t j, const float *products)
 {
     const struct product *p = &r->p;
@@ -238,7 +239,7 @@ static void finish_column(const struct run *r, int64_t batch, int64_t j, const f
         float x = r->alpha * products[i];
         if (has_bias(op))
             x += get(r->bias, p->d.type, i);
-        if (r->beta != 0) /* batches of small matrices in 16 bits are rounded in between by CUDA 13.0, too */
+        if (r->beta != 0) /* CUDA 13.0 also rounds small 16-bit batches in between */
             x = (p->d.n_batch > 1 ? rounded(x, p->d.type) : x) + r->beta * get(r->d, p->d.type, at);
         if (writes_aux(op)) {
             put(r->aux, p->d.type, at_aux, x);

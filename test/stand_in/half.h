@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* half.h: 16-bit floats as numbers, for stand-ins and tests that compute with them: rounded to nearest, ties
- * to even. */
+/* half.h: converts 16-bit floats to and from numbers, for stand-ins and tests that compute with them.
+ * Rounds to nearest, ties to even. */
 #ifndef ZR_TEST_STAND_IN_HALF_H
 #define ZR_TEST_STAND_IN_HALF_H
 
@@ -23,7 +23,8 @@ static inline uint16_t bf16_from_float(float f)
     return (uint16_t)(f != f ? (bits >> 16 | 0x40) : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/* 1 sign, 5 exponent, 10 fraction bits; exponent 31: infinity and NaN; 0: multiples of 2^-24. */
+/* 1 sign bit, 5 exponent bits, 10 fraction bits. Exponent 31 is infinity or NaN; exponent 0 is a multiple
+ * of 2^-24. */
 static inline float f16_to_float(uint16_t h)
 {
     int exponent = h >> 10 & 31, fraction = h & 1023;
@@ -39,13 +40,13 @@ static inline uint16_t f16_from_float(float f)
     float size = fabsf(f);
     if (isnan(f))
         return (uint16_t)(sign | 0x7e00);
-    if (size >= 65520.0f) /* halfway from the largest number to the next */
+    if (size >= 65520.0f) /* halfway between the largest number and the next */
         return (uint16_t)(sign | 0x7c00);
     int exponent;
     frexpf(size, &exponent);
     int unit = size < 0x1p-14f ? -24 : exponent - 11; /* of the last bit, as a power of two */
-    /* From 1024 steps on the first one is the exponent's; rounding up to 2048 carries into it, as it should.
-     */
+    /* From 1024 steps on, the first bit belongs to the exponent. Rounding up to 2048 carries into it
+     * correctly. */
     int steps = (int)rintf(ldexpf(size, -unit));
     return (uint16_t)(sign | (((unit + 24) << 10) + steps));
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_stand_in.c: what tests control of the stand-in, how its calls begin and end, and its communicators.
- * Messages and collectives are in mpi_stand_in_run.c. */
+/* mpi_stand_in.c: the stand-in's controls for tests, the start and end of its calls, and its
+ * communicators. Messages and collectives are in mpi_stand_in_run.c. */
 #include "test/stand_in/mpi_stand_in_inside.h"
 
 #include <stdarg.h>
@@ -29,7 +29,7 @@ void msi_misuse(const char *fmt, ...)
     va_end(ap);
 }
 
-/* --- what tests control --- */
+/* --- controls for tests --- */
 
 struct mpi_stand_in_machine *mpi_stand_in_the_machine(void)
 {
@@ -100,7 +100,7 @@ void mpi_stand_in_counts(struct mpi_stand_in_counts *out)
     pthread_mutex_unlock(&msi.lock);
 }
 
-/* What may be no more when MPI ends. Lock held. */
+/* Reports objects that must not exist when MPI ends. Call with the lock held. */
 static void report_what_is_left(const struct zr_mpi_world *w)
 {
     int n_comms = count_comms(w);
@@ -110,7 +110,8 @@ static void report_what_is_left(const struct zr_mpi_world *w)
         msi_misuse("rank %d: %d communicators were not freed", w->rank, n_comms);
 }
 
-/* Whoever wants to know where MPI is finalized: there is none of it any more. Lock held; it is let go. */
+/* Calls the on_finalize function of each rank whose MPI was not finalized: it ends now. Call with the lock
+ * held; releases it meanwhile. */
 static void report_finalize(void)
 {
     for (int r = 0; r < MSI_RANKS; r++) {
@@ -169,7 +170,7 @@ int mpi_stand_in_end(const char **first)
 
 /* --- calls --- */
 
-/* Lock held. */
+/* Call with the lock held. */
 static bool is_due(const struct zr_mpi_world *w, const char *call)
 {
     if (strcmp(msi.fail_call, call) || msi.fail_rank != w->rank || --msi.fail_k != 0)
@@ -291,7 +292,7 @@ static enum zr_mpi_level thread_level(struct zr_mpi_world *w)
     return level;
 }
 
-/* Lock held. */
+/* Call with the lock held. */
 static void begin(struct zr_mpi_world *w, enum zr_mpi_level want)
 {
     w->initialized = true;
@@ -310,7 +311,7 @@ static int init(struct zr_mpi_world *w, enum zr_mpi_level want, enum zr_mpi_leve
     return msi_leave(w, 0);
 }
 
-/* Lock held; it is let go meanwhile. */
+/* Call with the lock held; releases it meanwhile. */
 static void end(struct zr_mpi_world *w)
 {
     void (*fn)(void *) = w->fn;
@@ -372,7 +373,7 @@ static void error(struct zr_mpi_world *w, int code, char *text, size_t n)
 
 /* --- communicators --- */
 
-/* Ranks of MPI_COMM_WORLD of a lent communicator. Lock held. */
+/* The members of a lent communicator, as ranks of MPI_COMM_WORLD. Call with the lock held. */
 static struct mpi_stand_in_comm of_lent(const void *lent)
 {
     struct mpi_stand_in_comm all = {.n = msi.machine.n_ranks};
@@ -437,7 +438,7 @@ static struct msi_team *found_team(int n, const int32_t *member)
     return k;
 }
 
-/* Waits for the others; NULL: the test ends. Lock held. */
+/* Waits for the others. Returns NULL if the test ends. Call with the lock held. */
 static struct msi_team *meet(const struct msi_making *as, int place)
 {
     struct msi_making *m = making_of(as, place);
@@ -453,7 +454,7 @@ static struct msi_team *meet(const struct msi_making *as, int place)
     return k;
 }
 
-/* Lock held. Returns a class. */
+/* Call with the lock held. Returns an error class. */
 static int join(struct zr_mpi_world *w, const struct msi_making *as, int32_t *comm)
 {
     int at = 0, place = place_of(as->member, as->n, w->rank);
@@ -472,7 +473,7 @@ static int join(struct zr_mpi_world *w, const struct msi_making *as, int32_t *co
     return 0;
 }
 
-/* The one that is made of members of those ranks. False: they are not of it. */
+/* Describes the communicator made of these members. Returns false if they are not ranks of the parent. */
 static bool describe(const int32_t *of, int n_of, const int32_t *member, int n, struct msi_making *out)
 {
     out->n = n;

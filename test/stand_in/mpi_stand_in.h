@@ -1,18 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_stand_in.h: MPI between threads of one process, as the table of comm/mpi/mpi_shim.h.
+/* mpi_stand_in.h: MPI between threads of one process, with the table of comm/mpi/mpi_shim.h.
  *
- * A thread says which rank of MPI_COMM_WORLD it is, and gets that one's MPI where it asks for the process's.
- * Nothing moves but in poll, as MPI may have it. A short message is copied when it is sent, and is done at
- * once; a long one when its receiver polls. A collective is done on a rank as soon as that has what it needs,
- * so a broadcast's root waits for nobody, and a caller that takes one for a barrier is found out. Requests
- * that could end do so in any order, some of them later. Sums of reduce_block go around a ring. Memory that
- * is to be filled is poisoned when its request begins.
+ * A thread says which rank of MPI_COMM_WORLD it is, and then gets that rank's MPI as the process's. The
+ * stand-in uses every freedom that MPI has:
+ * - Data move only in poll. A short message is copied and done when it is sent, a long one is done when
+ *   its receiver polls.
+ * - A collective is done on a rank as soon as that rank has what it needs. A broadcast's root waits for no
+ *   other rank, so a caller that takes one for a barrier fails.
+ * - Requests that could end do so in any order, and some of them later. Sums of reduce_block go around a
+ *   ring. Memory to be filled is poisoned when its request begins.
  *
- * What may not be is misuse, and the first is kept: two calls of a rank at once; calls before
- * init or after finalize; a communicator freed or finalize called with requests pending; memory that is sent
- * and changes meanwhile; collectives of one communicator that differ between ranks in order, kind, size or
- * root, which then never end; a message of another size than its receiver's; pieces and tags that are too
- * large; what is still pending or not freed at the end. */
+ * These are misuse, and the first is kept:
+ * - two calls of a rank at once; calls before init or after finalize
+ * - a communicator freed, or finalize called, while requests are pending
+ * - memory that changes while it is sent
+ * - collectives of one communicator that differ between ranks in order, kind, size or root; they never end
+ * - a message of another size than its receiver's; pieces and tags that are too large
+ * - requests still pending and communicators not freed at the end */
 #ifndef ZR_TEST_MPI_STAND_IN_H
 #define ZR_TEST_MPI_STAND_IN_H
 
@@ -20,65 +24,65 @@
 
 enum { MPI_STAND_IN_RANKS = 18 };
 
-/* Classes of errors that it returns. */
+/* Classes of the errors that it returns. */
 enum { MPI_STAND_IN_COMM = 5, MPI_STAND_IN_OTHER = 16 };
 
 struct mpi_stand_in_machine {
-    /* of MPI_COMM_WORLD; 1 */
+    /* ranks of MPI_COMM_WORLD; default 1 */
     int n_ranks;
-    /* of threads, the most that init gives; ZR_MPI_MULTIPLE */
+    /* the highest thread level that init gives; default ZR_MPI_MULTIPLE */
     enum zr_mpi_level level;
-    /* a message of at most as many bytes is copied when it is sent; 4096 */
+    /* messages of at most this many bytes are copied when sent; default 4096 */
     int64_t short_bytes;
-    /* its MPI_Get_library_version */
+    /* the text of MPI_Get_library_version */
     const char *library;
 };
 
-/* Writable while no MPI has begun. */
+/* May be changed while no MPI has begun. */
 struct mpi_stand_in_machine *mpi_stand_in_the_machine(void);
 
 const struct zr_mpi_shim *mpi_stand_in_shim(void);
 
-/* The calling thread is that rank of MPI_COMM_WORLD from now on. */
+/* Makes the calling thread that rank of MPI_COMM_WORLD. */
 void mpi_stand_in_be(int rank);
 
-/* A program's own communicator, which a test lends by its address: ranks of MPI_COMM_WORLD in that order, the
- * same on each of them; n 0: MPI_COMM_NULL. */
+/* A program's own communicator, which a test lends by its address. Its members are ranks of MPI_COMM_WORLD
+ * in this order, the same on each rank. With n 0 it is MPI_COMM_NULL. */
 struct mpi_stand_in_comm {
     int n;
     int32_t member[MPI_STAND_IN_RANKS];
 };
 
-/* What a program does by itself: MPI_Init_thread, MPI_Finalize, from any thread. Nothing may be inside
- * the shim's calls while it finalizes. */
+/* Act as a program that calls MPI_Init_thread and MPI_Finalize itself, from any thread. No thread may be
+ * inside the shim's calls during finalize. */
 void mpi_stand_in_program_init(int rank, enum zr_mpi_level level);
 void mpi_stand_in_program_finalize(int rank);
 
-/* The rank's k-th call of that name (of the table's fields) from now on (1-based) returns class, once; one at
- * a time; k 0: none. "poll": the k-th request that ends, ends with it; "progress": the k-th poll returns
- * it. */
+/* From now on the rank's k-th call (1-based) of that name, a field of the table, returns class once. One
+ * such call is set at a time; k 0: none. For "poll", the k-th request that ends gets this error. For
+ * "progress", the k-th poll returns it. */
 void mpi_stand_in_fail(const char *call, int rank, int k, int class);
-/* That call does not come back instead. */
+/* The same, but the call does not return. */
 void mpi_stand_in_hang(const char *call, int rank, int k);
-/* Calls that hang come back, all, and from now on nothing moves any more. */
+/* Lets all hanging calls return. From now on no data move any more. */
 void mpi_stand_in_come_back(void);
-/* From now on nothing moves to or from that rank any more. */
+/* From now on no data move to or from that rank. */
 void mpi_stand_in_die(int rank);
 
 struct mpi_stand_in_counts {
     /* begun, over all ranks */
     int64_t n_messages, n_collectives;
     int64_t n_init, n_finalize;
-    /* of all ranks: communicators, requests that are pending, calls that hang */
+    /* over all ranks: communicators, pending requests, and hanging calls */
     int64_t n_comms, n_pending, n_hung;
 };
 
 void mpi_stand_in_counts(struct mpi_stand_in_counts *out);
 
-/* Lets everything go that hangs, waits for calls to come back, tells what is still alive as misuse, unless a
- * rank hung or died, tells who asked where MPI is finalized, and forgets all. Returns how many misuses there
- * were, and the first's text (valid until the next call; "": none). No thread may call the shim from then on
- * without mpi_stand_in_be. */
+/* Releases everything that hangs and waits for calls to return. Reports as misuse what is still alive,
+ * unless a rank hung or died. Calls the on_finalize functions of MPIs that were not finalized, and forgets
+ * everything. Returns the number of misuses and the first one's text (valid until the next call; "":
+ * none). Afterwards a thread has to call mpi_stand_in_be before it calls the shim. */
 int mpi_stand_in_end(const char **first);
 
 #endif

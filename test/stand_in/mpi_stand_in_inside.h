@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_stand_in_inside.h: what the files of the MPI stand-in share. One lock over all of it. */
+/* mpi_stand_in_inside.h: declarations that the files of the MPI stand-in share. One lock protects
+ * everything. */
 #ifndef ZR_TEST_MPI_STAND_IN_INSIDE_H
 #define ZR_TEST_MPI_STAND_IN_INSIDE_H
 
@@ -19,7 +20,7 @@ enum msi_kind {
     MSI_REDUCE_BLOCK
 };
 
-/* One rank's part in a message or a collective. */
+/* One rank's part of a message or a collective. */
 struct msi_request {
     bool pending;
     enum msi_kind kind;
@@ -27,30 +28,30 @@ struct msi_request {
     const char *from;
     char *to;
     int64_t bytes, stride;
-    /* peer: place in the communicator; or the root */
+    /* peer: place in the communicator, or the root */
     int peer, tag;
-    /* what from[given_bytes] was when it began */
+    /* hash of from[given_bytes] when it began */
     uint64_t hash;
     int64_t given_bytes;
-    /* a message's other end has been found; a send: its bytes have been taken */
+    /* for a message: the other end was found; for a send: its bytes were taken */
     struct msi_message *message;
     struct msi_meeting *meeting;
 };
 
-/* One that is sent, received, or both. */
+/* A message that is sent, received, or both. */
 struct msi_message {
     int from, to, tag;
     int64_t bytes, room;
     bool is_sent, is_received, is_taken, different;
-    /* a copy of a short one, else where the sender has it */
+    /* the copy of a short message, or the sender's memory */
     char *copy;
     const char *at;
-    /* the ends that still point here */
+    /* number of ends that still point here */
     int n_ends;
     struct msi_message *next;
 };
 
-/* What ranks have in common of one collective. */
+/* Data that the ranks of one collective share. */
 struct msi_meeting {
     uint64_t number;
     enum msi_kind kind;
@@ -62,12 +63,12 @@ struct msi_meeting {
     struct msi_meeting *next;
 };
 
-/* Ranks that have a communicator. */
+/* Ranks that share a communicator. */
 struct msi_team {
     int n, n_left;
-    /* of the program's own communicator, or MPI_COMM_WORLD: it stays until the end */
+    /* the program's own communicator or MPI_COMM_WORLD, which stays until the end */
     bool is_programs;
-    /* by place, of MPI_COMM_WORLD */
+    /* by place: the rank in MPI_COMM_WORLD */
     int32_t member[MSI_RANKS];
     /* oldest first */
     struct msi_message *messages;
@@ -85,7 +86,7 @@ struct msi_comm {
 
 /* Ranks that are making a communicator. */
 struct msi_making {
-    /* NULL: of the program's or MPI_COMM_WORLD */
+    /* NULL: from the program's communicator or MPI_COMM_WORLD */
     const struct msi_team *parent;
     int n, tag, n_here, n_gone;
     int32_t member[MSI_RANKS];
@@ -99,7 +100,7 @@ struct zr_mpi_world {
     int rank;
     bool initialized, finalized, died, hung;
     enum zr_mpi_level level;
-    /* calls of the table that are under way */
+    /* calls of the table in progress */
     int n_inside;
     void (*fn)(void *arg);
     void *fn_arg;
@@ -116,7 +117,7 @@ struct msi_state {
     struct zr_mpi_world world[MSI_RANKS];
     struct msi_team *teams;
     struct msi_making *makings;
-    /* calls of all ranks under way */
+    /* calls in progress on all ranks */
     int n_inside;
     bool ending;
     char fail_call[32];
@@ -129,16 +130,16 @@ struct msi_state {
 
 extern struct msi_state msi;
 
-/* Lock held. */
+/* Call with the lock held. */
 void msi_misuse(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-/* Begins a call; the lock is held when it returns 0. Else the call returns that. */
+/* Begins a call. Returns 0 with the lock held, or the error that the call must return. */
 int msi_enter(struct zr_mpi_world *w, const char *call, bool before_init);
 int msi_leave(struct zr_mpi_world *w, int res);
-/* The class with which the request that is about to end ends. Lock held. */
+/* Returns the class with which the request that is about to end ends. Call with the lock held. */
 int msi_ends_with(struct zr_mpi_world *w);
-/* 0, or the class with which this poll fails. Lock held. */
+/* Returns 0, or the class with which this poll fails. Call with the lock held. */
 int msi_breaks_with(struct zr_mpi_world *w);
-/* Forgets what is under way in it. Lock held. */
+/* Forgets what is in progress in it. Call with the lock held. */
 void msi_forget(struct msi_team *team);
 
 int msi_send(struct zr_mpi_world *w, int32_t comm, const void *at, int64_t bytes, int to, int tag,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_stand_in_run.c: what the stand-in moves between ranks. */
+/* mpi_stand_in_run.c: moves the stand-in's data between ranks. */
 #include "test/stand_in/mpi_stand_in_inside.h"
 
 #include <sched.h>
@@ -56,7 +56,7 @@ static bool check(const struct zr_mpi_world *w, const char *call, const struct m
     return false;
 }
 
-/* Begins a call with what it asks for. False: it ends with *err, the lock is not held. */
+/* Begins a call with its arguments. Returns false if it ends with *err; then the lock is not held. */
 static bool begin(struct zr_mpi_world *w, const char *call, const struct msi_request *as, int32_t *slot,
                   int *err)
 {
@@ -79,7 +79,7 @@ static bool begin(struct zr_mpi_world *w, const char *call, const struct msi_req
     return true;
 }
 
-/* What it gives must not change until it ends. */
+/* Remembers the hash of what it sends, which must not change until it ends. */
 static void note_given(struct msi_request *q, const char *from, int64_t bytes)
 {
     q->from = from;
@@ -108,7 +108,7 @@ static bool has_any_died(const struct msi_team *k)
 
 /* --- messages --- */
 
-/* Messages of one pair and tag meet in the order in which each end began them. */
+/* Matches messages of one pair and tag in the order in which each end began them. */
 static struct msi_message *message_of(struct msi_team *k, int from, int to, int tag, bool sends)
 {
     struct msi_message **at = &k->messages;
@@ -242,7 +242,7 @@ static void compare(const struct zr_mpi_world *w, struct msi_meeting *m, const s
     m->different = true;
 }
 
-/* Joins the collective of as, giving from[bytes]. Returns as begin. */
+/* Joins the collective described by as, and contributes from[bytes]. Returns what begin returns. */
 static bool join(struct zr_mpi_world *w, const char *call, const struct msi_request *as, const char *from,
                  int64_t bytes, int32_t *slot, int *err)
 {
@@ -344,7 +344,7 @@ static void reduce_words(const struct msi_meeting *m, int n_ranks, char *to)
     }
 }
 
-/* Along the ring that ends at this place. */
+/* Adds along the ring that ends at this place. */
 static void reduce_block(const struct msi_meeting *m, int n_ranks, int place, char *to)
 {
     for (int64_t at = 0; at < m->bytes; at += 4) {
@@ -396,7 +396,7 @@ void msi_forget(struct msi_team *k)
         drop_message(k, k->messages);
 }
 
-/* --- what ends --- */
+/* --- the end of requests --- */
 
 static bool is_ready(const struct zr_mpi_world *w, const struct msi_request *q)
 {
@@ -426,7 +426,7 @@ static void end_request(struct zr_mpi_world *w, struct msi_request *q)
     w->n_pending--;
 }
 
-/* Splitmix64's step: which of those that could end do so now. */
+/* Decides by a step of Splitmix64 which of the requests that could end do so now. */
 static bool ends_now(struct zr_mpi_world *w)
 {
     uint64_t z = w->random += UINT64_C(0x9e3779b97f4a7c15);
@@ -456,7 +456,7 @@ int msi_poll(struct zr_mpi_world *w, struct zr_mpi_done done[ZR_MPI_SLOTS])
     return msi_leave(w, n);
 }
 
-/* Nothing else is under way. */
+/* Waits until nothing else is in progress. */
 static int until_done(struct zr_mpi_world *w)
 {
     struct zr_mpi_done done[ZR_MPI_SLOTS];

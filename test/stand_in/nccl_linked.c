@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_linked.c: stands for comm/nccl/nccl_library.c where the stand-in is linked: the same table, with what
- * a library of that version has. */
+/* nccl_linked.c: replaces comm/nccl/nccl_library.c where the stand-in is linked. It fills the same table
+ * with what a library of the chosen version has. */
 #include "comm/nccl/nccl_comm.h"
 #include "test/stand_in/nccl_stand_in.h"
 

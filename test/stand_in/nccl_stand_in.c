@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_stand_in.c: the stand-in's communicators, windows and groups. What runs on streams is in
+/* nccl_stand_in.c: the stand-in's communicators, windows and groups. The part that runs on streams is in
  * nccl_stand_in_run.c. */
 #include "test/stand_in/nccl_stand_in_inside.h"
 
@@ -18,7 +18,7 @@ static _Thread_local struct {
     struct nsi_call *first, *last;
 } group;
 
-/* --- what tests control --- */
+/* --- controls for tests --- */
 
 struct nccl_stand_in_machine *nccl_stand_in_the_machine(void)
 {
@@ -127,7 +127,7 @@ static int device_now(void)
     return device;
 }
 
-/* Lock held. */
+/* Call with the lock held. */
 static ncclResult_t fault(const char *call, int device)
 {
     if (strcmp(nsi.fail_call, call) || nsi.fail_device != device || --nsi.fail_k != 0)
@@ -135,7 +135,7 @@ static ncclResult_t fault(const char *call, int device)
     nsi.fail_call[0] = 0;
     if (nsi.fail_hangs) {
         nsi.hung = true;
-        nsi.n_inside_device[device]--; /* left behind: no longer a call of the rank's */
+        nsi.n_inside_device[device]--; /* left behind: no longer one of the rank's calls */
         while (!nsi.ending)
             nsi_wait();
         nsi.n_inside_device[device]++;
@@ -239,7 +239,7 @@ ncclResult_t nsi_later(struct ncclComm *comm, ncclResult_t res)
     return ncclInProgress;
 }
 
-/* Of a number of CTAs that was not given, nothing is known. */
+/* Nothing is known of a number of CTAs that was not given. */
 static bool can_hold(const ncclConfig_t *config)
 {
     bool given = config->minCTAs != NCCL_CONFIG_UNDEF_INT && config->maxCTAs != NCCL_CONFIG_UNDEF_INT;
@@ -249,14 +249,14 @@ static bool can_hold(const ncclConfig_t *config)
     return false;
 }
 
-/* As NVIDIA's user guide has it ("Creating a communicator using multiple ncclUniqueIds"). */
+/* NVIDIA's user guide states the rule ("Creating a communicator using multiple ncclUniqueIds"). */
 static bool has_root(int rank, int n_ranks, int n_ids)
 {
     int more = n_ranks % n_ids, each = n_ranks / n_ids, limit = more * (each + 1);
     return rank < limit ? rank % (each + 1) == 0 : (rank - limit) % each == 0;
 }
 
-/* All ranks are here: who is to make an id has made it. */
+/* All ranks are here, so whoever has to make an id has made it. */
 static void check_roots(const struct nsi_team *k, int rank)
 {
     int nth = -1, slot = -1;
@@ -302,7 +302,7 @@ static ncclResult_t join_team(const char *id, int n_ranks, int rank, const ncclC
         return nsi_ring_is_broken(k, rank) ? ncclRemoteError : ncclSystemError;
     for (int i = 0; i < n_ranks; i++)
         if (nsi_same_gpu(slot, k->slot[i]))
-            return ncclInvalidUsage; /* "Duplicate GPU detected", of all ranks that have it */
+            return ncclInvalidUsage; /* "Duplicate GPU detected", on all ranks with that GPU */
     check_roots(k, rank);
     struct ncclComm *c = calloc(1, sizeof *c);
     c->team = k;
@@ -333,7 +333,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId c
     return nsi_leave(join_team(commId.internal, nranks, rank, config, comm));
 }
 
-/* The same ids in the same order on all ranks. */
+/* All ranks must have the same ids in the same order. */
 static bool check_ids(struct nsi_team *k, int rank, int n_ids, const ncclUniqueId *ids)
 {
     size_t bytes = (size_t)n_ids * sizeof *ids;
@@ -362,13 +362,13 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myran
     return nsi_leave(join_team(commIds[0].internal, nranks, myrank, config, newcomm));
 }
 
-/* Waits for what all ranks of the communicator ask for. */
+/* Waits until all ranks of the communicator have asked for the split. */
 static const struct nsi_split *meet_split(struct ncclComm *comm, int color, int key)
 {
     struct nsi_team *k = comm->team;
     uint64_t number = ++comm->n_splits;
     struct nsi_split *s = &k->splits[number % 2];
-    if (s->number != number) /* the first; the one before it on this place has been left by all */
+    if (s->number != number) /* the first rank; all ranks have left the split that was here before */
         *s = (struct nsi_split){.number = number};
     s->color[comm->rank] = color;
     s->key[comm->rank] = key;
@@ -379,7 +379,7 @@ static const struct nsi_split *meet_split(struct ncclComm *comm, int color, int 
     return s->n_here < k->n_ranks ? NULL : s;
 }
 
-/* The rank's place among those of its colour: by key, and by rank where keys are equal. */
+/* Returns the rank's place among those of its colour, ordered by key and then by rank. */
 static int place_after_split(const struct nsi_split *s, int n_ranks, int rank, int *n_of_color)
 {
     int place = 0;
@@ -420,7 +420,7 @@ static ncclResult_t split(struct ncclComm *comm, int color, int key, ncclComm_t 
     ncclResult_t res = join_team(id, n, place, config, newcomm);
     if (res || comm->waits)
         return res;
-    /* What is made comes later, and so the call says success although there is nothing yet. */
+    /* The communicator is made later, so the call reports success before it exists. */
     comm->of = *newcomm;
     comm->to = newcomm;
     *newcomm = NULL;
@@ -468,7 +468,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     return nsi_leave(ncclSuccess);
 }
 
-/* From any thread, also while another is inside for this rank. */
+/* May be called from any thread, even while another one is inside for this rank. */
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
     nsi_lock();
@@ -529,7 +529,7 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank)
     return nsi_leave(ncclSuccess);
 }
 
-/* None of it can be given back before the communicator. */
+/* None of the memory can be freed before the communicator. */
 ncclResult_t ncclCommMemStats(ncclComm_t comm, int stat, uint64_t *value)
 {
     enum { SUSPEND, SUSPENDED, PERSIST, TOTAL };
@@ -559,7 +559,7 @@ ncclResult_t ncclMemFree(void *ptr)
     for (struct ncclWindow_vidmem *w = nsi.windows; w; w = w->next)
         if (w->alive && w->at == ptr)
             stand_in_misuse("ncclMemFree: the memory is a window of rank %d still", w->comm->rank);
-    nsi_leave(ncclSuccess); /* freeing waits for streams, and they for the lock */
+    nsi_leave(ncclSuccess); /* freeing waits for streams, and they wait for the lock */
     return cudaFree(ptr) ? ncclUnhandledCudaError : ncclSuccess;
 }
 
@@ -629,7 +629,7 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t win)
 }
 #endif
 
-/* --- groups and what is in them --- */
+/* --- groups and their calls --- */
 
 size_t nsi_size(ncclDataType_t type)
 {
@@ -710,8 +710,8 @@ static const char *const names[] = {[NSI_ALL_GATHER] = "ncclAllGather",
                                     [NSI_SEND] = "ncclSend",
                                     [NSI_RECV] = "ncclRecv"};
 
-/* What a call sends and receives must be the device's, and apart or exactly in place: the smaller buffer is
- * the larger one's part of this rank. */
+/* A call's buffers must be in the device's memory. They must not overlap, or must be exactly in place: the
+ * smaller buffer is this rank's part of the larger one. */
 static void check_buffers(const struct nsi_call *c, size_t n_send, size_t n_recv)
 {
     const struct ncclComm *m = c->comm;
@@ -740,7 +740,7 @@ static size_t bytes_received(const struct nsi_call *c)
     return c->kind == NSI_SEND ? 0 : c->kind == NSI_ALL_GATHER ? n * (size_t)c->comm->team->n_ranks : n;
 }
 
-/* Calls of a group run at the same time. */
+/* Calls of a group run at the same time, so none may write what another uses. */
 static void check_apart(const struct nsi_call *c)
 {
     for (const struct nsi_call *o = group.first; o; o = o->next)
@@ -751,7 +751,7 @@ static void check_apart(const struct nsi_call *c)
                             names[o->kind], names[c->kind]);
 }
 
-/* The other rank's number is one of the communicator's, and not this one's where two work together. */
+/* The peer must be a rank of the communicator, and not this rank itself where two ranks work together. */
 static bool check_root(const struct nsi_call *c)
 {
     const struct ncclComm *m = c->comm;
@@ -761,7 +761,7 @@ static bool check_root(const struct nsi_call *c)
     return false;
 }
 
-/* Where a collective's buffers are in windows, it is symmetric, and may go over copy engines. */
+/* A collective with both buffers in windows is symmetric, and may use copy engines. */
 static void note_windows(struct nsi_call *c, size_t n_send, size_t n_recv)
 {
     const struct ncclWindow_vidmem *s = nsi_window(c->comm, c->send, n_send),
@@ -812,7 +812,7 @@ static ncclResult_t take(struct nsi_call c)
     return nsi_leave(group.depth ? ncclSuccess : nsi_later(m, put_group()));
 }
 
-/* The parameters that NCCL's functions all have, and what is the one's own. */
+/* Builds a call from the parameters that all of NCCL's functions have, and those of this one. */
 #define TAKE(k, ...)                                                                                         \
     take((struct nsi_call){.kind = k, .type = datatype, .comm = comm, .stream = stream, __VA_ARGS__})
 
@@ -836,7 +836,7 @@ ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, nccl
     return TAKE(NSI_REDUCE, .send = sendbuff, .recv = recvbuff, .count = count, .root = root);
 }
 
-/* Of whole numbers, whose sums are the same in any order. */
+/* Only for whole numbers, whose sums are the same in any order. */
 ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                            ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
 {

@@ -2,32 +2,37 @@
 /* nccl_stand_in.h: NCCL between threads of one process, or between processes, over the CUDA stand-in's
  * streams.
  *
- * Ranks are threads, each with a device of its own; or processes (nccl_stand_in_share), each with a machine
- * of its own, on the host that NCCL_HOSTID names. A collective runs in the order of its stream: it gives away
- * a copy of what it sends and then waits for what it needs from others, so it completes as early as NCCL may
- * let it, and a caller that takes it for a barrier is found out. Sums go around a ring and are rounded to the
+ * Ranks are threads with one device each. With nccl_stand_in_share they are processes with one machine
+ * each, on the host that NCCL_HOSTID names. A collective runs in its stream's order. It first gives away a
+ * copy of what it sends and then waits for what it needs from others. So it completes as early as NCCL may
+ * let it, and a caller that takes it for a barrier fails. Sums go around a ring and are rounded to the
  * type at every hop, so they differ from a tree's.
  *
- * A process that dies is noticed as NCCL notices it: while a communicator is made, by its two neighbours
- * among the ranks, whose calls return ncclRemoteError; in a collective by ranks of other hosts, whose
- * communicators report ncclRemoteError and go on waiting until they are aborted; by nobody on its own host.
- * Two processes of one host with the same device are refused with ncclInvalidUsage, and there are no windows
- * between hosts: registering succeeds and leaves the handle alone.
+ * A process that dies is noticed as with NCCL:
+ * - While a communicator is made, its two neighbours among the ranks get ncclRemoteError.
+ * - In a collective, ranks of other hosts get ncclRemoteError and go on waiting until they are aborted.
+ * - On its own host no rank notices it.
  *
- * A communicator that is asked for as non-blocking is in progress after each call until it has been polled a
- * few times; ncclCommSplit of one returns success with no communicator yet.
+ * Two processes of one host with the same device are refused with ncclInvalidUsage. There are no windows
+ * between hosts: registering succeeds and does not set the handle. A non-blocking communicator is in
+ * progress after each call until it has been polled a few times. ncclCommSplit of one returns success
+ * before the communicator exists.
  *
- * Misuse goes to stand_in_misuse: memory that is not a device's, buffers that overlap but are not in place or
- * are written by one call of a group and touched by another, a window of memory that NCCL did not allocate or
- * of other sizes or offsets on other ranks, memory freed while registered, a group not ended, two threads of
- * a rank inside at once, an order of communicators that differs between ranks, the NULL stream with copy
- * engines, fewer CTAs at most than at least, a split that shares what its parent works with, several ids of
- * which one is another on another rank or is not made by the first of the ranks that it serves, or more of
- * them than ranks, a communicator used after it was destroyed or while it is in progress, what releases of
- * that version are known to do wrong (copy engines of two ranks; symmetric collectives in one group), a look
- * for errors by a thread that blocks SIGSEGV, ncclCommDestroy where a rank is dead, which does not come back.
- * What differs between ranks (kind, count, type, root) is misuse and waits for ever, as the real thing
- * may. */
+ * These are reported as stand_in_misuse:
+ * - memory that is not a device's; buffers that overlap and are not in place
+ * - a buffer written by one call of a group and used by another
+ * - a window of memory that NCCL did not allocate, or with other sizes or offsets on other ranks
+ * - memory freed while registered; a group that is not ended
+ * - two threads of a rank inside at once; an order of communicators that differs between ranks
+ * - the NULL stream with copy engines; a largest number of CTAs below the smallest
+ * - a split that shares resources its parent works with
+ * - several ids that differ between ranks, were not made by the first rank that they serve, or outnumber
+ *   the ranks
+ * - a communicator used after it was destroyed or while it is in progress
+ * - known faults of the version: copy engines of two ranks, symmetric collectives in one group
+ * - a query for errors by a thread that blocks SIGSEGV
+ * - ncclCommDestroy with a dead rank, which does not return
+ * - ranks that differ in kind, count, type or root; they wait for ever, as in the real library */
 #ifndef ZR_TEST_NCCL_STAND_IN_H
 #define ZR_TEST_NCCL_STAND_IN_H
 
@@ -38,35 +43,36 @@
 #include <sys/types.h>
 
 struct nccl_stand_in_machine {
-    /* of the library; 22809. Below 22700 it has no windows, below 21900 no memory, below 21800 no
-     * ncclCommSplit, below 22300 no ncclCommInitRankScalable, below 22907 no ncclCommMemStats */
+    /* version of the library; default 22809. Below 22700 it has no windows, below 21900 no memory, below
+     * 21800 no ncclCommSplit, below 22300 no ncclCommInitRankScalable, below 22907 no ncclCommMemStats */
     int version;
-    /* true; false: registering succeeds and leaves the handle alone */
+    /* default true; false: registering succeeds and does not set the handle */
     bool windows;
-    /* 0; of the device, that a communicator takes */
+    /* device memory that a communicator takes; default 0 */
     int64_t comm_bytes;
-    /* false; true: ncclCommAbort does not come back, and what runs goes on waiting */
+    /* default false; true: ncclCommAbort does not return, and running work goes on waiting */
     bool abort_sticks;
-    /* 0; that a group takes on its stream at least */
+    /* the least time that a group takes on its stream; default 0 */
     int32_t slow_us;
 };
 
-/* Writable while there are no communicators. */
+/* May be changed while there are no communicators. */
 struct nccl_stand_in_machine *nccl_stand_in_the_machine(void);
 
-/* Ranks are processes that this one forks from now on, until nccl_stand_in_end here; each ends with one of
- * its own. Before anything else of the stand-ins, which have threads that are not forked. */
+/* Makes ranks of the processes that this one forks from now on, until it calls nccl_stand_in_end. Each of
+ * them calls that too before it ends. Call this before anything else of the stand-ins, whose threads are
+ * not forked. */
 void nccl_stand_in_share(void);
-/* Stops such a rank, a child of the calling process, where it holds nothing of the stand-in that other ranks
- * wait for. Returns when it has stopped. */
+/* Stops such a rank, a child of the calling process, at a point where it holds nothing of the stand-in
+ * that other ranks wait for. Returns when it has stopped. */
 void nccl_stand_in_stop(pid_t pid);
 
-/* The k-th call of that name on that device from now on (1-based) returns res, once. One at a time; k 0:
- * none. */
+/* From now on the k-th call (1-based) of that name on that device returns res, once. One such call is set
+ * at a time; k 0: none. */
 void nccl_stand_in_fail(const char *call, int device, int k, ncclResult_t res);
-/* That call does not come back instead. */
+/* The same, but the call does not return. */
 void nccl_stand_in_hang(const char *call, int device, int k);
-/* All communicators of the device report it from now on. */
+/* From now on all communicators of the device report res. */
 void nccl_stand_in_async(int device, ncclResult_t res);
 
 struct nccl_stand_in_counts {
@@ -78,22 +84,22 @@ struct nccl_stand_in_counts {
     int64_t n_symmetric;
     /* of n_symmetric: gathers of a communicator without CTAs */
     int64_t n_copy_engine;
-    /* communicators made by ncclCommInitRankConfig or ncclCommInitRankScalable, those of them by several ids,
-     * and those made by ncclCommSplit, over all ranks */
+    /* over all ranks: communicators made by ncclCommInitRankConfig or ncclCommInitRankScalable, those of
+     * them made with several ids, and those made by ncclCommSplit */
     int64_t n_made, n_scalable, n_split;
-    /* of them, those that may use one CTA */
+    /* of all these, communicators that may use one CTA */
     int64_t n_one_cta;
-    /* communicators that are alive */
+    /* communicators alive */
     int64_t n_comms;
-    /* windows that are registered */
+    /* windows registered */
     int64_t n_registered;
 };
 
 void nccl_stand_in_counts(struct nccl_stand_in_counts *out);
 
-/* Lets everything go that hangs, waits for calls to come back, forgets all, and reports what is still alive
- * as misuse, unless something hung, which it returns: then memory may be left, for stand_in_end to find.
- * Before that. */
+/* Releases everything that hangs, waits for calls to return, and forgets everything. Reports as misuse
+ * what is still alive, unless something hung. Returns whether something hung: then memory may be left,
+ * which stand_in_end will report. Call it before stand_in_end. */
 bool nccl_stand_in_end(void);
 
 #endif

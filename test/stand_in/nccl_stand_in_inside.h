@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_stand_in_inside.h: what the files of the NCCL stand-in share. One lock over all of it, also of ranks
- * that are processes. */
+/* nccl_stand_in_inside.h: declarations that the files of the NCCL stand-in share. One lock protects
+ * everything, even between ranks that are processes. */
 #ifndef ZR_TEST_NCCL_STAND_IN_INSIDE_H
 #define ZR_TEST_NCCL_STAND_IN_INSIDE_H
 
@@ -23,27 +23,27 @@ enum nsi_kind {
     NSI_RECV
 };
 
-/* What ranks have in common of one collective, or two ranks of one message. */
+/* Data that the ranks of one collective, or the two ranks of one message, share. */
 struct nsi_meeting {
     enum nsi_kind kind;
     ncclDataType_t type;
     ncclRedOp_t op;
     size_t count;
-    /* root: of a broadcast or the like; from, to: of a message */
+    /* root: of a broadcast or reduce; from, to: of a message */
     int root, from, to;
     /* counted among the collectives of its communicator, or the messages of its two ranks */
     uint64_t number;
-    /* [a][b], of each rank a that came: which of its collectives with rank b this is, on any
-     * communicator. */
+    /* [a][b] for each rank a that came: the number of this among its collectives with rank b, on any
+     * communicator */
     uint64_t issue[NSI_RANKS][NSI_RANKS];
-    /* in its window, of the buffer that must lie alike on all ranks; -1: it is in no window */
+    /* offset in its window of the buffer that must be at equal offsets on all ranks; -1: in no window */
     int64_t offset;
     char *given[NSI_RANKS];
     bool here[NSI_RANKS], left[NSI_RANKS], different;
     struct nsi_meeting *next;
 };
 
-/* One ncclCommSplit of all ranks of a communicator. */
+/* One ncclCommSplit by all ranks of a communicator. */
 struct nsi_split {
     /* counted among the splits of its communicator, from 1 */
     uint64_t number;
@@ -51,24 +51,24 @@ struct nsi_split {
     int color[NSI_RANKS], key[NSI_RANKS];
 };
 
-/* Ranks that work together. */
+/* Ranks that share a communicator. */
 struct nsi_team {
     /* the first of ids */
     char id[NCCL_UNIQUE_ID_BYTES];
-    /* by which it is made, where they are several */
+    /* the number of ids that make it, if there are several */
     int n_ids;
     ncclUniqueId ids[NSI_RANKS];
     int n_ranks, n_here;
-    /* who they are; -1: not here yet */
+    /* slot of each rank; -1: not here yet */
     int slot[NSI_RANKS];
-    /* who has destroyed its communicator, and may end: the others need nothing more of it */
+    /* the rank has destroyed its communicator and may end: the others need nothing more from it */
     bool left[NSI_RANKS];
-    /* registrations so far, of all ranks */
+    /* registrations so far, over all ranks */
     uint64_t n_windows;
-    /* of the first rank that came, for the even and the odd registration under way */
+    /* from the first rank that came, for the even and the odd registration in progress */
     size_t window_bytes[2];
     int64_t window_offset[2];
-    /* the even and the odd split under way */
+    /* the even and the odd split in progress */
     struct nsi_split splits[2];
     struct nsi_meeting *meetings;
     struct nsi_team *next;
@@ -84,25 +84,25 @@ struct ncclWindow_vidmem {
 
 struct ncclComm {
     struct nsi_team *team;
-    /* slot: who this rank is, in struct nsi_shared */
+    /* slot: this rank's slot in struct nsi_shared */
     int rank, device, slot;
     bool alive, aborted, no_ctas;
-    /* memory of the device that it takes */
+    /* device memory that it takes */
     int64_t bytes;
-    /* it is a blocking one; else what is called returns before it is done */
+    /* it is blocking; otherwise a call returns before it is done */
     bool waits;
-    /* calls of ncclCommGetAsyncError that are left until it is done */
+    /* calls of ncclCommGetAsyncError until it is done */
     int n_polls;
     /* then *to is set to of */
     ncclComm_t *to, of;
     ncclResult_t async;
-    /* batches on streams: those not run yet, those that run */
+    /* batches on streams: those that have not started, and those that run */
     int n_queued, n_running;
     uint64_t n_collectives, n_splits, n_windows, n_sent[NSI_RANKS], n_received[NSI_RANKS];
     struct ncclComm *next;
 };
 
-/* One call of a group, as it travels on its stream. */
+/* One call of a group, on its way through its stream. */
 struct nsi_call {
     enum nsi_kind kind;
     struct ncclComm *comm;
@@ -121,40 +121,41 @@ struct nsi_call {
     struct nsi_call *next;
 };
 
-/* A rank's GPU: number device of that process, which poses as the host. */
+/* A rank's GPU: device number and process, and the host as which the process poses. */
 struct nsi_slot {
     pid_t pid;
     int device;
     char host[64];
 };
 
-/* Of all ranks; those that are processes have it, and what it points to, in memory that they share. */
+/* State of all ranks. If ranks are processes, this and everything it points to is in shared memory. */
 struct nsi_shared {
     pthread_mutex_t lock;
-    /* counts what others may wait for: a futex */
+    /* a futex, which counts changes that others may wait for */
     _Atomic uint32_t moved;
     struct nsi_team *teams;
     uint64_t n_ids;
-    /* who forks the ranks; 0: they are threads, each device's slot has its number, the rest is not used */
+    /* the process that forks the ranks; 0: ranks are threads, each device's slot has its number, and the
+     * rest is unused */
     pid_t owner;
     struct nsi_slot slot[NSI_RANKS];
     int n_slots;
-    /* bytes given out, from the struct on; and what came back, by the power of two that it has room for */
+    /* bytes given out after the struct; and freed pieces, by the power of two that they can hold */
     size_t used;
     void *freed[64];
 };
 
-/* Of one process. */
+/* State of one process. */
 struct nsi_state {
     struct nccl_stand_in_machine machine;
     struct ncclComm *comms;
     struct ncclWindow_vidmem *windows;
     int n_open_groups;
-    /* [a][b]: collectives that slot a, of this process, has issued on communicators in which slot b is too */
+    /* [a][b]: collectives that slot a of this process has issued on communicators that also have slot b */
     uint64_t n_issued[NSI_RANKS][NSI_RANKS];
-    /* calls under way */
+    /* calls in progress */
     int n_inside;
-    /* batches put on streams and not dropped, which know their communicator */
+    /* batches that were put on streams and not dropped; they refer to their communicator */
     int n_batches;
     int n_inside_device[STAND_IN_MOST_DEVICES];
     bool ending, hung;
@@ -168,49 +169,50 @@ struct nsi_state {
 extern struct nsi_state nsi;
 extern struct nsi_shared *nsi_shared;
 
-/* ---- nccl_stand_in_share.c; all but nsi_lock with the lock held ---- */
+/* ---- nccl_stand_in_share.c; all but nsi_lock are called with the lock held ---- */
 void nsi_lock(void);
 void nsi_unlock(void);
-/* Lets go of the lock until another thread calls nsi_wake, and a while at most where ranks may die. */
+/* Releases the lock until another thread calls nsi_wake, or for a short time if ranks may die. */
 void nsi_wait(void);
 void nsi_wake(void);
-/* Zeroed memory that all ranks have. */
+/* Returns zeroed memory that all ranks share. */
 void *nsi_new(size_t bytes);
 void nsi_drop(void *at);
-/* Where this process was given the memory it stays; where it made it, that is gone. */
+/* Ends sharing. A process that inherited the memory keeps it; the process that made it frees it. */
 void nsi_end_sharing(void);
-/* Who the calling process is with that device. */
+/* Returns the slot of the calling process with that device. */
 int nsi_slot(int device);
 bool nsi_same_host(int a, int b);
-/* Two processes of one host have it. */
+/* Returns whether two slots are processes of one host with the same device. */
 bool nsi_same_gpu(int a, int b);
-/* Of the team, of which whoever left is not counted: what rank notices of a death while communicators are
- * made, and in a collective. */
+/* Whether rank notices the death of a rank of the team: while communicators are made, and in a collective.
+ * Ranks that have left do not count. */
 bool nsi_ring_is_broken(const struct nsi_team *k, int rank);
 bool nsi_network_is_broken(const struct nsi_team *k, int rank);
 bool nsi_any_is_dead(const struct nsi_team *k);
 bool nsi_on_one_host(const struct nsi_team *k);
 
-/* Begins a call that one thread of a rank may make at a time (comm NULL: none yet); the lock is held when it
- * returns ncclSuccess. */
+/* Begins a call that only one thread of a rank may make at a time (comm NULL: none yet). If it returns
+ * ncclSuccess the lock is held. */
 ncclResult_t nsi_enter(const char *call, struct ncclComm *comm);
 ncclResult_t nsi_leave(ncclResult_t res);
-/* Returns from the function where the call may not begin. */
+/* Returns from the calling function if the call may not begin. */
 #define NSI_BEGIN(call, comm)                                                                                \
     do {                                                                                                     \
         ncclResult_t begun = nsi_enter(call, comm);                                                          \
         if (begun)                                                                                           \
             return begun;                                                                                    \
     } while (0)
-/* After a call that has been put in hand, with its result: what it returns where the communicator does not
- * block. Lock held. */
+/* Returns the result of a call that has been started: for a non-blocking communicator, that it is in
+ * progress. Call with the lock held. */
 ncclResult_t nsi_later(struct ncclComm *comm, ncclResult_t res);
 size_t nsi_size(ncclDataType_t type);
-/* The symmetric window of comm that holds [at, at + bytes); NULL: none. Lock held. */
+/* Returns comm's symmetric window that holds [at, at + bytes), or NULL. Call with the lock held. */
 struct ncclWindow_vidmem *nsi_window(const struct ncclComm *comm, const void *at, size_t bytes);
-/* Puts calls of one communicator and stream on it. Frees them. Lock held; it is let go meanwhile. */
+/* Puts calls of one communicator and stream on the stream, and frees them. Call with the lock held;
+ * releases it meanwhile. */
 ncclResult_t nsi_run(struct nsi_call *calls);
-/* Forgets what has been given. Lock held. */
+/* Forgets what was given away. Call with the lock held. */
 void nsi_forget(struct nsi_team *team);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_stand_in_run.c: what the stand-in's collectives do when their streams come to them.
+/* nccl_stand_in_run.c: carries out the stand-in's collectives when their streams reach them.
  *
- * A group first gives away copies of all it sends, then waits for what each of its calls needs, one after the
- * other. So a broadcast's root, a reduce's other ranks and a sender are done at once, as NCCL's own buffers
- * allow them to be. */
+ * A group first gives away copies of everything it sends, and then waits for what each of its calls needs,
+ * in turn. So a broadcast's root, a reduce's other ranks and a sender are done at once, as NCCL's own
+ * buffers allow. */
 #include "test/stand_in/half.h"
 #include "test/stand_in/nccl_stand_in_inside.h"
 
@@ -39,7 +39,7 @@ static struct nsi_meeting *meeting_of(const struct nsi_call *c)
     return m;
 }
 
-/* Two ranks that use the communicators they share in different orders may wait for each other for ever. */
+/* Two ranks that use their common communicators in different orders may wait for each other for ever. */
 static void compare_order(struct nsi_meeting *m, const struct nsi_call *c)
 {
     int me = c->comm->rank;
@@ -102,7 +102,7 @@ static void give(struct nsi_meeting *m, const struct nsi_call *c)
     m->here[me] = true;
 }
 
-/* All that this rank needs is there. */
+/* Returns whether everything that this rank needs is there. */
 static bool is_served(const struct nsi_meeting *m, const struct nsi_call *c)
 {
     int me = c->comm->rank;
@@ -118,7 +118,7 @@ static bool is_served(const struct nsi_meeting *m, const struct nsi_call *c)
     return true;
 }
 
-/* --- taking --- */
+/* --- receiving --- */
 
 static float element(const char *at, ncclDataType_t type, size_t i)
 {
@@ -132,7 +132,7 @@ static float element(const char *at, ncclDataType_t type, size_t i)
     return f;
 }
 
-/* Element i of every rank's, added along the ring that ends at rank last. */
+/* Element i of every rank's input, added along the ring that ends at rank last. */
 static void sum(const struct nsi_meeting *m, int n_ranks, int last, size_t first, size_t n,
                 ncclDataType_t type, char *to)
 {
@@ -241,7 +241,7 @@ static void run_batch(void *arg)
     for (struct nsi_call *c = calls; c; c = c->next) {
         struct nsi_meeting *m = is_over(comm) ? NULL : meeting_of(c);
         while (!is_over(comm) && !is_served(m, c)) {
-            /* its proxy thread is told by the network; the kernel goes on waiting */
+            /* The network tells its proxy thread; the kernel goes on waiting. */
             if (nsi_network_is_broken(comm->team, comm->rank))
                 comm->async = ncclRemoteError;
             nsi_wait();
@@ -256,7 +256,7 @@ static void run_batch(void *arg)
     nsi_unlock();
 }
 
-/* It has run, or its device was lost. */
+/* Called after the batch has run, or when its device was lost. */
 static void drop_batch(void *arg)
 {
     struct nsi_call *c = arg;

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_stand_in_share.c: what the ranks of the NCCL stand-in have in common, where it lies, and who they are.
+/* nccl_stand_in_share.c: the memory that the ranks of the NCCL stand-in share, and who they are.
  *
- * Ranks that are threads share the heap and one lock. Ranks that are processes inherit a mapping from the one
- * that forks them, at one address, so that what lies in it points to itself: teams, and what is given away
- * under way. A process may be killed at any moment, so the lock is robust, what is changed under it is
- * published by one store each, and waiting is by a futex: a condition variable would wait for the dead. */
+ * Ranks that are threads share the heap and one lock. Ranks that are processes inherit a mapping from the
+ * process that forks them. It has the same address in all of them, so its contents can point to each
+ * other.
+ *
+ * A process may be killed at any moment. So the lock is robust, each change under it is published by a
+ * single store, and waiting uses a futex: a condition variable would wait for dead processes. */
 #include "test/stand_in/nccl_stand_in_inside.h"
 
 #include <errno.h>
@@ -20,7 +22,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Pages that nobody touches cost nothing. */
+/* Pages that are not used cost nothing. */
 enum { LOOK_MS = 20, FIRST_CLASS = 6 };
 static const size_t SHARED_BYTES = (size_t)4 << 30;
 
@@ -29,7 +31,7 @@ struct nsi_shared *nsi_shared = &own;
 
 /* --- the lock --- */
 
-/* A process that is stopped may have been the one that was woken, so whoever waits looks again. */
+/* The process that was woken may be one that is stopped, so every waiter looks again after a while. */
 void nsi_lock(void)
 {
     int err = ETIMEDOUT;
@@ -81,7 +83,7 @@ static int class_of(size_t bytes)
     return c;
 }
 
-/* In front of each piece. */
+/* The header of each piece. */
 struct piece {
     struct piece *next;
     int class;
@@ -153,7 +155,7 @@ void nccl_stand_in_stop(pid_t pid)
     nsi_unlock();
 }
 
-/* Of other ranks, as this process sees them; 0: not looked for yet, else a descriptor and 1. */
+/* For other ranks, as this process sees them: 0: not looked for yet; otherwise a descriptor plus 1. */
 static int life[NSI_RANKS];
 
 void nsi_end_sharing(void)
@@ -198,7 +200,7 @@ bool nsi_same_gpu(int a, int b)
            nsi_shared->slot[a].device == nsi_shared->slot[b].device;
 }
 
-/* A process that was not waited for yet can be found, and its descriptor says that it has ended. */
+/* A process that was not waited for yet can be found, and its descriptor tells that it has ended. */
 static bool has_ended(int slot)
 {
     if (!nsi_shared->owner || nsi_shared->slot[slot].pid == getpid())
@@ -216,14 +218,14 @@ static bool is_dead(const struct nsi_team *k, int rank)
     return k->slot[rank] >= 0 && !k->left[rank] && has_ended(k->slot[rank]);
 }
 
-/* While a communicator is made ranks are a ring of sockets, wherever they are: a neighbour's end is noticed,
- * no other's. */
+/* While a communicator is made, ranks are a ring of sockets on any hosts. The end of a neighbour is
+ * noticed, and no other. */
 bool nsi_ring_is_broken(const struct nsi_team *k, int rank)
 {
     return is_dead(k, (rank + 1) % k->n_ranks) || is_dead(k, (rank + k->n_ranks - 1) % k->n_ranks);
 }
 
-/* In a collective ranks of one host read each other's memory, and see nobody's end. */
+/* In a collective, ranks of one host read each other's memory and do not notice an end. */
 bool nsi_network_is_broken(const struct nsi_team *k, int rank)
 {
     bool broken = false;

@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stand_in.h: a CUDA runtime on the CPU, so that the host side of the GPU code, and the very text of its
- * kernels, run in tests where no GPU and no toolkit is.
+/* stand_in.h: a CUDA runtime on the CPU. With it the host side of the GPU code, and the source of its
+ * kernels, run in tests without a GPU and without the toolkit.
  *
  * Streams are threads with in-order queues, device memory is the host's, and a kernel's threads are fibers
- * that run on the stream's thread, in an order drawn from a seed. Timing is not modelled. Order is: only what
- * CUDA orders is ordered, and under ThreadSanitizer two accesses that no event, stream or host wait orders
- * are a reported race, whatever the clock said (the stand-in's own locks are hidden from it). Under
- * AddressSanitizer kernels cannot leave their allocations.
+ * on the stream's thread, in an order drawn from a seed. Timing is not modelled, but order is. Under
+ * ThreadSanitizer, two accesses that no event, stream or host wait orders are a reported race, whenever
+ * they happened; the stand-in's own locks are hidden from it. Under AddressSanitizer kernels cannot leave
+ * their allocations.
  *
- * Misuse gives the error CUDA would give, or none where CUDA would not notice, and is counted and printed; a
- * program that ends with misuse no test has asked for exits with 99.
+ * A misuse returns CUDA's error, or none if CUDA would not notice. It is counted and printed. A program
+ * that ends with misuse that no test expected exits with 99.
  *
- * Several devices. Each thread has a current one, number 0 until it chooses. As CUDA's programming guide has
- * it (multi-device system, stream and event behavior): a kernel for a stream of another device than the
- * current one is refused, and so is the record of an event on one of another device than the event's; waits
- * for, and queries of, another device's event are not. Copies, fills and host functions for another device's
- * stream, which CUDA takes, are refused here all the same: the thread that asks has not chosen its device.
- * Which devices have a context can be asked.
+ * There may be several devices. A thread's current device is number 0 until it chooses another. By CUDA's
+ * programming guide (multi-device system, stream and event behavior), these are refused:
+ * - a kernel for a stream of another device than the current one
+ * - a record of an event on a stream of another device than the event's
  *
- * Of stream capture there is what concerns others than the one who captures: the modes, and the unsafe calls
- * that invalidate a capture. What is captured is not modelled.
+ * Waits for and queries of another device's event are allowed. CUDA also takes copies, fills and host
+ * functions for another device's stream; they are refused here, since the thread has forgotten to choose
+ * its device. Tests can ask which devices have a context.
  *
- * Not modelled: that the CPU may not touch device memory; graphs; managed memory; memory pools; peer access;
- * dynamic shared memory.
+ * Stream capture is modelled as far as it concerns other threads: the modes, and the unsafe calls that
+ * invalidate a capture. Not modelled are captured work, the rule that the CPU may not access device
+ * memory, graphs, managed memory, memory pools, peer access, and dynamic shared memory.
  *
  * Environment, read at the first call: STAND_IN_DEVICES (1), STAND_IN_BYTES (of each device, 8 GiB), SEED. */
 #ifndef ZR_TEST_STAND_IN_H
@@ -37,10 +37,10 @@
 extern "C" {
 #endif
 
-/* --- what tests control --- */
+/* --- controls for tests --- */
 
 struct stand_in_machine {
-    /* as cudaDriverGetVersion gives it; 0: no driver */
+    /* the version that cudaDriverGetVersion returns; 0: no driver */
     int driver_version;
     /* 1..16; 0: a driver without devices */
     int n_devices;
@@ -52,51 +52,53 @@ struct stand_in_machine {
 
 enum { STAND_IN_MOST_DEVICES = 16 };
 
-/* The machine as it is; writable while no stream or memory exists. */
+/* The machine's properties, which may be changed while no stream or memory exists. */
 struct stand_in_machine *stand_in_the_machine(void);
 
-/* From now on the k-th call of that name returns err, once; with lost, that and every later call on the
- * calling thread's current device does, and its streams run nothing more. k counts from 1; 0: none. call
- * NULL: of any name, but where a thread only asks, call after call, no more than two of each count, so that
- * the number does not depend on how long anything takes. */
+/* From now on the k-th call of that name returns err, once. With lost, every later call on the calling
+ * thread's current device returns it too, and its streams run nothing more. k counts from 1; 0: none. With
+ * call NULL any name counts. Of a row of calls in which a thread only queries, at most two per kind count
+ * then, so that the number does not depend on how long anything takes. */
 void stand_in_fail(const char *call, int k, cudaError_t err, bool lost);
-/* Calls of that name (NULL: of any, as above) since the last stand_in_fail or stand_in_end. */
+/* Number of calls of that name since the last stand_in_fail or stand_in_end (NULL: of any name, counted as
+ * above). */
 int64_t stand_in_calls(const char *call);
-/* Times that a call made the host wait for a stream since the last stand_in_end: cudaStreamSynchronize and
- * its like, cudaFree, and copies from or to memory that is not page-locked. */
+/* How often a call made the host wait for a stream since the last stand_in_end: cudaStreamSynchronize and
+ * similar calls, cudaFree, and copies from or to memory that is not page-locked. */
 int64_t stand_in_host_waits(void);
 
-/* Whether anything has made a context on the device since the last stand_in_end. */
+/* Returns whether any call has made a context on the device since the last stand_in_end. */
 bool stand_in_has_context(int device);
 
-/* Whether a wait on an event never recorded, which CUDA lets pass, is misuse. Default: not. */
+/* Sets whether a wait for an event that was never recorded, which CUDA allows, is misuse. Default: it is
+ * not. */
 void stand_in_forbid_unrecorded(bool forbid);
 
-/* Number of misuses since the last call, their texts (one a line, the first few KiB) to *text when not NULL,
- * valid until the next call. Waits for all streams first. What is still open (memory, streams, events) is
- * misuse too. Forgets failures and lost devices. */
+/* Returns the number of misuses since the last call. Waits for all streams first. Memory, streams and
+ * events that are still open are misuse too. If text is not NULL, *text gets the messages (one per line,
+ * the first few KiB), valid until the next call. Forgets failures and lost devices. */
 int stand_in_end(const char **text);
 
-/* --- for the stand-ins of libraries above the runtime --- */
+/* --- for the stand-ins of libraries that use the runtime --- */
 
-/* Begins an API call: counts it and gives the error it must return at once, or 0. Refused inside host
- * functions. */
+/* Begins an API call: counts it, and returns the error that it must return at once, or 0. Refused inside
+ * host functions. */
 cudaError_t stand_in_begin(const char *call);
-/* Ends it: keeps err for cudaGetLastError. */
+/* Ends an API call: keeps err for cudaGetLastError. */
 cudaError_t stand_in_done(cudaError_t err);
 
 void stand_in_misuse(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* Puts fn(arg) on the stream, in order, on its thread; drop(arg) (or nothing) when it has run or never will.
- * The stream must be of the calling thread's current device. fn may block. */
+/* Puts fn(arg) on the stream, in order, on its thread. drop(arg), if set, is called after it has run or
+ * when it never will. The stream must belong to the calling thread's current device. fn may block. */
 cudaError_t stand_in_put(cudaStream_t stream, const char *what, void (*fn)(void *arg), void *arg,
                          void (*drop)(void *arg));
 
-/* Device memory of the current device, as cudaMalloc with an alignment (a power of two); kind is kept for
- * stand_in_find. Freed by cudaFree. */
+/* Allocates memory on the current device, like cudaMalloc, with an alignment (a power of two). kind is
+ * kept for stand_in_find. Free it with cudaFree. */
 cudaError_t stand_in_alloc(void **out, size_t bytes, size_t align, const char *kind);
 
-/* Counts memory of the device as used without there being any; negative: no longer. */
+/* Counts memory of the device as used without allocating any; negative: as free again. */
 void stand_in_use(int device, int64_t bytes);
 
 struct stand_in_range {
@@ -104,12 +106,13 @@ struct stand_in_range {
     size_t bytes;
     int device;
     enum cudaMemoryType type;
-    /* "cudaMalloc", "cudaHostAlloc", or what stand_in_alloc was given */
+    /* "cudaMalloc", "cudaHostAlloc", or the kind passed to stand_in_alloc */
     const char *kind;
 };
-/* The live allocation that p lies in; false if there is none. */
+/* Finds the live allocation that contains p. Returns false if there is none. */
 bool stand_in_find(const void *p, struct stand_in_range *out);
-/* True if [p, p + bytes) is within one live allocation of the device; else misuse named by what. */
+/* Returns true if [p, p + bytes) is inside one live allocation of the device. Otherwise reports a misuse
+ * named by what. */
 bool stand_in_check_device_range(const char *what, const void *p, size_t bytes, int device);
 
 /* Runs run(closure) for every thread of every block. The C++ template cudaLaunchKernel calls this. */

@@ -12,10 +12,10 @@ struct CUgraph_st {
 
 static _Thread_local enum cudaStreamCaptureMode thread_mode;
 
-/* cuda_runtime_api.h, at cudaThreadExchangeStreamCaptureMode, names no list of the potentially unsafe calls
- * but cudaMalloc. Reports of captures that broke add queries of events (PyTorch's pull request 104555: by the
- * watching thread, of events recorded before the capture) and whatever waits; more is refused here than the
- * real one may refuse. */
+/* At cudaThreadExchangeStreamCaptureMode, cuda_runtime_api.h names only cudaMalloc as a potentially unsafe
+ * call. Reports of broken captures add queries of events (PyTorch's pull request 104555: by the watching
+ * thread, of events recorded before the capture) and everything that waits. This refuses more than the
+ * real runtime may refuse. */
 static bool is_unsafe(const char *call)
 {
     static const char *const names[] = {
@@ -69,7 +69,7 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
 {
-    cudaError_t err = cudaErrorStreamCaptureUnsupported; /* of the NULL stream */
+    cudaError_t err = cudaErrorStreamCaptureUnsupported; /* for the NULL stream */
     SI_BEGIN("cudaStreamBeginCapture");
     si_lock();
     struct CUstream_st *s =

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stand_in_inside.h: what the stand-in's files share.
+/* stand_in_inside.h: declarations that the stand-in's files share.
  *
- * One lock for everything that is not the work itself. Under ThreadSanitizer, lock and unlock, and what is
- * read and written between them, are hidden: the edges it sees are only those that CUDA promises, drawn by
- * ORDER_AFTER and ORDER_BEFORE on operations. */
+ * One lock protects everything except the work itself. Lock, unlock and the data that they protect are
+ * hidden from ThreadSanitizer. The only order it sees is the one that CUDA promises, which ORDER_AFTER and
+ * ORDER_BEFORE declare for operations. */
 #ifndef ZR_TEST_STAND_IN_INSIDE_H
 #define ZR_TEST_STAND_IN_INSIDE_H
 
@@ -35,14 +35,14 @@ void __tsan_release(void *at);
 #define ORDER_BEFORE(op) ((void)(op))
 #endif
 
-/* Work that cannot block, on the stream's own account; a host function; and other work, which may block. */
+/* Work of the stream itself, which cannot block; a host function; and other work, which may block. */
 enum si_kind { SI_OTHER, SI_SHORT, SI_HOST_FUNCTION };
 
-/* Work on a stream, or a place in it. Lives until it has run and nobody holds it. */
+/* Work on a stream, or a position in it. It lives until it has run and nobody holds a reference. */
 struct si_op {
     int n_refs;
     bool done;
-    /* NULL: there is nothing to do, and it only marks a place */
+    /* NULL: nothing to do; it only marks a position */
     void (*fn)(void *arg);
     void (*drop)(void *arg);
     void *arg;
@@ -50,7 +50,7 @@ struct si_op {
     int64_t done_ns;
     struct si_op *next;
     int n_after;
-    /* operations that must be done first, each of them held */
+    /* operations that must be done first; a reference is held to each */
     struct si_op *after[];
 };
 
@@ -61,14 +61,14 @@ struct CUstream_st {
     bool alive, ending;
     /* list of operations that wait or run */
     struct si_op *first, *end;
-    /* the first runs, and is a short one */
+    /* the first operation runs, and is a short one */
     bool running_short;
-    /* the last that was ever put, held; NULL: none was */
+    /* the last operation ever queued, referenced; NULL: none yet */
     struct si_op *last;
-    /* there is something to do */
+    /* there is work to do */
     pthread_cond_t cond;
     enum cudaStreamCaptureStatus capture;
-    /* of the capture that is open, and who began it */
+    /* the mode of the open capture, and the thread that began it */
     enum cudaStreamCaptureMode capture_mode;
     pthread_t capture_thread;
     struct CUstream_st *next;
@@ -78,19 +78,19 @@ struct CUevent_st {
     int device;
     unsigned flags;
     bool alive;
-    /* held; NULL: it was never recorded */
+    /* referenced; NULL: never recorded */
     struct si_op *record;
     struct CUevent_st *next;
 };
 
 struct si_device {
     int64_t used_bytes;
-    /* what every call returns once the device is lost, when no work runs; 0: it is not */
+    /* the result of every call after the device is lost, when no work runs; 0: not lost */
     cudaError_t lost;
     /* the NULL stream, made at its first use */
     struct CUstream_st *legacy;
     bool has_context;
-    /* one host function at a time, whatever stream it is on */
+    /* only one host function runs at a time, on any stream */
     bool host_function_runs;
 };
 
@@ -100,10 +100,10 @@ struct si_state {
     pthread_cond_t moved;
     struct stand_in_machine machine;
     struct si_device device[STAND_IN_MOST_DEVICES];
-    /* all that there ever were, until stand_in_end */
+    /* all streams ever made, until stand_in_end */
     struct CUstream_st *streams;
     struct CUevent_st *events;
-    /* threads of streams */
+    /* number of stream threads */
     int n_threads;
     int64_t n_host_waits;
     bool forbid_unrecorded;
@@ -119,36 +119,39 @@ void si_wait(pthread_cond_t *cond);
 
 /* The calling thread's current device. */
 int si_device(void);
-/* A handle's stream, the NULL stream's own for NULL; NULL with *err set when there is none such. Lock held.
- */
+/* Returns a handle's stream; for NULL, the NULL stream. Returns NULL with *err set if there is no such
+ * stream. Call with the lock held. */
 struct CUstream_st *si_stream(const char *call, cudaStream_t handle, cudaError_t *err);
-/* Puts an operation on s, with its own order and that of the NULL stream; the caller holds what is returned.
- * Lock held. NULL: no memory. */
+/* Puts an operation on s, ordered after s and the NULL stream's work. The caller gets a reference. Returns
+ * NULL without memory. Call with the lock held. */
 struct si_op *si_put(struct CUstream_st *s, void (*fn)(void *arg), void *arg, void (*drop)(void *arg),
                      struct si_op *after);
-/* Lock held. NULL is allowed. */
+/* Drops a reference; op may be NULL. Call with the lock held. */
 void si_let_go(struct si_op *op);
-/* Waits until op (NULL: nothing) is done, and orders the caller after it. Lock held. Counted as a host wait.
- */
+/* Waits until op (NULL: nothing) is done, and orders the caller after it. Counts as a host wait. Call with
+ * the lock held. */
 void si_wait_for(struct si_op *op);
-/* As stand_in_put, for work of any kind. */
+/* Does what stand_in_put does, for any kind of work. */
 cudaError_t si_put_work(cudaStream_t stream, const char *what, void (*fn)(void *arg), void *arg,
                         void (*drop)(void *arg), enum si_kind kind);
-/* On a device that is lost: lets what runs there end, and orders the caller after all that ran. Lock held. */
+/* For a lost device: waits for the work that runs there, and orders the caller after everything that ran.
+ * Call with the lock held. */
 void si_wait_for_lost(int device);
-/* Waits for all streams of a device (-1: of all). Lock held. */
+/* Waits for all streams of a device (-1: of all devices). Call with the lock held. */
 void si_wait_for_device(int device);
 
-/* stand_in_memory.c: forgets freed ranges; what is still allocated is misuse. Lock held. */
+/* stand_in_memory.c: forgets freed ranges. What is still allocated is misuse. Call with the lock held. */
 void si_memory_end(void);
 void si_streams_end(void);
 extern _Thread_local bool si_in_host_function;
 void si_misuse_locked(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* stand_in_capture.c. What a call of that name must return at once because a stream is being captured: 0 if
- * it is not one of the unsafe ones, or nobody captures, or the calling thread's mode allows it. Lock held. */
+/* stand_in_capture.c: returns what a call of that name must return because a stream is being captured.
+ * Returns 0 if the call is safe, no stream is being captured, or the calling thread's mode allows it. Call
+ * with the lock held. */
 cudaError_t si_unsafe_in_capture(const char *call);
-/* Work for a stream that is being captured: misuse, for graphs are not modelled. 0: it is not. Lock held. */
+/* Refuses work for a stream that is being captured as misuse, since graphs are not modelled. Returns 0 if
+ * it is not. Call with the lock held. */
 cudaError_t si_refuse_captured(const char *call, const struct CUstream_st *s);
 
 /* stand_in_launch.c: frees the fibers of this stream's thread. */

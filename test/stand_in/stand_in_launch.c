@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stand_in_launch.c: kernels on the CPU.
+/* stand_in_launch.c: runs kernels on the CPU.
  *
  * The blocks of a grid run one after another on the stream's thread, in a random order. The threads of a
- * block are fibers, run one at a time in a random order until each ends or waits: at __syncthreads for all of
- * the block, or in a warp's exchange for the lanes of its mask. Some warps, at random, fall behind the others
- * as far as barriers let them. A thread that never waits costs no fiber of its own. When nobody can go on, or
- * a thread ends that others wait for, the kernel has diverged: misuse, and the device is lost. */
+ * block are fibers. They run one at a time, in a random order, until each ends or waits. They wait at
+ * __syncthreads for the whole block, or in a warp's exchange for the lanes of its mask. Some random warps
+ * fall behind the others as far as barriers allow. A thread that never waits needs no separate fiber.
+ *
+ * If no thread can go on, or a thread ends that others wait for, the kernel has diverged. That is misuse,
+ * and the device is lost. */
 #include "test/stand_in/stand_in_inside.h"
 
 #include <stdio.h>
@@ -49,7 +51,7 @@ struct fiber {
     ucontext_t context;
 #endif
     char *stack;
-    void *fake; /* of AddressSanitizer */
+    void *fake; /* for AddressSanitizer */
     struct fiber *next;
 };
 
@@ -58,20 +60,20 @@ struct thread {
     struct fiber *fiber;
     struct index at;
     unsigned int mask;
-    uint64_t value[2]; /* given in even and odd exchanges: the next may begin before all have read this one */
+    uint64_t value[2]; /* of even and odd exchanges, which may overlap */
     unsigned int n_exchanges;
 };
 
-/* What one stream's thread runs. */
+/* The state of one stream's thread. */
 struct runner {
-    struct fiber self; /* the scheduler's own place */
+    struct fiber self; /* the scheduler's own context */
     struct fiber *free;
     struct thread thread[MOST_THREADS];
     int order[MOST_THREADS], n, current;
     void (*run)(void *closure);
     void *closure;
     uint64_t random;
-    const void *stack; /* of the scheduler, as AddressSanitizer knows it */
+    const void *stack; /* of the scheduler, for AddressSanitizer */
     size_t stack_bytes;
 };
 
@@ -97,7 +99,7 @@ static void shuffle(int *order, int n, uint64_t *random)
 /* --- fibers --- */
 
 #ifdef __x86_64__
-/* Saves what a call must keep on this stack, and goes on where to's stack was left. */
+/* Saves the registers that a call must keep on this stack, and continues where to's stack was left. */
 void si_switch(void **from, void *to);
 __asm__(".text\n"
         ".globl si_switch\n"
@@ -143,7 +145,7 @@ static void to_scheduler(struct fiber *f)
 #endif
 }
 
-/* Runs one thread of a block after another, for ever. */
+/* Runs threads of blocks, one after another, for ever. */
 static void fiber_main(void)
 {
     struct runner *r = runner;
@@ -175,7 +177,7 @@ static struct fiber *fiber_get(struct runner *r)
     mprotect(stack, 4096, PROT_NONE);
     f->stack = stack;
 #ifdef __x86_64__
-    void **top = (void **)(stack + STACK_BYTES) - 2; /* after the return, the stack is as after a call */
+    void **top = (void **)(stack + STACK_BYTES) - 2; /* after the return, the stack looks as after a call */
     top[0] = (void *)fiber_main;
     f->sp = top - 6;
     memset(f->sp, 0, 6 * sizeof(void *));
@@ -225,7 +227,7 @@ static void run_thread(struct runner *r, int i)
     }
 }
 
-/* --- what threads wait for --- */
+/* --- waiting threads --- */
 
 static void wait_in(enum state state)
 {
@@ -271,7 +273,7 @@ unsigned int __ballot_sync(unsigned int mask, int predicate)
     return bits;
 }
 
-/* Frees those whose wait is over. The number freed. */
+/* Releases the threads whose wait is over, and returns their number. */
 static int release(struct runner *r, int n_at_block, int n_ended)
 {
     int freed = 0;
@@ -312,7 +314,7 @@ static void drop_waiting(struct runner *r)
         }
 }
 
-/* False when the block diverged. */
+/* Returns false if the block diverged. */
 static bool run_block(struct runner *r)
 {
     for (int i = 0; i < r->n; i++) {
@@ -322,7 +324,7 @@ static bool run_block(struct runner *r)
             .state = FRESH, .at = {u % blockDim.x, u / blockDim.x % blockDim.y, u / blockDim.x / blockDim.y}};
         r->order[i] = i;
     }
-    uint32_t slow = (uint32_t)draw(&r->random); /* a bit a warp */
+    uint32_t slow = (uint32_t)draw(&r->random); /* one bit per warp */
     for (;;) {
         int n_at_block = 0, n_ended = 0, n_held = 0;
         uint32_t held = draw(&r->random) % 8 ? slow : 0;
@@ -385,7 +387,8 @@ static void run_launch(void *arg)
     si_unlock();
     blockDim = (struct index){l->block.x, l->block.y, l->block.z};
     gridDim = (struct index){l->grid.x, l->grid.y, l->grid.z};
-    /* i -> i * step + first, modulo n_blocks, visits every block once when the two have no common factor. */
+    /* i -> i * step + first, modulo n_blocks, visits every block once if step and n_blocks have no common
+     * factor. */
     uint64_t first = draw(&r->random) % n_blocks, step = 1 + draw(&r->random) % n_blocks;
     while (common_factor(n_blocks, step) != 1)
         step = step % n_blocks + 1;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stand_in_memory.c: device and page-locked memory, copies and fills.
+/* stand_in_memory.c: device memory, page-locked memory, copies and fills.
  *
- * New memory is 0xFF bytes. Blocks come from malloc, so AddressSanitizer watches their ends; their addresses
- * are aligned as CUDA promises and no better. A copy from or to memory that is not page-locked makes the host
- * wait, which is the most that CUDA may do. */
+ * New memory is filled with 0xFF. Blocks come from malloc, so AddressSanitizer watches their ends.
+ * Addresses have the alignment that CUDA promises, and no better. A copy from or to memory that is not
+ * page-locked makes the host wait, which is the most that CUDA may do. */
 #include "test/stand_in/stand_in_inside.h"
 
 #include <stdio.h>
@@ -21,14 +21,14 @@ enum { ALIGN = 256, FREED_MOST_BYTES = 64 << 20, FREED_MOST = 256 };
 
 struct block {
     struct stand_in_range range;
-    int64_t charged; /* bytes of the device */
+    int64_t charged; /* bytes taken from the device */
     void *base;
     struct block *next;
 };
 
 static struct block *blocks;
-/* Freed blocks, the newest first, kept from other use so that a late access is noticed; the oldest are let
- * go. */
+/* Freed blocks, newest first. They are not reused, so that a late access is noticed; the oldest are
+ * released. */
 static struct block *freed;
 
 static bool within(const struct stand_in_range *r, const void *p)
@@ -56,7 +56,7 @@ bool stand_in_find(const void *p, struct stand_in_range *out)
 
 /* --- allocation --- */
 
-/* As CUDA maps memory: in pieces of 2 MiB, of which small allocations share some. */
+/* CUDA maps memory in pieces of 2 MiB, and small allocations share a piece. */
 static int64_t charge(size_t bytes, const char *kind)
 {
     const size_t piece = 2 << 20;
@@ -105,7 +105,7 @@ static cudaError_t take(void **out, size_t bytes, size_t align, enum cudaMemoryT
     return cudaSuccess;
 }
 
-/* Lets go of all freed blocks but the newest few, which hold at most most_bytes. Lock held. */
+/* Releases all freed blocks but the newest few, which hold at most most_bytes. Call with the lock held. */
 static void forget_freed(size_t most_bytes)
 {
     size_t bytes = 0;
@@ -138,7 +138,7 @@ static cudaError_t give_back(const char *call, void *p, enum cudaMemoryType type
         si_unlock();
         return cudaErrorInvalidValue;
     }
-    si_wait_for_device(b->range.device); /* may let go of the lock: others may change the list */
+    si_wait_for_device(b->range.device); /* may release the lock, and others may then change the list */
     for (at = &blocks; *at != b; at = &(*at)->next)
         ;
     *at = b->next;
@@ -207,7 +207,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
     SI_BEGIN("cudaPointerGetAttributes");
     memset(attributes, 0, sizeof *attributes);
     attributes->type = cudaMemoryTypeUnregistered;
-    attributes->device = -2; /* as the real one where it knows nothing */
+    attributes->device = -2; /* the real one's answer for unknown memory */
     attributes->hostPointer = (void *)ptr;
     if (stand_in_find(ptr, &r)) {
         attributes->type = r.type;
@@ -220,8 +220,8 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
 
 /* --- copies and fills --- */
 
-/* What [p, p + bytes) is: *type, and false with misuse if it leaves its allocation or was freed. Lock held.
- */
+/* Finds what [p, p + bytes) is and sets *type. Returns false with a misuse if it leaves its allocation or
+ * was freed. Call with the lock held. */
 static bool classify(const char *call, const void *p, size_t bytes, enum cudaMemoryType *type)
 {
     struct block *b = find(p);
@@ -348,5 +348,5 @@ void si_memory_end(void)
         free(b);
     }
     for (int i = 0; i < STAND_IN_MOST_DEVICES; i++)
-        si.device[i].used_bytes = 0; /* of what a call left behind */
+        si.device[i].used_bytes = 0; /* left behind by a call */
 }

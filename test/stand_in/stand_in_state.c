@@ -132,7 +132,7 @@ static struct {
     bool lost;
 } calls;
 
-/* A call gives the same string each time, so most are found without a look at their letters. */
+/* A call passes the same string each time, so comparing pointers usually finds it. */
 static int64_t *count_of(const char *name)
 {
     for (int i = 0; i < calls.n_names; i++)
@@ -181,11 +181,10 @@ int64_t stand_in_host_waits(void)
     return n;
 }
 
-/* Calls that ask about devices and touch none. Any other one makes the primary context of the calling
- * thread's current device if there is none yet, which takes some 0.5 GB of a real one, and a thread that
- * never chose a device has number 0. That holds for cudaThreadExchangeStreamCaptureMode and cudaEventQuery
- * too, whoever's the event is; since CUDA 12 cudaSetDevice makes the context itself (its comment in
- * cuda_runtime_api.h). */
+/* Calls that query devices and use none. Any other call makes the primary context of the calling thread's
+ * current device if there is none yet, about 0.5 GB on a real one. A thread that never chose a device has
+ * number 0. That includes cudaThreadExchangeStreamCaptureMode and cudaEventQuery, even of another device's
+ * event. Since CUDA 12 cudaSetDevice itself makes the context (its comment in cuda_runtime_api.h). */
 static bool makes_no_context(const char *call)
 {
     static const char *const names[] = {"cudaGetDeviceCount",    "cudaSetDevice",
@@ -205,9 +204,9 @@ bool stand_in_has_context(int device)
     return has;
 }
 
-/* A thread that waits by asking repeats the same few calls, and how often depends on the time that the wait
- * takes. In a row of calls that only ask, each counts twice at most: once on the way in and once on the way
- * out, where a call is made around others. */
+/* A thread that waits by polling repeats the same few calls, as often as the wait takes. In a row of calls
+ * that only query, each counts at most twice: once on the way in, and once on the way out where a call
+ * encloses others. */
 static bool asks_again(const char *call)
 {
     static const char *const asking[] = {"cudaEventQuery", "cudaStreamQuery", "cudaGetDevice",
@@ -243,7 +242,7 @@ cudaError_t stand_in_begin(const char *call)
     if (si.device[current_device].lost)
         si_wait_for_lost(current_device);
     if (si.machine.driver_version == 0)
-        err = cudaErrorInsufficientDriver; /* what the real one says where it finds no driver */
+        err = cudaErrorInsufficientDriver; /* the real one's answer if it finds no driver */
     if (!err)
         err = si_unsafe_in_capture(call);
     if (!err && !si.device[current_device].has_context)
@@ -348,7 +347,7 @@ const char *cudaGetErrorString(cudaError_t error)
 
 cudaError_t cudaDriverGetVersion(int *driverVersion)
 {
-    *driverVersion = si.machine.driver_version; /* works, and gives 0, where there is no driver */
+    *driverVersion = si.machine.driver_version; /* succeeds with 0 if there is no driver */
     return cudaSuccess;
 }
 
@@ -358,7 +357,7 @@ cudaError_t cudaRuntimeGetVersion(int *runtimeVersion)
     return cudaSuccess;
 }
 
-/* What every call that needs a device says first. */
+/* The check with which every call that needs a device begins. */
 static cudaError_t no_driver(void)
 {
     if (si.machine.driver_version == 0 || si.machine.driver_version < CUDART_VERSION / 1000 * 1000)
@@ -436,7 +435,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int dev
         *value = 48 << 10;
         return cudaSuccess;
     case cudaDevAttrMultiProcessorCount:
-        *value = 2; /* few, so that grids of a size that follows from it still loop */
+        *value = 2; /* few, so that grids sized by it still loop */
         return cudaSuccess;
     case cudaDevAttrComputeCapabilityMajor:
         *value = si.machine.major;

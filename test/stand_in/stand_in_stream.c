@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stand_in_stream.c: streams as threads with in-order queues, events as places in them, host functions. */
+/* stand_in_stream.c: streams as threads with in-order queues, events as positions in them, and host
+ * functions. */
 #include "test/stand_in/stand_in_inside.h"
 
 #include <signal.h>
@@ -37,7 +38,7 @@ static bool is_blocking(const struct CUstream_st *s, int device)
            s != si.device[device].legacy;
 }
 
-/* Also when it is done already: op is ordered after it all the same. */
+/* Orders op after `after`, even if that is done already. */
 static void add_after(struct si_op *op, struct si_op *after)
 {
     if (after)
@@ -66,7 +67,7 @@ struct si_op *si_put(struct CUstream_st *s, void (*fn)(void *arg), void *arg, vo
     } else if (legacy && !(s->flags & cudaStreamNonBlocking)) {
         add_after(op, legacy->last);
     }
-    op->n_refs = 3; /* the queue's, s->last's and the caller's */
+    op->n_refs = 3; /* references of the queue, s->last and the caller */
     if (s->first)
         s->end->next = op;
     else
@@ -299,7 +300,7 @@ cudaError_t cudaDeviceSynchronize(void)
     return stand_in_done(err);
 }
 
-/* What a stream is: one of its three numbers. */
+/* Returns one of the three numbers that describe a stream. */
 static cudaError_t ask_stream(const char *call, cudaStream_t stream, struct CUstream_st *out)
 {
     cudaError_t err;
@@ -341,7 +342,7 @@ cudaError_t cudaStreamGetPriority(cudaStream_t hStream, int *priority)
 
 /* --- work --- */
 
-/* A stream that work may be put on by this thread. Lock held. */
+/* Returns the stream if this thread may put work on it. Call with the lock held. */
 static struct CUstream_st *own_stream(const char *call, cudaStream_t stream, cudaError_t *err)
 {
     struct CUstream_st *s = si_stream(call, stream, err);
@@ -389,7 +390,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *userD
 
 /* --- events --- */
 
-/* NULL, with misuse, when it is not an event. Lock held. */
+/* Returns NULL with a misuse if it is no event. Call with the lock held. */
 static struct CUevent_st *event_of(const char *call, cudaEvent_t handle, cudaError_t *err)
 {
     *err = cudaSuccess;
@@ -444,7 +445,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     struct CUevent_st *e = event_of("cudaEventRecord", event, &err);
     struct CUstream_st *s = e ? si_stream("cudaEventRecord", stream, &err) : NULL;
     if (s && s->device != e->device) {
-        err = cudaErrorInvalidResourceHandle; /* not misuse: a way to ask whose a stream is */
+        err = cudaErrorInvalidResourceHandle; /* no misuse: a way to find a stream's device */
     } else if (s && !(err = si_refuse_captured("cudaEventRecord", s))) {
         struct si_op *op = si_put(s, NULL, NULL, NULL, NULL);
         if (op) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_cublaslt_stand_in.c: the stand-in for cuBLASLt notices misuse. That it multiplies is test_gemm.c's. */
+/* test_cublaslt_stand_in.c: tests that the stand-in for cuBLASLt notices misuse. test_gemm.c tests its
+ * products. */
 #include "test/stand_in/cublaslt_stand_in.h"
 #include "test/stand_in/stand_in.h"
 
@@ -65,7 +66,7 @@ static cublasStatus_t multiply(struct product *p, int64_t at_a, int64_t at_b, in
                           p->memory + 3 * 4096, workspace, p->stream);
 }
 
-/* Ends the test: exactly one misuse, whose text has this part; NULL: none. */
+/* Ends the test: there is exactly one misuse, whose text contains this part. NULL: none. */
 static void close_product(struct product *p, const char *part)
 {
     const char *text;
@@ -103,8 +104,8 @@ static void test_places(void **state)
         int64_t a, b, d;
         const char *reported;
     } cases[] = {
-        {4, 4096, 8192, "A at"},                          /* less aligned than asked for */
-        {0, 4096, 3 * 4096 + WORKSPACE - 64, "bytes at"}, /* runs out of its allocation */
+        {4, 4096, 8192, "A at"},                          /* less aligned than requested */
+        {0, 4096, 3 * 4096 + WORKSPACE - 64, "bytes at"}, /* goes beyond its allocation */
         {0, 4096, 4096, "overlaps"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -119,7 +120,7 @@ static void test_workspace(void **state)
 {
     (void)state;
     struct product p = open_product();
-    /* Some algorithms need none: look for one that does. */
+    /* Some algorithms need no workspace: look for one that does. */
     for (int64_t ld = N; p.found.workspaceSize == 0 && ld < N + 20; ld++) {
         OK(cublasLtMatrixLayoutDestroy(p.d));
         OK(cublasLtMatrixLayoutCreate(&p.d, CUDA_R_32F, M, N, ld));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_mpi_stand_in.c: that the stand-in for MPI moves what it is told to, and refuses what MPI does not
+/* test_mpi_stand_in.c: tests that the stand-in for MPI moves the right data, and reports what MPI does not
  * allow. */
 #include "kernels/device.h"
 #include "test/comm/mpi/mpi_traffic.h"
@@ -27,11 +27,11 @@ struct who {
 
 static const struct zr_mpi_shim *shim;
 static struct who ranks[RANKS];
-/* of the test that runs */
+/* of the running test */
 static int n_ranks;
 static void *lent;
 
-/* cmocka's asserts jump, on the test's own thread only. */
+/* cmocka's asserts jump, so they work on the test's own thread only. */
 #define CHECK(s, cond)                                                                                       \
     do {                                                                                                     \
         if (!(cond)) {                                                                                       \
@@ -40,7 +40,7 @@ static void *lent;
         }                                                                                                    \
     } while (0)
 
-/* Begins MPI, and makes a communicator of all. */
+/* Begins MPI, and makes a communicator of all ranks. */
 static bool begin(struct who *s)
 {
     enum zr_mpi_level level;
@@ -65,7 +65,7 @@ static void nap(void)
     nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
-/* Until so many requests have ended, for so many milliseconds at least. Returns how many did, or minus the
+/* Waits until so many requests have ended, or for so many milliseconds. Returns how many did, or minus the
  * class of an error. */
 static int ended_within(struct who *s, int n, int ms)
 {
@@ -89,7 +89,7 @@ static int ended(struct who *s, int n)
     return ended_within(s, n, 60000);
 }
 
-/* What is under way does not end. */
+/* Returns whether no request in progress ends. */
 static bool none_ends(struct who *s)
 {
     return ended_within(s, 1, 30) == 0;
@@ -102,7 +102,7 @@ static void *run_rank(void *arg)
     return NULL;
 }
 
-/* As n ranks; then what the stand-in has against it: a text with that in it, or nothing (NULL). */
+/* Runs fn as n ranks. Then expects a misuse with this text, or none (NULL). */
 static void run(int n, void (*fn)(struct who *s), const char *misuse)
 {
     pthread_t id[RANKS];
@@ -167,7 +167,7 @@ static void test_no_comm(void **state)
     run(3, no_comm, NULL);
 }
 
-/* A broadcast's root does not wait for others, a gather does. */
+/* A broadcast's root does not wait for the other ranks; a gather does. */
 static void no_barrier(struct who *s)
 {
     static atomic_bool gone;
@@ -280,7 +280,7 @@ static void touched(struct who *s)
     CHECK(s, end(s));
 }
 
-/* Memory that is to be filled holds nothing of use until it is. */
+/* Memory to be filled holds no useful data until its request has ended. */
 static void poisoned(struct who *s)
 {
     static char at[4] = "abc", to[4] = "def";
@@ -318,7 +318,7 @@ static void large_tag(struct who *s)
     CHECK(s, end(s));
 }
 
-/* Two collectives, in another order on rank 1, or of another size or root. */
+/* Two collectives; rank 1 changes the order, the size or the root. */
 static int other;
 
 static void collectives(struct who *s)
@@ -384,7 +384,7 @@ static void faults(struct who *s)
     CHECK(s, end(s));
 }
 
-/* What has to do with a rank that died never ends, and what has not, does. */
+/* Requests that involve a dead rank never end. Others do. */
 static void death(struct who *s)
 {
     static char at[3][8], to[3][8];
@@ -422,7 +422,7 @@ static void test_faults(void **state)
     for (int i = 0; i < 60000 && c.n_hung == 0; i++, nap())
         mpi_stand_in_counts(&c);
     assert_int_equal(c.n_hung, 1);
-    assert_int_equal(mpi_stand_in_end(&first), 0); /* lets it go */
+    assert_int_equal(mpi_stand_in_end(&first), 0); /* releases it */
     pthread_join(id, NULL);
     assert_string_equal(ranks[0].wrong, "");
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_nccl_processes.c: that the NCCL stand-in works between processes as between threads, takes them for
- * the hosts that they pose as, and lets the others notice one that dies as NCCL would. */
+/* test_nccl_processes.c: tests that the NCCL stand-in works between processes as between threads, and
+ * treats them as the hosts that they pose as. A process that dies is noticed by the ranks that would
+ * notice it with NCCL. */
 #include "test/kernels/random.h"
 #include "test/stand_in/nccl_stand_in_inside.h"
 #include "test/stand_in/stand_in.h"
@@ -23,7 +24,7 @@
 
 enum { MOST = 6, COUNT = 1024, HANG_S = 60, ENDED = 100 };
 
-/* Of all processes. */
+/* State of all processes. */
 static struct job {
     int n_ranks, n_hosts;
     /* all ranks have device 0 */
@@ -31,7 +32,7 @@ static struct job {
     ncclUniqueId id;
     uint64_t seed;
     struct {
-        /* what the test says of it, or ENDED; and the misuses of its process */
+        /* the test's own progress, or ENDED; and the misuses of its process */
         _Atomic int stage;
         int res, n_misuses;
         bool wrong, has_window;
@@ -65,7 +66,7 @@ static void one_rank(void (*fn)(int rank), int rank)
     _exit(0);
 }
 
-/* victim: who is to be killed; -1: nobody. */
+/* victim: the rank to be killed; -1: none. */
 static void over_processes(int n_ranks, int n_hosts, void (*fn)(int rank), int victim)
 {
     pid_t pid[MOST];
@@ -122,7 +123,7 @@ static int join(int rank, ncclComm_t *all)
     return ncclCommInitRankConfig(all, job->n_ranks, job->id, rank, &config);
 }
 
-/* ---- what they move ---- */
+/* ---- data ---- */
 
 static float value(int rank, int round, int i)
 {
@@ -206,7 +207,7 @@ static void test_hosts(void **state)
         for (int r = 0; r < 4; r++)
             assert_int_equal(job->rank[r].has_window, n_hosts == 1);
     }
-    /* Device 0 of each process is a GPU of its own only where it is a host of its own. */
+    /* Device 0 of each process is its own GPU only if the process is its own host. */
     job->one_device = true;
     over_processes(3, 3, register_memory, -1);
     all_well("hosts of one GPU");
@@ -248,12 +249,12 @@ static void test_order(void **state)
 {
     (void)state;
     over_processes(2, 2, in_another_order, -1);
-    assert_int_equal(job->rank[0].n_misuses + job->rank[1].n_misuses, 2); /* by whoever comes second */
+    assert_int_equal(job->rank[0].n_misuses + job->rank[1].n_misuses, 2); /* reported by the second one */
 }
 
 /* ---- deaths ---- */
 
-/* When this process waits for the others in ncclCommInitRankConfig. */
+/* Kills this process when it waits for the others in ncclCommInitRankConfig. */
 static void *dies_waiting(void *arg)
 {
     struct nccl_stand_in_counts c = {0};
@@ -264,7 +265,7 @@ static void *dies_waiting(void *arg)
     return NULL;
 }
 
-/* Rank 1 comes and dies while rank 3 has not come. */
+/* Rank 1 comes and dies before rank 3 has come. */
 static void dies_in_init(int rank)
 {
     ncclComm_t all;
@@ -286,7 +287,7 @@ static void test_dies_in_init(void **state)
     assert_int_equal(job->rank[2].res, ncclRemoteError);
 }
 
-/* Of a gather that rank 1 does not come to: whether NCCL tells, and that an abort ends it. */
+/* Rank 1 does not come to a gather. Tests whether NCCL reports it, and that an abort ends the gather. */
 static void dies_before_gather(int rank)
 {
     ncclComm_t all;
@@ -334,7 +335,7 @@ static void *destroys(void *arg)
     return NULL;
 }
 
-/* Where a rank is dead this does not come back, and says so. */
+/* With a dead rank this does not return, and reports that. */
 static void destroys_after_death(int rank)
 {
     ncclComm_t all;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_nccl_stand_in.c: that the stand-in's ncclCommSplit makes the communicators that NCCL's does: colours
- * apart, keys in order; and what order of communicators is refused. */
+/* test_nccl_stand_in.c: tests that the stand-in's ncclCommSplit makes NCCL's communicators: colours apart,
+ * keys in order. Also tests which orders of communicators are reported. */
 #include "test/kernels/random.h"
 #include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
@@ -16,21 +16,21 @@
 
 enum { RANKS = 8, ROUNDS = 12 };
 
-/* What each rank asks for in each round; what it found, -1: no communicator. */
+/* What each rank asks for in each round, and what it got; -1: no communicator. */
 static int colors[ROUNDS][RANKS], keys[ROUNDS][RANKS];
 static struct found {
     int n, place, gathered[RANKS];
 } found[ROUNDS][RANKS];
 static ncclUniqueId id;
 
-/* Who has which place in its colour's communicator, by what nccl.h says of keys. */
+/* Returns who has which place in a colour's communicator, by the description of keys in nccl.h. */
 static int expected_members(int round, int color, int members[RANKS])
 {
     int n = 0;
     for (int r = 0; r < RANKS; r++)
         if (colors[round][r] == color)
             members[n++] = r;
-    for (int i = 1; i < n; i++) /* keeps ranks of one key in order */
+    for (int i = 1; i < n; i++) /* keeps the order of ranks with equal keys */
         for (int k = i; k > 0 && keys[round][members[k - 1]] > keys[round][members[k]]; k--) {
             int m = members[k];
             members[k] = members[k - 1], members[k - 1] = m;
@@ -93,7 +93,7 @@ static void test_split(void **state)
     struct random_source rng = random_open();
     for (int i = 0; i < ROUNDS; i++)
         for (int r = 0; r < RANKS; r++) {
-            colors[i][r] = (int)random_below(&rng, 1 + i % 4) - (i % 3 == 2); /* NCCL_SPLIT_NOCOLOR too */
+            colors[i][r] = (int)random_below(&rng, 1 + i % 4) - (i % 3 == 2); /* some are NOCOLOR */
             keys[i][r] = (int)random_below(&rng, 5) - 2;
         }
     run_ranks();
@@ -123,8 +123,8 @@ static void test_refused(void **state)
     assert_int_equal(ncclCommDestroy(all), 0);
 }
 
-/* Two communicators of the same two ranks, used in another order by one of them; and, what is allowed,
- * collectives with a third in between. */
+/* Two communicators of the same two ranks, which one of them uses in another order. Also, as allowed,
+ * collectives with a third rank in between. */
 static int wrong_order;
 
 static void *run_order(void *arg)
@@ -145,7 +145,7 @@ static void *run_order(void *arg)
         assert_int_equal(cudaStreamCreate(&s[0]) || cudaStreamCreate(&s[1]) || cudaMalloc((void **)&at, 64),
                          0);
         for (int k = 0; k < 2; k++) {
-            int i = wrong_order && rank ? 1 - k : k; /* on streams of their own: nothing waits here */
+            int i = wrong_order && rank ? 1 - k : k; /* on two streams, so nothing waits here */
             assert_int_equal(
                 ncclAllGather(at + 32 * i + 4 * rank, at + 32 * i, 1, ncclFloat32, part[i], s[i]), 0);
         }
@@ -171,7 +171,7 @@ static void test_order(void **state)
         pthread_join(threads[r], NULL);
 }
 
-/* What a rank gives ncclCommInitRankScalable: which rank made each id, how many ids there are. */
+/* What a rank passes to ncclCommInitRankScalable: which rank made each id, and the number of ids. */
 enum { SCALABLE = 7 };
 static struct {
     int n, maker[SCALABLE];
@@ -208,7 +208,7 @@ static void make_scalable(void)
         pthread_join(threads[r], NULL);
 }
 
-/* The user guide's example: of 3 ids for 7 ranks the first is of ranks 0 to 2, the others of two ranks
+/* The user guide's example: of 3 ids for 7 ranks the first serves ranks 0 to 2, and the others two ranks
  * each. */
 static void test_scalable(void **state)
 {
@@ -220,7 +220,7 @@ static void test_scalable(void **state)
         assert_int_equal(ids.res[r], 0);
 }
 
-/* An id of another rank's, and one too many. */
+/* An id made by another rank, and one too many. */
 static void test_scalable_refused(void **state)
 {
     (void)state;
@@ -243,7 +243,7 @@ static void *run_first(void *arg)
     return NULL;
 }
 
-/* The same ids in another order: the rank that has them is told, the others wait. */
+/* The same ids in another order. The rank that has them gets the error; the others wait. */
 static void test_scalable_differs(void **state)
 {
     (void)state;
@@ -271,7 +271,7 @@ static int start(void **state)
     return 0;
 }
 
-/* *state: how many misuses are expected. */
+/* *state: the number of expected misuses. */
 static int finish(void **state)
 {
     const char *text;

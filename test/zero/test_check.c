@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_check.c: cfg.debug.check: a model that keeps to its brackets trains as without it; one that does not
  * is told what it touched; and a wait that is missing in the schedule is found in a real run. */
-#include "shard/engine/engine_inside.h"
+#include "shard/engine/internal.h"
 #include "test/zero/toy_net.h"
 #include "zero/context.h"
 

@@ -58,7 +58,7 @@ static void check_failed(struct toy_rank *r, struct toy *m, zero_ctx *z, struct 
     SAME_CAUSE(zero_read(z, 77, 0, 0, 1, &x));
     SAME_CAUSE(zero_write(z, 0, 0, 0, 1, &x));
     SAME_CAUSE(zero_mean(z, &d, 1));
-    if (zero_get_stats(z, &stats) || stats.rank != r->rank || stats.world != r->world)
+    if (zero_get_stats(z, &stats) || stats.place.rank != r->rank || stats.place.world != r->world)
         toy_wrong(r, "zero_stats: %s", zero_last_error());
     SAME_CAUSE(zero_unwrap(&z));
 #undef SAME_CAUSE

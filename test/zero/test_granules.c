@@ -170,7 +170,7 @@ static int step(struct toy_rank *r, struct net *m, zero_ctx *z, int k)
 /* What has been received so far, when all that was put on a stream is there: a read waits for it. */
 static int received(struct toy_rank *r, zero_ctx *z, struct zero_traffic *out)
 {
-    struct zero_stats stats = {.rank = 0};
+    struct zero_stats stats = {0};
     float x;
     int err = 0;
     TOY_TRY(zero_read(z, 0, ZERO_VALUE_PARAM, 0, 1, &x));

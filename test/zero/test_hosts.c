@@ -271,8 +271,8 @@ static void train_on_hosts(struct toy_rank *r)
             toy_wrong(r, "the mean of all ranks is %g", mean);
     }
     TRY(zero_get_stats(z, &stats));
-    if (!err && (stats.rank != r->rank || stats.world != r->world))
-        toy_wrong(r, "it is rank %d of %d", stats.rank, stats.world);
+    if (!err && (stats.place.rank != r->rank || stats.place.world != r->world))
+        toy_wrong(r, "it is rank %d of %d", stats.place.rank, stats.place.world);
     if (!err && !strstr(stats.path, s->says))
         toy_wrong(r, "gathers go by \"%s\", expected \"%s\"", stats.path, s->says);
     if (s->save)

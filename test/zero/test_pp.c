@@ -591,8 +591,8 @@ static void train(struct toy_rank *r)
     }
     for (const struct model *x = m; x; x = x->next)
         n_replans |= s->nests && x->n_layers > 1;
-    if (!err && (stats.pp != s->pp || stats.pp_bytes != (int64_t)MICRO / s->dp * n_passes * 4096))
-        toy_wrong(r, "pp is %lld, with %lld bytes", (long long)stats.pp, (long long)stats.pp_bytes);
+    if (!err && (stats.place.n_pp != s->pp || stats.pp_bytes != (int64_t)MICRO / s->dp * n_passes * 4096))
+        toy_wrong(r, "pp is %lld, with %lld bytes", (long long)stats.place.n_pp, (long long)stats.pp_bytes);
     if (!err && s->pp * per_rank(s) > 1 &&
         stats.n_replans != n_replans) /* the schedule says which calls come */
         toy_wrong(r, "the order was learned anew %lld times", (long long)stats.n_replans);

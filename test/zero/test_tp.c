@@ -402,8 +402,9 @@ static void add_up(struct toy_rank *r)
     check_copies(r, z, src, dst);
     TOY_TRY(zero_get_stats(z, &stats));
     /* A rank takes at least its part of each piece from the others. */
-    if (!err && (stats.tp != r->world || (r->world > 1 ? stats.tp_bytes < n_summed : stats.tp_bytes != 0)))
-        toy_wrong(r, "tp is %lld, of which %lld bytes were received", (long long)stats.tp,
+    if (!err &&
+        (stats.place.n_tp != r->world || (r->world > 1 ? stats.tp_bytes < n_summed : stats.tp_bytes != 0)))
+        toy_wrong(r, "tp is %lld, of which %lld bytes were received", (long long)stats.place.n_tp,
                   (long long)stats.tp_bytes);
     zero_unwrap(&z);
     free(m);

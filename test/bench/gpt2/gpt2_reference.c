@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_reference.c: see gpt2_reference.h. */
+/* gpt2_reference.c: the loss of gpt2_reference.h. */
 #include "test/bench/gpt2/gpt2_reference.h"
 
 #include <math.h>
@@ -52,7 +52,7 @@ static double gelu(double x)
     return 0.5 * x * (1 + tanh(sqrt(2 / acos(-1.0)) * (x + 0.044715 * x * x * x)));
 }
 
-/* y (C) = what the token at t attends to; qkv (T, 3*C) */
+/* y (C) = the attention of the token at t; qkv (T, 3*C) */
 static void attend(double *y, const double *qkv, int64_t t, int64_t C, int64_t NH)
 {
     int64_t HS = C / NH;
@@ -74,7 +74,7 @@ static void attend(double *y, const double *qkv, int64_t t, int64_t C, int64_t N
     }
 }
 
-/* One layer on x (T, C), in place. */
+/* Applies one layer to x (T, C), in place. */
 static void layer(double *x, const struct gpt2_config *c, double *const p[16], int64_t l, double *scratch)
 {
     int64_t C = c->channels, T = c->context;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_reference.h: the loss of a GPT-2 in double precision, written for being obviously right: no batching,
- * no kept activations, one token's row at a time. */
+/* gpt2_reference.h: the loss of a GPT-2 in double precision, written to be obviously right. There is no
+ * batching and no kept activation, and one token's row is computed at a time. */
 #ifndef ZERO_TEST_GPT2_REFERENCE_H
 #define ZERO_TEST_GPT2_REFERENCE_H
 
 #include "bench/gpt2/gpt2_config.h"
 
-/* params: each tensor of struct params (bench/gpt2/gpt2.h), in its order, as doubles. Returns the mean loss
- * over B*T tokens. */
+/* params: each tensor of struct params (bench/gpt2/gpt2.h), in its order, as doubles. Returns the mean
+ * loss over B*T tokens. */
 double reference_loss(const struct gpt2_config *c, double *const params[16], const int32_t *tokens,
                       const int32_t *targets, int64_t B);
 

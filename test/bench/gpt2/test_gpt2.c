@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_gpt2.c: the model's forward and backward against a reference in double precision, whose gradients are
- * taken by finite differences. Compiled once per dtype, as the model is. */
+/* test_gpt2.c: tests the model's forward and backward against a reference in double precision, with
+ * gradients by finite differences. Compiled once per dtype, as the model is. */
 #include "bench/gpt2/gpt2.h"
 #include "bench/gpt2/gpt2_vocab.h"
 #include "bench/random_bits.h"
@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-#ifdef GPT2_BF16 /* 8 bits of fraction in every activation */
+#ifdef GPT2_BF16 /* bf16 activations have 8 bits of fraction */
 #define LOSS_TOLERANCE 0.02
 #define GRAD_TOLERANCE 0.06
 #else
@@ -38,7 +38,7 @@
 
 static uint64_t seed;
 
-/* Sizes that are no multiple of a vector, and of which no two are alike. */
+/* Sizes that are no multiple of a vector, and all different. */
 static const struct gpt2_config shapes[] = {
     {.layers = 2, .heads = 2, .channels = 22, .context = 9, .vocab = 37},
     {.layers = 1, .heads = 1, .channels = 16, .context = 1, .vocab = 5, .label_smoothing = 0.3},
@@ -47,7 +47,7 @@ static const struct gpt2_config shapes[] = {
      .heads = 2,
      .channels = 32,
      .context = 67,
-     .vocab = 41}, /* attention in one piece, on a GPU */
+     .vocab = 41}, /* attention in one piece on a GPU */
 };
 static const int64_t rows[] = {3, 1, 2, 2};
 
@@ -65,7 +65,7 @@ static double uniform(void)
     return (double)(seed >> 11) * 0x1p-53;
 }
 
-/* The model's memory may be a GPU's: it is read and written through copies. */
+/* Copies to and from the model's memory, which may be a GPU's. */
 static void move(struct fixture *f, void *dst, const void *src, int64_t n)
 {
     assert_int_equal(f->place.dev->ops->copy(f->place.stream, dst, src, n * (int64_t)sizeof(real)), 0);
@@ -77,7 +77,7 @@ static real *param(struct fixture *f, int t)
     return ((real **)&f->m.params)[t];
 }
 
-/* A copy of gradient t, to be freed. */
+/* Returns a copy of gradient t, which the caller frees. */
 static real *gradient(struct fixture *f, int t)
 {
     real *x = malloc((size_t)f->sizes[t] * sizeof *x);
@@ -85,8 +85,8 @@ static real *gradient(struct fixture *f, int t)
     return x;
 }
 
-/* A model whose every parameter matters: norms and biases are not at their starting values, and no gradient
- * is tiny. */
+/* Makes a model in which every parameter matters: norms and biases differ from their initial values, and
+ * no gradient is tiny. */
 static void open_fixture(struct fixture *f, const struct gpt2_config *c, int64_t B)
 {
     assert_int_equal(place_open(&f->place, CUDA, 0, 1), 0);
@@ -127,8 +127,7 @@ static void close_fixture(struct fixture *f)
     place_close(&f->place);
 }
 
-/* Everything that forward and backward are to write starts as NaN, so that nothing can be read before it is
- * written. */
+/* Fills everything that forward and backward write with NaN, so that reading it too early shows. */
 static void poison(struct fixture *f)
 {
     struct gpt2_block blocks[] = {f->m.kept[0].acts_memory, f->m.kept[0].stats_memory};
@@ -190,9 +189,9 @@ static void check_loss(void **state)
 }
 
 #ifndef GPT2_TEST_CUDA
-/* The loss of tokens divided among three parts, of which the last has fewer, against the definition: smoothed
- * labels share their part among all V tokens, not among a rank's
- * (https://github.com/NVIDIA/Megatron-LM/issues/737), and logits may be so far apart that a probability is 0
+/* Divides a loss's tokens into three parts, the last one shorter, and compares with the definition.
+ * Smoothed labels share their probability among all V tokens, not those of a rank
+ * (https://github.com/NVIDIA/Megatron-LM/issues/737). Logits may differ so much that a probability is 0
  * (https://github.com/NVIDIA/Megatron-LM/issues/7464). */
 static void check_loss_of_parts(void **state)
 {
@@ -254,7 +253,7 @@ static void check_loss_of_parts(void **state)
             }
             for (int p = 0; p < PARTS; p++)
                 assert_true(fabs(loss[p][row] - want) <= 2e-6 * want + 2e-6);
-            for (int64_t v = V; v < (int64_t)PARTS * U; v++) /* nobody's */
+            for (int64_t v = V; v < (int64_t)PARTS * U; v++) /* belong to no token */
                 assert_true(to_float(dlogits[v / U][row * LD + v % U]) == 0);
         }
     }
@@ -273,7 +272,7 @@ static double exact_gradient(struct fixture *f, int t, int64_t i)
     return (above - below) / (2 * h);
 }
 
-/* What n elements of a tensor come to if they are as large as its elements are on average. */
+/* The norm of n elements of a tensor whose magnitude is the tensor's average. */
 static double typical_size(const real *x, int64_t n_all, int64_t n)
 {
     double squares = 0;
@@ -282,8 +281,9 @@ static double typical_size(const real *x, int64_t n_all, int64_t n)
     return sqrt(squares / (double)n_all * (double)n);
 }
 
-/* Those looked at may all be among a tensor's smallest (the gradients of the keys' biases are 0 but for
- * rounding), and rounding is of the size of what was added up: of the tensor's own. */
+/* The checked elements may all be among a tensor's smallest: gradients of the keys' biases are 0 except
+ * for rounding. The rounding error depends on the size of the summands, and is therefore compared with the
+ * tensor's size. */
 static void check_gradients(void **state)
 {
     (void)state;
@@ -295,7 +295,7 @@ static void check_gradients(void **state)
         backward(&f);
         assert_int_equal(f.m.err, 0);
         for (int t = 0; t < GPT2_N_TENSORS; t++) {
-            double error = 0, size = 0; /* sums of squares over the elements looked at */
+            double error = 0, size = 0; /* sums of squares over the checked elements */
             real *grad = gradient(&f, t);
             for (int k = 0; k < N_CHECKED; k++) {
                 int64_t i = (int64_t)(uniform() * (double)f.sizes[t]);
@@ -341,7 +341,8 @@ static void check_adds(void **state)
     close_fixture(&f);
 }
 
-/* Of stored gradients from added ones, of a tensor's largest: on a GPU it is the library's to choose how. */
+/* Difference between stored and added gradients, relative to a tensor's largest. On a GPU the library
+ * chooses how to compute them. */
 #if defined(GPT2_TEST_CUDA) && !defined(GPT2_TEST_STAND_IN)
 #define STORED_TOLERANCE (sizeof(real) == 2 ? 0.01 : 1e-5)
 #else
@@ -365,8 +366,8 @@ static void same_gradient(int t, const real *want, const real *got, int64_t n)
     }
 }
 
-/* Matrices' gradients that are stored are what adding to zeros gives, whatever was there; all others are
- * added to. */
+/* Gradients of matrices that are stored equal those added to zeros, whatever was there before. All others
+ * are added to. */
 static void check_stores(void **state)
 {
     (void)state;
@@ -419,7 +420,7 @@ static void check_repeats(void **state)
     close_fixture(&g);
 }
 
-/* A NaN in a weight comes out as a NaN, not as a number. */
+/* A NaN in a weight gives a NaN, not a number. */
 static void check_nan(void **state)
 {
     (void)state;
@@ -435,7 +436,7 @@ static void check_nan(void **state)
 }
 
 #ifdef GPT2_TEST_STAND_IN
-/* With GELU, its gradient and the biases' sums done by cuBLASLt, and without. */
+/* With and without cuBLASLt's epilogues for GELU, its gradient and the sums of biases. */
 static void check_epilogues(void **state)
 {
     int64_t before = cublaslt_stand_in_n_epilogues();
@@ -449,9 +450,9 @@ static void check_epilogues(void **state)
 }
 #endif
 
-/* --- first weights --- */
+/* --- initial weights --- */
 
-/* By Box and Muller with the C library's functions, of the same bits. */
+/* The normal number by Box and Muller with the C library's functions, from the same bits. */
 static double normal_of(uint64_t stream, int64_t i)
 {
     uint64_t at = stream + (uint64_t)(i & ~(int64_t)1);
@@ -463,14 +464,14 @@ static double normal_of(uint64_t stream, int64_t i)
 
 static void check_normal(const real *x, int64_t n, uint64_t stream, double deviation)
 {
-    double fraction = sizeof(real) == 4 ? 0x1p-23 : 0x1p-8; /* of what is left of the value */
+    double fraction = sizeof(real) == 4 ? 0x1p-23 : 0x1p-8; /* relative to the value */
     for (int64_t i = 0; i < n; i++) {
         double want = deviation * normal_of(stream, i);
         assert_true(fabs((double)to_float(x[i]) - want) <= fraction * fabs(want) + 1e-11 * deviation);
     }
 }
 
-/* Any range, wherever it begins, is what the whole has there, and is normal. */
+/* Any range, wherever it begins, equals that range of the whole, and is normal. */
 static void check_draw(void **state)
 {
     (void)state;
@@ -478,7 +479,7 @@ static void check_draw(void **state)
     const struct gpt2_config c = {.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = N / 32};
     real *whole = malloc(N * sizeof *whole), *part = malloc(N * sizeof *part);
     gpt2_draw(&c, seed, ATTPROJW, 0, 1000, part);
-    check_normal(part, 1000, random_bits(random_bits(seed) + 3), 0.01); /* the fourth that is drawn */
+    check_normal(part, 1000, random_bits(random_bits(seed) + 3), 0.01); /* the fourth tensor drawn */
     gpt2_draw(&c, seed, WTE, 0, N, whole);
     check_normal(whole, N, random_bits(random_bits(seed)), 0.02);
     double sum = 0, squares = 0;
@@ -486,14 +487,14 @@ static void check_draw(void **state)
         double x = (double)to_float(whole[i]) / 0.02;
         sum += x, squares += x * x;
     }
-    assert_true(fabs(sum / N) < 0.03 && fabs(squares / N - 1) < 0.03); /* of any seed but one in 10^10 */
+    assert_true(fabs(sum / N) < 0.03 && fabs(squares / N - 1) < 0.03); /* fails for one seed in 10^10 */
     for (int trial = 0; trial < TRIALS; trial++) {
         int64_t first = (int64_t)(random_bits(seed + (uint64_t)trial) % N);
         int64_t n = 1 + (int64_t)(random_bits(~seed + (uint64_t)trial) % (uint64_t)(N - first));
         memset(part, 0xff, N * sizeof *part);
         gpt2_draw(&c, seed, WTE, first, n, part);
         assert_memory_equal(part, whole + first, (size_t)n * sizeof *part);
-        for (int64_t i = n; i < N; i++) /* nothing behind it is written */
+        for (int64_t i = n; i < N; i++) /* nothing after it is written */
             assert_true(((unsigned char *)&part[i])[0] == 0xff);
     }
     gpt2_draw(&c, seed, LN1W, 5, 3, whole);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_gpt2_attention.c: the attention that keeps no matrix, on a GPU or the stand-in for one, against a
- * reference in double precision on the same rounded inputs. What is written is poisoned first. */
+/* test_gpt2_attention.c: tests the attention that stores no matrix, on a GPU or the stand-in for one,
+ * against a reference in double precision on the same rounded inputs. All outputs are poisoned first. */
 #include "bench/gpt2/gpt2_layers.h"
 #include "test/kernels/random.h"
 
@@ -11,7 +11,8 @@
 
 #include <cmocka.h>
 
-/* Of a row's length, and of the mean row's: weights are rounded to bf16 before they are multiplied. */
+/* Relative to a row's norm and to the mean row's norm: weights are rounded to bf16 before they are
+ * multiplied. */
 #define TOLERANCE 0x1p-6
 
 static struct random_source rng;
@@ -19,10 +20,10 @@ static struct place gpu;
 
 struct shape {
     int64_t B, T, NH, HS;
-    float spread; /* of the scores: large ones leave one weight that is not 0 */
+    float spread; /* of the scores: a large spread leaves a single weight above 0 */
 };
 
-/* On the host, and on the device. */
+/* The same array on the host and on the device. */
 struct array {
     void *at, *there;
     int64_t bytes;
@@ -33,7 +34,7 @@ enum { QKV, ATTY, DATTY, DQKV, LOGSUM, DOTS, N_ARRAYS };
 struct fixture {
     struct shape s;
     struct array a[N_ARRAYS];
-    double *atty, *logsum, *dqkv; /* what they should be */
+    double *atty, *logsum, *dqkv; /* expected results */
 };
 
 static void move(void *dst, const void *src, int64_t bytes)
@@ -53,7 +54,7 @@ static void close_all(struct fixture *f)
     free(f->dqkv);
 }
 
-/* One head of one row of the batch; x's rows are 3*C apart. */
+/* One head of one row of the batch; the rows of x are 3*C apart. */
 static void reference(struct fixture *f, int64_t b, int64_t h)
 {
     int64_t T = f->s.T, HS = f->s.HS, C = f->s.NH * HS;
@@ -136,7 +137,7 @@ static void open_all(struct fixture *f, struct shape s)
             reference(f, b, h);
 }
 
-/* Rows of HS, one head of one token after another: n of them. */
+/* Compares n rows of HS, one per head and token. */
 static void compare(const struct fixture *f, const char *what, const double *want, const real *got, int64_t n,
                     double tolerance)
 {
@@ -159,9 +160,9 @@ static void compare(const struct fixture *f, const char *what, const double *wan
     }
 }
 
-/* Tiles are 128 tokens, and 64 or 32 of the other side are fetched at once, of which 32 or 16 are multiplied:
- * less than each, whole ones, and one that is begun. 1024 tiles are worked on at once: the last but one shape
- * has more. */
+/* Tiles are 128 tokens. Of the other side 64 or 32 tokens are fetched at once, and 32 or 16 multiplied.
+ * The shapes have less than each of these, whole ones, and partial ones. 1024 tiles are worked on at once;
+ * the last shape but one has more. */
 static void test_against_reference(void **state)
 {
     (void)state;
@@ -180,7 +181,7 @@ static void test_against_reference(void **state)
                 fail_msg("shape %zu: logsum of row %lld is %g, should be %g", i, (long long)r, got, want);
         }
         compare(&f, "atty", f.atty, f.a[ATTY].at, rows, TOLERANCE);
-        /* What rounding atty does to the gradients of q and k grows with these. */
+        /* These increase the effect that rounding atty has on the gradients of q and k. */
         compare(&f, "gradients of q, k and v", f.dqkv, f.a[DQKV].at, 3 * rows,
                 4 * TOLERANCE * (double)f.s.spread);
         close_all(&f);
@@ -204,7 +205,7 @@ static void test_same_bits(void **state)
     close_all(&f);
 }
 
-/* A query that is not a number makes its own row so, and no other; and of the gradients its own and those of
+/* A NaN in a query makes its own row NaN, and no other. Of the gradients, it affects its own and those of
  * the values it sees. */
 static void test_nan(void **state)
 {

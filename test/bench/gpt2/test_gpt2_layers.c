@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_gpt2_layers.c: each layer of the model that is no matrix product, on a GPU (or the stand-in for one)
- * against the host's, which test_gpt2.c checks against a reference. Compiled once per dtype.
+/* test_gpt2_layers.c: tests each layer of the model that is no matrix product on a GPU, or the stand-in
+ * for one, against the host's layer, which test_gpt2.c checks. Compiled once per dtype.
  *
- * Both get the same random input; what they write is poisoned first. */
+ * Both get the same random input, and their outputs are poisoned first. */
 #include "bench/gpt2/gpt2_layers.h"
 #include "test/kernels/random.h"
 
@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-/* Relative to a result, and to the largest of its tensor: sums are made in another order. */
+/* Relative to a result, and to the largest of its tensor: sums are added in another order. */
 #ifdef GPT2_BF16
 #define TOLERANCE  0x1p-7
 #define OF_LARGEST 1e-4
@@ -25,7 +25,7 @@
 static struct random_source rng;
 static struct place host, gpu;
 
-/* The same memory on both. */
+/* The same memory on the host and on the device. */
 struct both {
     void *host, *gpu;
     int64_t bytes;
@@ -107,7 +107,7 @@ static void compare(const char *what, const double *want, const double *got, int
     }
 }
 
-/* n elements in rows of `used` out of ld. */
+/* Compares n elements in rows of ld, where the first `used` of a row count. */
 static void same(const char *what, struct both b, size_t element, int64_t used, int64_t ld)
 {
     int64_t n = b.bytes / (int64_t)element, k = 0;
@@ -227,7 +227,7 @@ static void test_softmax(void **state)
         int64_t NH = shapes[i].NH, T = shapes[i].T, n = NH * T * T;
         struct both scores = random_floats(n), att = poisoned(n), datt = random_floats(n), ds = poisoned(n);
         const struct gpt2_layers *h = &gpt2_layers_host, *g = &gpt2_layers_cuda;
-        for (int64_t j = 0; j < n; j++) /* what is after a token must not be looked at */
+        for (int64_t j = 0; j < n; j++) /* elements after a token must not be read */
             if (j % T > j / T % T)
                 ((float *)scores.host)[j] = ((float *)datt.host)[j] = NAN;
         move(&gpu, scores.gpu, scores.host, scores.bytes);
@@ -260,7 +260,7 @@ static void test_loss(void **state)
         move(&host, total.host, &zero, 8);
         move(&gpu, total.gpu, &zero, 8);
         for (int again = 0; again < 2; again++) {
-            struct both used = hold(logits.bytes); /* logits are used up */
+            struct both used = hold(logits.bytes); /* the call overwrites logits */
             move(&host, used.host, logits.host, logits.bytes);
             move(&gpu, used.gpu, logits.host, logits.bytes);
             struct gpt2_label label = {again ? 0.1f / (float)V : 0, again ? 0.9f : 1};
@@ -277,7 +277,7 @@ static void test_loss(void **state)
             SAME8(total);
         }
         move(&gpu, &sum, total.gpu, 8);
-        assert_true(sum == ldexp(rint(ldexp(sum, 36)), -36)); /* on its grid */
+        assert_true(sum == ldexp(rint(ldexp(sum, 36)), -36)); /* a multiple of its unit */
         free(target);
         let_go();
     }
@@ -338,7 +338,7 @@ int main(void)
         printf("%s\n", zr_error_text());
         return 77; /* skipped */
     }
-    /* Not place_open: the host's matrix products are not needed, and may not be there. */
+    /* Does not use place_open: the host's matrix products are not needed, and may be missing. */
     assert_int_equal(zr_host_device_open(&host.dev), 0);
     host.n_threads = 3;
     assert_int_equal(host.dev->ops->stream_open(host.dev, ZR_STREAM_CALLER, "model", NULL, &host.stream), 0);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_gpt2_threads.c: the model's layers on the host and the plain optimizer give the same bits by any
- * number of threads: all of them once, on one block of memory, which is then compared. */
+/* test_gpt2_threads.c: tests that the model's layers on the host and the plain optimizer give the same
+ * bits on any number of threads. Each runs once on one block of memory, which is then compared. */
 #include "bench/gpt2/gpt2_layers.h"
 #include "bench/plain.h"
 #include "test/kernels/random.h"
@@ -15,12 +15,12 @@
 
 enum { MOST_THREADS = 7, B = 3, MOST_BLOCK_BYTES = 1 << 22 };
 
-/* Drawn anew for each case: rows, channels and what else a layer has, some fewer than there are threads. */
+/* Drawn for each case: rows, channels and other sizes of a layer, some smaller than the number of threads. */
 struct shape {
     int64_t T, C, V, NH, n_params[3];
 };
 
-/* Gives out pieces of a block. */
+/* Hands out parts of a block. */
 struct block {
     char *at;
     int64_t used;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* environment.c: see environment.h. */
+/* environment.c: sets and clears the variables that launchers use. */
 #include "test/comm/meet/environment.h"
 
 #include <stdarg.h>

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* environment.h: the environment that a launcher would have made. */
+/* environment.h: sets the environment that a launcher would make. */
 #ifndef ZR_TEST_COMM_ENVIRONMENT_H
 #define ZR_TEST_COMM_ENVIRONMENT_H
 
-/* Makes it hold these and no other variable that ranks are found by: name, value, ..., NULL. */
+/* Sets these variables (name, value, ..., NULL) and removes every other one by which libzero finds its
+ * rank. */
 void environment(const char *name, ...);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* meeting.c: see meeting.h. */
+/* meeting.c: opens and closes the meetings of meeting.h, and speaks the protocol by hand. */
 #include "test/comm/meet/meeting.h"
 
 #include <stdio.h>
@@ -15,11 +15,11 @@ int meet(struct meeting *m, const struct zr_world *w, int64_t timeout_ms)
 
 bool part(struct meeting *m)
 {
-    struct zr_sigpipe_hold hold; /* as the thread of a context's loop has it */
+    struct zr_sigpipe_hold hold; /* a context's loop thread does the same */
     zr_sigpipe_hold(&hold);
     if (m->r)
         zr_rendezvous_close(m->r);
-    uv_run(&m->loop, UV_RUN_DEFAULT); /* returns once nothing is open */
+    uv_run(&m->loop, UV_RUN_DEFAULT); /* returns when no handle is open */
     zr_sigpipe_release(&hold);
     zr_rendezvous_free(m->r);
     return uv_loop_close(&m->loop) == 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_hostlist.c: lists of hosts in Slurm's form: the first name and how many there are, and at which
- * character one is refused. */
+/* test_hostlist.c: tests lists of hosts in Slurm's form: the first name, the number of hosts, and the
+ * character at which a malformed list is refused. */
 #include "comm/meet/meeting_point.h"
 
 #include <setjmp.h>
@@ -112,7 +112,7 @@ static void test_long_names(void **state)
     list[255] = 'a';
     list[256] = 0;
     refuse_at(list, 257, "a name of more than 255 characters");
-    strcpy(list + 250, "[123456-123457]"); /* 256 in all */
+    strcpy(list + 250, "[123456-123457]"); /* 256 characters in all */
     refuse_at(list, 258, "a name of more than 255 characters");
 }
 

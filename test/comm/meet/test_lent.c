@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_lent.c: where ranks meet that have a communicator: on loopback, at what the user says, or at one of
- * the addresses that rank 0 gives. */
+/* test_lent.c: tests where ranks meet that already have a communicator: on loopback, at the address that
+ * the user gives, or at one of the addresses that rank 0 offers. */
 #include "comm/meet/lent.h"
 #include "test/comm/ranks.h"
 
@@ -11,9 +11,9 @@
 
 #include <cmocka.h>
 
-/* --- the cards --- */
+/* --- what ranks exchange --- */
 
-/* Of a world of two: what rank 0 fills in goes to *w, and both cards to c. */
+/* Fills both cards of a world of two. What rank 0 fills in goes to *w. */
 static void fill(struct zr_world *w, struct zr_lent_card c[2])
 {
     const struct zr_world other = {.rank = 1, .world = 2};
@@ -48,7 +48,7 @@ static void test_one_loopback(void **state)
     assert_int_equal(w.n_at, 0);
 }
 
-/* What rank 0 gives leads beyond its host, to the port that it has. */
+/* The addresses that rank 0 offers can be reached from other hosts, and have its port. */
 static void test_own_addresses(void **state)
 {
     (void)state;
@@ -57,7 +57,7 @@ static void test_own_addresses(void **state)
     union zr_address at[ZR_LOOKUP_MOST];
     fill(&w, c);
     int n = zr_address_list_read(c[0].at, strlen(c[0].at), at);
-    assert_true(n >= 0); /* none, on a machine without a network */
+    assert_true(n >= 0); /* a machine without a network has none */
     for (int i = 0; i < n; i++)
         assert_true(zr_address_reaches_far(&at[i]) && zr_address_port(&at[i]) == c[0].port);
     strcpy(w.interface, "lo");
@@ -108,11 +108,11 @@ static void test_other_name(void **state)
                         "nccl_comm must wrap their contexts in the same order");
 }
 
-/* --- meeting by a list --- */
+/* --- meeting by a list of addresses --- */
 
 enum { PATIENT_MS = 60000, SHORT_MS = 600, REFUSED_MS = 3000 };
 
-/* Ports that are bound, where nobody listens but who asks to. */
+/* Ports that are bound. Nobody listens there unless a rank asks for it. */
 struct ports {
     int fd[2];
     union zr_address at[2];
@@ -135,7 +135,7 @@ static void drop_ports(const struct ports *p)
     close(p->fd[1]);
 }
 
-/* Rank 0 is at the second. */
+/* Rank 0 listens at the second address. */
 static void take_list(struct zr_world *w, const struct ports *p)
 {
     w->host[0] = 0;
@@ -182,8 +182,9 @@ static void test_meet_by_list(void **state)
     drop_ports(&p);
 }
 
-/* Ranks 0 and 1 are one job, 2 and 3 another, which waits at the first address of their list, and refuses
- * rank 1 for longer than a rank alone would stand; then rank 0 comes to the second. */
+/* Ranks 0 and 1 are one job, ranks 2 and 3 another. The other job waits at the first address of the list
+ * and refuses rank 1 for longer than a rank keeps trying where it has one address only. Then rank 0 comes
+ * to the second address. */
 static void pass_over(struct rank *me)
 {
     const struct ports *p = me->arg;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_meeting_file.c: ranks that meet by a file: its text, what is left of earlier jobs and attempts, what
- * others may have put there, and that nothing of it stays. */
+/* test_meeting_file.c: tests ranks that meet by a file: the file's text, files left by earlier jobs and
+ * attempts, files that others may have put there, and that no file remains afterwards. */
 #include "comm/meet/handshake.h"
 #include "comm/meet/meeting_file.h"
 #include "test/comm/meet/meeting.h"
@@ -18,7 +18,7 @@
 
 #include <cmocka.h>
 
-/* --- a folder of the test's own --- */
+/* --- the test's own folder --- */
 
 static char folder[800];
 
@@ -31,7 +31,7 @@ static int make_folder(void **state)
     return mkdtemp(folder) ? 0 : -1;
 }
 
-/* "NAME" of the first file in it; returns how many there are. */
+/* Writes the name of the folder's first file, in quotes, and returns the number of files. */
 static int list_folder(char name[256])
 {
     DIR *d = opendir(folder);
@@ -83,7 +83,7 @@ static struct zr_world world_by(const char *path, int rank, int world)
     return w;
 }
 
-/* What rank 0 of w writes that listens on this port of loopback. */
+/* The file that rank 0 of w writes when it listens on this port of loopback. */
 static struct zr_meeting_file file_of(const struct zr_world *w, int port)
 {
     struct zr_meeting_file f;
@@ -93,7 +93,7 @@ static struct zr_meeting_file file_of(const struct zr_world *w, int port)
     return f;
 }
 
-/* --- its text --- */
+/* --- the file's text --- */
 
 static void any_file(uint64_t *seed, struct zr_meeting_file *f)
 {
@@ -128,8 +128,9 @@ static void expect_same(const struct zr_meeting_file *a, const struct zr_meeting
         assert_true(zr_address_same(&a->at[i], &b->at[i]));
 }
 
-/* What is printed is read as what it was; a part of it, or more, is not read at all, and a changed byte is
- * refused, or makes a file that is printed and read as what it is (an address has more than one text). */
+/* A printed file is read back unchanged. A truncated or extended text is refused. A text with one changed
+ * byte is refused too, or reads as a file that can itself be printed and read back (an address has more
+ * than one text). */
 static void test_text(void **state)
 {
     (void)state;
@@ -158,7 +159,7 @@ static void test_text(void **state)
     }
 }
 
-/* Of one job the mark is one, whatever the attempt; of another name or key it is another. */
+/* A job has one mark for all its attempts. Another name or key gives another mark. */
 static void test_mark(void **state)
 {
     (void)state;
@@ -183,7 +184,7 @@ static void test_mark(void **state)
 /* How the ranks of a test meet. */
 static struct {
     char file[1024];
-    /* no key; rank 0 comes that late */
+    /* the job has no key; rank 0 comes this many ms late */
     bool keyless;
     int late_ms;
     int64_t timeout_ms;
@@ -222,7 +223,8 @@ static void reset_way(const char *file)
     snprintf(way.file, sizeof way.file, "%s", file);
 }
 
-/* By a file and by a folder, with a key and without, rank 0 first or last; afterwards nothing is left. */
+/* Ranks meet by a file and by a folder, with and without a key, rank 0 first or last. Afterwards no file
+ * is left. */
 static void test_meet(void **state)
 {
     (void)state;
@@ -241,8 +243,8 @@ static void test_meet(void **state)
     }
 }
 
-/* What an earlier job, or an attempt, or a rank 0 of this one that was killed, left there leads nobody
- * astray, and an empty file is no obstacle. */
+/* Files left by an earlier job, by an earlier attempt or by a rank 0 that was killed mislead no rank, and
+ * an empty file is no obstacle. */
 static void test_left_over(void **state)
 {
     (void)state;
@@ -269,9 +271,9 @@ static void test_left_over(void **state)
     }
 }
 
-/* --- rank 0 of another job where an old file leads --- */
+/* --- an old file that leads to another job's rank 0 --- */
 
-enum { RANK_0_LATE_MS = 3600 }; /* longer than a rank is refused before it gives up, where there is no file */
+enum { RANK_0_LATE_MS = 3600 }; /* longer than ranks accept refusals without a file */
 
 static void refused_there(struct rank *me)
 {
@@ -303,8 +305,8 @@ static void put_old_file(struct rank *r)
     put_file(way.file, text, strlen(text), 0600);
 }
 
-/* Where an old file of this very job leads is another job by now, which refuses its ranks for as long as rank
- * 0 does not come: they wait for the next file. */
+/* An old file of this job leads to an address that another job uses by now. That job refuses this job's
+ * ranks until rank 0 comes: they must wait for the next file. */
 static void test_refused_there(void **state)
 {
     (void)state;
@@ -320,7 +322,8 @@ static void test_refused_there(void **state)
 
 /* --- two jobs in one folder --- */
 
-/* Jobs of two ranks each, and attempts of one, that meet in one folder at one time do not see each other. */
+/* Jobs of two ranks each, and attempts of one job, that meet in one folder at the same time do not notice
+ * each other. */
 static void of_many_jobs(struct rank *r)
 {
     set_way(r);
@@ -330,7 +333,7 @@ static void of_many_jobs(struct rank *r)
     r->w.rank %= 2;
 }
 
-/* Jobs that have no name, as ranks that are started by hand have none, differ in their keys. */
+/* Jobs without a name, such as ranks started by hand, differ by their keys. */
 static void of_many_keys(struct rank *r)
 {
     set_way(r);
@@ -353,9 +356,9 @@ static void test_many_jobs(void **state)
     }
 }
 
-/* --- two jobs in one folder that cannot be told from each other --- */
+/* --- two jobs in one folder that nothing tells apart --- */
 
-/* Rank 0 of a second job with the same name and key comes when the file of the first is there; without a key,
+/* Rank 0 of a second job with the same name and key comes when the first job's file exists; without a key,
  * at the same time. */
 static void come_as_rank_0(struct rank *me)
 {
@@ -386,7 +389,7 @@ static void test_two_rank_0s(void **state)
     }
 }
 
-/* Contexts with other names, whose rank 0s are in several processes, take turns. */
+/* Contexts with two names, whose rank 0s are different processes, meet in turn. */
 static void of_two_names(struct rank *r)
 {
     set_way(r);
@@ -405,7 +408,7 @@ static void test_turns(void **state)
     expect_nothing_left();
 }
 
-/* --- what cannot be --- */
+/* --- files and folders that cannot be used --- */
 
 static void expect_text(int code, int want, const char *text)
 {
@@ -420,7 +423,7 @@ static void expect_meeting(const struct zr_world *w, int64_t timeout_ms, int wan
     assert_int_equal(uv_loop_close(&m.loop), 0);
 }
 
-/* What a rank other than 0 says that was not led to anybody. */
+/* Checks the message of a rank other than 0 that was led nowhere. */
 static void test_not_led(void **state)
 {
     (void)state;
@@ -464,7 +467,7 @@ static void test_not_led(void **state)
     expect_nothing_left();
 }
 
-/* Rank 0 replaces nothing of somebody else's, and says where it cannot write. */
+/* Rank 0 does not replace what belongs to somebody else, and says where it cannot write. */
 static void test_not_written(void **state)
 {
     (void)state;
@@ -496,7 +499,7 @@ static void test_not_written(void **state)
 
 static void but_rank_2(struct rank *me)
 {
-    if (me->w.rank == 2 && way.late_ms) { /* instead somebody replaces the file */
+    if (me->w.rank == 2 && way.late_ms) { /* somebody replaces the file instead */
         struct zr_world w = me->w;
         struct zr_meeting_file f;
         char why[ZR_MEETING_WHY_CHARS], text[ZR_MEETING_FILE_BYTES];
@@ -511,8 +514,8 @@ static void but_rank_2(struct rank *me)
     }
 }
 
-/* All who came are told who did not, and where; rank 0's file is gone afterwards, and one that has replaced
- * it stays. */
+/* Every rank that came names the one that did not, and the meeting point. Rank 0's file is gone
+ * afterwards; a file that has replaced it stays. */
 static void test_who_is_missing(void **state)
 {
     (void)state;
@@ -535,7 +538,7 @@ static void test_who_is_missing(void **state)
     }
 }
 
-/* --- nobody reads half of it --- */
+/* --- no rank reads half a file --- */
 
 enum { REWRITES = 400 };
 
@@ -557,7 +560,7 @@ static void *rewrite(void *arg)
     return NULL;
 }
 
-/* While it is replaced again and again, who reads it reads one that is whole. */
+/* A reader of a file that is replaced again and again reads a whole one each time. */
 static void test_whole(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_meeting_point.c: where ranks look for rank 0, by each of the ways, and which of them counts. */
+/* test_meeting_point.c: tests where ranks look for rank 0: each way to find it, and which way takes
+ * precedence. */
 #include "comm/meet/rendezvous.h"
 #include "test/comm/meet/environment.h"
 
@@ -20,7 +21,7 @@ static struct zr_world found(const char *want_url)
     return w;
 }
 
-/* port 0: one that follows from the job's name. */
+/* With port 0 the port follows from the job's name. */
 static void expect_at(const char *host, int port, const char *way)
 {
     struct zr_world w = found(NULL);
@@ -31,7 +32,7 @@ static void expect_at(const char *host, int port, const char *way)
     assert_false(w.is_host_assumed);
 }
 
-/* On loopback; assumed: for want of anything better. */
+/* Expects loopback. assumed: chosen only because nothing better was known. */
 static void expect_loopback(bool assumed)
 {
     struct zr_world w = found(NULL);
@@ -48,7 +49,7 @@ static void refuse_place(const char *text)
         fail_msg("code %d: \"%s\" lacks \"%s\"", err, err ? zr_error_text() : "", text);
 }
 
-/* --- what is written --- */
+/* --- what the user sets --- */
 
 static void test_urls(void **state)
 {
@@ -74,7 +75,7 @@ static void test_urls(void **state)
     }
 }
 
-/* A file takes the place of host and port. */
+/* A file replaces host and port. */
 static void test_files(void **state)
 {
     (void)state;
@@ -95,7 +96,7 @@ static void test_files(void **state)
     memset(most + 8, 'x', sizeof w.file - 2);
     assert_int_equal(strlen(found(most).file), sizeof w.file - 1);
     setenv("ZERO_WORLD_SIZE", "1", 1);
-    assert_string_equal(found("file:///x").file, ""); /* nobody to meet */
+    assert_string_equal(found("file:///x").file, ""); /* a single rank meets nobody */
     setenv("ZERO_WORLD_SIZE", "2", 1);
     most[8 + sizeof w.file - 2] = 'x';
     const char *const bad[] = {"file://", "file://x", "file://node1/x", "file:x", "file:///a\nb", most};
@@ -157,13 +158,13 @@ static void test_master(void **state)
     }
 }
 
-/* --- what launchers say --- */
+/* --- what launchers set --- */
 
 static void test_open_mpi(void **state)
 {
     (void)state;
     environment("OMPI_COMM_WORLD_RANK", "1", "OMPI_COMM_WORLD_SIZE", "4", "PMIX_NAMESPACE", "7.1", NULL);
-    expect_loopback(true); /* set by hand: nothing is said of hosts */
+    expect_loopback(true); /* set by hand, so nothing is known of the hosts */
     setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "4", 1);
     expect_loopback(false);
     setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2", 1);
@@ -171,7 +172,7 @@ static void test_open_mpi(void **state)
         "rank 1 of 4 (from Open MPI) does not know where rank 0 is: its ranks are on several hosts, and this "
         "launcher does not list them; on the host device set backend to mpi (ZERO_BACKEND=mpi), and ranks "
         "find each other by MPI; otherwise set ZERO_RENDEZVOUS to tcp://host:port");
-    /* mpirun in an allocation of Slurm's: what srun says is of mpirun's own helpers. */
+    /* mpirun inside a Slurm allocation: srun's variables describe mpirun's own helpers. */
     setenv("SLURM_PROCID", "1", 1);
     setenv("SLURM_NTASKS", "4", 1);
     setenv("SLURM_JOB_NODELIST", "n[1-2]", 1);
@@ -209,8 +210,8 @@ static void expect_by_mpi(bool by_mpi, const char *host, const char *way)
     assert_true(w.file[0] == 0 && w.n_at == 0 && (w.port == 0) == by_mpi);
 }
 
-/* Ranks that can tell each other over MPI do so where the launcher of one has started them, on however many
- * hosts, unless an address is given; others do not ask. */
+/* Ranks that can exchange their address over MPI do so where one MPI launcher has started them, on any
+ * number of hosts, unless an address is given. Other ranks do not. */
 static void test_by_mpi(void **state)
 {
     (void)state;
@@ -255,7 +256,7 @@ static void test_slurm(void **state)
     expect_at("n01", 0, "SLURM_JOB_NODELIST");
     slurm(NULL, "n[01-02]");
     expect_at("n01", 0, "SLURM_JOB_NODELIST");
-    /* A step may have fewer hosts than its job, or others. */
+    /* A job step may have fewer hosts than its job, or others. */
     slurm("2", "n[01-02]");
     setenv("SLURM_STEP_NODELIST", "n[02-03]", 1);
     setenv("SLURM_STEP_NUM_NODES", "2", 1);
@@ -263,7 +264,7 @@ static void test_slurm(void **state)
     setenv("SLURM_STEP_NODELIST", "n02", 1);
     setenv("SLURM_STEP_NUM_NODES", "1", 1);
     expect_loopback(false);
-    /* All ranks find one port, and ranks of another step another. */
+    /* All ranks derive one port, and ranks of another step derive another. */
     slurm("2", "n[01-02]");
     struct zr_world a = found(NULL), b;
     setenv("SLURM_PROCID", "3", 1);
@@ -286,11 +287,11 @@ static void test_bad_slurm(void **state)
     refuse_place("SLURM_JOB_NODELIST is \"n[3-1]\": a range that goes down at character 6");
     slurm("two", "n[1-2]");
     refuse_place("SLURM_NNODES is \"two\"");
-    /* The list is of one component of several. */
+    /* The list covers one component of several. */
     slurm("2", "n[1-2]");
     setenv("SLURM_HET_SIZE", "2", 1);
     refuse_place("Slurm gave no list of all hosts");
-    /* Tasks that were distributed otherwise: rank 0 is not on the first host, which it alone knows. */
+    /* Tasks are distributed in another order: rank 0 is not on the first host, and only rank 0 knows it. */
     slurm("2", "n[01-02]");
     setenv("SLURMD_NODENAME", "n02", 1);
     expect_at("n01", 0, "SLURM_JOB_NODELIST");
@@ -301,7 +302,7 @@ static void test_bad_slurm(void **state)
     expect_at("n01", 0, "SLURM_JOB_NODELIST");
 }
 
-/* srun --mpi=pmi2 sets MPICH's variables, too. */
+/* srun --mpi=pmi2 sets MPICH's variables too. */
 static void test_mpich_by_srun(void **state)
 {
     (void)state;
@@ -313,7 +314,7 @@ static void test_mpich_by_srun(void **state)
     assert_string_equal(a.source, "MPICH");
     assert_string_equal(a.job, "77.0"); /* the same on both hosts */
     expect_by_mpi(true, "", "MPI");
-    /* mpiexec in an allocation: what srun says is of its own helpers. */
+    /* mpiexec inside an allocation: srun's variables describe mpiexec's own helpers. */
     setenv("SLURM_PROCID", "0", 1);
     setenv("MPI_LOCALNRANKS", "2", 1);
     refuse_place("this launcher does not list them");

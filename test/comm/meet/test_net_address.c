@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_net_address.c: addresses of both families, this host's network interfaces, sockets bound to them. */
+/* test_net_address.c: tests addresses of both families, this host's network interfaces, and sockets bound
+ * to them. */
 #include "comm/meet/net_address.h"
 
 #include <errno.h>
@@ -35,7 +36,7 @@ static void test_numbers(void **state)
         {"::", "[::]:7", "::", false, true, true},
         {"fd77::0:1", "[fd77::1]:7", "fd77::1", false, true, false},
         {"fe80::1%lo", "[fe80::1%lo]:7", "fe80::1%lo", false, false, false},
-        /* what a socket of both families says of one that came by IPv4 */
+        /* the address of an IPv4 peer, as a socket of both families reports it */
         {"::ffff:127.0.0.1", "127.0.0.1:7", "127.0.0.1", true, false, false},
         {"::ffff:10.0.0.1", "10.0.0.1:7", "10.0.0.1", false, true, false},
     };
@@ -75,7 +76,7 @@ static void test_same(void **state)
     assert_false(zr_address_same(&a, &b));
     zr_address_set_port(&a, 6);
     assert_true(zr_address_same(&a, &b));
-    /* The port is at the same place in both families, and the first four bytes of these are the same. */
+    /* The port has the same offset in both families. Here the first four bytes are equal too. */
     a = address_of("fd77::1", 6);
     b = address_of("fd77::2", 6);
     assert_false(zr_address_same(&a, &b));
@@ -96,7 +97,7 @@ static void test_interfaces(void **state)
     assert_int_equal(zr_interfaces_find("x", "lo", &c), 0);
     for (int i = 0; i < c.n; i++) {
         assert_string_equal(c.of[i].name, "lo");
-        assert_true(!i || c.of[i - 1].address.any.sa_family == AF_INET || /* IPv4 first */
+        assert_true(!i || c.of[i - 1].address.any.sa_family == AF_INET || /* IPv4 comes first */
                     c.of[i].address.any.sa_family == AF_INET6);
     }
     assert_int_equal(zr_interfaces_find("x", "127.0.0.1", &c), 0);
@@ -110,7 +111,7 @@ static void test_interfaces(void **state)
     }
 }
 
-/* A list that has no room for all is cut, and ends. */
+/* A list that does not fit is cut at an entry and terminated. */
 static void test_long_list(void **state)
 {
     (void)state;
@@ -152,7 +153,7 @@ static void test_bind(void **state)
     int fd = zr_address_bind(&a);
     assert_true(fd >= 0);
     assert_int_equal(getsockname(fd, &a.any, &n), 0);
-    /* Held, and free for one that listens; not for another after that. */
+    /* A bound port can be taken by one listener, and by no other after that. */
     int beside = zr_address_bind(&a);
     assert_true(beside >= 0);
     assert_int_equal(listen(beside, 1), 0);
@@ -163,7 +164,7 @@ static void test_bind(void **state)
     assert_int_equal(zr_address_bind(&a), -EADDRNOTAVAIL);
 }
 
-/* :: is for IPv4, too, whatever the system's default is. */
+/* :: accepts IPv4 too, whatever the system's default is. */
 static void test_bind_all(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_rendezvous.c: ranks meet, or do not; unidentified connections, wrong ranks and impostors. */
+/* test_rendezvous.c: tests that ranks meet or fail together: unidentified connections, ranks of other
+ * jobs, and impostors. */
 #include "kernels/log.h"
 #include "test/comm/meet/meeting.h"
 #include "test/held_port.h"
@@ -15,7 +16,7 @@
 
 #include <cmocka.h>
 
-/* --- everyone comes --- */
+/* --- every rank comes --- */
 
 static void meet_and_exchange(struct rank *me)
 {
@@ -25,7 +26,7 @@ static void meet_and_exchange(struct rank *me)
     RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
     RANK_CHECK(me, zr_rendezvous_rank(m.r) == me->w.rank && zr_rendezvous_world(m.r) == me->w.world,
                "different numbers");
-    /* From one byte to more than the sockets hold. */
+    /* From one byte to more than the sockets' buffers hold. */
     const size_t sizes[] = {1, 7, 4096, me->w.world == 5 ? 2000000 : 50000, 64};
     for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
         size_t n = sizes[k];
@@ -43,7 +44,7 @@ static void meet_and_exchange(struct rank *me)
         RANK_CHECK(me, err == 0, "%s", zr_error_text());
         RANK_CHECK(me, bad == 0, "%zu bytes of %zu differ", bad, n);
         if (me->w.rank == 0 && k == 3)
-            sleep_ms(50); /* its loop does not run now; the others must have their results all the same */
+            sleep_ms(50); /* this rank's loop stands still; the others must get their results anyway */
     }
     char c = 0, all[MOST_RANKS];
     RANK_CHECK(me, zr_rendezvous_exchange(m.r, &c, 0, all) == ZR_ERR_ARG, "0 bytes");
@@ -130,9 +131,9 @@ static void test_port_taken(void **state)
     close(fd);
 }
 
-/* --- not everyone comes --- */
+/* --- a rank does not come --- */
 
-/* Their time is short: they begin it together. */
+/* They have little time, so they start together. */
 static void all_but_last(struct rank *me)
 {
     RANK_CHECK(me, all_at(me, 1), "a rank has not started");
@@ -151,7 +152,7 @@ static void test_missing_rank(void **state)
         expect_rank(&r[i], ZR_ERR_TIMEOUT, "rank 3");
 }
 
-/* --- what is said of a wait --- */
+/* --- messages about a wait --- */
 
 static void count_reminders(void *arg, const char *line)
 {
@@ -251,7 +252,7 @@ static void test_duplicate_rank(void **state)
         expect_rank(&r[i], ZR_ERR_MISMATCH, ": it was started twice, or two jobs meet at one place");
 }
 
-/* The last comes when the meeting has already failed, and learns why. */
+/* The last rank comes after the meeting has failed, and learns why. */
 static void last_comes_late(struct rank *me)
 {
     if (me->w.rank == me->w.world - 1)
@@ -294,7 +295,7 @@ static void other_job(struct rank *r)
 
 static void open_after_refusal(struct rank *me)
 {
-    /* The right rank 1 comes when the wrong one has gone. */
+    /* The right rank 1 comes after the wrong one has gone. */
     if (me == &me->all[1])
         RANK_CHECK(me, wait_stage(&me->all[2], 1), "the wrong rank never ended");
     open_and_note(me);
@@ -327,7 +328,7 @@ static void no_key(struct rank *r)
         r->w.key.n_bytes = 0;
 }
 
-/* The very last rank is of the same job, by its name, but has another key, or none. */
+/* The last rank gives the right job name, but has another key or none. */
 static void test_other_key(void **state)
 {
     (void)state;
@@ -347,7 +348,7 @@ static void other_attempt(struct rank *r)
     r->w.attempt = r == &r->all[2] ? 1 : 2;
 }
 
-/* A rank that was left over from the attempt before is told so, and the job goes on without it. */
+/* A rank left over from the previous attempt is refused with that reason, and the job goes on without it. */
 static void test_other_attempt(void **state)
 {
     (void)state;
@@ -365,7 +366,7 @@ static void without_key(struct rank *r)
 static void elsewhere(struct rank *r)
 {
     without_key(r);
-    strcpy(r->w.host, "192.0.2.1"); /* an address for documents: nobody's */
+    strcpy(r->w.host, "192.0.2.1"); /* an address reserved for documentation */
 }
 
 static void other_start(struct rank *r)
@@ -381,7 +382,7 @@ static void other_part(struct rank *r)
     r->w.start = (struct zr_start){.rank = r == &r->all[2] ? 3 : r->w.rank, .world = 4};
 }
 
-/* Two jobs of a launcher have one name, or two parts of a job one meeting point. */
+/* Two jobs of a launcher have the same name, or two parts of one job the same meeting point. */
 static void test_other_start(void **state)
 {
     (void)state;
@@ -397,15 +398,16 @@ static void test_other_start(void **state)
                 "was started as rank 3 of 4, rank 0 as rank 0 of 4: they belong to two parts");
 }
 
-/* The ranks as which rank 0 and rank 1 were started, and whether they are of one part. */
+/* The launcher's numbers of the processes that are rank 0 and rank 1 here, and whether they can belong to
+ * one part. */
 static const struct part {
     int world, rank[2];
     bool is_one;
 } parts[] = {
-    {4, {2, 3}, true}, /* a run of ranks */
+    {4, {2, 3}, true}, /* consecutive ranks */
     {4, {1, 3}, true}, /* every second rank */
-    {5, {3, 4}, true}, /* a run, where parts differ in size */
-    {4, {3, 3}, true}, /* left over, from one shell */
+    {5, {3, 4}, true}, /* consecutive ranks, where parts differ in size */
+    {4, {3, 3}, true}, /* variables left over in one shell */
     {4, {2, 1}, false}, {4, {0, 3}, false}, {4, {1, 2}, false},
 };
 
@@ -431,7 +433,7 @@ static void test_parts(void **state)
         run_ranks(true, 2, meet_in_part, (void *)&parts[i], take_part);
 }
 
-/* Without a key ranks meet on loopback, and nowhere else. */
+/* Without a key, ranks meet on loopback only. */
 static void test_no_key(void **state)
 {
     (void)state;
@@ -443,7 +445,7 @@ static void test_no_key(void **state)
 
 /* --- unidentified connections --- */
 
-/* Rank 1 of 2, after all kinds of others came to its place. */
+/* Rank 1 of 2 comes after many kinds of unidentified peers have connected to rank 0. */
 static void after_unidentified(struct rank *me)
 {
     if (me->w.rank == 0) {
@@ -451,11 +453,11 @@ static void after_unidentified(struct rank *me)
         return;
     }
     int fds[300], n = 0;
-    /* Says nothing, and more of that kind than rank 0 keeps. */
+    /* Connects and sends nothing, more often than rank 0 keeps such connections. */
     for (int i = 0; i < 150; i++)
         fds[n++] = dial(me->w.port);
-    /* A web browser; a frame cut in the middle; a hello that claims a gigabyte; one of another version, job,
-     * key, type; one of a proof without a key, and another's. */
+    /* Sends a web request, a frame cut in the middle, and a hello that claims a gigabyte. Then come hellos
+     * with a wrong version, job, key or type, without a proof, and with another's proof. */
     const char web[] = "GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n";
     bool sent = true;
     fds[n++] = dial(me->w.port);
@@ -477,7 +479,7 @@ static void after_unidentified(struct rank *me)
         h.hello.proof[31] ^= i == 8;
         ssize_t bytes = i == 0 ? 11 : (ssize_t)sizeof h;
         sent &= send(fd, &h, (size_t)bytes, MSG_NOSIGNAL) == bytes;
-        /* Those who speak the protocol are sent away, and that is all they hear. */
+        /* A peer that speaks the protocol is sent away, and hears nothing else. */
         struct zr_frame f;
         char text[64];
         if (i == 3 || i == 4 || i == 5 || i == 8)
@@ -498,7 +500,7 @@ static void test_unidentified_connections(void **state)
     run_ranks(false, 2, after_unidentified, NULL, NULL);
 }
 
-/* What listens at rank 0's place speaks something else, and may say it once only. */
+/* A listener at rank 0's place that speaks another protocol. It may say its greeting once only. */
 struct impostor {
     int fd;
     const char *says;
@@ -551,7 +553,7 @@ static void test_impostor(void **state)
     (void)state;
     meet_impostor("SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n", false);
     meet_impostor("220 ready\r\n", false); /* less than a frame */
-    meet_impostor("220 ready\r\n", true);  /* silence later does not hide what was heard */
+    meet_impostor("220 ready\r\n", true);  /* reported, though it comes only once */
 }
 
 int main(void)
@@ -577,7 +579,7 @@ int main(void)
         cmocka_unit_test(test_no_key),
         cmocka_unit_test(test_unidentified_connections),
         cmocka_unit_test(test_impostor),
-        /* libuv's threads look names up: nothing is forked after these */
+        /* These tests start libuv's resolver threads, so no later test may fork. */
         cmocka_unit_test(test_meet_by_name),
         cmocka_unit_test(test_no_such_name),
     };

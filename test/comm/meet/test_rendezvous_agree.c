@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_rendezvous_agree.c: ranks tell each other how something went: all go on, or all fail with the words of
+/* test_rendezvous_agree.c: tests that ranks agree on a result: all go on, or all fail with the message of
  * one. */
 #include "test/comm/meet/meeting.h"
 
@@ -13,7 +13,7 @@
 
 enum { N = 4, LONG_TEXT = ZR_ERROR_BYTES - 1 };
 
-/* What each rank has met; who speaks. */
+/* Each rank's code, and the rank whose message all must report. */
 struct row {
     int code[N];
     int speaks;
@@ -24,13 +24,13 @@ static const struct row rows[] = {
     {{ZR_ERR_IO, 0, 0, 0}, 0},
     {{0, 0, 0, ZR_ERR_IO}, 3},
     {{0, ZR_ERR_NOMEM, ZR_ERR_ARG, ZR_ERR_IO}, 1},
-    /* Causes before consequences. */
+    /* A cause takes precedence over its consequences. */
     {{ZR_ERR_TIMEOUT, ZR_ERR_PEER, 0, ZR_ERR_ARG}, 3},
     {{0, 0, ZR_ERR_PEER, ZR_ERR_TIMEOUT}, 2},
     {{ZR_ERR_TIMEOUT, 0, 0, 0}, 0},
 };
 
-/* Long, and of its own for each rank. */
+/* A long message that differs from rank to rank. */
 static void words_of(int rank, char text[LONG_TEXT + 1])
 {
     memset(text, 'a' + rank, LONG_TEXT);
@@ -66,7 +66,7 @@ static void agree(struct rank *me)
             expect_words(me, row->speaks, err);
         if (me->wrong[0])
             return;
-        if (k % 3 == 0) /* one after the other, as it comes */
+        if (k % 3 == 0) /* in turn */
             RANK_CHECK(me, exchange_ranks(&m) == 0, "%s", zr_error_text());
     }
     zr_rendezvous_detach(m.r, NULL, NULL, NULL);
@@ -94,7 +94,7 @@ static void test_alone(void **state)
     assert_true(part(&m));
 }
 
-/* One rank exchanges bytes where the others compare: a fault of ours, which must not hang. */
+/* One rank exchanges bytes while the others agree. That would be a bug of the library; it must not hang. */
 static void do_something_else(struct rank *me)
 {
     struct meeting m;
@@ -102,7 +102,7 @@ static void do_something_else(struct rank *me)
     size_t n = *(int *)me->arg == 0 ? 12 : sizeof mine;
     RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
     bool other = me->w.rank == 2;
-    if (*(int *)me->arg == 2) /* and the other way about */
+    if (*(int *)me->arg == 2) /* now the roles are swapped */
         other = !other, n = 12;
     note_error(me, other ? zr_rendezvous_exchange(m.r, mine, n, all) : zr_rendezvous_agree(m.r, 0));
     RANK_CHECK(me, part(&m), "handles are left");
@@ -121,7 +121,7 @@ static void test_not_the_same(void **state)
     }
 }
 
-/* A rank dies: who has failed itself says that, the others that it was lost. */
+/* A rank dies. The rank that has failed itself reports its own failure; the others report the lost rank. */
 static void die_before(struct rank *me)
 {
     struct meeting m;

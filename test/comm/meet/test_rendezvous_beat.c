@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_rendezvous_beat.c: ends of links that fall silent without closing. Between rank 0 and some of the
- * others is a relay of the test's own, which can hold what it is sent, as a network does that is cut. */
+/* test_rendezvous_beat.c: tests peers that fall silent without closing their connection. A relay of the
+ * test's own lies between rank 0 and some other ranks; it can hold all traffic, as a cut network does. */
 #include "comm/topology.h"
 #include "test/comm/meet/meeting.h"
 
@@ -21,13 +21,13 @@ enum { MOST_LINKS = 4 };
 struct relay {
     pthread_t id;
     int listener, port, to_port;
-    /* Both ends of each connection; -1: it has ended. */
+    /* both ends of each connection; -1: it has ended */
     int fd[MOST_LINKS][2], n_links;
     atomic_bool held, stop;
     atomic_long n_bytes;
 };
 
-/* false: this end has ended. */
+/* Returns false if this end has closed. */
 static bool pass_on(struct relay *y, int from, int to)
 {
     char bytes[4096];
@@ -86,12 +86,12 @@ static void start_relay(struct relay *y)
 enum { FRAME = sizeof(struct zr_frame), FOR_GOOD = -1 };
 
 struct trial {
-    int world, ranks_per_host; /* 0: every rank may be on a host of its own */
+    int world, ranks_per_host; /* ranks_per_host 0: hosts are not known */
     int first_relayed, n_relayed;
     int64_t timeout_ms, timeout_of_1_ms;
-    int held_ms;          /* how long the relay holds what comes; or FOR_GOOD */
-    int quiet_ms, stands; /* nothing happens for so long; rank 0's loop stands still */
-    bool beats;           /* they are seen at the relay */
+    int held_ms;          /* how long the relay holds traffic; or FOR_GOOD */
+    int quiet_ms, stands; /* how long nothing happens; how long rank 0's loop stands still */
+    bool beats;           /* heartbeats pass through the relay */
     struct relay relay;
     struct zr_topology hosts;
     atomic_bool over;
@@ -135,7 +135,7 @@ static void begin_part(struct watch *w, int part)
     w->since = uv_now(&w->m.loop);
 }
 
-/* Rank 0 says what happens: beats come, the relay holds them for a while, and they come again. */
+/* Rank 0 directs the test: beats arrive, the relay holds them for a while, and then they arrive again. */
 static void conduct(struct watch *w)
 {
     struct trial *t = w->t;
@@ -168,7 +168,7 @@ static void on_timer(uv_timer_t *timer)
 static void watch(struct rank *me)
 {
     struct trial *t = me->arg;
-    struct zr_sigpipe_hold hold; /* as the thread of a context's loop has it */
+    struct zr_sigpipe_hold hold; /* a context's loop thread does the same */
     zr_sigpipe_hold(&hold);
     struct watch w = {.me = me, .t = t};
     me->code = -1;
@@ -193,7 +193,7 @@ static void watch(struct rank *me)
                w.n_lost, me->code, me->note);
 }
 
-static struct trial *now; /* of before() */
+static struct trial *now; /* for before() */
 
 static void over_relay(struct rank *r)
 {
@@ -286,7 +286,7 @@ static void test_silent_of_unknown_host(void **state)
     expect_rank(&r[1], 0, "it is silent: no heartbeat (127.0.0.1");
 }
 
-/* Nothing is sent inside a host, and nobody is missed there. */
+/* Ranks of one host send no heartbeats to each other, and do not miss them. */
 static void test_one_host(void **state)
 {
     (void)state;
@@ -300,7 +300,7 @@ static void test_one_host(void **state)
     try(&t);
 }
 
-/* A loop that has heard nobody because it stood still does not take the others for lost. */
+/* A loop that stood still, and therefore heard nobody, does not take the others for lost. */
 static void test_own_loop_stands(void **state)
 {
     (void)state;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_rendezvous_calls.c: ranks that share no memory compare what their programs called: each hears of one
- * failure, the same, which names the first calls that differ, else who is behind, or gives no answer. */
+/* test_rendezvous_calls.c: tests how ranks that share no memory compare the calls of their programs. Every
+ * rank hears of one failure, the same on all. It names the first calls that differ; if none differ, it
+ * names a rank that is behind or does not answer. */
 #include "test/comm/meet/meeting.h"
 
 #include <setjmp.h>
@@ -14,13 +15,13 @@ enum { N = 4, EVERYONE = -1, NOBODY = -2 };
 
 struct asking {
     const char *what;
-    int who;        /* asks; or EVERYONE */
-    int code;       /* having met this */
+    int who;        /* the rank that asks, or EVERYONE */
+    int code;       /* the code it asks with */
     int n_calls[N]; /* of each rank's program */
-    int odd, at;    /* the rank whose at-th call is another; or NOBODY */
-    int silent;     /* does not look at its loop until all others have heard; or NOBODY */
-    int fails;      /* has failed, of another cause, before; or NOBODY */
-    int heard;      /* the code that all hear */
+    int odd, at;    /* the rank whose at-th call differs, or NOBODY */
+    int silent;     /* its loop stands still until all others have heard; or NOBODY */
+    int fails;      /* has failed before, for another cause; or NOBODY */
+    int heard;      /* the code that all ranks hear */
     const char *says[2];
 };
 
@@ -171,7 +172,7 @@ static void time_over(uv_timer_t *t)
     stop(t->data);
 }
 
-/* It stays for what may come a second time, and others may still have to answer. */
+/* Stays open: a failure might be reported a second time, and others may still need an answer. */
 static void on_failed(void *arg, int code, const char *text)
 {
     struct hearing *h = arg;
@@ -181,7 +182,7 @@ static void on_failed(void *arg, int code, const char *text)
     atomic_store(&h->me->stage, 3);
 }
 
-/* All others have heard, where they do hear. */
+/* Stops soon after all other ranks that can hear have heard. */
 static void look_around(uv_timer_t *t)
 {
     struct hearing *h = t->data;
@@ -249,7 +250,7 @@ static void test_comparison(void **state)
     }
 }
 
-/* Whatever a rank sends as its calls can be looked at. */
+/* Any bytes that a rank sends as its calls can be read safely. */
 static void test_calls_that_cannot_be(void **state)
 {
     (void)state;
@@ -273,7 +274,7 @@ static void test_calls_that_cannot_be(void **state)
 static void put_calls(struct zr_called_ring *ring, const char *calls)
 {
     memset(ring, 0, sizeof *ring);
-    for (const char *c = calls; *c; c++) /* a letter is a call of tensor parallelism, a digit a bracket */
+    for (const char *c = calls; *c; c++) /* a letter is a collective of the program, a digit a bracket */
         zr_called_put(ring,
                       &(struct zr_called){.name = *c >= 'a' ? ZR_CALLED_ALL_REDUCE_SUM : ZR_CALLED_BEGIN,
                                           .subject = *c >= 'a' ? -1 : *c - '0',
@@ -288,16 +289,16 @@ static void test_left_out(void **state)
         enum zr_called_gap gap;
         const char *says;
     } gaps[] = {
-        /* The next call is known. */
+        /* The next call shows which rank left one out. */
         {"1a2", "1ab2", ZR_CALLED_GAP_A, "; rank 105 seems to have left out the call of rank 106"},
         {"1ab2", "1a2", ZR_CALLED_GAP_B, "; rank 106 seems to have left out the call of rank 105"},
-        /* It is known from what came before. */
+        /* The calls before show it. */
         {"1ababaa", "1ababab", ZR_CALLED_GAP_A, "; rank 105 seems to have left out the call of rank 106"},
         {"1ababab", "1ababaa", ZR_CALLED_GAP_B, "; rank 106 seems to have left out the call of rank 105"},
-        /* Nobody knows. */
+        /* Nothing shows it. */
         {"1aa", "1ab", ZR_CALLED_GAP_NONE, " with other arguments, or one of them left out the call before;"},
         {"1ab", "1ba", ZR_CALLED_GAP_NONE, " with other arguments, or one of them left out the call before;"},
-        /* A bracket is no call of tensor parallelism. */
+        /* A bracket is no collective of the program. */
         {"12", "132", ZR_CALLED_GAP_NONE, "in the same order"},
         {"1a", "1a2", ZR_CALLED_GAP_NONE, NULL},
     };

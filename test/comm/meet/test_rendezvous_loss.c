@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_rendezvous_loss.c: ranks that die, leave, fail or stay away, at every stage from meeting on. */
+/* test_rendezvous_loss.c: tests ranks that die, leave, fail or stay away, at every stage from meeting on. */
 #include "comm/topology.h"
 #include "test/comm/meet/meeting.h"
 
@@ -15,7 +15,7 @@
 
 /* --- ranks that go --- */
 
-/* The last rank dies while the others meet: it says hello by hand, rank 1 never comes. */
+/* The last rank dies while the others meet. It says hello by hand; rank 1 never comes. */
 static void die_while_meeting(struct rank *me)
 {
     if (me->w.rank == 0) {
@@ -72,7 +72,7 @@ static void test_death_in_exchange(void **state)
         expect_rank(&r[i], ZR_ERR_PEER, "rank 0 was lost");
 }
 
-/* Rank 1 says hello and is gone before rank 0 has read it: the others learn of it, at once or in the first
+/* Rank 1 says hello and is gone before rank 0 reads it. The others learn of it at once or in the first
  * exchange. */
 static void die_after_hello(struct rank *me)
 {
@@ -81,7 +81,7 @@ static void die_after_hello(struct rank *me)
         return;
     }
     struct meeting m;
-    int64_t timeout_ms = me->w.rank == 0 ? LONG_MS : 2000; /* rank 2 may find nobody any more */
+    int64_t timeout_ms = me->w.rank == 0 ? LONG_MS : 2000; /* rank 2 may come when nobody is left */
     note_error(me, meet(&m, &me->w, timeout_ms));
     if (!me->code)
         note_error(me, exchange_ranks(&m));
@@ -96,8 +96,8 @@ static void test_death_after_hello(void **state)
     assert_int_not_equal(r[2].code, 0);
 }
 
-/* Writing to a connection whose other end is gone must not end the process, and must leave its signals as
- * they were. */
+/* Writing to a closed connection must not end the process, and must leave its signal handlers as they
+ * were. */
 static void on_connect(struct zr_link *l, int status)
 {
     *(int *)l->owner = status;
@@ -158,7 +158,7 @@ static void test_write_to_the_dead(void **state)
     run_ranks(true, 1, write_to_the_dead, NULL, NULL);
 }
 
-/* One rank gives up and leaves in good order while the others exchange. */
+/* One rank leaves in good order while the others exchange. */
 static void leave_early(struct rank *me)
 {
     struct meeting m;
@@ -181,7 +181,7 @@ static void test_leaving_early(void **state)
     }
 }
 
-/* One rank cannot go on: the others, on their way to an exchange or in it, learn why. */
+/* One rank cannot go on. The others learn why, whether they are in an exchange already or not. */
 static void fail_instead(struct rank *me)
 {
     struct meeting m;
@@ -210,11 +210,12 @@ static void test_failing_rank(void **state)
     }
 }
 
-/* --- ranks that wait for something else, and look --- */
+/* --- ranks that wait for something else, and poll the rendezvous --- */
 
 enum end { DIES, FAILS, LEAVES };
 
-/* Rank 0 looks while rank 1 gives, which is not lost by it; then both look until they hear of rank 2. */
+/* Rank 0 polls while rank 1 exchanges; rank 1 is not lost by that. Then both poll until they hear of rank
+ * 2. */
 static void look_for_it(struct rank *me)
 {
     struct meeting m;
@@ -280,7 +281,7 @@ static void test_sizes_differ(void **state)
 static void skip_exchange(struct rank *me)
 {
     struct meeting m;
-    RANK_CHECK(me, all_at(me, 1), "a rank has not started"); /* their time is short */
+    RANK_CHECK(me, all_at(me, 1), "a rank has not started"); /* they have little time */
     RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
     zr_rendezvous_limit(m.r, SHORT_MS);
     if (me->w.rank != *(int *)me->arg) {
@@ -332,7 +333,7 @@ static void note_lost(void *arg, int rank, const char *why)
     w->me->code = rank;
     snprintf(w->me->note, sizeof w->me->note, "%s", why);
     if (!uv_is_closing((uv_handle_t *)&w->stop))
-        stop(w); /* closing inside the callback must be fine */
+        stop(w); /* closing inside the callback must be allowed */
 }
 
 static void time_over(uv_timer_t *t)
@@ -340,15 +341,15 @@ static void time_over(uv_timer_t *t)
     stop(t->data);
 }
 
-/* Longer than most messages, and by whom it was said. */
+/* A text longer than most messages, which names the rank that says it. */
 static void say_last_call(void *arg, int rank, char *text, size_t n_text)
 {
     const struct rank *me = arg;
     snprintf(text, n_text, "%0150d, says rank %d of rank %d", 7, me->w.rank, rank);
 }
 
-/* Watches until a loss or for run_ms; rank *arg leaves at once: by a signal if it dies, else with a goodbye.
- */
+/* Watches until a loss, or for run_ms. Rank *arg leaves at once: by a signal if it dies, and with a
+ * goodbye otherwise. */
 static void watch(struct rank *me)
 {
     struct watch w = {.me = me};
@@ -360,7 +361,7 @@ static void watch(struct rank *me)
     RANK_CHECK(me, exchange_ranks(&w.m) == 0, "%s", zr_error_text());
     zr_rendezvous_describe(w.m.r, say_last_call, me);
     me->code = -1;
-    if (goes && me->all[0].stage) { /* a child of its own outlives it */
+    if (goes && me->all[0].stage) { /* a child process outlives it */
         pid_t pid = fork();
         if (pid == 0) {
             alarm(120);
@@ -392,7 +393,7 @@ static void test_death_after_detach(void **state)
     for (int i = 0; i < 4; i++)
         if (i != 2)
             expect_rank(&r[i], 2, "connection");
-    for (int i = 0; i < 4; i++) /* all of what rank 0, which saw it, said */
+    for (int i = 0; i < 4; i++) /* the whole text of rank 0, which saw the loss */
         if (i != 2)
             expect_rank(&r[i], 2, "; its last call was 000");
     for (int i = 0; i < 4; i++)
@@ -409,7 +410,7 @@ static void test_death_after_detach(void **state)
 
 enum { BEAT_MS = 200 };
 
-/* Ranks 0 and 1 are on one host, 2 and 3 on another: what a rank can read of others' last calls. */
+/* Ranks 0 and 1 are on one host, 2 and 3 on another. Says which ranks' last calls a rank can read. */
 static void say_call_of_host(void *arg, int rank, char *text, size_t n_text)
 {
     const struct rank *me = arg;
@@ -424,7 +425,7 @@ static void die_now(uv_timer_t *t)
     kill(getpid(), SIGKILL);
 }
 
-/* Rank *arg is killed when it has sent some beats. */
+/* Rank *arg is killed after it has sent some heartbeats. */
 static void watch_from_hosts(struct rank *me)
 {
     struct watch w = {.me = me};
@@ -441,7 +442,7 @@ static void watch_from_hosts(struct rank *me)
     w.stop.data = &w;
     uv_timer_start(&w.stop, me->dies ? die_now : time_over, me->dies ? 4 * BEAT_MS : LONG_MS, 0);
     zr_rendezvous_detach(w.m.r, note_lost, NULL, &w);
-    zr_sigpipe_hold(&hold); /* as the thread of a context's loop has it */
+    zr_sigpipe_hold(&hold); /* a context's loop thread does the same */
     uv_run(&w.m.loop, UV_RUN_DEFAULT);
     zr_sigpipe_release(&hold);
     zr_rendezvous_free(w.m.r);
@@ -455,7 +456,8 @@ static void it_dies(struct rank *r)
     r->dies = r->w.rank == *(int *)r->arg;
 }
 
-/* Who can read the last call, or is told by rank 0, which can, says it; the others what they have heard. */
+/* A rank adds the lost rank's last call if it can read it or hears it from rank 0. The others report the
+ * loss only. */
 static void test_last_call_of_other_hosts(void **state)
 {
     (void)state;
@@ -470,7 +472,7 @@ static void test_last_call_of_other_hosts(void **state)
             snprintf(expected, sizeof expected, "; %s call of rank %d, says rank %d",
                      by < 0 ? "last heard:" : "its last call was", who, by < 0 ? who : by);
             expect_rank(&r[i], who, expected);
-            assert_string_equal(strstr(r[i].note, "; "), expected); /* once, and nothing behind it */
+            assert_string_equal(strstr(r[i].note, "; "), expected); /* once, and nothing after it */
         }
     }
 }
@@ -487,13 +489,13 @@ static void with_child_0(struct rank *r)
     atomic_store(&r->stage, 1);
 }
 
-/* The rank that dies has a child, which has copies of its sockets unless it is kept from it. */
+/* The rank that dies has a child process. Without precautions the child would hold copies of its sockets. */
 static void test_death_of_a_parent(void **state)
 {
     (void)state;
     for (int who = 0; who <= 2; who += 2) {
         struct rank *r = run_ranks(true, 3, watch, &who, who ? with_child_2 : with_child_0);
-        assert_int_equal(kill(r[who].stage, SIGKILL), 0); /* it still lived */
+        assert_int_equal(kill(r[who].stage, SIGKILL), 0); /* the child was still alive */
         for (int i = 0; i < 3; i++)
             if (i != who)
                 expect_rank(&r[i], who, "connection");
@@ -507,7 +509,7 @@ static void test_goodbye_is_no_death(void **state)
         run_ranks(false, 3, watch, &who, NULL);
 }
 
-/* Rank who fails: another thread of it says so, twice, and it closes a moment later. */
+/* Rank who fails: another thread reports the failure, twice, and the rank closes a moment later. */
 struct failure {
     int who, code, close_ms;
     size_t n_text;
@@ -553,7 +555,7 @@ static void report_or_learn(struct rank *me)
     RANK_CHECK(me, meet(&h.w.m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
     RANK_CHECK(me, exchange_ranks(&h.w.m) == 0, "%s", zr_error_text());
     if (!fails)
-        sleep_ms(me->w.rank * 10); /* it comes before or after the detach */
+        sleep_ms(me->w.rank * 10); /* the failure comes before or after the detach */
     uv_timer_init(&h.w.m.loop, &h.w.stop);
     h.w.stop.data = &h.w;
     uv_timer_start(&h.w.stop, time_over, fails ? (uint64_t)h.f->close_ms : LONG_MS, 0);
@@ -586,11 +588,11 @@ static void test_failure_after_detach(void **state)
     }
 }
 
-/* Each rank is on another host, so nobody can read what rank *arg recorded. That rank has failed, and its
- * program exits with the context open before the loop has said so. */
+/* Each rank is on its own host, so no other rank can read what rank *arg recorded. That rank has failed,
+ * and its program exits with the context open, before the loop has reported the failure. */
 static void exit_after_a_failure(struct rank *me)
 {
-    static struct hearing h; /* static: open as the process ends, and no leak */
+    static struct hearing h; /* static, because it is open when the process exits; no leak */
     const int who = *(int *)me->arg;
     struct zr_topology hosts;
     h.w.me = me;
@@ -625,12 +627,12 @@ static void test_exit_after_a_failure(void **state)
         run_ranks(true, 3, exit_after_a_failure, &who, NULL);
 }
 
-/* Everyone closes at once, with messages still under way: nothing is lost and nothing leaks. */
+/* All ranks close at once while messages are under way. No message is lost and nothing leaks. */
 static void close_at_once(struct rank *me)
 {
     struct meeting m;
     RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
-    zr_rendezvous_free(m.r); /* closes by itself */
+    zr_rendezvous_free(m.r); /* closes the rendezvous too */
     RANK_CHECK(me, uv_loop_close(&m.loop) == 0, "handles are left");
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_rendezvous_messages.c: messages between rank 0 and the others after the detach. */
+/* test_rendezvous_messages.c: tests messages between rank 0 and the other ranks after the detach. */
 #include "test/comm/meet/meeting.h"
 
 #include <setjmp.h>
@@ -13,7 +13,7 @@
 
 enum { N = 4, MESSAGES = 12, MOST_BYTES = 64 * 1024 };
 
-/* Of 1 byte to as many as there may be. */
+/* From 1 byte to the largest size allowed. */
 static size_t bytes_of(int k)
 {
     return k == MESSAGES - 1 ? MOST_BYTES : (size_t)1 + (size_t)k * (size_t)k * 37;
@@ -29,12 +29,12 @@ struct talk {
     struct rank *me;
     struct meeting m;
     uv_timer_t stop;
-    /* of each rank, so far */
+    /* received from each rank so far */
     int n_got[N];
-    /* messages to come in all */
+    /* messages still to come */
     int n_left;
     int n_wrong, n_lost;
-    /* the loop runs for it to be delivered */
+    /* a message is delivered only when the loop runs after the detach */
     bool detached;
 };
 
@@ -69,7 +69,7 @@ static void on_message(void *arg, int from, const void *data, size_t n)
     }
 }
 
-/* Ranks stay until rank 0, which has to hear of all, leaves. */
+/* The other ranks stay until rank 0, which must receive from all, leaves. */
 static void on_lost(void *arg, int rank, const char *why)
 {
     struct talk *t = arg;
@@ -91,14 +91,14 @@ static int send_messages(struct talk *t, int to)
 
 static void talk(struct rank *me)
 {
-    struct zr_sigpipe_hold hold; /* as the thread of a context's loop has it */
+    struct zr_sigpipe_hold hold; /* a context's loop thread does the same */
     zr_sigpipe_hold(&hold);
     struct talk t = {.me = me, .n_left = me->w.rank == 0 ? MESSAGES * (me->w.world - 1) : MESSAGES};
     RANK_CHECK(me, meet(&t.m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
     RANK_CHECK(me, exchange_ranks(&t.m) == 0, "%s", zr_error_text());
     zr_rendezvous_on_message(t.m.r, on_message);
     RANK_CHECK(me, zr_rendezvous_send(t.m.r, me->w.rank ? 0 : 1, "x", 1) == ZR_ERR_ORDER, "not detached");
-    /* Those of the ranks that do not sleep come before this one has detached. */
+    /* Messages of ranks that do not sleep arrive before this rank has detached. */
     if (me->w.rank == *(int *)me->arg) {
         for (int i = 0; i < me->w.world; i++)
             RANK_CHECK(me, i == me->w.rank || wait_stage(&me->all[i], 1), "rank %d tells nothing", i);
@@ -117,7 +117,7 @@ static void talk(struct rank *me)
     atomic_store(&me->stage, 1);
     while (uv_run(&t.m.loop, UV_RUN_ONCE) && !(me->w.rank == 0 && t.n_left == 0))
         ;
-    if (me->w.rank == 0) { /* what it said is with them before it leaves */
+    if (me->w.rank == 0) { /* the other ranks have its messages before it leaves */
         for (int i = 1; i < me->w.world; i++)
             while (atomic_load(&me->all[i].stage) < 2 && uv_is_active((uv_handle_t *)&t.stop))
                 uv_run(&t.m.loop, UV_RUN_NOWAIT);
@@ -146,7 +146,7 @@ static void on_word(void *arg, int from, const void *data, size_t n)
     stop(t);
 }
 
-/* Rank 0 tells all at once; rank 2 has died by then. */
+/* Rank 0 sends to all ranks at once. Rank 2 has died by then. */
 static void send_to_everyone(struct rank *me)
 {
     struct zr_sigpipe_hold hold; /* as above */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_rendezvous_names.c: ranks meet at a name, which may have addresses of both families, some of them
- * nobody's, or none yet; and at addresses of one family while others come by the other. */
+/* test_rendezvous_names.c: tests ranks that meet at a host name. A name may have addresses of both
+ * families, addresses where nobody listens, or no address yet. Rank 0 may also be at addresses of one
+ * family while others come by the other. */
 #include "test/comm/meet/meeting.h"
 #include "test/held_port.h"
 
@@ -18,7 +19,7 @@
 
 /* --- a resolver --- */
 
-/* Names and their addresses; every other name is looked up as always. */
+/* Names and their addresses. Every other name is resolved as usual. */
 static const struct {
     const char *name, *at[3];
 } names[] = {
@@ -51,7 +52,7 @@ static int answer_with(const char *const at[3], struct addrinfo **out)
         a->of[i].ai_family = a->at[i].any.sa_family;
         a->of[i].ai_addr = &a->at[i].any;
         a->of[i].ai_addrlen = a->at[i].any.sa_family == AF_INET ? sizeof a->at[i].v4 : sizeof a->at[i].v6;
-        a->of[i].ai_canonname = (char *)names; /* it is ours */
+        a->of[i].ai_canonname = (char *)names; /* marks a result as the test's own */
         if (i)
             a->of[i - 1].ai_next = &a->of[i];
     }
@@ -106,7 +107,7 @@ static void meet_at(struct rank *me)
     RANK_CHECK(me, part(&m), "handles are left");
 }
 
-/* hosts: of ranks 0, 1 and 2. */
+/* hosts: where ranks 0, 1 and 2 look for rank 0. */
 static struct rank *meet_three(const char *const hosts[3], void (*before)(struct rank *r))
 {
     return run_ranks(false, 3, meet_at, (void *)hosts, before);
@@ -129,7 +130,7 @@ static void expect_all(const struct rank *r, int code, const char *text)
         expect_rank(&r[i], code, text);
 }
 
-/* The other addresses of a name are tried when one is nobody's. */
+/* If nobody listens at one address of a name, the others are tried. */
 static void test_first_is_nobodys(void **state)
 {
     (void)state;
@@ -138,8 +139,7 @@ static void test_first_is_nobodys(void **state)
     expect_all(meet_three(hosts, take_host_no_key), 0, "");
 }
 
-/* Without a key only loopback counts of a name's addresses, on both sides; where there is none, no rank goes
- * on. */
+/* Without a key, both sides use only the loopback addresses of a name. If it has none, no rank goes on. */
 static void test_without_key(void **state)
 {
     (void)state;
@@ -152,7 +152,7 @@ static void test_without_key(void **state)
                "rank 0's address far.test (203.0.113.9) can be reached by other hosts");
 }
 
-/* Rank 0 at a name of both families, or at all addresses, and ranks that come by either. */
+/* Rank 0 is at a name of both families, or at all addresses, and ranks come by either family. */
 static void test_both_families(void **state)
 {
     (void)state;
@@ -172,7 +172,7 @@ static void twins(struct rank *r)
         r->w.rank = 1;
 }
 
-/* What came by IPv4 to a socket of both families is named by its IPv4 address. */
+/* A peer that came by IPv4 to a socket of both families is named by its IPv4 address. */
 static void test_names_of_peers(void **state)
 {
     (void)state;
@@ -197,7 +197,7 @@ static void expect_text(int code, int want, const char *text)
         fail_msg("code %d: \"%s\", expected %d with \"%s\"", code, zr_error_text(), want, text);
 }
 
-/* The port is taken in one of the two families that rank 0 listens in: it listens in none. */
+/* If the port is taken in one of the two families, rank 0 listens in neither. */
 static void test_half_taken(void **state)
 {
     (void)state;
@@ -219,8 +219,8 @@ static void test_half_taken(void **state)
     close(fd);
 }
 
-/* An address that no interface of rank 0's host has, as a gateway's: it listens at all it has, and says so
- * where nobody comes. */
+/* No interface of rank 0's host has the address, as with a gateway. Rank 0 then listens at all of its
+ * addresses, and says so if nobody comes. */
 static void test_not_ours(void **state)
 {
     (void)state;
@@ -233,7 +233,7 @@ static void test_not_ours(void **state)
     assert_int_equal(uv_loop_close(&m.loop), 0);
 }
 
-/* What a rank says that found nobody: from where it looked, and where. */
+/* A rank that found nobody says where it looked, and from which address. */
 static void test_nobody_there(void **state)
 {
     (void)state;
@@ -257,7 +257,7 @@ static void test_nobody_there(void **state)
     assert_int_equal(uv_loop_close(&m.loop), 0);
 }
 
-/* A name whose addresses were found is not looked up again at each try. */
+/* A name that was resolved is not resolved again at each try. */
 static void test_asked_rarely(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_world.c: rank and world as each launcher leaves them, and what is refused. */
+/* test_world.c: tests how each launcher's variables give rank and world, and which combinations are
+ * refused. */
 #include "comm/meet/net_address.h"
 #include "comm/meet/rendezvous.h"
 #include "test/comm/meet/environment.h"
@@ -29,7 +30,7 @@ static void expect(int rank, int world, int local_rank, const char *host, int po
     assert_string_equal(w.source, source);
 }
 
-/* Each of the texts, up to NULL, is in the message; *w is untouched. */
+/* Expects a refusal whose message has each of the texts, up to NULL, and that leaves *w unchanged. */
 static void refuse_with(int want_rank, int want_world, const char *url, ...)
 {
     struct zr_world w, before;
@@ -63,7 +64,7 @@ static void test_explicit(void **state)
 {
     (void)state;
     struct zr_world w;
-    environment("RANK", "7", "WORLD_SIZE", "junk", "ZERO_RANK", "-1", NULL); /* not even looked at */
+    environment("RANK", "7", "WORLD_SIZE", "junk", "ZERO_RANK", "-1", NULL); /* not even read */
     assert_int_equal(zr_world_find(2, 4, "tcp://node1:29501", &w), 0);
     assert_true(w.rank == 2 && w.world == 4 && w.local_rank == 2 && w.port == 29501);
     assert_string_equal(w.host, "node1");
@@ -97,7 +98,7 @@ static void test_zero(void **state)
                 "tcp://h:99", "ZERO_JOB", "j7", NULL);
     expect(1, 3, 0, "h", 99, "zero-run");
     assert_int_equal(zr_world_find(0, 0, "tcp://other:98", &w), 0);
-    assert_string_equal(w.host, "other"); /* an url that is given replaces the one found */
+    assert_string_equal(w.host, "other"); /* an URL in the configuration replaces the one found */
     assert_string_equal(w.job, "j7");
     assert_int_equal(w.rank, 1);
     unsetenv("ZERO_LOCAL_RANK");
@@ -166,7 +167,7 @@ static void test_bad_text(void **state)
     refuse("ZERO_RENDEZVOUS is \"here\"");
 }
 
-/* Half of what srun sets is no world of 1: all of these tasks would train alone. */
+/* Half of srun's variables do not mean a world of 1: every task would then train alone. */
 static void test_half_of_slurm(void **state)
 {
     (void)state;
@@ -215,7 +216,7 @@ static void test_agents(void **state)
     expect(5, 8, 5, "h", 1, "torchrun");
 }
 
-/* Two jobs of torchrun share a folder, and are both named "none" by default. */
+/* Two torchrun jobs share a folder, and both have the default name "none". */
 static void test_jobs_of_torchrun(void **state)
 {
     (void)state;
@@ -241,7 +242,7 @@ static void test_jobs_of_torchrun(void **state)
     assert_string_equal(b.job, "none");
 }
 
-/* The configuration's ranks are some of a launcher's job. */
+/* The configuration's ranks are some of the ranks of a launcher's job. */
 static void test_part_of_a_job(void **state)
 {
     (void)state;
@@ -253,12 +254,12 @@ static void test_part_of_a_job(void **state)
     assert_int_equal(zr_world_find(1, 2, "tcp://127.0.0.1:29501", &w), 0);
     assert_int_equal(zr_world_find(0, 1, NULL, &w), 0); /* it meets nobody */
     assert_int_equal(zr_world_find(0, 4, NULL, &w), 0); /* in another order */
-    setenv("ZERO_RENDEZVOUS", "file:///shared", 1);     /* which all of the job have */
+    setenv("ZERO_RENDEZVOUS", "file:///shared", 1);     /* all processes of the job have it */
     refuse_with(1, 2, NULL, "belongs to zero-run's job", NULL);
     environment("RANK", "3", "WORLD_SIZE", "4", "TORCHELASTIC_RUN_ID", "r", "MASTER_ADDR", "127.0.0.1",
                 "MASTER_PORT", "29500", NULL);
     refuse_with(1, 2, NULL, "belongs to torchrun's job", NULL);
-    unsetenv("TORCHELASTIC_RUN_ID"); /* what may be left over is compared when ranks meet */
+    unsetenv("TORCHELASTIC_RUN_ID"); /* leftover variables are found when ranks meet */
     assert_int_equal(zr_world_find(1, 2, NULL, &w), 0);
     assert_true(w.start.rank == 3 && w.start.world == 4);
     assert_int_equal(zr_world_find(1, 2, "tcp://127.0.0.1:29501", &w), 0);
@@ -268,7 +269,7 @@ static void test_part_of_a_job(void **state)
     environment("SLURM_PROCID", "3", "SLURM_NTASKS", "4", "SLURM_STEP_ID", "0", "SLURM_TASK_PID", own,
                 "MASTER_ADDR", "h", "MASTER_PORT", "1", NULL);
     refuse_with(1, 2, NULL, "belongs to Slurm's job", NULL);
-    setenv("SLURM_TASK_PID", "1", 1); /* a process that the task has started */
+    setenv("SLURM_TASK_PID", "1", 1); /* a process started by the task */
     assert_int_equal(zr_world_find(1, 2, NULL, &w), 0);
     assert_true(w.start.rank == 3 && w.start.world == 4);
 }
@@ -283,7 +284,7 @@ static void expect_start(const char *job, const char *started_by)
     assert_int_equal(w.is_port_of_own_job, getenv("ZERO_JOB") && !getenv("MASTER_PORT"));
 }
 
-/* Two jobs of a launcher with one ZERO_JOB are known by the launcher's own names of them. */
+/* Two jobs of a launcher share one ZERO_JOB. The launcher's own names tell them apart. */
 static void test_exported_job(void **state)
 {
     (void)state;
@@ -301,7 +302,7 @@ static void test_exported_job(void **state)
     expect_start("j", "torchrun's job r");
 }
 
-/* An IPv4 address that is written as an IPv6 one. */
+/* An IPv4 address written as an IPv6 one. */
 static void test_mapped(void **state)
 {
     (void)state;
@@ -313,8 +314,8 @@ static void test_mapped(void **state)
     assert_true(zr_world_is_on_loopback(&w));
 }
 
-/* Launchers that give no address: loopback, and a port that all ranks of the job derive alike and other jobs
- * do not. */
+/* Launchers that give no address: ranks meet on loopback, at a port that all ranks of a job derive equally
+ * and ranks of other jobs do not. */
 static void test_mpi_and_slurm(void **state)
 {
     (void)state;
@@ -334,7 +335,7 @@ static void test_mpi_and_slurm(void **state)
     assert_string_not_equal(a.job, b.job);
     setenv("MASTER_ADDR", "node1", 1);
     setenv("MASTER_PORT", "4000", 1);
-    expect(0, 2, 1, "node1", 4000, "Open MPI"); /* an address that is there is used */
+    expect(0, 2, 1, "node1", 4000, "Open MPI"); /* an address that is present is used */
 
     environment("PMI_RANK", "2", "PMI_SIZE", "4", "MPI_LOCALRANKID", "2", NULL);
     expect(2, 4, 2, "127.0.0.1", -1, "MPICH");
@@ -357,7 +358,6 @@ static void test_mpi_and_slurm(void **state)
     expect(0, 1, 0, "", 0, "alone");
 }
 
-/* A job's name longer than there is room for is cut, on all ranks alike. */
 static void expect_lent(int rank, int world, const char *url, int local_rank, const char *host, int port)
 {
     static const struct zr_lent_ranks comm = {.name = "nccl_comm", .rank = 1, .world = 3};
@@ -379,7 +379,7 @@ static void refuse_lent(int rank, int world, const char *text)
         fail_msg("\"%s\" lacks \"%s\"", zr_error_text(), text);
 }
 
-/* A communicator that is rank 1 of 3. */
+/* A lent communicator in which this process is rank 1 of 3. */
 static void test_lent(void **state)
 {
     (void)state;
@@ -399,13 +399,13 @@ static void test_lent(void **state)
     setenv("MASTER_ADDR", "node1", 1);
     setenv("WORLD_SIZE", "6", 1);
     refuse_lent(0, 0, "nccl_comm is rank 1 of 3, but RANK is 1 and WORLD_SIZE is 6; they must be the same");
-    expect_lent(1, 3, NULL, 1, "node1", 0); /* the configuration's count for more */
+    expect_lent(1, 3, NULL, 1, "node1", 0); /* the configuration takes precedence */
     unsetenv("RANK");
     refuse_lent(0, 0, "RANK is not set though WORLD_SIZE is");
     environment(NULL);
 }
 
-/* An MPI communicator of some of the job's ranks: the launcher knows the whole job. */
+/* A lent MPI communicator has some of the job's ranks; the launcher describes the whole job. */
 static void test_lent_part(void **state)
 {
     (void)state;
@@ -419,7 +419,7 @@ static void test_lent_part(void **state)
     assert_string_equal(w.source, "mpi_comm");
     assert_string_equal(w.size_from, "mpi_comm has 3 ranks");
     assert_int_equal(zr_world_lent(&comm, 1, 3, NULL, &w), 0);
-    assert_int_equal(zr_world_lent(&comm, 4, 6, NULL, &w), ZR_ERR_ARG); /* that is not the communicator's */
+    assert_int_equal(zr_world_lent(&comm, 4, 6, NULL, &w), ZR_ERR_ARG); /* differs from the communicator's */
     assert_non_null(strstr(zr_error_text(), "rank and world of the configuration say: rank 4 of 6"));
     setenv("OMPI_COMM_WORLD_SIZE", "7", 1);
     assert_int_equal(zr_world_lent(&comm, 0, 0, NULL, &w), ZR_ERR_ARG);
@@ -432,6 +432,7 @@ static void test_lent_part(void **state)
     environment(NULL);
 }
 
+/* A job name that does not fit is cut, in the same way on all ranks. */
 static void test_long_job(void **state)
 {
     (void)state;
@@ -470,7 +471,7 @@ static void test_key(void **state)
         refuse("ZERO_JOB_KEY has", "32 to 128 hex digits");
         assert_true(!bad[i][0] || !strstr(zr_error_text(), bad[i]));
     }
-    /* In a file of the user's own. */
+    /* The key is in a file of the user's. */
     char path[] = "zero-test-key-XXXXXX", text[64];
     int fd = mkstemp(path);
     assert_true(fd >= 0);
@@ -496,10 +497,10 @@ static void test_key(void **state)
     refuse("ZERO_JOB_KEY_FILE", path, "No such file");
     setenv("ZERO_JOB_KEY_FILE", "/", 1);
     refuse("ZERO_JOB_KEY_FILE", "/ is not a file");
-    /* One rank needs none. */
+    /* One rank needs no key. */
     setenv("WORLD_SIZE", "1", 1);
     assert_int_equal(zr_world_find(0, 0, NULL, &w), 0);
-    /* Two that are made differ. */
+    /* Two generated keys differ. */
     struct zr_job_key a, b;
     assert_int_equal(zr_job_key_make(&a), 0);
     assert_int_equal(zr_job_key_make(&b), 0);
@@ -518,7 +519,7 @@ static void test_attempt(void **state)
     assert_int_equal(w.attempt, 3);
     setenv("TORCHELASTIC_RESTART_COUNT", "x", 1);
     refuse("TORCHELASTIC_RESTART_COUNT is \"x\"");
-    /* zero-run's counts, whoever says the rank. */
+    /* zero-run's variable takes precedence, whichever launcher gives the rank. */
     setenv("ZERO_ATTEMPT", "5", 1);
     assert_int_equal(zr_world_find(0, 0, NULL, &w), 0);
     assert_int_equal(w.attempt, 5);
@@ -537,7 +538,7 @@ static void refuse_interface(const char *want, struct zr_world *w, const char *s
     assert_memory_equal(w, &was, sizeof was);
 }
 
-/* This host's loopback is the one interface that every host has. */
+/* The loopback interface is the one that every host has. */
 static void test_interface(void **state)
 {
     (void)state;
@@ -580,8 +581,8 @@ static void test_loopback(void **state)
     }
 }
 
-/* A shell stands in for MPICH's launcher, as it is inside a rank of another job. Each rank is the child of a
- * wrapper. */
+/* A shell stands in for MPICH's launcher and runs inside a rank of another job. Each rank is the child of
+ * a wrapper. */
 static void expect_one_job(const char *launcher, const char *outer_fd, const char *own)
 {
     static const char script[] =
@@ -609,7 +610,8 @@ static void test_wrapped(void **state)
     char folder[] = "/tmp/zero-world-XXXXXX", launcher[64];
     expect_one_job("/bin/sh", "7", NULL);
     expect_one_job("/bin/sh", "7", "j");
-    /* The outer rank has the variables of the inner rank 0, so that only its name tells the launcher. */
+    /* The outer rank has the same variables as the inner rank 0, so only the launcher's name tells them
+     * apart. */
     assert_non_null(mkdtemp(folder));
     snprintf(launcher, sizeof launcher, "%s/hydra_pmi_proxy", folder);
     assert_int_equal(symlink("/bin/sh", launcher), 0);

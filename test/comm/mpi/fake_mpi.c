@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fake_mpi.c: a library that passes for an MPI as far as being found, and asked what it is, goes. */
+/* fake_mpi.c: a library that looks like an MPI to code that searches for one and asks for its version. */
 #include <stdio.h>
 
 #if defined FAKE_OMPI

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fake_mpi_shim.c: libzero's module for a fake_mpi.c that it is linked with, as far as being loaded goes. */
+/* fake_mpi_shim.c: a stand-in for libzero's MPI module, linked with fake_mpi.c. It can be loaded, and not
+ * used. */
 #include "comm/mpi/mpi_shim.h"
 
 #include <stdio.h>
@@ -41,7 +42,7 @@ static const void *address(void)
     return at;
 }
 
-/* As the test says. */
+/* Answers what the test asks for in FAKE_MPI_HAS_BEGUN. */
 static bool is_initialized(struct zr_mpi_world *w)
 {
     (void)w;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_fixture.c: see mpi_fixture.h. */
+/* mpi_fixture.c: opens the fixtures of mpi_fixture.h. */
 #include "test/comm/mpi/mpi_fixture.h"
 #include "comm/topology.h"
 #include "test/stand_in/mpi_stand_in.h"
@@ -12,7 +12,7 @@
 
 enum { START_MS = 60000 };
 
-/* n_hosts 0: it is not said. */
+/* With n_hosts 0 the hosts are not set. */
 static struct zr_topology hosts;
 
 void mpi_fixture_hosts(int world, const int32_t *host_of)
@@ -28,8 +28,8 @@ void mpi_fixture_hosts(int world, const int32_t *host_of)
     }
 }
 
-/* What a communicator of MPI's leaves behind on purpose when it has failed: requests and threads still
- * know it (comm/mpi/README.md). Asked by AddressSanitizer. */
+/* Read by AddressSanitizer: what an MPI communicator leaves behind on purpose after a failure. Requests
+ * and threads may still use it (comm/mpi/README.md). */
 const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void)
 {
@@ -93,7 +93,7 @@ static int open_stand_in(struct fixture *o, int n, int64_t timeout_ms)
                                        .start_timeout_ms = START_MS,
                                        .topology = hosts.n_hosts ? &hosts : NULL,
                                        .library = &lib};
-    (void)n; /* a pair */
+    (void)n; /* always a pair */
     return open_pair(o, &opt);
 }
 

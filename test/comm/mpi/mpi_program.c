@@ -1,19 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_program.c: a program that has MPI itself, as one rank of those that its launcher has started.
+/* mpi_program.c: a program that uses MPI itself, run as one rank of an MPI launcher's job. Each rank
+ * prints what it saw, such as "rank 1: trained", or an error.
  *
  *     mpi_program WHAT
  *
- * WHAT: lends, reordered (a communicator, in MPI's order or the other way round), serialized (it begins MPI
- * with too weak a level), early (MPI_Finalize before zero_unwrap), begun_here (MPI is left to the library),
- * without (it uses no MPI), null (it lends MPI_COMM_NULL), other_rank (it lends one and says that it is
- * another rank), refused (what rank 1 configures is refused), part (it lends a communicator of all ranks but
- * the last), told NAME=VALUE... (it sets variables once MPI has begun, or removes those without a value),
- * late (one context trains while ranks wait for the last one to wrap another), threads (two contexts are
- * wrapped from two threads, on rank 1 the other one first), numbered (two contexts at once, in which each
- * process has another number), again (after a zero_wrap to which the last rank, or rank 0, did not come),
- * crossed, crossed_lent (rank 1 wraps another context first, of the same communicator or another), forked (a
- * child wraps).
- * Prints, on each rank, what was to be seen: "rank 1: trained", or an error. */
+ * WHAT is one of:
+ *     lends                  lends a communicator in MPI's order
+ *     reordered              lends a communicator in reverse order
+ *     serialized             initializes MPI with too low a thread level
+ *     early                  calls MPI_Finalize before zero_unwrap
+ *     begun_here             lets the library initialize MPI
+ *     without                uses no MPI
+ *     null                   lends MPI_COMM_NULL
+ *     other_rank             lends a communicator, and configures another rank than it has there
+ *     refused                rank 1's configuration is refused
+ *     part                   lends a communicator of all ranks but the last
+ *     told NAME=VALUE...     sets variables after MPI has begun; without a value, removes them
+ *     late                   one context trains while ranks wait for the last one to wrap another
+ *     threads                wraps two contexts from two threads, on rank 1 in the other order
+ *     numbered               two contexts at once, in which each process has two different ranks
+ *     again                  zero_wrap after one to which the last rank, or rank 0, did not come
+ *     crossed, crossed_lent  rank 1 wraps another context first, of the same communicator or another
+ *     forked                 a child process wraps */
 #include "zero/zero.h"
 
 #include <mpi.h>
@@ -27,7 +35,7 @@
 
 enum { N = 1000, STEPS = 3 };
 
-/* The model of one context. A thread trains the first unless it takes the other. */
+/* The model of one context. A thread trains the first model unless it takes the other. */
 static struct model {
     float *w[2], *dw[2], first[2][N];
     zero_ctx *z;
@@ -63,7 +71,7 @@ static int wrap(zero_ctx **z, const struct zero_config *cfg)
     return zero_wrap(z, tensors, 2, cfg);
 }
 
-/* The gradient of rank r is r + 1, so a step of plain SGD takes lr times its mean. */
+/* The gradient of rank r is r + 1, so a step of plain SGD subtracts lr times the mean of these. */
 static int step(zero_ctx *z, int rank)
 {
     int err = 0;
@@ -80,7 +88,7 @@ static int step(zero_ctx *z, int rank)
     return err ? err : zero_step(z, 0.5f, NULL);
 }
 
-/* What is left of 1 after so many steps. */
+/* Checks a weight that began as 1, after STEPS steps. */
 static int check(zero_ctx *z, int world)
 {
     float got[N], want = 1 - STEPS * 0.5f * (float)(world + 1) / 2;
@@ -93,15 +101,17 @@ static int check(zero_ctx *z, int world)
     return err;
 }
 
-/* With traffic of the program's own on another communicator meanwhile. */
+/* Trains while the program has traffic on another communicator. */
 static int train(zero_ctx *z, MPI_Comm own, int rank, int world)
 {
     struct zero_stats stats;
     int err = zero_get_stats(z, &stats);
     const char *backend = getenv("ZERO_BACKEND");
-    if (!err && (stats.rank != rank || stats.world != world ||
+    if (!err && (stats.place.rank != rank || stats.place.world != world ||
                  strcmp(stats.backend, backend && !strcmp(backend, "shm") ? "shm" : "mpi")))
-        return printf("rank %d of %d, backend %s\n", (int)stats.rank, (int)stats.world, stats.backend), 1;
+        return printf("rank %d of %d, backend %s\n", (int)stats.place.rank, (int)stats.place.world,
+                      stats.backend),
+               1;
     for (int s = 0; s < STEPS && !err; s++) {
         int one = 1, sum = 0;
         err = step(z, rank);
@@ -126,7 +136,7 @@ static int lend(bool reordered)
     cfg.stage = 3;
     cfg.optim.optimizer = ZERO_SGD;
     int err = 0;
-    for (int round = 0; round < 2 && !err; round++) { /* MPI stays what it is when a context is closed */
+    for (int round = 0; round < 2 && !err; round++) { /* closing a context must not end MPI */
         struct zero_place found = {.rank = -1};
         MPI_Comm_split(MPI_COMM_WORLD, 0, mine, &comm);
         cfg.launch.mpi_comm = &comm;
@@ -189,7 +199,7 @@ static int finalize_early(void)
     return 0;
 }
 
-/* The communicator says who the ranks are, though the launcher knows one more. */
+/* The communicator gives the ranks, though the launcher started one more. */
 static int lend_part(void)
 {
     int level, rank, world;
@@ -239,7 +249,7 @@ static int change_variables(int n, char **changes)
     return 0;
 }
 
-/* Rank 1 configures what there is not. */
+/* Rank 1 configures something that does not exist. */
 static int refuse_one(void)
 {
     int level, rank;
@@ -254,7 +264,8 @@ static int refuse_one(void)
     return 0;
 }
 
-/* Though the program is linked with it. backend: ZERO_BACKEND_AUTO leaves it to the environment. */
+/* The library initializes MPI, though the program is linked with it. ZERO_BACKEND_AUTO leaves the choice
+ * to the environment. */
 static int begin_here(int backend)
 {
     zero_ctx *z;
@@ -278,7 +289,7 @@ static int begin_here(int backend)
 
 /* --- several contexts --- */
 
-/* One context, as a thread wraps and trains it. */
+/* One context that a thread wraps and trains. */
 struct task {
     struct model *model;
     struct zero_config cfg;
@@ -313,7 +324,7 @@ static void *train_and_close(void *arg)
 {
     struct task *t = arg;
     model = t->model;
-    usleep(200000); /* the other ranks may be waiting for the other context by now */
+    usleep(200000); /* by now the other ranks may be waiting for the other context */
     int err = train(model->z, MPI_COMM_NULL, t->rank, t->world);
     note(t, err ? err : zero_unwrap(&model->z));
     return NULL;
@@ -334,7 +345,7 @@ static int say_both(const struct task *t, const struct task *other)
     return t->err || other->err;
 }
 
-/* The last rank comes to the second context once it has trained the first. */
+/* The last rank comes to the second context after it has trained the first. */
 static int come_late(void)
 {
     struct task a = task_of(0, 60000), b = task_of(1, 60000);
@@ -371,7 +382,7 @@ static void *wrap_and_close(void *arg)
     return NULL;
 }
 
-/* Two contexts at once, over communicators in which each process has another number. */
+/* Two contexts at once, over communicators in which each process has different ranks. */
 static int number_otherwise(void)
 {
     struct task t[2] = {task_of(0, 30000), task_of(1, 30000)};
@@ -390,8 +401,8 @@ static int number_otherwise(void)
     return say_both(&t[0], &t[1]);
 }
 
-/* Over MPI_COMM_WORLD, and over a communicator that is lent. The last rank misses the first zero_wrap, or
- * rank 0 does; it comes to the second one while the others wait. Prints the error of the first one, too. */
+/* Runs over MPI_COMM_WORLD and over a lent communicator. The last rank, or rank 0, misses the first
+ * zero_wrap and comes to the second one while the others wait. Prints the first one's error too. */
 static int wrap_again(void)
 {
     int err = 0;
@@ -432,7 +443,7 @@ static int cross(bool lends)
     return 0;
 }
 
-/* The child's error, as its parent reads it. */
+/* Returns the child's error, as the parent reads it. */
 static int wrap_in_child(void)
 {
     struct task t = task_of(0, 60000);

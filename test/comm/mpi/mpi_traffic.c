@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_traffic.c: see mpi_traffic.h. */
+/* mpi_traffic.c: makes every call of a shim's table and checks the values. */
 #include "test/comm/mpi/mpi_traffic.h"
 #include "kernels/device.h"
 
@@ -42,7 +42,7 @@ static bool ok(struct traffic *t, const char *what, int err)
     return say(t, "%s: %d: %s", what, err, text);
 }
 
-/* What a call began. */
+/* Records a request that was started. */
 static bool begun(struct traffic *t, const char *what, int err, int32_t slot)
 {
     if (!ok(t, what, err))
@@ -54,7 +54,7 @@ static bool begun(struct traffic *t, const char *what, int err, int32_t slot)
     return true;
 }
 
-/* Until all that was begun has ended. */
+/* Waits until all requests that were started have ended. */
 static bool finish(struct traffic *t, const char *what)
 {
     static _Thread_local struct zr_mpi_done done[ZR_MPI_SLOTS];
@@ -79,7 +79,7 @@ static bool finish(struct traffic *t, const char *what)
     return true;
 }
 
-/* What rank from gives rank to as its k-th. */
+/* Fills the k-th message from one rank to another. */
 static void fill(char *at, int64_t bytes, int from, int to, int k)
 {
     uint32_t word = (uint32_t)(from * 31 + to * 17 + k * 101);
@@ -99,7 +99,7 @@ static bool is_filled(struct traffic *t, const char *what, const char *at, int64
 
 /* --- messages --- */
 
-/* Two of the same size, to see their order. */
+/* Two messages have the same size, so that their order shows. */
 static const int64_t sizes[] = {0, 1, 1000, 1000, 70000, 70000, 300000};
 enum { N_SIZES = sizeof sizes / sizeof *sizes };
 
@@ -130,7 +130,7 @@ static bool receive_all(struct traffic *t, char *at[MOST][N_SIZES])
     return true;
 }
 
-/* Every pair, both ways, itself too. */
+/* Sends between every pair of ranks, both ways, and from each rank to itself. */
 static bool messages(struct traffic *t)
 {
     char *out[MOST][N_SIZES] = {0}, *in[MOST][N_SIZES] = {0};
@@ -146,7 +146,7 @@ static bool messages(struct traffic *t)
     return well;
 }
 
-/* As many requests as there are slots, and one more. */
+/* Starts as many requests as there are slots, and one more. */
 static bool all_slots(struct traffic *t)
 {
     static _Thread_local char in[ZR_MPI_SLOTS], out[ZR_MPI_SLOTS], none;
@@ -226,7 +226,7 @@ static bool broadcasts(struct traffic *t)
 static bool words(struct traffic *t)
 {
     uint64_t me = (uint64_t)t->place, last = (uint64_t)t->size - 1;
-    /* of numbers of both signs, of the least, of one rank's alone */
+    /* Numbers of both signs, the smallest numbers, and a number of one rank only. */
     int64_t most[3] = {me % 2 ? (int64_t)me : -(int64_t)me, INT64_MIN + (int64_t)me, me ? -1 : INT64_MAX};
     uint64_t sum[2] = {me, UINT64_C(0) - 1 - me}, n = last + 1;
     int32_t slot;
@@ -269,7 +269,7 @@ static bool reduction(struct traffic *t, const char *call, reduction_fn *fn)
     enum { N = 3000 };
     float *in = malloc(sizeof *in * N * (size_t)t->size), out[N];
     for (int i = 0; i < N * t->size; i++)
-        in[i] = (float)(i % 97 + t->place); /* exact in any order */
+        in[i] = (float)(i % 97 + t->place); /* sums are exact in any order */
     bool well = fn(t, in, out, N);
     for (int i = 0; i < N && well; i++)
         if (out[i] != (float)((t->place * N + i) % 97 * t->size + t->size * (t->size - 1) / 2))
@@ -319,7 +319,7 @@ static bool on(struct traffic *t, int32_t comm, int place, int size, const char 
     return well;
 }
 
-/* Each rank sends to the next one, which is told of the message before it receives it. */
+/* Each rank sends to the next one, which probes for the message before it receives it. */
 static bool borrowed(struct traffic *t, void *lent, int rank)
 {
     int next = (rank + 1) % t->size, before = (rank + t->size - 1) % t->size, from = -1;
@@ -370,7 +370,7 @@ bool mpi_traffic(const struct zr_mpi_shim *shim, struct zr_mpi_world *w, void *l
         return false;
     for (int i = 0; 2 * i < size; i++)
         member[i] = 2 * i;
-    /* the others make none meanwhile */
+    /* The other ranks make no communicator meanwhile. */
     if (place % 2 == 0 && !ok(&t, "make_from", shim->make_from(w, all, member, (size + 1) / 2, 8, &part)))
         return false;
     if (all == twin || all == part || twin == part)

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_traffic.h: every call of a shim's table, with checked values, over whatever MPI it is of. */
+/* mpi_traffic.h: makes every call of a shim's table, for any MPI, and checks the values. */
 #ifndef ZR_TEST_COMM_MPI_TRAFFIC_H
 #define ZR_TEST_COMM_MPI_TRAFFIC_H
 
 #include "comm/mpi/mpi_shim.h"
 
-/* Communicators, messages and collectives between the ranks of lent (the program's; NULL: MPI_COMM_WORLD),
- * all of which call, on the thread that calls MPI there. MPI has begun, and is left without requests and
- * communicators. False: wrong[n] says what. */
+/* Makes communicators, messages and collectives between the ranks of lent, the program's communicator
+ * (NULL: MPI_COMM_WORLD). All of its ranks must call, each on the thread that calls MPI there, after MPI
+ * has begun. Leaves no request and no communicator behind. Returns false with a text in wrong[n] on
+ * failure. */
 bool mpi_traffic(const struct zr_mpi_shim *shim, struct zr_mpi_world *w, void *lent, char *wrong, size_t n);
 
 #endif

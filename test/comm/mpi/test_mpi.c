@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_mpi.c: MPI's communicators over the stand-in: the suite of comm_suite.h; worlds that are wider than a
- * block of the tree; communicators that are lent, opening that fails, and MPI's beginning and end. */
+/* test_mpi.c: tests MPI communicators over the stand-in. It runs the suite of comm_suite.h, worlds wider
+ * than a block of the reduction tree, lent communicators, failures while opening, and MPI's start and end. */
 #include "comm/mpi/mpi_comm.h"
 #include "kernels/error.h"
 #include "test/comm/comm_suite.h"
@@ -55,7 +55,7 @@ static void test_mixed(void **state)
 struct layout {
     int world;
     int32_t host_of[MOST_RANKS];
-    /* Sums of all are made host by host; gathers use shared memory. */
+    /* sums over all ranks are made host by host; gathers use shared memory */
     bool by_host, shared;
 };
 
@@ -76,7 +76,8 @@ static void expect_tiers(struct rank *me)
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
-/* The bits of all ranks' sources added in one tree, wherever they are. 9 hosts: more than a block of it. */
+/* The sum of all ranks' sources has the bits of one tree, however ranks lie on hosts. 9 hosts are more
+ * than a block of it. */
 static void test_hosts(void **state)
 {
     (void)state;
@@ -122,9 +123,9 @@ static void test_hosts_groups(void **state)
     mpi_fixture_hosts(0, NULL);
 }
 
-/* --- MPI's beginning and end --- */
+/* --- MPI's start and end --- */
 
-/* How the program of each rank began MPI, and what a rank is told then. */
+/* How each rank's program starts MPI, and the error expected then. */
 struct beginning {
     bool by_program;
     enum zr_mpi_level level;
@@ -225,10 +226,10 @@ static void test_finalized_early(void **state)
                "exchange seq 2 unit 5: the program called MPI_Finalize before zero_unwrap");
 }
 
-/* --- ranks that MPI knows otherwise --- */
+/* --- ranks that differ from MPI's --- */
 
-/* A communicator of the program's, in an order of its own; a world of which MPI knows fewer ranks; one that
- * it does not know at all. */
+/* Opens over a lent communicator in its own order, in a world larger than MPI's, and in a world that MPI
+ * does not know. */
 static void lend(struct rank *me)
 {
     struct mpi_stand_in_comm *c = me->arg;
@@ -276,7 +277,7 @@ static void open_with_fault(struct rank *me)
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
-/* The rank whose call does not come back says later what is in the way. */
+/* The rank whose call does not return says later what went wrong. */
 static void make_half(struct rank *me)
 {
     struct zr_mpi_process *p;
@@ -304,8 +305,8 @@ static void test_open_fails(void **state)
                "MPI_Comm_create_group has not returned after 1500 ms");
 }
 
-/* MPI_Init_thread does not come back on one rank: the others, who have begun it, go no further, and that one
- * does not begin it again, whoever asks. So its MPI is of no use to another test. */
+/* MPI_Init_thread does not return on one rank. The other ranks have begun it and go no further. The stuck
+ * rank never calls it again, so no later test can use its MPI. */
 static void open_twice(struct rank *me)
 {
     struct zr_mpi_options opt = {.start_timeout_ms = 1500};
@@ -331,7 +332,7 @@ static void test_init_hangs(void **state)
                "after 1500 ms");
 }
 
-/* Ranks of another MPI, or of another release of it. */
+/* Ranks with another MPI, or another release of it. */
 static void open_other(struct rank *me)
 {
     struct zr_mpi_options opt = {.timeout_ms = TIMEOUT_MS};
@@ -361,7 +362,7 @@ static void arenas_differ(struct rank *me)
     struct zr_arena *a;
     RANK_CHECK(me, open_rank(me, &o, &opt) == 0, "%s", zr_error_text());
     note_error(me, o.comm[0]->ops->arena(o.comm[0], me->w.rank == 1 ? 8192 : 4096, &a));
-    /* The sums' chunks do not fit. */
+    /* The reduce communicator's chunks do not fit. */
     RANK_CHECK(me, o.comm[1]->ops->arena(o.comm[1], 4096, &a) == 0, "%s", zr_error_text());
     int err = o.comm[1]->ops->attach(o.comm[1], a);
     RANK_CHECK(me, err == ZR_ERR_ARG && strstr(zr_error_text(), "the arena is 4096 bytes, but must exceed"),
@@ -377,9 +378,10 @@ static void test_arenas(void **state)
                "the arena has 8192 bytes on rank 1, 4096 on rank 0");
 }
 
-/* --- what ranks differ in, and what ends in the middle --- */
+/* --- ranks that differ, and operations that are interrupted --- */
 
-/* A member of a host reads what another has fetched, where its own would be. */
+/* The ranks' destinations differ. A member of a host reads what another has fetched at its own offset, so
+ * this must be an error. */
 static void gather_elsewhere(struct rank *me)
 {
     static const struct zr_tag tag = {.unit = 3};
@@ -406,7 +408,7 @@ static void test_elsewhere(void **state)
     mpi_fixture_hosts(0, NULL);
 }
 
-/* A sum of ranks on one host, which needs nothing of MPI on its way. */
+/* A reduction among ranks of one host, which needs no MPI while it runs. */
 static void abort_sum(struct rank *me)
 {
     enum {
@@ -425,7 +427,7 @@ static void abort_sum(struct rank *me)
         sum[i] = NAN;
     int err = c->ops->reduce_scatter(c, o.stream[1], &g, 1, &tag);
     RANK_CHECK(me, !err, "%s", zr_error_text());
-    /* Not by a look at the sum, which is another thread's until its stream rests. */
+    /* Do not look at the sum: it belongs to another thread until its stream is idle. */
     for (int64_t until = zr_now_ns() + *(const int64_t *)me->arg; zr_now_ns() < until;)
         zr_relax();
     c->ops->abort(c, ZR_ERR_FAILED, "on purpose");
@@ -434,7 +436,8 @@ static void abort_sum(struct rank *me)
     fixture_close(&o);
 }
 
-/* It ends where it is: in one of so many times, aborted after any time, before its last piece. */
+/* An aborted reduction stops where it is. It is aborted after various times, until one abort comes before
+ * its last piece. */
 static void test_sum_ends(void **state)
 {
     (void)state;
@@ -451,7 +454,7 @@ static void test_sum_ends(void **state)
     assert_true(ended);
 }
 
-/* The words of why a communicator could not be made are another thread's. */
+/* Checks that a failed creation's message reaches the caller, though another thread wrote it. */
 static void make_after_finalize(struct rank *me)
 {
     struct fixture o;
@@ -481,7 +484,7 @@ int main(void)
         cmocka_unit_test(test_open_fails), cmocka_unit_test(test_other_release),
         cmocka_unit_test(test_arenas),     cmocka_unit_test(test_elsewhere),
         cmocka_unit_test(test_sum_ends),   cmocka_unit_test(test_make_after_finalize),
-        cmocka_unit_test(test_init_hangs), /* last */
+        cmocka_unit_test(test_init_hangs), /* keep this test last */
     };
     return cmocka_run_group_tests_name("mpi", tests, NULL, NULL);
 }

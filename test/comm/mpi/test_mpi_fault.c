@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_mpi_fault.c: what goes wrong between ranks over MPI is an error with the cause and the place, and
- * never a hang, whatever MPI does. */
+/* test_mpi_fault.c: tests that what goes wrong between ranks over MPI is an error with cause and place,
+ * and never a hang, whatever MPI does. */
 #include "comm/meet/rendezvous.h"
 #include "comm/mpi/mpi_comm.h"
 #include "kernels/error.h"
@@ -81,7 +81,7 @@ static void differ(struct rank *me)
     else
         err = c->ops->reduce_scatter(c, s, r, n, &tag);
     RANK_CHECK(me, err == 0, "%s", zr_error_text());
-    /* What is queued behind it ends at once too, and moves nothing. */
+    /* An operation queued behind it ends at once too, and moves nothing. */
     RANK_CHECK(me, c->ops->exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(s);
     note_status(me, c);
@@ -104,13 +104,13 @@ static void test_operations_differ(void **state)
             if (!strstr(r[i].note, said[what][0]) && !strstr(r[i].note, said[what][1]))
                 fail_msg("difference %d, rank %d: \"%s\" has neither \"%s\" nor \"%s\"", what, i, r[i].note,
                          said[what][0], said[what][1]);
-            if (strstr(r[i].note, "calls ago")) /* nobody has compared them when that is written */
+            if (strstr(r[i].note, "calls ago")) /* no rank has compared the calls when this is written */
                 fail_msg("difference %d, rank %d: \"%s\"", what, i, r[i].note);
         }
     }
 }
 
-/* --- a rank that does not come, and one that is no more --- */
+/* --- a rank that does not come, and one that dies --- */
 
 static void stay_away(struct rank *me)
 {
@@ -149,7 +149,7 @@ static void test_stays_away(void **state)
     }
 }
 
-/* --- calls of MPI's that fail --- */
+/* --- MPI calls that fail --- */
 
 struct fault {
     const char *call;
@@ -200,15 +200,16 @@ static void test_faults(void **state)
         struct rank *r = mpi_run_disturbed(3, meet_fault, &f);
         expect_rank(&r[1], f.code, f.text);
         for (int k = 0; k < 3; k += 2)
-            if (r[k].code) /* a broadcast, say, needs nothing of rank 1 */
+            if (r[k].code) /* a broadcast, for example, needs nothing from rank 1 */
                 expect_rank(&r[k], ZR_ERR_TIMEOUT, " ms (timeout_ms) for ");
     }
 }
 
 /* --- hosts with several ranks --- */
 
-/* Rank 1 of two hosts with two ranks sends the others what it is about to do (3 messages), its host's part of
- * rank 3's sum in four chunks, and then tells rank 0 that it reads its memory no more. */
+/* Two hosts have two ranks each. Rank 1 first sends three messages about what it is about to do, and then
+ * its host's part of rank 3's sum in four chunks. Its eighth message would tell rank 0 that it no longer
+ * reads rank 0's memory; that send fails. */
 static void lose_host_mate(struct rank *me)
 {
     struct fixture o;

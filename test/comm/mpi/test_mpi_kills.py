@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A random one of four ranks over MPI is killed at a random moment of its training, at every stage and in groups, where the launcher is told to let
-the others live: each of them ends soon, with an error that names it and its last call, and nothing of the job is left. Where the launcher is not told so, it ends the job.
+"""Kills a random one of four ranks over MPI at a random moment of training, at every stage and in groups.
+
+Where the launcher is told to let the other ranks live, each of them ends soon, with an error that names the
+killed rank and its last call, and no process of the job is left. Otherwise the launcher ends the job.
 
     test_mpi_kills.py KEY ZERO_BENCH
 
-N_LOST=50 in the environment is the full count, with MOST_MS=2000 as the time in which every survivor has to end; without them it is a sample, and the
-slowest is only printed. SEED repeats the draws, VERBOSE=1 shows what was said.
+N_LOST=50 in the environment is the full count. MOST_MS=2000 then limits the time in which every survivor has
+to end. Without them a sample is killed, and the slowest time is printed only. SEED repeats the draws;
+VERBOSE=1 shows the messages.
 """
 import contextlib
 import glob
@@ -30,11 +33,12 @@ KINDS = [["--stage=0"], ["--stage=1"], ["--stage=2"], ["--stage=3"], ["--stage=3
 N_LOST = int(os.environ.get("N_LOST", 2))
 MOST_MS = int(os.environ.get("MOST_MS", 60000))
 SEED = int(os.environ.get("SEED", time.time()))
-PATIENCE_S = 120  # for what has no bar
-# Each rank is known by its process, and has its errors for itself; its output is the launcher's.
+PATIENCE_S = 120  # for waits that have no other limit
+# Each rank writes its process id and its errors to files of its own; the output goes to the launcher.
 RANK = 'r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; cd "$0"; echo $$ > $r.tmp; mv $r.tmp $r.pid; exec "$@" 2> $r.err'
-# MPICH's launcher, told not to clean up, still kills all ranks where one that it has started itself is killed, and tells them of one whose connection to it
-# was closed by SIGUSR1: so a shell is between, which ends well, and the signal is ignored.
+# MPICH's launcher kills all ranks when a rank that it started directly is killed, even if told not to clean
+# up. So a shell stands between, which ends well. The launcher also sends SIGUSR1 to ranks when a connection
+# closes, so the shell ignores it.
 GUARDED = 'r=$PMI_RANK; cd "$0"; trap "" USR1; "$@" 2> $r.err & echo $! > $r.tmp; mv $r.tmp $r.pid; wait; exit 0'
 
 
@@ -55,7 +59,7 @@ def is_alive(pid):
 
 
 def in_session(session):
-    """Its processes that live; ranks may be in sessions of their own."""
+    """Returns the session's live processes. A rank may have a session of its own."""
     found = []
     for stat in glob.glob("/proc/[0-9]*/stat"):
         try:
@@ -69,7 +73,7 @@ def in_session(session):
 
 
 class Job:
-    """Four ranks that train until somebody ends them, in a folder."""
+    """Four ranks that train in a folder until they are ended."""
 
     def __init__(self, options, script, kind, **more):
         self.folder = tempfile.mkdtemp(prefix="zero-mpi-kills-")
@@ -85,7 +89,7 @@ class Job:
 
     def __exit__(self, *error):
         for pid in [*filter(is_alive, self.pid), *in_session(self.launcher.pid)]:
-            with contextlib.suppress(ProcessLookupError):  # the launcher ends what is left, too
+            with contextlib.suppress(ProcessLookupError):  # the launcher also ends what is left
                 os.kill(pid, signal.SIGKILL)
         self.launcher.wait()
         shutil.rmtree(self.folder)
@@ -105,7 +109,7 @@ class Job:
             raise AssertionError(f"it ended before anybody was killed: {self.told()}")
 
     def lose(self, victim, by=signal.SIGKILL):
-        """Kills it, or stops it, and returns after how many milliseconds each of the others has ended, by rank."""
+        """Kills or stops a rank. Returns for each other rank after how many milliseconds it ended."""
         others = {r: self.pid[r] for r in range(WORLD) if r != victim}
         took = {}
         begin = time.monotonic()
@@ -160,7 +164,8 @@ class Kills(unittest.TestCase):
         print(f"{N_LOST} killed; the slowest of the others had ended after {slowest:.0f} ms", flush=True)
 
     def test_stopped(self):
-        """Every other rank says which one is stopped, whoever waits for whom, and rank 0 too, which compares what ranks called."""
+        """Every other rank names the stopped one, whichever rank it waits for itself. So does rank 0, which
+        compares the ranks' calls."""
         draw = random.Random(SEED)
         for victim in (0, draw.randrange(1, WORLD)):
             kind = draw.choice(KINDS)

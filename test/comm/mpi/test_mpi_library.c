@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_mpi_library.c: the module for MPI is loaded, or refused by name, over libraries that pass for MPIs.
- * Each case is in a process of its own, since what is loaded stays. */
+/* test_mpi_library.c: tests that the MPI module is loaded, or refused with a message that names the cause,
+ * over libraries that pass for MPIs. Each case has its own process, since a loaded library stays loaded. */
 #include "comm/mpi/mpi_library.h"
 #include "kernels/error.h"
 
@@ -16,17 +16,18 @@
 
 #include <cmocka.h>
 
-/* Where the fakes are, as shared libraries of those names. */
+/* The folder of the fakes: shared libraries with these names. */
 static const char *fakes;
 
-/* What a process finds. */
+/* The result of one process. */
 struct outcome {
     int code, again;
     bool is_programs, is_programs_again;
     char version[ZR_MPI_VERSION_BYTES], text[ZR_ERROR_BYTES], line[1024];
 };
 
-/* module: a fake's name, or a path. loaded: fakes, by name, space between; env: NAME=VALUE, space between. */
+/* module is a fake's name or a path. loaded lists fakes by name, and env lists NAME=VALUE; both are
+ * separated by spaces. */
 struct given {
     const char *module, *loaded, *env;
 };
@@ -158,7 +159,7 @@ static void test_fits(void **state)
     takes((struct given){ompi, NULL, "OMPI_COMM_WORLD_SIZE=4 PMI_RANK=1 PMI_SIZE=4"}, false);
 }
 
-/* --- what is refused --- */
+/* --- refusals --- */
 
 static void test_other_launcher(void **state)
 {
@@ -171,7 +172,7 @@ static void test_other_launcher(void **state)
             "this rank was started by MPICH's launcher (PMI_RANK is 1, PMI_SIZE is 4), but libzero was "
             "built for Open MPI v9.8.7, which sees 1 rank: ",
             "start it by mpirun of Open MPI, or build libzero and the program with MPICH (-Dmpi=mpich)");
-    /* a program's MPI that has begun knows how many ranks it has */
+    /* A program's MPI that has begun knows how many ranks it has. */
     takes((struct given){ompi, "fake_ompi", "PMI_RANK=1 PMI_SIZE=4 FAKE_MPI_HAS_BEGUN=1"}, true);
 }
 

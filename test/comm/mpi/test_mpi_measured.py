@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""zero-bench comm over MPI, under each MPI's launcher: rows of ours and of MPI's own collectives, whose values are checked, and what --bars
-says of them.
+"""Runs zero-bench comm under each MPI's launcher. Checks its rows of libzero's and MPI's own collectives,
+whose values are verified, and the report of --bars.
 
     test_mpi_measured.py KEY ZERO_BENCH [CLASS[.TEST]...]
 """
@@ -21,7 +21,7 @@ import under_mpi
 
 KEY, BENCH = sys.argv[1:3]
 LAUNCHER = under_mpi.LAUNCHERS[KEY]
-HOSTS = "export ZERO_HOST_ID=$((${OMPI_COMM_WORLD_RANK:-$PMI_RANK} / 2)); "  # two ranks on each
+HOSTS = "export ZERO_HOST_ID=$((${OMPI_COMM_WORLD_RANK:-$PMI_RANK} / 2)); "  # two ranks on each host
 OWN = {"all_gather": ["MPI_Allgather"], "reduce_scatter": ["MPI_Reduce_scatter", "MPI_Reduce_scatter_block", "MPI_Ireduce_scatter_block"], "agree": []}
 ASKED = {"ompi": 4, "mpich": 2.5}[KEY]
 
@@ -63,7 +63,8 @@ class Rows(unittest.TestCase):
         self.check(4, HOSTS, "--flat", backends=["mpi"], shared=False)
 
     def test_one_core(self):
-        """Ranks that are late: a gather of ours is still read where MPI's own would begin to overwrite what is read."""
+        """With late ranks, libzero's gather is still being read when MPI's own would begin to overwrite that
+        memory."""
         core = {min(os.sched_getaffinity(0))}
         for _ in range(2):
             done = subprocess.run(command(3, "", "--op=all_gather", "--backend=mpi", "--rounds=1", "--bytes=1K:1M", "--factor=2"),
@@ -72,7 +73,7 @@ class Rows(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_table(self):
-        """A column as wide as the names in it; and of bf16, with what it is compared."""
+        """Columns are as wide as their names. bf16 has rows too, with what they are compared to."""
         for dtype in ["f32", "bf16"]:
             done = comm(2, "", "--rounds=1", "--bytes=4K", "--backend=mpi", f"--dtype={dtype}")
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -83,7 +84,7 @@ class Rows(unittest.TestCase):
 
 class Bars(unittest.TestCase):
     def test_told(self):
-        """Whether or not they are met on this machine now, which is no test's to say."""
+        """Checks only that bars are reported, not whether this machine meets them now."""
         done = comm(2, "", "--bars", "--rounds=3", "--json")
         bars, rows = told(done.stdout, "bar"), {(row["op"], row["backend"]): row for row in told(done.stdout, "row")}
         self.assertEqual([(bar["op"], bar["backend"], bar["than"]) for bar in bars],
@@ -103,18 +104,18 @@ class Bars(unittest.TestCase):
 
 class Wrong(unittest.TestCase):
     def test_found(self):
-        """What rank 1 puts in is overwritten while it is measured, in its arena, which ranks of its host map: both ours and MPI's own are
-        found wrong."""
+        """Overwrites rank 1's input while it is measured, in its arena, which ranks of its host map. The
+        check must find both libzero's and MPI's results wrong."""
         for op in ["all_gather", "reduce_scatter"]:
             with self.subTest(op=op):
-                for rounds in 40, 160, 640:  # on a busy machine few may be over before anything is overwritten
+                for rounds in 40, 160, 640:  # on a busy machine few rounds may overlap with the overwriting
                     if self.found(op, rounds):
                         break
                 else:
                     self.fail("nothing was overwritten in time")
 
     def found(self, op, rounds):
-        """Whether all of it was overwritten while it was measured."""
+        """Returns whether all rounds were overwritten while they were measured."""
         n, size, spoilt = 4, 1 << 20, 100
         with tempfile.TemporaryDirectory() as folder:
             note = HOSTS + f"echo $$ > {folder}/${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}; "
@@ -125,7 +126,7 @@ class Wrong(unittest.TestCase):
             finally:
                 out, err = self.end(ranks)
         wrong = {row["backend"]: row["wrong"] for row in told(out, "row") if row["path"]}
-        most = 2 * spoilt * (n if op == "all_gather" else 1)  # before the rounds, perhaps, and behind them
+        most = 2 * spoilt * (n if op == "all_gather" else 1)  # some may come before the rounds, or after them
         self.assertEqual(list(wrong), ["mpi", *OWN[op]], out + err)
         if sum(wrong.values()):
             self.assertNotEqual(ranks.returncode, 0)
@@ -142,13 +143,14 @@ class Wrong(unittest.TestCase):
                 os.killpg(ranks.pid, signal.SIGKILL)
 
     def arenas_of(self, pid_file):
-        """File descriptors of the process whose number is in there; none until it has written that and made one of some size."""
+        """Returns the process's file descriptors of arenas. Returns none until it has written its id and made
+        a large one."""
         found = []
         try:
             with open(pid_file, encoding="ascii") as f:
                 folder = f"/proc/{int(f.read())}/fd"
             listed = os.listdir(folder)
-        except (FileNotFoundError, ValueError):  # not yet, or no more
+        except (FileNotFoundError, ValueError):  # not yet, or no longer there
             return found
         for fd in listed:
             path = f"{folder}/{fd}"
@@ -159,13 +161,14 @@ class Wrong(unittest.TestCase):
         return found
 
     def spoil(self, ranks, pid_file, at, n_floats):
-        """From before anything is measured: on a busy machine what rank 0 says may come here when all is over."""
+        """Begins before anything is measured. On a busy machine rank 0's output may arrive here when all is
+        over."""
         until = time.monotonic() + under_mpi.SECONDS
         arenas = []
         while not arenas and ranks.poll() is None and time.monotonic() < until:
             arenas = self.arenas_of(pid_file)
         self.assertLessEqual(len(arenas), 1)
-        if not arenas:  # they had ended before we came to look
+        if not arenas:  # the ranks ended before the search
             return
         fd = os.open(arenas[0], os.O_RDWR)
         with mmap.mmap(fd, 0) as arena:

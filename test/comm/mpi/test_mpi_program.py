@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that have MPI themselves: they lend a communicator, or leave MPI to the library; and what they can do wrong is named.
+"""Tests programs that use MPI themselves. They lend a communicator or leave MPI to the library, and each
+mistake they can make gets a clear error.
 
-    test_mpi_program.py KEY PROGRAM OTHER        OTHER: the folder of libzero with its module for the other MPI, or empty
+    test_mpi_program.py KEY PROGRAM OTHER
+
+OTHER is the folder of libzero with its module for the other MPI, or empty.
 """
 import os
 import shutil
@@ -39,7 +42,7 @@ class Program(unittest.TestCase):
         self.every(self.told("begun_here"), "trained")
 
     def test_wrapped(self):
-        """Ranks meet without MPI, though each is the child of a wrapper of its own."""
+        """Ranks meet without MPI, though each is the child of a wrapper."""
         self.every(self.told("without", ZERO_BACKEND="shm", wrapper=("sh", "-c", '"$@"; exit $?', "sh")), "trained")
 
     def test_too_weak(self):
@@ -47,7 +50,7 @@ class Program(unittest.TestCase):
 
     @unittest.skipUnless(os.path.exists(f"{OTHER}/libzero-mpi.so"), "there is one MPI only")
     def test_other_mpi(self):
-        """The program has one MPI, and libzero is built for the other."""
+        """The program uses one MPI, and libzero is built for the other."""
         names = {"ompi": ("Open MPI v", "MPICH "), "mpich": ("MPICH ", "Open MPI ")}[KEY]
         told = self.told("lends", code=None, LD_LIBRARY_PATH=OTHER)
         self.assertEqual(len(told), RANKS, told)
@@ -58,33 +61,34 @@ class Program(unittest.TestCase):
         self.every(self.told("null"), "mpi_comm points to MPI_COMM_NULL on this rank")
 
     def test_finalized_early(self):
-        """Said at once, and with every call that follows, if the process comes to that: MPICH 4.0 may abort it."""
+        """The error comes at once and from every call that follows. The process may not get that far: MPICH
+        4.0 may abort it."""
         told = self.told("early", code=None)
         if KEY == "ompi" or len(told) == RANKS:
             self.every(told, "the program called MPI_Finalize before zero_unwrap")
         self.every([line for line in self.warned if "MPI_Finalize" in line], "the program calls MPI_Finalize before zero_unwrap")
 
     def test_contradicts(self):
-        """The configuration says something else than the communicator."""
+        """The configuration contradicts the communicator."""
         self.every(self.told("other_rank"), "of 3; they must be the same")
         self.every(self.told("lends", code=None, ZERO_BACKEND="shm"), "backend is shm, but mpi_comm is set; allowed: auto, mpi")
 
     def test_left_over(self):
-        """Variables of another launcher are left over: with or without backend mpi no rank trains alone."""
+        """Variables of another launcher are left over. No rank trains alone, with or without backend mpi."""
         other = {"ompi": ("PMI_RANK", "PMI_SIZE"), "mpich": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")}[KEY]
         plain = dict(RANK="0", WORLD_SIZE="1")
         for more in (plain, {**plain, "ZERO_RANK": "0", "ZERO_WORLD_SIZE": "1", "ZERO_JOB": "left"}, {**plain, "LOCAL_WORLD_SIZE": "1"},
                      dict(zip(other, "01"))):
             for backend in ("auto", "mpi"):
                 self.every(self.told("told", ZERO_BACKEND=backend, **more), "two launchers contradict each other")
-        # torchrun's agents may be MPI's ranks, and ZERO_RANK is the user's choice: but not over MPI.
+        # torchrun's agents may be MPI's ranks, and ZERO_RANK may be set by the user, but not over MPI.
         agents = {**plain, "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": str(RANKS)}
         for more in (agents, dict(ZERO_RANK="0", ZERO_WORLD_SIZE="1")):
             self.every(self.told("told", ZERO_BACKEND="mpi", **more), "backend mpi works with the ranks of MPI_COMM_WORLD")
         self.every(self.told("told", ZERO_BACKEND="mpi", SLURM_PROCID="0", SLURM_NTASKS="2", SLURM_STEP_ID="0"), "trained")
 
     def test_not_what_mpi_says(self):
-        """MPI_Comm_rank and MPI_Comm_size are others than what was found."""
+        """MPI_Comm_rank and MPI_Comm_size contradict the environment."""
         own, local = {"ompi": (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), "OMPI_COMM_WORLD_LOCAL_RANK"),
                       "mpich": (("PMI_RANK", "PMI_SIZE"), "MPI_LOCALRANKID")}[KEY]
         for change, says in (((f"{own[0]}=0", f"{own[1]}=1", local), f"({own[1]} is 1)"),
@@ -97,11 +101,13 @@ class Program(unittest.TestCase):
             self.every(told, f"of {RANKS} in MPI_COMM_WORLD: start all ranks by one mpirun")
 
     def test_late(self):
-        """A rank that comes late to one context holds up no other context of the processes that wait for it."""
+        """A rank that comes late to one context does not hold up the other contexts of the processes that
+        wait for it."""
         self.every(self.told("late"), "trained")
 
     def test_other_order(self):
-        """From two threads contexts meet in any order. From one, each rank says which context waits for whom."""
+        """Two threads may wrap contexts in any order. If one thread does, each rank reports which context
+        waits for which rank."""
         self.every(self.told("threads"), "trained")
         self.every(self.told("numbered"), "trained")
         late = r'1 of 3 ranks did not come to zero_wrap of the context "a" over {} in 3500 ms \(start_timeout_ms\): rank 1'
@@ -116,7 +122,8 @@ class Program(unittest.TestCase):
             self.assertRegex(told[2], waits.format(over) + on_1 + "$")
 
     def test_again(self):
-        """A zero_wrap to which a rank has not come names it, and the next one works, over MPI_COMM_WORLD and a communicator that is lent."""
+        """A zero_wrap to which a rank has not come names the rank. The next one works, over MPI_COMM_WORLD
+        and over a lent communicator."""
         told = sorted(self.told("again"))
         self.assertEqual(told[8:], ["trained"] * 4 * RANKS, told)
         for line, over in zip(told, ("MPI_COMM_WORLD",) * 2 + ("mpi_comm",) * 2):
@@ -128,7 +135,7 @@ class Program(unittest.TestCase):
         self.every(self.told("forked"), "MPI does not work in a forked child: it began in process ")
 
     def test_refused_on_one_rank(self):
-        """Every rank is told, though they meet over MPI, and it is only the environment that says so."""
+        """Every rank gets the error, though ranks meet over MPI only because the environment says so."""
         self.every(self.told("refused", ZERO_BACKEND="mpi"), "stage is 7; allowed: 0, 1, 2, 3")
 
 

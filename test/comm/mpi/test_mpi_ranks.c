@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_mpi_ranks.c: the suite of comm_suite.h over MPI's communicators, as one rank of those that an MPI's
- * own launcher has started.
+/* test_mpi_ranks.c: runs the suite of comm_suite.h over MPI communicators, as one rank of an MPI
+ * launcher's job.
  *
  *     test_mpi_ranks MODULE SEED WORLD [RANKS_OF_A_HOST] */
 #include "test/comm/comm_suite.h"

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_mpi_shim.c: every call of one MPI's shim, as the ranks of that MPI's launcher.
+/* test_mpi_shim.c: makes every call of one MPI's shim, as one of N ranks of that MPI's launcher.
  *
  *     test_mpi_shim SHIM NAME N
  *
- * SHIM: the file; NAME: of its MPI, as that calls itself; N: how many ranks there are. WITH_MPI it is
- * a program that has MPI itself, begins and ends it, and lends a communicator. */
+ * SHIM is the shim's file, and NAME the name by which its MPI calls itself. Compiled WITH_MPI, it is a
+ * program that uses MPI itself: it starts and ends MPI, and lends a communicator. */
 #include "comm/mpi/mpi_shim.h"
 #include "test/comm/mpi/mpi_traffic.h"
 
@@ -45,13 +45,13 @@ static void load(const char *path)
     CHECK(w && w == shim->world());
 }
 
-/* Before MPI has begun. */
+/* Runs before MPI has begun. */
 static void names(const char *name)
 {
     char text[256], cut[4];
     shim->library(w, text, sizeof text);
     CHECK(!strcmp(shim->name, name) && strstr(text, shim->name) == text && !strchr(text, '\n'));
-    CHECK(strstr(text, shim->compiled)); /* as it was compiled, so it runs here */
+    CHECK(strstr(text, shim->compiled)); /* it runs with the version it was compiled for */
     shim->library(w, cut, sizeof cut);
     CHECK(strlen(cut) == 3);
     CHECK(!shim->is_initialized(w) && !shim->is_finalized(w));
@@ -63,7 +63,7 @@ static void names(const char *name)
 
 static void *lent;
 
-/* As the program, or by the shim. */
+/* Starts MPI, as the program or through the shim. */
 static void begin(void)
 {
 #ifdef WITH_MPI
@@ -84,7 +84,7 @@ static void begin(void)
 }
 
 #ifdef WITH_MPI
-/* By MPI's profiling interface: libzero's library finds this one, too. */
+/* Counts calls through MPI's profiling interface. libzero's library finds this function too. */
 static int n_probes;
 
 __attribute__((visibility("default"))) int MPI_Iprobe(int from, int tag, MPI_Comm comm, int *flag,
@@ -94,7 +94,8 @@ __attribute__((visibility("default"))) int MPI_Iprobe(int from, int tag, MPI_Com
     return PMPI_Iprobe(from, tag, comm, flag, status);
 }
 
-/* MPI works on where no request is pending: bytes of one that has ended may not have been sent yet. */
+/* MPI makes progress although no request is pending: a request that has ended may still have bytes to
+ * send. */
 static void polled_without_requests(void)
 {
     static struct zr_mpi_done done[ZR_MPI_SLOTS];
@@ -103,7 +104,7 @@ static void polled_without_requests(void)
     CHECK(n_probes > before);
 }
 
-/* What a program could lend that is no communicator of ranks. */
+/* Values that a program could lend by mistake: not communicators of ranks. */
 static void other_lent(void)
 {
     MPI_Comm none = MPI_COMM_NULL, half, between;
@@ -117,7 +118,7 @@ static void other_lent(void)
 }
 #endif
 
-/* Of a communicator of ours errors are returned, and have words. */
+/* A communicator made by the shim returns errors, and they have a text. */
 static void errors(void)
 {
     int32_t member[64], comm, other, slot = 0;
@@ -125,11 +126,11 @@ static void errors(void)
     for (int i = 0; i < size; i++)
         member[i] = i;
     CHECK(!shim->make(w, lent, member, size, 3, &comm));
-    int err = shim->send(w, comm, text, 1, size, 1, &slot); /* to nobody */
+    int err = shim->send(w, comm, text, 1, size, 1, &slot); /* to a rank that does not exist */
     CHECK(err > 0 && slot == -1);
     shim->error(w, err, text, sizeof text);
     CHECK(text[0] && !strchr(text, '\n'));
-    for (int i = 0; i < 2; i++) { /* what is free again is taken again */
+    for (int i = 0; i < 2; i++) { /* a freed slot can be used again */
         CHECK(!shim->copy(w, comm, &other));
         CHECK(!shim->free(w, other));
     }

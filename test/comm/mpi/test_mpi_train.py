@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A training run over MPI ends in the very bits of the same run over shared memory, under each MPI's launcher; and what a user can do
-wrong with the launcher is an error that says so.
+"""A training run over MPI ends with the same bits as over shared memory, under each MPI's launcher. Mistakes
+in using the launcher get a clear error.
 
     test_mpi_train.py KEY ZERO_BENCH ZERO_RUN OTHER_KEY
 """
@@ -24,12 +24,12 @@ TRAIN = ["train", "--steps=3", "--layers=2", "--threads=1"]
 PAUSED = ["train", "--steps=1000000", "--layers=2", "--threads=1", "--stage=3", "--json"]
 
 
-# Ranks of a pause are stopped and continued one after the other, which takes some time on a busy machine.
+# Ranks are stopped and continued one after the other, which takes some time on a busy machine.
 WAIT_MS = 3000
 
 
 def read_steps(out, n):
-    """Reads lines of the output until n of them are of steps."""
+    """Reads output lines until n of them report steps."""
     while n:
         line = out.readline()
         if not line or b"zero-bench train: " in line:
@@ -38,7 +38,7 @@ def read_steps(out, n):
 
 
 def pause(pids, seconds, out):
-    """Stops the processes for so long, and reads what they wrote before."""
+    """Stops the processes for that many seconds, and reads what they wrote before."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     time.sleep(seconds)
@@ -61,7 +61,7 @@ class Train(unittest.TestCase):
         return re.search(r"state sha256 (\w+)", out)[1]
 
     def test_same_bits(self):
-        """On one host all data go through shared memory; where each rank is a host of its own, over MPI."""
+        """On one host all data go through shared memory. Where each rank is a host, all go over MPI."""
         apart = ["sh", "-c", 'export ZERO_HOST_ID=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; exec "$@"', "sh"]
         for n, arguments in ((3, ["--stage=3"]), (4, ["--stage=3", "--hybrid=hfsdp", "--dp-replicate=2", "--accum=2"])):
             want = self.train([RUN], n, arguments, ZERO_BACKEND="shm")
@@ -74,7 +74,7 @@ class Train(unittest.TestCase):
                     self.assertEqual(re.search(r"state sha256 (\w+)", out)[1], want)
 
     def test_paused(self):
-        """All ranks stand still for longer than they wait for each other, as a suspended machine's do, and go on."""
+        """All ranks stand still for longer than their timeout, as on a suspended machine, and then go on."""
         with tempfile.TemporaryDirectory() as folder:
             script = f'echo $$ > {folder}/${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}; exec "$@"'
             env = {**under_mpi.environment(), "ZERO_BACKEND": "mpi", "ZERO_TIMEOUT_MS": str(WAIT_MS), "ZERO_START_TIMEOUT_MS": "120000"}
@@ -94,7 +94,8 @@ class Train(unittest.TestCase):
     SCATTERED = "the ranks of a host are not consecutive (host 0 has 2 ranks (0, "
 
     def test_same_bits_on_hosts(self):
-        """One machine as several hosts: shared memory inside each, MPI between, and the bits of one; as the log says, sums by host or not."""
+        """One machine poses as several hosts: shared memory inside each, MPI between them. The bits are those
+        of one host, and the log says whether sums are made by host."""
         whole = ["--stage=3", "--accum=2"]
         by_host, by_rank = "2 ranks on each of 2 hosts: shared memory inside a host", "sums are made rank by rank over MPI"
         hsdp = [*whole, "--dp-replicate=2"]
@@ -111,8 +112,8 @@ class Train(unittest.TestCase):
                 self.assertIn(said, out + err)
                 self.assertEqual(self.SCATTERED in out + err, host in (robin, mixed))
                 self.assertIn("; where ranks meet, in: MPI\n", out + err)
-                self.assertNotIn("this job has no key", out + err)  # they have made one
-                self.assertRegex(out, r"(?m)^total +(\S+ MB) +\1$")  # what the plan says, staging with it, is what there is
+                self.assertNotIn("this job has no key", out + err)  # the job has a generated key
+                self.assertRegex(out, r"(?m)^total +(\S+ MB) +\1$")  # planned = allocated
                 self.assertEqual(re.search(r"state sha256 (\w+)", out)[1], self.train([RUN], n, arguments, ZERO_BACKEND="shm"))
 
     def test_no_launcher_of_an_mpi(self):
@@ -126,14 +127,14 @@ class Train(unittest.TestCase):
 
     @unittest.skipUnless(shutil.which(under_mpi.LAUNCHERS[OTHER][0]), "there is one MPI only")
     def test_other_launcher(self):
-        """The launcher of the other MPI: every rank would be alone."""
+        """Under the other MPI's launcher every rank would train alone."""
         code, out, err = call([*under_mpi.LAUNCHERS[OTHER], "-n", "2", BENCH, *TRAIN], ZERO_BACKEND="mpi")
         self.assertNotEqual(code, 0)
         names = {"ompi": ("MPICH's launcher", "Open MPI v"), "mpich": ("Open MPI's mpirun", "MPICH ")}[KEY]
         self.assertRegex(out + err, "this rank was started by {} \\(.*\\), but libzero was built for {}.*, which sees 1 rank".format(*names))
 
     def test_rank_that_differs(self):
-        """One rank at another stage: every rank is told."""
+        """One rank has another ZeRO stage: every rank gets the error."""
         script = f'if [ "${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}" = 1 ]; then export ZERO_STAGE=2; fi; exec {BENCH} {" ".join(TRAIN)} --stage=3'
         code, out, err = call([*LAUNCHER, "-n", "3", "sh", "-c", script], ZERO_BACKEND="mpi")
         self.assertNotEqual(code, 0)

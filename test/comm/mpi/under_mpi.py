@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program as ranks of one MPI's own launcher, on this machine. Its exit code is the launcher's; without that launcher, or where
-the build has found no such MPI, the test is skipped (exit 77), or fails where CHECKS_MUST_RUN is set.
+"""Runs a program as ranks of one MPI's own launcher on this machine, and exits with the launcher's code.
+
+Without that launcher, or if the build found no such MPI, the test is skipped (exit 77). If CHECKS_MUST_RUN is
+set, it fails instead.
 
     under_mpi.py KEY N PROGRAM ARGUMENT...
     under_mpi.py KEY --missing WHY          for a build without it
 
-MPI_FOLDER in the environment: where libzero and its module for that MPI are, if programs do not find them by themselves.
-KEY: ompi or mpich. The names of the launchers are those that belong to one MPI each, whatever mpirun is.
+KEY is ompi or mpich. The launchers are known by names that belong to one MPI each, since mpirun may be
+either. MPI_FOLDER in the environment is the folder of libzero and its module for that MPI, if programs do not
+find them.
 """
 import os
 import shutil
@@ -16,19 +19,20 @@ import subprocess
 import sys
 
 LAUNCHERS = {"ompi": ["mpirun.openmpi", "--bind-to", "none", "--oversubscribe"], "mpich": ["mpiexec.hydra"]}
-# Open MPI as root; and of UCX, which MPICH is over, shared memory alone: where it has tcp too, MPI_Finalize did not come back on one rank in
-# some of ten runs, and where it reads another process's memory it ends this one if that dies.
+# Open MPI has to be allowed to run as root. UCX, which MPICH uses, is limited to shared memory. With tcp,
+# MPI_Finalize did not return on one rank in some of ten runs; where UCX reads another process's memory, the
+# death of that process ends this one.
 SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl_base_warn_component_unused": "0",
     "UCX_TLS": "posix,sysv,self", "UCX_WARN_UNUSED_ENV_VARS": "n",
 }
-# What tests themselves set.
+# Variables that tests set themselves.
 OURS = ("ZERO_TEST_SEED",)
 SECONDS = 150
 
 
 def environment():
-    """Nothing of an outer job; and of a sanitizer no report of what MPI does not free."""
+    """Removes the variables of an outer job. Keeps sanitizers from reporting what MPI does not free."""
     outer = ("OMPI_", "PMIX_", "PMI_", "SLURM_", "ZERO_")
     env = {name: value for name, value in os.environ.items() if name in OURS or not name.startswith(outer)}
     env["ASAN_OPTIONS"] = ":".join(filter(None, [env.get("ASAN_OPTIONS"), "detect_leaks=0"]))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fake_nccl.c: a library that passes for NCCL as far as being found, and asked for ranks, goes. Written
- * without its header: only names count. */
+/* fake_nccl.c: a library that looks like NCCL to code that searches for it and asks for a communicator's
+ * ranks. It is written without NCCL's header: only names count. */
 #ifndef FAKE_VERSION
 #define FAKE_VERSION 22809
 #endif
@@ -36,7 +36,7 @@ FUNCTION(CommUserRank, void *comm, int *rank)
     return 0;
 }
 
-/* What has to be there, and is not called: an internal error. */
+/* A function that must exist and is never called. It returns an internal error. */
 #define UNUSED(name)                                                                                         \
     FUNCTION(name, void)                                                                                     \
     {                                                                                                        \
@@ -45,7 +45,7 @@ FUNCTION(CommUserRank, void *comm, int *rank)
 UNUSED(GetUniqueId)
 UNUSED(GetErrorString)
 UNUSED(GetLastError)
-#if FAKE_VERSION >= 21400 /* the first that has it */
+#if FAKE_VERSION >= 21400 /* the first version that has it */
 UNUSED(CommInitRankConfig)
 #endif
 UNUSED(CommDestroy)

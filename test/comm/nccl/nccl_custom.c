@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_custom.c: see nccl_custom.h. */
+/* nccl_custom.c: options and checks of nccl_custom.h. */
 #include "test/comm/nccl/nccl_custom.h"
 #include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"

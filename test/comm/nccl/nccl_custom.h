@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_custom.h: fixtures with NCCL's communicators and options of the test's, and what surrounds each test
- * over the stand-ins. */
+/* nccl_custom.h: fixtures with NCCL communicators whose options a test chooses, and the set-up and checks
+ * around each test over the stand-ins. */
 #ifndef ZR_TEST_COMM_NCCL_CUSTOM_H
 #define ZR_TEST_COMM_NCCL_CUSTOM_H
 
@@ -10,10 +10,11 @@
 
 enum { LONG_MS = 60000, SHORT_MS = 800, ARENA_BYTES = 1 << 16 };
 
-/* Misuses that the test that runs makes on purpose; -1: any number. */
+/* Number of misuses that the running test makes on purpose; -1: any number. */
 extern int expected_misuse;
 
-/* Before and after each test: the machine's devices; all is let go, and what was misused is as expected. */
+/* Run before and after each test. They set up the devices, and check that everything was released and that
+ * misuses are as expected. */
 int nccl_test_start(void **state);
 int nccl_test_finish(void **state);
 
@@ -21,20 +22,20 @@ extern struct nccl_custom {
     bool deterministic, copy_engine;
     int64_t timeout_ms;
     void (*change)(struct zr_nccl_options *opt, int rank);
-    /* the rank that asks for less to reduce with; -1: none does */
+    /* the rank that asks for a smaller reduce buffer; -1: none */
     int odd_rank;
     pthread_mutex_t lock;
-    /* what log receives */
+    /* writes into log */
     struct zr_log *to_log;
     char log[8192];
 } custom;
 
-/* The release from which on nothing that is known forbids windows and copy engines. */
+/* The first release in which no known fault forbids symmetric windows and copy engines. */
 enum { NCCL_SOUND = 23102 };
 
-/* The next fixtures' options; change, copy_engine and the log begin anew. */
+/* Sets the options of the next fixtures, and resets change, copy_engine and the log. */
 void customize(bool deterministic, int64_t timeout_ms);
-/* Of communicator i's arena. */
+/* Bytes of communicator i's arena that it keeps for itself. */
 int64_t custom_reserve(int world, int i);
 extern const struct fixture_kind fixture_custom;
 

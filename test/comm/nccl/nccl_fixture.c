@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_fixture.c: see nccl_fixture.h. */
+/* nccl_fixture.c: opens the fixtures of nccl_fixture.h. */
 #include "test/comm/nccl/nccl_fixture.h"
 
 #include <string.h>
@@ -57,7 +57,7 @@ static int open_comms(struct fixture *o, int64_t timeout_ms, bool deterministic)
 
 static int open_fast(struct fixture *o, int n, int64_t timeout_ms)
 {
-    (void)n; /* a pair */
+    (void)n; /* always a pair */
     return open_comms(o, timeout_ms, false);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_nccl.c: NCCL's communicators over the stand-ins for CUDA and NCCL: the suite of comm_suite.h, on every
- * path, opening that fails, and communicators that are lent. */
+/* test_nccl.c: tests NCCL communicators over the stand-ins for CUDA and NCCL. It runs the suite of
+ * comm_suite.h on every path, failures while opening, and lent communicators. */
 #include "kernels/thread.h"
 #include "test/comm/comm_suite.h"
 #include "test/comm/nccl/nccl_custom.h"
@@ -30,7 +30,7 @@ static void test_conform(void **state)
     }
 }
 
-/* A world of one rank calls nothing of NCCL's but for memory. */
+/* A world of one rank calls NCCL for memory only. */
 static void test_alone(void **state)
 {
     (void)state;
@@ -44,7 +44,7 @@ static void test_alone(void **state)
     }
 }
 
-/* Groups of some ranks, in an order of their own: two of them side by side, each with its own bytes. */
+/* Two groups at once, each with some ranks in any order. Each moves its own bytes only. */
 static void test_groups(void **state)
 {
     (void)state;
@@ -95,7 +95,7 @@ static void lone_close(struct lone *l)
     ncclCommDestroy(l->comm);
 }
 
-/* That the stand-in tells buffers that overlap from such that are in place. */
+/* The stand-in tells buffers that overlap from buffers that are in place. */
 static void test_buffers_overlap(void **state)
 {
     (void)state;
@@ -112,7 +112,7 @@ static void test_buffers_overlap(void **state)
     expected_misuse = 3 * 4;
 }
 
-/* That it tells calls of one group of which one writes what another reads or writes. */
+/* The stand-in reports a group of calls in which one writes what another reads or writes. */
 static void test_group_apart(void **state)
 {
     (void)state;
@@ -131,7 +131,7 @@ static void test_group_apart(void **state)
 }
 
 #if HEADER_HAS_WINDOWS
-/* That it refuses a window over memory that is in one of the same communicator. */
+/* The stand-in refuses a window over memory that already has one in the same communicator. */
 static void test_window_twice(void **state)
 {
     (void)state;
@@ -152,7 +152,7 @@ static void test_window_twice(void **state)
 }
 #endif
 
-/* --- which path --- */
+/* --- choice of the path --- */
 
 static void note_path(struct rank *me)
 {
@@ -179,7 +179,7 @@ static void try_path(const char *text, int64_t n_symmetric, int64_t n_copy_engin
     nccl_stand_in_counts(&after);
     for (int i = 0; i < 2; i++)
         expect_rank(&r[i], 0, text);
-    /* what it says is what NCCL was given */
+    /* the options that NCCL was given equal those that are reported */
     assert_int_equal(after.n_symmetric - before.n_symmetric, n_symmetric);
     assert_int_equal(after.n_copy_engine - before.n_copy_engine, n_copy_engine);
     assert_int_equal(after.n_comms, 0);
@@ -192,7 +192,7 @@ static void test_paths(void **state)
     struct nccl_stand_in_machine *m = nccl_stand_in_the_machine();
     customize(false, LONG_MS);
     try_path("NCCL 2.28.9, plain: copy_engine is off; NCCL 2.28.9, plain: copy_engine is off; ", 0, 0);
-    m->version = NCCL_SOUND; /* the default is off there too */
+    m->version = NCCL_SOUND; /* here too the default is off */
     try_path("NCCL 2.31.2, plain: copy_engine is off; NCCL 2.31.2, plain: copy_engine is off; ", 0, 0);
     if (HEADER_HAS_WINDOWS) {
         custom.copy_engine = true;
@@ -204,11 +204,11 @@ static void test_paths(void **state)
         try_path("NCCL 2.31.2, plain: no symmetric windows on this machine; ", 0, 0);
         custom.copy_engine = false;
     }
-    m->version = 21805; /* ncclMemAlloc is missing too */
+    m->version = 21805; /* this release also lacks ncclMemAlloc */
     try_path("NCCL 2.18.5, plain", 0, 0);
 }
 
-/* What a release does wrong is not used; what may hang is, with a warning. */
+/* A feature with a known fault in this release is not used. One that may hang is used, with a warning. */
 static void test_known_faults(void **state)
 {
     (void)state;
@@ -233,7 +233,7 @@ static void test_known_faults(void **state)
         custom.copy_engine = true;
         try_path(cases[i].path, cases[i].n_used, cases[i].n_used);
         bool reported = strstr(custom.log, "(NCCL issue") || strstr(custom.log, "release notes of 2.28.7");
-        /* A warning is said once. */
+        /* A warning is given once. */
         bool lacks = i == 0 && !strstr(custom.log, "no copy engine without symmetric windows");
         if (!strstr(custom.log, cases[i].log) || reported != (cases[i].log[0] != 0) || lacks)
             fail_msg("%d: \"%s\" lacks or has more than \"%s\"", cases[i].version, custom.log, cases[i].log);
@@ -251,7 +251,7 @@ static void test_known_faults(void **state)
     assert_null(strstr(custom.log, "warning"));
 }
 
-/* Every kind of operation through windows and by copy engines. */
+/* Every kind of operation through symmetric windows and by copy engines. */
 static void test_conform_windows(void **state)
 {
     (void)state;
@@ -262,7 +262,7 @@ static void test_conform_windows(void **state)
     run_ranks(false, 3, comm_suite_conform, &p, NULL);
 }
 
-/* Every kind of operation on the fall-backs too. */
+/* Every kind of operation on the fallback paths of old releases. */
 static void test_conform_old(void **state)
 {
     (void)state;
@@ -273,7 +273,7 @@ static void test_conform_old(void **state)
     run_ranks(false, 3, comm_suite_conform, &p, NULL);
 }
 
-/* One rank's memory is not NCCL's: none is registered. */
+/* One rank's memory was not allocated by NCCL: no rank registers memory. */
 static void test_one_without_memory(void **state)
 {
     (void)state;
@@ -299,11 +299,10 @@ enum {
     SUMS_AT = 40960
 };
 
-/* A layer's tensors in place: n small ones, most of them ragged and one not, and a large one that divides
- * evenly. */
+/* A layer's tensors: n small ones, most of them ragged and one even, and a large one that divides evenly. */
 struct layer_kind {
     int n;
-    enum zr_dtype dtype; /* of gradients */
+    enum zr_dtype dtype; /* dtype of the gradients */
     bool accumulate;
 };
 
@@ -324,7 +323,7 @@ static void make_layer(struct layer *l, const struct layer_kind *k, int world)
     }
 }
 
-/* Of the layer, where byte at of the arena is; -1: elsewhere. */
+/* Returns the layer's segment that holds byte at of the arena, or -1 if none does. */
 static int segment_at(const struct layer *l, int64_t at)
 {
     for (int i = 0; i < l->n; i++)
@@ -333,13 +332,13 @@ static int segment_at(const struct layer *l, int64_t at)
     return -1;
 }
 
-/* Element i of what rank has anywhere in an arena; sums of them are exact in bf16 too. */
+/* Element i of rank's arena. Sums of these are exact in bf16 too. */
 static float put_in(int64_t i, int rank)
 {
     return (float)(i % 16 + rank);
 }
 
-/* An arena of floats, but of bf16 where the reduce arena's gradients are. */
+/* Fills an arena with floats, or with bf16 where the gradients are. */
 static void fill(char *x, int rank, enum zr_dtype dtype)
 {
     const struct zr_host_kernels *k = zr_host_kernels(ZR_ISA_PORTABLE);
@@ -375,7 +374,7 @@ static void check_reduced(struct rank *me, const struct layer *l, const float *x
     }
 }
 
-/* Gathers and reduces the layer; what lies around its tensors stays as it is. */
+/* Gathers and reduces the layer. Bytes around its tensors must not change. */
 static void move_layer(struct rank *me)
 {
     const struct layer_kind *kind = me->arg;
@@ -409,7 +408,7 @@ static void move_layer(struct rank *me)
 
 struct moved {
     struct nccl_stand_in_counts nccl;
-    int64_t kernels, copies; /* opening and closing included */
+    int64_t kernels, copies; /* including those of opening and closing */
 };
 
 static struct moved count_layer(int world, int n, enum zr_dtype dtype, bool accumulate)
@@ -432,8 +431,8 @@ static struct moved count_layer(int world, int n, enum zr_dtype dtype, bool accu
     return m;
 }
 
-/* Two collectives, of what is packed and of the large tensor, in one group, and two kernels around them:
- * whatever the number of small tensors, the world, the gradients' dtype, and whether they are added up. */
+/* A layer takes one group of two collectives, one packed and one for the large tensor, and two kernels
+ * around them. That holds for any number of small tensors, any world and dtype, and with accumulation. */
 static void test_packed(void **state)
 {
     (void)state;
@@ -454,12 +453,12 @@ static void test_packed(void **state)
                 assert_int_equal(m.kernels - one.kernels, 2 * world * 2);
                 assert_int_equal(m.copies, one.copies);
             }
-            /* The large one travels as it lies. */
+            /* The large tensor travels from its own place. */
             assert_int_equal(one.nccl.n_calls, world * 2);
         }
 }
 
-/* By the fixed tree: one message to and from each peer for what is packed, and the same kernels. */
+/* With the fixed tree, packed tensors take one message to and from each peer, and the same kernels. */
 static void test_packed_fixed(void **state)
 {
     (void)state;
@@ -480,7 +479,7 @@ static void test_packed_fixed(void **state)
         }
 }
 
-/* One small tensor that divides evenly is not packed: there is nothing to pack it with. */
+/* A single small tensor that divides evenly is not packed, as there is nothing to pack it with. */
 static void test_packed_alone(void **state)
 {
     (void)state;
@@ -490,7 +489,7 @@ static void test_packed_alone(void **state)
     assert_int_equal(even.kernels, none.kernels);
 }
 
-/* Of three places, whose second has nothing: a large segment and a small one. Their bits are the suite's. */
+/* Three places; the second one is empty: a large segment and a small one. The suite checks their bits. */
 static void move_places(struct rank *me)
 {
     const bool moves = *(bool *)me->arg;
@@ -519,7 +518,7 @@ static void move_places(struct rank *me)
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
-/* A large segment takes a call for each place that has any of it, a small one a row: all are one group. */
+/* A large segment takes a call per non-empty place, and a small one a row. All calls are one group. */
 static void test_places(void **state)
 {
     (void)state;
@@ -594,11 +593,11 @@ static void test_refused(void **state)
 }
 
 static _Thread_local bool no_watcher;
-/* what this rank leaves instead of its first call into NCCL that all make */
+/* the rendezvous that this rank leaves instead of making its first collective NCCL call */
 static _Thread_local struct zr_rendezvous *to_leave;
-/* before it makes that call; 0: at once */
+/* delay in ms before that call; 0: none */
 static _Thread_local int late_ms;
-static int without_watcher; /* bit by rank */
+static int without_watcher; /* one bit per rank */
 
 int __real_zr_thread_start(struct zr_thread *t, const char *name, void (*fn)(void *arg), void *arg);
 int __wrap_zr_thread_start(struct zr_thread *t, const char *name, void (*fn)(void *arg), void *arg);
@@ -625,7 +624,8 @@ static void no_watcher_here(struct zr_nccl_options *opt, int rank)
     no_watcher = without_watcher >> rank & 1;
 }
 
-/* The others wait to compare cards by then, and hear why in vain; what they have opened goes. */
+/* The other ranks wait by then to compare their options. They hear the cause, and release what they have
+ * opened. */
 static void test_no_watcher(void **state)
 {
     (void)state;
@@ -639,8 +639,8 @@ static void test_no_watcher(void **state)
     try_open(3, 0, "");
 }
 
-/* Every call of opening fails once, on one rank. Collective ones keep the others waiting until their time is
- * over; nobody waits longer. */
+/* Every call of opening fails once, on one rank. If the call is collective, the others wait until their
+ * time is over. No rank waits longer. */
 static void test_open_fails(void **state)
 {
     (void)state;
@@ -667,20 +667,20 @@ static void test_open_fails(void **state)
         expect_rank(&r[bad], ZR_ERR_SYSTEM, cases[i].call);
         for (int k = 0; k < 3; k++)
             if (k != bad && cases[i].waits)
-                expect_rank(&r[k], ZR_ERR_SYSTEM, "rank 1: "); /* the cause, not that they waited */
+                expect_rank(&r[k], ZR_ERR_SYSTEM, "rank 1: "); /* the cause */
             else if (k != bad)
                 expect_rank(&r[k], ZR_ERR_SYSTEM, "rank 0: ncclGetUniqueId");
         nccl_stand_in_end();
     }
     custom.copy_engine = false;
-    /* A call that does not come back at all. */
+    /* A call does not return at all. */
     nccl_stand_in_hang("ncclCommInitRankConfig", 2, 1);
     struct rank *r = run_ranks(false, 3, note_open, NULL, NULL);
     for (int k = 0; k < 3; k++)
         expect_rank(&r[k], ZR_ERR_TIMEOUT,
                     "ncclCommInitRankConfig of the gather communicator has not returned");
     nccl_stand_in_end();
-    expected_misuse = -1; /* what hung was left behind with its memory */
+    expected_misuse = -1; /* the call that hung was left behind with its memory */
 }
 
 static void opens_late(struct zr_nccl_options *opt, int rank)
@@ -695,7 +695,7 @@ static void starts_soon(struct zr_nccl_options *opt, int rank)
     opt->start_timeout_ms = SHORT_MS;
 }
 
-/* A start takes longer than an operation may, and less where that is wanted. */
+/* Starting may take longer than an operation may, or less if so configured. */
 static void test_start_limit(void **state)
 {
     (void)state;
@@ -710,7 +710,7 @@ static void test_start_limit(void **state)
     for (int k = 0; k < 3; k++)
         expect_rank(&r[k], ZR_ERR_TIMEOUT, "communicator has not returned after 800 ms");
     nccl_stand_in_end();
-    expected_misuse = -1; /* what hung was left behind with its memory */
+    expected_misuse = -1; /* the call that hung was left behind with its memory */
 }
 
 static int open_and_leave(struct fixture *o, int n, int64_t timeout_ms)
@@ -728,8 +728,8 @@ static void note_open_leaving(struct rank *me)
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
-/* A rank that is gone when NCCL makes a communicator of all: NCCL waits for it for ever. The others hear of
- * it meanwhile, and do not wait until their time is over. */
+/* A rank leaves while NCCL makes a communicator of all ranks. NCCL would wait for it for ever. The other
+ * ranks hear of it and stop before their time is over. */
 static void test_leaves_in_opening(void **state)
 {
     (void)state;
@@ -737,7 +737,7 @@ static void test_leaves_in_opening(void **state)
     struct rank *r = run_ranks(false, 3, note_open_leaving, NULL, NULL);
     for (int k = 0; k < 3; k += 2)
         expect_rank(&r[k], ZR_ERR_PEER, "rank 1 left before an exchange");
-    expected_misuse = -1; /* what waited was left behind with its memory */
+    expected_misuse = -1; /* the call that waited was left behind with its memory */
 }
 
 static void other_size(struct rank *me)
@@ -791,10 +791,10 @@ static void test_reserve_bytes(void **state)
     assert_int_equal(zr_nccl_room_bytes(3, INT64_MAX), 64 << 20);
 }
 
-/* --- a communicator that is lent --- */
+/* --- a lent communicator --- */
 
 static ncclComm_t lent[MOST_RANKS];
-static int lend_from; /* ranks below have none */
+static int lend_from; /* ranks below this one lend none */
 
 static void lend(struct zr_nccl_options *opt, int rank)
 {
@@ -811,7 +811,7 @@ static void make_lent(struct rank *me, const ncclUniqueId *id)
 
 static ncclUniqueId lent_id;
 
-/* Each rank's own communicator works before and after, and is not ours to close. */
+/* Each rank's lent communicator works before and after, and libzero does not close it. */
 static void with_lent(struct rank *me)
 {
     struct fixture o;
@@ -846,7 +846,7 @@ static void with_lent(struct rank *me)
 static void test_lent(void **state)
 {
     (void)state;
-    static const int versions[] = {22809, 21705 /* cannot split */};
+    static const int versions[] = {22809, 21705 /* this release cannot split */};
     int world = 3;
     for (size_t i = 0; i < 2; i++) {
         nccl_stand_in_the_machine()->version = versions[i];
@@ -866,7 +866,7 @@ static void test_lent(void **state)
         expect_rank(&r[k], ZR_ERR_MISMATCH, "the use of nccl_comm is 1 on rank 1 and 0 on rank 0");
 }
 
-/* Groups of what was lent are split off it; where that cannot be, an error says so. */
+/* Groups are split off the lent communicator. If that is impossible, an error says so. */
 static void lent_groups(struct rank *me)
 {
     struct comm_plan p = {.kind = &fixture_custom,
@@ -889,7 +889,7 @@ static void lent_groups(struct rank *me)
 static void test_lent_groups(void **state)
 {
     (void)state;
-    static const int versions[] = {22809, 21705 /* cannot split */};
+    static const int versions[] = {22809, 21705 /* this release cannot split */};
     int world = 5;
     for (size_t i = 0; i < 2; i++) {
         nccl_stand_in_the_machine()->version = versions[i];
@@ -903,7 +903,7 @@ static void test_lent_groups(void **state)
     }
 }
 
-/* Ranks of what is lent meet by a file where all of them say so. */
+/* Ranks of a lent communicator meet by a file if all of them say so. */
 static void lent_by_file(struct rank *me)
 {
     struct zr_device *dev;

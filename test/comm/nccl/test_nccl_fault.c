@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_nccl_fault.c: what goes wrong among NCCL's ranks is an error with the cause and the place, once they
- * are open; over the stand-ins for CUDA and NCCL. */
+/* test_nccl_fault.c: tests that failures among open NCCL ranks are errors with cause and place. Runs over
+ * the stand-ins for CUDA and NCCL. */
 #include "test/comm/nccl/nccl_custom.h"
 #include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-/* --- what goes wrong on the way --- */
+/* --- failures during operations --- */
 
 static void poison(struct fixture *o, int k)
 {
@@ -33,7 +33,7 @@ static bool is_poison(struct fixture *o, int k)
     return is;
 }
 
-/* After a failure operations are nothing, and the first cause stays. */
+/* After a failure, operations do nothing and the first cause is kept. */
 static bool is_over(struct rank *me, struct fixture *o, int k)
 {
     struct zr_comm *c = o->comm[k];
@@ -87,7 +87,7 @@ static void nap(void *arg)
     sleep_ms(*(int *)arg);
 }
 
-/* What the stream has to do before is nobody's fault. */
+/* Work that the stream has to do first does not count towards the timeout. */
 static void slow_compute(struct rank *me)
 {
     struct fixture o;
@@ -99,7 +99,7 @@ static void slow_compute(struct rank *me)
         RANK_CHECK(me, o.dev->ops->call(o.stream[k], nap, &ms, sizeof ms) == 0, "%s", zr_error_text());
         RANK_CHECK(me, o.comm[k]->ops->exchange(o.comm[k], o.stream[k], 0, 64, &tag) == 0, "%s",
                    zr_error_text());
-        /* one after the other: two naps take turns, and each rank might begin with another */
+        /* Wait for one after the other: two naps take turns, and each rank might begin with another. */
         o.dev->ops->stream_sync(o.stream[k]);
         note_status(me, o.comm[k]);
         RANK_CHECK(me, me->code == 0, "%s", me->note);
@@ -129,7 +129,7 @@ struct case_of_difference {
     bool by_agree;
 };
 
-/* What NCCL itself cannot tell apart: the bytes move, and the next exchange or agreement tells. */
+/* NCCL cannot notice these differences. The bytes move, and the next exchange or agreement reports them. */
 static void differ(struct rank *me)
 {
     const struct case_of_difference *now = me->arg;
@@ -154,7 +154,7 @@ static void differ(struct rank *me)
     }
     if (what == OTHER_ORDER)
         r.cut = (struct zr_cut){0}, tag.unit = odd;
-    if (what != ONE_LESS || !odd) /* of nothing: NCCL is not called, so nobody hangs */
+    if (what != ONE_LESS || !odd) /* empty: NCCL is not called, so no rank hangs */
         RANK_CHECK(me, c->ops->reduce_scatter(c, o.stream[1], &r, what == ONE_LESS ? 0 : 1, &tag) == 0, "%s",
                    zr_error_text());
     if (what == OTHER_ORDER) {
@@ -190,7 +190,7 @@ static void test_differ(void **state)
     }
 }
 
-/* What hangs in NCCL: sizes that differ. */
+/* Sizes differ so that NCCL hangs. */
 static void hang(struct rank *me)
 {
     struct fixture o;
@@ -216,7 +216,7 @@ static void test_hang(void **state)
     expected_misuse = 1;
 }
 
-/* NCCL says no, in the middle; and says so later. */
+/* An NCCL call returns an error in the middle; later, NCCL reports an asynchronous error. */
 static void nccl_fails(struct rank *me)
 {
     struct fixture o;
@@ -228,7 +228,7 @@ static void nccl_fails(struct rank *me)
     poison(&o, 1);
     RANK_CHECK(me, all_at(me, 1), "a rank is missing");
     if (mine && !later)
-        nccl_stand_in_fail("ncclAllGather", 1, 2, ncclInternalError); /* the ledgers' */
+        nccl_stand_in_fail("ncclAllGather", 1, 2, ncclInternalError); /* in the comparison */
     if (!mine || !later) {
         int err = c->ops->exchange(c, o.stream[1], 0, 64, &tag);
         RANK_CHECK(me, err == (mine ? ZR_ERR_SYSTEM : 0), "%d: %s", err, zr_error_text());
@@ -257,8 +257,8 @@ static void test_nccl_fails(void **state)
     expect_rank(&r[0], ZR_ERR_PEER, "NCCL's reduce communicator: remote process exited");
 }
 
-/* What is found of one communicator ends what waits on the other, too: the program may stand in a wait of its
- * own for it, and nobody asks. */
+/* A failure of one communicator also ends what waits on the other. The program may be blocked in its own
+ * wait for that one, and not poll. */
 static void query_fails(struct rank *me)
 {
     struct fixture o;
@@ -325,7 +325,8 @@ static void test_abort(void **state)
     expect_rank(&r[1], ZR_ERR_ORDER, "the model called out of order");
 }
 
-/* NCCL cannot end some kernels. Then nothing of it is touched again, and closing does not wait for it. */
+/* NCCL cannot end some kernels. Then libzero no longer touches NCCL's objects, and closing does not wait
+ * for them. */
 static void abort_sticks(struct rank *me)
 {
     struct fixture o;
@@ -345,7 +346,7 @@ static void abort_sticks(struct rank *me)
         o.comm[0]->ops->close(o.comm[0]);
         o.comm[0] = NULL;
         RANK_CHECK(me, wait_stage(&me->all[1], 2), "rank 1 waits for ever");
-        nccl_stand_in_end(); /* the kernel ends, so that the stream can */
+        nccl_stand_in_end(); /* ends the kernel, so that the stream can end */
         RANK_CHECK(me, fixture_close(&o), "handles are left");
         return;
     }
@@ -365,14 +366,14 @@ static void test_abort_sticks(void **state)
     assert_non_null(
         strstr(custom.log, "NCCL's reduce communicator could not be aborted: its memory is not freed"));
     assert_non_null(strstr(custom.log, "nccl reduce: a call into NCCL has not returned"));
-    expected_misuse = 3; /* rank 0's memory: both arenas and the ledgers on the host */
+    expected_misuse = 3; /* rank 0's memory: both arenas and the comparison buffers on the host */
 }
 
-/* --- further ahead than is kept --- */
+/* --- more operations ahead than are kept --- */
 
 enum { KEPT = 256 };
 
-/* Rank 1 begins when rank 0, which asks before each operation, finds no room. */
+/* Rank 1 begins only when rank 0, which checks for room before each operation, finds none. */
 static void deep_queue(struct rank *me)
 {
     enum { N_OPS = 700 };
@@ -408,7 +409,7 @@ static void test_deep_queue(void **state)
     run_ranks(false, 2, deep_queue, NULL, NULL);
 }
 
-/* An operation never waits: without room it fails the communicator. */
+/* An operation never waits for room: without room it fails the communicator. */
 static void never_asks(struct rank *me)
 {
     struct fixture o;

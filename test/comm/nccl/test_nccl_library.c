@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_nccl_library.c: what of NCCL can be tested where there is no GPU: libraries that are missing or are
- * not it, and the real one without a driver. ZERO_TEST_NCCL in the environment names the real one,
- * ZERO_TEST_FAKE_NCCL one that only passes for it. */
+/* test_nccl_library.c: tests how NCCL's library is found, on a machine without a GPU: libraries that are
+ * missing or are not NCCL, and the real one without a driver. ZERO_TEST_NCCL in the environment names the
+ * real library, ZERO_TEST_FAKE_NCCL one that only passes for it. */
 #include "comm/comm.h"
 #include "comm/nccl/nccl_options.h"
 #include "test/comm/ranks.h"
@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-/* A host device that passes for one that NCCL could work on. */
+/* A host device that passes for one that NCCL can use. */
 static int not_host(struct zr_device **out)
 {
     static struct zr_device_ops ops;
@@ -63,10 +63,10 @@ static void refused(const char *library, bool host, int code, const char *text)
         fail_msg("code %d \"%s\", expected %d with \"%s\"", err, zr_error_text(), code, text);
 }
 
-/* --- what the program has loaded --- */
+/* --- libraries that the program has loaded --- */
 
 #ifdef ZR_TEST_HAVE_NCCL
-/* A copy of the library that passes for NCCL, as name in a new folder. */
+/* Loads a copy of the library that passes for NCCL, as name in a new folder. */
 static void *load_copy(const char *name, char *path, size_t n_path)
 {
     char dir[] = "/tmp/zero-nccl-XXXXXX", command[1024];
@@ -93,8 +93,8 @@ static void no_lent(const char *part, const char *more)
         fail_msg("code %d \"%s\" lacks \"%s\" or \"%s\"", err, zr_error_text(), part, more);
 }
 
-/* A communicator is of the NCCL that the program has loaded: of that one it is asked, wherever it lies; not
- * where there are two, nor where there is none to be seen. */
+/* A lent communicator belongs to the NCCL that the program has loaded, wherever that file is. libzero asks
+ * that one. If the program has loaded two, or none is visible, it returns an error. */
 static void test_lent_of_which(void **state)
 {
     (void)state;
@@ -124,7 +124,7 @@ static void test_wrong_library(void **state)
     refused(NULL, true, ZR_ERR_NOTSUP, "nccl works on the cuda device, not on host");
 }
 
-/* One of two ranks, for one alone has no communicator. */
+/* Opens one of two ranks, since a rank alone needs no communicator. */
 static void open_of_two(struct rank *me)
 {
     struct zr_nccl_options opt = {.timeout_ms = 60000, .library = me->arg};
@@ -165,8 +165,9 @@ static void test_no_driver(void **state)
     for (int i = 0; i < 2; i++)
         expect_rank(&r[i], ZR_ERR_SYSTEM,
                     "ncclCommInitRankConfig of the gather communicator: unhandled cuda error");
-    /* A thread of NCCL's that failed may still be ending, and what the C library frees for it last would look
-     * like a leak to a sanitizer if the program ended meanwhile. Others wait for ever. */
+    /* A failed NCCL thread may still be ending. If the program ended meanwhile, a sanitizer would report
+     * what the C library frees last for it. Other NCCL threads wait for ever, so wait until the number is
+     * steady. */
     for (int i = 0, n = n_threads(), still = 0; i < 2000 && still < 50; i++) {
         usleep(1000);
         int now = n_threads();

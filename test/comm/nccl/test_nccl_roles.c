@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_nccl_roles.c: NCCL's communicators of all roles in groups of ranks: what each moves, arenas that two
- * of them share, a failure of one, and closing; over the stand-ins for CUDA and NCCL. */
+/* test_nccl_roles.c: tests NCCL communicators of all roles in groups of ranks: what each moves, arenas
+ * that two roles share, a failure of one, and closing. Runs over the stand-ins for CUDA and NCCL. */
 #include "comm/segment.h"
 #include "test/comm/nccl/nccl_custom.h"
 #include "test/stand_in/nccl_stand_in.h"
@@ -13,10 +13,10 @@
 
 enum { WORLD = 6, INNER = 2, OUTER = WORLD / INNER, BYTES = 1 << 16, N_ROUNDS = 20 };
 
-/* Those of a hybrid. */
+/* The roles of a hybrid-sharded job. */
 enum { N_ROLES = ZR_ROLE_CONTROL + 1 };
 
-/* A rank with the communicators of a hybrid, each on a stream of its own. */
+/* A rank with the communicators of a hybrid-sharded job, each on its own stream. */
 struct hybrid {
     uv_loop_t loop;
     struct zr_rendezvous *rdv;
@@ -108,7 +108,7 @@ static bool close_hybrid(struct hybrid *h)
 
 /* ---- what each role moves ---- */
 
-/* Before it returns. */
+/* Copies, and waits for the copy. */
 static int store(struct hybrid *h, struct zr_stream *s, char *dst, const void *src, int64_t bytes)
 {
     int err = h->dev->ops->copy(s, dst, src, bytes);
@@ -117,7 +117,7 @@ static int store(struct hybrid *h, struct zr_stream *s, char *dst, const void *s
 
 enum { SLICE = 128, N_SEGS = 3, SEG_APART = 4096 };
 
-/* Small ragged slices, so that they travel packed, in regions of the role's own. */
+/* Small ragged slices, which therefore travel packed, in a region per role. */
 static int64_t region(enum zr_role r, int i)
 {
     return (r >= ZR_ROLE_GATHER_OUTER ? BYTES / 2 : 0) + i * SEG_APART;
@@ -164,7 +164,7 @@ static bool has_gathered(struct hybrid *h, enum zr_role r, int round)
     return right;
 }
 
-/* Gathers in a group and between groups at the same time, out of one arena: each has a room of its own. */
+/* Gathers within groups and between groups at the same time, from one arena. Each has its own buffer. */
 static void gather_both(struct rank *me, struct hybrid *h)
 {
     for (int round = 0; round < N_ROUNDS; round++) {
@@ -177,8 +177,8 @@ static void gather_both(struct rank *me, struct hybrid *h)
     }
 }
 
-/* A gradient of the rank's number plus 1, added up in a group, and then between groups, where the first
- * place has all of the slice. */
+/* Each rank's gradient is its rank plus 1. It is summed within groups and then between groups, where the
+ * first place has the whole slice. */
 static void reduce_both(struct rank *me, struct hybrid *h)
 {
     enum { PARTIAL = 8192, SUM = 16384 };
@@ -227,7 +227,7 @@ static void every_role(struct rank *me)
     RANK_CHECK(me, open_hybrid(&h, &me->w) == 0, "%s", zr_error_text());
     gather_both(me, &h);
     reduce_both(me, &h);
-    control_all(me, &h); /* and the ledgers, of operations whose sizes are their part's, are alike */
+    control_all(me, &h); /* the comparison of sizes per group finds no difference */
     for (int r = 0; r < N_ROLES; r++)
         RANK_CHECK(me, h.comm[r]->ops->status(h.comm[r], why, sizeof why) == 0, "%s", why);
     RANK_CHECK(me, close_hybrid(&h), "handles are left");
@@ -241,7 +241,8 @@ static void expect_nothing_open(void)
     assert_int_equal(after.n_registered, 0);
 }
 
-/* The world by several ids, however many ranks each is of; by one where NCCL takes no more. */
+/* The world is made by several NCCL ids, whatever the number of ranks per id, and by one where NCCL takes
+ * no more. */
 static int ranks_per_id;
 
 static void by_several_ids(struct zr_nccl_options *opt, int rank)
@@ -268,7 +269,8 @@ static void test_several_ids(void **state)
         }
 }
 
-/* One is made of all ranks, and the others are split off it, where that can be; the small one has one CTA. */
+/* One communicator is made of all ranks and the others are split off it, if NCCL can split. The small one
+ * has one CTA. */
 static void expect_made(bool can_split, int world, int n_roles)
 {
     struct nccl_stand_in_counts c;
@@ -283,7 +285,7 @@ static void expect_made(bool can_split, int world, int n_roles)
 static void test_every_role(void **state)
 {
     (void)state;
-    static const int versions[] = {22809, 21705 /* cannot split: each group by an id of its own */};
+    static const int versions[] = {22809, 21705 /* cannot split: one id per group */};
     for (int k = 0; k < 4; k++) {
         nccl_stand_in_the_machine()->version = versions[k / 2];
         customize(k % 2, LONG_MS);
@@ -320,7 +322,7 @@ static void lend(struct zr_nccl_options *opt, int rank)
     opt->lent = lent[rank];
 }
 
-/* All are split off what the program lends, which is its own again then. */
+/* All are split off the communicator that the program lends, which the program can use afterwards. */
 static void with_lent(struct rank *me)
 {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -341,10 +343,10 @@ static void test_lent(void **state)
     expect_nothing_open();
 }
 
-/* ---- one fails ---- */
+/* ---- one communicator fails ---- */
 
-/* Rank 5 stays away from what is between groups and from what is of all: the others say so, of whichever is
- * late first, and all that is under way ends. */
+/* Rank 5 stays away from the communicators between groups and of all ranks. The others report whichever is
+ * late first, and all operations under way end. */
 static void stay_away_outside(struct rank *me)
 {
     struct hybrid h;
@@ -364,7 +366,7 @@ static void stay_away_outside(struct rank *me)
     if (!away)
         wait_failed(c);
     for (int r = 0; r < N_ROLES; r++)
-        h.dev->ops->stream_sync(h.stream[r]); /* aborted by whoever found it, each of them */
+        h.dev->ops->stream_sync(h.stream[r]); /* each was aborted by the thread that found the failure */
     note_status(me, in_it ? c : all);
     RANK_CHECK(me, close_hybrid(&h), "handles are left");
 }
@@ -382,7 +384,8 @@ static void test_one_fails(void **state)
     }
 }
 
-/* Opening a group's communicator fails on one rank: on all, with its words, and nothing is left. */
+/* Opening a group's communicator fails on one rank. Then it fails on all, with that rank's message, and
+ * nothing is left. */
 static void note_open_hybrid(struct rank *me)
 {
     struct hybrid h;
@@ -403,7 +406,7 @@ static void test_split_fails(void **state)
                                : "ncclCommSplit of the reduce outer communicator: unhandled system error");
         nccl_stand_in_end();
     }
-    expected_misuse = -1; /* calls that waited for rank 3's were left behind, with what they had */
+    expected_misuse = -1; /* calls that waited for rank 3 were left behind with their memory */
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, nccl_test_start, nccl_test_finish)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_check_device.c: the device suite on the host seen through a check, and what the check finds: two
- * streams that nothing orders, and what others read after a collective. */
+/* test_check_device.c: runs the device suite on the host device with race checks. Also tests what the
+ * checks find: two streams without an order between them, and buffers that peers may still read after a
+ * collective. */
 #include "kernels/check/check_device.h"
 #include "test/kernels/device_suite.h"
 
@@ -40,7 +41,7 @@ static void open_bed(struct bed *t, int world)
     zr_check_doing(t->check, "test", 3, 7);
 }
 
-/* Closes all; found: what a report must contain, NULL: there must be none. */
+/* Closes everything. found is what a report must contain; NULL: there must be no report. */
 static void close_bed(struct bed *t, const char *found)
 {
     const struct zr_device_ops *d = t->dev->ops;
@@ -85,7 +86,7 @@ static void wait_for_word(void *arg)
         zr_relax();
 }
 
-/* What a stream has room for is asked of the one beneath. */
+/* The check passes the question whether a stream has room to the device below. */
 static void test_room(void **state)
 {
     (void)state;
@@ -104,7 +105,7 @@ static void test_room(void **state)
     close_bed(&t, NULL);
 }
 
-/* Two reads are no race; a read and a write are. */
+/* Two reads are no race. A read and a write are one. */
 static void test_reads(void **state)
 {
     (void)state;
@@ -122,7 +123,7 @@ static void test_reads(void **state)
     }
 }
 
-/* A table touches its rows and not what lies between them. */
+/* A table of copies touches its rows, and not the gaps between them. */
 static void test_tables(void **state)
 {
     (void)state;
@@ -147,7 +148,7 @@ static void test_tables(void **state)
     }
 }
 
-/* An operation that is refused touches nothing, so nobody races with it. */
+/* A refused operation touches nothing, so nothing races with it. */
 static void test_refused(void **state)
 {
     (void)state;
@@ -171,7 +172,7 @@ static void test_refused(void **state)
     close_bed(&t, NULL);
 }
 
-/* Of an update's spans: their elements of every array, and no others. */
+/* The spans of an update touch their elements of every array, and no others. */
 static void test_spans(void **state)
 {
     (void)state;
@@ -195,7 +196,7 @@ static void test_spans(void **state)
     }
 }
 
-/* Of sums: what every source has of a range is read, and what a sum is added to. */
+/* A table of sums reads its range of every source, and reads a destination that it adds to. */
 static void test_tables_of_sums(void **state)
 {
     (void)state;
@@ -213,7 +214,7 @@ static void test_tables_of_sums(void **state)
             else
                 d->zero(t.b, t.x + 1024 + at, 64);
             d->sum_ranges(t.a, sums, 2, src, 2, ZR_F32);
-            /* 1024 + 256: of the first source; 1024 + 1024: of the first, and of the second, at 64 */
+            /* 1024 + 256 lies in the first source. 1024 + 1024 lies in the first, and at 64 in the second. */
             close_bed(&t, at == 0     ? "sum_ranges (test, unit 3, step 7) on rank 0's a overwrites what copy"
                           : at == 256 ? "at +1280: sum_ranges (test, unit 3, step 7) on rank 0's a reads"
                           : at == 1024 ? "at +2048: sum_ranges (test, unit 3, step 7) on rank 0's a reads"
@@ -221,7 +222,7 @@ static void test_tables_of_sums(void **state)
         }
 }
 
-/* An event stands for what was recorded when it was waited for. */
+/* A wait covers what was recorded when the wait was called. */
 static void test_old_record(void **state)
 {
     (void)state;
@@ -281,7 +282,7 @@ static void test_calls_say_what_they_touch(void **state)
     close_bed(&t, "at +71: zero (test, unit 3, step 7) on rank 0's b overwrites what call");
 }
 
-/* A gather's source may be written again only when everyone is known to be past it. */
+/* A gather's source may be written again only when every rank is known to have passed the gather. */
 static void test_others(void **state)
 {
     (void)state;
@@ -294,7 +295,7 @@ static void test_others(void **state)
             d->zero(t.a, t.x, 64);
             zr_check_collective(t.check, t.a, "all_gather", 5, 8, &read, world > 1, true, false);
             d->event_record(t.e, t.a);
-            if (barrier == 1) /* which says nothing of the gather */
+            if (barrier == 1) /* says nothing of the gather */
                 zr_check_collective(t.check, t.b, "exchange", 5, 8, NULL, 0, true, true);
             d->stream_wait(t.b, t.e);
             if (barrier == 2)
@@ -350,7 +351,7 @@ int main(void)
     zr_check_close(check);
     host->ops->close(host);
 #ifdef __SANITIZE_THREAD__
-    (void)tests; /* they race on purpose: ThreadSanitizer finds that too */
+    (void)tests; /* these races are deliberate, and ThreadSanitizer would report them too */
     return failed;
 #else
     return failed + cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_guard.c: memory that tells who touches it. */
+/* test_guard.c: tests guarded memory, which reports accesses. */
 #include "kernels/check/guard.h"
 #include "kernels/error.h"
 
@@ -60,7 +60,7 @@ static void test_what_is_allowed(void **state)
     zr_guard_close(g);
 }
 
-/* Each forbidden touch by itself; the first is what is told, and the program goes on with NaN bytes. */
+/* Makes each kind of forbidden access. The first one is reported, and the program goes on with NaN bytes. */
 static void test_forbidden(void **state)
 {
     (void)state;
@@ -90,16 +90,16 @@ static void test_forbidden(void **state)
         if (cases[i].write)
             assert_int_equal(*at, 7);
         if (inside && cases[i].mode == ZR_GUARD_READ)
-            assert_int_equal(p[0], 1); /* what was there stays */
+            assert_int_equal(p[0], 1); /* the contents stay */
         expect_touch(g, r, cases[i].offset, cases[i].mode, cases[i].write);
         zr_guard_set(g, 4, ZR_GUARD_CLOSED);
-        *(volatile char *)zr_guard_at(g, 4) = 1; /* a second one changes nothing */
+        *(volatile char *)zr_guard_at(g, 4) = 1; /* a second access changes nothing */
         expect_touch(g, r, cases[i].offset, cases[i].mode, cases[i].write);
         zr_guard_close(g);
     }
 }
 
-/* The forbidden touches are a race, and meant to be. */
+/* These forbidden accesses race on purpose. */
 __attribute__((no_sanitize("thread"))) static void *touch_all(void *arg)
 {
     volatile char *p = arg;
@@ -135,7 +135,7 @@ static void *touch_own(void *arg)
     return NULL;
 }
 
-/* A handler that looks for its guard meets those of others, which come and go. */
+/* A handler that searches for its guard meets guards of others, which are opened and closed meanwhile. */
 static void test_others_close(void **state)
 {
     (void)state;
@@ -159,7 +159,7 @@ static void mine(int number)
     siglongjmp(out_of_it, 1);
 }
 
-/* A page that nobody may touch and no guard knows. */
+/* A page that may not be accessed and belongs to no guard. */
 static volatile char *forbidden_page(void)
 {
     void *p = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -167,7 +167,7 @@ static volatile char *forbidden_page(void)
     return p;
 }
 
-/* What is not a guard's goes where it would have gone, and the handler before comes back. */
+/* A fault outside any guard goes to the handler that was installed before, which is restored at the end. */
 static void test_others(void **state)
 {
     (void)state;
@@ -184,14 +184,14 @@ static void test_others(void **state)
     assert_false(zr_guard_touched(g, &t));
     expect_touch(h, 3, 0, ZR_GUARD_CLOSED, 1);
     zr_guard_close(h);
-    *(volatile char *)zr_guard_at(g, 0) = 1; /* the other is still looked after */
+    *(volatile char *)zr_guard_at(g, 0) = 1; /* the other guard still works */
     expect_touch(g, 0, 0, ZR_GUARD_CLOSED, 1);
     zr_guard_close(g);
     sigaction(SIGSEGV, &before, &after);
     assert_true(after.sa_handler == mine);
 }
 
-/* A program without a handler dies as it would have. */
+/* A program without a handler dies of a fault, as it would without guards. */
 static void test_default(void **state)
 {
     (void)state;
@@ -212,7 +212,7 @@ static void test_default(void **state)
     assert_int_equal(WTERMSIG(status), SIGSEGV);
 }
 
-/* What the kernel is handed is seen, though no signal comes; and only that. */
+/* Memory handed to a system call is noticed, though no signal comes. Other memory is not. */
 static void test_calls(void **state)
 {
     (void)state;
@@ -226,13 +226,13 @@ static void test_calls(void **state)
             struct zr_guard *g = open_guard();
             struct zr_guard_touch t;
             char *p = zr_guard_at(g, 4);
-            bool over = mode > ZR_GUARD_OPEN; /* open, and the call runs over its end */
+            bool over = mode > ZR_GUARD_OPEN; /* open, but the call runs beyond its end */
             int64_t n = over ? BYTES + 8192 : BYTES;
             struct iovec v[2] = {{plain, 100}, {p, (size_t)n}};
             zr_guard_set(g, 4, over ? ZR_GUARD_OPEN : (enum zr_guard_mode)mode);
             rewind(f);
             ssize_t done = 0;
-            bool into = false; /* the kernel writes what it is handed */
+            bool into = false; /* the kernel writes to the memory */
             switch (way) {
             case 0:
                 done = write(fd, p, (size_t)n);
@@ -279,7 +279,7 @@ static void test_calls(void **state)
                 assert_int_equal(t.write, into);
                 assert_true(over ? t.offset >= BYTES && t.offset < BYTES + 64 : t.offset == 0);
             }
-            /* Memory of others, before and after. */
+            /* Memory outside any guard, before and after. */
             zr_guard_close(g);
             g = open_guard();
             assert_int_equal(pwrite(fd, plain, BYTES, 0), BYTES);
@@ -290,7 +290,7 @@ static void test_calls(void **state)
     fclose(f);
     close(pair[0]);
     close(pair[1]);
-    assert_int_equal(write(-1, plain, 1), -1); /* what was exchanged is back */
+    assert_int_equal(write(-1, plain, 1), -1); /* the wrapped functions are restored */
 }
 
 static void count(int number)
@@ -299,7 +299,8 @@ static void count(int number)
     n_mine++;
 }
 
-/* A signal that was sent is not a touch: it meets what was there before the guard, the first time. */
+/* A signal sent by a process is no access. It goes to the disposition that was set before the guard, the
+ * first time. */
 static void test_sent(void **state)
 {
     (void)state;
@@ -329,7 +330,7 @@ static void test_sent(void **state)
             assert_int_equal(n_mine, before[i] == count ? k : 0);
         }
         assert_false(zr_guard_touched(g, &t));
-        *(volatile char *)zr_guard_at(g, 3) = 1; /* the guard's handler is still there */
+        *(volatile char *)zr_guard_at(g, 3) = 1; /* the guard's handler is still installed */
         expect_touch(g, 3, 0, ZR_GUARD_CLOSED, 1);
         zr_guard_close(g);
         sigaction(SIGSEGV, &old, NULL);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_gpu.c: see check_gpu.h. */
+/* check_gpu.c: the table of check_gpu.h. Each function copies its operands to the GPU and back. */
 #include "test/kernels/cuda/check_gpu.h"
 
 #include <stdio.h>
@@ -19,17 +19,17 @@ static void must(int err)
     }
 }
 
-/* The operands of the call in progress. */
+/* The operands of the current call. */
 static struct operand {
     const void *host;
-    void *out; /* host, when the kernel writes it */
+    void *out; /* on the host, if the kernel writes it */
     char *base, *staged;
     int64_t bytes, all_bytes, at;
 } operands[MOST];
 static int n_operands;
 
-/* Where the operand is on the device. Operands at one place of the host are one; the largest must come first.
- */
+/* Returns the operand's address on the device. Operands at one host address share it; the largest must
+ * come first. */
 static void *place(const void *host, void *out, int64_t bytes)
 {
     for (int i = 0; i < n_operands; i++)
@@ -60,7 +60,7 @@ static void *place_out(void *host, int64_t bytes)
     return place(host, host, bytes);
 }
 
-/* Waits for the kernel and takes back what it wrote. */
+/* Waits for the kernel and copies back what it wrote. */
 static void finish(const char *what)
 {
     must(dev->ops->stream_sync(s));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_cuda_device.c: the device suite on the CUDA device over the stand-in, and what only a GPU promises or
- * refuses. */
+/* test_cuda_device.c: runs the device suite on the CUDA device over the stand-in, and tests what only a
+ * GPU promises or refuses. */
 #include "kernels/cuda/cuda_device.h"
 #include "test/kernels/device_suite.h"
 #include "test/stand_in/stand_in.h"
@@ -30,7 +30,7 @@ static struct zr_device *gpu(void)
     return dev;
 }
 
-/* Opening fails with that code, and a message that has these parts. */
+/* Expects that opening fails with that code and a message with these parts. */
 static void refused(int ordinal, int code, const char *part, const char *other)
 {
     struct zr_device *dev = (struct zr_device *)&ordinal;
@@ -53,7 +53,7 @@ static void test_what_is_refused(void **state)
     refused(0, ZR_ERR_NOTSUP, "the driver is for CUDA 12.4", "needs one for CUDA 13.0 or newer");
     m->driver_version = 12090;
     refused(0, ZR_ERR_NOTSUP, "the driver is for CUDA 12.9", "needs one for CUDA 13.0 or newer");
-    m->driver_version = 13000; /* older than the runtime, of the same major version */
+    m->driver_version = 13000; /* older than the runtime, with the same major version */
     struct zr_device *dev;
     assert_int_equal(zr_cuda_device_open(0, &dev), 0);
     dev->ops->close(dev);
@@ -71,7 +71,7 @@ static void test_what_is_refused(void **state)
     refused(0, ZR_ERR_SYSTEM, "GPU 0", "cudaErrorNoKernelImageForDevice");
 }
 
-/* Whatever the number of copies: one kernel, and none where there is nothing to copy. */
+/* Any number of copies is one kernel. An empty table is none. */
 static void test_a_table_is_one_kernel(void **state)
 {
     (void)state;
@@ -125,7 +125,7 @@ static void test_a_table_is_one_kernel(void **state)
     nothing_wrong();
 }
 
-/* The thread's own choice, not the first. */
+/* The thread's current GPU is used, not the first. */
 static void test_the_thread_s_gpu(void **state)
 {
     (void)state;
@@ -196,7 +196,8 @@ static void test_poison(void **state)
     nothing_wrong();
 }
 
-/* The user's streams: NULL, one of this GPU, one of another; and the thread's current device stays. */
+/* Streams of the caller: NULL, one of this GPU, one of another. The thread's current device stays the
+ * same. */
 static void test_caller_streams(void **state)
 {
     (void)state;
@@ -237,7 +238,7 @@ static void test_caller_streams(void **state)
     dev->ops->event_close(e);
     dev->ops->stream_close(mine);
     dev->ops->close(dev);
-    assert_int_equal(cudaStreamDestroy(own), 0); /* ours to the end: closing a wrapper leaves it */
+    assert_int_equal(cudaStreamDestroy(own), 0); /* the caller's: closing the wrapper leaves it open */
     assert_int_equal(cudaStreamDestroy(other), 0);
     assert_int_equal(cudaSetDevice(0), 0);
     *m = was;
@@ -251,7 +252,7 @@ static void nothing(void *arg)
     (void)arg;
 }
 
-/* Uses all of the device once; the first error, with everything closed. */
+/* Uses every part of the device once. Returns the first error, with everything closed. */
 static int use_everything(void)
 {
     struct zr_device *dev;
@@ -301,16 +302,16 @@ static void test_every_call_can_fail(void **state)
             assert_true(err == ZR_ERR_SYSTEM || err == ZR_ERR_NOTSUP);
             assert_true(strstr(zr_error_text(), "cudaErrorUnknown (unknown error)") != NULL);
         }
-        /* A failed close or a failed setting back of the device leaves something in the stand-in, and is
-         * nothing a caller could act on. */
+        /* If closing or resetting the device fails, something stays in the stand-in. A caller could not do
+         * anything about it. */
         stand_in_end(NULL);
     }
     printf("%d of %d calls end in an error\n", n_failed, n);
     assert_true(n_failed > n / 2);
 }
 
-/* A lost GPU: everything fails with its name, nothing hangs, and closing gives all memory of ours back (as
- * AddressSanitizer tells). */
+/* After the GPU is lost, every call fails with that error and nothing hangs. Closing frees all host
+ * memory, which AddressSanitizer checks. */
 static void test_lost_gpu(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_gpu_device.c: the device suite on GPU 0; skipped where there is none. */
+/* test_gpu_device.c: runs the device suite on GPU 0. Skipped without a GPU. */
 #include "test/kernels/device_suite.h"
 
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_no_gpu.c: the real CUDA device, or its stub, on a machine without a usable GPU: one line that says
- * why. */
+/* test_no_gpu.c: tests that the CUDA device, or its stub, gives one line of explanation on a machine
+ * without a usable GPU. */
 #include "kernels/device.h"
 
 #include <setjmp.h>
@@ -18,7 +18,7 @@ static void test_refused(void **state)
     int err = zr_cuda_device_open(0, &dev);
     if (!err) {
         dev->ops->close(dev);
-        skip(); /* there is one */
+        skip(); /* a GPU is present */
     }
     printf("%s\n", zr_error_text());
     assert_int_equal(err, ZR_ERR_NOTSUP);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_gemm.c: matrix products against an fp64 reference: transposes, types, beta, bias, epilogues, batches,
- * strides; their bits from run to run and from team to team; and, with --bench, their speed. With
- * GEMM_TEST_CUDA through cuBLASLt, on a GPU or over a stand-in, else through oneDNN.
+/* test_gemm.c: tests matrix products against an fp64 reference: transposes, types, beta, bias, epilogues,
+ * batches and strides. Their bits must be the same from run to run and for any number of threads. --bench
+ * measures their speed. With GEMM_TEST_CUDA they run through cuBLASLt, on a GPU or over a stand-in,
+ * otherwise through oneDNN.
  *
- * Inputs are rounded to their type before the reference sees them, so what is measured is the product's own
- * error: at most k+2 roundings of fp32 for each |a||b|, and one of the output type. */
+ * Inputs are rounded to their type before the reference sees them, so only the product's own error is
+ * measured. It is at most k+2 fp32 roundings of each |a||b|, and one rounding to the output type. */
 #include "kernels/gemm/gemm.h"
 #include "test/kernels/random.h"
 #include "test/stand_in/half.h"
@@ -48,8 +49,8 @@ static struct zr_gemm *open_gemm(void)
     return g;
 }
 
-/* ROUNDS_BETWEEN: some of cuBLASLt's algorithms round the product to C's type before they add C, or a bias
- * before a GELU, to it. */
+/* ROUNDS_BETWEEN: some algorithms of cuBLASLt round the product to C's type before they add C to it, or a
+ * bias before a GELU. */
 #ifdef GEMM_TEST_CUDA
 enum { HAS_F16 = 1, HAS_EPILOGUES = 1, HAS_ANY_BIAS = 0, MOVED_BYTES = 16, ROUNDS_BETWEEN = 1 };
 #else
@@ -62,12 +63,12 @@ static void copy(void *dst, const void *src, int64_t bytes)
     assert_int_equal(dev->ops->stream_sync(stream), 0);
 }
 
-/* A batch of stored matrices, rows x ld, of a dtype, with its exact values beside it. */
+/* A batch of stored matrices (rows x ld) with one dtype, and their exact values. */
 struct matrix {
     enum zr_dtype dtype;
-    int64_t n;   /* elements over all */
-    void *block; /* of the device */
-    void *data;  /* (n) in block */
+    int64_t n;   /* elements in total */
+    void *block; /* device memory */
+    void *data;  /* (n) inside block */
     double *value;
 };
 
@@ -95,7 +96,7 @@ static double get_element(const void *data, enum zr_dtype t, int64_t i)
     return (double)(t == ZR_BF16 ? bf16_to_float(h) : f16_to_float(h));
 }
 
-/* shift: elements off the alignment of the device's memory. */
+/* shift: elements by which the data are off the alignment of device memory. */
 static struct matrix matrix_shifted(enum zr_dtype dtype, int64_t n, int64_t shift)
 {
     int64_t size = zr_dtype_bytes(dtype);
@@ -124,7 +125,7 @@ static void matrix_free(struct matrix *x)
     free(x->value);
 }
 
-/* A copy of what it holds now, to be freed. */
+/* Returns a copy of the current contents, which the caller frees. */
 static double *matrix_read(const struct matrix *x)
 {
     int64_t bytes = x->n * zr_dtype_bytes(x->dtype);
@@ -137,7 +138,7 @@ static double *matrix_read(const struct matrix *x)
     return out;
 }
 
-/* NaN in columns 0..n-1 of rows of ld: what a product must write, and must not read. */
+/* Fills columns 0 to n-1 of rows of ld with NaN: a product must write them all, and must not read them. */
 static void matrix_poison(struct matrix *x, int64_t n, int64_t ld)
 {
     int64_t size = zr_dtype_bytes(x->dtype);
@@ -150,7 +151,7 @@ static void matrix_poison(struct matrix *x, int64_t n, int64_t ld)
     free(host);
 }
 
-/* The worst error of a test, in units of what is allowed there, and how many were above it. */
+/* The worst error of a test, in units of the bound, and the number of errors above it. */
 static struct {
     double most;
     int n_above;
@@ -180,7 +181,7 @@ static void end_errors(void)
         fail_msg("%d elements are further off, the worst: %s", worst.n_above, worst.where);
 }
 
-/* What rounding x to t once may cost. */
+/* The largest error of rounding x to t once. */
 static double rounding(enum zr_dtype t, double x)
 {
     return t == ZR_F32 ? 0 : t == ZR_BF16 ? fabs(x) * 0x1p-8 : fabs(x) * 0x1p-11 + 0x1p-25;
@@ -188,10 +189,10 @@ static double rounding(enum zr_dtype t, double x)
 
 struct shape {
     int64_t m, n, k, n_batch, pad; /* pad: extra elements in each row */
-    int64_t shift;                 /* elements off the alignment of the device's memory */
+    int64_t shift;                 /* elements off the alignment of device memory */
 };
 
-/* A product of random matrices, C (m, n) = op(A) (m, k) op(B) (k, n), and what describes it. */
+/* A product of random matrices, C (m, n) = op(A) (m, k) op(B) (k, n), and its parameters. */
 struct product {
     struct shape s;
     bool ta, tb;
@@ -234,7 +235,7 @@ static void product_free(struct product *p)
     matrix_free(&p->a), matrix_free(&p->b), matrix_free(&p->c);
 }
 
-/* Element (i, l) of op(A), and (l, j) of op(B), in one of the batch. */
+/* Element (i, l) of op(A), and (l, j) of op(B), in one matrix of the batch. */
 static double element_a(const struct product *p, int64_t batch, int64_t i, int64_t l)
 {
     const struct zr_gemm_args *g = &p->args;
@@ -247,7 +248,7 @@ static double element_b(const struct product *p, int64_t batch, int64_t l, int64
     return p->b.value[batch * g->stride_b + (p->tb ? j * g->ldb + l : l * g->ldb + j)];
 }
 
-/* The sum that C[i][j] is, and of its terms' sizes. */
+/* Returns the exact value of C[i][j], and the sum of its terms' magnitudes. */
 static double exact_sum(const struct product *p, int64_t batch, int64_t i, int64_t j, double *size)
 {
     double sum = 0;
@@ -284,7 +285,7 @@ static void check_one(struct zr_gemm *g, struct shape s, bool ta, bool tb, enum 
             for (int64_t j = 0; j < ldc; j++) {
                 int64_t at = z * s.m * ldc + i * ldc + j;
                 double got = got_c[at], size;
-                if (j >= s.n) { /* between the rows nothing may be written */
+                if (j >= s.n) { /* nothing may be written between the rows */
                     assert_true(got == p.c.value[at]);
                     continue;
                 }
@@ -350,10 +351,10 @@ static double gelu_slope(double x)
     return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * gelu_factor * (1 + 3 * 0.044715 * x * x);
 }
 
-#define STEEPEST_GELU 1.13 /* no slope of it is above */
-#define GELU_ERROR    1e-5 /* of cuBLASLt's, in parts of its argument */
+#define STEEPEST_GELU 1.13 /* an upper bound of its slope */
+#define GELU_ERROR    1e-5 /* error of cuBLASLt's GELU, relative to its argument */
 
-static const char *checked; /* what check_near is about */
+static const char *checked; /* what check_near reports on */
 
 static void check_near(const char *what, double got, double want, double bound)
 {
@@ -388,7 +389,7 @@ static void check_epilogue(struct zr_gemm *g, struct shape s, bool ta, bool tb, 
     matrix_poison(&sum, s.m, s.m);
     if (!zr_gemm_can(g, &p.args)) {
         print_message("           not here: %s\n", about);
-        /* as the bench's model asks for them */
+        /* the layouts that the bench's model uses */
         bool layout = epilogue == ZR_GEMM_GELU ? !ta && tb : slopes ? !ta && !tb : ta && !tb;
         assert_false(t == ZR_BF16 && layout && s.m % 8 == 0 && s.n % 8 == 0 && s.k % 8 == 0);
         product_free(&p), matrix_free(&aux), matrix_free(&bias), matrix_free(&sum);
@@ -458,7 +459,7 @@ static void test_epilogues(void **state)
     end_errors();
 }
 
-/* Attention's layout: heads lie beside each other in a row of 3*C, so a batch's rows interleave. */
+/* Attention's layout: heads lie side by side in a row of 3*C, so the matrices of a batch interleave. */
 static void test_interleaved_batch(void **state)
 {
     (void)state;
@@ -499,7 +500,8 @@ static void test_interleaved_batch(void **state)
     matrix_free(&qkv);
 }
 
-/* The same product again, on a fresh context, and of matrices that lie elsewhere gives the same bits. */
+/* The same product has the same bits when repeated, on a new context, and with matrices at other
+ * addresses. */
 static void test_repeats_to_the_bit(void **state)
 {
     (void)state;
@@ -614,7 +616,7 @@ static void test_bad_arguments(void **state)
     matrix_free(&x);
 }
 
-/* Sides that are long and no multiple of 8, of which cuBLASLt's products are made from two. */
+/* Long sides that are no multiple of 8. cuBLASLt's backend makes these products from two. */
 static void test_long_sides(void **state)
 {
     (void)state;
@@ -636,7 +638,7 @@ static void test_long_sides(void **state)
     end_errors();
 }
 
-/* More shapes than the table starts with. */
+/* More shapes than the table's first size. */
 static void test_many_shapes(void **state)
 {
     (void)state;
@@ -662,7 +664,7 @@ static void bench_one(struct zr_gemm *g, const char *what, struct shape s, bool 
         if (zr_gemm_run(g, &p.args) || dev->ops->stream_sync(stream))
             printf("%s\n", zr_error_text());
         t = zr_now_ns() - t;
-        if (i > 0 && t < best) /* the first makes the primitive */
+        if (i > 0 && t < best) /* the first call creates the primitive */
             best = t;
     }
     printf("%-12s %4ldx%4ldx%4ld batch %2ld %c%c %4s -> %4s beta %g %8.1f GFLOP/s\n", what, (long)s.m,
@@ -676,7 +678,7 @@ static int bench(int n_threads)
     struct zr_gemm *g;
 #ifdef GEMM_TEST_CUDA
     int err = zr_gemm_open_cuda(dev, stream, 0, false, &g);
-    (void)n_threads; /* of the host */
+    (void)n_threads; /* host only */
 #else
     int err = zr_gemm_open(n_threads, &g);
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_host_device.c: the device suite on the host, and what only the host promises: allocations that fail on
- * demand, poison, instruction sets by name. --bench times streams and events. */
+/* test_host_device.c: runs the device suite on the host, and tests what only the host promises:
+ * allocations that fail on demand, poison, and instruction sets by name. --bench times streams and events. */
 #include "kernels/host/host_device.h"
 #include "test/kernels/device_suite.h"
 #include "test/kernels/random.h"
@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-/* Counts the device's allocations and refuses the one numbered fail_at. */
+/* Counts the device's allocations and fails the one numbered fail_at. */
 struct allocations {
     int n, fail_at;
 };
@@ -28,8 +28,8 @@ static bool refuse(void *arg, int64_t bytes)
     return ++a->n == a->fail_at;
 }
 
-/* Opens a device and all it can hold; 0, or the error of the first step that failed, with everything closed.
- */
+/* Opens a device and all that it can hold. Returns 0, or the error of the first step that failed, with
+ * everything closed. */
 static int use_everything(struct allocations *a)
 {
     struct zr_host_options options = {.refuse = refuse, .refuse_arg = a};
@@ -68,14 +68,13 @@ static void test_every_allocation_can_fail(void **state)
     for (int k = 1; k <= n; k++) {
         a = (struct allocations){0, k};
         int err = use_everything(&a);
-        assert_true(err == ZR_ERR_NOMEM ||
-                    err == ZR_ERR_SYSTEM); /* a thread that does not start is the system's */
+        assert_true(err == ZR_ERR_NOMEM || err == ZR_ERR_SYSTEM); /* the system refuses to start a thread */
         assert_int_equal(a.n, k);
         assert_true(strlen(zr_error_text()) > 10);
         if (k == n)
             assert_non_null(strstr(zr_error_text(), "12345"));
     }
-    /* The same from outside. */
+    /* The same with the caller's allocator. */
     for (int k = 1; k <= n + 1; k++) {
         char text[16];
         snprintf(text, sizeof text, "%d", k);
@@ -89,7 +88,7 @@ static void test_every_allocation_can_fail(void **state)
     unsetenv("ZERO_FAIL_ALLOC");
 }
 
-/* A stream whose thread did not start leaves the device usable. */
+/* After a stream's thread failed to start, the device is still usable. */
 static void test_stream_fails_and_works_again(void **state)
 {
     (void)state;
@@ -120,7 +119,7 @@ static void do_nothing(void *arg)
     (void)arg;
 }
 
-/* How many operations a stream takes until it says that one more would wait. */
+/* Returns how many operations a stream takes before it reports that one more would wait. */
 static int64_t fill(struct zr_device *dev, struct zr_stream *s, atomic_bool *word)
 {
     int64_t n = 1;
@@ -146,7 +145,7 @@ static void test_room_on_a_stream(void **state)
         a.fail_at = more ? a.n + 1 : 0;
         assert_int_equal(dev->ops->stream_reserve(s, more), more ? ZR_ERR_NOMEM : 0);
         assert_int_equal(dev->ops->stream_reserve(s, more), 0);
-        assert_true(dev->ops->stream_has_room(s, ZR_HOST_RING + more + 1)); /* as it is empty */
+        assert_true(dev->ops->stream_has_room(s, ZR_HOST_RING + more + 1)); /* it is empty */
         assert_int_equal(fill(dev, s, &word), ZR_HOST_RING + more);
         atomic_store(&word, true);
         assert_int_equal(dev->ops->stream_sync(s), 0);
@@ -170,8 +169,8 @@ static int give_up_at_third(void *arg)
     return ++*n % 3 ? 0 : zr_fail(ZR_ERR_TIMEOUT, "asked %d times", *n);
 }
 
-/* Waits for work that does not end, of each kind, return what is said when they ask; a stream that is left
- * begins nothing more. */
+/* Waits for work that never ends, of each kind, return the code of the check that they call. A stream that
+ * was told to leave begins nothing more. */
 static void test_waits_that_ask(void **state)
 {
     (void)state;
@@ -203,7 +202,8 @@ static void test_waits_that_ask(void **state)
     dev->ops->close(dev);
 }
 
-/* At any moment: what the stream is in is waited for, and what is behind that is not begun. */
+/* A stream may be left at any moment. The operation in progress is waited for, and those behind it do not
+ * begin. */
 static void test_left_streams_rest(void **state)
 {
     (void)state;
@@ -231,11 +231,11 @@ static void test_left_streams_rest(void **state)
         dev->ops->stream_leave(s);
         memcpy(seen, to[0], N);
         n_within += seen[N - 1] != to[1][N - 1];
-        dev->ops->stream_leave(s); /* again */
+        dev->ops->stream_leave(s); /* a second time */
         usleep(2000);
         assert_memory_equal(seen, to[0], N);
         assert_true(to[1][0] == to[1][N - 1]);
-        zr_host_put(s, NULL, NULL, 0); /* its thread may sleep for more */
+        zr_host_put(s, NULL, NULL, 0); /* its thread may be asleep */
         zr_thread_join(&s->thread);
     }
     print_message("%d of %d were left between two operations\n", n_within, TRIALS);
@@ -278,7 +278,7 @@ static void test_isa_by_name(void **state)
     assert_null(zr_host_kernels(ZR_ISA_COUNT));
 }
 
-/* What the host cannot do is refused when it is put, and nothing is put. */
+/* The host refuses what it cannot do when the operation is queued, and queues nothing. */
 static void test_refused_operations(void **state)
 {
     (void)state;
@@ -303,7 +303,7 @@ static void test_refused_operations(void **state)
     assert_int_equal(dev->ops->update(s, &u), ZR_ERR_ARG);
     u.kind = ZR_SGD, u.n = -1;
     assert_int_equal(dev->ops->update(s, &u), ZR_ERR_ARG);
-    u.n = 4, u.beta1 = 0.9f; /* momentum, and nowhere to keep it */
+    u.n = 4, u.beta1 = 0.9f; /* momentum, without memory for it */
     assert_int_equal(dev->ops->update(s, &u), ZR_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "state[0] is NULL, and sgd keeps its momentum there"));
     assert_int_equal(dev->ops->zero(s, x, -1), ZR_ERR_ARG);
@@ -393,7 +393,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_isa_by_name),
         cmocka_unit_test(test_refused_operations),
     };
-    /* Whatever the number of cores, waiting is tested both ways: asleep at once, and looking first. */
+    /* Tests both ways of waiting on any number of cores: sleeping at once, and spinning first. */
     static const struct zr_host_options options[] = {{.spin_ns = -1}, {.spin_ns = 50000}};
     int failed = 0;
     for (int i = 0; i < 2; i++) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_host_memory.c: what is left of the host's memory, by folders that pass for /proc and /sys. */
+/* test_host_memory.c: tests how much host memory is found to be free, with folders that stand in for /proc
+ * and /sys. */
 #include "kernels/host/host_memory.h"
 
 #include <setjmp.h>
@@ -13,7 +14,7 @@
 #include <cmocka.h>
 
 #define MIB (INT64_C(1) << 20)
-/* What the host says: 1000 MiB available, no swap; and 300 MiB of swap, of which 200 are free. */
+/* The host reports 1000 MiB available without swap, or with 300 MiB of swap, 200 of them free. */
 #define MEMINFO                                                                                              \
     {                                                                                                        \
         "proc/meminfo", "MemTotal: 2097152 kB\nMemFree: 10 kB\nMemAvailable: 1024000 kB\nSwapTotal: 0 "      \
@@ -25,11 +26,11 @@
     }
 #define V2      "sys/fs/cgroup"
 #define V1      "sys/fs/cgroup/memory"
-#define NONE_V1 "9223372036854771712\n" /* version 1's "no limit" */
+#define NONE_V1 "9223372036854771712\n" /* cgroup version 1's "no limit" */
 
 enum { MOST_FILES = 14, MOST_GROUPS = 3 };
 
-/* A file, or with text NULL a folder of that name, which cannot be read as a file. */
+/* A file; with text NULL, a folder of that name, which cannot be read as a file. */
 struct file {
     const char *path, *text;
 };
@@ -37,12 +38,12 @@ struct file {
 struct row {
     const char *what;
     struct file files[MOST_FILES];
-    int64_t host; /* MiB; -1: not known */
+    int64_t host; /* MiB; -1: unknown */
     struct {
         const char *path; /* below /sys/fs/cgroup */
         int64_t mib;
     } groups[MOST_GROUPS];
-    int64_t least; /* MiB; -1: not known */
+    int64_t least; /* MiB; -1: unknown */
 };
 
 static const struct row rows[] = {
@@ -292,7 +293,7 @@ static void each_row(void **state)
     }
 }
 
-/* The nearest groups count where there are more than have a place. */
+/* If there are more nested groups than fit, the nearest ones count. */
 static void nested_deeply(void **state)
 {
     (void)state;
@@ -318,7 +319,7 @@ static void nested_deeply(void **state)
         assert_true(m.group[i].id != m.group[0].id);
 }
 
-/* A path that has no place, and lines that are longer than any buffer. */
+/* A path that does not fit, and lines longer than any buffer. */
 static void long_lines(void **state)
 {
     (void)state;
@@ -339,7 +340,7 @@ static void long_lines(void **state)
     free(line);
 }
 
-/* As much of it as every group leaves. */
+/* Free swap is limited by every group. */
 static void swap_is_reported_apart(void **state)
 {
     (void)state;
@@ -356,7 +357,7 @@ static void swap_is_reported_apart(void **state)
     assert_int_equal(m.free_bytes, 1020 * MIB);
 }
 
-/* The real one says something that can be. */
+/* The real host gives plausible values. */
 static void this_host(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* overlap_device.c: see overlap_device.h. */
+/* overlap_device.c: the device and the communicator of overlap_device.h. */
 #include "test/shard/engine/overlap_device.h"
 #include "kernels/agreement.h"
 
@@ -8,7 +8,7 @@
 
 struct overlap_device {
     struct zr_device base;
-    struct zr_stream *model; /* the first */
+    struct zr_stream *model; /* the first queue opened */
     int64_t n_waited;
 };
 
@@ -114,7 +114,7 @@ static int event_query(struct zr_event *e)
     return !e->dev->base.ops->compute_on_caller || e->at <= e->dev->model->now;
 }
 
-/* A time of 0 would be none. */
+/* Returns at least 1, since a time of 0 means none. */
 static int stamp(struct zr_stream *s, int64_t *out_ns)
 {
     *out_ns = s->now + 1;
@@ -364,7 +364,7 @@ static int exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t
     return 0;
 }
 
-/* All ranks have put in what this one has. */
+/* Combines values as if every rank had contributed the same as this one. */
 static int agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n_sum, int32_t n_max,
                  const struct zr_tag *tag)
 {

@@ -2,7 +2,7 @@
 /* overlap_test.c: fixed-cost units on the device's own timeline, as PyTorch's FSDP2 overlap test has it: with
  * compute c per unit forward, 2c backward and communication m per unit, m < c, only the first gather and the
  * last reduce may be exposed: forward = m + L*c, backward = 2m + L*2c. */
-#include "shard/engine/engine_inside.h"
+#include "shard/engine/internal.h"
 #include "test/shard/engine/overlap_device.h"
 
 #include <setjmp.h>
@@ -102,14 +102,14 @@ static int64_t max(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* Everything that is running now, done. */
+/* Returns when everything running now is done. */
 static int64_t all_done(struct world *w)
 {
     return max(overlap_now(w->e.compute),
                max(overlap_now(w->e.gather_stream), overlap_now(w->e.reduce_stream)));
 }
 
-/* From the optimizer's end to the end of the last unit's compute. */
+/* Time from the optimizer's end to the end of the last unit's compute. */
 static int64_t forward(struct world *w)
 {
     int64_t from = max(overlap_now(w->e.reduce_stream), overlap_now(w->e.compute));
@@ -121,7 +121,7 @@ static int64_t forward(struct world *w)
     return overlap_now(w->e.compute) - from;
 }
 
-/* From the end of forward to the end of the last reduce. */
+/* Time from the end of forward to the end of the last reduce. */
 static int64_t backward(struct world *w)
 {
     int64_t from = overlap_now(w->e.compute);
@@ -147,10 +147,10 @@ static void only_the_ends_are_exposed(void **state)
                     open_world(&w, stage, counts[n], c, m, prefetch, -1);
                     for (int s = 0; s < 4; s++) {
                         int64_t fwd = forward(&w);
-                        /* Nothing was updated before the first step, so what is resident is not gathered. */
+                        /* Nothing was updated before the first step, so resident units are not gathered. */
                         assert_int_equal(fwd, (w.plan->resident[0] && s == 0 ? 0 : m) + L * c);
-                        /* The last units of forward stay for backward: not even the first gather is exposed.
-                         */
+                        /* The last units of forward stay for backward, so not even its first gather is
+                         * exposed. */
                         assert_int_equal(backward(&w), m + L * 2 * c);
                         assert_int_equal(zr_engine_step(&w.e, 0.1f, NULL), 0);
                     }
@@ -158,8 +158,8 @@ static void only_the_ends_are_exposed(void **state)
                 }
 }
 
-/* When nothing is left of forward (here: everything was written in between), the first gather of backward is
- * exposed too. */
+/* If nothing is left of forward, because everything was written in between, the first gather of backward
+ * is exposed too. */
 static void backward_from_nothing(void **state)
 {
     (void)state;
@@ -170,7 +170,7 @@ static void backward_from_nothing(void **state)
             assert_int_equal(forward(&w), 60 + 12 * 100);
             for (int u = 0; u < w.n_units; u++)
                 call(&w, ZR_EV_REWRITE, u, 0);
-            /* Such a write waits for the device: no gather can have begun before. */
+            /* That write waits for the device, so no gather can have begun before. */
             overlap_spend(w.e.gather_stream, all_done(&w) - overlap_now(w.e.gather_stream));
             assert_int_equal(backward(&w), 2 * 60 + 12 * 2 * 100);
             assert_int_equal(zr_engine_step(&w.e, 0.1f, NULL), 0);
@@ -179,7 +179,8 @@ static void backward_from_nothing(void **state)
     }
 }
 
-/* Without prefetch every gather is exposed, once per unit and pass but for the one that is still there. */
+/* Without prefetch every gather is exposed: one per unit and pass, except for the unit that is still
+ * there. */
 static void no_prefetch_exposes_all(void **state)
 {
     (void)state;
@@ -187,14 +188,14 @@ static void no_prefetch_exposes_all(void **state)
     open_world(&w, 3, 10, 100, 60, 0, -1);
     for (int s = 0; s < 3; s++) {
         assert_int_equal(forward(&w), 10 * (60 + 100));
-        /* One gradient slot: the reduce is exposed as well, but runs while the next unit is gathered. */
+        /* With one gradient slot the reduce is exposed as well, but runs while the next unit is gathered. */
         assert_int_equal(backward(&w), 10 * 200 + 9 * 60 + 60);
         assert_int_equal(zr_engine_step(&w.e, 0.1f, NULL), 0);
     }
     close_world(&w);
 }
 
-/* With room for all, each unit is gathered once a step, and backward waits for nothing. */
+/* With memory for all units, each is gathered once per step, and backward waits for nothing. */
 static void full_budget_gathers_once(void **state)
 {
     (void)state;
@@ -210,7 +211,8 @@ static void full_budget_gathers_once(void **state)
     close_world(&w);
 }
 
-/* A bracket asks no communicator how it is, and so none asks its peers, unless one has raised its alarm. */
+/* A bracket does not ask a communicator for its status unless an alarm was raised. Asking would mean
+ * asking the peers. */
 static void brackets_ask_nobody(void **state)
 {
     (void)state;
@@ -230,7 +232,8 @@ static void brackets_ask_nobody(void **state)
     }
 }
 
-/* Spans of a kind in the engine's timeline; longest: the microseconds of the one that took longest. */
+/* Counts spans of a kind in the engine's timeline. longest returns the length of the longest one in
+ * microseconds. */
 static int64_t n_spans(struct world *w, const char *kind, double *longest)
 {
     char path[] = "/tmp/zero-overlap-XXXXXX", line[512], wanted[64];
@@ -255,16 +258,16 @@ static int64_t n_spans(struct world *w, const char *kind, double *longest)
     return n;
 }
 
-/* Where compute is on the calling thread, each of its waits is in the timeline: for a unit that is being
- * gathered and for a gradient's place that is being reduced alike. Only the first kind counts as a begin that
- * had to wait for its unit. */
+/* With compute on the calling thread, each of its waits is in the timeline. It waits for a unit that is
+ * being gathered, and for a gradient's memory that is being reduced. Only the first kind counts as a begin
+ * that waited for its unit. */
 static void every_wait_is_a_span(void **state)
 {
     (void)state;
     for (int full = 0; full < 2; full++) {
         struct world w;
         double longest;
-        /* Communication takes longer than compute. With room for all units backward waits for none. */
+        /* Communication takes longer than compute. With memory for all units, backward waits for none. */
         describe_world(&w, 3, 10, 10, 60, 1, full ? 10 * 4096 * 4 : -1);
         w.opt.trace = true;
         begin_world(&w, overlap_device_open_on_caller());
@@ -282,8 +285,8 @@ static void every_wait_is_a_span(void **state)
     }
 }
 
-/* Where all ranks update everything and a sum is not where backward wrote it, it is gathered for its update:
- * no part of the update's time, which is free here. */
+/* If all ranks update everything and a sum is not in backward's memory, the sum is gathered for the
+ * update. That time is not counted as the update's, which is free here. */
 static void gathered_sums_are_no_update(void **state)
 {
     (void)state;
@@ -298,7 +301,7 @@ static void gathered_sums_are_no_update(void **state)
         backward(&w);
         int64_t from = overlap_now(w.e.reduce_stream);
         assert_int_equal(zr_engine_step(&w.e, 0.1f, NULL), 0);
-        assert_int_equal(overlap_now(w.e.reduce_stream) - from, 5 * 60); /* a gather for each unit */
+        assert_int_equal(overlap_now(w.e.reduce_stream) - from, 5 * 60); /* one gather per unit */
     }
     assert_int_equal(n_spans(&w, "update", &longest), 2 * 5);
     assert_true(longest == 0);

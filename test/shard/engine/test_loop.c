@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_loop.c: the loop's queue: everything pushed is carried out, once and in order, whoever sleeps when.
+/* test_loop.c: tests the loop's queue: every job pushed is carried out once and in order, however the two
+ * threads sleep and wake.
  *
- * A lost wake-up shows as a hang, which an alarm ends. What issue writes is read without locks after
- * zr_loop_await and zr_loop_close: a thread sanitizer sees whether that is allowed. */
+ * A lost wake-up shows as a hang, which an alarm ends. What a job writes is read without locks after
+ * zr_loop_await and zr_loop_close, so that a thread sanitizer checks whether that is safe. */
 #include "shard/engine/loop.h"
 #include "test/shard/failing_memory.h"
 #include "test/shard/random_model.h"
@@ -13,12 +14,12 @@
 #include <time.h>
 #include <unistd.h>
 
-/* What the loop's thread writes. */
+/* Written by the loop's thread. */
 struct sink {
     struct random_source r;
     int pause_percent;
     int64_t n;       /* jobs carried out */
-    int64_t n_wrong; /* out of order or damaged */
+    int64_t n_wrong; /* jobs out of order or damaged */
     int n_stops;
     int64_t n_at_stop;
     pthread_t thread, stop_thread;
@@ -70,7 +71,7 @@ static void on_stop(void *arg)
     s->stop_thread = pthread_self();
 }
 
-/* What job 2 has to wait for comes by a handle of the loop. */
+/* Job 2 waits for an event that a handle of the loop delivers. */
 static atomic_bool came;
 
 static void on_timer(uv_timer_t *t)
@@ -92,7 +93,7 @@ static int deadline(void **state)
     return 0;
 }
 
-/* Pushes, pauses, kicks and waits at random; in the end everything was issued. */
+/* Pushes, pauses, kicks and waits at random. In the end every job was issued. */
 static void everything_in_order(void **state)
 {
     (void)state;
@@ -131,7 +132,7 @@ static void everything_in_order(void **state)
     }
 }
 
-/* One job at a time, at every distance from the loop's falling asleep. */
+/* Pushes one job at a time, at every delay relative to when the loop falls asleep. */
 static void no_kick_is_lost(void **state)
 {
     (void)state;
@@ -159,7 +160,7 @@ static void no_kick_is_lost(void **state)
     }
 }
 
-/* A full queue makes push wait for room, and wakes the loop by itself. */
+/* A full queue makes push wait for room, and wakes the loop without a kick. */
 static void a_full_queue_waits(void **state)
 {
     (void)state;
@@ -170,7 +171,7 @@ static void a_full_queue_waits(void **state)
     assert_int_equal(zr_loop_start(l, 0, NULL, NULL), 0);
     for (int64_t i = 1; i <= 300; i++) {
         struct zr_job job = job_of(i);
-        zr_loop_push(l, &job); /* never kicked */
+        zr_loop_push(l, &job); /* without a kick */
     }
     zr_loop_close(l, on_stop, &s);
     assert_int_equal(s.n, 300);
@@ -205,7 +206,7 @@ static void close_carries_out_what_is_queued(void **state)
     }
 }
 
-/* A loop that was never started is closed by its owner's thread, which carries out what is queued. */
+/* A loop that was never started is closed by its owner's thread, which carries out the queued jobs. */
 static void close_without_start(void **state)
 {
     (void)state;
@@ -227,7 +228,7 @@ static void close_without_start(void **state)
     zr_loop_close(NULL, NULL, NULL);
 }
 
-/* ---- handles of others ---- */
+/* ---- handles of other code ---- */
 
 struct ticker {
     uv_timer_t timer;
@@ -249,7 +250,7 @@ static void stop_ticker(void *arg)
     uv_close((uv_handle_t *)&((struct ticker *)arg)->timer, on_closed);
 }
 
-/* Others' handles live on the loop between jobs, and are closed on its thread at the end. */
+/* Handles of other code run on the loop between jobs, and are closed on its thread at the end. */
 static void handles_of_others(void **state)
 {
     (void)state;
@@ -258,7 +259,7 @@ static void handles_of_others(void **state)
         struct ticker t = {.n_ticks = 0};
         struct zr_loop *l;
         assert_int_equal(zr_loop_open(8, issue, &s, &l), 0);
-        /* The loop itself has nothing to wait for, so that a rendezvous can run it until its own work is
+        /* The loop itself has no active handle, so that a rendezvous can run it until the rendezvous is
          * done. */
         assert_int_equal(uv_run(zr_loop_uv(l), UV_RUN_DEFAULT), 0);
         uv_timer_init(zr_loop_uv(l), &t.timer);
@@ -280,8 +281,8 @@ static void handles_of_others(void **state)
     }
 }
 
-/* The program's signals go to its own threads; a fault of this thread is still the program's to see. */
-/* A loop that waited inside the job would never hear the timer. */
+/* The program's signals go to its own threads, but the loop's thread still receives its own faults. */
+/* A loop that waited inside the job would never run the timer. */
 static void a_job_that_is_not_ready(void **state)
 {
     (void)state;
@@ -310,9 +311,9 @@ static void a_job_that_is_not_ready(void **state)
     }
 }
 
-/* ---- a job that does not come back ---- */
+/* ---- a job that does not return ---- */
 
-/* Job 2 stands until it is let go. */
+/* Job 2 blocks until the test releases it. */
 struct standing {
     _Atomic bool let_go, stopped;
     _Atomic int64_t n;
@@ -343,8 +344,7 @@ static void on_standing_stop(void *arg)
     atomic_store(&s->stopped, true);
 }
 
-/* Whoever waits for it hears so, once, and after that nothing waits any more; when it goes on, nothing that
- * was queued is lost. */
+/* A waiter gets the error once, and nothing waits after that. When the job goes on, no queued job is lost. */
 static void a_job_that_stands(void **state)
 {
     (void)state;
@@ -382,7 +382,7 @@ static void a_job_that_stands(void **state)
     }
 }
 
-/* What turns is not stuck, however long a job has to wait. */
+/* A loop that keeps turning is not stuck, however long a job has to wait. */
 static void a_job_that_is_held_for_long(void **state)
 {
     (void)state;
@@ -409,12 +409,12 @@ static void a_job_that_is_held_for_long(void **state)
     assert_true(zr_loop_close(l, NULL, NULL));
 }
 
-/* Closing does not wait for ever; the thread goes on when it can, and ends. */
+/* Closing does not wait for ever. The thread ends when its job returns. */
 static void a_thread_that_is_left_behind(void **state)
 {
     (void)state;
     static struct standing s;
-    static struct zr_loop *l; /* it stays: a leak checker finds it here */
+    static struct zr_loop *l; /* static, because it stays allocated: a leak checker finds it here */
     assert_int_equal(zr_loop_open(4, issue_standing, &s, &l), 0);
     assert_int_equal(zr_loop_start(l, 0, NULL, NULL), 0);
     for (int64_t i = 1; i <= 3; i++) {
@@ -425,7 +425,7 @@ static void a_thread_that_is_left_behind(void **state)
     assert_false(zr_loop_close(l, on_standing_stop, &s));
     assert_false(atomic_load(&s.stopped));
     atomic_store(&s.let_go, true);
-    while (!atomic_load(&s.stopped)) /* an alarm ends it */
+    while (!atomic_load(&s.stopped)) /* an alarm ends an endless wait */
         usleep(1000);
     assert_int_equal(atomic_load(&s.n), 3);
 }

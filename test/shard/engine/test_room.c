@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_room.c: the loop's thread does not wait for a stream of the host. A rank is late in a step's
- * agreement, and the model has so many tensors that their updates do not fit on a stream: sockets are looked
- * after all the same. And no job puts more on a stream than it asked room for.
+/* test_room.c: tests that the loop's thread never waits for a host stream. A rank is late in a step's
+ * agreement, and the model has so many tensors that their updates do not fit on a stream. The loop must
+ * still serve its sockets. Also, no job puts more on a stream than it asked room for.
  *
- * The communicators are of one rank of four, alone: a collective does nothing, but for the agreement, which
- * waits until the test lets it go, as if the others were late. */
+ * Each communicator has one rank of four. Its collectives do nothing, except that the agreement waits
+ * until the test releases it, as if the other ranks were late. */
 #include "kernels/host/host_device.h"
-#include "shard/engine/engine_inside.h"
+#include "shard/engine/internal.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,7 +20,7 @@
 
 enum { UNITS = 8, MOST_TENSORS = 2400, WORLD = 4, GROUP = 2, N_JOBS = 64, LONG_MS = 60000 };
 
-/* ---- a communicator that does not complete ---- */
+/* ---- a communicator whose operations do not complete ---- */
 
 struct late_comm {
     struct zr_comm base;
@@ -70,7 +70,7 @@ static int attach(struct zr_comm *c, struct zr_arena *a)
     return 0;
 }
 
-/* An operation for each segment, as a communicator of one rank has: the most there are. */
+/* Puts one operation per segment, the most that a communicator puts, as that of one rank does. */
 static int put_nothing(struct zr_comm *c, struct zr_stream *s, int n)
 {
     struct late_comm *l = (struct late_comm *)c;
@@ -162,9 +162,9 @@ struct rank {
     struct zr_loop *loop;
     struct zr_engine e;
     atomic_bool late;
-    /* unit 0, in each backward pass */
+    /* unit 0 is used twice in each backward pass */
     bool is_used_twice;
-    /* on its thread: how often it came round to its sockets */
+    /* on the loop's thread; n_looks counts how often it served its sockets */
     uv_timer_t sockets;
     atomic_int n_looks;
 };
@@ -196,7 +196,7 @@ static struct zr_options options(int stage, enum zr_hybrid hybrid)
                                .timeout_ms = 1000};
 }
 
-/* An update is three operations then. */
+/* With the program's own update, an update takes three operations. */
 static void by_user(struct zr_options *opt)
 {
     opt->update = update;
@@ -302,7 +302,7 @@ static void run_step(struct rank *k)
         fail_msg("%s", zr_error_text());
 }
 
-/* Bounded, for the case that it never comes. */
+/* Waits until is_so; the wait is bounded. */
 static bool comes(bool (*is_so)(struct rank *k), struct rank *k)
 {
     for (int i = 0; i < LONG_MS && !is_so(k); i++)
@@ -317,7 +317,7 @@ static bool all_issued(struct rank *k)
     return zr_loop_issued(k->loop, k->e.m.n_jobs);
 }
 
-/* The loop has issued all that there is, or comes to the end of what the reduce stream holds. */
+/* Returns whether the loop has issued everything, or the reduce stream is nearly full. */
 static bool is_far(struct rank *k)
 {
     const struct zr_stream *s = k->e.reduce_stream;
@@ -346,8 +346,8 @@ static void open_loop(struct rank *k)
     atomic_store(&k->late, true);
 }
 
-/* A step ends while the others are late: its norm stands on the reduce stream, and the updates of all tensors
- * come behind it. */
+/* A step ends while other ranks are late. Its norm is at the front of the reduce stream, and the updates
+ * of all tensors are queued behind it. */
 static void sockets_are_served_behind_a_late_rank(void **state)
 {
     (void)state;
@@ -372,7 +372,7 @@ static void sockets_are_served_behind_a_late_rank(void **state)
         }
 }
 
-/* A job for which there is no room waits, and the loop does not. */
+/* A job without room waits, and the loop does not. */
 static void a_full_stream_holds_the_job_alone(void **state)
 {
     (void)state;
@@ -393,7 +393,7 @@ static void a_full_stream_holds_the_job_alone(void **state)
     assert_true(served && held && issued);
 }
 
-/* ---- what a job takes ---- */
+/* ---- room that a job needs ---- */
 
 static struct zr_stream *stream_of(const struct rank *k, int i)
 {
@@ -407,7 +407,7 @@ static int64_t n_put(const struct zr_stream *s)
     return s ? (int64_t)atomic_load(&s->put.value) : 0;
 }
 
-/* Carries a job out, and looks at how much it puts on each stream. */
+/* Carries out a job, and counts what it puts on each stream. */
 static void issue_counted(void *arg, const struct zr_job *job)
 {
     struct rank *k = arg;
@@ -453,7 +453,7 @@ static void count_jobs(int n_tensors, struct zr_options opt, bool is_used_twice)
     close_rank(k, NULL);
 }
 
-/* Every placement, with everything that puts more operations on a stream than usual. */
+/* Every placement, with each option that puts more operations on a stream than usual. */
 static void no_job_takes_more_than_it_asks_for(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_timeline.c: what is recorded comes out as a Chrome trace that a JSON reader takes: the latest spans of
- * each track, nested as they were. */
+/* test_timeline.c: tests the recorded timeline. It is written as a Chrome trace that a JSON reader
+ * accepts, with the latest spans of each track and their nesting. */
 #include "shard/engine/timeline.h"
 #include "test/shard/failing_memory.h"
 #include "test/shard/random_model.h"
@@ -62,7 +62,7 @@ static double number(const json_t *event, const char *key)
     return json_number_value(v);
 }
 
-/* Spans of one track, in the order of the file; returns how many. */
+/* Returns the number of spans of one track, and stores them in the order of the file. */
 static int spans_of(const json_t *root, int track, const json_t **out, int most)
 {
     int n = 0;
@@ -90,7 +90,7 @@ static void check_span(const json_t *e, const char *name, const char *category, 
 
 static bool inside(const json_t *inner, const json_t *outer)
 {
-    double slack = 0.0011; /* times are written to a nanosecond */
+    double slack = 0.0011; /* times are written in nanoseconds */
     return number(inner, "ts") >= number(outer, "ts") - slack &&
            number(inner, "ts") + number(inner, "dur") <= number(outer, "ts") + number(outer, "dur") + slack;
 }
@@ -156,8 +156,8 @@ static void every_kind_on_its_track(void **state)
     zr_timeline_close(t);
 }
 
-/* Brackets nest, end in any order, and one unit may be open in both phases; what is still open is left out.
- */
+/* Brackets nest and end in any order, and one unit may be open in both phases. Spans that are still open
+ * are left out. */
 static void nesting(void **state)
 {
     (void)state;
@@ -173,9 +173,9 @@ static void nesting(void **state)
     BEGIN(ZR_SPAN_BACKWARD, 1);
     BEGIN(ZR_SPAN_WAIT, 1);
     END(ZR_SPAN_WAIT, 1);
-    END(ZR_SPAN_BACKWARD, 0); /* before the inner one */
+    END(ZR_SPAN_BACKWARD, 0); /* before the inner span */
     END(ZR_SPAN_BACKWARD, 1);
-    BEGIN(ZR_SPAN_FORWARD, 0); /* again: ends on its own */
+    BEGIN(ZR_SPAN_FORWARD, 0); /* begun again: ends separately */
     END(ZR_SPAN_FORWARD, 0);
     END(ZR_SPAN_FORWARD, 7); /* never begun */
     BEGIN(ZR_SPAN_BACKWARD, 2);
@@ -201,7 +201,7 @@ static double end_of(const json_t *e)
     return number(e, "ts") + number(e, "dur");
 }
 
-/* An end belongs to the open span of its kind and unit; without one it is nobody's. */
+/* An end belongs to the open span of its kind and unit. Without one it is ignored. */
 static void ends_find_their_spans(void **state)
 {
     (void)state;
@@ -210,7 +210,7 @@ static void ends_find_their_spans(void **state)
     assert_int_equal(zr_timeline_open(dev, 8, &t), 0);
     zr_timeline_begin(t, ZR_TRACK_MODEL, ZR_SPAN_BACKWARD, 0, 1);
     zr_timeline_begin(t, ZR_TRACK_MODEL, ZR_SPAN_FORWARD, 0, 1);
-    zr_timeline_end(t, ZR_TRACK_MODEL, ZR_SPAN_BACKWARD, 0); /* the outer one first */
+    zr_timeline_end(t, ZR_TRACK_MODEL, ZR_SPAN_BACKWARD, 0); /* the outer span first */
     usleep(10);
     zr_timeline_end(t, ZR_TRACK_MODEL, ZR_SPAN_FORWARD, 0);
     usleep(10);
@@ -225,8 +225,8 @@ static void ends_find_their_spans(void **state)
     zr_timeline_close(t);
 }
 
-/* The ring keeps the latest spans of each track, whatever the others do; a span that outlives its place is
- * dropped. */
+/* The ring keeps the latest spans of each track, whatever the other tracks do. A span that stays open
+ * longer than its place is kept is dropped. */
 static void the_latest_are_kept(void **state)
 {
     (void)state;
@@ -237,7 +237,7 @@ static void the_latest_are_kept(void **state)
         const json_t *span[KEPT + 1];
         int n_spans = 1 + (int)random_below(&r, KEPT), n = (int)random_below(&r, 100);
         assert_int_equal(zr_timeline_open(dev, n_spans, &t), 0);
-        zr_timeline_begin(t, ZR_TRACK_MODEL, ZR_SPAN_FORWARD, 1000, 0); /* held open around all */
+        zr_timeline_begin(t, ZR_TRACK_MODEL, ZR_SPAN_FORWARD, 1000, 0); /* open around all others */
         for (int i = 0; i < n; i++) {
             for (int track = 0; track < ZR_TRACK_COUNT; track++) {
                 zr_timeline_begin(t, (enum zr_track)track, ZR_SPAN_GATHER, i, (uint32_t)i);
@@ -264,7 +264,7 @@ static void stand(void *arg)
     usleep((useconds_t) * (int64_t *)arg);
 }
 
-/* In the order of a stream: begin and end are recorded when the stream gets there. */
+/* Marks on a stream are recorded when the stream reaches them. */
 static void marks_on_a_stream(void **state)
 {
     (void)state;
@@ -273,7 +273,7 @@ static void marks_on_a_stream(void **state)
     const json_t *span[200];
     assert_int_equal(zr_timeline_open(dev, 200, &t), 0);
     assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "test", NULL, &s), 0);
-    /* The stream stands for a while: what was marked meanwhile counts from when it goes on. */
+    /* The stream is held for a while. What was marked meanwhile counts from when it goes on. */
     int64_t hold_us = 2000;
     assert_int_equal(zr_timeline_mark(t, s, ZR_TRACK_GATHER, ZR_SPAN_GATHER, 0, 7, false), 0);
     assert_int_equal(zr_timeline_mark(t, s, ZR_TRACK_GATHER, ZR_SPAN_GATHER, 0, 7, true), 0);
@@ -286,7 +286,7 @@ static void marks_on_a_stream(void **state)
     assert_int_equal(dev->ops->stream_sync(s), 0);
     json_t *root = written(t, 0);
     assert_int_equal(spans_of(root, ZR_TRACK_GATHER, span, 200), 1);
-    double stood = end_of(span[0]); /* the stream began to stand after that */
+    double stood = end_of(span[0]); /* the stream was blocked after that */
     assert_int_equal(spans_of(root, ZR_TRACK_REDUCE, span, 200), 100);
     assert_true(number(span[0], "ts") >= stood + (double)hold_us - 1);
     for (int i = 0; i < 100; i++) {
@@ -298,7 +298,7 @@ static void marks_on_a_stream(void **state)
     zr_timeline_close(t);
 }
 
-/* Where the program has a locale with decimal commas, the file has points all the same. */
+/* In a locale with decimal commas the file still has points. */
 static void points_in_every_locale(void **state)
 {
     (void)state;
@@ -339,7 +339,7 @@ static void files_that_cannot_be_written(void **state)
     assert_int_equal(zr_timeline_open(dev, 2000, &t), 0);
     assert_int_equal(zr_timeline_write(t, 0, "/nonexistent/trace.json"), ZR_ERR_IO);
     assert_string_equal(zr_error_text(), "/nonexistent/trace.json: No such file or directory");
-    /* A full disk, noticed at the end of a short file and in the middle of a long one. */
+    /* A full disk is noticed at the end of a short file and in the middle of a long one. */
     for (int n = 0; n <= 2000; n += 2000) {
         for (int i = 0; i < n; i++) {
             zr_timeline_begin(t, ZR_TRACK_MODEL, ZR_SPAN_FORWARD, i, 1);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cublasLt.h: the part of cuBLASLt's interface that this project uses, for the stand-in: names, types and
- * constants as in the toolkit's header, and nothing else of it. */
+/* cublasLt.h: the part of cuBLASLt's interface that this project uses, for the stand-in. Names, types and
+ * constants are those of the toolkit's header. */
 #ifndef ZR_TEST_STAND_IN_CUBLASLT_H
 #define ZR_TEST_STAND_IN_CUBLASLT_H
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_runtime.h: the words of CUDA kernels, as ordinary C++ for the CPU.
+/* cuda_runtime.h: the language of CUDA kernels as ordinary C++ for the CPU.
  *
- * A kernel compiled against this header runs thread by thread: see test/stand_in/stand_in_launch.c. Launch
- * with cudaLaunchKernel(kernel, grid, block, args, shared, stream), which the toolkit's C++ header offers
- * too. */
+ * A kernel compiled against this header runs thread by thread (test/stand_in/stand_in_launch.c). Launch it
+ * with cudaLaunchKernel(kernel, grid, block, args, shared, stream), which the toolkit's C++ header also
+ * offers. */
 #ifndef ZR_TEST_STAND_IN_CUDA_RUNTIME_H
 #define ZR_TEST_STAND_IN_CUDA_RUNTIME_H
 
@@ -42,9 +42,9 @@ extern __thread struct stand_in_extent {
 
 void __syncthreads(void);
 void __syncwarp(unsigned int mask = 0xffffffffu);
-/* Gives what lane src of the calling thread's warp gave; all lanes of mask must call. */
+/* Returns the value that lane src of the calling thread's warp passed. All lanes of mask must call. */
 uint64_t stand_in_exchange(unsigned int mask, uint64_t value, int src);
-/* Bit i: what lane i gave, of the lanes of mask. */
+/* Bit i is the predicate of lane i, for the lanes of mask. */
 unsigned int __ballot_sync(unsigned int mask, int predicate);
 }
 static const int warpSize = 32;
@@ -133,13 +133,13 @@ static inline int __all_sync(unsigned int mask, int predicate)
     return __ballot_sync(mask, !predicate) == 0;
 }
 
-/* The lowest bit that is set, counted from 1; 0: none is. */
+/* Returns the lowest set bit, counted from 1, or 0 if no bit is set. */
 static inline int __ffs(int x)
 {
     return __builtin_ffs(x);
 }
 
-/* --- atomics: integers wrap, floats add by compare and swap --- */
+/* --- atomics: integers wrap; floats are added by compare and swap --- */
 
 #define STAND_IN_ATOMICS(type)                                                                               \
     static inline type atomicAdd(type *at, type value)                                                       \
@@ -204,7 +204,7 @@ static inline double atomicAdd(double *at, double value)
     return stand_in_add_float<double, uint64_t>(at, value);
 }
 
-/* ThreadSanitizer knows no fences, and here one only orders atomics. */
+/* ThreadSanitizer knows no fences. Here a fence only orders atomics. */
 static inline void __threadfence(void)
 {
 #ifdef __SANITIZE_THREAD__
@@ -250,7 +250,7 @@ static inline float __fmaf_rn(float a, float b, float c)
     return std::fma(a, b, c);
 }
 
-/* Of less precision on a GPU. The C library has internal functions of these names. */
+/* On a GPU these have less precision. The C library has internal functions with these names. */
 #define __expf expf
 #define __logf logf
 

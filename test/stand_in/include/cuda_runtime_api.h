@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_runtime_api.h: the part of the CUDA runtime's C interface that this project uses, for the stand-in.
  *
- * Same names, types and constants as the toolkit's header, and nothing else of it: the project's sources
- * compile against either, so what differs here shows where the toolkit is found. The words of kernels are in
- * cuda_runtime.h; what tests control is in test/stand_in/stand_in.h. */
+ * Names, types and constants are those of the toolkit's header. The project's sources compile against
+ * either, so a difference shows where the toolkit is installed. The language of kernels is in
+ * cuda_runtime.h, and the controls for tests in test/stand_in/stand_in.h. */
 #ifndef ZR_TEST_STAND_IN_CUDA_RUNTIME_API_H
 #define ZR_TEST_STAND_IN_CUDA_RUNTIME_API_H
 
@@ -100,7 +100,7 @@ enum cudaDeviceAttr {
     cudaDevAttrComputeCapabilityMinor = 76
 };
 
-/* The toolkit's has many more fields. */
+/* The toolkit's struct has many more fields. */
 struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* library_types.h: the element types of the toolkit's libraries, as far as this project uses them, for the
- * stand-in. */
+/* library_types.h: the element types of the toolkit's libraries that this project uses, for the stand-in. */
 #ifndef ZR_TEST_STAND_IN_LIBRARY_TYPES_H
 #define ZR_TEST_STAND_IN_LIBRARY_TYPES_H
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nccl.h: the part of NCCL's interface that this project uses, for the stand-in.
  *
- * Same names, types and constants as the library's header, and nothing else of it. NCCL_STAND_IN_HEADER says
- * of which version the header is, so that the project is also compiled as it is with an old one. What tests
- * control is in test/stand_in/nccl_stand_in.h. */
+ * Names, types and constants are those of the library's header. NCCL_STAND_IN_HEADER is the version of the
+ * header, so that the project is also compiled with an old one. The controls for tests are in
+ * test/stand_in/nccl_stand_in.h. */
 #ifndef ZR_TEST_STAND_IN_NCCL_H
 #define ZR_TEST_STAND_IN_NCCL_H
 
@@ -92,7 +92,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError);
 ncclResult_t ncclCommCount(const ncclComm_t comm, int *count);
 ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank);
 
-/* Of 2.29.7, whose header has an enum for stat. */
+/* From 2.29.7, whose header has an enum for stat. */
 ncclResult_t ncclCommMemStats(ncclComm_t comm, int stat, uint64_t *value);
 
 ncclResult_t ncclMemAlloc(void **ptr, size_t size);

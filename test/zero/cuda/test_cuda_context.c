@@ -563,8 +563,8 @@ static void trains_over_lent(struct toy_rank *r)
     }
     if (!r->err && r->rank != l->absent) {
         toy_note(r, zero_get_stats(z, &stats));
-        if (stats.rank != r->rank || stats.world != r->world || strcmp(stats.backend, "nccl"))
-            toy_wrong(r, "rank %d of %d, backend %s", stats.rank, stats.world, stats.backend);
+        if (stats.place.rank != r->rank || stats.place.world != r->world || strcmp(stats.backend, "nccl"))
+            toy_wrong(r, "rank %d of %d, backend %s", stats.place.rank, stats.place.world, stats.backend);
         toy_note(r, train(&m, z, 0));
         toy_note(r, r->err ? r->err : toy_hash(z, 2, &r->hash));
         zero_unwrap(&z);

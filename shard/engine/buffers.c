@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* buffers.c: the model's buffers: state that is not trained, but must agree over ranks and be saved.
+ *
+ * Their memory is the model's own, on every rank whole, and the model may give them another place between two
+ * calls: *param is read anew each time. Values go through the plan's staging, a piece at a time, over the
+ * control communicator. All of this blocks, and every rank calls it alike. */
+#include "shard/engine/internal.h"
+
+#include <string.h>
+#include <xxhash.h>
+
+struct piece {
+    const struct zr_tensor *t;
+    int64_t first, n, size; /* elements of the tensor; bytes of one */
+    struct zr_tag tag;
+};
+
+enum what { READ = 1, WRITE, SPREAD, COMPARE, MEAN };
+
+static struct piece piece_of(const struct zr_engine *e, enum what what, int32_t tensor, int64_t first)
+{
+    const int64_t words[] = {-1, what, tensor, first};
+    const struct zr_tensor *t = &e->layout->tensors[tensor];
+    return (struct piece){
+        .t = t,
+        .first = first,
+        .size = zr_dtype_bytes(t->dtype),
+        .tag = {.unit = -1,
+                .step = zr_step_number(e),
+                .call_hash = XXH3_64bits_withSeed(words, sizeof words, zr_core_hash(e->m.core))}};
+}
+
+/* The model's memory of the piece. */
+static char *place_of(const struct piece *p)
+{
+    return (char *)*p->t->param + p->first * p->size;
+}
+
+/* plan->values_bytes of host memory, behind what an exchange brings. */
+static char *room_of(const struct zr_engine *e)
+{
+    return e->words + (int64_t)e->n_all * ZR_EXCHANGE_BYTES;
+}
+
+static int copy(struct zr_engine *e, char *dst, const char *src, int64_t n_bytes)
+{
+    return dst == src ? 0 : e->dev->ops->copy(e->reduce_stream, dst, src, n_bytes);
+}
+
+static int failed(struct zr_engine *e, int err)
+{
+    return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
+}
+
+/* The piece at src on rank 0, to dst of every rank, which may be NULL. */
+static int bring(struct zr_engine *e, const struct piece *p, const char *src, char *dst)
+{
+    int64_t n_bytes = p->n * p->size;
+    int err = zr_roles_make_room(e);
+    if (!err && e->place == 0)
+        err = copy(e, zr_values_staging(e), src, n_bytes);
+    if (!err)
+        err = zr_role_broadcast(e, ZR_ROLE_CONTROL, e->plan->values_at, n_bytes, 0, &p->tag);
+    if (!err && dst && !(e->place == 0 && dst == src))
+        err = copy(e, dst, zr_values_staging(e), n_bytes);
+    return err;
+}
+
+/* What the model last put on its stream for its buffers is done first. */
+static int bring_all(struct zr_engine *e, enum what what, int32_t tensor, int64_t first, int64_t n,
+                     const char *data, char *out)
+{
+    struct piece p = piece_of(e, what, tensor, first);
+    int64_t most = e->plan->values_bytes / p.size, end = first + n;
+    int err = zr_engine_drain(e);
+    for (; !err && p.first < end; p.first += p.n) {
+        int64_t at = (p.first - first) * p.size;
+        p.n = zr_min(most, end - p.first);
+        err = failed(e, bring(e, &p, what == WRITE ? data ? data + at : NULL : place_of(&p),
+                              what != READ ? place_of(&p)
+                              : out        ? out + at
+                                           : NULL));
+    }
+    /* Also after a failure: the stream may still be reading what the caller gave. */
+    int drained = zr_engine_drain(e);
+    return err ? err : drained;
+}
+
+int zr_engine_read_buffer(struct zr_engine *e, int32_t tensor, int64_t first, int64_t n, void *dst)
+{
+    return bring_all(e, READ, tensor, first, n, NULL, dst);
+}
+
+int zr_engine_write_buffer(struct zr_engine *e, int32_t tensor, int64_t first, int64_t n, const void *src)
+{
+    return bring_all(e, WRITE, tensor, first, n, src, NULL);
+}
+
+int zr_engine_spread_buffer(struct zr_engine *e, int32_t tensor)
+{
+    return bring_all(e, SPREAD, tensor, 0, e->layout->tensors[tensor].n_elems, NULL, NULL);
+}
+
+/* ---- compared ---- */
+
+static void declare_buffers(struct zr_engine *e, const char *at, int64_t n_bytes, bool write)
+{
+    struct zr_access a = {(void *)(uintptr_t)at, n_bytes, write};
+    zr_declare(e->dev, NULL, &a, 1);
+}
+
+int zr_engine_compare_buffer(struct zr_engine *e, int32_t tensor, int64_t *element)
+{
+    struct piece p = piece_of(e, COMPARE, tensor, 0);
+    int64_t half = e->plan->values_bytes / 2 / p.size * p.size;
+    char *theirs = room_of(e), *mine = theirs + half;
+    int err = zr_engine_drain(e);
+    *element = -1;
+    for (; !err && p.first < p.t->n_elems; p.first += p.n) {
+        p.n = zr_min(half / p.size, p.t->n_elems - p.first);
+        err = bring(e, &p, place_of(&p), theirs);
+        if (!err)
+            err = copy(e, mine, place_of(&p), p.n * p.size);
+        failed(e, err);
+        int drained = zr_engine_drain(e);
+        err = err ? err : drained;
+        if (err)
+            return err;
+        declare_buffers(e, theirs, 2 * half, false);
+        for (int64_t i = 0; *element < 0 && i < p.n; i++)
+            if (memcmp(theirs + i * p.size, mine + i * p.size, (size_t)p.size) != 0)
+                *element = p.first + i;
+    }
+    return err;
+}
+
+/* ---- their mean ---- */
+
+static double buffer_value_at(const char *at, enum zr_dtype dtype)
+{
+    uint16_t half;
+    uint32_t bits;
+    float x;
+    if (dtype == ZR_F32) {
+        memcpy(&x, at, sizeof x);
+        return (double)x;
+    }
+    memcpy(&half, at, sizeof half);
+    bits = (uint32_t)half << 16;
+    memcpy(&x, &bits, sizeof x);
+    return (double)x;
+}
+
+/* Of all ranks' values, which lie slot_bytes apart, over those of the first. The sum is exact, so the ranks
+ * may come in any order. */
+static void average(const struct zr_engine *e, const struct piece *p, char *room, int64_t slot_bytes)
+{
+    const struct zr_host_kernels *k = zr_host_kernels_best();
+    for (int64_t i = 0; i < p->n; i++) {
+        struct zr_exact_sum sum;
+        zr_exact_reset(&sum);
+        for (int r = 0; r < e->world; r++)
+            zr_exact_add(&sum, buffer_value_at(room + r * slot_bytes + i * p->size, p->t->dtype));
+        float mean = (float)(zr_exact_value(&sum) / e->world);
+        k->cast(room + i * p->size, p->t->dtype, &mean, ZR_F32, 1);
+    }
+}
+
+static int mean_piece(struct zr_engine *e, const struct piece *p, int64_t slot_bytes)
+{
+    char *staging = zr_values_staging(e), *room = room_of(e);
+    int err = copy(e, staging + e->place * slot_bytes, place_of(p), p->n * p->size);
+    if (!err)
+        err = zr_role_exchange(e, ZR_ROLE_CONTROL, e->plan->values_at, slot_bytes, &p->tag);
+    if (!err)
+        err = copy(e, room, staging, e->world * slot_bytes);
+    failed(e, err);
+    int drained = zr_engine_drain(e);
+    if (err || drained)
+        return err ? err : drained;
+    declare_buffers(e, room, e->world * slot_bytes, false);
+    declare_buffers(e, room, p->n * p->size, true);
+    average(e, p, room, slot_bytes);
+    err = failed(e, copy(e, place_of(p), room, p->n * p->size));
+    drained = zr_engine_drain(e);
+    return err ? err : drained;
+}
+
+int zr_engine_mean_buffer(struct zr_engine *e, int32_t tensor)
+{
+    struct piece p = piece_of(e, MEAN, tensor, 0);
+    int64_t slot = e->plan->values_bytes / e->world / ZR_PIECE_ALIGN * ZR_PIECE_ALIGN;
+    int err = zr_engine_drain(e);
+    for (; !err && p.first < p.t->n_elems; p.first += p.n) {
+        p.n = zr_min(slot / p.size, p.t->n_elems - p.first);
+        err = mean_piece(e, &p, slot);
+    }
+    return err;
+}
+
+/* ---- copied, by one rank ---- */
+
+int zr_engine_copy_buffers(struct zr_engine *e, char *base, bool into_model)
+{
+    struct zr_stream *s = into_model ? e->reduce_stream : e->compute;
+    int err = 0;
+    for (int32_t i = 0; !err && i < e->layout->n_tensors; i++) {
+        const struct zr_tensor *t = &e->layout->tensors[i];
+        if (!t->buffer)
+            continue;
+        char *own = *t->param;
+        err = e->dev->ops->copy(s, into_model ? own : base, into_model ? base : own,
+                                t->n_elems * zr_dtype_bytes(t->dtype));
+        base += zr_buffer_room(t);
+    }
+    failed(e, err);
+    int drained = zr_engine_drain(e);
+    return err ? err : drained;
+}

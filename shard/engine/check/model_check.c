@@ -1,0 +1,494 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* model_check.c: see model_check.h. */
+#include "shard/engine/check/model_check.h"
+#include "kernels/check/guard.h"
+#include "shard/engine/check/observers.h"
+#include "shard/engine/check/places.h"
+#include "shard/engine/internal.h"
+#include "shard/engine/issue.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A bracket's copy of a piece lies in one of these places in turn. A prime: a model that keeps a pointer
+ * uses it again after two brackets (forward, backward), or three, not after as many as this. */
+enum { TURNS = 7 };
+
+/* What a region of the guard is for: a place of one piece, or a whole tensor that is closed for good. */
+struct place {
+    int32_t tensor, slice; /* slice -1: all */
+    bool grad;
+};
+
+struct zr_model_check {
+    struct zr_observer o;
+    struct zr_check *check;
+    const struct zr_layout *layout;
+    struct zr_guard *guard;   /* NULL: nothing is guarded */
+    struct zr_places *copies; /* the same on a GPU: filled with NaN outside brackets */
+    struct place *places;     /* by region: tensors, their gradients, then TURNS for each piece, twice */
+    bool *reported;           /* (n_units) the model's thread knows the parameters to be there, this step */
+    bool said_stopped;
+    _Atomic bool said_fault;
+    /* What a report of the guard's thread reads too, while the model's may go on. */
+    pthread_mutex_t lock;
+    uint8_t *turn[2]; /* (n_pieces) parameters, gradients: the place in use, or used last */
+    bool *open[2];    /* (n_pieces) a bracket holds it */
+    const char *call, *phase;
+    int32_t unit;
+    uint32_t step;              /* of the last call */
+    char touch[ZR_ERROR_BYTES]; /* the guard's first, in words; "": not yet */
+    struct zr_log *log;
+};
+
+static void say(const struct zr_model_check *w, const char *text)
+{
+    zr_warn(w->log, "check: %s", text);
+}
+
+/* ---- opening ---- */
+
+static void report_touch(void *arg);
+
+static int32_t region_of(const struct zr_model_check *w, int32_t piece, bool grad)
+{
+    const struct zr_layout *l = w->layout;
+    return 2 * l->n_tensors + (grad * l->n_pieces + piece) * TURNS + w->turn[grad][piece];
+}
+
+/* Slices of a stacked tensor lie as the model has them, no better aligned than their stride; the next one
+ * begins right after, and must be found closed. */
+static struct zr_guard_region region_for(const struct zr_tensor *x, int64_t n_slices, bool grad)
+{
+    if (x->buffer) /* the model's own memory */
+        return (struct zr_guard_region){.align = 64};
+    int64_t stride = x->n_elems / x->n_slices * zr_dtype_bytes(x->dtype);
+    return (struct zr_guard_region){.bytes = grad && !x->grad ? 0 : n_slices * stride,
+                                    .align = x->stacked && stride ? zr_min(stride & -stride, 64) : 64};
+}
+
+static int open_guard(struct zr_model_check *w)
+{
+    const struct zr_layout *l = w->layout;
+    int32_t n = 2 * l->n_tensors + 2 * l->n_pieces * TURNS, at = 0;
+    struct zr_guard_region *want = calloc((size_t)n, sizeof *want);
+    w->places = calloc((size_t)n, sizeof *w->places);
+    w->turn[0] = calloc((size_t)l->n_pieces + 1, 1);
+    w->turn[1] = calloc((size_t)l->n_pieces + 1, 1);
+    w->open[0] = calloc((size_t)l->n_pieces + 1, sizeof *w->open[0]);
+    w->open[1] = calloc((size_t)l->n_pieces + 1, sizeof *w->open[1]);
+    int err = 0;
+    if (!want || !w->places || !w->turn[0] || !w->turn[1] || !w->open[0] || !w->open[1])
+        err = zr_fail(ZR_ERR_NOMEM, "check: no memory for %d guarded places", n);
+    for (int grad = 0; !err && grad < 2; grad++)
+        for (int32_t t = 0; t < l->n_tensors; t++, at++) {
+            const struct zr_tensor *x = &l->tensors[t];
+            w->places[at] = (struct place){t, -1, grad};
+            want[at] = region_for(x, x->n_slices, grad);
+        }
+    for (int grad = 0; !err && grad < 2; grad++)
+        for (int32_t p = 0; p < l->n_pieces; p++)
+            for (int k = 0; k < TURNS; k++, at++) {
+                const struct zr_tensor *x = &l->tensors[l->pieces[p].tensor];
+                w->places[at] = (struct place){l->pieces[p].tensor, l->pieces[p].slice, grad};
+                want[at] = region_for(x, 1, grad);
+            }
+    if (!err)
+        err = zr_guard_open(want, n, report_touch, w, &w->guard);
+    free(want);
+    return err;
+}
+
+/* ---- what is being done ---- */
+
+void zr_model_check_call(struct zr_model_check *w, const char *name, int32_t unit, const char *phase,
+                         uint32_t step)
+{
+    if (!w)
+        return;
+    pthread_mutex_lock(&w->lock);
+    w->call = name;
+    w->unit = unit;
+    w->phase = phase;
+    w->step = step;
+    pthread_mutex_unlock(&w->lock);
+    zr_check_doing(w->check, name, unit, step);
+}
+
+void zr_model_check_job(struct zr_model_check *w, const char *name, int32_t unit, uint32_t step)
+{
+    if (w)
+        zr_check_doing(w->check, name, unit, step);
+}
+
+struct zr_vclock *zr_model_check_hand(struct zr_model_check *w)
+{
+    return w ? zr_check_hand(w->check) : NULL;
+}
+
+void zr_model_check_take(struct zr_model_check *w, struct zr_vclock *known)
+{
+    if (w)
+        zr_check_take(w->check, known, true);
+}
+
+/* ---- the model's memory ---- */
+
+static int32_t index_of(const struct zr_model_check *w, const struct zr_piece *p)
+{
+    return (int32_t)(p - w->layout->pieces);
+}
+
+char *zr_model_check_param(const struct zr_model_check *w, const struct zr_piece *p)
+{
+    if (w && w->copies)
+        return zr_places_at(w->copies, p, false);
+    return w && w->guard ? zr_guard_at(w->guard, region_of(w, index_of(w, p), false)) : NULL;
+}
+
+char *zr_model_check_grad(const struct zr_model_check *w, const struct zr_piece *p)
+{
+    if (w && w->copies)
+        return zr_places_at(w->copies, p, true);
+    return w && w->guard ? zr_guard_at(w->guard, region_of(w, index_of(w, p), true)) : NULL;
+}
+
+char *zr_model_check_closed(const struct zr_model_check *w, int32_t tensor, bool grad)
+{
+    return w && w->guard ? zr_guard_at(w->guard, grad * w->layout->n_tensors + tensor) : NULL;
+}
+
+static char *full_at(const struct zr_engine *e, const struct zr_flat *f, int32_t slot, bool grad)
+{
+    return grad ? e->reduce_base + zr_plan_grad_full(e->plan, f, slot)
+                : e->gather_base + zr_plan_param_full(e->plan, f, slot);
+}
+
+/* What the model may do with a unit it holds, as one operation of its own. */
+static void declare(struct zr_engine *e, int32_t unit, int32_t slot, bool grad)
+{
+    const struct zr_unit *u = &e->layout->units[unit];
+    for (int32_t i = 0; i < u->n_flats; i++) {
+        const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
+        struct zr_access a = {full_at(e, f, slot, grad), f->inner.total, grad};
+        if (!grad || f->trainable)
+            zr_check_compute(e->watch->check, e->compute, grad ? "the model's writes" : "the model's reads",
+                             &a);
+    }
+}
+
+/* A new place for a piece, with a copy of what the model is to see in it. */
+static int open_piece(struct zr_model_check *w, int32_t piece, bool grad, const char *from, int64_t bytes)
+{
+    pthread_mutex_lock(&w->lock);
+    w->turn[grad][piece] = (uint8_t)((w->turn[grad][piece] + 1) % TURNS);
+    w->open[grad][piece] = true;
+    pthread_mutex_unlock(&w->lock);
+    int32_t region = region_of(w, piece, grad);
+    int err = zr_guard_set(w->guard, region, ZR_GUARD_OPEN);
+    if (err)
+        return err;
+    memcpy(zr_guard_at(w->guard, region), from, (size_t)bytes);
+    return grad ? 0 : zr_guard_set(w->guard, region, ZR_GUARD_READ);
+}
+
+static int close_piece(struct zr_model_check *w, int32_t piece, bool grad, char *to, int64_t bytes)
+{
+    int32_t region = region_of(w, piece, grad);
+    if (grad)
+        memcpy(to, zr_guard_at(w->guard, region), (size_t)bytes);
+    pthread_mutex_lock(&w->lock);
+    w->open[grad][piece] = false;
+    pthread_mutex_unlock(&w->lock);
+    return zr_guard_set(w->guard, region, ZR_GUARD_CLOSED);
+}
+
+static int for_pieces(struct zr_engine *e, int32_t unit, int32_t slot, bool grad, bool open)
+{
+    const struct zr_layout *l = e->layout;
+    const struct zr_unit *u = &l->units[unit];
+    int err = 0;
+    for (int32_t i = 0; i < u->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[u->first_flat + i];
+        char *full = full_at(e, f, slot, grad);
+        for (int32_t k = 0; !err && (!grad || f->trainable) && k < f->n_pieces; k++) {
+            const struct zr_piece *p = &l->pieces[f->first_piece + k];
+            int64_t size = zr_dtype_bytes(f->dtype);
+            char *at = full + p->first * size;
+            err = open ? open_piece(e->watch, f->first_piece + k, grad, at, p->n * size)
+                       : close_piece(e->watch, f->first_piece + k, grad, at, p->n * size);
+        }
+    }
+    return err;
+}
+
+static int hand_out(struct zr_engine *e, int32_t unit, int32_t slot, bool grad)
+{
+    struct zr_model_check *w = e->watch;
+    declare(e, unit, slot, grad);
+    w->reported[unit] |= !grad;
+    bool shown = grad ? e->m.grad_shown[unit] : e->m.param_shown[unit];
+    if (w->copies && !shown)
+        return zr_places_begin(w->copies, unit, slot, grad);
+    return w->guard && !shown ? for_pieces(e, unit, slot, grad, true) : 0;
+}
+
+static int take_back(struct zr_engine *e, int32_t unit, int32_t slot, bool grad)
+{
+    declare(e, unit, slot, grad);
+    if (e->watch->copies)
+        return zr_places_end(e->watch->copies, unit, slot, grad);
+    return e->watch->guard ? for_pieces(e, unit, slot, grad, false) : 0;
+}
+
+static int set_all(struct zr_engine *e, enum zr_guard_mode mode)
+{
+    int err = 0;
+    for (int32_t t = 0; !err && e->watch && e->watch->guard && t < e->layout->n_tensors; t++)
+        err = zr_guard_set(e->watch->guard, t, mode);
+    return err;
+}
+
+int zr_model_check_all(struct zr_engine *e, bool open)
+{
+    return set_all(e, open ? ZR_GUARD_OPEN : ZR_GUARD_CLOSED);
+}
+
+int zr_model_check_all_read(struct zr_engine *e)
+{
+    return set_all(e, ZR_GUARD_READ);
+}
+
+static int check_model_step(struct zr_engine *e)
+{
+    struct zr_model_check *w = e->watch;
+    for (int32_t u = 0; u < e->layout->n_units; u++) {
+        if (w->reported[u] && e->plan->place.model_holds)
+            declare(e, u, -1, false);
+        w->reported[u] = false;
+    }
+    return zr_engine_note(e, w->copies ? zr_places_look(w->copies) : 0);
+}
+
+static void report_skipped_step(struct zr_engine *e)
+{
+    if (e->watch->copies)
+        zr_warn(
+            e->watch->log,
+            "check: step %u was skipped, its gradient is not finite: on a GPU a pointer that the model kept "
+            "from an earlier bracket reads NaN",
+            zr_last_step_number(e));
+}
+
+void zr_model_check_reader(struct zr_engine *e)
+{
+    if (e->watch)
+        zr_check_reader(e->watch->check, e->reduce_stream, e->snapshot, e->plan->snapshot_bytes);
+}
+
+void zr_model_check_reader_done(struct zr_model_check *w)
+{
+    if (w)
+        zr_check_reader_done(w->check);
+}
+
+/* ---- faults ---- */
+
+static bool is_open(const struct zr_model_check *w, int32_t tensor, int64_t slice, bool grad)
+{
+    const struct zr_layout *l = w->layout;
+    for (int32_t p = 0; p < l->n_pieces; p++)
+        if (l->pieces[p].tensor == tensor && l->pieces[p].slice == slice && w->open[grad][p])
+            return true;
+    return false;
+}
+
+/* Of a touch of memory that is not open: where it stands to the brackets of the unit it meant. */
+static const char *wrong_bracket(const struct zr_model_check *w, const struct place *at, int64_t slice)
+{
+    bool kept = at->slice == slice;
+    if (is_open(w, at->tensor, slice, at->grad))
+        return kept ? "inside its bracket, by a pointer that it kept from an earlier one; read it again "
+                      "after each zero_begin"
+               : at->slice < 0
+                   ? "inside its bracket, by a pointer that it took before zero_begin; read it after"
+                   : "inside its bracket, by the pointer of another layer";
+    if (kept)
+        return "outside its bracket, by a pointer that it kept from an earlier one";
+    if (at->grad && is_open(w, at->tensor, slice, false))
+        return "outside its backward bracket";
+    return "outside its bracket";
+}
+
+/* Which element of which tensor a touch meant, and why it was wrong. Under the lock. */
+static void describe(const struct zr_model_check *w, const struct zr_guard_touch *t, char *text, size_t n)
+{
+    const struct place *at = &w->places[t->region];
+    const struct zr_tensor *x = &w->layout->tensors[at->tensor];
+    int64_t size = zr_dtype_bytes(x->dtype), stride = x->n_elems / x->n_slices * size;
+    int64_t own = at->slice < 0 ? x->n_slices * stride : stride;
+    int64_t byte = (at->slice < 0 ? 0 : at->slice * stride) + t->offset;
+    bool beside = byte < 0 || byte >= x->n_elems * size;
+    int64_t slice = beside ? 0 : byte / stride;
+    const char *does = t->write > 0 ? "writes" : t->write == 0 ? "reads" : "touches";
+    char where[96], why[128];
+    if (beside)
+        snprintf(where, sizeof where, "%lld bytes %s",
+                 (long long)(byte < 0 ? -byte : byte - x->n_elems * size),
+                 byte < 0 ? "before its start" : "beyond its end");
+    else
+        snprintf(where, sizeof where, "unit %lld, element %lld", (long long)(x->unit + slice),
+                 (long long)(byte / size));
+    if (beside)
+        snprintf(why, sizeof why, "where no tensor is");
+    else if (t->callback)
+        snprintf(why, sizeof why, "which it was not given");
+    else if (t->mode == ZR_GUARD_READ && t->offset >= 0 && t->offset < own)
+        snprintf(why, sizeof why, "which may only be read");
+    else
+        snprintf(why, sizeof why, "%s", wrong_bracket(w, at, slice));
+    char after[96];
+    if (t->callback)
+        snprintf(after, sizeof after, "in %s", t->callback);
+    else if (w->unit < 0)
+        snprintf(after, sizeof after, "after %s, step %u", w->call, w->step);
+    else
+        snprintf(after, sizeof after, "after %s of unit %d in %s, step %u", w->call, w->unit, w->phase,
+                 w->step);
+    const char *by = t->call ? " by " : "";
+    const char *cut_short = t->call ? "; the call fails or does less than it was asked" : "";
+    snprintf(text, n, "the model's fault: %s, it %s %stensor %s (%s)%s%s %s%s", after, does,
+             at->grad ? "the gradient of " : "", x->name, where, by, t->call ? t->call : "", why, cut_short);
+}
+
+static bool found_touch(struct zr_model_check *w, char *text, size_t n)
+{
+    struct zr_guard_touch t;
+    if (!w->guard || !zr_guard_touched(w->guard, &t))
+        return false;
+    pthread_mutex_lock(&w->lock);
+    if (!w->touch[0])
+        describe(w, &t, w->touch, sizeof w->touch);
+    snprintf(text, n, "%s", w->touch);
+    pthread_mutex_unlock(&w->lock);
+    return true;
+}
+
+static void say_fault(struct zr_model_check *w, const char *text)
+{
+    if (!atomic_exchange(&w->said_fault, true))
+        say(w, text);
+}
+
+/* On the guard's thread, while the one that touched waits. */
+static void report_touch(void *arg)
+{
+    struct zr_model_check *w = arg;
+    char text[ZR_ERROR_BYTES];
+    if (found_touch(w, text, sizeof text))
+        say_fault(w, text);
+}
+
+int zr_model_check_look(struct zr_engine *e)
+{
+    struct zr_model_check *w = e->watch;
+    char text[ZR_ERROR_BYTES];
+    int code = 0;
+    if (!w)
+        return 0;
+    if (found_touch(w, text, sizeof text)) {
+        code = ZR_ERR_ORDER;
+    } else if (zr_check_found(w->check, text, sizeof text)) {
+        code = ZR_ERR_FAILED;
+    } else if (zr_check_stopped(w->check) && !w->said_stopped) {
+        w->said_stopped = true;
+        say(w, "no memory to keep the record: nothing is checked from here on");
+    }
+    if (!code)
+        return 0;
+    say_fault(w, text);
+    return zr_fail(code, "check: %s", text);
+}
+
+/* ---- as an observer ---- */
+
+static int model_check_begin(struct zr_observer *o, const struct zr_grant *g)
+{
+    return g->kind != ZR_GRANT_SLOTS && g->ready ? hand_out(o->e, g->unit, g->slot, g->kind == ZR_GRANT_GRAD)
+                                                 : 0;
+}
+
+static int model_check_end(struct zr_observer *o, const struct zr_grant *g)
+{
+    return g->kind != ZR_GRANT_SLOTS ? take_back(o->e, g->unit, g->slot, g->kind == ZR_GRANT_GRAD) : 0;
+}
+
+static int model_check_reduced(struct zr_observer *o, int32_t unit, enum zr_reduce_moment at)
+{
+    return at == ZR_REDUCE_RETURNED ? hand_out(o->e, unit, -1, true) : 0;
+}
+
+static int model_check_step(struct zr_observer *o, enum zr_step_moment at, const char *call)
+{
+    (void)call;
+    if (at == ZR_STEP_SETTLED && o->e->agreed->skipped && !o->e->agreed->too_large)
+        report_skipped_step(o->e);
+    return at == ZR_STEP_BEGUN ? check_model_step(o->e) : 0;
+}
+
+static void model_check_give_back(struct zr_observer *o)
+{
+    zr_places_give_back(((struct zr_model_check *)o)->copies);
+}
+
+static void close_model_check(struct zr_observer *o)
+{
+    struct zr_model_check *w = (struct zr_model_check *)o;
+    o->e->watch = NULL;
+    zr_info(w->log, "check: %lld operations were checked", (long long)zr_check_n_ops(w->check));
+    zr_guard_close(w->guard);
+    zr_places_close(w->copies);
+    free(w->places);
+    free(w->turn[0]);
+    free(w->turn[1]);
+    free(w->open[0]);
+    free(w->open[1]);
+    free(w->reported);
+    pthread_mutex_destroy(&w->lock);
+}
+
+int zr_model_check_open(struct zr_engine *e, const struct zr_engine_parts *parts, struct zr_observer **out)
+{
+    static const struct zr_observer_ops ops = {.on_begin = model_check_begin,
+                                               .on_end = model_check_end,
+                                               .on_reduce = model_check_reduced,
+                                               .on_step = model_check_step,
+                                               .give_back = model_check_give_back,
+                                               .close = close_model_check};
+    if (!parts->check)
+        return 0;
+    ZR_TRY(zr_observer_new(e, &ops, sizeof(struct zr_model_check), 0, 0, out));
+    struct zr_model_check *w = (struct zr_model_check *)*out;
+    w->check = parts->check;
+    w->layout = e->layout;
+    pthread_mutex_init(&w->lock, NULL);
+    w->call = "zero_wrap";
+    w->phase = "";
+    w->unit = -1;
+    w->log = e->opt.log;
+    w->reported = calloc((size_t)e->layout->n_units, sizeof *w->reported);
+    int err = w->reported ? 0 : zr_fail(ZR_ERR_NOMEM, "check: no memory for the units");
+    if (!err && !e->plan->place.model_holds && e->dev->ops->compute_on_caller)
+        err = open_guard(w);
+    if (!err && !e->plan->place.model_holds && !e->dev->ops->compute_on_caller)
+        err = zr_places_open(e, &w->copies);
+    if (w->copies)
+        zr_info(w->log, "check: %lld bytes of the GPU for the model's copies of its units",
+                (long long)zr_places_need(w->layout));
+    if (!err)
+        e->watch = w;
+    return err;
+}

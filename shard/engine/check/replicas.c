@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* replicas.c: copies that must be equal, compared (cfg.debug.check). With HSDP every group updates a
+ * copy of its own, and so does each part of the model of what is not cut (compare_tp.c): the same bits, as
+ * long as the update gives the same for the same arguments. A program's own (optim.update) may not, and then
+ * copies drift apart with nothing to be seen but a loss that is a little off.
+ *
+ * Ranks exchange a digest of the parameters and master weights that each of them keeps, and those with the
+ * same part of a copy are compared. Only where some differ are tensors compared one by one, to say which. All
+ * ranks get the same digests and come to the same answer. Copies that have come apart stay apart, so it is
+ * enough to look after steps 1, 2, 4, 8 and so on, and after every 64th: to look, the host waits for all
+ * streams, and a check that did so after every step would order what may be a race. */
+#include "shard/engine/internal.h"
+#include "shard/engine/issue.h"
+
+#include <stdlib.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+enum { EVERY = 64 };
+
+struct digest {
+    struct zr_engine *e;
+    char *buffer;
+    uint64_t hash;
+};
+
+static int add_bytes(struct zr_engine *e, char *buffer, const char *from, int64_t bytes, uint64_t *hash)
+{
+    for (int64_t n; bytes > 0; from += n, bytes -= n) {
+        n = zr_min(bytes, ZR_DIGEST_BYTES);
+        ZR_TRY(e->dev->ops->copy(e->reduce_stream, buffer, from, n));
+        ZR_TRY(zr_engine_drain(e));
+        *hash = XXH3_64bits_withSeed(buffer, (size_t)n, *hash);
+    }
+    return 0;
+}
+
+int zr_digest_tensor(struct zr_engine *e, char *buffer, int32_t tensor, uint64_t *hash)
+{
+    const struct zr_layout *l = e->layout;
+    const struct zr_tensor *t = &l->tensors[tensor];
+    for (int64_t s = 0; !t->buffer && s < t->n_slices; s++) {
+        int32_t id = l->piece_of[l->slice_base[tensor] + s];
+        const struct zr_piece *p = &l->pieces[id];
+        const struct zr_flat *f = zr_piece_flat(l, id);
+        struct zr_span kept = zr_engine_kept(e, f);
+        int64_t from = zr_max(kept.first, p->first), end = zr_min(kept.first + kept.n, p->first + p->n);
+        if (from >= end)
+            continue;
+        ZR_TRY(add_bytes(e, buffer, zr_engine_param_at(e, f, from), (end - from) * zr_dtype_bytes(f->dtype),
+                         hash));
+        if (t->grad && f->dtype != ZR_F32)
+            ZR_TRY(add_bytes(e, buffer, (const char *)zr_engine_master_at(e, f, from),
+                             (end - from) * (int64_t)sizeof(float), hash));
+    }
+    return 0;
+}
+
+/* Tensors [first, end). Two places that should be equal and are not, or -1 in both. */
+static int compare_tensors(struct digest *d, int32_t first, int32_t end, uint64_t *all, int32_t differ[2])
+{
+    struct zr_engine *e = d->e;
+    d->hash = 0;
+    for (int32_t t = first; t < end; t++)
+        ZR_TRY(zr_digest_tensor(e, d->buffer, t, &d->hash));
+    ZR_TRY(zr_engine_exchange(e, &d->hash, sizeof d->hash, all));
+    const struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm;
+    int32_t inner = e->plan->hop[ZR_INNER].size;
+    differ[0] = differ[1] = -1;
+    for (int32_t p = inner; differ[0] < 0 && p < e->world; p++) {
+        int32_t a = zr_comm_rank(control, p % inner), b = zr_comm_rank(control, p);
+        if (all[a] != all[b])
+            differ[0] = a, differ[1] = b;
+    }
+    return 0;
+}
+
+static int report_difference(struct digest *d, uint64_t *all, int32_t differ[2])
+{
+    struct zr_engine *e = d->e;
+    int32_t found[2] = {-1, -1}, t = 0;
+    for (; e->pp == 1 && found[0] < 0 && t < e->layout->n_tensors; t++) /* else stages have others */
+        ZR_TRY(compare_tensors(d, t, t + 1, all, found));
+    const char *name = found[0] < 0 ? "?" : e->layout->tensors[t - 1].name;
+    if (found[0] >= 0)
+        differ = found;
+    return zr_fail(ZR_ERR_MISMATCH,
+                   "check: after step %u rank %d and rank %d hold different copies of the same part of "
+                   "tensor %s: with hybrid hsdp every group updates its own copy%s",
+                   zr_last_step_number(e), differ[0], differ[1], name,
+                   e->opt.update ? ", so optim.update must give the same weights for the same arguments"
+                                 : ", and one of them was changed by something else");
+}
+
+bool zr_compare_is_due(const struct zr_engine *e)
+{
+    uint32_t step = e->m.step;
+    return e->opt.check && ((step & (step - 1)) == 0 || step % EVERY == 0);
+}
+
+static int compare_groups(struct zr_engine *e)
+{
+    struct digest d = {.e = e, .buffer = malloc(ZR_DIGEST_BYTES), .hash = 0};
+    uint64_t *all = malloc((size_t)e->n_all * sizeof *all);
+    int32_t differ[2];
+    int err = d.buffer && all ? 0 : zr_fail(ZR_ERR_NOMEM, "check: no memory to compare the groups' copies");
+    if (!err)
+        err = zr_engine_drain(e);
+    if (!err)
+        err = compare_tensors(&d, 0, e->layout->n_tensors, all, differ);
+    if (!err && differ[0] >= 0)
+        err = report_difference(&d, all, differ);
+    free(d.buffer);
+    free(all);
+    return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
+}
+
+int zr_engine_check_replicas(struct zr_engine *e)
+{
+    if (!zr_compare_is_due(e))
+        return 0;
+    int err = e->plan->hop[ZR_OUTER].sums_whole ? compare_groups(e) : 0;
+    return err ? err : zr_engine_compare_parts(e);
+}

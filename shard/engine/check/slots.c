@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* slots.c: with cfg.debug.check, what the model does in the slots between pipeline stages.
+ *
+ *   a.out   is filled with NaN before an action is given it (bytes of 0xff are one in every dtype), so that
+ *           a stage that reads more than was written finds it; and behind it is room, so that what is
+ *           written beyond activation_bytes is seen and not in another message
+ *   a.in    is hashed when it is given, and must be as it was at the action's end, and what a forward was
+ *           given until its backward, which has it as a.kept, is over
+ *   what was written to a.out must be as it was when the slot is given again
+ *
+ * What a micro-batch writes is measured by its last byte that is not 0xff. Of the model's thread alone. */
+#include "shard/engine/check/observers.h"
+#include "shard/engine/internal.h"
+#include "shard/engine/issue.h"
+#include "shard/engine/walk.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+/* Of a slot: what it held when the model was last given it, or gave it, with which action. */
+struct held {
+    uint64_t hash;
+    bool known, gave;
+    struct zr_pipe_action by;
+};
+
+struct slot_check {
+    struct zr_observer o;
+    struct zr_pipe_room room;
+    /* the action that is under way */
+    struct zr_walk_given given;
+    bool evaluates;
+    /* (stages of a rank, forward and back) bytes that the first micro-batch wrote, and its number; -1: none
+     * has written yet. Those that write others are told of once. */
+    int64_t *first_bytes;
+    int32_t *first_micro;
+    bool said;
+    /* (slots) */
+    struct held held[];
+};
+
+/* ---- what slots hold ---- */
+
+static struct held *held_of(struct slot_check *c, const void *slot)
+{
+    return slot ? &c->held[((const char *)slot - c->o.e->pipe_base) / c->room.slot_bytes] : NULL;
+}
+
+static uint64_t hash_of(const struct slot_check *c, const void *slot)
+{
+    return XXH3_64bits(slot, (size_t)c->room.activation_bytes);
+}
+
+static void hold_slot(struct slot_check *c, const void *slot, bool gave)
+{
+    *held_of(c, slot) = (struct held){hash_of(c, slot), true, gave, c->given.action};
+}
+
+/* "forward of micro-batch 3" */
+struct action_text {
+    char text[64];
+};
+static struct action_text text_of(const struct zr_pipe_action *a)
+{
+    struct action_text t;
+    const char *phase = zr_phase_name(zr_pipe_gives_weights(a->kind), zr_pipe_is_apart(a->kind));
+    snprintf(t.text, sizeof t.text, "%s of micro-batch %d", phase, a->micro_batch);
+    return t;
+}
+
+static int compare_slot(struct slot_check *c, const void *slot, const char *name)
+{
+    const struct held *h = held_of(c, slot);
+    if (!h || !h->known || h->hash == hash_of(c, slot))
+        return 0;
+    const struct action_text now = text_of(&c->given.action), then = text_of(&h->by);
+    if (h->gave)
+        return zr_engine_note(c->o.e,
+                              zr_fail(ZR_ERR_ORDER,
+                                      "check: the model's fault: the a.out of %s was changed after its "
+                                      "zero_finish, which had begun to send it; found in %s",
+                                      then.text, now.text));
+    return zr_engine_note(c->o.e,
+                          zr_fail(ZR_ERR_ORDER,
+                                  "check: the model's fault: it wrote to %s of %s, which it may only read, "
+                                  "because others read it too: work on a copy",
+                                  name, then.text));
+}
+
+/* ---- what is written ---- */
+
+static int64_t written_bytes(const struct slot_check *c, const unsigned char *slot)
+{
+    int64_t n = c->room.slot_bytes;
+    while (n > 0 && slot[n - 1] == 0xff)
+        n--;
+    return zr_round_up(n, 4); /* a number whose last byte is 0xff, too */
+}
+
+/* Micro-batches may differ in size, and the stage that reads them has to know. */
+static void report_sizes(struct slot_check *c, int64_t n)
+{
+    const struct zr_pipe_action *a = &c->given.action;
+    int32_t k = a->stage / c->o.e->pp * 2 + (a->kind != ZR_PIPE_FORWARD);
+    if (c->first_bytes[k] < 0) {
+        c->first_bytes[k] = n;
+        c->first_micro[k] = a->micro_batch;
+    } else if (c->first_bytes[k] != n && !c->said) {
+        c->said = true;
+        zr_warn(c->o.e->opt.log,
+                "check: %s wrote %lld bytes to a.out, but that of micro-batch %d wrote %lld: a stage that "
+                "reads more than was written finds NaN there",
+                text_of(a).text, (long long)n, c->first_micro[k], (long long)c->first_bytes[k]);
+    }
+}
+
+static int check_written(struct slot_check *c, const void *out)
+{
+    const int64_t n = written_bytes(c, out), most = c->room.activation_bytes;
+    if (n > zr_round_up(most, 4))
+        return zr_engine_note(
+            c->o.e, zr_fail(ZR_ERR_ORDER,
+                            "check: the model's fault: %s wrote %lld bytes to a.out, but activation_bytes is "
+                            "%lld, and the bytes beyond belong to other micro-batches",
+                            text_of(&c->given.action).text, (long long)n, (long long)most));
+    report_sizes(c, n);
+    return 0;
+}
+
+/* ---- an action ---- */
+
+static int slots_begin(struct zr_observer *o, const struct zr_grant *g)
+{
+    struct slot_check *c = (struct slot_check *)o;
+    if (g->kind != ZR_GRANT_SLOTS)
+        return 0;
+    const struct zr_walk_given *given = &c->given;
+    c->given = *g->slots;
+    c->evaluates = g->evaluates;
+    ZR_TRY(compare_slot(c, given->in, "a.in"));
+    ZR_TRY(compare_slot(c, given->kept, "a.in"));
+    ZR_TRY(compare_slot(c, given->out, "a.out"));
+    if (given->in && !held_of(c, given->in)->known)
+        hold_slot(c, given->in, false);
+    if (given->out) {
+        held_of(c, given->out)->known = false;
+        memset(given->out, 0xff, (size_t)c->room.slot_bytes);
+    }
+    return 0;
+}
+
+static int slots_end(struct zr_observer *o, const struct zr_grant *g)
+{
+    struct slot_check *c = (struct slot_check *)o;
+    if (g->kind != ZR_GRANT_SLOTS)
+        return 0;
+    const struct zr_walk_given *given = &c->given;
+    ZR_TRY(compare_slot(c, given->in, "a.in"));
+    ZR_TRY(compare_slot(c, given->kept, "a.kept"));
+    if (given->out) {
+        ZR_TRY(check_written(c, given->out));
+        hold_slot(c, given->out, true);
+    }
+    /* What may be written again is not the model's to keep any more. */
+    bool over = zr_pipe_gives_weights(given->action.kind) || c->evaluates;
+    if (given->in && over)
+        held_of(c, given->in)->known = false;
+    if (given->kept && over)
+        held_of(c, given->kept)->known = false;
+    return 0;
+}
+
+static void close_slots(struct zr_observer *o)
+{
+    struct slot_check *c = (struct slot_check *)o;
+    free(c->first_bytes);
+    free(c->first_micro);
+}
+
+int zr_slots_open(struct zr_engine *e, const struct zr_engine_parts *parts, struct zr_observer **out)
+{
+    static const struct zr_observer_ops ops = {
+        .on_begin = slots_begin, .on_end = slots_end, .close = close_slots};
+    const struct zr_pipe_room *room = &parts->pipe_room;
+    const size_t n = (size_t)room->per_rank * 2;
+    if (!e->opt.check || !e->pipe)
+        return 0;
+    ZR_TRY(zr_observer_new(e, &ops, sizeof(struct slot_check), zr_pipe_room_bytes(room) / room->slot_bytes,
+                           sizeof(struct held), out));
+    struct slot_check *c = (struct slot_check *)*out;
+    c->room = *room;
+    c->first_bytes = malloc(n * sizeof *c->first_bytes);
+    c->first_micro = calloc(n, sizeof *c->first_micro);
+    if (!c->first_bytes || !c->first_micro)
+        return zr_fail(ZR_ERR_NOMEM, "no memory to check the slots of a pipeline");
+    for (size_t i = 0; i < n; i++)
+        c->first_bytes[i] = -1;
+    return 0;
+}

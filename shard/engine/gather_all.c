@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gather_all.c: all parameters at once, until they are released (zero_gather_all).
+ *
+ * At stages 0 and 1 the model has them anyhow. At stages 2 and 3 every tensor is laid out whole, as a program
+ * without the library has it, in memory of its own; but for one that lies so already (not stacked, in a
+ * resident unit), and with cfg.debug.check on the host in guarded memory, which may only be read. The units
+ * are gathered into the slots in turn and copied from there. */
+#include "shard/engine/internal.h"
+
+#include <stdlib.h>
+
+static bool is_guarded(const struct zr_engine *e)
+{
+    int32_t t = 0;
+    while (t < e->layout->n_tensors && e->layout->tensors[t].buffer)
+        t++;
+    return t < e->layout->n_tensors && zr_model_check_closed(e->watch, t, false);
+}
+
+static bool is_copied(const struct zr_engine *e, int32_t tensor, bool apart)
+{
+    const struct zr_tensor *t = &e->layout->tensors[tensor];
+    if (t->buffer) /* is whole where it is */
+        return false;
+    if (apart)
+        return true;
+    if (e->plan->place.model_holds)
+        return false;
+    return t->n_slices > 1 || !e->plan->resident[t->unit];
+}
+
+static int64_t tensor_bytes(const struct zr_tensor *t)
+{
+    return t->n_elems * zr_dtype_bytes(t->dtype);
+}
+
+int64_t zr_engine_all_bytes(const struct zr_engine *e, bool apart)
+{
+    int64_t bytes = 0;
+    for (int32_t t = 0; t < e->layout->n_tensors; t++)
+        if (is_copied(e, t, apart))
+            bytes += zr_round_up(tensor_bytes(&e->layout->tensors[t]), ZR_PIECE_ALIGN);
+    return bytes;
+}
+
+int zr_engine_all_open(struct zr_engine *e, bool apart)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    bool guarded = is_guarded(e) && !apart;
+    struct zr_all all = {.bytes = guarded ? 0 : zr_engine_all_bytes(e, apart), .apart = apart};
+    void *base = NULL;
+    int64_t end = 0;
+    all.at = malloc(((size_t)e->layout->n_tensors + 1) * sizeof *all.at);
+    int err = all.at ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d tensors", e->layout->n_tensors);
+    for (int32_t t = 0; !err && t < e->layout->n_tensors; t++) {
+        bool copied = !guarded && is_copied(e, t, apart);
+        all.at[t] = copied ? end : -1;
+        end += copied ? zr_round_up(tensor_bytes(&e->layout->tensors[t]), ZR_PIECE_ALIGN) : 0;
+    }
+    if (!err && all.bytes)
+        err = apart ? d->host_alloc(e->dev, all.bytes, &base) : d->alloc(e->dev, all.bytes, &base);
+    if (err) {
+        free(all.at);
+        return err;
+    }
+    all.base = base;
+    e->m.all = all;
+    return 0;
+}
+
+void zr_engine_all_close(struct zr_engine *e)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    if (e->m.all.base && e->m.all.apart)
+        d->host_free(e->dev, e->m.all.base, e->m.all.bytes);
+    else if (e->m.all.base)
+        d->free(e->dev, e->m.all.base, e->m.all.bytes);
+    free(e->m.all.at);
+    e->m.all = (struct zr_all){0};
+}
+
+/* Where the tensor lies whole; NULL: where it always does. */
+static char *whole_at(const struct zr_engine *e, int32_t tensor)
+{
+    if (e->m.all.at[tensor] >= 0)
+        return e->m.all.base + e->m.all.at[tensor];
+    return zr_model_check_closed(e->watch, tensor, false);
+}
+
+int zr_all_keep(struct zr_engine *e, int32_t unit, int32_t slot)
+{
+    const struct zr_unit *u = &e->layout->units[unit];
+    int err = 0;
+    for (int32_t i = 0; i < u->n_flats; i++) {
+        const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
+        int64_t size = zr_dtype_bytes(f->dtype);
+        const char *full = e->gather_base + zr_plan_param_full(e->plan, f, slot);
+        for (int32_t k = 0; !err && k < f->n_pieces; k++) {
+            const struct zr_piece *p = &e->layout->pieces[f->first_piece + k];
+            char *to = whole_at(e, p->tensor);
+            if (to && p->n)
+                err = e->dev->ops->copy(e->compute, to + p->slice * p->n * size, full + p->first * size,
+                                        p->n * size);
+        }
+    }
+    return err;
+}
+
+/* The model's pointers go to what is whole, or back to where they are outside brackets. */
+static void point(struct zr_engine *e, bool whole)
+{
+    for (int32_t t = 0; t < e->layout->n_tensors; t++) {
+        const struct zr_tensor *x = &e->layout->tensors[t];
+        if (x->buffer)
+            continue;
+        int32_t id = e->layout->piece_of[e->layout->slice_base[t]];
+        const struct zr_flat *f = zr_piece_flat(e->layout, id);
+        char *home = NULL; /* of its first slice, where the others follow */
+        if (e->plan->place.model_holds || (e->plan->resident[x->unit] && x->n_slices == 1))
+            home = e->gather_base + zr_plan_param_full(e->plan, f, -1) +
+                   e->layout->pieces[id].first * zr_dtype_bytes(f->dtype);
+        char *to = whole ? whole_at(e, t) : zr_model_check_closed(e->watch, t, false);
+        if (!to && (whole || e->plan->place.model_holds))
+            to = home;
+        zr_point_param(e, t, to);
+    }
+}
+
+int zr_engine_all_gather(struct zr_engine *e, int32_t where)
+{
+    int err = zr_model_check_all(e, true);
+    if (!err)
+        err = zr_engine_call(e, &(struct zr_core_event){.kind = ZR_EV_GATHER_ALL, .unit = where});
+    if (!err)
+        err = zr_model_check_all_read(e);
+    if (!err)
+        err = zr_engine_drain(e);
+    if (err)
+        return zr_engine_fail(e, err, zr_error_text());
+    point(e, true);
+    return 0;
+}
+
+int zr_engine_all_release(struct zr_engine *e)
+{
+    int err = zr_engine_call(e, &(struct zr_core_event){.kind = ZR_EV_RELEASE_ALL, .unit = -1});
+    if (err)
+        return err;
+    err = zr_engine_drain(e); /* what the model has put on its stream may read it until then */
+    if (!err)
+        err = zr_model_check_all(e, false);
+    if (err)
+        return zr_engine_fail(e, err, zr_error_text());
+    point(e, false);
+    zr_engine_all_close(e);
+    return 0;
+}

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* hop.c: one hop of a reduction: gradients of one axis's ranks added up, and where the optimizer wants
+ * all of the sum, gathered again. */
+#include "shard/engine/issue.h"
+
+struct zr_hop_run zr_inner_hop(const struct zr_engine *e)
+{
+    return (struct zr_hop_run){.role = ZR_ROLE_REDUCE,
+                               .axis = ZR_INNER,
+                               .stream = e->role[ZR_ROLE_REDUCE].stream,
+                               .wire = e->opt.wire_dtype};
+}
+
+struct zr_hop_run zr_outer_hop(const struct zr_engine *e)
+{
+    /* Sums of groups are fp32, and are not rounded again. */
+    return (struct zr_hop_run){
+        .role = ZR_ROLE_REDUCE_OUTER, .axis = ZR_OUTER, .stream = e->role[ZR_ROLE_REDUCE_OUTER].stream};
+}
+
+struct zr_hop_run zr_last_hop(const struct zr_engine *e)
+{
+    return e->plan->spec.outer ? zr_outer_hop(e) : zr_inner_hop(e);
+}
+
+/* The sum over a group of the flat's inner slice, fp32, cut for the groups. */
+static struct zr_cut group_sum_cut(const struct zr_engine *e, const struct zr_flat *f)
+{
+    const struct zr_cut groups = zr_flat_groups_cut(f, e->at.inner);
+    return zr_flat_sums_cut(f, &groups);
+}
+
+/* A sum of the world is where the optimizer looks for it; one of a group is on its way to the outer hop. */
+static struct zr_reduce_seg inner_seg(const struct zr_engine *e, const struct zr_flat *f,
+                                      const struct zr_action *a)
+{
+    int64_t dst = e->plan->spec.outer ? zr_plan_inner_sum(e->plan, f, e->at, a->partial)
+                                      : zr_plan_sum(e->plan, f, e->at, a->sum);
+    return (struct zr_reduce_seg){.src = zr_plan_grad_full(e->plan, f, a->slot),
+                                  .dst = dst,
+                                  .cut = f->inner,
+                                  .dtype = f->dtype,
+                                  .accumulate = a->accumulate && !e->plan->sum_in_place[a->unit]};
+}
+
+/* Out of a partial slot, or in place. */
+static struct zr_reduce_seg outer_seg(const struct zr_engine *e, const struct zr_flat *f,
+                                      const struct zr_action *a)
+{
+    return (struct zr_reduce_seg){.src = zr_plan_inner_sum(e->plan, f, e->at, a->partial),
+                                  .dst = zr_plan_sum(e->plan, f, e->at, a->sum),
+                                  .cut = group_sum_cut(e, f),
+                                  .dtype = ZR_F32,
+                                  .accumulate = a->accumulate};
+}
+
+/* In place: the gradient is consumed by this reduce anyway. */
+static int narrow(struct zr_engine *e, enum zr_dtype wire, struct zr_reduce_seg *seg)
+{
+    void *grad = e->reduce_base + seg->src;
+    int64_t size = zr_dtype_bytes(seg->dtype);
+    ZR_TRY(e->dev->ops->cast(e->reduce_stream, grad, wire, grad, seg->dtype, seg->cut.total / size));
+    seg->cut = zr_cut_in(&seg->cut, size, zr_dtype_bytes(wire));
+    seg->dtype = wire;
+    return 0;
+}
+
+int zr_hop_reduce(struct zr_engine *e, const struct zr_hop_run *h, const struct zr_job *job)
+{
+    int32_t n, n_segs = 0;
+    const struct zr_flat *f = zr_unit_flats(e, job->action.unit, &n);
+    bool travels = h->wire && e->plan->hop[h->axis].size > 1;
+    for (int32_t i = 0; i < n; i++) {
+        if (!f[i].trainable)
+            continue;
+        struct zr_reduce_seg seg =
+            h->axis == ZR_INNER ? inner_seg(e, &f[i], &job->action) : outer_seg(e, &f[i], &job->action);
+        if (travels && zr_dtype_bytes(h->wire) < zr_dtype_bytes(seg.dtype))
+            ZR_TRY(narrow(e, h->wire, &seg));
+        e->i.reduce_segs[n_segs++] = seg;
+    }
+    struct zr_tag tag = zr_job_tag(job);
+    return zr_role_reduce(e, h->role, e->i.reduce_segs, n_segs, &tag);
+}
+
+bool zr_hop_in_place(const struct zr_engine *e, const struct zr_hop_run *h, int32_t unit)
+{
+    return h->axis == ZR_INNER ? e->plan->sum_in_place[unit] : !e->plan->outer_each;
+}
+
+int64_t zr_hop_sum(const struct zr_engine *e, const struct zr_hop_run *h, const struct zr_flat *f)
+{
+    if (h->axis == ZR_OUTER && !e->plan->outer_each)
+        return zr_plan_inner_sum(e->plan, f, e->at, -1);
+    return zr_plan_sum(e->plan, f, (struct zr_where){0, 0}, 0);
+}
+
+int64_t zr_hop_sum_bytes(const struct zr_hop_run *h, const struct zr_flat *f)
+{
+    return (h->axis == ZR_INNER ? f->elems : f->inner_elems) * (int64_t)sizeof(float);
+}
+
+static struct zr_cut sum_cut(const struct zr_engine *e, const struct zr_hop_run *h, const struct zr_flat *f)
+{
+    if (h->axis == ZR_OUTER)
+        return group_sum_cut(e, f);
+    return zr_flat_sums_cut(f, &f->inner);
+}
+
+int zr_hop_gather_sums(struct zr_engine *e, const struct zr_hop_run *h, struct zr_stream *s,
+                       const struct zr_job *job)
+{
+    int32_t n, n_segs = 0, unit = job->action.unit;
+    const struct zr_flat *f = zr_unit_flats(e, unit, &n);
+    bool in_place = zr_hop_in_place(e, h, unit);
+    int64_t at = e->plan->full_grad_at;
+    if (!e->plan->hop[h->axis].sums_whole)
+        return 0;
+    for (int32_t i = 0; i < n; i++) {
+        if (!f[i].trainable)
+            continue;
+        int64_t home = zr_hop_sum(e, h, &f[i]);
+        e->i.gather_segs[n_segs++] = (struct zr_gather_seg){
+            .src = home, .dst = in_place ? home : at, .in_place = in_place, .cut = sum_cut(e, h, &f[i])};
+        at += zr_hop_sum_bytes(h, &f[i]);
+    }
+    struct zr_tag tag = zr_job_tag(job);
+    return zr_role_gather_on(e, h->role, s, e->i.gather_segs, n_segs, &tag);
+}
+
+int zr_hop_barrier(struct zr_engine *e, const struct zr_hop_run *h, const struct zr_tag *tag)
+{
+    return e->plan->hop[h->axis].sums_whole ? zr_role_barrier(e, h->role, tag) : 0;
+}

@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* issue_step.c: the jobs of a step: the norm, on which all ranks agree, and the optimizer. */
+#include "kernels/check/guard.h"
+#include "shard/engine/issue.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+double zr_unclipped_scale(const struct zr_engine *e, const struct zr_tuned *tuned)
+{
+    double scale = tuned->grad_scale;
+    return e->opt.grad_sum ? scale : scale / ((double)e->world * tuned->grad_accum_steps);
+}
+
+/* Elements whose squares are still to be summed. */
+struct squares {
+    struct zr_engine *e;
+    const struct zr_tuned *tuned;
+    const float *x;
+    int64_t n;
+};
+
+/* Blocks from 2^-20 of the greatest norm on are recorded: some block is as large wherever the norm is too
+ * large, for all ranks together have fewer than 2^40 blocks. Positions count from the start of the arena. It
+ * has the same layout on all ranks, so that every rank can tell the tensor (tensor_at of step.c). */
+static int put_squares(struct squares *q)
+{
+    struct zr_engine *e = q->e;
+    struct zr_own_squares *own = zr_engine_norm_at(e);
+    double from = ldexp(ZR_MOST_NORM_SQUARED / fabs(zr_unclipped_scale(e, q->tuned)), -20);
+    const struct zr_largest largest = {
+        .word = &own->largest, .at = q->x - (const float *)e->reduce_base, .from = from * from};
+    return q->n ? e->dev->ops->sum_squares(e->reduce_stream, &own->sum, q->x, q->n, &largest) : 0;
+}
+
+/* What lies end to end is one operation, which is a kernel's launch on a GPU, as long as no canonical block
+ * is begun: then the blocks of the whole are those of its parts. */
+static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
+{
+    struct squares *q = arg;
+    const float *x = zr_sum_at(q->e, f, 0) + (first - zr_engine_own(q->e, f).first);
+    (void)p;
+    if (q->n == 0 || q->x + q->n != x || q->n % ZR_NORM_BLOCK) {
+        ZR_TRY(put_squares(q));
+        q->x = x;
+        q->n = 0;
+    }
+    q->n += n;
+    return 0;
+}
+
+/* The squares of what this rank owns of the gradients that the step has. Of what every part of the model has,
+ * one part counts them. */
+static int sum_own_squares(struct zr_engine *e, const struct zr_tuned *tuned)
+{
+    struct zr_own_squares *norm = zr_engine_norm_at(e);
+    struct squares q = {.e = e, .tuned = tuned};
+    ZR_TRY(e->dev->ops->zero(e->reduce_stream, norm, sizeof *norm));
+    for (int32_t i = 0; i < e->layout->n_flats; i++) {
+        const struct zr_flat *flat = &e->layout->flats[i];
+        struct zr_span own = zr_engine_own(e, flat);
+        if (flat->trainable && !e->i.left_out[flat->unit] && (flat->cut || e->part == 0))
+            ZR_TRY(zr_flat_ranges(e->layout, flat, own.first, own.first + own.n, norm_range, &q));
+    }
+    return put_squares(&q);
+}
+
+/* An optimizer of this rank's tensors keeps squares of the gradient. What optim.update keeps is not known,
+ * and is the program's to look after. */
+static bool keeps_squares(const struct zr_engine *e)
+{
+    bool keeps = false;
+    for (int32_t i = 0; i < e->layout->n_flats; i++) {
+        const struct zr_flat *f = &e->layout->flats[i];
+        keeps |= f->optimizer && zr_optimizer_kind(f->optimizer)->keeps_squares;
+    }
+    return keeps;
+}
+
+static int begin_agreement(struct zr_engine *e, const struct zr_job *job)
+{
+    struct zr_agree_begin b = {.own = zr_engine_norm_at(e),
+                               .rank = e->rank,
+                               .out = zr_engine_agreement(e),
+                               .words = {[ZR_AGREE_CALLS] = job->world_hash,
+                                         [ZR_AGREE_LR] = zr_agree_lr_word(job->lr, e->rank),
+                                         [ZR_AGREE_LEAST] = atomic_load(&e->s.own_least),
+                                         [ZR_AGREE_SQUARES] = keeps_squares(e)},
+                               .n_carried = job->given->n};
+    if (e->pp_at == e->pp - 1) /* which has the loss; what others carry counts as 0 */
+        memcpy(b.carried, job->given->value, sizeof b.carried);
+    return e->dev->ops->agree_begin(e->reduce_stream, &b);
+}
+
+static int end_agreement(struct zr_engine *e, const struct zr_job *job)
+{
+    const struct zr_agree_end end = {.all = zr_engine_agreement(e),
+                                     .scale = zr_unclipped_scale(e, job->tuned),
+                                     .clip = job->tuned->clip,
+                                     .n_carried = job->given->n,
+                                     .n_ranks = e->n_all,
+                                     .n_averaged = e->world * e->parts,
+                                     .scalars = zr_engine_scalars(e),
+                                     .agreed = e->agreed};
+    return e->dev->ops->agree_end(e->reduce_stream, &end);
+}
+
+/* Everything on the stream is done before the reduce stream goes on. */
+static int wait_for_tail(struct zr_engine *e, struct zr_stream *s, struct zr_event *tail)
+{
+    ZR_TRY(e->dev->ops->event_record(tail, s));
+    return e->dev->ops->stream_wait(e->reduce_stream, tail);
+}
+
+/* Norm and agreement are one all-reduce, of a size that depends on neither the ranks nor what they carry. */
+int zr_issue_norm(struct zr_engine *e, const struct zr_job *job)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    struct zr_tag tag = zr_job_tag(job);
+    tag.call_hash = job->world_hash;
+    ZR_TRY(d->stream_wait(e->reduce_stream, e->ev.step_compute));
+    ZR_TRY(wait_for_tail(e, e->gather_stream, e->ev.gather_tail));
+    if (e->gather_outer_stream)
+        ZR_TRY(wait_for_tail(e, e->gather_outer_stream, e->ev.gather_outer_tail[0]));
+    if (e->reduce_outer_stream)
+        ZR_TRY(wait_for_tail(e, e->reduce_outer_stream, e->ev.reduce_outer_tail[0]));
+    ZR_TRY(
+        zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, false));
+    ZR_TRY(sum_own_squares(e, job->tuned));
+    if (job->compares_tp)
+        ZR_TRY(zr_tp_look_at_gradients(e));
+    memset(e->i.left_out, 0, (size_t)e->layout->n_units * sizeof *e->i.left_out);
+    ZR_TRY(begin_agreement(e, job));
+    ZR_TRY(zr_world_agree(e, e->plan->agreement_at, ZR_AGREE_SUMS, ZR_AGREE_MAXES, &tag));
+    ZR_TRY(end_agreement(e, job));
+    ZR_TRY(
+        zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, true));
+    return d->event_record(e->ev.step_norm, e->reduce_stream);
+}
+
+/* ---- update ---- */
+
+struct updating {
+    struct zr_engine *e;
+    const struct zr_job *job;
+    const float *grad;  /* of the flat's first kept element */
+    int64_t first_kept; /* element of the flat */
+    /* Spans that are still to be updated, in the arrays of the flat from the first one's first element on. */
+    struct zr_update u;
+    int n_spans;
+    struct zr_update_span span[ZR_MAX_SPANS];
+};
+
+static int put_update(struct updating *up)
+{
+    int n = up->n_spans;
+    up->n_spans = 0;
+    return n ? up->e->dev->ops->update_spans(up->e->reduce_stream, &up->u, up->span, n) : 0;
+}
+
+struct user_call {
+    struct zr_engine *e;
+    struct zr_user_update u;
+};
+
+/* Not where a communicator has failed since the agreement either: what was gathered behind it may not be
+ * whole. */
+static void call_user(void *arg)
+{
+    struct user_call *c = arg;
+    if (c->e->agreed->skipped || c->e->agreed->differs || zr_engine_status(c->e))
+        return;
+    zr_guard_callback("optim.update");
+    int err = c->e->opt.update(c->e->opt.update_arg, &c->u);
+    zr_guard_callback(NULL);
+    if (err) {
+        char text[256];
+        snprintf(text, sizeof text, "the update callback returned %d for tensor %s, elements %lld..%lld", err,
+                 c->e->layout->tensors[c->u.tensor].name, (long long)c->u.first,
+                 (long long)(c->u.first + c->u.n - 1));
+        zr_engine_fail(c->e, ZR_ERR_FAILED, text);
+    }
+}
+_Static_assert(sizeof(struct user_call) <= ZR_CALL_BYTES, "must travel on a stream");
+
+/* The loop has asked whether the norm is known (zr_engine_is_ready), and does not wait for it. Without a loop
+ * this is the model's thread, which may. */
+static int await_norm(struct zr_engine *e)
+{
+    if (!e->loop)
+        return zr_engine_wait(e, e->ev.step_norm);
+    int done = e->dev->ops->event_query(e->ev.step_norm);
+    int err = done < 0 ? done : zr_engine_status(e);
+    return err || done ? err : zr_fail(ZR_ERR_FAILED, "optim.update: the step's norm is not known yet");
+}
+
+static int update_by_user(struct updating *up, const struct zr_update *k, const struct zr_flat *f,
+                          const struct zr_piece *p, int64_t first)
+{
+    struct zr_engine *e = up->e;
+    const struct zr_device_ops *d = e->dev->ops;
+    struct user_call c = {e,
+                          {.tensor = p->tensor,
+                           .first = p->slice * p->n + (first - p->first),
+                           .n = k->n,
+                           .master = k->master,
+                           .grad = k->grad,
+                           .lr = k->lr,
+                           .t = k->t}};
+    for (int i = 0; i < f->n_states; i++)
+        c.u.state[i] = zr_engine_state_at(e, f, i, first);
+    ZR_TRY(d->scale(e->reduce_stream, (float *)k->grad, k->n, k->scalars));
+    if (d->host_memory) {
+        int64_t bytes = k->n * (int64_t)sizeof(float);
+        struct zr_access used[3 + ZR_MAX_STATES] = {
+            {e->agreed, sizeof *e->agreed, false}, {k->grad, bytes, false}, {k->master, bytes, true}};
+        for (int i = 0; i < f->n_states; i++)
+            used[3 + i] = (struct zr_access){c.u.state[i], bytes, true};
+        zr_declare(e->dev, e->reduce_stream, used, 3 + f->n_states);
+        ZR_TRY(d->call(e->reduce_stream, call_user, &c, sizeof c));
+    } else {
+        /* It puts its own kernels on the stream, and only if the step is not skipped. */
+        c.u.native_stream = d->stream_native(e->reduce_stream);
+        ZR_TRY(await_norm(e));
+        call_user(&c);
+    }
+    if (k->param != k->master)
+        ZR_TRY(d->cast(e->reduce_stream, k->param, k->param_dtype, k->master, ZR_F32, k->n));
+    return 0;
+}
+
+/* Everything that a span does not say for itself. */
+static bool has_numbers_of(const struct zr_update *a, const struct zr_update *b)
+{
+    return a->beta1 == b->beta1 && a->beta2 == b->beta2 && a->eps == b->eps;
+}
+
+/* The pieces of a flat whose groups have the same betas and eps are updated by one operation, which is a
+ * kernel's launch on a GPU. optim.update has a call for each. */
+static int update_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first,
+                        int64_t n)
+{
+    struct updating *up = arg;
+    struct zr_engine *e = up->e;
+    const struct zr_tensor *t = &e->layout->tensors[p->tensor];
+    const struct zr_optim *group = &up->job->tuned->optim[t->group];
+    struct zr_update k = {.kind = f->optimizer,
+                          .param_dtype = f->dtype,
+                          .lr = up->job->lr * group->lr_scale,
+                          .beta1 = group->beta1,
+                          .beta2 = group->beta2,
+                          .eps = group->eps,
+                          .decay = t->no_decay ? 0 : group->weight_decay,
+                          .c1 = 1,
+                          .c2 = 1,
+                          .t = up->job->t,
+                          .n = n,
+                          .master = zr_engine_master_at(e, f, first),
+                          .param = zr_engine_param_at(e, f, first),
+                          .grad = up->grad + (first - up->first_kept),
+                          .scalars = zr_engine_scalars(e)};
+    if (!f->optimizer)
+        return update_by_user(up, &k, f, p, first);
+    for (int i = 0; i < f->n_states; i++)
+        k.state[i] = zr_engine_state_at(e, f, i, first);
+    if (zr_optimizer_kind(f->optimizer)->bias_correction) {
+        /* In float, as the loops of C models have it. */
+        k.c1 = 1.0f - powf(k.beta1, (float)k.t);
+        k.c2 = 1.0f - powf(k.beta2, (float)k.t);
+    }
+    /* A kind whose first step makes its states of the gradient alone goes on from those that there are. */
+    if (k.t == 1 && up->job->tuned->has_states)
+        k.t = 2;
+    if (up->n_spans > 0 && !has_numbers_of(&k, &up->u))
+        ZR_TRY(put_update(up));
+    if (up->n_spans == 0)
+        up->u = k;
+    int64_t at = k.grad - up->u.grad;
+    up->span[up->n_spans++] = (struct zr_update_span){at, n, k.lr, k.decay};
+    up->u.n = at + n;
+    return up->n_spans == ZR_MAX_SPANS ? put_update(up) : 0;
+}
+
+/* The reduced gradient of the flat's first kept element; full: where gather_sums put the flat's. */
+static const float *update_grad(const struct zr_engine *e, const struct zr_hop_run *last,
+                                const struct zr_flat *f, const float *full)
+{
+    if (full)
+        return full;
+    if (e->plan->hop[last->axis].sums_whole || e->plan->sum_in_place[f->unit])
+        return (const float *)(e->reduce_base + zr_hop_sum(e, last, f));
+    return zr_sum_at(e, f, 0);
+}
+
+/* Where every rank of an axis updates everything, each needs the whole reduced gradient of the unit. */
+int zr_issue_update(struct zr_engine *e, const struct zr_job *job)
+{
+    int32_t n, unit = job->action.unit;
+    const struct zr_flat *f = zr_unit_flats(e, unit, &n);
+    const struct zr_hop_run last = zr_last_hop(e);
+    bool in_place = e->plan->sum_in_place[unit];
+    bool gathered = !zr_hop_in_place(e, &last, unit) && e->plan->hop[last.axis].sums_whole;
+    if (gathered) /* a collective, which is no part of the update's time */
+        ZR_TRY(zr_hop_gather_sums(e, &last, e->reduce_stream, job));
+    ZR_TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step,
+                            false));
+    const char *full = e->reduce_base + e->plan->full_grad_at;
+    for (int32_t i = 0; i < n; i++) {
+        if (!f[i].trainable)
+            continue;
+        struct zr_span kept = zr_engine_kept(e, &f[i]);
+        struct updating up = {.e = e,
+                              .job = job,
+                              .first_kept = kept.first,
+                              .grad = update_grad(e, &last, &f[i], gathered ? (const float *)full : NULL)};
+        ZR_TRY(zr_flat_ranges(e->layout, &f[i], kept.first, kept.first + kept.n, update_range, &up));
+        ZR_TRY(put_update(&up));
+        full += zr_hop_sum_bytes(&last, &f[i]);
+    }
+    ZR_TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step,
+                            true));
+    if (in_place)
+        ZR_TRY(
+            e->dev->ops->event_record(e->ev.grad_free[zr_grad_place(e->plan, unit, -1)], e->reduce_stream));
+    return e->dev->ops->event_record(e->ev.updated[unit], e->reduce_stream);
+}

@@ -1,0 +1,453 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* model.c: the model's thread: calls -> core -> the model's pointers, the compute stream, and jobs for
+ * the loop. The step is step.c's. */
+#include "comm/flight.h"
+#include "comm/fork.h"
+#include "shard/engine/internal.h"
+#include "shard/engine/issue.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <xxhash.h>
+
+/* ---- jobs ---- */
+
+/* The job after which the gradient place may be written again: of one that is summed in place, when it is
+ * used. */
+static bool uses_grad(const struct zr_engine *e, const struct zr_action *a)
+{
+    if (a->unit < 0)
+        return false;
+    return a->kind == (e->plan->sum_in_place[a->unit] ? ZR_ACT_UPDATE : ZR_ACT_REDUCE);
+}
+
+void zr_model_push(struct zr_engine *e, const struct zr_action *a)
+{
+    struct zr_job job = {.action = *a,
+                         .call_hash = zr_core_hash(e->m.core),
+                         .world_hash = zr_world_hash(e),
+                         .step = zr_step_number(e),
+                         .lr = e->m.lr,
+                         .from = zr_flight_queue(e->flight)};
+    e->m.n_jobs++;
+    if (a->kind == ZR_ACT_NORM || a->kind == ZR_ACT_UPDATE) {
+        job.tuned = &e->m.tuned[e->m.tuned_now];
+        job.given = &e->m.carried;
+        e->m.tuned[e->m.tuned_now].last_job = e->m.n_jobs;
+    }
+    if (a->kind == ZR_ACT_LEAVE_OUT && e->m.left_out < 0)
+        e->m.left_out = a->unit;
+    if (a->kind == ZR_ACT_UPDATE) {
+        job.t = e->m.unit_t[a->unit] + 1;
+        e->m.updating[a->unit] = true;
+    }
+    if (a->kind == ZR_ACT_GATHER || a->kind == ZR_ACT_UPDATE)
+        e->m.unit_job[a->unit] = e->m.n_jobs;
+    if (a->kind == ZR_ACT_NORM) {
+        e->m.norm_job = e->m.n_jobs;
+        job.compares_tp = zr_tp_compares(e, e->m.step + !e->m.stepping);
+    }
+    if (uses_grad(e, a))
+        e->m.grad_job[zr_grad_place(e->plan, a->unit, a->slot)] = e->m.n_jobs;
+    if (!e->loop) {
+        zr_engine_issue(e, &job);
+        return;
+    }
+    job.known = zr_model_check_hand(e->watch);
+    zr_loop_push(e->loop, &job);
+    e->m.unkicked = true;
+}
+
+static void kick(struct zr_engine *e)
+{
+    if (e->m.unkicked)
+        zr_loop_kick(e->loop);
+    e->m.unkicked = false;
+}
+
+/* Until the job was issued its events are not recorded, and waiting for them would not wait. An engine that
+ * has failed issues no job. */
+int zr_model_await(struct zr_engine *e, uint64_t job)
+{
+    if (!job)
+        return 0;
+    if (e->loop) {
+        kick(e);
+        zr_loop_await(e->loop, job);
+    }
+    return zr_engine_has_failed(e) ? zr_engine_status(e) : 0;
+}
+
+/* ---- actions of the model's thread ---- */
+
+/* The model goes on when job has been issued and ev, which it records, has come: a span where its thread
+ * waits for either. begins: a wait for ev counts among begins that had to wait for their unit. */
+static int wait_on(struct zr_engine *e, uint64_t job, struct zr_event *ev, int32_t unit, bool begins)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    bool span = e->timeline && e->loop && !zr_loop_issued(e->loop, job);
+    if (span)
+        zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_WAIT, unit, zr_step_number(e));
+    int err = zr_model_await(e, job);
+    if (!err)
+        err = d->compute_on_caller ? d->event_query(ev) : d->stream_wait(e->compute, ev);
+    if (d->compute_on_caller && !err) {
+        int64_t from = zr_now_ns();
+        if (!span)
+            zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_WAIT, unit, zr_step_number(e));
+        span = true;
+        err = d->stream_wait(e->compute, ev);
+        e->m.n_waits += begins;
+        e->m.wait_ns += begins ? zr_now_ns() - from : 0;
+    }
+    if (span)
+        zr_timeline_end(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_WAIT, unit);
+    return err < 0 ? err : 0;
+}
+
+int zr_model_wait_for(struct zr_engine *e, struct zr_event *ev)
+{
+    return wait_on(e, 0, ev, -1, false);
+}
+
+/* Waits for the last reduction, or update, which is behind all others on its stream. */
+static int return_grads(struct zr_engine *e, int32_t last)
+{
+    bool all = e->plan->sum_in_place[last];
+    int err = wait_on(e, e->m.grad_job[last], e->ev.grad_free[last], last, false);
+    for (int32_t i = e->m.n_flying; i-- > 0;) {
+        int32_t unit = e->m.flying[i];
+        if (!all && e->plan->sum_in_place[unit])
+            continue;
+        e->m.flying[i] = e->m.flying[--e->m.n_flying];
+        zr_lend_again(e, unit);
+        if (!err)
+            err = zr_observe_reduce(e, unit, ZR_REDUCE_RETURNED);
+    }
+    return err;
+}
+
+static int wait_param(struct zr_engine *e, const struct zr_action *a)
+{
+    int32_t unit = a->unit;
+    struct zr_event *ev = a->gathered ? e->ev.ready[unit] : e->ev.updated[unit];
+    return wait_on(e, e->m.unit_job[unit], ev, unit, true);
+}
+
+/* It need not be zeroed: backward stores all of it, or begins with what another stage gave. */
+static bool is_given(const struct zr_engine *e, int32_t tensor)
+{
+    return e->layout->tensors[tensor].overwrite || zr_tied_is_due(e, tensor);
+}
+
+/* keeps_overwritten: the next use is in a bracket, whose backward stores all of what is overwritten. Without
+ * a bracket nobody knows whether it will, and what it does not store would be used a second time. */
+static int fill_flat(struct zr_engine *e, const struct zr_flat *f, int32_t slot, bool keeps_overwritten)
+{
+    char *at = e->reduce_base + zr_plan_grad_full(e->plan, f, slot);
+    int64_t size = zr_dtype_bytes(f->dtype), n_others = 0;
+    for (int32_t k = 0; keeps_overwritten && k < f->n_pieces; k++)
+        n_others += is_given(e, e->layout->pieces[f->first_piece + k].tensor);
+    if (n_others == 0)
+        return e->dev->ops->zero(e->compute, at, f->inner.total);
+    for (int32_t k = 0; n_others < f->n_pieces && k < f->n_pieces; k++) {
+        const struct zr_piece *p = &e->layout->pieces[f->first_piece + k];
+        if (is_given(e, p->tensor))
+            continue;
+        int err = e->dev->ops->zero(e->compute, at + p->first * size, p->n * size);
+        if (err)
+            return err;
+    }
+    return 0;
+}
+
+/* Until the place may be written again; fills it, if it has to be. */
+static int wait_grad(struct zr_engine *e, const struct zr_action *a)
+{
+    int32_t place = zr_grad_place(e->plan, a->unit, a->slot);
+    int err = wait_on(e, e->m.grad_job[place], e->ev.grad_free[place], a->unit, false);
+    const struct zr_unit *u = &e->layout->units[a->unit];
+    for (int32_t i = 0; !err && a->fill && i < u->n_flats; i++) {
+        const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
+        if (f->trainable)
+            err = fill_flat(e, f, a->slot, a->keeps_overwritten);
+    }
+    return err;
+}
+
+static struct zr_grant grant_of(const struct zr_action *a, enum zr_grant_kind kind)
+{
+    return (struct zr_grant){.kind = kind,
+                             .ready = true,
+                             .unit = a->unit,
+                             .slot = a->slot,
+                             .bracket = a->bracket,
+                             .fill = a->fill,
+                             .in_flight = a->in_flight};
+}
+
+static int wait_again(struct zr_engine *e, const struct zr_action *a)
+{
+    const struct zr_grant g = grant_of(a, ZR_GRANT_PARAM);
+    int err = wait_param(e, a);
+    return err ? err : zr_observe_begin(e, &g);
+}
+
+static int use_param(struct zr_engine *e, const struct zr_action *a)
+{
+    int err = wait_again(e, a);
+    if (!e->plan->place.model_holds)
+        zr_show_params(e, a->unit, a->slot);
+    return err;
+}
+
+static int keep_param(struct zr_engine *e, const struct zr_action *a)
+{
+    const struct zr_grant g = grant_of(a, ZR_GRANT_PARAM);
+    int err = wait_param(e, a);
+    if (!err)
+        err = zr_all_keep(e, a->unit, a->slot);
+    if (!err && e->plan->place.model_holds)
+        err = zr_observe_begin(e, &g);
+    return err || a->slot < 0 ? err : e->dev->ops->event_record(e->ev.param_free[a->slot], e->compute);
+}
+
+static int end_param(struct zr_engine *e, const struct zr_action *a)
+{
+    const struct zr_grant g = grant_of(a, ZR_GRANT_PARAM);
+    int err = zr_observe_end(e, &g);
+    if (err)
+        return err;
+    if (!e->plan->place.model_holds)
+        zr_hide_params(e, a->unit);
+    return a->slot >= 0 ? e->dev->ops->event_record(e->ev.param_free[a->slot], e->compute) : 0;
+}
+
+/* Makes the gradient ready for the model. */
+static int prepare_grad(struct zr_engine *e, const struct zr_action *a)
+{
+    struct zr_grant g = grant_of(a, ZR_GRANT_GRAD);
+    g.ready = false;
+    ZR_TRY(zr_observe_begin(e, &g));
+    ZR_TRY(wait_grad(e, a));
+    if (a->bracket)
+        ZR_TRY(zr_tied_fill(e, a->unit, a->slot));
+    g.ready = true;
+    return zr_observe_begin(e, &g);
+}
+
+static int begin_grad(struct zr_engine *e, const struct zr_action *a)
+{
+    int err = prepare_grad(e, a);
+    if (!e->plan->place.model_holds)
+        zr_show_grads(e, a->unit, a->slot);
+    else if (a->bracket)
+        zr_lend_unit(e, a->unit);
+    return err;
+}
+
+static int end_grad(struct zr_engine *e, const struct zr_action *a)
+{
+    const struct zr_grant g = grant_of(a, ZR_GRANT_GRAD);
+    int err = zr_observe_end(e, &g);
+    if (err)
+        return err;
+    if (!e->plan->place.model_holds)
+        zr_hide_grads(e, a->unit);
+    else if (a->bracket)
+        zr_take_unit(e, a->unit, a->in_flight);
+    return e->dev->ops->event_record(e->ev.grad_done[zr_grad_place(e->plan, a->unit, a->slot)], e->compute);
+}
+
+/* Whatever has completed the gradient: a bracket, or, where the model adds micro-batches up or has no
+ * brackets, the end of a micro-batch or of the step. */
+static int reduce_grad(struct zr_engine *e, const struct zr_action *a)
+{
+    bool any;
+    ZR_TRY(zr_partial_sum(e, a->unit, a->slot, &any));
+    if (any) {
+        ZR_TRY(zr_observe_reduce(e, a->unit, ZR_REDUCE_SUMMED));
+        ZR_TRY(
+            e->dev->ops->event_record(e->ev.grad_done[zr_grad_place(e->plan, a->unit, a->slot)], e->compute));
+    }
+    zr_model_push(e, a);
+    return 0;
+}
+
+static int drop_sums(struct zr_engine *e, const struct zr_action *a)
+{
+    zr_model_push(e, a);
+    for (int32_t u = 0; u < e->layout->n_units; u++)
+        if (e->plan->sum_in_place[u])
+            e->m.grad_job[zr_grad_place(e->plan, u, -1)] = e->m.n_jobs;
+    return 0;
+}
+
+static int act(struct zr_engine *e, const struct zr_action *a)
+{
+    switch ((enum zr_action_kind)a->kind) {
+    case ZR_ACT_USE_PARAM:
+        return use_param(e, a);
+    case ZR_ACT_WAIT_PARAM:
+        return wait_again(e, a);
+    case ZR_ACT_KEEP_PARAM:
+        return keep_param(e, a);
+    case ZR_ACT_HIDE_PARAM:
+        return end_param(e, a);
+    case ZR_ACT_USE_GRAD:
+        return begin_grad(e, a);
+    case ZR_ACT_HIDE_GRAD:
+        return end_grad(e, a);
+    case ZR_ACT_RETURN_GRADS:
+        return return_grads(e, a->unit);
+    case ZR_ACT_REDUCE:
+        return reduce_grad(e, a);
+    case ZR_ACT_DROP_SUMS:
+        return drop_sums(e, a);
+    default:
+        zr_model_push(e, a);
+        return 0;
+    }
+}
+
+int zr_model_act(struct zr_engine *e, int32_t n)
+{
+    int err = 0;
+    for (int32_t i = 0; i < n; i++) {
+        int one = act(e, &e->m.actions[i]);
+        if (one && !err)
+            err = zr_engine_fail(e, one, zr_error_text());
+    }
+    kick(e);
+    return err ? err : zr_engine_check(e);
+}
+
+const char *zr_model_call_name(enum zr_core_event_kind kind)
+{
+    static const char *const name[] = {[ZR_EV_BEGIN] = "zero_begin",
+                                       [ZR_EV_END] = "zero_end",
+                                       [ZR_EV_MICRO] = "zero_micro",
+                                       [ZR_EV_STEP] = "zero_step",
+                                       [ZR_EV_REWRITE] = "zero_write",
+                                       [ZR_EV_SNAPSHOT] = "zero_save",
+                                       [ZR_EV_NORM] = "zero_norm",
+                                       [ZR_EV_DROP] = "zero_drop",
+                                       [ZR_EV_GATHER_ALL] = "zero_gather_all",
+                                       [ZR_EV_RELEASE_ALL] = "zero_release_all",
+                                       [ZR_EV_EVALUATED] = "zero_next"};
+    return name[kind];
+}
+
+/* Of what a pipeline stage has alone: its units, tensors and actions. */
+static bool is_of_stage(enum zr_called_name name)
+{
+    return name == ZR_CALLED_BEGIN || name == ZR_CALLED_END || name == ZR_CALLED_READ ||
+           name == ZR_CALLED_WRITE || name == ZR_CALLED_NEXT || name == ZR_CALLED_FINISH;
+}
+
+static void call_comm(struct zr_comm *c, const struct zr_called *call)
+{
+    if (c && c->ops->called)
+        c->ops->called(c, call);
+}
+
+/* Each communicator hears what all its ranks call, in one order; stages may be written each in its own
+ * way. */
+static void report_called(struct zr_engine *e, const struct zr_called *call)
+{
+    struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm, *all = zr_widest_comm(e);
+    if (e->parts > 1)
+        call_comm(e->role[ZR_ROLE_MODEL].comm, call);
+    if (zr_called_is_of_tp(call->name)) /* data-parallel ranks may have activations of other sizes */
+        return;
+    call_comm(control, call);
+    if (all != control && (e->pp == 1 || !(is_of_stage(call->name) || zr_called_is_for_step(call->name))))
+        call_comm(all, call);
+}
+
+void zr_engine_called(struct zr_engine *e, enum zr_called_name name, int32_t subject, uint64_t args)
+{
+    report_called(
+        e, &(struct zr_called){.name = name, .subject = subject, .step = zr_step_number(e), .args = args});
+}
+
+/* Of later actions a stage has its own. */
+void zr_engine_begins_pass(struct zr_engine *e, bool evaluates)
+{
+    const int64_t words[] = {ZR_CALLED_NEXT, evaluates};
+    if (e->pp == 1)
+        return;
+    e->m.world_calls = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls);
+    call_comm(zr_widest_comm(e),
+              &(struct zr_called){.name = ZR_CALLED_NEXT, .subject = -1, .step = zr_step_number(e)});
+}
+
+/* A forked child is refused, and has the same recorder. */
+void zr_engine_enter(struct zr_engine *e, enum zr_called_name name, bool backward, int32_t subject)
+{
+    if (e->flight && e->forks == zr_fork_depth())
+        zr_flight_enter(e->flight, &(struct zr_called){.name = name,
+                                                       .backward = backward,
+                                                       .subject = subject,
+                                                       .step = zr_step_number(e)});
+}
+
+void zr_engine_leave(struct zr_engine *e)
+{
+    if (!e->flight || e->forks != zr_fork_depth())
+        return;
+    if (zr_engine_has_failed(e)) /* before the program can end for that; the call is the one that failed */
+        zr_engine_save_flight(e);
+    zr_flight_leave(e->flight);
+}
+
+/* zero_write and zero_save say so themselves. */
+void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev)
+{
+    static const enum zr_called_name name[] = {[ZR_EV_BEGIN] = ZR_CALLED_BEGIN,
+                                               [ZR_EV_END] = ZR_CALLED_END,
+                                               [ZR_EV_MICRO] = ZR_CALLED_MICRO,
+                                               [ZR_EV_STEP] = ZR_CALLED_STEP,
+                                               [ZR_EV_NORM] = ZR_CALLED_NORM,
+                                               [ZR_EV_DROP] = ZR_CALLED_DROP,
+                                               [ZR_EV_RELEASE_ALL] = ZR_CALLED_RELEASE_ALL};
+    bool bracket = ev->kind <= ZR_EV_END;
+    const int64_t words[] = {ev->kind, ev->unit};
+    uint64_t args = ev->kind == ZR_EV_STEP ? zr_tuned_digest(e, e->m.given.n) : 0;
+    if (!bracket && ev->kind != ZR_EV_REWRITE) /* of tensors, which other stages do not have */
+        e->m.world_calls = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls);
+    if (ev->kind < sizeof name / sizeof *name && name[ev->kind])
+        report_called(
+            e, &(struct zr_called){.name = name[ev->kind],
+                                   .backward = bracket && zr_phase_is_backward(ev->backward, ev->apart),
+                                   .subject = bracket ? ev->unit : -1,
+                                   .step = zr_step_number(e),
+                                   .args = args});
+}
+
+int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
+{
+    int32_t n, err = zr_engine_check(e);
+    if (err)
+        return err;
+    err = zr_pointers_check(e, ev);
+    if (!err)
+        err = zr_core_step(e->m.core, ev, e->m.actions, &n);
+    if (err)
+        return err;
+    zr_model_called(e, ev);
+    if (ev->kind == ZR_EV_END && ev->backward)
+        zr_tied_bracketed(e, ev->unit);
+    zr_model_check_call(e->watch, zr_model_call_name(ev->kind), ev->kind <= ZR_EV_END ? ev->unit : -1,
+                        zr_phase_name(ev->backward, ev->apart), zr_step_number(e));
+    enum zr_span_kind span =
+        zr_phase_is_backward(ev->backward, ev->apart) ? ZR_SPAN_BACKWARD : ZR_SPAN_FORWARD;
+    if (ev->kind == ZR_EV_END)
+        zr_timeline_end(e->timeline, ZR_TRACK_MODEL, span, ev->unit);
+    e->m.call = ev->kind;
+    err = zr_model_act(e, n);
+    if (ev->kind == ZR_EV_BEGIN)
+        zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, span, ev->unit, zr_step_number(e));
+    return err;
+}

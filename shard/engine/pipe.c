@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pipe.c: activations between neighbouring pipeline stages, and their gradients back, on the way from
+ * one rank's memory to another's.
+ *
+ * A rank sends to the rank of the next stage, and that one's gradients come back; each neighbour is a pair of
+ * ranks with a communicator and a stream of its own. Stages are dealt to the ranks in turn, so with several
+ * on a rank the pairs are a ring, and a pair's messages are those between several stages. The arena of both
+ * has, for each pair and each of a rank's stages, slots for what goes forward and slots for what comes back;
+ * a message is in the same slot on both sides, where the sender's model has written it and the receiver's
+ * model reads it. So a message is one copy, and the model's thread waits for none but those that it needs
+ * next:
+ *
+ *   done[slot]    compute -> pair   sender: the model has written the slot; receiver: it needs it no more
+ *   moved[slot]   pair -> compute   sender: the slot may be written again; receiver: the message is there
+ *
+ * One rank that has all stages reads in a slot what it wrote there, and nothing moves.
+ *
+ * In which order messages go is the schedule's (shard/pipeline/), the same on both sides. */
+#include "shard/engine/internal.h"
+#include "shard/engine/issue.h"
+
+#include <stdlib.h>
+#include <xxhash.h>
+
+struct zr_pipe {
+    struct zr_pipe_room room;
+    /* (n_events) two for each slot: the model is done with it, written or read; and it moved */
+    struct zr_event **all;
+    int32_t n_events;
+};
+
+/* ---- where what is ---- */
+
+static int32_t slots_of(const struct zr_pipe_room *r, enum zr_pipe_way way)
+{
+    return way == ZR_PIPE_ONWARD ? r->n_onward : r->n_back;
+}
+
+/* Places for pairs in the arena: a rank has two, which lie elsewhere than those of its neighbours' others. In
+ * a ring of an odd number of ranks that takes three. */
+static int32_t pair_places(const struct zr_pipe_room *r)
+{
+    if (r->pp == 1)
+        return 1;
+    return r->per_rank > 1 && r->pp % 2 ? 3 : 2;
+}
+
+/* The pair's, of which `pair` is the earlier stage's rank. */
+static int32_t place_of_pair(const struct zr_pipe_room *r, int32_t pair)
+{
+    return pair == r->pp - 1 ? pair_places(r) - 1 : pair % 2;
+}
+
+/* Of all pairs. */
+static int64_t count_slots(const struct zr_pipe_room *r)
+{
+    return (int64_t)pair_places(r) * r->per_rank * (r->n_onward + r->n_back);
+}
+
+int64_t zr_pipe_room_bytes(const struct zr_pipe_room *r)
+{
+    return count_slots(r) * r->slot_bytes;
+}
+
+/* Of all slots of all pairs. */
+static int64_t slot_number(const struct zr_pipe_room *r, const struct zr_pipe_message *m)
+{
+    int64_t edge = (int64_t)place_of_pair(r, m->edge % r->pp) * r->per_rank + m->edge / r->pp;
+    return edge * (r->n_onward + r->n_back) + (m->way == ZR_PIPE_ONWARD ? 0 : r->n_onward) +
+           m->micro_batch % slots_of(r, m->way);
+}
+
+static int64_t slot_at(const struct zr_pipe_room *r, const struct zr_pipe_message *m)
+{
+    return slot_number(r, m) * r->slot_bytes;
+}
+
+static enum zr_role role_of(const struct zr_engine *e, const struct zr_pipe_message *m)
+{
+    int32_t pair = m->edge % e->pp;
+    ZR_ASSERT(pair == e->pp_at || (pair + 1) % e->pp == e->pp_at);
+    if (pair == e->pp - 1)
+        return ZR_ROLE_CLOSING_PAIR;
+    return pair % 2 ? ZR_ROLE_ODD_PAIR : ZR_ROLE_EVEN_PAIR;
+}
+
+static struct zr_event *event_of(const struct zr_engine *e, const struct zr_pipe_message *m, bool moved)
+{
+    return e->pipe->all[2 * slot_number(&e->pipe->room, m) + moved];
+}
+
+void *zr_engine_pipe_at(const struct zr_engine *e, const struct zr_pipe_message *m)
+{
+    return e->pipe_base + slot_at(&e->pipe->room, m);
+}
+
+/* ---- opening ---- */
+
+int zr_pipe_open(struct zr_engine *e, const struct zr_pipe_room *room)
+{
+    if (e->pp == 1 && room->per_rank < 2)
+        return 0;
+    struct zr_pipe *p = e->pipe = calloc(1, sizeof *p);
+    int32_t n = (int32_t)(2 * count_slots(room));
+    if (p)
+        p->all = calloc((size_t)n, sizeof *p->all);
+    if (!p || !p->all)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the slots of a pipeline");
+    p->room = *room;
+    for (; p->n_events < n; p->n_events++)
+        ZR_TRY(e->dev->ops->event_open(e->dev, &p->all[p->n_events]));
+    for (int i = 0; i < ZR_PAIR_ROLES; i++) {
+        static const char *const name[ZR_PAIR_ROLES] = {"zero-even-pair", "zero-odd-pair", "zero-closing"};
+        const struct zr_comm *c = e->role[ZR_ROLE_EVEN_PAIR + i].comm;
+        if (c && c->group.size > 1)
+            ZR_TRY(e->dev->ops->stream_open(e->dev, ZR_STREAM_QUEUE, name[i], NULL, &e->pair_stream[i]));
+    }
+    zr_roles_streams(e);
+    return 0;
+}
+
+void zr_pipe_close(struct zr_engine *e)
+{
+    if (!e->pipe)
+        return;
+    for (int i = 0; i < ZR_PAIR_ROLES; i++)
+        e->dev->ops->stream_close(e->pair_stream[i]);
+    for (int32_t i = 0; i < e->pipe->n_events; i++)
+        e->dev->ops->event_close(e->pipe->all[i]);
+    free(e->pipe->all);
+    free(e->pipe);
+    e->pipe = NULL;
+}
+
+enum zr_event_class zr_pipe_event_class(const struct zr_engine *e, const struct zr_event *event)
+{
+    for (int32_t i = 0; e->pipe && i < e->pipe->n_events; i++)
+        if (e->pipe->all[i] == event)
+            return i % 2 ? ZR_EVENT_PIPE_MOVED : ZR_EVENT_PIPE_DONE;
+    return ZR_EVENT_ANY;
+}
+
+/* ---- messages ---- */
+
+/* Both sides give the same: a message that is another one there is found before it moves. */
+static struct zr_tag tag_of(const struct zr_engine *e, const struct zr_pipe_message *m, int64_t bytes)
+{
+    const int64_t words[] = {m->way, m->micro_batch, m->edge, bytes};
+    return (struct zr_tag){.unit = -1,
+                           .step = zr_step_number(e),
+                           .call_hash = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls)};
+}
+
+/* The pair's stream goes on when the model's is here; the model's, when the message has moved. */
+static int move_message(struct zr_engine *e, const struct zr_pipe_message *m, bool sends)
+{
+    const enum zr_role role = role_of(e, m);
+    struct zr_stream *s = e->role[role].stream;
+    const int64_t bytes = e->pipe->room.slot_bytes - e->pipe->room.guard_bytes;
+    const struct zr_tag tag = tag_of(e, m, bytes);
+    int own = e->role[role].comm->group.rank, root = sends ? own : 1 - own;
+    ZR_TRY(e->dev->ops->stream_wait(s, event_of(e, m, false)));
+    ZR_TRY(zr_role_broadcast(e, role, slot_at(&e->pipe->room, m), bytes, root, &tag));
+    return e->dev->ops->event_record(event_of(e, m, true), s);
+}
+
+int zr_engine_pipe_move(struct zr_engine *e, const struct zr_pipe_message *m, bool sends)
+{
+    return zr_engine_note(e, move_message(e, m, sends));
+}
+
+int zr_engine_pipe_await(struct zr_engine *e, const struct zr_pipe_message *m)
+{
+    int err = zr_engine_note(e, zr_model_wait_for(e, event_of(e, m, true)));
+    return err ? err : zr_engine_status(e);
+}
+
+int zr_engine_pipe_done(struct zr_engine *e, const struct zr_pipe_message *m)
+{
+    return zr_engine_note(e, e->dev->ops->event_record(event_of(e, m, false), e->compute));
+}

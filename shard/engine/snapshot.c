@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* snapshot.c: what of this rank's memory a checkpoint holds, and a copy of it taken while training
+ * goes on.
+ *
+ * The copy is one more reader of the shards, on the stream of their only writer: it runs after the last
+ * step's updates and before the next step's, and neither the model nor the gathers wait for it. */
+#include "kernels/asserts.h"
+#include "shard/engine/internal.h"
+
+#include <stdlib.h>
+
+/* Whom a complete snapshot is told to. What was put on a stream cannot be taken back, and on a GPU that has
+ * lost a peer it may run at any later time or never: so it holds this, and not what its owner may free. */
+struct zr_snapshot_listener {
+    uv_mutex_t lock;
+    int64_t n_holders; /* the engine, and each call on the stream */
+    uint64_t number;   /* of the last snapshot asked for */
+    void (*complete)(void *arg);
+    void *arg;
+};
+
+int zr_snapshot_listener_open(struct zr_snapshot_listener **out)
+{
+    struct zr_snapshot_listener *l = calloc(1, sizeof *l);
+    if (!l)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the listener of snapshots");
+    if (uv_mutex_init(&l->lock)) {
+        free(l);
+        return zr_fail(ZR_ERR_SYSTEM, "a mutex could not be made");
+    }
+    l->n_holders = 1;
+    *out = l;
+    return 0;
+}
+
+/* Releases the lock. */
+static void let_go(struct zr_snapshot_listener *l)
+{
+    bool last = --l->n_holders == 0;
+    uv_mutex_unlock(&l->lock);
+    if (!last)
+        return;
+    uv_mutex_destroy(&l->lock);
+    free(l);
+}
+
+static void set_listener(struct zr_snapshot_listener *l, void (*complete)(void *arg), void *arg)
+{
+    uv_mutex_lock(&l->lock);
+    l->number += complete != NULL;
+    l->complete = complete;
+    l->arg = arg;
+    uv_mutex_unlock(&l->lock);
+}
+
+void zr_snapshot_listener_close(struct zr_snapshot_listener *l)
+{
+    if (!l)
+        return;
+    set_listener(l, NULL, NULL);
+    uv_mutex_lock(&l->lock);
+    let_go(l);
+}
+
+/* What every group has a copy of, each reads for itself; what is inside a group is spread there. */
+static enum zr_level level_to_load(const struct zr_engine *e, const struct zr_flat *f, int kind)
+{
+    bool param = kind == ZR_VALUE_PARAM || (kind == ZR_VALUE_MASTER && f->dtype == ZR_F32);
+    return !param && e->plan->place.state[ZR_OUTER] == ZR_CUT ? ZR_LEVEL_FINE : ZR_LEVEL_INNER;
+}
+
+static void fill_run(struct zr_engine *e, struct zr_run *run, enum zr_level level)
+{
+    const struct zr_flat *f = run->flat;
+    struct zr_span span = zr_flat_span(f, e->at, level);
+    run->first = span.first;
+    run->n = span.n;
+    run->size = run->kind == ZR_VALUE_PARAM ? zr_dtype_bytes(f->dtype) : (int64_t)sizeof(float);
+    run->snapshot_bytes = (level == ZR_LEVEL_FINE ? f->fine_elems : f->inner_elems) * run->size;
+    run->at = run->kind == ZR_VALUE_PARAM    ? zr_engine_param_at(e, f, run->first)
+              : run->kind == ZR_VALUE_MASTER ? (char *)zr_engine_master_at(e, f, run->first)
+                                             : (char *)zr_engine_state_at(e, f, run->kind, run->first);
+}
+
+static int for_runs(struct zr_engine *e, bool to_load, int (*fn)(void *arg, const struct zr_run *run),
+                    void *arg)
+{
+    int64_t at = 0;
+    for (int32_t i = 0; i < e->layout->n_flats; i++) {
+        const struct zr_flat *f = &e->layout->flats[i];
+        for (int kind = ZR_VALUE_PARAM; kind < e->plan->n_states; kind++) {
+            if (!zr_plan_saves(f, kind) || (f->copy && !to_load))
+                continue;
+            struct zr_run run = {.flat = f, .kind = kind, .snapshot_at = at};
+            fill_run(e, &run, to_load ? level_to_load(e, f, kind) : ZR_LEVEL_FINE);
+            at += run.snapshot_bytes;
+            int err = fn(arg, &run);
+            if (err)
+                return err;
+        }
+    }
+    return 0;
+}
+
+int zr_engine_runs(struct zr_engine *e, int (*fn)(void *arg, const struct zr_run *run), void *arg)
+{
+    return for_runs(e, false, fn, arg);
+}
+
+int zr_engine_runs_to_load(struct zr_engine *e, int (*fn)(void *arg, const struct zr_run *run), void *arg)
+{
+    return for_runs(e, true, fn, arg);
+}
+
+static int copy_run(void *arg, const struct zr_run *run)
+{
+    struct zr_engine *e = arg;
+    ZR_ASSERT(run->snapshot_at >= 0 && run->snapshot_at + run->n * run->size <= e->plan->snapshot_bytes);
+    return run->n ? e->dev->ops->copy(e->reduce_stream, e->snapshot + run->snapshot_at, run->at,
+                                      run->n * run->size)
+                  : 0;
+}
+
+struct commit_report {
+    struct zr_snapshot_listener *listener;
+    uint64_t number;
+};
+
+static void report_snapshot(void *arg)
+{
+    const struct commit_report *t = arg;
+    struct zr_snapshot_listener *l = t->listener;
+    uv_mutex_lock(&l->lock);
+    if (l->complete && l->number == t->number)
+        l->complete(l->arg);
+    let_go(l);
+}
+
+int zr_engine_issue_snapshot(struct zr_engine *e)
+{
+    struct zr_snapshot_listener *l = e->s.listener;
+    int err = zr_engine_runs(e, copy_run, e);
+    zr_model_check_reader(e);
+    if (err)
+        return err;
+    uv_mutex_lock(&l->lock);
+    struct commit_report t = {l, l->number};
+    l->n_holders++;
+    uv_mutex_unlock(&l->lock);
+    err = e->dev->ops->call(e->reduce_stream, report_snapshot, &t, sizeof t);
+    if (err) {
+        uv_mutex_lock(&l->lock);
+        let_go(l);
+    }
+    return err;
+}
+
+void zr_engine_snapshot_read(struct zr_engine *e)
+{
+    zr_model_check_reader_done(e->watch);
+}
+
+int zr_engine_take_snapshot(struct zr_engine *e, void (*complete)(void *arg), void *arg)
+{
+    struct zr_core_event ev = {.kind = ZR_EV_SNAPSHOT, .unit = -1};
+    set_listener(e->s.listener, complete, arg);
+    return zr_engine_call(e, &ev);
+}
+
+void zr_engine_forget_snapshot(struct zr_engine *e)
+{
+    if (e->s.listener)
+        set_listener(e->s.listener, NULL, NULL);
+}

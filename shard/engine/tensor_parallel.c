@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tensor_parallel.c: sums, maxima, gathers and broadcasts over the ranks that have the parts of one copy of
+ * the model, on the model's stream.
+ *
+ * Activations are the program's, anywhere in its memory, and of any size, while peers read arenas. So they go
+ * through one, in pieces: a piece is copied to `in`, its sum is scattered to one of two `out`, gathered there
+ * in place, and copied back; or only this rank's part of it is, where the sequence's rows are cut between
+ * products. The next piece has the other `out`: peers may still be gathering from this one, until each has
+ * come to the sum after it (comm/comm.h). */
+#include "shard/engine/internal.h"
+#include "shard/engine/issue.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <xxhash.h>
+
+/* A sum's slices are of equal size: those of the last ranks are short, and have room to be whole. */
+enum {
+    MOST_PARTS = 64,
+    CUT_BYTES = 128,
+    IN_AT = 0,
+    IN_BYTES = ZR_MODEL_ELEMS * (int)sizeof(float),
+    /* slices are cut at 128 bytes; one of bf16 is there once more, as fp32 */
+    OUT_BYTES = IN_BYTES + MOST_PARTS * CUT_BYTES * 2,
+    FEW_ELEMS = 8, /* of a gradient or an activation: equal ones tell nothing */
+    COMPARED = -2, /* in the place of a dtype: nothing moves */
+};
+_Static_assert(ZR_MODEL_BYTES >= IN_BYTES + 2 * OUT_BYTES && ZR_MODEL_BYTES % 4096 == 0, "in, and out twice");
+
+/* Bytes, of out number 0 or 1. */
+static int64_t out_at(int out)
+{
+    return IN_BYTES + out * (int64_t)OUT_BYTES;
+}
+
+struct zr_tag zr_parts_tag(const struct zr_engine *e, enum zr_called_name call, int64_t n, int32_t kind)
+{
+    const int64_t words[] = {call, n, kind, (int64_t)e->m.parts_calls};
+    return (struct zr_tag){.unit = zr_core_open_unit(e->m.core),
+                           .step = zr_step_number(e),
+                           .call_hash = XXH3_64bits_withSeed(words, sizeof words, zr_core_hash(e->m.core))};
+}
+
+/* A piece's elements lie in `in`; their sum comes to `out` of that number, of the same dtype: a rank adds up
+ * its slice in fp32, behind the piece where that is another dtype, and rounds it before it moves. */
+static int sum_piece(struct zr_engine *e, int64_t n, enum zr_dtype dtype, int out, const struct zr_tag *tag)
+{
+    const bool rounds = dtype != ZR_F32;
+    const int64_t size = zr_dtype_bytes(dtype),
+                  each = zr_round_up((n + e->parts - 1) / e->parts * size, CUT_BYTES);
+    const struct zr_cut cut = {.each = each, .total = n * size};
+    const int64_t at = out_at(out), own = at + zr_cut_at(&cut, e->part),
+                  sums = rounds ? at + e->parts * each : own;
+    const struct zr_reduce_seg reduce = {.src = IN_AT, .dst = sums, .cut = cut, .dtype = dtype};
+    const struct zr_gather_seg gather = {.src = at, .dst = at, .in_place = true, .cut = cut};
+    ZR_TRY(zr_role_reduce(e, ZR_ROLE_MODEL, &reduce, 1, tag));
+    if (rounds)
+        ZR_TRY(e->dev->ops->cast(e->compute, e->model_base + own, dtype, e->model_base + sums, ZR_F32,
+                                 zr_cut_bytes(&cut, e->part) / size));
+    return zr_role_gather(e, ZR_ROLE_MODEL, &gather, 1, tag);
+}
+
+static int sum_all(struct zr_engine *e, char *dst, const char *src, int64_t n, enum zr_dtype dtype,
+                   const struct zr_tag *tag)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    const int64_t size = zr_dtype_bytes(dtype);
+    for (int64_t at = 0, k; at < n; at += k) {
+        k = zr_min(n - at, ZR_MODEL_ELEMS);
+        int out = e->m.parts_out ^= 1;
+        ZR_TRY(d->copy(e->compute, e->model_base + IN_AT, src + at * size, k * size));
+        ZR_TRY(sum_piece(e, k, dtype, out, tag));
+        ZR_TRY(d->copy(e->compute, dst + at * size, e->model_base + out_at(out), k * size));
+    }
+    return 0;
+}
+
+/* A slice of `in` for each rank, of which what is behind its elements is added up with them, and not used. */
+static int scatter_pieces(struct zr_engine *e, char *dst, const char *src, int64_t part, enum zr_dtype dtype,
+                          const struct zr_tag *tag)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    const int64_t size = zr_dtype_bytes(dtype), most = IN_BYTES / e->parts / CUT_BYTES * CUT_BYTES / size;
+    for (int64_t at = 0, k; at < part; at += k) {
+        k = zr_min(part - at, most);
+        int64_t each = zr_round_up(k * size, CUT_BYTES), sums = out_at(e->m.parts_out ^= 1);
+        for (int32_t p = 0; p < e->parts; p++)
+            ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + p * each, src + (p * part + at) * size,
+                           k * size));
+        const struct zr_reduce_seg reduce = {
+            .src = IN_AT, .dst = sums, .cut = {.each = each, .total = e->parts * each}, .dtype = dtype};
+        ZR_TRY(zr_role_reduce(e, ZR_ROLE_MODEL, &reduce, 1, tag));
+        ZR_TRY(d->cast(e->compute, dst + at * size, dtype, (const float *)(e->model_base + sums), ZR_F32, k));
+    }
+    return 0;
+}
+
+/* By exchanges, behind which no peer reads `in`. */
+static int gather_pieces(struct zr_engine *e, char *dst, const char *src, int64_t part, enum zr_dtype dtype,
+                         const struct zr_tag *tag)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    const int64_t size = zr_dtype_bytes(dtype), most = IN_BYTES / e->parts / size;
+    for (int64_t at = 0, k; at < part; at += k) {
+        k = zr_min(part - at, most);
+        const int64_t slot = k * size;
+        ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + e->part * slot, src + at * size, slot));
+        ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, slot, tag));
+        for (int32_t p = 0; p < e->parts; p++)
+            ZR_TRY(d->copy(e->compute, dst + (p * part + at) * size, e->model_base + IN_AT + p * slot, slot));
+    }
+    return 0;
+}
+
+static float value_of(const char *x, enum zr_dtype dtype)
+{
+    uint16_t half;
+    uint32_t bits;
+    float value;
+    memcpy(&half, x, sizeof half);
+    bits = (uint32_t)half << 16;
+    memcpy(&value, dtype == ZR_F32 ? (const void *)x : &bits, sizeof value);
+    return value;
+}
+
+static void keep_most(char *x, const char *from, int64_t n, enum zr_dtype dtype)
+{
+    const int64_t size = zr_dtype_bytes(dtype);
+    for (int64_t at = 0; at < n * size; at += size) {
+        float its = value_of(from + at, dtype);
+        if (its > value_of(x + at, dtype) || its != its) /* NaN wins, as in a sum */
+            memcpy(x + at, from + at, (size_t)size);
+    }
+}
+
+/* Works in the host's memory. Every rank goes through the parts in one order, since 0 and -0 compare as
+ * equal. */
+static int most_of_all(struct zr_engine *e, char *dst, const char *src, int64_t n, enum zr_dtype dtype,
+                       const struct zr_tag *tag)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    const int64_t size = zr_dtype_bytes(dtype), most = ZR_MODEL_ELEMS / e->parts;
+    for (int64_t at = 0, k; at < n; at += k) {
+        k = zr_min(n - at, most);
+        const int64_t slot = k * size;
+        ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + e->part * slot, src + at * size, slot));
+        ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, slot, tag));
+        ZR_TRY(zr_engine_status(e));
+        memcpy(dst + at * size, e->model_base + IN_AT, (size_t)slot);
+        for (int32_t p = 1; p < e->parts; p++)
+            keep_most(dst + at * size, e->model_base + IN_AT + p * slot, k, dtype);
+    }
+    return 0;
+}
+
+static int broadcast_pieces(struct zr_engine *e, int32_t root, char *buf, int64_t bytes,
+                            const struct zr_tag *tag)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    char *in = e->model_base + IN_AT;
+    for (int64_t at = 0, k; at < bytes; at += k) {
+        k = zr_min(bytes - at, IN_BYTES);
+        if (e->part == root)
+            ZR_TRY(d->copy(e->compute, in, buf + at, k));
+        ZR_TRY(zr_role_broadcast(e, ZR_ROLE_MODEL, IN_AT, k, root, tag));
+        if (e->part != root)
+            ZR_TRY(d->copy(e->compute, buf + at, in, k));
+    }
+    return 0;
+}
+
+void zr_engine_parts_called(struct zr_engine *e, uint64_t call)
+{
+    e->m.parts_calls = XXH3_64bits_withSeed(&call, sizeof call, e->m.parts_calls);
+}
+
+/* A failure of a collective over tp ends the context. */
+static int end_collective(struct zr_engine *e, int err)
+{
+    return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_status(e);
+}
+
+int zr_engine_sum_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
+                        enum zr_dtype dtype)
+{
+    const struct zr_tag tag = zr_parts_tag(e, call, n, dtype);
+    return end_collective(e, sum_all(e, dst, src, n, dtype, &tag));
+}
+
+int zr_engine_scatter_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src,
+                            int64_t n, enum zr_dtype dtype)
+{
+    const struct zr_tag tag = zr_parts_tag(e, call, n, dtype);
+    return end_collective(e, scatter_pieces(e, dst, src, n / e->parts, dtype, &tag));
+}
+
+int zr_engine_gather_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src,
+                           int64_t n, enum zr_dtype dtype)
+{
+    const struct zr_tag tag = zr_parts_tag(e, call, n, dtype);
+    return end_collective(e, gather_pieces(e, dst, src, n / e->parts, dtype, &tag));
+}
+
+int zr_engine_most_of_parts(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src,
+                            int64_t n, enum zr_dtype dtype)
+{
+    const struct zr_tag tag = zr_parts_tag(e, call, n, dtype);
+    return end_collective(e, most_of_all(e, dst, src, n, dtype, &tag));
+}
+
+int zr_engine_broadcast_parts(struct zr_engine *e, enum zr_called_name call, int32_t root, void *buf,
+                              int64_t bytes)
+{
+    const struct zr_tag tag = zr_parts_tag(e, call, bytes, root);
+    return end_collective(e, broadcast_pieces(e, root, buf, bytes, &tag));
+}
+
+int zr_engine_copy(struct zr_engine *e, void *dst, const void *src, int64_t n_bytes)
+{
+    return dst == src || !n_bytes ? 0 : e->dev->ops->copy(e->compute, dst, src, n_bytes);
+}
+
+struct zr_received zr_received_so_far(const struct zr_engine *e)
+{
+    return (struct zr_received){zr_roles_wire_bytes(e), zr_roles_outer_bytes(e), zr_roles_model_bytes(e)};
+}
+
+/* What comparing has moved is no traffic of the program's. */
+void zr_leave_out_since(struct zr_engine *e, struct zr_received before)
+{
+    struct zr_received now = zr_received_so_far(e);
+    e->m.wire_at_open += now.wire - before.wire;
+    e->m.outer_at_open += now.outer - before.outer;
+    e->m.model_at_open += now.model - before.model;
+}
+
+/* ---- gradients that each part has of its own ---- */
+
+static bool is_partial(const struct zr_engine *e, const struct zr_piece *p)
+{
+    return e->layout->tensors[p->tensor].partial;
+}
+
+static int64_t partial_elems(const struct zr_engine *e, const struct zr_flat *f)
+{
+    int64_t n = 0;
+    for (int32_t k = 0; f->trainable && k < f->n_pieces; k++)
+        if (is_partial(e, &e->layout->pieces[f->first_piece + k]))
+            n += e->layout->pieces[f->first_piece + k].n;
+    return n;
+}
+
+/* Elements [at, at + n) of the flat's partial gradients, one after the other: to `in`, or from their sums. */
+static int move_partial(struct zr_engine *e, const struct zr_flat *f, char *full, int64_t at, int64_t n,
+                        const char *sums)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    const int64_t size = zr_dtype_bytes(f->dtype);
+    for (int32_t k = 0; k < f->n_pieces; k++) {
+        const struct zr_piece *p = &e->layout->pieces[f->first_piece + k];
+        if (!is_partial(e, p))
+            continue;
+        /* at is counted from this piece's first element */
+        int64_t from = zr_max(at, 0), end = zr_min(at + n, p->n);
+        char *x = full + (p->first + from) * size;
+        if (from < end && sums)
+            ZR_TRY(d->copy(e->compute, x, sums + (from - at) * size, (end - from) * size));
+        else if (from < end)
+            ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + (from - at) * size, x, (end - from) * size));
+        at -= p->n;
+    }
+    return 0;
+}
+
+/* Before they are summed: 0 where all elements are 0, or too few to tell anything. On a host,
+ * as all that is done with parts. */
+static uint64_t digest_of_partial(const struct zr_engine *e, const struct zr_flat *f, const char *full,
+                                  const struct zr_piece *p)
+{
+    const int64_t size = zr_dtype_bytes(f->dtype);
+    const char *x = full + p->first * size;
+    bool any = false;
+    if (!is_partial(e, p) || p->n < FEW_ELEMS)
+        return 0;
+    for (int64_t i = 0; i < p->n * size && !any; i++)
+        any = x[i] != 0;
+    return any ? XXH3_64bits(x, (size_t)(p->n * size)) : 0;
+}
+
+/* Rows of one's own give other gradients than those of another rank. Equal ones are most likely of all rows,
+ * and about to be counted once for each part; but a loss that is linear in a bias gives them, too: so it is
+ * said, and no error. */
+static int compare_partial(struct zr_engine *e, const struct zr_flat *f, const char *full)
+{
+    const struct zr_piece *pieces = &e->layout->pieces[f->first_piece];
+    const int32_t most = IN_BYTES / e->parts / (int)sizeof(uint64_t);
+    const struct zr_tag tag = zr_parts_tag(e, ZR_CALLED_END, f->n_pieces, f->unit);
+    uint64_t *all = (uint64_t *)(e->model_base + IN_AT);
+    for (int32_t at = 0, n; at < f->n_pieces; at += n) {
+        n = (int32_t)zr_min(f->n_pieces - at, most);
+        for (int32_t k = 0; k < n; k++)
+            all[e->part * n + k] = digest_of_partial(e, f, full, &pieces[at + k]);
+        ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, n * (int64_t)sizeof *all, &tag));
+        ZR_TRY(zr_engine_status(e));
+        for (int32_t k = 0; k < n && !e->m.said_partial; k++) {
+            bool same = all[k] != 0;
+            for (int32_t p = 1; p < e->parts; p++)
+                same &= all[p * n + k] == all[k];
+            e->m.said_partial = same;
+            if (same)
+                zr_warn(
+                    e->opt.log,
+                    "the gradient of tensor %s is the same on all %d ranks of tp, but with ZERO_TP_PARTIAL "
+                    "each must give that of its own rows: if each gives that of all rows, it counts %d times",
+                    e->layout->tensors[pieces[at + k].tensor].name, e->parts, e->parts);
+        }
+    }
+    return 0;
+}
+
+int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
+{
+    const bool is_due = zr_compare_is_due(e) || zr_tp_compares(e, e->m.step + 1),
+               compares = e->parts > 1 && is_due && !e->m.said_partial;
+    const struct zr_unit *u = &e->layout->units[unit];
+    *any = false;
+    for (int32_t i = 0; e->parts > 1 && i < u->n_flats; i++) {
+        const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
+        const int64_t n = partial_elems(e, f);
+        char *full = n ? e->reduce_base + zr_plan_grad_full(e->plan, f, slot) : NULL;
+        const struct zr_tag tag = zr_parts_tag(e, ZR_CALLED_END, n, unit);
+        if (n && compares) {
+            struct zr_received before = zr_received_so_far(e);
+            ZR_TRY(compare_partial(e, f, full));
+            zr_leave_out_since(e, before);
+        }
+        for (int64_t at = 0, k; at < n; at += k) {
+            k = zr_min(n - at, ZR_MODEL_ELEMS);
+            int out = e->m.parts_out ^= 1;
+            ZR_TRY(move_partial(e, f, full, at, k, NULL));
+            ZR_TRY(sum_piece(e, k, f->dtype, out, &tag));
+            ZR_TRY(move_partial(e, f, full, at, k, e->model_base + out_at(out)));
+        }
+        *any |= n > 0;
+    }
+    return *any ? zr_engine_status(e) : 0;
+}
+
+/* ---- whole and partial activations ---- */
+
+/* What each part has of x, where all see it: its hash, or 0 where all of it is 0. */
+static int exchange_hashes(struct zr_engine *e, enum zr_called_name call, const void *x, int64_t n,
+                           int64_t n_bytes)
+{
+    const struct zr_tag tag = zr_parts_tag(e, call, n, COMPARED);
+    uint64_t *all = (uint64_t *)(e->model_base + IN_AT);
+    bool zero = true;
+    for (int64_t i = 0; i < n_bytes && zero; i++)
+        zero = ((const char *)x)[i] == 0;
+    all[e->part] = zero ? 0 : XXH3_64bits(x, (size_t)n_bytes);
+    int err = zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, sizeof *all, &tag);
+    return err ? err : zr_engine_status(e);
+}
+
+/* A model makes a call in each layer: the unit tells which. */
+static void describe_call(const struct zr_engine *e, enum zr_called_name call, char text[ZR_CALLED_CHARS])
+{
+    int32_t unit = zr_core_open_unit(e->m.core);
+    zr_called_describe(&(struct zr_called){.name = call, .subject = -1, .step = zr_step_number(e)}, text);
+    if (unit >= 0)
+        snprintf(text + strlen(text), ZR_CALLED_CHARS - strlen(text), ", inside unit %d", unit);
+}
+
+static int fail_apart(const struct zr_engine *e, const char *call, int32_t p)
+{
+    const struct zr_comm *c = e->role[ZR_ROLE_MODEL].comm;
+    return zr_fail(ZR_ERR_MISMATCH,
+                   "%s: check: src is not the same on all ranks of tp: rank %d and rank %d differ; allowed: "
+                   "equal values on all of them, such as the result of zero_all_reduce or zero_all_gather",
+                   call, zr_comm_rank(c, 0), zr_comm_rank(c, p));
+}
+
+static void warn_of_sum(struct zr_engine *e, const char *call)
+{
+    if (!e->m.said_sum)
+        zr_warn(e->opt.log,
+                "check: %s: src is the same on all %d ranks of tp, and is added up: if each rank has all of "
+                "it, it counts %d times",
+                call, e->parts, e->parts);
+    e->m.said_sum = true;
+}
+
+int zr_engine_compare_activation(struct zr_engine *e, enum zr_called_name call, const void *x, int64_t n,
+                                 enum zr_dtype dtype, bool whole)
+{
+    const uint64_t *all = (const uint64_t *)(e->model_base + IN_AT);
+    char text[ZR_CALLED_CHARS];
+    if (e->parts == 1 || !zr_compare_is_due(e) || (!whole && n < FEW_ELEMS))
+        return 0;
+    struct zr_received before = zr_received_so_far(e);
+    int err = exchange_hashes(e, call, x, n, n * zr_dtype_bytes(dtype));
+    zr_leave_out_since(e, before);
+    int32_t p = 1;
+    while (!err && p < e->parts && all[p] == all[0])
+        p++;
+    describe_call(e, call, text);
+    if (!err && whole && p < e->parts)
+        err = fail_apart(e, text, p);
+    if (!err && !whole && p == e->parts && all[0])
+        warn_of_sum(e, text);
+    return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
+}

@@ -1,0 +1,543 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tied.c: tensors that two pipeline stages have, the first and the last, as an embedding that is the
+ * head's matrix too.
+ *
+ * The first stage's rank is the owner: it has gradient, state and master weights, as of any tensor. The last
+ * stage's has a copy, which for the schedule core is frozen: its values come from the owner after each step.
+ * The gradients that the last stage's backward writes go to the owner micro-batch by micro-batch, where they
+ * are what its own backward begins with and adds to. So the sum is that of one stage, in its order.
+ *
+ * Where sums need not be those of one stage (not deterministic), the last stage adds its micro-batches up, in
+ * fp32, and the sum alone goes: the owner's backward of the step's last micro-batch begins with it. There is
+ * then one slot, for sums, and behind it, on the copy, memory that backward writes to.
+ *
+ * Both keep the parameters whole. They have an arena of their own, alike on both, of slots in each of which
+ * all tied tensors lie, and a communicator of the two with a stream beside the model's:
+ *
+ *   done[slot]    compute -> tied   copy: the model has written its gradients; owner: they were read; before
+ *                                   values come, both: the model has read the ones before
+ *   moved[slot]   tied -> compute   copy: the slot may be written again; owner: they are there
+ *
+ * A tied unit is one of the step if either stage brackets its backward. With each tensor's gradient goes a
+ * word that says whether the copy has bracketed it. Where the owner has not, it makes the bracket itself, so
+ * that what the copy gave is a contribution.
+ *
+ * Between steps the first slot takes the values the other way: behind the owner's update, and behind what
+ * each of the two models did before. Those that nobody trains stay. */
+#include "shard/engine/internal.h"
+#include "shard/engine/issue.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+/* A pair of ranks, by place. */
+enum { OWNER, COPY };
+
+struct tied_tensor {
+    int32_t tensor;
+    /* in a slot; of its sum, in the one slot that there then is */
+    int64_t at, sum_at;
+    /* it is trained */
+    bool grad;
+    /* owner: in this action, and not read yet */
+    bool due;
+    /* copy: its unit had a backward bracket in this action, and in one of those that are summed up */
+    bool bracketed, any_bracketed;
+};
+
+/* A word behind the gradient, or the sum, says whether the copy's unit was bracketed. */
+enum { WORD_BYTES = 8 };
+
+struct zr_tied {
+    int64_t slot_bytes;
+    int32_t n_slots;
+    /* 0: each micro-batch's gradients go by themselves; and of how many the sums are */
+    int64_t sum_bytes;
+    int32_t n_summed;
+    bool owner;
+    /* (n) in the table's order, which is the same on both */
+    struct tied_tensor *list;
+    int32_t n;
+    /* (2 * n_slots) done and moved of each slot; given: the values are there, or
+     * gone */
+    struct zr_event **slot, *given;
+    /* micro-batches of the step that the owner has asked for; of the action under way, -1: none */
+    int32_t n_expected, micro_batch;
+};
+
+/* ---- room ---- */
+
+int64_t zr_tied_bytes(const struct zr_tensor *t)
+{
+    return zr_round_up(t->n_elems * zr_dtype_bytes(t->dtype) + WORD_BYTES, ZR_PIECE_ALIGN);
+}
+
+int64_t zr_tied_sum_bytes(const struct zr_tensor *t)
+{
+    return zr_round_up(t->n_elems * (int64_t)sizeof(float) + WORD_BYTES, ZR_PIECE_ALIGN);
+}
+
+/* Making an arena is for all ranks. */
+int64_t zr_tied_room_bytes(const struct zr_pipe_room *r)
+{
+    return zr_max(r->tied_sum_bytes + r->tied_bytes * r->n_tied, 4096);
+}
+
+static const struct zr_tensor *tensor_of(const struct zr_engine *e, const struct tied_tensor *t)
+{
+    return &e->layout->tensors[t->tensor];
+}
+
+static int64_t tied_tensor_bytes(const struct zr_engine *e, const struct tied_tensor *t)
+{
+    const struct zr_tensor *of = tensor_of(e, t);
+    return of->n_elems * zr_dtype_bytes(of->dtype);
+}
+
+static char *tied_slot(const struct zr_engine *e, int32_t micro_batch, const struct tied_tensor *t)
+{
+    return e->tied_base + micro_batch % e->tied->n_slots * e->tied->slot_bytes + t->at;
+}
+
+static char *tied_sum(const struct zr_engine *e, const struct tied_tensor *t)
+{
+    return e->tied_base + t->sum_at;
+}
+
+/* Where the copy's backward writes. Never the sum, of f32 either: a model may zero its gradients at the start
+ * of a backward. */
+static char *tied_grad(const struct zr_engine *e, const struct tied_tensor *t)
+{
+    return tied_slot(e, e->tied->micro_batch, t) + e->tied->sum_bytes;
+}
+
+/* Returns where that word lies in the message of this micro-batch. */
+static char *tied_word(const struct zr_engine *e, const struct tied_tensor *t)
+{
+    char *end = e->tied->sum_bytes ? tied_sum(e, t) + zr_tied_sum_bytes(tensor_of(e, t))
+                                   : tied_slot(e, e->tied->micro_batch, t) + zr_tied_bytes(tensor_of(e, t));
+    return end - WORD_BYTES;
+}
+
+static bool is_summed_up(const struct zr_tied *ties)
+{
+    return ties->micro_batch == ties->n_summed - 1;
+}
+
+static struct zr_event *tied_event(const struct zr_tied *ties, int32_t micro_batch, bool moved)
+{
+    return ties->slot[2 * (micro_batch % ties->n_slots) + moved];
+}
+
+/* ---- opening ---- */
+
+static int list_tensors(struct zr_engine *e, struct zr_tied *ties)
+{
+    int64_t at = 0, sum_at = 0;
+    ties->list = calloc((size_t)e->layout->n_tensors, sizeof *ties->list);
+    if (!ties->list)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for tied tensors");
+    for (int32_t i = 0; i < e->layout->n_tensors; i++) {
+        const struct zr_tensor *t = &e->layout->tensors[i];
+        if (t->tie == ZR_TIE_NONE)
+            continue;
+        ties->owner = t->tie == ZR_TIE_OWNER;
+        ties->list[ties->n++] = (struct tied_tensor){
+            .tensor = i, .at = at, .sum_at = sum_at, .grad = ties->owner ? t->grad : t->tied_grad};
+        at += zr_tied_bytes(t);
+        sum_at += zr_tied_sum_bytes(t);
+    }
+    return 0;
+}
+
+static int open_tied_events(struct zr_engine *e, struct zr_tied *ties)
+{
+    ties->slot = calloc(2 * (size_t)ties->n_slots, sizeof *ties->slot);
+    if (!ties->slot)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for the slots of tied tensors");
+    for (int32_t i = 0; i < 2 * ties->n_slots; i++)
+        ZR_TRY(e->dev->ops->event_open(e->dev, &ties->slot[i]));
+    return e->dev->ops->event_open(e->dev, &ties->given);
+}
+
+int zr_tied_open(struct zr_engine *e, const struct zr_pipe_room *room)
+{
+    if (room->tied_bytes == 0)
+        return 0;
+    struct zr_tied *ties = e->tied = calloc(1, sizeof *ties);
+    if (!ties)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for tied tensors");
+    ties->slot_bytes = room->tied_bytes;
+    ties->n_slots = room->n_tied;
+    ties->sum_bytes = room->tied_sum_bytes;
+    ties->n_summed = room->n_summed;
+    ties->micro_batch = -1;
+    ZR_TRY(list_tensors(e, ties));
+    ZR_TRY(open_tied_events(e, ties));
+    ZR_TRY(e->dev->ops->stream_open(e->dev, ZR_STREAM_QUEUE, "zero-tied", NULL, &e->tied_stream));
+    zr_roles_streams(e);
+    return 0;
+}
+
+void zr_tied_close(struct zr_engine *e)
+{
+    struct zr_tied *ties = e->tied;
+    if (!ties)
+        return;
+    e->dev->ops->stream_close(e->tied_stream);
+    for (int32_t i = 0; ties->slot && i < 2 * ties->n_slots; i++)
+        e->dev->ops->event_close(ties->slot[i]);
+    e->dev->ops->event_close(ties->given);
+    free(ties->slot);
+    free(ties->list);
+    free(ties);
+    e->tied = NULL;
+}
+
+enum zr_event_class zr_tied_event_class(const struct zr_engine *e, const struct zr_event *event)
+{
+    const struct zr_tied *ties = e->tied;
+    for (int32_t i = 0; ties && ties->slot && i < 2 * ties->n_slots; i++)
+        if (ties->slot[i] == event)
+            return i % 2 ? ZR_EVENT_TIED_MOVED : ZR_EVENT_TIED_DONE;
+    return ties && event == ties->given ? ZR_EVENT_TIED_GIVEN : ZR_EVENT_ANY;
+}
+
+/* ---- messages ---- */
+
+/* micro_batch -1: values. From place `root` of the two. */
+static int send_slot(struct zr_engine *e, int32_t micro_batch, int root)
+{
+    const struct zr_tied *ties = e->tied;
+    const int64_t words[] = {micro_batch, ties->n, ties->slot_bytes};
+    const struct zr_tag tag = {.unit = -1,
+                               .step = zr_step_number(e),
+                               .call_hash = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls)};
+    int64_t off = micro_batch < 0 ? 0 : micro_batch % ties->n_slots * ties->slot_bytes,
+            n_bytes = micro_batch >= 0 && ties->sum_bytes ? ties->sum_bytes : ties->slot_bytes;
+    return zr_role_broadcast(e, ZR_ROLE_TIED, off, n_bytes, root, &tag);
+}
+
+/* The slot's gradients, or sums of a step's, once the model is done with it here. */
+static int move_grads(struct zr_engine *e, int32_t micro_batch)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    ZR_TRY(d->stream_wait(e->tied_stream, tied_event(e->tied, micro_batch, false)));
+    ZR_TRY(send_slot(e, micro_batch, COPY));
+    return d->event_record(tied_event(e->tied, micro_batch, true), e->tied_stream);
+}
+
+static bool any_grads(const struct zr_tied *ties)
+{
+    bool any = false;
+    for (int32_t i = 0; ties && i < ties->n; i++)
+        any |= ties->list[i].grad;
+    return any;
+}
+
+int zr_engine_tied_expect(struct zr_engine *e, int32_t n_micro)
+{
+    struct zr_tied *ties = e->tied;
+    int err = 0;
+    if (!any_grads(ties) || !ties->owner || ties->sum_bytes)
+        return 0;
+    int32_t until = ties->micro_batch < 0 ? ties->n_slots : ties->micro_batch + 1 + ties->n_slots;
+    for (until = (int32_t)zr_min(until, n_micro); !err && ties->n_expected < until; ties->n_expected++)
+        err = move_grads(e, ties->n_expected);
+    return zr_engine_note(e, err);
+}
+
+/* ---- gradients ---- */
+
+/* Where the model's backward adds to, or stores all of it. */
+static int show_grads(struct zr_engine *e)
+{
+    struct zr_tied *ties = e->tied;
+    ZR_TRY(zr_model_wait_for(e, tied_event(ties, ties->micro_batch, true)));
+    for (int32_t i = 0; i < ties->n; i++) {
+        const struct tied_tensor *t = &ties->list[i];
+        char *at = tied_grad(e, t);
+        if (!t->grad)
+            continue;
+        if (!tensor_of(e, t)->overwrite)
+            ZR_TRY(e->dev->ops->zero(e->compute, at, tied_tensor_bytes(e, t)));
+        *tensor_of(e, t)->tied_grad = at;
+    }
+    return 0;
+}
+
+int zr_engine_tied_begin(struct zr_engine *e, int32_t micro_batch)
+{
+    struct zr_tied *ties = e->tied;
+    if (!any_grads(ties))
+        return 0;
+    ties->micro_batch = micro_batch;
+    bool comes = !ties->sum_bytes || is_summed_up(ties);
+    for (int32_t i = 0; ties->owner && i < ties->n; i++)
+        ties->list[i].due = ties->list[i].grad && comes;
+    int err = 0;
+    if (!ties->owner)
+        err = show_grads(e);
+    else if (ties->sum_bytes && comes) /* not before: whoever waits for a message does so for a time */
+        err = move_grads(e, 0);
+    err = zr_engine_note(e, err);
+    return err ? err : zr_engine_status(e);
+}
+
+bool zr_tied_is_due(const struct zr_engine *e, int32_t tensor)
+{
+    bool due = false;
+    for (int32_t i = 0; e->tied && i < e->tied->n; i++)
+        due |= e->tied->list[i].tensor == tensor && e->tied->list[i].due;
+    return due;
+}
+
+/* What the copy's backward has just written. */
+static int add_to_sums(struct zr_engine *e)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    for (int32_t i = 0; i < e->tied->n; i++) {
+        const struct tied_tensor *t = &e->tied->list[i];
+        const struct zr_tensor *of = tensor_of(e, t);
+        float *sum = (float *)tied_sum(e, t);
+        if (!t->grad)
+            continue;
+        if (e->tied->micro_batch)
+            ZR_TRY(d->add(e->compute, sum, tied_grad(e, t), of->dtype, of->n_elems));
+        else
+            ZR_TRY(d->cast(e->compute, sum, ZR_F32, tied_grad(e, t), of->dtype, of->n_elems));
+    }
+    return 0;
+}
+
+/* All of a tensor, which is one piece. */
+static const struct zr_piece *tied_piece(const struct zr_engine *e, const struct tied_tensor *t,
+                                         const struct zr_flat **flat)
+{
+    int32_t piece = e->layout->piece_of[e->layout->slice_base[t->tensor]];
+    *flat = zr_piece_flat(e->layout, piece);
+    return &e->layout->pieces[piece];
+}
+
+int zr_tied_fill(struct zr_engine *e, int32_t unit, int32_t slot)
+{
+    struct zr_tied *ties = e->tied;
+    for (int32_t i = 0; ties && i < ties->n; i++) {
+        struct tied_tensor *t = &ties->list[i];
+        const struct zr_flat *f;
+        const struct zr_piece *p = tied_piece(e, t, &f);
+        if (!t->due || f->unit != unit)
+            continue;
+        char *at = e->reduce_base + zr_plan_grad_full(e->plan, f, slot) + p->first * zr_dtype_bytes(f->dtype);
+        ZR_TRY(zr_model_wait_for(e, tied_event(ties, ties->micro_batch, true)));
+        if (ties->sum_bytes && f->dtype != ZR_F32)
+            ZR_TRY(e->dev->ops->cast(e->compute, at, f->dtype, tied_sum(e, t), ZR_F32,
+                                     tensor_of(e, t)->n_elems));
+        else
+            ZR_TRY(e->dev->ops->copy(e->compute, at,
+                                     ties->sum_bytes ? tied_sum(e, t) : tied_slot(e, ties->micro_batch, t),
+                                     tied_tensor_bytes(e, t)));
+        t->due = false;
+    }
+    return 0;
+}
+
+void zr_tied_bracketed(struct zr_engine *e, int32_t unit)
+{
+    for (int32_t i = 0; e->tied && i < e->tied->n; i++) {
+        struct tied_tensor *t = &e->tied->list[i];
+        if (tensor_of(e, t)->unit == unit)
+            t->bracketed = t->any_bracketed = true;
+    }
+}
+
+/* Zeroes the gradients that backward overwrites, because this bracket has no backward that would. */
+static int zero_overwritten(struct zr_engine *e, int32_t unit)
+{
+    int32_t n, slot = e->plan->place.model_holds ? -1 : e->m.grad_slot[unit];
+    const struct zr_flat *f = zr_unit_flats(e, unit, &n);
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t k = 0; f[i].trainable && k < f[i].n_pieces; k++) {
+            const struct zr_piece *p = &e->layout->pieces[f[i].first_piece + k];
+            int64_t size = zr_dtype_bytes(f[i].dtype);
+            if (e->layout->tensors[p->tensor].overwrite)
+                ZR_TRY(e->dev->ops->zero(
+                    e->compute, e->reduce_base + zr_plan_grad_full(e->plan, &f[i], slot) + p->first * size,
+                    p->n * size));
+        }
+    return 0;
+}
+
+/* The owner's model had no bracket of the unit in this action. */
+static int bracket_for_copy(struct zr_engine *e, int32_t unit)
+{
+    struct zr_core_event ev = {.kind = ZR_EV_BEGIN, .unit = unit, .backward = 1, .apart = 1};
+    int err = zr_engine_call(e, &ev);
+    if (!err)
+        err = zr_engine_note(e, zero_overwritten(e, unit));
+    ev.kind = ZR_EV_END;
+    return err ? err : zr_engine_call(e, &ev);
+}
+
+/* Adds the gradient of the copy's brackets as a contribution. Without a bracket it is zero. */
+static int take_due(struct zr_engine *e)
+{
+    struct zr_tied *ties = e->tied;
+    for (int32_t i = 0; i < ties->n; i++) {
+        struct tied_tensor *t = &ties->list[i];
+        int64_t bracketed;
+        if (!t->due)
+            continue;
+        int err = zr_engine_note(e, zr_model_wait_for(e, tied_event(ties, ties->micro_batch, true)));
+        if (!err)
+            err = zr_engine_status(e);
+        if (err)
+            return err;
+        const struct zr_access seen = {tied_word(e, t), WORD_BYTES, false};
+        zr_declare(e->dev, NULL, &seen, 1);
+        memcpy(&bracketed, tied_word(e, t), sizeof bracketed);
+        if (bracketed)
+            err = bracket_for_copy(e, tensor_of(e, t)->unit);
+        if (err)
+            return err;
+        t->due = false;
+    }
+    return 0;
+}
+
+/* The copy's word. Outside of a bracket its gradient stays zero; what is overwritten becomes zero. */
+static int give_word(struct zr_engine *e, struct tied_tensor *t)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    int64_t word = e->tied->sum_bytes ? t->any_bracketed : t->bracketed;
+    if (!t->bracketed && tensor_of(e, t)->overwrite)
+        ZR_TRY(d->zero(e->compute, tied_grad(e, t), tied_tensor_bytes(e, t)));
+    t->bracketed = false;
+    return d->put(e->compute, tied_word(e, t), &word, sizeof word);
+}
+
+/* All that the model had to do with them in this action. */
+static int check_end(const struct zr_engine *e)
+{
+    const struct zr_tied *ties = e->tied;
+    for (int32_t i = 0; i < ties->n; i++) {
+        const struct tied_tensor *t = &ties->list[i];
+        const struct zr_tensor *of = tensor_of(e, t);
+        bool looked_at = !ties->owner && t->grad && !t->bracketed && !of->overwrite;
+        if (looked_at && e->dev->ops->compute_on_caller &&
+            !zr_all_zero(tied_grad(e, t), of->n_elems, of->dtype))
+            return zr_fail(ZR_ERR_ORDER,
+                           "zero_finish: micro-batch %d has no backward bracket of unit %d here, but the "
+                           "gradient of tensor %s is not zero: bracket the backward of unit %d",
+                           ties->micro_batch, of->unit, of->name, of->unit);
+        if (!ties->owner && t->grad && *of->tied_grad != tied_grad(e, t))
+            return zr_fail(ZR_ERR_ORDER,
+                           "zero_finish: *grad of tensor %s is %p; the library stored %p there and reads the "
+                           "gradient from it: restore the library's pointer",
+                           of->name, *of->tied_grad, (void *)tied_grad(e, t));
+    }
+    return 0;
+}
+
+int zr_engine_tied_end(struct zr_engine *e)
+{
+    struct zr_tied *ties = e->tied;
+    if (!any_grads(ties))
+        return 0;
+    int err = check_end(e);
+    if (!err && ties->owner)
+        err = take_due(e);
+    if (err)
+        return err;
+    for (int32_t i = 0; !err && !ties->owner && i < ties->n; i++)
+        err = ties->list[i].grad ? give_word(e, &ties->list[i]) : 0;
+    if (!err && !ties->owner && ties->sum_bytes)
+        err = add_to_sums(e);
+    if (!err)
+        err = e->dev->ops->event_record(tied_event(ties, ties->micro_batch, false), e->compute);
+    for (int32_t i = 0; !ties->owner && i < ties->n; i++)
+        if (ties->list[i].grad)
+            *tensor_of(e, &ties->list[i])->tied_grad = NULL;
+    if (!err && !ties->owner && !ties->sum_bytes)
+        err = move_grads(e, ties->micro_batch);
+    else if (!err && !ties->owner && is_summed_up(ties))
+        err = move_grads(e, 0);
+    return zr_engine_note(e, err);
+}
+
+/* ---- values ---- */
+
+/* Which are whole here. */
+static char *values_at(const struct zr_engine *e, const struct tied_tensor *t)
+{
+    const struct zr_flat *f;
+    const struct zr_piece *p = tied_piece(e, t, &f);
+    return e->gather_base + zr_plan_param_full(e->plan, f, -1) + p->first * zr_dtype_bytes(f->dtype);
+}
+
+/* What the model was given to do, as an evaluation or a step that was dropped, may still read the copy's
+ * values or what the first slot held. */
+static int values_after_model(struct zr_engine *e)
+{
+    struct zr_event *done = tied_event(e->tied, 0, false);
+    ZR_TRY(e->dev->ops->event_record(done, e->compute));
+    return e->dev->ops->stream_wait(e->tied_stream, done);
+}
+
+/* Behind the unit's update and the gather that makes it whole. */
+static int give_values(struct zr_engine *e)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    const struct zr_tied *ties = e->tied;
+    for (int32_t i = 0; i < ties->n; i++) {
+        const struct tied_tensor *t = &ties->list[i];
+        int32_t unit = tensor_of(e, t)->unit;
+        ZR_TRY(zr_model_await(e, e->m.unit_job[unit]));
+        ZR_TRY(d->stream_wait(e->tied_stream, e->ev.updated[unit]));
+        ZR_TRY(d->stream_wait(e->tied_stream, e->ev.ready[unit]));
+        ZR_TRY(d->copy(e->tied_stream, tied_slot(e, 0, t), values_at(e, t), tied_tensor_bytes(e, t)));
+    }
+    return send_slot(e, -1, OWNER);
+}
+
+/* The model waits: it would read them with no bracket, too. */
+static int take_values(struct zr_engine *e)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    const struct zr_tied *ties = e->tied;
+    ZR_TRY(send_slot(e, -1, OWNER));
+    for (int32_t i = 0; i < ties->n; i++) {
+        const struct tied_tensor *t = &ties->list[i];
+        ZR_TRY(d->copy(e->tied_stream, values_at(e, t), tied_slot(e, 0, t), tied_tensor_bytes(e, t)));
+    }
+    ZR_TRY(d->event_record(ties->given, e->tied_stream));
+    return zr_model_wait_for(e, ties->given);
+}
+
+void zr_tied_forget(struct zr_engine *e)
+{
+    if (!e->tied)
+        return;
+    e->tied->micro_batch = -1;
+    e->tied->n_expected = 0;
+    for (int32_t i = 0; i < e->tied->n; i++)
+        e->tied->list[i].bracketed = e->tied->list[i].any_bracketed = false;
+}
+
+int zr_engine_tied_values(struct zr_engine *e)
+{
+    if (!e->tied)
+        return 0;
+    zr_tied_forget(e);
+    int err = zr_engine_note(e, values_after_model(e));
+    if (!err)
+        err = zr_engine_note(e, e->tied->owner ? give_values(e) : take_values(e));
+    return err ? err : zr_engine_status(e);
+}
+
+int zr_engine_tied_step(struct zr_engine *e)
+{
+    zr_tied_forget(e);
+    return any_grads(e->tied) ? zr_engine_tied_values(e) : 0;
+}

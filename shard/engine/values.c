@@ -1,0 +1,468 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* values.c: values in and out of the shards, in the model's own coordinates (tensor, element); the
+ * mean over ranks; the barrier. All blocking, between steps, over the control communicator and the plan's
+ * staging. */
+#include "shard/engine/internal.h"
+#include "shard/tp_cut.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+/* Values of a whole tensor, of which this rank's part is cut. Element `first` of the whole is at `at`. */
+struct whole {
+    const char *at;
+    int64_t first;
+    struct zr_tp_cut cut;
+};
+
+/* A call with what it is about, all of it equal on every rank. It goes into the tags of whatever the call
+ * sends: a rank that reads while another means, or reads another range, would be given data that it did not
+ * ask for. */
+struct asked {
+    enum { ASKED_BARRIER, ASKED_READ, ASKED_WRITE, ASKED_MEAN, ASKED_EXCHANGE, ASKED_BROADCAST } call;
+    int32_t tensor, kind;
+    int64_t first, n;
+    /* A write takes its elements from this whole tensor. NULL: they follow each other, as in a read. */
+    const struct whole *whole;
+};
+
+static struct zr_tag values_tag(const struct zr_engine *e, int32_t unit, const struct asked *a)
+{
+    const int64_t words[] = {a->call, a->tensor, a->kind, a->first, a->n};
+    bool of_world = a->call >= ASKED_MEAN;
+    uint64_t calls = of_world ? zr_world_hash(e) : zr_core_hash(e->m.core);
+    return (struct zr_tag){.unit = unit,
+                           .step = zr_step_number(e),
+                           .call_hash = XXH3_64bits_withSeed(words, sizeof words, calls)};
+}
+
+/* One tensor's range of elements, at most what staging holds, all inside one slice. */
+struct chunk {
+    const struct zr_flat *flat;
+    const struct zr_piece *piece;
+    int64_t first, n; /* elements of the flat */
+    int64_t size;     /* bytes of an element of the value */
+    int64_t at;       /* of its bytes in staging */
+    int kind;
+    const struct asked *asked;
+};
+
+/* The chunk that begins at element `at` of the tensor and covers at most n. */
+static struct chunk chunk_at(const struct zr_engine *e, int32_t tensor, int kind, int64_t at, int64_t n)
+{
+    const struct zr_tensor *t = &e->layout->tensors[tensor];
+    int64_t per_slice = t->n_elems / t->n_slices;
+    int32_t id = e->layout->piece_of[e->layout->slice_base[tensor] + at / per_slice];
+    struct chunk c = {.flat = zr_piece_flat(e->layout, id), .piece = &e->layout->pieces[id], .kind = kind};
+    c.size = kind == ZR_VALUE_PARAM ? zr_dtype_bytes(t->dtype) : (int64_t)sizeof(float);
+    c.first = c.piece->first + at % per_slice;
+    c.n = zr_min(zr_min(n, per_slice - at % per_slice), e->plan->values_bytes / c.size);
+    return c;
+}
+
+static char *value_at(const struct zr_engine *e, const struct chunk *c, int64_t first)
+{
+    if (c->kind == ZR_VALUE_PARAM)
+        return zr_engine_param_at(e, c->flat, first);
+    if (c->kind == ZR_VALUE_MASTER)
+        return (char *)zr_engine_master_at(e, c->flat, first);
+    if (c->kind == ZR_VALUE_GRAD)
+        return e->reduce_base + zr_plan_sum(e->plan, c->flat, e->at, 0) +
+               (first - zr_engine_own(e, c->flat).first) * c->size;
+    return (char *)zr_engine_state_at(e, c->flat, c->kind, first);
+}
+
+/* Every rank holds the whole value: nothing has to be sent to read it. */
+static bool whole(const struct zr_engine *e, const struct chunk *c)
+{
+    bool param = c->kind == ZR_VALUE_PARAM || (c->kind == ZR_VALUE_MASTER && c->flat->dtype == ZR_F32);
+    bool full = zr_level_of(e->plan->place.state) == ZR_LEVEL_ALL &&
+                c->kind != ZR_VALUE_GRAD; /* sums are sharded at every stage */
+    return e->world == 1 || full || (param && e->plan->resident[c->flat->unit]);
+}
+
+/* The part of the chunk that lies in the span. */
+static int64_t part(const struct chunk *c, struct zr_span s, int64_t *first)
+{
+    *first = zr_max(s.first, c->first);
+    return zr_max(zr_min(s.first + s.n, c->first + c->n) - *first, 0);
+}
+
+/* The part that is fine slice k, which one rank owns. */
+static int64_t owned_part(const struct chunk *c, int32_t k, int64_t *first)
+{
+    struct zr_span own;
+    own.n = zr_flat_owned(c->flat, k, &own.first);
+    return part(c, own, first);
+}
+
+static int read_chunk(struct zr_engine *e, const struct chunk *c, char *dst)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    if (c->kind == ZR_VALUE_GRAD && zr_core_leaves_out(e->m.core, c->flat->unit)) {
+        if (dst)
+            memset(dst, 0, (size_t)(c->n * c->size));
+        return 0;
+    }
+    if (whole(e, c)) {
+        if (dst)
+            return d->copy(e->reduce_stream, dst, value_at(e, c, c->first), c->n * c->size);
+        return 0;
+    }
+    char *staging = zr_values_staging(e);
+    struct zr_tag tag = values_tag(e, c->flat->unit, c->asked);
+    for (int32_t k = 0; k < e->world; k++) {
+        int64_t first, n = owned_part(c, k, &first), at = (first - c->first) * c->size;
+        int32_t owner = zr_fine_place(e, k);
+        if (n == 0)
+            continue;
+        int err = zr_roles_make_room(e);
+        if (!err && owner == e->place)
+            err = d->copy(e->reduce_stream, staging + at, value_at(e, c, first), n * c->size);
+        if (!err)
+            err = zr_role_broadcast(e, ZR_ROLE_CONTROL, e->plan->values_at + at, n * c->size, owner, &tag);
+        if (err)
+            return err;
+    }
+    return dst ? d->copy(e->reduce_stream, dst, staging, c->n * c->size) : 0;
+}
+
+static int store(struct zr_engine *e, const struct chunk *c, int64_t first, int64_t n)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    enum zr_dtype dtype = c->flat->dtype;
+    const char *from = zr_values_staging(e) + c->at + (first - c->first) * c->size;
+    if (c->kind >= 0)
+        return d->copy(e->reduce_stream, value_at(e, c, first), from, n * c->size);
+    enum zr_dtype given = c->kind == ZR_VALUE_PARAM ? dtype : ZR_F32;
+    int err = d->cast(e->reduce_stream, zr_engine_param_at(e, c->flat, first), dtype, from, given, n);
+    return err;
+}
+
+static int store_master(struct zr_engine *e, const struct chunk *c)
+{
+    if (c->kind >= 0 || !c->flat->trainable || c->flat->dtype == ZR_F32)
+        return 0;
+    int64_t first, n = part(c, zr_engine_kept(e, c->flat), &first);
+    if (n == 0)
+        return 0;
+    const char *from = zr_values_staging(e) + c->at + (first - c->first) * c->size;
+    enum zr_dtype given = c->kind == ZR_VALUE_PARAM ? c->flat->dtype : ZR_F32;
+    return e->dev->ops->cast(e->reduce_stream, zr_engine_master_at(e, c->flat, first), ZR_F32, from, given,
+                             n);
+}
+
+/* What this rank holds of the flat, as parameters or as states. */
+static struct zr_span held(const struct zr_engine *e, const struct chunk *c)
+{
+    if (c->kind < 0)
+        return zr_flat_span(c->flat, e->at, e->plan->resident[c->flat->unit] ? ZR_LEVEL_ALL : ZR_LEVEL_INNER);
+    return zr_engine_kept(e, c->flat);
+}
+
+/* Rank 0 sends the chunks, which lie in the first n_bytes of its staging, and every rank stores its part. */
+static int send_chunks(struct zr_engine *e, const struct chunk *c, int32_t n_chunks, int64_t n_bytes)
+{
+    struct zr_tag tag = values_tag(e, c->flat->unit, c->asked);
+    int err = zr_roles_make_room(e);
+    if (!err)
+        err = zr_role_broadcast(e, ZR_ROLE_CONTROL, e->plan->values_at, n_bytes, 0, &tag);
+    for (int32_t i = 0; !err && i < n_chunks; i++) {
+        int64_t first, n = part(&c[i], held(e, &c[i]), &first);
+        err = n ? store(e, &c[i], first, n) : 0;
+        if (!err)
+            err = store_master(e, &c[i]);
+    }
+    return err;
+}
+
+/* Copies the chunk's elements to staging, run by run; padding is 0. */
+static int stage_runs(struct zr_engine *e, const struct chunk *c, const struct whole *w)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    int64_t at = c->piece->slice * c->piece->n + (c->first - c->piece->first), n;
+    int32_t part = w->cut.parts > 1 ? e->part : 0;
+    int err = 0;
+    for (int64_t done = 0; !err && done < c->n; done += n) {
+        const struct zr_tp_run run = zr_tp_run_of_part(&w->cut, part, at + done);
+        char *dst = zr_values_staging(e) + c->at + done * c->size;
+        n = zr_min(run.n, c->n - done);
+        err = run.whole < 0
+                  ? d->zero(e->reduce_stream, dst, n * c->size)
+                  : d->copy(e->reduce_stream, dst, w->at + (run.whole - w->first) * c->size, n * c->size);
+    }
+    return err;
+}
+
+/* whole NULL: src has the chunk's elements. */
+static int stage_chunk(struct zr_engine *e, const struct chunk *c, const char *src, const struct whole *whole)
+{
+    if (e->place != 0)
+        return 0;
+    if (whole)
+        return stage_runs(e, c, whole);
+    return e->dev->ops->copy(e->reduce_stream, zr_values_staging(e) + c->at, src, c->n * c->size);
+}
+
+static int write_chunk(struct zr_engine *e, const struct chunk *c, const char *src)
+{
+    int err = stage_chunk(e, c, src, c->asked->whole);
+    return err ? err : send_chunks(e, c, 1, c->n * c->size);
+}
+
+static int wait_for_all(struct zr_engine *e, const struct asked *a)
+{
+    struct zr_tag tag = values_tag(e, -1, a);
+    int err = zr_engine_drain(e);
+    if (!err)
+        err = zr_role_barrier(e, ZR_ROLE_CONTROL, &tag);
+    return err ? err : zr_engine_drain(e);
+}
+
+/* Runs fn over the chunks of what was asked; data may be NULL. Begins with a barrier: a peer may still be
+ * gathering a shard that is about to be written. */
+static int for_chunks(struct zr_engine *e, const struct asked *a, char *data,
+                      int (*fn)(struct zr_engine *, const struct chunk *, char *))
+{
+    int err = wait_for_all(e, a);
+    for (int64_t at = 0; !err && at < a->n;) {
+        struct chunk c = chunk_at(e, a->tensor, a->kind, a->first + at, a->n - at);
+        c.asked = a;
+        err = fn(e, &c, data);
+        if (data)
+            data += c.n * c.size;
+        at += c.n;
+    }
+    if (err)
+        return zr_engine_fail(e, err, zr_error_text());
+    return zr_engine_drain(e);
+}
+
+/* Sums lie unscaled until the update. Where the step will be skipped there is no update, but which gradient
+ * is not finite is worth knowing, so the device's own scale, which leaves such a step alone, will not do. */
+static int scale_grad(struct zr_engine *e, float *dst, int64_t n)
+{
+    float factor;
+    int err = e->dev->ops->copy(e->reduce_stream, e->words, &zr_engine_scalars(e)->grad_scale, sizeof factor);
+    if (err)
+        return zr_engine_fail(e, err, zr_error_text());
+    err = zr_engine_drain(e);
+    struct zr_access seen = {e->words, sizeof factor, false};
+    if (err)
+        return err;
+    zr_declare(e->dev, NULL, &seen, 1);
+    memcpy(&factor, e->words, sizeof factor);
+    for (int64_t i = 0; dst && i < n; i++)
+        dst[i] *= factor;
+    return 0;
+}
+
+int zr_engine_read(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, void *dst)
+{
+    struct asked a = {ASKED_READ, tensor, kind, first, n, NULL};
+    int err = for_chunks(e, &a, dst, read_chunk);
+    return err || kind != ZR_VALUE_GRAD ? err : scale_grad(e, dst, n);
+}
+
+static int write_any_chunk(struct zr_engine *e, const struct chunk *c, char *src)
+{
+    return write_chunk(e, c, src);
+}
+
+static int write_asked(struct zr_engine *e, const struct asked *a, const void *src)
+{
+    int err = for_chunks(e, a, (char *)(uintptr_t)src, write_any_chunk);
+    const struct zr_tensor *t = &e->layout->tensors[a->tensor];
+    int32_t n_actions;
+    if (!err && a->kind >= 0 && (a->n || a->whole))
+        zr_engine_tune(e)->has_states = true;
+    for (int32_t s = 0; !err && a->kind < 0 && s < t->n_slices; s++) {
+        struct zr_core_event ev = {.kind = ZR_EV_REWRITE, .unit = t->unit + s};
+        err = zr_core_step(e->m.core, &ev, e->m.actions, &n_actions);
+    }
+    return err;
+}
+
+int zr_engine_write(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, const void *src)
+{
+    struct asked a = {ASKED_WRITE, tensor, kind, first, n, NULL};
+    return write_asked(e, &a, src);
+}
+
+int zr_engine_write_whole(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n,
+                          const void *src)
+{
+    const struct whole w = {src, first, zr_tp_of_tensor(&e->layout->tensors[tensor], e->parts)};
+    const int32_t part = w.cut.parts > 1 ? e->part : 0;
+    int64_t begin = zr_tp_from(&w.cut, part, first), end = zr_tp_from(&w.cut, part, first + n);
+    struct asked a = {ASKED_WRITE, tensor, kind, begin, end - begin, &w};
+    return write_asked(e, &a, NULL);
+}
+
+/* Chunks that are sent together, side by side in staging. */
+struct batch {
+    struct chunk *chunks;
+    int32_t n;
+    int64_t bytes;
+};
+
+static int send_batch(struct zr_engine *e, struct batch *b)
+{
+    int err = b->n ? send_chunks(e, b->chunks, b->n, b->bytes) : 0;
+    b->n = 0;
+    b->bytes = 0;
+    return err;
+}
+
+static int add_tensor(struct zr_engine *e, struct batch *b, int32_t tensor, const struct asked *a)
+{
+    const struct zr_tensor *t = &e->layout->tensors[tensor];
+    const char *src = *t->param;
+    const struct whole w = {src, 0, zr_tp_of_tensor(t, e->parts)};
+    int err = 0;
+    for (int64_t at = 0; !err && at < t->n_elems;) {
+        struct chunk c = chunk_at(e, tensor, ZR_VALUE_PARAM, at, t->n_elems - at);
+        int64_t n_bytes = c.n * c.size;
+        if (b->bytes + n_bytes > e->plan->values_bytes)
+            err = send_batch(e, b);
+        c.asked = a;
+        c.at = b->bytes;
+        if (!err)
+            err = stage_chunk(e, &c, src, t->given_whole ? &w : NULL);
+        b->chunks[b->n++] = c;
+        b->bytes = zr_round_up(b->bytes + n_bytes, ZR_PIECE_ALIGN);
+        src = src ? src + n_bytes : NULL;
+        at += c.n;
+    }
+    return err;
+}
+
+/* Rank 0's parameters, many tensors at a time: models may have thousands of small ones, and each message is a
+ * wait for all ranks. */
+static int adopt_params(struct zr_engine *e)
+{
+    struct asked a = {ASKED_WRITE, -1, ZR_VALUE_PARAM, 0, e->layout->n_params, NULL};
+    struct batch b = {.chunks =
+                          malloc((size_t)(e->plan->values_bytes / ZR_PIECE_ALIGN + 1) * sizeof *b.chunks)};
+    int err = b.chunks ? wait_for_all(e, &a) : zr_fail(ZR_ERR_NOMEM, "no memory to send parameters");
+    for (int32_t t = 0; !err && t < e->layout->n_tensors; t++)
+        if (!e->layout->tensors[t].buffer)
+            err = add_tensor(e, &b, t, &a);
+    if (!err)
+        err = send_batch(e, &b);
+    free(b.chunks);
+    if (err)
+        return zr_engine_fail(e, err, zr_error_text());
+    return zr_engine_drain(e);
+}
+
+int zr_engine_adopt(struct zr_engine *e, bool params)
+{
+    int err = params ? adopt_params(e) : 0;
+    for (int32_t t = 0; !err && t < e->layout->n_tensors; t++)
+        if (e->layout->tensors[t].buffer)
+            err = zr_engine_spread_buffer(e, t);
+    e->m.wire_at_open = zr_roles_wire_bytes(e);
+    e->m.outer_at_open = zr_roles_outer_bytes(e);
+    return err;
+}
+
+/* Each rank's n_bytes at mine to e->words (all ranks, n_bytes) of every rank: slots are in the order of
+ * places, words in that of ranks. */
+static int exchange(struct zr_engine *e, const struct asked *a, const void *mine, int64_t n_bytes)
+{
+    int err = zr_engine_drain(e);
+    if (err)
+        return err;
+    struct zr_tag tag = values_tag(e, -1, a);
+    const struct zr_comm *all = zr_widest_comm(e);
+    char *slots = e->control_base + e->plan->exchange_at;
+    err = e->dev->ops->copy(e->reduce_stream, slots + all->group.rank * (int64_t)ZR_EXCHANGE_BYTES, mine,
+                            n_bytes);
+    if (!err)
+        err = zr_role_exchange(e, zr_widest_role(e), e->plan->exchange_at, ZR_EXCHANGE_BYTES, &tag);
+    for (int p = 0; !err && p < all->group.size; p++)
+        err = e->dev->ops->copy(e->reduce_stream, e->words + zr_comm_rank(all, p) * n_bytes,
+                                slots + p * (int64_t)ZR_EXCHANGE_BYTES, n_bytes);
+    if (err)
+        zr_engine_fail(e, err, zr_error_text());
+    /* Also after a failure: the stream may still be reading mine. */
+    int drained = zr_engine_drain(e);
+    return err ? err : drained;
+}
+
+int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, void *all)
+{
+    struct asked a = {.call = ASKED_EXCHANGE, .n = n_bytes};
+    int err = exchange(e, &a, mine, n_bytes);
+    if (!err)
+        memcpy(all, e->words, (size_t)((int64_t)e->n_all * n_bytes));
+    return err;
+}
+
+/* The rank of another pipeline stage that has this one's part, and its place among data-parallel ranks. */
+static int32_t rank_in_stage(const struct zr_engine *e, int32_t stage)
+{
+    int32_t of_stage = e->n_all / e->pp;
+    return stage * of_stage + e->rank % of_stage;
+}
+
+/* The mean over the last stage's ranks of the i-th double of n_bytes that each left in e->words. */
+static double mean_of(const struct zr_engine *e, int64_t n_bytes, int32_t i)
+{
+    const int32_t first = e->n_all - e->n_all / e->pp + e->part;
+    struct zr_exact_sum sum;
+    zr_exact_reset(&sum);
+    for (int32_t r = first; r < e->n_all; r += e->parts) {
+        double x;
+        memcpy(&x, e->words + r * n_bytes + i * (int64_t)sizeof x, sizeof x);
+        zr_exact_add(&sum, x);
+    }
+    return zr_exact_value(&sum) / e->world;
+}
+
+int zr_engine_mean(struct zr_engine *e, double *values, int32_t n)
+{
+    struct asked a = {.call = ASKED_MEAN, .n = n};
+    int64_t n_bytes = n * (int64_t)sizeof *values;
+    int err = exchange(e, &a, values, n_bytes);
+    struct zr_access seen = {e->words, (int64_t)e->n_all * n_bytes, false};
+    if (!err)
+        zr_declare(e->dev, NULL, &seen, 1);
+    for (int32_t i = 0; !err && i < n; i++)
+        values[i] = mean_of(e, n_bytes, i);
+    return err;
+}
+
+int zr_engine_broadcast_stages(struct zr_engine *e, int32_t root, void *buf, int64_t bytes)
+{
+    struct asked a = {.call = ASKED_BROADCAST, .kind = root, .n = bytes};
+    char *at = buf;
+    int err = 0;
+    while (!err && a.first < bytes) {
+        int64_t k = zr_min(bytes - a.first, ZR_EXCHANGE_BYTES);
+        err = exchange(e, &a, at + a.first, k);
+        if (!err)
+            memcpy(at + a.first, e->words + rank_in_stage(e, root) * k, (size_t)k);
+        a.first += k;
+    }
+    return err;
+}
+
+int zr_engine_barrier(struct zr_engine *e)
+{
+    struct asked a = {.call = ASKED_BARRIER};
+    return wait_for_all(e, &a);
+}
+
+bool zr_all_zero(const char *x, int64_t n, enum zr_dtype dtype)
+{
+    int64_t size = zr_dtype_bytes(dtype);
+    if (n == 0 || (!x[0] && !memcmp(x, x + 1, (size_t)(n * size - 1))))
+        return true;
+    for (int64_t i = 0; i < n * size; i++)
+        if (x[i] && !((i + 1) % size == 0 && x[i] == (char)0x80))
+            return false;
+    return true;
+}
