@@ -352,8 +352,9 @@ static void test_descriptors(void **state)
     most = 65;
     r = run_ranks(true, 70, meet_with_few_descriptors, &most, NULL);
     for (int i = 0; i < 70; i++)
-        expect_rank(&r[i], ZR_ERR_SYSTEM,
-                    "may have at most 65 open (RLIMIT_NOFILE, ulimit -n): start it with");
+        if (i == 0 || r[i].code != ZR_ERR_TIMEOUT) /* a slow rank may come when rank 0 has left */
+            expect_rank(&r[i], ZR_ERR_SYSTEM,
+                        "may have at most 65 open (RLIMIT_NOFILE, ulimit -n): start it");
 }
 
 int main(void)
