@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* arguments.c: see arguments.h. argp tells a mistake in two lines (what, and "Try ..."), getopt_long inside
- * it writes its own to stderr; both are caught in memory and only the first line passed on. */
+/* arguments.c: reads command lines by argp. argp reports a mistake in two lines, and getopt_long inside it
+ * writes to stderr itself. Both are caught in memory, and only the first line is passed on. */
 #include "bench/arguments.h"
 
 #include "bench/hybrids.h"
@@ -8,12 +8,13 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 enum { KEY_HELP = 0x100, KEY_FIRST_ROW = 0x200 };
 
-/* A table and the struct it fills, as argp wants them. */
+/* A table and the struct that it fills, in argp's form. */
 struct reading {
     const struct option_table *table;
     char *to;
@@ -102,11 +103,21 @@ int options_parse(const struct option_table *table, const char *name, int argc, 
     return err ? EXIT_USAGE : 0;
 }
 
+error_t option_fault(struct argp_state *state, const char *fmt, ...)
+{
+    char text[512];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    argp_error(state, "%s", text);
+    return EINVAL;
+}
+
 error_t option_refuse_word(struct argp_state *state, const struct option_row *row, char *arg, void *to)
 {
     (void)row, (void)to;
-    argp_error(state, "'%s' is not an option", arg);
-    return EINVAL;
+    return option_fault(state, "'%s' is not an option", arg);
 }
 
 error_t option_flag(struct argp_state *state, const struct option_row *row, char *arg, void *to)
@@ -127,10 +138,9 @@ error_t option_double(struct argp_state *state, const struct option_row *row, ch
 {
     char *end;
     double v = strtod(arg, &end);
-    if (end == arg || *end || !(v >= row->least && v <= row->most)) {
-        argp_error(state, "--%s: '%s' is not a number from %g to %g", row->name, arg, row->least, row->most);
-        return EINVAL;
-    }
+    if (end == arg || *end || !(v >= row->least && v <= row->most))
+        return option_fault(state, "--%s: '%s' is not a number from %g to %g", row->name, arg, row->least,
+                            row->most);
     *(double *)to = v;
     return 0;
 }
@@ -140,16 +150,14 @@ error_t option_int(struct argp_state *state, const struct option_row *row, char 
     char *end;
     errno = 0;
     long long v = strtoll(arg, &end, 10);
-    if (*end) { /* 7.5e9, 1e6: whole numbers that a double holds exactly */
+    if (*end) { /* a whole number such as 7.5e9, which a double holds exactly */
         double d = strtod(arg, &end);
         errno = errno || !(fabs(d) <= 9e15) || d != floor(d) ? ERANGE : 0;
         v = errno ? 0 : (long long)d;
     }
-    if (end == arg || *end || errno || v < row->min || v > row->max) {
-        argp_error(state, "--%s: '%s' is not a whole number from %lld to %lld", row->name, arg,
-                   (long long)row->min, (long long)row->max);
-        return EINVAL;
-    }
+    if (end == arg || *end || errno || v < row->min || v > row->max)
+        return option_fault(state, "--%s: '%s' is not a whole number from %lld to %lld", row->name, arg,
+                            (long long)row->min, (long long)row->max);
     *(int64_t *)to = v;
     return 0;
 }
@@ -171,11 +179,10 @@ error_t option_bytes(struct argp_state *state, const struct option_row *row, cha
     for (const char *p = suffixes; s && p <= s; p++)
         v *= 1024;
     end += s != NULL;
-    if (end == arg || *end || !(v >= (double)row->min && v <= 9e18)) {
-        argp_error(state, "--%s: '%s' is not a number of bytes of at least %lld (K, M, G, T may follow)",
-                   row->name, arg, (long long)row->min);
-        return EINVAL;
-    }
+    if (end == arg || *end || !(v >= (double)row->min && v <= 9e18))
+        return option_fault(state,
+                            "--%s: '%s' is not a number of bytes of at least %lld (K, M, G, T may follow)",
+                            row->name, arg, (long long)row->min);
     *(int64_t *)to = (int64_t)v;
     return 0;
 }
@@ -197,8 +204,7 @@ error_t option_one_of(struct argp_state *state, const struct option_row *row, ch
         }
         option_list(allowed, sizeof allowed, w->word, !w[1].word);
     }
-    argp_error(state, "--%s: '%s' is not %s", row->name, arg, allowed);
-    return EINVAL;
+    return option_fault(state, "--%s: '%s' is not %s", row->name, arg, allowed);
 }
 
 const struct option_word option_dtypes[] = {{"f32", ZERO_F32}, {"bf16", ZERO_BF16}, {0}};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* child.c: see child.h. Not popen(3): that goes through a shell, which would tell of a missing program in
- * words of its own. */
+/* child.c: runs another program. popen(3) would go through a shell, whose message for a missing program is
+ * its own. */
 #include "bench/child.h"
 
 #include <errno.h>
@@ -26,10 +26,10 @@ int child_open(struct child *c, char *const argv[], bool to_child)
         posix_spawn_file_actions_destroy(&actions);
     }
     close(theirs);
-    if (to_child) { /* a child that ends early is told by its exit code; set after the spawn, so it has no
-                       part in it */
+    /* SIGPIPE is ignored, because the exit code says when a child ends early. It is set after the spawn, so
+     * the child does not inherit it. */
+    if (to_child)
         signal(SIGPIPE, SIG_IGN);
-    }
     c->pipe = err ? NULL : fdopen(ours, to_child ? "w" : "r");
     if (!c->pipe) {
         close(ours);

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* commands.h: the subcommands of zero-bench. To add one: a function here, a line in main.c's table, a file
- * for it. */
+/* commands.h: the subcommands of zero-bench. A new one needs a function here, a line in main.c's table,
+ * and a file. */
 #ifndef ZERO_BENCH_COMMANDS_H
 #define ZERO_BENCH_COMMANDS_H
 
-/* Each gets its own arguments, argv[0] being the subcommand, and the name to put before messages ("zero-bench
- * train"). Returns the exit code: 0, 1 for a failure, 2 (EXIT_USAGE) for options, values and data that cannot
- * be used, after one line on stderr. */
+/* Each gets its own arguments, with the subcommand as argv[0], and the name for messages ("zero-bench
+ * train"). Returns the exit code: 0; 1 for a failure; 2 (EXIT_USAGE) for options, values and data that
+ * cannot be used. A code above 0 follows one line on stderr. */
 int train_command(const char *name, int argc, char **argv);
 int plan_command(const char *name, int argc, char **argv);
 int tune_command(const char *name, int argc, char **argv);
 int memory_command(const char *name, int argc, char **argv);
-int overhead_command(const char *name, int argc, char **argv);
 int comm_command(const char *name, int argc, char **argv);
 int kernels_command(const char *name, int argc, char **argv);
 int profile_command(const char *name, int argc, char **argv);

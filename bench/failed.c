@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* failed.c: see failed.h. */
+/* failed.c: puts all messages into the thread's message of kernels/error.h. */
 #include "bench/failed.h"
 #include "kernels/device.h"
 #include "zero/zero.h"

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hybrids.h: HSDP, HFSDP, or neither of them, as one number, and as cfg.mesh and cfg.hybrid say it. */
+/* hybrids.h: HSDP, HFSDP or neither as one number, and its translation to and from cfg.mesh and
+ * cfg.hybrid. */
 #ifndef ZERO_BENCH_HYBRIDS_H
 #define ZERO_BENCH_HYBRIDS_H
 
 #include "zero/zero.h"
 
-/* Numbered as in struct zr_verify_case. */
+/* The same numbers as in struct zr_verify_case. */
 enum hybrid { HYBRID_NONE = 0, HYBRID_HSDP = 1, HYBRID_HFSDP = 2 };
 
-/* Says it in cfg: there are n_dp data-parallel ranks, and dp_shard of them share a copy. */
+/* Fills in cfg for n_dp data-parallel ranks, of which dp_shard share a copy of the parameters. */
 static inline void hybrid_to_config(struct zero_config *cfg, int hybrid, int64_t n_dp, int64_t dp_shard)
 {
     if (!hybrid)
@@ -18,7 +19,8 @@ static inline void hybrid_to_config(struct zero_config *cfg, int hybrid, int64_t
     cfg->mesh.dp_shard = (int32_t)dp_shard;
 }
 
-/* What a run or a plan of n_dp data-parallel ranks is, by the hybrid and dp_shard that libzero tells. */
+/* The hybrid of a run or a plan, from the hybrid and dp_shard that libzero reports for n_dp data-parallel
+ * ranks. */
 static inline int hybrid_of_run(int32_t hybrid, int32_t dp_shard, int32_t n_dp)
 {
     return dp_shard == n_dp ? HYBRID_NONE : hybrid == ZERO_HFSDP ? HYBRID_HFSDP : HYBRID_HSDP;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* main.c: zero-bench SUBCOMMAND, the benches of libzero. */
+/* main.c: zero-bench SUBCOMMAND, the measuring, planning and comparing tools of libzero. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "zero/zero.h"
@@ -20,7 +20,6 @@ static const struct {
     {"checkpoint", "how fast checkpoints are saved and loaded, beside dd on the same disk",
      checkpoint_command},
     {"export", "weights of a checkpoint in Hugging Face's files", export_command},
-    {"overhead", "time of one begin and end on the model's thread", overhead_command},
     {"kernels", "how fast a device copies, updates weights by AdamW, and multiplies matrices",
      kernels_command},
     {"profile", "where the steps of a training on the host go, beside what the machine can do at most",
@@ -48,7 +47,7 @@ static void help(void)
            zero_version());
 }
 
-/* "train, plan or memory" */
+/* All names, such as "train, plan or memory". */
 static const char *names(void)
 {
     static char text[256];

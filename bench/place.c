@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* place.c: see place.h. */
+/* place.c: opens the device, stream and matrix products of a model. */
 #include "bench/place.h"
 #include "bench/failed.h"
 

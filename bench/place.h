@@ -8,27 +8,27 @@
 
 struct place {
     struct zr_device *dev;
-    /* takes all of the model's work, in order */
+    /* all of the model's work, in order */
     struct zr_stream *stream;
     struct zr_gemm *gemm;
-    /* on the host: of what is done when a call returns, products and all else; on a GPU 1 */
+    /* on the host, threads for everything that runs inside a call, products included; 1 on a GPU */
     int n_threads;
     bool cuda;
 };
 
 #define PLACE_GPU_OF_RANK (-1)
 
-/* On the host with n_threads; or with cuda on GPU number gpu, which becomes this thread's
- * current device (PLACE_GPU_OF_RANK: that of the local rank, by zero_find_place). Returns 0 or a zr_err
- * (ZR_ERR_NOTSUP: no usable GPU, the message says why), holding nothing. */
+/* Opens the host with n_threads. With cuda it opens GPU number `gpu` instead, which becomes this thread's
+ * current device (PLACE_GPU_OF_RANK: the local rank's, by zero_find_place). Returns 0 or a zr_err, and
+ * then holds nothing (ZR_ERR_NOTSUP: there is no usable GPU, and the message says why). */
 int place_open(struct place *p, bool cuda, int gpu, int n_threads);
-/* The stream as libzero takes it: NULL on the host. */
+/* The stream for libzero; NULL on the host. */
 zero_stream place_stream(const struct place *p);
 /* "host" or "cuda". */
 const char *place_name(const struct place *p);
-/* Of a GPU's memory, what is in use, by others too; 0 on the host. */
+/* The GPU memory that is in use, by other processes too; 0 on the host. */
 int64_t place_used_bytes(const struct place *p);
-/* Finishes what is on the stream. A place that was not opened is allowed. */
+/* Waits for the stream and closes everything. A place that was not opened is allowed. */
 void place_close(struct place *p);
 
 #endif

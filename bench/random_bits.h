@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* random_bits.h: random bits that depend on their place alone, so that ranks and runs agree without sharing a
- * state. */
+/* random_bits.h: random bits that depend only on their place, so that ranks and runs agree without a
+ * shared state. */
 #ifndef ZERO_BENCH_RANDOM_BITS_H
 #define ZERO_BENCH_RANDOM_BITS_H
 

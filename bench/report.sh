@@ -29,4 +29,4 @@ if [ -f "$peers" ]; then
     set -- --peers "$peers" "$@"
 fi
 cd "$from"
-exec python3 "$root/bench/report_page.py" --zero-bench "$bench" --zero-run "$run" --out "$root/build/report.html" "$@"
+exec python3 "$root/bench/report/report_page.py" --zero-bench "$bench" --zero-run "$run" --out "$root/build/report.html" "$@"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* resident.c: see resident.h. */
+/* resident.c: reads this process's resident memory from /proc. */
 #include "bench/resident.h"
 
 #include <stdio.h>

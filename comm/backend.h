@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* backend.h: what moves bytes between ranks, as whoever opens it sees it, whichever it is.
+/* backend.h: what a context asks of a backend that moves bytes between ranks.
  *
- * A backend is a row, struct zr_backend, defined as zr_backend_KEY beside its communicators. It becomes one
- * that programs can choose by its row in ZERO_BACKEND_MAP (zero/zero_config.h), of which zero/backend.c makes
- * the table of all. What a context has to know of its backend it asks the row; nothing asks for a name. */
+ * A backend is a row, struct zr_backend, defined as zr_backend_KEY beside its communicators. Programs can
+ * choose it once it has a row in ZERO_BACKEND_MAP (zero/zero_config.h), from which zero/backend.c makes the
+ * table of all. A context never compares a backend's name: what it must know is a field of the row. */
 #ifndef ZR_COMM_BACKEND_H
 #define ZR_COMM_BACKEND_H
 
@@ -11,14 +11,15 @@
 
 struct zr_world;
 
-/* What the communicator of a role is opened for: all ranks of the world have the same numbers. */
+/* What the communicator of a role is opened for. The numbers are equal on all ranks of the world. If a number
+ * is too small, an operation takes more rounds. */
 struct zr_role_ask {
-    /* whose ranks it joins; NULL: nobody has the role */
+    /* Its ranks. NULL: nobody has the role. */
     const struct zr_group *group;
-    /* of the largest slice that it reduces; less than there are makes reducing take more rounds */
+    /* Bytes of the largest slice that it reduces. */
     int64_t largest_bytes;
-    /* The most that one call has to pack, one rank's slices, each rounded up to 128: small slices, and those
-     * of segments whose last ones are short. Less than there are makes it take more rounds. */
+    /* Most bytes that one call packs of one rank: small slices, and those of segments whose last slices are
+     * short, each rounded up to 128. */
     int64_t packed_bytes;
 };
 
@@ -27,86 +28,87 @@ static inline bool zr_role_reduces(enum zr_role r)
     return r == ZR_ROLE_REDUCE || r == ZR_ROLE_REDUCE_OUTER;
 }
 
-/* What a program may choose of any backend; each takes what concerns it. */
+/* What a program may choose. A backend ignores the fields that do not concern it. */
 struct zr_backend_config {
-    /* how long an operation waits for peers */
+    /* Time that an operation waits for peers. */
     int64_t timeout_ms;
-    /* and how long opening may, and attaching arenas; 0: as long */
+    /* Time that opening, and attaching arenas, may take. 0: timeout_ms. */
     int64_t start_timeout_ms;
-    /* reduce in the fixed tree, whatever that costs */
+    /* Sums are made in the fixed tree, whatever that costs. */
     bool deterministic;
-    /* Some slices that are too large to be packed differ in size: path says how those are gathered. */
+    /* Some slices that are too large to be packed differ in size; path says how those are gathered. */
     bool ragged;
-    /* nccl: symmetric windows, and gathers by copy engines */
+    /* nccl: symmetric windows, and gathers by copy engines. */
     bool copy_engine;
-    /* over the backend's own way inside a host, too, where it would use shared memory there */
+    /* mpi: no shared memory inside a host. */
     bool flat;
-    /* of the world; it outlives the communicators */
+    /* Of the world. Outlives the communicators. */
     const struct zr_topology *topology;
-    /* NULL, or the program's own communicator, of a backend with lent_world */
+    /* The program's own communicator, for a backend with lent_world, or NULL. */
     void *lent;
-    /* Source of the world's size, "SLURM_NTASKS is 4". Ranks of MPI must agree with it. NULL: the
-     * configuration or a lent communicator, and these may have some of MPI's ranks only. */
+    /* Source of the world's size, "SLURM_NTASKS is 4", with which MPI's ranks must agree. NULL: the size is
+     * from the configuration or a lent communicator, which may have only some of MPI's ranks. */
     const char *found_by;
-    /* may be NULL; any thread may write to it */
+    /* May be NULL. Any thread may write to it. */
     struct zr_log *log;
 };
 
 struct zr_backend {
-    /* as in ZERO_BACKEND_MAP, and as its communicators' ops have it */
+    /* As in ZERO_BACKEND_MAP and in zr_comm_ops. */
     const char *name;
-    /* the device's that it works on, "host" or "cuda"; NULL: any */
+    /* Device that it works on, "host" or "cuda". NULL: any. */
     const char *device;
-    /* For a world of one rank, which has nobody to meet: there is no rendezvous then. */
+    /* It is for a world of one rank, which has no rendezvous. */
     bool alone;
-    /* It has the roles of a model in parts, MODEL and WORLD. */
+    /* It has the roles of tensor and pipeline parallelism, from MODEL on. */
     bool has_parts;
-    /* The fixed tree is not how it would reduce by itself, so it does so only where it is asked to. */
+    /* It sums in the fixed tree only if that is asked for, as it has a faster way. */
     bool costly_tree;
-    /* It packs slices of at most so many bytes, and segments whose last ones are short: zr_role_ask's
-     * packed_bytes. */
+    /* It packs slices of at most so many bytes, and segments whose last slices are short (zr_role_ask's
+     * packed_bytes). */
     int64_t small_bytes;
 
-    /* 0 where all ranks can be on it, of which t says who shares a host; else ZR_ERR_NOTSUP, naming some that
-     * cannot. Local, alike on all ranks. NULL: any can. */
+    /* 0 if all ranks can use it; else ZR_ERR_NOTSUP, naming some that cannot. t says who shares a host.
+     * Local, with the same result on all ranks. NULL: any ranks can. */
     int (*check_hosts)(const struct zr_topology *t, const struct zr_group *all);
-    /* Bytes that a role's communicator uses for itself at the end of its arena, a multiple of 256; of
-     * ask->group the size alone is known. Local, alike on all ranks. NULL: none. */
+    /* Bytes that a role's communicator keeps for itself at the end of its arena, a multiple of 256. Of
+     * ask->group only the size is known. Local, with the same result on all ranks. NULL: none. */
     int64_t (*reserve)(enum zr_role role, const struct zr_role_ask *ask, bool deterministic);
-    /* Collective over all ranks of rdv (NULL: alone), and blocking: a communicator for each role that
-     * somebody has, GATHER and REDUCE at least; comm is all NULL before. Where there is no CONTROL, all that
-     * there are are of one group. rdv, dev and the groups' members must outlive them. On failure, which is of
-     * all ranks unless it follows from the arguments, comm has what the caller is to close. */
+    /* Opens a communicator for each role that somebody has, at least GATHER and REDUCE; comm is all NULL
+     * before. Without CONTROL, all roles have the same group. Collective over all ranks of rdv (NULL: a
+     * single rank), blocking. rdv, dev and the groups' members must outlive the communicators. A failure
+     * is one of all ranks, unless it follows from the arguments. comm then holds what the caller must
+     * close. */
     int (*open)(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_backend_config *config,
                 const struct zr_role_ask ask[ZR_ROLES], struct zr_comm *comm[ZR_ROLES]);
-    /* How bytes really travel, of the communicator that gathers, once it has its arena; valid until it is
-     * closed. NULL: there is one way, and it is called as the backend is. */
+    /* How bytes travel, for a gather communicator that has its arena; valid until it is closed. NULL:
+     * there is one way, called by the backend's name. */
     const char *(*path)(const struct zr_comm *c);
 
-    /* What allocates on the device besides arenas, and about how many bytes at most for each communicator,
-     * some of them with its first collectives. NULL: nothing does. */
+    /* The library that allocates device memory besides arenas, and about how much at most for each
+     * communicator. Some of it comes with the first collectives. NULL: none. */
     const char *library;
     int64_t library_bytes;
 
-    /* Of a backend whose communicators a program may lend, else NULL: the configuration's field for one
-     * ("nccl_comm"), what one says of its ranks, and how these meet (as zr_nccl_lent_world and
-     * zr_nccl_lent_meet). One backend for each device. */
+    /* For a backend that can use the program's own communicator, else NULL: the configuration's field
+     * ("nccl_comm"), what such a communicator says of its ranks, and how these meet (see
+     * zr_nccl_lent_world and zr_nccl_lent_meet). At most one backend for each device. */
     const char *lent_name;
     int (*lent_world)(void *lent, int64_t timeout_ms, int *rank, int *world);
     int (*lent_meet)(struct zr_device *dev, void *lent, int64_t timeout_ms, struct zr_world *w, int *held,
                      bool *left);
-    /* Contexts of a process call lent_meet one after the other, in one order on all ranks. */
+    /* Contexts of a process call lent_meet one after the other, in the same order on all ranks. */
     bool lent_in_turn;
-    /* Contexts of a process may call open at the same time, in any order: it sees to that itself. */
+    /* Contexts of a process may call open at the same time, in any order: open takes turns itself. */
     bool opens_in_turn;
 
-    /* Finds this rank in MPI_COMM_WORLD, where a lent communicator is a part of it, or has another order.
-     * NULL: the backend has no such communicator. */
+    /* Finds this rank in MPI_COMM_WORLD, of which a lent communicator may be a part. NULL: the backend
+     * knows no such world. */
     int (*job_world)(int64_t timeout_ms, int *rank, int *world);
 
-    /* Of a backend whose ranks can tell each other over MPI where they meet, else NULL. Collective, blocking,
-     * of a world of several ranks with by_mpi (zr_world_find_by_mpi), which it completes; *held: -1, or, of
-     * rank 0, a socket that keeps its port until the rendezvous is open, to be closed then. */
+    /* For a backend whose ranks tell each other over MPI where they meet, else NULL. Completes a world of
+     * several ranks with by_mpi (zr_world_find_by_mpi). Collective, blocking. *held is -1, or on rank 0 a
+     * socket that keeps its port until the rendezvous is open, and is to be closed then. */
     int (*world_meet)(const struct zr_backend_config *config, struct zr_world *w, int *held);
 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* flight.c: see flight.h. */
+/* flight.c: the flight recorder (flight.h): its memory, entries, and copies. */
 #include "comm/flight_view.h"
 #include "kernels/limits.h"
 #include "kernels/standard_fds.h"
@@ -21,7 +21,7 @@
 
 enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, FIRST_FD = 3 };
 
-/* number is 0 while the entry is written. */
+/* A call. number is 0 while the entry is written. */
 struct call {
     _Atomic uint64_t number, call;
     _Atomic int64_t entered_ns, left_ns;
@@ -366,19 +366,6 @@ void zr_flight_finish(const struct zr_flight_mark *m)
     if (!o)
         return;
     SHOW(o->finished_ns, zr_now_ns());
-    SHOW(r->finished, GET(o->seq));
-}
-
-void zr_flight_at_once(const struct zr_flight_mark *m)
-{
-    struct role *r;
-    struct op *o = marked(m, &r);
-    if (!o)
-        return;
-    int64_t now = GET(o->issued_ns);
-    SHOW(o->started_ns, now);
-    SHOW(o->finished_ns, now);
-    SHOW(r->started, GET(o->seq));
     SHOW(r->finished, GET(o->seq));
 }
 

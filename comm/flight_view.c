@@ -212,7 +212,8 @@ void zr_flight_describe_call(const struct zr_flight_call *c, char text[ZR_FLIGHT
 void zr_flight_describe_op(const struct zr_flight_op *o, char *text, size_t n_text)
 {
     char op[96];
-    zr_op_describe((enum zr_op)o->op, o->seq, o->unit, op, sizeof op);
+    const struct zr_post post = {.seq = o->seq, .op = o->op, .unit = o->unit};
+    zr_post_describe(&post, op, sizeof op);
     snprintf(text, n_text, "%s of %s", op, zr_role_name((enum zr_role)o->role));
 }
 

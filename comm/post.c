@@ -11,32 +11,12 @@ void zr_post_numbers(struct zr_post *p, const int64_t *v, int n)
     p->seg_hash = XXH3_64bits_withSeed(v, (size_t)n * sizeof *v, p->seg_hash);
 }
 
-static void post_cut(struct zr_post *p, const struct zr_cut *c, int size)
+void zr_post_cut(struct zr_post *p, const struct zr_cut *c, int size)
 {
     p->bytes += c->total;
     for (int place = 1; c->at && place < size; place++) {
         int64_t at = zr_cut_at(c, place);
         zr_post_numbers(p, &at, 1);
-    }
-}
-
-void zr_post_gathers(struct zr_post *p, int size, const struct zr_gather_seg *seg, int n_seg)
-{
-    for (int i = 0; i < n_seg; i++) {
-        const struct zr_gather_seg *g = &seg[i];
-        const int64_t v[] = {g->in_place, g->src, g->cut.each, g->cut.total};
-        zr_post_numbers(p, v, sizeof v / sizeof *v);
-        post_cut(p, &g->cut, size);
-    }
-}
-
-void zr_post_reduces(struct zr_post *p, int size, const struct zr_reduce_seg *seg, int n_seg)
-{
-    for (int i = 0; i < n_seg; i++) {
-        const struct zr_reduce_seg *g = &seg[i];
-        const int64_t v[] = {g->src, g->cut.each, g->cut.total, g->dtype, g->accumulate};
-        zr_post_numbers(p, v, sizeof v / sizeof *v);
-        post_cut(p, &g->cut, size);
     }
 }
 
@@ -47,19 +27,26 @@ bool zr_post_same(const struct zr_post *a, const struct zr_post *b)
            a->bytes == b->bytes && a->seg_hash == b->seg_hash;
 }
 
-void zr_op_describe(enum zr_op op, uint64_t seq, int32_t unit, char *text, size_t n_text)
-{
-    int n = snprintf(text, n_text, "%s seq %llu", zr_op_name(op), (unsigned long long)seq);
-    if (unit >= 0 && n > 0 && (size_t)n < n_text)
-        snprintf(text + n, n_text - (size_t)n, " unit %d", unit);
-}
-
 void zr_post_describe(const struct zr_post *p, char *text, size_t n_text)
 {
-    zr_op_describe((enum zr_op)p->op, p->seq, p->unit, text, n_text);
+    int n = snprintf(text, n_text, "%s seq %llu", zr_op_name((enum zr_op)p->op), (unsigned long long)p->seq);
+    if (p->unit >= 0 && n > 0 && (size_t)n < n_text)
+        snprintf(text + n, n_text - (size_t)n, " unit %d", p->unit);
 }
 
-/* In what two of one kind and unit differ. */
+void zr_post_where(const struct zr_post *p, char *text, size_t n_text)
+{
+    char unit[24] = "";
+    if (p->unit >= 0)
+        snprintf(unit, sizeof unit, " unit %d", p->unit);
+    if (p->seq)
+        snprintf(text, n_text, "at seq %llu (%s%s)", (unsigned long long)p->seq,
+                 zr_op_name((enum zr_op)p->op), unit);
+    else
+        snprintf(text, n_text, "not at its first operation yet");
+}
+
+/* How two posts of one operation and unit differ. */
 static void describe_difference(const struct zr_post *theirs, int own, const struct zr_post *mine, char *text,
                                 size_t n_text)
 {

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* segment.h: which bytes of a segment belong to which place, and the checks that every communicator makes of
- * its arguments. */
+/* segment.h: which bytes of a segment belong to which place, what travels for it, and checks of segments. */
 #ifndef ZR_COMM_SEGMENT_H
 #define ZR_COMM_SEGMENT_H
 
@@ -22,7 +21,7 @@ static inline int64_t zr_cut_bytes(const struct zr_cut *c, int place)
     return zr_cut_at(c, place + 1) - zr_cut_at(c, place);
 }
 
-/* Of the largest slice among size places. */
+/* Bytes of the largest slice among size places. */
 static inline int64_t zr_cut_most(const struct zr_cut *c, int size)
 {
     int64_t most = c->most ? c->most : zr_cut_bytes(c, 0);
@@ -33,7 +32,7 @@ static inline int64_t zr_cut_most(const struct zr_cut *c, int size)
     return most;
 }
 
-/* The same elements' cut, of bytes_then each where they are of bytes_now. Places are in elements. */
+/* The cut of the same elements in another dtype: an element has bytes_then instead of bytes_now. */
 static inline struct zr_cut zr_cut_in(const struct zr_cut *c, int64_t bytes_now, int64_t bytes_then)
 {
     struct zr_cut to = *c;
@@ -45,7 +44,7 @@ static inline struct zr_cut zr_cut_in(const struct zr_cut *c, int64_t bytes_now,
     return to;
 }
 
-/* Of the slices of n places from first on: they are the places 0 to n - 1 of a region of their own. */
+/* The cut of a smaller region: its places 0 to n - 1 are the n places from first on. */
 static inline struct zr_cut zr_cut_part(const struct zr_cut *c, int first, int n)
 {
     struct zr_cut to = *c;
@@ -55,7 +54,7 @@ static inline struct zr_cut zr_cut_part(const struct zr_cut *c, int first, int n
     return to;
 }
 
-/* The slices of n places after each other are one place's. */
+/* The cut whose places have the slices of n consecutive places each. */
 static inline struct zr_cut zr_cut_merged(const struct zr_cut *c, int n)
 {
     struct zr_cut to = *c;
@@ -65,8 +64,8 @@ static inline struct zr_cut zr_cut_merged(const struct zr_cut *c, int n)
     return to;
 }
 
-/* Puts the list of places, if there is one, in bytes, where it outlives the call that it was given to:
- * size + 1 numbers. Returns how many. */
+/* Copies the list of places, if there is one, in bytes: size + 1 numbers. The cut has the copy from then
+ * on. Returns how many numbers were written. */
 static inline int64_t zr_cut_keep(struct zr_cut *c, int size, int64_t *to)
 {
     if (!c->at)
@@ -77,7 +76,7 @@ static inline int64_t zr_cut_keep(struct zr_cut *c, int size, int64_t *to)
     return size + 1;
 }
 
-/* Each place has the same bytes. */
+/* Whether each place has the same bytes in both. */
 static inline bool zr_cut_same(const struct zr_cut *a, const struct zr_cut *b, int size)
 {
     bool same = a->total == b->total;
@@ -86,16 +85,16 @@ static inline bool zr_cut_same(const struct zr_cut *a, const struct zr_cut *b, i
     return same;
 }
 
-/* Where this rank's slice of what is gathered lies before. */
+/* Offset of this rank's slice before the gather. */
 static inline int64_t zr_gather_own(const struct zr_gather_seg *g, int place)
 {
     return g->in_place ? g->dst + zr_cut_at(&g->cut, place) : g->src;
 }
 
-/* Bytes that a rank takes of the others' for one segment. packs_up_to: 0 for self, shm, sim and NCCL's fixed
- * tree; NCCL's gathers and sums pack slices that a list of places makes where the longest is of at most that
- * many bytes (zr_nccl_options.small_bytes): from each of the others comes a row of the longest slice, rounded
- * up to 128. Of all other segments a rank takes what they are. */
+/* Bytes that a rank takes from the others for one segment. NCCL packs slices of a list of places if the
+ * longest has at most packs_up_to bytes (zr_nccl_options.small_bytes). Then each other rank sends a row as
+ * long as the longest slice, rounded up to 128. Otherwise slices travel as they are; packs_up_to is 0 if
+ * nothing packs. */
 static inline bool zr_cut_packed(const struct zr_cut *c, int size, int64_t packs_up_to)
 {
     return c->at && packs_up_to && zr_cut_most(c, size) <= packs_up_to;
@@ -116,13 +115,13 @@ static inline int64_t zr_reduce_wire(const struct zr_cut *c, int size, int place
     return zr_cut_packed(c, size, packs_up_to) ? zr_cut_rows(c, size) : zr_cut_bytes(c, place) * (size - 1);
 }
 
-/* Which of n words of an agreement a place puts together: [zr_agree_part(p), zr_agree_part(p + 1)). */
+/* Of n words of an agreement, place p combines [zr_agree_part(p), zr_agree_part(p + 1)). */
 static inline int64_t zr_agree_part(int size, int place, int64_t n)
 {
     return n * place / size;
 }
 
-/* Bytes that a rank takes of the others' for an agreement: its part from everyone, the other parts once. */
+/* Bytes that a rank takes from the others for an agreement: its part from each, and the other parts once. */
 static inline int64_t zr_agree_wire(int size, int place, int32_t n_sum, int32_t n_max)
 {
     int64_t n = (int64_t)n_sum + n_max,
@@ -130,15 +129,21 @@ static inline int64_t zr_agree_wire(int size, int place, int32_t n_sum, int32_t 
     return (part * (size - 1) + n - part) * (int64_t)sizeof(uint64_t);
 }
 
-/* 0, or ZR_ERR_ARG with a message naming the segment, the field, its value and what is allowed. who: "shm
- * all_gather". */
-int zr_gather_check(const char *who, int size, int64_t arena_bytes, const struct zr_gather_seg *seg,
-                    int n_seg);
-int zr_reduce_check(const char *who, int size, int place, int64_t arena_bytes,
-                    const struct zr_reduce_seg *seg, int n_seg);
-/* The same for bytes at off, n times after each other. */
-int zr_range_check(const char *who, int64_t arena_bytes, int64_t off, int64_t bytes, int64_t n);
-/* The same for an agreement. */
-int zr_agree_check(const char *who, int64_t arena_bytes, int64_t off, int32_t n_sum, int32_t n_max);
+/* The cut of segment i of an operation. */
+static inline const struct zr_cut *zr_op_cut(const struct zr_comm_op *op, int i)
+{
+    return op->post.op == ZR_OP_ALL_GATHER ? &op->gather[i].cut : &op->reduce[i].cut;
+}
+
+/* Segments of an operation that have a list of places. */
+int zr_op_lists(const struct zr_comm_op *op);
+/* Copies the segments of an operation to segs, and their lists, for size places, to lists: size + 1
+ * numbers for each. The operation has the copies from then on. */
+void zr_op_keep(struct zr_comm_op *op, int size, void *segs, int64_t *lists);
+
+/* 0, or ZR_ERR_ARG or ZR_ERR_NOTSUP with a message that names the segment, the field, its value and what is
+ * allowed. */
+int zr_gather_check(int size, int64_t arena_bytes, const struct zr_gather_seg *seg, int n_seg);
+int zr_reduce_check(int size, int place, int64_t arena_bytes, const struct zr_reduce_seg *seg, int n_seg);
 
 #endif

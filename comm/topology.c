@@ -13,6 +13,7 @@
 #include "comm/verdict.h"
 #include "kernels/limits.h"
 #include "kernels/standard_fds.h"
+#include "kernels/thread.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -441,6 +442,12 @@ bool zr_topology_same_machine(const struct zr_topology *t, int32_t rank)
 {
     const struct zr_host *a = &t->hosts[t->host], *b = &t->hosts[t->host_of[rank]];
     return same_text(a->machine, b->machine, sizeof a->machine);
+}
+
+bool zr_topology_has_cores(int32_t on_host, int32_t on_machine, int32_t n)
+{
+    return (int64_t)on_host * n <= zr_thread_cores() &&
+           (int64_t)on_machine * n <= sysconf(_SC_NPROCESSORS_ONLN);
 }
 
 int zr_topology_one_host(const struct zr_topology *t, const int32_t *members, int32_t n)

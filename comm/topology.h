@@ -87,6 +87,11 @@ int zr_topology_one_host(const struct zr_topology *t, const int32_t *members, in
 int32_t zr_topology_on_machine(const struct zr_topology *t);
 bool zr_topology_same_machine(const struct zr_topology *t, int32_t rank);
 
+/* Whether there are n cores for each rank. The ranks of a host share the cores that this one may use.
+ * Containers of one machine may share cores or have their own, so that the ranks of the machine must fit its
+ * cores, too. */
+bool zr_topology_has_cores(int32_t on_host, int32_t on_machine, int32_t n);
+
 /* The ranks of a host, "0 to 3", or "4, 5, 7", cut where there is no more room. */
 void zr_topology_list_ranks(const struct zr_topology *t, int32_t host, char *text, size_t n_text);
 /* "host 0 has 4 ranks (0 to 3), host 1 has 3 (4, 5, 7)", cut where there is no more room. */

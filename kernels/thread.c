@@ -3,6 +3,7 @@
 #include "kernels/thread.h"
 #include "kernels/error.h"
 
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -45,4 +46,10 @@ void zr_thread_join(struct zr_thread *t)
 void zr_thread_leave(struct zr_thread *t)
 {
     pthread_detach(t->id);
+}
+
+int zr_thread_cores(void)
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }

@@ -28,4 +28,7 @@ void zr_thread_join(struct zr_thread *t);
 /* Nobody will wait for it. Before the memory of t may go. */
 void zr_thread_leave(struct zr_thread *t);
 
+/* Cores that this process may use; at least 1. */
+int zr_thread_cores(void);
+
 #endif

@@ -242,7 +242,6 @@ def main():
     gpu.rows_together(together)
     gpu.row('AdamW against a copy; GEMM 8192^3 and attention, bf16', gpu.json_of, [gpu.bench, 'kernels', '--device=cuda', '--json'])
     gpu.row('GEMM 8192^3 and attention, bf16, PyTorch', gpu.json_of, [sys.executable, 'bench/peers/kernels_peer.py'], 120, True)
-    gpu.row('one bracket pair on the model\'s thread', gpu.json_of, [gpu.bench, 'overhead', '--device=cuda', '--units=50', '--json'])
     for model, batch, steps, rounds in (('gpt2-124M', 32, 20, 3), ('gpt2-1.5B', 8, 16, 1)):
         gpu.row(f'{model}, batch {batch} x 1024, bf16', gpu.speed, model, batch, steps, rounds)
         gpu.row(f'{model}, the same by PyTorch FSDP2', gpu.json_of,

@@ -210,10 +210,9 @@ int zr_backend_open_comms(struct zero_ctx *z)
     for (int r = 0; r < ZR_ROLES; r++)
         ask[r].group = group_of(z, (enum zr_role)r);
     int err = z->backend->open(z->rendezvous, z->device, &config, ask, z->comm);
-    z->gathers = z->comm[ZR_ROLE_GATHER];
     for (int r = 0; !err && z->check && r < ZR_ROLES; r++)
         if (z->comm[r])
-            err = zr_check_comm_open(z->check, z->comm[r], &z->comm[r]);
+            err = zr_check_comm_watch(z->check, z->comm[r]);
     if (!z->comm[ZR_ROLE_CONTROL])
         z->comm[ZR_ROLE_CONTROL] = z->comm[ZR_ROLE_REDUCE];
     return err;
@@ -221,7 +220,7 @@ int zr_backend_open_comms(struct zero_ctx *z)
 
 const char *zr_backend_path(const struct zero_ctx *z)
 {
-    return z->backend->path ? z->backend->path(z->gathers) : z->backend->name;
+    return z->backend->path ? z->backend->path(z->comm[ZR_ROLE_GATHER]) : z->backend->name;
 }
 
 void zr_backend_abort_comms(struct zero_ctx *z, int err)
@@ -238,5 +237,5 @@ void zr_backend_close_comms(struct zero_ctx *z)
 {
     for (int r = 0; r < ZR_ROLES; r++)
         if (z->comm[r] && (r != ZR_ROLE_CONTROL || z->comm[r] != z->comm[ZR_ROLE_REDUCE]))
-            z->comm[r]->ops->close(z->comm[r]);
+            zr_comm_close(z->comm[r]);
 }

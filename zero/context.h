@@ -92,8 +92,6 @@ struct zero_ctx {
     struct zr_comm *comm[ZR_ROLES];
     /* the backend that opens them, known once zr_prepare has run */
     const struct zr_backend *backend;
-    /* the communicator that gathers parameters, without the checks around it */
-    struct zr_comm *gathers;
 
     struct zr_engine *engine;
     /* the flight recorder, open once this rank's number is known */

@@ -9,7 +9,6 @@
 #include "kernels/standard_fds.h"
 #include "zero/context.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -270,16 +269,11 @@ static void report_ranks(void *arg, int code, const char *text)
         zr_rendezvous_report(z->rendezvous, code, text);
 }
 
-/* The loop looks for more work a while before it sleeps, but only where that takes no core from somebody's
- * compute: where there are four for each rank. The ranks of this host share the cores that this one may use;
- * containers of one machine may share cores or each have their own, so its ranks are held against all of its
- * cores, too. */
+/* The loop looks for more work for a while before it sleeps, but only if that takes no core from compute: if
+ * there are four for each rank. */
 static int64_t loop_spin_ns(const struct zr_topology *t)
 {
-    cpu_set_t set;
-    int own = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
-    long all = sysconf(_SC_NPROCESSORS_ONLN);
-    return own >= 4 * t->local_size && all >= 4 * zr_topology_on_machine(t) ? 20000 : 0;
+    return zr_topology_has_cores(t->local_size, zr_topology_on_machine(t), 4) ? 20000 : 0;
 }
 
 static int open_engine(struct zero_ctx *z)

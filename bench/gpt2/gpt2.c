@@ -120,7 +120,7 @@ static void project(struct gpt2 *m, real *out, const real *x, const real *inp, c
     sum_parts(m, out);
 }
 
-/* before (B*T, OC) = inp (B*T, C) * weight (OC, C)^T + bias (OC);  out = gelu(before) */
+/* before (B*T, OC) = inp (B*T, C) * weight (OC, C)^T + bias (OC), and out = gelu(before). */
 static void linear_gelu_forward(struct gpt2 *m, real *out, real *before, const real *inp, const real *weight,
                                 const real *bias, int64_t C, int64_t OC)
 {
@@ -216,7 +216,7 @@ struct heads {
     int64_t row, head;
 };
 
-/* c (M, N) = op(a) (M, K) * op(b) (K, N) for each head */
+/* c (M, N) = op(a) (M, K) * op(b) (K, N) for each head. */
 static void multiply_heads(struct gpt2 *m, struct heads c, enum zr_dtype c_dtype, struct heads a,
                            bool trans_a, struct heads b, bool trans_b, int64_t M, int64_t N, int64_t K)
 {
@@ -364,6 +364,7 @@ void gpt2_turn_to(struct gpt2 *m, int64_t i)
 
 void gpt2_embed_forward(struct gpt2 *m)
 {
+    enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
     if (m->config.tp > 1) {
         real *embedded = m->config.sequence ? m->acts.all : m->acts.embedded;
         RUN(m, gpt2_vocab_embed(m->place, embedded, m->batch.tokens, m->params.wte,
@@ -373,10 +374,11 @@ void gpt2_embed_forward(struct gpt2 *m)
             RUN(m, m->scatter(m->sum_arg, m->acts.embedded, embedded, gpt2_own_rows(m) * m->config.channels));
         else
             sum_parts(m, embedded);
-        return;
+    } else {
+        LAYER(m, embedding_forward, m->acts.embedded, m->batch.tokens, m->params.wte, m->params.wpe, m->B,
+              m->config.context, m->config.channels);
     }
-    LAYER(m, embedding_forward, m->acts.embedded, m->batch.tokens, m->params.wte, m->params.wpe, m->B,
-          m->config.context, m->config.channels);
+    profile_enter(m->profile, before);
 }
 
 /* The input of layer l. For l = L, the input of the head. */
@@ -398,6 +400,7 @@ real *gpt2_last_residual(struct gpt2 *m)
 
 void gpt2_layer_forward(struct gpt2 *m, int64_t l)
 {
+    enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
     int64_t C = m->config.channels, BT = m->B * m->config.context, R = gpt2_own_rows(m);
     int64_t A = gpt2_part_channels(&m->config), F = gpt2_part_hidden(&m->config);
     const struct params *p = &m->params;
@@ -418,6 +421,7 @@ void gpt2_layer_forward(struct gpt2 *m, int64_t l)
           p->ln2b + l * C, s->scratch, R, C);
     linear_gelu_forward(m, fch_gelu, fch, all_rows(m, ln2), p->fcw + l * F * C, p->fcb + l * F, C, F);
     project(m, residual3, residual2, fch_gelu, p->fcprojw + l * C * F, p->fcprojb + l * C, F);
+    profile_enter(m->profile, before);
 }
 
 static struct gpt2_label label_of(const struct gpt2_config *c)
@@ -444,6 +448,7 @@ static void loss_of_parts(struct gpt2 *m, int64_t b)
 
 void gpt2_head_forward(struct gpt2 *m)
 {
+    enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
     int64_t C = m->config.channels, T = m->config.context, U = gpt2_part_vocab(&m->config), BT = m->B * T;
     LAYER(m, layernorm_forward, m->acts.lnf, m->stats.lnf_mean, m->stats.lnf_rstd,
           residual_before(m, m->config.layers), m->params.lnfw, m->params.lnfb, m->stats.scratch,
@@ -473,6 +478,7 @@ void gpt2_head_forward(struct gpt2 *m)
                   1.0f / (float)BT);
     }
     LAYER(m, add_loss, m->loss, m->losses, BT);
+    profile_enter(m->profile, before);
 }
 
 int gpt2_send_loss(struct gpt2 *m)
@@ -492,6 +498,7 @@ int gpt2_take_loss(struct gpt2 *m, double *loss)
 
 void gpt2_head_backward(struct gpt2 *m)
 {
+    enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
     int64_t C = m->config.channels, U = gpt2_part_vocab(&m->config), R = gpt2_own_rows(m);
     const struct activations *a = &m->acts;
     linear_backward_input(m, a->dbtc, a->dlogits, m->ld_logits, m->params.wte, NULL, C, U);
@@ -501,12 +508,14 @@ void gpt2_head_backward(struct gpt2 *m)
     LAYER(m, layernorm_backward, a->dresidual, m->grads.lnfw, m->grads.lnfb, dlnf,
           residual_before(m, m->config.layers), m->params.lnfw, m->stats.lnf_mean, m->stats.lnf_rstd,
           m->stats.scratch, R, C);
+    profile_enter(m->profile, before);
 }
 
 /* dresidual is the gradient of the layer's output on entry, and of its input on return. dbtc is summed over
  * the ranks before it passes a norm. */
 void gpt2_layer_backward(struct gpt2 *m, int64_t l)
 {
+    enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
     int64_t C = m->config.channels, BT = m->B * m->config.context, R = gpt2_own_rows(m);
     int64_t A = gpt2_part_channels(&m->config), F = gpt2_part_hidden(&m->config);
     const struct params *p = &m->params, *g = &m->grads;
@@ -533,10 +542,13 @@ void gpt2_layer_backward(struct gpt2 *m, int64_t l)
     dln = own_sum(m, a->dbtc);
     LAYER(m, layernorm_backward, a->dresidual, g->ln1w + l * C, g->ln1b + l * C, dln, x, p->ln1w + l * C,
           s->ln1_mean + l * R, s->ln1_rstd + l * R, s->scratch, R, C);
+    profile_enter(m->profile, before);
 }
 
 void gpt2_embed_backward(struct gpt2 *m)
 {
+    enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
     LAYER(m, embedding_backward, m->grads.wte, m->grads.wpe, all_rows(m, m->acts.dresidual), &m->batch,
           m->stats.scratch, m->B, m->config.context, m->config.channels);
+    profile_enter(m->profile, before);
 }

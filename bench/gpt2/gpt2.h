@@ -21,7 +21,7 @@
 
 #include "bench/gpt2/gpt2_config.h"
 #include "bench/gpt2/gpt2_layers.h"
-#include "bench/profile.h"
+#include "bench/train/profile.h"
 
 /* Parameters or their gradients, in one buffer in this order:
  *

@@ -154,7 +154,7 @@ __device__ __forceinline__ float row_sum(float x)
 
 struct attention {
     const real *qkv, *atty, *datty; /* (B, T, 3*C), (B, T, C), (B, T, C) */
-    real *out, *dqkv;               /* forward's atty; (B, T, 3*C) */
+    real *out, *dqkv;               /* the output of forward; (B, T, 3*C) */
     float *logsum, *dots;           /* (B, NH, T) each */
     int T, C, NH, n_heads, n_tiles; /* heads of the whole batch; tiles per head */
     int heads_at_once;

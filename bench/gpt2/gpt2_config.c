@@ -65,11 +65,9 @@ static error_t finish(struct argp_state *state, void *options)
     c->label_smoothing = own->label_smoothing;
     c->tp = own->tp;
     c->sequence = own->sequence;
-    if (c->channels % c->heads) {
-        argp_error(state, "--channels: %lld is not a multiple of the %lld heads", (long long)c->channels,
-                   (long long)c->heads);
-        return EINVAL;
-    }
+    if (c->channels % c->heads)
+        return option_fault(state, "--channels: %lld is not a multiple of the %lld heads",
+                            (long long)c->channels, (long long)c->heads);
     return 0;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_config.h: the sizes of a GPT-2 model, its presets, and the command-line options that choose them. */
+/* gpt2_config.h: the sizes of a GPT-2, its presets, and the options that choose them. */
 #ifndef ZERO_BENCH_GPT2_CONFIG_H
 #define ZERO_BENCH_GPT2_CONFIG_H
 
@@ -79,8 +79,8 @@ extern const struct option_table gpt2_config_options;
 /* Selects gpt2-nano, but keeps the context. */
 void gpt2_take_nano(struct model_options *m);
 
-/* For the option table of a command whose struct has a field `model`. */
-#define OPTIONS_WITH_MODEL(S)                                                                                \
-    .shared = &gpt2_config_options, .shared_at = OPTION_AT(S, model, struct model_options : 0)
+/* For the option table of a command whose struct S has a struct model_options in a field. */
+#define OPTIONS_WITH_MODEL(S, field)                                                                         \
+    .shared = &gpt2_config_options, .shared_at = OPTION_AT(S, field, struct model_options : 0)
 
 #endif

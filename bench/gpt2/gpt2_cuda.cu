@@ -23,7 +23,7 @@ const int N_CHUNKS = 64; /* for sums over rows */
 const int WIDE = 16 / (int)sizeof(real);
 const int ROW_THREADS = 1024; /* threads per row of logits */
 
-/* --- moving W elements at once --- */
+/* ---- moving W elements at once ---- */
 
 template <class T, int W> struct alignas(W == 1 ? sizeof(T) : 16) pack {
     T x[W];
@@ -55,7 +55,7 @@ template <int W> __device__ __forceinline__ void load_floats(float x[W], const f
     }
 }
 
-/* --- sums --- */
+/* ---- sums ---- */
 
 __device__ __forceinline__ float warp_sum(float x)
 {
@@ -85,7 +85,7 @@ __device__ __forceinline__ float sum_over_y(float x)
     return sum;
 }
 
-/* --- layer norm: a warp per row --- */
+/* ---- layer norm: a warp per row ---- */
 
 template <int W>
 __global__ void __launch_bounds__(32 * ROWS)
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(32 * ROWS)
     }
 }
 
-/* --- sums over rows --- */
+/* ---- sums over rows ---- */
 
 /* parts (N_CHUNKS, C) = sums of dout's rows, in chunks. With inp, norm_parts has the sums of dout * (inp -
  * mean) * rstd. Blocks have (32, ROWS) threads; a thread adds every ROWS-th row of one column. */
@@ -206,7 +206,7 @@ __global__ void add_kernel(real *grad, const real *x, int64_t n)
         grad[i] = from_float(to_float(grad[i]) + to_float(x[i]));
 }
 
-/* --- GELU --- */
+/* ---- GELU ---- */
 
 __device__ __forceinline__ float gelu_gate(float x)
 {
@@ -238,7 +238,7 @@ template <int W> __global__ void gelu_backward_kernel(real *dout, const real *in
     store<W>(dout + i, d);
 }
 
-/* --- causal softmax: a warp per row --- */
+/* ---- causal softmax: a warp per row ---- */
 
 template <int W>
 __global__ void __launch_bounds__(32 * ROWS)
@@ -303,7 +303,7 @@ __global__ void __launch_bounds__(32 * ROWS)
     }
 }
 
-/* --- the loss: a block per row --- */
+/* ---- the loss: a block per row ---- */
 
 /* top: the largest element so far; sum: the sum of e^(x - top) (Milakov and Gimelshein, arXiv:1805.02867);
  * plain: the sum of x. */
@@ -398,7 +398,7 @@ __global__ void add_loss_kernel(double *total, const double *loss, int64_t N)
         *total += ldexp(rint(ldexp(sums[0] / (double)N, 36)), -36);
 }
 
-/* --- the embedding --- */
+/* ---- the embedding ---- */
 
 template <int W>
 __global__ void embedding_forward_kernel(real *out, const int32_t *tokens, const real *wte, const real *wpe,

@@ -96,7 +96,7 @@ GPT2_CLONES static void draw_pairs(double *restrict x, uint64_t stream, int64_t 
 struct drawing {
     real *x;
     int64_t first, n;
-    uint64_t stream; /* of the tensor */
+    uint64_t stream; /* of the whole tensor */
     double deviation;
 };
 

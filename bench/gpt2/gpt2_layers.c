@@ -6,7 +6,7 @@
  * A compiler can vectorise the loops without reordering floating-point operations: element-wise loops as they
  * are, sums over 16 lanes in a fixed order. */
 #include "bench/gpt2/gpt2_layers.h"
-#include "bench/parts.h"
+#include "bench/threads.h"
 
 #include <math.h>
 

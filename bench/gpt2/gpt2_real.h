@@ -22,7 +22,7 @@
 
 #ifdef GPT2_BF16
 
-/* The upper half of a float's bits. */
+/* The upper half of a float. */
 typedef uint16_t real;
 #define GPT2_ZERO_DTYPE ZERO_BF16
 #define GPT2_DTYPE_NAME "bf16"
@@ -37,7 +37,7 @@ GPT2_HOST_DEVICE float to_float(real x)
     return f;
 }
 
-/* Round to nearest, ties to even; a NaN stays a NaN. */
+/* Rounds to nearest, ties to even. A NaN stays a NaN. */
 GPT2_HOST_DEVICE real from_float(float f)
 {
     uint32_t bits;
@@ -115,16 +115,28 @@ GPT2_HOST_DEVICE real from_float(float f)
 #define plain_device_step       GPT2_NAME(plain_device_step)
 #define plain_device_read       GPT2_NAME(plain_device_read)
 #define plain_device_close      GPT2_NAME(plain_device_close)
+#define train_open              GPT2_NAME(train_open)
+#define train_configure         GPT2_NAME(train_configure)
+#define train_wrapped           GPT2_NAME(train_wrapped)
+#define train_reads_weights     GPT2_NAME(train_reads_weights)
+#define train_first_element     GPT2_NAME(train_first_element)
+#define train_close             GPT2_NAME(train_close)
+#define plain_train_open        GPT2_NAME(plain_train_open)
+#define plain_train_step        GPT2_NAME(plain_train_step)
+#define pipeline_train_step     GPT2_NAME(pipeline_train_step)
+#define pipeline_keep           GPT2_NAME(pipeline_keep)
+#define train_next_text         GPT2_NAME(train_next_text)
+#define train_take_loss         GPT2_NAME(train_take_loss)
+#define train_time_is_up        GPT2_NAME(train_time_is_up)
+#define train_report_step       GPT2_NAME(train_report_step)
 #define train_describe          GPT2_NAME(train_describe)
-#define train_parts_join        GPT2_NAME(train_parts_join)
-#define train_place_open        GPT2_NAME(train_place_open)
-#define train_place_wrapped     GPT2_NAME(train_place_wrapped)
+#define train_join_tp           GPT2_NAME(train_join_tp)
 #define train_load_text         GPT2_NAME(train_load_text)
 #define train_save              GPT2_NAME(train_save)
 #define train_load              GPT2_NAME(train_load)
 #define train_import            GPT2_NAME(train_import)
 #define train_export            GPT2_NAME(train_export)
-#define train_parts_hash        GPT2_NAME(train_parts_hash)
+#define train_hash_tp           GPT2_NAME(train_hash_tp)
 #define train_run               GPT2_NAME(train_run)
 #define train_introduce         GPT2_NAME(train_introduce)
 #define train_end               GPT2_NAME(train_end)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 TEXT_FOLDERS = ('bench', 'comm', 'kernels', 'shard', 'zero')
-MAX_TEXT = 16 << 20  # BYTES_DATA_MAX of bench/bytes_data.h
+MAX_TEXT = 16 << 20  # BYTES_DATA_MAX of bench/train/bytes_data.h
 MASK = (1 << 64) - 1
 PACK = 'I' if array.array('I').itemsize == 4 else 'L'
 

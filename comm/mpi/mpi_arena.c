@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_arena.c: arenas of MPI's communicators: memory of the device's, which no other rank reads, or where
- * hosts have several ranks, such as those of a host map; with what each communicator has for itself at its
- * end. */
+/* mpi_arena.c: arenas of the communicators over MPI. If hosts have several ranks, the ranks of a host map
+ * each other's. Each communicator keeps a part at the end of its arena for itself. */
+#include "comm/arena.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/mpi/mpi_comm.h"
-#include "comm/plain_arena.h"
 #include "comm/shared_memory.h"
 #include "comm/verdict.h"
 
@@ -13,66 +12,20 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-struct mpi_arena {
-    struct zr_arena base;
-    struct zr_device *dev;
-    /* of memory that others map; -1: of the device's */
-    int fd;
-    /* bytes at the end, of those that it is attached to */
-    int64_t taken;
-};
-
-static void free_mpi_arena(struct zr_arena *a)
-{
-    const struct mpi_arena *own = (struct mpi_arena *)a;
-    if (own->fd >= 0) {
-        zr_shared_unmap(a->base, a->bytes);
-        close(own->fd);
-    } else if (a->base) {
-        own->dev->ops->free(own->dev, a->base, a->bytes);
-    }
-    free(a);
-}
-
-/* All zero. */
-static int alloc_arena(struct zr_mpi_set *p, struct mpi_arena *a)
+static int make_mpi_arena(const struct zr_mpi_set *p, int64_t bytes, struct zr_arena **out)
 {
     char name[48];
-    void *at;
-    if (p->tiers) {
-        snprintf(name, sizeof name, "zero-mpi-arena-%d", p->rank);
-        return zr_shared_make(name, a->base.bytes, &a->fd, &a->base.base);
-    }
-    int err = p->dev->ops->alloc(p->dev, a->base.bytes, &at);
-    if (err)
-        return err;
-    a->base.base = at;
-    return zr_plain_zero(p->dev, at, a->base.bytes);
-}
-
-static int make_mpi_arena(struct zr_mpi_set *p, int64_t bytes, struct zr_arena **out)
-{
     if (bytes <= 0 || bytes > INT64_MAX / 2)
         return zr_fail(ZR_ERR_ARG, "mpi: the arena is %lld bytes: more than 0 are allowed", (long long)bytes);
-    struct mpi_arena *a = calloc(1, sizeof *a);
-    if (!a)
-        return zr_fail(ZR_ERR_NOMEM, "mpi: no memory for an arena of %lld bytes", (long long)bytes);
-    a->base = (struct zr_arena){.free = free_mpi_arena, .bytes = bytes, .n_held = 1};
-    a->dev = p->dev;
-    a->fd = -1;
-    int err = alloc_arena(p, a);
-    if (err)
-        zr_arena_drop(&a->base);
-    else
-        *out = &a->base;
-    return err;
+    snprintf(name, sizeof name, "zero-mpi-arena-%d", p->rank);
+    return p->tiers ? zr_shared_arena("mpi", name, bytes, out) : zr_plain_arena(p->dev, "mpi", bytes, out);
 }
 
-/* What a rank tells of its step. */
+/* A rank's result of one step. */
 struct card {
     int64_t bytes;
     int32_t role;
-    /* where its arena is found by others of its host */
+    /* Where other ranks of its host find its arena. */
     int32_t pid, fd;
     uint64_t inode;
     ZR_VERDICT(240);
@@ -87,7 +40,7 @@ static struct card *new_mpi_cards(const struct zr_mpi *m)
     return all;
 }
 
-/* All ranks of the world go on or none does. err: of this rank's step. */
+/* Exchanges results, so that all ranks of the world go on or none does. err: this rank's. */
 static int agree_mpi_cards(struct zr_mpi *m, int err, struct card *mine, struct card *all)
 {
     struct zr_mpi_set *p = m->set;
@@ -125,12 +78,12 @@ void zr_mpi_unmap(struct zr_mpi *m)
 {
     for (int i = 0; m->peer && i < m->base.group.size; i++) {
         if (m->peer[i] && i != m->base.group.rank)
-            zr_shared_unmap(m->peer[i], m->held->bytes);
+            zr_shared_unmap(m->peer[i], m->base.held->bytes);
         m->peer[i] = NULL;
     }
 }
 
-/* The arenas of the group's members on this host: for reading, so that a stray write is caught here. */
+/* Maps the arenas of the group's ranks on this host, read-only, so that a stray write faults here. */
 static int map_mpi_peers(struct zr_mpi *m, const struct card *all)
 {
     int err = 0;
@@ -138,52 +91,30 @@ static int map_mpi_peers(struct zr_mpi *m, const struct card *all)
         int32_t rank = zr_comm_rank(&m->base, i);
         const struct zr_shared_at where = {rank, all[rank].pid, all[rank].fd, all[rank].inode};
         if (i == m->base.group.rank)
-            m->peer[i] = m->arena;
+            m->peer[i] = m->base.held->base;
         else if (m->spread.host_of[i] == m->spread.host)
-            err = zr_shared_map(&where, m->held->bytes, PROT_READ, &m->peer[i]);
+            err = zr_shared_map(&where, m->base.held->bytes, PROT_READ, &m->peer[i]);
     }
     return err;
-}
-
-static int check_mpi_arena(const struct zr_mpi *m, const struct zr_arena *a, int64_t taken)
-{
-    if (a->bytes > taken && (!taken || a->bytes % ZR_MPI_ALIGN == 0))
-        return 0;
-    return zr_fail(ZR_ERR_ARG,
-                   "mpi %s: the arena is %lld bytes, but must exceed libzero's own part of it (%lld)%s",
-                   m->name, (long long)a->bytes, (long long)taken, taken ? ", a multiple of 256," : "");
 }
 
 int zr_mpi_attach(struct zr_comm *c, struct zr_arena *a)
 {
     struct zr_mpi *m = zr_mpi_of(c);
-    struct mpi_arena *own = (struct mpi_arena *)a;
-    int64_t taken = own->taken + m->reserve;
-    if (m->held)
-        return zr_fail(ZR_ERR_ORDER, "mpi %s: an arena is attached once", m->name);
-    struct card mine = {.bytes = a->bytes, .role = (int32_t)c->role, .pid = (int32_t)getpid(), .fd = own->fd},
+    int fd = zr_arena_fd(a);
+    struct card mine = {.bytes = a->bytes, .role = (int32_t)c->role, .pid = (int32_t)getpid(), .fd = fd},
                 *all = new_mpi_cards(m);
     if (!all)
         return ZR_ERR_NOMEM;
-    int err = check_mpi_arena(m, a, taken);
-    if (!err && own->fd >= 0)
-        err = zr_shared_inode(own->fd, &mine.inode);
+    int err = zr_comm_check_reserve(c, a);
+    if (!err && fd >= 0)
+        err = zr_shared_inode(fd, &mine.inode);
     err = agree_mpi_cards(m, err, &mine, all);
-    if (!err) {
-        m->held = a;
-        m->arena = a->base;
-        if (m->set->tiers)
-            err = agree_mpi_cards(m, map_mpi_peers(m, all), &mine, all);
-    }
+    if (!err && m->set->tiers)
+        err = agree_mpi_cards(m, map_mpi_peers(m, all), &mine, all);
     free(all);
-    if (err) {
+    if (err)
         zr_mpi_unmap(m);
-        m->held = NULL;
-        return err;
-    }
-    atomic_fetch_add(&a->n_held, 1);
-    own->taken = taken;
-    m->usable = a->bytes - taken;
-    m->own = a->base + m->usable;
-    return 0;
+    m->own = a->base + a->bytes - a->taken - c->reserve;
+    return err;
 }

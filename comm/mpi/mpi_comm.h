@@ -1,52 +1,51 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_comm.h: the inside of MPI's communicators.
+/* mpi_comm.h: the inside of the communicators over MPI.
  *
- * A role's communicator has an MPI communicator of its own. An operation runs on the stream's thread: the
- * rank sends every other what it is about to do (comm/post.h) and gets theirs, compares them, and only then
- * moves data. So ranks that do different things fail before MPI could mix up what they send. While it waits,
- * the thread polls, and looks for what keeps the others from coming: a failure that another rank told over
- * the rendezvous, and the deadline, which begins anew with each request that ends.
+ * Each role has an MPI communicator. An operation runs on the stream's thread. The rank first sends a
+ * description of it (comm/post.h) to every other rank, receives theirs, and compares them. Only then it moves
+ * data, so that ranks with different operations fail before MPI could mix up their messages. While it waits,
+ * the thread polls MPI. It also looks for a failure that another rank reported over the rendezvous, and for
+ * the deadline, which begins anew with each request that ends.
  *
- * MPI cannot take a request back: what is under way when an operation fails stays so, with the memory that
- * belongs to it. So a communicator with such requests is left behind, and its arena with it.
+ * MPI cannot cancel a request. If an operation fails, its pending requests stay pending, and need their
+ * memory. Such a communicator and its arena are never freed.
  *
- *   mpi.c         the vtable: checks, numbering, and putting operations on the stream
- *   mpi_run.c     what an operation does when its turn comes
- *   mpi_reduce.c  sums: rows of slices in chunks, added in the fixed tree
- *   mpi_tiers.c   gathers and sums of hosts with several ranks: shared memory inside, MPI between
- *   mpi_wait.c    requests begun and waited for; posts compared; failing
- *   mpi_arena.c   arenas, and what communicators have of them for themselves
- *   mpi_open.c    ranks meet, and communicators are made and closed
- *   mpi_own.c     MPI's own collectives, to compare with
- *   mpi_lent.c    what a communicator that the program lends, or MPI_COMM_WORLD, is asked for
- *   mpi_meeting_point.c  where ranks meet, told over MPI */
+ *   mpi.c         what an operation does when its turn comes; the table of functions
+ *   mpi_gather.c  gathers: shared memory inside a host, MPI between
+ *   mpi_reduce.c  sums: rows of slices in chunks, added in the fixed tree, by rank or by host
+ *   mpi_wait.c    begins requests and waits for them; compares posts; fails
+ *   mpi_arena.c   arenas, and the part that each communicator keeps for itself
+ *   mpi_open.c    opens and closes communicators
+ *   mpi_own.c     MPI's own collectives, for comparison
+ *   mpi_lent.c    queries of a communicator that the program lends, or of MPI_COMM_WORLD
+ *   mpi_meeting_point.c  ranks tell each other over MPI where to meet */
 #ifndef ZR_COMM_MPI_COMM_H
 #define ZR_COMM_MPI_COMM_H
 
 #include "comm/mpi/mpi_options.h"
 #include "comm/mpi/mpi_process.h"
+#include "comm/op_queue.h"
 #include "comm/post.h"
-#include "comm/seg_ring.h"
 #include "comm/spread.h"
-#include "kernels/first_failure.h"
 
 #include <pthread.h>
 
 struct zr_world;
 
 enum {
-    /* of an arena's end, where communicators have their own */
+    /* Alignment of a communicator's own part of the arena. */
     ZR_MPI_ALIGN = 256,
-    /* of what is summed, in one message; of a message of any other kind, and of what a rank has in one
-     * collective: small enough that a deadline for each is one for the whole */
+    /* Bytes of a message of a sum. */
     ZR_MPI_CHUNK = 512 << 10,
+    /* Bytes of any other message, and of a rank's part in one MPI collective. It is small enough that each
+     * can have the operation's deadline. */
     ZR_MPI_MESSAGE = 64 << 20,
-    /* requests of one operation under way: communicators that work at the same time have room in the shim */
+    /* Pending requests of one operation. The shim has room for all communicators at once. */
     ZR_MPI_WINDOW = 128,
     ZR_MPI_TEXT = 1024
 };
 
-/* Of messages, in each communicator. */
+/* MPI tags. */
 enum { ZR_MPI_TAG_POST = 1, ZR_MPI_TAG_DATA, ZR_MPI_TAG_HOST };
 
 /* What the communicators of a context share. */
@@ -58,16 +57,16 @@ struct zr_mpi_set {
     const struct zr_host_kernels *kernels;
     int64_t timeout_ns;
     int32_t rank, world;
-    /* when rank 0 began to open them, by the clock of the day */
+    /* Time of day at which rank 0 began to open them. */
     int64_t begun_ns;
-    /* (world) of each rank, in the MPI communicator that all are made from */
+    /* (world) each rank's number in the MPI communicator that all are made from. */
     int32_t *mpi_rank;
-    /* there is a core for every thread that waits */
+    /* Waiting threads spin, as there is a core for each. */
     bool spins;
-    /* Some host has several ranks: arenas are memory that a host's ranks map. */
+    /* Some host has several ranks, so arenas are memory that a host's ranks map. */
     bool tiers;
     int n_open;
-    /* something of it is pending for ever */
+    /* A request or a call of it never ends, so its memory is never freed. */
     bool is_left;
     struct zr_first failure;
     _Atomic uint32_t alarm;
@@ -78,60 +77,38 @@ struct zr_mpi {
     /* first: callers hold its address */
     struct zr_comm base;
     struct zr_mpi_set *set;
-    /* of its role */
+    /* Name of the role. */
     const char *name;
-    /* the shim's; -1: of one rank */
+    /* Number of the MPI communicator in the shim. -1: a group of one rank has none. */
     int32_t comm;
-    struct zr_arena *held;
-    char *arena;
-    /* of the arena that offsets may be of, and what is this one's own behind that */
-    int64_t usable, reserve;
+    /* (base.reserve) its own part of the arena. */
     char *own;
-    /* of what is summed in one message, at most */
+    /* Most bytes of a message of a sum. */
     int64_t chunk;
-    /* How its ranks lie on hosts, where some host has several; size 0: each is by itself. */
+    /* How its ranks lie on hosts. size 0: each rank has a host for itself. */
     struct zr_spread spread;
-    /* Sums are made host by host. */
+    /* Each host sums what its own ranks have, and hosts exchange these sums. */
     bool sums_by_host;
-    /* (size) of the members on this host, mapped for reading, and my own; NULL: of another host's */
+    /* (size) arenas of the group's ranks on this host, mapped for reading. NULL: a rank of another host. */
     char **peer;
 
-    /* issuing thread */
-    uint64_t next_seq;
-    struct zr_seg_ring ring;
+    struct zr_op_queue queue;
 
-    /* stream's thread */
-    uint64_t run_seq;
-    /* (size) what every place is about to do; mine at my own; and requests: from each place, and all to them
-     */
+    /* All below is for the stream's thread. */
+    /* (size) the posts of all places, and the requests that receive and send them. */
     struct zr_post *post;
     struct zr_mpi_batch *from, sent;
-    /* of data */
+    /* Requests that move data. */
     struct zr_mpi_batch data[2];
-    /* an agreement's words while MPI has them */
+    /* Words of an agreement while MPI works on them. */
     uint64_t *words;
     int64_t n_words;
 
-    /* for messages: how long the wait took that came to nothing */
+    /* For messages: how long the last wait took that timed out. */
     int64_t waited_ms;
     pthread_mutex_t lock;
     struct zr_post last, before;
     bool is_in_last;
-
-    /* number of the last operation that is over, however it went */
-    _Atomic uint64_t over_seq;
-    _Atomic int64_t n_done[ZR_OP_AGREE + 1];
-    _Atomic int64_t wire_bytes;
-};
-
-struct zr_mpi_op {
-    struct zr_mpi *m;
-    struct zr_post post;
-    /* of an operation that has no segments */
-    int64_t off;
-    int32_t n_sum;
-    struct zr_kept_segs segs;
-    struct zr_flight_mark mark;
 };
 
 static inline struct zr_mpi *zr_mpi_of(struct zr_comm *c)
@@ -143,62 +120,60 @@ static inline struct zr_mpi *zr_mpi_of(struct zr_comm *c)
 /* Keeps the first failure of the context's communicators, and tells the other ranks. Returns the kept code.
  * Any thread. */
 int zr_mpi_fail(struct zr_mpi_set *p, int code, const char *text);
-/* The same of an operation, where calls of the programs that differ may explain it: they are compared first,
- * if there is somebody to do it. */
+/* Fails in an operation. If the programs made different calls, those are the cause: they are compared
+ * first, if rank 0 can do it. */
 int zr_mpi_fail_op(struct zr_mpi *m, int code, const char *what);
-/* A request; waits while there is no room. 0 or the failure. */
+/* Begin a request. They wait while there are too many. 0 or the failure. */
 int zr_mpi_send(struct zr_mpi *m, const void *at, int64_t bytes, int to, int tag, struct zr_mpi_batch *b);
 int zr_mpi_receive(struct zr_mpi *m, void *at, int64_t bytes, int from, int tag, struct zr_mpi_batch *b);
 int zr_mpi_all_gather(struct zr_mpi *m, const void *own, void *to, int64_t bytes, int64_t stride);
 int zr_mpi_broadcast(struct zr_mpi *m, void *at, int64_t bytes, int root);
-/* MPI's own sum, as the shim has it. */
+/* MPI's own reduce-scatter. */
 int zr_mpi_reduce_block(struct zr_mpi *m, const float *in, float *out, int64_t n);
-/* Sums of the first n_sum words, the largest of the others. */
+/* Adds up the first n_sum words, and takes the largest of each of the others. */
 int zr_mpi_all_reduce(struct zr_mpi *m, uint64_t *at, int32_t n_sum, int32_t n_max);
-/* Until at most so many of the batch are under way. 0 or the failure. */
+/* Waits until at most n_left requests of the batch are pending. 0 or the failure. */
 int zr_mpi_await(struct zr_mpi *m, struct zr_mpi_batch *b, int32_t n_left);
-/* Tells the others what this rank is about to do, and compares what they are. 0 or the failure. */
+/* Exchanges posts with all ranks of the group, and compares them. 0 or the failure. */
 int zr_mpi_meet(struct zr_mpi *m, const struct zr_post *mine);
-/* Until the members of this host are all here, in the operation that they have met for. What they wrote to
- * their arenas before is there then. 0 or the failure. */
+/* Waits, inside an operation, for the group's other ranks on this host. What they wrote to their arenas
+ * before is visible then. 0 or the failure. */
 int zr_mpi_meet_host(struct zr_mpi *m);
-/* Nothing of the communicator is under way. */
+/* No operation and no request of the communicator is pending. */
 bool zr_mpi_rests(const struct zr_mpi *m);
 
-/* mpi_reduce.c */
-int zr_mpi_reduce(struct zr_mpi *m, const struct zr_reduce_seg *g);
+/* Called between two pieces of work that needs no MPI. Lets MPI go on with requests. 0 or the failure. */
+int zr_mpi_look_between(struct zr_mpi *m);
 
-/* mpi_tiers.c. */
-/* How the group lies on hosts, once the set knows them. ZR_ERR_NOMEM. */
-int zr_mpi_spread(struct zr_mpi *m);
-/* Segments of one operation. */
-int zr_mpi_gather_by_host(struct zr_mpi *m, const union zr_any_seg *seg, uint32_t n_seg);
-int zr_mpi_reduce_by_host(struct zr_mpi *m, const union zr_any_seg *seg, uint32_t n_seg);
+/* mpi_gather.c, mpi_reduce.c: the segments of one operation. */
+int zr_mpi_gather(struct zr_mpi *m, const struct zr_gather_seg *seg, uint32_t n_seg);
+int zr_mpi_reduce(struct zr_mpi *m, const struct zr_reduce_seg *seg, uint32_t n_seg);
 
-/* mpi_run.c: fn of ops->call. */
-void zr_mpi_run(void *op);
+/* mpi.c: moves the data of an operation (op_queue.h). */
+int zr_mpi_move(struct zr_comm *c, const struct zr_comm_op *op);
 
 /* mpi_arena.c. Both collective over the world. */
 int zr_mpi_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out);
 int zr_mpi_attach(struct zr_comm *c, struct zr_arena *a);
-/* The arenas of this host's other members. */
+/* Unmaps the arenas of other ranks. */
 void zr_mpi_unmap(struct zr_mpi *m);
 
 /* mpi.c */
 extern const struct zr_comm_ops zr_mpi_ops;
 /* mpi_open.c */
 void zr_mpi_close(struct zr_comm *c);
-/* Makes a communicator of MPI's for the group, whose ranks are all here and call too. */
+/* Makes the MPI communicator of the group. Collective over the group. */
 int zr_mpi_make(struct zr_mpi *m);
 
 /* ZR_ERR_FAILED with MPI's words for a class of error. */
 int zr_mpi_say(const struct zr_mpi_process *p, int class, const char *call);
 
-/* Of a communicator that is lent, or MPI_COMM_WORLD (NULL). -1 and 0: it is MPI_COMM_NULL. */
+/* This rank and the size of a communicator that is lent, or of MPI_COMM_WORLD (NULL). -1 and 0: it is
+ * MPI_COMM_NULL. */
 int zr_mpi_rank_of(struct zr_mpi_process *p, void *lent, int64_t ms, int *rank, int *size);
-/* ZR_ERR_NOTSUP: nothing says that an MPI's launcher has started this rank. */
+/* ZR_ERR_NOTSUP if nothing shows that an MPI launcher has started this rank. */
 int zr_mpi_check_launched(const struct zr_mpi_library *lib);
-/* ZR_ERR_ARG: this rank (rank of world, by found_by) is another one in MPI_COMM_WORLD. */
+/* ZR_ERR_ARG if this rank (rank of world, by found_by) has another number in MPI_COMM_WORLD. */
 int zr_mpi_check_rank(int rank, int world, const char *found_by, int mpi_rank, int mpi_world);
 
 /* mpi_meeting_point.c */

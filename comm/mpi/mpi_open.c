@@ -6,10 +6,10 @@
 #include "comm/fold.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/mpi/mpi_comm.h"
+#include "comm/topology.h"
 #include "comm/verdict.h"
 #include "comm/within.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -285,20 +285,68 @@ int64_t zr_mpi_role_bytes(enum zr_role role, const struct zr_role_ask *ask, bool
     return size == 1 || !zr_role_reduces(role) ? 0 : (2 * rows + 2 * zr_fold_parts(size)) * mpi_chunk_of(ask);
 }
 
+/* Once for each group. */
+static void report_tiers(const struct zr_mpi *m)
+{
+    const struct zr_spread *s = &m->spread;
+    struct zr_log *log = m->base.group.rank ? NULL : m->set->opt.log;
+    if (s->n_hosts == 1 && m->sums_by_host)
+        zr_info(log, "mpi %s: shared memory among the %d ranks of a group, which are on one host", m->name,
+                s->size);
+    else if (m->sums_by_host)
+        zr_info(log, "mpi %s: %d ranks on each of %d hosts: shared memory inside a host, MPI between",
+                m->name, s->most_local, s->n_hosts);
+    else
+        zr_info(log,
+                "mpi %s: %d to %d ranks on each of %d hosts: gathers use shared memory inside a host; sums "
+                "are made rank by rank over MPI, because sums by host keep their bits only if each host has "
+                "the same power of two of ranks (up to %d), consecutive in the group",
+                m->name, s->least_local, s->most_local, s->n_hosts, ZR_MAX_SOURCES);
+}
+
+/* How the group lies on hosts, once the set knows them. ZR_ERR_NOMEM. */
+static int find_spread(struct zr_mpi *m)
+{
+    const struct zr_group *g = &m->base.group;
+    struct zr_spread *s = &m->spread;
+    if (!m->set->tiers || g->size == 1 || m->base.role == ZR_ROLE_CONTROL)
+        return 0;
+    int err = zr_spread_make(m->set->opt.topology, g, s);
+    if (err)
+        return err;
+    m->sums_by_host = s->cut && s->most_local > 1 && s->most_local <= ZR_MAX_SOURCES;
+    if (s->most_local > 1)
+        report_tiers(m);
+    else
+        zr_spread_free(s);
+    return 0;
+}
+
+static void fail_order(struct zr_comm *c, int code, const char *text)
+{
+    zr_mpi_fail(zr_mpi_of(c)->set, code, text);
+}
+
 static int make_role(struct zr_mpi_set *p, enum zr_role role, const struct zr_role_ask *ask,
                      struct zr_comm **out)
 {
     struct zr_mpi *m = calloc(1, sizeof *m);
-    if (!m || !zr_seg_ring_open(&m->ring)) {
+    if (!m || !zr_op_queue_open(&m->queue, &m->base, p->dev)) {
         free(m);
         return zr_fail(ZR_ERR_NOMEM, "mpi %s: no memory for a communicator", zr_role_name(role));
     }
-    m->base = (struct zr_comm){.ops = &zr_mpi_ops, .group = *ask->group, .role = role, .alarm = &p->alarm};
+    m->base = (struct zr_comm){.ops = &zr_mpi_ops,
+                               .group = *ask->group,
+                               .role = role,
+                               .alarm = &p->alarm,
+                               .failure = &p->failure,
+                               .reserve = zr_mpi_role_bytes(role, ask, true)};
+    m->queue.move = zr_mpi_move;
+    m->queue.fail = fail_order;
     m->set = p;
     m->name = zr_role_name(role);
     m->comm = -1;
     m->chunk = mpi_chunk_of(ask);
-    m->reserve = zr_mpi_role_bytes(role, ask, true);
     pthread_mutex_init(&m->lock, NULL);
     p->n_open++;
     *out = &m->base;
@@ -307,15 +355,13 @@ static int make_role(struct zr_mpi_set *p, enum zr_role role, const struct zr_ro
     m->peer = calloc((size_t)ask->group->size, sizeof *m->peer);
     if (!m->post || !m->from || !m->peer)
         return zr_fail(ZR_ERR_NOMEM, "mpi %s: no memory for a communicator", m->name);
-    return zr_mpi_spread(m);
+    return find_spread(m);
 }
 
 /* Waiting threads look for a while before they sleep, if there is a core for each. */
-static bool has_cores(const struct zr_mpi_options *opt, int world, int n_streams)
+static bool has_cores(const struct zr_topology *t, int world, int n_streams)
 {
-    cpu_set_t set;
-    int own = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
-    return (opt->topology ? opt->topology->local_size : world) * n_streams <= own;
+    return zr_topology_has_cores(t ? t->local_size : world, t ? zr_topology_on_machine(t) : world, n_streams);
 }
 
 /* Some host has several ranks. */
@@ -365,7 +411,7 @@ static int open_all(struct zr_mpi_set *p, const struct zr_role_ask ask[ZR_ROLES]
             err = make_role(p, (enum zr_role)r, &ask[r], &comm[r]);
             n += r != ZR_ROLE_CONTROL; /* which works on the stream that reduces */
         }
-    p->spins = has_cores(&p->opt, p->world, n);
+    p->spins = has_cores(p->opt.topology, p->world, n);
     err = zr_rendezvous_agree(p->rdv, err);
     if (!err && p->world > 1)
         err = meet_in_mpi(p, all);
@@ -409,7 +455,7 @@ int zr_mpi_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct z
         zr_keep(&kept, err);
         zr_first_keep(&p->failure, err, kept.text);
         for (int r = 0; r < ZR_ROLES; r++) {
-            zr_mpi_close(comm[r]);
+            zr_comm_close(comm[r]);
             comm[r] = NULL;
         }
         p->n_open--;
@@ -464,8 +510,6 @@ static bool comes_to_rest(const struct zr_mpi *m)
 
 void zr_mpi_close(struct zr_comm *c)
 {
-    if (!c)
-        return;
     struct zr_mpi *m = zr_mpi_of(c);
     struct zr_mpi_set *p = m->set;
     bool rests = comes_to_rest(m);
@@ -473,8 +517,8 @@ void zr_mpi_close(struct zr_comm *c)
     if (rests) {
         free_mpi_comm(m);
         zr_mpi_unmap(m);
-        zr_arena_drop(m->held);
-        zr_seg_ring_close(&m->ring);
+        zr_arena_drop(c->held);
+        zr_op_queue_close(&m->queue);
         pthread_mutex_destroy(&m->lock);
         free(m->words);
         free(m->post);

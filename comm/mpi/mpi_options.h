@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_options.h: MPI's communicators as those see them who open them: for ranks on the host device. */
+/* mpi_options.h: how communicators over MPI are opened. Ranks are on the host device. */
 #ifndef ZR_COMM_MPI_OPTIONS_H
 #define ZR_COMM_MPI_OPTIONS_H
 
@@ -9,33 +9,32 @@
 struct zr_rendezvous;
 
 struct zr_mpi_options {
-    /* how long an operation waits for peers without anything having moved */
+    /* Time that an operation waits for peers without any request having ended. */
     int64_t timeout_ms;
-    /* how long opening waits for MPI's own calls to come back */
+    /* Time that opening waits for a call into MPI to return. */
     int64_t start_timeout_ms;
-    /* inside a host, too, everything goes over MPI */
+    /* No shared memory inside a host. */
     bool flat;
-    /* NULL, or the program's own MPI_Comm *, of which all ranks of the rendezvous are members */
+    /* The program's own MPI_Comm *, which has all ranks of the rendezvous, or NULL. */
     void *lent;
-    /* as in struct zr_backend_config */
+    /* As in struct zr_backend_config. */
     const char *found_by;
-    /* Of the world; it outlives the communicators. NULL: all ranks share a host, as far as their cores are
-     * concerned. */
+    /* Of the world. Outlives the communicators. NULL: all ranks share the cores of one host. */
     const struct zr_topology *topology;
-    /* NULL: the module */
+    /* NULL: libzero's module. */
     const struct zr_mpi_library *library;
-    /* may be NULL */
+    /* May be NULL. */
     struct zr_log *log;
 };
 
-/* Collective over all ranks of rdv, each with the groups that it belongs to, and blocking; rdv, dev and the
- * groups' members must outlive the communicators. Opens one for each role that anybody has: close each. MPI
- * begins, if the program has not begun it. Contexts of one process are opened and closed one after the other,
- * in one order on all ranks. */
+/* Opens a communicator for each role that any rank has. The caller closes each. Initializes MPI if the
+ * program has not. Contexts of a process that open at the same time take turns. Collective over all ranks
+ * of rdv, each with its own groups; blocking. rdv, dev and the groups' members must outlive the
+ * communicators. */
 int zr_mpi_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_mpi_options *opt,
                 const struct zr_role_ask ask[ZR_ROLES], struct zr_comm *comm[ZR_ROLES]);
 
-/* Bytes that a role's communicator uses for itself at the end of its arena; a multiple of 256. */
+/* Bytes that a role's communicator keeps for itself at the end of its arena, a multiple of 256. */
 int64_t zr_mpi_role_bytes(enum zr_role role, const struct zr_role_ask *ask, bool deterministic);
 
 #endif

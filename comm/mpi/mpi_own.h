@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_own.h: MPI's own collectives, on the ranks and the stream of a communicator of the mpi backend, for
- * zero-bench comm, which compares with them what that backend does. Nothing else may call them: those that
- * block know no deadline, and hear of no rank that is lost. */
+/* mpi_own.h: MPI's own collectives on the ranks and the stream of a communicator. zero-bench comm compares
+ * the mpi backend with them. Nothing else may call them: those that block have no deadline, and do not
+ * notice a lost rank. */
 #ifndef ZR_COMM_MPI_OWN_H
 #define ZR_COMM_MPI_OWN_H
 
@@ -11,7 +11,7 @@ enum zr_mpi_own {
     ZR_MPI_OWN_ALLGATHER,
     ZR_MPI_OWN_REDUCE_SCATTER,
     ZR_MPI_OWN_REDUCE_SCATTER_BLOCK,
-    /* begun, and polled for until it is done, as the backend's own requests are */
+    /* Non-blocking: polled until it is done, as the backend's requests are. */
     ZR_MPI_OWN_IREDUCE_SCATTER_BLOCK,
     ZR_MPI_OWNS
 };
@@ -19,13 +19,13 @@ enum zr_mpi_own {
 /* "MPI_Allgather" */
 const char *zr_mpi_own_name(enum zr_mpi_own which);
 
-/* Puts it on the stream: of floats, MPI_SUM where it sums. in is (size, n), of which place p gets the sum of
- * row p to out; a gather has every rank's n in out, (size, n), where this rank's own are already. size * n:
- * to INT_MAX; size: more than 1. 0 or a zr_err; what fails later, the communicator's status tells. */
+/* Puts a collective of floats on the stream. A sum (MPI_SUM) has (size, n) in `in`, and gives place p the
+ * sum of row p in out. A gather gives every rank's n in out, (size, n), where this rank's own are already.
+ * size is more than 1, size * n at most INT_MAX. 0 or a zr_err; zr_comm_status tells what fails later. */
 int zr_mpi_own_put(struct zr_comm *c, struct zr_stream *s, enum zr_mpi_own which, const float *in, float *out,
                    int64_t n);
 
-/* Whether this process is inside one that blocks. Any thread. */
+/* Whether this process is inside a blocking one. Any thread. */
 bool zr_mpi_own_blocks(void);
 
 #endif

@@ -1,120 +1,199 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_reduce.c: a segment's sum. MPI's own adds in an order that is its library's, and slowly, so every rank
- * sends each owner its slice, and the owner adds them up in the fixed tree in fp32.
+/* mpi_reduce.c: sums. MPI's own reduce-scatter adds in an order that its library chooses, and slowly. So
+ * each source sends each owner its slice, and the owner adds them in the fixed tree in fp32.
  *
- * It goes in steps that are the same on all ranks: of every slice one chunk, from the places of one block of
- * the tree (comm/fold.h). In step k of a chunk a rank of block b gets from block b + k and sends to block
- * b - k, so that what one rank sends in a step another gets in the same step. Two steps are under way at a
- * time: one comes while the one before is added. */
+ * A source is a rank, or a host with several ranks if the tree branches into hosts (spread.h). Then each
+ * member adds up, straight out of the arenas of its host, the slices that the places of its column own,
+ * and sends these sums in fp32. The bits are those of all ranks' slices together.
+ *
+ * A sum goes in steps that are the same on all ranks: of every slice one chunk, from the sources of one
+ * block of the tree (comm/fold.h). In step k of a chunk a source of block b gets from block b + k and
+ * sends to block b - k, so that what one sends in a step another gets in the same step. Two steps are
+ * under way at a time: one comes while the one before is added. */
 #include "comm/fold.h"
 #include "comm/mpi/mpi_comm.h"
+
+/* HOST_ELEMENTS: between two looks at failures, of sums that need no staging, as all ranks are on one
+ * host. */
+enum { HOST_ELEMENTS = 1 << 18, STAGE_ALIGN = 64 };
 
 struct sum {
     struct zr_mpi *m;
     const struct zr_reduce_seg *g;
-    int size, me, n_blocks;
-    /* bytes of an element; of a chunk */
-    int64_t each, chunk;
+    /* Sources: how many, this rank's or its host's number, blocks of them, and sources of a block. */
+    int n, me, n_blocks, rows;
+    /* Of this rank on its host. */
+    int column;
+    /* Of what travels. */
+    enum zr_dtype wire;
+    /* Elements of a chunk; bytes of an element in the arena. */
+    int64_t elems, each;
     int64_t n_steps;
     struct zr_fold fold;
 };
 
-static int block_of(int place)
-{
-    return place / ZR_FOLD_BLOCK;
-}
-
-static int block_ends(const struct sum *s, int block)
+static int block_end(const struct sum *s, int block)
 {
     int end = (block + 1) * ZR_FOLD_BLOCK;
-    return end < s->size ? end : s->size;
+    return end < s->n ? end : s->n;
 }
 
-/* Whose sources come in a step, and to whom this rank's go. */
+/* Whose sources come in a step, and to whom this one's go. */
 static int block_from(const struct sum *s, int64_t step)
 {
-    return (block_of(s->me) + (int)(step % s->n_blocks)) % s->n_blocks;
+    return (s->me / ZR_FOLD_BLOCK + (int)(step % s->n_blocks)) % s->n_blocks;
 }
 
 static int block_to(const struct sum *s, int64_t step)
 {
-    return (block_of(s->me) - (int)(step % s->n_blocks) + s->n_blocks) % s->n_blocks;
+    return (s->me / ZR_FOLD_BLOCK - (int)(step % s->n_blocks) + s->n_blocks) % s->n_blocks;
+}
+
+/* The place that gets what this rank has for source i, and that sends what this rank gets of it. */
+static int partner(const struct sum *s, int i)
+{
+    return s->m->sums_by_host ? zr_spread_place(&s->m->spread, i, s->column) : i;
 }
 
 static int64_t chunk_begins(const struct sum *s, int64_t step)
 {
-    return step / s->n_blocks * s->chunk;
+    return step / s->n_blocks * s->elems;
 }
 
-/* Of a place's slice; may be none. */
-static int64_t chunk_bytes(const struct sum *s, int place, int64_t step)
+/* Elements of a place's slice in a step's chunk; may be 0. */
+static int64_t chunk_elems(const struct sum *s, int place, int64_t step)
 {
-    int64_t left = zr_cut_bytes(&s->g->cut, place) - chunk_begins(s, step);
-    return left < 0 ? 0 : left < s->chunk ? left : s->chunk;
+    int64_t left = zr_cut_bytes(&s->g->cut, place) / s->each - chunk_begins(s, step);
+    return left < 0 ? 0 : left < s->elems ? left : s->elems;
 }
 
-static char *chunk_in(const struct sum *s, int place, int64_t step)
+static int64_t chunk_offset(const struct sum *s, int place, int64_t step)
 {
-    return s->m->arena + s->g->src + zr_cut_at(&s->g->cut, place) + chunk_begins(s, step);
+    return s->g->src + zr_cut_at(&s->g->cut, place) + chunk_begins(s, step) * s->each;
 }
 
-static char *staged_at(const struct sum *s, int place, int64_t step)
+static int64_t row_bytes(const struct sum *s)
 {
-    int rows = s->size < ZR_FOLD_BLOCK ? s->size : ZR_FOLD_BLOCK;
-    return s->m->own + (step % 2 * rows + place % ZR_FOLD_BLOCK) * s->m->chunk;
+    return s->elems * zr_dtype_bytes(s->wire);
+}
+
+/* Staging memory: what comes of a source, and what a host sends to another, of two steps each. */
+static char *staged_in(const struct sum *s, int i, int64_t step)
+{
+    return s->m->own + (step % 2 * s->rows + i % ZR_FOLD_BLOCK) * row_bytes(s);
+}
+
+static char *staged_out(const struct sum *s, int i, int64_t step)
+{
+    return staged_in(s, i, step) + 2 * s->rows * row_bytes(s);
+}
+
+/* Adds what this host's members have of a place's chunk. */
+static void sum_here(const struct sum *s, int place, int64_t step, void *dst, bool accumulate)
+{
+    const struct zr_mpi *m = s->m;
+    const void *src[ZR_MAX_SOURCES];
+    int host = m->spread.host, n = m->spread.n_local[host];
+    for (int i = 0; i < n; i++)
+        src[i] = m->peer[zr_spread_place(&m->spread, host, i)] + chunk_offset(s, place, step);
+    m->set->kernels->sum_tree(dst, src, n, s->g->dtype, chunk_elems(s, place, step), accumulate);
+}
+
+/* What this source has of a place's chunk, which a host puts together at `staged`. */
+static const char *source_of(const struct sum *s, int place, int64_t step, char *staged)
+{
+    if (!s->m->sums_by_host)
+        return s->m->base.arena + chunk_offset(s, place, step);
+    sum_here(s, place, step, staged, false);
+    return staged;
 }
 
 static int begin_step(const struct sum *s, int64_t step)
 {
     struct zr_mpi *m = s->m;
+    struct zr_mpi_batch *batch = &m->data[step % 2];
     int from = block_from(s, step), to = block_to(s, step), err = 0;
-    int64_t n = chunk_bytes(s, s->me, step);
-    for (int i = from * ZR_FOLD_BLOCK; i < block_ends(s, from) && n && !err; i++)
+    int64_t size = zr_dtype_bytes(s->wire), n = chunk_elems(s, m->base.group.rank, step) * size;
+    for (int i = from * ZR_FOLD_BLOCK; i < block_end(s, from) && n && !err; i++)
         if (i != s->me)
-            err = zr_mpi_receive(m, staged_at(s, i, step), n, i, ZR_MPI_TAG_DATA, &m->data[step % 2]);
-    for (int i = to * ZR_FOLD_BLOCK; i < block_ends(s, to) && !err; i++) {
-        n = chunk_bytes(s, i, step);
+            err = zr_mpi_receive(m, staged_in(s, i, step), n, partner(s, i), ZR_MPI_TAG_DATA, batch);
+    for (int i = to * ZR_FOLD_BLOCK; i < block_end(s, to) && !err; i++) {
+        n = chunk_elems(s, partner(s, i), step) * size;
         if (i != s->me && n)
-            err = zr_mpi_send(m, chunk_in(s, i, step), n, i, ZR_MPI_TAG_DATA, &m->data[step % 2]);
+            err = zr_mpi_send(m, source_of(s, partner(s, i), step, staged_out(s, i, step)), n, partner(s, i),
+                              ZR_MPI_TAG_DATA, batch);
     }
     return err;
 }
 
 static void add_step(struct sum *s, int64_t step)
 {
-    int64_t n = chunk_bytes(s, s->me, step) / s->each;
-    int block = block_from(s, step), first = block * ZR_FOLD_BLOCK;
+    struct zr_mpi *m = s->m;
+    int me = m->base.group.rank, block = block_from(s, step), first = block * ZR_FOLD_BLOCK;
+    int64_t n = chunk_elems(s, me, step);
+    float *dst = (float *)(m->base.arena + s->g->dst) + chunk_begins(s, step);
     const void *src[ZR_FOLD_BLOCK];
     if (n == 0)
         return;
-    if (step % s->n_blocks == 0) {
-        float *dst = (float *)(s->m->arena + s->g->dst) + chunk_begins(s, step) / s->each;
-        int64_t rows = s->size < ZR_FOLD_BLOCK ? s->size : ZR_FOLD_BLOCK;
-        zr_fold_begin(&s->fold, s->m->set->kernels, s->size, dst, s->g->accumulate, n,
-                      (float *)(s->m->own + 2 * rows * s->m->chunk), s->m->chunk / zr_dtype_bytes(ZR_BF16));
+    if (m->sums_by_host && s->n == 1) {
+        sum_here(s, me, step, dst, s->g->accumulate);
+        return;
     }
-    for (int i = first; i < block_ends(s, block); i++)
-        src[i - first] = i == s->me ? chunk_in(s, i, step) : staged_at(s, i, step);
-    zr_fold_add(&s->fold, block, src, s->g->dtype);
+    if (step % s->n_blocks == 0)
+        zr_fold_begin(&s->fold, m->set->kernels, s->n, dst, s->g->accumulate, n,
+                      (float *)(m->own + (m->sums_by_host ? 4 : 2) * s->rows * row_bytes(s)), s->elems);
+    for (int i = first; i < block_end(s, block); i++) {
+        char *staged = staged_in(s, i, step);
+        src[i - first] = i == s->me ? source_of(s, me, step, staged) : staged;
+    }
+    zr_fold_add(&s->fold, block, src, s->wire);
 }
 
-int zr_mpi_reduce(struct zr_mpi *m, const struct zr_reduce_seg *g)
+/* Elements of a chunk. Sums by host use the staging memory that the plan has for sums by rank: rows that come
+ * and that go, of two steps each, and the partial sums of the tree over hosts. */
+static int64_t elems_of(const struct sum *s)
 {
+    const struct zr_mpi *m = s->m;
+    int64_t n = 4 * s->rows + zr_fold_parts(s->n);
+    if (!m->sums_by_host)
+        return m->chunk / s->each;
+    return s->n == 1 ? HOST_ELEMENTS
+                     : m->base.reserve / n / STAGE_ALIGN * STAGE_ALIGN / (int64_t)sizeof(float);
+}
+
+static int sum_segment(struct zr_mpi *m, const struct zr_reduce_seg *g)
+{
+    const struct zr_spread *at = &m->spread;
+    int place = m->base.group.rank, n = m->sums_by_host ? at->n_hosts : m->base.group.size;
     struct sum s = {.m = m,
                     .g = g,
-                    .size = m->base.group.size,
-                    .me = m->base.group.rank,
-                    .n_blocks = zr_fold_blocks(m->base.group.size),
-                    .each = zr_dtype_bytes(g->dtype),
-                    .chunk = m->chunk};
-    s.n_steps = (zr_cut_most(&g->cut, s.size) + s.chunk - 1) / s.chunk * s.n_blocks;
+                    .n = n,
+                    .me = m->sums_by_host ? at->host : place,
+                    .n_blocks = zr_fold_blocks(n),
+                    .rows = n < ZR_FOLD_BLOCK ? n : ZR_FOLD_BLOCK,
+                    .column = m->sums_by_host ? at->local_of[place] : 0,
+                    .wire = m->sums_by_host ? ZR_F32 : g->dtype,
+                    .each = zr_dtype_bytes(g->dtype)};
+    s.elems = elems_of(&s);
+    ZR_ASSERT(s.elems > 0);
+    s.n_steps = (zr_cut_most(&g->cut, m->base.group.size) / s.each + s.elems - 1) / s.elems * s.n_blocks;
     int err = s.n_steps ? begin_step(&s, 0) : 0;
     for (int64_t step = 0; step < s.n_steps && !err; step++) {
         if (step + 1 < s.n_steps)
             err = begin_step(&s, step + 1);
         err = err ? err : zr_mpi_await(m, &m->data[step % 2], 0);
+        if (!err && m->sums_by_host)
+            err = zr_mpi_look_between(m);
         if (!err)
             add_step(&s, step);
     }
     return err;
+}
+
+int zr_mpi_reduce(struct zr_mpi *m, const struct zr_reduce_seg *seg, uint32_t n_seg)
+{
+    int err = 0;
+    for (uint32_t i = 0; i < n_seg && !err; i++)
+        err = sum_segment(m, &seg[i]);
+    return err || !m->sums_by_host ? err : zr_mpi_meet_host(m); /* nobody reads my arena any more */
 }

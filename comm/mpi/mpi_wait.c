@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_wait.c: requests begun and waited for; what ranks are about to do, compared; failing. */
+/* mpi_wait.c: begins requests and waits for them, compares what ranks are about to do, and fails. */
 #include "comm/meet/rendezvous.h"
 #include "comm/mpi/mpi_comm.h"
 
@@ -7,19 +7,20 @@
 #include <stdio.h>
 #include <time.h>
 
-/* SPIN, YIELD: how long a thread that waits looks, and then lets others have the core, before it sleeps. LONG
- * waits are looked at less often. PEERS: met at once. */
+/* A waiting thread spins for SPIN_NS, yields its core until YIELD_NS, and then sleeps, longer after LONG_NS.
+ * PEERS: posts that are exchanged at a time. */
 enum {
     SPIN_NS = 50 * 1000,
     YIELD_NS = 2 * 1000 * 1000,
     LONG_NS = 100 * 1000 * 1000,
     PEERS = ZR_MPI_WINDOW / 2
 };
-/* Rank 0 takes no longer to compare calls, and no longer than timeout_ms. */
+/* The most time that rank 0 may take to compare calls, besides timeout_ms. */
 static const int64_t DOUBT_NS = INT64_C(8) * 1000 * 1000 * 1000;
 
-/* How long nothing has moved, as far as this thread has looked: where two looks are further apart, the
- * process was stopped, or had no core, and so may all others. since_ns: when something moved last. */
+/* How long no request has ended. Time between two looks counts only up to LONG_NS: if they are further
+ * apart, the process was stopped or had no core, and the others may have been, too. since_ns: when a
+ * request ended last. */
 struct patience {
     int64_t still_ns, last_ns, since_ns;
     int32_t left;
@@ -76,7 +77,8 @@ static int fail_class(struct zr_mpi *m, int code, int class, const char *call)
 
 /* ---- waiting ---- */
 
-/* One look at everything. 0: wait on; 1: nothing has moved for too long; or the failure. */
+/* Looks for failures and polls once. 0: go on waiting; 1: no request has ended for too long; or the
+ * failure. */
 static int look_around_once(struct zr_mpi *m, struct patience *w, int32_t left)
 {
     struct zr_mpi_set *p = m->set;
@@ -99,7 +101,7 @@ static int look_around_once(struct zr_mpi *m, struct patience *w, int32_t left)
     return 0;
 }
 
-/* 0, 1 or the failure, as look. */
+/* Returns 0, 1 or the failure, as look_around_once. */
 static int await_batch(struct zr_mpi *m, struct zr_mpi_batch *b, int32_t n_left)
 {
     struct patience w = {0};
@@ -131,7 +133,7 @@ int zr_mpi_await(struct zr_mpi *m, struct zr_mpi_batch *b, int32_t n_left)
 
 /* ---- beginning ---- */
 
-/* One request, as it is begun. */
+/* Arguments of a request. */
 struct ask {
     const char *call;
     struct zr_mpi_batch *batch;
@@ -186,7 +188,7 @@ static int begin_reduce_block(const struct zr_mpi_shim *shim, struct zr_mpi_worl
     return shim->reduce_block(w, comm, a->from, a->to, a->bytes / (int64_t)sizeof(float), slot);
 }
 
-/* 0 with *slot, which may be -1, or the failure. */
+/* 0 with the request's slot, or -1 if there is no room; or the failure. */
 static int begin_once(struct zr_mpi *m, begin_fn *begin, const struct ask *a, int32_t *slot)
 {
     struct zr_mpi_set *p = m->set;
@@ -230,7 +232,7 @@ int zr_mpi_receive(struct zr_mpi *m, void *at, int64_t bytes, int from, int tag,
     return begin_request(m, begin_receive, &a);
 }
 
-/* Piece by piece, so that each has the deadline for itself. */
+/* Piece by piece, so that each piece has its own deadline. */
 int zr_mpi_all_gather(struct zr_mpi *m, const void *own, void *to, int64_t bytes, int64_t stride)
 {
     int err = 0;
@@ -290,6 +292,14 @@ int zr_mpi_all_reduce(struct zr_mpi *m, uint64_t *at, int32_t n_sum, int32_t n_m
     return err;
 }
 
+int zr_mpi_look_between(struct zr_mpi *m)
+{
+    int err = zr_first_code(&m->set->failure);
+    if (!err)
+        zr_mpi_poll(m->set->process);
+    return err;
+}
+
 /* ---- meeting ---- */
 
 static bool has_come(const struct zr_mpi *m, int place)
@@ -297,10 +307,11 @@ static bool has_come(const struct zr_mpi *m, int place)
     return atomic_load(&m->from[place].n_left) == 0;
 }
 
-/* Whom a rank meets: all of the group, about an operation that begins; or the members of its host, in it. */
+/* The ranks that exchange posts: the whole group when an operation begins, or its ranks on one host in the
+ * middle. */
 struct meeting {
     bool in_host;
-    /* how many; this rank's number among them */
+    /* Number of these ranks; this rank's number among them. */
     int n, me;
 };
 
@@ -310,12 +321,12 @@ static int at_distance(const struct zr_mpi *m, const struct meeting *w, int k)
     return w->in_host ? zr_spread_place(&m->spread, m->spread.host, i) : i;
 }
 
-/* Of the places that should have come by now, at distances from first to end. 0: all have, after all, by
+/* Fails with the places at distances from first to end that have not come. 0: all have come meanwhile, by
  * another thread's poll. */
 static int fail_missing(struct zr_mpi *m, const struct meeting *w, int first, int end)
 {
     const struct zr_post *there = w->in_host ? &m->last : &m->before; /* as far as all of them have come */
-    char where[128] = "not at its first operation yet", more[48] = "", what[320];
+    char where[128], more[48] = "", what[320];
     int n = 0, place = -1;
     for (int k = first; k < end; k++)
         if (!has_come(m, at_distance(m, w, -k))) {
@@ -324,12 +335,7 @@ static int fail_missing(struct zr_mpi *m, const struct meeting *w, int first, in
         }
     if (!n)
         return 0;
-    if (there->seq && there->unit >= 0)
-        snprintf(where, sizeof where, "at seq %llu (%s unit %d)", (unsigned long long)there->seq,
-                 zr_op_name((enum zr_op)there->op), there->unit);
-    else if (there->seq)
-        snprintf(where, sizeof where, "at seq %llu (%s)", (unsigned long long)there->seq,
-                 zr_op_name((enum zr_op)there->op));
+    zr_post_where(there, where, sizeof where);
     if (n > 1)
         snprintf(more, sizeof more, ", and for %d more", n - 1);
     snprintf(what, sizeof what, "rank %d waited %lld ms (timeout_ms) for rank %d, which is %s%s",
@@ -337,7 +343,7 @@ static int fail_missing(struct zr_mpi *m, const struct meeting *w, int first, in
     return zr_mpi_fail_op(m, ZR_ERR_TIMEOUT, what);
 }
 
-/* Of those that have come. */
+/* Compares the posts of places that have come. */
 static int compare_posts(struct zr_mpi *m, const struct meeting *w, int first, int end)
 {
     const struct zr_post *mine = &m->post[m->base.group.rank];
@@ -352,14 +358,14 @@ static int compare_posts(struct zr_mpi *m, const struct meeting *w, int first, i
     return 0;
 }
 
-/* When the time is over: those that have come may say why the others have not. */
+/* The time is over. The posts that have come may show why others have not. */
 static int fail_unmet(struct zr_mpi *m, const struct meeting *w, int first, int end)
 {
     int err = compare_posts(m, w, first, end);
     return err ? err : fail_missing(m, w, first, end);
 }
 
-/* Those at distances from first to end: to the ones ahead, from the ones behind. */
+/* Exchanges posts at distances from first to end: sends to the ranks ahead, receives from those behind. */
 static int meet_some(struct zr_mpi *m, const struct meeting *w, int first, int end)
 {
     int res = 0, tag = w->in_host ? ZR_MPI_TAG_HOST : ZR_MPI_TAG_POST;
@@ -393,8 +399,8 @@ int zr_mpi_meet(struct zr_mpi *m, const struct zr_post *mine)
     return meet_members(m, &all);
 }
 
-/* That messages have come says that what was written before them is there: MPI itself passes them through
- * shared memory. */
+/* Once the messages have come, what was written before them is visible, as MPI passes them through shared
+ * memory itself. */
 int zr_mpi_meet_host(struct zr_mpi *m)
 {
     const struct zr_spread *s = &m->spread;
@@ -405,7 +411,7 @@ int zr_mpi_meet_host(struct zr_mpi *m)
 
 bool zr_mpi_rests(const struct zr_mpi *m)
 {
-    int32_t n = atomic_load(&m->over_seq) != m->next_seq; /* its thread is inside MPI */
+    int32_t n = !zr_op_queue_is_idle(&m->queue); /* its thread is inside MPI */
     n += atomic_load(&m->sent.n_left) + atomic_load(&m->data[0].n_left) + atomic_load(&m->data[1].n_left);
     for (int i = 0; m->from && i < m->base.group.size; i++)
         n += atomic_load(&m->from[i].n_left);

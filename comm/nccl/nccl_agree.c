@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_agree.c: what all ranks of the world tell each other over the rendezvous while communicators are
- * opened and arenas made.
+/* nccl_agree.c: what the ranks of the world exchange over the rendezvous while they open communicators and
+ * make arenas.
  *
- * Every step that may fail on one rank alone ends with a comparison, so that all ranks go on together or fail
- * together, with the same words. It is also what names a rank that does not come. */
+ * Every step that may fail on one rank ends with an exchange of results. So all ranks go on, or fail with
+ * the same message, and a rank that does not come is named. */
 #include "comm/meet/rendezvous.h"
 #include "comm/nccl/nccl_comm.h"
 
@@ -16,7 +16,7 @@ struct outcome {
     ZR_VERDICT(400);
 };
 
-/* The others, who wait to compare, are told. */
+/* Tells the other ranks, which wait for the exchange. */
 static int no_memory_to_compare(struct zr_nccl_set *p, int err)
 {
     err = err ? err : zr_fail(ZR_ERR_NOMEM, "nccl: no memory to compare %d ranks", p->world);
@@ -79,7 +79,7 @@ static int compare_cards(const struct zr_nccl_set *p, const struct zr_nccl_card 
     return 0;
 }
 
-/* Whether this rank makes an id by which the communicator of m's group is made. */
+/* Whether this rank makes one of the ids of m's communicator. */
 static bool makes_id(const struct zr_nccl *m)
 {
     int i = zr_nccl_n_ids(m) - 1;

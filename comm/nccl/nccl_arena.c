@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_arena.c: a communicator's arena: memory of NCCL's or of the device's, registered as a window where all
- * ranks can, and given back. */
+/* nccl_arena.c: arenas of NCCL's communicators: memory from NCCL or the device, registered as a symmetric
+ * window if all ranks can. */
+#include "comm/arena.h"
 #include "comm/nccl/nccl_comm.h"
 #include "comm/nccl/nccl_versions.h"
-#include "comm/plain_arena.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,13 +32,12 @@ struct nccl_arena {
     struct zr_arena base;
     struct zr_nccl_set *set; /* whose calls made it, and free it */
     bool of_nccl;
-    int64_t taken; /* bytes at the end, by those that it is attached to, for themselves */
-    /* of those left behind */
+    /* It is in the list of arenas that are never freed. */
     atomic_bool left;
     struct nccl_arena *next;
 };
 
-/* In a place where a leak checker finds them, and through them their sets. */
+/* Arenas that are never freed, here so that a leak checker finds them and their sets. */
 static struct nccl_arena *_Atomic left_behind;
 
 void zr_nccl_leave_arena(struct zr_arena *a)
@@ -65,7 +64,7 @@ static void free_nccl_arena(struct zr_arena *a)
     zr_nccl_set_drop(p);
 }
 
-/* Not registered yet. */
+/* Allocates and zeroes memory, without registering it. */
 static int take_memory(struct zr_nccl_set *p, int64_t bytes, struct nccl_arena *a)
 {
     struct memory mem = {.api = p->api, .bytes = (size_t)bytes};
@@ -146,7 +145,7 @@ static int deregister_window(void *arg)
     return r->api.CommWindowDeregister(r->comm, r->window);
 }
 
-/* The window stays NULL, and no error is returned, where NCCL or the machine has none. */
+/* If NCCL or the machine has no windows, the window stays NULL, without an error. */
 static int open_window(struct zr_nccl *m, char *base, int64_t bytes)
 {
     struct zr_nccl_set *p = m->set;
@@ -217,7 +216,7 @@ static const char *why_plain(const struct zr_nccl *m, int64_t n_of_nccl)
     return NULL;
 }
 
-/* Registers on all ranks of the group or on none, and writes the path. */
+/* Registers the arena on all ranks of the group or on none, and writes the path. */
 static int choose_path(struct zr_nccl *m, char *base, int64_t bytes, int64_t n_of_nccl)
 {
     struct zr_nccl_set *p = m->set;
@@ -226,7 +225,7 @@ static int choose_path(struct zr_nccl *m, char *base, int64_t bytes, int64_t n_o
     const char *plain = why_plain(m, n_of_nccl);
     zr_nccl_version_text(p->api.version, version, sizeof version);
     int err = plain ? 0 : open_window(m, base, bytes);
-    /* All ranks of the world come here, also those of a group that has no windows. */
+    /* All ranks of the world take part, also those of a group that has no windows. */
     err = zr_nccl_agree(p, err, m->window != NULL, m, &with);
     if (err)
         return err;
@@ -253,8 +252,8 @@ static int choose_path(struct zr_nccl *m, char *base, int64_t bytes, int64_t n_o
     return 0;
 }
 
-/* What is the communicator's own of the arena's end, from at on: the room for what travels packed; where it
- * may have them, ledgers, and the fixed tree's scratch. */
+/* Divides the communicator's own part of the arena, which begins at `at`: the room for what travels
+ * packed; then, if it compares or sums, ledgers, and scratch memory of the fixed tree. */
 static void share_reserve(struct zr_nccl *m, int64_t at)
 {
     int size = m->base.group.size;
@@ -266,51 +265,31 @@ static void share_reserve(struct zr_nccl *m, int64_t at)
         return;
     m->ledgers_at = m->room_at + m->room_bytes;
     m->scratch_at = m->ledgers_at + ledgers;
-    m->scratch_bytes = at + m->reserve - m->scratch_at;
+    m->scratch_bytes = at + m->base.reserve - m->scratch_at;
 }
 
-int64_t zr_nccl_usable(const struct zr_nccl *m)
-{
-    return m->held->bytes - ((const struct nccl_arena *)m->held)->taken;
-}
-
-/* Without the window, if it could not be given back. */
-static int attach_no_more(struct zr_nccl *m, struct nccl_arena *a, int err)
+/* The arena stays for good if the window could not be given back: it may still be registered. */
+static int attach_no_more(struct zr_nccl *m, struct zr_arena *a, int err)
 {
     struct zr_kept kept;
     zr_keep(&kept, err);
-    a->taken -= m->reserve;
-    if (zr_nccl_settle(m) && zr_nccl_close_window(m, m->comm) == 0)
-        zr_arena_drop(&a->base);
-    else /* it may yet be registered */
-        zr_nccl_leave_arena(&a->base);
-    m->held = NULL;
+    if (!zr_nccl_settle(m) || zr_nccl_close_window(m, m->comm)) {
+        atomic_fetch_add(&a->n_held, 1);
+        zr_nccl_leave_arena(a);
+    }
     return zr_say_again(&kept);
 }
 
 int zr_nccl_attach(struct zr_comm *c, struct zr_arena *a)
 {
     struct zr_nccl *m = zr_nccl_of(c);
-    struct nccl_arena *own = (struct nccl_arena *)a;
-    int64_t taken = own->taken + m->reserve;
     struct zr_nccl_tally t;
-    int err = 0;
-    if (m->held)
-        return zr_fail(ZR_ERR_ORDER, "nccl %s: an arena is attached once", m->name);
-    if (a->bytes <= taken || (taken && a->bytes % ZR_NCCL_ALIGN))
-        err = zr_fail(ZR_ERR_ARG,
-                      "nccl %s: the arena is %lld bytes, but must exceed libzero's own part of it (%lld)%s",
-                      m->name, (long long)a->bytes, (long long)taken, taken ? ", a multiple of 256," : "");
-    err = zr_nccl_agree(m->set, err, own->of_nccl, m, &t);
+    int err = zr_nccl_agree(m->set, zr_comm_check_reserve(c, a), ((struct nccl_arena *)a)->of_nccl, m, &t);
     if (err)
         return err;
-    atomic_fetch_add(&a->n_held, 1);
-    m->held = a;
-    own->taken = taken;
     err = choose_path(m, a->base, a->bytes, t.sum);
     if (err)
-        return attach_no_more(m, own, err);
-    m->arena = a->base;
-    share_reserve(m, a->bytes - taken);
+        return attach_no_more(m, a, err);
+    share_reserve(m, a->bytes - a->taken - c->reserve);
     return 0;
 }

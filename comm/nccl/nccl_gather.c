@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_gather.c: a unit's parameters to all ranks: what is large as it lies, what is small or short packed
- * (nccl_pack.h), all of it one group. */
+/* nccl_gather.c: gathers over NCCL. Large segments travel without a copy, small or short ones are packed
+ * (nccl_pack.h). All are in one group of calls. */
 #include "comm/nccl/nccl_pack.h"
 
 static struct zr_nccl_shape gather_shape_of(const void *seg, int i)
@@ -11,15 +11,15 @@ static struct zr_nccl_shape gather_shape_of(const void *seg, int i)
 
 static char *own_slice(const struct zr_nccl *m, const struct zr_gather_seg *g)
 {
-    return m->arena + zr_gather_own(g, m->base.group.rank);
+    return m->base.arena + zr_gather_own(g, m->base.group.rank);
 }
 
 static bool in_place(const struct zr_nccl *m, const struct zr_gather_seg *g)
 {
-    return own_slice(m, g) == m->arena + g->dst + zr_cut_at(&g->cut, m->base.group.rank);
+    return own_slice(m, g) == m->base.arena + g->dst + zr_cut_at(&g->cut, m->base.group.rank);
 }
 
-/* This rank's row. */
+/* Copies this rank's slices into its row. */
 static int fill_row(const struct zr_nccl_pack *p, struct zr_stream *s, const struct zr_gather_seg *seg)
 {
     struct zr_nccl_copies t = {.n = 0};
@@ -35,7 +35,7 @@ static int fill_row(const struct zr_nccl_pack *p, struct zr_stream *s, const str
     return err ? err : zr_nccl_copy_end(p->m, s, &t);
 }
 
-/* All ranks' rows. A slice that is in its place already is not written: others may be reading it. */
+/* Copies all ranks' rows to where they belong. A slice in place is not written: others may be reading it. */
 static int empty_rows(const struct zr_nccl_pack *p, struct zr_stream *s, const struct zr_gather_seg *seg)
 {
     struct zr_nccl_copies t = {.n = 0};
@@ -50,6 +50,21 @@ static int empty_rows(const struct zr_nccl_pack *p, struct zr_stream *s, const s
     return err ? err : zr_nccl_copy_end(p->m, s, &t);
 }
 
+/* Slices of any size, which NCCL has no collective for: each place sends its own to all. A place without
+ * bytes has no call. */
+static ncclResult_t gather_places(const struct zr_nccl *m, cudaStream_t native, const struct zr_gather_seg *g)
+{
+    ncclResult_t res = ncclSuccess;
+    for (int place = 0; place < m->base.group.size && !res; place++) {
+        char *to = m->base.arena + g->dst + zr_cut_at(&g->cut, place);
+        const char *from = place == m->base.group.rank ? m->base.arena + zr_gather_own(g, place) : to;
+        int64_t n = zr_cut_bytes(&g->cut, place);
+        if (n > 0)
+            res = m->set->api.Broadcast(from, to, (size_t)n, ncclInt8, place, m->comm, native);
+    }
+    return res;
+}
+
 static ncclResult_t gather_whole(const struct zr_nccl_pack *p, cudaStream_t native,
                                  const struct zr_gather_seg *seg, int n_seg)
 {
@@ -59,10 +74,10 @@ static ncclResult_t gather_whole(const struct zr_nccl_pack *p, cudaStream_t nati
         const struct zr_gather_seg *g = &seg[i];
         bool as_it_lies = g->cut.total > 0 && !zr_nccl_packs(p, i);
         if (as_it_lies && g->cut.at)
-            res = zr_nccl_gather_places(m, native, g);
+            res = gather_places(m, native, g);
         else if (as_it_lies)
             res =
-                m->set->api.AllGather(own_slice(m, g), m->arena + g->dst,
+                m->set->api.AllGather(own_slice(m, g), m->base.arena + g->dst,
                                       (size_t)(g->cut.total / m->base.group.size), ncclInt8, m->comm, native);
     }
     return res;
@@ -74,7 +89,8 @@ static int gather_alone(const struct zr_nccl *m, struct zr_stream *s, const stru
     int err = 0;
     for (int i = 0; i < n_seg && !err; i++)
         if (seg[i].cut.total > 0 && !in_place(m, &seg[i]))
-            err = m->set->dev->ops->copy(s, m->arena + seg[i].dst, own_slice(m, &seg[i]), seg[i].cut.total);
+            err = m->set->dev->ops->copy(s, m->base.arena + seg[i].dst, own_slice(m, &seg[i]),
+                                         seg[i].cut.total);
     return err;
 }
 

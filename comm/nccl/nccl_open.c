@@ -272,10 +272,16 @@ static void init_comm(struct zr_nccl_set *p, enum zr_role role, const struct zr_
     struct zr_nccl *m = &p->of[role];
     if (!ask->group)
         return;
-    m->base = (struct zr_comm){.ops = &p->ops, .group = *ask->group, .role = role, .alarm = &p->alarm};
+    m->base = (struct zr_comm){.ops = &p->ops,
+                               .group = *ask->group,
+                               .role = role,
+                               .alarm = &p->alarm,
+                               .failure = &m->failure,
+                               .reserve = zr_nccl_role_bytes(role, ask, p->opt.deterministic),
+                               .packs_gathers = p->opt.small_bytes,
+                               .packs_sums = p->opt.deterministic ? 0 : p->opt.small_bytes};
     m->set = p;
     m->name = zr_role_name(role);
-    m->reserve = zr_nccl_role_bytes(role, ask, p->opt.deterministic);
     m->largest = ask->largest_bytes;
     m->packed = role == ZR_ROLE_CONTROL ? 0 : ask->packed_bytes;
     p->open[p->n_open++] = m;
@@ -409,8 +415,6 @@ static ncclComm_t take_comm(struct zr_nccl *m, bool *well)
 
 void zr_nccl_close(struct zr_comm *c)
 {
-    if (!c)
-        return;
     struct zr_nccl *m = zr_nccl_of(c);
     struct zr_nccl_set *p = m->set;
     bool well;
@@ -423,9 +427,9 @@ void zr_nccl_close(struct zr_comm *c)
         well = zr_nccl_within(p, "ncclCommDestroy", ZR_NCCL_CLOSE_MS, destroy_comm, &d, sizeof d, &res) == 0;
     }
     if (well) {
-        zr_arena_drop(m->held);
+        zr_arena_drop(c->held);
     } else {
-        zr_nccl_leave_arena(m->held);
+        zr_nccl_leave_arena(c->held);
         zr_warn(p->opt.log,
                 "nccl %s: a call into NCCL has not returned: the communicator and its memory are not freed",
                 m->name);

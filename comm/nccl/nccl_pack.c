@@ -82,7 +82,7 @@ bool zr_nccl_pack_next(struct zr_nccl_pack *p, int64_t *used, int64_t most_bytes
     fits = (fits < most_bytes ? fits : most_bytes) / PLACE_BYTES * PLACE_BYTES;
     p->n = 0;
     p->row = 0;
-    p->room = m->arena + m->room_at + *used;
+    p->room = m->base.arena + m->room_at + *used;
     while (p->next < p->n_seg && p->n < ZR_NCCL_PARTS) {
         const struct zr_nccl_shape x = p->of(p->seg, p->next);
         int64_t left = packs(p, &x) ? longest_slice(m, &x) - p->at : 0;
@@ -143,7 +143,7 @@ static int copy_places(const struct zr_nccl_pack *p, const struct zr_nccl_shape 
 {
     int err = 0;
     for (int place = first; place < end && !err; place++) {
-        char *flat = p->m->arena + x->flat + zr_cut_at(&x->cut, place) + part->at,
+        char *flat = p->m->base.arena + x->flat + zr_cut_at(&x->cut, place) + part->at,
              *room = zr_nccl_part_at(p, part, place);
         int64_t n = zr_nccl_part_bytes(p, part, place);
         struct zr_copy_rows c = {
@@ -159,7 +159,7 @@ int zr_nccl_copy_part(const struct zr_nccl_pack *p, const struct zr_nccl_part *p
     const struct zr_nccl_shape x = p->of(p->seg, part->seg);
     if (x.cut.at)
         return copy_places(p, &x, part, first, end, into_room, s, t);
-    char *flat = p->m->arena + x.flat + first * x.cut.each + part->at,
+    char *flat = p->m->base.arena + x.flat + first * x.cut.each + part->at,
          *room = zr_nccl_part_at(p, part, first);
     struct zr_copy_rows c = {.row_bytes = part->n,
                              .bytes = bytes_before(&x, part, end) - bytes_before(&x, part, first),

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_reduce.c: a unit's gradients to their owners, by NCCL's own sum or by the fixed tree.
+/* nccl_reduce.c: sums over NCCL, by NCCL's own reduction or by the fixed tree.
  *
- * NCCL's sum is fastest, but its order depends on the algorithm it picks, and a bf16 ring rounds at every
- * hop. The fixed tree moves the same bytes per rank (each gives every owner a slice and gets size-1 of its
- * own), and adds them in fp32 with one rounding, like all other communicators. */
+ * NCCL's reduction is fastest. But its order depends on the algorithm that it picks, and a bf16 ring
+ * rounds at every hop. The fixed tree moves the same bytes per rank: each sends a slice to every owner,
+ * and receives size - 1 of its own. It adds them in fp32 with one rounding, like all other communicators. */
 #include "comm/nccl/nccl_pack.h"
 
 static ncclDataType_t type_of(enum zr_dtype t)
@@ -17,7 +17,7 @@ static struct zr_nccl_shape reduce_shape_of(const void *seg, int i)
     return (struct zr_nccl_shape){g->src, g->cut, g->dtype};
 }
 
-/* All ranks' rows: what every owner is to get of this rank. */
+/* Fills a row for every owner with this rank's slices. */
 static int fill_rows(const struct zr_nccl_pack *p, struct zr_stream *s)
 {
     struct zr_nccl_copies t = {.n = 0};
@@ -31,7 +31,7 @@ enum { N_TYPES = 2 };
 static const enum zr_dtype types[N_TYPES] = {ZR_F32, ZR_BF16};
 _Static_assert(ZR_NCCL_PARTS <= ZR_MAX_SUMS, "a round's parts of one type are one kernel");
 
-/* This rank's slices out of rows that lie alike, added up, to where they belong. */
+/* Adds up rows with the same layout, and writes this rank's slices to where they belong. */
 static int keep_rows(const struct zr_nccl_pack *p, struct zr_stream *s, const struct zr_reduce_seg *seg,
                      const void *const *rows, int n_rows)
 {
@@ -44,7 +44,7 @@ static int keep_rows(const struct zr_nccl_pack *p, struct zr_stream *s, const st
             const struct zr_nccl_part *part = &p->part[k];
             const struct zr_reduce_seg *g = &seg[part->seg];
             int64_t size = zr_dtype_bytes(g->dtype), bytes = zr_nccl_part_bytes(p, part, m->base.group.rank);
-            float *dst = (float *)(m->arena + g->dst) + part->at / size;
+            float *dst = (float *)(m->base.arena + g->dst) + part->at / size;
             if (g->dtype == types[t] && bytes > 0)
                 table[n++] = (struct zr_sum_range){dst, part->place / size, bytes / size, g->accumulate};
         }
@@ -56,7 +56,7 @@ static int keep_rows(const struct zr_nccl_pack *p, struct zr_stream *s, const st
 
 /* ---- by NCCL ---- */
 
-/* A sum is of one type, so each has rows of its own: in one room, one group. */
+/* A sum has one dtype, so each dtype has its own rows. They share a room and a group of calls. */
 struct packs {
     struct zr_nccl_pack of[N_TYPES];
 };
@@ -75,10 +75,25 @@ static bool goes_packed(const struct packs *p, int i)
     return zr_nccl_packs(&p->of[0], i) || zr_nccl_packs(&p->of[1], i);
 }
 
-/* The sum can land in dst at once; else it lands in this rank's slice of src. */
+/* Whether the sum can go to dst at once. Otherwise it goes to this rank's slice of src. */
 static bool goes_straight(const struct zr_reduce_seg *g)
 {
     return g->dtype == ZR_F32 && !g->accumulate;
+}
+
+/* Slices of any size, which NCCL has no collective for: for each place a sum, on this rank to own. */
+static ncclResult_t reduce_places(const struct zr_nccl *m, cudaStream_t native, const struct zr_reduce_seg *g,
+                                  char *own, ncclDataType_t type)
+{
+    ncclResult_t res = ncclSuccess;
+    for (int place = 0; place < m->base.group.size && !res; place++) {
+        char *slice = m->base.arena + g->src + zr_cut_at(&g->cut, place);
+        int64_t n = zr_cut_bytes(&g->cut, place) / zr_dtype_bytes(g->dtype);
+        char *to = place == m->base.group.rank ? own : slice; /* of others nothing is received */
+        if (n > 0)
+            res = m->set->api.Reduce(slice, to, (size_t)n, type, ncclSum, place, m->comm, native);
+    }
+    return res;
 }
 
 static ncclResult_t reduce_whole(const struct zr_nccl *m, cudaStream_t native, const struct packs *p,
@@ -88,11 +103,11 @@ static ncclResult_t reduce_whole(const struct zr_nccl *m, cudaStream_t native, c
     int size = m->base.group.size, me = m->base.group.rank;
     for (int i = 0; i < n_seg && !res; i++) {
         const struct zr_reduce_seg *g = &seg[i];
-        char *src = m->arena + g->src,
-             *own = goes_straight(g) ? m->arena + g->dst : src + zr_cut_at(&g->cut, me);
+        char *src = m->base.arena + g->src,
+             *own = goes_straight(g) ? m->base.arena + g->dst : src + zr_cut_at(&g->cut, me);
         bool as_it_lies = g->cut.total > 0 && !goes_packed(p, i);
         if (as_it_lies && g->cut.at)
-            res = zr_nccl_reduce_places(m, native, g, own, type_of(g->dtype));
+            res = reduce_places(m, native, g, own, type_of(g->dtype));
         else if (as_it_lies)
             res =
                 m->set->api.ReduceScatter(src, own, (size_t)(g->cut.total / size / zr_dtype_bytes(g->dtype)),
@@ -121,8 +136,8 @@ static int keep_whole(const struct zr_nccl *m, struct zr_stream *s, const struct
     int err = 0;
     for (int i = 0; i < n_seg && !err; i++) {
         const struct zr_reduce_seg *g = &seg[i];
-        const char *own = m->arena + g->src + zr_cut_at(&g->cut, m->base.group.rank);
-        float *dst = (float *)(m->arena + g->dst);
+        const char *own = m->base.arena + g->src + zr_cut_at(&g->cut, m->base.group.rank);
+        float *dst = (float *)(m->base.arena + g->dst);
         int64_t n = zr_cut_bytes(&g->cut, m->base.group.rank) / zr_dtype_bytes(g->dtype);
         if (n == 0 || goes_packed(p, i) || goes_straight(g))
             continue;
@@ -166,7 +181,7 @@ int zr_nccl_reduce_fast(struct zr_nccl *m, struct zr_stream *s, const struct zr_
 
 /* ---- by the fixed tree ---- */
 
-/* A range of one segment's slices: bytes [at, at + n) of every rank's. Shorter, or empty, in a ragged one. */
+/* Bytes [at, at + n) of every rank's slice of one segment. Shorter slices have fewer, or none. */
 struct piece {
     const struct zr_reduce_seg *seg;
     int64_t at, n;
@@ -179,14 +194,14 @@ static int64_t piece_bytes(const struct piece *p, int place)
     return left <= 0 ? 0 : left < p->n ? left : p->n;
 }
 
-/* Where arrives what a peer sends, at `at` of its room bytes. */
+/* Receive buffer for a peer, which has room bytes; at: offset in it. */
 static char *arrival(const struct zr_nccl *m, int peer, int64_t room, int64_t at)
 {
     int k = peer < m->base.group.rank ? peer : peer - 1;
-    return m->arena + m->scratch_at + k * room + at;
+    return m->base.arena + m->scratch_at + k * room + at;
 }
 
-/* Every rank's row, and its slices of what travels as it lies, to it; from every rank what is mine. */
+/* Sends every rank its row and its slices of what is not packed, and receives this rank's from every rank. */
 static ncclResult_t swap_pieces(struct zr_nccl *m, cudaStream_t native, const struct zr_nccl_pack *p,
                                 const struct piece *piece, int n, int64_t room)
 {
@@ -207,7 +222,8 @@ static ncclResult_t swap_pieces(struct zr_nccl *m, cudaStream_t native, const st
         for (int k = 1; k < size && !res; k++) {
             int to = (me + k) % size, from = (me + size - k) % size;
             int64_t give = piece_bytes(&piece[i], to), take = piece_bytes(&piece[i], me);
-            const char *mine = m->arena + piece[i].seg->src + zr_cut_at(&piece[i].seg->cut, to) + piece[i].at;
+            const char *mine =
+                m->base.arena + piece[i].seg->src + zr_cut_at(&piece[i].seg->cut, to) + piece[i].at;
             if (give > 0)
                 res = api->Send(mine, (size_t)give, ncclInt8, to, m->comm, native);
             if (take > 0 && !res)
@@ -226,9 +242,9 @@ static int add_piece(struct zr_nccl *m, struct zr_stream *s, const struct piece 
     if (n == 0)
         return 0;
     for (int r = 0; r < m->base.group.size; r++)
-        src[r] = r == m->base.group.rank ? m->arena + g->src + zr_cut_at(&g->cut, r) + p->at
+        src[r] = r == m->base.group.rank ? m->base.arena + g->src + zr_cut_at(&g->cut, r) + p->at
                                          : arrival(m, r, room, p->place);
-    float *dst = (float *)(m->arena + g->dst) + p->at / size;
+    float *dst = (float *)(m->base.arena + g->dst) + p->at / size;
     return m->set->dev->ops->sum_tree(s, dst, src, m->base.group.size, g->dtype, n, g->accumulate);
 }
 
@@ -246,7 +262,7 @@ int zr_nccl_reduce_fixed(struct zr_nccl *m, struct zr_stream *s, const struct zr
 {
     cudaStream_t native = m->set->dev->ops->stream_native(s);
     int size = m->base.group.size, err = 0;
-    /* Alone there is nothing to receive, and no limit to a piece. */
+    /* A single rank receives nothing, so its pieces have no limit. */
     int64_t room = size == 1 ? INT64_MAX : m->scratch_bytes / (size - 1) / ZR_NCCL_ALIGN * ZR_NCCL_ALIGN;
     struct zr_nccl_pack p;
     struct piece piece[ZR_NCCL_PIECES];

@@ -1,20 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_watch.c: looks after what the NCCL communicators have under way, so that nothing waits for ever.
+/* nccl_watch.c: watches the operations of a context's NCCL communicators, so that nothing waits for ever.
  *
- * One thread for the communicators of a context. While something is under way it looks every few
- * milliseconds: which operations are done, whether the ledgers of an exchange agree, whether NCCL reports an
- * asynchronous error, whether an operation that the stream has begun, or a call into NCCL, has taken longer
- * than timeout_ms. Time counts from when the stream gets to the operation: waiting for the model's own
- * compute is no fault.
+ * One thread watches all communicators of a context. While something is pending it looks every few
+ * milliseconds: which operations are done, whether ledgers agree, whether NCCL reports an asynchronous error,
+ * and whether an operation or a call into NCCL takes longer than timeout_ms. Time counts from when the stream
+ * gets to the operation, so that waiting for the model's compute is no fault.
  *
- * Other ranks hear of what is found here over the rendezvous at once, whatever the model's thread is doing.
- * What calls that differ between ranks may explain is kept for a while, until these were compared
- * (nccl_comm.h).
+ * A failure that it finds goes to the other ranks over the rendezvous at once. If calls that differ between
+ * ranks may be the cause, these are compared first (nccl_comm.h).
  *
- * A failure is kept, and the communicator aborted by a helper thread, which ends the kernels that wait for
- * peers, so that the streams go on. NCCL cannot end a symmetric kernel or a copy-engine gather that is stuck;
- * a communicator whose abort does not come back in time is left behind, memory included, and the log says so.
- */
+ * After a failure a helper thread aborts the communicator. That ends the kernels that wait for peers, and the
+ * streams go on. NCCL cannot end a symmetric kernel or a copy-engine gather that is stuck. If the abort does
+ * not return in time, the communicator and its memory are never freed, and the log says so. */
 #include "comm/flight.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/nccl/nccl_comm.h"
@@ -25,11 +22,11 @@
 
 enum {
     TICK_NS = 5 * 1000 * 1000,
-    ABORT_MS = 5000,             /* at most, for ncclCommAbort to come back */
+    ABORT_MS = 5000,             /* at most, for ncclCommAbort to return */
     GRACE_NS = 500 * 1000 * 1000 /* for a call under way to end by itself before it is aborted from outside */
 };
 
-/* For the ranks' calls to be compared: rank 0 waits a little less for the ranks. */
+/* Time for comparing the ranks' calls. Rank 0 waits a little less for the ranks. */
 static const int64_t DOUBT_NS = INT64_C(8) * 1000 * 1000 * 1000;
 
 /* ---- calls under a deadline ---- */
@@ -98,15 +95,15 @@ int zr_nccl_say(const struct zr_nccl_set *p, ncclComm_t comm, ncclResult_t res, 
 
 static void reap(struct zr_nccl *m);
 
-/* With the lock held. False where it had failed before. */
+/* Called with the lock held. False if it had failed before. */
 static bool keep_failure(struct zr_nccl *m, int code, const char *text)
 {
     m->abort_wanted = true;
     return zr_first_keep(&m->failure, code, text);
 }
 
-/* With the lock held, and after every communicator that fails of one cause has its code: whoever hears the
- * alarm asks them at once. */
+/* Called with the lock held, after all communicators that fail of one cause have its code: whoever sees
+ * the alarm asks them at once. */
 static void raise_alarm(struct zr_nccl_set *p)
 {
     atomic_store(&p->alarm, 1);
@@ -144,9 +141,8 @@ static void report_failure(struct zr_nccl_set *p, int code, const char *text)
     zr_rendezvous_report(p->rdv, code, reported);
 }
 
-/* With the lock held: a failure that was found here, and not by whoever asks. All communicators have it: the
- * other ranks abort theirs when they hear of it, and the model's thread may stand in a wait of the program's
- * for any of them. */
+/* Fails all communicators, as the other ranks abort theirs when they hear of it, and the model's thread
+ * may be waiting for any of them. Called with the lock held. */
 static void found(struct zr_nccl_set *p, int code, const char *text)
 {
     bool any = false;
@@ -156,7 +152,7 @@ static void found(struct zr_nccl_set *p, int code, const char *text)
         report_failure(p, code, text);
 }
 
-/* False where nobody compares. What this host's flight recorders explain is found at once. */
+/* False if nobody compares. If this host's flight recorders explain it, that is the failure at once. */
 static bool begin_doubt(struct zr_nccl_set *p, int code, const char *text)
 {
     char why[ZR_FRAME_TEXT_BYTES];
@@ -197,7 +193,8 @@ static void doubt_all(struct zr_nccl_set *p, int code, const char *text)
         found(p, code, text);
 }
 
-/* With the lock held: the answer has not come in time. Rank 0 gives it, so it may be what is wrong. */
+/* Ends a doubt if rank 0 has not answered in time; rank 0 may be the cause itself. Called with the lock
+ * held. */
 static void end_doubt(struct zr_nccl_set *p)
 {
     char text[ZR_NCCL_TEXT];
@@ -210,7 +207,7 @@ static void end_doubt(struct zr_nccl_set *p)
 
 /* ---- looking, all with the lock held ---- */
 
-/* Every rank has the same ledgers and says the same. */
+/* Compares all ranks' ledgers. Every rank has the same ones, and the same message. */
 static void compare_ledgers(struct zr_nccl *m, int index)
 {
     struct zr_nccl_set *p = m->set;
@@ -239,7 +236,7 @@ static void compare_ledgers(struct zr_nccl *m, int index)
     }
 }
 
-/* Of an agreement: the largest of each word and of its complement. */
+/* Compares the maxima of an agreement: equal ledgers have a word and its complement. */
 static void compare_most(struct zr_nccl *m, int index)
 {
     struct zr_nccl_set *p = m->set;
@@ -262,23 +259,13 @@ static void compare_most(struct zr_nccl *m, int index)
     doubt_all(p, ZR_ERR_MISMATCH, text);
 }
 
-static void add_counts(struct zr_comm_stats *to, const struct zr_comm_stats *of)
-{
-    to->n_all_gather += of->n_all_gather;
-    to->n_reduce_scatter += of->n_reduce_scatter;
-    to->n_broadcast += of->n_broadcast;
-    to->n_exchange += of->n_exchange;
-    to->n_agree += of->n_agree;
-    to->wire_bytes += of->wire_bytes;
-}
-
-/* As the device's; a failure is kept. What cannot be asked after is not done. */
+/* Queries an event as the device does, and keeps a failure. */
 static int query(struct zr_nccl *m, const struct zr_nccl_pending *e, struct zr_event *event)
 {
     int done = m->set->dev->ops->event_query(event);
     if (done < 0) {
         char op[96], text[ZR_NCCL_TEXT];
-        zr_op_describe(e->op, e->seq, e->unit, op, sizeof op);
+        zr_post_describe(&e->op.post, op, sizeof op);
         snprintf(text, sizeof text, "%s: %s", op, zr_error_text());
         found(m->set, done, text);
     }
@@ -288,20 +275,19 @@ static int query(struct zr_nccl *m, const struct zr_nccl_pending *e, struct zr_e
 static void reap(struct zr_nccl *m)
 {
     while (m->n_got < m->n_put && !zr_nccl_has_failed(m)) {
-        struct zr_nccl_pending *e = &m->pending[m->n_got % ZR_NCCL_PENDING];
+        struct zr_nccl_pending *e = zr_nccl_entry(m, m->n_got);
         int done = query(m, e, e->done);
         if (!done && !e->begun_ns && query(m, e, e->begun) == 1) {
             e->begun_ns = zr_now_ns();
-            zr_flight_start(&e->mark);
+            zr_flight_start(&e->op.mark);
         }
         if (!done)
             return;
         if (done < 0)
             break;
         if (!e->begun_ns)
-            zr_flight_start(&e->mark);
-        zr_flight_finish(&e->mark);
-        add_counts(&m->done, &e->count);
+            zr_flight_start(&e->op.mark);
+        zr_comm_done(&m->base, &e->op);
         m->n_got++;
         if (e->ledger >= 0 && e->most)
             compare_most(m, e->ledger);
@@ -325,16 +311,16 @@ static void check_time(struct zr_nccl *m)
     int64_t now = zr_now_ns();
     char op[96], text[ZR_NCCL_TEXT];
     if (m->issuing && now - m->issuing_ns > p->timeout_ns) {
-        zr_op_describe(m->issuing_op, m->next_seq, m->issuing_unit, op, sizeof op);
+        zr_post_describe(&zr_nccl_entry(m, m->n_put)->op.post, op, sizeof op);
         snprintf(text, sizeof text, "%s: NCCL has not accepted it after %lld ms (timeout_ms)", op,
                  (long long)(p->timeout_ns / 1000000));
         /* the thread that would have calls compared is inside that NCCL call */
         found(p, ZR_ERR_TIMEOUT, text);
     } else if (m->n_got < m->n_put) {
-        const struct zr_nccl_pending *e = &m->pending[m->n_got % ZR_NCCL_PENDING];
+        const struct zr_nccl_pending *e = zr_nccl_entry(m, m->n_got);
         if (!e->begun_ns || now - e->begun_ns <= p->timeout_ns)
             return;
-        zr_op_describe(e->op, e->seq, e->unit, op, sizeof op);
+        zr_post_describe(&e->op.post, op, sizeof op);
         snprintf(text, sizeof text,
                  "%s: waited %lld ms (timeout_ms) for the other ranks (%llu operations are queued behind "
                  "it): one is late or issued something else, or the program uses NCCL at the same time",
@@ -352,9 +338,9 @@ static void check_async(struct zr_nccl *m)
         return;
     char op[96], what[160];
     bool under_way = m->n_got < m->n_put;
-    const struct zr_nccl_pending *e = &m->pending[m->n_got % ZR_NCCL_PENDING];
+    const struct zr_nccl_pending *e = zr_nccl_entry(m, m->n_got);
     if (under_way)
-        zr_op_describe(e->op, e->seq, e->unit, op, sizeof op);
+        zr_post_describe(&e->op.post, op, sizeof op);
     snprintf(what, sizeof what, "%s%sNCCL's %s communicator", under_way ? op : "", under_way ? ": " : "",
              m->name);
     int code = zr_nccl_say(p, m->comm, res, what);
@@ -385,7 +371,7 @@ static int abort_comm(void *arg)
     return a->api.CommAbort(a->comm);
 }
 
-/* The issuing thread is out of NCCL, or will not come out of it by itself. */
+/* Whether to abort now: the issuing thread is outside NCCL, or has been inside for too long. */
 static bool abort_is_due(const struct zr_nccl *m)
 {
     return m->abort_wanted && !m->abort_begun && (!m->issuing || zr_now_ns() - m->issuing_ns > GRACE_NS);
@@ -428,7 +414,7 @@ static void end_abort(const struct aborting *a)
                 a->m->name);
 }
 
-/* All that are due, at the same time. Called with the lock held; it is let go meanwhile. */
+/* Aborts all that are due, in parallel. Called with the lock held, which is released meanwhile. */
 static void abort_due(struct zr_nccl_set *p)
 {
     struct aborting all[ZR_ROLES];
@@ -449,7 +435,7 @@ static void abort_due(struct zr_nccl_set *p)
     pthread_cond_broadcast(&p->wake);
 }
 
-/* Something is under way: look again soon. */
+/* Returns whether something is pending, so that it must look again soon. */
 static bool look_at_all(struct zr_nccl_set *p)
 {
     bool busy = false;

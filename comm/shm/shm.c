@@ -1,19 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shm.c: the communicator of ranks on one host, through shared memory: its vtable (see shm.h for how it
- * works). */
+/* shm.c: the communicator of ranks on one host, through shared memory: opening, closing, and its table of
+ * functions. shm.h describes how it works. */
 #include "comm/shm/shm.h"
 #include "comm/backend.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/topology.h"
 
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 enum { SPIN_NS = 20000, LEAST_STREAMS = 2 };
-
-_Static_assert(sizeof(struct zr_shm_op) <= ZR_CALL_BYTES, "an operation travels in a call");
 
 static struct zr_shm *shm_of(struct zr_comm *c)
 {
@@ -23,8 +19,6 @@ static struct zr_shm *shm_of(struct zr_comm *c)
 static int shm_attach(struct zr_comm *c, struct zr_arena *a)
 {
     struct zr_shm *m = shm_of(c);
-    if (m->mapped)
-        return zr_fail(ZR_ERR_ORDER, "%s: an arena is attached once", m->name);
     int err = zr_shm_map(m, a);
     if (err)
         return err;
@@ -32,125 +26,20 @@ static int shm_attach(struct zr_comm *c, struct zr_arena *a)
     m->mapped = true;
     pthread_mutex_unlock(&m->lock);
     m->base.alarm = &m->peer[m->base.group.rank].head->alarm;
-    if (zr_first_code(&m->failure)) /* an abort came when no peer could be told yet */
+    if (zr_first_code(&m->failure)) /* it was aborted when no peer could be told yet */
         zr_shm_fail(m, zr_first_code(&m->failure), zr_shm_self(m), m->failure.text);
     return 0;
 }
 
-/* --- putting operations on the stream --- */
-
-/* Numbers the operation and puts it on the stream. */
-static int issue(struct zr_shm *m, struct zr_stream *s, struct zr_shm_op *op, const struct zr_tag *tag)
+static int shm_run(struct zr_comm *c, struct zr_stream *s, const struct zr_comm_op *op)
 {
-    op->m = m;
-    op->post.seq = m->next_seq + 1;
-    op->post.unit = tag->unit;
-    op->post.step = tag->step;
-    op->post.call_hash = tag->call_hash;
-    op->mark = tag->mark;
-    uint64_t put = zr_seg_ring_take(&m->ring, op->post.n_seg ? op->segs.end : m->ring.put);
-    m->next_seq++;
-    int err = m->dev->ops->call(s, zr_shm_run, op, sizeof *op);
-    if (err) {
-        m->next_seq--;
-        zr_seg_ring_take(&m->ring, put);
-    }
-    return err;
-}
-
-static int shm_check_ready(struct zr_shm *m, enum zr_op op, int n_seg)
-{
-    if (!m->mapped)
-        return zr_fail(ZR_ERR_ORDER, "%s %s: there is no arena yet", m->name, zr_op_name(op));
-    if (n_seg < 0 || n_seg > ZR_RING_SEGS)
-        return zr_fail(ZR_ERR_ARG, "%s %s: %d segments: 0 to %d are allowed", m->name, zr_op_name(op), n_seg,
-                       ZR_RING_SEGS);
-    return 0;
-}
-
-static int shm_all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
-                          const struct zr_tag *tag)
-{
-    struct zr_shm *m = shm_of(c);
-    struct zr_shm_op op = {.post = {.op = ZR_OP_ALL_GATHER, .root = -1, .n_seg = (uint32_t)n_seg}};
-    int err = shm_check_ready(m, ZR_OP_ALL_GATHER, n_seg);
-    if (!err)
-        err = zr_gather_check("shm all_gather", c->group.size, m->arena_bytes, seg, n_seg);
-    if (err || zr_first_code(&m->failure))
-        return err;
-    zr_post_gathers(&op.post, c->group.size, seg, n_seg);
-    if (n_seg)
-        err = zr_seg_ring_keep(&m->ring, m->name, c->group.size, ZR_OP_ALL_GATHER, seg, n_seg, &op.segs);
-    return err ? err : issue(m, s, &op, tag);
-}
-
-static int shm_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg,
-                              int n_seg, const struct zr_tag *tag)
-{
-    struct zr_shm *m = shm_of(c);
-    struct zr_shm_op op = {.post = {.op = ZR_OP_REDUCE_SCATTER, .root = -1, .n_seg = (uint32_t)n_seg}};
-    int err = shm_check_ready(m, ZR_OP_REDUCE_SCATTER, n_seg);
-    if (!err)
-        err = zr_reduce_check("shm reduce_scatter", c->group.size, c->group.rank, m->arena_bytes, seg, n_seg);
-    if (err || zr_first_code(&m->failure))
-        return err;
-    zr_post_reduces(&op.post, c->group.size, seg, n_seg);
-    if (n_seg)
-        err = zr_seg_ring_keep(&m->ring, m->name, c->group.size, ZR_OP_REDUCE_SCATTER, seg, n_seg, &op.segs);
-    return err ? err : issue(m, s, &op, tag);
-}
-
-/* Broadcast and exchange: a range instead of segments. */
-static int issue_range(struct zr_shm *m, struct zr_stream *s, enum zr_op which, int64_t off, int64_t bytes,
-                       int n, int root, const struct zr_tag *tag)
-{
-    struct zr_shm_op op = {.post = {.op = (int32_t)which, .root = root, .bytes = bytes}, .off = off};
-    int err = shm_check_ready(m, which, 0);
-    if (!err)
-        err = zr_range_check(which == ZR_OP_EXCHANGE ? "shm exchange" : "shm broadcast", m->arena_bytes, off,
-                             bytes, n);
-    if (err || zr_first_code(&m->failure))
-        return err;
-    zr_post_numbers(&op.post, &off, 1);
-    return issue(m, s, &op, tag);
-}
-
-static int shm_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t bytes, int root,
-                         const struct zr_tag *tag)
-{
-    if (root < 0 || root >= c->group.size)
-        return zr_fail(ZR_ERR_ARG, "shm broadcast: root is %d: 0 to %d are allowed", root, c->group.size - 1);
-    return issue_range(shm_of(c), s, ZR_OP_BROADCAST, off, bytes, 1, root, tag);
-}
-
-static int shm_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes,
-                        const struct zr_tag *tag)
-{
-    return issue_range(shm_of(c), s, ZR_OP_EXCHANGE, off, slot_bytes, c->group.size, -1, tag);
-}
-
-static int shm_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n_sum, int32_t n_max,
-                     const struct zr_tag *tag)
-{
-    struct zr_shm *m = shm_of(c);
-    struct zr_shm_op op = {.post = {.op = ZR_OP_AGREE, .root = -1}, .off = off, .n_sum = n_sum};
-    int err = shm_check_ready(m, ZR_OP_AGREE, 0);
-    if (!err)
-        err = zr_agree_check("shm agree", m->arena_bytes, off, n_sum, n_max);
-    if (err || zr_first_code(&m->failure))
-        return err;
-    const int64_t v[] = {off, n_sum, n_max};
-    op.post.bytes = ((int64_t)n_sum + n_max) * (int64_t)sizeof(uint64_t);
-    zr_post_numbers(&op.post, v, sizeof v / sizeof *v);
-    return issue(m, s, &op, tag);
+    return zr_op_queue_put(&shm_of(c)->queue, s, op);
 }
 
 static bool shm_has_room(struct zr_comm *c, int n_ops, int n_seg)
 {
-    return zr_seg_ring_has_room(&shm_of(c)->ring, c->group.size, n_ops, n_seg);
+    return zr_op_queue_has_room(&shm_of(c)->queue, n_ops, n_seg);
 }
-
-/* --- the rest --- */
 
 static void shm_abort(struct zr_comm *c, int code, const char *why)
 {
@@ -174,17 +63,6 @@ static int shm_status(struct zr_comm *c, char *why, size_t why_bytes)
     return code;
 }
 
-static void shm_stats(struct zr_comm *c, struct zr_comm_stats *out)
-{
-    struct zr_shm *m = shm_of(c);
-    *out = (struct zr_comm_stats){.n_all_gather = m->n_done[ZR_OP_ALL_GATHER],
-                                  .n_reduce_scatter = m->n_done[ZR_OP_REDUCE_SCATTER],
-                                  .n_broadcast = m->n_done[ZR_OP_BROADCAST],
-                                  .n_exchange = m->n_done[ZR_OP_EXCHANGE],
-                                  .n_agree = m->n_done[ZR_OP_AGREE],
-                                  .wire_bytes = m->wire_bytes};
-}
-
 static bool shm_last(struct zr_comm *c, char *text, size_t n_text)
 {
     struct zr_post last = {.seq = 0};
@@ -201,21 +79,11 @@ static void shm_called(struct zr_comm *c, const struct zr_called *call)
         zr_called_put(&shm_of(c)->peer[c->group.rank].head->called, call);
 }
 
-/* Cores that this process may use. */
-static int count_cores(void)
-{
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
 /* A thread that waits looks for a while before it sleeps, unless that takes a core from another: there is to
- * be one for each stream of every rank. Containers of one machine may share cores or each have their own, so
- * its ranks are held against all of its cores, too. */
+ * be one for each stream of every rank. */
 static int64_t choose_spin(const struct zr_shm *m, int n_streams)
 {
-    return m->n_host * n_streams <= count_cores() && m->n_machine * n_streams <= sysconf(_SC_NPROCESSORS_ONLN)
-               ? SPIN_NS
-               : 0;
+    return zr_topology_has_cores(m->n_host, m->n_machine, n_streams) ? SPIN_NS : 0;
 }
 
 void zr_shm_link(struct zr_comm *const comm[], int n)
@@ -234,21 +102,18 @@ void zr_shm_link(struct zr_comm *const comm[], int n)
 
 static void shm_close(struct zr_comm *c)
 {
-    if (!c)
-        return;
     struct zr_shm *m = shm_of(c);
     for (int r = 0; r < ZR_ROLES; r++)
         if (m->sibling[r])
             m->sibling[r]->sibling[c->role] = NULL;
     if (m->mapped) {
-        /* Whoever waits for me would wait in vain. The memory itself lives as long as a peer has it mapped.
-         */
+        /* Peers that wait for this rank would wait in vain. The memory lives as long as a peer maps it. */
         atomic_store(&m->peer[c->group.rank].head->closed, 1);
         zr_shm_wake_all(m);
         zr_shm_unmap(m);
     }
-    zr_arena_drop(m->held);
-    zr_seg_ring_close(&m->ring);
+    zr_arena_drop(c->held);
+    zr_op_queue_close(&m->queue);
     pthread_mutex_destroy(&m->lock);
     free(m);
 }
@@ -256,16 +121,12 @@ static void shm_close(struct zr_comm *c)
 static const struct zr_comm_ops shm_ops = {
     .name = "shm",
     .deterministic = true,
+    .most_segs = ZR_RING_SEGS,
     .arena = zr_shm_arena,
     .attach = shm_attach,
-    .all_gather = shm_all_gather,
-    .reduce_scatter = shm_reduce_scatter,
-    .broadcast = shm_broadcast,
-    .exchange = shm_exchange,
-    .agree = shm_agree,
+    .run = shm_run,
     .abort = shm_abort,
     .status = shm_status,
-    .stats = shm_stats,
     .last = shm_last,
     .called = shm_called,
     .has_room = shm_has_room,
@@ -296,15 +157,17 @@ int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct z
         return zr_fail(ZR_ERR_NOTSUP, "%s: shared memory works on the host device, not on %s", name,
                        dev->ops->name);
     struct zr_shm *m = calloc(1, sizeof *m);
-    if (!m || !zr_seg_ring_open(&m->ring)) {
+    if (!m || !zr_op_queue_open(&m->queue, &m->base, dev)) {
         free(m);
         return zr_rendezvous_fail(rdv, zr_fail(ZR_ERR_NOMEM, "%s: no memory for a communicator", name));
     }
-    m->base = (struct zr_comm){.ops = &shm_ops, .group = *group, .role = role, .alarm = &m->alarm};
+    m->base = (struct zr_comm){
+        .ops = &shm_ops, .group = *group, .role = role, .alarm = &m->alarm, .failure = &m->failure};
+    m->queue.move = zr_shm_move;
+    m->queue.fail = shm_abort;
     m->sibling[role] = m;
     m->name = name;
     m->rdv = rdv;
-    m->dev = dev;
     m->kernels = zr_host_kernels_best();
     m->timeout_ns = timeout_ms * 1000000;
     m->n_host = t ? t->local_size : zr_rendezvous_world(rdv);

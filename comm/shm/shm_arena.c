@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shm_arena.c: making, finding and mapping the segments of a shared-memory communicator.
+/* shm_arena.c: makes, finds and maps the segments of a shared-memory communicator.
  *
- * Each step that may fail on one rank ends with an exchange of how it went, so that all ranks go on or none.
- * Where there is no memory even for that, zr_rendezvous_fail tells the others. */
+ * Each step that may fail on one rank ends with an exchange of its result, so that either all ranks go on or
+ * none does. A rank without memory for that exchange tells the others by zr_rendezvous_fail. */
+#include "comm/arena.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/shared_memory.h"
 #include "comm/shm/shm.h"
@@ -24,49 +25,46 @@ _Static_assert(ZR_SHM_SIZE <= ZR_MAX_SOURCES, "sum_tree takes a source from ever
 
 static const uint64_t segment_magic = 0x7a65726f2073686d;
 
-/* What a rank tells of one step. */
+/* A rank's result of one step. */
 struct card {
     int32_t pid, role;
     int32_t head_fd, arena_fd;
-    uint64_t nonce;     /* in the header */
+    uint64_t nonce;     /* of the header */
     uint64_t arena_ino; /* of the arena's file */
     int64_t bytes, room;
-    int32_t first;     /* rank of its group */
-    int32_t n_machine; /* ranks that share the machine of which room is said */
+    int32_t first;     /* lowest place of its group, as a rank */
+    int32_t n_machine; /* ranks that share the machine, whose free memory room is */
     ZR_VERDICT(240);
 };
 
-/* Exchanges cards among all ranks of the world, whatever their groups: they go on together or not at all.
- * err: of this rank's step. */
+/* Exchanges cards among all ranks of the world. err: this rank's result. Returns the first failure of any. */
 static int agree_cards(struct zr_shm *m, int err, struct card *mine, struct card *all)
 {
     int world = zr_rendezvous_world(m->rdv);
     zr_verdict_put(mine, err);
     err = zr_rendezvous_exchange(m->rdv, mine, sizeof *mine, all);
-    if (!err) /* else a rank is lost, and what this one met may come of that: memory of a dead rank is gone */
+    if (!err) /* else a rank is lost, and the result here may be a consequence: a dead rank's memory is gone */
         err = zr_verdict_first(all, world, zr_rendezvous_rank(m->rdv));
     return err ? zr_fail_more(err, "%s", m->name) : 0;
 }
 
 /* --- my segments --- */
 
-struct shm_arena {
-    struct zr_arena base;
-    int fd; /* peers open it through this */
+struct name {
+    char text[64];
 };
 
-/* A file of that many bytes, mapped; *fd is closed by the caller, also after a failure. */
-static int make_segment(const struct zr_shm *m, const char *what, int64_t bytes, int *fd, char **at)
+static struct name name_segment(const struct zr_shm *m, const char *what)
 {
-    char name[64];
-    snprintf(name, sizeof name, "zero-%s-%s-%d", m->name, what, zr_shm_self(m));
-    return zr_shared_make(name, bytes, fd, at);
+    struct name n;
+    snprintf(n.text, sizeof n.text, "zero-%s-%s-%d", m->name, what, zr_shm_self(m));
+    return n;
 }
 
 static int make_head(struct zr_shm *m, struct card *mine)
 {
     char *p;
-    int err = make_segment(m, "head", ZR_SHM_HEAD_BYTES, &mine->head_fd, &p);
+    int err = zr_shared_make(name_segment(m, "head").text, ZR_SHM_HEAD_BYTES, &mine->head_fd, &p);
     if (err)
         return err;
     struct zr_shm_head *h = m->peer[m->base.group.rank].head = (struct zr_shm_head *)p;
@@ -77,15 +75,6 @@ static int make_head(struct zr_shm *m, struct card *mine)
     return 0;
 }
 
-static void free_shm_arena(struct zr_arena *a)
-{
-    struct shm_arena *own = (struct shm_arena *)a;
-    zr_shared_unmap(a->base, a->bytes);
-    if (own->fd >= 0)
-        close(own->fd);
-    free(own);
-}
-
 /* --- a peer's segments --- */
 
 static int open_peer(struct zr_shm *m, int place, const struct card *card, int64_t bytes)
@@ -94,7 +83,7 @@ static int open_peer(struct zr_shm *m, int place, const struct card *card, int64
     struct zr_shared_at at = {.rank = zr_comm_rank(&m->base, place), .pid = card->pid, .fd = card->head_fd};
     char *p;
     peer->pid = card->pid;
-    /* Before the segments are opened: if the number is another process's by then, the nonce shows it. */
+    /* Before the segments are opened: if another process has the number by then, the nonce shows it. */
     if (peer->pid != getpid())
         peer->pidfd = (int)syscall(SYS_pidfd_open, peer->pid, 0);
     if (peer->pidfd < 0 && peer->pid != getpid() && zr_is_descriptor_limit(errno)) {
@@ -112,7 +101,7 @@ static int open_peer(struct zr_shm *m, int place, const struct card *card, int64
                        card->head_fd, at.rank);
     at.fd = card->arena_fd;
     at.inode = card->arena_ino;
-    /* For reading: a stray write is caught here. */
+    /* Read-only, so that a stray write faults here. */
     return zr_shared_map(&at, bytes, PROT_READ, &peer->arena);
 }
 
@@ -121,7 +110,7 @@ static int open_peers(struct zr_shm *m, const struct card *all)
     int err = 0;
     for (int i = 0; i < m->base.group.size && !err; i++)
         if (i != m->base.group.rank)
-            err = open_peer(m, i, &all[zr_comm_rank(&m->base, i)], m->arena_bytes);
+            err = open_peer(m, i, &all[zr_comm_rank(&m->base, i)], m->base.held->bytes);
     return err;
 }
 
@@ -131,7 +120,7 @@ void zr_shm_unmap(struct zr_shm *m)
         struct zr_shm_peer *peer = &m->peer[i];
         zr_shared_unmap(peer->head, ZR_SHM_HEAD_BYTES);
         if (i != m->base.group.rank)
-            zr_shared_unmap(peer->arena, m->arena_bytes);
+            zr_shared_unmap(peer->arena, m->base.held->bytes);
         if (peer->pidfd >= 0)
             close(peer->pidfd);
         *peer = (struct zr_shm_peer){.pidfd = -1};
@@ -140,9 +129,8 @@ void zr_shm_unmap(struct zr_shm *m)
 
 /* --- all together --- */
 
-/* Pages are charged to the memory control groups of the rank whose part they are, so those must leave room
- * for this rank's part; the host, for the parts of all. What ranks of one group want together is asked where
- * the whole plan is known (zero/memory.c). */
+/* Checks that the memory control groups of this rank have room for its own arena, as pages are charged to the
+ * rank that owns them. zero/memory.c checks what all ranks of a control group need together. */
 static int check_groups(int64_t bytes, int64_t *on_host)
 {
     struct zr_host_memory m;
@@ -157,8 +145,8 @@ static int check_groups(int64_t bytes, int64_t *on_host)
     return 0;
 }
 
-/* Room for an arena of each rank that shares a machine with the one whose card it is, as large as its own, or
- * where all do, as large as theirs are. */
+/* Checks that a rank's machine has room for the arenas of all ranks on it. If the whole world is there, their
+ * sizes are known; otherwise they are taken to be equal. */
 static int check_room(const struct zr_shm *m, int rank, const struct card *all)
 {
     const struct card *c = &all[rank];
@@ -175,8 +163,8 @@ static int check_room(const struct zr_shm *m, int rank, const struct card *all)
         m->name, c->n_machine, (long long)c->bytes, (long long)c->room, rank);
 }
 
-/* Equal roles, sizes that are equal within each group, and room for all of them at once. Every rank comes to
- * the same verdict, from the same numbers. */
+/* Checks that roles are equal, sizes are equal within each group, and all arenas fit at once. Every rank
+ * has the same numbers, and so the same result. */
 static int check_sizes(struct zr_shm *m, const struct card *all)
 {
     int world = zr_rendezvous_world(m->rdv), err = 0;
@@ -204,16 +192,6 @@ static struct card *new_cards(const struct zr_shm *m)
     return all;
 }
 
-static int make_arena(const struct zr_shm *m, int64_t bytes, struct shm_arena **out)
-{
-    struct shm_arena *a = calloc(1, sizeof *a);
-    *out = a;
-    if (!a)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for an arena");
-    a->base = (struct zr_arena){.free = free_shm_arena, .bytes = bytes, .n_held = 1};
-    return make_segment(m, "arena", bytes, &a->fd, &a->base.base);
-}
-
 int zr_shm_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
 {
     struct zr_shm *m = (struct zr_shm *)c;
@@ -222,7 +200,7 @@ int zr_shm_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
                         .first = zr_comm_rank(c, 0),
                         .bytes = bytes},
                 *all = new_cards(m);
-    struct shm_arena *a = NULL;
+    struct zr_arena *a = NULL;
     if (!all)
         return ZR_ERR_NOMEM;
     int err = bytes > 0 && bytes <= INT64_MAX / 2
@@ -234,21 +212,21 @@ int zr_shm_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
     if (!err)
         err = check_sizes(m, all);
     if (!err) {
-        err = make_arena(m, bytes, &a);
+        err = zr_shared_arena("shm", name_segment(m, "arena").text, bytes, &a);
         err = agree_cards(m, err, &mine, all);
     }
     free(all);
-    if (err && a)
-        free_shm_arena(&a->base);
-    else if (!err)
-        *out = &a->base;
+    if (err)
+        zr_arena_drop(a);
+    else
+        *out = a;
     return err;
 }
 
-/* My header, and what peers need to find my arena. */
+/* Makes this rank's header, and fills in what peers need to find its arena. */
 static int show_mine(struct zr_shm *m, struct card *mine)
 {
-    mine->arena_fd = ((struct shm_arena *)m->held)->fd;
+    mine->arena_fd = zr_arena_fd(m->base.held);
     int err = zr_shared_inode(mine->arena_fd, &mine->arena_ino);
     return err ? err : make_head(m, mine);
 }
@@ -259,21 +237,14 @@ int zr_shm_map(struct zr_shm *m, struct zr_arena *a)
                 *all = new_cards(m);
     if (!all)
         return ZR_ERR_NOMEM;
-    atomic_fetch_add(&a->n_held, 1);
-    m->held = a;
-    m->arena_bytes = a->bytes;
     m->peer[m->base.group.rank].arena = a->base;
     int err = agree_cards(m, show_mine(m, &mine), &mine, all);
     if (!err)
         err = agree_cards(m, open_peers(m, all), &mine, all);
     if (mine.head_fd >= 0)
         close(mine.head_fd);
-    if (err) {
+    if (err)
         zr_shm_unmap(m);
-        zr_arena_drop(a);
-        m->held = NULL;
-        m->arena_bytes = 0;
-    }
     free(all);
     return err;
 }

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shm_run.c: what an operation of the shared-memory communicator does when its stream comes to it. */
-#include "comm/flight.h"
+/* shm_run.c: moves the data of an operation of the shared-memory communicator, on the stream's thread. */
 #include "comm/shm/shm.h"
 
 #include <string.h>
 
-/* 64 KiB of fp32: the sums of a piece stay in the cache between passes over its sources */
+/* 64 KiB of fp32, so that the sums of a piece stay in the cache between passes over its sources. */
 enum { SUM_ELEMENTS = 1 << 14 };
 
 static bool run_failed(struct zr_shm *m)
@@ -13,8 +12,8 @@ static bool run_failed(struct zr_shm *m)
     return zr_first_code(&m->failure) != 0;
 }
 
-/* A failure ends it between two pieces, which are as small as still go past the caches. The last one is the
- * largest, so that none of a large copy is smaller. */
+/* Copies piece by piece, so that a failure ends it soon. Pieces are as small as the copies that bypass the
+ * caches can be; the last one takes the rest. */
 static void pull(struct zr_shm *m, char *dst, const char *src, int64_t bytes)
 {
     for (int64_t at = 0, n; at < bytes && !run_failed(m); at += n) {
@@ -23,25 +22,21 @@ static void pull(struct zr_shm *m, char *dst, const char *src, int64_t bytes)
     }
 }
 
-static int64_t run_all_gather(struct zr_shm *m, const struct zr_gather_seg *g)
+static void run_all_gather(struct zr_shm *m, const struct zr_gather_seg *g)
 {
     int size = m->base.group.size, me = m->base.group.rank;
     char *dst = m->peer[me].arena + g->dst;
-    int64_t taken = 0;
-    /* Each begins with the place after its own, so that they do not all read the same arena. */
+    /* Each rank begins with the place after its own, so that they do not all read the same arena. */
     for (int k = 1; k <= size; k++) {
         int i = (me + k) % size;
         int64_t at = zr_cut_at(&g->cut, i), n = zr_cut_bytes(&g->cut, i);
         const char *src = m->peer[i].arena + zr_gather_own(g, i);
-        if (n == 0 || src == dst + at)
-            continue;
-        pull(m, dst + at, src, n);
-        taken += i == me ? 0 : n;
+        if (n > 0 && src != dst + at)
+            pull(m, dst + at, src, n);
     }
-    return taken;
 }
 
-static int64_t run_reduce_scatter(struct zr_shm *m, const struct zr_reduce_seg *g)
+static void run_reduce_scatter(struct zr_shm *m, const struct zr_reduce_seg *g)
 {
     int size = m->base.group.size, me = m->base.group.rank;
     int64_t first = zr_cut_at(&g->cut, me), bytes = zr_cut_bytes(&g->cut, me),
@@ -49,26 +44,23 @@ static int64_t run_reduce_scatter(struct zr_shm *m, const struct zr_reduce_seg *
     float *dst = (float *)(m->peer[me].arena + g->dst);
     const void *src[ZR_SHM_SIZE];
     if (size == 1 && g->src == g->dst && g->dtype == ZR_F32 && !g->accumulate)
-        return 0; /* it is there, and may be read meanwhile */
+        return; /* it is there already, and somebody may be reading it */
     for (int64_t at = 0, n = bytes / each; at < n && !run_failed(m); at += SUM_ELEMENTS) {
         for (int i = 0; i < size; i++)
             src[i] = m->peer[i].arena + g->src + first + at * each;
         m->kernels->sum_tree(dst + at, src, size, g->dtype, n - at < SUM_ELEMENTS ? n - at : SUM_ELEMENTS,
                              g->accumulate);
     }
-    return bytes * (size - 1);
 }
 
-static int64_t run_broadcast(struct zr_shm *m, int64_t off, int64_t bytes, int root)
+static void run_broadcast(struct zr_shm *m, int64_t off, int64_t bytes, int root)
 {
     int me = m->base.group.rank;
-    if (me == root)
-        return 0;
-    pull(m, m->peer[me].arena + off, m->peer[root].arena + off, bytes);
-    return bytes;
+    if (me != root)
+        pull(m, m->peer[me].arena + off, m->peer[root].arena + off, bytes);
 }
 
-static int64_t run_exchange(struct zr_shm *m, int64_t off, int64_t slot_bytes)
+static void run_exchange(struct zr_shm *m, int64_t off, int64_t slot_bytes)
 {
     int size = m->base.group.size, me = m->base.group.rank;
     for (int k = 1; k < size; k++) {
@@ -76,16 +68,16 @@ static int64_t run_exchange(struct zr_shm *m, int64_t off, int64_t slot_bytes)
         int64_t at = off + i * slot_bytes;
         pull(m, m->peer[me].arena + at, m->peer[i].arena + at, slot_bytes);
     }
-    return slot_bytes * (size - 1);
 }
 
-static uint64_t *words_of(struct zr_shm *m, int place, const struct zr_shm_op *op)
+static uint64_t *words_of(struct zr_shm *m, int place, const struct zr_comm_op *op)
 {
     return (uint64_t *)(m->peer[place].arena + op->off);
 }
 
-/* This rank's part of the words, out of all records, in its own: nobody else reads it there. */
-static void run_agree_part(struct zr_shm *m, const struct zr_shm_op *op, int64_t n)
+/* Combines this rank's part of the words of all records, in its own record, where nobody else reads that
+ * part. */
+static void run_agree_part(struct zr_shm *m, const struct zr_comm_op *op, int64_t n)
 {
     int size = m->base.group.size, me = m->base.group.rank;
     uint64_t *to = words_of(m, me, op);
@@ -97,16 +89,16 @@ static void run_agree_part(struct zr_shm *m, const struct zr_shm_op *op, int64_t
         }
 }
 
-static int64_t run_agree(struct zr_shm *m, const struct zr_shm_op *op)
+static void run_agree(struct zr_shm *m, const struct zr_comm_op *op)
 {
     int size = m->base.group.size, me = m->base.group.rank;
     int64_t n = op->post.bytes / (int64_t)sizeof(uint64_t);
     run_agree_part(m, op, n);
     zr_shm_raise(m, ZR_SHM_MIDDLE, op->post.seq);
     if (zr_shm_wait(m, &op->post, ZR_SHM_MIDDLE)) {
-        if (op->n_sum > 0) /* the last may lie in this rank's part, which is complete */
+        if (op->n_sum > 0) /* it may lie in this rank's part, which is complete */
             words_of(m, me, op)[op->n_sum - 1] = 0;
-        return 0;
+        return;
     }
     for (int k = 1; k < size; k++) {
         int i = (me + k) % size;
@@ -114,36 +106,33 @@ static int64_t run_agree(struct zr_shm *m, const struct zr_shm_op *op)
         memcpy(words_of(m, me, op) + from, words_of(m, i, op) + from,
                (size_t)(end - from) * sizeof(uint64_t));
     }
-    return zr_agree_wire(size, me, op->n_sum, (int32_t)(n - op->n_sum));
 }
 
-static int64_t move(struct zr_shm *m, const struct zr_shm_op *op)
+static void move(struct zr_shm *m, const struct zr_comm_op *op)
 {
-    int64_t taken = 0;
     switch ((enum zr_op)op->post.op) {
     case ZR_OP_ALL_GATHER:
         for (uint32_t i = 0; i < op->post.n_seg; i++)
-            taken += run_all_gather(m, &op->segs.seg[i].gather);
+            run_all_gather(m, &op->gather[i]);
         break;
     case ZR_OP_REDUCE_SCATTER:
         for (uint32_t i = 0; i < op->post.n_seg; i++)
-            taken += run_reduce_scatter(m, &op->segs.seg[i].reduce);
+            run_reduce_scatter(m, &op->reduce[i]);
         break;
     case ZR_OP_BROADCAST:
-        taken = run_broadcast(m, op->off, op->post.bytes, op->post.root);
+        run_broadcast(m, op->off, op->post.bytes, op->post.root);
         break;
     case ZR_OP_EXCHANGE:
-        taken = run_exchange(m, op->off, op->post.bytes);
+        run_exchange(m, op->off, op->post.bytes);
         break;
     case ZR_OP_AGREE:
-        taken = run_agree(m, op);
+        run_agree(m, op);
         break;
     }
-    return taken;
 }
 
-/* Words that the operation does not raise, and nobody waits for in it, go on with it: they are compared by
- * difference, which may not become as large as half of what they count. */
+/* Also advances the words that the operation does not use. They are compared by difference, which must stay
+ * below half of the range of a word. */
 static void pass_words(struct zr_shm_head *own, int32_t op, uint64_t seq)
 {
     if (op != ZR_OP_AGREE)
@@ -152,43 +141,26 @@ static void pass_words(struct zr_shm_head *own, int32_t op, uint64_t seq)
         atomic_store(&own->done, (uint32_t)seq);
 }
 
-static void run_operation(struct zr_shm *m, const struct zr_shm_op *op)
+int zr_shm_move(struct zr_comm *c, const struct zr_comm_op *op)
 {
+    struct zr_shm *m = (struct zr_shm *)c;
+    struct zr_shm_head *own = m->peer[c->group.rank].head;
     uint64_t seq = op->post.seq;
-    if (atomic_exchange(&m->run_seq, seq) + 1 != seq) {
-        zr_shm_fail(m, ZR_ERR_ORDER, zr_shm_self(m),
-                    "operations of one communicator were put on streams that ran them out of order");
-        return;
-    }
-    zr_flight_start(&op->mark);
-    struct zr_shm_head *own = m->peer[m->base.group.rank].head;
     own->post[seq % ZR_SHM_POSTS] = op->post;
     pass_words(own, op->post.op, seq);
     zr_shm_raise(m, ZR_SHM_ENTERED, seq);
-    if (zr_shm_wait(m, &op->post, ZR_SHM_ENTERED))
-        return;
-    int64_t taken = move(m, op);
-    if (run_failed(m))
-        return;
-    /* After a gather peers may still read this rank's shard: comm.h leaves it to the caller not to write it
-     * too soon. */
-    if (op->post.op != ZR_OP_ALL_GATHER) {
+    int err = zr_shm_wait(m, &op->post, ZR_SHM_ENTERED);
+    if (err)
+        return err;
+    move(m, op);
+    err = zr_first_code(&m->failure);
+    /* After a gather peers may still read this rank's shard. By comm.h the caller must not write it too
+     * soon. */
+    if (!err && op->post.op != ZR_OP_ALL_GATHER) {
         zr_shm_raise(m, ZR_SHM_DONE, seq);
-        if (zr_shm_wait(m, &op->post, ZR_SHM_DONE))
-            return;
+        err = zr_shm_wait(m, &op->post, ZR_SHM_DONE);
     }
-    atomic_store(&m->peer[m->base.group.rank].head->finished, (uint32_t)seq);
-    zr_flight_finish(&op->mark);
-    m->wire_bytes += taken;
-    m->n_done[op->post.op]++;
-}
-
-void zr_shm_run(void *arg)
-{
-    const struct zr_shm_op *op = arg;
-    struct zr_shm *m = op->m;
-    if (!run_failed(m))
-        run_operation(m, op);
-    if (op->post.n_seg)
-        zr_seg_ring_free(&m->ring, op->segs.end);
+    if (!err)
+        atomic_store(&own->finished, (uint32_t)seq);
+    return err;
 }

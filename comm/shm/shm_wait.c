@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shm_wait.c: waiting for peers in shared memory, and failing together.
+/* shm_wait.c: waits for peers in shared memory, and fails together with them.
  *
- * A rank spins for a moment, where there are cores to spare, and then sleeps on the word of a peer that is
- * missing: a futex in memory that processes share. Between sleeps it looks for all that may keep a peer from
- * coming: a failure somewhere, a process that has ended, a communicator that was closed, the deadline. The
- * first failure is kept and written into the own header, where every peer finds it; so all ranks fail with
- * one cause. */
+ * A rank spins for a moment if there are cores to spare. Then it sleeps on the word of a missing peer, a
+ * futex in shared memory. Between sleeps it looks for what may keep a peer from coming: a failure, a
+ * process that has ended, a communicator that was closed, the deadline. It keeps the first failure and
+ * writes it into its own header, where every peer finds it. So all ranks fail with the same cause. */
 #include "comm/meet/rendezvous.h"
 #include "comm/shm/shm.h"
 #include "kernels/asserts.h"
@@ -24,7 +23,7 @@
 
 enum { SLICE_NS = 50 * 1000 * 1000, EXPLAIN_NS = 300 * 1000 * 1000, YIELDS = 4, MOST_HOPS = 4 };
 
-/* Not FUTEX_PRIVATE: the other side may be another process. */
+/* Without FUTEX_PRIVATE, as the other side may be another process. */
 static void futex_wake(_Atomic uint32_t *word)
 {
     syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
@@ -57,7 +56,7 @@ void zr_shm_wake_all(struct zr_shm *m)
     }
 }
 
-/* With the lock held. */
+/* Called with the lock held. */
 static void write_abort(struct zr_shm *m, int found_by)
 {
     struct zr_shm_head *h = m->peer[m->base.group.rank].head;
@@ -106,8 +105,8 @@ int zr_shm_place_of(const struct zr_shm *k, int32_t rank)
     return -1;
 }
 
-/* This rank's calls and a peer's, in a communicator of both that is told of what all its ranks call: one of
- * few, which hears of more, comes before that of all. */
+/* Finds the recorded calls of this rank and of a peer, in a linked communicator of both that records
+ * calls. One of few ranks records more calls, and comes first. */
 static void find_calls(const struct zr_shm *m, int place, const struct zr_called_ring **own,
                        const struct zr_called_ring **its)
 {
@@ -124,7 +123,7 @@ static void find_calls(const struct zr_shm *m, int place, const struct zr_called
     }
 }
 
-/* Did this rank's program and a peer's make other calls? Then that is what went wrong, and said. */
+/* Fails with the first calls of the programs that differ, if this rank and the peer made different ones. */
 static bool fail_called(struct zr_shm *m, const struct zr_post *mine, int place)
 {
     const struct zr_called_ring *of_own, *of_other;
@@ -155,7 +154,7 @@ static int fail_mismatch(struct zr_shm *m, const struct zr_post *mine, int place
     return fail_op(m, ZR_ERR_MISMATCH, mine, what);
 }
 
-/* Takes those that have come out of the mask; fails if one of them is at something else. */
+/* Removes the peers that have arrived from the mask. Fails if one of them is at another operation. */
 static uint64_t take_arrived(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word which,
                              uint64_t missing)
 {
@@ -198,7 +197,7 @@ int zr_shm_adopt(struct zr_shm *m)
     return zr_first_code(&m->failure);
 }
 
-/* The same, and of all that this one is linked with. */
+/* Also takes over a failure of a linked communicator. */
 static int adopt_any(struct zr_shm *m)
 {
     for (int r = 0; r < ZR_ROLES; r++) {
@@ -209,7 +208,8 @@ static int adopt_any(struct zr_shm *m)
     return zr_first_code(&m->failure);
 }
 
-/* A peer that had failed before it ended, of another group than those it told, is not the cause. */
+/* A peer that ended may have failed before, in a group that this rank is not in. Then its failure is the
+ * cause. */
 static int adopt_recorded(struct zr_shm *m, int32_t rank)
 {
     char text[ZR_FRAME_TEXT_BYTES];
@@ -217,8 +217,8 @@ static int adopt_recorded(struct zr_shm *m, int32_t rank)
     return code ? zr_shm_fail(m, code, rank, text) : 0;
 }
 
-/* Are the missing still to come, and to the same operation? They had their last chance when missing was
- * computed after what is seen here. */
+/* Fails if a missing peer will not come any more, or made different calls. The mask is computed again
+ * before a peer counts as lost, as arriving may have been the last thing that it did. */
 static int look_for_lost(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word which,
                          uint64_t missing)
 {
@@ -230,10 +230,10 @@ static int look_for_lost(struct zr_shm *m, const struct zr_post *mine, enum zr_s
         if (!closed && !process_ended(&m->peer[i]))
             continue;
         if (!(take_arrived(m, mine, which, UINT64_C(1) << i)))
-            continue; /* it was the last thing that it did */
+            continue; /* it arrived before it ended */
         if (adopt_any(m) || adopt_recorded(m, zr_comm_rank(&m->base, i)))
             return zr_first_code(&m->failure);
-        /* Asks who may know why: the rendezvous, or a rank that was told something before the other ended. */
+        /* Wait a little: the rendezvous or another rank may know why it ended. */
         int64_t now = zr_now_ns();
         m->ended_ns = m->ended_ns ? m->ended_ns : now;
         if (!closed && now - m->ended_ns < EXPLAIN_NS)
@@ -258,15 +258,14 @@ bool zr_shm_last(struct zr_shm *m, int place, struct zr_post *last)
     return at != 0 && atomic_load(&h->finished) != at;
 }
 
-/* Where a peer waits besides, if it does: in an operation of another communicator that both are in, and
- * whether it can wait for me there. */
+/* An operation of another communicator that a peer is in, and whether it waits for this rank there. */
 struct elsewhere {
     const struct zr_shm *in; /* NULL: nowhere */
     struct zr_post at;
     bool for_me;
 };
 
-/* Is it in an operation there that this rank has not come to? */
+/* Whether rank is in an operation there that this rank has not come to. */
 static bool waits_for_me_in(struct zr_shm *k, int32_t rank)
 {
     struct zr_post there;
@@ -289,7 +288,7 @@ static struct elsewhere find_elsewhere(const struct zr_shm *m, int place)
     return found;
 }
 
-/* The one that most ranks read: with groups, that of all of them. */
+/* The linked communicator with the most ranks. */
 static struct zr_shm *widest_of(struct zr_shm *m)
 {
     struct zr_shm *widest = m;
@@ -307,7 +306,7 @@ static void note_wait(struct zr_shm *m, int32_t rank)
     atomic_store(&w->peer[w->base.group.rank].head->waits_for[m->base.role], rank + 1);
 }
 
-/* By its own account, in any of its communicators; not this rank. -1: it waits for nobody. */
+/* The rank other than this one that a rank says it waits for, in any of its communicators. -1: none. */
 static int32_t whom_it_awaits(const struct zr_shm *w, int32_t rank)
 {
     int at = zr_shm_place_of(w, rank);
@@ -319,8 +318,8 @@ static int32_t whom_it_awaits(const struct zr_shm *w, int32_t rank)
     return -1;
 }
 
-/* Does it wait for another rank than this one, in a communicator in which it does not wait for this one? Then
- * it may come once the other does: its communicators need not wait for each other. */
+/* Whether rank waits for a third rank, in a communicator where it does not wait for this one. Then it may
+ * still come, once the third does. */
 static bool awaits_another(struct zr_shm *m, int32_t rank)
 {
     const struct zr_shm *w = widest_of(m);
@@ -333,8 +332,8 @@ static bool awaits_another(struct zr_shm *m, int32_t rank)
     return false;
 }
 
-/* A rank that is late may be held up by one of another group, which this one does not meet. Where ranks wait
- * for each other around, each is said once. */
+/* Writes the chain of ranks that a late rank waits for: the cause may be in a group that this rank is not in.
+ * In a cycle each rank is named once. */
 static void describe_waits(struct zr_shm *m, int32_t rank, char *text, size_t n_text)
 {
     const struct zr_shm *w = widest_of(m);
@@ -354,7 +353,7 @@ static void describe_waits(struct zr_shm *m, int32_t rank, char *text, size_t n_
     }
 }
 
-/* A process of this host is stopped: that is why others do not come, whomever they wait for themselves. */
+/* A process of this host is stopped, which explains why others do not come. */
 static int fail_stopped(struct zr_shm *m, const struct zr_post *mine, uint64_t missing, int32_t stopped,
                         int64_t waited_ms)
 {
@@ -368,8 +367,8 @@ static int fail_stopped(struct zr_shm *m, const struct zr_post *mine, uint64_t m
     return fail_op(m, ZR_ERR_TIMEOUT, mine, what);
 }
 
-/* The deadline has passed. A rank that waits in another communicator, for this one alone, makes other calls;
- * any other rank is late, and the message says where it is and what its program called last. */
+/* The deadline has passed. A rank that waits only for this rank, in another communicator, makes different
+ * calls. Any other rank is late, and the message says where it is and what its program called last. */
 static int fail_late(struct zr_shm *m, const struct zr_post *mine, uint64_t missing, int64_t waited_ms)
 {
     int place = __builtin_ctzll(missing), n_more = __builtin_popcountll(missing) - 1;
@@ -386,15 +385,10 @@ static int fail_late(struct zr_shm *m, const struct zr_post *mine, uint64_t miss
             there = other;
         }
     }
-    char where[96] = "not at its first operation yet", besides[192] = "", more[64] = "", what[896], op[96];
+    char where[96], besides[192] = "", more[64] = "", what[896], op[96];
     char last[ZR_LAST_CALL_CHARS], waits[192] = "";
     zr_shm_last(m, place, &here);
-    if (here.seq && here.unit >= 0)
-        snprintf(where, sizeof where, "at seq %llu (%s unit %d)", (unsigned long long)here.seq,
-                 zr_op_name((enum zr_op)here.op), here.unit);
-    else if (here.seq)
-        snprintf(where, sizeof where, "at seq %llu (%s)", (unsigned long long)here.seq,
-                 zr_op_name((enum zr_op)here.op));
+    zr_post_where(&here, where, sizeof where);
     if (there.in) {
         zr_post_describe(&there.at, op, sizeof op);
         snprintf(besides, sizeof besides, " here and waits in %s: %s", there.in->name, op);
@@ -419,8 +413,8 @@ static int fail_late(struct zr_shm *m, const struct zr_post *mine, uint64_t miss
 void zr_shm_raise(struct zr_shm *m, enum zr_shm_word which, uint64_t seq)
 {
     struct zr_shm_head *h = m->peer[m->base.group.rank].head;
-    /* I write the word and read waiters, a sleeper writes waiters and reads the word, all sequentially
-     * consistent: one sees the other. */
+    /* This rank writes the word and then reads waiters. A sleeper writes waiters and then reads the word.
+     * All are sequentially consistent, so that one sees the other. */
     ZR_ASSERT((int32_t)((uint32_t)seq - atomic_load(word_of(h, which))) > 0); /* peers wait for it to pass */
     atomic_store(word_of(h, which), (uint32_t)seq);
     if (atomic_load(&h->waiters))
@@ -431,7 +425,7 @@ static uint64_t spin(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_w
 {
     missing = take_arrived(m, mine, which, missing);
     for (int i = 0; m->spin_ns == 0 && missing && i < YIELDS; i++) {
-        sched_yield(); /* more ranks than cores: the peer may need this one */
+        sched_yield(); /* with more ranks than cores, the peer may need this core */
         missing = take_arrived(m, mine, which, missing);
     }
     if (m->spin_ns == 0 || !missing)
@@ -474,7 +468,8 @@ int zr_shm_wait(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word w
         int64_t now = zr_now_ns();
         if (!missing || zr_first_code(&m->failure))
             break;
-        /* A look that took longer: this process was stopped, or had no core, and so may all others. */
+        /* A turn that took longer does not count in full: this process was stopped or had no core, and the
+         * others may have been, too. */
         waited += now - last < 2 * SLICE_NS ? now - last : 2 * SLICE_NS;
         last = now;
         if (waited >= m->timeout_ns)

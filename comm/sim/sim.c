@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sim.c: the simulated communicator: arenas, checks, opening and closing; see sim.h. */
+/* sim.c: the simulated communicator (sim.h): arenas, opening and closing. */
 #include "comm/sim/sim_inside.h"
 
 #include <stdio.h>
@@ -19,7 +19,7 @@ static void free_sim_arena(struct zr_arena *a)
     free(own);
 }
 
-/* All ranks of the world, whatever their groups, have them or none has. */
+/* Makes an arena on all ranks of the world, or on none. */
 static int sim_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
 {
     struct zr_sim_comm *m = zr_sim_comm_of(c);
@@ -53,78 +53,7 @@ static int sim_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
     return 0;
 }
 
-static int sim_attach(struct zr_comm *c, struct zr_arena *a)
-{
-    struct zr_sim_comm *m = zr_sim_comm_of(c);
-    if (m->held)
-        return zr_fail(ZR_ERR_ORDER, "sim %s: an arena is attached once", m->world->name);
-    atomic_fetch_add(&a->n_held, 1);
-    m->held = a;
-    m->arena = a->base;
-    m->arena_bytes = a->bytes;
-    return 0;
-}
-
-/* A copy of n segments of seg_bytes each, whose cut lies cut_at bytes in, and behind them of their places. */
-static void *copy_of(const void *seg, size_t seg_bytes, size_t cut_at, int n, int size)
-{
-    size_t n_lists = 0;
-    for (int i = 0; i < n; i++)
-        n_lists += ((const struct zr_cut *)((const char *)seg + (size_t)i * seg_bytes + cut_at))->at != NULL;
-    char *p = malloc((size_t)n * seg_bytes + n_lists * (size_t)(size + 1) * sizeof(int64_t) + 1);
-    if (!p)
-        abort();
-    memcpy(p, seg, (size_t)n * seg_bytes);
-    int64_t *places = (int64_t *)(p + (size_t)n * seg_bytes);
-    for (int i = 0; i < n; i++)
-        places += zr_cut_keep((struct zr_cut *)(p + (size_t)i * seg_bytes + cut_at), size, places);
-    return p;
-}
-
-static int sim_all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
-                          const struct zr_tag *tag)
-{
-    int err = zr_gather_check("sim all_gather", c->group.size, zr_sim_comm_of(c)->arena_bytes, seg, n_seg);
-    if (err || zr_sim_comm_flawed(zr_sim_comm_of(c)->world, ZR_SIM_NO_GATHER))
-        return err;
-    struct zr_sim_part p = {
-        .op = ZR_OP_ALL_GATHER,
-        .gather = copy_of(seg, sizeof *seg, offsetof(struct zr_gather_seg, cut), n_seg, c->group.size),
-        .n_seg = n_seg,
-        .tag = *tag};
-    if (zr_first_code(&zr_sim_comm_of(c)->world->failure))
-        free(p.gather);
-    return zr_sim_meeting_join(c, s, &p);
-}
-
-static int sim_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg,
-                              int n_seg, const struct zr_tag *tag)
-{
-    int err = zr_reduce_check("sim reduce_scatter", c->group.size, c->group.rank,
-                              zr_sim_comm_of(c)->arena_bytes, seg, n_seg);
-    if (err)
-        return err;
-    struct zr_sim_part p = {
-        .op = ZR_OP_REDUCE_SCATTER,
-        .reduce = copy_of(seg, sizeof *seg, offsetof(struct zr_reduce_seg, cut), n_seg, c->group.size),
-        .n_seg = n_seg,
-        .tag = *tag};
-    if (zr_first_code(&zr_sim_comm_of(c)->world->failure))
-        free(p.reduce);
-    return zr_sim_meeting_join(c, s, &p);
-}
-
-static int sim_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t bytes, int root,
-                         const struct zr_tag *tag)
-{
-    int err = zr_range_check("sim broadcast", zr_sim_comm_of(c)->arena_bytes, off, bytes, 1);
-    if (zr_sim_comm_of(c)->world->symmetric)
-        return zr_fail(ZR_ERR_NOTSUP, "sim: representatives of a world have no broadcast");
-    struct zr_sim_part p = {.op = ZR_OP_BROADCAST, .off = off, .bytes = bytes, .root = root, .tag = *tag};
-    return err ? err : zr_sim_meeting_join(c, s, &p);
-}
-
-/* An exchange, or an agreement in which nothing is added up, is left out. */
+/* Whether a flaw leaves out an exchange, or an agreement that sums nothing. */
 static bool lacks_barrier(struct zr_comm *c)
 {
     const struct zr_sim_comm_world *d = zr_sim_comm_of(c)->world;
@@ -132,41 +61,22 @@ static bool lacks_barrier(struct zr_comm *c)
     return zr_sim_comm_flawed(d, of_job ? ZR_SIM_NO_BARRIER_IN_STEP : ZR_SIM_NO_BARRIER);
 }
 
-static int sim_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes,
-                        const struct zr_tag *tag)
+static int sim_run(struct zr_comm *c, struct zr_stream *s, const struct zr_comm_op *op)
 {
-    if (lacks_barrier(c))
+    const struct zr_sim_comm_world *d = zr_sim_comm_of(c)->world;
+    enum zr_op which = (enum zr_op)op->post.op;
+    if (which == ZR_OP_BROADCAST && d->symmetric)
+        return zr_fail(ZR_ERR_NOTSUP, "sim: representatives of a world have no broadcast");
+    if (which == ZR_OP_ALL_GATHER && zr_sim_comm_flawed(d, ZR_SIM_NO_GATHER))
         return 0;
-    int err = zr_range_check("sim exchange", zr_sim_comm_of(c)->arena_bytes, off, slot_bytes, c->group.size);
-    struct zr_sim_part p = {.op = ZR_OP_EXCHANGE, .off = off, .bytes = slot_bytes, .tag = *tag};
-    return err ? err : zr_sim_meeting_join(c, s, &p);
-}
-
-static int sim_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n_sum, int32_t n_max,
-                     const struct zr_tag *tag)
-{
-    int err = zr_agree_check("sim agree", zr_sim_comm_of(c)->arena_bytes, off, n_sum, n_max);
-    int64_t bytes = ((int64_t)n_sum + n_max) * (int64_t)sizeof(uint64_t);
-    if (n_sum == 0 && lacks_barrier(c))
-        return err;
-    struct zr_sim_part p = {.op = ZR_OP_AGREE, .off = off, .bytes = bytes, .n_sum = n_sum, .tag = *tag};
-    return err ? err : zr_sim_meeting_join(c, s, &p);
+    if ((which == ZR_OP_EXCHANGE || (which == ZR_OP_AGREE && op->n_sum == 0)) && lacks_barrier(c))
+        return 0;
+    return zr_sim_meeting_join(c, s, op);
 }
 
 static void sim_abort(struct zr_comm *c, int code, const char *why)
 {
     zr_sim_comm_fail(zr_sim_comm_of(c)->world, code, why);
-}
-
-static int sim_status(struct zr_comm *c, char *why, size_t why_bytes)
-{
-    const struct zr_sim_comm_world *d = zr_sim_comm_of(c)->world;
-    return zr_first_report(&d->failure, why, why_bytes);
-}
-
-static void sim_stats(struct zr_comm *c, struct zr_comm_stats *out)
-{
-    *out = zr_sim_comm_of(c)->stats;
 }
 
 static void free_world(struct zr_sim_comm_world *d)
@@ -183,11 +93,9 @@ static void free_world(struct zr_sim_comm_world *d)
 
 static void sim_close(struct zr_comm *c)
 {
-    if (!c)
-        return;
     struct zr_sim_comm *m = zr_sim_comm_of(c);
     struct zr_sim_comm_world *d = m->world;
-    zr_arena_drop(m->held);
+    zr_arena_drop(c->held);
     zr_arena_drop(m->making);
     free(m->own_members);
     free(m);
@@ -206,15 +114,8 @@ static const struct zr_comm_ops sim_comm_ops = {
     .name = "sim",
     .deterministic = true,
     .arena = sim_arena,
-    .attach = sim_attach,
-    .all_gather = sim_all_gather,
-    .reduce_scatter = sim_reduce_scatter,
-    .broadcast = sim_broadcast,
-    .exchange = sim_exchange,
-    .agree = sim_agree,
+    .run = sim_run,
     .abort = sim_abort,
-    .status = sim_status,
-    .stats = sim_stats,
     .close = sim_close,
 };
 
@@ -236,7 +137,7 @@ static struct zr_sim_tiers tiers_of(const struct zr_sim *w, const struct zr_grou
     return t;
 }
 
-/* A handle of the world's part number p; false: no memory. */
+/* Makes the handle of part p. false: no memory. */
 static bool open_part(struct zr_sim_comm_world *d, const struct zr_sim_opening *o, int p)
 {
     const struct zr_group *g = o->groups[p];
@@ -251,7 +152,8 @@ static bool open_part(struct zr_sim_comm_world *d, const struct zr_sim_opening *
     m->base = (struct zr_comm){.ops = &sim_comm_ops,
                                .group = {.size = g->size, .rank = g->rank, .members = d->members},
                                .role = o->role,
-                               .alarm = &d->alarm};
+                               .alarm = &d->alarm,
+                               .failure = &d->failure};
     d->place_of[m->sim_rank] = p;
     d->ranks[p] = &m->base;
     if (!d->symmetric)
@@ -308,7 +210,7 @@ int zr_sim_comm_open_one(const struct zr_sim_opening *o, struct zr_comm **out)
     return 0;
 }
 
-/* Of one group, all of its ranks. */
+/* Opens all ranks of one group. */
 static int open_group(struct zr_sim_opening *o, const struct zr_group *g, struct zr_comm **out)
 {
     struct zr_group *each = calloc((size_t)g->size, sizeof *each);
@@ -339,7 +241,7 @@ struct zr_sim_role *zr_sim_role_new(void)
 int zr_sim_comm_opened(struct zr_sim *w, struct zr_sim_role *all, int err, struct zr_comm **out)
 {
     for (int r = 0; err && r < zr_sim_config(w)->world; r++) {
-        sim_close(out[r]);
+        zr_comm_close(out[r]);
         out[r] = NULL;
     }
     if (--all->n_groups == 0)

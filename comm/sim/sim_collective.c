@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sim_collective.c: what a collective does on one rank: the bytes that it touches, its own and its peers',
- * and how long it takes. */
+/* sim_collective.c: which bytes of its own and of its peers a collective touches on one rank, and how long it
+ * takes. */
 #include "comm/sim/sim_inside.h"
 
 #include <string.h>
@@ -12,8 +12,8 @@ static int64_t direct_ns(const struct zr_sim_options *o, const struct zr_sim_tie
     return (int64_t)((near_s > far_s ? near_s : far_s) * 1e9) + (t->far ? o->far_ns : o->near_ns);
 }
 
-/* The slower of the two kinds of links, as a ring passes on while it receives. Each of its links carries all
- * slices but one, between hosts as inside. */
+/* Time of a ring: that of its slowest kind of link, as ranks pass on while they receive. Each link carries
+ * all slices but one. */
 static int64_t ring_ns(const struct zr_sim_options *o, const struct zr_sim_tiers *t, int64_t bytes_each)
 {
     double passed = (double)(t->near + t->far) * (double)bytes_each;
@@ -35,79 +35,76 @@ int64_t zr_sim_wire_ns(const struct zr_sim_comm_world *d, int64_t bytes_each, in
 void zr_sim_gather_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me)
 {
     struct zr_line *l = zr_sim_line_of(m->part[me].stream);
-    const struct zr_sim_part *mine = &m->part[me];
+    const struct zr_comm_op *mine = &m->part[me].op;
     int64_t each = 0;
-    zr_sim_begin(d->w, l, "all_gather", mine->tag.unit, mine->tag.step);
-    for (int i = 0; i < mine->n_seg; i++) {
+    zr_sim_begin(d->w, l, "all_gather", mine->post.unit, mine->post.step);
+    for (int i = 0; i < (int)mine->post.n_seg; i++) {
         const struct zr_gather_seg *g = &mine->gather[i];
         each += zr_cut_most(&g->cut, d->n);
         for (int p = 0; p < d->n; p++) {
             int64_t n = zr_cut_bytes(&g->cut, p);
-            const char *from = zr_sim_comm_at(d, p)->arena + zr_gather_own(&m->part[p].gather[i], p);
-            char *to = zr_sim_comm_at(d, me)->arena + g->dst + zr_cut_at(&g->cut, p);
+            const char *from = zr_sim_comm_at(d, p)->base.arena + zr_gather_own(&m->part[p].op.gather[i], p);
+            char *to = zr_sim_comm_at(d, me)->base.arena + g->dst + zr_cut_at(&g->cut, p);
             if (n == 0 || from == to)
                 continue;
             zr_shadow_move(d->rec, l, to, from, n);
-            zr_sim_comm_at(d, me)->stats.wire_bytes += p == me ? 0 : n;
         }
     }
-    zr_sim_comm_at(d, me)->stats.n_all_gather++;
+    zr_comm_done(d->ranks[me], mine);
     zr_sim_spend(d->w, l, zr_sim_wire_ns(d, each, me));
 }
 
 void zr_sim_reduce_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me)
 {
     struct zr_line *l = zr_sim_line_of(m->part[me].stream);
-    const struct zr_sim_part *mine = &m->part[me];
+    const struct zr_comm_op *mine = &m->part[me].op;
     int64_t each = 0;
-    zr_sim_begin(d->w, l, "reduce_scatter", mine->tag.unit, mine->tag.step);
-    for (int i = 0; i < mine->n_seg; i++) {
+    zr_sim_begin(d->w, l, "reduce_scatter", mine->post.unit, mine->post.step);
+    for (int i = 0; i < (int)mine->post.n_seg; i++) {
         const struct zr_reduce_seg *g = &mine->reduce[i];
         int64_t first = zr_cut_at(&g->cut, me), n = zr_cut_bytes(&g->cut, me);
         int size = (int)zr_dtype_bytes(g->dtype);
-        char *to = zr_sim_comm_at(d, me)->arena + g->dst;
+        char *to = zr_sim_comm_at(d, me)->base.arena + g->dst;
         int64_t out = n / size * (int64_t)sizeof(float);
         each += zr_cut_most(&g->cut, d->n);
         for (int p = 0; p < d->n; p++)
-            zr_shadow_read(d->rec, l, zr_sim_comm_at(d, p)->arena + g->src + first, n);
+            zr_shadow_read(d->rec, l, zr_sim_comm_at(d, p)->base.arena + g->src + first, n);
         if (g->accumulate)
             zr_shadow_read(d->rec, l, to, out);
         zr_shadow_write(d->rec, l, to, out);
         for (int k = 0; k < d->n; k++) { /* its own first: dst may lie there */
             int p = (me + k) % d->n;
-            const char *from = zr_sim_comm_at(d, p)->arena + g->src + first;
+            const char *from = zr_sim_comm_at(d, p)->base.arena + g->src + first;
             if (k == 0 && !g->accumulate && from == to)
                 continue;
             if (k == 0 && !g->accumulate)
                 zr_shadow_copy(d->rec, to, (int)sizeof(float), from, size, n / size);
             else
                 zr_shadow_sum(d->rec, to, from, size, n / size);
-            zr_sim_comm_at(d, me)->stats.wire_bytes += p == me ? 0 : n;
         }
     }
-    zr_sim_comm_at(d, me)->stats.n_reduce_scatter++;
+    zr_comm_done(d->ranks[me], mine);
     zr_sim_spend(d->w, l, zr_sim_wire_ns(d, each, me));
 }
 
 void zr_sim_exchange_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me)
 {
     struct zr_line *l = zr_sim_line_of(m->part[me].stream);
-    const struct zr_sim_part *mine = &m->part[me];
-    zr_sim_begin(d->w, l, "exchange", mine->tag.unit, mine->tag.step);
+    const struct zr_comm_op *mine = &m->part[me].op;
+    zr_sim_begin(d->w, l, "exchange", mine->post.unit, mine->post.step);
     for (int p = 0; p < d->n; p++) {
-        const char *from = zr_sim_comm_at(d, p)->arena + mine->off + p * mine->bytes;
-        char *to = zr_sim_comm_at(d, me)->arena + mine->off + p * mine->bytes;
+        const char *from = zr_sim_comm_at(d, p)->base.arena + mine->off + p * mine->post.bytes;
+        char *to = zr_sim_comm_at(d, me)->base.arena + mine->off + p * mine->post.bytes;
         if (p == me)
             continue;
-        zr_shadow_move(d->rec, l, to, from, mine->bytes);
-        memcpy(to, from, (size_t)mine->bytes);
-        zr_sim_comm_at(d, me)->stats.wire_bytes += mine->bytes;
+        zr_shadow_move(d->rec, l, to, from, mine->post.bytes);
+        memcpy(to, from, (size_t)mine->post.bytes);
     }
-    zr_sim_comm_at(d, me)->stats.n_exchange++;
-    zr_sim_spend(d->w, l, zr_sim_wire_ns(d, mine->bytes, me));
+    zr_comm_done(d->ranks[me], mine);
+    zr_sim_spend(d->w, l, zr_sim_wire_ns(d, mine->post.bytes, me));
 }
 
-/* The places that agree with the one at `me`: from first on, n of them. */
+/* The n places from first on that agree with each other; a flaw divides them. */
 struct agreeing {
     int first, n;
 };
@@ -120,23 +117,23 @@ static struct agreeing agreeing_with(const struct zr_sim_comm_world *d, int me)
     return me < half ? (struct agreeing){0, half} : (struct agreeing){half, d->n - half};
 }
 
-/* All words of the record at a place from the part of place `p` on; *n: how many are in it. */
-static uint64_t *part_of(const struct zr_sim_comm_world *d, const struct zr_sim_part *mine, int place, int p,
+/* The part of place p in the record of a place; *n: its words. */
+static uint64_t *part_of(const struct zr_sim_comm_world *d, const struct zr_comm_op *mine, int place, int p,
                          int64_t *n)
 {
     struct agreeing with = agreeing_with(d, p);
-    int64_t words = mine->bytes / (int64_t)sizeof(uint64_t);
+    int64_t words = mine->post.bytes / (int64_t)sizeof(uint64_t);
     int64_t from = zr_agree_part(with.n, p - with.first, words);
     *n = zr_agree_part(with.n, p - with.first + 1, words) - from;
-    return (uint64_t *)(zr_sim_comm_at(d, place)->arena + mine->off) + from;
+    return (uint64_t *)(zr_sim_comm_at(d, place)->base.arena + mine->off) + from;
 }
 
-/* My part of the words out of all records, in my own. */
-static void put_together(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_sim_part *mine,
+/* Combines this rank's part of the words of all records, in its own. */
+static void put_together(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_comm_op *mine,
                          int me)
 {
     const struct agreeing with = agreeing_with(d, me);
-    int64_t n, first = zr_agree_part(with.n, me - with.first, mine->bytes / (int64_t)sizeof(uint64_t));
+    int64_t n, first = zr_agree_part(with.n, me - with.first, mine->post.bytes / (int64_t)sizeof(uint64_t));
     uint64_t *to = part_of(d, mine, me, me, &n);
     for (int p = with.first; p < with.first + with.n; p++) {
         const uint64_t *from = part_of(d, mine, p, me, &n);
@@ -150,14 +147,14 @@ static void put_together(struct zr_sim_comm_world *d, struct zr_line *l, const s
 void zr_sim_agree_half(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me, bool second)
 {
     struct zr_line *l = zr_sim_line_of(m->part[me].stream);
-    const struct zr_sim_part *mine = &m->part[me];
-    zr_sim_begin(d->w, l, "agree", mine->tag.unit, mine->tag.step);
+    const struct zr_comm_op *mine = &m->part[me].op;
+    zr_sim_begin(d->w, l, "agree", mine->post.unit, mine->post.step);
     if (zr_sim_comm_flawed(d, ZR_SIM_AGREE_MOVES_NOTHING) ||
         (second && zr_sim_comm_flawed(d, ZR_SIM_AGREE_MOVES_A_PART)))
         return;
     if (!second) {
         put_together(d, l, mine, me);
-        zr_sim_spend(d->w, l, zr_sim_wire_ns(d, mine->bytes / d->n, me));
+        zr_sim_spend(d->w, l, zr_sim_wire_ns(d, mine->post.bytes / d->n, me));
         return;
     }
     const struct agreeing with = agreeing_with(d, me);
@@ -171,23 +168,20 @@ void zr_sim_agree_half(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, in
         zr_shadow_write(d->rec, l, to, n * (int64_t)sizeof *to);
         memcpy(to, from, (size_t)n * sizeof *to);
     }
-    int32_t n_max = (int32_t)(mine->bytes / (int64_t)sizeof(uint64_t)) - mine->n_sum;
-    zr_sim_comm_at(d, me)->stats.wire_bytes += zr_agree_wire(d->n, me, mine->n_sum, n_max);
-    zr_sim_comm_at(d, me)->stats.n_agree++;
-    zr_sim_spend(d->w, l, zr_sim_wire_ns(d, mine->bytes / d->n, me));
+    zr_comm_done(d->ranks[me], mine);
+    zr_sim_spend(d->w, l, zr_sim_wire_ns(d, mine->post.bytes / d->n, me));
 }
 
 void zr_sim_broadcast_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me)
 {
     struct zr_line *l = zr_sim_line_of(m->part[me].stream);
-    const struct zr_sim_part *mine = &m->part[me];
-    zr_sim_begin(d->w, l, "broadcast", mine->tag.unit, mine->tag.step);
-    if (me != mine->root && !zr_sim_comm_flawed(d, ZR_SIM_BROADCAST_MOVES_NOTHING)) {
-        const char *from = zr_sim_comm_at(d, mine->root)->arena + mine->off;
-        char *to = zr_sim_comm_at(d, me)->arena + mine->off;
-        zr_shadow_move(d->rec, l, to, from, mine->bytes);
-        zr_sim_comm_at(d, me)->stats.wire_bytes += mine->bytes;
+    const struct zr_comm_op *mine = &m->part[me].op;
+    zr_sim_begin(d->w, l, "broadcast", mine->post.unit, mine->post.step);
+    if (me != mine->post.root && !zr_sim_comm_flawed(d, ZR_SIM_BROADCAST_MOVES_NOTHING)) {
+        const char *from = zr_sim_comm_at(d, mine->post.root)->base.arena + mine->off;
+        char *to = zr_sim_comm_at(d, me)->base.arena + mine->off;
+        zr_shadow_move(d->rec, l, to, from, mine->post.bytes);
     }
-    zr_sim_comm_at(d, me)->stats.n_broadcast++;
-    zr_sim_spend(d->w, l, zr_sim_wire_ns(d, mine->bytes / d->n, me));
+    zr_comm_done(d->ranks[me], mine);
+    zr_sim_spend(d->w, l, zr_sim_wire_ns(d, mine->post.bytes / d->n, me));
 }

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sim_inside.h: the inside of the simulated communicator.
  *
- *   sim.c             the communicator: arenas, checks, opening, closing
- *   sim_meet.c        how ranks meet in a collective, and what becomes of those that cannot
- *   sim_collective.c  what a collective does on one rank: the bytes that it touches, and how long it takes
- *   sim_symmetric.c   the same where a few ranks stand for all
- *   sim_order.c       the order of collectives over all communicators, and on one */
+ *   sim.c             the communicator: arenas, opening, closing
+ *   sim_meet.c        ranks meet in a collective, or fail
+ *   sim_collective.c  which bytes a collective touches on one rank, and how long it takes
+ *   sim_symmetric.c   the same in a world where a few ranks represent all
+ *   sim_order.c       checks the order of collectives over all communicators, and on one */
 #ifndef ZR_COMM_SIM_INSIDE_H
 #define ZR_COMM_SIM_INSIDE_H
 
 #include "comm/segment.h"
 #include "comm/sim/sim.h"
-#include "kernels/first_failure.h"
 
 enum { ZR_SIM_MOST_RANKS = 1024 };
 
@@ -19,16 +18,10 @@ enum { ZR_SIM_MOST_RANKS = 1024 };
 struct zr_sim_part {
     bool here;
     struct zr_stream *stream;
-    /* the stream's clock when it came */
+    /* Vector clock of the stream when it arrived. */
     struct zr_vclock *entry;
-    struct zr_gather_seg *gather;
-    struct zr_reduce_seg *reduce;
-    enum zr_op op;
-    int n_seg, root;
-    int64_t off, bytes;
-    /* how many words of an agreement are summed */
-    int32_t n_sum;
-    struct zr_tag tag;
+    /* Its segments are a copy that the part owns. */
+    struct zr_comm_op op;
 };
 
 /* The k-th collective. */
@@ -40,42 +33,42 @@ struct zr_sim_meeting {
     struct zr_sim_part part[];
 };
 
-/* What the groups of a role have in common. */
+/* State that the groups of a role share. */
 struct zr_sim_role {
-    /* those that are not closed */
+    /* Groups that are not closed. */
     int n_groups;
-    /* made by all ranks together, ever */
+    /* Arenas that all ranks together ever made. */
     int n_arenas;
     bool arena_failed;
 };
 
-/* Of a member's group: those on its host besides itself, all others, and hosts. */
+/* Of a rank's group: other ranks on its host, ranks on other hosts, and number of hosts. */
 struct zr_sim_tiers {
     int near, far, hosts;
 };
 
-/* A communicator of one group, in the middle between its ranks. Parts, handles and bodies are by place; of
- * representatives, which are not all of a group, in their own order. */
+/* What the ranks of one group share. Parts and handles are by place. If only representatives of a group take
+ * part, they are in an order of their own. */
 struct zr_sim_comm_world {
     struct zr_sim *w;
     struct zr_sim_order *order;
-    /* that of w */
+    /* Recorder of w. */
     struct zr_recorder *rec;
     enum zr_role role;
-    /* of the role */
+    /* Name of the role. */
     const char *name;
-    /* (n) ranks of the world, by part */
+    /* (n) rank of the world of each part. */
     int32_t *members;
-    /* (simulated ranks) part of each */
+    /* (simulated ranks) part of each. */
     int32_t *place_of;
-    /* parts; members of the group, which are more where parts are representatives */
+    /* Parts; ranks of the group, which are more if parts are representatives. */
     int n, size, n_open;
-    /* representatives (sim_symmetric.c); (n) how many of the group each stands for */
+    /* Parts are representatives (sim_symmetric.c); (n) how many ranks of the group each represents. */
     bool symmetric;
     int32_t *weight;
     struct zr_sim_role *all;
     struct zr_comm **ranks;
-    /* open meetings by number */
+    /* Open meetings, by number. */
     struct zr_sim_meeting **ring;
     uint64_t first, n_ring, cap;
     struct zr_first failure;
@@ -85,20 +78,15 @@ struct zr_sim_comm_world {
 struct zr_sim_comm {
     struct zr_comm base;
     struct zr_sim_comm_world *world;
-    /* among those that meet, and its number in the simulated world */
+    /* Number of its part, and its number in the simulated world. */
     int part, sim_rank;
     struct zr_sim_tiers tiers;
-    /* the members of a representative's group; NULL: they are the world's */
+    /* Members of a representative's group. NULL: they are the world's. */
     int32_t *own_members;
-    struct zr_arena *held;
-    /* memory of held */
-    char *arena;
-    int64_t arena_bytes;
     int n_made;
-    /* the arena that is being made, while this rank waits for the others */
+    /* The arena that is being made, while this rank waits for the others. */
     struct zr_arena *making;
     uint64_t n_put;
-    struct zr_comm_stats stats;
 };
 
 static inline struct zr_sim_comm *zr_sim_comm_of(struct zr_comm *c)
@@ -144,8 +132,8 @@ void zr_sim_symmetric_agree(struct zr_sim_comm_world *d, struct zr_sim_meeting *
 /* sim_collective.c: time of moving `bytes_each` from each of the other members to this one. */
 int64_t zr_sim_wire_ns(const struct zr_sim_comm_world *d, int64_t bytes_each, int me);
 
-/* sim_meet.c: puts a rank's part, which is taken over, on its stream. */
-int zr_sim_meeting_join(struct zr_comm *c, struct zr_stream *s, const struct zr_sim_part *mine);
+/* sim_meet.c: puts a rank's operation, whose segments it copies, on its stream. */
+int zr_sim_meeting_join(struct zr_comm *c, struct zr_stream *s, const struct zr_comm_op *op);
 void zr_sim_part_free(struct zr_sim_meeting *m, int place);
 /* The first failure of all ranks; everyone who waits goes on. why may be NULL. */
 void zr_sim_comm_fail(struct zr_sim_comm_world *d, int code, const char *why);
@@ -161,9 +149,9 @@ void zr_sim_broadcast_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m
 
 /* sim_order.c: rank, of the world, issues p, its k-th collective over all communicators; reported where the
  * others' k-th is another. */
-void zr_sim_order_keep(struct zr_sim_comm_world *d, int rank, const struct zr_sim_part *p);
+void zr_sim_order_keep(struct zr_sim_comm_world *d, int rank, const struct zr_post *p);
 /* A stream has come to p: found out where nothing puts the rank's collective before it, on this communicator,
  * before this one. */
-void zr_sim_order_start(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_sim_part *p);
+void zr_sim_order_start(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_post *p);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sim_meet.c: ranks meet in the order in which each has put its collectives: the k-th of one is the k-th of
- * all. */
+/* sim_meet.c: ranks of the simulated communicator meet in collectives. The k-th collective of one rank
+ * meets the k-th of the others. */
+#include "comm/post.h"
 #include "comm/sim/sim_inside.h"
 
 #include <stdio.h>
@@ -12,15 +13,13 @@ void zr_sim_part_free(struct zr_sim_meeting *m, int place)
 {
     struct zr_sim_part *p = &m->part[place];
     zr_vclock_drop(p->entry);
-    free(p->gather);
-    free(p->reduce);
-    p->entry = NULL;
-    p->gather = NULL;
-    p->reduce = NULL;
+    if (p->op.post.n_seg)
+        free((void *)(uintptr_t)p->op.seg);
+    *p = (struct zr_sim_part){.stream = p->stream};
 }
 
-/* Everyone who stands in a meeting goes on with nothing done. A rank stands in one at most; going on, it may
- * end meetings. */
+/* All ranks that wait in a meeting go on, with nothing done. A rank waits in at most one. It may end
+ * meetings when it goes on. */
 static void release_all(struct zr_sim_comm_world *d)
 {
     struct zr_stream *standing[ZR_SIM_MOST_RANKS] = {NULL};
@@ -64,8 +63,8 @@ void zr_sim_comm_waits(const struct zr_comm *any, char *text, size_t n)
         for (int r = 0; r < d->n && at < n; r++)
             if (m->part[r].here)
                 at += (size_t)snprintf(text + at, n - at, "rank %d waits in %s %s of unit %d, step %u; ",
-                                       d->members[r], d->name, zr_op_name(m->part[r].op), m->part[r].tag.unit,
-                                       m->part[r].tag.step);
+                                       d->members[r], d->name, zr_op_name((enum zr_op)m->part[r].op.post.op),
+                                       m->part[r].op.post.unit, m->part[r].op.post.step);
         for (int r = 0; r < d->n && at < n; r++)
             if (!m->part[r].here)
                 at += (size_t)snprintf(text + at, n - at, "rank %d is not there; ", d->members[r]);
@@ -75,45 +74,27 @@ void zr_sim_comm_waits(const struct zr_comm *any, char *text, size_t n)
 
 /* ---- meeting ---- */
 
-/* Representatives of several groups meet: what depends on a place in them may differ. */
-static bool alike(const struct zr_sim_part *a, const struct zr_sim_part *b)
+/* Compares representatives, which may be of several groups: what depends on places may differ. */
+static bool alike(const struct zr_post *a, const struct zr_post *b)
 {
-    return a->op == b->op && a->tag.unit == b->tag.unit && a->tag.step == b->tag.step &&
-           a->tag.call_hash == b->tag.call_hash && a->n_seg == b->n_seg && a->bytes == b->bytes;
-}
-
-static bool same_part(const struct zr_sim_part *a, const struct zr_sim_part *b, int size)
-{
-    if (a->op != b->op || a->tag.unit != b->tag.unit || a->tag.step != b->tag.step ||
-        a->tag.call_hash != b->tag.call_hash || a->n_seg != b->n_seg || a->root != b->root ||
-        a->off != b->off || a->bytes != b->bytes || a->n_sum != b->n_sum)
-        return false;
-    for (int i = 0; i < a->n_seg; i++) {
-        if (a->gather && (a->gather[i].src != b->gather[i].src ||
-                          !zr_cut_same(&a->gather[i].cut, &b->gather[i].cut, size)))
-            return false;
-        if (a->reduce && (a->reduce[i].src != b->reduce[i].src ||
-                          !zr_cut_same(&a->reduce[i].cut, &b->reduce[i].cut, size) ||
-                          a->reduce[i].dtype != b->reduce[i].dtype))
-            return false;
-    }
-    return true;
+    return a->op == b->op && a->unit == b->unit && a->step == b->step && a->call_hash == b->call_hash &&
+           a->n_seg == b->n_seg && (a->n_seg || a->bytes == b->bytes);
 }
 
 static bool parts_agree(struct zr_sim_comm_world *d, const struct zr_sim_meeting *m)
 {
     for (int r = 1; r < d->n; r++) {
-        const struct zr_sim_part *a = &m->part[0], *b = &m->part[r];
-        if (d->symmetric ? alike(a, b) : same_part(a, b, d->n))
+        const struct zr_post *a = &m->part[0].op.post, *b = &m->part[r].op.post;
+        if (d->symmetric ? alike(a, b) : zr_post_same(a, b))
             continue;
         char why[512];
         snprintf(why, sizeof why,
                  "%s: ranks disagree on collective %llu: rank %d calls %s of unit %d, step %u (calls %llx), "
                  "rank %d %s of unit %d, step "
                  "%u (calls %llx)",
-                 d->name, (unsigned long long)m->number, d->members[0], zr_op_name(a->op), a->tag.unit,
-                 a->tag.step, (unsigned long long)a->tag.call_hash, d->members[r], zr_op_name(b->op),
-                 b->tag.unit, b->tag.step, (unsigned long long)b->tag.call_hash);
+                 d->name, (unsigned long long)m->number, d->members[0], zr_op_name((enum zr_op)a->op),
+                 a->unit, a->step, (unsigned long long)a->call_hash, d->members[r],
+                 zr_op_name((enum zr_op)b->op), b->unit, b->step, (unsigned long long)b->call_hash);
         zr_report(d->rec, "%s", why);
         zr_sim_comm_fail(d, ZR_ERR_MISMATCH, why);
         return false;
@@ -131,11 +112,11 @@ static void join_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, bool
     zr_vclock_drop(all);
 }
 
-/* Everyone is here. */
+/* All ranks are here. */
 static void meet_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m)
 {
-    enum zr_op op = m->part[0].op;
-    int root = m->part[0].root;
+    enum zr_op op = (enum zr_op)m->part[0].op.post.op;
+    int root = m->part[0].op.post.root;
     bool start_alone = op == ZR_OP_ALL_GATHER       ? zr_sim_comm_flawed(d, ZR_SIM_GATHER_STARTS_ALONE)
                        : op == ZR_OP_REDUCE_SCATTER ? zr_sim_comm_flawed(d, ZR_SIM_REDUCE_STARTS_ALONE)
                        : op == ZR_OP_EXCHANGE       ? zr_sim_comm_flawed(d, ZR_SIM_EXCHANGE_STARTS_ALONE)
@@ -185,7 +166,7 @@ static void meet_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m)
                          zr_sim_line_of(m->part[r].stream)->clock);
 }
 
-/* Meetings that everyone has left are forgotten. */
+/* Frees meetings that all ranks have left. */
 static void sim_leave(struct zr_sim_meeting *m, int place)
 {
     struct zr_sim_comm_world *d = m->world;
@@ -206,7 +187,7 @@ static bool sim_start(void *arg, struct zr_stream *s)
     p->here = true;
     p->stream = s;
     if (!zr_first_code(&d->failure))
-        zr_sim_order_start(d, zr_sim_line_of(s), p);
+        zr_sim_order_start(d, zr_sim_line_of(s), &p->op.post);
     p->entry = zr_vclock_hold(zr_sim_line_of(s));
     m->n_here++;
     if (zr_first_code(&d->failure))
@@ -228,13 +209,26 @@ static bool sim_start(void *arg, struct zr_stream *s)
     return true;
 }
 
-int zr_sim_meeting_join(struct zr_comm *c, struct zr_stream *s, const struct zr_sim_part *mine)
+/* Copies an operation and its segments. */
+static struct zr_comm_op copy_of(const struct zr_comm_op *op, int size)
+{
+    struct zr_comm_op copy = *op;
+    size_t segs =
+        op->post.n_seg * (op->post.op == ZR_OP_ALL_GATHER ? sizeof *op->gather : sizeof *op->reduce);
+    if (!op->post.n_seg)
+        return copy;
+    char *p = malloc(segs + (size_t)zr_op_lists(op) * (size_t)(size + 1) * sizeof(int64_t));
+    if (!p)
+        abort();
+    zr_op_keep(&copy, size, p, (int64_t *)(p + segs));
+    return copy;
+}
+
+int zr_sim_meeting_join(struct zr_comm *c, struct zr_stream *s, const struct zr_comm_op *op)
 {
     struct zr_sim_comm *me = zr_sim_comm_of(c);
     struct zr_sim_comm_world *d = me->world;
-    if (zr_first_code(&d->failure))
-        return 0;
-    zr_sim_order_keep(d, me->sim_rank, mine);
+    zr_sim_order_keep(d, me->sim_rank, &op->post);
     uint64_t k = me->n_put++;
     while (k >= d->first + d->n_ring) {
         if (d->n_ring == d->cap) {
@@ -257,6 +251,8 @@ int zr_sim_meeting_join(struct zr_comm *c, struct zr_stream *s, const struct zr_
         d->n_ring++;
     }
     struct zr_sim_meeting *m = d->ring[k % d->cap];
-    m->part[me->part] = *mine;
-    return zr_sim_put(s, zr_op_name(mine->op), mine->tag.unit, mine->tag.step, sim_start, m);
+    struct zr_sim_part *mine = &m->part[me->part];
+    mine->op = copy_of(op, c->group.size);
+    mine->op.post.seq = m->number + 1; /* a flaw may have left some out */
+    return zr_sim_put(s, zr_op_name((enum zr_op)op->post.op), op->post.unit, op->post.step, sim_start, m);
 }

@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sim_order.c: the order in which ranks issue collectives over all communicators together; and that those of
- * one communicator are one behind the other on each rank, whatever their streams. */
+/* sim_order.c: checks that ranks issue collectives in the same order over all communicators, and that
+ * those of one communicator run one after the other on each rank, whatever their streams. */
 #include "comm/sim/sim_inside.h"
 
 #include <stdlib.h>
 
-/* What the ranks have issued, whatever the communicator. Groups of one role issue alike. */
+/* What the first rank issued, on any communicator. Groups of one role issue the same. */
 struct issue {
     enum zr_role role;
-    enum zr_op op;
-    struct zr_tag tag;
+    struct zr_post post;
     int rank; /* the first that did */
 };
 
@@ -19,12 +18,11 @@ struct issues {
 };
 
 struct zr_sim_order {
-    /* of each class of ranks, of which there are at most as many as ranks: those that the schedule issues,
-     * and those of the model's thread (is_models) */
+    /* By class of ranks: what the schedule issues, and what the model's thread issues (is_models). */
     struct issues all[2][ZR_SIM_MOST_RANKS];
     int32_t class_of[ZR_SIM_MOST_RANKS];
     int64_t at[2][ZR_SIM_MOST_RANKS]; /* how many each rank has issued */
-    /* Of each rank a byte that issuing writes, and for each role one that its collectives write. */
+    /* For each rank a byte that its collectives write, for each role, and one that issuing writes. */
     char turn[ZR_SIM_MOST_RANKS][ZR_ROLES + 1];
 };
 
@@ -49,21 +47,20 @@ void zr_sim_order_close(struct zr_sim_order *o)
     free(o);
 }
 
-/* Of activations and of tied tensors: the model's thread gives them, whatever the schedule issues
- * meanwhile. */
+/* Whether the model's thread issues a role's collectives: activations and tied tensors. */
 static bool is_models(enum zr_role role)
 {
     return role == ZR_ROLE_MODEL || (role >= ZR_ROLE_EVEN_PAIR && role <= ZR_ROLE_TIED);
 }
 
-void zr_sim_order_keep(struct zr_sim_comm_world *d, int rank, const struct zr_sim_part *p)
+void zr_sim_order_keep(struct zr_sim_comm_world *d, int rank, const struct zr_post *p)
 {
     struct zr_sim_order *o = d->order;
     bool models = is_models(d->role);
     struct issues *all = &o->all[models][o->class_of[rank]];
     struct zr_line *host = zr_sim_speaker(d->w);
     if (!models) {
-        zr_sim_begin(d->w, host, "issue", p->tag.unit, p->tag.step);
+        zr_sim_begin(d->w, host, "issue", p->unit, p->step);
         zr_shadow_write(d->rec, host, &o->turn[rank][ZR_ROLES], 1);
     }
     int64_t k = o->at[models][rank]++;
@@ -74,21 +71,21 @@ void zr_sim_order_keep(struct zr_sim_comm_world *d, int rank, const struct zr_si
             abort();
     }
     if (k == all->n) {
-        all->issue[all->n++] = (struct issue){d->role, p->op, p->tag, rank};
+        all->issue[all->n++] = (struct issue){d->role, *p, rank};
         return;
     }
     const struct issue *i = &all->issue[k];
-    if (i->role != d->role || i->op != p->op || i->tag.unit != p->tag.unit || i->tag.step != p->tag.step)
+    if (i->role != d->role || i->post.op != p->op || i->post.unit != p->unit || i->post.step != p->step)
         zr_report(
             d->rec,
             "order across communicators: collective %lld of rank %d is %s %s of unit %d, step %u, of rank "
             "%d %s %s of unit %d, step %u",
-            (long long)k, i->rank, zr_role_name(i->role), zr_op_name(i->op), i->tag.unit, i->tag.step, rank,
-            d->name, zr_op_name(p->op), p->tag.unit, p->tag.step);
+            (long long)k, i->rank, zr_role_name(i->role), zr_op_name((enum zr_op)i->post.op), i->post.unit,
+            i->post.step, rank, d->name, zr_op_name((enum zr_op)p->op), p->unit, p->step);
 }
 
-void zr_sim_order_start(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_sim_part *p)
+void zr_sim_order_start(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_post *p)
 {
-    zr_sim_begin(d->w, l, zr_op_name(p->op), p->tag.unit, p->tag.step);
+    zr_sim_begin(d->w, l, zr_op_name((enum zr_op)p->op), p->unit, p->step);
     zr_shadow_write(d->rec, l, &d->order->turn[l->rank][d->role], 1);
 }

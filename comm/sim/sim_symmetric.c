@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sim_symmetric.c: communicators of representatives; see symmetry.h. */
+/* sim_symmetric.c: communicators whose ranks represent others (symmetry.h). */
 #include "comm/sim/sim_inside.h"
 #include "comm/sim/symmetry.h"
 
@@ -8,115 +8,107 @@
 
 /* ---- what they do ---- */
 
-static void gather_alike(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_sim_part *p,
+static void gather_alike(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_comm_op *p,
                          struct zr_sim_comm *me, int64_t *each)
 {
-    for (int i = 0; i < p->n_seg; i++) {
+    for (int i = 0; i < (int)p->post.n_seg; i++) {
         const struct zr_gather_seg *g = &p->gather[i];
         int place = me->base.group.rank;
         *each += zr_cut_most(&g->cut, d->size);
-        zr_shadow_read(d->rec, l, me->arena + zr_gather_own(g, place), zr_cut_bytes(&g->cut, place));
-        zr_shadow_write(d->rec, l, me->arena + g->dst, g->cut.total);
-        me->stats.wire_bytes += zr_gather_wire(&g->cut, d->size, place, 0);
+        zr_shadow_read(d->rec, l, me->base.arena + zr_gather_own(g, place), zr_cut_bytes(&g->cut, place));
+        zr_shadow_write(d->rec, l, me->base.arena + g->dst, g->cut.total);
     }
-    me->stats.n_all_gather++;
 }
 
-static void reduce_alike(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_sim_part *p,
+static void reduce_alike(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_comm_op *p,
                          struct zr_sim_comm *me, int64_t *each)
 {
-    for (int i = 0; i < p->n_seg; i++) {
+    for (int i = 0; i < (int)p->post.n_seg; i++) {
         const struct zr_reduce_seg *g = &p->reduce[i];
         int place = me->base.group.rank;
         int64_t out = zr_cut_bytes(&g->cut, place) / zr_dtype_bytes(g->dtype) * (int64_t)sizeof(float);
         *each += zr_cut_most(&g->cut, d->size);
-        zr_shadow_read(d->rec, l, me->arena + g->src, g->cut.total);
+        zr_shadow_read(d->rec, l, me->base.arena + g->src, g->cut.total);
         if (g->accumulate)
-            zr_shadow_read(d->rec, l, me->arena + g->dst, out);
-        zr_shadow_write(d->rec, l, me->arena + g->dst, out);
-        me->stats.wire_bytes += zr_reduce_wire(&g->cut, d->size, place, 0);
+            zr_shadow_read(d->rec, l, me->base.arena + g->dst, out);
+        zr_shadow_write(d->rec, l, me->base.arena + g->dst, out);
     }
-    me->stats.n_reduce_scatter++;
 }
 
-/* What the others say is taken to be what this one says. */
-static void exchange_alike(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_sim_part *p,
+/* The records of the others are taken to be equal to this one's. */
+static void exchange_alike(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_comm_op *p,
                            struct zr_sim_comm *me)
 {
-    int64_t all = d->size * p->bytes;
-    zr_shadow_read(d->rec, l, me->arena + p->off, all);
-    zr_shadow_write(d->rec, l, me->arena + p->off, all);
+    int64_t all = d->size * p->post.bytes;
+    zr_shadow_read(d->rec, l, me->base.arena + p->off, all);
+    zr_shadow_write(d->rec, l, me->base.arena + p->off, all);
     for (int k = 0; k < d->size; k++) {
-        char *to = me->arena + p->off + k * p->bytes;
-        const char *mine = me->arena + p->off + me->base.group.rank * p->bytes;
+        char *to = me->base.arena + p->off + k * p->post.bytes;
+        const char *mine = me->base.arena + p->off + me->base.group.rank * p->post.bytes;
         if (to != mine)
-            memcpy(to, mine, (size_t)p->bytes);
+            memcpy(to, mine, (size_t)p->post.bytes);
     }
-    me->stats.wire_bytes += all - p->bytes;
-    me->stats.n_exchange++;
 }
 
 void zr_sim_symmetric_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me)
 {
     struct zr_sim_comm *c = zr_sim_comm_at(d, me);
-    const struct zr_sim_part *p = &m->part[me];
-    struct zr_line *l = zr_sim_line_of(p->stream);
+    const struct zr_comm_op *p = &m->part[me].op;
+    struct zr_line *l = zr_sim_line_of(m->part[me].stream);
     int64_t each = 0;
-    if (p->op == ZR_OP_AGREE) {
+    if (p->post.op == ZR_OP_AGREE) {
         zr_sim_symmetric_agree(d, m, me, false);
         return;
     }
-    zr_sim_begin(d->w, l, zr_op_name(p->op), p->tag.unit, p->tag.step);
-    if (p->op == ZR_OP_ALL_GATHER)
+    zr_sim_begin(d->w, l, zr_op_name((enum zr_op)p->post.op), p->post.unit, p->post.step);
+    if (p->post.op == ZR_OP_ALL_GATHER)
         gather_alike(d, l, p, c, &each);
-    if (p->op == ZR_OP_REDUCE_SCATTER)
+    if (p->post.op == ZR_OP_REDUCE_SCATTER)
         reduce_alike(d, l, p, c, &each);
-    if (p->op == ZR_OP_EXCHANGE) {
+    if (p->post.op == ZR_OP_EXCHANGE) {
         exchange_alike(d, l, p, c);
-        each = p->bytes;
+        each = p->post.bytes;
     }
+    zr_comm_done(&c->base, p);
     zr_sim_spend(d->w, l, zr_sim_wire_ns(d, each, me));
 }
 
-/* The records of all that the parts stand for, put together into part 0's, and then into the others'. */
+/* Combines the records of all ranks that the parts represent, in all parts. */
 static void add_up_alike(struct zr_sim_comm_world *d, const struct zr_sim_meeting *m)
 {
-    int64_t words = m->part[0].bytes / (int64_t)sizeof(uint64_t);
-    uint64_t *to = (uint64_t *)(zr_sim_comm_at(d, 0)->arena + m->part[0].off);
+    int64_t words = m->part[0].op.post.bytes / (int64_t)sizeof(uint64_t);
+    uint64_t *to = (uint64_t *)(zr_sim_comm_at(d, 0)->base.arena + m->part[0].op.off);
     for (int64_t k = 0; k < words; k++) {
-        bool sums = k < m->part[0].n_sum;
+        bool sums = k < m->part[0].op.n_sum;
         uint64_t all = sums ? to[k] * (uint64_t)d->weight[0] : to[k];
         for (int p = 1; p < d->n; p++) {
-            uint64_t x = ((uint64_t *)(zr_sim_comm_at(d, p)->arena + m->part[p].off))[k];
+            uint64_t x = ((uint64_t *)(zr_sim_comm_at(d, p)->base.arena + m->part[p].op.off))[k];
             all = sums ? all + x * (uint64_t)d->weight[p] : x > all ? x : all;
         }
         to[k] = all;
     }
     for (int p = 1; p < d->n; p++)
-        memcpy(zr_sim_comm_at(d, p)->arena + m->part[p].off, to, (size_t)m->part[0].bytes);
+        memcpy(zr_sim_comm_at(d, p)->base.arena + m->part[p].op.off, to, (size_t)m->part[0].op.post.bytes);
 }
 
 void zr_sim_symmetric_agree(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me, bool second)
 {
     struct zr_sim_comm *c = zr_sim_comm_at(d, me);
-    const struct zr_sim_part *p = &m->part[me];
-    struct zr_line *l = zr_sim_line_of(p->stream);
-    zr_sim_begin(d->w, l, "agree", p->tag.unit, p->tag.step);
-    zr_shadow_read(d->rec, l, c->arena + p->off, p->bytes);
-    zr_shadow_write(d->rec, l, c->arena + p->off, p->bytes);
+    const struct zr_comm_op *p = &m->part[me].op;
+    struct zr_line *l = zr_sim_line_of(m->part[me].stream);
+    zr_sim_begin(d->w, l, "agree", p->post.unit, p->post.step);
+    zr_shadow_read(d->rec, l, c->base.arena + p->off, p->post.bytes);
+    zr_shadow_write(d->rec, l, c->base.arena + p->off, p->post.bytes);
     if (second && me == 0)
         add_up_alike(d, m);
-    if (second) {
-        int32_t n_max = (int32_t)(p->bytes / (int64_t)sizeof(uint64_t)) - p->n_sum;
-        c->stats.wire_bytes += zr_agree_wire(d->size, c->base.group.rank, p->n_sum, n_max);
-        c->stats.n_agree++;
-    }
-    zr_sim_spend(d->w, l, zr_sim_wire_ns(d, p->bytes / d->size, me));
+    if (second)
+        zr_comm_done(&c->base, p);
+    zr_sim_spend(d->w, l, zr_sim_wire_ns(d, p->post.bytes / d->size, me));
 }
 
 /* ---- opening ---- */
 
-/* (n) how many members of each class the group has. */
+/* Counts the ranks of each class in the group, (n). */
 static void count_classes(const struct zr_symmetry *s, const struct zr_group *g, int32_t *count)
 {
     memset(count, 0, (size_t)s->n * sizeof *count);
@@ -124,14 +116,14 @@ static void count_classes(const struct zr_symmetry *s, const struct zr_group *g,
         count[s->class_of[zr_group_member(g, p)]]++;
 }
 
-/* Of the representatives in it: their groups, their numbers, and for how many each stands. */
+/* Representatives that meet: their groups, and their numbers. */
 struct meeting_ones {
     const struct zr_group **groups;
     int32_t *number;
     int n;
 };
 
-/* Those whose groups have members of the same classes as k's. */
+/* The representatives whose groups have as many ranks of each class as k's. */
 static struct meeting_ones those_with(const struct zr_symmetry *s, const struct zr_group *groups,
                                       const int32_t *count, int32_t k)
 {

@@ -4,8 +4,8 @@
 #include "kernels/host/host_device.h"
 #include "kernels/host/host_kernels.h"
 #include "kernels/huge_pages.h"
+#include "kernels/thread.h"
 
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -110,13 +110,6 @@ static const struct zr_device_ops host_ops = {
     .agree_end = zr_host_agree_end,
 };
 
-/* Cores this process may run on. */
-static int core_count(void)
-{
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
 int zr_host_device_open_with(const struct zr_host_options *options, struct zr_device **out)
 {
     *out = NULL;
@@ -143,7 +136,7 @@ int zr_host_device_open_with(const struct zr_host_options *options, struct zr_de
     if (options)
         dev->options = *options;
     dev->poison = poison && strcmp(poison, "1") == 0;
-    dev->spin_ns = dev->options.spin_ns ? dev->options.spin_ns : core_count() > 2 ? SPIN_NS : 0;
+    dev->spin_ns = dev->options.spin_ns ? dev->options.spin_ns : zr_thread_cores() > 2 ? SPIN_NS : 0;
     atomic_init(&dev->fail_in, fail_in ? fail_in - 1 : 0);
     pthread_mutex_init(&dev->lock, NULL);
     *out = &dev->base;

@@ -58,7 +58,7 @@ float *zr_engine_state_at(const struct zr_engine *e, const struct zr_flat *f, in
 static int attach_role(struct zr_engine *e, enum zr_role role, struct zr_arena *a)
 {
     struct zr_comm *c = e->role[role].comm;
-    return c ? c->ops->attach(c, a) : 0;
+    return c ? zr_comm_attach(c, a) : 0;
 }
 
 /* An arena, made with the communicator of a role, and moved by those of two others, too, if anybody has
@@ -68,7 +68,7 @@ static int open_arena(struct zr_engine *e, enum zr_role role, enum zr_role too, 
 {
     struct zr_comm *c = e->role[role].comm;
     struct zr_arena *a;
-    int err = c->ops->arena(c, bytes, &a);
+    int err = zr_comm_arena(c, bytes, &a);
     if (err)
         return err;
     *base = a->base;

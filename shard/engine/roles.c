@@ -67,7 +67,7 @@ int zr_role_gather_on(struct zr_engine *e, enum zr_role role, struct zr_stream *
     for (int i = 0; i < n; i++)
         bytes += seg[i].cut.total;
     const struct zr_tag marked = mark(e, role, ZR_OP_ALL_GATHER, bytes, tag);
-    return c->ops->all_gather(c, s, seg, n, &marked);
+    return zr_comm_all_gather(c, s, seg, n, &marked);
 }
 
 int zr_role_gather(struct zr_engine *e, enum zr_role role, const struct zr_gather_seg *seg, int n,
@@ -84,7 +84,7 @@ int zr_role_reduce(struct zr_engine *e, enum zr_role role, const struct zr_reduc
     for (int i = 0; i < n; i++)
         bytes += seg[i].cut.total;
     const struct zr_tag marked = mark(e, role, ZR_OP_REDUCE_SCATTER, bytes, tag);
-    return r->comm->ops->reduce_scatter(r->comm, r->stream, seg, n, &marked);
+    return zr_comm_reduce_scatter(r->comm, r->stream, seg, n, &marked);
 }
 
 int zr_role_exchange(struct zr_engine *e, enum zr_role role, int64_t off, int64_t slot_bytes,
@@ -92,7 +92,7 @@ int zr_role_exchange(struct zr_engine *e, enum zr_role role, int64_t off, int64_
 {
     const struct zr_role_run *r = &e->role[role];
     const struct zr_tag marked = mark(e, role, ZR_OP_EXCHANGE, slot_bytes * r->comm->group.size, tag);
-    return r->comm->ops->exchange(r->comm, r->stream, off, slot_bytes, &marked);
+    return zr_comm_exchange(r->comm, r->stream, off, slot_bytes, &marked);
 }
 
 int zr_role_barrier(struct zr_engine *e, enum zr_role role, const struct zr_tag *tag)
@@ -105,7 +105,7 @@ int zr_role_barrier(struct zr_engine *e, enum zr_role role, const struct zr_tag 
      * that has a barrier (DROP_SUMS) comes behind a REDUCE_OUTER of its own step, which waits for a REDUCE
      * there, or behind a norm for which the host has waited. */
     const struct zr_tag marked = mark(e, role, ZR_OP_AGREE, sizeof(uint64_t), tag);
-    return r->comm->ops->agree(r->comm, r->stream, e->plan->norm_at, 0, 1, &marked);
+    return zr_comm_agree(r->comm, r->stream, e->plan->norm_at, 0, 1, &marked);
 }
 
 int zr_role_broadcast(struct zr_engine *e, enum zr_role role, int64_t off, int64_t bytes, int root,
@@ -113,7 +113,7 @@ int zr_role_broadcast(struct zr_engine *e, enum zr_role role, int64_t off, int64
 {
     const struct zr_role_run *r = &e->role[role];
     const struct zr_tag marked = mark(e, role, ZR_OP_BROADCAST, bytes, tag);
-    return r->comm->ops->broadcast(r->comm, r->stream, off, bytes, root, &marked);
+    return zr_comm_broadcast(r->comm, r->stream, off, bytes, root, &marked);
 }
 
 int zr_world_agree(struct zr_engine *e, int64_t off, int32_t n_sum, int32_t n_max, const struct zr_tag *tag)
@@ -122,7 +122,7 @@ int zr_world_agree(struct zr_engine *e, int64_t off, int32_t n_sum, int32_t n_ma
     const struct zr_role_run *r = &e->role[role];
     const struct zr_tag marked =
         mark(e, role, ZR_OP_AGREE, ((int64_t)n_sum + n_max) * (int64_t)sizeof(uint64_t), tag);
-    return r->comm->ops->agree(r->comm, r->stream, off, n_sum, n_max, &marked);
+    return zr_comm_agree(r->comm, r->stream, off, n_sum, n_max, &marked);
 }
 
 /* ---- all of them ---- */
@@ -139,7 +139,7 @@ int zr_roles_status(const struct zr_engine *e, char *why, size_t n_why)
 {
     int code = 0;
     for (int i = 0; !code && i < e->n_distinct; i++)
-        code = e->distinct[i]->ops->status(e->distinct[i], why, n_why);
+        code = zr_comm_status(e->distinct[i], why, n_why);
     return code;
 }
 
@@ -196,7 +196,7 @@ bool zr_roles_may_stick(const struct zr_engine *e)
 static int64_t wire_bytes(struct zr_comm *c)
 {
     struct zr_comm_stats s;
-    c->ops->stats(c, &s);
+    zr_comm_stats(c, &s);
     return s.wire_bytes;
 }
 
@@ -228,7 +228,7 @@ int64_t zr_roles_library_bytes(const struct zr_engine *e)
     int64_t bytes = 0;
     struct zr_comm_stats s;
     for (int i = 0; i < e->n_distinct; i++) {
-        e->distinct[i]->ops->stats(e->distinct[i], &s);
+        zr_comm_stats(e->distinct[i], &s);
         bytes += s.library_bytes;
     }
     return bytes;

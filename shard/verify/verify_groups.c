@@ -173,7 +173,7 @@ void zr_groups_close(struct zr_verify_world *v)
 {
     for (int k = 0; k < v->n_opened; k++) {
         for (int r = 0; r < v->n_ranks; r++)
-            v->opened[k][r]->ops->close(v->opened[k][r]);
+            zr_comm_close(v->opened[k][r]);
         free(v->opened[k]);
     }
     v->n_opened = 0;

@@ -2,13 +2,10 @@
 /* test_arguments.c: tests a command line read by a table with every kind of option: the stored values, the
  * text of each refusal, and what a table shared by commands adds. */
 #include "bench/arguments.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum fruit { APPLE = 3, PEAR };
 
@@ -138,7 +135,6 @@ static void refuse(const struct option_table *t, const char *line, const char *w
 
 static void test_stored(void **state)
 {
-    (void)state;
     struct everything e = {0};
     accept(
         "--count=-7 --none 3 --bytes=1.5K --seed=9223372036854775807 --share=0.25 --sign=minus --fruit=pear "
@@ -173,7 +169,6 @@ static void test_stored(void **state)
 
 static void test_what_is_not_given_stays(void **state)
 {
-    (void)state;
     struct everything e, before;
     memset(&before, 0x35, sizeof before);
     before.flag = true;
@@ -193,7 +188,6 @@ static void test_what_is_not_given_stays(void **state)
 
 static void test_refused(void **state)
 {
-    (void)state;
     for (const char *const *v = (const char *const[]){"-8", "1000001", "1.5", "1e7", "x", "7x", "nan",
                                                       "99999999999999999999", NULL};
          *v; v++) {
@@ -228,7 +222,6 @@ static void test_refused(void **state)
 
 static void test_words(void **state)
 {
-    (void)state;
     refuse(&table, "1 2 3 4 5", "5: one too many");
     refuse(&only_options, "--count=1 one", "'one' is not an option");
     refuse(&bare, "--count=1 one", "Too many arguments");
@@ -236,14 +229,12 @@ static void test_words(void **state)
 
 static void test_what_does_not_go_together(void **state)
 {
-    (void)state;
     refuse(&table, "--text=x --flag", "--flag: not with --text");
     refuse(&table, "--text=x --depth=13 --flag", "--depth: not 13");
 }
 
 static void test_word_of(void **state)
 {
-    (void)state;
     assert_string_equal(option_word_of(fruits, PEAR), "pear");
     assert_string_equal(option_word_of(fruits, 5), "unknown");
 }

@@ -9,7 +9,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from bench_program import CATEGORIES, OPTIMIZERS, TEXT, ZERO_RUN, bench, lines, run, ZERO_BENCH  # noqa: E402
 
 PAGE = 4096
-SUBCOMMANDS = ['train', 'plan', 'tune', 'memory', 'checkpoint', 'export', 'overhead', 'kernels', 'profile', 'comm', 'scale', 'pipeline', 'verify']
+SUBCOMMANDS = ['train', 'plan', 'tune', 'memory', 'checkpoint', 'export', 'kernels', 'profile', 'comm', 'scale', 'pipeline', 'verify']
 
 
 class Refused(unittest.TestCase):
@@ -50,13 +50,13 @@ class Refused(unittest.TestCase):
                 ('train', '--stage=4', f"--stage: '4' {whole} 0 to 3"), ('train', '--prefetch=-1', f"--prefetch: '-1' {whole} 0 to 10000"),
                 ('plan', '--prefetch=10001', f"--prefetch: '10001' {whole} 0 to 10000"), ('checkpoint', '--stage=4', f"--stage: '4' {whole} 0 to 3"),
                 ('checkpoint', '--repeat=26', f"--repeat: '26' {whole} 1 to 25"), ('kernels', '--gpu=1001', f"--gpu: '1001' {whole} 0 to 1000"),
-                ('overhead', '--units=1e6', f"--units: '1e6' {whole} 1 to 100000"), ('memory', '--ranks=4097', f"--ranks: '4097' {whole} 1 to 4096"),
+                ('memory', '--ranks=4097', f"--ranks: '4097' {whole} 1 to 4096"),
                 ('memory', '--heads=0', f"--heads: '0' {whole} 1 to 10000"), ('verify', '--world=65', f"--world: '65' {whole} 1 to 64"),
                 ('verify', '--far=0', "--far: '0' is not a number from 1e-06 to 1e+06"),
                 ('train', '--seconds=0', "--seconds: '0' is not a number from 0.001 to 1e+09"),
                 ('plan', '--budget=12Q', f"--budget: '12Q' {size} 1 (K, M, G, T may follow)"),
                 ('export', '--max-file=0', f"--max-file: '0' {size} 1 (K, M, G, T may follow)"),
-                ('export', '--dtype=f16', "--dtype: 'f16' is not f32 or bf16"), ('overhead', '--device=tpu', "--device: 'tpu' is not host or cuda"),
+                ('export', '--dtype=f16', "--dtype: 'f16' is not f32 or bf16"), ('kernels', '--device=tpu', "--device: 'tpu' is not host or cuda"),
                 ('train', '--deterministic=1', "--deterministic: '1' is not on or off"),
                 ('plan', '--model=gpt3', "--model: 'gpt3' is not gpt2-nano, gpt2-124M, gpt2-355M, gpt2-774M or gpt2-1.5B"),
                 ('plan', '--optimizer=adagrad', f"--optimizer: 'adagrad' is not {', '.join(OPTIMIZERS[:-1])} or {OPTIMIZERS[-1]}"),
@@ -67,7 +67,7 @@ class Refused(unittest.TestCase):
                 ('plan', '--json=1', "option '--json' doesn't allow an argument"),
                 ('verify', '--trace', "option '--trace' requires an argument"), ('checkpoint', '--stage=0', '--dir: is needed'),
                 ('export', '--out=x', '--load: is needed'), ('export', '--load=x', '--out: is needed'),
-                ('overhead', 'word', "'word' is not an option"), ('export', 'word', 'Too many arguments')]:
+                ('kernels', 'word', "'word' is not an option"), ('export', 'word', 'Too many arguments')]:
             done = bench(command, given)
             self.assertEqual((done.returncode, done.stdout, done.stderr), (2, '', f'zero-bench {command}: {told}\n'))
 
@@ -84,11 +84,11 @@ class Refused(unittest.TestCase):
             self.refused(['profile', '--plain', f'--stage={stage}'], '--plain', '--stage')
 
     def test_plain_words(self):
-        for command in ['plan', 'memory', 'overhead', 'kernels', 'profile', 'scale', 'verify']:
+        for command in ['plan', 'memory', 'kernels', 'profile', 'scale', 'verify']:
             self.refused([command, 'word'], 'word')
 
     def test_no_gpu(self):
-        for args in [['train', '--steps=1'], ['train', '--plain', '--steps=1', '--dtype=bf16'], ['kernels'], ['overhead']]:
+        for args in [['train', '--steps=1'], ['train', '--plain', '--steps=1', '--dtype=bf16'], ['kernels']]:
             done = bench(*args, '--device=cuda')
             if done.returncode == 0:
                 self.skipTest('here is a GPU')
@@ -112,14 +112,11 @@ class Refused(unittest.TestCase):
         self.refused(['scale', '--stage=2', '--budget=1G'], '--budget', 'stage 3')
         self.refused(['scale', '--stage=2', '--prefetch=2'], '--prefetch', 'stage 3')
         self.refused(['scale', '--wire-dtype=f32'], '--wire-dtype=f32', 'bf16 travel as they are')
-        for given in ['--compute=1', '--links=0.5', '--worlds=8']:
-            self.refused(['scale', '--fit=/nonexistent', given], given.split('=')[0], '--fit')
         self.refused(['scale', '--worlds=12', '--dp-replicate=auto', '--hybrid=hfsdp'], '12 GPUs', 'dp_shard is 8')
         self.refused(['scale', '--worlds=8', '--budget=1K'], 'param_budget_bytes is 1024')
         for form in [[], ['--json']]:
             self.refused(['scale', '--worlds=8', '--batch=1000000', '--context=10000000', '--compute=0.001', *form],
                          '8 GPUs', '--batch', '--context', '--compute')
-        self.refused(['scale', '--fit=/nonexistent'], '--fit', '/nonexistent')
 
     def test_scale_of_a_mesh(self):
         self.refused(['scale', '--worlds=8', '--tp=3'], '--tp', '3 parts', '32 heads', 'llama-3-8B')
@@ -141,8 +138,6 @@ class Refused(unittest.TestCase):
         self.refused(['scale', '--accum=2', '--micro-batches=2'], '--micro-batches', '--accum')
         self.refused(['scale', '--pp=200'], '--pp', '--accum', '256')
         self.refused(['scale', '--pp=2', '--worlds=2', '--batch=100000', '--compute=0.01'], '2 GPUs', '--batch', '--compute')
-        self.refused(['scale', '--fit=/nonexistent', '--tp=2'], '--fit', '--tp')
-        self.refused(['scale', '--fit=/nonexistent', '--activations'], '--fit', '--activations')
 
     def test_pipeline(self):
         self.refused(['pipeline'], '--ranks', '--read')
@@ -740,46 +735,10 @@ class Scale(unittest.TestCase):
         self.assertIn('no stragglers, no congestion', done.stdout)
         self.assertEqual([line.split()[0] for line in done.stdout.splitlines()[-2:]], ['8', '64'])
 
-    def test_fit(self):
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, 'rows.json')
-            with open(path, 'w', encoding='utf-8') as file:
-                file.write('{"rows": [{"model": "gpt2-124M", "machine": "h100", "world": 8, "batch": 8, "mfu_percent": 30},'
-                           ' {"model": "gpt2-124M", "machine": "h100", "world": 16, "batch": 8, "mfu_percent": 30, "held_out": true}]}')
-            *rows, fitted, held_out = self.of('--fit', path)
-            text = bench('scale', '--fit', path).stdout
-        self.assertEqual([r['held_out'] for r in rows], [False, True])
-        self.assertLess(abs(rows[0]['error']), 0.01)
-        self.assertEqual((fitted['score'], fitted['rows'], held_out['score'], held_out['rows']), ('fitted', 1, 'held out', 1))
-        self.assertIn('2 numbers fitted', text)
-
     def test_products_are_of_bf16(self):
         self.assertIn("products are bf16's all the same", ' '.join(bench('scale', '--help').stdout.split()))
         steps = [self.of('--model=gpt2-124M', '--batch=64', '--worlds=1', f'--dtype={d}')[0]['step_ms'] for d in ['f32', 'bf16']]
         self.assertAlmostEqual(steps[0] / steps[1], 1, delta=0.05)
-
-    def test_refusals_name_the_row(self):
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, 'rows.json')
-            for held_out in ['false', 'true']:
-                with open(path, 'w', encoding='utf-8') as file:
-                    file.write('{"rows": [{"model": "gpt2-124M", "world": 16, "mfu_percent": 30},'
-                               ' {"model": "gpt2-124M", "world": 12, "mfu_percent": 30, "held_out": %s}]}' % held_out)
-                done = bench('scale', '--fit', path, '--dp-replicate=auto', '--hybrid=hfsdp')
-                self.assertEqual((done.returncode, done.stdout), (2, ''))
-                self.assertRegex(done.stderr, r'\Azero-bench scale: --fit: row 2: .*dp_shard is 8.*\n\Z')
-            with open(path, 'w', encoding='utf-8') as file:
-                file.write('{"rows": [{"world": 8, "batch": 1000000, "context": 10000000, "mfu_percent": 30}]}')
-            done = bench('scale', '--json', '--fit', path)
-            self.assertEqual((done.returncode, done.stdout), (2, ''))
-            self.assertRegex(done.stderr, r'\Azero-bench scale: --fit: row 1: .*--batch or --context.*\n\Z')
-
-    def test_rows_are_as_the_options_have_it(self):
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, 'rows.json')
-            with open(path, 'w', encoding='utf-8') as file:
-                file.write('{"rows": [{"model": "gpt2-124M", "world": 1, "mfu_percent": 30}]}')
-            self.assertEqual([self.of('--fit', path, *args)[0]['context'] for args in ([], ['--context=512'])], [1024, 512])
 
 
 class Pipeline(unittest.TestCase):

@@ -166,18 +166,6 @@ class Rows(unittest.TestCase):
             self.assertEqual((done.returncode, done.stderr.splitlines()[0]),
                              (1, 'zero-bench comm: --plot needs gnuplot: No such file or directory'), done)
 
-    def test_bars(self):
-        """The result of the bars is printed, whichever it is."""
-        done = comm(2, '--bars', '--rounds=3')
-        ratios = [int(x) for x in re.findall(r'^\w+ +shm +33554432 +16777216 .* (\d+)% +0$', done.stdout, re.MULTILINE)]
-        self.assertEqual(len(ratios), 2, done)
-        if done.returncode:
-            self.assertLessEqual(min(ratios), 90)
-            self.assertEqual((done.returncode, done.stderr.splitlines()[0]), (1, 'zero-bench comm: less than is asked'))
-        else:
-            self.assertGreaterEqual(min(ratios), 90)
-            self.assertEqual(done.stderr, '')
-
 
 class Wrong(unittest.TestCase):
     def test_found(self):
@@ -225,7 +213,6 @@ class Refused(unittest.TestCase):
                 (['--bytes=2T'], '--bytes: from 2199023255552 to 2199023255552 is not from less to more, up to 1T'),
                 (['--factor=1'], "--factor: '1' is not a whole number from 2 to 1048576"),
                 (['--group=2', '--across=2'], '--across: does not go with --group'),
-                (['--bars', '--bytes=1K'], '--bars: does not go with --backend, --op or --bytes'),
                 (['--plot=a.pdf'], "--plot: 'a.pdf' does not end in .svg or .png"),
                 (['--rounds=0'], "--rounds: '0' is not a whole number from 1 to 100000"),
                 (['--dtype=f16'], "--dtype: 'f16' is not f32 or bf16")]:
@@ -233,7 +220,6 @@ class Refused(unittest.TestCase):
 
     def test_alone(self):
         for args, told in [
-                (['--bars'], '--bars: one rank gathers nothing: zero-run -n 2 zero-bench comm'),
                 (['--plot=a.svg'], '--plot: one rank gathers nothing: zero-run -n 2 zero-bench comm'),
                 (['--group=2'], 'groups of 2 ranks in a world of 1: a number that divides the world is allowed'),
                 (['--across=1'], 'groups of 1 ranks in a world of 1: there is nothing between them'),

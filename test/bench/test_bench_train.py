@@ -630,27 +630,6 @@ class Others(unittest.TestCase):
         self.assertEqual((done.returncode, len(done.stderr.splitlines())), (1, 2), done.stderr)
         self.assertIn('gnuplot', done.stderr.splitlines()[1])
 
-    def test_overhead(self):
-        done = bench('overhead', '--units=20', '--passes=5', '--json')
-        self.assertEqual((done.returncode, done.stderr), (0, ''))
-        stages = lines(done.stdout)
-        self.assertEqual([s['stage'] for s in stages], [0, 1, 2, 3])
-        for s in stages:
-            self.assertGreater(s['forward_ns'], 0)
-            self.assertGreater(s['backward_ns'], 0)
-        self.assertIn('backward', bench('overhead', '--units=20', '--passes=5').stdout)
-        wrong = bench('overhead', '--units=20', '--passes=5', env={'ZERO_STGE': '3'})  # it only keeps quiet about its own choices
-        self.assertIn('ZERO_STGE is not known', wrong.stderr)
-
-    def test_overhead_among_ranks(self):
-        done = bench('overhead', '--world=3', '--units=20', '--passes=5', '--json')
-        self.assertEqual((done.returncode, done.stderr), (0, ''))
-        stages = lines(done.stdout)
-        self.assertEqual([(s['stage'], s['world']) for s in stages], [(stage, 3) for stage in range(4)])
-        for s in stages:
-            self.assertAlmostEqual(s['ratio'], s['forward_ns'] / s['forward_of_2_ns'])
-        self.assertIn('ratio', bench('overhead', '--world=2', '--units=20', '--passes=5').stdout)
-
 
 class GoesOn(unittest.TestCase):
     """A run that continues with fewer ranks than it began with."""

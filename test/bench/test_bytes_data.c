@@ -1,18 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_bytes_data.c: tests which text is read, in which order, and which pieces of it a step gets. */
-#include "bench/bytes_data.h"
+/* test_bytes_data.c: what text is read, in which order, and which pieces of it a step sees. */
+#include "bench/train/bytes_data.h"
 #include "kernels/device.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static char folder[] = "/tmp/bytes-data-XXXXXX";
 
@@ -35,7 +31,6 @@ static void put(const char *name, const char *text, size_t n)
 
 static int make_folder(void **state)
 {
-    (void)state;
     assert_non_null(mkdtemp(folder));
     assert_int_equal(mkdir(in_folder("b"), 0700), 0);
     put("c.txt", "CCC", 3);
@@ -49,7 +44,6 @@ static int make_folder(void **state)
 
 static int remove_folder(void **state)
 {
-    (void)state;
     const char *names[] = {"c.txt", "a.txt", "b/z.h", "b/y.h", "object.o", "link.txt"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         unlink(in_folder(names[i]));
@@ -69,13 +63,11 @@ static void check_text(const char *const *paths, int n_paths, const char *text, 
 
 static void folders_are_read_in_the_order_of_names(void **state)
 {
-    (void)state;
-    check_text((const char *const[]){folder}, 1, "AAYZZCCC", 4); /* no binary file, no link */
+    check_text((const char *const[]){folder}, 1, "AAYZZCCC", 4); /* no binary, no link */
 }
 
 static void paths_are_read_in_the_order_given(void **state)
 {
-    (void)state;
     char first[128], second[128];
     snprintf(first, sizeof first, "%s", in_folder("link.txt")); /* a link given by name is followed */
     snprintf(second, sizeof second, "%s", in_folder("b"));
@@ -84,7 +76,6 @@ static void paths_are_read_in_the_order_given(void **state)
 
 static void a_missing_path_is_named(void **state)
 {
-    (void)state;
     struct bytes_data d;
     const char *path = in_folder("none.txt");
     assert_int_equal(bytes_data_open(&d, &path, 1), ZR_ERR_IO);
@@ -94,7 +85,6 @@ static void a_missing_path_is_named(void **state)
 
 static void the_default_is_c_headers(void **state)
 {
-    (void)state;
     struct bytes_data d;
     assert_int_equal(bytes_data_open(&d, NULL, 0), 0);
     assert_true(d.n_bytes > 100000 && d.n_bytes <= BYTES_DATA_MAX);
@@ -106,7 +96,6 @@ static void the_default_is_c_headers(void **state)
 
 static void pieces_depend_on_their_place_alone(void **state)
 {
-    (void)state;
     uint8_t text[256];
     for (int i = 0; i < 256; i++)
         text[i] = (uint8_t)i;
@@ -139,8 +128,7 @@ static void pieces_depend_on_their_place_alone(void **state)
 /* The shortest allowed text has one piece, and reading it must not go beyond the end. */
 static void the_shortest_text_is_one_piece(void **state)
 {
-    (void)state;
-    uint8_t *text = malloc(T + 1); /* exact size, so that a sanitizer sees a read past the end */
+    uint8_t *text = malloc(T + 1); /* so that a sanitizer sees one byte too many */
     memcpy(text, "abcdef", T + 1);
     struct bytes_data d = {.bytes = text, .n_bytes = T + 1};
     int32_t tokens[T], targets[T];

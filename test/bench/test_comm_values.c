@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_comm_values.c: tests the value checks of zero-bench comm: right values pass, and every kind of
- * wrong one is counted. */
-#include "bench/comm_values.h"
+/* Values of zero-bench comm: what is right passes, and each way to be wrong is counted. */
+#include "bench/comm/values.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { N = 1000, MOST = 9 };
 
@@ -19,7 +14,6 @@ static const struct comm_source source[MOST] = {{7, 0}, {7, 3}, {7, 1}, {7, 2}, 
 
 static void test_gathered(void **state)
 {
-    (void)state;
     for (int d = 0; d < 2; d++) {
         enum zr_dtype dtype = d ? ZR_BF16 : ZR_F32;
         unsigned char at[N * 4], *last = at + (N - 1) * zr_dtype_bytes(dtype);
@@ -54,7 +48,6 @@ static void sum_up(float *to, const struct comm_source *s, int n, enum zr_dtype 
 
 static void test_sums(void **state)
 {
-    (void)state;
     for (int d = 0; d < 2; d++)
         for (int n = 1; n <= MOST; n++) {
             enum zr_dtype dtype = d ? ZR_BF16 : ZR_F32;
@@ -76,7 +69,6 @@ static void test_sums(void **state)
  * result is no sum. */
 static void test_orders(void **state)
 {
-    (void)state;
     const struct comm_source swapped[] = {source[1], source[2], source[0], source[3]},
                              twice[] = {source[0], source[1], source[2], source[2]};
     for (int d = 0; d < 2; d++) {
@@ -93,7 +85,6 @@ static void test_orders(void **state)
 
 static void test_words(void **state)
 {
-    (void)state;
     uint64_t in[3][N], out[N];
     for (int k = 0; k < 3; k++)
         comm_words_fill(in[k], source[k], N);

@@ -3,17 +3,15 @@
  * makes another operation, is late, or has left no file: exactly that is found, with its call. In other
  * jobs nothing is found. Files that do not belong together are refused, and the message names them. */
 #include "bench/arguments.h"
-#include "bench/flight_merge.h"
+#include "bench/flight/merge.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { MOST_WORLD = 8, MOST_OPS = 60 };
 

@@ -1,17 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_memory_fit.c: tests the choice of a model that fits a machine's memory. */
-#include "bench/memory_fit.h"
+/* test_memory_fit.c: which model a machine has the memory for. */
+#include "bench/memory/fit.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static const struct gpt2_config whole = {12, 12, 768, 64, 50257};
 
@@ -49,7 +45,6 @@ static void choose(const struct memory_fit *f, struct model_options *m, char sai
  * the master weight and each of two moments. README.md has the measured value, 2.32 GB on each rank. */
 static void stage_0_of_the_table(void **state)
 {
-    (void)state;
     const struct memory_fit f = {4, 1, ZERO_BF16, 0, ""};
     int64_t bytes = needed(&f, 12);
     assert_true(bytes > 4 * INT64_C(2320000000));
@@ -60,7 +55,6 @@ static void stage_0_of_the_table(void **state)
 
 static void as_many_layers_as_fit(void **state)
 {
-    (void)state;
     static const struct {
         int64_t fits, less, layers; /* the limit is what `fits` layers need, minus so many bytes */
         const char *name;
@@ -91,7 +85,6 @@ static void as_many_layers_as_fit(void **state)
 /* Fewer layers come first, and then there is nothing smaller. */
 static void the_smallest_is_taken_whatever_it_needs(void **state)
 {
-    (void)state;
     const struct memory_fit f = {4, 1, ZERO_F32, 1, ""};
     struct model_options m = asked();
     char said[512];
@@ -119,7 +112,6 @@ static void put(const char *root, const char *at, const char *text)
 /* The host has 64 GB and much swap, which does not count. Then a memory control group allows less. */
 static void the_host_and_memory_groups_are_asked(void **state)
 {
-    (void)state;
     static const struct {
         const char *group, *limit, *used;
     } versions[] = {

@@ -1,25 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_memory_plot.c: tests what zero-bench memory sends to gnuplot. A program that saves its input
- * replaces gnuplot. */
-#include "bench/memory_plot.h"
-#include "bench/stage_table.h"
+/* test_memory_plot.c: what zero-bench memory hands to gnuplot. A program that keeps its input replaces it. */
+#include "bench/memory/plot.h"
+#include "bench/report/stage_table.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 static char folder[] = "/tmp/zero-memory-plot-XXXXXX", script[64], kept[64];
 
 static int put_gnuplot_there(void **state)
 {
-    (void)state;
     if (!mkdtemp(folder))
         return -1;
     snprintf(script, sizeof script, "%s/gnuplot", folder);
@@ -33,7 +27,6 @@ static int put_gnuplot_there(void **state)
 
 static int take_gnuplot_away(void **state)
 {
-    (void)state;
     return unlink(script) || unlink(kept) || rmdir(folder);
 }
 
@@ -64,7 +57,6 @@ static void read_bars(double drawn[], double label[], int n)
 
 static void test_nothing_beyond_what_was_resident(void **state)
 {
-    (void)state;
     struct memory_stage stages[N_STAGES] = {0}, plain = {0};
     double drawn[N_STAGES + 1] = {0}, label[N_STAGES + 1] = {0}, unit = 1e6;
     for (int i = 0; i <= N_STAGES; i++) {

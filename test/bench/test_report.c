@@ -1,20 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_report.c: tests how zero-bench prints numbers. */
 #include "bench/hybrids.h"
-#include "bench/report.h"
+#include "bench/report/report.h"
+#include "test/cmocka.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 static void bytes_have_three_digits(void **state)
 {
-    (void)state;
     static const struct {
         int64_t bytes;
         const char *text;
@@ -38,7 +33,6 @@ static void bytes_have_three_digits(void **state)
 
 static void the_median_leaves_out_the_first_two(void **state)
 {
-    (void)state;
     struct report r = {.quiet = true};
     assert_true(isnan(report_ms_median(&r)));
     const double ms[] = {900, 800, 5, 1, 3, 100};
@@ -56,7 +50,6 @@ static void the_median_leaves_out_the_first_two(void **state)
 /* As when a run ends before its first step does. */
 static void no_step_is_no_nan(void **state)
 {
-    (void)state;
     struct report r = {0};
     const struct report_summary s = {.device = "host", .hybrid = HYBRID_HSDP, .peak_tflops = 1};
     char text[4096];
@@ -79,7 +72,6 @@ static void no_step_is_no_nan(void **state)
 
 static void json_has_no_nan(void **state)
 {
-    (void)state;
     json_t *nan = report_number(NAN), *infinite = report_number(INFINITY), *x = report_number(0.1);
     assert_true(json_is_null(nan));
     assert_true(json_is_null(infinite));
@@ -99,7 +91,6 @@ static int32_t next_piece, next_value = ZERO_VALUE_MASTER;
 
 static int read_numbered(void *from, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
 {
-    (void)from;
     if (next_first == pieces[next_piece].n) {
         next_first = 0;
         next_piece += next_value == ZERO_VALUE_STATE + 1;
@@ -117,7 +108,6 @@ static int read_numbered(void *from, int32_t tensor, int32_t value, int64_t firs
 
 static void the_state_is_hashed_in_order_and_whole(void **state)
 {
-    (void)state;
     const struct zero_tensor tensors[3] = {
         {.shape = {600, 1000}}, {.shape = {3}}, {.shape = {2, 5}, .flags = ZERO_STACKED}};
     char hex[STATE_HASH_CHARS];
@@ -131,14 +121,12 @@ static void the_state_is_hashed_in_order_and_whole(void **state)
 
 static int read_nothing(void *from, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
 {
-    (void)from, (void)tensor, (void)value, (void)first, (void)n;
     assert_null(dst);
     return -6;
 }
 
 static void a_failed_read_is_reported(void **state)
 {
-    (void)state;
     const struct zero_tensor tensor = {.shape = {5}};
     char hex[STATE_HASH_CHARS];
     assert_int_equal(state_hash(hex, false, &tensor, 1, 2, read_nothing, NULL), -6);

@@ -14,13 +14,13 @@ import xml.etree.ElementTree as ET
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from bench_program import ROOT, TEXT, ZERO_BENCH, ZERO_RUN, run  # noqa: E402
 
-sys.path.insert(0, os.path.join(ROOT, 'bench'))
+sys.path.insert(0, os.path.join(ROOT, 'bench', 'report'))
 sys.dont_write_bytecode = True
 import report_curves  # noqa: E402
 import report_page  # noqa: E402
 import report_timeline  # noqa: E402
 
-PROGRAM = [sys.executable, '-B', os.path.join(ROOT, 'bench', 'report_page.py'), '--zero-bench', ZERO_BENCH, '--zero-run', ZERO_RUN, '--quick', '--data', TEXT]
+PROGRAM = [sys.executable, '-B', os.path.join(ROOT, 'bench', 'report', 'report_page.py'), '--zero-bench', ZERO_BENCH, '--zero-run', ZERO_RUN, '--quick', '--data', TEXT]
 PEERS = [{'who': 'PyTorch <FSDP2>', 'dtype': 'f32', 'tokens_per_s': 77, 'pss_gb': 2.3},
          {'who': 'ours', 'dtype': 'bf16', 'tokens_per_s': {'median': 351.4, 'low': 340, 'high': 363}, 'pss_gb': 1.49},
          {'who': 'broken', 'dtype': 'f32', 'failed': 'no such module'},
@@ -232,10 +232,10 @@ class Wrong(unittest.TestCase):
     def test_report_sh_gives_peers_that_are_there(self):
         """Uses the peers of the build folder if there are any, and then those of its caller."""
         with tempfile.TemporaryDirectory() as folder:
-            for path in ('.ci/install.sh', 'build/build.ninja', 'bench/report_page.py', 'bin/meson'):
+            for path in ('.ci/install.sh', 'build/build.ninja', 'bench/report/report_page.py', 'bin/meson'):
                 os.makedirs(os.path.dirname(os.path.join(folder, path)), exist_ok=True)
             for path, text in [('.ci/install.sh', ''), ('build/build.ninja', ''), ('bin/meson', '#!/bin/sh\n'),
-                               ('bench/report_page.py', 'import sys\nprint(*sys.argv[1:], sep="\\n")\n')]:
+                               ('bench/report/report_page.py', 'import sys\nprint(*sys.argv[1:], sep="\\n")\n')]:
                 with open(os.path.join(folder, path), 'w', encoding='utf-8') as f:
                     f.write(text)
             os.chmod(os.path.join(folder, 'bin', 'meson'), 0o755)

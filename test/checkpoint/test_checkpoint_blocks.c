@@ -3,6 +3,7 @@
  * page cache. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
+#include "test/cmocka.h"
 #include "test/kernels/random.h"
 #include "test/zero/sample.h"
 #include "zero/checkpoint/block_file.h"
@@ -10,15 +11,11 @@
 #include "zero/checkpoint/parallel.h"
 #include "zero/checkpoint/save.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 static uint64_t seed;
 
@@ -44,7 +41,6 @@ static int count(void *arg, int64_t i, char *buffer)
 
 static void test_parallel(void **state)
 {
-    (void)state;
     for (int n = 0; n < 100; n += 3)
         for (int threads = 1; threads < 12; threads++) {
             struct counting c = {.bad = -1};
@@ -103,7 +99,6 @@ static void check_file(enum memory_direct direct, enum memory_fault fault, int64
 
 static void test_block_file(void **state)
 {
-    (void)state;
     static const enum memory_direct ways[] = {DIRECT_WORKS, DIRECT_NOT_OPENED, DIRECT_NOT_MOVED};
     static const enum memory_fault faults[] = {FAULT_EIO, FAULT_ENOSPC, FAULT_EINTR, FAULT_SHORT};
     for (int w = 0; w < 3; w++) {
@@ -118,7 +113,6 @@ static void test_block_file(void **state)
 /* A file that does or does not fit on the disk. The error comes before anything is written. */
 static void test_full(void **state)
 {
-    (void)state;
     struct memory_files *m = memory_files_open();
     struct zr_block_file f;
     memory_files_fault(m, FAULT_ENOSPC, 2, false);
@@ -133,7 +127,6 @@ static void test_full(void **state)
 
 static void enlarge(struct zero_tensor *tensors, struct zero_config *cfg)
 {
-    (void)cfg;
     tensors[5].shape[0] = 700001;
 }
 
@@ -141,7 +134,6 @@ static uint64_t hash;
 
 static void save(struct model_rank *m, void *arg)
 {
-    (void)arg;
     CHECK_OK(model_steps(m, 1));
     CHECK_OK(zero_save(m->z, "run", NULL));
     uint64_t h = model_hash(m);
@@ -152,7 +144,6 @@ static void save(struct model_rank *m, void *arg)
 
 static void load(struct model_rank *m, void *arg)
 {
-    (void)arg;
     CHECK_OK(zero_load(m->z, "run"));
     CHECK_THAT(model_hash(m) == hash);
 }
@@ -177,7 +168,6 @@ static void load_flipped(struct model_rank *m, void *arg)
 
 static void test_large_model(void **state)
 {
-    (void)state;
     static const enum memory_direct ways[] = {DIRECT_WORKS, DIRECT_NOT_OPENED, DIRECT_NOT_MOVED};
     for (int w = 0; w < 3; w++) {
         struct memory_files *m = memory_files_open();
@@ -227,7 +217,6 @@ static void save_from_device(struct model_rank *m, void *arg)
 {
     struct zr_device *dev = zr_engine_device(m->z->engine);
     struct zr_device_ops ops = *dev->ops;
-    (void)arg;
     host_ops = dev->ops;
     ops.host_memory = false;
     ops.copy = counting_copy;
@@ -259,7 +248,6 @@ static void save_from_device(struct model_rank *m, void *arg)
 
 static void test_device_memory(void **state)
 {
-    (void)state;
     struct memory_files *m = memory_files_open();
     struct model_options o = {.stage = 2, .world = 1, .change = enlarge, .files = memory_files_table(m)};
     model_run(&o, save_from_device, NULL);

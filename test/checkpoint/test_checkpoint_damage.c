@@ -3,21 +3,18 @@
  * refused. The error names the file, and nothing changes. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
+#include "test/cmocka.h"
 #include "test/kernels/random.h"
 #include "zero/checkpoint/manifest.h"
 #include "zero/checkpoint/safetensors.h"
 
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define FIRST  "run/save-00000001-step-00000001"
 #define SECOND "run/save-00000002-step-00000002"
@@ -34,7 +31,6 @@ static uint64_t seed;
 
 static void save_two(struct model_rank *m, void *arg)
 {
-    (void)arg;
     for (int i = 1; i <= 2; i++) {
         CHECK_OK(model_steps(m, 1));
         CHECK_OK(zero_save(m->z, "run", NULL));
@@ -46,7 +42,6 @@ static void save_two(struct model_rank *m, void *arg)
 
 static int open_disk(void **state)
 {
-    (void)state;
     disk = memory_files_open();
     model_run(&(struct model_options){.stage = 2, .world = 2, .files = memory_files_table(disk)}, save_two,
               NULL);
@@ -55,7 +50,6 @@ static int open_disk(void **state)
 
 static int close_disk(void **state)
 {
-    (void)state;
     memory_files_close(disk);
     return 0;
 }
@@ -64,7 +58,6 @@ static char lines[8192]; /* log lines */
 
 static void keep_line(void *arg, const char *line)
 {
-    (void)arg;
     size_t n = strlen(lines);
     snprintf(lines + n, sizeof lines - n, "%s\n", line);
 }
@@ -123,7 +116,6 @@ static int64_t header_end(const char *path)
 
 static void flip_heads(struct model_rank *m, void *arg)
 {
-    (void)arg;
     struct flipping f = {.before = model_hash(m)};
     flip_bits(m, &f, SECOND "/manifest.json", 0, INT64_MAX);
     flip_bits(m, &f, SECOND SHARD1 ".blocks", 0, INT64_MAX);
@@ -140,7 +132,6 @@ static void flip_heads(struct model_rank *m, void *arg)
 
 static void flip_data(struct model_rank *m, void *arg)
 {
-    (void)arg;
     struct flipping f = {.before = model_hash(m)};
     const char *paths[] = {SECOND SHARD1, SECOND SHARD2};
     for (int64_t i = 0; i < n_flips; i++) {
@@ -157,13 +148,11 @@ static void flip_data(struct model_rank *m, void *arg)
 
 static void test_flipped_heads(void **state)
 {
-    (void)state;
     with_one(flip_heads, NULL);
 }
 
 static void test_flipped_data(void **state)
 {
-    (void)state;
     with_one(flip_data, NULL);
 }
 
@@ -171,7 +160,6 @@ static void test_flipped_data(void **state)
 
 static void cut(struct model_rank *m, void *arg)
 {
-    (void)arg;
     const char *paths[] = {SECOND "/manifest.json", SECOND SHARD1, SECOND SHARD2, SECOND SHARD1 ".blocks"};
     uint64_t before = model_hash(m);
     for (int i = 0; i < 4; i++) {
@@ -200,7 +188,6 @@ static void cut(struct model_rank *m, void *arg)
 
 static void test_cut(void **state)
 {
-    (void)state;
     with_one(cut, NULL);
 }
 
@@ -240,7 +227,6 @@ static void put_back(const char *path, struct kept k)
 
 static void swap_files(struct model_rank *m, void *arg)
 {
-    (void)arg;
     const char *names[] = {SHARD1, SHARD2, SHARD1 ".blocks", SHARD2 ".blocks"};
     char path[128], other[128];
     for (int i = 0; i < 4; i++) {
@@ -287,7 +273,6 @@ static void swap_files(struct model_rank *m, void *arg)
 
 static void test_swapped(void **state)
 {
-    (void)state;
     with_one(swap_files, NULL);
 }
 
@@ -314,7 +299,6 @@ static void rewrite_manifest(int n_files, const char *const names[])
 
 static void misfits(struct model_rank *m, void *arg)
 {
-    (void)arg;
     const char *first = &SHARD1[1], *second = &SHARD2[1]; /* without the slash */
     struct kept own = keep_file(SECOND "/manifest.json");
     rewrite_manifest(1, (const char *const[]){first});
@@ -344,7 +328,6 @@ static void another_manifest(struct model_rank *m, void *arg)
     };
     static const char trailer[] = ",\"checksum\":\"";
     struct kept own = keep_file(SECOND "/manifest.json");
-    (void)arg;
     for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
         const char *p = (const char *)own.p;
         const char *at = memmem(p, (size_t)own.n, changes[i].was, strlen(changes[i].was));
@@ -367,13 +350,11 @@ static void another_manifest(struct model_rank *m, void *arg)
 
 static void test_another_manifest(void **state)
 {
-    (void)state;
     with_one(another_manifest, NULL);
 }
 
 static void test_misfits(void **state)
 {
-    (void)state;
     with_one(misfits, NULL);
 }
 
@@ -418,7 +399,6 @@ static void make_another(struct zero_tensor *t, struct zero_config *cfg)
 
 static void load_another(struct model_rank *m, void *arg)
 {
-    (void)arg;
     refused(m, "run", ZERO_ERR_ARG, reported[change].a, SECOND);
     CHECK_OK(zero_save(m->z, "other", NULL));
     CHECK_OK(zero_load(m->z, "other"));
@@ -426,7 +406,6 @@ static void load_another(struct model_rank *m, void *arg)
 
 static void test_another_model(void **state)
 {
-    (void)state;
     for (change = 0; change < (int)(sizeof reported / sizeof *reported); change++) {
         struct model_options o = {
             .stage = 1, .world = 2, .change = make_another, .files = memory_files_table(disk)};
@@ -438,7 +417,6 @@ static void test_another_model(void **state)
 
 static void test_safetensors(void **state)
 {
-    (void)state;
 #define T(name, begin, end, shape)                                                                           \
     "\"" name "\":{\"dtype\":\"F32\",\"shape\":[" shape "],\"data_offsets\":[" #begin "," #end "]}"
     static const struct {
@@ -530,7 +508,6 @@ static void on_disk(struct model_rank *m, void *arg)
 
 static void test_on_disk(void **state)
 {
-    (void)state;
     char folder[] = "/tmp/zero-checkpoint-XXXXXX", path[256];
     assert_non_null(mkdtemp(folder));
     struct model_options o = {.stage = 3, .world = 2};

@@ -3,20 +3,17 @@
  * number of ranks later, complete or not at all. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
+#include "test/cmocka.h"
 #include "test/kernels/random.h"
 #include "zero/checkpoint/checkpoint_dir.h"
 #include "zero/checkpoint/save.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define GUARD 16
 
@@ -94,7 +91,6 @@ struct saved {
 
 static void save_twice(struct model_rank *m, void *arg)
 {
-    (void)arg;
     for (int t = 1; t <= 2; t++) {
         CHECK_OK(model_steps(m, 1));
         set_own(m, t);
@@ -136,7 +132,6 @@ static void load_anywhere(struct model_rank *m, void *arg)
 
 static void test_every_world(void **state)
 {
-    (void)state;
     static const int worlds[] = {1, 2, 4};
     for (int w = 0; w < 3; w++) {
         struct saved s = {.world = worlds[w], .async = w % 2};
@@ -162,7 +157,6 @@ static char lines[8192];
 
 static void keep_line(void *arg, const char *line)
 {
-    (void)arg;
     pthread_mutex_lock(&lines_lock);
     size_t n = strlen(lines);
     snprintf(lines + n, sizeof lines - n, "%s\n", line);
@@ -197,7 +191,6 @@ static void look(struct model_rank *m, bool reported, bool has_data)
 static void set_and_forget(struct model_rank *m, void *arg)
 {
     struct zero_data_info info;
-    (void)arg;
     CHECK_OK(model_steps(m, 1));
     CHECK_OK(zero_save(m->z, "run", NULL));
     look(m, false, false);
@@ -230,7 +223,6 @@ static void set_and_forget(struct model_rank *m, void *arg)
 
 static void test_until_when(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 3; world += 2) {
         disk = memory_files_open();
         *lines = 0;
@@ -246,7 +238,6 @@ static void test_until_when(void **state)
 
 static void save_own(struct model_rank *m, void *arg)
 {
-    (void)arg;
     CHECK_OK(model_steps(m, 1));
     set_own(m, 1);
     CHECK_OK(zero_save(m->z, "run", NULL));
@@ -279,7 +270,6 @@ static void flip_job(struct model_rank *m)
 static void refuse_damage(struct model_rank *m, void *arg)
 {
     unsigned char *x = malloc((size_t)bytes_of(0, 1));
-    (void)arg;
     uint64_t hash = model_hash(m);
     flip(m, SHARD1);
     CHECK_THAT(zero_load(m->z, "run/save-00000001-step-00000001") == ZERO_ERR_IO);
@@ -315,7 +305,6 @@ static void refuse_damage(struct model_rank *m, void *arg)
 
 static void test_damage(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 2; world++) {
         disk = memory_files_open();
         struct model_options o = {.stage = 1, .world = 4, .keep = 1, .files = memory_files_table(disk)};
@@ -332,7 +321,6 @@ static void refuse_mixtures(struct model_rank *m, void *arg)
 {
     struct zr_manifest manifest;
     bool broken;
-    (void)arg;
     CHECK_OK(zr_checkpoint_open(m->z->files, ONE, &broken, &manifest));
     CHECK_THAT(manifest.files[0].data[ZR_DATA_RANK] == bytes_of(0, 1));
     uint64_t hash = model_hash(m);
@@ -365,7 +353,6 @@ static void refuse_mixtures(struct model_rank *m, void *arg)
 
 static void test_mixtures(void **state)
 {
-    (void)state;
     disk = memory_files_open();
     struct model_options o = {.stage = 2, .world = 4, .files = memory_files_table(disk)};
     model_run(&o, save_own, NULL);
@@ -382,7 +369,6 @@ static void fail_reads(struct model_rank *m, void *arg)
     static const enum memory_fault faults[] = {FAULT_EIO, FAULT_EINTR, FAULT_SHORT};
     int64_t n = 200;
     unsigned char got[200], *expected = data_of(0, 1);
-    (void)arg;
     CHECK_OK(zero_load(m->z, "run"));
     for (size_t f = 0; f < 3; f++) {
         int64_t n_failed = 0;
@@ -404,7 +390,6 @@ static void fail_reads(struct model_rank *m, void *arg)
 
 static void test_reads_fail(void **state)
 {
-    (void)state;
     disk = memory_files_open();
     struct model_options o = {.stage = 0, .world = 1, .files = memory_files_table(disk)};
     model_run(&o, save_own, NULL);
@@ -432,7 +417,6 @@ static void read_from_elsewhere(struct model_rank *m, void *arg)
 
 static void test_on_a_disk(void **state)
 {
-    (void)state;
     char base[] = "/tmp/zero-checkpoint-XXXXXX";
     assert_non_null(mkdtemp(base));
     assert_int_equal(chdir(base), 0);

@@ -2,21 +2,18 @@
 /* test_checkpoint_disk.c: tests the operating system's file system when it is full, read-only, or not
  * writable by this user. */
 #include "test/checkpoint/saved_model.h"
+#include "test/cmocka.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define NOBODY    65534
 #define PAGE      4096
@@ -53,7 +50,6 @@ static bool enter_namespace(void)
 
 static int open_disk(void **state)
 {
-    (void)state;
     static bool entered;
     if (!entered && !enter_namespace()) {
         snprintf(no_mount, sizeof no_mount, "no namespace to mount in: %s", strerror(errno));
@@ -67,7 +63,6 @@ static int open_disk(void **state)
 
 static int close_disk(void **state)
 {
-    (void)state;
     return *no_mount ? 0 : umount(disk);
 }
 
@@ -128,7 +123,6 @@ static void alone(struct model_rank *m, struct story *s, void (*fn)(int64_t, int
 
 static void empty(int64_t a, int64_t b)
 {
-    (void)a, (void)b;
     empty_disk();
 }
 
@@ -201,7 +195,6 @@ static void with_disk(void (*fn)(struct model_rank *m, void *arg), bool async)
 
 static void test_full(void **state)
 {
-    (void)state;
     if (!is_there())
         skip();
     with_disk(fill_up, false);
@@ -209,7 +202,6 @@ static void test_full(void **state)
 
 static void test_full_asynchronous(void **state)
 {
-    (void)state;
     if (!is_there())
         skip();
     with_disk(fill_up, true);
@@ -217,7 +209,6 @@ static void test_full_asynchronous(void **state)
 
 static void test_no_more_files(void **state)
 {
-    (void)state;
     if (!is_there())
         skip();
     with_disk(run_out_of_files, false);
@@ -237,7 +228,6 @@ static void refuse_writing(struct model_rank *m, const char *why)
 
 static void on_read_only(struct model_rank *m, void *arg)
 {
-    (void)arg;
     CHECK_OK(model_steps(m, 1));
     CHECK_OK(zero_save(m->z, run, NULL));
     CHECK_OK(model_steps(m, 1));
@@ -250,7 +240,6 @@ static void on_read_only(struct model_rank *m, void *arg)
 
 static void test_read_only(void **state)
 {
-    (void)state;
     if (!is_there())
         skip();
     model_run(&(struct model_options){.stage = 1, .world = 1}, on_read_only, NULL);
@@ -276,7 +265,6 @@ static void on_closed_folder(struct model_rank *m, void *arg)
 static void test_closed_folder(void **state)
 {
     bool root = geteuid() == 0;
-    (void)state;
     if (root && (chmod(base, 0755) || chown(disk, NOBODY, NOBODY) || seteuid(NOBODY) || seteuid(0))) {
         printf("skipped: root cannot be anybody else: %s\n", strerror(errno));
         skip();

@@ -4,16 +4,13 @@
 #include "shard/options.h"
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
+#include "test/cmocka.h"
 #include "test/zero/sample.h"
 #include "zero/checkpoint/checkpoint_dir.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define STEPS 3
 #define MORE  10
@@ -38,7 +35,6 @@ static struct memory_files *files;
 /* For every other case: slices differ in size, and some are empty. A checkpoint does not depend on that. */
 static void give_granules(struct zero_tensor *t, struct zero_config *cfg)
 {
-    (void)cfg;
     for (int i = 0; i < MODEL_TENSORS; i++) {
         int64_t n = 1;
         for (int d = t[i].flags & ZERO_STACKED ? 1 : 0; d < 8 && t[i].shape[d]; d++)
@@ -111,7 +107,6 @@ static void load_all(struct model_rank *m, void *arg)
 
 static void test_every_pair(void **state)
 {
-    (void)state;
     files = memory_files_open();
     for (int i = 0; i < N_WAYS; i++) {
         struct model_options o = options_of(i);
@@ -133,7 +128,6 @@ static void test_every_pair(void **state)
  * checkpoint. */
 static void test_across_stages(void **state)
 {
-    (void)state;
     for (int w = 0; w < N_WORLDS; w++)
         for (int stage = 1; stage < 4; stage++) {
             assert_true(ways[stage * N_WORLDS + w].hash == ways[w].hash);
@@ -177,14 +171,12 @@ static void load_latest(struct model_rank *m, void *arg)
 static int n_names;
 static int count_name(void *arg, const char *name)
 {
-    (void)arg;
     n_names++;
     return name[0] == '.' ? -1 : 0;
 }
 
 static void test_asynchronous(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 3; world++) {
         uint64_t hash = 0;
         files = memory_files_open();
@@ -203,7 +195,6 @@ static void test_asynchronous(void **state)
 /* A commit does not wait for the next save: later steps complete it. */
 static void commit_by_steps(struct model_rank *m, void *arg)
 {
-    (void)arg;
     CHECK_OK(model_steps(m, 1));
     CHECK_OK(zero_save(m->z, "run", NULL));
     bool there = false;
@@ -226,7 +217,6 @@ static void commit_by_steps(struct model_rank *m, void *arg)
 
 static void test_commit_by_steps(void **state)
 {
-    (void)state;
     files = memory_files_open();
     struct model_options o = {.stage = 3, .world = 3, .async = true, .files = memory_files_table(files)};
     model_run(&o, commit_by_steps, NULL);
@@ -237,7 +227,6 @@ static void test_commit_by_steps(void **state)
 
 static void refuse(struct model_rank *m, void *arg)
 {
-    (void)arg;
     char longest[ZR_PATH_BYTES + 1];
     memset(longest, 'x', ZR_PATH_BYTES);
     longest[ZR_PATH_BYTES] = 0;
@@ -261,7 +250,6 @@ static void refuse(struct model_rank *m, void *arg)
 
 static void test_refused(void **state)
 {
-    (void)state;
     for (int async = 0; async < 2; async++) {
         files = memory_files_open();
         struct model_options o = {.stage = 3, .world = 2, .async = async, .files = memory_files_table(files)};

@@ -7,18 +7,15 @@
  * is the number of subsets kept for each; 100 take minutes. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
+#include "test/cmocka.h"
 #include "test/kernels/random.h"
 #include "zero/checkpoint/checkpoint_dir.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 static int n_subsets = 20, every = 1;
 static int64_t first_call = 1; /* of those that fail */
@@ -26,8 +23,6 @@ static uint64_t first_seed;
 
 static void quiet(void *arg, const char *line)
 {
-    (void)arg;
-    (void)line;
 }
 
 /* Two committed saves, and the state that a third would hold. */
@@ -179,7 +174,6 @@ static void fail_saves(struct model_rank *m, void *arg)
 
 static void test_save_calls_fail(void **state)
 {
-    (void)state;
     for (int way = 0; way < 4; way++) {
         int world = way / 2 ? 3 : 1;
         struct history h = open_history(world);
@@ -222,7 +216,6 @@ static void fail_loads(struct model_rank *m, void *arg)
 
 static void test_load_calls_fail(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 3; world += 2) {
         struct history h = open_history(world);
         struct model_options o = {
@@ -325,7 +318,6 @@ static void find_after_outage(struct model_rank *m, void *arg)
 
 static void test_power_failures(void **state)
 {
-    (void)state;
     for (int way = 0; way < 4; way++) {
         struct outage o = {0};
         struct model_options p = {

@@ -4,16 +4,13 @@
  * anything is changed. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
+#include "test/cmocka.h"
 #include "zero/checkpoint/checkpoint_dir.h"
 #include "zero/checkpoint/same_folder.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define HIDDEN "run/.save-00000001-step-00000001"
 #define SAVED  "run/save-00000001-step-00000001"
@@ -92,7 +89,6 @@ static void save_apart(struct model_rank *m, void *arg)
 
 static void test_ranks_that_see_other_folders(void **state)
 {
-    (void)state;
     for (int k = 0; k < 2 * (ONE_FILE_SYSTEM + 1); k++) {
         struct two_disks d = {.fault = (enum fault)(k / 2),
                               .who = 1 + k % (RANKS - 1),
@@ -123,7 +119,6 @@ struct two_saves {
 
 static void not_said(void *arg, const char *line)
 {
-    (void)arg, (void)line;
 }
 
 /* Saves with this data of the program, which alone tells two saves of one step apart. */
@@ -190,7 +185,6 @@ static void load_apart(struct model_rank *m, void *arg)
 
 static void test_ranks_that_load_other_folders(void **state)
 {
-    (void)state;
     for (int k = 0; k < RANKS * (COPY + 1); k++) {
         int64_t *size;
         struct two_saves d = {.instead = (enum instead)(k / RANKS),

@@ -8,16 +8,13 @@
  * n-th call. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
+#include "test/cmocka.h"
 #include "test/zero/pp_model.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { FILE_BYTES = 1200, MOST_TENSORS = MOST_OWN * MOST_TABLE };
 
@@ -294,8 +291,7 @@ static void run_world(struct world *w, void (*fn)(struct toy_rank *r), int64_t a
     void *arg[] = {&at, w};
     int n = pp_world(w->mesh);
     assert_int_equal(pthread_barrier_init(&w->barrier, NULL, (unsigned)n), 0);
-    toy_ranks(n, fn, arg, r);
-    toy_assert_well(r, n, pp_text(w->mesh, "imported", what));
+    toy_run(n, fn, arg, r, pp_text(w->mesh, "imported", what));
     pthread_barrier_destroy(&w->barrier);
 }
 
@@ -313,7 +309,6 @@ static void imports_fail_on_all_ranks(void **state)
 {
     struct world w = open_world();
     char what[TEXT];
-    (void)state;
     for (int i = 0; i < N_MESHES; i++) {
         w.mesh = &meshes[i];
         w.n_none = w.n_part = w.n_well = 0;
@@ -328,7 +323,6 @@ static void imports_fail_on_all_ranks(void **state)
 static void so_they_do_before_there_are_values(void **state)
 {
     struct world w = open_world();
-    (void)state;
     w.later = true;
     for (int i = 0; i < N_MESHES; i++) {
         w.mesh = &meshes[i];

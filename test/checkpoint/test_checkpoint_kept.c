@@ -3,16 +3,13 @@
  * reported to the ranks. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
+#include "test/cmocka.h"
 #include "zero/checkpoint/checkpoint_dir.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static struct memory_files *disk;
 
@@ -77,7 +74,6 @@ static void ask_for_it(struct model_rank *m, void *arg)
 
 static void test_where_it_is(void **state)
 {
-    (void)state;
     for (int way = 0; way < 6; way++) {
         bool async = way % 2;
         disk = memory_files_open();
@@ -105,7 +101,6 @@ static void save_and_leave(struct model_rank *m, void *arg)
 
 static void test_from_the_root(void **state)
 {
-    (void)state;
     char base[] = "/tmp/zero-checkpoint-XXXXXX", run[sizeof base + 8];
     assert_non_null(mkdtemp(base));
     assert_int_equal(chdir(base), 0);
@@ -126,7 +121,6 @@ static void run_on_new_disk(int stage, int world, void (*fn)(struct model_rank *
 /* The names of folders have room for a large number. */
 static void save_late(struct model_rank *m, void *arg)
 {
-    (void)arg;
     CHECK_THAT(zero_set_step(m->z, ZR_MOST_STEPS + 1) == ZERO_ERR_ARG);
     CHECK_OK(zero_set_step(m->z, ZR_MOST_STEPS));
     for (int i = 0; i < 3; i++)
@@ -141,14 +135,12 @@ static void save_late(struct model_rank *m, void *arg)
 
 static void test_large_step(void **state)
 {
-    (void)state;
     run_on_new_disk(3, 2, save_late, NULL);
 }
 
 /* The names have no room for a larger number than this. */
 static void save_after_largest(struct model_rank *m, void *arg)
 {
-    (void)arg;
     CHECK_OK(model_steps(m, 1));
     CHECK_OK(zero_save(m->z, "run", NULL));
     if (m->rank == 0)
@@ -166,7 +158,6 @@ static void save_after_largest(struct model_rank *m, void *arg)
 
 static void test_largest_number(void **state)
 {
-    (void)state;
     run_on_new_disk(2, 2, save_after_largest, NULL);
 }
 
@@ -177,7 +168,6 @@ static void save_into_checkpoint(struct model_rank *m, void *arg)
 {
     const char *path;
     int64_t *n;
-    (void)arg;
     CHECK_OK(model_steps(m, 1));
     CHECK_OK(zero_save(m->z, "run", NULL));
     CHECK_OK(zero_save_wait(m->z, &path));
@@ -197,7 +187,6 @@ static void save_into_checkpoint(struct model_rank *m, void *arg)
 
 static void test_save_into_checkpoint(void **state)
 {
-    (void)state;
     run_on_new_disk(2, 2, save_into_checkpoint, NULL);
 }
 
@@ -230,7 +219,6 @@ static void save_beside_manifest(struct model_rank *m, void *arg)
 
 static void test_manifest_of_the_user(void **state)
 {
-    (void)state;
     static char *const own[] = {"{\"name\":\"my app\"}\n", "", "{\"format\":\"libzero\"}"};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) {
         run_on_new_disk(1, 1, save_beside_manifest, own[i]);
@@ -343,7 +331,6 @@ static void leave_one_unfinished(struct model_rank *m, void *arg)
 
 static void test_which_stay(void **state)
 {
-    (void)state;
     for (int way = 0; way < 4; way++) {
         struct keeping k = {.async = way % 2};
         disk = memory_files_open();
@@ -393,7 +380,6 @@ static void count_removals(void *arg, const char *line)
 
 static void test_what_cannot_go(void **state)
 {
-    (void)state;
     struct keeping k = {0};
     int n_lines = 0;
     disk = memory_files_open();
@@ -431,7 +417,6 @@ static void count_left_alone(void *arg, const char *line)
 
 static void test_without_manifest(void **state)
 {
-    (void)state;
     struct keeping k = {0};
     int n_lines = 0;
     disk = memory_files_open();

@@ -4,22 +4,19 @@
  * a process may open. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
+#include "test/cmocka.h"
 #include "test/kernels/random.h"
 #include "zero/checkpoint/checkpoint_dir.h"
 #include "zero/checkpoint/save.h"
 #include "zero/checkpoint/shard_file.h"
 
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static uint64_t seed;
 static char base[] = "/tmp/zero-checkpoint-XXXXXX";
@@ -38,7 +35,6 @@ static void clear(char *path)
 
 static int count_name(void *arg, const char *name)
 {
-    (void)name;
     ++*(int *)arg;
     return 0;
 }
@@ -61,7 +57,6 @@ static void print_name(char *out, int n)
 
 static void test_sizes(void **state)
 {
-    (void)state;
     for (int n = 1; n < 60; n++) {
         struct zr_manifest_tensor tensors[60] = {0};
         struct zr_manifest_file files[60] = {0};
@@ -111,7 +106,6 @@ static void test_sizes(void **state)
 
 static void test_manifest_limit(void **state)
 {
-    (void)state;
     enum { N = ZR_MANIFEST_MAX / (6 << 20) + 1 };
     static struct zr_manifest_tensor tensors[N];
     struct zr_manifest m = {.tensors = tensors, .n_tensors = N};
@@ -130,7 +124,6 @@ static void test_manifest_limit(void **state)
 /* A manifest of more than 64 MiB. It could once be written, and not read. */
 static void test_long_manifest(void **state)
 {
-    (void)state;
     enum { N = 68 };
     struct zr_manifest_tensor tensors[N];
     struct zr_manifest_file file = {.name = "shard", .bytes = 8};
@@ -203,7 +196,6 @@ static zero_ctx *wrap(struct long_names *l)
 /* A header longer than safetensors allows. The error comes before anything is written. */
 static void test_long_header(void **state)
 {
-    (void)state;
     char run[sizeof base + 8];
     snprintf(run, sizeof run, "%s/run", base);
     struct long_names l = open_names(34, 1 << 20);
@@ -237,7 +229,6 @@ static int64_t write_changed(void *arg, int fd, const void *buf, size_t n, int64
 static void save_changed(struct model_rank *m, void *arg)
 {
     static const char *const marks[] = {"{\"embedding", "ZRBLOCK1", "{\"format\""};
-    (void)arg;
     CHECK_OK(model_steps(m, 1));
     uint64_t hash = model_hash(m);
     CHECK_OK(zero_save(m->z, "run", NULL));
@@ -261,7 +252,6 @@ static void save_changed(struct model_rank *m, void *arg)
 
 static void test_changed(void **state)
 {
-    (void)state;
     for (int way = 0; way < 4; way++) {
         struct memory_files *files = memory_files_open();
         int n = 0;
@@ -357,7 +347,6 @@ static void load_many(struct model_rank *m, void *arg)
 {
     char one[ZR_PATH_BYTES], run[sizeof base + 8], many[sizeof base + 8];
     struct rlimit usual, few;
-    (void)arg;
     snprintf(run, sizeof run, "%s/run", base);
     snprintf(many, sizeof many, "%s/many", base);
     snprintf(one, sizeof one, "%s/save-00000001-step-00000002", run);
@@ -379,7 +368,6 @@ static void load_many(struct model_rank *m, void *arg)
 
 static void test_many_shards(void **state)
 {
-    (void)state;
     char run[sizeof base + 8];
     model_run(&(struct model_options){.stage = 3, .world = 1}, load_many, NULL);
     snprintf(run, sizeof run, "%s/run", base);

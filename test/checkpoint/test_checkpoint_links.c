@@ -3,15 +3,12 @@
  * A link to the folder itself is followed. Links inside the folder are not followed, and their targets
  * stay. Only regular files are opened, so nothing hangs. */
 #include "test/checkpoint/saved_model.h"
+#include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static char folder[] = "/tmp/zero-links-XXXXXX";
 
@@ -54,8 +51,6 @@ static void attempt(struct model_rank *m, void *arg)
 
 static void quiet(void *arg, const char *line)
 {
-    (void)arg;
-    (void)line;
 }
 
 static void expect(int (*call)(struct model_rank *, const char *), const char *path, const char *says,
@@ -98,7 +93,6 @@ static int export(struct model_rank *m, const char *path)
 
 static int make_folder(void **state)
 {
-    (void)state;
     strcpy(folder + strlen(folder) - 6, "XXXXXX");
     toy_make_folder(folder);
     return 0;
@@ -106,7 +100,6 @@ static int make_folder(void **state)
 
 static int remove_folder(void **state)
 {
-    (void)state;
     toy_remove_folder(folder);
     return 0;
 }
@@ -115,7 +108,6 @@ static int remove_folder(void **state)
 
 static void what_links_lead_to_stays(void **state)
 {
-    (void)state;
     expect(save_thrice, "run", NULL, NULL);
     /* An old save that was moved to another disk, a link that looks like an unfinished save, and other
      * files in both. */
@@ -131,7 +123,6 @@ static void what_links_lead_to_stays(void **state)
 
 static void a_link_to_the_folder_is_followed(void **state)
 {
-    (void)state;
     run("mkdir real deep && ln -s real linked && ln -s ../linked deep/again");
     expect(save_thrice, "linked", NULL, NULL);
     expect(save_thrice, "deep/again", NULL, NULL);
@@ -147,7 +138,6 @@ static void linked_files_are_refused(void **state)
     static const char *const names[] = {"manifest.json", "shard-00001-of-00002.safetensors",
                                         "shard-00002-of-00002.safetensors.blocks"};
     char command[400];
-    (void)state;
     expect(save_thrice, "run", NULL, NULL);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         snprintf(command, sizeof command, "mv " LATEST "/%s . && ln -s ../../%s " LATEST "/%s", names[i],
@@ -174,7 +164,6 @@ static void fifos_are_refused(void **state)
     static const char *const names[] = {"manifest.json", "shard-00001-of-00002.safetensors",
                                         "shard-00002-of-00002.safetensors.blocks"};
     char command[400];
-    (void)state;
     expect(save_thrice, "run", NULL, NULL);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         snprintf(command, sizeof command, "mv " LATEST "/%s . && mkfifo " LATEST "/%s", names[i], names[i]);
@@ -191,7 +180,6 @@ static void fifos_are_refused(void **state)
 static void read_rank_data_of_fifo(struct model_rank *m, void *arg)
 {
     char data[10];
-    (void)arg;
     CHECK_OK(zero_load(m->z, at("run")));
     CHECK_OK(zero_read_data(m->z, 1, 0, 10, data, NULL));
     double met = 0;
@@ -207,7 +195,6 @@ static void read_rank_data_of_fifo(struct model_rank *m, void *arg)
 
 static void so_they_are_for_rank_data(void **state)
 {
-    (void)state;
     expect(save_thrice, "run", NULL, NULL);
     model_run(&(struct model_options){.world = 2, .stage = 2, .log = quiet}, read_rank_data_of_fifo, NULL);
 }
@@ -215,7 +202,6 @@ static void so_they_are_for_rank_data(void **state)
 /* In Hugging Face's cache weight files are links. */
 static void weights_may_be_links_to_files(void **state)
 {
-    (void)state;
     expect(export, "weights", NULL, NULL);
     run("mkdir cache && mv weights/model.safetensors blob && ln -s ../blob cache/model.safetensors");
     expect(import, "cache", NULL, NULL);
@@ -238,7 +224,6 @@ static void links_that_lead_nowhere_are_named(void **state)
     static const char *const names[] = {LATEST, LATEST "/manifest.json",
                                         LATEST "/shard-00001-of-00002.safetensors"};
     char command[400];
-    (void)state;
     run("ln -s gone nothing && ln -s itself itself && ln -s turn back && ln -s back turn");
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         expect(calls[i], "nothing", "nothing", nothing);

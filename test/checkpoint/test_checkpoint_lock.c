@@ -2,21 +2,18 @@
 /* test_checkpoint_lock.c: tests that only one run at a time saves into a folder, by whatever path it names
  * the folder and wherever it works by then. */
 #include "test/checkpoint/saved_model.h"
+#include "test/cmocka.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static char base[] = "/tmp/zero-checkpoint-XXXXXX", run[sizeof base + 8], same[sizeof base + 8],
             moved[sizeof base + 8], lock_file[sizeof run + 8], moved_lock_file[sizeof moved + 8];
@@ -76,7 +73,6 @@ static void save_beside(struct model_rank *m, void *arg)
 
 static void test_two_contexts(void **state)
 {
-    (void)state;
     for (int world = 1; world < 3; world++) {
         struct model_options o = {.stage = 3, .world = world, .keep = 2};
         if (world == 1)
@@ -93,7 +89,6 @@ static void test_two_contexts(void **state)
 static void save_into_many(struct model_rank *m, void *arg)
 {
     char folder[sizeof base + 16];
-    (void)arg;
     for (int turn = 0; turn < 2; turn++)
         for (int i = 0; i < ZR_MOST_FOLDER_LOCKS + 3; i++) {
             snprintf(folder, sizeof folder, "%s/many%d", base, i);
@@ -104,7 +99,6 @@ static void save_into_many(struct model_rank *m, void *arg)
 
 static void test_many_folders(void **state)
 {
-    (void)state;
     char folder[sizeof base + 16];
     model_run(&alone, save_into_many, NULL);
     for (int i = 0; i < ZR_MOST_FOLDER_LOCKS + 3; i++) {
@@ -146,7 +140,6 @@ static void save_beside_another(struct model_rank *m, void *arg)
 static void rename_and_save(struct model_rank *m, void *arg)
 {
     char command[200];
-    (void)arg;
     save(m, run);
     CHECK_THAT(!rename(run, moved));
     save(m, run);
@@ -172,7 +165,6 @@ static void rename_and_save(struct model_rank *m, void *arg)
 
 static void test_renamed_folder(void **state)
 {
-    (void)state;
     model_run(&alone, rename_and_save, NULL);
 }
 
@@ -186,7 +178,6 @@ static void write_lock_file(const char *text, size_t n)
 
 static void refuse_users_file(struct model_rank *m, void *arg)
 {
-    (void)arg;
     CHECK_OK(model_steps(m, 1));
     for (int i = 0; i < 2; i++) {
         CHECK_THAT((i ? export_to(m, run) : zero_save(m->z, run, NULL)) == ZERO_ERR_ARG);
@@ -196,20 +187,17 @@ static void refuse_users_file(struct model_rank *m, void *arg)
 
 static void save_beside_refused(struct model_rank *m, void *arg)
 {
-    (void)arg;
     save(m, run);
     model_run(&alone, refuse, "(it is not known which)");
 }
 
 static void export_once(struct model_rank *m, void *arg)
 {
-    (void)arg;
     CHECK_OK(export_to(m, run));
 }
 
 static void test_files_of_the_user(void **state)
 {
-    (void)state;
     char text[300], found[sizeof text], remove_weights[sizeof run + 40];
     snprintf(remove_weights, sizeof remove_weights, "rm '%s'/model.safetensors", run);
     static const struct {
@@ -321,7 +309,6 @@ static void hold_in_child(bool leaves_one)
 
 static void test_two_processes(void **state)
 {
-    (void)state;
     hold_in_child(false);
     hold_in_child(true);
 }
@@ -330,8 +317,6 @@ static void test_two_processes(void **state)
 
 static int no_lock(void *arg, int fd)
 {
-    (void)arg;
-    (void)fd;
     return -ENOLCK;
 }
 
@@ -342,7 +327,6 @@ static void count_warnings(void *arg, const char *line)
 
 static void test_no_locks(void **state)
 {
-    (void)state;
     struct zr_files files = zr_files_posix;
     int n = 0;
     files.lock = no_lock;
@@ -372,7 +356,6 @@ static int open_later(void *arg, const char *path, int flags, unsigned mode)
 
 static void save_and_move(struct model_rank *m, void *arg)
 {
-    (void)arg;
     CHECK_OK(model_steps(m, 1));
     uint64_t hash = model_hash(m);
     CHECK_THAT(!chdir(base));
@@ -388,7 +371,6 @@ static void save_and_move(struct model_rank *m, void *arg)
 
 static void test_change_of_directory(void **state)
 {
-    (void)state;
     struct zr_files files = zr_files_posix;
     files.open = open_later;
     struct model_options o = {.stage = 2, .world = 1, .async = true, .files = &files};
@@ -405,7 +387,6 @@ static void check_path(const char *path, const char *expected)
 
 static void test_paths(void **state)
 {
-    (void)state;
     char here[ZR_PATH_BYTES], expected[2 * ZR_PATH_BYTES], longest[ZR_PATH_BYTES + 1];
     assert_int_equal(chdir(base), 0);
     assert_non_null(getcwd(here, sizeof here));

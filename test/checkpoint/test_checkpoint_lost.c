@@ -5,21 +5,18 @@
 #include "shard/engine/internal.h"
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
+#include "test/cmocka.h"
 
 #include <malloc.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
-
-/* ---- snapshots whose copies wait until the test lets them go on ---- */
+/* ---- snapshots whose copies stand still until they are told to go on ---- */
 
 struct gate {
     pthread_mutex_t lock;
@@ -34,7 +31,6 @@ static const struct zr_engine *copying;
 
 static void stand(void *arg)
 {
-    (void)arg;
     pthread_mutex_lock(&gate.lock);
     while (!gate.open)
         pthread_cond_wait(&gate.changed, &gate.lock);
@@ -106,7 +102,6 @@ static void lose_peer(struct model_rank *m, void *arg)
 
 static void test_lost_peer(void **state)
 {
-    (void)state;
     for (int stage = 0; stage < 4; stage++) {
         struct memory_files *files = memory_files_open();
         pthread_barrier_t barrier;
@@ -143,7 +138,6 @@ static void *open_later(void *arg)
 static void save_without_thread(struct model_rank *m, void *arg)
 {
     pthread_t later;
-    (void)arg;
     CHECK_OK(model_steps(m, 1));
     uint64_t hash = model_hash(m);
     close_gate(m);
@@ -187,7 +181,6 @@ static int64_t watched_pwrite(void *arg, int fd, const void *buf, size_t n, int6
 
 static void save_on_threads(struct model_rank *m, void *arg)
 {
-    (void)arg;
     CHECK_OK(model_steps(m, 1));
     CHECK_OK(zero_save(m->z, "run", NULL));
     CHECK_OK(zero_save_wait(m->z, NULL));
@@ -196,7 +189,6 @@ static void save_on_threads(struct model_rank *m, void *arg)
 /* The program's signals go to the program's threads, even during a save. */
 static void test_threads_that_write(void **state)
 {
-    (void)state;
     struct memory_files *files = memory_files_open();
     watched = plain = *memory_files_table(files);
     watched.pwrite = watched_pwrite;
@@ -210,13 +202,11 @@ static void test_threads_that_write(void **state)
 /* Shared memory also for a single rank, which then has a loop and streams. */
 static void use_shm(struct zero_tensor *tensors, struct zero_config *cfg)
 {
-    (void)tensors;
     cfg->launch.backend = ZERO_BACKEND_SHM;
 }
 
 static void test_no_thread(void **state)
 {
-    (void)state;
     struct memory_files *files = memory_files_open();
     struct model_options o = {
         .stage = 2, .world = 1, .async = true, .files = memory_files_table(files), .change = use_shm};

@@ -5,10 +5,9 @@
  * EVERY=n in the environment tests one allocation in n, and one in 5 n among several ranks. EVERY=1 tests
  * all. */
 #include "test/checkpoint/saved_model.h"
+#include "test/cmocka.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,9 +18,7 @@
 #include <jansson.h>
 #include <uv.h>
 
-#include <cmocka.h>
-
-/* ---- the allocator, replaced by the linker's --wrap: for the library, libuv and jansson ---- */
+/* ---- the allocator, by the linker's --wrap; of the library's own code, libuv and jansson ---- */
 
 static _Atomic int64_t n_calls, fail_at; /* 0: none fails */
 static _Atomic bool always;
@@ -86,8 +83,6 @@ static char folder[] = "/tmp/zero-checkpoint-XXXXXX", run[sizeof folder + 8];
 
 static int no_sync(void *arg, int fd)
 {
-    (void)arg;
-    (void)fd;
     return 0;
 }
 
@@ -106,7 +101,6 @@ static void reach(struct model_rank *m, void *arg)
             CHECK_OK(zero_save(m->z, run, NULL));
     }
     CHECK_OK(zero_save_wait(m->z, NULL));
-    (void)arg;
 }
 
 static void fail_calls(struct model_rank *m, void *arg)
@@ -267,7 +261,6 @@ static void clear(const char *path)
 
 static void test_allocations_of_calls(void **state)
 {
-    (void)state;
     for (int way = 0; way < 4; way++) {
         bool for_good = way & 1;
         struct zr_files files = zr_files_posix;
@@ -283,7 +276,6 @@ static void test_allocations_of_calls(void **state)
 
 static void test_allocations_among_ranks(void **state)
 {
-    (void)state;
     for (int way = 0; way < 4; way++) {
         struct among a = {.for_good = way & 1, .first = 1 + rand() % every_among, .every = every_among};
         struct zr_files files = zr_files_posix;
@@ -302,7 +294,6 @@ static void test_allocations_among_ranks(void **state)
 
 static void test_allocations_of_wrap(void **state)
 {
-    (void)state;
     bool done = false;
     for (int64_t k = 1; !done; k++) {
         float w[40] = {1, 2, 3}, v[9] = {0}, *pw = w, *gw = NULL, *pv = v, *gv = NULL;

@@ -3,11 +3,10 @@
  * other kinds than the model's. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
+#include "test/cmocka.h"
 #include "zero/checkpoint/manifest.h"
 
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +14,6 @@
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
-
-#include <cmocka.h>
 
 #define STEPS 3
 #define MORE  4
@@ -99,7 +96,6 @@ static void load_all(struct model_rank *m, void *arg)
 
 static void every_way(void **state)
 {
-    (void)state;
     files = memory_files_open();
     for (int i = 0; i < N_WAYS; i++) {
         struct model_options o = options_of(i);
@@ -125,7 +121,6 @@ enum { N_CHANGES = sizeof reported / sizeof *reported };
 
 static int own_update(void *arg, const struct zero_update *u)
 {
-    (void)arg, (void)u;
     return 0;
 }
 
@@ -156,7 +151,6 @@ static void another(struct zero_tensor *t, struct zero_config *cfg)
 
 static void load_refused(struct model_rank *m, void *arg)
 {
-    (void)arg;
     uint64_t before = model_hash(m);
     CHECK_THAT(zero_load(m->z, "/way2") == ZERO_ERR_ARG);
     if (!strstr(zero_last_error(), reported[change]))
@@ -167,7 +161,6 @@ static void load_refused(struct model_rank *m, void *arg)
 
 static void another_optimizer_is_refused(void **state)
 {
-    (void)state;
     for (change = 0; change < N_CHANGES; change++) {
         struct model_options o = {
             .stage = 2, .world = 2, .files = memory_files_table(files), .change = another};
@@ -187,14 +180,12 @@ static void renamed(struct zero_tensor *t, struct zero_config *cfg)
 
 static void load_same(struct model_rank *m, void *arg)
 {
-    (void)arg;
     CHECK_OK(zero_load(m->z, "/way2"));
     CHECK_THAT(model_hash(m) == saved[2].hash);
 }
 
 static void default_and_name_are_one(void **state)
 {
-    (void)state;
     struct model_options o = {.stage = 3, .world = 2, .files = memory_files_table(files), .change = renamed};
     model_run(&o, load_same, NULL);
     memory_files_close(files);
@@ -203,7 +194,6 @@ static void default_and_name_are_one(void **state)
 /* An optimizer of a later library, or of one built with more optimizers. */
 static void unknown_names_are_read(void **state)
 {
-    (void)state;
     int64_t shape = 3, updates = 0;
     struct zr_manifest_tensor t = {.name = strdup("w"),
                                    .dtype = "F32",

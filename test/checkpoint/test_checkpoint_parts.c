@@ -4,18 +4,14 @@
  * zero/test_tp_checkpoints.c tests that checkpoints of any mesh load on any other. */
 #include "kernels/error.h"
 #include "shard/tp_cut.h"
+#include "test/cmocka.h"
 #include "test/kernels/random.h"
 #include "zero/checkpoint/manifest.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 enum { MOST_DIMS = 4, MOST_ELEMS = 1 << 16 };
 
@@ -107,7 +103,6 @@ static void every_element_has_one_place(void **state)
 {
     const char *given = getenv("SEED");
     uint64_t seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
-    (void)state;
     printf("SEED=%llu\n", (unsigned long long)seed);
     for (int i = 0; i < 2000; i++) {
         struct drawn d;
@@ -118,7 +113,6 @@ static void every_element_has_one_place(void **state)
 
 static void what_is_not_cut_is_one_run(void **state)
 {
-    (void)state;
     const struct zr_tp_cut c = zr_tp_none(77);
     for (int64_t i = 0; i < 77; i++) {
         struct zr_tp_run a = zr_tp_run_of_part(&c, 0, i), b = zr_tp_run_of_whole(&c, i);
@@ -161,7 +155,6 @@ static void a_cut_is_read_again(void **state)
         int64_t rows;
         int32_t blocks;
     } good[] = {{2, 0, 6, 1}, {2, 0, 6, 3}, {7, 1, 1, 1}, {3, 0, 5, 1}, {12, 0, 1, 1}, {100, 0, 12, 1}};
-    (void)state;
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         struct zr_manifest again;
         assert_int_equal(print_and_parse(good[i].parts, good[i].dim, good[i].rows, good[i].blocks, &again),
@@ -192,7 +185,6 @@ static void a_cut_that_cannot_be_is_refused(void **state)
         {3, 1, 3, 1, "tensor w: 3 parts of 3 rows in 1 blocks do not"},
         {2, 0, 8, 2, "tensor w: 2 parts of 8 rows in 2 blocks do not"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct zr_manifest again;
         assert_int_equal(print_and_parse(bad[i].parts, bad[i].dim, bad[i].rows, bad[i].blocks, &again),

@@ -7,18 +7,15 @@
  * N_SUBSETS is the number of subsets of unsynced changes for each power failure. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
+#include "test/cmocka.h"
 #include "test/zero/pp_model.h"
 #include "zero/checkpoint/safetensors.h"
 
+#include <jansson.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
-#include <jansson.h>
 
 enum { MOST_FILES = 32, MOST_CALLS = 1000 };
 static int n_subsets = 8;
@@ -237,8 +234,7 @@ static uint64_t bits_of(struct memory_files *disk, int64_t file_bytes, bool empt
 {
     struct toy_rank r[1];
     struct found f = {.disk = disk, .file_bytes = file_bytes, .empty = empty};
-    toy_ranks(1, import_and_export, &f, r);
-    toy_assert_well(r, 1, "imported");
+    toy_run(1, import_and_export, &f, r, "imported");
     return f.bits;
 }
 
@@ -278,8 +274,7 @@ static void replace(const struct mesh *mesh, int64_t old_bytes, int64_t new_byte
     w->before = memory_files_open();
     w->after = memory_files_open();
     assert_int_equal(pthread_barrier_init(&w->barrier, NULL, (unsigned)pp_world(mesh)), 0);
-    toy_ranks(pp_world(mesh), export_over, w, r);
-    toy_assert_well(r, pp_world(mesh), pp_text(mesh, "exported", what));
+    toy_run(pp_world(mesh), export_over, w, r, pp_text(mesh, "exported", what));
     pthread_barrier_destroy(&w->barrier);
     assert_true(hash_export(w->after) != hash_export(w->before));
     for (enum fault fault = 0; fault < N_FAULTS; fault++)
@@ -306,7 +301,6 @@ static void old_or_new_is_there_whole(void **state)
 {
     static const struct mesh meshes[] = {{1, 1, 1, 0}, {2, 1, 2, 1, 2}};
     static const int64_t bytes[][2] = {{-1, 0}, {-1, 1200}, {0, 0}, {1200, 0}, {0, 1200}, {1200, 700}};
-    (void)state;
     for (size_t i = 0; i < sizeof meshes / sizeof *meshes; i++)
         for (size_t k = 0; k < sizeof bytes / sizeof *bytes; k++)
             replace(&meshes[i], bytes[k][0], bytes[k][1]);
@@ -367,7 +361,6 @@ static void files_of_two_exports_are_refused(void **state)
     char first[2][64] = {"", ""}, path[2][80];
     int64_t *n;
     struct toy_rank r[1];
-    (void)state;
     (void)bits_of(a, 1200, true);
     (void)bits_of(b, 1200, true);
     assert_int_equal(zr_folder_walk(memory_files_table(a), "run", NULL, first_shard, first[0]), 0);
@@ -379,12 +372,10 @@ static void files_of_two_exports_are_refused(void **state)
     assert_non_null(other);
     memory_files_put(a, path[0], other, *n);
     struct two two = {.disk = a};
-    toy_ranks(1, import_mixed, &two, r);
-    toy_assert_well(r, 1, "imported mixed files");
+    toy_run(1, import_mixed, &two, r, "imported mixed files");
     forget_ids(a, path[0]);
     two.without_ids = true;
-    toy_ranks(1, import_mixed, &two, r);
-    toy_assert_well(r, 1, "imported a file without an id");
+    toy_run(1, import_mixed, &two, r, "imported a file without an id");
     memory_files_close(a);
     memory_files_close(b);
 }
@@ -413,8 +404,7 @@ static void try_beside(const char *folder, const char *name)
 {
     struct foreign f = {folder, name};
     struct toy_rank r[1];
-    toy_ranks(1, export_beside, &f, r);
-    toy_assert_well(r, 1, name ? name : "beside other files");
+    toy_run(1, export_beside, &f, r, name ? name : "beside other files");
 }
 
 static void run_in(const char *folder, const char *what)
@@ -445,7 +435,6 @@ static void weights_of_others_are_refused(void **state)
                                         "rust_model.ot",
                                         "model.safetensors"};
     char folder[] = "/tmp/zero-foreign-XXXXXX", command[200];
-    (void)state;
     toy_make_folder(folder);
     run_in(folder, "echo '{}' > config.json && mkdir save-1 && echo x > notes.bin && "
                    "touch tokenizer.model tokenizer_config.json training_args.bin optimizer.pt");
@@ -478,7 +467,6 @@ static void weights_of_others_are_refused(void **state)
 static void a_linked_blob_stays(void **state)
 {
     char folder[] = "/tmp/zero-blobs-XXXXXX", inner[64];
-    (void)state;
     toy_make_folder(folder);
     run_in(folder, "mkdir blobs snapshot && echo weights > blobs/0a1b && "
                    "ln -s ../blobs/0a1b snapshot/model.safetensors");

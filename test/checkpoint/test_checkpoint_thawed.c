@@ -9,16 +9,13 @@
  * are merged, which a log line names. */
 #include "test/checkpoint/memory_files.h"
 #include "test/checkpoint/saved_model.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
-/* Entries of saved_model.c's table: two trained and two frozen tensors, one of each dtype. */
+/* Entries of saved_model.c's table. Two are trained and two are frozen, one of each dtype. */
 enum { LAYERS_W = 1, POSITION = 3, MASK = 4, HEAD = 5, RUNNING = 7, N_STATES = 2, MOST = 7 * 33 * 21 };
 
 /* Values of all tensors, as zero_read gives them; zeros where there are none. */
@@ -66,7 +63,6 @@ static void take(struct model_rank *m, struct values *out)
 static void change(struct zero_tensor *t, struct zero_config *cfg)
 {
     static _Thread_local void *grad[2];
-    (void)cfg;
     t[LAYERS_W].grad = t[HEAD].grad = NULL;
     t[POSITION].grad = &grad[0];
     t[MASK].grad = &grad[1];
@@ -74,7 +70,6 @@ static void change(struct zero_tensor *t, struct zero_config *cfg)
 
 static void note(void *arg, const char *line)
 {
-    (void)arg;
     if (strstr(line, "continues from step")) {
         n_mixed++;
         CHECK_THAT(strstr(line, "0 steps have updated tensor ") && strstr(line, "from step 3,"));
@@ -90,7 +85,6 @@ static void note(void *arg, const char *line)
 
 static void save_first(struct model_rank *m, void *arg)
 {
-    (void)arg;
     CHECK_OK(model_steps(m, 3));
     CHECK_OK(zero_save(m->z, "first", NULL));
     take(m, &at[0]);
@@ -98,7 +92,6 @@ static void save_first(struct model_rank *m, void *arg)
 
 static void change_and_save(struct model_rank *m, void *arg)
 {
-    (void)arg;
     CHECK_OK(zero_load(m->z, "first"));
     CHECK_THAT(model_t(m) == 3);
     take(m, &at[1]);
@@ -107,7 +100,6 @@ static void change_and_save(struct model_rank *m, void *arg)
 
 static void change_back(struct model_rank *m, void *arg)
 {
-    (void)arg;
     CHECK_OK(zero_load(m->z, "second"));
     take(m, &at[2]);
     m->step = 3;
@@ -151,7 +143,6 @@ static void run(int way, struct model_options o, void (*fn)(struct model_rank *m
 
 static void frozen_and_trained_change_places(void **state)
 {
-    (void)state;
     for (int way = 0; way < 16; way++) {
         files = memory_files_open();
         n_lines = n_mixed = 0;
@@ -174,7 +165,6 @@ static void frozen_and_trained_change_places(void **state)
 /* Moves the head from the first unit into a new unit after it. */
 static void split_the_first_unit(struct zero_tensor *t, struct zero_config *cfg)
 {
-    (void)cfg;
     for (int i = 0; i < RUNNING; i++)
         t[i].unit += t[i].unit > 0 || i == HEAD;
 }
@@ -216,7 +206,6 @@ static char merged[600];
 
 static void note_merged(void *arg, const char *line)
 {
-    (void)arg;
     if (!strstr(line, "continues from step"))
         return;
     n_mixed++;
@@ -240,7 +229,6 @@ static void run_counts(struct split *s, int way)
 
 static void a_unit_that_is_split_goes_on(void **state)
 {
-    (void)state;
     for (int way = 0; way < 4; way++) {
         struct split s = {.at_load = true, .leaves_out = {0, 1, 1}};
         run_counts(&s, way);
@@ -251,7 +239,6 @@ static void a_unit_that_is_split_goes_on(void **state)
 
 static void units_that_are_merged_are_named(void **state)
 {
-    (void)state;
     for (int way = 0; way < 4; way++) {
         struct split s = {.at_save = true, .leaves_out = {0, 1, 3}};
         run_counts(&s, way);

@@ -81,10 +81,10 @@ int fixture_open_groups(struct fixture *o, const struct zr_world *w, const struc
 int fixture_arena(struct zr_comm *c, int64_t bytes, char **base)
 {
     struct zr_arena *a;
-    int err = c->ops->arena(c, bytes, &a);
+    int err = zr_comm_arena(c, bytes, &a);
     if (err)
         return err;
-    err = c->ops->attach(c, a);
+    err = zr_comm_attach(c, a);
     if (!err)
         *base = a->base;
     zr_arena_drop(a);
@@ -106,7 +106,7 @@ void fixture_close_more(struct fixture *more)
 {
     for (int i = 0; i < 2; i++)
         if (more->comm[i])
-            more->comm[i]->ops->close(more->comm[i]);
+            zr_comm_close(more->comm[i]);
 }
 
 bool fixture_close(struct fixture *o)
@@ -115,7 +115,7 @@ bool fixture_close(struct fixture *o)
         if (o->stream[i])
             o->dev->ops->stream_close(o->stream[i]);
         if (o->comm[i])
-            o->comm[i]->ops->close(o->comm[i]);
+            zr_comm_close(o->comm[i]);
     }
     if (o->dev)
         o->dev->ops->close(o->dev);
@@ -137,7 +137,7 @@ int fixture_fetch(struct fixture *o, int i, char *to, int64_t bytes)
 
 void note_status(struct rank *me, struct zr_comm *c)
 {
-    me->code = c->ops->status(c, me->note, sizeof me->note);
+    me->code = zr_comm_status(c, me->note, sizeof me->note);
 }
 
 void wait_failed(struct zr_comm *c)

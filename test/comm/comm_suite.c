@@ -337,8 +337,8 @@ static int put_segments(struct zr_comm *c, struct zr_stream *s, const struct dra
         struct zr_cut *cut = d->op == ZR_OP_ALL_GATHER ? &lent.gather[i].cut : &lent.reduce[i].cut;
         cut->at = cut->at ? lent.list[i] : NULL;
     }
-    int err = d->op == ZR_OP_ALL_GATHER ? c->ops->all_gather(c, s, lent.gather, d->n_seg, &d->tag)
-                                        : c->ops->reduce_scatter(c, s, lent.reduce, d->n_seg, &d->tag);
+    int err = d->op == ZR_OP_ALL_GATHER ? zr_comm_all_gather(c, s, lent.gather, d->n_seg, &d->tag)
+                                        : zr_comm_reduce_scatter(c, s, lent.reduce, d->n_seg, &d->tag);
     for (int i = 0; i < MOST_SEGS; i++)
         for (int k = 0; k < MOST_PLACES; k++)
             *(volatile int64_t *)&lent.list[i][k] = used_again;
@@ -352,11 +352,11 @@ static int put_on(struct zr_comm *c, struct zr_stream *s, const struct drawn *d)
     case ZR_OP_REDUCE_SCATTER:
         return put_segments(c, s, d);
     case ZR_OP_BROADCAST:
-        return c->ops->broadcast(c, s, d->off, d->bytes, d->root, &d->tag);
+        return zr_comm_broadcast(c, s, d->off, d->bytes, d->root, &d->tag);
     case ZR_OP_EXCHANGE:
-        return c->ops->exchange(c, s, d->off, d->bytes, &d->tag);
+        return zr_comm_exchange(c, s, d->off, d->bytes, &d->tag);
     case ZR_OP_AGREE:
-        return c->ops->agree(c, s, d->off, d->n_sum, d->n_max, &d->tag);
+        return zr_comm_agree(c, s, d->off, d->n_sum, d->n_max, &d->tag);
     }
     return -1;
 }
@@ -447,7 +447,7 @@ void comm_suite_conform(struct rank *me)
         zr_flight_issue(flight, (enum zr_role)k, d.op, d.wire, &d.tag);
         RANK_CHECK(me, put_on(c, o.stream[k], &d) == 0, "op %d: %s", i, zr_error_text());
         RANK_CHECK(me, fixture_fetch(&o, k, arena, ARENA_BYTES) == 0, "%s", zr_error_text());
-        RANK_CHECK(me, c->ops->status(c, why, sizeof why) == 0, "op %d: %s", i, why);
+        RANK_CHECK(me, zr_comm_status(c, why, sizeof why) == 0, "op %d: %s", i, why);
         double worst = finish(&d, seed, i, size, own, expected, p->kind->exact ? NULL : arena);
         RANK_CHECK(me, worst <= 1, "op %d: off by %.3f bounds", i, worst);
         int64_t bad = first_difference(arena, expected, ARENA_BYTES);
@@ -464,7 +464,7 @@ void comm_suite_conform(struct rank *me)
         want[k].wire_bytes += d.wire;
         if (d.op == ZR_OP_ALL_GATHER) { /* peers may still read what is overwritten next */
             d.tag.mark = (struct zr_flight_mark){0};
-            RANK_CHECK(me, c->ops->exchange(c, o.stream[k], 0, 0, &d.tag) == 0, "%s", zr_error_text());
+            RANK_CHECK(me, zr_comm_exchange(c, o.stream[k], 0, 0, &d.tag) == 0, "%s", zr_error_text());
             o.dev->ops->stream_sync(o.stream[k]);
             want[k].n_exchange++;
         }
@@ -473,7 +473,7 @@ void comm_suite_conform(struct rank *me)
     free(arena);
     for (int k = 0; k < 2; k++) {
         const struct zr_comm_stats *w = &want[k];
-        o.comm[k]->ops->stats(o.comm[k], &got);
+        zr_comm_stats(o.comm[k], &got);
         RANK_CHECK(me,
                    got.n_all_gather == w->n_all_gather && got.n_reduce_scatter == w->n_reduce_scatter &&
                        got.n_broadcast == w->n_broadcast && got.n_exchange == w->n_exchange &&
@@ -521,10 +521,10 @@ void comm_suite_shared(struct rank *me)
     RANK_CHECK(me, fixture_open_more(&more, &o, &me->w, p->groups, p->kind, TIMEOUT_MS) == 0, "%s",
                zr_error_text());
     struct zr_comm *all = o.comm[0], *few = more.comm[0];
-    RANK_CHECK(me, all->ops->arena(all, bytes, &a) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, all->ops->attach(all, a) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, few->ops->attach(few, a) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, few->ops->attach(few, a) == ZR_ERR_ORDER, "twice");
+    RANK_CHECK(me, zr_comm_arena(all, bytes, &a) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_attach(all, a) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_attach(few, a) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_attach(few, a) == ZR_ERR_ORDER, "twice");
     o.base[0] = a->base;
     zr_arena_drop(a);
     char *mine = malloc(SHARED_BYTES), *whole = malloc(SHARED_BYTES);
@@ -542,13 +542,13 @@ void comm_suite_shared(struct rank *me)
     RANK_CHECK(me, fixture_store(&o, 0, mine, SHARED_BYTES) == 0, "%s", zr_error_text());
     struct zr_gather_seg g = {GATHERED, GATHERED, true, {SHARED_SLOT, SHARED_SLOT * few->group.size}};
     struct zr_stream *s = o.stream[0];
-    RANK_CHECK(me, few->ops->exchange(few, s, OF_GROUP, SHARED_SLOT, &tag) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, all->ops->exchange(all, s, OF_ALL, SHARED_SLOT, &tag) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, few->ops->all_gather(few, s, &g, 1, &tag) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, few->ops->agree(few, s, AGREED, 1, 0, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(few, s, OF_GROUP, SHARED_SLOT, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(all, s, OF_ALL, SHARED_SLOT, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_all_gather(few, s, &g, 1, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_agree(few, s, AGREED, 1, 0, &tag) == 0, "%s", zr_error_text());
     RANK_CHECK(me, fixture_fetch(&o, 0, mine, SHARED_BYTES) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, all->ops->status(all, why, sizeof why) == 0, "%s", why);
-    RANK_CHECK(me, few->ops->status(few, why, sizeof why) == 0, "%s", why);
+    RANK_CHECK(me, zr_comm_status(all, why, sizeof why) == 0, "%s", why);
+    RANK_CHECK(me, zr_comm_status(few, why, sizeof why) == 0, "%s", why);
     int64_t bad = first_difference(mine, whole, SHARED_BYTES);
     RANK_CHECK(me, bad < 0, "byte %lld is 0x%02x, not 0x%02x", (long long)bad, (unsigned char)mine[bad],
                (unsigned char)whole[bad]);
@@ -608,7 +608,7 @@ void comm_suite_mixed(struct rank *me)
     }
     for (int k = 0; k < 2; k++) {
         RANK_CHECK(me, fixture_fetch(&o, k, arena, bytes) == 0, "%s", zr_error_text());
-        RANK_CHECK(me, o.comm[k]->ops->status(o.comm[k], why, sizeof why) == 0, "%s", why);
+        RANK_CHECK(me, zr_comm_status(o.comm[k], why, sizeof why) == 0, "%s", why);
         double worst = 0;
         for (int i = 0; i < N_MIXED; i++) {
             double one =

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ranks.c: starts and joins the ranks of ranks.h. */
 #include "test/comm/ranks.h"
+#include "test/cmocka.h"
 #include "test/held_port.h"
 #include "test/kernels/random.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +15,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 void rank_says(struct rank *r, const char *file, int line, const char *cond, const char *fmt, ...)
 {

@@ -2,27 +2,23 @@
 /* test_comm.c: runs the suite of comm_suite.h for self, and for shm with ranks as threads and as
  * processes. */
 #include "comm/shm/shm.h"
+#include "test/cmocka.h"
 #include "test/comm/comm_suite.h"
 
-#include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 enum { TIMEOUT_MS = 60000 };
 
 static void test_self(void **state)
 {
-    (void)state;
     struct comm_plan p = {.kind = &fixture_self, .seed = fresh_seed("self"), .n_ops = 200};
     run_ranks(false, 1, comm_suite_conform, &p, NULL);
 }
 
 static void test_shm_processes(void **state)
 {
-    (void)state;
     static const int worlds[] = {1, 2, 3, 4, 5, 8};
     struct comm_plan p = {.kind = &fixture_shm, .seed = fresh_seed("shm, processes"), .n_ops = 40};
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++)
@@ -31,7 +27,6 @@ static void test_shm_processes(void **state)
 
 static void test_shm_threads(void **state)
 {
-    (void)state;
     struct comm_plan p = {.kind = &fixture_shm, .seed = fresh_seed("shm, threads"), .n_ops = 40};
     for (int world = 1; world <= 8; world++)
         run_ranks(false, world, comm_suite_conform, &p, NULL);
@@ -39,7 +34,6 @@ static void test_shm_threads(void **state)
 
 static void test_mixed(void **state)
 {
-    (void)state;
     struct comm_plan p = {.kind = &fixture_shm, .seed = fresh_seed("mixed")};
     run_ranks(true, 2, comm_suite_mixed, &p, NULL);
     run_ranks(true, 4, comm_suite_mixed, &p, NULL);
@@ -52,7 +46,6 @@ static void test_mixed(void **state)
 /* Two groups at once, each with some ranks in any order. Each moves its own bytes only. */
 static void test_groups(void **state)
 {
-    (void)state;
     struct fixture_groups g = {3, {2, 0, 1, 4, 3}};
     struct comm_plan p = {.kind = &fixture_shm, .seed = fresh_seed("shm, groups"), .n_ops = 40, .groups = &g};
     run_ranks(true, 5, comm_suite_conform, &p, NULL);
@@ -90,24 +83,24 @@ static void deep_queue(struct rank *me)
         for (int k = 0; k < N_SEGS; k++)
             places[k].cut = k % 3 ? (struct zr_cut){.total = 256, .at = list} : seg[k].cut;
         RANK_CHECK(
-            me, c->ops->all_gather(c, o.stream[0], i % 2 ? places : seg + i % 3 * N_SEGS, N_SEGS, &tag) == 0,
+            me, zr_comm_all_gather(c, o.stream[0], i % 2 ? places : seg + i % 3 * N_SEGS, N_SEGS, &tag) == 0,
             "%s", zr_error_text());
         *(volatile int64_t *)&list[1] = 0;
     }
     /* As many segments as fit in total, starting in the middle of the ring. */
-    RANK_CHECK(me, c->ops->all_gather(c, o.stream[0], seg, MOST, &tag) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, c->ops->all_gather(c, o.stream[0], seg, MOST + 1, &tag) == ZR_ERR_ARG,
+    RANK_CHECK(me, zr_comm_all_gather(c, o.stream[0], seg, MOST, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_all_gather(c, o.stream[0], seg, MOST + 1, &tag) == ZR_ERR_ARG,
                "too many were taken");
     const int64_t list[] = {0, 128, 256};
     memcpy(places, seg, MOST * sizeof *places);
     places[MOST - 1].cut = (struct zr_cut){.total = 256, .at = list};
     RANK_CHECK(me,
-               c->ops->all_gather(c, o.stream[0], places, MOST, &tag) == ZR_ERR_ARG &&
+               zr_comm_all_gather(c, o.stream[0], places, MOST, &tag) == ZR_ERR_ARG &&
                    strstr(zr_error_text(), "1 of 8192 segments have their own places"),
                "\"%s\"", zr_error_text());
-    RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 0, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(c, o.stream[0], 0, 0, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[0]);
-    RANK_CHECK(me, c->ops->status(c, why, sizeof why) == 0, "%s", why);
+    RANK_CHECK(me, zr_comm_status(c, why, sizeof why) == 0, "%s", why);
     for (int i = 0; i < MOST * 256; i++)
         RANK_CHECK(me, o.base[0][i] == i / 256 % 100 + i / 128 % 2, "byte %d", i);
     free(places);
@@ -117,7 +110,6 @@ static void deep_queue(struct rank *me)
 
 static void test_deep_queue(void **state)
 {
-    (void)state;
     run_ranks(true, 2, deep_queue, NULL, NULL);
 }
 
@@ -149,7 +141,7 @@ static void full_queue(struct rank *me)
         for (; n < FIT; n++) {
             RANK_CHECK(me, me->w.rank == round % 2 || c->ops->has_room(c, 1, N_SEGS), "no room for number %d",
                        n);
-            RANK_CHECK(me, c->ops->all_gather(c, s, seg, N_SEGS, &tag) == 0, "%s", zr_error_text());
+            RANK_CHECK(me, zr_comm_all_gather(c, s, seg, N_SEGS, &tag) == 0, "%s", zr_error_text());
         }
         if (me->w.rank != round % 2) {
             RANK_CHECK(me, !c->ops->has_room(c, 1, N_SEGS), "round %d: room for %d more", round, N_SEGS);
@@ -160,18 +152,17 @@ static void full_queue(struct rank *me)
         /* At any position of the ring there is room for the two largest operations of a job. */
         RANK_CHECK(me, c->ops->has_room(c, 2, ZR_RING_SEGS), "no room in an empty queue");
         for (int i = 0; i < 2; i++)
-            RANK_CHECK(me, c->ops->all_gather(c, s, seg, ZR_RING_SEGS, &tag) == 0, "%s", zr_error_text());
+            RANK_CHECK(me, zr_comm_all_gather(c, s, seg, ZR_RING_SEGS, &tag) == 0, "%s", zr_error_text());
         o.dev->ops->stream_sync(s);
         RANK_CHECK(me, all_at(me, 2 * round + 2), "a rank is missing");
     }
-    RANK_CHECK(me, c->ops->status(c, why, sizeof why) == 0, "%s", why);
+    RANK_CHECK(me, zr_comm_status(c, why, sizeof why) == 0, "%s", why);
     free(seg);
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_full_queue(void **state)
 {
-    (void)state;
     run_ranks(true, 2, full_queue, NULL, NULL);
 }
 
@@ -181,8 +172,8 @@ static void test_full_queue(void **state)
 static void pass_operations(struct zr_comm *c)
 {
     struct zr_shm *m = (struct zr_shm *)c;
-    m->next_seq += 1 << 30;
-    atomic_fetch_add(&m->run_seq, 1 << 30);
+    m->base.n_issued += 1 << 30;
+    atomic_fetch_add(&m->queue.run_seq, 1 << 30);
 }
 
 /* Passes more than half as many operations as a word can count, of a kind for which peers raise no
@@ -199,7 +190,7 @@ static void numbers_wrap(struct rank *me)
     struct zr_gather_seg g = {.src = 1024, .dst = 1024, .in_place = true, .cut = {128, 384}};
     for (int round = 0; round < 6; round++) {
         for (int i = 0; i < 3; i++) {
-            RANK_CHECK(me, c->ops->all_gather(c, s, &g, 1, &tag) == 0, "%s", zr_error_text());
+            RANK_CHECK(me, zr_comm_all_gather(c, s, &g, 1, &tag) == 0, "%s", zr_error_text());
             o.dev->ops->stream_sync(s);
             pass_operations(c);
         }
@@ -209,9 +200,9 @@ static void numbers_wrap(struct rank *me)
             nanosleep(&(struct timespec){.tv_nsec = 20 * 1000000}, NULL);
         word[0] = (uint64_t)me->w.rank + 1;
         word[1] = (uint64_t)(round + me->w.rank);
-        RANK_CHECK(me, c->ops->agree(c, s, 0, 1, 1, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_agree(c, s, 0, 1, 1, &tag) == 0, "%s", zr_error_text());
         o.dev->ops->stream_sync(s);
-        RANK_CHECK(me, c->ops->status(c, why, sizeof why) == 0, "%s", why);
+        RANK_CHECK(me, zr_comm_status(c, why, sizeof why) == 0, "%s", why);
         RANK_CHECK(me, word[0] == 6 && word[1] == (uint64_t)round + 2, "%llu and %llu",
                    (unsigned long long)word[0], (unsigned long long)word[1]);
     }
@@ -220,7 +211,6 @@ static void numbers_wrap(struct rank *me)
 
 static void test_numbers_wrap(void **state)
 {
-    (void)state;
     run_ranks(true, 3, numbers_wrap, NULL, NULL);
 }
 
@@ -236,7 +226,7 @@ static void on_caller(struct rank *me)
                zr_error_text());
     struct zr_comm *c = o.comm[0];
     o.base[0][me->w.rank] = (char)(me->w.rank + 1);
-    RANK_CHECK(me, c->ops->exchange(c, s, 0, 1, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(c, s, 0, 1, &tag) == 0, "%s", zr_error_text());
     for (int i = 0; i < me->w.world; i++)
         RANK_CHECK(me, o.base[0][i] == i + 1, "byte %d is %d", i, o.base[0][i]);
     o.dev->ops->stream_close(s);
@@ -245,7 +235,6 @@ static void on_caller(struct rank *me)
 
 static void test_caller_stream(void **state)
 {
-    (void)state;
     run_ranks(true, 3, on_caller, NULL, NULL);
 }
 

@@ -2,11 +2,11 @@
 /* test_comm_fault.c: tests that failures among ranks are errors on every rank, with cause and place. No
  * rank hangs and nothing is left behind. */
 #include "comm/shm/shm.h"
+#include "test/cmocka.h"
 #include "test/comm/comm_fixture.h"
 
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,8 +14,6 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { LONG_MS = 60000, SHORT_MS = 1500, ARENA_BYTES = 1 << 16 };
 
@@ -63,10 +61,10 @@ static void differ(struct rank *me)
     struct zr_stream *s = o.stream[0];
     struct zr_tag tag = {.unit = 14, .step = 7, .call_hash = 99};
     for (int i = 0; i < 2; i++)
-        RANK_CHECK(me, c->ops->exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(s);
-    RANK_CHECK(me, c->ops->status(c, NULL, 0) == 0, "failed too early");
-    RANK_CHECK(me, all_at(me, 1), "a rank is missing"); /* from here on this rank sees a failure of another */
+    RANK_CHECK(me, zr_comm_status(c, NULL, 0) == 0, "failed too early");
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing"); /* from here on a failure elsewhere is seen here */
     memset(o.base[0], 0xff, ARENA_BYTES);
     struct zr_gather_seg g = {.src = 0, .dst = 0, .in_place = true, .cut = {128, 512}};
     struct zr_reduce_seg r[2] = {{.src = 0, .dst = 8192, .cut = {128, 512}, .dtype = ZR_F32},
@@ -88,25 +86,25 @@ static void differ(struct rank *me)
     if (what == AGREE_OTHER_UNIT)
         tag.unit -= odd;
     if (what >= AGREE_OTHER_UNIT)
-        err = c->ops->agree(c, s, 0, 1 + (odd && what == AGREE_OTHER_SPLIT),
+        err = zr_comm_agree(c, s, 0, 1 + (odd && what == AGREE_OTHER_SPLIT),
                             1 + (odd && what == AGREE_OTHER_SIZE) - (odd && what == AGREE_OTHER_SPLIT), &tag);
     else if (what == OTHER_ROOT)
-        err = c->ops->broadcast(c, s, 0, 64, odd ? 0 : 1, &tag);
+        err = zr_comm_broadcast(c, s, 0, 64, odd ? 0 : 1, &tag);
     else if (what == OTHER_OP && odd)
-        err = c->ops->all_gather(c, s, &g, 1, &tag);
+        err = zr_comm_all_gather(c, s, &g, 1, &tag);
     else
-        err = c->ops->reduce_scatter(c, s, r, n, &tag);
+        err = zr_comm_reduce_scatter(c, s, r, n, &tag);
     RANK_CHECK(me, err == 0, "%s", zr_error_text());
     /* An operation queued behind it ends at once too, and moves nothing. */
-    RANK_CHECK(me, c->ops->exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(s);
     note_status(me, c);
-    RANK_CHECK(me, c->ops->broadcast(c, s, 0, 64, 0, &tag) == 0, "an operation after the failure is nothing");
+    RANK_CHECK(me, zr_comm_broadcast(c, s, 0, 64, 0, &tag) == 0, "an operation after the failure is nothing");
     o.dev->ops->stream_sync(s);
     for (int i = 0; i < ARENA_BYTES; i++)
         RANK_CHECK(me, o.base[0][i] == (char)0xff, "byte %d was written", i);
     char again[1024];
-    RANK_CHECK(me, c->ops->status(c, again, sizeof again) == me->code && strcmp(again, me->note) == 0,
+    RANK_CHECK(me, zr_comm_status(c, again, sizeof again) == me->code && strcmp(again, me->note) == 0,
                "\"%s\" became \"%s\"", me->note, again);
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
@@ -135,13 +133,11 @@ static void test_operations_differ(bool forked)
 
 static void test_operations_differ_processes(void **state)
 {
-    (void)state;
     test_operations_differ(true);
 }
 
 static void test_operations_differ_threads(void **state)
 {
-    (void)state;
     test_operations_differ(false);
 }
 
@@ -156,16 +152,16 @@ static void stay_away(struct rank *me)
                zr_error_text());
     struct zr_comm *c = o.comm[0];
     if (*(int *)me->arg)
-        RANK_CHECK(me, c->ops->broadcast(c, o.stream[0], 0, 64, 1, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_broadcast(c, o.stream[0], 0, 64, 1, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[0]);
-    RANK_CHECK(me, c->ops->status(c, NULL, 0) == 0, "failed too early");
+    RANK_CHECK(me, zr_comm_status(c, NULL, 0) == 0, "failed too early");
     RANK_CHECK(me, all_at(me, 1), "a rank is missing");
     if (away) {
         for (int i = 0; i < me->w.world; i++)
             RANK_CHECK(me, i == 2 || wait_stage(&me->all[i], 2), "rank %d waits for ever", i);
     } else {
         tag.unit = 3;
-        RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
         o.dev->ops->stream_sync(o.stream[0]);
     }
     note_status(me, c); /* the rank that stayed away hears of it too */
@@ -185,7 +181,6 @@ static void expect_waited(const struct rank *r, const char *text)
 
 static void test_stays_away(void **state)
 {
-    (void)state;
     for (int forked = 1; forked >= 0; forked--) {
         int after_one = 1;
         struct rank *r = run_ranks(forked, 4, stay_away, &after_one, NULL);
@@ -211,16 +206,16 @@ static void wait_elsewhere(struct rank *me)
         struct zr_comm *c = o.comm[k];
         struct zr_tag tag = {.unit = 4};
         RANK_CHECK(me, !c->ops->last(c, last, sizeof last) && !last[0], "\"%s\" at first", last);
-        RANK_CHECK(me, c->ops->exchange(c, o.stream[k], 0, 64, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(c, o.stream[k], 0, 64, &tag) == 0, "%s", zr_error_text());
         o.dev->ops->stream_sync(o.stream[k]);
-        RANK_CHECK(me, c->ops->status(c, NULL, 0) == 0, "failed too early");
+        RANK_CHECK(me, zr_comm_status(c, NULL, 0) == 0, "failed too early");
         bool inside = c->ops->last(c, last, sizeof last);
         RANK_CHECK(me, !inside && strcmp(last, "exchange seq 1 unit 4") == 0, "%d \"%s\"", inside, last);
     }
     RANK_CHECK(me, all_at(me, 1), "a rank is missing");
     struct zr_comm *c = o.comm[mine];
     struct zr_tag tag = {.unit = 5 + mine};
-    RANK_CHECK(me, c->ops->broadcast(c, o.stream[mine], 0, 64, 1, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_broadcast(c, o.stream[mine], 0, 64, 1, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[mine]);
     note_status(me, c);
     bool inside = c->ops->last(c, last, sizeof last);
@@ -231,7 +226,6 @@ static void wait_elsewhere(struct rank *me)
 
 static void test_waits_elsewhere(void **state)
 {
-    (void)state;
     for (int forked = 1; forked >= 0; forked--) {
         struct rank *r = run_ranks(forked, 4, wait_elsewhere, NULL, NULL);
         for (int i = 0; i < 4; i++)
@@ -284,19 +278,18 @@ static void wait_around(struct rank *me)
                           *of_1 = &control->peer[1].head->waits_for[ZR_ROLE_GATHER_OUTER];
     for (int i = 0; me->w.rank == 2 && i < 30000 && (atomic_load(of_0) != 2 || atomic_load(of_1) != 1); i++)
         sleep_ms(1);
-    RANK_CHECK(me, c->ops->exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(s);
     note_status(me, c);
     RANK_CHECK(me, all_at(me, 1), "a rank waits for ever");
     o.dev->ops->stream_close(s);
     for (int i = 0; i < 4; i++)
-        comm[i]->ops->close(comm[i]);
+        zr_comm_close(comm[i]);
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_waits_around(void **state)
 {
-    (void)state;
     static const char expected[] = "; rank 0 waits for rank 1; rank 1 waits for rank 0";
     for (int forked = 1; forked >= 0; forked--) {
         const struct rank *r = run_ranks(forked, 3, wait_around, NULL, NULL);
@@ -321,12 +314,12 @@ static void wait_behind(struct rank *me)
         RANK_CHECK(me, o.dev->ops->stream_open(o.dev, ZR_STREAM_QUEUE, "waits", NULL, &s[i]) == 0, "%s",
                    zr_error_text());
     for (int i = 0; me->w.rank == 0 && i < 2; i++)
-        RANK_CHECK(me, comm[i]->ops->exchange(comm[i], s[i], 0, 64, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(comm[i], s[i], 0, 64, &tag) == 0, "%s", zr_error_text());
     const _Atomic int32_t *of_0 = &((const struct zr_shm *)comm[3])->peer[0].head->waits_for[ZR_ROLE_GATHER];
     for (int i = 0; me->w.rank == 1 && i < 30000 && atomic_load(of_0) != 2 + 1; i++)
         sleep_ms(1);
     if (me->w.rank == 1)
-        RANK_CHECK(me, comm[3]->ops->exchange(comm[3], s[0], 0, 64, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(comm[3], s[0], 0, 64, &tag) == 0, "%s", zr_error_text());
     for (int i = 0; i < 2; i++)
         o.dev->ops->stream_sync(s[i]);
     RANK_CHECK(me, me->w.rank != 2 || wait_stage(&me->all[1], 1), "rank 1 waits for ever");
@@ -335,13 +328,12 @@ static void wait_behind(struct rank *me)
     for (int i = 0; i < 2; i++)
         o.dev->ops->stream_close(s[i]);
     for (int i = 0; i < 4; i++)
-        comm[i]->ops->close(comm[i]);
+        zr_comm_close(comm[i]);
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_waits_behind(void **state)
 {
-    (void)state;
     for (int forked = 1; forked >= 0; forked--) {
         const struct rank *r = run_ranks(forked, 3, wait_behind, NULL, NULL);
         for (int i = 0; i < 3; i++)
@@ -372,7 +364,7 @@ static void die(struct rank *me)
             tag.step = (uint32_t)i;
             if (k == 0)
                 c->ops->called(c, &(struct zr_called){ZR_CALLED_STEP, .subject = -1, .step = tag.step});
-            RANK_CHECK(me, c->ops->reduce_scatter(c, o.stream[k], &r, 1, &tag) == 0, "%s", zr_error_text());
+            RANK_CHECK(me, zr_comm_reduce_scatter(c, o.stream[k], &r, 1, &tag) == 0, "%s", zr_error_text());
             if (i == 100 && k == 1 && me->dies) {
                 sleep_ms(*(int *)me->arg);
                 kill(getpid(), SIGKILL);
@@ -382,7 +374,7 @@ static void die(struct rank *me)
         o.dev->ops->stream_sync(o.stream[k]);
     note_status(me, o.comm[0]);
     char why[512];
-    RANK_CHECK(me, o.comm[1]->ops->status(o.comm[1], why, sizeof why) == ZR_ERR_PEER,
+    RANK_CHECK(me, zr_comm_status(o.comm[1], why, sizeof why) == ZR_ERR_PEER,
                "the other communicator: \"%s\"", why);
     RANK_CHECK(me, strstr(why, "rank 1 was lost"), "the other communicator: \"%s\"", why);
     RANK_CHECK(me, fixture_close(&o), "handles are left");
@@ -395,7 +387,6 @@ static void rank_1_dies(struct rank *r)
 
 static void test_death(void **state)
 {
-    (void)state;
     for (int ms = 0; ms <= 60; ms += 20) {
         struct rank *r = run_ranks(true, 4, die, &ms, rank_1_dies);
         for (int i = 0; i < 4; i++) {
@@ -419,7 +410,7 @@ static void close_early(struct rank *me)
                zr_error_text());
     struct zr_comm *c = o.comm[0];
     if (me->w.rank != 1) {
-        RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
         o.dev->ops->stream_sync(o.stream[0]);
         note_status(me, c);
     }
@@ -428,7 +419,6 @@ static void close_early(struct rank *me)
 
 static void test_close_early(void **state)
 {
-    (void)state;
     for (int forked = 1; forked >= 0; forked--) {
         struct rank *r = run_ranks(forked, 3, close_early, NULL, NULL);
         expect_rank(&r[0], ZR_ERR_PEER, "exchange seq 1 unit 7: rank 1 has closed");
@@ -450,7 +440,7 @@ static void abort_while_waiting(struct rank *me)
     if (me->w.rank == 1)
         pthread_create(&id, NULL, abort_soon, c);
     if (!away)
-        RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
     else
         wait_failed(c); /* without asking a peer */
     RANK_CHECK(me, !away || atomic_load(c->alarm), "nobody told this rank");
@@ -465,7 +455,6 @@ static void abort_while_waiting(struct rank *me)
 
 static void test_abort(void **state)
 {
-    (void)state;
     for (int forked = 1; forked >= 0; forked--) {
         struct rank *r = run_ranks(forked, 4, abort_while_waiting, NULL, NULL);
         assert_string_equal(r[1].note, "the model called out of order");
@@ -483,12 +472,12 @@ static void abort_early(struct rank *me)
     char *base;
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 1, LONG_MS, 0) == 0, "%s", zr_error_text());
     struct zr_comm *c = o.comm[0];
-    RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == ZR_ERR_ORDER, "without an arena");
+    RANK_CHECK(me, zr_comm_exchange(c, o.stream[0], 0, 64, &tag) == ZR_ERR_ORDER, "without an arena");
     if (me->w.rank == 0)
         c->ops->abort(c, ZR_ERR_IO, NULL);
     RANK_CHECK(me, fixture_arena(c, ARENA_BYTES, &base) == 0, "%s", zr_error_text());
     RANK_CHECK(me, fixture_arena(c, ARENA_BYTES, &base) == ZR_ERR_ORDER, "a second arena");
-    RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[0]);
     note_status(me, c);
     RANK_CHECK(me, fixture_close(&o), "handles are left");
@@ -496,7 +485,6 @@ static void abort_early(struct rank *me)
 
 static void test_abort_early(void **state)
 {
-    (void)state;
     struct rank *r = run_ranks(true, 3, abort_early, NULL, NULL);
     for (int i = 0; i < 3; i++)
         expect_rank(&r[i], ZR_ERR_IO, "input or output failed");
@@ -504,7 +492,6 @@ static void test_abort_early(void **state)
 
 static void test_abort_self(void **state)
 {
-    (void)state;
     struct fixture o;
     struct zr_world w = {.world = 1};
     struct zr_tag tag = {.unit = -1};
@@ -515,10 +502,10 @@ static void test_abort_self(void **state)
     c->ops->abort(c, ZR_ERR_PEER, "gone");
     c->ops->abort(c, ZR_ERR_IO, "later");
     o.base[0][0] = 1;
-    assert_int_equal(c->ops->reduce_scatter(c, o.stream[0], &r, 1, &tag), 0);
+    assert_int_equal(zr_comm_reduce_scatter(c, o.stream[0], &r, 1, &tag), 0);
     o.dev->ops->stream_sync(o.stream[0]);
     assert_int_equal(o.base[0][2048], 0);
-    assert_int_equal(c->ops->status(c, why, sizeof why), ZR_ERR_PEER);
+    assert_int_equal(zr_comm_status(c, why, sizeof why), ZR_ERR_PEER);
     assert_string_equal(why, "gone");
     assert_true(fixture_close(&o));
 }
@@ -577,9 +564,9 @@ static void ask(struct rank *me)
     RANK_CHECK(me, fixture_arena(c, ARENA_BYTES, &base) == 0, "%s", zr_error_text());
     RANK_CHECK(me, n_mapped() > 0, "what is looked for in maps has another name");
     struct zr_tag tag = {.unit = 0};
-    RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[0]);
-    RANK_CHECK(me, c->ops->status(c, NULL, 0) == 0, "failed");
+    RANK_CHECK(me, zr_comm_status(c, NULL, 0) == 0, "failed");
     RANK_CHECK(me, fixture_close(&o), "handles are left");
     RANK_CHECK(me, n_mapped() == 0, "%d mappings are left", n_mapped());
 }
@@ -594,7 +581,6 @@ static void expect_all(struct request q, int code, const char *text)
 
 static void test_arena_refused(void **state)
 {
-    (void)state;
     expect_all((struct request){.bytes = INT64_C(1) << 45}, ZR_ERR_NOMEM,
                "3 ranks need 35184372088832 bytes");
     expect_all((struct request){.bytes = 0}, ZR_ERR_ARG, "more than 0");
@@ -624,7 +610,7 @@ static void other_name(struct rank *me)
     char *base = NULL;
     note_error(me, fixture_arena(c, 4096, &base));
     RANK_CHECK(me, !base, "there is an arena");
-    c->ops->close(c);
+    zr_comm_close(c);
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
@@ -636,7 +622,7 @@ static void differs_in_group(struct rank *me)
     RANK_CHECK(me, fixture_open_groups(&o, &me->w, &groups, &fixture_shm, 1, LONG_MS, 4096) == 0, "%s",
                zr_error_text());
     struct zr_tag tag = {.unit = me->w.rank == 0 ? 7 : 5};
-    RANK_CHECK(me, o.comm[0]->ops->exchange(o.comm[0], o.stream[0], 0, 8, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(o.comm[0], o.stream[0], 0, 8, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[0]);
     note_status(me, o.comm[0]);
     RANK_CHECK(me, fixture_close(&o), "handles are left");
@@ -644,7 +630,6 @@ static void differs_in_group(struct rank *me)
 
 static void test_differs_in_group(void **state)
 {
-    (void)state;
     struct rank *r = run_ranks(true, 5, differs_in_group, NULL, NULL);
     for (int i = 0; i < 3; i++)
         if (!strstr(r[i].note, "rank 0 is at exchange seq 1 unit 7") &&
@@ -656,7 +641,6 @@ static void test_differs_in_group(void **state)
 
 static void test_other_name(void **state)
 {
-    (void)state;
     struct rank *r = run_ranks(true, 2, other_name, NULL, NULL);
     for (int i = 0; i < 2; i++)
         expect_rank(&r[i], ZR_ERR_MISMATCH, "rank 0 opens communicator \"gather\", rank 1 \"reduce\"");
@@ -704,7 +688,7 @@ static void refuse_arguments(struct rank *me)
     };
     for (size_t i = 0; i < sizeof gathers / sizeof *gathers; i++)
         RANK_CHECK(me,
-                   c->ops->all_gather(c, s, &gathers[i].seg, 1, &tag) == ZR_ERR_ARG &&
+                   zr_comm_all_gather(c, s, &gathers[i].seg, 1, &tag) == ZR_ERR_ARG &&
                        strstr(zr_error_text(), gathers[i].text),
                    "gather %zu: \"%s\"", i, zr_error_text());
     const struct {
@@ -722,23 +706,23 @@ static void refuse_arguments(struct rank *me)
     };
     for (size_t i = 0; i < sizeof reduces / sizeof *reduces; i++)
         RANK_CHECK(me,
-                   c->ops->reduce_scatter(c, s, &reduces[i].seg, 1, &tag) == reduces[i].code &&
+                   zr_comm_reduce_scatter(c, s, &reduces[i].seg, 1, &tag) == reduces[i].code &&
                        strstr(zr_error_text(), reduces[i].text),
                    "reduce %zu: \"%s\"", i, zr_error_text());
     RANK_CHECK(
-        me, c->ops->broadcast(c, s, 0, 8, (int)w, &tag) == ZR_ERR_ARG && strstr(zr_error_text(), "root is"),
+        me, zr_comm_broadcast(c, s, 0, 8, (int)w, &tag) == ZR_ERR_ARG && strstr(zr_error_text(), "root is"),
         "%s", zr_error_text());
-    RANK_CHECK(me, c->ops->broadcast(c, s, 65530, 8, 0, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
-    RANK_CHECK(me, c->ops->exchange(c, s, 8, 65536 / w, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
-    RANK_CHECK(me, c->ops->exchange(c, s, 0, INT64_MAX / 2, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
-    RANK_CHECK(me, c->ops->agree(c, s, 4, 1, 1, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
-    RANK_CHECK(me, c->ops->agree(c, s, 0, -1, 1, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
-    RANK_CHECK(me, c->ops->agree(c, s, 0, INT32_MAX, INT32_MAX, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
-    RANK_CHECK(me, c->ops->agree(c, s, 65536 - 8, 1, 1, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
-    /* A refused operation takes no number: the next one has the same number on all ranks. */
+    RANK_CHECK(me, zr_comm_broadcast(c, s, 65530, 8, 0, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(c, s, 8, 65536 / w, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(c, s, 0, INT64_MAX / 2, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_agree(c, s, 4, 1, 1, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_agree(c, s, 0, -1, 1, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_agree(c, s, 0, INT32_MAX, INT32_MAX, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_agree(c, s, 65536 - 8, 1, 1, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
+    /* A refused operation has no number: the next one is the same on all ranks. */
     if (me->w.rank == 0)
-        RANK_CHECK(me, c->ops->exchange(c, s, -1, 8, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
-    RANK_CHECK(me, c->ops->exchange(c, s, 0, 8, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(c, s, -1, 8, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(c, s, 0, 8, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(s);
     note_status(me, c);
     RANK_CHECK(me, me->code == 0, "%s", me->note);
@@ -747,7 +731,6 @@ static void refuse_arguments(struct rank *me)
 
 static void test_arguments(void **state)
 {
-    (void)state;
     int self = 0;
     run_ranks(true, 3, refuse_arguments, &self, NULL);
     run_ranks(true, 1, refuse_arguments, &self, NULL);

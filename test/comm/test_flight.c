@@ -2,9 +2,9 @@
 /* test_flight.c: tests the flight recorder. What was recorded can be read by this process, by another one
  * after SIGKILL, while it is being written, and from a file. Anything else is refused. */
 #include "comm/flight_view.h"
+#include "test/cmocka.h"
 
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,8 +13,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static unsigned seed;
 

@@ -5,17 +5,14 @@
 #include "comm/flight_peers.h"
 #include "comm/flight_view.h"
 #include "comm/topology.h"
+#include "test/cmocka.h"
 #include "test/comm/ranks.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 /* Ranks 0 and 1 are on one host, 2 and 3 on another. */
 enum { WORLD = 4, TIMEOUT_MS = 30000 };
@@ -138,21 +135,18 @@ static void rank_3_dies(struct rank *r)
 
 static void test_processes(void **state)
 {
-    (void)state;
     int nobody = -1;
     run_ranks(true, WORLD, record_and_look, &nobody, rank_3_dies);
 }
 
 static void test_threads(void **state)
 {
-    (void)state;
     int nobody = -1;
     run_ranks(false, WORLD, record_and_look, &nobody, NULL);
 }
 
 static void test_one_has_none(void **state)
 {
-    (void)state;
     for (int without = 0; without < WORLD; without += 2)
         run_ranks(true, WORLD, record_and_look, &without, rank_3_dies);
 }
@@ -160,7 +154,6 @@ static void test_one_has_none(void **state)
 /* A file descriptor's number may be used for another file. */
 static void test_another_file(void **state)
 {
-    (void)state;
     const struct zr_flight_owner owner = {.rank = 2, .world = WORLD, .job = ""};
     const struct zr_flight_record *rec;
     struct zr_flight *f;

@@ -3,16 +3,12 @@
  * from whichever block they begin. For more sources than one sum takes, the reference is the fixed tree by
  * its definition. */
 #include "comm/fold.h"
+#include "test/cmocka.h"
 #include "test/kernels/random.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { ELEMS = 37, ROOM = 41, MOST = 700, POISON = 0xff };
 
@@ -88,7 +84,6 @@ static void compare(int n, int from, bool wide, bool accumulate)
 
 static void test_every_order(void **state)
 {
-    (void)state;
     draw(1);
     for (int n = 1; n <= 300; n++)
         for (int from = 0; from < zr_fold_blocks(n); from++)
@@ -100,7 +95,6 @@ static void test_every_order(void **state)
 /* Up to as many sources as one call takes: the result is that of shared memory. */
 static void test_as_one_call(void **state)
 {
-    (void)state;
     draw(2);
     for (int n = 1; n <= ZR_MAX_SOURCES; n++) {
         const void *src[ZR_MAX_SOURCES];
@@ -116,7 +110,6 @@ static void test_as_one_call(void **state)
 /* The partial sums fit for the largest number of sources too. */
 static void test_room(void **state)
 {
-    (void)state;
     assert_int_equal(zr_fold_parts(ZR_FOLD_BLOCK), 0);
     assert_int_equal(zr_fold_parts(ZR_FOLD_BLOCK + 1), 3);
     assert_int_equal(zr_fold_parts(ZR_FOLD_SOURCES), ZR_FOLD_PARTS);

@@ -3,14 +3,11 @@
  * definitions. */
 #include "comm/mesh.h"
 #include "kernels/error.h"
+#include "test/cmocka.h"
 #include "test/comm/ranks.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { MOST = 24 };
 
@@ -65,7 +62,6 @@ static void check_group(const struct zr_topology *t, const struct zr_group *g, i
 
 static bool everybody(int32_t mine, int32_t other, int32_t inner)
 {
-    (void)mine, (void)other, (void)inner;
     return true;
 }
 
@@ -209,7 +205,6 @@ static void check_divisions(int32_t world, const int *host)
 
 static void test_every_divisor(void **state)
 {
-    (void)state;
     for (int32_t world = 1; world <= MOST; world++)
         for (int32_t each = 1; each <= world; each += 1 + each / 3) {
             int block[MOST], cyclic[MOST];
@@ -226,7 +221,6 @@ static void test_every_divisor(void **state)
 
 static void test_any_hosts(void **state)
 {
-    (void)state;
     uint64_t seed = fresh_seed("any hosts");
     for (int i = 0; i < 300; i++) {
         int32_t world = (int32_t)random_in(&seed, 1, 12), most = (int32_t)random_in(&seed, 0, world);
@@ -241,7 +235,6 @@ static void test_any_hosts(void **state)
 /* A case that can be checked by eye: ranks 0 to 5 on hosts a b b a a b. */
 static void test_one_written_out(void **state)
 {
-    (void)state;
     static const int host[] = {0, 1, 1, 0, 0, 1};
     static const int32_t all[] = {0, 3, 4, 1, 2, 5}, in[] = {4, 1}, out[] = {0, 4, 2};
     struct zr_topology t = topology_of(6, 4, host);
@@ -262,7 +255,6 @@ static void test_one_written_out(void **state)
 
 static void test_refused(void **state)
 {
-    (void)state;
     static const int host[MOST] = {0}, bad[] = {-1, 0, 3, 5, 7, 9, 16};
     struct zr_topology t = topology_of(8, 0, host);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {

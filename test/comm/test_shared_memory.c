@@ -3,15 +3,11 @@
  * memory lies in large pages, for its owner and for peers, if the kernel can provide them. */
 #include "comm/shared_memory.h"
 #include "kernels/huge_pages.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 struct shared {
     int fd;
@@ -38,7 +34,6 @@ static void close_shared(struct shared *s)
 /* Sizes around page sizes, and one that is reserved in several pieces. */
 static void test_contents(void **state)
 {
-    (void)state;
     const int64_t huge = ZR_HUGE_PAGE_BYTES,
                   sizes[] = {1,    4096,        4097,         huge - 4096,
                              huge, huge + 4096, 3 * huge - 1, ((int64_t)130 << 20) + 1};
@@ -85,7 +80,6 @@ static bool kernel_makes_them(const struct shared *s)
  * enough. */
 static void test_large_pages(void **state)
 {
-    (void)state;
     const long whole = 5, expected = whole * (long)(ZR_HUGE_PAGE_BYTES / 1024);
     bool made = false, could = false;
     for (int i = 0; !made && i < 5; i++) {

@@ -5,15 +5,13 @@
 #include "comm/shm/shm.h"
 #include "comm/topology.h"
 #include "kernels/host/host_memory.h"
+#include "test/cmocka.h"
 #include "test/comm/comm_fixture.h"
 
 #include <sched.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { LONG_MS = 60000, WORLD = 4, ARENA_BYTES = 400 << 10 };
 
@@ -27,13 +25,11 @@ long __real_sysconf(int name);
 
 void __wrap_zr_host_memory_look(const char *root, struct zr_host_memory *out)
 {
-    (void)root;
     *out = (struct zr_host_memory){.free_bytes = free_bytes};
 }
 
 int __wrap_sched_getaffinity(pid_t pid, size_t bytes, cpu_set_t *set)
 {
-    (void)pid;
     CPU_ZERO_S(bytes, set);
     for (int i = 0; i < n_cores && i < CPU_SETSIZE; i++)
         CPU_SET_S(i, bytes, set);
@@ -90,7 +86,7 @@ static void open_on_hosts(struct rank *me)
                zr_error_text());
     me->stage = ((struct zr_shm *)c)->spin_ns > 0;
     note_error(me, fixture_arena(c, h->arena_bytes, &base));
-    c->ops->close(c);
+    zr_comm_close(c);
     zr_topology_free(&t);
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
@@ -104,8 +100,7 @@ static void expect_code(struct hosts h, int code, const char *text)
 
 static void test_memory(void **state)
 {
-    (void)state;
-    /* twice the size fits, four times does not */
+    /* twice fits, four times does not */
     expect_code((struct hosts){2, false, ARENA_BYTES, 0}, 0, "");
     expect_code(
         (struct hosts){2, true, ARENA_BYTES, 0}, ZR_ERR_NOMEM,
@@ -130,7 +125,6 @@ static void expect_looking(struct hosts h, int cores, bool looks)
  * sleeps at once. */
 static void test_cores(void **state)
 {
-    (void)state;
     expect_looking((struct hosts){2, false, ARENA_BYTES, 0}, 4, true);
     expect_looking((struct hosts){2, false, ARENA_BYTES, 0}, 3, false);
     expect_looking((struct hosts){2, true, 4096, 0}, 4, false);
@@ -139,7 +133,6 @@ static void test_cores(void **state)
 
 static void test_too_many(void **state)
 {
-    (void)state;
     extern const struct zr_backend zr_backend_shm;
     struct zr_topology t;
     assert_int_equal(zr_topology_assume(65, 0, &t), 0);

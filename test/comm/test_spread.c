@@ -4,15 +4,11 @@
  * by hosts exactly where the library says so. */
 #include "comm/mesh.h"
 #include "comm/spread.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { MOST = 12, MOST_PLACES = 64 * 64 };
 
@@ -198,7 +194,6 @@ static int check_all(int32_t *of, int r, int n, int n_hosts, bool in_order)
 
 static void test_every_topology(void **state)
 {
-    (void)state;
     static const int ways[] = {1, 2, 5, 15, 52, 203, 877, 4140};
     int32_t of[MOST];
     for (int n = 1; n <= 8; n++)
@@ -212,7 +207,6 @@ static void test_every_topology(void **state)
  * other order shows. */
 static void test_cut(void **state)
 {
-    (void)state;
     static float x[MOST_PLACES], of_host[64];
     uint32_t seed = 1;
     for (int i = 0; i < MOST_PLACES; i++) {

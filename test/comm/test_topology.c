@@ -2,6 +2,7 @@
 /* test_topology.c: tests which ranks are found to be on one host. Covers ranks that pose as several hosts,
  * ranks that cannot map each other's memory, ranks in real containers, and ranks that fail on the way. */
 #include "comm/topology.h"
+#include "test/cmocka.h"
 #include "test/comm/ranks.h"
 
 #include <dirent.h>
@@ -9,7 +10,6 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,9 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
-/* What the ranks of a test pretend, and the expected result. */
+/* What the ranks of a test pretend, and what must come of it. */
 struct posed {
     const char *what;
     int machine[MOST_RANKS], container[MOST_RANKS]; /* per rank; any numbers */
@@ -167,7 +165,6 @@ static void run_posed(struct posed *p, int world, bool forked)
 
 static void test_real(void **state)
 {
-    (void)state;
     struct posed p = {.what = "this machine", .real = true};
     for (int world = 1; world <= 8; world++)
         run_posed(&p, world, world % 3 == 2);
@@ -175,7 +172,6 @@ static void test_real(void **state)
 
 static void test_several_hosts(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 8; world++)
         for (int each = 1; each <= world; each++) {
             struct posed block = {.what = "block-wise"}, cyclic = {.what = "cyclic"};
@@ -201,7 +197,6 @@ static void test_several_hosts(void **state)
 
 static void test_posed_containers(void **state)
 {
-    (void)state;
     struct posed p = {.what = "containers",
                       .machine = {0, 0, 1, 0, 1, 0},
                       .container = {5, 6, 5, 5, 5, 6},
@@ -214,7 +209,6 @@ static void test_posed_containers(void **state)
 
 static int refuse_all(void *arg, int rank, int pid, int fd)
 {
-    (void)arg, (void)rank, (void)pid, (void)fd;
     errno = EACCES;
     return -1;
 }
@@ -228,7 +222,6 @@ static int refuse_rank_2(void *arg, int rank, int pid, int fd)
 /* Opens files that are not the peer's, as when a number has been reused. */
 static int open_nothing(void *arg, int rank, int pid, int fd)
 {
-    (void)arg, (void)rank, (void)pid, (void)fd;
     return memfd_create("another", MFD_CLOEXEC);
 }
 
@@ -240,7 +233,6 @@ static int open_zeros(void *arg, int rank, int pid, int fd)
 
 static void test_cannot_open(void **state)
 {
-    (void)state;
     struct posed last = {.what = "rank 3 cannot",
                          .open = {[3] = refuse_all},
                          .host = {0, 0, 0, 1, 0},
@@ -280,7 +272,6 @@ static void test_cannot_open(void **state)
 /* ZERO_HOST_ID splits what would be one host, and joins nothing. */
 static void test_parts(void **state)
 {
-    (void)state;
     struct posed two = {.what = "two parts",
                         .part = {"a", "a", "b", "a", "b"},
                         .host = {0, 0, 1, 0, 1},
@@ -318,7 +309,6 @@ static void test_parts(void **state)
 
 static void test_any_parts(void **state)
 {
-    (void)state;
     static const char *const names[] = {"", "part 1", "part 2"};
     uint64_t seed = fresh_seed("parts");
     for (int i = 0; i < 40; i++) {
@@ -339,7 +329,6 @@ static void test_any_parts(void **state)
 /* Texts that differ only beyond the length that is sent are still different. */
 static void test_long_parts(void **state)
 {
-    (void)state;
     struct zr_identity a, b;
     char text[300];
     for (int n = 1; n < (int)sizeof text; n++) {
@@ -363,7 +352,6 @@ static void test_long_parts(void **state)
 /* A rank without a file is alone; the others of its host stay together. */
 static void test_cannot_make(void **state)
 {
-    (void)state;
     struct posed last = {.what = "rank 3 has no file",
                          .lacks = {[3] = true},
                          .host = {0, 0, 0, 1, 0},
@@ -450,7 +438,6 @@ static bool can_unshare(int flags)
 
 static void test_containers(void **state)
 {
-    (void)state;
     struct container own_processes = {
         .flags = CLONE_NEWPID,
         .expect = {.what = "a process namespace of its own",
@@ -495,7 +482,6 @@ void *__wrap_calloc(size_t n, size_t size)
 
 static int die(void *arg, int rank, int pid, int fd)
 {
-    (void)arg, (void)rank, (void)pid, (void)fd;
     raise(SIGKILL);
     return -1;
 }
@@ -503,7 +489,6 @@ static int die(void *arg, int rank, int pid, int fd)
 /* Sends what it found, waits for the others, and ends a little later. */
 static int die_later(void *arg, int rank, int pid, int fd)
 {
-    (void)arg, (void)rank;
     const struct itimerval soon = {.it_value.tv_usec = 200000};
     setitimer(ITIMER_REAL, &soon, NULL);
     char path[64];
@@ -562,7 +547,6 @@ static void mark_dying(struct rank *r)
 
 static void test_failure_before(void **state)
 {
-    (void)state;
     struct failing f = {.err = {[1] = ZR_ERR_ARG, [3] = ZR_ERR_IO}, .lacks_memory = -1, .dies = -1};
     for (int forked = 0; forked < 2; forked++) {
         const struct rank *r = run_ranks(forked, 5, probe_failing, &f, NULL);
@@ -573,7 +557,6 @@ static void test_failure_before(void **state)
 
 static void test_failure_within(void **state)
 {
-    (void)state;
     struct failing f = {.lacks_memory = 2, .dies = -1};
     for (f.k = 0; f.k < 5; f.k++) {
         const struct rank *r = run_ranks(f.k % 2, 4, probe_failing, &f, NULL);
@@ -592,7 +575,6 @@ static void test_failure_within(void **state)
 /* It is reported as lost, and not as a rank on another host. */
 static void test_dies_when_it_has_answered(void **state)
 {
-    (void)state;
     struct failing f = {.lacks_memory = -1, .dies = -1};
     for (f.dies_later = 1; f.dies_later < 4; f.dies_later++) {
         char name[32];
@@ -622,7 +604,6 @@ static void expect_hosts(int world, int local_size, const char *text)
 
 static void test_assume(void **state)
 {
-    (void)state;
     struct zr_topology t;
     expect_hosts(1, 0, "host 0 has 1 rank (0)");
     expect_hosts(8, 0, "host 0 has 8 ranks (0 to 7)");
@@ -681,7 +662,6 @@ static void ask_who_shares(struct rank *me)
 
 static void test_who_shares(void **state)
 {
-    (void)state;
     struct posed p = {.machine = {0, 0, 0, 1, 0, 1, 0, 0},
                       .container = {1, 2, 1, 1, 1, 1, 1, 1},
                       .part = {[7] = "half"},

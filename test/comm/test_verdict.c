@@ -2,13 +2,10 @@
 /* test_verdict.c: tests that all ranks report the error of the first rank that failed, whatever the
  * exchange and the other ranks say. */
 #include "comm/verdict.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { N = 4, TEXT = 24 };
 
@@ -69,7 +66,6 @@ static const struct row rows[] = {
 
 static void first_that_failed(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct card all[N];
         memset(all, 0x5a, sizeof all);
@@ -90,7 +86,6 @@ static void first_that_failed(void **state)
 /* Another process may send anything, such as a text without an end. */
 static void text_without_end(void **state)
 {
-    (void)state;
     struct card all[N] = {0};
     all[1].err = ZR_ERR_IO;
     memset(all[1].text, 'x', sizeof all[1].text);
@@ -102,7 +97,6 @@ static void text_without_end(void **state)
 /* No old bytes of the memory are sent to other ranks. */
 static void nothing_else_is_sent(void **state)
 {
-    (void)state;
     struct card mine;
     memset(&mine, 0x5a, sizeof mine);
     zr_fail(0, "abc");

@@ -9,17 +9,13 @@
 
 #include "kernels/device.h"
 #include "kernels/exact_sum.h"
+#include "test/cmocka.h"
 #ifdef CHECK_GPU
 #include "test/kernels/cuda/check_gpu.h"
 #endif
 #include "test/kernels/random.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 enum { CANARY_BYTES = 64, CANARY = 0xc5 };
 

@@ -164,7 +164,6 @@ static void check_bias_corrections(void **state)
 /* The optimizer table is correct, and every kind in it is checked here. */
 static void check_kinds(void **state)
 {
-    (void)state;
     for (int kind = 1; kind < ZR_OPTIMIZER_COUNT; kind++) {
         const struct zr_optimizer_kind *row = zr_optimizer_kind((enum zr_optimizer)kind);
         bool usual = false;

@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* device_suite.c: the conformance suite of a device: the order that its streams promise, and each kind of
  * work. */
+#include "test/cmocka.h"
 #include "test/kernels/device_suite_parts.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-/* By default, sanitizers end the program at an impossible allocation. The suite needs NULL instead. */
+/* Sanitizers end the program at an impossible allocation unless told to return NULL, which the suite asks
+ * for. */
 const char *__asan_default_options(void);
 const char *__tsan_default_options(void);
 

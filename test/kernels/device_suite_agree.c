@@ -2,17 +2,13 @@
 /* device_suite_agree.c: tests a step's agreement. What agree_begin writes is added up over ranks in any
  * order, and the result of agree_end is compared with the exact sum of all ranks' numbers. */
 #include "kernels/agreement.h"
+#include "test/cmocka.h"
 #include "test/kernels/device_suite_parts.h"
 #include "test/kernels/exact_merge.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 #define MOST_RANKS 1000
 

@@ -4,16 +4,12 @@
  * Tests observe a stream through call(): closures that append to a log, sleep for a random time, or wait
  * for the test. At most one may wait at a time, since CUDA runs one at a time. No result depends on how
  * long anything takes; delays only make a missing wait likely to show. */
+#include "test/cmocka.h"
 #include "test/kernels/device_suite_parts.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 /* --- closures --- */
 

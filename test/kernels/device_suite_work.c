@@ -2,14 +2,10 @@
 /* device_suite_work.c: tests memory, and each kind of work that a stream takes. */
 #include "kernels/agreement.h"
 #include "kernels/exact_sum.h"
+#include "test/cmocka.h"
 #include "test/kernels/device_suite_parts.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 /* --- memory --- */
 

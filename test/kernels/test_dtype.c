@@ -2,17 +2,11 @@
 /* test_dtype.c: tests the table of dtypes: each dtype has its size and name, and other values have
  * neither. */
 #include "kernels/dtype.h"
+#include "test/cmocka.h"
 #include "test/ends_by_assert.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 static void sizes_and_names(void **state)
 {
-    (void)state;
     const struct {
         enum zr_dtype t;
         int64_t bytes;
@@ -32,7 +26,6 @@ static bool is_one(int t)
 
 static void what_is_none(void **state)
 {
-    (void)state;
     for (int t = -3; t < 100; t++)
         if (!is_one(t))
             assert_string_equal(zr_dtype_name((enum zr_dtype)t), "unknown");
@@ -40,14 +33,12 @@ static void what_is_none(void **state)
 
 static void ask_for_size(void *arg)
 {
-    (void)arg;
     zr_dtype_bytes((enum zr_dtype)9);
 }
 
 /* Asking for the size of an invalid dtype is a bug of the library. The answer must not be 2. */
 static void size_of_none(void **state)
 {
-    (void)state;
 #ifdef ZR_ASSERTS
     assert_true(ends_by_assert(ask_for_size, NULL, "a dtype"));
 #else

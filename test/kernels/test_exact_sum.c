@@ -2,15 +2,11 @@
 /* test_exact_sum.c: tests the exact sum against known values, against sums in any order, and against
  * integer arithmetic. */
 #include "kernels/exact_sum.h"
+#include "test/cmocka.h"
 #include "test/kernels/random.h"
 
 #include <float.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 static struct random_source rng;
 
@@ -38,7 +34,6 @@ static void assert_same_double(double got, double want)
 
 static void test_known(void **state)
 {
-    (void)state;
     static const struct {
         double x[6], sum; /* a zero ends x */
     } known[] = {
@@ -81,7 +76,6 @@ static void test_known(void **state)
 
 static void test_single_values(void **state)
 {
-    (void)state;
     for (int i = 0; i < 100000; i++) {
         uint64_t bits = random_bits(&rng);
         double x;
@@ -108,7 +102,6 @@ static double any_double(void)
 /* Doubles within 2^-30 to 2^30 are integers times 2^-82, and 128-bit integers sum these exactly. */
 static void test_against_integers(void **state)
 {
-    (void)state;
     for (int round = 0; round < 2000; round++) {
         struct zr_exact_sum a;
         __int128 exact = 0;
@@ -136,7 +129,6 @@ static void shuffle(double *x, int n)
 
 static void test_any_order(void **state)
 {
-    (void)state;
     enum { N = 500 };
     double x[N];
     for (int round = 0; round < 50; round++) {
@@ -153,7 +145,6 @@ static void test_any_order(void **state)
 /* All terms but one cancel, in a random order. That term is left, however small it is. */
 static void test_cancellation(void **state)
 {
-    (void)state;
     enum { N = 401 };
     double x[N];
     for (int round = 0; round < 200; round++) {
@@ -170,7 +161,6 @@ static void test_cancellation(void **state)
 /* Carries wait until the counter is full. A counter set near its end stands for a billion additions. */
 static void test_carries(void **state)
 {
-    (void)state;
     for (int sign = -1; sign <= 1; sign += 2) {
         struct zr_exact_sum a;
         zr_exact_reset(&a);
@@ -194,7 +184,6 @@ static void test_carries(void **state)
 
 static void test_nonfinite(void **state)
 {
-    (void)state;
     static const double bad[] = {NAN, INFINITY, -INFINITY};
     for (int i = 0; i < 3; i++) {
         struct zr_exact_sum a, b;

@@ -2,18 +2,14 @@
 /* test_failure.c: tests kept failures: one that is saved while other calls fail, and the first of many at
  * the same time. */
 #include "kernels/first_failure.h"
+#include "test/cmocka.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 static void put_aside(void **state)
 {
-    (void)state;
     struct zr_kept k, none;
     zr_fail(0, "%s", "");
     assert_int_equal(zr_keep(&none, 0), 0);
@@ -28,7 +24,6 @@ static void put_aside(void **state)
 /* The longest text is kept whole. */
 static void whole_text(void **state)
 {
-    (void)state;
     char text[ZR_ERROR_BYTES + 100];
     struct zr_kept k;
     memset(text, 'x', sizeof text - 1);
@@ -41,7 +36,6 @@ static void whole_text(void **state)
 
 static void the_first(void **state)
 {
-    (void)state;
     struct zr_first f = {.code = 0};
     char text[16] = "?";
     assert_int_equal(zr_first_report(&f, text, sizeof text), 0);
@@ -56,7 +50,6 @@ static void the_first(void **state)
 /* A code without a text gets its name, and a failure is never 0. */
 static void without_words(void **state)
 {
-    (void)state;
     struct zr_first f = {.code = 0};
     assert_true(zr_first_keep(&f, 0, NULL));
     assert_int_equal(zr_first_code(&f), ZR_ERR_FAILED);
@@ -94,7 +87,6 @@ static void *fail_together(void *arg)
 /* Many threads fail at once. Each sees one complete failure as soon as it has reported its own. */
 static void many_at_once(void **state)
 {
-    (void)state;
     static struct race race;
     struct racer racers[N_THREADS];
     pthread_t id[N_THREADS];

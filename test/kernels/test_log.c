@@ -2,16 +2,12 @@
 /* test_log.c: tests who receives a log line and a warning, for every kind of receiver. */
 #include "kernels/error.h"
 #include "kernels/log.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 struct received {
     char text[1024];
@@ -72,7 +68,6 @@ static void use(const char *where, struct received *program, struct received *on
 static void test_name(void **state)
 {
     struct received r;
-    (void)state;
     context = "gen";
     use("", NULL, &r);
     context = "";
@@ -82,7 +77,6 @@ static void test_name(void **state)
 static void test_nobody_listens(void **state)
 {
     struct received r;
-    (void)state;
     use(NULL, NULL, &r);
     assert_string_equal(r.text, WARNINGS);
     use("", NULL, &r);
@@ -96,7 +90,6 @@ static void test_nobody_listens(void **state)
 static void test_program_listens(void **state)
 {
     static const char *const where[] = {NULL, "off", "stderr"};
-    (void)state;
     for (int i = 0; i < 3; i++) {
         struct received program = {""}, r;
         use(where[i], &program, &r);
@@ -109,7 +102,6 @@ static void test_file(void **state)
 {
     struct received r, on_stderr;
     char path[] = "/tmp/zero-log-XXXXXX";
-    (void)state;
     int fd = mkstemp(path);
     assert_true(fd >= 0);
     assert_int_equal(write(fd, "before\n", 7), 7);
@@ -124,7 +116,6 @@ static void test_file(void **state)
 static void test_no_file(void **state)
 {
     struct zr_log *log;
-    (void)state;
     assert_int_equal(zr_log_open(NULL, NULL, "/tmp/there is/no such folder", &log), ZR_ERR_ARG);
     assert_null(log);
     assert_non_null(strstr(zr_error_text(), "ZERO_LOG is \"/tmp/there is/no such folder\""));

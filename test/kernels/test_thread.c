@@ -3,16 +3,13 @@
  * their own faults. Linked with --wrap=pthread_create. */
 #include "kernels/error.h"
 #include "kernels/thread.h"
+#include "test/cmocka.h"
 
 #include <errno.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 int __real_pthread_create(pthread_t *id, const pthread_attr_t *attr, void *(*fn)(void *), void *arg);
 int __wrap_pthread_create(pthread_t *id, const pthread_attr_t *attr, void *(*fn)(void *), void *arg);
@@ -42,7 +39,6 @@ static void look(void *arg)
 
 static void runs_once(void **state)
 {
-    (void)state;
     struct seen s = {.n_runs = 0};
     struct zr_thread t;
     assert_int_equal(zr_thread_start(&t, "zero-test", look, &s), 0);
@@ -54,7 +50,6 @@ static void runs_once(void **state)
 
 static void long_names_are_cut(void **state)
 {
-    (void)state;
     struct seen s = {.n_runs = 0};
     struct zr_thread t;
     assert_int_equal(zr_thread_start(&t, "zero-of-a-long-name", look, &s), 0);
@@ -65,7 +60,6 @@ static void long_names_are_cut(void **state)
 /* The same for any signal mask of the starting thread, which keeps its mask. */
 static void signals(void **state)
 {
-    (void)state;
     static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS};
     static const int others[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGCHLD, SIGALRM, SIGPIPE, SIGPROF};
     for (int blocks_all = 0; blocks_all < 2; blocks_all++) {
@@ -89,7 +83,6 @@ static void signals(void **state)
 /* A thread that is not joined frees its own memory. */
 static void left_alone(void **state)
 {
-    (void)state;
     struct seen s = {.n_runs = 0};
     struct zr_thread t;
     assert_int_equal(zr_thread_start(&t, "zero-test", look, &s), 0);
@@ -101,7 +94,6 @@ static void left_alone(void **state)
 /* If no thread can be started, there is an error text and the mask is restored. */
 static void none_to_be_had(void **state)
 {
-    (void)state;
     struct seen s = {.n_runs = 0};
     struct zr_thread t;
     sigset_t before, after;

@@ -40,22 +40,24 @@ SISTERS = {
     "shard/engine/check": {"shard/pipeline/", "shard/engine/"},
     "shard/verify": {"shard/engine/"},
     "zero": {"zero/checkpoint/"},
-    "bench": {"bench/gpt2/"},
+    "bench": {"bench/report/"},
+    "bench/*": {"bench/gpt2/", "bench/report/", "bench/schedule/", "bench/train/"},
+    "bench/train": {"bench/gpt2/", "bench/kernels/", "bench/report/", "bench/schedule/"},
 }
 EXCEPTIONS = {
     "comm/sim/sim.h": {"kernels/sim/sim_device.h"},
-    "bench/verify_cmd.c": {"shard/verify/verify.h"},
-    "bench/pipeline_cmd.c": {"kernels/error.h", "shard/pipeline/pipeline.h"},
-    "bench/pipe_stages.c": {"kernels/error.h", "shard/pipeline/pipeline.h"},
-    "bench/scale_run.c": {"shard/verify/verify.h"},
-    "bench/comm_ranks.h": {"comm/backend.h", "comm/meet/rendezvous.h", "comm/mesh.h", "comm/mpi/mpi_own.h", "kernels/thread.h"},
-    "bench/flight_merge.h": {"comm/flight_view.h"},
-    "bench/comm_ranks.c": {"comm/verdict.h", "kernels/host/host_memory.h"},
-    "bench/memory_fit.c": {"kernels/host/host_memory.h"},
+    "bench/schedule/verify_cmd.c": {"shard/verify/verify.h"},
+    "bench/schedule/pipeline_cmd.c": {"kernels/error.h", "shard/pipeline/pipeline.h"},
+    "bench/schedule/pipeline_stages.c": {"kernels/error.h", "shard/pipeline/pipeline.h"},
+    "bench/scale/run.c": {"shard/verify/verify.h"},
+    "bench/comm/ranks.h": {"comm/backend.h", "comm/meet/rendezvous.h", "comm/mesh.h", "comm/mpi/mpi_own.h", "kernels/thread.h"},
+    "bench/flight/merge.h": {"comm/flight_view.h"},
+    "bench/comm/ranks.c": {"comm/verdict.h", "kernels/host/host_memory.h"},
+    "bench/memory/fit.c": {"kernels/host/host_memory.h"},
 }
-# An example of a wrapped program, so it may include only what a program can.
-WORKED_EXAMPLE = "bench/train.c"
-# Headers with internals, for their own folder and for tests that check these.
+# Shows how a program is wrapped, so it uses of libzero what a program can.
+WORKED_EXAMPLE = "bench/train/train.c"
+# Headers that say what something consists of, for its own folder and for whoever proves it.
 INSIDES = {
     "shard/engine/internal.h": ("shard/engine/", "shard/verify/", "test/"),
 }
@@ -167,13 +169,12 @@ def check_example(root, path):
 def check(root):
     for path in files_of(root):
         parts = path.split("/")
-        name = parts[-1]
         for part in parts:
             if re.fullmatch(r"(utils?|common)(\.\w+)?", part):
                 yield f"{path}:1: nothing is called {part} here"
         if parts[0] not in FLOORS:
             continue
-        if name.endswith(SOURCE):
+        if path.endswith(SOURCE):
             yield from check_includes(root, path)
         if path == WORKED_EXAMPLE:
             yield from check_example(root, path)
@@ -195,7 +196,7 @@ def self_test():
         "comm/shm/shm.h": '#include "comm/comm.h"\n#include "comm/meet/link.h"\n',
         "comm/shm/shm.c": '#include "comm/shm/shm.h"\n',
         "comm/mpi/mpi_shim.c": "#include <mpi.h>\n",
-        "bench/train.c": '#include "zero/zero.h"\n#include "kernels/gemm/gemm.h"\n',
+        "bench/train/train.c": '#include "zero/zero.h"\n#include "kernels/gemm/gemm.h"\n',
         "bench/layers.cu": "#include <cuda_runtime.h>\n",
         "bench/README.md": "", "shard/README.md": "",
         "build/meson-info/x": "", "build/common.c": "",
@@ -207,7 +208,7 @@ def self_test():
         ("a folder of comm reaches past device.h", {"comm/shm/a.c": '#include "kernels/gemm/gemm.h"\n'}, "comm/shm/a.c:1:"),
         ("zero looks into the engine", {"zero/a.c": '#include "shard/engine/internal.h"\n', "shard/engine/internal.h": ""}, "zero/a.c:1:"),
         ("shard looks up", {"shard/a.c": '#include "zero/zero.h"\n'}, "shard/a.c:1:"),
-        ("zero looks up", {"zero/a.c": '#include "bench/train.h"\n', "bench/train.h": ""}, "zero/a.c:1:"),
+        ("zero looks up", {"zero/a.c": '#include "bench/train/train.h"\n', "bench/train/train.h": ""}, "zero/a.c:1:"),
         ("bench reaches inside", {"bench/a.c": '  #  include "shard/core.h"\n'}, "bench/a.c:1:"),
         ("another file takes an exception", {"bench/a.c": '#include "shard/verify/verify.h"\n', "shard/verify/verify.h": ""}, "bench/a.c:1:"),
         ("not from the root", {"shard/a.c": '#include "core.h"\n'}, "shard/a.c:1:"),
@@ -215,10 +216,10 @@ def self_test():
         ("oneDNN outside kernels", {"shard/a.c": "#include <dnnl.h>\n"}, "shard/a.c:1:"),
         ("CUDA in a bench's C", {"bench/a.c": "#include <cuda_runtime.h>\n"}, "bench/a.c:1:"),
         ("cuBLAS in a bench's kernels", {"bench/a.cu": "#include <cublasLt.h>\n"}, "bench/a.cu:1:"),
-        ("MPI past its table", {"comm/mpi/mpi_run.c": "#include <mpi.h>\n"}, "comm/mpi/mpi_run.c:1:"),
+        ("MPI past its table", {"comm/mpi/mpi_wait.c": "#include <mpi.h>\n"}, "comm/mpi/mpi_wait.c:1:"),
         ("MPI in zero", {"zero/a.c": "#include <mpi.h>\n"}, "zero/a.c:1:"),
         ("libuv in kernels", {"kernels/a.c": "\n\n#include <uv.h>\n"}, "kernels/a.c:3:"),
-        ("the worked example calls what is inside", {"bench/train.c": "int f(void)\n{ return zr_fail(ZERO_ERR_ARG); }\n"}, "bench/train.c:2:"),
+        ("the worked example calls what is inside", {"bench/train/train.c": "int f(void)\n{ return zr_fail(ZERO_ERR_ARG); }\n"}, "bench/train/train.c:2:"),
         ("a common file", {"zero/common.h": ""}, "zero/common.h:1:"),
         ("a folder of utils", {"bench/utils/a.c": ""}, "bench/utils/a.c:1:"),
     ]

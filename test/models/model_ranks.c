@@ -1,20 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* model_ranks.c: runs and compares models as model_ranks.h describes. */
 #include "test/models/model_ranks.h"
+#include "test/cmocka.h"
 #include "test/held_port.h"
 
 #include <math.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 struct zero_config run_config(const struct run_setup *setup, int rank, const char *url)
 {

@@ -2,17 +2,13 @@
 /* test_batch_norm.c: tests a net with running statistics, which are buffers. It trains at stages 0 to 3
  * and worlds 1 to 3 as it does plain. What one of these saves is resumed at every other, evaluates to the
  * same bits there, and continues training in the same way. */
+#include "test/cmocka.h"
 #include "test/models/batch_norm_net.h"
 #include "test/models/model_ranks.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { MICROS = 6, STEPS = 8, WORLDS = 3, MOST_TENSORS = 7 * BN_LAYERS };
 #define SEED 23
@@ -287,7 +283,6 @@ static const struct run_model model = {.plain = train_plain, .rank = train_rank,
 
 static void plain_net_learns(void **state)
 {
-    (void)state;
     struct options o = {.steps = 30};
     struct run_log log = run_plain(&model, &o);
     run_assert_learned(&log, 0.8);
@@ -299,7 +294,6 @@ static void plain_net_learns(void **state)
 /* All worlds see the same micro-batches, so all of them end near the plain run, including their buffers. */
 static void every_stage_and_world(void **state)
 {
-    (void)state;
     struct options o = {.steps = STEPS};
     run_compare(&model, &o, &(struct run_setup){.brackets = true, .prefetch = -1}, WORLDS, false);
 }
@@ -315,7 +309,6 @@ static void remove_folder(const char *path)
 
 static void resumes_elsewhere(void **state)
 {
-    (void)state;
     assert_non_null(mkdtemp(folder));
     struct options whole = {.steps = 2 * STEPS};
     struct run_log plain = run_plain(&model, &whole);
@@ -357,7 +350,6 @@ static void resumes_elsewhere(void **state)
  * (run_ranks checks that), but not the plain net's. */
 static void rank_0s_statistics(void **state)
 {
-    (void)state;
     struct options mean = {.steps = STEPS}, rank0 = {.steps = STEPS, .rank0 = true};
     struct run_setup setup = {.brackets = true, .stage = 2, .world = 3};
     struct run_log a = run_ranks(&model, &mean, &setup), b = run_ranks(&model, &rank0, &setup);

@@ -2,15 +2,11 @@
 /* test_graph_net.c: trains the graph of graph_net.h plain and wrapped, at stages 0 to 3 and worlds 1 to 3,
  * to the same losses. Runs it unchanged at stages 0 and 1, and with brackets in the node loop at all
  * stages. The optimizer may be the net's own RMSprop. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "test/cmocka.h"
 #include "test/models/graph_net_wrap.h"
 
 #define WORLDS 3
@@ -20,7 +16,6 @@ static const struct run_setup unbracketed = {.brackets = false};
 
 static void plain_net_learns(void **state)
 {
-    (void)state;
     struct graph_net_options o = {.steps = 30};
     struct run_log log = run_plain(&graph_net_run_model, &o);
     run_assert_learned(&log, 0.85);
@@ -33,7 +28,6 @@ static void plain_net_learns(void **state)
 
 static void opaque(void **state)
 {
-    (void)state;
     struct graph_net_options o = {.steps = 10};
     run_compare(&graph_net_run_model, &o, &unbracketed, WORLDS, true);
 }
@@ -41,14 +35,12 @@ static void opaque(void **state)
 /* The shared layer has a bracket at each of its two uses, so its gradients are summed in another order. */
 static void brackets_in_the_node_loop(void **state)
 {
-    (void)state;
     struct graph_net_options o = {.steps = 10};
     run_compare(&graph_net_run_model, &o, &bracketed, WORLDS, false);
 }
 
 static void library_rmsprop(void **state)
 {
-    (void)state;
     struct graph_net_options o = {.steps = 10, .library_rmsprop = true};
     run_compare(&graph_net_run_model, &o, &unbracketed, WORLDS, true);
     run_compare(&graph_net_run_model, &o, &bracketed, WORLDS, false);
@@ -56,7 +48,6 @@ static void library_rmsprop(void **state)
 
 static void accumulated(void **state)
 {
-    (void)state;
     static const int accums[] = {3, 4};
     struct graph_net_options o = {.steps = 5};
     for (int i = 0; i < 2; i++) {
@@ -69,7 +60,6 @@ static void accumulated(void **state)
 
 static void frozen_layer(void **state)
 {
-    (void)state;
     struct graph_net_options o = {.steps = 6, .frozen = true};
     run_compare(&graph_net_run_model, &o, &unbracketed, WORLDS, true);
     run_compare(&graph_net_run_model, &o, &bracketed, WORLDS, false);
@@ -77,7 +67,6 @@ static void frozen_layer(void **state)
 
 static void evaluation_between_steps(void **state)
 {
-    (void)state;
     struct graph_net_options o = {.steps = 6, .evaluate = true};
     run_compare(&graph_net_run_model, &o, &unbracketed, WORLDS, true);
     run_compare(&graph_net_run_model, &o, &bracketed, WORLDS, false);
@@ -85,7 +74,6 @@ static void evaluation_between_steps(void **state)
 
 static void any_prefetch(void **state)
 {
-    (void)state;
     static const int prefetches[] = {-1, 1, 3, 9};
     struct graph_net_options o = {.steps = 4};
     for (int world = 1; world <= WORLDS; world++) {
@@ -107,7 +95,6 @@ static void any_prefetch(void **state)
  * sharded. */
 static void own_optimizer_sees_each_element_once(void **state)
 {
-    (void)state;
     enum { STRIDE = 4096 };
     static uint8_t covered[RUN_MAX_WORLD * STRIDE];
     for (int frozen = 0; frozen < 2; frozen++)
@@ -141,7 +128,6 @@ static void own_optimizer_sees_each_element_once(void **state)
 /* An optimizer that refuses fails the step on every rank, and nothing hangs. */
 static void own_optimizer_fails(void **state)
 {
-    (void)state;
     for (int world = 1; world <= WORLDS; world++)
         for (int stage = 0; stage <= 3; stage++) {
             struct graph_net_options o = {.steps = 6, .fail_at = 2};

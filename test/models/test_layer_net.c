@@ -2,13 +2,9 @@
 /* test_layer_net.c: trains the layers of layer_net.h plain and wrapped, at stages 0 to 3 and worlds 1 to
  * 3, to the same losses. Uses libzero's SGD, with the negative sums that such nets keep as gradients, and
  * the net's own momentum arithmetic. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 
-#include <cmocka.h>
-
+#include "test/cmocka.h"
 #include "test/models/layer_net_wrap.h"
 
 #define WORLDS 3
@@ -23,7 +19,6 @@ static void compare(const struct layer_net_options *o, const struct run_setup *b
 
 static void plain_net_learns(void **state)
 {
-    (void)state;
     struct layer_net_options o = {.steps = 30};
     struct run_log log = run_plain(&layer_net_run_model, &o);
     run_assert_learned(&log, 0.5);
@@ -36,7 +31,6 @@ static void plain_net_learns(void **state)
 
 static void library_sgd(void **state)
 {
-    (void)state;
     struct layer_net_options o = {.steps = 10};
     compare(&o, &bracketed, true);
     compare(&o, &unbracketed, true);
@@ -44,14 +38,12 @@ static void library_sgd(void **state)
 
 static void library_sgd_without_momentum(void **state)
 {
-    (void)state;
     struct layer_net_options o = {.steps = 6, .no_momentum = true};
     compare(&o, &bracketed, true);
 }
 
 static void own_momentum(void **state)
 {
-    (void)state;
     struct layer_net_options o = {.steps = 10, .own_update = true};
     compare(&o, &bracketed, true);
     compare(&o, &unbracketed, true);
@@ -59,7 +51,6 @@ static void own_momentum(void **state)
 
 static void accumulated(void **state)
 {
-    (void)state;
     static const int accums[] = {3, 4};
     for (int own = 0; own < 2; own++)
         for (int i = 0; i < 2; i++) {
@@ -71,7 +62,6 @@ static void accumulated(void **state)
 
 static void frozen_layer(void **state)
 {
-    (void)state;
     for (int own = 0; own < 2; own++) {
         struct layer_net_options o = {.steps = 6, .own_update = own, .frozen = true};
         compare(&o, &bracketed, true);
@@ -81,7 +71,6 @@ static void frozen_layer(void **state)
 
 static void evaluation_between_steps(void **state)
 {
-    (void)state;
     struct layer_net_options o = {.steps = 6, .evaluate = true};
     compare(&o, &bracketed, true);
     compare(&o, &(struct run_setup){.brackets = true, .accum = 3}, false);
@@ -89,7 +78,6 @@ static void evaluation_between_steps(void **state)
 
 static void any_prefetch_and_budget(void **state)
 {
-    (void)state;
     static const int prefetches[] = {-1, 1, 2, 9};
     static const int64_t budgets[] = {0, 8 << 10, 1 << 20};
     struct layer_net_options o = {.steps = 4};

@@ -5,13 +5,9 @@
  *
  * Each run gives the plain program's losses, or an error that says what to do, and never other numbers.
  * One rank is late, so that a reduce of the others still reads gradients that are zeroed too early. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
 
-#include <cmocka.h>
-
+#include "test/cmocka.h"
 #include "test/models/graph_net_wrap.h"
 #include "test/models/layer_net_wrap.h"
 #include "test/models/stacked_mlp_wrap.h"
@@ -110,19 +106,16 @@ static void every_way(const struct shape *s, int n_worlds)
 
 static void stacked_buffers(void **state)
 {
-    (void)state;
     every_way(&shapes[0], 2);
 }
 
 static void layer_structs(void **state)
 {
-    (void)state;
     every_way(&shapes[1], 2);
 }
 
 static void graph_nodes(void **state)
 {
-    (void)state;
     every_way(&shapes[2], 2);
 }
 
@@ -130,7 +123,6 @@ static void graph_nodes(void **state)
  * run, to the bit. */
 static void the_same_each_time(void **state)
 {
-    (void)state;
     for (int i = 0; i < MORE_SHAPES; i++) {
         const struct shape *s = &shapes[i];
         struct run_log plain = run_plain(s->model, s->options);
@@ -163,7 +155,6 @@ static void the_same_each_time(void **state)
  * that. */
 static void a_false_declaration(void **state)
 {
-    (void)state;
     const char *was = getenv("ZERO_CHECK");
     bool checked = was && !strcmp(was, "1");
     setenv("ZERO_CHECK", "1", 1);
@@ -185,7 +176,6 @@ static void a_false_declaration(void **state)
 
 static void both_were_seen(void **state)
 {
-    (void)state;
     print_message("%lld runs were right, %lld refused\n", (long long)n_right, (long long)n_refused);
     assert_true(n_right > 300 && n_refused > 100);
 }

@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_stacked_mlp.c: trains the model of stacked_mlp.h plain and wrapped, at stages 0 to 3 and worlds 1
  * to 3, to the same losses, in every way such a model is used. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "test/cmocka.h"
 #include "test/models/stacked_mlp_wrap.h"
 
 #define WORLDS 3
@@ -20,7 +16,6 @@ static const struct run_setup unbracketed = {.brackets = false};
 /* This model learns its data, so the comparison is meaningful. */
 static void plain_model_learns(void **state)
 {
-    (void)state;
     struct mlp_options o = {.steps = 24};
     struct run_log log = run_plain(&mlp_run_model, &o);
     run_assert_learned(&log, 0.6);
@@ -29,14 +24,12 @@ static void plain_model_learns(void **state)
 
 static void brackets_around_each_layer(void **state)
 {
-    (void)state;
     struct mlp_options o = {.steps = 8};
     run_compare(&mlp_run_model, &o, &bracketed, WORLDS, true);
 }
 
 static void not_a_line_inside(void **state)
 {
-    (void)state;
     struct mlp_options o = {.steps = 8};
     run_compare(&mlp_run_model, &o, &unbracketed, WORLDS, true);
 }
@@ -44,7 +37,6 @@ static void not_a_line_inside(void **state)
 /* With and without brackets, the reduction is the same. */
 static void brackets_change_no_bit(void **state)
 {
-    (void)state;
     struct mlp_options o = {.steps = 5, .clip = 0.5f};
     for (int world = 1; world <= WORLDS; world++)
         for (int stage = 0; stage <= 1; stage++) {
@@ -60,7 +52,6 @@ static void brackets_change_no_bit(void **state)
 
 static void clipped(void **state)
 {
-    (void)state;
     struct mlp_options o = {.steps = 8, .clip = 0.25f};
     struct run_log plain = run_plain(&mlp_run_model, &o);
     assert_true(plain.norm[0] > 0.25);
@@ -72,7 +63,6 @@ static void clipped(void **state)
 /* Prefetch and budget change when things happen, but no number. */
 static void any_prefetch_and_budget(void **state)
 {
-    (void)state;
     static const int prefetches[] = {-1, 1, 2, 9};
     static const int64_t budgets[] = {0, 10 << 10, 15 << 10, 1 << 20};
     struct mlp_options o = {.steps = 4};
@@ -102,7 +92,6 @@ static void any_prefetch_and_budget(void **state)
  * The same call is refused on every rank. At world 1 every unit has its own memory. */
 static void nesting_without_room(void **state)
 {
-    (void)state;
     struct mlp_options o = {.steps = 4};
     for (int world = 1; world <= WORLDS; world++)
         for (int stage = 2; stage <= 3; stage++) {
@@ -121,7 +110,6 @@ static void nesting_without_room(void **state)
 
 static void accumulated(void **state)
 {
-    (void)state;
     struct mlp_options o = {.steps = 5, .clip = 0.5f};
     static const int accums[] = {3, 4};
     for (int i = 0; i < 2; i++) {
@@ -136,7 +124,6 @@ static void accumulated(void **state)
  * for eight. */
 static void accumulation_and_worlds_agree(void **state)
 {
-    (void)state;
     static const int worlds[] = {1, 2, 4};
     struct mlp_options o = {.steps = 5, .clip = 0.5f};
     for (int n = 4; n <= 8; n *= 2) {
@@ -159,7 +146,6 @@ static void accumulation_and_worlds_agree(void **state)
 
 static void frozen_tensor(void **state)
 {
-    (void)state;
     struct mlp_options o = {.steps = 6, .frozen_wpe = true};
     run_compare(&mlp_run_model, &o, &bracketed, WORLDS, true);
     run_compare(&mlp_run_model, &o, &unbracketed, WORLDS, true);
@@ -169,7 +155,6 @@ static void frozen_tensor(void **state)
  * are summed in another order than in one buffer. */
 static void tied_weights_in_separate_brackets(void **state)
 {
-    (void)state;
     struct mlp_options o = {.steps = 6, .tie = MLP_TIE_SEPARATE};
     run_compare(&mlp_run_model, &o, &bracketed, WORLDS, false);
     run_compare(&mlp_run_model, &o, &(struct run_setup){.brackets = true, .accum = 3}, WORLDS, false);
@@ -177,14 +162,12 @@ static void tied_weights_in_separate_brackets(void **state)
 
 static void resident_embedding(void **state)
 {
-    (void)state;
     struct mlp_options o = {.steps = 5, .tie = MLP_TIE_SEPARATE, .resident = true};
     run_compare(&mlp_run_model, &o, &bracketed, WORLDS, false);
 }
 
 static void stored_gradient(void **state)
 {
-    (void)state;
     struct mlp_options o = {.steps = 5, .overwrite = true};
     run_compare(&mlp_run_model, &o, &bracketed, WORLDS, true);
     run_compare(&mlp_run_model, &o, &unbracketed, WORLDS, true);
@@ -194,7 +177,6 @@ static void stored_gradient(void **state)
 
 static void recompute_in_backward(void **state)
 {
-    (void)state;
     for (enum mlp_recompute how = MLP_RECOMPUTE_LAYER; how <= MLP_RECOMPUTE_SEGMENT; how++) {
         struct mlp_options o = {.steps = 6, .recompute = how};
         run_compare(&mlp_run_model, &o, &bracketed, WORLDS, true);
@@ -209,7 +191,6 @@ static void recompute_in_backward(void **state)
  * to the outer one's. */
 static void brackets_inside_the_neighbour(void **state)
 {
-    (void)state;
     struct mlp_options o = {.steps = 5, .early = true};
     run_compare(&mlp_run_model, &o, &bracketed, WORLDS, true);
     o.recompute = MLP_RECOMPUTE_LAYER;
@@ -218,7 +199,6 @@ static void brackets_inside_the_neighbour(void **state)
 
 static void own_adamw(void **state)
 {
-    (void)state;
     struct mlp_options o = {.steps = 6, .own_update = true, .frozen_wpe = true};
     run_compare(&mlp_run_model, &o, &bracketed, WORLDS, true);
     o.clip = 0.25f;
@@ -227,7 +207,6 @@ static void own_adamw(void **state)
 
 static void two_forwards_one_backward(void **state)
 {
-    (void)state;
     struct mlp_options o = {.steps = 6, .twice = true};
     run_compare(&mlp_run_model, &o, &bracketed, WORLDS, true);
     run_compare(&mlp_run_model, &o, &unbracketed, WORLDS, true);
@@ -237,7 +216,6 @@ static void two_forwards_one_backward(void **state)
 /* A refused call changes nothing on any rank. */
 static void refused_calls(void **state)
 {
-    (void)state;
     struct mlp_options o = {.steps = 5, .misuse = true};
     run_compare(&mlp_run_model, &o, &bracketed, WORLDS, true);
     run_compare(&mlp_run_model, &o, &(struct run_setup){.brackets = true, .accum = 3}, WORLDS, false);
@@ -245,7 +223,6 @@ static void refused_calls(void **state)
 
 static void evaluation_between_steps(void **state)
 {
-    (void)state;
     struct mlp_options o = {.steps = 6, .evaluate = true};
     run_compare(&mlp_run_model, &o, &bracketed, WORLDS, true);
     run_compare(&mlp_run_model, &o, &unbracketed, WORLDS, true);
@@ -254,7 +231,6 @@ static void evaluation_between_steps(void **state)
 /* With brackets the layer is not updated. Without, its gradient is zero and its moments decay. */
 static void layer_left_out(void **state)
 {
-    (void)state;
     struct mlp_options o = {.steps = 7, .drop = true, .leaves_out = true};
     run_compare(&mlp_run_model, &o, &bracketed, WORLDS, true);
     o.leaves_out = false;
@@ -263,7 +239,6 @@ static void layer_left_out(void **state)
 
 static void order_changed_midway(void **state)
 {
-    (void)state;
     struct mlp_options o = {.steps = 8, .reorder = true};
     run_compare(&mlp_run_model, &o, &bracketed, WORLDS, true);
     o.evaluate = o.drop = o.leaves_out = true;
@@ -273,7 +248,6 @@ static void order_changed_midway(void **state)
 /* The same with the smallest prefetch, where nothing hides a late gather. */
 static void order_changed_without_prefetch(void **state)
 {
-    (void)state;
     struct mlp_options o = {.steps = 7, .reorder = true, .drop = true, .leaves_out = true};
     run_compare(&mlp_run_model, &o, &(struct run_setup){.brackets = true, .prefetch = -1, .order = true},
                 WORLDS, true);
@@ -281,7 +255,6 @@ static void order_changed_without_prefetch(void **state)
 
 static void row_set_by_zero_write(void **state)
 {
-    (void)state;
     struct mlp_options o = {.steps = 6, .edit = true, .evaluate = true};
     run_compare(&mlp_run_model, &o, &bracketed, WORLDS, true);
     run_compare(&mlp_run_model, &o, &unbracketed, WORLDS, true);
@@ -399,7 +372,6 @@ static const struct run_model saved_model = {.rank = saved_rank, .tolerance = 2e
 
 static void own_save_load_and_sampling(void **state)
 {
-    (void)state;
     static struct saved expected, first, now;
     saved_plain(&expected);
     for (int world = 1; world <= WORLDS; world++)

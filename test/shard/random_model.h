@@ -7,15 +7,10 @@
 #define ZR_TEST_SHARD_RANDOM_MODEL_H
 
 #include "shard/layout.h"
+#include "test/cmocka.h"
 #include "test/kernels/random.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-/* The seed of the current case. */
+/* The seed of the case being run. */
 static uint64_t case_seed;
 
 /* Fails the test with the case's seed. */

@@ -79,7 +79,6 @@ static int64_t gathers_of(struct watch *w, const char *script)
 
 static void declared_order(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 4, 2, 1, DEFAULT_ORDER);
@@ -100,7 +99,6 @@ static void declared_order(void **state)
  * Gathering ahead takes no more. */
 static void fewest_gathers(void **state)
 {
-    (void)state;
     for (int32_t n_slots = 1; n_slots <= 4; n_slots++) {
         for (int32_t prefetch = 0; prefetch <= 100; prefetch = prefetch < 3 ? prefetch + 1 : prefetch + 97) {
             struct model m;
@@ -121,7 +119,6 @@ static void fewest_gathers(void **state)
 /* Prefetch counts units, however often each of them is used. */
 static void prefetch_counts_units(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     int32_t slot;
@@ -155,7 +152,6 @@ static int32_t slot_of(const struct watch *w, int32_t unit)
 static void slots_that_fit_best(void **state)
 {
     static const int64_t slots[] = {300, 100, 200};
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 6, 3, 0, "");
@@ -184,7 +180,6 @@ static void slots_that_fit_best(void **state)
  * step. An empty slot comes first. */
 static void small_and_empty_slots_first(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 5, 4, 0, "");
@@ -217,7 +212,6 @@ static void small_and_empty_slots_first(void **state)
  * though no bracket of the unit says so. */
 static void who_was_left_out_goes_first(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 5, 3, 0, "0(0) 1(1) 2(2) 0(0) 3(3) 4(4) 1(1) 3(3) 2(2) 4[4] 3[3] 2[2] 1[1] 0[0]");
@@ -237,7 +231,6 @@ static void who_was_left_out_goes_first(void **state)
  * it, and leaves it first. */
 static void largest_slot_is_reserved(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 5, 3, 3, "0(0) 1(1) 2(2) 3(3) 4(4) 4[4] 3[3] 2[2] 1[1] 0[0]");
@@ -262,7 +255,6 @@ static void largest_slot_is_reserved(void **state)
  * again. A learned order that used the reserved slot has no effect on another order. */
 static void the_reserved_slot_is_left(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 3, 2, 0, "0(0) 1(1) 2(2) 2[2] 1[1] 0[0]");
@@ -283,7 +275,6 @@ static void the_reserved_slot_is_left(void **state)
  * bracket, it is gathered again into a small slot. */
 static void nested_brackets_find_their_sizes(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 3, 2, 0, "2(0(0)2) 1(1) 1[1] 2[0[0]2]");
@@ -351,7 +342,6 @@ static void nested_brackets_find_their_sizes(void **state)
 /* A bracket of weights needs no parameters, so its unit may be gathered ahead inside it. */
 static void weights_need_no_parameters(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 2, 1, 1, "0(0) 1(1) 0{0} 0< 1{1} 0> 1<1>");
@@ -369,7 +359,6 @@ static void weights_need_no_parameters(void **state)
 /* The gradient slot that was free for longest is used, if it fits, since its reduce has had the most time. */
 static void gradient_slots_take_turns(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 4, 2, 1, DEFAULT_ORDER);
@@ -394,7 +383,6 @@ static void gradient_slots_take_turns(void **state)
 /* With as many slots as units, each unit is gathered once per step. */
 static void room_for_all(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 4, 4, 100, DEFAULT_ORDER);
@@ -407,7 +395,6 @@ static void room_for_all(void **state)
 /* A step does not make frozen units stale. */
 static void frozen_units_stay(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 2, 2, 1, "0(0) 1(1) 1[1] 0[0]");
@@ -447,7 +434,6 @@ static void follows(const char *declared, int32_t n_units, int32_t n_slots, cons
 
 static void orders_are_learned(void **state)
 {
-    (void)state;
     /* The next unit is open already. */
     follows(DEFAULT_ORDER, 4, 3, "0( 1(1) 2(2) 0[ 3[3] 2[2] 1[1] 0] 0)");
     /* Three passes per step, where three consecutive backward brackets were declared. */
@@ -469,7 +455,6 @@ static void orders_are_learned(void **state)
 
 static void change_mid_run(void **state)
 {
-    (void)state;
     const char *other = "0(0) 2(2) 1(1) 3(3) 3[3] 1[1] 2[2] 0[0] S";
     struct model m;
     struct watch w;
@@ -500,7 +485,6 @@ static void set_accum(struct watch *w, int32_t n)
  * steps. */
 static void other_micro_batches(void **state)
 {
-    (void)state;
     static const int32_t accum_of[] = {4, 1, 3, 2, 4};
     static const char *const micro_batch[] = {DEFAULT_ORDER, "0(0) 2(2) 1(1) 3(3) 3[3] 1[1] 2[2] 0[0]"};
     for (int learned = 0; learned < 2; learned++) {
@@ -536,7 +520,6 @@ static void other_micro_batches(void **state)
 /* Forward passes between steps do not change the order, whatever their number and first units. */
 static void evaluation(void **state)
 {
-    (void)state;
     static const char *const forward[] = {"0(0) 1(1) 2(2) 3(3)", "0( 1(1) 2(2) 3(3) 0)",
                                           "0(0) 1(1) 2(2) 3(3) 0(0)", "0(0) 0(0) 1(1) 2(2) 3(3)"};
     static const char *const backward[] = {"3[3] 2[2] 1[1] 0[0] ", "0[ 3[3] 2[2] 1[1] 0] "};
@@ -577,7 +560,6 @@ static void evaluation(void **state)
  */
 static void again_behind_a_backward(void **state)
 {
-    (void)state;
     static const char step[] = "0(0) 0[0] 0(0) 0[0] 1(1) 1[1] S";
     struct model m;
     struct watch w;
@@ -595,7 +577,6 @@ static void again_behind_a_backward(void **state)
 /* A different forward pass may cost one step of late gathers, not more. */
 static void other_evaluation(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 4, 2, 1, DEFAULT_ORDER);
@@ -610,7 +591,6 @@ static void other_evaluation(void **state)
 
 static void two_forwards_one_backward(void **state)
 {
-    (void)state;
     const char *step = "0(0) 1(1) 2(2) 3(3)" DEFAULT_ORDER;
     for (int known = 0; known < 2; known++) {
         struct model m;
@@ -638,7 +618,6 @@ static void refused(struct watch *w, enum zr_core_event_kind kind, int32_t unit,
 
 static void errors_change_nothing(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 4, 2, 1, DEFAULT_ORDER);
@@ -698,7 +677,6 @@ static void errors_change_nothing(void **state)
 static void unit_to_flag(void **state)
 {
     static const int64_t slots[] = {300, 100, 200};
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 6, 3, 1, "");
@@ -737,7 +715,6 @@ static void unit_to_flag(void **state)
  * step with missing micro-batches is refused too. */
 static void brackets_are_counted(void **state)
 {
-    (void)state;
     static const char backward[] = "3[ 3] 2[ 2] 1[ 1] 0[ 0]";
     struct model m;
     struct watch w;
@@ -799,7 +776,6 @@ static void brackets_are_counted(void **state)
 /* The norm before the step, and dropped steps. The watch knows what the sums must hold. */
 static void norms_and_drops(void **state)
 {
-    (void)state;
     for (int stage = 0; stage < 4; stage++)
         for (int each = stage > 1; each < 2; each++) {
             struct model m;
@@ -843,7 +819,6 @@ static void norms_and_drops(void **state)
  * it. */
 static void orders_of_a_step(void **state)
 {
-    (void)state;
     static const char *const orders[] = {
         "0(0) 1(1) 2(2) 0(0) 1(1) 2(2) 2[2] 1[1] 0[0] 0(0) 1(1) 2(2) 2[2] 1[1] 0[0] 2[2] 1[1] 0[0]",
         "0(0) 1(1) 2(2) 0(0) 1(1) 2(2) 0(0) 1(1) 2(2) 2[2] 1[1] 0[0] 2[2] 1[1] 0[0] 2[2] 1[1] 0[0]"};
@@ -885,7 +860,6 @@ static void orders_of_a_step(void **state)
  * first call comes. */
 static void orders_of_a_step_are_learned(void **state)
 {
-    (void)state;
 #define THRICE(calls) calls calls calls
     static const char assumed[] = THRICE("0(0) 1(1) 2(2) 3(3) ") THRICE("3[3] 2[2] 1[1] 0[0] ");
     static const char own[] = THRICE("0( 1(1) 2(2) 3(3) 0) ") THRICE("0[ 3[3] 2[2] 1[1] 0] ");
@@ -914,7 +888,6 @@ static void orders_of_a_step_are_learned(void **state)
 /* A norm begins a step, with and without brackets. */
 static void norm_without_brackets(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 2, 0, 0, "");
@@ -933,7 +906,6 @@ static void norm_without_brackets(void **state)
  * kept. */
 static void everything_at_once(void **state)
 {
-    (void)state;
     for (int32_t n_slots = 1; n_slots <= 4; n_slots++)
         for (int stage = 0; stage < 4; stage++) {
             struct model m;
@@ -974,7 +946,6 @@ static void everything_at_once(void **state)
 /* The core does not learn from a dropped step. */
 static void dropped_steps_are_forgotten(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 4, 2, 1, DEFAULT_ORDER);
@@ -991,7 +962,6 @@ static void dropped_steps_are_forgotten(void **state)
 /* Tests whether the calls show that the model cannot have written a gradient. */
 static void writes_nothing(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 3, 0, 0, "0(0) 1(1) 2(2) 2[2] 1[1] 0[0]");
@@ -1016,7 +986,6 @@ static void writes_nothing(void **state)
 /* An error about a missing slot names units that hold one. */
 static void no_slot_names_holders(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 4, 2, 1, DEFAULT_ORDER);
@@ -1035,7 +1004,6 @@ static void no_slot_names_holders(void **state)
 /* The slot of an ended bracket is used at once, not when the next bracket begins. */
 static void an_end_makes_room(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 4, 2, 2, DEFAULT_ORDER);
@@ -1051,7 +1019,6 @@ static void an_end_makes_room(void **state)
 /* After a unit was skipped or used again, the units that follow it in the order are gathered ahead again. */
 static void order_is_found_again(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 6, 2, 1, "0(0) 1(1) 2(2) 3(3) 4(4) 5(5) 5[5] 4[4] 3[3] 2[2] 1[1] 0[0]");
@@ -1079,7 +1046,6 @@ static void order_is_found_again(void **state)
 /* A step with more calls than the record holds is not learned: a cut order would be wrong. */
 static void too_long_an_order(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 2, 2, 1, "0(0) 1(1) 1[1] 0[0]");
@@ -1113,7 +1079,6 @@ static void run_bare(struct zr_core *c, const char *script, int32_t times, struc
 /* A step with more calls than the record holds is learned if it repeats its first calls, and only then. */
 static void a_long_step_that_repeats(void **state)
 {
-    (void)state;
     enum { ACCUM = 30000 };
     static const struct {
         const char *order, *micro, *odd; /* odd: made once, before the last micro-batch */
@@ -1156,7 +1121,6 @@ static void a_long_step_that_repeats(void **state)
  * other units go on during the next forward. Used gradients are handed out zeroed. */
 static void brackets_buy_overlap(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 3, 0, 1, "0(0) 1(1) 2(2) 2[2] 1[1] 0[0]");
@@ -1182,7 +1146,6 @@ static void brackets_buy_overlap(void **state)
 
 static void hash_tells_calls_apart(void **state)
 {
-    (void)state;
     enum { N_UNITS = 64, N_CALLS = 8 * N_UNITS, N_OTHERS = 7, N = N_CALLS + N_OTHERS + 1 };
     static const enum zr_core_event_kind others[N_OTHERS] = {
         ZR_EV_MICRO, ZR_EV_STEP, ZR_EV_SNAPSHOT, ZR_EV_NORM, ZR_EV_DROP, ZR_EV_GATHER_ALL, ZR_EV_EVALUATED};
@@ -1248,7 +1211,6 @@ static void replace_leaves(char *to, const char *tree, int32_t world)
  * the tree over global ids. */
 static void sums_are_one_tree(void **state)
 {
-    (void)state;
     for (int32_t accum = 1; accum <= 9; accum++) {
         for (int stage = 0; stage <= 3; stage++) {
             for (int bracketed = 0; bracketed < (stage <= 1 ? 2 : 1) + (stage > 1); bracketed++) {
@@ -1291,7 +1253,6 @@ static void sums_are_one_tree(void **state)
  * ends, or after each contribution, in the tree's shape. */
 static void groups_reduce_again(void **state)
 {
-    (void)state;
     for (int accum = 1; accum <= 5; accum++) {
         for (int way = 0; way < 4; way++) {
             bool each = way & 1, gathers = way & 2;
@@ -1341,7 +1302,6 @@ static void groups_reduce_again(void **state)
  * is refused. */
 static void groups_reduce_fewer_uses(void **state)
 {
-    (void)state;
     static const char *const sum[] = {"0", "(0+1)", "((0+1)+2)"};
     for (int way = 0; way < 4; way++) {
         bool gathers = way & 1, asks = way & 2;
@@ -1377,7 +1337,6 @@ static void groups_reduce_fewer_uses(void **state)
 /* The declared uses of a unit are summed before the sum goes between groups. */
 static void groups_wait_for_declared_uses(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 2, 2, 1, "0(0) 1(1) 1[1] 0[0] 1[1]");
@@ -1399,7 +1358,6 @@ static void groups_wait_for_declared_uses(void **state)
  * last micro-batch, take no slot, and are zeroed once per step. */
 static void whole_until_the_last_micro_batch(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 2, 2, 1, "0(0) 1(1) 1[1] 0[0]");
@@ -1433,7 +1391,6 @@ static void whole_until_the_last_micro_batch(void **state)
 /* Without reduce_each the model sums into its own gradient, and there is one reduce. */
 static void reduces_once(void **state)
 {
-    (void)state;
     struct model m;
     struct watch w;
     make_model(&m, 2, 0, 0, "0(0) 1(1) 1[1] 0[0]");
@@ -1456,7 +1413,6 @@ static void reduces_once(void **state)
  * overlap, nor in the next micro-batch. */
 static void gradients_are_returned(void **state)
 {
-    (void)state;
     static const struct {
         const char *order, *first, *then;
         int accum;
@@ -1516,7 +1472,6 @@ static void gradients_are_returned(void **state)
  * backward action if the order marks these, and otherwise at each place that may be one. */
 static void gradients_of_stages_in_turns(void **state)
 {
-    (void)state;
     static const char order[] =
         "0(0) 1(1) 0(0) 1(1) 2(2) 3(3) 2(2) 3(3) 3[3] 2[2] 3[3] 2[2] 1[1] 0[0] 1[1] 0[0]";
     static const char *const returned[] = {
@@ -1559,7 +1514,6 @@ static int32_t long_backward(struct zr_core *c, struct zr_action *out)
  */
 static void gradients_of_a_long_step(void **state)
 {
-    (void)state;
     for (int32_t n_brackets = 3; n_brackets <= 4; n_brackets++) {
         struct model m;
         make_model(&m, 2, 0, 0, "0(0) 1(1) 1[1] 0[0] 0[0]");
@@ -1746,7 +1700,6 @@ static void walk(struct random_source *r)
 
 static void any_calls(void **state)
 {
-    (void)state;
     FOR_CASES(r, 20000)
     walk(&r);
 }
@@ -1754,7 +1707,6 @@ static void any_calls(void **state)
 /* The block is plain data and can be moved: a copy goes on like the original. */
 static void a_copy_goes_on(void **state)
 {
-    (void)state;
     FOR_CASES(r, 200)
     {
         struct model m;

@@ -2,14 +2,10 @@
 /* test_core_valid.c: tests that an assert ends the process as soon as the core's state breaks an
  * invariant, in builds with asserts. Any call finds it, even one that is refused. */
 #include "shard/core_inside.h"
+#include "test/cmocka.h"
 #include "test/ends_by_assert.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdint.h>
-
-#include <cmocka.h>
 
 #ifdef ZR_ASSERTS
 
@@ -53,90 +49,35 @@ static void refused(void *arg)
     zr_core_step(arg, &(struct zr_core_event){.kind = ZR_EV_RELEASE_ALL}, out, &n);
 }
 
-static void other_unit(struct zr_core *c)
-{
-    pslots(c)[0].unit = pslots(c)[1].unit;
-}
-
-static void negative_pins(struct zr_core *c)
-{
-    zr_core_pin(c, units(c)[0].pslot, -1);
-}
-
-static void lost_pin(struct zr_core *c)
-{
-    zr_core_pin(c, units(c)[1].pslot, -1);
-}
-
-static void open_brackets(struct zr_core *c)
-{
-    c->n_open++;
-}
-
-static void open_flag(struct zr_core *c)
-{
-    units(c)[2].open_fwd = true;
-}
-
-static void too_many_sums(struct zr_core *c)
-{
-    units(c)[0].n_contrib = units(c)[0].depth = 2;
-}
-
-static void contribution_without_a_sum(struct zr_core *c)
-{
-    units(c)[0].n_contrib = 1;
-}
-
-static void bracket_too_many(struct zr_core *c)
-{
-    units(c)[1].n_bwd = 3; /* of one in each of two micro-batches */
-}
-
-static void grad_slot_of_another(struct zr_core *c)
-{
-    gslots(c)[units(c)[1].gslot].unit = 0;
-}
-
-static void stale_key(struct zr_core *c)
-{
-    units(c)[1].next_use = 7;
-    pslots(c)[units(c)[1].pslot].pins = 0;
-}
-
-static void place_in_the_order(struct zr_core *c)
-{
-    c->pos = c->n_order + 1;
-}
+/* Breaks the state of a core *c by a statement; the next call must end the process. */
+#define NOTICED(statement)                                                                                   \
+    do {                                                                                                     \
+        struct zr_core *c = core_in_backward();                                                              \
+        statement;                                                                                           \
+        if (!ends_by_assert(refused, c, "zr_core_valid"))                                                    \
+            fail_msg("not noticed: %s", #statement);                                                         \
+    } while (0)
 
 static void each_invariant(void **state)
 {
-    (void)state;
-    static void (*const breaks[])(struct zr_core * c) = {other_unit,
-                                                         negative_pins,
-                                                         lost_pin,
-                                                         open_brackets,
-                                                         open_flag,
-                                                         too_many_sums,
-                                                         contribution_without_a_sum,
-                                                         bracket_too_many,
-                                                         grad_slot_of_another,
-                                                         stale_key,
-                                                         place_in_the_order};
     assert_false(ends_by_assert(refused, core_in_backward(), ""));
-    for (size_t i = 0; i < sizeof breaks / sizeof *breaks; i++) {
-        struct zr_core *c = core_in_backward();
-        breaks[i](c);
-        if (!ends_by_assert(refused, c, "zr_core_valid"))
-            fail_msg("break %zu is not noticed", i);
-    }
+    NOTICED(pslots(c)[0].unit = pslots(c)[1].unit);
+    NOTICED(zr_core_pin(c, units(c)[0].pslot, -1)); /* a negative number of pins */
+    NOTICED(zr_core_pin(c, units(c)[1].pslot, -1)); /* a pin is lost */
+    NOTICED(c->n_open++);
+    NOTICED(units(c)[2].open_fwd = true);
+    NOTICED(units(c)[0].n_contrib = units(c)[0].depth = 2); /* too many sums */
+    NOTICED(units(c)[0].n_contrib = 1);                     /* without a sum */
+    NOTICED(units(c)[1].n_bwd = 3);                         /* of one in each of two micro-batches */
+    NOTICED(gslots(c)[units(c)[1].gslot].unit = 0);         /* another unit's slot */
+    NOTICED((units(c)[1].next_use = 7, pslots(c)[units(c)[1].pslot].pins = 0)); /* a stale key */
+    NOTICED(c->pos = c->n_order + 1);
 }
 
 #else
 
 static void each_invariant(void **state)
 {
-    (void)state;
     skip(); /* a build without asserts */
 }
 

@@ -264,7 +264,6 @@ static void lay_out(struct zr_tensor *t, int32_t n, int world, bool in_place, bo
 
 static void any_model_in_any_world(void **state)
 {
-    (void)state;
     FOR_CASES(r, 10000)
     {
         int32_t n;
@@ -275,7 +274,6 @@ static void any_model_in_any_world(void **state)
 
 static void any_granules_in_any_world(void **state)
 {
-    (void)state;
     FOR_CASES(r, 5000)
     {
         int32_t n;
@@ -302,7 +300,6 @@ static struct zr_layout *with_granules(const int64_t *elems, const int64_t *gran
  * ranks without elements. */
 static void known_granules(void **state)
 {
-    (void)state;
     const int64_t elems[] = {1000, 640}, none[] = {0, 0}, small[] = {16, 32}, rows[] = {0, 96},
                   whole[] = {1000, 640};
     struct zr_layout *l = with_granules(elems, none, 2, 4), *same = with_granules(elems, small, 2, 4);
@@ -332,7 +329,6 @@ static void known_granules(void **state)
 /* Shapes that broke other implementations, each in every world. */
 static void known_shapes(void **state)
 {
-    (void)state;
     static const int64_t sizes[] = {1, 15, 8100, 17 * 257, 17, 64 * 297};
     enum { N = sizeof sizes / sizeof *sizes };
     for (int world = 1; world <= 16; world++) {
@@ -380,7 +376,6 @@ static uint64_t hash_of(struct zr_tensor t, int world, bool in_place, int32_t n)
 
 static void hash_covers_what_must_agree(void **state)
 {
-    (void)state;
     void *elsewhere = NULL;
     struct zr_tensor base = make_tensor("a", 100, 0), t = base;
     uint64_t h = hash_of(base, 2, false, 2);
@@ -416,7 +411,6 @@ static void hash_covers_what_must_agree(void **state)
 /* The order of the tensors is part of the layout. */
 static void hash_covers_the_order(void **state)
 {
-    (void)state;
     uint64_t h[2];
     for (int i = 0; i < 2; i++) {
         struct zr_tensor *t = calloc(2, sizeof *t);
@@ -447,7 +441,6 @@ static void refuse_gap(const int32_t *unit, const int64_t *n_slices, int32_t n, 
 
 static void gaps_are_refused(void **state)
 {
-    (void)state;
     int64_t live = n_live;
     refuse_gap((int32_t[]){0, 2, 2}, (int64_t[]){1, 1, 1}, 3, "unit 1 has no tensor");
     refuse_gap((int32_t[]){1, 2}, (int64_t[]){1, 5}, 2, "unit 0 has no tensor");
@@ -462,7 +455,6 @@ static void gaps_are_refused(void **state)
 
 static void out_of_memory_leaves_nothing(void **state)
 {
-    (void)state;
     bool passed = false;
     for (int64_t k = 0; !passed; k++) {
         struct zr_tensor *t = calloc(3, sizeof *t);
@@ -494,7 +486,6 @@ static void out_of_memory_leaves_nothing(void **state)
  * members of all groups own. */
 static void groups_cut_the_same(void **state)
 {
-    (void)state;
 
     FOR_CASES(r, 200)
     {

@@ -4,18 +4,14 @@
  * invalid order gives an error that names it. */
 #include "kernels/error.h"
 #include "shard/pipeline/pipeline.h"
+#include "test/cmocka.h"
 #include "test/kernels/random.h"
 #include "test/shard/failing_memory.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static const struct zr_pipe_cost unit_cost = {
     .forward_ns = 1000, .backward_ns = 2000, .weight_ns = 1000, .activation_bytes = 10};
@@ -91,7 +87,6 @@ static void has_published_figures(const struct shape *s, const struct zr_pipe_re
 
 static void test_published(void **state)
 {
-    (void)state;
     for (int k = 0; k < 4 * 9 * 4 * 3; k++) {
         struct shape s = {(enum zr_pipeline_kind)(k % 4), 1 + k / 4 % 9, 1 + k / 36 % 4, 0};
         struct zr_pipeline *p, *lowered;
@@ -122,7 +117,6 @@ static void test_published(void **state)
 
 static void test_forward_only(void **state)
 {
-    (void)state;
     struct zr_pipeline *p, *lowered;
     struct zr_pipe_report report;
     expect_ok(zr_pipeline_build(&p, ZR_1F1B, 4, 1, 6, true));
@@ -245,7 +239,6 @@ static bool all_fit(const struct zr_pipeline *p, int32_t onward, int32_t back, b
 /* There are as many slots as needed, and no more. */
 static void test_slots(void **state)
 {
-    (void)state;
     for (int32_t ranks = 2; ranks <= 6; ranks++)
         for (int32_t n = 1; n <= 13; n++)
             for (int k = 0; k < 6; k++) {
@@ -271,7 +264,6 @@ static void test_slots(void **state)
 /* The same for several stages on a rank, each with its own slots. */
 static void test_slots_of_several(void **state)
 {
-    (void)state;
     for (int32_t ranks = 1; ranks <= 5; ranks++)
         for (int32_t per_rank = 2; per_rank <= 3; per_rank++)
             for (int32_t n = 1; n <= 20; n++)
@@ -296,7 +288,6 @@ static void test_slots_of_several(void **state)
 /* Stages of 1, 3, 1 and 1 units, with transfer times between ranks; worked out by hand. */
 static void test_uneven(void **state)
 {
-    (void)state;
     static const int32_t units[] = {1, 3, 1, 1};
     struct zr_pipe_cost cost = unit_cost;
     struct zr_pipeline *p;
@@ -430,7 +421,6 @@ static int n_cases(void)
 
 static void test_any_order(void **state)
 {
-    (void)state;
     struct random_source r = random_open();
     for (int k = 0; k < n_cases(); k++) {
         uint64_t seed = r.state;
@@ -539,7 +529,6 @@ static const struct {
 
 static void test_wrong(void **state)
 {
-    (void)state;
     for (size_t k = 0; k < sizeof wrong / sizeof *wrong; k++) {
         struct zr_pipeline *p = read_text(wrong[k].text);
         struct zr_pipe_report report;
@@ -569,7 +558,6 @@ static struct zr_pipeline *copy_of(const struct zr_pipeline *p)
  * gather, is valid. */
 static void test_mutants(void **state)
 {
-    (void)state;
     struct random_source r = random_open();
     for (int k = 0; k < n_cases(); k++) {
         uint64_t seed = r.state;
@@ -608,7 +596,6 @@ static void test_mutants(void **state)
 
 static void test_numbers(void **state)
 {
-    (void)state;
     static const struct {
         struct shape s;
         const char *says;
@@ -634,7 +621,6 @@ static void test_numbers(void **state)
 
 static void test_files(void **state)
 {
-    (void)state;
     static const char *const bad[] = {"F0\n",
                                       "0\n",
                                       "0F\n",
@@ -687,7 +673,6 @@ static void test_files(void **state)
 /* Something that is no file is not replaced. A link is followed. */
 static void test_link(void **state)
 {
-    (void)state;
     char folder[] = "/tmp/zero-test-pipeline-XXXXXX", file[64], link[64], beside[80];
     struct zr_pipeline *p, *again;
     struct stat there;
@@ -713,7 +698,6 @@ static void test_link(void **state)
 /* Files with some bytes changed are read or refused, and valid or not, but do no harm. */
 static void test_garbled(void **state)
 {
-    (void)state;
     static const char bytes[] = "0123456789FBIW,;()\n\r \"SEND_RCVUHA-x";
     const char right[] =
         "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0I1,0W1,0REDUCE_GRAD,0RESHARD\r\n"
@@ -739,7 +723,6 @@ static void test_garbled(void **state)
 
 static void test_costs(void **state)
 {
-    (void)state;
     struct zr_pipe_cost cost = unit_cost;
     struct zr_pipeline *p;
     struct zr_pipe_report report;
@@ -761,8 +744,7 @@ static void test_costs(void **state)
 /* A file cannot express pairs. */
 static void test_pairs(void **state)
 {
-    (void)state;
-    for (int k = 0; k < 3; k++) { /* of the last, of three, of an action that does not compute */
+    for (int k = 0; k < 3; k++) { /* of the last, of three, of what does not compute */
         struct zr_pipeline *p = read_text(k < 2 ? "0F0,0F1,0F2,0B0,0B1,0B2\n" : "0UNSHARD,0F0,0B0\n");
         struct zr_pipe_report report;
         assert_non_null(p);
@@ -776,7 +758,6 @@ static void test_pairs(void **state)
 
 static void test_what_cannot_be_lowered(void **state)
 {
-    (void)state;
     struct zr_pipe_cost free_forward = unit_cost;
     struct zr_pipeline *p = read_text("0UNSHARD,0F0,0B0\n"), *lowered;
     free_forward.forward_ns = 0;
@@ -815,7 +796,6 @@ static int all_of_it(void)
 
 static void test_no_memory(void **state)
 {
-    (void)state;
     int64_t live = n_live;
     int err = ZR_ERR_NOMEM;
     for (int64_t k = 0; err; k++) {

@@ -548,7 +548,6 @@ static int64_t slot_bytes(const struct zr_plan *p)
 
 static void any_plan(void **state)
 {
-    (void)state;
     FOR_CASES(r, 1500)
     {
         struct planned p;
@@ -589,7 +588,6 @@ static int64_t open_at_once(const struct planned *p, int64_t *n_units)
 /* Every budget is met or refused with a reason, and a larger one never costs traffic. */
 static void any_budget(void **state)
 {
-    (void)state;
     FOR_CASES(r, 400)
     {
         struct planned p;
@@ -645,7 +643,6 @@ static void any_budget(void **state)
 
 static void small_budgets_are_refused(void **state)
 {
-    (void)state;
     char expected[128];
     struct planned p = {.opt = default_options(3)};
     struct zr_tensor *t = calloc(3, sizeof *t);
@@ -714,7 +711,6 @@ static int64_t fewest_gathers(const struct zr_core_spec *s, int32_t n_slots)
 
 static void gathers_are_the_fewest(void **state)
 {
-    (void)state;
     FOR_CASES(r, 500)
     {
         struct planned p = {.opt = default_options(3)};
@@ -753,7 +749,6 @@ static void gathers_are_the_fewest(void **state)
 /* A model of equal layers in the default order has the traffic of the formulas in zero.h and the design. */
 static void traffic_by_stage(void **state)
 {
-    (void)state;
     enum { LAYERS = 8, ELEMS = 64 * 1024 };
     for (int stage = 0; stage <= 3; stage++) {
         for (int world = 1; world <= 4; world *= 2) {
@@ -791,7 +786,6 @@ static void traffic_by_stage(void **state)
 /* Frozen tensors travel only if they are sharded. A narrower wire dtype applies to gradients only. */
 static void traffic_by_tensor(void **state)
 {
-    (void)state;
     enum { N = 4096 };
     const int64_t agreement = zr_agree_wire(2, 0, ZR_AGREE_SUMS, ZR_AGREE_MAXES);
     for (int wire = 0; wire <= ZR_BF16; wire++) {
@@ -830,7 +824,6 @@ static void traffic_by_tensor(void **state)
  * rank receives rows as long as the largest slice; the agreement's bytes differ between ranks. */
 static void traffic_of_many_ranks(void **state)
 {
-    (void)state;
     enum { N = 1 << 21, N_UNITS = 100, WORLD = 1 << 14, LARGEST = 192 };
     const int64_t rows = (WORLD - 1) * LARGEST * (int64_t)sizeof(float);
     struct planned p = {.opt = default_options(3)};
@@ -875,7 +868,6 @@ static void plan_sizes(struct planned *p, const int *blocks, int32_t n, int worl
  * overlaps. */
 static void declared_orders_get_what_they_need(void **state)
 {
-    (void)state;
     for (int prefetch = 0; prefetch <= 2; prefetch++) {
         struct planned p = {.opt = default_options(3)};
         int64_t unit = 1000 * 256 * 8;
@@ -897,7 +889,6 @@ static void declared_orders_get_what_they_need(void **state)
  * largest gradients have slots, even if the assumed order opens fewer. */
 static void undeclared_orders_get_three_gradients(void **state)
 {
-    (void)state;
     static const int blocks[] = {900, 3, 3, 40, 3, 700};
     for (int stage = 2; stage <= 3; stage++)
         for (int32_t n = 1; n <= 6; n++) {
@@ -928,7 +919,6 @@ static void undeclared_orders_get_three_gradients(void **state)
 /* A unit that stays gathered has its own gradient memory, at stage 2 too. No slot grows for it. */
 static void resident_units_have_gradients_of_their_own(void **state)
 {
-    (void)state;
     static const int blocks[] = {900, 10, 20, 30, 40, 700};
     for (int stage = 2; stage <= 3; stage++)
         for (int accum = 1; accum <= 3; accum++) {
@@ -954,7 +944,6 @@ static void resident_units_have_gradients_of_their_own(void **state)
  * budget that holds the model asks for it to be kept. */
 static void check_mode_keeps_no_unit_for_its_size(void **state)
 {
-    (void)state;
     for (int32_t n = 1; n <= 6; n++)
         for (int world = 2; world <= 4; world++) {
             struct planned p = {.opt = default_options(3)};
@@ -979,7 +968,6 @@ static void check_mode_keeps_no_unit_for_its_size(void **state)
 /* A slot in which nothing could stay is not allocated, however large the budget. */
 static void useless_slots_are_not_bought(void **state)
 {
-    (void)state;
     struct planned p = {.opt = default_options(3)};
     plan_sizes(&p, (int[]){10, 10, 10, 10, 10, 10}, 6, 8);
     p.opt.prefetch = 1;
@@ -996,7 +984,6 @@ static void useless_slots_are_not_bought(void **state)
  * will need, so both slots have to hold 60. This does not affect the parameters. */
 static void gradient_slots_do_not_spend_the_budget(void **state)
 {
-    (void)state;
     struct planned p = {.opt = default_options(3)};
     plan_sizes(&p, (int[]){30, 20, 60, 60, 60}, 5, 8);
     p.opt.prefetch = 0;
@@ -1013,7 +1000,6 @@ static void gradient_slots_do_not_spend_the_budget(void **state)
 /* Copies of frozen units outlive a step. This model takes three steps until they are where they stay. */
 static void rehearsal_reaches_a_steady_step(void **state)
 {
-    (void)state;
     struct planned p = {.opt = default_options(3)};
     static const int64_t units[9] = {14336, 7168, 7168, 7168, 43008, 3584, 17920, 3584, 3584},
                          slots[6] = {43008, 17920, 14336, 7168, 7168, 3584};
@@ -1045,7 +1031,6 @@ static void rehearsal_reaches_a_steady_step(void **state)
 /* Groups by formulas: a model of equal layers whose slices need no padding. */
 static void memory_and_traffic_of_groups(void **state)
 {
-    (void)state;
     enum { LAYERS = 12, ELEMS = 96 * 1024, P = LAYERS * ELEMS };
     for (int way = 0; way < 2 * 2 * 2 * 2 * 3 * 2; way++) {
         enum zr_hybrid hybrid = way & 1 ? ZR_HSDP : ZR_HFSDP;
@@ -1096,7 +1081,6 @@ static void memory_and_traffic_of_groups(void **state)
 /* A group of one rank is no group, and a group of all ranks is no hybrid. */
 static void groups_of_one_and_of_all(void **state)
 {
-    (void)state;
     static const struct {
         enum zr_hybrid hybrid;
         int group, stage;
@@ -1127,7 +1111,6 @@ static void groups_of_one_and_of_all(void **state)
 /* More layers take no more memory beyond what grows with the model: shards, sums, and states. */
 static void depth_costs_only_shards(void **state)
 {
-    (void)state;
     int64_t slots = 0, grads = 0, exchange = 0;
     for (int32_t layers = 6; layers <= 96; layers *= 2) {
         struct planned p = {.opt = default_options(3)};
@@ -1150,7 +1133,6 @@ static void depth_costs_only_shards(void **state)
 /* If all slots are as large as the largest unit, every gather is issued before it is needed. */
 static void steady_steps_gather_ahead(void **state)
 {
-    (void)state;
     for (int prefetch = 1; prefetch <= 3; prefetch++) {
         struct planned p = {.opt = default_options(3)};
         struct watch w;
@@ -1227,7 +1209,6 @@ static void disturbed_step(struct random_source *r, struct watch *w, const struc
 /* Each bracket of a declared order finds a slot, whatever came before. */
 static void declared_brackets_find_slots(void **state)
 {
-    (void)state;
     int32_t n_sized = 0;
     FOR_CASES(r, 400)
     {
@@ -1255,7 +1236,6 @@ static void declared_brackets_find_slots(void **state)
 
 static void wrong_orders_are_refused(void **state)
 {
-    (void)state;
     struct planned p = {.opt = default_options(3)};
     plan_layers(&p, 3, 100, 2);
     p.order[1].is_end = 1;
@@ -1271,7 +1251,6 @@ static void wrong_orders_are_refused(void **state)
 /* The order is a hint. One without any backward, from a model that first evaluates only, is accepted. */
 static void an_order_without_backward(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage++) {
         struct planned p = {.opt = default_options(stage)};
         plan_layers(&p, 3, 100, 2);
@@ -1288,7 +1267,6 @@ static void an_order_without_backward(void **state)
 
 static void hash_covers_the_options(void **state)
 {
-    (void)state;
     struct planned p = {.opt = default_options(3)};
     plan_layers(&p, 4, 1000, 4);
     uint64_t h = p.plan->hash;
@@ -1327,7 +1305,6 @@ static void hash_covers_the_options(void **state)
  * with another number of them is refused. */
 static void declared_uses(void **state)
 {
-    (void)state;
     enum { UNITS = 3, TWICE_OF_1 = 2 * (UNITS + 1) };
     for (int stage = 0; stage <= 4; stage++)
         for (int accum = 1; accum <= 2; accum++)
@@ -1375,7 +1352,6 @@ static void declared_uses(void **state)
 /* Plans that sum contributions in different ways have different hashes. */
 static void hash_covers_the_sums(void **state)
 {
-    (void)state;
     for (int accum = 2; accum <= 4; accum++) {
         struct planned p = {.opt = default_options(1)};
         p.opt.grad_accum_steps = accum;
@@ -1394,7 +1370,6 @@ static void hash_covers_the_sums(void **state)
 
 static void table_names_everything(void **state)
 {
-    (void)state;
     struct planned p = {.opt = default_options(3)};
     char text[1024], part[1024], number[32];
     plan_layers(&p, 4, 1000, 4);
@@ -1420,7 +1395,6 @@ static void table_names_everything(void **state)
 
 static void out_of_memory_leaves_nothing(void **state)
 {
-    (void)state;
     struct planned p = {.opt = default_options(3)};
     plan_layers(&p, 6, 1000, 4);
     p.opt.param_budget_bytes = 5 * p.layout->units[0].param_bytes;

@@ -427,7 +427,6 @@ static int64_t sharded_bytes(const struct zr_layout *l)
 /* Counts found by multiplication equal those of every micro-batch of every step. */
 static void a_rehearsal_is_exact(void **state)
 {
-    (void)state;
     int64_t n_rehearsed = 0;
     FOR_CASES(r, 1000)
     {
@@ -475,7 +474,6 @@ static void compare(struct planned *p, int64_t *n_compared)
 /* 1000 random models with a budget. */
 static void no_more_traffic(void **state)
 {
-    (void)state;
     int64_t n_compared = 0;
     struct random_source r = random_open();
     case_seed = r.state;
@@ -503,7 +501,6 @@ static int64_t three_sizes(int32_t u)
 /* More units than are tried one by one. */
 static void no_more_traffic_of_many_units(void **state)
 {
-    (void)state;
     for (int k = 0; k < 4; k++) {
         struct planned p = {.opt = options(3)};
         int64_t n_compared = 0;
@@ -524,7 +521,6 @@ static int64_t many_sizes(int32_t u)
  * thousand times as many. */
 static void a_plan_takes_few_calls(void **state)
 {
-    (void)state;
     static const struct {
         int32_t n_units, accum;
         int64_t (*elems)(int32_t u);
@@ -545,7 +541,6 @@ static void a_plan_takes_few_calls(void **state)
 /* The core stores one micro-batch of the order, however many there are. */
 static void many_micro_batches_take_no_memory(void **state)
 {
-    (void)state;
     struct planned p = {.opt = options(3)};
     plan_units(&p, 1000, alike);
     p.opt.grad_accum_steps = 1024;

@@ -2,16 +2,10 @@
 /* test_mutants.c: tests that the checker notices each wait, record, fence, release and barrier that is
  * left out. */
 #include "shard/verify/verify.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
+#include "test/cmocka.h"
 
 static void every_mutant_is_caught(void **state)
 {
-    (void)state;
     int n_linked = 0, n_survived = 0, n = zr_mutant_count();
     for (int i = 0; i < n; i++) {
         const struct zr_mutant *m = zr_mutant_at(i);

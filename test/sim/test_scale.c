@@ -5,16 +5,12 @@
 #include "comm/sim/symmetry.h"
 #include "shard/options.h"
 #include "shard/verify/verify.h"
+#include "test/cmocka.h"
 #include "test/kernels/random.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { N_UNITS = 4 };
 
@@ -105,7 +101,6 @@ static void flat(int world, int stage)
 /* Includes worlds whose last host is not full. */
 static void flat_worlds(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 16; world++)
         for (int stage = 0; stage <= 3; stage++)
             flat(world, stage);
@@ -118,7 +113,6 @@ static void flat_worlds(void **state)
 /* Groups that fill hosts, share a host, span several hosts, and lie across hosts. */
 static void worlds_of_groups(void **state)
 {
-    (void)state;
     static const int cases[][3] = {{4, 2, 2},  {8, 4, 4},  {8, 2, 4},  {8, 4, 2},  {12, 3, 4},
                                    {12, 4, 3}, {12, 6, 4}, {6, 2, 4},  {6, 3, 2},  {15, 5, 4},
                                    {16, 1, 8}, {16, 8, 8}, {32, 8, 8}, {48, 16, 8}};
@@ -136,7 +130,6 @@ static void worlds_of_groups(void **state)
 /* Options that change the schedule. */
 static void options(void **state)
 {
-    (void)state;
     for (int i = 0; i < 24; i++) {
         static const int worlds[] = {3, 8, 12, 20};
         struct zr_verify_case c = a_case(worlds[i % 4], i % 3 ? 3 : i % 4);
@@ -174,7 +167,6 @@ static void world_on_hosts(int world, int per_node)
 /* All groups that divide the world, for some worlds up to 64. N_WORLDS is their number; "all" tests each. */
 static void any_worlds(void **state)
 {
-    (void)state;
     static const int per_node[] = {1, 3, 4, 8};
     const char *text = getenv("N_WORLDS");
     struct random_source random = random_open();
@@ -190,7 +182,6 @@ static void any_worlds(void **state)
 
 static void free_links_show_nothing(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage++) {
         struct zr_verify_case c = a_case(4096, stage), alone = a_case(1, stage);
         struct zr_verify_speed s = a_speed(8, true);
@@ -209,7 +200,6 @@ static void free_links_show_nothing(void **state)
 
 static void slower_links_take_longer(void **state)
 {
-    (void)state;
     struct zr_verify_case c = a_case(1024, 3);
     int64_t before = 0;
     for (double far = 1e11; far > 1e7; far /= 10) {
@@ -227,7 +217,6 @@ static void slower_links_take_longer(void **state)
  * in forward, and its parameters stay for backward. */
 static void ring_costs_what_it_says(void **state)
 {
-    (void)state;
     enum { ELEMS = 1 << 20 };
     static const struct zr_verify_unit one = {ELEMS, 1e9, 2e9};
     struct zr_verify_case c = a_case(8, 3);
@@ -257,7 +246,6 @@ static int kinds(int32_t world, int32_t inner, int32_t per_host)
 
 static void ranks_are_of_few_kinds(void **state)
 {
-    (void)state;
     assert_int_equal(kinds(16384, 16384, 8), 1);
     assert_int_equal(kinds(16384, 8, 8), 1);
     assert_int_equal(kinds(16384, 32, 8), 1);
@@ -274,7 +262,6 @@ static void ranks_are_of_few_kinds(void **state)
 
 static void what_differs_is_refused(void **state)
 {
-    (void)state;
     struct zr_verify_speed s = a_speed(8, true);
     struct zr_verify_case c = a_case(8, 3);
     struct zr_verify_time t;

@@ -3,17 +3,12 @@
  * its awaits, or with a job that never comes, is found to be wrong. The full search (4 units, 3 ranks) is
  * zero-bench verify --exhaustive. */
 #include "shard/verify/verify.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static void no_bad_state(void **state)
 {
-    (void)state;
     struct zr_search_result r;
     assert_int_equal(zr_verify_search(3, 2, ZR_SEARCH_SOUND, &r), 0);
     if (r.n_bad)
@@ -26,7 +21,6 @@ static void no_bad_state(void **state)
 
 static void flaws_are_found(void **state)
 {
-    (void)state;
     struct zr_search_result r;
     assert_int_equal(zr_verify_search(2, 2, ZR_SEARCH_NO_AWAIT, &r), 0);
     assert_int_equal(r.n_bad, r.n_configs);

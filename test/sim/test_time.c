@@ -4,16 +4,12 @@
 #include "kernels/agreement.h"
 #include "shard/options.h"
 #include "shard/verify/verify.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static struct zr_verify_case a_case(int stage, int world, int prefetch)
 {
@@ -63,8 +59,7 @@ static struct zr_verify_time timed(struct zr_verify_case c, struct zr_verify_spe
 
 static void overlap_hides_links(void **state)
 {
-    (void)state;
-    /* Unlimited links: nothing is exposed. */
+    /* Links without limit: nothing is exposed. */
     assert_true(timed(a_case(3, 4, 2), a_speed(1e18, 1e18), NULL).exposed_ns < 10000);
     /* A gather of 2 MB at 2 GB/s takes 1 ms, less than the 2 ms of compute that hide it. Only the ends of
      * a step are exposed. */
@@ -126,7 +121,6 @@ static int64_t shown_ns(enum zr_hybrid hybrid, int accum, double near, double fa
  * they ran one after the other, every earlier unit would add a quarter of a backward. */
 static void outer_hides_behind_backward(void **state)
 {
-    (void)state;
     const double near = 1e9;
     const int64_t in_group = wire_ns(SLICE_BYTES, near);
     assert_int_equal(in_group, BACKWARD_NS / 4);
@@ -178,7 +172,6 @@ static struct zr_verify_time time_stages(int ranks, int per_rank, int n_micro, i
  * separately, and is 0 here. */
 static void stages_stand_as_published(void **state)
 {
-    (void)state;
     for (int ranks = 2; ranks <= 8; ranks++)
         for (int more = 0; more <= ranks; more += ranks) {
             const int n_micro = 2 * ranks + more;
@@ -203,7 +196,6 @@ static void stages_stand_as_published(void **state)
  * last backward. */
 static void the_norm_is_waited_for_apart(void **state)
 {
-    (void)state;
     struct zr_verify_time near = time_stages(2, 1, 4, ZR_RUN_1F1B, 2, 1e12);
     struct zr_verify_time far = time_stages(2, 1, 4, ZR_RUN_1F1B, 2, 1e9);
     assert_true(near.norm_ns > 0);
@@ -213,7 +205,6 @@ static void the_norm_is_waited_for_apart(void **state)
 
 static void trace_is_written(void **state)
 {
-    (void)state;
     char path[] = "/tmp/zero-test-time-XXXXXX", text[4096];
     int fd = mkstemp(path);
     assert_true(fd >= 0);

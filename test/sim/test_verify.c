@@ -4,15 +4,11 @@
 #include "comm/segment.h"
 #include "comm/sim/sim.h"
 #include "shard/verify/verify.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static void passes(const struct zr_verify_case *c, struct zr_verify_result *r)
 {
@@ -52,7 +48,6 @@ static void once_failed(void **state)
          * lowest, whose values count. */
         "seed=1 stage=3 world=12 n_units=1 accum=1 n_steps=1 poison=-1 dead=-1 pp=2 hybrid=1 group=2 dealt=1",
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct zr_verify_case c;
         struct zr_verify_result r;
@@ -65,7 +60,6 @@ static void once_failed(void **state)
 /* Random configurations. The coverage that they report is checked. */
 static void seeds(void **state)
 {
-    (void)state;
     const char *given = getenv("SEED"), *n = getenv("N_SEEDS");
     uint64_t first = given ? strtoull(given, NULL, 0) : 1, n_seeds = n ? strtoull(n, NULL, 0) : 1000;
     int64_t n_ops = 0, n_died = 0, n_starved = 0, n_reordered = 0, n_snapshots = 0, n_refused = 0;
@@ -103,7 +97,6 @@ static void seeds(void **state)
 /* The text of a case replays it exactly. */
 static void replays(void **state)
 {
-    (void)state;
     for (uint64_t s = 1; s < 60; s++) {
         struct zr_verify_case c, again;
         struct zr_verify_result r, same;
@@ -125,7 +118,6 @@ static void replays(void **state)
 /* Groups belong to hybrid sharding at stage 3, and divide the world. Without the fields there are none. */
 static void cases_of_groups(void **state)
 {
-    (void)state;
     static const struct {
         const char *text;
         int err;
@@ -157,7 +149,6 @@ static void cases_of_groups(void **state)
  * the core. Whatever the device says about events, and whenever the loop runs, the same actions are taken. */
 static void decisions_depend_on_calls_only(void **state)
 {
-    (void)state;
     for (uint64_t s = 1; s < 200; s++) {
         struct zr_verify_case c;
         struct zr_verify_result first, r;
@@ -178,7 +169,6 @@ static void decisions_depend_on_calls_only(void **state)
 /* If a model leaves out a zero_begin on one rank, the report says what it uses and where. */
 static void outside_a_bracket(void **state)
 {
-    (void)state;
     struct zr_verify_case c;
     struct zr_verify_result r;
     const struct zr_mutant *m = NULL;
@@ -197,7 +187,6 @@ static void outside_a_bracket(void **state)
 /* A fault between groups is reduced to the fewest groups that show it. */
 static void groups_shrink(void **state)
 {
-    (void)state;
     struct zr_verify_case c;
     struct zr_verify_result r;
     const struct zr_mutant *m = NULL;
@@ -237,7 +226,6 @@ static const char *set_row(struct zr_verify_case *c, int row)
  * that share no group with it. */
 static void dies_at_every_point(void **state)
 {
-    (void)state;
     for (int row = 0; row < N_ROWS; row++) {
         struct zr_verify_case c;
         struct zr_verify_result r = {.died = true};
@@ -257,7 +245,6 @@ static void dies_at_every_point(void **state)
 /* If any allocation fails while ranks open, all of them give up, and nothing is left. */
 static void every_allocation_refused(void **state)
 {
-    (void)state;
     for (int row = 0; row < N_ROWS; row++) {
         struct zr_verify_case c;
         struct zr_verify_result r = {.starved = true};
@@ -275,8 +262,6 @@ static void every_allocation_refused(void **state)
 
 static void never(void *arg, int rank)
 {
-    (void)arg;
-    (void)rank;
     fail_msg("nobody has to wait");
 }
 
@@ -284,7 +269,6 @@ static void never(void *arg, int rank)
  * same order across both, but from two unordered threads of a rank. */
 static void order_over_communicators(void **state)
 {
-    (void)state;
     static const char *const found[] = {
         "",
         "order across communicators: collective 0 of rank 0 is gather all_gather of unit 1, step 0, of rank "
@@ -307,7 +291,7 @@ static void order_over_communicators(void **state)
                 zr_sim_host(w, r, wrong == 2 && r == 1 && k ? ZR_SIM_MODEL : ZR_SIM_LOOP);
                 assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "s", NULL, &stream[r][c]), 0);
                 struct zr_gather_seg nothing;
-                assert_int_equal(comm[c][r]->ops->all_gather(comm[c][r], stream[r][c], &nothing, 0, &tag), 0);
+                assert_int_equal(zr_comm_all_gather(comm[c][r], stream[r][c], &nothing, 0, &tag), 0);
             }
         const struct zr_recorder *rec = zr_sim_recorder(w);
         assert_int_equal(rec->n_reports > 0, wrong > 0);
@@ -315,7 +299,7 @@ static void order_over_communicators(void **state)
         for (int r = 0; r < 2; r++)
             for (int c = 0; c < 2; c++) {
                 zr_sim_device(w, r)->ops->stream_close(stream[r][c]);
-                comm[c][r]->ops->close(comm[c][r]);
+                zr_comm_close(comm[c][r]);
             }
         zr_sim_close(w);
         zr_sim_order_close(order);
@@ -326,7 +310,6 @@ static void order_over_communicators(void **state)
  * for the first. */
 static void order_on_one_communicator(void **state)
 {
-    (void)state;
     for (int waits = 0; waits < 2; waits++) {
         const struct zr_sim_options o = {.world = 2, .yield = never};
         struct zr_sim *w;
@@ -347,7 +330,7 @@ static void order_on_one_communicator(void **state)
                     d->stream_open(zr_sim_device(w, r), ZR_STREAM_QUEUE, "s", NULL, &stream[r][k]), 0);
                 if (k && waits)
                     assert_int_equal(d->stream_wait(stream[r][k], event[r]), 0);
-                assert_int_equal(comm[r]->ops->all_gather(comm[r], stream[r][k], &nothing, 0, &tag), 0);
+                assert_int_equal(zr_comm_all_gather(comm[r], stream[r][k], &nothing, 0, &tag), 0);
                 assert_int_equal(d->event_record(event[r], stream[r][k]), 0);
             }
         }
@@ -359,7 +342,7 @@ static void order_on_one_communicator(void **state)
             for (int k = 0; k < 2; k++)
                 zr_sim_device(w, r)->ops->stream_close(stream[r][k]);
             zr_sim_device(w, r)->ops->event_close(event[r]);
-            comm[r]->ops->close(comm[r]);
+            zr_comm_close(comm[r]);
         }
         zr_sim_close(w);
         zr_sim_order_close(order);
@@ -370,7 +353,6 @@ static void order_on_one_communicator(void **state)
  * ranks of the world. */
 static void groups(void **state)
 {
-    (void)state;
     static const int32_t members[] = {2, 0, 1, 4, 3};
     const struct zr_group group[] = {{.size = 3, .members = members}, {.size = 2, .members = members + 3}};
     const struct zr_sim_options o = {.world = 5, .yield = never};
@@ -404,14 +386,14 @@ static void groups(void **state)
             zr_sim_comm_waits(comm[4], text, sizeof text);
             assert_string_equal(text, "");
         }
-        assert_int_equal(comm[r]->ops->all_gather(comm[r], stream[r], &nothing, 0, &tag), 0);
+        assert_int_equal(zr_comm_all_gather(comm[r], stream[r], &nothing, 0, &tag), 0);
     }
     zr_sim_comm_waits(comm[0], text, sizeof text);
     assert_string_equal(text, "");
     assert_int_equal(zr_sim_recorder(w)->n_reports, 0);
     for (int r = 0; r < 5; r++) {
         zr_sim_device(w, r)->ops->stream_close(stream[r]);
-        comm[r]->ops->close(comm[r]);
+        zr_comm_close(comm[r]);
     }
     zr_sim_close(w);
     zr_sim_order_close(order);
@@ -425,13 +407,12 @@ static int n_shared;
 static void share_next(void *arg, int rank)
 {
     struct zr_sim **w = arg;
-    (void)rank;
     if (n_shared == 5)
         return;
     int r = n_shared++;
     struct zr_comm *c = shared_comm[0][r];
     zr_sim_host(*w, r, ZR_SIM_MODEL);
-    assert_int_equal(c->ops->arena(c, 4096, &shared[r]), 0);
+    assert_int_equal(zr_comm_arena(c, 4096, &shared[r]), 0);
 }
 
 /* Slices of any size, in bytes, of all ranks and of groups of three and two. */
@@ -460,8 +441,8 @@ static void put_ragged(struct zr_sim *w, int r, struct zr_stream *s)
     struct zr_gather_seg g = {GATHERED, GATHERED, true, {.total = 256, .at = few_list}};
     struct zr_reduce_seg sum = {
         GRADIENTS, SUMS, {.total = 320, .at = all_list, .at_bytes = 4}, ZR_F32, false};
-    assert_int_equal(few->ops->all_gather(few, s, &g, 1, &tag), 0);
-    assert_int_equal(all->ops->reduce_scatter(all, s, &sum, 1, &tag), 0);
+    assert_int_equal(zr_comm_all_gather(few, s, &g, 1, &tag), 0);
+    assert_int_equal(zr_comm_reduce_scatter(all, s, &sum, 1, &tag), 0);
     memset(few_list, 0x55, sizeof few_list);
     memset(all_list, 0x55, sizeof all_list);
 }
@@ -480,11 +461,11 @@ static void expect_ragged(struct zr_sim *w, int r, struct zr_stream *s)
     zr_shadow_expect(rec, zr_sim_line_of(s), shared[r]->base + GATHERED, 256, gathered);
     if (bytes)
         zr_shadow_expect(rec, zr_sim_line_of(s), shared[r]->base + SUMS, bytes, sum);
-    shared_comm[1][r]->ops->stats(shared_comm[1][r], &stats);
+    zr_comm_stats(shared_comm[1][r], &stats);
     int64_t own = at[few->group.rank + 1] - at[few->group.rank], group = few->group.size;
     assert_int_equal(stats.wire_bytes,
                      zr_agree_wire((int)group, few->group.rank, 1, 1) + 8 * (group - 1) + 256 - own);
-    shared_comm[0][r]->ops->stats(shared_comm[0][r], &stats);
+    zr_comm_stats(shared_comm[0][r], &stats);
     assert_int_equal(stats.wire_bytes, zr_agree_wire(5, r, 1, 1) + 4 * bytes);
 }
 
@@ -492,7 +473,6 @@ static void expect_ragged(struct zr_sim *w, int r, struct zr_stream *s)
  * ranks only. */
 static void shared_arena(void **state)
 {
-    (void)state;
     static const int32_t members[] = {2, 0, 1, 4, 3};
     const struct zr_group group[] = {{.size = 3, .members = members}, {.size = 2, .members = members + 3}};
     struct zr_sim *w;
@@ -510,8 +490,8 @@ static void shared_arena(void **state)
         assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "s", NULL, &stream[r]), 0);
         for (int k = 0; k < 2; k++) {
             struct zr_comm *c = shared_comm[k][r];
-            assert_int_equal(c->ops->attach(c, shared[r]), 0);
-            assert_int_equal(c->ops->attach(c, shared[r]), ZR_ERR_ORDER);
+            assert_int_equal(zr_comm_attach(c, shared[r]), 0);
+            assert_int_equal(zr_comm_attach(c, shared[r]), ZR_ERR_ORDER);
         }
         zr_arena_drop(shared[r]);
         /* Words 0 and 1 are a sum and a maximum over all ranks, 8 and 9 over the group. Slots of the group
@@ -524,9 +504,9 @@ static void shared_arena(void **state)
         struct zr_comm *all = shared_comm[0][r], *few = shared_comm[1][r];
         struct zr_tag tag = {.unit = -1};
         zr_sim_host(w, r, ZR_SIM_LOOP);
-        assert_int_equal(all->ops->agree(all, stream[r], 0, 1, 1, &tag), 0);
-        assert_int_equal(few->ops->agree(few, stream[r], 64, 1, 1, &tag), 0);
-        assert_int_equal(few->ops->exchange(few, stream[r], 128, 8, &tag), 0);
+        assert_int_equal(zr_comm_agree(all, stream[r], 0, 1, 1, &tag), 0);
+        assert_int_equal(zr_comm_agree(few, stream[r], 64, 1, 1, &tag), 0);
+        assert_int_equal(zr_comm_exchange(few, stream[r], 128, 8, &tag), 0);
         put_ragged(w, r, stream[r]);
     }
     for (int r = 0; r < 5; r++) {
@@ -539,7 +519,7 @@ static void shared_arena(void **state)
         for (int p = 0; p < shared_comm[1][r]->group.size; p++)
             assert_int_equal(words[16 + p], 100 + members[(first ? 0 : 3) + p]);
         struct zr_comm_stats stats;
-        shared_comm[0][r]->ops->stats(shared_comm[0][r], &stats);
+        zr_comm_stats(shared_comm[0][r], &stats);
         assert_int_equal(stats.n_agree, 1);
         expect_ragged(w, r, stream[r]);
     }
@@ -548,7 +528,7 @@ static void shared_arena(void **state)
         int64_t peak;
         zr_sim_device(w, r)->ops->stream_close(stream[r]);
         for (int k = 0; k < 2; k++)
-            shared_comm[k][r]->ops->close(shared_comm[k][r]);
+            zr_comm_close(shared_comm[k][r]);
         assert_int_equal(zr_sim_held(w, r, &peak), 0);
     }
     zr_sim_close(w);
@@ -558,7 +538,6 @@ static void shared_arena(void **state)
 /* A table of copies moves contents row by row, and leaves the gaps between rows. */
 static void tables(void **state)
 {
-    (void)state;
     const struct zr_sim_options o = {.world = 1, .yield = never};
     struct zr_sim *w;
     struct zr_stream *s;

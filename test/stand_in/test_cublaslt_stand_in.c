@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_cublaslt_stand_in.c: tests that the stand-in for cuBLASLt notices misuse. test_gemm.c tests its
  * products. */
+#include "test/cmocka.h"
 #include "test/stand_in/cublaslt_stand_in.h"
 #include "test/stand_in/stand_in.h"
 
 #include <cublasLt.h>
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { M = 8, N = 16, K = 4, WORKSPACE = 1 << 16 };
 
@@ -91,7 +88,6 @@ static void close_with_result(struct product *p, const char *part)
 
 static void test_right(void **state)
 {
-    (void)state;
     struct product p = open_product();
     OK(multiply(&p, 0, 4096, 8192, WORKSPACE));
     close_with_result(&p, NULL);
@@ -99,7 +95,6 @@ static void test_right(void **state)
 
 static void test_places(void **state)
 {
-    (void)state;
     static const struct {
         int64_t a, b, d;
         const char *reported;
@@ -118,7 +113,6 @@ static void test_places(void **state)
 
 static void test_workspace(void **state)
 {
-    (void)state;
     struct product p = open_product();
     /* Some algorithms need no workspace: look for one that does. */
     for (int64_t ld = N; p.found.workspaceSize == 0 && ld < N + 20; ld++) {
@@ -133,7 +127,6 @@ static void test_workspace(void **state)
 
 static void test_another_product(void **state)
 {
-    (void)state;
     struct product p = open_product();
     OK(cublasLtMatrixLayoutDestroy(p.d));
     OK(cublasLtMatrixLayoutCreate(&p.d, CUDA_R_32F, M, N, M + 1));
@@ -143,7 +136,6 @@ static void test_another_product(void **state)
 
 static void test_layouts(void **state)
 {
-    (void)state;
     struct product p = open_product();
     OK(cublasLtMatrixLayoutDestroy(p.d));
     OK(cublasLtMatrixLayoutCreate(&p.d, CUDA_R_32F, M + 1, N, M + 1));
@@ -153,7 +145,6 @@ static void test_layouts(void **state)
 
 static void test_attributes(void **state)
 {
-    (void)state;
     struct product p = open_product();
     const int64_t wide = 1;
     assert_int_equal(cublasLtMatmulDescSetAttribute(p.desc, CUBLASLT_MATMUL_DESC_TRANSA, &wide, sizeof wide),
@@ -168,7 +159,6 @@ static void test_attributes(void **state)
 
 static void test_destroyed(void **state)
 {
-    (void)state;
     struct product p = open_product();
     OK(cublasLtMatrixLayoutDestroy(p.d));
     assert_int_equal(multiply(&p, 0, 4096, 8192, WORKSPACE), CUBLAS_STATUS_INVALID_VALUE);

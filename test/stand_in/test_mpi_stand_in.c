@@ -2,18 +2,15 @@
 /* test_mpi_stand_in.c: tests that the stand-in for MPI moves the right data, and reports what MPI does not
  * allow. */
 #include "kernels/device.h"
+#include "test/cmocka.h"
 #include "test/comm/mpi/mpi_traffic.h"
 #include "test/stand_in/mpi_stand_in.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 enum { RANKS = 8 };
 
@@ -136,7 +133,6 @@ static void traffic(struct who *s)
 
 static void test_traffic(void **state)
 {
-    (void)state;
     lent = NULL;
     for (int n = 1; n <= RANKS; n += n < 4 ? 1 : 2)
         run(n, traffic, NULL);
@@ -145,7 +141,6 @@ static void test_traffic(void **state)
 static void test_lent(void **state)
 {
     static struct mpi_stand_in_comm reversed = {.n = 5, .member = {4, 3, 2, 1, 0}};
-    (void)state;
     lent = &reversed;
     run(5, traffic, NULL);
 }
@@ -163,7 +158,6 @@ static void no_comm(struct who *s)
 
 static void test_no_comm(void **state)
 {
-    (void)state;
     run(3, no_comm, NULL);
 }
 
@@ -195,7 +189,6 @@ static void no_barrier(struct who *s)
 
 static void test_no_barrier(void **state)
 {
-    (void)state;
     run(2, no_barrier, NULL);
 }
 
@@ -241,7 +234,6 @@ static void late(struct who *s)
 
 static void no_rank(struct who *s)
 {
-    (void)s;
     shim->world();
 }
 
@@ -356,14 +348,12 @@ static void test_misuse(void **state)
         {1, too_large, "rank 0: send of 2147483648 bytes"},
         {1, large_tag, "rank 0: send with tag 32768"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         run(rows[i].n, rows[i].fn, rows[i].misuse);
 }
 
 static void test_other_collectives(void **state)
 {
-    (void)state;
     for (other = 0; other < 3; other++)
         run(2, collectives, "another rank's is kind");
 }
@@ -413,7 +403,6 @@ static void test_faults(void **state)
     struct mpi_stand_in_counts c = {0};
     pthread_t id;
     const char *first;
-    (void)state;
     run(1, faults, NULL);
     run(3, death, NULL);
     ranks[0] = (struct who){.fn = hang};

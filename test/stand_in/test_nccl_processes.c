@@ -2,16 +2,14 @@
 /* test_nccl_processes.c: tests that the NCCL stand-in works between processes as between threads, and
  * treats them as the hosts that they pose as. A process that dies is noticed by the ranks that would
  * notice it with NCCL. */
+#include "test/cmocka.h"
 #include "test/kernels/random.h"
 #include "test/stand_in/nccl_stand_in_inside.h"
 #include "test/stand_in/stand_in.h"
 
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,8 +17,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { MOST = 6, COUNT = 1024, HANG_S = 60, ENDED = 100 };
 
@@ -170,7 +166,6 @@ static void move(int rank)
 
 static void test_move(void **state)
 {
-    (void)state;
     struct random_source rng = random_open();
     for (int n = 2; n <= MOST; n += 2) {
         job->seed = (uint64_t)random_below(&rng, 1 << 30) << 20 | (uint64_t)random_below(&rng, 1 << 20);
@@ -200,7 +195,6 @@ static void register_memory(int rank)
 
 static void test_hosts(void **state)
 {
-    (void)state;
     for (int n_hosts = 1; n_hosts <= 2; n_hosts++) {
         over_processes(4, n_hosts, register_memory, -1);
         all_well("registered");
@@ -247,7 +241,6 @@ static void in_another_order(int rank)
 
 static void test_order(void **state)
 {
-    (void)state;
     over_processes(2, 2, in_another_order, -1);
     assert_int_equal(job->rank[0].n_misuses + job->rank[1].n_misuses, 2); /* reported by the second one */
 }
@@ -258,7 +251,6 @@ static void test_order(void **state)
 static void *dies_waiting(void *arg)
 {
     struct nccl_stand_in_counts c = {0};
-    (void)arg;
     while (c.n_made == 0)
         nccl_stand_in_counts(&c);
     kill(getpid(), SIGKILL);
@@ -281,7 +273,6 @@ static void dies_in_init(int rank)
 
 static void test_dies_in_init(void **state)
 {
-    (void)state;
     over_processes(4, 1, dies_in_init, 1);
     assert_int_equal(job->rank[0].res, ncclRemoteError);
     assert_int_equal(job->rank[2].res, ncclRemoteError);
@@ -318,7 +309,6 @@ static void dies_before_gather(int rank)
 
 static void test_dies_before_gather(void **state)
 {
-    (void)state;
     over_processes(3, 3, dies_before_gather, 1);
     assert_int_equal(job->rank[0].res, ncclRemoteError);
     assert_int_equal(job->rank[2].res, ncclRemoteError);
@@ -359,7 +349,6 @@ static void destroys_after_death(int rank)
 
 static void test_destroys_after_death(void **state)
 {
-    (void)state;
     over_processes(2, 1, destroys_after_death, 1);
     assert_int_equal(job->rank[0].n_misuses, 1);
 }

@@ -1,18 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_nccl_stand_in.c: tests that the stand-in's ncclCommSplit makes NCCL's communicators: colours apart,
  * keys in order. Also tests which orders of communicators are reported. */
+#include "test/cmocka.h"
 #include "test/kernels/random.h"
 #include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { RANKS = 8, ROUNDS = 12 };
 
@@ -89,7 +85,6 @@ static void run_ranks(void)
 
 static void test_split(void **state)
 {
-    (void)state;
     struct random_source rng = random_open();
     for (int i = 0; i < ROUNDS; i++)
         for (int r = 0; r < RANKS; r++) {
@@ -113,7 +108,6 @@ static void test_split(void **state)
 
 static void test_refused(void **state)
 {
-    (void)state;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclComm_t all, part;
     config.blocking = 1;
@@ -212,7 +206,6 @@ static void make_scalable(void)
  * each. */
 static void test_scalable(void **state)
 {
-    (void)state;
     ids.n = 3;
     ids.maker[0] = 0, ids.maker[1] = 3, ids.maker[2] = 5;
     make_scalable();
@@ -223,7 +216,6 @@ static void test_scalable(void **state)
 /* An id made by another rank, and one too many. */
 static void test_scalable_refused(void **state)
 {
-    (void)state;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclComm_t all;
     ids.n = 3;
@@ -237,7 +229,6 @@ static void *run_first(void *arg)
 {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclComm_t all;
-    (void)arg;
     assert_int_equal(cudaSetDevice(0), 0);
     ids.res[0] = ncclCommInitRankScalable(&all, 3, 0, 3, ids.id, &config);
     return NULL;
@@ -246,7 +237,6 @@ static void *run_first(void *arg)
 /* The same ids in another order. The rank that has them gets the error; the others wait. */
 static void test_scalable_differs(void **state)
 {
-    (void)state;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclComm_t all;
     pthread_t first;
@@ -266,7 +256,6 @@ static void test_scalable_differs(void **state)
 
 static int start(void **state)
 {
-    (void)state;
     stand_in_the_machine()->n_devices = RANKS;
     return 0;
 }

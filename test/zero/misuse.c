@@ -1,37 +1,86 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* misuse.c: see misuse.h. */
+/* misuse.c: runs the rows of misuse.h, and has what several of them call. */
 #include "test/zero/misuse.h"
+#include "test/cmocka.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 /* ---- what the models of several tables do ---- */
+
+int begin(struct program *p, int unit, enum zero_phase phase)
+{
+    return zero_begin(p->z, unit, phase);
+}
+
+int end(struct program *p, int unit, enum zero_phase phase)
+{
+    return zero_end(p->z, unit, phase);
+}
+
+int step(struct program *p)
+{
+    return zero_step(p->z, 1e-2f, NULL);
+}
+
+int forward(struct program *p)
+{
+    return toy_forward(&p->model, p->z, true);
+}
+
+int backward_with(struct program *p, void (*write)(struct program *p, int unit))
+{
+    int err = 0;
+    for (int u = TOY_UNITS; !err && u-- > 0;) {
+        err = begin(p, u, ZERO_BACKWARD);
+        if (!err && write)
+            write(p, u);
+        if (!err)
+            err = end(p, u, ZERO_BACKWARD);
+    }
+    return err;
+}
+
+void add_gradient(struct program *p, int unit)
+{
+    toy_add_gradient(&p->model, unit, 0, p->rank->rank);
+}
 
 int micro_batch(struct program *p, int step, int k)
 {
-    int err = toy_forward(&p->model, p->z, true);
-    return err ? err : toy_backward(&p->model, p->z, true, step, p->rank->rank + k * p->rank->world);
+    return FIRST_ERROR(forward(p),
+                       toy_backward(&p->model, p->z, true, step, p->rank->rank + k * p->rank->world));
 }
 
-/* between: what the model does at the start of a micro-batch; NULL: nothing. */
+int micro_batches(struct program *p, int n)
+{
+    int err = 0;
+    for (int k = 0; !err && k < n; k++)
+        err = micro_batch(p, 0, k);
+    return err;
+}
+
+int train_with_two_brackets(struct program *p)
+{
+    int err = 0;
+    for (int k = 0; !err && k < STEPS; k++)
+        err =
+            FIRST_ERROR(micro_batch(p, k, 0), begin(p, 1, ZERO_BACKWARD), end(p, 1, ZERO_BACKWARD), step(p));
+    return err;
+}
+
 int train_with(struct program *p, void (*between)(struct program *p))
 {
     int err = 0;
-    for (int step = 0; !err && step < STEPS; step++) {
+    for (int i = 0; !err && i < STEPS; i++) {
         for (int k = 0; !err && k < p->cfg.grad_accum_steps; k++) {
             if (between)
                 between(p);
-            err = micro_batch(p, step, k);
+            err = micro_batch(p, i, k);
         }
-        if (!err)
-            err = zero_step(p->z, 1e-2f, NULL);
+        err = FIRST_ERROR(err, step(p));
     }
     return err;
 }
@@ -44,19 +93,15 @@ int train(struct program *p)
 int train_unbracketed(struct program *p, void (*between)(struct program *p))
 {
     int err = 0;
-    for (int step = 0; !err && step < STEPS; step++) {
+    for (int i = 0; !err && i < STEPS; i++) {
         for (int k = 0; !err && k < p->cfg.grad_accum_steps; k++) {
-            if (k)
-                err = zero_micro(p->z);
+            err = k ? zero_micro(p->z) : 0;
             if (between)
                 between(p);
-            if (!err)
-                err = toy_forward(&p->model, p->z, false);
-            if (!err)
-                err = toy_backward(&p->model, p->z, false, step, p->rank->rank + k * p->rank->world);
+            err = FIRST_ERROR(err, toy_forward(&p->model, p->z, false),
+                              toy_backward(&p->model, p->z, false, i, p->rank->rank + k * p->rank->world));
         }
-        if (!err)
-            err = zero_step(p->z, 1e-2f, NULL);
+        err = FIRST_ERROR(err, step(p));
     }
     return err;
 }
@@ -66,20 +111,8 @@ int64_t bytes_of(int tensor)
     return toy_elems(tensor) * 4; /* or half of it, for bf16: room enough */
 }
 
-int no_brackets_at_all(struct program *p)
-{
-    return zero_step(p->z, 1e-2f, NULL);
-}
-
-void accumulate_four(struct program *p)
-{
-    p->cfg.grad_accum_steps = 4;
-}
-
 int refuses(void *arg, const struct zero_update *u)
 {
-    (void)arg;
-    (void)u;
     return 3;
 }
 
@@ -92,10 +125,7 @@ void update_that_refuses(struct program *p)
 int trains_and_settles(struct program *p)
 {
     struct zero_step_info info;
-    int err = micro_batch(p, 0, 0);
-    if (!err)
-        err = zero_step(p->z, 1e-2f, &info);
-    return err ? err : train(p);
+    return FIRST_ERROR(micro_batch(p, 0, 0), zero_step(p->z, 1e-2f, &info), train(p));
 }
 
 int norm(struct program *p)
@@ -110,6 +140,18 @@ int fails(struct program *p)
 }
 
 /* ---- running rows ---- */
+
+enum { MOST_ROWS = 128 };
+
+static const struct misuse *rows[MOST_ROWS];
+static int n_rows;
+
+void misuse_add(const struct misuse *row)
+{
+    if (n_rows == MOST_ROWS)
+        abort();
+    rows[n_rows++] = row;
+}
 
 static void keep_line(void *arg, const char *line)
 {
@@ -142,12 +184,9 @@ static void run_rank(struct toy_rank *r)
     p->cfg = toy_config(r, t->stage);
     p->cfg.debug.log = keep_line;
     p->cfg.debug.log_arg = p;
-    if (t->row->configure)
-        t->row->configure(p);
-    int err = zero_wrap(&p->z, p->table, p->n_tensors, &p->cfg);
-    if (!err)
-        err = t->row->run ? t->row->run(p) : train(p);
-    if (!err && t->row->outcome == RIGHT)
+    t->row->configure(p);
+    int err = FIRST_ERROR(zero_wrap(&p->z, p->table, p->n_tensors, &p->cfg), t->row->run(p));
+    if (!err && t->row->outcome == TRAINS)
         err = toy_hash(p->z, 2, &r->hash);
     toy_note(r, err);
     int unwrap_err = zero_unwrap(&p->z);
@@ -158,11 +197,12 @@ static void run_rank(struct toy_rank *r)
     toy_free(&p->model);
 }
 
-/* The weights of the same configuration, used as it should be. */
+/* Trains the same configuration as it should be, and returns the hash of its weights. */
 static uint64_t right_hash(const struct misuse *row, int stage, int world)
 {
     struct program programs[MOST_WORLD];
-    const struct misuse plain = {.name = row->name, .configure = row->configure, .outcome = RIGHT};
+    const struct misuse plain = {
+        .name = row->name, .configure = row->configure, .run = train, .outcome = TRAINS};
     struct trial t = {&plain, stage, programs};
     struct toy_rank r[MOST_WORLD];
     toy_ranks(world, run_rank, &t, r);
@@ -180,13 +220,13 @@ static const char *missing(const struct misuse *row, const char *text)
     return NULL;
 }
 
-/* Whether the row came out as it should; else why is printed. */
+/* Runs the row once. If something else happens than the row says, prints what and returns false. */
 static bool try_row(const struct misuse *row, int stage, int world)
 {
     struct program programs[MOST_WORLD];
     struct trial t = {row, stage, programs};
     struct toy_rank r[MOST_WORLD];
-    uint64_t want = row->outcome == RIGHT ? right_hash(row, stage, world) : 0;
+    uint64_t want = row->outcome == TRAINS ? right_hash(row, stage, world) : 0;
     if (row->variable)
         setenv(row->variable, row->value, 1);
     toy_ranks(world, run_rank, &t, r);
@@ -211,16 +251,22 @@ static bool try_row(const struct misuse *row, int stage, int world)
     return good;
 }
 
-void misuse_try(const struct misuse *rows, int n_rows)
+static void test_misuse(void **state)
 {
     int n_tried = 0, n_bad = 0;
     for (int i = 0; i < n_rows; i++)
         for (int stage = 0; stage < TOY_STAGES; stage++)
             for (int world = 1; world <= MOST_WORLD; world++)
-                if (rows[i].stages >> stage & 1 && rows[i].worlds >> (world - 1) & 1) {
+                if (rows[i]->stages >> stage & 1 && rows[i]->worlds >> (world - 1) & 1) {
                     n_tried++;
-                    n_bad += !try_row(&rows[i], stage, world);
+                    n_bad += !try_row(rows[i], stage, world);
                 }
     print_message("%d ways of misuse, %d trials, %d silent or wrong\n", n_rows, n_tried, n_bad);
     assert_int_equal(n_bad, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_misuse)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }

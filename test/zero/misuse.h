@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* misuse.h: a way to use the library wrongly, as a row of a table, and what has to come out: the right
- * weights all the same, an error that names what was done, or a line. Nothing else counts as handled: a row
- * whose outcome is silent fails.
+/* misuse.h: ways to use the library wrongly, as rows of a table. Each row says what must happen: the right
+ * weights in spite of it, an error that names the mistake, or a line in the log. Anything else fails the
+ * test.
  *
- * Ranks are threads, each with a toy model. Every row runs at the stages and worlds that it names; hybrids
- * are stages behind the others, for worlds of 4 ranks in groups of 2. */
+ * Ranks are threads, and each has a toy model. A row runs at the stages and world sizes that it names.
+ * Hybrids count as stages after stage 3; they run with 4 ranks in groups of 2. misuse.c has main(). */
 #ifndef ZR_TEST_ZERO_MISUSE_H
 #define ZR_TEST_ZERO_MISUSE_H
 
+#include "test/first_error.h"
 #include "test/zero/toy_net.h"
 
+#include <math.h>
 #include <pthread.h>
+#include <string.h>
 
 enum { STEPS = 3, MOST_LINES = 8192, MOST_WORLD = TOY_HYBRID_WORLD };
 
@@ -19,23 +22,23 @@ struct program {
     struct toy_rank *rank;
     struct toy model;
     struct zero_config cfg;
-    /* of cfg.optim_groups */
+    /* for cfg.optim_groups */
     struct zero_optim group;
     zero_ctx *z;
     int32_t n_tensors;
-    /* the model's table, unless a row of misuses gives a wider one */
+    /* the model's table, or `wider` */
     struct zero_tensor *table;
-    /* the model's table, and a counter that is a buffer */
+    /* the model's table with one more tensor: a counter that is a buffer */
     struct zero_tensor wider[TOY_TENSORS + 1];
     int64_t counter;
     void *counter_at;
-    /* this is the last rank, which differs where ranks have to differ */
+    /* this is the last rank, which differs in rows about ranks that differ */
     bool odd;
-    /* with groups of 2: this is a rank of the last group */
+    /* this rank is in the last group of 2 */
     bool odd_group;
     pthread_mutex_t lock;
     char lines[MOST_LINES];
-    /* memory of the model's own, for pointers that go wrong */
+    /* memory for pointers that go wrong */
     void *spare[TOY_TENSORS];
 };
 
@@ -43,67 +46,96 @@ enum { S0 = 1, S1 = 2, S2 = 4, S3 = 8, IN_PLACE = S0 | S1, SHARDED = S2 | S3, AL
 
 enum { HSDP = 1 << TOY_HSDP, HFSDP = 1 << TOY_HFSDP, HYBRIDS = HSDP | HFSDP };
 
-enum { W1 = 1, W2 = 2, BOTH = 3, W4 = 8 };
+enum { W1 = 1, W2 = 2, BOTH = 3, W3 = 4, W4 = 8 };
 
-enum outcome { RIGHT = 1, ERROR, LINE };
+/* TRAINS: the weights are those of the same configuration used as it should be. */
+enum outcome { TRAINS = 1, ERROR, LINE };
 
 struct misuse {
     const char *name;
     int stages, worlds;
-    /* called before zero_wrap; NULL: nothing is */
+    /* called before zero_wrap */
     void (*configure)(struct program *p);
-    /* called after it, returns the first error; NULL: the model trains as it should */
+    /* called after it; returns the first error */
     int (*run)(struct program *p);
     enum outcome outcome;
-    /* of outcome ERROR */
+    /* if the outcome is ERROR */
     int code;
-    /* parts of the error's or the line's text */
+    /* parts of the text of the error or line */
     const char *says[3];
     /* set in the environment; NULL: none is */
     const char *variable, *value;
-    /* the line is of what all ranks have alike, and logged once */
+    /* only rank 0 logs the line, because it is the same on all ranks */
     bool only_rank_0;
 };
 
-/* A row that ends in an error, and one that trains as it should. */
-#define WRONG(name, stages, worlds, configure, run, code, ...)                                               \
-    {                                                                                                        \
-        name, stages, worlds, configure, run, ERROR, ZERO_ERR_##code,                                        \
-        {                                                                                                    \
-            __VA_ARGS__                                                                                      \
-        }                                                                                                    \
-    }
-#define GOOD(name, stages, worlds, configure, run)                                                           \
-    {                                                                                                        \
-        name, stages, worlds, configure, run, RIGHT                                                          \
-    }
-
-/* A call that goes wrong after others that go well. */
-#define AFTER(name, before, then)                                                                            \
-    static int name(struct program *p)                                                                       \
+/* One row: MISUSE(name, stages, worlds, configure, run, outcome). configure is a statement that runs before
+ * zero_wrap. run is an expression that is evaluated after it and gives the first error. Both may use p. The
+ * row adds itself to the table before main(). */
+#define MISUSE(...)                  MISUSE_NUMBERED(__COUNTER__, __VA_ARGS__)
+#define MISUSE_NUMBERED(number, ...) MISUSE_ROW(number, __VA_ARGS__)
+#define MISUSE_ROW(number, name, stages, worlds, configure, run, ...)                                        \
+    static void configure_##number(struct program *p)                                                        \
     {                                                                                                        \
         (void)p;                                                                                             \
-        int err = (before);                                                                                  \
-        return err ? err : (then);                                                                           \
+        configure;                                                                                           \
+    }                                                                                                        \
+    static int run_##number(struct program *p)                                                               \
+    {                                                                                                        \
+        (void)p;                                                                                             \
+        return run;                                                                                          \
+    }                                                                                                        \
+    __attribute__((constructor)) static void add_##number(void)                                              \
+    {                                                                                                        \
+        static const struct misuse row = {name,         stages,     worlds, configure_##number,              \
+                                          run_##number, __VA_ARGS__};                                        \
+        misuse_add(&row);                                                                                    \
     }
 
-/* Tries every row; fails the test when one came out otherwise, and prints which. */
-void misuse_try(const struct misuse *rows, int n_rows);
+#define NOTHING (void)0
+
+/* Outcomes beside TRAINS. */
+#define FAILS(code, ...)                                                                                     \
+    ERROR, ZERO_ERR_##code,                                                                                  \
+    {                                                                                                        \
+        __VA_ARGS__                                                                                          \
+    }
+#define LOGS(...)                                                                                            \
+    LINE, 0,                                                                                                 \
+    {                                                                                                        \
+        __VA_ARGS__                                                                                          \
+    }
+
+/* The row must stay valid. */
+void misuse_add(const struct misuse *row);
 
 /* ---- what the models of several tables do ---- */
 
+int begin(struct program *p, int unit, enum zero_phase phase);
+int end(struct program *p, int unit, enum zero_phase phase);
+int step(struct program *p);
+int forward(struct program *p);
+/* Opens and closes the bracket of each unit; write(), unless NULL, is called inside each. */
+int backward_with(struct program *p, void (*write)(struct program *p, int unit));
+/* Adds the unit's gradient of the first micro-batch. */
+void add_gradient(struct program *p, int unit);
 int micro_batch(struct program *p, int step, int k);
-/* between: what the model does at the start of a micro-batch; NULL: nothing. */
+/* The first n micro-batches of step 0. */
+int micro_batches(struct program *p, int n);
+/* Each step has a second backward bracket of unit 1, which adds nothing. */
+int train_with_two_brackets(struct program *p);
+/* between() is called at the start of each micro-batch; NULL: nothing is. */
 int train_with(struct program *p, void (*between)(struct program *p));
 int train(struct program *p);
 int train_unbracketed(struct program *p, void (*between)(struct program *p));
 int64_t bytes_of(int tensor);
-int no_brackets_at_all(struct program *p);
-void accumulate_four(struct program *p);
+/* An optimizer of the model's own that refuses each update. */
 int refuses(void *arg, const struct zero_update *u);
 void update_that_refuses(struct program *p);
+/* Trains, and takes the first step's info, which waits for that step's end. */
 int trains_and_settles(struct program *p);
 int norm(struct program *p);
+/* Returns 0 if training failed. */
 int fails(struct program *p);
 
 #endif

@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pp_model.c: see pp_model.h. */
+/* pp_model.c: the model of pp_model.h: its stages, gradients, hashes and maps of weights. */
 #include "test/zero/pp_model.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 struct shape pp_shapes[TENSORS] = {
     {"wte", {13, 6}, ZERO_BF16, 0, 1, FIRST_AND_LAST, 0, 2, true, false},
@@ -91,11 +87,6 @@ void pp_free(struct model *m)
         free(m);
         m = next;
     }
-}
-
-static int layers_before(int pp, int stage)
-{
-    return n_layers / pp * stage + (stage < n_layers % pp ? stage : n_layers % pp);
 }
 
 /* Units of a stage: the embedding, wpe, layers, norm, and on the last of several the embedding again. */
@@ -193,8 +184,8 @@ static struct model *make_stage(const struct mesh *on, int stage, const struct p
     m->dp = at->dp;
     m->part = at->tp;
     m->first_unit = first_unit;
-    m->first = layers_before(m->pp, stage);
-    m->n_layers = layers_before(m->pp, stage + 1) - m->first;
+    m->first = pipeline_layers_before(n_layers, m->pp, stage);
+    m->n_layers = pipeline_layers_before(n_layers, m->pp, stage + 1) - m->first;
     for (int t = 0; t < TENSORS; t++)
         if (has_tensor(m, t))
             add_tensor(m, on->pp, t);
@@ -211,12 +202,7 @@ int pp_wrap(struct toy_rank *r, struct model **out, struct place *at, zero_ctx *
     lion.optimizer = ZERO_LION;
     cfg.optim_groups = &lion;
     cfg.n_optim_groups = 1;
-    struct zero_place p;
-    cfg.mesh.pp = on->pp;
-    cfg.mesh.dp_replicate = on->stage > 3 ? on->dp / 2 : 1;
-    cfg.mesh.tp = on->tp;
-    OR_RETURN(zero_find_place(&cfg, &p));
-    *at = (struct place){.pp = p.pp, .dp = p.data, .n_dp = p.n_data, .tp = p.tp};
+    OR_RETURN(pipeline_place(&cfg, on->stage, on->pp, on->dp, on->tp, at));
     cfg.debug.log = toy_forget_line;
     cfg.clip = 0;
     cfg.checkpoint.save_async = s->async;
@@ -242,6 +228,41 @@ int pp_wrap(struct toy_rank *r, struct model **out, struct place *at, zero_ctx *
     if (s->spoil)
         s->spoil(table, n, at->pp);
     return zero_wrap(z, table, n, &cfg);
+}
+
+struct job {
+    const struct setup *s;
+    pp_fn *fn;
+};
+
+static void run_rank(struct toy_rank *r)
+{
+    const struct job *j = r->arg;
+    struct model *m = NULL;
+    struct place at = {0};
+    zero_ctx *z = NULL;
+    r->arg = (void *)(uintptr_t)j->s;
+    int err = pp_wrap(r, &m, &at, &z);
+    if (j->fn)
+        toy_note(r, FIRST_ERROR(err, j->fn(r, m, z, &at)));
+    else
+        toy_expect(r, err, j->s->code, j->s->says);
+    zero_unwrap(&z);
+    pp_free(m);
+}
+
+void pp_run_ranks(const struct setup *s, pp_fn *fn, struct toy_rank r[MOST_WORLD])
+{
+    struct job j = {s, fn};
+    toy_ranks(pp_world(s->mesh), run_rank, &j, r);
+}
+
+void pp_run(const struct setup *s, pp_fn *fn, const char *what)
+{
+    struct toy_rank r[MOST_WORLD];
+    char text[TEXT];
+    pp_run_ranks(s, fn, r);
+    toy_assert_well(r, pp_world(s->mesh), pp_text(s->mesh, what, text));
 }
 
 /* ---- training ---- */
@@ -364,8 +385,7 @@ const char *pp_text(const struct mesh *m, const char *what, char text[TEXT])
     return text;
 }
 
-/* Of the whole model, in which ranks that have the same have the same bits. want: 0 where it is not known. */
-void pp_check_bits(const struct mesh *m, int when, uint64_t *want, const char *what)
+static void check_bits(const struct mesh *m, int when, uint64_t *want, const char *what)
 {
     int n_stage = m->dp * m->tp;
     uint64_t all = 0;
@@ -381,6 +401,13 @@ void pp_check_bits(const struct mesh *m, int when, uint64_t *want, const char *w
     *want = *want ? *want : all;
     if (*want != all)
         fail_msg("%s: other bits %s", what, when ? "a step later" : "at once");
+}
+
+void pp_check_bits(const struct mesh *m, uint64_t want[2], const char *what)
+{
+    char text[TEXT];
+    for (int when = 0; when < 2; when++)
+        check_bits(m, when, &want[when], pp_text(m, what, text));
 }
 
 /* ---- maps of weights ---- */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pp_model.h: a model in pipeline stages on any mesh, with several stages on a rank too, for tests of what
- * goes to files and comes back: checkpoints, files of weights, first values. It has stacked tensors that are
- * divided over the stages, one tied, buffers, and tensors of one stage; ranks are threads. Gradients are of
- * the whole model's elements, so all meshes come to the same bits. */
+/* pp_model.h: a model in pipeline stages on any mesh, also with several stages on a rank, for tests of
+ * checkpoints, files of weights and first values. It has stacked tensors that are divided over the stages, a
+ * tied tensor, buffers, and tensors of one stage. Ranks are threads. Gradients depend only on the element of
+ * the whole model, so all meshes end in the same bits. */
 #ifndef ZR_TEST_PP_MODEL_H
 #define ZR_TEST_PP_MODEL_H
 
-#include "test/zero/toy_net.h"
+#include "test/zero/pipeline_ranks.h"
 
 enum {
     MOST_WORLD = 16,
@@ -85,10 +85,6 @@ struct model {
     struct model *next;
 };
 
-struct place {
-    int32_t pp, dp, n_dp, tp;
-};
-
 /* A sum over the whole model's elements that this rank's stage and part own, and apart from it what the tied
  * tensor's weights come to on both of its stages. */
 struct bits {
@@ -108,6 +104,14 @@ int64_t pp_whole_of(const struct model *m, int k, int64_t i);
  * error. */
 int pp_wrap(struct toy_rank *r, struct model **out, struct place *at, zero_ctx **z);
 void pp_free(struct model *m);
+/* The type of a rank's work between zero_wrap and zero_unwrap, which returns the first error. r->arg is the
+ * setup. */
+typedef int pp_fn(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at);
+/* Wraps on all ranks of s->mesh, and calls fn on each. Fails the test unless all goes well, or, without fn,
+ * unless zero_wrap fails as s says. what: said of the mesh. */
+void pp_run(const struct setup *s, pp_fn *fn, const char *what);
+/* The same, but the outcome is left in r. */
+void pp_run_ranks(const struct setup *s, pp_fn *fn, struct toy_rank r[MOST_WORLD]);
 int pp_step(struct model *first, zero_ctx *z, int step, const struct place *at);
 int pp_look(const struct model *m, zero_ctx *z, struct bits *out);
 
@@ -123,7 +127,8 @@ void pp_make_map(const struct model *first, struct map *out, bool head);
 
 int pp_world(const struct mesh *m);
 const char *pp_text(const struct mesh *m, const char *what, char text[TEXT]);
-/* Of the whole model, in which ranks that have the same have the same bits. want: 0 where it is not known. */
-void pp_check_bits(const struct mesh *m, int when, uint64_t *want, const char *what);
+/* Fails the test unless pp_found has the hashes want[] of the whole model, before and a step later, and ranks
+ * that have the same have the same bits. A hash that is not known yet is 0, and is set. */
+void pp_check_bits(const struct mesh *m, uint64_t want[2], const char *what);
 
 #endif

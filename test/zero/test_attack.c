@@ -3,20 +3,18 @@
  * by those who say anything, by replayed and reflected handshakes, from rank 0's own place, and by a rank
  * that lies. No member is taken, nothing is told, no byte is read that was not sent (run it under ASan),
  * memory stays small, and the job ends as it does in peace. ZERO_TEST_SEED repeats a run. */
+#include "test/cmocka.h"
 #include "test/comm/meet/meeting.h"
 #include "test/held_port.h"
 #include "test/kernels/random.h"
 #include "test/zero/toy_net.h"
 
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum {
     MOST_UNIDENTIFIED = 128 /* that rank 0 keeps */,
@@ -58,11 +56,8 @@ static void train(struct rank *me)
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     long grown = memory_kib("VmHWM:") - before;
     for (int step = 0; !err && step < 3; step++) {
-        err = toy_forward(&m, z, true);
-        if (!err)
-            err = toy_backward(&m, z, true, step, me->w.rank);
-        if (!err)
-            err = zero_step(z, 1e-2f, NULL);
+        err = FIRST_ERROR(toy_forward(&m, z, true), toy_backward(&m, z, true, step, me->w.rank),
+                          zero_step(z, 1e-2f, NULL));
     }
     if (!err)
         err = toy_hash(z, 2, &hash);
@@ -231,7 +226,6 @@ static char peaceful[32]; /* how the job ends when nobody attacks */
 
 static void test_unidentified_connections(void **state)
 {
-    (void)state;
     expect_peace(run_ranks(true, WORLD + 1, under_attack, NULL, world_of_three), peaceful);
 }
 
@@ -302,7 +296,6 @@ static void deceived(struct rank *me)
 
 static void test_impostor(void **state)
 {
-    (void)state;
     expect_peace(run_ranks(true, WORLD + 1, deceived, NULL, world_of_three), peaceful);
 }
 
@@ -349,7 +342,6 @@ static void liar(struct rank *me)
 
 static void test_liar(void **state)
 {
-    (void)state;
     for (uint64_t i = 0; i < 60; i++) {
         struct rank *r = run_ranks(true, 2, liar, &i, NULL);
         if (!r[0].code || !(strstr(r[0].note, "rank 1") || strstr(r[0].note, "xxxx")))
@@ -384,7 +376,6 @@ static void endless(struct rank *me)
 
 static void test_endless_text(void **state)
 {
-    (void)state;
     size_t n = 1;
     struct rank *r = run_ranks(true, 2, endless, &n, NULL);
     const char *at = strstr(r[0].note, "rank 0 gives ");

@@ -1,23 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_bad_input.c: whatever a program gives that is wrong is a negative code of the right kind and a message
- * that names the field, its value and what is allowed; nothing is left behind, nothing was changed, and what
- * was right before still is. */
+/* test_bad_input.c: wrong arguments and calls. Each returns the right error, with a message that names the
+ * field, its value and what is allowed. Nothing is left behind or changed, and a run goes on as before. */
+#include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
 #include <float.h>
 #include <limits.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
-/* ---- zero_wrap's arguments ---- */
+/* ---- the arguments of zero_wrap and zero_plan ---- */
 
 /* What zero_wrap is called with. */
 struct call {
@@ -27,80 +23,45 @@ struct call {
     int32_t n;
 };
 
-static void stage_4(struct call *c)
-{
-    c->cfg.stage = 4;
-}
-static void stage_below_0(struct call *c)
-{
-    c->cfg.stage = -1;
-}
-static void no_name(struct call *c)
-{
-    c->m.table[2].name = NULL;
-}
-static void empty_name(struct call *c)
-{
-    c->m.table[2].name = "";
-}
-static void no_param(struct call *c)
-{
-    c->m.table[0].param = NULL;
-}
-static void no_parameters(struct call *c)
-{
-    c->m.param[1] = NULL;
-}
-static void same_name(struct call *c)
-{
-    c->m.table[2].name = "embedding";
-}
-static void same_param(struct call *c)
-{
-    c->m.table[3].param = c->m.table[0].param;
-}
-static void same_grad(struct call *c)
-{
-    c->m.table[4].grad = c->m.table[1].grad;
-}
-static void grad_is_param(struct call *c)
-{
-    c->m.table[4].grad = c->m.table[4].param;
-}
-static void same_memory(struct call *c)
-{
-    c->m.param[3] = c->m.param[0];
-}
-static void overlapping_memory(struct call *c)
-{
-    c->m.param[3] = (float *)c->m.param[0] + 164;
-}
-static void empty_shape(struct call *c)
-{
-    memset(c->m.table[1].shape, 0, sizeof c->m.table[1].shape);
-}
-static void negative_shape(struct call *c)
-{
-    c->m.table[0].shape[1] = -1;
-}
-static void shape_overflows(struct call *c)
-{
-    c->m.table[0].shape[0] = INT64_MAX;
-    c->m.table[0].shape[1] = 2;
-}
+/* Who refuses a row: zero_wrap; zero_plan, too; zero_wrap on each of two ranks; all of them. zero_plan needs
+ * no pointers and no ranks, and knows f16. */
+enum { WRAP = 1, PLAN = 3, RANKS = 4, ALL = 7 };
+
+struct bad_call {
+    const char *what;
+    int who;
+    void (*spoil)(struct call *c);
+    int code;
+    const char *said[4];
+};
+
+static const struct bad_call *bad_calls[64];
+static int n_bad_calls;
+
+/* One row: its name, who refuses it, the statement that spoils the call *c, the error, and parts of its text.
+ * The row adds itself to bad_calls[] before main(). */
+#define REFUSES(...)                  REFUSES_NUMBERED(__COUNTER__, __VA_ARGS__)
+#define REFUSES_NUMBERED(number, ...) REFUSES_ROW(number, __VA_ARGS__)
+#define REFUSES_ROW(number, what, who, statement, code, ...)                                                 \
+    static void spoil_##number(struct call *c)                                                               \
+    {                                                                                                        \
+        (void)c;                                                                                             \
+        statement;                                                                                           \
+    }                                                                                                        \
+    __attribute__((constructor)) static void add_##number(void)                                              \
+    {                                                                                                        \
+        static const struct bad_call row = {what, who, spoil_##number, ZERO_ERR_##code, {__VA_ARGS__}};      \
+        bad_calls[n_bad_calls++] = &row;                                                                     \
+    }
+
 static void shape_overflows_later(struct call *c)
 {
     for (int d = 0; d < 8; d++)
         c->m.table[0].shape[d] = d == 0 ? INT64_C(1) << 40 : 1 << 12;
 }
-static void bytes_overflow(struct call *c)
-{
-    c->m.table[0].shape[0] = INT64_MAX / 2;
-    c->m.table[0].shape[1] = 1;
-}
+/* Each tensor is allowed; what they need together does not fit an int64_t. */
 static void sum_overflows(struct call *c)
 {
-    /* Each for itself is allowed; what they need together does not fit an int64_t. */
     static struct zero_tensor many[200];
     static void *param[200], *grad[200];
     static char name[200][8];
@@ -116,22 +77,7 @@ static void sum_overflows(struct call *c)
     c->tensors = many;
     c->n = 200;
 }
-static void unit_gap(struct call *c)
-{
-    c->m.table[4].unit = 7;
-}
-static void negative_unit(struct call *c)
-{
-    c->m.table[2].unit = -1;
-}
-static void huge_unit(struct call *c)
-{
-    c->m.table[4].unit = INT32_MAX;
-}
-static void too_many_layers(struct call *c)
-{
-    c->m.table[1].shape[0] = (1 << 20) + 1;
-}
+
 static void too_many_layers_together(struct call *c)
 {
     static struct zero_tensor many[20];
@@ -150,19 +96,7 @@ static void too_many_layers_together(struct call *c)
     c->tensors = many;
     c->n = 20;
 }
-static void negative_uses(struct call *c)
-{
-    c->m.table[0].uses = -1;
-}
-static void too_many_uses(struct call *c)
-{
-    c->m.table[0].uses = 1001;
-}
-static void uses_that_differ(struct call *c)
-{
-    c->m.table[1].uses = 2;
-    c->m.table[2].uses = 3;
-}
+
 static void uses_beside_an_order(struct call *c)
 {
     static const struct zero_call order[] = {{1, ZERO_BACKWARD, 0}, {1, ZERO_BACKWARD, 1}};
@@ -170,239 +104,118 @@ static void uses_beside_an_order(struct call *c)
     c->cfg.memory.order = order;
     c->cfg.memory.n_order = 2;
 }
-static void unknown_flags(struct call *c)
-{
-    c->m.table[0].flags = 1u << 20 | ZERO_NO_DECAY;
-}
-static void f16(struct call *c)
-{
-    c->m.table[2].dtype = ZERO_F16;
-}
-static void no_dtype(struct call *c)
-{
-    c->m.table[2].dtype = (enum zero_dtype)0;
-}
-static void zeroed_config(struct call *c)
-{
-    memset(&c->cfg, 0, sizeof c->cfg);
-}
-static void garbage_config(struct call *c)
-{
-    memset(&c->cfg, 0xa5, sizeof c->cfg);
-}
-static void newer_config(struct call *c)
-{
-    c->cfg.size = sizeof c->cfg + 8;
-}
-static void no_tensors(struct call *c)
-{
-    c->n = 0;
-}
-static void negative_tensors(struct call *c)
-{
-    c->n = -3;
-}
-static void null_tensors(struct call *c)
-{
-    c->tensors = NULL;
-}
-static void rank_3_of_3(struct call *c)
-{
-    c->cfg.launch.world = 3;
-    c->cfg.launch.rank = 3;
-    c->cfg.launch.rendezvous = "tcp://127.0.0.1:1";
-}
-static void rank_alone(struct call *c)
-{
-    c->cfg.launch.world = 0;
-    c->cfg.launch.rank = 1;
-}
-static void bad_rendezvous(struct call *c)
-{
-    c->cfg.launch.world = 2;
-    c->cfg.launch.rendezvous = "udp://nowhere";
-}
-static void no_rendezvous(struct call *c)
-{
-    c->cfg.launch.world = 2;
-    c->cfg.launch.rank = 1;
-}
-static void no_interface(struct call *c)
-{
-    c->cfg.launch.world = 2;
-    c->cfg.launch.rendezvous = "tcp://127.0.0.1:1";
-    c->cfg.launch.interface = "eth99";
-    c->cfg.launch.timeout_ms = c->cfg.launch.start_timeout_ms =
-        200; /* for the other rank, which is to hear of it */
-}
-static void world_size_abc(struct call *c)
-{
-    c->cfg.launch.world = 0;
-    setenv("RANK", "0", 1);
-    setenv("WORLD_SIZE", "abc", 1);
-}
-static void world_size_alone(struct call *c)
-{
-    c->cfg.launch.world = 0;
-    setenv("WORLD_SIZE", "2", 1);
-}
-static void rank_variable_outside(struct call *c)
-{
-    c->cfg.launch.world = 0;
-    setenv("RANK", "2", 1);
-    setenv("WORLD_SIZE", "2", 1);
-}
-static void bad_variable(struct call *c)
-{
-    (void)c;
-    setenv("ZERO_STAGE", "7", 1);
-}
+
 static int any_update(void *arg, const struct zero_update *u)
 {
-    (void)arg;
-    (void)u;
     return 0;
 }
-static void update_and_optimizer(struct call *c)
-{
-    c->cfg.optim.update = any_update;
-    c->cfg.optim.weight_decay = 0;
-    c->cfg.optim.optimizer = ZERO_SGD;
-}
-static void states_without_update(struct call *c)
-{
-    c->cfg.optim.n_states = 1;
-}
-static void five_states(struct call *c)
-{
-    c->cfg.optim.update = any_update;
-    c->cfg.optim.weight_decay = 0;
-    c->cfg.optim.n_states = 5;
-}
-static void clip_nan(struct call *c)
-{
-    c->cfg.clip = NAN;
-}
-static void negative_timeout(struct call *c)
-{
-    c->cfg.launch.timeout_ms = -1;
-}
+
 static const struct zero_call of_unit_9[] = {{9, ZERO_FORWARD, 0}, {9, ZERO_FORWARD, 1}};
-static void order_of_unit_9(struct call *c)
-{
-    c->cfg.memory.order = of_unit_9;
-    c->cfg.memory.n_order = 2;
-}
 static void order_unbalanced(struct call *c)
 {
     static const struct zero_call order[] = {{1, ZERO_FORWARD, 0}};
     c->cfg.memory.order = order;
     c->cfg.memory.n_order = 1;
 }
-static void order_without_length(struct call *c)
-{
-    c->cfg.memory.order = of_unit_9;
-}
 
-static const struct {
-    const char *what;
-    void (*spoil)(struct call *c);
-    int code;
-    const char *said[4];
-} wrap_cases[] = {
-    {"stage 4", stage_4, ZERO_ERR_ARG, {"stage is 4", "0, 1, 2, 3"}},
-    {"stage -1", stage_below_0, ZERO_ERR_ARG, {"stage is -1", "0, 1, 2, 3"}},
-    {"no name", no_name, ZERO_ERR_ARG, {"tensors[2]", "name is NULL", "unique"}},
-    {"empty name", empty_name, ZERO_ERR_ARG, {"tensors[2]", "empty", "unique"}},
-    {"no param", no_param, ZERO_ERR_ARG, {"tensors[0] (embedding)", "param is NULL", "must be"}},
-    {"*param NULL",
-     no_parameters,
-     ZERO_ERR_ARG,
-     {"tensors[1] (layers)", "*param is NULL", "must be allocated"}},
-    {"same name", same_name, ZERO_ERR_ARG, {"tensors[0]", "tensors[2]", "embedding", "unique"}},
-    {"same param", same_param, ZERO_ERR_ARG, {"embedding", "frozen", "param", "same pointer"}},
-    {"same grad", same_grad, ZERO_ERR_ARG, {"layers", "head", "grad", "same pointer"}},
-    {"grad is param", grad_is_param, ZERO_ERR_ARG, {"head", "grad", "param", "same pointer"}},
-    {"same memory", same_memory, ZERO_ERR_ARG, {"embedding", "frozen", "memory", "tied"}},
-    {"overlapping memory", overlapping_memory, ZERO_ERR_ARG, {"embedding", "frozen", "memory", "tied"}},
-    {"empty shape", empty_shape, ZERO_ERR_ARG, {"tensors[1] (layers)", "shape[0] is 0", "at least one"}},
-    {"negative shape",
-     negative_shape,
-     ZERO_ERR_ARG,
-     {"tensors[0] (embedding)", "shape[1] is -1", "1 and more"}},
-    {"shape overflows",
-     shape_overflows,
-     ZERO_ERR_ARG,
-     {"tensors[0] (embedding)", "overflows", "shape[0]", "elements"}},
-    {"shape overflows later",
-     shape_overflows_later,
-     ZERO_ERR_ARG,
-     {"tensors[0] (embedding)", "overflows", "shape[1]"}},
-    {"bytes overflow", bytes_overflow, ZERO_ERR_ARG, {"tensors[0] (embedding)", "overflows", "shape[0]"}},
-    {"sum overflows", sum_overflows, ZERO_ERR_ARG, {"together", "elements", "allowed"}},
-    {"unit gap", unit_gap, ZERO_ERR_ARG, {"unit 3 has no tensor", "without gaps"}},
-    {"negative unit", negative_unit, ZERO_ERR_ARG, {"tensors[2] (bias)", "unit is -1", "0 and more"}},
-    {"huge unit", huge_unit, ZERO_ERR_ARG, {"unit 3 has no tensor", "without gaps"}},
-    {"too many layers", too_many_layers, ZERO_ERR_ARG, {"tensors[1] (layers)", "1048577", "1..1048576"}},
-    {"too many layers together",
-     too_many_layers_together,
-     ZERO_ERR_ARG,
-     {"20971520 layers", "allowed: 16777216"}},
-    {"negative uses", negative_uses, ZERO_ERR_ARG, {"tensors[0] (embedding)", "uses is -1", "0..1000"}},
-    {"too many uses", too_many_uses, ZERO_ERR_ARG, {"tensors[0] (embedding)", "uses is 1001", "0..1000"}},
-    {"uses that differ",
-     uses_that_differ,
-     ZERO_ERR_ARG,
-     {"tensors[2] (bias)", "uses is 3", "unit 1 has 2", "allowed"}},
-    {"uses beside an order",
-     uses_beside_an_order,
-     ZERO_ERR_ARG,
-     {"tensors[2] (bias)", "uses is 2", "cfg.memory.order has 1", "unit 1"}},
-    {"unknown flags",
-     unknown_flags,
-     ZERO_ERR_ARG,
-     {"tensors[0] (embedding)", "flags", "0x100000", "allowed"}},
-    {"f16", f16, ZERO_ERR_NOTSUP, {"tensors[2] (bias)", "f16", "ZERO_F32, ZERO_BF16"}},
-    {"no dtype", no_dtype, ZERO_ERR_ARG, {"tensors[2] (bias)", "dtype is 0", "ZERO_F32, ZERO_BF16"}},
-    {"zeroed config",
-     zeroed_config,
-     ZERO_ERR_ARG,
-     {"was not initialised", "ZERO_CONFIG_INIT", "zero_config_init"}},
-    {"garbage config",
-     garbage_config,
-     ZERO_ERR_ARG,
-     {"version is 0xa5a5a5a5", "did not initialise cfg", "ZERO_CONFIG_INIT"}},
-    {"newer config", newer_config, ZERO_ERR_ARG, {"size is", "another zero.h"}},
-    {"no tensors", no_tensors, ZERO_ERR_ARG, {"n_tensors is 0", "1 and more"}},
-    {"negative tensors", negative_tensors, ZERO_ERR_ARG, {"n_tensors is -3", "1 and more"}},
-    {"null tensors", null_tensors, ZERO_ERR_ARG, {"tensors is NULL"}},
-    {"rank 3 of 3", rank_3_of_3, ZERO_ERR_ARG, {"rank is 3", "0 to 2"}},
-    {"rank without world", rank_alone, ZERO_ERR_ARG, {"rank is 1", "world is 0", "both"}},
-    {"bad rendezvous", bad_rendezvous, ZERO_ERR_ARG, {"rendezvous is \"udp://nowhere\"", "tcp://host:port"}},
-    {"no rendezvous", no_rendezvous, ZERO_ERR_ARG, {"rank 1 of 2", "ZERO_RENDEZVOUS"}},
-    {"no such interface",
-     no_interface,
-     ZERO_ERR_ARG,
-     {"interface is \"eth99\": this host has ", "lo (127.0.0.1"}},
-    {"WORLD_SIZE=abc", world_size_abc, ZERO_ERR_ARG, {"WORLD_SIZE is \"abc\"", "whole number"}},
-    {"WORLD_SIZE without RANK", world_size_alone, ZERO_ERR_ARG, {"RANK is not set", "WORLD_SIZE is \"2\""}},
-    {"RANK=2 of 2", rank_variable_outside, ZERO_ERR_ARG, {"RANK is \"2\"", "0 to 1"}},
-    {"ZERO_STAGE=7", bad_variable, ZERO_ERR_ARG, {"ZERO_STAGE is \"7\"", "0, 1, 2, 3"}},
-    {"update and optimizer",
-     update_and_optimizer,
-     ZERO_ERR_ARG,
-     {"optimizer is sgd", "update", "one of the two"}},
-    {"states without update",
-     states_without_update,
-     ZERO_ERR_ARG,
-     {"n_states is 1", "update is NULL", "allowed"}},
-    {"five states", five_states, ZERO_ERR_ARG, {"n_states is 5", "allowed: 0, 1, 2, 3, 4"}},
-    {"clip NaN", clip_nan, ZERO_ERR_ARG, {"clip is", "nan", "0 or more"}},
-    {"negative timeout", negative_timeout, ZERO_ERR_ARG, {"timeout_ms is -1", "allowed"}},
-    {"order of unit 9", order_of_unit_9, ZERO_ERR_ARG, {"order[0].unit is 9", "0..3"}},
-    {"order unbalanced", order_unbalanced, ZERO_ERR_ARG, {"order[0]", "never ended", "balanced"}},
-    {"order without length", order_without_length, ZERO_ERR_ARG, {"n_order is 0", "both"}},
-};
+REFUSES("stage 4", ALL, c->cfg.stage = 4, ARG, "stage is 4", "0, 1, 2, 3")
+REFUSES("stage -1", PLAN, c->cfg.stage = -1, ARG, "stage is -1", "0, 1, 2, 3")
+REFUSES("no name", PLAN, c->m.table[2].name = NULL, ARG, "tensors[2]", "name is NULL", "unique")
+REFUSES("empty name", PLAN, c->m.table[2].name = "", ARG, "tensors[2]", "empty", "unique")
+REFUSES("no param", WRAP, c->m.table[0].param = NULL, ARG, "tensors[0] (embedding)", "param is NULL",
+        "must be")
+REFUSES("*param NULL", WRAP, c->m.param[1] = NULL, ARG, "tensors[1] (layers)", "*param is NULL",
+        "must be allocated")
+REFUSES("same name", PLAN, c->m.table[2].name = "embedding", ARG, "tensors[0]", "tensors[2]", "embedding",
+        "unique")
+REFUSES("same param", WRAP, c->m.table[3].param = c->m.table[0].param, ARG, "embedding", "frozen", "param",
+        "same pointer")
+REFUSES("same grad", WRAP, c->m.table[4].grad = c->m.table[1].grad, ARG, "layers", "head", "grad",
+        "same pointer")
+REFUSES("grad is param", WRAP, c->m.table[4].grad = c->m.table[4].param, ARG, "head", "grad", "param",
+        "same pointer")
+REFUSES("same memory", WRAP, c->m.param[3] = c->m.param[0], ARG, "embedding", "frozen", "memory", "tied")
+REFUSES("overlapping memory", WRAP, c->m.param[3] = (float *)c->m.param[0] + 164, ARG, "embedding", "frozen",
+        "memory", "tied")
+REFUSES("empty shape", PLAN, memset(c->m.table[1].shape, 0, sizeof c->m.table[1].shape), ARG,
+        "tensors[1] (layers)", "shape[0] is 0", "at least one")
+REFUSES("negative shape", PLAN, c->m.table[0].shape[1] = -1, ARG, "tensors[0] (embedding)", "shape[1] is -1",
+        "1 and more")
+REFUSES("shape overflows", PLAN, (c->m.table[0].shape[0] = INT64_MAX, c->m.table[0].shape[1] = 2), ARG,
+        "tensors[0] (embedding)", "overflows", "shape[0]", "elements")
+REFUSES("shape overflows later", PLAN, shape_overflows_later(c), ARG, "tensors[0] (embedding)", "overflows",
+        "shape[1]")
+REFUSES("bytes overflow", PLAN, (c->m.table[0].shape[0] = INT64_MAX / 2, c->m.table[0].shape[1] = 1), ARG,
+        "tensors[0] (embedding)", "overflows", "shape[0]")
+REFUSES("sum overflows", PLAN, sum_overflows(c), ARG, "together", "elements", "allowed")
+REFUSES("unit gap", ALL, c->m.table[4].unit = 7, ARG, "unit 3 has no tensor", "without gaps")
+REFUSES("negative unit", PLAN, c->m.table[2].unit = -1, ARG, "tensors[2] (bias)", "unit is -1", "0 and more")
+REFUSES("huge unit", PLAN, c->m.table[4].unit = INT32_MAX, ARG, "unit 3 has no tensor", "without gaps")
+REFUSES("too many layers", PLAN, c->m.table[1].shape[0] = (1 << 20) + 1, ARG, "tensors[1] (layers)",
+        "1048577", "1..1048576")
+REFUSES("too many layers together", PLAN, too_many_layers_together(c), ARG, "20971520 layers",
+        "allowed: 16777216")
+REFUSES("negative uses", PLAN, c->m.table[0].uses = -1, ARG, "tensors[0] (embedding)", "uses is -1",
+        "0..1000")
+REFUSES("too many uses", PLAN, c->m.table[0].uses = 1001, ARG, "tensors[0] (embedding)", "uses is 1001",
+        "0..1000")
+REFUSES("uses that differ", PLAN, (c->m.table[1].uses = 2, c->m.table[2].uses = 3), ARG, "tensors[2] (bias)",
+        "uses is 3", "unit 1 has 2", "allowed")
+REFUSES("uses beside an order", PLAN, uses_beside_an_order(c), ARG, "tensors[2] (bias)", "uses is 2",
+        "cfg.memory.order has 1", "unit 1")
+REFUSES("unknown flags", PLAN, c->m.table[0].flags = 1u << 20 | ZERO_NO_DECAY, ARG, "tensors[0] (embedding)",
+        "flags", "0x100000", "allowed")
+REFUSES("f16", WRAP, c->m.table[2].dtype = ZERO_F16, NOTSUP, "tensors[2] (bias)", "f16",
+        "ZERO_F32, ZERO_BF16")
+REFUSES("no dtype", PLAN, c->m.table[2].dtype = (enum zero_dtype)0, ARG, "tensors[2] (bias)", "dtype is 0",
+        "ZERO_F32, ZERO_BF16")
+REFUSES("zeroed config", PLAN, memset(&c->cfg, 0, sizeof c->cfg), ARG, "was not initialised",
+        "ZERO_CONFIG_INIT", "zero_config_init")
+REFUSES("garbage config", PLAN, memset(&c->cfg, 0xa5, sizeof c->cfg), ARG, "version is 0xa5a5a5a5",
+        "did not initialise cfg", "ZERO_CONFIG_INIT")
+REFUSES("newer config", PLAN, c->cfg.size = sizeof c->cfg + 8, ARG, "size is", "another zero.h")
+REFUSES("no tensors", PLAN, c->n = 0, ARG, "n_tensors is 0", "1 and more")
+REFUSES("negative tensors", PLAN, c->n = -3, ARG, "n_tensors is -3", "1 and more")
+REFUSES("null tensors", PLAN, c->tensors = NULL, ARG, "tensors is NULL")
+REFUSES("rank 3 of 3", PLAN,
+        (c->cfg.launch.world = 3, c->cfg.launch.rank = 3, c->cfg.launch.rendezvous = "tcp://127.0.0.1:1"),
+        ARG, "rank is 3", "0 to 2")
+REFUSES("rank without world", PLAN, (c->cfg.launch.world = 0, c->cfg.launch.rank = 1), ARG, "rank is 1",
+        "world is 0", "both")
+REFUSES("bad rendezvous", WRAP, (c->cfg.launch.world = 2, c->cfg.launch.rendezvous = "udp://nowhere"), ARG,
+        "rendezvous is \"udp://nowhere\"", "tcp://host:port")
+REFUSES("no rendezvous", WRAP, (c->cfg.launch.world = 2, c->cfg.launch.rank = 1), ARG, "rank 1 of 2",
+        "ZERO_RENDEZVOUS")
+REFUSES("no such interface", WRAP,
+        (c->cfg.launch.world = 2, c->cfg.launch.rendezvous = "tcp://127.0.0.1:1",
+         c->cfg.launch.interface = "eth99", c->cfg.launch.timeout_ms = c->cfg.launch.start_timeout_ms = 200),
+        ARG, "interface is \"eth99\": this host has ", "lo (127.0.0.1")
+REFUSES("WORLD_SIZE=abc", WRAP,
+        (c->cfg.launch.world = 0, setenv("RANK", "0", 1), setenv("WORLD_SIZE", "abc", 1)), ARG,
+        "WORLD_SIZE is \"abc\"", "whole number")
+REFUSES("WORLD_SIZE without RANK", WRAP, (c->cfg.launch.world = 0, setenv("WORLD_SIZE", "2", 1)), ARG,
+        "RANK is not set", "WORLD_SIZE is \"2\"")
+REFUSES("RANK=2 of 2", WRAP, (c->cfg.launch.world = 0, setenv("RANK", "2", 1), setenv("WORLD_SIZE", "2", 1)),
+        ARG, "RANK is \"2\"", "0 to 1")
+REFUSES("ZERO_STAGE=7", PLAN, setenv("ZERO_STAGE", "7", 1), ARG, "ZERO_STAGE is \"7\"", "0, 1, 2, 3")
+REFUSES("update and optimizer", PLAN,
+        (c->cfg.optim.update = any_update, c->cfg.optim.weight_decay = 0, c->cfg.optim.optimizer = ZERO_SGD),
+        ARG, "optimizer is sgd", "update", "one of the two")
+REFUSES("states without update", PLAN, c->cfg.optim.n_states = 1, ARG, "n_states is 1", "update is NULL",
+        "allowed")
+REFUSES("five states", PLAN,
+        (c->cfg.optim.update = any_update, c->cfg.optim.weight_decay = 0, c->cfg.optim.n_states = 5), ARG,
+        "n_states is 5", "allowed: 0, 1, 2, 3, 4")
+REFUSES("clip NaN", PLAN, c->cfg.clip = NAN, ARG, "clip is", "nan", "0 or more")
+REFUSES("negative timeout", PLAN, c->cfg.launch.timeout_ms = -1, ARG, "timeout_ms is -1", "allowed")
+REFUSES("order of unit 9", PLAN, (c->cfg.memory.order = of_unit_9, c->cfg.memory.n_order = 2), ARG,
+        "order[0].unit is 9", "0..3")
+REFUSES("order unbalanced", PLAN, order_unbalanced(c), ARG, "order[0]", "never ended", "balanced")
+REFUSES("order without length", PLAN, c->cfg.memory.order = of_unit_9, ARG, "n_order is 0", "both")
+REFUSES("backend self", RANKS, c->cfg.launch.backend = ZERO_BACKEND_SELF, ARG, "backend is self",
+        "world is 2", "auto, shm")
+REFUSES("budget below a unit", RANKS, c->cfg.memory.param_budget_bytes = 100, BUDGET,
+        "param_budget_bytes is 100", "unit 3", "1024")
 
 static void clear_environment(void)
 {
@@ -429,6 +242,17 @@ static void assert_said(const char *what, const char *const *said, size_t n)
             fail_msg("%s: \"%s\" does not say \"%s\"", what, zero_last_error(), said[i]);
 }
 
+/* The call fails with this code, and says these. */
+#define ASSERT_REFUSED(call, want, ...)                                                                      \
+    assert_refused(#call, call, want, (const char *const[]){__VA_ARGS__, NULL})
+
+static void assert_refused(const char *call, int code, int want, const char *const *said)
+{
+    if (code != want)
+        fail_msg("%s: code %d \"%s\", expected %d", call, code, code ? zero_last_error() : "", want);
+    assert_said(call, said, SIZE_MAX);
+}
+
 static void assert_works(struct toy *m)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
@@ -445,32 +269,24 @@ static void assert_works(struct toy *m)
     assert_null(z);
 }
 
-static void assert_nothing_left(struct toy_holdings before)
-{
-    struct toy_holdings now;
-    if (!toy_holds_no_more(before, &now))
-        fail_msg("fds %d -> %d, threads %d -> %d, maps %d -> %d", before.n_fds, now.n_fds, before.n_threads,
-                 now.n_threads, before.n_maps, now.n_maps);
-}
-
 static void wrap_refuses(void **state)
 {
-    (void)state;
     struct toy_holdings before = toy_holdings();
-    for (size_t i = 0; i < sizeof wrap_cases / sizeof *wrap_cases; i++) {
+    for (int i = 0; i < n_bad_calls; i++) {
+        const struct bad_call *b = bad_calls[i];
         struct call c;
+        if (!(b->who & WRAP))
+            continue;
         make_call(&c);
-        wrap_cases[i].spoil(&c);
+        b->spoil(&c);
         void *param[TOY_TENSORS], *grad[TOY_TENSORS];
         memcpy(param, c.m.param, sizeof param);
         memcpy(grad, c.m.grad, sizeof grad);
         zero_ctx *z = (zero_ctx *)&c;
-        int err = zero_wrap(&z, c.tensors, c.n, &c.cfg);
+        assert_refused(b->what, zero_wrap(&z, c.tensors, c.n, &c.cfg), b->code,
+                       (const char *const[]){"zero_wrap", NULL});
         clear_environment();
-        if (err != wrap_cases[i].code)
-            fail_msg("%s: code %d \"%s\"", wrap_cases[i].what, err, err ? zero_last_error() : "");
-        assert_said(wrap_cases[i].what, wrap_cases[i].said, 4);
-        assert_said(wrap_cases[i].what, (const char *const[]){"zero_wrap"}, 1);
+        assert_said(b->what, b->said, 4);
         assert_null(z);
         assert_memory_equal(param, c.m.param, sizeof param);
         assert_memory_equal(grad, c.m.grad, sizeof grad);
@@ -479,116 +295,80 @@ static void wrap_refuses(void **state)
         assert_works(&c.m);
         toy_free(&c.m);
     }
-    assert_nothing_left(before);
+    toy_assert_nothing_left(before);
 }
 
-/* What zero_plan can see it refuses in the same words, but it needs no pointers and knows f16. */
+/* zero_plan refuses what it can see, in the same words. */
 static void plan_refuses(void **state)
 {
-    (void)state;
-    for (size_t i = 0; i < sizeof wrap_cases / sizeof *wrap_cases; i++) {
-        void (*spoil)(struct call *) = wrap_cases[i].spoil;
-        bool by_pointer = spoil == no_param || spoil == no_parameters || spoil == same_param ||
-                          spoil == same_memory || spoil == overlapping_memory || spoil == same_grad ||
-                          spoil == grad_is_param;
-        bool by_place = spoil == bad_rendezvous || spoil == no_rendezvous || spoil == no_interface ||
-                        spoil == world_size_abc || spoil == world_size_alone ||
-                        spoil == rank_variable_outside;
+    for (int i = 0; i < n_bad_calls; i++) {
+        const struct bad_call *b = bad_calls[i];
         struct call c;
+        if (!(b->who & WRAP))
+            continue;
         make_call(&c);
-        spoil(&c);
+        b->spoil(&c);
         struct zero_plan_info info = {.world = -7};
         int err = zero_plan(c.tensors, c.n, &c.cfg, &info);
         clear_environment();
-        if (err != (by_pointer || by_place || spoil == f16 ? 0 : wrap_cases[i].code))
-            fail_msg("%s: code %d \"%s\"", wrap_cases[i].what, err, err ? zero_last_error() : "");
+        if (err != (b->who >= PLAN ? b->code : 0))
+            fail_msg("%s: code %d \"%s\"", b->what, err, err ? zero_last_error() : "");
         if (err) {
-            assert_said(wrap_cases[i].what, wrap_cases[i].said, 4);
-            assert_said(wrap_cases[i].what, (const char *const[]){"zero_plan"}, 1);
+            assert_said(b->what, b->said, 4);
+            assert_said(b->what, (const char *const[]){"zero_plan"}, 1);
             assert_int_equal(info.world, -7);
         }
         toy_free(&c.m);
     }
     struct toy m;
     toy_make(&m);
-    assert_int_equal(zero_plan(m.table, TOY_TENSORS, NULL, NULL), ZERO_ERR_ARG);
-    assert_said("plan without out", (const char *const[]){"out is NULL"}, 1);
+    ASSERT_REFUSED(zero_plan(m.table, TOY_TENSORS, NULL, NULL), ZERO_ERR_ARG, "out is NULL");
     toy_free(&m);
 }
 
 static void null_arguments(void **state)
 {
-    (void)state;
     struct toy m;
     double x = 0;
     struct zero_stats stats;
-    zero_ctx *none = NULL;
+    zero_ctx *z = NULL;
     toy_make(&m);
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    assert_int_equal(zero_wrap(NULL, m.table, TOY_TENSORS, &cfg), ZERO_ERR_ARG);
-    assert_said("zero_wrap", (const char *const[]){"zero_wrap", "out is NULL"}, 2);
+    ASSERT_REFUSED(zero_wrap(NULL, m.table, TOY_TENSORS, &cfg), ZERO_ERR_ARG, "zero_wrap", "out is NULL");
     assert_true(toy_untouched(&m));
-    const struct {
-        const char *name;
-        int code;
-    } calls[] = {
-        {"zero_begin", zero_begin(NULL, 0, ZERO_FORWARD)},
-        {"zero_end", zero_end(NULL, 0, ZERO_FORWARD)},
-        {"zero_micro", zero_micro(NULL)},
-        {"zero_step", zero_step(NULL, 0, NULL)},
-        {"zero_read", zero_read(NULL, 0, 0, 0, 1, &x)},
-        {"zero_write", zero_write(NULL, 0, 0, 0, 1, &x)},
-        {"zero_mean", zero_mean(NULL, &x, 1)},
-        {"zero_get_stats", zero_get_stats(NULL, &stats)},
-        {"zero_trace_write", zero_trace_write(NULL, "/dev/null")},
-    };
-    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
-        if (calls[i].code != ZERO_ERR_ARG)
-            fail_msg("%s without a context: %d", calls[i].name, calls[i].code);
-#define SAYS(call)                                                                                           \
-    zero_strerror(0);                                                                                        \
-    assert_int_equal(call, ZERO_ERR_ARG);                                                                    \
-    assert_said(#call, (const char *const[]){"z is NULL"}, 1)
-    SAYS(zero_begin(NULL, 0, ZERO_FORWARD));
-    SAYS(zero_end(NULL, 0, ZERO_FORWARD));
-    SAYS(zero_micro(NULL));
-    SAYS(zero_step(NULL, 0, NULL));
-    SAYS(zero_read(NULL, 0, 0, 0, 1, &x));
-    SAYS(zero_write(NULL, 0, 0, 0, 1, &x));
-    SAYS(zero_mean(NULL, &x, 1));
-    SAYS(zero_get_stats(NULL, &stats));
-    SAYS(zero_trace_write(NULL, "/dev/null"));
-#undef SAYS
+    ASSERT_REFUSED(zero_begin(NULL, 0, ZERO_FORWARD), ZERO_ERR_ARG, "zero_begin: z is NULL");
+    ASSERT_REFUSED(zero_end(NULL, 0, ZERO_FORWARD), ZERO_ERR_ARG, "zero_end: z is NULL");
+    ASSERT_REFUSED(zero_micro(NULL), ZERO_ERR_ARG, "zero_micro: z is NULL");
+    ASSERT_REFUSED(zero_step(NULL, 0, NULL), ZERO_ERR_ARG, "zero_step: z is NULL");
+    ASSERT_REFUSED(zero_read(NULL, 0, 0, 0, 1, &x), ZERO_ERR_ARG, "zero_read: z is NULL");
+    ASSERT_REFUSED(zero_write(NULL, 0, 0, 0, 1, &x), ZERO_ERR_ARG, "zero_write: z is NULL");
+    ASSERT_REFUSED(zero_mean(NULL, &x, 1), ZERO_ERR_ARG, "zero_mean: z is NULL");
+    ASSERT_REFUSED(zero_get_stats(NULL, &stats), ZERO_ERR_ARG, "zero_get_stats: z is NULL");
+    ASSERT_REFUSED(zero_trace_write(NULL, "/dev/null"), ZERO_ERR_ARG, "zero_trace_write: z is NULL");
     assert_int_equal(zero_unwrap(NULL), 0);
-    assert_int_equal(zero_unwrap(&none), 0);
+    assert_int_equal(zero_unwrap(&z), 0);
 
-    zero_ctx *z = NULL;
-    assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, NULL), ZERO_ERR_ARG);
-    assert_said("zero_wrap", (const char *const[]){"zero_wrap", "cfg is NULL", "ZERO_CONFIG_INIT"}, 3);
+    ASSERT_REFUSED(zero_wrap(&z, m.table, TOY_TENSORS, NULL), ZERO_ERR_ARG, "zero_wrap", "cfg is NULL",
+                   "ZERO_CONFIG_INIT");
     assert_true(toy_untouched(&m));
     assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), 0);
-    assert_int_equal(zero_get_stats(z, NULL), ZERO_ERR_ARG);
-    assert_said("zero_get_stats", (const char *const[]){"out is NULL"}, 1);
-    assert_int_equal(zero_trace_write(z, NULL), ZERO_ERR_ARG);
-    assert_said("zero_trace_write", (const char *const[]){"path is NULL"}, 1);
-    assert_int_equal(zero_trace_write(z, "/dev/null"), ZERO_ERR_ARG);
-    assert_said("zero_trace_write", (const char *const[]){"trace is 0", "ZERO_TRACE"}, 2);
+    ASSERT_REFUSED(zero_get_stats(z, NULL), ZERO_ERR_ARG, "out is NULL");
+    ASSERT_REFUSED(zero_trace_write(z, NULL), ZERO_ERR_ARG, "path is NULL");
+    ASSERT_REFUSED(zero_trace_write(z, "/dev/null"), ZERO_ERR_ARG, "trace is 0", "ZERO_TRACE");
     assert_int_equal(zero_unwrap(&z), 0);
     toy_free(&m);
 }
 
 static void trace_to_nowhere(void **state)
 {
-    (void)state;
     struct toy m;
     zero_ctx *z = NULL;
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.debug.trace = 1;
     toy_make(&m);
     assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), 0);
-    assert_int_equal(zero_trace_write(z, "/no/such/folder/trace.json"), ZERO_ERR_IO);
-    assert_said("zero_trace_write", (const char *const[]){"/no/such/folder/trace.json", "No such file"}, 2);
-    /* Harmless for the run. */
+    ASSERT_REFUSED(zero_trace_write(z, "/no/such/folder/trace.json"), ZERO_ERR_IO,
+                   "/no/such/folder/trace.json", "No such file");
     assert_int_equal(toy_backward(&m, z, false, 0, 0), 0);
     assert_int_equal(zero_step(z, 1e-2f, NULL), 0);
     assert_int_equal(zero_unwrap(&z), 0);
@@ -597,38 +377,22 @@ static void trace_to_nowhere(void **state)
 
 static void unknown_keys(void **state)
 {
-    (void)state;
     static const struct {
         const char *key, *nearest;
     } cases[] = {{"stge", "\"stage\""}, {"prefetched", "\"prefetch\""}, {"wire-dtype", "\"wire_dtype\""}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct zero_config cfg = ZERO_CONFIG_INIT, was = cfg;
-        assert_int_equal(zero_config_set(&cfg, cases[i].key, "3"), ZERO_ERR_ARG);
-        assert_said(cases[i].key, (const char *const[]){cases[i].key, cases[i].nearest}, 2);
+        ASSERT_REFUSED(zero_config_set(&cfg, cases[i].key, "3"), ZERO_ERR_ARG, cases[i].key,
+                       cases[i].nearest);
         assert_memory_equal(&cfg, &was, sizeof cfg);
     }
 }
 
 /* ---- what only ranks can get wrong together ---- */
 
-struct shared_case {
-    void (*spoil)(struct call *c);
-    const char *said[4];
-    int code;
-};
-
-static void backend_self(struct call *c)
-{
-    c->cfg.launch.backend = ZERO_BACKEND_SELF;
-}
-static void budget_below_a_unit(struct call *c)
-{
-    c->cfg.memory.param_budget_bytes = 100;
-}
-
 static void wrap_among_ranks(struct toy_rank *r)
 {
-    const struct shared_case *of = r->arg;
+    const struct bad_call *of = r->arg;
     struct call c;
     make_call(&c);
     c.cfg = toy_config(r, 3);
@@ -644,26 +408,22 @@ static void wrap_among_ranks(struct toy_rank *r)
 
 static void ranks_refuse_together(void **state)
 {
-    (void)state;
-    static const struct shared_case cases[] = {
-        {backend_self, {"backend is self", "world is 2", "auto, shm"}, ZERO_ERR_ARG},
-        {budget_below_a_unit, {"param_budget_bytes is 100", "unit 3", "1024"}, ZERO_ERR_BUDGET},
-        {stage_4, {"stage is 4", "0, 1, 2, 3"}, ZERO_ERR_ARG},
-        {unit_gap, {"unit 3 has no tensor", "without gaps"}, ZERO_ERR_ARG},
-    };
     struct toy_holdings before = toy_holdings();
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    for (int i = 0; i < n_bad_calls; i++) {
+        const struct bad_call *b = bad_calls[i];
         struct toy_rank r[2];
-        toy_ranks(2, wrap_among_ranks, (void *)(uintptr_t)&cases[i], r);
+        if (!(b->who & RANKS))
+            continue;
+        toy_ranks(2, wrap_among_ranks, (void *)(uintptr_t)b, r);
         for (int k = 0; k < 2; k++) {
-            if (r[k].wrong[0] || r[k].err != cases[i].code)
-                fail_msg("case %zu rank %d: code %d \"%s\" %s", i, k, r[k].err, r[k].text, r[k].wrong);
-            for (int s = 0; s < 4 && cases[i].said[s]; s++)
-                if (!strstr(r[k].text, cases[i].said[s]))
-                    fail_msg("rank %d: \"%s\" does not say \"%s\"", k, r[k].text, cases[i].said[s]);
+            if (r[k].wrong[0] || r[k].err != b->code)
+                fail_msg("%s, rank %d: code %d \"%s\" %s", b->what, k, r[k].err, r[k].text, r[k].wrong);
+            for (int s = 0; s < 4 && b->said[s]; s++)
+                if (!strstr(r[k].text, b->said[s]))
+                    fail_msg("rank %d: \"%s\" does not say \"%s\"", k, r[k].text, b->said[s]);
         }
     }
-    assert_nothing_left(before);
+    toy_assert_nothing_left(before);
 }
 
 /* ---- not enough memory ---- */
@@ -705,7 +465,6 @@ static void wrap_huge(struct toy_rank *r)
 
 static void more_than_memory(void **state)
 {
-    (void)state;
     int64_t host = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
     struct huge h = {.elems = host / 2048 * 1024};
     h.memory = mmap(NULL, (size_t)h.elems * 2, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -757,7 +516,7 @@ static void refused(struct toy_rank *r, const char *call, int code, int want, co
             toy_wrong(r, "%s: \"%s\" does not say \"%s\"", call, zero_last_error(), *said);
 }
 
-/* Refused at any time; open: a bracket is. */
+/* Calls that are refused at any time. open: a bracket is open. */
 static void misuse(struct toy_rank *r, zero_ctx *z, bool open)
 {
     float x[4] = {0};
@@ -828,11 +587,10 @@ static void train(struct toy_rank *r)
 {
     const struct training *t = r->arg;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, t->stage);
     cfg.grad_accum_steps = t->accum;
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     for (int step = 0; !err && step < 3; step++) {
         if (t->disturb) {
             misuse(r, z, false);
@@ -842,9 +600,8 @@ static void train(struct toy_rank *r)
         for (int a = 0; !err && a < t->accum; a++) {
             int micro = a * r->world + r->rank;
             if (t->brackets) {
-                err = disturbed_pass(r, &m, z, t, ZERO_FORWARD, step, micro);
-                if (!err)
-                    err = disturbed_pass(r, &m, z, t, ZERO_BACKWARD, step, micro);
+                err = FIRST_ERROR(disturbed_pass(r, &m, z, t, ZERO_FORWARD, step, micro),
+                                  disturbed_pass(r, &m, z, t, ZERO_BACKWARD, step, micro));
                 if (!err && t->disturb && a + 1 < t->accum)
                     REFUSED(zero_step(z, 1e-2f, NULL), ZERO_ERR_ORDER, "zero_step", "unit", "1 backward",
                             "grad_accum_steps is 2");
@@ -871,21 +628,11 @@ static void train(struct toy_rank *r)
     if (!err)
         err = toy_hash(z, 2, &r->hash);
     toy_note(r, err);
-    zero_unwrap(&z);
-    toy_free(&m);
-}
-
-static void assert_ranks_well(const struct toy_rank *r, const char *what, int stage)
-{
-    for (int k = 0; k < r->world; k++)
-        if (r[k].wrong[0] || r[k].err)
-            fail_msg("%s: stage %d world %d rank %d: code %d \"%s\"; %s", what, stage, r->world, k, r[k].err,
-                     r[k].err ? r[k].text : "", r[k].wrong);
+    toy_close(&m, &z);
 }
 
 static void run_goes_on(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 2; world++)
         for (int brackets = 0; brackets <= 1; brackets++) {
             uint64_t first = 0;
@@ -893,8 +640,7 @@ static void run_goes_on(void **state)
                 for (int disturb = 0; disturb <= 1; disturb++) {
                     struct training t = {stage, 2, brackets, disturb};
                     struct toy_rank r[2];
-                    toy_ranks(world, train, &t, r);
-                    assert_ranks_well(r, disturb ? "disturbed" : "undisturbed", stage);
+                    toy_run(world, train, &t, r, disturb ? "disturbed" : "undisturbed");
                     first = first ? first : r[0].hash;
                     for (int k = 0; k < world; k++)
                         if (r[k].hash != first)
@@ -904,16 +650,15 @@ static void run_goes_on(void **state)
         }
 }
 
-/* After one micro-batch where two make a step, or with a third; and no brackets where they are needed. */
+/* zero_step with one micro-batch of two, a third micro-batch, and zero_step without brackets. */
 static void off_count(struct toy_rank *r)
 {
     int stage = *(int *)r->arg;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, stage);
     cfg.grad_accum_steps = 2;
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     if (!err && stage >= 2)
         REFUSED(zero_step(z, 1e-2f, NULL), ZERO_ERR_ORDER, "no backward bracket");
     if (!err)
@@ -923,7 +668,6 @@ static void off_count(struct toy_rank *r)
                 "grad_accum_steps is 2");
     if (!err)
         err = toy_backward(&m, z, true, 0, 1);
-    /* A third would be taken into a mean of two. */
     if (!err)
         REFUSED(toy_backward(&m, z, true, 0, 2), ZERO_ERR_ORDER, "unit 3 has had 2 backward brackets",
                 "Is a zero_step missing?", "zero_tensor.uses");
@@ -932,26 +676,21 @@ static void off_count(struct toy_rank *r)
     if (!err)
         err = zero_unwrap(&z);
     toy_note(r, err);
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
-/* zero_step twice: the second would move the moments and decay the weights once more. */
+/* Calls zero_step twice: the second must not move the moments or decay the weights. */
 static void step_again(struct toy_rank *r)
 {
     int stage = *(int *)r->arg;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, stage);
     uint64_t before = 0;
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     for (int step = 0; !err && step < 2; step++) {
-        err = toy_backward(&m, z, true, step, r->rank);
-        if (!err)
-            err = zero_step(z, 1e-2f, NULL);
-        if (!err)
-            err = toy_hash(z, 2, &before);
+        err = FIRST_ERROR(toy_backward(&m, z, true, step, r->rank), zero_step(z, 1e-2f, NULL),
+                          toy_hash(z, 2, &before));
         if (!err)
             REFUSED(zero_step(z, 1e-2f, NULL), ZERO_ERR_ORDER, "no backward bracket has ended");
         if (!err)
@@ -960,45 +699,35 @@ static void step_again(struct toy_rank *r)
             toy_wrong(r, "a refused step changed something");
     }
     toy_note(r, err);
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 static void twice_in_a_row(void **state)
 {
-    (void)state;
-    for (int world = 1; world <= 2; world++)
-        for (int stage = 0; stage <= 3; stage++) {
-            struct toy_rank r[2];
-            toy_ranks(world, step_again, &stage, r);
-            assert_ranks_well(r, "a second step", stage);
-        }
+    int stage;
+    toy_at_each_stage(step_again, &stage, &stage, "a second step");
 }
 
 static void three_of_two(void **state)
 {
-    (void)state;
-    for (int world = 1; world <= 2; world++)
-        for (int stage = 0; stage <= 3; stage++) {
-            struct toy_rank r[2];
-            toy_ranks(world, off_count, &stage, r);
-            assert_ranks_well(r, "off count", stage);
-        }
+    int stage;
+    toy_at_each_stage(off_count, &stage, &stage, "off count");
 }
 
 /* ---- gradients that are not finite ---- */
 
 struct spoilt {
     int stage, tensor, accum;
-    int who; /* rank, -1: nobody, -2: all */
+    /* a rank; -1: none, -2: all */
+    int who;
     float x;
-    bool take; /* the spoilt step is taken at all */
+    /* false: the second step is left out */
+    bool take;
     bool own_update;
 };
 
 static int sgd(void *arg, const struct zero_update *u)
 {
-    (void)arg;
     for (int64_t i = 0; i < u->n; i++) {
         u->state[0][i] = 0.9f * u->state[0][i] + u->grad[i];
         u->state[1][i] += (float)u->t;
@@ -1011,7 +740,7 @@ static void train_spoilt(struct toy_rank *r)
 {
     const struct spoilt *s = r->arg;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, s->stage);
     bool mine = s->who == -2 || s->who == r->rank;
     int t = 0;
@@ -1022,8 +751,7 @@ static void train_spoilt(struct toy_rank *r)
         cfg.optim.weight_decay = 0;
         cfg.optim.n_states = 2;
     }
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     for (int step = 0; !err && step < 4; step++) {
         bool bad = step == 1;
         uint64_t before = 0, after = 0;
@@ -1069,13 +797,11 @@ static void train_spoilt(struct toy_rank *r)
         toy_wrong(r, "grad_accum_steps is %d, n_micro %lld after %lld steps", stats.grad_accum_steps,
                   (long long)stats.n_micro, (long long)stats.n_steps);
     toy_note(r, err);
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 static void not_finite(void **state)
 {
-    (void)state;
     static const struct {
         float x;
         int tensor;
@@ -1086,13 +812,11 @@ static void not_finite(void **state)
             for (int stage = 0; stage <= 3; stage++) {
                 struct toy_rank r[3];
                 struct spoilt s = {.stage = stage, .who = -1, .accum = 1 + own, .own_update = own};
-                toy_ranks(world, train_spoilt, &s, r);
-                assert_ranks_well(r, "never spoilt, a step left out", stage);
+                toy_run(world, train_spoilt, &s, r, "never spoilt, a step left out");
                 without = without ? without : r[0].hash;
                 assert_true(r[0].hash == without);
                 s.take = true;
-                toy_ranks(world, train_spoilt, &s, r);
-                assert_ranks_well(r, "never spoilt", stage);
+                toy_run(world, train_spoilt, &s, r, "never spoilt");
                 with = with ? with : r[0].hash;
                 assert_true(r[0].hash == with);
                 assert_true(with != without);
@@ -1101,8 +825,7 @@ static void not_finite(void **state)
                     s.x = bad[k].x;
                     s.tensor = bad[k].tensor;
                     k = (k + 1) % 4;
-                    toy_ranks(world, train_spoilt, &s, r);
-                    assert_ranks_well(r, "spoilt", stage);
+                    toy_run(world, train_spoilt, &s, r, "spoilt");
                     for (int i = 0; i < world; i++)
                         if (r[i].hash != without)
                             fail_msg("stage %d world %d who %d tensor %d x %g: a skipped step is not as if "
@@ -1113,15 +836,14 @@ static void not_finite(void **state)
         }
 }
 
-/* Finite on every rank, and too large together. */
+/* The gradients are finite on each rank, and their sum is not. */
 static void sum_not_finite(struct toy_rank *r)
 {
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, *(int *)r->arg);
     struct zero_step_info info = {0};
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     for (int u = TOY_UNITS; !err && u-- > 0;) {
         err = zero_begin(z, u, ZERO_BACKWARD);
         if (!err)
@@ -1136,17 +858,14 @@ static void sum_not_finite(struct toy_rank *r)
     if (!err && (!info.skipped || info.t != 0))
         toy_wrong(r, "skipped %d t %lld norm %g", info.skipped, (long long)info.t, info.grad_norm);
     toy_note(r, err);
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 static void overflow_in_sum(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage++) {
         struct toy_rank r[2];
-        toy_ranks(2, sum_not_finite, &stage, r);
-        assert_ranks_well(r, "sum", stage);
+        toy_run(2, sum_not_finite, &stage, r, "sum");
     }
 }
 
@@ -1188,11 +907,8 @@ static void train_refusing(struct toy_rank *r)
     if (err)
         toy_wrong(r, "zero_wrap: %s", zero_last_error());
     for (; !err && step < 10; step++) {
-        err = toy_forward(&m, z, true);
-        if (!err)
-            err = toy_backward(&m, z, true, step, r->rank);
-        if (!err)
-            err = zero_step(z, 1e-2f, NULL);
+        err = FIRST_ERROR(toy_forward(&m, z, true), toy_backward(&m, z, true, step, r->rank),
+                          zero_step(z, 1e-2f, NULL));
     }
     toy_note(r, err);
     if (step < 1 || step > 4)
@@ -1215,7 +931,6 @@ static void train_refusing(struct toy_rank *r)
 
 static void update_fails(void **state)
 {
-    (void)state;
     struct toy_holdings before = toy_holdings();
     for (int world = 1; world <= 3; world++)
         for (int stage = 0; stage <= 3; stage++) {
@@ -1231,14 +946,13 @@ static void update_fails(void **state)
                              r[k].text, r[k].wrong);
             }
         }
-    assert_nothing_left(before);
+    toy_assert_nothing_left(before);
 }
 
 /* ---- the environment ---- */
 
 static void environment_reaches_wrap(void **state)
 {
-    (void)state;
     struct toy m;
     zero_ctx *z = NULL;
     struct zero_stats stats;
@@ -1253,8 +967,7 @@ static void environment_reaches_wrap(void **state)
     assert_int_equal(zero_get_stats(z, &stats), 0);
     assert_int_equal(stats.stage, 2);
     assert_int_equal(toy_backward(&m, z, true, 0, 0), 0);
-    assert_int_equal(zero_step(z, 1e-2f, NULL), ZERO_ERR_ORDER);
-    assert_said("step", (const char *const[]){"grad_accum_steps is 2"}, 1);
+    ASSERT_REFUSED(zero_step(z, 1e-2f, NULL), ZERO_ERR_ORDER, "grad_accum_steps is 2");
     assert_int_equal(toy_backward(&m, z, true, 0, 1), 0);
     assert_int_equal(zero_step(z, 1e-2f, NULL), 0);
     assert_int_equal(zero_unwrap(&z), 0);

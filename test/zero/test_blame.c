@@ -3,19 +3,16 @@
  * The others leave as soon as a call fails, each in another way: every message names the rank that began it.
  *
  * ZERO_TEST_SEED repeats a run, N_CASES is the number of trainings, VERBOSE=1 shows what was said. */
+#include "test/cmocka.h"
 #include "test/comm/ranks.h"
 #include "test/zero/toy_net.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { WORLD = 4, CASES = 24, TIMEOUT_MS = 700 };
 enum kind { STILL, STOPPED, KILLED, KINDS };
@@ -126,7 +123,6 @@ static void test_the_first_cause_is_named(void **arg)
 {
     const char *given = getenv("N_CASES");
     int n = given ? atoi(given) : CASES, n_wrong = 0, n_said = 0;
-    (void)arg;
     state = fresh_seed("blame");
     for (int i = 0; i < n; i++) {
         *now = (struct training){.kind = (enum kind)(i % KINDS),

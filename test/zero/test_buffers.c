@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_buffers.c: ZERO_BUFFER: state that is not trained, but agrees over ranks and is saved. Their memory
  * stays the model's, on the host or (on the stand-in) on a GPU. */
+#include "test/cmocka.h"
 #include "test/kernels/random.h"
 #include "test/stand_in/half.h"
 #include "test/zero/sample.h"
@@ -9,15 +10,10 @@
 
 #include <math.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { N_BUFFERS = 4, FIRST = 0, N_TENSORS = TOY_TENSORS + N_BUFFERS };
 enum { BIG, HALF, COUNT, COUNTS };
@@ -189,7 +185,6 @@ static int mean_world;
 
 static double mean_value(int arg, int b, int64_t i)
 {
-    (void)arg;
     __float128 sum = 0; /* 113 bits hold it exactly */
     for (int r = 0; r < mean_world; r++)
         sum += (__float128)value_of(r, b, i);
@@ -221,7 +216,6 @@ static void agrees(struct toy_rank *r)
 
 static void test_agreement(void **state)
 {
-    (void)state;
     static const int worlds[] = {1, 2, 3, 5, 8};
     for (int w = 0; w < 5; w++)
         for (int stage = 0; stage <= 3; stage += 3)
@@ -260,7 +254,6 @@ static void counters_differ(struct toy_rank *r)
 
 static void test_counters_differ(void **state)
 {
-    (void)state;
     for (int stage = 0; stage < 4; stage++)
         run(counters_differ, &(struct plan){.stage = stage}, 3, ZERO_ERR_MISMATCH,
             "zero_sync_buffers: integers have no mean: element 4098 of buffer counts differs between rank "
@@ -317,7 +310,6 @@ static void reads_and_writes(struct toy_rank *r)
 
 static void test_reads_and_writes(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 3; world++)
         for (int stage = 0; stage <= 3; stage += 3)
             run(reads_and_writes, &(struct plan){.stage = stage}, world, 0, NULL);
@@ -383,7 +375,6 @@ static void in_check(struct toy_rank *r)
 
 static void test_saved(void **state)
 {
-    (void)state;
     char folder[] = "/tmp/zero-buffers-XXXXXX", command[64];
     assert_non_null(mkdtemp(folder));
     for (int world = 1; world <= 3; world++)
@@ -486,7 +477,6 @@ static void ranks_differ(struct toy_rank *r)
 
 static void test_wrong_moments(void **state)
 {
-    (void)state;
     assert_int_equal(zero_sync_buffers(NULL, ZERO_SYNC_MEAN), ZERO_ERR_ARG);
     for (int world = 1; world <= 2; world++) {
         run(pointer_gone, &(struct plan){.stage = 2}, world, 0, NULL);
@@ -501,7 +491,6 @@ static void test_wrong_moments(void **state)
 /* What zero_wrap and zero_plan say of a table; one buffer "b" and one parameter "w". */
 static void test_tables(void **state)
 {
-    (void)state;
     static float w_memory[4], b_memory[8];
     static void *w, *grad, *b;
     static const struct {
@@ -562,7 +551,6 @@ static void test_tables(void **state)
 /* The memory stays the model's, so the plan has room for exchanges of it at most. */
 static void test_plan(void **state)
 {
-    (void)state;
     struct zero_config cfg = ZERO_CONFIG_INIT;
     struct zero_plan_info with, without;
     void *p[2], *g;

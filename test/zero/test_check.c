@@ -2,17 +2,13 @@
 /* test_check.c: cfg.debug.check: a model that keeps to its brackets trains as without it; one that does not
  * is told what it touched; and a wait that is missing in the schedule is found in a real run. */
 #include "shard/engine/internal.h"
+#include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 #include "zero/context.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { STEPS = 3 };
 
@@ -34,9 +30,8 @@ static int train(struct toy *m, zero_ctx *z, const struct toy_rank *r, int accum
     int err = 0;
     for (int step = 0; !err && step < STEPS; step++) {
         for (int a = 0; !err && a < accum; a++) {
-            err = toy_forward(m, z, true);
-            if (!err)
-                err = toy_backward(m, z, true, step, a * r->world + r->rank);
+            err =
+                FIRST_ERROR(toy_forward(m, z, true), toy_backward(m, z, true, step, a * r->world + r->rank));
         }
         if (!err)
             err = zero_step(z, 0.01f, NULL);
@@ -99,7 +94,6 @@ static uint64_t run_sound(const struct sound *s, int world)
 
 static void test_sound_models(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 4; world++)
         for (int stage = 0; stage < TOY_STAGES; stage++) {
             struct sound s = {.stage = stage, .accum = world == 2 ? 3 : 1};
@@ -242,11 +236,8 @@ static void faulty_rank(struct toy_rank *r)
             err = wrong_step(&m, z, r, f->wrong);
             continue;
         }
-        err = toy_forward(&m, z, true);
-        if (!err)
-            err = toy_backward(&m, z, true, step, r->rank);
-        if (!err)
-            err = zero_step(z, 0.01f, NULL);
+        err = FIRST_ERROR(toy_forward(&m, z, true), toy_backward(&m, z, true, step, r->rank),
+                          zero_step(z, 0.01f, NULL));
     }
     toy_note(r, err);
     if (zero_begin(z, 0, ZERO_FORWARD) != err)
@@ -261,7 +252,6 @@ static void faulty_rank(struct toy_rank *r)
 
 static void test_faults_of_the_model(void **state)
 {
-    (void)state;
     for (int wrong = 0; wrong < WRONGS; wrong++)
         for (int stage = 2; stage < 4; stage++)
             for (int world = 1; world < 4; world += 2) {
@@ -289,10 +279,8 @@ struct numbered {
 
 static int make_step(struct toy *m, zero_ctx *z, const struct toy_rank *r)
 {
-    int err = toy_forward(m, z, true);
-    if (!err)
-        err = toy_backward(m, z, true, 0, r->rank);
-    return err ? err : zero_step(z, 0.01f, NULL);
+    return FIRST_ERROR(toy_forward(m, z, true), toy_backward(m, z, true, 0, r->rank),
+                       zero_step(z, 0.01f, NULL));
 }
 
 /* Takes the number 5 from a checkpoint or zero_set_step, and makes a mistake in step 7. */
@@ -332,7 +320,6 @@ static void numbering_rank(struct toy_rank *r)
 
 static void test_steps_go_on(void **state)
 {
-    (void)state;
     for (int loads = 0; loads < 2; loads++)
         for (int world = 1; world < 3; world++) {
             struct numbered n = {.loads = loads, .folder = "/tmp/zero-check-XXXXXX"};
@@ -373,9 +360,7 @@ static void overwriting_rank(struct toy_rank *r)
     volatile float most = 3e38f;
     struct zero_ctx *z = NULL;
     struct zero_step_info info = {0};
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
-    if (!err)
-        err = toy_forward(&m, z, true);
+    int err = FIRST_ERROR(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), toy_forward(&m, z, true));
     for (int u = TOY_UNITS; !err && u-- > 0;) {
         err = zero_begin(z, u, ZERO_BACKWARD);
         if (!err && u > 0 && u < 3)
@@ -398,7 +383,6 @@ static void overwriting_rank(struct toy_rank *r)
 
 static void test_other_nans(void **state)
 {
-    (void)state;
     for (int nans = 0; nans < NANS; nans++)
         for (int stage = 0; stage < 4; stage++) {
             struct overwritten o = {.stage = stage, .nans = (enum nans)nans};
@@ -446,7 +430,6 @@ static void reading_rank(struct toy_rank *r)
 
 static void test_update_that_reads(void **state)
 {
-    (void)state;
     const char *text = "the model's fault: in optim.update, it reads tensor embedding (unit 0, element 3) "
                        "which it was not given";
     for (int stage = 2; stage < 4; stage++)
@@ -523,7 +506,6 @@ static void expect_drift(const struct drift *d, int code, const char *text)
 /* All four ranks have a part of the embedding, so ranks 0 and 2 are the first that differ. */
 static void test_copies_that_drift_apart(void **state)
 {
-    (void)state;
     const char *at_once = "check: after step 1 rank 0 and rank 2 hold different copies of the same part of "
                           "tensor embedding: with hybrid hsdp every group updates its own copy, so "
                           "optim.update must give the same weights for the same arguments";
@@ -616,7 +598,6 @@ static void torn_rank(struct toy_rank *r)
 
 static void test_missing_waits(void **state)
 {
-    (void)state;
     for (int what = 0; what < MISSINGS; what++) {
 #ifdef __SANITIZE_THREAD__
         if (what != NOTHING) /* it would find the same races */

@@ -1,21 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_check_report.c: what cfg.debug.check found is told before the model goes on, so it is known whatever
  * becomes of the model then. Each model is a process of its own. */
+#include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static const char touched[] = "it reads tensor head (unit 3, element 5) outside its bracket";
 
@@ -144,9 +140,7 @@ static void model(const struct way *w, int stage, int fd)
     cfg.debug.check = 1;
     cfg.debug.log = log_line;
     cfg.debug.log_arg = &r;
-    int err = zero_wrap(&r.z, r.m.table, TOY_TENSORS, &cfg);
-    if (!err)
-        err = toy_forward(&r.m, r.z, true);
+    int err = FIRST_ERROR(zero_wrap(&r.z, r.m.table, TOY_TENSORS, &cfg), toy_forward(&r.m, r.z, true));
     if (err) {
         dprintf(fd, "%s\n", zero_last_error());
         _exit(9);
@@ -165,7 +159,6 @@ static int times(const char *text, const char *what)
 
 static void test_reported_first(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
         for (int stage = 2; stage < 4; stage++) {
             int fds[2], status;

@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_config.c: configuration: every field's default, text, environment and limits, and what the messages
  * say. */
+#include "test/cmocka.h"
 #include "zero/context.h"
 
 #include <float.h>
 #include <locale.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static void assert_message(const char *part)
 {
@@ -46,7 +43,6 @@ static struct zr_config accepted(const struct zero_config *cfg)
 
 static int clear_environment(void **state)
 {
-    (void)state;
     static const char *const names[] = {"ZERO_STAGE",
                                         "ZERO_BACKEND",
                                         "ZERO_TIMEOUT_MS",
@@ -83,7 +79,6 @@ static int clear_environment(void **state)
 
 static void test_defaults(void **state)
 {
-    (void)state;
     struct zero_config cfg = ZERO_CONFIG_INIT;
     struct zero_config begun; /* by a program that knows no macros */
     memset(&begun, 0x5a, sizeof begun);
@@ -128,14 +123,11 @@ static void test_defaults(void **state)
 
 static int an_update(void *arg, const struct zero_update *u)
 {
-    (void)arg;
-    (void)u;
     return 0;
 }
 
 static void test_defaults_by_optimizer(void **state)
 {
-    (void)state;
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.optim.optimizer = ZERO_SGD;
     struct zr_optim o = accepted(&cfg).options.optim[0];
@@ -162,7 +154,6 @@ static void test_defaults_by_optimizer(void **state)
 /* Each group has its own numbers, and the defaults of its own optimizer. */
 static void test_groups(void **state)
 {
-    (void)state;
     struct zero_config cfg = ZERO_CONFIG_INIT;
     struct zero_optim groups[2] = {ZERO_OPTIM_INIT, ZERO_OPTIM_INIT};
     groups[0].optimizer = ZERO_LION;
@@ -196,7 +187,6 @@ static void keep_line(void *arg, const char *line)
 
 static void test_zero_means_zero(void **state)
 {
-    (void)state;
     struct zero_config cfg = ZERO_CONFIG_INIT;
     *logged = 0;
     cfg.debug.log = keep_line;
@@ -343,7 +333,6 @@ static double raw(const struct zero_config *cfg, const struct text_case *t)
 
 static void test_set(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < N_TEXT; i++) {
         const struct text_case *t = &text_cases[i];
         struct zero_config cfg = ZERO_CONFIG_INIT, other = ZERO_CONFIG_INIT;
@@ -468,7 +457,6 @@ static void test_misspelt_variable(void **state)
 
 static void test_bad_fields(void **state)
 {
-    (void)state;
 #define BAD(field, value, message)                                                                           \
     do {                                                                                                     \
         struct zero_config cfg = ZERO_CONFIG_INIT;                                                           \
@@ -577,7 +565,6 @@ static void refuse_head(struct zero_config *cfg, const char *message)
 
 static void test_head(void **state)
 {
-    (void)state;
     struct zr_config c;
     struct zero_config cfg = ZERO_CONFIG_INIT, none;
     assert_int_equal(zr_config_resolve(NULL, &c), ZERO_ERR_ARG);
@@ -625,7 +612,6 @@ static void test_head(void **state)
 
 static void test_unknown_key(void **state)
 {
-    (void)state;
     static const char *const keys[][2] = {{"stge", "stage"},
                                           {"Stage", "stage"},
                                           {"weight-decay", "weight_decay"},
@@ -661,7 +647,6 @@ static void test_unknown_key(void **state)
 
 static void test_not_settable(void **state)
 {
-    (void)state;
     static const char *const keys[] = {"size",     "rendezvous", "update",    "update_arg", "order",
                                        "n_order",  "stream",     "log",       "log_arg",    "nccl_comm",
                                        "mpi_comm", "version",    "interface", "name",       "optim_groups"};
@@ -682,7 +667,6 @@ static void test_not_settable(void **state)
 
 static void test_locale(void **state)
 {
-    (void)state;
     /* Where 1.5 is written 1,5; only if this machine has such a locale. */
     if (!setlocale(LC_NUMERIC, "de_DE.UTF-8") && !setlocale(LC_NUMERIC, "fr_FR.UTF-8"))
         skip();
@@ -706,7 +690,6 @@ static void refuse_order(const struct zero_call *order, int n, const char *messa
 
 static void test_order(void **state)
 {
-    (void)state;
     /* An embedding held open around a layer, overlap, nesting of one unit, and recompute inside backward. */
     const struct zero_call good[] = {{0, F, 0}, {1, F, 0}, {0, F, 1}, {1, F, 1}, {5, F, 0},
                                      {5, F, 0}, {5, F, 1}, {5, F, 1}, {1, B, 0}, {1, F, 0},
@@ -762,7 +745,6 @@ static void test_order(void **state)
 /* What programs call a backend, what messages call it and what its communicators say is one name. */
 static void test_backend_rows(void **state)
 {
-    (void)state;
 #define CHECK_ROW(name_, value, key, text)                                                                   \
     assert_string_equal(zr_backend_row(value)->name, #key);                                                  \
     assert_int_equal(zr_backend_number(zr_backend_row(value)), value);                                       \
@@ -787,7 +769,6 @@ static void test_backend_rows(void **state)
 
 static void test_value_texts(void **state)
 {
-    (void)state;
     static const struct {
         const char *key;
         double value;
@@ -812,7 +793,6 @@ static void test_value_texts(void **state)
 
 static void test_backend(void **state)
 {
-    (void)state;
     enum {
         AUTO = ZERO_BACKEND_AUTO,
         SELF = ZERO_BACKEND_SELF,

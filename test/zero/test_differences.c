@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_differences.c: what may differ between ranks but rarely does on purpose is told in one line. */
+#include "test/cmocka.h"
 #include "test/comm/ranks.h"
 #include "test/zero/toy_net.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { HANG_S = 120 };
 
@@ -80,7 +77,6 @@ static void wrap(struct rank *me)
 
 static void test_differences(void **state)
 {
-    (void)state;
     static const struct difference all[] = {
         {.says = NULL},
         {.sources = 1, .says = "rank 1's libzero was built from different sources than rank 0's"},

@@ -1,18 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_errors.c: codes, texts and the last error, as programs see them through the shared library. */
+#include "test/cmocka.h"
 #include "zero/zero.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 static void test_texts(void **state)
 {
-    (void)state;
 #define CHECK(name, value, text, help)                                                                       \
     assert_int_equal(ZERO_ERR_##name, value);                                                                \
     assert_string_equal(zero_strerror(value), text);                                                         \
@@ -27,7 +23,6 @@ static void test_texts(void **state)
 
 static void test_codes_are_distinct(void **state)
 {
-    (void)state;
     static const int codes[] = {
 #define CODE(name, value, text, help) value,
         ZERO_ERR_MAP(CODE)
@@ -44,7 +39,6 @@ static void test_codes_are_distinct(void **state)
 
 static void test_version(void **state)
 {
-    (void)state;
     char text[32];
     snprintf(text, sizeof text, "%d.%d.%d", ZERO_VERSION_MAJOR, ZERO_VERSION_MINOR, ZERO_VERSION_PATCH);
     assert_string_equal(zero_version(), text);
@@ -63,7 +57,6 @@ static void *fails_elsewhere(void *arg)
 
 static void test_last_error_is_per_thread(void **state)
 {
-    (void)state;
     assert_string_equal(zero_last_error(), "");
     struct zero_config cfg = ZERO_CONFIG_INIT;
     assert_int_equal(zero_config_set(&cfg, "stage", "9"), ZERO_ERR_ARG);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_faults.c: what goes wrong among ranks is an error on every one of them that names the rank and the
- * cause, soon; it stays the answer to every later call; and when the context is gone nothing of it is left.
- * Times are only bounded where an answer must be told from a hang. */
+/* test_faults.c: faults of one rank: it dies, stops, runs out of memory, or calls something else. Every rank
+ * soon gets an error that names the rank and the cause. Later calls give the same error, and zero_unwrap
+ * leaves nothing behind. Times are bounded only to tell an answer from a hang. */
+#include "test/cmocka.h"
+#include "test/first_error.h"
 #include "test/zero/toy_net.h"
 
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,8 +16,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { SOON_MS = 15000, LONG_MS = 30000, SHORT_MS = 2000, HANG_MS = 120000 };
 
@@ -67,18 +65,8 @@ static void check_failed(struct toy_rank *r, struct toy *m, zero_ctx *z, struct 
     for (int t = 0; t < TOY_TENSORS; t++)
         if (m->param[t] || m->grad[t])
             toy_wrong(r, "zero_unwrap left a pointer");
-    struct toy_holdings now;
-    if (before.n_fds && !toy_holds_no_more(before, &now))
-        toy_wrong(r, "fds %d -> %d, threads %d -> %d, maps %d -> %d", before.n_fds, now.n_fds,
-                  before.n_threads, now.n_threads, before.n_maps, now.n_maps);
-}
-
-static void assert_nothing_left(struct toy_holdings before)
-{
-    struct toy_holdings now;
-    if (!toy_holds_no_more(before, &now))
-        fail_msg("fds %d -> %d, threads %d -> %d, maps %d -> %d", before.n_fds, now.n_fds, before.n_threads,
-                 now.n_threads, before.n_maps, now.n_maps);
+    if (before.n_fds)
+        toy_check_nothing_left(r, before);
 }
 
 /* ---- ranks that are processes ---- */
@@ -175,7 +163,6 @@ static void die_at(struct actor *a, enum point here)
 static void on_log(void *arg, const char *line)
 {
     struct actor *a = arg;
-    (void)line;
     die_at(a, a->n_lines++ ? AFTER_WRAP : BEFORE_MEETING);
 }
 
@@ -246,7 +233,7 @@ static void train_until_death(struct toy_rank *r)
     struct actor a = {r, d, 0};
     struct toy_holdings before = toy_holdings();
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, d->stage);
     cfg.launch.timeout_ms = d->timeout_ms;
     cfg.launch.start_timeout_ms = d->start_timeout_ms ? d->start_timeout_ms : d->timeout_ms;
@@ -257,8 +244,7 @@ static void train_until_death(struct toy_rank *r)
         cfg.optim.weight_decay = 0;
         cfg.optim.update_arg = &a;
     }
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     if (err && (z || !toy_untouched(&m)))
         toy_wrong(r, "a failed zero_wrap changed something");
     bool in_unwrap = false;
@@ -298,10 +284,7 @@ static void train_until_death(struct toy_rank *r)
         check_weights(r, d, &m, &weights, at_step);
         check_failed(r, &m, z, before);
     } else {
-        struct toy_holdings now;
-        if (!toy_holds_no_more(before, &now))
-            toy_wrong(r, "fds %d -> %d, threads %d -> %d, maps %d -> %d", before.n_fds, now.n_fds,
-                      before.n_threads, now.n_threads, before.n_maps, now.n_maps);
+        toy_check_nothing_left(r, before);
         for (int t = 0; in_unwrap && t < TOY_TENSORS; t++)
             if (m.param[t] || m.grad[t])
                 toy_wrong(r, "zero_unwrap left a pointer");
@@ -336,7 +319,6 @@ static void assert_survivors(const char *what, const struct death *d, int code, 
 
 static void killed_at_each_point(void **state)
 {
-    (void)state;
     for (int at = 0; at < N_POINTS; at++)
         for (int stage = 0; stage <= 3; stage++) {
             struct death d = {.stage = stage, .world = 3, .signal = SIGKILL, .at = at, .timeout_ms = LONG_MS};
@@ -356,7 +338,6 @@ static void killed_at_each_point(void **state)
  * the model, so it is not in an update. */
 static void killed_in_a_group(void **state)
 {
-    (void)state;
     for (int at = AFTER_WRAP; at < N_POINTS; at++)
         for (int stage = TOY_HSDP; stage <= TOY_HFSDP; stage++) {
             struct death d = {.stage = stage, .world = 4, .signal = SIGKILL, .at = at, .timeout_ms = LONG_MS};
@@ -370,7 +351,6 @@ static uint64_t seed;
 
 static void killed_at_any_time(void **state)
 {
-    (void)state;
     uint64_t s = seed;
     for (int i = 0; i < 10; i++) {
         s = s * 6364136223846793005u + 1442695040888963407u;
@@ -386,7 +366,6 @@ static void killed_at_any_time(void **state)
 
 static void stopped(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage += 3) {
         int at = stage ? BEFORE_UNWRAP : IN_FORWARD;
         struct death d = {.stage = stage,
@@ -404,7 +383,6 @@ static void stopped(void **state)
  * first, its name is told. */
 static void stopped_in_a_group(void **state)
 {
-    (void)state;
     static const enum point points[] = {IN_FORWARD, IN_BACKWARD, AFTER_STEP};
     for (int i = 0; i < 2 * (int)(sizeof points / sizeof *points); i++) {
         struct death d = {.stage = TOY_HSDP + i % 2,
@@ -447,7 +425,6 @@ static void illegible(struct toy_rank *r)
 
 static void found_in_the_environment(void **state)
 {
-    (void)state;
     for (int memory = 0; memory <= 1; memory++) {
         run_processes(3, illegible, &memory, -1, -1);
         report(memory ? "no memory on one" : "illegible configuration", 0, shared);
@@ -462,12 +439,10 @@ static void found_in_the_environment(void **state)
     }
 }
 
-static int one_step(struct toy *m, zero_ctx *z, int rank)
+static int train_step(struct toy *m, zero_ctx *z, int step, int rank)
 {
-    int err = toy_forward(m, z, true);
-    if (!err)
-        err = toy_backward(m, z, true, 0, rank);
-    return err ? err : zero_step(z, 1e-2f, NULL);
+    return FIRST_ERROR(toy_forward(m, z, true), toy_backward(m, z, true, step, rank),
+                       zero_step(z, 1e-2f, NULL));
 }
 
 /* Of groups, one process's environment says otherwise. */
@@ -490,7 +465,7 @@ static void overridden(struct toy_rank *r)
     if (err && (z || !toy_untouched(&m)))
         toy_wrong(r, "something was changed");
     if (!err)
-        err = one_step(&m, z, r->rank);
+        err = train_step(&m, z, 0, r->rank);
     toy_note(r, err);
     zero_unwrap(&z);
     toy_free(&m);
@@ -498,7 +473,6 @@ static void overridden(struct toy_rank *r)
 
 static void overridden_on_one_rank(void **state)
 {
-    (void)state;
     const struct override all[] = {
         {"ZERO_HYBRID", "none", TOY_HSDP, ZERO_ERR_ARG, "ZERO_HYBRID is \"none\"; allowed: hsdp (0), hfsdp"},
         {"ZERO_DP_REPLICATE", "1", TOY_HSDP, ZERO_ERR_MISMATCH,
@@ -539,166 +513,87 @@ struct wrapping {
     int32_t n;
 };
 
-static void other_stage(struct wrapping *w)
-{
-    w->cfg.stage = 2;
-}
-static void other_dtype(struct wrapping *w)
-{
-    w->m.table[0].dtype = ZERO_BF16;
-}
-static void other_shape(struct wrapping *w)
-{
-    w->m.table[4].shape[0] = 200;
-}
-static void same_size_other_shape(struct wrapping *w)
-{
-    w->m.table[0].shape[0] = 5;
-    w->m.table[0].shape[1] = 33;
-}
-static void fewer_tensors(struct wrapping *w)
-{
-    w->m.table[3] = w->m.table[4];
-    w->m.table[3].unit = 3;
-    w->n = 4;
-}
+struct disagreement {
+    const char *what;
+    void (*spoil)(struct wrapping *w);
+    int code;
+    const char *said[2];
+    /* the odd rank waits for one more */
+    bool other_world;
+};
+
+static const struct disagreement *disagreements[32];
+static int n_disagreements;
+
+/* One row: its name, the statement that spoils *w on one rank, the error of all ranks, and two parts of text.
+ * The row adds itself to disagreements[] before main(). */
+#define DISAGREE(...)                  DISAGREE_NUMBERED(__COUNTER__, __VA_ARGS__)
+#define DISAGREE_NUMBERED(number, ...) DISAGREE_ROW(number, __VA_ARGS__)
+#define DISAGREE_ROW(number, what, statement, code, ...)                                                     \
+    static void spoil_##number(struct wrapping *w)                                                           \
+    {                                                                                                        \
+        statement;                                                                                           \
+    }                                                                                                        \
+    __attribute__((constructor)) static void add_##number(void)                                              \
+    {                                                                                                        \
+        static const struct disagreement row = {what, spoil_##number, ZERO_ERR_##code, __VA_ARGS__};         \
+        disagreements[n_disagreements++] = &row;                                                             \
+    }
+
 static void other_order(struct wrapping *w)
 {
     struct zero_tensor t = w->m.table[0];
     w->m.table[0] = w->m.table[1];
     w->m.table[1] = t;
 }
-static void other_name(struct wrapping *w)
-{
-    w->m.table[2].name = "beans";
-}
-static void other_flags(struct wrapping *w)
-{
-    w->m.table[2].flags = 0;
-}
-static void other_frozen(struct wrapping *w)
-{
-    w->m.table[2].grad = NULL;
-}
-static void other_unit(struct wrapping *w)
-{
-    w->m.table[2].unit = 2;
-}
-static void other_prefetch(struct wrapping *w)
-{
-    w->cfg.memory.prefetch = 1;
-}
-static void other_clip(struct wrapping *w)
-{
-    w->cfg.clip = 0.25f;
-}
-static void other_accum(struct wrapping *w)
-{
-    w->cfg.grad_accum_steps = 4;
-}
-static void other_wire(struct wrapping *w)
-{
-    w->cfg.memory.wire_dtype = ZERO_BF16;
-}
-static void other_optimizer(struct wrapping *w)
-{
-    w->cfg.optim.optimizer = ZERO_RMSPROP;
-}
+
 static int own_update(void *arg, const struct zero_update *u)
 {
-    (void)arg;
-    (void)u;
     return 0;
 }
-static void update_of_its_own(struct wrapping *w)
-{
-    w->cfg.optim.update = own_update;
-    w->cfg.optim.weight_decay = 0;
-}
-static void other_decay(struct wrapping *w)
-{
-    w->cfg.optim.weight_decay = 0.2f;
-}
+
 static void other_calls(struct wrapping *w)
 {
     static const struct zero_call order[] = {{0, ZERO_FORWARD, 0}, {0, ZERO_FORWARD, 1}};
     w->cfg.memory.order = order;
     w->cfg.memory.n_order = 2;
 }
-static void other_world(struct wrapping *w)
-{
-    w->cfg.launch.world++;
-}
-static void invalid_stage(struct wrapping *w)
-{
-    w->cfg.stage = 4;
-}
-static void invalid_tensor(struct wrapping *w)
-{
-    w->m.table[2].name = NULL;
-}
-static void invalid_unit(struct wrapping *w)
-{
-    w->m.table[4].unit = 9;
-}
-static void invalid_backend(struct wrapping *w)
-{
-    w->cfg.launch.backend = ZERO_BACKEND_SELF;
-}
-static void invalid_budget(struct wrapping *w)
-{
-    w->cfg.memory.param_budget_bytes = 100;
-}
-static void too_large(struct wrapping *w)
-{
-    w->m.table[4].shape[0] = INT64_C(1) << 46;
-    w->m.param[4] = (void *)((uintptr_t)1 << 60); /* is not looked at */
-}
 
-static const struct disagreement {
-    const char *what;
-    void (*spoil)(struct wrapping *w);
-    int code;
-    const char *said[2];
-} disagreements[] = {
-    {"other stage", other_stage, ZERO_ERR_MISMATCH, {"stage is 2 on rank", "and 3 on rank 0"}},
-    {"other dtype", other_dtype, ZERO_ERR_MISMATCH, {"tensors[0]", "embedding"}},
-    {"other shape", other_shape, ZERO_ERR_MISMATCH, {"tensors[4]", "head"}},
-    {"same size, other shape", same_size_other_shape, ZERO_ERR_MISMATCH, {"tensors[0]", "shape"}},
-    {"fewer tensors", fewer_tensors, ZERO_ERR_MISMATCH, {"n_tensors is 4 on rank", "and 5 on rank 0"}},
-    {"other order", other_order, ZERO_ERR_MISMATCH, {"tensors[0]", "name"}},
-    {"other name", other_name, ZERO_ERR_MISMATCH, {"tensors[2]", "name"}},
-    {"other flags", other_flags, ZERO_ERR_MISMATCH, {"tensors[2]", "flags"}},
-    {"other frozen", other_frozen, ZERO_ERR_MISMATCH, {"tensors[2]", "gradient"}},
-    {"other unit", other_unit, ZERO_ERR_MISMATCH, {"tensors[2]", "unit"}},
-    {"other prefetch", other_prefetch, ZERO_ERR_MISMATCH, {"prefetch is 1 on rank", "and 2 on rank 0"}},
-    {"other clip", other_clip, ZERO_ERR_MISMATCH, {"clip is 0.25 on rank", "and 0 on rank 0"}},
-    {"other accumulation",
-     other_accum,
-     ZERO_ERR_MISMATCH,
-     {"grad_accum_steps is 4 on rank", "and 1 on rank 0"}},
-    {"other wire dtype", other_wire, ZERO_ERR_MISMATCH, {"wire_dtype is bf16 on rank", "and 0 on rank 0"}},
-    {"other optimizer",
-     other_optimizer,
-     ZERO_ERR_MISMATCH,
-     {"optimizer is rmsprop on rank", "and adamw on rank 0"}},
-    {"update of its own",
-     update_of_its_own,
-     ZERO_ERR_MISMATCH,
-     {"optimizer is optim.update on rank", "and adamw on rank 0"}},
-    {"other decay", other_decay, ZERO_ERR_MISMATCH, {"weight_decay is 0.2", "and 0.1"}},
-    {"other calls", other_calls, ZERO_ERR_MISMATCH, {"n_order is 2 on rank", "on rank 0"}},
-    {"other world", other_world, ZERO_ERR_MISMATCH, {"has world", "rank 0 has world"}},
-    {"invalid stage", invalid_stage, ZERO_ERR_ARG, {"stage is 4", "0, 1, 2, 3"}},
-    {"invalid tensor", invalid_tensor, ZERO_ERR_ARG, {"tensors[2]", "name is NULL"}},
-    {"invalid unit", invalid_unit, ZERO_ERR_ARG, {"unit 3 has no tensor", "without gaps"}},
-    {"invalid backend", invalid_backend, ZERO_ERR_ARG, {"backend is self", "auto, shm"}},
-    {"invalid budget", invalid_budget, ZERO_ERR_BUDGET, {"param_budget_bytes is 100", "alone needs"}},
-    {"too large",
-     too_large,
-     ZERO_ERR_MISMATCH,
-     {"tensors[4]", "differ in its"}}, /* before memory is looked at */
-};
+DISAGREE("other stage", w->cfg.stage = 2, MISMATCH, {"stage is 2 on rank", "and 3 on rank 0"})
+DISAGREE("other dtype", w->m.table[0].dtype = ZERO_BF16, MISMATCH, {"tensors[0]", "embedding"})
+DISAGREE("other shape", w->m.table[4].shape[0] = 200, MISMATCH, {"tensors[4]", "head"})
+DISAGREE("same size, other shape", (w->m.table[0].shape[0] = 5, w->m.table[0].shape[1] = 33), MISMATCH,
+         {"tensors[0]", "shape"})
+DISAGREE("fewer tensors", (w->m.table[3] = w->m.table[4], w->m.table[3].unit = 3, w->n = 4), MISMATCH,
+         {"n_tensors is 4 on rank", "and 5 on rank 0"})
+DISAGREE("other order", other_order(w), MISMATCH, {"tensors[0]", "name"})
+DISAGREE("other name", w->m.table[2].name = "beans", MISMATCH, {"tensors[2]", "name"})
+DISAGREE("other flags", w->m.table[2].flags = 0, MISMATCH, {"tensors[2]", "flags"})
+DISAGREE("other frozen", w->m.table[2].grad = NULL, MISMATCH, {"tensors[2]", "gradient"})
+DISAGREE("other unit", w->m.table[2].unit = 2, MISMATCH, {"tensors[2]", "unit"})
+DISAGREE("other prefetch", w->cfg.memory.prefetch = 1, MISMATCH, {"prefetch is 1 on rank", "and 2 on rank 0"})
+DISAGREE("other clip", w->cfg.clip = 0.25f, MISMATCH, {"clip is 0.25 on rank", "and 0 on rank 0"})
+DISAGREE("other accumulation", w->cfg.grad_accum_steps = 4, MISMATCH,
+         {"grad_accum_steps is 4 on rank", "and 1 on rank 0"})
+DISAGREE("other wire dtype", w->cfg.memory.wire_dtype = ZERO_BF16, MISMATCH,
+         {"wire_dtype is bf16 on rank", "and 0 on rank 0"})
+DISAGREE("other optimizer", w->cfg.optim.optimizer = ZERO_RMSPROP, MISMATCH,
+         {"optimizer is rmsprop on rank", "and adamw on rank 0"})
+DISAGREE("update of its own", (w->cfg.optim.update = own_update, w->cfg.optim.weight_decay = 0), MISMATCH,
+         {"optimizer is optim.update on rank", "and adamw on rank 0"})
+DISAGREE("other decay", w->cfg.optim.weight_decay = 0.2f, MISMATCH, {"weight_decay is 0.2", "and 0.1"})
+DISAGREE("other calls", other_calls(w), MISMATCH, {"n_order is 2 on rank", "on rank 0"})
+DISAGREE("other world", w->cfg.launch.world++, MISMATCH, {"has world", "rank 0 has world"},
+         .other_world = true)
+DISAGREE("invalid stage", w->cfg.stage = 4, ARG, {"stage is 4", "0, 1, 2, 3"})
+DISAGREE("invalid tensor", w->m.table[2].name = NULL, ARG, {"tensors[2]", "name is NULL"})
+DISAGREE("invalid unit", w->m.table[4].unit = 9, ARG, {"unit 3 has no tensor", "without gaps"})
+DISAGREE("invalid backend", w->cfg.launch.backend = ZERO_BACKEND_SELF, ARG, {"backend is self", "auto, shm"})
+DISAGREE("invalid budget", w->cfg.memory.param_budget_bytes = 100, BUDGET,
+         {"param_budget_bytes is 100", "alone needs"})
+DISAGREE("too large",
+         (w->m.table[4].shape[0] = INT64_C(1) << 46, w->m.param[4] = (void *)((uintptr_t)1 << 60)), MISMATCH,
+         {"tensors[4]", "differ in its"})
 
 struct wrap_case {
     const struct disagreement *of;
@@ -729,13 +624,12 @@ static void wrap_differently(struct toy_rank *r)
 
 static void ranks_disagree(void **state)
 {
-    (void)state;
     struct toy_holdings before = toy_holdings();
-    for (size_t i = 0; i < sizeof disagreements / sizeof *disagreements; i++)
+    for (int i = 0; i < n_disagreements; i++)
         for (int world = 2; world <= 3; world++) {
-            struct wrap_case c = {&disagreements[i], world - 1};
+            struct wrap_case c = {disagreements[i], world - 1};
             struct toy_rank r[3];
-            if (c.of->spoil == other_world && world > 2)
+            if (c.of->other_world && world > 2)
                 continue; /* rank 0 gives up at once, and whoever comes after that waits for it in vain */
             char odd[16];
             toy_ranks(world, wrap_differently, &c, r);
@@ -748,17 +642,16 @@ static void ranks_disagree(void **state)
                     fail_msg("%s: world %d rank %d: code %d after %lld ms \"%s\"; %s", c.of->what, world, k,
                              r[k].err, (long long)r[k].ms, r[k].text, r[k].wrong);
         }
-    assert_nothing_left(before);
+    toy_assert_nothing_left(before);
 }
 
 /* The same when the odd one is rank 0, which every other is compared with. */
 static void rank_0_is_wrong(void **state)
 {
-    (void)state;
-    for (size_t i = 0; i < sizeof disagreements / sizeof *disagreements; i++) {
-        struct wrap_case c = {&disagreements[i], 0};
+    for (int i = 0; i < n_disagreements; i++) {
+        struct wrap_case c = {disagreements[i], 0};
         struct toy_rank r[2];
-        if (c.of->spoil == other_world) /* nobody would come */
+        if (c.of->other_world) /* nobody would come */
             continue;
         toy_ranks(2, wrap_differently, &c, r);
         for (int k = 0; k < 2; k++)
@@ -905,14 +798,13 @@ static void train_differently(struct toy_rank *r)
     const struct differing *c = r->arg;
     bool odd = r->rank == r->world - 1;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, c->stage);
     /* Only who says nothing, or waits where the others do not, is found by its time. */
     cfg.launch.timeout_ms = c->how == SILENT || c->how == MEAN_ALONE ? SHORT_MS : LONG_MS;
     if (c->how == MEAN_ALONE)
         cfg.memory.prefetch = 0; /* so that at stage 3 the others wait in a gather */
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     if (err)
         toy_wrong(r, "zero_wrap: %s", zero_last_error());
     for (int step = 0; !err && z && step < 4; step++) {
@@ -925,9 +817,7 @@ static void train_differently(struct toy_rank *r)
             break;
         for (int u = 0; !err && u < TOY_UNITS; u++) {
             int unit = now && c->how == OTHER_UNIT && u == 1 ? 2 : u;
-            err = zero_begin(z, unit, ZERO_FORWARD);
-            if (!err)
-                err = zero_end(z, unit, ZERO_FORWARD);
+            err = FIRST_ERROR(zero_begin(z, unit, ZERO_FORWARD), zero_end(z, unit, ZERO_FORWARD));
         }
         for (int u = TOY_UNITS; !err && u-- > 0;) {
             if (now && c->how == LEFT_OUT && u == 1)
@@ -949,13 +839,11 @@ static void train_differently(struct toy_rank *r)
     if (z && err && err != ZERO_ERR_ORDER)
         check_failed(r, &m, z, (struct toy_holdings){0});
     else
-        zero_unwrap(&z);
-    toy_free(&m);
+        toy_close(&m, &z);
 }
 
 static void ranks_call_differently(void **state)
 {
-    (void)state;
     struct toy_holdings before = toy_holdings();
     for (int how = 0; how < N_DIFFERENCES; how++)
         for (int stage = 0; stage <= 3; stage++) {
@@ -980,7 +868,7 @@ static void ranks_call_differently(void **state)
                              r[k].wrong);
             }
         }
-    assert_nothing_left(before);
+    toy_assert_nothing_left(before);
 }
 
 /* ---- memory that fails ---- */
@@ -994,7 +882,7 @@ struct training {
 static void train_without_memory(struct toy_rank *r)
 {
     const struct training *t = r->arg;
-    struct toy_holdings before = t->who >= 0 ? toy_holdings() : (struct toy_holdings){0}, now;
+    struct toy_holdings before = t->who >= 0 ? toy_holdings() : (struct toy_holdings){0};
     struct toy m;
     zero_ctx *z = NULL;
     struct zero_config cfg = toy_config(r, t->stage);
@@ -1012,14 +900,13 @@ static void train_without_memory(struct toy_rank *r)
             toy_wrong(r, "a failed zero_wrap changed something");
     } else {
         /* Nothing is allocated from here on, so nothing fails. */
-        if (one_step(&m, z, r->rank) || toy_hash(z, 2, &r->hash) || zero_unwrap(&z))
+        if (train_step(&m, z, 0, r->rank) || toy_hash(z, 2, &r->hash) || zero_unwrap(&z))
             toy_wrong(r, "after zero_wrap: %s", zero_last_error());
     }
     r->ms = toy_now_ms() - from;
     toy_free(&m);
-    if (before.n_fds && !toy_holds_no_more(before, &now))
-        toy_wrong(r, "fds %d -> %d, threads %d -> %d, maps %d -> %d", before.n_fds, now.n_fds,
-                  before.n_threads, now.n_threads, before.n_maps, now.n_maps);
+    if (before.n_fds)
+        toy_check_nothing_left(r, before);
 }
 
 /* Returns whether all was well, and checks that it is on all ranks or on none. */
@@ -1042,7 +929,6 @@ static bool check_without_memory(const struct toy_rank *r, int world, const stru
 
 static void no_memory_in_a_process(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage += 3)
         for (int who = 0; who <= 1; who++) {
             struct training t = {.stage = stage, .who = who};
@@ -1073,14 +959,13 @@ static void fail_each_allocation(int stage, int world)
 
 static void no_memory(void **state)
 {
-    (void)state;
     struct toy_holdings before = toy_holdings();
     for (int stage = 0; stage <= 3; stage++)
         for (int world = 1; world <= 2; world++)
             fail_each_allocation(stage, world);
     fail_each_allocation(TOY_HSDP, TOY_HYBRID_WORLD);
     fail_each_allocation(TOY_HFSDP, TOY_HYBRID_WORLD);
-    assert_nothing_left(before);
+    toy_assert_nothing_left(before);
 }
 
 /* ---- many contexts ---- */
@@ -1094,7 +979,7 @@ static void wrap_often(struct toy_rank *r)
         struct zero_config cfg = toy_config(r, i % 4);
         int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
         if (!err && i % 8 == 0)
-            err = one_step(&m, z, r->rank);
+            err = train_step(&m, z, 0, r->rank);
         if (!err)
             err = zero_unwrap(&z);
         toy_free(&m);
@@ -1124,7 +1009,6 @@ enum { MOST_GROWTH_KIB = 4 << 10 };
 
 static void two_hundred_times(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 2; world++) {
         struct toy_rank r[2];
         toy_ranks(world, wrap_often, NULL, r); /* what is taken once is taken here */
@@ -1137,20 +1021,12 @@ static void two_hundred_times(void **state)
             for (int k = 0; k < world; k++)
                 if (r[k].wrong[0])
                     fail_msg("world %d rank %d: %s", world, k, r[k].wrong);
-            assert_nothing_left(before);
+            toy_assert_nothing_left(before);
             growth = resident_kib() - kib;
         }
         if (growth > MOST_GROWTH_KIB)
             fail_msg("world %d: %lld KiB more after 200 times, each time", world, (long long)growth);
     }
-}
-
-static int train_some(struct toy_rank *r, struct toy *m, zero_ctx *z, int step)
-{
-    int err = toy_forward(m, z, true);
-    if (!err)
-        err = toy_backward(m, z, true, step, r->rank);
-    return err ? err : zero_step(z, 1e-2f, NULL);
 }
 
 struct twice {
@@ -1173,7 +1049,7 @@ static void two_at_once(struct toy_rank *r)
     }
     for (int step = 0; !err && step < 3; step++)
         for (int i = 0; !err && i < t->n; i++)
-            err = train_some(r, &m[i], z[i], step);
+            err = train_step(&m[i], z[i], step, r->rank);
     uint64_t hash[2] = {0};
     for (int i = 0; !err && i < t->n; i++)
         err = toy_hash(z[i], 2, &hash[i]);
@@ -1189,7 +1065,6 @@ static void two_at_once(struct toy_rank *r)
 
 static void two_contexts(void **state)
 {
-    (void)state;
     struct toy_holdings before = toy_holdings();
     struct toy_rank r[2], other[2];
     uint64_t alone = 0;
@@ -1203,7 +1078,7 @@ static void two_contexts(void **state)
         alone = n == 1 ? r[0].hash : alone;
         assert_true(r[0].hash == alone && r[1].hash == alone);
     }
-    assert_nothing_left(before);
+    toy_assert_nothing_left(before);
 }
 
 int main(void)

@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_find_place.c: zero_find_place says before zero_wrap what zero_wrap then finds, and refuses what it
  * refuses, in the same words. */
+#include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { MOST_VARIABLES = 6 };
 
@@ -123,7 +119,6 @@ static void check_found(const struct found *f, const struct zero_config *cfg)
 
 static void test_sources(void **state)
 {
-    (void)state;
     struct toy_holdings before = toy_holdings(), now;
     for (size_t i = 0; i < sizeof found / sizeof *found; i++) {
         struct zero_config cfg = ZERO_CONFIG_INIT;
@@ -138,7 +133,6 @@ static void test_sources(void **state)
 /* The configuration's own rank and world count more than a launcher's. */
 static void test_configuration(void **state)
 {
-    (void)state;
     static const struct variable torchrun[MOST_VARIABLES] = {{"RANK", "3"}, {"WORLD_SIZE", "4"}};
     static const struct found own = {.what = "cfg", .rank = 1, .world = 2, .local_rank = 1};
     struct zero_config cfg = ZERO_CONFIG_INIT;
@@ -165,7 +159,6 @@ static void expect_place(const struct zero_config *cfg, struct zero_place want)
 /* Axes are outermost first: the ranks along tp are neighbours. */
 static void test_places(void **state)
 {
-    (void)state;
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.launch.world = 24;
     cfg.launch.rank = 17;
@@ -272,7 +265,6 @@ static void check_refused(const struct refused *r)
 
 static void test_refusals(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
         check_refused(&refused[i]);
 }
@@ -314,17 +306,14 @@ static void wrap_replicas(struct toy_rank *r)
 
 static void test_after_wrap(void **state)
 {
-    (void)state;
     struct toy_rank r[2];
     environment(NULL);
-    toy_ranks(2, wrap_replicas, NULL, r);
-    toy_assert_well(r, 2, "replicas of hosts");
+    toy_run(2, wrap_replicas, NULL, r, "replicas of hosts");
 }
 
 /* What zero_wrap warns of is told once, by zero_wrap; and the rank that was found is the context's. */
 static void test_before_wrap(void **state)
 {
-    (void)state;
     static const struct variable misspelt[MOST_VARIABLES] = {{"ZERO_STGE", "3"},
                                                              {"RANK", "0"},
                                                              {"WORLD_SIZE", "1"},

@@ -2,20 +2,16 @@
 /* test_first_values.c: cfg.init_from: parameters whose values come from rank 0 alone, from cfg.init, or later
  * by zero_load, zero_import and zero_write. *param is NULL then, and the weights end in the bits of a run
  * whose ranks all had them. On the host, or (on the stand-in) on GPUs. */
+#include "test/cmocka.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 #include "test/zero/where.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { STEPS = 3, PIECE = 256 << 10 };
 
@@ -67,11 +63,8 @@ static int train(struct toy_rank *r, struct toy *m, zero_ctx *z)
 {
     int err = 0;
     for (int step = 0; !err && step < STEPS; step++) {
-        err = toy_forward(m, z, true);
-        if (!err)
-            err = toy_backward(m, z, true, step, r->rank);
-        if (!err)
-            err = zero_step(z, 1e-2f, NULL);
+        err = FIRST_ERROR(toy_forward(m, z, true), toy_backward(m, z, true, step, r->rank),
+                          zero_step(z, 1e-2f, NULL));
     }
     return err ? err : toy_hash(z, 2, &r->hash);
 }
@@ -150,7 +143,6 @@ static uint64_t expected(int stage, int world)
 
 static void test_by_rank_0_or_a_callback(void **state)
 {
-    (void)state;
     for (int w = 0; w < 4; w++)
         for (int stage = 0; stage < TOY_STAGES; stage++) {
             if (!toy_has_stage(worlds[w], stage) || !sample_has())
@@ -170,7 +162,6 @@ static void test_by_rank_0_or_a_callback(void **state)
 
 static void test_refused(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 3; world += 2)
         for (int stage = 0; stage <= 3; stage += 3) {
             struct plan p = {.stage = stage, .from = ZERO_INIT_CALL, .fails_on = world / 2, .forgets = -1};
@@ -279,14 +270,11 @@ static int import(struct toy_rank *r, struct toy *m, zero_ctx *z)
 
 static int save_and_export(struct toy_rank *r, struct toy *m, zero_ctx *z)
 {
-    (void)r, (void)m;
-    int err = zero_save(z, plan->dir, NULL);
-    return err ? err : zero_export(z, plan->dir, NULL, 0, 0);
+    return FIRST_ERROR(zero_save(z, plan->dir, NULL), zero_export(z, plan->dir, NULL, 0, 0));
 }
 
 static void test_later(void **state)
 {
-    (void)state;
     char folder[] = "/tmp/zero-first-values-XXXXXX", command[64], path[64];
     assert_non_null(mkdtemp(folder));
     snprintf(path, sizeof path, "%s/saved", folder);
@@ -324,7 +312,6 @@ static void flip_last_byte(const char *path)
 /* Of several blocks, the last of which is damaged: those before it are read and right. */
 static void test_damaged_load_changes_nothing(void **state)
 {
-    (void)state;
     enum { N = 300000 };
     char folder[] = "/tmp/zero-first-values-XXXXXX", path[128];
     assert_non_null(mkdtemp(folder));
@@ -373,7 +360,6 @@ static void test_damaged_load_changes_nothing(void **state)
 /* After a failure every call says why, and not that values are awaited. */
 static int differ(struct toy_rank *r, struct toy *m, zero_ctx *z)
 {
-    (void)m;
     int err = zero_write(z, 0, ZERO_VALUE_PARAM, 0, r->rank + 1, values.own[0]);
     for (int i = 0; err && i < 3; i++) {
         int again = i == 0   ? zero_begin(z, 0, ZERO_FORWARD)
@@ -387,7 +373,6 @@ static int differ(struct toy_rank *r, struct toy *m, zero_ctx *z)
 
 static void test_failed_while_awaited(void **state)
 {
-    (void)state;
     if (where_has_gpu)
         skip(); /* NCCL takes calls that differ, and they are found to differ later */
     struct plan p = {.stage = 3, .from = ZERO_INIT_LATER, .values = differ, .fails_on = -1, .forgets = -1};
@@ -396,7 +381,6 @@ static void test_failed_while_awaited(void **state)
 
 static int ones(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst)
 {
-    (void)arg, (void)tensor, (void)first;
     for (int64_t i = 0; i < n; i++)
         ((float *)dst)[i] = 1;
     return 0;
@@ -406,7 +390,6 @@ static int ones(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst)
  * neither read nor, in check mode, filled. */
 static void test_placeholder(void **state)
 {
-    (void)state;
     enum { N = 512 };
     static float place[4 * N];
     for (int from = ZERO_INIT_LATER; from <= ZERO_INIT_CALL; from++) {

@@ -1,21 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_fork.c: ranks that fork, and ranks that exit with a context open. A child may call what it likes: it
  * gets an error and never hangs, and neither its life nor its end does anything to the ranks. */
+#include "test/cmocka.h"
 #include "test/comm/ranks.h"
 #include "test/zero/toy_net.h"
 
 #include <fcntl.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { HANG_S = 60 };
 
@@ -46,10 +43,8 @@ static int start(struct rank *me, struct job *j)
 
 static int one_step(struct rank *me, struct job *j, int step)
 {
-    int err = toy_forward(&j->m, j->z, true);
-    if (!err)
-        err = toy_backward(&j->m, j->z, true, step, me->w.rank);
-    return err ? err : zero_step(j->z, 1e-2f, NULL);
+    return FIRST_ERROR(toy_forward(&j->m, j->z, true), toy_backward(&j->m, j->z, true, step, me->w.rank),
+                       zero_step(j->z, 1e-2f, NULL));
 }
 
 /* In the child. Returns the number of the call that did not give the error that it should, or 0. */
@@ -116,7 +111,6 @@ static void fork_and_go_on(struct rank *me)
 
 static void test_child_calls(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage++)
         for (int world = 1; world <= 3; world += 2)
             run_ranks(true, world, fork_and_go_on, &stage, NULL);
@@ -143,7 +137,6 @@ static void look_at_descriptors(struct rank *me)
 
 static void test_descriptors(void **state)
 {
-    (void)state;
     int stage = 3;
     run_ranks(true, 2, look_at_descriptors, &stage, NULL);
 }
@@ -177,7 +170,6 @@ static void rank_0_goes(struct rank *r)
 
 static void test_exit_without_unwrap(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage += 3)
         for (int who = 0; who <= 1; who++) {
             char name[32];
@@ -196,7 +188,6 @@ static void test_exit_without_unwrap(void **state)
  * while rank 0's own threads still run: its leaving is not what the last to hear is told. */
 static void test_exit_is_reported_slowly(void **state)
 {
-    (void)state;
     int stage = 3;
     last_words_take_ms = 300;
     struct rank *r = run_ranks(true, 3, train_while_one_goes, &stage, rank_0_goes);
@@ -246,7 +237,6 @@ static void rank_0_dies(struct rank *r)
 
 static void test_death_is_found_by_its_connection(void **state)
 {
-    (void)state;
     int stage = 1;
     for (int who = 0; who <= 1; who++) {
         char text[96];

@@ -3,18 +3,14 @@
  * and that training does not notice. At every stage, on one to three ranks that are threads, with units that
  * are sharded, resident and stacked, f32 and bf16; cfg.debug.check on and off; on the host, or on a GPU that
  * is a stand-in. */
+#include "test/cmocka.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 #include "test/zero/where.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { STEPS = 3, WORLDS = 3 };
 
@@ -129,7 +125,6 @@ static void train(struct toy_rank *r)
 
 static void everything_is_there(void **state)
 {
-    (void)state;
     const int own_device = where_has_gpu ? ZERO_DEVICE_CUDA : 0;
     for (int world = 1; world <= (where_has_gpu ? WORLDS : TOY_HYBRID_WORLD); world++)
         for (int stage = 0; stage < TOY_STAGES; stage++)
@@ -146,11 +141,9 @@ static void everything_is_there(void **state)
                 struct toy_rank plain[TOY_HYBRID_WORLD], r[TOY_HYBRID_WORLD];
                 char what[64];
                 snprintf(what, sizeof what, "stage %d world %d way %d", stage, world, way);
-                toy_ranks(world, train, &s, plain);
-                toy_assert_well(plain, world, what);
+                toy_run(world, train, &s, plain, what);
                 s.gathers = true;
-                toy_ranks(world, train, &s, r);
-                toy_assert_well(r, world, what);
+                toy_run(world, train, &s, r, what);
                 for (int k = 0; k < world; k++)
                     if (r[k].hash != plain[0].hash)
                         fail_msg("%s: other weights on rank %d", what, k);
@@ -206,7 +199,6 @@ static void call_wrongly(struct toy_rank *r)
 
 static void wrong_moments(void **state)
 {
-    (void)state;
     struct setup s = {.prefetch = 0};
     toy_at_each_stage(call_wrongly, &s, &s.stage, "wrong moments");
 }
@@ -238,10 +230,8 @@ static void ask_beyond_the_budget(struct toy_rank *r)
 
 static void beyond_the_budget(void **state)
 {
-    (void)state;
     struct toy_rank r[WORLDS];
-    toy_ranks(2, ask_beyond_the_budget, NULL, r);
-    toy_assert_well(r, 2, "budget");
+    toy_run(2, ask_beyond_the_budget, NULL, r, "budget");
 }
 
 /* ---- ranks that differ ---- */
@@ -267,13 +257,11 @@ static void differ(struct toy_rank *r)
 
 static void ranks_that_differ(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage++) {
         /* Among GPUs it is found when a collective has waited in vain. */
         struct setup s = {.stage = stage, .timeout_ms = where_has_gpu ? 2000 : 0};
         struct toy_rank r[WORLDS];
-        toy_ranks(2, differ, &s, r);
-        toy_assert_well(r, 2, "one rank asks alone");
+        toy_run(2, differ, &s, r, "one rank asks alone");
     }
 }
 
@@ -307,7 +295,6 @@ static void touch_wrongly(struct toy_rank *r)
 
 static void touches_are_found(void **state)
 {
-    (void)state;
     if (where_has_gpu) /* whose memory cannot be closed */
         skip();
     for (int world = 1; world <= 2; world++)
@@ -315,8 +302,7 @@ static void touches_are_found(void **state)
             for (int writes = 0; writes < 2; writes++) {
                 struct setup s = {.stage = stage, .gathers = writes};
                 struct toy_rank r[WORLDS];
-                toy_ranks(world, touch_wrongly, &s, r);
-                toy_assert_well(r, world, writes ? "a write" : "a late read");
+                toy_run(world, touch_wrongly, &s, r, writes ? "a write" : "a late read");
             }
 }
 

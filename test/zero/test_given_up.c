@@ -2,18 +2,14 @@
 /* test_given_up.c: what the model's pointers pointed at before zero_wrap. A copy of its structs made before
  * computes with it: without cfg.debug.check the loss is finite and wrong, with it NaN. Memory that is not
  * this process's alone, or not writable, stays as it was. */
+#include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 struct plan {
     int stage;
@@ -79,7 +75,6 @@ static uint64_t run(void (*fn)(struct toy_rank *r), struct plan p, int world)
 
 static void test_copies(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 2; world++)
         for (int stage = 0; stage < 4; stage++) {
             uint64_t plain = run(trains_a_copy, (struct plan){stage, false}, world);
@@ -109,7 +104,6 @@ static bool all_equal(const char *a, const char *b, size_t n_bytes, const char *
  * which the second page is read-only. */
 static void test_kinds_of_memory(void **state)
 {
-    (void)state;
     const size_t page = (size_t)sysconf(_SC_PAGESIZE), n_bytes = PAGES * page;
     const uint16_t nan_bits = 0x7fc0;
     char nan[2];

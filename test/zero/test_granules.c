@@ -4,19 +4,15 @@
  * what ragged slices travel by. Some slices are small and some are larger than what NCCL's communicators
  * pack; on one to four ranks that are threads, on the host, or on a GPU that is a stand-in. Gradients are
  * small whole numbers, whose sums are exact in whatever order. */
+#include "test/cmocka.h"
 #include "test/stand_in/half.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 #include "test/zero/where.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { TENSORS = 9, UNITS = 4, FROZEN = 6, WARM_STEPS = 4 };
 
@@ -227,9 +223,7 @@ static void train(struct toy_rank *r)
     for (int k = 0; k < WARM_STEPS && !err; k++)
         err = step(r, &m, z, k);
     for (int k = 0; k < 3 && !err; k++) {
-        err = k == 1 ? step(r, &m, z, WARM_STEPS) : 0;
-        if (!err)
-            err = received(r, z, &at[k]);
+        err = FIRST_ERROR(k == 1 ? step(r, &m, z, WARM_STEPS) : 0, received(r, z, &at[k]));
     }
     if (!err) {
         s->step[r->rank] = step_between(&at[0], &at[1], &at[2]);
@@ -285,8 +279,7 @@ static uint64_t run(const struct setup *like, int world, bool granules)
     char what[128];
     s.granules = granules;
     describe(&s, world, what, sizeof what);
-    toy_ranks(world, train, &s, r);
-    toy_assert_well(r, world, what);
+    toy_run(world, train, &s, r, what);
     check_traffic(&s, world, what);
     for (int k = 1; k < world; k++)
         if (r[k].hash != r[0].hash)
@@ -318,7 +311,6 @@ static void test_ways(int stage, int world)
 
 static void stages(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage++)
         for (int world = 2; world <= 3; world++)
             test_ways(stage, world);
@@ -326,7 +318,6 @@ static void stages(void **state)
 
 static void hybrids(void **state)
 {
-    (void)state;
     for (int stage = TOY_HSDP; stage < TOY_STAGES; stage++)
         test_ways(stage, TOY_HYBRID_WORLD);
 }
@@ -360,11 +351,9 @@ static void wrap_half(struct toy_rank *r)
 /* They are gathered only where every rank has all of them. */
 static void large_sums_of_small_slices(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 1; stage++) {
         struct toy_rank r[2];
-        toy_ranks(2, wrap_half, &stage, r);
-        toy_assert_well(r, 2, stage ? "stage 1" : "stage 0");
+        toy_run(2, wrap_half, &stage, r, stage ? "stage 1" : "stage 0");
     }
 }
 

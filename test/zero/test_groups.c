@@ -2,15 +2,12 @@
 /* test_groups.c: what cfg.mesh and cfg.hybrid come to: on any hosts, in a plan, and when a hybrid
  * gives way. */
 #include "comm/topology.h"
+#include "test/cmocka.h"
+#include "test/first_error.h"
 #include "zero/config.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 struct lines {
     char text[2048];
@@ -52,9 +49,7 @@ static void try_groups(const struct asked *a)
     assert_int_equal(zr_topology_assume(a->world, a->local_size, &t), 0);
     for (int32_t r = 0; r < t.world && a->by_turns; r++)
         t.host_of[r] = r % t.n_hosts;
-    int err = zr_config_mesh(&c, 0, a->world);
-    if (!err)
-        err = zr_config_groups(&c, a->has_hosts ? &t : NULL);
+    int err = FIRST_ERROR(zr_config_mesh(&c, 0, a->world), zr_config_groups(&c, a->has_hosts ? &t : NULL));
     const char *said = err ? zr_error_text() : log.text;
     if (err != (a->inner ? 0 : ZR_ERR_ARG) || (a->says ? !strstr(said, a->says) : *said))
         fail_msg("hybrid %d, %d replicas in %d: %d \"%s\", expected \"%s\"", a->hybrid, a->dp_replicate,
@@ -75,7 +70,6 @@ static void try_groups(const struct asked *a)
 
 static void test_groups(void **state)
 {
-    (void)state;
     enum { HSDP = ZERO_HSDP, HFSDP = ZERO_HFSDP, AUTO = ZERO_AUTO };
     static const struct asked cases[] = {
         {HSDP, 1, 8, 1, 1, 4, true, 3, ZR_HYBRID_NONE, 8, NULL, 3},
@@ -141,7 +135,6 @@ static void test_groups(void **state)
 /* deterministic gives way only where nobody asked for it and each micro-batch would go over the network. */
 static void test_network(void **state)
 {
-    (void)state;
     for (int asked = -1; asked <= 1; asked++)
         for (int spans = 0; spans <= 1; spans++)
             for (int micro = 1; micro <= 2; micro++) {
@@ -217,7 +210,6 @@ static void expect_plan(int hybrid, int inner, int world)
 
 static void test_plans(void **state)
 {
-    (void)state;
     struct zero_plan_info info;
     expect_plan(ZR_HYBRID_NONE, 8, 8);
     for (int inner = 2; inner < 8; inner *= 2) {

@@ -4,20 +4,16 @@
  * depend on hosts. */
 #include "comm/identity.h"
 #include "kernels/host/host_memory.h"
+#include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 #include "test/zero/where.h"
 
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { STEPS = 2, WORLD = 4 };
 
@@ -45,7 +41,6 @@ static _Thread_local int rank_here;
 
 static int refuse(void *arg, int rank, int pid, int fd)
 {
-    (void)arg, (void)rank, (void)pid, (void)fd;
     errno = EACCES;
     return -1;
 }
@@ -133,7 +128,6 @@ static void expect_refused(const struct setup *s)
 
 static void shared_memory_is_refused(void **state)
 {
-    (void)state;
     const struct setup machines = {.what = "two machines",
                                    .machine = {0, 0, 1, 1},
                                    .cannot_open = -1,
@@ -189,7 +183,6 @@ static int wrap_as_launched(const struct toy_rank *at, const char *local_rank, c
 
 static void local_ranks_are_compared(void **state)
 {
-    (void)state;
     static const char *const said[2][2] = {{"0", "1"}, {"0", "0"}};
     for (int i = 0; i < 2; i++) {
         struct toy_rank r[2];
@@ -316,7 +309,6 @@ static void expect_short(const struct setup *s)
  * theirs be equal. */
 static void memory_is_divided_among_the_ranks_of_a_machine(void **state)
 {
-    (void)state;
     const struct setup containers = {.what = "containers",
                                      .container = {7, 8, 9, 7},
                                      .cannot_open = -1,
@@ -405,7 +397,6 @@ static void memory_is_that_of_all_stages_of_a_machine(void **state)
 {
     int64_t needs[2], none[2];
     char says[160];
-    (void)state;
     struct setup s = {.what = "enough", .cannot_open = -1};
     expect_stages(&s, NULL, needs);
     int64_t both = needs[0] + needs[1];
@@ -438,8 +429,7 @@ static void memory_is_that_of_all_stages_of_a_machine(void **state)
 static uint64_t hash_of(const struct setup *s, const char *what)
 {
     struct toy_rank r[WORLD];
-    toy_ranks(WORLD, train_on_hosts, (void *)s, r);
-    toy_assert_well(r, WORLD, what);
+    toy_run(WORLD, train_on_hosts, (void *)s, r, what);
     for (int k = 1; k < WORLD; k++)
         assert_int_equal(r[k].hash, r[0].hash);
     return r[0].hash;
@@ -451,7 +441,6 @@ static void bits_do_not_depend_on_hosts(void **state)
 {
     static const int on[][WORLD] = {{0, 0, 0, 0}, {3, 3, 1, 1}, {0, 1, 0, 1}, {0, 0, 0, 1}, {0, 1, 1, 0}};
     enum { N = sizeof on / sizeof *on };
-    (void)state;
     char dir[] = "zero-test-hosts-XXXXXX";
     if (!where_has_gpu) {
         print_message("skipped: no NCCL here\n");

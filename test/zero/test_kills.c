@@ -9,15 +9,14 @@
  * N_LOST=500 in the environment is the full count, with MOST_MS=2000 as the time in which every survivor has
  * to know; without them it is a sample, and the slowest is only printed. SEED repeats a run, VERBOSE=1 shows
  * what was said. */
+#include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 #include "test/zero/where.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <ftw.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,8 +26,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 /* ANSWER_MS: after a timeout, for the ranks to compare what they called where they share no memory. */
 enum { WORLD = 4, SAMPLE = 18, SAMPLE_MS = 15000, LONG_MS = 30000, HANG_MS = 120000, ANSWER_MS = 8000 };
@@ -339,9 +336,6 @@ static void assert_nothing_left(void)
 
 static int remove_one(const char *path, const struct stat *s, int kind, struct FTW *at)
 {
-    (void)s;
-    (void)kind;
-    (void)at;
     return remove(path);
 }
 
@@ -488,7 +482,6 @@ static int n_lost(void)
 
 static void killed_at_any_moment(void **state)
 {
-    (void)state;
     int64_t from = toy_now_ms();
     for (int i = 0; i < n_lost(); i++) {
         struct loss l = any_loss(i, SIGKILL);
@@ -503,7 +496,6 @@ static void killed_at_any_moment(void **state)
 
 static void stopped_at_any_moment(void **state)
 {
-    (void)state;
     for (int i = 0; i < (n_lost() + 17) / 18; i++) {
         struct loss l = any_loss((int)(draw() % TOY_STAGES), SIGSTOP);
         lose(&l);

@@ -2,17 +2,13 @@
 /* test_launchers.c: the variables of two launchers at once. The innermost launcher decides who this rank is.
  * Where the variables cannot tell which one that is, zero_find_place and zero_wrap refuse in the same words,
  * and name both. */
+#include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum launcher { ZERO_RUN, TORCHRUN, OPEN_MPI, MPICH, SLURM, N_LAUNCHERS };
 
@@ -144,7 +140,6 @@ static void refuse(const char *what, ...)
 
 static void test_pairs(void **state)
 {
-    (void)state;
     int n = 0;
     for (enum launcher outer = 0; outer < N_LAUNCHERS; outer++)
         for (enum launcher inner = 0; inner < N_LAUNCHERS; inner++) {
@@ -167,7 +162,6 @@ static void test_pairs(void **state)
 /* Launchers that say the same are silent, whichever is the inner one. */
 static void test_agree(void **state)
 {
-    (void)state;
     for (enum launcher outer = 0; outer < N_LAUNCHERS; outer++)
         for (enum launcher inner = 0; inner < N_LAUNCHERS; inner++) {
             begin();
@@ -182,7 +176,6 @@ static void test_agree(void **state)
 
 static void test_left_over(void **state)
 {
-    (void)state;
     for (enum launcher l = OPEN_MPI; l < N_LAUNCHERS; l++) {
         begin();
         put("RANK", 0);
@@ -213,7 +206,6 @@ static void test_left_over(void **state)
 
 static void test_slurm_shells(void **state)
 {
-    (void)state;
     /* A batch script has SLURM_PROCID 0, and no step: it may start ranks by RANK and WORLD_SIZE. */
     begin();
     put("SLURM_PROCID", 0);
@@ -256,7 +248,6 @@ static void count_note(void *arg, const char *line)
 /* Each of two tasks may start a torchrun for itself, or torchrun's variables are left over: one line. */
 static void test_torchrun_alone_in_task(void **state)
 {
-    (void)state;
     struct zero_config cfg = ZERO_CONFIG_INIT;
     int n_notes = 0;
     struct toy m;
@@ -285,7 +276,6 @@ static void test_torchrun_alone_in_task(void **state)
 /* Ranks of MPI have the numbers of its launcher, whatever else counts for other backends. */
 static void test_backend_mpi(void **state)
 {
-    (void)state;
     for (enum launcher l = OPEN_MPI; l <= MPICH; l++) {
         begin();
         launch(l, 1, 2, true, 1);

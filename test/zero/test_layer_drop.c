@@ -2,21 +2,17 @@
 /* test_layer_drop.c: a step leaves out the units that have no backward bracket in it. They are not updated at
  * all: no decay, no momentum, no count for the bias correction. What is trained has the same bits at every
  * stage, and the numbers of a reference that does the same in double. */
+#include "test/cmocka.h"
 #include "test/kernels/random.h"
 #include "test/stand_in/half.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { STEPS = 8, SAVED = 5, MOST_ELEMS = 257 };
 #define LR 0.02
@@ -251,7 +247,6 @@ static uint64_t run(const struct setup *s)
 
 static void all_stages_agree(void **state)
 {
-    (void)state;
     for (int pattern = 0; pattern < PATTERNS; pattern++)
         for (int world = 1; world <= 4; world *= 2)
             for (int accum = 1; accum <= 3; accum += 2) {
@@ -275,7 +270,6 @@ static void all_stages_agree(void **state)
  * micro-batch is over, and other gradients are still being reduced while the model zeroes its own. */
 static void the_model_may_zero_its_gradients(void **state)
 {
-    (void)state;
     for (int pattern = 0; pattern < PATTERNS; pattern++)
         for (int world = 1; world <= 2; world++)
             for (int stage = 0; stage <= 1; stage++)
@@ -292,7 +286,6 @@ static void the_model_may_zero_its_gradients(void **state)
 
 static void other_optimizers(void **state)
 {
-    (void)state;
     for (int pattern = 0; pattern < PATTERNS; pattern++)
         for (int stage = 0; stage < TOY_HSDP; stage++)
             if (sample_has())
@@ -302,7 +295,6 @@ static void other_optimizers(void **state)
 /* Each unit's own count goes with the checkpoint. */
 static void a_save_keeps_the_counts(void **state)
 {
-    (void)state;
     for (int pattern = 0; pattern < PATTERNS; pattern++)
         for (int stage = 0; stage < TOY_HSDP; stage++)
             for (int accum = 1; accum <= 3; accum += 2) {
@@ -326,7 +318,6 @@ static int64_t seen_t[TOY_TENSORS];
 
 static int see(void *arg, const struct zero_update *u)
 {
-    (void)arg;
     for (int t = 0; t < TOY_TENSORS; t++) {
         static const char *const names[TOY_TENSORS] = {"embedding", "layers", "bias", "frozen", "head"};
         if (!strcmp(names[t], u->tensor))
@@ -382,11 +373,9 @@ static void count_per_unit(struct toy_rank *r)
 
 static void each_unit_has_a_count(void **state)
 {
-    (void)state;
     for (int stage = 0; stage < TOY_HSDP; stage++) {
         struct toy_rank r[1];
-        toy_ranks(1, count_per_unit, &stage, r);
-        toy_assert_well(r, 1, "a count for each unit");
+        toy_run(1, count_per_unit, &stage, r, "a count for each unit");
     }
 }
 
@@ -394,14 +383,12 @@ static void read_left_out(struct toy_rank *r)
 {
     const int *stage = r->arg;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, *stage);
     float g[2 * 40 * 3];
     double norm = 0, sum = 0;
-    int err = 0;
     cfg.debug.log = toy_forget_line;
-    toy_make(&m);
-    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    int err = toy_open(r, &m, &z, &cfg);
     for (int u = 0; u < TOY_UNITS; u++)
         TOY_TRY(backward_of(&m, z, u, true));
     TOY_TRY(zero_step(z, 0.1f, NULL));
@@ -416,13 +403,11 @@ static void read_left_out(struct toy_rank *r)
     if (!err && fabs(sqrt(sum) - norm) > 1e-4 * norm)
         toy_wrong(r, "the norm is %g, not %g. ", norm, sqrt(sum));
     TOY_TRY(zero_step(z, 0.1f, NULL));
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 static void it_has_no_gradient(void **state)
 {
-    (void)state;
     int stage;
     toy_at_each_stage(read_left_out, &stage, &stage, "the gradient of what is left out");
 }

@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_left_out.c: a unit without a backward bracket in a step is a line of the log, once. At stages 0 and 1,
  * where pointers are valid without brackets, so is one that has brackets in some micro-batches alone. */
+#include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { STEPS = 4, ACCUM = 3 };
 
@@ -26,7 +22,6 @@ static char first_line[512];
 
 static void keep_line(void *arg, const char *line)
 {
-    (void)arg;
     if ((strstr(line, "bracket in ") || strstr(line, "backward bracket, so")) && n_lines++ == 0)
         snprintf(first_line, sizeof first_line, "%s", line);
 }
@@ -51,13 +46,11 @@ static void train(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, s->stage);
-    int err = 0;
     cfg.debug.log = r->rank == 0 ? keep_line : toy_forget_line;
     cfg.grad_accum_steps = ACCUM;
-    toy_make(&m);
-    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    int err = toy_open(r, &m, &z, &cfg);
     for (int step = 0; !err && step < STEPS; step++) {
         for (int micro = 0; !err && micro < ACCUM; micro++) {
             TOY_TRY(pass(&m, z, s, ZERO_FORWARD, step, micro));
@@ -68,16 +61,14 @@ static void train(struct toy_rank *r)
         else
             TOY_TRY(zero_step(z, 1e-3f, NULL));
     }
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 static void run(struct setup s, const char *says)
 {
     struct toy_rank r[2];
     n_lines = 0;
-    toy_ranks(2, train, &s, r);
-    toy_assert_well(r, 2, says ? says : "no line");
+    toy_run(2, train, &s, r, says ? says : "no line");
     if (n_lines != (says != NULL) || (says && !strstr(first_line, says)))
         fail_msg("stage %d, phase %d of step %d, micro-batch %d: %d lines, the first: %s", s.stage, s.phase,
                  s.step, s.micro, n_lines, first_line);
@@ -85,7 +76,6 @@ static void run(struct setup s, const char *says)
 
 static void a_bracket_that_is_left_out_is_a_line(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 1; stage++) {
         run((struct setup){stage, ZERO_BACKWARD, 2, 1, false},
             "step 3: unit 1 (tensor layers) had a backward bracket in only 2 of 3 micro-batches: at stage ");
@@ -99,7 +89,6 @@ static void a_bracket_that_is_left_out_is_a_line(void **state)
 /* At any stage, and of a unit that never has one, too. */
 static void a_unit_that_a_step_leaves_out_is_a_line(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage++) {
         run((struct setup){stage, ZERO_BACKWARD, 1, -1, false},
             "step 2: unit 1 (tensor layers) had no backward bracket, so this step does not update it");
@@ -110,7 +99,6 @@ static void a_unit_that_a_step_leaves_out_is_a_line(void **state)
 
 static void else_there_is_none(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage++) {
         run((struct setup){stage, ZERO_BACKWARD, 99, -1, false}, NULL); /* nothing is left out */
         run((struct setup){stage, ZERO_BACKWARD, 1, 1, true}, NULL);    /* of a step that is given up */

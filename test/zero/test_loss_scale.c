@@ -4,17 +4,13 @@
  * The tokens of a step are numbered, and cut at random places into the micro-batches of all ranks, some of
  * which have none. The gradient of their mean loss, in double precision and of the weights that the library
  * shows, is what the update has to have, at every stage, world and number of micro-batches. */
+#include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* Each unit is a matrix w (OUT, IN); a token's loss is half of |w x - target|^2, summed over units. */
 enum { UNITS = 4, IN = 37, OUT = 5, N = OUT * IN, STEPS = 3, MOST_PARTS = 16 };
@@ -219,7 +215,6 @@ static void train(struct toy_rank *r)
 
 static void however_they_are_spread(void **state)
 {
-    (void)state;
     uint32_t seed = 20261126;
     int n = 0;
     for (int world = 1; world <= TOY_HYBRID_WORLD; world++)
@@ -241,8 +236,7 @@ static void however_they_are_spread(void **state)
                 char what[128];
                 snprintf(what, sizeof what, "world %d, stage %d, way %d, accum %d, %d tokens, sum %d", world,
                          stage, way, s.accum, s.tokens, s.sum);
-                toy_ranks(world, train, &s, r);
-                toy_assert_well(r, world, what);
+                toy_run(world, train, &s, r, what);
                 n++;
             }
     assert_true(n > 50);
@@ -255,17 +249,13 @@ static int n_lines;
 
 static void keep_line(void *arg, const char *line)
 {
-    (void)arg;
     if (strstr(line, "zero_loss_scale was called") && n_lines < 8)
         snprintf(lines[n_lines++], sizeof *lines, "%s", line);
 }
 
 static int step_of(struct toy *m, zero_ctx *z, int step)
 {
-    int err = toy_forward(m, z, true);
-    if (!err)
-        err = toy_backward(m, z, true, step, 0);
-    return err ? err : zero_step(z, 1e-3f, NULL);
+    return FIRST_ERROR(toy_forward(m, z, true), toy_backward(m, z, true, step, 0), zero_step(z, 1e-3f, NULL));
 }
 
 static void refuse(struct toy_rank *r)
@@ -315,13 +305,11 @@ static void refuse(struct toy_rank *r)
 
 static void refused_and_reported(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 3; world++)
         for (int stage = 0; stage <= 3; stage++) {
             struct toy_rank r[3];
             n_lines = 0;
-            toy_ranks(world, refuse, &stage, r);
-            toy_assert_well(r, world, "refused");
+            toy_run(world, refuse, &stage, r, "refused");
             if (n_lines != 1 || !strstr(lines[0], "but not for this"))
                 fail_msg("world %d, stage %d: %d lines, first: %s", world, stage, n_lines, lines[0]);
         }

@@ -1,97 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_misuse_ranks.c: ways to use the library wrongly (misuse.h):
- * ranks that differ, or do not know who they are; what only the library can say. */
+/* test_misuse_ranks.c: ranks that differ or do not know their number, and miscounted steps (misuse.h). */
 #include "test/zero/misuse.h"
 
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-/* ---- ranks that differ ---- */
-
-static int other_lr(struct program *p)
+static void poison_gradient(struct program *p, int unit)
 {
-    int err = micro_batch(p, 0, 0);
-    if (!err)
-        err = zero_step(p->z, p->odd ? 2e-2f : 1e-2f, NULL);
-    return err ? err : train(p);
+    add_gradient(p, unit);
+    if (unit == 0)
+        toy_poison_gradient(&p->model, 0, NAN);
 }
-
-static int other_unit(struct program *p)
-{
-    int err = zero_begin(p->z, p->odd ? 2 : 1, ZERO_FORWARD);
-    if (!err)
-        err = zero_end(p->z, p->odd ? 2 : 1, ZERO_FORWARD);
-    return err ? err : train(p);
-}
-
-static int odd_one_reads(struct program *p)
-{
-    float x[8];
-    int err = p->odd ? zero_read(p->z, 0, ZERO_VALUE_PARAM, 0, 8, x) : 0;
-    return err ? err : train(p);
-}
-
-static void other_stage(struct program *p)
-{
-    p->cfg.stage = p->odd ? (p->cfg.stage + 1) % 4 : p->cfg.stage;
-}
-
-static void other_clip(struct program *p)
-{
-    p->cfg.clip = p->odd ? 1.0f : 2.0f;
-}
-
-static void other_shape(struct program *p)
-{
-    if (p->odd)
-        p->model.table[TOY_FROZEN].shape[0] = 10;
-}
-
-/* ---- what only the library can say ---- */
-
-static void lends_on_the_host(struct program *p)
-{
-    p->cfg.launch.nccl_comm = &p->cfg;
-}
-
-static int poisoned(struct program *p)
-{
-    int err = toy_forward(&p->model, p->z, true);
-    for (int u = TOY_UNITS; !err && u-- > 0;) {
-        err = zero_begin(p->z, u, ZERO_BACKWARD);
-        if (!err)
-            toy_add_gradient(&p->model, u, 0, p->rank->rank);
-        if (!err && u == 0)
-            toy_poison_gradient(&p->model, 0, NAN);
-        if (!err)
-            err = zero_end(p->z, u, ZERO_BACKWARD);
-    }
-    if (!err)
-        err = zero_step(p->z, 1e-2f, NULL);
-    return err ? err : train(p);
-}
-
-static int four_of_one(struct program *p)
-{
-    int err = 0;
-    for (int k = 0; !err && k < 4; k++)
-        err = micro_batch(p, 0, k);
-    return err ? err : zero_step(p->z, 1e-2f, NULL);
-}
-
-static int steps_twice(struct program *p)
-{
-    int err = micro_batch(p, 0, 0);
-    if (!err)
-        err = zero_step(p->z, 1e-2f, NULL);
-    return err ? err : zero_step(p->z, 1e-2f, NULL);
-}
-
-/* ---- ranks, before the wrap ---- */
 
 static int finds(struct zero_config cfg)
 {
@@ -99,119 +15,53 @@ static int finds(struct zero_config cfg)
     return zero_find_place(&cfg, &place);
 }
 
-AFTER(finds_again, finds(p->cfg), train(p))
-AFTER(finds_without_init, 0, finds((struct zero_config){.stage = 3}))
-
-static int finds_nowhere(struct program *p)
-{
-    return zero_find_place(&p->cfg, NULL);
-}
-
-static int finds_half(struct program *p)
+static int finds_as(struct program *p, int rank, int world, void *nccl_comm)
 {
     struct zero_config cfg = p->cfg;
-    cfg.launch.rank = 1;
-    cfg.launch.world = 0;
-    return finds(cfg);
-}
-
-static int finds_beyond(struct program *p)
-{
-    struct zero_config cfg = p->cfg;
-    cfg.launch.rank = cfg.launch.world;
-    return finds(cfg);
-}
-
-static int finds_by_a_communicator(struct program *p)
-{
-    struct zero_config cfg = p->cfg;
-    cfg.launch.nccl_comm = p;
+    cfg.launch.rank = rank;
+    cfg.launch.world = world;
+    cfg.launch.nccl_comm = nccl_comm;
     return finds(cfg);
 }
 
 /* ---- the rows ---- */
 
-static const struct misuse rows[] = {
-    {"gives another lr on one rank", ALL, W2, NULL, other_lr, ERROR, ZERO_ERR_MISMATCH, {"lr is"}},
-    {"begins another unit on one rank",
-     ALL,
-     W2,
-     NULL,
-     other_unit,
-     ERROR,
-     ZERO_ERR_MISMATCH,
-     {"rank 1 called zero_begin(unit 2, forward) in step 1",
-      "rank 0 called zero_begin(unit 1, forward) in step 1"}},
-    {"reads on one rank alone",
-     ALL,
-     W2,
-     NULL,
-     odd_one_reads,
-     ERROR,
-     ZERO_ERR_MISMATCH,
-     {"rank 1 called zero_read(tensor 0) in step 1", "rank 0 called zero_begin(unit 0, forward) in step 1"}},
-    {"wraps at another stage on one rank",
-     ALL,
-     W2,
-     other_stage,
-     NULL,
-     ERROR,
-     ZERO_ERR_MISMATCH,
-     {"stage is", "on rank 1"}},
-    {"clips otherwise on one rank",
-     ALL,
-     W2,
-     other_clip,
-     NULL,
-     ERROR,
-     ZERO_ERR_MISMATCH,
-     {"clip is 1 on rank 1 and 2 on rank 0"}},
-    {"has another shape on one rank",
-     ALL,
-     W2,
-     other_shape,
-     NULL,
-     ERROR,
-     ZERO_ERR_MISMATCH,
-     {"tensors[3] (frozen", "rank 1 and rank 0 differ"}},
-    {"steps on a gradient that is no number", ALL, BOTH, NULL, poisoned, LINE, 0, {"step 1", "skipped"}},
-    {"has four micro-batches and says one",
-     ALL,
-     BOTH,
-     NULL,
-     four_of_one,
-     ERROR,
-     ZERO_ERR_ORDER,
-     {"grad_accum_steps"}},
-    {"lends a communicator on the host",
-     ALL,
-     BOTH,
-     lends_on_the_host,
-     NULL,
-     ERROR,
-     ZERO_ERR_ARG,
-     {"nccl_comm"}},
-    {"steps twice", ALL, BOTH, NULL, steps_twice, ERROR, ZERO_ERR_ORDER, {"zero_step: "}},
-    WRONG("asks for its rank without ZERO_CONFIG_INIT", S0, W1, NULL, finds_without_init, ARG,
-          "zero_find_place: ", "ZERO_CONFIG_INIT"),
-    WRONG("asks for its rank with no place for the answer", S0, BOTH, NULL, finds_nowhere, ARG,
-          "zero_find_place: out is NULL"),
-    WRONG("asks for its rank with half of a pair", S0, W1, NULL, finds_half, ARG,
-          "zero_find_place: rank is 1 but world is 0"),
-    WRONG("asks for a rank beyond the world", S0, BOTH, NULL, finds_beyond, ARG, "zero_find_place: rank is"),
-    WRONG("asks a communicator on the host for its rank", S0, BOTH, NULL, finds_by_a_communicator, ARG,
-          "zero_find_place: ", "nccl_comm"),
-    GOOD("asks for its rank when it has wrapped", ALL, BOTH, NULL, finds_again),
-};
-
-static void test_misuse(void **state)
-{
-    (void)state;
-    misuse_try(rows, (int)(sizeof rows / sizeof *rows));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_misuse)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+MISUSE("gives another lr on one rank", ALL, W2, NOTHING,
+       FIRST_ERROR(micro_batch(p, 0, 0), zero_step(p->z, p->odd ? 2e-2f : 1e-2f, NULL), train(p)),
+       FAILS(MISMATCH, "lr is"))
+MISUSE("begins another unit on one rank", ALL, W2, NOTHING,
+       FIRST_ERROR(begin(p, p->odd ? 2 : 1, ZERO_FORWARD), end(p, p->odd ? 2 : 1, ZERO_FORWARD), train(p)),
+       FAILS(MISMATCH, "rank 1 called zero_begin(unit 2, forward) in step 1",
+             "rank 0 called zero_begin(unit 1, forward) in step 1"))
+MISUSE("reads on one rank alone", ALL, W2, NOTHING,
+       FIRST_ERROR(p->odd ? zero_read(p->z, 0, ZERO_VALUE_PARAM, 0, 8, (float[8]){0}) : 0, train(p)),
+       FAILS(MISMATCH, "rank 1 called zero_read(tensor 0) in step 1",
+             "rank 0 called zero_begin(unit 0, forward) in step 1"))
+MISUSE("wraps at another stage on one rank", ALL, W2,
+       p->cfg.stage = p->odd ? (p->cfg.stage + 1) % 4 : p->cfg.stage, train(p),
+       FAILS(MISMATCH, "stage is", "on rank 1"))
+MISUSE("clips otherwise on one rank", ALL, W2, p->cfg.clip = p->odd ? 1.0f : 2.0f, train(p),
+       FAILS(MISMATCH, "clip is 1 on rank 1 and 2 on rank 0"))
+MISUSE("has another shape on one rank", ALL, W2, if (p->odd) p->model.table[TOY_FROZEN].shape[0] = 10,
+       train(p), FAILS(MISMATCH, "tensors[3] (frozen", "rank 1 and rank 0 differ"))
+MISUSE("steps on a gradient that is no number", ALL, BOTH, NOTHING,
+       FIRST_ERROR(forward(p), backward_with(p, poison_gradient), step(p), train(p)),
+       LOGS("step 1", "skipped"))
+MISUSE("has four micro-batches and says one", ALL, BOTH, NOTHING, FIRST_ERROR(micro_batches(p, 4), step(p)),
+       FAILS(ORDER, "grad_accum_steps"))
+MISUSE("lends a communicator on the host", ALL, BOTH, p->cfg.launch.nccl_comm = &p->cfg, train(p),
+       FAILS(ARG, "nccl_comm"))
+MISUSE("steps twice", ALL, BOTH, NOTHING, FIRST_ERROR(micro_batch(p, 0, 0), step(p), step(p)),
+       FAILS(ORDER, "zero_step: "))
+MISUSE("asks for its rank without ZERO_CONFIG_INIT", S0, W1, NOTHING, finds((struct zero_config){.stage = 3}),
+       FAILS(ARG, "zero_find_place: ", "ZERO_CONFIG_INIT"))
+MISUSE("asks for its rank with no place for the answer", S0, BOTH, NOTHING, zero_find_place(&p->cfg, NULL),
+       FAILS(ARG, "zero_find_place: out is NULL"))
+MISUSE("asks for its rank with half of a pair", S0, W1, NOTHING, finds_as(p, 1, 0, NULL),
+       FAILS(ARG, "zero_find_place: rank is 1 but world is 0"))
+MISUSE("asks for a rank beyond the world", S0, BOTH, NOTHING,
+       finds_as(p, p->rank->world, p->rank->world, NULL), FAILS(ARG, "zero_find_place: rank is"))
+MISUSE("asks a communicator on the host for its rank", S0, BOTH, NOTHING,
+       finds_as(p, p->rank->rank, p->rank->world, p), FAILS(ARG, "zero_find_place: ", "nccl_comm"))
+MISUSE("asks for its rank when it has wrapped", ALL, BOTH, NOTHING, FIRST_ERROR(finds(p->cfg), train(p)),
+       TRAINS)

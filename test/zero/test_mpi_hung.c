@@ -2,21 +2,17 @@
 /* test_mpi_hung.c: a call of MPI's that does not come back: every rank's step ends with an error, that of the
  * rank which is inside the call too, and so does zero_unwrap. When the call does come back, after that, or
  * after a zero_read or a zero_write that was given up, it does no harm. */
+#include "test/cmocka.h"
 #include "test/kernels/random.h"
 #include "test/stand_in/mpi_stand_in.h"
 #include "test/zero/toy_net.h"
 #include "test/zero/where.h"
 
 #include <dlfcn.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { WORLD = 4, STEPS = 200, LIMIT_MS = 1500, LONG_MS = 60000 };
 
@@ -70,9 +66,8 @@ static void move_values(struct toy_rank *r, zero_ctx *z)
     for (int i = 0; !err && i < STEPS; i++) {
         if (i == 1 && r->rank == p->hung)
             mpi.hang("poll", r->rank, p->k);
-        err = zero_read(z, 1, ZERO_VALUE_STATE, 0, n, (float *)own);
-        if (!err)
-            err = zero_write(z, 1, ZERO_VALUE_STATE, 0, n, (float *)own);
+        err = FIRST_ERROR(zero_read(z, 1, ZERO_VALUE_STATE, 0, n, (float *)own),
+                          zero_write(z, 1, ZERO_VALUE_STATE, 0, n, (float *)own));
     }
     toy_note(r, err);
     if (!own)
@@ -95,11 +90,8 @@ static void make_steps(struct toy_rank *r, zero_ctx *z, struct toy *m)
     for (int step = 0; !err && step < STEPS; step++) {
         if (step == 1 && r->rank == p->hung)
             mpi.hang("poll", r->rank, p->k);
-        err = toy_forward(m, z, true);
-        if (!err)
-            err = toy_backward(m, z, true, step, r->rank);
-        if (!err)
-            err = zero_step(z, 1e-2f, NULL);
+        err = FIRST_ERROR(toy_forward(m, z, true), toy_backward(m, z, true, step, r->rank),
+                          zero_step(z, 1e-2f, NULL));
     }
     toy_note(r, err);
 }
@@ -176,13 +168,11 @@ static void run_hung(bool values)
 
 static void test_poll(void **state)
 {
-    (void)state;
     run_hung(false);
 }
 
 static void test_values(void **state)
 {
-    (void)state;
     run_hung(true);
 }
 

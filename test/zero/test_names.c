@@ -1,21 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_names.c: contexts with names. Several contexts of one process that are open, or being wrapped, at the
  * same time meet those of the same name on every rank, whatever the order. */
+#include "test/cmocka.h"
 #include "test/comm/ranks.h"
 #include "test/held_port.h"
 #include "test/zero/toy_net.h"
 
 #include <poll.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { STEPS = 3, HANG_S = 120, SOON_MS = 2000 };
 
@@ -67,9 +64,8 @@ static int wrap(struct job *j)
 
 static int step(struct job *j, int i)
 {
-    int err = toy_forward(&j->m, j->z, true);
-    if (!err)
-        err = toy_backward(&j->m, j->z, true, i + 100 * j->number, j->rank);
+    int err = FIRST_ERROR(toy_forward(&j->m, j->z, true),
+                          toy_backward(&j->m, j->z, true, i + 100 * j->number, j->rank));
     return note(j, err ? err : zero_step(j->z, 1e-2f, NULL));
 }
 
@@ -179,7 +175,6 @@ static void two_at_a_time(struct rank *me)
 
 static void test_two_at_a_time(void **state)
 {
-    (void)state;
     bool by_file[] = {false, true};
     toy_make_folder(folder);
     for (int world = 2; world <= 3; world++)
@@ -206,7 +201,6 @@ static void wrap_in_another_order(struct rank *me)
 
 static void test_other_order(void **state)
 {
-    (void)state;
     run_ranks(true, 2, wrap_in_another_order, NULL, NULL);
 }
 
@@ -274,7 +268,6 @@ static void wrap_in_a_child(struct rank *me)
 
 static void test_same_name(void **state)
 {
-    (void)state;
     for (int world = 2; world <= 3; world++) {
         run_ranks(true, world, wrap_the_same_twice, NULL, NULL);
         run_ranks(true, world, wrap_after_a_failure, NULL, NULL);
@@ -319,7 +312,6 @@ static int wrap_on_both_sides(void)
 
 static void test_both_sides(void **state)
 {
-    (void)state;
     pid_t pid[2];
     char text[64];
     snprintf(text, sizeof text, "tcp://127.0.0.1:%d", held_port());
@@ -376,7 +368,6 @@ static void refuse_a_name(struct rank *me)
 
 static void test_named_failures(void **state)
 {
-    (void)state;
     run_ranks(true, 2, fail_by_name, NULL, NULL);
     run_ranks(true, 2, refuse_a_name, NULL, NULL);
 }
@@ -396,7 +387,6 @@ static void wrap_two_alone(struct rank *me)
 
 static void test_alone(void **state)
 {
-    (void)state;
     run_ranks(true, 1, wrap_two_alone, NULL, NULL);
 }
 

@@ -341,9 +341,7 @@ static void run_rank(struct toy_rank *r)
     struct zero_config cfg = configure(r, o, &m);
     where_open(r->rank, &cfg);
     memcpy(own, m.param, sizeof own);
-    int err = zero_wrap(&z, m.table, TENSORS, &cfg);
-    if (!err)
-        err = train(r, &m, z, &cfg);
+    int err = FIRST_ERROR(zero_wrap(&z, m.table, TENSORS, &cfg), train(r, &m, z, &cfg));
     if (err)
         toy_wrong(r, "%s\n", zero_last_error());
     else {
@@ -382,7 +380,6 @@ static void kinds_are_reported(void **state)
         "group 3: lion (arXiv:2302.06675) updates 1 tensors of 65 elements; 1 state per weight: momentum\n",
         "group 7: sgd (PyTorch's SGD) updates 0 tensors of 0 elements; 1 state per weight: momentum\n",
         "optim_groups[6] has no tensor: no zero_tensor.group is 7\n"};
-    (void)state;
     static char lines[MOST_LINES];
     struct model m = {0};
     void *own[TENSORS];
@@ -406,7 +403,6 @@ static void kinds_are_reported(void **state)
 
 static void each_by_its_own(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 3; world++) {
         struct plain *p = plain_run(world);
         for (int stage = 0; stage < 4; stage++)
@@ -443,7 +439,6 @@ static void plan_of(int32_t optimizer, float beta1, struct zero_plan_info *out)
 
 static void stateless_kinds_take_none(void **state)
 {
-    (void)state;
     struct zero_plan_info plain, momentum, adam;
     plan_of(ZERO_SGD, 0, &plain);
     plan_of(ZERO_SGD, 0.5f, &momentum);
@@ -517,9 +512,7 @@ static void run_own(struct toy_rank *r)
     cfg.memory.prefetch = o->prefetch;
     make_model(&m);
     memcpy(own, m.param, sizeof own);
-    int err = zero_wrap(&z, m.table, TENSORS, &cfg);
-    if (!err)
-        err = train(r, &m, z, &cfg);
+    int err = FIRST_ERROR(zero_wrap(&z, m.table, TENSORS, &cfg), train(r, &m, z, &cfg));
     float x[MOST_ELEMS];
     for (int t = 0; !err && t < TENSORS; t++) {
         err = specs[t].frozen ? 0 : zero_read(z, t, ZERO_VALUE_STATE + 1, 0, elems(t), x);
@@ -537,7 +530,6 @@ static void run_own(struct toy_rank *r)
 
 static void ranges_are_as_documented(void **state)
 {
-    (void)state;
     if (where_has_gpu) /* it would have to put kernels on the stream */
         skip();
     for (int stage = 0; stage < 4; stage++)

@@ -3,17 +3,14 @@
  * on every rank, or well on every rank, and never a crash, a hang or a leak. (libuv ends the process for some
  * of its own.) EVERY=n: one in n of them, from a random one of the first n. Linked with --wrap, against the
  * library's parts. */
+#include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 void *__real_malloc(size_t size);
 void *__real_calloc(size_t n, size_t size);
@@ -174,7 +171,6 @@ static void fail_each(int world, int stage, int who, struct toy_holdings before)
 
 static void each_allocation(void **state)
 {
-    (void)state;
     struct toy_holdings before = toy_holdings();
     fail_each(1, 2, 0, before);
     fail_each(2, 3, 0, before);
@@ -185,7 +181,6 @@ static void each_allocation(void **state)
 /* zero_plan and the order of the calls are checked in memory of their own. */
 static void plan(void **state)
 {
-    (void)state;
     struct toy m;
     toy_make(&m);
     struct zero_config cfg = ZERO_CONFIG_INIT;

@@ -9,6 +9,8 @@
  * budgets; where the program has a GPU, there, and once on the host. Compared: weights, masters and moments
  * bit by bit, norms, and an fp64 AdamW that knows nothing of sharding. */
 #include "shard/options.h"
+#include "test/cmocka.h"
+#include "test/first_error.h"
 #include "test/held_port.h"
 #include "test/kernels/random.h"
 #include "test/stand_in/half.h"
@@ -17,15 +19,11 @@
 
 #include <math.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 #define MAX_TENSORS 32
 #define MAX_UNITS   12
@@ -279,9 +277,7 @@ static int micro_batch(struct run *r, zero_ctx *z, struct place *p, int step, in
         if (!err)
             backward_unit(m, p, u, step, g, twice ? 0.5f : 1);
         if (!err && twice && r->brackets) {
-            err = zero_end(z, u, ZERO_BACKWARD);
-            if (!err)
-                err = begin(r, z, u, ZERO_BACKWARD);
+            err = FIRST_ERROR(zero_end(z, u, ZERO_BACKWARD), begin(r, z, u, ZERO_BACKWARD));
         }
         if (!err && twice)
             backward_unit(m, p, u, step, g, 0.5f);
@@ -578,7 +574,6 @@ static int turn(int i)
 /* One world: every stage, prefetch and budget gives the same bits. */
 static void stages_agree(void **state)
 {
-    (void)state;
     for (int i = 0; i < n_models; i++) {
         struct model m;
         draw_model(&m, first_seed + (uint64_t)i, false);
@@ -616,7 +611,6 @@ static void stages_agree(void **state)
 /* The same micro-batches on 1, 2 and 4 ranks, with brackets and without, give the same bits. */
 static void worlds_agree(void **state)
 {
-    (void)state;
     for (int i = 0; i < n_models; i++) {
         struct model m;
         draw_model(&m, first_seed + 1000 + (uint64_t)i, true);
@@ -643,7 +637,6 @@ static void worlds_agree(void **state)
  * and still AdamW. Where bits may differ, too. */
 static void hybrids_agree(void **state)
 {
-    (void)state;
     static const struct {
         int world, group;
     } ways[] = {{4, 2}, {6, 2}, {6, 3}, {8, 4}, {8, 2}};
@@ -689,7 +682,6 @@ static void hybrids_agree(void **state)
  * bits are those of equal slices. */
 static void granules_change_no_bits(void **state)
 {
-    (void)state;
     static const struct {
         int stage, hybrid, group;
     } ways[] = {{0, 0, 0}, {1, 0, 0}, {2, 0, 0}, {3, 0, 0}, {3, ZR_HSDP, 2}, {3, ZR_HFSDP, 2}};
@@ -723,7 +715,6 @@ static void granules_change_no_bits(void **state)
 /* Where bits may differ: still AdamW, at every stage and world. */
 static void not_deterministic(void **state)
 {
-    (void)state;
     for (int i = 0; i < n_models; i++) {
         struct model m;
         draw_model(&m, first_seed + 2000 + (uint64_t)i, false);

@@ -2,15 +2,11 @@
 /* test_pointers.c: the model's own pointers: one that the model assigned after zero_wrap is told at the next
  * call, with the tensor's name, and the context goes on when it is put back; two layers of a stacked tensor
  * are open at once only where the model said that it takes their pointers after each begin. */
+#include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 struct plan {
     int stage;
@@ -146,7 +142,6 @@ static void run(void (*fn)(struct toy_rank *r), struct plan p, int world, uint64
 
 static void assigned_pointers(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 2; world++) {
         uint64_t first = 0, hash;
         for (int stage = 0; stage < 4; stage++)
@@ -160,7 +155,6 @@ static void assigned_pointers(void **state)
 
 static void layers_of_one_tensor(void **state)
 {
-    (void)state;
     uint64_t hash;
     for (int world = 1; world <= 2; world++)
         for (int stage = 0; stage < 4; stage++)

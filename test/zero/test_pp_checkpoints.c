@@ -1,72 +1,55 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_pp_checkpoints.c: a checkpoint of a model in pipeline stages is loaded with any other stages, groups
- * and parts, bit by bit, and training goes on from it alike; and so it is with first values that are
- * written. */
+/* test_pp_checkpoints.c: a checkpoint of a model in pipeline stages loads with any other pp, dp and tp, and
+ * training goes on from it with the same bits. The same holds for first values that are written. */
+#include "test/cmocka.h"
 #include "test/zero/pp_model.h"
 #include "test/zero/sample.h"
 
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 /* ---- ranks ---- */
 
-static void save_one(struct toy_rank *r)
+static int save_one(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     const struct setup *s = r->arg;
-    struct model *m = NULL;
-    struct place at = {0};
-    zero_ctx *z = NULL;
-    int err = 0;
     char own[16];
-    TOY_TRY(pp_wrap(r, &m, &at, &z));
     for (int step = 0; step < STEPS; step++)
-        TOY_TRY(pp_step(m, z, step, &at));
-    TOY_TRY(pp_look(m, z, &pp_found[r->rank][0]));
+        OR_RETURN(pp_step(m, z, step, at));
+    OR_RETURN(pp_look(m, z, &pp_found[r->rank][0]));
     snprintf(own, sizeof own, "rank %d", r->rank);
-    TOY_TRY(zero_set_data(z, ZERO_DATA_RANK, own, sizeof own));
-    TOY_TRY(zero_set_data(z, ZERO_DATA_JOB, r->rank ? "other" : "mine", 4));
-    TOY_TRY(zero_save(z, s->folder, NULL));
-    TOY_TRY(pp_step(m, z, STEPS, &at));
-    TOY_TRY(zero_save_wait(z, NULL));
-    TOY_TRY(pp_look(m, z, &pp_found[r->rank][1]));
-    zero_unwrap(&z);
-    pp_free(m);
+    OR_RETURN(zero_set_data(z, ZERO_DATA_RANK, own, sizeof own));
+    OR_RETURN(zero_set_data(z, ZERO_DATA_JOB, r->rank ? "other" : "mine", 4));
+    OR_RETURN(zero_save(z, s->folder, NULL));
+    OR_RETURN(pp_step(m, z, STEPS, at));
+    OR_RETURN(zero_save_wait(z, NULL));
+    OR_RETURN(pp_look(m, z, &pp_found[r->rank][1]));
+    return 0;
 }
 
-static void load_one(struct toy_rank *r)
+static int load_one(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     const struct setup *s = r->arg;
-    struct model *m = NULL;
-    struct place at = {0};
     struct zero_stats stats;
-    zero_ctx *z = NULL;
     struct zero_data_info job = {0}, last = {0};
     char mine[4];
-    int err = 0;
-    TOY_TRY(pp_wrap(r, &m, &at, &z));
     if (s->check) /* over what was trained meanwhile */
-        TOY_TRY(pp_step(m, z, 7, &at));
-    TOY_TRY(zero_load(z, s->folder));
-    TOY_TRY(pp_look(m, z, &pp_found[r->rank][0]));
-    TOY_TRY(zero_read_data(z, ZERO_DATA_JOB, 0, sizeof mine, mine, &job));
-    if (!err && (job.bytes != 4 || memcmp(mine, "mine", 4) != 0))
+        OR_RETURN(pp_step(m, z, 7, at));
+    OR_RETURN(zero_load(z, s->folder));
+    OR_RETURN(pp_look(m, z, &pp_found[r->rank][0]));
+    OR_RETURN(zero_read_data(z, ZERO_DATA_JOB, 0, sizeof mine, mine, &job));
+    if ((job.bytes != 4 || memcmp(mine, "mine", 4) != 0))
         toy_wrong(r, "the program's own data is another; ");
-    TOY_TRY(zero_read_data(z, s->n_saved - 1, 0, 0, NULL, &last));
-    if (!err && (last.n_saved != s->n_saved || last.bytes != 16))
+    OR_RETURN(zero_read_data(z, s->n_saved - 1, 0, 0, NULL, &last));
+    if ((last.n_saved != s->n_saved || last.bytes != 16))
         toy_wrong(r, "%d ranks saved, the last %d bytes; ", last.n_saved, (int)last.bytes);
-    TOY_TRY(zero_get_stats(z, &stats));
-    TOY_TRY(pp_step(m, z, STEPS, &at));
-    TOY_TRY(pp_look(m, z, &pp_found[r->rank][1]));
-    zero_unwrap(&z);
-    pp_free(m);
+    OR_RETURN(zero_get_stats(z, &stats));
+    OR_RETURN(pp_step(m, z, STEPS, at));
+    OR_RETURN(pp_look(m, z, &pp_found[r->rank][1]));
+    return 0;
 }
 
 /* ---- first values by zero_write ---- */
@@ -99,17 +82,12 @@ static int write_tensors(struct model *m, zero_ctx *z, bool later, bool norm)
 }
 
 /* All but norm, which the last stage has: until it is written no stage goes on. */
-static void write_one(struct toy_rank *r)
+static int write_one(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     const struct setup *s = r->arg;
-    struct model *m = NULL;
-    struct place at = {0};
     struct zero_action a;
-    zero_ctx *z = NULL;
-    int err = 0;
-    TOY_TRY(pp_wrap(r, &m, &at, &z));
-    TOY_TRY(write_tensors(m, z, s->later, false));
-    if (!err && s->later) {
+    OR_RETURN(write_tensors(m, z, s->later, false));
+    if (s->later) {
         const char *says = "tensor norm (unit ";
         toy_expect(r, zero_next(z, &a), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_evaluate(z), ZERO_ERR_ORDER, says);
@@ -117,23 +95,21 @@ static void write_one(struct toy_rank *r)
         toy_expect(r, zero_export(z, s->folder, NULL, 0, 0), ZERO_ERR_ORDER, says);
         toy_expect(r, zero_gather_all(z, 0), ZERO_ERR_ORDER, says);
     }
-    TOY_TRY(write_tensors(m, z, s->later, true));
-    TOY_TRY(pp_look(m, z, &pp_found[r->rank][0]));
+    OR_RETURN(write_tensors(m, z, s->later, true));
+    OR_RETURN(pp_look(m, z, &pp_found[r->rank][0]));
     for (int step = 0; step < STEPS; step++)
-        TOY_TRY(pp_step(m, z, step, &at));
-    for (struct model *t = err || !s->check ? NULL : m; t;
-         t = t->next) { /* in training, too; the same values */
+        OR_RETURN(pp_step(m, z, step, at));
+    for (struct model *t = s->check ? m : NULL; t; t = t->next) { /* in training, too; the same values */
         float x[MOST_ELEMS];
         int64_t n = t->own[0].n;
         if (t->table[0].flags != ZERO_TIED)
             continue;
         if (!t->own[0].copy)
-            TOY_TRY(zero_read(z, t->first_tensor, ZERO_VALUE_MASTER, 0, n, x));
-        TOY_TRY(zero_write(z, t->first_tensor, ZERO_VALUE_MASTER, 0, n, t->own[0].copy ? NULL : x));
+            OR_RETURN(zero_read(z, t->first_tensor, ZERO_VALUE_MASTER, 0, n, x));
+        OR_RETURN(zero_write(z, t->first_tensor, ZERO_VALUE_MASTER, 0, n, t->own[0].copy ? NULL : x));
     }
-    TOY_TRY(pp_look(m, z, &pp_found[r->rank][1]));
-    zero_unwrap(&z);
-    pp_free(m);
+    OR_RETURN(pp_look(m, z, &pp_found[r->rank][1]));
+    return 0;
 }
 
 /* ---- buffers ---- */
@@ -164,55 +140,44 @@ static void expect_buffers(struct toy_rank *r, struct model *m, double ranks_apa
     }
 }
 
-static void sync_one(struct toy_rank *r)
+static int sync_one(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     const struct setup *s = r->arg;
-    struct model *m = NULL;
-    struct place at = {0};
-    zero_ctx *z = NULL;
-    int err = 0;
-    TOY_TRY(pp_wrap(r, &m, &at, &z));
-    if (!err) {
-        spoil_buffers(m, false, false);
-        toy_expect(
-            r, zero_save(z, s->folder, NULL), ZERO_ERR_MISMATCH,
-            "call zero_sync_buffers first: element 0 of buffer seen differs between rank 1 and rank 0");
-        spoil_buffers(m, true, true);
-        toy_expect(r, zero_sync_buffers(z, ZERO_SYNC_MEAN), ZERO_ERR_MISMATCH, "integers have no mean");
-        TOY_TRY(zero_sync_buffers(z, ZERO_SYNC_RANK0));
-        expect_buffers(r, m, 0, "by the first rank");
-        spoil_buffers(m, true, false);
-        TOY_TRY(zero_sync_buffers(z, ZERO_SYNC_MEAN));
-        expect_buffers(r, m, 0.5, "by the mean");
-    }
-    TOY_TRY(zero_save(z, s->folder, NULL));
-    if (!err && m->stage == 0) { /* among the ranks of a stage */
+    spoil_buffers(m, false, false);
+    toy_expect(r, zero_save(z, s->folder, NULL), ZERO_ERR_MISMATCH,
+               "call zero_sync_buffers first: element 0 of buffer seen differs between rank 1 and rank 0");
+    spoil_buffers(m, true, true);
+    toy_expect(r, zero_sync_buffers(z, ZERO_SYNC_MEAN), ZERO_ERR_MISMATCH, "integers have no mean");
+    OR_RETURN(zero_sync_buffers(z, ZERO_SYNC_RANK0));
+    expect_buffers(r, m, 0, "by the first rank");
+    spoil_buffers(m, true, false);
+    OR_RETURN(zero_sync_buffers(z, ZERO_SYNC_MEAN));
+    expect_buffers(r, m, 0.5, "by the mean");
+    OR_RETURN(zero_save(z, s->folder, NULL));
+    if (m->stage == 0) { /* among the ranks of a stage */
         float x[3] = {0}, y[3] = {1, 2, 3};
-        TOY_TRY(zero_read(z, SEEN, ZERO_VALUE_PARAM, 0, 3, x));
+        OR_RETURN(zero_read(z, SEEN, ZERO_VALUE_PARAM, 0, 3, x));
         if (x[1] != pp_get(ZERO_F32, m->param[SEEN], 1))
             toy_wrong(r, "a buffer is read as another; ");
-        TOY_TRY(zero_write(z, SEEN, ZERO_VALUE_PARAM, 0, 3, m->dp ? NULL : y));
+        OR_RETURN(zero_write(z, SEEN, ZERO_VALUE_PARAM, 0, 3, m->dp ? NULL : y));
         if (pp_get(ZERO_F32, m->param[SEEN], 2) != 3)
             toy_wrong(r, "a buffer was not written; ");
     }
     /* Where all ranks call, all hear of it and go on; where those of one stage do, the context ends. */
     static const char says[] = "*param of buffer seen is NULL";
-    void *own = err ? NULL : m->param[SEEN];
-    bool spoils = !err && m->stage == 0 && m->dp == 1;
+    void *own = m->param[SEEN];
+    bool spoils = m->stage == 0 && m->dp == 1;
     if (spoils)
         m->param[SEEN] = NULL;
-    if (!err) {
-        toy_expect(r, zero_sync_buffers(z, ZERO_SYNC_RANK0), ZERO_ERR_ORDER, says);
-        toy_expect(r, zero_export(z, s->folder, NULL, 0, 0), ZERO_ERR_ORDER, says);
-    }
+    toy_expect(r, zero_sync_buffers(z, ZERO_SYNC_RANK0), ZERO_ERR_ORDER, says);
+    toy_expect(r, zero_export(z, s->folder, NULL, 0, 0), ZERO_ERR_ORDER, says);
     if (spoils && m->pp > 1)
         toy_expect(r, zero_read(z, SEEN, ZERO_VALUE_PARAM, 0, 3, NULL), ZERO_ERR_ORDER, says);
-    if (!err && m->pp > 1)
+    if (m->pp > 1)
         toy_expect(r, zero_sync_buffers(z, ZERO_SYNC_RANK0), ZERO_ERR_ORDER, says);
     if (spoils)
         m->param[SEEN] = own;
-    zero_unwrap(&z);
-    pp_free(m);
+    return 0;
 }
 
 /* ---- tests ---- */
@@ -256,19 +221,16 @@ static bool is_of_six(int mesh)
 /* Of every each-th mesh. */
 static void load_on_others(int each)
 {
-    char what[128], first[2][1 << 12] = {"", ""};
+    char first[2][1 << 12] = {"", ""};
     uint64_t want[2] = {0};
     int n_of_six = 0;
     for (int from = 0; from < PP_MESHES; from += each) {
         char folder[] = "/tmp/zero-pp-ckpt-XXXXXX";
-        struct toy_rank r[MOST_WORLD];
         const struct mesh *saved = &pp_meshes[from];
         toy_make_folder(folder);
         struct setup s = {.mesh = saved, .folder = folder, .async = from % 2};
-        toy_ranks(pp_world(saved), save_one, &s, r);
-        toy_assert_well(r, pp_world(saved), pp_text(saved, "saved", what));
-        pp_check_bits(saved, 0, &want[0], what);
-        pp_check_bits(saved, 1, &want[1], what);
+        pp_run(&s, save_one, "saved");
+        pp_check_bits(saved, want, "saved");
         /* It says nothing of stages. */
         char *tensors = tensors_of(folder), *like = first[saved->tp - 1];
         assert_true(strlen(tensors) < sizeof *first);
@@ -287,13 +249,11 @@ static void load_on_others(int each)
             s.mesh = &pp_meshes[to];
             s.check = (from + to) % 5 == 0;
             s.later = (from + to) % 5 == 1;
-            toy_ranks(pp_world(s.mesh), load_one, &s, r);
-            char both[2 * TEXT + 4], loaded[TEXT];
-            snprintf(both, sizeof both, "%s; %s", pp_text(saved, "saved", what),
-                     pp_text(s.mesh, "loaded", loaded));
-            toy_assert_well(r, pp_world(s.mesh), both);
-            pp_check_bits(s.mesh, 0, &want[0], both);
-            pp_check_bits(s.mesh, 1, &want[1], both);
+            char loaded[TEXT];
+            snprintf(loaded, sizeof loaded, "loaded from pp %d, dp %d, tp %d, v %d,", saved->pp, saved->dp,
+                     saved->tp, saved->v);
+            pp_run(&s, load_one, loaded);
+            pp_check_bits(s.mesh, want, loaded);
         }
         toy_remove_folder(folder);
     }
@@ -302,7 +262,6 @@ static void load_on_others(int each)
 
 static void any_mesh_loads_any_others(void **state)
 {
-    (void)state;
     load_on_others(1);
 }
 
@@ -310,7 +269,6 @@ static void any_mesh_loads_any_others(void **state)
 static void so_it_is_with_a_tied_tensor_of_f32(void **state)
 {
     const struct shape before = pp_shapes[EMBEDDING];
-    (void)state;
     pp_shapes[EMBEDDING].dtype = ZERO_F32;
     load_on_others(5);
     pp_shapes[EMBEDDING] = before;
@@ -319,7 +277,6 @@ static void so_it_is_with_a_tied_tensor_of_f32(void **state)
 static void so_it_is_with_a_frozen_one(void **state)
 {
     const struct shape before = pp_shapes[EMBEDDING];
-    (void)state;
     pp_shapes[EMBEDDING].frozen = true;
     load_on_others(7);
     pp_shapes[EMBEDDING] = before;
@@ -330,20 +287,16 @@ static void so_it_is_with_units_left_out(void **state)
 {
     static const struct mesh mesh[] = {{1, 1, 1, 2}, {2, 1, 1, 1}};
     uint64_t want[2] = {0};
-    (void)state;
     pp_leaves_out = true;
     for (int from = 0; from < 2; from++) {
-        char folder[] = "/tmp/zero-pp-ckpt-XXXXXX", what[128];
-        struct toy_rank r[MOST_WORLD];
+        char folder[] = "/tmp/zero-pp-ckpt-XXXXXX";
         const struct mesh *both[] = {&mesh[from], &mesh[1 - from]};
         toy_make_folder(folder);
         struct setup s = {.folder = folder, .n_saved = pp_world(&mesh[from])};
         for (int i = 0; i < 2; i++) {
             s.mesh = both[i];
-            toy_ranks(pp_world(s.mesh), i ? load_one : save_one, &s, r);
-            toy_assert_well(r, pp_world(s.mesh), pp_text(s.mesh, i ? "loaded" : "saved", what));
-            pp_check_bits(s.mesh, 0, &want[0], what);
-            pp_check_bits(s.mesh, 1, &want[1], what);
+            pp_run(&s, i ? load_one : save_one, i ? "loaded" : "saved");
+            pp_check_bits(s.mesh, want, i ? "loaded" : "saved");
         }
         char *tensors = tensors_of(folder);
         assert_non_null(strstr(tensors, "\"updates\""));
@@ -356,32 +309,23 @@ static void so_it_is_with_units_left_out(void **state)
 static void first_values_may_come_later(void **state)
 {
     uint64_t want[2] = {0};
-    char what[128];
-    (void)state;
     for (int i = 0; i < PP_MESHES; i++)
         for (int later = 0; later < 2; later++) {
-            struct toy_rank r[MOST_WORLD];
             struct setup s = {
                 .mesh = &pp_meshes[i], .folder = "/tmp/never-made", .later = later, .check = i % 4 == 3};
-            toy_ranks(pp_world(s.mesh), write_one, &s, r);
-            toy_assert_well(r, pp_world(s.mesh), pp_text(s.mesh, later ? "written" : "adopted", what));
-            pp_check_bits(s.mesh, 0, &want[0], what);
-            pp_check_bits(s.mesh, 1, &want[1], what);
+            pp_run(&s, write_one, later ? "written" : "adopted");
+            pp_check_bits(s.mesh, want, later ? "written" : "adopted");
         }
 }
 
 static void buffers_of_stages_are_made_equal(void **state)
 {
     static const struct mesh mesh[] = {{2, 2, 1, 3}, {3, 2, 1, 1}, {1, 2, 1, 2}, {2, 2, 1, 0}};
-    char what[128];
-    (void)state;
     for (size_t i = 0; i < sizeof mesh / sizeof *mesh; i++) {
         char folder[] = "/tmp/zero-pp-buffers-XXXXXX";
-        struct toy_rank r[MOST_WORLD];
         toy_make_folder(folder);
         struct setup s = {.mesh = &mesh[i], .folder = folder, .check = true};
-        toy_ranks(pp_world(s.mesh), sync_one, &s, r);
-        toy_assert_well(r, pp_world(s.mesh), pp_text(s.mesh, "buffers", what));
+        pp_run(&s, sync_one, "buffers");
         toy_remove_folder(folder);
     }
 }
@@ -396,70 +340,22 @@ static struct zero_tensor *named(struct zero_tensor *table, int n, const char *n
     return NULL;
 }
 
-static void double_a_name(struct zero_tensor *table, int n, int stage)
-{
-    if (stage == 1)
-        named(table, n, "norm")->name = "wpe";
-}
-
-static void stack_in_one(struct zero_tensor *table, int n, int stage)
-{
-    if (stage == 1)
-        named(table, n, "scale")->flags = 0;
-}
-
-static void change_a_shape(struct zero_tensor *table, int n, int stage)
-{
-    if (stage == 1)
-        named(table, n, "scale")->shape[1]--;
-}
-
-static void change_a_cut(struct zero_tensor *table, int n, int stage)
-{
-    if (stage == 1)
-        named(table, n, "qkvw")->tp_blocks = 1;
-}
-
-static void change_an_optimizer(struct zero_tensor *table, int n, int stage)
-{
-    if (stage == 1)
-        named(table, n, "proj")->group = 1;
-}
-
-static void freeze_in_one(struct zero_tensor *table, int n, int stage)
-{
-    if (stage == 1)
-        named(table, n, "proj")->grad = NULL;
-}
-
-static void change_a_dtype(struct zero_tensor *table, int n, int stage)
-{
-    if (stage == 1)
-        named(table, n, "scale")->dtype = ZERO_BF16;
-}
-
-static void rename_one(struct zero_tensor *table, int n, int stage)
-{
-    if (stage == 1)
-        named(table, n, "alone")->name = "another";
-}
-
-static void leave_out_layers(struct zero_tensor *table, int n, int stage)
-{
-    if (stage == 1)
-        named(table, n, "scale")->name = "scale of the others";
-}
-
-static void wrap_wrongly(struct toy_rank *r)
-{
-    const struct setup *s = r->arg;
-    struct model *m = NULL;
-    struct place at = {0};
-    zero_ctx *z = NULL;
-    toy_expect(r, pp_wrap(r, &m, &at, &z), s->code, s->says);
-    zero_unwrap(&z);
-    pp_free(m);
-}
+/* A function that changes the table of the second stage. */
+#define SPOIL(what, statement)                                                                               \
+    static void what(struct zero_tensor *table, int n, int stage)                                            \
+    {                                                                                                        \
+        if (stage == 1)                                                                                      \
+            statement;                                                                                       \
+    }
+SPOIL(double_a_name, named(table, n, "norm")->name = "wpe")
+SPOIL(stack_in_one, named(table, n, "scale")->flags = 0)
+SPOIL(change_a_shape, named(table, n, "scale")->shape[1]--)
+SPOIL(change_a_cut, named(table, n, "qkvw")->tp_blocks = 1)
+SPOIL(change_an_optimizer, named(table, n, "proj")->group = 1)
+SPOIL(freeze_in_one, named(table, n, "proj")->grad = NULL)
+SPOIL(change_a_dtype, named(table, n, "scale")->dtype = ZERO_BF16)
+SPOIL(rename_one, named(table, n, "alone")->name = "another")
+SPOIL(leave_out_layers, named(table, n, "scale")->name = "scale of the others")
 
 static void stages_that_do_not_fit_are_named(void **state)
 {
@@ -477,34 +373,24 @@ static void stages_that_do_not_fit_are_named(void **state)
         {freeze_in_one, unlike, "proj"},
         {change_a_dtype, unlike, "scale"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        struct toy_rank r[MOST_WORLD];
         char says[160];
         snprintf(says, sizeof says, "%s%s", bad[i].says, bad[i].name);
         struct setup s = {.mesh = &mesh, .spoil = bad[i].spoil, .code = ZERO_ERR_MISMATCH, .says = says};
-        toy_ranks(4, wrap_wrongly, &s, r);
-        toy_assert_well(r, 4, says);
+        pp_run(&s, NULL, says);
     }
 }
 
-static void load_wrongly(struct toy_rank *r)
+static int load_wrongly(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     const struct setup *s = r->arg;
-    struct model *m = NULL;
-    struct place at = {0};
-    zero_ctx *z = NULL;
     struct bits before, after;
-    int err = 0;
-    TOY_TRY(pp_wrap(r, &m, &at, &z));
-    TOY_TRY(pp_look(m, z, &before));
-    if (!err)
-        toy_expect(r, zero_load(z, s->folder), s->code, s->says);
-    TOY_TRY(pp_look(m, z, &after));
-    if (!err && memcmp(&before, &after, sizeof before) != 0)
+    OR_RETURN(pp_look(m, z, &before));
+    toy_expect(r, zero_load(z, s->folder), s->code, s->says);
+    OR_RETURN(pp_look(m, z, &after));
+    if (memcmp(&before, &after, sizeof before) != 0)
         toy_wrong(r, "the load that failed has changed something; ");
-    zero_unwrap(&z);
-    pp_free(m);
+    return 0;
 }
 
 static void checkpoints_of_another_model_are_named(void **state)
@@ -518,17 +404,13 @@ static void checkpoints_of_another_model_are_named(void **state)
         {leave_out_layers, "tensor scale has shape [5, 6] there and [3, 6] in this model"},
     };
     char folder[] = "/tmp/zero-pp-ckpt-XXXXXX";
-    struct toy_rank r[MOST_WORLD];
-    (void)state;
     toy_make_folder(folder);
     struct setup s = {.mesh = &mesh, .folder = folder, .code = ZERO_ERR_ARG};
-    toy_ranks(4, save_one, &s, r);
-    toy_assert_well(r, 4, "saved");
+    pp_run(&s, save_one, "saved");
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         s.spoil = bad[i].spoil;
         s.says = bad[i].says;
-        toy_ranks(4, load_wrongly, &s, r);
-        toy_assert_well(r, 4, s.says);
+        pp_run(&s, load_wrongly, s.says);
     }
     toy_remove_folder(folder);
 }
@@ -538,20 +420,16 @@ static void damage_is_found_by_all(void **state)
 {
     static const struct mesh mesh = {2, 2, 1, 3};
     char folder[] = "/tmp/zero-pp-ckpt-XXXXXX", command[512];
-    struct toy_rank r[MOST_WORLD];
-    (void)state;
     toy_make_folder(folder);
     struct setup s = {.mesh = &mesh, .folder = folder, .code = ZERO_ERR_IO};
-    toy_ranks(4, save_one, &s, r);
-    toy_assert_well(r, 4, "saved");
+    pp_run(&s, save_one, "saved");
     snprintf(command, sizeof command,
              "printf XXXX | dd of=$(echo %s/save-*/shard-00003-of-00004.safetensors) bs=1 seek=1000 "
              "conv=notrunc 2>/dev/null",
              folder);
     assert_int_equal(system(command), 0);
     s.says = "shard-00003-of-00004.safetensors";
-    toy_ranks(4, load_wrongly, &s, r);
-    toy_assert_well(r, 4, "damaged");
+    pp_run(&s, load_wrongly, "damaged");
     toy_remove_folder(folder);
 }
 

@@ -3,68 +3,47 @@
  * those of one stage, byte for byte, give the same bits to any mesh, and what is wrong with them or with a
  * map is an error on every rank, which changes nothing. N_MESHES=all: of several stages on a rank each mesh
  * at every ZeRO stage. */
+#include "test/cmocka.h"
 #include "test/zero/pp_model.h"
 #include "test/zero/sample.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 enum { FILE_BYTES = 700 };
 
-static void export_one(struct toy_rank *r)
+static int export_one(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     const struct setup *s = r->arg;
-    struct model *m = NULL;
-    struct place at = {0};
     struct map map;
-    zero_ctx *z = NULL;
     char folder[256];
-    int err = 0;
-    TOY_TRY(pp_wrap(r, &m, &at, &z));
     for (int step = 0; step < STEPS; step++)
-        TOY_TRY(pp_step(m, z, step, &at));
-    if (!err) {
-        pp_make_map(m, &map, !s->no_head);
-        snprintf(folder, sizeof folder, "%s/mapped", s->folder);
-    }
-    TOY_TRY(zero_export(z, folder, map.list, map.n, FILE_BYTES));
-    if (!err)
-        snprintf(folder, sizeof folder, "%s/own-names", s->folder);
-    TOY_TRY(zero_export(z, folder, NULL, 0, 0));
-    TOY_TRY(pp_step(m, z, STEPS, &at));
-    zero_unwrap(&z);
-    pp_free(m);
+        OR_RETURN(pp_step(m, z, step, at));
+    pp_make_map(m, &map, !s->no_head);
+    snprintf(folder, sizeof folder, "%s/mapped", s->folder);
+    OR_RETURN(zero_export(z, folder, map.list, map.n, FILE_BYTES));
+    snprintf(folder, sizeof folder, "%s/own-names", s->folder);
+    OR_RETURN(zero_export(z, folder, NULL, 0, 0));
+    OR_RETURN(pp_step(m, z, STEPS, at));
+    return 0;
 }
 
 /* async: by the map. */
-static void import_one(struct toy_rank *r)
+static int import_one(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     const struct setup *s = r->arg;
-    struct model *m = NULL;
-    struct place at = {0};
     struct map map;
-    zero_ctx *z = NULL;
     char folder[256];
-    int err = 0;
-    TOY_TRY(pp_wrap(r, &m, &at, &z));
-    if (!err) {
-        pp_make_map(m, &map, !s->no_head);
-        snprintf(folder, sizeof folder, "%s/%s", s->folder, s->async ? "mapped" : "own-names");
-    }
-    TOY_TRY(zero_import(z, folder, s->async ? map.list : NULL, map.n));
-    TOY_TRY(pp_look(m, z, &pp_found[r->rank][0]));
-    TOY_TRY(pp_step(m, z, STEPS, &at));
-    TOY_TRY(pp_look(m, z, &pp_found[r->rank][1]));
-    zero_unwrap(&z);
-    pp_free(m);
+    pp_make_map(m, &map, !s->no_head);
+    snprintf(folder, sizeof folder, "%s/%s", s->folder, s->async ? "mapped" : "own-names");
+    OR_RETURN(zero_import(z, folder, s->async ? map.list : NULL, map.n));
+    OR_RETURN(pp_look(m, z, &pp_found[r->rank][0]));
+    OR_RETURN(pp_step(m, z, STEPS, at));
+    OR_RETURN(pp_look(m, z, &pp_found[r->rank][1]));
+    return 0;
 }
 
 /* Files of one stage, with or without a second name of the tied tensor, and what they give. */
@@ -75,13 +54,10 @@ struct reference {
 
 static void export_to(const struct mesh *mesh, bool no_head, char folder[40])
 {
-    char what[TEXT];
-    struct toy_rank r[MOST_WORLD];
     struct setup s = {.mesh = mesh, .folder = folder, .no_head = no_head};
     strcpy(folder, "/tmp/zero-pp-weights-XXXXXX");
     toy_make_folder(folder);
-    toy_ranks(pp_world(mesh), export_one, &s, r);
-    toy_assert_well(r, pp_world(mesh), pp_text(mesh, "exported", what));
+    pp_run(&s, export_one, "exported");
     toy_forget_export_ids(folder);
 }
 
@@ -100,12 +76,8 @@ static void close_reference(struct reference *ref)
 
 static void import_alike(struct reference *ref, const struct setup *s)
 {
-    char what[TEXT];
-    struct toy_rank r[MOST_WORLD];
-    toy_ranks(pp_world(s->mesh), import_one, (void *)(uintptr_t)s, r);
-    toy_assert_well(r, pp_world(s->mesh), pp_text(s->mesh, "imported", what));
-    for (int when = 0; when < 2; when++)
-        pp_check_bits(s->mesh, when, &ref->want[when], what);
+    pp_run(s, import_one, "imported");
+    pp_check_bits(s->mesh, ref->want, "imported");
 }
 
 /* number: of the mesh, by which what does not matter is chosen. */
@@ -135,7 +107,6 @@ static void weights_are_the_whole_models(void **state)
 {
     static const struct mesh more[] = {{4, 2, 1, 1}, {2, 1, 2, 0}};
     struct reference ref;
-    (void)state;
     open_reference(&ref);
     for (int i = 0; i < PP_MESHES; i++)
         check_mesh(&ref, &pp_meshes[i], i);
@@ -149,7 +120,6 @@ static void so_they_are_with_several_stages_on_a_rank(void **state)
     const char *wanted = getenv("N_MESHES");
     bool all = wanted && !strcmp(wanted, "all");
     struct reference ref;
-    (void)state;
     pp_set_layers(MOST_LAYERS);
     open_reference(&ref);
     int number = 0;
@@ -166,28 +136,21 @@ static void so_they_are_with_several_stages_on_a_rank(void **state)
 }
 
 /* On one stage's ranks, or on all: an error on each, and nothing is changed. */
-static void exchange_weights_wrongly(struct toy_rank *r)
+static int exchange_weights_wrongly(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     const struct setup *s = r->arg;
-    struct model *m = NULL;
-    struct place at = {0};
     struct bits before, after;
     struct zero_action a;
     struct map map, bad;
-    zero_ctx *z = NULL;
     char folder[64];
-    int err = 0;
-    TOY_TRY(pp_wrap(r, &m, &at, &z));
-    TOY_TRY(pp_look(m, z, &before));
-    if (err)
-        goto out;
+    OR_RETURN(pp_look(m, z, &before));
     pp_make_map(m, &map, true);
     toy_expect(r, zero_export(z, "/proc/nothing", map.list, map.n, 0), ZERO_ERR_IO, "/proc/nothing");
     toy_expect(r, zero_import(z, "/proc/nothing", map.list, map.n), ZERO_ERR_IO, "/proc/nothing");
     bad = map;
-    bad.list[0].slice = at.pp ? ZERO_SLICE(LAYERS) : 0;
+    bad.list[0].slice = at->pp ? ZERO_SLICE(LAYERS) : 0;
     toy_expect(r, zero_export(z, s->folder, bad.list, bad.n, 0), ZERO_ERR_ARG,
-               at.pp ? "map[0] (scale): slice is ZERO_SLICE(5) of tensor scale; allowed" : "rank 2: ");
+               at->pp ? "map[0] (scale): slice is ZERO_SLICE(5) of tensor scale; allowed" : "rank 2: ");
     bad = map;
     for (int i = 0; i < bad.n; i++)
         bad.list[i].transposed |= !strcmp(bad.list[i].name, "scale");
@@ -195,55 +158,50 @@ static void exchange_weights_wrongly(struct toy_rank *r)
         r, zero_import(z, s->folder, bad.list, bad.n), ZERO_ERR_ARG,
         "(scale): transposed is set for all layers of tensor scale, but they are on several pipeline stages");
     bad = map;
-    bad.list[bad.n - 1].name = at.pp ? "wpe" : map.names[bad.n - 1];
+    bad.list[bad.n - 1].name = at->pp ? "wpe" : map.names[bad.n - 1];
     toy_expect(r, zero_export(z, s->folder, bad.list, bad.n, 0), ZERO_ERR_ARG,
                "two entries of map are named wpe");
     bad = map;
-    if (at.pp == 1 && at.dp == 1)
+    if (at->pp == 1 && at->dp == 1)
         bad.list[0].name = "another";
     toy_expect(r, zero_export(z, s->folder, bad.list, bad.n, 0), ZERO_ERR_MISMATCH,
                "on rank 2; all ranks of a pipeline stage must give the same");
-    toy_expect(r, zero_export(z, s->folder, map.list, at.pp ? -1 : 1, 0), ZERO_ERR_ARG,
-               at.pp ? "n is -1; allowed: 0 and more" : "rank 2: ");
+    toy_expect(r, zero_export(z, s->folder, map.list, at->pp ? -1 : 1, 0), ZERO_ERR_ARG,
+               at->pp ? "n is -1; allowed: 0 and more" : "rank 2: ");
     toy_expect(r, zero_export(z, s->folder, map.list, 0, 0), ZERO_ERR_ARG,
                "n is 0 for all pipeline stages; allowed: 1..");
     toy_expect(r, zero_import(z, s->folder, map.list, map.n), ZERO_ERR_IO,
                "model-00001-of-00001.safetensors");
     snprintf(folder, sizeof folder, "%s/one-stage", s->folder);
-    TOY_TRY(zero_export(z, folder, map.list, at.pp ? 0 : 1, 0)); /* one stage's alone */
-    TOY_TRY(zero_import(z, folder, map.list, at.pp ? 0 : 1));
+    OR_RETURN(zero_export(z, folder, map.list, at->pp ? 0 : 1, 0)); /* one stage's alone */
+    OR_RETURN(zero_import(z, folder, map.list, at->pp ? 0 : 1));
     void *seen = m->param[SEEN];
-    if (at.pp == 0 && at.dp == 1)
+    if (at->pp == 0 && at->dp == 1)
         m->param[SEEN] = NULL;
-    toy_expect(r, zero_import(z, folder, map.list, at.pp ? 0 : 1), ZERO_ERR_ORDER,
+    toy_expect(r, zero_import(z, folder, map.list, at->pp ? 0 : 1), ZERO_ERR_ORDER,
                "*param of buffer seen is NULL");
     m->param[SEEN] = seen;
     toy_expect(r, zero_import(z, folder, map.list, map.n), ZERO_ERR_IO, "is not in");
-    TOY_TRY(pp_look(m, z, &after));
-    if (!err && memcmp(&before, &after, sizeof before) != 0)
+    OR_RETURN(pp_look(m, z, &after));
+    if (memcmp(&before, &after, sizeof before) != 0)
         toy_wrong(r, "a call that failed has changed something; ");
-    if (at.pp == 0) /* the other stage would wait for what this one gives */
-        TOY_TRY(zero_next(z, &a));
-    if (!err && at.pp == 0) {
+    if (at->pp == 0) { /* the other stage would wait for what this one gives */
+        OR_RETURN(zero_next(z, &a));
         toy_expect(r, zero_export(z, s->folder, NULL, 0, 0), ZERO_ERR_ORDER,
                    "zero_export: the step has begun");
         toy_expect(r, zero_import(z, s->folder, NULL, 0), ZERO_ERR_ORDER, "zero_import: the step has begun");
         toy_expect(r, zero_sync_buffers(z, ZERO_SYNC_RANK0), ZERO_ERR_ORDER,
                    "zero_sync_buffers: the step has begun");
     }
-out:
-    zero_unwrap(&z);
-    pp_free(m);
+    return 0;
 }
 
 static void maps_of_stages_are_checked(void **state)
 {
     static const struct mesh mesh[] = {{2, 2, 1, 3}, {2, 2, 1, 3, 2}, {2, 2, 1, 0, 2}};
-    char command[512], what[TEXT];
-    (void)state;
+    char command[512];
     for (size_t i = 0; i < sizeof mesh / sizeof *mesh; i++) {
         char folder[] = "/tmp/zero-pp-weights-XXXXXX";
-        struct toy_rank r[MOST_WORLD];
         toy_make_folder(folder);
         /* An index whose file ends early. */
         snprintf(command, sizeof command,
@@ -252,31 +210,24 @@ static void maps_of_stages_are_checked(void **state)
                  folder);
         assert_int_equal(system(command), 0);
         struct setup s = {.mesh = &mesh[i], .folder = folder};
-        toy_ranks(4, exchange_weights_wrongly, &s, r);
-        toy_assert_well(r, 4, pp_text(&mesh[i], "maps", what));
+        pp_run(&s, exchange_weights_wrongly, "maps");
         toy_remove_folder(folder);
     }
 }
 
 /* Notes the error of an import that has to fail and to change nothing. */
-static void import_wrong_file(struct toy_rank *r)
+static int import_wrong_file(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     const struct setup *s = r->arg;
-    struct model *m = NULL;
-    struct place at = {0};
     struct bits before, after;
-    zero_ctx *z = NULL;
-    int err = 0;
-    TOY_TRY(pp_wrap(r, &m, &at, &z));
-    TOY_TRY(pp_look(m, z, &before));
-    if (!err)
-        toy_note(r, zero_import(z, s->folder, NULL, 0));
-    TOY_TRY(pp_look(m, z, &after));
-    if (!err && memcmp(&before, &after, sizeof before) != 0)
+    OR_RETURN(pp_look(m, z, &before));
+    int err = zero_import(z, s->folder, NULL, 0);
+    toy_note(r, err);
+    OR_RETURN(pp_look(m, z, &after));
+    if (memcmp(&before, &after, sizeof before) != 0)
         toy_wrong(r, "a refusal has changed something; ");
-    TOY_TRY(pp_step(m, z, 0, &at));
-    zero_unwrap(&z);
-    pp_free(m);
+    OR_RETURN(pp_step(m, z, 0, at));
+    return err;
 }
 
 /* The file with the tensors' own names once more, beside an index: in the folder indexed. */
@@ -320,7 +271,6 @@ static void wrong_files_are_refused_alike(void **state)
         {"rm $file", ZERO_ERR_IO, "model-00001-of-00001.safetensors"},
     };
     char good[40], folder[] = "/tmp/zero-pp-wrong-XXXXXX", command[512], what[TEXT];
-    (void)state;
     export_to(&pp_meshes[0], false, good);
     make_index(good);
     toy_make_folder(folder);
@@ -334,7 +284,7 @@ static void wrong_files_are_refused_alike(void **state)
         for (size_t k = 0; k < sizeof mesh / sizeof *mesh; k++) {
             struct toy_rank r[MOST_WORLD];
             struct setup s = {.mesh = &mesh[k], .folder = folder};
-            toy_ranks(pp_world(&mesh[k]), import_wrong_file, &s, r);
+            pp_run_ranks(&s, import_wrong_file, r);
             for (int rank = 0; rank < pp_world(&mesh[k]); rank++) {
                 if (r[rank].err != wrong[i].code || !strstr(r[rank].text, wrong[i].says) || r[rank].wrong[0])
                     fail_msg("%s: rank %d: %d \"%s\" %s", pp_text(&mesh[k], "imported wrongly", what), rank,

@@ -1,20 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_sequence.c: sequence parallelism: what lies between the pairs of products of test_tp.c's net is
- * computed for a rank's own rows alone. With as many parts it has the same bits at every stage and with
- * data cut in every way, and with any number of parts, with whole rows or its own, the losses, norms and
- * weights of a reference in double precision that knows of none. */
+/* test_sequence.c: sequence parallelism: a rank computes only its own rows of what lies between the pairs of
+ * products of test_tp.c's net. With equal tp it has the same bits at every stage and with data cut in every
+ * way. With any tp, with whole rows or its own, it has the losses, norms and weights of a reference in double
+ * precision that is not cut. */
+#include "test/cmocka.h"
+#include "test/zero/pipeline_ranks.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum {
     LAYERS = 3,
@@ -86,11 +83,19 @@ static double first_value(int tensor, int64_t i)
 /* ---- one rank ---- */
 
 struct setup {
-    int stage, tp, prefetch, n_micro; /* of a step, of all ranks */
-    bool sequence, bf16, check, in_place, unbracketed;
-    int wrongly_partial; /* this tensor has the flag, though rows are whole; 0: none */
+    int stage, tp;
+    /* micro-batches of a step, of all ranks; 0: one of each. With them prefetch counts */
+    int n_micro, prefetch;
+    /* sequence: a rank computes its own rows. unflagged: its tensors do not say so; flag_apart: only those of
+     * rank 0 do */
+    bool sequence, unflagged, flag_apart, bf16, check, in_place, unbracketed;
+    /* this tensor has the flag, though rows are whole; 0: none */
+    int wrongly_partial;
     int64_t budget;
     const struct reference *want;
+    /* zero_wrap, or the rank's function, fails with this code and text on every rank; NULL: none does */
+    int code;
+    const char *says;
 };
 
 /* The net computes in float, on copies of what the library's pointers show inside a bracket. */
@@ -187,6 +192,7 @@ static struct way *make_way(const struct setup *s, int part)
 {
     static const char *const names[4] = {"s", "b", "w1", "w2"};
     struct way *w = calloc(1, sizeof *w);
+    bool flagged = s->flag_apart ? part == 0 : s->sequence && !s->unflagged;
     w->s = s;
     w->part = part;
     w->net.hidden = H / s->tp;
@@ -212,23 +218,10 @@ static struct way *make_way(const struct setup *s, int part)
             .shape = {n_elems(t, s->tp)},
             .dtype = s->bf16 ? ZERO_BF16 : ZERO_F32,
             .unit = t / 4,
-            .flags = (t % 4 < 2 && s->sequence) || (t && t == s->wrongly_partial) ? ZERO_TP_PARTIAL : 0,
+            .flags = (t % 4 < 2 && flagged) || (t && t == s->wrongly_partial) ? ZERO_TP_PARTIAL : 0,
             .tp_cut = t % 4 < 2 ? 0 : ZERO_TP_CUT(0)};
     }
     return w;
-}
-
-static int open_mesh(struct toy_rank *r, const struct setup *s, struct zero_config *cfg, int32_t *part,
-                     int32_t *dp, int32_t *n_dp)
-{
-    struct zero_place p;
-    cfg->mesh.dp_replicate = s->stage > 3 ? r->world / s->tp / 2 : 1;
-    cfg->mesh.tp = s->tp;
-    OR_RETURN(zero_find_place(cfg, &p));
-    *part = p.tp;
-    *dp = p.data;
-    *n_dp = p.n_data;
-    return 0;
 }
 
 /* Weights of bf16 are rounded for each use, and gradients when they are written. */
@@ -308,46 +301,66 @@ static char said_partial[256];
 
 static void count_line(void *arg, const char *line)
 {
-    (void)arg;
     if (strstr(line, "ZERO_TP_PARTIAL") && !n_said_partial++)
         snprintf(said_partial, sizeof said_partial, "%s", line);
 }
 
 static _Atomic uint64_t whole_hash[MOST_WORLD];
 
-static void train(struct toy_rank *r)
+/* The type of a rank's work between zero_wrap and zero_unwrap, which returns the first error. */
+typedef int rank_fn(struct toy_rank *r, struct way *w, zero_ctx *z, const struct place *at);
+
+struct job {
+    struct setup *s;
+    rank_fn *fn;
+};
+
+static void run_rank(struct toy_rank *r)
 {
-    const struct setup *s = r->arg;
+    const struct job *j = r->arg;
+    const struct setup *s = r->arg = j->s;
     struct zero_config cfg = toy_config(r, s->stage);
-    struct zero_stats stats;
-    int32_t part = 0, dp = 0, n_dp = 1;
-    uint64_t of_whole = 0;
-    int err = 0;
+    struct place at = {0};
     cfg.debug.log = count_line;
     cfg.optim.optimizer = ZERO_SGD;
     cfg.optim.weight_decay = 0;
-    cfg.memory.prefetch = s->prefetch;
     cfg.debug.check = s->check;
     cfg.memory.grad_in_place = s->in_place;
     if (s->budget)
         cfg.memory.param_budget_bytes = s->budget;
-    TOY_TRY(open_mesh(r, s, &cfg, &part, &dp, &n_dp));
-    if (err)
-        return;
-    cfg.grad_accum_steps = s->n_micro / n_dp;
-    struct way *w = make_way(s, part);
-    TOY_TRY(zero_wrap(&w->z, w->table, TENSORS, &cfg));
-    for (int step = 0; step < STEPS; step++)
-        if (!err)
-            TOY_TRY(one_step(r, w, step, dp, n_dp));
-    TOY_TRY(look_at_weights(r, w, &of_whole));
-    whole_hash[r->rank] = of_whole;
-    TOY_TRY(zero_get_stats(w->z, &stats));
-    if (!err && memcmp(&stats.allocated, &stats.planned, sizeof stats.planned))
-        toy_wrong(r, "allocated is not planned: %lld and %lld bytes", (long long)stats.allocated.total,
-                  (long long)stats.planned.total);
+    int err = pipeline_place(&cfg, s->stage, 1, r->world / s->tp, s->tp, &at);
+    if (s->n_micro) {
+        cfg.grad_accum_steps = s->n_micro / at.n_dp;
+        cfg.memory.prefetch = s->prefetch;
+    }
+    struct way *w = make_way(s, at.tp);
+    err = FIRST_ERROR(err, zero_wrap(&w->z, w->table, TENSORS, &cfg), j->fn ? j->fn(r, w, w->z, &at) : 0);
+    if (s->says)
+        toy_expect(r, err, s->code, s->says);
+    else
+        toy_note(r, err);
     zero_unwrap(&w->z);
     free(w);
+}
+
+/* Wraps on `world` ranks, and calls fn unless it is NULL. Fails the test unless all goes as s says. */
+static void run(struct setup *s, int world, rank_fn *fn, const char *what, struct toy_rank r[MOST_WORLD])
+{
+    struct job j = {s, fn};
+    toy_run(world, run_rank, &j, r, what);
+}
+
+static int train(struct toy_rank *r, struct way *w, zero_ctx *z, const struct place *at)
+{
+    struct zero_stats stats;
+    uint64_t of_whole = 0;
+    for (int step = 0; step < STEPS; step++)
+        OR_RETURN(one_step(r, w, step, at->dp, at->n_dp));
+    OR_RETURN(look_at_weights(r, w, &of_whole));
+    whole_hash[r->rank] = of_whole;
+    OR_RETURN(zero_get_stats(z, &stats));
+    pipeline_check_memory(r, &stats, NULL);
+    return 0;
 }
 
 /* All ranks are near the reference, those that have the same part have the same bits, and so have all of what
@@ -363,8 +376,7 @@ static void run_setup(struct setup *s, int world, uint64_t *hash)
              "unbracketed %d, budget %d",
              s->tp, world, s->stage, s->n_micro, s->sequence, s->bf16, s->check, s->in_place, s->unbracketed,
              (int)s->budget);
-    toy_ranks(world, train, s, r);
-    toy_assert_well(r, world, what);
+    run(s, world, train, what, r);
     assert_int_equal(n_said_partial, 0);
     for (int k = 0; k < world; k++) {
         uint64_t *of_part = &hash[k % s->tp];
@@ -381,7 +393,6 @@ static void run_setup(struct setup *s, int world, uint64_t *hash)
 /* Micro-batches that the layouts share: one of each of 4 ranks, or 4 of one. */
 static void the_same_bits_however_data_is_cut(void **state)
 {
-    (void)state;
     struct reference *want = make_reference(4);
     for (int bf16 = 0; bf16 < 2; bf16++)
         for (int tp = 1; tp <= 4; tp *= 2) {
@@ -423,7 +434,6 @@ static void the_same_bits_however_data_is_cut(void **state)
 
 static void other_numbers_of_micro_batches(void **state)
 {
-    (void)state;
     for (int n_dp = 1; n_dp <= 2; n_dp++)
         for (int n_micro = 1; n_micro <= 3; n_micro += 2) {
             struct reference *want = make_reference(n_micro * n_dp);
@@ -546,52 +556,28 @@ static int count_bytes(struct toy_rank *r, zero_ctx *z, struct buffers *b)
     return 0;
 }
 
-static int open_parts(struct toy_rank *r, const struct setup *s, struct way **w)
-{
-    struct zero_config cfg = toy_config(r, s->stage);
-    int32_t part = 0, dp, n_dp;
-    cfg.debug.log = count_line;
-    cfg.launch.timeout_ms = 20000;
-    cfg.debug.check = s->check;
-    int err = open_mesh(r, s, &cfg, &part, &dp, &n_dp);
-    *w = make_way(s, part);
-    if (!err)
-        err = zero_wrap(&(*w)->z, (*w)->table, TENSORS, &cfg);
-    return err;
-}
-
-static void move_parts(struct toy_rank *r)
+static int move_parts(struct toy_rank *r, struct way *w, zero_ctx *z, const struct place *at)
 {
     static const int64_t parts[] = {0, 1, 2, 31, 32, 33, 1000, 87360, 87381, 131072, 131073, MOST_PART};
-    struct setup s = {.stage = 2, .tp = r->world, .check = r->world == 3};
-    struct way *w;
-    int err = 0;
-    const size_t bytes = (size_t)MOST_PART * (size_t)r->world * 4 + BEHIND;
-    struct buffers b = {malloc(bytes), malloc(bytes), malloc(bytes), malloc(bytes)};
-    TOY_TRY(open_parts(r, &s, &w));
+    static char memory[4][4][(size_t)MOST_PART * 4 * 4 + BEHIND];
+    char(*own)[sizeof memory[0][0]] = memory[r->rank];
+    struct buffers b = {own[0], own[1], own[2], own[3]};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         for (int way = 0; way < 4; way++) {
-            if (!err)
-                TOY_TRY(compare_scatter(r, w->z, &b, parts[i], way & 1, way & 2));
-            if (!err)
-                TOY_TRY(compare_gather(r, w->z, &b, parts[i], way & 1, way & 2, false));
-            if (!err && parts[i] % 2 == 0)
-                TOY_TRY(compare_gather(r, w->z, &b, parts[i], way & 1, way & 2, true));
+            OR_RETURN(compare_scatter(r, z, &b, parts[i], way & 1, way & 2));
+            OR_RETURN(compare_gather(r, z, &b, parts[i], way & 1, way & 2, false));
+            if (parts[i] % 2 == 0)
+                OR_RETURN(compare_gather(r, z, &b, parts[i], way & 1, way & 2, true));
         }
-    if (!err)
-        TOY_TRY(count_bytes(r, w->z, &b));
-    zero_unwrap(&w->z);
-    free(w);
-    free(b.src), free(b.sum), free(b.dst), free(b.part);
+    return count_bytes(r, z, &b);
 }
 
 static void parts_and_sums(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 4; world++) {
-        struct toy_rank r[4];
-        toy_ranks(world, move_parts, NULL, r);
-        toy_assert_well(r, world, "parts");
+        struct setup s = {.stage = 2, .tp = world, .check = world == 3};
+        struct toy_rank r[MOST_WORLD];
+        run(&s, world, move_parts, "parts", r);
     }
 }
 
@@ -607,14 +593,9 @@ static int scatter_over(zero_ctx *z, enum zero_axis axis, float *dst, const floa
     return zero_reduce_scatter(z, axis, dst, src, n, ZERO_F32);
 }
 
-static void refuse(struct toy_rank *r)
+static int refuse(struct toy_rank *r, struct way *w, zero_ctx *z, const struct place *at)
 {
-    struct setup s = {.stage = *(int *)r->arg, .tp = 2};
-    struct way *w;
     float x[16] = {0};
-    int err = 0;
-    TOY_TRY(open_parts(r, &s, &w));
-    zero_ctx *z = w->z;
     toy_expect(r, gather_over(NULL, ZERO_AXIS_TP, x, x + 8, 4), ZERO_ERR_ARG, "zero_all_gather: z is NULL");
     toy_expect(r, gather_over(z, ZERO_AXIS_PP, x, x + 8, 4), ZERO_ERR_ARG, "zero_all_gather: axis is 3");
     toy_expect(r, scatter_over(z, ZERO_AXIS_PP, x, x + 8, 4), ZERO_ERR_ARG,
@@ -632,51 +613,34 @@ static void refuse(struct toy_rank *r)
                "overlap; allowed: no overlap, or the smaller one at the place of rank");
     toy_expect(r, scatter_over(z, ZERO_AXIS_TP, x + 7, x, 4), ZERO_ERR_ARG, "overlap");
     toy_expect(r, scatter_over(z, ZERO_AXIS_TP, x, x + 3, 4), ZERO_ERR_ARG, "overlap");
-    TOY_TRY(scatter_over(z, ZERO_AXIS_TP, x + 8, x, 4)); /* side by side */
-    TOY_TRY(scatter_over(z, ZERO_AXIS_TP, x, x + 4, 4));
+    OR_RETURN(scatter_over(z, ZERO_AXIS_TP, x + 8, x, 4)); /* side by side */
+    OR_RETURN(scatter_over(z, ZERO_AXIS_TP, x, x + 4, 4));
     /* Other numbers of elements end the context, on every rank. */
     toy_expect(r, gather_over(z, ZERO_AXIS_TP, x, x + 8, r->rank ? 3 : 2), ZERO_ERR_MISMATCH,
                "zero_all_gather");
     toy_expect(r, zero_begin(z, 0, ZERO_FORWARD), ZERO_ERR_MISMATCH, "zero_all_gather");
-    zero_unwrap(&w->z);
-    free(w);
+    return 0;
 }
 
 /* One rank gathers where the other scatters, of as many elements. */
-static void swap_calls(struct toy_rank *r)
+static int swap_calls(struct toy_rank *r, struct way *w, zero_ctx *z, const struct place *at)
 {
-    struct setup s = {.stage = *(int *)r->arg, .tp = 2};
-    struct way *w;
     float x[8] = {1, 2, 3, 4}, y[8] = {5, 6, 7, 8};
-    int err = 0;
-    TOY_TRY(open_parts(r, &s, &w));
-    toy_expect(r,
-               r->rank ? gather_over(w->z, ZERO_AXIS_TP, x, y, 2) : scatter_over(w->z, ZERO_AXIS_TP, x, y, 2),
-               ZERO_ERR_MISMATCH, "every rank must make the same calls");
-    zero_unwrap(&w->z);
-    free(w);
-}
-
-/* A flag that one rank of tp alone has. */
-static void flag_apart(struct toy_rank *r)
-{
-    struct setup s = {.stage = *(int *)r->arg, .tp = 2, .sequence = r->rank == 0};
-    struct way *w;
-    toy_expect(r, open_parts(r, &s, &w), ZERO_ERR_MISMATCH, "tensors[0] (s0 on rank 1)");
-    free(w);
+    return r->rank ? gather_over(z, ZERO_AXIS_TP, x, y, 2) : scatter_over(z, ZERO_AXIS_TP, x, y, 2);
 }
 
 static void what_is_refused(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage += 3) {
-        struct toy_rank r[2];
-        toy_ranks(2, refuse, &stage, r);
-        toy_assert_well(r, 2, "refused");
-        toy_ranks(2, swap_calls, &stage, r);
-        toy_assert_well(r, 2, "other calls");
-        toy_ranks(2, flag_apart, &stage, r);
-        toy_assert_well(r, 2, "flags");
+        struct setup good = {.stage = stage, .tp = 2}, swapped = good, apart = good;
+        struct toy_rank r[MOST_WORLD];
+        swapped.code = apart.code = ZERO_ERR_MISMATCH;
+        swapped.says = "every rank must make the same calls";
+        apart.says = "tensors[0] (s0 on rank 1)";
+        apart.flag_apart = true;
+        run(&good, 2, refuse, "refused", r);
+        run(&swapped, 2, swap_calls, "other calls", r);
+        run(&apart, 2, NULL, "flags", r);
     }
     static float x[24], *param = x, *grad;
     struct zero_config cfg = ZERO_CONFIG_INIT;
@@ -694,79 +658,58 @@ static void what_is_refused(void **state)
 }
 
 /* Without the flag a rank's own rows let what is not cut drift apart, and cfg.debug.check finds it. */
-static void forget_the_flag(struct toy_rank *r)
+static int forget_the_flag(struct toy_rank *r, struct way *w, zero_ctx *z, const struct place *at)
 {
-    struct setup s = *(struct setup *)r->arg;
-    struct way *w;
-    int err = 0;
-    s.sequence = false; /* no flags */
-    TOY_TRY(open_parts(r, &s, &w));
-    s.sequence = true;
-    if (!err)
-        err = one_step(r, w, 0, 0, 1);
-    toy_expect(r, err, ZERO_ERR_MISMATCH, "has no tp_cut");
-    r->err = 0;
-    zero_unwrap(&w->z);
-    free(w);
+    return one_step(r, w, 0, 0, 1);
 }
 
 /* With it, a gradient of all rows counts for each part, and cfg.debug.check says so once, by its name. */
-static void flag_of_all_rows(struct toy_rank *r)
+static int flag_of_all_rows(struct toy_rank *r, struct way *w, zero_ctx *z, const struct place *at)
 {
-    const struct setup *s = r->arg;
     double x[ROWS * C], target[ROWS * C];
     struct zero_step_info info;
-    struct way *w;
-    int err = 0;
-    TOY_TRY(open_parts(r, s, &w));
     for (int step = 0; step < 2; step++) {
         draw_batch(step, x, target);
-        if (!err)
-            TOY_TRY(part_forward(&w->net, w, x, target));
-        if (!err)
-            TOY_TRY(part_backward(&w->net, w, target));
-        if (!err)
-            TOY_TRY(zero_step(w->z, (float)LR, &info));
+        OR_RETURN(part_forward(&w->net, w, x, target));
+        OR_RETURN(part_backward(&w->net, w, target));
+        OR_RETURN(zero_step(z, (float)LR, &info));
     }
-    zero_unwrap(&w->z);
-    free(w);
+    return 0;
 }
 
 static void a_flag_that_is_too_much(void **state)
 {
-    (void)state;
     for (int check = 0; check < 2; check++)
         for (int stage = 0; stage <= 3; stage++)
             for (int bf16 = 0; bf16 < 2; bf16++) {
-                struct toy_rank r[4];
-                struct setup s = {.stage = stage,
-                                  .tp = 4,
-                                  .n_micro = 1,
-                                  .check = check,
-                                  .bf16 = bf16,
-                                  .wrongly_partial = 5};
+                struct toy_rank r[MOST_WORLD];
+                struct setup s = {
+                    .stage = stage, .tp = 4, .check = check, .bf16 = bf16, .wrongly_partial = 5};
                 n_said_partial = 0;
-                toy_ranks(4, flag_of_all_rows, &s, r);
-                toy_assert_well(r, 4, "a flag that is too much");
+                run(&s, 4, flag_of_all_rows, "a flag that is too much", r);
                 assert_int_equal(n_said_partial, 4);
-                {
-                    assert_non_null(
-                        strstr(said_partial, "tensor b1 is the same on all 4 ranks of tp, but with"));
-                    assert_non_null(strstr(said_partial, "counts 4 times"));
-                }
+                assert_non_null(strstr(said_partial, "tensor b1 is the same on all 4 ranks of tp, but with"));
+                assert_non_null(strstr(said_partial, "counts 4 times"));
             }
     n_said_partial = 0;
 }
 
 static void a_flag_that_is_forgotten(void **state)
 {
-    (void)state;
     struct reference *want = make_reference(1);
     for (int stage = 0; stage <= 3; stage++) {
-        struct setup s = {.stage = stage, .tp = 2, .n_micro = 1, .check = true, .want = want};
-        struct toy_rank r[2];
-        toy_ranks(2, forget_the_flag, &s, r);
-        toy_assert_well(r, 2, "a flag is forgotten");
+        struct setup s = {.stage = stage,
+                          .tp = 2,
+                          .n_micro = 1,
+                          .prefetch = 2,
+                          .check = true,
+                          .want = want,
+                          .sequence = true,
+                          .unflagged = true,
+                          .code = ZERO_ERR_MISMATCH,
+                          .says = "has no tp_cut"};
+        struct toy_rank r[MOST_WORLD];
+        run(&s, 2, forget_the_flag, "a flag is forgotten", r);
     }
     free(want);
 }

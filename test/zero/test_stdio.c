@@ -3,23 +3,20 @@
  * files, and processes that may open only few descriptors. */
 #include "kernels/limits.h"
 #include "kernels/standard_fds.h"
+#include "test/cmocka.h"
 #include "test/comm/ranks.h"
 #include "test/zero/toy_net.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 struct job {
     struct toy m;
@@ -36,7 +33,6 @@ static int said; /* lines about descriptors */
 
 static void count_line(void *arg, const char *line)
 {
-    (void)arg;
     said += strstr(line, "was closed: it is /dev/null now") != NULL;
 }
 
@@ -53,10 +49,8 @@ static int start(struct rank *me, struct job *j)
 
 static int one_step(struct rank *me, struct job *j)
 {
-    int err = toy_forward(&j->m, j->z, true);
-    if (!err)
-        err = toy_backward(&j->m, j->z, true, 0, me->w.rank);
-    return err ? err : zero_step(j->z, 1e-2f, NULL);
+    return FIRST_ERROR(toy_forward(&j->m, j->z, true), toy_backward(&j->m, j->z, true, 0, me->w.rank),
+                       zero_step(j->z, 1e-2f, NULL));
 }
 
 /* ---- closed descriptors ---- */
@@ -96,7 +90,6 @@ static void train_without_stdio(struct rank *me)
 
 static void test_closed_descriptors(void **state)
 {
-    (void)state;
     for (unsigned closed = 1; closed < 8; closed++)
         for (int world = 1; world <= 2; world++) {
             struct plan plan = {.closed = closed, .folder = "/tmp/zero-stdio-XXXXXX"};
@@ -121,7 +114,6 @@ static void open_without_stdio(struct rank *me)
 
 static void test_moved_above(void **state)
 {
-    (void)state;
     run_ranks(true, 1, open_without_stdio, NULL, NULL);
 }
 
@@ -175,7 +167,6 @@ static void save_to_small_files(struct rank *me)
 
 static void test_file_limit(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 2; world++) {
         struct plan plan = {.folder = "/tmp/zero-stdio-XXXXXX"};
         toy_make_folder(plan.folder);
@@ -254,7 +245,6 @@ static void wrap_with_few_descriptors(struct rank *me)
 
 static void test_descriptor_limit(void **state)
 {
-    (void)state;
     struct few few = {0};
     char text[ZR_SYSTEM_WORDS];
     assert_non_null(strstr(zr_limit_words(ENFILE, "full", text), "full: all processes of this host"));

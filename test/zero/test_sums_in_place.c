@@ -4,19 +4,14 @@
  *
  * The model is trained by plain gradient descent, in its own loop (optim.update), so that the plain program's
  * weights are known to the bit. */
+#include "test/cmocka.h"
 #include "test/kernels/random.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <setjmp.h>
-
-#include <cmocka.h>
 
 /* ---- plans of GPT-2 124M ---- */
 
@@ -73,7 +68,6 @@ static struct zero_plan_info plan_gpt2(int stage, int world, int accum, int in_p
 /* Parameters, gradients and two moments of four bytes each. */
 static void gpt2_costs_no_more_than_plain(void **state)
 {
-    (void)state;
     const struct {
         int stage, world, accum, in_place;
     } cases[] = {{0, 1, 1, 0}, {1, 1, 1, 0}, {2, 1, 1, 0}, {3, 1, 1, 0},
@@ -93,7 +87,6 @@ static void gpt2_costs_no_more_than_plain(void **state)
 /* What cannot be in place has its sums, as a line of the plan. */
 static void others_have_sums(void **state)
 {
-    (void)state;
     int64_t all = 4 * INT64_C(124439808);
     assert_true(plan_gpt2(0, 1, 4, 0, ZERO_F32).bytes.grad_shards >= all); /* each micro-batch is reduced */
     assert_true(plan_gpt2(0, 1, 1, 0, ZERO_BF16).bytes.grad_shards >= all);
@@ -193,7 +186,6 @@ struct how {
 
 static int descend(void *arg, const struct zero_update *u)
 {
-    (void)arg;
     for (int64_t i = 0; i < u->n; i++)
         u->master[i] -= u->lr * u->grad[i];
     return 0;
@@ -248,9 +240,7 @@ static int one_step(struct toy_rank *r, struct model *m, zero_ctx *z, int step)
     bool closed = h->check && h->stage >= 2; /* the pointers are never NULL */
     int err = 0;
     for (int u = 0; !err && h->brackets && u < UNITS; u++) {
-        err = zero_begin(z, u, ZERO_FORWARD);
-        if (!err)
-            err = zero_end(z, u, ZERO_FORWARD);
+        err = FIRST_ERROR(zero_begin(z, u, ZERO_FORWARD), zero_end(z, u, ZERO_FORWARD));
     }
     for (int u = UNITS; !err && u-- > 0;)
         err = unit_backward(m, z, h, u, step, r->rank);
@@ -363,7 +353,6 @@ static void run(struct how h, int code, const char *says)
 
 static void the_plain_bits_in_the_plain_memory(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 3; world++)
         for (int stage = 0; stage <= (world == 1 ? 3 : 0); stage++)
             for (int brackets = stage >= 2; brackets <= 1; brackets++)
@@ -381,7 +370,6 @@ static void the_plain_bits_in_the_plain_memory(void **state)
  * declared. Else the second bracket is refused. */
 static void a_second_bracket(void **state)
 {
-    (void)state;
     for (int uses = 2; uses <= 3; uses++)
         for (int world = 1; world <= 3; world++)
             for (int stage = 0; stage <= 3; stage++)
@@ -401,7 +389,6 @@ static void a_second_bracket(void **state)
 /* A copy of the pointer, taken at stages 0 and 1 where it stays the same: the check sees what it did. */
 static void a_write_before_the_step_is_found(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 1; stage++)
         for (int touch = 1; touch <= 2; touch++)
             run(
@@ -422,9 +409,7 @@ static int use_often(zero_ctx *z, int uses)
 {
     int err = 0;
     for (int i = 1; !err && i < uses; i++) {
-        err = zero_begin(z, USED_OFTEN, ZERO_BACKWARD);
-        if (!err)
-            err = zero_end(z, USED_OFTEN, ZERO_BACKWARD);
+        err = FIRST_ERROR(zero_begin(z, USED_OFTEN, ZERO_BACKWARD), zero_end(z, USED_OFTEN, ZERO_BACKWARD));
     }
     return err;
 }
@@ -466,7 +451,6 @@ static void run_often(struct toy_rank *r)
 
 static void more_than_declared_is_refused(void **state)
 {
-    (void)state;
     for (int stage = 0; stage < TOY_STAGES; stage++)
         for (int world = 1; world <= TOY_HYBRID_WORLD; world++) {
             uint64_t once = 0;
@@ -476,8 +460,7 @@ static void more_than_declared_is_refused(void **state)
                     .stage = stage, .accum = 1 + world % 2, .deterministic = stage != 2, .uses = uses};
                 char what[64];
                 snprintf(what, sizeof what, "stage %d, world %d, %d uses", stage, world, uses);
-                toy_ranks(world, run_often, &o, r);
-                toy_assert_well(r, world, what);
+                toy_run(world, run_often, &o, r, what);
                 once = uses == 1 ? r[0].hash : once;
                 for (int i = 0; i < world; i++) /* the further brackets add zeros */
                     if (r[i].hash != once)

@@ -1,19 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_ties.c: a tensor that the first and the last pipeline stage have, an embedding that is the head's
  * matrix: whatever the stages, it comes to the bits of the model on one rank. */
+#include "test/cmocka.h"
+#include "test/first_error.h"
+#include "test/zero/pipeline_ranks.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 /* A row is a token: x = e[id]; in each layer y = x + w x^2; logits y e^T, which are to be the target. With a
  * gain g for each channel x = g e[id] and logits (g y) e^T; then e and g are tied, and where a rank has a
@@ -49,12 +47,6 @@ struct model {
     char name[LAYERS + 2][16];
 };
 
-static double draw(uint32_t *seed)
-{
-    *seed = *seed * 1664525u + 1013904223u;
-    return (*seed >> 8) / (double)(1 << 23) - 1;
-}
-
 static float get(const struct model *m, const void *at, int64_t i)
 {
     uint32_t bits;
@@ -85,16 +77,11 @@ static void add(const struct model *m, void *at, int64_t i, float x)
 static float first_value(int tensor, int64_t i)
 {
     uint32_t seed = 99u + 40503u * (uint32_t)(tensor * 1009 + i);
-    draw(&seed), draw(&seed);
-    return (float)(0.4 * draw(&seed));
+    pipeline_draw(&seed), pipeline_draw(&seed);
+    return (float)(0.4 * pipeline_draw(&seed));
 }
 
 /* ---- the model ---- */
-
-static int layers_before(int pp, int stage)
-{
-    return LAYERS / pp * stage + (stage < LAYERS % pp ? stage : LAYERS % pp);
-}
 
 /* Of tensor 0 of the whole, or of layer tensor - 1. */
 static void add_tensor(struct model *m, struct array *a, int tensor, int64_t n)
@@ -146,8 +133,8 @@ static struct model *make_model(int pp, int stage, int tp, int part, bool bf16)
     m->row = V / tp * part;
     m->has_embedding = stage == 0;
     m->has_head = stage == pp - 1;
-    m->first = layers_before(pp, stage);
-    m->n_layers = layers_before(pp, stage + 1) - m->first;
+    m->first = pipeline_layers_before(LAYERS, pp, stage);
+    m->n_layers = pipeline_layers_before(LAYERS, pp, stage + 1) - m->first;
     if (m->has_embedding)
         add_tensor(m, &m->e, 0, (int64_t)m->n_rows * C);
     for (int l = 0; l < m->n_layers; l++)
@@ -188,7 +175,7 @@ static int id_of(int batch, int r)
 {
     uint32_t seed = 4711u + 2654435761u * (uint32_t)(batch * ROWS + r);
     for (int i = 0; i < 4; i++)
-        draw(&seed);
+        pipeline_draw(&seed);
     return (int)(seed >> 8) % V;
 }
 
@@ -353,24 +340,20 @@ struct setup {
     /* in step 0 in any order: 1, the embedding has no backward; 2, the head; 3, neither */
     int lacks;
     const char *file;
+    /* changes what is wrapped; NULL: nothing does. Every rank then gets this error */
+    void (*change)(struct zero_config *cfg, struct model *m, const struct place *at);
+    int code;
+    const char *says;
+    /* norms of every step, once `known`: those of one rank of pp */
     double norm[STEPS];
     bool known;
-};
-
-struct place {
-    int32_t pp, dp, n_dp, tp;
 };
 
 static int configure(struct toy_rank *r, struct zero_config *cfg, struct place *at)
 {
     const struct setup *s = r->arg;
-    struct zero_place p;
     *cfg = toy_config(r, s->stage);
-    cfg->mesh.pp = s->pp;
-    cfg->mesh.dp_replicate = s->stage > 3 ? s->dp / 2 : 1;
-    cfg->mesh.tp = s->tp;
-    OR_RETURN(zero_find_place(cfg, &p));
-    *at = (struct place){.pp = p.pp, .dp = p.data, .n_dp = p.n_data, .tp = p.tp};
+    OR_RETURN(pipeline_place(cfg, s->stage, s->pp, s->dp, s->tp, at));
     cfg->pipeline.schedule = s->file ? ZERO_SCHEDULE_1F1B : s->schedule;
     cfg->pipeline.schedule_file = s->pp > 1 ? s->file : NULL;
     cfg->pipeline.stages_per_rank = s->per_rank ? s->per_rank : 1;
@@ -446,8 +429,9 @@ static int make_stages(const struct setup *s, const struct place *at, struct mod
     return n;
 }
 
-static int open_model(struct toy_rank *r, struct model **m, struct place *at, zero_ctx **z,
-                      struct zero_plan_info *plan)
+static struct zero_plan_info plans[MOST_WORLD];
+
+static int wrap(struct toy_rank *r, struct model **m, struct place *at, zero_ctx **z)
 {
     struct zero_tensor table[LAYERS + 4];
     const struct setup *s = r->arg;
@@ -458,10 +442,45 @@ static int open_model(struct toy_rank *r, struct model **m, struct place *at, ze
         cfg.memory.order = order;
         cfg.memory.n_order = declare(order);
     }
-    int n = make_stages(s, at, m, table), err = zero_plan(table, n, &cfg, plan);
-    if (!err)
-        err = zero_wrap(z, table, n, &cfg);
-    return err;
+    int n = make_stages(s, at, m, table);
+    if (s->change) {
+        s->change(&cfg, *m, at);
+        return zero_wrap(z, (*m)->table, n, &cfg);
+    }
+    return FIRST_ERROR(zero_plan(table, n, &cfg, &plans[r->rank]), zero_wrap(z, table, n, &cfg));
+}
+
+/* The type of a rank's work between zero_wrap and zero_unwrap, which returns the first error. */
+typedef int rank_fn(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at);
+
+struct job {
+    struct setup *s;
+    rank_fn *fn;
+};
+
+static void run_rank(struct toy_rank *r)
+{
+    const struct job *j = r->arg;
+    struct place at = {0};
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    r->arg = j->s;
+    r->hash = 0;
+    int err = wrap(r, &m, &at, &z);
+    if (j->s->says)
+        toy_expect(r, err, j->s->code, j->s->says);
+    else
+        toy_note(r, FIRST_ERROR(err, j->fn(r, m, z, &at)));
+    zero_unwrap(&z);
+    free_model(m);
+}
+
+/* Wraps on all ranks, and calls fn. Fails the test unless all goes as s says. */
+static void run(struct setup *s, rank_fn *fn, const char *what, struct toy_rank r[MOST_WORLD])
+{
+    struct job j = {s, fn};
+    int world = s->pp * s->dp * s->tp;
+    toy_run(world, run_rank, &j, r, what);
 }
 
 static int run_actions(struct model *first, zero_ctx *z, int step, const struct place *at)
@@ -563,71 +582,46 @@ static int one_step(struct toy_rank *r, struct model *m, zero_ctx *z, int step, 
     return 0;
 }
 
-static void check_stats(struct toy_rank *r, zero_ctx *z, const struct zero_plan_info *plan)
+static int check_stats(struct toy_rank *r, zero_ctx *z)
 {
     const struct setup *s = r->arg;
     struct zero_stats stats;
-    int err = 0;
-    TOY_TRY(zero_get_stats(z, &stats));
-    if (!err && memcmp(&stats.allocated, &stats.planned, sizeof stats.planned))
-        toy_wrong(r, "allocated is not planned: %lld and %lld bytes", (long long)stats.allocated.total,
-                  (long long)stats.planned.total);
-    if (!err && s->stage <= 3 && memcmp(&plan->bytes, &stats.planned, sizeof stats.planned))
-        toy_wrong(r, "the plan said %lld bytes, not %lld", (long long)plan->bytes.total,
-                  (long long)stats.planned.total);
+    OR_RETURN(zero_get_stats(z, &stats));
+    pipeline_check_memory(r, &stats, s->stage <= 3 ? &plans[r->rank] : NULL);
     bool undeclared = s->gains && s->schedule == ZERO_SCHEDULE_ZERO_BUBBLE; /* bracket_of_e's second */
     if (s->pp > 1 && !s->partly && stats.n_replans > undeclared)
         toy_wrong(r, "the order was learned anew %lld times", (long long)stats.n_replans);
+    return 0;
 }
 
-static void train(struct toy_rank *r)
+static int train(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
-    struct zero_plan_info plan;
-    struct place at = {0};
-    struct model *m = NULL;
-    zero_ctx *z = NULL;
-    int err = 0;
-    r->hash = 0;
-    TOY_TRY(open_model(r, &m, &at, &z, &plan));
     for (int step = 0; step < STEPS; step++)
-        TOY_TRY(one_step(r, m, z, step, &at));
-    TOY_TRY(hash_state(r, m, z));
-    if (!err)
-        check_stats(r, z, &plan);
+        OR_RETURN(one_step(r, m, z, step, at));
+    OR_RETURN(hash_state(r, m, z));
+    OR_RETURN(check_stats(r, z));
     for (const struct model *x = m; x; x = x->next)
-        if (!err && x->has_head && !x->has_embedding && x->e.grad)
+        if (x->has_head && !x->has_embedding && x->e.grad)
             toy_wrong(r, "the copy's gradient is still shown");
-    zero_unwrap(&z);
-    free_model(m);
+    return 0;
 }
 
 /* ---- tests ---- */
 
-static uint64_t hash_of(const struct setup *s, const struct toy_rank *r, int part)
-{
-    uint64_t hash = 0;
-    for (int stage = 0; stage < s->pp; stage++)
-        hash += r[stage * s->dp * s->tp + part].hash;
-    return hash;
-}
-
-/* Ranks of a stage, and the two owners' weights. */
-static void check_copies(const struct setup *s, const struct toy_rank *r, const char *what)
+/* Each stage's ranks have the same bits, and both owners of e the same weights of it. */
+static void check_copies(const struct setup *s, const struct toy_rank *r, uint64_t want[], const char *what)
 {
     int n_stage = s->dp * s->tp;
-    for (int k = 0; k < s->pp * n_stage; k++) {
-        if (r[k].hash != r[k / n_stage * n_stage + k % s->tp].hash)
-            fail_msg("%s: rank %d has other bits than its like", what, k);
-        if (k / n_stage == s->pp - 1 && r[k].ms != r[k % s->tp].ms)
+    pipeline_compare(r, s->pp, s->dp, s->tp, want, what);
+    for (int k = (s->pp - 1) * n_stage; k < s->pp * n_stage; k++)
+        if (r[k].ms != r[k % s->tp].ms)
             fail_msg("%s: rank %d has other weights of e than its owner", what, k);
-    }
 }
 
 static void one_layout(struct setup *s, uint64_t want[2], int n)
 {
     struct toy_rank r[MOST_WORLD];
     char what[160];
-    int world = s->pp * s->dp * s->tp;
     if (s->known && !sample_has())
         return;
     s->prefetch = n % 3;
@@ -642,14 +636,8 @@ static void one_layout(struct setup *s, uint64_t want[2], int n)
         "%s, %d stages a rank, pp %d, dp %d, tp %d, stage %d, schedule %d, check %d, drops %d, frozen %d",
         s->bf16 ? "bf16" : "f32", s->per_rank, s->pp, s->dp, s->tp, s->stage, s->schedule, s->check, s->drops,
         s->frozen);
-    toy_ranks(world, train, s, r);
-    toy_assert_well(r, world, what);
-    check_copies(s, r, what);
-    for (int part = 0; part < s->tp; part++) {
-        want[part] = want[part] ? want[part] : hash_of(s, r, part);
-        if (want[part] != hash_of(s, r, part))
-            fail_msg("%s: other bits", what);
-    }
+    run(s, train, what, r);
+    check_copies(s, r, want, what);
     s->known = true;
 }
 
@@ -679,13 +667,11 @@ static void every_layout(struct setup s, bool all_stages)
 
 static void the_same_bits_in_f32(void **state)
 {
-    (void)state;
     every_layout((struct setup){.bf16 = false}, true);
 }
 
 static void the_same_bits_in_bf16(void **state)
 {
-    (void)state;
     every_layout((struct setup){.bf16 = true}, false);
 }
 
@@ -693,7 +679,6 @@ static void the_same_bits_in_bf16(void **state)
  * last stage gave, which is of one's own rows, too. */
 static void the_same_bits_of_shares(void **state)
 {
-    (void)state;
     every_layout((struct setup){.gains = true}, false);
     every_layout((struct setup){.gains = true, .bf16 = true}, false);
 }
@@ -704,7 +689,6 @@ static void the_same_bits_with_several_stages_on_a_rank(void **state)
     struct setup s = {.dp = 1, .pp = 1, .tp = 1};
     uint64_t want[2] = {0};
     int n = 0;
-    (void)state;
     one_layout(&s, want, n++);
     for (s.per_rank = 2; s.per_rank <= 3; s.per_rank++)
         for (s.pp = 2; s.pp <= 4; s.pp++)
@@ -717,7 +701,6 @@ static void the_same_bits_with_several_stages_on_a_rank(void **state)
  * first takes one, and its rank's other stages come behind: it must not wait for room. */
 static void a_round_of_many_micro_batches(void **state)
 {
-    (void)state;
     for (int ranks = 2; ranks <= 4; ranks++) {
         struct setup s = {.dp = 1, .pp = 1, .tp = 1, .micro = 2 * ranks - 1};
         uint64_t want[2] = {0};
@@ -731,14 +714,12 @@ static void a_round_of_many_micro_batches(void **state)
 /* A tied tensor is updated if either stage has brackets of it, with what those gave. */
 static void either_stage_has_brackets(void **state)
 {
-    (void)state;
     every_layout((struct setup){.partly = true}, false);
     every_layout((struct setup){.partly = true, .bf16 = true, .overwrites = true}, false);
 }
 
 static void the_same_bits_frozen(void **state)
 {
-    (void)state;
     every_layout((struct setup){.frozen = true}, false);
 }
 
@@ -748,14 +729,11 @@ static void the_last_stage_may_be_far_ahead(void **state)
     static const char rows[] = "0F0,0F1,0F2,0F3,0F4,0F5,0F6,0F7,0B0,0B1,0B2,0B3,0B4,0B5,0B6,0B7\n"
                                "1F0,1F1,1F2,1F3,1F4,1F5,1F6,1F7,1B0,1B1,1B2,1B3,1B4,1B5,1B6,1B7\n"
                                "2F0,2B0,2F1,2B1,2F2,2B2,2F3,2B3,2F4,2B4,2F5,2B5,2F6,2B6,2F7,2B7\n";
-    char path[] = "/tmp/zero-schedule-XXXXXX";
-    int fd = mkstemp(path), n = 0;
+    char path[64];
+    int n = 0;
     struct setup s = {.dp = 1, .tp = 1, .file = path};
     uint64_t want[2] = {0};
-    (void)state;
-    assert_true(fd >= 0);
-    assert_true(write(fd, rows, sizeof rows - 1) == (ssize_t)(sizeof rows - 1));
-    close(fd);
+    pipeline_write_file(path, rows);
     for (s.pp = 1; s.pp <= 3; s.pp += 2)
         for (s.stage = 0; s.stage <= 3; s.stage++)
             one_layout(&s, want, n++);
@@ -848,63 +826,58 @@ static int step_without_e(struct toy_rank *r, struct model *m, zero_ctx *z, cons
 }
 
 /* The first stage reads what both gave. To r->ms: bytes that came from other stages in STEPS steps. */
-static void train_in_any_order(struct toy_rank *r)
+static int read_gradients(struct toy_rank *r, const struct model *m, zero_ctx *z)
 {
     const struct setup *s = r->arg;
-    struct zero_plan_info plan;
-    struct reference *ref = calloc(1, sizeof *ref);
-    struct zero_stats stats, first;
-    struct place at = {0};
-    struct model *m = NULL;
-    zero_ctx *z = NULL;
+    static _Thread_local struct reference ref;
     float got[V * C];
-    double norm, tolerance = s->bf16 ? 0.02 : 2e-6;
-    int err = 0;
-    make_reference(s, ref);
-    TOY_TRY(open_model(r, &m, &at, &z, &plan));
-    TOY_TRY(zero_get_stats(z, &first));
-    if (!err) {
-        m->no_embedding = s->lacks & 1;
-        m->no_head = s->lacks & 2;
-    }
-    TOY_TRY(run_actions(m, z, 0, &at));
-    TOY_TRY(zero_norm(z, &norm));
-    for (int t = 0; !err && m->has_embedding && t < m->n_tensors; t++) {
+    make_reference(s, &ref);
+    for (int t = 0; m->has_embedding && t < m->n_tensors; t++) {
         bool is_gain = m->name[t][0] == 'g';
         int n = is_gain ? C : m->n_rows * C;
         if (!is_gain && m->name[t][0] != 'e')
             continue;
-        TOY_TRY(zero_read(z, t, ZERO_VALUE_GRAD, 0, n, got));
-        if (!err)
-            expect_near(r, m->name[t], got, is_gain ? ref->g : ref->e + (ptrdiff_t)m->row * C, n, tolerance);
+        OR_RETURN(zero_read(z, t, ZERO_VALUE_GRAD, 0, n, got));
+        expect_near(r, m->name[t], got, is_gain ? ref.g : ref.e + (ptrdiff_t)m->row * C, n,
+                    s->bf16 ? 0.02 : 2e-6);
     }
-    TOY_TRY(zero_step(z, 0.01f, NULL));
+    return 0;
+}
+
+static int train_in_any_order(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
+{
+    const struct setup *s = r->arg;
+    struct zero_stats stats, first;
+    double norm;
+    OR_RETURN(zero_get_stats(z, &first));
+    m->no_embedding = s->lacks & 1;
+    m->no_head = s->lacks & 2;
+    OR_RETURN(run_actions(m, z, 0, at));
+    OR_RETURN(zero_norm(z, &norm));
+    OR_RETURN(read_gradients(r, m, z));
+    OR_RETURN(zero_step(z, 0.01f, NULL));
     if (s->lacks)
-        TOY_TRY(step_without_e(r, m, z, &at));
+        OR_RETURN(step_without_e(r, m, z, at));
     for (int step = 1; step < STEPS; step++) {
         if (step == 1 && s->drops) {
-            TOY_TRY(run_actions(m, z, 11, &at));
-            TOY_TRY(zero_drop(z));
+            OR_RETURN(run_actions(m, z, 11, at));
+            OR_RETURN(zero_drop(z));
         }
-        TOY_TRY(run_actions(m, z, step, &at));
-        TOY_TRY(zero_step(z, 0.01f, NULL));
+        OR_RETURN(run_actions(m, z, step, at));
+        OR_RETURN(zero_step(z, 0.01f, NULL));
     }
-    r->hash = 0;
-    TOY_TRY(hash_state(r, m, z));
-    if (!err && !s->lacks) /* or the order is learned anew */
-        check_stats(r, z, &plan);
-    int64_t weights = r->ms;
-    TOY_TRY(zero_get_stats(z, &stats));
-    r->ms = err ? 0 : at.pp == 0 && !s->known ? stats.pp_bytes - first.pp_bytes : weights;
-    zero_unwrap(&z);
-    free(m);
-    free(ref);
+    OR_RETURN(hash_state(r, m, z));
+    if (!s->lacks) /* or the order is learned anew */
+        OR_RETURN(check_stats(r, z));
+    OR_RETURN(zero_get_stats(z, &stats));
+    if (at->pp == 0 && !s->known)
+        r->ms = stats.pp_bytes - first.pp_bytes;
+    return 0;
 }
 
 /* Of a step, one message from the last stage to the first, where there is one for each micro-batch else. */
 static void sums_go_once_a_step(void **state)
 {
-    (void)state;
     for (int n = 0; n < 96; n++) {
         struct setup s = {.pp = 2 + n % 3,
                           .dp = 1 + n / 3 % 2,
@@ -924,29 +897,26 @@ static void sums_go_once_a_step(void **state)
         char what[128];
         if (s.pp * s.dp == 4 && s.dp == 1)
             s.tp = 2;
-        int world = s.pp * s.dp * s.tp;
         for (int free_order = 0; free_order < 2; free_order++) {
             s.free_order = free_order;
             snprintf(what, sizeof what,
                      "%s, pp %d, dp %d, tp %d, stage %d, overwrites %d, zeroes %d, check %d, order %d",
                      s.bf16 ? "bf16" : "f32", s.pp, s.dp, s.tp, s.stage, s.overwrites, s.zeroes, s.check,
                      free_order);
-            toy_ranks(world, train_in_any_order, &s, r);
-            toy_assert_well(r, world, what);
+            run(&s, train_in_any_order, what, r);
             bytes[free_order] = r[0].ms;
         }
         int n_micro = MICRO / s.dp;
         assert_int_equal(bytes[0] - bytes[1], (STEPS + s.drops) * (n_micro - 1) * 4096);
         s.known = true; /* the weights of both */
-        toy_ranks(world, train_in_any_order, &s, r);
-        check_copies(&s, r, what);
+        run(&s, train_in_any_order, what, r);
+        check_copies(&s, r, (uint64_t[2]){0}, what);
     }
 }
 
 /* Each stage adds up its own gradients then, and either stage may have none. */
 static void it_may_be_left_out_in_any_order(void **state)
 {
-    (void)state;
     for (int n = 0; n < 12; n++) {
         struct setup s = {.pp = 2 + n % 2,
                           .dp = 1 + n / 2 % 2,
@@ -961,39 +931,29 @@ static void it_may_be_left_out_in_any_order(void **state)
         char what[96];
         snprintf(what, sizeof what, "left out, pp %d, dp %d, stage %d, lacks %d", s.pp, s.dp, s.stage,
                  s.lacks);
-        toy_ranks(s.pp * s.dp, train_in_any_order, &s, r);
-        toy_assert_well(r, s.pp * s.dp, what);
+        run(&s, train_in_any_order, what, r);
         s.known = true; /* the weights of both */
-        toy_ranks(s.pp * s.dp, train_in_any_order, &s, r);
-        check_copies(&s, r, what);
+        run(&s, train_in_any_order, what, r);
+        check_copies(&s, r, (uint64_t[2]){0}, what);
     }
 }
 
 /* ---- a step that is skipped ---- */
 
-static void skip_step(struct toy_rank *r)
+static int skip_step(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
-    struct zero_plan_info plan;
     struct zero_step_info info = {.skipped = 0};
-    struct place at = {0};
-    struct model *m = NULL;
-    zero_ctx *z = NULL;
-    int err = 0;
-    TOY_TRY(open_model(r, &m, &at, &z, &plan));
-    r->hash = 0;
-    TOY_TRY(hash_state(r, m, z));
+    OR_RETURN(hash_state(r, m, z));
     uint64_t before = r->hash;
     int64_t weights = r->ms;
-    if (!err)
-        m->nan = m->has_head && at.dp == 1;
-    TOY_TRY(run_actions(m, z, 0, &at));
-    TOY_TRY(zero_step(z, 0.01f, &info));
+    m->nan = m->has_head && at->dp == 1;
+    OR_RETURN(run_actions(m, z, 0, at));
+    OR_RETURN(zero_step(z, 0.01f, &info));
     r->hash = 0;
-    TOY_TRY(hash_state(r, m, z));
-    if (!err && (!info.skipped || r->hash != before || r->ms != weights))
+    OR_RETURN(hash_state(r, m, z));
+    if (!info.skipped || r->hash != before || r->ms != weights)
         toy_wrong(r, "skipped is %d, the state is %s", info.skipped, r->hash == before ? "equal" : "another");
-    zero_unwrap(&z);
-    free_model(m);
+    return 0;
 }
 
 /* What is no number in the copy's gradient reaches the owner. */
@@ -1001,36 +961,28 @@ static void all_stages_skip_a_step(void **state)
 {
     struct setup s = {.pp = 3, .dp = 2, .tp = 1};
     struct toy_rank r[MOST_WORLD];
-    (void)state;
-    for (s.stage = 0; s.stage <= 3; s.stage++) {
-        toy_ranks(6, skip_step, &s, r);
-        toy_assert_well(r, 6, "a step that is skipped");
-    }
+    for (s.stage = 0; s.stage <= 3; s.stage++)
+        run(&s, skip_step, "a step that is skipped", r);
 }
 
 /* ---- used wrongly ---- */
 
 /* The head writes outside of a bracket, and then leaves it. The copy's pointer is assigned, then put back. */
-static void forget_bracket(struct toy_rank *r)
+static int forget_bracket(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
-    struct zero_plan_info plan;
     struct zero_action a = {.phase = 0};
-    struct place at = {0};
-    struct model *m = NULL;
-    zero_ctx *z = NULL;
     float dx[ROWS * C] = {0}, *before = NULL;
-    int err = 0, met = 0;
-    TOY_TRY(open_model(r, &m, &at, &z, &plan));
-    while (!err) {
-        TOY_TRY(zero_next(z, &a));
-        if (err || a.micro_batch < 0)
+    int met = 0;
+    for (;;) {
+        OR_RETURN(zero_next(z, &a));
+        if (a.micro_batch < 0)
             break;
         bool first = a.phase == ZERO_BACKWARD && met++ == 0;
         if (a.phase == ZERO_FORWARD) {
-            TOY_TRY(forward(m, z, a.micro_batch, a.micro_batch, a.in, a.out));
+            OR_RETURN(forward(m, z, a.micro_batch, a.micro_batch, a.in, a.out));
         } else {
             m->no_head = m->strays = first && m->has_head;
-            TOY_TRY(backward(m, z, a.micro_batch, a.micro_batch, dx, (enum zero_phase)a.phase));
+            OR_RETURN(backward(m, z, a.micro_batch, a.micro_batch, dx, (enum zero_phase)a.phase));
         }
         if (first && m->has_head) {
             toy_expect(
@@ -1043,136 +995,73 @@ static void forget_bracket(struct toy_rank *r)
             toy_expect(r, zero_finish(z), ZERO_ERR_ORDER, "zero_finish: *grad of tensor e is ");
             m->e.grad = before;
         }
-        TOY_TRY(zero_finish(z));
+        OR_RETURN(zero_finish(z));
     }
-    TOY_TRY(zero_step(z, 0.01f, NULL));
-    zero_unwrap(&z);
-    free_model(m);
+    return zero_step(z, 0.01f, NULL);
 }
 
 static void what_is_written_outside_is_named(void **state)
 {
     struct setup s = {.pp = 2, .dp = 1, .tp = 1, .stage = 2};
     struct toy_rank r[MOST_WORLD];
-    (void)state;
-    toy_ranks(2, forget_bracket, &s, r);
-    toy_assert_well(r, 2, "a gradient outside of a bracket");
+    run(&s, forget_bracket, "a gradient outside of a bracket", r);
 }
 
-struct misuse {
-    void (*change)(struct zero_config *cfg, struct model *m, const struct place *at);
-    int code;
-    const char *says;
-};
+static const struct setup *refused[16];
+static int n_refused;
 
-static void overwrites(struct zero_config *cfg, struct model *m, const struct place *at)
-{
-    (void)cfg, (void)at;
-    if (m->has_embedding)
-        m->table[0].flags |= ZERO_GRAD_OVERWRITE;
-}
+/* One row: a statement that changes cfg or the model m, and the error of every rank. The row adds itself to
+ * refused[] before main(). */
+#define REFUSED(...)                  REFUSED_NUMBERED(__COUNTER__, __VA_ARGS__)
+#define REFUSED_NUMBERED(number, ...) REFUSED_ROW(number, __VA_ARGS__)
+#define REFUSED_ROW(number, statement, code_, says_)                                                         \
+    static void change_##number(struct zero_config *cfg, struct model *m, const struct place *at)            \
+    {                                                                                                        \
+        (void)cfg, (void)m, (void)at;                                                                        \
+        statement;                                                                                           \
+    }                                                                                                        \
+    __attribute__((constructor)) static void add_##number(void)                                              \
+    {                                                                                                        \
+        static const struct setup row = {.pp = 3,                                                            \
+                                         .dp = 1,                                                            \
+                                         .tp = 1,                                                            \
+                                         .stage = 3,                                                         \
+                                         .change = change_##number,                                          \
+                                         .code = ZERO_ERR_##code_,                                           \
+                                         .says = says_};                                                     \
+        refused[n_refused++] = &row;                                                                         \
+    }
 
-static void sums_in_place(struct zero_config *cfg, struct model *m, const struct place *at)
+static void whole_with_a_share(struct model *m)
 {
-    (void)m, (void)at;
-    cfg->memory.grad_in_place = 1;
-}
-
-static void in_the_middle(struct zero_config *cfg, struct model *m, const struct place *at)
-{
-    (void)cfg;
-    if (at->pp == 1)
-        m->table[0].flags |= ZERO_TIED;
-}
-
-static void on_one_alone(struct zero_config *cfg, struct model *m, const struct place *at)
-{
-    (void)cfg, (void)at;
-    if (m->has_head)
-        m->table[m->n_tensors - 1].flags = 0;
-}
-
-/* So that its stage would be none that may have it. */
-static void more_stages_on_one(struct zero_config *cfg, struct model *m, const struct place *at)
-{
-    (void)at;
-    if (m->has_head)
-        cfg->pipeline.stages_per_rank = 2;
-}
-
-static void of_another_shape(struct zero_config *cfg, struct model *m, const struct place *at)
-{
-    (void)cfg, (void)at;
-    if (m->has_head)
-        m->table[m->n_tensors - 1].shape[0]--;
-}
-
-static void share_on_one(struct zero_config *cfg, struct model *m, const struct place *at)
-{
-    (void)cfg, (void)at;
     for (int t = 0; t < m->n_tensors; t++)
         m->table[t].tp_cut = 0;
     if (m->has_head)
         m->table[m->n_tensors - 1].flags |= ZERO_TP_PARTIAL;
 }
 
-static void whole_on_one(struct zero_config *cfg, struct model *m, const struct place *at)
-{
-    (void)cfg, (void)at;
-    if (m->has_head)
-        m->table[m->n_tensors - 1].flags ^= ZERO_WHOLE;
-}
-
-static void stacked(struct zero_config *cfg, struct model *m, const struct place *at)
-{
-    (void)cfg, (void)at;
-    if (m->has_embedding) {
-        m->table[0].flags |= ZERO_STACKED;
-        m->table[0].tp_cut = 0;
-    }
-}
-
-struct refused {
-    struct setup s;
-    const struct misuse *what;
-};
-
-static void wrap_wrongly(struct toy_rank *r)
-{
-    struct refused *x = r->arg;
-    struct zero_config cfg;
-    struct place at = {0};
-    zero_ctx *z = NULL;
-    int err = 0;
-    r->arg = &x->s;
-    TOY_TRY(configure(r, &cfg, &at));
-    struct model *m = make_model(x->s.pp, at.pp, 1, 0, false);
-    x->what->change(&cfg, m, &at);
-    toy_expect(r, zero_wrap(&z, m->table, m->n_tensors, &cfg), x->what->code, x->what->says);
-    zero_unwrap(&z);
-    free_model(m);
-}
+#define DIFFER "rank 2 and rank 0 differ in their tensors with ZERO_TIED"
+REFUSED(if (m->has_embedding) m->table[0].flags |= ZERO_GRAD_OVERWRITE, ARG,
+        "(e): ZERO_GRAD_OVERWRITE with ZERO_TIED on the first pipeline stage")
+REFUSED(cfg->memory.grad_in_place = 1, NOTSUP, "(e): ZERO_TIED with grad_in_place 1 and grad_accum_steps 8")
+REFUSED(if (at->pp == 1) m->table[0].flags |= ZERO_TIED, NOTSUP,
+        "(w2): ZERO_TIED on pipeline stage 1; allowed: on the first (0) and")
+REFUSED(if (m->has_head) m->table[m->n_tensors - 1].flags = 0, MISMATCH,
+        "rank 0 has a tensor with ZERO_TIED, and rank 2 has none")
+REFUSED(if (m->has_head) cfg->pipeline.stages_per_rank = 2, MISMATCH,
+        "stages_per_rank is 2 on rank 2 and 1 on rank 0")
+REFUSED(if (m->has_head) m->table[m->n_tensors - 1].shape[0]--, MISMATCH, DIFFER)
+REFUSED(whole_with_a_share(m), MISMATCH, DIFFER)
+REFUSED(if (m->has_head) m->table[m->n_tensors - 1].flags ^= ZERO_WHOLE, MISMATCH, DIFFER)
+REFUSED(if (m->has_embedding)(m->table[0].flags |= ZERO_STACKED, m->table[0].tp_cut = 0), ARG,
+        "(e): ZERO_TIED with ZERO_STACKED")
 
 static void what_cannot_be_is_refused(void **state)
 {
-    static const struct misuse cases[] = {
-        {overwrites, ZERO_ERR_ARG, "(e): ZERO_GRAD_OVERWRITE with ZERO_TIED on the first pipeline stage"},
-        {sums_in_place, ZERO_ERR_NOTSUP, "(e): ZERO_TIED with grad_in_place 1 and grad_accum_steps 8"},
-        {in_the_middle, ZERO_ERR_NOTSUP,
-         "(w2): ZERO_TIED on pipeline stage 1; allowed: on the first (0) and"},
-        {on_one_alone, ZERO_ERR_MISMATCH, "rank 0 has a tensor with ZERO_TIED, and rank 2 has none"},
-        {more_stages_on_one, ZERO_ERR_MISMATCH, "stages_per_rank is 2 on rank 2 and 1 on rank 0"},
-        {of_another_shape, ZERO_ERR_MISMATCH, "rank 2 and rank 0 differ in their tensors with ZERO_TIED"},
-        {share_on_one, ZERO_ERR_MISMATCH, "rank 2 and rank 0 differ in their tensors with ZERO_TIED"},
-        {whole_on_one, ZERO_ERR_MISMATCH, "rank 2 and rank 0 differ in their tensors with ZERO_TIED"},
-        {stacked, ZERO_ERR_ARG, "(e): ZERO_TIED with ZERO_STACKED"},
-    };
-    (void)state;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct refused x = {{.pp = 3, .dp = 1, .tp = 1, .stage = 3}, &cases[i]};
+    for (int i = 0; i < n_refused; i++) {
+        struct setup s = *refused[i];
         struct toy_rank r[MOST_WORLD];
-        toy_ranks(3, wrap_wrongly, &x, r);
-        toy_assert_well(r, 3, cases[i].says);
+        run(&s, NULL, s.says, r);
     }
 }
 

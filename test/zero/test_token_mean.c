@@ -3,18 +3,14 @@
  * stages and parts they are spread over. Micro-batches have different numbers of tokens, some none.
  * Gradients, norm and loss are compared with those of one rank that takes the mean over all tokens in double
  * precision, of the weights that the library shows. */
+#include "test/cmocka.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* Layers y = x + w2 tanh(w1 x) + b, of which w1 is cut by rows and w2 by columns over the parts; a token's
  * loss is half of |y - target|^2. Layers are dealt to the stages in turn from the first on. */
@@ -462,8 +458,7 @@ static void run(struct setup *s, int n)
              "pp %d, dp %d, tp %d, %d stages a rank, stage %d, hybrid %d, schedule %d, %d tokens, sum %d",
              s->pp, s->dp, s->tp, s->per_rank, s->stage, s->hybrid, s->schedule, s->tokens, s->sum);
     memset(seen, 0xff, sizeof seen);
-    toy_ranks(s->pp * s->dp * s->tp, train, s, r);
-    toy_assert_well(r, s->pp * s->dp * s->tp, what);
+    toy_run(s->pp * s->dp * s->tp, train, s, r, what);
     for (int step = 0; step < STEPS; step++)
         compare(s, step, what);
 }
@@ -471,7 +466,6 @@ static void run(struct setup *s, int n)
 /* The stages of a layout that has them rotate, so that each is met in layouts of each kind. */
 static void however_they_are_spread(void **state)
 {
-    (void)state;
     int n = 0;
     for (int shift = 0; shift < 2; shift++)
         for (int pp = 1; pp <= 4; pp++)

@@ -1,21 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_tp.c: a model that is cut over a mesh's tp axis. With as many parts it has the same bits at every
- * stage and with data cut in every way, and with any number of parts the losses, norms and weights of a
- * reference in double precision that knows of none. */
+/* test_tp.c: tensor parallelism: a model is cut over the tp axis of a mesh. With equal tp it has the same
+ * bits at every stage and with data cut in every way. With any tp it has the losses, norms and weights of a
+ * reference in double precision that is not cut. */
+#include "test/cmocka.h"
+#include "test/zero/pipeline_ranks.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 
 #include <math.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 enum { LAYERS = 3, C = 10, H = 12, ROWS = 2, TENSORS = 4 * LAYERS, STEPS = 4, MICRO = 4, MOST_WORLD = 8 };
 
@@ -55,10 +52,21 @@ static double first_value(int tensor, int64_t i)
 
 /* ---- one rank ---- */
 
+struct model;
+
 struct setup {
-    int stage, tp, prefetch;
+    int stage, tp;
+    /* micro-batches of a step, of all ranks; 0: one of each. With them prefetch counts */
+    int micro, prefetch;
     const struct reference *want;
     bool check;
+    /* changes what is wrapped; NULL: nothing does */
+    void (*change)(struct zero_config *cfg, struct model *m, int part);
+    /* zero_wrap fails with this code and text on every rank; NULL: it does not */
+    int code;
+    const char *says;
+    /* which of several ways, or of several rows, the rank's function goes */
+    int way;
 };
 
 /* The library's pointers are those of the net. */
@@ -93,23 +101,62 @@ static struct model *make_model(int tp, int part)
     return m;
 }
 
-/* Sets every rank's mesh, and finds its place among the data-parallel ranks. */
-static int open_mesh(struct toy_rank *r, const struct setup *s, struct zero_config *cfg, int32_t *part,
-                     int32_t *dp, int32_t *n_dp)
+/* The type of a rank's work between zero_wrap and zero_unwrap, which returns the first error. */
+typedef int rank_fn(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at);
+
+struct job {
+    struct setup *s;
+    rank_fn *fn;
+};
+
+static void run_rank(struct toy_rank *r)
 {
-    struct zero_place p;
-    cfg->mesh.dp_replicate = s->stage > 3 ? r->world / s->tp / 2 : 1;
-    cfg->mesh.tp = s->tp;
-    int err = zero_find_place(cfg, &p);
-    if (err)
-        return err;
-    if (p.data * s->tp + p.tp != r->rank || p.n_tp != s->tp || p.n_data * p.n_tp != r->world)
-        toy_wrong(r, "rank %d of %d is %d of %d in dp and %d of %d in tp", r->rank, r->world, p.data,
-                  p.n_data, p.tp, p.n_tp);
-    *part = p.tp;
-    *dp = p.data;
-    *n_dp = p.n_data;
-    return 0;
+    const struct job *j = r->arg;
+    const struct setup *s = r->arg = j->s;
+    struct zero_config cfg = toy_config(r, s->stage);
+    struct place at = {0};
+    zero_ctx *z = NULL;
+    cfg.debug.log = toy_forget_line;
+    cfg.optim.optimizer = ZERO_SGD;
+    cfg.optim.weight_decay = 0;
+    cfg.debug.check = s->check;
+    int err = pipeline_place(&cfg, s->stage, 1, r->world / s->tp, s->tp, &at);
+    if (!err && (at.dp * s->tp + at.tp != r->rank || at.n_dp * s->tp != r->world))
+        toy_wrong(r, "rank %d of %d is %d of %d in dp and %d in tp", r->rank, r->world, at.dp, at.n_dp,
+                  at.tp);
+    if (s->micro) {
+        cfg.grad_accum_steps = s->micro / at.n_dp;
+        cfg.memory.prefetch = s->prefetch;
+    }
+    struct model *m = make_model(s->tp, at.tp);
+    if (s->change)
+        s->change(&cfg, m, at.tp);
+    void *first = *m->table[0].param;
+    err = FIRST_ERROR(err, zero_wrap(&z, m->table, TENSORS, &cfg));
+    if (s->says)
+        toy_expect(r, err, s->code, s->says);
+    else
+        toy_note(r, FIRST_ERROR(err, j->fn ? j->fn(r, m, z, &at) : 0));
+    if (s->says && (z || *m->table[0].param != first))
+        toy_wrong(r, "something is left of a context that did not come about");
+    zero_unwrap(&z);
+    free(m);
+}
+
+/* Wraps on `world` ranks, and calls fn unless it is NULL. Fails the test unless all goes as s says. */
+static void run(struct setup *s, int world, rank_fn *fn, const char *what, struct toy_rank r[MOST_WORLD])
+{
+    struct job j = {s, fn};
+    toy_run(world, run_rank, &j, r, what);
+}
+
+/* The same at stages 0 and 3, with two ranks of tp. */
+static void run_at_both_ends(struct setup s, int world, rank_fn *fn, const char *what)
+{
+    struct toy_rank r[MOST_WORLD];
+    s.tp = 2;
+    for (s.stage = 0; s.stage <= 3; s.stage += 3)
+        run(&s, world, fn, what, r);
 }
 
 static int one_step(struct toy_rank *r, struct model *m, zero_ctx *z, int step, int dp, int n_dp)
@@ -157,42 +204,22 @@ static int look_at_weights(struct toy_rank *r, zero_ctx *z, int part)
     return 0;
 }
 
-static void train(struct toy_rank *r)
+static int train(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
-    const struct setup *s = r->arg;
-    struct zero_config cfg = toy_config(r, s->stage);
-    zero_ctx *z = NULL;
     struct zero_stats stats;
-    int32_t part = 0, dp = 0, n_dp = 1;
-    int err = 0;
-    cfg.debug.log = toy_forget_line;
-    cfg.optim.optimizer = ZERO_SGD;
-    cfg.optim.weight_decay = 0;
-    cfg.memory.prefetch = s->prefetch;
-    cfg.debug.check = s->check;
-    TOY_TRY(open_mesh(r, s, &cfg, &part, &dp, &n_dp));
-    if (err)
-        return;
-    cfg.grad_accum_steps = MICRO / n_dp;
-    struct model *m = make_model(s->tp, part);
-    TOY_TRY(zero_wrap(&z, m->table, TENSORS, &cfg));
     for (int step = 0; step < STEPS; step++)
-        if (!err)
-            TOY_TRY(one_step(r, m, z, step, dp, n_dp));
-    TOY_TRY(look_at_weights(r, z, part));
-    TOY_TRY(zero_get_stats(z, &stats));
-    if (!err && memcmp(&stats.allocated, &stats.planned, sizeof stats.planned))
-        toy_wrong(r, "allocated is not planned: %lld and %lld bytes", (long long)stats.allocated.total,
-                  (long long)stats.planned.total);
-    zero_unwrap(&z);
-    free(m);
+        OR_RETURN(one_step(r, m, z, step, at->dp, at->n_dp));
+    OR_RETURN(look_at_weights(r, z, at->tp));
+    OR_RETURN(zero_get_stats(z, &stats));
+    pipeline_check_memory(r, &stats, NULL);
+    return 0;
 }
 
 /* ---- tests ---- */
 
 static void the_same_bits_however_data_is_cut(void **state)
 {
-    struct setup s = {.want = *state};
+    struct setup s = {.want = *state, .micro = MICRO};
     for (s.tp = 1; s.tp <= 4; s.tp++) {
         uint64_t hash[4] = {0};
         int n = 0;
@@ -210,8 +237,7 @@ static void the_same_bits_however_data_is_cut(void **state)
                 n++;
                 if (!sample_has())
                     continue;
-                toy_ranks(world, train, &s, r);
-                toy_assert_well(r, world, what);
+                run(&s, world, train, what, r);
                 for (int k = 0; k < world; k++) {
                     uint64_t *of_part = &hash[k % s.tp];
                     *of_part = *of_part ? *of_part : r[k].hash;
@@ -331,94 +357,69 @@ static int check_broadcast(struct toy_rank *r, zero_ctx *z, int64_t bytes, int r
 }
 
 /* On an axis of one rank. */
-static void check_copies(struct toy_rank *r, zero_ctx *z, void *src, void *dst)
+static int check_copies(struct toy_rank *r, zero_ctx *z, void *src, void *dst)
 {
-    int err = 0;
     for (int way = 0; way < 4; way++) {
         memset(src, 0x3c + way, 1024);
         memset(dst, 0xff, 1032);
         if (way < 2)
-            TOY_TRY(zero_all_reduce(z, ZERO_AXIS_CP, dst, src, 512, ZERO_BF16, way ? ZERO_MAX : ZERO_SUM));
+            OR_RETURN(zero_all_reduce(z, ZERO_AXIS_CP, dst, src, 512, ZERO_BF16, way ? ZERO_MAX : ZERO_SUM));
         else if (way == 2)
-            TOY_TRY(zero_all_gather(z, ZERO_AXIS_CP, dst, src, 128, ZERO_I64));
+            OR_RETURN(zero_all_gather(z, ZERO_AXIS_CP, dst, src, 128, ZERO_I64));
         else
-            TOY_TRY(zero_reduce_scatter(z, ZERO_AXIS_CP, dst, src, 256, ZERO_F32));
-        TOY_TRY(zero_expect_equal(z, ZERO_AXIS_CP, src, 256 + r->rank, ZERO_I32));
-        TOY_TRY(zero_broadcast(z, ZERO_AXIS_CP, 0, dst, 1024 + r->rank));
-        TOY_TRY(zero_broadcast(z, ZERO_AXIS_PP, 0, dst, 1024 + r->rank));
-        if (!err && (memcmp(src, dst, 1024) || ((unsigned char *)dst)[1024] != 0xff))
+            OR_RETURN(zero_reduce_scatter(z, ZERO_AXIS_CP, dst, src, 256, ZERO_F32));
+        OR_RETURN(zero_expect_equal(z, ZERO_AXIS_CP, src, 256 + r->rank, ZERO_I32));
+        OR_RETURN(zero_broadcast(z, ZERO_AXIS_CP, 0, dst, 1024 + r->rank));
+        OR_RETURN(zero_broadcast(z, ZERO_AXIS_PP, 0, dst, 1024 + r->rank));
+        if (memcmp(src, dst, 1024) || ((unsigned char *)dst)[1024] != 0xff)
             toy_wrong(r, "axis of one rank, way %d: not copied", way);
     }
+    return 0;
 }
 
-static int open_parts(struct toy_rank *r, struct setup *s, zero_ctx **z, struct model **m)
-{
-    struct zero_config cfg = toy_config(r, s->stage);
-    int32_t part = 0, dp, n_dp;
-    *s = (struct setup){.tp = r->world, .stage = s->stage};
-    r->arg = s;
-    cfg.debug.log = toy_forget_line;
-    cfg.launch.timeout_ms = 20000;
-    int err = open_mesh(r, s, &cfg, &part, &dp, &n_dp);
-    *m = make_model(s->tp, part);
-    if (!err)
-        err = zero_wrap(z, (*m)->table, TENSORS, &cfg);
-    return err;
-}
-
-static void add_up(struct toy_rank *r)
+static int add_up(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     static const int64_t sizes[] = {0, 1, 2, 31, 32, 33, 128, 1000, 262143, 262144, 262145, MOST_ELEMS - 64};
-    struct setup s = {.stage = 2};
-    struct model *m;
-    zero_ctx *z = NULL;
-    void *src = malloc(MOST_ELEMS * 4), *dst = malloc(MOST_ELEMS * 4);
+    static char memory[4][2][MOST_ELEMS * 4];
+    void *src = memory[r->rank][0], *dst = memory[r->rank][1];
     struct zero_stats stats;
-    int err = 0;
     int64_t n_summed = 0;
-    TOY_TRY(open_parts(r, &s, &z, &m));
-    TOY_TRY(zero_get_stats(z, &stats));
-    if (!err && (stats.tp_bytes || stats.traffic.wire_bytes)) /* what zero_wrap compared is left out */
+    OR_RETURN(zero_get_stats(z, &stats));
+    if (stats.tp_bytes || stats.traffic.wire_bytes) /* what zero_wrap compared is left out */
         toy_wrong(r, "%lld and %lld bytes were received before anything was called",
                   (long long)stats.tp_bytes, (long long)stats.traffic.wire_bytes);
     r->hash = 1;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         for (int way = 0; way < 4; way++) {
             bool bf16 = way & 1, in_place = way & 2;
-            if (!err)
-                TOY_TRY(check_sum(r, z, sizes[i], bf16, in_place, src, dst));
-            if (!err && (way == 0 || way == 3 || sizes[i] < 2000))
-                TOY_TRY(check_most(r, z, sizes[i], bf16, in_place, src, dst));
-            if (!err && way == 0)
-                TOY_TRY(check_broadcast(r, z, sizes[i] * 3, (int)i % r->world, src));
+            OR_RETURN(check_sum(r, z, sizes[i], bf16, in_place, src, dst));
+            if (way == 0 || way == 3 || sizes[i] < 2000)
+                OR_RETURN(check_most(r, z, sizes[i], bf16, in_place, src, dst));
+            if (way == 0)
+                OR_RETURN(check_broadcast(r, z, sizes[i] * 3, (int)i % r->world, src));
             n_summed += sizes[i];
         }
     /* 0 and -0 are one to a comparison, and have bits of their own. */
     float zeros[2] = {r->rank ? -0.0f : 0.0f, r->rank ? 0.0f : -0.0f};
     uint32_t bits[2];
-    TOY_TRY(zero_all_reduce(z, ZERO_AXIS_TP, zeros, zeros, 2, ZERO_F32, ZERO_MAX));
+    OR_RETURN(zero_all_reduce(z, ZERO_AXIS_TP, zeros, zeros, 2, ZERO_F32, ZERO_MAX));
     memcpy(bits, zeros, sizeof bits);
     r->hash = (r->hash ^ bits[0] ^ bits[1] >> 1) * 1099511628211u;
-    check_copies(r, z, src, dst);
-    TOY_TRY(zero_get_stats(z, &stats));
+    OR_RETURN(check_copies(r, z, src, dst));
+    OR_RETURN(zero_get_stats(z, &stats));
     /* A rank takes at least its part of each piece from the others. */
-    if (!err &&
-        (stats.place.n_tp != r->world || (r->world > 1 ? stats.tp_bytes < n_summed : stats.tp_bytes != 0)))
+    if (stats.place.n_tp != r->world || (r->world > 1 ? stats.tp_bytes < n_summed : stats.tp_bytes != 0))
         toy_wrong(r, "tp is %lld, of which %lld bytes were received", (long long)stats.place.n_tp,
                   (long long)stats.tp_bytes);
-    zero_unwrap(&z);
-    free(m);
-    free(src);
-    free(dst);
+    return 0;
 }
 
 static void sums_and_maxima(void **state)
 {
-    (void)state;
     for (int world = 1; world <= 4; world++) {
-        struct toy_rank r[4];
-        toy_ranks(world, add_up, NULL, r);
-        toy_assert_well(r, world, "sums");
+        struct setup s = {.stage = 2, .tp = world};
+        struct toy_rank r[MOST_WORLD];
+        run(&s, world, add_up, "sums", r);
         for (int k = 1; k < world; k++)
             assert_true(r[k].hash == r[0].hash); /* every rank has the same bits */
     }
@@ -430,34 +431,24 @@ static _Atomic int n_reported;
 
 static void count_line(void *arg, const char *line)
 {
-    (void)arg;
     n_reported += strstr(line, "tp is 2, but no tensor has tp_cut") != NULL;
 }
 
-static void cut_nothing(struct toy_rank *r)
+static void cut_nothing(struct zero_config *cfg, struct model *m, int part)
 {
-    struct setup s = {.tp = 2};
-    struct zero_config cfg = toy_config(r, 3);
-    zero_ctx *z = NULL;
-    int32_t part, dp, n_dp;
-    int err = 0;
-    r->arg = &s;
-    cfg.debug.log = count_line;
-    TOY_TRY(open_mesh(r, &s, &cfg, &part, &dp, &n_dp));
-    struct model *m = make_model(1, 0);
-    for (int t = 0; t < TENSORS; t++)
+    cfg->debug.log = count_line;
+    for (int t = 0; t < TENSORS; t++) {
         m->table[t].tp_cut = 0;
-    TOY_TRY(zero_wrap(&z, m->table, TENSORS, &cfg));
-    zero_unwrap(&z);
-    free(m);
+        for (int64_t i = 0; i < n_elems(t, 2); i++) /* and so the same on both */
+            m->own[t][i] = (float)first_value(t, i);
+    }
 }
 
 static void a_table_without_parts(void **state)
 {
-    (void)state;
-    struct toy_rank r[2];
-    toy_ranks(2, cut_nothing, NULL, r);
-    toy_assert_well(r, 2, "no parts");
+    struct setup s = {.stage = 3, .tp = 2, .change = cut_nothing};
+    struct toy_rank r[MOST_WORLD];
+    run(&s, 2, NULL, "no parts", r);
     assert_int_equal(n_reported, 1);
 }
 
@@ -473,7 +464,6 @@ static void a_table_without_parts(void **state)
 /* How a table may say wrongly that a tensor is cut. */
 static void cuts_that_are_refused(void **state)
 {
-    (void)state;
     static float w[24], *param = w, *grad;
     static const struct {
         int64_t shape[3];
@@ -539,7 +529,6 @@ static void cuts_that_are_refused(void **state)
 
 static void axes_that_are_refused(void **state)
 {
-    (void)state;
     static const struct {
         struct zero_mesh mesh;
         int code;
@@ -609,14 +598,9 @@ static int sum(zero_ctx *z, float *dst, const float *src, int64_t n)
     return sum_over(z, ZERO_AXIS_TP, dst, src, n);
 }
 
-static void refuse(struct toy_rank *r)
+static int refuse(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
-    struct setup s = {.stage = *(int *)r->arg};
-    struct model *m;
-    zero_ctx *z = NULL;
     float x[4] = {0};
-    int err = 0;
-    TOY_TRY(open_parts(r, &s, &z, &m));
     toy_expect(r, sum_over(NULL, ZERO_AXIS_TP, x, x, 4), ZERO_ERR_ARG, "zero_all_reduce: z is NULL");
     toy_expect(r, sum_over(z, ZERO_AXIS_PP, x, x, 4), ZERO_ERR_ARG,
                "zero_all_reduce: axis is 3; allowed: ZERO_AXIS_TP, ZERO_AXIS_CP");
@@ -628,7 +612,7 @@ static void refuse(struct toy_rank *r)
     toy_expect(r, sum(z, x, x + 1, 3), ZERO_ERR_ARG,
                "overlap in part; allowed: equal pointers, or no overlap");
     toy_expect(r, sum(z, x + 2, x, 3), ZERO_ERR_ARG, "overlap");
-    TOY_TRY(sum(z, x + 2, x, 2)); /* side by side */
+    OR_RETURN(sum(z, x + 2, x, 2)); /* side by side */
     toy_expect(r, zero_all_reduce(z, ZERO_AXIS_TP, x, x, 4, ZERO_I32, ZERO_MAX), ZERO_ERR_ARG,
                "dtype is 4; allowed: ZERO_F32, ZERO_BF16");
     toy_expect(r, zero_all_reduce(z, ZERO_AXIS_TP, x, x, 4, ZERO_F32, (enum zero_reduce)3), ZERO_ERR_ARG,
@@ -647,313 +631,189 @@ static void refuse(struct toy_rank *r)
     double scale = 0;
     toy_expect(r, zero_loss_scale(z, r->rank ? 3 : 4, &scale), ZERO_ERR_ARG,
                "count is 4 on rank 0 and 3 on rank 1; the ranks of tp");
-    TOY_TRY(zero_loss_scale(z, 4, &scale));
-    if (!err && scale != 0.25) /* of one copy */
+    OR_RETURN(zero_loss_scale(z, 4, &scale));
+    if (scale != 0.25) /* of one copy */
         toy_wrong(r, "scale is %g", scale);
-    TOY_TRY(sum(z, x, x, 4)); /* nothing was changed */
+    OR_RETURN(sum(z, x, x, 4)); /* nothing was changed */
     /* Other numbers of elements end the context, on every rank. */
     toy_expect(r, sum(z, x, x, r->rank ? 3 : 4), ZERO_ERR_MISMATCH, "zero_all_reduce(sum)");
     toy_expect(r, zero_begin(z, 0, ZERO_FORWARD), ZERO_ERR_MISMATCH, "zero_all_reduce(sum)");
-    zero_unwrap(&z);
-    free(m);
+    return 0;
 }
 
 /* The sum of one rank would meet that of another call: neither moves anything, and both say so. */
-static void swap_calls(struct toy_rank *r)
+static int swap_calls(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
-    struct setup s = {.stage = *(int *)r->arg};
-    struct model *m;
-    zero_ctx *z = NULL;
     float x[4] = {1, 2, 3, 4}, y[4] = {5, 6, 7, 8};
-    int err = 0;
-    TOY_TRY(open_parts(r, &s, &z, &m));
-    err = r->rank ? zero_expect_equal(z, ZERO_AXIS_TP, x, 4, ZERO_F32) : sum(z, x, x, 4);
-    if (!err)
-        err = r->rank ? sum(z, y, y, 4) : zero_expect_equal(z, ZERO_AXIS_TP, y, 4, ZERO_F32);
+    int err = FIRST_ERROR(r->rank ? zero_expect_equal(z, ZERO_AXIS_TP, x, 4, ZERO_F32) : sum(z, x, x, 4),
+                          r->rank ? sum(z, y, y, 4) : zero_expect_equal(z, ZERO_AXIS_TP, y, 4, ZERO_F32));
     toy_expect(r, err, ZERO_ERR_MISMATCH, "rank 1 called zero_expect_equal in step 1");
-    zero_unwrap(&z);
-    free(m);
+    return 0;
 }
 
-/* One rank takes the largest, in another dtype, or of another root: named by the call's arguments. */
-static void differ_in(struct toy_rank *r, int way)
+/* Rank 1 takes the largest, in another dtype, or of another root: named by the call's arguments. */
+static int differ_in(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
-    struct setup s = {.stage = *(int *)r->arg};
-    struct model *m;
-    zero_ctx *z = NULL;
+    static const char *const says[] = {"rank 1 called zero_all_reduce(max) in step 1",
+                                       "called zero_all_reduce(max) in step 1 with other arguments",
+                                       "called zero_broadcast(tp) in step 1 with other arguments"};
+    const struct setup *s = r->arg;
     float x[4] = {1, 2, 3, 4};
     bool other = r->rank == 1;
-    int err = 0;
-    TOY_TRY(open_parts(r, &s, &z, &m));
-    if (way == 0)
-        err = zero_all_reduce(z, ZERO_AXIS_TP, x, x, 4, ZERO_F32, other ? ZERO_MAX : ZERO_SUM);
-    else if (way == 1)
-        err = zero_all_reduce(z, ZERO_AXIS_TP, x, x, 4, other ? ZERO_BF16 : ZERO_F32, ZERO_MAX);
-    else
-        err = zero_broadcast(z, ZERO_AXIS_TP, other, x, 4);
-    toy_expect(r, err, ZERO_ERR_MISMATCH,
-               way == 0   ? "rank 1 called zero_all_reduce(max) in step 1"
-               : way == 1 ? "called zero_all_reduce(max) in step 1 with other arguments"
-                          : "called zero_broadcast(tp) in step 1 with other arguments");
-    zero_unwrap(&z);
-    free(m);
+    int err = s->way == 0 ? zero_all_reduce(z, ZERO_AXIS_TP, x, x, 4, ZERO_F32, other ? ZERO_MAX : ZERO_SUM)
+              : s->way == 1
+                  ? zero_all_reduce(z, ZERO_AXIS_TP, x, x, 4, other ? ZERO_BF16 : ZERO_F32, ZERO_MAX)
+                  : zero_broadcast(z, ZERO_AXIS_TP, other, x, 4);
+    toy_expect(r, err, ZERO_ERR_MISMATCH, says[s->way]);
+    return 0;
 }
 
-/* Layers sum twice, the second time fewer elements. Rank 1 leaves one of those out, in a layer of that
- * number. */
-static void leave_out(struct toy_rank *r, int in_layer, const char *says)
+/* Layers sum twice, the second time fewer elements. Rank 1 leaves one of those out, in the layer `way`. */
+static int leave_out(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
-    struct setup s = {.stage = *(int *)r->arg};
-    struct model *m;
-    zero_ctx *z = NULL;
+    const struct setup *s = r->arg;
     float x[4] = {1, 2, 3, 4};
     int err = 0;
-    TOY_TRY(open_parts(r, &s, &z, &m));
-    for (int l = 0; l < LAYERS && !err; l++) {
-        err = sum(z, x, x, 4);
-        if (!err && (r->rank == 0 || l != in_layer))
-            err = sum(z, x, x, 3);
-    }
-    toy_expect(r, err, ZERO_ERR_MISMATCH, says);
-    zero_unwrap(&z);
-    free(m);
-}
-
-static void leave_out_early(struct toy_rank *r)
-{
-    leave_out(r, 0, "with other arguments, or one of them left out the call before;");
-}
-
-static void leave_out_later(struct toy_rank *r)
-{
-    leave_out(r, 1, "; rank 1 seems to have left out the call of rank 0");
-}
-
-static void differ_in_op(struct toy_rank *r)
-{
-    differ_in(r, 0);
-}
-
-static void differ_in_dtype(struct toy_rank *r)
-{
-    differ_in(r, 1);
-}
-
-static void differ_in_root(struct toy_rank *r)
-{
-    differ_in(r, 2);
+    for (int l = 0; l < LAYERS && !err; l++)
+        err = FIRST_ERROR(sum(z, x, x, 4), r->rank == 0 || l != s->way ? sum(z, x, x, 3) : 0);
+    toy_expect(r, err, ZERO_ERR_MISMATCH,
+               s->way ? "; rank 1 seems to have left out the call of rank 0"
+                      : "with other arguments, or one of them left out the call before;");
+    return 0;
 }
 
 static void calls_that_are_refused(void **state)
 {
-    (void)state;
-    for (int stage = 0; stage <= 3; stage += 3) {
-        struct toy_rank r[2];
-        toy_ranks(2, refuse, &stage, r);
-        toy_assert_well(r, 2, "refused");
-        toy_ranks(2, swap_calls, &stage, r);
-        toy_assert_well(r, 2, "other calls");
-        toy_ranks(2, differ_in_op, &stage, r);
-        toy_assert_well(r, 2, "another op");
-        toy_ranks(2, differ_in_dtype, &stage, r);
-        toy_assert_well(r, 2, "another dtype");
-        toy_ranks(2, differ_in_root, &stage, r);
-        toy_assert_well(r, 2, "another root");
-        toy_ranks(2, leave_out_early, &stage, r);
-        toy_assert_well(r, 2, "left out in the first layer");
-        toy_ranks(2, leave_out_later, &stage, r);
-        toy_assert_well(r, 2, "left out in the second layer");
-    }
-}
-
-/* A rank of two parts that has not wrapped yet. */
-struct unwrapped {
-    struct setup s;
-    struct zero_config cfg;
-    int32_t part;
-    struct model *model;
-};
-
-static int open_unwrapped(struct toy_rank *r, struct unwrapped *u)
-{
-    int32_t dp, n_dp;
-    *u = (struct unwrapped){.s = {.stage = *(int *)r->arg, .tp = 2}};
-    u->cfg = toy_config(r, u->s.stage);
-    u->cfg.debug.log = toy_forget_line;
-    u->cfg.optim.optimizer = ZERO_SGD;
-    u->cfg.optim.weight_decay = 0;
-    int err = open_mesh(r, &u->s, &u->cfg, &u->part, &dp, &n_dp);
-    u->model = make_model(2, u->part);
-    return err;
-}
-
-static void close_unwrapped(struct unwrapped *u)
-{
-    free(u->model);
+    run_at_both_ends((struct setup){.way = 0}, 2, refuse, "refused");
+    run_at_both_ends((struct setup){.way = 0}, 2, swap_calls, "other calls");
+    for (int way = 0; way < 3; way++)
+        run_at_both_ends((struct setup){.way = way}, 2, differ_in, "another op, dtype or root");
+    for (int layer = 0; layer < 2; layer++)
+        run_at_both_ends((struct setup){.way = layer}, 2, leave_out, "left out in a layer");
 }
 
 /* Data-parallel ranks may give other sizes to their parts, or none at all, as their data has it: nobody finds
  * fault with it while one of them is waited for. */
-static void give_other_sizes(struct toy_rank *r)
+static int give_other_sizes(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
-    struct unwrapped u;
     const struct timespec late = {.tv_nsec = 300000000};
-    zero_ctx *z = NULL;
     float x[8] = {0};
-    int err = 0, dp = r->rank / 2; /* of 2, with 2 parts each */
-    TOY_TRY(open_unwrapped(r, &u));
-    TOY_TRY(zero_wrap(&z, u.model->table, TENSORS, &u.cfg));
     for (int step = 0; step < 2; step++) {
         for (int phase = ZERO_FORWARD; phase <= ZERO_BACKWARD; phase++)
             for (int k = 0; k < 2; k++) {
                 int unit = phase == ZERO_FORWARD ? k : 1 - k;
-                TOY_TRY(zero_begin(z, unit, (enum zero_phase)phase));
-                for (int t = 0; !err && t < TENSORS && phase == ZERO_BACKWARD; t++)
-                    if (u.model->table[t].unit == unit)
-                        *(float *)*u.model->table[t].grad = 1;
-                if (dp == 0 || step == 0)
-                    TOY_TRY(sum(z, x, x, 3 + 4 * dp));
+                OR_RETURN(zero_begin(z, unit, (enum zero_phase)phase));
+                for (int t = 0; t < TENSORS && phase == ZERO_BACKWARD; t++)
+                    if (m->table[t].unit == unit)
+                        *(float *)*m->table[t].grad = 1;
+                if (at->dp == 0 || step == 0)
+                    OR_RETURN(sum(z, x, x, 3 + 4 * at->dp));
                 if (r->rank == 0 && unit == 0)
                     nanosleep(&late, NULL);
-                TOY_TRY(zero_end(z, unit, (enum zero_phase)phase));
+                OR_RETURN(zero_end(z, unit, (enum zero_phase)phase));
             }
-        TOY_TRY(zero_step(z, 1e-3f, NULL));
+        OR_RETURN(zero_step(z, 1e-3f, NULL));
     }
-    zero_unwrap(&z);
-    close_unwrapped(&u);
+    return 0;
 }
 
 static void sizes_of_data_parallel_ranks_may_differ(void **state)
 {
-    (void)state;
-    for (int stage = 0; stage <= 3; stage += 3) {
-        struct toy_rank r[4];
-        toy_ranks(4, give_other_sizes, &stage, r);
-        toy_assert_well(r, 4, "other sizes");
-    }
+    run_at_both_ends((struct setup){.way = 0}, 4, give_other_sizes, "other sizes");
 }
 
-/* Ranks of tp that begin with other values of what none of them has cut. */
-static void begin_apart(struct toy_rank *r)
+/* ---- tables that differ ---- */
+
+/* Ranks of tp that begin with different values of a tensor that is not cut. */
+static void begin_apart(struct zero_config *cfg, struct model *m, int part)
 {
-    struct unwrapped u;
-    zero_ctx *z = NULL;
-    int err = 0;
-    TOY_TRY(open_unwrapped(r, &u));
-    if (u.part)
-        u.model->net.layer[1].b[3] += 1;
-    if (!err)
-        toy_expect(r, zero_wrap(&z, u.model->table, TENSORS, &u.cfg), ZERO_ERR_MISMATCH,
-                   "tensor b1 has no tp_cut");
-    if (z || u.model->net.layer[1].b != u.model->own[5])
-        toy_wrong(r, "something is left of a context that did not come about");
-    close_unwrapped(&u);
+    if (part)
+        m->net.layer[1].b[3] += 1;
+}
+
+static void freeze_apart(struct zero_config *cfg, struct model *m, int part)
+{
+    begin_apart(cfg, m, part);
+    m->table[5].grad = NULL;
 }
 
 /* Ranks of tp whose tables cut a tensor along other dimensions, in other blocks, to another size, or from a
  * whole one. */
-static void cut_apart(struct toy_rank *r)
+static void cut_apart(struct zero_tensor *t, bool dimension, bool blocks, bool size, bool whole)
 {
-    static const char *const says =
-        "tensors[0] (w1.0 on rank 1): rank 1 and rank 0 differ in its name, shape, "
-        "dtype, tp_cut, tp_blocks, tp_size, unit,";
-    for (int way = 0; way < 4; way++) {
-        struct unwrapped u;
-        zero_ctx *z = NULL;
-        int err = 0;
-        TOY_TRY(open_unwrapped(r, &u));
-        struct zero_tensor *t = &u.model->table[0];
-        const int64_t n = n_elems(0, 2);
-        *t = (struct zero_tensor){.name = "w1.0",
-                                  .param = t->param,
-                                  .grad = t->grad,
-                                  .shape = {2, n / 2},
-                                  .dtype = ZERO_F32,
-                                  .flags = u.part && way == 3 ? ZERO_WHOLE : 0,
-                                  .tp_cut = ZERO_TP_CUT(u.part && way == 0),
-                                  .tp_blocks = u.part && way == 1 ? 2 : 0,
-                                  .tp_size = u.part && way == 2 ? 3 : 0};
-        if (!err)
-            toy_expect(r, zero_wrap(&z, u.model->table, TENSORS, &u.cfg), ZERO_ERR_MISMATCH, says);
-        close_unwrapped(&u);
-    }
+    *t = (struct zero_tensor){.name = "w1.0",
+                              .param = t->param,
+                              .grad = t->grad,
+                              .shape = {2, n_elems(0, 2) / 2},
+                              .dtype = ZERO_F32,
+                              .flags = whole ? ZERO_WHOLE : 0,
+                              .tp_cut = ZERO_TP_CUT(dimension),
+                              .tp_blocks = blocks ? 2 : 0,
+                              .tp_size = size ? 3 : 0};
 }
 
+#define CUT_APART(what, ...)                                                                                 \
+    static void what(struct zero_config *cfg, struct model *m, int part)                                     \
+    {                                                                                                        \
+        (void)cfg;                                                                                           \
+        cut_apart(&m->table[0], __VA_ARGS__);                                                                \
+    }
+CUT_APART(another_dimension, part, false, false, false)
+CUT_APART(other_blocks, false, part, false, false)
+CUT_APART(another_size, false, false, part, false)
+CUT_APART(from_the_whole, false, false, false, part)
+
 /* A part ends where the next tensor begins, but the whole does not. */
-static void share_memory(struct toy_rank *r)
+static void share_memory(struct zero_config *cfg, struct model *m, int part)
 {
-    struct unwrapped u;
-    zero_ctx *z = NULL;
-    int err = 0;
-    TOY_TRY(open_unwrapped(r, &u));
-    struct zero_tensor *t = u.model->table;
+    struct zero_tensor *t = m->table;
     *t[3].param = (float *)*t[2].param + n_elems(2, 2);
     t[2].flags |= ZERO_WHOLE;
-    if (!err)
-        toy_expect(r, zero_wrap(&z, t, TENSORS, &u.cfg), ZERO_ERR_ARG,
-                   "*param of tensors w10 and w20 share memory");
-    close_unwrapped(&u);
 }
 
 static void tables_that_cut_otherwise(void **state)
 {
-    (void)state;
-    for (int stage = 0; stage <= 3; stage += 3) {
-        struct toy_rank r[4];
-        toy_ranks(4, cut_apart, &stage, r);
-        toy_assert_well(r, 4, "cut apart");
-        toy_ranks(4, share_memory, &stage, r);
-        toy_assert_well(r, 4, "share memory");
-    }
+    static const char differ[] = "tensors[0] (w1.0 on rank 1): rank 1 and rank 0 differ in its name, shape, "
+                                 "dtype, tp_cut, tp_blocks, tp_size, unit,";
+    static const struct setup rows[] = {
+        {.change = another_dimension, .code = ZERO_ERR_MISMATCH, .says = differ},
+        {.change = other_blocks, .code = ZERO_ERR_MISMATCH, .says = differ},
+        {.change = another_size, .code = ZERO_ERR_MISMATCH, .says = differ},
+        {.change = from_the_whole, .code = ZERO_ERR_MISMATCH, .says = differ},
+        {.change = share_memory, .code = ZERO_ERR_ARG, .says = "*param of tensors w10 and w20 share memory"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        run_at_both_ends(rows[i], 4, NULL, rows[i].says);
 }
 
-/* So does what is frozen. */
-static void freeze_apart(struct toy_rank *r)
+static void values_later(struct zero_config *cfg, struct model *m, int part)
 {
-    struct unwrapped u;
-    zero_ctx *z = NULL;
-    int err = 0;
-    TOY_TRY(open_unwrapped(r, &u));
-    u.model->table[5].grad = NULL;
-    if (u.part)
-        u.model->net.layer[1].b[3] += 1;
-    if (!err)
-        toy_expect(r, zero_wrap(&z, u.model->table, TENSORS, &u.cfg), ZERO_ERR_MISMATCH,
-                   "tensor b1 has no tp_cut");
-    close_unwrapped(&u);
+    cfg->init_from = ZERO_INIT_LATER;
 }
 
-/* And what is written later: the write that completes the values compares. */
-static void write_apart(struct toy_rank *r)
+/* The write that completes the values compares them. */
+static int write_apart(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
-    struct unwrapped u;
-    zero_ctx *z = NULL;
-    int err = 0;
-    TOY_TRY(open_unwrapped(r, &u));
-    u.cfg.init_from = ZERO_INIT_LATER;
-    TOY_TRY(zero_wrap(&z, u.model->table, TENSORS, &u.cfg));
-    u.model->own[5][3] += (float)u.part;
+    m->own[5][3] += (float)at->tp;
     for (int t = 0; t < TENSORS - 1; t++)
-        TOY_TRY(zero_write(z, t, ZERO_VALUE_PARAM, 0, n_elems(t, 2), u.model->own[t]));
-    if (!err)
-        toy_expect(r,
-                   zero_write(z, TENSORS - 1, ZERO_VALUE_PARAM, 0, n_elems(3, 2), u.model->own[TENSORS - 1]),
-                   ZERO_ERR_MISMATCH, "tensor b1 has no tp_cut");
-    zero_unwrap(&z);
-    close_unwrapped(&u);
+        OR_RETURN(zero_write(z, t, ZERO_VALUE_PARAM, 0, n_elems(t, 2), m->own[t]));
+    toy_expect(r, zero_write(z, TENSORS - 1, ZERO_VALUE_PARAM, 0, n_elems(3, 2), m->own[TENSORS - 1]),
+               ZERO_ERR_MISMATCH, "tensor b1 has no tp_cut");
+    return 0;
 }
 
 static void values_that_differ(void **state)
 {
-    (void)state;
+    static const char says[] = "tensor b1 has no tp_cut";
+    struct setup begun = {.tp = 2, .change = begin_apart, .code = ZERO_ERR_MISMATCH, .says = says},
+                 frozen = {.tp = 2, .change = freeze_apart, .code = ZERO_ERR_MISMATCH, .says = says},
+                 written = {.tp = 2, .change = values_later};
+    struct toy_rank r[MOST_WORLD];
     for (int stage = 0; stage <= 3; stage++) {
-        struct toy_rank r[4];
-        toy_ranks(4, begin_apart, &stage, r);
-        toy_assert_well(r, 4, "apart");
-        toy_ranks(4, freeze_apart, &stage, r);
-        toy_assert_well(r, 4, "frozen apart");
-        toy_ranks(4, write_apart, &stage, r);
-        toy_assert_well(r, 4, "written apart");
+        begun.stage = frozen.stage = written.stage = stage;
+        run(&begun, 4, NULL, "apart", r);
+        run(&frozen, 4, NULL, "frozen apart", r);
+        run(&written, 4, write_apart, "written apart", r);
     }
 }
 
@@ -966,7 +826,6 @@ struct transition {
 
 static int expects(zero_ctx *z, float *dst, const float *src)
 {
-    (void)dst;
     return zero_expect_equal(z, ZERO_AXIS_TP, src, 8, ZERO_F32);
 }
 
@@ -992,102 +851,86 @@ static char said_sum[256];
 
 static void note_sum(void *arg, const char *line)
 {
-    (void)arg;
     if (strstr(line, "is added up") && !n_said_sum++)
         snprintf(said_sum, sizeof said_sum, "%s", line);
 }
 
-struct crossing {
-    int stage;
-    const struct transition *t;
-    bool check, wrong;
-};
+static void log_sums(struct zero_config *cfg, struct model *m, int part)
+{
+    cfg->debug.log = note_sum;
+}
+
+/* The way of a setup: a transition, and whether its activation is wrong. */
+enum { CROSS_WRONGLY = 16 };
 
 /* Activations that are wrong where they go, or right: with cfg.debug.check what should be whole and is not is
  * an error, and what is added up though all have it a line. */
-static void cross(struct toy_rank *r)
+static int cross(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
-    const struct crossing *c = r->arg;
-    const struct transition *t = c->t;
+    const struct setup *s = r->arg;
+    const struct transition *t = &transitions[s->way % CROSS_WRONGLY];
     float src[8], dst[8], zeros[8] = {0};
-    struct unwrapped u;
-    zero_ctx *z = NULL;
-    int err = 0;
-    TOY_TRY(open_unwrapped(r, &u));
-    u.cfg.debug.check = c->check;
-    u.cfg.debug.log = note_sum;
-    TOY_TRY(zero_wrap(&z, u.model->table, TENSORS, &u.cfg));
-    bool same = t->whole != c->wrong, fails = c->check && c->wrong && t->whole;
+    bool wrong = s->way >= CROSS_WRONGLY, same = t->whole != wrong;
     for (int i = 0; i < 8; i++)
         src[i] = (float)(1 + i + (same ? 0 : r->rank));
-    TOY_TRY(zero_begin(z, 1, ZERO_FORWARD));
-    TOY_TRY(t->call(z, dst, zeros)); /* zeros tell nothing */
+    OR_RETURN(zero_begin(z, 1, ZERO_FORWARD));
+    OR_RETURN(t->call(z, dst, zeros)); /* zeros tell nothing */
     /* the largest of equal values, and equal parts, are no mistake */
-    TOY_TRY(zero_all_reduce(z, ZERO_AXIS_TP, dst, src, 8, ZERO_F32, ZERO_MAX));
-    TOY_TRY(zero_all_gather(z, ZERO_AXIS_TP, dst, src, 4, ZERO_F32));
-    if (!err && fails) {
+    OR_RETURN(zero_all_reduce(z, ZERO_AXIS_TP, dst, src, 8, ZERO_F32, ZERO_MAX));
+    OR_RETURN(zero_all_gather(z, ZERO_AXIS_TP, dst, src, 4, ZERO_F32));
+    if (s->check && wrong && t->whole) {
         char says[256];
         snprintf(says, sizeof says,
                  "%s: check: src is not the same on all ranks of tp: rank 0 and rank 1 differ", t->name);
         toy_expect(r, t->call(z, dst, src), ZERO_ERR_MISMATCH, says);
-    } else {
-        TOY_TRY(t->call(z, dst, src));
-        TOY_TRY(t->call(z, dst, src)); /* said once */
-        TOY_TRY(zero_end(z, 1, ZERO_FORWARD));
+        return 0;
     }
-    zero_unwrap(&z);
-    close_unwrapped(&u);
+    OR_RETURN(t->call(z, dst, src));
+    OR_RETURN(t->call(z, dst, src)); /* said once */
+    return zero_end(z, 1, ZERO_FORWARD);
 }
 
 static void activations_that_are_not_what_they_should_be(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof transitions / sizeof *transitions; i++)
         for (int k = 0; k < 8; k++) {
-            struct crossing c = {.stage = k / 4 * 3, .t = &transitions[i], .check = k & 1, .wrong = k & 2};
-            struct toy_rank r[2];
+            const struct transition *x = &transitions[i];
+            bool wrong = k & 2;
+            struct setup s = {.stage = k / 4 * 3,
+                              .tp = 2,
+                              .check = k & 1,
+                              .change = log_sums,
+                              .way = (int)i + wrong * CROSS_WRONGLY};
+            struct toy_rank r[MOST_WORLD];
             n_said_sum = 0;
-            toy_ranks(2, cross, &c, r);
-            toy_assert_well(r, 2, c.t->name);
-            assert_int_equal(n_said_sum, c.check && c.wrong && !c.t->whole ? 2 : 0);
-            assert_true(!n_said_sum || (strstr(said_sum, c.t->name) && strstr(said_sum, "counts 2 times")));
+            run(&s, 2, cross, x->name, r);
+            assert_int_equal(n_said_sum, s.check && wrong && !x->whole ? 2 : 0);
+            assert_true(!n_said_sum || (strstr(said_sum, x->name) && strstr(said_sum, "counts 2 times")));
         }
 }
 
 /* A backward without the sum over tp: what no rank has cut comes apart, and cfg.debug.check finds it. */
-static void forget_the_sum(struct toy_rank *r)
+static int forget_the_sum(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
-    struct unwrapped u;
-    zero_ctx *z = NULL;
-    int err = 0;
-    TOY_TRY(open_unwrapped(r, &u));
-    u.cfg.debug.check = 1;
-    TOY_TRY(zero_wrap(&z, u.model->table, TENSORS, &u.cfg));
     for (int unit = LAYERS; unit-- > 0;) {
-        TOY_TRY(zero_begin(z, unit, ZERO_BACKWARD));
-        if (!err)
-            u.model->net.layer[unit].ds[0] += (float)(1 + u.part);
-        TOY_TRY(zero_end(z, unit, ZERO_BACKWARD));
+        OR_RETURN(zero_begin(z, unit, ZERO_BACKWARD));
+        m->net.layer[unit].ds[0] += (float)(1 + at->tp);
+        OR_RETURN(zero_end(z, unit, ZERO_BACKWARD));
     }
-    if (!err)
-        toy_expect(r, zero_step(z, 0.1f, NULL), ZERO_ERR_MISMATCH, "tensor s0 has no tp_cut");
-    zero_unwrap(&z);
-    close_unwrapped(&u);
+    toy_expect(r, zero_step(z, 0.1f, NULL), ZERO_ERR_MISMATCH, "tensor s0 has no tp_cut");
+    return 0;
 }
 
 static void gradients_that_differ(void **state)
 {
-    (void)state;
-    for (int stage = 0; stage <= 3; stage++) {
-        struct toy_rank r[4];
-        toy_ranks(4, forget_the_sum, &stage, r);
-        toy_assert_well(r, 4, "a sum is forgotten");
-    }
+    struct setup s = {.tp = 2, .check = true};
+    struct toy_rank r[MOST_WORLD];
+    for (s.stage = 0; s.stage <= 3; s.stage++)
+        run(&s, 4, forget_the_sum, "a sum is forgotten", r);
 }
 
 /* Without cfg.debug.check: gradients of what is not cut that are not the same on both ranks of tp. */
 struct gradients {
-    int stage;
     /* the step in which they differ, counted from 1 */
     int step;
     /* the first element: 3 on one rank of tp, this on the other */
@@ -1108,7 +951,6 @@ static struct lines_seen seen_lines = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void count_warning(void *arg, const char *line)
 {
-    (void)arg;
     pthread_mutex_lock(&seen_lines.lock);
     seen_lines.n_rounding +=
         strstr(line, "the gradients of tensor s1, which has no tp_cut, differ by rounding") != NULL;
@@ -1117,63 +959,59 @@ static void count_warning(void *arg, const char *line)
     pthread_mutex_unlock(&seen_lines.lock);
 }
 
-static void train_apart(struct toy_rank *r)
+static void log_warnings(struct zero_config *cfg, struct model *m, int part)
 {
-    const struct gradients *g = r->arg;
+    cfg->debug.log = count_warning;
+}
+
+static const struct gradients cases[] = {
+    {.step = 1, .other = 3},
+    {.step = 1, .other = 6, .code = ZERO_ERR_MISMATCH},
+    {.step = 4, .other = 0, .code = ZERO_ERR_MISMATCH},
+    {.step = 16, .other = 3.01f, .code = ZERO_ERR_MISMATCH},
+    {.step = 2, .other = 3.0001f, .says = true, .drifts = true},
+    {.step = 2, .other = 6, .large = 1e6f, .says = true, .drifts = true}, /* next to nothing */
+    {.step = 3, .other = 6, .drifts = true},                              /* not looked at */
+};
+
+static int train_apart(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
+{
+    const struct setup *s = r->arg;
+    const struct gradients *g = &cases[s->way];
     const char *dir = "zero-test-tp-apart";
-    struct unwrapped u;
-    zero_ctx *z = NULL;
-    int err = 0;
-    TOY_TRY(open_unwrapped(r, &u));
-    u.cfg.debug.log = count_warning;
-    TOY_TRY(zero_wrap(&z, u.model->table, TENSORS, &u.cfg));
-    for (int step = 1; !err && step <= g->step; step++) {
+    for (int step = 1; step <= g->step; step++) {
         for (int unit = LAYERS; unit-- > 0;) {
-            TOY_TRY(zero_begin(z, unit, ZERO_BACKWARD));
-            if (!err && unit == 1) {
-                u.model->net.layer[unit].ds[0] += u.part && step == g->step ? g->other : 3;
-                u.model->net.layer[unit].dw1[0] += g->large;
+            OR_RETURN(zero_begin(z, unit, ZERO_BACKWARD));
+            if (unit == 1) {
+                m->net.layer[unit].ds[0] += at->tp && step == g->step ? g->other : 3;
+                m->net.layer[unit].dw1[0] += g->large;
             }
-            TOY_TRY(zero_end(z, unit, ZERO_BACKWARD));
+            OR_RETURN(zero_end(z, unit, ZERO_BACKWARD));
         }
-        if (!err && step == g->step && g->code)
+        if (step == g->step && g->code)
             toy_expect(r, zero_step(z, 0.1f, NULL), g->code,
                        "tensor s1 has no tp_cut, so all ranks of tp must have the same gradient, but those "
                        "of rank ");
         else
-            TOY_TRY(zero_step(z, 0.1f, NULL));
+            OR_RETURN(zero_step(z, 0.1f, NULL));
     }
-    if (!g->code) {
-        TOY_TRY(zero_save(z, dir, NULL));
-        TOY_TRY(zero_save(z, dir, NULL)); /* said once */
-        TOY_TRY(zero_save_wait(z, NULL));
-    }
-    zero_unwrap(&z);
-    close_unwrapped(&u);
+    if (g->code)
+        return 0;
+    OR_RETURN(zero_save(z, dir, NULL));
+    OR_RETURN(zero_save(z, dir, NULL)); /* said once */
+    return zero_save_wait(z, NULL);
 }
 
 static void gradients_that_differ_unchecked(void **state)
 {
-    static const struct gradients cases[] = {
-        {.step = 1, .other = 3},
-        {.step = 1, .other = 6, .code = ZERO_ERR_MISMATCH},
-        {.step = 4, .other = 0, .code = ZERO_ERR_MISMATCH},
-        {.step = 16, .other = 3.01f, .code = ZERO_ERR_MISMATCH},
-        {.step = 2, .other = 3.0001f, .says = true, .drifts = true},
-        {.step = 2, .other = 6, .large = 1e6f, .says = true, .drifts = true}, /* next to nothing */
-        {.step = 3, .other = 6, .drifts = true},                              /* not looked at */
-    };
-    (void)state;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        for (int stage = 0; stage <= 3; stage++) {
-            struct gradients g = cases[i];
-            struct toy_rank r[4];
-            g.stage = stage;
+    struct setup s = {.tp = 2, .change = log_warnings};
+    for (s.way = 0; s.way < (int)(sizeof cases / sizeof *cases); s.way++)
+        for (s.stage = 0; s.stage <= 3; s.stage++) {
+            struct toy_rank r[MOST_WORLD];
             seen_lines.n_rounding = seen_lines.n_saved = 0;
-            toy_ranks(4, train_apart, &g, r);
-            toy_assert_well(r, 4, "gradients differ");
-            assert_int_equal(seen_lines.n_rounding, g.says);
-            assert_int_equal(seen_lines.n_saved, g.drifts);
+            run(&s, 4, train_apart, "gradients differ", r);
+            assert_int_equal(seen_lines.n_rounding, cases[s.way].says);
+            assert_int_equal(seen_lines.n_saved, cases[s.way].drifts);
         }
     assert_int_equal(system("rm -rf zero-test-tp-apart"), 0);
 }

@@ -1,19 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_tp_checkpoints.c: a checkpoint that was saved on one mesh is loaded on every other, bit by bit, and
- * training goes on from it alike. And ZERO_WHOLE: values that are given whole are cut as a program would do
- * it. Where each part's elements are in the whole is found here element by element. */
-#include "test/zero/toy_net.h"
+/* test_tp_checkpoints.c: a checkpoint that was saved on one mesh loads on every other, and training goes on
+ * from it with the same bits. With ZERO_WHOLE, values that are given whole are cut as a program would do it.
+ * The test finds element by element where each part's elements are in the whole. */
+#include "test/cmocka.h"
+#include "test/zero/pipeline_ranks.h"
 
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { MOST_WORLD = 8, AROUND = 64, TENSORS = 8, MOST_ELEMS = 1 << 10, BUFFER = 6, VOCAB = 13 };
 
@@ -77,6 +73,11 @@ static uint16_t to_bf16(float f)
 }
 
 /* ---- one rank ---- */
+
+static int world_of(const struct mesh *m)
+{
+    return m->dp * m->tp;
+}
 
 struct setup {
     const struct mesh *mesh;
@@ -149,36 +150,59 @@ static void give_values(struct model *m, const struct setup *s, int part, bool h
 static int draw_value(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst)
 {
     const struct shape *s = &shapes[tensor];
-    (void)arg;
     for (int64_t i = 0; i < n; i++)
         put_value((enum zero_dtype)s->dtype, dst, i, value_of(tensor, 0, first + i));
     return first < 0 || first + n > n_elems(s, 1);
 }
 
-static int wrap(struct toy_rank *r, struct model **m, zero_ctx **z, int32_t *part)
+static int wrap(struct toy_rank *r, struct model **m, zero_ctx **z, struct place *at)
 {
     const struct setup *s = r->arg;
-    struct zero_place place = {0};
     struct zero_config cfg = toy_config(r, s->mesh->stage);
     struct zero_optim lion = cfg.optim;
     lion.optimizer = ZERO_LION;
     cfg.optim_groups = &lion;
     cfg.n_optim_groups = 1;
-    cfg.mesh.dp_replicate = s->mesh->stage > 3 ? s->mesh->dp / 2 : 1;
-    cfg.mesh.tp = s->mesh->tp;
-    int err = zero_find_place(&cfg, &place);
-    *part = place.tp;
+    int err = pipeline_place(&cfg, s->mesh->stage, 1, s->mesh->dp, s->mesh->tp, at);
     cfg.debug.log = toy_forget_line;
     cfg.checkpoint.save_async = s->async;
     cfg.init_from = (int32_t)s->from;
     cfg.init = s->from == ZERO_INIT_CALL ? draw_value : NULL;
     *m = make_model(s->mesh->tp);
     if (s->gives)
-        give_values(*m, s, *part,
-                    s->from == ZERO_INIT_MODEL || (s->from == ZERO_INIT_RANK0 && place.data == 0));
-    if (!err)
-        err = zero_wrap(z, (*m)->table, TENSORS, &cfg);
-    return err;
+        give_values(*m, s, at->tp, s->from == ZERO_INIT_MODEL || (s->from == ZERO_INIT_RANK0 && at->dp == 0));
+    return FIRST_ERROR(err, zero_wrap(z, (*m)->table, TENSORS, &cfg));
+}
+
+/* The type of a rank's work between zero_wrap and zero_unwrap, which returns the first error. */
+typedef int rank_fn(struct toy_rank *r, struct model *m, zero_ctx *z, int tp, int part);
+
+struct job {
+    const struct setup *s;
+    rank_fn *fn;
+};
+
+static void run_rank(struct toy_rank *r)
+{
+    const struct job *j = r->arg;
+    struct model *m = NULL;
+    zero_ctx *z = NULL;
+    struct place at = {0};
+    r->arg = (void *)(uintptr_t)j->s;
+    r->hash = 0;
+    toy_note(r, FIRST_ERROR(wrap(r, &m, &z, &at), j->fn(r, m, z, j->s->mesh->tp, at.tp)));
+    zero_unwrap(&z);
+    free(m);
+}
+
+/* Wraps on all ranks of the mesh, and calls fn. Fails the test unless all goes well. what: is said of it. */
+static void run(const struct setup *s, rank_fn *fn, const char *what, struct toy_rank r[MOST_WORLD])
+{
+    struct job j = {s, fn};
+    char text[160];
+    snprintf(text, sizeof text, "%s with dp %d, tp %d, stage %d", what, s->mesh->dp, s->mesh->tp,
+             s->mesh->stage);
+    toy_run(world_of(s->mesh), run_rank, &j, r, text);
 }
 
 /* What the whole model's elements come to, to be the same on every mesh. */
@@ -229,7 +253,6 @@ static int look(struct toy_rank *r, zero_ctx *z, int tp, int part, bool expected
 static int write_all(struct toy_rank *r, struct model *m, zero_ctx *z, int tp, int part)
 {
     static const int values[] = {ZERO_VALUE_PARAM, ZERO_VALUE_STATE, ZERO_VALUE_STATE + 1};
-    (void)r;
     for (int t = 0; t < TENSORS; t++)
         for (int k = 0; k <= shapes[t].n_states; k++) {
             const struct shape *s = &shapes[t];
@@ -253,24 +276,18 @@ static int write_all(struct toy_rank *r, struct model *m, zero_ctx *z, int tp, i
     return 0;
 }
 
-static void save_one(struct toy_rank *r)
+static int save_one(struct toy_rank *r, struct model *m, zero_ctx *z, int tp, int part)
 {
     const struct setup *s = r->arg;
-    struct model *m = NULL;
-    zero_ctx *z = NULL;
-    int32_t part = 0;
-    int err = 0;
     char own[16];
-    TOY_TRY(wrap(r, &m, &z, &part));
-    TOY_TRY(write_all(r, m, z, s->mesh->tp, part));
-    TOY_TRY(zero_set_step(z, s->says));
+    OR_RETURN(write_all(r, m, z, tp, part));
+    OR_RETURN(zero_set_step(z, s->says));
     snprintf(own, sizeof own, "rank %d", r->rank);
-    TOY_TRY(zero_set_data(z, ZERO_DATA_RANK, own, sizeof own));
-    TOY_TRY(zero_set_data(z, ZERO_DATA_JOB, "mine", 4));
-    TOY_TRY(zero_save(z, s->folder, NULL));
-    TOY_TRY(zero_save_wait(z, NULL));
-    zero_unwrap(&z);
-    free(m);
+    OR_RETURN(zero_set_data(z, ZERO_DATA_RANK, own, sizeof own));
+    OR_RETURN(zero_set_data(z, ZERO_DATA_JOB, "mine", 4));
+    OR_RETURN(zero_save(z, s->folder, NULL));
+    OR_RETURN(zero_save_wait(z, NULL));
+    return 0;
 }
 
 /* One step with a gradient that every element of the whole has of its own. */
@@ -302,27 +319,19 @@ static int train(struct model *m, zero_ctx *z, int tp, int part)
     return zero_step(z, 0.125f, NULL);
 }
 
-static void load_one(struct toy_rank *r)
+static int load_one(struct toy_rank *r, struct model *m, zero_ctx *z, int tp, int part)
 {
     const struct setup *s = r->arg;
-    struct model *m = NULL;
-    zero_ctx *z = NULL;
-    struct zero_stats stats;
     struct zero_data_info info = {0};
-    int32_t part = 0;
-    int err = 0;
     r->hash = 0;
-    TOY_TRY(wrap(r, &m, &z, &part));
-    TOY_TRY(zero_load(z, s->folder));
-    TOY_TRY(look(r, z, s->mesh->tp, part, true, false));
-    TOY_TRY(zero_read_data(z, ZERO_DATA_JOB, 0, 0, NULL, &info));
+    OR_RETURN(zero_load(z, s->folder));
+    OR_RETURN(look(r, z, tp, part, true, false));
+    OR_RETURN(zero_read_data(z, ZERO_DATA_JOB, 0, 0, NULL, &info));
     r->hash = 0;
-    TOY_TRY(train(m, z, s->mesh->tp, part));
-    TOY_TRY(look(r, z, s->mesh->tp, part, false, false));
-    TOY_TRY(zero_get_stats(z, &stats));
+    OR_RETURN(train(m, z, tp, part));
+    OR_RETURN(look(r, z, tp, part, false, false));
     r->ms = info.n_saved;
-    zero_unwrap(&z);
-    free(m);
+    return 0;
 }
 
 /* ---- weights alone ---- */
@@ -344,47 +353,30 @@ static const struct zero_weight map[] = {
 };
 enum { N_MAP = sizeof map / sizeof *map, FILE_BYTES = 1200 };
 
-static void export_one(struct toy_rank *r)
+static int export_one(struct toy_rank *r, struct model *m, zero_ctx *z, int tp, int part)
 {
     const struct setup *s = r->arg;
-    struct model *m = NULL;
-    zero_ctx *z = NULL;
-    int32_t part = 0;
-    int err = 0;
-    TOY_TRY(wrap(r, &m, &z, &part));
-    TOY_TRY(write_all(r, m, z, s->mesh->tp, part));
-    if (!err && s->mesh->tp > 1) {
+    OR_RETURN(write_all(r, m, z, tp, part));
+    if (tp > 1) {
         const struct zero_weight sliced = {"wte.0", 0, ZERO_SLICE(0), 0};
         toy_expect(r, zero_export(z, s->folder, &sliced, 1, 0), ZERO_ERR_ARG,
                    "slice is set, but tensor wte is cut over tp along its first dimension");
         toy_expect(r, zero_export(z, "/proc/nothing", map, N_MAP, 0), ZERO_ERR_IO, "/proc/nothing");
         toy_expect(r, zero_import(z, "/proc/nothing", map, N_MAP), ZERO_ERR_IO, "/proc/nothing");
     }
-    TOY_TRY(zero_export(z, s->folder, map, N_MAP, FILE_BYTES));
-    zero_unwrap(&z);
-    free(m);
+    OR_RETURN(zero_export(z, s->folder, map, N_MAP, FILE_BYTES));
+    return 0;
 }
 
-static void import_one(struct toy_rank *r)
+static int import_one(struct toy_rank *r, struct model *m, zero_ctx *z, int tp, int part)
 {
     const struct setup *s = r->arg;
-    struct model *m = NULL;
-    zero_ctx *z = NULL;
-    int32_t part = 0;
-    int err = 0;
-    TOY_TRY(wrap(r, &m, &z, &part));
-    TOY_TRY(zero_import(z, s->folder, map, N_MAP));
-    TOY_TRY(look(r, z, s->mesh->tp, part, true, true));
-    zero_unwrap(&z);
-    free(m);
+    OR_RETURN(zero_import(z, s->folder, map, N_MAP));
+    OR_RETURN(look(r, z, tp, part, true, true));
+    return 0;
 }
 
 /* ---- tests ---- */
-
-static int world_of(const struct mesh *m)
-{
-    return m->dp * m->tp;
-}
 
 /* Of the whole model: the parts that the first data-parallel rank's copy has. */
 static uint64_t hash_of(const struct mesh *m, const struct toy_rank *r)
@@ -397,27 +389,22 @@ static uint64_t hash_of(const struct mesh *m, const struct toy_rank *r)
 
 static void any_mesh_loads_any_others(void **state)
 {
-    (void)state;
     uint64_t after = 0;
     for (int from = 0; from < N_MESHES; from++) {
-        char folder[] = "/tmp/zero-tp-ckpt-XXXXXX", what[128];
+        char folder[] = "/tmp/zero-tp-ckpt-XXXXXX", what[64];
         struct toy_rank r[MOST_WORLD];
         toy_make_folder(folder);
         struct setup s = {.mesh = &meshes[from], .folder = folder, .async = from % 2, .says = 7};
-        toy_ranks(world_of(s.mesh), save_one, &s, r);
-        snprintf(what, sizeof what, "saved with dp %d, tp %d, stage %d", s.mesh->dp, s.mesh->tp,
-                 s.mesh->stage);
-        toy_assert_well(r, world_of(s.mesh), what);
+        run(&s, save_one, "saved", r);
+        snprintf(what, sizeof what, "saved with dp %d, tp %d; loaded", meshes[from].dp, meshes[from].tp);
         for (int to = 0; to < N_MESHES; to++) {
             s.mesh = &meshes[to];
-            snprintf(what, sizeof what, "saved with dp %d, tp %d; loaded with dp %d, tp %d, stage %d",
-                     meshes[from].dp, meshes[from].tp, s.mesh->dp, s.mesh->tp, s.mesh->stage);
-            toy_ranks(world_of(s.mesh), load_one, &s, r);
-            toy_assert_well(r, world_of(s.mesh), what);
+            run(&s, load_one, what, r);
             assert_int_equal(r[0].ms, world_of(&meshes[from]));
             after = after ? after : hash_of(s.mesh, r);
             if (after != hash_of(s.mesh, r))
-                fail_msg("%s: the step after it ends in other bits", what);
+                fail_msg("%s to dp %d, tp %d: the step after it ends in other bits", what, s.mesh->dp,
+                         s.mesh->tp);
         }
         toy_remove_folder(folder);
     }
@@ -437,27 +424,22 @@ static void weights_are_the_whole_models(void **state)
     char folder[N_MESHES][32], what[128];
     struct toy_rank r[MOST_WORLD];
     struct setup s = {0};
-    (void)state;
     for (int i = 0; i < N_MESHES; i++) {
         strcpy(folder[i], "/tmp/zero-tp-weights-XXXXXX");
         toy_make_folder(folder[i]);
         s.mesh = &meshes[i];
         s.folder = folder[i];
+        run(&s, export_one, "exported", r);
+        toy_forget_export_ids(folder[i]);
         snprintf(what, sizeof what, "exported with dp %d, tp %d, stage %d", s.mesh->dp, s.mesh->tp,
                  s.mesh->stage);
-        toy_ranks(world_of(s.mesh), export_one, &s, r);
-        toy_assert_well(r, world_of(s.mesh), what);
-        toy_forget_export_ids(folder[i]);
         expect_same_files(folder[i], folder[0], what);
-        snprintf(what, sizeof what, "imported with dp %d, tp %d, stage %d", s.mesh->dp, s.mesh->tp,
-                 s.mesh->stage);
         s = (struct setup){.mesh = s.mesh, .folder = folder[0]};
         if (i % 2) { /* all values are from the files, which have those of all parts */
             s.gives = s.whole = true;
             s.from = ZERO_INIT_LATER;
         }
-        toy_ranks(world_of(s.mesh), import_one, &s, r);
-        toy_assert_well(r, world_of(s.mesh), what);
+        run(&s, import_one, "imported", r);
         s = (struct setup){0};
     }
     for (int i = 0; i < N_MESHES; i++)
@@ -511,30 +493,24 @@ static void look_at_pointers(struct toy_rank *r, const struct model *m, int tp, 
         }
 }
 
-static void give_one(struct toy_rank *r)
+static int give_one(struct toy_rank *r, struct model *m, zero_ctx *z, int tp, int part)
 {
     const struct setup *s = r->arg;
-    struct model *m = NULL;
-    zero_ctx *z = NULL;
-    int32_t part = 0, tp = s->mesh->tp;
-    int err = 0;
-    TOY_TRY(wrap(r, &m, &z, &part));
     if (s->from == ZERO_INIT_LATER)
-        TOY_TRY(write_all_whole(r, z, false, true));
-    TOY_TRY(look(r, z, tp, part, true, true));
-    if (!err && s->mesh->stage < 2)
+        OR_RETURN(write_all_whole(r, z, false, true));
+    OR_RETURN(look(r, z, tp, part, true, true));
+    if (s->mesh->stage < 2)
         look_at_pointers(r, m, tp, part);
     r->hash = 0;
-    TOY_TRY(train(m, z, tp, part));
-    TOY_TRY(look(r, z, tp, part, false, false));
+    OR_RETURN(train(m, z, tp, part));
+    OR_RETURN(look(r, z, tp, part, false, false));
     uint64_t hash = r->hash;
     if (s->whole) {
-        TOY_TRY(write_all_whole(r, z, true, false));
-        TOY_TRY(look(r, z, tp, part, true, false));
+        OR_RETURN(write_all_whole(r, z, true, false));
+        OR_RETURN(look(r, z, tp, part, true, false));
     }
     r->hash = hash;
-    zero_unwrap(&z);
-    free(m);
+    return 0;
 }
 
 /* One of 8 parts of wte is padding alone. */
@@ -542,22 +518,18 @@ static void whole_tensors_are_cut(void **state)
 {
     static const struct mesh on[] = {{1, 2, 0}, {2, 3, 1}, {1, 3, 2}, {2, 2, 3},
                                      {4, 2, 5}, {1, 8, 1}, {2, 1, 0}};
-    (void)state;
     for (size_t i = 0; i < sizeof on / sizeof *on; i++) {
         struct setup s = {.mesh = &on[i], .gives = true};
         struct toy_rank r[MOST_WORLD];
         char what[96];
         shapes = on[i].tp == 8 ? powers_of_two : twos_and_threes;
-        toy_ranks(world_of(s.mesh), give_one, &s, r);
-        toy_assert_well(r, world_of(s.mesh), "cut by the program");
+        run(&s, give_one, "cut by the program", r);
         uint64_t hash = hash_of(s.mesh, r);
         s.whole = true;
         for (int from = ZERO_INIT_MODEL; from <= ZERO_INIT_CALL; from++) {
             s.from = (enum zero_init)from;
-            snprintf(what, sizeof what, "init_from %d, dp %d, tp %d, stage %d", from, s.mesh->dp, s.mesh->tp,
-                     s.mesh->stage);
-            toy_ranks(world_of(s.mesh), give_one, &s, r);
-            toy_assert_well(r, world_of(s.mesh), what);
+            snprintf(what, sizeof what, "init_from %d, tp %d", from, s.mesh->tp);
+            run(&s, give_one, what, r);
             if (hash != hash_of(s.mesh, r))
                 fail_msg("%s: other bits than of a program that cuts", what);
         }

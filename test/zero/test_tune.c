@@ -4,17 +4,13 @@
  *
  * A toy model trains at every stage on one to three ranks that are threads. What is changed on the way must
  * end, bit by bit, as what a configuration says from the start. */
+#include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { STEPS = 6, WORLDS = 3, MOST_VALUES = 2048 };
 
@@ -83,10 +79,8 @@ static int tune(zero_ctx *z, const struct knob *k)
 
 static int train(struct toy *m, zero_ctx *z, int step, int rank, struct zero_step_info *info)
 {
-    int err = toy_forward(m, z, true);
-    if (!err)
-        err = toy_backward(m, z, true, step, rank);
-    return err ? err : zero_step(z, 1e-2f, info);
+    return FIRST_ERROR(toy_forward(m, z, true), toy_backward(m, z, true, step, rank),
+                       zero_step(z, 1e-2f, info));
 }
 
 /* ---- numbers ---- */
@@ -113,17 +107,14 @@ static void from_the_start(struct toy_rank *r)
 
 static void tuned_before_the_first_step(void **state)
 {
-    (void)state;
     for (int i = 0; i < N_KNOBS; i++)
         for (int stage = 0; stage <= 3; stage++) {
             struct setup s = {.stage = stage, .knob = &knobs[i], .starts_so = true};
             int world = 1 + (i + stage) % WORLDS;
             struct toy_rank a[WORLDS], b[WORLDS];
-            toy_ranks(world, from_the_start, &s, a);
-            toy_assert_well(a, world, "configured");
+            toy_run(world, from_the_start, &s, a, "configured");
             s.starts_so = false;
-            toy_ranks(world, from_the_start, &s, b);
-            toy_assert_well(b, world, "tuned");
+            toy_run(world, from_the_start, &s, b, "tuned");
             for (int k = 0; k < world; k++)
                 if (b[k].hash != a[0].hash)
                     fail_msg("%s of optimizer %d, group %d, stage %d, world %d: other weights", knobs[i].key,
@@ -166,18 +157,15 @@ static void half_way(struct toy_rank *r)
 
 static void tuned_half_way(void **state)
 {
-    (void)state;
     for (int i = 0; i < N_KNOBS; i++) {
         char folder[] = "/tmp/zero-tune-XXXXXX", command[64];
         assert_non_null(mkdtemp(folder));
         struct setup s = {.stage = i % 4, .knob = &knobs[i], .folder = folder};
         int world = 1 + (i + i / 4) % WORLDS;
         struct toy_rank a[WORLDS], b[WORLDS];
-        toy_ranks(world, half_way, &s, a);
-        toy_assert_well(a, world, "tuned half way");
+        toy_run(world, half_way, &s, a, "tuned half way");
         s.resumes = true;
-        toy_ranks(world, half_way, &s, b);
-        toy_assert_well(b, world, "resumed");
+        toy_run(world, half_way, &s, b, "resumed");
         snprintf(command, sizeof command, "rm -r %s", folder);
         assert_int_equal(system(command), 0);
         for (int k = 0; k < world; k++)
@@ -192,12 +180,10 @@ static void every_step(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     struct zero_config cfg = toy_config(r, s->stage);
     struct zero_step_info info;
-    int err = 0;
-    toy_make(&m);
-    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    int err = toy_open(r, &m, &z, &cfg);
     for (int step = 0; !err && step < 4 * STEPS; step++) {
         TOY_TRY(zero_tune(z, ZERO_ALL, "clip", 0.001 * (step + 1)));
         TOY_TRY(zero_tune(z, 0, "beta1", 0.9 - 0.03 * step));
@@ -211,22 +197,18 @@ static void every_step(struct toy_rank *r)
             TOY_TRY(zero_mean(z, &nothing, 1));
     }
     TOY_TRY(toy_hash(z, 2, &r->hash));
-    zero_unwrap(&z);
-    toy_free(&m);
+    toy_close(&m, &z);
 }
 
 static void tuned_at_every_step(void **state)
 {
-    (void)state;
     for (int world = 1; world <= WORLDS; world++)
         for (int stage = 0; stage <= 3; stage++) {
             struct setup s = {.stage = stage, .waits = true};
             struct toy_rank a[WORLDS], b[WORLDS];
-            toy_ranks(world, every_step, &s, a);
-            toy_assert_well(a, world, "waiting");
+            toy_run(world, every_step, &s, a, "waiting");
             s.waits = false;
-            toy_ranks(world, every_step, &s, b);
-            toy_assert_well(b, world, "not waiting");
+            toy_run(world, every_step, &s, b, "not waiting");
             assert_int_equal(a[0].hash, b[0].hash);
         }
 }
@@ -296,7 +278,6 @@ static void other_accum(struct toy_rank *r)
 
 static void other_micro_batches(void **state)
 {
-    (void)state;
     for (int world = 1; world <= TOY_HYBRID_WORLD; world++)
         for (int stage = 0; stage < TOY_STAGES; stage++) {
             char folder[] = "/tmp/zero-tune-XXXXXX", what[64];
@@ -310,11 +291,9 @@ static void other_micro_batches(void **state)
             toy_make_folder(folder);
             snprintf(what, sizeof what, "stage %d, brackets %d, in place %d", s.stage, s.brackets,
                      s.in_place);
-            toy_ranks(world, other_accum, &s, a);
-            toy_assert_well(a, world, what);
+            toy_run(world, other_accum, &s, a, what);
             s.resumes = true;
-            toy_ranks(world, other_accum, &s, b);
-            toy_assert_well(b, world, what);
+            toy_run(world, other_accum, &s, b, what);
             for (int k = 0; k < world; k++)
                 if (b[k].hash != a[0].hash)
                     fail_msg("%s, world %d: other weights", what, world);
@@ -325,7 +304,6 @@ static void other_micro_batches(void **state)
 /* Memory is that of the most micro-batches. */
 static void plans_for_the_most(void **state)
 {
-    (void)state;
     struct toy m;
     toy_make(&m);
     for (int stage = 0; stage <= 3; stage++) {
@@ -412,7 +390,6 @@ static void accumulate_wrongly(struct toy_rank *r)
 
 static void wrong_micro_batches(void **state)
 {
-    (void)state;
     struct setup s = {};
     toy_at_each_stage(accumulate_wrongly, &s, &s.stage, "wrong micro-batches");
     s.way = 1;
@@ -485,7 +462,6 @@ static void carry_over(struct toy_rank *r)
 /* Bit by bit, where the kind has no bias correction whatever the count. */
 static void states_go_on(void **state)
 {
-    (void)state;
     static const struct {
         int optimizer, way;
     } cases[] = {{ZERO_ADAMW, BY_WRITING_AND_COUNT}, {ZERO_ADAM, BY_WRITING_AND_COUNT},
@@ -513,7 +489,6 @@ static void states_go_on(void **state)
 
 static int user_update(void *arg, const struct zero_update *u)
 {
-    (void)arg;
     for (int64_t i = 0; i < u->n; i++)
         u->master[i] -= u->lr * u->grad[i];
     return 0;
@@ -586,80 +561,8 @@ static void call_wrongly(struct toy_rank *r)
 
 static void wrong_calls(void **state)
 {
-    (void)state;
     struct setup s = {};
     toy_at_each_stage(call_wrongly, &s, &s.stage, "wrong calls");
-}
-
-/* The last rank gives another number, or none, or another count: an error on all that names the call. */
-static void differ(struct toy_rank *r)
-{
-    const struct setup *s = r->arg;
-    struct toy m;
-    zero_ctx *z = NULL;
-    struct zero_config cfg = toy_config(r, s->stage);
-    cfg.max_grad_accum_steps = 2;
-    static const char *const says[] = {"zero_tune(beta2) in step 2 with other arguments",
-                                       "zero_tune(eps)",
-                                       "zero_set_step in step 2 with other arguments",
-                                       "zero_tune(clip)",
-                                       "zero_tune(clip)",
-                                       "zero_tune or zero_set_step gave rank",
-                                       "zero_tune(grad_accum_steps) in step 2 with other arguments"};
-    char both[32];
-    float x;
-    snprintf(both, sizeof both, s->way == 5 ? "gave rank %d other" : "rank %d called", r->world - 1);
-    bool odd = r->rank == r->world - 1;
-    int err = 0;
-    toy_make(&m);
-    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
-    TOY_TRY(train(&m, z, 0, r->rank, NULL));
-    if (s->way == 0)
-        TOY_TRY(zero_tune(z, 0, "beta2", odd ? 0.5 : 0.25));
-    if (s->way == 1 && odd)
-        TOY_TRY(zero_tune(z, 0, "eps", 1e-6));
-    if (s->way == 2)
-        TOY_TRY(zero_set_step(z, odd ? 5 : 4));
-    if ((s->way == 3 || s->way == 4) && !odd)
-        TOY_TRY(zero_tune(z, ZERO_ALL, "clip", 1e-6));
-    if (s->way == 4) { /* clipped otherwise, they would differ */
-        TOY_TRY(toy_forward(&m, z, true));
-        TOY_TRY(toy_backward(&m, z, true, 1, r->rank));
-        TOY_TRY(zero_read(z, 0, ZERO_VALUE_GRAD, 0, 1, &x));
-    }
-    if (s->way == 5) {
-        TOY_TRY(zero_set_step(z, odd ? 5 : 4));
-        TOY_TRY(zero_save(z, "/tmp/zero-tune-none", NULL));
-    }
-    int accum = s->way == 6 && !odd ? 2 : 1;
-    if (s->way == 6)
-        TOY_TRY(zero_tune(z, ZERO_ALL, "grad_accum_steps", accum));
-    for (int step = 1; !err && step < 4; step++)
-        TOY_TRY(accumulate(&m, z, r, step, accum));
-    if (err != ZERO_ERR_MISMATCH || !strstr(r->text, says[s->way]) || !strstr(r->text, both))
-        toy_wrong(r, "%d %s", err, r->text);
-    if (s->way != 5) {
-        toy_expect(r, zero_tune(z, ZERO_ALL, "clip", 1), ZERO_ERR_MISMATCH, "");
-        toy_expect(r, zero_set_step(z, 1), ZERO_ERR_MISMATCH, "");
-    }
-    r->err = 0;
-    zero_unwrap(&z);
-    toy_free(&m);
-}
-
-static void ranks_that_differ(void **state)
-{
-    (void)state;
-    for (int world = 2; world <= WORLDS; world++)
-        for (int stage = 0; stage <= 3; stage++)
-            for (int way = 0; way < 7; way++) {
-                struct setup s = {.stage = stage, .way = way, .brackets = true};
-                struct toy_rank r[WORLDS];
-                char what[32];
-                snprintf(what, sizeof what, "way %d, stage %d", way, stage);
-                toy_ranks(world, differ, &s, r);
-                toy_assert_well(r, world, what);
-            }
 }
 
 int main(void)
@@ -673,7 +576,6 @@ int main(void)
         cmocka_unit_test(wrong_micro_batches),
         cmocka_unit_test(states_go_on),
         cmocka_unit_test(wrong_calls),
-        cmocka_unit_test(ranks_that_differ),
     };
     return cmocka_run_group_tests(tests, NULL, toy_remove_folders);
 }

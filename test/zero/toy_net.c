@@ -1,23 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* toy_net.c: see toy_net.h. */
 #include "test/zero/toy_net.h"
+#include "test/cmocka.h"
 #include "test/held_port.h"
 #include "test/kernels/random.h"
 #include "test/stand_in/half.h"
 
 #include <dirent.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 #include <uv.h>
-
-#include <cmocka.h>
 
 static const struct zero_tensor shape_of[TOY_TENSORS] = {
     {.name = "embedding", .shape = {33, 5}, .dtype = ZERO_F32, .unit = 0},
@@ -184,8 +180,6 @@ struct zero_config toy_config(struct toy_rank *r, int stage)
 
 void toy_forget_line(void *arg, const char *line)
 {
-    (void)arg;
-    (void)line;
 }
 
 bool toy_has_stage(int world, int stage)
@@ -260,13 +254,18 @@ void toy_assert_well(const struct toy_rank *r, int world, const char *what)
             fail_msg("%s: rank %d of %d: %d %s %s", what, k, world, r[k].err, r[k].text, r[k].wrong);
 }
 
+void toy_run(int world, void (*fn)(struct toy_rank *r), void *arg, struct toy_rank *r, const char *what)
+{
+    toy_ranks(world, fn, arg, r);
+    toy_assert_well(r, world, what);
+}
+
 void toy_at_each_stage(void (*fn)(struct toy_rank *r), void *arg, int *stage, const char *what)
 {
     for (int world = 1; world <= 2; world++)
         for (*stage = 0; *stage <= 3; ++*stage) {
             struct toy_rank r[2];
-            toy_ranks(world, fn, arg, r);
-            toy_assert_well(r, world, what);
+            toy_run(world, fn, arg, r, what);
         }
 }
 
@@ -281,6 +280,22 @@ int64_t toy_now_ms(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+int toy_open(struct toy_rank *r, struct toy *m, zero_ctx **z, const struct zero_config *cfg)
+{
+    *z = NULL;
+    toy_make(m);
+    int err = zero_wrap(z, m->table, TOY_TENSORS, cfg);
+    if (err)
+        toy_note(r, err);
+    return err;
+}
+
+void toy_close(struct toy *m, zero_ctx **z)
+{
+    zero_unwrap(z);
+    toy_free(m);
 }
 
 /* ---- what is held ---- */
@@ -400,10 +415,25 @@ void toy_forget_export_ids(const char *path)
 int toy_remove_folders(void **state)
 {
     int err = 0;
-    (void)state;
     for (int i = 0; i < MOST_FOLDERS; i++)
         if (folders[i][0])
             err |= remove_all(folders[i]);
     memset(folders, 0, sizeof folders);
     return err;
+}
+
+void toy_check_nothing_left(struct toy_rank *r, struct toy_holdings before)
+{
+    struct toy_holdings now;
+    if (!toy_holds_no_more(before, &now))
+        toy_wrong(r, "fds %d -> %d, threads %d -> %d, maps %d -> %d", before.n_fds, now.n_fds,
+                  before.n_threads, now.n_threads, before.n_maps, now.n_maps);
+}
+
+void toy_assert_nothing_left(struct toy_holdings before)
+{
+    struct toy_rank r = {0};
+    toy_check_nothing_left(&r, before);
+    if (r.wrong[0])
+        fail_msg("%s", r.wrong);
 }

@@ -8,6 +8,7 @@
 #ifndef ZR_TEST_ZERO_TOY_NET_H
 #define ZR_TEST_ZERO_TOY_NET_H
 
+#include "test/first_error.h"
 #include "zero/zero.h"
 
 #include <stdbool.h>
@@ -81,8 +82,16 @@ void toy_ranks(int world, void (*fn)(struct toy_rank *r), void *arg, struct toy_
 /* On the test's own thread: fails, and says what, unless each rank has neither err nor anything wrong. */
 void toy_assert_well(const struct toy_rank *r, int world, const char *what);
 
+/* Runs fn on world threads; fails, and says what, unless all went well. */
+void toy_run(int world, void (*fn)(struct toy_rank *r), void *arg, struct toy_rank *r, const char *what);
+
 /* Runs fn on one and on two threads at each stage, which is written to *stage; fails unless all went well. */
 void toy_at_each_stage(void (*fn)(struct toy_rank *r), void *arg, int *stage, const char *what);
+
+/* Makes a model and wraps it; notes the error, and returns it. Then toy_close unwraps and frees, also after
+ * an error. */
+int toy_open(struct toy_rank *r, struct toy *m, zero_ctx **z, const struct zero_config *cfg);
+void toy_close(struct toy *m, zero_ctx **z);
 
 /* In a function that has `err` and a rank `r`: makes the call unless one has failed before, and notes its
  * failure. */
@@ -123,5 +132,8 @@ struct toy_holdings {
 struct toy_holdings toy_holdings(void);
 /* The same as before, now or soon: a joined thread is still listed for a moment. */
 bool toy_holds_no_more(struct toy_holdings before, struct toy_holdings *now);
+/* If this process holds more than before: the first notes it for the rank, the second fails the test. */
+void toy_check_nothing_left(struct toy_rank *r, struct toy_holdings before);
+void toy_assert_nothing_left(struct toy_holdings before);
 
 #endif

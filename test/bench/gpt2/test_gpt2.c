@@ -5,18 +5,14 @@
 #include "bench/gpt2/gpt2_vocab.h"
 #include "bench/random_bits.h"
 #include "test/bench/gpt2/gpt2_reference.h"
+#include "test/cmocka.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
-#include <cmocka.h>
-
-#ifdef GPT2_BF16 /* bf16 activations have 8 bits of fraction */
+#ifdef GPT2_BF16 /* 8 bits of fraction in every activation */
 #define LOSS_TOLERANCE 0.02
 #define GRAD_TOLERANCE 0.06
 #else
@@ -175,7 +171,6 @@ static double exact_loss(struct fixture *f)
 
 static void check_loss(void **state)
 {
-    (void)state;
     for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
         struct fixture f;
         open_fixture(&f, &shapes[s], rows[s]);
@@ -195,7 +190,6 @@ static void check_loss(void **state)
  * (https://github.com/NVIDIA/Megatron-LM/issues/7464). */
 static void check_loss_of_parts(void **state)
 {
-    (void)state;
     enum { N = 6, V = 37, U = 13, LD = 16, PARTS = 3 };
     static const double smoothings[] = {0, 0.1, 0.9, 0.1}, ranges[] = {4, 4, 4, 1000};
     struct place host;
@@ -286,7 +280,6 @@ static double typical_size(const real *x, int64_t n_all, int64_t n)
  * tensor's size. */
 static void check_gradients(void **state)
 {
-    (void)state;
     for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
         struct fixture f;
         open_fixture(&f, &shapes[s], rows[s]);
@@ -315,7 +308,6 @@ static void check_gradients(void **state)
 
 static void check_adds(void **state)
 {
-    (void)state;
     struct fixture f;
     open_fixture(&f, &shapes[0], rows[0]);
     forward(&f);
@@ -370,7 +362,6 @@ static void same_gradient(int t, const real *want, const real *got, int64_t n)
  * are added to. */
 static void check_stores(void **state)
 {
-    (void)state;
     for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
         struct fixture f;
         open_fixture(&f, &shapes[s], rows[s]);
@@ -399,7 +390,6 @@ static void check_stores(void **state)
 
 static void check_repeats(void **state)
 {
-    (void)state;
     struct fixture f, g;
     uint64_t start = seed;
     open_fixture(&f, &shapes[2], rows[2]);
@@ -423,7 +413,6 @@ static void check_repeats(void **state)
 /* A NaN in a weight gives a NaN, not a number. */
 static void check_nan(void **state)
 {
-    (void)state;
     struct fixture f;
     open_fixture(&f, &shapes[0], rows[0]);
     real bad = from_float(NAN), out;
@@ -474,7 +463,6 @@ static void check_normal(const real *x, int64_t n, uint64_t stream, double devia
 /* Any range, wherever it begins, equals that range of the whole, and is normal. */
 static void check_draw(void **state)
 {
-    (void)state;
     enum { WTE = 0, LN1W = 2, LN1B = 3, ATTPROJW = 6, N = 100000, TRIALS = 60 };
     const struct gpt2_config c = {.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = N / 32};
     real *whole = malloc(N * sizeof *whole), *part = malloc(N * sizeof *part);

@@ -2,14 +2,10 @@
 /* test_gpt2_attention.c: tests the attention that stores no matrix, on a GPU or the stand-in for one,
  * against a reference in double precision on the same rounded inputs. All outputs are poisoned first. */
 #include "bench/gpt2/gpt2_layers.h"
+#include "test/cmocka.h"
 #include "test/kernels/random.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 /* Relative to a row's norm and to the mean row's norm: weights are rounded to bf16 before they are
  * multiplied. */
@@ -165,7 +161,6 @@ static void compare(const struct fixture *f, const char *what, const double *wan
  * the last shape but one has more. */
 static void test_against_reference(void **state)
 {
-    (void)state;
     static const struct shape shapes[] = {
         {2, 1, 1, 16, 1},   {1, 2, 3, 32, 1},   {2, 15, 2, 64, 1},  {1, 63, 2, 16, 1},   {2, 64, 1, 32, 1},
         {1, 65, 2, 64, 1},  {1, 130, 2, 16, 1}, {1, 150, 1, 32, 1}, {1, 193, 1, 64, 1},  {1, 257, 2, 64, 1},
@@ -190,7 +185,6 @@ static void test_against_reference(void **state)
 
 static void test_same_bits(void **state)
 {
-    (void)state;
     struct fixture f;
     open_all(&f, (struct shape){1, 100, 2, 32, 1});
     run(&f);
@@ -209,7 +203,6 @@ static void test_same_bits(void **state)
  * the values it sees. */
 static void test_nan(void **state)
 {
-    (void)state;
     struct fixture f;
     int64_t HS = 16, T = 70, bad = 66;
     open_all(&f, (struct shape){1, T, 1, HS, 1});
@@ -229,7 +222,6 @@ static void test_nan(void **state)
 
 static void test_fits(void **state)
 {
-    (void)state;
     for (int64_t HS = 0; HS < 300; HS++)
         assert_int_equal(gpt2_layers_cuda.attention->fits(HS), HS == 16 || HS == 32 || HS == 64);
 }

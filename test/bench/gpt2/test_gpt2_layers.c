@@ -4,14 +4,10 @@
  *
  * Both get the same random input, and their outputs are poisoned first. */
 #include "bench/gpt2/gpt2_layers.h"
+#include "test/cmocka.h"
 #include "test/kernels/random.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 /* Relative to a result, and to the largest of its tensor: sums are added in another order. */
 #ifdef GPT2_BF16
@@ -151,7 +147,6 @@ static struct both scratch_for(int64_t N, int64_t C)
 
 static void test_layernorm(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < N_SIZES; i++) {
         int64_t N = sizes[i].N, C = sizes[i].C;
         struct both inp = random_reals(N * C), weight = random_reals(C), bias = random_reals(C);
@@ -185,7 +180,6 @@ static void test_layernorm(void **state)
 
 static void test_elements(void **state)
 {
-    (void)state;
     static const int64_t counts[] = {1, 7, 64, 1000, 4104};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         int64_t n = counts[i];
@@ -206,7 +200,6 @@ static void test_elements(void **state)
 
 static void test_bias(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < N_SIZES; i++) {
         int64_t N = sizes[i].N, C = sizes[i].C;
         struct both dout = random_reals(N * C), dbias = random_reals(C), scratch = scratch_for(N, C);
@@ -219,7 +212,6 @@ static void test_bias(void **state)
 
 static void test_softmax(void **state)
 {
-    (void)state;
     static const struct {
         int64_t NH, T;
     } shapes[] = {{1, 1}, {3, 9}, {2, 64}, {2, 300}};
@@ -244,7 +236,6 @@ static void test_softmax(void **state)
 
 static void test_loss(void **state)
 {
-    (void)state;
     static const struct {
         int64_t N, V, ld;
     } shapes[] = {{4, 5, 64}, {9, 37, 37}, {300, 256, 256}, {2, 9001, 9024}, {2, 9001, 9001}};
@@ -285,7 +276,6 @@ static void test_loss(void **state)
 
 static void test_embedding(void **state)
 {
-    (void)state;
     static const struct {
         int64_t B, T, C, V;
     } shapes[] = {{1, 1, 8, 5}, {3, 9, 22, 37}, {4, 50, 64, 3}, {2, 300, 40, 1000}};

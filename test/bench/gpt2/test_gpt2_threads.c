@@ -2,16 +2,12 @@
 /* test_gpt2_threads.c: tests that the model's layers on the host and the plain optimizer give the same
  * bits on any number of threads. Each runs once on one block of memory, which is then compared. */
 #include "bench/gpt2/gpt2_layers.h"
-#include "bench/plain.h"
+#include "bench/train/plain_optimizer.h"
+#include "test/cmocka.h"
 #include "test/kernels/random.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 enum { MOST_THREADS = 7, B = 3, MOST_BLOCK_BYTES = 1 << 22 };
 
@@ -154,7 +150,6 @@ static struct block run(int n_threads, uint64_t seed)
 
 static void test_same_bits(void **state)
 {
-    (void)state;
     struct random_source r = random_open();
     for (int k = 0; k < 20; k++) {
         uint64_t seed = random_bits(&r);

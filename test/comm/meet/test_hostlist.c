@@ -2,18 +2,13 @@
 /* test_hostlist.c: tests lists of hosts in Slurm's form: the first name, the number of hosts, and the
  * character at which a malformed list is refused. */
 #include "comm/meet/meeting_point.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 static void test_lists(void **state)
 {
-    (void)state;
     static const struct {
         const char *list, *first;
         int64_t n;
@@ -64,7 +59,6 @@ static void refuse_at(const char *list, int at, const char *what)
 
 static void test_refused(void **state)
 {
-    (void)state;
     static const struct {
         const char *list;
         int at;
@@ -102,7 +96,6 @@ static void test_refused(void **state)
 
 static void test_long_names(void **state)
 {
-    (void)state;
     char list[400], first[ZR_HOSTLIST_NAME];
     int64_t n;
     memset(list, 'a', sizeof list);

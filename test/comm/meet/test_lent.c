@@ -2,16 +2,14 @@
 /* test_lent.c: tests where ranks meet that already have a communicator: on loopback, at the address that
  * the user gives, or at one of the addresses that rank 0 offers. */
 #include "comm/meet/lent.h"
+#include "test/cmocka.h"
 #include "test/comm/ranks.h"
 
-#include <setjmp.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
-/* --- what ranks exchange --- */
+/* --- the cards --- */
 
 /* Fills both cards of a world of two. What rank 0 fills in goes to *w. */
 static void fill(struct zr_world *w, struct zr_lent_card c[2])
@@ -37,7 +35,6 @@ static void choose(const struct zr_lent_card c[2], struct zr_world *w)
 
 static void test_one_loopback(void **state)
 {
-    (void)state;
     struct zr_world w = {.rank = 0};
     struct zr_lent_card c[2];
     fill(&w, c);
@@ -51,7 +48,6 @@ static void test_one_loopback(void **state)
 /* The addresses that rank 0 offers can be reached from other hosts, and have its port. */
 static void test_own_addresses(void **state)
 {
-    (void)state;
     struct zr_world w = {.rank = 0};
     struct zr_lent_card c[2];
     union zr_address at[ZR_LOOKUP_MOST];
@@ -75,7 +71,6 @@ static void test_own_addresses(void **state)
 
 static void test_several_hosts(void **state)
 {
-    (void)state;
     struct zr_world w = {.rank = 0};
     struct zr_lent_card c[2];
     union zr_address want;
@@ -97,7 +92,6 @@ static void test_several_hosts(void **state)
 
 static void test_other_name(void **state)
 {
-    (void)state;
     struct zr_world w = {.rank = 0, .name = "gen"};
     struct zr_lent_card c[2];
     fill(&w, c);
@@ -169,7 +163,6 @@ static void miss(struct rank *me)
 
 static void test_meet_by_list(void **state)
 {
-    (void)state;
     struct ports p;
     char both[ZR_ADDRESS_LIST_CHARS];
     take_ports(&p);
@@ -210,7 +203,6 @@ static void pass_over(struct rank *me)
 
 static void test_another_job_is_there(void **state)
 {
-    (void)state;
     struct ports p;
     take_ports(&p);
     struct rank *r = run_ranks(false, 4, pass_over, &p, NULL);

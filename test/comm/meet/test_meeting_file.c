@@ -3,28 +3,25 @@
  * attempts, files that others may have put there, and that no file remains afterwards. */
 #include "comm/meet/handshake.h"
 #include "comm/meet/meeting_file.h"
+#include "test/cmocka.h"
 #include "test/comm/meet/meeting.h"
 #include "test/held_port.h"
 
 #include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
-/* --- the test's own folder --- */
+/* --- a folder of the test's own --- */
 
 static char folder[800];
 
 static int make_folder(void **state)
 {
-    (void)state;
     if (!getcwd(folder, sizeof folder - 32))
         return -1;
     strcat(folder, "/zero-test-meeting-XXXXXX");
@@ -46,7 +43,6 @@ static int list_folder(char name[256])
 static int remove_folder(void **state)
 {
     char name[256], path[1100];
-    (void)state;
     while (list_folder(name)) {
         snprintf(path, sizeof path, "%s/%s", folder, name);
         if (unlink(path) && rmdir(path))
@@ -133,7 +129,6 @@ static void expect_same(const struct zr_meeting_file *a, const struct zr_meeting
  * than one text). */
 static void test_text(void **state)
 {
-    (void)state;
     uint64_t seed = fresh_seed("text");
     for (int k = 0; k < 200; k++) {
         struct zr_meeting_file f, back, third;
@@ -162,7 +157,6 @@ static void test_text(void **state)
 /* A job has one mark for all its attempts. Another name or key gives another mark. */
 static void test_mark(void **state)
 {
-    (void)state;
     char a[33], b[33];
     struct zr_world w = world_by("/x", 0, 2);
     zr_shake_mark(&w, a);
@@ -227,7 +221,6 @@ static void reset_way(const char *file)
  * is left. */
 static void test_meet(void **state)
 {
-    (void)state;
     char path[1024], slash[1024];
     path_in_folder(path);
     snprintf(slash, sizeof slash, "%.900s/", folder);
@@ -247,7 +240,6 @@ static void test_meet(void **state)
  * an empty file is no obstacle. */
 static void test_left_over(void **state)
 {
-    (void)state;
     char path[1024], text[ZR_MEETING_FILE_BYTES];
     path_in_folder(path);
     int other = held_port();
@@ -309,7 +301,6 @@ static void put_old_file(struct rank *r)
  * ranks until rank 0 comes: they must wait for the next file. */
 static void test_refused_there(void **state)
 {
-    (void)state;
     char path[1024];
     path_in_folder(path);
     reset_way(path);
@@ -346,7 +337,6 @@ static void of_many_keys(struct rank *r)
 
 static void test_many_jobs(void **state)
 {
-    (void)state;
     for (int by_key = 0; by_key < 2; by_key++) {
         reset_way(folder);
         struct rank *r = run_ranks(false, 8, meet_by_file, NULL, by_key ? of_many_keys : of_many_jobs);
@@ -375,7 +365,6 @@ static void come_as_rank_0(struct rank *me)
 
 static void test_two_rank_0s(void **state)
 {
-    (void)state;
     for (int k = 0; k < 2; k++) {
         reset_way(folder);
         way.keyless = k;
@@ -400,7 +389,6 @@ static void of_two_names(struct rank *r)
 
 static void test_turns(void **state)
 {
-    (void)state;
     reset_way(folder);
     struct rank *r = run_ranks(true, 4, meet_by_file, NULL, of_two_names);
     for (int i = 0; i < 4; i++)
@@ -426,7 +414,6 @@ static void expect_meeting(const struct zr_world *w, int64_t timeout_ms, int wan
 /* Checks the message of a rank other than 0 that was led nowhere. */
 static void test_not_led(void **state)
 {
-    (void)state;
     char path[1024], text[ZR_MEETING_FILE_BYTES], place[1200];
     path_in_folder(path);
     struct zr_world w = world_by(path, 1, 2), other = w;
@@ -470,7 +457,6 @@ static void test_not_led(void **state)
 /* Rank 0 does not replace what belongs to somebody else, and says where it cannot write. */
 static void test_not_written(void **state)
 {
-    (void)state;
     char path[1024], there[16];
     path_in_folder(path);
     struct zr_world w = world_by(path, 0, 2);
@@ -518,7 +504,6 @@ static void but_rank_2(struct rank *me)
  * afterwards; a file that has replaced it stays. */
 static void test_who_is_missing(void **state)
 {
-    (void)state;
     char path[1024], name[256];
     path_in_folder(path);
     for (int replaced = 0; replaced < 2; replaced++) {
@@ -563,7 +548,6 @@ static void *rewrite(void *arg)
 /* A reader of a file that is replaced again and again reads a whole one each time. */
 static void test_whole(void **state)
 {
-    (void)state;
     char path[1024], why[ZR_MEETING_WHY_CHARS];
     path_in_folder(path);
     struct rewriting g = {.w = world_by(path, 0, 2)};

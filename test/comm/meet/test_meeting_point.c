@@ -2,15 +2,11 @@
 /* test_meeting_point.c: tests where ranks look for rank 0: each way to find it, and which way takes
  * precedence. */
 #include "comm/meet/rendezvous.h"
+#include "test/cmocka.h"
 #include "test/comm/meet/environment.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static struct zr_world found(const char *want_url)
 {
@@ -53,7 +49,6 @@ static void refuse_place(const char *text)
 
 static void test_urls(void **state)
 {
-    (void)state;
     static const struct {
         const char *url, *host;
         int port;
@@ -78,7 +73,6 @@ static void test_urls(void **state)
 /* A file replaces host and port. */
 static void test_files(void **state)
 {
-    (void)state;
     environment("ZERO_RANK", "0", "ZERO_WORLD_SIZE", "2", "MASTER_ADDR", "node1", "MASTER_PORT", "5",
                 "ZERO_RENDEZVOUS", "file:///shared/a folder%20", NULL);
     struct zr_world w = found(NULL);
@@ -109,7 +103,6 @@ static void test_files(void **state)
 
 static void test_bad_urls(void **state)
 {
-    (void)state;
     static const struct {
         const char *url, *text;
     } bad[] = {{"tcp://fd77::1:29500", "put an IPv6 address into brackets, as in tcp://[fd77::1]:29500"},
@@ -136,7 +129,6 @@ static void test_bad_urls(void **state)
 
 static void test_master(void **state)
 {
-    (void)state;
     environment("RANK", "0", "WORLD_SIZE", "2", "MASTER_ADDR", "fd77::1", "MASTER_PORT", "5", NULL);
     expect_at("fd77::1", 5, "MASTER_ADDR");
     setenv("MASTER_ADDR", "node1", 1);
@@ -162,7 +154,6 @@ static void test_master(void **state)
 
 static void test_open_mpi(void **state)
 {
-    (void)state;
     environment("OMPI_COMM_WORLD_RANK", "1", "OMPI_COMM_WORLD_SIZE", "4", "PMIX_NAMESPACE", "7.1", NULL);
     expect_loopback(true); /* set by hand, so nothing is known of the hosts */
     setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "4", 1);
@@ -191,7 +182,6 @@ static void test_open_mpi(void **state)
 
 static void test_mpich(void **state)
 {
-    (void)state;
     environment("PMI_RANK", "1", "PMI_SIZE", "4", "MPI_LOCALNRANKS", "4", NULL);
     expect_loopback(false);
     setenv("MPI_LOCALNRANKS", "3", 1);
@@ -214,7 +204,6 @@ static void expect_by_mpi(bool by_mpi, const char *host, const char *way)
  * number of hosts, unless an address is given. Other ranks do not. */
 static void test_by_mpi(void **state)
 {
-    (void)state;
     static const char *const local[] = {NULL, "2", "4"};
     for (size_t i = 0; i < sizeof local / sizeof *local; i++) {
         environment("OMPI_COMM_WORLD_RANK", "1", "OMPI_COMM_WORLD_SIZE", "4", "PMIX_NAMESPACE", "7.1",
@@ -245,7 +234,6 @@ static void slurm(const char *n_nodes, const char *list)
 
 static void test_slurm(void **state)
 {
-    (void)state;
     slurm(NULL, NULL);
     expect_loopback(true);
     slurm("1", "n1");
@@ -279,7 +267,6 @@ static void test_slurm(void **state)
 
 static void test_bad_slurm(void **state)
 {
-    (void)state;
     slurm("2", NULL);
     refuse_place("rank 1 of 4 (from Slurm) does not know where rank 0 is: its ranks are on several hosts, "
                  "and Slurm gave no list of all hosts");
@@ -305,7 +292,6 @@ static void test_bad_slurm(void **state)
 /* srun --mpi=pmi2 sets MPICH's variables too. */
 static void test_mpich_by_srun(void **state)
 {
-    (void)state;
     slurm("2", "n[1-2]");
     setenv("PMI_RANK", "1", 1);
     setenv("PMI_SIZE", "4", 1);

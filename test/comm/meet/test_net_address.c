@@ -2,15 +2,12 @@
 /* test_net_address.c: tests addresses of both families, this host's network interfaces, and sockets bound
  * to them. */
 #include "comm/meet/net_address.h"
+#include "test/cmocka.h"
 
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static union zr_address address_of(const char *number, int port)
 {
@@ -22,7 +19,6 @@ static union zr_address address_of(const char *number, int port)
 
 static void test_numbers(void **state)
 {
-    (void)state;
     static const struct {
         const char *number, *printed, *host;
         bool loopback, far, any;
@@ -57,7 +53,6 @@ static void test_numbers(void **state)
 
 static void test_no_numbers(void **state)
 {
-    (void)state;
     static const char *const bad[] = {"",           "localhost", "1.2.3",     "1.2.3.4.5", "[::1]",
                                       "::1::",      "1.2.3.4:5", "256.0.0.1", "fe80::1%",  "fe80::1%nosuch",
                                       "0x7f.1.1.1", "1.2.3.4 ",  "::g"};
@@ -69,7 +64,6 @@ static void test_no_numbers(void **state)
 
 static void test_same(void **state)
 {
-    (void)state;
     union zr_address a = address_of("10.0.0.1", 5), b = address_of("::ffff:10.0.0.1", 5);
     assert_true(zr_address_same(&a, &b) && zr_address_same(&b, &a));
     zr_address_set_port(&b, 6);
@@ -86,7 +80,6 @@ static void test_same(void **state)
 
 static void test_interfaces(void **state)
 {
-    (void)state;
     struct zr_interfaces c;
     char text[512];
     assert_int_equal(zr_interfaces_all(&c), 0);
@@ -114,7 +107,6 @@ static void test_interfaces(void **state)
 /* A list that does not fit is cut at an entry and terminated. */
 static void test_long_list(void **state)
 {
-    (void)state;
     struct zr_interfaces c = {.n = 32};
     char text[64];
     for (int i = 0; i < c.n; i++) {
@@ -131,7 +123,6 @@ static void test_long_list(void **state)
 
 static void test_routes(void **state)
 {
-    (void)state;
     union zr_address to = address_of("127.9.9.9", 80), from;
     char name[ZR_INTERFACE_CHARS];
     assert_int_equal(zr_address_source(&to, &from), 0);
@@ -147,7 +138,6 @@ static void test_routes(void **state)
 
 static void test_bind(void **state)
 {
-    (void)state;
     union zr_address a = address_of("127.0.0.1", 0);
     socklen_t n = sizeof a;
     int fd = zr_address_bind(&a);
@@ -167,7 +157,6 @@ static void test_bind(void **state)
 /* :: accepts IPv4 too, whatever the system's default is. */
 static void test_bind_all(void **state)
 {
-    (void)state;
     union zr_address a = address_of("::", 0), to;
     socklen_t n = sizeof a;
     int fd = zr_address_bind(&a);

@@ -2,21 +2,19 @@
 /* test_rendezvous.c: tests that ranks meet or fail together: unidentified connections, ranks of other
  * jobs, and impostors. */
 #include "kernels/log.h"
+#include "test/cmocka.h"
 #include "test/comm/meet/meeting.h"
 #include "test/held_port.h"
 
 #include <netdb.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
-/* --- every rank comes --- */
+/* --- everyone comes --- */
 
 static void meet_and_exchange(struct rank *me)
 {
@@ -53,7 +51,6 @@ static void meet_and_exchange(struct rank *me)
 
 static void test_meet(void **state)
 {
-    (void)state;
     static const int worlds[] = {1, 2, 3, 5, 8};
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
         run_ranks(false, worlds[i], meet_and_exchange, NULL, NULL);
@@ -68,7 +65,6 @@ static void by_name(struct rank *r)
 
 static void test_meet_by_name(void **state)
 {
-    (void)state;
     struct addrinfo *found = NULL;
     if (getaddrinfo("localhost", NULL, NULL, &found)) {
         print_message("this host does not know the name localhost\n");
@@ -80,7 +76,6 @@ static void test_meet_by_name(void **state)
 
 static void test_world_one_needs_no_socket(void **state)
 {
-    (void)state;
     struct meeting m;
     struct zr_world w = {.world = 1};
     int mine = 5, all = 0;
@@ -105,7 +100,6 @@ static void refuse_to_meet(const struct zr_world *w, int64_t timeout_ms, const c
 
 static void test_bad_arguments(void **state)
 {
-    (void)state;
     struct zr_world w = {.rank = 3, .world = 3, .host = "127.0.0.1", .port = 1};
     refuse_to_meet(&w, 1000, "rank is 3");
     w.rank = 1;
@@ -117,7 +111,6 @@ static void test_bad_arguments(void **state)
 
 static void test_port_taken(void **state)
 {
-    (void)state;
     struct zr_world w = {.rank = 0, .world = 2, .port = held_port()};
     strcpy(w.host, meeting_host());
     int fd = listen_at(w.port);
@@ -143,7 +136,6 @@ static void all_but_last(struct rank *me)
 
 static void test_missing_rank(void **state)
 {
-    (void)state;
     int64_t timeout_ms = SHORT_MS;
     struct rank *r = run_ranks(true, 4, all_but_last, &timeout_ms, NULL);
     for (int i = 0; i < 3; i++)
@@ -192,7 +184,6 @@ static void wait_with_a_log(struct rank *me)
 
 static void test_waiting(void **state)
 {
-    (void)state;
     bool ended = false;
     struct rank *r = run_ranks(true, 3, wait_with_a_log, &ended, NULL);
     for (int i = 0; i < 3; i += 2)
@@ -216,7 +207,6 @@ static void port_of_own_job(struct rank *r)
 
 static void test_missing_rank_0(void **state)
 {
-    (void)state;
     int64_t timeout_ms = SHORT_MS;
     struct rank *r = run_ranks(false, 3, all_but_first, &timeout_ms, port_of_own_job);
     for (int i = 1; i < 3; i++)
@@ -232,7 +222,6 @@ static void no_such_name(struct rank *r)
 
 static void test_no_such_name(void **state)
 {
-    (void)state;
     int64_t timeout_ms = SHORT_MS;
     struct rank *r = run_ranks(false, 2, all_but_first, &timeout_ms, no_such_name);
     expect_rank(&r[1], ZR_ERR_TIMEOUT, "no-such-host.invalid");
@@ -246,7 +235,6 @@ static void twin(struct rank *r)
 
 static void test_duplicate_rank(void **state)
 {
-    (void)state;
     struct rank *r = run_ranks(true, 3, open_and_note, NULL, twin);
     for (int i = 0; i < 3; i++)
         expect_rank(&r[i], ZR_ERR_MISMATCH, ": it was started twice, or two jobs meet at one place");
@@ -263,7 +251,6 @@ static void last_comes_late(struct rank *me)
 
 static void test_late_rank(void **state)
 {
-    (void)state;
     struct rank *r = run_ranks(true, 5, last_comes_late, NULL, twin);
     for (int i = 0; i < 5; i++)
         expect_rank(&r[i], ZR_ERR_MISMATCH, "rank 1 is there twice");
@@ -278,7 +265,6 @@ static void other_world(struct rank *r)
 
 static void test_other_world(void **state)
 {
-    (void)state;
     struct rank *r = run_ranks(false, 2, open_and_note, NULL, other_world);
     for (int i = 0; i < 2; i++)
         expect_rank(&r[i], ZR_ERR_MISMATCH, "has world 4, rank 0 has world 2");
@@ -305,7 +291,6 @@ static void open_after_refusal(struct rank *me)
 /* A rank of another job is refused, and the job goes on without it. */
 static void test_other_job(void **state)
 {
-    (void)state;
     struct rank *r = run_ranks(true, 3, open_after_refusal, NULL, other_job);
     expect_rank(&r[0], 0, "");
     expect_rank(&r[1], 0, "");
@@ -331,7 +316,6 @@ static void no_key(struct rank *r)
 /* The last rank gives the right job name, but has another key or none. */
 static void test_other_key(void **state)
 {
-    (void)state;
     struct rank *r = run_ranks(true, 3, open_after_refusal, NULL, other_key);
     expect_rank(&r[0], 0, "");
     expect_rank(&r[1], 0, "");
@@ -351,7 +335,6 @@ static void other_attempt(struct rank *r)
 /* A rank left over from the previous attempt is refused with that reason, and the job goes on without it. */
 static void test_other_attempt(void **state)
 {
-    (void)state;
     struct rank *r = run_ranks(true, 3, open_after_refusal, NULL, other_attempt);
     expect_rank(&r[0], 0, "");
     expect_rank(&r[1], 0, "");
@@ -385,7 +368,6 @@ static void other_part(struct rank *r)
 /* Two jobs of a launcher have the same name, or two parts of one job the same meeting point. */
 static void test_other_start(void **state)
 {
-    (void)state;
     struct rank *r = run_ranks(true, 3, open_after_refusal, NULL, other_start);
     expect_rank(&r[0], 0, "");
     expect_rank(&r[1], 0, "");
@@ -428,7 +410,6 @@ static void meet_in_part(struct rank *me)
 
 static void test_parts(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         run_ranks(true, 2, meet_in_part, (void *)&parts[i], take_part);
 }
@@ -436,7 +417,6 @@ static void test_parts(void **state)
 /* Without a key, ranks meet on loopback only. */
 static void test_no_key(void **state)
 {
-    (void)state;
     run_ranks(true, 3, meet_and_exchange, NULL, without_key);
     struct rank *r = run_ranks(true, 2, open_and_note, NULL, elsewhere);
     for (int i = 0; i < 2; i++)
@@ -495,7 +475,6 @@ static void after_unidentified(struct rank *me)
 
 static void test_unidentified_connections(void **state)
 {
-    (void)state;
     run_ranks(true, 2, after_unidentified, NULL, NULL);
     run_ranks(false, 2, after_unidentified, NULL, NULL);
 }
@@ -550,7 +529,6 @@ static void meet_impostor(const char *says, bool once)
 
 static void test_impostor(void **state)
 {
-    (void)state;
     meet_impostor("SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n", false);
     meet_impostor("220 ready\r\n", false); /* less than a frame */
     meet_impostor("220 ready\r\n", true);  /* reported, though it comes only once */

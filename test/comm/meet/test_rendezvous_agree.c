@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_rendezvous_agree.c: tests that ranks agree on a result: all go on, or all fail with the message of
  * one. */
+#include "test/cmocka.h"
 #include "test/comm/meet/meeting.h"
 
-#include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { N = 4, LONG_TEXT = ZR_ERROR_BYTES - 1 };
 
@@ -76,14 +74,12 @@ static void agree(struct rank *me)
 
 static void test_agree(void **state)
 {
-    (void)state;
     run_ranks(false, N, agree, NULL, NULL);
     run_ranks(true, N, agree, NULL, NULL);
 }
 
 static void test_alone(void **state)
 {
-    (void)state;
     struct meeting m;
     struct zr_world w = {.world = 1};
     assert_int_equal(meet(&m, &w, 1), 0);
@@ -110,7 +106,6 @@ static void do_something_else(struct rank *me)
 
 static void test_not_the_same(void **state)
 {
-    (void)state;
     static const char *const says[] = {"rank 2 gives 12 bytes, rank 0 compares how it went",
                                        "rank 2 gives 70000 bytes, rank 0 compares how it went",
                                        "rank 2 compares how it went, rank 0 gives 12 bytes"};
@@ -141,7 +136,6 @@ static void rank_2_dies(struct rank *r)
 
 static void test_death(void **state)
 {
-    (void)state;
     struct rank *r = run_ranks(true, N, die_before, NULL, rank_2_dies);
     expect_rank(&r[0], ZR_ERR_PEER, "rank 2 was lost");
     expect_rank(&r[1], ZR_ERR_IO, "the disk");

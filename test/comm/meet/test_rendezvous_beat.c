@@ -2,17 +2,15 @@
 /* test_rendezvous_beat.c: tests peers that fall silent without closing their connection. A relay of the
  * test's own lies between rank 0 and some other ranks; it can hold all traffic, as a cut network does. */
 #include "comm/topology.h"
+#include "test/cmocka.h"
 #include "test/comm/meet/meeting.h"
 
 #include <poll.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 /* --- the relay --- */
 
@@ -109,7 +107,6 @@ struct watch {
 
 static void timer_closed(uv_handle_t *h)
 {
-    (void)h;
 }
 
 static void stop(struct watch *w)
@@ -226,7 +223,6 @@ static struct rank *try(struct trial *t)
 
 static void test_silent_for_a_while(void **state)
 {
-    (void)state;
     struct trial alone = {
         .world = 3, .first_relayed = 1, .n_relayed = 2, .timeout_ms = 4000, .held_ms = 400, .beats = true};
     try(&alone);
@@ -237,7 +233,6 @@ static void test_silent_for_a_while(void **state)
 
 static void test_silent_host(void **state)
 {
-    (void)state;
     struct trial t = {.world = 4,
                       .ranks_per_host = 2,
                       .first_relayed = 2,
@@ -257,7 +252,6 @@ static void test_silent_host(void **state)
 
 static void test_silent_rank(void **state)
 {
-    (void)state;
     struct trial t = {.world = 4,
                       .ranks_per_host = 2,
                       .first_relayed = 2,
@@ -274,7 +268,6 @@ static void test_silent_rank(void **state)
 
 static void test_silent_of_unknown_host(void **state)
 {
-    (void)state;
     struct trial t = {.world = 2,
                       .first_relayed = 1,
                       .n_relayed = 1,
@@ -289,7 +282,6 @@ static void test_silent_of_unknown_host(void **state)
 /* Ranks of one host send no heartbeats to each other, and do not miss them. */
 static void test_one_host(void **state)
 {
-    (void)state;
     struct trial t = {.world = 3,
                       .ranks_per_host = 3,
                       .first_relayed = 1,
@@ -303,7 +295,6 @@ static void test_one_host(void **state)
 /* A loop that stood still, and therefore heard nobody, does not take the others for lost. */
 static void test_own_loop_stands(void **state)
 {
-    (void)state;
     struct trial t = {.world = 2,
                       .first_relayed = 1,
                       .n_relayed = 1,

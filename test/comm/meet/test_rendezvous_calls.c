@@ -2,14 +2,12 @@
 /* test_rendezvous_calls.c: tests how ranks that share no memory compare the calls of their programs. Every
  * rank hears of one failure, the same on all. It names the first calls that differ; if none differ, it
  * names a rank that is behind or does not answer. */
+#include "test/cmocka.h"
 #include "test/comm/meet/meeting.h"
 
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { N = 4, EVERYONE = -1, NOBODY = -2 };
 
@@ -156,7 +154,6 @@ struct hearing {
 
 static void stop_closed(uv_handle_t *h)
 {
-    (void)h;
 }
 
 static void stop(struct hearing *h)
@@ -235,7 +232,6 @@ static void ask_or_learn(struct rank *me)
 
 static void test_comparison(void **state)
 {
-    (void)state;
     for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         struct asking a = cases[k];
         struct rank *r = run_ranks(false, N, ask_or_learn, &a, NULL), *first = NULL;
@@ -253,7 +249,6 @@ static void test_comparison(void **state)
 /* Any bytes that a rank sends as its calls can be read safely. */
 static void test_calls_that_cannot_be(void **state)
 {
-    (void)state;
     struct zr_called_copy copy = {.n = UINT64_MAX};
     static struct zr_called_ring ring, other;
     struct zr_called a, b;
@@ -303,7 +298,6 @@ static void test_left_out(void **state)
         {"1a", "1a2", ZR_CALLED_GAP_NONE, NULL},
     };
     static struct zr_called_ring a, b;
-    (void)state;
     for (size_t i = 0; i < sizeof gaps / sizeof *gaps; i++) {
         struct zr_called of_a, of_b;
         char text[ZR_CALLED_BOTH_CHARS];

@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_rendezvous_loss.c: tests ranks that die, leave, fail or stay away, at every stage from meeting on. */
 #include "comm/topology.h"
+#include "test/cmocka.h"
 #include "test/comm/meet/meeting.h"
 
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 /* --- ranks that go --- */
 
@@ -36,7 +34,6 @@ static void rank_2_dies(struct rank *r)
 
 static void test_death_while_meeting(void **state)
 {
-    (void)state;
     struct rank *r = run_ranks(true, 4, die_while_meeting, NULL, rank_2_dies);
     expect_rank(&r[0], ZR_ERR_PEER, "rank 2 was lost while ranks met");
 }
@@ -62,7 +59,6 @@ static void rank_0_dies(struct rank *r)
 
 static void test_death_in_exchange(void **state)
 {
-    (void)state;
     struct rank *r = run_ranks(true, 4, die_in_exchange, NULL, rank_2_dies);
     for (int i = 0; i < 4; i++)
         if (i != 2)
@@ -90,7 +86,6 @@ static void die_after_hello(struct rank *me)
 
 static void test_death_after_hello(void **state)
 {
-    (void)state;
     struct rank *r = run_ranks(true, 3, die_after_hello, NULL, NULL);
     expect_rank(&r[0], ZR_ERR_PEER, "rank 1 was lost");
     assert_int_not_equal(r[2].code, 0);
@@ -105,23 +100,19 @@ static void on_connect(struct zr_link *l, int status)
 
 static void on_frame(struct zr_link *l, const struct zr_frame *f, const char *payload)
 {
-    (void)l, (void)f, (void)payload;
 }
 
 static bool on_large(struct zr_link *l, const struct zr_frame *f)
 {
-    (void)l, (void)f;
     return false;
 }
 
 static void on_end(struct zr_link *l, int code, const char *why)
 {
-    (void)l, (void)code, (void)why;
 }
 
 static void on_closed(struct zr_link *l)
 {
-    (void)l;
 }
 
 static void write_to_the_dead(struct rank *me)
@@ -154,7 +145,6 @@ static void write_to_the_dead(struct rank *me)
 
 static void test_write_to_the_dead(void **state)
 {
-    (void)state;
     run_ranks(true, 1, write_to_the_dead, NULL, NULL);
 }
 
@@ -170,7 +160,6 @@ static void leave_early(struct rank *me)
 
 static void test_leaving_early(void **state)
 {
-    (void)state;
     for (int who = 0; who < 3; who++) {
         char text[32];
         snprintf(text, sizeof text, "rank %d left", who);
@@ -200,7 +189,6 @@ static void fail_instead(struct rank *me)
 
 static void test_failing_rank(void **state)
 {
-    (void)state;
     for (int who = 0; who < 3; who++) {
         char text[64];
         snprintf(text, sizeof text, "rank %d: no memory for 7 apples", who);
@@ -255,7 +243,6 @@ static void expect_seen(enum end how, int code, const char *text)
 
 static void test_look(void **state)
 {
-    (void)state;
     expect_seen(DIES, ZR_ERR_PEER, "rank 2 was lost before an exchange");
     expect_seen(FAILS, ZR_ERR_NOMEM, "rank 2: no memory for 7 apples");
     expect_seen(LEAVES, ZR_ERR_PEER, "rank 2 left before an exchange");
@@ -272,7 +259,6 @@ static void differ_in_size(struct rank *me)
 
 static void test_sizes_differ(void **state)
 {
-    (void)state;
     struct rank *r = run_ranks(true, 3, differ_in_size, NULL, NULL);
     for (int i = 0; i < 3; i++)
         expect_rank(&r[i], ZR_ERR_MISMATCH, "rank 1 gives 12 bytes, rank 0 gives 16");
@@ -296,7 +282,6 @@ static void skip_exchange(struct rank *me)
 
 static void test_exchange_timeout(void **state)
 {
-    (void)state;
     int who = 2;
     struct rank *r = run_ranks(false, 3, skip_exchange, &who, NULL);
     expect_rank(&r[0], ZR_ERR_TIMEOUT, "1 of 3 ranks did not come");
@@ -317,7 +302,6 @@ struct watch {
 
 static void stop_closed(uv_handle_t *h)
 {
-    (void)h;
 }
 
 static void stop(struct watch *w)
@@ -386,7 +370,6 @@ static void watch(struct rank *me)
 
 static void test_death_after_detach(void **state)
 {
-    (void)state;
     int who = 2;
     char text[64];
     struct rank *r = run_ranks(true, 4, watch, &who, rank_2_dies);
@@ -421,7 +404,6 @@ static void say_call_of_host(void *arg, int rank, char *text, size_t n_text)
 
 static void die_now(uv_timer_t *t)
 {
-    (void)t;
     kill(getpid(), SIGKILL);
 }
 
@@ -460,7 +442,6 @@ static void it_dies(struct rank *r)
  * loss only. */
 static void test_last_call_of_other_hosts(void **state)
 {
-    (void)state;
     static const int reader[3][4] = {{-1, 1, -1, -1}, {0, -1, 0, 0}, {-1, -1, -1, 3}}; /* -1: nobody */
     char expected[96];
     for (int who = 0; who < 3; who++) {
@@ -492,7 +473,6 @@ static void with_child_0(struct rank *r)
 /* The rank that dies has a child process. Without precautions the child would hold copies of its sockets. */
 static void test_death_of_a_parent(void **state)
 {
-    (void)state;
     for (int who = 0; who <= 2; who += 2) {
         struct rank *r = run_ranks(true, 3, watch, &who, who ? with_child_2 : with_child_0);
         assert_int_equal(kill(r[who].stage, SIGKILL), 0); /* the child was still alive */
@@ -504,7 +484,6 @@ static void test_death_of_a_parent(void **state)
 
 static void test_goodbye_is_no_death(void **state)
 {
-    (void)state;
     for (int who = 0; who < 3; who++)
         run_ranks(false, 3, watch, &who, NULL);
 }
@@ -578,7 +557,6 @@ static void report_or_learn(struct rank *me)
 
 static void test_failure_after_detach(void **state)
 {
-    (void)state;
     for (int k = 0; k < 24; k++) {
         struct failure f = {.who = k % 3,
                             .code = k & 4 ? ZR_ERR_PEER : ZR_ERR_NOMEM,
@@ -622,7 +600,6 @@ static void exit_after_a_failure(struct rank *me)
 
 static void test_exit_after_a_failure(void **state)
 {
-    (void)state;
     for (int who = 0; who < 3; who++)
         run_ranks(true, 3, exit_after_a_failure, &who, NULL);
 }
@@ -638,7 +615,6 @@ static void close_at_once(struct rank *me)
 
 static void test_close_at_once(void **state)
 {
-    (void)state;
     for (int i = 0; i < 5; i++)
         run_ranks(false, 5, close_at_once, NULL, NULL);
 }

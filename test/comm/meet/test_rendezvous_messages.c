@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_rendezvous_messages.c: tests messages between rank 0 and the other ranks after the detach. */
+#include "test/cmocka.h"
 #include "test/comm/meet/meeting.h"
 
-#include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { N = 4, MESSAGES = 12, MOST_BYTES = 64 * 1024 };
 
@@ -40,7 +38,6 @@ struct talk {
 
 static void stop_closed(uv_handle_t *h)
 {
-    (void)h;
 }
 
 static void stop(struct talk *t)
@@ -131,7 +128,6 @@ static void talk(struct rank *me)
 
 static void test_messages(void **state)
 {
-    (void)state;
     for (int late = 0; late < N; late++) {
         run_ranks(false, N, talk, &late, NULL);
         run_ranks(true, N, talk, &late, NULL);
@@ -190,7 +186,6 @@ static void rank_2_dies(struct rank *r)
 
 static void test_to_everyone(void **state)
 {
-    (void)state;
     struct rank *r = run_ranks(true, N, send_to_everyone, NULL, rank_2_dies);
     expect_rank(&r[1], 1, "go from rank 0");
     expect_rank(&r[3], 1, "go from rank 0");

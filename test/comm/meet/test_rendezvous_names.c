@@ -2,20 +2,18 @@
 /* test_rendezvous_names.c: tests ranks that meet at a host name. A name may have addresses of both
  * families, addresses where nobody listens, or no address yet. Rank 0 may also be at addresses of one
  * family while others come by the other. */
+#include "test/cmocka.h"
 #include "test/comm/meet/meeting.h"
 #include "test/held_port.h"
 
 #include <netdb.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 /* --- a resolver --- */
 
@@ -133,7 +131,6 @@ static void expect_all(const struct rank *r, int code, const char *text)
 /* If nobody listens at one address of a name, the others are tried. */
 static void test_first_is_nobodys(void **state)
 {
-    (void)state;
     static const char *const hosts[3] = {"127.0.0.1", "first-is-nobodys.test", "first-is-nobodys.test"};
     expect_all(meet_three(hosts, take_host), 0, "");
     expect_all(meet_three(hosts, take_host_no_key), 0, "");
@@ -142,7 +139,6 @@ static void test_first_is_nobodys(void **state)
 /* Without a key, both sides use only the loopback addresses of a name. If it has none, no rank goes on. */
 static void test_without_key(void **state)
 {
-    (void)state;
     static const char *const mixed[3] = {"mixed.test", "mixed.test", "mixed.test"}, *const far[3] = {
                                                                                         "far.test",
                                                                                         "far.test",
@@ -155,7 +151,6 @@ static void test_without_key(void **state)
 /* Rank 0 is at a name of both families, or at all addresses, and ranks come by either family. */
 static void test_both_families(void **state)
 {
-    (void)state;
     static const char *const hosts[][3] = {
         {"localhost", "127.0.0.1", "::1"}, {"::", "127.0.0.1", "::1"}, {"name.test", "::1", "127.0.0.1"}};
     if (!has_ipv6())
@@ -175,7 +170,6 @@ static void twins(struct rank *r)
 /* A peer that came by IPv4 to a socket of both families is named by its IPv4 address. */
 static void test_names_of_peers(void **state)
 {
-    (void)state;
     static const char *const hosts[3] = {"::", "127.0.0.1", "127.0.0.1"};
     if (!has_ipv6())
         skip();
@@ -200,7 +194,6 @@ static void expect_text(int code, int want, const char *text)
 /* If the port is taken in one of the two families, rank 0 listens in neither. */
 static void test_half_taken(void **state)
 {
-    (void)state;
     struct zr_world w = world_at(0, "localhost");
     union zr_address taken, other;
     struct meeting m;
@@ -223,7 +216,6 @@ static void test_half_taken(void **state)
  * addresses, and says so if nobody comes. */
 static void test_not_ours(void **state)
 {
-    (void)state;
     static const char *const hosts[3] = {"203.0.113.9", "127.0.0.1", "127.0.0.1"};
     expect_all(meet_three(hosts, take_host), 0, "");
     struct zr_world w = world_at(0, "203.0.113.9");
@@ -236,7 +228,6 @@ static void test_not_ours(void **state)
 /* A rank that found nobody says where it looked, and from which address. */
 static void test_nobody_there(void **state)
 {
-    (void)state;
     struct zr_world w = world_at(1, "127.0.0.1");
     struct meeting m;
     char text[160];
@@ -260,7 +251,6 @@ static void test_nobody_there(void **state)
 /* A name that was resolved is not resolved again at each try. */
 static void test_asked_rarely(void **state)
 {
-    (void)state;
     struct zr_world w = world_at(1, "first-is-nobodys.test");
     struct meeting m;
     int before = atomic_load(&n_asked);
@@ -276,7 +266,6 @@ static void test_asked_rarely(void **state)
 
 static void test_stuck(void **state)
 {
-    (void)state;
     struct zr_world w = world_at(1, "stuck.test");
     struct meeting m;
     expect_text(meet(&m, &w, 200), ZR_ERR_TIMEOUT, "last: the address of \"stuck.test\" is being looked up");

@@ -3,17 +3,14 @@
  * refused. */
 #include "comm/meet/net_address.h"
 #include "comm/meet/rendezvous.h"
+#include "test/cmocka.h"
 #include "test/comm/meet/environment.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static void expect(int rank, int world, int local_rank, const char *host, int port, const char *source)
 {
@@ -52,7 +49,6 @@ static void refuse_with(int want_rank, int want_world, const char *url, ...)
 
 static void test_alone(void **state)
 {
-    (void)state;
     environment(NULL);
     expect(0, 1, 0, "", 0, "alone");
     /* An address alone makes no world. */
@@ -62,7 +58,6 @@ static void test_alone(void **state)
 
 static void test_explicit(void **state)
 {
-    (void)state;
     struct zr_world w;
     environment("RANK", "7", "WORLD_SIZE", "junk", "ZERO_RANK", "-1", NULL); /* not even read */
     assert_int_equal(zr_world_find(2, 4, "tcp://node1:29501", &w), 0);
@@ -89,7 +84,6 @@ static void test_explicit(void **state)
 
 static void test_zero(void **state)
 {
-    (void)state;
     environment("ZERO_RANK", "1", "ZERO_WORLD_SIZE", "3", "ZERO_LOCAL_RANK", "0", "ZERO_RENDEZVOUS",
                 "tcp://h:99", "RANK", "0", "WORLD_SIZE", "9", NULL);
     expect(1, 3, 0, "h", 99, "ZERO_RANK");
@@ -109,7 +103,6 @@ static void test_zero(void **state)
 
 static void test_torchrun(void **state)
 {
-    (void)state;
     environment("RANK", "5", "WORLD_SIZE", "8", "LOCAL_RANK", "1", "MASTER_ADDR", "127.0.0.1", "MASTER_PORT",
                 "29500", "TORCHELASTIC_RUN_ID", "r1", NULL);
     expect(5, 8, 1, "127.0.0.1", 29500, "torchrun");
@@ -131,7 +124,6 @@ static void test_torchrun(void **state)
 
 static void test_bad_text(void **state)
 {
-    (void)state;
     static const char *const bad[] = {
         "abc", "", "-1", "4x", " 4", "+4", "0x4", "4.0", "99999999999999999999", "0", "65537"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -170,7 +162,6 @@ static void test_bad_text(void **state)
 /* Half of srun's variables do not mean a world of 1: every task would then train alone. */
 static void test_half_of_slurm(void **state)
 {
-    (void)state;
     environment("SLURM_PROCID", "1", "SLURM_NTASKS", "1", NULL);
     refuse("SLURM_NTASKS is 1: SLURM_PROCID is \"1\"", "0 to 0");
     environment("SLURM_PROCID", "1", NULL);
@@ -201,7 +192,6 @@ static void test_half_of_slurm(void **state)
 /* The numbers of torchrun's agents are read as strictly as its ranks. */
 static void test_agents(void **state)
 {
-    (void)state;
     static const char *const names[] = {"GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"};
     static const char *const bad[] = {"2x", "", "0", "65537", "-1"};
     for (size_t i = 0; i < 10; i++) {
@@ -219,7 +209,6 @@ static void test_agents(void **state)
 /* Two torchrun jobs share a folder, and both have the default name "none". */
 static void test_jobs_of_torchrun(void **state)
 {
-    (void)state;
     struct zr_world a, b;
     environment("RANK", "1", "WORLD_SIZE", "2", "LOCAL_WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT",
                 "29500", "TORCHELASTIC_RUN_ID", "none", "ZERO_RENDEZVOUS", "file:///shared", NULL);
@@ -245,7 +234,6 @@ static void test_jobs_of_torchrun(void **state)
 /* The configuration's ranks are some of the ranks of a launcher's job. */
 static void test_part_of_a_job(void **state)
 {
-    (void)state;
     struct zr_world w;
     environment("ZERO_RANK", "3", "ZERO_WORLD_SIZE", "4", "ZERO_JOB", "j", "MASTER_ADDR", "127.0.0.1",
                 "MASTER_PORT", "29500", NULL);
@@ -287,7 +275,6 @@ static void expect_start(const char *job, const char *started_by)
 /* Two jobs of a launcher share one ZERO_JOB. The launcher's own names tell them apart. */
 static void test_exported_job(void **state)
 {
-    (void)state;
     environment("OMPI_COMM_WORLD_RANK", "1", "OMPI_COMM_WORLD_SIZE", "2", "PMIX_NAMESPACE", "1234.1", NULL);
     expect_start("1234.1", "");
     setenv("ZERO_JOB", "j", 1);
@@ -305,7 +292,6 @@ static void test_exported_job(void **state)
 /* An IPv4 address written as an IPv6 one. */
 static void test_mapped(void **state)
 {
-    (void)state;
     struct zr_world w;
     union zr_address a;
     environment("RANK", "0", "WORLD_SIZE", "2", "MASTER_ADDR", "::ffff:127.0.0.1", "MASTER_PORT", "1", NULL);
@@ -318,7 +304,6 @@ static void test_mapped(void **state)
  * and ranks of other jobs do not. */
 static void test_mpi_and_slurm(void **state)
 {
-    (void)state;
     environment("OMPI_COMM_WORLD_RANK", "1", "OMPI_COMM_WORLD_SIZE", "2", "OMPI_COMM_WORLD_LOCAL_RANK", "1",
                 "PMIX_NAMESPACE", "1234.1", NULL);
     expect(1, 2, 1, "127.0.0.1", -1, "Open MPI");
@@ -382,7 +367,6 @@ static void refuse_lent(int rank, int world, const char *text)
 /* A lent communicator in which this process is rank 1 of 3. */
 static void test_lent(void **state)
 {
-    (void)state;
     environment(NULL);
     expect_lent(0, 0, NULL, 1, "", 0);
     expect_lent(1, 3, NULL, 1, "", 0);
@@ -408,7 +392,6 @@ static void test_lent(void **state)
 /* A lent MPI communicator has some of the job's ranks; the launcher describes the whole job. */
 static void test_lent_part(void **state)
 {
-    (void)state;
     static const struct zr_lent_ranks comm = {
         .name = "mpi_comm", .rank = 1, .world = 3, .job_rank = 4, .job_world = 6};
     struct zr_world w;
@@ -435,7 +418,6 @@ static void test_lent_part(void **state)
 /* A job name that does not fit is cut, in the same way on all ranks. */
 static void test_long_job(void **state)
 {
-    (void)state;
     char text[400];
     struct zr_world w;
     memset(text, 'j', sizeof text - 1);
@@ -449,7 +431,6 @@ static void test_long_job(void **state)
 /* The key of a job: where it is found, and that no message shows it. */
 static void test_key(void **state)
 {
-    (void)state;
     static const char hex[] = "00112233445566778899aAbBcCdDeEfF";
     struct zr_world w;
     environment("RANK", "0", "WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT", "1", NULL);
@@ -509,7 +490,6 @@ static void test_key(void **state)
 
 static void test_attempt(void **state)
 {
-    (void)state;
     struct zr_world w;
     environment("RANK", "0", "WORLD_SIZE", "2", "MASTER_ADDR", "h", "MASTER_PORT", "1", NULL);
     assert_int_equal(zr_world_find(0, 0, NULL, &w), 0);
@@ -541,7 +521,6 @@ static void refuse_interface(const char *want, struct zr_world *w, const char *s
 /* The loopback interface is the one that every host has. */
 static void test_interface(void **state)
 {
-    (void)state;
     struct zr_world w;
     environment(NULL);
     assert_int_equal(zr_world_find(1, 2, "tcp://node0:29500", &w), 0);
@@ -568,7 +547,6 @@ static void test_interface(void **state)
 
 static void test_loopback(void **state)
 {
-    (void)state;
     static const struct {
         const char *host;
         bool is;
@@ -606,7 +584,6 @@ static void expect_one_job(const char *launcher, const char *outer_fd, const cha
 
 static void test_wrapped(void **state)
 {
-    (void)state;
     char folder[] = "/tmp/zero-world-XXXXXX", launcher[64];
     expect_one_job("/bin/sh", "7", NULL);
     expect_one_job("/bin/sh", "7", "j");

@@ -2,13 +2,11 @@
 /* mpi_fixture.c: opens the fixtures of mpi_fixture.h. */
 #include "test/comm/mpi/mpi_fixture.h"
 #include "comm/topology.h"
+#include "test/cmocka.h"
 #include "test/stand_in/mpi_stand_in.h"
 
-#include <setjmp.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { START_MS = 60000 };
 
@@ -52,7 +50,6 @@ static int open_rank(const struct zr_world *w, struct zr_device **out)
 
 static int open_host(const struct zr_world *w, struct zr_device **out)
 {
-    (void)w;
     return zr_host_device_open(out);
 }
 
@@ -101,7 +98,6 @@ static int open_real(struct fixture *o, int n, int64_t timeout_ms)
 {
     const struct zr_mpi_options opt = {
         .timeout_ms = timeout_ms, .start_timeout_ms = START_MS, .topology = hosts.n_hosts ? &hosts : NULL};
-    (void)n;
     return open_pair(o, &opt);
 }
 

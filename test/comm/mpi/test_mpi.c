@@ -3,16 +3,14 @@
  * than a block of the reduction tree, lent communicators, failures while opening, and MPI's start and end. */
 #include "comm/mpi/mpi_comm.h"
 #include "kernels/error.h"
+#include "test/cmocka.h"
 #include "test/comm/comm_suite.h"
 #include "test/comm/mpi/mpi_fixture.h"
 #include "test/stand_in/mpi_stand_in.h"
 
 #include <math.h>
-#include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { TIMEOUT_MS = 60000, ARENA_BYTES = 1 << 16 };
 
@@ -20,7 +18,6 @@ enum { TIMEOUT_MS = 60000, ARENA_BYTES = 1 << 16 };
 
 static void test_conform(void **state)
 {
-    (void)state;
     static const int worlds[] = {1, 2, 3, 4, 5, 8, 9, 13};
     struct comm_plan p = {.kind = &fixture_mpi, .seed = fresh_seed("mpi"), .n_ops = 30};
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
@@ -31,7 +28,6 @@ static void test_conform(void **state)
 
 static void test_groups(void **state)
 {
-    (void)state;
     struct fixture_groups g = {3, {2, 0, 1, 4, 3}};
     struct comm_plan p = {.kind = &fixture_mpi, .seed = fresh_seed("mpi, groups"), .n_ops = 30, .groups = &g};
     for (int world = 5; world <= 7; world++) {
@@ -44,7 +40,6 @@ static void test_groups(void **state)
 
 static void test_mixed(void **state)
 {
-    (void)state;
     struct comm_plan p = {.kind = &fixture_mpi, .seed = fresh_seed("mpi, mixed")};
     for (int world = 2; world <= 5; world++)
         mpi_run_ranks(world, comm_suite_mixed, &p);
@@ -80,7 +75,6 @@ static void expect_tiers(struct rank *me)
  * than a block of it. */
 static void test_hosts(void **state)
 {
-    (void)state;
     static const struct layout layouts[] = {
         {4, {0, 0, 1, 1}, true, true},
         {4, {0, 1, 0, 1}, false, true},
@@ -108,7 +102,6 @@ static void test_hosts(void **state)
 /* Groups in any order over hosts, one arena of two groups, and many operations at once. */
 static void test_hosts_groups(void **state)
 {
-    (void)state;
     static const int32_t host_of[] = {0, 0, 1, 1, 1, 1, 2, 2};
     struct fixture_groups g;
     struct comm_plan p = {
@@ -176,7 +169,6 @@ static void expect_all(struct rank *r, int n, int code, const char *text)
 
 static void test_levels(void **state)
 {
-    (void)state;
     struct beginning b = {.by_program = true, .level = ZR_MPI_MULTIPLE};
     expect_all(mpi_run_ranks(3, begin_and_end, &b), 3, 0, "");
     b.level = ZR_MPI_SERIALIZED;
@@ -202,12 +194,12 @@ static void finalize_early(struct rank *me)
     RANK_CHECK(me, o.dev->ops->stream_open(o.dev, ZR_STREAM_QUEUE, "early", NULL, &s) == 0, "%s",
                zr_error_text());
     RANK_CHECK(me, fixture_arena(o.comm[0], ARENA_BYTES, &base) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, o.comm[0]->ops->exchange(o.comm[0], s, 0, 64, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(o.comm[0], s, 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(s);
-    RANK_CHECK(me, o.comm[0]->ops->status(o.comm[0], NULL, 0) == 0, "failed too early");
+    RANK_CHECK(me, zr_comm_status(o.comm[0], NULL, 0) == 0, "failed too early");
     RANK_CHECK(me, all_at(me, 1), "a rank is missing");
     mpi_stand_in_program_finalize(me->w.rank);
-    RANK_CHECK(me, o.comm[0]->ops->exchange(o.comm[0], s, 0, 64, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(o.comm[0], s, 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(s);
     note_status(me, o.comm[0]);
     o.dev->ops->stream_close(s);
@@ -221,7 +213,6 @@ static void finalize_early(struct rank *me)
 
 static void test_finalized_early(void **state)
 {
-    (void)state;
     expect_all(mpi_run_disturbed(3, finalize_early, NULL), 3, ZR_ERR_ORDER,
                "exchange seq 2 unit 5: the program called MPI_Finalize before zero_unwrap");
 }
@@ -245,7 +236,7 @@ static void lend(struct rank *me)
                    zr_error_text());
         RANK_CHECK(me, fixture_arena(o.comm[0], ARENA_BYTES, &base) == 0, "%s", zr_error_text());
         base[me->w.rank] = (char)(me->w.rank + 1);
-        RANK_CHECK(me, o.comm[0]->ops->exchange(o.comm[0], s, 0, 1, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(o.comm[0], s, 0, 1, &tag) == 0, "%s", zr_error_text());
         o.dev->ops->stream_sync(s);
         for (int i = 0; i < me->w.world; i++)
             RANK_CHECK(me, base[i] == i + 1, "byte %d is %d", i, base[i]);
@@ -258,7 +249,6 @@ static void lend(struct rank *me)
 
 static void test_lent(void **state)
 {
-    (void)state;
     struct mpi_stand_in_comm c = {4, {2, 0, 3, 1}};
     expect_all(mpi_run_ranks(4, lend, &c), 4, 0, "");
     c = (struct mpi_stand_in_comm){2, {0, 1}};
@@ -294,7 +284,6 @@ static void make_half(struct rank *me)
 
 static void test_open_fails(void **state)
 {
-    (void)state;
     int timeout_ms = TIMEOUT_MS;
     mpi_stand_in_fail("init", 1, 1, MPI_STAND_IN_OTHER);
     expect_all(mpi_run_disturbed(3, open_with_fault, &timeout_ms), 3, ZR_ERR_FAILED,
@@ -325,7 +314,6 @@ static void open_twice(struct rank *me)
 
 static void test_init_hangs(void **state)
 {
-    (void)state;
     mpi_stand_in_hang("init", 1, 1);
     expect_all(mpi_run_disturbed(3, open_twice, NULL), 3, ZR_ERR_TIMEOUT,
                "MPI_Init_thread (it waits for every rank that the launcher has started) has not returned "
@@ -348,7 +336,6 @@ static void open_other(struct rank *me)
 
 static void test_other_release(void **state)
 {
-    (void)state;
     expect_all(mpi_run_ranks(2, open_other, NULL), 2, ZR_ERR_MISMATCH,
                "rank 1 has MPI stand-in 2.0, rank 0 has MPI stand-in 1.0");
 }
@@ -361,10 +348,10 @@ static void arenas_differ(struct rank *me)
     struct fixture o;
     struct zr_arena *a;
     RANK_CHECK(me, open_rank(me, &o, &opt) == 0, "%s", zr_error_text());
-    note_error(me, o.comm[0]->ops->arena(o.comm[0], me->w.rank == 1 ? 8192 : 4096, &a));
-    /* The reduce communicator's chunks do not fit. */
-    RANK_CHECK(me, o.comm[1]->ops->arena(o.comm[1], 4096, &a) == 0, "%s", zr_error_text());
-    int err = o.comm[1]->ops->attach(o.comm[1], a);
+    note_error(me, zr_comm_arena(o.comm[0], me->w.rank == 1 ? 8192 : 4096, &a));
+    /* The sums' chunks do not fit. */
+    RANK_CHECK(me, zr_comm_arena(o.comm[1], 4096, &a) == 0, "%s", zr_error_text());
+    int err = zr_comm_attach(o.comm[1], a);
     RANK_CHECK(me, err == ZR_ERR_ARG && strstr(zr_error_text(), "the arena is 4096 bytes, but must exceed"),
                "%d \"%s\"", err, zr_error_text());
     zr_arena_drop(a);
@@ -373,7 +360,6 @@ static void arenas_differ(struct rank *me)
 
 static void test_arenas(void **state)
 {
-    (void)state;
     expect_all(mpi_run_ranks(2, arenas_differ, NULL), 2, ZR_ERR_MISMATCH,
                "the arena has 8192 bytes on rank 1, 4096 on rank 0");
 }
@@ -391,17 +377,16 @@ static void gather_elsewhere(struct rank *me)
                zr_error_text());
     const struct zr_gather_seg g = {
         .src = 0, .dst = me->w.rank == 1 ? 8192 : 4096, .cut = {.each = 128, .total = 512}};
-    int err = o.comm[0]->ops->all_gather(o.comm[0], o.stream[0], &g, 1, &tag);
+    int err = zr_comm_all_gather(o.comm[0], o.stream[0], &g, 1, &tag);
     err = err ? err : o.dev->ops->stream_sync(o.stream[0]);
     RANK_CHECK(me, !err, "%s", zr_error_text());
-    me->code = o.comm[0]->ops->status(o.comm[0], why, sizeof why);
+    me->code = zr_comm_status(o.comm[0], why, sizeof why);
     RANK_CHECK(me, me->code == ZR_ERR_MISMATCH, "%d \"%s\"", me->code, why);
     fixture_close(&o);
 }
 
 static void test_elsewhere(void **state)
 {
-    (void)state;
     static const int32_t host_of[] = {0, 0, 1, 1};
     mpi_fixture_hosts(4, host_of);
     mpi_run_disturbed(4, gather_elsewhere, NULL);
@@ -425,7 +410,7 @@ static void abort_sum(struct rank *me)
     struct zr_comm *c = o.comm[1];
     for (int i = 0; i < N; i++)
         sum[i] = NAN;
-    int err = c->ops->reduce_scatter(c, o.stream[1], &g, 1, &tag);
+    int err = zr_comm_reduce_scatter(c, o.stream[1], &g, 1, &tag);
     RANK_CHECK(me, !err, "%s", zr_error_text());
     /* Do not look at the sum: it belongs to another thread until its stream is idle. */
     for (int64_t until = zr_now_ns() + *(const int64_t *)me->arg; zr_now_ns() < until;)
@@ -440,7 +425,6 @@ static void abort_sum(struct rank *me)
  * its last piece. */
 static void test_sum_ends(void **state)
 {
-    (void)state;
     static const int32_t host_of[] = {0, 0};
     bool ended = false;
     uint64_t state_of = fresh_seed("mpi, sums that end");
@@ -470,7 +454,6 @@ static void make_after_finalize(struct rank *me)
 
 static void test_make_after_finalize(void **state)
 {
-    (void)state;
     mpi_run_disturbed(2, make_after_finalize, NULL);
 }
 

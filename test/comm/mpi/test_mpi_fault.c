@@ -5,17 +5,15 @@
 #include "comm/mpi/mpi_comm.h"
 #include "kernels/error.h"
 #include "kernels/log.h"
+#include "test/cmocka.h"
 #include "test/comm/mpi/mpi_fixture.h"
 #include "test/stand_in/mpi_stand_in.h"
 
 #include <pthread.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { LONG_MS = 60000, SHORT_MS = 800, ARENA_BYTES = 1 << 16 };
 
@@ -57,9 +55,9 @@ static void differ(struct rank *me)
     struct zr_stream *s = o.stream[1];
     struct zr_tag tag = {.unit = 14, .step = 7, .call_hash = 99};
     for (int i = 0; i < 2; i++)
-        RANK_CHECK(me, c->ops->exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(s);
-    RANK_CHECK(me, c->ops->status(c, NULL, 0) == 0, "failed too early");
+    RANK_CHECK(me, zr_comm_status(c, NULL, 0) == 0, "failed too early");
     memset(o.base[1], 0xff, ARENA_BYTES);
     struct zr_gather_seg g = {.src = 0, .dst = 0, .in_place = true, .cut = {128, 512}};
     struct zr_reduce_seg r[2] = {{.src = 0, .dst = 8192, .cut = {128, 512}, .dtype = ZR_F32},
@@ -71,22 +69,22 @@ static void differ(struct rank *me)
     if (odd && what == OTHER_BYTES)
         r[0].cut = (struct zr_cut){256, 1024};
     if (odd && what == ONE_MORE)
-        RANK_CHECK(me, c->ops->exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
     if (what == AGREE_OTHER_SIZE)
-        err = c->ops->agree(c, s, 0, 1, 1 + odd, &tag);
+        err = zr_comm_agree(c, s, 0, 1, 1 + odd, &tag);
     else if (what == OTHER_ROOT)
-        err = c->ops->broadcast(c, s, 0, 64, odd ? 0 : 1, &tag);
+        err = zr_comm_broadcast(c, s, 0, 64, odd ? 0 : 1, &tag);
     else if (what == OTHER_OP && odd)
-        err = c->ops->all_gather(c, s, &g, 1, &tag);
+        err = zr_comm_all_gather(c, s, &g, 1, &tag);
     else
-        err = c->ops->reduce_scatter(c, s, r, n, &tag);
+        err = zr_comm_reduce_scatter(c, s, r, n, &tag);
     RANK_CHECK(me, err == 0, "%s", zr_error_text());
     /* An operation queued behind it ends at once too, and moves nothing. */
-    RANK_CHECK(me, c->ops->exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(s);
     note_status(me, c);
     RANK_CHECK(me, atomic_load(c->alarm), "no alarm");
-    RANK_CHECK(me, o.comm[0]->ops->status(o.comm[0], NULL, 0) == me->code, "the other one goes on");
+    RANK_CHECK(me, zr_comm_status(o.comm[0], NULL, 0) == me->code, "the other one goes on");
     for (int i = 0; i < ARENA_BYTES; i++)
         RANK_CHECK(me, o.base[1][i] == (char)0xff, "byte %d was written", i);
     RANK_CHECK(me, !c->ops->stuck(c), "it is stuck");
@@ -95,7 +93,6 @@ static void differ(struct rank *me)
 
 static void test_operations_differ(void **state)
 {
-    (void)state;
     for (int what = 0; what < N_DIFFERENCES; what++) {
         enum difference d = (enum difference)what;
         struct rank *r = mpi_run_disturbed(4, differ, &d);
@@ -120,15 +117,15 @@ static void stay_away(struct rank *me)
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_mpi, 2, SHORT_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
     struct zr_comm *c = o.comm[0];
-    RANK_CHECK(me, c->ops->broadcast(c, o.stream[0], 0, 64, 1, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_broadcast(c, o.stream[0], 0, 64, 1, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[0]);
-    RANK_CHECK(me, c->ops->status(c, NULL, 0) == 0, "failed too early");
+    RANK_CHECK(me, zr_comm_status(c, NULL, 0) == 0, "failed too early");
     RANK_CHECK(me, all_at(me, 1), "a rank is missing");
     if (me->w.rank == 2 && dies)
         mpi_stand_in_die(2);
     if (me->w.rank != 2) {
         tag.unit = 3;
-        RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
         o.dev->ops->stream_sync(o.stream[0]);
     }
     note_status(me, c);
@@ -138,7 +135,6 @@ static void stay_away(struct rank *me)
 
 static void test_stays_away(void **state)
 {
-    (void)state;
     for (int dies = 0; dies <= 1; dies++) {
         bool arg = dies;
         struct rank *r = mpi_run_disturbed(4, stay_away, &arg);
@@ -173,10 +169,10 @@ static void meet_fault(struct rank *me)
     if (me->w.rank == 1)
         mpi_stand_in_fail(f->call, 1, f->k, MPI_STAND_IN_OTHER);
     RANK_CHECK(me, all_at(me, 2), "a rank is missing");
-    RANK_CHECK(me, c->ops->reduce_scatter(c, s, &r, 1, &tag) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, c->ops->all_gather(c, s, &g, 1, &tag) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, c->ops->agree(c, s, 40960, 3, 2, &tag) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, c->ops->broadcast(c, s, 0, 64, 0, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_reduce_scatter(c, s, &r, 1, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_all_gather(c, s, &g, 1, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_agree(c, s, 40960, 3, 2, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_broadcast(c, s, 0, 64, 0, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(s);
     note_status(me, c);
     RANK_CHECK(me, all_at(me, 3), "a rank waits for ever");
@@ -185,7 +181,6 @@ static void meet_fault(struct rank *me)
 
 static void test_faults(void **state)
 {
-    (void)state;
     static const struct fault faults[] = {
         {"send", 1, ZR_ERR_FAILED, "reduce_scatter seq 1 unit 4: the MPI stand-in: MPI_Isend: "},
         {"receive", 3, ZR_ERR_FAILED, "reduce_scatter seq 1 unit 4: the MPI stand-in: MPI_Irecv: "},
@@ -222,7 +217,7 @@ static void lose_host_mate(struct rank *me)
     if (me->w.rank == 1)
         mpi_stand_in_fail("send", 1, 8, MPI_STAND_IN_OTHER);
     RANK_CHECK(me, all_at(me, 2), "a rank is missing");
-    RANK_CHECK(me, c->ops->reduce_scatter(c, o.stream[1], &r, 1, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_reduce_scatter(c, o.stream[1], &r, 1, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[1]);
     note_status(me, c);
     RANK_CHECK(me, all_at(me, 3), "a rank waits for ever");
@@ -231,7 +226,6 @@ static void lose_host_mate(struct rank *me)
 
 static void test_loses_host_mate(void **state)
 {
-    (void)state;
     static const int32_t host_of[] = {0, 0, 1, 1};
     mpi_fixture_hosts(4, host_of);
     struct rank *r = mpi_run_disturbed(4, lose_host_mate, NULL);
@@ -300,7 +294,6 @@ static void give_up_once(struct rank *me)
 
 static void test_gives_up(void **state)
 {
-    (void)state;
     struct rank *r = mpi_run_ranks(3, give_up_once, NULL);
     expect_rank(&r[1], ZR_ERR_TIMEOUT, " for rank 0 of MPI_COMM_WORLD, which ");
 }
@@ -317,7 +310,7 @@ static void abort_while_waiting(struct rank *me)
     struct zr_comm *c = o.comm[0];
     pthread_create(&id, NULL, abort_soon, c);
     if (me->w.rank)
-        RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[0]);
     pthread_join(id, NULL);
     note_status(me, c);
@@ -327,7 +320,6 @@ static void abort_while_waiting(struct rank *me)
 
 static void test_abort(void **state)
 {
-    (void)state;
     struct rank *r = mpi_run_disturbed(3, abort_while_waiting, NULL);
     for (int i = 0; i < 3; i++)
         expect_rank(&r[i], ZR_ERR_ORDER, "the model called out of order");

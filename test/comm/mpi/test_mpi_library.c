@@ -3,20 +3,16 @@
  * over libraries that pass for MPIs. Each case has its own process, since a loaded library stays loaded. */
 #include "comm/mpi/mpi_library.h"
 #include "kernels/error.h"
+#include "test/cmocka.h"
 
 #include <dlfcn.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
-/* The folder of the fakes: shared libraries with these names. */
+/* Where the fakes are, as shared libraries of those names. */
 static const char *fakes;
 
 /* The result of one process. */
@@ -147,7 +143,6 @@ static const char ompi[] = "fake_shim_ompi", mpich[] = "fake_shim_mpich";
 
 static void test_fits(void **state)
 {
-    (void)state;
     takes((struct given){ompi, NULL, NULL}, false);
     takes((struct given){mpich, NULL, NULL}, false);
     takes((struct given){ompi, "fake_ompi", NULL}, true);
@@ -163,7 +158,6 @@ static void test_fits(void **state)
 
 static void test_other_launcher(void **state)
 {
-    (void)state;
     refuses((struct given){mpich, NULL, "OMPI_COMM_WORLD_SIZE=4"}, ZR_ERR_ARG,
             "this rank was started by Open MPI's mpirun (OMPI_COMM_WORLD_SIZE is 4), but libzero was built "
             "for MPICH 9.8.7, which sees 1 rank: ",
@@ -179,7 +173,6 @@ static void test_other_launcher(void **state)
 static void test_slurm(void **state)
 {
     static const char said[] = "this rank was started by srun without PMIx (PMIX_NAMESPACE is not set)";
-    (void)state;
     refuses((struct given){ompi, NULL, "SLURM_STEP_ID=0"}, ZR_ERR_ARG, said, "srun --mpi=pmix");
     refuses((struct given){ompi, "fake_ompi", "SLURM_STEP_ID=0"}, ZR_ERR_ARG, said, "or mpirun");
     takes((struct given){ompi, "fake_ompi", "SLURM_STEP_ID=0 FAKE_MPI_HAS_BEGUN=1"}, true);
@@ -188,7 +181,6 @@ static void test_slurm(void **state)
 
 static void test_other_mpi(void **state)
 {
-    (void)state;
     refuses((struct given){mpich, "fake_ompi", NULL}, ZR_ERR_NOTSUP,
             "this process has loaded Open MPI v9.8.7 (", "libfake_shim_mpich.so): build both with one MPI");
     refuses((struct given){ompi, "fake_mpich", NULL}, ZR_ERR_NOTSUP, "this process has loaded MPICH 9.8.7 (",
@@ -205,7 +197,6 @@ static void test_other_mpi(void **state)
 
 static void test_module(void **state)
 {
-    (void)state;
     refuses((struct given){"fake_shim_old", NULL, NULL}, ZR_ERR_NOTSUP,
             "libfake_shim_old.so is of another libzero (its table is version 77 of ", "install both again");
     refuses((struct given){"fake_ompi", NULL, NULL}, ZR_ERR_NOTSUP,

@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_custom.c: options and checks of nccl_custom.h. */
 #include "test/comm/nccl/nccl_custom.h"
+#include "test/cmocka.h"
 #include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 int expected_misuse;
 
@@ -18,7 +14,6 @@ static void keep_log(void *arg, const char *text);
 
 int nccl_test_start(void **state)
 {
-    (void)state;
     assert_int_equal(zr_log_open(keep_log, NULL, NULL, &custom.to_log), 0);
     stand_in_the_machine()->n_devices = STAND_IN_MOST_DEVICES;
     expected_misuse = 0;
@@ -28,7 +23,6 @@ int nccl_test_start(void **state)
 int nccl_test_finish(void **state)
 {
     const char *text;
-    (void)state;
     nccl_stand_in_end();
     zr_log_close(custom.to_log);
     custom.to_log = NULL;
@@ -52,7 +46,6 @@ void customize(bool deterministic, int64_t timeout_ms)
 
 static void keep_log(void *arg, const char *text)
 {
-    (void)arg;
     pthread_mutex_lock(&custom.lock);
     size_t n = strlen(custom.log);
     snprintf(custom.log + n, sizeof custom.log - n, "%s\n", text);
@@ -66,7 +59,6 @@ static int open_custom_device(const struct zr_world *w, struct zr_device **out)
 
 static int open_custom(struct fixture *o, int n, int64_t timeout_ms)
 {
-    (void)n, (void)timeout_ms;
     struct zr_nccl_options opt = nccl_fixture_options(custom.deterministic, custom.timeout_ms);
     struct zr_role_ask ask[ZR_ROLES];
     nccl_fixture_ask(o, ask);

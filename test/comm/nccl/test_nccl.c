@@ -2,18 +2,16 @@
 /* test_nccl.c: tests NCCL communicators over the stand-ins for CUDA and NCCL. It runs the suite of
  * comm_suite.h on every path, failures while opening, and lent communicators. */
 #include "kernels/thread.h"
+#include "test/cmocka.h"
 #include "test/comm/comm_suite.h"
 #include "test/comm/nccl/nccl_custom.h"
 #include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
 
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define HEADER_HAS_WINDOWS (NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0))
 
@@ -21,7 +19,6 @@
 
 static void test_conform(void **state)
 {
-    (void)state;
     static const int worlds[] = {1, 2, 3, 4, 5, 8};
     struct comm_plan p = {.kind = &fixture_nccl, .seed = fresh_seed("nccl"), .n_ops = 40};
     for (size_t i = 0; i < 2 * sizeof worlds / sizeof *worlds; i++) {
@@ -33,7 +30,6 @@ static void test_conform(void **state)
 /* A world of one rank calls NCCL for memory only. */
 static void test_alone(void **state)
 {
-    (void)state;
     struct comm_plan p = {.seed = fresh_seed("nccl alone"), .n_ops = 40};
     for (int fixed = 0; fixed < 2; fixed++) {
         struct nccl_stand_in_counts c;
@@ -47,7 +43,6 @@ static void test_alone(void **state)
 /* Two groups at once, each with some ranks in any order. Each moves its own bytes only. */
 static void test_groups(void **state)
 {
-    (void)state;
     struct fixture_groups g = {3, {2, 0, 1, 4, 3}};
     struct comm_plan p = {.seed = fresh_seed("nccl, groups"), .n_ops = 40, .groups = &g};
     for (int world = 5; world <= 8; world++) {
@@ -62,7 +57,6 @@ static void test_groups(void **state)
 
 static void test_mixed(void **state)
 {
-    (void)state;
     struct comm_plan p = {.kind = &fixture_nccl, .seed = fresh_seed("nccl, mixed")};
     run_ranks(false, 3, comm_suite_mixed, &p, NULL);
     run_ranks(false, 4, comm_suite_mixed, &p, NULL);
@@ -98,7 +92,6 @@ static void lone_close(struct lone *l)
 /* The stand-in tells buffers that overlap from buffers that are in place. */
 static void test_buffers_overlap(void **state)
 {
-    (void)state;
     struct lone lone;
     lone_open(&lone, 128);
     for (int apart = 0; apart <= 64; apart += 16) {
@@ -115,7 +108,6 @@ static void test_buffers_overlap(void **state)
 /* The stand-in reports a group of calls in which one writes what another reads or writes. */
 static void test_group_apart(void **state)
 {
-    (void)state;
     struct lone lone;
     lone_open(&lone, 1024);
     for (int apart = 0; apart <= 256; apart += 64) {
@@ -134,7 +126,6 @@ static void test_group_apart(void **state)
 /* The stand-in refuses a window over memory that already has one in the same communicator. */
 static void test_window_twice(void **state)
 {
-    (void)state;
     struct lone lone;
     ncclWindow_t window[3];
     char *at;
@@ -166,8 +157,7 @@ static void note_path(struct rank *me)
         snprintf(me->note + n, sizeof me->note - n, "%s; ", zr_nccl_path(o.comm[k]));
     }
     if (!err)
-        RANK_CHECK(me, o.comm[0]->ops->all_gather(o.comm[0], o.stream[0], &g, 1, &tag) == 0, "%s",
-                   zr_error_text());
+        RANK_CHECK(me, zr_comm_all_gather(o.comm[0], o.stream[0], &g, 1, &tag) == 0, "%s", zr_error_text());
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
@@ -188,7 +178,6 @@ static void try_path(const char *text, int64_t n_symmetric, int64_t n_copy_engin
 
 static void test_paths(void **state)
 {
-    (void)state;
     struct nccl_stand_in_machine *m = nccl_stand_in_the_machine();
     customize(false, LONG_MS);
     try_path("NCCL 2.28.9, plain: copy_engine is off; NCCL 2.28.9, plain: copy_engine is off; ", 0, 0);
@@ -211,7 +200,6 @@ static void test_paths(void **state)
 /* A feature with a known fault in this release is not used. One that may hang is used, with a warning. */
 static void test_known_faults(void **state)
 {
-    (void)state;
     static const struct {
         int version, n_used;
         const char *path, *log;
@@ -254,7 +242,6 @@ static void test_known_faults(void **state)
 /* Every kind of operation through symmetric windows and by copy engines. */
 static void test_conform_windows(void **state)
 {
-    (void)state;
     struct comm_plan p = {.kind = &fixture_custom, .seed = fresh_seed("nccl, windows"), .n_ops = 30};
     nccl_stand_in_the_machine()->version = NCCL_SOUND;
     customize(false, LONG_MS);
@@ -265,7 +252,6 @@ static void test_conform_windows(void **state)
 /* Every kind of operation on the fallback paths of old releases. */
 static void test_conform_old(void **state)
 {
-    (void)state;
     struct comm_plan p = {.kind = &fixture_nccl, .seed = fresh_seed("nccl, old"), .n_ops = 30};
     nccl_stand_in_the_machine()->version = 21705;
     run_ranks(false, 3, comm_suite_conform, &p, NULL);
@@ -276,7 +262,6 @@ static void test_conform_old(void **state)
 /* One rank's memory was not allocated by NCCL: no rank registers memory. */
 static void test_one_without_memory(void **state)
 {
-    (void)state;
     struct comm_plan p = {.kind = &fixture_nccl, .seed = fresh_seed("nccl, memory"), .n_ops = 20};
     nccl_stand_in_fail("ncclMemAlloc", 1, 1, ncclUnhandledCudaError);
     run_ranks(false, 3, comm_suite_conform, &p, NULL);
@@ -392,9 +377,9 @@ static void move_layer(struct rank *me)
     if (!err)
         err = fixture_store(&o, 1, x, ARENA_BYTES);
     if (!err)
-        err = o.comm[0]->ops->all_gather(o.comm[0], o.stream[0], l.g, l.n, &tag);
+        err = zr_comm_all_gather(o.comm[0], o.stream[0], l.g, l.n, &tag);
     if (!err)
-        err = o.comm[1]->ops->reduce_scatter(o.comm[1], o.stream[1], l.r, l.n, &tag);
+        err = zr_comm_reduce_scatter(o.comm[1], o.stream[1], l.r, l.n, &tag);
     if (!err)
         err = fixture_fetch(&o, 0, x, ARENA_BYTES);
     check_gathered(me, &l, (float *)x);
@@ -435,7 +420,6 @@ static struct moved count_layer(int world, int n, enum zr_dtype dtype, bool accu
  * around them. That holds for any number of small tensors, any world and dtype, and with accumulation. */
 static void test_packed(void **state)
 {
-    (void)state;
     for (int world = 2; world <= 8; world += 3)
         for (int kind = 0; kind < 3; kind++) {
             enum zr_dtype dtype = kind ? ZR_BF16 : ZR_F32;
@@ -461,7 +445,6 @@ static void test_packed(void **state)
 /* With the fixed tree, packed tensors take one message to and from each peer, and the same kernels. */
 static void test_packed_fixed(void **state)
 {
-    (void)state;
     for (int world = 2; world <= 5; world += 3)
         for (int kind = 0; kind < 3; kind++) {
             enum zr_dtype dtype = kind ? ZR_BF16 : ZR_F32;
@@ -482,7 +465,6 @@ static void test_packed_fixed(void **state)
 /* A single small tensor that divides evenly is not packed, as there is nothing to pack it with. */
 static void test_packed_alone(void **state)
 {
-    (void)state;
     customize(false, LONG_MS);
     struct moved none = count_layer(3, 0, ZR_F32, false), even = count_layer(3, 1, ZR_F32, false);
     assert_int_equal(even.nccl.n_calls, 3 * 2 * 2);
@@ -503,14 +485,14 @@ static void move_places(struct rank *me)
     struct fixture o;
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
-    int err = moves ? o.comm[0]->ops->all_gather(o.comm[0], o.stream[0], g, 2, &tag) : 0;
+    int err = moves ? zr_comm_all_gather(o.comm[0], o.stream[0], g, 2, &tag) : 0;
     if (!err && moves)
-        err = o.comm[1]->ops->reduce_scatter(o.comm[1], o.stream[1], r, 2, &tag);
+        err = zr_comm_reduce_scatter(o.comm[1], o.stream[1], r, 2, &tag);
     note_error(me, err);
     for (int k = 0; k < 2; k++)
         o.dev->ops->stream_sync(o.stream[k]);
     for (int k = 0; k < 2; k++)
-        o.comm[k]->ops->stats(o.comm[k], &got[k]);
+        zr_comm_stats(o.comm[k], &got[k]);
     int64_t own = large[me->w.rank + 1] - large[me->w.rank], rows = 2 * 256;
     RANK_CHECK(me, !moves || got[0].wire_bytes == 8192 - own + rows, "%lld bytes",
                (long long)got[0].wire_bytes);
@@ -521,7 +503,6 @@ static void move_places(struct rank *me)
 /* A large segment takes a call per non-empty place, and a small one a row. All calls are one group. */
 static void test_places(void **state)
 {
-    (void)state;
     struct nccl_stand_in_counts n[3];
     customize(false, LONG_MS);
     for (int moves = 0; moves < 2; moves++) {
@@ -572,7 +553,6 @@ static void no_library(struct zr_nccl_options *opt, int rank)
 
 static void test_refused(void **state)
 {
-    (void)state;
     struct nccl_stand_in_machine *m = nccl_stand_in_the_machine();
     customize(true, LONG_MS);
     custom.odd_rank = 2;
@@ -620,7 +600,6 @@ int __wrap_zr_thread_start(struct zr_thread *t, const char *name, void (*fn)(voi
 
 static void no_watcher_here(struct zr_nccl_options *opt, int rank)
 {
-    (void)opt;
     no_watcher = without_watcher >> rank & 1;
 }
 
@@ -628,7 +607,6 @@ static void no_watcher_here(struct zr_nccl_options *opt, int rank)
  * opened. */
 static void test_no_watcher(void **state)
 {
-    (void)state;
     const char *why = "NCCL's communicators: thread zero-nccl could not be started: the test has none";
     customize(false, LONG_MS);
     custom.change = no_watcher_here;
@@ -643,7 +621,6 @@ static void test_no_watcher(void **state)
  * time is over. No rank waits longer. */
 static void test_open_fails(void **state)
 {
-    (void)state;
     static const struct {
         const char *call;
         int k;
@@ -691,14 +668,12 @@ static void opens_late(struct zr_nccl_options *opt, int rank)
 
 static void starts_soon(struct zr_nccl_options *opt, int rank)
 {
-    (void)rank;
     opt->start_timeout_ms = SHORT_MS;
 }
 
 /* Starting may take longer than an operation may, or less if so configured. */
 static void test_start_limit(void **state)
 {
-    (void)state;
     customize(false, SHORT_MS);
     custom.change = opens_late;
     try_open(3, 0, "");
@@ -732,7 +707,6 @@ static void note_open_leaving(struct rank *me)
  * ranks hear of it and stop before their time is over. */
 static void test_leaves_in_opening(void **state)
 {
-    (void)state;
     customize(false, LONG_MS);
     struct rank *r = run_ranks(false, 3, note_open_leaving, NULL, NULL);
     for (int k = 0; k < 3; k += 2)
@@ -747,28 +721,27 @@ static void other_size(struct rank *me)
     char *base;
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, 0) == 0, "%s", zr_error_text());
     struct zr_comm *c = o.comm[0];
-    RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 64, &tag) == ZR_ERR_ORDER, "without an arena");
+    RANK_CHECK(me, zr_comm_exchange(c, o.stream[0], 0, 64, &tag) == ZR_ERR_ORDER, "without an arena");
     int64_t bytes = custom_reserve(2, 0) + 4096;
     note_error(me, fixture_arena(c, me->w.rank == 1 ? 2 * bytes : bytes, &base));
     RANK_CHECK(me, fixture_arena(c, custom_reserve(2, 0), &base) == ZR_ERR_ARG, "nothing but the room");
     RANK_CHECK(me, fixture_arena(c, bytes, &base) == 0, "%s", zr_error_text());
     RANK_CHECK(me, fixture_arena(c, bytes, &base) == ZR_ERR_ORDER, "twice");
-    RANK_CHECK(me, c->ops->exchange(c, o.stream[0], 0, 2049, &tag) == ZR_ERR_ARG, "into the room");
-    RANK_CHECK(me, c->ops->broadcast(c, o.stream[0], 0, 64, 2, &tag) == ZR_ERR_ARG, "no such root");
+    RANK_CHECK(me, zr_comm_exchange(c, o.stream[0], 0, 2049, &tag) == ZR_ERR_ARG, "into the room");
+    RANK_CHECK(me, zr_comm_broadcast(c, o.stream[0], 0, 64, 2, &tag) == ZR_ERR_ARG, "no such root");
     struct zr_reduce_seg seg = {.dtype = ZR_F32};
-    RANK_CHECK(me, c->ops->reduce_scatter(c, o.stream[0], &seg, 1, &tag) == ZR_ERR_ARG,
+    RANK_CHECK(me, zr_comm_reduce_scatter(c, o.stream[0], &seg, 1, &tag) == ZR_ERR_ARG,
                "gather does not reduce");
     c = o.comm[1];
     RANK_CHECK(me, fixture_arena(c, custom_reserve(2, 1), &base) == ZR_ERR_ARG, "nothing but the reserve");
     RANK_CHECK(me, fixture_arena(c, custom_reserve(2, 1) + 512, &base) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 256, &tag) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 257, &tag) == ZR_ERR_ARG, "into the reserve");
+    RANK_CHECK(me, zr_comm_exchange(c, o.stream[1], 0, 256, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(c, o.stream[1], 0, 257, &tag) == ZR_ERR_ARG, "into the reserve");
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_arena(void **state)
 {
-    (void)state;
     customize(false, LONG_MS);
     struct rank *r = run_ranks(false, 2, other_size, NULL, NULL);
     for (int i = 0; i < 2; i++)
@@ -777,7 +750,6 @@ static void test_arena(void **state)
 
 static void test_reserve_bytes(void **state)
 {
-    (void)state;
     assert_int_equal(zr_nccl_reserve_bytes(1, true, 1 << 30, 1 << 20), 256);
     assert_int_equal(zr_nccl_reserve_bytes(8, false, 1 << 30, 0), 256 + 8 * 256);
     assert_int_equal(zr_nccl_reserve_bytes(9, false, 0, 1024), 512 + 9 * 1024);
@@ -827,8 +799,7 @@ static void with_lent(struct rank *me)
         char bytes[3] = {0}, got[3];
         bytes[rank] = (char)(rank + 1);
         RANK_CHECK(me, o.dev->ops->copy(o.stream[k], o.base[k], bytes, 3) == 0, "%s", zr_error_text());
-        RANK_CHECK(me, o.comm[k]->ops->exchange(o.comm[k], o.stream[k], 0, 1, &tag) == 0, "%s",
-                   zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(o.comm[k], o.stream[k], 0, 1, &tag) == 0, "%s", zr_error_text());
         RANK_CHECK(me, o.dev->ops->copy(o.stream[k], got, o.base[k], 3) == 0, "%s", zr_error_text());
         o.dev->ops->stream_sync(o.stream[k]);
         for (int i = 0; i < me->w.world; i++)
@@ -845,8 +816,7 @@ static void with_lent(struct rank *me)
 
 static void test_lent(void **state)
 {
-    (void)state;
-    static const int versions[] = {22809, 21705 /* this release cannot split */};
+    static const int versions[] = {22809, 21705 /* cannot split */};
     int world = 3;
     for (size_t i = 0; i < 2; i++) {
         nccl_stand_in_the_machine()->version = versions[i];
@@ -888,8 +858,7 @@ static void lent_groups(struct rank *me)
 
 static void test_lent_groups(void **state)
 {
-    (void)state;
-    static const int versions[] = {22809, 21705 /* this release cannot split */};
+    static const int versions[] = {22809, 21705 /* cannot split */};
     int world = 5;
     for (size_t i = 0; i < 2; i++) {
         nccl_stand_in_the_machine()->version = versions[i];
@@ -934,7 +903,6 @@ static void lent_by_file(struct rank *me)
 
 static void test_lent_by_file(void **state)
 {
-    (void)state;
     int world = 3;
     for (lend_from = 0; lend_from < 2; lend_from++) {
         ncclGetUniqueId(&lent_id);
@@ -967,7 +935,6 @@ static void with_wrong(struct rank *me)
 
 static void test_lent_wrong(void **state)
 {
-    (void)state;
     int world = 2;
     customize(false, LONG_MS);
     custom.change = lend_swapped;

@@ -1,19 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_nccl_fault.c: tests that failures among open NCCL ranks are errors with cause and place. Runs over
  * the stand-ins for CUDA and NCCL. */
+#include "test/cmocka.h"
 #include "test/comm/nccl/nccl_custom.h"
 #include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
 
 #include <pthread.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
-/* --- failures during operations --- */
+/* --- what goes wrong on the way --- */
 
 static void poison(struct fixture *o, int k)
 {
@@ -39,11 +37,11 @@ static bool is_over(struct rank *me, struct fixture *o, int k)
     struct zr_comm *c = o->comm[k];
     struct zr_tag tag = {.unit = 3};
     char again[1024];
-    if (c->ops->broadcast(c, o->stream[k], 0, 64, 0, &tag) ||
-        c->ops->exchange(c, o->stream[k], 0, 64, &tag) || o->dev->ops->stream_sync(o->stream[k]))
+    if (zr_comm_broadcast(c, o->stream[k], 0, 64, 0, &tag) ||
+        zr_comm_exchange(c, o->stream[k], 0, 64, &tag) || o->dev->ops->stream_sync(o->stream[k]))
         return false;
     c->ops->abort(c, ZR_ERR_IO, "a later cause");
-    return c->ops->status(c, again, sizeof again) == me->code && strcmp(again, me->note) == 0 &&
+    return zr_comm_status(c, again, sizeof again) == me->code && strcmp(again, me->note) == 0 &&
            is_poison(o, k);
 }
 
@@ -54,13 +52,13 @@ static void stay_away(struct rank *me)
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
     struct zr_comm *c = o.comm[1];
-    RANK_CHECK(me, c->ops->broadcast(c, o.stream[1], 0, 64, 1, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_broadcast(c, o.stream[1], 0, 64, 1, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[1]);
     poison(&o, 1);
     RANK_CHECK(me, all_at(me, 1), "a rank is missing");
     tag.unit = 3;
     if (me->w.rank != 2) {
-        RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 64, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(c, o.stream[1], 0, 64, &tag) == 0, "%s", zr_error_text());
         o.dev->ops->stream_sync(o.stream[1]); /* the abort ends it */
         note_status(me, c);
         RANK_CHECK(me, is_over(me, &o, 1), "it is not over");
@@ -71,7 +69,6 @@ static void stay_away(struct rank *me)
 
 static void test_stays_away(void **state)
 {
-    (void)state;
     for (int fixed = 0; fixed < 2; fixed++) {
         customize(fixed, SHORT_MS);
         struct rank *r = run_ranks(false, 4, stay_away, NULL, NULL);
@@ -97,9 +94,8 @@ static void slow_compute(struct rank *me)
                zr_error_text());
     for (int k = 0; k < 2; k++) {
         RANK_CHECK(me, o.dev->ops->call(o.stream[k], nap, &ms, sizeof ms) == 0, "%s", zr_error_text());
-        RANK_CHECK(me, o.comm[k]->ops->exchange(o.comm[k], o.stream[k], 0, 64, &tag) == 0, "%s",
-                   zr_error_text());
-        /* Wait for one after the other: two naps take turns, and each rank might begin with another. */
+        RANK_CHECK(me, zr_comm_exchange(o.comm[k], o.stream[k], 0, 64, &tag) == 0, "%s", zr_error_text());
+        /* one after the other: two naps take turns, and each rank might begin with another */
         o.dev->ops->stream_sync(o.stream[k]);
         note_status(me, o.comm[k]);
         RANK_CHECK(me, me->code == 0, "%s", me->note);
@@ -109,7 +105,6 @@ static void slow_compute(struct rank *me)
 
 static void test_slow_compute(void **state)
 {
-    (void)state;
     customize(false, SHORT_MS);
     run_ranks(false, 2, slow_compute, NULL, NULL);
 }
@@ -141,9 +136,9 @@ static void differ(struct rank *me)
                zr_error_text());
     struct zr_comm *c = o.comm[1];
     for (int i = 0; i < 20; i++) /* more than are compared at a time */
-        RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 64, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(c, o.stream[1], 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[1]);
-    RANK_CHECK(me, c->ops->status(c, me->note, sizeof me->note) == 0, "%s", me->note);
+    RANK_CHECK(me, zr_comm_status(c, me->note, sizeof me->note) == 0, "%s", me->note);
     RANK_CHECK(me, all_at(me, 1), "a rank is missing");
     struct zr_reduce_seg r = {.src = 0, .dst = 8192, .cut = {128, 384}, .dtype = ZR_F32};
     if (odd) {
@@ -154,28 +149,27 @@ static void differ(struct rank *me)
     }
     if (what == OTHER_ORDER)
         r.cut = (struct zr_cut){0}, tag.unit = odd;
-    if (what != ONE_LESS || !odd) /* empty: NCCL is not called, so no rank hangs */
-        RANK_CHECK(me, c->ops->reduce_scatter(c, o.stream[1], &r, what == ONE_LESS ? 0 : 1, &tag) == 0, "%s",
+    if (what != ONE_LESS || !odd) /* of nothing: NCCL is not called, so nobody hangs */
+        RANK_CHECK(me, zr_comm_reduce_scatter(c, o.stream[1], &r, what == ONE_LESS ? 0 : 1, &tag) == 0, "%s",
                    zr_error_text());
     if (what == OTHER_ORDER) {
         tag.unit = !odd;
-        RANK_CHECK(me, c->ops->reduce_scatter(c, o.stream[1], &r, 1, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_reduce_scatter(c, o.stream[1], &r, 1, &tag) == 0, "%s", zr_error_text());
     }
     tag = (struct zr_tag){.unit = -1, .step = 8};
-    int err = now->by_agree ? c->ops->agree(c, o.stream[1], 0, 3, 2, &tag)
-                            : c->ops->exchange(c, o.stream[1], 0, 64, &tag);
+    int err = now->by_agree ? zr_comm_agree(c, o.stream[1], 0, 3, 2, &tag)
+                            : zr_comm_exchange(c, o.stream[1], 0, 64, &tag);
     RANK_CHECK(me, err == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[1]);
     wait_failed(c);
     note_status(me, c);
-    RANK_CHECK(me, o.comm[0]->ops->status(o.comm[0], NULL, 0) == ZR_ERR_MISMATCH, "the other communicator");
+    RANK_CHECK(me, zr_comm_status(o.comm[0], NULL, 0) == ZR_ERR_MISMATCH, "the other communicator");
     RANK_CHECK(me, all_at(me, 2), "a rank waits for ever");
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_differ(void **state)
 {
-    (void)state;
     static const char *const said[2][2] = {
         {"rank 2 issued different collectives from rank 0 up to exchange 21",
          "rank 2 issued 21 collectives up to its exchange 21, rank 0 22 up to its exchange 21"},
@@ -200,7 +194,7 @@ static void hang(struct rank *me)
     struct zr_comm *c = o.comm[0];
     int64_t n = me->w.rank == 1 ? 128 : 256;
     struct zr_gather_seg g = {.in_place = true, .cut = {n, n * me->w.world}};
-    RANK_CHECK(me, c->ops->all_gather(c, o.stream[0], &g, 1, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_all_gather(c, o.stream[0], &g, 1, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[0]);
     note_status(me, c);
     RANK_CHECK(me, fixture_close(&o), "handles are left");
@@ -208,7 +202,6 @@ static void hang(struct rank *me)
 
 static void test_hang(void **state)
 {
-    (void)state;
     customize(false, SHORT_MS);
     struct rank *r = run_ranks(false, 2, hang, NULL, NULL);
     for (int i = 0; i < 2; i++)
@@ -230,7 +223,7 @@ static void nccl_fails(struct rank *me)
     if (mine && !later)
         nccl_stand_in_fail("ncclAllGather", 1, 2, ncclInternalError); /* in the comparison */
     if (!mine || !later) {
-        int err = c->ops->exchange(c, o.stream[1], 0, 64, &tag);
+        int err = zr_comm_exchange(c, o.stream[1], 0, 64, &tag);
         RANK_CHECK(me, err == (mine ? ZR_ERR_SYSTEM : 0), "%d: %s", err, zr_error_text());
     }
     RANK_CHECK(me, all_at(me, 2), "a rank is missing");
@@ -245,7 +238,6 @@ static void nccl_fails(struct rank *me)
 
 static void test_nccl_fails(void **state)
 {
-    (void)state;
     bool later = false;
     customize(false, SHORT_MS);
     struct rank *r = run_ranks(false, 2, nccl_fails, &later, NULL);
@@ -270,8 +262,7 @@ static void query_fails(struct rank *me)
         int k = i ^ first;
         if (i == 1)
             stand_in_fail("cudaEventQuery", 1, cudaErrorLaunchFailure, false);
-        RANK_CHECK(me, o.comm[k]->ops->exchange(o.comm[k], o.stream[k], 0, 64, &tag) == 0, "%s",
-                   zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(o.comm[k], o.stream[k], 0, 64, &tag) == 0, "%s", zr_error_text());
     }
     for (int k = 0; k < 2 && me->w.rank == 1; k++) {
         o.dev->ops->stream_sync(o.stream[k]); /* the abort ends it */
@@ -284,7 +275,6 @@ static void query_fails(struct rank *me)
 
 static void test_query_fails(void **state)
 {
-    (void)state;
     for (int first = 0; first < 2; first++) {
         customize(false, LONG_MS);
         struct rank *r = run_ranks(false, 2, query_fails, &first, NULL);
@@ -306,7 +296,7 @@ static void abort_while_waiting(struct rank *me)
     for (int k = 0; k < 2 && me->w.rank == 1; k++) {
         struct zr_comm *c = o.comm[k];
         pthread_create(&id, NULL, abort_soon, c);
-        int err = c->ops->exchange(c, o.stream[k], 0, 64, &tag);
+        int err = zr_comm_exchange(c, o.stream[k], 0, 64, &tag);
         RANK_CHECK(me, err == 0, "%s", zr_error_text());
         o.dev->ops->stream_sync(o.stream[k]);
         pthread_join(id, NULL);
@@ -319,7 +309,6 @@ static void abort_while_waiting(struct rank *me)
 
 static void test_abort(void **state)
 {
-    (void)state;
     customize(false, LONG_MS);
     struct rank *r = run_ranks(false, 2, abort_while_waiting, NULL, NULL);
     expect_rank(&r[1], ZR_ERR_ORDER, "the model called out of order");
@@ -335,15 +324,15 @@ static void abort_sticks(struct rank *me)
                zr_error_text());
     struct zr_comm *c = o.comm[1];
     if (me->w.rank == 0)
-        RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 64, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(c, o.stream[1], 0, 64, &tag) == 0, "%s", zr_error_text());
     if (me->w.rank == 0)
         wait_failed(c);
     note_status(me, c);
-    c->ops->close(c);
+    zr_comm_close(c);
     o.comm[1] = NULL;
     RANK_CHECK(me, all_at(me, 1), "a rank waits for ever");
     if (me->w.rank == 0) {
-        o.comm[0]->ops->close(o.comm[0]);
+        zr_comm_close(o.comm[0]);
         o.comm[0] = NULL;
         RANK_CHECK(me, wait_stage(&me->all[1], 2), "rank 1 waits for ever");
         nccl_stand_in_end(); /* ends the kernel, so that the stream can end */
@@ -357,7 +346,6 @@ static void abort_sticks(struct rank *me)
 
 static void test_abort_sticks(void **state)
 {
-    (void)state;
     customize(false, SHORT_MS);
     nccl_stand_in_the_machine()->abort_sticks = true;
     struct rank *r = run_ranks(false, 2, abort_sticks, NULL, NULL);
@@ -391,20 +379,19 @@ static void deep_queue(struct rank *me)
             atomic_store(&me->stage, 1);
         while (!c->ops->has_room(c, 1, 0))
             sleep_ms(1);
-        RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 64 * (i % 100), 32, &tag) == 0, "%s",
+        RANK_CHECK(me, zr_comm_exchange(c, o.stream[1], 64 * (i % 100), 32, &tag) == 0, "%s",
                    zr_error_text());
     }
     o.dev->ops->stream_sync(o.stream[1]);
-    c->ops->stats(c, &s);
+    zr_comm_stats(c, &s);
     RANK_CHECK(me, s.n_exchange == N_OPS && s.wire_bytes == N_OPS * 32, "%lld, %lld bytes",
                (long long)s.n_exchange, (long long)s.wire_bytes);
-    RANK_CHECK(me, c->ops->status(c, me->note, sizeof me->note) == 0, "%s", me->note);
+    RANK_CHECK(me, zr_comm_status(c, me->note, sizeof me->note) == 0, "%s", me->note);
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_deep_queue(void **state)
 {
-    (void)state;
     customize(false, LONG_MS);
     run_ranks(false, 2, deep_queue, NULL, NULL);
 }
@@ -418,11 +405,11 @@ static void never_asks(struct rank *me)
                zr_error_text());
     struct zr_comm *c = o.comm[1];
     for (int i = 0; i < KEPT && me->w.rank == 0; i++)
-        RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 32, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(c, o.stream[1], 0, 32, &tag) == 0, "%s", zr_error_text());
     if (me->w.rank == 0) {
-        note_error(me, c->ops->exchange(c, o.stream[1], 0, 32, &tag));
-        RANK_CHECK(me, c->ops->status(c, NULL, 0) == me->code, "it goes on");
-        RANK_CHECK(me, c->ops->exchange(c, o.stream[1], 0, 32, &tag) == 0, "%s", zr_error_text());
+        note_error(me, zr_comm_exchange(c, o.stream[1], 0, 32, &tag));
+        RANK_CHECK(me, zr_comm_status(c, NULL, 0) == me->code, "it goes on");
+        RANK_CHECK(me, zr_comm_exchange(c, o.stream[1], 0, 32, &tag) == 0, "%s", zr_error_text());
         o.dev->ops->stream_sync(o.stream[1]); /* the abort ends them */
     }
     RANK_CHECK(me, all_at(me, 1), "a rank waits for ever");
@@ -431,7 +418,6 @@ static void never_asks(struct rank *me)
 
 static void test_never_asks(void **state)
 {
-    (void)state;
     customize(false, LONG_MS);
     struct rank *r = run_ranks(false, 2, never_asks, NULL, NULL);
     expect_rank(&r[0], ZR_ERR_ORDER,

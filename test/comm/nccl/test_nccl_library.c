@@ -4,19 +4,17 @@
  * real library, ZERO_TEST_FAKE_NCCL one that only passes for it. */
 #include "comm/comm.h"
 #include "comm/nccl/nccl_options.h"
+#include "test/cmocka.h"
 #include "test/comm/ranks.h"
 
 #include <dirent.h>
 #include <dlfcn.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
-/* A host device that passes for one that NCCL can use. */
+/* A host device that passes for one that NCCL could work on. */
 static int not_host(struct zr_device **out)
 {
     static struct zr_device_ops ops;
@@ -97,7 +95,6 @@ static void no_lent(const char *part, const char *more)
  * that one. If the program has loaded two, or none is visible, it returns an error. */
 static void test_lent_of_which(void **state)
 {
-    (void)state;
     int rank, world;
     char first[64], second[64];
     no_lent("is not visible in this process", "linked statically?");
@@ -116,7 +113,6 @@ static void test_lent_of_which(void **state)
 
 static void test_wrong_library(void **state)
 {
-    (void)state;
     refused("/nowhere/libnccl.so.2", false, ZR_ERR_NOTSUP, "there is no NCCL: /nowhere/libnccl.so.2: ");
     refused("libm.so.6", false, ZR_ERR_NOTSUP, "libm.so.6 has no nccl");
     refused(getenv("ZERO_TEST_OLD_NCCL"), false, ZR_ERR_NOTSUP,
@@ -158,7 +154,6 @@ static int n_threads(void)
 static void test_no_driver(void **state)
 {
     char *library = getenv("ZERO_TEST_NCCL");
-    (void)state;
     if (!library || access(library, R_OK) || access("/dev/nvidiactl", F_OK) == 0)
         skip();
     struct rank *r = run_ranks(false, 2, open_of_two, library, NULL);
@@ -178,7 +173,6 @@ static void test_no_driver(void **state)
 #else
 static void test_none(void **state)
 {
-    (void)state;
     refused(NULL, false, ZR_ERR_NOTSUP, "built without NCCL");
 }
 #endif

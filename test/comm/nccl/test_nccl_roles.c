@@ -2,14 +2,12 @@
 /* test_nccl_roles.c: tests NCCL communicators of all roles in groups of ranks: what each moves, arenas
  * that two roles share, a failure of one, and closing. Runs over the stand-ins for CUDA and NCCL. */
 #include "comm/segment.h"
+#include "test/cmocka.h"
 #include "test/comm/nccl/nccl_custom.h"
 #include "test/stand_in/nccl_stand_in.h"
 
-#include <setjmp.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 enum { WORLD = 6, INNER = 2, OUTER = WORLD / INNER, BYTES = 1 << 16, N_ROUNDS = 20 };
 
@@ -42,11 +40,11 @@ static void find_groups(struct hybrid *h, int rank)
 static int share_arena(struct hybrid *h, int n, const enum zr_role *role, int64_t bytes)
 {
     struct zr_arena *a;
-    int err = h->comm[role[0]]->ops->arena(h->comm[role[0]], bytes, &a);
+    int err = zr_comm_arena(h->comm[role[0]], bytes, &a);
     if (err)
         return err;
     for (int i = 0; i < n && !err; i++) {
-        err = h->comm[role[i]]->ops->attach(h->comm[role[i]], a);
+        err = zr_comm_attach(h->comm[role[i]], a);
         h->base[role[i]] = a->base;
     }
     zr_arena_drop(a);
@@ -99,7 +97,7 @@ static bool close_hybrid(struct hybrid *h)
             h->dev->ops->stream_close(h->stream[r]);
     for (int r = 0; r < N_ROLES; r++)
         if (h->comm[r])
-            h->comm[r]->ops->close(h->comm[r]);
+            zr_comm_close(h->comm[r]);
     if (h->dev)
         h->dev->ops->close(h->dev);
     zr_rendezvous_free(h->rdv);
@@ -147,7 +145,7 @@ static int gather(struct hybrid *h, enum zr_role r, int round)
     const struct zr_tag tag = {.unit = round};
     for (int i = 0; i < N_SEGS; i++)
         seg[i] = (struct zr_gather_seg){region(r, i), region(r, i), true, cut_of(&h->comm[r]->group)};
-    return h->comm[r]->ops->all_gather(h->comm[r], h->stream[r], seg, N_SEGS, &tag);
+    return zr_comm_all_gather(h->comm[r], h->stream[r], seg, N_SEGS, &tag);
 }
 
 static bool has_gathered(struct hybrid *h, enum zr_role r, int round)
@@ -192,15 +190,15 @@ static void reduce_both(struct rank *me, struct hybrid *h)
     for (int k = 0; k < INNER; k++)
         RANK_CHECK(me, store(h, s, base + SLICE * k, grad, SLICE) == 0, "%s", zr_error_text());
     struct zr_reduce_seg seg = {.dst = PARTIAL, .cut = {SLICE, SLICE * INNER}, .dtype = ZR_F32};
-    RANK_CHECK(me, in->ops->reduce_scatter(in, s, &seg, 1, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_reduce_scatter(in, s, &seg, 1, &tag) == 0, "%s", zr_error_text());
     seg = (struct zr_reduce_seg){.src = PARTIAL, .dst = SUM, .cut = {SLICE, SLICE}, .dtype = ZR_F32};
-    RANK_CHECK(me, out->ops->reduce_scatter(out, s, &seg, 1, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_reduce_scatter(out, s, &seg, 1, &tag) == 0, "%s", zr_error_text());
     RANK_CHECK(me, h->dev->ops->copy(s, &sum, base + SUM, sizeof sum) == 0, "%s", zr_error_text());
     h->dev->ops->stream_sync(s);
     RANK_CHECK(me, sum == (out->group.rank == 0 ? (float)(WORLD * (WORLD + 1) / 2) : 0), "the sum is %g",
                (double)sum);
     out = h->comm[ZR_ROLE_GATHER_OUTER];
-    RANK_CHECK(me, out->ops->reduce_scatter(out, s, &seg, 1, &tag) == ZR_ERR_ARG, "a gather reduces");
+    RANK_CHECK(me, zr_comm_reduce_scatter(out, s, &seg, 1, &tag) == ZR_ERR_ARG, "a gather reduces");
 }
 
 static void control_all(struct rank *me, struct hybrid *h)
@@ -212,8 +210,8 @@ static void control_all(struct rank *me, struct hybrid *h)
     int64_t sum = 0;
     RANK_CHECK(me, store(h, s, h->base[ZR_ROLE_CONTROL] + 4096, &mine, sizeof mine) == 0, "%s",
                zr_error_text());
-    RANK_CHECK(me, c->ops->exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, c->ops->agree(c, s, 4096, 1, 0, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(c, s, 0, 64, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_agree(c, s, 4096, 1, 0, &tag) == 0, "%s", zr_error_text());
     RANK_CHECK(me, h->dev->ops->copy(s, &sum, h->base[ZR_ROLE_CONTROL] + 4096, sizeof sum) == 0, "%s",
                zr_error_text());
     h->dev->ops->stream_sync(s);
@@ -229,7 +227,7 @@ static void every_role(struct rank *me)
     reduce_both(me, &h);
     control_all(me, &h); /* the comparison of sizes per group finds no difference */
     for (int r = 0; r < N_ROLES; r++)
-        RANK_CHECK(me, h.comm[r]->ops->status(h.comm[r], why, sizeof why) == 0, "%s", why);
+        RANK_CHECK(me, zr_comm_status(h.comm[r], why, sizeof why) == 0, "%s", why);
     RANK_CHECK(me, close_hybrid(&h), "handles are left");
 }
 
@@ -247,13 +245,11 @@ static int ranks_per_id;
 
 static void by_several_ids(struct zr_nccl_options *opt, int rank)
 {
-    (void)rank;
     opt->ranks_per_id = ranks_per_id;
 }
 
 static void test_several_ids(void **state)
 {
-    (void)state;
     static const int versions[] = {22809, 22205};
     for (int v = 0; v < 2; v++)
         for (ranks_per_id = 1; ranks_per_id <= WORLD; ranks_per_id++) {
@@ -284,8 +280,7 @@ static void expect_made(bool can_split, int world, int n_roles)
 
 static void test_every_role(void **state)
 {
-    (void)state;
-    static const int versions[] = {22809, 21705 /* cannot split: one id per group */};
+    static const int versions[] = {22809, 21705 /* cannot split: each group by an id of its own */};
     for (int k = 0; k < 4; k++) {
         nccl_stand_in_the_machine()->version = versions[k / 2];
         customize(k % 2, LONG_MS);
@@ -304,7 +299,6 @@ static void open_flat(struct rank *me)
 
 static void test_without_groups(void **state)
 {
-    (void)state;
     static const int versions[] = {22809, 21705};
     for (int k = 0; k < 2; k++) {
         nccl_stand_in_the_machine()->version = versions[k];
@@ -335,7 +329,6 @@ static void with_lent(struct rank *me)
 
 static void test_lent(void **state)
 {
-    (void)state;
     customize(true, LONG_MS);
     custom.change = lend;
     ncclGetUniqueId(&lent_id);
@@ -356,10 +349,10 @@ static void stay_away_outside(struct rank *me)
     struct zr_comm *c = h.comm[ZR_ROLE_REDUCE_OUTER], *all = h.comm[ZR_ROLE_CONTROL];
     bool in_it = me->w.rank % INNER == 1, away = me->w.rank == 5;
     if (!away)
-        RANK_CHECK(me, c->ops->reduce_scatter(c, h.stream[ZR_ROLE_REDUCE_OUTER], &seg, 1, &tag) == 0, "%s",
+        RANK_CHECK(me, zr_comm_reduce_scatter(c, h.stream[ZR_ROLE_REDUCE_OUTER], &seg, 1, &tag) == 0, "%s",
                    zr_error_text());
     if (!away)
-        RANK_CHECK(me, all->ops->exchange(all, h.stream[ZR_ROLE_CONTROL], 0, 64, &tag) == 0, "%s",
+        RANK_CHECK(me, zr_comm_exchange(all, h.stream[ZR_ROLE_CONTROL], 0, 64, &tag) == 0, "%s",
                    zr_error_text());
     for (int r = 0; r < N_ROLES && away; r++)
         h.comm[r]->ops->abort(h.comm[r], ZR_ERR_FAILED, "away");
@@ -373,7 +366,6 @@ static void stay_away_outside(struct rank *me)
 
 static void test_one_fails(void **state)
 {
-    (void)state;
     for (int fixed = 0; fixed < 2; fixed++) {
         customize(fixed, SHORT_MS);
         struct rank *r = run_ranks(false, WORLD, stay_away_outside, NULL, NULL);
@@ -395,7 +387,6 @@ static void note_open_hybrid(struct rank *me)
 
 static void test_split_fails(void **state)
 {
-    (void)state;
     customize(false, SHORT_MS);
     for (int k = 1; k <= 4; k += 3) {
         nccl_stand_in_fail("ncclCommSplit", 3, k, ncclSystemError);

@@ -3,17 +3,13 @@
  * checks find: two streams without an order between them, and buffers that peers may still read after a
  * collective. */
 #include "kernels/check/check_device.h"
+#include "test/cmocka.h"
 #include "test/kernels/device_suite.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 struct bed {
     struct zr_device *host, *dev;
@@ -60,7 +56,6 @@ static void close_bed(struct bed *t, const char *found)
 
 static void test_two_streams(void **state)
 {
-    (void)state;
     struct bed t;
     for (int ordered = 0; ordered < 2; ordered++)
         for (int apart = 0; apart < 2; apart++) {
@@ -89,7 +84,6 @@ static void wait_for_word(void *arg)
 /* The check passes the question whether a stream has room to the device below. */
 static void test_room(void **state)
 {
-    (void)state;
     enum { MANY = 5000 };
     struct bed t;
     atomic_bool word = false, *at = &word;
@@ -108,7 +102,6 @@ static void test_room(void **state)
 /* Two reads are no race. A read and a write are one. */
 static void test_reads(void **state)
 {
-    (void)state;
     struct bed t;
     static char out[2][64];
     for (int write = 0; write < 2; write++) {
@@ -126,7 +119,6 @@ static void test_reads(void **state)
 /* A table of copies touches its rows, and not the gaps between them. */
 static void test_tables(void **state)
 {
-    (void)state;
     struct bed t;
     for (int at = 64; at <= 128; at += 64) {
         open_bed(&t, 1);
@@ -151,7 +143,6 @@ static void test_tables(void **state)
 /* A refused operation touches nothing, so nothing races with it. */
 static void test_refused(void **state)
 {
-    (void)state;
     const enum zr_dtype none = (enum zr_dtype)9;
     struct bed t;
     open_bed(&t, 1);
@@ -175,7 +166,6 @@ static void test_refused(void **state)
 /* The spans of an update touch their elements of every array, and no others. */
 static void test_spans(void **state)
 {
-    (void)state;
     struct bed t;
     for (int at = 0; at < 192; at += 64) {
         open_bed(&t, 1);
@@ -199,7 +189,6 @@ static void test_spans(void **state)
 /* A table of sums reads its range of every source, and reads a destination that it adds to. */
 static void test_tables_of_sums(void **state)
 {
-    (void)state;
     struct bed t;
     for (int at = 0; at <= 1024; at += 256)
         for (int add = 0; add < 2; add++) {
@@ -225,7 +214,6 @@ static void test_tables_of_sums(void **state)
 /* A wait covers what was recorded when the wait was called. */
 static void test_old_record(void **state)
 {
-    (void)state;
     struct bed t;
     open_bed(&t, 1);
     const struct zr_device_ops *d = t.dev->ops;
@@ -239,7 +227,6 @@ static void test_old_record(void **state)
 
 static void test_host_waits(void **state)
 {
-    (void)state;
     struct bed t;
     for (int how = 0; how < 4; how++) {
         open_bed(&t, 1);
@@ -262,12 +249,10 @@ static void test_host_waits(void **state)
 
 static void nothing_at_all(void *arg)
 {
-    (void)arg;
 }
 
 static void test_calls_say_what_they_touch(void **state)
 {
-    (void)state;
     struct bed t;
     open_bed(&t, 1);
     const struct zr_device_ops *d = t.dev->ops;
@@ -285,7 +270,6 @@ static void test_calls_say_what_they_touch(void **state)
 /* A gather's source may be written again only when every rank is known to have passed the gather. */
 static void test_others(void **state)
 {
-    (void)state;
     struct bed t;
     for (int world = 1; world < 3; world++)
         for (int barrier = 0; barrier < 3; barrier++) {
@@ -311,7 +295,6 @@ static void test_others(void **state)
 
 static void test_snapshot(void **state)
 {
-    (void)state;
     struct bed t;
     for (int known = 0; known < 2; known++) {
         open_bed(&t, 1);

@@ -2,12 +2,10 @@
 /* test_guard.c: tests guarded memory, which reports accesses. */
 #include "kernels/check/guard.h"
 #include "kernels/error.h"
+#include "test/cmocka.h"
 
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +14,6 @@
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static const struct zr_guard_region wanted[] = {{1, 1}, {0, 64}, {64, 64}, {4096, 64}, {100000, 32}};
 enum { N = 5 };
@@ -43,7 +39,6 @@ static void expect_touch(const struct zr_guard *g, int region, int64_t offset, e
 
 static void test_what_is_allowed(void **state)
 {
-    (void)state;
     struct zr_guard *g = open_guard();
     struct zr_guard_touch t;
     for (int i = 0; i < N; i++) {
@@ -63,7 +58,6 @@ static void test_what_is_allowed(void **state)
 /* Makes each kind of forbidden access. The first one is reported, and the program goes on with NaN bytes. */
 static void test_forbidden(void **state)
 {
-    (void)state;
     static const struct {
         int region;
         enum zr_guard_mode mode;
@@ -110,7 +104,6 @@ __attribute__((no_sanitize("thread"))) static void *touch_all(void *arg)
 
 static void test_threads(void **state)
 {
-    (void)state;
     struct zr_guard *g = open_guard();
     struct zr_guard_touch t;
     pthread_t thread[4];
@@ -125,7 +118,6 @@ static void test_threads(void **state)
 
 static void *touch_own(void *arg)
 {
-    (void)arg;
     struct zr_guard *g = open_guard();
     for (int i = 0; i < 2000; i++) {
         zr_guard_set(g, 3, ZR_GUARD_CLOSED);
@@ -138,7 +130,6 @@ static void *touch_own(void *arg)
 /* A handler that searches for its guard meets guards of others, which are opened and closed meanwhile. */
 static void test_others_close(void **state)
 {
-    (void)state;
     enum { N_THREADS = 3 };
     pthread_t thread[N_THREADS];
     for (int i = 0; i < N_THREADS; i++)
@@ -154,7 +145,6 @@ static sigjmp_buf out_of_it;
 
 static void mine(int number)
 {
-    (void)number;
     n_mine++;
     siglongjmp(out_of_it, 1);
 }
@@ -170,7 +160,6 @@ static volatile char *forbidden_page(void)
 /* A fault outside any guard goes to the handler that was installed before, which is restored at the end. */
 static void test_others(void **state)
 {
-    (void)state;
     struct sigaction a = {.sa_handler = mine, .sa_flags = SA_NODEFER}, before, after;
     sigaction(SIGSEGV, &a, &before);
     struct zr_guard *g = open_guard(), *h = open_guard();
@@ -194,7 +183,6 @@ static void test_others(void **state)
 /* A program without a handler dies of a fault, as it would without guards. */
 static void test_default(void **state)
 {
-    (void)state;
     volatile char *nowhere = forbidden_page();
     pid_t child = fork();
     if (child == 0) {
@@ -215,7 +203,6 @@ static void test_default(void **state)
 /* Memory handed to a system call is noticed, though no signal comes. Other memory is not. */
 static void test_calls(void **state)
 {
-    (void)state;
     enum { BYTES = 100000 };
     static char plain[BYTES];
     FILE *f = tmpfile();
@@ -295,7 +282,6 @@ static void test_calls(void **state)
 
 static void count(int number)
 {
-    (void)number;
     n_mine++;
 }
 
@@ -303,7 +289,6 @@ static void count(int number)
  * first time. */
 static void test_sent(void **state)
 {
-    (void)state;
     pid_t child = fork();
     if (child == 0) {
         signal(SIGSEGV, SIG_DFL);
@@ -339,7 +324,6 @@ static void test_sent(void **state)
 
 static void test_most(void **state)
 {
-    (void)state;
     struct zr_guard *g[65];
     for (int i = 0; i < 64; i++)
         g[i] = open_guard();

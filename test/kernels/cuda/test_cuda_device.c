@@ -2,17 +2,13 @@
 /* test_cuda_device.c: runs the device suite on the CUDA device over the stand-in, and tests what only a
  * GPU promises or refuses. */
 #include "kernels/cuda/cuda_device.h"
+#include "test/cmocka.h"
 #include "test/kernels/device_suite.h"
 #include "test/stand_in/stand_in.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static void nothing_wrong(void)
 {
@@ -45,7 +41,6 @@ static void refused(int ordinal, int code, const char *part, const char *other)
 
 static void test_what_is_refused(void **state)
 {
-    (void)state;
     struct stand_in_machine *m = stand_in_the_machine(), was = *m;
     m->driver_version = 0;
     refused(0, ZR_ERR_NOTSUP, "no usable GPU", "no NVIDIA driver");
@@ -74,7 +69,6 @@ static void test_what_is_refused(void **state)
 /* Any number of copies is one kernel. An empty table is none. */
 static void test_a_table_is_one_kernel(void **state)
 {
-    (void)state;
     struct zr_device *dev = gpu();
     struct zr_stream *s;
     void *p;
@@ -128,7 +122,6 @@ static void test_a_table_is_one_kernel(void **state)
 /* The thread's current GPU is used, not the first. */
 static void test_the_thread_s_gpu(void **state)
 {
-    (void)state;
     struct stand_in_machine *m = stand_in_the_machine(), was = *m;
     struct zr_device *dev;
     struct stand_in_range range;
@@ -149,7 +142,6 @@ static void test_the_thread_s_gpu(void **state)
 
 static void test_out_of_memory(void **state)
 {
-    (void)state;
     struct stand_in_machine *m = stand_in_the_machine(), was = *m;
     m->device_bytes = 1000000;
     struct zr_device *dev = gpu();
@@ -174,7 +166,6 @@ static void test_out_of_memory(void **state)
 
 static void test_poison(void **state)
 {
-    (void)state;
     void *p;
     unsigned char *host;
     enum { BYTES = 10000 };
@@ -200,7 +191,6 @@ static void test_poison(void **state)
  * same. */
 static void test_caller_streams(void **state)
 {
-    (void)state;
     struct stand_in_machine *m = stand_in_the_machine(), was = *m;
     m->n_devices = 2;
     struct zr_device *dev = gpu();
@@ -249,7 +239,6 @@ static void test_caller_streams(void **state)
 
 static void nothing(void *arg)
 {
-    (void)arg;
 }
 
 /* Uses every part of the device once. Returns the first error, with everything closed. */
@@ -288,7 +277,6 @@ static int use_everything(void)
 
 static void test_every_call_can_fail(void **state)
 {
-    (void)state;
     stand_in_fail(NULL, 0, cudaSuccess, false);
     assert_int_equal(use_everything(), 0);
     int n = (int)stand_in_calls(NULL), n_failed = 0;
@@ -314,7 +302,6 @@ static void test_every_call_can_fail(void **state)
  * memory, which AddressSanitizer checks. */
 static void test_lost_gpu(void **state)
 {
-    (void)state;
     stand_in_fail(NULL, 0, cudaSuccess, false);
     assert_int_equal(use_everything(), 0);
     int n = (int)stand_in_calls(NULL);

@@ -2,18 +2,13 @@
 /* test_no_gpu.c: tests that the CUDA device, or its stub, gives one line of explanation on a machine
  * without a usable GPU. */
 #include "kernels/device.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 static void test_refused(void **state)
 {
-    (void)state;
     struct zr_device *dev = (struct zr_device *)&state;
     int err = zr_cuda_device_open(0, &dev);
     if (!err) {

@@ -7,15 +7,11 @@
  * Inputs are rounded to their type before the reference sees them, so only the product's own error is
  * measured. It is at most k+2 fp32 roundings of each |a||b|, and one rounding to the output type. */
 #include "kernels/gemm/gemm.h"
+#include "test/cmocka.h"
 #include "test/kernels/random.h"
 #include "test/stand_in/half.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 static struct random_source rng;
 static struct zr_device *dev;
@@ -314,7 +310,6 @@ static void check_one(struct zr_gemm *g, struct shape s, bool ta, bool tb, enum 
 
 static void test_products(void **state)
 {
-    (void)state;
     static const struct shape shapes[] = {{1, 1, 1, 1, 0, 0},    {7, 5, 3, 1, 2, 1},   {64, 48, 32, 1, 0, 0},
                                           {33, 65, 17, 1, 5, 3}, {16, 16, 8, 6, 0, 0}, {9, 31, 20, 4, 3, 0},
                                           {1, 40, 64, 1, 0, 0},  {40, 1, 64, 1, 0, 0}};
@@ -440,7 +435,6 @@ static void check_epilogue(struct zr_gemm *g, struct shape s, bool ta, bool tb, 
 
 static void test_epilogues(void **state)
 {
-    (void)state;
     static const struct shape shapes[] = {{64, 48, 32, 1, 0, 0}, {33, 65, 17, 1, 5, 0}, {1, 8, 3, 1, 0, 0}};
     static const enum zr_dtype types[] = {ZR_F32, ZR_BF16, ZR_F16};
     struct zr_gemm *g = open_gemm();
@@ -462,7 +456,6 @@ static void test_epilogues(void **state)
 /* Attention's layout: heads lie side by side in a row of 3*C, so the matrices of a batch interleave. */
 static void test_interleaved_batch(void **state)
 {
-    (void)state;
     enum { T = 24, HEADS = 3, SIZE = 16, ROW = 3 * HEADS * SIZE };
     struct matrix qkv = matrix_make(ZR_F32, T * ROW);
     struct matrix out = matrix_make(ZR_F32, HEADS * T * T);
@@ -504,7 +497,6 @@ static void test_interleaved_batch(void **state)
  * addresses. */
 static void test_repeats_to_the_bit(void **state)
 {
-    (void)state;
     static const struct shape shapes[] = {
         {128, 96, 200, 1, 0, 0}, {64, 65, 257, 1, 0, 0}, {32, 32, 16, 8, 0, 0}};
     for (int dtype = ZR_F32; dtype <= ZR_BF16; dtype++) {
@@ -542,7 +534,6 @@ static void refuse(struct zr_gemm *g, const struct zr_gemm_args *args, int err, 
 
 static void test_bad_arguments(void **state)
 {
-    (void)state;
     struct zr_gemm *g;
 #ifdef GEMM_TEST_CUDA
     assert_int_equal(zr_gemm_open_cuda(dev, stream, -1, false, &g), ZR_ERR_ARG);
@@ -619,7 +610,6 @@ static void test_bad_arguments(void **state)
 /* Long sides that are no multiple of 8. cuBLASLt's backend makes these products from two. */
 static void test_long_sides(void **state)
 {
-    (void)state;
     static const enum zr_dtype types[] = {ZR_F32, ZR_BF16};
     enum { LONG = 4099 };
     struct zr_gemm *g = open_gemm();
@@ -641,7 +631,6 @@ static void test_long_sides(void **state)
 /* More shapes than the table's first size. */
 static void test_many_shapes(void **state)
 {
-    (void)state;
     struct zr_gemm *g = open_gemm();
     begin_errors();
     for (int round = 0; round < 2; round++)

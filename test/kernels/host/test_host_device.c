@@ -2,21 +2,17 @@
 /* test_host_device.c: runs the device suite on the host, and tests what only the host promises:
  * allocations that fail on demand, poison, and instruction sets by name. --bench times streams and events. */
 #include "kernels/host/host_device.h"
+#include "test/cmocka.h"
 #include "test/kernels/device_suite.h"
 #include "test/kernels/random.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
-/* Counts the device's allocations and fails the one numbered fail_at. */
+/* Counts the device's allocations and refuses the one numbered fail_at. */
 struct allocations {
     int n, fail_at;
 };
@@ -24,7 +20,6 @@ struct allocations {
 static bool refuse(void *arg, int64_t bytes)
 {
     struct allocations *a = arg;
-    (void)bytes;
     return ++a->n == a->fail_at;
 }
 
@@ -60,7 +55,6 @@ static int use_everything(struct allocations *a)
 
 static void test_every_allocation_can_fail(void **state)
 {
-    (void)state;
     struct allocations a = {0, 0};
     assert_int_equal(use_everything(&a), 0);
     int n = a.n;
@@ -91,7 +85,6 @@ static void test_every_allocation_can_fail(void **state)
 /* After a stream's thread failed to start, the device is still usable. */
 static void test_stream_fails_and_works_again(void **state)
 {
-    (void)state;
     struct allocations a = {0, 4};
     struct zr_host_options options = {.refuse = refuse, .refuse_arg = &a};
     struct zr_device *dev;
@@ -116,7 +109,6 @@ static void wait_for_word(void *arg)
 
 static void do_nothing(void *arg)
 {
-    (void)arg;
 }
 
 /* Returns how many operations a stream takes before it reports that one more would wait. */
@@ -131,7 +123,6 @@ static int64_t fill(struct zr_device *dev, struct zr_stream *s, atomic_bool *wor
 
 static void test_room_on_a_stream(void **state)
 {
-    (void)state;
     enum { MORE = 1000 };
     struct allocations a = {0, 0};
     struct zr_host_options options = {.refuse = refuse, .refuse_arg = &a};
@@ -173,7 +164,6 @@ static int give_up_at_third(void *arg)
  * was told to leave begins nothing more. */
 static void test_waits_that_ask(void **state)
 {
-    (void)state;
     atomic_bool go = false, ran = false, *at[] = {&go, &ran};
     int n_asked = 0;
     struct zr_device *dev;
@@ -206,7 +196,6 @@ static void test_waits_that_ask(void **state)
  * begin. */
 static void test_left_streams_rest(void **state)
 {
-    (void)state;
     enum { N = 4 << 20, TRIALS = 60 };
     unsigned char *to[2], *seen = malloc(N);
     void *at[2];
@@ -247,7 +236,6 @@ static void test_left_streams_rest(void **state)
 
 static void test_poison(void **state)
 {
-    (void)state;
     struct zr_device *dev;
     void *p;
     setenv("ZERO_POISON", "1", 1);
@@ -262,7 +250,6 @@ static void test_poison(void **state)
 
 static void test_isa_by_name(void **state)
 {
-    (void)state;
     struct zr_device *dev;
     setenv("ZERO_ISA", "portable", 1);
     assert_string_equal(zr_host_kernels_best()->name, "portable");
@@ -281,7 +268,6 @@ static void test_isa_by_name(void **state)
 /* The host refuses what it cannot do when the operation is queued, and queues nothing. */
 static void test_refused_operations(void **state)
 {
-    (void)state;
     struct zr_device *dev;
     struct zr_stream *s;
     float x[4] = {1, 2, 3, 4};
@@ -329,7 +315,6 @@ static void test_refused_operations(void **state)
 
 static void nothing(void *arg)
 {
-    (void)arg;
 }
 
 static int bench(struct zr_device *dev)

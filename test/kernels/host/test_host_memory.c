@@ -2,16 +2,13 @@
 /* test_host_memory.c: tests how much host memory is found to be free, with folders that stand in for /proc
  * and /sys. */
 #include "kernels/host/host_memory.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define MIB (INT64_C(1) << 20)
 /* The host reports 1000 MiB available without swap, or with 300 MiB of swap, 200 of them free. */
@@ -269,7 +266,6 @@ static int64_t bytes_of(int64_t mib)
 
 static void each_row(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const struct row *row = &rows[i];
         struct zr_host_memory m;
@@ -296,7 +292,6 @@ static void each_row(void **state)
 /* If there are more nested groups than fit, the nearest ones count. */
 static void nested_deeply(void **state)
 {
-    (void)state;
     enum { DEPTH = ZR_MOST_MEMORY_GROUPS + 4 };
     char path[256] = "", text[512];
     shell("rm -rf %s/*");
@@ -322,7 +317,6 @@ static void nested_deeply(void **state)
 /* A path that does not fit, and lines longer than any buffer. */
 static void long_lines(void **state)
 {
-    (void)state;
     char *line = malloc(100000);
     assert_non_null(line);
     shell("rm -rf %s/*");
@@ -343,7 +337,6 @@ static void long_lines(void **state)
 /* Free swap is limited by every group. */
 static void swap_is_reported_apart(void **state)
 {
-    (void)state;
     struct zr_host_memory m;
     shell("rm -rf %s/*");
     make_file("proc/meminfo", "MemAvailable: 1024000 kB\nSwapTotal: 307200 kB\nSwapFree: 204800 kB\n");
@@ -360,7 +353,6 @@ static void swap_is_reported_apart(void **state)
 /* The real host gives plausible values. */
 static void this_host(void **state)
 {
-    (void)state;
     struct zr_host_memory m;
     zr_host_memory_look("", &m);
     assert_true(m.free_bytes > 0 && zr_host_memory_least(&m) >= 0);
@@ -369,13 +361,11 @@ static void this_host(void **state)
 
 static int open_root(void **state)
 {
-    (void)state;
     return !mkdtemp(root);
 }
 
 static int remove_root(void **state)
 {
-    (void)state;
     shell("rm -rf %s");
     return 0;
 }

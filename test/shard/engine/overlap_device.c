@@ -287,9 +287,7 @@ int64_t overlap_device_n_waited(const struct zr_device *dev)
 struct overlap_comm {
     struct zr_comm base;
     int64_t cost_ns;
-    struct zr_arena *held;
-    char *arena;
-    struct zr_comm_stats stats;
+    struct zr_first failure;
     _Atomic uint32_t alarm;
     int64_t n_asked;
 };
@@ -308,72 +306,18 @@ static int arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
     return 0;
 }
 
-static int attach(struct zr_comm *c, struct zr_arena *a)
+static int run(struct zr_comm *c, struct zr_stream *s, const struct zr_comm_op *op)
 {
-    struct overlap_comm *o = (struct overlap_comm *)c;
-    atomic_fetch_add(&a->n_held, 1);
-    o->held = a;
-    o->arena = a->base;
-    return 0;
-}
-
-static int all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
-                      const struct zr_tag *tag)
-{
-    struct overlap_comm *o = (struct overlap_comm *)c;
-    (void)seg;
-    (void)n_seg;
-    (void)tag;
-    s->now += o->cost_ns;
-    o->stats.n_all_gather++;
-    return 0;
-}
-
-static int reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
-                          const struct zr_tag *tag)
-{
-    struct overlap_comm *o = (struct overlap_comm *)c;
-    (void)seg;
-    (void)n_seg;
-    (void)tag;
-    s->now += o->cost_ns;
-    o->stats.n_reduce_scatter++;
-    return 0;
-}
-
-static int broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t bytes, int root,
-                     const struct zr_tag *tag)
-{
-    (void)c;
-    (void)s;
-    (void)off;
-    (void)bytes;
-    (void)root;
-    (void)tag;
-    return 0;
-}
-
-static int exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes,
-                    const struct zr_tag *tag)
-{
-    struct overlap_comm *o = (struct overlap_comm *)c;
-    (void)s;
-    (void)tag;
-    for (int r = 1; r < c->group.size; r++)
-        memcpy(o->arena + off + r * slot_bytes, o->arena + off, (size_t)slot_bytes);
-    return 0;
-}
-
-/* Combines values as if every rank had contributed the same as this one. */
-static int agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n_sum, int32_t n_max,
-                 const struct zr_tag *tag)
-{
-    int64_t *sum = (int64_t *)(((struct overlap_comm *)c)->arena + off);
-    (void)s;
-    (void)n_max;
-    (void)tag;
-    for (int32_t i = 0; i < n_sum; i++)
-        sum[i] *= c->group.size;
+    int64_t slot = op->post.bytes;
+    char *at = c->arena + op->off;
+    if (op->post.op == ZR_OP_ALL_GATHER || op->post.op == ZR_OP_REDUCE_SCATTER)
+        s->now += ((struct overlap_comm *)c)->cost_ns;
+    for (int r = 1; op->post.op == ZR_OP_EXCHANGE && r < c->group.size; r++)
+        memcpy(at + r * slot, at, (size_t)slot);
+    /* All ranks have put in what this one has. */
+    for (int32_t i = 0; op->post.op == ZR_OP_AGREE && i < op->n_sum; i++)
+        ((int64_t *)at)[i] *= c->group.size;
+    zr_comm_done(c, op);
     return 0;
 }
 
@@ -392,15 +336,9 @@ static int status(struct zr_comm *c, char *why, size_t why_bytes)
     return 0;
 }
 
-static void stats(struct zr_comm *c, struct zr_comm_stats *out)
-{
-    *out = ((struct overlap_comm *)c)->stats;
-}
-
 static void close_comm(struct zr_comm *c)
 {
-    if (c)
-        zr_arena_drop(((struct overlap_comm *)c)->held);
+    zr_arena_drop(c->held);
     free(c);
 }
 
@@ -408,15 +346,9 @@ static const struct zr_comm_ops comm_ops = {
     .name = "overlap",
     .deterministic = true,
     .arena = arena,
-    .attach = attach,
-    .all_gather = all_gather,
-    .reduce_scatter = reduce_scatter,
-    .broadcast = broadcast,
-    .exchange = exchange,
-    .agree = agree,
+    .run = run,
     .abort = abort_comm,
     .status = status,
-    .stats = stats,
     .close = close_comm,
 };
 
@@ -434,7 +366,8 @@ struct zr_comm *overlap_comm_open(struct zr_device *dev, int world, int64_t cost
 {
     struct overlap_comm *o = calloc(1, sizeof *o);
     (void)dev;
-    o->base = (struct zr_comm){.ops = &comm_ops, .group = zr_group_of_all(0, world), .alarm = &o->alarm};
+    o->base = (struct zr_comm){
+        .ops = &comm_ops, .group = zr_group_of_all(0, world), .alarm = &o->alarm, .failure = &o->failure};
     o->cost_ns = cost_ns;
     return &o->base;
 }

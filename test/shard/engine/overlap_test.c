@@ -3,16 +3,13 @@
  * compute c per unit forward, 2c backward and communication m per unit, m < c, only the first gather and the
  * last reduce may be exposed: forward = m + L*c, backward = 2m + L*2c. */
 #include "shard/engine/internal.h"
+#include "test/cmocka.h"
 #include "test/shard/engine/overlap_device.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #define MAX_UNITS 40
 
@@ -84,8 +81,8 @@ static void close_world(struct world *w)
 {
     struct zr_comm *gather = w->e.distinct[0], *reduce = w->e.distinct[1];
     zr_engine_close(&w->e);
-    gather->ops->close(gather);
-    reduce->ops->close(reduce);
+    zr_comm_close(gather);
+    zr_comm_close(reduce);
     zr_plan_free(w->plan);
     zr_layout_free(w->layout);
     w->dev->ops->close(w->dev);
@@ -135,7 +132,6 @@ static int64_t backward(struct world *w)
 
 static void only_the_ends_are_exposed(void **state)
 {
-    (void)state;
     static const int counts[] = {2, 3, 5, 10, MAX_UNITS};
     static const int64_t costs[][2] = {{100, 99}, {100, 50}, {100, 1}, {7, 3}}; /* c, m */
     for (int stage = 1; stage <= 3; stage++)
@@ -162,7 +158,6 @@ static void only_the_ends_are_exposed(void **state)
  * is exposed too. */
 static void backward_from_nothing(void **state)
 {
-    (void)state;
     for (int prefetch = 1; prefetch <= 4; prefetch++) {
         struct world w;
         open_world(&w, 3, 12, 100, 60, prefetch, -1);
@@ -183,7 +178,6 @@ static void backward_from_nothing(void **state)
  * there. */
 static void no_prefetch_exposes_all(void **state)
 {
-    (void)state;
     struct world w;
     open_world(&w, 3, 10, 100, 60, 0, -1);
     for (int s = 0; s < 3; s++) {
@@ -198,7 +192,6 @@ static void no_prefetch_exposes_all(void **state)
 /* With memory for all units, each is gathered once per step, and backward waits for nothing. */
 static void full_budget_gathers_once(void **state)
 {
-    (void)state;
     struct world w;
     open_world(&w, 3, 10, 100, 60, 2, 10 * 4096 * 4);
     for (int s = 0; s < 3; s++) {
@@ -215,7 +208,6 @@ static void full_budget_gathers_once(void **state)
  * asking the peers. */
 static void brackets_ask_nobody(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage++) {
         for (int alarmed = 0; alarmed < 2; alarmed++) {
             struct world w;
@@ -263,7 +255,6 @@ static int64_t n_spans(struct world *w, const char *kind, double *longest)
  * that waited for its unit. */
 static void every_wait_is_a_span(void **state)
 {
-    (void)state;
     for (int full = 0; full < 2; full++) {
         struct world w;
         double longest;
@@ -289,7 +280,6 @@ static void every_wait_is_a_span(void **state)
  * update. That time is not counted as the update's, which is free here. */
 static void gathered_sums_are_no_update(void **state)
 {
-    (void)state;
     struct world w;
     double longest;
     describe_world(&w, 0, 5, 100, 60, 2, -1);

@@ -88,7 +88,6 @@ static bool is_ready(void *arg, const struct zr_job *job)
 
 static int deadline(void **state)
 {
-    (void)state;
     alarm(120);
     return 0;
 }
@@ -96,7 +95,6 @@ static int deadline(void **state)
 /* Pushes, pauses, kicks and waits at random. In the end every job was issued. */
 static void everything_in_order(void **state)
 {
-    (void)state;
     FOR_CASES(r, 60)
     {
         static const int32_t sizes[] = {1, 2, 3, 16, 1000};
@@ -135,7 +133,6 @@ static void everything_in_order(void **state)
 /* Pushes one job at a time, at every delay relative to when the loop falls asleep. */
 static void no_kick_is_lost(void **state)
 {
-    (void)state;
     struct random_source r = random_open();
     for (int spin = 0; spin < 2; spin++) {
         struct sink s = {.r = {r.state ^ 1}};
@@ -163,7 +160,6 @@ static void no_kick_is_lost(void **state)
 /* A full queue makes push wait for room, and wakes the loop without a kick. */
 static void a_full_queue_waits(void **state)
 {
-    (void)state;
     struct random_source r = random_open();
     struct sink s = {.r = r, .pause_percent = 100};
     struct zr_loop *l;
@@ -180,7 +176,6 @@ static void a_full_queue_waits(void **state)
 
 static void close_carries_out_what_is_queued(void **state)
 {
-    (void)state;
     struct random_source r = random_open();
     for (int i = 0; i < 50; i++) {
         struct sink s = {.r = {r.state ^ 1}, .pause_percent = 20};
@@ -209,7 +204,6 @@ static void close_carries_out_what_is_queued(void **state)
 /* A loop that was never started is closed by its owner's thread, which carries out the queued jobs. */
 static void close_without_start(void **state)
 {
-    (void)state;
     for (int64_t n = 0; n <= 8; n += 4) {
         struct sink s = {.n = 0};
         struct zr_loop *l;
@@ -253,7 +247,6 @@ static void stop_ticker(void *arg)
 /* Handles of other code run on the loop between jobs, and are closed on its thread at the end. */
 static void handles_of_others(void **state)
 {
-    (void)state;
     for (int started = 0; started < 2; started++) {
         struct sink s = {.n = 0};
         struct ticker t = {.n_ticks = 0};
@@ -285,7 +278,6 @@ static void handles_of_others(void **state)
 /* A loop that waited inside the job would never run the timer. */
 static void a_job_that_is_not_ready(void **state)
 {
-    (void)state;
     for (int spin = 0; spin < 2; spin++) {
         struct sink s = {0};
         struct zr_loop *l;
@@ -347,7 +339,6 @@ static void on_standing_stop(void *arg)
 /* A waiter gets the error once, and nothing waits after that. When the job goes on, no queued job is lost. */
 static void a_job_that_stands(void **state)
 {
-    (void)state;
     enum { LIMIT_MS = 200 };
     for (int by_push = 0; by_push < 2; by_push++) {
         struct standing s = {.n_stuck = 0};
@@ -385,7 +376,6 @@ static void a_job_that_stands(void **state)
 /* A loop that keeps turning is not stuck, however long a job has to wait. */
 static void a_job_that_is_held_for_long(void **state)
 {
-    (void)state;
     enum { LIMIT_MS = 2000 };
     struct sink s = {0};
     struct standing reports = {.n_stuck = 0};
@@ -412,7 +402,6 @@ static void a_job_that_is_held_for_long(void **state)
 /* Closing does not wait for ever. The thread ends when its job returns. */
 static void a_thread_that_is_left_behind(void **state)
 {
-    (void)state;
     static struct standing s;
     static struct zr_loop *l; /* static, because it stays allocated: a leak checker finds it here */
     assert_int_equal(zr_loop_open(4, issue_standing, &s, &l), 0);
@@ -432,7 +421,6 @@ static void a_thread_that_is_left_behind(void **state)
 
 static void signals_are_not_the_loops(void **state)
 {
-    (void)state;
     struct sink s = {.n = 0};
     struct zr_loop *l;
     struct zr_job job = job_of(1);
@@ -450,7 +438,6 @@ static void signals_are_not_the_loops(void **state)
 
 static void out_of_memory_leaves_nothing(void **state)
 {
-    (void)state;
     struct sink s = {.n = 0};
     int64_t live = n_live;
     for (int64_t k = 0, err = ZR_ERR_NOMEM; err; k++) {

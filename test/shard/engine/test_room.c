@@ -7,16 +7,12 @@
  * until the test releases it, as if the other ranks were late. */
 #include "kernels/host/host_device.h"
 #include "shard/engine/internal.h"
+#include "test/cmocka.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#include <cmocka.h>
 
 enum { UNITS = 8, MOST_TENSORS = 2400, WORLD = 4, GROUP = 2, N_JOBS = 64, LONG_MS = 60000 };
 
@@ -25,9 +21,7 @@ enum { UNITS = 8, MOST_TENSORS = 2400, WORLD = 4, GROUP = 2, N_JOBS = 64, LONG_M
 struct late_comm {
     struct zr_comm base;
     struct zr_device *dev;
-    struct zr_arena *held[2];
-    int n_held;
-    struct zr_comm_stats stats;
+    struct zr_first failure;
     _Atomic uint32_t alarm;
     atomic_bool *late;
 };
@@ -45,7 +39,6 @@ static void wait_for_others(void *arg)
 
 static void nothing(void *arg)
 {
-    (void)arg;
 }
 
 static void free_arena(struct zr_arena *a)
@@ -57,20 +50,11 @@ static void free_arena(struct zr_arena *a)
 static int arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
 {
     struct zr_arena *a = *out = calloc(1, sizeof *a);
-    (void)c;
     *a = (struct zr_arena){.free = free_arena, .base = calloc(1, (size_t)bytes), .bytes = bytes, .n_held = 1};
     return 0;
 }
 
-static int attach(struct zr_comm *c, struct zr_arena *a)
-{
-    struct late_comm *l = (struct late_comm *)c;
-    atomic_fetch_add(&a->n_held, 1);
-    l->held[l->n_held++] = a;
-    return 0;
-}
-
-/* Puts one operation per segment, the most that a communicator puts, as that of one rank does. */
+/* An operation for each segment, as a communicator of one rank has: the most there are. */
 static int put_nothing(struct zr_comm *c, struct zr_stream *s, int n)
 {
     struct late_comm *l = (struct late_comm *)c;
@@ -80,74 +64,24 @@ static int put_nothing(struct zr_comm *c, struct zr_stream *s, int n)
     return err;
 }
 
-static int all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
-                      const struct zr_tag *tag)
-{
-    (void)seg;
-    (void)tag;
-    return put_nothing(c, s, n_seg);
-}
-
-static int reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
-                          const struct zr_tag *tag)
-{
-    (void)seg;
-    (void)tag;
-    return put_nothing(c, s, n_seg);
-}
-
-static int exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes,
-                    const struct zr_tag *tag)
-{
-    (void)off;
-    (void)slot_bytes;
-    (void)tag;
-    return put_nothing(c, s, 1);
-}
-
-static int agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n_sum, int32_t n_max,
-                 const struct zr_tag *tag)
+static int run(struct zr_comm *c, struct zr_stream *s, const struct zr_comm_op *op)
 {
     struct late_comm *l = (struct late_comm *)c;
-    (void)off;
-    (void)n_sum;
-    (void)n_max;
-    (void)tag;
-    return l->dev->ops->call(s, wait_for_others, &l->late, sizeof l->late);
+    if (op->post.op == ZR_OP_AGREE)
+        return l->dev->ops->call(s, wait_for_others, &l->late, sizeof l->late);
+    return put_nothing(c, s, op->post.op == ZR_OP_EXCHANGE ? 1 : (int)op->post.n_seg);
 }
 
 static void abort_comm(struct zr_comm *c, int code, const char *why)
 {
-    (void)c;
-    (void)code;
-    (void)why;
-}
-
-static int status(struct zr_comm *c, char *why, size_t why_bytes)
-{
-    (void)c;
-    (void)why;
-    (void)why_bytes;
-    return 0;
-}
-
-static void stats(struct zr_comm *c, struct zr_comm_stats *out)
-{
-    *out = ((struct late_comm *)c)->stats;
 }
 
 static const struct zr_comm_ops comm_ops = {
     .name = "late",
     .deterministic = true,
     .arena = arena,
-    .attach = attach,
-    .all_gather = all_gather,
-    .reduce_scatter = reduce_scatter,
-    .exchange = exchange,
-    .agree = agree,
+    .run = run,
     .abort = abort_comm,
-    .status = status,
-    .stats = stats,
 };
 
 /* ---- a rank ---- */
@@ -171,8 +105,6 @@ struct rank {
 
 static int update(void *arg, const struct zr_user_update *u)
 {
-    (void)arg;
-    (void)u;
     return 0;
 }
 
@@ -240,7 +172,8 @@ static void open_comm(struct rank *k, enum zr_role role, int size, struct zr_eng
 {
     struct late_comm *c = &k->comm[role];
     *c = (struct late_comm){.dev = k->dev, .late = &k->late};
-    c->base = (struct zr_comm){.ops = &comm_ops, .group = zr_group_of_all(0, size), .alarm = &c->alarm};
+    c->base = (struct zr_comm){
+        .ops = &comm_ops, .group = zr_group_of_all(0, size), .alarm = &c->alarm, .failure = &c->failure};
     parts->comm[role] = &c->base;
 }
 
@@ -271,8 +204,7 @@ static void close_rank(struct rank *k, void (*on_stop)(void *arg))
     zr_loop_close(k->loop, on_stop, k);
     zr_engine_close(&k->e);
     for (int r = 0; r < ZR_ROLES; r++)
-        for (int i = 0; i < k->comm[r].n_held; i++)
-            zr_arena_drop(k->comm[r].held[i]);
+        zr_arena_drop(k->comm[r].base.held);
     zr_plan_free(k->plan);
     zr_layout_free(k->layout);
     k->dev->ops->close(k->dev);
@@ -350,7 +282,6 @@ static void open_loop(struct rank *k)
  * of all tensors are queued behind it. */
 static void sockets_are_served_behind_a_late_rank(void **state)
 {
-    (void)state;
     static const int n_tensors[] = {10, 300, MOST_TENSORS};
     for (size_t i = 0; i < sizeof n_tensors / sizeof *n_tensors; i++)
         for (int more = 0; more < 4; more++) {
@@ -375,7 +306,6 @@ static void sockets_are_served_behind_a_late_rank(void **state)
 /* A job without room waits, and the loop does not. */
 static void a_full_stream_holds_the_job_alone(void **state)
 {
-    (void)state;
     struct rank *k = open_rank(10, options(3, ZR_HYBRID_NONE), false);
     const struct zr_action job = {.kind = ZR_ACT_LEAVE_OUT, .unit = 0};
     atomic_bool *late = &k->late;
@@ -431,7 +361,6 @@ static void issue_counted(void *arg, const struct zr_job *job)
 
 static void pushed(void *arg)
 {
-    (void)arg;
 }
 
 static void awaited(void *arg, uint64_t number)
@@ -456,7 +385,6 @@ static void count_jobs(int n_tensors, struct zr_options opt, bool is_used_twice)
 /* Every placement, with each option that puts more operations on a stream than usual. */
 static void no_job_takes_more_than_it_asks_for(void **state)
 {
-    (void)state;
     static const struct {
         int stage;
         enum zr_hybrid hybrid;

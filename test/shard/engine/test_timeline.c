@@ -15,7 +15,6 @@ static struct zr_device *dev;
 
 static int make_path(void **state)
 {
-    (void)state;
     if (zr_host_device_open(&dev))
         return 1;
     int fd = mkstemp(path);
@@ -24,7 +23,6 @@ static int make_path(void **state)
 
 static int remove_path(void **state)
 {
-    (void)state;
     dev->ops->close(dev);
     return unlink(path);
 }
@@ -97,7 +95,6 @@ static bool inside(const json_t *inner, const json_t *outer)
 
 static void an_empty_timeline(void **state)
 {
-    (void)state;
     struct zr_timeline *t;
     assert_int_equal(zr_timeline_open(dev, 4, &t), 0);
     json_t *root = written(t, 3);
@@ -121,7 +118,6 @@ static void an_empty_timeline(void **state)
 
 static void every_kind_on_its_track(void **state)
 {
-    (void)state;
     static const char *const name[ZR_SPAN_COUNT] = {"forward",
                                                     "backward",
                                                     "wait",
@@ -160,7 +156,6 @@ static void every_kind_on_its_track(void **state)
  * are left out. */
 static void nesting(void **state)
 {
-    (void)state;
     struct zr_timeline *t;
     const json_t *span[16];
     assert_int_equal(zr_timeline_open(dev, 16, &t), 0);
@@ -204,7 +199,6 @@ static double end_of(const json_t *e)
 /* An end belongs to the open span of its kind and unit. Without one it is ignored. */
 static void ends_find_their_spans(void **state)
 {
-    (void)state;
     struct zr_timeline *t;
     const json_t *span[8];
     assert_int_equal(zr_timeline_open(dev, 8, &t), 0);
@@ -229,7 +223,6 @@ static void ends_find_their_spans(void **state)
  * longer than its place is kept is dropped. */
 static void the_latest_are_kept(void **state)
 {
-    (void)state;
     FOR_CASES(r, 40)
     {
         enum { KEPT = 20 };
@@ -267,7 +260,6 @@ static void stand(void *arg)
 /* Marks on a stream are recorded when the stream reaches them. */
 static void marks_on_a_stream(void **state)
 {
-    (void)state;
     struct zr_timeline *t;
     struct zr_stream *s;
     const json_t *span[200];
@@ -301,7 +293,6 @@ static void marks_on_a_stream(void **state)
 /* In a locale with decimal commas the file still has points. */
 static void points_in_every_locale(void **state)
 {
-    (void)state;
     static const char *const names[] = {"de_DE.UTF-8", "de_DE", "fr_FR.UTF-8", "nl_NL.UTF-8", "ru_RU.UTF-8"};
     bool found = false;
     for (size_t i = 0; !found && i < sizeof names / sizeof *names; i++)
@@ -327,14 +318,12 @@ static void points_in_every_locale(void **state)
 
 static void nothing_to_record_to(void **state)
 {
-    (void)state;
     zr_timeline_begin(NULL, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1, 1);
     zr_timeline_end(NULL, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1);
 }
 
 static void files_that_cannot_be_written(void **state)
 {
-    (void)state;
     struct zr_timeline *t;
     assert_int_equal(zr_timeline_open(dev, 2000, &t), 0);
     assert_int_equal(zr_timeline_write(t, 0, "/nonexistent/trace.json"), ZR_ERR_IO);
@@ -353,7 +342,6 @@ static void files_that_cannot_be_written(void **state)
 
 static void out_of_memory_leaves_nothing(void **state)
 {
-    (void)state;
     int64_t live = n_live;
     for (int64_t k = 0, err = ZR_ERR_NOMEM; err; k++) {
         struct zr_timeline *t = NULL;

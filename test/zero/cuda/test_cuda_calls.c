@@ -3,21 +3,18 @@
  * names the first calls that differ, however it was met: at a step's exchange, by a collective that never
  * ends, or because a rank has stopped calling. What the thread that watches NCCL finds goes to all ranks at
  * once. Nothing is measured by a clock, but the library's own timeout, where time alone tells. */
+#include "test/cmocka.h"
 #include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
 #include "test/zero/toy_net.h"
 
 #include <cuda_runtime_api.h>
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { MOST = TOY_HYBRID_WORLD, SHORT_MS = 3000, LONG_MS = 60000, HANG_MS = 120000 };
 
@@ -144,10 +141,9 @@ static void train_differently(struct toy_rank *r)
     const struct differing *c = r->arg;
     struct zero_config cfg = config(r, c->stage, SHORT_MS);
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     cfg.memory.prefetch = 0; /* so that at stage 3 units are gathered */
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     if (err)
         toy_wrong(r, "zero_wrap: %s", zero_last_error());
     for (int step = 0; !err && step < 4; step++) {
@@ -226,7 +222,6 @@ static void make_other_calls(const struct differing *c, int world)
 
 static void test_other_calls(void **state)
 {
-    (void)state;
     for (int how = 0; how < N_DIFFERENCES; how++) {
         struct differing c = {.how = (enum difference)how, .stage = how % 3, .n_odd = 1};
         make_other_calls(&c, 2 + how % 2);
@@ -251,10 +246,9 @@ static void stop_calling(struct toy_rank *r)
     struct stopping *s = r->arg;
     struct zero_config cfg = config(r, s->stage, SHORT_MS);
     struct toy m;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     cfg.grad_accum_steps = s->far ? 200 : 4;
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     if (err)
         toy_wrong(r, "zero_wrap: %s", zero_last_error());
     bool stops = r->rank == 1;
@@ -277,7 +271,6 @@ static void stop_calling(struct toy_rank *r)
 
 static void test_a_rank_stops_calling(void **state)
 {
-    (void)state;
     for (int k = 0; k < 4; k++) {
         struct stopping s = {.stage = k < 2 ? 2 : TOY_HSDP + k % 2, .far = k % 2};
         int world = k < 2 ? 3 : TOY_HYBRID_WORLD;
@@ -350,9 +343,8 @@ static void computes_for_long(struct toy_rank *r)
     struct watching *w = r->arg;
     struct zero_config cfg = config(r, 1, r->rank == 1 && w->by == BY_WAITING ? SHORT_MS : LONG_MS);
     struct toy m;
-    zero_ctx *z = NULL;
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    zero_ctx *z;
+    int err = toy_open(r, &m, &z, &cfg);
     if (err)
         toy_wrong(r, "zero_wrap: %s", zero_last_error());
     if (!err && r->rank == 0) {
@@ -380,7 +372,6 @@ static void computes_for_long(struct toy_rank *r)
 
 static void test_the_watcher_tells_all(void **state)
 {
-    (void)state;
     for (int by = 0; by < N_FINDINGS; by++) {
         struct watching w = {.by = (enum finding)by};
         struct toy_rank r[2] = {0};
@@ -449,7 +440,6 @@ static void has_many_layers(struct toy_rank *r)
  * Each takes long here, so that they are. */
 static void test_many_operations(void **state)
 {
-    (void)state;
     char folder[] = "/tmp/zero-layers-XXXXXX", command[128];
     struct toy_rank r[2] = {0};
     assert_non_null(mkdtemp(folder));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_cuda_check.c: cfg.debug.check on a GPU that is a stand-in: what a model reads and writes by a pointer
  * that it kept from an earlier bracket; and groups whose copies drift apart. */
+#include "test/cmocka.h"
 #include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
 #include "test/zero/toy_net.h"
@@ -8,19 +9,14 @@
 #include <cuda_runtime_api.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 static char lines[8192];
 
 static void keep(void *arg, const char *line)
 {
     size_t n = strlen(lines);
-    (void)arg;
     snprintf(lines + n, sizeof lines - n, "%s\n", line);
 }
 
@@ -73,7 +69,6 @@ static int step(struct toy *m, zero_ctx *z, int number, struct zero_step_info *i
 /* What a model that keeps to its brackets gets is not changed. */
 static void test_same_values(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage++) {
         uint64_t hash[2];
         for (int check = 0; check < 2; check++) {
@@ -92,7 +87,6 @@ static void test_same_values(void **state)
  * unit has there: while others are open, too. Its own unit lies elsewhere by then. */
 static void test_stale_parameter(void **state)
 {
-    (void)state;
     for (int stage = 2; stage <= 3; stage++) {
         struct toy m;
         struct zero_step_info info;
@@ -127,7 +121,6 @@ static void test_stale_parameter(void **state)
 /* What it writes is lost, and said: at the step, or when the place is used again. */
 static void test_stale_write(void **state)
 {
-    (void)state;
     for (int how = 0; how < 4; how++) {
         struct toy m;
         zero_ctx *z = wrap(&m, 2 + how % 2, 1);
@@ -156,7 +149,6 @@ static void test_stale_write(void **state)
 /* Each allocation of the GPU's memory failing in turn: the wrap fails, and nothing is left. */
 static void test_no_memory(void **state)
 {
-    (void)state;
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.device = ZERO_DEVICE_CUDA;
     cfg.stage = 3;
@@ -182,7 +174,6 @@ static void test_no_memory(void **state)
 /* NULL may be the wrong stream; one that was named is not questioned. */
 static void test_default_stream_is_reported(void **state)
 {
-    (void)state;
     for (int named = 0; named < 2; named++) {
         struct toy m;
         struct zero_config cfg = ZERO_CONFIG_INIT;
@@ -204,7 +195,6 @@ static void test_default_stream_is_reported(void **state)
 /* As many brackets open at once as there are units: each has a place of its own. */
 static void test_all_open(void **state)
 {
-    (void)state;
     struct toy m;
     zero_ctx *z = wrap(&m, 3, 1);
     for (int round = 0; round < 3; round++) {
@@ -269,9 +259,8 @@ static void drifting_rank(struct toy_rank *r)
     cfg.optim.weight_decay = 0;
     cfg.optim.update_arg = &a;
     struct toy m;
-    zero_ctx *z = NULL;
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    zero_ctx *z;
+    int err = toy_open(r, &m, &z, &cfg);
     for (int i = 0; !err && i < 3; i++)
         err = step_on(&m, z, stream);
     toy_note(r, err);
@@ -282,7 +271,6 @@ static void drifting_rank(struct toy_rank *r)
 
 static void test_copies_that_drift_apart(void **state)
 {
-    (void)state;
     struct stand_in_machine *machine = stand_in_the_machine(), was = *machine;
     machine->n_devices = TOY_HYBRID_WORLD + 1;
     for (int i = 0; i < 3; i++) {

@@ -2,6 +2,7 @@
 /* test_cuda_context.c: a context on a GPU that is a stand-in: what is refused, every call into CUDA failing
  * in turn, a GPU that is lost, how often the host waits, the model's own optimizer, and checkpoints that move
  * between GPU and host. */
+#include "test/cmocka.h"
 #include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
 #include "test/zero/sample.h"
@@ -10,15 +11,11 @@
 #include <cuda_runtime_api.h>
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 static struct zero_config config(int stage)
 {
@@ -80,7 +77,6 @@ static void refused(const struct zero_config *cfg, int code, const char *const *
 
 static void test_what_is_refused(void **state)
 {
-    (void)state;
     struct stand_in_machine *m = stand_in_the_machine(), was = *m;
     struct zero_config cfg = config(3);
     m->driver_version = 0;
@@ -168,7 +164,6 @@ static uint64_t hash_on_host(void)
 
 static void test_every_call_fails(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage += 3) {
         struct zero_config cfg = config(stage);
         cfg.debug.trace = 1;
@@ -254,7 +249,6 @@ static int64_t launches_of_step(int n, int64_t elements)
  * each, since a canonical block of the norm ends where a tensor does. */
 static void test_kernels_of_a_step(void **state)
 {
-    (void)state;
     int64_t one = launches_of_step(1, 256);
     assert_int_equal(launches_of_step(MOST_TENSORS, 256), one);
     assert_int_equal(launches_of_step(MOST_TENSORS, 200), one + MOST_TENSORS - 1);
@@ -262,7 +256,6 @@ static void test_kernels_of_a_step(void **state)
 
 static void test_lost_gpu(void **state)
 {
-    (void)state;
     struct zero_config cfg = config(3);
     uint64_t hash;
     stand_in_fail(NULL, 0, cudaSuccess, false);
@@ -286,7 +279,6 @@ static void test_lost_gpu(void **state)
  * norm of the one before, which decides its number, and for nothing else. */
 static void test_host_does_not_wait(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage++) {
         struct zero_config cfg = config(stage);
         struct toy m;
@@ -336,7 +328,6 @@ static void read_gradients(const struct zero_config *cfg, float grad[TOY_TENSORS
 
 static void test_gradients_and_numbers(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage++) {
         static float there[TOY_TENSORS][2048], here[TOY_TENSORS][2048];
         uint64_t hash[2];
@@ -358,7 +349,6 @@ static int n_updates;
 /* Plain SGD, by the CPU: legal on the stand-in, where a GPU would be given a kernel. */
 static int own_sgd(void *arg, const struct zero_update *u)
 {
-    (void)arg;
     struct stand_in_range range;
     if (!u->stream || !stand_in_find(u->master, &range) || range.type != cudaMemoryTypeDevice)
         return 1;
@@ -372,7 +362,6 @@ static int own_sgd(void *arg, const struct zero_update *u)
 
 static void test_own_optimizer(void **state)
 {
-    (void)state;
     for (int stage = 0; stage <= 3; stage++) {
         uint64_t hash[2];
         for (int own = 0; own < 2; own++) {
@@ -453,7 +442,6 @@ static void waits_in_vain(struct toy_rank *r)
 
 static void test_abort_that_sticks(void **state)
 {
-    (void)state;
     struct stand_in_machine *m = stand_in_the_machine(), was = *m;
     struct toy_rank r[2];
     m->n_devices = 2;
@@ -496,7 +484,6 @@ static void asks_what_nccl_holds(struct toy_rank *r)
 /* Both communicators, where that release counts; it is no part of the plan. */
 static void test_what_nccl_holds(void **state)
 {
-    (void)state;
     static const int versions[] = {22809, 22907};
     struct stand_in_machine *m = stand_in_the_machine(), was = *m;
     struct toy_rank r[3];
@@ -588,7 +575,6 @@ static void over_lent(int world, struct lending l, struct toy_rank *r)
 /* Nothing but the communicator says who the ranks are. */
 static void test_lent(void **state)
 {
-    (void)state;
     struct stand_in_machine *m = stand_in_the_machine(), was = *m;
     struct toy_rank r[4];
     m->n_devices = 4;
@@ -629,7 +615,6 @@ static void test_lent(void **state)
 
 static void test_lent_wrongly(void **state)
 {
-    (void)state;
     ncclConfig_t one = NCCL_CONFIG_INITIALIZER;
     struct zero_config cfg = config(1);
     ncclUniqueId id;
@@ -718,7 +703,6 @@ static uint64_t stretch(int device, int stage, bool async, const char *from, con
 
 static void test_checkpoints_move(void **state)
 {
-    (void)state;
     uint64_t half = stretch(ZERO_DEVICE_HOST, 0, false, NULL, NULL, 0), whole = 0;
     for (int k = 0; k < 8; k++) {
         char dir[] = "/tmp/zero-cuda-XXXXXX", remove[64];

@@ -2,6 +2,7 @@
 /* test_cuda_threads.c: the library's own threads and a GPU that is a stand-in: each works on its rank's
  * device and on no other, none disturbs a program that captures a stream, and a query that fails is never
  * taken for work that is done. */
+#include "test/cmocka.h"
 #include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
 #include "test/zero/toy_net.h"
@@ -9,15 +10,11 @@
 #include <cuda_runtime_api.h>
 
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 enum { RANKS = 2, MOST = 3 };
 
@@ -86,7 +83,6 @@ static atomic_int n_updates, n_misplaced;
 static int update(void *arg, const struct zero_update *u)
 {
     int device = -1;
-    (void)u;
     cudaGetDevice(&device);
     n_updates++;
     n_misplaced += device != *(const int *)arg + 1;
@@ -103,7 +99,7 @@ static void works_on_its_gpu(struct toy_rank *r)
     const struct work *w = r->arg;
     struct toy m;
     struct zero_config cfg;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     cudaSetDevice(r->rank + 1);
     cfg = toy_config(r, w->stage);
     cfg.device = ZERO_DEVICE_CUDA;
@@ -112,8 +108,7 @@ static void works_on_its_gpu(struct toy_rank *r)
     cfg.optim.update_arg = &r->rank;
     cfg.checkpoint.save_async = w->async;
     cudaStreamCreateWithFlags((cudaStream_t *)&cfg.stream, cudaStreamNonBlocking);
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     if (!err)
         err = bare_step(&m, (cudaStream_t)cfg.stream, z, NULL);
     if (!err)
@@ -129,7 +124,6 @@ static void works_on_its_gpu(struct toy_rank *r)
 
 static void test_threads_choose_their_gpu(void **state)
 {
-    (void)state;
     for (int k = 0; k < 4; k++) {
         struct work w = {.stage = k, .async = k % 2, .dir = "/tmp/zero-cuda-threads-XXXXXX"};
         struct toy_rank r[RANKS];
@@ -184,7 +178,6 @@ static void captures(struct toy_rank *r)
 
 static void test_captures_are_not_disturbed(void **state)
 {
-    (void)state;
     struct toy_rank r[RANKS];
     stand_in_fail(NULL, 0, cudaSuccess, false); /* counts from here */
     run_ranks(RANKS, captures, NULL, r);
@@ -219,7 +212,6 @@ static void asks_in_vain(struct toy_rank *r)
 /* By the model's thread alone, and by whichever of two ranks' threads is the first to ask. */
 static void test_a_query_that_fails_is_no_completion(void **state)
 {
-    (void)state;
     for (int k = 1; k <= 5; k++) {
         int world = k <= 3 ? 1 : RANKS, nth = k <= 3 ? k : 1 + 4 * (k - 4), n_named = 0;
         struct toy_rank r[RANKS] = {0};
@@ -266,7 +258,6 @@ struct optimizer {
 static int updates(void *arg, const struct zero_update *u)
 {
     struct optimizer *o = arg;
-    (void)u;
     return o->fails && ++o->n == TOY_TENSORS ? 7 : 0;
 }
 
@@ -278,7 +269,7 @@ static void trains_with_one_that_fails(struct toy_rank *r)
     struct zero_config cfg;
     struct zero_step_info info;
     struct optimizer o = {.fails = f->cause == BY_UPDATE && r->rank == f->who};
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     cudaSetDevice(r->rank + 1);
     cfg = toy_config(r, 3);
     cfg.device = ZERO_DEVICE_CUDA;
@@ -289,8 +280,7 @@ static void trains_with_one_that_fails(struct toy_rank *r)
     cfg.optim.weight_decay = 0;
     cfg.optim.update_arg = &o;
     cudaStreamCreateWithFlags((cudaStream_t *)&cfg.stream, cudaStreamNonBlocking);
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     if (err)
         toy_wrong(r, "zero_wrap: %s", zero_last_error());
     pthread_barrier_wait(&all_wrapped);
@@ -320,7 +310,6 @@ static void trains_with_one_that_fails(struct toy_rank *r)
  * it in vain. */
 static void test_a_failure_is_reported_to_all(void **state)
 {
-    (void)state;
     for (int k = 0; k < N_CAUSES * MOST * 2; k++) {
         struct failing f = {.cause = k % N_CAUSES, .who = k / N_CAUSES % MOST, .leaves = k < N_CAUSES * MOST};
         int world = f.who < 2 && k % 2 ? 2 : MOST, n_found = 0;
@@ -367,7 +356,6 @@ static void finds_no_room(struct toy_rank *r)
  * take some before the plan does. Told before anything is allocated, with the plan's table. */
 static void test_what_a_gpu_takes_is_counted(void **state)
 {
-    (void)state;
     static const struct {
         int64_t device, comm;
         const char *says[3];
@@ -405,7 +393,6 @@ static atomic_int n_calls, n_left;
 static int update_that_stands(void *arg, const struct zero_update *u)
 {
     const struct toy_rank *r = arg;
-    (void)u;
     n_calls++;
     while (r->rank == 0 && !let_go)
         usleep(1000);
@@ -414,7 +401,6 @@ static int update_that_stands(void *arg, const struct zero_update *u)
 
 static void count_left(void *arg, const char *line)
 {
-    (void)arg;
     n_left += strstr(line, "the library's own thread has not returned") != NULL;
 }
 
@@ -422,7 +408,7 @@ static void trains_with_one_that_stands(struct toy_rank *r)
 {
     struct toy m;
     struct zero_config cfg;
-    zero_ctx *z = NULL;
+    zero_ctx *z;
     cudaSetDevice(r->rank + 1);
     cfg = toy_config(r, 3);
     cfg.device = ZERO_DEVICE_CUDA;
@@ -432,8 +418,7 @@ static void trains_with_one_that_stands(struct toy_rank *r)
     cfg.optim.update_arg = r;
     cfg.debug.log = count_left;
     cudaStreamCreateWithFlags((cudaStream_t *)&cfg.stream, cudaStreamNonBlocking);
-    toy_make(&m);
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
+    int err = toy_open(r, &m, &z, &cfg);
     for (int s = 0; !err && s < 100; s++)
         err = bare_step(&m, (cudaStream_t)cfg.stream, z, NULL);
     toy_note(r, err);
@@ -461,7 +446,6 @@ static int count_threads(const char *name)
  * closes the context without it; nothing of the program's is called afterwards. */
 static void test_an_update_that_does_not_come_back(void **state)
 {
-    (void)state;
     struct toy_rank r[RANKS] = {0};
     run_ranks(RANKS, trains_with_one_that_stands, NULL, r);
     if (r[0].err != ZERO_ERR_TIMEOUT ||

@@ -1,14 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_run_decide.c: what follows when an attempt of a job has ended, row by row. */
+#include "test/cmocka.h"
 #include "zero/run/run_decide.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-
-#include <cmocka.h>
 
 /* Rows say what differs. */
 #pragma GCC diagnostic ignored "-Woverride-init"
@@ -120,7 +116,6 @@ static const struct row {
 
 static void test_rows(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const struct row *r = &rows[i];
         struct zr_run_next next;

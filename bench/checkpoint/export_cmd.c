@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* export_cmd.c: zero-bench export. It writes the weights of a checkpoint as files for Hugging Face's
+ * libraries, under GPT-2's published names. */
+#include "bench/arguments.h"
+#include "bench/commands.h"
+#include "bench/train/train.h"
+
+static error_t finish(struct argp_state *state, void *options)
+{
+    const struct train_options *o = options;
+    if (!o->load || !o->export_to)
+        return option_fault(state, "%s: is needed", o->load ? "--out" : "--load");
+    return 0;
+}
+
+static const struct option_row rows[] = {
+    {"load", "DIR", "A checkpoint, or a folder of them: the latest", 2,
+     OPTION_TEXT(struct train_options, load)},
+    {"out", "DIR", "Where the files go", 2, OPTION_TEXT(struct train_options, export_to)},
+    {"max-file", "BYTES", "Of one file (5 GB)", 2, OPTION_BYTES(struct train_options, export_max, 1)},
+    {"dtype", "f32|bf16", "Of the model that was saved (f32)", 2,
+     OPTION_WORD(struct train_options, dtype, option_dtypes)},
+    {0},
+};
+
+static const struct option_table table = {
+    .rows = rows,
+    .doc = "Writes the weights of a checkpoint as safetensors files under GPT-2's published names: "
+           "model.safetensors, or model-ID-0000i-of-0000N.safetensors and model.safetensors.index.json.",
+    .finish = finish,
+    OPTIONS_WITH_MODEL(struct train_options, model),
+};
+
+int export_command(const char *name, int argc, char **argv)
+{
+    struct train_options o = train_defaults(&(struct model_options){0});
+    o.only_exports = true;
+    o.batch = 1;
+    o.stage = 3;
+    int status = options_parse(&table, name, argc, argv, &o);
+    if (status)
+        return status;
+    return o.dtype == ZERO_BF16 ? train_run_bf16(&o) : train_run_f32(&o);
+}

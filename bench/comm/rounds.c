@@ -1,0 +1,528 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rounds.c: measures and checks the collectives of zero-bench comm. */
+#include "bench/comm/rounds.h"
+#include "bench/comm/values.h"
+#include "bench/failed.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum {
+    SLICE_ALIGN = 128,
+    PIECE_BYTES = 1 << 20,
+    CONTROL_BYTES = 4096,
+    N_WARM_ROUNDS = 2,
+    /* A round calls a row several times, one call after another: as often as moves CALLS_BYTES, but at
+     * most MOST_CALLS times. */
+    MOST_CALLS = 20,
+    CALLS_BYTES = 1 << 20,
+    /* from the agreement to the common start of all ranks on a machine */
+    START_NS = 200000,
+};
+
+_Static_assert(COMM_MOST_ROWS * sizeof(uint64_t) <= CONTROL_BYTES, "a word for each row");
+
+const char *const comm_op_names[COMM_OPS] = {
+    [COMM_ALL_GATHER] = "all_gather", [COMM_REDUCE_SCATTER] = "reduce_scatter", [COMM_AGREE] = "agree"};
+
+const char *comm_row_name(const struct comm_row *row)
+{
+    return row->own != COMM_NOT_OWN     ? zr_mpi_own_name((enum zr_mpi_own)row->own)
+           : row->of                    ? row->of->row->name
+           : row->op == COMM_ALL_GATHER ? "copy limit"
+                                        : "add limit";
+}
+
+int64_t comm_slice(int64_t bytes, int n)
+{
+    int64_t slice = bytes / n / SLICE_ALIGN * SLICE_ALIGN;
+    return slice ? slice : SLICE_ALIGN;
+}
+
+/* ---- memory ---- */
+
+/* Places everything in an arena. Returns its size. */
+static int64_t lay_out(struct comm_rounds *b, int64_t slice)
+{
+    int64_t region = (b->n * slice + 255) / 256 * 256;
+    int64_t sum = slice / zr_dtype_bytes(b->dtype) * (int64_t)sizeof(float);
+    b->gather_at = 0;
+    b->reduce_at = region;
+    b->sum_at = 2 * region;
+    b->words_at = b->sum_at + (sum + 255) / 256 * 256;
+    b->control_at = b->words_at + COMM_MOST_AGREE;
+    return b->control_at + CONTROL_BYTES;
+}
+
+static bool has_limit(const struct comm_rounds *b, enum comm_op op)
+{
+    return op == COMM_ALL_GATHER ? b->n > 1 : op == COMM_REDUCE_SCATTER && b->n <= ZR_MAX_SOURCES;
+}
+
+/* Whether MPI's own collectives may be compared. */
+static bool may_have_mpi(const struct comm_rounds *b)
+{
+    const char mpi[] = "mpi";
+    return b->n > 1 && !b->asked.cuda &&
+           (!b->asked.backends || b->asked.backends & comm_backend_bit(mpi, strlen(mpi)));
+}
+
+static int64_t wide_bytes(const struct comm_rounds *b, int64_t slice)
+{
+    bool sums = b->asked.ops >> COMM_REDUCE_SCATTER & 1;
+    return may_have_mpi(b) && sums && b->dtype == ZR_BF16 ? b->n * slice * 2 : 0;
+}
+
+static bool is_asked(const struct comm_rounds *b, enum comm_op op)
+{
+    return b->asked.ops >> op & 1;
+}
+
+static bool has_mpi(const struct comm_rounds *b)
+{
+    for (int i = 0; i < b->ranks->n_backends; i++)
+        if (comm_backend_is_mpi(&b->ranks->backend[i]))
+            return b->n > 1;
+    return false;
+}
+
+static int take_wide(struct comm_rounds *b, int64_t bytes)
+{
+    void *at = NULL;
+    int err = bytes ? b->ranks->dev->ops->alloc(b->ranks->dev, bytes, &at) : 0;
+    b->wide = at;
+    b->wide_bytes = bytes;
+    return err;
+}
+
+static int take(struct comm_rounds *b, int64_t slice)
+{
+    struct zr_device *dev = b->ranks->dev;
+    const struct zr_group *g = b->ranks->group;
+    b->times = calloc((size_t)(COMM_MOST_ROWS * b->asked.rounds), sizeof *b->times);
+    b->source = calloc((size_t)b->n, sizeof *b->source);
+    if (!b->times || !b->source)
+        return failed(ZR_ERR_NOMEM, "no memory for the times of %lld rounds", (long long)b->asked.rounds);
+    for (int i = 0; i < b->n; i++)
+        b->source[i].rank = zr_group_member(g, i);
+    int err = dev->ops->host_alloc(dev, PIECE_BYTES, (void **)&b->piece);
+    err = err ? err : dev->ops->host_alloc(dev, CONTROL_BYTES, (void **)&b->control);
+    err = err ? err : comm_limits_open(&b->limits, dev, b->ranks->stream, b->n, slice, b->dtype);
+    return err || !has_mpi(b) ? err : take_wide(b, wide_bytes(b, slice));
+}
+
+int comm_rounds_open(struct comm_rounds *b, struct comm_ranks *r, const struct comm_asked *a)
+{
+    *b = (struct comm_rounds){.ranks = r, .asked = *a, .dtype = (enum zr_dtype)a->dtype, .n = r->group->size};
+    int64_t slice = comm_slice(a->to_bytes, b->n), arena = lay_out(b, slice);
+    int err =
+        comm_ranks_open(r, a, slice, arena, comm_limits_bytes(b->n, slice, b->dtype) + wide_bytes(b, slice));
+    return err ? err : take(b, slice);
+}
+
+void comm_rounds_close(struct comm_rounds *b)
+{
+    struct zr_device *dev = b->ranks ? b->ranks->dev : NULL;
+    comm_limits_close(&b->limits);
+    if (b->piece)
+        dev->ops->host_free(dev, b->piece, PIECE_BYTES);
+    if (b->control)
+        dev->ops->host_free(dev, b->control, CONTROL_BYTES);
+    if (b->wide)
+        dev->ops->free(dev, b->wide, b->wide_bytes);
+    free(b->times);
+    free(b->source);
+    memset(b, 0, sizeof *b);
+}
+
+/* ---- exchanges between ranks ---- */
+
+/* Replaces the first n_sum values of b->control by their sums over all ranks, and the next n_max by the
+ * largest. It works over any backend. */
+static int merge(struct comm_rounds *b, const struct comm_backend *over, int n_sum, int n_max)
+{
+    struct comm_ranks *r = b->ranks;
+    const struct zr_tag tag = {.unit = -1};
+    char *at = over->arena + b->control_at;
+    int64_t bytes = (n_sum + n_max) * (int64_t)sizeof *b->control;
+    int err = r->dev->ops->copy(r->stream, at, b->control, bytes);
+    err = err ? err : zr_comm_agree(over->all, r->stream, b->control_at, n_sum, n_max, &tag);
+    err = err ? err : r->dev->ops->copy(r->stream, b->control, at, bytes);
+    return err ? err : comm_ranks_sync(r);
+}
+
+/* Sleeps for most of the time, because another rank may need the core. */
+static void wait_until(int64_t ns)
+{
+    int64_t left;
+    while ((left = ns - zr_now_ns()) > 0)
+        if (left > START_NS / 2)
+            nanosleep(&(struct timespec){.tv_nsec = left - START_NS / 2}, NULL);
+        else
+            zr_relax();
+}
+
+/* Returns when all ranks are here. On one host they return at the same time; clocks of several hosts
+ * differ. */
+static int start_together(struct comm_rounds *b, const struct comm_backend *over)
+{
+    b->control[0] = (uint64_t)zr_now_ns();
+    int err = merge(b, over, 0, 1);
+    if (!err && b->ranks->topology.n_hosts == 1)
+        wait_until((int64_t)b->control[0] + START_NS);
+    return err;
+}
+
+/* ---- operations ---- */
+
+static struct zr_cut cut_of(const struct comm_rounds *b)
+{
+    return (struct zr_cut){.each = b->slice, .total = b->bytes};
+}
+
+static int64_t n_words(const struct comm_rounds *b)
+{
+    return b->bytes / (int64_t)sizeof(uint64_t);
+}
+
+/* The number of elements in a slice. */
+static int64_t n_elements(const struct comm_rounds *b)
+{
+    return b->slice / zr_dtype_bytes(b->dtype);
+}
+
+static int issue_of(struct comm_rounds *b, enum comm_op op, struct comm_backend *of)
+{
+    const struct zr_tag tag = {.unit = -1};
+    struct zr_stream *s = b->ranks->stream;
+    int64_t words = n_words(b);
+    const struct zr_gather_seg gather = {
+        .src = b->gather_at, .dst = b->gather_at, .in_place = true, .cut = cut_of(b)};
+    const struct zr_reduce_seg reduce = {
+        .src = b->reduce_at, .dst = b->sum_at, .cut = cut_of(b), .dtype = b->dtype};
+    switch (op) {
+    case COMM_ALL_GATHER:
+        return zr_comm_all_gather(of->gather, s, &gather, 1, &tag);
+    case COMM_REDUCE_SCATTER:
+        return zr_comm_reduce_scatter(of->reduce, s, &reduce, 1, &tag);
+    default:
+        return zr_comm_agree(of->reduce, s, b->words_at, (int32_t)(words / 2), (int32_t)(words - words / 2),
+                             &tag);
+    }
+}
+
+/* MPI's gathers move bytes of any type. */
+static int issue_own(struct comm_rounds *b, const struct comm_row *row)
+{
+    struct comm_backend *of = row->of;
+    const enum zr_mpi_own which = (enum zr_mpi_own)row->own;
+    struct zr_stream *s = b->ranks->stream;
+    const char *from = b->wide ? b->wide : of->arena + b->reduce_at;
+    if (row->op == COMM_ALL_GATHER)
+        return zr_mpi_own_put(of->gather, s, which, NULL, (float *)(of->arena + b->gather_at),
+                              b->slice / (int64_t)sizeof(float));
+    return zr_mpi_own_put(of->reduce, s, which, (const float *)from, (float *)(of->arena + b->sum_at),
+                          n_elements(b));
+}
+
+/* Enqueues a row's call. */
+static int issue(struct comm_rounds *b, const struct comm_row *row)
+{
+    struct zr_stream *s = b->ranks->stream;
+    return row->own != COMM_NOT_OWN     ? issue_own(b, row)
+           : row->of                    ? issue_of(b, row->op, row->of)
+           : row->op == COMM_ALL_GATHER ? comm_limits_copy(&b->limits, s, b->n, b->slice)
+                                        : comm_limits_add(&b->limits, s, b->n, b->slice);
+}
+
+static int measure(struct comm_rounds *b, const struct comm_row *row, uint64_t *ns)
+{
+    int64_t calls = CALLS_BYTES / b->bytes;
+    calls = calls < 1 ? 1 : calls > MOST_CALLS ? MOST_CALLS : calls;
+    int err = start_together(b, row->of ? row->of : &b->ranks->backend[0]);
+    int64_t start = zr_now_ns();
+    for (int64_t i = 0; i < calls && !err; i++)
+        err = issue(b, row);
+    err = err ? err : comm_ranks_sync(b->ranks);
+    *ns = (uint64_t)((zr_now_ns() - start) / calls);
+    return err;
+}
+
+/* ---- values ---- */
+
+static uint64_t seed_of(enum comm_op op)
+{
+    return ((uint64_t)op + 1) << 32;
+}
+
+/* A range of an arena's elements, of which `first` is the number of the first one. by_pieces() runs fn on
+ * each piece. With to_arena, fn fills b->piece, which is then copied to the arena; without, the piece is
+ * copied from there first. */
+struct range {
+    char *at;
+    int64_t bytes, first;
+    bool to_arena;
+    void (*fn)(struct comm_rounds *b, struct range *x, int64_t first, int64_t n);
+    /* used by fn */
+    struct comm_source source;
+    enum zr_dtype dtype;
+    int64_t wrong;
+    const struct comm_sum *sum;
+};
+
+static int by_pieces(struct comm_rounds *b, struct range *x)
+{
+    const struct zr_device_ops *dev = b->ranks->dev->ops;
+    struct zr_stream *s = b->ranks->stream;
+    int64_t size = zr_dtype_bytes(x->dtype);
+    int err = 0;
+    for (int64_t at = 0; at < x->bytes && !err; at += PIECE_BYTES) {
+        int64_t n = x->bytes - at < PIECE_BYTES ? x->bytes - at : PIECE_BYTES;
+        err = x->to_arena ? 0 : dev->copy(s, b->piece, x->at + at, n);
+        err = err ? err : dev->stream_sync(s);
+        x->fn(b, x, x->first + at / size, n / size);
+        err = err || !x->to_arena ? err : dev->copy(s, x->at + at, b->piece, n);
+        err = err ? err : dev->stream_sync(s);
+    }
+    return err;
+}
+
+static void fill(struct comm_rounds *b, struct range *x, int64_t first, int64_t n)
+{
+    comm_values_fill(b->piece, x->dtype, x->source, first, n);
+}
+
+/* Fills with bits that are NaN in every dtype. */
+static void poison(struct comm_rounds *b, struct range *x, int64_t first, int64_t n)
+{
+    (void)first;
+    memset(b->piece, 0xff, (size_t)(n * zr_dtype_bytes(x->dtype)));
+}
+
+static void compare(struct comm_rounds *b, struct range *x, int64_t first, int64_t n)
+{
+    x->wrong += x->sum ? comm_values_sum_differs((float *)b->piece, x->sum, first, n)
+                       : comm_values_differ(b->piece, x->dtype, x->source, first, n);
+}
+
+static int fill_words(struct comm_rounds *b, const struct comm_backend *of)
+{
+    const struct zr_device_ops *dev = b->ranks->dev->ops;
+    const struct comm_source own = {.seed = seed_of(COMM_AGREE), .rank = b->ranks->world.rank};
+    comm_words_fill((uint64_t *)b->piece, own, n_words(b));
+    int err = dev->copy(b->ranks->stream, of->arena + b->words_at, b->piece, n_words(b) * 8);
+    return err ? err : dev->stream_sync(b->ranks->stream);
+}
+
+/* Fills the inputs of a backend's collectives, which no call changes. */
+static int fill_inputs(struct comm_rounds *b, const struct comm_backend *of)
+{
+    int32_t me = b->ranks->world.rank;
+    struct range own = {.at = of->arena + b->gather_at + b->ranks->group->rank * b->slice,
+                        .bytes = b->slice,
+                        .to_arena = true,
+                        .fn = fill,
+                        .source = {seed_of(COMM_ALL_GATHER), me},
+                        .dtype = b->dtype},
+                 all = {.at = of->arena + b->reduce_at,
+                        .bytes = b->bytes,
+                        .to_arena = true,
+                        .fn = fill,
+                        .source = {seed_of(COMM_REDUCE_SCATTER), me},
+                        .dtype = b->dtype};
+    int err = by_pieces(b, &own);
+    return err ? err : by_pieces(b, &all);
+}
+
+static int fill_wide(struct comm_rounds *b)
+{
+    struct range all = {.at = b->wide,
+                        .bytes = b->n * n_elements(b) * (int64_t)sizeof(float),
+                        .to_arena = true,
+                        .fn = fill,
+                        .source = {seed_of(COMM_REDUCE_SCATTER), b->ranks->world.rank},
+                        .dtype = ZR_F32};
+    return b->wide ? by_pieces(b, &all) : 0;
+}
+
+static int poison_result(struct comm_rounds *b, const struct comm_row *row)
+{
+    int err = 0;
+    struct range sum = {.at = row->of->arena + b->sum_at,
+                        .bytes = n_elements(b) * (int64_t)sizeof(float),
+                        .to_arena = true,
+                        .fn = poison,
+                        .dtype = ZR_F32};
+    if (row->op == COMM_AGREE)
+        return fill_words(b, row->of);
+    if (row->op == COMM_REDUCE_SCATTER)
+        return by_pieces(b, &sum);
+    for (int i = 0; i < b->n && !err; i++) {
+        struct range other = {.at = row->of->arena + b->gather_at + i * b->slice,
+                              .bytes = i == b->ranks->group->rank ? 0 : b->slice,
+                              .to_arena = true,
+                              .fn = poison,
+                              .dtype = b->dtype};
+        err = by_pieces(b, &other);
+    }
+    return err;
+}
+
+static int check_gather(struct comm_rounds *b, struct comm_row *row)
+{
+    int err = 0;
+    for (int i = 0; i < b->n && !err; i++) {
+        struct range slice = {.at = row->of->arena + b->gather_at + i * b->slice,
+                              .bytes = b->slice,
+                              .fn = compare,
+                              .source = {seed_of(COMM_ALL_GATHER), b->source[i].rank},
+                              .dtype = b->dtype};
+        err = by_pieces(b, &slice);
+        row->wrong += slice.wrong;
+    }
+    return err;
+}
+
+static int check_sum(struct comm_rounds *b, struct comm_row *row)
+{
+    int64_t n = n_elements(b);
+    bool is_ours = row->own == COMM_NOT_OWN;
+    const struct comm_sum sum = {.source = b->source,
+                                 .n_sources = b->n,
+                                 .dtype = is_ours ? b->dtype : ZR_F32,
+                                 .exact = is_ours && row->of->reduce->ops->deterministic &&
+                                          b->n <= ZR_MAX_SOURCES};
+    struct range own = {.at = row->of->arena + b->sum_at,
+                        .bytes = n * (int64_t)sizeof(float),
+                        .first = b->ranks->group->rank * n,
+                        .fn = compare,
+                        .dtype = ZR_F32,
+                        .sum = &sum};
+    int err = by_pieces(b, &own);
+    row->wrong += own.wrong;
+    return err;
+}
+
+static int check_words(struct comm_rounds *b, struct comm_row *row)
+{
+    const struct zr_device_ops *dev = b->ranks->dev->ops;
+    int64_t n = n_words(b);
+    int err = dev->copy(b->ranks->stream, b->piece, row->of->arena + b->words_at, n * 8);
+    err = err ? err : dev->stream_sync(b->ranks->stream);
+    row->wrong += comm_words_differ((uint64_t *)b->piece, b->source, b->n, n / 2, n - n / 2);
+    return err;
+}
+
+/* Poisons the result, makes one call, and compares. MPI's own collectives may write all of their memory
+ * while they run. Other ranks may still read this rank's slice after a gather of ours (comm.h), so ranks
+ * meet first. */
+static int check_row(struct comm_rounds *b, struct comm_row *row)
+{
+    for (int i = 0; i < b->n; i++)
+        b->source[i].seed = seed_of(row->op);
+    int err = row->own == COMM_NOT_OWN ? 0 : merge(b, row->of, 0, 1);
+    err = err ? err : poison_result(b, row);
+    err = err ? err : issue(b, row);
+    err = err ? err : comm_ranks_sync(b->ranks);
+    if (err)
+        return err;
+    return row->op == COMM_ALL_GATHER       ? check_gather(b, row)
+           : row->op == COMM_REDUCE_SCATTER ? check_sum(b, row)
+                                            : check_words(b, row);
+}
+
+static int check_all(struct comm_rounds *b)
+{
+    int err = 0;
+    for (int k = 0; k < b->n_rows && !err; k++)
+        err = b->row[k].of ? check_row(b, &b->row[k]) : 0;
+    return err;
+}
+
+/* ---- rounds ---- */
+
+static struct comm_row *add_row(struct comm_rounds *b, enum comm_op op, struct comm_backend *of,
+                                struct comm_row *limit)
+{
+    struct comm_row *row = &b->row[b->n_rows];
+    *row = (struct comm_row){.op = op,
+                             .of = of,
+                             .own = COMM_NOT_OWN,
+                             .limit = limit,
+                             .ns = b->times + b->n_rows * b->asked.rounds};
+    b->n_rows++;
+    return row;
+}
+
+/* Adds MPI's own collectives. MPI counts elements in an int, over all ranks in some libraries. */
+static void add_own(struct comm_rounds *b, enum comm_op op, struct comm_backend *of, struct comm_row *limit)
+{
+    int first = op == COMM_ALL_GATHER ? ZR_MPI_OWN_ALLGATHER : ZR_MPI_OWN_REDUCE_SCATTER;
+    int end = op == COMM_ALL_GATHER ? ZR_MPI_OWN_ALLGATHER + 1 : ZR_MPI_OWNS;
+    if (op == COMM_AGREE || b->n == 1 || b->n * n_elements(b) > INT_MAX)
+        return;
+    for (int own = first; own < end; own++)
+        add_row(b, op, of, limit)->own = own;
+}
+
+static void choose_rows(struct comm_rounds *b)
+{
+    b->n_rows = 0;
+    for (int op = 0; op < COMM_OPS; op++) {
+        if (!is_asked(b, (enum comm_op)op) || (op == COMM_AGREE && b->bytes > COMM_MOST_AGREE))
+            continue;
+        struct comm_row *limit =
+            has_limit(b, (enum comm_op)op) ? add_row(b, (enum comm_op)op, NULL, NULL) : NULL;
+        for (int i = 0; i < b->ranks->n_backends; i++)
+            add_row(b, (enum comm_op)op, &b->ranks->backend[i], limit);
+        for (int i = 0; i < b->ranks->n_backends; i++)
+            if (comm_backend_is_mpi(&b->ranks->backend[i]))
+                add_own(b, (enum comm_op)op, &b->ranks->backend[i], limit);
+    }
+}
+
+/* Times are those of the slowest rank. */
+static int run_round(struct comm_rounds *b, int64_t round)
+{
+    uint64_t ns[COMM_MOST_ROWS] = {0};
+    int err = 0;
+    for (int k = 0; k < b->n_rows && !err; k++) {
+        int64_t which = (k + round + N_WARM_ROUNDS) % b->n_rows;
+        err = measure(b, &b->row[which], &ns[which]);
+    }
+    if (err || round < 0)
+        return err;
+    memcpy(b->control, ns, sizeof ns);
+    err = merge(b, &b->ranks->backend[0], 0, b->n_rows);
+    for (int k = 0; k < b->n_rows; k++)
+        b->row[k].ns[round] = (double)b->control[k];
+    return err;
+}
+
+static int sum_wrong(struct comm_rounds *b)
+{
+    for (int k = 0; k < b->n_rows; k++)
+        b->control[k] = (uint64_t)b->row[k].wrong;
+    int err = merge(b, &b->ranks->backend[0], b->n_rows, 0);
+    for (int k = 0; k < b->n_rows; k++)
+        b->row[k].wrong = (int64_t)b->control[k];
+    return err;
+}
+
+int comm_rounds_run(struct comm_rounds *b, int64_t slice)
+{
+    int err = 0;
+    b->slice = slice;
+    b->bytes = b->n * slice;
+    choose_rows(b);
+    for (int i = 0; i < b->ranks->n_backends && !err; i++)
+        err = fill_inputs(b, &b->ranks->backend[i]);
+    err = err ? err : fill_wide(b);
+    err = err ? err : check_all(b);
+    for (int64_t round = -N_WARM_ROUNDS; round < b->asked.rounds && !err; round++)
+        err = run_round(b, round);
+    err = err ? err : check_all(b);
+    return err ? err : sum_wrong(b);
+}

@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* memory_cmd.c: zero-bench memory. It trains a few steps at every stage on N ranks, and compares planned,
+ * allocated and resident memory. */
+#include "bench/arguments.h"
+#include "bench/commands.h"
+#include "bench/memory/fit.h"
+#include "bench/memory/plot.h"
+#include "bench/memory/run.h"
+#include "bench/report/loss_plot.h"
+#include "bench/report/plot.h"
+#include "bench/report/report.h"
+#include "bench/report/stage_table.h"
+#include "bench/schedule/pipeline_stages.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char who[] = "zero-bench memory";
+
+static error_t read_fit(struct argp_state *state, const struct option_row *row, char *arg, void *options)
+{
+    struct memory_options *o = options;
+    o->fit = 0;
+    return strcmp(arg, "free") ? option_bytes(state, row, arg, &o->fit) : 0;
+}
+
+static const struct option_row rows[] = {
+    {"dtype", "f32|bf16", "Of weights, gradients and activations (f32)", 1,
+     OPTION_WORD(struct memory_options, dtype, option_dtypes)},
+    {"batch", "N", "Rows in a micro-batch of one rank (4)", 1,
+     OPTION_INT(struct memory_options, batch, 1, 1000000)},
+    {"accum", "N", "Micro-batches per step (1; with --pp two for each of its ranks)", 1,
+     OPTION_INT(struct memory_options, accum, 1, 100000)},
+    {"ranks", "N", "Ranks to run on (4)", 1, OPTION_INT(struct memory_options, ranks, 1, 4096)},
+    {"dp-shard", "N",
+     "Groups of N ranks, a number that divides --ranks, over --tp and --pp: HSDP and HFSDP, too", 1,
+     OPTION_INT(struct memory_options, dp_shard, 1, 4096)},
+    {"tp", "N", "Each layer in parts, on N ranks, which have the same data (1)", 1,
+     OPTION_INT(struct memory_options, model.own.tp, 1, 1024)},
+    {"sequence-parallel", NULL, "With --tp: rows of what lies between products are cut over the N, too", 1,
+     OPTION_FLAG(struct memory_options, model.own.sequence)},
+    {"pp", "N",
+     "Layers in N stages of a pipeline, on ranks of their own, or in --stages-per-rank times as many: shows "
+     "the fullest rank, and --json all of them (1)",
+     1, OPTION_INT(struct memory_options, pp, 1, PIPE_MOST_STAGES)},
+    {"schedule", "1f1b|gpipe|interleaved", "With --pp: the order in which stages take micro-batches (1f1b)",
+     1, OPTION_WORD(struct memory_options, schedule, pipe_whole_schedules)},
+    {"stages-per-rank", "N", "With --pp and --schedule interleaved or gpipe: stages on each of its ranks (1)",
+     1, OPTION_INT(struct memory_options, stages_per_rank, 1, PIPE_MOST_OWN)},
+    {"steps", "N", "Steps at each stage (3)", 1, OPTION_INT(struct memory_options, steps, 1, 1000000)},
+    {"plain", NULL, "The program without libzero, too, in one process", 1,
+     OPTION_FLAG(struct memory_options, plain)},
+    {"fit", "free|BYTES",
+     "Take a smaller model, and say so, where stage 0 of all ranks needs more than is free here, or than "
+     "BYTES",
+     1, OPTION_BY(read_fit), .min = 1},
+    {"plot", "FILE", "Draw the table into FILE.svg or FILE.png, with gnuplot", 1,
+     OPTION_PLOT(struct memory_options, plot)},
+    {"plot-loss", "FILE", "Draw the losses of all stages into FILE.svg or FILE.png", 1,
+     OPTION_PLOT(struct memory_options, plot_loss)},
+    {"json", NULL, "A JSON line per stage", 1, OPTION_FLAG(struct memory_options, json)},
+    {0},
+};
+
+static int64_t parts_of(const struct memory_options *o)
+{
+    return o->model.config.tp > 1 ? o->model.config.tp : 1;
+}
+
+static bool has_axes(const struct memory_options *o)
+{
+    return parts_of(o) > 1 || o->pp > 1;
+}
+
+/* Names options that do not go together, or returns NULL. */
+static const char *what_is_wrong(const struct memory_options *o)
+{
+    if (o->model.config.sequence && parts_of(o) == 1)
+        return "--sequence-parallel: is for --tp of 2 or more";
+    if (o->plain && has_axes(o))
+        return "--plain: has all layers in one process, so not with --tp or --pp";
+    if (o->fit >= 0 && (has_axes(o) || o->accum > 1))
+        return "--fit: reckons with one micro-batch of whole layers, so not with --accum, --tp or --pp";
+    return pipe_options_fault(o->schedule, o->pp, o->stages_per_rank);
+}
+
+static error_t check_numbers(struct argp_state *state, const struct memory_options *o)
+{
+    const struct gpt2_config *c = &o->model.config;
+    long long tp = (long long)parts_of(o), pp = (long long)o->pp, stages = pp * (long long)o->stages_per_rank;
+    if (c->heads % tp)
+        return option_fault(state, "--tp: %lld parts do not divide the %lld heads", tp, (long long)c->heads);
+    if (c->sequence && o->batch * c->context % tp)
+        return option_fault(state,
+                            "--sequence-parallel: %lld parts do not divide the %lld tokens of a micro-batch",
+                            tp, (long long)(o->batch * c->context));
+    if (stages > c->layers)
+        return option_fault(state, "--pp: %lld stages are more than the %lld layers", stages,
+                            (long long)c->layers);
+    if (o->ranks % (pp * tp))
+        return option_fault(state, "--ranks: %lld are not a multiple of %lld (--pp) times %lld (--tp)",
+                            (long long)o->ranks, pp, tp);
+    return 0;
+}
+
+static error_t finish(struct argp_state *state, void *options)
+{
+    struct memory_options *o = options;
+    const char *wrong = what_is_wrong(o);
+    if (wrong)
+        return option_fault(state, "%s", wrong);
+    pipe_options_default(&o->schedule, &o->accum, o->pp);
+    return check_numbers(state, o);
+}
+
+static const struct option_table table = {
+    .rows = rows,
+    .doc = "Trains a few steps at every stage, and with groups as hybrids too, and compares the memory that "
+           "was planned, allocated and "
+           "really resident; with parts of layers and pipeline stages, of the fullest rank.",
+    .read_word = option_refuse_word,
+    .finish = finish,
+    OPTIONS_WITH_MODEL(struct memory_options, model),
+};
+
+/* The measurements: a column for each stage and hybrid, and the plain program. */
+struct measured {
+    struct memory_stage stages[N_COLUMNS], plain;
+    int n;
+    bool has_plain;
+};
+
+static json_t *losses_json(const struct memory_stage *m, int64_t steps)
+{
+    json_t *list = json_array();
+    for (int64_t i = 0; i < steps; i++)
+        json_array_append_new(list, report_number(m->loss[i]));
+    return list;
+}
+
+static void add_axes(const struct memory_options *o, const struct memory_stage *m, json_t *line)
+{
+    json_object_set_new(line, "tp", json_integer(parts_of(o)));
+    json_object_set_new(line, "sequence_parallel", json_boolean(o->model.config.sequence));
+    json_object_set_new(line, "pp", json_integer(o->pp));
+    json_object_set_new(line, "micro_batches", json_integer(o->accum));
+    json_object_set_new(line, "activation_bytes", json_integer(m->fullest.activation_bytes));
+    if (o->pp == 1)
+        return;
+    json_t *ranks = json_array();
+    for (int32_t i = 0; i < m->n_ranks; i++)
+        json_array_append_new(ranks, report_rank_json(&m->ranks[i], i));
+    json_object_set_new(line, "schedule", json_string(option_word_of(pipe_schedules, o->schedule)));
+    json_object_set_new(line, "stages_per_rank", json_integer(o->stages_per_rank));
+    json_object_set_new(line, "pp_stage", json_integer(m->which));
+    json_object_set_new(line, "pp_stages", ranks);
+}
+
+static void print_json(const struct memory_options *o, const struct memory_stage *m, int column)
+{
+    bool plain = column == MEMORY_PLAIN;
+    json_t *line = json_pack(
+        "{s:o, s:s, s:I, s:I, s:o, s:o, s:I, s:s, s:o}", "stage",
+        plain ? json_null() : json_integer(stage_of_column(column)), "model", o->model.name, "n_params",
+        (json_int_t)gpt2_n_params(&o->model.config), "ranks", plain ? (json_int_t)1 : (json_int_t)o->ranks,
+        "planned_bytes", report_bytes_json(&m->fullest.planned), "bytes",
+        report_bytes_json(&m->fullest.allocated), "peak_rss_bytes", (json_int_t)m->fullest.peak_rss_bytes,
+        "state_sha256", m->state_sha256, "losses", losses_json(m, o->steps));
+    if (!plain && hybrid_of_column(column)) {
+        json_object_set_new(line, "hybrid",
+                            json_string(option_word_of(option_hybrids, hybrid_of_column(column))));
+        json_object_set_new(line, "dp_shard", json_integer(o->dp_shard));
+    }
+    if (has_axes(o))
+        add_axes(o, m, line);
+    report_line(line);
+}
+
+/* Prints the share of memory that stage 3 saves, over all ranks. */
+static void print_saved(const struct memory_options *o, const struct measured *m)
+{
+    int64_t least = m->stages[3].all_resident, most = m->stages[0].all_resident;
+    printf("\nAll %lld ranks together, measured (Pss): stage 3 holds %s; stage 0 %s, so %.0f%% are saved",
+           (long long)o->ranks, report_bytes(least).text, report_bytes(most).text,
+           100 * (1 - (double)least / (double)most));
+    if (m->has_plain) {
+        int64_t copies = m->plain.all_resident * o->ranks;
+        printf("; %lld plain programs of %s each %s, so %.0f%%", (long long)o->ranks,
+               report_bytes(m->plain.all_resident).text, report_bytes(copies).text,
+               100 * (1 - (double)least / (double)copies));
+    }
+    printf(".\n");
+}
+
+static void print_head(const struct memory_options *o)
+{
+    printf("%s: %.2f million parameters, %s, %lld rank%s, %lld row%s of %lld tokens each\n", o->model.name,
+           (double)gpt2_n_params(&o->model.config) * 1e-6, option_word_of(option_dtypes, o->dtype),
+           (long long)o->ranks, o->ranks == 1 ? "" : "s", (long long)o->batch, o->batch == 1 ? "" : "s",
+           (long long)o->model.config.context);
+    if (has_axes(o))
+        printf("data on %lld of them", (long long)(o->ranks / (o->pp * parts_of(o))));
+    if (parts_of(o) > 1)
+        printf(", each layer in %lld parts%s", (long long)parts_of(o),
+               o->model.config.sequence ? " with sequence parallelism" : "");
+    if (o->pp > 1)
+        printf(", %lld pipeline stages, %lld on a rank, %s, %lld micro-batches",
+               (long long)(o->pp * o->stages_per_rank), (long long)o->stages_per_rank,
+               option_word_of(pipe_schedules, o->schedule), (long long)o->accum);
+    printf(has_axes(o) ? "\n\n" : "\n");
+}
+
+/* Prints each rank of the pipeline, in each column. */
+static void print_ranks(const struct measured *m)
+{
+    int64_t allocated[N_COLUMNS], resident[N_COLUMNS];
+    for (int32_t i = 0; i < m->stages[0].n_ranks; i++) {
+        char name[40];
+        for (int s = 0; s < m->n; s++) {
+            allocated[s] = m->stages[s].ranks[i].allocated.total;
+            resident[s] = m->stages[s].ranks[i].peak_rss_bytes;
+        }
+        snprintf(name, sizeof name, "allocated, rank %d", i);
+        stage_table_bytes(name, allocated, m->n);
+        snprintf(name, sizeof name, "resident, rank %d", i);
+        stage_table_bytes(name, resident, m->n);
+    }
+}
+
+static void print_table(const struct memory_options *o, const struct measured *m)
+{
+    struct zero_bytes planned[N_COLUMNS];
+    int64_t allocated[N_COLUMNS], activations[N_COLUMNS], resident[N_COLUMNS], which[N_COLUMNS];
+    for (int s = 0; s < m->n; s++) {
+        planned[s] = m->stages[s].fullest.planned;
+        allocated[s] = m->stages[s].fullest.allocated.total;
+        activations[s] = m->stages[s].fullest.activation_bytes;
+        resident[s] = m->stages[s].fullest.peak_rss_bytes;
+        which[s] = m->stages[s].which;
+    }
+    print_head(o);
+    stage_table_head("memory per rank", m->n);
+    if (o->pp > 1)
+        stage_table_counts("fullest rank of pp", which, m->n);
+    stage_table_memory(planned, "planned", m->n);
+    stage_table_bytes("allocated", allocated, m->n);
+    if (has_axes(o))
+        stage_table_bytes("activations besides", activations, m->n);
+    stage_table_bytes("peak resident", resident, m->n);
+    if (o->pp > 1)
+        print_ranks(m);
+    if (m->has_plain)
+        printf("The plain program, one process: %s of weights, gradients and optimizer state, peak resident "
+               "%s.\n",
+               report_bytes(m->plain.fullest.allocated.total).text,
+               report_bytes(m->plain.fullest.peak_rss_bytes).text);
+    printf("\nPlanned and allocated are libzero's: weights, gradients, optimizer state. Resident is all of a "
+           "rank: those,\n"
+           "activations, text and code, pages that several ranks map counted in equal parts.\n");
+}
+
+/* Runs each stage, and then the plain program, which has no column. */
+static int measure(const struct memory_options *o, struct measured *m)
+{
+    struct memory_runs runs = {.o = o, .progress = progress_on(stderr), .n_runs = m->n + m->has_plain};
+    int status = 0;
+    for (int s = 0; !status && s < m->n; s++) {
+        status = memory_run(&runs, s, &m->stages[s]);
+        if (!status && o->json)
+            print_json(o, &m->stages[s], s);
+    }
+    if (!status && m->has_plain) {
+        status = memory_run(&runs, MEMORY_PLAIN, &m->plain);
+        if (!status && o->json)
+            print_json(o, &m->plain, MEMORY_PLAIN);
+    }
+    return status;
+}
+
+static int draw_losses(const struct memory_options *o, const struct measured *m)
+{
+    struct loss_curve curves[N_COLUMNS];
+    char title[160];
+    for (int s = 0; s < m->n; s++) {
+        char text[STAGE_TABLE_NAME];
+        curves[s] = (struct loss_curve){.loss = m->stages[s].loss, .n = o->steps, .first = 1};
+        snprintf(curves[s].name, sizeof curves[s].name, "%s", column_name(s, text));
+    }
+    snprintf(title, sizeof title, "%s on %lld ranks, every stage on top of the others", o->model.name,
+             (long long)o->ranks);
+    return loss_plot(o->plot_loss, title, who, curves, m->n);
+}
+
+static int draw(const struct memory_options *o, const struct measured *m)
+{
+    int status = 0;
+    if (o->plot) {
+        char title[160];
+        snprintf(title, sizeof title, "%s: memory of %s of %lld ranks, measured", o->model.name,
+                 o->pp > 1 ? "the fullest" : "each", (long long)o->ranks);
+        status = memory_plot(o->plot, title, m->stages, m->n, m->has_plain ? &m->plain : NULL);
+        if (!status && !o->json)
+            printf("Drawn in %s.\n", o->plot);
+    }
+    if (!status && o->plot_loss) {
+        status = draw_losses(o, m);
+        if (!status && !o->json)
+            printf("Losses drawn in %s.\n", o->plot_loss);
+    }
+    return status;
+}
+
+int memory_command(const char *name, int argc, char **argv)
+{
+    struct memory_options o = {.ranks = 4,
+                               .steps = 3,
+                               .batch = 4,
+                               .pp = 1,
+                               .stages_per_rank = 1,
+                               .dtype = ZERO_F32,
+                               .schedule = -1,
+                               .fit = -1};
+    int status = options_parse(&table, name, argc, argv, &o);
+    if (!status && o.fit >= 0) {
+        const struct memory_fit fit = {o.ranks, o.batch, (enum zero_dtype)o.dtype, o.fit, ""};
+        status = memory_fit_choose(&fit, &o.model, who);
+    }
+    if (status)
+        return status;
+    struct measured m = {.n = o.dp_shard ? N_COLUMNS : N_STAGES, .has_plain = o.plain};
+    status = measure(&o, &m);
+    if (!status && !o.json)
+        print_table(&o, &m);
+    int drawn = status ? 0 : draw(&o, &m); /* if it fails, the measurements are printed anyway */
+    if (!status && !o.json)
+        print_saved(&o, &m);
+    status = status ? status : drawn;
+    for (int s = 0; s < m.n; s++)
+        memory_stage_free(&m.stages[s]);
+    memory_stage_free(&m.plain);
+    return status;
+}

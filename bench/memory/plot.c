@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* plot.c: draws a bar for each stage. It shows what is allocated, by category, and above that the rest
+ * of what was resident. A bar is as high as what was resident, and its label says the same. */
+#include "bench/memory/plot.h"
+#include "bench/report/plot.h"
+#include "bench/report/report.h"
+#include "bench/report/stage_table.h"
+
+static const char who[] = "zero-bench memory";
+
+enum { MOST_BARS = N_COLUMNS + 1 };
+
+struct bar {
+    char name[STAGE_TABLE_NAME];
+    const struct memory_stage *stage;
+};
+
+struct bars {
+    struct bar bar[MOST_BARS];
+    int n;
+    /* unit of the axis */
+    double unit;
+    const char *unit_name;
+};
+
+/* In the order of ZERO_MEM_MAP: parameters blue, gradients orange, optimizer state green. */
+static const char *const colours[] = {"#08519c", "#6baed6", "#d94801", "#fd8d3c", "#fdae6b", "#fdd0a2",
+                                      "#006d2c", "#74c476", "#9e9ac8", "#756bb1", "#54278f"};
+
+static int64_t rest_of(const struct memory_stage *m)
+{
+    int64_t rest = m->fullest.peak_rss_bytes - m->fullest.allocated.total;
+    return rest > 0 ? rest : 0;
+}
+
+static int64_t height_of(const struct memory_stage *m)
+{
+    return m->fullest.peak_rss_bytes;
+}
+
+/* The height of a category. If less was resident than allocated, it is not known which pages were missing.
+ * Then all categories shrink by the same factor. */
+static int64_t part_of(const struct memory_stage *m, int64_t bytes)
+{
+    int64_t resident = m->fullest.peak_rss_bytes, allocated = m->fullest.allocated.total;
+    return resident < allocated ? (int64_t)((double)bytes * (double)resident / (double)allocated) : bytes;
+}
+
+static void add_bar(struct bars *b, const char *name, const struct memory_stage *stage)
+{
+    struct bar *bar = &b->bar[b->n++];
+    snprintf(bar->name, sizeof bar->name, "%s", name);
+    bar->stage = stage;
+    if (height_of(stage) >= 1000000000) {
+        b->unit = 1e9;
+        b->unit_name = "GB";
+    }
+}
+
+/* Writes the data of a category, unless no bar has it; then it is not in the key either. */
+static bool put_category(FILE *f, const struct bars *b, int which, const int64_t *bytes)
+{
+    int64_t any = 0;
+    for (int i = 0; i < b->n; i++)
+        any |= bytes[i];
+    if (!any)
+        return false;
+    fprintf(f, "$category%d << END\n", which);
+    for (int i = 0; i < b->n; i++)
+        fprintf(f, "\"%s\" %.6f\n", b->bar[i].name, (double)bytes[i] / b->unit);
+    fputs("END\n", f);
+    return true;
+}
+
+/* Writes the labels above the bars. */
+static void put_totals(FILE *f, const struct bars *b)
+{
+    fputs("$total << END\n", f);
+    for (int i = 0; i < b->n; i++) {
+        int64_t bytes = height_of(b->bar[i].stage);
+        fprintf(f, "%d %.6f \"%s\"\n", i, (double)bytes / b->unit, report_bytes(bytes).text);
+    }
+    fputs("END\n", f);
+}
+
+static void put_plot(FILE *f, const struct bars *b)
+{
+    int64_t bytes[MOST_BARS];
+    const char *join = "";
+    char plot[2048] = "plot ";
+    size_t at = 5;
+    int which = 0;
+#define PUT(title, value, colour)                                                                            \
+    for (int i = 0; i < b->n; i++)                                                                           \
+        bytes[i] = (value);                                                                                  \
+    if (put_category(f, b, which, bytes)) {                                                                  \
+        at += (size_t)snprintf(plot + at, sizeof plot - at,                                                  \
+                               "%s$category%d using 2:xtic(1) title '" title "' lc rgb '%s'", join, which,   \
+                               colour);                                                                      \
+        join = ", ";                                                                                         \
+    }                                                                                                        \
+    which++;
+#define CATEGORY(name, text)                                                                                 \
+    PUT(text, part_of(b->bar[i].stage, b->bar[i].stage->fullest.allocated.name), colours[which])
+    ZERO_MEM_MAP(CATEGORY)
+    PUT("the rest: activations, text, code", rest_of(b->bar[i].stage), "#d9d9d9")
+#undef CATEGORY
+#undef PUT
+    put_totals(f, b);
+    fprintf(f, "%s, $total using 1:2:3 with labels offset 0,0.8 notitle\n", plot);
+}
+
+int memory_plot(const char *path, const char *title, const struct memory_stage *stages, int n,
+                const struct memory_stage *plain)
+{
+    struct child gnuplot;
+    struct bars bars = {.unit = 1e6, .unit_name = "MB"};
+    if (plain)
+        add_bar(&bars, "not wrapped", plain);
+    for (int s = 0; s < n; s++) {
+        char name[STAGE_TABLE_NAME];
+        add_bar(&bars, column_name(s, name), &stages[s]);
+    }
+    if (plot_open(&gnuplot, path, who))
+        return 1;
+    FILE *f = gnuplot.pipe;
+    fprintf(f, "set title \"%s\" noenhanced\n", title);
+    fprintf(f, "set ylabel '%s in physical memory (Pss)'\n", bars.unit_name);
+    fputs("set style data histograms\n"
+          "set style histogram rowstacked\n"
+          "set style fill solid 1 border rgb 'white'\n"
+          "set boxwidth 0.7\n"
+          "set yrange [0:*]\n"
+          "set offsets 0,0,graph 0.08,0\n"
+          "set key outside right center Left reverse invert noenhanced samplen 1.5 spacing 1.3\n"
+          "set grid ytics lc rgb '#dddddd'\n"
+          "set border 3\n"
+          "set tics nomirror\n"
+          "set xtics scale 0\n",
+          f);
+    put_plot(f, &bars);
+    return plot_close(&gnuplot, path, who);
+}

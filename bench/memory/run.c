@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* run.c: runs zero-bench train under zero-run, and reads its JSON lines. */
+#include "bench/memory/run.h"
+#include "bench/child.h"
+#include "bench/report/stage_table.h"
+#include "bench/schedule/pipeline_stages.h"
+
+#include <jansson.h>
+#include <libgen.h>
+#include <limits.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Finds zero-run as it is installed (in this program's folder), as it is built, or in PATH. */
+static void find_zero_run(const char *self, char out[PATH_MAX + 32])
+{
+    static const char *const places[] = {"", "../zero/"};
+    char folder[PATH_MAX];
+    snprintf(folder, sizeof folder, "%s", self);
+    const char *dir = dirname(folder);
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        snprintf(out, PATH_MAX + 32, "%s/%szero-run", dir, places[i]);
+        if (!access(out, X_OK))
+            return;
+    }
+    strcpy(out, "zero-run");
+}
+
+/* A command line, built word by word. */
+enum { MOST_WORDS = 32 };
+struct command {
+    char text[MOST_WORDS][48];
+    char *argv[MOST_WORDS + 1];
+    int n;
+};
+
+static void add(struct command *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static void add(struct command *c, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(c->text[c->n], sizeof c->text[c->n], fmt, ap);
+    va_end(ap);
+    c->argv[c->n] = c->text[c->n];
+    c->n++;
+}
+
+static void add_number(struct command *c, const char *name, int64_t n)
+{
+    add(c, "--%s=%lld", name, (long long)n);
+}
+
+/* Adds a path, which must outlive the command. */
+static void add_path(struct command *c, char *path)
+{
+    c->argv[c->n++] = path;
+}
+
+static const char *name_of(int column, char text[STAGE_TABLE_NAME])
+{
+    return column == MEMORY_PLAIN ? "the plain program" : column_name(column, text);
+}
+
+static int read_bytes(const json_t *rank, const char *key, struct zero_bytes *out)
+{
+    const json_t *o = json_object_get(rank, key);
+#define FIELD(name, text) out->name = json_integer_value(json_object_get(o, #name));
+    ZERO_MEM_MAP(FIELD)
+    FIELD(total, "")
+#undef FIELD
+    return json_is_object(o) ? 0 : -1;
+}
+
+static int read_rank(const json_t *o, struct report_rank *out)
+{
+    out->activation_bytes = json_integer_value(json_object_get(o, "activation_bytes"));
+    out->peak_rss_bytes = json_integer_value(json_object_get(o, "peak_rss_bytes"));
+    return read_bytes(o, "planned_bytes", &out->planned) || read_bytes(o, "bytes", &out->allocated);
+}
+
+static int64_t filled(const struct report_rank *r)
+{
+    return r->allocated.total + r->activation_bytes;
+}
+
+/* Reads the summary of a run on so many ranks. With --pp it has an entry for each rank of the pipeline. */
+static int read_summary(const json_t *line, int64_t ranks, struct memory_stage *out)
+{
+    const char *sha256 = json_string_value(json_object_get(line, "state_sha256"));
+    const json_t *stages = json_object_get(line, "pp_stages");
+    snprintf(out->state_sha256, sizeof out->state_sha256, "%s", sha256 ? sha256 : "");
+    out->n_ranks = stages ? (int32_t)json_array_size(stages) : 1;
+    out->ranks = calloc((size_t)out->n_ranks, sizeof *out->ranks);
+    if (!out->ranks || out->n_ranks < 1)
+        return -1;
+    for (int32_t i = 0; i < out->n_ranks; i++) {
+        if (read_rank(stages ? json_array_get(stages, (size_t)i) : line, &out->ranks[i]))
+            return -1;
+        out->which = filled(&out->ranks[i]) > filled(&out->ranks[out->which]) ? i : out->which;
+        out->all_resident += out->ranks[i].peak_rss_bytes * (ranks / out->n_ranks);
+    }
+    out->fullest = out->ranks[out->which];
+    return 0;
+}
+
+static void read_step(struct memory_runs *runs, const json_t *line, const char *what,
+                      struct memory_stage *out)
+{
+    int64_t step = json_integer_value(json_object_get(line, "step"));
+    const json_t *loss = json_object_get(line, "loss");
+    if (step < 1 || step > runs->o->steps)
+        return;
+    out->loss[step - 1] = json_is_number(loss) ? json_number_value(loss) : NAN;
+    /* the last part of the bar is for the summary */
+    double in_run = (double)step / (double)(runs->o->steps + 1);
+    progress_show(&runs->progress, (runs->n_done + in_run) / runs->n_runs, "%s: step %lld of %lld", what,
+                  (long long)step, (long long)runs->o->steps);
+}
+
+/* Reads all lines of a run. Returns 0 if there was a summary. */
+static int read_lines(struct memory_runs *runs, int64_t ranks, FILE *lines, const char *what,
+                      struct memory_stage *out)
+{
+    char *line = NULL;
+    size_t capacity = 0;
+    int err = -1;
+    while (getline(&line, &capacity, lines) > 0) {
+        json_t *o = json_loads(line, 0, NULL);
+        const char *event = json_string_value(json_object_get(o, "event"));
+        if (event && !strcmp(event, "summary"))
+            err = read_summary(o, ranks, out);
+        else if (event && !strcmp(event, "step"))
+            read_step(runs, o, what, out);
+        json_decref(o);
+    }
+    free(line);
+    return err;
+}
+
+/* The plain program is one process. */
+static int64_t ranks_of(const struct memory_runs *runs, int column)
+{
+    return column == MEMORY_PLAIN ? 1 : runs->o->ranks;
+}
+
+static void add_sizes(struct command *a, const struct memory_runs *runs)
+{
+    const struct gpt2_config *c = &runs->o->model.config;
+    add_number(a, "steps", runs->o->steps);
+    add_number(a, "batch", runs->o->batch);
+    add_number(a, "accum", runs->o->accum);
+    add_number(a, "layers", c->layers);
+    add_number(a, "heads", c->heads);
+    add_number(a, "channels", c->channels);
+    add_number(a, "context", c->context);
+    add_number(a, "vocab", c->vocab);
+}
+
+/* Adds the options of tensor and pipeline parallelism. */
+static void add_axes(struct command *a, const struct memory_runs *runs)
+{
+    if (runs->o->model.config.tp > 1)
+        add_number(a, "tp", runs->o->model.config.tp);
+    if (runs->o->model.config.sequence)
+        add(a, "--sequence-parallel");
+    if (runs->o->pp == 1)
+        return;
+    add_number(a, "pp", runs->o->pp);
+    add(a, "--schedule=%s", option_word_of(pipe_schedules, runs->o->schedule));
+    add_number(a, "stages-per-rank", runs->o->stages_per_rank);
+}
+
+static int open_run(const struct memory_runs *runs, int column, struct child *child)
+{
+    char self[PATH_MAX], zero_run[PATH_MAX + 32];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (n < 0) {
+        fprintf(stderr, "zero-bench memory: cannot find this program: %s\n", strerror(errno));
+        return EXIT_FAILURE;
+    }
+    self[n] = 0;
+    find_zero_run(self, zero_run);
+    struct command a = {0};
+    int hybrid = column == MEMORY_PLAIN ? 0 : hybrid_of_column(column);
+    add_path(&a, zero_run);
+    add(&a, "--raw");
+    add(&a, "-n");
+    add(&a, "%lld", (long long)ranks_of(runs, column));
+    add_path(&a, self);
+    add(&a, "train");
+    add(&a, "--json");
+    add(&a, "--dtype=%s", option_word_of(option_dtypes, runs->o->dtype));
+    add_sizes(&a, runs);
+    if (column == MEMORY_PLAIN) {
+        add(&a, "--plain");
+    } else {
+        add_number(&a, "stage", stage_of_column(column));
+        add_axes(&a, runs);
+    }
+    if (hybrid) {
+        int64_t tp = runs->o->model.config.tp > 1 ? runs->o->model.config.tp : 1,
+                n_dp = runs->o->ranks / (runs->o->pp * tp);
+        add(&a, "--hybrid=%s", option_word_of(option_hybrids, hybrid));
+        add_number(&a, "dp-replicate", n_dp > runs->o->dp_shard ? n_dp / runs->o->dp_shard : 1);
+        add_number(&a, "dp-shard", runs->o->dp_shard);
+    }
+    if (child_open(child, a.argv, false)) {
+        fprintf(stderr, "zero-bench memory: cannot run %s: %s\n", zero_run, strerror(errno));
+        return EXIT_FAILURE;
+    }
+    return 0;
+}
+
+int memory_run(struct memory_runs *runs, int column, struct memory_stage *out)
+{
+    char name[STAGE_TABLE_NAME];
+    const char *what = name_of(column, name);
+    struct child child;
+    *out = (struct memory_stage){.loss = malloc((size_t)runs->o->steps * sizeof *out->loss)};
+    if (!out->loss) {
+        fprintf(stderr, "zero-bench memory: no memory for %lld losses\n", (long long)runs->o->steps);
+        return EXIT_FAILURE;
+    }
+    for (int64_t i = 0; i < runs->o->steps; i++)
+        out->loss[i] = NAN;
+    progress_show(&runs->progress, (double)runs->n_done / runs->n_runs, "%s begins", what);
+    int err = open_run(runs, column, &child);
+    if (err)
+        return err;
+    err = read_lines(runs, ranks_of(runs, column), child.pipe, what, out);
+    int code = child_close(&child);
+    runs->n_done++;
+    progress_clear(&runs->progress);
+    if (code || err) {
+        fprintf(stderr, "zero-bench memory: the run of %s ended with code %d%s\n", what, code,
+                code ? "" : " but without a summary");
+        return code == EXIT_USAGE ? EXIT_USAGE : EXIT_FAILURE;
+    }
+    return 0;
+}
+
+void memory_stage_free(struct memory_stage *m)
+{
+    free(m->ranks);
+    free(m->loss);
+    *m = (struct memory_stage){0};
+}

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* model.c: sizes and tensors of the models that plan and tune plan for. */
+#include "bench/plan/model.h"
+
+#include <math.h>
+
+/* Sizes of a GPT of at most n parameters, in the proportions of published models: about a hundred channels
+ * per layer. Channels are as many as fit, and a multiple of 8 in each of tp parts if there are enough.
+ * Channels are 0 if n is too small for any. */
+static struct gpt2_config sizes_for(int64_t n, int64_t tp)
+{
+    int64_t step = 8 * (tp > 1 ? tp : 1);
+    bool large = n >= 100000000;
+    struct gpt2_config c = {.heads = 1, .context = large ? 1024 : 64, .vocab = large ? 50257 : 256};
+    double layers = round(cbrt((double)n / 120000.0)); /* n = 12 * L * C^2 with C = 100 * L */
+    c.layers = layers < 1 ? 1 : (int64_t)layers;
+    double per_channel = (double)(c.vocab + c.context + 13 * c.layers + 2), a = 12.0 * (double)c.layers;
+    double channels = (sqrt(per_channel * per_channel + 4 * a * (double)n) - per_channel) / (2 * a);
+    c.channels = (int64_t)channels + 1; /* makes up for rounding */
+    while (c.channels > 0 && gpt2_n_params(&c) > n)
+        c.channels--;
+    c.channels -= c.channels > 64 || tp > 1 ? c.channels % step : 0;
+    c.tp = tp;
+    return c;
+}
+
+struct gpt2_config plan_sizes(const struct gpt2_config *model, int64_t params)
+{
+    struct gpt2_config c = params ? sizes_for(params, model->tp) : *model;
+    c.sequence = model->sequence;
+    return c;
+}
+
+/* Parameters that a GPT of these sizes does not have are put into one more unit, so that the total is
+ * exact. With tp the total is exact but for the tensors that every part holds. */
+int32_t plan_model(struct zero_tensor out[PLAN_N_TENSORS], int32_t *layers, const struct gpt2_config *model,
+                   int64_t params, int dtype)
+{
+    static void *nowhere;
+    struct gpt2_config c = plan_sizes(model, params);
+    int32_t n = 0;
+    *layers = 0;
+    if (c.channels) {
+        (dtype == ZERO_BF16 ? train_describe_bf16 : train_describe_f32)(out, &c, NULL, false);
+        n = TRAIN_N_TENSORS;
+        *layers = (int32_t)c.layers;
+    }
+    int64_t rest = params ? params - (c.channels ? gpt2_n_params(&c) : 0) : 0;
+    if (rest) {
+        *layers += n > 0;
+        bool cut = c.tp > 1;
+        out[n++] = (struct zero_tensor){.name = "rest",
+                                        .param = &nowhere,
+                                        .grad = &nowhere,
+                                        .shape = {cut ? (rest + c.tp - 1) / c.tp : rest},
+                                        .dtype = (enum zero_dtype)dtype,
+                                        .unit = *layers,
+                                        .tp_cut = cut ? ZERO_TP_CUT(0) : 0};
+    }
+    return n;
+}

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* model.h: describes the tensors of a model that is planned for, without opening one. */
+#ifndef ZERO_BENCH_PLAN_MODEL_H
+#define ZERO_BENCH_PLAN_MODEL_H
+
+#include "bench/train/train.h"
+
+#define PLAN_N_TENSORS (TRAIN_N_TENSORS + 1)
+
+/* Describes a GPT-2 of the sizes in model; if params is above 0, one with exactly that many parameters.
+ * dtype is an enum zero_dtype. Returns the number of tensors; *layers is the number of units besides unit
+ * 0. */
+int32_t plan_model(struct zero_tensor out[PLAN_N_TENSORS], int32_t *layers, const struct gpt2_config *model,
+                   int64_t params, int dtype);
+
+/* The sizes of that GPT. Channels are 0 if params is too small for any GPT. */
+struct gpt2_config plan_sizes(const struct gpt2_config *model, int64_t params);
+
+#endif

@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* plan_cmd.c: zero-bench plan, which prints what every stage would take. It only calls zero_plan. */
+#include "bench/plan/plan_cmd.h"
+#include "bench/commands.h"
+#include "bench/plan/stages.h"
+#include "bench/schedule/pipeline_stages.h"
+
+#include "kernels/device.h"
+
+#include <string.h>
+
+static const struct option_row rows[] = {
+    {"params", "N", "A GPT of this many parameters, such as 7.5e9, instead of a named model", 1,
+     OPTION_INT(struct plan_options, params, 1, 1000000000000000)},
+    {"dtype", "f32|bf16", "Of weights and gradients (bf16)", 1,
+     OPTION_WORD(struct plan_options, dtype, option_dtypes)},
+    {.help = "Sharding:", .group = 2},
+    {"world", "N", "Ranks (1)", 2, OPTION_INT(struct plan_options, world, 1, 1000000)},
+    {"dp-shard", "N", "Groups of N ranks, a number that divides the world: tells of HSDP and HFSDP, too", 2,
+     OPTION_INT(struct plan_options, dp_shard, 1, 1000000)},
+    {"tp", "N",
+     "Layers in parts, on N ranks each, which have the same data: tells what one of them takes (1)", 2,
+     OPTION_INT(struct plan_options, model.own.tp, 1, 1024)},
+    {"pp", "N",
+     "Layers in so many stages of a pipeline, on ranks of their own, or in --stages-per-rank times as many: "
+     "tells what the fullest rank takes (1)",
+     2, OPTION_INT(struct plan_options, pp, 1, PIPE_MOST_STAGES)},
+    {"sequence-parallel", NULL,
+     "With --tp and --batch: activations between products are cut by rows, a part on each of the N", 2,
+     OPTION_FLAG(struct plan_options, model.own.sequence)},
+    {"schedule", "1f1b|gpipe|interleaved|zero-bubble",
+     "With --pp: the order in which stages take micro-batches; interleaved, for several on a rank, keeps "
+     "more "
+     "of them than 1f1b (1f1b)",
+     2, OPTION_WORD(struct plan_options, schedule, pipe_schedules)},
+    {"stages-per-rank", "N", "With --pp and --schedule interleaved or gpipe: stages on each of its ranks (1)",
+     2, OPTION_INT(struct plan_options, stages_per_rank, 1, PIPE_MOST_OWN)},
+    {"optimizer", "NAME", "One of:" OPTION_OPTIMIZERS " (adamw)", 2,
+     OPTION_WORD(struct plan_options, optimizer, option_optimizers)},
+    {"accum", "N", "Micro-batches per step (1; with --pp two for each of its ranks)", 2,
+     OPTION_INT(struct plan_options, accum, 1, 100000)},
+    {"micro-batches", "N", "The same", 2, OPTION_INT(struct plan_options, micro_batches, 1, 100000)},
+    {"batch", "ROWS", "Of a micro-batch: tells of the activations that the model keeps, too (with --pp: 1)",
+     2, OPTION_INT(struct plan_options, batch, 1, 1000000)},
+    {"prefetch", "N", "Units gathered ahead (2)", 2, OPTION_INT(struct plan_options, prefetch, 0, 10000)},
+    {"budget", "BYTES", "For gathered parameters at stage 3 (what prefetch needs)", 2,
+     OPTION_BYTES(struct plan_options, budget, 1)},
+    {"wire-dtype", "f32|bf16", "Of gradients between ranks (that of the model)", 2,
+     OPTION_WORD(struct plan_options, wire_dtype, option_dtypes)},
+    {"deterministic", "on|off",
+     "Sums in a fixed order (on; with --dp-shard and --accum above 1 off, each group taken for a host)", 2,
+     OPTION_WORD(struct plan_options, deterministic, option_on_off)},
+    {"json", NULL, "A JSON line per stage", 3, OPTION_FLAG(struct plan_options, json)},
+    {0},
+};
+
+/* Refuses axes that do not fit the model or the world. */
+static error_t check_axes(struct argp_state *state, const struct plan_options *o)
+{
+    long long tp = o->model.config.tp > 1 ? (long long)o->model.config.tp : 1, pp = (long long)o->pp;
+    long long stages = pp * (long long)o->stages_per_rank, world = (long long)o->world;
+    struct gpt2_config c = plan_sizes(&o->model.config, o->params);
+    long long heads = (long long)o->model.config.heads, tokens = (long long)(o->batch * c.context);
+    if (tp > 1 && !o->params && heads % tp)
+        return option_fault(state, "--tp: %lld parts do not divide the %lld heads", tp, heads);
+    if (c.sequence && (tp == 1 || !o->batch || tokens % tp))
+        return option_fault(state,
+                            "--sequence-parallel: is of activations, which --batch asks for, and for --tp of "
+                            "2 or more, which divides the %lld tokens of a micro-batch",
+                            tokens);
+    if (pp > 1 && !c.channels)
+        return option_fault(state, "--params: %lld are too few for layers in %lld part%s and in %lld stages",
+                            (long long)o->params, tp, tp == 1 ? "" : "s", pp);
+    if (stages > c.layers)
+        return option_fault(state, "--pp: %lld stages are more than the %lld layers", stages,
+                            (long long)c.layers);
+    if (pp > 1 && world % (pp * tp))
+        return option_fault(state,
+                            "--pp: %lld stages of layers in %lld part%s do not divide the world of %lld "
+                            "(--world)",
+                            pp, tp, tp == 1 ? "" : "s", world);
+    return 0;
+}
+
+static error_t finish(struct argp_state *state, void *options)
+{
+    struct plan_options *o = options;
+    if (o->accum && o->micro_batches)
+        return option_fault(state, "--micro-batches: says what --accum does");
+    const char *fault = pipe_options_fault(o->schedule, o->pp, o->stages_per_rank);
+    if (fault)
+        return option_fault(state, "%s", fault);
+    o->accum = o->accum ? o->accum : o->micro_batches;
+    pipe_options_default(&o->schedule, &o->accum, o->pp);
+    o->batch = o->batch || o->pp == 1 ? o->batch : 1;
+    return check_axes(state, o);
+}
+
+static const struct option_table table = {
+    .rows = rows,
+    .doc = "Tells the memory per rank and the bytes on the wire per step at every stage, beside the "
+           "formula of the "
+           "ZeRO paper (arXiv:1910.02054), without allocating or sending anything; and the time that "
+           "planning took.",
+    .read_word = option_refuse_word,
+    .finish = finish,
+    OPTIONS_WITH_MODEL(struct plan_options, model),
+};
+
+/* Log callback after stage 0, whose plan has printed all other warnings: passes on those about groups. */
+static void report_groups(void *arg, const char *line)
+{
+    (void)arg;
+    if (strstr(line, "dp_replicate ") || strstr(line, "deterministic is off"))
+        fprintf(stderr, "libzero: %s\n", line);
+}
+
+int plan_column(const struct plan_options *o, int column, const struct plan_table *t,
+                struct zero_plan_info *info, int64_t *ns)
+{
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    cfg.stage = stage_of_column(column);
+    int64_t tp = o->model.config.tp > 1 ? o->model.config.tp : 1;
+    hybrid_to_config(&cfg, hybrid_of_column(column), o->world / (o->pp * tp), o->dp_shard);
+    cfg.mesh.pp = (int32_t)o->pp;
+    cfg.mesh.tp = (int32_t)tp;
+    /* any rank of this pipeline stage; here the first */
+    cfg.launch.rank = (int32_t)(t->pp_at * (o->world / o->pp));
+    cfg.debug.log = column > 0 && t->pp_at == 0 ? report_groups : NULL;
+    cfg.launch.world = (int32_t)o->world;
+    cfg.optim.optimizer = o->optimizer;
+    cfg.optim.beta1 = 0.9f;
+    cfg.grad_accum_steps = (int32_t)o->accum;
+    cfg.memory.prefetch = (int32_t)o->prefetch;
+    cfg.memory.param_budget_bytes = o->budget;
+    cfg.memory.wire_dtype = o->wire_dtype;
+    cfg.deterministic = o->deterministic;
+    cfg.memory.order = t->order;
+    cfg.memory.n_order = t->n_order;
+    cfg.pipeline.schedule = o->schedule;
+    cfg.pipeline.stages_per_rank = (int32_t)o->stages_per_rank;
+    cfg.pipeline.activation_bytes = o->pp > 1 ? plan_move_bytes(o) : 0;
+    int64_t start = zr_now_ns();
+    int err = zero_plan(t->tensors, t->n, &cfg, info);
+    *ns = zr_now_ns() - start;
+    if (err) {
+        fprintf(stderr, "zero-bench plan: stage %d: %s\n", cfg.stage, zero_last_error());
+        return err == ZERO_ERR_ARG || err == ZERO_ERR_BUDGET ? EXIT_USAGE : EXIT_FAILURE;
+    }
+    return 0;
+}
+
+static int64_t tokens_of(const struct plan_options *o, const struct gpt2_config *c)
+{
+    return o->batch * c->context;
+}
+
+static int64_t dtype_bytes(const struct plan_options *o)
+{
+    return o->dtype == ZERO_BF16 ? 2 : 4;
+}
+
+int64_t plan_move_bytes(const struct plan_options *o)
+{
+    struct gpt2_config c = plan_sizes(&o->model.config, o->params);
+    return train_stage_bytes(&c, o->batch, dtype_bytes(o));
+}
+
+int64_t plan_kept_bytes(const struct plan_options *o, int64_t layers, int64_t stage)
+{
+    struct gpt2_config c = plan_sizes(&o->model.config, o->params);
+    return tokens_of(o, &c) * plan_kept_elems(&c, layers, o->pp * o->stages_per_rank, stage) * dtype_bytes(o);
+}
+
+static void print_table(const struct plan_options *o, const struct zero_plan_info *info, const int64_t *ns,
+                        int n_columns, int32_t layers)
+{
+    struct zero_bytes bytes[N_COLUMNS];
+    int64_t paper[N_COLUMNS], wire[N_COLUMNS], outer[N_COLUMNS];
+    for (int s = 0; s < n_columns; s++) {
+        bytes[s] = info[s].bytes;
+        paper[s] = info[s].paper_bytes;
+        wire[s] = info[s].traffic.wire_bytes;
+        outer[s] = hybrid_of_column(s) ? info[s].traffic.outer_bytes : -1;
+    }
+    char parts[64] = "";
+    if (o->model.config.tp > 1)
+        snprintf(parts, sizeof parts, " of one of %lld parts", (long long)o->model.config.tp);
+    printf("%lld parameters%s in %d units, %s, %s, %lld rank%s\n\n", (long long)info[0].n_params, parts,
+           layers + 1, option_word_of(option_dtypes, o->dtype),
+           option_word_of(option_optimizers, o->optimizer), (long long)o->world, o->world == 1 ? "" : "s");
+    stage_table_head("per rank", n_columns);
+    stage_table_memory(bytes, "total", n_columns);
+    if (o->batch) {
+        int64_t kept[N_COLUMNS];
+        for (int s = 0; s < n_columns; s++)
+            kept[s] = plan_kept_bytes(o, plan_sizes(&o->model.config, o->params).layers, 0);
+        stage_table_bytes("activations besides", kept, n_columns);
+    }
+    stage_table_bytes("the ZeRO paper says", paper, n_columns);
+    stage_table_bytes("received per step", wire, n_columns);
+    if (n_columns > N_STAGES)
+        stage_table_bytes("from other groups", outer, n_columns);
+    stage_table_ms("time to plan", ns, n_columns);
+}
+
+json_t *plan_line(int column, const struct zero_plan_info *info, int64_t ns)
+{
+    json_t *line = json_pack("{s:i, s:o, s:I, s:I, s:I}", "stage", stage_of_column(column), "bytes",
+                             report_bytes_json(&info->bytes), "paper_bytes", (json_int_t)info->paper_bytes,
+                             "wire_bytes", (json_int_t)info->traffic.wire_bytes, "plan_ns", (json_int_t)ns);
+    int hybrid = hybrid_of_column(column);
+    if (hybrid) {
+        json_object_set_new(line, "hybrid", json_string(option_word_of(option_hybrids, hybrid)));
+        json_object_set_new(line, "dp_shard", json_integer(info->dp_shard));
+        json_object_set_new(line, "outer_bytes", json_integer(info->traffic.outer_bytes));
+    }
+    return line;
+}
+
+/* Plans without pipeline stages: each rank has all layers, or its tp part of them. */
+static int plan_whole(const struct plan_options *o, const struct zero_tensor *tensors, int32_t n,
+                      int32_t layers)
+{
+    struct zero_plan_info info[N_COLUMNS];
+    int64_t ns[N_COLUMNS];
+    int n_columns = o->dp_shard ? N_COLUMNS : N_STAGES, status = 0;
+    struct plan_table t = {.tensors = tensors, .n = n};
+    t.order = malloc((size_t)TRAIN_N_CALLS(layers) * sizeof *t.order);
+    if (!t.order) {
+        fprintf(stderr, "zero-bench plan: no memory for %d units\n", layers);
+        return EXIT_FAILURE;
+    }
+    t.n_order = train_call_order(t.order, &(struct gpt2_config){.layers = layers});
+    for (int s = 0; !status && s < n_columns; s++)
+        status = plan_column(o, s, &t, &info[s], &ns[s]);
+    free(t.order);
+    if (!status && !o->json)
+        print_table(o, info, ns, n_columns, layers);
+    for (int s = 0; !status && o->json && s < n_columns; s++) {
+        json_t *line = plan_line(s, &info[s], ns[s]);
+        if (o->batch)
+            json_object_set_new(
+                line, "activation_bytes",
+                json_integer(plan_kept_bytes(o, plan_sizes(&o->model.config, o->params).layers, 0)));
+        report_line(line);
+    }
+    return status;
+}
+
+int plan_command(const char *name, int argc, char **argv)
+{
+    struct plan_options o = {.world = 1,
+                             .pp = 1,
+                             .stages_per_rank = 1,
+                             .schedule = -1,
+                             .prefetch = 2,
+                             .budget = ZERO_AUTO,
+                             .deterministic = ZERO_AUTO,
+                             .dtype = ZERO_BF16,
+                             .optimizer = ZERO_ADAMW};
+    int status = options_parse(&table, name, argc, argv, &o);
+    if (status)
+        return status;
+    struct zero_tensor tensors[PLAN_N_TENSORS];
+    int32_t layers, n = plan_model(tensors, &layers, &o.model.config, o.params, o.dtype);
+    return o.pp > 1 ? plan_pipeline(&o, tensors, n) : plan_whole(&o, tensors, n, layers);
+}

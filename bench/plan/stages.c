@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* stages.c: divides the tensors of a planned model over pipeline stages. */
+#include "bench/plan/stages.h"
+
+#include <string.h>
+
+/* Appends a stage's tensors to the table. Returns the first unit after the stage. */
+static int32_t add_stage(struct plan_rank *out, int32_t k, const struct zero_tensor *tensors, int32_t n)
+{
+    struct train_stage *s = &out->stages[k];
+    struct zero_tensor *own = out->tensors + out->n;
+    int32_t number[TRAIN_N_TENSORS],
+        behind = s->unit + (int32_t)(train_first_layer_unit(&s->own) + s->own.layers);
+    memcpy(own, tensors, TRAIN_N_TENSORS * sizeof *tensors);
+    for (int32_t t = 0; t < TRAIN_N_TENSORS; t++)
+        if (own[t].flags & ZERO_STACKED)
+            own[t].shape[0] = s->own.layers;
+    s->first = out->n;
+    s->n = train_stage_table(own, number, &s->own);
+    for (int32_t t = 0; t < s->n; t++)
+        own[t].unit += s->unit;
+    for (int32_t t = TRAIN_N_TENSORS; t < n && !s->own.no_head; t++) {
+        own[s->n] = tensors[t];
+        own[s->n++].unit = behind;
+    }
+    for (int32_t t = 0; t < s->n; t++)
+        own[t].pp_stage = k;
+    out->n += s->n;
+    return behind;
+}
+
+void plan_rank_of(struct plan_rank *out, const struct zero_tensor *tensors, int32_t n, int64_t layers,
+                  int64_t pp, int64_t per_rank, int64_t pp_at)
+{
+    const struct gpt2_config whole = {.layers = layers};
+    int32_t unit = 0;
+    out->n = 0;
+    out->n_stages = (int32_t)per_rank;
+    for (int32_t k = 0; k < per_rank; k++) {
+        out->stages[k] = (struct train_stage){
+            .own = train_stage_config(&whole, (int32_t)(k * pp + pp_at), (int32_t)(per_rank * pp)),
+            .unit = unit};
+        unit = add_stage(out, k, tensors, n);
+    }
+}
+
+int64_t plan_kept_elems(const struct gpt2_config *c, int64_t layers, int64_t n_stages, int64_t stage)
+{
+    /* With sequence parallelism, rows are cut over tp. */
+    int64_t A = gpt2_part_channels(c), F = gpt2_part_hidden(c), C = c->sequence ? A : c->channels;
+    /* per layer: two norms, two sums; q, k, v and the attention's output; the MLP before and after GELU */
+    int64_t n = layers * (4 * C + 4 * A + 2 * F) - C;
+    n += stage == 0 ? C : 0; /* the embedded tokens */
+    /* the last norm and its input, and the logits */
+    n += stage == n_stages - 1 ? 2 * C + gpt2_part_vocab(c) : 0;
+    return n;
+}
+
+int64_t plan_n_params(const struct zero_tensor *tensors, int32_t n)
+{
+    int64_t all = 0;
+    for (int32_t i = 0; i < n; i++)
+        all += tensor_elements(&tensors[i]);
+    return all;
+}

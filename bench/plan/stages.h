@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* stages.h: a planned model in pipeline stages: the tensors of each, and the activations that it keeps. */
+#ifndef ZERO_BENCH_PLAN_STAGES_H
+#define ZERO_BENCH_PLAN_STAGES_H
+
+#include "bench/plan/model.h"
+#include "bench/schedule/pipeline_stages.h"
+#include "bench/train/pipeline.h"
+
+/* The part of the model on one rank of a pipeline. */
+struct plan_rank {
+    /* in units as in zero-bench train; with --params the rest of the parameters is one more unit, on the
+     * last rank */
+    struct zero_tensor tensors[PIPE_MOST_OWN * PLAN_N_TENSORS];
+    int32_t n;
+    /* (n_stages) */
+    struct train_stage stages[PIPE_MOST_OWN];
+    int32_t n_stages;
+};
+
+/* Fills in what rank pp_at of pp has, with per_rank stages. tensors (n) are the whole model's, from
+ * plan_model. */
+void plan_rank_of(struct plan_rank *out, const struct zero_tensor *tensors, int32_t n, int64_t layers,
+                  int64_t pp, int64_t per_rank, int64_t pp_at);
+
+/* Elements that a stage keeps for each token until its backward pass, as bench/gpt2/gpt2.h lists them. Not
+ * counted are attention's matrices, statistics and scratch, and the stage's input, which the library
+ * keeps. */
+int64_t plan_kept_elems(const struct gpt2_config *c, int64_t layers, int64_t n_stages, int64_t stage);
+
+/* Parameters of all tensors, in all layers. */
+int64_t plan_n_params(const struct zero_tensor *tensors, int32_t n);
+
+#endif

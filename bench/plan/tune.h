@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tune.h: the parts of zero-bench tune: candidates and their order, the probe, and the report. */
+#ifndef ZERO_BENCH_TUNE_H
+#define ZERO_BENCH_TUNE_H
+
+#include "bench/hybrids.h"
+#include "bench/train/train.h"
+
+/* Most timed steps of a candidate, over both rounds. */
+#define TUNE_MOST_STEPS 100
+
+/* The gradients' dtype on the wire in the candidates: the tensors' own, bf16, or both. */
+enum tune_wire { TUNE_WIRE_OWN, TUNE_WIRE_BF16, TUNE_WIRE_ANY };
+
+struct tune_options {
+    /* what candidates have in common: model, dtype, optimizer, accum, device, deterministic, and the probe's
+     * batch, threads, gpu and log */
+    struct train_options train;
+    /* 0: those of the model */
+    int64_t params;
+    /* enum tune_wire */
+    int wire;
+    int64_t world;
+    /* ranks on each host */
+    int64_t per_host;
+    /* size of groups; 0: every size that divides the world */
+    int64_t dp_shard;
+    /* bytes of a rank; 0: no limit */
+    int64_t limit;
+
+    /* number of candidates to time, and steps of each */
+    int64_t n_probe, steps;
+    const char *data;
+    bool json;
+};
+
+/* One configuration, and its plan. */
+struct candidate {
+    /* as in struct zero_config */
+    int32_t stage, hybrid, dp_shard, prefetch, wire_dtype, deterministic;
+    int64_t budget;
+
+    struct zero_bytes bytes;
+    /* bytes that a rank receives in a step: all, and those of them from other hosts */
+    int64_t wire_bytes, between_bytes;
+    /* Its memory is within the limit. */
+    bool fits;
+    /* It rounds gradients to bf16, and the options do not allow that. */
+    bool refused;
+
+    /* (n_ms) times of the probe's steps, ascending, each the mean over ranks; n_ms is 0 if it was not
+     * probed */
+    double ms[TUNE_MOST_STEPS];
+    int64_t n_ms;
+};
+
+/* All candidates, best first. The first one fits if any does. */
+struct candidates {
+    struct candidate *all;
+    int64_t n, capacity;
+    /* for the head of the report */
+    int64_t n_params;
+    int32_t n_units;
+};
+
+/* Plans all candidates and sorts them. Returns 0 or an enum zero_err, with failed_text(). Call tune_free
+ * in either case. */
+int tune_plan(const struct tune_options *o, struct candidates *c);
+void tune_free(struct candidates *c);
+
+/* Why one candidate comes before another. */
+enum tune_reason {
+    TUNE_SAME,
+    TUNE_FITS,     /* the other one does not fit */
+    TUNE_ALLOWED,  /* the other one rounds gradients, which was not allowed */
+    TUNE_HIDDEN,   /* the other one waits for every gather */
+    TUNE_BETWEEN,  /* fewer bytes between hosts */
+    TUNE_ALL,      /* fewer bytes in all */
+    TUNE_PREFETCH, /* gathers further ahead */
+    TUNE_MEMORY,
+    TUNE_SIMPLER
+};
+/* Negative if a comes first. reason may not be NULL. */
+int tune_compare(const struct candidate *a, const struct candidate *b, enum tune_reason *reason);
+/* The first candidate receives the fewest bytes between hosts. This is the ratio of the time of such a
+ * byte to that of a byte inside a host from which on it also needs the least time for all bytes. 0: at any
+ * ratio. */
+double tune_ratio(const struct candidates *c, int64_t chosen);
+/* Whether they differ at most in prefetch and budget. */
+bool tune_same_kind(const struct candidate *a, const struct candidate *b);
+
+/* Trains with the first n_probe kinds that fit, on all ranks together, in two rounds, the second in
+ * reverse order. Returns 0; or the exit code of a run that failed and said so, and then no candidate has
+ * times. */
+int tune_probe(const struct tune_options *o, struct candidates *c);
+/* Whether the best candidate has times. */
+bool tune_probed(const struct candidates *c);
+/* The chosen candidate: the first one, unless another is faster in the probe by more than noise. */
+int64_t tune_choose(const struct candidates *c);
+/* Quartiles and median of the step times of a candidate that was probed. */
+double tune_lower_ms(const struct candidate *c);
+double tune_upper_ms(const struct candidate *c);
+double tune_median_ms(const struct candidate *c);
+
+/* Names such as "HFSDP in groups of 4" and "HFSDP in groups of 4, prefetch 1, budget 12.3 MB". */
+struct tune_name {
+    char text[128];
+};
+struct tune_name tune_kind_name(const struct candidate *c);
+struct tune_name tune_name(const struct candidate *c);
+
+void tune_report(const struct tune_options *o, const struct candidates *c, int64_t chosen);
+void tune_report_json(const struct tune_options *o, const struct candidates *c, int64_t chosen);
+
+#endif

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tune_cmd.c: zero-bench tune, which chooses stage, hybrid, prefetch, budget and wire dtype for a model, a
+ * world and a memory limit. */
+#include "bench/arguments.h"
+#include "bench/commands.h"
+#include "bench/failed.h"
+#include "bench/plan/tune.h"
+#include "bench/report/report.h"
+
+#include <stdarg.h>
+
+static const struct option_word wire_words[] = {
+    {"own", TUNE_WIRE_OWN}, {"bf16", TUNE_WIRE_BF16}, {"any", TUNE_WIRE_ANY}, {0}};
+
+static error_t finish(struct argp_state *state, void *options)
+{
+    const struct tune_options *o = options;
+    if (!o->params && o->train.model.config.vocab < 256)
+        return option_fault(state, "--vocab: %lld ids are too few for bytes, which need 256",
+                            (long long)o->train.model.config.vocab);
+    return 0;
+}
+
+static const struct option_row rows[] = {
+    {"params", "N", "A GPT of this many parameters, such as 7.5e9, instead of a named model (no probe)", 1,
+     OPTION_INT(struct tune_options, params, 1, 1000000000000000)},
+    {"dtype", "f32|bf16", "Of weights and gradients (bf16)", 1,
+     OPTION_WORD(struct tune_options, train.dtype, option_dtypes)},
+    {.help = "Where it is to run:", .group = 2},
+    {"world", "N", "Ranks (as many as a launcher has started)", 2,
+     OPTION_INT(struct tune_options, world, 1, 1000000)},
+    {"ranks-per-host", "N",
+     "Of them on each host, a number that divides the world (as the launcher says; else all)", 2,
+     OPTION_INT(struct tune_options, per_host, 1, 1000000)},
+    {"limit", "BYTES", "Memory of a rank for what libzero holds, without activations (no limit)", 2,
+     OPTION_BYTES(struct tune_options, limit, 1)},
+    {"device", "host|cuda", "Where the model computes (host)", 2,
+     OPTION_WORD(struct tune_options, train.device, option_devices)},
+    {.help = "Training:", .group = 3},
+    {"optimizer", "NAME", "One of:" OPTION_OPTIMIZERS " (adamw)", 3,
+     OPTION_WORD(struct tune_options, train.optimizer, option_optimizers)},
+    {"accum", "N", "Micro-batches per step and rank (1)", 3,
+     OPTION_INT(struct tune_options, train.accum, 1, 100000)},
+    {"dp-shard", "N", "Groups of N ranks only, a number that divides the world (every size that does)", 3,
+     OPTION_INT(struct tune_options, dp_shard, 1, 1000000)},
+    {"wire-dtype", "own|bf16|any",
+     "Of gradients between ranks: the model's own; bf16, to which gradients of f32 are rounded; both (own)",
+     3, OPTION_WORD(struct tune_options, wire, wire_words)},
+    {"deterministic", "on|off", "Sums in a fixed order (as the library chooses)", 3,
+     OPTION_WORD(struct tune_options, train.deterministic, option_on_off)},
+    {.help = "The probe:", .group = 4},
+    {"probe", "N", "Kinds of candidates to time where several ranks were started; 0: none (3)", 4,
+     OPTION_INT(struct tune_options, n_probe, 0, 100)},
+    {"steps", "N", "Timed steps of each (10)", 4, OPTION_INT(struct tune_options, steps, 4, TUNE_MOST_STEPS)},
+    {"batch", "N", "Rows in a micro-batch of one rank (4)", 4,
+     OPTION_INT(struct tune_options, train.batch, 1, 1000000)},
+    {"data", "PATH", "A file of text, or a folder of them (the C headers under /usr/include)", 4,
+     OPTION_TEXT(struct tune_options, data)},
+    {"threads", "N", "Of each rank on the host, for its products and layers (1)", 4,
+     OPTION_INT(struct tune_options, train.threads, 1, 1024)},
+    {"gpu", "N", "Which GPU (the rank's number on this host)", 4,
+     OPTION_INT(struct tune_options, train.gpu, 0, 1000)},
+    {"json", NULL, "A JSON line per candidate, and one of the choice", 5,
+     OPTION_FLAG(struct tune_options, json)},
+    {"log", NULL, "Show libzero's log on stderr, and what each rank has chosen", 5,
+     OPTION_FLAG(struct tune_options, train.log)},
+    {0},
+};
+
+static const struct option_table table = {
+    .rows = rows,
+    .doc =
+        "Chooses stage, hybrid and its groups, prefetch, budget of gathered parameters and wire dtype by the "
+        "plan, which is exact, and prints what was rejected, why, and the lines that configure the choice."
+        "\vThe order of candidates: first those that fit the limit; of these those whose gathers "
+        "can be hidden (prefetch above 0, or nothing to gather), then the fewest bytes that a rank receives "
+        "from other "
+        "hosts in a step, then the fewest in all, then the most prefetch, then the least memory, then the "
+        "simplest. The first is chosen. No time decides, unless several ranks were started (zero-run -n N "
+        "zero-bench tune): then the first three kinds train for ten steps each, in two rounds, and one "
+        "further down "
+        "wins if its upper quartile is below the other's lower quartile: whatever overlaps is noise, and "
+        "leaves the order as it is.",
+    .read_word = option_refuse_word,
+    .finish = finish,
+    OPTIONS_WITH_MODEL(struct tune_options, train.model),
+};
+
+static int refuse(const char *name, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+static int refuse(const char *name, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    fprintf(stderr, "%s: ", name);
+    vfprintf(stderr, fmt, ap);
+    fputc('\n', stderr);
+    va_end(ap);
+    return EXIT_USAGE;
+}
+
+/* Refuses environment variables that would override every candidate. */
+static int check_environment(const char *name)
+{
+    static const char *const chosen[] = {"ZERO_STAGE",
+                                         "ZERO_HYBRID",
+                                         "ZERO_DP_REPLICATE",
+                                         "ZERO_DP_SHARD",
+                                         "ZERO_TP",
+                                         "ZERO_PP",
+                                         "ZERO_PREFETCH",
+                                         "ZERO_WIRE_DTYPE",
+                                         "ZERO_PARAM_BUDGET_BYTES",
+                                         "ZERO_DEVICE",
+                                         "ZERO_DETERMINISTIC",
+                                         "ZERO_OPTIMIZER",
+                                         "ZERO_GRAD_ACCUM_STEPS"};
+    for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++) {
+        const char *value = getenv(chosen[i]);
+        if (value && *value)
+            return refuse(name, "%s is set in the environment and would override every candidate: unset it",
+                          chosen[i]);
+    }
+    return 0;
+}
+
+/* The number of ranks on this host, if a launcher says it (zero-run, torchrun, Open MPI, MPICH); else 0. */
+static int64_t ranks_of_host(void)
+{
+    static const char *const names[] = {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *value = getenv(names[i]);
+        long long n = value ? strtoll(value, NULL, 10) : 0;
+        if (n > 0)
+            return n;
+    }
+    return 0;
+}
+
+/* Fills in what the launcher says, and refuses sizes that do not divide each other. */
+static int check_world(const char *name, struct tune_options *o, int32_t started)
+{
+    if (started > 1 && o->world && o->world != started)
+        return refuse(name,
+                      "--world: %lld, but %d ranks were started; leave it out, or run one program alone",
+                      (long long)o->world, started);
+    o->world = o->world ? o->world : started;
+    if (o->world == 1)
+        return refuse(name,
+                      "--world: with 1 rank there is nothing to shard and nothing to choose; give 2 and "
+                      "more, or start as many by zero-run");
+    if (!o->per_host && started > 1)
+        o->per_host = ranks_of_host();
+    o->per_host = o->per_host ? o->per_host : o->world;
+    if (o->world % o->per_host)
+        return refuse(name, "--ranks-per-host: %lld does not divide the %lld ranks", (long long)o->per_host,
+                      (long long)o->world);
+    if (o->dp_shard && o->world % o->dp_shard)
+        return refuse(name, "--dp-shard: %lld does not divide the %lld ranks", (long long)o->dp_shard,
+                      (long long)o->world);
+    if (o->dp_shard == 1 || o->dp_shard == o->world)
+        return refuse(name, "--dp-shard: %lld of %lld ranks are no groups; more than 1 and less than all are",
+                      (long long)o->dp_shard, (long long)o->world);
+    if (o->dp_shard && o->per_host % o->dp_shard && o->dp_shard % o->per_host)
+        return refuse(name,
+                      "--dp-shard: groups of %lld neither divide the %lld ranks of a host nor fill hosts",
+                      (long long)o->dp_shard, (long long)o->per_host);
+    return 0;
+}
+
+static int refuse_limit(const char *name, const struct tune_options *o, const struct candidates *c)
+{
+    int64_t least = 0;
+    for (int64_t i = 1; i < c->n; i++)
+        if (c->all[least].refused ||
+            (!c->all[i].refused && c->all[i].bytes.total < c->all[least].bytes.total))
+            least = i;
+    return refuse(name, "--limit: no candidate fits %lld bytes; the least that one needs is %lld, by %s",
+                  (long long)o->limit, (long long)c->all[least].bytes.total, tune_name(&c->all[least]).text);
+}
+
+static void probe(const char *name, const struct tune_options *o, struct candidates *c, int32_t rank)
+{
+    if (o->params) {
+        if (rank == 0)
+            fprintf(stderr, "%s: no probe: --params names sizes, not a model that runs\n", name);
+    } else if (tune_probe(o, c)) {
+        fprintf(stderr, "%s: rank %d: the probe failed, so the order decides\n", name, rank);
+    }
+}
+
+static int tune(const char *name, const struct tune_options *o, struct candidates *c, int32_t rank,
+                int32_t started)
+{
+    if (tune_plan(o, c)) {
+        fprintf(stderr, "%s: %s\n", name, failed_text());
+        return EXIT_USAGE;
+    }
+    if (!c->all[0].fits || c->all[0].refused)
+        return refuse_limit(name, o, c);
+    if (started > 1 && o->n_probe)
+        probe(name, o, c, rank);
+    int64_t chosen = tune_choose(c);
+    if (o->train.log)
+        fprintf(stderr, "%s: rank %d chose %s\n", name, rank, tune_name(&c->all[chosen]).text);
+    if (rank == 0)
+        (o->json ? tune_report_json : tune_report)(o, c, chosen);
+    return 0;
+}
+
+int tune_command(const char *name, int argc, char **argv)
+{
+    struct tune_options o = {.n_probe = 3, .steps = 10};
+    o.train = train_defaults(&(struct model_options){0});
+    o.train.dtype = ZERO_BF16;
+    struct candidates c = {0};
+    struct zero_place at = {.world = 1};
+    int status = options_parse(&table, name, argc, argv, &o);
+    if (status)
+        return status;
+    status = check_environment(name);
+    if (!status && zero_find_place(NULL, &at))
+        return refuse(name, "%s", zero_last_error());
+    if (!status)
+        status = check_world(name, &o, at.world);
+    if (!status)
+        status = tune(name, &o, &c, at.rank, at.world);
+    tune_free(&c);
+    return status;
+}

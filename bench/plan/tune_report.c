@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tune_report.c: prints the candidates of zero-bench tune, why they were not chosen, the choice, and the
+ * lines that configure it. */
+#include "bench/plan/tune.h"
+#include "bench/report/report.h"
+
+#include <string.h>
+
+struct tune_name tune_kind_name(const struct candidate *c)
+{
+    struct tune_name name;
+    const char *wire = c->wire_dtype == ZERO_BF16 ? ", bf16 on the wire" : "";
+    if (c->hybrid)
+        snprintf(name.text, sizeof name.text, "%s in groups of %d%s",
+                 c->hybrid == HYBRID_HSDP ? "HSDP" : "HFSDP", c->dp_shard, wire);
+    else
+        snprintf(name.text, sizeof name.text, "stage %d%s", c->stage, wire);
+    return name;
+}
+
+struct tune_name tune_name(const struct candidate *c)
+{
+    struct tune_name name = tune_kind_name(c);
+    size_t n = strlen(name.text);
+    if (c->stage == 3)
+        snprintf(name.text + n, sizeof name.text - n, ", prefetch %d, budget %s", c->prefetch,
+                 c->budget < 0 ? "auto" : report_bytes(c->budget).text);
+    return name;
+}
+
+/* ---- the lines to paste: the stage, and whatever differs from ZERO_CONFIG_INIT ---- */
+
+#define N_LINES 7
+
+struct setting {
+    const char *key;
+    char c_value[32], env_value[32];
+};
+
+static void set(struct setting *s, const char *key, const char *c_value, const char *env_value)
+{
+    s->key = key;
+    snprintf(s->c_value, sizeof s->c_value, "%s", c_value);
+    snprintf(s->env_value, sizeof s->env_value, "%s", env_value);
+}
+
+static void set_number(struct setting *s, const char *key, int64_t n)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%lld", (long long)n);
+    set(s, key, text, text);
+}
+
+/* Returns the number of settings. */
+static int settings_of(const struct tune_options *o, const struct candidate *c, struct setting out[N_LINES])
+{
+    const struct zero_config init = ZERO_CONFIG_INIT;
+    int n = 0;
+    set_number(&out[n++], "stage", c->stage);
+    if (c->hybrid) {
+        set_number(&out[n++], "mesh.dp_replicate", o->world / c->dp_shard);
+    }
+    if (c->hybrid == HYBRID_HFSDP)
+        set(&out[n++], "hybrid", "ZERO_HFSDP", "hfsdp");
+    if (c->prefetch != init.memory.prefetch)
+        set_number(&out[n++], "memory.prefetch", c->prefetch);
+    if (c->budget != init.memory.param_budget_bytes)
+        set_number(&out[n++], "memory.param_budget_bytes", c->budget);
+    if (c->wire_dtype)
+        set(&out[n++], "memory.wire_dtype", "ZERO_BF16", "bf16");
+    if (c->deterministic != init.deterministic)
+        set_number(&out[n++], "deterministic", c->deterministic);
+    return n;
+}
+
+/* Writes a line such as "cfg.stage = 3;". */
+static const char *c_line(const struct setting *s, char text[96])
+{
+    snprintf(text, 96, "cfg.%s = %s;", s->key, s->c_value);
+    return text;
+}
+
+/* Writes a line such as "ZERO_STAGE=3 ZERO_PREFETCH=1". */
+static const char *environment(const struct setting *s, int n, char text[512])
+{
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 0; i < n; i++) {
+        char name[32];
+        size_t k = 0;
+        const char *key = strrchr(s[i].key, '.') ? strrchr(s[i].key, '.') + 1 : s[i].key;
+        for (; key[k]; k++)
+            name[k] = key[k] == '_' ? '_' : (char)(key[k] - 'a' + 'A');
+        name[k] = 0;
+        used += (size_t)snprintf(text + used, 512 - used, "%sZERO_%s=%s", i ? " " : "", name, s[i].env_value);
+    }
+    return text;
+}
+
+/* ---- why a candidate is not the choice ---- */
+
+struct why {
+    char text[160];
+};
+
+static struct why more(int64_t bytes, const char *what)
+{
+    struct why w;
+    snprintf(w.text, sizeof w.text, "%s more %s", report_bytes(bytes).text, what);
+    return w;
+}
+
+static struct why words(const char *text)
+{
+    struct why w;
+    snprintf(w.text, sizeof w.text, "%s", text);
+    return w;
+}
+
+static struct why why_not(const struct tune_options *o, const struct candidate *c,
+                          const struct candidate *chosen)
+{
+    enum tune_reason reason;
+    int order = tune_compare(chosen, c, &reason);
+    if (!order)
+        return words("chosen");
+    if (!c->fits)
+        return more(c->bytes.total - o->limit, "than the limit");
+    if (c->refused)
+        return words("rounds gradients to bf16 on their way; --wire-dtype any allows it");
+    if (order > 0)
+        return words(c->n_ms ? "slower in the probe" : "before the choice, but not probed itself");
+    switch (reason) {
+    case TUNE_HIDDEN:
+        return words("gathers nothing ahead: compute waits for every gather");
+    case TUNE_BETWEEN:
+        return more(c->between_bytes - chosen->between_bytes, "between hosts");
+    case TUNE_ALL:
+        return more(c->wire_bytes - chosen->wire_bytes, "in all");
+    case TUNE_PREFETCH:
+        return words("as many bytes, but gathers less far ahead");
+    case TUNE_MEMORY:
+        return more(c->bytes.total - chosen->bytes.total, "memory for the same bytes");
+    default:
+        return words("the same bytes and memory, but not as simple");
+    }
+}
+
+/* What a choice gives up, or NULL. It follows zero_wrap's default of cfg.deterministic. */
+static const char *note_on(const struct tune_options *o, const struct candidate *c)
+{
+    bool off = c->hybrid && o->train.accum > 1 && c->deterministic == ZERO_AUTO &&
+               o->train.device == ZERO_DEVICE_HOST;
+    return off ? "its groups add micro-batches up in no fixed order, so it ends in other bits than stage 3; "
+                 "--deterministic on keeps them, for more bytes"
+               : NULL;
+}
+
+/* ---- for people ---- */
+
+/* Median and quartiles, or "" if the candidate was not probed. */
+static struct why probe_text(const struct candidate *c)
+{
+    struct why w = {""};
+    if (c->n_ms)
+        snprintf(w.text, sizeof w.text, "%.1f (%.1f to %.1f)", tune_median_ms(c), tune_lower_ms(c),
+                 tune_upper_ms(c));
+    return w;
+}
+
+static void print_row(const struct tune_options *o, const struct candidates *c, int64_t i, int64_t chosen)
+{
+    const struct candidate *at = &c->all[i];
+    char prefetch[16] = "", budget[24] = "";
+    if (at->stage == 3) {
+        snprintf(prefetch, sizeof prefetch, "%d", at->prefetch);
+        snprintf(budget, sizeof budget, "%s", at->budget < 0 ? "auto" : report_bytes(at->budget).text);
+    }
+    printf("%5lld  %-37s %8s %8s %8s %13s %8s", (long long)i + 1, tune_kind_name(at).text, prefetch, budget,
+           report_bytes(at->bytes.total).text, report_bytes(at->between_bytes).text,
+           report_bytes(at->wire_bytes).text);
+    if (tune_probed(c))
+        printf("  %24s", probe_text(at).text);
+    printf("  %s\n", why_not(o, at, &c->all[chosen]).text);
+}
+
+/* Shown are the first of each kind, the chosen one, and those that were probed. */
+static bool is_shown(const struct candidates *c, int64_t i, int64_t chosen)
+{
+    if (i == chosen || c->all[i].n_ms)
+        return true;
+    for (int64_t k = 0; k < i; k++)
+        if (tune_same_kind(&c->all[k], &c->all[i]))
+            return false;
+    return true;
+}
+
+static void print_head(const struct tune_options *o, const struct candidates *c)
+{
+    int64_t hosts = o->world / o->per_host;
+    printf("%lld parameters in %d units, %s, %s, %lld ranks on ", (long long)c->n_params, c->n_units,
+           option_word_of(option_dtypes, o->train.dtype),
+           option_word_of(option_optimizers, o->train.optimizer), (long long)o->world);
+    if (hosts == 1)
+        printf("one host");
+    else
+        printf("%lld hosts of %lld", (long long)hosts, (long long)o->per_host);
+    printf("; %s%s per rank\n\n", o->limit ? "at most " : "no limit of memory",
+           o->limit ? report_bytes(o->limit).text : "");
+}
+
+static const char *chosen_by(const struct candidates *c, int64_t chosen)
+{
+    return chosen           ? "the probe"
+           : tune_probed(c) ? "the order, than which the probe found nothing faster"
+                            : "the order";
+}
+
+static void print_choice(const struct tune_options *o, const struct candidate *c, const char *by)
+{
+    struct setting s[N_LINES];
+    char text[512];
+    int n = settings_of(o, c, s);
+    printf("\nChosen, by %s: %s\n\nin the program, after ZERO_CONFIG_INIT:\n", by, tune_name(c).text);
+    for (int i = 0; i < n; i++)
+        printf("    %s\n", c_line(&s[i], text));
+    printf("or in its environment:\n    %s\n", environment(s, n, text));
+}
+
+static void print_titles(bool probed)
+{
+    printf("%5s  %-37s %8s %8s %8s %13s %8s", "order", "candidate", "prefetch", "budget", "memory",
+           "between hosts", "in all");
+    if (probed)
+        printf("  %24s", "ms (half of the steps)");
+    printf("  %s\n", "why not");
+}
+
+void tune_report(const struct tune_options *o, const struct candidates *c, int64_t chosen)
+{
+    int64_t n_shown = 0;
+    print_head(o, c);
+    print_titles(tune_probed(c));
+    for (int64_t i = 0; i < c->n; i++) {
+        if (is_shown(c, i, chosen)) {
+            print_row(o, c, i, chosen);
+            n_shown++;
+        }
+    }
+    printf("\nMemory is libzero's, per rank; bytes are received by a rank in a step. Of %lld candidates the "
+           "%lld "
+           "shown are\nthe first of each kind%s; --json has all.\n",
+           (long long)c->n, (long long)n_shown, tune_probed(c) ? ", and those that were probed" : "");
+    if (!chosen && o->per_host < o->world)
+        printf("\nThe first of the order also takes the least time for its bytes wherever one between hosts "
+               "takes at "
+               "least %.2f times\nas long as one inside.\n",
+               tune_ratio(c, chosen) > 1 ? tune_ratio(c, chosen) : 1.0);
+    print_choice(o, &c->all[chosen], chosen_by(c, chosen));
+    if (note_on(o, &c->all[chosen]))
+        printf("Note: %s.\n", note_on(o, &c->all[chosen]));
+}
+
+/* ---- for programs ---- */
+
+static json_t *probe_json(const struct candidate *c)
+{
+    return c->n_ms ? json_pack("{s:I, s:o, s:o, s:o}", "steps", (json_int_t)c->n_ms, "ms_median",
+                               report_number(tune_median_ms(c)), "ms_lower", report_number(tune_lower_ms(c)),
+                               "ms_upper", report_number(tune_upper_ms(c)))
+                   : json_null();
+}
+
+static json_t *candidate_json(const struct tune_options *o, const struct candidates *c, int64_t i,
+                              int64_t chosen)
+{
+    const struct candidate *at = &c->all[i];
+    json_t *hybrid = at->hybrid ? json_string(option_word_of(option_hybrids, at->hybrid)) : json_null();
+    return json_pack(
+        "{s:s, s:I, s:i, s:o, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:b, s:I, s:I, s:o, s:s}", "event",
+        "candidate", "order", (json_int_t)i + 1, "stage", at->stage, "hybrid", hybrid, "dp_shard",
+        at->hybrid ? json_integer(at->dp_shard) : json_null(), "prefetch", at->prefetch, "budget",
+        at->budget < 0 ? json_null() : json_integer(at->budget), "wire_dtype",
+        at->wire_dtype ? json_string(option_word_of(option_dtypes, at->wire_dtype)) : json_null(),
+        "deterministic", at->deterministic < 0 ? json_null() : json_boolean(at->deterministic), "bytes",
+        report_bytes_json(&at->bytes), "limit", o->limit ? json_integer(o->limit) : json_null(), "fits",
+        at->fits, "between_bytes", (json_int_t)at->between_bytes, "wire_bytes", (json_int_t)at->wire_bytes,
+        "probe", probe_json(at), "why", why_not(o, at, &c->all[chosen]).text);
+}
+
+void tune_report_json(const struct tune_options *o, const struct candidates *c, int64_t chosen)
+{
+    struct setting s[N_LINES];
+    char text[512];
+    int n = settings_of(o, &c->all[chosen], s);
+    for (int64_t i = 0; i < c->n; i++)
+        report_line(candidate_json(o, c, i, chosen));
+    json_t *lines = json_array(), *choice = candidate_json(o, c, chosen, chosen);
+    for (int i = 0; i < n; i++)
+        json_array_append_new(lines, json_string(c_line(&s[i], text)));
+    json_object_set_new(choice, "event", json_string("choice"));
+    json_object_set_new(choice, "by", json_string(chosen ? "probe" : "order"));
+    json_object_set_new(choice, "least_ratio", chosen ? json_null() : report_number(tune_ratio(c, 0)));
+    const char *note = note_on(o, &c->all[chosen]);
+    json_object_set_new(choice, "note", note ? json_string(note) : json_null());
+    json_object_set_new(choice, "c", lines);
+    json_object_set_new(choice, "environment", json_string(environment(s, n, text)));
+    report_line(choice);
+}

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* plot.h: pictures that gnuplot draws into a file, for the commands with --plot. */
+#ifndef ZERO_BENCH_PLOT_H
+#define ZERO_BENCH_PLOT_H
+
+#include "bench/arguments.h"
+#include "bench/child.h"
+
+/* Reads the option --plot: accepts a path that ends in .svg or .png. An option_reader (arguments.h). */
+option_reader plot_read_path;
+#define OPTION_PLOT(S, field) .read = plot_read_path, .at = OPTION_AT(S, field, const char * : 0)
+
+/* A curve in a picture of curves. */
+struct plot_curve {
+    /* for the key; "": not named there */
+    char title[80];
+    /* how gnuplot draws it, such as "lines lw 2" */
+    char style[64];
+    /* (n) x and y of each point */
+    double (*points)[2];
+    int64_t n;
+};
+
+/* Draws curves. settings are lines of gnuplot, such as "set grid\n". who ("zero-bench comm") begins the line
+ * on stderr that a failure prints. Returns 0, or 1 after that line. */
+int plot_curves(const char *path, const char *who, const char *title, const char *settings,
+                const struct plot_curve *curves, int n);
+
+/* For other pictures: starts gnuplot with terminal and file set, and returns when it has drawn what was
+ * written to gnuplot->pipe. Both return 0, or 1 after one line on stderr. */
+int plot_open(struct child *gnuplot, const char *path, const char *who);
+int plot_close(struct child *gnuplot, const char *path, const char *who);
+/* Writes a string in gnuplot's quotes. */
+void plot_quoted(FILE *f, const char *text);
+
+#endif

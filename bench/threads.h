@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* threads.h: divides work on the host among the place's threads.
+ *
+ *     IN_PARTS(on)
+ *     {
+ *         int64_t from = part_at(on, n, part), to = part_at(on, n, part + 1);
+ *         ...
+ *     }
+ *
+ * With gcc's OpenMP, these are the threads that oneDNN multiplies with, so no more threads run than were
+ * asked for. Other builds do one part after another. */
+#ifndef ZERO_BENCH_PARTS_H
+#define ZERO_BENCH_PARTS_H
+
+#include "bench/place.h"
+
+/* Runs the block once on each thread, with its number as `part`, and waits for all. */
+#define IN_PARTS(on)                                                                                         \
+    _Pragma("omp parallel for schedule(static) num_threads((on)->n_threads)") for (int part = 0;             \
+                                                                                   part < (on)->n_threads;   \
+                                                                                   part++)
+
+/* Where a part of n begins. It ends where the next one begins. */
+static inline int64_t part_at(const struct place *on, int64_t n, int part)
+{
+    return n * part / on->n_threads;
+}
+
+#endif

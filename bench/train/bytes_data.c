@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* bytes_data.c: reads text files and cuts batches out of them. fts(3) walks folders in a fixed order. */
+#include "bench/train/bytes_data.h"
+#include "bench/random_bits.h"
+#include "kernels/device.h"
+
+#include <errno.h>
+#include <fts.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static int by_name(const FTSENT **a, const FTSENT **b)
+{
+    return strcmp((*a)->fts_name, (*b)->fts_name);
+}
+
+static bool ends_in(const char *name, const char *suffix)
+{
+    size_t n = strlen(name), k = strlen(suffix);
+    return n >= k && !strcmp(name + n - k, suffix);
+}
+
+/* Appends a file. With skip_binary, a file that does not look like text is left out. */
+static int append(struct bytes_data *d, const char *path, bool skip_binary)
+{
+    FILE *f = fopen(path, "rb");
+    if (!f)
+        return zr_fail(ZR_ERR_IO, "cannot read %s: %s", path, strerror(errno));
+    uint8_t *start = d->bytes + d->n_bytes;
+    size_t n = fread(start, 1, (size_t)(BYTES_DATA_MAX - d->n_bytes), f);
+    int failed = ferror(f) ? errno : 0;
+    fclose(f);
+    if (failed)
+        return zr_fail(ZR_ERR_IO, "cannot read %s: %s", path, strerror(failed));
+    if (skip_binary && memchr(start, 0, n < 4096 ? n : 4096))
+        return 0;
+    d->n_bytes += (int64_t)n;
+    d->n_files++;
+    return 0;
+}
+
+/* In folders, only names that end in suffix are read; NULL: all names. */
+static int append_path(struct bytes_data *d, const char *path, const char *suffix)
+{
+    char *const roots[] = {(char *)path, NULL};
+    FTS *walk = fts_open(roots, FTS_PHYSICAL | FTS_COMFOLLOW | FTS_NOCHDIR, by_name);
+    if (!walk)
+        return zr_fail(ZR_ERR_IO, "cannot read %s: %s", path, strerror(errno));
+    int err = 0;
+    for (FTSENT *e; !err && d->n_bytes < BYTES_DATA_MAX && (e = fts_read(walk));) {
+        bool given = e->fts_level == FTS_ROOTLEVEL;
+        switch (e->fts_info) {
+        case FTS_F:
+            if (given || !suffix || ends_in(e->fts_name, suffix))
+                err = append(d, e->fts_path, !given);
+            break;
+        case FTS_DNR:
+        case FTS_ERR:
+        case FTS_NS:
+            err = zr_fail(ZR_ERR_IO, "cannot read %s: %s", e->fts_path, strerror(e->fts_errno));
+            break;
+        case FTS_DEFAULT: /* a pipe that was named is read like a file */
+            err = given ? append(d, e->fts_path, false) : 0;
+            break;
+        default:
+            break;
+        }
+    }
+    fts_close(walk);
+    return err;
+}
+
+int bytes_data_open(struct bytes_data *d, const char *const *paths, int n_paths)
+{
+    *d = (struct bytes_data){.bytes = malloc(BYTES_DATA_MAX)}; /* pages without text are never touched */
+    if (!d->bytes)
+        return zr_fail(ZR_ERR_NOMEM, "no memory for %d bytes of text", BYTES_DATA_MAX);
+    int err = n_paths ? 0 : append_path(d, BYTES_DATA_DEFAULT, ".h");
+    for (int i = 0; !err && i < n_paths; i++)
+        err = append_path(d, paths[i], NULL);
+    if (err)
+        bytes_data_close(d);
+    return err;
+}
+
+void bytes_data_close(struct bytes_data *d)
+{
+    free(d->bytes);
+    *d = (struct bytes_data){0};
+}
+
+void bytes_data_sample(const struct bytes_data *d, int32_t *tokens, int32_t *targets, int64_t B, int64_t T,
+                       uint64_t seed, int64_t step, int64_t micro_batch)
+{
+    uint64_t batch = random_bits(random_bits(random_bits(seed) + (uint64_t)step) + (uint64_t)micro_batch);
+    for (int64_t b = 0; b < B; b++, tokens += T, targets += T) {
+        const uint8_t *text = d->bytes + random_bits(batch + (uint64_t)b) % (uint64_t)(d->n_bytes - T);
+        for (int64_t t = 0; t < T; t++) {
+            tokens[t] = text[t];
+            targets[t] = text[t + 1];
+        }
+    }
+}

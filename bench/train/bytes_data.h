@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* bytes_data.h: the text to train on. A byte is a token. */
+#ifndef ZERO_BENCH_BYTES_DATA_H
+#define ZERO_BENCH_BYTES_DATA_H
+
+#include <stdint.h>
+
+#define BYTES_DATA_DEFAULT "/usr/include"     /* C headers are on every machine that builds */
+#define BYTES_DATA_MAX     (16 * 1024 * 1024) /* limit, because every rank holds a copy */
+
+struct bytes_data {
+    uint8_t *bytes;
+    int64_t n_bytes, n_files;
+};
+
+/* Reads files, and all files in folders in the order of their names, up to BYTES_DATA_MAX. In folders,
+ * symbolic links and files that are not text (a zero byte near the start) are passed over. If n_paths is
+ * 0, the C headers of BYTES_DATA_DEFAULT are read. The same files give the same bytes on every rank.
+ * Returns 0 or a zr_err that names the path. */
+int bytes_data_open(struct bytes_data *d, const char *const *paths, int n_paths);
+void bytes_data_close(struct bytes_data *d);
+
+/* Fills tokens (B, T) with B pieces of the text, and targets (B, T) with the bytes that follow each token.
+ * The pieces depend only on seed, step, micro-batch (counted over all ranks) and row, so any number of
+ * ranks sees the same batches. n_bytes must be above T. */
+void bytes_data_sample(const struct bytes_data *d, int32_t *tokens, int32_t *targets, int64_t B, int64_t T,
+                       uint64_t seed, int64_t step, int64_t micro_batch);
+
+#endif

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* call_order.c: what zero-bench train tells libzero in advance: the order of its calls, and how gradients
+ * are written. It also reads the position that a checkpoint of it contains. */
+#include "bench/train/pipeline.h"
+#include "kernels/device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int32_t train_call_order(struct zero_call *out, const struct gpt2_config *own)
+{
+    int32_t n = 0, first = (int32_t)train_first_layer_unit(own), layers = (int32_t)own->layers;
+#define CALL(u, p, e)                                                                                        \
+    out[n++] = (struct zero_call)                                                                            \
+    {                                                                                                        \
+        .unit = (u), .phase = (p), .is_end = (e)                                                             \
+    }
+    if (!own->no_embedding) {
+        CALL(0, ZERO_FORWARD, 0);
+        CALL(0, ZERO_FORWARD, 1);
+    }
+    for (int32_t l = 0; l < layers; l++) {
+        CALL(first + l, ZERO_FORWARD, 0);
+        CALL(first + l, ZERO_FORWARD, 1);
+    }
+    if (!own->no_head) {
+        CALL(0, ZERO_FORWARD, 0);
+        CALL(0, ZERO_FORWARD, 1);
+        /* stays open during the whole backward pass if the embedding is here too */
+        CALL(0, ZERO_BACKWARD, 0);
+    }
+    if (!own->no_head && own->no_embedding)
+        CALL(0, ZERO_BACKWARD, 1);
+    for (int32_t l = layers; l-- > 0;) {
+        CALL(first + l, ZERO_BACKWARD, 0);
+        CALL(first + l, ZERO_BACKWARD, 1);
+    }
+    if (!own->no_embedding && own->no_head)
+        CALL(0, ZERO_BACKWARD, 0);
+    if (!own->no_embedding)
+        CALL(0, ZERO_BACKWARD, 1);
+#undef CALL
+    return n;
+}
+
+bool train_stores_each(const struct train_options *o)
+{
+    const char *in_place = getenv("ZERO_GRAD_IN_PLACE"); /* then the model adds gradients up */
+    bool adds = in_place && *in_place && strcmp(in_place, "0") != 0;
+    return !o->plain && ((o->stage >= 2 && !adds) || o->accum == 1);
+}
+
+bool train_read_position(const char *text, struct train_position *out)
+{
+    unsigned long long seed;
+    long long v[4];
+    if (sscanf(text, "seed %llu step %lld samples %lld text_bytes %lld per_step %lld", &seed, &v[0], &v[1],
+               &v[2], &v[3]) != 5)
+        return false;
+    *out = (struct train_position){
+        .seed = seed, .step = v[0], .samples = v[1], .text_bytes = v[2], .per_step = v[3]};
+    return out->step >= 0 && out->step <= 1000000000 && out->per_step >= 1 && out->samples >= 0 &&
+           out->samples <= INT64_MAX / 2;
+}
+
+int train_n_states(enum zero_optimizer optimizer, double beta1)
+{
+    return zr_optimizer_states((enum zr_optimizer)optimizer, (float)beta1);
+}

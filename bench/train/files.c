@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* files.c: what zero-bench train reads and writes: text, checkpoints and weights. A checkpoint contains
+ * struct train_position, from which the choice of text follows. */
+#include "bench/gpt2/gpt2_names.h"
+#include "bench/train/run.h"
+
+#include <dirent.h>
+#include <stdio.h>
+
+int train_load_text(struct run *r)
+{
+    const struct train_options *o = r->o;
+    int64_t needed = o->batch * o->model.config.context + 1;
+    TRY(bytes_data_open(&r->data, o->paths, o->n_paths));
+    if (r->data.n_bytes < needed) {
+        return failed(ZERO_ERR_ARG, "--data: %lld bytes of text in %lld files, but one batch takes %lld",
+                      (long long)r->data.n_bytes, (long long)r->data.n_files, (long long)needed);
+    }
+    return 0;
+}
+
+/* The text follows from the number of micro-batches that all ranks have trained on, counted in steps of
+ * the size that they had when the run began. So a run can go on with fewer or more ranks. */
+int train_next_text(struct run *r, struct gpt2 *m, int64_t micro_batch)
+{
+    const struct train_options *o = r->o;
+    int64_t n = r->n_micro + micro_batch * r->at.n_dp + r->at.dp;
+    profile_enter(o->profile, PROFILE_REST);
+    TRY(gpt2_next_batch(m));
+    bytes_data_sample(&r->data, m->tokens, m->targets, o->batch, o->model.config.context, o->seed,
+                      n / r->per_step, n % r->per_step);
+    gpt2_send_batch(m);
+    profile_enter(o->profile, r->z ? PROFILE_LIBRARY : PROFILE_REST); /* until the model computes */
+    return 0;
+}
+
+static int save(struct run *r, int64_t step)
+{
+    const struct train_options *o = r->o;
+    char text[256];
+    int n = snprintf(text, sizeof text, "seed %llu step %lld samples %lld text_bytes %lld per_step %lld",
+                     (unsigned long long)o->seed, (long long)step, (long long)(r->n_micro * o->batch),
+                     (long long)r->data.n_bytes, (long long)r->per_step);
+    TRY(reported(zero_set_data(r->z, ZERO_DATA_JOB, text, n)));
+    return reported(zero_save(r->z, o->save, NULL));
+}
+
+int train_save(struct run *r, int64_t steps_done, bool stop)
+{
+    const struct train_options *o = r->o;
+    bool due = o->save && (stop || (o->save_every && steps_done % o->save_every == 0));
+    return due ? save(r, steps_done) : 0;
+}
+
+/* Whether a checkpoint was ever begun in dir. If so, zero_load finds the latest valid one or says why not;
+ * else --load latest starts from the beginning. */
+static bool anything_saved(const char *dir)
+{
+    DIR *d = opendir(dir);
+    bool found = false;
+    for (const struct dirent *e; d && !found && (e = readdir(d));)
+        found = !strncmp(e->d_name, "save-", 5);
+    if (d)
+        closedir(d);
+    return found;
+}
+
+int train_load(struct run *r, int64_t *step)
+{
+    const struct train_options *o = r->o;
+    bool latest = !strcmp(o->load, "latest");
+    double found[1] = {r->at.dp == 0 && latest && !anything_saved(o->save) ? 0.0 : 1.0};
+    TRY(reported(zero_mean(r->z, found, 1)));
+    if (found[0] < 1.0) {
+        report_text(&r->report, "nothing saved in %s yet: from the start\n", o->save);
+        return 0;
+    }
+    TRY(reported(zero_load(r->z, latest ? o->save : o->load)));
+    struct zero_data_info info;
+    struct train_position p;
+    char text[256] = "";
+    TRY(reported(zero_read_data(r->z, ZERO_DATA_JOB, 0, 0, NULL, &info)));
+    if (info.bytes < (int64_t)sizeof text)
+        TRY(reported(zero_read_data(r->z, ZERO_DATA_JOB, 0, info.bytes, text, NULL)));
+    if (!train_read_position(text, &p))
+        return failed(ZERO_ERR_ARG, "--load: this checkpoint was not saved by zero-bench train");
+    if (p.seed != o->seed || p.text_bytes != r->data.n_bytes) {
+        return failed(ZERO_ERR_ARG,
+                      "--load: saved with --seed %llu and %lld bytes of text; here it is %llu and %lld",
+                      (unsigned long long)p.seed, (long long)p.text_bytes, (unsigned long long)o->seed,
+                      (long long)r->data.n_bytes);
+    }
+    *step = p.step;
+    r->per_step = p.per_step;
+    r->n_micro = (p.samples + o->batch - 1) / o->batch; /* another --batch may leave out some rows */
+    report_text(&r->report, "going on from step %lld\n", (long long)p.step);
+    return 0;
+}
+
+/* Names the tensors of all of this rank's stages. */
+static int32_t name_weights(const struct run *r, struct zero_weight *map, char (*text)[40])
+{
+    int32_t n = 0;
+    for (int32_t k = 0; k < r->n_own; k++) {
+        const struct train_stage *s = &r->stage[k];
+        int32_t before = n;
+        n += gpt2_names(map + n, text + n, r->number + s->first, s->n, (int32_t)s->own.first_layer,
+                        (int32_t)s->own.layers);
+        for (int32_t i = before; i < n; i++)
+            map[i].tensor += s->first;
+    }
+    return n;
+}
+
+static int move_weights(struct run *r, bool export)
+{
+    const struct train_options *o = r->o;
+    int32_t n = 0;
+    for (int32_t k = 0; k < r->n_own; k++)
+        n += GPT2_N_NAMES((int32_t)r->stage[k].own.layers);
+    struct zero_weight *map = malloc((size_t)n * sizeof *map);
+    char(*text)[40] = malloc((size_t)n * sizeof *text);
+    int err = map && text ? 0 : failed(ZERO_ERR_NOMEM, "no memory for %d names", n);
+    if (!err) {
+        n = name_weights(r, map, text);
+        err = reported(export ? zero_export(r->z, o->export_to, map, n, o->export_max)
+                              : zero_import(r->z, o->import_from, map, n));
+    }
+    free(map);
+    free(text);
+    return err;
+}
+
+int train_import(struct run *r)
+{
+    return r->o->import_from ? move_weights(r, false) : 0;
+}
+
+int train_export(struct run *r)
+{
+    return r->o->export_to ? move_weights(r, true) : 0;
+}

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pipeline.c: the tables of pipeline.h, and what ranks of a pipeline collect at the end. */
+#include "bench/train/pipeline.h"
+#include "bench/failed.h"
+#include "bench/schedule/pipeline_stages.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { WTE, WPE, FIRST_OF_LAYERS, FIRST_OF_NORM = 14 }; /* indices into train_describe's table */
+
+struct gpt2_config train_stage_config(const struct gpt2_config *whole, int32_t stage, int32_t n_stages)
+{
+    struct gpt2_config own = *whole;
+    for (int32_t s = 0; s < stage; s++)
+        own.first_layer += pipe_layers_of(whole->layers, n_stages, s);
+    own.layers = pipe_layers_of(whole->layers, n_stages, stage);
+    own.no_embedding = stage > 0;
+    own.no_head = stage < n_stages - 1;
+    return own;
+}
+
+static bool has_tensor(const struct gpt2_config *own, int32_t number)
+{
+    if (number == WTE)
+        return !own->no_embedding || !own->no_head;
+    if (number == WPE)
+        return !own->no_embedding;
+    return number < FIRST_OF_NORM || !own->no_head;
+}
+
+int64_t train_first_layer_unit(const struct gpt2_config *own)
+{
+    return has_tensor(own, WTE) ? 1 : 0;
+}
+
+int32_t train_stage_table(struct zero_tensor *tensors, int32_t *number, const struct gpt2_config *own)
+{
+    int32_t n = 0;
+    for (int32_t t = 0; t < TRAIN_N_TENSORS; t++) {
+        if (!has_tensor(own, t))
+            continue;
+        struct zero_tensor *to = &tensors[n];
+        *to = tensors[t];
+        if (to->flags & ZERO_STACKED)
+            to->unit = (int32_t)train_first_layer_unit(own);
+        if (t == WTE && (own->no_embedding || own->no_head)) {
+            to->flags |= ZERO_TIED;
+            if (!own->no_embedding) /* it adds to the head's gradient */
+                to->flags &= ~ZERO_GRAD_OVERWRITE;
+        }
+        number[n++] = t;
+    }
+    return n;
+}
+
+int64_t train_elements_before(const struct zero_tensor *t, const struct gpt2_config *own)
+{
+    int64_t n_parts = t->tp_cut ? own->tp : 1;
+    return t->flags & ZERO_STACKED ? own->first_layer * (tensor_elements(t) / t->shape[0]) * n_parts : 0;
+}
+
+/* The number of pieces (state_hash.h) of the whole model. */
+static int64_t n_pieces(int64_t whole_layers)
+{
+    return FIRST_OF_LAYERS + (FIRST_OF_NORM - FIRST_OF_LAYERS) * whole_layers + TRAIN_N_TENSORS -
+           FIRST_OF_NORM;
+}
+
+/* The first piece of a tensor in the whole model. */
+static int64_t piece_of(int32_t number, int64_t whole_layers)
+{
+    int64_t after_first = number - FIRST_OF_LAYERS;
+    int64_t stacked = after_first < 0                                 ? 0
+                      : after_first < FIRST_OF_NORM - FIRST_OF_LAYERS ? after_first
+                                                                      : FIRST_OF_NORM - FIRST_OF_LAYERS;
+    return number + stacked * (whole_layers - 1);
+}
+
+int64_t train_stage_bytes(const struct gpt2_config *whole, int64_t batch, int64_t element_bytes)
+{
+    return batch * whole->context * whole->channels * element_bytes / (whole->sequence ? whole->tp : 1);
+}
+
+/* Passes on the bytes from `first` on: those that this rank has not made arrive, and all are sent. */
+static void pass_message(const struct train_items *t, int64_t first, const struct zero_action *a)
+{
+    const uint8_t *in = a->in;
+    uint8_t *bytes = t->items;
+    int64_t left = t->n * t->item_bytes - first, n = left < t->in_message ? left : t->in_message;
+    for (int64_t i = 0; i < n && in; i++)
+        if (!t->mine[(first + i) / t->item_bytes])
+            bytes[first + i] = in[i];
+    if (a->out && n > 0)
+        memcpy(a->out, bytes + first, (size_t)n);
+}
+
+int train_stages_gather(zero_ctx *z, const struct train_items *t)
+{
+    struct zero_action a;
+    int64_t n_messages, all = t->n * t->item_bytes;
+    int err = 0;
+    for (int64_t first = 0; !err && first < all; first += n_messages * t->in_message) {
+        n_messages = 0;
+        err = reported(zero_evaluate(z));
+        err = err ? err : reported(zero_next(z, &a));
+        while (!err && a.micro_batch >= 0) {
+            n_messages = a.micro_batch < n_messages ? n_messages : a.micro_batch + 1;
+            pass_message(t, first + a.micro_batch * t->in_message, &a);
+            err = reported(zero_finish(z));
+            err = err ? err : reported(zero_next(z, &a));
+        }
+    }
+    return err;
+}
+
+/* The tensors of a rank's table from number n_before on. */
+struct owned {
+    zero_ctx *z;
+    int32_t n_before;
+};
+
+static int read_owned(void *from, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
+{
+    const struct owned *o = from;
+    return reported(zero_read(o->z, o->n_before + tensor, value, first, n, dst));
+}
+
+/* Hashes the tensors whose state a stage owns, and puts the digests in their places. The last stage's copy
+ * of the embedding, its first tensor, belongs to the first stage. */
+static int hash_stage(struct state_digest *all, bool *mine, bool hash, zero_ctx *z,
+                      const struct train_stage *s, int64_t whole_layers, const struct zero_tensor *tensors,
+                      const int32_t *number, int n_states)
+{
+    bool copy = number[s->first] == WTE && s->own.no_embedding;
+    struct owned owned = {z, s->first + copy};
+    int32_t n_tensors = s->n - copy;
+    tensors += owned.n_before;
+    number += owned.n_before;
+    int64_t n_own = state_pieces(tensors, n_tensors), at = 0;
+    struct state_digest *here = calloc((size_t)n_own, sizeof *here);
+    int err = here ? 0 : failed(ZERO_ERR_NOMEM, "no memory for %lld digests", (long long)n_own);
+    err = err ? err : state_digests(here, hash, tensors, n_tensors, n_states, read_owned, &owned);
+    for (int32_t t = 0; t < n_tensors && !err; t++) {
+        bool stacked = tensors[t].flags & ZERO_STACKED;
+        int64_t to = piece_of(number[t], whole_layers) + (stacked ? s->own.first_layer : 0);
+        for (int64_t i = 0; i < (stacked ? s->own.layers : 1); i++, at++, to++) {
+            mine[to] = true;
+            all[to] = here[at];
+        }
+    }
+    free(here);
+    return err;
+}
+
+int train_stages_hash(char out[STATE_HASH_CHARS], bool hash, zero_ctx *z, const struct train_stage *stages,
+                      int32_t n_stages, int64_t whole_layers, const struct zero_tensor *tensors,
+                      const int32_t *number, int n_states, int64_t message_bytes)
+{
+    int64_t n = n_pieces(whole_layers);
+    struct state_digest *all = calloc((size_t)n, sizeof *all);
+    bool *mine = calloc((size_t)n, sizeof *mine);
+    int err = all && mine ? 0 : failed(ZERO_ERR_NOMEM, "no memory for %lld digests", (long long)n);
+    for (int32_t k = 0; k < n_stages && !err; k++)
+        err = hash_stage(all, mine, hash, z, &stages[k], whole_layers, tensors, number, n_states);
+    const struct train_items digests = {all, n, sizeof *all, message_bytes, mine};
+    err = err ? err : train_stages_gather(z, &digests);
+    if (!err)
+        state_hash_of(out, all, n);
+    free(all);
+    free(mine);
+    return err;
+}
+
+int64_t train_n_calls(const struct train_stage *stages, int32_t n_stages)
+{
+    int64_t n = 0, most = 0;
+    for (int32_t k = 0; k < n_stages; k++) {
+        int64_t own = TRAIN_N_CALLS(stages[k].own.layers);
+        n += own;
+        most = own > most ? own : most;
+    }
+    return n + most; /* add_calls writes a stage's calls before it drops half of them */
+}
+
+/* Writes a stage's forward or backward calls to out, which has room for both. */
+static int32_t add_calls(struct zero_call *out, const struct train_stage *s, bool backward)
+{
+    int32_t n = train_call_order(out, &s->own), n_forward = 0;
+    while (n_forward < n && out[n_forward].phase == ZERO_FORWARD)
+        n_forward++;
+    if (backward)
+        memmove(out, out + n_forward, (size_t)(n - n_forward) * sizeof *out);
+    n = backward ? n - n_forward : n_forward;
+    for (int32_t i = 0; i < n; i++)
+        out[i].unit += s->unit;
+    return n;
+}
+
+int32_t train_stages_order(struct zero_call *out, const struct train_stage *stages, int32_t n_stages)
+{
+    int32_t n = 0;
+    for (int32_t k = 0; k < n_stages; k++)
+        n += add_calls(out + n, &stages[k], false);
+    for (int32_t k = n_stages; k-- > 0;)
+        n += add_calls(out + n, &stages[k], true);
+    return n;
+}

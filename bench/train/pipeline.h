@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pipeline.h: what --pp adds to zero-bench train. The layers are divided into consecutive pipeline stages.
+ * The first stage also has the embedding, and the last one the head, whose weights are the same tensor;
+ * both stages hold it (ZERO_TIED). */
+#ifndef ZERO_BENCH_TRAIN_STAGES_H
+#define ZERO_BENCH_TRAIN_STAGES_H
+
+#include "bench/gpt2/gpt2_config.h"
+#include "bench/train/state_hash.h"
+#include "bench/train/train.h"
+
+/* A pipeline stage of this rank: its part of the model, its first unit, and its n tensors from `first` on
+ * in the rank's table. */
+struct train_stage {
+    struct gpt2_config own;
+    int32_t unit, first, n;
+};
+
+/* The part of a model that a stage has, divided by pipe_layers_of. */
+struct gpt2_config train_stage_config(const struct gpt2_config *whole, int32_t stage, int32_t n_stages);
+
+/* Reduces train_describe's table to a stage's tensors. The embedding and the head are unit 0, if the stage
+ * has one of them, and its layers follow. number (TRAIN_N_TENSORS) gets each tensor's index in the full
+ * table. Returns the number of tensors. */
+int32_t train_stage_table(struct zero_tensor *tensors, int32_t *number, const struct gpt2_config *own);
+
+/* The unit of a stage's first layer. */
+int64_t train_first_layer_unit(const struct gpt2_config *own);
+
+/* The number of elements of a tensor in the stages before. */
+int64_t train_elements_before(const struct zero_tensor *t, const struct gpt2_config *own);
+
+/* cfg.pipeline.activation_bytes: a micro-batch's activations between two layers, with element_bytes each. */
+int64_t train_stage_bytes(const struct gpt2_config *whole, int64_t batch, int64_t element_bytes);
+
+/* A table of n items, to be collected on the last stage. Each rank of the pipeline has made some items,
+ * receives the others from the stage before, and sends all to the next one. A micro-batch carries
+ * in_message bytes, and evaluations are repeated until all are sent. Every rank calls, between steps.
+ * Returns 0 or an error. */
+struct train_items {
+    void *items;
+    int64_t n, item_bytes, in_message;
+    /* (n) whether this rank has made the item */
+    const bool *mine;
+};
+int train_stages_gather(zero_ctx *z, const struct train_items *t);
+
+/* As state_hash, on the last stage, over the tensors of all stages in the order of the whole model. Every
+ * rank calls, as for train_stages_gather with message_bytes. Returns 0 or an error. */
+int train_stages_hash(char out[STATE_HASH_CHARS], bool hash, zero_ctx *z, const struct train_stage *stages,
+                      int32_t n_stages, int64_t whole_layers, const struct zero_tensor *tensors,
+                      const int32_t *number, int n_states, int64_t message_bytes);
+
+/* The calls of all of a rank's stages: all forward passes, then all backward passes in reverse order.
+ * train_n_calls is the room that out needs. */
+int64_t train_n_calls(const struct train_stage *stages, int32_t n_stages);
+int32_t train_stages_order(struct zero_call *out, const struct train_stage *stages, int32_t n_stages);
+
+#endif

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pipeline_step.c: a step of zero-bench train --pp. zero_next says which pipeline stage runs which pass of
+ * which micro-batch, and where activations come from and go to. */
+#include "bench/train/run.h"
+
+#include <stdlib.h>
+
+/* As in train.c, but a stage without the embedding reads its input from a->in, and one without the head
+ * writes its output to a->out. */
+static int forward(struct run *r, const struct zero_action *a)
+{
+    struct gpt2 *m = &r->model[a->pp_stage];
+    const struct train_stage *s = &r->stage[a->pp_stage];
+    int32_t first = s->unit + (int32_t)train_first_layer_unit(&s->own);
+    if (a->in) {
+        m->acts.embedded = (real *)(uintptr_t)a->in; /* only read */
+    } else {
+        CALL(zero_begin(r->z, s->unit, ZERO_FORWARD));
+        gpt2_embed_forward(m);
+        CALL(zero_end(r->z, s->unit, ZERO_FORWARD));
+    }
+    for (int32_t l = 0; l < m->config.layers; l++) {
+        CALL(zero_begin(r->z, first + l, ZERO_FORWARD));
+        gpt2_layer_forward(m, l);
+        CALL(zero_end(r->z, first + l, ZERO_FORWARD));
+    }
+    if (a->out) {
+        gpt2_copy_residual(m, a->out, gpt2_last_residual(m));
+    } else {
+        CALL(zero_begin(r->z, s->unit, ZERO_FORWARD));
+        gpt2_head_forward(m);
+        CALL(zero_end(r->z, s->unit, ZERO_FORWARD));
+    }
+    return m->err;
+}
+
+/* A stage without the head reads its output's gradient from a->in, and one without the embedding writes its
+ * input's gradient to a->out. */
+static int backward(struct run *r, const struct zero_action *a)
+{
+    struct gpt2 *m = &r->model[a->pp_stage];
+    const struct train_stage *s = &r->stage[a->pp_stage];
+    int32_t first = s->unit + (int32_t)train_first_layer_unit(&s->own);
+    if (a->kept)
+        m->acts.embedded = (real *)(uintptr_t)a->kept;
+    if (a->in) {
+        gpt2_copy_residual(m, m->acts.dresidual, a->in);
+    } else {
+        CALL(zero_begin(r->z, s->unit, ZERO_BACKWARD));
+        gpt2_head_backward(m);
+        if (a->out)
+            CALL(zero_end(r->z, s->unit, ZERO_BACKWARD));
+    }
+    for (int32_t l = (int32_t)m->config.layers; l-- > 0;) {
+        CALL(zero_begin(r->z, first + l, ZERO_BACKWARD));
+        gpt2_layer_backward(m, l);
+        CALL(zero_end(r->z, first + l, ZERO_BACKWARD));
+    }
+    if (a->out) {
+        gpt2_copy_residual(m, a->out, m->acts.dresidual);
+    } else {
+        if (a->in)
+            CALL(zero_begin(r->z, s->unit, ZERO_BACKWARD));
+        gpt2_embed_backward(m);
+        CALL(zero_end(r->z, s->unit, ZERO_BACKWARD));
+    }
+    return m->err;
+}
+
+/* The embedding's backward pass needs the tokens again, because other micro-batches' forward passes may have
+ * come between. */
+static int act(struct run *r, const struct zero_action *a)
+{
+    const struct gpt2_config *own = &r->stage[a->pp_stage].own;
+    struct gpt2 *m = &r->model[a->pp_stage];
+    bool is_forward = a->phase == ZERO_FORWARD;
+    gpt2_turn_to(m, a->micro_batch % m->n_kept);
+    if (!own->no_embedding || (is_forward && !own->no_head))
+        TRY(train_next_text(r, m, a->micro_batch));
+    TRY(is_forward ? forward(r, a) : backward(r, a));
+    return reported(zero_finish(r->z));
+}
+
+/* The last stage has the loss and decides whether time is up. The step carries both to all ranks. */
+int pipeline_train_step(struct run *r, struct train_step *s)
+{
+    struct gpt2 *last = &r->model[r->n_own - 1];
+    struct zero_action a;
+    CALL(zero_next(r->z, &a));
+    while (a.micro_batch >= 0) {
+        TRY(act(r, &a));
+        CALL(zero_next(r->z, &a));
+    }
+    double values[2] = {0.0, train_time_is_up(r) ? 1.0 : 0.0};
+    TRY(gpt2_send_loss(last));
+    TRY(gpt2_take_loss(last, &values[0]));
+    CALL(zero_carry(r->z, values, 2));
+    CALL(zero_step(r->z, s->lr, &s->info));
+    s->loss = s->info.carried[0] / (double)r->accum;
+    s->stop = s->info.carried[1] > 0.0;
+    return 0;
+}
+
+/* Micro-batches whose forward passes come before the first one's backward pass. If the environment may have
+ * changed the schedule, all of them. */
+static int64_t n_kept(const struct run *r, int32_t k)
+{
+    const char *schedule = getenv("ZERO_SCHEDULE");
+    if (r->o->schedule_file || (schedule && *schedule))
+        return r->accum;
+    return pipe_kept_of(r->o->schedule, r->at.n_stages, r->n_own, r->accum, k * r->at.n_stages + r->at.stage);
+}
+
+int pipeline_keep(struct run *r)
+{
+    for (int32_t k = 0; k < r->n_own; k++)
+        TRY(gpt2_keep(&r->model[k], n_kept(r, k)));
+    return 0;
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* plain.c: a step of zero-bench train --plain. This is the program of train.c before it is wrapped: the model
+ * has gradients and an optimizer of its own, and there are no brackets. */
+#include "bench/train/run.h"
+
+int plain_train_open(struct run *r)
+{
+    TRY(gpt2_open_params(&r->model[0], r->o->seed));
+    TRY(gpt2_open_grads(&r->model[0]));
+    return plain_open(&r->plain, &r->place, r->tensors, r->n_tensors);
+}
+
+int plain_train_step(struct run *r, struct train_step *s)
+{
+    struct gpt2 *m = &r->model[0];
+    for (int64_t micro_batch = 0; micro_batch < r->accum; micro_batch++) {
+        TRY(train_next_text(r, m, micro_batch));
+        m->stores = r->stores_each || micro_batch == 0;
+        gpt2_embed_forward(m);
+        for (int64_t l = 0; l < m->config.layers; l++)
+            gpt2_layer_forward(m, l);
+        gpt2_head_forward(m);
+        gpt2_head_backward(m);
+        for (int64_t l = m->config.layers; l-- > 0;)
+            gpt2_layer_backward(m, l);
+        gpt2_embed_backward(m);
+        TRY(m->err);
+    }
+    TRY(gpt2_send_loss(m));
+    profile_enter(r->o->profile, PROFILE_OPTIMIZER);
+    TRY(plain_step(&r->plain, r->o, s->lr, &s->info));
+    return train_take_loss(r, s);
+}

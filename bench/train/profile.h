@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* profile.h: where the steps of zero-bench train go. Every nanosecond of the model's thread is in one
+ * part. */
+#ifndef ZERO_BENCH_PROFILE_H
+#define ZERO_BENCH_PROFILE_H
+
+#include "zero/zero.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* X(NAME, "name"). LIBRARY is the time inside calls of libzero. profile_finish() divides it into
+ * OPTIMIZER, NORM, EXPOSED and the rest, which is the library's own work. */
+#define PROFILE_PART_MAP(X)                                                                                  \
+    X(PRODUCTS, "products")                                                                                  \
+    X(ATTENTION, "attention")                                                                                \
+    X(COMPUTE, "other compute")                                                                              \
+    X(OPTIMIZER, "optimizer")                                                                                \
+    X(NORM, "norm and agreement")                                                                            \
+    X(EXPOSED, "exposed communication")                                                                      \
+    X(LIBRARY, "runtime")                                                                                    \
+    X(REST, "rest")
+
+enum profile_part {
+#define PROFILE_ENUM(NAME, name) PROFILE_##NAME,
+    PROFILE_PART_MAP(PROFILE_ENUM)
+#undef PROFILE_ENUM
+        PROFILE_N_PARTS
+};
+extern const char *const profile_names[PROFILE_N_PARTS];
+
+/* The most steps that are measured, and the spans that the timeline keeps of the model's thread
+ * (cfg.debug.trace). */
+enum { PROFILE_MOST_STEPS = 50, PROFILE_MOST_SPANS = 16384 };
+
+struct profile {
+    /* steps are measured from the end of step n_warm to the end of the last one */
+    int64_t n_warm, n_steps;
+    bool running;
+    enum profile_part part;
+    int64_t since_ns, start_ns;
+    /* their sum is exactly total_ns */
+    int64_t ns[PROFILE_N_PARTS], total_ns;
+    /* times that the model's thread spent in EXPOSED, on its own clock: in zero_mean, where it waits for
+     * other ranks and also for updates; and the time when the last step returned */
+    int64_t means[PROFILE_MOST_STEPS][2], n_means, last_step_ns;
+    /* operations of matrix products in PRODUCTS and ATTENTION */
+    double flop[PROFILE_N_PARTS];
+    int32_t rank, world;
+    /* weights whose optimizer state this rank has */
+    int64_t n_kept;
+};
+
+/* The number of micro-batches, over all measured steps, for whose spans the timeline has room. The model
+ * has so many layers and is wrapped as in train.c. */
+int64_t profile_most_micro_batches(int64_t layers, int64_t steps);
+/* What follows belongs to part. Returns the part before. p may be NULL in all of these functions. */
+enum profile_part profile_enter(struct profile *p, enum profile_part part);
+/* Begins a product of the model. It belongs to ATTENTION if that is the current part, else to PRODUCTS. */
+enum profile_part profile_enter_product(struct profile *p, double flop);
+/* Step number `step`, counted from 1, has ended. */
+void profile_step(struct profile *p, int64_t step, bool last);
+/* Divides LIBRARY by the timeline, after the last step, with cfg.debug.trace set. z is NULL if the model
+ * is not wrapped. Writes a file to TMPDIR and removes it. Returns 0 or a zero_err. */
+int profile_finish(struct profile *p, zero_ctx *z);
+
+#endif

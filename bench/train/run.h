@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* run.h: one run of zero-bench train, shared by the files of this folder that are compiled once per dtype. */
+#ifndef ZERO_BENCH_TRAIN_RUN_H
+#define ZERO_BENCH_TRAIN_RUN_H
+
+#include "bench/failed.h"
+#include "bench/gpt2/gpt2.h"
+#include "bench/report/report.h"
+#include "bench/schedule/pipeline_stages.h"
+#include "bench/train/bytes_data.h"
+#include "bench/train/pipeline.h"
+#include "bench/train/plain_optimizer.h"
+#include "bench/train/tensor_parallel.h"
+#include "bench/train/train.h"
+
+/* Returns the error of a call, if there is one. */
+#define TRY(call)                                                                                            \
+    do {                                                                                                     \
+        int err_ = (call);                                                                                   \
+        if (err_)                                                                                            \
+            return err_;                                                                                     \
+    } while (0)
+/* The same for a call of libzero, whose message becomes this program's. */
+#define CALL(call) TRY(reported(call))
+
+struct run {
+    const struct train_options *o;
+    struct place place;
+    /* (n_own) this rank's pipeline stages, and its part of the model for each. Without --pp: one stage, which
+     * is the whole model. */
+    struct gpt2 model[PIPE_MOST_OWN];
+    struct train_stage stage[PIPE_MOST_OWN];
+    int32_t n_own;
+    struct bytes_data data;
+    struct report report;
+    /* (n_tensors) the tensors of all these stages, and the number of each in train_describe's table */
+    struct zero_tensor tensors[PIPE_MOST_OWN * TRAIN_N_TENSORS];
+    int32_t number[PIPE_MOST_OWN * TRAIN_N_TENSORS], n_tensors;
+    /* cfg.memory.order, needed until zero_wrap has returned */
+    struct zero_call *order;
+    /* NULL with --plain */
+    zero_ctx *z;
+    /* used with --plain only */
+    struct plain plain;
+    int32_t rank, world;
+    /* where this rank is on the mesh */
+    struct train_place at;
+    /* This rank prints: the first data-parallel rank of the last pipeline stage. */
+    bool reports;
+    /* micro-batches of this rank in a step; ZERO_GRAD_ACCUM_STEPS may have changed the option */
+    int64_t accum;
+    /* micro-batches of all ranks: so far, and in a step when the run began */
+    int64_t n_micro, per_step;
+    int64_t peak_resident, peak_device, start_ns;
+    /* as train_stores_each says */
+    bool stores_each;
+    /* If the run fails now, an option or the data is wrong. */
+    bool bad_input;
+    /* The picture could not be drawn, and the user has been told. */
+    bool not_drawn;
+};
+
+/* One optimizer step. */
+struct train_step {
+    /* steps made before it; after it, the same with it */
+    int64_t step;
+    float lr;
+    int64_t start_ns;
+    /* mean over ranks, micro-batches and tokens */
+    double loss;
+    struct zero_step_info info;
+    /* It is the last one: on every rank the same. */
+    bool stop;
+};
+
+/* ---- setup.c ---- */
+
+/* Opens the text, the device and the model, and describes the model's tensors. */
+int train_open(struct run *r);
+/* Fills in cfg from the options, except for the weights' first values. */
+int train_configure(struct run *r, struct zero_config *cfg);
+/* After zero_wrap: takes over what the environment has changed, and opens what depends on it. */
+int train_wrapped(struct run *r);
+/* The weights come from files, and not from the seed. */
+bool train_reads_weights(const struct train_options *o);
+/* The number of a tensor's first element in the whole model's tensor; above 0 for a later pipeline stage. */
+int64_t train_first_element(const struct run *r, int32_t tensor);
+/* Frees everything but the context. Returns the exit code of a run that returned err. */
+int train_close(struct run *r, int err);
+
+/* ---- other ways to make a step ---- */
+
+/* --plain, the same program without libzero: takes memory for gradients and the optimizer's state. */
+int plain_train_open(struct run *r);
+int plain_train_step(struct run *r, struct train_step *s);
+/* --pp: runs the actions that zero_next returns. */
+int pipeline_train_step(struct run *r, struct train_step *s);
+/* Opens the memory for the micro-batches that each pipeline stage keeps. */
+int pipeline_keep(struct run *r);
+
+/* ---- files.c ---- */
+
+int train_load_text(struct run *r);
+/* Chooses the text of this rank's micro-batch number `micro_batch` of the next step, and sends it to m. */
+int train_next_text(struct run *r, struct gpt2 *m, int64_t micro_batch);
+/* Saves a checkpoint after so many steps, if one is due then; stop: these were the last. */
+int train_save(struct run *r, int64_t steps_done, bool stop);
+/* Goes on from --load's checkpoint, which was saved after *step steps. */
+int train_load(struct run *r, int64_t *step);
+/* Read and write weights alone, if --import or --export names a folder. */
+int train_import(struct run *r);
+int train_export(struct run *r);
+
+/* ---- summary.c ---- */
+
+/* Prints what runs, and how. */
+void train_introduce(const struct run *r);
+/* After the optimizer: s->loss becomes the mean over the ranks, and s->stop what rank 0's clock says. */
+int train_take_loss(struct run *r, struct train_step *s);
+bool train_time_is_up(const struct run *r);
+/* Counts the step that was made, and prints it. */
+int train_report_step(struct run *r, const struct train_step *s);
+/* After the last step: prints and draws what the run came to, or hands out its profile or its times. */
+int train_end(struct run *r, double loss);
+
+#endif

@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* setup.c: what comes before and after the training of zero-bench train. It opens this rank's part of the
+ * model, turns the options into a struct zero_config, and frees everything. */
+#include "bench/arguments.h"
+#include "bench/train/run.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* The libzero warning that zero-bench tune, which times the steps, has already seen in its plan. */
+static const char *hidden_when_timed[] = {"stage 3 shards nothing", NULL};
+
+static void log_line(void *arg, const char *line)
+{
+    const struct run *r = arg;
+    fprintf(stderr, "zero-bench train: rank %d: %s\n", r->rank, line);
+}
+
+/* ---- the place on the mesh ---- */
+
+static void configure_mesh(const struct train_options *o, struct zero_config *cfg)
+{
+    cfg->stage = (int32_t)o->stage;
+    cfg->hybrid = o->hybrid;
+    cfg->mesh.dp_replicate = (int32_t)o->dp_replicate;
+    cfg->mesh.dp_shard = (int32_t)o->dp_shard;
+    if (o->pp > 1)
+        cfg->mesh.pp = (int32_t)o->pp;
+    if (o->model.config.tp > 1)
+        cfg->mesh.tp = (int32_t)o->model.config.tp;
+}
+
+/* The model was opened for --pp and --tp, so the environment must not say otherwise. */
+static int take_place(struct run *r, const struct zero_place *p)
+{
+    int64_t pp = r->o->pp, tp = r->o->model.config.tp;
+    r->at = (struct train_place){
+        .dp = p->data, .n_dp = p->n_data, .tp = p->tp, .stage = p->pp, .n_stages = p->n_pp};
+    if (p->n_pp == (pp > 1 ? pp : 1) && p->n_tp == (tp > 1 ? tp : 1))
+        return 0;
+    return failed(ZERO_ERR_ARG,
+                  "pp is %d and tp %d by ZERO_PP and ZERO_TP, which this program wants as --pp and --tp",
+                  p->n_pp, p->n_tp);
+}
+
+/* Without --tp and --pp every rank opens the same model, and zero_wrap finds the place. */
+static int find_place(struct run *r)
+{
+    const struct train_options *o = r->o;
+    if (o->pp > 1 || o->model.config.tp > 1) {
+        struct zero_config cfg = ZERO_CONFIG_INIT;
+        struct zero_place place;
+        configure_mesh(o, &cfg);
+        CALL(zero_find_place(&cfg, &place));
+        TRY(take_place(r, &place));
+    }
+    r->n_own = r->at.n_stages > 1 ? (int32_t)o->stages_per_rank : 1;
+    for (int32_t k = 0; k < r->n_own; k++)
+        r->stage[k].own =
+            train_stage_config(&o->model.config, k * r->at.n_stages + r->at.stage, r->n_own * r->at.n_stages);
+    return 0;
+}
+
+/* ---- the model ---- */
+
+/* Adds the tensors of this rank's k-th pipeline stage to the rank's table. */
+static void describe_stage(struct run *r, int32_t k, int32_t first_unit)
+{
+    struct train_stage *s = &r->stage[k];
+    struct zero_tensor *own = r->tensors + r->n_tensors;
+    s->unit = first_unit;
+    s->first = r->n_tensors;
+    train_describe(own, &s->own, &r->model[k], r->o->plain || r->stores_each);
+    s->n = train_stage_table(own, r->number + r->n_tensors, &s->own);
+    for (int32_t t = 0; t < s->n; t++) {
+        own[t].unit += first_unit;
+        own[t].pp_stage = k;
+    }
+    r->n_tensors += s->n;
+}
+
+static int open_stages(struct run *r)
+{
+    int32_t unit = 0;
+    for (int32_t k = 0; k < r->n_own; k++) {
+        struct gpt2 *m = &r->model[k];
+        TRY(gpt2_open(m, &r->stage[k].own, r->o->batch, &r->place));
+        m->stores = r->stores_each;
+        m->profile = r->o->profile;
+        train_join_tp(m, r->at.tp, &r->z);
+        describe_stage(r, k, unit);
+        unit += (int32_t)(train_first_layer_unit(&r->stage[k].own) + r->stage[k].own.layers);
+    }
+    return 0;
+}
+
+int train_open(struct run *r)
+{
+    const struct train_options *o = r->o;
+    r->bad_input = true;
+    if (!o->only_exports)
+        TRY(train_load_text(r));
+    r->bad_input = o->device == ZERO_DEVICE_CUDA; /* The option is wrong if there is no GPU. */
+    TRY(place_open(&r->place, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads));
+    r->bad_input = false;
+    TRY(find_place(r));
+    r->stores_each = train_stores_each(o);
+    r->report.quiet = o->step_ms || o->profile;
+    r->per_step = r->accum;
+    return open_stages(r);
+}
+
+bool train_reads_weights(const struct train_options *o)
+{
+    return o->import_from || o->only_exports;
+}
+
+int64_t train_first_element(const struct run *r, int32_t tensor)
+{
+    const struct zero_tensor *t = &r->tensors[tensor];
+    return train_elements_before(t, &r->stage[t->pp_stage].own);
+}
+
+/* ---- libzero ---- */
+
+static void configure_log(struct run *r, struct zero_config *cfg)
+{
+    cfg->debug.trace = r->o->profile || r->o->trace;
+    if (r->o->log) {
+        cfg->debug.log = log_line;
+        cfg->debug.log_arg = r;
+    } else if (r->o->step_ms) {
+        cfg->debug.log = report_warning;
+        cfg->debug.log_arg = hidden_when_timed;
+    }
+}
+
+int train_configure(struct run *r, struct zero_config *cfg)
+{
+    const struct train_options *o = r->o;
+    configure_mesh(o, cfg);
+    configure_log(r, cfg);
+    cfg->optim.optimizer = (int32_t)o->optimizer;
+    cfg->optim.beta1 = (float)o->beta1;
+    cfg->optim.beta2 = (float)o->beta2;
+    cfg->optim.weight_decay = (float)o->weight_decay;
+    cfg->clip = (float)o->clip;
+    cfg->grad_accum_steps = (int32_t)o->accum;
+    if (r->at.n_stages > 1) {
+        cfg->pipeline.schedule = o->schedule;
+        cfg->pipeline.schedule_file = o->schedule_file;
+        cfg->pipeline.stages_per_rank = r->n_own;
+        cfg->pipeline.activation_bytes = train_stage_bytes(&o->model.config, o->batch, sizeof(real));
+    }
+    cfg->memory.prefetch = (int32_t)o->prefetch;
+    cfg->memory.param_budget_bytes = o->budget;
+    cfg->memory.wire_dtype = o->wire_dtype;
+    cfg->deterministic = o->deterministic;
+    cfg->checkpoint.save_async = o->save_async;
+    cfg->checkpoint.save_keep = (int32_t)o->keep;
+    cfg->device = o->device;
+    cfg->stream = place_stream(&r->place);
+    r->order = malloc((size_t)train_n_calls(r->stage, r->n_own) * sizeof *r->order);
+    if (!r->order)
+        return failed(ZERO_ERR_NOMEM, "no memory for the order of calls");
+    cfg->memory.order = r->order;
+    cfg->memory.n_order = train_stages_order(r->order, r->stage, r->n_own);
+    return 0;
+}
+
+int train_wrapped(struct run *r)
+{
+    struct zero_stats stats;
+    CALL(zero_get_stats(r->z, &stats));
+    r->rank = stats.place.rank;
+    r->world = stats.place.world;
+    TRY(take_place(r, &stats.place));
+    r->reports = r->at.stage == r->at.n_stages - 1 && r->at.dp == 0 && r->at.tp == 0;
+    r->report.quiet = r->report.quiet || !r->reports;
+    r->accum = stats.grad_accum_steps;
+    r->per_step = r->at.n_dp * r->accum;
+    return r->at.n_stages > 1 ? pipeline_keep(r) : 0;
+}
+
+int train_close(struct run *r, int err)
+{
+    int status = r->bad_input || err == ZERO_ERR_ARG || err == ZERO_ERR_BUDGET ? EXIT_USAGE : EXIT_FAILURE;
+    plain_close(&r->plain);
+    for (int32_t k = 0; k < PIPE_MOST_OWN; k++)
+        gpt2_close(&r->model[k]);
+    place_close(&r->place);
+    bytes_data_close(&r->data);
+    report_close(&r->report);
+    free(r->order);
+    if (!err)
+        status = r->not_drawn ? EXIT_FAILURE : EXIT_SUCCESS;
+    return status;
+}

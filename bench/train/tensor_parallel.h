@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tensor_parallel.h: what --tp adds to zero-bench train. It cuts each layer of the model (gpt2.h) over N
+ * ranks, which add up their partial results through libzero. */
+#ifndef ZERO_BENCH_TRAIN_TENSOR_PARALLEL_H
+#define ZERO_BENCH_TRAIN_TENSOR_PARALLEL_H
+
+#include "bench/gpt2/gpt2.h"
+#include "bench/train/state_hash.h"
+
+/* Where a rank is on the mesh. */
+struct train_place {
+    /* this rank's number among those that read different data, and how many these are */
+    int32_t dp, n_dp;
+    /* rank on the tp axis; 0 without --tp */
+    int32_t tp;
+    /* pipeline stage and number of them; 0 and 1 without --pp */
+    int32_t stage, n_stages;
+};
+
+/* Tells the model its rank on the tp axis, and to communicate through *z, which zero_wrap will open. */
+void train_join_tp(struct gpt2 *model, int32_t tp, zero_ctx **z);
+
+/* Replaces the hash of this rank's part of the state by one of all n_tp parts. Collective over tp. */
+int train_hash_tp(zero_ctx *z, int32_t tp, int64_t n_tp, char hash[STATE_HASH_CHARS]);
+
+#endif

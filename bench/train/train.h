@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* train.h: the options of zero-bench train, and what other commands use of it. */
+#ifndef ZERO_BENCH_TRAIN_H
+#define ZERO_BENCH_TRAIN_H
+
+#include "bench/gpt2/gpt2_config.h"
+#include "bench/train/profile.h"
+#include "zero/zero.h"
+
+#include <stdbool.h>
+
+#define TRAIN_MOST_STEP_MS 64 /* as many values as zero_mean takes */
+
+struct train_options {
+    struct model_options model;
+    enum zero_dtype dtype;
+
+    /* rows of a rank's micro-batch */
+    int64_t batch;
+    /* micro-batches of a rank in a step */
+    int64_t accum;
+    int64_t steps;
+    /* training stops after the step during which this time passes; 0: no limit */
+    double seconds;
+    uint64_t seed;
+    const char **paths;
+    int n_paths;
+
+    enum zero_optimizer optimizer;
+    double lr, beta1, beta2, weight_decay, clip;
+
+    int64_t stage;
+    /* ranks of the pipeline, 0 or 1 without one; and enum zero_schedule */
+    int64_t pp;
+    int schedule;
+    /* a file instead of a schedule's name; NULL: none */
+    const char *schedule_file;
+    /* pipeline stages of each rank */
+    int64_t stages_per_rank;
+    /* enum zero_hybrid */
+    int hybrid;
+    /* ranks, or ZERO_AUTO */
+    int64_t dp_replicate, dp_shard;
+    /* prefetch, budget (bytes) and deterministic are as in struct zero_config */
+    int64_t prefetch;
+    /* bytes */
+    int64_t budget;
+    int deterministic;
+    /* enum zero_dtype; 0: the default */
+    int wire_dtype;
+    /* threads of a rank on the host */
+    int64_t threads;
+    /* enum zero_device */
+    int device;
+    /* number of the GPU; PLACE_GPU_OF_RANK: the rank's number on its host */
+    int64_t gpu;
+    /* the device's peak, to print what share of it is used; 0: not known */
+    double peak_tflops;
+    bool plain, json, log;
+    /* filled in by the run, which then prints nothing; NULL: no profile */
+    struct profile *profile;
+    /* files to write: a picture of the losses, a timeline; NULL: none */
+    const char *plot, *trace;
+
+    /* folder of checkpoints; NULL: none */
+    const char *save;
+    /* a checkpoint, a folder of them, or "latest" for the latest one in save; NULL: none */
+    const char *load;
+    /* steps between two checkpoints (0: one at the end), and how many are kept (0: all) */
+    int64_t save_every, keep;
+    bool save_async;
+    /* folder with the first weights, as zero-bench export writes them; NULL: drawn from seed */
+    const char *import_from;
+    /* folder for the weights, written at the end; with only_exports, those of the loaded checkpoint,
+     * without training. NULL: none */
+    const char *export_to;
+    bool only_exports;
+    /* most bytes of an exported file; 0: the default */
+    int64_t export_max;
+
+    /* (steps, at most TRAIN_MOST_STEP_MS) filled with each step's time, the mean over ranks, by a run that
+     * then prints nothing. NULL: train */
+    double *step_ms;
+};
+
+/* The defaults of zero-bench train for a model. */
+struct train_options train_defaults(const struct model_options *model);
+
+/* Describes the tensors of a GPT-2 to libzero, with the pointers of *model. With model NULL only sizes are
+ * described, as zero_plan needs them. stores is as in struct gpt2. */
+struct gpt2;
+#define TRAIN_N_TENSORS 16
+void train_describe_f32(struct zero_tensor out[TRAIN_N_TENSORS], const struct gpt2_config *config,
+                        struct gpt2 *model, bool stores);
+void train_describe_bf16(struct zero_tensor out[TRAIN_N_TENSORS], const struct gpt2_config *config,
+                         struct gpt2 *model, bool stores);
+
+/* Writes the calls of one micro-batch, for cfg.memory.order, for a model or a pipeline stage's part of it
+ * (pipeline.h). Returns their number: TRAIN_N_CALLS(layers) for a whole model, fewer for a part. */
+#define TRAIN_N_CALLS(layers) (4 * (layers) + 6)
+int32_t train_call_order(struct zero_call *out, const struct gpt2_config *own);
+
+/* Whether a wrapped model stores the gradients of matrices (struct gpt2) in every micro-batch. It does if
+ * libzero adds them up, or if a step has one micro-batch. */
+bool train_stores_each(const struct train_options *o);
+
+/* The position of a run in its text, which a checkpoint contains. */
+struct train_position {
+    uint64_t seed;
+    /* so far; a sample is a row of a micro-batch */
+    int64_t step, samples;
+    int64_t text_bytes;
+    /* micro-batches of a step when the run began */
+    int64_t per_step;
+};
+/* Parses the position in a checkpoint. Returns false if zero-bench train has not written it. */
+bool train_read_position(const char *text, struct train_position *out);
+
+/* The number of states that an optimizer keeps for each weight. */
+int train_n_states(enum zero_optimizer optimizer, double beta1);
+
+/* Trains and reports. Returns the program's exit code. Compiled once per dtype (gpt2_real.h). */
+int train_run_f32(const struct train_options *o);
+int train_run_bf16(const struct train_options *o);
+
+#endif

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* train_cmd.c: the command line of zero-bench train. */
+#include "bench/arguments.h"
+#include "bench/commands.h"
+#include "bench/place.h"
+#include "bench/report/plot.h"
+#include "bench/schedule/pipeline_stages.h"
+#include "bench/train/train.h"
+#include "kernels/device.h"
+
+#include <string.h>
+
+#define UNSET (-1.0)
+
+static error_t add_path(struct argp_state *state, const struct option_row *row, char *path, void *options)
+{
+    (void)state, (void)row;
+    struct train_options *o = options;
+    const char **paths = realloc(o->paths, (size_t)(o->n_paths + 1) * sizeof *paths);
+    if (!paths)
+        return ENOMEM;
+    o->paths = paths;
+    o->paths[o->n_paths++] = path;
+    return 0;
+}
+
+/* Fills in what was not given, and refuses options that do not go together. */
+static error_t finish(struct argp_state *state, void *options)
+{
+    struct train_options *o = options;
+    o->lr = o->lr == UNSET ? o->model.default_lr : o->lr;
+    if (o->beta2 == UNSET) {
+        const struct zr_optimizer_kind *kind = zr_optimizer_kind((enum zr_optimizer)o->optimizer);
+        o->beta2 = kind->bias_correction ? 0.95 : (double)kind->beta2;
+    }
+    o->steps = o->steps >= 0 ? o->steps : o->seconds > 0 ? INT64_MAX : 100;
+    if (o->model.config.vocab < 256)
+        return option_fault(state, "--vocab: %lld ids are too few for bytes, which need 256",
+                            (long long)o->model.config.vocab);
+    if (!o->save && (o->save_every || o->keep || o->save_async || (o->load && !strcmp(o->load, "latest"))))
+        return option_fault(state,
+                            "--save: is needed by --save-every, --save-async, --keep and --load latest");
+    if (o->plain && (o->save || o->load || o->import_from || o->export_to))
+        return option_fault(state, "--plain: saves, loads, imports and exports nothing");
+    const struct gpt2_config *c = &o->model.config;
+    if (c->tp > 1 && c->heads % c->tp)
+        return option_fault(state, "--tp: %lld parts do not divide the %lld heads", (long long)c->tp,
+                            (long long)c->heads);
+    if (c->sequence && (c->tp < 2 || o->batch * c->context % c->tp))
+        return option_fault(
+            state,
+            "--sequence-parallel: is for --tp of 2 or more, which divides the %lld tokens of a micro-batch",
+            (long long)(o->batch * c->context));
+    if (c->tp > 1 && o->plain)
+        return option_fault(state, "--tp: not with --plain");
+    if (o->pp * o->stages_per_rank > c->layers)
+        return option_fault(state, "--pp%s: %lld stages are more than the %lld layers",
+                            o->stages_per_rank > 1 ? " and --stages-per-rank" : "",
+                            (long long)(o->pp * o->stages_per_rank), (long long)c->layers);
+    if (o->stages_per_rank > 1 && o->pp <= 1)
+        return option_fault(state, "--stages-per-rank: is of the stages of --pp");
+    if (o->pp > 1 && o->plain)
+        return option_fault(state, "--pp: not with --plain");
+    if ((o->schedule != ZERO_SCHEDULE_1F1B || o->schedule_file) && o->pp <= 1)
+        return option_fault(state, "%s: is of the stages of --pp",
+                            o->schedule_file ? "--schedule-file" : "--schedule");
+    if (o->plain && o->trace)
+        return option_fault(state, "--plain: has no timeline for --trace, which is libzero's");
+    if (o->plain && o->optimizer != ZERO_ADAMW)
+        return option_fault(state, "--optimizer: --plain knows adamw only");
+    return 0;
+}
+
+static const struct option_row rows[] = {
+    {"dtype", "f32|bf16", "Of weights, gradients and activations (f32)", 1,
+     OPTION_WORD(struct train_options, dtype, option_dtypes)},
+    {.help = "Training:", .group = 2},
+    {"data", "PATH",
+     "A file of text, or a folder of them; more may follow (the C headers under /usr/include)", 2,
+     OPTION_BY(add_path)},
+    {"batch", "N", "Rows in a micro-batch of one rank (4)", 2,
+     OPTION_INT(struct train_options, batch, 1, 1000000)},
+    {"accum", "N", "Micro-batches per step and rank (1)", 2,
+     OPTION_INT(struct train_options, accum, 1, 100000)},
+    {"steps", "N", "Steps (100; no limit with --seconds)", 2,
+     OPTION_INT(struct train_options, steps, 1, INT64_MAX / 2)},
+    {"seconds", "N", "Stop at the step during which this long has passed", 2,
+     OPTION_DOUBLE(struct train_options, seconds, 0.001, 1e9)},
+    {"optimizer", "NAME", "One of:" OPTION_OPTIMIZERS " (adamw)", 2,
+     OPTION_WORD(struct train_options, optimizer, option_optimizers)},
+    {"lr", "X", "Learning rate, reached over the first 10 steps (one that suits the model)", 2,
+     OPTION_DOUBLE(struct train_options, lr, 0, 1e6)},
+    {"beta1", "X", "The first beta, or the momentum (0.9)", 2,
+     OPTION_DOUBLE(struct train_options, beta1, 0, 0.999999)},
+    {"beta2", "X", "The second beta (adamw, adam: 0.95; else the optimizer's own)", 2,
+     OPTION_DOUBLE(struct train_options, beta2, 0, 0.999999)},
+    {"weight-decay", "X", "Of matrices, not of biases and norms (0.1)", 2,
+     OPTION_DOUBLE(struct train_options, weight_decay, 0, 1e6)},
+    {"label-smoothing", "X", "The part of each target that all tokens share (0)", 2,
+     OPTION_DOUBLE(struct train_options, model.own.label_smoothing, 0, 0.999999)},
+    {"clip", "X", "Largest gradient norm, 0 for none (1)", 2,
+     OPTION_DOUBLE(struct train_options, clip, 0, 1e30)},
+    {"seed", "N", "Of the weights and of the choice of text (1)", 2,
+     OPTION_INT(struct train_options, seed, 0, INT64_MAX)},
+    {.help = "Sharding:", .group = 3},
+    {"plain", NULL, "The same model without libzero, on one rank", 3,
+     OPTION_FLAG(struct train_options, plain)},
+    {"stage", "0..3", "What is sharded: nothing, optimizer state, gradients too, parameters too (0)", 3,
+     OPTION_INT(struct train_options, stage, 0, 3)},
+    {"dp-replicate", "N|auto",
+     "With --stage 3: so many groups of ranks, each with a copy of what it shards; auto: one per host (1)", 3,
+     OPTION_INT_OR_AUTO(struct train_options, dp_replicate, 1, 1000000)},
+    {"dp-shard", "N", "Ranks of such a group (what the other axes leave of the world)", 3,
+     OPTION_INT(struct train_options, dp_shard, 0, 1000000)},
+    {"hybrid", "hsdp|hfsdp",
+     "With --dp-replicate: whether groups hold the same optimizer states, or shard them, too (hsdp)", 3,
+     OPTION_WORD(struct train_options, hybrid, option_hybrid)},
+    {"tp", "N", "Cut each layer over N ranks, which have the same data; divides ranks and heads (1)", 3,
+     OPTION_INT(struct train_options, model.own.tp, 1, 1024)},
+    {"pp", "N",
+     "Divide the layers into N stages of a pipeline, on as many ranks, or into --stages-per-rank times N; "
+     "divides ranks. The last stage's first rank reports, instead of rank 0 (1)",
+     3, OPTION_INT(struct train_options, pp, 1, 10000)},
+    {"schedule", "1f1b|gpipe|interleaved",
+     "With --pp: which micro-batch's turn it is; interleaved, for several stages on a rank, keeps more of "
+     "them (1f1b)",
+     3, OPTION_WORD(struct train_options, schedule, pipe_whole_schedules)},
+    {"stages-per-rank", "N",
+     "With --pp N and --schedule interleaved or gpipe, or --schedule-file: so many stages on each of the N, "
+     "so that they stand still less (1)",
+     3, OPTION_INT(struct train_options, stages_per_rank, 1, PIPE_MOST_OWN)},
+    {"schedule-file", "FILE",
+     "The same as PyTorch's CSV has it, a line for each of --pp, of --accum micro-batches", 3,
+     OPTION_TEXT(struct train_options, schedule_file)},
+    {"sequence-parallel", NULL, "With --tp: rows of embeddings, sums and norms are cut over the N, too", 3,
+     OPTION_FLAG(struct train_options, model.own.sequence)},
+    {"prefetch", "N", "Units gathered ahead (2)", 3, OPTION_INT(struct train_options, prefetch, 0, 10000)},
+    {"budget", "BYTES", "For gathered parameters at stage 3 (what prefetch needs)", 3,
+     OPTION_BYTES(struct train_options, budget, 1)},
+    {"wire-dtype", "f32|bf16", "Of gradients between ranks (that of the model)", 3,
+     OPTION_WORD(struct train_options, wire_dtype, option_dtypes)},
+    {"deterministic", "on|off",
+     "The same bits at every stage and power-of-two world (on; off where the backend is NCCL)", 3,
+     OPTION_WORD(struct train_options, deterministic, option_on_off)},
+    {.help = "Checkpoints:", .group = 4},
+    {"save", "DIR", "Save checkpoints into DIR, at the end and as --save-every says", 4,
+     OPTION_TEXT(struct train_options, save)},
+    {"save-every", "K", "Also after every K-th step", 4,
+     OPTION_INT(struct train_options, save_every, 1, INT64_MAX / 2)},
+    {"save-async", NULL, "Write them while training goes on", 4,
+     OPTION_FLAG(struct train_options, save_async)},
+    {"keep", "N", "Keep only the N latest", 4, OPTION_INT(struct train_options, keep, 1, INT32_MAX)},
+    {"load", "DIR|latest",
+     "Go on from a checkpoint, or the latest in DIR; latest: that of --save, or from the start if there is "
+     "none yet",
+     4, OPTION_TEXT(struct train_options, load)},
+    {"import", "DIR", "Begin with these weights, as zero-bench export and Hugging Face's GPT-2 have them", 4,
+     OPTION_TEXT(struct train_options, import_from)},
+    {"export", "DIR", "At the end, write the weights alone, as zero-bench export does of a checkpoint", 4,
+     OPTION_TEXT(struct train_options, export_to)},
+    {.help = "Running:", .group = 5},
+    {"device", "host|cuda", "Where the model computes (host)", 5,
+     OPTION_WORD(struct train_options, device, option_devices)},
+    {"gpu", "N", "Which GPU (the rank's number on this host)", 5,
+     OPTION_INT(struct train_options, gpu, 0, 1000)},
+    {"threads", "N", "Of each rank on the host, for its products and layers (1)", 5,
+     OPTION_INT(struct train_options, threads, 1, 1024)},
+    {"peak-tflops", "X",
+     "What the device can do, to tell the share of it that the model's arithmetic takes (MFU); NVIDIA's data "
+     "sheets give for dense bf16: A100 312, H100 and H200 SXM 989.4",
+     5, OPTION_DOUBLE(struct train_options, peak_tflops, 1e-6, 1e9)},
+    {"plot", "FILE", "Draw the losses into FILE.svg or FILE.png, with gnuplot", 5,
+     OPTION_PLOT(struct train_options, plot)},
+    {"trace", "FILE", "Write the reporting rank's timeline to FILE as a Chrome trace, which Perfetto shows",
+     5, OPTION_TEXT(struct train_options, trace)},
+    {"json", NULL, "JSON lines only, from the rank that reports", 5, OPTION_FLAG(struct train_options, json)},
+    {"log", NULL, "Show libzero's log on stderr", 5, OPTION_FLAG(struct train_options, log)},
+    {0},
+};
+
+static const struct option_table table = {
+    .rows = rows,
+    .doc = "Trains a GPT-2 on the bytes of text files, on as many ranks as zero-run (or torchrun, "
+           "mpirun, srun) starts.",
+    .args_doc = "[PATH...]",
+    .read_word = add_path,
+    .finish = finish,
+    OPTIONS_WITH_MODEL(struct train_options, model),
+};
+
+struct train_options train_defaults(const struct model_options *model)
+{
+    return (struct train_options){
+        .model = *model,
+        .dtype = ZERO_F32,
+        .batch = 4,
+        .accum = 1,
+        .steps = 100,
+        .seed = 1,
+        .optimizer = ZERO_ADAMW,
+        .lr = model->default_lr,
+        .beta1 = 0.9,
+        .beta2 = 0.95,
+        .weight_decay = 0.1,
+        .clip = 1.0,
+        .pp = 1,
+        .schedule = ZERO_SCHEDULE_1F1B,
+        .stages_per_rank = 1,
+        .dp_replicate = 1,
+        .prefetch = 2,
+        .budget = ZERO_AUTO,
+        .deterministic = ZERO_AUTO,
+        .threads = 1,
+        .device = ZERO_DEVICE_HOST,
+        .gpu = PLACE_GPU_OF_RANK,
+    };
+}
+
+int train_command(const char *name, int argc, char **argv)
+{
+    struct train_options o = train_defaults(&(struct model_options){0});
+    o.lr = o.beta2 = UNSET; /* their defaults follow other options */
+    o.steps = -1;
+    int status = options_parse(&table, name, argc, argv, &o);
+    if (!status)
+        status = o.dtype == ZERO_BF16 ? train_run_bf16(&o) : train_run_f32(&o);
+    free(o.paths);
+    return status;
+}
