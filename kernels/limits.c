@@ -2,6 +2,7 @@
 /* limits.c: blocks SIGXFSZ around writes, and names the limit that a call has met. */
 #include "kernels/limits.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -108,4 +109,32 @@ int zr_no_descriptors(int n)
     while (n_open)
         close(fd[--n_open]);
     return error;
+}
+
+int zr_count_descriptors(void)
+{
+    DIR *dir = opendir("/proc/self/fd");
+    int n = 0;
+    while (dir && readdir(dir))
+        n++;
+    if (dir)
+        closedir(dir);
+    return n > 3 ? n - 3 : 0; /* without ".", ".." and the folder itself */
+}
+
+unsigned long long zr_descriptor_limit(void)
+{
+    struct rlimit most = {0};
+    getrlimit(RLIMIT_NOFILE, &most);
+    return most.rlim_cur;
+}
+
+unsigned long long zr_raise_descriptor_limit(unsigned long long n)
+{
+    struct rlimit most;
+    if (!getrlimit(RLIMIT_NOFILE, &most) && most.rlim_cur < n) {
+        most.rlim_cur = most.rlim_max < n ? most.rlim_max : (rlim_t)n;
+        setrlimit(RLIMIT_NOFILE, &most);
+    }
+    return zr_descriptor_limit();
 }

@@ -42,5 +42,11 @@ enum { ZR_MOST_PROBED = 8 };
 /* Returns EMFILE or ENFILE if this process cannot open n more descriptors now, else 0. n is at most
  * ZR_MOST_PROBED. libuv aborts in places where it cannot open one, and closes connections in others. */
 int zr_no_descriptors(int n);
+/* Returns how many descriptors this process has open. Where the system does not tell, 0. */
+int zr_count_descriptors(void);
+/* The soft limit on descriptors (RLIMIT_NOFILE). */
+unsigned long long zr_descriptor_limit(void);
+/* Raises it to n, or to the hard limit if that is lower. Returns what it is now. */
+unsigned long long zr_raise_descriptor_limit(unsigned long long n);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* called.c: see called.h. */
+/* called.c: names, keeps and compares calls. */
 #include "comm/meet/called.h"
 
 #include <stdio.h>
@@ -41,7 +41,8 @@ bool zr_called_is_for_step(enum zr_called_name name)
            name == ZR_CALLED_TUNE_DECAY;
 }
 
-/* They come several in a row, and often with equal names, so one that is left out looks like the next one. */
+/* These calls come several in a row, often with equal names. So one that is left out looks like the next
+ * one. */
 bool zr_called_is_of_tp(enum zr_called_name name)
 {
     return name >= ZR_CALLED_ALL_REDUCE_SUM && name <= ZR_CALLED_EXPECT_EQUAL;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* called.h: what the program called, as ranks compare it.
+/* called.h: the calls of the program, as ranks compare them.
  *
- * A collective that differs between ranks is the consequence of calls of the program that differed before it.
- * Each rank keeps its latest calls where the others can read them, so that an error names the first calls
- * that were not the same, in the program's own words. */
+ * If a collective differs between ranks, calls of the program differed before it. Each rank keeps its
+ * latest calls where the others can read them. So an error can name the first calls that were not the
+ * same, in the program's own words. */
 #ifndef ZR_COMM_CALLED_H
 #define ZR_COMM_CALLED_H
 
@@ -65,18 +65,19 @@ enum zr_called_name {
 /* One call. */
 struct zr_called {
     enum zr_called_name name;
-    /* BEGIN and END: the bracket is one of backward, else of forward */
+    /* BEGIN and END: the bracket is one of backward, not of forward. */
     bool backward;
-    /* the unit of BEGIN and END, the tensor of READ and WRITE; else -1 */
+    /* The unit of BEGIN and END, the tensor of READ and WRITE; -1 for other calls. */
     int32_t subject;
-    /* 1-based: how many zero_step calls were made before it, and 1; 0: it is of no step, as zero_wrap is */
+    /* 1 and the number of zero_step calls before it; 0: it belongs to no step, as zero_wrap. */
     uint32_t step;
-    /* the other arguments that all ranks must give alike: one number itself, of several a hash; 0: there are
-     * none */
+    /* The other arguments that must be equal on all ranks: one number, or a hash of several. 0: there are
+     * none. */
     uint64_t args;
 };
 
-/* Of large models, those of some micro-batches: over NCCL ranks compare what they do once in a step. */
+/* Calls that are kept. In large models these are some micro-batches; over NCCL, ranks compare what they do
+ * once in a step. */
 enum { ZR_CALLED_KEPT = 2048 };
 
 /* The latest calls of one rank. In shared memory: written by its own thread, read by any process. */
@@ -100,8 +101,8 @@ struct zr_called_copy {
     } at[ZR_CALLED_KEPT];
 };
 
-/* A call but its args as one word, so that it is read whole, and again: any word is some call, an unknown
- * name that of no call. */
+/* Packs a call without its args into one word, which is read whole, and back. Any word is some call, with
+ * an unknown name that of no call. */
 uint64_t zr_called_pack(const struct zr_called *c);
 struct zr_called zr_called_unpack(uint64_t what, uint64_t args);
 
@@ -111,8 +112,8 @@ void zr_called_describe(const struct zr_called *c, char text[ZR_CALLED_CHARS]);
 
 void zr_called_put(struct zr_called_ring *ring, const struct zr_called *c);
 
-/* It gives a number that waits for the next zero_step, which compares them: another rank may call it earlier
- * or later. */
+/* The call gives a number that waits for the next zero_step, which compares them. Another rank may call it
+ * earlier or later. */
 bool zr_called_is_for_step(enum zr_called_name name);
 
 /* A call among the ranks of tp alone. */
@@ -121,19 +122,20 @@ bool zr_called_is_of_tp(enum zr_called_name name);
 /* Tells which of two ranks seems to have left out the call that the other one made. */
 enum zr_called_gap { ZR_CALLED_GAP_NONE, ZR_CALLED_GAP_A, ZR_CALLED_GAP_B };
 
-/* "rank 1 called zero_begin(unit 3, backward) in step 12; rank 0 called zero_read(tensor 2) in step 12; every
- * rank must make the same calls, in the same order", and which rank left a call out, if that is known */
+/* Writes "rank 1 called zero_begin(unit 3, backward) in step 12; rank 0 called zero_read(tensor 2) in step
+ * 12; every rank must make the same calls, in the same order". It adds which rank left a call out, if that
+ * is known. */
 #define ZR_CALLED_BOTH_CHARS 432
 void zr_called_report(int rank_a, const struct zr_called *a, int rank_b, const struct zr_called *b,
                       enum zr_called_gap gap, char text[ZR_CALLED_BOTH_CHARS]);
 
-/* Any thread; what is put meanwhile may be left out. */
+/* Copies a ring, on any thread. What is put meanwhile may be missing. */
 void zr_called_copy(const struct zr_called_ring *ring, struct zr_called_copy *out);
-/* A ring as the copy says, whoever sent it. */
+/* Fills a ring from a copy, whoever sent it. */
 void zr_called_restore(struct zr_called_ring *ring, const struct zr_called_copy *from);
 
-/* The number, from 1 on, of the first call that both have made and that is not the same, as far back as both
- * are kept. 0: there is none. */
+/* Returns the number of the first call that both have made and that is not the same, as far back as both
+ * are kept. The first call is 1; 0: there is none. */
 uint64_t zr_called_differ(const struct zr_called_ring *a, const struct zr_called_ring *b,
                           struct zr_called *of_a, struct zr_called *of_b);
 /* For calls number n, which differ: one rank has left out the other's call if it made the call that follows
@@ -141,7 +143,7 @@ uint64_t zr_called_differ(const struct zr_called_ring *a, const struct zr_called
  * what followed earlier, as in the layer before, decides. Only calls of tensor parallelism are looked at. */
 enum zr_called_gap zr_called_left_out(const struct zr_called_ring *a, const struct zr_called_ring *b,
                                       uint64_t n);
-/* The latest; false: none was made. */
+/* The latest call. Returns false if there is none. */
 bool zr_called_last(const struct zr_called_ring *ring, struct zr_called *out);
 
 #endif

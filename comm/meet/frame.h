@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* frame.h: what travels between ranks before any communicator exists: a head of fixed size and a payload, and
- * how a stream of bytes is cut into frames again. No sender is trusted to say how much memory a frame is
- * worth. Whoever reads sets the most that a payload may have: little for a connection that has not proved to
- * be a rank's, and for a rank what the exchange under way makes of it. */
+/* frame.h: what travels between ranks before any communicator exists: a head of fixed size and a payload. A
+ * reader cuts a stream of bytes into frames again.
+ *
+ * No sender is trusted to say how much memory a frame needs. The reader sets how large a payload may be:
+ * small for a connection that has not proved to be a rank's, and for a rank what the exchange under way
+ * needs. */
 #ifndef ZR_COMM_FRAME_H
 #define ZR_COMM_FRAME_H
 
@@ -12,7 +14,7 @@
 enum {
     /* the word "zero" in little-endian bytes */
     ZR_FRAME_MAGIC = 0x6f72657a,
-    ZR_FRAME_VERSION = 7,
+    ZR_FRAME_VERSION = 8,
     /* the longest message that travels */
     ZR_FRAME_TEXT_BYTES = 1024,
     /* the most that a payload may have before both sides know each other */
@@ -21,10 +23,8 @@ enum {
     ZR_FRAME_SMALL_BYTES = 64 * 1024,
 };
 
-/* In a tree (tree.h) "0 -> rank" goes from each rank to those below it, and "rank -> 0" to the one above it,
- * which passes it on. */
 enum zr_frame_type {
-    /* 0 -> whoever connects: prove that you are of this job; payload: rank 0's nonce */
+    /* 0 -> whoever connects: prove that you belong to this job; payload: rank 0's nonce */
     ZR_FRAME_CHALLENGE = 1,
     /* rank -> 0: here I am; about: the attempt, payload: struct zr_hello */
     ZR_FRAME_HELLO,
@@ -32,13 +32,13 @@ enum zr_frame_type {
     ZR_FRAME_ACCEPT,
     /* 0 -> rank: everyone is here */
     ZR_FRAME_READY,
-    /* 0 -> rank: you are not; about: the code, payload: rank 0's proof and the message. Without any payload
-     * to an unidentified connection */
+    /* 0 -> rank: you are not; about: the code, payload: rank 0's proof and the message. An unidentified
+     * connection gets no payload */
     ZR_FRAME_REFUSE,
     /* 0 -> rank: try again; you are of this job, but rank 0 waits with another name. payload: rank 0's proof,
      * and which ranks wait with which name */
     ZR_FRAME_AGAIN,
-    /* rank -> 0: my blob of an exchange; in a tree those of all below me too, in rank order */
+    /* rank -> 0: my blob of an exchange */
     ZR_FRAME_GIVE,
     /* 0 -> rank: everyone's, in rank order */
     ZR_FRAME_ALL,
@@ -53,28 +53,17 @@ enum zr_frame_type {
     ZR_FRAME_EXIT,
     /* 0 -> rank: send your program's latest calls */
     ZR_FRAME_ASK_CALLS,
-    /* rank -> 0: here they are: struct zr_called_copy. about: not 0 asks for a comparison of all ranks': the
-     * code of what the sender met, and its message behind the calls */
+    /* rank -> 0: here they are; payload: struct zr_called_copy. If about is not 0, the sender asks for a
+     * comparison of all ranks: about is the code of what it met, and the message stands behind the calls */
     ZR_FRAME_CALLS,
-    /* 0 <-> rank: a message of whoever uses the rendezvous; about: to whom */
+    /* 0 <-> rank: a message of whoever uses the rendezvous; about: the rank it is for, -1: all */
     ZR_FRAME_MESSAGE,
-    /* both ways of a link between hosts: the sender is there; payload: its program's last call, a text; none:
-     * that is not known */
+    /* both ways of a link between hosts: the sender is there; payload: its program's last call, a text, if it
+     * is known */
     ZR_FRAME_BEAT,
-    /* rank -> 0: how it went here; 0 -> rank: what that comes to. about: the code, payload: the rank that
-     * speaks (int32_t) and its message */
-    ZR_FRAME_VERDICT,
-    /* Of a tree alone, and not passed on. rank -> 0: where ranks below me find me, a text (address_list.h);
-     * none: nobody is below me */
-    ZR_FRAME_LISTENS,
-    /* 0 -> rank: where the rank above you listens, likewise; none: it has not come yet */
-    ZR_FRAME_ABOVE,
-    /* to the rank above: all below me are linked with me */
-    ZR_FRAME_JOINED,
-    /* to a rank below: for which ranks do you wait? about: ms in which to answer */
-    ZR_FRAME_ASK_MISSING,
-    /* to the rank above: for these; payload: int32_t of each */
-    ZR_FRAME_MISSING
+    /* rank -> 0: how it went here; 0 -> rank: the result for all. about: the code, payload: the rank that
+     * failed (int32_t) and its message */
+    ZR_FRAME_VERDICT
 };
 
 /* Before every payload, in the sender's byte order: magic shows a sender of the other order. */
@@ -87,7 +76,7 @@ struct zr_frame {
     int32_t about;
 };
 
-/* What comes in. All zero but most_bytes: nothing yet. */
+/* A frame that is being read. All zero but most_bytes: nothing has come yet. */
 struct zr_frame_reader {
     struct zr_frame head;
     /* (head.n_bytes), and a 0 after them; NULL: there is none */
@@ -104,17 +93,17 @@ enum zr_frame_state {
     ZR_FRAME_WHOLE,
     /* this is another protocol */
     ZR_FRAME_STRANGE,
-    /* the head is there and claims more than most_bytes. The owner ends it, or raises most_bytes and calls
+    /* the head is there and claims more than most_bytes: the owner gives up, or raises most_bytes and calls
      * zr_frame_took with 0 */
     ZR_FRAME_LARGE,
     ZR_FRAME_NO_MEMORY
 };
 
-/* Where the next bytes go, and how many at most (never 0 while UNFINISHED). */
+/* Returns where the next bytes go, and how many at most (never 0 while UNFINISHED). */
 char *zr_frame_room(struct zr_frame_reader *r, size_t *n);
-/* n bytes were put there. */
+/* n bytes were put there. Returns what the frame is now. */
 enum zr_frame_state zr_frame_took(struct zr_frame_reader *r, size_t n);
-/* Frees the payload, if it is still there, and begins anew. */
+/* Frees the payload, if it is still there, and begins the next frame. */
 void zr_frame_next(struct zr_frame_reader *r);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hub.c: a rendezvous' life on its loop: frames, failures, losses and the end (see hub.h; ranks meet in
- * hub_meet.c). Runs on the thread that runs the loop. */
+/* hub.c: what happens on the links of a rendezvous. Frames come and are sent, ranks fail or are lost, and
+ * in the end everything is closed. All of it runs on the thread that runs the loop. admit.c (rank 0) and
+ * reach.c (the others) are how ranks meet. */
 #include "comm/meet/hub.h"
 #include "comm/fork.h"
 
@@ -9,42 +10,75 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LINGER_MS = 300 }; /* for the other ends to read a goodbye */
+enum {
+    MOST_KEPT = 64,  /* messages that came before the detach */
+    LINGER_MS = 300, /* for the other ends to read a goodbye */
+};
 
-static const char exited[] = "its program exited without zero_unwrap";
-
-static int send_frame(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
-                      const void *payload, size_t n)
+int64_t zr_hub_now_ms(struct zr_rendezvous *r)
 {
-    struct zr_frame f = {.type = (uint16_t)type, .rank = r->w.rank, .world = r->w.world, .about = about};
-    struct zr_link *l = r->members[zr_hub_towards(r, rank)].link;
-    return l ? zr_link_send(l, f, payload, n) : 0;
+    uv_update_time(r->loop);
+    return (int64_t)uv_now(r->loop);
+}
+
+struct zr_link *zr_hub_add_link(struct zr_rendezvous *r)
+{
+    struct zr_link *l = zr_link_new(r->loop, &zr_hub_calls, r, ZR_FRAME_SHAKE_BYTES);
+    if (!l)
+        return NULL;
+    l->next = r->links;
+    if (r->links)
+        r->links->prev = l;
+    r->links = l;
+    return l;
+}
+
+/* --- sending --- */
+
+static struct zr_frame frame_of(const struct zr_rendezvous *r, enum zr_frame_type type, int32_t about)
+{
+    return (struct zr_frame){.magic = ZR_FRAME_MAGIC,
+                             .version = ZR_FRAME_VERSION,
+                             .type = (uint16_t)type,
+                             .rank = r->w.rank,
+                             .world = r->w.world,
+                             .about = about};
+}
+
+int zr_hub_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
+                const void *payload, size_t n)
+{
+    const struct zr_member *to = &r->members[rank];
+    if (to->state != ZR_MEMBER_HERE || !to->link)
+        return 0;
+    return zr_link_send(to->link, frame_of(r, type, about), payload, n);
 }
 
 void zr_hub_keep(struct zr_rendezvous *r, struct zr_link *l)
 {
-    zr_fork_last_word(&l->kept,
-                      &(struct zr_frame){.magic = ZR_FRAME_MAGIC,
-                                         .version = ZR_FRAME_VERSION,
-                                         .type = ZR_FRAME_EXIT,
-                                         .rank = r->w.rank,
-                                         .world = r->w.world},
-                      &r->last_failure);
+    const struct zr_frame f = frame_of(r, ZR_FRAME_EXIT, 0);
+    zr_fork_last_word(&l->kept, &f, &r->last_failure);
 }
 
-int zr_hub_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, const void *payload, size_t n)
+int zr_hub_send_all(struct zr_rendezvous *r, enum zr_frame_type type, int32_t about, const void *payload,
+                    size_t n)
 {
-    int err = send_frame(r, rank, type, 0, payload, n);
-    return err ? zr_hub_fail_all(r, err, zr_error_text()) : 0;
+    int err = 0;
+    if (r->w.rank != 0)
+        return 0;
+    struct zr_shared_bytes *shared = zr_shared_bytes_new(payload, n);
+    if (!shared)
+        return ZR_ERR_NOMEM;
+    for (int i = 1; i < r->w.world; i++) {
+        struct zr_link *l = r->members[i].state == ZR_MEMBER_HERE ? r->members[i].link : NULL;
+        int its = l ? zr_link_send_shared(l, frame_of(r, type, about), shared) : 0;
+        err = err ? err : its;
+    }
+    zr_shared_bytes_leave(shared);
+    return err;
 }
 
-int zr_hub_send_about(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
-                      const void *payload, size_t n)
-{
-    bool here = r->members[rank].state == ZR_MEMBER_HERE &&
-                r->members[zr_hub_towards(r, rank)].state == ZR_MEMBER_HERE;
-    return here ? send_frame(r, rank, type, about, payload, n) : 0;
-}
+/* --- failures --- */
 
 int zr_hub_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
 {
@@ -55,9 +89,7 @@ int zr_hub_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
     vsnprintf(r->text, sizeof r->text, fmt, ap);
     va_end(ap);
     r->code = code;
-    (void)zr_hub_send_below(r, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
-    if (r->is_tree)
-        (void)zr_hub_send_above(r, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
+    (void)zr_hub_send_all(r, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
     return code;
 }
 
@@ -65,8 +97,8 @@ int zr_hub_fail_all(struct zr_rendezvous *r, int code, const char *text)
 {
     bool first = !r->code;
     zr_hub_fail(r, code, "rank %d: %s", r->w.rank, text);
-    if (first && !r->is_tree) /* there zr_hub_fail has done it */
-        (void)zr_hub_send_above(r, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
+    if (first)
+        (void)zr_hub_send(r, 0, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
     return r->code;
 }
 
@@ -83,19 +115,50 @@ void zr_hub_note(struct zr_rendezvous *r, enum zr_trouble trouble, const char *f
     va_end(ap);
 }
 
+bool zr_hub_put_report(struct zr_rendezvous *r, struct zr_reported *report, int code, const char *text)
+{
+    uv_mutex_lock(&r->report_lock);
+    bool listens = r->may_report;
+    if (listens && !report->code) {
+        snprintf(report->text, sizeof report->text, "%s", text);
+        report->code = code;
+        uv_async_send(&r->report); /* with the lock: the handle is not closed meanwhile */
+    }
+    uv_mutex_unlock(&r->report_lock);
+    return listens;
+}
+
+struct zr_reported zr_hub_take_report(struct zr_rendezvous *r, const struct zr_reported *report)
+{
+    uv_mutex_lock(&r->report_lock);
+    struct zr_reported taken = *report;
+    uv_mutex_unlock(&r->report_lock);
+    return taken;
+}
+
 void zr_hub_send_report(struct zr_rendezvous *r, bool leaving)
 {
-    char text[sizeof r->report_text];
-    uv_mutex_lock(&r->report_lock);
-    int code = r->report_code;
-    memcpy(text, r->report_text, sizeof text);
-    uv_mutex_unlock(&r->report_lock);
-    if (!code || r->code || r->closing || (code == ZR_ERR_PEER && !leaving))
+    const struct zr_reported n = zr_hub_take_report(r, &r->reported);
+    if (!n.code || r->code || r->closing || (n.code == ZR_ERR_PEER && !leaving))
         return;
-    r->reported = true;
-    zr_hub_fail(r, code, "%s", text);
-    if (!r->is_tree)
-        (void)zr_hub_send_above(r, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
+    r->has_reported = true;
+    zr_hub_fail(r, n.code, "%s", n.text);
+    (void)zr_hub_send(r, 0, ZR_FRAME_FAIL, r->code, r->text, strlen(r->text));
+}
+
+void zr_hub_report_failure(struct zr_rendezvous *r)
+{
+    if (r->detached && r->code && r->on_failed && !r->closing)
+        r->on_failed(r->arg, r->code, r->text);
+}
+
+/* A rank that had failed before it ended is not the cause. Its failure becomes this rank's. */
+static void adopt(struct zr_rendezvous *r, int code, const char *text)
+{
+    bool first = !r->code;
+    zr_hub_fail(r, code < 0 ? code : ZR_ERR_FAILED, "%s", text);
+    if (first)
+        zr_hub_report_failure(r);
 }
 
 /* --- ranks that go --- */
@@ -114,9 +177,9 @@ void zr_hub_describe(const struct zr_rendezvous *r, int rank, char text[ZR_HUB_C
         r->describe(r->describe_arg, rank, text, ZR_HUB_CALL_CHARS);
 }
 
-/* How a rank was lost, as this one has it and tells it on, with the other's last call. Whoever saw it first
- * may be of another host, and know only which call the other has told: a rank that can read it says it
- * instead. */
+/* Writes how a rank was lost, with its last call, for this rank and those that it tells. Whoever saw the
+ * loss first may be on another host, and know only the call that the lost rank told last. A rank that can
+ * read its last call replaces that. */
 static void say_how_lost(struct zr_rendezvous *r, int rank, const char *why, char text[ZR_FRAME_TEXT_BYTES])
 {
     const char *last_heard = r->members[rank].last_heard;
@@ -154,22 +217,15 @@ static void report_lost(struct zr_rendezvous *r, int rank, const char *why)
 {
     char text[ZR_FRAME_TEXT_BYTES];
     say_how_lost(r, rank, why, text);
-    (void)zr_hub_send_below(r, ZR_FRAME_LOST, rank, text, strlen(text));
-    if (r->is_tree)
-        (void)zr_hub_send_above(r, ZR_FRAME_LOST, rank, text, strlen(text));
+    (void)zr_hub_send_all(r, ZR_FRAME_LOST, rank, text, strlen(text));
     if (r->on_lost && !r->closing)
         r->on_lost(r->arg, rank, text);
 }
 
-void zr_hub_report_failure(struct zr_rendezvous *r)
-{
-    if (r->detached && r->code && r->on_failed && !r->closing)
-        r->on_failed(r->arg, r->code, r->text);
-}
-
 void zr_hub_report_unreported(struct zr_rendezvous *r)
 {
-    if (r->code && !r->reported) /* reported by a rank that had finished the last exchange before this one */
+    if (r->code &&
+        !r->has_reported) /* reported by a rank that had finished the last exchange before this one */
         zr_hub_report_failure(r);
     for (int i = 0; i < r->w.world && !r->closing; i++) {
         struct zr_member *member = &r->members[i];
@@ -177,15 +233,6 @@ void zr_hub_report_unreported(struct zr_rendezvous *r)
             report_lost(r, i, member->how);
         member->unreported = false;
     }
-}
-
-/* A rank that had failed before it ended is not the cause: its failure becomes this one's. */
-static void adopt(struct zr_rendezvous *r, int code, const char *text)
-{
-    bool first = !r->code;
-    zr_hub_fail(r, code < 0 ? code : ZR_ERR_FAILED, "%s", text);
-    if (first)
-        zr_hub_report_failure(r);
 }
 
 static void lose(struct zr_rendezvous *r, int rank, const char *why)
@@ -208,13 +255,6 @@ static void lose(struct zr_rendezvous *r, int rank, const char *why)
     }
 }
 
-void zr_hub_heard_lost(struct zr_rendezvous *r, int from, int rank, const char *why)
-{
-    r->heard_from = from;
-    lose(r, rank, why);
-    r->heard_from = -1;
-}
-
 void zr_hub_lose(struct zr_rendezvous *r, struct zr_link *l, const char *why)
 {
     zr_link_drop(l);
@@ -227,38 +267,113 @@ void zr_hub_let_go(struct zr_rendezvous *r, struct zr_link *l)
     r->members[l->rank].state = ZR_MEMBER_LOST;
 }
 
-/* A rank said goodbye. */
-static void leave(struct zr_rendezvous *r, int rank)
+/* --- messages of whoever uses the rendezvous --- */
+
+struct zr_message {
+    struct zr_message *next;
+    int from;
+    size_t n;
+    char data[];
+};
+
+int zr_rendezvous_send(struct zr_rendezvous *r, int to, const void *data, size_t n)
 {
-    struct zr_member *member = &r->members[rank];
-    member->state = ZR_MEMBER_LEFT;
-    if (member->link)
-        zr_link_finish(member->link);
-    if (!r->detached && r->phase != ZR_PHASE_IDLE)
-        zr_hub_check(r);
+    bool from_0 = r->w.rank == 0;
+    if (n == 0 || n > ZR_FRAME_SMALL_BYTES || (from_0 ? to < -1 || to == 0 || to >= r->w.world : to != 0))
+        return zr_fail(ZR_ERR_ARG, "rank %d sends rank %d %zu bytes: 1 to %d, from or to rank 0, are allowed",
+                       r->w.rank, to, n, ZR_FRAME_SMALL_BYTES);
+    if (!r->detached || r->closing)
+        return zr_fail(ZR_ERR_ORDER, "sending: the rendezvous is %s", r->closing ? "closed" : "not detached");
+    if (to < 0)
+        return zr_hub_send_all(r, ZR_FRAME_MESSAGE, -1, data, n);
+    if (r->members[to].state != ZR_MEMBER_HERE)
+        return zr_fail(ZR_ERR_PEER, "rank %d has left", to);
+    return zr_hub_send(r, to, ZR_FRAME_MESSAGE, to, data, n);
 }
 
-/* --- frames and ends of links --- */
+void zr_rendezvous_on_message(struct zr_rendezvous *r,
+                              void (*on_message)(void *arg, int from, const void *data, size_t n))
+{
+    r->on_message = on_message;
+}
 
-/* Nothing that comes in is looked at any more. At exit the other ranks learn one after the other that this
- * rank ends, and those who know leave at once: to those who do not know yet their leaving must not look like
- * the cause. */
+static bool keep_message(struct zr_rendezvous *r, int from, const char *data, size_t n)
+{
+    struct zr_message **end = &r->messages, *t;
+    int n_kept = 0;
+    while (*end) {
+        end = &(*end)->next;
+        n_kept++;
+    }
+    t = n_kept < MOST_KEPT ? malloc(sizeof *t + n) : NULL;
+    if (!t)
+        return false;
+    *t = (struct zr_message){.from = from, .n = n};
+    memcpy(t->data, data, n);
+    *end = t;
+    return true;
+}
+
+/* A message has come. Before the detach it is kept. Returns false if too many are. */
+static bool deliver_or_keep(struct zr_rendezvous *r, int from, const char *data, size_t n)
+{
+    if (!r->may_deliver)
+        return keep_message(r, from, data, n);
+    if (r->on_message)
+        r->on_message(r->arg, from, data, n);
+    return true;
+}
+
+void zr_hub_forget_messages(struct zr_rendezvous *r)
+{
+    while (r->messages) {
+        struct zr_message *t = r->messages;
+        r->messages = t->next;
+        free(t);
+    }
+}
+
+void zr_hub_deliver(struct zr_rendezvous *r)
+{
+    r->may_deliver = true;
+    while (r->messages) {
+        struct zr_message *t = r->messages;
+        r->messages = t->next;
+        if (r->on_message && !r->closing)
+            r->on_message(r->arg, t->from, t->data, t->n);
+        free(t);
+    }
+}
+
+/* --- frames --- */
+
+/* Returns whether frames are ignored from now on. At exit the other ranks learn one after the other that
+ * this rank ends, and those who know leave at once. To those who do not know yet, their leaving must not
+ * look like the cause. */
 static bool is_deaf(const struct zr_rendezvous *r)
 {
     return r->closing || zr_fork_ending();
 }
 
-/* A rank tells that it cannot go on; it is still here, and its goodbye will follow. */
-static void on_fail(struct zr_rendezvous *r, const struct zr_link *l, const struct zr_frame *f,
-                    const char *text)
+void zr_hub_all_here(struct zr_rendezvous *r)
 {
-    r->heard_from = r->is_tree ? l->rank : -1;
-    adopt(r, f->about, text);
-    r->heard_from = -1;
+    for (int i = 0; i < r->w.world; i++)
+        if (r->members[i].state == ZR_MEMBER_EMPTY)
+            r->members[i].state = ZR_MEMBER_HERE;
 }
 
-/* A rank's program exits with its context open. Where it had failed before, it says that. */
-static void on_exit_frame(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
+/* A rank said goodbye. */
+static bool on_goodbye(struct zr_rendezvous *r, struct zr_link *l)
+{
+    r->members[l->rank].state = ZR_MEMBER_LEFT;
+    zr_link_finish(l);
+    if (!r->detached && r->phase != ZR_PHASE_IDLE)
+        zr_hub_check(r);
+    return true;
+}
+
+/* A rank's program exits with its context open. If it had failed before, the frame says how. */
+static bool on_exit_frame(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
                           const char *text)
 {
     zr_link_drop(l);
@@ -266,139 +381,107 @@ static void on_exit_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
         r->members[l->rank].state = ZR_MEMBER_LOST;
         adopt(r, f->about, text);
     } else {
-        lose(r, l->rank, exited);
+        lose(r, l->rank, "its program exited without zero_unwrap");
     }
+    return true;
 }
 
-/* Whose a frame is: the other end's of the link, or, where it is passed on, that of a rank behind it. */
-static bool is_from(const struct zr_rendezvous *r, const struct zr_link *l, const struct zr_frame *f)
-{
-    bool is_passed_on = f->type == ZR_FRAME_MESSAGE || f->type == ZR_FRAME_CALLS;
-    bool is_below = zr_tree_child_to(&r->tree, f->rank) >= 0;
-    return is_passed_on ? is_below && zr_hub_towards(r, f->rank) == l->rank : f->rank == l->rank;
-}
-
-static bool on_calls(struct zr_rendezvous *r, const struct zr_frame *f, const char *payload)
-{
-    return r->w.rank == 0 ? zr_hub_on_calls(r, f->rank, f->about, payload, f->n_bytes)
-                          : zr_hub_pass_on(r, 0, f, payload);
-}
-
-/* For rank 0. */
-static bool on_message_up(struct zr_rendezvous *r, const struct zr_frame *f, const char *payload)
-{
-    if (f->about != 0 || !payload)
-        return false;
-    return r->w.rank == 0 ? zr_hub_message(r, f->rank, payload, f->n_bytes)
-                          : zr_hub_pass_on(r, 0, f, payload);
-}
-
-/* From a rank below that is here. */
-static void on_rank_frame(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
-                          const char *payload)
+/* Another rank tells rank 0 what it gives, or how it went. */
+static bool on_given(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f)
 {
     struct zr_member *member = &r->members[l->rank];
-    bool ours = f->world == r->w.world && is_from(r, l, f) && f->version == ZR_FRAME_VERSION;
-    if (ours && f->type == ZR_FRAME_GOODBYE) {
-        leave(r, l->rank);
-    } else if (ours && (f->type == ZR_FRAME_GIVE || f->type == ZR_FRAME_VERDICT) && payload &&
-               !member->gave) {
-        member->gave = f->type;
-        member->given = zr_link_take_payload(l);
-        member->n_given = f->n_bytes;
-        member->given_about = f->about;
-    } else if (ours && f->type == ZR_FRAME_FAIL) {
-        on_fail(r, l, f, payload ? payload : "");
-    } else if (ours && f->type == ZR_FRAME_BEAT) {
-        zr_hub_on_beat(r, l->rank, payload);
-    } else if (ours && f->type == ZR_FRAME_EXIT) {
-        on_exit_frame(r, l, f, payload ? payload : "");
-    } else if (ours && f->type == ZR_FRAME_CALLS && on_calls(r, f, payload)) {
-        /* The calls are kept, or on their way. */
-    } else if (ours && f->type == ZR_FRAME_MESSAGE && on_message_up(r, f, payload)) {
-        /* It is told, or will be. */
-    } else if (ours && zr_hub_from_below(r, l, f, payload)) {
-        /* It is of a tree, and done. */
-    } else {
-        zr_link_drop(l);
-        lose(r, l->rank, "it sent a frame that makes no sense here");
-    }
+    if (r->w.rank != 0 || !l->in.payload || member->gave)
+        return false;
+    member->gave = f->type;
+    member->given = zr_link_take_payload(l);
+    member->n_given = f->n_bytes;
+    member->given_about = f->about;
+    return true;
 }
 
-static void on_ready(struct zr_rendezvous *r)
+/* Rank 0 tells the others the result of the exchange under way. */
+static bool on_result(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f)
 {
-    r->ready = true;
-    r->phase = ZR_PHASE_IDLE; /* before the result is looked at: rank 0 may leave right behind it */
-    if (zr_hub_send_below(r, ZR_FRAME_READY, 0, NULL, 0))
-        zr_hub_fail_all(r, ZR_ERR_NOMEM, zr_error_text());
-    if (r->tree.n_children)
-        zr_hub_seal(r);
-    zr_hub_all_here(r);
-}
-
-/* The result of the exchange under way, which is for those below too. */
-static void on_result(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f)
-{
+    const enum zr_frame_type want = r->exchange_of == ZR_FRAME_GIVE ? ZR_FRAME_ALL : r->exchange_of;
+    if (f->type != want || !l->in.payload || r->phase != ZR_PHASE_EXCHANGE || r->all)
+        return false;
     r->all = zr_link_take_payload(l);
     r->n_all = f->n_bytes;
     r->all_about = f->about;
-    r->phase = ZR_PHASE_IDLE;
-    r->n_expected = 0; /* those below may begin the next exchange as soon as they have it */
-    if (zr_hub_send_below(r, f->type, f->about, r->all, r->n_all))
-        zr_hub_fail_all(r, ZR_ERR_NOMEM, zr_error_text());
+    r->phase = ZR_PHASE_IDLE; /* before the result is looked at: rank 0 may leave right behind it */
+    r->n_expected = 0;
+    return true;
 }
 
-/* From rank 0: to all below too (-1), to this rank, or to one below. */
-static bool on_message_down(struct zr_rendezvous *r, const struct zr_frame *f, const char *payload)
+static bool on_ready(struct zr_rendezvous *r)
 {
-    bool to_all = f->about == -1 && r->is_tree, to_below = zr_tree_child_to(&r->tree, f->about) >= 0;
-    if (!payload || (!to_all && !to_below && f->about != r->w.rank))
+    if (r->ready)
         return false;
-    if (to_below) {
-        struct zr_frame own = *f;
-        own.rank = r->w.rank;
-        return zr_hub_pass_on(r, f->about, &own, payload);
-    }
-    if (to_all && zr_hub_send_below(r, ZR_FRAME_MESSAGE, -1, payload, f->n_bytes))
-        return false;
-    return zr_hub_message(r, 0, payload, f->n_bytes);
+    r->ready = true;
+    r->phase = ZR_PHASE_IDLE; /* as on_result */
+    zr_hub_all_here(r);
+    return true;
 }
 
-/* From the rank above. */
-static void on_hub_frame(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
-                         const char *payload)
+static bool on_lost_frame(struct zr_rendezvous *r, const struct zr_frame *f, const char *text)
+{
+    char why[ZR_FRAME_TEXT_BYTES];
+    if (f->about < 1 || f->about >= r->w.world || f->about == r->w.rank)
+        return false;
+    snprintf(why, sizeof why, "%s", text);
+    lose(r, f->about, why);
+    return true;
+}
+
+/* Handles what only rank 0 says. Returns false if it makes no sense. */
+static bool on_frame_of_rank_0(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
+                               const char *text)
+{
+    switch (f->type) {
+    case ZR_FRAME_READY:
+        return on_ready(r);
+    case ZR_FRAME_ALL:
+    case ZR_FRAME_VERDICT:
+        return on_result(r, l, f);
+    case ZR_FRAME_LOST:
+        return on_lost_frame(r, f, text);
+    case ZR_FRAME_ASK_CALLS:
+        zr_hub_asked(r);
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* Handles a frame from a rank that is here. Returns false if it makes no sense. */
+static bool on_frame_of_rank(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
+                             const char *payload)
 {
     const char *text = payload ? payload : "";
-    bool ours = f->world == r->w.world && f->rank == l->rank && f->version == ZR_FRAME_VERSION;
-    if (ours && f->type == ZR_FRAME_READY && !r->ready) {
-        on_ready(r);
-    } else if (ours && f->type == (r->exchange_of == ZR_FRAME_GIVE ? ZR_FRAME_ALL : r->exchange_of) &&
-               payload && r->phase == ZR_PHASE_EXCHANGE && !r->all) {
-        on_result(r, l, f);
-    } else if (ours && f->type == ZR_FRAME_FAIL) {
-        on_fail(r, l, f, text);
-    } else if (ours && f->type == ZR_FRAME_LOST && f->about >= 0 && f->about < r->w.world &&
-               f->about != r->w.rank && f->about != l->rank) {
-        char why[ZR_FRAME_TEXT_BYTES];
-        snprintf(why, sizeof why, "%s", text);
-        zr_hub_heard_lost(r, l->rank, f->about, why);
-    } else if (ours && f->type == ZR_FRAME_ASK_CALLS) {
-        (void)zr_hub_send_below(r, ZR_FRAME_ASK_CALLS, 0, NULL, 0);
-        zr_hub_asked(r);
-    } else if (ours && f->type == ZR_FRAME_ASK_MISSING && r->is_tree) {
-        zr_hub_on_ask_missing(r, f->about);
-    } else if (ours && f->type == ZR_FRAME_MESSAGE && on_message_down(r, f, payload)) {
-        /* It is told, or will be. */
-    } else if (ours && f->type == ZR_FRAME_BEAT) {
+    if (f->world != r->w.world || f->rank != l->rank || f->version != ZR_FRAME_VERSION)
+        return false;
+    switch (f->type) {
+    case ZR_FRAME_GOODBYE:
+        return on_goodbye(r, l);
+    case ZR_FRAME_EXIT:
+        return on_exit_frame(r, l, f, text);
+    case ZR_FRAME_FAIL: /* it is still here, and its goodbye will follow */
+        adopt(r, f->about, text);
+        return true;
+    case ZR_FRAME_BEAT:
         zr_hub_on_beat(r, l->rank, payload);
-    } else if (ours && f->type == ZR_FRAME_EXIT) {
-        on_exit_frame(r, l, f, text);
-    } else if (ours && f->type == ZR_FRAME_GOODBYE) {
-        leave(r, l->rank);
-    } else {
-        zr_link_drop(l);
-        lose(r, l->rank, "it sent a frame that makes no sense here");
+        return true;
+    case ZR_FRAME_MESSAGE:
+        return payload && (f->about == r->w.rank || f->about == -1) &&
+               deliver_or_keep(r, l->rank, payload, f->n_bytes);
+    default:
+        break;
     }
+    if (r->w.rank != 0)
+        return on_frame_of_rank_0(r, l, f, text);
+    if (f->type == ZR_FRAME_CALLS)
+        return zr_hub_on_calls(r, l->rank, f->about, payload, f->n_bytes);
+    return (f->type == ZR_FRAME_GIVE || f->type == ZR_FRAME_VERDICT) && on_given(r, l, f);
 }
 
 static void on_frame(struct zr_link *l, const struct zr_frame *f, const char *payload)
@@ -406,18 +489,18 @@ static void on_frame(struct zr_link *l, const struct zr_frame *f, const char *pa
     struct zr_rendezvous *r = l->owner;
     if (is_deaf(r))
         return;
-    if (l->is_outgoing && r->accepted)
-        on_hub_frame(r, l, f, payload);
-    else if (l->is_outgoing)
+    if (l->is_outgoing && !r->accepted) {
         zr_hub_answer(r, l, f, payload);
-    else if (l->rank > 0)
-        on_rank_frame(r, l, f, payload);
-    else
+    } else if (!l->is_outgoing && l->rank < 0) {
         zr_hub_hello(r, l, f, payload);
+    } else if (!on_frame_of_rank(r, l, f, payload)) {
+        zr_link_drop(l);
+        lose(r, l->rank, "it sent a frame that makes no sense here");
+    }
 }
 
-/* A rank may send its blob of the next exchange before the one above has begun it. A frame that is too large
- * for this exchange is of another one than ours, which is a failure of all ranks. */
+/* A rank may send its blob of the next exchange before rank 0 has begun it. A frame that is too large for
+ * this exchange belongs to another exchange, which is a failure of all ranks. */
 static bool on_large(struct zr_link *l, const struct zr_frame *f)
 {
     struct zr_rendezvous *r = l->owner;
@@ -430,23 +513,20 @@ static bool on_large(struct zr_link *l, const struct zr_frame *f)
 
 size_t zr_hub_expected(const struct zr_rendezvous *r, int rank)
 {
-    int k = zr_tree_child_to(&r->tree, rank);
-    size_t n_ranks = (size_t)(k < 0 ? r->w.world : zr_tree_child_span(&r->tree, k));
-    return r->exchange_of == ZR_FRAME_GIVE ? r->n_expected * n_ranks : r->n_expected;
+    bool is_result = rank == 0 && r->exchange_of == ZR_FRAME_GIVE;
+    return is_result ? r->n_expected * (size_t)r->w.world : r->n_expected;
 }
 
 int zr_hub_differ(struct zr_rendezvous *r, int rank, uint16_t type, size_t n)
 {
-    const size_t its = n / (size_t)zr_tree_child_span(&r->tree, zr_tree_child_to(&r->tree, rank));
-    const int me = r->w.rank;
     if (type == ZR_FRAME_GIVE && r->exchange_of == ZR_FRAME_GIVE)
-        return zr_hub_fail(r, ZR_ERR_MISMATCH, "exchange: rank %d gives %zu bytes, rank %d gives %zu", rank,
-                           its, me, r->n_expected);
+        return zr_hub_fail(r, ZR_ERR_MISMATCH, "exchange: rank %d gives %zu bytes, rank 0 gives %zu", rank, n,
+                           r->n_expected);
     if (type == ZR_FRAME_GIVE)
         return zr_hub_fail(r, ZR_ERR_MISMATCH,
-                           "exchange: rank %d gives %zu bytes, rank %d compares how it went", rank, its, me);
-    return zr_hub_fail(r, ZR_ERR_MISMATCH, "exchange: rank %d compares how it went, rank %d gives %zu bytes",
-                       rank, me, r->n_expected);
+                           "exchange: rank %d gives %zu bytes, rank 0 compares how it went", rank, n);
+    return zr_hub_fail(r, ZR_ERR_MISMATCH, "exchange: rank %d compares how it went, rank 0 gives %zu bytes",
+                       rank, r->n_expected);
 }
 
 void zr_hub_expect(struct zr_rendezvous *r, enum zr_frame_type of, size_t n)
@@ -466,6 +546,8 @@ void zr_hub_expect(struct zr_rendezvous *r, enum zr_frame_type of, size_t n)
     }
 }
 
+/* --- ends of links --- */
+
 static void on_end(struct zr_link *l, int code, const char *why)
 {
     struct zr_rendezvous *r = l->owner;
@@ -480,12 +562,12 @@ static void on_end(struct zr_link *l, int code, const char *why)
     } else if (l->is_outgoing && code == ZR_ERR_NOMEM) {
         /* Rank 0 may have let us in already. */
         zr_hub_fail(r, code, "rank %d: %s", r->w.rank, why);
-        (void)send_frame(r, 0, ZR_FRAME_FAIL, code, r->text, strlen(r->text));
+        (void)zr_link_send(l, frame_of(r, ZR_FRAME_FAIL, code), r->text, strlen(r->text));
         zr_link_finish(l);
     } else if (l->is_outgoing) {
         /* Whoever listens there now is not our rank 0, or not yet. */
         zr_hub_note(r, code == ZR_ERR_PEER ? ZR_TROUBLE_ENDED : ZR_TROUBLE_STRANGE, "%s", why);
-        r->members[r->goal].link = NULL;
+        r->members[0].link = NULL;
         zr_hub_retry(r);
     }
 }
@@ -518,17 +600,17 @@ const struct zr_link_calls zr_hub_calls = {
 
 /* --- closing --- */
 
-static void handle_closed(uv_handle_t *h)
+void zr_hub_handle_closed(uv_handle_t *h)
 {
     struct zr_rendezvous *r = h->data;
     r->n_handles--;
 }
 
-/* The deadline's timer bounds the wait for goodbyes, so it is closed last. */
+/* The timer of the deadline bounds the wait for goodbyes, and is the last handle to be closed. */
 static void check_links(struct zr_rendezvous *r)
 {
     if (r->closing && !r->links && !uv_is_closing((uv_handle_t *)&r->deadline))
-        uv_close((uv_handle_t *)&r->deadline, handle_closed);
+        uv_close((uv_handle_t *)&r->deadline, zr_hub_handle_closed);
 }
 
 static void lingered(uv_timer_t *t)
@@ -550,7 +632,7 @@ void zr_hub_close(struct zr_rendezvous *r)
         if (l->finishing)
             continue;
         if (l->rank >= 0 && r->members[l->rank].link == l && r->members[l->rank].state == ZR_MEMBER_HERE) {
-            (void)send_frame(r, l->rank, ZR_FRAME_GOODBYE, 0, NULL, 0);
+            (void)zr_hub_send(r, l->rank, ZR_FRAME_GOODBYE, 0, NULL, 0);
             zr_link_finish(l);
         } else {
             zr_link_drop(l);
@@ -561,14 +643,11 @@ void zr_hub_close(struct zr_rendezvous *r)
     zr_hub_stop_listening(r);
     if (r->lookup)
         zr_lookup_leave(r->lookup);
-    uv_close((uv_handle_t *)&r->retry, handle_closed);
-    uv_close((uv_handle_t *)&r->patience, handle_closed);
-    uv_close((uv_handle_t *)&r->admit, handle_closed);
-    uv_close((uv_handle_t *)&r->answers, handle_closed);
-    uv_close((uv_handle_t *)&r->beat, handle_closed);
-    uv_close((uv_handle_t *)&r->look, handle_closed);
+    uv_timer_t *const timers[] = {&r->retry, &r->patience, &r->admit, &r->answers, &r->beat, &r->look};
+    for (size_t i = 0; i < sizeof timers / sizeof *timers; i++)
+        uv_close((uv_handle_t *)timers[i], zr_hub_handle_closed);
     zr_hub_forget_comparison(r);
-    uv_close((uv_handle_t *)&r->report, handle_closed);
+    uv_close((uv_handle_t *)&r->report, zr_hub_handle_closed);
     uv_timer_start(&r->deadline, lingered, LINGER_MS, 0);
     check_links(r);
 }

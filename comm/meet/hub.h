@@ -1,77 +1,69 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hub.h: the inside of a rendezvous: rank 0 in the middle, a link to each other rank; of a large world to
- * some, which have links to others below them.
+/* hub.h: the inside of a rendezvous: a star, with rank 0 in the middle and a link to each other rank.
  *
- * rendezvous.c holds what callers see: opening, detaching, closing; hub_exchange.c exchanging; hub_wait.c how
- * they wait. hub_find.c holds at which addresses ranks meet, hub_file.c those that a file says,
- * hub_interface.c by which of this host's interfaces, hub_listen.c rank 0's sockets there, hub_meet.c how
- * ranks are let in and unidentified connections kept out, hub_reach.c how the others reach rank 0, hub_tree.c
- * a world too large for one rank's links, hub_missing.c who does not come there, hub.c who is lost or fails
- * and how it ends, hub_calls.c how ranks compare what their programs called, hub_message.c messages of
- * whoever uses it, hub_beat.c how a silent end is found, hub_names.c what becomes of ranks that wait with
- * another name. The first failure is kept; before the detach it is
- * what the blocking calls return, after it what on_failed is told, unless it is this rank's own. */
+ * rendezvous.c has what callers see. find.c knows at which addresses ranks meet. admit.c is how rank 0
+ * listens and lets ranks in, and reach.c how the others reach it. hub.c handles frames, failures, losses
+ * and the end. compare.c compares what programs called, and beat.c finds ranks that are silent.
+ *
+ * The first failure is kept. Before the detach the blocking calls return it. Afterwards on_failed gets it,
+ * unless it is this rank's own. */
 #ifndef ZR_COMM_HUB_H
 #define ZR_COMM_HUB_H
 
 #include "comm/meet/called.h"
 #include "comm/meet/link.h"
 #include "comm/meet/meeting_file.h"
-#include "comm/meet/net_lookup.h"
+#include "comm/meet/net_address.h"
 #include "comm/meet/open_names.h"
 #include "comm/meet/rendezvous.h"
-#include "comm/meet/tree.h"
 
-/* That a rank leaves is a failure at once only while all ranks wait for each other; between exchanges it may
- * have had nothing left to do here. */
+/* That a rank leaves is a failure at once only while all ranks wait for each other. Between exchanges it may
+ * have nothing left to do here. */
 enum zr_phase { ZR_PHASE_MEET, ZR_PHASE_IDLE, ZR_PHASE_EXCHANGE };
 
-/* What kept a rank from reaching rank 0; a later entry says more. */
+/* Why a rank has not reached rank 0 yet. A later entry says more. */
 enum zr_trouble {
     ZR_TROUBLE_NONE,
     ZR_TROUBLE_NOBODY,  /* nobody was reached */
-    ZR_TROUBLE_SILENT,  /* somebody takes the connection and has not answered yet */
-    ZR_TROUBLE_ENDED,   /* and closed it */
-    ZR_TROUBLE_STRANGE, /* and said something else */
-    ZR_TROUBLE_REFUSED, /* and knows the protocol, but not our key or job */
+    ZR_TROUBLE_SILENT,  /* somebody took the connection and has not answered yet */
+    ZR_TROUBLE_ENDED,   /* somebody closed the connection */
+    ZR_TROUBLE_STRANGE, /* somebody said something else */
+    ZR_TROUBLE_REFUSED, /* somebody knows the protocol, but not our key or job */
     ZR_TROUBLE_NAME,    /* it was rank 0, which waits with another name */
-    ZR_TROUBLE_WAIT     /* it was rank 0, which waits for others */
+    ZR_TROUBLE_WAIT     /* it was rank 0, which waits for other ranks */
 };
 
 enum zr_member_state { ZR_MEMBER_EMPTY, ZR_MEMBER_HERE, ZR_MEMBER_LEFT, ZR_MEMBER_LOST };
 
-/* What is known of one rank. A rank has links in the members below it, which for rank 0 of a star are all
- * others, and in the one above it. */
+/* One rank, as this one knows it. */
 struct zr_member {
     enum zr_member_state state;
+    /* Rank 0 has one to each other rank, and the others have one to rank 0. */
     struct zr_link *link;
-    /* What has come from it for the exchange under way: GIVE or VERDICT; 0: nothing yet. */
+    /* Its part of the exchange under way: GIVE or VERDICT; 0: nothing has come yet. */
     uint16_t gave;
     char *given;
     size_t n_given;
     int32_t given_about;
-    /* it was lost before the detach, and on_lost is still to be called */
+    /* It was lost before the detach, and on_lost is still to be called. */
     bool unreported;
-    /* how; NULL: it was not, or there was no memory for it */
+    /* How it was lost. NULL: it was not, or there was no memory. */
     char *how;
-    /* rank 0: the name with which it waits, which is not this rank's; NULL: none, or there was no memory */
+    /* Rank 0: the name with which it waits, if that is not this rank's. NULL: none, or no memory. */
     char *waits_as;
-    /* the call that it told last (hub_beat.c); NULL: it told none, or there was no memory for it */
+    /* The call that it told last (beat.c). NULL: none, or no memory. */
     char *last_heard;
-    /* rank 0 of a tree: it has come, whether or not it is linked with whoever is above it; and where it
-     * listens, as text, NULL: nobody is below it, or it has not come */
-    bool came;
-    char *listens;
-    /* of one below this rank, in a tree: all below it are linked with it */
-    bool has_joined;
-    /* of one below this rank: it was asked for whom it waits, and has not answered. Of any: it is one for
-     * whom ranks wait */
-    bool is_asked, is_missing;
-    /* rank 0, of a comparison: the calls of its program; NULL: they are not here yet */
+    /* Rank 0, in a comparison: the calls of its program. NULL: they are not here yet. */
     struct zr_called_ring *calls;
 };
 
-/* Rank 0: of what the programs of all ranks called. */
+/* A failure that any thread hands to the loop's. code 0: none. */
+struct zr_reported {
+    int code;
+    char text[ZR_FRAME_TEXT_BYTES];
+};
+
+/* Rank 0 compares what the programs of all ranks called. */
 struct zr_comparison {
     bool begun;
     /* who asked for it, and the failure that it had met */
@@ -79,18 +71,7 @@ struct zr_comparison {
     char text[ZR_FRAME_TEXT_BYTES];
 };
 
-/* Who has not come to where ranks wait for each other, as those above them know. */
-struct zr_missing {
-    /* rank 0: nobody was asked yet, or answers may still come, or none will */
-    enum { ZR_MISSING_UNKNOWN, ZR_MISSING_ASKED, ZR_MISSING_KNOWN } state;
-    /* ranks below this one that were asked and have not answered */
-    int n_waiting;
-    /* those that are missing, the first of them */
-    int n;
-    int32_t ranks[64];
-};
-
-/* An address at which others connect. */
+/* An address at which rank 0 listens. */
 struct zr_listener {
     uv_tcp_t tcp;
     /* closed in forked children */
@@ -103,382 +84,281 @@ struct zr_rendezvous {
     uv_loop_t *loop;
     struct zr_world w;
     int64_t timeout_ms;
-    /* This rank among the others. A star, in which all are below rank 0, unless there are more than one rank
-     * is linked with. */
-    struct zr_tree tree;
-    bool is_tree;
-    /* links between it and rank 0 */
-    int depth;
-    /* others: the rank that they try to reach, or have reached: the one above, or rank 0, to ask where that
-     * is */
-    int goal;
-    /* in a tree: from whom what is passed on has come; -1: it began here */
-    int heard_from;
+    /* what bounds the waits, for messages, as " (start_timeout_ms)"; "": it has no name */
+    const char *limit;
     enum zr_phase phase;
     /* (world), by rank */
     struct zr_member *members;
     /* all that are not closed yet, unidentified connections included */
     struct zr_link *links;
-    /* incoming links that are not a rank's that is below this one */
-    int n_unidentified;
-    /* This rank, and those below it that are linked with it or with one below it. */
-    int n_here;
-    /* that these are all was said above */
-    bool said_joined;
-    struct zr_missing missing;
+    /* listeners, timers and asynchronous handles that are not closed yet */
+    int n_handles;
 
-    /* rank 0: one, or one of each family; others with ranks below them: one */
+    /* --- how ranks meet --- */
+
+    /* Every rank is here. */
+    bool ready;
+    /* Rank 0 knows this rank, and this rank knows rank 0. */
+    bool accepted;
+    int64_t started_ms;
+    /* Rank 0: incoming connections that have not proved to be a rank's. */
+    int n_unidentified;
+    /* Rank 0: the ranks that have come, itself included. */
+    int n_here;
+    /* Rank 0: one of each family; how many are not closed yet; since when it tries to listen, 0: not yet. */
     struct zr_listener listener[2];
-    uv_timer_t deadline, retry;
-    /* until the next look at what may be said of a long wait; and when it began, and the log was told last */
-    uv_timer_t look;
-    int64_t wait_ms, reminded_ms;
-    /* that look is due */
-    bool looks;
-    /* what bounds the waits, for messages; "": it has no name */
-    const char *limit;
-    /* how long the other end of a link may take to prove what it is */
-    uv_timer_t patience;
-    /* how long ranks may take to send their calls, or to say who is missing */
-    uv_timer_t answers;
-    /* rank 0: until the next one is let in, where there are too many unidentified connections */
+    int n_listening;
+    int64_t listen_ms;
+    /* Rank 0: until the next one is let in, while there are too many unidentified connections. */
     uv_timer_t admit;
-    /* NULL: none is under way */
-    struct zr_lookup *lookup;
-    /* Rank 0: where it listens. Others: where they try to reach it, at to[to_now] now. Of a name those that
-     * were found last, at found_ms. */
+    /* Rank 0: another context of this process has handed a connection over. */
+    uv_async_t handed;
+    bool awaits_handed;
+    /* Rank 0: where it listens. Others: where they try to reach it, now at to[to_now]. The addresses of a
+     * name were found at found_ms. */
     union zr_address to[ZR_LOOKUP_MOST];
     int n_to, to_now;
     int64_t found_ms;
-    /* What rank 0 has written, or what was read last; n 0: nothing was. */
+    /* NULL: no look-up is under way. */
+    struct zr_lookup *lookup;
+    /* What rank 0 has written, or what was read last; n 0: nothing. And rank 0 has not removed it yet. */
     struct zr_meeting_file file;
-    /* rank 0: and it has not removed it */
     bool has_written;
-    /* the listeners, the timers and the asynchronous handles: those that are not closed yet */
-    int n_handles;
-    /* rank 0: another context of this process has handed a connection over */
-    uv_async_t handed;
-    bool awaits_handed;
-    /* rank 0: since when it tries to listen; 0: not yet */
-    int64_t listen_ms;
-    /* listeners that are not closed yet */
-    int n_listening;
-    int64_t started_ms;
-    /* others: since when what listens at to[refused_at] refuses us; 0: nobody does */
+    /* Until the next try. */
+    uv_timer_t retry;
+    /* How long the other end of a link may take to prove what it is. */
+    uv_timer_t patience;
+    /* Others: since when whoever listens at to[refused_at] refuses this rank; 0: nobody does. */
     int64_t refused_ms;
     int refused_at;
-    /* For the message of a timeout, what went wrong while waiting: the latest, or an earlier one that says
-     * more, since an attempt that has just begun knows less than one that was answered. */
+    /* For the message of a timeout: what went wrong last, or an earlier trouble that says more. An attempt
+     * that has just begun knows less than one that was answered. */
     enum zr_trouble worst;
     char trouble[640], trouble_before[640];
 
-    /* the deadline has passed */
+    /* --- how the blocking calls wait --- */
+
+    /* until `late`: the deadline has passed */
+    uv_timer_t deadline;
     bool late;
-    /* every rank is here */
-    bool ready;
-    /* others: rank 0 knows us, and we know it */
-    bool accepted;
-    /* the bytes of each rank in the exchange under way, for VERDICT the most; 0: none is under way */
+    /* until `looks`: it is time to look what may be said of a long wait; when the wait began, and the log was
+     * told last */
+    uv_timer_t look;
+    bool looks;
+    int64_t wait_ms, reminded_ms;
+    /* Bytes of each rank in the exchange under way, for VERDICT the most; 0: none is under way. When it
+     * began, and what the others send for it: GIVE or VERDICT. */
     size_t n_expected;
-    /* when it began */
     int64_t exchange_ms;
-    /* this rank waits for what those below it send for it */
-    bool is_gathering;
-    /* of the frames that the others send for it: GIVE or VERDICT */
     enum zr_frame_type exchange_of;
-    /* others: the result of the exchange under way */
+    /* Others: its result. */
     char *all;
     size_t n_all;
     int32_t all_about;
 
-    /* of the first failure */
+    /* --- failures, and what callers hear --- */
+
+    /* The first failure; 0: none. */
     int code;
     char text[1024];
     bool detached, closing;
     void (*on_lost)(void *arg, int rank, const char *why);
     void (*on_failed)(void *arg, int code, const char *text);
-    /* given to both */
+    void (*on_message)(void *arg, int from, const void *data, size_t n);
+    /* of these three */
     void *arg;
     void (*describe)(void *arg, int rank, char *text, size_t n_text);
     void *describe_arg;
     void (*see)(void *arg, int rank, struct zr_rank_seen *out);
     void *see_arg;
-    /* which links need beats; NULL: all. The caller's */
+    /* Messages that came before the detach. Once these are delivered, others are as they come. */
+    struct zr_message *messages;
+    bool may_deliver;
+    /* Says which links need beats; NULL: all. The caller's. */
     const struct zr_topology *hosts;
     uv_timer_t beat;
     /* when it is to come next */
     int64_t beat_due_ms;
 
-    void (*on_message)(void *arg, int from, const void *data, size_t n);
-    /* messages that came before the detach; NULL: none */
-    struct zr_message *messages;
-    /* they have been delivered, so others are delivered as they come */
-    bool may_deliver;
+    /* --- from any thread to the loop's --- */
 
-    /* What this rank reports, from any thread to the loop's. */
     uv_async_t report;
     uv_mutex_t report_lock;
-    /* with the lock: detached and not closing, so report is open */
+    /* With the lock: detached and not closing, so report is open. */
     bool may_report;
-    /* with the lock: the first that was reported; 0: nothing was */
-    int report_code;
-    /* the loop's thread: that became the first failure */
-    bool reported;
-    char report_text[ZR_FRAME_TEXT_BYTES];
-    /* what is said of it if the process exits before it was sent */
+    /* With the lock: the first failure that this rank reported, and the first that it wants explained by a
+     * comparison. */
+    struct zr_reported reported, doubted;
+    /* The loop's thread: the first became the first failure; the second has gone to rank 0. */
+    bool has_reported, has_doubted;
+    /* The last word if the process exits before the report was sent. */
     struct zr_last_failure last_failure;
 
-    /* The calls of this rank's program that every rank must make, which is what is compared. The flight
-     * recorder has no arguments, few calls, and those that were refused, so it cannot stand in for it. */
+    /* --- what programs called --- */
+
+    /* This rank's calls that every rank must make. The flight recorder cannot stand in for them: it has no
+     * arguments, few calls, and those that were refused. */
     struct zr_called_ring calls;
-    /* What this rank wants compared: likewise from any thread to the loop's. */
-    /* with report_lock: the first doubt; 0: there is none */
-    int doubt_code;
-    /* the loop's thread: it has gone to rank 0 */
-    bool doubt_sent;
-    char doubt_text[ZR_FRAME_TEXT_BYTES];
     struct zr_comparison comparison;
+    /* How long ranks may take to send their calls. */
+    uv_timer_t answers;
 };
 
-/* Keeps the failure if it is the first; those below are told, and in a tree the one above. Returns code. */
+/* ---- hub.c: sending ---- */
+
+int64_t zr_hub_now_ms(struct zr_rendezvous *r);
+extern const struct zr_link_calls zr_hub_calls;
+/* Makes a link, for which nobody has proved anything yet: its rank is -1, and it may carry little. NULL: no
+ * memory. */
+struct zr_link *zr_hub_add_link(struct zr_rendezvous *r);
+/* The link leads to a rank of ours. If this process exits, it says a last word there. */
+void zr_hub_keep(struct zr_rendezvous *r, struct zr_link *l);
+/* Sends to a rank; does nothing if that is not here. Returns an error if it cannot be sent, which is no
+ * failure of the rendezvous yet. on_end reports a broken connection later. */
+int zr_hub_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
+                const void *payload, size_t n);
+/* Rank 0: the same to all others. On other ranks it does nothing. */
+int zr_hub_send_all(struct zr_rendezvous *r, enum zr_frame_type type, int32_t about, const void *payload,
+                    size_t n);
+
+/* ---- hub.c: failures and losses ---- */
+
+/* Keeps the failure if it is the first. Rank 0 then tells the others. Returns the code that is kept. */
 int zr_hub_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-/* The same, of what this rank finds, and the one above is told, if it can be. Before the detach. */
+/* The same for a failure that this rank has found itself. It also tells rank 0. Before the detach. */
 int zr_hub_fail_all(struct zr_rendezvous *r, int code, const char *text);
 /* Notes what went wrong while waiting. */
 void zr_hub_note(struct zr_rendezvous *r, enum zr_trouble trouble, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-/* Rank 0 starts to listen, the others to connect. What goes wrong at once is kept as a failure. */
-void zr_hub_start(struct zr_rendezvous *r);
-int64_t zr_hub_now_ms(struct zr_rendezvous *r);
-/* A link of ours, -1 for its rank, with the cap of those who have not proved anything. NULL: no memory. */
-struct zr_link *zr_hub_add_link(struct zr_rendezvous *r);
+/* Hands a failure to the loop's thread, if none was handed to it as *report before. Returns whether that
+ * thread still listens. Any thread. */
+bool zr_hub_put_report(struct zr_rendezvous *r, struct zr_reported *report, int code, const char *text);
+/* Returns what was handed over as *report. */
+struct zr_reported zr_hub_take_report(struct zr_rendezvous *r, const struct zr_reported *report);
+/* Sends what this rank has reported, if it is the first failure known here. leaving: a ZR_ERR_PEER too. */
+void zr_hub_send_report(struct zr_rendezvous *r, bool leaving);
+/* Tells on_failed of the failure, once it can be told. */
+void zr_hub_report_failure(struct zr_rendezvous *r);
+/* Tells on_lost, and rank 0 the others, of ranks lost before the detach, and on_failed of a failure. */
+void zr_hub_report_unreported(struct zr_rendezvous *r);
+/* Fails if a rank is already gone, so that an exchange cannot be whole. Returns the failure. */
+int zr_hub_check(struct zr_rendezvous *r);
+/* The other end of a link is lost, though it has not closed the link. */
+void zr_hub_lose(struct zr_rendezvous *r, struct zr_link *l, const char *why);
+/* The same for a link that is lost together with another one. Nobody hears of it. */
+void zr_hub_let_go(struct zr_rendezvous *r, struct zr_link *l);
+/* What this process knows of a rank's last call (zr_rendezvous_describe), or "". Any thread. */
+enum { ZR_HUB_CALL_CHARS = 192 };
+void zr_hub_describe(const struct zr_rendezvous *r, int rank, char text[ZR_HUB_CALL_CHARS]);
+/* In messages: stands before a rank's last call; and before one that may not be its last. */
+#define ZR_HUB_LAST_CALL  "; its last call was "
+#define ZR_HUB_LAST_HEARD "; last heard: "
+/* In messages: stands behind a failure, before the number of the rank that found it and ")". */
+#define ZR_HUB_FOUND_BY " (found by rank "
 
-/* hub_wait.c. Runs the loop until done or failed, or until timeout_ms are over, from now on or since from_ms.
- * Returns the failure. say writes for whom this rank waits, and has waited ms. That text is the failure when
- * the time is over, and is logged before, unless say returns false: then another rank knows better. */
-typedef bool zr_hub_say_wait(const struct zr_rendezvous *r, int64_t ms, char text[ZR_WAIT_CHARS]);
-int zr_hub_run_until(struct zr_rendezvous *r, bool (*done)(const struct zr_rendezvous *r),
-                     zr_hub_say_wait *say);
-/* Names what bounded a wait of ms that is over: " (start_timeout_ms)"; "" for one that goes on. */
-const char *zr_hub_limit(const struct zr_rendezvous *r, int64_t ms);
-int zr_hub_run_from(struct zr_rendezvous *r, int64_t from_ms, bool (*done)(const struct zr_rendezvous *r),
-                    zr_hub_say_wait *say);
-/* `late` is false, and true in ms. */
-void zr_hub_start_deadline(struct zr_rendezvous *r, int64_t ms);
-/* How much longer others than rank 0 wait. */
-int64_t zr_hub_grace_ms(const struct zr_rendezvous *r);
-/* Every rank that is to connect to this one has done so. */
-bool zr_hub_all_came(const struct zr_rendezvous *r);
-/* How long a rank that has failed stays to tell those who come. */
-int64_t zr_hub_stay_ms(const struct zr_rendezvous *r);
-/* "rank 2, rank 5" of those that missing() names; returns their number. */
-int zr_hub_list_ranks(const struct zr_rendezvous *r, bool (*missing)(const struct zr_rendezvous *r, int rank),
-                      char *text, size_t n_text);
+/* ---- hub.c: exchanges, messages, the end ---- */
 
-/* hub_find.c. Finds the addresses of w.host, at once or later, and then listens or connects. */
+/* Every rank is here. */
+void zr_hub_all_here(struct zr_rendezvous *r);
+/* An exchange begins of n bytes from each rank, or, for VERDICT, at most n; 0: it is over. A large frame that
+ * waits is read now. */
+void zr_hub_expect(struct zr_rendezvous *r, enum zr_frame_type of, size_t n);
+/* Bytes of a frame of the exchange that comes from this rank. */
+size_t zr_hub_expected(const struct zr_rendezvous *r, int rank);
+/* Rank 0 fails because another rank sent something else for the exchange than it does. */
+int zr_hub_differ(struct zr_rendezvous *r, int rank, uint16_t type, size_t n);
+/* The loop's thread delivers messages from now on; those that were kept come first. */
+void zr_hub_deliver(struct zr_rendezvous *r);
+void zr_hub_forget_messages(struct zr_rendezvous *r);
+/* Says goodbye and closes every handle. */
+void zr_hub_close(struct zr_rendezvous *r);
+/* Nothing of it is left on the loop. */
+bool zr_hub_closed(const struct zr_rendezvous *r);
+void zr_hub_handle_closed(uv_handle_t *h);
+
+/* ---- find.c ---- */
+
+/* Finds where ranks meet, at once or later, and then listens (rank 0) or connects (the others). */
 void zr_hub_find(struct zr_rendezvous *r);
-/* Fails, for this process can open no descriptor: error is EMFILE or ENFILE. */
+/* Fails because this process can open no descriptor: error is EMFILE or ENFILE. */
 void zr_hub_no_descriptor(struct zr_rendezvous *r, int error, const char *what_for);
-/* Where ranks meet: "10.77.0.1:29500", "[fd77::1]:29500", "node0:29500 (10.77.0.1, fd77::1)". */
+/* In how many ms to ask again for what may not be there yet: the longer this rank has waited, the later. */
+int zr_hub_again_ms(struct zr_rendezvous *r);
+/* Writes where ranks meet: "10.77.0.1:29500", "[fd77::1]:29500", "node0:29500 (10.77.0.1, fd77::1)", or the
+ * file. */
 enum { ZR_PLACE_CHARS = 768 };
 void zr_hub_say_place(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS]);
-
-/* hub_interface.c. Rank 0: where it is to listen, into to, by the interface that was asked for; that this
- * cannot be is a failure. false: none was, or ranks meet on loopback. */
-bool zr_hub_take_interface(struct zr_rendezvous *r);
-/* Rank 0: on what it listens: " (on eth0 (10.77.0.1, fd77::1), lo (127.0.0.1, ::1))"; "": loopback alone. */
-void zr_hub_say_listening(const struct zr_rendezvous *r, char *text, size_t n_text);
-/* By which addresses a socket that is bound there is reached: all by which other hosts may come, those of one
- * link alone left out, and loopback last; or the one that was bound. Returns their number, 1 and more. */
-int zr_hub_reachable_at(const union zr_address *bound, union zr_address at[ZR_LOOKUP_MOST]);
-/* Others: from which address to go to to[to_now]: 0, *from; 1: from any; UV_EADDRNOTAVAIL: the interface that
- * was asked for has none of that family. */
+/* Others: from which address to go to to[to_now]. Returns 0 and *from; 1: from any; UV_EADDRNOTAVAIL: the
+ * interface that was asked for has none of that family. */
 int zr_hub_source(const struct zr_rendezvous *r, union zr_address *from);
-/* Others: a name may stand for loopback on its own host (127.0.1.1): rank 0 is on this one then, and listens
- * on the interface that was asked for, whose addresses take the place of those in to. */
-void zr_hub_leave_loopback(struct zr_rendezvous *r);
-/* That interface, or this host, has an address of the family that reaches beyond loopback and a link. */
-bool zr_hub_has_family(const struct zr_rendezvous *r, int family);
-/* Others: from where this rank goes there: " (10.77.0.2 on eth0)"; "" where it cannot tell. */
+/* Others: writes from where this rank goes there: " (10.77.0.2 on eth0)"; "" if it cannot tell. */
 enum { ZR_SELF_CHARS = ZR_ADDRESS_CHARS + ZR_INTERFACE_CHARS + 8 };
 void zr_hub_say_self(const struct zr_rendezvous *r, char text[ZR_SELF_CHARS]);
+/* The interface that was asked for, or this host, has an address of the family that reaches beyond loopback
+ * and a single link. */
+bool zr_hub_has_family(const struct zr_rendezvous *r, int family);
 
-/* hub_file.c, where w.file is set. Rank 0 listens, and then writes the file. */
-void zr_hub_listen_for_file(struct zr_rendezvous *r);
+/* Rank 0 listens, and writes the file; or later, because another rank 0 was faster, or waits there with
+ * another name. */
 void zr_hub_write_file(struct zr_rendezvous *r);
-#define ZR_HUB_TWO_JOBS "jobs that meet in one folder at a time need a ZERO_JOB or a key of their own"
-/* The same in a while: another rank 0 was faster, or waits there with another name. */
 void zr_hub_write_file_later(struct zr_rendezvous *r);
-/* The file that was there leads to no rank 0 of this job: it is replaced. */
+/* Rank 0: the file that was there leads to no rank 0 of this job, and is replaced. */
 void zr_hub_no_first(struct zr_rendezvous *r);
 /* Rank 0: nobody is to come any more. */
 void zr_hub_remove_file(struct zr_rendezvous *r);
-/* The others: the addresses to try; false: it says none, which is noted. */
-bool zr_hub_read_file(struct zr_rendezvous *r);
-/* As zr_hub_say_place. */
-void zr_hub_say_file(const struct zr_rendezvous *r, char text[ZR_PLACE_CHARS]);
+#define ZR_HUB_TWO_JOBS "jobs that meet in one folder at a time need a ZERO_JOB or a key of their own"
 
-/* hub_listen.c. Rank 0. */
+/* ---- admit.c: rank 0 ---- */
+
+/* Begins to meet, on every rank. What goes wrong at once is kept as a failure. */
+void zr_hub_start(struct zr_rendezvous *r);
 void zr_hub_listen(struct zr_rendezvous *r);
-/* fd, which is bound and listens, is taken over. Returns a libuv error. */
-int zr_hub_hand_over(struct zr_rendezvous *r, struct zr_listener *s, int fd);
 /* Stops, whether anybody came or not. */
 void zr_hub_stop_listening(struct zr_rendezvous *r);
-
-/* hub_tree.c. Where this rank is among the others. */
-void zr_hub_take_position(struct zr_rendezvous *r);
-/* The next rank on the way to another. */
-int zr_hub_towards(const struct zr_rendezvous *r, int rank);
-/* It is linked with this one, and below it. */
-bool zr_hub_is_child(const struct zr_rendezvous *r, int rank);
-/* To all ranks below that are here, or to the one above; not back to heard_from. What cannot be sent is
- * returned. */
-int zr_hub_send_below(struct zr_rendezvous *r, enum zr_frame_type type, int32_t about, const void *payload,
-                      size_t n);
-int zr_hub_send_above(struct zr_rendezvous *r, enum zr_frame_type type, int32_t about, const void *payload,
-                      size_t n);
-/* READY, or rank 0 has heard of all: every rank is here. */
-void zr_hub_all_here(struct zr_rendezvous *r);
-/* What came goes on as it is, towards a rank. false: there is no memory for it. */
-bool zr_hub_pass_on(struct zr_rendezvous *r, int towards, const struct zr_frame *f, const char *payload);
-/* A rank is one of those below: it is asked for no more. */
-void zr_hub_joined(struct zr_rendezvous *r, int rank);
-/* This rank knows rank 0, or the one above: it says where it listens. */
-void zr_hub_say_listens(struct zr_rendezvous *r, struct zr_link *l);
-/* If all below are here, and the one above is known, it is told. */
-void zr_hub_say_joined(struct zr_rendezvous *r);
-/* Rank 0: what a rank asks that is to join another one. */
-void zr_hub_on_listens(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
-                       const char *payload);
-/* Rank 0's answer. */
-void zr_hub_on_above(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
-                     const char *payload);
-/* Frames of a tree alone, from a rank below. false: it makes no sense. */
-bool zr_hub_from_below(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
-                       const char *payload);
-
-/* hub_missing.c. Rank 0 of a tree has waited too long: asks those below for whom they wait, once for each
- * wait. true: answers may still come. */
-bool zr_hub_asks_below(struct zr_rendezvous *r);
-/* A wait begins. */
-void zr_hub_forget_missing(struct zr_rendezvous *r);
-/* How long answers may take. */
-int64_t zr_hub_answers_ms(const struct zr_rendezvous *r);
-void zr_hub_on_ask_missing(struct zr_rendezvous *r, int32_t ms);
-/* false: it makes no sense. */
-bool zr_hub_on_missing(struct zr_rendezvous *r, int rank, const char *payload, size_t n);
-
-/* hub_meet.c. Rank 0: somebody waits at a listener. */
+/* Somebody waits at a listener. */
 void zr_hub_admit(struct zr_rendezvous *r);
-/* Drops incoming links that have taken too long to prove what they are. */
-void zr_hub_drop_slow(struct zr_rendezvous *r);
+/* A frame of a connection that has not proved to be a rank's. */
+void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *payload);
+/* Every other rank has come. */
+bool zr_hub_all_came(const struct zr_rendezvous *r);
 /* Everyone is here: no more unidentified connections. */
 void zr_hub_seal(struct zr_rendezvous *r);
-/* Rank 0: a frame of a connection that has not proved to be a rank's. */
-void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *payload);
-
-/* Rank 0: takes over a connection whose HELLO another context of this process has read. */
-void zr_hub_take_handed(struct zr_rendezvous *r, const struct zr_handed *h);
-/* Rank 0: refuses a rank that has proved what it is. */
-void zr_hub_refuse(struct zr_rendezvous *r, struct zr_link *l, enum zr_frame_type type, int code,
-                   const char *text);
-
-/* hub_names.c. Rank 0, before the meeting: takes connections that other contexts of this process hand
- * over. */
+/* Before the meeting: takes connections that other contexts of this process hand over. */
 int zr_hub_await_handed(struct zr_rendezvous *r);
-/* Afterwards. Does nothing where it does not await any. */
+/* After the meeting. Does nothing if none are awaited. */
 void zr_hub_ignore_handed(struct zr_rendezvous *r);
-/* Rank 0: l is of a rank that waits with another name. */
-void zr_hub_other_name(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
-                       const char *payload);
-/* Rank 0: a rank has come with this rank's name. */
-void zr_hub_has_come(struct zr_rendezvous *r, int rank);
-/* Rank 0: "cfg.launch.name is "gen" on rank 0, rank 2 and "disc" on rank 1"; "" where no other name was
- * heard. */
+/* Writes "cfg.launch.name is "gen" on rank 0, rank 2 and "disc" on rank 1"; "" if no other name was heard. */
 enum { ZR_NAMES_CHARS = 512 };
 void zr_hub_say_names(const struct zr_rendezvous *r, char text[ZR_NAMES_CHARS]);
 
-/* hub_reach.c: the others. */
+/* ---- reach.c: the others ---- */
+
 void zr_hub_connect(struct zr_rendezvous *r);
 /* The connection to rank 0's address was made, or failed. */
 void zr_hub_on_connect(struct zr_link *l, int status);
 /* A frame from there, before both sides know each other. */
 void zr_hub_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *payload);
-/* In how many ms to ask again for what may not be there yet: the longer this rank has waited, the later. */
-int zr_hub_again_ms(struct zr_rendezvous *r);
-/* Tries again in so many ms, or in a moment. */
-void zr_hub_retry_in(struct zr_rendezvous *r, int ms);
+/* Tries again in a moment. */
 void zr_hub_retry(struct zr_rendezvous *r);
-/* A link does not lead to the goal any more. */
-void zr_hub_leave_place(struct zr_rendezvous *r, struct zr_link *l);
-/* Gives a link up that says nothing, and tries again. */
+/* Gives up a link that says nothing, and tries again. */
 void zr_hub_give_up_slow(struct zr_rendezvous *r);
 
-/* hub.c: the rank that is linked with this one as `from` says that another was lost. */
-void zr_hub_heard_lost(struct zr_rendezvous *r, int from, int rank, const char *why);
-/* What this process knows of a rank's last call (zr_rendezvous_describe), or "". Any thread. */
-enum { ZR_HUB_CALL_CHARS = 192 };
-void zr_hub_describe(const struct zr_rendezvous *r, int rank, char text[ZR_HUB_CALL_CHARS]);
-/* What stands before it in messages; and before a call that is only known to have been. */
-#define ZR_HUB_LAST_CALL  "; its last call was "
-#define ZR_HUB_LAST_HEARD "; last heard: "
-/* What stands behind a failure, before the number of the rank that found it and ")". */
-#define ZR_HUB_FOUND_BY " (found by rank "
+/* ---- compare.c, all on the loop's thread ---- */
 
-extern const struct zr_link_calls zr_hub_calls;
-/* Sends to rank (0 when we are not). What cannot be sent is a failure, which is returned. */
-int zr_hub_send(struct zr_rendezvous *r, int rank, enum zr_frame_type type, const void *payload, size_t n);
-/* The same with a number, to a rank that is here. What cannot be sent is no failure yet, and is returned; a
- * connection that is broken is told later. */
-int zr_hub_send_about(struct zr_rendezvous *r, int rank, enum zr_frame_type type, int32_t about,
-                      const void *payload, size_t n);
-/* An exchange begins of n bytes from each rank, or, for VERDICT, at most; 0: it is over. What is large and
- * waits is read now. */
-void zr_hub_expect(struct zr_rendezvous *r, enum zr_frame_type of, size_t n);
-/* Of a frame of it that comes from this rank, above or below. */
-size_t zr_hub_expected(const struct zr_rendezvous *r, int rank);
-/* Fails, for what a rank below sent for it is not what this one does. */
-int zr_hub_differ(struct zr_rendezvous *r, int rank, uint16_t type, size_t n);
-/* The link leads to a rank of ours: if this process exits, that rank is told. */
-void zr_hub_keep(struct zr_rendezvous *r, struct zr_link *l);
-/* Fails if a rank is already gone, so that an exchange cannot be whole. Returns the failure. */
-int zr_hub_check(struct zr_rendezvous *r);
-/* Tells on_lost, and whoever is linked with this rank, of ranks lost before the detach, and on_failed of a
- * failure. */
-void zr_hub_report_unreported(struct zr_rendezvous *r);
-/* Sends what this rank has reported, if it is the first failure known here. leaving: a ZR_ERR_PEER too. */
-void zr_hub_send_report(struct zr_rendezvous *r, bool leaving);
-/* Tells on_failed of the failure, once it can be told. */
-void zr_hub_report_failure(struct zr_rendezvous *r);
-
-/* hub_calls.c, all on the loop's thread. Sends what this rank wants compared. */
+/* Sends what this rank wants compared. */
 void zr_hub_compare(struct zr_rendezvous *r);
 /* Rank 0 asks for this rank's calls. */
 void zr_hub_asked(struct zr_rendezvous *r);
-/* Rank 0: a rank's calls have come. code: as the frame's about. false: it makes no sense. */
+/* Rank 0: a rank's calls have come. code: the frame's about. Returns false if it makes no sense. */
 bool zr_hub_on_calls(struct zr_rendezvous *r, int rank, int code, const char *payload, size_t n);
-/* Frees what is kept of a comparison. */
 void zr_hub_forget_comparison(struct zr_rendezvous *r);
 
-/* hub_beat.c: begins, at the detach. */
+/* ---- beat.c ---- */
+
+/* Begins to send and await beats, at the detach. */
 void zr_hub_beat(struct zr_rendezvous *r);
-/* A rank's has come. payload: the call that it tells; NULL: none. */
+/* A rank's beat has come. payload: the call that it tells; NULL: none. */
 void zr_hub_on_beat(struct zr_rendezvous *r, int rank, const char *payload);
-/* The other end of a rank's link is lost without its having closed. */
-void zr_hub_lose(struct zr_rendezvous *r, struct zr_link *l, const char *why);
-/* The same, with another that was told: of this one nobody is. */
-void zr_hub_let_go(struct zr_rendezvous *r, struct zr_link *l);
-
-/* hub_message.c: a message has come, which is kept before the detach. false: too many are. */
-bool zr_hub_message(struct zr_rendezvous *r, int from, const char *data, size_t n);
-/* The loop's thread has it from now on: what was kept is delivered. */
-void zr_hub_deliver(struct zr_rendezvous *r);
-void zr_hub_forget_messages(struct zr_rendezvous *r);
-
-/* Says goodbye and closes every handle. */
-void zr_hub_close(struct zr_rendezvous *r);
-/* Nothing of it is left on the loop. */
-bool zr_hub_closed(const struct zr_rendezvous *r);
 
 #endif

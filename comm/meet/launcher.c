@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* launcher.c: finds the launcher that counts. A launcher that is set is read strictly. Half of a pair,
- * text that is not a number and a rank outside its world are errors. They are no reason to look at the next:
- * otherwise a launcher that is half understood would train N independent copies of one model. */
+/* launcher.c: finds the launcher that counts. A launcher that is set is read strictly: half of a pair,
+ * text that is not a number and a rank outside its world are errors. They are no reason to look at the
+ * next launcher, because that could train N independent copies of one model. */
 #include "comm/meet/launcher.h"
 #include "comm/process_stat.h"
 
@@ -107,9 +107,9 @@ static bool says_more_than(const char *text, const char *least)
     return text && strcmp(text, least) != 0;
 }
 
-/* The shell of an allocation lacks SLURM_PROCID, a batch script may lack SLURM_NTASKS, and task 0 of a world
- * of 1 says nothing. A batch script starts its ranks by RANK and WORLD_SIZE if they are set. Whatever else is
- * half of what srun sets is read, and refused. */
+/* Returns whether Slurm's variables count. The shell of an allocation lacks SLURM_PROCID, a batch script
+ * may lack SLURM_NTASKS, and task 0 of a world of 1 says nothing. A batch script starts its ranks by RANK
+ * and WORLD_SIZE if they are set. Any other half of what srun sets is read, and refused. */
 static bool is_slurm_set(const char *rank, const char *world)
 {
     bool is_plain = getenv("RANK") || getenv("WORLD_SIZE");
@@ -142,15 +142,15 @@ static bool is_set(const struct zr_launcher *l)
 
 /* --- what they say --- */
 
-/* A variable that may be missing, which leaves *out as it is. */
+/* Reads a variable that may be missing. Then *out stays as it is. */
 static int read_optional(const char *name, int lo, int hi, int *out)
 {
     const char *text = getenv(name);
     return text ? zr_meeting_number(name, text, lo, hi, out) : 0;
 }
 
-/* How many tasks srun started is said twice. In the shell of salloc, and with srun --preserve-env, the two
- * may differ. */
+/* Compares the two variables that say how many tasks srun started. They may differ in the shell of salloc,
+ * and with srun --preserve-env. */
 static int check_step(const struct zr_launcher *l, int world)
 {
     int n = world, err = read_optional(slurm_step_tasks, 1, ZR_MOST_RANKS, &n);
@@ -162,7 +162,7 @@ static int check_step(const struct zr_launcher *l, int world)
                    l->world, world, slurm_step_tasks, n);
 }
 
-/* How many ranks torchrun's agent started, and how many agents there are; 0: not known. */
+/* How many ranks torchrun's agent started, and how many agents there are. 0: not known. */
 struct agents {
     int n_local, n;
 };
@@ -202,7 +202,7 @@ static int read_ranks(const struct zr_launcher *l, struct zr_world *w)
 
 /* --- its process --- */
 
-/* Whether process pid began with this rank's variables of l; -1: that cannot be read. */
+/* Returns whether process pid began with this rank's variables of l. -1: that cannot be read. */
 static int began_as_this_rank(pid_t pid, const struct zr_launcher *l)
 {
     const char *const names[] = {l->rank, l->world, "PMI_FD"};
@@ -249,7 +249,8 @@ pid_t zr_launcher_process(const struct zr_launcher *l)
 
 /* --- whether they agree --- */
 
-/* How many agents torchrun has; a launcher that starts them, as mpirun does, counts as many. 0: not known. */
+/* Returns how many agents torchrun has. A launcher that starts them, as mpirun does, counts as many. 0:
+ * not known. */
 static int count_agents(int world)
 {
     struct agents a;
@@ -258,14 +259,15 @@ static int count_agents(int world)
     return a.n ? a.n : a.n_local && world % a.n_local == 0 ? world / a.n_local : 0;
 }
 
-/* l counts, and m is another launcher that says something else. */
+/* Two launchers that disagree. l counts, and m says something else. */
 struct pair {
     const struct zr_launcher *l, *m;
     const struct zr_world *by_l, *by_m;
     bool by_mpi;
 };
 
-/* srun tells each task the number of its process. A launcher inside the task starts other processes. */
+/* Returns whether this process is a task of srun, which tells each task the number of its process. A
+ * launcher inside the task starts other processes. */
 static bool is_task_itself(void)
 {
     const char *task = getenv("SLURM_TASK_PID");
@@ -274,13 +276,14 @@ static bool is_task_itself(void)
     return task && strcmp(task, own) == 0;
 }
 
-/* m is Slurm, and not the innermost launcher. srun sets MPICH's variables too, with --mpi=pmi2. */
+/* Returns whether m is Slurm, and not the innermost launcher. srun sets MPICH's variables too, with
+ * --mpi=pmi2. */
 static bool is_outer_slurm(const struct pair *p)
 {
     return p->m->is_of_slurm && zr_launcher_is_slurm_task(p->by_m->rank, p->by_m->world) && !is_task_itself();
 }
 
-/* m may be the outer launcher, which counts something else than ranks of this job. */
+/* Returns whether m may be an outer launcher, which counts something else than ranks of this job. */
 static bool may_differ(const struct pair *p)
 {
     bool needs_mpi = p->by_mpi && p->m->is_of_mpi;
@@ -335,7 +338,8 @@ static int refuse_pair(const struct pair *p)
         p->by_m->world, label_of(m), cure);
 }
 
-/* srun may have started several torchruns, one for each job; or torchrun's variables are left over. */
+/* Notes that srun may have started several torchruns, one for each job, or that torchrun's variables are
+ * left over. */
 static void note_slurm(const struct pair *p, struct zr_world *w)
 {
     if (p->l->kind == ZR_LAUNCHER_TORCHRUN && p->m->kind == ZR_LAUNCHER_SLURM && is_in_step() &&
@@ -347,7 +351,7 @@ static void note_slurm(const struct pair *p, struct zr_world *w)
             w->rank, w->world, p->by_m->rank, p->by_m->world);
 }
 
-/* What m says does not matter, so that it is not even read. */
+/* Returns whether what m says does not matter, so that it is not even read. */
 static bool is_ignored(const struct zr_launcher *l, const struct zr_launcher *m, bool by_mpi)
 {
     return l->kind == ZR_LAUNCHER_BY_HAND && !(by_mpi && m->is_of_mpi);
@@ -384,7 +388,8 @@ static int compare_others(const struct zr_launcher *l, bool by_mpi, struct zr_wo
     return err;
 }
 
-/* Variables that a process may merely have inherited: those of a batch script's shell, or of a container. */
+/* Returns whether a process may merely have inherited the variables, from a batch script's shell or a
+ * container. */
 static bool may_be_inherited(const struct zr_launcher *l)
 {
     return l->kind == ZR_LAUNCHER_PLAIN || (l->kind == ZR_LAUNCHER_SLURM && !is_task_itself());

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lent.c: see lent.h. */
+/* lent.c: fills, checks and reads the cards of ranks whose program lends a communicator. */
 #include "comm/meet/lent.h"
 #include "comm/identity.h"
 #include "comm/meet/net_address.h"
@@ -12,7 +12,8 @@
 #include <sys/stat.h>
 #include <xxhash.h>
 
-/* This machine, and the network that its process sees: containers of one machine may have two. */
+/* Returns a hash of this machine and the network that its processes see. Containers of one machine may
+ * have two. */
 static uint64_t loopback_hash(void)
 {
     struct zr_identity id;
@@ -22,18 +23,13 @@ static uint64_t loopback_hash(void)
     return XXH3_64bits_withSeed(id.machine, strlen(id.machine), (uint64_t)net.st_ino);
 }
 
-/* A free port, kept by a socket that is bound and does not listen: others with SO_REUSEADDR, as libuv's are,
- * may listen there meanwhile, and nobody who asks for any port gets it. */
+/* Keeps a free port by a socket that is bound and does not listen. Others with SO_REUSEADDR, as libuv's,
+ * may listen there meanwhile. Nobody who asks for any port gets it. */
 static int hold_port(int *held, union zr_address *bound)
 {
-    union zr_address a;
     socklen_t n = sizeof *bound;
-    int fd = -EAFNOSUPPORT;
+    int fd = zr_address_bind_all(0, bound);
     char why[ZR_SYSTEM_WORDS];
-    for (int i = 0; i < 2 && (fd == -EAFNOSUPPORT || fd == -EADDRNOTAVAIL); i++) {
-        zr_address_parse(i ? "0.0.0.0" : "::", 0, &a);
-        fd = zr_address_bind(&a);
-    }
     *held = fd < 0 ? -1 : fd;
     if (fd < 0 || getsockname(fd, &bound->any, &n))
         return zr_fail(ZR_ERR_SYSTEM, "rank 0 has no port for the rendezvous: %s",
@@ -41,7 +37,7 @@ static int hold_port(int *held, union zr_address *bound)
     return 0;
 }
 
-/* By which addresses other hosts may reach that port. */
+/* Lists the addresses by which other hosts may reach that port. */
 static int offer_own(const struct zr_world *w, const union zr_address *bound,
                      char text[ZR_ADDRESS_LIST_CHARS])
 {

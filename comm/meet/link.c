@@ -1,14 +1,62 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* link.c: frames over one TCP connection (see link.h). */
+/* link.c: cuts a stream of bytes into frames, and sends and receives frames over one TCP connection. */
 #include "comm/meet/link.h"
+#include "comm/meet/frame.h"
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+
+/* --- frames --- */
+
+_Static_assert(sizeof(struct zr_frame) == 24,
+               "the head is what travels: no padding, no change without a new version");
+
+char *zr_frame_room(struct zr_frame_reader *r, size_t *n)
+{
+    const size_t head = sizeof r->head;
+    if (r->n_in < head) {
+        *n = head - r->n_in;
+        return (char *)&r->head + r->n_in;
+    }
+    *n = r->head.n_bytes - (r->n_in - head);
+    return r->payload + (r->n_in - head);
+}
+
+enum zr_frame_state zr_frame_took(struct zr_frame_reader *r, size_t n)
+{
+    const size_t head = sizeof r->head;
+    r->n_in += n;
+    /* A connection that is not identified may say no more than its first bytes. */
+    if (r->n_in >= sizeof r->head.magic && r->head.magic != ZR_FRAME_MAGIC)
+        return ZR_FRAME_STRANGE;
+    if (r->n_in < head)
+        return ZR_FRAME_UNFINISHED;
+    if (r->head.n_bytes > r->most_bytes)
+        return ZR_FRAME_LARGE;
+    if (r->head.n_bytes && !r->payload) {
+        /* One byte more, for the zero that ends a text. */
+        r->payload = malloc((size_t)r->head.n_bytes + 1);
+        if (!r->payload)
+            return ZR_FRAME_NO_MEMORY;
+        r->payload[r->head.n_bytes] = 0;
+    }
+    return r->n_in == head + r->head.n_bytes ? ZR_FRAME_WHOLE : ZR_FRAME_UNFINISHED;
+}
+
+void zr_frame_next(struct zr_frame_reader *r)
+{
+    free(r->payload);
+    r->payload = NULL;
+    r->n_in = 0;
+}
+
+/* --- SIGPIPE --- */
 
 void zr_sigpipe_hold(struct zr_sigpipe_hold *h)
 {
@@ -32,6 +80,8 @@ void zr_sigpipe_release(const struct zr_sigpipe_hold *h)
     }
     pthread_sigmask(SIG_SETMASK, &h->before, NULL);
 }
+
+/* --- links --- */
 
 static void closed(uv_handle_t *h)
 {
@@ -68,7 +118,7 @@ static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
         buf->base = zr_frame_room(&l->in, &buf->len);
 }
 
-/* The owner may still wait for this link, and learns of its end. */
+/* The frame is too large. The owner may still wait for this link, and learns of its end. */
 static void refuse_large(struct zr_link *l)
 {
     char why[128];
@@ -175,8 +225,8 @@ static int start_link(struct zr_link *l)
     return uv_read_start((uv_stream_t *)&l->tcp, on_alloc, on_read);
 }
 
-/* Retrying a port of the ephemeral range can connect a socket to itself: TCP calls that a simultaneous open.
- * Such a link would answer its own hello and keep rank 0 from binding. */
+/* Returns whether the socket is connected to itself. Retrying a port of the ephemeral range can do that
+ * (TCP's simultaneous open). Such a link would answer its own hello and keep rank 0 from binding. */
 static bool is_own_mirror(struct zr_link *l)
 {
     union zr_address here, there;
@@ -221,16 +271,16 @@ int zr_link_adopt(struct zr_link *l, int fd)
 struct sending {
     uv_write_t req;
     struct zr_frame frame;
-    /* NULL: the payload is behind it */
-    struct zr_shared_bytes *shared;
-    char payload[];
+    struct zr_shared_bytes *payload;
 };
 
 struct zr_shared_bytes *zr_shared_bytes_new(const void *bytes, size_t n)
 {
     struct zr_shared_bytes *s = malloc(sizeof *s + n);
-    if (!s)
+    if (!s) {
+        zr_fail(ZR_ERR_NOMEM, "rendezvous: no memory for a frame of %zu bytes", n);
         return NULL;
+    }
     s->n_users = 1;
     s->n = n;
     if (n)
@@ -246,7 +296,7 @@ void zr_shared_bytes_leave(struct zr_shared_bytes *s)
 
 static void free_sending(struct sending *s)
 {
-    zr_shared_bytes_leave(s->shared);
+    zr_shared_bytes_leave(s->payload);
     free(s);
 }
 
@@ -256,19 +306,23 @@ static void sent(uv_write_t *req, int status)
     free_sending(req->data);
 }
 
-/* Takes s over, whose payload is at bytes. */
-static int write_frame(struct zr_link *l, struct sending *s, struct zr_frame f, char *bytes, size_t n)
+int zr_link_send_shared(struct zr_link *l, struct zr_frame f, struct zr_shared_bytes *payload)
 {
+    struct sending *s = malloc(sizeof *s);
+    if (!s)
+        return zr_fail(ZR_ERR_NOMEM, "rendezvous: no memory for a frame of %zu bytes", payload->n);
     f.magic = ZR_FRAME_MAGIC;
     f.version = ZR_FRAME_VERSION;
-    f.n_bytes = (uint32_t)n;
+    f.n_bytes = (uint32_t)payload->n;
     s->frame = f;
+    s->payload = payload;
+    payload->n_users++;
     s->req.data = s;
-    uv_buf_t buf = uv_buf_init((char *)&s->frame, (unsigned)sizeof s->frame);
-    uv_buf_t bufs[2] = {buf, uv_buf_init(bytes, (unsigned)n)};
+    uv_buf_t bufs[2] = {uv_buf_init((char *)&s->frame, (unsigned)sizeof s->frame),
+                        uv_buf_init(payload->bytes, (unsigned)payload->n)};
     struct zr_sigpipe_hold hold;
     zr_sigpipe_hold(&hold);
-    int err = uv_write(&s->req, (uv_stream_t *)&l->tcp, bufs, n ? 2 : 1, sent);
+    int err = uv_write(&s->req, (uv_stream_t *)&l->tcp, bufs, payload->n ? 2 : 1, sent);
     zr_sigpipe_release(&hold);
     if (!err)
         return 0;
@@ -278,23 +332,12 @@ static int write_frame(struct zr_link *l, struct sending *s, struct zr_frame f, 
 
 int zr_link_send(struct zr_link *l, struct zr_frame f, const void *payload, size_t n)
 {
-    struct sending *s = malloc(sizeof *s + n);
-    if (!s)
-        return zr_fail(ZR_ERR_NOMEM, "rendezvous: no memory for a frame of %zu bytes", n);
-    s->shared = NULL;
-    if (n)
-        memcpy(s->payload, payload, n);
-    return write_frame(l, s, f, s->payload, n);
-}
-
-int zr_link_send_shared(struct zr_link *l, struct zr_frame f, struct zr_shared_bytes *shared)
-{
-    struct sending *s = malloc(sizeof *s);
-    if (!s)
-        return zr_fail(ZR_ERR_NOMEM, "rendezvous: no memory for a frame of %zu bytes", shared->n);
-    s->shared = shared;
-    shared->n_users++;
-    return write_frame(l, s, f, shared->bytes, shared->n);
+    struct zr_shared_bytes *copy = zr_shared_bytes_new(payload, n);
+    if (!copy)
+        return ZR_ERR_NOMEM;
+    int err = zr_link_send_shared(l, f, copy);
+    zr_shared_bytes_leave(copy);
+    return err;
 }
 
 static void shut(uv_shutdown_t *req, int status)

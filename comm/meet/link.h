@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* link.h: frames over one TCP connection of a libuv loop, the rendezvous' only way to talk.
+/* link.h: frames over one TCP connection of a libuv loop. A rendezvous talks over nothing else.
  *
- * A link belongs to its loop's thread. It frees itself once its handle is closed; the owner hears of that
- * through on_closed and must drop its pointer there. After on_end, zr_link_finish and zr_link_drop no more
- * frames are delivered. */
+ * A link belongs to its loop's thread. It frees itself once its handle is closed. It tells the owner by
+ * on_closed, who must drop its pointer there. After on_end, zr_link_finish and zr_link_drop no more frames
+ * are delivered. */
 #ifndef ZR_COMM_LINK_H
 #define ZR_COMM_LINK_H
 
@@ -26,12 +26,12 @@ struct zr_link_calls {
     /* payload: f->n_bytes bytes and a 0 after them (NULL: none), valid during the call unless
      * zr_link_take_payload takes it over. */
     void (*on_frame)(struct zr_link *l, const struct zr_frame *f, const char *payload);
-    /* A frame has more payload than the link allows. True: it stays where it is, nothing more is read, until
-     * zr_link_allow; false: the link ends. */
+    /* A frame has more payload than the link allows. Returns true to leave it where it is, and read nothing
+     * more until zr_link_allow; false to end the link. */
     bool (*on_large)(struct zr_link *l, const struct zr_frame *f);
-    /* The link ends, which the owner may make a finish. code: ZR_ERR_PEER, the other end closed or broke;
-     * ZR_ERR_MISMATCH, it talks nonsense; ZR_ERR_NOMEM, there is no room for what it says. Not called after a
-     * finish or drop. */
+    /* The link ends, and is dropped unless the owner calls zr_link_finish. Codes: ZR_ERR_PEER: the other end
+     * closed or broke. ZR_ERR_MISMATCH: what it says makes no sense. ZR_ERR_NOMEM: there is no memory for it.
+     * Not called after zr_link_finish or zr_link_drop. */
     void (*on_end)(struct zr_link *l, int code, const char *why);
     /* the link is freed after this */
     void (*on_closed)(struct zr_link *l);
@@ -47,10 +47,8 @@ struct zr_link {
     struct zr_link *prev, *next;
     /* of the other end; -1: not known yet */
     int rank;
-    /* this end has connected, so the other is rank 0, or the rank above this one */
+    /* this end has connected, so the other is to be rank 0 */
     bool is_outgoing;
-    /* the owner's: the other end, or this one, has proved that it is a rank, and asks rank 0 where to go */
-    bool asks;
     /* our last frame is on its way, what comes in is ignored */
     bool finishing;
     /* a large frame waits for zr_link_allow; its head is in.head */
@@ -73,40 +71,40 @@ struct zr_link {
 /* A link without a connection yet. NULL when there is no memory. */
 struct zr_link *zr_link_new(uv_loop_t *loop, const struct zr_link_calls *calls, void *owner,
                             uint32_t most_bytes);
-/* Starts connecting, from an address of this host, whose port is 0, or NULL, any; on_connect tells. Returns a
- * libuv error if it could not start. */
+/* Starts to connect, from an address of this host with port 0, or from any if it is NULL. on_connect tells
+ * how it went. Returns a libuv error if it could not start. */
 int zr_link_connect(struct zr_link *l, const union zr_address *from, const union zr_address *to);
 /* Takes the connection that waits on server. Returns a libuv error. */
 int zr_link_accept(struct zr_link *l, uv_stream_t *server);
 
-/* Takes fd, a connection, over. Returns a libuv error; fd is then closed, or with the link. */
+/* Takes over fd, a connection. Returns a libuv error; fd is then closed, or will be with the link. */
 int zr_link_adopt(struct zr_link *l, int fd);
 
-/* Sends a copy of f and n bytes after it. 0, ZR_ERR_NOMEM or ZR_ERR_IO with a message; a connection that is
- * found broken later is told by on_end. */
+/* Sends a copy of f and n bytes after it. Returns 0, ZR_ERR_NOMEM or ZR_ERR_IO with a message. on_end reports
+ * a connection that is found broken later. */
 int zr_link_send(struct zr_link *l, struct zr_frame f, const void *payload, size_t n);
-/* The same of bytes that go to several: each of them is sent as it is, and freed when nobody needs it. */
+/* The same for bytes that go to several links. They are not copied, and freed when nobody needs them. */
 struct zr_shared_bytes {
-    /* who needs it: whoever made it, and each frame that is on its way */
+    /* whoever made it, and each frame that is on its way */
     int n_users;
     size_t n;
     char bytes[];
 };
-/* A copy of n bytes, for the caller to leave. NULL: no memory. */
+/* Makes a copy of n bytes, which the caller must leave. NULL: there is no memory, and it has failed. */
 struct zr_shared_bytes *zr_shared_bytes_new(const void *bytes, size_t n);
 void zr_shared_bytes_leave(struct zr_shared_bytes *s);
 int zr_link_send_shared(struct zr_link *l, struct zr_frame f, struct zr_shared_bytes *s);
-/* Payloads of up to most_bytes from now on; one that waited is read. */
+/* Allows payloads of up to most_bytes from now on. One that waited is read. */
 void zr_link_allow(struct zr_link *l, uint32_t most_bytes);
 /* Sends what is queued, then closes when the other end does. Nothing more is delivered. */
 void zr_link_finish(struct zr_link *l);
-/* Closes at once; what is queued may be lost. */
+/* Closes at once. What is queued may be lost. */
 void zr_link_drop(struct zr_link *l);
-/* Inside on_frame: the payload is the caller's now, to free(). */
+/* Inside on_frame: the payload now belongs to the caller, who calls free(). */
 char *zr_link_take_payload(struct zr_link *l);
 
-/* Writing to a connection whose other end is gone raises SIGPIPE, whose default ends the process, and a
- * library may not change how signals are handled. So it is held back on the thread that writes, and taken off
+/* A write to a connection whose other end is gone raises SIGPIPE, which ends the process unless it handles
+ * the signal. A library may not change that. So the thread that writes blocks the signal, and removes it
  * again if this call raised it. */
 struct zr_sigpipe_hold {
     sigset_t before;

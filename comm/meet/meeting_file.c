@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* meeting_file.c: see meeting_file.h. */
+/* meeting_file.c: writes, reads and removes the file in which rank 0 says where it waits. */
 #include "comm/meet/meeting_file.h"
-#include "comm/meet/address_list.h"
 #include "comm/meet/handshake.h"
+#include "comm/meet/net_address.h"
 #include "kernels/limits.h"
 #include "kernels/standard_fds.h"
 
@@ -52,12 +52,12 @@ void zr_meeting_file_print(const struct zr_meeting_file *f, char text[ZR_MEETING
     snprintf(text + n, (size_t)(ZR_MEETING_FILE_BYTES - n), "end\n");
 }
 
-/* What is not read yet. */
+/* The part of a text that is not read yet. */
 struct text {
     const char *at, *end;
 };
 
-/* The next line is "NAME VALUE"; false: it is not, and is still the next. */
+/* Takes the next line if it is "NAME VALUE". Otherwise returns false, and it is still the next. */
 static bool take_value(struct text *t, const char *name, char value[LINE_CHARS])
 {
     size_t n_name = strlen(name);
@@ -78,7 +78,7 @@ static bool take_value(struct text *t, const char *name, char value[LINE_CHARS])
     return true;
 }
 
-/* Digits alone, without zeros before them. */
+/* Reads a number of digits only, without zeros before it. */
 static bool read_digits(const char *text, int lo, int hi, int *out)
 {
     size_t n = strspn(text, "0123456789");
@@ -152,7 +152,7 @@ static void folder_of(const char *path, char folder[ZR_MEETING_PATH_CHARS])
         slash[slash == folder] = 0;
 }
 
-/* What is at path now. Returns its bytes, or -errno. */
+/* Reads what is at path now. Returns its bytes, or -errno. */
 static ssize_t load_meeting(const char *path, struct stat *st, char text[ZR_MEETING_FILE_BYTES])
 {
     char folder[ZR_MEETING_PATH_CHARS];
@@ -179,7 +179,7 @@ static ssize_t load_meeting(const char *path, struct stat *st, char text[ZR_MEET
 
 /* --- rank 0 --- */
 
-/* Nothing of somebody else's is replaced. */
+/* Fails if what is there belongs to somebody else, and must not be replaced. */
 static int check_replaceable(const char *path)
 {
     struct stat st;
@@ -212,7 +212,7 @@ static int put_text(int fd, const char *text)
 }
 
 /* Puts the whole file where it is to be. If it may not replace one, another rank 0 may have been faster:
- * -EEXIST. Where there are no links, as on some network file systems, the later one wins. */
+ * -EEXIST. On network file systems without hard links the later one wins. */
 static int put_in_place(const char *whole, const char *path, bool may_replace)
 {
     int err = may_replace ? ENOTSUP : link(whole, path) ? errno : 0;
@@ -283,7 +283,7 @@ static int say_absent(const char *path, char why[ZR_MEETING_WHY_CHARS])
     return ZR_MEETING_FILE_ABSENT;
 }
 
-/* Only its owner, who is this user, may write it. */
+/* Returns whether only its owner, who is this user, may write it. */
 static bool may_follow(const struct stat *st, char why[ZR_MEETING_WHY_CHARS])
 {
     why[0] = 0;

@@ -2,17 +2,17 @@
 /* meeting_file.h: a file in which rank 0 says where it waits, for ranks that share a folder and do not know
  * beforehand where rank 0 will be.
  *
- * It is a text: what it is, by which mark ranks of its job know it, the attempt, and rank 0's addresses. Rank
- * 0 writes it whole under another name first, so nobody reads half of one. A file that an earlier job or
- * attempt left there is told by its mark and attempt and is not followed. What it says proves nothing:
- * whoever is found there still shows that he has the job's key (handshake.h).
+ * It is a text with a mark by which ranks of its job know it, the attempt, and rank 0's addresses. Rank 0
+ * writes it whole under another name first, so nobody reads half of one. Ranks do not follow a file that an
+ * earlier job or attempt left there, which they see by mark and attempt. The file proves nothing: whoever is
+ * found there must still show that he has the job's key (handshake.h).
  *
- * On NFS a client may remember for a minute that a file is not there, or what it was. Opening its folder, and
- * then the file, makes it ask the server again, so every reading does both. */
+ * An NFS client may remember for a minute that a file is not there, or what it was. Opening the folder, and
+ * then the file, makes it ask the server again, so every read does both. */
 #ifndef ZR_COMM_MEETING_FILE_H
 #define ZR_COMM_MEETING_FILE_H
 
-#include "comm/meet/net_lookup.h"
+#include "comm/meet/net_address.h"
 #include "comm/meet/rendezvous.h"
 
 enum {
@@ -28,26 +28,26 @@ enum {
     ZR_MEETING_FILE_USELESS
 };
 
-/* What such a file says. */
+/* The contents of such a file. */
 struct zr_meeting_file {
-    /* of the job; it follows from the job's name and key and says neither */
+    /* zr_shake_mark of the job */
     char mark[ZR_MEETING_MARK_CHARS + 1];
     int attempt, world;
     /* the job's name and rank 0's host, for messages */
     char job[sizeof((struct zr_world *)0)->job], host[72];
-    /* of rank 0, the likeliest first */
+    /* rank 0's addresses, the likeliest first */
     int n;
     union zr_address at[ZR_LOOKUP_MOST];
 };
 
-/* A file of w's job, without addresses yet. */
+/* Begins a file of w's job, without addresses yet. */
 void zr_meeting_file_begin(const struct zr_world *w, struct zr_meeting_file *f);
-/* Its bytes, terminated. */
+/* Writes its text. */
 void zr_meeting_file_print(const struct zr_meeting_file *f, char text[ZR_MEETING_FILE_BYTES]);
-/* n bytes from anywhere; false: they are no such file. */
+/* Reads n bytes from anywhere. Returns false if they are no such file. */
 bool zr_meeting_file_parse(const char *text, size_t n, struct zr_meeting_file *out);
 
-/* w->file, or, where that is a folder now, the job's file in it. */
+/* Writes w->file, or the job's file in it if that is a folder now. */
 void zr_meeting_file_path(const struct zr_world *w, char path[ZR_MEETING_PATH_CHARS]);
 
 /* Rank 0 writes its file, which only this user may write. If may_replace, a meeting file that is there is
@@ -55,15 +55,14 @@ void zr_meeting_file_path(const struct zr_world *w, char path[ZR_MEETING_PATH_CH
  * false if nothing was there when the caller read: another rank 0 may write its file between the two calls.
  * Anything else that is there stays and is an error that names it: ZR_ERR_ARG, ZR_ERR_IO. */
 int zr_meeting_file_write(const struct zr_world *w, const struct zr_meeting_file *f, bool may_replace);
-/* 0: the file that is there now is of this job and attempt, and only its owner, who is this user, may write
- * it (root follows any owner's). Otherwise ZR_MEETING_FILE_ABSENT or ZR_MEETING_FILE_USELESS, and why says
- * what is there instead. */
+/* Reads the file that is there now. Returns 0 if it is of this job and attempt, and only its owner, who is
+ * this user, may write it (root follows any owner's). Otherwise it returns ZR_MEETING_FILE_ABSENT or
+ * ZR_MEETING_FILE_USELESS, and why says what is there instead. */
 int zr_meeting_file_read(const struct zr_world *w, struct zr_meeting_file *out,
                          char why[ZR_MEETING_WHY_CHARS]);
-/* Rank 0: removes what it wrote; of another rank 0, who has replaced it, nothing. false: it was replaced, or
- * is gone. */
+/* Rank 0 removes what it wrote. Returns false if another rank 0 has replaced it, or if it is gone. */
 bool zr_meeting_file_remove(const struct zr_world *w, const struct zr_meeting_file *f);
-/* What rank 0 wrote is still there. */
+/* Returns whether what rank 0 wrote is still there. */
 bool zr_meeting_file_is_there(const struct zr_world *w, const struct zr_meeting_file *f);
 
 #endif

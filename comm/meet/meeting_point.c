@@ -1,15 +1,135 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* meeting_point.c: see meeting_point.h. */
+/* meeting_point.c: reads addresses, lists of hosts and names of jobs, and chooses where ranks meet. */
 #include "comm/meet/meeting_point.h"
-#include "comm/meet/hostlist.h"
 #include "comm/meet/net_address.h"
 
 #include <limits.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include <xxhash.h>
+
+/* --- Slurm's lists of hosts --- */
+
+enum { DIGITS = 18 }; /* of one number */
+
+struct reader {
+    const char *variable, *list, *at;
+    /* of the name that is read: its first form, and for how many it stands */
+    char name[ZR_HOSTLIST_NAME];
+    int n_name;
+    int64_t n;
+};
+
+static int refuse_list(const struct reader *r, const char *what)
+{
+    return zr_fail(ZR_ERR_ARG,
+                   "%s is \"%.200s\": %s at character %d; a list such as node[01-03,07],login is allowed",
+                   r->variable, r->list, what, (int)(r->at - r->list) + 1);
+}
+
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+static bool is_of_name(char c)
+{
+    return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '.' || c == '_' ||
+           c == '-';
+}
+
+static int add_to_name(struct reader *r, const char *text, int n)
+{
+    if (r->n_name + n >= ZR_HOSTLIST_NAME)
+        return refuse_list(r, "a name of more than 255 characters");
+    memcpy(r->name + r->n_name, text, (size_t)n);
+    r->n_name += n;
+    return 0;
+}
+
+static int read_number(struct reader *r, int64_t *out)
+{
+    const char *from = r->at;
+    for (*out = 0; is_digit(*r->at); r->at++) {
+        if (r->at - from >= DIGITS)
+            return refuse_list(r, "a number of more than 18 digits");
+        *out = *out * 10 + (*r->at - '0');
+    }
+    return r->at > from ? 0 : refuse_list(r, "no number");
+}
+
+/* Reads a group in brackets. Its first number becomes part of the name. */
+static int read_group(struct reader *r)
+{
+    int64_t n = 0;
+    for (bool first = true; first || *r->at == ','; first = false) {
+        const char *from = ++r->at;
+        int64_t low, high;
+        int err = read_number(r, &low);
+        if (!err && first)
+            err = add_to_name(r, from, (int)(r->at - from));
+        high = low;
+        if (!err && *r->at == '-') {
+            r->at++;
+            err = read_number(r, &high);
+        }
+        if (err)
+            return err;
+        if (high < low)
+            return refuse_list(r, "a range that goes down");
+        if (high - low >= ZR_HOSTLIST_MOST || (n += high - low + 1) > ZR_HOSTLIST_MOST)
+            return refuse_list(r, "more than 65536 names");
+    }
+    if (*r->at != ']')
+        return refuse_list(r, "no ]");
+    r->at++;
+    r->n *= n;
+    return r->n > ZR_HOSTLIST_MOST ? refuse_list(r, "more than 65536 names") : 0;
+}
+
+static int read_name(struct reader *r)
+{
+    const char *from = r->at;
+    int err = 0;
+    r->n_name = 0;
+    r->n = 1;
+    while (!err && (is_of_name(*r->at) || *r->at == '[')) {
+        if (*r->at == '[')
+            err = read_group(r);
+        else
+            err = add_to_name(r, r->at++, 1);
+    }
+    if (err)
+        return err;
+    if (r->at == from)
+        return refuse_list(r, *from ? "no name" : "the end");
+    return *r->at && *r->at != ',' ? refuse_list(r, "what no name has") : 0;
+}
+
+int zr_hostlist_first(const char *variable, const char *list, char first[ZR_HOSTLIST_NAME], int64_t *n)
+{
+    struct reader r = {.variable = variable, .list = list, .at = list};
+    char found[ZR_HOSTLIST_NAME];
+    int64_t all = 0;
+    for (bool more = true; more;) {
+        int err = read_name(&r);
+        if (err)
+            return err;
+        if (!all)
+            snprintf(found, sizeof found, "%.*s", r.n_name, r.name);
+        all += r.n;
+        if (all > ZR_HOSTLIST_MOST)
+            return refuse_list(&r, "more than 65536 names");
+        more = *r.at == ',';
+        r.at += more;
+    }
+    memcpy(first, found, strlen(found) + 1);
+    *n = all;
+    return 0;
+}
 
 /* --- what is written --- */
 
@@ -19,25 +139,22 @@ static bool is_ipv6(const char *text)
     return strchr(text, ':') && zr_address_parse(text, 0, &a);
 }
 
-/* "host:port" or "[ipv6]:port"; false: it is neither. port: what is behind the last colon. */
-static bool split_place(const char *text, char host[sizeof((struct zr_world *)0)->host], const char **port)
+/* Copies the n characters of a name or an address, an IPv6 one without its brackets. false: it is neither. */
+static bool take_host(const char *text, size_t n, char host[sizeof((struct zr_world *)0)->host])
 {
-    const char *colon = strrchr(text, ':'), *from = text, *end = colon;
-    bool in_brackets = *text == '[' && colon && colon > text && colon[-1] == ']';
+    bool in_brackets = n > 2 && text[0] == '[' && text[n - 1] == ']';
     if (in_brackets) {
-        from++;
-        end--;
+        text++;
+        n -= 2;
     }
-    size_t n = colon ? (size_t)(end - from) : 0;
     if (n == 0 || n >= sizeof((struct zr_world *)0)->host)
         return false;
-    memcpy(host, from, n);
+    memcpy(host, text, n);
     host[n] = 0;
-    *port = colon + 1;
-    return in_brackets ? is_ipv6(host) : !strpbrk(host, "/[]");
+    return in_brackets || strchr(host, ':') ? is_ipv6(host) : !strpbrk(host, "/[]");
 }
 
-/* Of "file:///path". What is behind the colon and two slashes is the path as it stands. */
+/* Reads the path of "file:///path", which is taken as it stands. */
 static int read_file_url(const char *name, const char *path, struct zr_world *w)
 {
     size_t n = strlen(path);
@@ -55,11 +172,10 @@ static int read_file_url(const char *name, const char *path, struct zr_world *w)
 int zr_meeting_url(const char *name, const char *url, struct zr_world *w)
 {
     char host[sizeof w->host], port_name[64];
-    const char *port;
     if (strncmp(url, "file://", 7) == 0)
         return read_file_url(name, url + 7, w);
-    if (strncmp(url, "tcp://", 6) != 0 || !split_place(url + 6, host, &port) ||
-        (url[6] != '[' && strchr(host, ':') && !is_ipv6(host)))
+    const char *colon = strncmp(url, "tcp://", 6) ? NULL : strrchr(url + 6, ':');
+    if (!colon || !take_host(url + 6, (size_t)(colon - url - 6), host))
         return zr_fail(ZR_ERR_ARG,
                        "%s is \"%.200s\": tcp://host:port or tcp://[ipv6]:port is allowed, with a name or an "
                        "address of up to %zu characters, or file:///path",
@@ -67,9 +183,9 @@ int zr_meeting_url(const char *name, const char *url, struct zr_world *w)
     if (url[6] != '[' && strchr(host, ':'))
         return zr_fail(ZR_ERR_ARG,
                        "%s is \"%.200s\": put an IPv6 address into brackets, as in tcp://[%s]:%.16s", name,
-                       url, host, port);
+                       url, host, colon + 1);
     snprintf(port_name, sizeof port_name, "the port in %s", name);
-    int err = zr_meeting_number(port_name, port, 1, 65535, &w->port);
+    int err = zr_meeting_number(port_name, colon + 1, 1, 65535, &w->port);
     if (!err)
         memcpy(w->host, host, sizeof host);
     return err;
@@ -77,20 +193,10 @@ int zr_meeting_url(const char *name, const char *url, struct zr_world *w)
 
 bool zr_meeting_host(const char *text, char host[sizeof((struct zr_world *)0)->host])
 {
-    size_t n = strlen(text), n_most = sizeof((struct zr_world *)0)->host - 1;
-    bool in_brackets = n > 2 && text[0] == '[' && text[n - 1] == ']';
-    if (in_brackets) {
-        text++;
-        n -= 2;
-    }
-    if (n == 0 || n > n_most)
-        return false;
-    memcpy(host, text, n);
-    host[n] = 0;
-    return in_brackets || strchr(host, ':') ? is_ipv6(host) : !strpbrk(host, "/[]");
+    return take_host(text, strlen(text), host);
 }
 
-/* MASTER_ADDR and MASTER_PORT; *found: they are set. */
+/* Reads MASTER_ADDR and MASTER_PORT. *found: they are set. */
 static int find_master(struct zr_world *w, bool *found)
 {
     const char *addr = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
@@ -130,7 +236,7 @@ static const char *first_set(const char *const names[2])
     return getenv(names[0]) ? names[0] : getenv(names[1]) ? names[1] : NULL;
 }
 
-/* What is known of the hosts that a job's ranks are on. */
+/* The hosts that a job's ranks are on, as far as known. */
 struct hosts {
     /* 0: not how many */
     int64_t n;
@@ -193,8 +299,8 @@ static void add_to_job(const char *const names[3], struct zr_world *w)
     }
 }
 
-/* Without --rdzv-id torchrun names each of its jobs "none". Two of them that live at the same time have other
- * addresses of their agents' store. */
+/* Names a job of torchrun, which calls each of its jobs "none" without --rdzv-id. Two of them that live at
+ * the same time have different addresses of their agents' store. */
 static void name_torchruns_job(struct zr_world *w)
 {
     const char *addr = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
@@ -218,7 +324,7 @@ static void find_job(const struct zr_launcher *l, struct zr_world *w)
         name_torchruns_job(w);
 }
 
-/* How often the job was started again, as zero-run says, or l. */
+/* Reads how often the job was started again, as zero-run or l says. */
 static int find_attempt(const struct zr_launcher *l, struct zr_world *w)
 {
     const char *const names[] = {"ZERO_ATTEMPT", l ? l->attempt : NULL};
@@ -232,7 +338,7 @@ static int find_attempt(const struct zr_launcher *l, struct zr_world *w)
 
 /* --- the meeting point --- */
 
-/* Below the ephemeral range; only this job's name leads there. */
+/* Derives the port from the job's name. It is below the ephemeral range. */
 static void use_port_of_job(struct zr_world *w)
 {
     const char *own = getenv("ZERO_JOB");
@@ -240,7 +346,8 @@ static void use_port_of_job(struct zr_world *w)
     w->is_port_of_own_job = own && *own;
 }
 
-/* MPICH's launcher gives its jobs no names. Its process is one for all ranks of a host. */
+/* Names a job of MPICH by its launcher's process, which is the same for all ranks of a host: MPICH gives
+ * its jobs no names. */
 static void name_by_process(const struct zr_launcher *l, struct zr_world *w)
 {
     long process = (long)zr_launcher_process(l);
@@ -261,7 +368,8 @@ static void meet_on_loopback(const struct zr_launcher *l, const struct hosts *h,
     snprintf(w->way, sizeof w->way, "%s", h->n ? "the launcher's only host" : "the launcher names no host");
 }
 
-/* Rank 0 is on another host of the list where the tasks were distributed otherwise: only itself knows. */
+/* Meets at the first host of Slurm's list. If the tasks were distributed otherwise, rank 0 is on another
+ * host, which only rank 0 knows. */
 static int meet_at_first(const struct hosts *h, struct zr_world *w)
 {
     const char *own = getenv("SLURMD_NODENAME");
@@ -276,7 +384,7 @@ static int meet_at_first(const struct hosts *h, struct zr_world *w)
     return 0;
 }
 
-/* An MPI's launcher or Slurm's, which give no address. */
+/* Finds where ranks meet if an MPI's launcher or Slurm started them, which give no address. */
 static int meet_by_launcher(const struct zr_launcher *l, struct zr_world *w)
 {
     struct hosts h;
@@ -300,7 +408,7 @@ static int meet_by_launcher(const struct zr_launcher *l, struct zr_world *w)
                      : "");
 }
 
-/* Of a world of more than one rank. */
+/* Finds where ranks meet, in a world of more than one rank. */
 static int find_place(const struct zr_launcher *l, const char *want_url, bool by_mpi, struct zr_world *w)
 {
     const char *url = want_url ? want_url : getenv("ZERO_RENDEZVOUS");

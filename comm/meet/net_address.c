@@ -1,20 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* net_address.c: see net_address.h. */
+/* net_address.c: addresses, interfaces and look-ups. All but the look-up ask the kernel and keep nothing. */
 #include "comm/meet/net_address.h"
 #include "kernels/limits.h"
+#include "kernels/thread.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
 #include <net/if.h>
+#include <netdb.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include <uv.h>
 
 /* --- one address --- */
 
-/* An IPv6 address that stands for an IPv4 one is that. */
+/* Returns an IPv4 address for an IPv6 one that stands for it. */
 static union zr_address plain(const union zr_address *a)
 {
     union zr_address out = *a;
@@ -114,35 +118,37 @@ bool zr_address_reaches_far(const union zr_address *a)
 
 /* --- interfaces --- */
 
+static union zr_address address_of(const uv_interface_address_t *i)
+{
+    union zr_address a = {.v4 = {.sin_family = AF_UNSPEC}};
+    if (i->address.address4.sin_family == AF_INET6)
+        a.v6 = i->address.address6;
+    else
+        a.v4 = i->address.address4;
+    return a;
+}
+
 static void add_interface(struct zr_interfaces *c, const uv_interface_address_t *i)
 {
     if (c->n == (int)(sizeof c->of / sizeof *c->of))
         return;
-    memset(&c->of[c->n], 0, sizeof c->of[c->n]);
-    snprintf(c->of[c->n].name, sizeof c->of[c->n].name, "%.47s", i->name);
-    if (i->address.address4.sin_family == AF_INET6)
-        c->of[c->n].address.v6 = i->address.address6;
-    else
-        c->of[c->n].address.v4 = i->address.address4;
-    zr_address_set_port(&c->of[c->n].address, 0);
-    c->n++;
+    struct zr_interface *to = &c->of[c->n++];
+    memset(to, 0, sizeof *to);
+    snprintf(to->name, sizeof to->name, "%.47s", i->name);
+    to->address = address_of(i);
+    zr_address_set_port(&to->address, 0);
 }
 
 static bool is_wanted(const uv_interface_address_t *i, const char *want)
 {
-    union zr_address number, own = {.v4 = {.sin_family = AF_UNSPEC}};
+    union zr_address number;
+    const union zr_address own = address_of(i);
     if (!*want || !strcmp(i->name, want))
         return true;
-    if (!zr_address_parse(want, 0, &number))
-        return false;
-    if (i->address.address4.sin_family == AF_INET6)
-        own.v6 = i->address.address6;
-    else
-        own.v4 = i->address.address4;
-    return same_host(&own, &number);
+    return zr_address_parse(want, 0, &number) && same_host(&own, &number);
 }
 
-/* How soon it is to be tried: global before link-local, loopback last; of each IPv4 before IPv6. */
+/* Orders addresses: global before link-local, loopback last; of each, IPv4 before IPv6. */
 static int turn_of(const union zr_address *a)
 {
     return (zr_address_is_loopback(a) ? 4 : is_link_local(a) ? 2 : 0) + (a->any.sa_family == AF_INET6);
@@ -158,7 +164,7 @@ static void sort_interfaces(struct zr_interfaces *c)
         }
 }
 
-/* Those of an interface that has better ones. */
+/* Drops the link-local addresses of an interface that has better ones. */
 static void drop_link_local(struct zr_interfaces *c)
 {
     int n = 0;
@@ -172,7 +178,7 @@ static void drop_link_local(struct zr_interfaces *c)
     c->n = n;
 }
 
-/* want "": all. */
+/* Lists the addresses that want names; "": all. */
 static int find(const char *want, struct zr_interfaces *out)
 {
     uv_interface_address_t *all;
@@ -286,7 +292,17 @@ int zr_address_bind(const union zr_address *at)
     return fd;
 }
 
-/* Connecting a datagram socket sends nothing, and chooses the address that it would be sent from. */
+int zr_address_bind_all(int port, union zr_address *at)
+{
+    int fd = -EAFNOSUPPORT;
+    for (int i = 0; i < 2 && (fd == -EAFNOSUPPORT || fd == -EADDRNOTAVAIL); i++) {
+        zr_address_parse(i ? "0.0.0.0" : "::", port, at);
+        fd = zr_address_bind(at);
+    }
+    return fd;
+}
+
+/* To connect a datagram socket sends nothing, and chooses the address from which it would send. */
 int zr_address_source(const union zr_address *to, union zr_address *from)
 {
     socklen_t n = sizeof *from;
@@ -302,4 +318,204 @@ int zr_address_source(const union zr_address *to, union zr_address *from)
     close(fd);
     zr_address_set_port(from, 0);
     return err;
+}
+
+/* --- as text, with ports --- */
+
+/* Reads a decimal number without zeros before it, from 1 to 65535. 0: it is none. */
+static int read_port(const char *text)
+{
+    int port = 0;
+    size_t n = strlen(text);
+    if (n < 1 || n > 5 || strspn(text, "0123456789") != n || text[0] == '0')
+        return 0;
+    for (size_t i = 0; i < n; i++)
+        port = port * 10 + (text[i] - '0');
+    return port <= 65535 ? port : 0;
+}
+
+bool zr_address_read(const char *text, size_t n, union zr_address *out)
+{
+    char copy[ZR_ADDRESS_CHARS], *host = copy;
+    if (n >= sizeof copy || memchr(text, 0, n))
+        return false;
+    memcpy(copy, text, n);
+    copy[n] = 0;
+    char *colon = strrchr(copy, ':');
+    int port = colon ? read_port(colon + 1) : 0;
+    if (!port || colon == copy || strchr(copy, '%'))
+        return false;
+    bool in_brackets = *copy == '[' && colon[-1] == ']';
+    *colon = 0;
+    if (in_brackets) {
+        host++;
+        colon[-1] = 0;
+    }
+    return zr_address_parse(host, port, out) && (out->any.sa_family == AF_INET6) == in_brackets;
+}
+
+void zr_address_list_print(const union zr_address *at, int n, char text[ZR_ADDRESS_LIST_CHARS])
+{
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 0; i < n; i++) {
+        char one[ZR_ADDRESS_CHARS];
+        zr_address_print(&at[i], one);
+        used += (size_t)snprintf(text + used, ZR_ADDRESS_LIST_CHARS - used, "%s%s", i ? " " : "", one);
+    }
+}
+
+int zr_address_list_read(const char *text, size_t n, union zr_address at[ZR_LOOKUP_MOST])
+{
+    int found = 0;
+    for (size_t from = 0; from < n || (n && from == n);) {
+        const char *space = memchr(text + from, ' ', n - from);
+        size_t length = space ? (size_t)(space - text) - from : n - from;
+        if (found == ZR_LOOKUP_MOST || !zr_address_read(text + from, length, &at[found++]))
+            return -1;
+        from += length + 1;
+    }
+    return found;
+}
+
+int zr_address_list_reaching(const struct zr_interfaces *mine, const union zr_address *bound, int most,
+                             union zr_address *at)
+{
+    const bool is_v6 = bound->any.sa_family == AF_INET6; /* which has the others with it */
+    int n = 0;
+    for (int i = 0; i < mine->n && n < most; i++) {
+        const union zr_address *one = &mine->of[i].address;
+        if (!zr_address_reaches_far(one) || (!is_v6 && one->any.sa_family != AF_INET))
+            continue;
+        at[n] = *one;
+        zr_address_set_port(&at[n++], zr_address_port(bound));
+    }
+    return n;
+}
+
+/* --- the addresses of a name --- */
+
+struct zr_lookup {
+    /* of the loop: the thread has ended */
+    uv_async_t ended;
+    struct zr_thread thread;
+    pthread_mutex_t lock;
+    /* with the lock: the loop and the thread; who is last frees it */
+    int n_holders;
+    /* with the lock: the handle is closed, or will be */
+    bool left;
+    /* with the lock: of the thread, when it ends */
+    struct zr_looked_up found;
+    void (*done)(void *arg, const struct zr_looked_up *found);
+    void *arg;
+    int port;
+    char host[256];
+};
+
+/* Called with the lock, which it releases. Whoever is last frees l. */
+static void drop_hold(struct zr_lookup *l)
+{
+    bool last = --l->n_holders == 0;
+    pthread_mutex_unlock(&l->lock);
+    if (!last)
+        return;
+    pthread_mutex_destroy(&l->lock);
+    free(l);
+}
+
+static void take_found(struct zr_looked_up *out, const struct addrinfo *all, int port)
+{
+    for (const struct addrinfo *a = all; a && out->n < ZR_LOOKUP_MOST; a = a->ai_next) {
+        if (a->ai_family != AF_INET && a->ai_family != AF_INET6)
+            continue;
+        memcpy(&out->at[out->n], a->ai_addr, a->ai_addrlen);
+        zr_address_set_port(&out->at[out->n++], port);
+    }
+    if (!out->n)
+        strcpy(out->why, "it has none that is an IPv4 or IPv6 address");
+}
+
+static void ask_resolver(void *arg)
+{
+    struct zr_lookup *l = arg;
+    /* Not AI_ADDRCONFIG, which hides ::1 where no other interface has IPv6. */
+    const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+    struct addrinfo *all = NULL;
+    struct zr_looked_up found = {.n = 0};
+    int err = getaddrinfo(l->host, NULL, &hints, &all);
+    if (err)
+        snprintf(found.why, sizeof found.why, "%s", err == EAI_SYSTEM ? strerror(errno) : gai_strerror(err));
+    else
+        take_found(&found, all, l->port);
+    if (!err)
+        freeaddrinfo(all);
+    pthread_mutex_lock(&l->lock);
+    l->found = found;
+    if (!l->left)
+        uv_async_send(&l->ended);
+    drop_hold(l);
+}
+
+static void lookup_closed(uv_handle_t *h)
+{
+    struct zr_lookup *l = h->data;
+    struct zr_looked_up found = {.why = "nobody waits for it"};
+    pthread_mutex_lock(&l->lock);
+    if (!l->left)
+        found = l->found;
+    void (*done)(void *arg, const struct zr_looked_up *found) = l->done;
+    void *owner = l->arg;
+    drop_hold(l);
+    done(owner, &found);
+}
+
+static void on_ended(uv_async_t *a)
+{
+    struct zr_lookup *l = a->data;
+    pthread_mutex_lock(&l->lock); /* the thread is done with the handle */
+    pthread_mutex_unlock(&l->lock);
+    if (!uv_is_closing((uv_handle_t *)a))
+        uv_close((uv_handle_t *)a, lookup_closed);
+}
+
+int zr_lookup_start(uv_loop_t *loop, const char *host, int port,
+                    void (*done)(void *arg, const struct zr_looked_up *found), void *arg,
+                    struct zr_lookup **out)
+{
+    struct zr_lookup *l = calloc(1, sizeof *l);
+    *out = NULL;
+    if (!l)
+        return zr_fail(ZR_ERR_NOMEM, "no memory to look up \"%.200s\"", host);
+    int err = uv_async_init(loop, &l->ended, on_ended);
+    if (err) {
+        free(l);
+        return zr_fail(ZR_ERR_SYSTEM,
+                       "cannot look up \"%.200s\": %s; use a name that this host knows, or an IP address",
+                       host, uv_strerror(err));
+    }
+    pthread_mutex_init(&l->lock, NULL);
+    l->ended.data = l;
+    l->n_holders = 2;
+    l->done = done;
+    l->arg = arg;
+    l->port = port;
+    snprintf(l->host, sizeof l->host, "%s", host);
+    *out = l;
+    if (zr_thread_start(&l->thread, "zero-lookup", ask_resolver, l) == 0) {
+        zr_thread_leave(&l->thread); /* l is here until its handle is closed */
+        return 0;
+    }
+    l->n_holders = 1;
+    snprintf(l->found.why, sizeof l->found.why, "%s", zr_error_text());
+    uv_close((uv_handle_t *)&l->ended, lookup_closed);
+    return 0;
+}
+
+void zr_lookup_leave(struct zr_lookup *l)
+{
+    pthread_mutex_lock(&l->lock);
+    l->left = true;
+    pthread_mutex_unlock(&l->lock);
+    if (!uv_is_closing((uv_handle_t *)&l->ended))
+        uv_close((uv_handle_t *)&l->ended, lookup_closed);
 }

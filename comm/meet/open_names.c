@@ -37,7 +37,8 @@ static void unlock_names(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* The parent's contexts are not the child's. Only what is safe in a signal handler is called. */
+/* Empties the list in a forked child: the parent's contexts are not the child's. Calls only what is safe
+ * in a signal handler. */
 static void empty_names(void)
 {
     for (struct zr_open_name *e = all; e; e = e->next)
@@ -203,16 +204,8 @@ void zr_open_name_await(struct zr_open_name *e, uv_async_t *async)
         return;
     pthread_mutex_lock(&lock);
     e->async = async;
-    pthread_mutex_unlock(&lock);
-}
-
-void zr_open_name_ignore(struct zr_open_name *e)
-{
-    if (!e)
-        return;
-    pthread_mutex_lock(&lock);
-    e->async = NULL;
-    drop_handed(e);
+    if (!async)
+        drop_handed(e);
     pthread_mutex_unlock(&lock);
 }
 

@@ -42,10 +42,9 @@ struct zr_handed {
     struct zr_hello hello;
 };
 
-/* Rank 0 awaits connections: async is sent for each that is handed to it. zr_open_name_ignore ends that, and
- * async may be closed afterwards. */
+/* Rank 0 awaits connections: async is sent for each that is handed to it. NULL ends that, and async may be
+ * closed afterwards. */
 void zr_open_name_await(struct zr_open_name *e, uv_async_t *async);
-void zr_open_name_ignore(struct zr_open_name *e);
 /* The next one that was handed over, to be freed with free; NULL: there is none. */
 struct zr_handed *zr_open_name_next(struct zr_open_name *e);
 /* Hands a copy of fd to the context of the same meeting point that has the name in hello. Returns false if no

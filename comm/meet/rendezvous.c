@@ -1,10 +1,160 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rendezvous.c: how ranks meet and part (see rendezvous.h and hub.h). */
+/* rendezvous.c: what callers of a rendezvous see: opening, exchanging, agreeing, detaching, closing.
+ *
+ * The blocking calls run the caller's loop until what they wait for is there, something failed or the time
+ * is over. Ranks other than 0 wait a little longer than rank 0, because rank 0 knows who is missing, and
+ * users should see its message. In an exchange every rank sends rank 0 its part, and rank 0 sends the
+ * result to all of them. */
 #include "comm/meet/hub.h"
+#include "comm/verdict.h"
+#include "kernels/log.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* --- waiting --- */
+
+enum { GRACE_MS = 1000, LOOK_MS = 100 };
+
+/* Writes for whom this rank waits, and has waited ms. The text is logged during the wait, unless the
+ * function returns false because another rank knows better. It is the failure when the time is over. */
+typedef bool say_wait(const struct zr_rendezvous *r, int64_t ms, char text[ZR_WAIT_CHARS]);
+
+static void on_deadline(uv_timer_t *t)
+{
+    struct zr_rendezvous *r = t->data;
+    r->late = true;
+}
+
+/* `late` is false now, and true in ms. */
+static void start_deadline(struct zr_rendezvous *r, int64_t ms)
+{
+    r->late = false;
+    uv_update_time(r->loop);
+    uv_timer_start(&r->deadline, on_deadline, ms > 0 ? (uint64_t)ms : 0, 0);
+}
+
+/* How much longer the others wait than rank 0, and how long rank 0 stays after a failure to tell those who
+ * come. It is at most a fourth of the time that ranks wait. */
+static int64_t stay_ms(const struct zr_rendezvous *r)
+{
+    return r->timeout_ms < 4 * GRACE_MS ? r->timeout_ms / 4 : GRACE_MS;
+}
+
+static void on_look(uv_timer_t *t)
+{
+    struct zr_rendezvous *r = t->data;
+    r->looks = true;
+}
+
+/* Returns whether a rank is here already. Only rank 0 knows that of others. */
+static bool is_not_missing(const struct zr_rendezvous *r, int rank)
+{
+    const struct zr_member *m = &r->members[rank];
+    return rank == r->w.rank || m->state != ZR_MEMBER_EMPTY;
+}
+
+/* A rank that has ended before it came here will not come. */
+static void look_for_ended(struct zr_rendezvous *r)
+{
+    const struct zr_waiting *w = r->w.waiting;
+    char how[128], text[256];
+    for (int i = 0; w->has_ended && i < r->w.world && !r->code; i++)
+        if (!is_not_missing(r, i) && w->has_ended(w->arg, i, how, sizeof how)) {
+            snprintf(text, sizeof text, "rank %d ended before it came to zero_wrap: %s", i, how);
+            zr_hub_fail_all(r, ZR_ERR_PEER, text);
+        }
+}
+
+/* Returns what bounded a wait of ms that is over, " (start_timeout_ms)"; "" for one that goes on. */
+static const char *limit_of(const struct zr_rendezvous *r, int64_t ms)
+{
+    return ms < r->timeout_ms ? "" : r->limit;
+}
+
+void zr_waiting_warn(const struct zr_waiting *w, const char *text, int64_t ms, const char *limit)
+{
+    zr_warn(w->log, "zero_wrap still waits: %s; it gives up after %lld ms%s", text, (long long)ms, limit);
+}
+
+/* Logs for whom this rank still waits. */
+static void remind(struct zr_rendezvous *r, say_wait *say)
+{
+    const struct zr_waiting *w = r->w.waiting;
+    char text[ZR_WAIT_CHARS];
+    int64_t now = zr_hub_now_ms(r);
+    r->looks = false;
+    if (r->phase == ZR_PHASE_MEET)
+        look_for_ended(r);
+    if (r->code || now - r->reminded_ms < w->remind_ms)
+        return;
+    r->reminded_ms = now;
+    if (say(r, now - r->wait_ms, text))
+        zr_waiting_warn(w, text, r->timeout_ms, r->limit);
+}
+
+static void start_looking(struct zr_rendezvous *r)
+{
+    const struct zr_waiting *w = r->w.waiting;
+    r->looks = false;
+    r->wait_ms = r->reminded_ms = zr_hub_now_ms(r);
+    if (w)
+        uv_timer_start(&r->look, on_look, LOOK_MS, LOOK_MS);
+}
+
+/* Runs the loop until done or failed, or until timeout_ms are over since from_ms. Returns the failure. */
+static int run_from(struct zr_rendezvous *r, int64_t from_ms, bool (*done)(const struct zr_rendezvous *r),
+                    say_wait *say)
+{
+    struct zr_sigpipe_hold hold;
+    char text[ZR_WAIT_CHARS];
+    zr_sigpipe_hold(&hold);
+    int64_t grace = r->w.rank == 0 ? 0 : stay_ms(r);
+    start_deadline(r, from_ms + r->timeout_ms + grace - zr_hub_now_ms(r));
+    start_looking(r);
+    while (!r->code && !done(r)) {
+        if (r->late) {
+            (void)say(r, r->timeout_ms, text);
+            zr_hub_fail(r, ZR_ERR_TIMEOUT, "%s", text);
+        } else if (r->looks) {
+            remind(r, say);
+        } else {
+            uv_run(r->loop, UV_RUN_ONCE);
+        }
+    }
+    uv_timer_stop(&r->deadline);
+    uv_timer_stop(&r->look);
+    zr_sigpipe_release(&hold);
+    /* A result that has arrived whole is returned, even if a rank failed just after it. The next call
+     * reports that. */
+    return done(r) ? 0 : zr_fail(r->code, "%s", r->text);
+}
+
+static int run_until(struct zr_rendezvous *r, bool (*done)(const struct zr_rendezvous *r), say_wait *say)
+{
+    return run_from(r, zr_hub_now_ms(r), done, say);
+}
+
+/* Writes "rank 2, rank 5" of the ranks that missing() names. Returns how many there are. */
+static int list_ranks(const struct zr_rendezvous *r, bool (*missing)(const struct zr_rendezvous *r, int rank),
+                      char *text, size_t n_text)
+{
+    int n = 0;
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 1; i < r->w.world; i++) {
+        if (!missing(r, i))
+            continue;
+        if (n < 8)
+            used += (size_t)snprintf(text + used, n_text - used, "%srank %d", n ? ", " : "", i);
+        else if (n == 8)
+            snprintf(text + used, n_text - used, ", ...");
+        n++;
+    }
+    return n;
+}
 
 int zr_rendezvous_rank(const struct zr_rendezvous *r)
 {
@@ -20,9 +170,7 @@ int zr_rendezvous_world(const struct zr_rendezvous *r)
 
 static bool has_not_come(const struct zr_rendezvous *r, int rank)
 {
-    const struct zr_member *member = &r->members[rank];
-    bool came = member->state != ZR_MEMBER_EMPTY || (r->is_tree && member->came);
-    return !came || member->is_missing;
+    return r->members[rank].state == ZR_MEMBER_EMPTY;
 }
 
 static bool say_who_has_not_come(const struct zr_rendezvous *r, int64_t ms, char text[ZR_WAIT_CHARS])
@@ -34,41 +182,31 @@ static bool say_who_has_not_come(const struct zr_rendezvous *r, int64_t ms, char
         snprintf(size, sizeof size, " (%s)", r->w.size_from);
     if (r->w.rank == 0) {
         char who[256], names[ZR_NAMES_CHARS];
-        int n = zr_hub_list_ranks(r, has_not_come, who, sizeof who);
+        int n = list_ranks(r, has_not_come, who, sizeof who);
         zr_hub_say_names(r, names);
         snprintf(text, ZR_WAIT_CHARS, "%d of %d ranks did not come to %s in %lld ms%s: %s%s%s%s%s%s", n,
-                 r->w.world, place, (long long)ms, zr_hub_limit(r, ms), who, size, names[0] ? "; " : "",
-                 names, because, r->trouble);
+                 r->w.world, place, (long long)ms, limit_of(r, ms), who, size, names[0] ? "; " : "", names,
+                 because, r->trouble);
         return n > 0;
     }
     zr_hub_say_self(r, self);
-    snprintf(text, ZR_WAIT_CHARS, "rank %d%s waited %lld ms%s for rank %d at %s%s%s%s%s", r->w.rank, self,
-             (long long)ms, zr_hub_limit(r, ms), r->goal, place, because, r->trouble, before,
-             r->trouble_before);
+    snprintf(text, ZR_WAIT_CHARS, "rank %d%s waited %lld ms%s for rank 0 at %s%s%s%s%s", r->w.rank, self,
+             (long long)ms, limit_of(r, ms), place, because, r->trouble, before, r->trouble_before);
     return !r->accepted;
-}
-
-bool zr_hub_all_came(const struct zr_rendezvous *r)
-{
-    for (int i = 1; i < r->w.world; i++)
-        if (r->w.rank == 0 ? has_not_come(r, i)
-                           : zr_hub_is_child(r, i) && r->members[i].state == ZR_MEMBER_EMPTY)
-            return false;
-    return true;
 }
 
 static bool all_here(const struct zr_rendezvous *r)
 {
-    return r->w.rank == 0 ? r->n_here == r->w.world : r->ready; /* n_here: with those below those below */
+    return r->w.rank == 0 ? r->n_here == r->w.world : r->ready;
 }
 
-/* Rank 0, or one with others below it, has failed. Ranks that connect a moment later are told why, so that
- * they do not look for it until their own time is over. */
+/* Rank 0 has failed. It tells ranks that connect a moment later why, so that they do not look for it until
+ * their own time is over. */
 static void stay_to_refuse(struct zr_rendezvous *r)
 {
     struct zr_sigpipe_hold hold;
     zr_sigpipe_hold(&hold);
-    zr_hub_start_deadline(r, zr_hub_stay_ms(r));
+    start_deadline(r, stay_ms(r));
     zr_hub_admit(r);
     while (!r->late && r->n_listening && !zr_hub_all_came(r))
         uv_run(r->loop, UV_RUN_ONCE);
@@ -79,10 +217,10 @@ static void stay_to_refuse(struct zr_rendezvous *r)
 static int meet_ranks(struct zr_rendezvous *r)
 {
     zr_hub_start(r);
-    int err = zr_hub_run_until(r, all_here, say_who_has_not_come);
+    int err = run_until(r, all_here, say_who_has_not_come);
     if (!err && r->w.rank == 0) {
         zr_hub_seal(r);
-        err = zr_hub_send_below(r, ZR_FRAME_READY, 0, NULL, 0);
+        err = zr_hub_send_all(r, ZR_FRAME_READY, 0, NULL, 0);
         zr_hub_all_here(r);
         if (err)
             zr_hub_fail_all(r, err, zr_error_text());
@@ -104,17 +242,14 @@ static int open_handles(struct zr_rendezvous *r)
     int err = uv_async_init(r->loop, &r->report, on_report);
     if (err)
         return zr_fail(ZR_ERR_SYSTEM, "rendezvous: uv_async_init: %s", uv_strerror(err));
-    uv_unref((uv_handle_t *)&r->report);
     r->report.data = r;
-    r->deadline.data = r->retry.data = r->patience.data = r->admit.data = r->answers.data = r->beat.data = r;
-    uv_timer_init(r->loop, &r->deadline); /* cannot fail */
-    uv_timer_init(r->loop, &r->retry);
-    uv_timer_init(r->loop, &r->patience);
-    uv_timer_init(r->loop, &r->admit);
-    uv_timer_init(r->loop, &r->answers);
-    uv_timer_init(r->loop, &r->look);
-    r->look.data = r;
-    uv_timer_init(r->loop, &r->beat);
+    uv_unref((uv_handle_t *)&r->report);
+    uv_timer_t *const timers[] = {&r->deadline, &r->retry, &r->patience, &r->admit,
+                                  &r->answers,  &r->look,  &r->beat};
+    for (size_t i = 0; i < sizeof timers / sizeof *timers; i++) {
+        uv_timer_init(r->loop, timers[i]); /* cannot fail */
+        timers[i]->data = r;
+    }
     uv_unref((uv_handle_t *)&r->beat);
     r->n_handles = 8;
     return 0;
@@ -125,7 +260,6 @@ static void free_tables(struct zr_rendezvous *r)
     for (int i = 0; i < r->w.world; i++) {
         free(r->members[i].given);
         free(r->members[i].how);
-        free(r->members[i].listens);
         free(r->members[i].last_heard);
         free(r->members[i].waits_as);
     }
@@ -163,7 +297,6 @@ int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeou
     r->w = *w;
     r->timeout_ms = timeout_ms;
     r->limit = w->waiting ? " (start_timeout_ms)" : "";
-    zr_hub_take_position(r);
     if (w->world == 1) {
         r->ready = true;
         *out = r;
@@ -188,6 +321,8 @@ int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeou
     *out = r;
     return 0;
 }
+
+/* --- what is known of other ranks --- */
 
 void zr_rendezvous_describe(struct zr_rendezvous *r,
                             void (*describe)(void *arg, int rank, char *text, size_t n_text), void *arg)
@@ -272,7 +407,7 @@ void zr_rendezvous_hosts(struct zr_rendezvous *r, const struct zr_topology *t)
 
 void zr_rendezvous_silence(struct zr_rendezvous *r, int64_t ms)
 {
-    r->timeout_ms = ms + (ms + 2) / 3; /* of which hub_beat.c waits three fourths */
+    r->timeout_ms = ms + (ms + 2) / 3; /* beat.c waits for three fourths */
 }
 
 void zr_rendezvous_limit(struct zr_rendezvous *r, int64_t timeout_ms)
@@ -330,13 +465,7 @@ void zr_rendezvous_detach(struct zr_rendezvous *r, void (*on_lost)(void *arg, in
 void zr_rendezvous_report(struct zr_rendezvous *r, int code, const char *text)
 {
     zr_fork_last_failure(&r->last_failure, code, text);
-    uv_mutex_lock(&r->report_lock);
-    if (r->may_report && !r->report_code) {
-        snprintf(r->report_text, sizeof r->report_text, "%s", text);
-        r->report_code = code;
-        uv_async_send(&r->report); /* with the lock: the handle is not closed meanwhile */
-    }
-    uv_mutex_unlock(&r->report_lock);
+    (void)zr_hub_put_report(r, &r->reported, code, text);
 }
 
 void zr_rendezvous_close(struct zr_rendezvous *r)
@@ -355,4 +484,250 @@ void zr_rendezvous_free(struct zr_rendezvous *r)
         uv_run(r->loop, UV_RUN_ONCE);
     zr_sigpipe_release(&hold);
     free_tables(r);
+}
+
+enum { MOST_EXCHANGE_BYTES = 1 << 30 };
+
+/* --- exchanging --- */
+
+static bool has_not_given(const struct zr_rendezvous *r, int rank)
+{
+    return !r->members[rank].gave;
+}
+
+static bool say_who_has_not_given(const struct zr_rendezvous *r, int64_t ms, char text[ZR_WAIT_CHARS])
+{
+    if (r->w.rank == 0) {
+        char who[256];
+        int n = list_ranks(r, has_not_given, who, sizeof who);
+        snprintf(text, ZR_WAIT_CHARS, "exchange: %d of %d ranks did not come in %lld ms%s: %s", n, r->w.world,
+                 (long long)ms, limit_of(r, ms), who);
+        return n > 0;
+    }
+    snprintf(text, ZR_WAIT_CHARS, "exchange: rank %d waited %lld ms%s for rank 0", r->w.rank, (long long)ms,
+             limit_of(r, ms));
+    return false;
+}
+
+static bool all_given(const struct zr_rendezvous *r)
+{
+    for (int i = 1; i < r->w.world; i++)
+        if (!r->members[i].gave)
+            return false;
+    return true;
+}
+
+static bool has_all(const struct zr_rendezvous *r)
+{
+    return r->all != NULL;
+}
+
+static bool all_sent(const struct zr_rendezvous *r)
+{
+    for (int i = 1; i < r->w.world; i++)
+        if (r->members[i].state == ZR_MEMBER_HERE && r->members[i].link &&
+            uv_stream_get_write_queue_size((const uv_stream_t *)&r->members[i].link->tcp) > 0)
+            return false;
+    return true;
+}
+
+static bool say_who_does_not_take(const struct zr_rendezvous *r, int64_t ms, char text[ZR_WAIT_CHARS])
+{
+    snprintf(text, ZR_WAIT_CHARS, "exchange: a rank did not take the result in %lld ms%s", (long long)ms,
+             limit_of(r, ms));
+    return true;
+}
+
+/* Rank 0 waits for what the others send. It is then ready for the next exchange: a fast rank may send its
+ * part of that while a slow one still reads. */
+static int gather(struct zr_rendezvous *r)
+{
+    int err = r->code ? r->code : run_from(r, r->exchange_ms, all_given, say_who_has_not_given);
+    for (int i = 1; i < r->w.world && !err; i++) {
+        const struct zr_member *member = &r->members[i];
+        if (member->gave != r->exchange_of ||
+            (member->gave == ZR_FRAME_GIVE && member->n_given != zr_hub_expected(r, i)))
+            err = zr_hub_differ(r, i, member->gave, member->n_given);
+    }
+    zr_hub_expect(r, r->exchange_of, 0);
+    return err;
+}
+
+/* Another rank sends rank 0 its part, and waits for what rank 0 makes of all. */
+static int await_result(struct zr_rendezvous *r, int32_t about, const void *mine, size_t n)
+{
+    int err = zr_hub_send(r, 0, r->exchange_of, about, mine, n);
+    if (err)
+        return zr_hub_fail_all(r, err, zr_error_text());
+    err = run_from(r, r->exchange_ms, has_all, say_who_has_not_given);
+    zr_hub_expect(r, r->exchange_of, 0);
+    return err;
+}
+
+static void forget_given(struct zr_member *member)
+{
+    free(member->given);
+    member->given = NULL;
+    member->gave = 0;
+}
+
+/* Writes what does not fit into the sockets' buffers, because the loop may not be run again for a while. A
+ * rank that has the result may leave meanwhile, which is no failure of this exchange. */
+static int send_to_the_end(struct zr_rendezvous *r)
+{
+    r->phase = ZR_PHASE_IDLE;
+    return all_sent(r) ? 0 : run_until(r, all_sent, say_who_does_not_take);
+}
+
+static void forget_result(struct zr_rendezvous *r)
+{
+    free(r->all);
+    r->all = NULL;
+    r->n_all = 0;
+}
+
+/* Rank 0 sends all others the result. */
+static int send_result(struct zr_rendezvous *r, enum zr_frame_type type, int32_t about, const void *all,
+                       size_t n)
+{
+    int err = zr_hub_send_all(r, type, about, all, n);
+    return err ? zr_hub_fail_all(r, err, zr_error_text()) : send_to_the_end(r);
+}
+
+static int exchange_as_first(struct zr_rendezvous *r, const void *mine, size_t n, char *all)
+{
+    zr_hub_expect(r, ZR_FRAME_GIVE, n);
+    int err = gather(r);
+    for (int i = 0; i < r->w.world; i++) {
+        if (!err)
+            memcpy(all + (size_t)i * n, i ? r->members[i].given : mine, n);
+        forget_given(&r->members[i]);
+    }
+    if (!err)
+        err = send_result(r, ZR_FRAME_ALL, 0, all, n * (size_t)r->w.world);
+    return err ? zr_fail(r->code, "%s", r->text) : 0;
+}
+
+static int exchange_as_other(struct zr_rendezvous *r, const void *mine, size_t n, char *all)
+{
+    zr_hub_expect(r, ZR_FRAME_GIVE, n);
+    int err = await_result(r, 0, mine, n);
+    if (!err && r->n_all != n * (size_t)r->w.world)
+        err = zr_hub_fail(r, ZR_ERR_MISMATCH,
+                          "exchange: rank 0 returns %zu bytes for %d ranks, rank %d gives %zu each", r->n_all,
+                          r->w.world, r->w.rank, n);
+    if (!err)
+        memcpy(all, r->all, r->n_all);
+    forget_result(r);
+    return err ? zr_fail(r->code, "%s", r->text) : 0;
+}
+
+/* Begins an exchange, if that is possible now. */
+static int begin_exchange(struct zr_rendezvous *r)
+{
+    if (r->detached || r->closing)
+        return zr_fail(ZR_ERR_ORDER, "exchange: the rendezvous is %s", r->closing ? "closed" : "detached");
+    if (r->w.world > 1 && (r->code || zr_hub_check(r)))
+        return zr_fail(r->code, "%s", r->text);
+    if (r->w.world == 1)
+        return 0;
+    r->phase = ZR_PHASE_EXCHANGE;
+    r->exchange_ms = zr_hub_now_ms(r);
+    return 0;
+}
+
+int zr_rendezvous_exchange(struct zr_rendezvous *r, const void *mine, size_t n, void *all)
+{
+    if (n == 0 || n > MOST_EXCHANGE_BYTES / (size_t)r->w.world)
+        return zr_fail(ZR_ERR_ARG,
+                       "exchange: %zu bytes from each of %d ranks: 1 to %d bytes in all are allowed", n,
+                       r->w.world, MOST_EXCHANGE_BYTES);
+    int err = begin_exchange(r);
+    if (err)
+        return err;
+    if (r->w.world == 1)
+        memcpy(all, mine, n);
+    else
+        err = r->w.rank == 0 ? exchange_as_first(r, mine, n, all) : exchange_as_other(r, mine, n, all);
+    r->phase = ZR_PHASE_IDLE;
+    return err;
+}
+
+/* --- how it went --- */
+
+/* The rank that failed and its message, as a VERDICT carries them, up to the end of the text. */
+struct said {
+    int32_t rank;
+    char text[ZR_ERROR_BYTES];
+};
+
+static size_t said_bytes(const struct said *s)
+{
+    return offsetof(struct said, text) + strlen(s->text);
+}
+
+/* Reads what another rank sent. */
+static int32_t read_verdict(const char *payload, size_t n, int32_t code, struct said *s)
+{
+    memset(s, 0, sizeof *s);
+    memcpy(s, payload, n < sizeof *s ? n : sizeof *s - 1);
+    return zr_verdict_code(code);
+}
+
+/* Rank 0 takes the failure of the lowest rank that failed. */
+static int gather_verdicts(struct zr_rendezvous *r, int32_t *code, struct said *s)
+{
+    struct said other = {.rank = -1};
+    int err = gather(r);
+    for (int i = 1; i < r->w.world; i++) {
+        struct zr_member *member = &r->members[i];
+        int32_t its = err ? 0 : read_verdict(member->given, member->n_given, member->given_about, &other);
+        if (zr_verdict_rather(*code, its)) {
+            *code = its;
+            *s = other;
+        }
+        forget_given(member);
+    }
+    return err;
+}
+
+static int agree_as_first(struct zr_rendezvous *r, int32_t *code, struct said *s)
+{
+    zr_hub_expect(r, ZR_FRAME_VERDICT, sizeof *s);
+    int err = gather_verdicts(r, code, s);
+    return err ? err : send_result(r, ZR_FRAME_VERDICT, *code, s, said_bytes(s));
+}
+
+static int agree_as_other(struct zr_rendezvous *r, int32_t *code, struct said *s)
+{
+    zr_hub_expect(r, ZR_FRAME_VERDICT, sizeof *s);
+    int err = await_result(r, *code, s, said_bytes(s));
+    if (!err)
+        *code = read_verdict(r->all, r->n_all, r->all_about, s);
+    forget_result(r);
+    return err;
+}
+
+static int take_verdict(struct zr_rendezvous *r, int32_t *code, struct said *s)
+{
+    int err = r->w.rank == 0 ? agree_as_first(r, code, s) : agree_as_other(r, code, s);
+    return err ? zr_fail(r->code, "%s", r->text) : 0;
+}
+
+int zr_rendezvous_agree(struct zr_rendezvous *r, int err)
+{
+    struct zr_kept own;
+    struct said s = {.rank = r->w.rank};
+    int32_t code = zr_keep(&own, err);
+    if (err)
+        memcpy(s.text, own.text, sizeof s.text);
+    int met = begin_exchange(r);
+    if (!met && r->w.world > 1)
+        met = take_verdict(r, &code, &s);
+    r->phase = ZR_PHASE_IDLE;
+    if (err && (met || s.rank == r->w.rank))
+        return zr_say_again(&own);
+    if (met)
+        return met;
+    return code ? zr_fail(code, "rank %d: %s", s.rank, s.text) : 0;
 }

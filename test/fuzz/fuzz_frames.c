@@ -2,8 +2,8 @@
 /* fuzz_frames.c: parses arbitrary bytes as what another process sends to a rendezvous. The first byte decides
  * in which pieces they arrive; the frames must not depend on this. Handshakes are tried again with the right
  * proof, to get past its check. Without it they must be refused. */
-#include "comm/meet/address_list.h"
 #include "comm/meet/handshake.h"
+#include "comm/meet/net_address.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -44,8 +44,8 @@ static void try_answer(const struct zr_frame *f, char *payload)
     demand(zr_shake_answer(&world, &s, f, payload, &text));
 }
 
-/* The list of addresses at which a rank listens. Printing and reading it again must give the same
- * addresses. */
+/* A list of addresses, as rank 0 sends it over a communicator. Printing and reading it again must give the
+ * same addresses. */
 static void try_list(const struct zr_frame *f, const char *payload)
 {
     union zr_address at[ZR_LOOKUP_MOST], again[ZR_LOOKUP_MOST];

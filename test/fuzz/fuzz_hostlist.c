@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* fuzz_hostlist.c: parses arbitrary bytes as a list of hosts in Slurm's format. A slow expander, which builds
  * every name, must accept the same lists and find the same names. */
-#include "comm/meet/hostlist.h"
+#include "comm/meet/meeting_point.h"
 
 #include <stdbool.h>
 #include <stdio.h>

@@ -216,12 +216,7 @@ static int check_host(uv_loop_t *loop, const struct zr_world *w)
 static int open_meeting(const struct zr_run_options *o, uv_loop_t *loop, struct zr_run_nodes *n,
                         struct card *all)
 {
-    /* Node 0 is linked with all: a node that goes takes no other with it. */
-    struct zr_world w = {.rank = o->node,
-                         .world = o->n_nodes,
-                         .local_rank = o->node,
-                         .fan_out = o->n_nodes,
-                         .tells_late = true};
+    struct zr_world w = {.rank = o->node, .world = o->n_nodes, .local_rank = o->node, .tells_late = true};
     struct card own = own_card(o);
     snprintf(w.host, sizeof w.host, "%s", o->meet_host);
     snprintf(w.file, sizeof w.file, "%s", o->meet_file);

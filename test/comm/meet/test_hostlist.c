@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_hostlist.c: tests lists of hosts in Slurm's form: the first name, the number of hosts, and the
  * character at which a malformed list is refused. */
-#include "comm/meet/hostlist.h"
+#include "comm/meet/meeting_point.h"
 #include "test/cmocka.h"
 
 #include <stdio.h>

@@ -231,6 +231,12 @@ class Output(unittest.TestCase):
             self.assertRegex(r.stderr, r'zero-run: standard output: File too large: .* 512 bytes \(RLIMIT_FSIZE, ulimit -f\); ending 1 ')
             self.assertEqual((r.returncode, os.fstat(f.fileno()).st_size), (1, 512))
 
+    def test_limit_on_descriptors(self):
+        # Ranks may have as many as the hard limit allows, and at most 65536.
+        r = subprocess.run(['sh', '-c', 'ulimit -Sn 200; ulimit -Hn 2000; exec "$@"', 'sh', ZERO_RUN, '-n', '1', 'sh', '-c', 'ulimit -n'],
+                           capture_output=True, text=True, timeout=LIMIT)
+        self.assertEqual((r.returncode, r.stdout, r.stderr), (0, '[0] 2000\n', ''))
+
     def test_empty_lines_and_bytes(self):
         r = subprocess.run([ZERO_RUN, '-n', '1', 'sh', '-c', r'printf "\n\na\000b\377\r\n"'], capture_output=True,
                            timeout=LIMIT)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hub_reach.c: how a rank reaches rank 0: finds its address, connects, and makes sure that it is rank 0 of
- * this job before it believes a word (handshake.h).
+/* reach.c: how a rank reaches rank 0. It finds the address, connects, and believes nothing until the other
+ * side has proved to be rank 0 of this job (handshake.h).
  *
- * Whatever else listens there may be gone in a moment, so that is no failure: the rank tries again until its
- * time is over. Only where somebody who speaks the protocol refuses it for seconds does it give up earlier,
- * for that will be another job, or the key is not the same. */
+ * Whatever else listens there may be gone in a moment, so that is no failure. The rank tries again until
+ * its time is over. It gives up earlier only if somebody who speaks the protocol refuses it for seconds:
+ * that is another job, or one with another key. */
 #include "comm/meet/hub.h"
 #include "kernels/limits.h"
 
@@ -13,7 +13,6 @@
 
 enum {
     RETRY_MS = 20,
-    LATEST_RETRY_MS = 500,
     REFUSED_RETRY_MS = 200,
     REFUSED_MS = 3000, /* longer than another program's port may be held for a moment */
     SILENT_MS = 5000,  /* for rank 0 to ask who we are */
@@ -27,33 +26,27 @@ static void connect_again(uv_timer_t *t)
     struct zr_rendezvous *r = t->data;
     if (++r->to_now < r->n_to)
         zr_hub_connect(r);
-    else if (r->w.rank == 0) /* by a file that it has found (hub_file.c) */
+    else if (r->w.rank == 0) /* by a file that it has found (find.c) */
         zr_hub_no_first(r);
     else
         zr_hub_find(r);
 }
 
-void zr_hub_retry_in(struct zr_rendezvous *r, int ms)
+static void retry_in(struct zr_rendezvous *r, int ms)
 {
     if (!r->code && !r->closing)
         uv_timer_start(&r->retry, connect_again, (uint64_t)ms, 0);
 }
 
-int zr_hub_again_ms(struct zr_rendezvous *r)
-{
-    int64_t ms = (zr_hub_now_ms(r) - r->started_ms) / 16;
-    return ms < RETRY_MS ? RETRY_MS : ms > LATEST_RETRY_MS ? LATEST_RETRY_MS : (int)ms;
-}
-
 void zr_hub_retry(struct zr_rendezvous *r)
 {
-    zr_hub_retry_in(r, RETRY_MS);
+    retry_in(r, RETRY_MS);
 }
 
-void zr_hub_leave_place(struct zr_rendezvous *r, struct zr_link *l)
+static void leave_place(struct zr_rendezvous *r, struct zr_link *l)
 {
-    if (r->members[r->goal].link == l)
-        r->members[r->goal].link = NULL;
+    if (r->members[0].link == l)
+        r->members[0].link = NULL;
     l->rank = -1;
     zr_link_drop(l);
 }
@@ -74,19 +67,18 @@ static void give_address_up(struct zr_rendezvous *r, struct zr_link *l, int stat
     if (r->n_to > 1)
         zr_address_print_host(to, which);
     if (status == UV_ECONNREFUSED)
-        snprintf(gone, sizeof gone, ": rank %d has not started, or has given up and left%s", r->goal,
+        snprintf(gone, sizeof gone, ": rank 0 has not started, or has given up and left%s",
                  zr_address_is_loopback(to)
                      ? ", or is on another host: a loopback address leads to this host only"
-                 : r->goal ? ""
-                           : ", or listens on another interface (ZERO_INTERFACE) only");
+                     : ", or listens on another interface (ZERO_INTERFACE) only");
     if (r->to_now == r->refused_at)
         r->refused_ms = 0;
     if (no_way && !zr_address_is_loopback(to) && !zr_hub_has_family(r, to->any.sa_family))
         zr_hub_note(r, ZR_TROUBLE_NOBODY,
-                    "%s%s%s: %s%s has no IPv%d address to connect from: %s IPv%d address, or give this host "
-                    "an IPv%d address",
+                    "%s%s%s: %s%s has no IPv%d address to connect from: give rank 0's IPv%d address, or give "
+                    "this host an IPv%d address",
                     which, colon, uv_strerror(status), *asked ? "interface " : "this host", asked, version,
-                    r->goal ? "give the other host an" : "give rank 0's", 10 - version, version);
+                    10 - version, version);
     else if (status == UV_EINVAL && *asked)
         zr_hub_note(r, ZR_TROUBLE_NOBODY, "%s%s%s: interface %s does not lead there", which, colon,
                     uv_strerror(status), asked);
@@ -126,12 +118,12 @@ void zr_hub_on_connect(struct zr_link *l, int status)
     if (r->w.rank == 0) /* which has no link to itself */
         return;
     zr_hub_note(r, ZR_TROUBLE_SILENT, "the other side accepted the connection but does not answer");
-    l->rank = r->goal;
-    r->members[r->goal].link = l;
+    l->rank = 0;
+    r->members[0].link = l;
 }
 
-/* A connection that nobody takes or refuses: packets are lost, or the host is down. Begun anew it is not for
- * the system to say when the next packet goes out. */
+/* Nobody takes or refuses the connection: packets are lost, or the host is down. A new attempt sends its
+ * packets at once, where the old one would wait for the system's next retry. */
 static void give_up_connecting(struct zr_rendezvous *r)
 {
     struct zr_link *l = r->links;
@@ -144,7 +136,7 @@ static void give_up_connecting(struct zr_rendezvous *r)
 
 void zr_hub_give_up_slow(struct zr_rendezvous *r)
 {
-    struct zr_link *l = r->members[r->goal].link;
+    struct zr_link *l = r->members[0].link;
     if (r->accepted)
         return;
     if (!l)
@@ -152,17 +144,17 @@ void zr_hub_give_up_slow(struct zr_rendezvous *r)
     bool asked = l && l->shake.world;
     if (!l || r->accepted || l->finishing || zr_hub_now_ms(r) - l->since_ms < (asked ? ANSWER_MS : SILENT_MS))
         return;
-    zr_hub_leave_place(r, l);
+    leave_place(r, l);
     zr_hub_retry(r);
 }
 
 /* --- who is it? --- */
 
-/* Not rank 0 of this job, at the moment. */
+/* It is not rank 0 of this job, at the moment. */
 static void is_another(struct zr_rendezvous *r, struct zr_link *l, enum zr_trouble trouble, const char *text)
 {
     zr_hub_note(r, trouble, "%s", text);
-    zr_hub_leave_place(r, l);
+    leave_place(r, l);
     if (trouble != ZR_TROUBLE_REFUSED) {
         if (r->to_now == r->refused_at)
             r->refused_ms = 0;
@@ -179,10 +171,9 @@ static void is_another(struct zr_rendezvous *r, struct zr_link *l, enum zr_troub
     if (now - r->refused_ms > patience && !may_be_elsewhere) {
         char place[ZR_PLACE_CHARS];
         zr_hub_say_place(r, place);
-        zr_hub_fail(r, ZR_ERR_MISMATCH, "rank %d looked for rank %d at %s: %s", r->w.rank, r->goal, place,
-                    text);
+        zr_hub_fail(r, ZR_ERR_MISMATCH, "rank %d looked for rank 0 at %s: %s", r->w.rank, place, text);
     }
-    zr_hub_retry_in(r, REFUSED_RETRY_MS);
+    retry_in(r, REFUSED_RETRY_MS);
 }
 
 static void on_challenge(struct zr_rendezvous *r, struct zr_link *l, const char *nonce)
@@ -210,34 +201,26 @@ static void on_challenge(struct zr_rendezvous *r, struct zr_link *l, const char 
 static void come_again(struct zr_rendezvous *r, struct zr_link *l, const char *text)
 {
     zr_hub_note(r, ZR_TROUBLE_NAME, "%s", text);
-    zr_hub_leave_place(r, l);
+    leave_place(r, l);
     r->refused_ms = 0;
     if (r->w.rank == 0) {
         zr_hub_write_file_later(r);
         return;
     }
-    zr_hub_retry_in(r, zr_hub_again_ms(r));
+    retry_in(r, zr_hub_again_ms(r));
 }
 
-/* What is at the goal is what it should be. */
-static void accept_goal(struct zr_rendezvous *r, struct zr_link *l)
+/* It is rank 0 of this job, and has let this rank in. */
+static void accept_rank_0(struct zr_rendezvous *r, struct zr_link *l)
 {
-    l->asks = r->goal != r->tree.parent;
-    if (l->asks || (r->is_tree && r->goal == 0))
-        zr_hub_say_listens(r, l);
-    if (l->asks)
-        return;
     r->accepted = true;
-    r->members[r->goal].state = ZR_MEMBER_HERE;
+    r->members[0].state = ZR_MEMBER_HERE;
     zr_link_allow(l, ZR_FRAME_SMALL_BYTES);
     zr_hub_keep(r, l);
-    if (!r->tree.n_children)
-        uv_timer_stop(&r->patience);
+    uv_timer_stop(&r->patience);
     zr_hub_note(r, ZR_TROUBLE_WAIT, "it waits for other ranks");
     if (r->code) /* while nobody could be told */
-        (void)zr_hub_send_above(r, ZR_FRAME_FAIL, r->code, r->text, strlen(r->text));
-    zr_hub_say_joined(r);
-    zr_hub_admit(r);
+        (void)zr_hub_send(r, 0, ZR_FRAME_FAIL, r->code, r->text, strlen(r->text));
 }
 
 void zr_hub_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f, const char *payload)
@@ -245,9 +228,7 @@ void zr_hub_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_f
     const char *text;
     char why[256];
     bool asked = l->shake.world;
-    if (l->asks) {
-        zr_hub_on_above(r, l, f, payload);
-    } else if (f->version != ZR_FRAME_VERSION) {
+    if (f->version != ZR_FRAME_VERSION) {
         snprintf(
             why, sizeof why,
             "it speaks version %u of the protocol, this rank version %d: all ranks need the same libzero",
@@ -256,7 +237,7 @@ void zr_hub_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_f
     } else if (f->type == ZR_FRAME_CHALLENGE && !asked && f->n_bytes == ZR_NONCE_BYTES) {
         on_challenge(r, l, payload);
     } else if (asked && zr_shake_answer(&r->w, &l->shake, f, payload, &text)) {
-        if (f->rank != r->goal) { /* an address may stand for something else on this host */
+        if (f->rank != 0) { /* an address may stand for something else on this host */
             snprintf(why, sizeof why, "it is rank %d of this job", f->rank);
             is_another(r, l, ZR_TROUBLE_STRANGE, why);
             return;
@@ -271,10 +252,10 @@ void zr_hub_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_f
                 zr_hub_fail(r, ZR_ERR_MISMATCH,
                             "another rank 0 of this job is already there, on \"%s\" (%s): %s", r->file.host,
                             text, ZR_HUB_TWO_JOBS);
-            zr_hub_fail(r, f->about < 0 ? f->about : ZR_ERR_MISMATCH, "rank %d refused: %s", r->goal, text);
+            zr_hub_fail(r, f->about < 0 ? f->about : ZR_ERR_MISMATCH, "rank 0 refused: %s", text);
             return;
         }
-        accept_goal(r, l);
+        accept_rank_0(r, l);
     } else if (asked && (f->type == ZR_FRAME_REFUSE || f->type == ZR_FRAME_ACCEPT)) {
         snprintf(why, sizeof why,
                  "%s of another job, or one with another key: %s must be the same on all ranks",

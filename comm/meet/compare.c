@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hub_calls.c: ranks compare what their programs called, where no memory that they share tells (see
- * rendezvous.h).
+/* compare.c: ranks compare what their programs called, if they share no memory that tells (see
+ * zr_rendezvous_compare).
  *
- * A rank that has met what may come of calls that differ sends its latest calls and what it met to rank 0,
- * which asks the others for theirs. When all are there, or have had their time, rank 0 looks for the first
- * call that is not the same, and that is the failure of all: each rank hears of it as of any other. What a
- * rank has told rank 0 before its calls arrives before them, so a failure that explains what was met comes
- * first. */
+ * A rank that has met a failure which different calls may explain sends its latest calls, and that
+ * failure, to rank 0. Rank 0 asks the others for their calls. When all are there, or have had their time,
+ * it looks for the first call that is not the same. That is the failure of all ranks, which hear of it as
+ * of any other. What a rank has told rank 0 before its calls arrives before them, so a failure that
+ * explains everything comes first. */
 #include "comm/meet/hub.h"
 
 #include <stdio.h>
@@ -15,14 +15,14 @@
 
 enum { ANSWER_MS = 5000 };
 
-/* How long rank 0 waits for answers: half as long as ranks wait for each other, so that whoever asked still
- * waits for it. */
+/* How long rank 0 waits for answers: half as long as ranks wait for each other, so that whoever asked is
+ * still waiting. */
 static uint64_t answer_ms(const struct zr_rendezvous *r)
 {
     return (uint64_t)(r->timeout_ms / 2 < ANSWER_MS ? r->timeout_ms / 2 : ANSWER_MS);
 }
 
-/* What a CALLS frame carries: of a rank that asks for a comparison with what it met behind it, as text. */
+/* A CALLS frame carries calls. A rank that asks for a comparison puts the text of its failure behind them. */
 _Static_assert(sizeof(struct zr_called_copy) + ZR_FRAME_TEXT_BYTES <= ZR_FRAME_SMALL_BYTES,
                "a rank may send its calls at any time");
 
@@ -33,15 +33,7 @@ void zr_rendezvous_called(struct zr_rendezvous *r, const struct zr_called *c)
 
 bool zr_rendezvous_compare(struct zr_rendezvous *r, int code, const char *text)
 {
-    uv_mutex_lock(&r->report_lock);
-    bool will = r->may_report;
-    if (will && !r->doubt_code) {
-        snprintf(r->doubt_text, sizeof r->doubt_text, "%s", text);
-        r->doubt_code = code;
-        uv_async_send(&r->report);
-    }
-    uv_mutex_unlock(&r->report_lock);
-    return will;
+    return zr_hub_put_report(r, &r->doubted, code, text);
 }
 
 /* ---- rank 0 looks at all of them ---- */
@@ -56,7 +48,7 @@ static uint64_t n_calls(const struct zr_rendezvous *r, int rank)
     return atomic_load(&member_calls(r, rank)->n);
 }
 
-/* Of the ranks that answered, the first with the most calls, or with the fewest. */
+/* Finds the first rank with the most calls, or with the fewest, among those that answered. */
 static int furthest(const struct zr_rendezvous *r, bool most)
 {
     int best = 0;
@@ -67,7 +59,8 @@ static int furthest(const struct zr_rendezvous *r, bool most)
     return best;
 }
 
-/* The rank with the most calls has made all that two others can differ in, so one of them differs from it. */
+/* Compares every rank with the one that has the most calls. That one has made every call in which two
+ * others can differ, so one of them differs from it. */
 static bool find_difference(const struct zr_rendezvous *r, char text[ZR_CALLED_BOTH_CHARS])
 {
     int of = furthest(r, true);
@@ -99,7 +92,7 @@ static void report_place(const struct zr_rendezvous *r, int rank, char *text, si
         snprintf(text, n_text, "no call");
 }
 
-/* Which rank is behind, where all calls that were made are the same. */
+/* Writes which rank is behind, if all calls that were made are the same. */
 static void report_behind(const struct zr_rendezvous *r, char *text, size_t n_text)
 {
     int ahead = furthest(r, true), behind = furthest(r, false);
@@ -182,7 +175,7 @@ static bool all_answered(const struct zr_rendezvous *r)
     return true;
 }
 
-/* Rank 0: a rank, or this one, has met what calls that differ may explain. */
+/* Rank 0: a rank, or this one, has met a failure that different calls may explain. */
 static void begin_comparison(struct zr_rendezvous *r, int rank, int code, const char *text)
 {
     struct zr_comparison *c = &r->comparison;
@@ -193,15 +186,15 @@ static void begin_comparison(struct zr_rendezvous *r, int rank, int code, const 
     c->code = code < 0 ? code : ZR_ERR_FAILED;
     snprintf(c->text, sizeof c->text, "%s", text);
     for (int i = 1; i < r->w.world; i++)
-        if (r->is_tree ? zr_hub_is_child(r, i) : !r->members[i].calls) /* who is below it is asked by it */
-            zr_hub_send_about(r, i, ZR_FRAME_ASK_CALLS, 0, NULL, 0);
+        if (!r->members[i].calls)
+            zr_hub_send(r, i, ZR_FRAME_ASK_CALLS, 0, NULL, 0);
     uv_update_time(r->loop);
     uv_timer_start(&r->answers, on_answers_late, answer_ms(r), 0);
 }
 
 /* ---- what ranks send each other ---- */
 
-/* code 0: only an answer. */
+/* Sends this rank's calls to rank 0. code 0: it is only an answer. */
 static void send_calls(struct zr_rendezvous *r, int code, const char *text)
 {
     size_t n_text = strlen(text);
@@ -210,25 +203,21 @@ static void send_calls(struct zr_rendezvous *r, int code, const char *text)
         return; /* the rank that asked waits until its own time is over */
     zr_called_copy(&r->calls, copy);
     memcpy(copy + 1, text, n_text);
-    zr_hub_send_about(r, 0, ZR_FRAME_CALLS, code, copy, sizeof *copy + n_text);
+    zr_hub_send(r, 0, ZR_FRAME_CALLS, code, copy, sizeof *copy + n_text);
     free(copy);
 }
 
 void zr_hub_compare(struct zr_rendezvous *r)
 {
-    char text[sizeof r->doubt_text];
-    uv_mutex_lock(&r->report_lock);
-    int code = r->doubt_code;
-    memcpy(text, r->doubt_text, sizeof text);
-    uv_mutex_unlock(&r->report_lock);
-    if (!code || r->doubt_sent || r->code || r->closing)
+    const struct zr_reported n = zr_hub_take_report(r, &r->doubted);
+    if (!n.code || r->has_doubted || r->code || r->closing)
         return;
-    r->doubt_sent = true;
+    r->has_doubted = true;
     if (r->w.rank != 0) {
-        send_calls(r, code, text);
+        send_calls(r, n.code, n.text);
         return;
     }
-    begin_comparison(r, 0, code, text);
+    begin_comparison(r, 0, n.code, n.text);
     if (r->comparison.begun && all_answered(r))
         decide(r);
 }

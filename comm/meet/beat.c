@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hub_beat.c: beats between hosts, by which a network that is cut without a word is found.
+/* beat.c: beats between hosts, by which ranks find a network that is cut without notice.
  *
  * A host that crashes, is stopped or is cut off closes no connection. So from the detach on both ends of a
- * link between hosts send a small frame every so often, and an end that has heard nothing at all for
- * three fourths of the time that ranks wait for each other takes the other one for lost, before what waits
- * for it gives up without knowing why. TCP needs most of a second to go on after one without packets, and
- * twice the time after twice of it, which is within that. Ranks of one host see each other's end at once and
- * need none.
+ * link between hosts send a small frame at intervals. An end that has heard nothing for three fourths of
+ * the time that ranks wait for each other takes the other end for lost. That is before its own waits end
+ * without a reason. After an outage of one second TCP needs most of another second to go on, and after two
+ * seconds two, which is within that time. Ranks of one host see each other's end at once and need no
+ * beats.
  *
- * A beat says, too, in which call its sender is, or was last. Nobody on another host can read that any more
- * when the sender was killed, or its host is gone: then what was heard last stands in the message.
+ * A beat also tells in which call its sender is, or was last. When the sender was killed, or its host is
+ * gone, no rank on another host can read that any more. The message of the loss then has the call that was
+ * heard last.
  *
- * The ranks behind one cable go silent together: the first that is looked at is told, by the name of its
- * host, and the others are let go without a message of their own. */
+ * The ranks behind one cable go silent together. The first that is found is reported, with the name of its
+ * host, and the others are let go without a message. */
 #include "comm/meet/hub.h"
 #include "comm/topology.h"
 
@@ -53,7 +54,8 @@ static bool beats(const struct zr_rendezvous *r, const struct zr_link *l)
 
 /* --- who is silent --- */
 
-/* Links to ranks of its host, its own included: silent for about as long, and not. */
+/* Counts the links to ranks of the same host, including this one: those that are silent for about as long,
+ * and the others. */
 static void count_links(const struct zr_rendezvous *r, const struct zr_link *silent, int *n_silent,
                         int *n_not)
 {
@@ -63,7 +65,7 @@ static void count_links(const struct zr_rendezvous *r, const struct zr_link *sil
             ++*(l->heard_ms <= silent->heard_ms + 2 * interval_ms(r) ? n_silent : n_not);
 }
 
-/* "host 1 ("node1", ranks 2, 3) is silent: no heartbeat from rank 2", or of a rank by itself. */
+/* Writes "host 1 ("node1", ranks 2, 3) is silent: no heartbeat from rank 2", or the same for a rank alone. */
 static void name_silent(const struct zr_rendezvous *r, const struct zr_link *l, bool whole_host,
                         char text[HOST_CHARS])
 {
@@ -84,7 +86,7 @@ static void name_silent(const struct zr_rendezvous *r, const struct zr_link *l, 
                  ranks);
 }
 
-/* Links to the same host that are silent too. */
+/* Lets go the links to the same host that are silent too. */
 static void let_go_with(struct zr_rendezvous *r, const struct zr_link *lost)
 {
     for (struct zr_link *l = r->links; l; l = l->next)
@@ -107,7 +109,7 @@ static void lose_silent(struct zr_rendezvous *r, struct zr_link *l, int64_t now)
     zr_hub_lose(r, l, why);
 }
 
-/* Every end of a link is found by itself where it is the first of its host. */
+/* Looks for links that have been silent for too long. */
 static void look(struct zr_rendezvous *r, int64_t now)
 {
     for (int rank = 0; rank < r->w.world && !r->closing; rank++) {
@@ -125,7 +127,7 @@ static void send_beats(struct zr_rendezvous *r)
     zr_hub_describe(r, r->w.rank, call);
     for (struct zr_link *l = r->links; l; l = l->next)
         if (beats(r, l))
-            (void)zr_hub_send_about(r, l->rank, ZR_FRAME_BEAT, 0, call, strlen(call));
+            (void)zr_hub_send(r, l->rank, ZR_FRAME_BEAT, 0, call, strlen(call));
 }
 
 void zr_hub_on_beat(struct zr_rendezvous *r, int rank, const char *payload)
@@ -135,7 +137,7 @@ void zr_hub_on_beat(struct zr_rendezvous *r, int rank, const char *payload)
     member->last_heard = payload && payload[0] ? strndup(payload, ZR_HUB_CALL_CHARS - 1) : NULL;
 }
 
-/* While this loop stood still it heard nobody: what came meanwhile is still to be read. */
+/* While this loop stood still it heard nobody. What came meanwhile is still to be read. */
 static void forgive(struct zr_rendezvous *r, int64_t late_ms)
 {
     for (struct zr_link *l = r->links; l; l = l->next)
