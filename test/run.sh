@@ -38,7 +38,7 @@ done
 case $sanitize in
 none)
     export EVERY="${EVERY:-8}" LAYOUTS="${LAYOUTS:-3}" N_CHANGES="${N_CHANGES:-5}" N_FLIPS="${N_FLIPS:-6000}" N_KILLS="${N_KILLS:-60}"
-    export N_SEEDS="${N_SEEDS:-200}" N_SUBSETS="${N_SUBSETS:-8}"
+    export N_SEEDS="${N_SEEDS:-100}" N_SUBSETS="${N_SUBSETS:-8}"
     ;;
 address) export N_SEEDS=50 N_FLIPS=1000 N_SUBSETS=3 N_KILLS=15 N_MODELS=3 N_CASES=3 N_LOST=6 EVERY=30 LAYOUTS=10 ;;
 thread) export N_FLIPS=500 N_SUBSETS=2 N_MODELS=3 N_CASES=3 N_LOST=6 EVERY=30 LAYOUTS=12 ;;
@@ -57,8 +57,8 @@ none)
     ;;
 address)
     build=build-asan
-    set -- -Dtests=enabled -Dasserts=true -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false -Dgpu_arch=90 \
-        -Dc_args='-fno-sanitize-recover=all -fno-omit-frame-pointer'
+    set -- -Dtests=enabled -Dasserts=true -Doptimization=1 -Db_sanitize=address,undefined -Db_lundef=false -Dgpu_arch=90 \
+        -Dc_args='-g1 -fno-sanitize-recover=all -fno-omit-frame-pointer'
     export CXXFLAGS='-fno-sanitize-recover=all -fno-omit-frame-pointer'
     tests='--no-suite lint --no-suite again --no-suite bench --no-suite hosts --no-suite sim'
     slower=8
@@ -67,8 +67,8 @@ address)
     ;;
 thread)
     build=build-tsan
-    set -- -Dtests=enabled -Dasserts=true -Dbuildtype=debugoptimized -Db_sanitize=thread -Db_lundef=false -Dgpu_arch=90 \
-        -Dc_args=-fno-omit-frame-pointer
+    set -- -Dtests=enabled -Dasserts=true -Doptimization=1 -Db_sanitize=thread -Db_lundef=false -Dgpu_arch=90 \
+        -Dc_args='-g1 -fno-omit-frame-pointer'
     export CXXFLAGS=-fno-omit-frame-pointer
     tests='--suite threads'
     slower=15
