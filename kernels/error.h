@@ -23,7 +23,7 @@
     X(IO, -8, "input or output failed")                                                                      \
     X(SYSTEM, -9, "the operating system refused")                                                            \
     X(BUDGET, -10, "memory budget too small")                                                                \
-    X(FAILED, -11, "the context failed earlier")
+    X(FAILED, -11, "code outside libzero failed")
 
 enum zr_err {
 #define X(name, value, text) ZR_ERR_##name = value,

@@ -42,12 +42,12 @@
  *     }
  *
  * Words. A *rank* is a process of the job; the *world* is how many there are. A *unit*, usually a layer, is
- * gathered as a whole. Stage 1 shards optimizer state over the ranks, stage 2 also gradients, and stage 3
- * also parameters (ZeRO, arXiv:1910.02054; FSDP, arXiv:2304.11277). A *shard* is what one rank keeps, and a
+ * gathered whole. Stage 1 shards optimizer state over the ranks, stage 2 also gradients, and stage 3 also
+ * parameters (ZeRO, arXiv:1910.02054; FSDP, arXiv:2304.11277). A *shard* is what one rank keeps, and a
  * *slot* is memory that gathered units use in turn. A *bracket* is a zero_begin/zero_end pair around the
  * model's use of a unit. A *micro-batch* is one forward and backward. A *step* is cfg.grad_accum_steps
- * micro-batches and zero_step. A *buffer* is state that is not trained. A *host* is a machine; as cfg.device,
- * its CPU and memory.
+ * micro-batches and zero_step. A *buffer* is state that is not trained. A *host* is a machine; the device
+ * "host" is its CPU.
  *
  * Errors. Every call that can fail returns 0 or a negative enum zero_err, and zero_last_error() explains it.
  * A failed call changes nothing. But if a rank is lost, ranks disagree, or a rank's own work fails (CUDA, the
@@ -101,7 +101,7 @@ extern "C" {
       "The system has no descriptor, thread, port or shared memory left. The message has its reason.")       \
     X(BUDGET, -10, "memory budget too small",                                                                \
       "Memory for gathered units is too small for what is open at once. The message says what helps.")       \
-    X(FAILED, -11, "the context failed earlier",                                                             \
+    X(FAILED, -11, "code outside libzero failed",                                                            \
       "MPI, NCCL or a callback of the program failed. The message has what it returned or said.")
 
 enum zero_err {
@@ -156,8 +156,8 @@ ZERO_API int zero_find_place(const struct zero_config *cfg, struct zero_place *o
 /* Count what one rank would allocate and send after zero_wrap, for any stage and world.
  *
  * The world is cfg->launch.world, 1 by default. param and grad are not dereferenced; a grad that is not NULL
- * means trainable. Replicas (cfg.mesh) are assumed on several hosts; if they share one, set deterministic to
- * 1.
+ * means trainable. Replicas (cfg.mesh) are assumed on several hosts, where deterministic ZERO_AUTO may be 0.
+ * If they share one, set it to 1.
  *
  * Local; any thread.
  * Errors: ARG, BUDGET  as of zero_wrap; *out is not changed */
@@ -201,8 +201,8 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  * Blocks  host: zero_begin blocks until the parameters have arrived. At stages 0 and 1 the last backward
  *         zero_end of a micro-batch blocks until gradients are reduced
  * GPU     both enqueue on cfg.stream
- * Errors: ORDER   open already, or not open; no values yet; the program set *param or *grad; or more backward
- *                 brackets of the unit in a step than uses * cfg.grad_accum_steps
+ * Errors: ORDER   open already, or not open; ZERO_INIT_LATER lacks values; *param or *grad was set; or more
+ *                 backward brackets of the unit in a step than uses * cfg.grad_accum_steps
  *         BUDGET  open brackets hold every slot that is large enough */
 ZERO_API int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase);
 ZERO_API int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase);
@@ -260,7 +260,7 @@ ZERO_API int zero_drop(zero_ctx *z);
 /* Change a hyperparameter of a parameter group, from the next step on.
  *
  * key is "lr_scale", "beta1", "beta2", "eps" or "weight_decay". ZERO_ALL sets it in all groups, and allows
- * "clip", "grad_scale" and, on one pipeline stage, "grad_accum_steps". Checkpoints do not hold these numbers.
+ * "clip", "grad_scale" and, if pp is 1, "grad_accum_steps". Checkpoints do not hold these numbers.
  *
  * Local, between steps; every rank makes the same call.
  * Errors: ARG  the optimizer does not use key, or has no momentum for beta1 */
@@ -279,13 +279,13 @@ ZERO_API int zero_set_step(zero_ctx *z, int64_t t);
  * not want them.
  *
  * Collective (in a pipeline, over the tensor's pipeline stage). Blocks.
- * Errors: ORDER  there are no values yet */
+ * Errors: ORDER  ZERO_INIT_LATER lacks values */
 ZERO_API int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst);
 
 /* Write elements of a tensor: the reverse of zero_read.
  *
- * Only rank 0's src is used; others may give NULL. Writing parameters or master weights sets both. A
- * ZERO_TIED tensor is written by its first and last pipeline stage, and the first one's src is used.
+ * Only rank 0's src is used; others may give NULL. Writing parameters or master weights sets both. For a
+ * ZERO_TIED tensor its first and last pipeline stage both make the call, and src is the first stage's.
  *
  * Collective, as zero_read. Blocks.
  * Errors: ARG  ZERO_VALUE_GRAD */
@@ -305,7 +305,7 @@ ZERO_API int zero_release_all(zero_ctx *z);
 
 /* Replace each of n values (0 to 64) by its mean over ranks, for losses and metrics.
  *
- * The sum is exact. With tp the mean is over the ranks that have the same shards. With a pipeline the last
+ * The sum is exact. With tp the mean is over the ranks with the same number along tp. With pp the last
  * pipeline stage's values are used, and all ranks get their mean.
  *
  * Collective over the world. Blocks. */
@@ -448,7 +448,7 @@ ZERO_API int zero_save_wait(zero_ctx *z, const char **path);
  *         ARG  the checkpoint is of another model; the message names the tensor */
 ZERO_API int zero_load(zero_ctx *z, const char *path);
 
-/* The owner of data: the job, which means rank 0; or this rank, for zero_set_data only. */
+/* The owner of data: the job (rank 0's data are stored), or this rank, for zero_set_data only. */
 enum zero_data { ZERO_DATA_JOB = -1, ZERO_DATA_RANK = -2 };
 
 /* Give later checkpoints data of the program, of any size: seeds, the position in the data set.
@@ -481,8 +481,8 @@ ZERO_API int zero_read_data(zero_ctx *z, int32_t whose, int64_t first, int64_t n
 /* Write the model's weights alone, in the model's dtype, as safetensors for other programs.
  *
  * dir is made if it is missing. It gets model.safetensors, or an index and several files if one would be
- * larger than max_file_bytes (0: 5 GB). An earlier export there is replaced. map has n entries, equal on
- * every rank; NULL: every tensor under its own name. A pipeline stage gives the entries of its tensors.
+ * larger than max_file_bytes (0: 5 GB). An earlier export there is replaced. map has n entries for
+ * the tensors of this pipeline stage, equal on all its ranks; NULL: every tensor under its own name.
  *
  * Collective; outside brackets and actions. Blocks on the disk, where only the first rank of each tp shard
  * and pipeline stage writes.
@@ -495,7 +495,7 @@ ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight 
  *
  * F32, BF16 and F16 become f32 exactly, or are rounded once to bf16; other dtypes must be the tensor's own.
  * map is as in zero_export. Optimizer states, and tensors that map does not name, keep their values. If a
- * file cannot be read to its end, earlier weights may have been written; the call may be repeated.
+ * file cannot be read to its end, some tensors may have new values; the call may be repeated.
  *
  * Collective; outside brackets and actions. Blocks on the disk. Only ranks that would write an
  * export need to see dir.
