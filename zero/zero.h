@@ -156,8 +156,8 @@ ZERO_API int zero_find_place(const struct zero_config *cfg, struct zero_place *o
 /* Count what one rank would allocate and send after zero_wrap, for any stage and world.
  *
  * The world is cfg->launch.world, 1 by default. param and grad are not dereferenced; a grad that is not NULL
- * means trainable. Replicas (cfg.mesh) are assumed on several hosts, where deterministic ZERO_AUTO may be 0.
- * If they share one, set it to 1.
+ * means trainable. Replicas (cfg.mesh) are assumed on several hosts, where cfg.deterministic may become 0. If
+ * they share a host, set it to 1.
  *
  * Local; any thread.
  * Errors: ARG, BUDGET  as of zero_wrap; *out is not changed */
@@ -201,7 +201,7 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  * Blocks  host: zero_begin blocks until the parameters have arrived. At stages 0 and 1 the last backward
  *         zero_end of a micro-batch blocks until gradients are reduced
  * GPU     both enqueue on cfg.stream
- * Errors: ORDER   open already, or not open; ZERO_INIT_LATER lacks values; *param or *grad was set; or more
+ * Errors: ORDER   open already, or not open; values are missing; the program set *param or *grad; more
  *                 backward brackets of the unit in a step than uses * cfg.grad_accum_steps
  *         BUDGET  open brackets hold every slot that is large enough */
 ZERO_API int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase);
@@ -223,7 +223,7 @@ ZERO_API int zero_micro(zero_ctx *z);
  *
  * Collective; lr must be equal on all ranks.
  * Errors: ARG    lr is not finite
- *         ORDER  micro-batches are missing; or a unit without a bracket has a gradient that is not zero
+ *         ORDER  micro-batches are missing; or a unit has no bracket, unlike others, but a nonzero gradient
  *         ORDER  every gradient of every rank is zero in the first step; the context fails */
 ZERO_API int zero_step(zero_ctx *z, float lr, struct zero_step_info *info);
 
@@ -279,7 +279,7 @@ ZERO_API int zero_set_step(zero_ctx *z, int64_t t);
  * not want them.
  *
  * Collective (in a pipeline, over the tensor's pipeline stage). Blocks.
- * Errors: ORDER  ZERO_INIT_LATER lacks values */
+ * Errors: ORDER  values are missing (ZERO_INIT_LATER) */
 ZERO_API int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst);
 
 /* Write elements of a tensor: the reverse of zero_read.
@@ -305,7 +305,7 @@ ZERO_API int zero_release_all(zero_ctx *z);
 
 /* Replace each of n values (0 to 64) by its mean over ranks, for losses and metrics.
  *
- * The sum is exact. With tp the mean is over the ranks with the same number along tp. With pp the last
+ * The sum is exact. With tp the mean is over the ranks with the same index along tp. With pp the last
  * pipeline stage's values are used, and all ranks get their mean.
  *
  * Collective over the world. Blocks. */
@@ -448,7 +448,7 @@ ZERO_API int zero_save_wait(zero_ctx *z, const char **path);
  *         ARG  the checkpoint is of another model; the message names the tensor */
 ZERO_API int zero_load(zero_ctx *z, const char *path);
 
-/* The owner of data: the job (rank 0's data are stored), or this rank, for zero_set_data only. */
+/* The owner of data: the job (rank 0's are stored) or, in zero_set_data only, this rank. */
 enum zero_data { ZERO_DATA_JOB = -1, ZERO_DATA_RANK = -2 };
 
 /* Give later checkpoints data of the program, of any size: seeds, the position in the data set.
