@@ -148,7 +148,7 @@ ZERO_API int zero_config_set(struct zero_config *cfg, const char *key, const cha
  * The rank is the one that zero_wrap finds: that of cfg.launch, or of the launcher (launching.md), or 0 of 1.
  * NULL means ZERO_CONFIG_INIT.
  *
- * Local; any thread. Blocks for a cfg.launch.nccl_comm that NCCL is still making.
+ * Local; any thread. Blocks until cfg.launch.nccl_comm is ready, if it is nonblocking.
  * Errors: ARG     the product of cfg.mesh is not the world, or zero_wrap would refuse cfg
  *         NOTSUP  cp is above 1, or pp or tp on a GPU */
 ZERO_API int zero_find_place(const struct zero_config *cfg, struct zero_place *out);
@@ -156,8 +156,8 @@ ZERO_API int zero_find_place(const struct zero_config *cfg, struct zero_place *o
 /* Count what one rank would allocate and send after zero_wrap, for any stage and world.
  *
  * The world is cfg->launch.world, 1 by default. param and grad are not dereferenced; a grad that is not NULL
- * means trainable. Replicas (cfg.mesh) are assumed on several hosts, where cfg.deterministic may become 0. If
- * they share a host, set it to 1.
+ * means trainable. Replicas (cfg.mesh) are assumed on several hosts, where zero_wrap may turn
+ * cfg.deterministic off; on one host set it to 1.
  *
  * Local; any thread.
  * Errors: ARG, BUDGET  as of zero_wrap; *out is not changed */
@@ -201,8 +201,8 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  * Blocks  host: zero_begin blocks until the parameters have arrived. At stages 0 and 1 the last backward
  *         zero_end of a micro-batch blocks until gradients are reduced
  * GPU     both enqueue on cfg.stream
- * Errors: ORDER   open already, or not open; values are missing; the program set *param or *grad; more
- *                 backward brackets of the unit in a step than uses * cfg.grad_accum_steps
+ * Errors: ORDER   open already, or not open; no values (ZERO_INIT_LATER); *param or *grad set by
+ *                 the program; more backward brackets of the unit in a step than uses * grad_accum_steps
  *         BUDGET  open brackets hold every slot that is large enough */
 ZERO_API int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase);
 ZERO_API int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase);
@@ -210,7 +210,7 @@ ZERO_API int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase);
 /* End a micro-batch, in a program without brackets that accumulates gradients (stages 0 and 1).
  *
  * Call it after each backward of a step but the last one, which zero_step ends. Gradients are zero when it
- * returns. It does nothing for bracketed units and with cfg.memory.grad_in_place.
+ * returns. It does nothing in programs with brackets, or with cfg.memory.grad_in_place.
  *
  * Collective. */
 ZERO_API int zero_micro(zero_ctx *z);
@@ -223,7 +223,7 @@ ZERO_API int zero_micro(zero_ctx *z);
  *
  * Collective; lr must be equal on all ranks.
  * Errors: ARG    lr is not finite
- *         ORDER  micro-batches are missing; or a unit has no bracket, unlike others, but a nonzero gradient
+ *         ORDER  micro-batches are missing; or some units have brackets, and one without has a gradient
  *         ORDER  every gradient of every rank is zero in the first step; the context fails */
 ZERO_API int zero_step(zero_ctx *z, float lr, struct zero_step_info *info);
 
@@ -246,7 +246,7 @@ ZERO_API int zero_carry(zero_ctx *z, const double *values, int32_t n);
 /* Compute the global norm of the step to come, scaled and before clipping.
  *
  * It is NaN if a gradient is not finite. zero_step or zero_drop must follow. Until then backward brackets and
- * zero_micro are refused, and the model leaves its gradients alone.
+ * zero_micro are refused, and the model must not change gradients.
  *
  * Collective; allowed wherever zero_step is. Blocks until gradients are reduced. */
 ZERO_API int zero_norm(zero_ctx *z, double *norm);
@@ -263,7 +263,7 @@ ZERO_API int zero_drop(zero_ctx *z);
  * "clip", "grad_scale" and, if pp is 1, "grad_accum_steps". Checkpoints do not hold these numbers.
  *
  * Local, between steps; every rank makes the same call.
- * Errors: ARG  the optimizer does not use key, or has no momentum for beta1 */
+ * Errors: ARG  the optimizer does not use key; or key is beta1, and there is no momentum */
 ZERO_API int zero_tune(zero_ctx *z, int32_t group, const char *key, double value);
 
 /* Set the step number and every unit's step count to t (0 to 1e17), as if t steps had been taken.
@@ -284,8 +284,8 @@ ZERO_API int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first
 
 /* Write elements of a tensor: the reverse of zero_read.
  *
- * Only rank 0's src is used; others may give NULL. Writing parameters or master weights sets both. For a
- * ZERO_TIED tensor its first and last pipeline stage both make the call, and src is the first stage's.
+ * The lowest rank that has the shard gives src, others may give NULL. Writing parameters or master weights
+ * sets both. Both pipeline stages of a ZERO_TIED tensor make the call, and src is the first one's.
  *
  * Collective, as zero_read. Blocks.
  * Errors: ARG  ZERO_VALUE_GRAD */
@@ -294,9 +294,9 @@ ZERO_API int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t firs
 
 /* Make all parameters readable without brackets, until zero_release_all.
  *
- * *param of every tensor points at the whole tensor. where is 0 for the device, or ZERO_DEVICE_HOST for host
- * memory. Forward brackets are allowed inside. Calls that train or write are refused. At stages 2 and 3 this
- * takes memory beyond the plan (memory.md). On a GPU take the pointers anew after both calls.
+ * *param of every tensor points at the whole tensor: on the device if where is 0, in host memory if it is
+ * ZERO_DEVICE_HOST. Forward brackets are allowed inside; calls that train or write are refused. Stages 2 and
+ * 3 take memory beyond the plan (memory.md). On a GPU take the pointers anew after both calls.
  *
  * Collective. Both block; zero_release_all also waits for what the model has put on cfg.stream.
  * Errors: BUDGET, NOMEM  the message has the bytes */
@@ -352,8 +352,8 @@ ZERO_API int zero_reduce_scatter(zero_ctx *z, enum zero_axis axis, void *dst, co
  *
  * root is a rank's number along the axis.
  *
- * Collective over the axis; with ZERO_AXIS_PP over the world, and before or after the actions (zero_next)
- * of a step or an evaluation. Blocks until the others have come. */
+ * Collective over the axis; with ZERO_AXIS_PP over the world, and not between actions (zero_next) of a
+ * step or an evaluation. Blocks until the others have come. */
 ZERO_API int zero_broadcast(zero_ctx *z, enum zero_axis axis, int32_t root, void *buf, int64_t bytes);
 
 /* Assert that all ranks of an axis have the same n elements in src.
@@ -440,7 +440,7 @@ ZERO_API int zero_save_wait(zero_ctx *z, const char **path);
  * bit-identical. Names, dtypes, shapes and optimizers must be equal. A tensor that was frozen and is now
  * trained begins with fresh optimizer state; the log says so. Data of an earlier zero_set_data are dropped.
  *
- * All ranks must find the same files there. The call needs extra host memory for what this rank owns, except
+ * All ranks must find the same files there. The call needs host memory for a copy of this rank's shards, except
  * with ZERO_INIT_LATER on the host.
  *
  * Collective, between steps; outside brackets and actions. Blocks on the disk.
