@@ -156,8 +156,8 @@ ZERO_API int zero_find_place(const struct zero_config *cfg, struct zero_place *o
 /* Count what one rank would allocate and send after zero_wrap, for any stage and world.
  *
  * The world is cfg->launch.world, 1 by default. param and grad are not dereferenced; a grad that is not NULL
- * means trainable. Replicas (cfg.mesh) are assumed on several hosts, where zero_wrap may turn
- * cfg.deterministic off; on one host set it to 1.
+ * means trainable. With cfg.mesh.dp_replicate, cfg.deterministic ZERO_AUTO is taken as for
+ * replicas on several hosts.
  *
  * Local; any thread.
  * Errors: ARG, BUDGET  as of zero_wrap; *out is not changed */
@@ -201,7 +201,7 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  * Blocks  host: zero_begin blocks until the parameters have arrived. At stages 0 and 1 the last backward
  *         zero_end of a micro-batch blocks until gradients are reduced
  * GPU     both enqueue on cfg.stream
- * Errors: ORDER   open already, or not open; no values (ZERO_INIT_LATER); *param or *grad set by
+ * Errors: ORDER   open already, or not open; parameters without values; *param or *grad set by
  *                 the program; more backward brackets of the unit in a step than uses * grad_accum_steps
  *         BUDGET  open brackets hold every slot that is large enough */
 ZERO_API int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase);
@@ -223,7 +223,7 @@ ZERO_API int zero_micro(zero_ctx *z);
  *
  * Collective; lr must be equal on all ranks.
  * Errors: ARG    lr is not finite
- *         ORDER  micro-batches are missing; or some units have brackets, and one without has a gradient
+ *         ORDER  micro-batches are missing; or a unit has a gradient but no brackets, and others have
  *         ORDER  every gradient of every rank is zero in the first step; the context fails */
 ZERO_API int zero_step(zero_ctx *z, float lr, struct zero_step_info *info);
 
@@ -284,8 +284,8 @@ ZERO_API int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first
 
 /* Write elements of a tensor: the reverse of zero_read.
  *
- * The lowest rank that has the shard gives src, others may give NULL. Writing parameters or master weights
- * sets both. Both pipeline stages of a ZERO_TIED tensor make the call, and src is the first one's.
+ * The lowest rank of each tp shard gives the whole src, others may give NULL. Writing parameters or master
+ * weights sets both. Both pipeline stages of a ZERO_TIED tensor make the call, and src is the first one's.
  *
  * Collective, as zero_read. Blocks.
  * Errors: ARG  ZERO_VALUE_GRAD */
@@ -340,7 +340,7 @@ enum zero_reduce { ZERO_SUM = 1, ZERO_MAX };
  * Collective over the axis; inside or outside brackets.
  * Blocks  host: until the other ranks of the axis have come
  * GPU     enqueues on cfg.stream
- * Errors: ARG  dst and src overlap otherwise; or dtype is not f32 or bf16 (any in zero_all_gather) */
+ * Errors: ARG  any other overlap; or a sum with a dtype other than f32 and bf16 */
 ZERO_API int zero_all_reduce(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
                              enum zero_dtype dtype, enum zero_reduce op);
 ZERO_API int zero_all_gather(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
@@ -352,8 +352,8 @@ ZERO_API int zero_reduce_scatter(zero_ctx *z, enum zero_axis axis, void *dst, co
  *
  * root is a rank's number along the axis.
  *
- * Collective over the axis; with ZERO_AXIS_PP over the world, and not between actions (zero_next) of a
- * step or an evaluation. Blocks until the others have come. */
+ * Collective over the axis; with ZERO_AXIS_PP over the world, before the first or after the last
+ * action of zero_next. Blocks until the others have come. */
 ZERO_API int zero_broadcast(zero_ctx *z, enum zero_axis axis, int32_t root, void *buf, int64_t bytes);
 
 /* Assert that all ranks of an axis have the same n elements in src.
@@ -440,8 +440,8 @@ ZERO_API int zero_save_wait(zero_ctx *z, const char **path);
  * bit-identical. Names, dtypes, shapes and optimizers must be equal. A tensor that was frozen and is now
  * trained begins with fresh optimizer state; the log says so. Data of an earlier zero_set_data are dropped.
  *
- * All ranks must find the same files there. The call needs host memory for a copy of this rank's shards, except
- * with ZERO_INIT_LATER on the host.
+ * All ranks must find the same files there. The call needs host memory for a copy of this rank's
+ * shards, except on a CPU with ZERO_INIT_LATER.
  *
  * Collective, between steps; outside brackets and actions. Blocks on the disk.
  * Errors: IO   the message names the file that is missing or damaged, or the rank that finds a different file
@@ -499,7 +499,7 @@ ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight 
  *
  * Collective; outside brackets and actions. Blocks on the disk. Only ranks that would write an
  * export need to see dir.
- * Errors: IO      the message names the file; or the files carry the ids of two exports
+ * Errors: IO      the message names the file; or the files are of two exports
  *         ARG     the message names the entry of map, or the tensor whose shape differs
  *         NOTSUP  the message names the tensor whose dtype differs */
 ZERO_API int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n);
