@@ -6,6 +6,8 @@
 #include "comm/post.h"
 #include "comm/segment.h"
 
+#include <limits.h>
+
 /* ---- names ---- */
 
 const char *zr_op_name(enum zr_op op)
@@ -82,8 +84,8 @@ static int check_ready(const struct zr_comm *c, enum zr_op op, int n_seg)
         return zr_fail(ZR_ERR_ORDER, "%s %s: %s: there is no arena yet", c->ops->name, zr_role_name(c->role),
                        zr_op_name(op));
     if (n_seg < 0 || (most && n_seg > most))
-        return zr_fail(ZR_ERR_ARG, "%s %s: %d segments: 0 to %d are allowed", zr_role_name(c->role),
-                       zr_op_name(op), n_seg, most);
+        return zr_fail(ZR_ERR_ARG, "%s %s: %s: %d segments: 0 to %d are allowed", c->ops->name,
+                       zr_role_name(c->role), zr_op_name(op), n_seg, most ? most : INT_MAX);
     return 0;
 }
 

@@ -44,6 +44,9 @@ enum { ZR_MOST_PROBED = 8 };
 int zr_no_descriptors(int n);
 /* Returns how many descriptors this process has open. Where the system does not tell, 0. */
 int zr_count_descriptors(void);
+/* As many descriptors as large jobs need. It is no higher, because some programs close all descriptors up to
+ * the limit. */
+enum { ZR_MANY_DESCRIPTORS = 65536 };
 /* The soft limit on descriptors (RLIMIT_NOFILE). */
 unsigned long long zr_descriptor_limit(void);
 /* Raises it to n, or to the hard limit if that is lower. Returns what it is now. */

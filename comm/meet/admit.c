@@ -28,6 +28,7 @@ enum {
     BIND_MS = 2000, /* a port just released by another program may still be held for a moment */
     BACKLOG = 1024,
     LARGE_WORLD = 64, /* smaller ones are not why descriptors run out */
+    SPARE_DESCRIPTORS = 1024
 };
 
 /* --- who waits with which name --- */
@@ -550,22 +551,24 @@ static void say_cannot_listen(struct zr_rendezvous *r, const union zr_address *a
     }
 }
 
-/* Rank 0 has a descriptor for each other rank. If a large world leaves fewer than that for the rest of the
- * program, the process gets a higher limit. */
+/* Rank 0 has a descriptor for each other rank. If a large world leaves few for CUDA, NCCL, other contexts and
+ * the program, the process gets a higher limit. */
 static void make_room_for_ranks(struct zr_rendezvous *r)
 {
     const unsigned long long n = (unsigned long long)r->w.world;
     const unsigned long long used = (unsigned long long)zr_count_descriptors();
     const unsigned long long before = zr_descriptor_limit();
-    if (n < LARGE_WORLD || before >= used + 2 * n)
+    const unsigned long long wanted = used + n + SPARE_DESCRIPTORS;
+    if (n < LARGE_WORLD || before >= wanted)
         return;
-    const unsigned long long limit = zr_raise_descriptor_limit(used + 2 * n);
+    const unsigned long long limit =
+        zr_raise_descriptor_limit(wanted > ZR_MANY_DESCRIPTORS ? wanted : ZR_MANY_DESCRIPTORS);
     if (limit < used + n)
         zr_hub_fail(
             r, ZR_ERR_SYSTEM,
             "rank 0 needs %llu descriptors, for it has a connection to each of %d ranks, and may have at "
             "most %llu open (RLIMIT_NOFILE, ulimit -n): start it with ulimit -n %llu or more",
-            used + n, r->w.world, limit, used + 2 * n);
+            used + n, r->w.world, limit, wanted);
     else if (limit > before && r->w.waiting)
         zr_info(r->w.waiting->log,
                 "raised the limit on descriptors (RLIMIT_NOFILE, ulimit -n) from %llu to %llu: rank 0 has a "

@@ -24,11 +24,8 @@ enum {
     NODES_MAX = 1024,
     RESTARTS_MAX = 1000000,
     SECONDS_MAX = 86400,
-    MEET_S = 300,  /* as long as a queue may start one node after another */
-    SILENT_S = 20, /* a node that is cut off; one that ends is noticed at once */
-    /* Ranks inherit the limit, and rank 0 has a connection to each rank. It is no higher, because some
-     * programs close all descriptors up to the limit. */
-    MOST_DESCRIPTORS = 65536
+    MEET_S = 300, /* as long as a queue may start one node after another */
+    SILENT_S = 20 /* a node that is cut off; one that ends is noticed at once */
 };
 
 static int usage_error(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
@@ -291,7 +288,7 @@ int main(int argc, char **argv)
     }
     if (opened & 1u << STDOUT_FILENO)
         fprintf(stderr, "zero-run: standard output was closed: what ranks write there is dropped\n");
-    zr_raise_descriptor_limit(MOST_DESCRIPTORS);
+    zr_raise_descriptor_limit(ZR_MANY_DESCRIPTORS); /* ranks inherit it */
     signal(SIGXFSZ, SIG_IGN); /* a write beyond the limit fails, and the message says why */
     static const struct argp argp = {options, parse_option, "PROGRAM [ARGUMENT...]", doc, NULL, NULL, NULL};
     static char version[32];
