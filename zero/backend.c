@@ -162,8 +162,8 @@ struct asking {
     const struct zr_options *options;
 };
 
-/* The slices of a flat that one axis moves: bytes of the largest slice (at least and at most), whether they
- * must be packed even if all others are large, and whether any of them travel. */
+/* The slices of a flat that one axis moves. least and most are bytes of the largest slice. must_pack: they
+ * are packed even if all others are large. travel: any of them travel. */
 struct slices {
     int64_t least, most;
     bool must_pack, travel;

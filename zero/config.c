@@ -117,8 +117,8 @@ static int by_unit(const void *a, const void *b)
 static int check_brackets(const struct zr_call *order, struct place *places, int n)
 {
     qsort(places, (size_t)n, sizeof *places, by_unit);
-    int n_open =
-        0; /* places[0..n_open) holds the open brackets of this unit. Those places were read already. */
+    /* places[0..n_open) holds the open brackets of this unit. Those places were read already. */
+    int n_open = 0;
     for (int i = 0; i < n; i++) {
         struct place p = places[i];
         const struct zr_call *call = &order[p.at];
@@ -147,7 +147,7 @@ static int check_brackets(const struct zr_call *order, struct place *places, int
     return 0;
 }
 
-/* Checks the order and copies it in the form of the lower floors. */
+/* Checks the order and copies it in the engine's form. */
 static int resolve_order(const struct zero_config *c, struct zr_call **out)
 {
     int n = c->memory.n_order, err = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gather_all.c: zero_gather_all and zero_release_all: checked here and agreed on by all ranks; the rest is
- * the engine's (gather_all.c). */
+/* gather_all.c: zero_gather_all and zero_release_all. Checks the calls and lets all ranks agree.
+ * shard/engine/gather_all.c moves the data. */
 #include "zero/context.h"
 
 /* The budget counts gathered parameters where the model computes. The slots are part of it already. */

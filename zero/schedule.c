@@ -563,8 +563,8 @@ int zr_schedule_drop(const struct zero_ctx *z)
     const struct zr_schedule *s = z->schedule;
     bool several = zr_walk_stages(&s->walk) > 1,
          messages = several && s->walk.at > 0 && !zr_walk_is_over(&s->walk);
-    if (several && s->walk.at == 0 && !s->walk.open &&
-        !s->walk.evaluates) /* This holds for all pipeline stages, frozen ones too. */
+    /* This holds for all pipeline stages, even frozen ones. */
+    if (several && s->walk.at == 0 && !s->walk.open && !s->walk.evaluates)
         return zr_fail(ZR_ERR_ORDER,
                        "zero_drop: no action of the step has begun, so there is nothing to drop");
     return messages || s->walk.open || s->walk.evaluates ? zr_schedule_over(z, "zero_drop") : 0;
