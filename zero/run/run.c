@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run.c: zero-run -n N program args...: the command line. */
+/* run.c: zero-run -n N program args...: parses and checks the command line, and runs the job. */
 #include "zero/run/run.h"
 #include "comm/meet/meeting_point.h"
 #include "kernels/limits.h"
@@ -24,8 +24,8 @@ enum {
     NODES_MAX = 1024,
     RESTARTS_MAX = 1000000,
     SECONDS_MAX = 86400,
-    MEET_S = 300,  /* as long as a queue may start one node after another */
-    SILENT_S = 20, /* a node that is cut off; one that ends is noticed at once */
+    MEET_S = 300,  /* a queue may start one node after another */
+    SILENT_S = 20, /* for a node that is cut off; one that ends is noticed at once */
     /* Ranks inherit the limit, and rank 0 has a connection to each rank. It is no higher, because some
      * programs close all descriptors up to the limit. */
     MOST_DESCRIPTORS = 65536
@@ -33,7 +33,7 @@ enum {
 
 static int usage_error(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* One line, however it came to it: argp would add a second. */
+/* Prints an error in one line. argp's own function would add a second line. */
 static int usage_error(const char *fmt, ...)
 {
     va_list ap;
@@ -45,7 +45,8 @@ static int usage_error(const char *fmt, ...)
     return EXIT_USAGE;
 }
 
-/* 128 random bits as hex digits. Only the ranks' environment holds them: a command line is seen by all. */
+/* Makes a key of 128 random bits, as hex digits. It is only in the environment of the ranks, because every
+ * user can see command lines. */
 static bool make_key(char key[ZR_RUN_KEY_CHARS])
 {
     unsigned char bytes[ZR_JOB_KEY_MIN_BYTES];
@@ -81,7 +82,7 @@ enum {
     KEY_SILENT
 };
 
-/* A whole number, or the end with an error that names the option. */
+/* Parses a whole number. If it is not allowed, ends with an error that names the option. */
 static int count(const char *option, const char *text, int lo, int hi)
 {
     int n;
@@ -90,7 +91,7 @@ static int count(const char *option, const char *text, int lo, int hi)
     return n;
 }
 
-/* Where nodes meet, as HOST:PORT, before which tcp:// is allowed, or as file:///PATH. */
+/* Parses where nodes meet: HOST:PORT, which may have tcp:// before it, or file:///PATH. */
 static void parse_meeting(const char *text, struct zr_run_options *o)
 {
     struct zr_world at = {0};
@@ -105,7 +106,7 @@ static void parse_meeting(const char *text, struct zr_run_options *o)
     o->meet_port = at.port;
 }
 
-/* Of several nodes. */
+/* Parses an option about several nodes. Returns false if key is another option. */
 static bool parse_node_option(int key, const char *arg, struct zr_run_options *o)
 {
     switch (key) {
@@ -129,7 +130,7 @@ static bool parse_node_option(int key, const char *arg, struct zr_run_options *o
     }
 }
 
-/* The ranks find it in their environment. It is made where it is not there. */
+/* Passes the folder to the ranks in their environment. Makes it if it is missing. */
 static void use_flight_folder(const char *arg)
 {
     char *path = *arg && (mkdir(arg, 0777) == 0 || errno == EEXIST) ? realpath(arg, NULL) : NULL;
@@ -147,7 +148,7 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
     struct zr_run_options *o = state->input;
     switch (key) {
     case ARGP_KEY_INIT:
-        state->err_stream = NULL; /* getopt has said it in one line; argp would only add where help is */
+        state->err_stream = NULL; /* getopt has printed the error; argp would only add a hint */
         break;
     case 'n':
         o->n_ranks = count("-n", arg, 1, RANKS_MAX);
@@ -236,7 +237,7 @@ static const char doc[] =
     "signal; 127 when the program is not found, 126 when it cannot be run, 2 for a bad command line, 141 "
     "when nobody reads the output any longer.";
 
-/* Of a job on several nodes all know the key; it is the ranks' too. */
+/* Takes the key of the job and its ranks from the environment. With several nodes it must be equal on all. */
 static int take_key(struct zr_run_options *o)
 {
     struct zr_job_key key;
@@ -252,7 +253,7 @@ static int take_key(struct zr_run_options *o)
     return 0;
 }
 
-/* What was given, as a whole. 0, or the exit code. */
+/* Checks the options together, and fills in defaults. Returns 0 or the exit code. */
 static int check_options(struct zr_run_options *o)
 {
     if (o->n_ranks == 0)
@@ -292,16 +293,16 @@ int main(int argc, char **argv)
     if (opened & 1u << STDOUT_FILENO)
         fprintf(stderr, "zero-run: standard output was closed: what ranks write there is dropped\n");
     zr_raise_descriptor_limit(MOST_DESCRIPTORS);
-    signal(SIGXFSZ, SIG_IGN); /* a write beyond the limit fails, and the message says why */
+    signal(SIGXFSZ, SIG_IGN); /* a write beyond the file size limit then fails with an errno */
     static const struct argp argp = {options, parse_option, "PROGRAM [ARGUMENT...]", doc, NULL, NULL, NULL};
     static char version[32];
     snprintf(version, sizeof version, "zero-run %d.%d.%d", ZERO_VERSION_MAJOR, ZERO_VERSION_MINOR,
              ZERO_VERSION_PATCH);
     argp_program_version = version;
     if (argc > 0)
-        argv[0] = (char *)"zero-run"; /* getopt names it in its messages */
+        argv[0] = (char *)"zero-run"; /* getopt uses it in messages */
     struct zr_run_options o = {.node = -1, .meet_ms = 1000LL * MEET_S, .silent_ms = 1000LL * SILENT_S};
-    /* In order: the program's own options are not ours. */
+    /* The order is kept, because options after the program's name are the program's. */
     if (argp_parse(&argp, argc, argv, ARGP_IN_ORDER, NULL, &o))
         return EXIT_USAGE;
     int code = check_options(&o);
@@ -310,12 +311,13 @@ int main(int argc, char **argv)
     char *path = NULL;
     code = zr_run_find(o.argv[0], &path);
     o.path = code ? NULL : path;
-    if (!code || o.n_nodes > 1) { /* the other nodes are told */
+    if (!code || o.n_nodes > 1) { /* the other nodes must learn that the program is missing */
         int job_code = zr_run_job(&o);
         code = code ? code : job_code;
     }
     free(path);
     fflush(NULL);
-    /* Not exit(): libuv would join its worker threads there, and one may be stuck in a write nobody reads. */
+    /* Do not call exit(): libuv would join its worker threads there, and one may be stuck in a write that
+     * nobody reads. */
     _exit(code);
 }
