@@ -393,7 +393,7 @@ int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, 
         return err;
     }
     apply_groups(o, tensors, n_tensors);
-    /* If guards cannot close the memory behind a gradient to the model, gaps in the layout do. */
+    /* Here guards cannot protect the memory behind a gradient, so gaps in the layout detect writes to it. */
     bool gaps = o->check && place.model_holds && config->user.device != ZERO_DEVICE_CUDA;
     return zr_layout_make(tensors, n_tensors, place.size[ZR_INNER], place.size[ZR_OUTER], place.model_holds,
                           gaps, out);

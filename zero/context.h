@@ -35,7 +35,7 @@ struct zr_whole {
     uint64_t hash;
     /* whether tensors is allocated here; otherwise it is the layout's */
     bool own_memory;
-    /* what grad points at */
+    /* grad of trained tensors points here */
     void *trained;
 };
 
@@ -133,7 +133,7 @@ struct zero_ctx {
     struct zr_loaded *loaded;
     /* the program called zero_set_data since that load */
     bool data_set[ZR_N_DATA];
-    /* the warning that it did not was given */
+    /* the warning that the program did not call it was given */
     bool reported_no_data[ZR_N_DATA];
     /* the next context that zero_unwrap could not free (unwrap.c) */
     struct zero_ctx *next_left;
@@ -175,8 +175,8 @@ int zr_need_gradients(const struct zero_ctx *z, const char *call);
     ZR_IN_CALL(z, name, false, -1);                                                                          \
     ZR_TRY(zr_call_check(z, name))
 
-/* The number of data-parallel ranks, and this rank's number among them. Data-parallel ranks have the same
- * part of the model. Before the mesh is made, all ranks count as data-parallel. */
+/* Return the number of data-parallel ranks, and this rank's number among them. Data-parallel ranks have the
+ * same part of the model. Before the mesh is made, all ranks count as data-parallel. */
 static inline int32_t zr_dp_world(const struct zero_ctx *z)
 {
     return z->mesh.inner ? z->mesh.inner * z->mesh.outer : z->world.world;
@@ -185,7 +185,7 @@ static inline int32_t zr_dp_rank(const struct zero_ctx *z)
 {
     return z->mesh.inner ? z->world.rank % (z->world.world / z->mesh.stages) / z->mesh.parts : z->world.rank;
 }
-/* The lowest rank that has the same part of the model as rank r. */
+/* Returns the lowest rank that has the same part of the model as rank r. */
 static inline int32_t zr_first_of_part(const struct zero_ctx *z, int32_t r)
 {
     int32_t n_stage = z->world.world / z->mesh.stages;
@@ -198,7 +198,7 @@ static inline int32_t zr_first_of_part(const struct zero_ctx *z, int32_t r)
 int zr_whole_make(struct zero_ctx *z);
 /* A zeroed struct is allowed. */
 void zr_whole_free(struct zr_whole *w);
-/* Pipeline stages of the whole model. */
+/* Returns the number of pipeline stages of the whole model. */
 static inline int32_t zr_stages(const struct zero_ctx *z)
 {
     return z->mesh.stages * z->config.user.pipeline.stages_per_rank;
@@ -241,10 +241,10 @@ int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors
 
 /* ties.c. Local. Sets what a tied tensor is on this rank's pipeline stage, before the layout is made. */
 int zr_ties_take(const struct zr_config *c, struct zr_tensor *t, int32_t n);
-/* Bytes of all tied tensors in a slot, and of their gradient sums. */
+/* Return the bytes of all tied tensors in a slot, and of their gradient sums. */
 int64_t zr_ties_bytes(const struct zr_layout *l);
 int64_t zr_ties_sum_bytes(const struct zr_layout *l);
-/* A hash of what must be equal on both stages; 0 if there are no tied tensors. */
+/* Returns a hash of what must be equal on both stages. 0: there are no tied tensors. */
 uint64_t zr_ties_hash(const struct zr_layout *l);
 
 /* schedule.c. ZR_ERR_ORDER if the pipeline has actions left, for a call that waits for other ranks. */
@@ -374,7 +374,7 @@ int64_t zr_loaded_bytes(const struct zr_loaded *l, int kind);
 /* save.c. Ends a save that was begun, and returns its error. Collective while the context is healthy. After a
  * failure it only frees what this rank has of it. */
 int zr_save_end(struct zero_ctx *z);
-/* After a step: rank 0 may commit once the step's records say that all files are written. */
+/* Called after a step. Rank 0 may commit once the step's records say that all files are written. */
 void zr_save_notice(struct zero_ctx *z);
 
 /* ---- memory.c ---- */

@@ -3,7 +3,8 @@
  * shard/engine/gather_all.c moves the data. */
 #include "zero/context.h"
 
-/* The budget counts gathered parameters where the model computes. The slots are part of it already. */
+/* Checks param_budget_bytes. It counts gathered parameters where the model computes, and the slots are part
+ * of it already. */
 static int check_budget(const struct zero_ctx *z, int64_t bytes)
 {
     int64_t budget = z->config.options.param_budget_bytes, slots = 0;

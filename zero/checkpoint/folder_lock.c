@@ -106,7 +106,7 @@ static int fail_held(const char *folder, char text[HOLDER_BYTES + 1])
                    folder, n > 0 ? text : "it is not known which", more);
 }
 
-/* ---- taking and giving ---- */
+/* ---- taking and releasing ---- */
 
 /* Takes the lock. The last holder may remove the file after it was opened here and before it is locked.
  * Another file may then have its name, so the lock is tried again. A file that may be the user's is locked,

@@ -227,7 +227,7 @@ static int read_entry(const struct zr_loading *l, int32_t file, const struct zr_
     return 0;
 }
 
-/* Lists the ranges of a file, which are all of its entries but the program's data. */
+/* Lists the ranges of a file. These are all of its entries except the program's data. */
 static int read_entries(struct zr_loading *l, int32_t file)
 {
     const struct zr_shard *s = &l->shards[file];

@@ -13,8 +13,8 @@
 #define ZR_WEIGHTS_PIECE_BYTES (4 << 20)
 #endif
 
-/* A piece of a weight in one tensor of this rank's table. It has n elements of the weight's elements that are
- * on this rank, from begin on. They begin at element `at` of the tensor. */
+/* A piece of a weight in one tensor of this rank's table. It is elements [begin, begin + n) of what this rank
+ * has of the weight. `at` is its first element in the tensor. */
 struct zr_weight_own {
     int32_t tensor;
     int64_t begin, n, at;

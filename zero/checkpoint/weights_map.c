@@ -98,7 +98,7 @@ static int list_own(const struct zero_ctx *z, const struct zero_weight *map, int
     return err;
 }
 
-/* ---- those of all stages ---- */
+/* ---- the entries of all stages ---- */
 
 /* An entry as ranks exchange it: this struct, then the name with its terminating zero. */
 struct reported_entry {

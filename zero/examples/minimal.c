@@ -73,7 +73,7 @@ static void train(struct model *m)
             must(zero_end(z, l, ZERO_FORWARD));
         }
         for (int l = LAYERS - 1; l >= 0; l--) {
-            must(zero_begin(z, l, ZERO_BACKWARD)); /* so are its gradients, which start at zero */
+            must(zero_begin(z, l, ZERO_BACKWARD)); /* and its gradients are valid too, starting at zero */
             backward(m, l);
             must(zero_end(z, l, ZERO_BACKWARD)); /* its gradients are reduced over the ranks */
         }

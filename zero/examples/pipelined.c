@@ -13,7 +13,7 @@
 
 enum { LAYERS = 8, N = 128, MICRO = 8, ROWS = 6 }; /* MICRO micro-batches of ROWS samples in a step */
 
-struct acts { /* of one micro-batch, from its forward to its backward */
+struct acts { /* activations of one micro-batch, kept from forward to backward */
     float h[LAYERS + 1][ROWS][N], dy[LAYERS][ROWS][N], error[ROWS];
 };
 
@@ -133,7 +133,7 @@ static void train(struct model *m, const char *const name[LAYERS], struct zero_c
             must(zero_finish(z)); /* the library sends action.out */
         }
         m->loss /= MICRO / m->n_dp;
-        must(zero_carry(z, &m->loss, 1)); /* all ranks get the value of the last stage */
+        must(zero_carry(z, &m->loss, 1)); /* only the last stage's value counts */
         must(zero_step(z, 3e-2f, &info));
         if (m->stage == 0 && m->dp == 0 && step % 20 == 0)
             printf("step %d loss %.9g\n", step, info.carried[0]);

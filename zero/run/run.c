@@ -237,7 +237,8 @@ static const char doc[] =
     "signal; 127 when the program is not found, 126 when it cannot be run, 2 for a bad command line, 141 "
     "when nobody reads the output any longer.";
 
-/* Takes the key of the job and its ranks from the environment. With several nodes it must be equal on all. */
+/* With several nodes, takes the key from the environment. It is equal on all nodes, and the ranks get it
+ * too. */
 static int take_key(struct zr_run_options *o)
 {
     struct zr_job_key key;
@@ -302,7 +303,7 @@ int main(int argc, char **argv)
     if (argc > 0)
         argv[0] = (char *)"zero-run"; /* getopt uses it in messages */
     struct zr_run_options o = {.node = -1, .meet_ms = 1000LL * MEET_S, .silent_ms = 1000LL * SILENT_S};
-    /* The order is kept, because options after the program's name are the program's. */
+    /* ARGP_IN_ORDER: parsing stops at the program's name, because later options are the program's. */
     if (argp_parse(&argp, argc, argv, ARGP_IN_ORDER, NULL, &o))
         return EXIT_USAGE;
     int code = check_options(&o);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run_decide.h: decides what follows when an attempt of a job has failed. It is another attempt, with a
- * number of ranks and micro-batches, or the end. The decision depends on the arguments alone. */
+/* run_decide.h: decides whether a job whose attempt has failed gets another attempt or ends. Another attempt
+ * has a number of ranks and of micro-batches. The decision depends on the arguments alone. */
 #ifndef ZR_ZERO_RUN_DECIDE_H
 #define ZR_ZERO_RUN_DECIDE_H
 
