@@ -295,8 +295,8 @@ static int compare_in_stages(const struct zero_ctx *z, const struct fingerprint 
     return 0;
 }
 
-/* Runs before the errors of single ranks are reported, because those may be consequences. For example, which
- * tensors a rank checks depends on its pipeline stage. */
+/* Compares stages_per_rank. This comes before the errors of single ranks, which may be consequences. For
+ * example, which tensors a rank checks depends on its pipeline stage. */
 static int compare_stages(const struct zero_ctx *z, const struct fingerprint *prints)
 {
     for (int r = 1; r < z->world.world; r++)
@@ -359,7 +359,7 @@ static int compare(struct zero_ctx *z, const struct fingerprint *prints)
     return compare_ties(z, prints);
 }
 
-/* Appends a value of rank r beside the one of rank 0. */
+/* Appends the values of rank r and rank 0. */
 static int say_other(char *text, size_t n_text, const char *field, int64_t its, int r, int64_t of_first)
 {
     return snprintf(text, n_text, "; %s is %lld on rank %d and %lld on rank 0", field, (long long)its, r,
@@ -402,7 +402,8 @@ static void report_others(const struct zero_ctx *z, const struct fingerprint *pr
         zr_warn(z->config.options.log, "ranks differ, which is probably a mistake: %s", text + 2);
 }
 
-/* Memory control groups are numbered by machine, so another machine may use the same number. */
+/* Records which ranks share memory with this one. Memory control groups are numbered by machine, so another
+ * machine may use the same number. */
 static void note_sharers(struct zero_ctx *z, const struct fingerprint *prints)
 {
     for (int r = 0; r < z->world.world; r++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* backend.c: which device and which backend a context works with, and opening them. Here, and only here, is
- * the table of backends; all others ask the row that was chosen. */
+/* backend.c: chooses the device and the backend of a context, and opens them. Only this file has the table of
+ * backends. All others use the row that was chosen. */
 #include "shard/engine/check/check_comm.h"
 #include "zero/context.h"
 
@@ -93,7 +93,7 @@ static int check_asked(const struct zr_config *config, const struct zr_backend *
     return 0;
 }
 
-/* Returns the first backend that fits. */
+/* Returns the first backend that fits, or the one that a communicator of the program belongs to. */
 static const struct zr_backend *choose_any(const struct zr_config *config, int world)
 {
     const char *device = device_name(config);
@@ -154,7 +154,7 @@ int zr_backend_check_hosts(const struct zero_ctx *z)
     return zr_fail(err, "%s (%s); several hosts need %s", why.text, hosts, others);
 }
 
-/* ---- what a backend is asked to move, role by role, and what it needs of the plan ---- */
+/* ---- what the communicator of each role moves, and what it needs of the plan ---- */
 
 struct asking {
     const struct zr_backend *backend;
@@ -162,8 +162,8 @@ struct asking {
     const struct zr_options *options;
 };
 
-/* The slices of a flat that one axis moves: bytes of the largest slice (at least and at most), whether they
- * must be packed even if all others are large, and whether any of them travel. */
+/* The slices of a flat that one axis moves. least and most are bytes of the largest slice. must_pack: they
+ * are packed even if all others are large. travel: any of them travel. */
 struct slices {
     int64_t least, most;
     bool must_pack, travel;
@@ -178,7 +178,8 @@ static struct slices packed_alone(struct slices s, const struct zr_cut *c, bool 
     return s;
 }
 
-/* If every rank keeps all gradient sums, these are gathered too, in fp32. */
+/* Returns the bytes of the largest slice. If every rank keeps all gradient sums, these are gathered too, in
+ * fp32. */
 static int64_t largest_inner(const struct asking *a, const struct zr_flat *f)
 {
     bool sums = a->layout->outer == 1 && zr_placement_asked(a->options).all_reduces && f->trainable;

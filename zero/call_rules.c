@@ -2,9 +2,13 @@
 /* call_rules.c: what must hold when a call begins. The table documents ZERO_ERR_ORDER: a call whose rules do
  * not hold returns that code, and changes nothing.
  *
- * Some rules depend on arguments, so the call checks them itself. zero_begin and zero_end compare their
- * bracket with the schedule and with open brackets. zero_read needs values of one tensor only. zero_step,
- * zero_read and zero_write check their arguments before these rules, the other calls afterwards. */
+ * Some rules depend on arguments, so the call checks them itself:
+ *
+ *     zero_begin, zero_end  compare their bracket with the schedule and with open brackets
+ *     zero_read             needs values of one tensor only
+ *
+ * zero_step, zero_read and zero_write check their arguments before these rules, the other calls
+ * afterwards. */
 #include "zero/context.h"
 
 /* In the order in which they are checked. */

@@ -225,8 +225,8 @@ int zr_values_read(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, 
     return zr_engine_read_buffer(z->engine, tensor, first, n, dst);
 }
 
-/* given: the program wrote these values, and counts elements as ZERO_WHOLE says. Both pipeline stages of a
- * tied tensor make this call, and then have equal values. */
+/* Writes a range. given: the program wrote these values, and counts elements as ZERO_WHOLE says. Both
+ * pipeline stages of a tied tensor make this call, and then have equal values. */
 static int write_values(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n,
                         const void *src, bool given)
 {

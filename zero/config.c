@@ -117,8 +117,8 @@ static int by_unit(const void *a, const void *b)
 static int check_brackets(const struct zr_call *order, struct place *places, int n)
 {
     qsort(places, (size_t)n, sizeof *places, by_unit);
-    int n_open =
-        0; /* places[0..n_open) holds the open brackets of this unit. Those places were read already. */
+    /* places[0..n_open) holds the open brackets of this unit. Those places were read already. */
+    int n_open = 0;
     for (int i = 0; i < n; i++) {
         struct place p = places[i];
         const struct zr_call *call = &order[p.at];
@@ -147,7 +147,7 @@ static int check_brackets(const struct zr_call *order, struct place *places, int
     return 0;
 }
 
-/* Checks the order and copies it in the form of the lower floors. */
+/* Checks the order and copies it in the engine's form. */
 static int resolve_order(const struct zero_config *c, struct zr_call **out)
 {
     int n = c->memory.n_order, err = 0;
@@ -393,7 +393,7 @@ int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, 
         return err;
     }
     apply_groups(o, tensors, n_tensors);
-    /* If guards cannot close the memory behind a gradient to the model, gaps in the layout do. */
+    /* Here guards cannot protect the memory behind a gradient, so gaps in the layout detect writes to it. */
     bool gaps = o->check && place.model_holds && config->user.device != ZERO_DEVICE_CUDA;
     return zr_layout_make(tensors, n_tensors, place.size[ZR_INNER], place.size[ZR_OUTER], place.model_holds,
                           gaps, out);

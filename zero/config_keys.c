@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 enum kind { KIND_INT32, KIND_INT64, KIND_BYTES, KIND_FLOAT, KIND_DOUBLE, KIND_FIXED };
-enum where { TEXT_ONLY, TEXT_AND_ENV }; /* environment: the fields marked + in zero.h */
+enum where { TEXT_ONLY, TEXT_AND_ENV }; /* environment: the fields marked + in zero_config.h */
 
 struct choice {
     const char *name;
@@ -449,8 +449,8 @@ static const struct field *nearest(const char *key, bool env_only, int *best)
         if (env_only && fields[i].where != TEXT_AND_ENV)
             continue;
         int d = distance(key, fields[i].key);
-        if (d > 1 && strlen(key) > 3 &&
-            strcasestr(fields[i].key, key)) /* "accum" is short for grad_accum_steps */
+        /* "accum" is short for grad_accum_steps. */
+        if (d > 1 && strlen(key) > 3 && strcasestr(fields[i].key, key))
             d = 1;
         if (d < *best) {
             *best = d;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* context.h: what a zero_ctx holds, and what the files of zero/ call of each other. */
+/* context.h: struct zero_ctx, and the functions that the files of zero/ share. */
 #ifndef ZR_ZERO_CONTEXT_H
 #define ZR_ZERO_CONTEXT_H
 
@@ -35,7 +35,7 @@ struct zr_whole {
     uint64_t hash;
     /* whether tensors is allocated here; otherwise it is the layout's */
     bool own_memory;
-    /* what grad points at */
+    /* grad of trained tensors points here */
     void *trained;
 };
 
@@ -133,7 +133,7 @@ struct zero_ctx {
     struct zr_loaded *loaded;
     /* the program called zero_set_data since that load */
     bool data_set[ZR_N_DATA];
-    /* the warning that it did not was given */
+    /* the warning that the program did not call it was given */
     bool reported_no_data[ZR_N_DATA];
     /* the next context that zero_unwrap could not free (unwrap.c) */
     struct zero_ctx *next_left;
@@ -160,13 +160,14 @@ static inline void zr_leave_call(struct zero_ctx **z)
         zr_engine_leave((*z)->engine);
 }
 
-/* call_rules.c. z may be NULL.
- *   call_check      ZR_ERR_ORDER if the rules of this call do not hold; ZR_ERR_ARG if z is NULL; or the
- *                   failure of a context that has failed
- *   need_healthy    the same for a call that needs no more than a context that has not failed
- *   need_gradients  ZR_ERR_ORDER if no backward bracket has ended since the last step; z is not NULL */
+/* ---- call_rules.c ---- */
+
+/* Checks the rules of a call. ZR_ERR_ORDER if they do not hold, ZR_ERR_ARG if z is NULL, or the failure of a
+ * context that has failed. */
 int zr_call_check(struct zero_ctx *z, enum zr_called_name name);
+/* Checks a call that only needs a context that has not failed. z may be NULL. */
 int zr_need_healthy(struct zero_ctx *z, const char *call);
+/* ZR_ERR_ORDER if no backward bracket has ended since the last step. */
 int zr_need_gradients(const struct zero_ctx *z, const char *call);
 /* Begins a call of the program: tells the flight recorder, and returns from the function if its rules do not
  * hold. */
@@ -174,8 +175,8 @@ int zr_need_gradients(const struct zero_ctx *z, const char *call);
     ZR_IN_CALL(z, name, false, -1);                                                                          \
     ZR_TRY(zr_call_check(z, name))
 
-/* The number of data-parallel ranks, and this rank's number among them. Data-parallel ranks have the same
- * part of the model. Before the mesh is made, all ranks count as data-parallel. */
+/* Return the number of data-parallel ranks, and this rank's number among them. Data-parallel ranks have the
+ * same part of the model. Before the mesh is made, all ranks count as data-parallel. */
 static inline int32_t zr_dp_world(const struct zero_ctx *z)
 {
     return z->mesh.inner ? z->mesh.inner * z->mesh.outer : z->world.world;
@@ -184,7 +185,7 @@ static inline int32_t zr_dp_rank(const struct zero_ctx *z)
 {
     return z->mesh.inner ? z->world.rank % (z->world.world / z->mesh.stages) / z->mesh.parts : z->world.rank;
 }
-/* The lowest rank that has the same part of the model as rank r. */
+/* Returns the lowest rank that has the same part of the model as rank r. */
 static inline int32_t zr_first_of_part(const struct zero_ctx *z, int32_t r)
 {
     int32_t n_stage = z->world.world / z->mesh.stages;
@@ -197,7 +198,7 @@ static inline int32_t zr_first_of_part(const struct zero_ctx *z, int32_t r)
 int zr_whole_make(struct zero_ctx *z);
 /* A zeroed struct is allowed. */
 void zr_whole_free(struct zr_whole *w);
-/* Pipeline stages of the whole model. */
+/* Returns the number of pipeline stages of the whole model. */
 static inline int32_t zr_stages(const struct zero_ctx *z)
 {
     return z->mesh.stages * z->config.user.pipeline.stages_per_rank;
@@ -240,54 +241,58 @@ int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors
 
 /* ties.c. Local. Sets what a tied tensor is on this rank's pipeline stage, before the layout is made. */
 int zr_ties_take(const struct zr_config *c, struct zr_tensor *t, int32_t n);
-/* Bytes of all tied tensors in a slot, and of their gradient sums. */
+/* Return the bytes of all tied tensors in a slot, and of their gradient sums. */
 int64_t zr_ties_bytes(const struct zr_layout *l);
 int64_t zr_ties_sum_bytes(const struct zr_layout *l);
-/* A hash of what must be equal on both stages; 0 if there are no tied tensors. */
+/* Returns a hash of what must be equal on both stages. 0: there are no tied tensors. */
 uint64_t zr_ties_hash(const struct zr_layout *l);
 
-/* schedule.c.
- *   make     makes the schedule; config's options point at its order and memory; local
- *   bracket  ZR_ERR_ORDER if the bracket is outside an action, or has another phase or pipeline stage
- *   over     ZR_ERR_ORDER if the step has actions left and some were taken, or pp is above 1
- *   drop     ZR_ERR_ORDER if an action is open, or messages are on their way
- *   step     begins the next step, after zero_step or zero_drop
- */
-/* ZR_ERR_ORDER if the call waits for other ranks and the pipeline has actions left. */
+/* schedule.c. ZR_ERR_ORDER if the pipeline has actions left, for a call that waits for other ranks. */
 int zr_refuse_in_actions(const struct zero_ctx *z, const char *call);
+/* Makes the schedule. The options of c then point at its order and memory. Local. */
 int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_schedule **out);
 void zr_schedule_free(struct zr_schedule *s);
 const struct zr_pipe_room *zr_schedule_room(const struct zr_schedule *s);
 uint64_t zr_schedule_file_hash(const struct zr_schedule *s);
+/* ZR_ERR_ORDER if the bracket is outside an action, or has another phase or pipeline stage than the
+ * action. */
 int zr_schedule_bracket(const struct zero_ctx *z, const char *call, const struct zr_core_event *ev);
+/* ZR_ERR_ORDER if the step has actions left, and some were taken or the pipeline has several stages. */
 int zr_schedule_over(const struct zero_ctx *z, const char *call);
+/* ZR_ERR_ORDER if an action is open, messages are on their way, or the pipeline has nothing to drop. */
 int zr_schedule_drop(const struct zero_ctx *z);
+/* Begins the next step, after zero_step or zero_drop. */
 void zr_schedule_step(struct zero_ctx *z);
 /* zero_tune of grad_accum_steps: the next steps and evaluations have n micro-batches. */
 int zr_schedule_tune(struct zero_ctx *z, int32_t n);
 
-/* backend.c.
- *   row      the row with a number in ZERO_BACKEND_MAP; NULL if there is none, as for auto
- *   number   the number of a row
- *   of_lent  the row of the communicator that the program lends, which goes to *lent; NULL: it lends none
- *   choose   the row for a configuration, and the default of options.deterministic; refuses what contradicts
- *   open     local for the device, collective and blocking for the communicators
- *   abort    makes closing safe after a rank was lost; keeps this thread's message, which names the cause
- *   path     how bytes travel, once the arenas exist */
+/* ---- backend.c ---- */
+
+/* Returns the row with a number in ZERO_BACKEND_MAP. NULL if there is none, as for auto. */
 const struct zr_backend *zr_backend_row(int32_t number);
+/* Returns the number of a row. */
 int32_t zr_backend_number(const struct zr_backend *row);
+/* Returns the row that a communicator of the program belongs to, and the communicator in *lent. NULL: cfg has
+ * no communicator. */
 const struct zr_backend *zr_backend_of_lent(const struct zero_config *c, void **lent);
+/* Chooses the row for a configuration, and the default of options.deterministic. Refuses a configuration that
+ * contradicts itself. */
 int zr_backend_choose(struct zr_config *config, int world, const struct zr_backend **out);
 /* Refuses a backend that cannot join ranks on several hosts. The message says which backends can. */
 int zr_backend_check_hosts(const struct zero_ctx *z);
+/* Local. */
 int zr_backend_open_device(struct zero_ctx *z);
+/* Collective. Blocks. */
 int zr_backend_open_comms(struct zero_ctx *z);
+/* Makes it safe to close the communicators after a rank was lost. Keeps this thread's message, which names
+ * the cause. */
 void zr_backend_abort_comms(struct zero_ctx *z, int err);
 void zr_backend_close_comms(struct zero_ctx *z);
+/* Returns how bytes travel. Call it once the arenas exist. */
 const char *zr_backend_path(const struct zero_ctx *z);
 
-/* backend.c. Sets what the communicators need of the plan (options.gather_scratch_bytes and so on). Local.
- * The result is equal on all ranks. */
+/* Sets what the communicators need of the plan (options.gather_scratch_bytes and so on). Local. The result is
+ * equal on all ranks. */
 void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, const struct zr_layout *layout);
 
 /* agree.c: compares the plans of all ranks. Collective over the rendezvous; local for world 1. Every rank
@@ -305,22 +310,23 @@ int zr_agree_in_run(struct zero_ctx *z, int local_err);
 /* The same among the ranks of one pipeline stage. An error that one rank has alone ends the context. */
 int zr_agree_in_stage(struct zero_ctx *z, int local_err);
 
-/* init_later.c.
- *   refuse           ZR_ERR_ORDER if the tensor, or with a negative number any tensor, lacks values. Returns
- *                    the failure of a context that has failed
- *   refuse_all       the same for all tensors, and with pipeline stages for those of every stage; collective
- *                    there until every tensor has values
- *   nothing_written  whether zero_write has written no parameter and no state so far
- *   reserve          grows the list before a write, so that note cannot fail
- *   note             records a write of this part's elements, or with whole set of the whole tensor's
- *   loaded           records that every tensor has values */
+/* ---- init_later.c ---- */
+
 int zr_init_later_open(struct zero_ctx *z);
 void zr_init_later_close(struct zero_ctx *z);
+/* ZR_ERR_ORDER if the tensor lacks values; a negative number means any tensor. Returns the failure of a
+ * context that has failed. */
 int zr_init_later_require(struct zero_ctx *z, const char *call, int32_t tensor);
+/* The same for all tensors. With pipeline stages it checks those of every stage, and is collective until
+ * every tensor has values. */
 int zr_init_later_require_all(struct zero_ctx *z, const char *call);
+/* Whether zero_write has written no parameter and no state so far. */
 bool zr_init_later_nothing_written(const struct zero_ctx *z);
+/* Grows the list before a write, so that zr_init_later_note cannot fail. */
 int zr_init_later_reserve(struct zero_ctx *z, int32_t tensor);
+/* Records a write. first counts elements of this part, or with whole set of the whole tensor. */
 void zr_init_later_note(struct zero_ctx *z, int32_t tensor, bool whole, int64_t first, int64_t n);
+/* Records that every tensor has values. */
 void zr_init_later_loaded(struct zero_ctx *z);
 
 /* first_values.c. Warns about the first NaN or infinity among the weights that this rank owns. Local. */
@@ -332,18 +338,21 @@ void zr_first_values_report(struct zero_ctx *z);
 int zr_values_read(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n, void *dst);
 int zr_values_write(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n, const void *src);
 
-/* buffers.c.
- *   exist           whether the whole model has buffers
- *   are_saved_here  whether this rank saves those of its pipeline stage
- *   check           ZR_ERR_ORDER if the *param of one is NULL; local
- *   compare         whether they are equal on all ranks. If not, this thread's message names the first that
- *                   differs. whole_numbers: compares only buffers of whole numbers. Collective; blocks */
+/* ---- buffers.c ---- */
+
+/* Whether the whole model has buffers. */
 bool zr_buffers_exist(const struct zero_ctx *z);
+/* Whether this rank saves the buffers of its pipeline stage. */
 bool zr_buffers_are_saved_here(const struct zero_ctx *z);
+/* ZR_ERR_ORDER if the *param of a buffer is NULL. Local. */
 int zr_buffers_check(const struct zero_ctx *z);
+/* Compares buffers over all ranks. If they differ, this thread's message names the first that does.
+ * whole_numbers: compares only buffers of integers. Collective. Blocks. */
 int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal);
 
-/* program_data.c. The program's own data, held by the context and the saves under way. */
+/* ---- program_data.c ---- */
+
+/* The program's own data, held by the context and the saves under way. */
 struct zr_data {
     /* changed on one thread only */
     int32_t n_holders;
@@ -365,22 +374,22 @@ int64_t zr_loaded_bytes(const struct zr_loaded *l, int kind);
 /* save.c. Ends a save that was begun, and returns its error. Collective while the context is healthy. After a
  * failure it only frees what this rank has of it. */
 int zr_save_end(struct zero_ctx *z);
-/* After a step: rank 0 may commit once the step's records say that all files are written. */
+/* Called after a step. Rank 0 may commit once the step's records say that all files are written. */
 void zr_save_notice(struct zero_ctx *z);
 
-/* memory.c.
- *   check       refuses plans of the ranks on this host that together do not fit its free memory, or that of
- *               a memory control group. zr_agree_on_plan has collected what each rank needs
- *   check_gpu   refuses a plan that does not fit the GPU. Called again with communicators set once they are
- *               open, because NCCL has allocated memory by then
- *   host_bytes  the host memory that the plan needs
- *   ask         collects how many bytes more each rank is about to allocate on the host. Collective; blocks
- *   check_room  ZR_ERR_NOMEM if the host does not have those bytes, or the GPU of a rank not so many
- */
+/* ---- memory.c ---- */
+
+/* Refuses the plans of this host's ranks if together they do not fit its free memory, or that of a memory
+ * control group. Call it after zr_agree_on_plan, which collects what each rank needs. */
 int zr_memory_check(struct zero_ctx *z);
+/* Refuses a plan that does not fit the GPU. communicators: called again once they are open, because NCCL has
+ * allocated memory by then. */
 int zr_memory_check_gpu(struct zero_ctx *z, bool communicators);
+/* Returns the host memory that the plan needs. */
 int64_t zr_memory_host_bytes(const struct zero_ctx *z);
+/* Collects how many more bytes each rank is about to allocate on the host. Collective. Blocks. */
 int zr_memory_ask(struct zero_ctx *z, int64_t bytes);
+/* ZR_ERR_NOMEM if the host lacks the bytes that were asked for, or without host set the GPU these bytes. */
 int zr_memory_check_room(struct zero_ctx *z, int64_t bytes, bool host);
 
 /* Returns a hash of the sources that this library was built from (source_hash.py). */

@@ -9,7 +9,8 @@
 
 #define MOST_PIECE_BYTES (1 << 20)
 
-/* found: the index in the tensor of the first such element. -1: none. */
+/* Searches a range for NaN and infinity. *found: the index in the tensor of the first such element. -1:
+ * none. */
 static int look_through(struct zr_source *s, const struct zr_extent *x, int64_t at, enum zr_dtype dtype,
                         char *piece, int64_t piece_bytes, int64_t *found, float *value)
 {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gather_all.c: zero_gather_all and zero_release_all: checked here and agreed on by all ranks; the rest is
- * the engine's (gather_all.c). */
+/* gather_all.c: zero_gather_all and zero_release_all. Checks the calls and lets all ranks agree.
+ * shard/engine/gather_all.c moves the data. */
 #include "zero/context.h"
 
-/* The budget counts gathered parameters where the model computes. The slots are part of it already. */
+/* Checks param_budget_bytes. It counts gathered parameters where the model computes, and the slots are part
+ * of it already. */
 static int check_budget(const struct zero_ctx *z, int64_t bytes)
 {
     int64_t budget = z->config.options.param_budget_bytes, slots = 0;

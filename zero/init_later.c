@@ -17,7 +17,7 @@ struct range {
 
 /* The ranges of one tensor that have values: sorted and disjoint. */
 struct known {
-    struct range *list; /* sorted, disjoint */
+    struct range *list;
     int32_t n, room;
 };
 

@@ -72,7 +72,7 @@ int zero_loss_scale(zero_ctx *z, double count, double *scale)
     return 0;
 }
 
-/* A scale holds for one step, because it depends on the counts. */
+/* Ends the scale of this step. It holds for one step, because it depends on that step's counts. */
 void zr_loss_scale_step(struct zero_ctx *z)
 {
     if (z->had_loss_scale && !z->has_loss_scale && !z->reported_no_loss_scale && z->world.rank == 0) {

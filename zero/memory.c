@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* memory.c: is there room for the plan? Asked before anything is allocated, so that the answer is an error
- * with a table and not the kernel's killer in the middle of the first step. */
+/* memory.c: checks that there is memory for the plan. It runs before anything is allocated, so that a lack of
+ * memory is an error with a table. Otherwise the kernel might kill the process in the middle of the first
+ * step. */
 #include "shard/engine/check/places.h"
 #include "zero/context.h"
 
@@ -123,7 +124,7 @@ int zr_memory_check_gpu(struct zero_ctx *z, bool communicators)
     if (wanted > free_bytes)
         return refuse(z->plan, exact, "rank on its GPU", free_bytes, more);
     z->gpu_free_bytes = free_bytes;
-    /* This is an estimate, so it is not a reason to refuse. */
+    /* This estimate is no reason to refuse. */
     int64_t later = z->backend->library_bytes * n_communicators(z);
     if (communicators && wanted + later > free_bytes)
         zr_warn(

@@ -69,8 +69,9 @@ static size_t range_behind(const struct ranges *r, uintptr_t at)
     return lo;
 }
 
-/* NaN as f32 and as bf16, but not the one that check mode fills gradients with (shard/engine/check/stored.c):
- * it may get into a gradient, and must not be taken for that. at: of a multiple of 2. */
+/* Fills memory with a value that is NaN as f32 and as bf16. It is not the NaN that check mode fills gradients
+ * with (shard/engine/check/stored.c). It may get into a gradient, and must not be mistaken for that one. at
+ * is even. */
 static void fill(char *at, size_t n_bytes)
 {
     const uint16_t nan = 0x7fc0;

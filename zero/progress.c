@@ -105,7 +105,7 @@ bool zr_progress_has_ended(void *arg, int rank, char *how, size_t n_how)
     if (!m->n_wraps || at < 0 || at >= m->n_bytes / (int64_t)sizeof *m->all)
         return false;
     int32_t ended = atomic_load(&m->all[at].ended);
-    bool knows = m->rank == 0; /* Others see from the number of wraps who has come. */
+    bool knows = m->rank == 0; /* other ranks see from the number of wraps who has come */
     if (!ended || (!knows && atomic_load(&m->all[at].n_wraps) >= m->n_wraps))
         return false;
     if (ended > 0)

@@ -56,8 +56,8 @@ static enum zr_pipeline_kind kind_of(const struct zr_config *c)
     return kind[c->user.pipeline.schedule];
 }
 
-/* Returns a schedule for evaluations, which need not be in the file. A file may have any number of
- * micro-batches. */
+/* Returns the kind of schedule for evaluations, which a schedule file does not have. The interleaved schedule
+ * cannot take any number of micro-batches that a file may have. GPipe can. */
 static enum zr_pipeline_kind kind_of_evaluation(const struct zr_config *c, const struct zr_walk *w)
 {
     if (!c->user.pipeline.schedule_file || w->per_rank == 1)
@@ -386,7 +386,7 @@ const struct zr_pipe_room *zr_schedule_room(const struct zr_schedule *s)
     return &s->room;
 }
 
-/* ---- one action after the other ---- */
+/* ---- taking actions ---- */
 
 static enum zero_phase phase_of(const struct zr_pipe_action *a)
 {
@@ -493,7 +493,7 @@ int zero_finish(zero_ctx *z)
     return zr_walk_move(z->engine, &s->walk);
 }
 
-/* ---- what other calls have to do with it ---- */
+/* ---- checks for other calls ---- */
 
 /* Whether an action has such brackets. Forward brackets may be in any action, because backward may recompute.
  * Backward brackets are in backward actions. A whole backward action may have split brackets, too. */
@@ -563,8 +563,8 @@ int zr_schedule_drop(const struct zero_ctx *z)
     const struct zr_schedule *s = z->schedule;
     bool several = zr_walk_stages(&s->walk) > 1,
          messages = several && s->walk.at > 0 && !zr_walk_is_over(&s->walk);
-    if (several && s->walk.at == 0 && !s->walk.open &&
-        !s->walk.evaluates) /* This holds for all pipeline stages, frozen ones too. */
+    /* This holds for all pipeline stages, even frozen ones. */
+    if (several && s->walk.at == 0 && !s->walk.open && !s->walk.evaluates)
         return zr_fail(ZR_ERR_ORDER,
                        "zero_drop: no action of the step has begun, so there is nothing to drop");
     return messages || s->walk.open || s->walk.evaluates ? zr_schedule_over(z, "zero_drop") : 0;

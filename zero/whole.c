@@ -38,7 +38,7 @@ struct listed {
     int64_t before, layers;
 };
 
-/* ---- what ranks tell each other ---- */
+/* ---- the messages of ranks ---- */
 
 static void fill_row(const struct zr_tensor *t, struct row *r)
 {
@@ -82,7 +82,7 @@ static void fill_message(const struct zr_layout *l, int64_t n_bytes, char *out)
     }
 }
 
-/* This rank has all stages. */
+/* Makes the message of a rank that has all stages. */
 static int take_own_table(const struct zero_ctx *z, char **out, int64_t *each)
 {
     *each = message_bytes(z->layout);
@@ -91,7 +91,7 @@ static int take_own_table(const struct zero_ctx *z, char **out, int64_t *each)
     return 0;
 }
 
-/* out: a message of *each bytes from every rank. */
+/* Exchanges the tables. *out has a message of *each bytes from every rank. */
 static int exchange_tables(struct zero_ctx *z, char **out, int64_t *each)
 {
     if (!z->rendezvous)
@@ -167,7 +167,7 @@ static void list_rows(struct zero_ctx *z, const char *all, int64_t each, struct 
     z->whole.hash = hash;
 }
 
-/* ---- what is one tensor ---- */
+/* ---- which rows form one tensor ---- */
 
 static int by_name_and_stage(const void *a, const void *b)
 {

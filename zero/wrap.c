@@ -199,7 +199,7 @@ static int meet_over_lent(struct zero_ctx *z, int *held)
     return err;
 }
 
-/* If the launcher says no more, ranks learn over its MPI where rank 0 waits. */
+/* If the launcher does not say where rank 0 waits, ranks learn it over its MPI. */
 static int meet_over_mpi(struct zero_ctx *z, int *held)
 {
     const struct zr_backend_config config = {.start_timeout_ms = z->start_ms, .log = z->config.options.log};
@@ -261,7 +261,7 @@ static void see_rank(void *arg, int rank, struct zr_rank_seen *out)
     zr_flight_peers_see(arg, rank, out);
 }
 
-/* From here on, ranks of a host can read each other's last calls. */
+/* Lets the ranks of a host read each other's last calls from here on. */
 static int open_flight_peers(struct zero_ctx *z)
 {
     if (!z->rendezvous)
@@ -288,8 +288,8 @@ static void on_failed(void *arg, int code, const char *text)
     zr_engine_remote_failure(z->engine, code, text);
 }
 
-/* With NCCL, the failure of another rank only shows as a collective that does not end. The rendezvous says
- * what happened. */
+/* Reports a failure to the other ranks over the rendezvous. With NCCL alone, they would only see a collective
+ * that does not end. */
 static void report_ranks(void *arg, int code, const char *text)
 {
     struct zero_ctx *z = arg;
@@ -297,8 +297,8 @@ static void report_ranks(void *arg, int code, const char *text)
         zr_rendezvous_report(z->rendezvous, code, text);
 }
 
-/* The loop looks for more work for a while before it sleeps, but only if that takes no core from compute: if
- * there are four for each rank. */
+/* Returns how long the loop looks for more work before it sleeps. It does so only if there are four cores for
+ * each rank, so that it takes none from compute. */
 static int64_t loop_spin_ns(const struct zr_topology *t)
 {
     return zr_topology_has_cores(t->local_size, zr_topology_on_machine(t), 4) ? 20000 : 0;
@@ -449,8 +449,8 @@ static void report_interface(const struct zero_ctx *z)
                 z->world.interface, z->world.host);
 }
 
-/* Warns if two ranks may share a GPU, which happens if a launcher numbers the ranks of a host in another way.
- */
+/* Lists the hosts. Logs a local rank of the launcher that is not this rank's number on the host, because two
+ * ranks may then share a GPU. */
 static void report_topology(const struct zero_ctx *z)
 {
     const struct zr_topology *t = &z->topology;

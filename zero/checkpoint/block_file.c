@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* block_file.c: reads and writes blocks of a large file, past the page cache where that works, and otherwise
+/* block_file.c: reads and writes blocks of a large file, past the page cache if that works, and otherwise
  * through it. */
 #include "zero/checkpoint/block_file.h"
 
@@ -42,7 +42,7 @@ int zr_block_file_open(const struct zr_files *fs, const char *path, int64_t byte
     return 0;
 }
 
-/* Moves whole pages from the beginning past the cache, and returns how many bytes that were. A failure is not
+/* Moves whole pages from the beginning past the cache. Returns how many bytes it has moved. A failure is not
  * reported here, because the call that moves the rest meets it too. */
 static int64_t move_direct(struct zr_block_file *f, char *buf, int64_t n, int64_t at, bool write)
 {

@@ -72,7 +72,7 @@ static int newest_first(const void *a, const void *b)
     return strcmp(x->text, y->text);
 }
 
-/* Release l->names with free, also after a failure. */
+/* Lists the saves in root. The caller frees l->names, even after a failure. */
 static int list_saves(const struct zr_files *fs, const char *root, bool *missing, struct list *l)
 {
     *l = (struct list){0};
@@ -84,7 +84,7 @@ static int list_saves(const struct zr_files *fs, const char *root, bool *missing
 
 /* ---- saving ---- */
 
-/* What a manifest.json in the folder itself says. */
+/* The manifest.json in the folder itself. */
 enum root_manifest { NO_MANIFEST, OF_ANOTHER_PROGRAM, OF_CHECKPOINT };
 
 /* Looks for a manifest in the folder itself. A damaged one of libzero counts as a checkpoint, so that the
@@ -176,7 +176,7 @@ int zr_checkpoint_seal(const struct zr_files *fs, const char *folder, const stru
 int zr_checkpoint_publish(const struct zr_files *fs, const char *root, const char *name)
 {
     char from[ZR_PATH_BYTES], to[ZR_PATH_BYTES], hidden[ZR_CHECKPOINT_NAME_BYTES + 1];
-    /* Syncs root's own name too: the run that made it may have ended before it did so. */
+    /* Root's own name is synced too, because the run that made root may have ended before it did so. */
     int err = zr_folder_sync_parent(fs, root);
     snprintf(hidden, sizeof hidden, ".%s", name);
     if (!err)
@@ -188,7 +188,7 @@ int zr_checkpoint_publish(const struct zr_files *fs, const char *root, const cha
     return err ? err : zr_folder_sync(fs, root);
 }
 
-/* What a folder with the name of a save contains. missing: it is a link, or no folder. */
+/* The contents of a folder with the name of a save. missing: it is a link, or no folder. */
 struct contents {
     bool missing, has_manifest;
     size_t n, n_folders;
@@ -213,7 +213,7 @@ static int look_inside(const struct zr_files *fs, const char *path, struct conte
         err = zr_path_join(inner, path, l.name[i]);
         if (err)
             break;
-        (void)zr_folder_walk(fs, inner, &is_file, stop, NULL); /* a folder that cannot be opened is one too */
+        (void)zr_folder_walk(fs, inner, &is_file, stop, NULL); /* a folder that cannot be opened counts too */
         c->n_folders += !is_file;
         c->has_manifest |= !strcmp(l.name[i], ZR_MANIFEST_NAME);
     }
@@ -268,7 +268,7 @@ void zr_checkpoint_prune(const struct zr_files *fs, const char *root, const char
             struct zr_manifest m;
             if (!keep)
                 continue;
-            /* A damaged one does not count: it would take the place of one that can be loaded. */
+            /* A damaged checkpoint does not count. It would take the place of one that can be loaded. */
             bool broken, good = kept < keep && !zr_checkpoint_open(fs, path, &broken, &m);
             if (good)
                 zr_manifest_free(&m);
@@ -317,7 +317,7 @@ int zr_checkpoint_open(const struct zr_files *fs, const char *folder, bool *brok
     if (err)
         return *broken ? zr_fail(ZR_ERR_IO, "%s: not a checkpoint: it has no " ZR_MANIFEST_NAME, folder)
                        : err;
-    /* A checkpoint that is complete but cannot be read, since a later version wrote it, is an error and not
+    /* A complete checkpoint that a later version wrote cannot be read. That is an error, and it is not
      * skipped. */
     *broken = !zr_manifest_is_sound(text, n);
     err = zr_manifest_parse(path, text, n, out);
@@ -336,7 +336,7 @@ int zr_checkpoint_open(const struct zr_files *fs, const char *folder, bool *brok
     return err;
 }
 
-/* found: whether the save can be loaded. If it cannot, a log line says that it is skipped. */
+/* Tries to open a save. *found: it can be loaded. If it cannot, a log line says that it is skipped. */
 static int try_save(const struct zr_files *fs, const char *root, const struct name *save, struct zr_log *log,
                     bool *found)
 {
@@ -350,7 +350,7 @@ static int try_save(const struct zr_files *fs, const char *root, const struct na
     }
     ZR_TRY(zr_path_join(path, root, save->text));
     int err = zr_checkpoint_open(fs, path, &broken, &m);
-    if (err && !broken) /* It may be a good one. Taking an older one instead would lose it silently. */
+    if (err && !broken) /* The checkpoint may be good. Taking an older one instead would lose it silently. */
         return err;
     *found = !err;
     if (*found)

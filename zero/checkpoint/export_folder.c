@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* export_folder.c: see export_folder.h for the protocol. Loaders look for ZR_WEIGHTS_SINGLE first and for the
- * index afterwards. After every call to the file system below, this order leads them to a whole export. */
+/* export_folder.c: writes an export's files into their folder and switches readers to them, by the protocol
+ * of export_folder.h. Loaders look for ZR_WEIGHTS_SINGLE first, and for the index afterwards. After every
+ * call to the file system below, this order leads them to a whole export. */
 #include "zero/checkpoint/export_folder.h"
 
 #include <errno.h>
@@ -60,7 +61,7 @@ static bool ends_with(const char *name, const char *end)
     return n >= k && !strcmp(name + n - k, end);
 }
 
-/* Whether some loader would take it for the model's weights, or for a list of them. The table in
+/* Whether a loader would take the file for the model's weights, or for a list of them. The table in
  * zero/checkpoints.md names the loaders. */
 static bool is_weight_file(const char *name)
 {
@@ -111,7 +112,7 @@ static int read_file_id(const struct zr_files *fs, const char *path, char id[ZR_
     return err;
 }
 
-/* *is: zero_export wrote this weight file. A file that cannot be read is not known to be ours. */
+/* *is: zero_export wrote this weight file. A file that cannot be read counts as somebody else's. */
 static int recognize(const struct zr_export_folder *f, const char *name, bool *is)
 {
     char path[ZR_PATH_BYTES], id[ZR_EXPORT_ID_BYTES] = "";
@@ -138,7 +139,8 @@ static int remove_in(const struct zr_export_folder *f, const char *name)
     return zr_file_remove(f->fs, path);
 }
 
-/* Nothing is removed unless the whole folder can be written to. */
+/* Lists the files of earlier exports, and removes what killed exports left. Removes nothing if the folder has
+ * weight files that zero_export did not write. */
 static int examine(struct zr_export_folder *f)
 {
     struct zr_names all;
@@ -193,7 +195,7 @@ int zr_export_begin(const struct zr_files *fs, const struct zr_folder_locks *hel
     return draw_id(f->id);
 }
 
-/* Renames a hidden file to its last name. */
+/* Renames a hidden file to its final name. */
 static int reveal(const struct zr_export_folder *f, int32_t file, const char *name)
 {
     char hidden[ZR_EXPORT_NAME_BYTES], from[ZR_PATH_BYTES], to[ZR_PATH_BYTES];

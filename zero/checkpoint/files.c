@@ -37,14 +37,15 @@ static int fail_io(const char *path, const char *call, int64_t code)
     if (code == -ENXIO)
         return zr_fail(ZR_ERR_IO, "%s: %s: it is a FIFO, a socket or a device; allowed: a regular file", path,
                        call);
-    if (code == -EFBIG || code == -EMFILE) /* a limit is named with its value */
+    if (code == -EFBIG || code == -EMFILE) /* a message about a limit has its value */
         zr_system_words((int)-code, why);
     else
         uv_strerror_r((int)code, why, sizeof why);
     return zr_fail(ZR_ERR_IO, "%s: %s: %s", path, call, why);
 }
 
-/* A signal may interrupt any of them; how often in a row has no bound, so there is none here. */
+/* Repeats a call that a signal interrupts. There is no limit, because any number of signals may come in a
+ * row. */
 #define RETRY(result, call)                                                                                  \
     do {                                                                                                     \
         result = (call);                                                                                     \
@@ -164,8 +165,8 @@ int zr_file_size(const struct zr_files *fs, int fd, const char *path, int64_t *b
 
 int zr_file_close(const struct zr_files *fs, int fd, const char *path)
 {
-    /* On Linux the descriptor is released even when close is interrupted: to repeat it could close another
-     * thread's. */
+    /* On Linux close releases the descriptor even if it is interrupted. Repeating it could close another
+     * thread's descriptor. */
     int err = fs->close(fs->arg, fd);
     return err < 0 && err != -EINTR ? fail_io(path, "close", err) : 0;
 }
@@ -308,7 +309,7 @@ int zr_file_remove(const struct zr_files *fs, const char *path)
     return err < 0 && err != -ENOENT ? fail_io(path, "remove", err) : 0;
 }
 
-/* is_folder: it is a folder, which stays. */
+/* Removes a file. *is_folder: the name is a folder, which stays. */
 static int remove_file(const struct zr_files *fs, const char *folder, const char *name, bool *is_folder)
 {
     char path[ZR_PATH_BYTES];
@@ -319,7 +320,7 @@ static int remove_file(const struct zr_files *fs, const char *folder, const char
     return err < 0 && err != -ENOENT && !*is_folder ? fail_io(path, "remove", err) : 0;
 }
 
-/* Names are listed first: what a walk shows while entries go is not defined. */
+/* The names are listed first, because a walk is undefined while entries are removed. */
 int zr_folder_remove(const struct zr_files *fs, const char *path, const char *first)
 {
     struct zr_names l;

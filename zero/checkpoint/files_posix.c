@@ -17,7 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#ifndef O_PATH /* Linux alone has it */
+#ifndef O_PATH /* only Linux has it */
 #define O_PATH (O_RDONLY | O_NONBLOCK)
 #endif
 
@@ -26,7 +26,7 @@ static int or_errno(int result)
     return result < 0 ? -errno : result;
 }
 
-/* The code for a link that is not followed. Following it tells whether it leads anywhere. */
+/* Returns the code for a link that is not followed. Following it shows whether it leads anywhere. */
 static int kind_of_link(int folder, const char *name)
 {
     struct stat st;
@@ -35,7 +35,7 @@ static int kind_of_link(int folder, const char *name)
     return errno == ELOOP ? -ZR_LINK_TO_ITSELF : errno == ENOENT ? -ZR_LINK_TO_NOTHING : -ELOOP;
 }
 
-/* The code for a path that was followed through links and led to no file. */
+/* Returns the code for a path that led to no file although its links were followed. */
 static int kind_of_missing(const char *path, int err)
 {
     char start[PATH_MAX];
@@ -92,8 +92,9 @@ static int check_kind(mode_t mode, int flags)
     return S_ISREG(mode) ? 0 : S_ISDIR(mode) ? -EISDIR : -ENXIO;
 }
 
-/* The kind is looked at before the open, which may have effects on a device, and after it, because the name
- * may have changed hands in between. O_NONBLOCK: a FIFO that came in between does not hang. */
+/* Checks the kind of a file before the open, which may have effects on a device. Checks it again after the
+ * open, because the name may be another file's by then. With O_NONBLOCK, a FIFO that came in between does not
+ * block. */
 static int open_kind(int folder, const char *name, int flags, unsigned mode)
 {
     struct stat st;
@@ -161,7 +162,7 @@ static int posix_allocate(void *arg, int fd, int64_t bytes)
 {
     (void)arg;
 #ifdef __linux__
-    /* Not posix_fallocate, which writes zeros where the file system cannot do it. */
+    /* posix_fallocate is not used, because it writes zeros if the file system cannot reserve space. */
     if (zr_limited_fallocate(fd, 0, 0, (off_t)bytes))
         return errno == EOPNOTSUPP || errno == ENOSYS ? 0 : -errno;
 #else
@@ -290,7 +291,8 @@ static int posix_lock(void *arg, int fd)
 {
     (void)arg;
 #ifdef F_OFD_SETLK
-    /* Not a lock of the process, which its other contexts would share and any close of the file would end. */
+    /* This is no lock of the process. The process's other contexts would share that, and any close of the
+     * file would end it. */
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     if (!fcntl(fd, F_OFD_SETLK, &whole))
         return 0;
@@ -336,8 +338,8 @@ static int posix_path_of(void *arg, int fd, char *out, size_t out_bytes)
 #endif
 }
 
-/* The path of a folder that does not exist yet is made of its parent's; where that does not exist either, of
- * the text. */
+/* The path of a folder that does not exist yet is made from its parent's. If the parent does not exist
+ * either, it is made from the text. */
 static int posix_absolute(void *arg, const char *path, char *out, size_t out_bytes)
 {
     char real[PATH_MAX], parent[PATH_MAX];

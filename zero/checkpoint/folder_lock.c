@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* folder_lock.c: takes, finds and gives back the lock file of a folder. */
+/* folder_lock.c: takes, finds and releases the lock of a folder. */
 #include "zero/checkpoint/folder_lock.h"
 
 #include <errno.h>
@@ -13,7 +13,7 @@
 #include <uv.h>
 
 #define LOCK_NAME    ".lock"
-#define HOLDER_BYTES 256 /* of the file: always so many, so that nothing is left of who held it before */
+#define HOLDER_BYTES 256 /* size of the file; it is fixed, so that nothing of an earlier holder remains */
 #define HOST_BYTES   65
 #define MOST_TRIES   1000
 
@@ -44,7 +44,7 @@ static void write_holder(const struct zr_files *fs, int fd, const char *path)
  * failure may have left it, or it is the user's. */
 enum maker { LIBZERO, UNKNOWN, USER };
 
-/* If the power failed, the file may have zeros in place of an end. */
+/* Finds who made the file. A power failure may have left zeros in place of its end. */
 static enum maker find_maker(const char *text, int64_t n_bytes)
 {
     static const char pattern[] = "process # on host "; /* # stands for digits */
@@ -61,7 +61,7 @@ static enum maker find_maker(const char *text, int64_t n_bytes)
     return *p ? UNKNOWN : LIBZERO;
 }
 
-/* Reads who holds the lock; "" if nobody has written that yet. A file of the user's is an error. */
+/* Reads who holds the lock; "" if nobody has written that yet. A file that is the user's is an error. */
 static int read_holder(const struct zr_files *fs, int fd, const char *path, char text[HOLDER_BYTES + 1],
                        enum maker *maker)
 {
@@ -106,10 +106,11 @@ static int fail_held(const char *folder, char text[HOLDER_BYTES + 1])
                    folder, n > 0 ? text : "it is not known which", more);
 }
 
-/* ---- taking and giving ---- */
+/* ---- taking and releasing ---- */
 
-/* The file may have been removed, by its last holder, between being opened and locked: then a lock of it says
- * nothing, and there may be another of that name. One that may be the user's is locked and not written. */
+/* Takes the lock. The last holder may remove the file after it was opened here and before it is locked.
+ * Another file may then have its name, so the lock is tried again. A file that may be the user's is locked,
+ * but not written. */
 static int take(const struct zr_files *fs, const char *folder, struct zr_log *log, struct zr_folder_lock *out)
 {
     char path[ZR_PATH_BYTES], holder[HOLDER_BYTES + 1];
@@ -155,7 +156,7 @@ static int take(const struct zr_files *fs, const char *folder, struct zr_log *lo
     return err ? err : zr_fail(ZR_ERR_IO, "%s: other processes keep taking and releasing its lock", path);
 }
 
-/* *is: the folder at the lock's path still has the file that is locked. It has another one, or none, if
+/* *is: the lock's path still leads to the file that is locked. It leads to another one, or to none, if
  * somebody renamed or removed the folder or the file. */
 static int is_in_place(const struct zr_folder_lock *l, bool *is)
 {
@@ -165,7 +166,8 @@ static int is_in_place(const struct zr_folder_lock *l, bool *is)
     return err || *is ? err : zr_file_is_at(l->fs, l->fd, path, is);
 }
 
-/* Finds the file in a folder that was renamed. A file that has another name now is not looked for. */
+/* Finds the lock file in a folder that was renamed. A lock file that was renamed itself is not searched
+ * for. */
 static bool find_renamed(const struct zr_folder_lock *l, char path[ZR_PATH_BYTES])
 {
     bool is = false;
@@ -175,8 +177,8 @@ static bool find_renamed(const struct zr_folder_lock *l, char path[ZR_PATH_BYTES
     return name && !strcmp(name, "/" LOCK_NAME) && !zr_file_is_at(l->fs, l->fd, path, &is) && is;
 }
 
-/* The file is removed while the lock is held: afterwards it may be another's. One that may be the user's
- * stays. */
+/* Releases a lock. The file is removed while the lock is held, because afterwards it may be another holder's.
+ * A file that may be the user's stays. */
 static void give_back(const struct zr_folder_lock *l)
 {
     char path[ZR_PATH_BYTES];
@@ -189,7 +191,7 @@ static void give_back(const struct zr_folder_lock *l)
     zr_file_close(l->fs, l->fd, path);
 }
 
-/* *at: the folder's place in the list, or locks->n. *in_place: its lock is still the folder's. */
+/* *at: the folder's index in the list, or locks->n. *in_place: the lock in the list is still the folder's. */
 static int find(const struct zr_folder_locks *locks, const struct zr_files *fs, const char *folder, int *at,
                 bool *in_place)
 {

@@ -4,7 +4,7 @@
  *
  * Each rank reads the heads of all files, so it knows where every range of every tensor lies. It checks that
  * the ranges cover the model once, and reads those that it keeps. A tensor that was frozen when it was saved
- * may be trained now, or the reverse: a frozen tensor has weights only, in the dtype of the model; a trained
+ * may be trained now, or the reverse. A frozen tensor has only weights, in the dtype of the model. A trained
  * one has fp32 masters and states. */
 #include "comm/verdict.h"
 #include "kernels/alloc.h"
@@ -23,8 +23,8 @@ bool zr_loading_is_saved(const struct zr_loading *l, int32_t tensor, int kind)
     return was->trainable && kind < was->n_states;
 }
 
-/* Returns how many bytes per element a master has more than the weight that it is read from. Such weights are
- * read to the end of the memory of the masters, and widened there. */
+/* Returns how many more bytes per element a master has than the weight that it is read from. Such weights are
+ * read to the end of the masters' memory, and widened there. */
 static int64_t bytes_to_widen(const struct zr_loading *l, const struct zr_extent *x)
 {
     bool other = x->kind == ZR_VALUE_MASTER && !zr_loading_is_saved(l, x->tensor, x->kind);
@@ -103,8 +103,8 @@ static int choose(struct zero_ctx *z, const char *path, struct zr_loading *l)
     return err;
 }
 
-/* Ranks on several hosts may have different file systems under this path. A copy of the same files is enough.
- */
+/* Ranks on several hosts may have different file systems under this path. Copies of the same files are
+ * enough. */
 #define SAME_FILES "all ranks must find the same files there"
 
 struct opened {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* load_inside.h: what the files of zero_load share; in which order things happen is in load.c. */
+/* load_inside.h: what the files of zero_load share. load.c has the order of steps. */
 #ifndef ZR_ZERO_LOAD_INSIDE_H
 #define ZR_ZERO_LOAD_INSIDE_H
 
@@ -11,9 +11,9 @@
 struct zr_load_range {
     int32_t tensor, file;
     int kind;
-    /* of a tensor that was saved in parts; else 0 */
+    /* Part of a tensor that was saved in parts; otherwise 0. */
     int32_t part;
-    /* elements of the tensor, or of the part; byte of the file */
+    /* Elements of the tensor or part, and the byte of the file where they begin. */
     int64_t first, n, at;
 };
 
@@ -23,38 +23,38 @@ struct zr_loading {
     struct zr_manifest manifest;
     struct zr_shard *shards;
     int32_t n_shards;
-    /* in order of tensor, kind, part, first */
+    /* Sorted by tensor, kind, part and first. */
     struct zr_load_range *ranges;
     int64_t n_ranges;
     const struct zr_tensor **by_name;
-    /* (n_tensors) how each was cut over tp when it was saved, and is here */
+    /* (n_tensors) How each tensor was cut over tp when it was saved, and how it is cut here. */
     struct zr_tp_cut *saved, *here;
-    /* (n_tensors) what the manifest says of each */
+    /* (n_tensors) The manifest's entry of each tensor. */
     const struct zr_manifest_tensor **was;
-    /* laid out as a snapshot */
+    /* Memory for what is read, laid out as a snapshot. */
     char *staged;
     int64_t buffers_at;
-    /* values go straight to where they belong: staged holds buffers alone */
+    /* Values are read directly to their places, and staged holds only buffers. */
     bool direct;
     struct zr_extents own;
     struct zr_loaded *loaded;
 };
 
-/* unit_steps.c: each unit takes the count of its tensors, the largest where they differ. After
+/* unit_steps.c. Sets the step count of each unit to the largest count of its tensors. Call it after
  * zr_engine_set_step. */
 void zr_unit_steps_load(const struct zr_loading *l);
 
-/* Everything of the checkpoint in l->folder, whose manifest is open, that this rank needs: read, checked and
- * in l->staged. Needs no other rank, and changes nothing, or (l->direct) nothing that has values. */
+/* load_read.c. Reads what this rank needs of the checkpoint in l->folder into l->staged, and checks it. The
+ * manifest is open already. Local. Changes nothing, or with l->direct nothing that has values. */
 int zr_loading_read(struct zr_loading *l);
 void zr_loading_free(struct zr_loading *l);
 
-/* load.c. Whether the checkpoint has values of this kind of a tensor. */
+/* load.c. Whether the checkpoint has values of this kind of the tensor. */
 bool zr_loading_is_saved(const struct zr_loading *l, int32_t tensor, int kind);
-/* Gives in *from which saved values are read for an extent of this rank, and to which memory. Returns false
- * if there are none: the extent begins at zero. */
+/* Finds the saved values that an extent of this rank is read from, and the memory that they are read to.
+ * Returns false if there are none, so that the extent begins at zero. */
 bool zr_loading_source(const struct zr_loading *l, const struct zr_extent *x, struct zr_extent *from);
-/* Once everything is read: makes masters of weights that were read in their place. */
+/* Makes fp32 masters of weights that were read into the masters' memory. Call it once everything is read. */
 void zr_loading_widen(const struct zr_loading *l);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* load_read.c: reads and checks a rank's part of a checkpoint: is it of this model, where does each range
- * lie, and which of them does this rank keep? */
+/* load_read.c: reads and checks a rank's part of a checkpoint. It checks that the checkpoint is of this
+ * model, finds where each range lies, and reads the ranges that this rank keeps. */
 #include "kernels/alloc.h"
 #include "kernels/asserts.h"
 #include "zero/checkpoint/load_inside.h"
@@ -31,7 +31,7 @@ void zr_loading_free(struct zr_loading *l)
     zr_manifest_free(&l->manifest);
 }
 
-/* ---- is it this model's? ---- */
+/* ---- comparing the checkpoint with the model ---- */
 
 static int compare_names(const void *a, const void *b)
 {
@@ -48,7 +48,7 @@ static int index_names(struct zr_loading *l)
     return 0;
 }
 
-/* Finds a tensor by its name of n bytes. NULL: the model has none of that name. */
+/* Finds a tensor by its name of n bytes. NULL: the model has no tensor of that name. */
 static const struct zr_tensor *find_tensor(const struct zr_loading *l, const char *name, size_t n)
 {
     int32_t lo = 0, hi = l->z->whole.n;
@@ -76,7 +76,7 @@ static bool knows_optimizer(const char *name)
     return known;
 }
 
-/* States are of use only to the optimizer that made them. */
+/* Refuses states of another optimizer, which are of no use to this one. */
 static int check_optimizer(const struct zr_loading *l, const struct zr_manifest_tensor *m,
                            const struct zr_tensor *t)
 {
@@ -103,7 +103,7 @@ static int check_tensor(const struct zr_loading *l, const struct zr_manifest_ten
         return zr_fail(ZR_ERR_ARG, "%s: tensor %s is not in this model", l->folder, m->name);
     int32_t n_dims = zr_tensor_dims(t);
     const struct zr_tp_cut *here = &l->here[t - l->z->whole.tensors];
-    int64_t shape[8]; /* of the whole */
+    int64_t shape[8]; /* shape of the whole tensor */
     memcpy(shape, t->shape, sizeof shape);
     if (here->parts > 1)
         shape[t->cut_dim] = here->rows;
@@ -133,7 +133,7 @@ static struct zr_tp_cut cut_when_saved(const struct zr_manifest_tensor *m)
         n *= shape[d];
     if (!m->parts)
         return zr_tp_none(n);
-    shape[m->dim] = m->rows; /* of a part */
+    shape[m->dim] = m->rows; /* rows of a part */
     return zr_tp_along(shape, m->dim, m->blocks, m->shape[m->dim], m->parts);
 }
 
@@ -170,7 +170,7 @@ static int check_model(struct zr_loading *l)
     return err;
 }
 
-/* ---- where is what? ---- */
+/* ---- finding ranges in the files ---- */
 
 static bool parse_count(const char *text, int64_t *out)
 {
@@ -180,7 +180,7 @@ static bool parse_count(const char *text, int64_t *out)
     return *out >= 0 && !*end && !strcmp(again, text);
 }
 
-/* "128", or of a tensor that was saved in parts "128@1". */
+/* Parses "128", or "128@1" for a tensor that was saved in parts. */
 static bool parse_place(const char *text, const struct zr_tp_cut *saved, struct zr_load_range *out)
 {
     char first[24];
@@ -227,7 +227,7 @@ static int read_entry(const struct zr_loading *l, int32_t file, const struct zr_
     return 0;
 }
 
-/* Lists the ranges of a file, which are all of its entries but the program's data. */
+/* Lists the ranges of a file. These are all of its entries except the program's data. */
 static int read_entries(struct zr_loading *l, int32_t file)
 {
     const struct zr_shard *s = &l->shards[file];
@@ -261,7 +261,7 @@ static bool is_of(const struct zr_loading *l, int64_t i, int32_t tensor, int kin
     return i < l->n_ranges && r->tensor == tensor && r->kind == kind && r->part == part;
 }
 
-/* Checks that ranges from *i on cover a part once, and moves *i behind them. */
+/* Checks that the ranges from *i on cover a part once, and moves *i past them. */
 static int check_part(const struct zr_loading *l, int32_t t, int kind, int32_t part, int64_t *i)
 {
     const struct zr_tensor *tensor = &l->z->whole.tensors[t];
@@ -325,7 +325,7 @@ static int open_shards(struct zr_loading *l)
     return check_cover(l);
 }
 
-/* ---- what is mine of it? ---- */
+/* ---- reading this rank's part ---- */
 
 /* Returns the first range of a part of a tensor that ends after element `first`. */
 static int64_t find_range(const struct zr_loading *l, const struct zr_extent *x, int32_t part, int64_t first)
@@ -346,7 +346,7 @@ static int64_t find_range(const struct zr_loading *l, const struct zr_extent *x,
     return lo;
 }
 
-/* What this rank reads, by file; requests NULL: it is only counted. */
+/* The requests of this rank, by file. requests NULL: they are only counted. */
 struct meeting {
     const struct zr_loading *l;
     struct zr_request **requests;
@@ -359,11 +359,11 @@ static void meet_ranges(const struct meeting *m, const struct zr_extent *x, int3
 {
     const struct zr_loading *l = m->l;
     for (int64_t at = first, k = find_range(l, x, part, first); at < first + n; k++) {
-        const struct zr_load_range *r = &l->ranges[k]; /* they cover everything */
+        const struct zr_load_range *r = &l->ranges[k]; /* exists, because ranges cover everything */
         ZR_ASSERT(is_of(l, k, x->tensor, x->kind, part));
         int64_t end = zr_min(first + n, r->first + r->n);
         if (end <= at)
-            continue; /* an empty one */
+            continue; /* an empty range */
         if (m->requests)
             m->requests[r->file][m->n[r->file]] = (struct zr_request){.at = r->at + (at - r->first) * x->size,
                                                                       .n = (end - at) * x->size,
@@ -380,7 +380,7 @@ static void meet_padding(const struct meeting *m, char *dst, int64_t n_bytes)
         memset(dst, 0, (size_t)n_bytes);
 }
 
-/* If the tensor was saved in other parts, goes through the whole tensor run by run. */
+/* Requests an extent. If the tensor was saved in other parts, goes through it run by run. */
 static void meet_extent(const struct meeting *m, const struct zr_extent *wanted)
 {
     struct zr_extent source;
@@ -486,7 +486,7 @@ static int read_direct(struct zr_loading *l)
                     (long long)layout->buffer_bytes));
     int err = zr_extents_to_load(l->z, NULL, 0, &l->own);
     char *at = l->staged;
-    for (int32_t t = 0; !err && t < layout->n_tensors; t++) { /* as the table has them */
+    for (int32_t t = 0; !err && t < layout->n_tensors; t++) { /* in the order of the table */
         if (!layout->tensors[t].buffer)
             continue;
         for (int64_t i = 0; i < l->own.n; i++)

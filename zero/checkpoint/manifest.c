@@ -11,7 +11,7 @@
 
 #include <jansson.h>
 
-#define ANY_FORMAT    "libzero checkpoint " /* and its number */
+#define ANY_FORMAT    "libzero checkpoint " /* followed by its number */
 #define FORMAT        ANY_FORMAT "1"
 #define TRAILER       ",\"checksum\":\""
 #define TRAILER_BYTES ((int64_t)(sizeof TRAILER - 1 + ZR_SUM_CHARS - 1 + 3)) /* and "}\n */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* program_data.c: zero_set_data and zero_read_data: data of the program in checkpoints. Rank 0 gives the data
- * of the job, and each rank its own. zero_set_data keeps a copy, and each save writes it into the file of the
- * rank. zero_read_data reads ranges from the checkpoint that was loaded last. */
+/* program_data.c: zero_set_data and zero_read_data, which put data of the program into checkpoints. Rank 0
+ * gives the data of the job, and each rank gives data about itself. A save writes the copy that zero_set_data
+ * has made into the rank's file. Ranges are read from the checkpoint that was loaded last. */
 #include "zero/checkpoint/save.h"
 #include "zero/checkpoint/shard_file.h"
 
@@ -52,10 +52,10 @@ int zero_set_data(zero_ctx *z, int32_t whose, const void *data, int64_t bytes)
     return 0;
 }
 
-/* ---- of the checkpoint that was loaded ---- */
+/* ---- in the checkpoint that was loaded ---- */
 
 struct zr_loaded {
-    /* from the root on, if there is anything to read */
+    /* absolute path, if there is anything to read */
     char folder[ZR_PATH_BYTES];
     int32_t n;
     /* one for each rank that saved it */

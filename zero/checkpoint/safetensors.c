@@ -111,7 +111,7 @@ static int read_dtype(const char *file, const char *name, const json_t *o, struc
                               file, name, text);
 }
 
-/* *bytes: of all elements. */
+/* *bytes: bytes of all elements. */
 static int read_shape(const char *file, const char *name, const json_t *o, struct zr_st_entry *e,
                       int64_t *bytes)
 {
@@ -356,7 +356,7 @@ static json_t *describe(const struct zr_st_entry *e, int64_t data_at)
 int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, const char *export_id, char **out,
                int64_t *n_out)
 {
-    int64_t end = 0, size = 3 * HEAD_ALIGN; /* size: at least what it will have */
+    int64_t end = 0, size = 3 * HEAD_ALIGN; /* size: an upper bound */
     json_t *root = json_object();
     int err = root ? 0 : ZR_ERR_NOMEM;
     if (!err && export_id &&

@@ -15,15 +15,15 @@ struct zr_save {
     int64_t number;
     char root[ZR_PATH_BYTES], folder[ZR_PATH_BYTES], name[ZR_CHECKPOINT_NAME_BYTES];
     struct zr_extents extents;
-    /* rank 0's */
+    /* On rank 0 only. */
     struct zr_manifest manifest;
     struct zr_data *data[ZR_N_DATA];
 
     struct zr_thread thread;
     bool started;
-    /* the snapshot was asked for */
+    /* The snapshot was requested. */
     bool copying;
-    /* as struct zero_save_options says */
+    /* The value of zero_save_options.kept. */
     bool kept;
 
     uv_mutex_t lock;
@@ -31,15 +31,15 @@ struct zr_save {
     _Atomic bool cancelled;
 
     /* Fields that the lock guards. */
-    /* the memory may be read */
+    /* The extents' memory may be read. */
     bool readable;
-    /* every rank's file is written, so the thread of rank 0 may commit the checkpoint */
+    /* Every rank's file is written, so the thread of rank 0 may commit the checkpoint. */
     bool commit_reported;
     enum zr_save_state state;
     struct zr_kept failure;
 };
 
-/* ---- save_thread.c: a rank's own thread, and what it and the model's thread tell each other. ---- */
+/* ---- save_thread.c: the thread of a save, and how it and the model's thread signal each other ---- */
 
 /* The thread of a save. It writes the file of the rank. On rank 0 it commits the checkpoint once all files
  * are written. arg is the save. */

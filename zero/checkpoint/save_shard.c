@@ -62,9 +62,9 @@ void zr_shard_name(int rank, int world, char out[64])
 struct collecting {
     struct zero_ctx *z;
     char *base;
-    /* to save: leaves out what other ranks save */
+    /* for a save: leaves out what other ranks save */
     bool saves;
-    struct zr_extents *out; /* list NULL: only counted */
+    struct zr_extents *out; /* list NULL: ranges are only counted */
     const struct zr_run *run;
 };
 
@@ -112,7 +112,7 @@ static int in_order(const void *a, const void *b)
     return (x->first > y->first) - (x->first < y->first);
 }
 
-/* Adds each buffer as one range. base: where the copies are, or NULL. */
+/* Adds each buffer as one range. base: memory of their copies, or NULL for the buffers themselves. */
 static void add_buffers(struct zero_ctx *z, char *base, struct zr_extents *out)
 {
     for (int32_t i = 0; i < z->layout->n_tensors; i++) {
@@ -176,7 +176,7 @@ static void free_entries(struct zr_st_entry *e, int64_t n)
     free(e);
 }
 
-/* "/model/0", "/model/0@2" of a part. */
+/* Prints "/model/0", or "/model/0@2" for a part. */
 #define PLACE_CHARS (ZR_KIND_CHARS + 40)
 static int print_place(const struct zr_tensor *tensors, const struct zr_extents *all,
                        const struct zr_extent *x, char text[PLACE_CHARS])
@@ -200,12 +200,12 @@ static char *entry_name(const struct zr_tensor *tensors, const struct zr_extents
     return name;
 }
 
-#define ZR_DATA_HEAD 256 /* bytes of the header for its entry; fewer */
+#define ZR_DATA_HEAD 256 /* upper bound of an entry's bytes in the header */
 
 int zr_shard_check(const struct zr_tensor *tensors, const struct zr_extents *x)
 {
     struct zr_st_entry e = {.n_dims = 1};
-    int64_t n = ZR_DIRECT_ALIGN, n_entries = 0; /* n: at least what it will have */
+    int64_t n = ZR_DIRECT_ALIGN, n_entries = 0; /* n: an upper bound */
     for (int64_t i = 0, next; i < x->n; i = next) {
         const struct zr_extent *first = &x->list[i];
         char place[PLACE_CHARS];
@@ -299,7 +299,7 @@ static int write_file(const struct zr_files *fs, const char *path, struct writin
     return err ? err : closed;
 }
 
-/* blocks: the checksum of the table. */
+/* Writes the table of the blocks' checksums. *blocks: the checksum of the table. */
 static int write_blocks(const struct zr_files *fs, const char *path, const struct zr_checksum *sums,
                         int64_t bytes, struct zr_checksum *blocks)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* save_source.h: the bytes of a rank's file, read a part at a time: a head, then the ranges, then the
- * program's data. Ranges are in host memory, or in memory of a device that the CPU cannot read. */
+/* save_source.h: reads the bytes of a rank's file from memory, a piece at a time. The bytes are a head, then
+ * the ranges, then the program's data. Ranges are in host memory, or in device memory that the CPU cannot
+ * read. */
 #ifndef ZR_ZERO_SAVE_SOURCE_H
 #define ZR_ZERO_SAVE_SOURCE_H
 
@@ -8,17 +9,17 @@
 
 #include <uv.h>
 
-/* Thread-safety: zr_source_read from any thread, several at once; the rest from one. */
+/* Thread-safety: several threads may call zr_source_read at once. The other functions are for one thread. */
 struct zr_source {
-    /* memory of the caller's, as x is */
+    /* Memory of the caller, like x. */
     const char *head;
     const struct zr_extents *x;
-    /* of the head; of all */
+    /* Bytes of the head, and of the whole file. */
     int64_t head_bytes, bytes;
-    /* (x->n + 1) bytes of the file where the ranges begin, and where the last ends */
+    /* (x->n + 1) Bytes of the file where the ranges begin, and where the last one ends. */
     int64_t *at;
-    /* Memory that the CPU cannot read goes through page-locked memory, a part at a time. NULL: all can be
-     * read. */
+    /* The device that has the ranges. They are copied through page-locked memory (staging), a piece at a
+     * time. NULL: the CPU can read all ranges. */
     struct zr_device *dev;
     struct zr_stream *stream;
     void *staging;
@@ -26,13 +27,13 @@ struct zr_source {
     uv_mutex_t lock;
 };
 
-/* dev: where the ranges are, or NULL for the host's memory. most_bytes: of a read. ZR_ERR_NOMEM,
- * ZR_ERR_SYSTEM, the device's. On failure nothing is held. */
+/* dev: the device that has the ranges; NULL: they are in host memory. most_bytes: the most bytes of a read.
+ * ZR_ERR_NOMEM, ZR_ERR_SYSTEM or an error of the device. After a failure nothing is held. */
 int zr_source_open(const char *head, int64_t head_bytes, const struct zr_extents *x, struct zr_device *dev,
                    int64_t most_bytes, struct zr_source *s);
-/* A zeroed one is allowed. */
+/* A zeroed struct is allowed. */
 void zr_source_close(struct zr_source *s);
-/* Bytes [from, from + n). */
+/* Copies bytes [from, from + n) of the file to dst. */
 int zr_source_read(struct zr_source *s, char *dst, int64_t from, int64_t n);
 
 #endif

@@ -103,7 +103,7 @@ static int commit(struct zr_save *s)
  * no harm. */
 static void lower_priority(void)
 {
-#ifdef __linux__ /* elsewhere it would be the whole process */
+#ifdef __linux__ /* elsewhere this changes the whole process */
     setpriority(PRIO_PROCESS, 0, 10);
 #endif
 }

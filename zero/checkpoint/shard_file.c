@@ -40,9 +40,9 @@ static int damaged(const struct zr_shard *s, int64_t from, int64_t n)
 
 struct fetching {
     struct zr_shard *s;
-    const struct zr_request *requests; /* by place */
+    const struct zr_request *requests; /* sorted by place */
     int64_t n;
-    int64_t *blocks; /* those that are wanted */
+    int64_t *blocks; /* indices of the blocks to read */
     int64_t n_blocks;
 };
 
@@ -197,7 +197,7 @@ int zr_shard_open(const struct zr_files *fs, const char *folder, const struct zr
 
 void zr_shard_rest(struct zr_shard *s)
 {
-    zr_block_file_close(&s->file); /* only read */
+    zr_block_file_close(&s->file); /* nothing was written, so errors do not matter */
 }
 
 void zr_shard_close(struct zr_shard *s)

@@ -35,7 +35,7 @@ static inline void turn(char *restrict dst, const char *restrict src, int64_t ro
 
 void zr_weights_transpose(char *dst, const char *src, int64_t rows, int64_t columns, int64_t size)
 {
-    if (size == 4) /* known here, a copy is two instructions */
+    if (size == 4) /* with a constant size a copy is two instructions */
         turn(dst, src, rows, columns, 4);
     else if (size == 2)
         turn(dst, src, rows, columns, 2);
@@ -77,13 +77,13 @@ static int write_runs(struct zr_weights *ws, const struct zr_weight *w, const ch
     for (int64_t done = 0, m; !err && done < n; done += m) {
         struct zr_tp_run run = zr_tp_run_of_part(&w->cut, part, k + done);
         m = zr_min(run.n, n - done);
-        if (run.whole >= 0) /* else it pads */
+        if (run.whole >= 0) /* otherwise the run is padding */
             err = zr_file_write(ws->z->files, fd, path, src + done * size, m * size, at + run.whole * size);
     }
     return err;
 }
 
-/* What a rank needs to write a weight. */
+/* Where a rank writes a weight, and its memory for that. */
 struct out {
     char *buffer;
     int64_t buffer_bytes;
@@ -154,7 +154,7 @@ static int begin_file(struct zr_weights *ws, const char *id, int32_t file, char 
     return err;
 }
 
-/* *out is freed by the caller. */
+/* Prints the index. The caller frees *out. */
 static int print_index(const struct zr_weights *ws, const char *id, char **out)
 {
     char name[ZR_EXPORT_NAME_BYTES];

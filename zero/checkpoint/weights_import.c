@@ -19,7 +19,8 @@ struct source {
 struct sources {
     struct source *list;
     int32_t n;
-    /* The export that these files belong to, and the file that said so; "": none has said yet. */
+    /* Id of the export that these files belong to, and the first file that has it. "": no file has an id
+     * yet. */
     char export_id[ZR_EXPORT_ID_BYTES], said_by[256];
 };
 
@@ -33,7 +34,8 @@ static void close_sources(const struct zr_files *fs, struct sources *s)
     free(s->list);
 }
 
-/* Files without an id, of other programs and earlier exports, are not checked. */
+/* Checks that a file belongs to the same export as the files before it. Files without an id, such as those of
+ * other programs, are not checked. */
 static int check_export(const struct zr_weights *ws, struct sources *s, const char *file, const char *id)
 {
     if (!*id || !strcmp(id, s->export_id))
@@ -87,8 +89,8 @@ static int has_single(const struct zr_weights *ws, bool *has)
     return missing ? 0 : err;
 }
 
-/* The index, or NULL where the folder has one file only. As in Hugging Face's libraries, ZR_WEIGHTS_SINGLE
- * comes before an index. */
+/* Reads the index. *out is NULL if the folder has only one file. As in Hugging Face's libraries,
+ * ZR_WEIGHTS_SINGLE comes before an index. */
 static int read_index(const struct zr_weights *ws, struct sources *s, json_t **out)
 {
     char path[ZR_PATH_BYTES], *text, id[ZR_EXPORT_ID_BYTES];
@@ -250,7 +252,7 @@ static int learn_of_failure(struct zero_ctx *z, bool reads, int local, bool *sto
     return err;
 }
 
-/* What a rank needs to read a weight. s NULL: this rank does not read. */
+/* How a rank reads weights. s NULL: this rank does not read. */
 struct in {
     const struct sources *s;
     /* the values that were read, and memory of that size to transpose them in */
@@ -295,7 +297,8 @@ static int read_part(struct zr_weights *ws, const struct in *in, const struct zr
     const struct source *f = &in->s->list[w->file];
     enum zr_dtype own = import_dtype(&ws->z->whole.tensors[w->tensor]);
     const char *theirs = f->st.entries[w->entry].dtype;
-    /* at the end, so that widening in place reads before it writes */
+    /* The values are read to the end of the memory, so that widening in place reads each before it writes
+     * there. */
     char *at = dst + n * zr_max(zr_dtype_bytes(own) - zr_st_dtype_bytes(theirs), 0);
     ZR_TRY(read_runs(ws, f, w, at, k, n));
     if (zr_floats_convert(theirs, own)) {
@@ -322,7 +325,7 @@ static int read_piece(struct zr_weights *ws, const struct in *in, const struct z
     return err;
 }
 
-/* Writes them from the buffer to the tensors. */
+/* Writes this rank's elements among [first, end) from the buffer to the tensors. */
 static int write_piece(struct zr_weights *ws, const struct in *in, const struct zr_weight *w, int64_t first,
                        int64_t end)
 {
@@ -344,10 +347,10 @@ static int write_piece(struct zr_weights *ws, const struct in *in, const struct 
 static int import_one(struct zr_weights *ws, const struct in *in, const struct zr_weight *w, int *local,
                       bool *stopped)
 {
-    /* Values of a file may take more room than those that they become. */
+    /* Values may take more bytes in the file than in the tensor. */
     int64_t size = zr_max(4, import_bytes(&ws->z->whole.tensors[w->tensor]));
     int64_t piece = w->transposed ? w->n : zr_min(w->n, ZR_WEIGHTS_PIECE_BYTES / size);
-    /* Pieces have one size on all ranks, in other pipeline stages too, because all learn of failures
+    /* All ranks use pieces of the same size, even in other pipeline stages, because they learn of failures
      * together. */
     for (int64_t first = 0; first < w->n; first += piece) {
         int64_t end = zr_min(first + piece, w->n);

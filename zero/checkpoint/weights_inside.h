@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* weights_inside.h: what zero_export and zero_import share: a map of weights, resolved, and where each lies.
- */
+/* weights_inside.h: what zero_export and zero_import share: the resolved map of weights, and where each
+ * weight lies. */
 #ifndef ZR_ZERO_WEIGHTS_INSIDE_H
 #define ZR_ZERO_WEIGHTS_INSIDE_H
 
@@ -13,8 +13,8 @@
 #define ZR_WEIGHTS_PIECE_BYTES (4 << 20)
 #endif
 
-/* What a tensor of this rank's table has of a weight: n elements of those that are here, from begin on; at is
- * where they are in the tensor. */
+/* A piece of a weight in one tensor of this rank's table. It is elements [begin, begin + n) of what this rank
+ * has of the weight. `at` is its first element in the tensor. */
 struct zr_weight_own {
     int32_t tensor;
     int64_t begin, n, at;
@@ -23,23 +23,24 @@ struct zr_weight_own {
 /* One weight of the map, resolved. */
 struct zr_weight {
     const char *name;
-    /* of the whole model */
+    /* Tensor of the whole model. */
     int32_t tensor;
     int32_t file, entry;
     bool transposed;
-    /* elements of the tensor, or of this rank's part of it */
+    /* Elements [first, first + n) of the tensor, or of this rank's part of it. */
     int64_t first, n;
-    /* of the n, those of this rank's table: n_own of zr_weights.own from first_own on, in any order. Several
-     * pipeline stages on a rank may each have some layers of one tensor. */
+    /* Its pieces in this rank's table: n_own elements of zr_weights.own from first_own on, in any order.
+     * There may be several, because several pipeline stages on a rank may each have some layers of one
+     * tensor. */
     int32_t first_own, n_own;
-    /* the table's copy of it, on the last pipeline stage; -1: none */
+    /* This table's copy of a tied tensor, on the last pipeline stage. -1: none. */
     int32_t copy;
-    /* in the file, of the whole */
+    /* Shape of the whole weight in the file. */
     int64_t shape[8];
     int32_t n_dims;
-    /* if it is transposed: of what is here */
+    /* If it is transposed: rows and columns of what is on this rank. */
     int64_t rows, columns;
-    /* as it lies in the file, and how many elements are there */
+    /* How the weight in the file is cut over tp, and how many elements the file has. */
     struct zr_tp_cut cut;
     int64_t n_whole;
 };
@@ -50,24 +51,25 @@ struct zr_weights {
     struct zr_weight *list;
     int32_t n, n_files;
     struct zr_weight_own *own;
-    /* of a model in pipeline stages on several ranks: memory of what the weights are called */
+    /* With pipeline stages on several ranks: memory of the weights' names. */
     char *names;
 };
 
-/* weights_map.c. Resolves the map, or if it is NULL every tensor under its own name. Collective: all ranks
- * first compare the map, those of each pipeline stage theirs, and max_file_bytes; then the maps of pipeline
- * stages are put together. The caller frees out (zr_weights_free), in any case. ZR_ERR_ARG, ZR_ERR_NOMEM,
- * ZR_ERR_MISMATCH. */
+/* weights_map.c. Resolves the map; NULL means every tensor under its own name. Collective. First the ranks
+ * compare max_file_bytes, and the ranks of each pipeline stage compare their map. Then the maps of all
+ * pipeline stages are joined. The caller frees out with zr_weights_free, even after a failure. ZR_ERR_ARG,
+ * ZR_ERR_NOMEM, ZR_ERR_MISMATCH. */
 int zr_weights_resolve(struct zero_ctx *z, const struct zero_weight *map, int32_t n, int64_t max_file_bytes,
                        struct zr_weights *out);
-/* ZR_ERR_ARG for a name that two of them have, which no file can. */
+/* ZR_ERR_ARG if two weights have the same name, which no file allows. */
 int zr_weights_check_names(const struct zr_weights *ws);
 void zr_weights_free(struct zr_weights *ws);
-/* (rows, columns) -> (columns, rows), elements of size bytes; dst and src lie apart. */
+/* Transposes a matrix of rows x columns elements of size bytes. dst and src do not overlap. */
 void zr_weights_transpose(char *dst, const char *src, int64_t rows, int64_t columns, int64_t size);
-/* This rank reads and writes files: rank 0, and of a model in parts or stages the first rank of each. */
+/* Whether this rank reads and writes files: rank 0, and with tp or pipeline stages the first rank of each
+ * part or stage. */
 bool zr_weights_has_files(const struct zero_ctx *z);
-/* Checks the rules and the directory of either call, and records it. */
+/* Checks the rules and the directory of zero_export or zero_import, and records the call. */
 int zr_weights_check_call(struct zero_ctx *z, const char *dir, const char *call, enum zr_called_name name);
 
 #endif

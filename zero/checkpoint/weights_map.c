@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* weights_map.c: the map of names that zero_export and zero_import get. It checks the entries, and finds
  * where each lies in a file and on this rank. Entries name tensors of the whole model. With pipeline stages
- * each rank gives entries of its own table, and all ranks collect them in the order of stages. */
+ * each rank gives the entries of its table, and all ranks collect them in the order of stages. */
 #include "kernels/alloc.h"
 #include "zero/checkpoint/weights_inside.h"
 
@@ -11,13 +11,13 @@
 
 #include <xxhash.h>
 
-/* An entry of a map, of the whole model. slice: -1 is all of the tensor. of_stage: which of the model's
- * pipeline stages the table's tensor is of. */
+/* An entry of a map, for the whole model. slice: -1 is all of the tensor. of_stage: the pipeline stage of the
+ * model that has the tensor. */
 struct entry {
     const char *name;
     int32_t tensor, slice, of_stage;
     bool transposed;
-    /* before the entries were sorted by stage */
+    /* index before the entries were sorted by stage */
     int32_t place;
 };
 
@@ -98,7 +98,7 @@ static int list_own(const struct zero_ctx *z, const struct zero_weight *map, int
     return err;
 }
 
-/* ---- those of all stages ---- */
+/* ---- the entries of all stages ---- */
 
 /* An entry as ranks exchange it: this struct, then the name with its terminating zero. */
 struct reported_entry {
@@ -262,7 +262,7 @@ static int take_all(struct zero_ctx *z, struct entries *own, char **names)
 
 static int join_stages(struct zero_ctx *z, struct entries *own, char **names)
 {
-    if (z->mesh.stages > 1) /* otherwise this rank has all entries */
+    if (z->mesh.stages > 1) /* with one stage this rank has all entries */
         ZR_TRY(take_all(z, own, names));
     sort_by_stage(own);
     return leave_out_repeated(own);
@@ -307,8 +307,8 @@ static int say_difference(struct zero_ctx *z, const struct entries *own, int a, 
 {
     int32_t first = 0;
     int err = 0;
-    while (!err &&
-           first < n) { /* entries before first are equal; one before n differs, or n is the shorter map's */
+    /* Entries before first are equal. One before n differs, or n is the number of the shorter map. */
+    while (!err && first < n) {
         int32_t middle = first + (n - first) / 2;
         uint64_t mine = hash_entries(own, (int32_t)zr_min(middle + 1, own->n)), *all = z->from_all;
         err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
@@ -353,9 +353,11 @@ static int compare_maps(struct zero_ctx *z, const struct entries *own, int64_t m
     return err;
 }
 
-/* ---- where each lies ---- */
+/* ---- where each weight lies ---- */
 
-/* w->shape is that of what is here, as the file has it; sliced: it lacks the tensor's first dimension. */
+/* Finds how a weight is cut in the file. On entry w->shape is that of this rank's part, with the file's order
+ * of dimensions. On return it is that of the whole weight. sliced: the shape lacks the tensor's first
+ * dimension. */
 static int place_in_file(const struct zero_ctx *z, const struct zr_tensor *t, bool sliced, int32_t i,
                          struct zr_weight *w)
 {
@@ -401,9 +403,9 @@ static int resolve_one(const struct zero_ctx *z, const struct entry *e, int32_t 
 
 /* The tensors of this rank by tensor of the whole model. */
 struct here {
-    /* (whole.n) one of this rank's tensors that is part of it, and its copy; -1: none */
+    /* (whole.n) one of this rank's tensors that is part of the whole tensor, and the copy; -1: none */
     int32_t *some, *copy;
-    /* (layout.n_tensors) the next tensor of the same one; -1: none */
+    /* (layout.n_tensors) the next tensor that is part of the same whole tensor; -1: none */
     int32_t *next;
 };
 
@@ -414,8 +416,8 @@ static void free_here(struct here *h)
     free(h->next);
 }
 
-/* Finds them. The copy of a tied tensor on the last pipeline stage is not used, because the first has the
- * same. */
+/* Fills in *h. The copy of a tied tensor on the last pipeline stage is kept apart, because the first stage
+ * has the same values. */
 static int find_here(const struct zero_ctx *z, struct here *h)
 {
     size_t n = (size_t)z->whole.n, n_table = (size_t)z->layout->n_tensors;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* minimal.c: a small network of eight layers, trained by libzero, of which it includes zero/zero.h alone.
+/* minimal.c: trains a small network of eight layers with libzero. It includes only zero/zero.h of libzero.
  *
  *     cc minimal.c -o minimal $(pkg-config --cflags --libs libzero) -lm
  *     zero-run -n 4 ./minimal
@@ -12,7 +12,7 @@
 
 enum { LAYERS = 8, N = 128, SAMPLES = 48 };
 
-struct model { /* h = h + tanh(w h), layer by layer, and the last one adds up w h, which is to be sin(3 x) */
+struct model { /* layers are h = h + tanh(w h); the last one sums up w h, which approximates sin(3 x) */
     float *w[LAYERS], *dw[LAYERS], x[SAMPLES], h[LAYERS][SAMPLES][N], dh[SAMPLES][N], error[SAMPLES];
     double loss;
     int32_t rank, world, n; /* n samples on each rank */
@@ -45,7 +45,7 @@ static void backward(struct model *m, int l)
         }
 }
 
-static void must(int err) /* every call returns 0 or why it failed */
+static void must(int err) /* every call returns 0 or an error code */
 {
     if (err) {
         fprintf(stderr, "%s\n", zero_last_error());
@@ -57,7 +57,7 @@ static void must(int err) /* every call returns 0 or why it failed */
 static void train(struct model *m)
 {
     static const char *const name[LAYERS] = {"w1", "w2", "w3", "w4", "w5", "w6", "w7", "w8"};
-    struct zero_tensor tensors[LAYERS]; /* the model's own pointers, which libzero sets from here on */
+    struct zero_tensor tensors[LAYERS]; /* describe the model's pointers, which libzero sets from here on */
     struct zero_config cfg = ZERO_CONFIG_INIT;
     zero_ctx *z;
 
@@ -68,16 +68,16 @@ static void train(struct model *m)
     must(zero_wrap(&z, tensors, LAYERS, &cfg));
     for (int step = 1; step <= 200; step++) {
         for (int l = 0; l < LAYERS; l++) {
-            must(zero_begin(z, l, ZERO_FORWARD)); /* its weights are here until zero_end */
+            must(zero_begin(z, l, ZERO_FORWARD)); /* the layer's weights are valid until zero_end */
             forward(m, l);
             must(zero_end(z, l, ZERO_FORWARD));
         }
         for (int l = LAYERS - 1; l >= 0; l--) {
-            must(zero_begin(z, l, ZERO_BACKWARD)); /* and its gradients, which are zero */
+            must(zero_begin(z, l, ZERO_BACKWARD)); /* and its gradients are valid too, starting at zero */
             backward(m, l);
-            must(zero_end(z, l, ZERO_BACKWARD)); /* they are reduced over the ranks */
+            must(zero_end(z, l, ZERO_BACKWARD)); /* its gradients are reduced over the ranks */
         }
-        must(zero_step(z, 3e-2f, NULL)); /* AdamW on the mean, each rank on its part of the weights */
+        must(zero_step(z, 3e-2f, NULL)); /* AdamW with the mean gradient; each rank updates its part */
         must(zero_mean(z, &m->loss, 1));
         if (m->rank == 0 && step % 20 == 0)
             printf("step %d loss %.4g\n", step, m->loss);
@@ -88,7 +88,7 @@ static void train(struct model *m)
 
 int main(void)
 {
-    static float w[LAYERS][N]; /* not used again once zero_wrap has them */
+    static float w[LAYERS][N]; /* initial weights, which are not used after zero_wrap */
     static struct model m;
     struct zero_place place;
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pipelined.c: the network of minimal.c, its layers divided into the stages of a pipeline.
+/* pipelined.c: the network of minimal.c, with its layers divided into pipeline stages.
  *
  *     cc pipelined.c -o pipelined $(pkg-config --cflags --libs libzero) -lm
  *     zero-run -n 4 ./pipelined 2     (two stages of four layers, each of them on two ranks)
- *     ZERO_SCHEDULE=zero-bubble zero-run -n 4 ./pipelined 2     (gradients of weights apart, and later) */
+ *     ZERO_SCHEDULE=zero-bubble zero-run -n 4 ./pipelined 2     (gradients of weights are computed later) */
 #include <zero/zero.h>
 
 #include <math.h>
@@ -13,11 +13,11 @@
 
 enum { LAYERS = 8, N = 128, MICRO = 8, ROWS = 6 }; /* MICRO micro-batches of ROWS samples in a step */
 
-struct acts { /* of one micro-batch, kept from its forward to its backward */
+struct acts { /* activations of one micro-batch, kept from forward to backward */
     float h[LAYERS + 1][ROWS][N], dy[LAYERS][ROWS][N], error[ROWS];
 };
 
-struct model { /* h = h + tanh(w h), layer by layer, and the last one adds up w h, which is to be sin(3 x) */
+struct model { /* layers are h = h + tanh(w h); the last one sums up w h, which approximates sin(3 x) */
     float *w[LAYERS], *dw[LAYERS];
     int32_t n_layers, n_stages, stage, n_dp, dp; /* this rank's layers, and its place */
     struct acts acts[MICRO];
@@ -29,7 +29,7 @@ static float sample(int micro_batch, int row)
     return (float)(row * MICRO + micro_batch) / (MICRO * ROWS / 2) - 1;
 }
 
-static void must(int err) /* every call returns 0 or why it failed */
+static void must(int err) /* every call returns 0 or an error code */
 {
     if (err) {
         fprintf(stderr, "%s\n", zero_last_error());
@@ -39,7 +39,7 @@ static void must(int err) /* every call returns 0 or why it failed */
 
 static void forward(struct model *m, zero_ctx *z, struct acts *a)
 {
-    int n = m->n_layers - (m->stage == m->n_stages - 1); /* but the one that adds up */
+    int n = m->n_layers - (m->stage == m->n_stages - 1); /* without the layer that sums up */
     for (int l = 0; l < n; l++) {
         must(zero_begin(z, l, ZERO_FORWARD));
         for (int s = 0; s < ROWS; s++)
@@ -62,7 +62,7 @@ static void forward_of_last(struct model *m, zero_ctx *z, struct acts *a, int mi
     must(zero_end(z, l, ZERO_FORWARD));
 }
 
-/* All of it, or of inputs alone, or of weights alone: then without w. */
+/* Computes all gradients, or only those of inputs, or only those of weights. The last needs no weights. */
 static void backward(struct model *m, zero_ctx *z, struct acts *a, float dh[ROWS][N], enum zero_phase phase)
 {
     for (int l = m->n_layers - 1; l >= 0; l--) {
@@ -87,12 +87,12 @@ static void act(struct model *m, zero_ctx *z, const struct zero_action *action)
 {
     static float dh[ROWS][N];
     struct acts *a = &m->acts[action->micro_batch];
-    int micro_batch = action->micro_batch * m->n_dp + m->dp; /* of all ranks' */
+    int micro_batch = action->micro_batch * m->n_dp + m->dp; /* its number among those of all ranks */
     if (action->phase == ZERO_FORWARD) {
         for (int s = 0; s < ROWS; s++)
             for (int i = 0; i < N; i++)
                 a->h[0][s][i] = sample(micro_batch, s);
-        if (action->in) /* what the stage before gave */
+        if (action->in) /* activations of the previous stage */
             memcpy(a->h[0], action->in, sizeof a->h[0]);
         forward(m, z, a);
         if (action->out)
@@ -100,7 +100,7 @@ static void act(struct model *m, zero_ctx *z, const struct zero_action *action)
         else
             forward_of_last(m, z, a, micro_batch);
     } else {
-        if (action->in) /* the gradient of what this one gave */
+        if (action->in) /* gradient of this stage's activations, from the next one */
             memcpy(dh, action->in, sizeof dh);
         backward(m, z, a, dh, (enum zero_phase)action->phase);
         if (action->out)
@@ -130,10 +130,10 @@ static void train(struct model *m, const char *const name[LAYERS], struct zero_c
         m->loss = 0;
         for (must(zero_next(z, &action)); action.micro_batch >= 0; must(zero_next(z, &action))) {
             act(m, z, &action);
-            must(zero_finish(z)); /* what it gave goes on its way */
+            must(zero_finish(z)); /* the library sends action.out */
         }
         m->loss /= MICRO / m->n_dp;
-        must(zero_carry(z, &m->loss, 1)); /* the last stage's counts */
+        must(zero_carry(z, &m->loss, 1)); /* only the last stage's value counts */
         must(zero_step(z, 3e-2f, &info));
         if (m->stage == 0 && m->dp == 0 && step % 20 == 0)
             printf("step %d loss %.9g\n", step, info.carried[0]);
@@ -144,7 +144,7 @@ static void train(struct model *m, const char *const name[LAYERS], struct zero_c
 int main(int argc, char **argv)
 {
     static const char *const name[LAYERS] = {"w1", "w2", "w3", "w4", "w5", "w6", "w7", "w8"};
-    static float w[LAYERS][N]; /* not used again once zero_wrap has them */
+    static float w[LAYERS][N]; /* initial weights, which are not used after zero_wrap */
     static struct model m;
     struct zero_config cfg = ZERO_CONFIG_INIT;
     struct zero_place place;

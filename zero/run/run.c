@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run.c: zero-run -n N program args...: the command line. */
+/* run.c: zero-run -n N program args...: parses and checks the command line, and runs the job. */
 #include "zero/run/run.h"
 #include "comm/meet/meeting_point.h"
 #include "kernels/limits.h"
@@ -24,13 +24,13 @@ enum {
     NODES_MAX = 1024,
     RESTARTS_MAX = 1000000,
     SECONDS_MAX = 86400,
-    MEET_S = 300, /* as long as a queue may start one node after another */
-    SILENT_S = 20 /* a node that is cut off; one that ends is noticed at once */
+    MEET_S = 300, /* a queue may start one node after another */
+    SILENT_S = 20 /* for a node that is cut off; one that ends is noticed at once */
 };
 
 static int usage_error(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* One line, however it came to it: argp would add a second. */
+/* Prints an error in one line. argp's own function would add a second line. */
 static int usage_error(const char *fmt, ...)
 {
     va_list ap;
@@ -42,7 +42,8 @@ static int usage_error(const char *fmt, ...)
     return EXIT_USAGE;
 }
 
-/* 128 random bits as hex digits. Only the ranks' environment holds them: a command line is seen by all. */
+/* Makes a key of 128 random bits, as hex digits. It is only in the environment of the ranks, because every
+ * user can see command lines. */
 static bool make_key(char key[ZR_RUN_KEY_CHARS])
 {
     unsigned char bytes[ZR_JOB_KEY_MIN_BYTES];
@@ -78,7 +79,7 @@ enum {
     KEY_SILENT
 };
 
-/* A whole number, or the end with an error that names the option. */
+/* Parses a whole number. If it is not allowed, ends with an error that names the option. */
 static int count(const char *option, const char *text, int lo, int hi)
 {
     int n;
@@ -87,7 +88,7 @@ static int count(const char *option, const char *text, int lo, int hi)
     return n;
 }
 
-/* Where nodes meet, as HOST:PORT, before which tcp:// is allowed, or as file:///PATH. */
+/* Parses where nodes meet: HOST:PORT, which may have tcp:// before it, or file:///PATH. */
 static void parse_meeting(const char *text, struct zr_run_options *o)
 {
     struct zr_world at = {0};
@@ -102,7 +103,7 @@ static void parse_meeting(const char *text, struct zr_run_options *o)
     o->meet_port = at.port;
 }
 
-/* Of several nodes. */
+/* Parses an option about several nodes. Returns false if key is another option. */
 static bool parse_node_option(int key, const char *arg, struct zr_run_options *o)
 {
     switch (key) {
@@ -126,7 +127,7 @@ static bool parse_node_option(int key, const char *arg, struct zr_run_options *o
     }
 }
 
-/* The ranks find it in their environment. It is made where it is not there. */
+/* Passes the folder to the ranks in their environment. Makes it if it is missing. */
 static void use_flight_folder(const char *arg)
 {
     char *path = *arg && (mkdir(arg, 0777) == 0 || errno == EEXIST) ? realpath(arg, NULL) : NULL;
@@ -144,7 +145,7 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
     struct zr_run_options *o = state->input;
     switch (key) {
     case ARGP_KEY_INIT:
-        state->err_stream = NULL; /* getopt has said it in one line; argp would only add where help is */
+        state->err_stream = NULL; /* getopt has printed the error; argp would only add a hint */
         break;
     case 'n':
         o->n_ranks = count("-n", arg, 1, RANKS_MAX);
@@ -233,7 +234,8 @@ static const char doc[] =
     "signal; 127 when the program is not found, 126 when it cannot be run, 2 for a bad command line, 141 "
     "when nobody reads the output any longer.";
 
-/* Of a job on several nodes all know the key; it is the ranks' too. */
+/* With several nodes, takes the key from the environment. It is equal on all nodes, and the ranks get it
+ * too. */
 static int take_key(struct zr_run_options *o)
 {
     struct zr_job_key key;
@@ -249,7 +251,7 @@ static int take_key(struct zr_run_options *o)
     return 0;
 }
 
-/* What was given, as a whole. 0, or the exit code. */
+/* Checks the options together, and fills in defaults. Returns 0 or the exit code. */
 static int check_options(struct zr_run_options *o)
 {
     if (o->n_ranks == 0)
@@ -289,16 +291,16 @@ int main(int argc, char **argv)
     if (opened & 1u << STDOUT_FILENO)
         fprintf(stderr, "zero-run: standard output was closed: what ranks write there is dropped\n");
     zr_raise_descriptor_limit(ZR_MANY_DESCRIPTORS); /* ranks inherit it */
-    signal(SIGXFSZ, SIG_IGN); /* a write beyond the limit fails, and the message says why */
+    signal(SIGXFSZ, SIG_IGN); /* a write beyond the file size limit then fails with an errno */
     static const struct argp argp = {options, parse_option, "PROGRAM [ARGUMENT...]", doc, NULL, NULL, NULL};
     static char version[32];
     snprintf(version, sizeof version, "zero-run %d.%d.%d", ZERO_VERSION_MAJOR, ZERO_VERSION_MINOR,
              ZERO_VERSION_PATCH);
     argp_program_version = version;
     if (argc > 0)
-        argv[0] = (char *)"zero-run"; /* getopt names it in its messages */
+        argv[0] = (char *)"zero-run"; /* getopt uses it in messages */
     struct zr_run_options o = {.node = -1, .meet_ms = 1000LL * MEET_S, .silent_ms = 1000LL * SILENT_S};
-    /* In order: the program's own options are not ours. */
+    /* ARGP_IN_ORDER: parsing stops at the program's name, because later options are the program's. */
     if (argp_parse(&argp, argc, argv, ARGP_IN_ORDER, NULL, &o))
         return EXIT_USAGE;
     int code = check_options(&o);
@@ -307,12 +309,13 @@ int main(int argc, char **argv)
     char *path = NULL;
     code = zr_run_find(o.argv[0], &path);
     o.path = code ? NULL : path;
-    if (!code || o.n_nodes > 1) { /* the other nodes are told */
+    if (!code || o.n_nodes > 1) { /* the other nodes must learn that the program is missing */
         int job_code = zr_run_job(&o);
         code = code ? code : job_code;
     }
     free(path);
     fflush(NULL);
-    /* Not exit(): libuv would join its worker threads there, and one may be stuck in a write nobody reads. */
+    /* Do not call exit(): libuv would join its worker threads there, and one may be stuck in a write that
+     * nobody reads. */
     _exit(code);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run_decide.c: see run_decide.h. */
+/* run_decide.c: decides whether a failed job starts again, with how many ranks and micro-batches, and says
+ * why. */
 #include "zero/run/run_decide.h"
 
 #include <stdarg.h>
@@ -25,14 +26,14 @@ static const char *are(int64_t n)
     return n == 1 ? "is" : "are";
 }
 
-/* Micro-batches of a step in the first attempt; 0: not known. */
+/* Returns the micro-batches of a step in the first attempt. 0: not known. */
 static int64_t batches_of(const struct zr_run_ended *e)
 {
     return (int64_t)e->first_world * e->first_accum;
 }
 
-/* So that a step has as many micro-batches as in the first attempt. false: that cannot be, as the text
- * says. */
+/* Sets out->accum so that a step has as many micro-batches as in the first attempt. Returns false if that is
+ * impossible. The text then says why. */
 static bool deal_batches(const struct zr_run_limits *l, const struct zr_run_ended *e, struct zr_run_next *out)
 {
     int64_t all = batches_of(e), each = (all + out->world / 2) / out->world;
@@ -72,7 +73,7 @@ static void say_restart(const struct zr_run_limits *l, const struct zr_run_ended
         accum, reached);
 }
 
-/* Whether there is a reason against any restart, which the text has. */
+/* Whether there is a reason against any restart. The text then has it. */
 static bool is_over(const struct zr_run_limits *l, const struct zr_run_ended *e, struct zr_run_next *out)
 {
     int least = l->min_ranks ? l->min_ranks : e->first_world ? e->first_world : e->world;

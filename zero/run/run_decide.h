@@ -1,45 +1,45 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run_decide.h: what follows when an attempt of a job has ended otherwise than well: another one, with how
- * many ranks and micro-batches, or the end, and what zero-run says of it. Pure. */
+/* run_decide.h: decides whether a job whose attempt has failed gets another attempt or ends. Another attempt
+ * has a number of ranks and of micro-batches. The decision depends on the arguments alone. */
 #ifndef ZR_ZERO_RUN_DECIDE_H
 #define ZR_ZERO_RUN_DECIDE_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* From the command line. */
+/* Limits from the command line. */
 struct zr_run_limits {
     int restarts;
-    /* 0: as many as the first attempt had */
+    /* Fewest ranks of a restart. 0: as many as the first attempt had. */
     int min_ranks;
     bool allow_batch_change;
 };
 
 struct zr_run_ended {
-    /* how many attempts there were, this one included; its ranks; those that could be started now */
+    /* Number of attempts with this one, ranks of this one, and ranks that could be started now. */
     int n_attempts, world, n_available;
-    /* zero-run was asked to end, or nobody reads its output */
+    /* A signal asked zero-run to end, or nobody reads its output. */
     bool asked;
-    /* the program, or its ranks' processes, cannot be started */
+    /* The program, or its ranks' processes, cannot be started. */
     bool cannot_start;
-    /* processes of its ranks are still there, whatever signal they got */
+    /* Processes of its ranks are still there, even after SIGKILL. */
     bool leftovers;
-    /* the highest step that any attempt reached, and restarts in a row that reached none above those
-     * before; -1: no rank's record tells of a step */
+    /* The highest step of any attempt (-1: no record has one), and the number of restarts in a row that did
+     * not get beyond it. */
     int64_t most_t;
     int n_without_step;
-    /* of the first attempt, as its ranks' records say; 0: they do not */
+    /* Ranks and grad_accum_steps of the first attempt that recorded them. 0: none did. */
     int first_world, first_accum;
-    /* that this attempt ran with */
+    /* grad_accum_steps that zero-run set for this attempt. 0: the program's own number. */
     int accum;
 };
 
 struct zr_run_next {
     bool restart;
     int world;
-    /* ZERO_GRAD_ACCUM_STEPS; 0: as the program has it */
+    /* ZERO_GRAD_ACCUM_STEPS. 0: the program's own number. */
     int accum;
-    /* one line, without its end; "": there is nothing to say */
+    /* One line, without its end. "": there is nothing to say. */
     char text[320];
 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* run_descendants.c: finds the processes that ranks have started. Programs such as timeout and setsid leave
- * the rank's process group, so groups alone do not find them. But zero-run is a subreaper: it becomes the
- * parent of those whose own parent has ended. So all of them descend from it. */
+ * the rank's process group, so groups alone do not find them. But zero-run is a subreaper, the new parent of
+ * processes whose own parent has ended. So all of them descend from it. */
 #include "comm/process_stat.h"
 #include "zero/run/run.h"
 
@@ -14,7 +14,7 @@ struct process {
     int pid, parent;
 };
 
-/* false: it is gone, or only waits to be reaped. */
+/* Returns false if the process is gone, or only waits to be reaped. */
 static bool read_process(const char *number, struct process *out)
 {
     struct zr_process_stat s;
@@ -25,14 +25,14 @@ static bool read_process(const char *number, struct process *out)
     return s.state != 'Z' && s.state != 'X';
 }
 
-/* A /proc of another PID namespace has other numbers for processes. */
+/* Whether /proc belongs to our PID namespace. That of another one has other numbers for processes. */
 static bool proc_is_ours(void)
 {
     char text[16] = "";
     return readlink("/proc/self", text, sizeof text - 1) > 0 && atoi(text) == (int)getpid();
 }
 
-/* All that live, to be freed; *n: how many. */
+/* Returns all live processes, which the caller frees. *n: their number. */
 static struct process *read_processes(int *n)
 {
     struct process *all = NULL;

@@ -9,13 +9,13 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The variables by which a process takes itself for a rank of another launcher, or of an outer zero-run. The
- * first fifteen are set anew. A name ending in _ stands for all that begin so. */
+/* Variables that make a process take itself for a rank of another launcher, or of an outer zero-run. They are
+ * removed, and the first fifteen are set anew. A name that ends in _ stands for all that begin with it. */
 static const char *const launcher_variables[] = {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
     "ZERO_RANK", "ZERO_WORLD_SIZE", "ZERO_LOCAL_RANK", "ZERO_JOB", "ZERO_JOB_KEY", "ZERO_ATTEMPT",
     "ZERO_PROGRESS", "ZERO_FLIGHT_FD",
-    /* ours, which count for more than those that are set anew */
+    /* libzero's own, which take precedence over those that are set anew */
     "ZERO_RENDEZVOUS", "ZERO_JOB_KEY_FILE",
     /* torchrun's */
     "TORCHELASTIC_", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME",
@@ -36,7 +36,7 @@ static bool is_launchers(const char *entry)
     return false;
 }
 
-/* An environment that is being made, in one allocation: where the next entry and its text go. */
+/* An environment under construction, in one allocation, and the memory of the next entry's text. */
 struct entries {
     char **env, *text;
     size_t n, n_new;
@@ -61,7 +61,8 @@ static bool has_name(const char *entry, const char *name)
     return !strncmp(entry, name, n) && entry[n] == '=';
 }
 
-/* Ours, less what says that a process is another launcher's rank, and what is set anew. plain: TERM is. */
+/* Copies this process's environment without launcher variables and without what is set anew. plain: TERM is
+ * set anew. */
 static bool copy_own(struct entries *e, const struct zr_run_start *s, bool plain)
 {
     size_t n = 0;
@@ -82,7 +83,7 @@ static bool copy_own(struct entries *e, const struct zr_run_start *s, bool plain
 char **zr_run_environment(const struct zr_run_options *o, const struct zr_run_start *s, int local_rank,
                           const char *progress, bool flight)
 {
-    /* Their terminals are pipes to a file or a program: not a place for colours and moving cursors. */
+    /* If our output is not a terminal, ranks must not use colours or move the cursor. */
     bool plain = !o->raw && !isatty(STDOUT_FILENO);
     struct entries e;
     if (!copy_own(&e, s, plain))

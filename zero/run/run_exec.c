@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run_exec.c: finding the program, and the last steps before it runs.
+/* run_exec.c: finds the program, and takes the last steps in a rank's process before the program runs.
  *
- * A rank must not outlive zero-run, kill -9 of it included. Linux can do that (prctl PR_SET_PDEATHSIG), but
- * the process must ask for it itself, after the fork, which libuv has no way to say. So zero-run starts
- * itself in the rank's process, asks, and becomes the program: the setting outlives exec. It is not inherited
- * by the rank's own children, and programs with set-user-id lose it. */
+ * A rank must not outlive zero-run, even if zero-run gets SIGKILL. Linux can do that (prctl
+ * PR_SET_PDEATHSIG), but the process must ask for it after the fork, and libuv offers no way to do so. So
+ * zero-run starts itself in the rank's process, calls prctl, and becomes the program. The setting survives
+ * exec. The rank's own children do not inherit it, and programs with set-user-id lose it. */
 #include "zero/run/run.h"
 
 #include <errno.h>
@@ -22,7 +22,7 @@ static int cannot(const char *name, int error)
     return error == ENOENT || error == ENOTDIR ? ZR_RUN_NOT_FOUND : ZR_RUN_NOT_RUNNABLE;
 }
 
-/* 0 or why path is no program, an errno. */
+/* Returns 0 if path is a program, otherwise an errno. */
 static int runnable(const char *path)
 {
     struct stat st;
@@ -49,7 +49,7 @@ int zr_run_find(const char *name, char **out)
     char *path = malloc(strlen(dirs) + n_name + 4);
     if (!path)
         return cannot(name, ENOMEM);
-    int seen = 0; /* why the best candidate was none */
+    int seen = 0; /* errno of the best candidate that cannot be run */
     for (const char *dir = dirs;; dir++) {
         int n_dir = (int)strcspn(dir, ":");
         /* An empty entry is the current folder. The slash keeps exec from searching again. */
@@ -80,7 +80,7 @@ int zr_run_exec(int argc, char **argv)
     }
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != (pid_t)strtol(argv[2], NULL, 10))
-        raise(SIGKILL); /* it died before we asked */
+        raise(SIGKILL); /* zero-run died before the call of prctl */
     execvp(argv[3], argv + 4);
     return cannot(argv[3], errno);
 }

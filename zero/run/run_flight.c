@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run_flight.c: what a rank did last. The memory of its flight recorder is made here and given along as a
- * descriptor, so it is there whatever became of the rank. */
+/* run_flight.c: the last call of a rank. zero-run makes the memory of the rank's flight recorder, and passes
+ * it to the rank as a descriptor. So it can read the memory however the rank ends. */
 #include "comm/flight_view.h"
 #include "zero/run/run_ranks.h"
 
@@ -13,7 +13,7 @@ int zr_run_flight_make(void)
     return zr_flight_make();
 }
 
-/* NULL: nothing is known of it, or there is no memory to look. To be freed. */
+/* Returns a view of the recorder, which the caller frees. NULL: there is none, or no memory to read it. */
 static struct zr_flight_view *look(int fd)
 {
     struct zr_flight_view *v = fd < 0 ? NULL : malloc(sizeof *v);
@@ -32,7 +32,8 @@ void zr_run_flight_words(int fd, char last[ZR_RUN_LAST_CHARS])
     free(v);
 }
 
-/* What a rank has written itself, when something failed, does not say how it ended. */
+/* The rank may have written a file itself when something failed. That file does not say how the rank
+ * ended. */
 void zr_run_flight_write(int fd, const struct zr_run_end *end, char why[ZR_RUN_LAST_CHARS])
 {
     const char *folder = getenv("ZERO_FLIGHT_DIR");
@@ -49,7 +50,7 @@ void zr_run_flight_write(int fd, const struct zr_run_end *end, char why[ZR_RUN_L
         if (zr_flight_write_file(v, folder, path))
             snprintf(why, ZR_RUN_LAST_CHARS, "the flight recorder of rank %d could not be written: %s",
                      end->rank, zr_error_text());
-        else /* it may have been ended while it wrote its own */
+        else /* the rank may have been killed while it wrote its own */
             zr_flight_remove_part(v, path);
     }
     free(v);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run_follow.c: a node that is not node 0: its ranks start and end when node 0 says so, and what happens here
- * is told there. Without node 0 the job is over. */
+/* run_follow.c: a node other than node 0. Its ranks start and end when node 0 says so, and it reports to node
+ * 0 what happens to them. Without node 0 the job is over. */
 #include "zero/run/run_job.h"
 
 static void send_0(struct zr_run_job *j, const struct zr_run_message *m)
@@ -10,7 +10,7 @@ static void send_0(struct zr_run_job *j, const struct zr_run_message *m)
 
 static void begin(struct zr_run_job *j)
 {
-    (void)j; /* node 0 says when */
+    (void)j; /* node 0 starts the ranks */
 }
 
 static void on_failure(struct zr_run_job *j, const struct zr_run_failure *f)
@@ -40,7 +40,7 @@ static void on_message(struct zr_run_job *j, int from, const struct zr_run_messa
     case ZR_RUN_START:
         j->start = m->start;
         zr_run_job_start(j);
-        /* A signal here and this message may have passed each other on the way. */
+        /* A signal on this node and this message may have crossed on the way. */
         if (j->n_asked && j->attempt)
             zr_run_attempt_signal(j->attempt, j->asked_by);
         break;
@@ -55,14 +55,14 @@ static void on_message(struct zr_run_job *j, int from, const struct zr_run_messa
         zr_run_job_over(j);
         break;
     default:
-        break; /* what only node 0 is told */
+        break; /* messages for node 0 only */
     }
 }
 
 static void on_lost(struct zr_run_job *j, int node, const char *why)
 {
     if (node != 0 || j->over)
-        return; /* of another node node 0 hears, and says what follows */
+        return; /* node 0 decides what follows from the loss of another node */
     int n = j->attempt ? zr_run_attempt_alive(j->attempt) : 0;
     zr_run_say(&j->node, "node 0 (%s), which leads the job, is lost: %s; ending %d rank%s",
                zr_run_nodes_of(j->nodes, 0)->host, why, n, n == 1 ? "" : "s");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run_job.c: one node's part of a job: forwards signals to its ranks, hears of their failures and of output
- * that nobody reads, and ends zero-run when the job is over and all output is written. What follows from all
- * that is the role's to say (run_job.h). */
+/* run_job.c: one node's part of a job. It forwards signals to its ranks, and learns of their failures and of
+ * lost output. It ends zero-run when the job is over and all output is written. The role (run_job.h) decides
+ * what follows from these events. */
 #include "zero/run/run_job.h"
 #include "kernels/error.h"
 #include "kernels/limits.h"
@@ -26,7 +26,6 @@ void zr_run_job_over(struct zr_run_job *j)
     stop_if_written(j);
 }
 
-/* Of a failure the first counts. */
 void zr_run_job_end(struct zr_run_job *j, int exit_code)
 {
     if (!j->exit_code)
@@ -156,7 +155,7 @@ static void on_lost(void *arg, int node, const char *why)
 
 /* --- the job --- */
 
-/* Until the nodes have met there is nothing to end, and a signal ends zero-run as any program. */
+/* Lets the nodes meet. Until then there is nothing to end, and a signal ends zero-run like any program. */
 static int meet(struct zr_run_job *j, const struct zr_run_options *o)
 {
     char why[ZR_SYSTEM_WORDS];
@@ -177,13 +176,13 @@ static int meet(struct zr_run_job *j, const struct zr_run_options *o)
 
 int zr_run_job(const struct zr_run_options *o)
 {
-    static struct zr_run_job job; /* not on the stack: a worker may be in a write when we leave in a hurry */
+    static struct zr_run_job job; /* not on the stack, because a worker may still write at the end */
     struct zr_run_job *j = &job;
     j->node.o = o;
     j->node.on_written = on_written;
     j->node.arg = j;
     j->role = o->node == 0 ? &zr_run_leads : &zr_run_follows;
-    signal(SIGPIPE, SIG_IGN); /* a reader that left is an error of write() */
+    signal(SIGPIPE, SIG_IGN); /* if the reader has left, write() fails instead */
     int code = meet(j, o);
     if (code)
         return code;

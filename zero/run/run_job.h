@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run_job.h: a job as one of its nodes sees it. What is the same on all of them is in run_job.c; node 0 leads
- * (run_lead.c), and the others do what it says (run_follow.c). */
+/* run_job.h: a job as one of its nodes sees it. run_job.c has what all nodes do. Node 0 leads (run_lead.c),
+ * and the others do what it says (run_follow.c). */
 #ifndef ZR_ZERO_RUN_JOB_H
 #define ZR_ZERO_RUN_JOB_H
 
@@ -13,49 +13,50 @@ struct zr_run_job {
     struct zr_run_node node;
     struct zr_run_nodes *nodes;
     const struct zr_run_role *role;
-    /* node 0's: what it knows of all nodes; NULL elsewhere */
+    /* Node 0's state of all nodes. NULL on the other nodes. */
     struct zr_run_lead *lead;
-    /* elsewhere: node 0 is */
+    /* On the other nodes: node 0 is lost. */
     bool leader_lost;
-    /* this node's ranks; NULL: none run */
+    /* This node's ranks. NULL: none run. */
     struct zr_run_attempt *attempt;
     struct zr_run_start start;
     int exit_code;
-    /* no more ranks will be started, and none run */
+    /* No ranks run, and no more will be started. */
     bool over;
     bool output_lost;
-    /* SIGINT, SIGTERM, SIGHUP so far, on any node */
+    /* Number of SIGINT, SIGTERM and SIGHUP so far, on any node. */
     int n_asked;
-    /* the first of them */
+    /* The first of these signals. */
     int asked_by;
-    /* asked three times: output is not waited for */
+    /* A third such signal came, so output is not waited for. */
     bool hurry;
     uv_signal_t signals[ZR_RUN_N_SIGNALS];
 };
 
-/* What node 0 and the others do differently. */
+/* The part of a job that node 0 and the others do differently. */
 struct zr_run_role {
-    /* After the nodes have met. */
+    /* Called when the nodes have met. */
     void (*begin)(struct zr_run_job *j);
-    /* The first failure of this node's ranks, which are being ended. */
+    /* Called at the first failure of this node's ranks, which are ended then. */
     void (*on_failure)(struct zr_run_job *j, const struct zr_run_failure *f);
-    /* All ranks of this node are gone, which had reached r; j->attempt is NULL again. */
+    /* Called when all ranks of this node are gone. r: how far they came. j->attempt is NULL again. */
     void (*on_over)(struct zr_run_job *j, bool leftovers, struct zr_run_reached r);
-    /* This node got a signal, which its own ranks have already. */
+    /* Called when this node got a signal, which its own ranks have already. */
     void (*on_signal)(struct zr_run_job *j, int signum);
     void (*on_message)(struct zr_run_job *j, int from, const struct zr_run_message *m);
     void (*on_lost)(struct zr_run_job *j, int node, const char *why);
 };
 extern const struct zr_run_role zr_run_leads, zr_run_follows;
 
-/* Starts this node's ranks, as j->start has them. Where that fails what was started ends; the role hears of
- * it. */
+/* Starts this node's ranks as j->start says. If that fails, the ranks that were started end, and the role
+ * gets the failure. */
 void zr_run_job_start(struct zr_run_job *j);
-/* Ends them; the exit code is the first that was not 0. */
+/* Ends this node's ranks. The first exit code that is not 0 is kept. */
 void zr_run_job_end(struct zr_run_job *j, int exit_code);
-/* What a signal to any node does here: the first is forwarded to the ranks, a second one ends them. */
+/* Handles a signal that any node got. The first is forwarded to the ranks, the second ends them, and the
+ * third ends them at once. SIGUSR1 and SIGUSR2 are only forwarded. */
 void zr_run_job_signal(struct zr_run_job *j, int signum);
-/* zero-run ends, once all output is written. */
+/* Ends zero-run once all output is written. */
 void zr_run_job_over(struct zr_run_job *j);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run_lead.c: node 0 of a job, which is often the only one: tells the other nodes which ranks to start, says
- * who failed first, ends all ranks, starts all again where that is wanted and of use (run_decide.h), and says
- * when the job is over. */
+/* run_lead.c: node 0 of a job, which is often the only node. It tells the other nodes which ranks to start,
+ * finds out who failed first, and ends all ranks. It starts them again if that is wanted and useful
+ * (run_decide.h), and decides when the job is over. */
 #include "kernels/error.h"
 #include "kernels/limits.h"
 #include "zero/run/run_job.h"
@@ -14,42 +14,42 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A rank that returns an error may have missed another that was killed on another node, of which the word is
- * still on its way. */
+/* How long node 0 waits after a rank has returned an error. The cause may be a rank that was killed on
+ * another node, and the report of that may still be on its way. */
 #ifndef ZR_RUN_HEARSAY_MS
 #define ZR_RUN_HEARSAY_MS 200
 #endif
 enum { FAILURE_CHARS = 640 };
 
 struct zr_run_lead {
-    /* (n_nodes) */
+    /* (n_nodes) What node 0 knows of each node. */
     struct lead_node {
         bool lost;
-        /* its ranks of this attempt, and what they started, are gone; or it is lost */
+        /* Its ranks of this attempt and what they started are gone, or the node is lost. */
         bool over;
         struct zr_run_start start;
     } * of;
     int n_nodes;
     bool leftovers;
-    /* what ranks of this attempt have said */
+    /* How far the ranks of this attempt have come. */
     struct zr_run_reached reached;
-    /* over all attempts: as struct zr_run_ended has them */
+    /* Over all attempts, as in struct zr_run_ended. */
     int64_t most_t;
     int n_without_step, first_world, first_accum;
-    /* the first failure of the attempt, as far as it is known; kind 0: none */
+    /* The likeliest cause of the attempt's failure so far. kind 0: none. */
     struct zr_run_failure failure;
-    /* of a node that was lost */
+    /* The reason, if it is a lost node. */
     char why[400];
-    /* uv_hrtime, when the first was heard of */
+    /* Time at which the first failure was reported (uv_hrtime). */
     uint64_t failed_ns;
-    /* it was said, and all ranks are being ended */
+    /* The failure was printed, and all ranks are being ended. */
     bool judged;
     bool cannot_start;
     uv_timer_t hearsay;
     uv_tcp_t *port_holder;
 };
 
-/* To all other nodes, or all but one. */
+/* Sends a message to all other nodes that are not lost, except node `but`. */
 static void send_all_but(struct zr_run_job *j, int but, const struct zr_run_message *m)
 {
     for (int i = 1; i < j->lead->n_nodes; i++)
@@ -70,7 +70,8 @@ message(enum zr_run_word word, int number, const char *fmt, ...)
 
 /* --- what failed --- */
 
-/* A rank that was killed, or a node that is lost, is the likelier cause than a rank that returns an error. */
+/* Returns how likely a failure is the cause. A killed rank or a lost node is likelier than a rank that
+ * returns an error. */
 static int weight(const struct zr_run_failure *f)
 {
     return f->kind == 0 ? 0 : f->kind == ZR_RUN_RANK_ENDED && !f->signal ? 1 : 2;
@@ -83,7 +84,7 @@ static int exit_code_of(const struct zr_run_failure *f)
     return f->kind == ZR_RUN_OUTPUT_LOST && f->code == EPIPE ? 128 + SIGPIPE : 1;
 }
 
-/* " on node 1 (b)", where there are several. */
+/* Writes " on node 1 (b)" if there are several nodes. */
 static void say_where(const struct zr_run_job *j, int node, char *text, size_t n_text)
 {
     text[0] = 0;
@@ -91,7 +92,7 @@ static void say_where(const struct zr_run_job *j, int node, char *text, size_t n
         snprintf(text, n_text, " on node %d (%s)", node, zr_run_nodes_of(j->nodes, node)->host);
 }
 
-/* "; ending ..." or nothing. */
+/* Writes "; ending ...", or nothing. */
 static void say_others(const struct zr_run_job *j, const struct zr_run_failure *f, char *text, size_t n_text)
 {
     text[0] = 0;
@@ -126,11 +127,11 @@ static void say_failure(const struct zr_run_job *j, const struct zr_run_failure 
                  ZR_RUN_LAST_CHARS - 1, f->last, others);
 }
 
-/* A crash at a touch of memory that a bracket does not hold is what check mode explains. */
+/* Suggests check mode after a crash that may come from memory outside its bracket. */
 static void advise(struct zr_run_job *j, const struct zr_run_failure *f)
 {
     const char *check = getenv("ZERO_CHECK"), *stage = getenv("ZERO_STAGE");
-    int signum = f->signal ? f->signal : f->code - 128; /* a shell says it so */
+    int signum = f->signal ? f->signal : f->code - 128; /* a shell's exit code for a signal */
     bool on = check && *check && strcmp(check, "0");
     bool unsharded = stage && (!strcmp(stage, "0") || !strcmp(stage, "1"));
     if (f->kind == ZR_RUN_RANK_ENDED && (signum == SIGSEGV || signum == SIGBUS) && !on && !unsharded)
@@ -139,7 +140,7 @@ static void advise(struct zr_run_job *j, const struct zr_run_failure *f)
                    "outside its bracket");
 }
 
-/* The attempt has failed: says by what, on all nodes, and ends all ranks. */
+/* Ends an attempt that has failed. Prints the cause on all nodes, and ends all ranks. */
 static void judge(struct zr_run_job *j)
 {
     struct zr_run_lead *l = j->lead;
@@ -188,7 +189,7 @@ static void free_handle(uv_handle_t *h)
     free(h);
 }
 
-/* Of all addresses of this host where others come from elsewhere, else of loopback. */
+/* Binds to all addresses of this host if other hosts connect to it, otherwise to loopback. */
 static int bind_anywhere(uv_tcp_t *holder, bool from_elsewhere)
 {
     struct sockaddr_in6 v6;
@@ -203,10 +204,10 @@ static int bind_anywhere(uv_tcp_t *holder, bool from_elsewhere)
     return err;
 }
 
-/* Binds a free port and keeps it bound, not listening, until the attempt is over: nobody is given the same
- * one meanwhile, and rank 0 can still listen on it, for Linux lets sockets with SO_REUSEADDR (libuv's and
- * torch's have it) share a port nobody listens on. The next attempt has another one: whoever still knocks at
- * the last one's finds nobody. */
+/* Binds a free port, and keeps it bound but not listening until the attempt is over. Nobody else gets the
+ * port meanwhile. Rank 0 can still listen on it, because Linux lets sockets with SO_REUSEADDR (libuv's and
+ * torch's have it) share a port that nobody listens on. The next attempt gets another port, so a late process
+ * of the last attempt reaches nobody. */
 static int hold_port(struct zr_run_job *j, int *port)
 {
     struct zr_run_lead *l = j->lead;
@@ -220,12 +221,12 @@ static int hold_port(struct zr_run_job *j, int *port)
         err = bind_anywhere(l->port_holder, l->n_nodes > 1);
     if (!err)
         err = uv_tcp_getsockname(l->port_holder, (struct sockaddr *)&at, &n);
-    if (!err) /* the port of either family lies there */
+    if (!err) /* both families have the port at this offset */
         *port = ntohs(((const struct sockaddr_in *)&at)->sin_port);
     return err;
 }
 
-/* Deals the ranks to the nodes that are there, node by node. */
+/* Assigns the ranks to the nodes that are left, node by node. */
 static void deal_ranks(struct zr_run_job *j)
 {
     struct zr_run_lead *l = j->lead;
@@ -241,7 +242,7 @@ static void deal_ranks(struct zr_run_job *j)
     }
 }
 
-/* The attempt that j->start has. said: why there is one, "" at first. */
+/* Starts the attempt that j->start describes. said: the reason for a restart, "" at first. */
 static void start_attempt(struct zr_run_job *j, const char *said)
 {
     struct zr_run_lead *l = j->lead;
@@ -275,7 +276,7 @@ static int n_available(const struct zr_run_job *j)
     return n;
 }
 
-/* What the attempt that is over adds to what is known of the job. */
+/* Adds the progress of the attempt that is over to that of the job. */
 static void count_progress(struct zr_run_job *j)
 {
     struct zr_run_lead *l = j->lead;
@@ -290,7 +291,7 @@ static void count_progress(struct zr_run_job *j)
     }
 }
 
-/* Whether there is to be another attempt, which j->start then has. */
+/* Returns whether there is another attempt, and sets j->start for it. */
 static bool decide(struct zr_run_job *j, struct zr_run_next *next)
 {
     const struct zr_run_ended ended = {
@@ -319,7 +320,7 @@ static bool decide(struct zr_run_job *j, struct zr_run_next *next)
     return next->restart;
 }
 
-/* Once the ranks of all nodes are gone. */
+/* Called when the ranks of all nodes are gone. */
 static void end_attempt(struct zr_run_job *j)
 {
     struct zr_run_next next = {0};
@@ -379,7 +380,7 @@ static void on_message(struct zr_run_job *j, int from, const struct zr_run_messa
         send_all_but(j, from, &forward);
         break;
     default:
-        break; /* what only the others are told */
+        break; /* messages for the other nodes only */
     }
 }
 
@@ -409,8 +410,9 @@ static void name_job(char *text, size_t bytes)
     snprintf(text, bytes, "zero-run.%d.%lld.%06d", (int)getpid(), (long long)now.tv_sec, (int)now.tv_usec);
 }
 
-/* Where rank 0 will be. The name of this host, which is not where it can be reached from everywhere, is for
- * programs without libzero: its ranks find rank 0 as the nodes have found this one. */
+/* Writes the address of rank 0. If the nodes meet by a file, it is the name of this host, which may not be
+ * reachable from everywhere. Only programs without libzero need it then: libzero's ranks find rank 0 by the
+ * file. */
 static void name_place(const struct zr_run_options *o, char *text, size_t bytes)
 {
     if (o->n_nodes == 1)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run_lines.c: brings the output of ranks to our own descriptors, whole line by whole line.
+/* run_lines.c: forwards the output of ranks to our own descriptors, in whole lines.
  *
- * Back-pressure: a sink that holds more than SINK_FULL bytes stops the reading of its streams; their pipes
- * fill, and the ranks wait in write() as they would without us. Nothing is dropped while somebody reads. */
+ * If a sink holds more than SINK_FULL bytes, its streams are not read. Their pipes fill, and the ranks wait
+ * in write() as they would without zero-run. Nothing is dropped while somebody reads. */
 #include "zero/run/run.h"
 
 #include <errno.h>
@@ -13,8 +13,8 @@
 #include <unistd.h>
 
 #define READ_BYTES (64 << 10)
-#define SINK_FULL  (1 << 20) /* bytes waiting; a stream adds at most a read's worth of lines to it */
-#define LINE_MAX_  (1 << 20) /* a longer line goes out in pieces of this size, each as a line of its own */
+#define SINK_FULL  (1 << 20) /* bytes that wait; the lines of one read may come on top */
+#define LINE_MAX_  (1 << 20) /* bytes; a longer line is split into lines of this size */
 
 /* Makes room for n more bytes. */
 static bool reserve(char **data, size_t used, size_t *cap, size_t n)
@@ -32,7 +32,7 @@ static bool reserve(char **data, size_t used, size_t *cap, size_t n)
     return true;
 }
 
-/* On a worker thread. The descriptor may be shared with others who made it non-blocking. */
+/* Runs on a worker thread. Other processes that share the descriptor may have made it non-blocking. */
 static void write_all(uv_work_t *work)
 {
     struct zr_sink *s = work->data;
@@ -79,7 +79,7 @@ static void write_next(struct zr_sink *s)
     s->filling = empty;
     s->busy = true;
     int err = uv_queue_work(s->loop, &s->work, write_all, written);
-    if (err) { /* only for a NULL function, says libuv */
+    if (err) { /* libuv reports one only for a NULL function */
         s->busy = false;
         sink_fail(s, -err);
     }
@@ -91,7 +91,7 @@ void zr_sink_init(struct zr_sink *s, uv_loop_t *loop, int fd, void (*on_written)
     s->work.data = s;
 }
 
-/* Only queues: whoever has put whole lines calls write_next. */
+/* Only queues text. The caller calls write_next after whole lines. */
 static void sink_append(struct zr_sink *s, const char *text, size_t n)
 {
     if (s->error || n == 0)
@@ -174,21 +174,21 @@ static void take(struct zr_lines *l, const char *at, size_t n)
     keep_partial(l, at, (size_t)(end - at));
 }
 
-/* Not by a stream of libuv's, which takes a terminal that hung up for empty after one read. */
+/* Reads without a stream of libuv, which takes a terminal that hung up for empty after one read. */
 static void on_readable(uv_poll_t *poll, int status, int events)
 {
-    static char bytes[READ_BYTES]; /* for all: it is empty again before the next read */
+    static char bytes[READ_BYTES]; /* for all streams, because each call uses up what it reads */
     struct zr_lines *l = poll->data;
     (void)events;
     ssize_t n = read(l->fd, bytes, sizeof bytes);
     if (n > 0) {
         take(l, bytes, (size_t)n);
     } else if (n == 0 || status || (errno != EAGAIN && errno != EINTR)) {
-        zr_lines_close(l); /* the end of the file, which a terminal reports as EIO; there is no other error */
+        zr_lines_close(l); /* the end of the file, which a terminal reports as EIO */
     }
     write_next(l->sink);
     if (l->sink->error && zr_sink_idle(l->sink))
-        l->sink->on_written(l->sink); /* memory ran out here: the owner must hear of it */
+        l->sink->on_written(l->sink); /* memory ran out, which the owner must learn */
     zr_lines_update(l);
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run_nodes.c: see run_nodes.h. */
+/* run_nodes.c: lets the nodes of a job meet over the rendezvous of ranks, compares their options, and passes
+ * messages between them. */
 #include "zero/run/run_nodes.h"
 #include "comm/meet/meeting_point.h"
 #include "zero/zero.h"
@@ -12,13 +13,14 @@
 
 #define TEXT_OF(x) #x
 #define VERSION(x) TEXT_OF(x)
-/* A test builds a zero-run of another. */
+/* A test builds zero-run with another version. */
 #ifndef ZR_RUN_VERSION
 #define ZR_RUN_VERSION                                                                                       \
     VERSION(ZERO_VERSION_MAJOR) "." VERSION(ZERO_VERSION_MINOR) "." VERSION(ZERO_VERSION_PATCH)
 #endif
 
-/* What nodes compare. Of any version it is so large, and begins with the version. */
+/* A node's options, which nodes compare. In every version the struct has this size and begins with the
+ * version. */
 struct card {
     char version[32];
     struct zr_run_member member;
@@ -38,7 +40,7 @@ struct zr_run_nodes {
 
 /* --- words --- */
 
-/* What the rendezvous says of ranks is said of nodes here. A part of a path is what it is. */
+/* Translates a message of the rendezvous about ranks into one about nodes. Parts of paths are not changed. */
 static void in_words_of_nodes(const char *text, char *out, size_t n_out)
 {
     static const char *const words[][2] = {{"rank", "node"}, {"ranks", "nodes"}, {"world", "--nnodes"}};
@@ -97,7 +99,7 @@ static int differ(const struct card *c, int node, const char *what, int its, int
                    its, node, c[node].member.host, of_0, c[0].member.host);
 }
 
-/* The first node that differs from node 0. All nodes find the same. */
+/* Finds the first node that differs from node 0. All nodes find the same one. */
 static int compare(const struct card *c, int n)
 {
     for (int i = 1; i < n; i++)
@@ -148,8 +150,8 @@ static int check_sum(const struct card *c, int n, int min_ranks)
 
 /* --- meeting --- */
 
-/* Nodes of jobs with another ZERO_JOB refuse each other. In a folder of several jobs' each has a file of its
- * own, whose name follows from the job's and its key. */
+/* Names the job. Nodes with another ZERO_JOB refuse each other. If several jobs share a folder, each has a
+ * file whose name follows from the job's name and key. */
 static void name_meeting(struct zr_world *w)
 {
     const char *given = getenv("ZERO_JOB");
@@ -168,7 +170,8 @@ static void on_looked_up(void *arg, const struct zr_looked_up *found)
     l->is_done = true;
 }
 
-/* One of these interfaces has the address, or it is a loopback one, as many hosts have for their own name. */
+/* Whether one of these interfaces has the address, or it is a loopback address, which many hosts have for
+ * their own name. */
 static bool may_listen_at(const struct zr_interfaces *mine, const union zr_address *at)
 {
     bool is_mine = zr_address_is_loopback(at);
@@ -189,7 +192,7 @@ static int check_addresses(const struct zr_world *w, const struct zr_interfaces 
             zr_address_print_host(&found->at[i], at);
         }
     }
-    if (!name[0]) /* none of this host, as that of a gateway */
+    if (!name[0]) /* no interface of this host has it; it may be a gateway's */
         return 0;
     return zr_fail(ZR_ERR_ARG,
                    "node 0 listens on interface %s, but the others look for it at %.200s (%s), which is "
@@ -197,7 +200,8 @@ static int check_addresses(const struct zr_world *w, const struct zr_interfaces 
                    w->interface, w->host, at, name);
 }
 
-/* Node 0 looks HOST up as the other nodes do. Its number was compared with the interface before. */
+/* On node 0, checks that the other nodes look for it on the interface where it listens. It looks HOST up as
+ * they do. An address in numbers was compared with the interface before. */
 static int check_host(uv_loop_t *loop, const struct zr_world *w)
 {
     struct zr_interfaces mine;
@@ -285,7 +289,7 @@ static void on_message(void *arg, int from, const void *data, size_t n_data)
     struct zr_run_nodes *n = arg;
     struct zr_run_message m;
     if (n_data != sizeof m)
-        return; /* of another build, which the comparison has refused */
+        return; /* another build sent it, which compare() refuses */
     memcpy(&m, data, sizeof m);
     m.text[sizeof m.text - 1] = m.start.host[sizeof m.start.host - 1] = m.start.job[sizeof m.start.job - 1] =
         0;
@@ -308,7 +312,7 @@ void zr_run_nodes_watch(struct zr_run_nodes *n,
 void zr_run_nodes_send(struct zr_run_nodes *n, int to, const struct zr_run_message *m)
 {
     int err = n->meet ? zr_rendezvous_send(n->meet, to, m, sizeof *m) : 0;
-    if (err && err != ZR_ERR_PEER) /* a node that is lost is told by on_lost */
+    if (err && err != ZR_ERR_PEER) /* on_lost reports a lost node */
         n->on_lost(n->arg, to, zr_error_text());
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* run_progress.c: how far this node's ranks have come, in memory that they share with us (zero/progress.h).
  *
- * Ranks open it by its name in /proc, for a descriptor would be closed by what may lie between zero-run and
- * the program. */
+ * Ranks open it by its name in /proc. A descriptor would not do, because a program between zero-run and the
+ * rank's program may close it. */
 #include "zero/progress.h"
 #include "zero/run/run.h"
 

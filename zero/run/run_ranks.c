@@ -1,10 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run_ranks.c: see run_ranks.h.
+/* run_ranks.c: starts the ranks of one attempt, and watches them until they have ended.
  *
- * An attempt goes one way: RUNNING -> ENDING (the living got SIGTERM, a timer runs) -> KILLED (what is left
- * got SIGKILL) -> CLOSING (its handles are closed). It is over when every rank was reaped, nothing that ranks
- * started is left where they were to end, every output pipe is at its end, and all handles are closed. A
- * rank's children may hold its pipes open after it: they get the same two seconds. */
+ * An attempt goes through these phases:
+ *
+ *     RUNNING
+ *     ENDING   the ranks that are alive got SIGTERM, and a timer runs
+ *     KILLED   what is left got SIGKILL
+ *     CLOSING  its handles are being closed
+ *
+ * It is over when every rank was reaped, every output pipe is at its end, and all handles are closed. If
+ * zero-run ends the ranks, no process that they started may be left either. A rank's children may keep its
+ * pipes open after its end. They get the same two seconds. */
 #include "zero/run/run_ranks.h"
 #include "comm/flight.h"
 #include "kernels/limits.h"
@@ -21,7 +27,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#ifndef ZR_RUN_GRACE_MS /* a test sets another */
+#ifndef ZR_RUN_GRACE_MS /* a test sets another value */
 #define ZR_RUN_GRACE_MS 2000
 #endif
 #define GRACE_MS      ZR_RUN_GRACE_MS /* from SIGTERM to SIGKILL */
@@ -30,14 +36,14 @@
 struct rank {
     uv_process_t process;
     struct zr_run_attempt *attempt;
-    int number;   /* of the job */
-    int pid;      /* also its process group's */
-    bool spawned; /* process is a handle of the loop's */
+    int number;   /* number in the job */
+    int pid;      /* number of the process and of its group */
+    bool spawned; /* process is a handle of the loop */
     bool alive;
     uint32_t asked; /* signals that asked it to end: 1 << each */
-    int flight;     /* a descriptor of its flight recorder; negative: it has none of ours */
+    int flight;     /* descriptor of its flight recorder; negative: none */
     struct zr_run_end end;
-    struct zr_lines out[2]; /* standard output and error; not used when raw */
+    struct zr_lines out[2]; /* standard output and error; not used with --raw */
 };
 
 struct zr_run_attempt {
@@ -47,13 +53,13 @@ struct zr_run_attempt {
     struct rank *ranks;
     int n_started, n_alive;
     int n_open;    /* pipes not at their end, or not closed yet */
-    int n_handles; /* others that are being closed */
+    int n_handles; /* other handles that are being closed */
     enum { RUNNING, ENDING, KILLED, CLOSING } phase;
-    bool to_end; /* by our will: what ranks started goes too */
+    bool to_end; /* zero-run ends the ranks and all that they started */
     bool hurry;
-    struct rank *candidate; /* the failure to be reported, of those seen in one turn of the loop */
-    uint64_t turn_ns;       /* when the first end of this turn was seen; 0: none was */
-    int64_t epoch_ns;       /* of the first end of all; 0: none yet */
+    struct rank *candidate; /* the failure to report in this turn of the loop */
+    uint64_t turn_ns;       /* when the first end in this turn was seen; 0: none was */
+    int64_t epoch_ns;       /* zr_flight_epoch_ns at the first end of all; 0: none yet */
     uv_timer_t grace;
     uv_check_t judge;
 };
@@ -87,7 +93,7 @@ static void start_timer(struct zr_run_attempt *a, uint64_t ms)
     uv_timer_start(&a->grace, on_grace_over, ms, 0);
 }
 
-/* SIGUSR1 and SIGUSR2, which are passed on, ask for something else. */
+/* Signals the process group of a rank. SIGUSR1 and SIGUSR2 are passed on, and do not ask the rank to end. */
 static void signal_rank(struct rank *r, int signum)
 {
     if (signum != SIGUSR1 && signum != SIGUSR2)
@@ -112,21 +118,21 @@ void zr_run_attempt_end(struct zr_run_attempt *a)
     start_timer(a, GRACE_MS);
 }
 
-/* Whether the process group of a rank has members: the rank itself or what it started. The kernel gives out
- * no number anew that is a group's; in the few seconds after the group is empty that would take all other
- * numbers to have been given out. */
+/* Whether the process group of a rank has members: the rank itself or what it started. The kernel does not
+ * give the number of a live group to a new process. To reuse the number within the few seconds after the
+ * group is empty, it would have to use up all other numbers. */
 static bool group_lives(const struct rank *r)
 {
     if (r->pid == 0 || r->alive)
         return r->alive;
-    /* Orphans come to us (prepare), and count until they are reaped. */
+    /* Orphans become our children (PR_SET_CHILD_SUBREAPER), and are members until they are reaped. */
     while (waitpid(-r->pid, NULL, WNOHANG) > 0)
         ;
     return kill(-r->pid, 0) == 0;
 }
 
-/* Whether ranks or processes that they started live, in whatever process group. In phase KILLED all of them
- * get SIGKILL again: some may be new. */
+/* Whether ranks or processes that they started are alive, in any process group. In phase KILLED all of them
+ * get SIGKILL again, because some may be new. */
 static bool descendants_live(const struct zr_run_attempt *a)
 {
     while (a->n_alive == 0 && waitpid(-1, NULL, WNOHANG) > 0) /* libuv reaps ranks */
@@ -160,7 +166,7 @@ void zr_run_attempt_hurry(struct zr_run_attempt *a)
     kill_all(a);
 }
 
-/* Handles are freed with the attempt, so the loop must have let go of all of them. */
+/* Reports the end once the loop has closed all handles, because they are freed with the attempt. */
 static void finish_if_closed(struct zr_run_attempt *a)
 {
     if (a->phase == CLOSING && a->n_open == 0 && a->n_handles == 0) {
@@ -209,7 +215,7 @@ static void close_if_over(struct zr_run_attempt *a)
 {
     if (a->n_alive > 0 || a->phase == CLOSING)
         return;
-    /* what ranks started and left behind */
+    /* Processes that ranks started and left behind. */
     bool leftovers = a->n_open > 0 || zr_run_attempt_leftovers(a);
     if (!leftovers || a->hurry)
         close_all(a);
@@ -220,8 +226,7 @@ static void close_if_over(struct zr_run_attempt *a)
 static void on_grace_over(uv_timer_t *timer)
 {
     struct zr_run_attempt *a = timer->data;
-    /* A pipe is not at its end while a slow reader keeps us from reading it: that is no fault of the ranks.
-     */
+    /* If a slow reader keeps us from reading a pipe to its end, that is no fault of the ranks. */
     bool waiting_for_reader = a->n_alive == 0 && !zr_run_written(a->node);
     if (waiting_for_reader)
         start_timer(a, GRACE_MS);
@@ -230,7 +235,7 @@ static void on_grace_over(uv_timer_t *timer)
     else if (a->n_alive == 0)
         close_all(a);
     else
-        start_timer(a, AFTER_KILL_MS); /* stuck in the kernel: it will go */
+        start_timer(a, AFTER_KILL_MS); /* a rank is stuck in the kernel, and will end later */
 }
 
 static void on_exit_of(uv_process_t *process, int64_t code, int signum)
@@ -256,7 +261,7 @@ static void on_exit_of(uv_process_t *process, int64_t code, int signum)
         a->candidate = r;
 }
 
-/* After every round of events: exits that were seen together are judged together. */
+/* Runs after every round of events, so that exits that were seen together are judged together. */
 static void on_judge(uv_check_t *check)
 {
     struct zr_run_attempt *a = check->data;
@@ -286,8 +291,8 @@ static void on_sink_written(struct zr_sink *sink)
     node->on_written(node->arg);
 }
 
-/* Standard output is a terminal, so that it comes as it is written. Otherwise real pipes, not libuv's socket
- * pairs: a rank must be able to open /dev/stdout. */
+/* Standard output is a terminal, so that lines come as they are written. Otherwise pipes are used and not
+ * libuv's socket pairs, because a rank must be able to open /dev/stdout. */
 static int open_ends(struct zr_run_node *node, const struct rank *r, int stream, uv_file ends[2])
 {
     int err = UV_ENOTTY;
@@ -323,8 +328,8 @@ static int open_output(struct zr_run_attempt *a, struct rank *r, uv_stdio_contai
     return 0;
 }
 
-/* zero-run --exec-rank PARENT PATH ARGV0 ARGS..., to be freed; NULL: out of memory. parent: room for its
- * number. */
+/* Makes the arguments of zero-run --exec-rank PARENT PATH ARGV0 ARGS..., which the caller frees. NULL: out of
+ * memory. parent: memory for our process number. */
 static char **arguments(const struct zr_run_options *o, char parent[16])
 {
     int n_args = 0;
@@ -342,7 +347,7 @@ static char **arguments(const struct zr_run_options *o, char parent[16])
     return args;
 }
 
-/* A session of its own: a terminal's Ctrl-C comes once, through us. */
+/* Starts a rank in a new session. A terminal's Ctrl-C then reaches it only through zero-run, once. */
 static int spawn(struct zr_run_attempt *a, struct rank *r, int local_rank, uv_stdio_container_t stdio[4])
 {
     const struct zr_run_options *o = a->node->o;
@@ -360,7 +365,7 @@ static int spawn(struct zr_run_attempt *a, struct rank *r, int local_rank, uv_st
     };
     int err = args && env ? 0 : UV_ENOMEM;
     if (!err) {
-        r->spawned = true; /* even where it fails */
+        r->spawned = true; /* must be closed even if uv_spawn fails */
         err = uv_spawn(&a->node->loop, &r->process, &options);
     }
     if (!err) {
@@ -450,7 +455,7 @@ struct zr_run_reached zr_run_attempt_reached(const struct zr_run_attempt *a)
     return zr_run_progress_read(&a->node->progress);
 }
 
-/* The processes that even SIGKILL did not end: those of another user, say. */
+/* Reports the processes that even SIGKILL did not end, such as those of another user. */
 static void report_leftovers(struct zr_run_attempt *a)
 {
     char text[512] = "";
@@ -462,7 +467,7 @@ static void report_leftovers(struct zr_run_attempt *a)
     free(left.of);
 }
 
-/* Now that all are gone: nobody waits for a disk. */
+/* Writes a rank's flight recorder to a file. All ranks are gone, so nobody waits for the disk. */
 static void write_last(struct zr_run_attempt *a, const struct rank *r)
 {
     char why[ZR_RUN_LAST_CHARS] = "";

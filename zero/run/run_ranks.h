@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run_ranks.h: the ranks of this node in one attempt of a job: started, signalled, ended, and their output
- * brought to ours. What follows from their end is for others to say (run_lead.c). */
+/* run_ranks.h: the ranks of this node in one attempt of a job. They are started, signalled and ended, and
+ * their output is forwarded to ours. Node 0 decides what follows from their end (run_lead.c). */
 #ifndef ZR_ZERO_RUN_RANKS_H
 #define ZR_ZERO_RUN_RANKS_H
 
@@ -10,77 +10,81 @@
 
 struct zr_run_attempt;
 
-/* What outlives attempts: the loop, and where output goes. */
+/* State that outlives attempts: the loop, and the descriptors for output. */
 struct zr_run_node {
     const struct zr_run_options *o;
     uv_loop_t loop;
-    /* standard output and error */
+    /* Standard output and error. */
     struct zr_sink sinks[2];
     struct zr_run_progress progress;
-    /* both descriptors are one file: one queue keeps lines whole */
+    /* Both descriptors are one file, so one queue keeps lines whole. */
     bool one_sink;
-    /* no pseudo-terminal could be had */
+    /* A pseudo-terminal could not be opened. */
     bool no_terminals;
-    /* processes that descended from this one before it started a rank: a shell's, which became zero-run */
+    /* Processes that descended from this one before it started a rank, such as those of a shell that became
+     * zero-run. */
     struct zr_run_pids before;
-    /* the one that runs; NULL */
+    /* The attempt that runs. NULL: none. */
     struct zr_run_attempt *attempt;
-    /* a buffer of output was written, or lost */
+    /* Called when a buffer of output was written, or lost. */
     void (*on_written)(void *arg);
     void *arg;
 };
 
-/* node: zeroed, not on the stack (a worker may be in a write when we leave in a hurry); with o, on_written
- * and arg. Returns 0 or a libuv error. */
+/* Opens a node. It is zeroed except for o, on_written and arg. It is not on the stack, because a worker may
+ * still write when zero-run ends in a hurry. Returns 0 or a libuv error. */
 int zr_run_node_open(struct zr_run_node *node);
-/* A line of our own on standard error, in its turn among the ranks'. */
+/* Writes a line of zero-run to standard error, in its turn among the ranks' lines. */
 void zr_run_say(struct zr_run_node *node, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Nothing waits to be written. */
+/* Whether nothing waits to be written. */
 bool zr_run_written(const struct zr_run_node *node);
 
 /* How a rank ended. */
 struct zr_run_end {
-    /* of the job */
+    /* Number in the job. */
     int rank;
     int code;
-    /* that killed it; 0 */
+    /* Signal that killed it. 0: none. */
     int signal;
-    /* signals by which we had asked it to end, before that was seen: 1 << each */
+    /* Signals by which zero-run had asked it to end before its end was seen: 1 << each. */
     uint32_t asked;
-    /* uv_hrtime, the same for all that were seen in one turn of the loop: which of them was first is not
-     * known; and zr_flight_epoch_ns, the same for all of an attempt */
+    /* Time at which the end was seen (uv_hrtime). It is the same for all ends seen in one turn of the loop,
+     * because their order is not known. epoch_ns is zr_flight_epoch_ns at the first end of the attempt. */
     uint64_t at_ns;
     int64_t epoch_ns;
-    /* "; its last call was ...", or "" */
+    /* The rank's last call: "; its last call was ...", or "". */
     char last[ZR_RUN_LAST_CHARS];
 };
 
 struct zr_run_watch {
-    /* The first rank that failed, once, while no one had asked for the ranks' end: of those seen in one turn
-     * of the loop one that was killed, which is the likelier cause than one that returned an error. */
+    /* Called once, for the first rank that failed, unless the ranks were being ended already. If several ends
+     * are seen in one turn of the loop, a rank that was killed is preferred to one that returned an error. It
+     * is the likelier cause. */
     void (*on_failed)(void *arg, const struct zr_run_end *end);
-    /* All ranks and what they had started are gone, their output is read, and the attempt may be freed. */
+    /* Called when all ranks and the processes that they started are gone, and their output is read. The
+     * attempt may be freed then. */
     void (*on_over)(void *arg);
     void *arg;
 };
 
-/* Starts the ranks. Calls nothing of watch before it returns. An error of libuv's: *n_started of them run,
- * none more will; they are to be ended. NULL in *out: out of memory. */
+/* Starts the ranks. Calls nothing of watch before it returns. After a libuv error some ranks may run, no more
+ * will be started, and the caller ends those. If *out is NULL, memory ran out. */
 int zr_run_attempt_start(struct zr_run_node *node, const struct zr_run_start *start,
                          const struct zr_run_watch *watch, struct zr_run_attempt **out);
-/* Those that live get signum. */
+/* Sends signum to the ranks that are alive. */
 void zr_run_attempt_signal(struct zr_run_attempt *a, int signum);
-/* SIGTERM, and 2 s later SIGKILL for what is left, also of what they started. A second time: nothing. */
+/* Sends SIGTERM, and 2 s later SIGKILL to what is left, including processes that ranks started. A second call
+ * does nothing. */
 void zr_run_attempt_end(struct zr_run_attempt *a);
-/* SIGKILL now; over when the ranks are gone, whatever becomes of their output. */
+/* Sends SIGKILL now. The attempt is over when the ranks are gone, even if their output is not read. */
 void zr_run_attempt_hurry(struct zr_run_attempt *a);
-/* zr_run_attempt_end or _hurry was called. */
+/* Whether the ranks are being ended. */
 bool zr_run_attempt_ending(const struct zr_run_attempt *a);
 int zr_run_attempt_alive(const struct zr_run_attempt *a);
 int zr_run_attempt_started(const struct zr_run_attempt *a);
-/* True if the ranks were to end and a process that they started is still there. */
+/* Whether the ranks were to end, and a process that they started is still there. */
 bool zr_run_attempt_leftovers(const struct zr_run_attempt *a);
-/* How far its ranks have come. */
+/* Returns how far the attempt's ranks have come. */
 struct zr_run_reached zr_run_attempt_reached(const struct zr_run_attempt *a);
 void zr_run_attempt_free(struct zr_run_attempt *a);
 

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* run_terminal.c: a pseudo-terminal for a rank's standard output.
  *
- * C's stdio and others hold back what they write to a pipe until some KiB are full, and a program that
- * crashes takes it along; to a terminal they write line by line. So a rank gets a terminal, which changes
- * nothing of what passes and echoes nothing. It is no rank's controlling terminal, unless the rank opens it
- * by name. */
+ * C's stdio and other libraries hold back output to a pipe until some KiB are full, and a crash loses it. To
+ * a terminal they write line by line. So a rank gets a terminal, which changes nothing and echoes nothing. It
+ * is not the rank's controlling terminal, unless the rank opens it by name. */
 #include "zero/run/run.h"
 
 #include <errno.h>
@@ -15,12 +14,12 @@
 #include <termios.h>
 #include <unistd.h>
 
-/* As wide as ours, where we have one, less what we put before each line. */
+/* Sets the width of our own terminal, if there is one, less the prefix of each line. */
 static void set_width(int fd, int n_prefix)
 {
     struct winsize size;
     if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size))
-        return; /* it says 0 by 0, which programs take for unknown */
+        return; /* the size stays 0 by 0, which means unknown */
     if (size.ws_col > n_prefix)
         size.ws_col = (unsigned short)(size.ws_col - n_prefix);
     ioctl(fd, TIOCSWINSZ, &size);
@@ -34,7 +33,7 @@ int zr_run_terminal(uv_file ends[2], int n_prefix)
     ends[0] = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
     if (ends[0] < 0)
         return -errno;
-    /* The other end by this one, not by its name: in a container there may be no /dev/pts. */
+    /* Open the other end through this one and not by its name, because a container may have no /dev/pts. */
     if (unlockpt(ends[0]) || (ends[1] = ioctl(ends[0], TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC)) < 0 ||
         tcgetattr(ends[1], &mode)) {
         error = errno;
