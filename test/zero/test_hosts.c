@@ -152,8 +152,9 @@ static void shared_memory_is_refused(void **state)
     expect_refused(&well);
 }
 
-/* Warns if a launcher's local rank contradicts the hosts that ranks found, because two ranks could then use
- * one GPU. Ranks are processes, because the launcher's variables belong to a process. */
+/* Wraps with a launcher's local rank, and looks for the warning that it contradicts the hosts that ranks
+ * found. Two ranks could then use one GPU. Ranks are processes, because the launcher's variables belong to a
+ * process. */
 static int wrap_as_launched(const struct toy_rank *at, const char *local_rank, const char *expected)
 {
     struct toy_rank r = *at;

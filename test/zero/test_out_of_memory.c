@@ -23,7 +23,7 @@ void *__wrap_calloc(size_t n, size_t size);
 void *__wrap_realloc(void *p, size_t size);
 char *__wrap_strdup(const char *s);
 
-/* the allocation of this thread that fails, counted down from now on; 0: none */
+/* allocations of this thread until one fails; 0: none fails */
 static _Thread_local int64_t fail_in;
 static _Thread_local int64_t n_taken; /* allocations of this thread so far */
 

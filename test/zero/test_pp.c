@@ -285,7 +285,7 @@ static int per_rank(const struct setup *s)
     return s->per_rank ? s->per_rank : 1;
 }
 
-/* Delays an action now and then, so that pipeline stages wait in other places. */
+/* Delays an action by a random time, so that pipeline stages wait in other places. */
 static void linger(const struct zero_action *a, int batch)
 {
     uint32_t seed = 77u * (uint32_t)batch + (uint32_t)a->phase;

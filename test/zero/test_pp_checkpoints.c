@@ -346,7 +346,7 @@ static struct zero_tensor *named(struct zero_tensor *table, int n, const char *n
     return NULL;
 }
 
-/* A function that changes the table of the second pipeline stage. */
+/* Defines a function that changes the table of the second pipeline stage. */
 #define SPOIL(what, statement)                                                                               \
     static void what(struct zero_tensor *table, int n, int stage)                                            \
     {                                                                                                        \
