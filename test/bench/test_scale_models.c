@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_scale_models.c: models have the parameters that they were published with, and a projected step is as
- * long as its parts need. */
+/* test_scale_models.c: models have their published numbers of parameters, and a projected step is no shorter
+ * than its parts. */
 #include "bench/scale/scale.h"
 
 #include "kernels/device.h"
@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of the checkpoints; of MPT as llm-foundry's table of benchmarks has it, with 2,048 tokens in a row. */
+/* Sizes are those of the checkpoints. MPT's are in llm-foundry's table of benchmarks, for rows of 2,048
+ * tokens. */
 static void models_have_published_sizes(void **state)
 {
     static const struct {
@@ -77,7 +78,7 @@ static struct scale_job a_job(const char *model, int64_t world)
                               .link_fraction = 1};
 }
 
-/* What each part of a step is bounded by. */
+/* Compares a step with the lower bounds of its compute, its communication and its recomputation. */
 static void a_step_is_no_shorter_than_its_parts(void **state)
 {
     struct scale_job j = a_job("gpt2-355M", 64);
@@ -93,7 +94,7 @@ static void a_step_is_no_shorter_than_its_parts(void **state)
     assert_int_equal(scale_run(&j, &plain), 0);
     j.recompute = true;
     assert_int_equal(scale_run(&j, &again), 0);
-    /* A third more of all but the head's, and the optimizer as before. */
+    /* Recomputing adds a third to all compute but the head's. The optimizer's time stays the same. */
     double blocks = flop - 6.0 * 50257 * 1024 * (double)j.context;
     double more = 8 * blocks / 3 / j.machine->flop_per_s;
     assert_true(again.step_s - plain.step_s > more * 0.999 && again.step_s - plain.step_s < more * 1.001);

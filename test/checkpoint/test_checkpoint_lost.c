@@ -16,7 +16,7 @@
 #include <string.h>
 #include <time.h>
 
-/* ---- snapshots whose copies stand still until they are told to go on ---- */
+/* ---- snapshots whose copies wait until a gate opens ---- */
 
 struct gate {
     pthread_mutex_t lock;

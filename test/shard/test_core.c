@@ -556,8 +556,8 @@ static void evaluation(void **state)
     }
 }
 
-/* Behind a backward bracket the order's first call is no evaluation: the step is learned with all its calls.
- */
+/* After a backward bracket, the order's first call does not begin an evaluation, so the step is learned with
+ * all its calls. */
 static void again_behind_a_backward(void **state)
 {
     static const char step[] = "0(0) 0[0] 0(0) 0[0] 1(1) 1[1] S";
@@ -1509,9 +1509,8 @@ static int32_t long_backward(struct zr_core *c, struct zr_action *out)
     return n_returns;
 }
 
-/* A step too long to record is known by its first micro-batch, and so are the ends of micro-batches. If the
- * brackets of the step are not those of micro-batches that are alike, every bracket may be the last of one.
- */
+/* If a step is too long to record, its first micro-batch gives the ends of all micro-batches. If the step's
+ * brackets do not repeat those of the first micro-batch, any bracket may end a micro-batch. */
 static void gradients_of_a_long_step(void **state)
 {
     for (int32_t n_brackets = 3; n_brackets <= 4; n_brackets++) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* misuse.c: runs the rows of misuse.h, and has what several of them call. */
+/* misuse.c: runs the rows of misuse.h, and defines the training loops that several rows share. */
 #include "test/zero/misuse.h"
 #include "test/cmocka.h"
 
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- what the models of several tables do ---- */
+/* ---- training loops that several tables share ---- */
 
 int begin(struct program *p, int unit, enum zero_phase phase)
 {
@@ -108,7 +108,7 @@ int train_unbracketed(struct program *p, void (*between)(struct program *p))
 
 int64_t bytes_of(int tensor)
 {
-    return toy_elems(tensor) * 4; /* or half of it, for bf16: room enough */
+    return toy_elems(tensor) * 4; /* bf16 tensors need half of this */
 }
 
 int refuses(void *arg, const struct zero_update *u)
@@ -197,7 +197,7 @@ static void run_rank(struct toy_rank *r)
     toy_free(&p->model);
 }
 
-/* Trains the same configuration as it should be, and returns the hash of its weights. */
+/* Trains the row's configuration correctly and returns the hash of the weights. */
 static uint64_t right_hash(const struct misuse *row, int stage, int world)
 {
     struct program programs[MOST_WORLD];
@@ -220,7 +220,7 @@ static const char *missing(const struct misuse *row, const char *text)
     return NULL;
 }
 
-/* Runs the row once. If something else happens than the row says, prints what and returns false. */
+/* Runs the row once. If the outcome is not the row's, prints it and returns false. */
 static bool try_row(const struct misuse *row, int stage, int world)
 {
     struct program programs[MOST_WORLD];

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* misuse.h: ways to use the library wrongly, as rows of a table. Each row says what must happen: the right
- * weights in spite of it, an error that names the mistake, or a line in the log. Anything else fails the
- * test.
+/* misuse.h: wrong uses of the library, as rows of a table. Each row names the outcome: correct weights all
+ * the same, an error that names the mistake, or a line in the log. Any other outcome fails the test.
  *
  * Ranks are threads, and each has a toy model. A row runs at the stages and world sizes that it names.
  * Hybrids count as stages after stage 3; they run with 4 ranks in groups of 2. misuse.c has main(). */
@@ -32,13 +31,13 @@ struct program {
     struct zero_tensor wider[TOY_TENSORS + 1];
     int64_t counter;
     void *counter_at;
-    /* this is the last rank, which differs in rows about ranks that differ */
+    /* whether this is the last rank, which differs from the others in some rows */
     bool odd;
-    /* this rank is in the last group of 2 */
+    /* whether this rank is in the last group of 2 */
     bool odd_group;
     pthread_mutex_t lock;
     char lines[MOST_LINES];
-    /* memory for pointers that go wrong */
+    /* memory for pointers that a row spoils */
     void *spare[TOY_TENSORS];
 };
 
@@ -48,7 +47,7 @@ enum { HSDP = 1 << TOY_HSDP, HFSDP = 1 << TOY_HFSDP, HYBRIDS = HSDP | HFSDP };
 
 enum { W1 = 1, W2 = 2, BOTH = 3, W3 = 4, W4 = 8 };
 
-/* TRAINS: the weights are those of the same configuration used as it should be. */
+/* TRAINS: the weights equal those of a run that uses the same configuration correctly. */
 enum outcome { TRAINS = 1, ERROR, LINE };
 
 struct misuse {
@@ -56,22 +55,22 @@ struct misuse {
     int stages, worlds;
     /* called before zero_wrap */
     void (*configure)(struct program *p);
-    /* called after it; returns the first error */
+    /* called after zero_wrap; returns the first error */
     int (*run)(struct program *p);
     enum outcome outcome;
-    /* if the outcome is ERROR */
+    /* the error's code, if the outcome is ERROR */
     int code;
     /* parts of the text of the error or line */
     const char *says[3];
-    /* set in the environment; NULL: none is */
+    /* environment variable to set; NULL: none */
     const char *variable, *value;
     /* only rank 0 logs the line, because it is the same on all ranks */
     bool only_rank_0;
 };
 
 /* One row: MISUSE(name, stages, worlds, configure, run, outcome). configure is a statement that runs before
- * zero_wrap. run is an expression that is evaluated after it and gives the first error. Both may use p. The
- * row adds itself to the table before main(). */
+ * zero_wrap. run is an expression that is evaluated after zero_wrap and gives the first error. Both may use
+ * p. The row adds itself to the table before main(). */
 #define MISUSE(...)                  MISUSE_NUMBERED(__COUNTER__, __VA_ARGS__)
 #define MISUSE_NUMBERED(number, ...) MISUSE_ROW(number, __VA_ARGS__)
 #define MISUSE_ROW(number, name, stages, worlds, configure, run, ...)                                        \
@@ -94,7 +93,7 @@ struct misuse {
 
 #define NOTHING (void)0
 
-/* Outcomes beside TRAINS. */
+/* Outcomes other than TRAINS. */
 #define FAILS(code, ...)                                                                                     \
     ERROR, ZERO_ERR_##code,                                                                                  \
     {                                                                                                        \
@@ -109,30 +108,30 @@ struct misuse {
 /* The row must stay valid. */
 void misuse_add(const struct misuse *row);
 
-/* ---- what the models of several tables do ---- */
+/* ---- training loops that several tables share ---- */
 
 int begin(struct program *p, int unit, enum zero_phase phase);
 int end(struct program *p, int unit, enum zero_phase phase);
 int step(struct program *p);
 int forward(struct program *p);
-/* Opens and closes the bracket of each unit; write(), unless NULL, is called inside each. */
+/* Opens and closes the backward bracket of each unit. Calls write() inside each, unless it is NULL. */
 int backward_with(struct program *p, void (*write)(struct program *p, int unit));
 /* Adds the unit's gradient of the first micro-batch. */
 void add_gradient(struct program *p, int unit);
 int micro_batch(struct program *p, int step, int k);
-/* The first n micro-batches of step 0. */
+/* Runs the first n micro-batches of step 0. */
 int micro_batches(struct program *p, int n);
-/* Each step has a second backward bracket of unit 1, which adds nothing. */
+/* Trains with a second backward bracket of unit 1 in each step, which adds nothing. */
 int train_with_two_brackets(struct program *p);
-/* between() is called at the start of each micro-batch; NULL: nothing is. */
+/* Calls between() at the start of each micro-batch, unless it is NULL. */
 int train_with(struct program *p, void (*between)(struct program *p));
 int train(struct program *p);
 int train_unbracketed(struct program *p, void (*between)(struct program *p));
 int64_t bytes_of(int tensor);
-/* An optimizer of the model's own that refuses each update. */
+/* A custom optimizer that refuses each update. */
 int refuses(void *arg, const struct zero_update *u);
 void update_that_refuses(struct program *p);
-/* Trains, and takes the first step's info, which waits for that step's end. */
+/* Trains, and waits for the first step by asking for its info. */
 int trains_and_settles(struct program *p);
 int norm(struct program *p);
 /* Returns 0 if training failed. */

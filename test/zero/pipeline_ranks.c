@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pipeline_ranks.c: helpers of tests of models in pipeline stages. */
+/* pipeline_ranks.c: helpers for tests of models with pipeline stages. */
 #include "test/zero/pipeline_ranks.h"
 #include "test/cmocka.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pp_model.c: the model of pp_model.h: its stages, gradients, hashes and maps of weights. */
+/* pp_model.c: pipeline stages, gradients, hashes and weight maps of the model in pp_model.h. */
 #include "test/zero/pp_model.h"
 #include "test/cmocka.h"
 
@@ -89,7 +89,8 @@ void pp_free(struct model *m)
     }
 }
 
-/* Units of a stage: the embedding, wpe, layers, norm, and on the last of several the embedding again. */
+/* Returns the tensor's unit in its pipeline stage. The order is embedding, wpe, layers and norm. The last of
+ * several pipeline stages has the tied embedding again, as its last unit. */
 static int unit_of(const struct model *m, int tensor, bool copy)
 {
     int layers = m->stage == 0 ? 2 : 0;
@@ -220,7 +221,7 @@ int pp_wrap(struct toy_rank *r, struct model **out, struct place *at, zero_ctx *
         n += m->n;
         units += n_units(m);
     }
-    bool last_first = on->stage % 2; /* a table has its stages in any order */
+    bool last_first = on->stage % 2; /* the table's pipeline stages may be in any order */
     for (struct model *m = *first; m; m = m->next) {
         m->first_tensor = last_first ? n - m->first_tensor - m->n : m->first_tensor;
         memcpy(table + m->first_tensor, m->table, (size_t)m->n * sizeof *table);
@@ -267,8 +268,8 @@ void pp_run(const struct setup *s, pp_fn *fn, const char *what)
 
 /* ---- training ---- */
 
-/* Adds to the gradients of a unit, of one micro-batch of all; of a tied tensor one half on the last stage,
- * then the other on the first. */
+/* Adds one micro-batch's gradients of a unit; micro is the global number. For a tied tensor, the last
+ * pipeline stage adds one half, then the first one the other. */
 static void add_gradients(const struct model *m, int unit, int step, int micro)
 {
     for (int k = 0; k < m->n; k++) {
@@ -288,7 +289,7 @@ static void add_gradients(const struct model *m, int unit, int step, int micro)
     }
 }
 
-/* As statistics of what forward has seen; the same on all ranks. */
+/* Changes buffers as running statistics would, equally on all ranks. */
 static void change_buffers(struct model *m, int step)
 {
     for (int k = 0; k < m->n; k++)
@@ -298,7 +299,7 @@ static void change_buffers(struct model *m, int step)
         }
 }
 
-/* u: of the stage's units. */
+/* u: the unit's number within the pipeline stage */
 static bool is_left_out(const struct model *m, int u, int step)
 {
     int before = m->stage == 0 ? 2 : 0;
@@ -412,7 +413,7 @@ void pp_check_bits(const struct mesh *m, uint64_t want[2], const char *what)
 
 /* ---- maps of weights ---- */
 
-/* layer: of the whole model, -1: all of the tensor. */
+/* layer: the layer's number in the whole model; -1: all of the tensor */
 static void map_tensor(struct map *out, const struct model *m, int tensor, int layer, const char *name)
 {
     int k = 0;

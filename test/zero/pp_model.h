@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pp_model.h: a model in pipeline stages on any mesh, also with several stages on a rank, for tests of
- * checkpoints, files of weights and first values. It has stacked tensors that are divided over the stages, a
- * tied tensor, buffers, and tensors of one stage. Ranks are threads. Gradients depend only on the element of
- * the whole model, so all meshes end in the same bits. */
+/* pp_model.h: a model with pipeline stages on any mesh, also with several pipeline stages per rank, for tests
+ * of checkpoints, weight files and initial values. It has stacked tensors that span pipeline stages, a tied
+ * tensor, buffers, and tensors of one pipeline stage only.
+ *
+ * Ranks are threads. A gradient depends only on the element of the whole model, so all meshes end in the same
+ * bits. */
 #ifndef ZR_TEST_PP_MODEL_H
 #define ZR_TEST_PP_MODEL_H
 
@@ -11,7 +13,7 @@
 enum {
     MOST_WORLD = 16,
     TENSORS = 10,
-    /* unless pp_set_layers says so */
+    /* the default; pp_set_layers changes it */
     LAYERS = 5,
     MOST_LAYERS = 12,
     MICRO = 4,
@@ -23,10 +25,10 @@ enum {
 enum { TEXT = 128 };
 enum { EMBEDDING = 0, SEEN = 2, SCALE = 5, NORM = 8, MEAN = 9, ACTIVATIONS = 4 };
 
-/* Where a tensor is. */
+/* Pipeline stages that have the tensor. */
 enum where { FIRST_AND_LAST, IN_FIRST, IN_LAYERS, IN_LAYER_3, IN_LAST };
 
-/* The whole model's; cut: the dimension, -1: none. */
+/* A tensor of the whole model. cut: the dimension that tensor parallelism cuts; -1: none. */
 struct shape {
     const char *name;
     int64_t shape[4];
@@ -37,11 +39,11 @@ struct shape {
 };
 extern struct shape pp_shapes[TENSORS];
 void pp_set_layers(int n);
-/* Step 1 leaves out wpe, which is in the first stage, and the last layer. */
+/* If set, step 1 runs no backward for wpe, which is in the first pipeline stage, and for the last layer. */
 extern bool pp_leaves_out;
 
-/* v: stages of a rank, 0: one. Behind stage 3: hybrids. With several stages on the one rank of pp the
- * embedding is the first stage's alone, as the library has no tied tensors there. */
+/* v: pipeline stages per rank; 0: one. stage: the ZeRO stage; above 3: a hybrid. If pp is 1 and v is above 1,
+ * only the first pipeline stage has the embedding, because the library does not tie tensors there. */
 struct mesh {
     int pp, dp, tp, stage, v;
 };
@@ -52,65 +54,63 @@ struct setup {
     const struct mesh *mesh;
     const char *folder;
     bool async, check;
-    /* first values are given after the wrap */
+    /* initial values are set after zero_wrap */
     bool later;
-    /* maps of weights have no second name of the tied tensor */
+    /* weight maps do not name the tied tensor a second time */
     bool no_head;
-    /* of the mesh that saved */
+    /* world size of the run that saved the checkpoint */
     int n_saved;
-    /* changes the model before the wrap, or the load */
+    /* changes the model before zero_wrap or a load */
     void (*spoil)(struct zero_tensor *table, int n, int stage);
     int code;
     const char *says;
 };
 
-/* What a rank has: tensor of the whole, and from which element of its part on. */
+/* A tensor that a rank has. from: its first element within the tensor-parallel rank's part. */
 struct own {
     int tensor, layer, n_layers;
     int64_t from, n;
     bool copy;
 };
 
-/* One stage of a rank. */
+/* One pipeline stage of a rank. */
 struct model {
     int first, n_layers, pp, stage, dp, tp, part, n;
-    /* the embedding is in one stage */
+    /* only the first pipeline stage has the embedding */
     bool untied;
     struct own own[MOST_TABLE];
     void *param[MOST_TABLE], *grad[MOST_TABLE];
     float memory[MOST_TABLE][MOST_ELEMS];
     struct zero_tensor table[MOST_TABLE];
-    /* where the stage's units and tensors begin in the rank's; the rank's next stage */
+    /* the pipeline stage's first unit and tensor in the rank's table */
     int first_unit, first_tensor;
     struct model *next;
 };
 
-/* A sum over the whole model's elements that this rank's stage and part own, and apart from it what the tied
- * tensor's weights come to on both of its stages. */
+/* all: sum of hashes over the elements that this rank's pipeline stage and tensor-parallel rank own. tied:
+ * the same over the weights of the tied tensor, on both of its pipeline stages. */
 struct bits {
     uint64_t all, tied;
 };
-/* Of each rank, for the test: before a save or after a load, and a step later. */
+/* Hashes of each rank, for the test to compare: before a save or after a load, and one step later. */
 extern struct bits pp_found[MOST_WORLD][2];
 
-/* A small number that bf16 has. draw: 0 the first weight, then one for each gradient. */
+/* A small number that is exact in bf16. draw: 0 for the initial weight, then one number per gradient. */
 float pp_value(int tensor, int draw, int64_t whole);
 void pp_put(int dtype, void *at, int64_t i, float x);
 float pp_get(int dtype, const void *at, int64_t i);
-/* Which element of the whole tensor is element i of the k-th tensor here; -1: none. */
+/* Returns which element of the whole tensor is element i of the k-th tensor here; -1: none. */
 int64_t pp_whole_of(const struct model *m, int k, int64_t i);
 
-/* Wraps what a rank has, by r->arg, a struct setup; *out: its stages, which pp_free frees, also after an
- * error. */
+/* Wraps a rank's pipeline stages; r->arg is the struct setup. pp_free frees *out, also after an error. */
 int pp_wrap(struct toy_rank *r, struct model **out, struct place *at, zero_ctx **z);
 void pp_free(struct model *m);
-/* The type of a rank's work between zero_wrap and zero_unwrap, which returns the first error. r->arg is the
- * setup. */
+/* A rank's work between zero_wrap and zero_unwrap. Returns the first error. r->arg is the setup. */
 typedef int pp_fn(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at);
-/* Wraps on all ranks of s->mesh, and calls fn on each. Fails the test unless all goes well, or, without fn,
- * unless zero_wrap fails as s says. what: said of the mesh. */
+/* Wraps on all ranks of s->mesh, and calls fn on each. Fails the test unless all goes well. If fn is NULL,
+ * zero_wrap must fail with s->code and s->says. what: the run's name in failure messages. */
 void pp_run(const struct setup *s, pp_fn *fn, const char *what);
-/* The same, but the outcome is left in r. */
+/* Does the same as pp_run, but leaves the outcome in r. */
 void pp_run_ranks(const struct setup *s, pp_fn *fn, struct toy_rank r[MOST_WORLD]);
 int pp_step(struct model *first, zero_ctx *z, int step, const struct place *at);
 int pp_look(const struct model *m, zero_ctx *z, struct bits *out);
@@ -121,14 +121,15 @@ struct map {
     char names[MOST_MAP][32];
     int n;
 };
-/* Of a rank's stages, in the order of its table, under other names and layer by layer; but all layers of one
- * tensor as one, and, if head is set, the tied tensor under a second name, which the last stage gives. */
+/* Maps the tensors of a rank's pipeline stages, in the order of its table. Names differ from the table's, and
+ * layers are separate except for one tensor. If head is set, the last pipeline stage gives the tied tensor a
+ * second name. */
 void pp_make_map(const struct model *first, struct map *out, bool head);
 
 int pp_world(const struct mesh *m);
 const char *pp_text(const struct mesh *m, const char *what, char text[TEXT]);
-/* Fails the test unless pp_found has the hashes want[] of the whole model, before and a step later, and ranks
- * that have the same have the same bits. A hash that is not known yet is 0, and is set. */
+/* Fails the test unless pp_found sums to the hashes want[], at once and a step later, and replicas have equal
+ * bits. A want[] of 0 is set to the sum. */
 void pp_check_bits(const struct mesh *m, uint64_t want[2], const char *what);
 
 #endif

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The layout of every public struct and the values of every public enum belong to one ZERO_ABI_VERSION, by which the library refuses a program that was
-built with another zero.h. public_layout.txt records both. Whoever changes a layout raises the version and records it anew.
+"""Finds public structs and enums that changed without a change of ZERO_ABI_VERSION. The library compares the version with that of the
+program, and so refuses a program that was built with another zero.h. public_layout.txt records the version, the layout of every public
+struct and the values of every public enum. After a change of a layout, run --record.
 
     public_layout.py ROOT               prints which layouts changed since they were recorded, and exits 1 if any did
     public_layout.py ROOT --record      raises ZERO_ABI_VERSION if a layout changed without that, and records all of them
@@ -21,7 +22,7 @@ CC = os.environ.get("CC", "cc").split()
 
 
 def block(text, start):
-    """What is between the brace at start and the one that closes it, and the place behind that."""
+    """Returns the text between the brace at start and its closing brace, and the position after that."""
     depth, end = 0, start
     while True:
         depth += {"{": 1, "}": -1}.get(text[end], 0)
@@ -31,7 +32,7 @@ def block(text, start):
 
 
 def fields(body):
-    """Names of a struct's fields, those of nested structs as outer.inner."""
+    """Yields the names of a struct's fields; those of nested structs as outer.inner."""
     while body.strip(" \n;"):
         end = body.index(";")
         inner = []
@@ -53,7 +54,7 @@ def fields(body):
 
 
 def program(text):
-    """A program that prints the layouts, one line for a field or value, of preprocessed headers."""
+    """Returns a C program that prints the layouts in preprocessed headers, one line per field or value."""
     lines = ['#include "zero/zero.h"', "#include <stdio.h>", "int main(void) {", "if (sizeof(void *) != 8) return 77;",
              f'printf("{VERSION} 0x%x\\n", {VERSION});']
     for found in re.finditer(r"\b(struct|enum)\s*(\w*)\s*\{", text):
@@ -69,7 +70,7 @@ def program(text):
 
 
 def layout(root):
-    """As the compiler has it, in lines."""
+    """Returns the compiler's layouts, as lines."""
     header = os.path.join(root, "zero", "zero.h")
     text = subprocess.run([*CC, "-E", "-P", "-I", root, header], capture_output=True, text=True, check=True).stdout
     with tempfile.TemporaryDirectory() as folder:
@@ -93,7 +94,7 @@ def recorded(root):
 
 
 def version(lines):
-    """The largest, as a record that was merged may have two; 0 of none."""
+    """Returns the largest version, because a merged record may have two; 0 if there is none."""
     return max((int(line.split()[1], 16) for line in lines if line.startswith(VERSION)), default=0)
 
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sample.h: a test that tries many layouts, or many failing calls, tries only some where time is short. */
+/* sample.h: lets a test that has many layouts or many failing calls try only some of them, to save time. */
 #ifndef ZR_TEST_ZERO_SAMPLE_H
 #define ZR_TEST_ZERO_SAMPLE_H
 
@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* Whether the next one is tried: about one in LAYOUTS of the environment, drawn from SEED; without LAYOUTS
- * every one. For one thread. */
+/* Whether to try the next case: about one in LAYOUTS, drawn from SEED, or every one without LAYOUTS. Both are
+ * environment variables. Not thread-safe. */
 static inline bool sample_has(void)
 {
     static uint64_t state;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_attack.c: a job is attacked from another process while its ranks meet: by a thousand who say nothing,
- * by those who say anything, by replayed and reflected handshakes, from rank 0's own place, and by a rank
- * that lies. No member is taken, nothing is told, no byte is read that was not sent (run it under ASan),
- * memory stays small, and the job ends as it does in peace. ZERO_TEST_SEED repeats a run. */
+/* test_attack.c: another process attacks a job while its ranks meet. It opens a thousand silent connections,
+ * sends random frames, replays and reflects handshakes, takes rank 0's place, and lies as a member.
+ *
+ * No attacker becomes a member or learns anything. The job ends as without an attack, and memory stays small.
+ * Run it under ASan to see that no byte is read that was not sent. ZERO_TEST_SEED repeats a run. */
 #include "test/cmocka.h"
 #include "test/comm/meet/meeting.h"
 #include "test/held_port.h"
@@ -17,7 +18,7 @@
 #include <unistd.h>
 
 enum {
-    MOST_UNIDENTIFIED = 128 /* that rank 0 keeps */,
+    MOST_UNIDENTIFIED = 128 /* most unidentified connections that rank 0 keeps */,
     WORLD = 3,
     ATTACKER = 3,
     SILENT = 1000,
@@ -28,7 +29,7 @@ enum {
 
 static uint64_t seed;
 
-/* Of this process, in KiB: "VmRSS:" or, at its highest, "VmHWM:". */
+/* Reads a size of this process in KiB: "VmRSS:", or "VmHWM:" for its peak. */
 static long memory_kib(const char *key)
 {
     char line[256];
@@ -42,7 +43,7 @@ static long memory_kib(const char *key)
     return kib;
 }
 
-/* What a rank does: it trains, and notes what came of it. */
+/* Trains on one rank and stores the outcome. */
 static void train(struct rank *me)
 {
     struct toy_rank r = {.rank = me->w.rank, .world = me->w.world};
@@ -69,10 +70,10 @@ static void train(struct rank *me)
     toy_free(&m);
 }
 
-/* ---- from outside ---- */
+/* ---- attacks from outside ---- */
 
-/* Reads all that is said on fd, until it ends or nothing came for a moment. Nobody may be let in, and nothing
- * be told but that somebody is there. */
+/* Reads fd until it ends or is quiet for a moment. Only a challenge or an empty refusal may come, without the
+ * job's name or key. */
 static void listen_to(struct rank *me, int fd)
 {
     struct timeval moment = {.tv_usec = 100000};
@@ -106,7 +107,7 @@ static void fill_random(uint64_t *s, void *bytes, size_t n)
         ((unsigned char *)bytes)[i] = (unsigned char)random_next(s);
 }
 
-/* One who speaks, in one of many ways; captured: a proof that was right for another nonce. */
+/* Attacks with one of many frames. captured: a proof that was right for another nonce. */
 static void speak(struct rank *me, uint64_t *s, int how, const struct spoken_hello *captured)
 {
     struct zr_world w = me->w;
@@ -119,7 +120,7 @@ static void speak(struct rank *me, uint64_t *s, int how, const struct spoken_hel
     int fd = dial_once(w.port);
     if (fd < 0)
         return;
-    if (!read_challenge(fd, &shake)) { /* there were too many */
+    if (!read_challenge(fd, &shake)) { /* too many connections */
         close(fd);
         return;
     }
@@ -129,14 +130,14 @@ static void speak(struct rank *me, uint64_t *s, int how, const struct spoken_hel
     fill_random(s, w.key.bytes, sizeof w.key.bytes); /* it does not know the key */
     struct spoken_hello h = hello_of(&w, &shake, rank, WORLD);
     switch (how % 8) {
-    case 0: /* anything */
+    case 0: /* random bytes */
         fill_random(s, bytes, sizeof bytes);
         send_all(fd, bytes, (size_t)random_in(s, 1, sizeof bytes));
         break;
     case 1: /* half a frame */
         send_all(fd, &h, (size_t)random_in(s, 1, sizeof h - 1));
         break;
-    case 2: /* a giant */
+    case 2: /* a huge size */
         h.frame.n_bytes = (uint32_t)random_in(s, 2049, UINT32_MAX);
         send_all(fd, &h, sizeof h);
         break;
@@ -147,7 +148,7 @@ static void speak(struct rank *me, uint64_t *s, int how, const struct spoken_hel
             memset(&h.hello, 0, sizeof h.hello);
         send_all(fd, &h, sizeof h);
         break;
-    case 4: /* what was heard before, as it was, and with the nonce of now */
+    case 4: /* a captured hello, replayed as it was and with the current nonce */
         send_all(fd, captured, sizeof *captured);
         break;
     case 5: /* rank 0's own nonce, sent back */
@@ -155,7 +156,7 @@ static void speak(struct rank *me, uint64_t *s, int how, const struct spoken_hel
         memcpy(h.hello.proof, shake.nonce_0, sizeof h.hello.proof);
         send_all(fd, &h, sizeof h);
         break;
-    case 6: /* as if it had a member: every kind of frame, with text that has no end */
+    case 6: /* any frame that a member may send, with text that is not terminated */
         f.frame.type = (uint16_t)random_in(s, 0, 20);
         f.frame.about = (int32_t)random_in(s, -12, WORLD);
         f.frame.n_bytes = (uint32_t)random_in(s, 0, sizeof f.payload);
@@ -170,7 +171,7 @@ static void speak(struct rank *me, uint64_t *s, int how, const struct spoken_hel
     close(fd);
 }
 
-/* Comes before ranks 1 and 2, and stays until they are done. */
+/* Connects before ranks 1 and 2, and stays until they are done. */
 static void attack(struct rank *me)
 {
     uint64_t s = seed;
@@ -222,16 +223,17 @@ static void expect_peace(struct rank *r, const char *hash)
         assert_string_equal(r[i].note, hash);
 }
 
-static char peaceful[32]; /* how the job ends when nobody attacks */
+static char peaceful[32]; /* how the job ends without an attack */
 
 static void test_unidentified_connections(void **state)
 {
     expect_peace(run_ranks(true, WORLD + 1, under_attack, NULL, world_of_three), peaceful);
 }
 
-/* ---- from rank 0's place ---- */
+/* ---- attacks from rank 0's place ---- */
 
-/* Sits there before rank 0 comes, and says other things to each who asks. Returns what a rank said to it. */
+/* Listens at the address before rank 0 does, and gives each rank another wrong answer. Returns the last hello
+ * that a rank sent. */
 static struct spoken_hello deceive(struct rank *me, int server, uint64_t *s)
 {
     struct spoken_hello heard = {0};
@@ -257,7 +259,7 @@ static struct spoken_hello deceive(struct rank *me, int server, uint64_t *s)
         f.frame.type = types[how % 8];
         f.frame.about = how == 3 ? 2 : -5;
         f.frame.n_bytes = how == 4 ? 1u << 30 : how == 8 ? ZR_PROOF_BYTES : (uint32_t)random_in(s, 0, 2048);
-        if (how == 8) /* its own proof, reflected */
+        if (how == 8) /* the rank's own proof, reflected */
             memcpy(f.payload, heard.hello.proof, ZR_PROOF_BYTES);
         send_all(fd, &f, sizeof f.frame + (f.frame.n_bytes < 3000 ? f.frame.n_bytes : 3000));
         char rest[64];
@@ -278,7 +280,7 @@ static void deceived(struct rank *me)
         atomic_store(&me->stage, 1);
         struct spoken_hello captured = deceive(me, server, &s);
         atomic_store(&me->stage, 2);
-        /* What the ranks have proved to the impostor is of no use with rank 0. */
+        /* A proof that a rank gave the impostor is useless with rank 0. */
         for (int i = 0; i < 20 && !me->wrong[0] && !atomic_load(&me->all[0].stage); i++) {
             int fd = i ? dial_once(me->w.port) : dial(me->w.port);
             if (fd < 0)
@@ -299,9 +301,9 @@ static void test_impostor(void **state)
     expect_peace(run_ranks(true, WORLD + 1, deceived, NULL, world_of_three), peaceful);
 }
 
-/* ---- from a member ---- */
+/* ---- attacks by a member ---- */
 
-/* It has the key, and then speaks nonsense: rank 0 fails, and names it. */
+/* Has the key, and then sends nonsense. Rank 0 fails and names this rank. */
 static void liar(struct rank *me)
 {
     uint64_t s = seed + *(uint64_t *)me->arg;
@@ -349,7 +351,7 @@ static void test_liar(void **state)
     }
 }
 
-/* Rank 1 gives a card whose text has no end. */
+/* Rank 1 gives a record of its configuration whose text is not terminated. */
 static void endless(struct rank *me)
 {
     size_t n = *(size_t *)me->arg;
@@ -366,7 +368,7 @@ static void endless(struct rank *me)
     }
     struct meeting m;
     char *mine = malloc(n), *all = malloc(2 * n);
-    memset(mine, 'x', n); /* its code too, which is none */
+    memset(mine, 'x', n); /* overwrites the error code too, with an unknown one */
     RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
     (void)zr_rendezvous_exchange(m.r, mine, n, all);
     RANK_CHECK(me, part(&m), "handles are left");
@@ -380,7 +382,7 @@ static void test_endless_text(void **state)
     struct rank *r = run_ranks(true, 2, endless, &n, NULL);
     const char *at = strstr(r[0].note, "rank 0 gives ");
     assert_non_null(at);
-    n = strtoul(at + strlen("rank 0 gives "), NULL, 10); /* of a card */
+    n = strtoul(at + strlen("rank 0 gives "), NULL, 10); /* size of a rank's record */
     assert_true(n > 100);
     r = run_ranks(true, 2, endless, &n, NULL);
     expect_rank(&r[0], ZERO_ERR_FAILED, "rank 1: xxxx");
@@ -390,7 +392,7 @@ int main(void)
 {
     char job[32];
     seed = fresh_seed("attack");
-    snprintf(job, sizeof job, "test %d", (int)getpid()); /* as of ranks.c */
+    snprintf(job, sizeof job, "test %d", (int)getpid()); /* the job's name in ranks.c */
     setenv("ZERO_JOB", job, 1);
     setenv("ZERO_JOB_KEY", "61206b6579206f662031362062797465", 1);
     struct rank *r = run_ranks(true, WORLD, train, NULL, NULL);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_bad_input.c: wrong arguments and calls. Each returns the right error, with a message that names the
- * field, its value and what is allowed. Nothing is left behind or changed, and a run goes on as before. */
+ * field, its value and what is allowed. A failed call leaves nothing behind and changes nothing, and the run
+ * goes on. */
 #include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
@@ -13,9 +14,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* ---- the arguments of zero_wrap and zero_plan ---- */
+/* ---- arguments of zero_wrap and zero_plan ---- */
 
-/* What zero_wrap is called with. */
+/* Arguments of zero_wrap. */
 struct call {
     struct toy m;
     struct zero_config cfg;
@@ -23,8 +24,8 @@ struct call {
     int32_t n;
 };
 
-/* Who refuses a row: zero_wrap; zero_plan, too; zero_wrap on each of two ranks; all of them. zero_plan needs
- * no pointers and no ranks, and knows f16. */
+/* Calls that refuse a row. WRAP: zero_wrap. PLAN: zero_wrap and zero_plan. RANKS: zero_wrap on each of two
+ * ranks. ALL: all of these. zero_plan needs no pointers and no ranks, and knows f16. */
 enum { WRAP = 1, PLAN = 3, RANKS = 4, ALL = 7 };
 
 struct bad_call {
@@ -59,7 +60,7 @@ static void shape_overflows_later(struct call *c)
     for (int d = 0; d < 8; d++)
         c->m.table[0].shape[d] = d == 0 ? INT64_C(1) << 40 : 1 << 12;
 }
-/* Each tensor is allowed; what they need together does not fit an int64_t. */
+/* Each tensor is allowed, but the sum of their sizes does not fit an int64_t. */
 static void sum_overflows(struct call *c)
 {
     static struct zero_tensor many[200];
@@ -242,7 +243,7 @@ static void assert_said(const char *what, const char *const *said, size_t n)
             fail_msg("%s: \"%s\" does not say \"%s\"", what, zero_last_error(), said[i]);
 }
 
-/* The call fails with this code, and says these. */
+/* The call fails with this code, and its message contains these texts. */
 #define ASSERT_REFUSED(call, want, ...)                                                                      \
     assert_refused(#call, call, want, (const char *const[]){__VA_ARGS__, NULL})
 
@@ -298,7 +299,7 @@ static void wrap_refuses(void **state)
     toy_assert_nothing_left(before);
 }
 
-/* zero_plan refuses what it can see, in the same words. */
+/* zero_plan refuses what it can see, with the same message. */
 static void plan_refuses(void **state)
 {
     for (int i = 0; i < n_bad_calls; i++) {
@@ -388,7 +389,7 @@ static void unknown_keys(void **state)
     }
 }
 
-/* ---- what only ranks can get wrong together ---- */
+/* ---- configurations that are wrong only together ---- */
 
 static void wrap_among_ranks(struct toy_rank *r)
 {
@@ -504,7 +505,7 @@ struct training {
     bool brackets, disturb;
 };
 
-/* The call fails with this code and says these. */
+/* The call fails with this code, and its message contains these texts. */
 #define REFUSED(call, want, ...) refused(r, #call, call, want, (const char *const[]){__VA_ARGS__, NULL})
 
 static void refused(struct toy_rank *r, const char *call, int code, int want, const char *const *said)
@@ -516,7 +517,7 @@ static void refused(struct toy_rank *r, const char *call, int code, int want, co
             toy_wrong(r, "%s: \"%s\" does not say \"%s\"", call, zero_last_error(), *said);
 }
 
-/* Calls that are refused at any time. open: a bracket is open. */
+/* Makes calls that are refused at any time. open: a bracket is open. */
 static void misuse(struct toy_rank *r, zero_ctx *z, bool open)
 {
     float x[4] = {0};
@@ -650,7 +651,8 @@ static void run_goes_on(void **state)
         }
 }
 
-/* zero_step with one micro-batch of two, a third micro-batch, and zero_step without brackets. */
+/* Calls zero_step after one of two micro-batches, starts a third micro-batch, and calls zero_step without
+ * brackets. */
 static void off_count(struct toy_rank *r)
 {
     int stage = *(int *)r->arg;
@@ -718,10 +720,10 @@ static void three_of_two(void **state)
 
 struct spoilt {
     int stage, tensor, accum;
-    /* a rank; -1: none, -2: all */
+    /* the rank with the gradient; -1: none, -2: all */
     int who;
     float x;
-    /* false: the second step is left out */
+    /* whether the second step is taken */
     bool take;
     bool own_update;
 };
@@ -836,7 +838,7 @@ static void not_finite(void **state)
         }
 }
 
-/* The gradients are finite on each rank, and their sum is not. */
+/* The gradients are finite on each rank, but their sum is not. */
 static void sum_not_finite(struct toy_rank *r)
 {
     struct toy m;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_blame.c: one of four processes stands still, is stopped or is killed in the middle of its training.
- * The others leave as soon as a call fails, each in another way: every message names the rank that began it.
+/* test_blame.c: one of four processes hangs, is stopped or is killed in the middle of training. The others
+ * end in different ways as soon as a call fails. Every message must name the rank that caused the failure.
  *
- * ZERO_TEST_SEED repeats a run, N_CASES is the number of trainings, VERBOSE=1 shows what was said. */
+ * ZERO_TEST_SEED repeats a run, N_CASES is the number of trainings, and VERBOSE=1 prints the messages. */
 #include "test/cmocka.h"
 #include "test/comm/ranks.h"
 #include "test/zero/toy_net.h"
@@ -62,7 +62,7 @@ static int train(struct rank *me, zero_ctx *z, struct toy *m)
     }
 }
 
-/* The last one to know ends a rank that is stopped. */
+/* Ends the rank. The last one that saw the error also kills the stopped rank. */
 static void leave(struct rank *me, zero_ctx **z)
 {
     if (atomic_fetch_add(&now->n_noted, 1) == WORLD - 2 && now->kind == STOPPED)
@@ -86,7 +86,8 @@ static void live(struct rank *me)
     toy_make(&m);
     if (now->tp > 1)
         cfg.mesh.tp = now->tp;
-    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg); /* others may be a step ahead */
+    /* another rank may be a step ahead and fail already */
+    int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     note_error(me, err ? err : train(me, z, &m));
     leave(me, &z);
     toy_free(&m);
@@ -104,7 +105,7 @@ static int draw(int n)
     return (int)random_in(&state, 0, n - 1);
 }
 
-/* The message blames the guilty rank, and no other. */
+/* Whether the message blames the guilty rank, and no other. */
 static bool is_right(const char *text)
 {
     char named[32], stopped[48], lost[32], left[32];

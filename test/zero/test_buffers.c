@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_buffers.c: ZERO_BUFFER: state that is not trained, but agrees over ranks and is saved. Their memory
- * stays the model's, on the host or (on the stand-in) on a GPU. */
+/* test_buffers.c: ZERO_BUFFER, which is state that is not trained, but agrees over ranks and is saved. The
+ * model keeps the memory of buffers, on the host or on the GPU stand-in. */
 #include "test/cmocka.h"
 #include "test/kernels/random.h"
 #include "test/stand_in/half.h"
@@ -18,7 +18,7 @@
 enum { N_BUFFERS = 4, FIRST = 0, N_TENSORS = TOY_TENSORS + N_BUFFERS };
 enum { BIG, HALF, COUNT, COUNTS };
 
-/* The first is larger than the room that values go through. */
+/* The first buffer is larger than the staging memory for values. */
 static const struct {
     const char *name;
     int64_t n, size;
@@ -29,7 +29,7 @@ static const struct {
                         {"counts", 4099, 4, ZERO_I32}};
 
 struct plan {
-    int stage, shift; /* shift: ranks have each other's values */
+    int stage, shift; /* shift: each rank's buffers hold another rank's values */
     bool save_async, check;
     int32_t how;
     char dir[64];
@@ -57,7 +57,7 @@ static void keep_line(void *arg, const char *line)
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Of small magnitudes and large, so that a sum in another order would round to other bits. */
+/* Returns small and large magnitudes, so that another order of additions rounds to other bits. */
 static float number(int rank, int b, int64_t i)
 {
     float x = random_unit(random_mix((uint64_t)(rank * 31 + b) * 0x9e3779b97f4a7c15u + (uint64_t)i));
@@ -94,7 +94,7 @@ static double get(const void *at, int b, int64_t i)
                         : narrow;
 }
 
-/* What a rank's buffer holds when it is `who`'s: integers are everybody's. */
+/* Returns a value of rank `who`'s buffer. Integers are equal on all ranks. */
 static double value_of(int who, int b, int64_t i)
 {
     if (b >= COUNT)
@@ -121,7 +121,7 @@ static void expect(struct program *p, const char *what, double (*value)(int arg,
             }
 }
 
-/* Rank 0's buffers are value_of(0), those of others nonsense. */
+/* Wraps the model. Rank 0's buffers hold value_of(0), and those of other ranks hold nonsense. */
 static int open_program(struct program *p, struct toy_rank *r)
 {
     *p = (struct program){.rank = r, .plan = r->arg};
@@ -140,7 +140,7 @@ static int open_program(struct program *p, struct toy_rank *r)
                                                    .param = &p->buffer[b],
                                                    .shape = {buffers[b].n},
                                                    .dtype = buffers[b].dtype,
-                                                   .unit = b - 1, /* not looked at */
+                                                   .unit = b - 1, /* ignored */
                                                    .flags = ZERO_BUFFER};
     }
     fill(p, r->rank);
@@ -164,7 +164,7 @@ static void close_program(struct program *p, int err)
     pthread_mutex_destroy(&p->lock);
 }
 
-/* says: NULL, or what every rank's error has. */
+/* says: text that every rank's error contains; NULL: any */
 static void run(void (*fn)(struct toy_rank *r), const struct plan *p, int world, int code, const char *says)
 {
     struct toy_rank r[MOST_TOY_RANKS];
@@ -230,7 +230,7 @@ static void test_agreement(void **state)
         run(agrees, &(struct plan){.stage = stage}, TOY_HYBRID_WORLD, 0, NULL);
 }
 
-/* A mean of counters that differ is not taken, and nothing is changed. */
+/* A mean of counters that differ is refused, and nothing changes. */
 static void counters_differ(struct toy_rank *r)
 {
     struct program *p = calloc(1, sizeof *p);
@@ -260,7 +260,7 @@ static void test_counters_differ(void **state)
             "2");
 }
 
-/* ---- read and written ---- */
+/* ---- reads and writes ---- */
 
 static void reads_and_writes(struct toy_rank *r)
 {
@@ -315,17 +315,17 @@ static void test_reads_and_writes(void **state)
             run(reads_and_writes, &(struct plan){.stage = stage}, world, 0, NULL);
 }
 
-/* ---- saved ---- */
+/* ---- checkpoints ---- */
 
 static void saves(struct toy_rank *r)
 {
     struct program *p = calloc(1, sizeof *p);
     int err = open_program(p, r);
-    bool unequal = !getenv("ZERO_CHECK"); /* there it is an error */
+    bool unequal = !getenv("ZERO_CHECK"); /* in check mode this is an error */
     for (int i = 0; !err && i < 2; i++) {
-        fill(p, i && unequal ? r->rank : 0); /* as they were synced, and then not */
+        fill(p, i && unequal ? r->rank : 0); /* equal at first, then unequal */
         err = zero_save(p->z, p->plan->dir, NULL);
-        fill(p, 5); /* the model goes on at once */
+        fill(p, 5); /* zero_save has returned, so the model may write */
     }
     if (!err)
         err = zero_save_wait(p->z, NULL);
@@ -392,7 +392,7 @@ static void test_saved(void **state)
     assert_int_equal(system(command), 0);
 }
 
-/* ---- wrong ---- */
+/* ---- wrong calls ---- */
 
 static void pointer_gone(struct toy_rank *r)
 {
@@ -414,7 +414,7 @@ static void pointer_gone(struct toy_rank *r)
     p->buffer[HALF] = where_alloc(200);
     put(p->buffer[HALF], HALF, 0, 3);
     if (!err)
-        err = zero_sync_buffers(p->z, ZERO_SYNC_RANK0); /* another place of the model's */
+        err = zero_sync_buffers(p->z, ZERO_SYNC_RANK0); /* the model may move a buffer */
     if (!err && get(p->buffer[HALF], HALF, 0) != 3)
         toy_wrong(r, "it has lost its value\n");
     where_release(was);
@@ -431,7 +431,8 @@ static void moments(struct toy_rank *r)
             !strstr(zero_last_error(), "allowed: ZERO_SYNC_MEAN (1), ZERO_SYNC_RANK0 (2)"))
             toy_wrong(r, "how %d: %s\n", how, zero_last_error());
     if (!err)
-        err = zero_begin(p->z, 1, ZERO_FORWARD); /* unit 1 is what two buffers' entries say */
+        /* a buffer also has unit 1 in its entry, which must not matter */
+        err = zero_begin(p->z, 1, ZERO_FORWARD);
     if (!err && zero_sync_buffers(p->z, ZERO_SYNC_MEAN) != ZERO_ERR_ORDER)
         toy_wrong(r, "within a bracket: %s\n", zero_last_error());
     if (!err)
@@ -488,7 +489,7 @@ static void test_wrong_moments(void **state)
         "zero_sync_buffers: how is ZERO_SYNC_MEAN on rank 1 and ZERO_SYNC_RANK0 on rank 0");
 }
 
-/* What zero_wrap and zero_plan say of a table; one buffer "b" and one parameter "w". */
+/* Messages of zero_wrap and zero_plan about a table with one parameter "w" and one buffer "b". */
 static void test_tables(void **state)
 {
     static float w_memory[4], b_memory[8];
@@ -541,14 +542,14 @@ static void test_tables(void **state)
         if (err != ZERO_ERR_ARG || (!rows[i].alone && !strstr(zero_last_error(), rows[i].says)))
             fail_msg("%s: %d %s", rows[i].says, err, zero_last_error());
         if (rows[i].no_memory || rows[i].shares)
-            continue; /* what zero_plan does not look at */
+            continue; /* zero_plan does not check this */
         err = zero_plan(table, rows[i].alone ? 1 : 2, &cfg, &info);
         if (err != ZERO_ERR_ARG || !strstr(zero_last_error(), rows[i].alone ? "all 1" : rows[i].says))
             fail_msg("zero_plan: %s: %d %s", rows[i].says, err, zero_last_error());
     }
 }
 
-/* The memory stays the model's, so the plan has room for exchanges of it at most. */
+/* The model keeps the memory of buffers, so the plan adds at most room for exchanges. */
 static void test_plan(void **state)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;

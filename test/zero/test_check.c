@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_check.c: cfg.debug.check: a model that keeps to its brackets trains as without it; one that does not
- * is told what it touched; and a wait that is missing in the schedule is found in a real run. */
+/* test_check.c: check mode (cfg.debug.check). A model that keeps to its brackets trains as without check
+ * mode. One that does not gets an error that names what it touched. A wait that is missing from the schedule
+ * is found in a real run. */
 #include "shard/engine/internal.h"
 #include "test/cmocka.h"
 #include "test/zero/toy_net.h"
@@ -39,7 +40,7 @@ static int train(struct toy *m, zero_ctx *z, const struct toy_rank *r, int accum
     return err;
 }
 
-/* ---- models that do as they should ---- */
+/* ---- correct models ---- */
 
 struct sound {
     int stage, accum;
@@ -105,7 +106,7 @@ static void test_sound_models(void **state)
         }
 }
 
-/* ---- models that do not ---- */
+/* ---- wrong models ---- */
 
 enum wrong {
     WRITES_GRAD_AFTER_END,
@@ -157,7 +158,7 @@ struct faulty {
 
 static volatile float seen;
 
-/* The second step, with one thing wrong in it. */
+/* Runs the second step, with one mistake in it. */
 static int wrong_step(struct toy *m, zero_ctx *z, const struct toy_rank *r, enum wrong wrong)
 {
     int err = 0;
@@ -193,7 +194,7 @@ static int wrong_step(struct toy *m, zero_ctx *z, const struct toy_rank *r, enum
         if (u == 1 && wrong == OTHER_LAYER)
             ((volatile float *)m->grad[TOY_STACKED])[120] = 1;
         if (u == 0 && wrong == BEYOND_END)
-            ((volatile float *)m->grad[0])[toy_elems(0) + 11] = 1; /* the next multiple of 64 bytes */
+            ((volatile float *)m->grad[0])[toy_elems(0) + 11] = 1; /* past the next multiple of 64 bytes */
         if (!err)
             toy_add_gradient(m, u, 1, r->rank);
         if (!err)
@@ -202,7 +203,7 @@ static int wrong_step(struct toy *m, zero_ctx *z, const struct toy_rank *r, enum
             ((volatile float *)m->grad[0])[7] = 1;
     }
     for (int k = 0; !err && wrong == KEEPS_POINTER_OF_FORWARD && k < 2; k++) {
-        /* Only in forward, one step after the other. */
+        /* The mistake is in forward, one step later. */
         err = zero_step(z, 0.01f, NULL);
         for (int u = 0; !err && u < TOY_UNITS; u++) {
             err = zero_begin(z, u, ZERO_FORWARD);
@@ -224,7 +225,7 @@ static void faulty_rank(struct toy_rank *r)
     toy_make(&m);
     struct zero_config cfg = toy_config(r, f->stage);
     cfg.debug.check = 1;
-    bool mine = r->rank == r->world - 1; /* whose model is wrong */
+    bool mine = r->rank == r->world - 1; /* whether this rank's model is wrong */
     if (mine) {
         cfg.debug.log = keep_line;
         cfg.debug.log_arg = &f->lines;
@@ -266,14 +267,14 @@ static void test_faults_of_the_model(void **state)
                                  reported[wrong]);
                 assert_non_null(strstr(f.lines.text, reported[wrong]));
                 assert_ptr_equal(strstr(strstr(f.lines.text, reported[wrong]) + 1, reported[wrong]),
-                                 NULL); /* once */
+                                 NULL); /* reported once only */
             }
 }
 
-/* ---- the numbers of steps ---- */
+/* ---- step numbers ---- */
 
 struct numbered {
-    bool loads; /* else zero_set_step */
+    bool loads; /* whether the number comes from zero_load; else from zero_set_step */
     char folder[64];
 };
 
@@ -283,7 +284,7 @@ static int make_step(struct toy *m, zero_ctx *z, const struct toy_rank *r)
                        zero_step(z, 0.01f, NULL));
 }
 
-/* Takes the number 5 from a checkpoint or zero_set_step, and makes a mistake in step 7. */
+/* Takes the step number 5 from a checkpoint or zero_set_step, and makes a mistake in step 7. */
 static void numbering_rank(struct toy_rank *r)
 {
     const struct numbered *n = r->arg;
@@ -334,9 +335,9 @@ static void test_steps_go_on(void **state)
         }
 }
 
-/* ---- gradients that are NaN for another reason than a wrong flag ---- */
+/* ---- NaN gradients that are not caused by a wrong flag ---- */
 
-/* Whether the bits of a sum with NaN are those of the NaN, is up to what converts it to 16 bits. */
+/* Whether a sum with NaN keeps the NaN's bits depends on the conversion to 16 bits. */
 enum nans { OVERFLOW, USUAL_NAN, NANS };
 
 struct overwritten {
@@ -396,9 +397,9 @@ static void test_other_nans(void **state)
         }
 }
 
-/* ---- an update that does not ---- */
+/* ---- an update that touches closed memory ---- */
 
-/* It runs on a thread of the library's. */
+/* Runs on a thread of the library. */
 static int update_that_reads(void *arg, const struct zero_update *u)
 {
     float *const *closed = arg;
@@ -450,8 +451,8 @@ enum { DRIFT_STEPS = 6 };
 
 struct drift {
     int stage;
-    bool check, checks_alone; /* checks_alone: rank 1 only */
-    int tensor;               /* whose update is random; -1: none */
+    bool check, checks_alone; /* checks_alone: only rank 1 is in check mode */
+    int tensor;               /* the tensor whose update is random; -1: none */
     int from_step;
 };
 
@@ -460,7 +461,7 @@ struct drifting {
     uint64_t random;
 };
 
-/* Plain gradient descent, with noise that is not among its arguments. */
+/* Plain gradient descent, with noise that does not come from its arguments. */
 static int noisy_update(void *arg, const struct zero_update *u)
 {
     struct drifting *a = arg;
@@ -492,7 +493,7 @@ static void drifting_rank(struct toy_rank *r)
     toy_free(&m);
 }
 
-/* What all ranks end with; text NULL: they end well. */
+/* Runs all ranks, which must end with this code and text. NULL: no text. */
 static void expect_drift(const struct drift *d, int code, const char *text)
 {
     struct toy_rank ranks[TOY_HYBRID_WORLD];
@@ -511,13 +512,13 @@ static void test_copies_that_drift_apart(void **state)
                           "optim.update must give the same weights for the same arguments";
     struct drift d = {.stage = TOY_HSDP, .check = true, .tensor = 0, .from_step = 1};
     expect_drift(&d, ZERO_ERR_MISMATCH, at_once);
-    d.from_step = 3; /* looked at after 1, 2, 4 */
+    d.from_step = 3; /* copies are compared after steps 1, 2 and 4 */
     expect_drift(&d, ZERO_ERR_MISMATCH, "check: after step 4 rank 0 and rank 2 hold different copies");
     d.from_step = 1;
-    d.check = false; /* nothing is looked at */
+    d.check = false; /* nothing is compared */
     expect_drift(&d, 0, NULL);
     d.check = true;
-    d.stage = TOY_HFSDP; /* one copy is updated, and given to the other groups */
+    d.stage = TOY_HFSDP; /* one group updates the copy and sends it to the others */
     expect_drift(&d, 0, NULL);
     struct drift sound = {.stage = TOY_HSDP, .check = true, .tensor = -1};
     expect_drift(&sound, 0, NULL);
@@ -527,9 +528,8 @@ static void test_copies_that_drift_apart(void **state)
 
 /* ---- a schedule with a wait missing ---- */
 
-/* What compute does is known to the loop by the job that follows, where the model's thread computes: so of
- * the events only those of the loop's streams are ever waited for in earnest on the host. test/sim has
- * the others. */
+/* Waits that are left out. On the host the model's thread computes, so the loop knows from the next job what
+ * compute has done. Only events of the loop's streams are really waited for. test/sim has the other waits. */
 enum missing { NOTHING, UPDATED, READY, GRAD_FREE, MISSINGS };
 
 struct gap {
@@ -537,7 +537,8 @@ struct gap {
     int stage;
 };
 
-/* Of the rank whose thread set them; a device's functions are not told whose they are. */
+/* The rank whose device functions skip a wait. Device functions do not get their rank as an argument, so the
+ * state is global. */
 static struct zr_device_ops torn_ops;
 static const struct zr_device_ops *whole_ops;
 static struct zr_engine *torn;
@@ -600,7 +601,7 @@ static void test_missing_waits(void **state)
 {
     for (int what = 0; what < MISSINGS; what++) {
 #ifdef __SANITIZE_THREAD__
-        if (what != NOTHING) /* it would find the same races */
+        if (what != NOTHING) /* ThreadSanitizer would report the same races */
             continue;
 #endif
         struct gap g = {.what = (enum missing)what, .stage = 3};

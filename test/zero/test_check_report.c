@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_check_report.c: what cfg.debug.check found is told before the model goes on, so it is known whatever
- * becomes of the model then. Each model is a process of its own. */
+/* test_check_report.c: check mode (cfg.debug.check) reports what it found before the model goes on. So the
+ * report survives whatever happens to the model afterwards. Each model runs in a separate process. */
 #include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
@@ -18,7 +18,7 @@ static const char touched[] = "it reads tensor head (unit 3, element 5) outside 
 struct run {
     struct toy m;
     zero_ctx *z;
-    int fd; /* lines go there */
+    int fd; /* receives log lines */
     pthread_mutex_t lock;
     bool log_locks;
 };
@@ -33,7 +33,7 @@ static void log_line(void *arg, const char *line)
         pthread_mutex_unlock(&r->lock);
 }
 
-/* By several threads a race, and meant to be. */
+/* Touches closed memory. Several threads race here on purpose. */
 __attribute__((no_sanitize("thread"), noinline)) static void touch(struct run *r)
 {
     (void)((volatile uint16_t *)r->m.param[4])[5];
@@ -58,7 +58,8 @@ static void killed(struct run *r)
     raise(SIGKILL);
 }
 
-/* The program's log wants what the thread that touched holds: the report comes once that lets go. */
+/* The program's log needs a lock that the touching thread holds. The report comes after the lock is
+ * released. */
 static void holds_the_lock(struct run *r)
 {
     r->log_locks = true;
@@ -87,8 +88,7 @@ static void threads(struct run *r)
     _exit(0);
 }
 
-/* A program's own save of a unit that is closed: no signal comes, and few programs look at what fwrite says.
- */
+/* The program writes a closed unit to a file. No signal comes, and few programs check what fwrite returns. */
 static void saves(struct run *r)
 {
     FILE *f = tmpfile();
@@ -112,7 +112,7 @@ static void loads(struct run *r)
 static const struct way {
     const char *name;
     void (*go)(struct run *r);
-    int signal; /* that ends it; 0: it exits with 0 */
+    int signal; /* the signal that ends it; 0: it exits with 0 */
     const char *reported;
 } ways[] = {
     {"SIGFPE", division, SIGFPE, touched},
@@ -130,7 +130,7 @@ static const struct way {
 
 static void model(const struct way *w, int stage, int fd)
 {
-    signal(SIGSEGV, SIG_DFL); /* a sanitizer has its own */
+    signal(SIGSEGV, SIG_DFL); /* a sanitizer has its own handler */
     signal(SIGFPE, SIG_DFL);
     struct run r = {.fd = fd, .lock = PTHREAD_MUTEX_INITIALIZER};
     toy_make(&r.m);

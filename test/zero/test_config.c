@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_config.c: configuration: every field's default, text, environment and limits, and what the messages
- * say. */
+/* test_config.c: configuration: defaults, text form, environment variables, limits and messages of every
+ * field. */
 #include "test/cmocka.h"
 #include "zero/context.h"
 
@@ -24,7 +24,7 @@ static void refuse(const struct zero_config *cfg, const char *message)
     memset(&c, 0x5a, sizeof c);
     assert_int_equal(zr_config_resolve(cfg, &c), ZERO_ERR_ARG);
     assert_message(message);
-    for (size_t i = 0; i < sizeof c; i++) /* a failed call leaves nothing */
+    for (size_t i = 0; i < sizeof c; i++) /* a failed call writes nothing */
         assert_int_equal(((unsigned char *)&c)[i], 0x5a);
 }
 
@@ -34,7 +34,7 @@ static struct zr_config accepted(const struct zero_config *cfg)
     int err = zr_config_resolve(cfg, &c);
     if (err)
         fail_msg("refused: %s", zero_last_error());
-    zr_log_close(c.log); /* most callers look at the options alone, and release nothing */
+    zr_log_close(c.log); /* most callers read only the options, and release nothing */
     free(c.groups);
     c.log = c.options.log = NULL;
     c.groups = NULL;
@@ -80,7 +80,7 @@ static int clear_environment(void **state)
 static void test_defaults(void **state)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    struct zero_config begun; /* by a program that knows no macros */
+    struct zero_config begun; /* as in a program without C macros */
     memset(&begun, 0x5a, sizeof begun);
     assert_int_equal(zero_config_init(&begun, sizeof begun), 0);
     struct zr_config both[2] = {accepted(&cfg), accepted(&begun)};
@@ -148,10 +148,10 @@ static void test_defaults_by_optimizer(void **state)
     struct zr_config c = accepted(&cfg);
     assert_true(c.options.optim[0].optimizer == 0 && c.options.optim[0].n_states == 3);
     assert_ptr_equal(c.user.optim.update, an_update);
-    assert_null(c.options.update); /* an adapter goes there */
+    assert_null(c.options.update); /* the library installs an adapter there later */
 }
 
-/* Each group has its own numbers, and the defaults of its own optimizer. */
+/* Each group has separate numbers, and the defaults of its optimizer. */
 static void test_groups(void **state)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
@@ -162,7 +162,7 @@ static void test_groups(void **state)
     groups[1].weight_decay = 2;
     cfg.optim_groups = groups;
     cfg.n_optim_groups = 2;
-    setenv("ZERO_BETA1", "0.25", 1); /* of group 0 */
+    setenv("ZERO_BETA1", "0.25", 1); /* applies to group 0 */
     struct zr_options o = accepted(&cfg).options;
     clear_environment(state);
     assert_int_equal(o.n_optims, 3);
@@ -205,13 +205,13 @@ static void test_zero_means_zero(void **state)
     assert_string_equal(
         logged, "warning: eps is 0: a weight whose gradient has been 0 in every step becomes NaN (0 / 0)");
     *logged = 0;
-    cfg.optim.optimizer = ZERO_SGD; /* which divides by nothing */
+    cfg.optim.optimizer = ZERO_SGD; /* SGD divides by nothing */
     accepted(&cfg);
     assert_string_equal(logged, "");
 }
 
-/* text, the raw field it makes, and refused text; "" ends nothing here: an empty value is refused by
- * zero_config_set. */
+/* Accepted text, the field's value after it, and refused text. zero_config_set refuses an empty value; in the
+ * environment, an empty variable counts as unset. */
 struct text_case {
     const char *key;
     size_t offset;
@@ -222,7 +222,7 @@ struct text_case {
     const char *bad, *allowed;
 };
 
-/* group: with its point, or nothing. */
+/* group: the nested struct with its dot, or empty */
 #define AT(group, name) #name, offsetof(struct zero_config, group name)
 
 static const struct text_case text_cases[] = {
@@ -254,7 +254,7 @@ static const struct text_case text_cases[] = {
     {AT(optim., beta1), 'f', true, "0", 0, "automatic", "allowed: 0 and more, less than 1"},
     {AT(optim., beta2), 'f', true, "0.5", 0.5, "1.5", "allowed: 0 and more, less than 1"},
     {AT(optim., eps), 'f', true, "0.25", 0.25, "inf", "allowed: a finite number"},
-    {AT(optim., eps), 'f', true, "0.125", 0.125, "1e-60", "allowed: a finite number"}, /* would be 0 */
+    {AT(optim., eps), 'f', true, "0.125", 0.125, "1e-60", "allowed: a finite number"}, /* would round to 0 */
     {AT(optim., eps), 'f', true, "Auto", -1, "-1e-8", "allowed: a finite number, 0 or more; auto (-1)"},
     {AT(optim., weight_decay), 'f', true, "0.5", 0.5, "-0.5", "allowed: a finite number, 0 or more"},
     {AT(optim., weight_decay), 'f', true, "5e-1", 0.5, "1e39", "allowed: a finite number, 0 or more"},
@@ -340,7 +340,7 @@ static void test_set(void **state)
             fail_msg("%s = %s: %s", t->key, t->good, zero_last_error());
         if (raw(&cfg, t) != t->raw)
             fail_msg("%s = %s gave %g", t->key, t->good, raw(&cfg, t));
-        /* No other field was touched. */
+        /* No other field changed. */
         size_t bytes = t->type == 'i' || t->type == 'f' ? 4 : 8;
         memcpy((char *)&other + t->offset, (char *)&cfg + t->offset, bytes);
         assert_memory_equal(&cfg, &other, sizeof cfg);
@@ -363,7 +363,7 @@ static void test_environment(void **state)
         for (size_t k = 0; k <= strlen(t->key); k++)
             name[5 + k] = (char)(t->key[k] >= 'a' ? t->key[k] - 'a' + 'A' : t->key[k]);
         struct zero_config cfg = ZERO_CONFIG_INIT;
-        cfg.stage = 3; /* of which there are hybrids */
+        cfg.stage = 3; /* hybrids exist at stage 3 only */
         setenv(name, t->good, 1);
         struct zr_config c = accepted(&cfg);
         if (raw(&c.user, t) != (t->env ? t->raw : raw(&cfg, t)))
@@ -375,11 +375,11 @@ static void test_environment(void **state)
             refuse(&cfg, start);
             assert_message(t->allowed);
         } else {
-            accepted(&cfg); /* not a variable, or empty: as if unset */
+            accepted(&cfg); /* not a variable, or empty: counts as unset */
         }
         unsetenv(name);
     }
-    /* The environment is stronger than the program, and resolved like it. */
+    /* The environment overrides the program and follows the same rules. */
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.stage = 1;
     setenv("ZERO_STAGE", "3", 1);
@@ -445,7 +445,7 @@ static void test_misspelt_variable(void **state)
         unsetenv(misspelt[i][0]);
     }
     *logged = 0;
-    setenv("ZERO_TEST_SEED", "3", 1); /* of our own tests */
+    setenv("ZERO_TEST_SEED", "3", 1); /* read by the tests only */
     accepted(&cfg);
     assert_string_equal(logged, "");
     unsetenv("ZERO_TEST_SEED");
@@ -528,8 +528,8 @@ static void test_bad_fields(void **state)
     cfg.optim.beta1 = 0;
     refuse(&cfg,
            "beta1 is 0, beta2 -1, eps -1 and weight_decay 0, but update is set, which uses only lr_scale");
-    /* The model's own sums are in no fixed order: said twice it is refused, and as a default it gives way;
-     * where there is nothing to sum in place, both may stand. */
+    /* With grad_in_place the model's own sums have no fixed order. An explicit deterministic is then refused,
+     * and the default becomes 0. If there is nothing to sum in place, both may be set. */
     cfg = (struct zero_config)ZERO_CONFIG_INIT;
     cfg.stage = 1;
     cfg.memory.grad_in_place = cfg.deterministic = 1;
@@ -552,7 +552,7 @@ static void test_bad_fields(void **state)
     refuse(&cfg, "order is set but n_order is 0");
 }
 
-/* The head of a configuration says who wrote it. */
+/* Expects an error about the head of a configuration, which records the version that wrote it. */
 static void refuse_head(struct zero_config *cfg, const char *message)
 {
     refuse(cfg, message);
@@ -576,7 +576,7 @@ static void test_head(void **state)
     refuse_head(&none, "version is 0xa5a5a5a5 and size is ");
     assert_message("did not initialise cfg by ZERO_CONFIG_INIT");
 
-    /* The program's zero.h was another one. */
+    /* The program was built with another zero.h. */
     const struct {
         size_t size;
         uint32_t version;
@@ -667,7 +667,7 @@ static void test_not_settable(void **state)
 
 static void test_locale(void **state)
 {
-    /* Where 1.5 is written 1,5; only if this machine has such a locale. */
+    /* Locales that write 1.5 as 1,5; skipped if the machine has none. */
     if (!setlocale(LC_NUMERIC, "de_DE.UTF-8") && !setlocale(LC_NUMERIC, "fr_FR.UTF-8"))
         skip();
     struct zero_config cfg = ZERO_CONFIG_INIT;
@@ -708,9 +708,9 @@ static void test_order(void **state)
     }
     zr_config_release(&c);
     assert_null(c.options.order);
-    zr_config_release(&c); /* twice is harmless */
+    zr_config_release(&c); /* a second release is harmless */
 
-    for (int cut = 1; cut < n; cut++) { /* a prefix is good exactly when nothing is open after it */
+    for (int cut = 1; cut < n; cut++) { /* a prefix is valid exactly if nothing is open after it */
         int open = 0;
         for (int i = 0; i < cut; i++)
             open += good[i].is_end ? -1 : 1;
@@ -742,7 +742,7 @@ static void test_order(void **state)
                  "order[0] begins unit 2 (backward), which is never ended");
 }
 
-/* What programs call a backend, what messages call it and what its communicators say is one name. */
+/* Configuration, messages and communicators use the same name for a backend. */
 static void test_backend_rows(void **state)
 {
 #define CHECK_ROW(name_, value, key, text)                                                                   \
@@ -756,7 +756,7 @@ static void test_backend_rows(void **state)
     assert_null(zr_backend_row(-1));
     struct zero_config cfg = ZERO_CONFIG_INIT;
     void *lent;
-    cfg.launch.nccl_comm = &lent; /* of another device */
+    cfg.launch.nccl_comm = &lent; /* it belongs to another device */
     assert_null(zr_backend_of_lent(&cfg, &lent));
     assert_null(lent);
     cfg.launch.mpi_comm = &cfg;
@@ -830,7 +830,7 @@ static void test_backend(void **state)
             assert_ptr_equal(got, zr_backend_row(cases[i].out));
             if (cases[i].refused)
                 assert_message(cases[i].refused);
-            else /* by default where it costs nothing */
+            else /* the default where it costs nothing */
                 assert_int_equal(c.options.deterministic,
                                  deterministic > 0 || (deterministic == ZERO_AUTO && cases[i].out != NCCL));
         }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-// test_cpp_program.cc: a program in C++. Its configuration is begun as the library's, which is in C, and it trains.
+/* test_cpp_program.cc: a program in C++ gets the same default configuration as the C library, and trains. */
 #include <zero/zero.h>
 
 #include <cstdio>
@@ -21,7 +21,7 @@ static bool operator==(const zero_optim &a, const zero_optim &b)
            a.update_arg == b.update_arg;
 }
 
-// Every field that has a default other than 0, and some of the others. Padding may differ.
+/* Compares every field that has a default other than 0, and some of the others. Padding may differ. */
 static bool alike(const zero_config &a, const zero_config &b)
 {
     bool same = true;

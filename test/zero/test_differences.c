@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_differences.c: what may differ between ranks but rarely does on purpose is told in one line. */
+/* test_differences.c: settings that may differ between ranks, but rarely do on purpose. One log line of rank
+ * 0 names all differences. */
 #include "test/cmocka.h"
 #include "test/comm/ranks.h"
 #include "test/zero/toy_net.h"
@@ -10,7 +11,7 @@
 
 enum { HANG_S = 120 };
 
-/* The hash of the sources of this rank's library. */
+/* Added to the source hash of this rank's library, so that it differs from the other ranks'. */
 static uint64_t other_sources;
 
 uint64_t __real_zr_source_hash(void);
@@ -20,7 +21,8 @@ uint64_t __wrap_zr_source_hash(void)
     return __real_zr_source_hash() + other_sources;
 }
 
-/* Where the command line lies, with which main begins anew: a rank may change its own there. */
+/* Address of this process's command line. main starts the program again with a known one, which a rank may
+ * overwrite. */
 static char *command_line;
 enum { CHANGED_BYTES = sizeof "/a/differ\0train A 11\n" };
 
@@ -38,11 +40,11 @@ static void take_line(void *arg, const char *line)
     snprintf(l->text, sizeof l->text, "%s", line);
 }
 
-/* What rank 1 has in place of what the others have, and what is said of it. */
+/* What differs on rank 1, and parts of the expected line. */
 struct difference {
     uint64_t sources;
     int save_keep, trace, timeout_ms;
-    const char *command; /* CHANGED_BYTES */
+    const char *command; /* CHANGED_BYTES long; NULL: the same as on other ranks */
     const char *says, *then;
 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_errors.c: codes, texts and the last error, as programs see them through the shared library. */
+/* test_errors.c: error codes, texts and the last error, as programs see them through the shared library. */
 #include "test/cmocka.h"
 #include "zero/zero.h"
 
@@ -42,7 +42,7 @@ static void test_version(void **state)
     char text[32];
     snprintf(text, sizeof text, "%d.%d.%d", ZERO_VERSION_MAJOR, ZERO_VERSION_MINOR, ZERO_VERSION_PATCH);
     assert_string_equal(zero_version(), text);
-    assert_string_equal(zero_version(), PROJECT_VERSION); /* meson.build's */
+    assert_string_equal(zero_version(), PROJECT_VERSION); /* the version in meson.build */
 }
 
 static void *fails_elsewhere(void *arg)
@@ -72,7 +72,7 @@ static void test_last_error_is_per_thread(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_last_error_is_per_thread), /* first: nothing has failed yet */
+        cmocka_unit_test(test_last_error_is_per_thread), /* must run before any call has failed */
         cmocka_unit_test(test_texts),
         cmocka_unit_test(test_codes_are_distinct),
         cmocka_unit_test(test_version),

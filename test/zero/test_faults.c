@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_faults.c: faults of one rank: it dies, stops, runs out of memory, or calls something else. Every rank
- * soon gets an error that names the rank and the cause. Later calls give the same error, and zero_unwrap
- * leaves nothing behind. Times are bounded only to tell an answer from a hang. */
+/* test_faults.c: faults of one rank: it dies, stops, runs out of memory, or makes a different call. Every
+ * rank soon gets an error that names the rank and the cause. Later calls give the same error, and zero_unwrap
+ * leaves nothing behind. Time limits only tell an answer from a hang. */
 #include "test/cmocka.h"
 #include "test/first_error.h"
 #include "test/zero/toy_net.h"
@@ -19,7 +19,7 @@
 
 enum { SOON_MS = 15000, LONG_MS = 30000, SHORT_MS = 2000, HANG_MS = 120000 };
 
-static bool verbose; /* VERBOSE=1: what was said, and how soon */
+static bool verbose; /* VERBOSE=1: prints messages and their delays */
 
 static void sleep_ms(int ms)
 {
@@ -33,7 +33,7 @@ static void report(const char *what, int stage, const struct toy_rank *r)
                (long long)r[k].ms, r[k].err ? r[k].text : "");
 }
 
-/* Every call of a context that has failed gives the cause, and zero_unwrap leaves nothing. */
+/* Checks that every call on a failed context gives the cause, and that zero_unwrap leaves nothing behind. */
 static void check_failed(struct toy_rank *r, struct toy *m, zero_ctx *z, struct toy_holdings before)
 {
     float x = 0;
@@ -73,11 +73,11 @@ static void check_failed(struct toy_rank *r, struct toy *m, zero_ctx *z, struct 
 
 extern int __lsan_do_recoverable_leak_check(void) __attribute__((weak));
 
-static struct toy_rank *shared;  /* of all processes */
-static _Atomic int64_t *died_ms; /* likewise: when the victim was about to */
+static struct toy_rank *shared;  /* memory shared by all processes */
+static _Atomic int64_t *died_ms; /* when the victim was about to die; shared too */
 
-/* Forks the ranks; kill_after_ms >= 0: kills the victim then. A victim that only stops is killed in the end.
- */
+/* Forks the ranks. If kill_after_us is 0 or more, kills the victim after that time. Kills a stopped victim
+ * once the others have ended. */
 static void run_processes(int world, void (*fn)(struct toy_rank *r), void *arg, int victim, int kill_after_us)
 {
     pid_t pid[MOST_TOY_RANKS];
@@ -143,7 +143,7 @@ static const char *const point_names[] = {"before meeting", "after wrap",  "in f
 struct death {
     int stage, victim, signal, world;
     enum point at;
-    int timeout_ms, start_timeout_ms; /* of the start 0: timeout_ms */
+    int timeout_ms, start_timeout_ms; /* start_timeout_ms 0: timeout_ms */
 };
 
 struct actor {
@@ -191,9 +191,9 @@ static int pass_with_death(struct actor *a, struct toy *m, zero_ctx *z, enum zer
     return err;
 }
 
-/* Of the weights that the model has at hand outside brackets, each tensor's, and where it is. */
+/* Pointers and hashes of the weights that the model can read outside brackets. */
 struct seen_weights {
-    int step; /* in whose forward pass they were seen; -1: none */
+    int step; /* the step after whose forward they were recorded; -1: none */
     const void *at[TOY_TENSORS];
     uint64_t hash[TOY_TENSORS];
 };
@@ -209,13 +209,13 @@ static void see_weights(const struct toy *m, struct seen_weights *seen)
     }
 }
 
-/* A step that not all ranks made leaves the weights alone, also once its operations have come to an end. Not
- * at stage 3, where they are gathered for brackets. */
+/* Checks that a step that some ranks did not make leaves the weights unchanged, also after its last
+ * operations. At stage 3 there is nothing to check, because weights are gathered for brackets only. */
 static void check_weights(struct toy_rank *r, const struct death *d, const struct toy *m,
                           const struct seen_weights *before, int step)
 {
     struct seen_weights now;
-    if (before->step != step) /* it failed in forward: no step's weights were seen */
+    if (before->step != step) /* the step failed in forward, before its weights were recorded */
         return;
     if (d->stage >= 3 || (d->at != IN_BACKWARD && d->at != BEFORE_STEP))
         return;
@@ -226,7 +226,7 @@ static void check_weights(struct toy_rank *r, const struct death *d, const struc
             toy_wrong(r, "a step that failed has changed the weights of tensor %d", t);
 }
 
-/* Trains until something fails: forever, where nothing does. */
+/* Trains until a call fails, and forever if none does. */
 static void train_until_death(struct toy_rank *r)
 {
     const struct death *d = r->arg;
@@ -292,7 +292,8 @@ static void train_until_death(struct toy_rank *r)
     toy_free(&m);
 }
 
-/* alone_code: of a rank that came when rank 0 had given up already, and knows no more than that. */
+/* alone_code: allowed for a rank that came after rank 0 had given up, and so knows no other cause; 0:
+ * none. */
 static void assert_survivors(const char *what, const struct death *d, int code, int alone_code,
                              bool names_operation)
 {
@@ -306,7 +307,7 @@ static void assert_survivors(const char *what, const struct death *d, int code, 
                 fail_msg("%s: the victim: %s", what, r->wrong);
             continue;
         }
-        /* Once wrapped, an operation is named. */
+        /* After zero_wrap the message names an operation. */
         bool reported =
             r->err == code && strstr(r->text, who) && (!names_operation || strstr(r->text, " seq "));
         bool alone =
@@ -323,7 +324,7 @@ static void killed_at_each_point(void **state)
         for (int stage = 0; stage <= 3; stage++) {
             struct death d = {.stage = stage, .world = 3, .signal = SIGKILL, .at = at, .timeout_ms = LONG_MS};
             d.victim = (at + stage) % 3;
-            if (at == BEFORE_MEETING) { /* nobody knows of it yet: only time tells */
+            if (at == BEFORE_MEETING) { /* no rank knows the victim yet, so only a timeout finds it */
                 if (stage % 3)
                     continue;
                 d.start_timeout_ms = SHORT_MS;
@@ -334,8 +335,8 @@ static void killed_at_each_point(void **state)
         }
 }
 
-/* One of two groups loses a rank: the other hears of it as soon, and as well. In HFSDP rank 3 owns nothing of
- * the model, so it is not in an update. */
+/* Kills a rank of one of two groups. The other group gets the error as soon, and as complete. With HFSDP rank
+ * 3 owns no part of the model, so its update is never called. */
 static void killed_in_a_group(void **state)
 {
     for (int at = AFTER_WRAP; at < N_POINTS; at++)
@@ -379,8 +380,8 @@ static void stopped(void **state)
     }
 }
 
-/* Some ranks then wait for the one that is stopped, others for one that waits for it: whoever finds that
- * first, its name is told. */
+/* Stops a rank of one of two groups. Some ranks then wait for the stopped rank, and others for a waiting
+ * rank. The first rank to find the cause reports it to all. */
 static void stopped_in_a_group(void **state)
 {
     static const enum point points[] = {IN_FORWARD, IN_BACKWARD, AFTER_STEP};
@@ -396,7 +397,8 @@ static void stopped_in_a_group(void **state)
     }
 }
 
-/* What only its own process can know: a configuration that is not legible, no memory. */
+/* Fails on one rank for a reason that only its process can know: an unreadable configuration, or no
+ * memory. */
 static void illegible(struct toy_rank *r)
 {
     struct toy m;
@@ -445,10 +447,10 @@ static int train_step(struct toy *m, zero_ctx *z, int step, int rank)
                        zero_step(z, 1e-2f, NULL));
 }
 
-/* Of groups, one process's environment says otherwise. */
+/* An environment variable that differs in one process of a run with groups. */
 struct override {
     const char *variable, *value;
-    int stage, code; /* 0: that is no difference */
+    int stage, code; /* code 0: the difference is allowed */
     const char *says;
 };
 
@@ -518,15 +520,15 @@ struct disagreement {
     void (*spoil)(struct wrapping *w);
     int code;
     const char *said[2];
-    /* the odd rank waits for one more */
+    /* the rank that differs waits for one more rank */
     bool other_world;
 };
 
 static const struct disagreement *disagreements[32];
 static int n_disagreements;
 
-/* One row: its name, the statement that spoils *w on one rank, the error of all ranks, and two parts of text.
- * The row adds itself to disagreements[] before main(). */
+/* One row: its name, the statement that spoils *w on one rank, the error of all ranks, and two parts of its
+ * text. The row adds itself to disagreements[] before main(). */
 #define DISAGREE(...)                  DISAGREE_NUMBERED(__COUNTER__, __VA_ARGS__)
 #define DISAGREE_NUMBERED(number, ...) DISAGREE_ROW(number, __VA_ARGS__)
 #define DISAGREE_ROW(number, what, statement, code, ...)                                                     \
@@ -630,12 +632,13 @@ static void ranks_disagree(void **state)
             struct wrap_case c = {disagreements[i], world - 1};
             struct toy_rank r[3];
             if (c.of->other_world && world > 2)
-                continue; /* rank 0 gives up at once, and whoever comes after that waits for it in vain */
+                continue; /* rank 0 gives up at once, and a later rank would wait for it in vain */
             char odd[16];
             toy_ranks(world, wrap_differently, &c, r);
             report(c.of->what, 3, r);
             snprintf(odd, sizeof odd, "rank %d", c.odd);
-            for (int k = 0; k < world; k++) /* the odd one is told in its own words */
+            /* the message need not name the rank that differs on that rank itself */
+            for (int k = 0; k < world; k++)
                 if (r[k].wrong[0] || r[k].err != c.of->code || !strstr(r[k].text, c.of->said[0]) ||
                     !strstr(r[k].text, c.of->said[1]) || (k != c.odd && !strstr(r[k].text, odd)) ||
                     r[k].ms > SOON_MS)
@@ -645,13 +648,13 @@ static void ranks_disagree(void **state)
     toy_assert_nothing_left(before);
 }
 
-/* The same when the odd one is rank 0, which every other is compared with. */
+/* The same with rank 0 as the rank that differs; the others are compared with it. */
 static void rank_0_is_wrong(void **state)
 {
     for (int i = 0; i < n_disagreements; i++) {
         struct wrap_case c = {disagreements[i], 0};
         struct toy_rank r[2];
-        if (c.of->other_world) /* nobody would come */
+        if (c.of->other_world) /* the other rank would never come */
             continue;
         toy_ranks(2, wrap_differently, &c, r);
         for (int k = 0; k < 2; k++)
@@ -701,12 +704,13 @@ static const char *const difference_names[] = {
     [SILENT] = "says nothing",
 };
 
-/* What the odd rank called, and what the others did instead, as every rank is told. */
+/* What the differing rank called, and what the others called instead, as in every rank's message. */
 static const char *const called[N_DIFFERENCES][2] = {
     [OTHER_UNIT] = {"zero_begin(unit 2, forward) in step 2", "zero_begin(unit 1, forward) in step 2"},
     [LEFT_OUT] = {"zero_begin(unit 0, backward) in step 2", "zero_begin(unit 1, backward) in step 2"},
     [STEP_EARLY] = {"zero_step in step 2", "zero_begin(unit 1, backward) in step 2"},
-    [STEP_REFUSED] = {"zero_", "zero_begin(unit 0, forward) in step 2"}, /* zero_unwrap where it is refused */
+    /* zero_unwrap, or zero_step itself */
+    [STEP_REFUSED] = {"zero_", "zero_begin(unit 0, forward) in step 2"},
     [READ_FOR_MEAN] = {"zero_read(tensor 0) in step 2", "zero_mean in step 2"},
     [READ_OTHER_RANGE] = {"zero_read(tensor 0) in step 2",
                           "zero_read(tensor 0) in step 2 with other arguments"},
@@ -720,7 +724,7 @@ static const char *const called[N_DIFFERENCES][2] = {
     [MEAN_ALONE] = {"zero_mean in step 2", "zero_begin(unit 0, forward) in step 2"},
 };
 
-/* "rank 2 called A; rank 0 called B", or the other way round; and nobody is "this rank". */
+/* Whether text contains "rank 2 called A" and "rank 0 called B", in any order, and never "this rank". */
 static bool names_the_calls(const char *text, int how, int odd, int world)
 {
     const char *a = called[how][0], *b = called[how][1];
@@ -728,7 +732,7 @@ static bool names_the_calls(const char *text, int how, int odd, int world)
         return false;
     for (int other = 0; a && other < world; other++) {
         char one[256], two[256];
-        bool args = strstr(b, " with other arguments") != NULL; /* said once, at the end */
+        bool args = strstr(b, " with other arguments") != NULL; /* written once, at the end */
         snprintf(one, sizeof one, "rank %d called %s", odd, a);
         snprintf(two, sizeof two, "rank %d called %.*s", other, (int)(strlen(b) - (args ? 21 : 0)), b);
         if (other != odd && strstr(text, one) && strstr(text, two) &&
@@ -743,7 +747,7 @@ struct differing {
     enum difference how;
 };
 
-/* Set by the odd rank when it differs. */
+/* When the differing rank began to differ. */
 static _Atomic int64_t differed_ms;
 static _Atomic int n_done;
 
@@ -800,10 +804,10 @@ static void train_differently(struct toy_rank *r)
     struct toy m;
     zero_ctx *z;
     struct zero_config cfg = toy_config(r, c->stage);
-    /* Only who says nothing, or waits where the others do not, is found by its time. */
+    /* Only a silent rank, and one that waits for a call that the others never make, are found by timeout. */
     cfg.launch.timeout_ms = c->how == SILENT || c->how == MEAN_ALONE ? SHORT_MS : LONG_MS;
     if (c->how == MEAN_ALONE)
-        cfg.memory.prefetch = 0; /* so that at stage 3 the others wait in a gather */
+        cfg.memory.prefetch = 0; /* makes the other ranks wait in a gather at stage 3 */
     int err = toy_open(r, &m, &z, &cfg);
     if (err)
         toy_wrong(r, "zero_wrap: %s", zero_last_error());
@@ -847,7 +851,7 @@ static void ranks_call_differently(void **state)
     struct toy_holdings before = toy_holdings();
     for (int how = 0; how < N_DIFFERENCES; how++)
         for (int stage = 0; stage <= 3; stage++) {
-            if (how == SILENT && stage % 3) /* it takes its time */
+            if (how == SILENT && stage % 3) /* the timeout makes it slow */
                 continue;
             int world = 2 + (how + stage) % 2, odd = world - 1;
             struct differing c = {stage, how};
@@ -875,7 +879,7 @@ static void ranks_call_differently(void **state)
 
 struct training {
     int stage;
-    int64_t k; /* this allocation fails, on rank `who` (-1: every) */
+    int64_t k; /* the number of the allocation that fails, on rank `who` (-1: on every rank) */
     int who;
 };
 
@@ -899,7 +903,7 @@ static void train_without_memory(struct toy_rank *r)
         if (z || !toy_untouched(&m))
             toy_wrong(r, "a failed zero_wrap changed something");
     } else {
-        /* Nothing is allocated from here on, so nothing fails. */
+        /* Nothing is allocated from here on, so nothing can fail. */
         if (train_step(&m, z, 0, r->rank) || toy_hash(z, 2, &r->hash) || zero_unwrap(&z))
             toy_wrong(r, "after zero_wrap: %s", zero_last_error());
     }
@@ -909,7 +913,7 @@ static void train_without_memory(struct toy_rank *r)
         toy_check_nothing_left(r, before);
 }
 
-/* Returns whether all was well, and checks that it is on all ranks or on none. */
+/* Checks that all ranks succeeded or all failed. Returns whether they succeeded. */
 static bool check_without_memory(const struct toy_rank *r, int world, const struct training *t)
 {
     char who[16];
@@ -936,7 +940,7 @@ static void no_memory_in_a_process(void **state)
                 t.k++;
                 run_processes(2, train_without_memory, &t, -1, -1);
             } while (!check_without_memory(shared, 2, &t));
-            assert_true(t.k > 10); /* else nothing was made to fail */
+            assert_true(t.k > 10); /* otherwise no allocation failed */
         }
 }
 
@@ -1002,7 +1006,7 @@ static int64_t resident_kib(void)
 }
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { MOST_GROWTH_KIB = 1 << 20 }; /* freed memory is kept to be watched */
+enum { MOST_GROWTH_KIB = 1 << 20 }; /* sanitizers keep freed memory to watch it */
 #else
 enum { MOST_GROWTH_KIB = 4 << 10 };
 #endif
@@ -1011,9 +1015,10 @@ static void two_hundred_times(void **state)
 {
     for (int world = 1; world <= 2; world++) {
         struct toy_rank r[2];
-        toy_ranks(world, wrap_often, NULL, r); /* what is taken once is taken here */
+        toy_ranks(world, wrap_often, NULL, r); /* does what a process does once only */
         struct toy_holdings before = toy_holdings();
-        /* The allocator's arenas grow with how threads happen to meet in it, a leak grows each time. */
+        /* The allocator's arenas grow by chance, depending on which threads meet in it. A leak grows in each
+         * round. */
         int64_t growth = INT64_MAX;
         for (int round = 0; round < 4 && growth > MOST_GROWTH_KIB; round++) {
             int64_t kib = resident_kib();
@@ -1030,8 +1035,8 @@ static void two_hundred_times(void **state)
 }
 
 struct twice {
-    const struct toy_rank *other; /* whose url the second context uses */
-    int n;                        /* contexts */
+    const struct toy_rank *other; /* the rank whose url the second context uses */
+    int n;                        /* number of contexts */
 };
 
 static void two_at_once(struct toy_rank *r)
@@ -1093,7 +1098,7 @@ int main(void)
         return 1;
     died_ms = (_Atomic int64_t *)(shared + MOST_TOY_RANKS);
     const struct CMUnitTest tests[] = {
-        /* Processes first: they are forked where there is no thread. */
+        /* Tests that fork come first, before the process has threads. */
         cmocka_unit_test(killed_at_each_point),   cmocka_unit_test(killed_in_a_group),
         cmocka_unit_test(killed_at_any_time),     cmocka_unit_test(stopped),
         cmocka_unit_test(stopped_in_a_group),     cmocka_unit_test(found_in_the_environment),

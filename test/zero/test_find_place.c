@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_find_place.c: zero_find_place says before zero_wrap what zero_wrap then finds, and refuses what it
- * refuses, in the same words. */
+/* test_find_place.c: zero_find_place gives before zero_wrap what zero_wrap finds later. It refuses the same
+ * configurations, with the same messages. */
 #include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
@@ -69,7 +69,7 @@ static void environment(const struct variable *v)
         setenv(v[i].name, v[i].value, 1);
 }
 
-/* ---- what is found ---- */
+/* ---- where the rank comes from ---- */
 
 static const struct found {
     const char *what;
@@ -127,10 +127,10 @@ static void test_sources(void **state)
         check_found(&found[i], &cfg);
     }
     environment(NULL);
-    assert_true(toy_holds_no_more(before, &now)); /* no socket, no thread */
+    assert_true(toy_holds_no_more(before, &now)); /* no socket or thread is left */
 }
 
-/* The configuration's own rank and world count more than a launcher's. */
+/* Rank and world in cfg take precedence over a launcher's variables. */
 static void test_configuration(void **state)
 {
     static const struct variable torchrun[MOST_VARIABLES] = {{"RANK", "3"}, {"WORLD_SIZE", "4"}};
@@ -146,7 +146,7 @@ static void test_configuration(void **state)
     environment(NULL);
 }
 
-/* ---- places ---- */
+/* ---- places in the mesh ---- */
 
 static void expect_place(const struct zero_config *cfg, struct zero_place want)
 {
@@ -156,7 +156,7 @@ static void expect_place(const struct zero_config *cfg, struct zero_place want)
     assert_memory_equal(&p, &want, sizeof p);
 }
 
-/* Axes are outermost first: the ranks along tp are neighbours. */
+/* Axes are outermost first, so the ranks along tp are neighbours. */
 static void test_places(void **state)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
@@ -178,7 +178,8 @@ static void test_places(void **state)
     cfg.mesh.dp_shard = 2;
     expect_place(&cfg, want);
 
-    /* Only the hosts say how many replicas there are; what a rank reads is known all the same. */
+    /* With dp_replicate auto, only the hosts give the number of replicas. The data a rank reads is known
+     * without it. */
     cfg.mesh.dp_replicate = ZERO_AUTO;
     cfg.mesh.dp_shard = 0;
     want.dp_replicate = want.dp_shard = want.n_dp_replicate = want.n_dp_shard = -1;
@@ -201,8 +202,8 @@ static void test_places(void **state)
 static const struct refused {
     const char *what;
     struct variable v[MOST_VARIABLES];
-    int32_t rank, world; /* of the configuration */
-    bool no_init;        /* it does not begin with ZERO_CONFIG_INIT */
+    int32_t rank, world; /* values of the configuration */
+    bool no_init;        /* the configuration does not begin with ZERO_CONFIG_INIT */
     const char *says;
     int code; /* 0: ZERO_ERR_ARG */
 } refused[] = {
@@ -236,7 +237,7 @@ static const struct refused {
     {"no ZERO_CONFIG_INIT", {{0}}, .no_init = true, .says = "ZERO_CONFIG_INIT"},
 };
 
-/* Both messages begin with the call's name, and go on alike. */
+/* Both messages begin with the name of their call and continue equally. */
 static void check_refused(const struct refused *r)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
@@ -269,7 +270,7 @@ static void test_refusals(void **state)
         check_refused(&refused[i]);
 }
 
-/* ---- before zero_wrap ---- */
+/* ---- before and after zero_wrap ---- */
 
 static void count_line(void *arg, const char *line)
 {
@@ -277,7 +278,7 @@ static void count_line(void *arg, const char *line)
         ++*(int *)arg;
 }
 
-/* The hosts are known then. */
+/* After zero_wrap the hosts are known. */
 static void wrap_replicas(struct toy_rank *r)
 {
     struct zero_config cfg = toy_config(r, 3);
@@ -311,7 +312,8 @@ static void test_after_wrap(void **state)
     toy_run(2, wrap_replicas, NULL, r, "replicas of hosts");
 }
 
-/* What zero_wrap warns of is told once, by zero_wrap; and the rank that was found is the context's. */
+/* zero_find_place logs no warning, and zero_wrap logs it once. The context has the rank that zero_find_place
+ * found. */
 static void test_before_wrap(void **state)
 {
     static const struct variable misspelt[MOST_VARIABLES] = {{"ZERO_STGE", "3"},

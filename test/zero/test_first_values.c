@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_first_values.c: cfg.init_from: parameters whose values come from rank 0 alone, from cfg.init, or later
- * by zero_load, zero_import and zero_write. *param is NULL then, and the weights end in the bits of a run
- * whose ranks all had them. On the host, or (on the stand-in) on GPUs. */
+/* test_first_values.c: cfg.init_from: initial values from rank 0 alone, from cfg.init, or later from
+ * zero_load, zero_import and zero_write. *param is NULL then. The weights must end in the bits of a run in
+ * which all ranks had the values. Runs on the host, or on the GPU stand-in. */
 #include "test/cmocka.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
@@ -17,17 +17,19 @@ enum { STEPS = 3, PIECE = 256 << 10 };
 
 struct plan {
     int stage, from;
-    const char *dir;                                               /* of a checkpoint or an export */
-    int (*values)(struct toy_rank *r, struct toy *m, zero_ctx *z); /* ZERO_INIT_LATER */
-    int fails_on, forgets;                                         /* rank; -1: none */
-    int forgets_first_of;                                          /* a tensor; 0: the last of tensor 4 */
+    const char *dir;                                               /* folder of a checkpoint or an export */
+    int (*values)(struct toy_rank *r, struct toy *m, zero_ctx *z); /* sets values after ZERO_INIT_LATER */
+    /* the rank whose cfg.init fails, or skips an element; -1: none */
+    int fails_on, forgets;
+    /* the tensor whose first element is skipped; 0: the last of tensor 4 */
+    int forgets_first_of;
     bool null_on_rank_0;
 };
 
 static const struct plan *plan;
-/* What cfg.init was asked for, by all ranks together. */
+/* How often all ranks together asked cfg.init for each element. */
 static _Atomic int n_asked[TOY_TENSORS][400];
-static _Thread_local struct toy values; /* a whole model, for those that give values */
+static _Thread_local struct toy values; /* a whole model, from which values are copied */
 static _Thread_local int my_rank;
 static _Thread_local const struct zero_config *my_cfg;
 
@@ -69,7 +71,7 @@ static int train(struct toy_rank *r, struct toy *m, zero_ctx *z)
     return err ? err : toy_hash(z, 2, &r->hash);
 }
 
-/* Though nobody wrote them: main has memory filled with NaN. */
+/* Optimizer states start as zero although nothing wrote them; ZERO_POISON fills memory with NaN. */
 static int states_are_zero(struct toy_rank *r, zero_ctx *z)
 {
     int err = 0;
@@ -169,7 +171,7 @@ static void test_refused(void **state)
             p.forgets = world / 2;
             p.fails_on = -1;
             run(&p, world, ZERO_ERR_FAILED, "cfg.init did not write element");
-            p.forgets_first_of = 1; /* of f32, as tensor 4 is of bf16 */
+            p.forgets_first_of = 1; /* an f32 tensor; tensor 4 is bf16 */
             run(&p, world, ZERO_ERR_FAILED, "of tensor layers, asked for");
             p.forgets_first_of = 4;
             run(&p, world, ZERO_ERR_FAILED, "of tensor head, asked for");
@@ -202,7 +204,7 @@ static void test_refused(void **state)
     toy_free(&m);
 }
 
-/* ---- later ---- */
+/* ---- values that come later ---- */
 
 static void expect_refused(struct toy_rank *r, struct toy *m, zero_ctx *z, const char *tensor,
                            const char *has)
@@ -222,11 +224,11 @@ static void expect_refused(struct toy_rank *r, struct toy *m, zero_ctx *z, const
             toy_wrong(r, "call %d: %d %s\n", i, err, zero_last_error());
     }
     for (int t = 0; t < TOY_TENSORS; t++)
-        if (m->param[t] && !getenv("ZERO_CHECK")) /* there it is closed memory */
+        if (m->param[t] && !getenv("ZERO_CHECK")) /* in check mode *param points to closed memory */
             toy_wrong(r, "*param of tensor %d is %p\n", t, m->param[t]);
 }
 
-/* In pieces that overlap, in an order of its own. */
+/* Writes all values, in overlapping pieces and in mixed order. */
 static int write_all(struct toy_rank *r, struct toy *m, zero_ctx *z)
 {
     int err = 0;
@@ -309,7 +311,8 @@ static void flip_last_byte(const char *path)
     assert_int_equal(fclose(f), 0);
 }
 
-/* Of several blocks, the last of which is damaged: those before it are read and right. */
+/* Loads a checkpoint whose last block is damaged. The earlier blocks are intact, but they must not be used
+ * either. */
 static void test_damaged_load_changes_nothing(void **state)
 {
     enum { N = 300000 };
@@ -357,7 +360,7 @@ static void test_damaged_load_changes_nothing(void **state)
     assert_int_equal(system(path), 0);
 }
 
-/* After a failure every call says why, and not that values are awaited. */
+/* After a failure, every call returns its cause instead of an error about missing values. */
 static int differ(struct toy_rank *r, struct toy *m, zero_ctx *z)
 {
     int err = zero_write(z, 0, ZERO_VALUE_PARAM, 0, r->rank + 1, values.own[0]);
@@ -374,7 +377,7 @@ static int differ(struct toy_rank *r, struct toy *m, zero_ctx *z)
 static void test_failed_while_awaited(void **state)
 {
     if (where_has_gpu)
-        skip(); /* NCCL takes calls that differ, and they are found to differ later */
+        skip(); /* NCCL accepts differing calls and reports them later */
     struct plan p = {.stage = 3, .from = ZERO_INIT_LATER, .values = differ, .fails_on = -1, .forgets = -1};
     run(&p, 2, ZERO_ERR_MISMATCH, NULL);
 }
@@ -386,8 +389,8 @@ static int ones(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst)
     return 0;
 }
 
-/* Whose values come from elsewhere may point at anything, at one place that is much too small too: that is
- * neither read nor, in check mode, filled. */
+/* If values come from elsewhere, *param may point to a placeholder, also to one that is shared and too small.
+ * It is not read, and check mode does not fill it. */
 static void test_placeholder(void **state)
 {
     enum { N = 512 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_fork.c: ranks that fork, and ranks that exit with a context open. A child may call what it likes: it
- * gets an error and never hangs, and neither its life nor its end does anything to the ranks. */
+/* test_fork.c: ranks that fork, and ranks that exit with an open context. Every call in a forked child
+ * returns an error and never hangs. Neither a child's calls nor its end affects the ranks. */
 #include "test/cmocka.h"
 #include "test/comm/ranks.h"
 #include "test/zero/toy_net.h"
@@ -18,7 +18,7 @@ enum { HANG_S = 60 };
 
 static int last_words_take_ms;
 
-/* What a rank says last, at exit, goes this way and nothing else of it does. */
+/* Delays send(), which the library uses only for a rank's message at exit. */
 ssize_t send(int fd, const void *data, size_t n, int flags)
 {
     ssize_t sent = syscall(SYS_sendto, fd, data, n, flags, NULL, 0);
@@ -26,7 +26,7 @@ ssize_t send(int fd, const void *data, size_t n, int flags)
     return sent;
 }
 
-/* A rank of a job of toys, wrapped at the stage that arg points to. */
+/* One rank with a toy model, wrapped at the stage that arg points to. */
 struct job {
     struct toy m;
     zero_ctx *z;
@@ -47,7 +47,8 @@ static int one_step(struct rank *me, struct job *j, int step)
                        zero_step(j->z, 1e-2f, NULL));
 }
 
-/* In the child. Returns the number of the call that did not give the error that it should, or 0. */
+/* Makes every call in a forked child. Returns the number of the first call without the expected error, or
+ * 0. */
 static int call_everything(struct job *j)
 {
     float x = 0;
@@ -78,7 +79,7 @@ static int call_everything(struct job *j)
     return j->z ? n + 1 : 0;
 }
 
-/* Ends by exit, as a child that knows nothing of the library does. */
+/* Forks a child that ends by exit(), as one does that knows nothing of the library. */
 static int child_of(struct job *j)
 {
     fflush(NULL);
@@ -116,7 +117,7 @@ static void test_child_calls(void **state)
             run_ranks(true, world, fork_and_go_on, &stage, NULL);
 }
 
-/* What wrapping opens is closed by exec. */
+/* All descriptors that zero_wrap opens have FD_CLOEXEC. */
 static void look_at_descriptors(struct rank *me)
 {
     struct job j = {0};
@@ -141,7 +142,7 @@ static void test_descriptors(void **state)
     run_ranks(true, 2, look_at_descriptors, &stage, NULL);
 }
 
-/* The one that goes does so after the first step, while the others train on until they fail. */
+/* Trains until a call fails. The rank that exits does so after its second step. */
 static void train_while_one_goes(struct rank *me)
 {
     struct job j = {0};
@@ -184,8 +185,8 @@ static void test_exit_without_unwrap(void **state)
         }
 }
 
-/* Rank 0 tells the others one after the other that it goes. The first to hear it fails and leaves at once,
- * while rank 0's own threads still run: its leaving is not what the last to hear is told. */
+/* Rank 0 reports its exit to the others one after the other. The first to learn of it fails and exits while
+ * rank 0's threads still run. The last one must not get that exit as the cause. */
 static void test_exit_is_reported_slowly(void **state)
 {
     int stage = 3;
@@ -196,9 +197,9 @@ static void test_exit_is_reported_slowly(void **state)
         expect_rank(&r[i], ZERO_ERR_PEER, "rank 0 was lost");
 }
 
-/* The one that goes is killed while a child of its own lives on, which had copies of its sockets. The others
- * wait for nobody: their calls of stage 1 ask only whether something is known to have failed. So no timeout
- * of theirs can find it, and no look at its process: only that its connection closes. */
+/* Kills a rank while its forked child lives on with copies of its sockets. The others wait for nobody: at
+ * stage 1 a forward only checks for known failures. So neither a timeout nor a look at the process finds the
+ * death; only the closed connection does. */
 static void outlived_by_a_child(struct rank *me)
 {
     struct job j = {0};
@@ -242,7 +243,7 @@ static void test_death_is_found_by_its_connection(void **state)
         char text[96];
         snprintf(text, sizeof text, "rank %d was lost", who);
         struct rank *r = run_ranks(true, 3, outlived_by_a_child, &stage, who ? rank_1_dies : rank_0_dies);
-        assert_int_equal(kill(r[who].stage, SIGKILL), 0); /* it lived longer than they did */
+        assert_int_equal(kill(r[who].stage, SIGKILL), 0); /* the child lived longer than the ranks */
         for (int i = 0; i < 3; i++)
             if (i != who) {
                 expect_rank(&r[i], ZERO_ERR_PEER, text);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_gather_all.c: all parameters at once: what the model's pointers show then, what is allowed meanwhile,
- * and that training does not notice. At every stage, on one to three ranks that are threads, with units that
- * are sharded, resident and stacked, f32 and bf16; cfg.debug.check on and off; on the host, or on a GPU that
- * is a stand-in. */
+/* test_gather_all.c: zero_gather_all: what the model's pointers show, what is allowed meanwhile, and that
+ * training is not affected. Runs at every stage on one to three ranks that are threads. Units are sharded,
+ * resident or stacked, f32 or bf16. Check mode is on or off, on the host or on the GPU stand-in. */
 #include "test/cmocka.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
@@ -16,14 +15,14 @@ enum { STEPS = 3, WORLDS = 3 };
 
 struct setup {
     int stage, prefetch;
-    int where;     /* of zero_gather_all */
-    bool gathers;  /* between steps and within them */
-    bool resident; /* one unit */
+    int where;     /* argument of zero_gather_all */
+    bool gathers;  /* calls zero_gather_all between steps and within them */
+    bool resident; /* one unit is resident */
     bool unbracketed;
     int64_t timeout_ms; /* 0: the default */
 };
 
-/* Of the calling thread's rank. */
+/* The configuration of the calling thread's rank. */
 static _Thread_local struct zero_config open_cfg;
 
 static void wait_for_model(void)
@@ -48,7 +47,7 @@ static void close_rank(struct toy *m, zero_ctx **z)
     toy_free(m);
 }
 
-/* What a plain pointer shows is what zero_read gives, to the last byte. */
+/* Checks that the model's pointers show the bytes that zero_read gives. */
 static int compare(struct toy_rank *r, struct toy *m, zero_ctx *z)
 {
     int err = 0;
@@ -72,9 +71,9 @@ static int look_at_all(struct toy_rank *r, struct toy *m, zero_ctx *z)
     memcpy(before, m->param, sizeof before);
     TOY_TRY(zero_gather_all(z, s->where));
     TOY_TRY(compare(r, m, z));
-    TOY_TRY(toy_forward(m, z, true)); /* brackets are free */
+    TOY_TRY(toy_forward(m, z, true)); /* brackets are allowed, but not needed */
     if (r->rank == 0)
-        TOY_TRY(toy_forward(m, z, false)); /* and without them one rank may go on alone */
+        TOY_TRY(toy_forward(m, z, false)); /* without brackets, one rank may run forward alone */
     TOY_TRY(compare(r, m, z));
     TOY_TRY(zero_release_all(z));
     if (!err && memcmp(before, m->param, sizeof before))
@@ -108,7 +107,7 @@ static void train(struct toy_rank *r)
         TOY_TRY(toy_forward(&m, z, brackets));
         TOY_TRY(toy_backward(&m, z, brackets, step, r->rank));
         if (!err && s->gathers && step == 1)
-            TOY_TRY(look_at_all(r, &m, z)); /* its gradients are not touched */
+            TOY_TRY(look_at_all(r, &m, z)); /* between backward and step, so gradients are pending */
         TOY_TRY(zero_step(z, 1e-2f, NULL));
         if (!err && s->gathers)
             TOY_TRY(look_at_all(r, &m, z));
@@ -128,7 +127,7 @@ static void everything_is_there(void **state)
     const int own_device = where_has_gpu ? ZERO_DEVICE_CUDA : 0;
     for (int world = 1; world <= (where_has_gpu ? WORLDS : TOY_HYBRID_WORLD); world++)
         for (int stage = 0; stage < TOY_STAGES; stage++)
-            for (int way = 0; way < 8; way += where_has_gpu ? 3 : 1) { /* there each world takes longer */
+            for (int way = 0; way < 8; way += where_has_gpu ? 3 : 1) { /* worlds take longer there */
                 if (!toy_has_stage(world, stage) || !sample_has())
                     continue;
                 struct setup s = {.stage = stage,
@@ -191,7 +190,7 @@ static void call_wrongly(struct toy_rank *r)
     toy_expect(r, zero_release_all(z), ZERO_ERR_ORDER, "there was no zero_gather_all");
     TOY_TRY(zero_step(z, 1e-2f, NULL));
     TOY_TRY(zero_gather_all(z, 0));
-    TOY_TRY(zero_unwrap(&z)); /* releases */
+    TOY_TRY(zero_unwrap(&z)); /* also releases */
     if (!err && m.param[0])
         toy_wrong(r, "a pointer is left");
     close_rank(&m, &z);
@@ -203,7 +202,7 @@ static void wrong_moments(void **state)
     toy_at_each_stage(call_wrongly, &s, &s.stage, "wrong moments");
 }
 
-/* ---- room ---- */
+/* ---- memory budget ---- */
 
 static void ask_beyond_the_budget(struct toy_rank *r)
 {
@@ -258,16 +257,16 @@ static void differ(struct toy_rank *r)
 static void ranks_that_differ(void **state)
 {
     for (int stage = 0; stage <= 3; stage++) {
-        /* Among GPUs it is found when a collective has waited in vain. */
+        /* On GPUs a timeout of the collective finds it. */
         struct setup s = {.stage = stage, .timeout_ms = where_has_gpu ? 2000 : 0};
         struct toy_rank r[WORLDS];
         toy_run(2, differ, &s, r, "one rank asks alone");
     }
 }
 
-/* ---- watched ---- */
+/* ---- check mode ---- */
 
-/* With cfg.debug.check what is gathered may only be read, and only until it is released. */
+/* In check mode gathered parameters may only be read, and only until zero_release_all. */
 static void touch_wrongly(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
@@ -295,7 +294,7 @@ static void touch_wrongly(struct toy_rank *r)
 
 static void touches_are_found(void **state)
 {
-    if (where_has_gpu) /* whose memory cannot be closed */
+    if (where_has_gpu) /* GPU memory cannot be closed */
         skip();
     for (int world = 1; world <= 2; world++)
         for (int stage = 2; stage <= 3; stage++)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_given_up.c: what the model's pointers pointed at before zero_wrap. A copy of its structs made before
- * computes with it: without cfg.debug.check the loss is finite and wrong, with it NaN. Memory that is not
- * this process's alone, or not writable, stays as it was. */
+/* test_given_up.c: the memory that the model's pointers had before zero_wrap. A copy of the pointers from
+ * before still computes with it. Without check mode the loss is then finite and wrong, and in check mode it
+ * is NaN. Shared or read-only memory is left unchanged. */
 #include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
@@ -16,7 +16,7 @@ struct plan {
     bool check;
 };
 
-/* Of an f32 tensor of what may be a copy of the model, made before zero_wrap. */
+/* Computes a loss from an f32 tensor of m, which may be a copy from before zero_wrap. */
 static float loss_of(const struct toy *m, int tensor)
 {
     float sum = 0;
@@ -82,7 +82,7 @@ static void test_copies(void **state)
         }
 }
 
-/* ---- memory of all kinds ---- */
+/* ---- kinds of memory ---- */
 
 enum { PAGES = 3 };
 
@@ -100,8 +100,8 @@ static bool all_equal(const char *a, const char *b, size_t n_bytes, const char *
     return true;
 }
 
-/* One tensor in a shared mapping of a file, in a private one of it, in read-only memory, and in memory of
- * which the second page is read-only. */
+/* Four tensors: in a shared mapping of a file, in a private mapping of it, in read-only memory, and in memory
+ * whose second page is read-only. */
 static void test_kinds_of_memory(void **state)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE), n_bytes = PAGES * page;
@@ -152,7 +152,7 @@ static void test_kinds_of_memory(void **state)
     assert_true(all_equal(at[PARTLY] + 2 * page, NULL, page, nan));
     assert_int_equal(pread(fd, in_file, n_bytes, 0), (ssize_t)n_bytes);
     assert_memory_equal(in_file, was, n_bytes);
-    for (int i = 0; i < N; i++) { /* what was taken over is what was there */
+    for (int i = 0; i < N; i++) { /* zero_wrap took over the original values */
         assert_int_equal(zero_read(z, i, ZERO_VALUE_PARAM, 0, (int64_t)(n_bytes / sizeof(float)), in_file),
                          0);
         assert_memory_equal(in_file, was, n_bytes);

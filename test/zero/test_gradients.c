@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_gradients.c: gradients read after backward and before the step (ZERO_VALUE_GRAD).
  *
- * A toy model trains at every stage on one to three ranks that are threads. Its optimizer is its own, which
- * keeps the gradients that it is given: what was read before has to be the same, bit by bit. */
+ * A toy model trains at every stage on one to three ranks that are threads. A custom optimizer records the
+ * gradients that it gets. The gradients read before must be equal to them, bit by bit. */
 #include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
@@ -20,7 +20,7 @@ struct setup {
     double grad_scale;
 };
 
-/* What the optimizer of one rank was given in the last step. */
+/* Gradients that the optimizer of one rank got in the last step. */
 struct given {
     float grad[TOY_TENSORS][MOST_VALUES];
     bool is[TOY_TENSORS][MOST_VALUES];
@@ -50,7 +50,7 @@ static int micro_batches(struct toy_rank *r, struct toy *m, zero_ctx *z, int ste
     return err;
 }
 
-/* In two parts, which cut blocks of 32 and shards anywhere. */
+/* Reads each gradient in two parts, cut anywhere in blocks of 32 and shards. */
 static int read_gradients(zero_ctx *z, int step, float grad[TOY_TENSORS][MOST_VALUES])
 {
     int err = 0;
@@ -94,7 +94,7 @@ static void train(struct toy_rank *r)
         if (s->reads)
             TOY_TRY(read_gradients(z, step, grad));
         TOY_TRY(zero_step(z, 1e-2f, &info));
-        TOY_TRY(zero_mean(z, &nothing, 1)); /* every update has run */
+        TOY_TRY(zero_mean(z, &nothing, 1)); /* waits until every update has run */
         if (!err && info.clipped != (s->clip > 0))
             toy_wrong(r, "step %d: clipped %d", step, info.clipped);
         for (int t = 0; !err && s->reads && t < TOY_TENSORS; t++)
@@ -110,7 +110,7 @@ static void train(struct toy_rank *r)
         memset(g, 0xff, sizeof *g);
         memset(g->is, 0, sizeof g->is);
     }
-    /* The last of several may own no more than what fills a flat up. */
+    /* The last of several ranks may own padding only. */
     if (!err && s->reads && r->rank == 0 && (n_given == 0 || n_not_zero == 0))
         toy_wrong(r, "%d elements were updated, %d of them not by 0", n_given, n_not_zero);
     TOY_TRY(toy_hash(z, 0, &r->hash));
@@ -148,8 +148,8 @@ static void as_the_update_has_them(void **state)
             }
 }
 
-/* A model that adds up its micro-batches itself: each rank has one contribution, reduced once, so a world has
- * one hash, whatever is cut. */
+/* A model that sums its micro-batches itself gives each rank one contribution, which is reduced once. So each
+ * world has one hash, whatever the stage. */
 static void in_place_has_one_hash_at_every_stage(void **state)
 {
     for (int world = 1; world <= WORLDS; world++) {
@@ -169,7 +169,8 @@ static void in_place_has_one_hash_at_every_stage(void **state)
     }
 }
 
-/* One gradient is no number, of one rank: reading tells which tensor, before a step that would be skipped. */
+/* One element of one rank's gradient is not finite. Reading shows which tensor has it, before a step that
+ * would be skipped. */
 static void find_what_is_not_finite(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
@@ -191,7 +192,7 @@ static void find_what_is_not_finite(struct toy_rank *r)
     for (int t = 0; !err && t < TOY_TENSORS; t++) {
         if (t == TOY_FROZEN)
             continue;
-        /* Rank 0 alone wants them. */
+        /* Only rank 0 receives the values. */
         TOY_TRY(zero_read(z, t, ZERO_VALUE_GRAD, 0, toy_elems(t), r->rank == 0 ? x : NULL));
         for (int64_t i = 0; !err && r->rank == 0 && i < toy_elems(t); i++)
             if (isfinite(x[i]) != (t != 0 || i != 0))

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_granule_update.c: zero_tensor.granule, for an update that works on whole granules: every range that it
- * is given is of whole ones, whatever the stage, the world and the groups; so a rule that needs all of a row,
- * or of a matrix, ends in the weights of one rank. Some granules are so large that ranks own nothing. */
+/* test_granule_update.c: zero_tensor.granule, for an update that works on whole granules. Every range that
+ * optim.update gets consists of whole granules, at any stage, world and group size. So a rule that needs all
+ * of a row, or of a matrix, ends in the weights of a run on one rank. Some granules are so large that some
+ * ranks own nothing. */
 #include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
@@ -10,7 +11,7 @@
 
 enum { STEPS = 3, N_SETS = 4 };
 
-/* By tensor; a row, all of a layer, all of a tensor, and what neither 32 nor the tensor is a multiple of. */
+/* Granules by tensor: a row; all of a layer; sizes that divide neither 32 nor the tensor; all of a tensor. */
 static const int64_t sets[N_SETS][TOY_TENSORS] = {
     {5, 3, 70, 20, 257}, {165, 120, 70, 7, 257}, {7, 41, 33, 1, 48}, {64, 64, 64, 20, 64}};
 
@@ -31,7 +32,7 @@ static int64_t layer_elems(const struct zero_tensor *t, int tensor)
     return toy_elems(tensor) / (t->flags & ZERO_STACKED ? t->shape[0] : 1);
 }
 
-/* Descent by how much an element's gradient is above its granule's mean. */
+/* Moves each element by its gradient minus the mean gradient of its granule. */
 static void update_granule(const struct zero_update *u, int64_t first, int64_t n)
 {
     float sum = 0;
@@ -54,7 +55,7 @@ static int update(void *arg, const struct zero_update *u)
     return 0;
 }
 
-/* What zero_gather_all shows is what zero_read gives. */
+/* Checks that zero_gather_all shows what zero_read gives. */
 static int compare_all(struct toy_rank *r, struct toy *m, zero_ctx *z)
 {
     unsigned char one[2048];
@@ -93,7 +94,7 @@ static void train(struct toy_rank *r)
     for (int step = 0; !err && step < STEPS; step++) {
         double norm = 0;
         TOY_TRY(toy_forward(&m, z, true));
-        TOY_TRY(toy_backward(&m, z, true, step, 0)); /* on every rank the same */
+        TOY_TRY(toy_backward(&m, z, true, step, 0)); /* equal on every rank */
         TOY_TRY(zero_norm(z, &norm));
         if (r->rank == 0)
             g->norm[step] = norm;
@@ -138,7 +139,7 @@ static void test_granules(void **state)
     }
 }
 
-/* In a world of 3 the means are other numbers, but granules whole. */
+/* With 3 ranks gradient means round differently, but granules must still be whole. */
 static void test_three(void **state)
 {
     for (int set = 0; set < N_SETS; set++)

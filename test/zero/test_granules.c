@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_granules.c: ranks whose slices differ in size, because granules are not torn: what a step receives is
- * what the plan says, bit by bit the training is that of equal slices, and what says how bytes travel names
- * what ragged slices travel by. Some slices are small and some are larger than what NCCL's communicators
- * pack; on one to four ranks that are threads, on the host, or on a GPU that is a stand-in. Gradients are
- * small whole numbers, whose sums are exact in whatever order. */
+/* test_granules.c: slices that differ in size between ranks, because granules are not cut. A step must
+ * receive what the plan predicts, training must give the bits of equal slices, and zero_stats.path must name
+ * how unequal slices travel.
+ *
+ * Some slices are small, and some are larger than NCCL's communicators pack. Runs on two to four ranks that
+ * are threads, on the host or on the GPU stand-in. Gradients are small whole numbers, whose sums are exact in
+ * any order. */
 #include "test/cmocka.h"
 #include "test/stand_in/half.h"
 #include "test/zero/sample.h"
@@ -17,16 +19,16 @@
 enum { TENSORS = 9, UNITS = 4, FROZEN = 6, WARM_STEPS = 4 };
 
 static const struct zero_tensor shape_of[TENSORS] = {
-    /* all of it on one rank, and more than is packed */
+    /* one rank has all of it, and it is too large to be packed */
     {.name = "matrix", .shape = {96, 256}, .dtype = ZERO_F32, .unit = 0, .granule = 96 * 256},
     {.name = "scales", .shape = {700}, .dtype = ZERO_BF16, .unit = 0, .granule = 48},
     {.name = "layers", .shape = {2, 3000}, .dtype = ZERO_F32, .unit = 1, .granule = 7, .flags = ZERO_STACKED},
     {.name = "half", .shape = {30000}, .dtype = ZERO_BF16, .unit = 1, .granule = 5000},
-    /* small only where the wire is narrow */
+    /* small enough to be packed only in 16 bits */
     {.name = "rows", .shape = {9, 1000}, .dtype = ZERO_F32, .unit = 2, .granule = 9000},
     {.name = "equal", .shape = {4096}, .dtype = ZERO_BF16, .unit = 2},
     {.name = "frozen", .shape = {3000}, .dtype = ZERO_F32, .unit = 3, .granule = 3000},
-    /* as large as all others together, so that at stage 3 not all of them stay */
+    /* as large as all others together, so that at stage 3 not all units stay gathered */
     {.name = "even", .shape = {4, 24576}, .dtype = ZERO_F32, .unit = 0, .group = 1, .flags = ZERO_STACKED},
     {.name = "bias", .shape = {600}, .dtype = ZERO_F32, .unit = 3, .granule = 200},
 };
@@ -36,7 +38,7 @@ static int64_t n_slices(int t)
     return shape_of[t].flags & ZERO_STACKED ? shape_of[t].shape[0] : 1;
 }
 
-/* Of a slice. */
+/* Returns the number of elements of one slice. */
 static int64_t n_elems(int t)
 {
     int64_t n = 1;
@@ -49,8 +51,8 @@ static int64_t n_elems(int t)
 
 struct setup {
     int stage;
-    bool granules, loose; /* loose: deterministic off */
-    int accum, wire;      /* 0: the tensors' own */
+    bool granules, loose; /* loose: deterministic is off */
+    int accum, wire;      /* wire: cfg.memory.wire_dtype; 0: the tensors' dtypes */
     struct zero_plan_info plan;
     struct zero_traffic step[MOST_TOY_RANKS];
 };
@@ -60,7 +62,7 @@ struct net {
     struct zero_tensor table[TENSORS];
 };
 
-/* Of the calling thread's rank. */
+/* The configuration of the calling thread's rank. */
 static _Thread_local struct zero_config open_cfg;
 
 static void make_net(struct net *m, bool granules)
@@ -89,14 +91,14 @@ static void free_net(struct net *m)
         free(m->own[t]);
 }
 
-/* The first element of the unit's slice of the tensor, which is -1 where it has none. */
+/* Returns the first element of the unit's slice of the tensor, or -1 if the unit has none. */
 static int64_t first_of(int t, int unit)
 {
     int64_t slice = unit - shape_of[t].unit;
     return slice >= 0 && slice < n_slices(t) ? slice * n_elems(t) : -1;
 }
 
-/* Every weight that a forward sees counts. */
+/* Adds every weight that forward reads to the hash. */
 static void look(struct toy_rank *r, const struct net *m, int unit)
 {
     for (int t = 0; t < TENSORS; t++) {
@@ -163,7 +165,7 @@ static int step(struct toy_rank *r, struct net *m, zero_ctx *z, int k)
     return err;
 }
 
-/* What has been received so far, when all that was put on a stream is there: a read waits for it. */
+/* Gets the traffic so far. A read first waits until everything on the stream has arrived. */
 static int received(struct toy_rank *r, zero_ctx *z, struct zero_traffic *out)
 {
     struct zero_stats stats = {0};
@@ -175,7 +177,8 @@ static int received(struct toy_rank *r, zero_ctx *z, struct zero_traffic *out)
     return err;
 }
 
-/* One step's, between a and b: what the read beside it takes is what the one from b to c took. */
+/* Returns the traffic of the step between a and b. From b to c there is only the read of received(), whose
+ * traffic is subtracted. */
 static struct zero_traffic step_between(const struct zero_traffic *a, const struct zero_traffic *b,
                                         const struct zero_traffic *c)
 {
@@ -214,7 +217,7 @@ static void train(struct toy_rank *r)
     open_cfg.n_optim_groups = 1;
     open_cfg.deterministic = !s->loose;
     open_cfg.grad_accum_steps = s->accum;
-    open_cfg.memory.prefetch = 0; /* else the slots would hold all units */
+    open_cfg.memory.prefetch = 0; /* otherwise the slots would hold all units */
     open_cfg.memory.wire_dtype = s->wire;
     r->hash = 0xcbf29ce484222325u;
     if (r->rank == 0)
@@ -228,14 +231,14 @@ static void train(struct toy_rank *r)
     if (!err) {
         s->step[r->rank] = step_between(&at[0], &at[1], &at[2]);
         check_stats(r, z, s);
-        err = forward(r, &m, z); /* sees what the last step made */
+        err = forward(r, &m, z); /* hashes the weights after the last step */
     }
     zero_unwrap(&z);
     where_close(&open_cfg);
     free_net(&m);
 }
 
-/* ---- many ---- */
+/* ---- all ranks ---- */
 
 static void describe(const struct setup *s, int world, char *what, size_t n)
 {
@@ -249,8 +252,8 @@ static bool same_counts(const struct zero_traffic *a, const struct zero_traffic 
            a->n_all_reduce == b->n_all_reduce && a->n_outer == b->n_outer;
 }
 
-/* The plan's step is that of rank 0; with granules of the rank with the most, of whom there may be several.
- */
+/* Compares the traffic of a step with the plan. The plan is that of rank 0; with granules it is that of a
+ * rank that receives most. */
 static void check_traffic(const struct setup *s, int world, const char *what)
 {
     const struct zero_traffic *plan = &s->plan.traffic, *at = s->step;
@@ -271,7 +274,7 @@ static void check_traffic(const struct setup *s, int world, const char *what)
                  (long long)at[0].outer_bytes);
 }
 
-/* Returns what all ranks saw. */
+/* Trains on all ranks and returns the hash of the weights that they read. */
 static uint64_t run(const struct setup *like, int world, bool granules)
 {
     struct toy_rank r[TOY_HYBRID_WORLD];
@@ -296,8 +299,8 @@ static void compare(const struct setup *s, int world)
     }
 }
 
-/* Between ranks as they are, and narrowed with several micro-batches; in the fixed tree and not. Of stages
- * every other. */
+/* Compares runs with and without granules: deterministic or not, with one micro-batch in full width or
+ * several in bf16. Each stage below 4 runs half of these. */
 static void test_ways(int stage, int world)
 {
     for (int way = 0; way < 4; way++)
@@ -322,7 +325,7 @@ static void hybrids(void **state)
         test_ways(stage, TOY_HYBRID_WORLD);
 }
 
-/* A tensor of which slices are packed, but fp32 sums are too large for that. */
+/* Wraps a bf16 tensor whose slices can be packed, but whose fp32 sums are too large for that. */
 static void wrap_half(struct toy_rank *r)
 {
     enum { ELEMS = 24000 };
@@ -348,7 +351,7 @@ static void wrap_half(struct toy_rank *r)
     free(own);
 }
 
-/* They are gathered only where every rank has all of them. */
+/* fp32 sums are gathered only at stage 0, where every rank has all of them. */
 static void large_sums_of_small_slices(void **state)
 {
     for (int stage = 0; stage <= 1; stage++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_groups.c: what cfg.mesh and cfg.hybrid come to: on any hosts, in a plan, and when a hybrid
- * gives way. */
+/* test_groups.c: groups that follow from cfg.mesh and cfg.hybrid, for any hosts and in a plan, and when a
+ * hybrid has no effect. */
 #include "comm/topology.h"
 #include "test/cmocka.h"
 #include "test/first_error.h"
@@ -23,13 +23,13 @@ static void keep_line(void *arg, const char *line)
 struct asked {
     int hybrid, dp_replicate, world, pp, tp, local_size; /* local_size: ranks of each host but the last */
     bool has_hosts;
-    /* expected; inner 0: an error */
+    /* expected results; inner 0: an error */
     int stage;
     enum zr_hybrid runs_as;
     int inner;
-    const char *says; /* in the error, or the log; NULL: nothing is said */
+    const char *says; /* part of the error or the log; NULL: both are empty */
     int asked_stage;
-    bool by_turns; /* ranks are on hosts in turn */
+    bool by_turns; /* ranks go to the hosts round-robin */
 };
 
 static void try_groups(const struct asked *a)
@@ -118,7 +118,7 @@ static void test_groups(void **state)
          1},
         {HFSDP, 1, 8, 1, 1, 8, true, 1, ZR_HYBRID_NONE, 8,
          "hybrid is hfsdp but stage is 1, not 3: it has no effect", 1},
-        /* auto with the model cut: hosts of several pipeline stages, and of a share of one */
+        /* auto with a model that is cut: a host has several pipeline stages, or a part of one */
         {HSDP, AUTO, 16, 1, 2, 4, true, 3, ZR_HSDP, 2, NULL, 3},
         {HSDP, AUTO, 16, 2, 2, 4, true, 3, ZR_HSDP, 2, NULL, 3},
         {HSDP, AUTO, 16, 4, 1, 8, true, 3, ZR_HYBRID_NONE, 4, "dp_replicate is auto and becomes 1", 3},
@@ -132,7 +132,7 @@ static void test_groups(void **state)
         try_groups(&cases[i]);
 }
 
-/* deterministic gives way only where nobody asked for it and each micro-batch would go over the network. */
+/* deterministic becomes 0 only if it is not set and each micro-batch would cross the network. */
 static void test_network(void **state)
 {
     for (int asked = -1; asked <= 1; asked++)
@@ -183,7 +183,8 @@ static int plan_of(int hybrid, int dp_replicate, int world, int micro, struct ze
     return zero_plan(table, MODEL_UNITS, &cfg, info);
 }
 
-/* Bytes per parameter by the formulas of zero/memory.md: AdamW keeps a master and two moments, fp32. */
+/* Computes bytes per parameter by the formulas of zero/memory.md. AdamW has a master and two moments in
+ * fp32. */
 static void expect_plan(int hybrid, int inner, int world)
 {
     struct zero_plan_info info;
@@ -197,7 +198,7 @@ static void expect_plan(int hybrid, int inner, int world)
     assert_int_equal(info.bytes.grad_shards, (int64_t)(4 * n / inner));
     assert_int_equal(info.bytes.master, (int64_t)(4 * n / state_shares));
     assert_int_equal(info.bytes.moments, (int64_t)(8 * n / state_shares));
-    /* fp32 sums are reduced between groups; HSDP gathers them there, HFSDP the parameters */
+    /* both hybrids reduce fp32 sums between groups; then HSDP gathers these sums, and HFSDP the parameters */
     double outer = world / inner, part = n / inner * (outer - 1) / outer,
            per_element = hybrid == ZR_HSDP ? 4 + 4 : 4 + 2;
     int64_t agreed = info.traffic.outer_bytes - (int64_t)(part * per_element);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_hosts.c: contexts of ranks that are on several hosts, or pass for it: what shared memory refuses, what
- * is logged, and, on GPUs that are a stand-in, that the bits of training, values and checkpoints do not
- * depend on hosts. */
+/* test_hosts.c: contexts whose ranks are on several hosts, or claim to be. Tests what shared memory refuses,
+ * what is logged, and how memory is divided. On the GPU stand-in, the bits of training, values and
+ * checkpoints must not depend on hosts. */
 #include "comm/identity.h"
 #include "kernels/host/host_memory.h"
 #include "test/cmocka.h"
@@ -20,21 +20,21 @@ enum { STEPS = 2, WORLD = 4 };
 struct setup {
     const char *what;
     int machine[WORLD], container[WORLD];
-    int cannot_open; /* a rank; -1: none */
+    int cannot_open; /* the rank whose memory cannot be mapped; -1: none */
     int code;
-    const char *says; /* of all ranks: in the error, the log, or the path that bytes take */
-    /* Of training: each rank's micro-batch; the folder of a checkpoint to go on from, or to save one into. */
+    const char *says; /* part of every rank's error, log or zero_stats.path */
+    /* for training: each rank's micro-batch, and the folder of a checkpoint to load or to save */
     int stage, micro[WORLD];
     const char *load, *save;
-    /* That each machine has 1 byte left, or a memory control group, of the same number on all, has. */
+    /* each machine has 1 byte left; a memory control group has, with an equal id on all machines */
     bool machine_is_full, group_is_full;
-    /* Of pipeline stages: what the machine, and a memory control group, have left; 0: enough. */
+    /* for pipeline stages: bytes that the machine, and a memory control group, have left; 0: enough */
     int64_t machine_has, group_has;
-    /* as what zero_gather_all finds; NULL: it is not called */
+    /* the memory that zero_gather_all finds; NULL: it is not called */
     const struct setup *then;
 };
 
-/* --- posing --- */
+/* --- hosts that ranks claim --- */
 
 static _Thread_local const struct setup *setup_here;
 static _Thread_local int rank_here;
@@ -84,7 +84,7 @@ static void pose(const struct toy_rank *r)
     rank_here = r->rank;
 }
 
-/* --- what is refused, and what is said --- */
+/* --- errors and log lines --- */
 
 struct lines {
     char text[8192];
@@ -152,8 +152,9 @@ static void shared_memory_is_refused(void **state)
     expect_refused(&well);
 }
 
-/* A launcher's local rank that is not what the ranks' memory says may put two ranks on one GPU. In processes:
- * the launcher's variables are a process's. */
+/* Wraps with a launcher's local rank, and looks for the warning that it contradicts the hosts that ranks
+ * found. Two ranks could then use one GPU. Ranks are processes, because the launcher's variables belong to a
+ * process. */
 static int wrap_as_launched(const struct toy_rank *at, const char *local_rank, const char *expected)
 {
     struct toy_rank r = *at;
@@ -203,7 +204,7 @@ static void local_ranks_are_compared(void **state)
     }
 }
 
-/* --- training, on GPUs that are a stand-in --- */
+/* --- training, on the GPU stand-in --- */
 
 #define TRY(call)                                                                                            \
     do {                                                                                                     \
@@ -218,7 +219,7 @@ static void wait_for_model(void)
     where_wait(&open_cfg);
 }
 
-/* Each rank's own data come back as that rank's. */
+/* Checks that a load gives each rank's data. */
 static int compare_rank_data(struct toy_rank *r, zero_ctx *z)
 {
     int err = 0;
@@ -243,7 +244,7 @@ static void train_on_hosts(struct toy_rank *r)
     int err = 0;
     pose(r);
     toy_make(&m);
-    if (r->rank) /* rank 0's count */
+    if (r->rank) /* the values of rank 0 are used */
         for (int t = 0; t < TOY_TENSORS; t++)
             memset(m.own[t], 0x33, (size_t)toy_elems(t) * 2);
     open_cfg = toy_config(r, s->stage);
@@ -280,7 +281,7 @@ static void train_on_hosts(struct toy_rank *r)
     toy_free(&m);
 }
 
-/* --- whose memory it is --- */
+/* --- memory of machines and control groups --- */
 
 static void wrap_where_memory_is_short(struct toy_rank *r)
 {
@@ -305,8 +306,8 @@ static void expect_short(const struct setup *s)
             fail_msg("%s: rank %d: %d \"%s\", expected \"%s\"", s->what, k, r[k].err, r[k].text, s->says);
 }
 
-/* Ranks in containers share no memory, but a machine. Machines share no control group, though the numbers of
- * theirs be equal. */
+/* Ranks in containers share no memory, but they share the machine. Machines never share a control group, even
+ * if their groups have equal ids. */
 static void memory_is_divided_among_the_ranks_of_a_machine(void **state)
 {
     const struct setup containers = {.what = "containers",
@@ -333,7 +334,7 @@ static void memory_is_divided_among_the_ranks_of_a_machine(void **state)
     expect_short(&groups);
 }
 
-/* ---- stages of different size ---- */
+/* ---- pipeline stages of different size ---- */
 
 enum { LARGE = 1 << 18, SMALL = 64 };
 
@@ -342,7 +343,8 @@ static int64_t elems_of_stage(int rank)
     return rank ? SMALL : LARGE;
 }
 
-/* The first of two stages has nearly all of the model. To r->ms: what the plan takes. */
+/* Wraps one of two pipeline stages. The first has nearly all of the model. r->ms returns the planned
+ * bytes. */
 static void wrap_stage(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
@@ -378,7 +380,7 @@ static void wrap_stage(struct toy_rank *r)
     free(memory);
 }
 
-/* says: NULL, they fit; else what each rank says. */
+/* says: part of every rank's error; NULL: no error */
 static void expect_stages(const struct setup *s, const char *says, int64_t needed[2])
 {
     struct toy_rank r[2];
@@ -392,7 +394,7 @@ static void expect_stages(const struct setup *s, const char *says, int64_t neede
     }
 }
 
-/* What both take counts, not twice what the larger one does. */
+/* The sum over both pipeline stages counts, not twice the larger one. */
 static void memory_is_that_of_all_stages_of_a_machine(void **state)
 {
     int64_t needs[2], none[2];
@@ -435,8 +437,8 @@ static uint64_t hash_of(const struct setup *s, const char *what)
     return r[0].hash;
 }
 
-/* Wherever ranks are, sums follow their order, and a checkpoint of one placement goes on in another with the
- * same bits: ranks in blocks, round robin, and unevenly. */
+/* Sums follow the order of ranks on any hosts, and a checkpoint continues on other hosts with the same bits.
+ * Ranks are placed in blocks, round-robin and unevenly. */
 static void bits_do_not_depend_on_hosts(void **state)
 {
     static const int on[][WORLD] = {{0, 0, 0, 0}, {3, 3, 1, 1}, {0, 1, 0, 1}, {0, 0, 0, 1}, {0, 1, 1, 0}};
@@ -459,7 +461,7 @@ static void bits_do_not_depend_on_hosts(void **state)
             assert_int_equal(hash, expected);
             if (i % 2)
                 continue;
-            /* in the next placement */
+            /* load it on the next hosts */
             s.load = dir;
             s.save = NULL;
             memcpy(s.machine, on[(i + 1) % N], sizeof s.machine);

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_kills.c: a random one of four processes is killed at a random moment of whatever it is doing, at every
- * stage and in groups, again and again: every other one's call ends with an error that names it, soon, and of
- * the job nothing is left. Some are only stopped, which time alone tells.
+/* test_kills.c: kills one of four processes at a random moment of a random call, at every stage and with
+ * groups, many times. The call of every survivor must soon end with an error that names the victim, and
+ * nothing of the job may be left. Some victims are only stopped, which only a timeout finds.
  *
- * On the host they share memory; on a stand-in for GPUs NCCL's joins them, as one host or as two, by which it
- * notices other deaths.
+ * On the host, ranks use shared memory. On the GPU stand-in they use its NCCL, as one host or two, which
+ * detects deaths in other ways.
  *
- * N_LOST=500 in the environment is the full count, with MOST_MS=2000 as the time in which every survivor has
- * to know; without them it is a sample, and the slowest is only printed. SEED repeats a run, VERBOSE=1 shows
- * what was said. */
+ * Environment variables: N_LOST=500 is the full count, and MOST_MS=2000 the time limit for survivors. Without
+ * them the test is a sample, and only prints the slowest survivor. SEED repeats a run, and VERBOSE=1 prints
+ * messages. */
 #include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 #include "test/zero/where.h"
@@ -27,10 +27,10 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ANSWER_MS: after a timeout, for the ranks to compare what they called where they share no memory. */
+/* ANSWER_MS: time after a timeout in which ranks without shared memory compare their calls. */
 enum { WORLD = 4, SAMPLE = 18, SAMPLE_MS = 15000, LONG_MS = 30000, HANG_MS = 120000, ANSWER_MS = 8000 };
 
-/* What a rank is doing: a call, or some of one kind. */
+/* What a rank is doing: a call, or calls of one kind. */
 #define DOING_MAP(X)                                                                                         \
     X(NOTHING, "nothing")                                                                                    \
     X(WRAP, "zero_wrap")                                                                                     \
@@ -60,19 +60,19 @@ static const char *const doing_names[] = {
 /* One death. */
 struct loss {
     int stage, victim, signal;
-    /* when: a random part of the time that this took before into it, at the n-th time */
+    /* when: in the nth call of this kind, after this part of the time that the previous one took */
     enum doing at;
     uint32_t nth;
     double part;
-    bool async; /* saves are */
+    bool async; /* saves run in the background */
     int tp, pp;
     int prefetch, timeout_ms, n_hosts;
     char folder[64];
 };
 
-/* Of one process, as the others see it. */
+/* One process, as the others see it. */
 struct view {
-    _Atomic int doing, before; /* and what before that */
+    _Atomic int doing, before; /* before: what the rank did before doing */
     _Atomic uint32_t n[N_DOING];
     _Atomic int64_t took_us[N_DOING];
 };
@@ -80,13 +80,14 @@ struct view {
 struct shared {
     struct toy_rank r[WORLD];
     struct view view[WORLD];
-    _Atomic int64_t lost_ms; /* 0: nobody is yet */
+    _Atomic int64_t lost_ms; /* 0: no rank is lost yet */
 };
 
 static struct shared *shared;
 
 static bool verbose;
-static int64_t most_ms, short_ms; /* short_ms: as timeout_ms, of those that only time can find */
+/* most_ms: time limit for survivors; short_ms: timeout_ms of runs whose victim only a timeout finds */
+static int64_t most_ms, short_ms;
 static uint64_t seed;
 
 static uint64_t draw(void)
@@ -110,9 +111,9 @@ static void sleep_us(int64_t us)
     nanosleep(&(struct timespec){.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000}, NULL);
 }
 
-/* ---- what the ranks do ---- */
+/* ---- ranks ---- */
 
-/* Makes a call, as `what`, unless one has failed before. */
+/* Makes a call of kind `what`, unless an earlier one failed. */
 #define DO(what, call)                                                                                       \
     do {                                                                                                     \
         if (!err) {                                                                                          \
@@ -126,7 +127,7 @@ static void sleep_us(int64_t us)
         }                                                                                                    \
     } while (0)
 
-/* The number of the host that a rank poses as being on. */
+/* Returns the number of the host that a rank claims to be on. */
 static int host_of(const struct loss *l, int rank)
 {
     return rank * l->n_hosts / WORLD;
@@ -139,7 +140,7 @@ static void wait_for_unit(void)
     where_wait(of_this_rank);
 }
 
-/* The second pipeline stage has tensors of its own, but for layers, which go on there. */
+/* Renames the tensors of the second pipeline stage, except for layers, which spans both. */
 static void name_apart(struct toy *m)
 {
     static const char *const names[TOY_TENSORS] = {"embedding 1", "layers", "bias 1", "frozen 1", "head 1"};
@@ -147,8 +148,8 @@ static void name_apart(struct toy *m)
         m->table[i].name = names[i];
 }
 
-/* Trains, saves and so on until a call fails: returns its code, and which it was. Without one it ends behind
- * the unwrap in which somebody was to die. */
+/* Trains, saves and so on until a call fails. Returns its error, and its kind in *in. If none fails, ends
+ * after the zero_unwrap in which the victim was to die. */
 static int work(struct toy_rank *r, struct zero_config *cfg, zero_ctx **z, struct toy *m, enum doing *in)
 {
     const struct loss *l = r->arg;
@@ -207,7 +208,7 @@ static int work(struct toy_rank *r, struct zero_config *cfg, zero_ctx **z, struc
 
 extern int __lsan_do_recoverable_leak_check(void) __attribute__((weak));
 
-/* The whole life of a rank's process. */
+/* Runs the process of one rank. */
 static void live(struct toy_rank *r)
 {
     const struct loss *l = r->arg;
@@ -224,7 +225,7 @@ static void live(struct toy_rank *r)
     toy_wait = wait_for_unit;
     int err = work(r, &cfg, &z, &m, &in);
     while (!err && r->rank == l->victim)
-        pause(); /* it is to be killed, if only now */
+        pause(); /* the victim waits to be killed */
     r->ms = toy_now_ms() - atomic_load(&shared->lost_ms);
     toy_note(r, err);
     r->hash = in;
@@ -244,7 +245,7 @@ static void live(struct toy_rank *r)
         toy_wrong(r, "memory was left");
 }
 
-/* ---- who ends them ---- */
+/* ---- the process that kills ---- */
 
 static void fork_ranks(struct loss *l, pid_t pid[WORLD])
 {
@@ -262,7 +263,7 @@ static void fork_ranks(struct loss *l, pid_t pid[WORLD])
     }
 }
 
-/* Ends, or stops, the victim where it is to be. */
+/* Kills or stops the victim at the moment that l describes. */
 static void end_victim(const struct loss *l, pid_t pid)
 {
     const struct view *v = &shared->view[l->victim];
@@ -281,7 +282,7 @@ static void end_victim(const struct loss *l, pid_t pid)
         kill(pid, l->signal);
 }
 
-/* Until all have ended; a victim that is stopped is killed when the others have. */
+/* Waits until all ranks have ended. Kills a stopped victim after the others have ended. */
 static void await_end(const struct loss *l, pid_t pid[WORLD])
 {
     int64_t until = toy_now_ms() + HANG_MS;
@@ -304,7 +305,7 @@ static void await_end(const struct loss *l, pid_t pid[WORLD])
     }
 }
 
-/* ---- what is left ---- */
+/* ---- leftovers ---- */
 
 static int count_names(const char *folder, const char *begin)
 {
@@ -317,8 +318,8 @@ static int count_names(const char *folder, const char *begin)
     return n;
 }
 
-/* No process (one that a rank had started would be this one's child by now), nobody at the port, no name of
- * memory. */
+/* Fails the test if a process, a listener at the port, or a shared-memory name is left. A process that a rank
+ * had started would be a child of this process now. */
 static void assert_nothing_left(void)
 {
     int status;
@@ -339,14 +340,14 @@ static int remove_one(const char *path, const struct stat *s, int kind, struct F
     return remove(path);
 }
 
-/* ---- one after the other ---- */
+/* ---- many deaths ---- */
 
 static int n_at[N_DOING], n_cases;
 static int64_t slowest_ms;
 static struct loss slowest;
 static enum doing slowest_at;
 
-/* Whether a call, as errors name it, is one of these. */
+/* Whether a call in an error message is of this kind. */
 static bool is_of(enum doing what, const char *call)
 {
     static const char *const names[N_DOING][2] = {[WRAP] = {"zero_wrap"},
@@ -365,24 +366,24 @@ static bool is_of(enum doing what, const char *call)
     return false;
 }
 
-/* It can read what the victim called last, or is told by rank 0, which can. */
+/* Whether the rank knows the victim's last call: it can read it, or rank 0 can and reports it. */
 static bool may_know(const struct loss *l, int rank)
 {
     int host = host_of(l, l->victim);
     return host_of(l, rank) == host || (l->victim && host_of(l, 0) == host);
 }
 
-/* Of a victim on another host: a call that it was in before, once that is heard of. */
+/* Whether text names an earlier call of a victim on another host, if one has been reported. */
 static bool names_what_it_heard(const struct view *v, const char *text)
 {
     static const char heard[] = "; last heard: zero_";
-    bool has_run = atomic_load(&v->n[READ]) > 1; /* its loop has run for long by then */
+    bool has_run = atomic_load(&v->n[READ]) > 1; /* its loop has run long enough to report a call */
     return strstr(text, " seq ") && (strstr(text, heard) || !has_run);
 }
 
-/* A survivor's error names a call: the last one of the victim, or zero_wrap, where it and they were; a victim
- * on another host an earlier one, too. Over NCCL a rank that is only stopped may be known by the collective
- * alone that the survivor was in; and of such a rank another's call may be named, which waits for it. */
+/* Whether a survivor's error names a call: the victim's last one, or zero_wrap if the victim was there. For a
+ * victim on another host it may be an earlier call. Over NCCL, a stopped rank may be known only by the
+ * survivor's own collective, or by the call of a rank that waits for it. */
 static bool names_the_call(const struct loss *l, int rank, const char *text)
 {
     static const char last[] = "; its last call was ";
@@ -404,8 +405,8 @@ static void check_survivor(const struct loss *l, enum doing at, const struct toy
     snprintf(who, sizeof who, "rank %d", l->victim);
     enum doing in = (enum doing)r->hash;
     int64_t allowed = most_ms;
-    /* Who has unwrapped with it has lost nothing. A rank that never came, or does not move, is found by its
-     * time. */
+    /* A rank that unwrapped together with the victim has no error. A victim that never came, or is stopped,
+     * is found by timeout. */
     bool well = r->err == 0 && l->at == UNWRAP && (at == UNWRAP || at == NOTHING);
     bool by_time = l->signal == SIGSTOP ? r->err == ZERO_ERR_TIMEOUT || where_has_gpu
                                         : r->err == ZERO_ERR_TIMEOUT && at == WRAP;
@@ -460,16 +461,18 @@ static struct loss any_loss(int i, int signal)
                      .nth = 1 + (uint32_t)(draw() % 4),
                      .part = (double)(draw() % 1000) / 1000,
                      .async = draw() % 2,
-                     .prefetch = (int)(draw() % 2), /* more, and the toy is never gathered anew */
+                     /* with a higher value the toy model is never gathered again */
+                     .prefetch = (int)(draw() % 2),
                      .n_hosts = 1};
-    int kind = where_has_parts && l.stage <= 3 ? (int)(draw() % 3) : 0; /* parts, stages, or neither */
+    /* tensor parallelism, pipeline stages, or neither */
+    int kind = where_has_parts && l.stage <= 3 ? (int)(draw() % 3) : 0;
     l.tp = kind == 1 ? 2 : 1;
     l.pp = kind == 2 ? 2 : 1;
     if ((l.at == PARTS && l.tp == 1) || (l.at == ACTIONS && l.pp == 1))
         l.at = BRACKETS;
     if (where_has_gpu)
         l.n_hosts += (int)(draw() % 2);
-    /* Only a rank that dies before it has met the others, and one that is stopped, is found by time. */
+    /* Only a victim that dies before ranks have met, and one that is stopped, is found by timeout. */
     l.timeout_ms = signal == SIGSTOP || l.at == WRAP ? (int)short_ms : LONG_MS;
     return l;
 }
@@ -508,7 +511,7 @@ int main(void)
     verbose = getenv("VERBOSE");
     seed = given ? strtoull(given, NULL, 0) : (uint64_t)time(NULL);
     most_ms = most ? atoll(most) : SAMPLE_MS;
-    short_ms = most_ms < SAMPLE_MS ? 2000 : 5000; /* a save may take its time, too, on a busy machine */
+    short_ms = most_ms < SAMPLE_MS ? 2000 : 5000; /* on a busy machine a save may take long */
     printf("SEED=%llu\n", (unsigned long long)seed);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_large_model.c: a model whose parameters, gradients and optimizer state are 4 times what a rank's
- * memory control group allows: 8 ranks, each a process in a group of its own, wrap it by cfg.init, train,
- * save and export it, and load and import it again. The limit is the plan's total, one unit, and what the
- * same program takes with a small model beyond its plan. In one group with 8 times the plan and the unit they
- * come from start to first step. A limit of the plan alone is refused by zero_wrap. Skipped where groups of
- * version 1 cannot be made. */
+/* test_large_model.c: a model whose parameters, gradients and optimizer state are 4 times the memory limit of
+ * a rank. There are 8 ranks, each a process in a separate memory control group. They wrap the model with
+ * cfg.init, train, save, export, load and import.
+ *
+ * The limit of a group is the plan's total, one unit, and what the same program with a small model uses
+ * beyond its plan. In one group with 8 times the plan and the unit, they run up to the first step. zero_wrap
+ * must refuse a limit equal to the plan. Skipped if control groups of version 1 cannot be made. */
 #include "test/held_port.h"
 #include "zero/zero.h"
 
@@ -86,7 +87,7 @@ static void step(int rank, zero_ctx *z, int n)
         die(rank, "zero_step");
 }
 
-/* A few elements of every tensor. */
+/* Reads a few elements of every tensor. */
 static void sample(int rank, zero_ctx *z, int n, float *out)
 {
     for (int t = 0; t < n; t++)
@@ -94,11 +95,11 @@ static void sample(int rank, zero_ctx *z, int n, float *out)
             die(rank, "zero_read");
 }
 
-/* How a world of ranks is run. */
+/* How to run the ranks. */
 struct trial {
     int n;            /* units */
     bool together;    /* all ranks are in the first group */
-    const char *says; /* zero_wrap refuses, so; NULL: it goes well */
+    const char *says; /* part of the error of zero_wrap; NULL: no error */
     long long limit;
 };
 
@@ -113,7 +114,7 @@ static void run_rank(int rank, const char *url, const struct trial *trial)
     int err = zero_wrap(&z, tensors, n, &cfg);
     const char *text = zero_last_error();
     if (trial->says) {
-        /* All have too little, and the first of them speaks. */
+        /* The limit is too small for every rank, and the message names the first rank's group. */
         if (err == ZERO_ERR_NOMEM && strstr(text, trial->says) && strstr(text, groups[0]))
             exit(0);
         die(rank, "the limit is not what zero_wrap says");
@@ -149,7 +150,7 @@ static void run_rank(int rank, const char *url, const struct trial *trial)
     exit(0);
 }
 
-/* ---- groups ---- */
+/* ---- control groups ---- */
 
 static long long ask(int rank, const char *file)
 {
@@ -209,7 +210,7 @@ static void remove_groups(void)
             rmdir(groups[r]);
 }
 
-/* It is to end: no rank and no group is left. */
+/* Ends the test, and leaves no rank and no group behind. */
 static void on_signal(int number)
 {
     for (int r = 0; r < WORLD; r++)
@@ -231,7 +232,7 @@ static void begin_rank(int r, const char *url, const struct trial *t)
     run_rank(r, url, t);
 }
 
-/* Returns how many ranks failed; peak: of the largest group. */
+/* Returns how many ranks failed. *peak: most bytes that a group used. */
 static int run_world(const struct trial *t, long long *peak)
 {
     char url[64];
@@ -273,10 +274,10 @@ static long long plan_bytes(int n)
     return info.bytes.total;
 }
 
-/* The large model, in groups whose limit is what a small one shows that it needs. */
+/* Runs the large model. A run with the small model first shows how much the program uses beyond its plan. */
 static int run_large(bool together)
 {
-    long long peak, unit = UNIT * 4LL, model = LARGE * UNIT * 16LL; /* f32 and AdamW: 16 bytes an element */
+    long long peak, unit = UNIT * 4LL, model = LARGE * UNIT * 16LL; /* f32 with AdamW: 16 bytes per element */
     long long n = together ? WORLD : 1, plan = plan_bytes(LARGE);
     struct trial t = {.n = SMALL, .together = together, .limit = 1LL << 40};
     if (run_world(&t, &peak))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_launchers.c: the variables of two launchers at once. The innermost launcher decides who this rank is.
- * Where the variables cannot tell which one that is, zero_find_place and zero_wrap refuse in the same words,
- * and name both. */
+/* test_launchers.c: environment variables of two launchers at once. The innermost launcher decides the rank.
+ * If the variables cannot tell which one that is, zero_find_place and zero_wrap refuse with the same message,
+ * which names both. */
 #include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
@@ -13,7 +13,7 @@
 enum launcher { ZERO_RUN, TORCHRUN, OPEN_MPI, MPICH, SLURM, N_LAUNCHERS };
 
 static const char *const names[N_LAUNCHERS] = {"zero-run", "torchrun", "Open MPI", "MPICH", "Slurm"};
-/* the variable of the rank, and of the world, as messages name them */
+/* names of the variables of rank and world in messages */
 static const char *const rank_variable[N_LAUNCHERS] = {"ZERO_RANK", "RANK", "OMPI_COMM_WORLD_RANK",
                                                        "PMI_RANK", "SLURM_PROCID"};
 static const char *const world_variable[N_LAUNCHERS] = {"ZERO_WORLD_SIZE", "WORLD_SIZE",
@@ -58,8 +58,8 @@ static void put(const char *name, int value)
     setenv(name, text, 1);
 }
 
-/* What a rank finds that the launcher starts: as the launcher's own child, or below another launcher.
- * agents: how many processes of torchrun's start ranks. */
+/* Sets the variables of a rank that the launcher starts. is_inner: the launcher starts the rank itself, not
+ * another launcher. agents: number of torchrun processes that start ranks. */
 static void launch(enum launcher l, int rank, int world, bool is_inner, int agents)
 {
     if (l == ZERO_RUN) {
@@ -84,11 +84,12 @@ static void launch(enum launcher l, int rank, int world, bool is_inner, int agen
 
 /* ---- every ordered pair ---- */
 
-/* INNER: the inner launcher counts, in silence. REFUSED: the variables cannot tell, or contradict. */
+/* INNER: the inner launcher decides, without a message. REFUSED: the variables contradict each other, or do
+ * not tell. */
 enum outcome { NONE, INNER, REFUSED };
 
 static const enum outcome outcomes[N_LAUNCHERS][N_LAUNCHERS] = {
-    /* outer, by inner: zero-run, torchrun, Open MPI, MPICH, Slurm */
+    /* rows: the outer launcher; columns: inner zero-run, torchrun, Open MPI, MPICH, Slurm */
     [ZERO_RUN] = {NONE, REFUSED, REFUSED, REFUSED, REFUSED},
     [TORCHRUN] = {INNER, NONE, REFUSED, REFUSED, REFUSED},
     [OPEN_MPI] = {INNER, INNER, NONE, REFUSED, REFUSED},
@@ -96,8 +97,8 @@ static const enum outcome outcomes[N_LAUNCHERS][N_LAUNCHERS] = {
     [SLURM] = {INNER, INNER, INNER, INNER, NONE},
 };
 
-/* The outer launcher starts 2 processes, the inner one 4 ranks. This is number 0 of the outer, rank 3 of the
- * inner. torchrun inside another launcher has an agent in each process. */
+/* Sets the variables of rank 0 of 2 of the outer launcher, and rank 3 of 4 of the inner one. An inner
+ * torchrun has an agent in each process of the outer launcher. */
 static void nest(enum launcher outer, enum launcher inner)
 {
     begin();
@@ -114,7 +115,8 @@ static void expect(const char *what, int32_t want_rank, int32_t want_world)
         fail_msg("%s: rank %d of %d", what, p.rank, p.world);
 }
 
-/* Each text, up to NULL, is in the message of zero_find_place, and zero_wrap says the same. */
+/* zero_find_place must fail with all these texts (up to NULL) in its message, and zero_wrap with the same
+ * message. */
 static void refuse(const char *what, ...)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
@@ -159,7 +161,7 @@ static void test_pairs(void **state)
     begin();
 }
 
-/* Launchers that say the same are silent, whichever is the inner one. */
+/* Launchers that agree cause no error, whichever is the inner one. */
 static void test_agree(void **state)
 {
     for (enum launcher outer = 0; outer < N_LAUNCHERS; outer++)
@@ -172,7 +174,7 @@ static void test_agree(void **state)
     begin();
 }
 
-/* ---- RANK and WORLD_SIZE that no torchrun has set ---- */
+/* ---- RANK and WORLD_SIZE that torchrun did not set ---- */
 
 static void test_left_over(void **state)
 {
@@ -189,7 +191,7 @@ static void test_left_over(void **state)
         expect(names[l], 1, 2);
         unsetenv("WORLD_SIZE");
         refuse(names[l], "WORLD_SIZE is not set though RANK is \"1\"", NULL);
-        /* The user's choice wins, and what is left over does not matter. */
+        /* The user's choice takes precedence, and leftover variables do not matter. */
         put("WORLD_SIZE", 9);
         put("ZERO_RANK", 3);
         put("ZERO_WORLD_SIZE", 5);
@@ -202,11 +204,11 @@ static void test_left_over(void **state)
     begin();
 }
 
-/* ---- what Slurm leaves in a shell ---- */
+/* ---- variables that Slurm leaves in a shell ---- */
 
 static void test_slurm_shells(void **state)
 {
-    /* A batch script has SLURM_PROCID 0, and no step: it may start ranks by RANK and WORLD_SIZE. */
+    /* A batch script has SLURM_PROCID 0 and no step. It may start ranks with RANK and WORLD_SIZE. */
     begin();
     put("SLURM_PROCID", 0);
     put("SLURM_NTASKS", 4);
@@ -214,12 +216,12 @@ static void test_slurm_shells(void **state)
     put("RANK", 1);
     put("WORLD_SIZE", 2);
     expect("a loop in a batch script", 1, 2);
-    /* mpirun's daemons are tasks of a step on some hosts, and have no task's number on the first. */
+    /* mpirun's daemons are tasks of a step on some hosts, and have no task number on the first host. */
     begin();
     launch(SLURM, 1, 3, false, 1);
     launch(OPEN_MPI, 5, 8, true, 1);
     expect("mpirun in an allocation", 5, 8);
-    /* srun --mpi=pmi2 sets MPICH's variables as well as its own. */
+    /* srun --mpi=pmi2 sets the variables of MPICH and of Slurm. */
     begin();
     launch(SLURM, 1, 3, true, 1);
     launch(MPICH, 1, 3, true, 1);
@@ -231,7 +233,7 @@ static void test_slurm_shells(void **state)
     unsetenv("OMPI_COMM_WORLD_SIZE");
     launch(TORCHRUN, 7, 8, true, 1);
     expect("torchrun in a step with --mpi=pmi2", 7, 8);
-    /* A task of a world of 1 says nothing. */
+    /* A single task contradicts nothing. */
     begin();
     launch(SLURM, 0, 1, true, 1);
     launch(TORCHRUN, 1, 2, true, 1);
@@ -245,7 +247,8 @@ static void count_note(void *arg, const char *line)
         ++*(int *)arg;
 }
 
-/* Each of two tasks may start a torchrun for itself, or torchrun's variables are left over: one line. */
+/* Either each of two tasks starts a separate torchrun, or torchrun's variables are leftovers. One log line
+ * says so. */
 static void test_torchrun_alone_in_task(void **state)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
@@ -261,7 +264,7 @@ static void test_torchrun_alone_in_task(void **state)
     assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), 0);
     assert_int_equal(n_notes, 1);
     assert_int_equal(zero_unwrap(&z), 0);
-    put("GROUP_WORLD_SIZE", 2); /* an agent in each task: nothing is wrong */
+    put("GROUP_WORLD_SIZE", 2); /* one agent per task is correct */
     toy_free(&m);
     toy_make(&m);
     assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), 0);
@@ -273,7 +276,8 @@ static void test_torchrun_alone_in_task(void **state)
 
 /* ---- backend mpi ---- */
 
-/* Ranks of MPI have the numbers of its launcher, whatever else counts for other backends. */
+/* With backend mpi a rank has the number that MPI's launcher gave it. Other variables that contradict it are
+ * refused. */
 static void test_backend_mpi(void **state)
 {
     for (enum launcher l = OPEN_MPI; l <= MPICH; l++) {
@@ -293,7 +297,7 @@ static void test_backend_mpi(void **state)
         setenv("ZERO_BACKEND", "mpi", 1);
         refuse(names[l], "unset RANK and WORLD_SIZE", NULL);
     }
-    /* Those of either MPI may be left over. */
+    /* The variables of one MPI are leftovers. */
     begin();
     launch(OPEN_MPI, 1, 2, true, 1);
     launch(MPICH, 0, 1, true, 1);

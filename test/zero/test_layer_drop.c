@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_layer_drop.c: a step leaves out the units that have no backward bracket in it. They are not updated at
- * all: no decay, no momentum, no count for the bias correction. What is trained has the same bits at every
- * stage, and the numbers of a reference that does the same in double. */
+/* test_layer_drop.c: units without a backward bracket in a step. The step does not update them at all: no
+ * weight decay, no momentum, and no count for the bias correction. Trained weights have the same bits at
+ * every stage, and are close to a reference that does the same in double. */
 #include "test/cmocka.h"
 #include "test/kernels/random.h"
 #include "test/stand_in/half.h"
@@ -22,11 +22,11 @@ enum pattern { EVERY_UNIT, HALVES, LAYERS, UPPER, PATTERNS };
 struct setup {
     enum pattern pattern;
     int stage, world, accum, prefetch, optimizer;
-    /* it is saved behind step SAVED, and goes on at that stage; -1: it is not */
+    /* stage at which training continues from a checkpoint after SAVED steps; -1: no checkpoint */
     int loads_at;
     const char *folder;
-    /* the model zeroes its gradients itself after each micro-batch, but for those whose pointer is NULL; at
-     * stages 0 and 1 */
+    /* the model zeroes its gradients after each micro-batch, except where the pointer is NULL; stages 0 and
+     * 1 */
     bool zeroes;
 };
 
@@ -35,8 +35,8 @@ static bool draw(uint64_t a, uint64_t b)
     return random_mix(random_mix(a) + b) & 1;
 }
 
-/* Whether the unit has a backward bracket in that micro-batch: on all ranks alike. Where layers are dropped,
- * some are dropped in whole steps, and the head never is. */
+/* Whether the unit has a backward bracket in that micro-batch, equally on all ranks. LAYERS drops some units
+ * for whole steps, but never the head. */
 static bool has_bracket(const struct setup *s, int unit, int step, int micro)
 {
     if (s->pattern == EVERY_UNIT)
@@ -97,7 +97,7 @@ static void update_reference(const struct setup *s, struct reference *r, int ten
         ((uint16_t *)r->m.param[tensor])[i] = bf16_from_float((float)*w);
 }
 
-/* All micro-batches of all ranks. */
+/* Computes all micro-batches of all ranks. */
 static void reference_step(const struct setup *s, struct reference *r, int step)
 {
     static double sum[TOY_TENSORS][MOST_ELEMS];
@@ -221,7 +221,7 @@ static void train(struct toy_rank *r)
     info.t = -1;
     if (!err && s->loads_at < 0)
         TOY_TRY(zero_last_step(z, &info));
-    if (!err && s->loads_at < 0 && info.t != STEPS) /* the job's own count */
+    if (!err && s->loads_at < 0 && info.t != STEPS) /* info.t counts the steps of the job */
         toy_wrong(r, "info.t is %lld", (long long)info.t);
     zero_unwrap(&z);
     toy_free(&m);
@@ -266,8 +266,8 @@ static void all_stages_agree(void **state)
             }
 }
 
-/* A unit that comes last in backward may be left out of a micro-batch. Then the library cannot tell that the
- * micro-batch is over, and other gradients are still being reduced while the model zeroes its own. */
+/* A micro-batch may leave out the unit that usually comes last in backward. Then the library does not know
+ * that the micro-batch is over, and still reduces gradients while the model zeroes its gradients. */
 static void the_model_may_zero_its_gradients(void **state)
 {
     for (int pattern = 0; pattern < PATTERNS; pattern++)
@@ -292,7 +292,7 @@ static void other_optimizers(void **state)
                 run(&(struct setup){(enum pattern)pattern, stage, 2, 1, 2, ZERO_SGD, -1, NULL});
 }
 
-/* Each unit's own count goes with the checkpoint. */
+/* The checkpoint has each unit's step count. */
 static void a_save_keeps_the_counts(void **state)
 {
     for (int pattern = 0; pattern < PATTERNS; pattern++)
@@ -350,7 +350,7 @@ static void count_per_unit(struct toy_rank *r)
     for (int step = 0; !err && step < 5; step++) {
         TOY_TRY(backward_of(&m, z, 3, true));
         if (step == 1 || step == 4)
-            TOY_TRY(backward_of(&m, z, 0, step == 1)); /* then empty, which counts */
+            TOY_TRY(backward_of(&m, z, 0, step == 1)); /* in step 4 the bracket is empty, but counts */
         if (step == 2)
             TOY_TRY(zero_drop(z));
         else

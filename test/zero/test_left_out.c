@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_left_out.c: a unit without a backward bracket in a step is a line of the log, once. At stages 0 and 1,
- * where pointers are valid without brackets, so is one that has brackets in some micro-batches alone. */
+/* test_left_out.c: a unit without a backward bracket in a step is logged once. At stages 0 and 1, where
+ * pointers are valid without brackets, a unit with brackets in only some micro-batches is logged too. */
 #include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
@@ -9,7 +9,7 @@
 
 enum { STEPS = 4, ACCUM = 3 };
 
-/* Which bracket of unit 1 is left out: of this phase, in this step, and of this micro-batch; -1: of all. */
+/* The bracket of unit 1 that is left out. step, micro: -1: in all. */
 struct setup {
     int stage;
     enum zero_phase phase;
@@ -86,7 +86,7 @@ static void a_bracket_that_is_left_out_is_a_line(void **state)
     }
 }
 
-/* At any stage, and of a unit that never has one, too. */
+/* Also for a unit that never has a backward bracket. */
 static void a_unit_that_a_step_leaves_out_is_a_line(void **state)
 {
     for (int stage = 0; stage <= 3; stage++) {
@@ -101,11 +101,12 @@ static void else_there_is_none(void **state)
 {
     for (int stage = 0; stage <= 3; stage++) {
         run((struct setup){stage, ZERO_BACKWARD, 99, -1, false}, NULL); /* nothing is left out */
-        run((struct setup){stage, ZERO_BACKWARD, 1, 1, true}, NULL);    /* of a step that is given up */
+        run((struct setup){stage, ZERO_BACKWARD, 1, 1, true}, NULL);    /* the step is dropped */
         if (stage > 1)
-            run((struct setup){stage, ZERO_BACKWARD, 2, 1, false}, NULL); /* pointers are NULL there */
+            /* outside brackets pointers are NULL there */
+            run((struct setup){stage, ZERO_BACKWARD, 2, 1, false}, NULL);
         else
-            run((struct setup){stage, ZERO_FORWARD, -1, -1, false}, NULL); /* one that never has any */
+            run((struct setup){stage, ZERO_FORWARD, -1, -1, false}, NULL); /* no micro-batch has one */
     }
 }
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_loss_scale.c: zero_loss_scale: the mean over all tokens, however they are spread.
+/* test_loss_scale.c: zero_loss_scale, for the mean over all tokens, however they are divided.
  *
- * The tokens of a step are numbered, and cut at random places into the micro-batches of all ranks, some of
- * which have none. The gradient of their mean loss, in double precision and of the weights that the library
- * shows, is what the update has to have, at every stage, world and number of micro-batches. */
+ * The tokens of a step are numbered, and cut at random places into the micro-batches of all ranks. Some
+ * micro-batches get none. The gradient of the mean loss is computed in double precision from the weights that
+ * the library shows. The update must get this gradient, at every stage, world and number of micro-batches. */
 #include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Each unit is a matrix w (OUT, IN); a token's loss is half of |w x - target|^2, summed over units. */
+/* Each unit is a matrix w (OUT, IN). A token's loss is half of |w x - target|^2, summed over units. */
 enum { UNITS = 4, IN = 37, OUT = 5, N = OUT * IN, STEPS = 3, MOST_PARTS = 16 };
 
 struct setup {
@@ -28,7 +28,7 @@ struct net {
     struct zero_tensor table[UNITS];
 };
 
-/* In -1..1; the same on every rank. */
+/* Returns a number in -1..1, equal on every rank. */
 static double draw(uint32_t *seed)
 {
     *seed = *seed * 1664525u + 1013904223u;
@@ -53,7 +53,7 @@ static void make_net(struct net *m, uint32_t seed)
     }
 }
 
-/* A token's own numbers, whoever has it. */
+/* Makes a token, which is the same on any rank that has it. */
 static void make_token(const struct setup *s, int step, int token, float x[IN], float target[OUT])
 {
     uint32_t seed = s->seed + 7919u * (uint32_t)step + 104729u * (uint32_t)token;
@@ -65,8 +65,8 @@ static void make_token(const struct setup *s, int step, int token, float x[IN], 
         target[i] = (float)draw(&seed);
 }
 
-/* Where the step's tokens are cut: part p, which is micro-batch p / world of rank p % world, has those from
- * at[p] on, up to at[p + 1]. */
+/* Cuts the step's tokens into parts. Part p is micro-batch p / world of rank p % world, and has tokens at[p]
+ * to at[p + 1] - 1. */
 static void cut_tokens(const struct setup *s, int step, int parts, int at[MOST_PARTS + 1])
 {
     uint32_t seed = s->seed * 31u + (uint32_t)step;
@@ -82,7 +82,7 @@ static void cut_tokens(const struct setup *s, int step, int parts, int at[MOST_P
         }
 }
 
-/* As a model does it, in fp32. */
+/* Computes in fp32, as a model does. */
 static void add_gradient(const struct setup *s, struct net *m, int unit, int step, int first, int end,
                          double scale)
 {
@@ -99,7 +99,7 @@ static void add_gradient(const struct setup *s, struct net *m, int unit, int ste
     }
 }
 
-/* Of the mean over all tokens. */
+/* Computes the gradient of the mean over all tokens. */
 static void reference(const struct setup *s, const float w[N], int step, double grad[N])
 {
     memset(grad, 0, N * sizeof *grad);
@@ -161,7 +161,7 @@ static int compare(struct toy_rank *r, zero_ctx *z, int step, float w[UNITS][N])
         reference(s, w[u], step, want);
         for (int i = 0; i < N; i++) {
             most = fmax(most, fabs(want[i]));
-            if (!(fabs((double)grad[i] - want[i]) <= apart)) /* NaN, too */
+            if (!(fabs((double)grad[i] - want[i]) <= apart)) /* also true for NaN */
                 apart = fabs((double)grad[i] - want[i]);
         }
     }
@@ -185,7 +185,7 @@ static void train(struct toy_rank *r)
     cfg.grad_accum_steps = s->accum;
     cfg.memory.grad_in_place = s->in_place;
     cfg.grad_sum = s->sum;
-    cfg.memory.prefetch = 0; /* at stage 3 units are gathered, not kept */
+    cfg.memory.prefetch = 0; /* at stage 3 units are gathered for each use */
     cfg.debug.log = toy_forget_line;
     make_net(&m, s->seed);
     TOY_TRY(zero_wrap(&z, m.table, UNITS, &cfg));
@@ -198,7 +198,7 @@ static void train(struct toy_rank *r)
             TOY_TRY(zero_read(z, u, ZERO_VALUE_PARAM, 0, N, w[u]));
         if (s->between)
             TOY_TRY(forward(r, z));
-        TOY_TRY(zero_loss_scale(z, 1 + r->rank, &again)); /* the last one counts */
+        TOY_TRY(zero_loss_scale(z, 1 + r->rank, &again)); /* only the last call counts */
         TOY_TRY(zero_loss_scale(z, count, &scale));
         if (!s->between)
             TOY_TRY(forward(r, z));
@@ -242,7 +242,7 @@ static void however_they_are_spread(void **state)
     assert_true(n > 50);
 }
 
-/* ---- what is refused, on all ranks alike, and what is told ---- */
+/* ---- errors, equal on all ranks, and log lines ---- */
 
 static char lines[8][512];
 static int n_lines;
@@ -282,7 +282,7 @@ static void refuse(struct toy_rank *r)
                r->world == 1 ? "" : "add up to inf");
     if (r->world > 1 && scale != 42)
         toy_wrong(r, "a refused call left %g", scale);
-    /* Weights are counts, too. */
+    /* A count may also be a sum of weights. */
     TOY_TRY(zero_loss_scale(z, 0.25, &scale));
     if (!err && scale != 4)
         toy_wrong(r, "scale is %g", scale);
@@ -294,7 +294,7 @@ static void refuse(struct toy_rank *r)
     toy_expect(r, zero_loss_scale(z, 1, &scale), ZERO_ERR_ORDER, "zero_loss_scale: a step has begun");
     TOY_TRY(zero_drop(z));
     TOY_TRY(zero_loss_scale(z, 1, &scale));
-    for (int step = 0; step < 2; step++) { /* the second has none, of which is told once */
+    for (int step = 0; step < 2; step++) { /* the second step has no call; it is logged once */
         TOY_TRY(step_of(&m, z, 2 * step));
         TOY_TRY(step_of(&m, z, 2 * step + 1));
         TOY_TRY(zero_loss_scale(z, 1, &scale));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_misuse_brackets.c: wrong uses (misuse.h) of brackets and micro-batches, and gradients that the model
- * zeroes itself. */
+ * zeroes. */
 #include "test/zero/misuse.h"
 
 /* Trains, with an evaluation before each step and after the last. */
@@ -12,7 +12,7 @@ static int evaluates_between(struct program *p)
     return err;
 }
 
-/* Backward of one layer after another, while the first n_outer units of outer[] stay open. */
+/* Runs backward of one layer after another, while the first n_outer units of outer[] stay open. */
 static int backward_inside(struct program *p, const int *outer, int n_outer, int step, int k)
 {
     int err = 0, micro = p->rank->rank + k * p->rank->world;
@@ -52,7 +52,7 @@ static void open_several_layers(struct program *p)
     p->cfg.grad_accum_steps = 2;
 }
 
-/* Leaves no slots for a nested backward: the units that stay open must be resident. */
+/* Leaves no slots for a nested backward, so the units that stay open must be resident. */
 static void flag_all_but_a_layer(struct program *p)
 {
     open_several_layers(p);
@@ -70,7 +70,7 @@ static int forgets_micro(struct program *p)
     return FIRST_ERROR(err, step(p));
 }
 
-/* Zeroes whatever the pointers reach, as frameworks with automatic differentiation do. */
+/* Zeroes all gradients with valid pointers, as frameworks with automatic differentiation do. */
 static void zeroes_gradients(struct program *p)
 {
     for (int t = 0; t < p->n_tensors; t++)
@@ -84,7 +84,7 @@ static void accumulate_without_order(struct program *p)
     p->cfg.deterministic = 0;
 }
 
-/* ---- the rows ---- */
+/* ---- rows ---- */
 
 MISUSE("begins a unit twice", ALL, BOTH, NOTHING,
        FIRST_ERROR(begin(p, 1, ZERO_FORWARD), begin(p, 1, ZERO_FORWARD)),

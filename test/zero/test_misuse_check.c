@@ -31,7 +31,7 @@ static int writes_a_parameter(struct program *p)
     return FIRST_ERROR(err, end(p, 0, ZERO_FORWARD));
 }
 
-/* The gradient comes from the parameters that the model had before zero_wrap. */
+/* Computes the gradient from the parameters that the model had before zero_wrap. */
 static void add_gradient_of_a_copy(struct program *p, int unit)
 {
     struct toy copy = p->model;
@@ -39,7 +39,7 @@ static void add_gradient_of_a_copy(struct program *p, int unit)
     toy_add_gradient(&copy, unit, 0, p->rank->rank);
 }
 
-/* Leaves the last element of a ZERO_GRAD_OVERWRITE gradient as it was. */
+/* Leaves the last element of a ZERO_GRAD_OVERWRITE gradient unwritten. */
 static int leaves_one_unwritten(struct program *p)
 {
     int err = FIRST_ERROR(forward(p), begin(p, 3, ZERO_BACKWARD));
@@ -48,7 +48,7 @@ static int leaves_one_unwritten(struct program *p)
     return FIRST_ERROR(err, end(p, 3, ZERO_BACKWARD));
 }
 
-/* Opens all units. Without the check this works where the slots are as large as the model. */
+/* Opens all units. Without check mode this works if the slots are as large as the model. */
 static int four_units_open(struct program *p)
 {
     int err = 0;
@@ -76,7 +76,7 @@ static int adds_outside(struct program *p, bool before)
     return FIRST_ERROR(err, step(p));
 }
 
-/* ---- the rows ---- */
+/* ---- rows ---- */
 
 #define CHECKED(...) MISUSE(__VA_ARGS__, .variable = "ZERO_CHECK", .value = "1")
 

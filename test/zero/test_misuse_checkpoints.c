@@ -10,7 +10,7 @@ static const struct zero_weight table_of_names[] = {{.name = "a", .tensor = 0},
                                                     {.name = "b", .tensor = 1, .slice = ZERO_SLICE(1)},
                                                     {.name = "c", .tensor = 2}};
 
-/* Exports or imports; training must go on after the refusal. */
+/* Exports or imports. Training must go on after the refusal. */
 static int exports_or_imports(struct program *p, bool imports, const struct zero_weight *map, int32_t n,
                               int64_t max_file_bytes)
 {
@@ -35,7 +35,7 @@ static int imports_transposed_on_one_rank(struct program *p)
     return exports_or_imports(p, true, map, 3, 0);
 }
 
-/* ---- the rows ---- */
+/* ---- rows ---- */
 
 MISUSE("saves inside a step", ALL, BOTH, NOTHING,
        FIRST_ERROR(micro_batch(p, 0, 0), zero_save(p->z, "/tmp", NULL)),

@@ -9,7 +9,7 @@ static void forgets_init(struct program *p)
     p->cfg.stage = stage;
 }
 
-/* ---- the rows ---- */
+/* ---- rows ---- */
 
 #define REFUSED(name, worlds, configure, ...)                                                                \
     MISUSE(name, ALL, worlds, configure, train(p), FAILS(ARG, __VA_ARGS__))

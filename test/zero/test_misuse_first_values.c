@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_misuse_first_values.c: wrong uses (misuse.h) of first values, calls before there are values, and
- * pointers and gradients that the model sets itself. */
+/* test_misuse_first_values.c: wrong uses (misuse.h) of initial values, calls before there are values, and
+ * pointers and gradients that the model assigns. */
 #include "test/zero/misuse.h"
 
 static void has_no_values(struct program *p)
@@ -52,7 +52,7 @@ static int forgets_an_element(struct program *p)
     return err ? err : zero_begin(p->z, 0, ZERO_FORWARD);
 }
 
-/* Backward computes in memory that the library does not know. */
+/* Writes gradients to memory that the library does not know. */
 static int writes_elsewhere(struct program *p)
 {
     int err = 0;
@@ -72,7 +72,7 @@ static int opens_two_layers(struct program *p)
     return FIRST_ERROR(zero_begin(p->z, 1, ZERO_FORWARD), zero_begin(p->z, 2, ZERO_FORWARD));
 }
 
-/* ---- the rows ---- */
+/* ---- rows ---- */
 
 #define TOO_EARLY(name, run, ...) MISUSE(name, ALL, BOTH, values_later(p), run, FAILS(ORDER, __VA_ARGS__))
 

@@ -40,7 +40,7 @@ static void poison_gradient(struct program *p, int unit)
         toy_poison_gradient(&p->model, 0, NAN);
 }
 
-/* Poisons the gradient if `mine`: the step is skipped on all ranks. */
+/* Writes NaN to the gradient if `mine` is set. The step must be skipped on all ranks. */
 static int poisons(struct program *p, bool mine)
 {
     struct zero_step_info info = {.t = -1};
@@ -82,7 +82,7 @@ static int says_what_it_runs_as(struct program *p, int stage)
     return err ? err : train(p);
 }
 
-/* ---- the rows ---- */
+/* ---- rows ---- */
 
 #define ON_ALL(name, configure, run, code, ...)                                                              \
     MISUSE(name, HYBRIDS, W4, configure, run, FAILS(code, __VA_ARGS__))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_misuse_ranks.c: ranks that differ or do not know their number, and miscounted steps (misuse.h). */
+/* test_misuse_ranks.c: ranks that differ or have a wrong number, and miscounted steps (misuse.h). */
 #include "test/zero/misuse.h"
 
 static void poison_gradient(struct program *p, int unit)
@@ -24,7 +24,7 @@ static int finds_as(struct program *p, int rank, int world, void *nccl_comm)
     return finds(cfg);
 }
 
-/* ---- the rows ---- */
+/* ---- rows ---- */
 
 MISUSE("gives another lr on one rank", ALL, W2, NOTHING,
        FIRST_ERROR(micro_batch(p, 0, 0), zero_step(p->z, p->odd ? 2e-2f : 1e-2f, NULL), train(p)),

@@ -3,7 +3,7 @@
  * steps. */
 #include "test/zero/misuse.h"
 
-/* Asks for the norm twice in each step, and evaluates after each. */
+/* Asks for the norm twice in each step, and runs an evaluation after each. */
 static int norms_every_step(struct program *p)
 {
     int err = 0;
@@ -23,7 +23,7 @@ static int read_gradient(struct program *p)
     return zero_read(p->z, 0, ZERO_VALUE_GRAD, 0, 8, (float[8]){0});
 }
 
-/* Refused calls change nothing: with the pointer put back, training goes on. */
+/* A refused call changes nothing: once the pointer is put back, training goes on. */
 static int refuses_and_goes_on(struct program *p)
 {
     void *kept = p->model.param[2];
@@ -36,10 +36,10 @@ static int refuses_and_goes_on(struct program *p)
     return err;
 }
 
-/* ---- the rows ---- */
+/* ---- rows ---- */
 
-/* After the first step the last rank of two or three differs. The error of all has the text, and names
- * that rank by `two` or `three`. */
+/* After the first step the last rank of two or three differs. Every rank's error contains text and names the
+ * last rank, as `two` or `three` gives it. */
 #define APART(name, most, run, text, two, three)                                                             \
     MISUSE(name, ALL, W2, p->cfg.max_grad_accum_steps = most,                                                \
            FIRST_ERROR(micro_batch(p, 0, 0), step(p), run, train(p)), FAILS(MISMATCH, text, two))            \

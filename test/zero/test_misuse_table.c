@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_misuse_table.c: wrong tables of tensors and optimizer groups, structs of other versions, and variables
- * of the environment (misuse.h). */
+/* test_misuse_table.c: wrong tables of tensors and optimizer groups, structs of other versions, and
+ * environment variables (misuse.h). */
 #include "test/zero/misuse.h"
 
 static const struct zero_optim plain_group = ZERO_OPTIM_INIT;
 
-/* A second group, for the program to change, and the tensor that is in it. */
+/* Puts the tensor into a second group, and returns the group for the row to change. */
 static struct zero_optim *second_group(struct program *p, int tensor)
 {
     p->group = plain_group;
@@ -15,7 +15,7 @@ static struct zero_optim *second_group(struct program *p, int tensor)
     return &p->group;
 }
 
-/* ---- the rows ---- */
+/* ---- rows ---- */
 
 MISUSE("names an optimizer that there is not", ALL, BOTH, second_group(p, 1)->optimizer = 99, train(p),
        FAILS(ARG, "optim_groups[0]: optimizer is 99; allowed: adamw"))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_misuse_values.c: wrong uses (misuse.h) of values that are read and written, of all parameters at once,
- * of buffers, and of weights under other names. */
+/* test_misuse_values.c: wrong uses (misuse.h) of zero_read, zero_write, zero_gather_all, buffers, and weights
+ * under other names. */
 #include "test/zero/misuse.h"
 
 #include <stdio.h>
@@ -76,7 +76,7 @@ static int loses_its_buffer(struct program *p)
     return zero_sync_buffers(p->z, ZERO_SYNC_RANK0);
 }
 
-/* Exports all layers under one name, zeroes them and imports them: nothing may stay zero. */
+/* Exports all layers under one name, zeroes them and imports them. Nothing may stay zero. */
 static int leaves_slice_out(struct program *p)
 {
     const struct zero_weight map = {.name = "h", .tensor = TOY_STACKED};
@@ -102,7 +102,7 @@ static int exports(struct program *p, int32_t tensor, int32_t slice)
     return zero_export(p->z, "/tmp/there-is-no-such-folder/weights", &map, 1, 0);
 }
 
-/* ---- the rows ---- */
+/* ---- rows ---- */
 
 MISUSE("reads past a tensor's end", ALL, BOTH, NOTHING,
        zero_read(p->z, 0, ZERO_VALUE_PARAM, toy_elems(0) - 4, 8, (float[8]){0}),

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_mpi_hung.c: a call of MPI's that does not come back: every rank's step ends with an error, that of the
- * rank which is inside the call too, and so does zero_unwrap. When the call does come back, after that, or
- * after a zero_read or a zero_write that was given up, it does no harm. */
+/* test_mpi_hung.c: a call of MPI that does not return. Every rank's step ends with an error, also on the rank
+ * that is inside the call, and zero_unwrap ends. If the call returns later, it does no harm, even after a
+ * zero_read or zero_write that gave up. */
 #include "test/cmocka.h"
 #include "test/kernels/random.h"
 #include "test/stand_in/mpi_stand_in.h"
@@ -17,16 +17,16 @@
 enum { WORLD = 4, STEPS = 200, LIMIT_MS = 1500, LONG_MS = 60000 };
 
 struct plan {
-    /* the rank whose k-th poll from its second step on does not come back */
+    /* hung, k: the rank whose k-th poll after its first step does not return */
     int stage, hung, k;
     bool check;
-    /* they read and write values instead of training; of the k that are drawn then most are in a broadcast,
-     * behind which the copy to the caller's memory is queued */
+    /* ranks read and write values instead of training; then most drawn k are in a broadcast, after which the
+     * copy to the caller's memory is queued */
     bool values;
     char log[WORLD][4096];
 };
 
-/* The stand-in that libzero has loaded. */
+/* Functions of the stand-in that libzero has loaded. */
 static struct {
     void (*hang)(const char *call, int rank, int k);
     void (*come_back)(void);
@@ -55,7 +55,8 @@ static void keep_line(void *arg, const char *line)
 extern void __lsan_disable(void) __attribute__((weak));
 extern void __lsan_enable(void) __attribute__((weak));
 
-/* Until one fails. Then what it had is the program's again, also when MPI's call comes back. */
+/* Moves values until a call fails. After that the memory belongs to the program again, also when MPI's call
+ * returns. */
 static void move_values(struct toy_rank *r, zero_ctx *z)
 {
     const struct plan *p = r->arg;
@@ -102,7 +103,7 @@ static void train(struct toy_rank *r)
     struct toy m;
     zero_ctx *z = NULL;
     if (__lsan_disable)
-        __lsan_disable(); /* what MPI may still use is left behind for good */
+        __lsan_disable(); /* memory that MPI may still use is leaked on purpose */
     toy_make(&m);
     struct zero_config cfg = toy_config(r, p->stage);
     where_open(r->rank, &cfg);
@@ -128,8 +129,8 @@ static void train(struct toy_rank *r)
         __lsan_enable();
 }
 
-/* The hung rank's log says what was left behind: the operation, or, if MPI's call came back before
- * zero_unwrap, perhaps only the requests that the other ranks never answered. */
+/* Whether the hung rank's log names what was left behind. That is the operation, or only requests that other
+ * ranks never answered, if MPI's call returned before zero_unwrap. */
 static bool left_behind(const struct plan *p)
 {
     const char *log = p->log[p->hung];

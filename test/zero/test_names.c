@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_names.c: contexts with names. Several contexts of one process that are open, or being wrapped, at the
- * same time meet those of the same name on every rank, whatever the order. */
+/* test_names.c: contexts with names. Several contexts of a process may be open, or in zero_wrap, at the same
+ * time. Each meets the contexts of the same name on the other ranks, in any order. */
 #include "test/cmocka.h"
 #include "test/comm/ranks.h"
 #include "test/held_port.h"
@@ -18,8 +18,8 @@ enum { STEPS = 3, HANG_S = 120, SOON_MS = 2000 };
 
 static const char *const names[] = {"gen", "disc"};
 
-/* A model that one rank trains. Models of other numbers have other gradients, so models that are crossed
- * between ranks end otherwise. */
+/* A model that one rank trains. Each number has different gradients, so contexts that met the wrong ranks end
+ * in other weights. */
 struct job {
     struct toy m;
     struct zero_config cfg;
@@ -88,7 +88,7 @@ static void *run_alone(void *arg)
     return NULL;
 }
 
-/* The hash that each job ends with if it runs alone. */
+/* Finds the hash of each job when it runs alone. */
 static void find_expected(struct rank *me, uint64_t expected[2])
 {
     for (int k = 0; k < 2; k++) {
@@ -124,7 +124,7 @@ static void nest(struct rank *me, const uint64_t expected[2])
     check_two(me, "nested", j, expected);
 }
 
-/* Each rank begins with another one. */
+/* Each rank starts another job first. */
 static void run_threads(struct rank *me, const uint64_t expected[2])
 {
     struct job j[2];
@@ -140,8 +140,8 @@ static void run_threads(struct rank *me, const uint64_t expected[2])
     check_two(me, "from threads", j, expected);
 }
 
-/* Rank 0 has a thread for each, and the others wrap one after the other. The context that the others begin
- * with has to come about, whichever rank 0 listens for first. */
+/* Rank 0 has a thread for each job, and the others run them one after the other. Whichever context they start
+ * with must open, whichever rank 0 listens for first. */
 static void run_mixed(struct rank *me, int first, const uint64_t expected[2])
 {
     struct job j[2];
@@ -183,7 +183,7 @@ static void test_two_at_a_time(void **state)
     toy_remove_folder(folder);
 }
 
-/* Each of two ranks wraps something else first. */
+/* Each of two ranks wraps another context first. */
 static void wrap_in_another_order(struct rank *me)
 {
     struct job j;
@@ -204,7 +204,7 @@ static void test_other_order(void **state)
     run_ranks(true, 2, wrap_in_another_order, NULL, NULL);
 }
 
-/* The second context of one name is refused, and the first does not notice. */
+/* A second context with the same name is refused, and does not disturb the first. */
 static void wrap_the_same_twice(struct rank *me)
 {
     struct job first, second;
@@ -226,7 +226,7 @@ static void wrap_the_same_twice(struct rank *me)
     RANK_CHECK(me, !second.err, "%s", second.text);
 }
 
-/* A wrap that fails leaves the name free. */
+/* A failed zero_wrap leaves the name free. */
 static void wrap_after_a_failure(struct rank *me)
 {
     struct job j;
@@ -241,7 +241,7 @@ static void wrap_after_a_failure(struct rank *me)
     RANK_CHECK(me, !j.err, "%s", j.text);
 }
 
-/* The contexts of a process are not its child's: children of all ranks meet under a name that is open in
+/* A child does not inherit its parent's contexts. Children of all ranks can meet under a name that is open in
  * their parents. */
 static void wrap_in_a_child(struct rank *me)
 {
@@ -277,8 +277,8 @@ static void test_same_name(void **state)
 
 /* ---- both sides of a fork ---- */
 
-/* One rank that a launcher has started: its child is that rank too, and both wrap. Rank 0's child comes after
- * its parent, and rank 1's before it, unless the children wait for each other. */
+/* Forks a rank that a launcher started. Its child has the same rank, and both call zero_wrap. Rank 0's child
+ * comes after its parent, and rank 1's child before it, unless the children wait for each other. */
 static int wrap_on_both_sides(void)
 {
     struct rank me = {.w = {.rank = atoi(getenv("ZERO_RANK")), .world = 2}};
@@ -292,7 +292,7 @@ static int wrap_on_both_sides(void)
     prepare(&me, 0, false, &j);
     j.cfg.launch.rank = j.cfg.launch.world = 0;
     j.cfg.launch.rendezvous = NULL;
-    j.cfg.stage = pid ? 1 : 2; /* so that ranks that are crossed are an error */
+    j.cfg.stage = pid ? 1 : 2; /* a parent that meets a child is an error */
     if (!is_first) {
         close(ends[1]);
         poll(&(struct pollfd){.fd = ends[0], .events = POLLIN}, 1, me.w.rank ? 300 : -1);
@@ -335,7 +335,7 @@ static void test_both_sides(void **state)
     assert_true(status[0] == 0 && status[1] == 0);
 }
 
-/* A failure among ranks names the context. */
+/* The error names the context. */
 static void fail_by_name(struct rank *me)
 {
     struct job j;
@@ -349,8 +349,8 @@ static void fail_by_name(struct rank *me)
     toy_free(&j.m);
 }
 
-/* A name that is refused is shown without its control characters. Ranks meet under what is shown, so that the
- * context without a name does not get the failure. */
+/* The error shows a refused name without its control characters. Ranks report the failure under the shown
+ * name, so that contexts without a name do not get it. */
 static void refuse_a_name(struct rank *me)
 {
     struct job j;
@@ -372,7 +372,7 @@ static void test_named_failures(void **state)
     run_ranks(true, 2, refuse_a_name, NULL, NULL);
 }
 
-/* Meets nobody, and so needs no names. */
+/* A world of one rank meets no other ranks, so its contexts need no names. */
 static void wrap_two_alone(struct rank *me)
 {
     struct job j[2];

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_open_step.c: the step, opened: its norm before the update, and steps that are dropped.
+/* test_open_step.c: zero_norm before the update, steps that zero_drop drops, and values that a step carries.
  *
- * A toy model trains with and without them, at every stage, on one to three ranks that are threads, with and
- * without brackets; weights, masters and moments must come out bit by bit the same, and what the library says
- * of a step the same as zero_step said of it. */
+ * A toy model trains with and without these calls, at every stage, on one to three ranks that are threads,
+ * with and without brackets. Weights, masters and moments must have the same bits, and zero_norm must agree
+ * with zero_step. */
 #include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
@@ -14,13 +14,13 @@
 
 enum { STEPS = 3, WORLDS = 3 };
 
-/* What a run does besides training. */
+/* Calls that a run makes besides training. */
 enum { NORMS = 1, DROPS = 2 };
 
 struct setup {
     int stage, accum, world, extras;
     bool brackets, in_place;
-    double norm[STEPS]; /* of rank 0 */
+    double norm[STEPS]; /* on rank 0 */
 };
 
 static int micro_batches(struct toy_rank *r, struct toy *m, zero_ctx *z, int step, int n)
@@ -36,7 +36,7 @@ static int micro_batches(struct toy_rank *r, struct toy *m, zero_ctx *z, int ste
     return err;
 }
 
-/* Gradients of a step that nobody has ever heard of: in its midst, at its end, after its norm. */
+/* Drops three steps: in the middle, at the end, and after the norm. */
 static int dropped_steps(struct toy_rank *r, struct toy *m, zero_ctx *z, int step)
 {
     const struct setup *s = r->arg;
@@ -63,7 +63,7 @@ static void train(struct toy_rank *r)
     cfg.memory.grad_in_place = s->in_place;
     cfg.clip = 0.5f;
     toy_make(&m);
-    if (s->in_place) /* else every micro-batch would be reduced by itself */
+    if (s->in_place) /* otherwise every micro-batch would be reduced separately */
         m.table[4].flags = 0;
     int err = 0;
     TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
@@ -74,7 +74,7 @@ static void train(struct toy_rank *r)
         double norm = -1, again = -1;
         if (s->extras & NORMS) {
             TOY_TRY(zero_norm(z, &norm));
-            TOY_TRY(toy_forward(&m, z, s->brackets)); /* looking on is free */
+            TOY_TRY(toy_forward(&m, z, s->brackets)); /* an evaluation is allowed here */
             TOY_TRY(zero_norm(z, &again));
         }
         struct zero_step_info info;
@@ -100,7 +100,7 @@ static void train(struct toy_rank *r)
     toy_free(&m);
 }
 
-/* Norms and drops leave no trace in what is trained. */
+/* Norms and drops do not change what is trained. */
 static void leaves_no_trace(void **state)
 {
     static const int extras[] = {NORMS, NORMS | DROPS};
@@ -136,9 +136,9 @@ static void leaves_no_trace(void **state)
             }
 }
 
-/* ---- a rule of the program's own ---- */
+/* ---- a custom rule for dropping steps ---- */
 
-/* One gradient is not a number on one rank: all ranks see it, drop the step and go on. */
+/* One gradient is not finite on one rank. All ranks see it, drop the step and go on. */
 static void drop_what_is_not_finite(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
@@ -184,7 +184,7 @@ static void drops_what_is_not_finite(void **state)
         }
 }
 
-/* ---- what a step carries, and its outcome without a wait ---- */
+/* ---- values that a step carries, and its outcome without a wait ---- */
 
 static double loss_of(int rank, int step, int i)
 {
@@ -196,7 +196,8 @@ static bool same(double a, double b)
     return !memcmp(&a, &b, sizeof a);
 }
 
-/* The means are those of zero_mean, to the last bit, and come with the step's outcome, asked for or not. */
+/* The means equal those of zero_mean, bit by bit, and come with the step's outcome, whether the step waits or
+ * not. */
 static void carry(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
@@ -207,18 +208,18 @@ static void carry(struct toy_rank *r)
     int err = toy_open(r, &m, &z, &cfg);
     toy_expect(r, zero_last_step(z, &last), ZERO_ERR_ORDER, "there was no zero_step yet");
     for (int step = 0; !err && step < 10; step++) {
-        int n = step % 10 == 9 ? 0 : step; /* 0..8, and none again */
+        int n = step % 10 == 9 ? 0 : step; /* 0..8, then none */
         double values[8], means[8];
         for (int i = 0; i < n; i++)
             means[i] = values[i] = loss_of(r->rank, step, i);
         TOY_TRY(zero_mean(z, means, n));
-        if (step == 5) { /* a step that is dropped forgets what it was given */
+        if (step == 5) { /* a dropped step drops its values too */
             TOY_TRY(zero_carry(z, values, 2));
             TOY_TRY(micro_batches(r, &m, z, 50, 1));
             TOY_TRY(zero_drop(z));
         }
         if (step == 6)
-            TOY_TRY(zero_carry(z, values, 1)); /* the last ones count */
+            TOY_TRY(zero_carry(z, values, 1)); /* only the last call counts */
         TOY_TRY(zero_carry(z, values, n));
         memset(values, 0xff, sizeof values);
         TOY_TRY(micro_batches(r, &m, z, step, 1));
@@ -232,7 +233,7 @@ static void carry(struct toy_rank *r)
         if (!err && (code == ZERO_PENDING ? waits || last.t != -1 : code != 0))
             toy_wrong(r, "step %d: %d, t %d", step, code, (int)last.t);
         double nothing = 0;
-        TOY_TRY(zero_mean(z, &nothing, 1)); /* whatever was under way is known after it */
+        TOY_TRY(zero_mean(z, &nothing, 1)); /* waits for all outcomes */
         TOY_TRY(zero_last_step(z, &last));
         if (!err && waits && memcmp(&info, &last, sizeof last))
             toy_wrong(r, "step %d: zero_last_step says something else than zero_step", step);
@@ -256,7 +257,7 @@ static void carries_values(void **state)
         }
 }
 
-/* What is carried need not be finite, and comes with a step that is skipped. */
+/* A carried value need not be finite, and also arrives with a skipped step. */
 static void carry_through_a_skipped_step(struct toy_rank *r)
 {
     struct toy m;
@@ -289,9 +290,10 @@ static void carries_through_a_skipped_step(void **state)
     toy_run(2, carry_through_a_skipped_step, NULL, r, "skipped");
 }
 
-/* ---- gradients written late ---- */
+/* ---- gradients that are written late ---- */
 
-/* A model without brackets goes on with backward after the norm: what it adds would be lost. */
+/* A model without brackets continues backward after the norm. Its gradients would be lost, so the step is
+ * refused. */
 static void add_late(struct toy_rank *r)
 {
     const struct setup *s = r->arg;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_optimizers.c: each tensor is updated by its group's optimizer, with the group's numbers.
+/* test_optimizers.c: each tensor is updated by the optimizer of its group, with the group's numbers.
  *
- * A model whose units hold tensors of several kinds is trained at every stage, by one to three ranks; a plain
- * program does the same with the references of the kernels' tests, in fp32. Weights and states are the same
- * to the bit, and memory is what each kind's states take. The ranges that optim.update gets are looked at
- * too. */
+ * A model with tensors of several optimizers per unit trains at every stage, on one to three ranks. A plain
+ * program does the same with the reference functions of the kernel tests, in fp32. Weights and states must
+ * have the same bits, and memory must be what each optimizer's states need. The ranges that optim.update gets
+ * are checked too. */
 #include "test/kernels/optimizer_references.h"
 #include "test/zero/toy_net.h"
 #include "test/zero/where.h"
@@ -25,8 +25,8 @@ struct spec {
     int32_t group;
 };
 
-/* Several kinds in one unit and dtype; two groups of one kind in one flat, with other numbers; a stacked
- * tensor, of layers that are not a multiple of anything; a state for some. */
+/* One unit and dtype has several optimizers, and one flat has two groups of the same optimizer with different
+ * numbers. Layers of the stacked tensor have an odd size. Some optimizers have no states. */
 static const struct spec specs[TENSORS] = {
     {"embedding", {37, 9}, .unit = 0, .group = 1},
     {"position", {130}, .unit = 0, .group = 2},
@@ -88,7 +88,7 @@ static uint16_t to_bf16(float x)
     return h;
 }
 
-/* As its dtype holds it. */
+/* Rounds x to the tensor's dtype. */
 static float rounded(int t, float x)
 {
     return specs[t].bf16 ? from_bf16(to_bf16(x)) : x;
@@ -166,13 +166,13 @@ static struct plain *plain_run(int world)
     return p;
 }
 
-/* ---- the wrapped one ---- */
+/* ---- the wrapped program ---- */
 
 struct run {
     int stage, prefetch;
-    bool regrouped;           /* every tensor has a group of its own, with the same numbers */
-    const struct plain *want; /* NULL: the model's own optimizer */
-    struct ranges *ranges;    /* of all ranks */
+    bool regrouped;           /* each tensor has a separate group, with the numbers of its original group */
+    const struct plain *want; /* NULL: a custom optimizer */
+    struct ranges *ranges;    /* shared by all ranks */
 };
 
 struct model {
@@ -253,7 +253,7 @@ static int train(struct toy_rank *r, struct model *m, zero_ctx *z, const struct 
     return err;
 }
 
-/* What a rank's states take, anew from the rules of layout.h. */
+/* Computes the bytes of a rank's states from the rules of layout.h, independently of the library. */
 static int64_t state_bytes(int stage, int world)
 {
     bool counted[TENSORS] = {false};
@@ -317,7 +317,7 @@ static void check_bytes(struct toy_rank *r, zero_ctx *z, const struct model *m, 
     struct zero_stats s;
     struct zero_plan_info plan;
     int64_t want = state_bytes(cfg->stage, r->world);
-    /* The check puts gaps behind gradients, and so into flats. */
+    /* Check mode puts gaps after gradients, and so into flats. */
     if (getenv("ZERO_CHECK") && !zero_get_stats(z, &s))
         want = s.planned.moments;
     if (zero_get_stats(z, &s) || zero_plan(m->table, TENSORS, cfg, &plan))
@@ -363,7 +363,7 @@ static void run_ranks(int world, void (*fn)(struct toy_rank *r), struct run *o)
             fail_msg("stage %d, world %d, rank %d: %s", o->stage, world, i, ranks[i].wrong);
 }
 
-/* Rank 0 says which optimizer has what. */
+/* Collects the log, in which rank 0 names the optimizer of each group. */
 static void keep_line(void *arg, const char *line)
 {
     char *lines = arg;
@@ -415,7 +415,7 @@ static void each_by_its_own(void **state)
     }
 }
 
-/* ---- kinds that keep nothing ---- */
+/* ---- optimizers without states ---- */
 
 static void plan_of(int32_t optimizer, float beta1, struct zero_plan_info *out)
 {
@@ -451,7 +451,7 @@ static void stateless_kinds_take_none(void **state)
 
 /* ---- the ranges of optim.update ---- */
 
-/* How often each element was updated in this step, by all ranks. */
+/* How often all ranks together updated each element in this step. */
 struct ranges {
     pthread_mutex_t lock;
     int seen[TENSORS][MOST_ELEMS];
@@ -530,7 +530,7 @@ static void run_own(struct toy_rank *r)
 
 static void ranges_are_as_documented(void **state)
 {
-    if (where_has_gpu) /* it would have to put kernels on the stream */
+    if (where_has_gpu) /* on a GPU the callback would have to enqueue kernels */
         skip();
     for (int stage = 0; stage < 4; stage++)
         for (int world = 1; world <= 3; world++) {

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_other_orders.c: models whose calls are not those of the order. Units are used less often than
+/* test_other_orders.c: models whose calls differ from the declared order. Units are used less often than
  * declared, or in some micro-batches only. Steps are dropped half way, their norm is asked for, or a number
- * is changed before them. Hybrids and every stage have to end with the bits of flat stage 3. Units used more
- * often than declared are refused.
+ * changes before them. Hybrids and every stage must end in the bits of stage 3 without groups.
  *
- * So they do where sums are deterministic. Half of the programs run without: groups then add further
- * contributions up by themselves, and are reduced once in a step. Hybrids have the same bits still, which are
- * near those of flat stage 3.
+ * This holds if sums are deterministic. Half of the programs are not: groups then sum further contributions
+ * on their own, and reduce them once per step. Hybrids still agree with each other, bit by bit, and are close
+ * to stage 3.
  *
- * What a step does is drawn from a seed, which every rank knows. SEED and N_CASES in the environment. */
+ * A seed that all ranks know determines each step. Environment variables: SEED and N_CASES. */
 #include "test/cmocka.h"
 #include "test/kernels/random.h"
 #include "test/zero/toy_net.h"
@@ -25,17 +24,17 @@ enum { MOST_ELEMS = 257 };
 
 struct program {
     uint64_t seed;
-    int accum, uses;       /* uses: backward brackets of all units but unit 0, at most */
-    bool by_order;         /* declared in cfg.memory.order, else by zero_tensor.uses */
-    bool bf16_wire, loose; /* loose: deterministic off */
+    int accum, uses;       /* uses: most backward brackets of each unit but unit 0 */
+    bool by_order;         /* uses are declared in cfg.memory.order, else in zero_tensor.uses */
+    bool bf16_wire, loose; /* loose: deterministic is off */
 };
 
-/* One way to run it. */
+/* One way to run a program. */
 struct way {
     const struct program *p;
     int stage;
     bool loose;
-    /* Of rank 0. The first moment is linear in the gradients. */
+    /* results of rank 0; the first moment is linear in the gradients */
     double norm[STEPS];
     float moment[TOY_TENSORS][MOST_ELEMS];
     uint64_t hash;
@@ -61,7 +60,8 @@ static int use(struct toy *m, zero_ctx *z, int unit, int step, int micro)
     return zero_end(z, unit, ZERO_BACKWARD);
 }
 
-/* Uses of every unit in every micro-batch. Unit 0 has one in each, which tells how many there were. */
+/* Draws the uses of every unit in every micro-batch. Unit 0 has one in each, which shows how many
+ * micro-batches there were. */
 static void draw_uses(uint64_t *s, const struct program *p, int uses[MOST_ACCUM][TOY_UNITS])
 {
     for (int a = 0; a < p->accum; a++)
@@ -69,7 +69,7 @@ static void draw_uses(uint64_t *s, const struct program *p, int uses[MOST_ACCUM]
             uses[a][u] = u == 0 || !one_in(s, 2) ? 1 : below(s, p->uses + 1);
 }
 
-/* Micro-batch a: all uses in an order that is drawn. */
+/* Runs a micro-batch with all its uses, in an order that is drawn. */
 static int micro_batch(struct toy *m, zero_ctx *z, uint64_t *s, const int uses[TOY_UNITS], int step,
                        int micro)
 {
@@ -87,7 +87,7 @@ static int micro_batch(struct toy *m, zero_ctx *z, uint64_t *s, const int uses[T
     return err;
 }
 
-/* The gradients of a step; stop: after so many micro-batches. */
+/* Computes the gradients of a step, up to micro-batch stop. */
 static int backward(struct toy_rank *r, struct toy *m, zero_ctx *z, uint64_t *s, int step, int stop)
 {
     const struct way *w = r->arg;
@@ -111,7 +111,7 @@ static int tune(zero_ctx *z, uint64_t *s)
     return 0;
 }
 
-/* A first try that is given up: before its last micro-batch, after it, or after its norm. */
+/* Runs a step and drops it: before its last micro-batch, after it, or after its norm. */
 static int give_up(struct toy_rank *r, struct toy *m, zero_ctx *z, uint64_t *s, int step)
 {
     int how = below(s, 3);
@@ -187,7 +187,7 @@ static void run_rank(struct toy_rank *r)
     cfg.grad_accum_steps = w->p->accum;
     cfg.debug.log = toy_forget_line;
     cfg.deterministic = !w->loose;
-    if (w->p->loose) /* what a gradient near 0 is divided by: a last bit must not turn its update around */
+    if (w->p->loose) /* keeps a rounding error in a gradient near 0 from reversing its update */
         cfg.optim.eps = 1e-3f;
     if (w->p->bf16_wire)
         cfg.memory.wire_dtype = ZERO_BF16;
@@ -195,7 +195,7 @@ static void run_rank(struct toy_rank *r)
         cfg.memory.n_order = declare(order, w->p->uses);
         cfg.memory.order = order;
     } else {
-        m.table[TOY_STACKED].uses = m.table[4].uses = w->p->uses; /* of units 1 to 3 */
+        m.table[TOY_STACKED].uses = m.table[4].uses = w->p->uses; /* for units 1 to 3 */
     }
     TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
     for (int step = 0; step < STEPS; step++)
@@ -226,12 +226,12 @@ static void assert_same(const struct way *a, const struct way *b)
         fail_msg("%s ends with other values than stage %d", a->what, b->stage);
 }
 
-/* Sums in another order; elements that a last bit rounds to a neighbour in bf16 are few. A contribution that
- * is lost or added twice is more. */
+/* Sums have another order, and few elements then round to a neighbouring bf16 number. A contribution that is
+ * lost or added twice changes more. */
 static void assert_near(const struct way *a, const struct way *b)
 {
     for (int step = 0; step < STEPS; step++)
-        if (!(fabs(a->norm[step] - b->norm[step]) <= 1e-3 * b->norm[step])) /* or NaN */
+        if (!(fabs(a->norm[step] - b->norm[step]) <= 1e-3 * b->norm[step])) /* also true for NaN */
             fail_msg("%s: norm of step %d is %.17g, at stage %d %.17g", a->what, step, a->norm[step],
                      b->stage, b->norm[step]);
     for (int t = 0; t < TOY_TENSORS; t++) {

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_out_of_memory.c: every allocation of the library fails once, on one rank: zero_wrap is then an error
- * on every rank, or well on every rank, and never a crash, a hang or a leak. (libuv ends the process for some
- * of its own.) EVERY=n: one in n of them, from a random one of the first n. Linked with --wrap, against the
- * library's parts. */
+/* test_out_of_memory.c: each allocation of the library fails once, on one rank. Then zero_wrap must fail on
+ * every rank or succeed on every rank, and never crash, hang or leak. Allocations of libuv are not tested,
+ * because libuv ends the process for some of them.
+ *
+ * EVERY=n tests one in n allocations, from a random one of the first n. Linked with --wrap against the static
+ * libraries. */
 #include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
@@ -21,8 +23,9 @@ void *__wrap_calloc(size_t n, size_t size);
 void *__wrap_realloc(void *p, size_t size);
 char *__wrap_strdup(const char *s);
 
-static _Thread_local int64_t fail_in; /* allocations of this thread until one fails; 0: none will */
-static _Thread_local int64_t n_taken; /* by this thread, ever */
+/* allocations of this thread until one fails; 0: none fails */
+static _Thread_local int64_t fail_in;
+static _Thread_local int64_t n_taken; /* allocations of this thread so far */
 
 static bool refused(void)
 {
@@ -54,10 +57,10 @@ enum { TIMEOUT_MS = 2000, SOON_MS = 15000, MOST_ALLOCATIONS = 2000 };
 
 struct trial {
     int stage, who;
-    int64_t k;        /* allocation that fails in zero_wrap of rank `who` */
-    int64_t k_unwrap; /* and in its zero_unwrap */
-    int64_t k_run;    /* and in its step between */
-    bool fired;       /* it was reached */
+    int64_t k;        /* number of the allocation that fails in zero_wrap of rank `who` */
+    int64_t k_unwrap; /* the same in zero_unwrap */
+    int64_t k_run;    /* the same in the step between them */
+    bool fired;       /* the allocation was reached */
 };
 
 static int64_t every = 1, first = 1;
@@ -99,7 +102,7 @@ static void train(struct toy_rank *r)
             toy_wrong(r, "after zero_wrap: %s", zero_last_error());
         if (victim && t->k_run)
             t->fired = fail_in == 0;
-        if (n_taken != before && !checked()) /* a watch's record grows */
+        if (n_taken != before && !checked()) /* check mode records more as it runs */
             toy_wrong(r, "%lld allocations after zero_wrap", (long long)(n_taken - before));
         fail_in = victim ? t->k_unwrap : 0;
         err = zero_unwrap(&z);
@@ -113,12 +116,11 @@ static void train(struct toy_rank *r)
     toy_free(&m);
 }
 
-/* Every rank knows the cause. A rank that fails before it can look for the others, or while it does, is
- * missed by them. */
+/* Whether the rank knows the cause. If the victim fails before or while it connects, the others only know
+ * that it did not come. */
 static bool knows(const struct toy_rank *r, bool victim)
 {
-    if (r->err == ZERO_ERR_NOMEM ||
-        (r->err == ZERO_ERR_PEER && !victim)) /* the latter once training begins */
+    if (r->err == ZERO_ERR_NOMEM || (r->err == ZERO_ERR_PEER && !victim)) /* PEER if training has begun */
         return strstr(r->text, "memory");
     if (r->err == ZERO_ERR_TIMEOUT)
         return !victim && (strstr(r->text, "did not come") || strstr(r->text, "for rank 0"));
@@ -153,14 +155,14 @@ static void fail_each(int world, int stage, int who, struct toy_holdings before)
                      world, (long long)t.k, who, before.n_fds, now.n_fds, before.n_threads, now.n_threads,
                      before.n_maps, now.n_maps);
     }
-    assert_true(t.k > 20); /* else nothing was made to fail */
+    assert_true(t.k > 20); /* otherwise no allocation failed */
     t = (struct trial){.stage = stage, .who = who, .fired = true};
     for (t.k_unwrap = 1; t.fired; t.k_unwrap++) {
         toy_ranks(world, train, &t, r);
         check(r, world, &t);
         assert_true(toy_holds_no_more(before, &now));
     }
-    /* Without memory a watch stops, and training goes on. */
+    /* Without memory check mode stops watching, and training goes on. */
     t = (struct trial){.stage = stage, .who = who, .fired = checked()};
     for (t.k_run = first; t.fired; t.k_run += every) {
         toy_ranks(world, train, &t, r);
@@ -178,7 +180,7 @@ static void each_allocation(void **state)
     fail_each(TOY_HYBRID_WORLD, TOY_HFSDP, 2, before);
 }
 
-/* zero_plan and the order of the calls are checked in memory of their own. */
+/* zero_plan allocates too, also for the check of cfg.memory.order. */
 static void plan(void **state)
 {
     struct toy m;

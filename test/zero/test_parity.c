@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_parity.c: random models, trained every way there is, must come out the same.
+/* test_parity.c: random models must train to the same result in every configuration.
  *
- * A model is drawn from a seed: units of odd sizes, f32 and bf16, frozen and trainable, plain and stacked
- * tensors, gradients added or overwritten; and a way of calling: nested, recomputing, a unit used twice, left
- * out, an order that changes, evaluation in between. Its gradient depends on the weights it is shown and on
- * the global micro-batch, so a stale or missing gather, a double or missing reduce, or a wrong pointer
- * changes the result. It is run at stages 0 to 3, several worlds (ranks are threads), prefetch depths and
- * budgets; where the program has a GPU, there, and once on the host. Compared: weights, masters and moments
- * bit by bit, norms, and an fp64 AdamW that knows nothing of sharding. */
+ * A seed determines a model: units of odd sizes, f32 and bf16, frozen and trainable, plain and stacked
+ * tensors, gradients that are added or overwritten. It also determines the calls: nested, recomputing, a unit
+ * used twice or left out, an order that changes, evaluations in between. A gradient depends on the weights
+ * that the model reads and on the global micro-batch. So a stale or missing gather, a double or missing
+ * reduce, or a wrong pointer changes the result.
+ *
+ * The model runs at stages 0 to 3, in several worlds (ranks are threads), prefetch depths and budgets, on the
+ * host and, if the program has one, on a GPU. Weights, masters, moments and norms must agree bit by bit. An
+ * AdamW in fp64 that does not shard must be close. */
 #include "shard/options.h"
 #include "test/cmocka.h"
 #include "test/first_error.h"
@@ -51,13 +53,13 @@ static int below(uint64_t *s, int n)
     return (int)(random_next(s) % (uint64_t)n);
 }
 
-/* In [-1, 1), a multiple of 2^-20. */
+/* Returns a multiple of 2^-20 in [-1, 1). */
 static float noise(uint64_t seed, uint64_t a, uint64_t b)
 {
     return random_unit(random_mix(seed ^ random_mix(a * 0x9e3779b97f4a7c15u + b)));
 }
 
-/* Whether a step has a gradient where the last unit is left out. */
+/* Whether a step without the last unit still has a gradient. */
 static bool trains_without_the_last(const struct model *m)
 {
     for (int k = 0; k < m->n_tensors; k++)
@@ -123,7 +125,7 @@ static float initial(const struct model *m, int t, int64_t i)
     return m->t[t].bf16 ? bf16_to_float(bf16_from_float(x)) : x;
 }
 
-/* The gradient of element i of tensor t, whose weight reads w, in global micro-batch g of a step. */
+/* Returns the gradient of element i of tensor t, with weight w, in global micro-batch g of a step. */
 static float gradient(const struct model *m, int t, int64_t i, float w, int step, int g)
 {
     return 0.25f * w + 0.125f * noise(m->seed + (uint64_t)step, (uint64_t)(t * 64 + g), (uint64_t)i);
@@ -137,10 +139,10 @@ struct run {
     int prefetch;              /* 0: the default; negative: none */
     int64_t budget;            /* 0: the default */
     int hybrid, group;         /* 0, 0: none */
-    bool granules;             /* every tensor has one */
-    bool brackets, gpu, loose; /* loose: deterministic off */
+    bool granules;             /* every tensor has a granule */
+    bool brackets, gpu, loose; /* loose: deterministic is off */
     struct zero_config cfg;
-    /* Results, of rank 0. */
+    /* results of rank 0 */
     int err;
     char text[512];
     double norm[STEPS];
@@ -157,7 +159,7 @@ static float load(const struct model *m, int t, const void *p, int64_t i)
     return m->t[t].bf16 ? bf16_to_float(((const uint16_t *)p)[i]) : ((const float *)p)[i];
 }
 
-/* Anything from one element to all of a slice. */
+/* Returns a size from one element to all of a slice. */
 static int64_t granule_of(const struct model *m, int t)
 {
     uint64_t x = random_mix(m->seed + 77 + (uint64_t)t);
@@ -165,7 +167,7 @@ static int64_t granule_of(const struct model *m, int t)
     return x % 4 == 0 ? n : 1 + (int64_t)(x / 4 % (uint64_t)n);
 }
 
-/* Shows the unit's share of the model to fn: tensor, first element, how many, and where the slice lies. */
+/* Computes the gradients of a unit, weighted by weight. */
 static void backward_unit(const struct model *m, struct place *p, int unit, int step, int g, float weight)
 {
     for (int t = 0; t < m->n_tensors; t++) {
@@ -183,7 +185,7 @@ static void backward_unit(const struct model *m, struct place *p, int unit, int 
     }
 }
 
-/* A forward that would notice a wrong weight of a frozen tensor too. */
+/* Sums the unit's weights. Returns NaN if a frozen tensor has a wrong one. */
 static double forward_unit(const struct model *m, struct place *p, int unit)
 {
     double sum = 0;
@@ -226,14 +228,14 @@ static int left_out(const struct model *m, int step)
     return m->skip && m->n_units > 2 && step == 1 ? m->n_units - 1 : -1;
 }
 
-/* Position k of the order in which a step visits the units. */
+/* Returns the unit at position k in the order of a step. */
 static int visit(const struct model *m, int step, int k)
 {
     return m->reorder && step >= 2 ? m->n_units - 1 - k : k;
 }
 
-/* Backward brackets of a tensor's unit, where its other tensors do not say: in some steps the middle one has
- * two. */
+/* Returns zero_tensor.uses. In some models the middle unit has two backward brackets; its unstacked tensors
+ * declare them. */
 static int32_t uses_of(const struct model *m, int t)
 {
     int middle = m->n_units / 2;
@@ -413,7 +415,7 @@ out:
     return NULL;
 }
 
-/* ---- many ranks ---- */
+/* ---- all ranks ---- */
 
 static void free_values(struct run *r)
 {
@@ -473,17 +475,17 @@ static void assert_same(const struct model *m, const struct run *a, const struct
         assert_true(a->norm[s] == b->norm[s]);
 }
 
-/* What roundings may change of an element's gradient, given its micro-batches' mean size and how far its
- * weight may be off. */
+/* Bounds the rounding error of an element's gradient, from the mean size of its micro-batches and the
+ * possible error of its weight. */
 static double gradient_error(const struct model *m, int t, double size, double w, double w_error)
 {
     bool rounded = m->t[t].bf16 || m->bf16_wire;
     return size * (rounded ? 0x1p-6 : 0x1p-20) + 0.25 * (w_error + (m->t[t].bf16 ? fabs(w) * 0x1p-8 : 0));
 }
 
-/* AdamW in fp64 over the whole model at once, as an unsharded program has it. Weights are rounded where the
- * model's are. How far a weight may be off is followed: where micro-batches nearly cancel, what is left of
- * them is rounding, and AdamW makes a whole step of it. */
+/* Compares with AdamW in fp64 over the whole model, as in an unsharded program. It rounds weights as the
+ * model does. It also tracks how far a weight may be off: if micro-batches nearly cancel, only rounding
+ * errors remain, and AdamW makes a full step of them. */
 static void assert_near_reference(const struct model *m, const struct run *a)
 {
     double *w[MAX_TENSORS], *mo[MAX_TENSORS], *ve[MAX_TENSORS], *g[MAX_TENSORS], *w_error[MAX_TENSORS];
@@ -525,7 +527,7 @@ static void assert_near_reference(const struct model *m, const struct run *a)
             int64_t per_slice = m->t[t].n / m->t[t].slices;
             for (int64_t i = 0; i < m->t[t].n && !m->t[t].frozen; i++) {
                 int unit = m->t[t].unit + (int)(i / per_slice), count = s + 1;
-                if (unit == left_out(m, s)) /* it is not updated */
+                if (unit == left_out(m, s)) /* the step does not update it */
                     continue;
                 for (int before = 0; before < s; before++)
                     count -= unit == left_out(m, before);
@@ -540,8 +542,8 @@ static void assert_near_reference(const struct model *m, const struct run *a)
         }
     }
     for (int t = 0; t < m->n_tensors; t++) {
-        /* A gradient rounded to bf16 is off by 2^-9, and near zero AdamW turns that into a part of the
-         * learning rate. */
+        /* A gradient in bf16 is off by up to 2^-9. Near zero AdamW turns that into a part of the learning
+         * rate. */
         bool rounded = m->t[t].bf16 || m->bf16_wire;
         double tolerance = rounded ? 1.2e-2 : 5e-5, off = 0, may_be_off = 0;
         for (int64_t i = 0; i < m->t[t].n; i++) {
@@ -550,7 +552,7 @@ static void assert_near_reference(const struct model *m, const struct run *a)
             off += fabs(got - w[t][i]);
             may_be_off += w_error[t][i];
         }
-        /* In the mean far less: few gradients are near zero. */
+        /* The mean is off far less, because few gradients are near zero. */
         if (off > fmax(tolerance * (double)m->t[t].n, may_be_off))
             fail_msg("seed 0x%llx: tensor %d is off by %g in the mean", (unsigned long long)m->seed, t,
                      off / (double)m->t[t].n);
@@ -565,13 +567,13 @@ static void assert_near_reference(const struct model *m, const struct run *a)
 static uint64_t first_seed;
 static int n_models = 12, max_world = 5;
 
-/* A number that counts models, from anywhere: of few models, too, each kind is drawn. */
+/* Returns a counter of models that starts anywhere, so that short runs reach each kind over time. */
 static int turn(int i)
 {
     return (int)(random_mix(first_seed) % 60) + i;
 }
 
-/* One world: every stage, prefetch and budget gives the same bits. */
+/* In one world, every stage, prefetch and budget gives the same bits. */
 static void stages_agree(void **state)
 {
     for (int i = 0; i < n_models; i++) {
@@ -588,8 +590,8 @@ static void stages_agree(void **state)
         } ways[] = {{0, 0, 0}, {1, 0, 0},       {2, 0, 0},       {3, 1, 0},
                     {3, 6, 0}, {3, 2, 1 << 17}, {3, 3, 1 << 20}, {3, -1, 0}};
         for (size_t k = 0; k < sizeof ways / sizeof ways[0]; k++) {
-            /* A nesting that was not declared needs a second slot, which no prefetch, or a small budget, does
-             * not give. */
+            /* Nesting that is not declared needs a second slot. Without prefetch, or with a small budget,
+             * there is none. */
             if (m.nest && (ways[k].prefetch < 0 || ways[k].budget))
                 continue;
             struct run other;
@@ -633,8 +635,8 @@ static void worlds_agree(void **state)
     }
 }
 
-/* In groups of as many ranks as a power of two, what a flat run has; in others, the same as HSDP and HFSDP,
- * and still AdamW. Where bits may differ, too. */
+/* If the group size is a power of two, hybrids have the bits of a run without groups. Otherwise HSDP and
+ * HFSDP agree. All are close to AdamW, also if sums are not deterministic. */
 static void hybrids_agree(void **state)
 {
     static const struct {
@@ -678,8 +680,8 @@ static void hybrids_agree(void **state)
     }
 }
 
-/* Wherever it is cut, each element is updated once, of the same sum, and the norm's blocks are whole: the
- * bits are those of equal slices. */
+/* Granules change where tensors are cut, but not the bits. Each element is updated once with the same sum,
+ * and the blocks of the norm stay whole. */
 static void granules_change_no_bits(void **state)
 {
     static const struct {
@@ -712,7 +714,7 @@ static void granules_change_no_bits(void **state)
     }
 }
 
-/* Where bits may differ: still AdamW, at every stage and world. */
+/* Without deterministic sums, every stage and world is still close to AdamW. */
 static void not_deterministic(void **state)
 {
     for (int i = 0; i < n_models; i++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_pointers.c: the model's own pointers: one that the model assigned after zero_wrap is told at the next
- * call, with the tensor's name, and the context goes on when it is put back; two layers of a stacked tensor
- * are open at once only where the model said that it takes their pointers after each begin. */
+/* test_pointers.c: the model's own pointers. If the model assigned one after zero_wrap, the next call fails
+ * and names the tensor, and the context goes on once the pointer is put back. Two layers of a stacked tensor
+ * may be open at once only if the model takes their pointers after each zero_begin. */
 #include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
@@ -29,15 +29,15 @@ static int wrap(struct toy_rank *r, struct toy *m, zero_ctx **z)
     const struct plan *p = r->arg;
     struct zero_config cfg = toy_config(r, p->stage);
     toy_make(m);
-    m->table[TOY_STACKED].uses = 2; /* two_layers begins layer 1 inside layer 0, and again by itself */
+    m->table[TOY_STACKED].uses = 2; /* two_layers begins layer 1 inside layer 0, and again after it */
     if (p->per_begin)
         m->table[TOY_STACKED].flags |= ZERO_POINTER_PER_BEGIN;
     return zero_wrap(z, m->table, TOY_TENSORS, &cfg);
 }
 
-/* A trainer that allocates its gradients at the first use, one that forgets them, one that loads its weights
- * into a buffer of its own: each is refused wherever it shows, and trains as if nothing had been when it puts
- * the pointer back. */
+/* A trainer that allocates its gradients lazily, one that clears the pointers, and one that loads weights
+ * into other memory. Each call that sees it is refused, and training goes on unchanged once the pointer is
+ * put back. */
 static void assigns(struct toy_rank *r)
 {
     const struct plan *p = r->arg;
@@ -47,7 +47,7 @@ static void assigns(struct toy_rank *r)
     int err = wrap(r, &m, &z);
     for (int step = 0; !err && step < 2; step++) {
         for (int k = 0; k < 3; k++) {
-            /* At stages 2 and 3 what the library stored outside brackets is NULL already. */
+            /* At stages 2 and 3 the library has set these pointers to NULL outside brackets. */
             void **at = k == 2 ? &m.param[0] : &m.grad[0], *was = *at;
             *at = k == 1 ? NULL : lazy[r->rank];
             const char *which = k == 2 ? "*param of tensor embedding" : "*grad of tensor embedding";
@@ -61,7 +61,7 @@ static void assigns(struct toy_rank *r)
         }
         if (!err)
             err = toy_forward(&m, z, p->brackets);
-        if (!err && p->brackets) { /* inside */
+        if (!err && p->brackets) { /* inside a bracket */
             err = zero_begin(z, 1, ZERO_FORWARD);
             void *was = m.param[TOY_STACKED];
             m.param[TOY_STACKED] = lazy[r->rank];
@@ -87,7 +87,7 @@ static void assigns(struct toy_rank *r)
     toy_free(&m);
 }
 
-/* Layer 1 is begun inside layer 0, as for a norm that the layer before computes. */
+/* Begins layer 1 inside layer 0, as if layer 0 computed a norm of layer 1. */
 static void two_layers(struct toy_rank *r)
 {
     const struct plan *p = r->arg;
@@ -113,11 +113,11 @@ static void two_layers(struct toy_rank *r)
                 toy_wrong(r, "layer 0 reads %g by its own pointer", (double)first[0]);
             if (!err)
                 err = zero_end(z, 2, phase);
-            /* The pointer goes back to the layer that is still open. */
+            /* The pointer is set back to the layer that is still open. */
             if (!err && ((const float *)m.param[TOY_STACKED])[0] != own[0])
                 toy_wrong(r, "the pointer is not layer 0's again");
         }
-        if (!err) /* one after the other is what every model does */
+        if (!err) /* one layer after the other is always allowed */
             err = zero_end(z, 1, phase);
         if (!err)
             err = zero_begin(z, 2, phase);

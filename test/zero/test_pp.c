@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_pp.c: a model in pipeline stages. Whatever its stages, their schedule and the data's cut, it comes to
- * the bits of the model on one rank: weights, states, norms and losses. */
+/* test_pp.c: a model with pipeline stages. For any number of pipeline stages, schedule and division of the
+ * data, weights, states, norms and losses have the bits of the model on one rank. */
 #include "test/cmocka.h"
 #include "test/first_error.h"
 #include "test/zero/pipeline_ranks.h"
@@ -14,7 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Layers are dealt to the stages in turn from the first on, so most pipelines are uneven. */
+/* Layers go to the pipeline stages evenly, and the first ones get the remainder. So most pipelines are
+ * uneven. */
 enum { LAYERS = 5, C = 10, H = 12, ROWS = 2, OF_LAYER = 3, STEPS = 3, MICRO = 8, MOST_WORLD = 8 };
 
 struct layer {
@@ -22,26 +23,27 @@ struct layer {
 };
 
 struct model {
-    /* of the whole model, and this stage's first one */
+    /* number of layers here, and the first one's number in the whole model */
     int n_layers, first;
-    /* where the stage's units and tensors begin in the rank's table; the rank's next stage */
+    /* where the pipeline stage's units and tensors begin in the rank's table, and the rank's next pipeline
+     * stage */
     int first_unit, first_tensor;
     struct model *next;
-    /* the first layer's bracket is open around those of the others */
+    /* nests: the first layer's bracket stays open around those of the others; lingers: actions are delayed */
     bool nests, lingers;
-    /* a forward bracket around each backward one, as declared; all inputs' gradients before all weights', in
-     * a whole backward, as declared */
+    /* recomputes: each backward has a declared forward bracket around it; splits: a whole backward computes
+     * all gradients of inputs before those of weights, as declared */
     bool recomputes, splits;
-    /* the first layer has a second backward bracket, which adds nothing, as its tensors declare */
+    /* the first layer has a second, declared backward bracket, which adds nothing */
     bool again;
-    /* a gradient is no number */
+    /* one gradient is NaN */
     bool poisoned;
-    /* channels between the products, of this rank's part */
+    /* channels between the products on this tensor-parallel rank */
     int hidden;
     struct layer layer[LAYERS];
     float x[MICRO][LAYERS + 1][ROWS * C], h[MICRO][LAYERS][ROWS * H];
-    /* gradients of a layer's output, of the same in its part, and of what goes into tanh: between a backward
-     * of inputs and that of weights */
+    /* gradients of a layer's output (gx, and gy for the products) and of tanh's argument (ga), kept from the
+     * backward of inputs for that of weights */
     float gx[MICRO][LAYERS][ROWS * C], gy[MICRO][LAYERS][ROWS * C], ga[MICRO][LAYERS][ROWS * H];
     float own[LAYERS * OF_LAYER][C * H];
     struct zero_tensor table[LAYERS * OF_LAYER];
@@ -59,7 +61,7 @@ static void draw_batch(int micro, float x[ROWS * C], float target[ROWS * C])
     }
 }
 
-/* Tensors are w1, w2, b of each layer: weight i of one of the whole model. */
+/* Returns weight i of a tensor of the whole model. Tensors are w1, w2 and b of each layer. */
 static float first_value(int tensor, int64_t i)
 {
     uint32_t seed = 99u + 40503u * (uint32_t)(tensor * 1009 + i);
@@ -118,8 +120,8 @@ static void free_model(struct model *m)
     }
 }
 
-/* All stages of a rank, n of them, with one table in the first. Stages behind the last layer have none: they
- * give on what they take. */
+/* Makes all n pipeline stages of a rank, with one table in the first. If there are more pipeline stages than
+ * layers, the last ones have none and only pass activations on. */
 static struct model *make_stages(int pp, int at, int n, int tp, int part, int *n_tensors)
 {
     struct model *first = make_model(pp * n, at, tp, part), *last = first;
@@ -180,7 +182,7 @@ static int forward(struct model *m, zero_ctx *z, int micro)
     return nests ? zero_end(z, m->first_unit, ZERO_FORWARD) : 0;
 }
 
-/* dx: of the layer's output, and then of its input. */
+/* dx: in: the gradient of the layer's output; out: that of its input */
 static int layer_inputs(struct model *m, zero_ctx *z, int micro, int l, float dx[ROWS * C])
 {
     const struct layer *a = &m->layer[l];
@@ -225,7 +227,8 @@ static void layer_weights(struct model *m, int micro, int l)
             }
 }
 
-/* dx: of the stage's output, and then of its input, but in a backward of weights. */
+/* dx: in: the gradient of the pipeline stage's output; out: that of its input, except in a backward of
+ * weights */
 static int backward(struct model *m, zero_ctx *z, int micro, float dx[ROWS * C], enum zero_phase phase)
 {
     bool nests = m->nests && m->n_layers, recomputes = m->recomputes && phase != ZERO_BACKWARD_WEIGHT;
@@ -256,22 +259,23 @@ static int backward(struct model *m, zero_ctx *z, int micro, float dx[ROWS * C],
 
 struct setup {
     int pp, dp, tp, stage, prefetch, schedule;
-    /* stages of a rank; 0: one. Micro-batches of a rank; 0: its share of MICRO */
+    /* per_rank: pipeline stages per rank; 0: one. micro: micro-batches per rank; 0: the rank's share of
+     * MICRO */
     int per_rank, micro;
     bool check, evaluates, nests, lingers, recomputes, splits, again;
-    /* a line for each stage, in which backwards are apart; NULL: as schedule says. keeps: micro-batches of
-     * each stage, at most */
+    /* a schedule file, with a line per pipeline stage; NULL: none. apart: it has separate backwards of inputs
+     * and weights. keeps: most micro-batches that each pipeline stage keeps */
     const char *file;
     bool apart;
     int keeps[4];
-    /* changes what is wrapped; NULL: nothing does */
+    /* changes what is wrapped; NULL: no change */
     void (*change)(struct zero_config *cfg, struct model *m, const struct place *at);
-    /* the error that every rank gets, from zero_wrap or later; NULL: none. or_peer: one rank may have left,
-     * and the others then get ZERO_ERR_PEER */
+    /* the error on every rank, from zero_wrap or later; NULL: none. or_peer: a rank that was left by another
+     * may get ZERO_ERR_PEER instead */
     int code;
     const char *says;
     bool or_peer;
-    /* norms and losses of every step, once `known`: those of one rank of pp */
+    /* norms and losses of every step, from the run with pp 1, once `known` is set */
     double norm[STEPS], loss[STEPS];
     bool known;
 };
@@ -281,7 +285,7 @@ static int per_rank(const struct setup *s)
     return s->per_rank ? s->per_rank : 1;
 }
 
-/* Stages that are slow now and then wait in other places. */
+/* Delays an action by a random time, so that pipeline stages wait in other places. */
 static void linger(const struct zero_action *a, int batch)
 {
     uint32_t seed = 77u * (uint32_t)batch + (uint32_t)a->phase;
@@ -291,7 +295,7 @@ static void linger(const struct zero_action *a, int batch)
     nanosleep(&t, NULL);
 }
 
-/* The stage's forward or backward of one micro-batch. */
+/* Runs forward or backward of one micro-batch on a pipeline stage. */
 static int run_action(struct model *m, zero_ctx *z, const struct zero_action *a, int batch, double *loss)
 {
     m = stage_of(m, a->pp_stage);
@@ -309,7 +313,7 @@ static int run_action(struct model *m, zero_ctx *z, const struct zero_action *a,
             memcpy(a->out, y, sizeof input);
         return 0;
     }
-    /* Another micro-batch has been through since: what the forward was given is still there. */
+    /* Other micro-batches ran since the forward, but its input must still be in a->kept. */
     if (a->kept && memcmp(a->kept, x, sizeof input) != 0)
         return ZERO_ERR_FAILED;
     for (int i = 0; i < ROWS * C; i++)
@@ -318,7 +322,7 @@ static int run_action(struct model *m, zero_ctx *z, const struct zero_action *a,
         memcpy(dx, a->in, sizeof dx);
     bool weights = a->phase == ZERO_BACKWARD_WEIGHT;
     if (weights && m->n_layers && memcmp(m->gx[a->micro_batch][m->n_layers - 1], dx, sizeof dx) != 0)
-        return ZERO_ERR_FAILED; /* what that of inputs was given is still there, too */
+        return ZERO_ERR_FAILED; /* the gradient that the backward of inputs got must still be in a->in */
     if (m->splits && a->phase == ZERO_BACKWARD) {
         OR_RETURN(backward(m, z, a->micro_batch, dx, ZERO_BACKWARD_INPUT));
         OR_RETURN(backward(m, z, a->micro_batch, dx, ZERO_BACKWARD_WEIGHT));
@@ -370,7 +374,8 @@ static int run_actions(struct toy_rank *r, struct model *m, zero_ctx *z, int ste
     return 0;
 }
 
-/* Each rank gets what the rank at its place on stage root has. */
+/* Broadcasts over pipeline stages: each rank gets the data of the rank at its place on pipeline stage
+ * root. */
 static int send_to_all_stages(struct toy_rank *r, zero_ctx *z, int pp)
 {
     static const int sizes[] = {0, 1, 1500};
@@ -390,7 +395,7 @@ static int send_to_all_stages(struct toy_rank *r, zero_ctx *z, int pp)
     return 0;
 }
 
-/* Goes forward between steps, and finds the loss of what the next step is about to see. */
+/* Evaluates between steps, and compares the loss with that of the next step. */
 static int evaluate(struct toy_rank *r, struct model *m, zero_ctx *z, int step, const struct place *at)
 {
     const struct setup *s = r->arg;
@@ -410,7 +415,7 @@ static int evaluate(struct toy_rank *r, struct model *m, zero_ctx *z, int step, 
         OR_RETURN(zero_finish(z));
     }
     loss /= n_micro;
-    OR_RETURN(zero_mean(z, &loss, 1)); /* that of the last stage, on all ranks */
+    OR_RETURN(zero_mean(z, &loss, 1)); /* the last pipeline stage's loss, on all ranks */
     if (step == 0)
         OR_RETURN(send_to_all_stages(r, z, s->pp));
     if (n != n_micro * per_rank(s) || (s->known && !(fabs(loss - s->loss[step]) <= 1e-5 * s->loss[step])))
@@ -418,8 +423,8 @@ static int evaluate(struct toy_rank *r, struct model *m, zero_ctx *z, int step, 
     return 0;
 }
 
-/* A sum over this stage's tensors of what they and their states come to: of all stages together, the same
- * however they are divided. */
+/* Adds hashes of this pipeline stage's tensors and states to r->hash. The sum over all pipeline stages is the
+ * same for any division. */
 static int hash_stage(struct toy_rank *r, struct model *m, zero_ctx *z, int tp)
 {
     static const int values[] = {ZERO_VALUE_PARAM, ZERO_VALUE_STATE, ZERO_VALUE_STATE + 1};
@@ -466,7 +471,7 @@ static int one_step(struct toy_rank *r, struct model *m, zero_ctx *z, int step, 
     return 0;
 }
 
-/* Each layer forward, then each backward with a forward bracket around it. */
+/* Declares the forward of each layer, then each backward with a forward bracket around it. */
 static int declare(struct zero_call *order, int n_layers)
 {
     int n = 0;
@@ -481,7 +486,7 @@ static int declare(struct zero_call *order, int n_layers)
     return n;
 }
 
-/* Each layer forward, then the gradients of all inputs, then of all weights. */
+/* Declares the forward of each layer, then the gradients of all inputs, then those of all weights. */
 static int declare_apart(struct zero_call *order, int n_layers)
 {
     static const uint8_t phases[] = {ZERO_FORWARD, ZERO_BACKWARD_INPUT, ZERO_BACKWARD_WEIGHT};
@@ -527,7 +532,7 @@ static struct model *make_rank(const struct setup *s, const struct place *at, in
     return m;
 }
 
-/* The type of a rank's work between zero_wrap and zero_unwrap, which returns the first error. */
+/* A rank's work between zero_wrap and zero_unwrap. Returns the first error. */
 typedef int rank_fn(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at);
 
 struct job {
@@ -535,7 +540,7 @@ struct job {
     rank_fn *fn;
 };
 
-/* plan: what zero_plan said before; not asked if the wrap is to fail. */
+/* Returns the memory for the result of zero_plan on this rank, which is compared after zero_wrap. */
 static struct zero_plan_info *plan_of(struct toy_rank *r)
 {
     static struct zero_plan_info plans[MOST_WORLD];
@@ -582,7 +587,7 @@ static void run_rank(struct toy_rank *r)
     free_model(m);
 }
 
-/* Wraps on all ranks, and calls fn unless it is NULL. Fails the test unless all goes as s says. */
+/* Wraps on all ranks, and calls fn unless it is NULL. Fails the test unless the outcome is that of s. */
 static void run(struct setup *s, rank_fn *fn, const char *what, struct toy_rank r[MOST_WORLD])
 {
     struct job j = {s, fn};
@@ -602,7 +607,7 @@ static int train(struct toy_rank *r, struct model *m, zero_ctx *z, const struct 
     OR_RETURN(hash_state(r, m, z, s->tp));
     OR_RETURN(zero_get_stats(z, &stats));
     pipeline_check_memory(r, &stats, s->stage <= 3 ? plan_of(r) : NULL);
-    /* A page for each message, from one neighbour or two. */
+    /* Each message takes a page. A pipeline stage receives from one neighbour or two. */
     int n_passes = 0, n_replans = 0;
     for (int k = 0; k < per_rank(s) && s->pp > 1; k++) {
         int stage = k * s->pp + at->pp;
@@ -612,7 +617,8 @@ static int train(struct toy_rank *r, struct model *m, zero_ctx *z, const struct 
         n_replans |= s->nests && x->n_layers > 1;
     if ((stats.place.n_pp != s->pp || stats.pp_bytes != (int64_t)MICRO / s->dp * n_passes * 4096))
         toy_wrong(r, "pp is %lld, with %lld bytes", (long long)stats.place.n_pp, (long long)stats.pp_bytes);
-    if (s->pp * per_rank(s) > 1 && stats.n_replans != n_replans) /* the schedule says which calls come */
+    /* the schedule determines the calls, so only undeclared nesting makes the library learn the order anew */
+    if (s->pp * per_rank(s) > 1 && stats.n_replans != n_replans)
         toy_wrong(r, "the order was learned anew %lld times", (long long)stats.n_replans);
     return 0;
 }
@@ -661,7 +667,7 @@ static void the_same_bits_however_layers_are_divided(void **state)
     }
 }
 
-/* Everything but what the loops go through is drawn. */
+/* The loops set the layout; everything else is random. */
 static void the_same_bits_with_several_stages_on_a_rank(void **state)
 {
     struct setup s = {.dp = 1, .tp = 1, .pp = 1};
@@ -699,23 +705,24 @@ static void the_same_bits_with_several_stages_on_a_rank(void **state)
                 }
 }
 
-/* ---- schedules of the program's own ---- */
+/* ---- custom schedules ---- */
 
-/* Of 8 micro-batches, for dp 1. */
+/* For 8 micro-batches, with dp 1. */
 static const char two_stages[] = "0F0,0F1,0F2,0B0,0F3,0B1,0F4,0B2,0F5,0B3,0F6,0B4,0F7,0B5,0B6,0B7\n"
                                  "1F0,1F1,1B0,1F2,1B1,1F3,1B2,1F4,1B3,1F5,1B4,1F6,1B5,1F7,1B6,1B7\n";
-/* The second stage waits with its backwards, the first and the last do not. */
+/* The second pipeline stage delays its backwards; the first and the last do not. */
 static const char three_stages[] = "0F0,0F1,0F2,0F3,0F4,0F5,0F6,0F7,0B0,0B1,0B2,0B3,0B4,0B5,0B6,0B7\n"
                                    "1F0,1F1,1F2,1F3,1F4,1F5,1F6,1F7,1B0,1B1,1B2,1B3,1B4,1B5,1B6,1B7\n"
                                    "2F0,2B0,2F1,2B1,2F2,2B2,2F3,2B3,2F4,2B4,2F5,2B5,2F6,2B6,2F7,2B7\n";
-/* Of two ranks, with two stages each; the second rank's first stage waits longer than it must. */
+/* For two ranks with two pipeline stages each. The second rank's first pipeline stage waits longer than it
+ * must. */
 static const char two_of_two[] = "0F0,0F1,2F0,2F1,0F2,0F3,2B0,2F2,2B1,2F3,0B0,0B1,2B2,2B3,0B2,0B3\n"
                                  "1F0,1F1,3F0,3B0,3F1,3B1,1F2,1F3,1B0,1B1,3F2,3B2,3F3,3B3,1B2,1B3\n";
-/* The same with gradients of weights apart, for the second rank at the end. */
+/* The same with separate gradients of weights; the second rank computes them at the end. */
 static const char two_of_two_apart[] =
     "0F0,0F1,2F0,2F1,0F2,0F3,2I0,2F2,2I1,2W0,2F3,0I0,0W0,0I1,2W1,2I2,2I3,0W1,0I2,2W2,0I3,2W3,0W2,0W3\n"
     "1F0,1F1,3F0,3I0,3F1,3I1,1F2,1F3,1I0,1I1,3F2,3I2,3F3,3I3,1I2,1I3,3W0,3W1,3W2,3W3,1W0,1W1,1W2,1W3\n";
-/* As PyTorch lowers it, of 2 micro-batches. */
+/* As PyTorch writes it, with send and receive actions, for 2 micro-batches. */
 static const char with_messages[] =
     "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD\n"
     "1UNSHARD,1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1,1B1,1SEND_B1,1REDUCE_GRAD\n";
@@ -755,14 +762,14 @@ static void a_schedule_from_a_file(void **state)
     }
 }
 
-/* Only the second stage has a schedule file. */
+/* Removes the schedule file of the first pipeline stage, so that ranks differ. */
 static void one_stage_has_a_file(struct zero_config *cfg, struct model *m, const struct place *at)
 {
     if (!at->pp)
         cfg->pipeline.schedule_file = NULL;
 }
 
-/* Every rank refuses these, before anything moves. */
+/* Every rank refuses these before any data moves. */
 static void what_a_file_cannot_say_is_refused(void **state)
 {
     static const struct {
@@ -821,9 +828,9 @@ static void a_file_that_is_not_there(void **state)
     unlink(path);
 }
 
-/* ---- one normaliser ---- */
+/* ---- the mean over tokens ---- */
 
-/* Counts differ from rank to rank, and only those of the last stage, which has the loss, are tokens. */
+/* Counts differ between ranks. Only those of the last pipeline stage, which has the loss, are tokens. */
 static int scale_tokens(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     double scale = 0;
@@ -844,7 +851,7 @@ static void tokens_count_where_the_loss_is(void **state)
 
 /* ---- a step that is skipped ---- */
 
-/* One rank of one stage has a gradient that is no number: no stage updates anything. */
+/* One rank of one pipeline stage has a NaN gradient. No pipeline stage may update anything. */
 static int skip_step(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     const struct setup *s = r->arg;
@@ -881,9 +888,10 @@ static void all_stages_skip_a_step(void **state)
     }
 }
 
-/* ---- what a stage does alone ---- */
+/* ---- calls of one pipeline stage alone ---- */
 
-/* Reads and writes are of one stage's ranks; the others go on with the step, and all agree at its end. */
+/* Reads and writes involve one pipeline stage's ranks only. The others go on with the step, and all agree at
+ * its end. */
 static int write_alone(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     double loss = 0, norm = 0;
@@ -922,7 +930,8 @@ static void freeze_first_stage(struct zero_config *cfg, struct model *m, const s
         m->table[t].grad = NULL;
 }
 
-/* The first stage is frozen: it has nothing to drop, which is no error there, and takes part in steps. */
+/* The first pipeline stage is frozen. It has nothing to drop, which is no error, and still takes part in
+ * steps. */
 static int drop_where_all_is_frozen(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     for (int round = 0; round < 4; round++) {
@@ -932,7 +941,8 @@ static int drop_where_all_is_frozen(struct toy_rank *r, struct model *m, zero_ct
             OR_RETURN(zero_next(z, &a));
             if (a.micro_batch < 0)
                 break;
-            int n = a.phase == ZERO_BACKWARD && at->pp == 0 ? 0 : m->n_layers; /* no gradient goes that far */
+            /* no gradient reaches the frozen pipeline stage */
+            int n = a.phase == ZERO_BACKWARD && at->pp == 0 ? 0 : m->n_layers;
             for (int l = 0; l < n; l++) {
                 OR_RETURN(zero_begin(z, l, (enum zero_phase)a.phase));
                 if (a.phase == ZERO_BACKWARD)
@@ -956,7 +966,7 @@ static void a_frozen_stage_drops_with_the_others(void **state)
         run(&s, drop_where_all_is_frozen, "a frozen stage", r);
 }
 
-/* The first stage is frozen, and a tensor of the second is in another group. */
+/* Freezes the first pipeline stage, and puts a tensor of the second into another group. */
 static void group_in_second_stage(struct zero_config *cfg, struct model *m, const struct place *at)
 {
     static struct zero_optim lion = ZERO_OPTIM_INIT;
@@ -973,7 +983,7 @@ static void more_accumulation_later(struct zero_config *cfg, struct model *m, co
     cfg->max_grad_accum_steps = 2 * MICRO;
 }
 
-/* All ranks change the numbers of all groups, also of those that they have not. */
+/* All ranks change the numbers of all groups, also of groups without a tensor on the rank. */
 static int tune_all(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     double loss = 0;
@@ -1014,8 +1024,8 @@ static void optimizers_of_other_stages_are_tuned(void **state)
     }
 }
 
-/* No bracket at all, where pointers are valid without. In a pipeline the step then has no unit, and what
- * backward has written is found. */
+/* Trains without brackets, where pointers are valid without them. In a pipeline the step then updates no
+ * unit, so gradients that backward has written are an error. */
 static int train_without_brackets(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     struct zero_action a;
@@ -1076,7 +1086,7 @@ static int read_first_values(struct toy_rank *r, struct model *m, zero_ctx *z, c
     return 0;
 }
 
-/* Some stages have more units than others. */
+/* Some pipeline stages have more units than others. */
 static void first_values_by_a_callback(void **state)
 {
     struct setup s = {.pp = 3, .dp = 2, .tp = 1, .stage = 3, .change = init_by_call};
@@ -1084,7 +1094,7 @@ static void first_values_by_a_callback(void **state)
     run(&s, read_first_values, "pp 3, dp 2", r);
 }
 
-/* ---- used wrongly ---- */
+/* ---- wrong calls ---- */
 
 static int misuse_calls(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
@@ -1160,7 +1170,8 @@ static void calls_out_of_turn_are_named(void **state)
     }
 }
 
-/* A bracket of another part than the action's, of a phase that there is not, and one in another. */
+/* Opens a bracket for the other kind of backward, for a phase that does not exist, and for a unit that is
+ * open already. */
 static int misuse_apart(struct toy_rank *r, struct model *m, zero_ctx *z, const struct zero_action *a)
 {
     struct layer *l = &m->layer[0];
@@ -1184,7 +1195,7 @@ static int misuse_apart(struct toy_rank *r, struct model *m, zero_ctx *z, const 
     toy_expect(r, zero_end(z, 0, ZERO_BACKWARD), ZERO_ERR_ORDER, "zero_end: unit 0 is not open in backward");
     if ((l->w1 != NULL) != inputs || (l->dw1 != NULL) == inputs)
         toy_wrong(r, "phase %d: parameters at %p, gradient at %p", a->phase, (void *)l->w1, (void *)l->dw1);
-    if (!inputs) { /* forward inside it has parameters */
+    if (!inputs) { /* a forward bracket inside has parameters */
         OR_RETURN(zero_begin(z, 0, ZERO_FORWARD));
         if (!l->w1)
             toy_wrong(r, "no parameters in a forward bracket");
@@ -1229,9 +1240,9 @@ static void parts_of_a_backward_are_named(void **state)
     run(&s, misuse_parts_of_a_backward, "backwards apart", r);
 }
 
-/* ---- what the model does between stages, with cfg.debug.check ---- */
+/* ---- buffers between pipeline stages, in check mode ---- */
 
-/* How an action misuses its slots, during the action or when it is over. */
+/* Misuses an action's buffers, during the action or when it is over. */
 typedef void slot_misuse(const struct zero_action *a, bool over);
 
 static void writes_beyond(const struct zero_action *a, bool over)
@@ -1252,7 +1263,7 @@ static void writes_to_gradient(const struct zero_action *a, bool over)
         ((float *)(uintptr_t)a->in)[3] += 1;
 }
 
-/* Of what backward finds as `kept`. */
+/* Writes to the buffer that backward gets as `kept`. */
 static void writes_to_in_later(const struct zero_action *a, bool over)
 {
     static _Thread_local float *in;
@@ -1336,7 +1347,7 @@ static void slots_of_stages_are_watched(void **state)
                        one = {.pp = 1, .dp = 1, .tp = 1, .per_rank = 3, .schedule = ZERO_SCHEDULE_GPIPE};
     const struct {
         slot_misuse *misuse;
-        /* 0: a line of the log says it */
+        /* 0: a log line instead of an error */
         int code;
         const char *says;
     } rows[] = {
@@ -1353,7 +1364,8 @@ static void slots_of_stages_are_watched(void **state)
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         for (int k = 0; k < 3; k++) {
-            if (THREADS_WATCHED && rows[i].misuse == writes_late) /* while it is copied */
+            /* ThreadSanitizer would report the race with the copy */
+            if (THREADS_WATCHED && rows[i].misuse == writes_late)
                 continue;
             struct setup s = k == 0 ? two : k == 1 ? four : one;
             const char *says = rows[i].says;
@@ -1361,7 +1373,8 @@ static void slots_of_stages_are_watched(void **state)
             char what[128];
             if (k == 2 && (rows[i].misuse == writes_to_in || rows[i].misuse == writes_to_in_later ||
                            rows[i].misuse == writes_to_gradient))
-                says = "was changed after its"; /* what one stage gave is what the next reads */
+                /* on one rank, the output of a pipeline stage is the input of the next */
+                says = "was changed after its";
             s.check = s.or_peer = true;
             s.change = log_slots;
             s.code = rows[i].code;
@@ -1375,7 +1388,7 @@ static void slots_of_stages_are_watched(void **state)
         }
 }
 
-/* ---- refused wraps ---- */
+/* ---- configurations that are refused ---- */
 
 static void unit_that_is_not_there(struct zero_config *cfg)
 {
@@ -1420,7 +1433,8 @@ REFUSED((PP_2_DP_2), cfg->debug.check = at->pp == 1, MISMATCH,
         "check is 1 on rank 2 and 0 on rank 0; all ranks must have")
 REFUSED((PP_2_DP_2), cfg->grad_accum_steps = 1 << 24, ARG,
         "grad_accum_steps is 16777216; allowed with pp 2: 1..8388608")
-/* On the second stage, the second data-parallel rank has another shape, cut or unit than the first. */
+/* On the second pipeline stage, the second data-parallel rank has another shape, cut or unit than the
+ * first. */
 REFUSED((PP_2_DP_2), if (at->pp == 1 && at->dp == 1) m->table[2].shape[0]--, MISMATCH,
         "tensors[2] (b3 on rank 3): rank 3 and rank 2 differ in its name, shape, dtype, tp_cut")
 REFUSED((PP_2_DP_2), if (at->pp == 1 && at->dp == 1) m->table[1].tp_cut = 0, MISMATCH,
@@ -1429,17 +1443,18 @@ REFUSED((PP_2_DP_2), if (at->pp == 1 && at->dp == 1) m->table[m->n_layers * OF_L
         "tensors[5] (b4 on rank 3): rank 3 and rank 2 differ")
 REFUSED((PP_2_DP_2), cfg->mesh.dp_shard = 1, ARG, "do not multiply to the world of 4 ranks")
 
-/* On the second stage, the ranks of tp begin with different values of a tensor that is not cut. */
+/* On the second pipeline stage, tensor-parallel ranks begin with different values of a tensor that is not
+ * cut. */
 REFUSED((.pp = 2, .dp = 1, .tp = 2), if (at->pp == 1 && at->tp == 1) m->own[5][0] += 1, MISMATCH,
         "tensor b4 has no tp_cut, so all ranks of tp must have the same values, but rank 2 and rank 3")
 REFUSED((.pp = 2, .dp = 1, .tp = 2, .stage = 3), if (at->pp == 1 && at->tp == 1) m->own[5][0] += 1, MISMATCH,
         "tensor b4 has no tp_cut, so all ranks of tp must have the same values, but rank 2 and rank 3")
 
-/* There are more stages than layers, so one has no tensor. */
+/* There are more pipeline stages than layers, so one has no tensor. */
 REFUSED((.pp = LAYERS + 1, .dp = 1, .tp = 1, .stage = 1), (void)0, ARG,
         "n_tensors is 0, with pp 6; allowed: 1 and more")
 
-/* Two stages on each rank. */
+/* Two pipeline stages on each rank. */
 #define TWO_EACH(n) .pp = n, .dp = 1, .tp = 1, .per_rank = 2, .schedule = ZERO_SCHEDULE_INTERLEAVED
 REFUSED((TWO_EACH(2)), cfg->pipeline.schedule = ZERO_SCHEDULE_1F1B, ARG,
         "stages_per_rank is 2, but schedule is 1f1b, with one stage")
@@ -1469,7 +1484,7 @@ static void what_cannot_be_is_refused(void **state)
     }
 }
 
-/* ---- what is told ---- */
+/* ---- log lines ---- */
 
 static char reported[512];
 static int n_reported;
@@ -1499,7 +1514,7 @@ static void fewer_micro_batches_than_stages_are_a_line(void **state)
     assert_non_null(strstr(reported, "(2 of 4 parts of a step)"));
 }
 
-/* Brackets of another stage's units, of this rank's, are refused and change nothing. */
+/* A bracket of a unit on the rank's other pipeline stage is refused and changes nothing. */
 static int bracket_another_stage(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     struct zero_action a;
@@ -1534,9 +1549,9 @@ static void units_of_another_stage_are_refused(void **state)
     }
 }
 
-/* ---- calls of one stage, or of one part of it, that all ranks have to make ---- */
+/* ---- calls that all ranks must make, but some do not ---- */
 
-/* A call that some ranks make: those at this place along pp, and along tp unless it is -1. */
+/* A call that only some ranks make: those at this place along pp, and along tp unless it is -1. */
 struct alone {
     struct setup s;
     int pp, tp;
@@ -1572,7 +1587,7 @@ static int call_alone(struct toy_rank *r, struct model *m, zero_ctx *z, const st
     return zero_step(z, 0.01f, &info);
 }
 
-/* Each rank's error names the call. A rank may also find that another has heard of it and left. */
+/* Each rank's error names the call. A rank may also find that another one failed first and left. */
 #define NAMES(text) .code = ZERO_ERR_MISMATCH, .says = (text), .or_peer = true
 
 static void calls_of_one_stage_are_named(void **state)
@@ -1600,12 +1615,12 @@ static void calls_of_one_stage_are_named(void **state)
     }
 }
 
-/* ---- a stage that stops ---- */
+/* ---- a pipeline stage that stops ---- */
 
 static int stop_in_the_middle(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     double loss = 0;
-    if (at->pp == 1 && at->dp == 0) { /* gives up after two actions */
+    if (at->pp == 1 && at->dp == 0) { /* this rank gives up after two actions */
         for (int n = 0; n < 2; n++) {
             struct zero_action a;
             OR_RETURN(zero_next(z, &a));
@@ -1615,7 +1630,7 @@ static int stop_in_the_middle(struct toy_rank *r, struct model *m, zero_ctx *z, 
         return 0;
     }
     int err = FIRST_ERROR(run_actions(r, m, z, 0, at, &loss), zero_step(z, 0.01f, NULL));
-    /* Lost, or found at another call than the rest of its stage, whichever is seen first. */
+    /* Depending on what is seen first, rank 2 was lost, or made another call than its pipeline stage. */
     if ((err != ZERO_ERR_PEER && err != ZERO_ERR_MISMATCH) || !strstr(zero_last_error(), "rank 2"))
         toy_wrong(r, "code %d, \"%s\"", err, zero_last_error());
     return 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_pp_checkpoints.c: a checkpoint of a model in pipeline stages loads with any other pp, dp and tp, and
- * training goes on from it with the same bits. The same holds for first values that are written. */
+/* test_pp_checkpoints.c: a checkpoint of a model with pipeline stages loads with any other pp, dp and tp, and
+ * training continues with the same bits. The same holds for initial values that are written. */
 #include "test/cmocka.h"
 #include "test/zero/pp_model.h"
 #include "test/zero/sample.h"
@@ -36,7 +36,7 @@ static int load_one(struct toy_rank *r, struct model *m, zero_ctx *z, const stru
     struct zero_stats stats;
     struct zero_data_info job = {0}, last = {0};
     char mine[4];
-    if (s->check) /* over what was trained meanwhile */
+    if (s->check) /* zero_load must replace what training changed */
         OR_RETURN(pp_step(m, z, 7, at));
     OR_RETURN(zero_load(z, s->folder));
     OR_RETURN(pp_look(m, z, &pp_found[r->rank][0]));
@@ -52,7 +52,7 @@ static int load_one(struct toy_rank *r, struct model *m, zero_ctx *z, const stru
     return 0;
 }
 
-/* ---- first values by zero_write ---- */
+/* ---- initial values by zero_write ---- */
 
 static int write_tensor(struct model *m, zero_ctx *z, int k)
 {
@@ -71,7 +71,7 @@ static int write_tensor(struct model *m, zero_ctx *z, int k)
     return zero_write(z, m->first_tensor + k, value, 0, half, counts ? x : NULL);
 }
 
-/* Of all of the rank's stages: norm, or all but it. */
+/* Writes the tensors of all the rank's pipeline stages: only norm, or all but norm. */
 static int write_tensors(struct model *m, zero_ctx *z, bool later, bool norm)
 {
     for (; later && m; m = m->next)
@@ -81,7 +81,8 @@ static int write_tensors(struct model *m, zero_ctx *z, bool later, bool norm)
     return 0;
 }
 
-/* All but norm, which the last stage has: until it is written no stage goes on. */
+/* Writes all tensors but norm, which the last pipeline stage has. Until norm is written, calls are refused on
+ * every pipeline stage. */
 static int write_one(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     const struct setup *s = r->arg;
@@ -99,7 +100,8 @@ static int write_one(struct toy_rank *r, struct model *m, zero_ctx *z, const str
     OR_RETURN(pp_look(m, z, &pp_found[r->rank][0]));
     for (int step = 0; step < STEPS; step++)
         OR_RETURN(pp_step(m, z, step, at));
-    for (struct model *t = s->check ? m : NULL; t; t = t->next) { /* in training, too; the same values */
+    /* zero_write of the same values after training */
+    for (struct model *t = s->check ? m : NULL; t; t = t->next) {
         float x[MOST_ELEMS];
         int64_t n = t->own[0].n;
         if (t->table[0].flags != ZERO_TIED)
@@ -114,7 +116,8 @@ static int write_one(struct toy_rank *r, struct model *m, zero_ctx *z, const str
 
 /* ---- buffers ---- */
 
-/* Of each data-parallel rank others, in the first stage alone or in all; count is made to differ, too. */
+/* Gives each data-parallel rank different buffers, on all pipeline stages or on the first one only.
+ * whole_numbers: count differs too. */
 static void spoil_buffers(struct model *m, bool all, bool whole_numbers)
 {
     for (int k = 0; k < m->n; k++) {
@@ -154,7 +157,7 @@ static int sync_one(struct toy_rank *r, struct model *m, zero_ctx *z, const stru
     OR_RETURN(zero_sync_buffers(z, ZERO_SYNC_MEAN));
     expect_buffers(r, m, 0.5, "by the mean");
     OR_RETURN(zero_save(z, s->folder, NULL));
-    if (m->stage == 0) { /* among the ranks of a stage */
+    if (m->stage == 0) { /* only the ranks of one pipeline stage call */
         float x[3] = {0}, y[3] = {1, 2, 3};
         OR_RETURN(zero_read(z, SEEN, ZERO_VALUE_PARAM, 0, 3, x));
         if (x[1] != pp_get(ZERO_F32, m->param[SEEN], 1))
@@ -163,7 +166,8 @@ static int sync_one(struct toy_rank *r, struct model *m, zero_ctx *z, const stru
         if (pp_get(ZERO_F32, m->param[SEEN], 2) != 3)
             toy_wrong(r, "a buffer was not written; ");
     }
-    /* Where all ranks call, all hear of it and go on; where those of one stage do, the context ends. */
+    /* If all ranks call, all get the error and go on. If only one pipeline stage's ranks call, the context
+     * fails. */
     static const char says[] = "*param of buffer seen is NULL";
     void *own = m->param[SEEN];
     bool spoils = m->stage == 0 && m->dp == 1;
@@ -182,7 +186,7 @@ static int sync_one(struct toy_rank *r, struct model *m, zero_ctx *z, const stru
 
 /* ---- tests ---- */
 
-/* The text of the manifest's tensors. */
+/* Returns the text of the manifest's tensors. */
 static char *tensors_of(const char *folder)
 {
     char path[512], *text = calloc(1, 1 << 16);
@@ -207,8 +211,8 @@ static char *tensors_of(const char *folder)
     return text;
 }
 
-/* Six meshes, of which each loads what any other saved: of stages, parts, data-parallel ranks and several
- * stages on a rank, and of more than one of these. */
+/* Whether a mesh is one of six that each load what any other of the six saved. They differ in pipeline
+ * stages, tensor-parallel ranks, data-parallel ranks, pipeline stages per rank, and combinations of these. */
 static bool is_of_six(int mesh)
 {
     static const int six[] = {0, 3, 4, 6, 12, 13};
@@ -218,7 +222,7 @@ static bool is_of_six(int mesh)
     return false;
 }
 
-/* Of every each-th mesh. */
+/* Saves on every each-th mesh, and loads on others. */
 static void load_on_others(int each)
 {
     char first[2][1 << 12] = {"", ""};
@@ -231,7 +235,7 @@ static void load_on_others(int each)
         struct setup s = {.mesh = saved, .folder = folder, .async = from % 2};
         pp_run(&s, save_one, "saved");
         pp_check_bits(saved, want, "saved");
-        /* It says nothing of stages. */
+        /* The manifest does not mention pipeline stages. */
         char *tensors = tensors_of(folder), *like = first[saved->tp - 1];
         assert_true(strlen(tensors) < sizeof *first);
         if (!*like)
@@ -241,7 +245,8 @@ static void load_on_others(int each)
         s.n_saved = pp_world(saved);
         for (int to = 0; to < PP_MESHES; to++) {
             bool both_of_six = is_of_six(from) && is_of_six(to);
-            if ((to + PP_MESHES - from) % 3 == 2 && !both_of_six) /* two of three of the other pairs */
+            /* one in three of the other pairs is left out */
+            if ((to + PP_MESHES - from) % 3 == 2 && !both_of_six)
                 continue;
             n_of_six += both_of_six && to != from;
             if (!sample_has())
@@ -265,7 +270,7 @@ static void any_mesh_loads_any_others(void **state)
     load_on_others(1);
 }
 
-/* The last stage's copy has a kind of value that no file has: masters are the values. */
+/* An f32 tensor has no separate master weights, and the last pipeline stage's copy still loads. */
 static void so_it_is_with_a_tied_tensor_of_f32(void **state)
 {
     const struct shape before = pp_shapes[EMBEDDING];
@@ -282,7 +287,8 @@ static void so_it_is_with_a_frozen_one(void **state)
     pp_shapes[EMBEDDING] = before;
 }
 
-/* Units have other step counts on one stage than on another, and find them on any number of stages. */
+/* Step counts differ between units of different pipeline stages, and load on any number of pipeline
+ * stages. */
 static void so_it_is_with_units_left_out(void **state)
 {
     static const struct mesh mesh[] = {{1, 1, 1, 2}, {2, 1, 1, 1}};
@@ -330,7 +336,7 @@ static void buffers_of_stages_are_made_equal(void **state)
     }
 }
 
-/* ---- used wrongly ---- */
+/* ---- wrong calls ---- */
 
 static struct zero_tensor *named(struct zero_tensor *table, int n, const char *name)
 {
@@ -340,7 +346,7 @@ static struct zero_tensor *named(struct zero_tensor *table, int n, const char *n
     return NULL;
 }
 
-/* A function that changes the table of the second stage. */
+/* Defines a function that changes the table of the second pipeline stage. */
 #define SPOIL(what, statement)                                                                               \
     static void what(struct zero_tensor *table, int n, int stage)                                            \
     {                                                                                                        \
@@ -415,7 +421,7 @@ static void checkpoints_of_another_model_are_named(void **state)
     toy_remove_folder(folder);
 }
 
-/* A block of the last stage's file: all ranks hear of it, and nothing is changed. */
+/* Damages a block of the last pipeline stage's file. All ranks get the error, and nothing changes. */
 static void damage_is_found_by_all(void **state)
 {
     static const struct mesh mesh = {2, 2, 1, 3};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_pp_weights.c: files of weights of a model in pipeline stages, one and several on a rank: they are
- * those of one stage, byte for byte, give the same bits to any mesh, and what is wrong with them or with a
- * map is an error on every rank, which changes nothing. N_MESHES=all: of several stages on a rank each mesh
- * at every ZeRO stage. */
+/* test_pp_weights.c: weight files of a model with pipeline stages, one or several per rank. Files equal those
+ * of one pipeline stage, byte for byte, and give the same bits on any mesh. A wrong file or map is an error
+ * on every rank, and changes nothing. N_MESHES=all: with several pipeline stages per rank, runs each mesh at
+ * every ZeRO stage. */
 #include "test/cmocka.h"
 #include "test/zero/pp_model.h"
 #include "test/zero/sample.h"
@@ -31,7 +31,7 @@ static int export_one(struct toy_rank *r, struct model *m, zero_ctx *z, const st
     return 0;
 }
 
-/* async: by the map. */
+/* s->async: import with the map */
 static int import_one(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     const struct setup *s = r->arg;
@@ -46,7 +46,8 @@ static int import_one(struct toy_rank *r, struct model *m, zero_ctx *z, const st
     return 0;
 }
 
-/* Files of one stage, with or without a second name of the tied tensor, and what they give. */
+/* Files that one pipeline stage wrote, with and without a second name of the tied tensor, and hashes of the
+ * weights. */
 struct reference {
     char folder[2][40];
     uint64_t want[2];
@@ -80,7 +81,7 @@ static void import_alike(struct reference *ref, const struct setup *s)
     pp_check_bits(s->mesh, ref->want, "imported");
 }
 
-/* number: of the mesh, by which what does not matter is chosen. */
+/* number: the mesh's number, which selects options that must not matter */
 static void check_mesh(struct reference *ref, const struct mesh *mesh, int number)
 {
     bool no_head = mesh->pp == 1 && mesh->v > 1;
@@ -135,7 +136,8 @@ static void so_they_are_with_several_stages_on_a_rank(void **state)
     pp_set_layers(LAYERS);
 }
 
-/* On one stage's ranks, or on all: an error on each, and nothing is changed. */
+/* Calls with wrong maps, on one pipeline stage's ranks or on all. Each rank gets an error, and nothing
+ * changes. */
 static int exchange_weights_wrongly(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     const struct setup *s = r->arg;
@@ -173,7 +175,7 @@ static int exchange_weights_wrongly(struct toy_rank *r, struct model *m, zero_ct
     toy_expect(r, zero_import(z, s->folder, map.list, map.n), ZERO_ERR_IO,
                "model-00001-of-00001.safetensors");
     snprintf(folder, sizeof folder, "%s/one-stage", s->folder);
-    OR_RETURN(zero_export(z, folder, map.list, at->pp ? 0 : 1, 0)); /* one stage's alone */
+    OR_RETURN(zero_export(z, folder, map.list, at->pp ? 0 : 1, 0)); /* a map for one pipeline stage only */
     OR_RETURN(zero_import(z, folder, map.list, at->pp ? 0 : 1));
     void *seen = m->param[SEEN];
     if (at->pp == 0 && at->dp == 1)
@@ -185,7 +187,7 @@ static int exchange_weights_wrongly(struct toy_rank *r, struct model *m, zero_ct
     OR_RETURN(pp_look(m, z, &after));
     if (memcmp(&before, &after, sizeof before) != 0)
         toy_wrong(r, "a call that failed has changed something; ");
-    if (at->pp == 0) { /* the other stage would wait for what this one gives */
+    if (at->pp == 0) { /* the other pipeline stage would wait for this one's output */
         OR_RETURN(zero_next(z, &a));
         toy_expect(r, zero_export(z, s->folder, NULL, 0, 0), ZERO_ERR_ORDER,
                    "zero_export: the step has begun");
@@ -203,7 +205,7 @@ static void maps_of_stages_are_checked(void **state)
     for (size_t i = 0; i < sizeof mesh / sizeof *mesh; i++) {
         char folder[] = "/tmp/zero-pp-weights-XXXXXX";
         toy_make_folder(folder);
-        /* An index whose file ends early. */
+        /* An index with a file that ends early. */
         snprintf(command, sizeof command,
                  "cd %s && printf '{\"weight_map\": {\"wte\": \"model-00001-of-00001.safetensors\"}}' "
                  "> model.safetensors.index.json && printf x > model-00001-of-00001.safetensors",
@@ -215,7 +217,7 @@ static void maps_of_stages_are_checked(void **state)
     }
 }
 
-/* Notes the error of an import that has to fail and to change nothing. */
+/* Imports a wrong file, stores the error, and checks that nothing changed. */
 static int import_wrong_file(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     const struct setup *s = r->arg;
@@ -230,7 +232,7 @@ static int import_wrong_file(struct toy_rank *r, struct model *m, zero_ctx *z, c
     return err;
 }
 
-/* The file with the tensors' own names once more, beside an index: in the folder indexed. */
+/* Makes a folder "indexed" with a copy of the file with the tensors' own names, and an index. */
 static void make_index(const char *folder)
 {
     char path[128];
@@ -249,13 +251,13 @@ static void make_index(const char *folder)
     assert_int_equal(fclose(index), 0);
 }
 
-/* What one stage says of a file is what all ranks of any stages say. */
+/* All ranks of any pipeline stages refuse a wrong file with the message that one pipeline stage gives. */
 static void wrong_files_are_refused_alike(void **state)
 {
     static const struct mesh mesh[] = {{1, 1, 1, 0},    {2, 2, 1, 3},    {2, 2, 1, 1, 2},
                                        {3, 1, 2, 2, 2}, {1, 2, 1, 3, 3}, {2, 1, 1, 0, 3}};
     static const struct {
-        /* in the folder: index is its index, file the one file */
+        /* runs in the folder; $index is the index, $file its only file */
         const char *spoil;
         int code;
         const char *says;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_sequence.c: sequence parallelism: a rank computes only its own rows of what lies between the pairs of
- * products of test_tp.c's net. With equal tp it has the same bits at every stage and with data cut in every
- * way. With any tp, with whole rows or its own, it has the losses, norms and weights of a reference in double
- * precision that is not cut. */
+/* test_sequence.c: sequence parallelism. Between the pairs of products of test_tp.c's net, a rank computes
+ * only its own rows. With equal tp, all stages and divisions of the data give the same bits. With any tp,
+ * with or without sequence parallelism, losses, norms and weights are close to a reference in double that is
+ * not cut. */
 #include "test/cmocka.h"
 #include "test/zero/pipeline_ranks.h"
 #include "test/zero/sample.h"
@@ -34,7 +34,7 @@ enum {
 #define END(l, p)   (void)(l)
 #include "test/zero/tp_net.inc"
 
-/* One rank's: how it goes through the layers. */
+/* One rank's state on its way through the layers. */
 struct way;
 static int enter(struct way *w, float *x, enum zero_phase phase);
 static int leave(struct way *w, float *x, enum zero_phase phase);
@@ -53,7 +53,6 @@ static int own_end(const struct way *w);
 #define END(l, p)   OR_RETURN(end_layer(arg, l, p))
 #include "test/zero/tp_net.inc"
 
-/* In -1..1. */
 #include "test/zero/tp_reference.inc"
 
 static float of_bf16(uint16_t x)
@@ -71,7 +70,7 @@ static uint16_t to_bf16(float f)
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/* Weight i of a tensor of the whole model, s, b, w1 and w2 of each layer: numbers of bf16. */
+/* Returns weight i of a tensor of the whole model (s, b, w1 and w2 of each layer), exact in bf16. */
 static double first_value(int tensor, int64_t i)
 {
     uint32_t seed = 99u + 40503u * (uint32_t)(tensor * 1009 + i);
@@ -84,16 +83,16 @@ static double first_value(int tensor, int64_t i)
 
 struct setup {
     int stage, tp;
-    /* micro-batches of a step, of all ranks; 0: one of each. With them prefetch counts */
+    /* n_micro: micro-batches per step over all ranks; 0: one per rank. prefetch applies if it is not 0 */
     int n_micro, prefetch;
-    /* sequence: a rank computes its own rows. unflagged: its tensors do not say so; flag_apart: only those of
-     * rank 0 do */
+    /* sequence: a rank computes its own rows. unflagged: its tensors lack the flag. flag_apart: only rank 0's
+     * have it */
     bool sequence, unflagged, flag_apart, bf16, check, in_place, unbracketed;
-    /* this tensor has the flag, though rows are whole; 0: none */
+    /* a tensor with the flag although rows are whole; 0: none */
     int wrongly_partial;
     int64_t budget;
     const struct reference *want;
-    /* zero_wrap, or the rank's function, fails with this code and text on every rank; NULL: none does */
+    /* the error of zero_wrap, or of the rank's function, on every rank; NULL: none */
     int code;
     const char *says;
 };
@@ -141,7 +140,8 @@ static int scatter(struct way *w, float *own, const float *x)
     return zero_reduce_scatter(w->z, ZERO_AXIS_TP, own, x, own_end(w) - own_first(w), ZERO_F32);
 }
 
-/* In the whole lies this rank's part. What is not its own is not to be looked at between products. */
+/* The rank's rows lie at their place in the whole activation. All other rows are NaN between products, to
+ * show that they are not read. */
 static int enter(struct way *w, float *x, enum zero_phase phase)
 {
     float *own = x + own_first(w);
@@ -224,13 +224,13 @@ static struct way *make_way(const struct setup *s, int part)
     return w;
 }
 
-/* Weights of bf16 are rounded for each use, and gradients when they are written. */
+/* bf16 weights are rounded for each use, and gradients when they are written. */
 static double bound(const struct setup *s)
 {
     return s->bf16 ? 0.03 : 1e-5;
 }
 
-/* A rank's own rows have a part of the loss. */
+/* A rank's own rows give a part of the loss. */
 static int whole_loss(struct way *w, double *loss)
 {
     float all = (float)w->net.loss;
@@ -273,7 +273,7 @@ static void add_bits(uint64_t *hash, float x)
     *hash = (*hash ^ bits) * 1099511628211u;
 }
 
-/* hash: of what this rank has of weights; of_whole: of those that all ranks of tp have. */
+/* r->hash: hash of all weights on this rank; *of_whole: hash of those that tensor parallelism does not cut */
 static int look_at_weights(struct toy_rank *r, struct way *w, uint64_t *of_whole)
 {
     const struct setup *s = w->s;
@@ -295,7 +295,7 @@ static int look_at_weights(struct toy_rank *r, struct way *w, uint64_t *of_whole
     return 0;
 }
 
-/* Of a gradient that all ranks of tp have the same of: ranks are threads. */
+/* Counts lines about a gradient that is equal on all tensor-parallel ranks. Ranks are threads. */
 static _Atomic int n_said_partial;
 static char said_partial[256];
 
@@ -307,7 +307,7 @@ static void count_line(void *arg, const char *line)
 
 static _Atomic uint64_t whole_hash[MOST_WORLD];
 
-/* The type of a rank's work between zero_wrap and zero_unwrap, which returns the first error. */
+/* A rank's work between zero_wrap and zero_unwrap. Returns the first error. */
 typedef int rank_fn(struct toy_rank *r, struct way *w, zero_ctx *z, const struct place *at);
 
 struct job {
@@ -343,7 +343,7 @@ static void run_rank(struct toy_rank *r)
     free(w);
 }
 
-/* Wraps on `world` ranks, and calls fn unless it is NULL. Fails the test unless all goes as s says. */
+/* Wraps on `world` ranks, and calls fn unless it is NULL. Fails the test unless the outcome is that of s. */
 static void run(struct setup *s, int world, rank_fn *fn, const char *what, struct toy_rank r[MOST_WORLD])
 {
     struct job j = {s, fn};
@@ -363,8 +363,8 @@ static int train(struct toy_rank *r, struct way *w, zero_ctx *z, const struct pl
     return 0;
 }
 
-/* All ranks are near the reference, those that have the same part have the same bits, and so have all of what
- * no rank has cut. hash: (tp) those of runs before, 0: none. */
+/* Checks that all ranks are close to the reference. Replicas of a part must have equal bits, and weights that
+ * are not cut must have equal bits on all ranks. hash: (tp) hashes of earlier runs; 0: none. */
 static void run_setup(struct setup *s, int world, uint64_t *hash)
 {
     struct toy_rank r[MOST_WORLD];
@@ -390,7 +390,7 @@ static void run_setup(struct setup *s, int world, uint64_t *hash)
 
 /* ---- tests ---- */
 
-/* Micro-batches that the layouts share: one of each of 4 ranks, or 4 of one. */
+/* All layouts have the same micro-batches: one on each of 4 ranks, or 4 on one. */
 static void the_same_bits_however_data_is_cut(void **state)
 {
     struct reference *want = make_reference(4);
@@ -417,14 +417,14 @@ static void the_same_bits_however_data_is_cut(void **state)
                     run_setup(&s, n_dp * tp, hash);
                 }
             s.unbracketed = false;
-            /* Micro-batches added up by the model are summed over tp once. */
+            /* The model sums its micro-batches, so gradients are summed over tp once. */
             s.in_place = true;
             for (s.stage = 0; !bf16 && s.stage < 4; s.stage++) {
                 s.check = s.stage & 1;
                 run_setup(&s, 2 * tp, in_place);
             }
             s.in_place = s.check = false;
-            /* What tensor parallelism alone gives is as near. */
+            /* Tensor parallelism alone is equally close. */
             s.sequence = false;
             s.stage = 2;
             run_setup(&s, tp, pairs);
@@ -451,7 +451,8 @@ static void other_numbers_of_micro_batches(void **state)
 
 enum { MOST_PART = 300007, BEHIND = 64 };
 
-/* Of a rank of tp; some are large and of both signs, so that the order of additions is seen. */
+/* Returns an element on a tensor-parallel rank. Some are large and of both signs, so that the order of
+ * additions shows. */
 static float element(int part, int64_t i)
 {
     uint32_t seed = 31u * (uint32_t)part + 2246822519u * (uint32_t)i;
@@ -480,7 +481,7 @@ static bool untouched(const char *x)
     return is;
 }
 
-/* The part of the sum has the bits that the sum of the whole has there. */
+/* Checks that the scattered part has the bits of the whole sum there. */
 static int compare_scatter(struct toy_rank *r, zero_ctx *z, struct buffers *b, int64_t part, bool bf16,
                            bool in_place)
 {
@@ -496,7 +497,7 @@ static int compare_scatter(struct toy_rank *r, zero_ctx *z, struct buffers *b, i
                   bf16, in_place);
     if (!untouched(b->part + (in_place ? 0 : part * size)))
         toy_wrong(r, "scatter of %lld wrote behind its part", (long long)part);
-    fill(b->dst, n, r->rank, bf16); /* in place, nothing but this rank's part is changed */
+    fill(b->dst, n, r->rank, bf16); /* in place, only this rank's part changes */
     if (memcmp(b->src, b->dst, (size_t)(in_place ? own : n * size)) ||
         memcmp(b->src + own + part * size, b->dst + own + part * size,
                (size_t)(n * size - own - part * size)))
@@ -504,7 +505,7 @@ static int compare_scatter(struct toy_rank *r, zero_ctx *z, struct buffers *b, i
     return 0;
 }
 
-/* as_bytes: elements of integers, twice or half as large. */
+/* as_bytes: moves integers of twice the size (f32 as i64, bf16 as i32) */
 static int compare_gather(struct toy_rank *r, zero_ctx *z, struct buffers *b, int64_t part, bool bf16,
                           bool in_place, bool as_bytes)
 {
@@ -533,8 +534,8 @@ static int64_t tp_bytes(zero_ctx *z)
     return zero_get_stats(z, &stats) ? -1 : stats.tp_bytes;
 }
 
-/* A gather brings the others' parts; a sum the other ranks' summands of this rank's part, padded to 128 bytes
- * in each piece. */
+/* A gather receives the other ranks' parts. A sum receives their summands of this rank's part, padded to 128
+ * bytes per piece. */
 static int count_bytes(struct toy_rank *r, zero_ctx *z, struct buffers *b)
 {
     int64_t before = tp_bytes(z), part = 4096, others = r->world - 1;
@@ -544,7 +545,7 @@ static int count_bytes(struct toy_rank *r, zero_ctx *z, struct buffers *b)
     int64_t summed = tp_bytes(z) - before - gathered;
     if (gathered != part * 2 * others || summed != part * 4 * others)
         toy_wrong(r, "%lld and %lld bytes received", (long long)gathered, (long long)summed);
-    /* a sum of all: each rank's part of it, and then the others' sums, in the dtype of the call */
+    /* an all-reduce receives summands of this rank's part, then the others' sums, in the dtype of the call */
     for (int bf16 = 0; bf16 < 2; bf16++) {
         int64_t size = bf16 ? 2 : 4;
         before = tp_bytes(z);
@@ -608,21 +609,21 @@ static int refuse(struct toy_rank *r, struct way *w, zero_ctx *z, const struct p
                "zero_all_gather: dtype is 0; allowed: ZERO_F32, ZERO_BF16, ZERO_F16, ZERO_I32, ZERO_I64");
     toy_expect(r, zero_reduce_scatter(z, ZERO_AXIS_TP, x, x + 8, 4, ZERO_I32), ZERO_ERR_ARG,
                "zero_reduce_scatter: dtype is 4; allowed: ZERO_F32, ZERO_BF16");
-    /* Of the whole a rank's own part may be, and no other. */
+    /* Inside the whole, only the place of the rank's own part is allowed. */
     toy_expect(r, gather_over(z, ZERO_AXIS_TP, x, x + (r->rank ? 0 : 4), 4), ZERO_ERR_ARG,
                "overlap; allowed: no overlap, or the smaller one at the place of rank");
     toy_expect(r, scatter_over(z, ZERO_AXIS_TP, x + 7, x, 4), ZERO_ERR_ARG, "overlap");
     toy_expect(r, scatter_over(z, ZERO_AXIS_TP, x, x + 3, 4), ZERO_ERR_ARG, "overlap");
-    OR_RETURN(scatter_over(z, ZERO_AXIS_TP, x + 8, x, 4)); /* side by side */
+    OR_RETURN(scatter_over(z, ZERO_AXIS_TP, x + 8, x, 4)); /* side by side is allowed */
     OR_RETURN(scatter_over(z, ZERO_AXIS_TP, x, x + 4, 4));
-    /* Other numbers of elements end the context, on every rank. */
+    /* Different numbers of elements fail the context on every rank. */
     toy_expect(r, gather_over(z, ZERO_AXIS_TP, x, x + 8, r->rank ? 3 : 2), ZERO_ERR_MISMATCH,
                "zero_all_gather");
     toy_expect(r, zero_begin(z, 0, ZERO_FORWARD), ZERO_ERR_MISMATCH, "zero_all_gather");
     return 0;
 }
 
-/* One rank gathers where the other scatters, of as many elements. */
+/* One rank gathers where the other scatters, with equal numbers of elements. */
 static int swap_calls(struct toy_rank *r, struct way *w, zero_ctx *z, const struct place *at)
 {
     float x[8] = {1, 2, 3, 4}, y[8] = {5, 6, 7, 8};
@@ -651,19 +652,19 @@ static void what_is_refused(void **state)
                             .shape = {24},
                             .dtype = ZERO_F32,
                             .flags = ZERO_TP_PARTIAL};
-    assert_int_equal(zero_plan(&t, 1, &cfg, &plan), 0); /* without a mesh it says nothing */
+    assert_int_equal(zero_plan(&t, 1, &cfg, &plan), 0); /* without a mesh there is no error */
     t.tp_cut = ZERO_TP_CUT(0);
     assert_int_equal(zero_plan(&t, 1, &cfg, &plan), ZERO_ERR_ARG);
     assert_non_null(strstr(zero_last_error(), "tensors[0] (w): ZERO_TP_PARTIAL with tp_cut"));
 }
 
-/* Without the flag a rank's own rows let what is not cut drift apart, and cfg.debug.check finds it. */
+/* Without the flag, weights that are not cut drift apart between ranks. Check mode finds it. */
 static int forget_the_flag(struct toy_rank *r, struct way *w, zero_ctx *z, const struct place *at)
 {
     return one_step(r, w, 0, 0, 1);
 }
 
-/* With it, a gradient of all rows counts for each part, and cfg.debug.check says so once, by its name. */
+/* With the flag, a gradient of all rows counts once per rank. A log line names the tensor once. */
 static int flag_of_all_rows(struct toy_rank *r, struct way *w, zero_ctx *z, const struct place *at)
 {
     double x[ROWS * C], target[ROWS * C];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_skipped.c: steps that are skipped, because a gradient is not finite or its square would overflow: what
- * is skipped, that nothing changes, and what the log says. On the host and (on the stand-in) on a GPU. */
+/* test_skipped.c: steps that are skipped because a gradient is not finite, or its square would overflow.
+ * Tests that nothing changes, and what the log says. Runs on the host, and on the GPU stand-in. */
 #include "test/cmocka.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
@@ -16,11 +16,11 @@ enum { WORLDS = 3, LINE = 1024 };
 
 struct setup {
     int stage, optimizer, tensor, who;
-    /* the first element of the tensor's gradient on rank who, in the second step */
+    /* first element of the tensor's gradient on rank who, in the second step */
     float value;
     float clip;
     bool own_update;
-    /* what must come of it: a line that has these words, or "": the step is taken */
+    /* part of the log line about the skipped step; "": the step must be taken */
     const char *says;
 };
 
@@ -71,7 +71,7 @@ static int backward(struct toy *m, zero_ctx *z, const struct setup *s, int step,
     return 0;
 }
 
-/* The second step is the one in question; nobody asks for its info. */
+/* The second step has the bad gradient, and does not ask for its info. */
 static void train(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
@@ -121,7 +121,7 @@ static void train(struct toy_rank *r)
         r->hash = r->hash * 31 + (unsigned char)*c;
 }
 
-/* All ranks name the same. */
+/* All ranks name the same tensor. */
 static void check_world(struct setup *s, int world)
 {
     struct toy_rank r[MOST_TOY_RANKS];
@@ -163,7 +163,7 @@ static void too_large(void **state)
         (struct setup){.optimizer = ZERO_RMSPROP, .value = -1e22f, .says = "the update overflows float"});
 }
 
-/* What the update sees is not too large for it, so that the step is taken. */
+/* The gradient that the update gets is not too large for it, so the step is taken. */
 static void not_too_large(void **state)
 {
     static const struct setup taken[] = {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_stdio.c: processes that start with a standard descriptor closed, processes that may write only small
- * files, and processes that may open only few descriptors. */
+/* test_stdio.c: processes that start with a standard descriptor closed, processes that may only write small
+ * files, and processes that may open few descriptors. */
 #include "kernels/limits.h"
 #include "kernels/standard_fds.h"
 #include "test/cmocka.h"
@@ -23,9 +23,9 @@ struct job {
     zero_ctx *z;
 };
 
-/* Tells the ranks what to do. */
+/* Instructions for the ranks. */
 struct plan {
-    unsigned closed; /* descriptors, 1 << each */
+    unsigned closed; /* descriptors to close, 1 << each */
     char folder[64];
 };
 
@@ -76,7 +76,7 @@ static void train_without_stdio(struct rank *me)
     for (int fd = 0; fd < 3; fd++)
         RANK_CHECK(me, is_dev_null(fd) || !(plan->closed & 1u << fd), "descriptor %d is taken", fd);
     RANK_CHECK(me, one_step(me, &j) == 0, "%s", zero_last_error());
-    /* Again, now that the library is in the middle of its work. */
+    /* Close them again, now that the context is open. */
     for (int fd = 0; fd < 3; fd++)
         if (plan->closed & 1u << fd)
             close(fd);
@@ -106,7 +106,7 @@ static void open_without_stdio(struct rank *me)
     RANK_CHECK(me, fd > 2 && fcntl(fd, F_GETFD) == FD_CLOEXEC, "descriptor %d", fd);
     RANK_CHECK(me, fcntl(0, F_GETFD) < 0, "descriptor 0 is taken");
     RANK_CHECK(me, zr_above_standard(fd) == fd && zr_above_standard(-1) == -1, "it moved again");
-    /* There is no room for another: the low one is closed all the same. */
+    /* No higher descriptor is free, so the low one must be closed, and the call fails. */
     setrlimit(RLIMIT_NOFILE, &(struct rlimit){3, 3});
     fd = zr_above_standard(open("/dev/zero", O_RDONLY));
     RANK_CHECK(me, fd == -1 && fcntl(0, F_GETFD) < 0, "descriptor %d", fd);
@@ -117,7 +117,7 @@ static void test_moved_above(void **state)
     run_ranks(true, 1, open_without_stdio, NULL, NULL);
 }
 
-/* ---- a limit on files ---- */
+/* ---- a limit on file size ---- */
 
 static void limit_files(rlim_t bytes)
 {
@@ -180,7 +180,7 @@ static void test_file_limit(void **state)
 
 enum { MOST_DESCRIPTORS = 256, LEAVE_MS = 300 };
 
-/* Rank `limited` may open `more` descriptors on top of those that it has. */
+/* Rank `limited` may open `more` descriptors than it has. */
 struct few {
     int limited, more;
 };
@@ -193,7 +193,7 @@ static void limit_descriptors(int more)
     for (int fd = 0; fd < MOST_DESCRIPTORS; fd++)
         if (fcntl(fd, F_GETFD) >= 0)
             used = fd + 1;
-    /* The limit is on the numbers of descriptors, so there must be no gap below. */
+    /* The limit is on descriptor numbers, so there must be no gap below. */
     for (int fd = 0; fd < used; fd++)
         if (fcntl(fd, F_GETFD) < 0)
             fcntl(0, F_DUPFD, fd);
@@ -201,7 +201,7 @@ static void limit_descriptors(int more)
     setrlimit(RLIMIT_NOFILE, &most);
 }
 
-/* LeakSanitizer reads files as the process ends. */
+/* LeakSanitizer opens files at exit. */
 static void lift_limit(void)
 {
     struct rlimit most;
@@ -210,7 +210,8 @@ static void lift_limit(void)
     setrlimit(RLIMIT_NOFILE, &most);
 }
 
-/* The limited rank may fail before the other one can hear of it. Then the other one does not wait long. */
+/* The limited rank may fail before it reaches the other one. Then the other one exits soon instead of
+ * waiting. */
 static void *leave_early(void *arg)
 {
     struct rank *me = arg;

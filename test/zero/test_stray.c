@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_stray.c: a gradient that is written outside of a bracket in a step that has brackets, at stages 0 and
- * 1: which tensor the error names, which call returns it, and what may follow. On the host and (on the
- * stand-in) on a GPU. */
+/* test_stray.c: a gradient that is written outside its bracket, in a step with brackets, at stages 0 and 1.
+ * Tests which tensor the error names, which call returns it, and what may follow. Runs on the host, and on
+ * the GPU stand-in. */
 #include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 #include "test/zero/where.h"
@@ -38,7 +38,8 @@ static const char *name_of(const struct setup *s)
                         : "the gradient of tensor layers is not zero, but its unit 2";
 }
 
-/* The host looks before anything changes: zeroed, or bracketed, the step can be taken. */
+/* The host checks before anything changes. Once the gradient is zeroed, or has a bracket, the step
+ * succeeds. */
 static void refused_at_once(struct toy_rank *r, zero_ctx *z, struct toy *m, const struct setup *s)
 {
     struct zero_step_info info;
@@ -54,7 +55,7 @@ static void refused_at_once(struct toy_rank *r, zero_ctx *z, struct toy *m, cons
     TOY_TRY(zero_step(z, 0.1f, NULL));
 }
 
-/* A GPU has looked when the norm is known. The context ends. */
+/* A GPU has checked when the norm is known. The context fails. */
 static void refused_with_the_norm(struct toy_rank *r, zero_ctx *z, const struct setup *s)
 {
     struct zero_step_info info;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_sums_in_place.c: where one rank keeps all of an f32 gradient (stage 0, world 1) its sum lies where
- * backward wrote it: what that costs, that it changes no bit, and whose the gradient is in the meantime.
+/* test_sums_in_place.c: gradients that are summed where backward writes them. This holds if one rank keeps
+ * all of an f32 gradient (stage 0, or one rank). Tests the memory, that bits do not change, and when the
+ * model may touch the gradient.
  *
- * The model is trained by plain gradient descent, in its own loop (optim.update), so that the plain program's
- * weights are known to the bit. */
+ * The model trains by plain gradient descent in a custom optimizer, so that a plain program gives the exact
+ * weights. */
 #include "test/cmocka.h"
 #include "test/kernels/random.h"
 #include "test/zero/sample.h"
@@ -65,7 +66,7 @@ static struct zero_plan_info plan_gpt2(int stage, int world, int accum, int in_p
     return info;
 }
 
-/* Parameters, gradients and two moments of four bytes each. */
+/* The plan must not exceed parameters, gradients and two moments of four bytes each. */
 static void gpt2_costs_no_more_than_plain(void **state)
 {
     const struct {
@@ -84,7 +85,7 @@ static void gpt2_costs_no_more_than_plain(void **state)
     }
 }
 
-/* What cannot be in place has its sums, as a line of the plan. */
+/* If sums cannot be in place, the plan has a line for them. */
 static void others_have_sums(void **state)
 {
     int64_t all = 4 * INT64_C(124439808);
@@ -97,7 +98,7 @@ static void others_have_sums(void **state)
 
 enum { N = 6, UNITS = 5, STEPS = 4, BIG = 200000 };
 
-/* One unit has two tensors of odd sizes; two layers are one stacked tensor. */
+/* One unit has two tensors of odd sizes, and two layers are one stacked tensor. */
 static const struct zero_tensor net[N] = {
     {.name = "first", .shape = {BIG, 2}, .dtype = ZERO_F32, .unit = 0},
     {.name = "layers", .shape = {2, 331, 7}, .dtype = ZERO_F32, .unit = 1, .flags = ZERO_STACKED},
@@ -121,7 +122,7 @@ static float start(int t, int64_t i)
     return random_unit(random_mix(random_mix((uint64_t)t + 5) + (uint64_t)i));
 }
 
-/* Of global micro-batch `micro`, and of the use of the unit in it. */
+/* Returns the gradient in global micro-batch micro, in the unit's use number use. */
 static float gradient(int t, int64_t i, float w, int step, int micro, int use)
 {
     uint64_t seed = (uint64_t)(((step * 64 + micro) * 8 + use) * 8 + t);
@@ -155,7 +156,7 @@ static void unmake(struct model *m)
 
 /* ---- the plain program ---- */
 
-/* uses: of unit 3 in a step; the others have one. */
+/* uses: uses of unit 3 in a step; other units have one */
 static void train_plain(struct model *m, int world, int uses)
 {
     for (int step = 0; step < STEPS; step++)
@@ -172,16 +173,17 @@ static void train_plain(struct model *m, int world, int uses)
             }
 }
 
-/* ---- wrapped ---- */
+/* ---- the wrapped program ---- */
 
 enum declares { DECLARES_NOTHING, DECLARES_ORDER, DECLARES_USES };
 
 struct how {
     int stage, world;
     bool brackets, check;
-    int uses; /* of unit 3 in a step */
+    int uses; /* uses of unit 3 in a step */
     enum declares declares;
-    int touch; /* at this step the model writes into a gradient before zero_step, by a kept pointer */
+    /* the step in which the model writes to a gradient before zero_step, by a kept pointer; 0: none */
+    int touch;
 };
 
 static int descend(void *arg, const struct zero_update *u)
@@ -227,7 +229,7 @@ static int unit_backward(struct model *m, zero_ctx *z, const struct how *h, int 
     return err;
 }
 
-/* A unit that is used several times has its sum elsewhere. */
+/* Whether the gradient holds its sum. With several uses, the sum is elsewhere. */
 static bool has_its_sum(const struct how *h, int t)
 {
     return (h->stage == 0 || h->world == 1) && (net[t].unit != 3 || h->uses == 1);
@@ -237,7 +239,7 @@ static int one_step(struct toy_rank *r, struct model *m, zero_ctx *z, int step)
 {
     const struct how *h = r->arg;
     float *kept = m->grad[2];
-    bool closed = h->check && h->stage >= 2; /* the pointers are never NULL */
+    bool closed = h->check && h->stage >= 2; /* in check mode the pointers are never NULL */
     int err = 0;
     for (int u = 0; !err && h->brackets && u < UNITS; u++) {
         err = FIRST_ERROR(zero_begin(z, u, ZERO_FORWARD), zero_end(z, u, ZERO_FORWARD));
@@ -246,8 +248,8 @@ static int one_step(struct toy_rank *r, struct model *m, zero_ctx *z, int step)
         err = unit_backward(m, z, h, u, step, r->rank);
     if (err)
         return err;
-    /* From the end of its bracket to zero_step a gradient that holds its sum is the library's; without
-     * brackets, the model's. */
+    /* With brackets, a gradient that holds its sum belongs to the library from zero_end to zero_step. Without
+     * brackets it belongs to the model. */
     for (int t = 0; !closed && t < N; t++)
         if (t != FROZEN && !m->grad[t] != (h->brackets && (h->stage >= 2 || has_its_sum(h, t))))
             toy_wrong(r, "step %d: the gradient of %s is %s before zero_step", step, net[t].name,
@@ -261,7 +263,7 @@ static int one_step(struct toy_rank *r, struct model *m, zero_ctx *z, int step)
         if (!m->grad[t] != (h->stage >= 2))
             toy_wrong(r, "step %d: the gradient of %s is %s after zero_step", step, net[t].name,
                       m->grad[t] ? "there" : "away");
-        /* The model may zero it there, as programs do. */
+        /* The model may zero it here, as many programs do. */
         if (m->grad[t])
             memset(m->grad[t], 0, (size_t)net_elems(t) * sizeof(float));
     }
@@ -366,8 +368,8 @@ static void the_plain_bits_in_the_plain_memory(void **state)
                         0, "");
 }
 
-/* A unit that has several brackets in a pass of backward has the sum of all, at every stage, if they are
- * declared. Else the second bracket is refused. */
+/* Several declared backward brackets of a unit add up, at every stage. If they are not declared, the second
+ * one is refused. */
 static void a_second_bracket(void **state)
 {
     for (int uses = 2; uses <= 3; uses++)
@@ -386,7 +388,7 @@ static void a_second_bracket(void **state)
                 }
 }
 
-/* A copy of the pointer, taken at stages 0 and 1 where it stays the same: the check sees what it did. */
+/* At stages 0 and 1 a kept pointer stays valid. Check mode finds the write through it. */
 static void a_write_before_the_step_is_found(void **state)
 {
     for (int stage = 0; stage <= 1; stage++)
@@ -397,12 +399,12 @@ static void a_write_before_the_step_is_found(void **state)
                 ZERO_ERR_ORDER, "it changed the gradient of tensor bias (unit 3) between its zero_end");
 }
 
-/* ---- more than declared, of any stage ---- */
+/* ---- more brackets than declared, at any stage ---- */
 
 enum { OFTEN_STEPS = 2, USED_OFTEN = 2 };
 
 struct often {
-    int stage, accum, deterministic, uses; /* uses: of unit USED_OFTEN in a micro-batch */
+    int stage, accum, deterministic, uses; /* uses: uses of unit USED_OFTEN in a micro-batch */
 };
 
 static int use_often(zero_ctx *z, int uses)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_ties.c: a tensor that the first and the last pipeline stage have, an embedding that is the head's
- * matrix: whatever the stages, it comes to the bits of the model on one rank. */
+/* test_ties.c: a tensor that the first and the last pipeline stage share: an embedding that is also the
+ * head's matrix. Any number of pipeline stages must give the bits of the model on one rank. */
 #include "test/cmocka.h"
 #include "test/first_error.h"
 #include "test/zero/pipeline_ranks.h"
@@ -13,12 +13,13 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A row is a token: x = e[id]; in each layer y = x + w x^2; logits y e^T, which are to be the target. With a
- * gain g for each channel x = g e[id] and logits (g y) e^T; then e and g are tied, and where a rank has a
- * part of e's rows, g's gradient there is of them alone. */
+/* A row is a token. x = e[id]; each layer computes y = x + w x^2; the logits are y e^T.
+ *
+ * With a gain g per channel, x = g e[id] and the logits are (g y) e^T. Then e and g are both tied. If tensor
+ * parallelism cuts e's rows, a rank's gradient of g comes from its rows only. */
 enum { V = 36, C = 10, ROWS = 3, LAYERS = 5, MICRO = 8, STEPS = 3, MOST_WORLD = 8 };
 
-/* Of f32 or bf16. */
+/* Values and gradients in f32 or bf16. */
 struct array {
     void *at, *grad;
 };
@@ -26,21 +27,22 @@ struct array {
 struct model {
     bool bf16;
     int n_layers, first;
-    /* where the stage's units and tensors begin in the rank's table; the rank's next stage */
+    /* where the pipeline stage's units and tensors begin in the rank's table, and the rank's next pipeline
+     * stage */
     int first_unit, first_tensor;
     struct model *next;
-    /* rows of e that this rank has, from which on */
+    /* rows of e on this rank, and the first one's number */
     int n_rows, row;
     bool has_embedding, has_head, nan, gains, overwrites, zeroes;
-    /* what has no backward of e in this step */
+    /* the embedding, or the head, has no backward of e in this step */
     bool no_embedding, no_head;
-    /* the head writes e's gradient outside of its bracket */
+    /* the head writes e's gradient outside its bracket */
     bool strays;
     struct array e, g, w[LAYERS];
     float x[MICRO][LAYERS + 1][ROWS * C], d_logits[MICRO][ROWS * V];
-    /* gradients of what layers gave, and of the embedding's rows, for the weights' */
+    /* gradients of the layers' outputs and of the embedding's rows, kept for the weights' gradients */
     float dx[MICRO][LAYERS + 1][ROWS * C];
-    /* where values begin */
+    /* initial values */
     float own[LAYERS + 2][V * C];
     struct zero_tensor table[LAYERS + 3];
     int n_tensors;
@@ -70,7 +72,7 @@ static void put(const struct model *m, void *at, int64_t i, float x)
 
 static void add(const struct model *m, void *at, int64_t i, float x)
 {
-    if (at) /* it is trained */
+    if (at) /* not frozen */
         put(m, at, i, get(m, at, i) + x);
 }
 
@@ -83,11 +85,11 @@ static float first_value(int tensor, int64_t i)
 
 /* ---- the model ---- */
 
-/* Of tensor 0 of the whole, or of layer tensor - 1. */
+/* Adds e (tensor 0), or the weights of layer tensor - 1 of the whole model. */
 static void add_tensor(struct model *m, struct array *a, int tensor, int64_t n)
 {
     int i = m->n_tensors++;
-    bool whole = !tensor && !m->bf16; /* else it is cut here */
+    bool whole = !tensor && !m->bf16; /* otherwise the values are cut here */
     a->at = m->own[i];
     for (int64_t k = 0; k < (whole ? V * C : n); k++)
         put(m, m->own[i], k, first_value(tensor, (tensor || whole ? 0 : (int64_t)m->row * C) + k));
@@ -102,7 +104,7 @@ static void add_tensor(struct model *m, struct array *a, int tensor, int64_t n)
                                        .flags = (tensor ? 0 : ZERO_TIED) | (whole ? ZERO_WHOLE : 0)};
 }
 
-/* In e's unit, which is there already. */
+/* Adds g to the unit of e. */
 static void add_gain(struct model *m, int32_t unit, uint32_t flags)
 {
     int i = m->n_tensors++;
@@ -153,7 +155,7 @@ static void free_model(struct model *m)
     }
 }
 
-/* Of a rank's stages. */
+/* Returns a pipeline stage of a rank. */
 static struct model *stage_of(struct model *m, int stage)
 {
     while (stage-- > 0)
@@ -189,7 +191,7 @@ static int embed(struct model *m, zero_ctx *z, int batch, float *x)
     return zero_all_reduce(z, ZERO_AXIS_TP, x, x, ROWS * C, ZERO_F32, ZERO_SUM);
 }
 
-/* And what the logits are off. */
+/* Also computes the gradient of the logits. */
 static int head(struct model *m, zero_ctx *z, int batch, const float *x, float *d_logits)
 {
     OR_RETURN(zero_expect_equal(z, ZERO_AXIS_TP, x, ROWS * C, ZERO_F32));
@@ -224,7 +226,7 @@ static int forward(struct model *m, zero_ctx *z, int batch, int micro, const flo
     return 0;
 }
 
-/* Adds to the gradient of e; its bracket is the caller's. */
+/* Adds to the gradient of e. The caller opens and closes the bracket. */
 static int head_weights(struct model *m, int micro)
 {
     const float *x = m->x[micro][m->n_layers], *d = m->d_logits[micro];
@@ -288,7 +290,8 @@ static int embed_backward(struct model *m, zero_ctx *z, int batch, int micro, co
     return 0;
 }
 
-/* The gradient of the gains needs what e holds, which a bracket of weights does not have. */
+/* Opens or closes the bracket of e. The gradient of g needs the values of e, which a backward bracket of
+ * weights does not show, so it also needs a forward bracket. */
 static int bracket_of_e(struct model *m, zero_ctx *z, enum zero_phase phase, bool opens)
 {
     int (*call)(zero_ctx * z, int32_t unit, enum zero_phase phase) = opens ? zero_begin : zero_end;
@@ -296,7 +299,7 @@ static int bracket_of_e(struct model *m, zero_ctx *z, enum zero_phase phase, boo
     return m->gains && phase == ZERO_BACKWARD_WEIGHT ? call(z, unit_of_e(m), ZERO_FORWARD) : 0;
 }
 
-/* On one stage the bracket of e is open from the head to the embedding. */
+/* With one pipeline stage, the bracket of e is open from the head to the embedding. */
 static int backward(struct model *m, zero_ctx *z, int batch, int micro, float *dx, enum zero_phase phase)
 {
     bool both = m->has_embedding && m->has_head, none = m->no_head && (!both || m->no_embedding);
@@ -329,22 +332,23 @@ static int backward(struct model *m, zero_ctx *z, int batch, int micro, float *d
 
 struct setup {
     int pp, dp, tp, stage, prefetch, schedule;
-    /* stages of a rank; 0: one. Micro-batches of a rank, 0: of all MICRO */
+    /* per_rank: pipeline stages per rank; 0: one. micro: micro-batches per rank; 0: the rank's share of
+     * MICRO */
     int per_rank, micro;
     bool bf16, check, evaluates, drops, frozen, gains;
-    /* in step 0 the embedding has no backward, in step 1 the head, in step 2 neither */
+    /* backward of e is missing in the embedding (step 0), in the head (step 1), and in both (step 2) */
     bool partly;
-    /* sums need not be those of one stage; the last stage's backward stores its gradient of e; or zeroes it
-     * before it adds, without a word to the library */
+    /* free_order: not deterministic. overwrites: the last pipeline stage's backward stores its gradient of e.
+     * zeroes: it zeroes the gradient first, without declaring it */
     bool free_order, unclipped, overwrites, zeroes;
-    /* in step 0 in any order: 1, the embedding has no backward; 2, the head; 3, neither */
+    /* with free_order, backward of e is missing in step 0: 1, in the embedding; 2, in the head; 3, in both */
     int lacks;
     const char *file;
-    /* changes what is wrapped; NULL: nothing does. Every rank then gets this error */
+    /* changes what is wrapped; NULL: no change. Every rank then gets this error */
     void (*change)(struct zero_config *cfg, struct model *m, const struct place *at);
     int code;
     const char *says;
-    /* norms of every step, once `known`: those of one rank of pp */
+    /* norms of every step, from the run with pp 1, once `known` is set */
     double norm[STEPS];
     bool known;
 };
@@ -367,7 +371,7 @@ static int configure(struct toy_rank *r, struct zero_config *cfg, struct place *
     return 0;
 }
 
-/* On one stage e is open around all layers of backward. */
+/* Declares the order of a single pipeline stage, in which e stays open around all layers of backward. */
 static int32_t declare(struct zero_call *order)
 {
     int32_t n = 0;
@@ -403,14 +407,14 @@ static struct model *make_stage(const struct setup *s, const struct place *at, i
     for (int t = 0; m->overwrites && t < m->n_tensors; t++)
         if (m->name[t][0] == 'e')
             m->table[t].flags |= ZERO_GRAD_OVERWRITE;
-    if (n_stages > 1 && m->has_head) /* the first stage's count */
+    if (n_stages > 1 && m->has_head) /* the values come from the first pipeline stage */
         memset(m->e.at, 0x3f, sizeof m->own[0]);
     if (n_stages > 1 && m->has_head && s->gains)
         memset(m->g.at, 0x3f, sizeof m->own[0]);
     return m;
 }
 
-/* All stages of a rank; table gets the tensors of all. Returns how many. */
+/* Makes all pipeline stages of a rank. table gets all their tensors; returns how many. */
 static int make_stages(const struct setup *s, const struct place *at, struct model **first,
                        struct zero_tensor *table)
 {
@@ -450,7 +454,7 @@ static int wrap(struct toy_rank *r, struct model **m, struct place *at, zero_ctx
     return FIRST_ERROR(zero_plan(table, n, &cfg, &plans[r->rank]), zero_wrap(z, table, n, &cfg));
 }
 
-/* The type of a rank's work between zero_wrap and zero_unwrap, which returns the first error. */
+/* A rank's work between zero_wrap and zero_unwrap. Returns the first error. */
 typedef int rank_fn(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at);
 
 struct job {
@@ -475,7 +479,7 @@ static void run_rank(struct toy_rank *r)
     free_model(m);
 }
 
-/* Wraps on all ranks, and calls fn. Fails the test unless all goes as s says. */
+/* Wraps on all ranks, and calls fn. Fails the test unless the outcome is that of s. */
 static void run(struct setup *s, rank_fn *fn, const char *what, struct toy_rank r[MOST_WORLD])
 {
     struct job j = {s, fn};
@@ -513,7 +517,8 @@ static uint64_t hash_values(uint64_t hash, const void *at, int64_t n_bytes)
     return hash ^ hash >> 29;
 }
 
-/* A sum over the tensors that this stage owns; and the copy has the owner's weights, which go to ms. */
+/* Adds hashes of the tensors that this pipeline stage owns to r->hash. r->ms hashes the weights of tied
+ * tensors, which must be equal on both pipeline stages. */
 static int hash_stage(struct toy_rank *r, struct model *m, zero_ctx *z)
 {
     static const int values[] = {ZERO_VALUE_PARAM, ZERO_VALUE_MASTER, ZERO_VALUE_STATE, ZERO_VALUE_STATE + 1};
@@ -588,7 +593,8 @@ static int check_stats(struct toy_rank *r, zero_ctx *z)
     struct zero_stats stats;
     OR_RETURN(zero_get_stats(z, &stats));
     pipeline_check_memory(r, &stats, s->stage <= 3 ? &plans[r->rank] : NULL);
-    bool undeclared = s->gains && s->schedule == ZERO_SCHEDULE_ZERO_BUBBLE; /* bracket_of_e's second */
+    /* the second bracket in bracket_of_e */
+    bool undeclared = s->gains && s->schedule == ZERO_SCHEDULE_ZERO_BUBBLE;
     if (s->pp > 1 && !s->partly && stats.n_replans > undeclared)
         toy_wrong(r, "the order was learned anew %lld times", (long long)stats.n_replans);
     return 0;
@@ -608,7 +614,8 @@ static int train(struct toy_rank *r, struct model *m, zero_ctx *z, const struct 
 
 /* ---- tests ---- */
 
-/* Each stage's ranks have the same bits, and both owners of e the same weights of it. */
+/* Checks that a pipeline stage's ranks have equal bits, and that both pipeline stages have equal weights of
+ * e. */
 static void check_copies(const struct setup *s, const struct toy_rank *r, uint64_t want[], const char *what)
 {
     int n_stage = s->dp * s->tp;
@@ -657,7 +664,7 @@ static void every_layout(struct setup s, bool all_stages)
                         one_layout(&s, want, n++);
                 }
         assert_true(n >= 10);
-        for (int step = 0; step < STEPS; step++) { /* and near what whole layers come to */
+        for (int step = 0; step < STEPS; step++) { /* tp 2 must be close to tp 1 */
             if (s.tp == 2 && !(fabs(s.norm[step] - norm[step]) <= (s.bf16 ? 0.03 : 1e-5) * norm[step]))
                 fail_msg("step %d: norm %.9g in 2 parts instead of %.9g", step, s.norm[step], norm[step]);
             norm[step] = s.norm[step];
@@ -675,15 +682,16 @@ static void the_same_bits_in_bf16(void **state)
     every_layout((struct setup){.bf16 = true}, false);
 }
 
-/* A gain beside e, of whose gradient each part of e's rows has a share: summed over tp once, behind what the
- * last stage gave, which is of one's own rows, too. */
+/* With a gain, each tensor-parallel rank has a share of g's gradient, from its rows of e. It is summed over
+ * tp once, after the last pipeline stage's share arrived. */
 static void the_same_bits_of_shares(void **state)
 {
     every_layout((struct setup){.gains = true}, false);
     every_layout((struct setup){.gains = true, .bf16 = true}, false);
 }
 
-/* The first stage is the first rank's first, the last the last rank's last. */
+/* The first pipeline stage is the first one of the first rank, and the last one is the last of the last
+ * rank. */
 static void the_same_bits_with_several_stages_on_a_rank(void **state)
 {
     struct setup s = {.dp = 1, .pp = 1, .tp = 1};
@@ -697,8 +705,9 @@ static void the_same_bits_with_several_stages_on_a_rank(void **state)
                     one_layout(&s, want, n++);
 }
 
-/* In rounds that are longer than the ranks are many the last stage gives all gradients of a round before the
- * first takes one, and its rank's other stages come behind: it must not wait for room. */
+/* If a round has more micro-batches than there are ranks, the last pipeline stage sends all gradients of a
+ * round before the first one takes any. The other pipeline stages of its rank run later, so it must not wait
+ * for buffer space. */
 static void a_round_of_many_micro_batches(void **state)
 {
     for (int ranks = 2; ranks <= 4; ranks++) {
@@ -711,7 +720,7 @@ static void a_round_of_many_micro_batches(void **state)
     }
 }
 
-/* A tied tensor is updated if either stage has brackets of it, with what those gave. */
+/* A tied tensor is updated if either pipeline stage has brackets of it, with the sum of their gradients. */
 static void either_stage_has_brackets(void **state)
 {
     every_layout((struct setup){.partly = true}, false);
@@ -723,7 +732,7 @@ static void the_same_bits_frozen(void **state)
     every_layout((struct setup){.frozen = true}, false);
 }
 
-/* By a schedule of the program's own it has given all its gradients before the first one takes any. */
+/* With this schedule the last pipeline stage sends all its gradients before the first one takes any. */
 static void the_last_stage_may_be_far_ahead(void **state)
 {
     static const char rows[] = "0F0,0F1,0F2,0F3,0F4,0F5,0F6,0F7,0B0,0B1,0B2,0B3,0B4,0B5,0B6,0B7\n"
@@ -742,7 +751,7 @@ static void the_last_stage_may_be_far_ahead(void **state)
 
 /* ---- sums in any order ---- */
 
-/* The whole model's gradient of e and g, in the reference's precision: a mean over micro-batches. */
+/* The whole model's gradients of e and g in double, as means over micro-batches. */
 struct reference {
     double e[V * C], g[C];
 };
@@ -804,7 +813,7 @@ static void expect_near(struct toy_rank *r, const char *name, const float *got, 
         }
 }
 
-/* Takes a step without a backward of e on either stage. It must not update e. */
+/* Takes a step without a backward of e on either pipeline stage. It must not update e. */
 static int step_without_e(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     float before[V * C] = {0}, after[V * C] = {0};
@@ -825,7 +834,7 @@ static int step_without_e(struct toy_rank *r, struct model *m, zero_ctx *z, cons
     return 0;
 }
 
-/* The first stage reads what both gave. To r->ms: bytes that came from other stages in STEPS steps. */
+/* Compares the first pipeline stage's gradients, which are sums over both, with the reference. */
 static int read_gradients(struct toy_rank *r, const struct model *m, zero_ctx *z)
 {
     const struct setup *s = r->arg;
@@ -867,7 +876,7 @@ static int train_in_any_order(struct toy_rank *r, struct model *m, zero_ctx *z, 
         OR_RETURN(zero_step(z, 0.01f, NULL));
     }
     OR_RETURN(hash_state(r, m, z));
-    if (!s->lacks) /* or the order is learned anew */
+    if (!s->lacks) /* with lacks, the library learns the order anew */
         OR_RETURN(check_stats(r, z));
     OR_RETURN(zero_get_stats(z, &stats));
     if (at->pp == 0 && !s->known)
@@ -875,7 +884,8 @@ static int train_in_any_order(struct toy_rank *r, struct model *m, zero_ctx *z, 
     return 0;
 }
 
-/* Of a step, one message from the last stage to the first, where there is one for each micro-batch else. */
+/* Without a fixed order, the last pipeline stage sends one message per step to the first, instead of one per
+ * micro-batch. */
 static void sums_go_once_a_step(void **state)
 {
     for (int n = 0; n < 96; n++) {
@@ -908,13 +918,13 @@ static void sums_go_once_a_step(void **state)
         }
         int n_micro = MICRO / s.dp;
         assert_int_equal(bytes[0] - bytes[1], (STEPS + s.drops) * (n_micro - 1) * 4096);
-        s.known = true; /* the weights of both */
+        s.known = true; /* keeps the hash of e's weights in r->ms */
         run(&s, train_in_any_order, what, r);
         check_copies(&s, r, (uint64_t[2]){0}, what);
     }
 }
 
-/* Each stage adds up its own gradients then, and either stage may have none. */
+/* Each pipeline stage then sums its own gradients, and either may have none. */
 static void it_may_be_left_out_in_any_order(void **state)
 {
     for (int n = 0; n < 12; n++) {
@@ -932,7 +942,7 @@ static void it_may_be_left_out_in_any_order(void **state)
         snprintf(what, sizeof what, "left out, pp %d, dp %d, stage %d, lacks %d", s.pp, s.dp, s.stage,
                  s.lacks);
         run(&s, train_in_any_order, what, r);
-        s.known = true; /* the weights of both */
+        s.known = true; /* keeps the hash of e's weights in r->ms */
         run(&s, train_in_any_order, what, r);
         check_copies(&s, r, (uint64_t[2]){0}, what);
     }
@@ -956,7 +966,7 @@ static int skip_step(struct toy_rank *r, struct model *m, zero_ctx *z, const str
     return 0;
 }
 
-/* What is no number in the copy's gradient reaches the owner. */
+/* A NaN in the copy's gradient reaches the owner. */
 static void all_stages_skip_a_step(void **state)
 {
     struct setup s = {.pp = 3, .dp = 2, .tp = 1};
@@ -965,9 +975,10 @@ static void all_stages_skip_a_step(void **state)
         run(&s, skip_step, "a step that is skipped", r);
 }
 
-/* ---- used wrongly ---- */
+/* ---- wrong calls ---- */
 
-/* The head writes outside of a bracket, and then leaves it. The copy's pointer is assigned, then put back. */
+/* The head writes outside a bracket, and then has no bracket. The copy's pointer is assigned, and then put
+ * back. */
 static int forget_bracket(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     struct zero_action a = {.phase = 0};

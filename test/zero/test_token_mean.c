@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_token_mean.c: a step trains on the mean over its tokens, whatever ranks, micro-batches, pipeline
- * stages and parts they are spread over. Micro-batches have different numbers of tokens, some none.
- * Gradients, norm and loss are compared with those of one rank that takes the mean over all tokens in double
- * precision, of the weights that the library shows. */
+/* test_token_mean.c: a step trains on the mean over its tokens, however they are divided over ranks,
+ * micro-batches, pipeline stages and tensor-parallel ranks. Micro-batches have different numbers of tokens,
+ * some none. Gradients, norm and loss must be close to those of one rank in double, computed from the weights
+ * that the library shows. */
 #include "test/cmocka.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
@@ -12,8 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Layers y = x + w2 tanh(w1 x) + b, of which w1 is cut by rows and w2 by columns over the parts; a token's
- * loss is half of |y - target|^2. Layers are dealt to the stages in turn from the first on. */
+/* Layers are y = x + w2 tanh(w1 x) + b. Tensor parallelism cuts w1 by rows and w2 by columns. A token's loss
+ * is half of |y - target|^2. Layers go to the pipeline stages evenly, and the first ones get the
+ * remainder. */
 enum { LAYERS = 6, C = 6, H = 8, MOST_TOKENS = 29, MICRO = 12, STEPS = 2, MOST_WORLD = 8, MOST_STAGES = 8 };
 
 struct layer {
@@ -27,15 +28,14 @@ struct setup {
     uint32_t seed;
 };
 
-/* Of the whole model, put together from what the ranks read: before each step its weights, then its
- * gradients, its norm and the mean of its losses. */
+/* The whole model as read by the ranks: weights before each step, then gradients, norm and mean loss. */
 struct seen {
     struct layer weights[LAYERS], grads[LAYERS];
     double norm, loss;
 };
 static struct seen seen[STEPS];
 
-/* One stage of a rank: its part of its layers. */
+/* One pipeline stage of a rank, with its part of each layer. */
 struct stage {
     int first, n_layers, first_unit;
     float *w1[LAYERS], *w2[LAYERS], *b[LAYERS], *dw1[LAYERS], *dw2[LAYERS], *db[LAYERS];
@@ -44,7 +44,7 @@ struct stage {
 
 struct model {
     int32_t pp, dp, n_dp, tp;
-    /* of this rank's part, channels between the products */
+    /* hidden: channels between the products on this tensor-parallel rank */
     int hidden, n_tensors;
     struct stage stage[3];
     struct zero_tensor table[3 * LAYERS];
@@ -52,14 +52,14 @@ struct model {
     struct layer own[LAYERS];
 };
 
-/* In -1..1; the same on every rank. */
+/* Returns a number in -1..1, equal on every rank. */
 static double draw(uint32_t *seed)
 {
     *seed = *seed * 1664525u + 1013904223u;
     return (*seed >> 8) / (double)(1 << 23) - 1;
 }
 
-/* A token's own numbers, whoever has it. */
+/* Makes a token, which is the same on any rank that has it. */
 static void make_token(const struct setup *s, int step, int token, float x[C], float target[C])
 {
     uint32_t seed = s->seed + 7919u * (uint32_t)step + 104729u * (uint32_t)token;
@@ -71,7 +71,8 @@ static void make_token(const struct setup *s, int step, int token, float x[C], f
     }
 }
 
-/* Part p, which is micro-batch p / n_dp of place p % n_dp, has the tokens from at[p] on, up to at[p + 1]. */
+/* Cuts the step's tokens into parts. Part p is micro-batch p / n_dp of data-parallel rank p % n_dp, and has
+ * tokens at[p] to at[p + 1] - 1. */
 static void cut_tokens(const struct setup *s, int step, int parts, int at[MICRO + 1])
 {
     uint32_t seed = s->seed * 31u + (uint32_t)step;
@@ -102,7 +103,7 @@ static void forward_in_double(const struct layer *m, int layer, const double x[C
     }
 }
 
-/* grads: w1, w2 and b of each layer, one after another, as in struct layer. dx: of y, and then of x. */
+/* grads: w1, w2 and b of each layer, as in struct layer. dx: in: the gradient of y; out: that of x */
 static void backward_in_double(const struct layer *m, int layer, const double x[C], const double h[H],
                                double dx[C], double *grads)
 {
@@ -126,7 +127,7 @@ static void backward_in_double(const struct layer *m, int layer, const double x[
 
 enum { ELEMS = LAYERS * (2 * C * H + C) };
 
-/* The mean loss over all tokens, and its gradient times grad_scale. */
+/* Returns the mean loss over all tokens, and computes its gradient times grad_scale. */
 static double reference(const struct setup *s, int step, const struct layer *m, double grads[ELEMS])
 {
     double loss = 0;
@@ -160,7 +161,7 @@ static void compare(const struct setup *s, int step, const char *what)
     for (int i = 0; i < ELEMS; i++) {
         most = fmax(most, fabs(want[i]));
         squares += want[i] * want[i];
-        if (!(fabs((double)got[i] - want[i]) <= apart)) /* NaN, too */
+        if (!(fabs((double)got[i] - want[i]) <= apart)) /* also true for NaN */
             apart = fabs((double)got[i] - want[i]);
     }
     if (!(apart <= 2e-6 * most) || most == 0)
@@ -179,7 +180,7 @@ static int layers_before(int n_stages, int stage)
     return LAYERS / n_stages * stage + (stage < LAYERS % n_stages ? stage : LAYERS % n_stages);
 }
 
-/* Row k of a w1 of this rank's part, and column k of a w2, are of the whole's. */
+/* Returns the row of the whole w1, and column of the whole w2, for row or column k of this rank. */
 static int whole_of(const struct model *m, int k)
 {
     return m->tp * m->hidden + k;
@@ -199,7 +200,7 @@ static void add_tensor(struct model *m, char kind, int layer, float **param, flo
                               .tp_cut = cut};
 }
 
-/* First values are those of the whole model's elements. */
+/* Fills a layer with initial values, which depend only on the element of the whole model. */
 static void fill_layer(const struct model *m, int layer, struct layer *own)
 {
     for (int k = 0; k < m->hidden; k++)
@@ -312,7 +313,7 @@ static int backward(const struct model *m, const struct stage *g, zero_ctx *z, i
     return 0;
 }
 
-/* The tokens are at[part], at[part] + 1 and on, n of them. */
+/* Runs an action with tokens first to first + n - 1. */
 static int run_action(const struct setup *s, struct model *m, zero_ctx *z, const struct zero_action *a,
                       int step, int first, int n, double scale, double *loss)
 {
@@ -345,7 +346,7 @@ static int run_action(const struct setup *s, struct model *m, zero_ctx *z, const
     return 0;
 }
 
-/* This rank's part of what the ranks of its stage read goes to the whole. */
+/* Copies this rank's part of the values into the whole model. */
 static int read_all(const struct model *m, zero_ctx *z, int value, struct layer out[LAYERS])
 {
     float got[C * H];
@@ -378,7 +379,8 @@ static int one_step(struct toy_rank *r, struct model *m, zero_ctx *z, int step)
     for (int p = m->dp; p < MICRO; p += m->n_dp)
         count += at[p + 1] - at[p];
     OR_RETURN(read_all(m, z, ZERO_VALUE_PARAM, seen[step].weights));
-    OR_RETURN(zero_loss_scale(z, last ? count : 1000 + m->pp, &scale)); /* the last stage's counts */
+    /* only the last pipeline stage's counts matter */
+    OR_RETURN(zero_loss_scale(z, last ? count : 1000 + m->pp, &scale));
     for (;;) {
         OR_RETURN(zero_next(z, &a));
         if (a.micro_batch < 0)
@@ -463,7 +465,7 @@ static void run(struct setup *s, int n)
         compare(s, step, what);
 }
 
-/* The stages of a layout that has them rotate, so that each is met in layouts of each kind. */
+/* ZeRO stages rotate over layouts, so that each stage runs with layouts of each kind. */
 static void however_they_are_spread(void **state)
 {
     int n = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_tp.c: tensor parallelism: a model is cut over the tp axis of a mesh. With equal tp it has the same
- * bits at every stage and with data cut in every way. With any tp it has the losses, norms and weights of a
- * reference in double precision that is not cut. */
+/* test_tp.c: tensor parallelism, with a model that is cut over the tp axis of a mesh. With equal tp, all
+ * stages and divisions of the data give the same bits. With any tp, losses, norms and weights are close to a
+ * reference in double that is not cut. */
 #include "test/cmocka.h"
 #include "test/zero/pipeline_ranks.h"
 #include "test/zero/sample.h"
@@ -38,10 +38,9 @@ enum { LAYERS = 3, C = 10, H = 12, ROWS = 2, TENSORS = 4 * LAYERS, STEPS = 4, MI
 #define END(l, p)   OR_RETURN(zero_end(arg, l, p))
 #include "test/zero/tp_net.inc"
 
-/* In -1..1. */
 #include "test/zero/tp_reference.inc"
 
-/* Weight i of a tensor of the whole model: tensors are s, b, w1, w2 of each layer. */
+/* Returns weight i of a tensor of the whole model. Tensors are s, b, w1 and w2 of each layer. */
 static double first_value(int tensor, int64_t i)
 {
     uint32_t seed = 99u + 40503u * (uint32_t)(tensor * 1009 + i);
@@ -56,20 +55,20 @@ struct model;
 
 struct setup {
     int stage, tp;
-    /* micro-batches of a step, of all ranks; 0: one of each. With them prefetch counts */
+    /* micro: micro-batches per step over all ranks; 0: one per rank. prefetch applies if it is not 0 */
     int micro, prefetch;
     const struct reference *want;
     bool check;
-    /* changes what is wrapped; NULL: nothing does */
+    /* changes what is wrapped; NULL: no change */
     void (*change)(struct zero_config *cfg, struct model *m, int part);
-    /* zero_wrap fails with this code and text on every rank; NULL: it does not */
+    /* the error of zero_wrap on every rank; NULL: none */
     int code;
     const char *says;
-    /* which of several ways, or of several rows, the rank's function goes */
+    /* selects one of several ways or rows of the rank's function */
     int way;
 };
 
-/* The library's pointers are those of the net. */
+/* The library sets the net's pointers. */
 struct model {
     struct part_net net;
     float own[TENSORS][C * H];
@@ -101,7 +100,7 @@ static struct model *make_model(int tp, int part)
     return m;
 }
 
-/* The type of a rank's work between zero_wrap and zero_unwrap, which returns the first error. */
+/* A rank's work between zero_wrap and zero_unwrap. Returns the first error. */
 typedef int rank_fn(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at);
 
 struct job {
@@ -143,14 +142,14 @@ static void run_rank(struct toy_rank *r)
     free(m);
 }
 
-/* Wraps on `world` ranks, and calls fn unless it is NULL. Fails the test unless all goes as s says. */
+/* Wraps on `world` ranks, and calls fn unless it is NULL. Fails the test unless the outcome is that of s. */
 static void run(struct setup *s, int world, rank_fn *fn, const char *what, struct toy_rank r[MOST_WORLD])
 {
     struct job j = {s, fn};
     toy_run(world, run_rank, &j, r, what);
 }
 
-/* The same at stages 0 and 3, with two ranks of tp. */
+/* Does the same at stages 0 and 3, with two tensor-parallel ranks. */
 static void run_at_both_ends(struct setup s, int world, rank_fn *fn, const char *what)
 {
     struct toy_rank r[MOST_WORLD];
@@ -181,7 +180,7 @@ static int one_step(struct toy_rank *r, struct model *m, zero_ctx *z, int step, 
     return 0;
 }
 
-/* A hash of this rank's part, which is near the reference's. */
+/* Hashes this rank's weights, which must be close to the reference. */
 static int look_at_weights(struct toy_rank *r, zero_ctx *z, int part)
 {
     const struct setup *s = r->arg;
@@ -261,13 +260,13 @@ static float bf16_value(uint16_t x)
     return f;
 }
 
-/* Of a rank of tp; some are large and of both signs. */
+/* Returns an element on a tensor-parallel rank. Some are large and of both signs. */
 static float element(int part, int64_t i, bool bf16)
 {
     uint32_t seed = 31u * (uint32_t)part + 2246822519u * (uint32_t)i;
     draw(&seed);
     double x = draw(&seed) * (i % 7 ? 1 : 4096);
-    return bf16 ? (float)(int)(x * 64) : (float)x; /* of at most 8 bits for most, and exact sums of few */
+    return bf16 ? (float)(int)(x * 64) : (float)x; /* most have at most 8 bits, so sums of few are exact */
 }
 
 static uint16_t to_bf16(float f)
@@ -356,7 +355,7 @@ static int check_broadcast(struct toy_rank *r, zero_ctx *z, int64_t bytes, int r
     return 0;
 }
 
-/* On an axis of one rank. */
+/* Checks calls on an axis of one rank, which copy. */
 static int check_copies(struct toy_rank *r, zero_ctx *z, void *src, void *dst)
 {
     for (int way = 0; way < 4; way++) {
@@ -385,7 +384,7 @@ static int add_up(struct toy_rank *r, struct model *m, zero_ctx *z, const struct
     struct zero_stats stats;
     int64_t n_summed = 0;
     OR_RETURN(zero_get_stats(z, &stats));
-    if (stats.tp_bytes || stats.traffic.wire_bytes) /* what zero_wrap compared is left out */
+    if (stats.tp_bytes || stats.traffic.wire_bytes) /* traffic of zero_wrap's comparisons does not count */
         toy_wrong(r, "%lld and %lld bytes were received before anything was called",
                   (long long)stats.tp_bytes, (long long)stats.traffic.wire_bytes);
     r->hash = 1;
@@ -399,7 +398,7 @@ static int add_up(struct toy_rank *r, struct model *m, zero_ctx *z, const struct
                 OR_RETURN(check_broadcast(r, z, sizes[i] * 3, (int)i % r->world, src));
             n_summed += sizes[i];
         }
-    /* 0 and -0 are one to a comparison, and have bits of their own. */
+    /* 0 and -0 are equal in comparisons but have different bits. */
     float zeros[2] = {r->rank ? -0.0f : 0.0f, r->rank ? 0.0f : -0.0f};
     uint32_t bits[2];
     OR_RETURN(zero_all_reduce(z, ZERO_AXIS_TP, zeros, zeros, 2, ZERO_F32, ZERO_MAX));
@@ -407,7 +406,7 @@ static int add_up(struct toy_rank *r, struct model *m, zero_ctx *z, const struct
     r->hash = (r->hash ^ bits[0] ^ bits[1] >> 1) * 1099511628211u;
     OR_RETURN(check_copies(r, z, src, dst));
     OR_RETURN(zero_get_stats(z, &stats));
-    /* A rank takes at least its part of each piece from the others. */
+    /* A rank receives at least its part of each piece from the others. */
     if (stats.place.n_tp != r->world || (r->world > 1 ? stats.tp_bytes < n_summed : stats.tp_bytes != 0))
         toy_wrong(r, "tp is %lld, of which %lld bytes were received", (long long)stats.place.n_tp,
                   (long long)stats.tp_bytes);
@@ -425,7 +424,7 @@ static void sums_and_maxima(void **state)
     }
 }
 
-/* ---- what is reported ---- */
+/* ---- log lines ---- */
 
 static _Atomic int n_reported;
 
@@ -439,7 +438,7 @@ static void cut_nothing(struct zero_config *cfg, struct model *m, int part)
     cfg->debug.log = count_line;
     for (int t = 0; t < TENSORS; t++) {
         m->table[t].tp_cut = 0;
-        for (int64_t i = 0; i < n_elems(t, 2); i++) /* and so the same on both */
+        for (int64_t i = 0; i < n_elems(t, 2); i++) /* so they are equal on both ranks */
             m->own[t][i] = (float)first_value(t, i);
     }
 }
@@ -461,7 +460,7 @@ static void a_table_without_parts(void **state)
             fail_msg("%s: \"%s\" is not in \"%s\"", #call, text, zero_last_error());                         \
     } while (0)
 
-/* How a table may say wrongly that a tensor is cut. */
+/* Tables that are wrong about how a tensor is cut. */
 static void cuts_that_are_refused(void **state)
 {
     static float w[24], *param = w, *grad;
@@ -575,7 +574,7 @@ static void axes_that_are_refused(void **state)
     cfg.launch.world = 4;
     cfg.launch.rank = 0;
     assert_int_equal(zero_plan(model->table, TENSORS, &cfg, &whole), 0);
-    assert_true(plan.bytes.comm == whole.bytes.comm + (3192 << 10)); /* activations on their way */
+    assert_true(plan.bytes.comm == whole.bytes.comm + (3192 << 10)); /* buffers for activations */
     assert_true(plan.bytes.total - plan.bytes.comm - plan.bytes.exchange ==
                 whole.bytes.total - whole.bytes.comm - whole.bytes.exchange);
     cfg.mesh.tp = 2;
@@ -612,7 +611,7 @@ static int refuse(struct toy_rank *r, struct model *m, zero_ctx *z, const struct
     toy_expect(r, sum(z, x, x + 1, 3), ZERO_ERR_ARG,
                "overlap in part; allowed: equal pointers, or no overlap");
     toy_expect(r, sum(z, x + 2, x, 3), ZERO_ERR_ARG, "overlap");
-    OR_RETURN(sum(z, x + 2, x, 2)); /* side by side */
+    OR_RETURN(sum(z, x + 2, x, 2)); /* side by side is allowed */
     toy_expect(r, zero_all_reduce(z, ZERO_AXIS_TP, x, x, 4, ZERO_I32, ZERO_MAX), ZERO_ERR_ARG,
                "dtype is 4; allowed: ZERO_F32, ZERO_BF16");
     toy_expect(r, zero_all_reduce(z, ZERO_AXIS_TP, x, x, 4, ZERO_F32, (enum zero_reduce)3), ZERO_ERR_ARG,
@@ -632,16 +631,16 @@ static int refuse(struct toy_rank *r, struct model *m, zero_ctx *z, const struct
     toy_expect(r, zero_loss_scale(z, r->rank ? 3 : 4, &scale), ZERO_ERR_ARG,
                "count is 4 on rank 0 and 3 on rank 1; the ranks of tp");
     OR_RETURN(zero_loss_scale(z, 4, &scale));
-    if (scale != 0.25) /* of one copy */
+    if (scale != 0.25) /* 1 / count of one data-parallel rank */
         toy_wrong(r, "scale is %g", scale);
-    OR_RETURN(sum(z, x, x, 4)); /* nothing was changed */
-    /* Other numbers of elements end the context, on every rank. */
+    OR_RETURN(sum(z, x, x, 4)); /* the refused calls changed nothing */
+    /* Different numbers of elements fail the context on every rank. */
     toy_expect(r, sum(z, x, x, r->rank ? 3 : 4), ZERO_ERR_MISMATCH, "zero_all_reduce(sum)");
     toy_expect(r, zero_begin(z, 0, ZERO_FORWARD), ZERO_ERR_MISMATCH, "zero_all_reduce(sum)");
     return 0;
 }
 
-/* The sum of one rank would meet that of another call: neither moves anything, and both say so. */
+/* One rank's sum meets another call of the other rank. Neither moves data, and both fail. */
 static int swap_calls(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     float x[4] = {1, 2, 3, 4}, y[4] = {5, 6, 7, 8};
@@ -651,7 +650,7 @@ static int swap_calls(struct toy_rank *r, struct model *m, zero_ctx *z, const st
     return 0;
 }
 
-/* Rank 1 takes the largest, in another dtype, or of another root: named by the call's arguments. */
+/* Rank 1 uses another operation, dtype or root. The error names the call and its arguments. */
 static int differ_in(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     static const char *const says[] = {"rank 1 called zero_all_reduce(max) in step 1",
@@ -668,7 +667,8 @@ static int differ_in(struct toy_rank *r, struct model *m, zero_ctx *z, const str
     return 0;
 }
 
-/* Layers sum twice, the second time fewer elements. Rank 1 leaves one of those out, in the layer `way`. */
+/* Each layer sums twice, the second time with fewer elements. Rank 1 leaves out the second sum of layer
+ * `way`. */
 static int leave_out(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     const struct setup *s = r->arg;
@@ -692,8 +692,8 @@ static void calls_that_are_refused(void **state)
         run_at_both_ends((struct setup){.way = layer}, 2, leave_out, "left out in a layer");
 }
 
-/* Data-parallel ranks may give other sizes to their parts, or none at all, as their data has it: nobody finds
- * fault with it while one of them is waited for. */
+/* Data-parallel ranks may sum activations of different sizes, or none, depending on their data. No rank may
+ * report that while it waits for a late one. */
 static int give_other_sizes(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     const struct timespec late = {.tv_nsec = 300000000};
@@ -724,7 +724,7 @@ static void sizes_of_data_parallel_ranks_may_differ(void **state)
 
 /* ---- tables that differ ---- */
 
-/* Ranks of tp that begin with different values of a tensor that is not cut. */
+/* Gives tensor-parallel ranks different initial values of a tensor that is not cut. */
 static void begin_apart(struct zero_config *cfg, struct model *m, int part)
 {
     if (part)
@@ -737,8 +737,8 @@ static void freeze_apart(struct zero_config *cfg, struct model *m, int part)
     m->table[5].grad = NULL;
 }
 
-/* Ranks of tp whose tables cut a tensor along other dimensions, in other blocks, to another size, or from a
- * whole one. */
+/* Makes tensor-parallel ranks cut a tensor in another dimension, in other blocks, to another size, or from a
+ * whole tensor. */
 static void cut_apart(struct zero_tensor *t, bool dimension, bool blocks, bool size, bool whole)
 {
     *t = (struct zero_tensor){.name = "w1.0",
@@ -763,7 +763,7 @@ CUT_APART(other_blocks, false, part, false, false)
 CUT_APART(another_size, false, false, part, false)
 CUT_APART(from_the_whole, false, false, false, part)
 
-/* A part ends where the next tensor begins, but the whole does not. */
+/* The next tensor begins where this rank's part ends, but inside the whole tensor. */
 static void share_memory(struct zero_config *cfg, struct model *m, int part)
 {
     struct zero_tensor *t = m->table;
@@ -791,7 +791,7 @@ static void values_later(struct zero_config *cfg, struct model *m, int part)
     cfg->init_from = ZERO_INIT_LATER;
 }
 
-/* The write that completes the values compares them. */
+/* zero_write compares values once the last one is written. */
 static int write_apart(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     m->own[5][3] += (float)at->tp;
@@ -817,7 +817,7 @@ static void values_that_differ(void **state)
     }
 }
 
-/* Where an activation should be whole, or partial. */
+/* A call whose activation should be equal on all ranks (whole), or a partial sum. */
 struct transition {
     const char *name;
     int (*call)(zero_ctx *z, float *dst, const float *src);
@@ -845,7 +845,7 @@ static const struct transition transitions[] = {
     {"zero_reduce_scatter in step 1, inside unit 1", scatters, false},
 };
 
-/* Ranks are threads. */
+/* Lines about sums, counted over all ranks, which are threads. */
 static _Atomic int n_said_sum;
 static char said_sum[256];
 
@@ -860,11 +860,11 @@ static void log_sums(struct zero_config *cfg, struct model *m, int part)
     cfg->debug.log = note_sum;
 }
 
-/* The way of a setup: a transition, and whether its activation is wrong. */
+/* Added to setup.way for a wrong activation; the rest is the number of the transition. */
 enum { CROSS_WRONGLY = 16 };
 
-/* Activations that are wrong where they go, or right: with cfg.debug.check what should be whole and is not is
- * an error, and what is added up though all have it a line. */
+/* Calls with right and wrong activations. In check mode, one that should be equal on all ranks but is not is
+ * an error. One that is summed although it is equal is logged. */
 static int cross(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     const struct setup *s = r->arg;
@@ -874,8 +874,8 @@ static int cross(struct toy_rank *r, struct model *m, zero_ctx *z, const struct 
     for (int i = 0; i < 8; i++)
         src[i] = (float)(1 + i + (same ? 0 : r->rank));
     OR_RETURN(zero_begin(z, 1, ZERO_FORWARD));
-    OR_RETURN(t->call(z, dst, zeros)); /* zeros tell nothing */
-    /* the largest of equal values, and equal parts, are no mistake */
+    OR_RETURN(t->call(z, dst, zeros)); /* zeros do not show what the activation is */
+    /* a maximum of equal values, or a gather of equal parts, is no mistake */
     OR_RETURN(zero_all_reduce(z, ZERO_AXIS_TP, dst, src, 8, ZERO_F32, ZERO_MAX));
     OR_RETURN(zero_all_gather(z, ZERO_AXIS_TP, dst, src, 4, ZERO_F32));
     if (s->check && wrong && t->whole) {
@@ -886,7 +886,7 @@ static int cross(struct toy_rank *r, struct model *m, zero_ctx *z, const struct 
         return 0;
     }
     OR_RETURN(t->call(z, dst, src));
-    OR_RETURN(t->call(z, dst, src)); /* said once */
+    OR_RETURN(t->call(z, dst, src)); /* logged once */
     return zero_end(z, 1, ZERO_FORWARD);
 }
 
@@ -909,7 +909,7 @@ static void activations_that_are_not_what_they_should_be(void **state)
         }
 }
 
-/* A backward without the sum over tp: what no rank has cut comes apart, and cfg.debug.check finds it. */
+/* Backward leaves out the sum over tp, so weights that are not cut drift apart. Check mode finds it. */
 static int forget_the_sum(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
     for (int unit = LAYERS; unit-- > 0;) {
@@ -929,17 +929,18 @@ static void gradients_that_differ(void **state)
         run(&s, 4, forget_the_sum, "a sum is forgotten", r);
 }
 
-/* Without cfg.debug.check: gradients of what is not cut that are not the same on both ranks of tp. */
+/* Gradients of a tensor that is not cut, which differ between both tensor-parallel ranks, without check
+ * mode. */
 struct gradients {
     /* the step in which they differ, counted from 1 */
     int step;
-    /* the first element: 3 on one rank of tp, this on the other */
+    /* the first element on one tensor-parallel rank; it is 3 on the other */
     float other;
     /* an element of a tensor that is cut */
     float large;
     /* what zero_step returns */
     int code;
-    /* a line says that they differ by rounding; zero_save says that weights differ */
+    /* says: a line says that they differ by rounding; drifts: zero_save logs that weights differ */
     bool says, drifts;
 };
 
@@ -970,8 +971,8 @@ static const struct gradients cases[] = {
     {.step = 4, .other = 0, .code = ZERO_ERR_MISMATCH},
     {.step = 16, .other = 3.01f, .code = ZERO_ERR_MISMATCH},
     {.step = 2, .other = 3.0001f, .says = true, .drifts = true},
-    {.step = 2, .other = 6, .large = 1e6f, .says = true, .drifts = true}, /* next to nothing */
-    {.step = 3, .other = 6, .drifts = true},                              /* not looked at */
+    {.step = 2, .other = 6, .large = 1e6f, .says = true, .drifts = true}, /* small next to the norm */
+    {.step = 3, .other = 6, .drifts = true},                              /* not compared in step 3 */
 };
 
 static int train_apart(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
@@ -998,7 +999,7 @@ static int train_apart(struct toy_rank *r, struct model *m, zero_ctx *z, const s
     if (g->code)
         return 0;
     OR_RETURN(zero_save(z, dir, NULL));
-    OR_RETURN(zero_save(z, dir, NULL)); /* said once */
+    OR_RETURN(zero_save(z, dir, NULL)); /* logged once */
     return zero_save_wait(z, NULL);
 }
 

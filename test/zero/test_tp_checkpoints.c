@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_tp_checkpoints.c: a checkpoint that was saved on one mesh loads on every other, and training goes on
- * from it with the same bits. With ZERO_WHOLE, values that are given whole are cut as a program would do it.
- * The test finds element by element where each part's elements are in the whole. */
+/* test_tp_checkpoints.c: a checkpoint from one mesh loads on any other, and training continues with the same
+ * bits. With ZERO_WHOLE, the library cuts whole values as a program would. The test computes element by
+ * element where each part lies in the whole. */
 #include "test/cmocka.h"
 #include "test/zero/pipeline_ranks.h"
 
@@ -13,7 +13,7 @@
 
 enum { MOST_WORLD = 8, AROUND = 64, TENSORS = 8, MOST_ELEMS = 1 << 10, BUFFER = 6, VOCAB = 13 };
 
-/* The whole model's; cut: the dimension, -1: none. */
+/* A tensor of the whole model. cut: the dimension that tensor parallelism cuts; -1: none. */
 struct shape {
     const char *name;
     int64_t shape[4];
@@ -49,14 +49,14 @@ static const struct shape *shapes = powers_of_two;
 struct mesh {
     int dp, tp, stage;
 };
-/* Behind stage 3: hybrids. */
+/* A stage above 3 is a hybrid. */
 static const struct mesh meshes[] = {{1, 1, 0}, {2, 1, 3}, {4, 1, 4}, {1, 2, 1}, {2, 2, 2},
                                      {4, 2, 5}, {1, 4, 3}, {2, 4, 3}, {2, 4, 0}, {1, 8, 1}};
 enum { N_MESHES = sizeof meshes / sizeof *meshes };
 
 #include "test/zero/tp_shape.inc"
 
-/* A value of the whole, that bf16 has. kind: 0 the weight, 1 and on the states. */
+/* Returns a value of the whole model that is exact in bf16. kind: 0 for the weight, then the states. */
 static float value_of(int tensor, int kind, int64_t whole)
 {
     uint32_t x = (uint32_t)(tensor * 7919 + kind * 104729) + (uint32_t)whole * 2654435761u;
@@ -83,8 +83,8 @@ struct setup {
     const struct mesh *mesh;
     const char *folder;
     bool async;
-    int says; /* the step that was saved */
-    /* where first values come from; the model has some, and they are those of whole tensors */
+    int says; /* the step number that was saved */
+    /* from: source of initial values. gives: the model has them; whole: they are whole tensors */
     enum zero_init from;
     bool gives, whole;
 };
@@ -128,7 +128,7 @@ static void put_value(enum zero_dtype dtype, void *values, int64_t i, float f)
         ((float *)values)[i] = f;
 }
 
-/* Among NaN, which nothing should read. */
+/* Stores values between NaNs, which must not be read. */
 static void give_values(struct model *m, const struct setup *s, int part, bool has)
 {
     int tp = s->whole ? 1 : s->mesh->tp;
@@ -174,7 +174,7 @@ static int wrap(struct toy_rank *r, struct model **m, zero_ctx **z, struct place
     return FIRST_ERROR(err, zero_wrap(z, (*m)->table, TENSORS, &cfg));
 }
 
-/* The type of a rank's work between zero_wrap and zero_unwrap, which returns the first error. */
+/* A rank's work between zero_wrap and zero_unwrap. Returns the first error. */
 typedef int rank_fn(struct toy_rank *r, struct model *m, zero_ctx *z, int tp, int part);
 
 struct job {
@@ -195,7 +195,8 @@ static void run_rank(struct toy_rank *r)
     free(m);
 }
 
-/* Wraps on all ranks of the mesh, and calls fn. Fails the test unless all goes well. what: is said of it. */
+/* Wraps on all ranks of the mesh, and calls fn. Fails the test unless all goes well. what: the run's name in
+ * failure messages. */
 static void run(const struct setup *s, rank_fn *fn, const char *what, struct toy_rank r[MOST_WORLD])
 {
     struct job j = {s, fn};
@@ -205,7 +206,7 @@ static void run(const struct setup *s, rank_fn *fn, const char *what, struct toy
     toy_run(world_of(s->mesh), run_rank, &j, r, text);
 }
 
-/* What the whole model's elements come to, to be the same on every mesh. */
+/* Adds an element of the whole model to the hash, which is the same on every mesh. */
 static void add_to_hash(struct toy_rank *r, int tensor, int kind, int64_t whole, uint32_t bits)
 {
     uint64_t h = (uint64_t)whole * 0x9e3779b97f4a7c15u + (uint64_t)(tensor * 8 + kind);
@@ -213,7 +214,8 @@ static void add_to_hash(struct toy_rank *r, int tensor, int kind, int64_t whole,
     r->hash += h ^ h >> 31;
 }
 
-/* Reads all that this part has; expected: and compares it. What is cut counts on each part, else on one. */
+/* Reads all values on this rank and hashes them. Tensors that are not cut count on one tensor-parallel rank
+ * only. expected: also compares with value_of. alone: weights only. */
 static int look(struct toy_rank *r, zero_ctx *z, int tp, int part, bool expected, bool alone)
 {
     static const int values[] = {ZERO_VALUE_PARAM, ZERO_VALUE_STATE, ZERO_VALUE_STATE + 1};
@@ -235,7 +237,7 @@ static int look(struct toy_rank *r, zero_ctx *z, int tp, int part, bool expected
                 memcpy(&bits, (const char *)x + i * (narrow ? 2 : 4), narrow ? 2 : 4);
                 bits = narrow ? bits << 16 : bits;
                 want = t == BUFFER ? (uint32_t)(100 + i) : want;
-                if (whole < 0) /* of no element: it is zero when it was loaded */
+                if (whole < 0) /* padding is zero after a load */
                     want = 0;
                 else if (s->cut >= 0 || part == 0)
                     add_to_hash(r, t, k, whole, bits);
@@ -249,7 +251,7 @@ static int look(struct toy_rank *r, zero_ctx *z, int tp, int part, bool expected
     return 0;
 }
 
-/* Every value of this part, weights and states. */
+/* Writes every value on this rank, weights and states. */
 static int write_all(struct toy_rank *r, struct model *m, zero_ctx *z, int tp, int part)
 {
     static const int values[] = {ZERO_VALUE_PARAM, ZERO_VALUE_STATE, ZERO_VALUE_STATE + 1};
@@ -266,7 +268,7 @@ static int write_all(struct toy_rank *r, struct model *m, zero_ctx *z, int tp, i
             }
             for (int64_t i = 0; i < n; i++) {
                 int64_t whole = whole_of(s, tp, part, i);
-                x[i] = whole < 0 ? 77 : value_of(t, k, whole); /* what pads is in no checkpoint */
+                x[i] = whole < 0 ? 77 : value_of(t, k, whole); /* checkpoints do not have padding */
                 narrow[i] = to_bf16(x[i]);
             }
             int err = zero_write(z, t, values[k], 0, n, k == 0 && s->dtype == ZERO_BF16 ? (void *)narrow : x);
@@ -290,7 +292,7 @@ static int save_one(struct toy_rank *r, struct model *m, zero_ctx *z, int tp, in
     return 0;
 }
 
-/* One step with a gradient that every element of the whole has of its own. */
+/* Takes one step, with a gradient that depends only on the element of the whole. */
 static int train(struct model *m, zero_ctx *z, int tp, int part)
 {
     for (int unit = 0; unit <= 4; unit++) {
@@ -336,7 +338,7 @@ static int load_one(struct toy_rank *r, struct model *m, zero_ctx *z, int tp, in
 
 /* ---- weights alone ---- */
 
-/* Slices of stacked tensors, fused ones too, and what the file has the other way round. */
+/* Maps slices of stacked tensors, also fused ones, and transposed tensors. */
 static const struct zero_weight map[] = {
     {"wte", 0, 0, 0},
     {"wte, turned", 0, 0, 1},
@@ -378,7 +380,7 @@ static int import_one(struct toy_rank *r, struct model *m, zero_ctx *z, int tp, 
 
 /* ---- tests ---- */
 
-/* Of the whole model: the parts that the first data-parallel rank's copy has. */
+/* Returns the hash of the whole model, from the ranks of the first replica. */
 static uint64_t hash_of(const struct mesh *m, const struct toy_rank *r)
 {
     uint64_t hash = 0;
@@ -410,10 +412,10 @@ static void any_mesh_loads_any_others(void **state)
     }
 }
 
-/* Another file of the same name, or none. */
+/* Fails the test if a file is missing or differs. */
 static void expect_same_files(const char *folder, const char *first, const char *what)
 {
-    char command[512]; /* of two short paths */
+    char command[512]; /* room for two short paths */
     snprintf(command, sizeof command, "diff -rq '%s' '%s' >&2", first, folder);
     if (system(command))
         fail_msg("%s: other files than of the whole model", what);
@@ -435,7 +437,7 @@ static void weights_are_the_whole_models(void **state)
                  s.mesh->stage);
         expect_same_files(folder[i], folder[0], what);
         s = (struct setup){.mesh = s.mesh, .folder = folder[0]};
-        if (i % 2) { /* all values are from the files, which have those of all parts */
+        if (i % 2) { /* all initial values come from the files */
             s.gives = s.whole = true;
             s.from = ZERO_INIT_LATER;
         }
@@ -448,7 +450,8 @@ static void weights_are_the_whole_models(void **state)
 
 /* ---- whole tensors ---- */
 
-/* In three pieces, which are not the parts. lacks: values, until the last piece of the last tensor. */
+/* Writes a whole tensor in three pieces, which differ from the ranks' parts. lacks: values are missing until
+ * the last piece is written. */
 static int write_whole(struct toy_rank *r, zero_ctx *z, int t, int k, bool lacks)
 {
     static const int values[] = {ZERO_VALUE_PARAM, ZERO_VALUE_STATE, ZERO_VALUE_STATE + 1};
@@ -463,7 +466,7 @@ static int write_whole(struct toy_rank *r, zero_ctx *z, int t, int k, bool lacks
         for (int64_t i = 0; i < m; i++)
             put_value(dtype, src, i, value_of(t, k, first + i));
         err = zero_write(z, t, values[k], first, m, r->rank < s->mesh->tp ? src : NULL);
-        if (!err && lacks && first + m < n) /* though some parts have all of theirs */
+        if (!err && lacks && first + m < n) /* although some ranks have all of their part */
             toy_expect(r, zero_read(z, t, ZERO_VALUE_PARAM, 0, 1, src), ZERO_ERR_ORDER, "has values for");
     }
     if (!err)
@@ -480,7 +483,7 @@ static int write_all_whole(struct toy_rank *r, zero_ctx *z, bool states, bool la
     return err;
 }
 
-/* At stages 0 and 1 the model may look at any time, and sees its part. */
+/* At stages 0 and 1 the model sees its part at any time. */
 static void look_at_pointers(struct toy_rank *r, const struct model *m, int tp, int part)
 {
     for (int t = 0; t < TENSORS; t++)
@@ -513,7 +516,7 @@ static int give_one(struct toy_rank *r, struct model *m, zero_ctx *z, int tp, in
     return 0;
 }
 
-/* One of 8 parts of wte is padding alone. */
+/* With tp 8, one rank's part of wte is all padding. */
 static void whole_tensors_are_cut(void **state)
 {
     static const struct mesh on[] = {{1, 2, 0}, {2, 3, 1}, {1, 3, 2}, {2, 2, 3},

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_tune.c: what a step is taken with, changed between steps: clip, the optimizers' numbers, the number of
- * the step, how many micro-batches it has, and states that come from elsewhere.
+/* test_tune.c: numbers that change between steps: clip, the optimizers' numbers, the step number,
+ * micro-batches per step, and states from elsewhere.
  *
- * A toy model trains at every stage on one to three ranks that are threads. What is changed on the way must
- * end, bit by bit, as what a configuration says from the start. */
+ * A toy model trains at every stage on one to three ranks that are threads. A change on the way must give the
+ * same bits as a configuration that has the number from the start. */
 #include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
@@ -14,7 +14,7 @@
 
 enum { STEPS = 6, WORLDS = 3, MOST_VALUES = 2048 };
 
-/* A number, and what it is at first. */
+/* A number that changes from first to then. */
 struct knob {
     const char *key;
     int optimizer; /* of every group */
@@ -38,11 +38,11 @@ enum { N_KNOBS = sizeof knobs / sizeof *knobs };
 struct setup {
     int stage;
     const struct knob *knob;
-    bool starts_so; /* the configuration has it; else it is changed before the first step */
-    bool resumes;   /* half way: another context, whose configuration has it, loads a checkpoint */
-    bool waits;     /* for every step's outcome */
+    bool starts_so; /* the configuration has the number; else it changes before the first step */
+    bool resumes;   /* half way, a new context with the number in its configuration loads a checkpoint */
+    bool waits;     /* waits for every step's outcome */
     int optimizer, way;
-    bool brackets, in_place; /* how micro-batches add up */
+    bool brackets, in_place; /* how micro-batches are summed */
     char *folder;
 };
 
@@ -51,7 +51,7 @@ static int n_states_of(int optimizer)
     return optimizer == ZERO_ADAMW || optimizer == ZERO_ADAM ? 2 : 1;
 }
 
-/* group: where group 1 is kept. */
+/* group: memory for group 1 */
 static void put(struct zero_config *cfg, const struct knob *k, float x, struct toy *m,
                 struct zero_optim *group)
 {
@@ -122,7 +122,7 @@ static void tuned_before_the_first_step(void **state)
         }
 }
 
-/* Half way to another number: by zero_tune, or by a checkpoint and another configuration. */
+/* Changes a number half way: by zero_tune, or by a checkpoint and another configuration. */
 static void half_way(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
@@ -175,7 +175,7 @@ static void tuned_half_way(void **state)
     }
 }
 
-/* Another number at every step, while the steps before are under way: each is taken with its own. */
+/* Changes numbers at every step while earlier steps are still running. Each step must use its own numbers. */
 static void every_step(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
@@ -213,7 +213,7 @@ static void tuned_at_every_step(void **state)
         }
 }
 
-/* ---- micro-batches of a step ---- */
+/* ---- micro-batches per step ---- */
 
 enum { MOST_ACCUM = 5 };
 
@@ -229,7 +229,8 @@ static int accumulate(struct toy *m, zero_ctx *z, const struct toy_rank *r, int 
     return zero_step(z, 1e-2f, NULL);
 }
 
-/* Other micro-batches in most steps: by zero_tune, or by a checkpoint and another configuration. */
+/* Changes micro-batches per step in most steps: by zero_tune, or by a checkpoint and another
+ * configuration. */
 static void other_accum(struct toy_rank *r)
 {
     static const int accum_of[STEPS] = {2, 2, MOST_ACCUM, 1, 3, 4};
@@ -301,7 +302,7 @@ static void other_micro_batches(void **state)
         }
 }
 
-/* Memory is that of the most micro-batches. */
+/* The plan's memory is for the largest number of micro-batches. */
 static void plans_for_the_most(void **state)
 {
     struct toy m;
@@ -376,7 +377,7 @@ static void accumulate_wrongly(struct toy_rank *r)
         }
     }
     TOY_TRY(TUNE(2));
-    TOY_TRY(zero_loss_scale(z, 1, &scale)); /* two micro-batches on every rank have one token */
+    TOY_TRY(zero_loss_scale(z, 1, &scale)); /* one token per rank in two micro-batches */
     if (!err && scale != 2)
         toy_wrong(r, "the loss is scaled by %g", scale);
     TOY_TRY(toy_forward(&m, z, true));
@@ -396,7 +397,7 @@ static void wrong_micro_batches(void **state)
     toy_at_each_stage(accumulate_wrongly, &s, &s.stage, "max_grad_accum_steps 0");
 }
 
-/* ---- states from elsewhere, and the number of the step ---- */
+/* ---- states from elsewhere, and the step number ---- */
 
 static struct zero_config config_of(struct toy_rank *r, const struct setup *s)
 {
@@ -425,7 +426,7 @@ static void carry_over(struct toy_rank *r)
     TOY_TRY(zero_wrap(&from, m.table, TOY_TENSORS, &cfg));
     for (int step = 0; !err && step < 2; step++)
         TOY_TRY(train(&m, from, step, r->rank, NULL));
-    cfg.launch.name = "to"; /* it is open beside the other */
+    cfg.launch.name = "to"; /* both contexts are open at the same time */
     TOY_TRY(zero_wrap(&to, other.table, TOY_TENSORS, &cfg));
     for (int t = 0; t < TOY_TENSORS; t++)
         for (int value = ZERO_VALUE_MASTER; t != TOY_FROZEN && value < ZERO_VALUE_STATE + n_states; value++) {
@@ -459,7 +460,7 @@ static void carry_over(struct toy_rank *r)
     toy_free(&other);
 }
 
-/* Bit by bit, where the kind has no bias correction whatever the count. */
+/* States continue bit by bit. Optimizers without bias correction do so with any step count. */
 static void states_go_on(void **state)
 {
     static const struct {
@@ -485,7 +486,7 @@ static void states_go_on(void **state)
         }
 }
 
-/* ---- bad input ---- */
+/* ---- wrong calls ---- */
 
 static int user_update(void *arg, const struct zero_update *u)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* toy_net.c: see toy_net.h. */
+/* toy_net.c: implements toy_net.h: the model, ranks as threads, and checks for leaked descriptors, threads
+ * and folders. */
 #include "test/zero/toy_net.h"
 #include "test/cmocka.h"
 #include "test/held_port.h"
@@ -33,7 +34,7 @@ static int open_unit(zero_ctx *z, bool brackets, int unit, enum zero_phase phase
     return err;
 }
 
-/* In [-1, 1). */
+/* Returns a number in [-1, 1). */
 static float noise(uint64_t a, uint64_t b)
 {
     return random_unit(random_mix(random_mix(a) + b));
@@ -212,7 +213,7 @@ void toy_set_ranks(int world, void *arg, struct toy_rank *out)
     char job[64];
     snprintf(job, sizeof job, "%ld-%u", (long)getpid(), n_worlds++);
     setenv("ZERO_JOB_KEY", "0f1e2d3c4b5a69788796a5b4c3d2e1f0", 0);
-    setenv("ZERO_JOB", job, 1); /* ranks of a world that failed, which may still knock, are sent away */
+    setenv("ZERO_JOB", job, 1); /* turns away ranks of an earlier, failed world */
     for (int i = 0; i < world; i++) {
         memset(&out[i], 0, sizeof out[i]);
         out[i].rank = i;
@@ -298,7 +299,7 @@ void toy_close(struct toy *m, zero_ctx **z)
     toy_free(m);
 }
 
-/* ---- what is held ---- */
+/* ---- what a process holds ---- */
 
 static int count_entries(const char *folder)
 {
@@ -336,8 +337,8 @@ static void *nothing(void *arg)
 
 struct toy_holdings toy_holdings(void)
 {
-    /* libuv opens a pipe with the first loop of a process and keeps it, as the first two worlds do their
-     * ports; a sanitizer has a thread of its own from the first one on. */
+    /* Warm up before the first count. libuv opens a pipe with a process's first loop and keeps it. The first
+     * two worlds keep their ports. A sanitizer starts a thread with the program's first one. */
     static bool warm;
     uv_loop_t first;
     pthread_t thread;

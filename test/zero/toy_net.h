@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* toy_net.h: a small model that is wrapped, trained and looked at, and ranks that are threads, for tests of
- * what goes wrong.
+/* toy_net.h: a small model and ranks that are threads, for tests of the public interface.
  *
- * Its gradient depends on the weights it is shown, on the step and on the global micro-batch, so whatever is
- * lost, doubled or stale changes what is trained. It has what zero.h offers: a stacked tensor, f32 and bf16,
- * a frozen one, one that is overwritten. */
+ * The gradient depends on the weights that the model reads, on the step and on the global micro-batch. So a
+ * lost, doubled or stale value changes the trained weights. The model has a stacked tensor, f32 and bf16
+ * tensors, a frozen tensor, and one whose gradient is overwritten. */
 #ifndef ZR_TEST_ZERO_TOY_NET_H
 #define ZR_TEST_ZERO_TOY_NET_H
 
@@ -17,33 +16,33 @@
 enum { TOY_TENSORS = 5, TOY_UNITS = 4, TOY_FROZEN = 3, TOY_STACKED = 1, MOST_TOY_RANKS = 16 };
 
 struct toy {
-    /* the model's own pointers */
+    /* the pointers that zero_wrap takes over */
     void *param[TOY_TENSORS], *grad[TOY_TENSORS];
-    /* its own memory */
+    /* memory that toy_make allocates */
     void *own[TOY_TENSORS];
     struct zero_tensor table[TOY_TENSORS];
 };
 
-/* Called before the model touches a unit it has opened; NULL, as on the host: nothing. On a GPU: waits for
- * the model's stream. */
+/* Called before the model touches a unit that it has opened. A GPU test sets it to wait for the model's
+ * stream. NULL: no wait. */
 extern void (*toy_wait)(void);
 
-/* Fresh weights, the same on every rank. */
+/* Makes initial weights, which are equal on every rank. */
 void toy_make(struct toy *m);
 void toy_free(struct toy *m);
 int64_t toy_elems(int tensor);
-/* The model's pointers stand where toy_make left them. */
+/* Whether the model's pointers are where toy_make set them. */
 bool toy_untouched(const struct toy *m);
 
-/* Each returns the first error. brackets false: for stages 0 and 1. micro: of all ranks. */
+/* Each returns the first error. brackets may be false at stages 0 and 1. micro: the global micro-batch. */
 int toy_forward(struct toy *m, zero_ctx *z, bool brackets);
 int toy_backward(struct toy *m, zero_ctx *z, bool brackets, int step, int micro);
-/* The unit's share of the gradient, added to what is there; the bracket is the caller's. */
+/* Adds the unit's gradient of one micro-batch. The caller opens and closes the bracket. */
 void toy_add_gradient(struct toy *m, int unit, int step, int micro);
-/* Puts x in the first element of a trainable tensor's gradient as it stands now. */
+/* Writes x to the first element of a trainable tensor's current gradient. */
 void toy_poison_gradient(struct toy *m, int tensor, float x);
 
-/* Collective: a hash of every weight, master and moment (n_states of them). */
+/* Hashes every weight, master and state (n_states of them). Collective. */
 int toy_hash(zero_ctx *z, int n_states, uint64_t *hash);
 
 /* One rank, as a thread or a forked process. */
@@ -51,57 +50,59 @@ struct toy_rank {
     int rank, world;
     char url[64];
     void *arg;
-    /* for the test to read */
+    /* error code, for the test to read */
     int err;
-    /* what zero_last_error says of err */
+    /* zero_last_error() after err */
     char text[2048];
-    /* for the test to read; each test says what it measures */
+    /* a duration, for the test to read; each test defines which */
     int64_t ms;
     uint64_t hash;
-    /* "" when all is well: cmocka's asserts only work on the test's own thread */
+    /* what went wrong; "": nothing. Ranks write it because cmocka's asserts work only on the test's main
+     * thread. */
     char wrong[4096];
 };
 
-/* ZERO_CONFIG_INIT with rank, world and rendezvous filled in. */
-/* Behind stage 3: hybrids, in groups of 2 ranks. */
+/* Stages above 3 are hybrids, with groups of 2 ranks. */
 enum { TOY_HSDP = 4, TOY_HFSDP = 5, TOY_STAGES = 6, TOY_HYBRID_WORLD = 4 };
 struct zero_config toy_config(struct toy_rank *r, int stage);
-/* For cfg.debug.log: what is said is not looked at. */
+/* A cfg.debug.log that drops each line. */
 void toy_forget_line(void *arg, const char *line);
-/* Hybrids are tried in one world only, where there are two groups, and stages in smaller ones. */
+/* Hybrids run with TOY_HYBRID_WORLD ranks only, which makes two groups. Stages run in smaller worlds. */
 bool toy_has_stage(int world, int stage);
-/* Notes code and zero_last_error(). */
+/* Stores code and zero_last_error(). */
 void toy_note(struct toy_rank *r, int code);
-/* Appends to wrong. */
+/* Appends to r->wrong. */
 void toy_wrong(struct toy_rank *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 void toy_set_ranks(int world, void *arg, struct toy_rank *out);
-/* Runs fn on world threads; does not look at the outcome. */
+/* Runs fn on world threads and ignores the outcome. */
 void toy_ranks(int world, void (*fn)(struct toy_rank *r), void *arg, struct toy_rank *out);
 
-/* On the test's own thread: fails, and says what, unless each rank has neither err nor anything wrong. */
+/* Fails the test unless each rank has err 0 and nothing in wrong. Main thread only. what: the case's name in
+ * the message. */
 void toy_assert_well(const struct toy_rank *r, int world, const char *what);
 
-/* Runs fn on world threads; fails, and says what, unless all went well. */
+/* Runs fn on world threads, and fails the test unless all went well. */
 void toy_run(int world, void (*fn)(struct toy_rank *r), void *arg, struct toy_rank *r, const char *what);
 
-/* Runs fn on one and on two threads at each stage, which is written to *stage; fails unless all went well. */
+/* Runs fn on one and on two threads at each stage, and fails the test unless all went well. *stage has the
+ * stage. */
 void toy_at_each_stage(void (*fn)(struct toy_rank *r), void *arg, int *stage, const char *what);
 
-/* Makes a model and wraps it; notes the error, and returns it. Then toy_close unwraps and frees, also after
- * an error. */
+/* Makes a model and wraps it. Stores and returns the error. toy_close unwraps and frees, also after an
+ * error. */
 int toy_open(struct toy_rank *r, struct toy *m, zero_ctx **z, const struct zero_config *cfg);
 void toy_close(struct toy *m, zero_ctx **z);
 
-/* In a function that has `err` and a rank `r`: makes the call unless one has failed before, and notes its
- * failure. */
+/* Makes the call unless an earlier one failed, and stores its failure. For functions with `err` and a rank
+ * `r`. */
 #define TOY_TRY(call)                                                                                        \
     do {                                                                                                     \
         if (!err && (err = (call)))                                                                          \
             toy_note(r, err);                                                                                \
     } while (0)
 
-/* In a function that returns an error: makes the call, and returns its failure. */
+/* Makes the call, and returns from the function if it fails. */
 #define OR_RETURN(call)                                                                                      \
     do {                                                                                                     \
         int err_ = (call);                                                                                   \
@@ -109,30 +110,30 @@ void toy_close(struct toy *m, zero_ctx **z);
             return err_;                                                                                     \
     } while (0)
 
-/* A call that has to fail: something is wrong unless err is code and zero_last_error() has says in it. */
+/* Checks that a call failed: err must be code, and zero_last_error() must contain says. */
 void toy_expect(struct toy_rank *r, int err, int code, const char *says);
 
 int64_t toy_now_ms(void);
 
-/* A new folder for a test's files: path ends with XXXXXX, as for mkdtemp. It is removed by the second, with
- * what is in it, or, where a test fails before that, by the third, a group's teardown. On the test's own
- * thread. */
+/* Make and remove a folder for a test's files. path ends in XXXXXX, as for mkdtemp. toy_remove_folders is a
+ * group teardown, which removes folders that a failed test left. Main thread only. */
 void toy_make_folder(char *path);
 void toy_remove_folder(const char *path);
-/* Replaces the random id of the exports in the folders below path, in files and in their names, by a fixed
- * one. Exports of equal weights are then equal byte by byte, and can still be imported. */
+/* Replaces the random id of all exports below path, in files and file names, by a fixed one. Exports of equal
+ * weights then have equal bytes, and zero_import still accepts them. */
 void toy_forget_export_ids(const char *path);
 int toy_remove_folders(void **state);
 
-/* What a process holds that a context may have left behind. */
+/* Resources of a process that a context may have left behind. */
 struct toy_holdings {
     /* n_maps: mappings of memfds, which are the arenas of ranks */
     int n_fds, n_threads, n_maps;
 };
 struct toy_holdings toy_holdings(void);
-/* The same as before, now or soon: a joined thread is still listed for a moment. */
+/* Whether the process holds the same as before, now or soon. A joined thread stays listed for a moment. */
 bool toy_holds_no_more(struct toy_holdings before, struct toy_holdings *now);
-/* If this process holds more than before: the first notes it for the rank, the second fails the test. */
+/* Check that this process holds no more than before. The first notes a leak for the rank, the second fails
+ * the test. */
 void toy_check_nothing_left(struct toy_rank *r, struct toy_holdings before);
 void toy_assert_nothing_left(struct toy_holdings before);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* where.h: where a test's ranks train: on the host, or on a GPU that may be a stand-in (the model then
- * computes on the CPU, in device memory, when its stream has got there). */
+/* where.h: the device on which a test's ranks train: the host, or a GPU that may be a stand-in. On the
+ * stand-in the CPU computes in device memory, after waiting for the model's stream. */
 #ifndef ZR_TEST_ZERO_WHERE_H
 #define ZR_TEST_ZERO_WHERE_H
 
@@ -10,31 +10,33 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-/* This program can train on a GPU. */
+/* Whether this program trains on a GPU. */
 extern const bool where_has_gpu;
 
-/* And its ranks may have parts of one model. */
+/* Whether this program's ranks may use tensor and pipeline parallelism. */
 extern const bool where_has_parts;
 
-/* By a rank's thread, before zero_wrap: its device, and what cfg says of it; by the same thread, after
- * zero_unwrap. */
+/* A rank's thread calls where_open before zero_wrap, to select the device and set cfg. It calls where_close
+ * after zero_unwrap. */
 void where_open(int rank, struct zero_config *cfg);
 void where_close(struct zero_config *cfg);
 
-/* Where ranks are processes. By the one that forks them: before; to stop one (it returns when that has) with
- * nothing in its hands that the others wait for; and when all have ended. */
+/* The parent of ranks that are processes calls these. Call where_fork before the first fork, and where_reap
+ * after all ranks have ended. A rank that where_stop stops holds nothing of the stand-in that others wait
+ * for. The call returns after the rank has stopped. */
 void where_fork(void);
 void where_stop(pid_t pid);
 void where_reap(void);
-/* By each of them: before the rest, on_host being the number of the host that it is to pose as; and at its
- * end: false where the GPU's stand-in was misused, as text says. */
+/* Each rank that is a process calls these. Call where_enter first; on_host is the number of the host that the
+ * rank claims. Call where_leave last. It returns false, with a reason in text, if the GPU stand-in was
+ * misused. */
 void where_enter(int on_host);
 bool where_leave(char *text, size_t n_text);
 
-/* Waits until what zero_begin has put on cfg's stream is done: then the CPU may touch the unit. */
+/* Waits for what zero_begin enqueued on cfg's stream, so that the CPU may touch the unit. */
 void where_wait(const struct zero_config *cfg);
 
-/* Memory where the model computes, zeroed. */
+/* Allocates zeroed memory where the model computes. */
 void *where_alloc(size_t n_bytes);
 void where_release(void *at);
 

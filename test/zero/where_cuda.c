@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* where_cuda.c: see where.h. On the stand-in for CUDA, whose device memory the CPU may touch. */
+/* where_cuda.c: runs ranks on the stand-in for CUDA, whose device memory the CPU may touch. */
 #include "test/zero/where.h"
 
 #include "test/stand_in/nccl_stand_in.h"
@@ -23,11 +23,11 @@ static void must(const char *call, cudaError_t err)
 
 void where_open(int rank, struct zero_config *cfg)
 {
-    must("cudaSetDevice", cudaSetDevice(rank + 1)); /* 0 is what threads have that never chose */
+    must("cudaSetDevice", cudaSetDevice(rank + 1)); /* 0 is the default of threads that never chose */
     must("cudaStreamCreateWithFlags",
          cudaStreamCreateWithFlags((cudaStream_t *)&cfg->stream, cudaStreamNonBlocking));
     cfg->device = ZERO_DEVICE_CUDA;
-    cfg->deterministic = 1; /* the host's bits */
+    cfg->deterministic = 1; /* gives the host's bits */
 }
 
 void where_close(struct zero_config *cfg)
@@ -55,7 +55,7 @@ void where_stop(pid_t pid)
     nccl_stand_in_stop(pid);
 }
 
-/* To the library, and to NCCL. */
+/* Sets the host's name for both the library and NCCL. */
 void where_enter(int on_host)
 {
     char host[32];
@@ -67,7 +67,7 @@ void where_enter(int on_host)
 bool where_leave(char *text, size_t n_text)
 {
     const char *misuse;
-    bool hung = nccl_stand_in_end(); /* a call was left behind with what it may use */
+    bool hung = nccl_stand_in_end(); /* a call that hangs keeps its resources, which is no misuse */
     bool well = stand_in_end(&misuse) == 0 || hung;
     snprintf(text, n_text, "%s", misuse);
     return well;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* where_host.c: see where.h. */
+/* where_host.c: runs ranks on the host, in shared memory. */
 #include "test/zero/where.h"
 
 #include <signal.h>

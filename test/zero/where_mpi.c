@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* where_mpi.c: see where.h. On the host, over the stand-in for MPI, to which each rank's thread says who it
- * is. */
+/* where_mpi.c: runs ranks on the host, over the stand-in for MPI. Each rank's thread sets its rank there. */
 #include "comm/mpi/mpi_library.h"
 #include "test/zero/where.h"
 

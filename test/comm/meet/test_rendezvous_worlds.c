@@ -23,10 +23,10 @@
 
 enum { ROUNDS = 6, NEVER = 100000, ANYTHING_MS = 300, ENOUGH = 1000 };
 
-/* What a run of ranks does. Set before they start. */
+/* The course of a run. Set before the ranks start. */
 static struct {
     uint64_t seed;
-    /* the rank that the run is about, and the round in which it does it */
+    /* the rank that behaves differently, and the round in which it does */
     int x, round;
 } run;
 

@@ -280,7 +280,7 @@ static void expect_made(bool can_split, int world, int n_roles)
 
 static void test_every_role(void **state)
 {
-    static const int versions[] = {22809, 21705 /* cannot split: each group by an id of its own */};
+    static const int versions[] = {22809, 21705 /* cannot split, so each group gets a new id */};
     for (int k = 0; k < 4; k++) {
         nccl_stand_in_the_machine()->version = versions[k / 2];
         customize(k % 2, LONG_MS);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* overlap_test.c: fixed-cost units on the device's own timeline, as PyTorch's FSDP2 overlap test has it: with
- * compute c per unit forward, 2c backward and communication m per unit, m < c, only the first gather and the
+/* overlap_test.c: units of fixed cost on the device's timeline, as in PyTorch's FSDP2 overlap test. A unit
+ * has compute c in forward and 2c in backward, and communication m, with m < c. Only the first gather and the
  * last reduce may be exposed: forward = m + L*c, backward = 2m + L*2c. */
 #include "shard/engine/internal.h"
 #include "test/cmocka.h"

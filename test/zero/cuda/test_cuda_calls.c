@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_cuda_calls.c: ranks on GPUs (stand-ins) that share no memory and make other calls: every rank's error
- * names the first calls that differ, however it was met: at a step's exchange, by a collective that never
+/* test_cuda_calls.c: ranks on GPU stand-ins that share no memory and make different calls. Every rank's error
+ * names the first calls that differ, whether they are found at a step's exchange, by a collective that never
  * ends, or because a rank has stopped calling. What the thread that watches NCCL finds goes to all ranks at
- * once. Nothing is measured by a clock, but the library's own timeout, where time alone tells. */
+ * once. No test measures time, except where only the library's timeout can find the fault. */
 #include "test/cmocka.h"
 #include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
@@ -20,7 +20,7 @@ enum { MOST = TOY_HYBRID_WORLD, SHORT_MS = 3000, LONG_MS = 60000, HANG_MS = 1200
 
 static struct zero_config config(struct toy_rank *r, int stage, int timeout_ms)
 {
-    cudaSetDevice(r->rank + 1); /* 0 is nobody's */
+    cudaSetDevice(r->rank + 1); /* no rank uses GPU 0 */
     struct zero_config cfg = toy_config(r, stage);
     cfg.device = ZERO_DEVICE_CUDA;
     cfg.launch.timeout_ms = timeout_ms;
@@ -34,14 +34,14 @@ static void run(int world, void (*fn)(struct toy_rank *r), void *arg, struct toy
     m->n_devices = world + 1;
     toy_ranks(world, fn, arg, r);
     nccl_stand_in_end();
-    stand_in_end(NULL); /* collectives that differ are misuse of NCCL, which is what this is about */
+    stand_in_end(NULL); /* ignores misuse of NCCL, because the collectives differ on purpose */
     *m = was;
     for (int i = 0; i < world; i++)
         if (r[i].wrong[0])
             fail_msg("rank %d: %s", i, r[i].wrong);
 }
 
-/* ---- other calls ---- */
+/* ---- different calls ---- */
 
 enum difference {
     OTHER_UNIT,
@@ -56,7 +56,7 @@ enum difference {
     N_DIFFERENCES
 };
 
-/* What the odd rank called, and what the others did instead. */
+/* What the differing ranks called, and what the others called instead. */
 static const struct {
     const char *odd, *others;
     bool other_args;
@@ -74,7 +74,7 @@ static const struct {
 
 struct differing {
     int stage;
-    int n_odd; /* the last ranks: one, or all of a group */
+    int n_odd; /* how many of the last ranks differ: one, or all of a group */
     enum difference how;
 };
 
@@ -100,7 +100,7 @@ static int differ(zero_ctx **z, enum difference how, bool odd)
     }
 }
 
-/* A model whose kernels do nothing but set some elements of one gradient. */
+/* A backward whose only kernel sets some elements of one gradient. */
 static int backward(struct toy *m, zero_ctx *z, int unit, cudaStream_t stream)
 {
     int err = zero_begin(z, unit, ZERO_BACKWARD);
@@ -115,8 +115,8 @@ static int forward(zero_ctx *z, int unit)
     return err ? err : zero_end(z, unit, ZERO_FORWARD);
 }
 
-/* Where units are resident its calls wait for nobody: they only ask whether all is well, and may be the last
- * to hear. */
+/* Calls until one fails. If units are resident, these calls wait for no other rank and only check for known
+ * failures, so they may be the last to fail. */
 static int call_until_reported(zero_ctx *z)
 {
     int64_t from = toy_now_ms();
@@ -142,7 +142,7 @@ static void train_differently(struct toy_rank *r)
     struct zero_config cfg = config(r, c->stage, SHORT_MS);
     struct toy m;
     zero_ctx *z;
-    cfg.memory.prefetch = 0; /* so that at stage 3 units are gathered */
+    cfg.memory.prefetch = 0; /* gathers units at stage 3 */
     int err = toy_open(r, &m, &z, &cfg);
     if (err)
         toy_wrong(r, "zero_wrap: %s", zero_last_error());
@@ -170,8 +170,9 @@ static void train_differently(struct toy_rank *r)
     toy_free(&m);
 }
 
-/* Whether both say the same failure: what follows "rank 2: " in what rank 2 says, up to the rank that found
- * it. A rank names that one if it has the failure from the record of a rank that has ended. */
+/* Whether both messages report the same failure. Compares what follows "rank 2: " in rank 2's message,
+ * without the rank that found it. A rank names the finder if it read the failure in the record of a rank that
+ * has ended. */
 static bool say_the_same(const struct toy_rank *a, const struct toy_rank *b)
 {
     char text[2][sizeof a->text];
@@ -188,7 +189,7 @@ static bool say_the_same(const struct toy_rank *a, const struct toy_rank *b)
     return strcmp(text[0], text[1]) == 0;
 }
 
-/* What one of the odd ranks called, and one of the others. */
+/* Whether text names the call of a differing rank, and that of another rank. */
 static bool names_both(const char *text, enum difference how, int world, int n_odd)
 {
     char one[128], two[160];
@@ -212,7 +213,7 @@ static void make_other_calls(const struct differing *c, int world)
             args != called[c->how].other_args)
             fail_msg("difference %d, stage %d, rank %d of %d: %d \"%s\"", c->how, c->stage, i, world,
                      r[i].err, r[i].text);
-        /* One failure, for all, which no rank tells as another's. */
+        /* All ranks report the same failure, and none calls another rank "this rank". */
         if (!say_the_same(&r[i], &r[0]) || strstr(r[i].text, "this rank"))
             fail_msg("difference %d, stage %d, rank 0: \"%s\"; rank %d: \"%s\"", c->how, c->stage, r[0].text,
                      i, r[i].text);
@@ -233,11 +234,11 @@ static void test_other_calls(void **state)
     }
 }
 
-/* ---- a rank that calls no more ---- */
+/* ---- a rank that stops calling ---- */
 
 struct stopping {
     int stage;
-    bool far; /* the others have more under way by then than is watched at a time */
+    bool far; /* by then the others have enqueued more operations than are watched at a time */
     atomic_int n_reported;
 };
 
@@ -286,7 +287,7 @@ static void test_a_rank_stops_calling(void **state)
     }
 }
 
-/* ---- what is found while the model computes ---- */
+/* ---- failures that are found while the model computes ---- */
 
 enum finding { BY_NCCL, BY_QUERY, BY_WAITING, N_FINDINGS };
 
@@ -304,8 +305,9 @@ static const struct {
 
 struct watching {
     enum finding by;
-    atomic_bool is_there, knows; /* rank 0: the other may find it now; it has heard */
-    atomic_int n_asked;          /* calls of rank 1 after that */
+    /* is_there: rank 0 is ready, so rank 1 may fail; knows: rank 0 has the error */
+    atomic_bool is_there, knows;
+    atomic_int n_asked; /* calls of rank 1 after rank 0 has the error */
 };
 
 static void wait_for(atomic_bool *what)
@@ -321,7 +323,8 @@ static void held_up(void *arg)
     wait_for(&w->knows);
 }
 
-/* Has nothing under way, or what is behind a model that takes its time, and waits far longer than rank 1. */
+/* Waits for the failure on rank 0. It has enqueued nothing, or operations behind a slow model, and its
+ * timeout is far longer than rank 1's. */
 static int rank_0_hears(struct watching *w, struct toy *m, zero_ctx *z, cudaStream_t stream)
 {
     struct zero_step_info info;
@@ -337,7 +340,7 @@ static int rank_0_hears(struct watching *w, struct toy *m, zero_ctx *z, cudaStre
     return w->by == BY_WAITING ? zero_mean(z, &mean, 1) : zero_step(z, 1e-2f, &info);
 }
 
-/* Rank 1's collectives are under way, and its model computes until rank 0 has heard. */
+/* Rank 1 has enqueued collectives, and its model computes until rank 0 has the error. */
 static void computes_for_long(struct toy_rank *r)
 {
     struct watching *w = r->arg;
@@ -388,11 +391,11 @@ static void test_the_watcher_tells_all(void **state)
     }
 }
 
-/* ---- more than is kept ---- */
+/* ---- more operations than are kept ---- */
 
 enum { N_LAYERS = 300, LAYER = 8 };
 
-/* Each layer is an operation of its own. */
+/* Reads the tensor; each layer is a separate operation. */
 static void read_layers(struct toy_rank *r, zero_ctx *z)
 {
     float x[N_LAYERS * LAYER];
@@ -436,8 +439,8 @@ static void has_many_layers(struct toy_rank *r)
     }
 }
 
-/* NCCL's communicators keep 256 operations that are under way; a call of the model's that needs more waits.
- * Each takes long here, so that they are. */
+/* NCCL's communicators keep 256 operations in progress, and a call that needs more waits. Here each operation
+ * is slow, so that the limit is reached. */
 static void test_many_operations(void **state)
 {
     char folder[] = "/tmp/zero-layers-XXXXXX", command[128];

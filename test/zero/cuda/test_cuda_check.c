@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_cuda_check.c: cfg.debug.check on a GPU that is a stand-in: what a model reads and writes by a pointer
- * that it kept from an earlier bracket; and groups whose copies drift apart. */
+/* test_cuda_check.c: check mode (cfg.debug.check) on the GPU stand-in: a model that reads or writes by a
+ * pointer from an earlier bracket, and groups whose copies drift apart. */
 #include "test/cmocka.h"
 #include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
@@ -35,7 +35,7 @@ static zero_ctx *wrap(struct toy *m, int stage, int check)
     cfg.debug.log = keep;
     lines[0] = 0;
     toy_make(m);
-    m->table[TOY_STACKED].flags |= ZERO_POINTER_PER_BEGIN; /* both of its layers are open at once below */
+    m->table[TOY_STACKED].flags |= ZERO_POINTER_PER_BEGIN; /* both layers are open at once below */
     if (zero_wrap(&z, m->table, TOY_TENSORS, &cfg))
         fail_msg("%s", zero_last_error());
     return z;
@@ -66,7 +66,7 @@ static int step(struct toy *m, zero_ctx *z, int number, struct zero_step_info *i
     return err ? err : zero_step(z, 1e-2f, info);
 }
 
-/* What a model that keeps to its brackets gets is not changed. */
+/* Check mode does not change what a correct model computes. */
 static void test_same_values(void **state)
 {
     for (int stage = 0; stage <= 3; stage++) {
@@ -83,8 +83,8 @@ static void test_same_values(void **state)
     }
 }
 
-/* Read in the order of the stream, a pointer kept from an earlier bracket gives NaN, and not what another
- * unit has there: while others are open, too. Its own unit lies elsewhere by then. */
+/* In stream order, a pointer from an earlier bracket reads NaN, and never another unit's values, also while
+ * other units are open. By then its own unit is elsewhere. */
 static void test_stale_parameter(void **state)
 {
     for (int stage = 2; stage <= 3; stage++) {
@@ -106,7 +106,7 @@ static void test_stale_parameter(void **state)
             toy_add_gradient(&m, u, 0, 0);
             if (u == 0) {
                 assert_ptr_not_equal(kept, m.param[0]);
-                ((float *)m.grad[0])[5] = kept[5]; /* as a backward would that reads the forward's pointer */
+                ((float *)m.grad[0])[5] = kept[5]; /* as in a backward that kept the forward's pointer */
             }
             bracket(z, u, ZERO_BACKWARD, true);
         }
@@ -118,7 +118,7 @@ static void test_stale_parameter(void **state)
     }
 }
 
-/* What it writes is lost, and said: at the step, or when the place is used again. */
+/* A write by a kept pointer is lost, and reported at the step or when the memory is used again. */
 static void test_stale_write(void **state)
 {
     for (int how = 0; how < 4; how++) {
@@ -146,7 +146,7 @@ static void test_stale_write(void **state)
     }
 }
 
-/* Each allocation of the GPU's memory failing in turn: the wrap fails, and nothing is left. */
+/* Each GPU allocation fails once. zero_wrap fails, and nothing is left. */
 static void test_no_memory(void **state)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
@@ -171,7 +171,7 @@ static void test_no_memory(void **state)
     assert_true(k > 15);
 }
 
-/* NULL may be the wrong stream; one that was named is not questioned. */
+/* A NULL cfg.stream may be a mistake and is logged. A stream that is named is not. */
 static void test_default_stream_is_reported(void **state)
 {
     for (int named = 0; named < 2; named++) {
@@ -192,7 +192,7 @@ static void test_default_stream_is_reported(void **state)
     }
 }
 
-/* As many brackets open at once as there are units: each has a place of its own. */
+/* All units may be open at once. Each then has separate memory. */
 static void test_all_open(void **state)
 {
     struct toy m;
@@ -221,7 +221,7 @@ struct drifting {
     int rank;
 };
 
-/* What it writes depends on whose group it is for, which is not among its arguments. */
+/* The result depends on the group, which is not one of the arguments. */
 static int write_weights(void *arg, const struct zero_update *u)
 {
     const struct drifting *a = arg;
@@ -249,7 +249,7 @@ static void drifting_rank(struct toy_rank *r)
     const struct drift *d = r->arg;
     struct drifting a = {d, r->rank};
     cudaStream_t stream;
-    cudaSetDevice(r->rank + 1); /* 0 is nobody's */
+    cudaSetDevice(r->rank + 1); /* no rank uses GPU 0 */
     cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     struct zero_config cfg = toy_config(r, d->stage);
     cfg.device = ZERO_DEVICE_CUDA;
@@ -275,7 +275,7 @@ static void test_copies_that_drift_apart(void **state)
     machine->n_devices = TOY_HYBRID_WORLD + 1;
     for (int i = 0; i < 3; i++) {
         struct drift d = {.drifts = i > 0, .stage = i < 2 ? TOY_HSDP : TOY_HFSDP};
-        bool found = d.drifts && d.stage == TOY_HSDP; /* elsewhere there is one copy of the masters */
+        bool found = d.drifts && d.stage == TOY_HSDP; /* HFSDP has only one copy of the masters */
         struct toy_rank r[TOY_HYBRID_WORLD];
         toy_ranks(TOY_HYBRID_WORLD, drifting_rank, &d, r);
         for (int k = 0; k < TOY_HYBRID_WORLD; k++)

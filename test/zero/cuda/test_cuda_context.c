@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_cuda_context.c: a context on a GPU that is a stand-in: what is refused, every call into CUDA failing
- * in turn, a GPU that is lost, how often the host waits, the model's own optimizer, and checkpoints that move
- * between GPU and host. */
+/* test_cuda_context.c: a context on the GPU stand-in. Tests refused configurations, each CUDA call failing
+ * once, a lost GPU, and how often the host waits. Also tests a custom optimizer, communicators of the
+ * program, and checkpoints that move between GPU and host. */
 #include "test/cmocka.h"
 #include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
@@ -27,11 +27,11 @@ static struct zero_config config(int stage)
 
 static void wait_for_default_stream(void)
 {
-    if (cudaStreamSynchronize(NULL)) /* it may be the call that fails */
+    if (cudaStreamSynchronize(NULL)) /* this call may be the one that fails */
         cudaStreamSynchronize(NULL);
 }
 
-/* A model whose kernels do nothing but set some elements of one gradient: forward and backward. */
+/* A forward and a backward whose only kernel sets some elements of one gradient. */
 static int bare_pass(struct toy *m, zero_ctx *z)
 {
     int err = 0;
@@ -109,7 +109,7 @@ static void test_what_is_refused(void **state)
 
 /* --- training --- */
 
-/* Two steps on a context; the first error. */
+/* Takes two steps, and returns the first error. */
 static int train(struct toy *m, zero_ctx *z, int first_step)
 {
     int err = 0;
@@ -123,7 +123,7 @@ static int train(struct toy *m, zero_ctx *z, int first_step)
     return err;
 }
 
-/* Wraps, trains, reads all, unwraps. */
+/* Wraps, trains, reads all values and unwraps. */
 static int live(const struct zero_config *cfg, uint64_t *hash)
 {
     struct toy m;
@@ -137,7 +137,7 @@ static int live(const struct zero_config *cfg, uint64_t *hash)
         err = train(&m, z, 0);
         if (!err)
             err = toy_hash(z, 2, hash);
-        if (err) { /* the same cause for ever */
+        if (err) { /* later calls give the same cause */
             char text[512];
             snprintf(text, sizeof text, "%s", zero_last_error());
             int again = zero_step(z, 1e-2f, NULL);
@@ -183,7 +183,7 @@ static void test_every_call_fails(void **state)
                 !strstr(zero_last_error(), "no usable GPU"))
                 fail_msg("call %d: code %d \"%s\"", k, err, zero_last_error());
             stand_in_end(NULL);
-            assert_int_equal(live(&cfg, &hash), 0); /* the next context is well */
+            assert_int_equal(live(&cfg, &hash), 0); /* the next context works */
             assert_true(hash == good);
             nothing_wrong();
         }
@@ -193,7 +193,7 @@ static void test_every_call_fails(void **state)
 
 enum { MOST_TENSORS = 24 };
 
-/* Kernels of a model's life: one unit of n tensors, whose decay and rate differ from one to the next. */
+/* Counts the kernels of a run with one unit of n tensors, whose decay and learning rate alternate. */
 static int64_t launches_of_life(int n, int64_t elements, int n_steps)
 {
     static const char *const names[MOST_TENSORS] = {"a", "b", "c", "d", "e", "f", "g", "h",
@@ -245,8 +245,8 @@ static int64_t launches_of_step(int n, int64_t elements)
     return launches_of_life(n, elements, 3) - launches_of_life(n, elements, 2);
 }
 
-/* A step has as many kernels for many tensors as for one, if they lie end to end; else one norm more for
- * each, since a canonical block of the norm ends where a tensor does. */
+/* A step launches as many kernels for many tensors as for one, if the tensors lie end to end. Otherwise each
+ * further tensor adds one kernel for the norm, because a block of the norm ends with its tensor. */
 static void test_kernels_of_a_step(void **state)
 {
     int64_t one = launches_of_step(1, 256);
@@ -264,7 +264,7 @@ static void test_lost_gpu(void **state)
     for (int k = 1; k <= n; k += 13) {
         stand_in_fail(NULL, k, cudaErrorIllegalAddress, true);
         int err = live(&cfg, &hash);
-        n_failed += err != 0; /* not while it is taken down: then there is nothing to lose */
+        n_failed += err != 0; /* a GPU lost during zero_unwrap is no error */
         if (err && !strstr(zero_last_error(), "cudaErrorIllegalAddress") &&
             !strstr(zero_last_error(), "no usable GPU"))
             fail_msg("call %d: code %d \"%s\"", k, err, zero_last_error());
@@ -275,8 +275,8 @@ static void test_lost_gpu(void **state)
     nothing_wrong();
 }
 
-/* The model's thread puts a whole step on streams without waiting for the GPU; the next step waits for the
- * norm of the one before, which decides its number, and for nothing else. */
+/* The model's thread enqueues a whole step without waiting for the GPU. The next step waits only for the norm
+ * of the one before, which decides its step number. */
 static void test_host_does_not_wait(void **state)
 {
     for (int stage = 0; stage <= 3; stage++) {
@@ -302,7 +302,7 @@ static void test_host_does_not_wait(void **state)
 
 /* --- gradients read, numbers changed --- */
 
-/* Steps with numbers that change, the gradients of the last of them, and what came of it. */
+/* Runs steps with numbers that change. Returns the gradients of the last one, and a hash of the result. */
 static void read_gradients(const struct zero_config *cfg, float grad[TOY_TENSORS][2048], uint64_t *hash)
 {
     struct toy m;
@@ -342,11 +342,11 @@ static void test_gradients_and_numbers(void **state)
     }
 }
 
-/* --- the model's own optimizer --- */
+/* --- a custom optimizer --- */
 
 static int n_updates;
 
-/* Plain SGD, by the CPU: legal on the stand-in, where a GPU would be given a kernel. */
+/* Plain SGD on the CPU, which the stand-in allows. A real GPU would need a kernel. */
 static int own_sgd(void *arg, const struct zero_update *u)
 {
     struct stand_in_range range;
@@ -377,7 +377,7 @@ static void test_own_optimizer(void **state)
             assert_int_equal(zero_wrap(&z, m.table, TOY_TENSORS, &cfg), 0);
             assert_int_equal(train(&m, z, 0), 0);
             assert_true(!own || n_updates > 0);
-            /* A gradient that is not finite: the model's optimizer is not asked. */
+            /* If a gradient is not finite, the custom optimizer is not called. */
             int before = n_updates;
             assert_int_equal(toy_forward(&m, z, true), 0);
             for (int u = TOY_UNITS; u-- > 0;) {
@@ -401,9 +401,9 @@ static void test_own_optimizer(void **state)
     }
 }
 
-/* --- a peer that does not come, and an abort that does not come back --- */
+/* --- a peer that does not come, and an abort that does not return --- */
 
-static atomic_int n_late; /* ranks that have been left waiting, or have given up */
+static atomic_int n_late; /* ranks that waited until the timeout, or gave up */
 
 extern void __lsan_disable(void) __attribute__((weak));
 extern void __lsan_enable(void) __attribute__((weak));
@@ -413,7 +413,7 @@ static void waits_in_vain(struct toy_rank *r)
     struct toy m;
     zero_ctx *z;
     if (__lsan_disable)
-        __lsan_disable(); /* what a GPU may still use is left behind for good */
+        __lsan_disable(); /* memory that a GPU may still use is leaked on purpose */
     cudaSetDevice(r->rank);
     struct zero_config cfg = toy_config(r, 3);
     cfg.device = ZERO_DEVICE_CUDA;
@@ -428,7 +428,7 @@ static void waits_in_vain(struct toy_rank *r)
         int err = bare_pass(&m, z);
         toy_note(r, err ? err : zero_step(z, 1e-2f, &info));
         n_late++;
-        /* Closing does not wait for a GPU that does not end. */
+        /* zero_unwrap does not wait for a GPU that hangs. */
         zero_unwrap(&z);
     } else {
         while (!n_late)
@@ -448,8 +448,8 @@ static void test_abort_that_sticks(void **state)
     nccl_stand_in_the_machine()->abort_sticks = true;
     n_late = 0;
     toy_ranks(2, waits_in_vain, NULL, r);
-    nccl_stand_in_end(); /* lets the aborts come back */
-    stand_in_end(NULL);  /* what was left behind is what this is about */
+    nccl_stand_in_end(); /* lets the aborts return */
+    stand_in_end(NULL);  /* ignores what the hung rank left behind */
     *m = was;
     for (int i = 0; i < 2; i++)
         if (r[i].wrong[0])
@@ -458,7 +458,7 @@ static void test_abort_that_sticks(void **state)
         fail_msg("code %d \"%s\"", r[0].err, r[0].text);
 }
 
-/* --- what NCCL holds --- */
+/* --- memory of NCCL --- */
 
 enum { NCCL_HOLDS = 8 << 20 };
 
@@ -481,7 +481,8 @@ static void asks_what_nccl_holds(struct toy_rank *r)
     toy_free(&m);
 }
 
-/* Both communicators, where that release counts; it is no part of the plan. */
+/* zero_stats counts the memory of both communicators, if NCCL's version can tell. It is no part of the
+ * plan. */
 static void test_what_nccl_holds(void **state)
 {
     static const int versions[] = {22809, 22907};
@@ -502,14 +503,14 @@ static void test_what_nccl_holds(void **state)
     *m = was;
 }
 
-/* --- a communicator that is lent --- */
+/* --- a communicator of the program --- */
 
 struct lending {
     ncclUniqueId id;
-    bool blocks; /* the communicator */
-    bool knows;  /* the configuration: rank, world and rendezvous too */
+    bool blocks; /* the communicator is blocking */
+    bool knows;  /* the configuration also has rank, world and rendezvous */
     int start_timeout_ms, absent,
-        bad; /* absent: the rank that lends nothing and does not come; bad: with a bad table */
+        bad; /* absent: the rank that never calls zero_wrap; bad: the rank with a wrong table; -1: none */
 };
 
 static void trains_over_lent(struct toy_rank *r)
@@ -521,7 +522,7 @@ static void trains_over_lent(struct toy_rank *r)
     zero_ctx *z;
     struct zero_stats stats;
     if (__lsan_disable)
-        __lsan_disable(); /* what is left behind where a rank does not come */
+        __lsan_disable(); /* a rank that does not come leaves memory behind */
     cudaSetDevice(r->rank);
     config.blocking = l->blocks;
     ncclResult_t res = ncclCommInitRankConfig(&comm, r->world, l->id, r->rank, &config), state = res;
@@ -572,7 +573,7 @@ static void over_lent(int world, struct lending l, struct toy_rank *r)
             fail_msg("rank %d: %s", i, r[i].wrong);
 }
 
-/* Nothing but the communicator says who the ranks are. */
+/* The communicator alone gives rank and world. */
 static void test_lent(void **state)
 {
     struct stand_in_machine *m = stand_in_the_machine(), was = *m;
@@ -596,20 +597,20 @@ static void test_lent(void **state)
             nothing_wrong();
         }
     }
-    /* What one rank alone finds wrong is an error on all, in its words. */
+    /* An error that only one rank finds is returned on all, with its message. */
     over_lent(3, (struct lending){.blocks = true, .start_timeout_ms = 60000, .absent = -1, .bad = 1}, r);
     for (int i = 0; i < 3; i++)
         if (r[i].err != ZERO_ERR_ARG || !strstr(r[i].text, "tensors[1]"))
             fail_msg("rank %d: %d \"%s\"", i, r[i].err, r[i].text);
     nccl_stand_in_end();
     nothing_wrong();
-    /* A rank that does not come: named, after the time that was given. */
+    /* A rank that does not come is named after the timeout. */
     over_lent(3, (struct lending){.blocks = true, .start_timeout_ms = 1500, .absent = 2, .bad = -1}, r);
     for (int i = 0; i < 2; i++)
         if (r[i].err != ZERO_ERR_TIMEOUT || !strstr(r[i].text, "came to zero_wrap"))
             fail_msg("rank %d: %d \"%s\"", i, r[i].err, r[i].text);
     nccl_stand_in_end();
-    stand_in_end(NULL); /* what was left behind is what this is about */
+    stand_in_end(NULL); /* ignores what the absent rank left behind */
     *m = was;
 }
 
@@ -650,7 +651,7 @@ static void test_lent_wrongly(void **state)
         for (int k = 0; k < 2; k++)
             if (!strstr(zero_last_error(), cases[i].part[k]))
                 fail_msg("\"%s\" lacks \"%s\"", zero_last_error(), cases[i].part[k]);
-        /* Which backend is meant is no matter of who the ranks are. */
+        /* zero_find_place does not check the backend. */
         int want = cases[i].backend ? 0 : ZERO_ERR_ARG;
         struct zero_place p;
         assert_int_equal(zero_find_place(&cfg, &p), want);
@@ -665,14 +666,15 @@ static void test_lent_wrongly(void **state)
 
 /* --- checkpoints --- */
 
-/* Of the program's own, which no GPU has. */
+/* Makes data of the program, which stays on the host. */
 static void note_of(int step, uint32_t note[50000])
 {
     for (uint32_t i = 0; i < 50000; i++)
         note[i] = i * 2654435761u + (uint32_t)step;
 }
 
-/* Trains from the start (from NULL) or from a checkpoint for two steps, saves to `to` unless NULL. */
+/* Trains for two steps, from the start (from is NULL) or from a checkpoint. Then saves to `to`, unless it is
+ * NULL. */
 static uint64_t stretch(int device, int stage, bool async, const char *from, const char *to, int first_step)
 {
     struct zero_config cfg = config(stage);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_cuda_threads.c: the library's own threads and a GPU that is a stand-in: each works on its rank's
- * device and on no other, none disturbs a program that captures a stream, and a query that fails is never
- * taken for work that is done. */
+/* test_cuda_threads.c: the library's threads and the GPU stand-in. Each thread works on its rank's device
+ * only, and none disturbs a program that captures a stream. A query that fails is never taken for finished
+ * work. */
 #include "test/cmocka.h"
 #include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
@@ -37,7 +37,7 @@ static void run_ranks(int world, void (*fn)(struct toy_rank *r), void *arg, stru
     *m = was;
 }
 
-/* Its GPU is number rank + 1: 0, which every thread has that never chose, is nobody's. */
+/* Wraps on GPU rank + 1. No rank uses GPU 0, the default of threads that never chose. */
 static int wrap(struct toy_rank *r, int stage, struct toy *m, struct zero_config *cfg, zero_ctx **z)
 {
     cudaSetDevice(r->rank + 1);
@@ -57,7 +57,7 @@ static void unwrap(struct toy_rank *r, struct toy *m, struct zero_config *cfg, z
     toy_free(m);
 }
 
-/* A model whose kernels do nothing but set some elements of one gradient: one step. */
+/* Runs one step whose only kernel sets some elements of one gradient. */
 static int bare_step(struct toy *m, cudaStream_t stream, zero_ctx *z, struct zero_step_info *info)
 {
     int err = 0;
@@ -147,7 +147,7 @@ static void test_threads_choose_their_gpu(void **state)
 
 enum { MOST_MS = 20000 };
 
-/* While the program captures a stream of its own, in the strictest mode, the library trains on. */
+/* Trains while the program captures another stream in the strictest mode. */
 static void captures(struct toy_rank *r)
 {
     struct toy m;
@@ -179,7 +179,7 @@ static void captures(struct toy_rank *r)
 static void test_captures_are_not_disturbed(void **state)
 {
     struct toy_rank r[RANKS];
-    stand_in_fail(NULL, 0, cudaSuccess, false); /* counts from here */
+    stand_in_fail(NULL, 0, cudaSuccess, false); /* resets the count */
     run_ranks(RANKS, captures, NULL, r);
     for (int i = 0; i < RANKS; i++)
         if (r[i].err)
@@ -209,7 +209,8 @@ static void asks_in_vain(struct toy_rank *r)
     unwrap(r, &m, &cfg, &z);
 }
 
-/* By the model's thread alone, and by whichever of two ranks' threads is the first to ask. */
+/* The failing query is made by the model's thread of a single rank, or by whichever of two ranks' threads
+ * asks first. */
 static void test_a_query_that_fails_is_no_completion(void **state)
 {
     for (int k = 1; k <= 5; k++) {
@@ -224,7 +225,7 @@ static void test_a_query_that_fails_is_no_completion(void **state)
             fail_msg("world %d, query %d: %d \"%s\", %d \"%s\"", world, nth, r[0].err, r[0].text, r[1].err,
                      r[1].text);
         nccl_stand_in_end();
-        stand_in_end(NULL); /* a rank that failed may leave things behind */
+        stand_in_end(NULL); /* ignores what a failed rank left behind */
     }
 }
 
@@ -245,8 +246,8 @@ static const struct {
 
 struct failing {
     enum cause cause;
-    int who;     /* by a query: whichever rank is the first to ask */
-    bool leaves; /* it closes its context at once, else when all have been told */
+    int who;     /* with BY_QUERY, any rank that asks first fails instead */
+    bool leaves; /* the failing rank closes its context at once; else after all ranks have the error */
     atomic_int n_reported;
 };
 
@@ -261,7 +262,7 @@ static int updates(void *arg, const struct zero_update *u)
     return o->fails && ++o->n == TOY_TENSORS ? 7 : 0;
 }
 
-/* Trains until it fails, which is to be long before its time is over. */
+/* Trains until a call fails, which must be long before the timeout. */
 static void trains_with_one_that_fails(struct toy_rank *r)
 {
     struct failing *f = r->arg;
@@ -306,8 +307,8 @@ static void trains_with_one_that_fails(struct toy_rank *r)
     unwrap(r, &m, &cfg, &z);
 }
 
-/* The others get its code and its words, whether it stays or leaves, long before they would have waited for
- * it in vain. */
+/* The other ranks get the failing rank's code and message long before their timeout, whether it stays or
+ * leaves. */
 static void test_a_failure_is_reported_to_all(void **state)
 {
     for (int k = 0; k < N_CAUSES * MOST * 2; k++) {
@@ -337,7 +338,7 @@ static void test_a_failure_is_reported_to_all(void **state)
                    i, (long long)r[i].ms);
         }
         nccl_stand_in_end();
-        stand_in_end(NULL); /* a rank that failed may leave things behind */
+        stand_in_end(NULL); /* ignores what a failed rank left behind */
     }
 }
 
@@ -352,8 +353,8 @@ static void finds_no_room(struct toy_rank *r)
     unwrap(r, &m, &cfg, &z);
 }
 
-/* Room for the plan's bytes alone is not enough: memory comes in pieces of 2 MiB, and NCCL's communicators
- * take some before the plan does. Told before anything is allocated, with the plan's table. */
+/* Memory for the plan's bytes is not enough. Allocations are in pieces of 2 MiB, and NCCL's communicators
+ * take some before the plan does. The error comes before anything is allocated, with the plan's table. */
 static void test_what_a_gpu_takes_is_counted(void **state)
 {
     static const struct {
@@ -385,7 +386,7 @@ static void test_what_a_gpu_takes_is_counted(void **state)
     }
 }
 
-/* --- a call that does not come back --- */
+/* --- a call that does not return --- */
 
 static atomic_bool let_go;
 static atomic_int n_calls, n_left;
@@ -442,8 +443,8 @@ static int count_threads(const char *name)
     return atoi(line);
 }
 
-/* The library's thread stands in optim.update. Whoever calls the library is told which call that is, and
- * closes the context without it; nothing of the program's is called afterwards. */
+/* optim.update hangs on the library's thread. Every call returns an error that names it, zero_unwrap does not
+ * wait for it, and the library calls nothing of the program afterwards. */
 static void test_an_update_that_does_not_come_back(void **state)
 {
     struct toy_rank r[RANKS] = {0};
@@ -462,7 +463,7 @@ static void test_an_update_that_does_not_come_back(void **state)
         usleep(10000);
     assert_int_equal(n_calls, n);
     nccl_stand_in_end();
-    stand_in_end(NULL); /* a context was left behind */
+    stand_in_end(NULL); /* ignores the context that was left behind */
 }
 
 int main(void)

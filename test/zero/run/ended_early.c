@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ended_early.c: a rank that zero-run starts. Rank 1 returns before its zero_wrap, the others wrap. */
+/* ended_early.c: a rank that zero-run starts. Rank 1 returns before zero_wrap, and the others call it. */
 #include "zero/zero.h"
 
 #include <stdio.h>

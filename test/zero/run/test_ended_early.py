@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""test_ended_early.py ZERO_RUN PROGRAM: a rank that ends before its zero_wrap ends the others' wait at once. They would wait for 10 minutes; a run
-that does not end within a minute has failed."""
+"""test_ended_early.py ZERO_RUN PROGRAM: if a rank ends before its zero_wrap, the other ranks stop waiting at once. Otherwise they would
+wait for 10 minutes. The test fails if a run takes more than a minute."""
 import os
 import subprocess
 import sys
@@ -14,7 +14,7 @@ LIMIT = int(os.environ.get("TEST_LIMIT", 60))
 class EndedEarly(unittest.TestCase):
     def test_rank_1_returns(self):
         for n in (2, 3):
-            # zero-run ends the other ranks when the first of them has failed, so one of them speaks.
+            # zero-run ends all ranks after the first failure, so only one rank may print the error.
             done = subprocess.run([ZERO_RUN, "-n", str(n), PROGRAM], capture_output=True, text=True, timeout=LIMIT)
             self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
             self.assertIn("rank 1 ended before it came to zero_wrap: its program returned 0", done.stdout)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""test_run.py ZERO_RUN PATIENT_ZERO_RUN: the launcher, from outside. Ranks are sh or python one-liners; nothing here asserts on time, but a run that
-does not end within a minute has failed."""
+"""test_run.py ZERO_RUN PATIENT_ZERO_RUN: runs the launcher as a user does. Ranks are one-liners of sh or Python. No test measures time,
+but a run that takes more than a minute fails."""
 import fcntl
 import os
 import re
@@ -15,13 +15,13 @@ import time
 import unittest
 
 ZERO_RUN = os.path.abspath(sys.argv.pop(1))
-PATIENT = os.path.abspath(sys.argv.pop(1))  # waits an hour where zero-run waits two seconds
+PATIENT = os.path.abspath(sys.argv.pop(1))  # gives ranks an hour where zero-run gives them two seconds
 PYTHON = sys.executable
-BUFFERED = ['env', '-u', 'PYTHONUNBUFFERED', PYTHON, '-c']  # its output as stdio's
+BUFFERED = ['env', '-u', 'PYTHONUNBUFFERED', PYTHON, '-c']  # buffers its output, as stdio does
 LIMIT = int(os.environ.get("TEST_LIMIT", 60))
 
-# A rank that tells its process id and waits for whatever comes. It prints nothing by print: a signal that comes while print flushes
-# runs the handler inside, where another print is an error.
+# A rank that writes its process id and waits for signals. It does not use print, because a signal handler may run while print flushes,
+# and print is an error there.
 WAITING = """
 import os, signal, sys, time
 def got(n, frame):
@@ -39,7 +39,7 @@ def run(*args, env=None, stdin=None, **more):
 
 
 def ranks(text):
-    """Lines of each rank, in their order."""
+    """Returns the lines of each rank, in order."""
     out = {}
     for line in text.splitlines():
         rank, rest = re.fullmatch(r'\[(\d+)\] (.*)', line).groups()
@@ -48,16 +48,16 @@ def ranks(text):
 
 
 def stat_of(pid):
-    """What /proc/PID/stat has after the name: state, parent, ..."""
+    """Returns the fields of /proc/PID/stat after the name: state, parent, ..."""
     try:
         with open(f'/proc/{pid}/stat') as f:
             return f.read().rsplit(')', 1)[1].split()
-    except (FileNotFoundError, ProcessLookupError):  # the latter where it goes between open and read
+    except (FileNotFoundError, ProcessLookupError):  # ProcessLookupError: it ended between open and read
         return ['X', '0']
 
 
 def alive(pid):
-    """Zombies, whose parent may never ask, count as gone."""
+    """Whether the process runs. Zombies count as ended, because their parent may never reap them."""
     return stat_of(pid)[0] not in 'ZX'
 
 
@@ -70,8 +70,8 @@ def wait_for(condition):
 
 
 def when_all_wait(started):
-    """Waits until there is something to be read, and zero-run and its ranks have slept at several looks in a row with the same
-    memory in use. Returns that, of zero-run, in KiB."""
+    """Waits until there is output to read, and zero-run and its ranks sleep in several samples in a row, with equal memory use. Returns
+    zero-run's memory in KiB."""
     looks = []
 
     def asleep():
@@ -89,7 +89,7 @@ def when_all_wait(started):
 
 
 class Started:
-    """A zero-run in the background, its output kept in a file."""
+    """A zero-run in the background, with its output in a file."""
 
     def __init__(self, *args):
         self.out = tempfile.TemporaryFile('w+')
@@ -147,7 +147,8 @@ class Environment(unittest.TestCase):
         self.assertNotEqual(again[0]['ZERO_JOB_KEY'], seen[0]['ZERO_JOB_KEY'])
 
     def test_key(self):
-        # 128 random bits, in the environment of ranks and nowhere that others can see. What was set outside is another job's.
+        # The key has 128 random bits, and is only in the environment of ranks, where other users cannot see it. A key from outside belongs to
+        # another job.
         outside = dict(os.environ, ZERO_JOB_KEY='f' * 32, ZERO_JOB_KEY_FILE='/nowhere')
         seen = self.see(2, ['ZERO_JOB_KEY', 'ZERO_JOB_KEY_FILE'], outside)[1]
         self.assertRegex(seen['ZERO_JOB_KEY'], '^[0-9a-f]{32}$')
@@ -212,14 +213,14 @@ class Output(unittest.TestCase):
         self.assertEqual(ranks(r.stderr), {0: ['err 0'], 1: ['err 1']})
 
     def test_closed_standard_descriptors(self):
-        # Ranks get /dev/null in place of what zero-run itself does not have, and no file of zero-run's.
+        # Ranks get /dev/null for descriptors that zero-run does not have, and none of zero-run's files.
         for closed, out in (('<&-', '[0] 1\n[1] 1\n'), ('>&-', ''), ('2>&-', '[0] 1\n[1] 1\n'), ('<&- >&- 2>&-', '')):
             for raw in ([], ['--raw']):
                 code = 'test -e /dev/fd/0 && test -e /dev/fd/1 && test -e /dev/fd/2 && echo 1'
                 r = subprocess.run(['sh', '-c', f'exec "$@" {closed}', 'sh', ZERO_RUN, *raw, '-n', '2', 'sh', '-c', code],
                                    capture_output=True, text=True, timeout=LIMIT)
                 expected = out.replace('[0] ', '').replace('[1] ', '') if raw else out
-                # Either rank may be the first to write.
+                # Either rank may write first.
                 self.assertEqual((r.returncode, sorted(r.stdout.splitlines())), (0, sorted(expected.splitlines())), closed)
                 dropped = 'zero-run: standard output was closed: what ranks write there is dropped\n'
                 self.assertEqual(r.stderr, dropped if closed == '>&-' else '', closed)
@@ -232,7 +233,7 @@ class Output(unittest.TestCase):
             self.assertEqual((r.returncode, os.fstat(f.fileno()).st_size), (1, 512))
 
     def test_limit_on_descriptors(self):
-        # Ranks may have as many as the hard limit allows, and at most 65536.
+        # Ranks may open as many descriptors as the hard limit allows, and at most 65536.
         r = subprocess.run(['sh', '-c', 'ulimit -Sn 200; ulimit -Hn 2000; exec "$@"', 'sh', ZERO_RUN, '-n', '1', 'sh', '-c', 'ulimit -n'],
                            capture_output=True, text=True, timeout=LIMIT)
         self.assertEqual((r.returncode, r.stdout, r.stderr), (0, '[0] 2000\n', ''))
@@ -260,7 +261,7 @@ class Output(unittest.TestCase):
         self.assertEqual((r.stdout, r.stderr), ('[0] a\n', '[0] b\n'))
 
     def test_no_interleaving(self):
-        # Both streams of all ranks to one pipe, in writes that cut lines anywhere.
+        # Both streams of all ranks go to one pipe, in writes that cut lines anywhere.
         code = """
 import os, random
 rank = os.environ['RANK']; random.seed(rank)
@@ -277,16 +278,16 @@ for fd, name in ((1, 'o'), (2, 'e')):
         for line in lines:
             rank, name, number = re.fullmatch(r'\[(\d)\] ([oe]\d) (\d+) x*', line).groups()
             self.assertEqual(name[1], rank)
-            self.assertEqual(int(number), nexts.get(name, 0))  # in order
+            self.assertEqual(int(number), nexts.get(name, 0))  # lines are in order
             nexts[name] = int(number) + 1
 
     def test_large_output_to_a_slow_reader(self):
         n = 24 << 20
         code = f"import os, sys; sys.stdout.write(('%s' % os.environ['RANK'] * 99 + chr(10)) * ({n} // 100))"
         with subprocess.Popen([ZERO_RUN, '-n', '2', PYTHON, '-c', code], stdout=subprocess.PIPE) as p:
-            # All ranks must end up waiting, and zero-run with them: its memory stays small though nobody reads.
+            # All ranks and zero-run must wait for the reader. The memory of zero-run stays small although nobody reads.
             now = when_all_wait(p)
-            self.assertLess(now, 32 << 10)  # KiB, sanitizers' overhead included; the ranks have 48 MiB to say
+            self.assertLess(now, 32 << 10)  # KiB, with the overhead of sanitizers; ranks write 48 MiB
             self.assertIsNone(p.poll())
             text = p.stdout.read().decode()
         self.assertEqual(p.returncode, 0)
@@ -295,7 +296,7 @@ for fd, name in ((1, 'o'), (2, 'e')):
             self.assertEqual(lines[r], [str(r) * 99] * (n // 100))
 
     def test_long_line(self):
-        # Below the limit whole; above it in pieces that lose nothing.
+        # A line below the limit arrives whole. A longer one arrives in pieces, without losses.
         code = "import sys; sys.stdout.write('a' * 1000000 + chr(10) + 'b' * 3000000)"
         r = run('-n', 1, PYTHON, '-c', code)
         lines = ranks(r.stdout)[0]
@@ -318,7 +319,7 @@ for fd, name in ((1, 'o'), (2, 'e')):
         self.assertEqual(ranks(r.stdout)[1], ['/dev/null'])
 
     def test_lines_come_as_they_are_written(self):
-        # No flush: the line is there while the rank still waits.
+        # The rank does not flush, but its line arrives while it still runs.
         with Started('-n', 1, *BUFFERED, 'import time; print("pid 1"); time.sleep(1000)') as p:
             p.pids(1)
             self.assertIsNone(p.process.poll())
@@ -330,7 +331,7 @@ for fd, name in ((1, 'o'), (2, 'e')):
         self.assertIn([f'line {i}' for i in range(500)], ranks(r.stdout).values())
 
     def test_terminal_changes_nothing(self):
-        # Every byte, and long runs without a newline; nothing comes back as input.
+        # Any byte and long runs without a newline pass unchanged, and no output comes back as input.
         text = bytes(range(256)) * 400 + b'\n'
         code = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 400 + b'\\n')"
         r = subprocess.run([ZERO_RUN, '-n', '1', PYTHON, '-c', code], capture_output=True, timeout=LIMIT)
@@ -353,7 +354,7 @@ for fd, name in ((1, 'o'), (2, 'e')):
         os.close(ours)
 
     def test_no_more_terminals(self):
-        # Descriptors run out for the pair of a terminal, not for a pipe: stand in for the system's limit.
+        # An unusable /dev/ptmx has the effect of the system's limit on pseudo-terminals.
         r = subprocess.run(['sh', '-c', 'exec "$@"', 'sh', 'unshare', '-m', 'sh', '-c',
                             'mount --bind /dev/null /dev/ptmx && exec "$@"', 'sh', ZERO_RUN, '-n', '3', 'sh', '-c',
                             'echo out; test -t 1 || echo pipe'], capture_output=True, text=True, timeout=LIMIT)
@@ -377,7 +378,7 @@ class Ending(unittest.TestCase):
         self.assertEqual((r.returncode, r.stdout, r.stderr), (0, '', ''))
 
     def test_no_timer_has_to_fire(self):
-        # A child closes the rank's output after zero-run has reaped the rank, and lives on until the test has read everything.
+        # A child closes the rank's output after zero-run has reaped the rank, and runs until the test has read everything.
         code = '(while kill -0 $$ 2> /dev/null; do :; done; exec > /dev/null 2>&1; read line) < "$1" &'
         with tempfile.TemporaryDirectory() as d:
             hold = os.path.join(d, 'hold')
@@ -410,7 +411,7 @@ class Ending(unittest.TestCase):
         def told(code, **env):
             return 'try ZERO_CHECK=1' in run('-n', 1, 'sh', '-c', code, env={**os.environ, **env}).stderr
         self.assertTrue(told('kill -BUS $$'))
-        self.assertTrue(told('exit 139'))  # a shell says so of its child
+        self.assertTrue(told('exit 139'))  # a shell's exit code after its child crashed
         self.assertTrue(told('kill -SEGV $$', ZERO_STAGE='3', ZERO_CHECK='0'))
         self.assertFalse(told('kill -SEGV $$', ZERO_CHECK='1'))
         self.assertFalse(told('kill -SEGV $$', ZERO_STAGE='1'))
@@ -418,7 +419,7 @@ class Ending(unittest.TestCase):
         self.assertFalse(told('exit 1'))
 
     def fail_rank_0(self, code, *options):
-        """Others run code; once each has said its "pid", rank 0 is killed. Gives what they said."""
+        """Ranks 1 and 2 run code. Once each has written its "pid", kills rank 0. Returns the output."""
         victim = 'test $RANK != 0 || { echo victim $$; exec sleep 1000; }; '
         with Started(*options, '-n', 3, 'sh', '-c', victim + code) as p:
             pids = p.pids(2)
@@ -440,7 +441,7 @@ class Ending(unittest.TestCase):
             self.assertEqual(text.count('saved'), 2)
 
     def test_children_of_ranks_end_too(self):
-        # The ranks die of SIGTERM at once, what they started ignores it.
+        # SIGTERM ends the ranks at once, but their children ignore it.
         for options in ([], ['--raw']):
             self.fail_rank_0("sh -c 'trap \"\" TERM; echo pid $$; exec sleep 1000' & wait", *options)
 
@@ -460,7 +461,7 @@ class Ending(unittest.TestCase):
         self.fail_rank_0("setsid -w sh -c 'echo pid $$; exec sleep 1000' & wait")
 
     def test_what_is_not_the_ranks_goes_on(self):
-        # What a rank leaves behind goes on if the job ends well, and so does what the shell started that became zero-run.
+        # A process that a rank leaves behind goes on if the job ends well. So does one that a shell started before it became zero-run.
         daemon = 'setsid sleep 1000 > /dev/null 2>&1 & echo $!'
         for shell in (f'"$0" --raw -n 1 sh -c "{daemon.replace("$", chr(92) + "$")}"', f'{daemon}; exec "$0" -n 1 false'):
             r = subprocess.run(['sh', '-c', shell, ZERO_RUN], capture_output=True, text=True, timeout=LIMIT)
@@ -521,7 +522,7 @@ class Signals(unittest.TestCase):
 
 
 class Restarts(unittest.TestCase):
-    """Programs without libzero: no record tells of a step."""
+    """Restarts of programs without libzero, which leave no record of steps."""
 
     def see(self, n, restarts, code, *options, **more):
         r = run(*options, '--restarts', restarts, '-n', n, 'sh', '-c', code, **more)
@@ -572,8 +573,8 @@ class Restarts(unittest.TestCase):
             self.assertNotIn('restart', p.stderr.read())
 
     def test_nothing_of_the_attempt_before_is_left(self):
-        # Rank 1 leaves a child behind that ignores SIGTERM; rank 0 ends only when it is killed. Neither is there in attempt 1, nor is
-        # anything of theirs among zero-run's descriptors; what they said comes before what the next ones say.
+        # Rank 1 leaves children behind, one of which ignores SIGTERM, and rank 0 ends only when it is killed. None of these processes may
+        # run in attempt 1.
         code = r"""
 if test $ZERO_ATTEMPT = 0; then
     test $RANK = 0 && { trap '' TERM; echo $$ > "$1/0"; while :; do sleep 0.05; done; }
@@ -594,7 +595,7 @@ exit 0
                 self.assertIn('restart 1 of 1', r.stderr)
 
     def test_not_beside_what_cannot_be_killed(self):
-        # A process of another user, as sudo starts one. For want of sudo: a setpriv that is root's.
+        # A process of another user, as sudo starts one. A setuid copy of setpriv stands in for sudo.
         setpriv = shutil.which('setpriv')
         if os.geteuid() != 0 or not setpriv:
             self.skipTest('needs root and setpriv')
@@ -664,7 +665,7 @@ class BadInput(unittest.TestCase):
             self.refused(126, 'plain: Permission denied', '-n', 2, plain)
             self.refused(126, 'plain: Permission denied', '-n', 2, 'plain', env={'PATH': d})
             os.chmod(plain, 0o755)
-            self.assertEqual(run('-n', 2, plain).returncode, 0)  # a script without #!, as execvp does
+            self.assertEqual(run('-n', 2, plain).returncode, 0)  # a script without #! runs, as with execvp
             self.assertEqual(run('-n', 2, 'plain', env={'PATH': f'/nowhere:{d}'}).returncode, 0)
             self.assertEqual(run('-n', 2, 'plain', env={'PATH': '/nowhere:'}, cwd=d).returncode, 0)
 

@@ -1,27 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_run_decide.c: what follows when an attempt of a job has ended, row by row. */
+/* test_run_decide.c: what zero-run decides after an attempt of a job has ended, row by row. */
 #include "test/cmocka.h"
 #include "zero/run/run_decide.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* Rows say what differs. */
+/* A row sets only the fields that differ from the macros below. */
 #pragma GCC diagnostic ignored "-Woverride-init"
 
 /* clang-format off */
 #define EVENLY  " ranks cannot share evenly; --allow-batch-change goes on with "
 #define UNKNOWN ", and no rank's record says how many micro-batches a step has; --allow-batch-change goes on with the program's number for "
 
-/* Three restarts, none of them used, and four ranks that have taken 12 steps; then what else there is. */
+/* Three restarts, none used; four ranks that reached step 12. Arguments add fields. */
 #define AGAIN(...)    {.restarts = 3}, {.n_attempts = 1, .world = 4, .n_available = 4, .most_t = 12, .first_world = 4, .first_accum = 1, __VA_ARGS__}
 #define LEFT(n, ...)  {.restarts = 3, __VA_ARGS__}, {.n_attempts = 1, .world = 4, .n_available = n, .most_t = 12, .first_world = 4, .first_accum = 1}
 #define LEFT3(n, ...) {.restarts = 3, __VA_ARGS__}, {.n_attempts = 1, .world = 4, .n_available = n, .most_t = 12, .first_world = 4, .first_accum = 3}
-/* Attempt number n_attempts of four ranks, of which no record tells. */
+/* Four ranks without any record. n: restarts allowed. */
 #define DARK(n, ...)  {.restarts = n}, {.world = 4, .n_available = 4, .most_t = -1, __VA_ARGS__}
 #define DARK2(...)    {.restarts = 3, __VA_ARGS__}, {.n_attempts = 1, .world = 4, .n_available = 2, .most_t = -1}
 
-/* What is expected: none, or so many ranks, with so many micro-batches each (0: the program's own number). */
+/* The expected result: no restart, or this many ranks and micro-batches per rank (0: the program's
+ * number). */
 #define NONE      false, 0, 0
 #define OF(w, a)  true, w, a
 
@@ -33,7 +34,7 @@ static const struct row {
     int world, accum;
     const char *text;
 } rows[] = {
-    /* Nothing is said. */
+    /* No restart, and no message. */
     {"none wanted", DARK(0, .n_attempts = 1), NONE, ""},
     {"none wanted, cannot start", DARK(0, .n_attempts = 1, .cannot_start = true), NONE, ""},
     {"none wanted, fewer", DARK(0, .n_attempts = 1, .n_available = 2), NONE, ""},
@@ -50,7 +51,7 @@ static const struct row {
     {"nothing known", DARK(3, .n_attempts = 1), OF(4, 0), "restart 1 of 3: 4 ranks; no record tells of a step"},
     {"as many as the least", LEFT(4, .min_ranks = 4), OF(4, 0), "restart 1 of 3: 4 ranks; step 12 was reached"},
 
-    /* No more. */
+    /* No more restarts. */
     {"used up", AGAIN(.n_attempts = 4), NONE, "no restart: all restarts are used up"},
     {"the one", DARK(1, .n_attempts = 2), NONE, "no restart: the one restart is used up"},
     {"used up, fewer", DARK(1, .n_attempts = 2, .n_available = 2), NONE, "no restart: the one restart is used up"},
@@ -86,7 +87,7 @@ static const struct row {
      "no restart: 1 of 2 ranks is left" UNKNOWN "1"},
     {"more than at first", LEFT3(6, .min_ranks = 1), OF(6, 2), "restart 1 of 3: 6 ranks, grad_accum_steps 2; step 12 was reached"},
 
-    /* That cannot share evenly. */
+    /* Ranks that cannot share the micro-batches evenly. */
     {"12 over 5", LEFT3(5, .min_ranks = 1), NONE, "no restart: a step has 12 micro-batches (4 ranks, grad_accum_steps 3), which 5" EVENLY "10"},
     {"4 over 3", LEFT(3, .min_ranks = 1), NONE, "no restart: a step has 4 micro-batches (4 ranks, grad_accum_steps 1), which 3" EVENLY "3"},
     {"4 over 6", LEFT(6, .min_ranks = 1), NONE, "no restart: a step has 4 micro-batches (4 ranks, grad_accum_steps 1), which 6" EVENLY "6"},
@@ -103,7 +104,7 @@ static const struct row {
      {.n_attempts = 2, .world = 3, .n_available = 4, .most_t = 12, .first_world = 4, .first_accum = 1, .accum = 1}, OF(4, 0),
      "restart 2 of 9: 4 ranks; step 12 was reached"},
 
-    /* Where no record says how many a step has. */
+    /* No record tells the number of micro-batches per step. */
     {"not known", DARK2(.min_ranks = 1), NONE, "no restart: 2 of 4 ranks are left" UNKNOWN "2"},
     {"not known, allowed", DARK2(.min_ranks = 1, .allow_batch_change = true), OF(2, 0), "restart 1 of 3: 2 ranks; no record tells of a step"},
     {"not known, too few", DARK2(.min_ranks = 3), NONE, "no restart: 2 ranks are left, and --min-ranks is 3"},

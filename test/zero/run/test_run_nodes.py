@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""test_run_nodes.py ZERO_RUN LATER: several zero-runs on loopback as the nodes of one job. LATER is a zero-run of another version, which also waits
-half a minute, not 200 ms, for word of a rank that was killed. Nothing here asserts on time, but what does not end within a minute has failed."""
+"""test_run_nodes.py ZERO_RUN LATER: several zero-runs on loopback as the nodes of one job. LATER is a zero-run of another version. It also
+waits half a minute instead of 200 ms for news of a killed rank. No test measures time, but a run that takes more than a minute fails."""
 import os
 import re
 import signal
@@ -28,7 +28,7 @@ def wait_for(condition):
 
 
 def alive(pid):
-    """Zombies, whose parent may never ask, count as gone."""
+    """Whether the process runs. Zombies count as ended, because their parent may never reap them."""
     try:
         with open(f'/proc/{pid}/stat') as f:
             return f.read().rsplit(')', 1)[1].split()[0] not in 'ZX'
@@ -37,7 +37,7 @@ def alive(pid):
 
 
 class Node:
-    """A zero-run in the background, its output kept in a file."""
+    """A zero-run in the background, with its output in a file."""
 
     def __init__(self, args, program=ZERO_RUN, **variables):
         env = {k: v for k, v in os.environ.items() if not k.startswith('ZERO_')}
@@ -50,7 +50,7 @@ class Node:
         return self.kept if self.out.closed else os.pread(self.out.fileno(), 1 << 20, 0).decode()
 
     def lines(self):
-        """With nothing that differs between runs."""
+        """Returns the output as lines, without the times that differ between runs."""
         return re.sub(r'\d+\.\d\d s after', 'T s after', self.text()).splitlines()
 
     def pids(self, n):
@@ -65,7 +65,7 @@ class Node:
 
 
 class Job:
-    """Nodes of one job. ranks: of each node; program: sh's; at: where they meet, if not at a free port."""
+    """The nodes of one job. ranks: ranks of each node; code: a script for sh; each: options by node; at: where nodes meet (None: at a free port)."""
 
     def __init__(self, ranks, code, *options, each=None, at=None):
         with socket.socket() as s:
@@ -124,7 +124,7 @@ class Together(unittest.TestCase):
         self.assertEqual(sorted(nodes[1].lines()), ['[2] 2', '[3] 3'])
 
     def test_by_a_file(self):
-        """In a folder or at a path that is none yet; a restart's ranks meet there, too. Nothing is left. Another job's file is not in the way."""
+        """Nodes meet in a folder, or at a path that does not exist yet, also after a restart. They leave no file, and ignore another job's."""
         code = 'echo $MASTER_ADDR $ZERO_RENDEZVOUS; test $ZERO_ATTEMPT = 1 || exit 3'
         with tempfile.TemporaryDirectory() as folder:
             for place in (folder, f'{folder}/rank'):
@@ -175,8 +175,8 @@ else:
             self.all_say(job, f'rank 2 on node 1 ({HOST}) exited with code 5; ending all ranks')
 
     def test_who_was_killed_is_the_cause(self):
-        # Rank 0 returns an error because rank 1, on another node, is killed; what it says is heard first: rank 1 goes on until node 0 has
-        # asked how rank 0 ended.
+        # Rank 0 fails because rank 1, on another node, is about to be killed. Node 0 learns of rank 0's failure first, because rank 1 runs
+        # until node 0 has reaped rank 0.
         with tempfile.TemporaryDirectory() as d:
             code = f"""if test $RANK = 0; then echo $$ > {d}/new; mv {d}/new {d}/0; exit 1; fi
 until test -e {d}/0; do sleep 0.01; done
@@ -193,7 +193,7 @@ kill -9 $$"""
             self.all_say(job, f'node 1 ({HOST}) cannot run the program')
 
     def test_signals(self):
-        # A rank that is asked to end does so when all were.
+        # A rank that got the signal ends after all ranks got it.
         code = """trap '' TERM; trap 'touch %s/$RANK; echo int; until test $(ls %s | wc -l) = 4; do sleep 0.01; done; exit 3' INT
 trap 'echo usr1' USR1; echo pid $$; while :; do sleep 0.02; done"""
         for node in (0, 1, 2):
@@ -263,7 +263,7 @@ class Lost(unittest.TestCase):
                 self.assertIn(why, job.nodes[0].text().replace('of 4 ranks are left, and', 'X'))
 
     def test_a_silent_one(self):
-        """One that is stopped says nothing, and closes nothing. When it goes on its ranks are ended there, too."""
+        """A stopped node sends nothing and closes nothing. When it goes on, it ends its ranks."""
         with Job([1, 1, 1], WAIT, '--node-timeout', 5) as job:
             pids = job.pids(1, 1, 1)
             job.nodes[2].process.send_signal(signal.SIGSTOP)
@@ -298,7 +298,7 @@ class Restarts(unittest.TestCase):
 
 class Late(unittest.TestCase):
     def test_a_second_node_of_a_number(self):
-        """It is told at once that the job runs already, and the job goes on."""
+        """A second node with the same number fails at once, and the job goes on."""
         with tempfile.TemporaryDirectory() as folder:
             go = os.path.join(folder, 'go')
             with Job([1, 1], f'echo pid $$; until test -e {go}; do sleep 0.1; done') as job:
@@ -315,7 +315,7 @@ class Late(unittest.TestCase):
                 self.assertNotIn('twice', ''.join(n.text() for n in job.nodes))
 
     def test_second_nodes_by_a_file(self):
-        """Node 0 keeps its file while the job runs, so that another job in that folder does not take its nodes, nor the other way round."""
+        """Node 0 keeps its file while the job runs, so that two jobs in one folder cannot take each other's nodes."""
         with tempfile.TemporaryDirectory() as folder:
             go, at = os.path.join(folder, 'go'), f'file://{folder}'
             with Job([1, 1], f'echo pid $$; until test -e {go}; do sleep 0.1; done', at=at) as job:
@@ -333,13 +333,13 @@ class Late(unittest.TestCase):
             self.assertEqual(os.listdir(folder), [])
 
     def test_other_jobs(self):
-        """Nodes whose ZERO_JOB differs are of two jobs, whatever their key."""
+        """Nodes with different ZERO_JOB belong to different jobs, even with equal keys."""
         with Job([1, 1], 'echo started', '--rdzv-timeout', 5, each={1: {'variables': {'ZERO_JOB': 'other'}}}) as job:
             self.assertNotIn(0, job.ends())
             self.assertIn('ZERO_JOB', job.nodes[1].text())
 
     def test_nobody_on_loopback(self):
-        """The address leads to this host only, whatever node 0's host is."""
+        """A loopback address reaches this host only, and the error says so."""
         with Job([1, 1], 'echo started', '--rdzv-timeout', 1, each={0: {'program': '/bin/false'}}) as job:
             self.assertNotEqual(job.ends()[1], 0)
             self.assertRegex(job.nodes[1].text(), 'node 0 has not started, or has given up and left, or is on another host: a loopback address leads to')
@@ -347,7 +347,7 @@ class Late(unittest.TestCase):
 
 class BadInput(unittest.TestCase):
     def refused(self, *words, ranks=(1, 1), options=(), each=None, nodes=None, at=None):
-        """No node starts a rank; each of nodes (all) says one line, with these words."""
+        """No node starts a rank. Each of nodes (None: all) prints one line, which matches words."""
         with Job(ranks, 'echo started', *options, each=each, at=at) as job:
             codes = job.ends()
             for i, n in enumerate(job.nodes):
@@ -365,7 +365,7 @@ class BadInput(unittest.TestCase):
                      nodes=[0, 2])
 
     def test_nobody_at_the_file(self):
-        """What is a part of the path is not said of nodes."""
+        """The errors name the path of the file, and leave no file behind."""
         with tempfile.TemporaryDirectory() as folder:
             at, options = f'file://{folder}/rank', ['--rdzv-timeout', 1]
             self.refused(rf'1 of 2 nodes did not come to {at} \(".*": .*\) in 1000 ms: node 1', options=options, each={1: {'program': '/bin/false'}},

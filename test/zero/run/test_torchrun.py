@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that torchrun starts do what zero-run's do: zero/examples/minimal.c prints the same, a training run ends in the same bits, also when
-torchrun has started the ranks again.
+"""Ranks that torchrun starts work like those of zero-run. zero/examples/minimal.c prints the same, and a training run ends in the same
+bits, also after torchrun has restarted the ranks.
 
     test_torchrun.py PROGRAM ZERO_BENCH ZERO_RUN
 
-Where torch can be imported that is torchrun itself (torchrun --no-python). Else a stand-in, which gives ranks the variables that torchrun's
-documentation names and listens at MASTER_PORT, where torchrun's agent has a store of its own for the ranks. The last tests are of that alone."""
+Uses torchrun itself (torchrun --no-python) if torch can be imported, and otherwise a stand-in. The stand-in sets the variables in torchrun's
+documentation, and listens at MASTER_PORT, where torchrun's agent has a store for the ranks. The last two tests always use the stand-in."""
 import contextlib
 import json
 import os
@@ -21,7 +21,7 @@ import unittest
 import uuid
 
 PROGRAM, ZERO_BENCH, ZERO_RUN = map(os.path.abspath, sys.argv[1:4])
-del sys.argv[1:4]  # the rest is unittest's
+del sys.argv[1:4]  # the remaining arguments are for unittest
 LIMIT = 2 * int(os.environ.get('TEST_LIMIT', 60))
 KEY = os.urandom(16).hex()
 HAS_TORCH = subprocess.run([sys.executable, '-c', 'import torch.distributed.run'], capture_output=True, check=False).returncode == 0
@@ -30,12 +30,12 @@ TRAIN = [ZERO_BENCH, 'train', '--json', '--steps=3', '--layers=2', '--threads=1'
 
 
 def environment(**variables):
-    """This process's, with nothing of an outer launcher."""
+    """Returns this process's environment without variables of an outer launcher."""
     return {**{k: v for k, v in os.environ.items() if not OF_LAUNCHERS.fullmatch(k)}, **variables}
 
 
 def free_port():
-    """Its neighbour, at which rank 0 listens where the agent has it, is free, too. None that a connection gets by itself."""
+    """Returns a free port whose successor is free too; rank 0 listens there if the agent uses the port. Ephemeral ports are left out."""
     while True:
         port = random.randrange(12000, 20000)
         with socket.socket() as one, socket.socket() as two, contextlib.suppress(OSError):
@@ -55,10 +55,10 @@ def end(ranks):
 
 
 class Launched:
-    """A job of one node, at its end: code, stdout, stderr; n_guests: how many came to the stand-in's store (None: it is torchrun's own).
+    """A finished job of one node. It has code, stdout, stderr and n_guests, the connections to the stand-in's store (None: torchrun's store).
 
-    standalone: as torchrun --standalone does it, else as with --master-port. store: the agent's serves the ranks. The last two are the
-    stand-in's alone. is_there: something listens at MASTER_PORT. port: MASTER_PORT."""
+    standalone: as with torchrun --standalone; else as with --master-port. store: the agent's store serves the ranks. is_there: something
+    listens at MASTER_PORT (None: as store says). port: MASTER_PORT (None: a free one). A job with port, or without store, uses the stand-in."""
 
     def __init__(self, n, command, standalone=False, restarts=0, store=True, is_there=None, port=None, **variables):
         self.n, self.command, self.restarts, self.standalone, self.store = n, command, restarts, standalone, store
@@ -95,7 +95,7 @@ class Launched:
         return code
 
     def attempt(self, attempt):
-        """The code of the first rank that fails, which ends the others; 0."""
+        """Runs the ranks. Ends all after the first failure and returns its code; 0 if none fails."""
         ranks = []
         try:
             for rank in range(self.n):
@@ -147,7 +147,7 @@ def bits(text):
 
 class Torchrun(unittest.TestCase):
     def launch(self, n, command, **more):
-        """A job that ends well, and whose ranks leave torchrun's own store alone."""
+        """Runs a job that must succeed, and whose ranks must not connect to torchrun's store."""
         job = Launched(n, command, **more)
         self.assertEqual(job.code, 0, job.stdout + job.stderr)
         self.assertIn(job.n_guests, (None, 0))
@@ -171,18 +171,18 @@ class Torchrun(unittest.TestCase):
                 self.assertEqual(job.stderr.count('this job has no key'), 1)
 
     def test_started_again(self):
-        """Rank 1 ends while the others wait for it. In the next attempt all meet at the same place."""
+        """Rank 1 ends while the others wait for it. In the next attempt all ranks meet at the same address."""
         script = 'test $TORCHELASTIC_RESTART_COUNT$RANK = 01 && exit 3; exec "$0" "$@"'
         job = self.launch(3, ['sh', '-c', script, *TRAIN], restarts=1)
         self.assertEqual(bits(job.stdout), bits(of_zero_run(3, TRAIN)))
 
     def test_port_for_the_ranks(self):
-        """Where its store is not for the ranks torchrun leaves MASTER_PORT to rank 0."""
+        """If torchrun's store does not serve the ranks, rank 0 may listen at MASTER_PORT."""
         job = self.launch(2, [PROGRAM], store=False, ZERO_JOB_KEY=KEY)
         self.assertEqual((job.stdout, job.stderr), (of_zero_run(2, [PROGRAM]), ''))
 
     def test_port_in_use(self):
-        """By a store of which torchrun says nothing, and behind the one of which it does."""
+        """The port is taken: MASTER_PORT by a store that torchrun does not declare, or the next port after a declared store."""
         for store in (False, True):
             port = free_port()
             with self.subTest(store=store), socket.create_server(('127.0.0.1', port + 1)):
