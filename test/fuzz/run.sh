@@ -21,7 +21,7 @@ rm -rf build-fuzz/passed
 mkdir -p build-fuzz/passed
 flags="-std=gnu11 -g -O1 -D_GNU_SOURCE -I. -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all"
 parsers="zero/checkpoint/safetensors.c zero/checkpoint/manifest.c zero/checkpoint/checksums.c zero/checkpoint/files.c"
-common="kernels/error.c kernels/limits.c kernels/standard_fds.c"
+common="kernels/error.c kernels/alloc.c kernels/limits.c kernels/standard_fds.c"
 names='' running=''
 
 # fuzz NAME SOURCE...: runs a fuzz target in the background, two at a time. Their output is printed at the end.
@@ -54,11 +54,13 @@ try() {
 fuzz safetensors $parsers
 # shellcheck disable=SC2086
 fuzz manifest $parsers
-fuzz config zero/config.c zero/config_abi.c zero/config_keys.c zero/errors.c shard/layout.c shard/layout_cut.c shard/placement.c kernels/log.c kernels/optimizers.c
-fuzz frames comm/meet/frame.c comm/meet/handshake.c comm/meet/address_list.c comm/meet/net_address.c
-fuzz flight comm/flight_view.c comm/post.c comm/segment.c comm/meet/called.c
-fuzz hostlist comm/meet/hostlist.c
-fuzz meeting_file comm/meet/meeting_file.c comm/meet/address_list.c comm/meet/handshake.c comm/meet/net_address.c
+fuzz config zero/config.c zero/config_keys.c zero/errors.c shard/layout.c shard/placement.c kernels/log.c kernels/optimizers.c
+fuzz frames comm/meet/link.c comm/meet/handshake.c comm/meet/net_address.c comm/fork.c kernels/thread.c kernels/log.c
+fuzz flight comm/flight_view.c comm/flight.c comm/post.c comm/segment.c comm/comm.c comm/shared_memory.c comm/meet/called.c \
+    kernels/first_failure.c kernels/clock.c
+fuzz hostlist comm/meet/meeting_point.c comm/meet/net_address.c comm/meet/handshake.c comm/meet/launcher.c comm/process_stat.c \
+    kernels/thread.c
+fuzz meeting_file comm/meet/meeting_file.c comm/meet/handshake.c comm/meet/net_address.c kernels/thread.c
 wait
 passed=0 failed=0
 for name in $names; do
