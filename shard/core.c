@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* core.c: the schedule core: how it is made, the calls that it takes, and what may be asked of it. The state
- * is core_inside.h's. */
+/* core.c: the schedule core: making it, the calls that it takes, and questions about its state
+ * (core_inside.h). */
 #include "kernels/asserts.h"
 #include "shard/core_inside.h"
 

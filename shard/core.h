@@ -6,19 +6,19 @@
  * clock, no thread and no allocation. Its decisions depend only on the sequence of calls, never on timing. So
  * all ranks that make the same calls issue the same collectives in the same order.
  *
- * Parameters. A *resident* unit has memory of its own: always at stages 0 to 2 and on one rank, and where the
+ * Parameters. A *resident* unit has separate memory: always at stages 0 to 2 and on one rank, and where the
  * budget allows. Any other unit is *sharded*: it is gathered into one of a few slots when it is needed, ahead
  * of time where the order of calls is known. A slot is taken from the unit whose next use is farthest away
- * (Belady, 1966: optimal if the order is known). An open bracket pins its slot. If the order holds so many
- * brackets open that small units in large slots could leave a large unit without one, each bracket takes a
- * slot of a fixed size in every step (zr_core_place_brackets).
+ * (Belady, 1966: optimal if the order is known). An open bracket pins its slot. Small units in large slots
+ * could leave a large unit without one. If the order holds that many brackets open, each bracket takes a slot
+ * of a fixed size in every step (zr_core_place_brackets).
  *
- * Gradients. A gradient has memory of its own (stages 0 and 1, grad_in_place, resident units) or a slot. It
- * is reduced into an fp32 shard. The contributions of a step are added like a binary counter, as far as
- * `n_sums` allows. So the sum over global micro-batch numbers is one fixed binary tree at every power-of-two
- * world. At stages 0 and 1 the gradient is the model's own buffer, which the model may zero between
- * micro-batches. So it is returned at the end of its micro-batch, once no reduction reads it any more. A
- * gradient that is summed in place is itself the sum. It is returned when the step has used it, and takes one
+ * Gradients. A gradient has separate memory (stages 0 and 1, grad_in_place, resident units) or a slot. It is
+ * reduced into an fp32 shard. The contributions of a step are added like a binary counter, as far as `n_sums`
+ * allows. So the sum over global micro-batch numbers is one fixed binary tree at every power-of-two world. At
+ * stages 0 and 1 the gradient is the model's own buffer, which the model may zero between micro-batches.
+ * Therefore it is returned at the end of its micro-batch, once no reduction reads it any more. A gradient
+ * that is summed in place is itself the sum. It is returned when the step has used it, and takes one
  * contribution a step.
  *
  * Brackets. The order declares how many backward brackets a unit has in a micro-batch: as many as it shows,
@@ -47,7 +47,7 @@ struct zr_core_unit_spec {
     /* its gradient is reduced where backward wrote it, which is the only copy until the UPDATE */
     bool sum_in_place;
 
-    /* its gradient has memory of its own and needs no slot; without reduce_each it stays there until the last
+    /* its gradient has separate memory and needs no slot; without reduce_each it stays there until the last
      * micro-batch */
     bool grad_home;
 };
@@ -72,7 +72,7 @@ struct zr_core_spec {
     int32_t n_partial_slots;
     /* stages 1 and 2: a rank updates its slice of a resident unit, so a gather follows */
     bool gathers_updated;
-    /* reduce every contribution when it ends; else (all gradients have memory of their own) once per
+    /* reduce every contribution when it ends; else (all gradients have separate memory) once per
      * grad_accum_steps */
     bool reduce_each;
     /* gradient shards per unit, >= 1; if more than 1, as many as a binary counter has digits */
@@ -111,16 +111,17 @@ enum zr_core_event_kind {
 
 struct zr_core_event {
     enum zr_core_event_kind kind;
-    /* BEGIN, END, REWRITE (its parameters were written from outside). GATHER_ALL, NORM, STEP: a number that
-     * all ranks must give alike, for the hash of calls */
+    /* BEGIN, END, REWRITE: the unit (REWRITE: its parameters were written from outside). GATHER_ALL, NORM,
+     * STEP: a number that must be equal on all ranks, for the hash of calls. */
     int32_t unit;
     /* BEGIN, END: as in struct zr_call */
     uint8_t backward, apart;
 };
 
-/* What to do. Actions are taken in the order in which the core gives them. The model's thread takes the first
- * group, on the compute stream. The loop's thread takes the others: GATHER, GATHER_OUTER and REDUCE_OUTER on
- * a stream each, the rest on the reduce stream. What follows a REDUCE_OUTER with its sum is on its stream. */
+/* Kinds of actions. They are taken in the order in which the core gives them. The model's thread takes the
+ * first group, on the compute stream. The loop's thread takes the others: GATHER, GATHER_OUTER and
+ * REDUCE_OUTER on a stream each, the rest on the reduce stream. What follows a REDUCE_OUTER with its sum is
+ * on its stream. */
 enum zr_action_kind {
     /* compute waits until the parameters of unit are in slot; point the model there */
     ZR_ACT_USE_PARAM = 1,
@@ -187,7 +188,7 @@ struct zr_action {
     int32_t partial;
 };
 
-/* The action's name for messages, as "gather". */
+/* The action's name for messages, such as "gather". */
 const char *zr_action_name(enum zr_action_kind kind);
 
 struct zr_core_counts {
@@ -244,8 +245,9 @@ bool zr_core_present(const struct zr_core *c, int32_t unit, int32_t *slot);
 
 /* For plan_rehearse.c, between two micro-batches of a declared order, with no bracket open. */
 
-/* Writes what the next decisions depend on, besides the order: the unit in each parameter slot (-1: none),
- * then the gradient slots, the one free for longest first. out has n_param_slots + n_grad_slots numbers. */
+/* Writes what the next decisions depend on, besides the order. First comes the unit in each parameter slot
+ * (-1: none), then the gradient slots, the one free for longest first. out has n_param_slots + n_grad_slots
+ * numbers. */
 void zr_core_contents(const struct zr_core *c, int32_t *out);
 /* Skips n micro-batches, as if they had been made and had left everything where it is. n_done were made since
  * the step, each by the order. */

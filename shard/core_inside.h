@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* core_inside.h: the core's state, and the functions that its files call of each other: core.c (the calls),
- * core_order.c (which call comes next), core_slots.c (which unit lies in which slot) and core_step.c
- * (gradients, and the end of a step). No other file includes it, but for tests. */
+/* core_inside.h: the core's state, and the functions that its files share: core.c (the calls), core_order.c
+ * (which call comes next), core_slots.c (which unit lies in which slot), core_step.c (gradients, and the end
+ * of a step) and core_valid.c (checks). Only these files and tests include it. */
 #ifndef ZR_SHARD_CORE_INSIDE_H
 #define ZR_SHARD_CORE_INSIDE_H
 
@@ -181,8 +181,8 @@ static inline uint64_t *keys(const struct zr_core *c)
     return (uint64_t *)((char *)c + c->keys_at);
 }
 
-/* If `sized`, and call i of the period begins a sharded unit: the size of the slot that it takes, as the
- * position of the first slot of that size in the order of size. */
+/* If `sized`, and call i of the period begins a sharded unit: the size of the slot that it takes. A size is
+ * the position, in the order of size, of the first slot that has it. */
 static inline int32_t *places(const struct zr_core *c)
 {
     return (int32_t *)((char *)c + c->places_at);
@@ -245,13 +245,13 @@ int64_t zr_core_most_brackets(const struct zr_core *c, const struct unit *u);
 
 /* ---- core_valid.c ---- */
 
-/* Whether the state is consistent between two calls: a slot has one unit and a unit one slot, pins are open
- * brackets, the tree over slots and the position in the order are right. For ZR_ASSERT. */
+/* Whether the state is consistent between two calls. A slot has one unit, a unit has one slot, and pins are
+ * open brackets. The tree over slots and the position in the order are right. For ZR_ASSERT. */
 bool zr_core_valid(const struct zr_core *c);
 
 /* ---- core_order.c ---- */
 
-/* The words that the hash takes in: a call, or one of these, which are no call. */
+/* Words that the hash takes in for events that are not calls of the order. */
 #define ZR_MICRO_WORD    (UINT64_C(1) << 40)
 #define ZR_STEP_WORD     (UINT64_C(2) << 40)
 #define ZR_SNAPSHOT_WORD (UINT64_C(3) << 40)
@@ -265,47 +265,50 @@ bool zr_core_valid(const struct zr_core *c);
 void zr_core_note(struct zr_core *c, uint64_t word);
 /* Derives next_begin, first_use and begins from the order, and starts it. */
 void zr_core_index_order(struct zr_core *c);
-/* Where in the order the next call is; -1: nowhere, or it does not matter, as no slots are sized. */
+/* Returns the position of the call in the order. -1: it is not there, or slots are not sized, so that it does
+ * not matter. */
 int64_t zr_core_find_call(const struct zr_core *c, const struct zr_call *call);
-/* A bracket opens or closes: goes on in the order, and records the call. */
+/* Follows a bracket that opens or closes: advances in the order, and records the call. */
 void zr_core_follow(struct zr_core *c, const struct zr_call *call);
-/* The call just passed ends a micro-batch of the order. */
+/* Whether the call just passed ends a micro-batch of the order. */
 bool zr_core_ended_micro_batch(const struct zr_core *c);
-/* The calls of this step do not tell where a micro-batch ends. */
+/* Whether the calls of this step do not show where a micro-batch ends. */
 bool zr_core_is_lost(const struct zr_core *c);
-/* The calls of this step become the order of the next. */
+/* Makes the calls of this step the order of the next. */
 void zr_core_learn(struct zr_core *c);
-/* The next step begins: nothing of it is recorded yet, and its first call is the order's. */
+/* Starts the next step: nothing is recorded yet, and the position is the order's first call. */
 void zr_core_start_recording(struct zr_core *c);
 
 /* ---- core_slots.c ---- */
 
 /* Finds out whether open brackets of the order could leave one without a slot, and if so their sizes. */
 void zr_core_place_brackets(struct zr_core *c);
-/* The slots that the bracket at that position of the order takes (-1: of one that is not in it): all that
- * hold u, unless slots are sized, or one is reserved for larger units. */
+/* Returns the slots that a bracket at that position of the order may take (-1: not in the order). These are
+ * all that hold u, unless slots are sized, or one is reserved for larger units. */
 struct zr_slot_range zr_core_slots_at(const struct zr_core *c, int64_t at, const struct unit *u);
-/* slot may be -1: in none. */
+/* Whether the slot is in the range. Slot -1 is in none. */
 bool zr_core_in_range(const struct zr_core *c, struct zr_slot_range r, int32_t slot);
 
-/* Leaves of a tree over so many slots. */
+/* Returns the leaves of a tree over n_slots slots. */
 int32_t zr_core_leaves(int32_t n_slots);
 void zr_core_sort_slots(struct zr_core *c);
-/* A slot's key has changed: an open bracket holds it, a unit that is used then is in it, or none is. */
+/* Updates the tree after a slot's key has changed: a bracket opened or closed, its unit changed, or the
+ * unit's next use did. */
 void zr_core_touch_slot(struct zr_core *c, int32_t slot);
-/* Of the slots by size, the first of at least so many bytes. */
+/* Returns the first slot, in the order of size, that has at least `bytes`. */
 int32_t zr_core_first_fit(const struct zr_core *c, int64_t bytes);
-/* One of the slots in r: an empty one, the smallest; else the one whose unit is used last, and for a
- * prefetch, which is wanted at that position of the order (NEVER: now), only if that is later. -1: none. */
+/* Picks a slot in r: the smallest empty one, or else the one whose unit is used last. A prefetch gives the
+ * position `wanted` at which its unit is used, and takes only a slot whose unit is used later. A bracket
+ * gives NEVER. Returns -1 if there is none. */
 int32_t zr_core_pick_param(const struct zr_core *c, struct zr_slot_range r, int64_t wanted);
 int32_t zr_core_pick_grad(const struct zr_core *c, int64_t bytes);
-/* Opens or closes a bracket on the slot. */
+/* Opens (1) or closes (-1) a bracket on the slot. */
 void zr_core_pin(struct zr_core *c, int32_t slot, int by);
-/* What is in the slot is no copy of its unit any more. */
+/* Empties the slot. It is no valid copy of its unit any more. */
 void zr_core_empty_slot(struct zr_core *c, int32_t slot);
-/* unit to slot, or to its resident place (-1). */
+/* Gathers a unit into a slot, or into its resident memory (-1). */
 void zr_core_gather(struct zr_core *c, int32_t u, int32_t slot, struct zr_action *out, int32_t *n);
-/* Gathers the next units of the order into slots that are wanted later or not at all. */
+/* Gathers the next units of the order into slots that are used later or not at all. */
 void zr_core_prefetch(struct zr_core *c, struct zr_action *out, int32_t *n);
 
 /* ---- core_step.c ---- */

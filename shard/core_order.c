@@ -26,15 +26,15 @@ static int32_t spread_passes(struct zr_core *c, int64_t repeats)
     return n_all;
 }
 
-/* Marks the calls of the order that end a micro-batch: no backward bracket is open any more, and each unit
- * has had as many backward brackets as it has in the micro-batches so far. */
+/* Marks the calls of the order that end a micro-batch. After such a call no backward bracket is open, and
+ * each unit has had as many backward brackets as it has in the micro-batches so far. */
 static void mark_micro_batches(struct zr_core *c)
 {
     int64_t repeats = c->period ? c->n_order / c->period : 0;
     c->uneven = repeats * c->period != c->n_order;
     int32_t n_all = spread_passes(c, repeats);
-    int32_t n_done = 0, n_open = 0, n_behind = n_all; /* micro-batches; open backward brackets; units that
-                                                         lack brackets of this micro-batch */
+    /* micro-batches; open backward brackets; units that lack brackets of this micro-batch */
+    int32_t n_done = 0, n_open = 0, n_behind = n_all;
     for (int32_t i = 0; i < c->period; i++) {
         const struct zr_call *call = &order(c)[i];
         struct unit *x = &units(c)[call->unit];

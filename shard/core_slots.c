@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core_slots.c: which unit lies in which slot. A parameter slot is chosen by its size and by the next use of
- * the unit in it, a gradient slot by its size and by how long it has been free. */
+ * the unit in it. A gradient slot is chosen by its size and by how long it has been free. */
 #include "shard/core_inside.h"
 
 /* ---- slots by size, and how good each is to be filled anew ---- */

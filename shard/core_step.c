@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* core_step.c: what becomes of gradients, from the end of a contribution to the step that uses them. */
+/* core_step.c: what the core does with gradients, from the end of a contribution to the step that uses
+ * them. */
 #include "shard/core_inside.h"
 
 /* ---- contributions ---- */

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* core_valid.c: what holds in every state of the core between two calls, whatever the model does. Compiled
- * only in builds with asserts. */
+/* core_valid.c: checks the core's state between two calls. Compiled only in builds with asserts. */
 #include "shard/core_inside.h"
 
 static bool valid_slot(const struct zr_core *c, int32_t i)
@@ -76,7 +75,8 @@ static bool valid_place(const struct zr_core *c)
 
 bool zr_core_valid(const struct zr_core *c)
 {
-    /* With many units only at some calls: this takes linear time, and a call logarithmic. */
+    /* With many units it checks only some calls, because a check takes linear time and a call logarithmic
+     * time. */
     if (c->counts.n_calls % (1 + c->n_units / 64))
         return true;
     bool valid = valid_counts(c) && valid_place(c) && valid_tree(c);

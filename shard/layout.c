@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* layout.c: builds the layout: groups tensors into units and flat buffers, gives each tensor its offset, and
- * cuts each flat buffer into the ranks' slices. */
+/* layout.c: builds the layout. It groups tensors into units and flats, gives each tensor slice its offset,
+ * and cuts each flat into the ranks' slices. */
 #include "shard/layout.h"
 #include "kernels/asserts.h"
 
@@ -78,15 +78,15 @@ static int no_tensor(const struct zr_layout *l, int64_t unit, int64_t n)
                    l->n_buffers ? " (a buffer belongs to no unit, whatever its entry says)" : "");
 }
 
-/* Units are 0..n-1, each with at least one tensor. */
+/* Counts the units, and checks that they are 0..n-1, each with at least one tensor. */
 static int count_units(const struct zr_layout *l, int32_t *n_units)
 {
     int64_t n = 0;
     for (int32_t i = 0; i < l->n_tensors; i++)
         if (!l->tensors[i].buffer)
             n = zr_max(n, l->tensors[i].unit + l->tensors[i].n_slices);
-    /* Slices cannot fill more units than there are slices: if any unit is empty, one of the first n_slices +
-     * 1 is, however high the numbers go. */
+    /* n_slices slices fill at most n_slices units. So if any unit is empty, one of the first n_slices + 1 is,
+     * however high the numbers go. */
     int64_t n_looked_at = zr_min(n, l->slice_base[l->n_tensors] + (int64_t)1), gap = 0;
     unsigned char *seen = calloc((size_t)zr_max(n_looked_at, 1), 1);
     if (!seen)
@@ -105,9 +105,10 @@ static int count_units(const struct zr_layout *l, int32_t *n_units)
     return 0;
 }
 
-/* Tensors of different optimizers, or with other numbers of states, lie in different flats, so that each flat
- * keeps its own states only. So does what the parts of the model share, whose gradients the norm has once;
- * and what another stage owns, which snapshots leave out. */
+/* Whether two tensors may share a flat. Different optimizers or numbers of states get different flats, so
+ * that each flat keeps only the states it needs. Tensors that are not cut are separate, because the norm
+ * counts their gradients once. Copies of another pipeline stage's tensors are separate, because snapshots
+ * leave them out. */
 static bool same_key(const struct zr_tensor *a, const struct zr_tensor *b)
 {
     return a->dtype == b->dtype && !a->grad == !b->grad &&
@@ -125,7 +126,7 @@ static int64_t gap_behind(const struct zr_layout *l, bool trainable)
     return l->gaps && trainable ? ZR_GAP_BYTES : 0;
 }
 
-/* Appends the piece of tensor t, slice s to the flat being built. */
+/* Appends slice s of tensor t to the flat being built. */
 static void add_piece(struct zr_layout *l, struct zr_flat *f, int32_t t, int32_t s)
 {
     int64_t n = slice_elems(&l->tensors[t]);
@@ -153,13 +154,12 @@ static struct zr_flat *open_flat(struct zr_layout *l, int32_t unit, const struct
     return f;
 }
 
-/* The tensors with a slice in one unit, as a list of (tensor, slice): first-come order of the model's table.
- */
+/* One slice in a unit. The slices of a unit form a list, in the order of the model's table. */
 struct member {
     int32_t tensor, slice, next;
 };
 
-/* Packed flats are padded until all slices are equal. */
+/* Cuts a flat into equal slices. A packed flat is padded for this. */
 static void cut_equally(const struct zr_layout *l, struct zr_flat *f)
 {
     int64_t size = zr_dtype_bytes(f->dtype), per_rank = (f->fine.total + l->world - 1) / l->world;
@@ -175,9 +175,10 @@ static void cut_equally(const struct zr_layout *l, struct zr_flat *f)
 
 /* ---- cuts that keep granules whole ----
  *
- * Between two ranks a flat may be cut at its end, at the first element of a piece, and at multiples of the
- * piece's granule that are multiples of 32 elements too. The cut nearest to an equal one is taken, and the
- * lower of two. So cuts ascend, and a granule larger than an equal share leaves some rank nothing. */
+ * Between two ranks a flat may be cut at its end or at the first element of a piece. Inside a piece it may be
+ * cut at multiples of the granule that are multiples of 32 elements too. The cut nearest to an equal one is
+ * taken, and the lower of two. So cuts ascend, and a granule larger than an equal share leaves some rank
+ * nothing. */
 
 static bool needs_places(const struct zr_layout *l, const struct zr_flat *f)
 {
@@ -197,7 +198,8 @@ static int64_t common_divisor(int64_t a, int64_t b)
     return a;
 }
 
-/* Elements between two places of a piece; the piece's, where none lies inside it. */
+/* Returns the elements between two possible cuts inside a piece, or the whole piece if there is none
+ * inside. */
 static int64_t step_of(const struct zr_layout *l, const struct zr_piece *p)
 {
     int64_t granule = zr_max(l->tensors[p->tensor].granule, 1), step;
@@ -207,7 +209,7 @@ static int64_t step_of(const struct zr_layout *l, const struct zr_piece *p)
     return zr_min(step, p->n);
 }
 
-/* The piece that element t of the flat lies in, or whose padding it is. */
+/* Returns the piece that element t of the flat lies in, or in whose padding it lies. */
 static const struct zr_piece *piece_at(const struct zr_layout *l, const struct zr_flat *f, int64_t t)
 {
     const struct zr_piece *p = &l->pieces[f->first_piece];
@@ -222,7 +224,7 @@ static const struct zr_piece *piece_at(const struct zr_layout *l, const struct z
     return p + lo;
 }
 
-/* The place nearest to element t, of n. */
+/* Returns the possible cut nearest to element t. n: elements of the flat. */
 static int64_t nearest_place(const struct zr_layout *l, const struct zr_flat *f, int64_t t, int64_t n)
 {
     const struct zr_piece *p = piece_at(l, f, t), *end = &l->pieces[f->first_piece] + f->n_pieces;
@@ -233,13 +235,13 @@ static int64_t nearest_place(const struct zr_layout *l, const struct zr_flat *f,
     return t - below <= above - t ? below : above;
 }
 
-/* What a rank reserves: of the largest of n slices. */
+/* Returns the elements that a rank reserves: those of the largest of n slices, rounded up. */
 static int64_t most_elems(const struct zr_cut *c, int32_t n, int64_t size)
 {
     return zr_round_up(zr_cut_most(c, n), ZR_SHARD_ALIGN) / size;
 }
 
-/* Bytes of the largest slices; groups has room for one number for each inner slice. */
+/* Notes the bytes of the largest slices. groups has room for one number per inner slice. */
 static void know_most(const struct zr_layout *l, struct zr_flat *f, int64_t *groups)
 {
     for (int32_t k = 0; k < l->inner; k++) {
@@ -329,7 +331,7 @@ static int build_unit(struct zr_layout *l, int32_t u, const struct member *m, in
     return 0;
 }
 
-/* The tensors of a unit that say how often it is used say the same. */
+/* Checks that all tensors of a unit that give uses agree. */
 static int set_uses(struct zr_layout *l)
 {
     for (int32_t i = 0; i < l->n_tensors; i++) {
@@ -347,7 +349,7 @@ static int set_uses(struct zr_layout *l)
     return 0;
 }
 
-/* Stacked tensors that must be contiguous get a region each, slices at their own stride. */
+/* Gives each stacked tensor that must be contiguous a region, in which its slices follow each other. */
 static void place_in_place(struct zr_layout *l)
 {
     for (int32_t t = 0; t < l->n_tensors; t++) {
@@ -368,8 +370,7 @@ static void place_in_place(struct zr_layout *l)
 
 const struct zr_flat *zr_piece_flat(const struct zr_layout *l, int32_t piece)
 {
-    int32_t lo = 0,
-            hi = l->n_flats - 1; /* flats own consecutive pieces: the last one that starts at or before it */
+    int32_t lo = 0, hi = l->n_flats - 1; /* the last flat that starts at or before the piece */
     while (lo < hi) {
         int32_t mid = (lo + hi + 1) / 2;
         if (l->flats[mid].first_piece <= piece)
@@ -387,9 +388,9 @@ uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
                    t->no_decay,  t->buffer};
     const int64_t cut[] = {t->cut_dim, t->cut_blocks, t->cut_size, -1};
     const int64_t tie[] = {t->tie, t->tied_grad != NULL};
-    if (!zr_granule_fits(t->granule)) /* else it changes nothing */
+    if (!zr_granule_fits(t->granule)) /* otherwise it changes nothing */
         seed = XXH64(&t->granule, sizeof t->granule, seed);
-    if (t->cut) /* likewise */
+    if (t->cut)
         seed = XXH64(cut, sizeof cut, seed);
     if (t->partial)
         seed = XXH64("partial", 7, seed);
@@ -407,8 +408,8 @@ uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
 static uint64_t hash_layout(const struct zr_layout *l)
 {
     int64_t head[] = {l->world, l->in_place, l->gaps, l->n_tensors, l->n_units};
-    /* Without groups as before there were any: checkpoints do not depend on it, but ranks of one job
-     * agree. */
+    /* Without groups the seed is 0. Only ranks of one job compare this hash; checkpoints do not depend on
+     * it. */
     uint64_t h = XXH64(head, sizeof head, l->outer > 1 ? (uint64_t)l->outer : 0);
     for (int32_t i = 0; i < l->n_tensors; i++)
         h ^= zr_tensor_hash(&l->tensors[i], (uint64_t)i + 1) * 0x9e3779b97f4a7c15u;
@@ -423,7 +424,7 @@ static int no_memory(const struct zr_layout *l)
     return zr_fail(ZR_ERR_NOMEM, "no memory for the layout of %d tensors", l->n_tensors);
 }
 
-/* The slices before each tensor, and what all tensors are together. */
+/* Counts the slices before each tensor, the parameters and the buffers. */
 static int count_tensors(struct zr_layout *l)
 {
     l->slice_base = calloc((size_t)l->n_tensors + 1, sizeof *l->slice_base);
@@ -442,7 +443,8 @@ static int count_tensors(struct zr_layout *l)
     return 0;
 }
 
-/* Of each unit, the list of its members; returns the heads, -1 for an empty list. NULL: no memory. */
+/* Lists the members of each unit. Returns the first member of each list, -1 for an empty one. NULL: no
+ * memory. */
 static int32_t *list_members(const struct zr_layout *l, struct member *members)
 {
     int32_t *head = malloc((size_t)l->n_units * sizeof *head),

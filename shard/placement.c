@@ -8,10 +8,10 @@
 #define C ZR_CUT
 #define L ZR_CUT_AT_LAST
 
-/* As asked for, before axes of size 1 are made whole; inner axis, outer axis. A stage has one group, so that
- * what it says of the outer axis is never about more than one. HSDP is stage 3 in a group and stage 0 across
- * groups; HFSDP is stage 3 in a group and stage 1 across them. grad_in_place: the gradient, where the model
- * adds up the micro-batches of a step itself. */
+/* The table before axes of size 1 are made whole. Each pair is the inner and the outer axis. A plain stage
+ * has one group, so its outer values do not matter. HSDP is stage 3 in a group and stage 0 across groups.
+ * HFSDP is stage 3 in a group and stage 1 across them. grad_in_place replaces grad if the model adds up a
+ * step's micro-batches itself. */
 static const struct row {
     int stage;
     enum zr_hybrid hybrid;
@@ -46,7 +46,7 @@ static void take(const struct row *r, bool grad_in_place, struct zr_placement *o
     memcpy(out->state, r->state, sizeof out->state);
 }
 
-/* Groups of one rank: the outer axis is the only one. */
+/* With groups of one rank, the outer axis is the only one, so it becomes the inner one. */
 static void take_outer(struct zr_placement *p)
 {
     p->param[ZR_INNER] = p->param[ZR_OUTER];

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* placement.h: what is whole and what is cut: for parameters, gradients and optimizer state, on each axis of
+/* placement.h: what is whole and what is cut, for parameters, gradients and optimizer state, on each axis of
  * data parallelism.
  *
- * The ranks that share one copy of the parameters are the inner axis, and the groups of them the outer one.
- * What a stage or a hybrid means is one row of a table (placement.c), and nothing but that table knows it:
- * the plan, the schedule and the engine ask what is whole. Without a hybrid there is one group, and the outer
- * axis has size 1. */
+ * The ranks that share one copy of the parameters form the inner axis, and the groups of them the outer axis.
+ * Without a hybrid there is one group, and the outer axis has size 1. Each stage and hybrid is one row of a
+ * table (placement.c). Only that table knows what a stage means. The plan, the schedule and the engine ask
+ * what is whole. */
 #ifndef ZR_SHARD_PLACEMENT_H
 #define ZR_SHARD_PLACEMENT_H
 
@@ -15,55 +15,55 @@ enum zr_axis { ZR_INNER, ZR_OUTER, ZR_AXES };
 
 /* How a rank holds data on one axis. */
 enum zr_hold {
-    ZR_WHOLE,      /* as every rank of the axis does */
+    ZR_WHOLE,      /* all of it, like every rank of the axis */
     ZR_CUT,        /* its slice */
-    ZR_CUT_AT_LAST /* whole, as a sum of its own, until the last micro-batch; then its slice of all sums */
+    ZR_CUT_AT_LAST /* all of it, as a local sum, until the last micro-batch; then its slice */
 };
 
 struct zr_placement {
-    /* Ranks of each axis; their product is the world. Groups of one rank are no axis: the world is the inner
-     * one then, and what the row says of the outer axis holds there. */
+    /* Ranks of each axis; their product is the world. Groups of one rank are no axis: the world is then the
+     * inner axis, with the outer values of the row. */
     int32_t size[ZR_AXES];
-    /* enum zr_hold, by axis; ZR_WHOLE on an axis of size 1 */
+    /* enum zr_hold, by axis. ZR_WHOLE on an axis of size 1. */
     uint8_t param[ZR_AXES], grad[ZR_AXES], state[ZR_AXES];
-    /* Of the row as it was asked for, also on one rank, where nothing is cut: what trains there trains on
-     * many. */
-    /* the model has its parameters and gradients for good, brackets or not */
+    /* Properties of the row that was asked for. They are the same on one rank, where nothing is cut, so a
+     * program that trains there also trains on many ranks. */
+    /* The model has its parameters and gradients at all times, with or without brackets. */
     bool model_holds;
-    /* parameters are there in brackets only, unless they are resident */
+    /* Parameters are there in brackets only, unless they are resident. */
     bool shards_params;
-    /* every rank has what a reduction gives */
+    /* Every rank has the result of a reduction. */
     bool all_reduces;
-    /* "stage 0" .. "stage 3", "HSDP", "HFSDP": for messages, not to be compared */
+    /* "stage 0" to "stage 3", "HSDP" or "HFSDP": for messages, not for comparisons. */
     const char *name;
 };
 
-/* The row of the table, in `outer` groups of `inner` ranks (>= 1). ZR_ERR_ARG: there is no such row. */
+/* Finds the row, for `outer` groups of `inner` ranks (>= 1). Returns ZR_ERR_ARG if there is no such row. */
 int zr_placement_make(int stage, enum zr_hybrid hybrid, bool grad_in_place, int32_t inner, int32_t outer,
                       struct zr_placement *out);
 
-/* That of the options in a world. ZR_ERR_ARG: dp_shard does not divide it. */
+/* The same for options in a world. Returns ZR_ERR_ARG if dp_shard does not divide the world. */
 int zr_placement_in(const struct zr_options *o, int32_t world, struct zr_placement *out);
 
-/* As asked for, whatever the world; of resolved options, so there is such a row. */
+/* Returns the row of resolved options as asked for, for no particular world. */
 struct zr_placement zr_placement_asked(const struct zr_options *o);
 
-/* Which part of a flat. */
+/* A part of a flat. */
 enum zr_level {
     ZR_LEVEL_ALL,
-    ZR_LEVEL_INNER, /* the slice of a rank's inner index */
-    ZR_LEVEL_FINE   /* the slice that it alone owns, or its copies do */
+    ZR_LEVEL_INNER, /* the rank's inner slice */
+    ZR_LEVEL_FINE   /* the rank's fine slice, which no other rank of the world owns */
 };
 
-/* A rank on the axes. */
+/* The position of a rank on the axes. */
 struct zr_where {
     int32_t inner, outer;
 };
 
-/* Of its place: places are numbered group by group. */
+/* Returns the position of a rank from its number. Ranks are numbered group by group. */
 struct zr_where zr_where_of(const struct zr_placement *p, int32_t place);
 
-/* What a rank holds that holds it so. */
+/* Returns which part of a flat a rank has if it holds data this way. */
 enum zr_level zr_level_of(const uint8_t hold[ZR_AXES]);
 
 #endif

@@ -82,7 +82,7 @@ static int64_t sum_at(const struct zr_plan *p, const struct zr_flat *f, int k)
     return p->sums_at + (k * p->sum_elems + p->sum_at[f - p->layout->flats]) * (int64_t)sizeof(float);
 }
 
-/* Sums are of inner slices. */
+/* Whether the sums are of inner slices. */
 static bool sums_are_inner(const struct zr_plan *p)
 {
     return p->hop[ZR_OUTER].size > 1 && !p->outer_each;
@@ -137,8 +137,8 @@ int64_t zr_plan_snapshot_bytes(const struct zr_flat *f, int kind)
 
 /* ---- placing ---- */
 
-/* Buffers of a binary counter that takes n contributions: the stack is deepest just after an even-numbered
- * one. */
+/* Returns the buffers that a binary counter needs for n contributions. The stack is deepest just after an
+ * even-numbered one. */
 static int32_t counter_depth(int32_t n)
 {
     int32_t most = 1;
@@ -170,7 +170,7 @@ static void place_params(struct zr_plan *p, int64_t scratch_bytes)
     p->bytes[ZR_MEM_EXCHANGE] += p->gather_bytes - scratch_bytes - end;
 }
 
-/* What adds up a step's contributions, and what brings the sums of groups there. */
+/* Places the sums of a step's contributions, and the partial slots that hold the sums of a group. */
 static void place_sums(struct zr_plan *p, int64_t *end)
 {
     const struct zr_layout *l = p->layout;
@@ -195,7 +195,8 @@ static void place_sums(struct zr_plan *p, int64_t *end)
     p->bytes[ZR_MEM_GRAD_SUMS] += *end - from;
 }
 
-/* One unit's gradient as the optimizer wants it, where its sums lie apart. */
+/* Places one unit's whole gradient for the optimizer, for units whose sums must be gathered from
+ * elsewhere. */
 static void place_gathered(struct zr_plan *p, int64_t *end)
 {
     const struct zr_layout *l = p->layout;
@@ -211,7 +212,8 @@ static void place_gathered(struct zr_plan *p, int64_t *end)
     p->bytes[ZR_MEM_GRAD_GATHERED] = *end - p->full_grad_at;
 }
 
-/* several_stages: which have other tensors, and the same arena. */
+/* Returns the bytes for values on their way between ranks. With buffers there is a piece for each rank, for
+ * their mean. */
 static int64_t values_bytes(const struct zr_plan *p, bool several_stages)
 {
     const struct zr_layout *l = p->layout;
@@ -221,9 +223,9 @@ static int64_t values_bytes(const struct zr_plan *p, bool several_stages)
         largest = zr_max(largest, zr_round_up(size, ZR_PIECE_ALIGN));
         all += zr_round_up(size, ZR_PIECE_ALIGN);
     }
-    /* First values go many small tensors at a time. */
+    /* First values are sent in batches of many small tensors. */
     int64_t bytes = zr_min(zr_min(all, zr_max(largest, ZR_SMALL_VALUES_BYTES)), ZR_VALUE_BYTES);
-    /* room for a piece of each rank, for the buffers' mean */
+    /* Pipeline stages have different tensors, but need equal arenas. */
     if (several_stages)
         bytes = ZR_VALUE_BYTES;
     return l->n_buffers ? zr_max(bytes, (int64_t)p->world * ZR_PIECE_ALIGN) : bytes;
@@ -244,8 +246,8 @@ static void place_grads(struct zr_plan *p, const struct zr_options *opt)
     p->control_at = take(&end, ZR_CONTROL_BYTES);
     p->norm_at = take(&end, sizeof(struct zr_own_squares));
     place_gathered(p, &end);
-    /* Ranks of other groups, or of other pipeline stages, do not map the gradients: what all exchange has an
-     * arena of its own then, which is laid out alike on all of them. */
+    /* Ranks of other groups or other pipeline stages do not map the gradients. Memory that all of them
+     * exchange is then in a separate arena, with equal offsets on all of them. */
     int64_t control = 0, *at = p->hop[ZR_OUTER].size > 1 || opt->pp > 1 ? &control : &end;
     p->exchange_at = take(at, (int64_t)p->world * p->model_ranks * ZR_EXCHANGE_BYTES);
     p->agreement_at = take(at, sizeof(struct zr_agreement));
@@ -291,7 +293,8 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
                 p->snapshot_bytes += zr_plan_snapshot_bytes(&l->flats[i], kind);
     p->snapshot_buffers_at = p->snapshot_bytes;
     p->snapshot_bytes += opt->save_async ? l->buffer_bytes : 0;
-    if (opt->save_async && !p->snapshot_bytes) /* a stage that owns nothing: it is a call of all stages */
+    /* a snapshot is made by all pipeline stages, even by one that owns nothing */
+    if (opt->save_async && !p->snapshot_bytes)
         p->snapshot_bytes = ZR_PIECE_ALIGN;
     p->words_bytes = ZR_OUTCOME_BYTES + (int64_t)p->world * p->model_ranks * ZR_EXCHANGE_BYTES;
     p->words_bytes += l->n_buffers ? p->values_bytes : 0;
@@ -303,7 +306,7 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
         p->bytes[ZR_MEM_MOMENTS] += p->state_elems[s] * (int64_t)sizeof(float);
 }
 
-/* More calls than this make no order. */
+/* Most calls of an assumed order. */
 #define MOST_ASSUMED (1 << 28)
 
 int zr_plan_assume_order(const struct zr_layout *l, struct zr_call **out, int32_t *n_out)
@@ -330,8 +333,8 @@ int zr_plan_assume_order(const struct zr_layout *l, struct zr_call **out, int32_
     return 0;
 }
 
-/* A declared order has `brackets` backward brackets of the unit in a micro-batch; its tensors may say so,
- * too. */
+/* Checks that a declared order has as many backward brackets of the unit in a micro-batch as its tensors
+ * say. */
 static int check_uses(const struct zr_layout *l, int32_t unit, int32_t brackets)
 {
     int32_t t = 0;
@@ -347,9 +350,10 @@ static int check_uses(const struct zr_layout *l, int32_t unit, int32_t brackets)
         t, l->tensors[t].name, l->tensors[t].uses, brackets, unit);
 }
 
-/* A sum can lie in its gradient if that is f32, this rank keeps all of it, and a step adds nothing more to
- * it. Over a narrower wire the gradient is narrowed where it lies. any_again: whether the order has a unit
- * with more than one contribution in a micro-batch. */
+/* Chooses the units whose sums lie in their gradients. The gradients must be f32, this rank must keep all of
+ * them, and a step must add only one contribution. A wire of another dtype narrows gradients in place, so it
+ * rules this out. *any_again: whether the order has a unit with more than one contribution in a
+ * micro-batch. */
 static int choose_sums(struct zr_plan *p, const struct zr_options *opt, struct zr_core_unit_spec *units,
                        bool *any_again)
 {
@@ -384,20 +388,21 @@ static int choose_sums(struct zr_plan *p, const struct zr_options *opt, struct z
     return err;
 }
 
-/* again: the order has a unit with more than one contribution in a micro-batch. */
+/* Chooses how sums are reduced between groups. again: a unit has more than one contribution in a
+ * micro-batch. */
 static void choose_hops(struct zr_plan *p, const struct zr_options *opt, bool again)
 {
     struct zr_core_spec *s = &p->spec;
     s->outer = p->hop[ZR_OUTER].size > 1;
     p->outer_each = s->outer && opt->deterministic && (zr_most_micro_batches(opt) > 1 || again);
-    /* Two: one is filled by a group while the other is reduced between groups. */
+    /* A group fills one of them while the other is reduced between groups. */
     p->n_partial_slots = p->outer_each ? 2 : 0;
     s->outer_each = p->outer_each;
     s->outer_gathers = s->outer && p->place.state[ZR_OUTER] == ZR_CUT;
     s->n_partial_slots = p->n_partial_slots;
 }
 
-/* The program's order, or the one that is assumed, into the spec. */
+/* Copies the program's order, or the assumed one, into the spec. */
 static int take_order(struct zr_plan *p, const struct zr_options *opt)
 {
     struct zr_core_spec *s = &p->spec;
@@ -449,7 +454,7 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
     s->gathers_updated = p->place.state[ZR_INNER] == ZR_CUT;
     /* Only the model knows whether it zeroes its gradients between the micro-batches of a step. */
     s->reduce_each = !opt->grad_in_place || zr_most_micro_batches(opt) == 1;
-    /* A gradient that backward stores would replace the micro-batch before, so that one has to be reduced
+    /* A backward that stores its gradient replaces that of the micro-batch before, which must be reduced
      * first. */
     for (int32_t t = 0; t < l->n_tensors; t++)
         s->reduce_each |= l->tensors[t].overwrite && l->tensors[t].grad;
@@ -497,7 +502,7 @@ static int set_placement(struct zr_plan *p, const struct zr_layout *l, const str
     return err;
 }
 
-/* Every part has room, and what lies in slots of an arena lies inside it. */
+/* Whether all sizes add up, and the offsets lie inside their arenas. */
 static bool valid_plan(const struct zr_plan *p)
 {
     const struct zr_layout *l = p->layout;

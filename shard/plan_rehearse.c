@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_rehearse.c: what a steady step does, found by running the core; see plan_slots.h. */
+/* plan_rehearse.c: finds what a steady step does by running the schedule core over the declared order. */
 #include "shard/plan_slots.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Copies of units that are not updated outlive a step. They may take a few steps to settle, or alternate for
- * ever. */
+/* Copies of units that are not updated outlive a step. They may take a few steps to settle, or alternate
+ * forever. */
 enum { MOST_STEPS = 8 };
 
 struct rehearsal {
     const struct zr_core_spec *spec;
     struct zr_core *core;
     struct zr_action *actions;
-    int64_t *gathers, *reduces;             /* (n_units) of the step so far */
+    int64_t *gathers, *reduces;             /* (n_units) in the step so far */
     int64_t *outer_reduces, *outer_gathers; /* NULL: not counted */
-    int64_t *then;                          /* (2 * n_units) both, when `contents` was taken */
-    int64_t *before;         /* (n_units) what the end of the step before gathered for this one */
+    int64_t *then;                          /* (2 * n_units) gathers and reduces when `contents` was taken */
+    int64_t *before;         /* (n_units) gathers that the previous step's end made for this one */
     int64_t *per_micro;      /* (n_units) contributions to the gradient in a micro-batch */
     int32_t *places;         /* (n_units) */
     int32_t *contents, *now; /* (n_param_slots + n_grad_slots) */
 };
 
-/* Makes one call and counts what follows. */
+/* Makes one call and counts the actions. */
 static int call(struct rehearsal *r, const struct zr_core_event *ev)
 {
     int32_t n;
@@ -41,7 +41,7 @@ static int call(struct rehearsal *r, const struct zr_core_event *ev)
     return err;
 }
 
-/* Or all of them, where the order is that of a step. */
+/* Runs one micro-batch, or all of them if the order is that of a step. */
 static int micro_batch(struct rehearsal *r)
 {
     int err = 0;
@@ -53,9 +53,9 @@ static int micro_batch(struct rehearsal *r)
     return err;
 }
 
-/* Micro-batches `first` to `done` have left everything where the ones before had: so will the next as many,
- * again and again, up to the last of the step, in which the core sees the step's end. Returns how many of
- * them are counted and left out. */
+/* Micro-batches `first` to `done` have left everything as they found it. So the next ones will do the same,
+ * up to the last of the step, in which the core sees the end of the step. Counts and skips them, and returns
+ * how many. */
 static int32_t repeat(struct rehearsal *r, int32_t first, int32_t done)
 {
     int32_t n_units = r->spec->n_units, accum = r->spec->grad_accum_steps, cycle = done - first;
@@ -63,8 +63,7 @@ static int32_t repeat(struct rehearsal *r, int32_t first, int32_t done)
     int32_t n = (int32_t)times * cycle;
     for (int32_t u = 0; u < n_units; u++) {
         r->gathers[u] += times * (r->gathers[u] - r->then[u]);
-        if (r->spec->reduce_each) /* else once when so many backward passes have ended as there are
-                                     micro-batches */
+        if (r->spec->reduce_each) /* otherwise one reduction per `accum` backward passes */
             r->reduces[u] += times * (r->reduces[u] - r->then[n_units + u]);
         else
             r->reduces[u] += (done + n) * r->per_micro[u] / accum - done * r->per_micro[u] / accum;
@@ -73,8 +72,8 @@ static int32_t repeat(struct rehearsal *r, int32_t first, int32_t done)
     return n;
 }
 
-/* The micro-batches of a step: one by one until their ends are alike, found as Brent finds a cycle; the rest
- * is multiplied. */
+/* Runs the micro-batches of a step one by one until their states repeat, which Brent's algorithm finds. The
+ * rest is counted by multiplication. */
 static int micro_batches(struct rehearsal *r)
 {
     const struct zr_core_spec *s = r->spec;
@@ -104,7 +103,8 @@ static int micro_batches(struct rehearsal *r)
     return 0;
 }
 
-/* Where each unit's copy is after a step: with the order, all that the gathers of the next depend on. */
+/* Notes where each unit's copy is after a step. Apart from the order, the gathers of the next step depend on
+ * nothing else. Returns whether nothing has changed. */
 static bool note_places(struct rehearsal *r)
 {
     bool same = true;
@@ -116,13 +116,13 @@ static bool note_places(struct rehearsal *r)
     return same;
 }
 
-/* Steps until one leaves the places as it found them: so will the next, and gathers as much. Gradient slots
- * are taken by turns, so where there are any one more step is tried. */
+/* Runs steps until one leaves all copies where it found them. The next step will then gather as much.
+ * Gradient slots are used in turns, so if there are any, one more step is run. */
 static int steps(struct rehearsal *r)
 {
     int32_t n_units = r->spec->n_units, n_same = 0;
     size_t units = (size_t)n_units * sizeof *r->gathers;
-    int64_t *own = r->then; /* gathered for this step, not the next */
+    int64_t *own = r->then; /* gathers for this step, not for the next */
     note_places(r);
     for (int s = 1;; s++) {
         memset(r->reduces, 0, units);
@@ -136,8 +136,7 @@ static int steps(struct rehearsal *r)
         memcpy(own, r->gathers, units);
         struct zr_core_event ev = {.kind = ZR_EV_STEP};
         err = call(r, &ev);
-        /* An order without backward passes has no step to take: it is gone through again, as evaluation is.
-         */
+        /* An order without backward passes has no step to take. It is run again, as in an evaluation. */
         if (err && err != ZR_ERR_ORDER)
             return err;
         n_same += note_places(r);
@@ -180,8 +179,9 @@ int zr_core_rehearse(const struct zr_core_spec *spec, const struct zr_core_work 
             const struct zr_call *c = &spec->order[i];
             r.per_micro[c->unit] += c->backward && c->is_end && spec->units[c->unit].trainable;
         }
-        err = zr_core_has_room(r.core) ? steps(&r) : ZR_ERR_BUDGET; /* untold: more slots are tried */
-        /* One behind each; of micro-batches that were not run, too. */
+        /* no message, as the caller tries more slots */
+        err = zr_core_has_room(r.core) ? steps(&r) : ZR_ERR_BUDGET;
+        /* One follows each REDUCE, in skipped micro-batches too. */
         for (size_t u = 0; spec->outer_each && r.outer_reduces && u < n; u++)
             r.outer_reduces[u] = r.reduces[u];
     }

@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_slots.c: chooses the slots; see plan_slots.h.
+/* plan_slots.c: chooses how many slots there are, and their sizes.
  *
- * At any moment some units are live: those whose brackets are open and those being gathered ahead (for
- * gradients: being reduced). Slot j must hold the j-th largest live unit at every moment of the order; that
- * is the least memory in which the prefetch depth can be kept. Where slots would take as much as keeping
- * every unit whole (few units, or a budget for all), all units are resident; with opt->check only where the
- * budget says so.
+ * At any moment some units are live: units with an open bracket, and units that are being gathered ahead (for
+ * gradients: reduced). Slot j must hold the j-th largest live unit at every moment of the order. This is the
+ * least memory that keeps the prefetch depth. If slots would take as much as keeping every unit whole (few
+ * units, or a budget for all), all units are resident. With opt->check, only a budget makes them resident.
  *
- * A budget is spent along one chain: slots without prefetch, then for deeper and deeper prefetch, then slot
- * after slot, the smallest first, in which units stay from forward to backward. A link that would raise the
- * traffic is left out, and the budget only decides how far along the chain to go: more of it never costs
- * traffic. Every link is tried by a rehearsal; where units are many, by twos, fours and so on. */
+ * A budget is spent along one chain. It starts with slots without prefetch, and goes on to deeper and deeper
+ * prefetch. After that come single slots, the smallest first, in which units stay from forward to backward. A
+ * link that would raise the traffic is left out. The budget only decides how far along the chain to go, so a
+ * larger one never costs traffic. A rehearsal tries every link; with many units, links are tried by twos,
+ * fours and so on. */
 #include "shard/plan_slots.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { FEW_UNITS = 256 }; /* for which every link of the chain is tried */
+enum { FEW_UNITS = 256 }; /* up to this number of units every link of the chain is tried */
 
-/* The live units at one moment, largest first, as sizes; and the largest seen at each place over all moments.
- */
+/* Sizes of the live units at one moment, largest first; and the largest size at each index over all
+ * moments. */
 struct window {
     int64_t *live, *need;
     int32_t n_live, n_need;
@@ -48,16 +48,16 @@ static int64_t sum(const int64_t *x, int32_t n)
     return s;
 }
 
-/* How many units an order that was not declared may hold open at once: with gradients an embedding and an
- * output norm around each layer; with parameters one unit around each layer. */
+/* Units that may be open at once if no order was declared. Parameters: a layer and one unit around it.
+ * Gradients: a layer, and an embedding and an output norm around it. */
 enum { OPEN_PARAMS = 2, OPEN_GRADS = 3 };
 
-/* Sizes of the largest units that need a slot, largest first; 0 where there are fewer units. */
+/* Sizes of the largest units that need a slot, largest first. 0 if there are fewer units. */
 struct largest {
     int64_t bytes[OPEN_GRADS];
 };
 
-/* The n largest units must fit at once. */
+/* Makes the n largest units fit at once. */
 static void need_largest(struct window *w, const struct largest *most, int n)
 {
     for (int i = 0; i < n && most->bytes[i]; i++) {
@@ -94,7 +94,7 @@ static struct largest largest_units(const struct zr_core_spec *s, bool grads)
     return most;
 }
 
-/* Units with an open bracket; at[u]: where u stands in the list, plus one. */
+/* Units with an open bracket. at[u] is the index of u in the list, plus one; 0: not in it. */
 struct open_list {
     int32_t *units, *at, *n_brackets; /* (n_units) each */
     int32_t n;
@@ -114,12 +114,12 @@ static void note_bracket(struct open_list *o, int32_t unit, int32_t change)
     }
 }
 
-/* Memory of the search, for as many units as there are. */
+/* Memory of the search, for all units. */
 struct work {
     struct open_list open;
     int32_t *seen, *begins;  /* (n_units), (n_order) */
-    int64_t *counts, *trial; /* (2 * n_units) of a rehearsal; (n_units) a second window's needs */
-    int64_t *wire, *sizes;   /* (n_units) bytes to gather each; their sizes, ascending */
+    int64_t *counts, *trial; /* (2 * n_units) for a rehearsal; (n_units) needs of a second window */
+    int64_t *wire, *sizes;   /* (n_units) bytes to gather each unit; sizes of the units, ascending */
 };
 
 static void close_all(struct work *k, int32_t n_units)
@@ -129,8 +129,8 @@ static void close_all(struct work *k, int32_t n_units)
     memset(k->open.n_brackets, 0, (size_t)n_units * sizeof *k->open.n_brackets);
 }
 
-/* Parameters: at each begin, all open sharded units and the next `ahead` distinct ones, across the end of the
- * pass. Units above `most` bytes have a slot of their own and are left out. */
+/* Finds the slots for parameters: at each begin, for all open sharded units and the next `ahead` distinct
+ * ones, which may be in the next pass. Units above `most` bytes have a separate slot and are left out. */
 static void param_need(const struct zr_core_spec *s, int32_t ahead, int64_t most, struct window *w,
                        struct work *k)
 {
@@ -169,7 +169,8 @@ static void param_need(const struct zr_core_spec *s, int32_t ahead, int64_t most
     }
 }
 
-/* Gradients: at each backward begin, all units open in backward and, if `behind`, the one that ended last. */
+/* Finds the slots for gradients: at each backward begin, for all units open in backward and, if `behind`, for
+ * the one that ended last. */
 static void grad_need(const struct zr_core_spec *s, bool behind, struct window *w, struct work *k)
 {
     int32_t last = -1;
@@ -193,14 +194,14 @@ static void grad_need(const struct zr_core_spec *s, bool behind, struct window *
     }
 }
 
-/* Bytes that a step of these slots takes from other ranks to gather. */
+/* Finds the bytes that a step with these slots takes from other ranks in gathers. */
 static int gather_cost(const struct zr_plan *p, const int64_t *slots, int32_t n, struct work *k,
                        int64_t *bytes)
 {
     struct zr_core_spec s = p->spec;
     s.param_slot_bytes = slots;
     s.n_param_slots = n;
-    s.model_holds = true; /* gathers do not depend on gradient slots, which are not chosen yet */
+    s.model_holds = true; /* gathers do not depend on gradient slots, which are chosen later */
     int err = zr_core_rehearse(&s, &(struct zr_core_work){k->counts, k->counts + s.n_units});
     *bytes = 0;
     for (int32_t u = 0; !err && u < s.n_units; u++)
@@ -208,9 +209,10 @@ static int gather_cost(const struct zr_plan *p, const int64_t *slots, int32_t n,
     return err;
 }
 
-/* The windows say how many slots are needed and how large, not that the core's way of filling them finds one
- * for every bracket at once: while one finds none, one more slot is made as large as the largest. Few models
- * need this (brackets of odd sizes that overlap). slots and n_slots are s's own that are meant. */
+/* Enlarges slots until every bracket finds one. A window says how many slots are needed and how large, but
+ * the core may fill them so that a bracket finds none. Then one more slot is made as large as the largest.
+ * Few models need this (overlapping brackets of odd sizes). slots and n_slots: the parameter or the gradient
+ * slots of s. */
 static int mend(const struct zr_core_spec *s, int64_t *slots, int32_t n_slots, struct work *k)
 {
     for (int32_t i = 1;; i++) {
@@ -221,7 +223,7 @@ static int mend(const struct zr_core_spec *s, int64_t *slots, int32_t n_slots, s
     }
 }
 
-/* The slots for a prefetch depth. */
+/* Finds the slots for a prefetch depth. */
 static int depth_slots(struct zr_plan *p, const struct zr_options *opt, int32_t ahead, struct window *w,
                        struct work *k)
 {
@@ -235,7 +237,7 @@ static int depth_slots(struct zr_plan *p, const struct zr_options *opt, int32_t 
         memmove(w->need + 1, w->need, (size_t)w->n_need++ * sizeof *w->need);
         w->need[0] = largest;
     }
-    /* A unit outside the order may be asked for too. */
+    /* The model may also ask for a unit outside the order. */
     w->need[0] = zr_max(w->n_need ? w->need[0] : 0, largest);
     w->n_need = (int32_t)zr_max(w->n_need, 1);
     if (pairs)
@@ -254,14 +256,14 @@ static int by_bytes(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The end of a chain of slots, and what its gathers take. */
+/* A chain of slots so far, and what its gathers take. */
 struct chain {
     int64_t *slots; /* (n_units) */
     int32_t n;
     int64_t used, cost; /* bytes of the slots; bytes on the wire */
 };
 
-/* The cost with these n slots more. ZR_ERR_BUDGET: they leave a bracket without a slot. */
+/* Finds the cost with n more slots. Returns ZR_ERR_BUDGET if a bracket finds no slot. */
 static int try_slots(const struct zr_plan *p, struct chain *c, const int64_t *more, int32_t n, struct work *k,
                      int64_t *cost)
 {
@@ -277,8 +279,8 @@ static void take_slots(struct chain *c, const int64_t *more, int32_t n, int64_t 
     c->cost = cost;
 }
 
-/* Tries every link: slots of one size for as long as each saves traffic, then of the next size; n_tries
- * times at most. sizes: of the units that need a slot, ascending. */
+/* Tries every link: slots of one size for as long as each saves traffic, then of the next size. Makes at most
+ * n_tries tries. sizes: those of the units that need a slot, ascending. */
 static int add_one_by_one(const struct zr_plan *p, struct chain *c, const int64_t *sizes, int32_t n_sizes,
                           int64_t budget, int32_t n_tries, struct work *k)
 {
@@ -292,14 +294,14 @@ static int add_one_by_one(const struct zr_plan *p, struct chain *c, const int64_
             take_slots(c, &sizes[i], 1, cost);
             continue;
         }
-        int64_t size = sizes[i]; /* it keeps nothing, or leaves a bracket without a slot */
+        int64_t size = sizes[i]; /* it saves nothing, or leaves a bracket without a slot */
         while (i < n_sizes && sizes[i] == size)
             i++;
     }
     return 0;
 }
 
-/* The fewest of the first *n of `more` that cost no more than all, which cost `cost`. */
+/* Finds the fewest of the first *n slots of `more` that cost no more than all of them, which cost `cost`. */
 static int fewest(const struct zr_plan *p, struct chain *c, const int64_t *more, int64_t cost, struct work *k,
                   int32_t *n)
 {
@@ -317,8 +319,8 @@ static int fewest(const struct zr_plan *p, struct chain *c, const int64_t *more,
     return 0;
 }
 
-/* How many of sizes[0..n) to try at once: at most `most`, within `room` bytes; and of a size that is a good
- * part of them no more than there are, since the last of those may be of no use. */
+/* Returns how many of sizes[0..n) to try at once: at most `most`, within `room` bytes. A run of one size that
+ * is at least a quarter of `most` ends the link, since the last slots of a run may be of no use. */
 static int32_t next_link(const int64_t *sizes, int32_t n, int32_t most, int64_t room)
 {
     int32_t i = 0, n_same = 0;
@@ -332,7 +334,7 @@ static int32_t next_link(const int64_t *sizes, int32_t n, int32_t most, int64_t 
     return i;
 }
 
-/* Tries one slot, then two, four and so on: for each unit one of its size, the smallest first. */
+/* Tries one slot, then two, four and so on: one of the size of each unit, the smallest first. */
 static int add_by_doubling(const struct zr_plan *p, struct chain *c, const int64_t *sizes, int32_t n_sizes,
                            int64_t budget, struct work *k)
 {
@@ -399,7 +401,7 @@ static int spend_budget(struct zr_plan *p, const struct zr_options *opt, struct 
     int32_t err = 0, n_tries = INT32_MAX;
     if (s->n_units > FEW_UNITS) {
         err = add_by_doubling(p, &chain, k->sizes, n_sizes, budget, k);
-        n_tries = 8; /* what is left over */
+        n_tries = 8; /* for the rest */
     }
     if (!err)
         err = add_one_by_one(p, &chain, k->sizes, n_sizes, budget, n_tries, k);
@@ -420,7 +422,8 @@ static int choose_param_slots(struct zr_plan *p, const struct zr_options *opt, s
                               struct work *k)
 {
     struct zr_core_spec *s = &p->spec;
-    int64_t budget = opt->param_budget_bytes, rest = 0; /* rest: of all units, but for this rank's shards */
+    /* rest: bytes of all units without this rank's shards */
+    int64_t budget = opt->param_budget_bytes, rest = 0;
     int64_t largest = largest_units(s, false).bytes[0];
     int32_t largest_unit = -1;
     for (int32_t u = 0; u < s->n_units; u++) {
@@ -440,7 +443,8 @@ static int choose_param_slots(struct zr_plan *p, const struct zr_options *opt, s
         return zr_fail(ZR_ERR_BUDGET, "param_budget_bytes is %lld; unit %d alone needs %lld",
                        (long long)budget, largest_unit, (long long)largest);
     int err = given ? spend_budget(p, opt, w, k) : depth_slots(p, opt, s->prefetch, w, k);
-    /* How few units fit whole depends on the number of ranks, which must not hide a fault from check mode. */
+    /* Whether slots take that much depends on the number of ranks, which must not hide a fault from check
+     * mode. */
     return !err && !opt->check && sum(w->need, w->n_need) >= rest ? keep_all(s, w) : err;
 }
 
@@ -452,7 +456,7 @@ static struct zr_slot_place *to_places(const int64_t *bytes, int32_t n)
     return places;
 }
 
-/* Of the rank that receives most: another may own all of it. */
+/* Returns the bytes of the rank that receives most. If slices differ, another rank may own the whole unit. */
 static int64_t most_gather_wire(const struct zr_plan *p, int32_t unit)
 {
     int64_t most = 0;
@@ -485,7 +489,7 @@ int zr_plan_choose_slots(struct zr_plan *p, const struct zr_options *opt)
         work.wire[u] = most_gather_wire(p, u);
     if (!p->place.model_holds) {
         grad_need(s, opt->prefetch > 0, &w, &work);
-        /* One also where the order shows no backward at all. */
+        /* There is one slot even if the order has no backward bracket. */
         struct largest most = largest_units(s, true);
         need_largest(&w, &most, !zr_order_declared(opt) && opt->prefetch > 0 ? OPEN_GRADS : 1);
         s->n_grad_slots = w.n_need;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_wire.c: what moves: the bytes that a rank takes from others for each operation, and in a steady
+/* plan_wire.c: counts traffic: the bytes that a rank takes from others in each operation, and in a steady
  * step. */
 #include "comm/segment.h"
 #include "shard/plan_slots.h"
 
 #include <stdlib.h>
 
-/* A quantity of a flat, summed over those of a unit that are trained. */
+/* A quantity of one flat. of_trainable adds it up over the trained flats of a unit. */
 typedef int64_t (*flat_fn)(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at);
 
 static int64_t of_trainable(const struct zr_plan *p, int32_t unit, struct zr_where at, flat_fn fn)
@@ -20,7 +20,7 @@ static int64_t of_trainable(const struct zr_plan *p, int32_t unit, struct zr_whe
     return n;
 }
 
-/* By one communicator inside a group, or between groups. */
+/* Return the bytes of one gather inside a group, and of one between groups. */
 static int64_t inner_gather(const struct zr_plan *p, const struct zr_cut *c, struct zr_where at)
 {
     return zr_gather_wire(c, p->hop[ZR_INNER].size, at.inner, p->gather_packs_up_to);
@@ -51,7 +51,7 @@ int64_t zr_plan_reduce_wire(const struct zr_plan *p, int32_t unit, struct zr_whe
         struct zr_cut cut = f->inner;
         if (!f->trainable)
             continue;
-        /* Peers' arenas are read as they are, so a wider wire than the tensor's own changes nothing. */
+        /* Peers' arenas are read as they are, so a wire wider than the tensor's dtype changes nothing. */
         if (wire && zr_dtype_bytes(wire) < zr_dtype_bytes(f->dtype))
             cut = zr_cut_in(&cut, zr_dtype_bytes(f->dtype), zr_dtype_bytes(wire));
         n += zr_reduce_wire(&cut, p->hop[ZR_INNER].size, at.inner, p->reduce_packs_up_to);
@@ -109,7 +109,7 @@ int64_t zr_plan_outer_gather_wire(const struct zr_plan *p, int32_t unit, struct 
     return of_trainable(p, unit, at, outer_params);
 }
 
-/* Of the unit, in a steady step. */
+/* Adds the traffic of one unit in a steady step. */
 static void add_traffic(const struct zr_plan *p, int32_t u, const struct zr_core_work *w, enum zr_dtype wire,
                         struct zr_where at, struct zr_traffic *t)
 {
@@ -120,7 +120,7 @@ static void add_traffic(const struct zr_plan *p, int32_t u, const struct zr_core
     t->n_outer_gather += w->outer_gathers[u];
     t->wire_bytes += w->gathers[u] * zr_plan_gather_wire(p, u, at);
     t->wire_bytes += w->reduces[u] * zr_plan_reduce_wire(p, u, at, wire);
-    /* What is reduced in place is made whole by that; else the optimizer has it gathered. */
+    /* Sums in place are gathered after each reduction. Others are gathered once, for the optimizer. */
     if (p->hop[ZR_INNER].sums_whole)
         t->wire_bytes +=
             (p->sum_in_place[u] ? w->reduces[u] : trainable) * zr_plan_grad_gather_wire(p, u, at);
@@ -131,7 +131,7 @@ static void add_traffic(const struct zr_plan *p, int32_t u, const struct zr_core
             (p->outer_each ? trainable : w->outer_reduces[u]) * zr_plan_outer_sum_wire(p, u, at);
 }
 
-/* Of all units, for the rank at a place. */
+/* Returns the traffic of all units, for the rank at a place. */
 static struct zr_traffic traffic_of(const struct zr_plan *p, const struct zr_core_work *w, enum zr_dtype wire,
                                     int32_t place)
 {
@@ -146,8 +146,8 @@ static struct zr_traffic traffic_of(const struct zr_plan *p, const struct zr_cor
     return t;
 }
 
-/* Runs the core over the declared order and counts what a steady step does. Slices of different size differ
- * in what they cost, and any rank may have the most of it. */
+/* Runs the core over the declared order and counts what a steady step does. If slices differ in size, any
+ * rank may have the most traffic, so each is counted. */
 int zr_plan_measure(struct zr_plan *p, const struct zr_options *opt)
 {
     int32_t n = p->layout->n_units;

@@ -37,7 +37,7 @@ bool zr_tp_same(const struct zr_tp_cut *a, const struct zr_tp_cut *b)
            a->inner == b->inner;
 }
 
-/* Rows of a block that a part has. */
+/* Returns the rows of one block that a part has. */
 static int64_t of_block(const struct zr_tp_cut *c)
 {
     return c->each / c->blocks;
@@ -48,7 +48,7 @@ int64_t zr_tp_elems(const struct zr_tp_cut *c, int32_t part)
     int64_t before = part * c->each, left = c->rows > before ? c->rows - before : 0;
     if (c->blocks > 1 || left >= c->each)
         return c->part_elems;
-    return left * c->inner; /* padding is along the first dimension */
+    return left * c->inner; /* only the first dimension is padded */
 }
 
 int64_t zr_tp_whole_elems(const struct zr_tp_cut *c)

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tp_cut.h: where an element of a part of a tensor is in the whole, and in the parts of another cut of it.
+/* tp_cut.h: tensor-parallel cuts. A tensor-parallel rank has a *part* of a tensor. This file finds an element
+ * of a part in the whole tensor, and in the parts of another cut.
  *
- * A tensor that is cut along a dimension is seen as (outer, rows, inner), rows being that dimension's. The
- * whole has them in blocks, of each of which a part has an equal run, `each` rows in all. Parts of one block
- * may be padded: the last ones then have rows that the whole does not. A tensor that is not cut is one part
- * of one row. So an element of any cut leads to its number in the whole, row-major, and that to one part of
- * any other cut, also along another dimension. */
+ * A tensor that is cut along a dimension is seen as (outer, rows, inner), where rows is the size along that
+ * dimension. The rows of the whole form blocks. A part has an equal run of rows from each block, `each` rows
+ * in all. With one block, parts may be padded: the last parts then have rows that the whole does not have. A
+ * tensor that is not cut is one part with one row. So an element of any cut has a row-major number in the
+ * whole, and that number is in one part of any other cut, even along another dimension. */
 #ifndef ZR_SHARD_TP_CUT_H
 #define ZR_SHARD_TP_CUT_H
 
@@ -13,38 +14,38 @@
 
 struct zr_tp_cut {
     int32_t parts;
-    /* of the whole along the dimension; of a part, what it is padded by counted in */
+    /* Rows of the whole along the dimension; rows of a part, with padding. */
     int64_t rows, each;
     int64_t blocks;
-    /* elements behind one row; elements of a part, padding counted in */
+    /* Elements of one row; elements of a part, with padding. */
     int64_t inner, part_elems;
 };
 
-/* Not cut. */
+/* The cut of a tensor that is not cut. */
 struct zr_tp_cut zr_tp_none(int64_t n_elems);
-/* shape: of a part, ended by 0 or by all 8; size: rows of the whole, 0: of all parts. */
+/* shape: that of a part, ended by 0 if it has fewer than 8 dimensions. size: rows of the whole; 0: the rows
+ * of all parts together. */
 struct zr_tp_cut zr_tp_along(const int64_t shape[8], int32_t dim, int32_t blocks, int64_t size,
                              int32_t parts);
 struct zr_tp_cut zr_tp_of_tensor(const struct zr_tensor *t, int32_t parts);
 bool zr_tp_same(const struct zr_tp_cut *a, const struct zr_tp_cut *b);
-/* Elements of a part that the whole has: the first of it. */
+/* Returns the elements of a part without padding. They are its first elements. */
 int64_t zr_tp_elems(const struct zr_tp_cut *c, int32_t part);
-/* Elements of the whole. */
 int64_t zr_tp_whole_elems(const struct zr_tp_cut *c);
 
 /* A run of elements that follow each other in a part and in the whole. */
 struct zr_tp_run {
     int32_t part;
-    /* element of the part; of the whole, -1: it is padding */
+    /* First element in the part; first element in the whole, -1 for padding. */
     int64_t at, whole;
     int64_t n;
 };
-/* The run that begins with element `at` of a part; with element `whole` of the whole. */
+/* Return the run that begins with element `at` of a part, or with element `whole` of the whole. */
 struct zr_tp_run zr_tp_run_of_part(const struct zr_tp_cut *c, int32_t part, int64_t at);
 struct zr_tp_run zr_tp_run_of_whole(const struct zr_tp_cut *c, int64_t whole);
-/* The first element of a part whose place in the whole is `whole` or later. Padding counts as later than all
- * elements, and the end of the whole gives the end of every part. So a range of the whole is a range of each
- * part. */
+/* Returns the first element of a part whose position in the whole is `whole` or later. Padding counts as
+ * later than all elements, and the end of the whole gives the end of every part. So a range of the whole is a
+ * range of each part. */
 int64_t zr_tp_from(const struct zr_tp_cut *c, int32_t part, int64_t whole);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* buffers.c: the model's buffers: state that is not trained, but must agree over ranks and be saved.
  *
- * Their memory is the model's own, on every rank whole, and the model may give them another place between two
- * calls: *param is read anew each time. Values go through the plan's staging, a piece at a time, over the
- * control communicator. All of this blocks, and every rank calls it alike. */
+ * Every rank has them whole, in the model's memory. The model may move a buffer between two calls, so *param
+ * is read anew each time. Values go through the plan's staging, a piece at a time, over the control
+ * communicator. All functions block, and all ranks must call them in the same order. */
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
@@ -31,13 +31,13 @@ static struct piece piece_of(const struct zr_engine *e, enum what what, int32_t 
                 .call_hash = XXH3_64bits_withSeed(words, sizeof words, zr_core_hash(e->m.core))}};
 }
 
-/* The model's memory of the piece. */
+/* Returns the piece in the model's memory. */
 static char *place_of(const struct piece *p)
 {
     return (char *)*p->t->param + p->first * p->size;
 }
 
-/* plan->values_bytes of host memory, behind what an exchange brings. */
+/* Returns plan->values_bytes of host memory, behind the results of exchanges. */
 static char *room_of(const struct zr_engine *e)
 {
     return e->words + (int64_t)e->n_all * ZR_EXCHANGE_BYTES;
@@ -53,7 +53,7 @@ static int failed(struct zr_engine *e, int err)
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }
 
-/* The piece at src on rank 0, to dst of every rank, which may be NULL. */
+/* Copies the piece from src on rank 0 to dst on every rank. dst may be NULL. */
 static int bring(struct zr_engine *e, const struct piece *p, const char *src, char *dst)
 {
     int64_t n_bytes = p->n * p->size;
@@ -66,7 +66,7 @@ static int bring(struct zr_engine *e, const struct piece *p, const char *src, ch
     return 0;
 }
 
-/* What the model last put on its stream for its buffers is done first. */
+/* Brings all pieces of a range. First waits for what the model has put on its stream. */
 static int bring_all(struct zr_engine *e, enum what what, int32_t tensor, int64_t first, int64_t n,
                      const char *data, char *out)
 {
@@ -81,7 +81,7 @@ static int bring_all(struct zr_engine *e, enum what what, int32_t tensor, int64_
                               : out        ? out + at
                                            : NULL));
     }
-    /* Also after a failure: the stream may still be reading what the caller gave. */
+    /* After a failure too, because the stream may still be reading the caller's memory. */
     int drained = zr_engine_drain(e);
     return err ? err : drained;
 }
@@ -101,7 +101,7 @@ int zr_engine_spread_buffer(struct zr_engine *e, int32_t tensor)
     return bring_all(e, SPREAD, tensor, 0, e->layout->tensors[tensor].n_elems, NULL, NULL);
 }
 
-/* ---- compared ---- */
+/* ---- comparing ---- */
 
 static void declare_buffers(struct zr_engine *e, const char *at, int64_t n_bytes, bool write)
 {
@@ -134,7 +134,7 @@ int zr_engine_compare_buffer(struct zr_engine *e, int32_t tensor, int64_t *eleme
     return err;
 }
 
-/* ---- their mean ---- */
+/* ---- averaging ---- */
 
 static double buffer_value_at(const char *at, enum zr_dtype dtype)
 {
@@ -151,8 +151,8 @@ static double buffer_value_at(const char *at, enum zr_dtype dtype)
     return (double)x;
 }
 
-/* Of all ranks' values, which lie slot_bytes apart, over those of the first. The sum is exact, so the ranks
- * may come in any order. */
+/* Averages all ranks' values, which lie slot_bytes apart, and writes the means over the first rank's. The sum
+ * is exact, so the order of ranks does not matter. */
 static void average(const struct zr_engine *e, const struct piece *p, char *room, int64_t slot_bytes)
 {
     const struct zr_host_kernels *k = zr_host_kernels_best();
@@ -198,7 +198,7 @@ int zr_engine_mean_buffer(struct zr_engine *e, int32_t tensor)
     return err;
 }
 
-/* ---- copied, by one rank ---- */
+/* ---- copying on one rank ---- */
 
 int zr_engine_copy_buffers(struct zr_engine *e, char *base, bool into_model)
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* compare_tp.c: what every rank of tp has whole, compared: weights, and the reduced gradients of some steps.
+/* compare_tp.c: compares what every tp rank has whole: weights, and in some steps reduced gradients.
  *
- * Ranks of tp compute the gradient of a tensor that is not cut each by itself. If a program leaves out a sum
- * over tp, each has another gradient, and the copies drift apart with nothing to be seen but a loss that is a
- * little off. So in the first steps the ranks compare their shards of these gradients, which the norm's job
- * has looked at before the update. The answer is the same on all ranks of the world. */
+ * Each tp rank by itself computes the gradient of a tensor that is not cut. If a program leaves out a sum
+ * over tp, the gradients differ, and the copies drift apart. Nothing shows this but a loss that is a little
+ * off. So in the first steps the ranks compare their shards of these gradients, which the norm's job hashes
+ * before the update. The result is the same on all ranks of the job. */
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
@@ -16,16 +16,16 @@
 
 /* ---- weights ---- */
 
-/* Bytes of a tensor's name that ranks tell each other: a multiple of a word. */
+/* Bytes of a tensor's name that ranks exchange. A multiple of a word. */
 enum { SHOWN_NAME = 64 };
 
-/* A pair of ranks as a word; 0: none. */
+/* Packs a pair of ranks into a word. 0: no pair. */
 static uint64_t pair_of(int32_t a, int32_t b)
 {
     return (uint64_t)(uint32_t)(a + 1) << 32 | (uint32_t)b;
 }
 
-/* In this rank's copy, two ranks whose hashes differ. */
+/* Finds two ranks of this copy of the model whose hashes differ. */
 static int find_pair(struct zr_engine *e, uint64_t hash, const struct zr_tag *tag, uint64_t *pair)
 {
     const struct zr_comm *c = e->role[ZR_ROLE_MODEL].comm;
@@ -40,7 +40,7 @@ static int find_pair(struct zr_engine *e, uint64_t hash, const struct zr_tag *ta
     return 0;
 }
 
-/* The largest that any rank of the world has, where a step's agreement is made. */
+/* Replaces *word by the largest over all ranks of the job, in the memory of a step's agreement. */
 static int most_of_world(struct zr_engine *e, const struct zr_tag *tag, uint64_t *word)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -55,7 +55,7 @@ static int most_of_world(struct zr_engine *e, const struct zr_tag *tag, uint64_t
 }
 
 /* Finds two ranks that keep different bytes of an element, among the tensors [first, end) that are not cut.
- * *here: such a pair of this rank's tp group, 0 if there is none. *pair: the greatest pair of the world. */
+ * *here: such a pair in this rank's tp group, or 0. *pair: the greatest pair of the job. */
 static int compare_whole(struct zr_engine *e, char *buffer, int32_t first, int32_t end, uint64_t *here,
                          uint64_t *pair)
 {
@@ -69,7 +69,7 @@ static int compare_whole(struct zr_engine *e, char *buffer, int32_t first, int32
     return most_of_world(e, &tag, pair);
 }
 
-/* To all ranks, what those that have it say; name: NULL on the others. */
+/* Spreads a name to all ranks from those that have it. name: NULL on the others. */
 static int share_name(struct zr_engine *e, const char *name, char out[SHOWN_NAME])
 {
     const struct zr_tag tag = zr_tp_tag(e, ZR_CALLED_NONE, 0, 0);
@@ -85,7 +85,8 @@ static int share_name(struct zr_engine *e, const char *name, char out[SHOWN_NAME
     return 0;
 }
 
-/* Tensor by tensor; pipeline stages have different ones, and not as many. */
+/* Compares tensor by tensor, and names the first that differs. Pipeline stages have different tensors, and
+ * different numbers of them. */
 static int name_difference(struct zr_engine *e, char *buffer, uint64_t pair, bool *apart)
 {
     const struct zr_tag tag = zr_tp_tag(e, ZR_CALLED_NONE, 0, 0);
@@ -101,7 +102,7 @@ static int name_difference(struct zr_engine *e, char *buffer, uint64_t pair, boo
             pair = of_tensor;
         }
     }
-    if (!of_tensor) /* other bytes by now */
+    if (!of_tensor) /* the bytes have changed since */
         snprintf(name, sizeof name, "?");
     *apart = true;
     return zr_fail(ZR_ERR_MISMATCH,
@@ -137,16 +138,16 @@ int zr_engine_tp_compare(struct zr_engine *e)
 
 /* ---- gradients ---- */
 
-/* Gradients whose bits differ are taken for rounding below these: of a shard's sum of squares, relative; and
- * of its norm to that of the whole gradient. */
+/* Limits below which different bits count as rounding: the relative difference of two shards' sums of
+ * squares, and the norm of a shard relative to that of the whole gradient. */
 #define ROUNDING 1e-3
 #define TINY     1e-4
 
 /* The last step in which gradients are compared. */
 enum { LAST_STEP = 16 };
 
-/* A difference between two ranks of tp is a word. The greatest word of the world counts: the worst
- * difference, and among equals the first tensor. */
+/* Levels of a difference between two tp ranks. A difference is a word, and the greatest word of the job
+ * counts: the worst difference, and among equals the first tensor. */
 enum { EQUAL, ROUNDED, APART };
 enum { RANK_BITS = 20, TENSOR_BITS = 22 };
 
@@ -162,13 +163,13 @@ bool zr_tp_compares(const struct zr_engine *e, uint32_t step)
     return e->opt.compares_tp && e->tp > 1 && step <= LAST_STEP && (step & (step - 1)) == 0;
 }
 
-/* Has a gradient that all ranks of tp should have the same of. */
+/* Whether the tensor has a gradient that must be the same on all tp ranks. */
 static bool has_whole_gradient(const struct zr_tensor *t)
 {
     return t->grad && !t->buffer && !t->cut;
 }
 
-/* This rank's shard of a tensor's reduced gradient. */
+/* Looks at this rank's shard of a tensor's reduced gradient. */
 static struct zr_tp_gradient look_at_gradient(const struct zr_engine *e, int32_t tensor)
 {
     const struct zr_layout *l = e->layout;
@@ -203,7 +204,7 @@ int zr_tp_look_at_gradients(struct zr_engine *e)
     return e->dev->ops->call(e->reduce_stream, look_at_gradients, &e, sizeof e);
 }
 
-/* norm: of the whole gradient before it is scaled. */
+/* norm: that of the whole gradient, before scaling. */
 static uint64_t level_of(const struct zr_tp_gradient *a, const struct zr_tp_gradient *b, double norm)
 {
     double most = fmax(a->squares, b->squares);
@@ -214,7 +215,7 @@ static uint64_t level_of(const struct zr_tp_gradient *a, const struct zr_tp_grad
     return fabs(a->squares - b->squares) < ROUNDING * most || sqrt(most) < TINY * norm ? ROUNDED : APART;
 }
 
-/* This rank's tp group: the worst that any two have of a tensor. */
+/* Finds the worst difference between any rank of this tp group and the first, over all tensors. */
 static int find_gradient(struct zr_engine *e, double norm, uint64_t *worst)
 {
     const struct zr_comm *c = e->role[ZR_ROLE_MODEL].comm;
@@ -239,7 +240,7 @@ static int find_gradient(struct zr_engine *e, double norm, uint64_t *worst)
     return 0;
 }
 
-/* On all ranks: the name comes from those that have found it. */
+/* Reports the difference on all ranks. The ranks that have found it provide the name. */
 static int report_gradient(struct zr_engine *e, uint64_t found, uint64_t here)
 {
     const uint64_t ranks = (UINT64_C(1) << RANK_BITS) - 1, tensors = (UINT64_C(1) << TENSOR_BITS) - 1;

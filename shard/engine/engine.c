@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine.c: opens and closes an engine, and knows the address of every element it holds. */
+/* engine.c: opens and closes an engine, and computes the address of every element that it holds. */
 #include "comm/fork.h"
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
@@ -62,8 +62,8 @@ static int attach_role(struct zr_engine *e, enum zr_role role, struct zr_arena *
     return c ? zr_comm_attach(c, a) : 0;
 }
 
-/* An arena, made with the communicator of a role, and moved by those of two others, too, if anybody has
- * them. */
+/* Makes an arena with the communicator of a role, and attaches those of two other roles, if anybody has
+ * these. */
 static int open_arena(struct zr_engine *e, enum zr_role role, enum zr_role too, enum zr_role third,
                       int64_t bytes, char **base)
 {
@@ -78,11 +78,11 @@ static int open_arena(struct zr_engine *e, enum zr_role role, enum zr_role too, 
         err = attach_role(e, too, a);
     if (!err && third != role)
         err = attach_role(e, third, a);
-    zr_arena_drop(a); /* it is the communicators' now */
+    zr_arena_drop(a); /* from here on the communicators own it */
     return err;
 }
 
-/* The slots between pipeline stages: memory of this rank's own, where it has all of them. */
+/* Allocates the slots between pipeline stages. A rank that has all stages needs no communicator for them. */
 static int open_pipe_arena(struct zr_engine *e, int64_t bytes)
 {
     void *base;
@@ -113,7 +113,7 @@ static int open_arenas(struct zr_engine *e)
     return 0;
 }
 
-/* Device memory, counted where it is taken. */
+/* Allocates memory, and counts it. */
 static int open_memory(struct zr_engine *e)
 {
     const struct zr_plan *p = e->plan;
@@ -129,7 +129,7 @@ static int open_memory(struct zr_engine *e)
     e->agreed = base;
     e->words = (char *)base + ZR_OUTCOME_BYTES;
     if (p->snapshot_bytes) {
-        /* Zeroed, and so touched: the first save is not to wait for pages. */
+        /* The device zeroes it, which touches its pages. So the first save does not wait for these. */
         ZR_TRY(e->dev->ops->host_alloc(e->dev, p->snapshot_bytes, &base));
         e->snapshot = base;
     }
@@ -143,8 +143,8 @@ static int open_memory(struct zr_engine *e)
     return e->dev->ops->stream_sync(e->compute);
 }
 
-/* The arenas by category: what lies between the places the engine uses. The rest, to the last byte of all, is
- * for exchanges. */
+/* Counts the arenas by category, from the offsets in use. The rest, to the last byte of all, is for
+ * exchanges. */
 static void count_arenas(struct zr_engine *e)
 {
     const struct zr_plan *p = e->plan;
@@ -189,7 +189,7 @@ void zr_engine_free(struct zr_engine *e)
 static int open_streams(struct zr_engine *e, void *native_stream)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    /* A rank alone on the host has nobody to wait for: a thread more would only cost a wake-up per unit. */
+    /* A rank alone on the host waits for nobody. A second thread would only cost a wake-up per unit. */
     bool alone = !e->loop && d->compute_on_caller;
     enum zr_stream_kind kind = alone ? ZR_STREAM_CALLER : ZR_STREAM_QUEUE;
     ZR_TRY(d->stream_open(e->dev, ZR_STREAM_CALLER, "zero-compute", native_stream, &e->compute));
@@ -264,7 +264,7 @@ void zr_engine_leave_streams(struct zr_engine *e)
         e->dev->ops->stream_leave(e->pair_stream[i]);
 }
 
-/* Finishes what is on the streams first. */
+/* First finishes everything on the streams. */
 static void close_device_side(struct zr_engine *e)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -313,7 +313,7 @@ bool zr_engine_close(struct zr_engine *e)
     return true;
 }
 
-/* ---- where the engine stands, and what it has done ---- */
+/* ---- state and statistics ---- */
 
 int32_t zr_engine_open_unit(const struct zr_engine *e)
 {

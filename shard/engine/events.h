@@ -1,26 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* events.h: the events between an engine's streams, by what they say.
+/* events.h: the events between an engine's streams.
  *
- * Every arrow between streams is one event:
- *   param_free[slot]  compute -> gather   the last bracket that read the slot ended
+ * Each arrow between two streams is one event:
+ *   param_free[slot]  compute -> gather   the last bracket that read the slot has ended
  *   ready[unit]       gather  -> compute  the unit's parameters are gathered
- *   updated[unit]     reduce  -> gather   the optimizer wrote the shard (-> compute: nothing is gathered)
+ *   updated[unit]     reduce  -> gather   the optimizer has written the shard (to compute if not gathered)
  *   grad_done[place]  compute -> reduce   backward has written the gradient
- *   grad_free[place]  reduce  -> compute  every rank has reduced it: its place may be written again
- *   step_compute      compute -> reduce   what came before zero_step is done with the parameters
+ *   grad_free[place]  reduce  -> compute  every rank has reduced it, so its memory may be written again
+ *   step_compute      compute -> reduce   calls before zero_step are done with the parameters
  *   gather_tail       gather  -> reduce   every gather of the old parameters is done
  *   step_norm         reduce  -> host     norm, clip factor and skip flag of the step are known
- * And where an update is of a fine slice, so that groups gather it (struct zr_core_spec, outer_gathers):
- *   updated[unit]     reduce  -> outer    the optimizer wrote the fine slice (outer: of gathers)
- *   whole[unit]       outer   -> gather   the inner slice has every group's part, in place of updated
+ *
+ * If updates are of fine slices, groups gather these on another stream, outer (outer_gathers in struct
+ * zr_core_spec):
+ *   updated[unit]     reduce  -> outer    the optimizer has written the fine slice
+ *   whole[unit]       outer   -> gather   the inner slice is complete; replaces updated
  *   gather_outer_tail outer   -> reduce   every such gather of the old parameters is done
- * And where gradients are reduced between groups too, on a stream of its own (struct zr_core_spec, outer):
+ *
+ * If gradients are also reduced between groups, this is on another stream, reduce outer (outer in struct
+ * zr_core_spec):
  *   partial_full[place] reduce       -> reduce outer   the sum over a group is there
  *   partial_free[place] reduce outer -> reduce         every group has read it, or it was dropped
  *   updated[unit]       reduce       -> reduce outer   the optimizer has read the unit's sum
  *   reduce_outer_tail   reduce outer -> reduce         every sum of the world is there
  *
- * Messages between pipeline stages, and tied tensors, have their own: see pipe.c and tied.c. */
+ * pipe.c and tied.c list the events of messages between pipeline stages, and of tied tensors. */
 #ifndef ZR_SHARD_ENGINE_EVENTS_H
 #define ZR_SHARD_ENGINE_EVENTS_H
 
@@ -29,7 +33,7 @@
 
 struct zr_engine;
 
-/* Events by what they say. */
+/* Classes of events, by what they say. */
 enum zr_event_class {
     ZR_EVENT_ANY,
     ZR_EVENT_PARAM_FREE,
@@ -40,14 +44,14 @@ enum zr_event_class {
     ZR_EVENT_STEP_COMPUTE,
     ZR_EVENT_GATHER_TAIL,
     ZR_EVENT_STEP_NORM,
-    /* the model's thread waits for a stream's end */
+    /* the model's thread waits for the end of a stream */
     ZR_EVENT_DRAINED,
     ZR_EVENT_WHOLE,
     ZR_EVENT_GATHER_OUTER_TAIL,
     ZR_EVENT_PARTIAL_FULL,
     ZR_EVENT_PARTIAL_FREE,
     ZR_EVENT_REDUCE_OUTER_TAIL,
-    /* of messages between stages (pipe.c), and of tied tensors (tied.c) */
+    /* messages between pipeline stages (pipe.c), and tied tensors (tied.c) */
     ZR_EVENT_PIPE_DONE,
     ZR_EVENT_PIPE_MOVED,
     ZR_EVENT_TIED_DONE,
@@ -62,18 +66,19 @@ struct zr_events {
     uint8_t *class_of;
     int32_t n;
     struct zr_event **param_free, **ready, **updated, **grad_done, **grad_free;
-    /* outer_gathers only: (n_units); (1) */
+    /* with outer_gathers only: (n_units); (1) */
     struct zr_event **whole, **gather_outer_tail;
-    /* with groups only: (partial places), see zr_partial_place; (1) */
+    /* with groups only: (partial places), indexed by zr_partial_place; (1) */
     struct zr_event **partial_full, **partial_free, **reduce_outer_tail;
     struct zr_event *step_compute, *gather_tail, *step_norm, *drained;
 };
 
-/* tables.c. What is open is freed with the tables, also where opening failed. */
+/* tables.c. zr_tables_close frees the lists, even if opening failed. */
 int zr_events_open(struct zr_device *dev, const struct zr_plan *p, struct zr_events *ev);
-/* Of any event of the engine's, those of messages and tied tensors included; ZR_EVENT_ANY: it has no such. */
+/* Returns the class of any event of the engine, even of messages and tied tensors. ZR_EVENT_ANY: it is not
+ * the engine's. */
 enum zr_event_class zr_event_class_of(const struct zr_engine *e, const struct zr_event *event);
-/* pipe.c and tied.c: of theirs alone. */
+/* pipe.c and tied.c: the same for their events only. */
 enum zr_event_class zr_pipe_event_class(const struct zr_engine *e, const struct zr_event *event);
 enum zr_event_class zr_tied_event_class(const struct zr_engine *e, const struct zr_event *event);
 

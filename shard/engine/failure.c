@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* failure.c: the first failure of an engine: kept, told to the other ranks, found by every later call.
- */
+/* failure.c: the first failure of an engine. It is kept, reported to the other ranks, and returned by every
+ * later call. */
 #include "comm/flight.h"
 #include "comm/fork.h"
 #include "shard/engine/internal.h"
@@ -9,13 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* How long a wait goes on after a failure. */
+/* How long a wait goes on after a failure, in ns. */
 static const int64_t LEFT_AFTER_NS = INT64_C(2) * 1000 * 1000 * 1000;
 
 static const char found_by[] = " (found by rank ";
 
-/* The other ranks are told as a communicator that has a place for it tells them: with the one that found it.
- */
+/* Reports the failure to the other ranks, with the rank that found it, unless a communicator has added
+ * one. */
 static void report_others(struct zr_engine *e, int code, const char *text)
 {
     char reported[ZR_ERROR_BYTES / 2];
@@ -73,8 +73,8 @@ void zr_engine_stuck(void *arg, int64_t ms)
     zr_engine_fail(e, ZR_ERR_TIMEOUT, text);
 }
 
-/* A failure that goes from one communicator to another on its way around the ranks gains a finder each
- * time. The first found it, and need not be told so. */
+/* A failure may go from one communicator to the next around the ranks, and gain a finder each time. This
+ * keeps the first, and removes it if it is this rank. */
 static void keep_first_finder(char *why, int rank)
 {
     char *finder = strstr(why, found_by), *end = finder ? strchr(finder, ')') : NULL;
@@ -84,7 +84,7 @@ static void keep_first_finder(char *why, int rank)
         *finder = 0;
 }
 
-/* Nothing has failed that anyone knows of, on any rank: what every call of the model asks, twice. */
+/* Whether no failure is known on any rank. Every call of the model asks this twice. */
 static bool is_well(const struct zr_engine *e)
 {
     return !zr_first_code(&e->s.failure) && !zr_roles_alarmed(e);
@@ -120,8 +120,9 @@ int zr_engine_status(struct zr_engine *e)
                    has_name ? e->name : "", has_name ? "\"" : "", e->s.failure.text);
 }
 
-/* Operations that are told of a failure end soon; what has not by then may never. Or it does after all, and
- * what is behind it would use memory that is the program's again once the wait has ended. */
+/* Ends waits some time after a failure. Operations that a failure reaches end soon, and those that have not
+ * ended by then may never. If one does end after all, operations behind it would use memory that is the
+ * program's again, so they are prevented from running. */
 static int ask_of_waiting(void *arg)
 {
     struct zr_engine *e = arg;

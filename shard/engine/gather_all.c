@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gather_all.c: all parameters at once, until they are released (zero_gather_all).
+/* gather_all.c: gathers all parameters at once, until they are released (zero_gather_all).
  *
- * At stages 0 and 1 the model has them anyhow. At stages 2 and 3 every tensor is laid out whole, as a program
- * without the library has it, in memory of its own; but for one that lies so already (not stacked, in a
- * resident unit), and with cfg.debug.check on the host in guarded memory, which may only be read. The units
- * are gathered into the slots in turn and copied from there. */
+ * At stages 0 and 1 the model has them anyway. At stages 2 and 3 every tensor is copied whole into extra
+ * memory. The units are gathered into the slots in turn and copied from there. A tensor that is already whole
+ * (not stacked, in a resident unit) is not copied. With cfg.debug.check on the host, tensors are in guarded
+ * memory, which may then only be read. */
 #include "shard/engine/internal.h"
 
 #include <stdlib.h>
@@ -20,7 +20,7 @@ static bool is_guarded(const struct zr_engine *e)
 static bool is_copied(const struct zr_engine *e, int32_t tensor, bool apart)
 {
     const struct zr_tensor *t = &e->layout->tensors[tensor];
-    if (t->buffer) /* is whole where it is */
+    if (t->buffer) /* is whole already */
         return false;
     if (apart)
         return true;
@@ -79,7 +79,7 @@ void zr_engine_all_close(struct zr_engine *e)
     e->m.all = (struct zr_all){0};
 }
 
-/* Where the tensor lies whole; NULL: where it always does. */
+/* Returns the whole tensor's copy, or guarded memory. NULL: the tensor is whole in its usual memory. */
 static char *whole_at(const struct zr_engine *e, int32_t tensor)
 {
     if (e->m.all.at[tensor] >= 0)
@@ -106,7 +106,7 @@ int zr_all_keep(struct zr_engine *e, int32_t unit, int32_t slot)
     return err;
 }
 
-/* The model's pointers go to what is whole, or back to where they are outside brackets. */
+/* Points the model at whole tensors, or back to what it has outside brackets. */
 static void point(struct zr_engine *e, bool whole)
 {
     for (int32_t t = 0; t < e->layout->n_tensors; t++) {
@@ -115,7 +115,7 @@ static void point(struct zr_engine *e, bool whole)
             continue;
         int32_t id = e->layout->piece_of[e->layout->slice_base[t]];
         const struct zr_flat *f = zr_piece_flat(e->layout, id);
-        char *home = NULL; /* of its first slice, where the others follow */
+        char *home = NULL; /* address of the first slice, which the others follow */
         if (e->plan->place.model_holds || (e->plan->resident[x->unit] && x->n_slices == 1))
             home = e->gather_base + zr_plan_param_full(e->plan, f, -1) +
                    e->layout->pieces[id].first * zr_dtype_bytes(f->dtype);
@@ -146,7 +146,7 @@ int zr_engine_all_release(struct zr_engine *e)
     int err = zr_engine_call(e, &(struct zr_core_event){.kind = ZR_EV_RELEASE_ALL, .unit = -1});
     if (err)
         return err;
-    err = zr_engine_drain(e); /* what the model has put on its stream may read it until then */
+    err = zr_engine_drain(e); /* until then, operations on the model's stream may read it */
     if (!err)
         err = zr_model_check_all(e, false);
     if (err)

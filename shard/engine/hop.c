@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hop.c: one hop of a reduction: gradients of one axis's ranks added up, and where the optimizer wants
- * all of the sum, gathered again. */
+/* hop.c: one hop of a reduction. It adds up the gradients of the ranks of one axis, and gathers the sum again
+ * if the optimizer needs all of it. */
 #include "shard/engine/issue.h"
 
 struct zr_hop_run zr_inner_hop(const struct zr_engine *e)
@@ -13,7 +13,7 @@ struct zr_hop_run zr_inner_hop(const struct zr_engine *e)
 
 struct zr_hop_run zr_outer_hop(const struct zr_engine *e)
 {
-    /* Sums of groups are fp32, and are not rounded again. */
+    /* Sums of groups are fp32 on the wire, so they are not rounded again. */
     return (struct zr_hop_run){
         .role = ZR_ROLE_REDUCE_OUTER, .axis = ZR_OUTER, .stream = e->role[ZR_ROLE_REDUCE_OUTER].stream};
 }
@@ -23,14 +23,15 @@ struct zr_hop_run zr_last_hop(const struct zr_engine *e)
     return e->plan->spec.outer ? zr_outer_hop(e) : zr_inner_hop(e);
 }
 
-/* The sum over a group of the flat's inner slice, fp32, cut for the groups. */
+/* The cut of a group's fp32 sum of the flat's inner slice into the groups' slices. */
 static struct zr_cut group_sum_cut(const struct zr_engine *e, const struct zr_flat *f)
 {
     const struct zr_cut groups = zr_flat_groups_cut(f, e->at.inner);
     return zr_flat_sums_cut(f, &groups);
 }
 
-/* A sum of the world is where the optimizer looks for it; one of a group is on its way to the outer hop. */
+/* Without groups the sum goes where the optimizer looks for it. With groups it goes where the outer hop
+ * starts. */
 static struct zr_reduce_seg inner_seg(const struct zr_engine *e, const struct zr_flat *f,
                                       const struct zr_action *a)
 {
@@ -43,7 +44,7 @@ static struct zr_reduce_seg inner_seg(const struct zr_engine *e, const struct zr
                                   .accumulate = a->accumulate && !e->plan->sum_in_place[a->unit]};
 }
 
-/* Out of a partial slot, or in place. */
+/* The source is a partial slot, or the sum in place. */
 static struct zr_reduce_seg outer_seg(const struct zr_engine *e, const struct zr_flat *f,
                                       const struct zr_action *a)
 {
@@ -54,7 +55,7 @@ static struct zr_reduce_seg outer_seg(const struct zr_engine *e, const struct zr
                                   .accumulate = a->accumulate};
 }
 
-/* In place: the gradient is consumed by this reduce anyway. */
+/* Converts the gradient to the wire's dtype in place, because this reduction consumes it anyway. */
 static int narrow(struct zr_engine *e, enum zr_dtype wire, struct zr_reduce_seg *seg)
 {
     void *grad = e->reduce_base + seg->src;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* init.c: the parameters' first values by a callback, for models that no rank holds whole.
+/* init.c: sets the parameters' first values by a callback, for models that no rank holds whole.
  *
- * Each rank asks for what it owns, which is a part of every unit, so no element is asked for twice, whatever
- * the groups; what ranks hold besides is gathered, and masters are the parameters in fp32. Ranks agree unit
- * by unit, so that one that takes long is waited for no longer than that, and a failure on one is an error on
- * all. */
+ * Each rank asks for the elements that it owns, which are a part of every unit. So no element is asked for
+ * twice, with or without groups. The other elements that a rank holds are gathered, and masters are copied
+ * from the parameters in fp32. Ranks agree after each unit. So nobody waits longer than a unit takes, and a
+ * failure on one rank is an error on all. */
 #include "comm/verdict.h"
 #include "kernels/check/guard.h"
 #include "shard/engine/internal.h"
@@ -23,11 +23,11 @@ struct asking {
     char *room; /* ZR_VALUE_BYTES */
 };
 
-/* Every byte of what nobody wrote: a NaN that no arithmetic makes. */
+/* Every byte of an element that was not written. It makes a NaN that no arithmetic makes. */
 enum { UNWRITTEN = 0xff };
 
-/* In one pass without a branch: nearly always all were. What is gathered is as wide as an element, so that
- * vectors need no packing. */
+/* Checks in one pass without a branch, because nearly always all elements were written. The result is as wide
+ * as an element, so vector code needs no packing. */
 static bool all_written(const char *room, int64_t n, int64_t size)
 {
     uint32_t word, missed_words = 0;
@@ -43,7 +43,7 @@ static bool all_written(const char *room, int64_t n, int64_t size)
     return !missed_words && !missed_halves && (size == sizeof word || size == sizeof half);
 }
 
-/* The first of n elements that was not; n: none. */
+/* Returns the first of n elements that was not written, or n. */
 static int64_t find_unwritten(const char *room, int64_t n, int64_t size)
 {
     static const char unwritten[4] = {(char)UNWRITTEN, (char)UNWRITTEN, (char)UNWRITTEN, (char)UNWRITTEN};
@@ -53,8 +53,8 @@ static int64_t find_unwritten(const char *room, int64_t n, int64_t size)
     return i;
 }
 
-/* What is in the room, to the shard. On the host by this thread, which has it in its caches; the streams do
- * nothing but touch the memory. */
+/* Copies the room to the shard. On the host this thread does so, because it has the values in its caches; the
+ * streams only declare the memory. */
 static int put(struct asking *a, char *dst, int64_t n_bytes)
 {
     struct zr_engine *e = a->e;
@@ -64,12 +64,12 @@ static int put(struct asking *a, char *dst, int64_t n_bytes)
         return 0;
     }
     int err = e->dev->ops->copy(e->reduce_stream, dst, a->room, n_bytes);
-    int drained = zr_engine_drain(e); /* the room is written again */
+    int drained = zr_engine_drain(e); /* before the room is written again */
     return err ? err : drained;
 }
 
-/* Elements [at, at + n) of the tensor to the room. The callback counts them in the whole tensor,
- * and is called for each run of them there. Padding is 0. */
+/* Writes elements [at, at + n) of the tensor to the room. The callback numbers elements within the whole
+ * tensor, and is called for each run there. Padding is 0. */
 static int ask_runs(struct asking *a, int32_t tensor, int64_t at, int64_t n, int64_t size)
 {
     const struct zr_tensor *t = &a->e->layout->tensors[tensor];
@@ -130,7 +130,7 @@ struct success {
     ZR_VERDICT(ZR_EXCHANGE_BYTES - sizeof(int32_t));
 };
 
-/* Of all ranks; all: room for theirs. */
+/* Makes a failure of any rank an error on all. all: memory for the ranks' results. */
 static int agree(struct zr_engine *e, int err, struct success *all)
 {
     struct success mine;
@@ -141,8 +141,8 @@ static int agree(struct zr_engine *e, int err, struct success *all)
     return zr_verdict(met, &mine, all, e->n_all, e->rank);
 }
 
-/* Units of the pipeline stage that has most: ranks of all of them agree as often. After a failure, which the
- * next agreement finds, those of this rank's. */
+/* Returns the most units of any pipeline stage, because ranks of all stages agree equally often. After a
+ * failure, which the next agreement finds, returns this rank's. */
 static int32_t most_units(struct zr_engine *e)
 {
     int32_t most = e->layout->n_units;
@@ -174,7 +174,7 @@ int zr_engine_init(struct zr_engine *e, init_fn init, void *arg)
     struct asking a = {.e = e, .init = init, .arg = arg, .room = malloc(ZR_VALUE_BYTES)};
     struct success *all = malloc((size_t)e->n_all * sizeof *all);
     int err = a.room && all ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for values by cfg.init");
-    if (!all) /* not even to tell */
+    if (!all) /* without it, this rank cannot even report the failure */
         err = zr_engine_fail(e, err, zr_error_text());
     else
         err = agree(e, err, all);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* internal.h: the state of an engine, and the functions that its files call of each other. The verifier and
- * tests include it too.
+/* internal.h: the state of an engine, and the functions that its files share. The verifier and tests include
+ * it too.
  *
- * Each side of struct zr_engine belongs to a thread:
+ * Each of three members of struct zr_engine belongs to a thread:
  *   m   the model's thread
- *   i   whoever carries out jobs: the loop's thread, or without a loop the model's
+ *   i   the thread that carries out jobs: the loop's, or without a loop the model's
  *   s   any thread, by locks and atomics
- * What is outside of the three does not change once the engine is allocated. Only zr_model_push passes data
- * from m to i, in a job (struct zr_job). events.h lists the events between streams. */
+ * The other members do not change once the engine is allocated. Only zr_model_push passes data from m to i,
+ * in a job (struct zr_job). events.h lists the events between streams. */
 #ifndef ZR_SHARD_ENGINE_INTERNAL_H
 #define ZR_SHARD_ENGINE_INTERNAL_H
 
@@ -30,12 +30,12 @@ struct zr_grad_pointer {
 
 /* All parameters, gathered whole (gather_all.c). */
 struct zr_all {
-    /* memory for copies, and its bytes; NULL: none is needed */
+    /* memory for copies, and its bytes; NULL: none */
     char *base;
     int64_t bytes;
     /* (n_tensors) offset in it; -1: the tensor lies whole elsewhere */
     int64_t *at;
-    /* base is host memory, on a device that has its own */
+    /* base is host memory, on a device with other memory */
     bool apart;
 };
 
@@ -63,7 +63,7 @@ struct zr_model_side {
     bool said_sum;
     /* warned that gradients of tensors that are not cut differ by rounding */
     bool said_rounding;
-    /* hash of all collectives over tp so far, those that move nothing included */
+    /* hash of all collectives over tp so far, even those that move nothing */
     uint64_t tp_calls;
     /* hash of the calls that ranks of all pipeline stages make: no brackets */
     uint64_t world_calls;
@@ -84,7 +84,7 @@ struct zr_model_side {
     void **reported_param, **reported_grad;
     /* (n_tensors) layers of the tensor that are shown */
     int32_t *n_shown_param, *n_shown_grad;
-    /* (n_units) the pointers are at the unit; in which slot */
+    /* (n_units) whether the pointers are at the unit, and its slot */
     bool *param_shown, *grad_shown;
     int32_t *param_slot, *grad_slot;
     /* (n_tensors) stages 0 and 1 */
@@ -138,21 +138,21 @@ struct zr_model_side {
     int64_t allocated[ZR_MEM_COUNT];
 };
 
-/* For whoever carries out jobs: the loop's thread; without a loop the model's. */
+/* State of the thread that carries out jobs: the loop's, or without a loop the model's. */
 struct zr_issuer {
     /* (n_flats) */
     struct zr_gather_seg *gather_segs;
     /* (n_flats) */
     struct zr_reduce_seg *reduce_segs;
-    /* (n_units) the next norm does not count its gradient */
+    /* (n_units) the next norm does not count the unit's gradient */
     bool *left_out;
     /* read by any thread */
     _Atomic int64_t n_gather, n_reduce, n_outer_gather, n_outer_reduce;
-    /* the job under way, for messages: enum zr_action_kind, 0 for none; and its unit */
+    /* enum zr_action_kind of the current job, 0: none; and its unit; for messages */
     _Atomic int32_t kind, unit;
 };
 
-/* For any thread. */
+/* State for any thread. */
 struct zr_shared {
     /* this rank's number for zr_engine_least */
     _Atomic uint64_t own_least;
@@ -160,15 +160,15 @@ struct zr_shared {
     struct zr_snapshot_listener *listener;
     /* the first failure of any thread */
     struct zr_first failure;
-    /* its time by zr_now_ns(); 0: none yet */
+    /* time of the first failure by zr_now_ns(); 0: none yet */
     _Atomic int64_t failed_ns;
-    /* a wait was given up: what is on the streams never runs, and they are left behind */
+    /* a wait was given up; operations left on the streams never run, and the streams are not closed */
     atomic_bool left;
 };
 
 /* A communicator in its role, and the stream for its collectives. */
 struct zr_role_run {
-    /* NULL: nobody has the role. Two roles may have the same one */
+    /* NULL: nobody has the role. Two roles may have the same communicator. */
     struct zr_comm *comm;
     struct zr_stream *stream;
 };
@@ -176,7 +176,7 @@ struct zr_role_run {
 struct zr_engine {
     /* NULL: the engine is not open */
     struct zr_device *dev;
-    /* the communicators by role, and each of them once */
+    /* the communicators by role, and a list without repetitions */
     struct zr_role_run role[ZR_ROLES];
     struct zr_comm *distinct[ZR_ROLES];
     int n_distinct;
@@ -191,19 +191,20 @@ struct zr_engine {
     struct zr_flight *flight;
     /* the context's name, for messages; "": none */
     const char *name;
-    /* number of the rank, for messages; its place among the `world` ranks of the control communicator */
+    /* number of the rank, for messages; its number among the `world` ranks of the control communicator */
     int rank, place, world;
-    /* ranks of tensor parallelism and this rank's number among them; pipeline stages and this rank's; the
-     * ranks of the control communicator have the same of both (comm/mesh.h). n_all: ranks of the job */
+    /* tp ranks, and this rank's number among them; pipeline stages, and this rank's. Ranks of the control
+     * communicator agree in tp_rank and pp_at (comm/mesh.h). n_all: ranks of the job */
     int32_t tp, tp_rank, pp, pp_at, n_all;
-    /* `place` on the axes */
+    /* position of `place` on the axes */
     struct zr_where at;
     /* the process that opened it; no other may use it */
     int pid;
     /* zr_fork_depth when it was opened */
     unsigned forks;
 
-    /* arenas; control_base is for exchanges of all ranks, and without groups the same as reduce_base */
+    /* arenas; control_base is for exchanges of all ranks, and equals reduce_base without groups and pipeline
+     * stages */
     char *gather_base, *reduce_base, *control_base;
     /* arena for activations over tp; NULL: no tensor parallelism */
     char *model_base;
@@ -221,10 +222,10 @@ struct zr_engine {
     struct zr_tp_gradient *tp_gradient;
     /* (n_units) for compare_tp.c in the same job: the step leaves the unit out */
     bool *tp_left_out;
-    /* the most flats of a unit, which one operation of a job takes */
+    /* the most flats of a unit, and so of one operation */
     int32_t most_segs;
 
-    /* gather_outer_stream, reduce_outer_stream: NULL if no step gathers, reduces between groups */
+    /* gather_outer_stream, reduce_outer_stream: NULL if no step gathers or reduces between groups */
     struct zr_stream *compute, *gather_stream, *reduce_stream, *gather_outer_stream, *reduce_outer_stream;
     /* for messages with a neighbouring pipeline stage; NULL: this rank has no such neighbour */
     struct zr_stream *pair_stream[ZR_PAIR_ROLES];
@@ -234,11 +235,11 @@ struct zr_engine {
     /* NULL: not kept */
     struct zr_timeline *timeline;
     struct zr_observers observers;
-    /* one of them, for the memory that it guards; NULL: cfg.debug.check is off */
+    /* the observer that guards memory, one of `observers`; NULL: cfg.debug.check is off */
     struct zr_model_check *watch;
     /* NULL: there is one pipeline stage */
     struct zr_pipe *pipe;
-    /* NULL: no tensor is tied to one of another stage */
+    /* NULL: no tensor is tied to one of another pipeline stage */
     struct zr_tied *tied;
 
     struct zr_model_side m;
@@ -249,7 +250,7 @@ struct zr_engine {
 /* ---- tables.c, for opening and closing ---- */
 
 int zr_tables_open(struct zr_engine *e);
-/* Also after a failure to open. Frees only the lists of events, not the events. */
+/* Works after a failure to open, too. Frees only the lists of events, not the events. */
 void zr_tables_close(struct zr_engine *e);
 
 /* ---- pipe.c, for opening and closing ---- */
@@ -263,30 +264,31 @@ void zr_pipe_close(struct zr_engine *e);
 int zr_tied_open(struct zr_engine *e, const struct zr_pipe_room *room);
 /* The stream of tied tensors must be idle. */
 void zr_tied_close(struct zr_engine *e);
-/* Whether the last stage gives a gradient of the tensor in this action, and no bracket has begun with it yet.
- */
+/* Whether the last stage gives a gradient of the tensor in this action, which no bracket has begun with
+ * yet. */
 bool zr_tied_is_due(const struct zr_engine *e, int32_t tensor);
-/* A backward bracket of the unit begins, with zero gradients in that slot. Stores in them what is due from
- * the last stage. */
+/* Called when a backward bracket of the unit begins, with zero gradients in that slot. Stores in them what
+ * the last stage has sent. */
 int zr_tied_fill(struct zr_engine *e, int32_t unit, int32_t slot);
 
-/* A backward bracket of the unit has ended. */
+/* Notes that a backward bracket of the unit has ended. */
 void zr_tied_bracketed(struct zr_engine *e, int32_t unit);
 
-/* No micro-batch of the next step has begun. */
+/* Resets the state for the next step. */
 void zr_tied_forget(struct zr_engine *e);
 
 /* ---- tensor_parallel.c ---- */
 
-/* The unit's gradient is complete in that slot. Sums the gradients that are partial on each tp rank (partial
- * in struct zr_tensor), on the model's stream. *any: whether the unit has such a gradient. */
+/* Sums, on the model's stream, the unit's gradients that are partial on each tp rank (partial in struct
+ * zr_tensor). They must be complete in that slot. *any: whether the unit has such a gradient. */
 int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any);
 
 struct zr_tag zr_tp_tag(const struct zr_engine *e, enum zr_called_name call, int64_t n, int32_t kind);
 
 /* ---- roles.c ---- */
 
-/* For zr_engine_open: take the communicators, and once the streams are open set their streams. */
+/* For zr_engine_open. The first takes the communicators; the second sets their streams, once these are
+ * open. */
 void zr_roles_take(struct zr_engine *e, struct zr_comm *const comm[ZR_ROLES]);
 void zr_roles_streams(struct zr_engine *e);
 /* The collectives of comm.h, on the role's communicator and stream. A barrier needs the role CONTROL, REDUCE
@@ -301,24 +303,24 @@ int zr_role_reduce(struct zr_engine *e, enum zr_role role, const struct zr_reduc
 int zr_role_exchange(struct zr_engine *e, enum zr_role role, int64_t off, int64_t slot_bytes,
                      const struct zr_tag *tag);
 int zr_role_barrier(struct zr_engine *e, enum zr_role role, const struct zr_tag *tag);
-/* root: a place among the role's ranks. */
+/* root: a rank's number among the role's ranks. */
 int zr_role_broadcast(struct zr_engine *e, enum zr_role role, int64_t off, int64_t bytes, int root,
                       const struct zr_tag *tag);
-/* Over all ranks of the job. */
+/* An agreement over all ranks of the job. */
 int zr_world_agree(struct zr_engine *e, int64_t off, int32_t n_sum, int32_t n_max, const struct zr_tag *tag);
-/* Of all communicators: whether any may have failed; the first failure of any; fail them all. */
+/* For all communicators: whether any may have failed; the first failure of any; and failing them all. */
 bool zr_roles_alarmed(const struct zr_engine *e);
 int zr_roles_status(const struct zr_engine *e, char *why, size_t n_why);
 void zr_roles_abort(struct zr_engine *e, int code, const char *text);
-/* Whether each communicator takes n_ops operations more without a wait. */
+/* Whether each communicator takes n_ops more operations without a wait. */
 bool zr_roles_have_room(const struct zr_engine *e, int n_ops);
 /* Waits until there is room for an operation of the model's thread. */
 int zr_roles_make_room(struct zr_engine *e);
-/* Whether the work of any never ends (zr_comm_ops.stuck); whether that can happen. */
+/* Whether some communicator's work never ends (zr_comm_ops.stuck); whether that can happen. */
 bool zr_roles_stuck(const struct zr_engine *e);
 bool zr_roles_may_stick(const struct zr_engine *e);
-/* Bytes received: all but activations; activations over tp; between pipeline stages; of the first those
- * between groups; and as in struct zr_comm_stats. */
+/* Return bytes received: everything but activations; activations over tp; activations between pipeline
+ * stages; the part of the first from other groups; and library_bytes of struct zr_comm_stats. */
 int64_t zr_roles_wire_bytes(const struct zr_engine *e);
 int64_t zr_roles_model_bytes(const struct zr_engine *e);
 int64_t zr_roles_pipe_bytes(const struct zr_engine *e);
@@ -329,16 +331,16 @@ int64_t zr_roles_library_bytes(const struct zr_engine *e);
 
 /* For zr_engine_open, after zr_tables_open: reserves room on the streams for the largest job. */
 int zr_room_open(struct zr_engine *e);
-/* The most operations that a job puts on the reduce stream; a job other than NORM, UPDATE and SNAPSHOT puts
- * as many on any other. unit: the job's, if it has one. */
+/* Returns the most operations that a job puts on the reduce stream. A job other than NORM, UPDATE and
+ * SNAPSHOT puts as many on any other stream. unit: the job's, if it has one. */
 int64_t zr_room_of(const struct zr_engine *e, enum zr_action_kind kind, int32_t unit);
 /* Whether all streams take the job's operations without a wait. */
 bool zr_room_for(const struct zr_engine *e, const struct zr_action *a);
 
 /* ---- engine.c, step.c ---- */
 
-/* The elements of a flat whose optimizer state this rank keeps: its slice at the level of the state, at stage
- * 0 all. Then the addresses of such an element, `first`. */
+/* Return the elements of a flat whose optimizer state this rank keeps (at stage 0 all), and the addresses of
+ * element `first` of these. */
 struct zr_span zr_engine_kept(const struct zr_engine *e, const struct zr_flat *f);
 float *zr_engine_master_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first);
 float *zr_engine_state_at(const struct zr_engine *e, const struct zr_flat *f, int i, int64_t first);
@@ -353,7 +355,7 @@ int zr_engine_wait(struct zr_engine *e, struct zr_event *event);
 /* If a communicator may get stuck (zr_comm_ops.stuck): lets each wait end with the known failure after a
  * while. Closing ends that. */
 void zr_engine_guard_waits(struct zr_engine *e);
-/* What is on the streams and has not begun never runs. Any thread. */
+/* Prevents operations that are on the streams and have not begun from running. Any thread. */
 void zr_engine_leave_streams(struct zr_engine *e);
 
 /* The numbers of the last step and of the step under way, as in all messages. Steps count from 1, and go on
@@ -365,7 +367,7 @@ static inline uint32_t zr_last_step_number(const struct zr_engine *e)
 
 static inline uint32_t zr_step_number(const struct zr_engine *e)
 {
-    return zr_last_step_number(e) + !e->m.stepping; /* zero_step has counted itself */
+    return zr_last_step_number(e) + !e->m.stepping; /* zero_step has counted itself already */
 }
 
 /* Fails the engine with err and this thread's message, unless err is 0. */
@@ -385,58 +387,58 @@ int zr_model_act(struct zr_engine *e, int32_t n);
 const char *zr_model_call_name(enum zr_core_event_kind kind);
 /* Gives the action to the loop as a job, with all that it needs to know. Without a loop, carries it out. */
 void zr_model_push(struct zr_engine *e, const struct zr_action *a);
-/* Reports the call to the communicators. */
+/* Reports the call to the communicators, for their messages. */
 void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev);
 /* Lets the model go on after the event: on the host waits for it, on a GPU makes the model's stream wait. */
 int zr_model_wait_for(struct zr_engine *e, struct zr_event *ev);
 /* Waits until the loop has carried out the job with that number (0: none). Its events are recorded then, so a
- * wait for them does wait. Returns the failure of the engine, if any: the job may not have been carried out.
- */
+ * wait for them works. Returns the failure of the engine, if any; the job may not have been carried out
+ * then. */
 int zr_model_await(struct zr_engine *e, uint64_t job);
 
 /* ---- model_pointers.c ---- */
 
-/* Store in the model's pointer, and remember it. */
+/* Store an address in the model's pointer, and remember it. */
 void zr_point_param(struct zr_engine *e, int32_t tensor, void *to);
 void zr_point_grad(struct zr_engine *e, int32_t tensor, void *to);
 
-/* Point the model's pointers at a unit's parameters, or gradients, in a slot; or take them away. */
+/* Point the model at a unit's parameters or gradients in a slot, or take these away. */
 void zr_show_params(struct zr_engine *e, int32_t unit, int32_t slot);
 void zr_hide_params(struct zr_engine *e, int32_t unit);
 void zr_show_grads(struct zr_engine *e, int32_t unit, int32_t slot);
 void zr_hide_grads(struct zr_engine *e, int32_t unit);
-/* Where the model has its gradients for good: a backward bracket of the unit opens; it closes, and the
- * gradient is being reduced from then on if in_flight; the gradient has been reduced. */
+/* For models that hold their gradients. open: a backward bracket of the unit begins. close: it ends, and if
+ * in_flight the gradient is being reduced from then on. return: the gradient has been reduced. */
 void zr_open_grads(struct zr_engine *e, int32_t unit);
 void zr_close_grads(struct zr_engine *e, int32_t unit, bool in_flight);
 void zr_return_grads(struct zr_engine *e, int32_t unit);
 
-/* check/replicas.c: adds what this rank keeps of a tensor, weights and master weights, to a hash. buffer has
+/* check/replicas.c: adds this rank's part of a tensor, weights and master weights, to a hash. buffer has
  * ZR_DIGEST_BYTES of host memory. */
 enum { ZR_DIGEST_BYTES = 1 << 20 };
 int zr_digest_tensor(struct zr_engine *e, char *buffer, int32_t tensor, uint64_t *hash);
 /* Whether ranks compare their copies in this step (cfg.debug.check): 1, 2, 4, 8 and so on, and every 64th. */
 bool zr_compare_is_due(const struct zr_engine *e);
 
-/* tune.c: for zr_engine_open. */
+/* tune.c: called by zr_engine_open. */
 void zr_tuned_open(struct zr_engine *e);
-/* gather_all.c: copies the unit from its slot to where all parameters are, on the compute stream. */
+/* gather_all.c: copies the unit from its slot to its place among all parameters, on the compute stream. */
 int zr_all_keep(struct zr_engine *e, int32_t unit, int32_t slot);
 /* restore.c: gather inner slices from the ranks' fine slices, and resident parameters from their inner
  * slices. Collective, blocking. */
 int zr_engine_gather_inner(struct zr_engine *e);
 int zr_engine_gather_residents(struct zr_engine *e);
 
-/* snapshot.c: for zr_engine_open and zr_engine_close; the job of a snapshot. */
+/* snapshot.c: called by zr_engine_open and zr_engine_close; and the job of a snapshot. */
 int zr_snapshot_listener_open(struct zr_snapshot_listener **out);
-/* NULL is allowed. */
+/* l may be NULL. */
 void zr_snapshot_listener_close(struct zr_snapshot_listener *l);
 int zr_engine_issue_snapshot(struct zr_engine *e);
 
-/* values.c: no value but 0 and -0 in n elements. */
+/* values.c: whether n elements are all 0 or -0. */
 bool zr_all_zero(const char *x, int64_t n, enum zr_dtype dtype);
 
-/* ---- places ---- */
+/* ---- offsets and indices ---- */
 
 /* The elements of a sharded unit's flat whose parameters this rank keeps: its inner slice. */
 static inline struct zr_span zr_engine_inner(const struct zr_engine *e, const struct zr_flat *f)
@@ -458,13 +460,14 @@ static inline struct zr_gather_seg zr_outer_gather_seg(const struct zr_engine *e
         .src = at, .dst = at, .in_place = true, .cut = zr_flat_groups_cut(f, e->at.inner)};
 }
 
-/* plan.values_bytes in the control communicator's arena, for values on their way between ranks. */
+/* Returns plan.values_bytes of memory in the control communicator's arena, for values on their way between
+ * ranks. */
 static inline char *zr_values_staging(const struct zr_engine *e)
 {
     return e->control_base + e->plan->values_at;
 }
 
-/* The role, and communicator, of all ranks of the job. */
+/* Return the role, and the communicator, of all ranks of the job. */
 static inline enum zr_role zr_widest_role(const struct zr_engine *e)
 {
     return e->role[ZR_ROLE_WORLD].comm ? ZR_ROLE_WORLD : ZR_ROLE_CONTROL;
@@ -475,26 +478,26 @@ static inline struct zr_comm *zr_widest_comm(const struct zr_engine *e)
     return e->role[zr_widest_role(e)].comm;
 }
 
-/* Hash of all calls so far that every rank of the job makes. */
+/* Returns a hash of all calls so far that every rank of the job makes. */
 static inline uint64_t zr_world_hash(const struct zr_engine *e)
 {
     return e->pp > 1 ? e->m.world_calls : zr_core_hash(e->m.core);
 }
 
-/* The place of the rank that owns fine slice k of each flat. */
+/* Returns the number of the rank that owns fine slice k of each flat. */
 static inline int32_t zr_fine_place(const struct zr_engine *e, int32_t k)
 {
     return k % e->layout->outer * e->layout->inner + k / e->layout->outer;
 }
 
-/* The index of unit's gradient in grad_done, grad_free and grad_job. */
+/* Returns the index of unit's gradient in grad_done, grad_free and grad_job. */
 static inline int32_t zr_grad_place(const struct zr_plan *p, int32_t unit, int32_t slot)
 {
     return slot >= 0 ? p->layout->n_units + slot : unit;
 }
 
-/* The index of a group's sum in partial_full and partial_free: the unit's if it is summed in place, else the
- * slot's. */
+/* Returns the index of a group's sum in partial_full and partial_free: the unit if it is summed in place,
+ * else the slot. */
 static inline int32_t zr_partial_place(const struct zr_action *a)
 {
     return a->partial >= 0 ? a->partial : a->unit;
@@ -511,7 +514,7 @@ static inline struct zr_step_scalars *zr_engine_scalars(const struct zr_engine *
     return (struct zr_step_scalars *)(e->reduce_base + e->plan->control_at);
 }
 
-/* This rank's part of the agreement, and then all ranks' (kernels/agreement.h). */
+/* This rank's part of the agreement, and afterwards the result (kernels/agreement.h). */
 static inline struct zr_agreement *zr_engine_agreement(const struct zr_engine *e)
 {
     return (struct zr_agreement *)(e->control_base + e->plan->agreement_at);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* issue.c: the loop's thread: actions -> collectives and kernels on the gather and the reduce stream,
- * and on those between groups. */
+/* issue.c: carries out jobs on the loop's thread: actions become collectives and kernels on the gather and
+ * reduce streams, inside groups and between them. */
 #include "shard/engine/issue.h"
 #include "comm/flight.h"
 
 /* ---- gather ---- */
 
-/* What this rank's inner slice of the unit was written by last. */
+/* Returns the event of the last write to this rank's inner slice of the unit. */
 static struct zr_event *shard_written(const struct zr_engine *e, int32_t unit)
 {
     bool groups = e->plan->spec.outer_gathers && e->layout->units[unit].trainable;
@@ -42,8 +42,8 @@ static int issue_gather(struct zr_engine *e, const struct zr_job *job)
     return d->event_record(e->ev.ready[unit], e->gather_stream);
 }
 
-/* What is frozen never changes. No peer of the group reads the slice before it has gathered the unit here,
- * behind this. */
+/* Frozen flats are left out, because they never change. No peer in the group reads the slice before it
+ * gathers the unit after this. */
 static int issue_gather_outer(struct zr_engine *e, const struct zr_job *job)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -65,7 +65,7 @@ static int issue_gather_outer(struct zr_engine *e, const struct zr_job *job)
 
 /* ---- reduce ---- */
 
-/* sums[sum-1] += sums[sum], n times downwards. */
+/* Adds sums[sum] to sums[sum-1], n_folds times, with sum counting down. */
 static int issue_folds(struct zr_engine *e, int32_t unit, int sum, int n_folds)
 {
     int32_t n;
@@ -79,9 +79,9 @@ static int issue_folds(struct zr_engine *e, int32_t unit, int sum, int n_folds)
     return 0;
 }
 
-/* The gradient is free as soon as the sum has a place of its own. What is summed in place is free when the
- * optimizer has read it: peers have by then read what they gather of it here, for they have been in the
- * agreement of the norm. */
+/* The gradient may be written again as soon as its sum is elsewhere. If it is summed in place, it may be
+ * written after the optimizer has read it. By then peers have read what they gather from it here, because
+ * they have joined the norm's agreement. */
 static int issue_reduce(struct zr_engine *e, const struct zr_job *job)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -107,7 +107,8 @@ static int issue_reduce(struct zr_engine *e, const struct zr_job *job)
                             job->step, true);
 }
 
-/* The sum over a group, to one of the world. On a stream of its own: groups are reduced meanwhile. */
+/* Reduces a group's sum to one of the world. It runs on a separate stream, so that groups can reduce
+ * meanwhile. */
 static int issue_reduce_outer(struct zr_engine *e, const struct zr_job *job)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -126,7 +127,8 @@ static int issue_reduce_outer(struct zr_engine *e, const struct zr_job *job)
                             job->step, true);
 }
 
-/* As if all sums in place had been used. A peer may still be gathering this rank's parts of them. */
+/* Frees all sums in place as if they had been used. A barrier comes first, because a peer may still be
+ * gathering this rank's slices of them. */
 static int issue_drop_sums(struct zr_engine *e, const struct zr_job *job)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -171,20 +173,20 @@ static int issue_job(struct zr_engine *e, const struct zr_job *job)
     }
 }
 
-/* What a job puts on a communicator at most: REDUCE, and the gather of what it summed. */
+/* Most operations of a job on one communicator: a REDUCE, and the gather of its sum. */
 enum { MOST_JOB_OPS = 2 };
 
 /* ---- room on the streams ----
  *
- * A stream of the host holds a bounded number of operations, and putting more on it waits. The loop's thread
- * must not wait, because it also serves sockets. So room for the largest job is reserved with the engine's
- * tables, about 200 bytes an operation, and a job is issued when there is room for all of it. Most jobs put a
- * few operations for each flat of a unit. The norm and an update put at most some for each tensor, and a
- * snapshot for each array of each flat, on the reduce stream alone. */
+ * A stream of the host holds a bounded number of operations, and adding more waits. The loop's thread must
+ * not wait, because it also serves sockets. So room for the largest job is reserved when the engine opens,
+ * about 200 bytes per operation. A job is issued once there is room for all of it. Most jobs put a few
+ * operations per flat of a unit. The norm and an update put at most some per tensor, and a snapshot some per
+ * array of each flat, on the reduce stream. */
 
-/* Of any job: waits, stamps, collectives, and what the norm has besides its squares. Of a flat: narrowed,
- * reduced and gathered (a communicator of one rank moves each by itself), and folds. Of a piece's update by
- * optim.update: the gradient scaled, the call, the weights rounded. */
+/* Operations of any job: waits, stamps, collectives, and those of the norm other than squares. Per flat:
+ * narrow, reduce and gather (a communicator of one rank moves each separately), besides folds. Per piece that
+ * optim.update updates: scale the gradient, call, round the weights. */
 enum { OPS_OF_JOB = 16, OPS_OF_FLAT = 3, OPS_OF_USER_UPDATE = 3 };
 
 static int count_piece(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
@@ -194,7 +196,7 @@ static int count_piece(void *arg, const struct zr_flat *f, const struct zr_piece
     return 0;
 }
 
-/* Pieces of n trainable flats of which this rank has elements, at that level. */
+/* Counts the pieces of n trainable flats in which this rank has elements at that level. */
 static int64_t count_pieces(const struct zr_engine *e, const struct zr_flat *f, int32_t n,
                             enum zr_level level)
 {
@@ -223,7 +225,7 @@ int64_t zr_room_of(const struct zr_engine *e, enum zr_action_kind kind, int32_t 
     return any + n_pieces * (e->opt.update ? OPS_OF_USER_UPDATE : 1);
 }
 
-/* Besides the reduce stream; NULL: there is none. */
+/* Lists the streams other than the reduce stream. NULL: there is none. */
 enum { N_OTHERS = 3 };
 static void list_others(const struct zr_engine *e, struct zr_stream *s[N_OTHERS])
 {
@@ -259,7 +261,7 @@ bool zr_room_for(const struct zr_engine *e, const struct zr_action *a)
     return zr_stream_has_room(e->dev, e->reduce_stream, zr_room_of(e, (enum zr_action_kind)a->kind, a->unit));
 }
 
-/* There is room for it; and optim.update on a GPU is called once it is known whether the step is skipped. */
+/* Whether there is room. On a GPU, an optim.update also needs to know whether the step is skipped. */
 bool zr_engine_is_ready(void *arg, const struct zr_job *job)
 {
     struct zr_engine *e = arg;
@@ -281,7 +283,7 @@ void zr_engine_issue(void *arg, const struct zr_job *job)
     zr_model_check_job(e->watch, zr_action_name((enum zr_action_kind)job->action.kind), job->action.unit,
                        job->step);
     if (zr_engine_has_failed(e))
-        return; /* what waits for this job's events does not wait: they were never recorded */
+        return; /* a wait for this job's events returns at once, since they are never recorded */
     atomic_store_explicit(&e->i.unit, job->action.unit, memory_order_relaxed);
     atomic_store_explicit(&e->i.kind, job->action.kind, memory_order_relaxed);
     zr_flight_job(e->flight, zr_action_name((enum zr_action_kind)job->action.kind), job->action.unit);

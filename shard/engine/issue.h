@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* issue.h: for the files that carry out jobs: issue.c, issue_step.c, hop.c and compare_tp.c. */
+/* issue.h: functions shared by the files that carry out jobs: issue.c, issue_step.c, hop.c and
+ * compare_tp.c. */
 #ifndef ZR_SHARD_ENGINE_ISSUE_H
 #define ZR_SHARD_ENGINE_ISSUE_H
 
@@ -18,66 +19,68 @@ static inline const struct zr_flat *zr_unit_flats(const struct zr_engine *e, int
     return &e->layout->flats[u->first_flat];
 }
 
-/* This rank's slice of the flat's sum k. */
+/* Returns this rank's slice of the flat's sum k. */
 static inline float *zr_sum_at(const struct zr_engine *e, const struct zr_flat *f, int k)
 {
     return (float *)(e->reduce_base + zr_plan_sum(e->plan, f, e->at, k));
 }
 
-/* hop.c. One hop of a reduction: whose communicator, which stream, and the dtype of what travels. */
+/* hop.c. One hop of a reduction: its communicator, its stream, and the dtype of the gradients on the wire. */
 struct zr_hop_run {
     enum zr_role role;
     enum zr_axis axis;
     struct zr_stream *stream;
-    /* 0: as they lie */
+    /* 0: the gradients' own */
     enum zr_dtype wire;
 };
 struct zr_hop_run zr_inner_hop(const struct zr_engine *e);
-/* With groups only. last: the one behind which a sum is the world's. */
+/* With groups only. The last hop is the one whose result is a sum over the world. */
 struct zr_hop_run zr_outer_hop(const struct zr_engine *e);
 struct zr_hop_run zr_last_hop(const struct zr_engine *e);
-/* Of the last hop: the unit's sums are made whole where they are reduced, not for its update; where the
- * flat's first sum is (whole, if that is so, else this rank's slice); and bytes of a whole one. */
+/* For the last hop. in_place: whether the unit's sums are gathered where they are reduced, and not for its
+ * update. sum: offset of the flat's first sum, of the whole one if in place, else of this rank's slice.
+ * sum_bytes: bytes of a whole sum. */
 bool zr_hop_in_place(const struct zr_engine *e, const struct zr_hop_run *h, int32_t unit);
 int64_t zr_hop_sum(const struct zr_engine *e, const struct zr_hop_run *h, const struct zr_flat *f);
 int64_t zr_hop_sum_bytes(const struct zr_hop_run *h, const struct zr_flat *f);
-/* The gradient of the action's unit, or its sum over a group, reduced: this rank's slices to where the action
+/* Reduces the gradient of the action's unit, or its sum over a group. This rank's slices go where the action
  * says. */
 int zr_hop_reduce(struct zr_engine *e, const struct zr_hop_run *h, const struct zr_job *job);
-/* Every rank's slices of the unit's sums to all, as fp32, where the optimizer wants all of them: in place, or
- * end to end to full_grad_at. On the hop's stream, or another that waits for all of it. */
+/* Gathers the unit's sums from all ranks, as fp32, if the optimizer needs whole sums: in place, or end to end
+ * at full_grad_at. Runs on the hop's stream, or on another that waits for it. */
 int zr_hop_gather_sums(struct zr_engine *e, const struct zr_hop_run *h, struct zr_stream *s,
                        const struct zr_job *job);
-/* Before a sum is written that peers may still be gathering: everyone is past it. Nothing where nobody
- * gathers sums. */
+/* Before a sum is written that peers may still be gathering: waits until everyone is past that. Does nothing
+ * if nobody gathers sums. */
 int zr_hop_barrier(struct zr_engine *e, const struct zr_hop_run *h, const struct zr_tag *tag);
 
-/* issue_step.c: the jobs NORM and UPDATE; the factor of gradients before they are clipped. */
+/* issue_step.c: the jobs NORM and UPDATE, and the factor of gradients before they are clipped. */
 int zr_issue_norm(struct zr_engine *e, const struct zr_job *job);
 int zr_issue_update(struct zr_engine *e, const struct zr_job *job);
 double zr_unclipped_scale(const struct zr_engine *e, const struct zr_tuned *tuned);
 
 /* ---- tensor_parallel.c ---- */
 
-/* Bytes received so far: of all, from other groups, over tp. */
+/* Bytes received so far: all, from other groups, and over tp. */
 struct zr_received {
     int64_t wire, outer, model;
 };
 struct zr_received zr_received_so_far(const struct zr_engine *e);
-/* Takes what was received since then out of the program's traffic: comparing has moved it. */
+/* Takes the bytes received since `before` out of the program's traffic, because they were moved for a
+ * comparison. */
 void zr_leave_out_since(struct zr_engine *e, struct zr_received before);
 
 /* ---- compare_tp.c ---- */
 
-/* This rank's shard of a tensor's reduced gradient, not scaled. */
+/* What is known of this rank's shard of a tensor's reduced gradient, before scaling. */
 struct zr_tp_gradient {
-    /* 0: it has none */
+    /* 0: this rank has no element of it */
     uint64_t hash;
     double squares;
 };
-/* Gradients are compared over tp in that step, counted from 1 since zero_wrap. */
+/* Whether gradients are compared over tp in that step. Steps count from 1 since zero_wrap. */
 bool zr_tp_compares(const struct zr_engine *e, uint32_t step);
-/* In that step's NORM, when sums are complete. */
+/* Hashes the gradients in that step's NORM, when sums are complete. */
 int zr_tp_look_at_gradients(struct zr_engine *e);
 
 #endif

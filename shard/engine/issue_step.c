@@ -21,9 +21,10 @@ struct squares {
     int64_t n;
 };
 
-/* Blocks from 2^-20 of the greatest norm on are recorded: some block is as large wherever the norm is too
- * large, for all ranks together have fewer than 2^40 blocks. Positions count from the start of the arena. It
- * has the same layout on all ranks, so that every rank can tell the tensor (tensor_at of step.c). */
+/* Puts the sum of squares on the stream. Blocks from 2^-20 of the greatest allowed norm on are recorded. All
+ * ranks together have fewer than 2^40 blocks, so if the norm is too large, some block is recorded. Positions
+ * count from the start of the arena, which has the same layout on all ranks. So every rank can find the
+ * tensor (tensor_at of step.c). */
 static int put_squares(struct squares *q)
 {
     struct zr_engine *e = q->e;
@@ -34,8 +35,8 @@ static int put_squares(struct squares *q)
     return q->n ? e->dev->ops->sum_squares(e->reduce_stream, &own->sum, q->x, q->n, &largest) : 0;
 }
 
-/* What lies end to end is one operation, which is a kernel's launch on a GPU, as long as no canonical block
- * is begun: then the blocks of the whole are those of its parts. */
+/* Joins ranges that lie end to end into one operation, which is one kernel launch on a GPU. Ranges may only
+ * be joined at the end of a canonical block, so that the blocks stay the same. */
 static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
 {
     struct squares *q = arg;
@@ -50,8 +51,8 @@ static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece 
     return 0;
 }
 
-/* The squares of what this rank owns of the gradients that the step has. Of what every part of the model has,
- * one part counts them. */
+/* Sums the squares of this rank's fine slices of the gradients that the step has. For tensors that are not
+ * cut, one tp rank counts them. */
 static int sum_own_squares(struct zr_engine *e, const struct zr_tuned *tuned)
 {
     struct zr_own_squares *norm = zr_engine_norm_at(e);
@@ -66,8 +67,8 @@ static int sum_own_squares(struct zr_engine *e, const struct zr_tuned *tuned)
     return put_squares(&q);
 }
 
-/* An optimizer of this rank's tensors keeps squares of the gradient. What optim.update keeps is not known,
- * and is the program's to look after. */
+/* Whether an optimizer of this rank's tensors keeps squares of the gradient. It is not known what
+ * optim.update keeps; that is up to the program. */
 static bool keeps_squares(const struct zr_engine *e)
 {
     bool keeps = false;
@@ -88,7 +89,7 @@ static int begin_agreement(struct zr_engine *e, const struct zr_job *job)
                                          [ZR_AGREE_LEAST] = atomic_load(&e->s.own_least),
                                          [ZR_AGREE_SQUARES] = keeps_squares(e)},
                                .n_carried = job->given->n};
-    if (e->pp_at == e->pp - 1) /* which has the loss; what others carry counts as 0 */
+    if (e->pp_at == e->pp - 1) /* it has the loss; values of other stages count as 0 */
         memcpy(b.carried, job->given->value, sizeof b.carried);
     return e->dev->ops->agree_begin(e->reduce_stream, &b);
 }
@@ -106,14 +107,15 @@ static int end_agreement(struct zr_engine *e, const struct zr_job *job)
     return e->dev->ops->agree_end(e->reduce_stream, &end);
 }
 
-/* Everything on the stream is done before the reduce stream goes on. */
+/* Makes the reduce stream wait for everything on another stream. */
 static int wait_for_tail(struct zr_engine *e, struct zr_stream *s, struct zr_event *tail)
 {
     ZR_TRY(e->dev->ops->event_record(tail, s));
     return e->dev->ops->stream_wait(e->reduce_stream, tail);
 }
 
-/* Norm and agreement are one all-reduce, of a size that depends on neither the ranks nor what they carry. */
+/* Issues the norm and the agreement as one all-reduce. Its size depends neither on the ranks nor on what they
+ * carry. */
 int zr_issue_norm(struct zr_engine *e, const struct zr_job *job)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -144,9 +146,9 @@ int zr_issue_norm(struct zr_engine *e, const struct zr_job *job)
 struct updating {
     struct zr_engine *e;
     const struct zr_job *job;
-    const float *grad;  /* of the flat's first kept element */
-    int64_t first_kept; /* element of the flat */
-    /* Spans that are still to be updated, in the arrays of the flat from the first one's first element on. */
+    const float *grad;  /* at the flat's first kept element */
+    int64_t first_kept; /* first kept element of the flat */
+    /* Spans that are still to be updated, in the flat's arrays from the first span's first element on. */
     struct zr_update u;
     int n_spans;
     struct zr_update_span span[ZR_MAX_SPANS];
@@ -164,8 +166,8 @@ struct user_call {
     struct zr_user_update u;
 };
 
-/* Not where a communicator has failed since the agreement either: what was gathered behind it may not be
- * whole. */
+/* Calls optim.update. If a communicator has failed since the agreement, gathered values may be incomplete, so
+ * it is not called. */
 static void call_user(void *arg)
 {
     struct user_call *c = arg;
@@ -184,8 +186,8 @@ static void call_user(void *arg)
 }
 _Static_assert(sizeof(struct user_call) <= ZR_CALL_BYTES, "must travel on a stream");
 
-/* The loop has asked whether the norm is known (zr_engine_is_ready), and does not wait for it. Without a loop
- * this is the model's thread, which may. */
+/* Waits for the norm. The loop must not wait, but it has already asked whether the norm is known
+ * (zr_engine_is_ready). Without a loop this is the model's thread, which may wait. */
 static int await_norm(struct zr_engine *e)
 {
     if (!e->loop)
@@ -220,7 +222,7 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
         zr_declare(e->dev, e->reduce_stream, used, 3 + f->n_states);
         ZR_TRY(d->call(e->reduce_stream, call_user, &c, sizeof c));
     } else {
-        /* It puts its own kernels on the stream, and only if the step is not skipped. */
+        /* It puts kernels on the stream itself, and must not do so if the step is skipped. */
         c.u.native_stream = d->stream_native(e->reduce_stream);
         ZR_TRY(await_norm(e));
         call_user(&c);
@@ -230,14 +232,14 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
     return 0;
 }
 
-/* Everything that a span does not say for itself. */
+/* Whether two updates agree in everything that is not part of a span. */
 static bool has_numbers_of(const struct zr_update *a, const struct zr_update *b)
 {
     return a->beta1 == b->beta1 && a->beta2 == b->beta2 && a->eps == b->eps;
 }
 
-/* The pieces of a flat whose groups have the same betas and eps are updated by one operation, which is a
- * kernel's launch on a GPU. optim.update has a call for each. */
+/* Joins the pieces of a flat whose groups have the same betas and eps into one operation, which is one kernel
+ * launch on a GPU. optim.update is called for each piece. */
 static int update_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first,
                         int64_t n)
 {
@@ -265,11 +267,12 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
     for (int i = 0; i < f->n_states; i++)
         k.state[i] = zr_engine_state_at(e, f, i, first);
     if (zr_optimizer_kind(f->optimizer)->bias_correction) {
-        /* In float, as the loops of C models have it. */
+        /* Computed in float, like the loops of C models. */
         k.c1 = 1.0f - powf(k.beta1, (float)k.t);
         k.c2 = 1.0f - powf(k.beta2, (float)k.t);
     }
-    /* A kind whose first step makes its states of the gradient alone goes on from those that there are. */
+    /* Some kinds make their states from the gradient alone in the first step. If there are states, they
+     * continue from those instead. */
     if (k.t == 1 && up->job->tuned->has_states)
         k.t = 2;
     if (up->n_spans > 0 && !has_numbers_of(&k, &up->u))
@@ -282,7 +285,8 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
     return up->n_spans == ZR_MAX_SPANS ? put_update(up) : 0;
 }
 
-/* The reduced gradient of the flat's first kept element; full: where gather_sums put the flat's. */
+/* Returns the reduced gradient of the flat's first kept element. full: where gather_sums has put the flat's,
+ * or NULL. */
 static const float *update_grad(const struct zr_engine *e, const struct zr_hop_run *last,
                                 const struct zr_flat *f, const float *full)
 {
@@ -293,7 +297,7 @@ static const float *update_grad(const struct zr_engine *e, const struct zr_hop_r
     return zr_sum_at(e, f, 0);
 }
 
-/* Where every rank of an axis updates everything, each needs the whole reduced gradient of the unit. */
+/* If every rank of an axis updates everything, each first gathers the whole reduced gradient of the unit. */
 int zr_issue_update(struct zr_engine *e, const struct zr_job *job)
 {
     int32_t n, unit = job->action.unit;
@@ -301,7 +305,7 @@ int zr_issue_update(struct zr_engine *e, const struct zr_job *job)
     const struct zr_hop_run last = zr_last_hop(e);
     bool in_place = e->plan->sum_in_place[unit];
     bool gathered = !zr_hop_in_place(e, &last, unit) && e->plan->hop[last.axis].sums_whole;
-    if (gathered) /* a collective, which is no part of the update's time */
+    if (gathered) /* a collective, which does not count as time of the update */
         ZR_TRY(zr_hop_gather_sums(e, &last, e->reduce_stream, job));
     ZR_TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step,
                             false));

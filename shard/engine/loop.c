@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* loop.c: the loop's thread and the queue of jobs to it. */
+/* loop.c: the loop's thread, and the queue of jobs for it. */
 #include "shard/engine/loop.h"
 #include "kernels/limits.h"
 #include "kernels/thread.h"
@@ -10,9 +10,9 @@
 #include <time.h>
 
 enum {
-    SLICE_MS = 50,       /* of a wait: how often it is asked whether the loop has moved */
-    CLOSE_MS = 5000,     /* for the thread to end */
-    LOOP_DESCRIPTORS = 6 /* of the first loop of a process: its poll, signals and wake-up */
+    SLICE_MS = 50,       /* how often a wait looks whether the loop has moved */
+    CLOSE_MS = 5000,     /* least time for the thread to end */
+    LOOP_DESCRIPTORS = 6 /* of the first loop of a process: poll, signals and wake-up */
 };
 
 struct zr_loop {
@@ -23,7 +23,7 @@ struct zr_loop {
     int64_t spin_ns;
 
     void (*issue)(void *arg, const struct zr_job *job);
-    bool (*ready)(void *arg, const struct zr_job *job); /* NULL: every job is */
+    bool (*ready)(void *arg, const struct zr_job *job); /* NULL: every job is ready */
     void *arg;
 
     uint64_t mask;
@@ -34,13 +34,13 @@ struct zr_loop {
 
     /* Only for the model's thread when it has to wait for the loop. */
     uv_mutex_t lock;
-    uv_cond_t issued; /* or the thread has ended */
+    uv_cond_t issued; /* also signalled when the thread has ended */
     _Atomic bool waited_for;
     bool ended;
-    _Atomic uint64_t turns; /* one more for every job, and every look at the queue */
+    _Atomic uint64_t turns; /* counts every job and every look at the queue */
 
-    /* Of the model's thread. */
-    int64_t limit_ms; /* 0: none */
+    /* For the model's thread. */
+    int64_t limit_ms; /* 0: no limit */
     void (*stuck)(void *arg, int64_t ms);
     void *stuck_arg;
     bool is_stuck;
@@ -69,14 +69,14 @@ uv_loop_t *zr_loop_uv(struct zr_loop *l)
     return &l->uv;
 }
 
-/* The loop moves; by its thread alone. */
+/* Counts a move of the loop. Only its thread calls this. */
 static void turn(struct zr_loop *l)
 {
     uint64_t n = atomic_load_explicit(&l->turns, memory_order_relaxed);
     atomic_store_explicit(&l->turns, n + 1, memory_order_relaxed);
 }
 
-/* Carries out jobs up to the first that is not ready. *held: there is one. */
+/* Carries out jobs up to the first that is not ready. *held: whether there is such a job. */
 static bool issue_all(struct zr_loop *l, bool *held)
 {
     uint64_t done = atomic_load_explicit(&l->n_issued, memory_order_relaxed);
@@ -110,7 +110,7 @@ static void on_wake(uv_async_t *a)
     int64_t until = 0;
     for (;;) {
         bool held, issued = issue_all(l, &held);
-        if (held) { /* sockets first, then again */
+        if (held) { /* sockets are served first, then the job is tried again */
             const struct timespec nap = {.tv_nsec = 20000};
             nanosleep(&nap, NULL);
             uv_async_send(a);
@@ -122,8 +122,8 @@ static void on_wake(uv_async_t *a)
         }
         if (until && zr_now_ns() < until && !atomic_load_explicit(&l->stop, memory_order_relaxed))
             continue;
-        /* Announce sleep, then look once more: a push after this look sees the announcement and wakes us.
-         * Both sides store, then load, sequentially consistent: one of them sees the other. */
+        /* Announce sleep, then look once more: a push after this look sees the announcement and wakes the
+         * loop. Both sides store, then load, sequentially consistent, so one of them sees the other. */
         atomic_store(&l->asleep, true);
         if (atomic_load(&l->n_pushed) == atomic_load(&l->n_issued))
             break;
@@ -185,7 +185,7 @@ int zr_loop_open(int32_t n_jobs, void (*issue)(void *, const struct zr_job *), v
     if (err)
         return err;
     atomic_store(&l->asleep, true);
-    /* uv_loop_init aborts the process where it cannot open the first of these descriptors. */
+    /* uv_loop_init aborts the process if it cannot open the first of these descriptors. */
     err = -zr_no_descriptors(LOOP_DESCRIPTORS);
     if (!err)
         err = uv_loop_init(&l->uv);
@@ -205,7 +205,7 @@ int zr_loop_open(int32_t n_jobs, void (*issue)(void *, const struct zr_job *), v
     l->wake.data = l;
     uv_mutex_init(&l->lock);
     uv_cond_init(&l->issued);
-    /* The handle must not keep a blocking use of the loop (the rendezvous before start) alive on its own. */
+    /* The rendezvous before start also runs the loop, and must end although this handle is open. */
     uv_unref((uv_handle_t *)&l->wake);
     *out = l;
     return 0;
@@ -280,8 +280,9 @@ static void watch_begin(struct zr_loop *l, struct watch *w)
     *w = (struct watch){.turns = atomic_load_explicit(&l->turns, memory_order_relaxed)};
 }
 
-/* With the lock held: waits a slice, or until something has changed. Where that took longer, the process was
- * stopped, or this thread had no core: so may the loop's have been, and it does not count. */
+/* With the lock held: waits for a slice, or until something has changed. If it took longer, the process was
+ * stopped, or this thread had no core. The same may be true for the loop's thread, so the excess does not
+ * count. */
 static void watch_slice(struct zr_loop *l, struct watch *w)
 {
     const int64_t slice_ns = SLICE_MS * INT64_C(1000000);
@@ -293,7 +294,7 @@ static void watch_slice(struct zr_loop *l, struct watch *w)
         *w = (struct watch){.turns = turns};
 }
 
-/* With the lock held. */
+/* Call it with the lock held. */
 static bool await_issued(struct zr_loop *l, uint64_t number, struct watch *w)
 {
     watch_begin(l, w);
@@ -330,7 +331,7 @@ bool zr_loop_await(struct zr_loop *l, uint64_t number)
     return issued;
 }
 
-/* Of a loop that was told to stop. */
+/* Waits for the thread of a loop that is stopping. Returns false if it does not end. */
 static bool has_ended(struct zr_loop *l)
 {
     int64_t limit_ms = l->is_stuck ? CLOSE_MS : zr_max(CLOSE_MS, l->limit_ms);

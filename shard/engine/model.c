@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model.c: the model's thread: calls -> core -> the model's pointers, the compute stream, and jobs for
- * the loop. The step is step.c's. */
+/* model.c: the model's thread: calls -> core -> the model's pointers, the compute stream, and jobs for the
+ * loop. step.c has the step. */
 #include "comm/flight.h"
 #include "comm/fork.h"
 #include "shard/engine/internal.h"
@@ -13,8 +13,8 @@
 
 /* ---- jobs ---- */
 
-/* The job after which the gradient place may be written again: of one that is summed in place, when it is
- * used. */
+/* Whether the gradient's memory may be written again after this job. A gradient that is summed in place is in
+ * use until the update. */
 static bool uses_grad(const struct zr_engine *e, const struct zr_action *a)
 {
     if (a->unit < 0)
@@ -66,8 +66,8 @@ static void kick(struct zr_engine *e)
     e->m.unkicked = false;
 }
 
-/* Until the job was issued its events are not recorded, and waiting for them would not wait. An engine that
- * has failed issues no job. */
+/* Events of a job are not recorded before it was issued, so a wait for them would return at once. A failed
+ * engine issues no jobs. */
 int zr_model_await(struct zr_engine *e, uint64_t job)
 {
     if (!job)
@@ -81,8 +81,8 @@ int zr_model_await(struct zr_engine *e, uint64_t job)
 
 /* ---- actions of the model's thread ---- */
 
-/* The model goes on when job has been issued and ev, which it records, has come: a span where its thread
- * waits for either. begins: a wait for ev counts among begins that had to wait for their unit. */
+/* Waits until the job is issued, and then for the event that it records. Either wait is a span in the
+ * timeline. begins: a wait for ev counts among the begins that had to wait for their unit. */
 static int wait_on(struct zr_engine *e, uint64_t job, struct zr_event *ev, int32_t unit, bool begins)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -111,7 +111,7 @@ int zr_model_wait_for(struct zr_engine *e, struct zr_event *ev)
     return wait_on(e, 0, ev, -1, false);
 }
 
-/* Waits for the last reduction, or update, which is behind all others on its stream. */
+/* Waits for the last reduction or update, which is behind all others on its stream. */
 static int return_grads(struct zr_engine *e, int32_t last)
 {
     bool all = e->plan->sum_in_place[last];
@@ -135,14 +135,16 @@ static int wait_param(struct zr_engine *e, const struct zr_action *a)
     return wait_on(e, e->m.unit_job[unit], ev, unit, true);
 }
 
-/* It need not be zeroed: backward stores all of it, or begins with what another stage gave. */
+/* Whether the tensor's gradient need not be zeroed, because backward stores all of it, or another pipeline
+ * stage has sent the values that it begins with. */
 static bool is_given(const struct zr_engine *e, int32_t tensor)
 {
     return e->layout->tensors[tensor].overwrite || zr_tied_is_due(e, tensor);
 }
 
-/* keeps_overwritten: the next use is in a bracket, whose backward stores all of what is overwritten. Without
- * a bracket nobody knows whether it will, and what it does not store would be used a second time. */
+/* keeps_overwritten: the next use is in a bracket, whose backward stores all of a gradient with
+ * ZERO_GRAD_OVERWRITE. Without a bracket that is not known, and elements that it does not store would be used
+ * a second time. */
 static int fill_flat(struct zr_engine *e, const struct zr_flat *f, int32_t slot, bool keeps_overwritten)
 {
     char *at = e->reduce_base + zr_plan_grad_full(e->plan, f, slot);
@@ -162,7 +164,7 @@ static int fill_flat(struct zr_engine *e, const struct zr_flat *f, int32_t slot,
     return 0;
 }
 
-/* Until the place may be written again; fills it, if it has to be. */
+/* Waits until the gradient's memory may be written again. Zeroes it if the action says so. */
 static int wait_grad(struct zr_engine *e, const struct zr_action *a)
 {
     int32_t place = zr_grad_place(e->plan, a->unit, a->slot);
@@ -256,8 +258,9 @@ static int end_grad(struct zr_engine *e, const struct zr_action *a)
     return e->dev->ops->event_record(e->ev.grad_done[zr_grad_place(e->plan, a->unit, a->slot)], e->compute);
 }
 
-/* Whatever has completed the gradient: a bracket, or, where the model adds micro-batches up or has no
- * brackets, the end of a micro-batch or of the step. */
+/* Sums partial gradients over tp before the reduction, whatever has completed the gradient. This may be a
+ * bracket. If the model adds micro-batches up or has no brackets, it is the end of a micro-batch or of the
+ * step. */
 static int reduce_grad(struct zr_engine *e, const struct zr_action *a)
 {
     bool any;
@@ -335,7 +338,7 @@ const char *zr_model_call_name(enum zr_core_event_kind kind)
     return name[kind];
 }
 
-/* Of what a pipeline stage has alone: its units, tensors and actions. */
+/* Whether the call is about units, tensors or actions, which differ between pipeline stages. */
 static bool is_of_stage(enum zr_called_name name)
 {
     return name == ZR_CALLED_BEGIN || name == ZR_CALLED_END || name == ZR_CALLED_READ ||
@@ -348,14 +351,14 @@ static void call_comm(struct zr_comm *c, const struct zr_called *call)
         c->ops->called(c, call);
 }
 
-/* Each communicator hears what all its ranks call, in one order; stages may be written each in its own
- * way. */
+/* Reports the call to each communicator whose ranks all make it, in the same order. Pipeline stages may make
+ * different calls. */
 static void report_called(struct zr_engine *e, const struct zr_called *call)
 {
     struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm, *all = zr_widest_comm(e);
     if (e->tp > 1)
         call_comm(e->role[ZR_ROLE_MODEL].comm, call);
-    if (zr_called_is_of_tp(call->name)) /* data-parallel ranks may have activations of other sizes */
+    if (zr_called_is_of_tp(call->name)) /* data-parallel ranks may have activations of different sizes */
         return;
     call_comm(control, call);
     if (all != control && (e->pp == 1 || !(is_of_stage(call->name) || zr_called_is_for_step(call->name))))
@@ -368,7 +371,7 @@ void zr_engine_called(struct zr_engine *e, enum zr_called_name name, int32_t sub
         e, &(struct zr_called){.name = name, .subject = subject, .step = zr_step_number(e), .args = args});
 }
 
-/* Of later actions a stage has its own. */
+/* Only the first action of a pass is reported, because pipeline stages differ in the later ones. */
 void zr_engine_begins_pass(struct zr_engine *e, bool evaluates)
 {
     const int64_t words[] = {ZR_CALLED_NEXT, evaluates};
@@ -379,7 +382,7 @@ void zr_engine_begins_pass(struct zr_engine *e, bool evaluates)
               &(struct zr_called){.name = ZR_CALLED_NEXT, .subject = -1, .step = zr_step_number(e)});
 }
 
-/* A forked child is refused, and has the same recorder. */
+/* A forked child shares the recorder, but must not use the engine. */
 void zr_engine_enter(struct zr_engine *e, enum zr_called_name name, bool backward, int32_t subject)
 {
     if (e->flight && e->forks == zr_fork_depth())
@@ -393,12 +396,13 @@ void zr_engine_leave(struct zr_engine *e)
 {
     if (!e->flight || e->forks != zr_fork_depth())
         return;
-    if (zr_engine_has_failed(e)) /* before the program can end for that; the call is the one that failed */
+    /* save it before the program can exit; the current call is the one that failed */
+    if (zr_engine_has_failed(e))
         zr_engine_save_flight(e);
     zr_flight_leave(e->flight);
 }
 
-/* zero_write and zero_save say so themselves. */
+/* zero_write and zero_save report themselves. */
 void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev)
 {
     static const enum zr_called_name name[] = {[ZR_EV_BEGIN] = ZR_CALLED_BEGIN,
@@ -411,7 +415,7 @@ void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev)
     bool bracket = ev->kind <= ZR_EV_END;
     const int64_t words[] = {ev->kind, ev->unit};
     uint64_t args = ev->kind == ZR_EV_STEP ? zr_tuned_digest(e, e->m.given.n) : 0;
-    if (!bracket && ev->kind != ZR_EV_REWRITE) /* of tensors, which other stages do not have */
+    if (!bracket && ev->kind != ZR_EV_REWRITE) /* other pipeline stages do not have these units and tensors */
         e->m.world_calls = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls);
     if (ev->kind < sizeof name / sizeof *name && name[ev->kind])
         report_called(

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model_pointers.c: the pointers of the model that the library sets. At stages 2 and 3 they point at what is
- * open. At stages 0 and 1 they stay, but a gradient's pointer is NULL while it is being reduced. A model that
- * assigns one of them (a lazy allocation after zero_wrap, a struct copied over it) would compute in memory
- * that nobody reduces. So each call checks first that the pointers are as they were stored. */
+/* model_pointers.c: sets the model's pointers, and checks them. At stages 2 and 3 they point at what is open.
+ * At stages 0 and 1 they stay, but a gradient's pointer is NULL while it is being reduced.
+ *
+ * A model might assign one of them, by a lazy allocation after zero_wrap or by copying a struct over it. It
+ * would then compute in memory that nobody reduces. So each call first checks that the pointers are as the
+ * library stored them. */
 #include "shard/engine/internal.h"
 
 void zr_point_param(struct zr_engine *e, int32_t tensor, void *to)
@@ -33,8 +35,8 @@ static int64_t slice_bytes(const struct zr_tensor *t)
     return t->n_elems / t->n_slices * zr_dtype_bytes(t->dtype);
 }
 
-/* Where the model's pointer for this piece must stand so that base + slice*stride is the piece. Biased
- * pointers may lie outside any object, so the arithmetic is on integers. */
+/* Returns the pointer for which base + slice*stride is the piece. It may lie outside any object, so the
+ * arithmetic is on integers. */
 static void *biased(const struct zr_tensor *t, const struct zr_piece *p, const char *at)
 {
     return (void *)((uintptr_t)at - (uintptr_t)(p->slice * slice_bytes(t)));
@@ -87,7 +89,8 @@ static void show_grad(struct zr_engine *e, const struct zr_flat *f, const struct
     zr_point_grad(e, p->tensor, grad_pointer(e, f, p, slot));
 }
 
-/* A stacked tensor's pointer goes back to a slice of it that is still open (brackets nest), else to NULL. */
+/* Returns a slice of a stacked tensor that is still open (brackets nest), to which the pointer goes back. -1:
+ * none. */
 static int32_t other_slice(const struct zr_engine *e, int32_t tensor, const bool *shown, int32_t n_shown)
 {
     const struct zr_tensor *t = &e->layout->tensors[tensor];
@@ -156,7 +159,7 @@ static void point_for_good(struct zr_engine *e, const struct zr_flat *f, const s
                            int32_t slot)
 {
     if (p->slice)
-        return; /* slice 0 gives the base of all */
+        return; /* slice 0 gives the base of all slices */
     zr_point_param(e, p->tensor, param_pointer(e, f, p, slot));
     if (f->trainable)
         zr_point_grad(e, p->tensor, grad_pointer(e, f, p, slot));
@@ -177,7 +180,7 @@ void zr_engine_point(struct zr_engine *e, bool values)
 
 /* ---- gradients in place, at stages 0 and 1 ---- */
 
-/* The pointer follows what was counted. */
+/* Sets the pointer by the counts of layers in flight and open. */
 static void set_grad_pointer(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p)
 {
     const struct zr_grad_pointer *l = &e->m.grad_pointer[p->tensor];
@@ -277,7 +280,8 @@ static int check_tensor(const struct zr_engine *e, const struct zr_core_event *e
     return 0;
 }
 
-/* Another layer of the tensor is open, and the model may still reckon with the base that fits it. */
+/* Refuses to open a layer while another layer of the tensor is open, because the model may still use the base
+ * for that one. */
 static int check_layer(const struct zr_engine *e, int32_t unit, int32_t i)
 {
     const struct zr_tensor *t = &e->layout->tensors[i];

@@ -1,21 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pipe.c: activations between neighbouring pipeline stages, and their gradients back, on the way from
- * one rank's memory to another's.
+/* pipe.c: moves activations between neighbouring pipeline stages, and their gradients back.
  *
- * A rank sends to the rank of the next stage, and that one's gradients come back; each neighbour is a pair of
- * ranks with a communicator and a stream of its own. Stages are dealt to the ranks in turn, so with several
- * on a rank the pairs are a ring, and a pair's messages are those between several stages. The arena of both
- * has, for each pair and each of a rank's stages, slots for what goes forward and slots for what comes back;
- * a message is in the same slot on both sides, where the sender's model has written it and the receiver's
- * model reads it. So a message is one copy, and the model's thread waits for none but those that it needs
- * next:
+ * A rank sends activations to the rank of the next stage, which sends their gradients back. Two neighbours
+ * form a pair with a communicator and a stream. Stages are dealt to the ranks in turn. So with several stages
+ * per rank the pairs form a ring, and a pair moves the messages of several stages. Both ranks have an arena
+ * with the same slots: for each pair and each stage of a rank, some slots for messages onward and some for
+ * messages back. A message is in the same slot on both sides, where the sender's model writes it and the
+ * receiver's model reads it. So a message is copied once, and the model's thread waits only for the messages
+ * that it needs next:
  *
  *   done[slot]    compute -> pair   sender: the model has written the slot; receiver: it needs it no more
  *   moved[slot]   pair -> compute   sender: the slot may be written again; receiver: the message is there
  *
- * One rank that has all stages reads in a slot what it wrote there, and nothing moves.
+ * A rank that has all stages reads from a slot what it wrote there, and nothing moves.
  *
- * In which order messages go is the schedule's (shard/pipeline/), the same on both sides. */
+ * The schedule (shard/pipeline/) gives the order of the messages, which is the same on both sides. */
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
@@ -24,20 +23,20 @@
 
 struct zr_pipe {
     struct zr_pipe_room room;
-    /* (n_events) two for each slot: the model is done with it, written or read; and it moved */
+    /* (n_events) done and moved of each slot */
     struct zr_event **all;
     int32_t n_events;
 };
 
-/* ---- where what is ---- */
+/* ---- slots ---- */
 
 static int32_t slots_of(const struct zr_pipe_room *r, enum zr_pipe_way way)
 {
     return way == ZR_PIPE_ONWARD ? r->n_onward : r->n_back;
 }
 
-/* Places for pairs in the arena: a rank has two, which lie elsewhere than those of its neighbours' others. In
- * a ring of an odd number of ranks that takes three. */
+/* Returns the places for pairs in the arena. A rank uses two, which must differ from those of its neighbours'
+ * other pairs. A ring of an odd number of ranks needs three. */
 static int32_t pair_places(const struct zr_pipe_room *r)
 {
     if (r->pp == 1)
@@ -45,13 +44,13 @@ static int32_t pair_places(const struct zr_pipe_room *r)
     return r->per_rank > 1 && r->pp % 2 ? 3 : 2;
 }
 
-/* The pair's, of which `pair` is the earlier stage's rank. */
+/* Returns the place of the pair whose earlier stage is on rank `pair` of the pipeline. */
 static int32_t place_of_pair(const struct zr_pipe_room *r, int32_t pair)
 {
     return pair == r->pp - 1 ? pair_places(r) - 1 : pair % 2;
 }
 
-/* Of all pairs. */
+/* Counts the slots of all pairs. */
 static int64_t count_slots(const struct zr_pipe_room *r)
 {
     return (int64_t)pair_places(r) * r->per_rank * (r->n_onward + r->n_back);
@@ -62,7 +61,7 @@ int64_t zr_pipe_room_bytes(const struct zr_pipe_room *r)
     return count_slots(r) * r->slot_bytes;
 }
 
-/* Of all slots of all pairs. */
+/* Returns the number of the message's slot among the slots of all pairs. */
 static int64_t slot_number(const struct zr_pipe_room *r, const struct zr_pipe_message *m)
 {
     int64_t edge = (int64_t)place_of_pair(r, m->edge % r->pp) * r->per_rank + m->edge / r->pp;
@@ -142,7 +141,7 @@ enum zr_event_class zr_pipe_event_class(const struct zr_engine *e, const struct 
 
 /* ---- messages ---- */
 
-/* Both sides give the same: a message that is another one there is found before it moves. */
+/* Both sides compute the same tag, so a message that is not the expected one is found before it moves. */
 static struct zr_tag tag_of(const struct zr_engine *e, const struct zr_pipe_message *m, int64_t bytes)
 {
     const int64_t words[] = {m->way, m->micro_batch, m->edge, bytes};
@@ -151,7 +150,8 @@ static struct zr_tag tag_of(const struct zr_engine *e, const struct zr_pipe_mess
                            .call_hash = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls)};
 }
 
-/* The pair's stream goes on when the model's is here; the model's, when the message has moved. */
+/* The pair's stream waits until the model is done with the slot. The event tells the model's stream that the
+ * message has moved. */
 static int move_message(struct zr_engine *e, const struct zr_pipe_message *m, bool sends)
 {
     const enum zr_role role = role_of(e, m);

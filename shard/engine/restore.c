@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* restore.c: values from a checkpoint into the shards, and from the shards to wherever else they are
- * held. */
+/* restore.c: copies values from a checkpoint into the shards, and from there to all other memory that holds
+ * them. */
 #include "shard/engine/internal.h"
 
 int zr_engine_restore_begin(struct zr_engine *e)
@@ -20,7 +20,7 @@ static struct zr_tag restore_tag(const struct zr_engine *e, int32_t unit)
     return (struct zr_tag){.unit = unit, .step = zr_step_number(e), .call_hash = zr_core_hash(e->m.core)};
 }
 
-/* Frozen flats too, which no other gather of resident units moves. */
+/* Gathers frozen flats too, which no other gather of resident units moves. */
 static int gather_resident(struct zr_engine *e, int32_t unit)
 {
     const struct zr_unit *u = &e->layout->units[unit];
@@ -51,7 +51,7 @@ int zr_engine_gather_inner(struct zr_engine *e)
     int err = zr_engine_drain(e);
     for (int32_t u = 0; !err && u < e->layout->n_units; u++)
         err = gather_inner(e, u);
-    /* The gather of residents that follows drains, and ends with a barrier. */
+    /* The gather of residents that follows waits for this one, and ends with a barrier. */
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }
 
@@ -64,8 +64,8 @@ static int gather_residents(struct zr_engine *e)
     return err;
 }
 
-/* Stage 0: every rank's part of an array to all, through the staging of zero_read. at: of the flat's element
- * 0. */
+/* Stage 0: sends every rank's part of an array to all ranks, through the staging of zero_read. at: address of
+ * the flat's element 0. */
 static int spread(struct zr_engine *e, const struct zr_flat *f, float *at)
 {
     const struct zr_device_ops *d = e->dev->ops;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* roles.c: the communicators by what they are for; and what all of them are asked or told together. */
+/* roles.c: the communicators by role, and the calls that go to all of them. */
 #include "comm/flight.h"
 #include "shard/engine/internal.h"
 
@@ -49,8 +49,8 @@ void zr_roles_streams(struct zr_engine *e)
 
 /* ---- collectives ---- */
 
-/* Records an operation that is about to be put on the role's communicator, which is given the tag that this
- * returns. */
+/* Records an operation that is about to be put on the role's communicator. Returns the tag for the
+ * communicator. */
 static struct zr_tag mark(struct zr_engine *e, enum zr_role role, enum zr_op op, int64_t bytes,
                           const struct zr_tag *tag)
 {
@@ -100,10 +100,10 @@ int zr_role_barrier(struct zr_engine *e, enum zr_role role, const struct zr_tag 
     const struct zr_role_run *r = &e->role[role];
     if (e->control_base == e->reduce_base || role == ZR_ROLE_CONTROL)
         return zr_role_exchange(e, role, e->plan->exchange_at, ZR_EXCHANGE_BYTES, tag);
-    /* The arena of gradients has no room for words then: one of the norm's, which is made anew before it is
-     * used. The norm of the step before is not read any more, though that is on the reduce stream: a job
-     * that has a barrier (DROP_SUMS) comes behind a REDUCE_OUTER of its own step, which waits for a REDUCE
-     * there, or behind a norm for which the host has waited. */
+    /* The arena of gradients then has no memory for exchanges, so this uses a word of the norm, which is
+     * rewritten before its next use. The previous step's norm has been read by now, though that happens on
+     * the reduce stream. A job with a barrier (DROP_SUMS) follows a REDUCE_OUTER of its step, which waits
+     * for a REDUCE on that stream. Or it follows a norm that the host has waited for. */
     const struct zr_tag marked = mark(e, role, ZR_OP_AGREE, sizeof(uint64_t), tag);
     return zr_comm_agree(r->comm, r->stream, e->plan->norm_at, 0, 1, &marked);
 }
@@ -125,7 +125,7 @@ int zr_world_agree(struct zr_engine *e, int64_t off, int32_t n_sum, int32_t n_ma
     return zr_comm_agree(r->comm, r->stream, off, n_sum, n_max, &marked);
 }
 
-/* ---- all of them ---- */
+/* ---- all communicators ---- */
 
 bool zr_roles_alarmed(const struct zr_engine *e)
 {
@@ -149,7 +149,8 @@ void zr_roles_abort(struct zr_engine *e, int code, const char *text)
         e->distinct[i]->ops->abort(e->distinct[i], code, text);
 }
 
-/* Of activations, between parts or stages, and of what two stages have, which the model's thread moves. */
+/* Whether the communicator moves activations over tp, messages between pipeline stages, or tied tensors. The
+ * model's thread issues these. */
 static bool moves_activations(const struct zr_engine *e, const struct zr_comm *c)
 {
     bool moves = c == e->role[ZR_ROLE_MODEL].comm;
@@ -158,7 +159,7 @@ static bool moves_activations(const struct zr_engine *e, const struct zr_comm *c
     return moves;
 }
 
-/* The model's thread may wait. */
+/* Leaves out communicators that the model's thread uses, because that thread may wait. */
 bool zr_roles_have_room(const struct zr_engine *e, int n_ops)
 {
     for (int i = 0; i < e->n_distinct; i++) {
@@ -174,7 +175,7 @@ int zr_roles_make_room(struct zr_engine *e)
     return zr_roles_have_room(e, 1) ? 0 : zr_engine_drain(e);
 }
 
-/* One is enough, and each would wait its own time. */
+/* Stops at the first one that is stuck, because each may wait for a while before it answers. */
 bool zr_roles_stuck(const struct zr_engine *e)
 {
     bool stuck = false;

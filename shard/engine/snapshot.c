@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* snapshot.c: what of this rank's memory a checkpoint holds, and a copy of it taken while training
+/* snapshot.c: which of this rank's memory a checkpoint holds, and a copy of it that is taken while training
  * goes on.
  *
- * The copy is one more reader of the shards, on the stream of their only writer: it runs after the last
- * step's updates and before the next step's, and neither the model nor the gathers wait for it. */
+ * The copy is one more reader of the shards, on the stream of their only writer. It runs after the last
+ * step's updates and before the next step's. Neither the model nor the gathers wait for it. */
 #include "kernels/asserts.h"
 #include "shard/engine/internal.h"
 
 #include <stdlib.h>
 
-/* Whom a complete snapshot is told to. What was put on a stream cannot be taken back, and on a GPU that has
- * lost a peer it may run at any later time or never: so it holds this, and not what its owner may free. */
+/* Receives the report that a snapshot is complete. A call on a stream cannot be taken back. On a GPU that has
+ * lost a peer it may run at any later time, or never. So the call holds this object, and not what its owner
+ * may free. */
 struct zr_snapshot_listener {
     uv_mutex_t lock;
     int64_t n_holders; /* the engine, and each call on the stream */
-    uint64_t number;   /* of the last snapshot asked for */
+    uint64_t number;   /* of the last snapshot that was requested */
     void (*complete)(void *arg);
     void *arg;
 };
@@ -33,7 +34,7 @@ int zr_snapshot_listener_open(struct zr_snapshot_listener **out)
     return 0;
 }
 
-/* Releases the lock. */
+/* Drops one holder, and releases the lock. */
 static void let_go(struct zr_snapshot_listener *l)
 {
     bool last = --l->n_holders == 0;
@@ -62,7 +63,8 @@ void zr_snapshot_listener_close(struct zr_snapshot_listener *l)
     let_go(l);
 }
 
-/* What every group has a copy of, each reads for itself; what is inside a group is spread there. */
+/* Returns what this rank reads of a value: its inner slice if every group has a copy of the value, else its
+ * fine slice. */
 static enum zr_level level_to_load(const struct zr_engine *e, const struct zr_flat *f, int kind)
 {
     bool param = kind == ZR_VALUE_PARAM || (kind == ZR_VALUE_MASTER && f->dtype == ZR_F32);

@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* step.c: the step, and what may come before it: its norm, or its being dropped. On the model's
- * thread.
- */
+/* step.c: the step on the model's thread, and what may come before it: zero_norm or zero_drop. */
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
@@ -28,7 +26,7 @@ int zr_engine_wait(struct zr_engine *e, struct zr_event *event)
     return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_status(e);
 }
 
-/* The communicator finds the first calls that differ, as far as it can, within a bound. */
+/* Makes the communicator find the first calls that differ, if it can, within a time limit. */
 static int compare_calls(struct zr_engine *e, const char *text)
 {
     const struct timespec nap = {.tv_nsec = 20000};
@@ -41,12 +39,13 @@ static int compare_calls(struct zr_engine *e, const char *text)
     return ZR_ERR_MISMATCH;
 }
 
-/* Not all ranks gave the same, as all of them found. The device left the weights alone, on every rank. */
+/* Reports that ranks gave different values, which all ranks have found. The device left the weights alone on
+ * every rank. */
 static int disagreement(struct zr_engine *e, const struct zr_agreed *a)
 {
     uint32_t step = zr_last_step_number(e) + e->m.norming;
     char text[256];
-    if (a->differs & ZR_AGREE_INCOMPLETE) { /* what ended the collective is found first, as a rule */
+    if (a->differs & ZR_AGREE_INCOMPLETE) { /* usually the reason that ended the collective is found first */
         snprintf(text, sizeof text, "step %u: the ranks could not compare their results", step);
         return zr_engine_fail(e, ZR_ERR_FAILED, text);
     }
@@ -64,7 +63,7 @@ static int disagreement(struct zr_engine *e, const struct zr_agreed *a)
     return compare_calls(e, text);
 }
 
-/* Waits for the last norm that was ordered, and looks at what all ranks said with it. */
+/* Waits for the last norm that was issued, and reads what all ranks agreed on. */
 static int look_at_result(struct zr_engine *e)
 {
     zr_model_await(e, e->m.norm_job);
@@ -77,7 +76,8 @@ static int look_at_result(struct zr_engine *e)
     return zr_engine_check(e);
 }
 
-/* The place, among those that have this rank's part, of the rank that has another part of the same copy. */
+/* Returns the number, among the data-parallel ranks of this rank's part, of the one in the same copy of the
+ * model as `rank`. Returns e->world if there is none. */
 static int32_t place_like(const struct zr_engine *e, int32_t rank)
 {
     const struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm;
@@ -87,8 +87,8 @@ static int32_t place_like(const struct zr_engine *e, int32_t rank)
     return place;
 }
 
-/* The tensor whose reduced gradient rank has at that float of the arena; NULL: none of this rank's pipeline
- * stage. The arena has the same layout on all ranks. */
+/* Returns the tensor whose reduced gradient `rank` has at that float of the arena, which has the same layout
+ * on all ranks. NULL: it belongs to another pipeline stage. */
 static const char *tensor_at(const struct zr_engine *e, int32_t rank, int64_t at)
 {
     const struct zr_layout *l = e->layout;
@@ -107,7 +107,8 @@ static const char *tensor_at(const struct zr_engine *e, int32_t rank, int64_t at
     return NULL;
 }
 
-/* Says the same on every rank of a pipeline stage. Ranks of other stages do not know the tensor's name. */
+/* Warns with the same text on every rank of a pipeline stage. Ranks of other stages do not know the tensor's
+ * name. */
 static void report_skipped(const struct zr_engine *e, const struct zr_agreed *a)
 {
     int32_t rank = zr_largest_rank(a->largest);
@@ -130,8 +131,8 @@ static void report_skipped(const struct zr_engine *e, const struct zr_agreed *a)
                 zr_last_step_number(e), of, rank);
 }
 
-/* Looks at the outcome of the step before: whether it was skipped decides the number of the next. It is known
- * by then. */
+/* Reads the outcome of the previous step, which is known by then. Whether it was skipped decides the number
+ * of the next step. */
 int zr_engine_settle(struct zr_engine *e)
 {
     if (!e->m.result_due)
@@ -264,7 +265,7 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
     return err;
 }
 
-/* NULL: there is none. */
+/* s may be NULL. */
 static int drain_stream(struct zr_engine *e, struct zr_stream *s)
 {
     const struct zr_device_ops *d = e->dev->ops;

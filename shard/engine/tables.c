@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tables.c: an engine's events and tables, all of which grow with the model. */
+/* tables.c: allocates an engine's events and tables, whose sizes depend on the model. */
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
@@ -69,13 +69,13 @@ enum zr_event_class zr_event_class_of(const struct zr_engine *e, const struct zr
 /* ---- tables ---- */
 
 struct table {
-    void *field; /* the pointer to it */
+    void *field; /* address of the pointer to it */
     size_t n, size;
 };
 
 enum { MOST_TABLES = 26 };
 
-/* All of them. Returns how many. */
+/* Lists all tables, and returns how many there are. */
 static int list_tables(struct zr_engine *e, struct table *t)
 {
     struct zr_model_side *m = &e->m;

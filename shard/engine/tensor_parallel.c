@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tensor_parallel.c: sums, maxima, gathers and broadcasts over the ranks that have the parts of one copy of
- * the model, on the model's stream.
+/* tensor_parallel.c: sums, maxima, gathers and broadcasts over the tp ranks of one copy of the model, on the
+ * model's stream.
  *
- * Activations are the program's, anywhere in its memory, and of any size, while peers read arenas. So they go
- * through one, in pieces: a piece is copied to `in`, its sum is scattered to one of two `out`, gathered there
- * in place, and copied back; or only this rank's part of it is, where the sequence's rows are cut between
- * products. The next piece has the other `out`: peers may still be gathering from this one, until each has
- * come to the sum after it (comm/comm.h). */
+ * Activations are anywhere in the program's memory and of any size, but peers read arenas. So they go through
+ * an arena in pieces. A piece is copied to `in`, its sum is scattered to one of two `out`, gathered there in
+ * place, and copied back. If the rows of the sequence are cut between products, only this rank's part is
+ * copied back, without the gather. The next piece uses the other `out`, because peers may still be gathering
+ * from this one until each has reached the next sum (comm/comm.h). */
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
@@ -14,20 +14,21 @@
 #include <string.h>
 #include <xxhash.h>
 
-/* A sum's slices are of equal size: those of the last ranks are short, and have room to be whole. */
+/* Slices of a sum have equal sizes. Those of the last ranks may have fewer elements, but have memory for
+ * all. */
 enum {
     MOST_PARTS = 64,
     CUT_BYTES = 128,
     IN_AT = 0,
     IN_BYTES = ZR_MODEL_ELEMS * (int)sizeof(float),
-    /* slices are cut at 128 bytes; one of bf16 is there once more, as fp32 */
+    /* slices are cut at 128 bytes; a bf16 slice is also stored as fp32 */
     OUT_BYTES = IN_BYTES + MOST_PARTS * CUT_BYTES * 2,
-    FEW_ELEMS = 8, /* of a gradient or an activation: equal ones tell nothing */
-    COMPARED = -2, /* in the place of a dtype: nothing moves */
+    FEW_ELEMS = 8, /* with fewer elements, equal gradients or activations prove nothing */
+    COMPARED = -2, /* marks the tag of a comparison, in place of a dtype */
 };
 _Static_assert(ZR_MODEL_BYTES >= IN_BYTES + 2 * OUT_BYTES && ZR_MODEL_BYTES % 4096 == 0, "in, and out twice");
 
-/* Bytes, of out number 0 or 1. */
+/* Returns the byte offset of out number 0 or 1. */
 static int64_t out_at(int out)
 {
     return IN_BYTES + out * (int64_t)OUT_BYTES;
@@ -41,8 +42,8 @@ struct zr_tag zr_tp_tag(const struct zr_engine *e, enum zr_called_name call, int
                            .call_hash = XXH3_64bits_withSeed(words, sizeof words, zr_core_hash(e->m.core))};
 }
 
-/* A piece's elements lie in `in`; their sum comes to `out` of that number, of the same dtype: a rank adds up
- * its slice in fp32, behind the piece where that is another dtype, and rounds it before it moves. */
+/* Sums the piece in `in` over tp, to that out, in the same dtype. Each rank adds up its slice in fp32. If the
+ * dtype is another one, the fp32 sums lie behind the piece, and are rounded before they are gathered. */
 static int sum_piece(struct zr_engine *e, int64_t n, enum zr_dtype dtype, int out, const struct zr_tag *tag)
 {
     const bool rounds = dtype != ZR_F32;
@@ -74,7 +75,7 @@ static int sum_all(struct zr_engine *e, char *dst, const char *src, int64_t n, e
     return 0;
 }
 
-/* A slice of `in` for each rank, of which what is behind its elements is added up with them, and not used. */
+/* `in` has a slice for each rank. Bytes behind a slice's elements are added up with them, and not used. */
 static int scatter_pieces(struct zr_engine *e, char *dst, const char *src, int64_t part, enum zr_dtype dtype,
                           const struct zr_tag *tag)
 {
@@ -94,7 +95,7 @@ static int scatter_pieces(struct zr_engine *e, char *dst, const char *src, int64
     return 0;
 }
 
-/* By exchanges, behind which no peer reads `in`. */
+/* Uses exchanges, after which no peer reads `in`. */
 static int gather_pieces(struct zr_engine *e, char *dst, const char *src, int64_t part, enum zr_dtype dtype,
                          const struct zr_tag *tag)
 {
@@ -132,7 +133,7 @@ static void keep_most(char *x, const char *from, int64_t n, enum zr_dtype dtype)
     }
 }
 
-/* Works in the host's memory. Every rank goes through the parts in one order, since 0 and -0 compare as
+/* Works in host memory. Every rank goes through the parts in the same order, because 0 and -0 compare as
  * equal. */
 static int most_of_all(struct zr_engine *e, char *dst, const char *src, int64_t n, enum zr_dtype dtype,
                        const struct zr_tag *tag)
@@ -224,7 +225,6 @@ struct zr_received zr_received_so_far(const struct zr_engine *e)
     return (struct zr_received){zr_roles_wire_bytes(e), zr_roles_outer_bytes(e), zr_roles_model_bytes(e)};
 }
 
-/* What comparing has moved is no traffic of the program's. */
 void zr_leave_out_since(struct zr_engine *e, struct zr_received before)
 {
     struct zr_received now = zr_received_so_far(e);
@@ -233,7 +233,7 @@ void zr_leave_out_since(struct zr_engine *e, struct zr_received before)
     e->m.model_at_open += now.model - before.model;
 }
 
-/* ---- gradients that each part has of its own ---- */
+/* ---- gradients that are partial on each tp rank ---- */
 
 static bool is_partial(const struct zr_engine *e, const struct zr_piece *p)
 {
@@ -249,7 +249,8 @@ static int64_t partial_elems(const struct zr_engine *e, const struct zr_flat *f)
     return n;
 }
 
-/* Elements [at, at + n) of the flat's partial gradients, one after the other: to `in`, or from their sums. */
+/* Copies elements [at, at + n) of the flat's partial gradients, counted end to end, to `in`, or back from
+ * their sums. */
 static int move_partial(struct zr_engine *e, const struct zr_flat *f, char *full, int64_t at, int64_t n,
                         const char *sums)
 {
@@ -259,7 +260,7 @@ static int move_partial(struct zr_engine *e, const struct zr_flat *f, char *full
         const struct zr_piece *p = &e->layout->pieces[f->first_piece + k];
         if (!is_partial(e, p))
             continue;
-        /* at is counted from this piece's first element */
+        /* at counts from this piece's first element */
         int64_t from = zr_max(at, 0), end = zr_min(at + n, p->n);
         char *x = full + (p->first + from) * size;
         if (from < end && sums)
@@ -271,8 +272,8 @@ static int move_partial(struct zr_engine *e, const struct zr_flat *f, char *full
     return 0;
 }
 
-/* Before they are summed: 0 where all elements are 0, or too few to tell anything. On a host,
- * as all that is done with parts. */
+/* Hashes a partial gradient in host memory before it is summed. Returns 0 if all elements are 0, or if there
+ * are too few to prove anything. */
 static uint64_t digest_of_partial(const struct zr_engine *e, const struct zr_flat *f, const char *full,
                                   const struct zr_piece *p)
 {
@@ -286,9 +287,9 @@ static uint64_t digest_of_partial(const struct zr_engine *e, const struct zr_fla
     return any ? XXH3_64bits(x, (size_t)(p->n * size)) : 0;
 }
 
-/* Rows of one's own give other gradients than those of another rank. Equal ones are most likely of all rows,
- * and about to be counted once for each part; but a loss that is linear in a bias gives them, too: so it is
- * said, and no error. */
+/* Warns if partial gradients are the same on all tp ranks. Gradients of different rows differ. Equal ones are
+ * most likely gradients of all rows, and would be counted once per rank. But a loss that is linear in a bias
+ * also gives equal ones, so this is no error. */
 static int compare_partial(struct zr_engine *e, const struct zr_flat *f, const char *full)
 {
     const struct zr_piece *pieces = &e->layout->pieces[f->first_piece];
@@ -347,7 +348,7 @@ int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
 
 /* ---- whole and partial activations ---- */
 
-/* What each part has of x, where all see it: its hash, or 0 where all of it is 0. */
+/* Exchanges hashes of each tp rank's x. A hash is 0 if all of x is 0. */
 static int exchange_hashes(struct zr_engine *e, enum zr_called_name call, const void *x, int64_t n,
                            int64_t n_bytes)
 {
@@ -361,7 +362,7 @@ static int exchange_hashes(struct zr_engine *e, enum zr_called_name call, const 
     return err ? err : zr_engine_status(e);
 }
 
-/* A model makes a call in each layer: the unit tells which. */
+/* Describes the call, with the unit, because a model makes the same call in each layer. */
 static void describe_call(const struct zr_engine *e, enum zr_called_name call, char text[ZR_CALLED_CHARS])
 {
     int32_t unit = zr_core_open_unit(e->m.core);

@@ -1,29 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tied.c: tensors that two pipeline stages have, the first and the last, as an embedding that is the
- * head's matrix too.
+/* tied.c: tensors that the first and the last pipeline stage share, such as an embedding that is also the
+ * head's matrix.
  *
- * The first stage's rank is the owner: it has gradient, state and master weights, as of any tensor. The last
- * stage's has a copy, which for the schedule core is frozen: its values come from the owner after each step.
- * The gradients that the last stage's backward writes go to the owner micro-batch by micro-batch, where they
- * are what its own backward begins with and adds to. So the sum is that of one stage, in its order.
+ * The first stage's rank is the owner. It has gradient, state and master weights, as for any tensor. The last
+ * stage's rank has a copy, which is frozen for the schedule core, because its values come from the owner
+ * after each step. The copy's backward writes gradients, which are sent to the owner micro-batch by
+ * micro-batch. The owner's backward starts with them and adds to them. So the sum is that of a single stage,
+ * in the same order.
  *
- * Where sums need not be those of one stage (not deterministic), the last stage adds its micro-batches up, in
- * fp32, and the sum alone goes: the owner's backward of the step's last micro-batch begins with it. There is
- * then one slot, for sums, and behind it, on the copy, memory that backward writes to.
+ * If sums need not be those of a single stage (not deterministic), the last stage adds its micro-batches up
+ * in fp32 and sends only the sum. The owner's backward of the step's last micro-batch starts with it. There
+ * is then one slot, for sums. On the copy it is followed by memory that backward writes to.
  *
- * Both keep the parameters whole. They have an arena of their own, alike on both, of slots in each of which
- * all tied tensors lie, and a communicator of the two with a stream beside the model's:
+ * Both ranks keep the parameters whole. They have arenas with the same slots, each with all tied tensors, and
+ * a communicator of the two with a stream besides the model's:
  *
- *   done[slot]    compute -> tied   copy: the model has written its gradients; owner: they were read; before
- *                                   values come, both: the model has read the ones before
- *   moved[slot]   tied -> compute   copy: the slot may be written again; owner: they are there
+ *   done[slot]    compute -> tied   copy: the model has written its gradients; owner: it has read them;
+ *                                   before values are sent, both: the model has read the previous ones
+ *   moved[slot]   tied -> compute   copy: the slot may be written again; owner: the gradients are there
  *
- * A tied unit is one of the step if either stage brackets its backward. With each tensor's gradient goes a
- * word that says whether the copy has bracketed it. Where the owner has not, it makes the bracket itself, so
- * that what the copy gave is a contribution.
+ * A step has a tied unit if either stage brackets its backward. With each tensor's gradient goes a word that
+ * says whether the copy has bracketed it. If the owner has not, it makes the bracket itself, so that the
+ * copy's gradient is a contribution.
  *
- * Between steps the first slot takes the values the other way: behind the owner's update, and behind what
- * each of the two models did before. Those that nobody trains stay. */
+ * Between steps the first slot carries values in the other direction, after the owner's update and after what
+ * the two models did before. If no tied tensor is trained, nothing moves. */
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
@@ -31,18 +32,18 @@
 #include <string.h>
 #include <xxhash.h>
 
-/* A pair of ranks, by place. */
+/* Numbers of the two ranks in the pair. */
 enum { OWNER, COPY };
 
 struct tied_tensor {
     int32_t tensor;
-    /* in a slot; of its sum, in the one slot that there then is */
+    /* offset in a slot; offset of its sum, if sums are sent */
     int64_t at, sum_at;
-    /* it is trained */
+    /* the tensor is trained */
     bool grad;
-    /* owner: in this action, and not read yet */
+    /* owner: a gradient comes in this action, and has not been read yet */
     bool due;
-    /* copy: its unit had a backward bracket in this action, and in one of those that are summed up */
+    /* copy: the unit had a backward bracket in this action; in any action of the current sum */
     bool bracketed, any_bracketed;
 };
 
@@ -52,21 +53,20 @@ enum { WORD_BYTES = 8 };
 struct zr_tied {
     int64_t slot_bytes;
     int32_t n_slots;
-    /* 0: each micro-batch's gradients go by themselves; and of how many the sums are */
+    /* bytes of all sums, 0: each micro-batch's gradients are sent separately; micro-batches of a sum */
     int64_t sum_bytes;
     int32_t n_summed;
     bool owner;
     /* (n) in the table's order, which is the same on both */
     struct tied_tensor *list;
     int32_t n;
-    /* (2 * n_slots) done and moved of each slot; given: the values are there, or
-     * gone */
+    /* (2 * n_slots) done and moved of each slot; given: the copy has its values */
     struct zr_event **slot, *given;
-    /* micro-batches of the step that the owner has asked for; of the action under way, -1: none */
+    /* micro-batches of the step that the owner has asked for; micro-batch of the current action, -1: none */
     int32_t n_expected, micro_batch;
 };
 
-/* ---- room ---- */
+/* ---- sizes and addresses ---- */
 
 int64_t zr_tied_bytes(const struct zr_tensor *t)
 {
@@ -78,7 +78,7 @@ int64_t zr_tied_sum_bytes(const struct zr_tensor *t)
     return zr_round_up(t->n_elems * (int64_t)sizeof(float) + WORD_BYTES, ZR_PIECE_ALIGN);
 }
 
-/* Making an arena is for all ranks. */
+/* Never 0, because all ranks take part in making the arena. */
 int64_t zr_tied_room_bytes(const struct zr_pipe_room *r)
 {
     return zr_max(r->tied_sum_bytes + r->tied_bytes * r->n_tied, 4096);
@@ -105,14 +105,14 @@ static char *tied_sum(const struct zr_engine *e, const struct tied_tensor *t)
     return e->tied_base + t->sum_at;
 }
 
-/* Where the copy's backward writes. Never the sum, of f32 either: a model may zero its gradients at the start
- * of a backward. */
+/* Returns where the copy's backward writes. It is never the sum, even for f32, because a model may zero its
+ * gradients at the start of a backward. */
 static char *tied_grad(const struct zr_engine *e, const struct tied_tensor *t)
 {
     return tied_slot(e, e->tied->micro_batch, t) + e->tied->sum_bytes;
 }
 
-/* Returns where that word lies in the message of this micro-batch. */
+/* Returns the address of the word in the message of this micro-batch. */
 static char *tied_word(const struct zr_engine *e, const struct tied_tensor *t)
 {
     char *end = e->tied->sum_bytes ? tied_sum(e, t) + zr_tied_sum_bytes(tensor_of(e, t))
@@ -206,7 +206,7 @@ enum zr_event_class zr_tied_event_class(const struct zr_engine *e, const struct 
 
 /* ---- messages ---- */
 
-/* micro_batch -1: values. From place `root` of the two. */
+/* Sends a slot from rank `root` of the pair to the other. micro_batch -1: values. */
 static int send_slot(struct zr_engine *e, int32_t micro_batch, int root)
 {
     const struct zr_tied *ties = e->tied;
@@ -219,7 +219,7 @@ static int send_slot(struct zr_engine *e, int32_t micro_batch, int root)
     return zr_role_broadcast(e, ZR_ROLE_TIED, off, n_bytes, root, &tag);
 }
 
-/* The slot's gradients, or sums of a step's, once the model is done with it here. */
+/* Moves the slot's gradients, or a step's sums, once this rank's model is done with the slot. */
 static int move_grads(struct zr_engine *e, int32_t micro_batch)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -250,7 +250,7 @@ int zr_engine_tied_expect(struct zr_engine *e, int32_t n_micro)
 
 /* ---- gradients ---- */
 
-/* Where the model's backward adds to, or stores all of it. */
+/* Points the model at memory that its backward adds to, or stores all of. */
 static int show_grads(struct zr_engine *e)
 {
     struct zr_tied *ties = e->tied;
@@ -279,7 +279,7 @@ int zr_engine_tied_begin(struct zr_engine *e, int32_t micro_batch)
     int err = 0;
     if (!ties->owner)
         err = show_grads(e);
-    else if (ties->sum_bytes && comes) /* not before: whoever waits for a message does so for a time */
+    else if (ties->sum_bytes && comes) /* not earlier, because a wait for a message has a time limit */
         err = move_grads(e, 0);
     err = zr_engine_note(e, err);
     return err ? err : zr_engine_status(e);
@@ -293,7 +293,7 @@ bool zr_tied_is_due(const struct zr_engine *e, int32_t tensor)
     return due;
 }
 
-/* What the copy's backward has just written. */
+/* Adds what the copy's backward has just written to the sums. */
 static int add_to_sums(struct zr_engine *e)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -311,7 +311,7 @@ static int add_to_sums(struct zr_engine *e)
     return 0;
 }
 
-/* All of a tensor, which is one piece. */
+/* Returns the tensor's only piece. */
 static const struct zr_piece *tied_piece(const struct zr_engine *e, const struct tied_tensor *t,
                                          const struct zr_flat **flat)
 {
@@ -369,7 +369,7 @@ static int zero_overwritten(struct zr_engine *e, int32_t unit)
     return 0;
 }
 
-/* The owner's model had no bracket of the unit in this action. */
+/* Makes a bracket of the unit, because the owner's model had none in this action. */
 static int bracket_for_copy(struct zr_engine *e, int32_t unit)
 {
     struct zr_core_event ev = {.kind = ZR_EV_BEGIN, .unit = unit, .backward = 1, .apart = 1};
@@ -406,7 +406,8 @@ static int take_due(struct zr_engine *e)
     return 0;
 }
 
-/* The copy's word. Outside of a bracket its gradient stays zero; what is overwritten becomes zero. */
+/* Sends the copy's word. A gradient without a bracket is zero, but one that backward overwrites must be
+ * zeroed here. */
 static int give_word(struct zr_engine *e, struct tied_tensor *t)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -417,7 +418,7 @@ static int give_word(struct zr_engine *e, struct tied_tensor *t)
     return d->put(e->compute, tied_word(e, t), &word, sizeof word);
 }
 
-/* All that the model had to do with them in this action. */
+/* Checks what the model did with its tied gradients in this action. */
 static int check_end(const struct zr_engine *e)
 {
     const struct zr_tied *ties = e->tied;
@@ -468,7 +469,7 @@ int zr_engine_tied_end(struct zr_engine *e)
 
 /* ---- values ---- */
 
-/* Which are whole here. */
+/* Returns the address of the tensor's values, which are whole here. */
 static char *values_at(const struct zr_engine *e, const struct tied_tensor *t)
 {
     const struct zr_flat *f;
@@ -476,8 +477,8 @@ static char *values_at(const struct zr_engine *e, const struct tied_tensor *t)
     return e->gather_base + zr_plan_param_full(e->plan, f, -1) + p->first * zr_dtype_bytes(f->dtype);
 }
 
-/* What the model was given to do, as an evaluation or a step that was dropped, may still read the copy's
- * values or what the first slot held. */
+/* Waits for the model's work. An evaluation, or a step that was dropped, may still read the copy's values or
+ * what the first slot held. */
 static int values_after_model(struct zr_engine *e)
 {
     struct zr_event *done = tied_event(e->tied, 0, false);
@@ -485,7 +486,7 @@ static int values_after_model(struct zr_engine *e)
     return e->dev->ops->stream_wait(e->tied_stream, done);
 }
 
-/* Behind the unit's update and the gather that makes it whole. */
+/* Sends the values after the unit's update, and after the gather that makes it whole. */
 static int give_values(struct zr_engine *e)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -501,7 +502,8 @@ static int give_values(struct zr_engine *e)
     return send_slot(e, -1, OWNER);
 }
 
-/* The model waits: it would read them with no bracket, too. */
+/* Receives the values. The model's stream waits for them, because the model may read them without a
+ * bracket. */
 static int take_values(struct zr_engine *e)
 {
     const struct zr_device_ops *d = e->dev->ops;

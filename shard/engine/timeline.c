@@ -13,13 +13,13 @@ struct span {
     int32_t unit;
     uint32_t step;
     uint8_t kind;
-    bool ended;     /* or will be, when its stream gets there */
-    uint64_t range; /* the profiler's, of the model's track */
+    bool ended;     /* or it ends when its stream gets there */
+    uint64_t range; /* the profiler's range, on the model's track */
 };
 
-enum { OPEN_SPANS = 1024 }; /* to find a profiler's ranges again */
+enum { OPEN_SPANS = 1024 }; /* spans kept if only a profiler needs them */
 
-/* When a span begins and ends; 0: not yet. */
+/* When a span begins and ends. 0: not yet. */
 struct times {
     int64_t from_ns, to_ns;
 };
@@ -43,8 +43,8 @@ static const char *const kind_name[ZR_SPAN_COUNT] = {[ZR_SPAN_FORWARD] = "forwar
 
 struct zr_timeline {
     struct zr_device *dev;
-    struct zr_profiler *profiler; /* NULL: none is attached */
-    bool written;                 /* times are wanted */
+    struct zr_profiler *profiler; /* NULL: no profiler is attached */
+    bool written;                 /* times are recorded, for zero_trace_write */
     int64_t start_ns;
     int32_t n_spans;
     struct times *times; /* (ZR_TRACK_COUNT, n_spans), where dev's streams can write */
@@ -112,7 +112,8 @@ static int32_t begin(struct zr_timeline *t, enum zr_track track, enum zr_span_ki
     return i;
 }
 
-/* The latest open span of that name; nesting is shallow, so it is near the end. -1: there is none. */
+/* Ends the latest open span of that kind and unit, and returns its index. -1: there is none. Nesting is
+ * shallow, so the span is near the end. */
 static int32_t end(struct zr_timeline *t, enum zr_track track, enum zr_span_kind kind, int32_t unit)
 {
     struct track *k = &t->track[track];
@@ -164,7 +165,7 @@ int zr_timeline_mark(struct zr_timeline *t, struct zr_stream *s, enum zr_track t
     return t->dev->ops->stamp(s, is_end ? &at->to_ns : &at->from_ns);
 }
 
-/* In microseconds to three places; as integers, as %f has a comma in some locales. */
+/* Writes microseconds with three decimals. Uses integers, because %f prints a comma in some locales. */
 static void put_us(FILE *f, int64_t ns)
 {
     fprintf(f, "%lld.%03d", (long long)(ns / 1000), (int)(ns % 1000));

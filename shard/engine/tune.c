@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tune.c: what a step updates with, changed between steps; and the number of the step.
+/* tune.c: numbers that a step updates with, which may change between steps; and the number of the step.
  *
- * The loop reads these numbers when it carries out a step's norm and updates, which may be long after the
- * model's thread has gone on. So there are two of them: while one is in use by steps that were begun, the
- * other is changed, and each job says which is its own. */
+ * The loop reads these numbers when it carries out a step's norm and updates, perhaps long after the model's
+ * thread has gone on. So there are two copies. While steps that have begun use one, the other is changed.
+ * Each job points to the copy that it uses. */
 #include "shard/engine/internal.h"
 
 #include <string.h>
@@ -27,11 +27,11 @@ const struct zr_tuned *zr_engine_tuned(const struct zr_engine *e)
 struct zr_tuned *zr_engine_tune(struct zr_engine *e)
 {
     const struct zr_tuned *now = zr_engine_tuned(e);
-    if (!now->last_job) /* no step was begun with it */
+    if (!now->last_job) /* no step has begun with it */
         return &e->m.tuned[e->m.tuned_now];
     e->m.tuned_now ^= 1;
     struct zr_tuned *next = &e->m.tuned[e->m.tuned_now];
-    zr_model_await(e, next->last_job); /* of a step before the last */
+    zr_model_await(e, next->last_job); /* the last job that reads it is of a step before the last */
     *next = *now;
     next->last_job = 0;
     return next;
@@ -47,7 +47,7 @@ void zr_engine_set_accum(struct zr_engine *e, int32_t n)
 
 int zr_engine_set_step(struct zr_engine *e, int64_t t)
 {
-    int err = zr_engine_settle(e); /* the last step's own outcome counts first */
+    int err = zr_engine_settle(e); /* the last step's outcome counts first */
     if (err)
         return err;
     e->m.t = t;
@@ -82,7 +82,7 @@ uint32_t zr_tuned_digest(const struct zr_engine *e, int32_t n_carried)
         float clip;
         int32_t n_carried;
         int64_t grad_accum_steps;
-        int64_t t; /* states may be of one stage alone */
+        int64_t t; /* pipeline stages differ in it if only some of them have loaded states */
     } all = {now->grad_scale, now->clip, n_carried, now->grad_accum_steps, e->m.t};
     uint64_t groups = XXH3_64bits(now->optim, (size_t)e->opt.n_optims * sizeof *now->optim);
     return (uint32_t)XXH3_64bits_withSeed(&all, sizeof all, groups);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* values.c: values in and out of the shards, in the model's own coordinates (tensor, element); the
- * mean over ranks; the barrier. All blocking, between steps, over the control communicator and the plan's
- * staging. */
+/* values.c: reads and writes values of the shards in the model's coordinates (tensor, element); the mean over
+ * ranks; the barrier. All of these block, and run between steps. They use the control communicator and the
+ * plan's staging. */
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 #include "shard/tp_cut.h"
@@ -10,21 +10,22 @@
 #include <string.h>
 #include <xxhash.h>
 
-/* Values of a whole tensor, of which this rank's part is cut. Element `first` of the whole is at `at`. */
+/* Values of a whole tensor, from which this rank's part is cut. Element `first` of the whole is at address
+ * `at`. */
 struct whole {
     const char *at;
     int64_t first;
     struct zr_tp_cut cut;
 };
 
-/* A call with what it is about, all of it equal on every rank. It goes into the tags of whatever the call
- * sends: a rank that reads while another means, or reads another range, would be given data that it did not
- * ask for. */
+/* A call and its arguments, which are equal on every rank. They go into the tags of all that the call sends.
+ * Otherwise a rank could get data that it did not ask for, because another rank makes another call or reads
+ * another range. */
 struct asked {
     enum { ASKED_BARRIER, ASKED_READ, ASKED_WRITE, ASKED_MEAN, ASKED_EXCHANGE, ASKED_BROADCAST } call;
     int32_t tensor, kind;
     int64_t first, n;
-    /* A write takes its elements from this whole tensor. NULL: they follow each other, as in a read. */
+    /* A write takes its elements from this whole tensor. NULL: its elements are contiguous, as in a read. */
     const struct whole *whole;
 };
 
@@ -38,18 +39,18 @@ static struct zr_tag values_tag(const struct zr_engine *e, int32_t unit, const s
                            .call_hash = XXH3_64bits_withSeed(words, sizeof words, calls)};
 }
 
-/* One tensor's range of elements, at most what staging holds, all inside one slice. */
+/* A range of elements of one tensor, inside one slice and not larger than staging. */
 struct chunk {
     const struct zr_flat *flat;
     const struct zr_piece *piece;
-    int64_t first, n; /* elements of the flat */
+    int64_t first, n; /* first element in the flat, and number of elements */
     int64_t size;     /* bytes of an element of the value */
-    int64_t at;       /* of its bytes in staging */
+    int64_t at;       /* byte offset in staging */
     int kind;
     const struct asked *asked;
 };
 
-/* The chunk that begins at element `at` of the tensor and covers at most n. */
+/* Returns the chunk that begins at element `at` of the tensor and has at most n elements. */
 static struct chunk chunk_at(const struct zr_engine *e, int32_t tensor, int kind, int64_t at, int64_t n)
 {
     const struct zr_tensor *t = &e->layout->tensors[tensor];
@@ -74,7 +75,7 @@ static char *value_at(const struct zr_engine *e, const struct chunk *c, int64_t 
     return (char *)zr_engine_state_at(e, c->flat, c->kind, first);
 }
 
-/* Every rank holds the whole value: nothing has to be sent to read it. */
+/* Whether every rank holds the whole value, so that nothing has to be sent to read it. */
 static bool whole(const struct zr_engine *e, const struct chunk *c)
 {
     bool param = c->kind == ZR_VALUE_PARAM || (c->kind == ZR_VALUE_MASTER && c->flat->dtype == ZR_F32);
@@ -83,14 +84,14 @@ static bool whole(const struct zr_engine *e, const struct chunk *c)
     return e->world == 1 || full || (param && e->plan->resident[c->flat->unit]);
 }
 
-/* The part of the chunk that lies in the span. */
+/* Returns how many elements of the chunk lie in the span. They begin at *first. */
 static int64_t part(const struct chunk *c, struct zr_span s, int64_t *first)
 {
     *first = zr_max(s.first, c->first);
     return zr_max(zr_min(s.first + s.n, c->first + c->n) - *first, 0);
 }
 
-/* The part that is fine slice k, which one rank owns. */
+/* The same for fine slice k, which one rank owns. */
 static int64_t owned_part(const struct chunk *c, int32_t k, int64_t *first)
 {
     struct zr_span own;
@@ -154,7 +155,7 @@ static int store_master(struct zr_engine *e, const struct chunk *c)
                              n);
 }
 
-/* What this rank holds of the flat, as parameters or as states. */
+/* Returns the elements of the flat that this rank holds, as parameters or as states. */
 static struct zr_span held(const struct zr_engine *e, const struct chunk *c)
 {
     if (c->kind < 0)
@@ -196,7 +197,7 @@ static int stage_runs(struct zr_engine *e, const struct chunk *c, const struct w
     return err;
 }
 
-/* whole NULL: src has the chunk's elements. */
+/* Copies the chunk to rank 0's staging. whole NULL: src has the chunk's elements. */
 static int stage_chunk(struct zr_engine *e, const struct chunk *c, const char *src, const struct whole *whole)
 {
     if (e->place != 0)
@@ -220,7 +221,7 @@ static int wait_for_all(struct zr_engine *e, const struct asked *a)
     return zr_engine_drain(e);
 }
 
-/* Runs fn over the chunks of what was asked; data may be NULL. Begins with a barrier: a peer may still be
+/* Runs fn over the chunks of a call. data may be NULL. Begins with a barrier, because a peer may still be
  * gathering a shard that is about to be written. */
 static int for_chunks(struct zr_engine *e, const struct asked *a, char *data,
                       int (*fn)(struct zr_engine *, const struct chunk *, char *))
@@ -239,8 +240,8 @@ static int for_chunks(struct zr_engine *e, const struct asked *a, char *data,
     return zr_engine_drain(e);
 }
 
-/* Sums lie unscaled until the update. Where the step will be skipped there is no update, but which gradient
- * is not finite is worth knowing, so the device's own scale, which leaves such a step alone, will not do. */
+/* Scales a gradient that was read, because sums are not scaled before the update. The device's scaling would
+ * leave a step alone that will be skipped, but the program wants to know which gradient is not finite. */
 static int scale_grad(struct zr_engine *e, float *dst, int64_t n)
 {
     float factor;
@@ -338,8 +339,8 @@ static int add_tensor(struct zr_engine *e, struct batch *b, int32_t tensor, cons
     return err;
 }
 
-/* Rank 0's parameters, many tensors at a time: models may have thousands of small ones, and each message is a
- * wait for all ranks. */
+/* Sends rank 0's parameters, many tensors at a time. Models may have thousands of small ones, and all ranks
+ * wait for each message. */
 static int adopt_params(struct zr_engine *e)
 {
     struct asked a = {ASKED_WRITE, -1, ZR_VALUE_PARAM, 0, e->layout->n_params, NULL};
@@ -368,8 +369,8 @@ int zr_engine_adopt(struct zr_engine *e, bool params)
     return err;
 }
 
-/* Each rank's n_bytes at mine to e->words (all ranks, n_bytes) of every rank: slots are in the order of
- * places, words in that of ranks. */
+/* Copies n_bytes at mine from every rank to e->words of every rank. Slots are in the order of the
+ * communicator's ranks, words in the order of the job's. */
 static int exchange(struct zr_engine *e, const struct asked *a, const void *mine, int64_t n_bytes)
 {
     int err = zr_engine_drain(e);
@@ -387,7 +388,7 @@ static int exchange(struct zr_engine *e, const struct asked *a, const void *mine
                                 slots + p * (int64_t)ZR_EXCHANGE_BYTES, n_bytes);
     if (err)
         zr_engine_fail(e, err, zr_error_text());
-    /* Also after a failure: the stream may still be reading mine. */
+    /* After a failure too, because the stream may still be reading mine. */
     int drained = zr_engine_drain(e);
     return err ? err : drained;
 }
@@ -401,14 +402,15 @@ int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, v
     return err;
 }
 
-/* The rank of another pipeline stage that has this one's part, and its place among data-parallel ranks. */
+/* Returns the rank in another pipeline stage that has this rank's tp and data-parallel numbers. */
 static int32_t rank_in_stage(const struct zr_engine *e, int32_t stage)
 {
     int32_t of_stage = e->n_all / e->pp;
     return stage * of_stage + e->rank % of_stage;
 }
 
-/* The mean over the last stage's ranks of the i-th double of n_bytes that each left in e->words. */
+/* Returns the mean of the i-th double that the ranks of the last pipeline stage with this rank's tp number
+ * have left in e->words. n_bytes: bytes of each rank there. */
 static double mean_of(const struct zr_engine *e, int64_t n_bytes, int32_t i)
 {
     const int32_t first = e->n_all - e->n_all / e->pp + e->tp_rank;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* walk.c: a rank's row of a pipeline schedule, one action after the other. */
+/* walk.c: goes through a rank's row of a pipeline schedule, action by action. */
 #include "shard/engine/walk.h"
 #include "shard/engine/observer.h"
 
 #include "shard/engine/engine.h"
 
-/* ---- what the row says ---- */
+/* ---- reading the row ---- */
 
 int32_t zr_walk_stages(const struct zr_walk *w)
 {
@@ -31,7 +31,8 @@ bool zr_walk_is_over(const struct zr_walk *w)
     return w->at == zr_walk_row(w)->n;
 }
 
-/* What goes from the action's stage to the next and back from it, and from the one before and back. */
+/* Messages between the action's pipeline stage and the next one, and between it and the previous one, in both
+ * directions. */
 static struct zr_pipe_message to_next(const struct zr_pipe_action *a, enum zr_pipe_way way)
 {
     return (struct zr_pipe_message){.way = way, .edge = a->stage, .micro_batch = a->micro_batch};
@@ -50,7 +51,8 @@ static struct zr_pipe_message message_of(const struct zr_pipe_action *a)
     return next ? to_next(a, way) : to_last(a, way);
 }
 
-/* A backward whose gradients another stage has to do with: the first stage's, or the last's. */
+/* Whether the action is a backward of weights in the first or the last pipeline stage, which may have tied
+ * tensors. */
 static bool ends_ties(const struct zr_walk *w, const struct zr_pipe_action *a)
 {
     return zr_pipe_gives_weights(a->kind) && (a->stage == 0 || a->stage == zr_walk_stages(w) - 1);
@@ -66,15 +68,15 @@ int zr_walk_move(struct zr_engine *e, struct zr_walk *w)
         if (zr_pipe_computes(a.kind))
             break;
         if (!zr_pipe_sends(a.kind) && !zr_pipe_receives(a.kind))
-            continue; /* units are gathered and reduced as brackets say */
+            continue; /* gathers and reductions follow from brackets */
         struct zr_pipe_message m = message_of(&a);
         err = zr_engine_pipe_move(e, &m, zr_pipe_sends(a.kind));
     }
     return err;
 }
 
-/* What the action reads is there, and what it writes may be written. A backward of weights reads what that of
- * inputs, before it, was given. */
+/* Waits until the action may read and write its slots, and fills in their addresses. A backward of weights
+ * gets the slots that the backward of inputs before it has read. */
 static int give_slots(struct zr_engine *e, const struct zr_walk *w, struct zr_walk_given *out)
 {
     const struct zr_pipe_action *a = &out->action;
@@ -115,8 +117,8 @@ int zr_walk_next(struct zr_engine *e, struct zr_walk *w, struct zr_walk_given *o
     return err;
 }
 
-/* What the action has written goes on its way, and what it has read may be written again: what a forward was
- * given only where no backward follows, and what a backward of inputs read once that of weights is over. */
+/* Reports the slots that the action has written, or needs no more. The input of a forward is free only if no
+ * backward follows. What a backward of inputs has read is free when that of weights is over. */
 static int take_slots(struct zr_engine *e, const struct zr_walk *w, const struct zr_pipe_action *a)
 {
     bool backward = a->kind != ZR_PIPE_FORWARD, has_last = a->stage > 0,

@@ -7,10 +7,10 @@
 #include <stdlib.h>
 
 struct checked {
-    struct zr_comm_watch base; /* first: the communicator holds its address */
+    struct zr_comm_watch base; /* first, because the communicator holds its address */
     struct zr_check *check;
-    char *made;                  /* the arena that this communicator made, and that is removed with it */
-    struct zr_check_part *parts; /* (cap) of the operation that is being issued */
+    char *made;                  /* the arena that this communicator made, which is removed with it */
+    struct zr_check_part *parts; /* (cap) parts of the operation that is being issued */
     int n_parts, cap;
 };
 
@@ -23,14 +23,14 @@ static void check_made(struct zr_comm_watch *w, struct zr_comm *c, const struct 
 {
     struct checked *m = of(w);
     m->made = a->base;
-    /* The other ranks have their arenas and go on: so does this one, unwatched. */
+    /* The other ranks have their arenas and go on. This rank goes on too, unwatched. */
     if (zr_check_add(m->check, zr_role_name(c->role), m->made, a->bytes))
         zr_check_stop(m->check);
 }
 
 /* ---- parts ---- */
 
-/* Room for n; false: the check has stopped. */
+/* Makes room for n parts. Returns false if the check has stopped. */
 static bool begin_parts(struct checked *m, int n)
 {
     m->n_parts = 0;
@@ -52,7 +52,7 @@ static void check_part(struct checked *m, const struct zr_comm *c, int64_t at, i
         m->parts[m->n_parts++] = (struct zr_check_part){c->arena + at, bytes, how};
 }
 
-/* What others read, but for a rank that has none. */
+/* Notes what other ranks read, if there are any. */
 static void others_read(struct checked *m, const struct zr_comm *c, int64_t at, int64_t bytes)
 {
     if (c->group.size > 1)
@@ -91,7 +91,8 @@ static void note_exchange(struct checked *m, const struct zr_comm *c, const stru
     check_part(m, c, own + slot, (c->group.size - c->group.rank - 1) * slot, ZR_MINE_WRITE);
 }
 
-/* The parts of the arena that an operation touches; of an agreement, those that it reads. */
+/* Notes the parts of the arena that an operation touches. For an agreement, notes only those that it
+ * reads. */
 static void note_parts(struct checked *m, const struct zr_comm *c, const struct zr_comm_op *op)
 {
     bool mine = op->post.root == c->group.rank;
@@ -120,9 +121,9 @@ static void note_parts(struct checked *m, const struct zr_comm *c, const struct 
     }
 }
 
-/* Which ranks wait for each other: in a broadcast the others for the root and it for them; in a gather all
- * for all at its start alone. In an agreement first all read all records, then they meet, and each writes its
- * own. */
+/* Declares the operation, and which ranks wait for each other. In a broadcast the others wait for the root,
+ * and it for them. In a gather all wait for all, at its start only. In an agreement all read all records,
+ * then they meet, and then each writes its record. */
 static struct zr_stream *check_puts(struct zr_comm_watch *w, struct zr_comm *c, struct zr_stream *s,
                                     const struct zr_comm_op *op)
 {

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* in_place.c: gradients that the model must not change outside brackets (cfg.debug.check), at stages 0 and 1.
+/* in_place.c: finds gradients that the model changes outside brackets (cfg.debug.check), at stages 0 and 1. A
+ * gradient must not change:
  *
  *   with cfg.memory.grad_in_place   from the unit's zero_end to its next zero_begin in the same step
  *   summed in place, on one rank    from the last zero_end to zero_step
  *   any other                       from its reduction to zero_step, or to the unit's next bracket
  *
- * In the last case the model may zero it as well, because the next bracket does so; anything else would be
- * lost. A hash of each piece is kept meanwhile. On several ranks a gradient that is summed in place is being
- * reduced then, and is not watched. At stages 2 and 3 gradients are closed outside brackets. */
+ * In the last case the model may zero it, because the next bracket does so. Any other value would be lost.
+ * Meanwhile a hash of each piece is kept. On several ranks a gradient that is summed in place is then being
+ * reduced, and is not watched. At stages 2 and 3 gradients are closed outside brackets. */
 #include "shard/engine/check/observers.h"
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
@@ -26,7 +27,8 @@ static uint64_t *kept_hash(struct zr_observer *o, const struct zr_piece *p)
     return &((struct in_place *)o)->hash[p - o->e->layout->pieces];
 }
 
-/* Never 0. What is not watched must not be read, because it may be being reduced. */
+/* Returns a hash that is never 0. A piece that is not watched must not be read, because it may be in a
+ * reduction. */
 static uint64_t hash_grad(const struct zr_flat *f, const struct zr_piece *p, char *full)
 {
     return XXH3_64bits(zr_grad_of_piece(f, p, full), (size_t)(p->n * zr_dtype_bytes(f->dtype))) | 1;
@@ -56,7 +58,7 @@ static int forget(struct zr_observer *o, const struct zr_flat *f, const struct z
     return 0;
 }
 
-/* Forgets the hash. */
+/* Whether the piece has changed. Forgets the hash. */
 static bool is_changed(struct zr_observer *o, const struct zr_flat *f, const struct zr_piece *p, char *full)
 {
     uint64_t kept = *kept_hash(o, p);
@@ -106,7 +108,7 @@ static int compare_sum(struct zr_observer *o, const struct zr_flat *f, const str
                    tensor_of_piece(o, p)->name, f->unit, zr_step_number(o->e));
 }
 
-/* The library leaves it alone until its UPDATE. */
+/* Whether the gradient is the step's only sum, which the library does not change until its UPDATE. */
 static bool is_the_sum(const struct zr_engine *e, int32_t unit)
 {
     return e->plan->sum_in_place[unit] && e->world == 1;

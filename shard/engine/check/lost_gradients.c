@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lost_gradients.c: gradients that are written where no bracket tells, at stages 0 and 1.
+/* lost_gradients.c: finds gradients that are written without a bracket, at stages 0 and 1.
  *
- * A step with backward brackets leaves out the units that have none. Their gradients are zero, as the library
- * handed them out. Where one is not, the model has written it, and the step would lose it. What backward
- * overwrites is not looked at, because it keeps the values of an earlier step. On the host the model's thread
- * looks at the elements. On a GPU the model's stream adds up their squares, and the sum is read with the
- * step's norm. The bytes are read as floats whatever the dtype is: the sum is zero if they are. If a bf16
- * tensor has an odd number of elements, its first or last is not looked at.
+ * A step with backward brackets leaves out the units that have none. The library has handed out their
+ * gradients zeroed. If one is not zero, the model has written it, and the step would lose it. Gradients that
+ * backward overwrites are not checked, because they keep the values of an earlier step. On the host the
+ * model's thread looks at the elements. On a GPU the model's stream adds up their squares, and the sum is
+ * read with the step's norm. The bytes are read as floats whatever the dtype is, as the sum is zero if they
+ * are. If a bf16 tensor has an odd number of elements, its first or last is not checked.
  *
- * zero_norm has reduced what was there. What a model without brackets, or one whose gradient is the sum
- * itself, writes between zero_norm and zero_step would be lost, or spoil the sum. So a little of each such
- * gradient is kept as a hash, and compared at the step. */
+ * zero_norm reduces the gradients that are there. A later write, before zero_step, would be lost in a model
+ * without brackets, and would spoil a gradient that is itself the sum. So a hash of the first bytes of each
+ * such gradient is kept at zero_norm, and compared at the step. */
 #include "shard/engine/check/observers.h"
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
@@ -22,13 +22,14 @@ enum { LOOKED_AT_BYTES = 4096 };
 
 struct lost_gradients {
     struct zr_observer o;
-    /* the device was asked for the squares of stray gradients, and they come with the norm */
+    /* the device was asked for the squares of stray gradients, which come with the norm */
     bool due;
     /* a hash of each gradient is kept at zero_norm */
     bool keeps;
-    /* (n_units) left out by the last step that was asked for; was ever in a backward bracket */
+    /* (n_units) the last step that was asked for leaves the unit out; the unit was ever in a backward
+     * bracket */
     bool *stray, *bracketed;
-    /* (n_pieces) hashes at zero_norm, then the two others */
+    /* (n_pieces) hashes at zero_norm, followed by the two arrays above */
     uint64_t late[];
 };
 
@@ -37,10 +38,10 @@ static struct lost_gradients *self(struct zr_observer *o)
     return (struct lost_gradients *)o;
 }
 
-/* ---- not zero though the step leaves the unit out ---- */
+/* ---- gradients that are not zero although the step leaves the unit out ---- */
 
-/* Calls fn for the pieces of units that the step leaves out. Of a step that is over, these are the units
- * without a bracket since. */
+/* Calls fn for the pieces of units that the step leaves out. If that step is over, skips units that have had
+ * a bracket since. */
 static int for_pieces_left_out(struct zr_observer *o, zr_grad_piece_fn fn)
 {
     struct zr_engine *e = o->e;
@@ -83,7 +84,7 @@ static struct zr_exact_sum *host_sum(const struct zr_engine *e)
     return (struct zr_exact_sum *)((char *)e->agreed + ZR_STRAY_AT);
 }
 
-/* Adds the squares of the aligned and whole floats among the piece's bytes. */
+/* Adds the squares of the whole, aligned floats among the piece's bytes. */
 static int add_squares(struct zr_observer *o, const struct zr_flat *f, const struct zr_piece *p, char *full)
 {
     struct zr_engine *e = o->e;
@@ -113,7 +114,7 @@ static bool is_zero(const struct zr_exact_sum *s)
     return zero;
 }
 
-/* Some piece was not zero: is it this one? */
+/* Some piece was not zero. Finds out whether it is this one. */
 static int find_piece(struct zr_observer *o, const struct zr_flat *f, const struct zr_piece *p, char *full)
 {
     struct zr_engine *e = o->e;
@@ -125,7 +126,7 @@ static int find_piece(struct zr_observer *o, const struct zr_flat *f, const stru
     return is_zero(host_sum(e)) ? 0 : refuse_stray(e, f, p);
 }
 
-/* On the device's stream. */
+/* Puts the sum of squares on the model's stream. */
 static int ask_device(struct zr_observer *o)
 {
     ZR_TRY(clear_sum(o->e));
@@ -136,7 +137,7 @@ static int ask_device(struct zr_observer *o)
 static int check_stray(struct zr_observer *o, const char *call)
 {
     struct zr_engine *e = o->e;
-    if (zr_core_open_unit(e->m.core) >= 0) /* the core refuses that */
+    if (zr_core_open_unit(e->m.core) >= 0) /* the core refuses this call */
         return 0;
     for (int32_t u = 0; u < e->layout->n_units; u++)
         self(o)->stray[u] = zr_core_leaves_out(e->m.core, u);
@@ -178,7 +179,7 @@ static uint64_t hash_piece(const struct zr_engine *e, const struct zr_flat *f, c
     return XXH3_64bits(at, (size_t)zr_min(p->n * size, LOOKED_AT_BYTES));
 }
 
-/* No call tells of a write to this gradient, or it is the sum itself. */
+/* Whether no call shows a write to this gradient, or it is the sum itself. */
 static bool is_unseen(struct zr_observer *o, const struct zr_flat *f)
 {
     return f->trainable && (!self(o)->bracketed[f->unit] || o->e->plan->sum_in_place[f->unit]);
@@ -211,7 +212,7 @@ static int check_late(struct zr_observer *o)
     return 0;
 }
 
-/* ---- what the engine tells ---- */
+/* ---- calls from the engine ---- */
 
 static int lost_gradients_begin(struct zr_observer *o, const struct zr_grant *g)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model_check.c: guards the model's memory, declares its reads and writes to the recorder, and puts faults
- * into words. */
+/* model_check.c: guards the model's memory, declares its reads and writes to the recorder, and describes
+ * faults in words. */
 #include "shard/engine/check/model_check.h"
 #include "kernels/check/guard.h"
 #include "shard/engine/check/observers.h"
@@ -14,13 +14,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A bracket's copy of a piece lies in one of these places in turn. A prime: a model that keeps a pointer
- * uses it again after two brackets (forward, backward), or three, not after as many as this. */
+/* A bracket's copy of a piece is in one of these places, in turn. The number is a prime. A model that keeps a
+ * pointer uses it again after two brackets (forward, backward) or three, and not after as many as this. */
 enum { TURNS = 7 };
 
-/* What a region of the guard is for: a place of one piece, or a whole tensor that is closed for good. */
+/* What a region of the guard is for: a place of one piece, or a whole tensor that is closed outside
+ * brackets. */
 struct place {
-    int32_t tensor, slice; /* slice -1: all */
+    int32_t tensor, slice; /* slice -1: all slices */
     bool grad;
 };
 
@@ -29,19 +30,21 @@ struct zr_model_check {
     struct zr_check *check;
     const struct zr_layout *layout;
     struct zr_guard *guard;   /* NULL: nothing is guarded */
-    struct zr_places *copies; /* the same on a GPU: filled with NaN outside brackets */
-    struct place *places;     /* by region: tensors, their gradients, then TURNS for each piece, twice */
-    bool *reported;           /* (n_units) the model's thread knows the parameters to be there, this step */
+    struct zr_places *copies; /* the same on a GPU: copies that are filled with NaN outside brackets */
+    /* by region: tensors, their gradients, TURNS for each piece's parameters, TURNS for each piece's
+     * gradient */
+    struct place *places;
+    bool *reported; /* (n_units) the model was given the parameters in this step */
     bool said_stopped;
     _Atomic bool said_fault;
-    /* What a report of the guard's thread reads too, while the model's may go on. */
+    /* Also read by reports on the guard's thread, while the model's thread may go on. */
     pthread_mutex_t lock;
-    uint8_t *turn[2]; /* (n_pieces) parameters, gradients: the place in use, or used last */
-    bool *open[2];    /* (n_pieces) a bracket holds it */
+    uint8_t *turn[2]; /* (n_pieces) parameters, gradients: the place in use, or last used */
+    bool *open[2];    /* (n_pieces) a bracket holds the piece */
     const char *call, *phase;
     int32_t unit;
-    uint32_t step;              /* of the last call */
-    char touch[ZR_ERROR_BYTES]; /* the guard's first, in words; "": not yet */
+    uint32_t step;              /* step of the last call */
+    char touch[ZR_ERROR_BYTES]; /* the guard's first fault, in words; "": none yet */
     struct zr_log *log;
 };
 
@@ -60,11 +63,11 @@ static int32_t region_of(const struct zr_model_check *w, int32_t piece, bool gra
     return 2 * l->n_tensors + (grad * l->n_pieces + piece) * TURNS + w->turn[grad][piece];
 }
 
-/* Slices of a stacked tensor lie as the model has them, no better aligned than their stride; the next one
- * begins right after, and must be found closed. */
+/* Slices of a stacked tensor lie as in the model's memory, aligned no better than their stride. The next
+ * slice begins right after, and must be found closed. */
 static struct zr_guard_region region_for(const struct zr_tensor *x, int64_t n_slices, bool grad)
 {
-    if (x->buffer) /* the model's own memory */
+    if (x->buffer) /* it is the model's own memory */
         return (struct zr_guard_region){.align = 64};
     int64_t stride = x->n_elems / x->n_slices * zr_dtype_bytes(x->dtype);
     return (struct zr_guard_region){.bytes = grad && !x->grad ? 0 : n_slices * stride,
@@ -103,7 +106,7 @@ static int open_guard(struct zr_model_check *w)
     return err;
 }
 
-/* ---- what is being done ---- */
+/* ---- the current call and job ---- */
 
 void zr_model_check_call(struct zr_model_check *w, const char *name, int32_t unit, const char *phase,
                          uint32_t step)
@@ -168,7 +171,7 @@ static char *full_at(const struct zr_engine *e, const struct zr_flat *f, int32_t
                 : e->gather_base + zr_plan_param_full(e->plan, f, slot);
 }
 
-/* What the model may do with a unit it holds, as one operation of its own. */
+/* Declares what the model may do with a unit that it holds, as an operation of the model. */
 static void declare(struct zr_engine *e, int32_t unit, int32_t slot, bool grad)
 {
     const struct zr_unit *u = &e->layout->units[unit];
@@ -181,7 +184,7 @@ static void declare(struct zr_engine *e, int32_t unit, int32_t slot, bool grad)
     }
 }
 
-/* A new place for a piece, with a copy of what the model is to see in it. */
+/* Opens a new place for a piece, and copies the values there that the model is to see. */
 static int open_piece(struct zr_model_check *w, int32_t piece, bool grad, const char *from, int64_t bytes)
 {
     pthread_mutex_lock(&w->lock);
@@ -305,7 +308,7 @@ static bool is_open(const struct zr_model_check *w, int32_t tensor, int64_t slic
     return false;
 }
 
-/* Of a touch of memory that is not open: where it stands to the brackets of the unit it meant. */
+/* Describes a touch of closed memory: how it relates to the brackets of the unit that the model meant. */
 static const char *wrong_bracket(const struct zr_model_check *w, const struct place *at, int64_t slice)
 {
     bool kept = at->slice == slice;
@@ -322,7 +325,7 @@ static const char *wrong_bracket(const struct zr_model_check *w, const struct pl
     return "outside its bracket";
 }
 
-/* Which element of which tensor a touch meant, and why it was wrong. Under the lock. */
+/* Describes the tensor and element that a touch meant, and why it was wrong. Call it with the lock held. */
 static void describe(const struct zr_model_check *w, const struct zr_guard_touch *t, char *text, size_t n)
 {
     const struct place *at = &w->places[t->region];
@@ -382,7 +385,7 @@ static void say_fault(struct zr_model_check *w, const char *text)
         say(w, text);
 }
 
-/* On the guard's thread, while the one that touched waits. */
+/* Runs on the guard's thread, while the thread that touched the memory waits. */
 static void report_touch(void *arg)
 {
     struct zr_model_check *w = arg;

@@ -6,8 +6,8 @@
 
 #include <stdlib.h>
 
-/* zr_stored fills a gradient before zr_model_check copies it to guarded memory; at the end, which goes the
- * other way round, it looks at what was copied back. */
+/* zr_stored fills a gradient before zr_model_check copies it to guarded memory. At the end the order is
+ * reversed, so zr_stored checks what was copied back. */
 static const zr_observer_open openers[] = {zr_in_place_open,    zr_unwritten_open,      zr_stored_open,
                                            zr_model_check_open, zr_lost_gradients_open, zr_slots_open};
 _Static_assert(sizeof openers / sizeof *openers == ZR_MOST_OBSERVERS, "room for each");
@@ -42,7 +42,7 @@ void zr_observers_close(struct zr_engine *e)
     }
 }
 
-/* Calls observer i, if it wants to know of that; an error ends the function. */
+/* Calls a function of observer i, if it has one. An error ends the calling function. */
 #define CALL_OBSERVER(i, function, ...)                                                                      \
     do {                                                                                                     \
         struct zr_observer *o = e->observers.of[i];                                                          \

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* observers.h: how each observer is opened. *out stays NULL if there is nothing for it to watch. */
+/* observers.h: the functions that open each observer. *out stays NULL if there is nothing for it to watch. */
 #ifndef ZR_SHARD_CHECK_OBSERVERS_H
 #define ZR_SHARD_CHECK_OBSERVERS_H
 
@@ -16,18 +16,18 @@ int zr_lost_gradients_open(struct zr_engine *e, const struct zr_engine_parts *pa
                            struct zr_observer **out);
 int zr_slots_open(struct zr_engine *e, const struct zr_engine_parts *parts, struct zr_observer **out);
 
-/* For opening: memory of so many bytes that begins with a struct zr_observer, and behind it n elements of
- * size bytes, all zero. It is freed when the observer is closed. */
+/* For opening: allocates `bytes`, which begin with a struct zr_observer, and then n elements of size bytes,
+ * all zero. They are freed when the observer is closed. */
 int zr_observer_new(struct zr_engine *e, const struct zr_observer_ops *ops, size_t bytes, int64_t n,
                     size_t size, struct zr_observer **out);
 
-/* Calls fn for each piece of the unit's trainable flats, until one fails. full: where the unit's gradient is
- * in that slot, for fn. */
+/* Calls fn for each piece of the unit's trainable flats, until one fails. full, for fn: the flat's gradient
+ * in that slot. */
 typedef int (*zr_grad_piece_fn)(struct zr_observer *o, const struct zr_flat *f, const struct zr_piece *p,
                                 char *full);
 int zr_for_grad_pieces(struct zr_observer *o, int32_t unit, int32_t slot, zr_grad_piece_fn fn);
 
-/* The piece's gradient, in a unit's gradient that lies at full. */
+/* Returns the piece's gradient. full: the flat's gradient. */
 static inline char *zr_grad_of_piece(const struct zr_flat *f, const struct zr_piece *p, char *full)
 {
     return full + p->first * zr_dtype_bytes(f->dtype);

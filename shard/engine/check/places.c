@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* places.c: copies of units for a model that is checked on a GPU: opened, filled with NaN when they are
- * closed, and looked at. */
+/* places.c: copies of units for a model that is checked on a GPU. They are opened, filled with NaN when they
+ * are closed, and checked. */
 #include "shard/engine/check/places.h"
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
@@ -9,31 +9,31 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of each kind, at first. A place that was a bracket's is used again after five more of the kind at the
- * earliest. */
+/* Places of each kind, at first. A place that was a bracket's is used again after five more brackets of the
+ * kind at the earliest. */
 enum { PLACES = 7 };
 
 struct place {
     char *at;
-    int32_t unit; /* that it is open for, or was last; -1: none yet */
+    int32_t unit; /* unit of its current or last bracket; -1: none yet */
     uint32_t step;
-    bool open, suspect; /* suspect: closed, and not looked at since */
+    bool open, suspect; /* suspect: closed, and not checked since */
 };
 
-/* Of parameters, or of gradients. */
+/* The places for parameters, or for gradients. */
 struct role {
-    int64_t bytes; /* of a place; 0: no unit has any */
+    int64_t bytes; /* bytes of a place; 0: no unit needs one */
     struct place *places;
     int32_t n, next;
-    int32_t *of_unit;     /* (n_units) the open one, or the last; -1: none yet */
-    int32_t *before_last; /* (n_units) and the one before it */
+    int32_t *of_unit;     /* (n_units) the unit's open place, or its last; -1: none yet */
+    int32_t *before_last; /* (n_units) the unit's place before that */
 };
 
 struct zr_places {
     struct zr_engine *e;
     struct role role[2];
-    char *nan, *seen; /* of the device; of the host */
-    int64_t bytes;    /* of either */
+    char *nan, *seen; /* device memory; host memory */
+    int64_t bytes;    /* of each of the two */
     struct zr_event *copied;
 };
 
@@ -148,7 +148,7 @@ void zr_places_close(struct zr_places *p)
     free(p);
 }
 
-/* ---- what the model sees ---- */
+/* ---- addresses ---- */
 
 static int64_t flat_at(const struct zr_flat *f, bool grad)
 {
@@ -163,9 +163,9 @@ char *zr_places_at(const struct zr_places *p, const struct zr_piece *piece, bool
     return r->places[r->of_unit[f->unit]].at + flat_at(f, grad) + piece->first * zr_dtype_bytes(f->dtype);
 }
 
-/* ---- looking ---- */
+/* ---- checking ---- */
 
-/* Byte `at` of a place that was the unit's has been written to. */
+/* Reports that byte `at` of a closed place has been written. `was` has the unit that the place was for. */
 static int fault(const struct zr_places *p, const struct place *was, bool grad, int64_t at)
 {
     const struct zr_layout *l = p->e->layout;
@@ -242,8 +242,8 @@ static int copy_unit(struct zr_places *p, struct place *at, int32_t slot, bool g
     return err;
 }
 
-/* In turn, but not where the unit was in the two brackets before: a pointer kept from there would be right by
- * chance. n: none is free. */
+/* Returns the next free place in turn. It is not where the unit was in its last two brackets, because a
+ * pointer kept from there would be right by chance. Returns n if none is free. */
 static int32_t next_place(const struct role *r, int32_t unit)
 {
     for (int32_t k = 0; k < r->n; k++) {

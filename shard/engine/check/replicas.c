@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* replicas.c: copies that must be equal, compared (cfg.debug.check). With HSDP every group updates a
- * copy of its own, and so does each part of the model of what is not cut (compare_tp.c): the same bits, as
- * long as the update gives the same for the same arguments. A program's own (optim.update) may not, and then
- * copies drift apart with nothing to be seen but a loss that is a little off.
+/* replicas.c: compares copies that must be equal (cfg.debug.check). With HSDP every group updates a copy of
+ * the parameters. With tp every rank updates the tensors that are not cut (compare_tp.c). The copies get the
+ * same bits if the update gives the same result for the same arguments. A program's optim.update may not.
+ * Copies then drift apart, and nothing shows it but a loss that is a little off.
  *
- * Ranks exchange a digest of the parameters and master weights that each of them keeps, and those with the
- * same part of a copy are compared. Only where some differ are tensors compared one by one, to say which. All
- * ranks get the same digests and come to the same answer. Copies that have come apart stay apart, so it is
- * enough to look after steps 1, 2, 4, 8 and so on, and after every 64th: to look, the host waits for all
- * streams, and a check that did so after every step would order what may be a race. */
+ * Ranks exchange a digest of the parameters and master weights that each keeps. Digests of ranks with the
+ * same part of a copy are compared. Only if some differ are tensors compared one by one, to name one. All
+ * ranks get the same digests, and so the same answer. Copies that differ stay different. So it is enough to
+ * compare after steps 1, 2, 4, 8 and so on, and after every 64th. To compare, the host waits for all
+ * streams. Doing so after every step would hide races. */
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
@@ -57,7 +57,7 @@ int zr_digest_tensor(struct zr_engine *e, char *buffer, int32_t tensor, uint64_t
     return 0;
 }
 
-/* Tensors [first, end). Two places that should be equal and are not, or -1 in both. */
+/* Compares the tensors [first, end). differ gets two ranks that should be equal and are not, or -1 twice. */
 static int compare_tensors(struct digest *d, int32_t first, int32_t end, uint64_t *all, int32_t differ[2])
 {
     struct zr_engine *e = d->e;
@@ -80,7 +80,8 @@ static int report_difference(struct digest *d, uint64_t *all, int32_t differ[2])
 {
     struct zr_engine *e = d->e;
     int32_t found[2] = {-1, -1}, t = 0;
-    for (; e->pp == 1 && found[0] < 0 && t < e->layout->n_tensors; t++) /* else stages have others */
+    /* pipeline stages have different tensors */
+    for (; e->pp == 1 && found[0] < 0 && t < e->layout->n_tensors; t++)
         ZR_TRY(compare_tensors(d, t, t + 1, all, found));
     const char *name = found[0] < 0 ? "?" : e->layout->tensors[t - 1].name;
     if (found[0] >= 0)

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* slots.c: with cfg.debug.check, what the model does in the slots between pipeline stages.
+/* slots.c: checks what the model does in the slots between pipeline stages (cfg.debug.check).
  *
- *   a.out   is filled with NaN before an action is given it (bytes of 0xff are one in every dtype), so that
- *           a stage that reads more than was written finds it; and behind it is room, so that what is
- *           written beyond activation_bytes is seen and not in another message
- *   a.in    is hashed when it is given, and must be as it was at the action's end, and what a forward was
- *           given until its backward, which has it as a.kept, is over
- *   what was written to a.out must be as it was when the slot is given again
+ *   a.out   is filled with NaN before an action gets it (bytes of 0xff, which are NaN in every dtype). So a
+ *           stage that reads more than was written reads NaN. Extra bytes follow, so that a write beyond
+ *           activation_bytes is seen and does not reach another message. What was written must be unchanged
+ *           when the slot is given again.
+ *   a.in    is hashed when an action gets it, and must be unchanged at the action's end. That of a forward
+ *           must stay so until its backward, which has it as a.kept, is over.
  *
- * What a micro-batch writes is measured by its last byte that is not 0xff. Of the model's thread alone. */
+ * The last byte that is not 0xff shows how much a micro-batch has written. For the model's thread only. */
 #include "shard/engine/check/observers.h"
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
@@ -19,7 +19,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-/* Of a slot: what it held when the model was last given it, or gave it, with which action. */
+/* Contents of a slot when the model last got it, or gave it back (gave), and the action. */
 struct held {
     uint64_t hash;
     bool known, gave;
@@ -32,8 +32,8 @@ struct slot_check {
     /* the action that is under way */
     struct zr_walk_given given;
     bool evaluates;
-    /* (stages of a rank, forward and back) bytes that the first micro-batch wrote, and its number; -1: none
-     * has written yet. Those that write others are told of once. */
+    /* (stages of a rank, forward and back) bytes that the first micro-batch wrote, -1: none has written yet;
+     * and its number. said: other micro-batches that write another size were reported. */
     int64_t *first_bytes;
     int32_t *first_micro;
     bool said;
@@ -41,7 +41,7 @@ struct slot_check {
     struct held held[];
 };
 
-/* ---- what slots hold ---- */
+/* ---- contents of slots ---- */
 
 static struct held *held_of(struct slot_check *c, const void *slot)
 {
@@ -58,7 +58,7 @@ static void hold_slot(struct slot_check *c, const void *slot, bool gave)
     *held_of(c, slot) = (struct held){hash_of(c, slot), true, gave, c->given.action};
 }
 
-/* "forward of micro-batch 3" */
+/* Text such as "forward of micro-batch 3". */
 struct action_text {
     char text[64];
 };
@@ -89,17 +89,17 @@ static int compare_slot(struct slot_check *c, const void *slot, const char *name
                                   name, then.text));
 }
 
-/* ---- what is written ---- */
+/* ---- sizes of messages ---- */
 
 static int64_t written_bytes(const struct slot_check *c, const unsigned char *slot)
 {
     int64_t n = c->room.slot_bytes;
     while (n > 0 && slot[n - 1] == 0xff)
         n--;
-    return zr_round_up(n, 4); /* a number whose last byte is 0xff, too */
+    return zr_round_up(n, 4); /* a number may end with a byte of 0xff */
 }
 
-/* Micro-batches may differ in size, and the stage that reads them has to know. */
+/* Warns once if micro-batches write different sizes, because the stage that reads them has to know. */
 static void report_sizes(struct slot_check *c, int64_t n)
 {
     const struct zr_pipe_action *a = &c->given.action;
@@ -129,7 +129,7 @@ static int check_written(struct slot_check *c, const void *out)
     return 0;
 }
 
-/* ---- an action ---- */
+/* ---- the observer ---- */
 
 static int slots_begin(struct zr_observer *o, const struct zr_grant *g)
 {
@@ -163,7 +163,7 @@ static int slots_end(struct zr_observer *o, const struct zr_grant *g)
         ZR_TRY(check_written(c, given->out));
         hold_slot(c, given->out, true);
     }
-    /* What may be written again is not the model's to keep any more. */
+    /* A slot that may be written again need not stay unchanged any more. */
     bool over = zr_pipe_gives_weights(given->action.kind) || c->evaluates;
     if (given->in && over)
         held_of(c, given->in)->known = false;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stored.c: what the model writes into its gradients (cfg.debug.check), on the host.
+/* stored.c: checks what the model writes into its gradients (cfg.debug.check), on the host.
  *
  * A tensor with ZERO_GRAD_OVERWRITE is filled with one NaN, all bits ones, before backward gets it. An
  * element that is still that NaN at zero_end was not written, or was added to. The NaN of a loss that
- * overflowed is another one (x86 makes 0xffc00000, NAN is 0x7fc00000), and is not the model's fault.
+ * overflowed has other bits (x86 makes 0xffc00000, NAN is 0x7fc00000), and is not the model's fault.
  *
- * At stages 0 and 1 a tensor's gradient is followed by at least ZR_GAP_BYTES that are zero and that nobody
- * uses. If they are not zero at zero_end, backward wrote beyond the end of the tensor. At stages 2 and 3 the
- * memory behind it is closed. */
+ * At stages 0 and 1 a tensor's gradient is followed by at least ZR_GAP_BYTES that are zero and unused. If
+ * they are not zero at zero_end, backward wrote beyond the end of the tensor. At stages 2 and 3 the memory
+ * behind it is closed. */
 #include "shard/engine/check/observers.h"
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
@@ -26,7 +26,7 @@ static int fill(struct zr_observer *o, const struct zr_flat *f, const struct zr_
 
 enum seen { A_NUMBER, A_NAN, THE_NAN };
 
-/* The sign may have changed. */
+/* Ignores the sign, which may have changed. */
 static enum seen look_at_stored(enum zr_dtype dtype, const char *at)
 {
     uint32_t word;
@@ -56,7 +56,7 @@ static int look_at_piece(struct zr_observer *o, const struct zr_flat *f, const s
                 "element %lld unwritten: store every element, or drop the flag",
                 t->name, f->unit, (long long)(p->slice * p->n + i));
     }
-    /* A conversion to 16 bits may have made it the usual NaN, which overflow makes, too. */
+    /* A conversion to 16 bits may have made it the usual NaN, which an overflow also makes. */
     if (t->overwrite && size == 2 && n_nan == p->n)
         zr_warn(o->e->opt.log,
                 "check: every element of the gradient of tensor %s (unit %d) is NaN: either the model's "
@@ -68,7 +68,8 @@ static int look_at_piece(struct zr_observer *o, const struct zr_flat *f, const s
 
 /* ---- the gaps of stages 0 and 1 ---- */
 
-/* Bytes [first, end) of its flat, none behind a layer that another one follows. */
+/* Returns the first byte, in its flat, of the gap behind the piece; *end is the end. There is no gap between
+ * layers. */
 static int64_t gap_of(const struct zr_layout *l, const struct zr_flat *f, const struct zr_piece *p,
                       int64_t *end)
 {
@@ -80,8 +81,8 @@ static int64_t gap_of(const struct zr_layout *l, const struct zr_flat *f, const 
     return first;
 }
 
-/* A gradient that went out as bf16 was narrowed where it lies, which moves the pieces together, and one that
- * is overwritten is not zeroed since. */
+/* If the gradient was sent as bf16, it was narrowed in place, which moved the pieces together. A gradient
+ * that backward overwrites has not been zeroed since. */
 static int clear_behind(struct zr_observer *o, const struct zr_flat *f, const struct zr_piece *p, char *full)
 {
     int64_t end, first = gap_of(o->e->layout, f, p, &end);
@@ -102,7 +103,7 @@ static int look_behind(struct zr_observer *o, const struct zr_flat *f, const str
     return 0;
 }
 
-/* ---- */
+/* ---- the observer ---- */
 
 static int stored_begin(struct zr_observer *o, const struct zr_grant *g)
 {

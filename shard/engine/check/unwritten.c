@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* unwritten.c: does backward write the gradients that it was given?
+/* unwritten.c: finds gradients that backward does not write.
  *
- * A model that computes in memory of its own (a struct copied before zero_wrap, graph nodes that were not
- * re-pointed) trains on zeros, and nothing else would say so. The library hands gradients out zeroed. A
+ * A model that computes in other memory (a struct copied before zero_wrap, graph nodes that were not
+ * re-pointed) trains on zeros, and nothing else would show it. The library hands gradients out zeroed. A
  * gradient that is zero at the end of every backward bracket of the first step was not written. */
 #include "shard/engine/check/observers.h"
 #include "shard/engine/internal.h"
@@ -13,9 +13,9 @@
 
 struct unwritten {
     struct zr_observer o;
-    /* the first step is not over, and the CPU can see gradients */
+    /* the first step is not over, and the CPU can read gradients */
     bool looks;
-    /* (n_pieces) a gradient that is not zero */
+    /* (n_pieces) the gradient was not zero at some end */
     bool written[];
 };
 
@@ -39,7 +39,7 @@ static int unwritten_end(struct zr_observer *o, const struct zr_grant *g)
     return zr_for_grad_pieces(o, g->unit, g->slot, look_at);
 }
 
-/* Appends a tensor's name, or a layer of it. false: there is no more room. */
+/* Appends the name of a tensor, or of its layer. Returns false if there is no room. */
 static bool add_name(const struct zr_engine *e, const struct zr_piece *p, char *text, size_t n_text)
 {
     const struct zr_tensor *t = &e->layout->tensors[p->tensor];
