@@ -15,9 +15,9 @@ const char *const profile_names[PROFILE_N_PARTS] = {
 #undef PROFILE_NAME
 };
 
-/* Spans in a micro-batch: 2 * layers + 3 brackets, each of which may wait for its unit; layers + 1 waits
- * for a gradient's place; and one at the end. A step is a span with two waits, and the step before the
- * first measured one is needed too. The timeline's other tracks have fewer spans. */
+/* A micro-batch has 2 * layers + 3 brackets, and each may wait for its unit. It also has layers + 1 waits for
+ * a gradient's place, and one span at the end. A step is a span with two waits, and the step before the first
+ * measured one is needed too. The timeline's other tracks have fewer spans. */
 int64_t profile_most_micro_batches(int64_t layers, int64_t steps)
 {
     int64_t room = PROFILE_MOST_SPANS - 3 * (steps + 1);
@@ -67,7 +67,7 @@ void profile_step(struct profile *p, int64_t step, bool last)
     }
 }
 
-/* ---- the timeline, in nanoseconds of its own clock ---- */
+/* ---- the timeline, in nanoseconds of its clock ---- */
 
 struct span {
     int64_t from, to;
