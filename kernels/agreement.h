@@ -102,7 +102,7 @@ struct zr_agreed {
  *   grad_scale = (float)(clipped ? scale * (clip / grad_norm) : scale)
  *   most_norm  = ZR_MOST_NORM_SQUARED if an optimizer of any rank keeps squares, else ZR_MOST_NORM
  *   too_large  = (clipped ? clip : grad_norm) > most_norm
- *   skip       = grad_norm is not finite, too_large, a word differs, or fewer than n_ranks ranks are in it
+ *   skip       = grad_norm is not finite, too_large, a word differs, or not n_ranks ranks are in it
  *   carried    = (exact sum, rounded once) / n_averaged */
 struct zr_agree_end {
     /* combined record of all ranks; device memory */

@@ -3,7 +3,7 @@
  *
  * A device is a table of functions. The engine above uses only this header and is the same on every device.
  * Work is put on streams. A stream runs its work in order, and an event orders two streams. Calls whose name
- * ends in _sync wait for the device, and stream_wait on a caller stream does (see below).
+ * ends in _sync wait for the device. On a caller stream, stream_wait waits, too (see below).
  *
  * Events follow CUDA's rule. event_record() marks the work put on the stream so far. stream_wait() makes
  * later work of a stream wait for the most recent record made before the call. Waiting for an event that was

@@ -20,7 +20,7 @@ ssize_t zr_limited_pwrite(int fd, const void *data, size_t n, off_t at);
 int zr_limited_ftruncate(int fd, off_t bytes);
 int zr_limited_fallocate(int fd, int mode, off_t at, off_t bytes);
 
-/* For several writes in a row, such as stdio's: begin and end on the same thread. */
+/* Use these around several writes in a row, such as stdio's. Begin and end run on the same thread. */
 struct zr_large_write {
     bool blocks;
     sigset_t before;

@@ -17,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The latest warnings. New ones replace the oldest. */
+/* Number of latest warnings that are remembered. A new one replaces the oldest. */
 enum { REMEMBERED = 64 };
 
 struct zr_log {

@@ -30,7 +30,8 @@ int zr_thread_start(struct zr_thread *t, const char *name, void (*fn)(void *arg)
     t->fn = fn;
     t->arg = arg;
     snprintf(t->name, sizeof t->name, "%s", name);
-    /* A thread inherits the mask of the thread that starts it, so no signal can reach it in between. */
+    /* A thread inherits the mask of the thread that starts it, so no signal can reach it before it blocks
+     * them. */
     signals_to_block(&mask);
     pthread_sigmask(SIG_SETMASK, &mask, &old);
     int err = pthread_create(&t->id, NULL, thread_main, t);

@@ -116,8 +116,8 @@ static void move(struct profile *p, enum profile_part from, enum profile_part to
     p->ns[from] -= ns;
 }
 
-/* Divides the time that the model's thread waits in the library. What runs meanwhile is what it waits for:
- * an update, the norm, or else communication. With one rank the remaining wait is the library's own work. */
+/* Divides the time that the model's thread waits in the library. It waits for what runs at that time: an
+ * update, the norm, or else communication. With one rank the remaining wait is the library's own work. */
 static int deal(struct profile *p, json_t *events)
 {
     static const char *const step[] = {"step", NULL}, *const wait[] = {"wait", "step", NULL},

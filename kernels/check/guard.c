@@ -36,9 +36,9 @@ struct zr_guard {
     struct region region[];
 };
 
-/* The handler is the process's, so this is, too. A handler looks at every guard, also those of other threads,
- * and must not take a lock. So a guard that left the list is freed only when no handler is inside any
- * more. */
+/* This belongs to the process, as the handler does. A handler looks at every guard, also those of other
+ * threads, and must not take a lock. So a guard that left the list is freed only when no handler is inside
+ * any more. */
 static struct {
     pthread_mutex_t lock; /* protects the list and the handler */
     _Atomic(struct zr_guard *) open[MOST_GUARDS];

@@ -2,8 +2,8 @@
 /* guard.h: memory that notices forbidden touches. It consists of regions of pages that are closed, open for
  * reading, or open. The first touch that was not allowed is noted.
  *
- * A forbidden touch, even a read, is a fault of the processor. The fault is found where it happens. The fault
- * is noted, and a thread of the guard reports it at once (guard_report.h). The page opens, filled with NaN
+ * A forbidden touch, even a read, is a fault of the processor, which is found where it happens. A handler
+ * notes it, and a thread of the guard reports it at once (guard_report.h). The page opens, filled with NaN
  * bytes if it was closed, and the program goes on. Each region ends at a closed page, up to its alignment. On
  * both sides it has closed space of at least its size, so that a touch outside it is known as such.
  *

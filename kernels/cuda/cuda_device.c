@@ -16,7 +16,7 @@ int zr_cuda_check(const struct zr_cuda_device *dev, const char *call, cudaError_
 {
     if (!err)
         return 0;
-    cudaGetLastError(); /* it is reported here, so the program's own checks must not find it */
+    cudaGetLastError(); /* it is reported here; the program's checks need not find it */
     return zr_fail(err == cudaErrorMemoryAllocation ? ZR_ERR_NOMEM : ZR_ERR_SYSTEM, "GPU %d: %s: %s (%s)",
                    dev->ordinal, call, cudaGetErrorName(err), cudaGetErrorString(err));
 }
@@ -73,7 +73,7 @@ static cudaError_t block_alloc(bool poison, bool on_host, void **base, size_t by
     if (!err && poison)
         err = cudaMemset(*base, 0xff, bytes);
     if (!err && poison)
-        err = cudaStreamSynchronize(NULL); /* the fill is asynchronous, and nobody else waits for it */
+        err = cudaStreamSynchronize(NULL); /* asynchronous: other streams do not wait for the fill */
     return err;
 }
 

@@ -3,7 +3,7 @@
  *
  * Streams and events are CUDA's own. These calls wait for the GPU: stream_sync, event_sync, stream_close,
  * free, and a copy from or to memory that is not page-locked. A call makes the GPU the thread's current
- * device, and afterwards restores the previous one. On a thread that never chose a device that is number 0,
+ * device, and afterwards restores the previous one. On a thread that never chose a device, that is number 0,
  * and restoring it would make a context there. So the library's own threads choose once (thread_begin).
  *
  * Tests run this device on a CPU, over a stand-in for the CUDA runtime (test/stand_in). */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gemm_plans.h: what the libraries behind gemm.h share: a table of operations, and a table of plans, one per
- * product that was asked for. */
+ * requested product. */
 #ifndef ZR_KERNELS_GEMM_PLANS_H
 #define ZR_KERNELS_GEMM_PLANS_H
 

@@ -83,8 +83,10 @@ static void host_sum_squares(struct zr_exact_sum *acc, const float *x, int64_t n
     zr_exact_run_end(&run);
 }
 
-/* --- sum_tree --- Up to eight sources are summed in registers. A larger tree is cut where its definition
- * cuts it. Its parts meet in blocks that stay in the first-level cache. */
+/* --- sum_tree ---
+ *
+ * Up to eight sources are summed in registers. A larger tree is cut where its definition cuts it. Its parts
+ * meet in blocks that stay in the first-level cache. */
 
 enum {
     /* most sources that are added directly */

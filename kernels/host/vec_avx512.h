@@ -2,7 +2,7 @@
 /* vec_avx512.h: the vector functions of the kernel bodies for AVX-512 (F, BW, DQ, VL): sixteen floats.
  *
  * The bits are those of vec_portable.h. So fused multiply-add is used only in vec_div_by, where it gives the
- * exact quotient. AVX512_BF16's conversion is not used, because it flushes subnormals to zero. */
+ * correctly rounded quotient. AVX512_BF16's conversion is not used, because it flushes subnormals to zero. */
 #ifndef ZR_KERNELS_VEC_AVX512_H
 #define ZR_KERNELS_VEC_AVX512_H
 

@@ -78,7 +78,7 @@ bool zr_sim_refused(struct zr_sim *w)
     return ++w->n_allocs == w->opt.fail_alloc;
 }
 
-/* Large blocks are only addresses, more of them than the machine has memory. Little of them is ever
+/* Large blocks only reserve addresses, possibly more than the machine has memory. Little of them is ever
  * touched. */
 enum { LARGE_BYTES = 64 << 20 };
 
