@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* child.c: runs another program. popen(3) would go through a shell, whose message for a missing program is
- * its own. */
+/* child.c: runs another program. popen(3) would use a shell, which prints a different message for a missing
+ * program. */
 #include "bench/child.h"
 
 #include <errno.h>

@@ -9,7 +9,7 @@
 /* The same numbers as in struct zr_verify_case. */
 enum hybrid { HYBRID_NONE = 0, HYBRID_HSDP = 1, HYBRID_HFSDP = 2 };
 
-/* Fills in cfg for n_dp data-parallel ranks, of which dp_shard share a copy of the parameters. */
+/* Fills in cfg for n_dp data-parallel ranks. Each dp_shard of them share a copy of the parameters. */
 static inline void hybrid_to_config(struct zero_config *cfg, int hybrid, int64_t n_dp, int64_t dp_shard)
 {
     if (!hybrid)

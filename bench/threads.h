@@ -7,8 +7,8 @@
  *         ...
  *     }
  *
- * With gcc's OpenMP, these are the threads that oneDNN multiplies with, so no more threads run than were
- * asked for. Other builds do one part after another. */
+ * With gcc's OpenMP, these are the threads that oneDNN multiplies with, so no more threads run than
+ * requested. Other builds do one part after another. */
 #ifndef ZERO_BENCH_PARTS_H
 #define ZERO_BENCH_PARTS_H
 
@@ -20,7 +20,7 @@
                                                                                    part < (on)->n_threads;   \
                                                                                    part++)
 
-/* Where a part of n begins. It ends where the next one begins. */
+/* Returns the index at which a part of n begins. The part ends where the next one begins. */
 static inline int64_t part_at(const struct place *on, int64_t n, int part)
 {
     return n * part / on->n_threads;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* agreement.c: a rank's part of a step's agreement, and its end, one sum after the other. */
+/* agreement.c: agree_begin and agree_end on the host, one sum after the other. */
 #include "kernels/agreement.h"
 
 void zr_agree_write(const struct zr_agree_begin *b)

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* agreement.h: what the ranks tell each other at a step, in a form that one all-reduce of fixed size can put
- * together.
+/* agreement.h: what the ranks agree on at a step, in a form that one all-reduce of fixed size can combine.
  *
- * agree_begin writes a rank's part. Then the parts of all ranks are added up: `sum` as whole numbers, so that
- * the order does not matter; of `max` the largest. agree_end reads the result, which is the same on every
- * rank, and so computes the same on every rank.
+ * agree_begin writes a rank's part. The all-reduce adds `sum` as integers, so the order does not matter, and
+ * takes the maximum of `max`. agree_end reads the result. It is the same on every rank, so all ranks compute
+ * the same.
  *
- *     squares of my gradients -> agree_begin -> all-reduce (comm.h: agree)
- *         -> agree_end -> scalars of the update kernels
- */
+ *     squares of the rank's gradients -> agree_begin -> all-reduce (comm.h: agree)
+ *         -> agree_end -> scalars of the update kernels */
 #ifndef ZR_KERNELS_AGREEMENT_H
 #define ZR_KERNELS_AGREEMENT_H
 
@@ -18,57 +16,57 @@
 
 #include <float.h>
 
-/* A sum of doubles that may be added over ranks: its limbs with carries propagated, each below 2^32 (the last
- * one of any sign), and whether something was not finite. So 2^31 ranks fit. */
+/* A sum of doubles that may be added over ranks: its limbs after carries, and whether something was not
+ * finite. Each limb is below 2^32, except the last, which may have any sign. So 2^31 ranks fit. */
 #define ZR_AGREE_LIMBS (ZR_EXACT_LIMBS + 1)
 
-/* Words that must be equal on all ranks, and from ZR_AGREE_LEAST on words that may differ. */
+/* Words that must be equal on all ranks, and from ZR_AGREE_LEAST on, words that may differ. */
 enum zr_agree_word {
     ZR_AGREE_CALLS,   /* hash of the model's calls so far */
-    ZR_AGREE_LR,      /* zr_agree_lr_word: the learning rate, and who gives it, which may differ */
-    ZR_AGREE_LEAST,   /* the program's own: may differ, the least over ranks is reported to all */
-    ZR_AGREE_SQUARES, /* 1: an optimizer of this rank's keeps squares of the gradient; the greatest counts */
+    ZR_AGREE_LR,      /* zr_agree_lr_word: the learning rate, and the rank, which may differ */
+    ZR_AGREE_LEAST,   /* the program's word; every rank gets the least */
+    ZR_AGREE_SQUARES, /* 1: an optimizer of this rank keeps squares of the gradient; the greatest counts */
     ZR_AGREE_LARGEST, /* zr_largest_with_rank, written by agree_begin; the greatest counts */
     ZR_AGREE_WORDS
 };
 
-/* The greatest norms with which a step is taken, as the update sees them: scaled and clipped. Above them an
- * element's square, or the element itself, may overflow fp32, and a second moment would stay infinite. */
+/* The greatest norms with which a step is taken, after scaling and clipping. Above them an element's square,
+ * or the element itself, may overflow fp32, and a second moment would stay infinite. */
 #define ZR_MOST_NORM_SQUARED 1.8e19
 #define ZR_MOST_NORM         ((double)FLT_MAX)
 
-/* Its size does not depend on how much is carried: ranks that carry different numbers of values must meet, to
- * be told so. */
+/* The size does not depend on how many values are carried. Ranks that carry different numbers of values must
+ * still meet in the all-reduce, so that the difference can be reported. */
 #define ZR_AGREE_RANKS (ZR_AGREE_LIMBS * (1 + ZR_MAX_CARRIED))
 #define ZR_AGREE_SUMS  (ZR_AGREE_RANKS + 1)
 #define ZR_AGREE_MAXES (2 * ZR_AGREE_WORDS)
 struct zr_agreement {
-    /* The norm's; then of each carried double, 0 of those not carried; then, at ZR_AGREE_RANKS, how many
-     * ranks are in it: an all-reduce that failed leaves another number there than that of all. */
+    /* Limbs of the norm, then of each carried value (0 if not carried). The word at ZR_AGREE_RANKS counts the
+     * ranks; after a failed all-reduce it is wrong. */
     int64_t sum[ZR_AGREE_SUMS];
     /* For each word its maximum, and the maximum of its complement, which gives the minimum. */
     uint64_t max[ZR_AGREE_MAXES];
 };
-/* Bit of zr_agreed.differs: the ranks' parts were not put together. */
+/* Bit of zr_agreed.differs: the all-reduce did not combine the parts of all ranks. */
 #define ZR_AGREE_INCOMPLETE (UINT32_C(1) << ZR_AGREE_WORDS)
 
-/* The result of sum_squares over a rank's part of the gradient. */
+/* Result of sum_squares over a rank's part of the gradient. */
 struct zr_own_squares {
     struct zr_exact_sum sum;
-    /* struct zr_largest */
+    /* word of struct zr_largest */
     uint64_t largest;
 };
 
 struct zr_agree_begin {
-    /* of this rank; device memory */
+    /* squares of this rank; device memory */
     const struct zr_own_squares *own;
-    /* written whole; device memory, 8-byte aligned */
+    /* output, written whole; device memory, 8-byte aligned */
     struct zr_agreement *out;
-    /* [ZR_AGREE_LARGEST] is not read */
+    /* The word ZR_AGREE_LARGEST is not read. */
     uint64_t words[ZR_AGREE_WORDS];
-    /* of the world, below 2^16 */
+    /* rank in the world, below 2^16 */
     int32_t rank;
-    /* the program's own, n_carried of them */
+    /* the program's values, n_carried of them */
     double carried[ZR_MAX_CARRIED];
     int32_t n_carried;
 };
@@ -78,56 +76,55 @@ struct zr_agree_lr {
     int32_t rank;
 };
 
-/* For the host. */
+/* The outcome of a step, for the host. */
 struct zr_agreed {
-    /* of the scaled gradient, before clipping; NaN when a gradient is not finite */
+    /* norm of the scaled gradient before clipping; NaN if a gradient is not finite */
     double grad_norm;
-    /* the least over ranks of the word ZR_AGREE_LEAST */
+    /* minimum of the word ZR_AGREE_LEAST over the ranks */
     uint64_t least;
-    /* zr_largest_with_rank of all ranks; 0: no block is large */
+    /* zr_largest_with_rank over all ranks. 0: no block is large. */
     uint64_t largest;
-    /* too_large: skipped, because the norm is finite and above most_norm */
+    /* too_large: the step is skipped because the norm is finite but above most_norm */
     int32_t clipped, skipped, too_large;
     double most_norm;
-    /* 1 << word, of each that is not the same on all ranks, never of ZR_AGREE_LEAST; ZR_AGREE_INCOMPLETE. */
+    /* 1 << word for each word before ZR_AGREE_LEAST that differs between ranks, and ZR_AGREE_INCOMPLETE */
     uint32_t differs;
-    /* means over n_averaged; NaN where a rank's is not finite */
+    /* means over n_averaged ranks; NaN if a rank's value is not finite */
     double carried[ZR_MAX_CARRIED];
-    /* the largest and the least, by their bits, and a rank that gave each */
+    /* the largest and the least learning rate, compared by bits, each with a rank that gave it */
     struct zr_agree_lr lr[2];
 };
 
-/* With norm the exact sum of all ranks' squares:
+/* How agree_end computes the outcome. norm is the exact sum of all ranks' squares.
  *
  *   grad_norm  = sqrt(norm) * |scale|, in double
  *   clipped    = grad_norm is finite, clip > 0 and grad_norm > clip
  *   grad_scale = (float)(clipped ? scale * (clip / grad_norm) : scale)
- *   most_norm  = ZR_MOST_NORM_SQUARED where any rank's optimizers keep squares, else ZR_MOST_NORM
+ *   most_norm  = ZR_MOST_NORM_SQUARED if an optimizer of any rank keeps squares, else ZR_MOST_NORM
  *   too_large  = (clipped ? clip : grad_norm) > most_norm
- *   skip       = grad_norm is not finite, too_large, a word differs, or not n_ranks of them are in it
- *   carried    = (exact sum, rounded once) / n_averaged
- */
+ *   skip       = grad_norm is not finite, too_large, a word differs, or not n_ranks ranks are in it
+ *   carried    = (exact sum, rounded once) / n_averaged */
 struct zr_agree_end {
-    /* of all ranks together; device memory */
+    /* combined record of all ranks; device memory */
     const struct zr_agreement *all;
     double scale;
-    /* the norm is clipped to it; 0: it is not */
+    /* Limit of the norm. 0: no clipping. */
     float clip;
-    /* ranks; and those of them whose carried values count, where all others carry 0 */
+    /* n_ranks: all ranks. n_averaged: ranks whose carried values count; all others carry 0. */
     int32_t n_carried, n_ranks, n_averaged;
-    /* written; device memory */
+    /* output; device memory */
     struct zr_step_scalars *scalars;
-    /* written; host_alloc memory, read after an event */
+    /* output; host_alloc memory, read after an event */
     struct zr_agreed *agreed;
 };
 
-/* On memory that the calling thread may touch. */
+/* agree_begin and agree_end on memory that the calling thread may access. */
 void zr_agree_write(const struct zr_agree_begin *b);
 void zr_agree_read(const struct zr_agree_end *e);
 
-/* ---- one part each, on the host and on a GPU ---- */
+/* ---- the parts of both, for the host and a GPU ---- */
 
-/* The limbs of a sum; it is changed. */
+/* Writes the limbs of a sum, whose carries it propagates. */
 ZR_HOST_DEVICE void zr_agree_limbs(int64_t *to, struct zr_exact_sum *from)
 {
     zr_exact_carry(from);
@@ -136,7 +133,7 @@ ZR_HOST_DEVICE void zr_agree_limbs(int64_t *to, struct zr_exact_sum *from)
     to[ZR_EXACT_LIMBS] = from->nonfinite != 0;
 }
 
-/* Sum number k: the norm's (0), with the count of ranks, or that of carried value k - 1. */
+/* Writes sum number k. Sum 0 is the norm, with the count of ranks. Sum k is carried value k - 1. */
 ZR_HOST_DEVICE void zr_agree_write_sum(const struct zr_agree_begin *b, int k)
 {
     struct zr_exact_sum sum;
@@ -159,7 +156,7 @@ ZR_HOST_DEVICE void zr_agree_write_word(const struct zr_agree_begin *b, int w)
     b->out->max[2 * w + 1] = ~word;
 }
 
-/* What sum number k came to over all ranks, rounded once. */
+/* Returns sum number k over all ranks, rounded once. */
 ZR_HOST_DEVICE double zr_agree_sum(const struct zr_agreement *all, int k)
 {
     struct zr_exact_sum sum;
@@ -171,7 +168,7 @@ ZR_HOST_DEVICE double zr_agree_sum(const struct zr_agreement *all, int k)
     return zr_exact_value(&sum);
 }
 
-/* The rank lies below, so the largest and the least say who gave them. */
+/* The rank is in the lower half, so the largest and the least word say which rank gave them. */
 ZR_HOST_DEVICE uint64_t zr_agree_lr_word(float lr, int32_t rank)
 {
     uint32_t bits;
@@ -188,7 +185,7 @@ ZR_HOST_DEVICE struct zr_agree_lr zr_agree_lr_of(uint64_t word)
     return of;
 }
 
-/* Bits of the words that differ. */
+/* Returns the bits of the words that differ. */
 ZR_HOST_DEVICE uint32_t zr_agree_differs(const struct zr_agreement *all)
 {
     uint32_t differs = 0;
@@ -200,7 +197,7 @@ ZR_HOST_DEVICE uint32_t zr_agree_differs(const struct zr_agreement *all)
     return differs;
 }
 
-/* Scalars and outcome; sums: what each sum came to (zr_agree_sum). */
+/* Computes the scalars and the outcome. sums has the result of zr_agree_sum for each sum. */
 ZR_HOST_DEVICE void zr_agree_conclude(const struct zr_agree_end *e, const double sums[1 + ZR_MAX_CARRIED])
 {
     struct zr_agreed out;

@@ -21,7 +21,8 @@
 /* Moves what p points at into memory for n elements. p may be NULL. On failure p is unchanged. */
 #define ZR_GROW(p, n, ...) zr_grow(&(p), (n), sizeof *(p), __VA_ARGS__)
 
-/* What the macros call. zr_alloc returns NULL on failure. pointer is the address of the pointer to change. */
+/* The functions behind the macros. zr_alloc returns NULL on failure. In zr_grow, pointer is the address of
+ * the pointer to change. */
 void *zr_alloc(int64_t n, size_t size, bool zero, const char *what, ...)
     __attribute__((format(printf, 4, 5)));
 int zr_grow(void *pointer, int64_t n, size_t size, const char *what, ...)

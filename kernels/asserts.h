@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* asserts.h: what must hold whatever the caller does.
+/* asserts.h: ZR_ASSERT checks what must hold whatever the caller does.
  *
- * A broken one is a fault of the library: what a user can do wrong is an error (error.h). Only builds with
- * -Dasserts=true have them, as the tests' have: the condition and its place are printed, and the process
- * ends by SIGABRT. A release evaluates nothing and holds no such text (test/lint/asserts.py). */
+ * A failed assertion is a fault of the library; mistakes of a user are errors (error.h). Only builds with
+ * -Dasserts=true check them, as the tests' builds do. They print the condition and its place, and end the
+ * process with SIGABRT. A release evaluates nothing and contains no such text (test/lint/asserts.py). */
 #ifndef ZR_KERNELS_ASSERTS_H
 #define ZR_KERNELS_ASSERTS_H
 

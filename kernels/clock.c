@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* clock.c: the time. */
+/* clock.c: the library's monotonic clock. */
 #include "kernels/device.h"
 
 #include <time.h>

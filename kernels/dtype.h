@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dtype.h: what an element is. The one table of names and sizes. */
+/* dtype.h: the element types, in the only table of their names and sizes. */
 #ifndef ZR_KERNELS_DTYPE_H
 #define ZR_KERNELS_DTYPE_H
 
@@ -7,8 +7,8 @@
 
 #include <stdint.h>
 
-/* X(NAME, value, bytes, name): NAME is also what the safetensors format calls it; the values are zero.h's.
- * Whole numbers are moved, never computed with. */
+/* X(NAME, value, bytes, name). NAME is also the type's name in the safetensors format, and the values are
+ * those of zero.h. Integers are moved, never computed with. */
 #define ZR_DTYPES(X)                                                                                         \
     X(F32, 1, 4, "f32")                                                                                      \
     X(BF16, 2, 2, "bf16")                                                                                    \
@@ -22,7 +22,7 @@ enum zr_dtype {
 #undef X
 };
 
-/* Bytes of an element; 0 for what is no dtype. */
+/* Returns the bytes of an element, or 0 if t is no dtype. */
 static inline int64_t zr_dtype_bytes(enum zr_dtype t)
 {
     switch (t) {
@@ -36,7 +36,7 @@ static inline int64_t zr_dtype_bytes(enum zr_dtype t)
     return 0;
 }
 
-/* "f32"; "unknown" for what is no dtype. */
+/* Returns a name such as "f32", or "unknown" if t is no dtype. */
 static inline const char *zr_dtype_name(enum zr_dtype t)
 {
     switch (t) {

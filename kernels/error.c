@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* error.c: the message of the last failure of each thread. */
+/* error.c: stores the message of each thread's last failure. */
 #include "kernels/error.h"
 
 #include <stdio.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* error.h: the error codes of all floors, and the message of the last failure on this thread.
+/* error.h: the error codes of all layers, and the message of the last failure on this thread.
  *
  * A function that can fail returns 0 or a negative zr_err. The code that finds the fault writes the message
  * with zr_fail(). Callers return the code, or add a prefix with zr_fail_more(). The message is in
- * thread-local storage, so it needs no memory and can be read after any failure. zero/zero.h publishes the
- * same numbers as enum zero_err, and zero/errors.c asserts that they agree. */
+ * thread-local storage, so it needs no memory and can be read after any failure. The public enum zero_err has
+ * the same numbers; zero/errors.c asserts that they agree. */
 #ifndef ZR_KERNELS_ERROR_H
 #define ZR_KERNELS_ERROR_H
 
@@ -31,8 +31,8 @@ enum zr_err {
 #undef X
 };
 
-/* Makes the call. If it fails, the enclosing function returns its code. Use it only
- * while the function holds nothing that it has to free, close or unlock. */
+/* Makes the call. If it fails, the enclosing function returns its code. Use it only while the function holds
+ * nothing that it has to free, close or unlock. */
 #define ZR_TRY(call)                                                                                         \
     do {                                                                                                     \
         int try_err = (call);                                                                                \
@@ -40,7 +40,7 @@ enum zr_err {
             return try_err;                                                                                  \
     } while (0)
 
-#define ZR_ERROR_BYTES 2048 /* of a message, its terminating zero included; a longer one is cut */
+#define ZR_ERROR_BYTES 2048 /* bytes of a message with its zero byte; a longer one is cut */
 
 /* Sets this thread's message and returns code. Thread-safe; does not allocate. */
 int zr_fail(int code, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -49,7 +49,7 @@ int zr_vfail(int code, const char *fmt, va_list ap) __attribute__((format(printf
 /* Puts "prefix: " before this thread's message and returns code. */
 int zr_fail_more(int code, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* This thread's message, "" if nothing failed yet; valid until the thread's next failure. */
+/* Returns this thread's message, or "" if nothing failed yet. It is valid until the thread's next failure. */
 const char *zr_error_text(void);
 
 /* A failure that is kept while later calls may fail too. */

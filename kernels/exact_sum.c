@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* exact_sum.c: what of the long accumulator no GPU needs. */
+/* exact_sum.c: the functions of exact_sum.h that only the host needs. */
 #include "kernels/exact_sum.h"
 
 void zr_exact_reset(struct zr_exact_sum *a)
@@ -7,7 +7,7 @@ void zr_exact_reset(struct zr_exact_sum *a)
     memset(a, 0, sizeof *a);
 }
 
-/* Whether the sum can be as large as from: false where all limbs of that size are zero. */
+/* Returns whether the sum can be as large as from. It cannot if all limbs of that size are zero. */
 static bool may_reach(struct zr_exact_sum *a, double from)
 {
     int exponent, limb;

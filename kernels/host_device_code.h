@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* host_device_code.h: marks functions that the host and a GPU both compile: C, C++ and nvcc. */
+/* host_device_code.h: marks functions that run on the host and on a GPU. C and C++ compilers and nvcc compile
+ * them. */
 #ifndef ZR_KERNELS_HOST_DEVICE_CODE_H
 #define ZR_KERNELS_HOST_DEVICE_CODE_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* huge_pages.h: large pages for large memory of the host: fewer faults when it is first touched, and fewer
- * misses of the processor's table of pages. */
+/* huge_pages.h: huge pages for large memory of the host. They cause fewer faults when the memory is first
+ * touched, and fewer TLB misses. */
 #ifndef ZR_KERNELS_HUGE_PAGES_H
 #define ZR_KERNELS_HUGE_PAGES_H
 
@@ -11,13 +11,13 @@
 /* The size of a huge page on x86-64. */
 #define ZR_HUGE_PAGE_BYTES ((int64_t)2 << 20)
 
-/* Linux 6.1; the C library may be older than the kernel. */
+/* MADV_COLLAPSE came with Linux 6.1. The C library may be older than the kernel. */
 #if defined MADV_HUGEPAGE && !defined MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif
 
-/* Asks for them in the part of [at, at + bytes) that is whole ones, so that no more memory is taken than
- * without. Advice: where the kernel has none, or is told to give none, nothing changes. */
+/* Asks for huge pages where whole ones fit into [at, at + bytes), so that no more memory is taken than
+ * without. This is advice: a kernel without huge pages, or one that is set to give none, ignores it. */
 static inline void zr_ask_for_huge_pages(void *at, int64_t bytes)
 {
 #ifdef MADV_HUGEPAGE
@@ -30,9 +30,10 @@ static inline void zr_ask_for_huge_pages(void *at, int64_t bytes)
 #endif
 }
 
-/* Makes them, now, of each whole one in [at, at + bytes) that has a page already. Shared memory gets none
- * otherwise where the kernel's setting for it is "never", as it is by default. False: not all of them, for
- * the kernel cannot, must not, or has no large pages left; what has none is as it was. */
+/* Makes huge pages now, where whole ones fit into [at, at + bytes) and a page is there already. Shared memory
+ * gets huge pages in no other way if the kernel's setting for it is "never", the default. Returns false if
+ * some could not be made: the kernel cannot, may not, or has no memory for them. Their memory stays as it
+ * was. */
 static inline bool zr_make_huge_pages(void *at, int64_t bytes)
 {
 #ifdef MADV_COLLAPSE

@@ -35,7 +35,8 @@ void zr_large_write_end(const struct zr_large_write *w)
     int error = errno;
     if (!w->blocks)
         return;
-    /* Where the program blocks the signal itself, it may wait for one that came before. */
+    /* If the program blocks the signal itself, it may be waiting for one that came before. So none is
+     * discarded. */
     if (!sigismember(&w->before, SIGXFSZ))
         while (sigtimedwait(&xfsz, NULL, &no_time) == SIGXFSZ)
             ;

@@ -17,14 +17,14 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The latest warnings. New ones replace the oldest. */
+/* Number of latest warnings that are remembered. A new one replaces the oldest. */
 enum { REMEMBERED = 64 };
 
 struct zr_log {
     void (*fn)(void *arg, const char *line);
     void *fn_arg;
     _Atomic bool let_go;
-    int fd;      /* of ZERO_LOG, or -1 */
+    int fd;      /* file of ZERO_LOG, or -1 */
     bool is_off; /* ZERO_LOG=off */
     int rank;    /* -1: not known yet */
     char name[64];
@@ -85,7 +85,7 @@ void zr_log_let_go(struct zr_log *log)
     atomic_store(&log->let_go, true);
 }
 
-/* One write for one line: lines of several ranks in one file stay whole. */
+/* Writes a line with one call, so that lines of several ranks in one file stay whole. */
 static void write_line(const struct zr_log *log, int fd, const char *line)
 {
     char text[ZR_LOG_BYTES + 128], rank[96] = "";
@@ -125,7 +125,7 @@ void zr_info(struct zr_log *log, const char *fmt, ...)
     give_out(log, false, line);
 }
 
-/* FNV-1a. */
+/* The FNV-1a hash. */
 static uint64_t hash_of(const char *text)
 {
     uint64_t h = 0xcbf29ce484222325u;

@@ -34,7 +34,7 @@ int zr_check_put(int64_t bytes)
     return 0;
 }
 
-/* Bytes from the first that rows touch to the last. */
+/* Bytes from the first byte of the rows to the last, with the gaps between rows. */
 static int64_t rows_extent(const struct zr_copy_rows *c, int64_t stride)
 {
     int64_t last = (c->bytes - 1) / c->row_bytes;
@@ -67,7 +67,8 @@ int zr_check_copy_rows(const struct zr_copy_rows *table, int n)
                            "least their length is allowed",
                            i, (long long)c->row_bytes, (long long)c->dst_stride, (long long)c->src_stride);
     }
-    /* Rows of two tables may lie in between each other; what is read lies apart as a whole. */
+    /* The destinations of two entries may interleave. A destination and a source must be disjoint, with the
+     * gaps between their rows counted. */
     for (int i = 0; i < n; i++)
         for (int k = 0; k < n; k++) {
             const struct zr_copy_rows *w = &table[i], *r = &table[k];

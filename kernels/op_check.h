@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* op_check.h: the arguments of a device's operations, checked before anything is put on a stream. */
+/* op_check.h: checks the arguments of a device's operations before anything is put on a stream. */
 #ifndef ZR_KERNELS_OP_CHECK_H
 #define ZR_KERNELS_OP_CHECK_H
 
 #include "kernels/device.h"
 
-/* Each gives 0, or ZR_ERR_ARG or ZR_ERR_NOTSUP with a message that names the operation, the value and what is
+/* Each check returns 0, ZR_ERR_ARG or ZR_ERR_NOTSUP. The message names the operation, the value and what is
  * allowed. */
 int zr_check_dtype(const char *op, enum zr_dtype t);
 int zr_check_count(const char *op, const char *what, int64_t n);
@@ -17,7 +17,7 @@ int zr_check_sum_tree(int n_src, enum zr_dtype src, int64_t n);
 int zr_check_sum_ranges(const struct zr_sum_range *table, int n_sums, int n_src, enum zr_dtype src);
 int zr_check_update(const struct zr_update *u);
 int zr_check_update_spans(const struct zr_update *u, const struct zr_update_span *spans, int n_spans);
-/* The span as an update by itself. */
+/* Returns the span as a separate update. */
 struct zr_update zr_update_of_span(const struct zr_update *u, const struct zr_update_span *span);
 int zr_check_agree_begin(const struct zr_agree_begin *b);
 int zr_check_agree_end(const struct zr_agree_end *e);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* optimizer_adam.h: Adam (Kingma and Ba, arXiv:1412.6980), the decay added to the gradient.
+/* optimizer_adam.h: Adam (Kingma and Ba, arXiv:1412.6980), with the decay added to the gradient.
  *
  *     g = g + decay*w
  *     m = b1*m + (1-b1)*g;  v = b2*v + (1-b2)*(g*g)
@@ -13,7 +13,7 @@ enum { ADAM_STATES = 2, ADAM_MOMENTUM_ONLY = 0, ADAM_FIRST_STEP = 0 };
     .source = "arXiv:1412.6980", .state = {"first moment", "second moment"}, .keeps_squares = true,          \
     .granule = 1, .bias_correction = true, .eps_divides = true, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f
 
-/* Of AdamW too. */
+/* Also used by AdamW. */
 ALWAYS_INLINE vec adam_of_moments(const struct update_numbers *k, vec g, vec *m, vec *v)
 {
     *m = vec_add(vec_mul(k->b1, *m), vec_mul(k->one_b1, g));

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* optimizer_lion.h: Lion (Chen et al., arXiv:2302.06675, program 1), decoupled decay.
+/* optimizer_lion.h: Lion (Chen et al., arXiv:2302.06675, program 1), with decoupled decay.
  *
  *     u = sign(b1*m + (1-b1)*g)
  *     w = w - lr * (u + decay*w)
  *     m = b2*m + (1-b2)*g
  *
- * sign(0) is 0, and sign(NaN) is NaN, as torch.sign has it. Its steps are of the size of lr: 3 to 10 times
- * less than AdamW's, with a decay that much larger, is what the paper advises. */
+ * sign(0) is 0, and sign(NaN) is NaN, as in torch.sign. Steps have the size of lr. The paper advises a
+ * learning rate 3 to 10 times smaller than AdamW's, and a decay larger by the same factor. */
 #ifndef ZR_KERNELS_OPTIMIZER_LION_H
 #define ZR_KERNELS_OPTIMIZER_LION_H
 
@@ -16,7 +16,7 @@ enum { LION_STATES = 1, LION_MOMENTUM_ONLY = 0, LION_FIRST_STEP = 0 };
     .source = "arXiv:2302.06675", .state = {"momentum"}, .granule = 1, .beta1 = 0.9f, .beta2 = 0.99f,        \
     .eps = 1e-8f
 
-/* Lane by lane, which compilers make vectors of: no vec_*.h has a word for it. */
+/* Works lane by lane, because no vec_*.h has a sign function. Compilers vectorize the loop. */
 ALWAYS_INLINE vec lion_sign(vec x)
 {
     float lane[VEC_LANES];

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* optimizer_nesterov.h: stochastic gradient descent with Nesterov momentum, in the form of Sutskever et al.
- * (ICML 2013) that PyTorch's SGD(nesterov=True, dampening=0) has.
+/* optimizer_nesterov.h: stochastic gradient descent with Nesterov momentum (Sutskever et al., ICML 2013), in
+ * the form of PyTorch's SGD(nesterov=True, dampening=0).
  *
  *     g = g + decay*w
  *     m = t == 1 ? g : b1*m + g
  *     w = w - lr * (g + b1*m)
  *
- * b1 is the momentum; with b1 == 0 there is no state, and w = w - lr*g. */
+ * b1 is the momentum. If it is 0, there is no state, and w = w - lr*g. */
 #ifndef ZR_KERNELS_OPTIMIZER_NESTEROV_H
 #define ZR_KERNELS_OPTIMIZER_NESTEROV_H
 

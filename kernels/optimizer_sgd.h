@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* optimizer_sgd.h: stochastic gradient descent, with momentum as PyTorch's SGD has it (dampening 0).
+/* optimizer_sgd.h: stochastic gradient descent with momentum, as in PyTorch's SGD (dampening 0).
  *
  *     g = g + decay*w
  *     m = t == 1 ? g : b1*m + g
  *     w = w - lr*m
  *
- * b1 is the momentum; with b1 == 0 there is no state, and w = w - lr*g. */
+ * b1 is the momentum. If it is 0, there is no state, and w = w - lr*g. */
 #ifndef ZR_KERNELS_OPTIMIZER_SGD_H
 #define ZR_KERNELS_OPTIMIZER_SGD_H
 

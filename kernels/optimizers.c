@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* optimizers.c: the table of optimizers.h, made of the rows in the kinds' own files. */
+/* optimizers.c: builds the table of optimizers.h from the rows in optimizer_*.h. */
 #include "kernels/device.h"
 #include "kernels/host/vec_portable.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* profiler.c: see profiler.h. NVTX is headers alone: its first call looks for a tool, and without one every
- * call is a test of a pointer. */
+/* profiler.c: ranges for NVTX profilers. NVTX consists only of headers. Its first call looks for a tool;
+ * without one, each call only tests a pointer. */
 #include "kernels/profiler.h"
 
 #ifdef ZR_HAVE_NVTX
@@ -10,7 +10,7 @@
 #include <pthread.h>
 #include <stdio.h>
 
-/* The domain is all there is. */
+/* A zr_profiler is an NVTX domain and nothing else. */
 static nvtxDomainHandle_t domain_of(struct zr_profiler *p)
 {
     return (nvtxDomainHandle_t)p;
@@ -33,7 +33,7 @@ static const nvtxEventAttributes_t *name_of(struct name *n, const char *what, in
 
 struct zr_profiler *zr_profiler_open(void)
 {
-    /* NVTX's first call replaces its table of functions, which others read without a lock. */
+    /* NVTX's first call replaces its table of functions, which other threads read without a lock. */
     static pthread_mutex_t first = PTHREAD_MUTEX_INITIALIZER;
     pthread_mutex_lock(&first);
     nvtxDomainHandle_t domain = nvtxDomainCreateA("libzero");

@@ -15,7 +15,7 @@ int zr_standard_fds_open(unsigned *opened)
     for (int fd = 0; fd <= STDERR_FILENO; fd++) {
         if (fcntl(fd, F_GETFD) >= 0)
             continue;
-        int got = open("/dev/null", O_RDWR); /* the lowest number that is free; children inherit it */
+        int got = open("/dev/null", O_RDWR); /* the lowest free number; children inherit it */
         if (got < 0)
             return zr_fail(ZR_ERR_SYSTEM,
                            "descriptor %d is closed, and /dev/null cannot be opened in its place: %s", fd,

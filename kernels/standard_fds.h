@@ -6,13 +6,13 @@
 #ifndef ZR_KERNELS_STANDARD_FDS_H
 #define ZR_KERNELS_STANDARD_FDS_H
 
-/* Opens /dev/null as each of the three that is closed. *opened: 1 << each that it opened.
- * ZR_ERR_SYSTEM: /dev/null cannot be opened. Any thread. */
+/* Opens /dev/null in place of each of the three that is closed. *opened gets bit 1 << fd for each one opened.
+ * Returns ZR_ERR_SYSTEM if /dev/null cannot be opened. Any thread. */
 int zr_standard_fds_open(unsigned *opened);
 
-/* Moves a descriptor that was just opened above 2, in case the program has closed a standard one since.
- * Returns the descriptor, with close-on-exec set; a negative fd unchanged; -1 with errno where it cannot be
- * moved, and fd is closed then. */
+/* Moves a descriptor that was just opened above 2, in case the program has closed a standard one since. A
+ * descriptor above 2 and a negative fd are returned unchanged. A moved one has close-on-exec set. If it
+ * cannot be moved, it is closed, and the result is -1 with errno. */
 int zr_above_standard(int fd);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* thread.c: starts threads that take no signals of the program. */
+/* thread.c: starts threads that block the program's signals. */
 #include "kernels/thread.h"
 #include "kernels/error.h"
 
@@ -30,7 +30,8 @@ int zr_thread_start(struct zr_thread *t, const char *name, void (*fn)(void *arg)
     t->fn = fn;
     t->arg = arg;
     snprintf(t->name, sizeof t->name, "%s", name);
-    /* A thread begins with its maker's mask: there is no moment in which a signal could find it. */
+    /* A thread inherits the mask of the thread that starts it, so no signal can reach it before it blocks
+     * them. */
     signals_to_block(&mask);
     pthread_sigmask(SIG_SETMASK, &mask, &old);
     int err = pthread_create(&t->id, NULL, thread_main, t);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkpoint_cmd.c: zero-bench checkpoint. It measures how fast checkpoints are saved and loaded, beside
- * dd on the same disk, and what an asynchronous save costs the steps. The model is the tensors of a GPT-2;
- * its backward pass only writes the gradients. */
+/* checkpoint_cmd.c: zero-bench checkpoint. It measures how fast checkpoints are saved and loaded, compared
+ * with dd on the same disk, and what an asynchronous save costs the steps. The model is the tensors of a
+ * GPT-2; its backward pass only writes the gradients. */
 #include "bench/arguments.h"
 #include "bench/checkpoint/disk.h"
 #include "bench/commands.h"
@@ -140,7 +140,7 @@ struct pair {
     double ours_s, theirs_s, ratio;
 };
 
-/* What is measured beside dd: a save, and loads with files that are in the page cache or not. */
+/* What is compared with dd: a save, and loads with files that are in the page cache or not. */
 enum { SAVE, SAVE_DIRECT, COLD, COLD_MEMORY, WARM, WARM_MEMORY, N_PAIRS };
 static const struct {
     const char *key, *what, *beside;

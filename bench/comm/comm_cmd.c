@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm_cmd.c: zero-bench comm. It measures how fast ranks gather and reduce over each backend, beside what
- * the machine copies and adds, prints a table like that of nccl-tests, and checks the values. */
+/* comm_cmd.c: zero-bench comm. It measures how fast ranks gather and reduce over each backend, and how fast
+ * the machine copies and adds. It prints a table like that of nccl-tests, and checks the values. */
 #include "bench/arguments.h"
 #include "bench/comm/plot.h"
 #include "bench/comm/rounds.h"

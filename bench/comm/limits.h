@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* limits.h: the limits beside which zero-bench comm prints its collectives: the copies of an all-gather
- * and the sums of a reduce-scatter, inside this rank's own memory. All ranks do it at the same time, each
- * on the thread that its collectives run on. */
+/* limits.h: the limits that zero-bench comm prints next to its collectives. They are the copies of an
+ * all-gather and the sums of a reduce-scatter, inside this rank's memory. All ranks run them at the same
+ * time, each on the thread that its collectives run on. */
 #ifndef ZERO_BENCH_COMM_LIMITS_H
 #define ZERO_BENCH_COMM_LIMITS_H
 

@@ -59,7 +59,7 @@ bool comm_backend_is_mpi(const struct comm_backend *b)
 
 /* ---- meeting ---- */
 
-/* What ranks tell each other before anything is opened. */
+/* The message that each rank sends to the others before anything is opened. */
 struct card {
     ZR_VERDICT(256);
     struct comm_asked asked;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ranks.h: the ranks of zero-bench comm, and their communicators.
  *
- * Communicators are opened without a context of zero/zero.h, so that each backend is measured by itself
- * and several are open at once. A loop on a thread of its own notices ranks that are lost or fail, and
- * ends the waits for them. */
+ * Communicators are opened without a context of zero/zero.h, so that each backend is measured by itself and
+ * several are open at once. A loop on a separate thread notices ranks that are lost or fail, and ends the
+ * waits for them. */
 #ifndef ZERO_BENCH_COMM_RANKS_H
 #define ZERO_BENCH_COMM_RANKS_H
 
@@ -82,7 +82,7 @@ int comm_ranks_open(struct comm_ranks *r, const struct comm_asked *a, int64_t sl
 /* Waits for the stream. Returns 0, or why a communicator failed. */
 int comm_ranks_sync(struct comm_ranks *r);
 
-/* Collective if err is 0. Otherwise the other ranks are told this thread's message, which is kept. */
+/* Collective if err is 0. Otherwise the other ranks get this thread's message, which is kept. */
 void comm_ranks_close(struct comm_ranks *r, int err);
 
 #endif

@@ -257,7 +257,7 @@ static uint64_t seed_of(enum comm_op op)
     return ((uint64_t)op + 1) << 32;
 }
 
-/* A range of an arena's elements, of which `first` is the number of the first one. by_pieces() runs fn on
+/* A range of an arena's elements; `first` is the number of its first one. The function by_pieces() runs fn on
  * each piece. With to_arena, fn fills b->piece, which is then copied to the arena; without, the piece is
  * copied from there first. */
 struct range {

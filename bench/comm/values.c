@@ -49,7 +49,7 @@ int64_t comm_values_differ(const void *at, enum zr_dtype dtype, struct comm_sour
     return wrong;
 }
 
-/* The fixed tree of struct zr_host_kernels, in code of its own. */
+/* The fixed tree of struct zr_host_kernels, written independently of the kernels. */
 static float tree(const float *x, int n)
 {
     int half = 1;

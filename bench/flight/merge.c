@@ -149,8 +149,8 @@ static int64_t day_ns(const struct zr_flight_view *v)
     return (int64_t)((uint64_t)v->epoch_ns + (uint64_t)v->copied_ns);
 }
 
-/* Orders dead ranks by which is more likely the cause: ranks that the launcher asked to end come last;
- * then the earlier end; at the same time, one that was killed. */
+/* Orders dead ranks by which is more likely the cause. Ranks that the launcher asked to end come last. Among
+ * the others the earlier end comes first, and at the same time a rank that was killed. */
 static bool is_before(const struct zr_flight_view *a, const struct zr_flight_view *b)
 {
     if (may_be_asked(a) != may_be_asked(b))

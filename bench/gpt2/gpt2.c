@@ -304,7 +304,7 @@ static void attention_backward(struct gpt2 *m, int64_t l, real *dqkv, const real
     profile_enter(m->profile, before);
 }
 
-/* Groups the rows by token, in their own order, with a counting sort. */
+/* Groups the rows by token, in ascending order, with a counting sort. */
 static void sort_batch(struct gpt2 *m, struct gpt2_batch *b)
 {
     int64_t BT = m->B * m->config.context, V = m->config.vocab;

@@ -9,12 +9,12 @@
  *
  * Sizes: B rows, T tokens each, C channels, NH heads, L layers, V token ids.
  *
- * With tensor parallelism (config.tp), a rank has some of the heads: A of the C channels between qkv and the
- * projection, F of the 4*C of the MLP, and U of the V token ids. Position embeddings, norms and the biases of
- * projections are replicated. sum() adds the ranks' results of projections and embeddings.
+ * With tensor parallelism (config.tp), a rank has some of the heads. It has A of the C channels between qkv
+ * and the projection, F of the 4*C of the MLP, and U of the V token ids. Position embeddings, norms and the
+ * biases of projections are replicated. sum() adds the ranks' results of projections and embeddings.
  *
  * With config.sequence (sequence parallelism), a rank has only R = B*T / config.tp rows of embeddings, sums
- * and norms. gather() collects all rows before a product, and scatter() sums and distributes them after it.
+ * and norms. Before a product, gather() collects all rows. After it, scatter() sums and distributes them.
  * Without it, R is B*T. */
 #ifndef ZERO_BENCH_GPT2_H
 #define ZERO_BENCH_GPT2_H

@@ -6,9 +6,9 @@
  * All functions are deterministic: additions have a fixed order, there are no atomic additions, and no
  * contraction on the host. On the host every instruction set gives the same bits.
  *
- * Pointers are memory of on's device. On the host, work is done when a function returns; on a GPU it goes to
- * on's stream. scratch has n_scratch() floats, and is in use until the stream has passed the work. Each
- * function returns 0 or a zr_err. */
+ * Pointers are memory of on's device. On the host, work is done when a function returns. On a GPU it goes to
+ * on's stream. The buffer scratch has n_scratch() floats, and is in use until the stream has passed the work.
+ * Each function returns 0 or a zr_err. */
 #ifndef ZERO_BENCH_GPT2_LAYERS_H
 #define ZERO_BENCH_GPT2_LAYERS_H
 

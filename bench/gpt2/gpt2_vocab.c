@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_vocab.c: the functions of gpt2_vocab.h. The threads of bench/parts.h split the rows. */
+/* gpt2_vocab.c: the functions of gpt2_vocab.h. The threads of bench/threads.h split the rows. */
 #include "bench/gpt2/gpt2_vocab.h"
 #include "bench/threads.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* host.c: measures the host's kernels and products beside their limits.
+/* host.c: measures the host's kernels and products, and their limits.
  *
  * Each round runs every kernel and its limit once, both after an untimed pass over the same arrays, so
  * that both find the caches in the same state. Then it runs the products. */
@@ -218,8 +218,8 @@ static int take(struct kernels_host *h, int64_t bytes, void **out)
     return err;
 }
 
-/* Numbers from 1/2 to 1, whose halves are such numbers in bf16 too. So nothing is subnormal, which is slow
- * on some CPUs, nothing overflows, and no second moment is negative. */
+/* Fills memory with numbers from 1/2 to 1. Both halves of each float are such numbers in bf16, too. So
+ * nothing is subnormal, which is slow on some CPUs, nothing overflows, and no second moment is negative. */
 static int take_numbers(struct kernels_host *h, int64_t bytes, void **out)
 {
     int err = take(h, bytes, out);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* host.h: the host's kernels and matrix products, each beside what the machine can do at most. */
+/* host.h: measures the host's kernels and matrix products, each next to the machine's limit. */
 #ifndef ZERO_BENCH_KERNELS_HOST_H
 #define ZERO_BENCH_KERNELS_HOST_H
 

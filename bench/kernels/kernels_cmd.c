@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kernels_cmd.c: zero-bench kernels. On a GPU it measures a copy, AdamW, a matrix product and, in bf16,
- * the GPT's attention. The host has a table of its own (host.h).
+/* kernels_cmd.c: zero-bench kernels. On a GPU it measures a copy, AdamW, a matrix product and, in bf16, the
+ * GPT's attention. The host has a separate table (host.h).
  *
  * Everything runs on random data that no cache holds. A round measures one thing after another, so that a
- * changing clock rate hits all alike. A time is between two stamps of the stream, around a few runs. The
+ * changing clock rate affects all of them. A time is between two stamps of the stream, around a few runs. The
  * first rounds are warm-up; the median of the others counts. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
@@ -123,14 +123,14 @@ struct bench {
     double bytes_or_flop[N_MEASURES]; /* of one run */
 };
 
-/* Bytes read and written per weight: master weights, both moments and the fp32 gradient are read; all but
- * the gradient are written, and so are the model's weights if they are not fp32. */
+/* Bytes read and written per weight. Master weights, both moments and the fp32 gradient are read. All but the
+ * gradient are written, and the model's weights, too, if they are not fp32. */
 static int64_t adamw_bytes(enum zr_dtype dtype)
 {
     return 4 * 4 + 3 * 4 + (dtype == ZR_F32 ? 0 : zr_dtype_bytes(dtype));
 }
 
-/* Fills with one piece of random numbers in (-1, 1), again and again. */
+/* Fills a buffer with repeated copies of one piece of random numbers in (-1, 1). */
 static int fill_random(struct bench *b, const struct buffer *to, enum zr_dtype dtype, uint64_t seed)
 {
     enum { PIECE = 1 << 18 };

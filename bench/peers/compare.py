@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains one GPT-2 with libzero and with others in turn, and compares speed, memory, time to the first forward, and losses.
 
-bench/peers/run.sh calls this program. It creates the virtual environment for the rows of PyTorch and DeepSpeed. With
---rows of our own only (plain, stage0 to stage3), zero-bench is all that is needed. Every round runs each row once, and
+bench/peers/run.sh calls this program. It creates the virtual environment for the rows of PyTorch and DeepSpeed. If
+--rows has only our rows (plain, stage0 to stage3), only zero-bench is needed. Every round runs each row once, and
 starts with a different one. All rows are measured in the same way:
 
-- Speed is the row's own time of each step.
+- Speed is the time of each step that the row reports.
 - Memory is the sum of the Pss of its processes, sampled from outside.
 - The time to the first forward runs from the start of its processes to the report of the first step, minus that step.
 """
@@ -150,7 +150,7 @@ class Rows:
                               os.path.join(o.work, 'llmc_peer')], os.path.join(o.work, 'llmc_peer.log'))
 
     def build_extensions(self):
-        """Starts DeepSpeed once, unmeasured, as it compiles a part of itself at its first start for minutes.
+        """Starts DeepSpeed once without measuring. At its first start it compiles a part of itself for minutes.
 
         If this fails, the measured run fails in the same way and reports it.
         """

@@ -31,7 +31,7 @@ def write_text(root, path):
 
 
 def random_bits(x):
-    """As in bench/random_bits.h."""
+    """Computes what random_bits in bench/random_bits.h does."""
     x = (x + 0x9E3779B97F4A7C15) & MASK
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK
     x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK
@@ -41,7 +41,7 @@ def random_bits(x):
 def write_batches(text_path, path, steps, ranks, batch, context, seed):
     """Writes the batches that zero-bench train draws from a text, as int32 of (step, rank, row, context + 1).
 
-    The draws are those of bytes_data_sample in bench/bytes_data.c.
+    The draws are those of bytes_data_sample in bench/train/bytes_data.c.
     """
     with open(text_path, 'rb') as f:
         text = f.read()

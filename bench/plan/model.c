@@ -31,8 +31,8 @@ struct gpt2_config plan_sizes(const struct gpt2_config *model, int64_t params)
     return c;
 }
 
-/* Parameters that a GPT of these sizes does not have are put into one more unit, so that the total is
- * exact. With tp the total is exact but for the tensors that every part holds. */
+/* Parameters that a GPT of these sizes does not have are put into one more unit, so that the total is exact.
+ * With tp the total is exact except for the tensors that every rank holds whole. */
 int32_t plan_model(struct zero_tensor out[PLAN_N_TENSORS], int32_t *layers, const struct gpt2_config *model,
                    int64_t params, int dtype)
 {

@@ -210,7 +210,7 @@ static json_t *rank_json(const struct planning *p, int64_t rank, int column)
                      (json_int_t)info->traffic.wire_bytes, "moved_bytes", (json_int_t)moved_bytes(p, rank));
 }
 
-/* Fields that are printed without --pp too are those of the fullest rank. */
+/* Fields that are also printed without --pp describe the fullest rank. */
 static void print_json(const struct planning *p, int column)
 {
     int64_t s = fullest(p, 0, p->o->pp, column);

@@ -9,7 +9,7 @@
 /* Most timed steps of a candidate, over both rounds. */
 #define TUNE_MOST_STEPS 100
 
-/* The gradients' dtype on the wire in the candidates: the tensors' own, bf16, or both. */
+/* The gradients' dtype on the wire in the candidates: that of the tensors, bf16, or both. */
 enum tune_wire { TUNE_WIRE_OWN, TUNE_WIRE_BF16, TUNE_WIRE_ANY };
 
 struct tune_options {
@@ -82,16 +82,15 @@ enum tune_reason {
 };
 /* Negative if a comes first. reason may not be NULL. */
 int tune_compare(const struct candidate *a, const struct candidate *b, enum tune_reason *reason);
-/* The first candidate receives the fewest bytes between hosts. This is the ratio of the time of such a
- * byte to that of a byte inside a host from which on it also needs the least time for all bytes. 0: at any
- * ratio. */
+/* The first candidate receives the fewest bytes between hosts. Such a byte takes longer than a byte inside a
+ * host. Returns the least ratio of these times at which the candidate also needs the least time for all
+ * bytes. 0: at any ratio. */
 double tune_ratio(const struct candidates *c, int64_t chosen);
 /* Whether they differ at most in prefetch and budget. */
 bool tune_same_kind(const struct candidate *a, const struct candidate *b);
 
-/* Trains with the first n_probe kinds that fit, on all ranks together, in two rounds, the second in
- * reverse order. Returns 0; or the exit code of a run that failed and said so, and then no candidate has
- * times. */
+/* Trains with the first n_probe kinds that fit, on all ranks together, in two rounds, the second in reverse
+ * order. Returns 0, or the exit code of a run that failed with a message. Then no candidate has times. */
 int tune_probe(const struct tune_options *o, struct candidates *c);
 /* Whether the best candidate has times. */
 bool tune_probed(const struct candidates *c);

@@ -22,8 +22,8 @@ struct planning {
     bool warned;
 };
 
-/* The part of `bytes`, rounded down, that comes from other hosts, if a rank receives as much from each
- * other rank of a group of `size`, and `far` of these are on other hosts. */
+/* The part of `bytes`, rounded down, that comes from other hosts. A rank receives as much from each other
+ * rank of a group of `size`, and `far` of these are on other hosts. */
 static int64_t share_of(int64_t bytes, int64_t far, int64_t size)
 {
     return size < 2 ? 0 : bytes / (size - 1) * far + bytes % (size - 1) * far / (size - 1);
@@ -99,9 +99,9 @@ static bool same_plan(const struct candidate *a, const struct candidate *b)
     return !memcmp(&a->bytes, &b->bytes, sizeof a->bytes) && a->wire_bytes == b->wire_bytes;
 }
 
-/* Gives the budget of *c all that the limit leaves; before, it is what prefetch needs. A budget that the
- * plan does not use up is lowered to what is used, if that gives the same plan. Returns false if there is
- * no other plan. */
+/* Raises the budget of *c from what prefetch needs to all that the limit leaves. A budget that the plan does
+ * not use up is lowered to what is used, if that gives the same plan. Returns false if there is no other
+ * plan. */
 static bool spend_limit(struct planning *p, struct candidate *c)
 {
     const struct candidate least = *c;
@@ -123,8 +123,8 @@ static bool spend_limit(struct planning *p, struct candidate *c)
     return !same_plan(c, &least);
 }
 
-/* Stage 3 with everything resident is the same as stage 2, which is a candidate of its own. Hybrids still
- * share the rest. */
+/* Stage 3 with everything resident is the same as stage 2, which is a separate candidate. Hybrids still share
+ * the rest. */
 static int keep_sharded(struct planning *p, const struct candidate *c)
 {
     return c->hybrid || c->bytes.param_slots ? keep(p, c) : 0;
@@ -153,8 +153,8 @@ static bool is_group(const struct tune_options *o, int64_t n)
            (!o->dp_shard || o->dp_shard == n);
 }
 
-/* On one host, groups that add up micro-batches keep the fixed order of sums, as zero_wrap decides.
- * zero_plan takes each group for a host, so it has to be told. */
+/* On one host, groups that add up micro-batches keep the fixed order of sums, as zero_wrap decides. zero_plan
+ * takes each group for a host, so deterministic must be set for it. */
 static int32_t deterministic_of(const struct tune_options *o)
 {
     bool on = o->train.accum > 1 && o->per_host == o->world && o->train.device == ZERO_DEVICE_HOST;

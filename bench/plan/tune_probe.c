@@ -58,7 +58,7 @@ static int64_t first_of_kinds(const struct candidates *c, int64_t most, struct c
     return n;
 }
 
-/* In two rounds, so that a machine that slows down meanwhile widens the times of all candidates. */
+/* There are two rounds, so that a machine that slows down meanwhile widens the times of all candidates. */
 int tune_probe(const struct tune_options *o, struct candidates *c)
 {
     struct candidate **tried = calloc((size_t)o->n_probe, sizeof *tried);

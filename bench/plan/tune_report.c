@@ -146,7 +146,7 @@ static struct why why_not(const struct tune_options *o, const struct candidate *
     }
 }
 
-/* What a choice gives up, or NULL. It follows zero_wrap's default of cfg.deterministic. */
+/* Returns what a choice gives up, or NULL. It follows zero_wrap's default of cfg.deterministic. */
 static const char *note_on(const struct tune_options *o, const struct candidate *c)
 {
     bool off = c->hybrid && o->train.accum > 1 && c->deterministic == ZERO_AUTO &&
@@ -184,7 +184,7 @@ static void print_row(const struct tune_options *o, const struct candidates *c, 
     printf("  %s\n", why_not(o, at, &c->all[chosen]).text);
 }
 
-/* Shown are the first of each kind, the chosen one, and those that were probed. */
+/* The report shows the first of each kind, the chosen one, and those that were probed. */
 static bool is_shown(const struct candidates *c, int64_t i, int64_t chosen)
 {
     if (i == chosen || c->all[i].n_ms)

@@ -6,9 +6,9 @@
 #include <stdint.h>
 
 struct loss_curve {
-    /* for the key; "" if there is one curve */
+    /* name in the key; "" if there is one curve */
     char name[24];
-    /* (n) losses of consecutive steps, of which `first` is the number of the first one */
+    /* (n) losses of consecutive steps. first: number of the first step. */
     const double *loss;
     int64_t n, first;
 };

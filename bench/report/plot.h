@@ -12,7 +12,7 @@ option_reader plot_read_path;
 
 /* A curve in a picture of curves. */
 struct plot_curve {
-    /* for the key; "": not named there */
+    /* title in the key; "": none */
     char title[80];
     /* how gnuplot draws it, such as "lines lw 2" */
     char style[64];

@@ -27,7 +27,7 @@ struct report_step {
 
 /* Memory of one rank of a pipeline. */
 struct report_rank {
-    /* the library's */
+    /* memory of the library */
     struct zero_bytes planned, allocated;
     /* the model's activations; and the process's peak, a mean over the ranks with the same stages */
     int64_t activation_bytes, peak_rss_bytes;

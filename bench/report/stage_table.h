@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stage_table.h: tables for people, with a column for each of the four stages and, behind them, for the
+/* stage_table.h: tables for people, with a column for each of the four stages, and after them for the
  * hybrids. */
 #ifndef ZERO_BENCH_STAGE_TABLE_H
 #define ZERO_BENCH_STAGE_TABLE_H

@@ -25,9 +25,8 @@ struct scale_model {
     /* default number of tokens in a row */
     int64_t context;
     int64_t vocab;
-    /* true: Llama, with RMSNorm, three matrices in the feed-forward part, no bias, rotary positions and a
-     * head of its own. false: GPT-2, with LayerNorm, biases, learned positions and a head tied to the
-     * embedding. */
+    /* Llama, with RMSNorm, three matrices in the feed-forward part, no bias, rotary positions and a separate
+     * head. Otherwise GPT-2, with LayerNorm, biases, learned positions and a head tied to the embedding. */
     bool llama;
     /* variants of Llama: biases for queries, keys and values; a head tied to the embedding */
     bool qkv_bias, tied;
@@ -60,7 +59,7 @@ int64_t scale_n_params(const struct scale_model *m, int64_t context);
 /* Operations of a token's forward and backward pass, without recomputation, as MFU counts them. */
 double scale_flop_per_token(const struct scale_model *m, int64_t context);
 
-/* A host of several GPUs, and the network, of which each GPU has a part. Bandwidths are one-directional. */
+/* A host of several GPUs, and its network. Figures are per GPU, and bandwidths are one-directional. */
 struct scale_machine {
     const char *name, *text;
     int per_host;
@@ -120,9 +119,9 @@ struct scale_result {
      * from other groups */
     int64_t memory_bytes, received_bytes, outer_bytes;
     int n_simulated;
-    /* Only with tp, pp or activations: activations of the fullest rank, whose memory_bytes is above; bytes
-     * received over tp and over pp; the mean share of the step in which ranks of the pipeline are idle, 0
-     * to 1. */
+    /* Only with tp, pp or activations: bytes of activations of the fullest rank, whose memory_bytes is above,
+     * and bytes received over tp and pp. The bubble is the mean share of the step in which ranks of the
+     * pipeline are idle, 0 to 1. */
     int64_t activation_bytes, tp_bytes, pp_bytes;
     double bubble;
 };

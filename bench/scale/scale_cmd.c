@@ -41,7 +41,7 @@ static error_t read_machine(struct argp_state *state, const struct option_row *r
     return option_fault(state, "--%s: '%s' is not %s", row->name, arg, scale_machine_names());
 }
 
-/* "8,64,512" */
+/* Reads a list such as "8,64,512". */
 static error_t read_worlds(struct argp_state *state, const struct option_row *row, char *arg, void *to)
 {
     struct scale_options *o = to;
@@ -217,7 +217,7 @@ static void print_pipeline(const struct scale_job *j)
                        : "");
 }
 
-/* Says what tp and pp are, and what of them is not counted. */
+/* Prints tp and pp, and what of them is not counted. */
 static void print_mesh_head(const struct scale_options *o, const struct scale_job *j)
 {
     if (j->tp > 1)
@@ -305,7 +305,7 @@ static void print_line(const struct scale_job *j, const struct scale_result *r)
     report_line(line);
 }
 
-/* Jobs that cannot be are mistakes in the options. */
+/* An impossible job is a mistake in the options. */
 static int exit_of(int err)
 {
     return err == ZERO_ERR_ARG || err == ZERO_ERR_BUDGET ? EXIT_USAGE : err ? EXIT_FAILURE : 0;

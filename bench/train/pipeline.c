@@ -82,7 +82,7 @@ int64_t train_stage_bytes(const struct gpt2_config *whole, int64_t batch, int64_
     return batch * whole->context * whole->channels * element_bytes / (whole->sequence ? whole->tp : 1);
 }
 
-/* Passes on the bytes from `first` on: those that this rank has not made arrive, and all are sent. */
+/* Passes on the bytes from `first` on: receives those that this rank has not made, and sends all. */
 static void pass_message(const struct train_items *t, int64_t first, const struct zero_action *a)
 {
     const uint8_t *in = a->in;

@@ -5,8 +5,8 @@
 
 #include <stdlib.h>
 
-/* As in train.c, but a stage without the embedding reads its input from a->in, and one without the head
- * writes its output to a->out. */
+/* Does the same as in train.c, but a stage without the embedding reads its input from a->in, and one without
+ * the head writes its output to a->out. */
 static int forward(struct run *r, const struct zero_action *a)
 {
     struct gpt2 *m = &r->model[a->pp_stage];

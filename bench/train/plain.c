@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plain.c: a step of zero-bench train --plain. This is the program of train.c before it is wrapped: the model
- * has gradients and an optimizer of its own, and there are no brackets. */
+/* plain.c: a step of zero-bench train --plain. This is the program of train.c before it is wrapped. Gradients
+ * and optimizer belong to the program, and there are no brackets. */
 #include "bench/train/run.h"
 
 int plain_train_open(struct run *r)

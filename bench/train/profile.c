@@ -15,9 +15,9 @@ const char *const profile_names[PROFILE_N_PARTS] = {
 #undef PROFILE_NAME
 };
 
-/* Spans in a micro-batch: 2 * layers + 3 brackets, each of which may wait for its unit; layers + 1 waits
- * for a gradient's place; and one at the end. A step is a span with two waits, and the step before the
- * first measured one is needed too. The timeline's other tracks have fewer spans. */
+/* A micro-batch has 2 * layers + 3 brackets, and each may wait for its unit. It also has layers + 1 waits for
+ * a gradient's place, and one span at the end. A step is a span with two waits, and the step before the first
+ * measured one is needed too. The timeline's other tracks have fewer spans. */
 int64_t profile_most_micro_batches(int64_t layers, int64_t steps)
 {
     int64_t room = PROFILE_MOST_SPANS - 3 * (steps + 1);
@@ -67,7 +67,7 @@ void profile_step(struct profile *p, int64_t step, bool last)
     }
 }
 
-/* ---- the timeline, in nanoseconds of its own clock ---- */
+/* ---- the timeline, in nanoseconds of its clock ---- */
 
 struct span {
     int64_t from, to;
@@ -116,8 +116,8 @@ static void move(struct profile *p, enum profile_part from, enum profile_part to
     p->ns[from] -= ns;
 }
 
-/* Divides the time that the model's thread waits in the library. What runs meanwhile is what it waits for:
- * an update, the norm, or else communication. With one rank the remaining wait is the library's own work. */
+/* Divides the time that the model's thread waits in the library. It waits for what runs at that time: an
+ * update, the norm, or else communication. With one rank the remaining wait is the library's own work. */
 static int deal(struct profile *p, json_t *events)
 {
     static const char *const step[] = {"step", NULL}, *const wait[] = {"wait", "step", NULL},

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* profile.h: where the steps of zero-bench train go. Every nanosecond of the model's thread is in one
- * part. */
+/* profile.h: measures where the time of zero-bench train's steps goes. Every nanosecond of the model's thread
+ * belongs to one part. */
 #ifndef ZERO_BENCH_PROFILE_H
 #define ZERO_BENCH_PROFILE_H
 
@@ -41,8 +41,8 @@ struct profile {
     int64_t since_ns, start_ns;
     /* their sum is exactly total_ns */
     int64_t ns[PROFILE_N_PARTS], total_ns;
-    /* times that the model's thread spent in EXPOSED, on its own clock: in zero_mean, where it waits for
-     * other ranks and also for updates; and the time when the last step returned */
+    /* Begin and end of each part EXPOSED of the model's thread. This is zero_mean, which waits for other
+     * ranks and for updates. Then the time when the last step returned. Both are in ns of report_now_ns(). */
     int64_t means[PROFILE_MOST_STEPS][2], n_means, last_step_ns;
     /* operations of matrix products in PRODUCTS and ATTENTION */
     double flop[PROFILE_N_PARTS];
@@ -54,7 +54,7 @@ struct profile {
 /* The number of micro-batches, over all measured steps, for whose spans the timeline has room. The model
  * has so many layers and is wrapped as in train.c. */
 int64_t profile_most_micro_batches(int64_t layers, int64_t steps);
-/* What follows belongs to part. Returns the part before. p may be NULL in all of these functions. */
+/* Assigns the time from now on to part. Returns the part before. p may be NULL in all of these functions. */
 enum profile_part profile_enter(struct profile *p, enum profile_part part);
 /* Begins a product of the model. It belongs to ATTENTION if that is the current part, else to PRODUCTS. */
 enum profile_part profile_enter_product(struct profile *p, double flop);

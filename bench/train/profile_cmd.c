@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* profile_cmd.c: zero-bench profile: where the steps of a training on the host go, beside what each part
- * would take at the machine's limits, which every rank measures first, all at once, on the threads that the
- * part has.
+/* profile_cmd.c: zero-bench profile: where the time of training steps on the host goes, and what each part
+ * would take at the machine's limits. All ranks first measure these limits at the same time, on the threads
+ * that the part has.
  *
  * What a part would take:
  *     products, attention     their multiplications and additions at the best square product's speed

@@ -56,7 +56,7 @@ struct run {
     bool stores_each;
     /* If the run fails now, an option or the data is wrong. */
     bool bad_input;
-    /* The picture could not be drawn, and the user has been told. */
+    /* The picture could not be drawn, and a message has said so. */
     bool not_drawn;
 };
 
@@ -69,7 +69,7 @@ struct train_step {
     /* mean over ranks, micro-batches and tokens */
     double loss;
     struct zero_step_info info;
-    /* It is the last one: on every rank the same. */
+    /* It is the last step. The value is the same on every rank. */
     bool stop;
 };
 
@@ -81,7 +81,7 @@ int train_open(struct run *r);
 int train_configure(struct run *r, struct zero_config *cfg);
 /* After zero_wrap: takes over what the environment has changed, and opens what depends on it. */
 int train_wrapped(struct run *r);
-/* The weights come from files, and not from the seed. */
+/* Whether the weights come from files instead of from the seed. */
 bool train_reads_weights(const struct train_options *o);
 /* The number of a tensor's first element in the whole model's tensor; above 0 for a later pipeline stage. */
 int64_t train_first_element(const struct run *r, int32_t tensor);
@@ -120,7 +120,7 @@ int train_take_loss(struct run *r, struct train_step *s);
 bool train_time_is_up(const struct run *r);
 /* Counts the step that was made, and prints it. */
 int train_report_step(struct run *r, const struct train_step *s);
-/* After the last step: prints and draws what the run came to, or hands out its profile or its times. */
+/* After the last step: prints and draws the result of the run, or stores its profile or its times. */
 int train_end(struct run *r, double loss);
 
 #endif

@@ -7,7 +7,7 @@
 #include "bench/gpt2/gpt2.h"
 #include "bench/train/state_hash.h"
 
-/* Where a rank is on the mesh. */
+/* The position of a rank on the mesh. */
 struct train_place {
     /* this rank's number among those that read different data, and how many these are */
     int32_t dp, n_dp;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_device.c: the checking device: memory and operations, passed on, and what was found; see
- * check_device.h. */
+/* check_device.c: the checking device: memory and operations, which it records and passes on, and the faults
+ * found. */
 #include "kernels/agreement.h"
 #include "kernels/alloc.h"
 #include "kernels/check/check_device_inside.h"
@@ -17,7 +17,7 @@ static void device_close(struct zr_device *dev)
     (void)dev; /* zr_check_close */
 }
 
-/* Memory that was just allocated is added to the record, or freed again where it cannot be. */
+/* Adds memory that was just allocated to the record, or frees it if that fails. */
 static int watch(struct zr_check *c, int err, const char *name, int64_t bytes, void **p,
                  void (*give_back)(struct zr_device *dev, void *p, int64_t bytes))
 {
@@ -116,7 +116,8 @@ static void declare(struct zr_device *dev, struct zr_stream *s, const struct zr_
     pthread_mutex_unlock(&c->lock);
 }
 
-/* An operation that reads and writes these; any may be NULL. */
+/* Records an operation that reads and writes these ranges; either may be NULL. With adds, it also reads what
+ * it writes. */
 static void note(struct zr_stream *s, const char *name, const void *read, int64_t n_read, const void *written,
                  int64_t n_written, bool adds)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* check_device_inside.h: the inside of the checking device.
  *
- *   check_device.c  the device: memory and operations, and what was found
- *   check_stream.c  streams and events: which orders what
- *   check_reported.c    what the check is told, since no call of the device says it
+ *   check_device.c    the device: memory and operations, and the faults found
+ *   check_stream.c    streams and events, and the order that they make
+ *   check_reported.c  what no call of the device shows, so that it must be reported
  *
- * Each call is recorded under one lock, then passed on without it: what is beneath may block. */
+ * Each call is recorded under one lock, and then passed on without it, because the inner device may block. */
 #ifndef ZR_KERNELS_CHECK_DEVICE_INSIDE_H
 #define ZR_KERNELS_CHECK_DEVICE_INSIDE_H
 
@@ -14,12 +14,12 @@
 #include <pthread.h>
 
 struct zr_check {
-    /* the device that is seen from outside: first */
+    /* The device that callers see. It must be the first member. */
     struct zr_device base;
     struct zr_device_ops ops;
     struct zr_device *inner;
     int rank, world;
-    /* of all fields below */
+    /* protects all fields below */
     pthread_mutex_t lock;
     struct zr_recorder rec;
     bool used[ZR_CHECK_LINES];
@@ -31,7 +31,7 @@ struct zr_stream {
     struct zr_check *check;
     struct zr_stream *inner;
     struct zr_line *line;
-    /* what the next call touches */
+    /* ranges that the next call touches */
     struct zr_access *declared;
     int n_declared;
 };
@@ -39,7 +39,7 @@ struct zr_stream {
 struct zr_event {
     struct zr_check *check;
     struct zr_event *inner;
-    /* of the latest record; NULL: there is none */
+    /* clock of the latest record; NULL: there is none */
     struct zr_vclock *clock;
 };
 
@@ -64,9 +64,9 @@ int zr_check_stream_wait(struct zr_stream *s, struct zr_event *e);
 int zr_check_event_sync(struct zr_event *e);
 int zr_check_event_query(struct zr_event *e);
 
-/* The calling thread's line. The lock is held. */
+/* Returns the calling thread's line. The lock is held. */
 struct zr_line *zr_check_host_line(struct zr_check *c);
-/* A new operation of the stream; the lock is held until zr_check_issued(). */
+/* Begins a new operation of the stream. The lock is held until zr_check_issued(). */
 struct zr_line *zr_check_issue(struct zr_stream *s, const char *name);
 void zr_check_issued(struct zr_stream *s);
 

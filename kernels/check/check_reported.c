@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_reported.c: what a check is told, since no call of the device says it: threads that hand over, what
- * the program does itself, readers of memory, and ranks that meet. */
+/* check_reported.c: records what no call of the device shows: hand-overs between threads, the program's own
+ * work on streams, readers of memory, and ranks that meet. */
 #include "kernels/check/check_device_inside.h"
 
 void zr_check_doing(struct zr_check *c, const char *name, int32_t unit, uint32_t step)
@@ -57,7 +57,7 @@ void zr_check_reader_done(struct zr_check *c)
     pthread_mutex_unlock(&c->lock);
 }
 
-/* Both clocks become the larger of the two. */
+/* Each line's entry in the clock, and its mirror's, become the larger of the two. */
 static void meet(struct zr_check *c, struct zr_line *l)
 {
     struct zr_vclock *s = c->world > 1 ? zr_line_own(&c->rec, l) : NULL;
@@ -67,7 +67,7 @@ static void meet(struct zr_check *c, struct zr_line *l)
     }
 }
 
-/* The twin of a line, at the line's operation: it knows as much, and has come as far. */
+/* Returns the mirror of a line, with the line's clock and operation. */
 static struct zr_line *twin(struct zr_check *c, struct zr_line *l)
 {
     struct zr_line *t = &c->rec.lines[ZR_CHECK_LINES + l->id];
@@ -88,7 +88,7 @@ void zr_check_collective(struct zr_check *c, struct zr_stream *s, const char *na
     struct zr_line *host = zr_check_host_line(c);
     if (l != host)
         zr_line_join(&c->rec, l, host->clock);
-    /* On entering a collective: what follows is not known to anyone by it. */
+    /* The ranks meet before the operation begins, so they learn what came before it, and nothing of it. */
     if (starts)
         meet(c, l);
     zr_line_begin(&c->rec, l, name, host->during, unit, step);

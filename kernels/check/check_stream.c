@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_stream.c: a check's streams and events, passed on, and what they order. */
+/* check_stream.c: the checking device's streams and events, which it passes on, and the order that they
+ * make. */
 #include "kernels/alloc.h"
 #include "kernels/check/check_device_inside.h"
 
@@ -56,7 +57,7 @@ int zr_check_stream_open(struct zr_device *dev, enum zr_stream_kind kind, const 
     s->check = c;
     s->line = &c->rec.lines[i];
     if (!caller) {
-        /* Names of the library's own streams: literals. */
+        /* The library names its streams with literals, so the pointer stays valid. */
         s->line->name = c->rec.lines[ZR_CHECK_LINES + i].name = name ? name : "stream";
     }
     *out = s;
@@ -70,14 +71,14 @@ void zr_check_stream_close(struct zr_stream *s)
     struct zr_check *c = s->check;
     c->inner->ops->stream_close(s->inner);
     pthread_mutex_lock(&c->lock);
-    zr_line_join(&c->rec, zr_check_host_line(c), s->line->clock); /* it was waited for */
+    zr_line_join(&c->rec, zr_check_host_line(c), s->line->clock); /* the stream was waited for */
     c->used[s->line->id] = false;
     pthread_mutex_unlock(&c->lock);
     free(s->declared);
     free(s);
 }
 
-/* The clock of what was waited for, as it was when the wait began, is joined. */
+/* Holds the clock of what is waited for, as it is when the wait begins. join_host joins it afterwards. */
 static struct zr_vclock *hold(struct zr_check *c, struct zr_vclock *const *now)
 {
     pthread_mutex_lock(&c->lock);
@@ -160,7 +161,8 @@ void zr_check_event_close(struct zr_event *e)
     free(e);
 }
 
-/* Passed on first: whoever finds this record in the clocks has it beneath as well. */
+/* Passes the record on first, so that an event whose record is in the clocks has it in the inner device,
+ * too. */
 int zr_check_event_record(struct zr_event *e, struct zr_stream *s)
 {
     ZR_TRY(e->check->inner->ops->event_record(e->inner, s->inner));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* guard.c: see guard.h. Everything is one reservation of address space; the handler only reads what was there
- * before the first page could be touched. */
+/* guard.c: guarded memory. All regions of a guard are one reservation of address space. The handler only
+ * reads what was there before the first page could be touched. */
 #include "kernels/check/guard.h"
 #include "kernels/check/guard_calls.h"
 #include "kernels/check/guard_report.h"
@@ -20,7 +20,7 @@
 enum { MOST_GUARDS = 64 };
 
 struct region {
-    char *from, *at; /* from: of the space before it */
+    char *from, *at; /* from: start of the space before the region */
     int64_t bytes;
     _Atomic int mode;
 };
@@ -36,15 +36,16 @@ struct zr_guard {
     struct region region[];
 };
 
-/* The handler is the process's, so this is too. A handler looks at every guard, other threads' too, and may
- * not take a lock: a guard that was taken from the list is gone only when no handler is inside any more. */
+/* This belongs to the process, as the handler does. A handler looks at every guard, also those of other
+ * threads, and must not take a lock. So a guard that left the list is freed only when no handler is inside
+ * any more. */
 static struct {
-    pthread_mutex_t lock; /* of the list and the handler */
+    pthread_mutex_t lock; /* protects the list and the handler */
     _Atomic(struct zr_guard *) open[MOST_GUARDS];
     int n_open;
     _Atomic bool has_callbacks;
     pthread_key_t callbacks; /* the name of the callback that each thread runs */
-    _Atomic int n_inside;    /* handlers that may hold what the list said */
+    _Atomic int n_inside;    /* handlers that may hold a guard of the list */
     struct sigaction before;
 } guards = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -61,7 +62,7 @@ void zr_guard_callback(const char *name)
         pthread_setspecific(guards.callbacks, name);
 }
 
-/* Takes the key for good, because a thread may use it at any time. With the lock. */
+/* Makes the key for good, because a thread may use it at any time. The lock is held. */
 static int take_key(void)
 {
     if (atomic_load(&guards.has_callbacks))
@@ -75,7 +76,7 @@ static int take_key(void)
     return 0;
 }
 
-/* For a process that unloads the library and loads it again. */
+/* Deletes the key, for a process that unloads the library and loads it again. */
 __attribute__((destructor)) static void give_key_back(void)
 {
     if (atomic_exchange(&guards.has_callbacks, false))
@@ -112,14 +113,14 @@ static int32_t region_of(const struct zr_guard *g, const char *at)
     return lo - 1;
 }
 
-/* Atomic, as two threads that met the same closed page fill it both. */
+/* The stores are atomic, because two threads that touched the same closed page both fill it. */
 static void fill_with_nan(char *page, int64_t bytes)
 {
     for (int64_t i = 0; i < bytes; i += (int64_t)sizeof(uint64_t))
         __atomic_store_n((uint64_t *)(void *)(page + i), UINT64_MAX, __ATOMIC_RELAXED);
 }
 
-/* Keeps the first, and waits until it is told. */
+/* Keeps the first touch. Waits until it is reported. */
 static void note(struct zr_guard *g, const char *at, int write, const char *call)
 {
     int32_t i = region_of(g, at);
@@ -151,7 +152,7 @@ static void on_fault(int number, siginfo_t *info, void *context)
 {
     int kept = errno;
     char *at = info->si_addr;
-    bool sent = info->si_code <= 0; /* by kill() and its like, from anywhere: there is no address */
+    bool sent = info->si_code <= 0; /* sent by kill() or the like: there is no address */
     bool ours = false;
     atomic_fetch_add(&guards.n_inside, 1);
     for (int i = 0; i < MOST_GUARDS && !ours && !sent; i++) {
@@ -170,13 +171,13 @@ static void on_fault(int number, siginfo_t *info, void *context)
     } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
         before.sa_handler(number);
     } else if (before.sa_handler == SIG_DFL || !sent) {
-        sigaction(number, &before, NULL); /* the same instruction faults again, and meets it */
+        sigaction(number, &before, NULL); /* the same instruction faults again, and that action applies */
         if (sent)
-            raise(number); /* blocked while we are here: delivered on return */
+            raise(number); /* blocked in this handler, so delivered on return */
     }
 }
 
-/* The first byte of the range that may not be read (written: write); NULL: all may. */
+/* Returns the first byte of the range that may not be read, or written if write is set. NULL: all may. */
 static const char *forbidden(const struct zr_guard *g, const char *at, size_t n, bool write)
 {
     const char *end = g->base + g->bytes;
@@ -229,7 +230,7 @@ static int enlist(struct zr_guard *g)
         struct sigaction mine = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
         sigemptyset(&mine.sa_mask);
         wait_for_handlers();
-        /* Known before the handler is there, which may run at once. */
+        /* It is known before the handler is installed, which may run at once. */
         if (sigaction(SIGSEGV, NULL, &guards.before) || sigaction(SIGSEGV, &mine, NULL))
             err = zr_fail(ZR_ERR_SYSTEM, "a handler for SIGSEGV could not be installed: %s", strerror(errno));
     }
@@ -253,7 +254,7 @@ static void delist(struct zr_guard *g)
             continue;
         zr_guard_calls_forget();
         struct sigaction now;
-        /* Somebody else's that came later stays. */
+        /* A handler that somebody installed later stays. */
         if (!sigaction(SIGSEGV, NULL, &now) && now.sa_flags & SA_SIGINFO && now.sa_sigaction == on_fault)
             sigaction(SIGSEGV, &guards.before, NULL);
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* guard_calls.c: replaces entries in the tables of imported functions, so that system calls look at guarded
- * memory first. */
+/* guard_calls.c: replaces entries in the tables of imported functions, so that calls check their memory
+ * before the kernel touches it. */
 #include "kernels/check/guard_calls.h"
 
 #include <dlfcn.h>
@@ -21,7 +21,7 @@ enum { JUMP_SLOT = R_X86_64_JUMP_SLOT, GLOB_DAT = R_X86_64_GLOB_DAT };
 #elif defined(__aarch64__)
 enum { JUMP_SLOT = R_AARCH64_JUMP_SLOT, GLOB_DAT = R_AARCH64_GLOB_DAT };
 #else
-enum { JUMP_SLOT = -1, GLOB_DAT = -1 }; /* no such entry: nothing is exchanged */
+enum { JUMP_SLOT = -1, GLOB_DAT = -1 }; /* there is no such entry: nothing is replaced */
 #endif
 
 typedef void (*look_fn)(const char *call, const void *at, size_t n, bool write);
@@ -48,9 +48,9 @@ static void see_vector(const char *call, const struct iovec *v, size_t n, bool w
         see(call, v[i].iov_base, v[i].iov_len, write);
 }
 
-/* ---- the functions that look, and then call the C library's ---- */
+/* ---- functions that look first, and then call the C library's ---- */
 
-/* X(name, result, parameters, arguments, what it sees) */
+/* X(name, result, parameters, arguments, call that looks) */
 #define CALLS(X)                                                                                             \
     X(write, ssize_t, (int fd, const void *p, size_t n), (fd, p, n), see("write", p, n, false))              \
     X(read, ssize_t, (int fd, void *p, size_t n), (fd, p, n), see("read", p, n, true))                       \
@@ -118,7 +118,7 @@ CALLS(DEFINE)
 static const struct exchange {
     const char *name;
     void *mine;
-    void **real; /* found by name, so that another library's of that name stays in its place */
+    void **real; /* function that the name stood for, which may be another library's */
 } exchanges[] = {
 #define ENTRY(name, result, parameters, arguments, sees) {#name, (void *)my_##name, (void **)&real_##name},
     CALLS(ENTRY)
@@ -190,7 +190,7 @@ static int in_object(struct dl_phdr_info *info, size_t size, void *arg)
             o.relro_end = (o.base + p->p_vaddr + p->p_memsz) & ~(page - 1);
         }
     }
-    const ElfW(Rela) * table[2] = {NULL, NULL}; /* of calls, of addresses */
+    const ElfW(Rela) * table[2] = {NULL, NULL}; /* relocations of calls, and of addresses */
     size_t bytes[2] = {0, 0};
     bool rela = true;
     for (; d && d->d_tag != DT_NULL; d++)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* guard_report.c: see guard_report.h. Two event descriptors: reading, writing and polling them is allowed in
- * a handler. */
+/* guard_report.c: the thread of a reporter. It uses two event descriptors, because a signal handler may read,
+ * write and poll them. */
 #include "kernels/check/guard_report.h"
 #include "kernels/alloc.h"
 #include "kernels/error.h"
@@ -23,13 +23,13 @@ enum { WAIT_MS = 2000 };
 struct zr_reporter {
     struct zr_thread thread;
     pid_t process;
-    int wake, reported; /* reported: readable for ever once it is */
+    int wake, reported; /* reported stays readable once it is */
     _Atomic bool asked, done, gave_up;
     void (*report)(void *arg);
     void *arg;
 };
 
-/* 8 bytes to an event descriptor are written at once or, with the counter at its end, not needed. */
+/* Adds 1 to an event descriptor's counter. The counter never fills, so the write does not block. */
 static void post(int fd)
 {
     const uint64_t one = 1;

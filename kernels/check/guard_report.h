@@ -1,24 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* guard_report.h: a thread that tells of a guard's first touch at once, while the thread that touched waits.
+/* guard_report.h: a thread that reports a guard's first touch at once, while the thread that touched waits.
  *
- * What a touch found may end the program a moment later: an index made of NaN bytes, a division by them. So
- * the report is out before the program goes on, and as a handler of a signal may neither format nor write
- * through a program's own function, another thread does. The wait is bounded: that function may want a lock
- * that the waiting thread holds. */
+ * The program may end a moment after the touch, for example by an index made of NaN bytes. So the report must
+ * be out before the program goes on. A signal handler may neither format text nor call a program's function,
+ * so another thread does. The wait is bounded, because that function may need a lock that the waiting thread
+ * holds. */
 #ifndef ZR_KERNELS_GUARD_REPORT_H
 #define ZR_KERNELS_GUARD_REPORT_H
 
 struct zr_reporter;
 
-/* report(arg) runs on the thread when it was asked for, once at most. ZR_ERR_NOMEM, ZR_ERR_SYSTEM. */
+/* Starts the thread. report(arg) runs on it at most once, when it is asked for. Errors: ZR_ERR_NOMEM,
+ * ZR_ERR_SYSTEM. */
 int zr_reporter_open(void (*report)(void *arg), void *arg, struct zr_reporter **out);
-/* Waits for a call of report that is under way. NULL is allowed. */
+/* Waits for a call of report that is under way. r may be NULL. */
 void zr_reporter_close(struct zr_reporter *r);
 
-/* Both from any thread, and from a handler of a signal. */
+/* These two may be called from any thread, and from a signal handler. */
 void zr_report_ask(struct zr_reporter *r);
-/* Waits until it is reported, 2 s at most; not on the reporter's thread, nor in a forked child, which does
- * not have it, nor again after a wait that was in vain. */
+/* Waits for the end of the report, 2 s at most. It does not wait on the reporter's thread, in a forked child
+ * (which does not have that thread), or after a wait that timed out. */
 void zr_report_wait(struct zr_reporter *r);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* recorder.c: lines, their clocks, and what was found; see recorder.h. */
+/* recorder.c: lines, their clocks and operations, and the faults found. */
 #include "kernels/check/recorder.h"
 
 #include <stdio.h>
@@ -102,7 +102,7 @@ void zr_line_join(struct zr_recorder *r, struct zr_line *l, const struct zr_vclo
         zr_vclock_join(r, zr_line_own(r, l), s);
 }
 
-/* ---- what lines do ---- */
+/* ---- operations ---- */
 
 static bool more_infos(struct zr_recorder *r)
 {
@@ -123,7 +123,7 @@ void zr_line_begin(struct zr_recorder *r, struct zr_line *l, const char *name, c
     if (r->broken || !more_infos(r))
         return;
     struct zr_vclock *s = zr_line_own(r, l);
-    if (!s || ++s->at[l->id] == UINT32_MAX) { /* the clocks are full: no more can be said */
+    if (!s || ++s->at[l->id] == UINT32_MAX) { /* the clocks are full: nothing more can be checked */
         r->broken = true;
         return;
     }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shadow.c: what every byte stands for, who wrote it last and who has read it since; see recorder.h.
+/* shadow.c: what every byte stands for, its last writer and its readers since.
  *
- * An allocation is cut into ranges, finer each time an operation touches part of one; layouts repeat from
- * step to step, so the cuts soon stop. */
+ * An allocation is cut into ranges, which become finer each time an operation touches part of one. Layouts
+ * repeat from step to step, so the cuts soon stop. */
 #include "kernels/check/recorder.h"
 
 #include <stdio.h>
@@ -15,9 +15,9 @@ struct epoch {
 };
 
 struct range {
-    int64_t from; /* offset; the next one's is the end */
+    int64_t from; /* offset; the next range's is the end */
     struct zr_content content;
-    struct epoch writer; /* tick 0: none */
+    struct epoch writer; /* tick 0: no writer */
     struct epoch *readers;
     int32_t n_readers, cap;
 };
@@ -30,7 +30,7 @@ struct zr_block {
     int32_t n_ranges, cap;
 };
 
-/* Room for n more than there are; false: the recorder is broken. */
+/* Makes room for element n of an array. Returns false if there is no memory; the recorder is broken then. */
 static bool room(struct zr_recorder *rec, void **array, int32_t n, int32_t *cap, size_t item)
 {
     if (n < *cap)
@@ -103,7 +103,8 @@ void zr_shadow_close(struct zr_recorder *rec)
     rec->n_blocks = 0;
 }
 
-/* The block that holds all of [at, at + bytes), or NULL, with a report where every byte is known. */
+/* Returns the block that holds all of [at, at + bytes), or NULL. If every byte must be known, NULL is
+ * reported. */
 static struct zr_block *find(struct zr_recorder *rec, const void *address, int64_t bytes, int64_t *off)
 {
     const char *at = address;
@@ -174,9 +175,9 @@ static int32_t cut(struct zr_recorder *rec, struct zr_block *b, int64_t off)
     return lo;
 }
 
-/* ---- who did before ---- */
+/* ---- earlier accesses ---- */
 
-/* "rank 3's", of a line or a block. */
+/* Text such as "rank 3's", for a line or a block. */
 struct owner {
     char text[24];
 };
@@ -280,7 +281,7 @@ static void each(struct zr_recorder *rec, const void *at, int64_t bytes, range_f
         fn(rec, arg, b, &b->ranges[i], end_of(b, i));
 }
 
-/* The content of element k of a range whose first one has t. */
+/* Returns the content of element k of a range whose first element has content t. */
 static struct zr_content moved(struct zr_content t, int64_t k)
 {
     if (t.size)
@@ -293,8 +294,8 @@ struct placing {
     struct zr_content content;
 };
 
-/* Ranges [first, last) become one where that loses nothing: what was written at once holds elements of one
- * size, so no old cut may stay inside an element. */
+/* Joins ranges [first, last) where that loses nothing. A write stores elements of one size, so no old cut may
+ * stay inside an element. */
 static int32_t unite(struct zr_block *b, int32_t first, int32_t last)
 {
     int32_t kept = first;
@@ -367,7 +368,8 @@ void zr_shadow_add_to(struct zr_recorder *rec, const void *at, int64_t bytes, st
         each(rec, at, bytes, add_one, &(struct placing){offset_of(rec, at), content});
 }
 
-/* Ranges of a source, kept apart because writing the destination may cut the same block. */
+/* A range of a copy's source. It is stored separately, because writing the destination may cut the same
+ * block. */
 struct run {
     int64_t first, n; /* elements from the start of the source */
     struct zr_content content;
@@ -403,7 +405,7 @@ static void transfer(struct zr_recorder *rec, const void *dst, int dst_size, con
 {
     if (n <= 0)
         return;
-    bool same = dst_size == src_size; /* byte for byte */
+    bool same = dst_size == src_size; /* copied byte for byte */
     struct runs s = {.from = offset_of(rec, src), .size = same ? 1 : src_size};
     each(rec, src, n * src_size, take_one, &s);
     if (same)
@@ -498,7 +500,7 @@ struct zr_content zr_shadow_at(struct zr_recorder *rec, const void *at)
     struct zr_block *b = find(rec, at, 1, &off);
     if (!b)
         return (struct zr_content){0};
-    int32_t i = cut(rec, b, off); /* may move the ranges */
+    int32_t i = cut(rec, b, off); /* cut may move the ranges */
     struct range *r = &b->ranges[i];
     return r->content.size ? moved(r->content, (off - r->from) / r->content.size) : r->content;
 }

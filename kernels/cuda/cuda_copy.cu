@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cuda_copy.cu: a table of copies as one kernel.
  *
- * Slices of many small tensors, packed for one collective and unpacked behind it: a launch for each would
- * take longer than the copying. A block of threads belongs to one copy of the table, which is an argument, so
- * nothing of the host's has to outlive the call. */
+ * Slices of many small tensors are packed for one collective and unpacked after it. One launch per slice
+ * would take longer than the copying. A block of threads works on one copy of the table. The table is a
+ * kernel argument, so no host memory has to outlive the call. */
 #include "kernels/cuda/cuda_kernels.h"
 
 #include <cuda_runtime.h>
@@ -11,12 +11,12 @@
 namespace
 {
 
-constexpr int THREADS = 256, EACH = 4; /* accesses of a thread */
+constexpr int THREADS = 256, EACH = 4; /* accesses per thread */
 
 struct rows {
     struct zr_copy_rows c;
     int32_t first_block;
-    int32_t width; /* bytes of an access: 16, or what addresses, strides and rows are multiples of */
+    int32_t width; /* bytes per access: up to 16, a divisor of addresses, strides and rows */
 };
 
 struct table {
@@ -30,7 +30,7 @@ template <class T> __device__ __forceinline__ void move(char *to, const char *fr
     *reinterpret_cast<T *>(to) = *reinterpret_cast<const T *>(from);
 }
 
-/* Bytes [at, at + width) of the copy, or those of them that there are: they are of one row. */
+/* Moves bytes [at, at + width) of the copy, which are in one row, or as many of them as there are. */
 __device__ __forceinline__ void move_item(const struct rows &r, int64_t at)
 {
     const int64_t row = at / r.c.row_bytes, in_row = at - row * r.c.row_bytes, left = r.c.bytes - at;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_device.c: a GPU as a device: what is refused at opening, and memory. Streams are in cuda_stream.c,
- * operations in cuda_ops.c, kernels in cuda_kernels.cu and cuda_copy.cu. */
+/* cuda_device.c: a GPU as a device: the checks at opening, and memory. Streams are in cuda_stream.c,
+ * operations in cuda_ops.c, kernels in the .cu files. */
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/alloc.h"
 #include "kernels/cuda/cuda_kernels.h"
@@ -16,7 +16,7 @@ int zr_cuda_check(const struct zr_cuda_device *dev, const char *call, cudaError_
 {
     if (!err)
         return 0;
-    cudaGetLastError(); /* it is reported here; the program's own checks need not find it */
+    cudaGetLastError(); /* it is reported here; the program's checks need not find it */
     return zr_fail(err == cudaErrorMemoryAllocation ? ZR_ERR_NOMEM : ZR_ERR_SYSTEM, "GPU %d: %s: %s (%s)",
                    dev->ordinal, call, cudaGetErrorName(err), cudaGetErrorString(err));
 }
@@ -41,14 +41,14 @@ int zr_cuda_thread_begin(struct zr_device *base)
     const struct zr_cuda_device *dev = (struct zr_cuda_device *)base;
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     ZR_TRY(zr_cuda_check(dev, "cudaSetDevice", cudaSetDevice(dev->ordinal)));
-    /* Not before: it makes a context on the current device. */
+    /* It comes second, because it makes a context on the current device. */
     return zr_cuda_check(dev, "cudaThreadExchangeStreamCaptureMode",
                          cudaThreadExchangeStreamCaptureMode(&mode));
 }
 
 /* --- memory --- */
 
-/* What CUDA gave for a place that was given out, which is forgotten. */
+/* Returns CUDA's address for memory that was given out, and forgets it. */
 static void *block_take(struct zr_cuda_device *dev, void *at)
 {
     void *base = NULL;
@@ -73,7 +73,7 @@ static cudaError_t block_alloc(bool poison, bool on_host, void **base, size_t by
     if (!err && poison)
         err = cudaMemset(*base, 0xff, bytes);
     if (!err && poison)
-        err = cudaStreamSynchronize(NULL); /* the fill is asynchronous, and others do not wait for it */
+        err = cudaStreamSynchronize(NULL); /* asynchronous: other streams do not wait for the fill */
     return err;
 }
 
@@ -161,24 +161,25 @@ void zr_cuda_close(struct zr_device *base)
     struct zr_cuda_device *dev = (struct zr_cuda_device *)base;
     for (struct zr_cuda_block *b = dev->blocks, *next; b; b = next) {
         next = b->next;
-        free(b); /* its memory was left behind, on purpose: NCCL may be using it yet */
+        free(b); /* its memory is left behind on purpose, because NCCL may still use it */
     }
     pthread_mutex_destroy(&dev->lock);
     free(dev);
 }
 
-/* A version as CUDA counts it: 13000 is 13.0. */
+/* The parts of a version in CUDA's encoding: 13000 is 13.0. */
 #define VERSION(v) (v) / 1000, (v) % 1000 / 10
 
-/* What the driver must be for: of CUDA 12 the release that has cudaStreamGetDevice; else the first of the
- * major version, whose drivers take programs of all its minor ones (NVIDIA, CUDA Compatibility: minor version
- * compatibility). */
+/* CUDA version that the driver must support. For CUDA 12 it is the release with cudaStreamGetDevice.
+ * Otherwise it is the first one of the major version, whose drivers run programs of all its minor versions
+ * (NVIDIA, CUDA Compatibility: minor version compatibility). */
 #if CUDART_VERSION < 12080
 #error "the CUDA toolkit is older than 12.8 (kernels/meson.build)"
 #endif
 #define DRIVER_NEEDED (CUDART_VERSION < 13000 ? 12080 : CUDART_VERSION / 1000 * 1000)
 
-/* Whether there is a GPU of that number that this library can use. */
+/* Checks that this library can use the GPU of that number. Replaces ZR_CUDA_CURRENT by the number of the
+ * thread's GPU. */
 static int check_gpu(int *number)
 {
     int ordinal = *number, driver = 0, count = 0, major = 0, minor = 0;
@@ -223,8 +224,8 @@ static int check_gpu(int *number)
     return 0;
 }
 
-/* Reads both clocks, the GPU's between two readings of ours; the closest pair of readings tells the offset.
- * The first kernel, so it also shows whether this library has code for the GPU. */
+/* Reads the GPU's clock between two readings of the host's, several times. The closest pair of readings gives
+ * the offset. This is the first kernel, so it also shows whether this library has code for the GPU. */
 static int learn_clock(struct zr_cuda_device *dev)
 {
     struct zr_stream *s = NULL;

@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_device.h: the inside of the CUDA device: the vtable of device.h over the CUDA runtime.
+/* cuda_device.h: the inside of the CUDA device, which implements device.h over the CUDA runtime.
  *
- * Streams and events are CUDA's own; nothing here waits for the GPU but stream_sync, event_sync,
- * stream_close, close, free, and a copy from or to memory that is not page-locked. A call makes the GPU the
- * thread's current device and puts back the one before. On a thread that never chose a device that one is
- * number 0, and putting it back would make a context there: so the library's own threads choose once
- * (thread_begin).
+ * Streams and events are CUDA's own. These calls wait for the GPU: stream_sync, event_sync, stream_close,
+ * free, and a copy from or to memory that is not page-locked. A call makes the GPU the thread's current
+ * device, and afterwards restores the previous one. On a thread that never chose a device, that is number 0,
+ * and restoring it would make a context there. So the library's own threads choose once (thread_begin).
  *
- * Compiled with CUDA 13.0 and run on the CPU's stand-in for the CUDA runtime (test/stand_in). It has not run
- * on a GPU.
- */
+ * Tests run this device on a CPU, over a stand-in for the CUDA runtime (test/stand_in). */
 #ifndef ZR_KERNELS_CUDA_DEVICE_H
 #define ZR_KERNELS_CUDA_DEVICE_H
 
@@ -19,7 +16,7 @@
 
 #include <pthread.h>
 
-/* Memory given out: CUDA aligns less than device.h promises, so the place given lies inside. */
+/* Memory given out. CUDA aligns less than device.h promises, so `at` lies inside the memory at `base`. */
 struct zr_cuda_block {
     void *base, *at;
     struct zr_cuda_block *next;
@@ -29,18 +26,18 @@ struct zr_cuda_device {
     struct zr_device base;
     int ordinal;
     bool poison;
-    /* of queue streams: the highest there is, so that communication starts before compute */
+    /* priority of queue streams: the highest, so that communication starts before compute */
     int priority;
-    /* multiprocessors */
+    /* number of multiprocessors */
     int n_processors;
-    /* zr_now_ns() less the GPU's global timer */
+    /* zr_now_ns() minus the GPU's global timer, in ns */
     int64_t clock_offset;
-    /* of the blocks */
+    /* protects blocks */
     pthread_mutex_t lock;
     struct zr_cuda_block *blocks;
 };
 
-/* The arguments of one call(), used again when it has run. */
+/* The arguments of one call(), which are used again after it has run. */
 struct zr_cuda_closure {
     _Alignas(16) unsigned char arg[ZR_CALL_BYTES];
     void (*fn)(void *arg);
@@ -51,9 +48,9 @@ struct zr_cuda_closure {
 struct zr_stream {
     struct zr_cuda_device *dev;
     cudaStream_t native;
-    /* a queue, which is ours to destroy */
+    /* a queue, which this device destroys */
     bool owned;
-    /* of the two lists: a closure returns on a thread of CUDA's */
+    /* protects the two lists, because a closure returns on a thread of CUDA */
     pthread_mutex_t lock;
     struct zr_cuda_closure *free, *all;
 };
@@ -63,15 +60,16 @@ struct zr_event {
     cudaEvent_t native;
 };
 
-/* Reports a failed call, with CUDA's name and text for it, and clears CUDA's own record of it. ZR_ERR_NOMEM
- * for a lack of memory, else ZR_ERR_SYSTEM; 0 when err is none. */
+/* Reports a failed call with CUDA's name and text for it, and clears CUDA's record of it. Returns
+ * ZR_ERR_NOMEM for a lack of memory, else ZR_ERR_SYSTEM, and 0 if err is no error. */
 int zr_cuda_check(const struct zr_cuda_device *dev, const char *call, cudaError_t err);
 
-/* Makes the device current; *was is for zr_cuda_leave, which gives err, or what went wrong. */
+/* zr_cuda_enter makes the device current, and stores the previous one in *was. zr_cuda_leave restores it, and
+ * reports err with zr_cuda_check. */
 cudaError_t zr_cuda_enter(const struct zr_cuda_device *dev, int *was);
 int zr_cuda_leave(const struct zr_cuda_device *dev, int was, const char *call, cudaError_t err);
 
-/* expression, a cudaError_t of one runtime call, with dev current. */
+/* Evaluates expression, a cudaError_t of one runtime call, with dev current. The value is 0 or a zr_err. */
 #define ZR_CUDA(dev, call, expression)                                                                       \
     ({                                                                                                       \
         int was_;                                                                                            \
@@ -81,8 +79,8 @@ int zr_cuda_leave(const struct zr_cuda_device *dev, int was, const char *call, c
         zr_cuda_leave(dev, was_, call, err_);                                                                \
     })
 
-/* The same for a call that CUDA may call unsafe while some thread captures a stream: it waits, asks or takes
- * memory. What it is about is never captured, so the program's capture need not be the worse for it. */
+/* Does the same for a call that CUDA may forbid while some thread captures a stream, because it waits,
+ * queries or allocates. It never concerns captured work, so it need not invalidate the program's capture. */
 #define ZR_CUDA_OUTSIDE(dev, call, expression)                                                               \
     ZR_CUDA(dev, call, ({                                                                                    \
                 enum cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;                             \
@@ -109,7 +107,7 @@ int zr_cuda_event_sync(struct zr_event *e);
 int zr_cuda_event_query(struct zr_event *e);
 int zr_cuda_stream_call(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes);
 
-/* cuda_ops.c: the kernels. */
+/* cuda_ops.c: the table of functions. */
 extern const struct zr_device_ops zr_cuda_ops;
 /* cuda_device.c: memory. */
 void zr_cuda_close(struct zr_device *dev);

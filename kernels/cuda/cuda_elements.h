@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_elements.h: how a GPU's kernels are launched, and go over elements in accesses of 16 bytes. C++, for
- * the .cu files, after cuda_runtime.h. */
+/* cuda_elements.h: launches a GPU's kernels, and lets them access elements in 16 bytes at a time. It is C++
+ * for the .cu files, included after cuda_runtime.h. */
 #ifndef ZR_KERNELS_CUDA_ELEMENTS_H
 #define ZR_KERNELS_CUDA_ELEMENTS_H
 
@@ -11,7 +11,7 @@ namespace
 
 constexpr int THREADS = 256, WIDTH = 4;
 
-/* A launch with one or more arguments that the kernel takes by value. */
+/* Launches a kernel with one or more arguments, which it takes by value. */
 template <class K, class... A> cudaError_t launch(K kernel, int64_t n_blocks, cudaStream_t s, A... args)
 {
     void *pointers[] = {&args...};
@@ -34,11 +34,11 @@ __device__ __forceinline__ int64_t thread_index()
  *
  *     template <int W> __device__ void run(int64_t i) const;      on W elements from i; W is 1 or WIDTH
  *
- * A thread does it once: on four elements where all operands are aligned for that, on one at the ends, and
- * everywhere when no such place exists. */
+ * A thread calls it once: on four elements where all operands are aligned for that, and on one element at the
+ * ends. If no element is aligned for all operands, every thread takes one element. */
 
 struct span {
-    /* elements; those before the vectors; vectors */
+    /* elements; elements before the vectors; vectors */
     int64_t n, head, n_vec;
 };
 
@@ -52,9 +52,9 @@ template <class Op> __global__ void __launch_bounds__(THREADS) each(Op op, struc
 }
 
 struct operand {
-    /* NULL: there is none */
+    /* NULL: there is no operand */
     const void *at;
-    /* of one element */
+    /* bytes of one element */
     int bytes;
 };
 

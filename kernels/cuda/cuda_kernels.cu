@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_kernels.cu: the element-wise kernels of a sharded optimizer on a GPU (cuda_norm.cu has those whose
- * threads need each other).
+/* cuda_kernels.cu: the element-wise kernels of a sharded optimizer on a GPU. cuda_norm.cu has the kernels
+ * whose threads need each other.
  *
- * Compiled by nvcc, and by the host's compiler for the CPU in tests (test/stand_in). No multiplication and
- * addition may be contracted (-fmad=false): the bits are those of the host. bf16 is two bytes, the upper half
- * of a float. */
+ * nvcc compiles this file, and in tests the host's compiler does so for the CPU (test/stand_in).
+ * Multiplications and additions must not be contracted (-fmad=false), so that the bits are those of the host.
+ * bf16 is two bytes, the upper half of a float. */
 #include "kernels/cuda/cuda_kernels.h"
 
 #include "kernels/host/vec_portable.h"
@@ -51,7 +51,7 @@ struct scale_op {
         floats<W> a;
         a.load(x + i);
         const float factor = scalars->grad_scale;
-        if (scalars->skip || factor == 1) /* 1 keeps the bits of a NaN too */
+        if (scalars->skip || factor == 1) /* factor 1 keeps the bits of a NaN, too */
             return;
         for (int j = 0; j < W; j++)
             a.v[j] = vec_mul(a.v[j], factor);
@@ -59,8 +59,8 @@ struct scale_op {
     }
 };
 
-/* Up to N sources, N a power of two: the tree over [at, at + n) splits at the largest power of two below n.
- */
+/* Up to N sources, where N is a power of two. The tree over [at, at + n) splits at the largest power of two
+ * below n. */
 template <class From, int N> struct tree_sources {
     int n_src;
     const From *src[N];
@@ -84,7 +84,7 @@ template <class From, int N> struct tree_sources {
         }
     }
 
-    /* W elements from i, to dst. */
+    /* Writes or, with accumulate, adds W elements from i to dst. */
     template <int W> __device__ __forceinline__ void keep(float *dst, int64_t i, bool accumulate) const
     {
         floats<W> total = sum<W, 0, N>(i, n_src);
@@ -108,11 +108,11 @@ template <class From, int N> struct tree_op {
     }
 };
 
-/* A table of such sums: a block of threads belongs to one of them. */
+/* An entry of a table of sums. A block of threads works on one entry. */
 struct sum_range {
     struct zr_sum_range r;
     int32_t first_block;
-    int32_t width; /* elements of an access: WIDTH where all operands are aligned for it, else 1 */
+    int32_t width; /* elements per access: WIDTH if all operands are aligned for it, else 1 */
 };
 
 template <class From, int N> struct sum_table {
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(THREADS) sum_ranges(const __grid_constant__ st
             t.from.template keep<1>(r.dst + i, r.at + i, r.accumulate);
 }
 
-/* An update's spans, as sums are dealt to blocks of threads. */
+/* One span of an update. Blocks of threads are assigned as for sums. */
 struct update_span {
     struct zr_update_span at;
     int32_t first_block;
@@ -151,7 +151,7 @@ struct update_table {
 };
 static_assert(sizeof(struct update_table) <= 4096, "all that a kernel takes as arguments");
 
-/* W elements from i. */
+/* Updates W elements from i. */
 template <zr_optimizer KIND, update_variant VARIANT, update_param OUT, int W>
 __device__ __forceinline__ void update_elements(const struct zr_update &u, float lr, float decay, int64_t i)
 {
@@ -163,7 +163,7 @@ __device__ __forceinline__ void update_elements(const struct zr_update &u, float
         s0.load(u.state[0] + i);
     if (n_read > 1)
         s1.load(u.state[1] + i);
-    if (u.scalars->skip) /* asked last, so that all loads are under way at once */
+    if (u.scalars->skip) /* read last, so that all loads are under way at once */
         return;
     struct zr_update own = u;
     own.lr = lr;
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(THREADS) update_spans(const __grid_constant__ 
             update_elements<KIND, VARIANT, OUT, 1>(t.u, at.lr, at.decay, at.first + i);
 }
 
-/* Whether WIDTH elements from element first on are one access of every array. */
+/* Returns whether WIDTH elements from element first on are one access of every array. */
 bool update_is_aligned(const struct zr_update *u, int n_states, enum update_param out, int64_t first)
 {
     const int param_bytes = out == PARAM_BF16 ? 2 : 4;
@@ -240,7 +240,7 @@ cudaError_t update_with(cudaStream_t s, const struct zr_update *u, const struct 
     }
 }
 
-/* Only the variants that the kind has are compiled. */
+/* Compiles only the variants that the kind has. */
 template <zr_optimizer KIND, bool MOMENTUM_ONLY, bool FIRST_STEP>
 cudaError_t update_kind(cudaStream_t s, const struct zr_update *u, const struct zr_update_span *spans,
                         int n_spans)
@@ -258,9 +258,9 @@ cudaError_t update_kind(cudaStream_t s, const struct zr_update *u, const struct 
 
 /* --- narrowing in place ---
  *
- * Element i goes where element i / 2 was. The first IN_PLACE_BLOCK elements are the work of one block, which
- * reads a piece before it writes it. After them, elements [m, 2m) go where elements [m / 2, m) were, which
- * are done: a launch for each doubling, on the same stream, needs no more order than that. */
+ * Element i goes where element i / 2 was. One block handles the first IN_PLACE_BLOCK elements, and reads each
+ * piece before it writes it. After them, elements [m, 2m) go where elements [m / 2, m) were, which are done.
+ * So one launch for each doubling is enough, because launches on a stream run in order. */
 
 constexpr int64_t IN_PLACE_BLOCK = 8192;
 
@@ -379,7 +379,7 @@ cudaError_t ranges(cudaStream_t s, const struct zr_sum_range *table, int n_sums,
 
 } // namespace
 
-/* --- as C calls --- */
+/* --- C functions --- */
 
 cudaError_t zr_cuda_put(cudaStream_t s, void *dst, const void *src, int64_t bytes)
 {

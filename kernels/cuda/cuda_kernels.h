@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_kernels.h: the GPU's kernels, as calls that put them on a stream.
+/* cuda_kernels.h: the GPU's kernels, as functions that put them on a stream.
  *
- * Semantics as in struct zr_host_kernels, bit for bit; arguments are checked by the caller (cuda_ops.c). The
- * current device must be the stream's. Each returns what the launch gave; n <= 0 puts nothing. */
+ * They have the semantics of struct zr_host_kernels, bit for bit. The caller checks the arguments
+ * (cuda_ops.c). The stream's device must be current. Each function returns the error of the launch. n <= 0
+ * puts nothing. */
 #ifndef ZR_KERNELS_CUDA_KERNELS_H
 #define ZR_KERNELS_CUDA_KERNELS_H
 
@@ -18,14 +19,14 @@ cudaError_t zr_cuda_copy_rows(cudaStream_t s, const struct zr_copy_rows *table, 
 cudaError_t zr_cuda_put(cudaStream_t s, void *dst, const void *src, int64_t bytes);
 /* *out_ns = the GPU's global timer + offset_ns */
 cudaError_t zr_cuda_stamp(cudaStream_t s, int64_t *out_ns, int64_t offset_ns);
-/* Between f32 and bf16; dst may be src when dst is bf16. */
+/* Casts between f32 and bf16. dst may be src if dst is bf16. */
 cudaError_t zr_cuda_cast(cudaStream_t s, void *dst, enum zr_dtype dt, const void *src, int64_t n);
 cudaError_t zr_cuda_add(cudaStream_t s, float *dst, const void *src, enum zr_dtype st, int64_t n);
 cudaError_t zr_cuda_sum_tree(cudaStream_t s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
                              int64_t n, bool accumulate);
 cudaError_t zr_cuda_sum_ranges(cudaStream_t s, const struct zr_sum_range *table, int n_sums,
                                const void *const *src, int n_src, enum zr_dtype st);
-/* most_blocks: as many as the GPU runs at once. */
+/* most_blocks: blocks that the GPU runs at once. */
 cudaError_t zr_cuda_sum_squares(cudaStream_t s, struct zr_exact_sum *acc, const float *x, int64_t n,
                                 const struct zr_largest *largest, int most_blocks);
 cudaError_t zr_cuda_scale(cudaStream_t s, float *x, int64_t n, const struct zr_step_scalars *scalars);

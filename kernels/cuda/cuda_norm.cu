@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_norm.cu: the kernels whose threads need each other: the exact sum of squares, a step's agreement, its
- * end.
+/* cuda_norm.cu: the kernels whose threads need each other: the exact sum of squares, and begin and end of a
+ * step's agreement.
  *
- * Compiled as cuda_kernels.cu is. */
+ * It is compiled like cuda_kernels.cu. */
 #include "kernels/cuda/cuda_kernels.h"
 
 #include "kernels/agreement.h"
@@ -17,10 +17,11 @@ namespace
 
 /* --- sum of squares ---
  *
- * A block of threads takes tiles of 256 canonical blocks of 32 elements: read side by side into shared
- * memory, then a row each, a row being 33 words apart so that 32 threads meet 32 banks. A thread sums its
- * rows exactly in registers (struct zr_exact_run's way) into limbs in shared memory, which go to the
- * accumulator once. Integer additions are exact, so no order matters. */
+ * A block of threads works on tiles of 256 canonical blocks of 32 elements. The threads read a tile side by
+ * side into shared memory, and then each takes one row. Rows are 33 words apart, so that 32 threads use 32
+ * banks. A thread sums its rows exactly in registers, like struct zr_exact_run, and adds the sums to limbs in
+ * shared memory. The limbs go to the accumulator once. Integer additions are exact, so their order does not
+ * matter. */
 
 constexpr int ROW = 32, PITCH = ROW + 1, TILE = THREADS * ROW;
 static_assert(ZR_EXACT_LIMBS <= THREADS, "a thread for each limb");
@@ -35,7 +36,7 @@ __device__ __forceinline__ int64_t read_limb(int64_t *limb)
     return static_cast<int64_t>(atomicAdd(reinterpret_cast<unsigned long long *>(limb), 0ull));
 }
 
-/* A change of less than 2^32 to each of four limbs, as zr_exact_add_wide. */
+/* Changes each of four limbs by less than 2^32, like zr_exact_add_wide. */
 __device__ void add_wide(int64_t *limbs, uint32_t limb, __int128 sum)
 {
     add_limb(limbs + limb, (int64_t)(uint32_t)sum);
@@ -44,8 +45,8 @@ __device__ void add_wide(int64_t *limbs, uint32_t limb, __int128 sum)
     add_limb(limbs + limb + 3, (int64_t)(sum >> 96));
 }
 
-/* add_wide of every lane's sum, each from a limb of its own; all lanes call. Those of one limb are added up
- * first: atomics of many lanes on one word take turns. */
+/* Does add_wide for the sum and the limb of every lane; all lanes must call it. Sums of one limb are added up
+ * first, because atomics of many lanes on one word take turns. */
 __device__ void add_warp(int64_t *limbs, uint32_t limb, __int128 sum)
 {
     constexpr unsigned ALL = 0xffffffffu;
@@ -64,8 +65,8 @@ __device__ void add_warp(int64_t *limbs, uint32_t limb, __int128 sum)
     }
 }
 
-/* Propagates carries in an accumulator that others may be adding to: what leaves a limb is added to the next.
- */
+/* Propagates carries in an accumulator to which others may be adding. What leaves a limb is added to the next
+ * one. */
 __device__ void carry_while_adding(struct zr_exact_sum *acc, uint32_t n_counted)
 {
     for (int i = 0; i < ZR_EXACT_TOP; i++) {
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(THREADS)
     if (t < ZR_EXACT_LIMBS)
         limbs[t] = 0;
     for (int64_t base = (int64_t)blockIdx.x * TILE; base < n; base += (int64_t)gridDim.x * TILE) {
-        __syncthreads(); /* the tile before is read, and limbs are zero */
+        __syncthreads(); /* the previous tile is read, and limbs are zero */
         for (int i = t * WIDTH; i < TILE; i += THREADS * WIDTH) {
             floats<WIDTH> part = {};
             if (aligned && base + i + WIDTH <= n)
@@ -124,14 +125,14 @@ __global__ void __launch_bounds__(THREADS)
     add_warp(limbs, sum_limb, sum);
     __syncthreads();
 
-    /* A limb gives its lower half, and its upper half to the next: less than twice 2^32 in all. */
+    /* A limb adds its lower half, and its upper half to the next one. The change is less than 2 * 2^32. */
     if (t < ZR_EXACT_LIMBS) {
         int64_t change = t < ZR_EXACT_TOP ? (int64_t)(uint32_t)limbs[t] : limbs[t];
         if (t > 0)
             change += limbs[t - 1] >> 32;
         if (change)
             add_limb(&acc->limb[t], change);
-        __threadfence(); /* whoever sees it counted sees it added */
+        __threadfence(); /* a thread that sees it counted sees it added */
     }
     __syncthreads();
     if (t == 0) {
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* --- a step's agreement: a sum or a word each thread --- */
+/* --- a step's agreement: one sum or one word per thread --- */
 
 static_assert(1 + ZR_MAX_CARRIED <= 32 && ZR_AGREE_WORDS <= 32, "a warp is enough");
 

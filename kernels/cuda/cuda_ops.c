@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_ops.c: the CUDA device's operations: arguments checked, then put on the stream; and its table. */
+/* cuda_ops.c: the CUDA device's operations, which check their arguments and put kernels on the stream, and
+ * its table. */
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_kernels.h"
 #include "kernels/op_check.h"
@@ -68,8 +69,8 @@ static int op_sum_ranges(struct zr_stream *s, const struct zr_sum_range *table, 
     return ZR_CUDA(s->dev, "sum_ranges", zr_cuda_sum_ranges(s->native, table, n_sums, src, n_src, st));
 }
 
-/* sum_squares' tile leaves room for six blocks on a multiprocessor of 228 KB of shared memory, four on one of
- * 164. */
+/* Six tiles of sum_squares fit on a multiprocessor with 228 KB of shared memory, and four on one with 164
+ * KB. */
 enum { SQUARES_BLOCKS = 6 };
 
 static int op_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n,

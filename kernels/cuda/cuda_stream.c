@@ -19,7 +19,7 @@ static int stream_native(struct zr_cuda_device *dev, enum zr_stream_kind kind, v
         return ZR_CUDA(dev, "cudaStreamCreateWithPriority",
                        cudaStreamCreateWithPriority(&s->native, cudaStreamNonBlocking, dev->priority));
     }
-    /* The NULL stream is whichever device's is current. */
+    /* The NULL stream belongs to the current device. */
     ZR_TRY(native ? ZR_CUDA(dev, "cudaStreamGetDevice", cudaStreamGetDevice(native, &owner)) : 0);
     if (owner != dev->ordinal)
         return zr_fail(ZR_ERR_ARG, "stream open: the stream is of GPU %d, the device is GPU %d", owner,
@@ -60,7 +60,7 @@ void zr_cuda_stream_close(struct zr_stream *s)
 {
     if (!s)
         return;
-    /* Both may fail where the GPU is lost; no host function runs any more then either. */
+    /* Both may fail if the GPU is lost. Then no host function runs any more, either. */
     zr_cuda_stream_sync(s);
     if (s->owned)
         ZR_CUDA(s->dev, "cudaStreamDestroy", cudaStreamDestroy(s->native));
@@ -149,7 +149,7 @@ static void run_closure(void *arg)
     closure_put(c);
 }
 
-/* One that is free, or a new one; NULL: no memory. */
+/* Returns a free closure, or a new one, or NULL without memory. */
 static struct zr_cuda_closure *closure_get(struct zr_stream *s)
 {
     pthread_mutex_lock(&s->lock);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_stub.c: the CUDA device where the library is built without the CUDA toolkit. */
+/* cuda_stub.c: the CUDA device of a library that is built without the CUDA toolkit. Opening it fails. */
 #include "kernels/device.h"
 
 int zr_cuda_device_open(int ordinal, struct zr_device **out)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cublaslt_api.h: cuBLASLt's functions, found when they are first needed: the library takes 200 MB of memory
- * just for being loaded, which programs that stay on the host should not pay.
+/* cublaslt_api.h: cuBLASLt's functions, found when they are first needed. Loading the library takes 200 MB of
+ * memory, which programs that stay on the host should not pay.
  *
- * Included by gemm_cublaslt.c alone. Tests define ZR_CUBLASLT_LINKED and link functions of those names. */
+ * Only gemm_cublaslt.c includes it. Tests define ZR_CUBLASLT_LINKED, and link functions of the same names. */
 #ifndef ZR_KERNELS_CUBLASLT_API_H
 #define ZR_KERNELS_CUBLASLT_API_H
 
@@ -31,14 +31,14 @@
     X(MatmulAlgoGetHeuristic)                                                                                \
     X(Matmul)
 
-/* The functions; good once cublaslt_load has returned 0. */
+/* The functions. They are valid once cublaslt_load has returned 0. */
 static struct {
 #define X(name) __typeof__(&cublasLt##name) name;
     CUBLASLT_FUNCTIONS(X)
 #undef X
 } lt;
 
-/* The first thing that could not be found. */
+/* Name of something that could not be found. NULL: nothing is missing. */
 static const char *lt_missing;
 
 #ifdef ZR_CUBLASLT_LINKED
@@ -56,7 +56,7 @@ static void lt_find(void)
 static void lt_find(void)
 {
     void *library = dlopen(LT_LIBRARY, RTLD_LAZY | RTLD_LOCAL);
-    if (!library) /* where the build found it */
+    if (!library) /* the folder in which the build found it */
         library = dlopen(ZR_CUBLASLT_DIR "/" LT_LIBRARY, RTLD_LAZY | RTLD_LOCAL);
     if (!library) {
         lt_missing = LT_LIBRARY;
@@ -71,7 +71,7 @@ static void lt_find(void)
 }
 #endif
 
-/* Any thread. Returns 0, or ZR_ERR_NOTSUP naming what is missing. */
+/* Callable from any thread. Returns 0, or ZR_ERR_NOTSUP with the name of what is missing. */
 static int cublaslt_load(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gemm.c: see gemm.h. What holds for every library is checked here. */
+/* gemm.c: the functions of gemm.h. It checks what holds for every library. */
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_plans.h"
 

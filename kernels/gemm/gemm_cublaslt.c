@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gemm_cublaslt.c: matrix products through cuBLASLt.
  *
- * cuBLASLt multiplies column-major matrices. A row-major (r, c) matrix is the column-major (c, r) one at the
- * same place, so C = A * B is asked for as C^T = B^T * A^T: the library's A is our B, and its rows of D are
- * our columns of C.
+ * cuBLASLt multiplies column-major matrices. A row-major (r, c) matrix has the memory of a column-major (c,
+ * r) one. So C = A * B is requested as C^T = B^T * A^T: the library's A is our B, and its rows of D are our
+ * columns of C.
  *
- * Each product's plan is the first answer of the library's heuristic, asked once and kept, under fixed terms:
- * the size of our workspace, no alignment above 16 bytes, and splits of k added up in fp32 in a fixed order
- * (not in place, and not rounded to C's type in between). So it depends on the shape, the kind of GPU and the
- * library's version, and on nothing that differs between ranks or runs. */
+ * Each product's plan is the first answer of the library's heuristic. It is requested once and kept. Its
+ * terms are fixed: the size of our workspace, no alignment above 16 bytes, and splits of k that are added in
+ * fp32 in a fixed order. The splits are not added in place, and not rounded to C's type in between. So the
+ * plan depends on the shape, the kind of GPU and the library's version, and on nothing that differs between
+ * ranks or runs. */
 #include "kernels/alloc.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/gemm/cublaslt_api.h"
@@ -19,14 +20,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_ALIGN 16 /* bytes; no algorithm asks for more of a matrix */
+#define MAX_ALIGN 16 /* bytes; no algorithm needs a larger alignment of a matrix */
 
 struct plan {
     struct zr_gemm_plan base;
     cublasLtMatmulDesc_t desc;
-    cublasLtMatrixLayout_t a, b, c; /* the library's: a is our B, b our A */
+    cublasLtMatrixLayout_t a, b, c; /* as the library counts: a is our B, b is our A */
     cublasLtMatmulAlgo_t algo;
-    size_t workspace_bytes; /* that algo uses */
+    size_t workspace_bytes; /* bytes that algo uses */
     bool none;              /* the library has no algorithm for this product */
 };
 
@@ -55,7 +56,7 @@ static int status_error(cublasStatus_t status, const char *what)
                    what);
 }
 
-/* "NT 1024x3072x768 bf16 -> bf16, epilogue 1" */
+/* A text such as "NT 1024x3072x768, batch 1, bf16 -> bf16, bias 0, epilogue 1". */
 struct product_text {
     char text[128];
 };
@@ -141,7 +142,8 @@ static cublasStatus_t make_desc(const struct cuda_gemm *g, struct plan *p, bool 
         s = lt.MatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b);
     if (s == CUBLAS_STATUS_SUCCESS)
         s = lt.MatmulDescSetAttribute(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-    /* The heuristic reads from these pointers' values how far they are aligned: that, not a place. */
+    /* The heuristic reads only the alignment of these pointers, so their values are alignments and not
+     * addresses. */
     if (s == CUBLAS_STATUS_SUCCESS && has_vector)
         s = set_pointer(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, (void *)(uintptr_t)(k->align >> 24));
     if (s == CUBLAS_STATUS_SUCCESS && k->ldaux) {
@@ -169,7 +171,7 @@ static cublasStatus_t set_alignments(struct cuda_gemm *g, int32_t align)
     return s;
 }
 
-/* On failure p holds what there is to free. */
+/* On failure p holds what must be freed. */
 static cublasStatus_t plan_build(struct cuda_gemm *g, struct plan *p, bool has_vector)
 {
     const struct zr_gemm_key *k = &p->base.key;
@@ -201,7 +203,7 @@ static cublasStatus_t plan_build(struct cuda_gemm *g, struct plan *p, bool has_v
     return s;
 }
 
-/* The largest power of two up to MAX_ALIGN that divides the address. */
+/* Returns the largest power of two up to MAX_ALIGN that divides the address. */
 static int32_t align_of(const void *p)
 {
     uintptr_t bits = (uintptr_t)p | MAX_ALIGN;
@@ -259,24 +261,25 @@ static int plan_get(struct cuda_gemm *g, const struct zr_gemm_args *a, struct pl
 #define LONG_SIDE 4096
 #define SIDE_STEP 8 /* elements; 16 bytes of a 16-bit type */
 
-/* Whether a side is to be cut, and where: at its last multiple of SIDE_STEP. */
+/* Returns whether a side must be cut. *whole is its last multiple of SIDE_STEP. */
 static bool cut_side(int64_t side, int64_t *whole)
 {
     *whole = side / SIDE_STEP * SIDE_STEP;
     return side >= LONG_SIDE && *whole < side;
 }
 
-/* A product with a long side that is no multiple of 16 bytes (the 50257 tokens of GPT-2's vocabulary) as two:
- * the whole multiples, and the few rows, columns or terms that are left. cuBLASLt has only slow algorithms
- * for the two together: on an H100 those of GPT-2's head took five times as long. *rest goes first, so that
- * of terms the few are rounded to C's type, not the many. False: the product stays one. */
+/* Cuts a product with a long side that is no multiple of 16 bytes, such as the 50257 tokens of GPT-2's
+ * vocabulary. *most has the whole multiples, and *rest the few rows, columns or terms that are left. For the
+ * two together cuBLASLt has only slow algorithms: on an H100 those of GPT-2's head took five times as long.
+ * *rest runs first. So if k is cut, the few terms are rounded to C's type, not the many. Returns false if the
+ * product stays whole. */
 static bool cut_long_side(const struct zr_gemm_args *a, struct zr_gemm_args *rest, struct zr_gemm_args *most)
 {
     int64_t whole, ab_bytes = zr_dtype_bytes(a->ab_dtype), c_bytes = zr_dtype_bytes(a->c_dtype);
     *rest = *most = *a;
     if (a->n_batch != 1 || a->epilogue != ZR_GEMM_PLAIN)
         return false;
-    if (cut_side(a->n, &whole)) { /* beside each other in C */
+    if (cut_side(a->n, &whole)) { /* the parts are side by side in C */
         most->n = whole;
         rest->n = a->n - whole;
         rest->b = (const char *)a->b + whole * (a->trans_b ? a->ldb : 1) * ab_bytes;
@@ -284,14 +287,14 @@ static bool cut_long_side(const struct zr_gemm_args *a, struct zr_gemm_args *res
         rest->bias = a->bias ? (const char *)a->bias + whole * zr_dtype_bytes(a->bias_dtype) : NULL;
         return true;
     }
-    if (a->trans_a && cut_side(a->m, &whole)) { /* beside each other in A */
+    if (a->trans_a && cut_side(a->m, &whole)) { /* the parts are side by side in A */
         most->m = whole;
         rest->m = a->m - whole;
         rest->a = (const char *)a->a + whole * ab_bytes;
         rest->c = (char *)a->c + whole * a->ldc * c_bytes;
         return true;
     }
-    if ((!a->trans_a || a->trans_b) && cut_side(a->k, &whole)) { /* beside each other in A or B */
+    if ((!a->trans_a || a->trans_b) && cut_side(a->k, &whole)) { /* the parts are side by side in A or B */
         most->k = whole;
         rest->k = a->k - whole;
         rest->a = (const char *)a->a + whole * (a->trans_a ? a->lda : 1) * ab_bytes;
@@ -357,7 +360,7 @@ static void cuda_close(struct zr_gemm *base)
 
 static const struct zr_gemm_ops cuda_ops = {.close = cuda_close, .run = cuda_run, .can = cuda_can};
 
-/* The terms of every heuristic search. */
+/* Sets the terms of every heuristic search. */
 static cublasStatus_t make_preference(struct cuda_gemm *g)
 {
     uint64_t bytes = (uint64_t)g->workspace_bytes;

@@ -2,9 +2,9 @@
 /* gemm_onednn.c: matrix products through oneDNN's matmul primitive.
  *
  * Primitives are kept by shape, strides and types (gemm_plans.h), so that after the first call of a shape
- * only pointers change. Scratch memory is one buffer as large as the hungriest primitive asks for.
- * Where the CPU has no bf16 products (oneDNN wants AVX-512), the matrices are widened to f32, multiplied, and
- * rounded once. */
+ * only pointers change. All primitives share one scratch buffer, as large as the largest request. If the CPU
+ * has no bf16 products (oneDNN needs AVX-512), the matrices are widened to f32, multiplied, and rounded
+ * once. */
 #include "kernels/alloc.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_plans.h"
@@ -22,7 +22,7 @@ enum { A, B, BIAS, C, SCRATCH, N_OPERANDS };
 
 struct product {
     struct zr_gemm_plan plan;
-    bool widen; /* no primitive: see run_widened */
+    bool widen; /* there is no primitive; see run_widened */
     dnnl_primitive_t primitive;
     dnnl_memory_t memory[N_OPERANDS]; /* NULL: not used */
 };
@@ -39,7 +39,7 @@ struct host_gemm {
     dnnl_engine_t engine;
     dnnl_stream_t stream;
     struct zr_gemm_plans plans;
-    struct buffer scratch; /* of oneDNN */
+    struct buffer scratch; /* scratch memory of oneDNN */
     struct buffer bias;    /* a bias widened to f32 */
     struct buffer wide;    /* f32 copies of A, B and C */
 };
@@ -86,7 +86,7 @@ static void product_free(struct zr_gemm_plan *plan)
     free(p);
 }
 
-/* A matrix of rows x columns, or a batch of them. row and column: the strides, in elements. */
+/* Describes a matrix of rows x columns, or a batch of them. row and column are strides in elements. */
 static dnnl_status_t describe(onednn_desc *d, const struct zr_gemm_key *k, int64_t n_batch, int64_t rows,
                               int64_t columns, int64_t batch, int64_t row, int64_t column, enum zr_dtype type)
 {
@@ -114,8 +114,8 @@ static dnnl_status_t make_attr(dnnl_primitive_attr_t *attr, const struct zr_gemm
     return s;
 }
 
-/* Makes p's primitive and memory objects; scratch_bytes is what the primitive asks for. On failure p holds
- * what there is to free. */
+/* Makes p's primitive and memory objects. *scratch_bytes is what the primitive asks for. On failure p holds
+ * what must be freed. */
 static dnnl_status_t product_build(struct host_gemm *g, struct product *p, size_t *scratch_bytes)
 {
     const struct zr_gemm_key *k = &p->plan.key;
@@ -204,7 +204,7 @@ static bool host_can(struct zr_gemm *base, const struct zr_gemm_args *a)
 static int run_primitive(struct host_gemm *g, struct product *p, const struct zr_gemm_args *a,
                          const void *bias)
 {
-    /* oneDNN takes pointers to what it only reads without const. */
+    /* oneDNN takes pointers without const, also to memory that it only reads. */
     void *data[N_OPERANDS] = {(void *)(uintptr_t)a->a, (void *)(uintptr_t)a->b, (void *)(uintptr_t)bias, a->c,
                               g->scratch.p};
     static const int names[N_OPERANDS] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS, DNNL_ARG_DST,
@@ -262,7 +262,7 @@ static int run_widened(struct host_gemm *g, const struct zr_gemm_args *a, const 
     return 0;
 }
 
-/* bias is f32 or NULL. */
+/* bias has f32 elements, or is NULL. */
 static int run_with_bias(struct host_gemm *g, const struct zr_gemm_args *a, const void *bias)
 {
     struct zr_gemm_key k = zr_gemm_key_of(a);
@@ -282,7 +282,7 @@ static int host_run(struct zr_gemm *base, const struct zr_gemm_args *a)
         g->kernels->cast(g->bias.p, ZR_F32, bias, a->bias_dtype, a->n);
         bias = g->bias.p;
     }
-    /* The team size is a property of the calling thread, also read when a primitive is made. */
+    /* The team size belongs to the calling thread. It is also read when a primitive is made. */
     int before = omp_get_max_threads();
     if (before != g->n_threads)
         omp_set_num_threads(g->n_threads);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gemm_plans.h: what the libraries behind gemm.h share: a table of operations, and a table of plans, one per
- * product that was asked for. */
+ * requested product. */
 #ifndef ZR_KERNELS_GEMM_PLANS_H
 #define ZR_KERNELS_GEMM_PLANS_H
 
@@ -17,34 +17,36 @@ struct zr_gemm {
     const struct zr_gemm_ops *ops;
 };
 
-/* Everything a plan depends on; plain numbers without padding, compared and hashed as bytes. */
+/* Everything that a plan depends on. It consists of plain numbers without padding, compared and hashed as
+ * bytes. */
 struct zr_gemm_key {
     int64_t m, n, k, lda, ldb, ldc, n_batch, stride_a, stride_b, stride_c, ldaux;
     int32_t trans_a, trans_b, ab_dtype, c_dtype, has_bias, beta, epilogue;
-    /* of the pointers, as the library counts it */
+    /* alignment of the pointers, in the library's encoding */
     int32_t align;
 };
 
-/* The first member of a library's own plan. */
+/* The first member of each library's plan. */
 struct zr_gemm_plan {
     struct zr_gemm_key key;
     uint64_t hash;
 };
 
 struct zr_gemm_plans {
-    /* open addressing, at most half full */
+    /* hash table with open addressing, at most half full */
     struct zr_gemm_plan **table;
     size_t n_places, n_used;
 };
 
-/* Strides of a single product and what else has no meaning are 0 in the key; align is 0. */
+/* Makes a key. Fields without a meaning, such as the strides of a single product, are 0; so is align. */
 struct zr_gemm_key zr_gemm_key_of(const struct zr_gemm_args *args);
 
 int zr_gemm_plans_open(struct zr_gemm_plans *plans);
 /* Frees the table, and each plan by free_plan. */
 void zr_gemm_plans_close(struct zr_gemm_plans *plans, void (*free_plan)(struct zr_gemm_plan *plan));
 struct zr_gemm_plan *zr_gemm_plans_find(const struct zr_gemm_plans *plans, const struct zr_gemm_key *key);
-/* plan->key is not in the table yet. Takes plan over; on failure (ZR_ERR_NOMEM) it stays the caller's. */
+/* Adds a plan whose key is not in the table yet, and takes it over. On failure (ZR_ERR_NOMEM) it stays the
+ * caller's. */
 int zr_gemm_plans_add(struct zr_gemm_plans *plans, struct zr_gemm_plan *plan);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* onednn_api.h: the few calls of oneDNN whose C interface changed between 2.6 and 3.x, under one name each.
  *
- * 2.x keeps memory descriptors by value and makes a primitive descriptor of an operation descriptor; 3.x has
- * handles to both and no operation descriptors. */
+ * Version 2.x keeps memory descriptors by value, and makes a primitive descriptor from an operation
+ * descriptor. Version 3.x has handles to both, and no operation descriptors. */
 #ifndef ZR_KERNELS_ONEDNN_API_H
 #define ZR_KERNELS_ONEDNN_API_H
 
@@ -13,11 +13,11 @@
 #include <stddef.h>
 
 #if DNNL_VERSION_MAJOR >= 3
-/* NULL where there is none. */
+/* NULL: there is none. */
 typedef dnnl_memory_desc_t onednn_desc;
 typedef const_dnnl_memory_desc_t onednn_desc_ref;
 #else
-/* ndims is 0 where there is none. */
+/* ndims 0: there is none. */
 typedef dnnl_memory_desc_t onednn_desc;
 typedef const dnnl_memory_desc_t *onednn_desc_ref;
 #endif
@@ -31,7 +31,7 @@ static inline onednn_desc_ref onednn_desc_get(const onednn_desc *d)
 #endif
 }
 
-/* *d is zeroed by the caller first, and after success freed with onednn_desc_free. */
+/* The caller zeroes *d first, and after success frees it with onednn_desc_free. */
 static inline dnnl_status_t onednn_desc_make(onednn_desc *d, int n_dims, const dnnl_dims_t dims,
                                              dnnl_data_type_t type, const dnnl_dims_t strides)
 {
@@ -62,7 +62,7 @@ static inline dnnl_status_t onednn_append_sum(dnnl_post_ops_t ops, dnnl_data_typ
 #endif
 }
 
-/* dst = src * weights + bias, then attr's post-operations. bias may be zeroed: none. */
+/* dst = src * weights + bias, followed by attr's post-operations. A zeroed bias means none. */
 static inline dnnl_status_t onednn_matmul_desc(dnnl_primitive_desc_t *out, dnnl_engine_t engine,
                                                const onednn_desc *src, const onednn_desc *weights,
                                                const onednn_desc *bias, const onednn_desc *dst,

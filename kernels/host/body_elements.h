@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* body_elements.h: zero, copy, cast, sums, scale and sum of squares, written once over the words of a
- * vec_*.h.
+/* body_elements.h: zero, copy, cast, sums, scale and sum of squares, written once with the vector functions
+ * of a vec_*.h.
  *
- * Included by host_portable.c, host_avx2.c and host_avx512.c after their vec_*.h. What is left after the last
- * whole vector goes to the portable kernels: every table gives the same bits, so they may be mixed. */
+ * host_portable.c, host_avx2.c and host_avx512.c include it after their vec_*.h. Elements after the last
+ * whole vector go to the portable kernels. Every table gives the same bits, so they may be mixed. */
 
 static void host_zero(void *dst, int64_t bytes)
 {
@@ -29,7 +29,7 @@ static void host_cast(void *dst, enum zr_dtype dst_dtype, const void *src, enum 
             memmove(dst, src, (size_t)(n * zr_dtype_bytes(dst_dtype)));
         return;
     }
-    /* In place to the smaller type, element i is read before the bytes of element i are written: forward
+    /* In place to the smaller type, element i is read before any of its bytes are overwritten. So forward
      * order is safe. */
     if (dst_dtype == ZR_BF16)
         for (; i + VEC_LANES <= n; i += VEC_LANES)
@@ -84,13 +84,14 @@ static void host_sum_squares(struct zr_exact_sum *acc, const float *x, int64_t n
 }
 
 /* --- sum_tree ---
- * Up to eight sources are summed in registers. A larger tree is cut where its definition cuts it, and its
- * parts meet in blocks that stay in the first-level cache. */
+ *
+ * Up to eight sources are summed in registers. A larger tree is cut where its definition cuts it. Its parts
+ * meet in blocks that stay in the first-level cache. */
 
 enum {
-    /* up to so many sources, they are added directly */
+    /* most sources that are added directly */
     TREE_DIRECT = 8,
-    /* elements of a block: a multiple of every VEC_LANES; at most four blocks of 2 KiB lie on the stack */
+    /* Elements of a block: a multiple of every VEC_LANES. At most four blocks of 2 KiB are on the stack. */
     TREE_BLOCK = 512
 };
 
@@ -118,11 +119,12 @@ ALWAYS_INLINE vec tree_8(const void *const *src, int n_src, enum zr_dtype dtype,
                       : vec_add(tree_4(src, 4, dtype, i), tree_4(src + 4, n_src - 4, dtype, i));
 }
 
-/* dst[0..n) (+)= tree of elements [at, at + n) of n_src sources, at most 8; n is a multiple of VEC_LANES. */
+/* Writes or, with accumulate, adds the tree of elements [at, at + n) of n_src sources to dst[0..n). n_src is
+ * at most 8, and n a multiple of VEC_LANES. */
 ALWAYS_INLINE void tree_flat(float *dst, const void *const *sources, int n_src, enum zr_dtype dtype,
                              int64_t at, int64_t n, bool accumulate)
 {
-    const void *src[8]; /* the compiler need not fear that dst overwrites these */
+    const void *src[8]; /* copied, so that the compiler knows that dst does not overwrite them */
     for (int s = 0; s < n_src; s++)
         src[s] = sources[s];
     for (int64_t i = 0; i < n; i += VEC_LANES) {
@@ -158,7 +160,7 @@ static void tree_direct(float *dst, const void *const *src, int n_src, enum zr_d
 #undef FLAT
 }
 
-/* out[0..n) = the tree, n <= TREE_BLOCK and a multiple of VEC_LANES. */
+/* out[0..n) = the tree. n is at most TREE_BLOCK and a multiple of VEC_LANES. */
 static void tree_block(float *out, const void *const *src, int n_src, enum zr_dtype dtype, int64_t at,
                        int64_t n)
 {
@@ -186,7 +188,7 @@ static void host_sum_tree(float *dst, const void *const *src, int n_src, enum zr
         tree_direct(dst, src, n_src, src_dtype, 0, whole, accumulate);
     } else {
         for (int64_t at = 0; at < whole; at += TREE_BLOCK) {
-            float sum[TREE_BLOCK]; /* not dst itself: that may be a source still to be read */
+            float sum[TREE_BLOCK]; /* not dst, which may be a source still to be read */
             int64_t count = whole - at < TREE_BLOCK ? whole - at : TREE_BLOCK;
             const void *done = sum;
             tree_block(sum, src, n_src, src_dtype, at, count);

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* body_update.h: the optimizers' element-wise update, written once over the words of a vec_*.h.
+/* body_update.h: the optimizers' element-wise update, written once with the vector functions of a vec_*.h.
  *
- * Included by host_portable.c, host_avx2.c and host_avx512.c after their vec_*.h. Each function is
- * instantiated for a kind of optimizer and of written parameter, so that the loops have no branches. */
+ * host_portable.c, host_avx2.c and host_avx512.c include it after their vec_*.h. Each function is
+ * instantiated for a kind of optimizer and a type of the written parameter, so the loops have no branches. */
 #include "kernels/host/update_element.h"
 
-/* So many elements before its turn a line of each array is asked for: 1 KiB, about what arrives in the time
- * that memory takes to answer. The CPU's own prefetchers end at a page's end. */
+/* Elements by which each array is prefetched: 1 KiB ahead, about what arrives in the time that memory takes
+ * to answer. The CPU's own prefetchers stop at the end of a page. */
 enum { UPDATE_AHEAD = 256 };
 
 ALWAYS_INLINE void update_ask_ahead(const struct zr_update *u, int64_t i, int n_read, int n_states)
 {
     if (VEC_LANES == 1)
-        return; /* one for each element would cost more than it saves */
+        return; /* one prefetch per element would cost more than it saves */
     __builtin_prefetch(u->grad + i + UPDATE_AHEAD, 0);
     __builtin_prefetch(u->master + i + UPDATE_AHEAD, 1);
     for (int s = 0; s < n_states; s++)
@@ -20,7 +20,7 @@ ALWAYS_INLINE void update_ask_ahead(const struct zr_update *u, int64_t i, int n_
             __builtin_prefetch(u->state[s] + i + UPDATE_AHEAD, 1);
 }
 
-/* Updates elements [0, n), n a multiple of VEC_LANES. */
+/* Updates elements [0, n). n is a multiple of VEC_LANES. */
 ALWAYS_INLINE void update_range(const struct zr_update *u, int64_t n, enum zr_optimizer kind,
                                 enum update_variant variant, enum update_param out)
 {
@@ -33,7 +33,7 @@ ALWAYS_INLINE void update_range(const struct zr_update *u, int64_t n, enum zr_op
 
     for (int64_t i = 0; i < n; i += VEC_LANES) {
         update_ask_ahead(u, i, n_read, n_states);
-        vec s0 = k.scale, s1 = k.scale; /* any: read only where there is a state */
+        vec s0 = k.scale, s1 = k.scale; /* any value, read only if there is a state */
         if (n_read > 0)
             s0 = vec_load(state0 + i);
         if (n_read > 1)

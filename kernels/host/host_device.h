@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* host_device.h: the inside of the host device, and what tests need of it.
  *
- * A queue stream is one thread and a ring of closures; its operations are numbered 1, 2, 3, ... (tickets),
- * and one atomic counter says how many are done. An event is one atomic word, (stream, ticket) at the time of
- * its most recent record: recording puts nothing on the ring, and completion costs nothing beyond the
- * counter. A closed stream's place is used again by the next one and its tickets go on, so a word is never
- * out of date. */
+ * A queue stream is one thread and a ring of closures. Its operations are numbered 1, 2, 3, ... (tickets),
+ * and one atomic counter says how many are done. An event is one atomic word: the stream and ticket of its
+ * most recent record. So recording puts nothing on the ring, and completion costs nothing beyond the counter.
+ * A new stream takes over a closed stream's place and continues its tickets, so such a word stays valid. */
 #ifndef ZR_KERNELS_HOST_DEVICE_H
 #define ZR_KERNELS_HOST_DEVICE_H
 
@@ -16,39 +15,39 @@
 #include <stdatomic.h>
 
 enum {
-    ZR_HOST_RING = 256,        /* operations that a stream holds beside those reserved */
+    ZR_HOST_RING = 256,        /* operations that a stream holds besides those reserved */
     ZR_HOST_MAX_STREAMS = 1024 /* queue streams open at once on one device */
 };
 
 struct zr_host_options {
-    /* For tests: asked before each allocation of the device, its own and those of streams and events
-     * included, with the bytes wanted; true makes that allocation fail. NULL: none fails. Called by the
-     * thread that allocates. */
+    /* For tests: called before each allocation, with the bytes wanted, by the thread that allocates. This
+     * includes the allocation of the device, its streams and its events. true makes the allocation fail.
+     * NULL: none fails. */
     bool (*refuse)(void *arg, int64_t bytes);
     void *refuse_arg;
-    /* how long a waiting thread looks before it sleeps; 0: by the number of cores, negative: not at all */
+    /* Time that a waiting thread spins before it sleeps, in ns. 0: by the number of cores. Negative: none. */
     int spin_ns;
 };
 
-/* zr_host_device_open with options; NULL stands for none. Two environment variables are read here:
- * ZERO_POISON=1 fills what alloc returns with 0xFF bytes, and, for tests of programs, ZERO_FAIL_ALLOC=k makes
- * the k-th allocation of this device (counted from 1, its own included) fail. */
+/* zr_host_device_open with options, which may be NULL. Besides ZERO_ISA it reads two environment variables.
+ * ZERO_POISON=1 fills memory of alloc with 0xFF bytes. ZERO_FAIL_ALLOC=k, for tests of programs, makes the
+ * k-th allocation of this device fail. The device is the first. */
 int zr_host_device_open_with(const struct zr_host_options *options, struct zr_device **out);
 
 /* One closure on a ring. */
 struct zr_host_op {
     _Alignas(16) unsigned char arg[ZR_CALL_BYTES];
     void (*fn)(void *arg);
-    /* it may wait for somebody, for ever */
+    /* the operation may wait for somebody, for ever */
     bool waits;
 };
 
-/* A counter that only grows, and those who sleep until it reaches a value. */
+/* A counter that only grows, and the threads that sleep until it reaches a value. */
 struct zr_host_gate {
     _Atomic uint64_t value;
-    /* the lowest value a sleeper waits for; UINT64_MAX: nobody sleeps */
+    /* lowest value that a sleeper waits for; UINT64_MAX: nobody sleeps */
     _Atomic uint64_t wake_at;
-    /* taken by sleepers and by who wakes them alone */
+    /* taken only by sleepers and by the thread that wakes them */
     pthread_mutex_t lock;
     pthread_cond_t cond;
 };
@@ -57,26 +56,26 @@ struct zr_host_device;
 
 struct zr_stream {
     struct zr_host_device *dev;
-    /* otherwise it is a caller stream, and only dev is used */
+    /* false: a caller stream, which uses only dev */
     bool is_queue;
-    /* in dev->streams */
+    /* index in dev->streams */
     uint32_t index;
     /* operations put on the ring so far; the thread sleeps here */
     struct zr_host_gate put;
     /* operations finished so far; waiters sleep here */
     struct zr_host_gate done;
     _Atomic bool stop;
-    /* its thread is in an operation that waits for nobody, or is about to ask stop whether to begin one */
+    /* The thread runs an operation that waits for nobody, or is about to read stop before one. */
     _Atomic bool works;
     struct zr_thread thread;
     struct zr_stream *next_free;
-    /* (n_ring), replaced only while nothing is on it */
+    /* (n_ring) operations, replaced only while nothing is on it */
     struct zr_host_op *ring;
     uint64_t n_ring;
 };
 
-/* (index + 1) << 48 | ticket of the most recent record, 0 when there was none or it completed at once. 48
- * bits of tickets last for years at 10^6 a second. */
+/* record is (index + 1) << 48 | ticket of the most recent record. It is 0 if there was none or it completed
+ * at once. With 10^6 tickets a second, 48 bits last for years. */
 struct zr_event {
     struct zr_host_device *dev;
     _Atomic uint64_t record;
@@ -87,24 +86,24 @@ struct zr_host_device {
     const struct zr_host_kernels *kernels;
     struct zr_host_options options;
     bool poison;
-    /* how long a waiting thread looks before it sleeps; 0 where cores are few: the thread that it waits for
-     * needs this one */
+    /* Time that a waiting thread spins before it sleeps, in ns. 0 if cores are few, because the thread that
+     * it waits for needs this one. */
     int spin_ns;
-    /* asked by threads that wait, but for those of streams; NULL: nobody */
+    /* called by waiting threads, except those of streams; NULL: none */
     int (*ask)(void *arg);
     void *ask_arg;
-    /* allocations until one fails; 0: none will */
+    /* number of allocations until one fails; 0: none fails */
     _Atomic int64_t fail_in;
-    /* of the three fields below */
+    /* protects the three fields below */
     pthread_mutex_t lock;
     /* closed streams, to be used again */
     struct zr_stream *free;
     uint32_t n_streams;
-    /* filled once each, before any event can name them */
+    /* each filled once, before any event can name it */
     struct zr_stream *streams[ZR_HOST_MAX_STREAMS];
 };
 
-/* Memory of the device's own structures, zeroed: counted and failable like alloc. */
+/* Returns zeroed memory for the device's structures. It is counted and can fail like alloc's. */
 void *zr_host_take(struct zr_host_device *dev, size_t bytes);
 bool zr_host_refuses(struct zr_host_device *dev, int64_t bytes);
 
@@ -125,10 +124,10 @@ int zr_host_stream_wait(struct zr_stream *s, struct zr_event *e);
 int zr_host_event_sync(struct zr_event *e);
 int zr_host_event_query(struct zr_event *e);
 
-/* Runs fn on a copy of arg in stream order: at once on a caller stream, else on the stream's thread. Waits
- * while the ring is full. Never fails. bytes <= ZR_CALL_BYTES. */
+/* Runs fn on a copy of arg in stream order: at once on a caller stream, otherwise on the stream's thread. It
+ * waits while the ring is full, and never fails. bytes is at most ZR_CALL_BYTES. */
 void zr_host_put(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes);
-/* Puts an operation that may wait for somebody. Leaving the stream does not wait for its end. */
+/* Puts an operation that may wait for somebody. zr_host_stream_leave does not wait for its end. */
 void zr_host_put_waiting(struct zr_stream *s, void (*fn)(void *arg), const void *arg, size_t bytes);
 
 /* host_ops.c: the kernels and call as operations. */

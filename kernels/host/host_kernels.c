@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* host_kernels.c: which instruction sets this CPU and this build have. */
+/* host_kernels.c: selects the host's kernels among the instruction sets that this CPU and this build have. */
 #include "kernels/host/host_kernels.h"
 
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* host_kernels.h: the tables of host kernels, one per instruction set, as host_kernels.c chooses among them.
+/* host_kernels.h: the tables of host kernels, one per instruction set. host_kernels.c selects among them.
  *
- * A kernel is written once, in body_*.h, over the few vector words of a vec_*.h; host_portable.c, host_avx2.c
- * and host_avx512.c compile those bodies, each with its own compiler flags. */
+ * A kernel is written once, in body_*.h, with the few vector functions of a vec_*.h. host_portable.c,
+ * host_avx2.c and host_avx512.c compile these bodies, each with different compiler flags. */
 #ifndef ZR_KERNELS_HOST_KERNELS_H
 #define ZR_KERNELS_HOST_KERNELS_H
 
@@ -14,10 +14,10 @@ extern const struct zr_host_kernels zr_host_portable;
 extern const struct zr_host_kernels zr_host_avx2;
 extern const struct zr_host_kernels zr_host_avx512;
 
-/* The table of that name ("portable", "avx2", "avx512"), or NULL if there is none here. */
+/* Returns the table of that name ("portable", "avx2", "avx512"), or NULL if there is none here. */
 const struct zr_host_kernels *zr_host_kernels_named(const char *name);
 
-/* The initialisers of a table, after the bodies. */
+/* The initialisers of a table, used after the bodies. */
 #define ZR_HOST_TABLE                                                                                        \
     .zero = host_zero, .copy = host_copy, .cast = host_cast, .sum_tree = host_sum_tree, .add = host_add,     \
     .sum_squares = host_sum_squares, .scale = host_scale, .update = host_update

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* host_memory.c: see host_memory.h. Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst of
- * Linux say what the files hold. */
+/* host_memory.c: reads the host's free memory, and the limits of this process's memory control groups.
+ * Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst of Linux describe the files. */
 #include "kernels/host/host_memory.h"
 
 #include <ctype.h>
@@ -15,9 +15,9 @@ enum { ROOT_BYTES = 256, PATH_BYTES = ROOT_BYTES + ZR_GROUP_PATH_BYTES + 64, N_C
 /* The names of the files in one version of control groups. */
 struct version {
     const char *mount, *limit, *used;
-    /* Version 2 limits swap by itself, version 1 memory and swap together. */
+    /* Version 2 limits swap alone, version 1 memory and swap together. */
     const char *swap_limit, *swap_used;
-    const char *cache[N_CACHE]; /* in memory.stat: counts as used, but can be taken back */
+    const char *cache[N_CACHE]; /* keys of memory.stat: memory that counts as used, but can be taken back */
     bool swap_alone;
 };
 
@@ -35,14 +35,14 @@ static const struct version v1 = {"/sys/fs/cgroup/memory",
                                   {"total_inactive_file ", "total_active_file ", NULL},
                                   false};
 
-/* Version 1 has no word for "none", but a number of pages that no machine has. */
+/* Version 1 has no word for "no limit". It uses a number of pages that no machine has. */
 #define NO_LIMIT (INT64_C(1) << 60)
 
 struct search {
     const char *root;
     struct zr_host_memory *out;
-    int64_t swap;                        /* the least that the host and all groups leave */
-    int64_t both[ZR_MOST_MEMORY_GROUPS]; /* memory and swap together, by version 1 */
+    int64_t swap;                        /* least swap that the host and all groups leave */
+    int64_t both[ZR_MOST_MEMORY_GROUPS]; /* limit of memory and swap together, for version 1 */
 };
 
 static int64_t least(int64_t a, int64_t b)
@@ -55,7 +55,7 @@ static int64_t not_negative(int64_t x)
     return x > 0 ? x : 0;
 }
 
-/* A number that a text begins with, spaces before it allowed; -1: none, or one that means "no limit". */
+/* Returns the number at the start of a text, after spaces. -1: there is none, or it means "no limit". */
 static int64_t parse(const char *text)
 {
     text += strspn(text, " \t");
@@ -65,8 +65,8 @@ static int64_t parse(const char *text)
     return n < NO_LIMIT ? n : -1;
 }
 
-/* The sum of the numbers behind the keys, each at the start of a line; -1: none of them is there. One key
- * "" is the first line. */
+/* Returns the sum of the numbers behind the keys, each at the start of a line. -1: none of them is there. The
+ * key "" matches every line, for files that hold one number. */
 static int64_t read_numbers(const char *path, const char *const *keys, int n_keys)
 {
     char *line = NULL;
@@ -93,7 +93,7 @@ static int64_t read_in(const char *root, const char *folder, const char *name, c
     return read_numbers(path, &key, 1);
 }
 
-/* What a limit leaves; INT64_MAX: there is none, or it cannot be read. */
+/* Returns what a limit leaves, or INT64_MAX if there is no limit or it cannot be read. */
 static int64_t left(const struct search *s, const char *folder, const char *limit, const char *used)
 {
     int64_t most = read_in(s->root, folder, limit, ""), taken = read_in(s->root, folder, used, "");
@@ -131,8 +131,8 @@ static bool is_there(const struct search *s, const char *folder)
     return !strstr(folder, "/..") && !stat(path, &st) && S_ISDIR(st.st_mode);
 }
 
-/* The group, whose path the kernel says, and those around it. In a container the path may be one of the
- * host's, which is not there: then what is mounted is the container's own. */
+/* Adds the group, whose path the kernel gives, and those around it. In a container the path may be one of the
+ * host's, which does not exist here. Then the mount point is the container's group. */
 static void add_groups(struct search *s, const struct version *v, const char *group)
 {
     char folder[ZR_GROUP_PATH_BYTES];
@@ -151,7 +151,7 @@ static void add_groups(struct search *s, const struct version *v, const char *gr
     }
 }
 
-/* Whether a list such as "cpu,memory" names memory. */
+/* Returns whether a list such as "cpu,memory" names memory. */
 static bool has_memory(const char *list)
 {
     for (; *list; list += strcspn(list, ","), list += *list == ',')
@@ -160,7 +160,7 @@ static bool has_memory(const char *list)
     return false;
 }
 
-/* A line of /proc/self/cgroup: "4:memory:/group", and of version 2 "0::/group". */
+/* Reads a line of /proc/self/cgroup, such as "4:memory:/group", or "0::/group" for version 2. */
 static void add_line(struct search *s, char *line)
 {
     char *list = strchr(line, ':'), *group = list ? strchr(list + 1, ':') : NULL;
@@ -178,7 +178,8 @@ static void add_line(struct search *s, char *line)
     }
 }
 
-/* Free KiB of swap that is compressed memory, by lines of /proc/swaps: file, type, size, used, priority. */
+/* Returns the free KiB of swap in compressed memory. A line of /proc/swaps has file, type, size, used and
+ * priority. */
 static int64_t zram_free_kib(const char *root)
 {
     char path[PATH_BYTES], *line = NULL;

@@ -14,7 +14,7 @@ int zr_host_call(struct zr_stream *s, void (*fn)(void *arg), const void *arg, si
     return 0;
 }
 
-/* The arguments of every kernel but update; each uses what it needs. */
+/* The arguments of every kernel except update. Each uses what it needs. */
 struct args {
     const struct zr_host_kernels *k;
     void *dst;
@@ -51,7 +51,7 @@ int zr_host_copy(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
     return 0;
 }
 
-/* More copies than fit into a closure: it carries their address. */
+/* A table of copies. It does not fit into a closure, which carries its address. */
 struct copies {
     const struct zr_host_kernels *k;
     int n;
@@ -154,7 +154,7 @@ int zr_host_add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype 
     return 0;
 }
 
-/* More sources than fit into a closure: it carries their address. */
+/* Sources of a tree. They do not fit into a closure, which carries their address. */
 struct tree {
     struct args a;
     int n_src;
@@ -285,7 +285,7 @@ int zr_host_update(struct zr_stream *s, const struct zr_update *u)
     return 0;
 }
 
-/* As many operations: on the host one costs little, and none needs memory of its own. */
+/* Puts one operation per span. On the host an operation costs little, and needs no memory. */
 int zr_host_update_spans(struct zr_stream *s, const struct zr_update *u, const struct zr_update_span *spans,
                          int n_spans)
 {

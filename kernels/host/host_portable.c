@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* host_portable.c: the host's kernels in plain C, for every CPU, and the reference for the others' bits. */
+/* host_portable.c: the host's kernels in plain C, for every CPU. The other tables must give the same bits. */
 #include "kernels/host/host_kernels.h"
 #include "kernels/host/vec_portable.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* host_stream.c: streams and events of the host device. host_device.h says how they fit together. */
+/* host_stream.c: streams and events of the host device. host_device.h explains them. */
 #include "kernels/host/host_device.h"
 
 #include <errno.h>
@@ -39,13 +39,13 @@ static bool gate_passed(struct zr_host_gate *g, uint64_t ticket)
 static void gate_wake(struct zr_host_gate *g)
 {
     pthread_mutex_lock(&g->lock);
-    atomic_store(&g->wake_at, UINT64_MAX); /* those not served yet put theirs back */
+    atomic_store(&g->wake_at, UINT64_MAX); /* sleepers not served yet set it again */
     pthread_cond_broadcast(&g->cond);
     pthread_mutex_unlock(&g->lock);
 }
 
-/* Only one thread advances a gate. Both sides write their own word, then read the other's, all sequentially
- * consistent: either the sleeper sees the new value or it is seen and woken. */
+/* Only one thread advances a gate. Each side writes its word, then reads the other's, all sequentially
+ * consistent. So either the sleeper sees the new value, or it is seen and woken. */
 static void gate_advance(struct zr_host_gate *g, uint64_t value)
 {
     atomic_store(&g->value, value);
@@ -53,7 +53,7 @@ static void gate_advance(struct zr_host_gate *g, uint64_t value)
         gate_wake(g);
 }
 
-/* false: not within spin_ns. */
+/* Returns false if the gate does not pass the ticket within spin_ns. */
 static bool gate_spin(struct zr_host_gate *g, uint64_t ticket, int spin_ns)
 {
     if (gate_passed(g, ticket))
@@ -71,7 +71,7 @@ static bool gate_spin(struct zr_host_gate *g, uint64_t ticket, int spin_ns)
     return false;
 }
 
-/* until NULL: as long as it takes. */
+/* Sleeps until the gate passes the ticket, or until that time. until NULL: as long as it takes. */
 static bool gate_sleep(struct zr_host_gate *g, uint64_t ticket, const struct timespec *until)
 {
     bool passed = false, late = false;
@@ -89,14 +89,14 @@ static bool gate_sleep(struct zr_host_gate *g, uint64_t ticket, const struct tim
     return passed;
 }
 
-/* By a stream's thread, or by who puts work on a stream. */
+/* Called by a stream's thread, and by a thread that puts work on a stream. */
 static void gate_wait(struct zr_host_gate *g, uint64_t ticket, int spin_ns)
 {
     if (!gate_spin(g, ticket, spin_ns))
         gate_sleep(g, ticket, NULL);
 }
 
-/* Called from a thread outside the device. */
+/* Called by a thread outside the device. It calls dev->ask while it waits. */
 static int gate_wait_asking(struct zr_host_device *dev, struct zr_host_gate *g, uint64_t ticket)
 {
     if (gate_spin(g, ticket, dev->spin_ns))
@@ -129,8 +129,9 @@ static void stop_thread(void *arg)
     atomic_store(&s->stop, true);
 }
 
-/* The stream may have been left. Both sides write their own word, then read the other's, all sequentially
- * consistent: either the operation is not begun, or who leaves sees it and waits for its end. */
+/* The stream may have been left. Each side writes its word, then reads the other's, all sequentially
+ * consistent. So either the operation does not begin, or the thread that leaves sees it and waits for its
+ * end. */
 static bool may_begin(struct zr_stream *s, const struct zr_host_op *op)
 {
     if (!op->waits)
@@ -164,7 +165,8 @@ static void put(struct zr_stream *s, void (*fn)(void *arg), const void *arg, siz
         fn(op.arg);
         return;
     }
-    /* Fed by one thread at a time: this thread wrote put last, or learned of who did. */
+    /* One thread at a time feeds the stream. This thread wrote put last, or has synchronized with the one
+     * that did. */
     uint64_t n = atomic_load_explicit(&s->put.value, memory_order_relaxed);
     if (n >= s->n_ring)
         gate_wait(&s->done, n - s->n_ring + 1, s->dev->spin_ns);
@@ -188,7 +190,7 @@ void zr_host_put_waiting(struct zr_stream *s, void (*fn)(void *arg), const void 
 
 /* --- streams --- */
 
-/* Makes a ring, and replaces the old one. */
+/* Makes a ring, which replaces the old one. */
 static int make_ring(struct zr_host_device *dev, struct zr_stream *s, uint64_t n)
 {
     struct zr_host_op *ring = zr_host_take(dev, n * sizeof *ring);
@@ -200,7 +202,7 @@ static int make_ring(struct zr_host_device *dev, struct zr_stream *s, uint64_t n
     return 0;
 }
 
-/* A closed stream to use again, or a new one in the device's list; the lock is held. */
+/* Returns a closed stream to use again, or a new one in the device's list. The lock is held. */
 static struct zr_stream *stream_get(struct zr_host_device *dev)
 {
     struct zr_stream *s = dev->free;
@@ -306,7 +308,7 @@ void zr_host_stream_free(struct zr_stream *s)
     free(s);
 }
 
-/* The stream's thread looks at the ring behind a put, and so at the new one. */
+/* The stream's thread reads the ring only after a put, so it sees the new one. */
 int zr_host_stream_reserve(struct zr_stream *s, int64_t n_ops)
 {
     uint64_t n = ZR_HOST_RING + (uint64_t)n_ops;
@@ -355,12 +357,12 @@ int zr_host_event_record(struct zr_event *e, struct zr_stream *s)
         if (put)
             record = (uint64_t)(s->index + 1) << TICKET_BITS | (put & TICKET_MASK);
     }
-    /* Release: who waits on work done at once on a caller stream sees that work. */
+    /* Release: a thread that waits for work done at once on a caller stream sees that work. */
     atomic_store(&e->record, record);
     return 0;
 }
 
-/* The gate and ticket of the most recent record; false when there is nothing to wait for. */
+/* Gets the gate and ticket of the most recent record. Returns false if there is nothing to wait for. */
 static bool event_target(struct zr_event *e, struct zr_host_gate **gate, uint64_t *ticket)
 {
     uint64_t record = atomic_load(&e->record);
@@ -391,7 +393,7 @@ int zr_host_stream_wait(struct zr_stream *s, struct zr_event *e)
     if (!s->is_queue)
         return gate_wait_asking(s->dev, a.gate, a.ticket);
     if (a.gate == &s->done)
-        return 0; /* its own earlier work */
+        return 0; /* the stream's earlier work */
     zr_host_put_waiting(s, wait_op, &a, sizeof a);
     return 0;
 }

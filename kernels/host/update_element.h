@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* update_element.h: an optimizer's arithmetic for one element over the words of a vec_*.h, whatever the kind.
+/* update_element.h: an optimizer's arithmetic for one element, for every kind, with the vector functions of a
+ * vec_*.h.
  *
- * Included after one: by body_update.h, where a word is a vector of the instruction set, and by
- * cuda_kernels.cu, where it is one float. Kind and variant are constants where it is called, so no branch is
- * left. */
+ * It is included after a vec_*.h. In body_update.h a vec is a vector of the instruction set, and in
+ * cuda_kernels.cu one float. Kind and variant are constants in each call, so no branch is left. */
 #include "kernels/device.h"
 #include "kernels/host_device_code.h"
 
 enum update_param { PARAM_NONE, PARAM_F32, PARAM_BF16 };
 
-/* FIRST: step 1 of a kind that treats it apart (NAME_FIRST_STEP); states are only written. STATELESS: of a
- * kind with momentum alone (NAME_MOMENTUM_ONLY), without it. */
+/* FIRST: step 1 of a kind that treats it separately (NAME_FIRST_STEP); states are only written. STATELESS: a
+ * kind with only momentum (NAME_MOMENTUM_ONLY), used without it. */
 enum update_variant { UPDATE_USUAL, UPDATE_FIRST, UPDATE_STATELESS };
 
 struct update_numbers {
@@ -18,15 +18,15 @@ struct update_numbers {
     vec_divisor c1, c2;
 };
 
-/* A kind's own file has, besides its row,
+/* A kind's file has its row, and
  *
  *     enum { NAME_STATES, NAME_MOMENTUM_ONLY, NAME_FIRST_STEP };
- *     ALWAYS_INLINE vec NAME_direction(const struct update_numbers *k, enum update_variant variant, vec w,
- * vec g, vec *state_0, vec *state_1);
+ *     ALWAYS_INLINE vec NAME_direction(const struct update_numbers *k, enum update_variant variant,
+ *                                      vec w, vec g, vec *state_0, vec *state_1);
  *
- * the direction of weight w and scaled gradient g, along which the weight goes back by lr; the states are
- * updated in place. The order of operations written there is the definition: every instruction set gives the
- * same bits, and none contracts a*b+c. */
+ * NAME_direction returns the direction for weight w and scaled gradient g. The weight moves against it by lr.
+ * The states are updated in place. The order of operations written there is the definition. Every instruction
+ * set gives the same bits, and none contracts a*b+c. */
 #define ZR_OPTIMIZER_ELEMENTS
 #include "kernels/optimizers.h"
 #undef ZR_OPTIMIZER_ELEMENTS
@@ -54,7 +54,7 @@ ALWAYS_INLINE struct update_numbers update_numbers_of(const struct zr_update *u,
     return k;
 }
 
-/* How many of state[] are written. */
+/* Returns how many of state[] are written. */
 ALWAYS_INLINE int update_states(enum zr_optimizer kind, enum update_variant variant)
 {
     if (variant == UPDATE_STATELESS)
@@ -70,13 +70,13 @@ ALWAYS_INLINE int update_states(enum zr_optimizer kind, enum update_variant vari
     }
 }
 
-/* And how many are read. */
+/* Returns how many of state[] are read. */
 ALWAYS_INLINE int update_states_read(enum zr_optimizer kind, enum update_variant variant)
 {
     return variant == UPDATE_FIRST ? 0 : update_states(kind, variant);
 }
 
-/* The new weight of weight w and gradient g; the states are updated in place. */
+/* Returns the new weight for weight w and gradient g. The states are updated in place. */
 ALWAYS_INLINE vec update_element(const struct update_numbers *k, enum zr_optimizer kind,
                                  enum update_variant variant, vec w, vec g, vec *s0, vec *s1)
 {

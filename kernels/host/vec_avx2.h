@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* vec_avx2.h: the vector words of the kernel bodies for AVX2: eight floats. No fused multiply-add: see
- * device.h. */
+/* vec_avx2.h: the vector functions of the kernel bodies for AVX2: eight floats. There is no fused
+ * multiply-add, so the bits are those of vec_portable.h. */
 #ifndef ZR_KERNELS_VEC_AVX2_H
 #define ZR_KERNELS_VEC_AVX2_H
 
@@ -53,7 +53,7 @@ static inline vec vec_sqrt(vec a)
     return _mm256_sqrt_ps(a);
 }
 
-/* By which many vectors are divided. */
+/* A number by which many vectors are divided. */
 typedef struct {
     vec by;
 } vec_divisor;
@@ -64,7 +64,7 @@ static inline vec_divisor vec_divisor_of(float by)
     return d;
 }
 
-/* The bits of vec_div(a, d->by). */
+/* Returns the bits of vec_div(a, d->by). */
 static inline vec vec_div_by(vec a, const vec_divisor *d)
 {
     return vec_div(a, d->by);
@@ -115,8 +115,8 @@ static inline double vec_block_squares(const float *x)
     return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
 }
 
-/* Past the caches for large copies, which saves reading what is overwritten. Small ones stay for who reads
- * them next. */
+/* Large copies bypass the caches, which saves reading what is overwritten. Small ones stay there for the next
+ * reader. */
 static inline void vec_copy(void *dst, const void *src, int64_t bytes)
 {
     char *to = dst;
@@ -135,7 +135,7 @@ static inline void vec_copy(void *dst, const void *src, int64_t bytes)
             _mm256_stream_si256((__m256i *)(to + i + 64), c);
             _mm256_stream_si256((__m256i *)(to + i + 96), d);
         }
-        _mm_sfence(); /* streamed stores are seen before what follows */
+        _mm_sfence(); /* makes streamed stores visible before what follows */
         to += i, from += i, bytes -= i;
     }
     memcpy(to, from, (size_t)bytes);

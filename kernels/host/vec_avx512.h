@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* vec_avx512.h: the vector words of the kernel bodies for AVX-512 (F, BW, DQ, VL): sixteen floats.
+/* vec_avx512.h: the vector functions of the kernel bodies for AVX-512 (F, BW, DQ, VL): sixteen floats.
  *
- * No fused multiply-add but in vec_div_by, where it gives the very quotient: see device.h. Nor
- * AVX512_BF16's conversion, which flushes subnormals to zero. */
+ * The bits are those of vec_portable.h. So fused multiply-add is used only in vec_div_by, where it gives the
+ * correctly rounded quotient. AVX512_BF16's conversion is not used, because it flushes subnormals to zero. */
 #ifndef ZR_KERNELS_VEC_AVX512_H
 #define ZR_KERNELS_VEC_AVX512_H
 
@@ -56,7 +56,7 @@ static inline vec vec_sqrt(vec a)
     return _mm512_sqrt_ps(a);
 }
 
-/* By which many vectors are divided. usable: whether its inverse serves; else the CPU divides. */
+/* A number by which many vectors are divided. usable: its inverse can be used; otherwise the CPU divides. */
 typedef struct {
     vec by, inverse;
     bool usable;
@@ -67,12 +67,13 @@ static inline vec_divisor vec_divisor_of(float by)
     return (vec_divisor){vec_set(by), vec_set(1.0f / by), by >= 0x1p-24f && by <= 1.0f};
 }
 
-/* The bits of vec_div(a, d->by), in a quarter of the time of AVX-512's division: the rounded inverse gives a
- * quotient that is an ulp or two off, the first remainder one that is less than an ulp off, and from there a
- * remainder, which is exact, gives the correctly rounded one (Markstein, "Computation of elementary functions
- * on the IBM RISC System/6000 processor", 1990). That holds where no remainder is subnormal and nothing
- * overflows: for |a| from 2^-100 to 2^100 with the divisors that are usable; and for 0, whose sign is a's. A
- * vector with any other element is divided by the CPU. */
+/* Returns the bits of vec_div(a, d->by), in a quarter of the time of AVX-512's division. The rounded inverse
+ * gives a quotient that is an ulp or two off. The first remainder gives one that is less than an ulp off.
+ * From there the remainder is exact, and gives the correctly rounded quotient (Markstein, "Computation of
+ * elementary functions on the IBM RISC System/6000 processor", 1990).
+ *
+ * This holds if no remainder is subnormal and nothing overflows: for |a| from 2^-100 to 2^100 with usable
+ * divisors, and for 0, whose sign is a's. The CPU divides a vector with any other element. */
 static inline vec vec_div_by(vec a, const vec_divisor *d)
 {
     const __m512i least = _mm512_set1_epi32((127 - 100) << 23), range = _mm512_set1_epi32(200 << 23);
@@ -129,8 +130,8 @@ static inline double vec_block_squares(const float *x)
     return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
 }
 
-/* Past the caches for large copies, which saves reading what is overwritten. Small ones stay for who reads
- * them next. */
+/* Large copies bypass the caches, which saves reading what is overwritten. Small ones stay there for the next
+ * reader. */
 static inline void vec_copy(void *dst, const void *src, int64_t bytes)
 {
     char *to = dst;
@@ -147,7 +148,7 @@ static inline void vec_copy(void *dst, const void *src, int64_t bytes)
             _mm512_stream_si512((__m512i *)(to + i + 128), c);
             _mm512_stream_si512((__m512i *)(to + i + 192), d);
         }
-        _mm_sfence(); /* streamed stores are seen before what follows */
+        _mm_sfence(); /* makes streamed stores visible before what follows */
         to += i, from += i, bytes -= i;
     }
     memcpy(to, from, (size_t)bytes);

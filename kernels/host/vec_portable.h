@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* vec_portable.h: the vector words of the kernel bodies for plain C, and for a GPU: a vector of one float.
+/* vec_portable.h: the vector functions of the kernel bodies for plain C, and for a GPU: a vector of one
+ * float.
  *
- * The compiler makes what vectors it can of the loops; any other vec_*.h must give the same bits. */
+ * The compiler vectorizes the loops where it can. Every other vec_*.h must give the same bits. */
 #ifndef ZR_KERNELS_VEC_PORTABLE_H
 #define ZR_KERNELS_VEC_PORTABLE_H
 
@@ -54,7 +55,7 @@ ZR_HOST_DEVICE vec vec_sqrt(vec a)
     return sqrtf(a);
 }
 
-/* A number that many vectors are divided by. */
+/* A number by which many vectors are divided. */
 typedef struct {
     vec by;
 } vec_divisor;
@@ -65,13 +66,13 @@ ZR_HOST_DEVICE vec_divisor vec_divisor_of(float by)
     return d;
 }
 
-/* The bits of vec_div(a, d->by). */
+/* Returns the bits of vec_div(a, d->by). */
 ZR_HOST_DEVICE vec vec_div_by(vec a, const vec_divisor *d)
 {
     return vec_div(a, d->by);
 }
 
-/* Through memcpy: in a cast in place the same bytes are floats and bf16s. */
+/* Uses memcpy, because in a cast in place the same bytes are floats and bf16s. */
 ZR_HOST_DEVICE vec vec_load_any(const void *p)
 {
     float x;
@@ -84,7 +85,7 @@ ZR_HOST_DEVICE void vec_store_any(void *p, vec v)
     memcpy(p, &v, sizeof v);
 }
 
-/* Not through memcpy: of two bytes that keeps the compiler from making vectors. */
+/* A bf16 in memory. A memcpy of two bytes would keep the compiler from vectorizing. */
 typedef uint16_t __attribute__((may_alias)) vec_half;
 
 ZR_HOST_DEVICE vec vec_load_bf16(const void *p)
@@ -99,14 +100,14 @@ ZR_HOST_DEVICE void vec_store_bf16(void *p, vec v)
 {
     uint32_t bits;
     memcpy(&bits, &v, sizeof bits);
-    /* Half of the last place, less one unless that place is odd, carries exactly when rounding to even goes
-     * up. */
+    /* Adds half of the last place, less one unless that place is odd. This carries exactly when rounding to
+     * even goes up. */
     uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     uint32_t quiet = bits >> 16 | 0x40; /* a NaN must not round up to an infinity */
     *(vec_half *)p = (uint16_t)(v != v ? quiet : rounded);
 }
 
-/* The sum of squares of one block of 32, in the order device.h defines. */
+/* Returns the sum of squares of one block of 32, in the order that device.h defines. */
 ZR_HOST_DEVICE double vec_block_squares(const float *x)
 {
     double a[8];
@@ -117,7 +118,7 @@ ZR_HOST_DEVICE double vec_block_squares(const float *x)
     return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
 }
 
-/* Copies bytes > 0. */
+/* bytes is above 0. */
 ZR_HOST_DEVICE void vec_copy(void *dst, const void *src, int64_t bytes)
 {
     memcpy(dst, src, (size_t)bytes);

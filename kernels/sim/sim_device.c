@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sim_device.c: a simulated world: its ranks, their memory, and which host thread speaks. */
+/* sim_device.c: a simulated world: its ranks, their memory, and the host thread that makes the calls. */
 #include "kernels/alloc.h"
 #include "kernels/sim/sim_device_inside.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
 
-/* ---- looks from outside ---- */
+/* ---- queries ---- */
 
 struct zr_recorder *zr_sim_recorder(struct zr_sim *w)
 {
@@ -34,7 +34,7 @@ int64_t zr_sim_activity(const struct zr_sim *w)
     return w->activity;
 }
 
-/* ---- who speaks ---- */
+/* ---- the host thread that makes the calls ---- */
 
 static int lines_of_rank(const struct zr_sim *w)
 {
@@ -78,7 +78,8 @@ bool zr_sim_refused(struct zr_sim *w)
     return ++w->n_allocs == w->opt.fail_alloc;
 }
 
-/* Large blocks are addresses alone, of more than the machine has: little of them is ever touched. */
+/* Large blocks only reserve addresses, possibly more than the machine has memory. Little of them is ever
+ * touched. */
 enum { LARGE_BYTES = 64 << 20 };
 
 static void *take(int64_t bytes)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sim_device_inside.h: the inside of the simulated device.
  *
- *   sim_device.c  the world: its ranks, their memory, and which host thread speaks
- *   sim_stream.c  streams and events: what is queued, and the order in which it runs
- *   sim_ops.c     the device's operations, as they are put on a stream
- *   sim_effect.c  an operation as it runs: what it touches, what that holds then, how long it takes */
+ *   sim_device.c  the world: its ranks, their memory, and the calling host thread
+ *   sim_stream.c  streams and events: queued operations, and the order in which they run
+ *   sim_ops.c     the device's operations, which are put on a stream
+ *   sim_effect.c  what an operation does: the bytes that it touches, their content, and its time */
 #ifndef ZR_KERNELS_SIM_DEVICE_INSIDE_H
 #define ZR_KERNELS_SIM_DEVICE_INSIDE_H
 
@@ -46,8 +46,8 @@ struct zr_sim_op {
     const struct zr_step_scalars *scalars;
     struct zr_update update;
     struct zr_largest largest;
-    /* its launch is not counted: it goes on what the operation before began, an update's next span, or the
-     * sum of a norm, whose pieces are more on some ranks than on others */
+    /* Its launch takes no time, because it continues the operation before it: the next span of an update, or
+     * the next piece of a norm. Some ranks have more pieces of a norm than others. */
     bool goes_on;
     void (*fn)(void *arg);
     bool (*start)(void *arg, struct zr_stream *s);
@@ -58,12 +58,12 @@ struct zr_sim_op {
 struct zr_stream {
     struct zr_sim_device *dev;
     struct zr_line *line;
-    /* a caller's, not a queue; waits in a record's list */
+    /* caller: the stream of the calling thread, not a queue. waiting: it is in a record's list. */
     bool caller, waiting;
-    /* the operation under way ended elsewhere (zr_sim_resume) */
+    /* the current operation has ended elsewhere (zr_sim_resume) */
     bool over;
     struct zr_sim_op *head, *tail;
-    /* what was put last */
+    /* kind of the operation that was put last */
     enum zr_sim_op_kind last;
     struct zr_stream *next_waiter, *next_ready;
     bool ready;
@@ -90,15 +90,15 @@ struct zr_sim {
     /* (world), by rank */
     struct zr_sim_device *devices;
     struct zr_recorder rec;
-    /* (rec.n_lines), which are given out */
+    /* (rec.n_lines) lines that are in use */
     bool *line_used;
-    /* the line of the host thread that calls now */
+    /* line of the host thread that makes the calls */
     struct zr_line *host;
     struct zr_stream *ready;
     bool pumping;
     struct zr_sim_op *spare;
     int64_t n_allocs, activity;
-    /* the stream whose operation is under way */
+    /* line of the stream whose operation is under way */
     struct zr_line *running;
 };
 
@@ -107,7 +107,7 @@ static inline struct zr_sim_device *zr_sim_device_of(struct zr_device *dev)
     return (struct zr_sim_device *)dev;
 }
 
-/* sim_device.c: memory, and whether what is asked for now is the one that fails. */
+/* sim_device.c: memory. zr_sim_refused counts a request, and returns whether it is the one that fails. */
 void zr_sim_device_close(struct zr_device *dev);
 int zr_sim_alloc(struct zr_device *dev, int64_t bytes, void **out);
 void zr_sim_free(struct zr_device *dev, void *p, int64_t bytes);
@@ -126,18 +126,18 @@ int zr_sim_stream_wait(struct zr_stream *s, struct zr_event *e);
 int zr_sim_event_sync(struct zr_event *e);
 int zr_sim_event_query(struct zr_event *e);
 
-/* An operation that the host thread which speaks issues to s; filled in, it is put on the stream, which then
- * owns it and runs as far as it can. Aborts without memory. */
+/* zr_sim_op_new makes an operation that the selected host thread issues to s. It aborts without memory. The
+ * caller fills it in. zr_sim_op_put puts it on the stream, which then owns it and runs as far as it can. */
 struct zr_sim_op *zr_sim_op_new(struct zr_stream *s, enum zr_sim_op_kind kind, const char *name);
 int zr_sim_op_put(struct zr_stream *s, struct zr_sim_op *op);
-/* A mutant leaves this call out. e and s may be NULL. */
+/* Returns whether a mutant leaves this call out. e and s may be NULL. */
 bool zr_sim_dropped(struct zr_sim *w, enum zr_sim_edge edge, int rank, const struct zr_event *e,
                     const struct zr_stream *s);
 
 /* sim_effect.c: runs an operation of one rank on the stream's line l. */
 void zr_sim_effect(struct zr_sim *w, struct zr_line *l, struct zr_sim_op *op, int rank);
 
-/* sim_ops.c: the table, its compute_on_caller left open. */
+/* sim_ops.c: the table of functions. zr_sim_open sets compute_on_caller in its copy. */
 extern const struct zr_device_ops zr_sim_ops;
 
 #endif

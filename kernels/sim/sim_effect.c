@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sim_effect.c: an operation as it runs: the bytes that it touches, what they hold then, and the time that it
- * takes. */
+/* sim_effect.c: what an operation does when it runs: the bytes that it touches, their new content, and its
+ * time. */
 #include "kernels/exact_sum.h"
 #include "kernels/sim/sim_device_inside.h"
 
@@ -127,7 +127,7 @@ static int64_t run_cast(struct zr_sim *w, struct zr_line *l, const struct zr_sim
 {
     int from = (int)zr_dtype_bytes(op->src_type), to = (int)zr_dtype_bytes(op->dst_type);
     zr_shadow_read(&w->rec, l, op->src, op->count * from);
-    if (op->dst == op->src) /* before the write cuts the source */
+    if (op->dst == op->src) /* the write would cut the source */
         zr_shadow_copy(&w->rec, op->dst, to, op->src, from, op->count);
     zr_shadow_write(&w->rec, l, op->dst, op->count * to);
     if (op->dst != op->src)
@@ -207,7 +207,6 @@ static int64_t run_moving(struct zr_sim *w, struct zr_line *l, const struct zr_s
     return 0;
 }
 
-/* The effect of an operation of one rank. */
 void zr_sim_effect(struct zr_sim *w, struct zr_line *l, struct zr_sim_op *op, int rank)
 {
     zr_sim_begin(w, l, op->name, op->unit, op->step);

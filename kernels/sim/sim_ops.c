@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sim_ops.c: the simulated device's operations, as they are put on a stream. What they do there is
- * sim_effect.c's. */
+/* sim_ops.c: the simulated device's operations, which it puts on a stream. sim_effect.c runs them. */
 #include "kernels/agreement.h"
 #include "kernels/op_check.h"
 #include "kernels/sim/sim_device_inside.h"
@@ -64,7 +63,7 @@ static int copy(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
     return zr_sim_op_put(s, op);
 }
 
-/* As one copy after the other: for ranges and contents it is the same. */
+/* Makes one copy after the other. For ranges and contents this is the same. */
 static int copy_rows(struct zr_stream *s, const struct zr_copy_rows *table, int n)
 {
     int err = zr_check_copy_rows(table, n);
@@ -99,7 +98,7 @@ static int add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype s
     return zr_sim_op_put(s, op);
 }
 
-/* As adding one after the other: for ranges and contents it is the same. */
+/* Adds one source after the other. For ranges and contents this is the same. */
 static int sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
                     int64_t n, bool accumulate)
 {
@@ -122,7 +121,7 @@ static int sum_ranges(struct zr_stream *s, const struct zr_sum_range *table, int
     return err;
 }
 
-/* A function of this file, with what it touches. */
+/* Puts a call of a function of this file, with the ranges that it touches. */
 static int call_with(struct zr_stream *s, const char *name, void (*fn)(void *), const void *arg,
                      size_t arg_bytes, const struct zr_access *a, int n)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sim_stream.c: streams and events on a virtual clock; see sim_device.h.
+/* sim_stream.c: streams and events on a virtual clock.
  *
- * Operations run as soon as what they wait for has run: since every access is checked against the clocks, one
+ * An operation runs as soon as what it waits for has run. Every access is checked against the clocks, so one
  * order stands for all. */
 #include "kernels/alloc.h"
 #include "kernels/sim/sim_device_inside.h"
@@ -13,7 +13,7 @@
 struct zr_sim_record {
     int refs;
     bool done;
-    struct zr_vclock *clock; /* when done */
+    struct zr_vclock *clock; /* clock at completion */
     struct zr_stream *waiters;
 };
 
@@ -74,7 +74,7 @@ static void complete(struct zr_sim_record *r, struct zr_line *l)
     }
 }
 
-/* Runs what the stream has come to: false, it stands. */
+/* Runs the stream's first operation. Returns false if it has to wait. */
 static bool run_head(struct zr_stream *s)
 {
     struct zr_sim *w = s->dev->w;
@@ -140,7 +140,7 @@ void zr_sim_resume(struct zr_stream *s)
     pump(s->dev->w);
 }
 
-/* Others go on; then the same host thread speaks again. */
+/* Lets others go on, then selects the same host thread again. */
 static void yield(struct zr_sim *w)
 {
     struct zr_line *host = w->host;
@@ -307,7 +307,7 @@ int zr_sim_stream_wait(struct zr_stream *s, struct zr_event *e)
     return zr_sim_op_put(s, op);
 }
 
-/* A thread that is woken knows what the record knew. */
+/* The thread that is woken learns the record's clock. */
 int zr_sim_event_sync(struct zr_event *e)
 {
     struct zr_sim *w = e->dev->w;
