@@ -237,7 +237,7 @@ struct zr_comm_ops {
     void (*close)(struct zr_comm *c);
 };
 
-/* Sees what a communicator is used for: the check mode (shard/engine/check_comm.h). */
+/* Sees what a communicator is used for: the check mode (shard/engine/check/check_comm.h). */
 struct zr_comm_watch {
     /* The communicator has made an arena. */
     void (*made)(struct zr_comm_watch *w, struct zr_comm *c, const struct zr_arena *a);

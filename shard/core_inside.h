@@ -94,7 +94,7 @@ struct unit {
     int32_t fits;
     /* for zr_core_place_brackets: its open brackets, and the size of their slot */
     int32_t n_placed, placed;
-    /* backward brackets in each micro-batch of the order */
+    /* for core_order.c: backward brackets in a micro-batch */
     int32_t n_each;
     /* for mark_micro_batches: backward brackets in the order so far */
     int32_t n_passed;

@@ -202,13 +202,17 @@ int64_t zr_core_find_call(const struct zr_core *c, const struct zr_call *call)
 }
 
 /* Follows a call that is not the expected one. If the forward pass starts again, it has not left the order.
- */
+ * The recording then starts again too if it is half full, so that long evaluations leave room for the step. */
 static void follow_unexpected(struct zr_core *c, const struct zr_call *call)
 {
     int64_t at = find_unexpected(c, call);
     bool starts_again = at == 0 && may_start_again(c);
     c->counts.n_strays += !starts_again;
     c->strayed |= !starts_again;
+    if (!c->strayed && c->n_rec > c->cap / 2) {
+        c->n_rec = 0;
+        record(c, call);
+    }
     if (at >= 0)
         go_to(c, at + 1);
 }
@@ -280,14 +284,23 @@ void zr_core_learn(struct zr_core *c)
     zr_core_start_recording(c);
 }
 
-/* If the order divides into as many micro-batches as a step had, it is repeated for the new number. Any other
+/* The order is n calls, repeated. */
+static bool repeats_after(const struct zr_core *c, int64_t n)
+{
+    for (int64_t i = n; i < c->period; i++)
+        if (!same_call(&order(c)[i], &order(c)[i % n]))
+            return false;
+    return true;
+}
+
+/* If the order is as many equal micro-batches as a step had, it is repeated for the new number. Any other
  * order is kept, and a step that leaves it makes a new one. */
 void zr_core_set_accum(struct zr_core *c, int32_t n)
 {
     ZR_ASSERT(zr_core_between_steps(c) && !c->order_of_step && n > 0);
     zr_core_note(c, ZR_ACCUM_WORD | (uint32_t)n);
-    if (c->n_order % c->accum == 0) {
-        int64_t micro_batch = c->n_order / c->accum;
+    int64_t micro_batch = c->n_order / c->accum;
+    if (micro_batch * c->accum == c->n_order && repeats_after(c, micro_batch)) {
         c->period = (int32_t)zr_min(c->period, micro_batch);
         c->n_order = micro_batch * n;
     }

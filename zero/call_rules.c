@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* call_rules.c: what must hold when a call begins. The table documents ZERO_ERR_ORDER: a call whose rules do
- * not hold returns that code, and changes nothing.
+ * not hold returns that code, and changes nothing. ALL_VALUES alone asks the other ranks, which may fail.
  *
  * Some rules depend on arguments, so the call checks them itself:
  *
  *     zero_begin, zero_end  compare their bracket with the schedule and with open brackets
  *     zero_read             needs values of one tensor only
  *
- * zero_step, zero_read and zero_write check their arguments before these rules, the other calls
- * afterwards. */
+ * zero_step, zero_read, zero_write, zero_broadcast and zero_evaluate check their arguments before these rules,
+ * the other calls afterwards. */
 #include "zero/context.h"
 
 /* In the order in which they are checked. */
@@ -37,7 +37,7 @@ enum rule {
     SETS_STEP = HEALTHY | NO_BRACKET | NO_ACTIONS | BETWEEN_STEPS,
 };
 
-/* Calls without a row need a healthy context only. */
+/* Calls without a row need a healthy context only; zero_get_stats and zero_trace_write do not even need that. */
 static const struct {
     const char *call;
     unsigned rules;
@@ -90,8 +90,8 @@ int zr_call_check(struct zero_ctx *z, enum zr_called_name name)
     unsigned rules = table[name].rules;
     if (!z || rules & HEALTHY)
         ZR_TRY(zr_need_healthy(z, call));
-    int32_t open = zr_engine_open_unit(z->engine);
-    if (rules & NO_BRACKET && open >= 0)
+    int32_t open = rules & NO_BRACKET ? zr_engine_open_unit(z->engine) : -1;
+    if (open >= 0)
         return zr_fail(ZR_ERR_ORDER, "%s: unit %d has an open bracket; end it first", call, open);
     if (rules & NO_ACTIONS)
         ZR_TRY(zr_refuse_in_actions(z, call));

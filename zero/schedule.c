@@ -255,7 +255,7 @@ static int make_order(struct zr_config *c, const struct zr_layout *l, struct zr_
     int64_t n = assumed ? n_own : o->n_order, forward = 0,
             all = 2 * n * s->walk.n_micro; /* at most, because backward may be split */
     if (all > MOST_CALLS)
-        all = 0; /* Units are gathered on request then, until the core sees that calls repeat. */
+        all = 0; /* The order is then that of one micro-batch. */
     for (int32_t i = 0; i < o->n_order; i++)
         if (micro[i].unit >= l->n_units)
             return zr_fail(ZR_ERR_ARG, "order[%d].unit is %d; allowed: 0..%d", i, micro[i].unit,

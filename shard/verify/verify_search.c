@@ -5,8 +5,8 @@
  * waits. A wait refers to the most recent record when it is called, so a faster or slower loop could change
  * the graph. The search shows that this does not happen.
  *
- * It sends the calls of a model through the real core. Each action is split into what engine_model.c and
- * engine_issue.c do for it: push, await, record, wait, sync. A state is the position of each rank's model
+ * It sends the calls of a model through the real core. Each action is split into what engine/model.c and
+ * engine/issue.c do for it: push, await, record, wait, sync. A state is the position of each rank's model
  * thread and loop. The search visits all states breadth first. It reports:
  *   - a wait that finds different records on different paths
  *   - a gather into a slot in use

@@ -556,6 +556,46 @@ static void evaluation(void **state)
     }
 }
 
+/* A step that differs from the declared order is learned although long evaluations come before each step. */
+static void evaluation_before_each_step(void **state)
+{
+    static const char step[] = "0(0) 1(1) 2(2) 3(3) 3[ 3(3) 3] 2[ 2(2) 2] 1[ 1(1) 1] 0[ 0(0) 0] S";
+    struct model m;
+    struct watch w;
+    make_model(&m, 4, 3, 1, DEFAULT_ORDER);
+    watch_open(&w, &m.spec);
+    int64_t strays = -1;
+    for (int s = 0; s < 3; s++) {
+        if (s == 2)
+            strays = zr_core_counts(w.core).n_strays;
+        for (int k = 0; k < 200; k++)
+            watch_run(&w, "0(0) 1(1) 2(2) 3(3)");
+        watch_run(&w, step);
+    }
+    assert_int_equal(zr_core_counts(w.core).n_strays, strays);
+    watch_close(&w);
+}
+
+/* A learned step is repeated for another number of micro-batches only if its micro-batches are equal. */
+static void other_micro_batches_unequal(void **state)
+{
+    struct model m;
+    struct watch w;
+    make_model(&m, 2, 1, 1, "0(0) 1(1) 1[1] 0[0]");
+    m.spec.grad_accum_steps = 2;
+    m.spec.max_grad_accum_steps = 4;
+    watch_open(&w, &m.spec);
+    /* An evaluation of both units comes first: half of the 20 calls end inside a backward bracket. */
+    watch_run(&w, "0(0) 1(1) 0(0) 1(1) 1[ 1(1) 1] 0[0] 0(0) 1(1) 1[1] 0[0] S");
+    int64_t replans = zr_core_counts(w.core).n_replans;
+    assert_true(replans > 0);
+    set_accum(&w, 1);
+    int64_t strays = zr_core_counts(w.core).n_strays;
+    watch_run(&w, "0(0) 1(1) 1[ 1(1) 1] 0[0] S");
+    assert_int_equal(zr_core_counts(w.core).n_strays, strays + 1); /* the evaluation, which does not come */
+    watch_close(&w);
+}
+
 /* After a backward bracket, the order's first call does not begin an evaluation, so the step is learned with
  * all its calls. */
 static void again_behind_a_backward(void **state)
@@ -1760,6 +1800,8 @@ int main(void)
         cmocka_unit_test(change_mid_run),
         cmocka_unit_test(other_micro_batches),
         cmocka_unit_test(evaluation),
+        cmocka_unit_test(evaluation_before_each_step),
+        cmocka_unit_test(other_micro_batches_unequal),
         cmocka_unit_test(again_behind_a_backward),
         cmocka_unit_test(other_evaluation),
         cmocka_unit_test(two_forwards_one_backward),

@@ -193,7 +193,7 @@ static void keep_hashes(struct zr_observer *o)
             self(o)->late[i] = hash_piece(o->e, zr_piece_flat(l, i), &l->pieces[i]);
 }
 
-static int check_late(struct zr_observer *o)
+static int check_late(struct zr_observer *o, const char *call)
 {
     const struct zr_layout *l = o->e->layout;
     if (!self(o)->keeps || !zr_core_complete(o->e->m.core))
@@ -202,12 +202,11 @@ static int check_late(struct zr_observer *o)
         const struct zr_flat *f = zr_piece_flat(l, i);
         const struct zr_piece *p = &l->pieces[i];
         if (is_unseen(o, f) && hash_piece(o->e, f, p) != self(o)->late[i])
-            return zr_fail(
-                ZR_ERR_ORDER,
-                "zero_step: the gradient of tensor %s (unit %d) was written after zero_norm, which "
-                "ended the gradients of this step. Run backward, and zero gradients, after "
-                "zero_step or zero_drop",
-                l->tensors[p->tensor].name, f->unit);
+            return zr_fail(ZR_ERR_ORDER,
+                           "%s: the gradient of tensor %s (unit %d) was written after zero_norm, which "
+                           "ended the gradients of this step. Run backward, and zero gradients, after "
+                           "zero_step or zero_drop",
+                           call, l->tensors[p->tensor].name, f->unit);
     }
     return 0;
 }
@@ -224,7 +223,7 @@ static int lost_gradients_begin(struct zr_observer *o, const struct zr_grant *g)
 static int lost_gradients_step(struct zr_observer *o, enum zr_step_moment at, const char *call)
 {
     if (at == ZR_STEP_CALLED) {
-        ZR_TRY(check_late(o));
+        ZR_TRY(check_late(o, call));
         return check_stray(o, call);
     }
     if (at == ZR_STEP_NORM_KNOWN)
