@@ -92,9 +92,9 @@ struct zr_backend {
     const char *library;
     int64_t library_bytes;
 
-    /* For a backend that can use the program's own communicator, else NULL. lent_name is the configuration's
-     * field ("nccl_comm"). lent_world reads the ranks of such a communicator, and lent_meet lets them meet
-     * (see zr_nccl_lent_world and zr_nccl_lent_meet). At most one backend per device has these. */
+    /* For a backend that can use the program's own communicator, else NULL. The configuration has it in the
+     * field lent_name ("nccl_comm"). lent_world reads the ranks of such a communicator, and lent_meet lets
+     * them meet (see zr_nccl_lent_world and zr_nccl_lent_meet). At most one backend per device has these. */
     const char *lent_name;
     int (*lent_world)(void *lent, int64_t timeout_ms, int *rank, int *world);
     int (*lent_meet)(struct zr_device *dev, void *lent, int64_t timeout_ms, struct zr_world *w, int *held,

@@ -59,7 +59,7 @@ struct zr_flight_view {
     /* 0: nothing failed. Otherwise text has the message. */
     int32_t code;
     char text[ZR_FLIGHT_TEXT];
-    /* How the process ended, as its launcher saw it; has_ended is 0 if no launcher saw that. asked: set of
+    /* How the process ended, as its launcher saw it. has_ended is 0 if no launcher saw that. asked: set of
      * signals (1 << each) by which the launcher had already asked it to end. */
     int32_t has_ended, exit_code, signal;
     uint32_t asked;

@@ -94,7 +94,8 @@ static inline int64_t zr_gather_own(const struct zr_gather_seg *g, int place)
 
 /* Whether the slices of a list of places are packed. NCCL packs them if the longest has at most packs_up_to
  * bytes (zr_nccl_options.small_bytes). Then each other rank sends a row as long as the longest slice, rounded
- * up to 128. Otherwise slices travel as they are. packs_up_to is 0 if nothing is packed. */
+ * up to 128. Otherwise slices travel as they are. packs_up_to is 0 if nothing is packed. The functions below
+ * count the bytes that a rank takes from the others for one segment. */
 static inline bool zr_cut_packed(const struct zr_cut *c, int size, int64_t packs_up_to)
 {
     return c->at && packs_up_to && zr_cut_most(c, size) <= packs_up_to;
