@@ -309,11 +309,11 @@ int zr_comm_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_
                      const struct zr_tag *tag);
 /* An all-reduce of integers, in place at off, which is a multiple of 8. The result is exact in any order.
  *
- * n_sum int64 are added up and wrap beyond 64 bits. They are followed by n_max uint64, of which the largest
- * is taken. When it completes, every rank has the same words, and no peer reads this rank's words. No rank
- * receives more than twice the size of the words, whatever the group's size (zr_agree_wire). If it fails, the
- * last sum differs from the sum over all ranks. So a count of ranks in that place shows whether the rest is
- * valid. */
+ * n_sum int64 are added up and wrap beyond 64 bits. The n_max uint64 after them are combined to their maximum
+ * over the ranks. When it completes, every rank has the same words, and no peer reads this rank's words. No
+ * rank receives more than twice the size of the words, whatever the group's size (zr_agree_wire). If it
+ * fails, the last sum differs from the sum over all ranks. So a count of ranks in that place shows whether
+ * the rest is valid. */
 int zr_comm_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n_sum, int32_t n_max,
                   const struct zr_tag *tag);
 

@@ -36,9 +36,9 @@ int zr_mpi_process_open(const struct zr_mpi_library *lib, int64_t ms, struct zr_
  * program is reported there. in_order: this user has nothing pending, and no peer was lost. If it is false,
  * MPI_Finalize could wait for ever, and the process ends without it. p NULL is allowed. */
 void zr_mpi_process_drop(struct zr_mpi_process *p, struct zr_log *log, bool in_order);
-/* Drops one use, in order, and keeps the polling thread. Use it before another open: until then other ranks
- * may wait for messages that MPI has not sent yet. The thread polls until the next use is dropped, or the
- * process ends. */
+/* Drops one use, in order, and keeps the polling thread. Use it if MPI will soon be opened again, and other
+ * ranks may until then wait for messages that MPI has not sent yet. The thread polls until the next use is
+ * dropped, or the process ends. */
 void zr_mpi_process_leave_looking(struct zr_mpi_process *p, struct zr_log *log);
 
 /* Begin and end a section in which the shim may be called. Any thread. zr_mpi_enter returns 0 or an error,

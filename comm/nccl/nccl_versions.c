@@ -25,8 +25,8 @@ static const struct zr_nccl_fault faults[] = {
      .what = "symmetric kernels may start before the kernel that writes their data has ended",
      .source = "NCCL issue 1924, fixed in 2.30.7"},
     /* Before 2.29.7 both sides asked whether there is NVLS. Since then the kernels' side prepares multicast
-     * only for more than two ranks, and the copy engines' side is not aware of that. libzero cannot ask
-     * whether a machine has NVLS, so it assumes so. */
+     * only for more than two ranks, and the copy engines' side is not aware of that. Whether a machine has
+     * NVLS cannot be queried, so libzero assumes it has. */
     {.use = ZR_NCCL_USE_COPY_ENGINE,
      .from = 22907,
      .before = 23102,
