@@ -111,7 +111,8 @@ static inline int64_t zr_nccl_role_bytes(enum zr_role role, const struct zr_role
  * Only REDUCE and REDUCE_OUTER reduce. If ops->deterministic is false, a reduce_scatter leaves this rank's
  * slice of src unspecified.
  *
- * Collective over all ranks of rdv; blocks. Errors: NOTSUP   built without NCCL, or there is no library */
+ * Collective over all ranks of rdv; blocks.
+ * Errors: NOTSUP   built without NCCL, or there is no library */
 int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_nccl_options *opt,
                  const struct zr_role_ask ask[ZR_ROLES], struct zr_comm *comm[ZR_ROLES]);
 /* How bytes travel: "NCCL 2.28.9, symmetric windows". A gather communicator with opt->ragged adds ", ragged
