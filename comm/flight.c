@@ -214,7 +214,7 @@ void zr_flight_close(struct zr_flight *f)
 {
     if (!f)
         return;
-    if (f->depth) { /* the call that closes the context does not leave by itself */
+    if (f->depth) { /* the call that closes the context has not left yet */
         f->depth = 1;
         zr_flight_leave(f);
     }

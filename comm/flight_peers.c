@@ -20,7 +20,7 @@ struct zr_flight_peers {
 static void map_peer(struct zr_flight_peers *p, struct zr_shared_at *where, int32_t rank, struct zr_log *log)
 {
     where->rank = rank;
-    if (where->fd >= 0 && zr_flight_map(where, &p->of[rank])) /* a rank without a file has warned by itself */
+    if (where->fd >= 0 && zr_flight_map(where, &p->of[rank])) /* a rank without a file has logged that */
         zr_warn(log, "the last call of rank %d cannot be read if it is lost: %s", rank, zr_error_text());
 }
 

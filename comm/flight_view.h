@@ -59,8 +59,8 @@ struct zr_flight_view {
     /* 0: nothing failed. Otherwise text has the message. */
     int32_t code;
     char text[ZR_FLIGHT_TEXT];
-    /* How the process ended, as its launcher saw it. has_ended is 0 if no launcher saw that. asked has one
-     * bit (1 << signal) for each signal by which the launcher had already asked it to end. */
+    /* How the process ended, as its launcher saw it. has_ended is 0 if no launcher saw that. asked has a bit
+     * (1 << signal) for each signal that the launcher sent before. */
     int32_t has_ended, exit_code, signal;
     uint32_t asked;
     /* Times on the rank's clock (zr_now_ns): when the recorder was opened, and when it was copied. epoch_ns

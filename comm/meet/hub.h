@@ -152,8 +152,8 @@ struct zr_rendezvous {
     uv_timer_t look;
     bool looks;
     int64_t wait_ms, reminded_ms;
-    /* Bytes of each rank in the current exchange, or the most for VERDICT. 0: there is none. exchange_ms is
-     * the time when it began. exchange_of is what the others send for it: GIVE or VERDICT. */
+    /* Bytes of each rank in the current exchange, or the most for VERDICT. 0: there is none. exchange_ms:
+     * when it began. exchange_of: GIVE or VERDICT, which the others send for it. */
     size_t n_expected;
     int64_t exchange_ms;
     enum zr_frame_type exchange_of;

@@ -135,8 +135,8 @@ struct zr_world {
 
     /* NULL: log nothing. Must stay valid until the rendezvous is detached. */
     const struct zr_waiting *waiting;
-    /* Rank 0 keeps listening after all have met, and keeps its file. It tells ranks of the job that come
-     * later, or another rank 0, why they are refused. */
+    /* Rank 0 keeps listening after all have met, and keeps its file. Ranks of the job that come later, and
+     * another rank 0, then learn why they are refused. */
     bool tells_late;
 };
 

@@ -32,7 +32,7 @@ extern const char *zr_mpi_module_file;
  * MPI. */
 int zr_mpi_load(struct zr_log *log, struct zr_mpi_library *out);
 
-/* Whether an MPI is in this process, whoever has loaded it. */
+/* Whether this process has loaded an MPI, for the program or for libzero. */
 bool zr_mpi_is_loaded(void);
 /* Returns ZR_ERR_NOTSUP if there is neither an MPI nor a launcher of one. Loads nothing. */
 int zr_mpi_check_launcher(void);

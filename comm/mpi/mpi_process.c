@@ -367,7 +367,7 @@ static int init_mpi(struct zr_mpi_process *p, const struct zr_mpi_library *lib, 
                     struct zr_rendezvous *look, enum zr_mpi_level *level, int *class)
 {
     struct beginning k = {.process = p,
-                          /* a program that has MPI may use it, too, once it has begun */
+                          /* A program that has MPI may use it, too, once it has begun. */
                           .want = lib->is_programs ? ZR_MPI_MULTIPLE : ZR_MPI_SERIALIZED,
                           .level = ZR_MPI_FUNNELED_OR_LESS};
     const struct zr_task_call call = {

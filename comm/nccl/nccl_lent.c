@@ -144,7 +144,7 @@ static int move_cards(struct zr_nccl_set *p, const struct place *pl, void *lent,
                        .stream = d->stream_native(pl->stream),
                        .all = pl->device,
                        .rank = p->rank,
-                       /* the deadline of the call around it passes first */
+                       /* The deadline of the call around it passes first. */
                        .until_ns = until_ns + 1000000000};
     char *slot = (char *)pl->host + p->rank * size;
     ncclResult_t res = ncclSuccess;

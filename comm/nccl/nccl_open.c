@@ -58,7 +58,7 @@ static void leave_behind(struct place *c)
 
 bool zr_nccl_splits(const struct zr_nccl *m)
 {
-    /* the first communicator has all ranks, so the others are split off it */
+    /* The first communicator has all ranks, so the others are split off it. */
     const struct zr_nccl_set *p = m->set;
     return p->api.CommSplit && (p->opt.lent || m != p->open[0]);
 }
@@ -101,7 +101,7 @@ static int open_comm(struct zr_nccl *m, const ncclUniqueId *ids)
         o.parent = p->opt.lent ? p->opt.lent : p->open[0]->comm;
     o.out = out ? &out->comm : NULL;
     o.ids = out ? out->ids : NULL;
-    /* the deadline of the call around it passes first */
+    /* The deadline of the call around it passes first. */
     o.until_ns = zr_now_ns() + p->opt.start_timeout_ms * 1000000 + 1000000000;
     o.config.blocking = 1;
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 17, 0)
@@ -124,7 +124,7 @@ static int open_comm(struct zr_nccl *m, const ncclUniqueId *ids)
     if (m->lent) {
         m->comm = p->opt.lent;
     } else if (zr_nccl_is_alone(m) && !o.parent) {
-        /* a single rank needs no communicator */
+        /* A single rank needs no communicator. */
     } else if (!out) {
         err = zr_fail(ZR_ERR_NOMEM, "nccl %s: no memory for a communicator", m->name);
     } else {

@@ -56,7 +56,7 @@ static int keep_rows(const struct zr_nccl_pack *p, struct zr_stream *s, const st
 
 /* ---- by NCCL ---- */
 
-/* A sum has one dtype, so each dtype has its own rows. They share a room and a group of calls. */
+/* A sum has one dtype, so each dtype has separate rows. They share a room and a group of calls. */
 struct packs {
     struct zr_nccl_pack of[N_TYPES];
 };

@@ -315,7 +315,7 @@ static void check_time(struct zr_nccl *m)
         zr_post_describe(&zr_nccl_entry(m, m->n_put)->op.post, op, sizeof op);
         snprintf(text, sizeof text, "%s: NCCL has not accepted it after %lld ms (timeout_ms)", op,
                  (long long)(p->timeout_ns / 1000000));
-        /* the thread that would have calls compared is inside that NCCL call */
+        /* The thread that would have calls compared is inside that NCCL call. */
         found(p, ZR_ERR_TIMEOUT, text);
     } else if (m->n_got < m->n_put) {
         const struct zr_nccl_pending *e = zr_nccl_entry(m, m->n_got);
