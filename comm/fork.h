@@ -42,7 +42,7 @@ void zr_fork_last_failure(struct zr_last_failure *failure, int code, const char 
 /* Call before the descriptor is closed. Does nothing if the socket is not kept. */
 void zr_fork_forget(struct zr_kept_socket *s);
 
-/* Whether the process is ending and has sent its last words. From then on, what it reads from other ranks'
+/* Whether the process is ending and sends its last words. From then on, what it reads from other ranks'
  * sockets is the answer to them, not a loss. */
 bool zr_fork_ending(void);
 

@@ -6,9 +6,9 @@
  *     inner     data-parallel ranks that share one copy of what is cut
  *     outer     data-parallel ranks that have the same slice of each copy
  *
- * In a world of P pipeline stages and M parts with N ranks for each stage, rank r has stage r / N and part r
- * % M. It is number r % N / M of the W data-parallel ranks with that stage and part. Their places are host by
- * host as in the topology, or by number (zr_topology_order_by_rank).
+ * Take a world of P pipeline stages and M parts, with N ranks for each stage. Rank r has stage r / N and part
+ * r % M. It is number r % N / M of the W data-parallel ranks with that stage and part. Their places are host
+ * by host as in the topology, or by number (zr_topology_order_by_rank).
  *
  * With inner groups of I places, place p is number p % I of inner group p / I. The places of an inner group
  * are neighbours. Its outer group is places p % I, p % I + I, p % I + 2 I, and so on. Without groups I is W,

@@ -18,8 +18,9 @@
 
 enum { GRACE_MS = 1000, LOOK_MS = 100 };
 
-/* Writes for which ranks this rank has waited ms. The text is logged during the wait, unless the function
- * returns false because another rank knows better. After the time is over the text is the failure. */
+/* Describes a wait that has lasted ms, and which ranks this rank waits for. The text is logged during the
+ * wait, unless the function returns false because another rank knows better. After the time is over the text
+ * is the failure. */
 typedef bool say_wait(const struct zr_rendezvous *r, int64_t ms, char text[ZR_WAIT_CHARS]);
 
 static void on_deadline(uv_timer_t *t)

@@ -25,8 +25,8 @@ struct zr_mpi_batch {
 };
 
 /* Begins MPI, if it has not begun. Blocks until all processes of the job have begun it, for at most ms. A
- * lost or failed rank of look also ends the wait; look may be NULL and is not detached. If the wait ends
- * without MPI, this process never uses MPI again. Drop the result with zr_mpi_process_drop.
+ * lost or failed rank of look also ends the wait. look may be NULL, and must not be detached yet. If the wait
+ * ends without MPI, this process never uses MPI again. Drop the result with zr_mpi_process_drop.
  *
  * Errors: ORDER     MPI has been finalized
  *         NOTSUP    threads may not do what is needed, or this process was forked after MPI was opened */

@@ -36,8 +36,8 @@ struct zr_nccl_options {
     struct zr_log *log;
 };
 
-/* Reads the rank and world of a communicator that the program lends. Local. Blocks up to timeout_ms of the
- * start while a non-blocking communicator is not ready. */
+/* Reads the rank and world of a communicator that the program lends. Local. Blocks up to timeout_ms while a
+ * non-blocking communicator is not ready; pass start_timeout_ms. */
 int zr_nccl_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world);
 
 /* Lets the ranks of lent agree on where they meet. w is from zr_world_lent and has more than one rank.
