@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* arena.c: memory of one rank, of its device or of a file that other ranks map (arena.h). */
+/* arena.c: allocates one rank's memory, on its device or as a file that other ranks map. */
 #include "comm/arena.h"
 #include "comm/shared_memory.h"
 
@@ -8,9 +8,9 @@
 
 struct arena {
     struct zr_arena base;
-    /* NULL: it is shared */
+    /* NULL: the arena is shared. */
     struct zr_device *dev;
-    /* -1: it is plain */
+    /* -1: the arena is plain. */
     int fd;
 };
 

@@ -6,15 +6,15 @@
 
 #include "comm/comm.h"
 
-/* Both are zero, and not collective. who: the backend, for messages. ZR_ERR_NOMEM, ZR_ERR_SYSTEM, and what
- * the device says. */
+/* Both make a zeroed arena, and neither is collective. who is the backend's name, for messages. Errors are
+ * ZR_ERR_NOMEM, ZR_ERR_SYSTEM, and those of the device. */
 
-/* The device must outlive it. ZR_ERR_ARG too, if bytes is not more than 0. */
+/* The device must outlive the arena. Also returns ZR_ERR_ARG if bytes is not more than 0. */
 int zr_plain_arena(struct zr_device *dev, const char *who, int64_t bytes, struct zr_arena **out);
-/* name: of the file, for /proc (shared_memory.h). */
+/* name is the file's name in /proc (shared_memory.h). */
 int zr_shared_arena(const char *who, const char *name, int64_t bytes, struct zr_arena **out);
 
-/* The file that other ranks map. -1: it is a plain arena. */
+/* The file that other ranks map. -1 for a plain arena. */
 int zr_arena_fd(const struct zr_arena *a);
 
 /* Zeroes memory of the device. Blocks. */

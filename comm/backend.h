@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* backend.h: what a context asks of a backend that moves bytes between ranks.
+/* backend.h: the interface between a context and a backend that moves bytes between ranks.
  *
- * A backend is a row, struct zr_backend, defined as zr_backend_KEY beside its communicators. Programs can
- * choose it once it has a row in ZERO_BACKEND_MAP (zero/zero_config.h), from which zero/backend.c makes the
- * table of all. A context never compares a backend's name: what it must know is a field of the row. */
+ * A backend is a row, struct zr_backend, defined as zr_backend_KEY in the same folder as its communicators.
+ * Programs can choose it once it has a row in ZERO_BACKEND_MAP (zero/zero_config.h), from which
+ * zero/backend.c makes the table of all. A context never compares a backend's name: what it must know is a
+ * field of the row. */
 #ifndef ZR_COMM_BACKEND_H
 #define ZR_COMM_BACKEND_H
 
@@ -11,15 +12,15 @@
 
 struct zr_world;
 
-/* What the communicator of a role is opened for. The numbers are equal on all ranks of the world. If a number
- * is too small, an operation takes more rounds. */
+/* Requirements on the communicator of a role. The numbers are equal on all ranks of the world. If a number is
+ * too small, an operation takes more rounds. */
 struct zr_role_ask {
-    /* Its ranks. NULL: nobody has the role. */
+    /* The role's ranks. NULL: no rank has the role. */
     const struct zr_group *group;
-    /* Bytes of the largest slice that it reduces. */
+    /* Bytes of the largest slice that the role reduces. */
     int64_t largest_bytes;
-    /* Most bytes that one call packs of one rank: small slices, and those of segments whose last slices are
-     * short, each rounded up to 128. */
+    /* Most bytes that one call packs for one rank: small slices, and slices of segments whose last slices are
+     * short. Each slice is rounded up to 128. */
     int64_t packed_bytes;
 };
 
@@ -28,26 +29,26 @@ static inline bool zr_role_reduces(enum zr_role r)
     return r == ZR_ROLE_REDUCE || r == ZR_ROLE_REDUCE_OUTER;
 }
 
-/* What a program may choose. A backend ignores the fields that do not concern it. */
+/* The program's choices. A backend ignores the fields that do not concern it. */
 struct zr_backend_config {
-    /* Time that an operation waits for peers. */
+    /* Time that an operation waits for peers, in ms. */
     int64_t timeout_ms;
-    /* Time that opening, and attaching arenas, may take. 0: timeout_ms. */
+    /* Time limit for opening and for attaching arenas, in ms. 0: timeout_ms. */
     int64_t start_timeout_ms;
-    /* Sums are made in the fixed tree, whatever that costs. */
+    /* Make sums in the fixed tree, whatever that costs. */
     bool deterministic;
-    /* Some slices that are too large to be packed differ in size; path says how those are gathered. */
+    /* Some slices that are too large to be packed differ in size. path says how those are gathered. */
     bool ragged;
-    /* nccl: symmetric windows, and gathers by copy engines. */
+    /* nccl: use symmetric windows, and gather by copy engines. */
     bool copy_engine;
-    /* mpi: no shared memory inside a host. */
+    /* mpi: do not use shared memory inside a host. */
     bool flat;
-    /* Of the world. Outlives the communicators. */
+    /* The world's topology. Outlives the communicators. */
     const struct zr_topology *topology;
     /* The program's own communicator, for a backend with lent_world, or NULL. */
     void *lent;
-    /* Source of the world's size, "SLURM_NTASKS is 4", with which MPI's ranks must agree. NULL: the size is
-     * from the configuration or a lent communicator, which may have only some of MPI's ranks. */
+    /* Source of the world's size, "SLURM_NTASKS is 4", with which MPI's ranks must agree. NULL: the size
+     * comes from the configuration or a lent communicator, which may have only some of MPI's ranks. */
     const char *found_by;
     /* May be NULL. Any thread may write to it. */
     struct zr_log *log;
@@ -56,59 +57,62 @@ struct zr_backend_config {
 struct zr_backend {
     /* As in ZERO_BACKEND_MAP and in zr_comm_ops. */
     const char *name;
-    /* Device that it works on, "host" or "cuda". NULL: any. */
+    /* Device that it works with, "host" or "cuda". NULL: any. */
     const char *device;
-    /* It is for a world of one rank, which has no rendezvous. */
+    /* For a world of one rank, which has no rendezvous. */
     bool alone;
     /* It has the roles of tensor and pipeline parallelism, from MODEL on. */
     bool has_parts;
-    /* It sums in the fixed tree only if that is asked for, as it has a faster way. */
+    /* It sums in the fixed tree only on request, as it has a faster way. */
     bool costly_tree;
-    /* It packs slices of at most so many bytes, and segments whose last slices are short (zr_role_ask's
-     * packed_bytes). */
+    /* It packs slices of at most this many bytes, and segments whose last slices are short (packed_bytes of
+     * zr_role_ask). */
     int64_t small_bytes;
 
-    /* 0 if all ranks can use it; else ZR_ERR_NOTSUP, naming some that cannot. t says who shares a host.
-     * Local, with the same result on all ranks. NULL: any ranks can. */
+    /* Returns 0 if all ranks can use the backend, else ZR_ERR_NOTSUP naming some that cannot. t says who
+     * shares a host. Local, with the same result on all ranks. NULL: all ranks can. */
     int (*check_hosts)(const struct zr_topology *t, const struct zr_group *all);
-    /* Bytes that a role's communicator keeps for itself at the end of its arena, a multiple of 256. Of
-     * ask->group only the size is known. Local, with the same result on all ranks. NULL: none. */
+    /* Bytes that a role's communicator reserves at the end of its arena, a multiple of 256. Only the size of
+     * ask->group is known. Local, with the same result on all ranks. NULL: none. */
     int64_t (*reserve)(enum zr_role role, const struct zr_role_ask *ask, bool deterministic);
-    /* Opens a communicator for each role that somebody has, at least GATHER and REDUCE; comm is all NULL
-     * before. Without CONTROL, all roles have the same group. Collective over all ranks of rdv (NULL: a
-     * single rank), blocking. rdv, dev and the groups' members must outlive the communicators. A failure
-     * is one of all ranks, unless it follows from the arguments. comm then holds what the caller must
-     * close. */
+    /* Opens a communicator for each role that has a group: at least GATHER and REDUCE. comm is all NULL
+     * before. Without CONTROL, all roles have the same group. rdv (NULL: a single rank), dev and the groups'
+     * members must outlive the communicators. A failure is one of all ranks, unless it follows from the
+     * arguments. comm then holds what the caller must close.
+     *
+     * Collective over all ranks of rdv; blocks. */
     int (*open)(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_backend_config *config,
                 const struct zr_role_ask ask[ZR_ROLES], struct zr_comm *comm[ZR_ROLES]);
-    /* How bytes travel, for a gather communicator that has its arena; valid until it is closed. NULL:
-     * there is one way, called by the backend's name. */
+    /* How bytes travel, for a gather communicator that has its arena. The text is valid until it is closed.
+     * NULL: there is only one way, and the backend's name describes it. */
     const char *(*path)(const struct zr_comm *c);
 
-    /* The library that allocates device memory besides arenas, and about how much at most for each
-     * communicator. Some of it comes with the first collectives. NULL: none. */
+    /* The library that allocates device memory besides arenas, and an upper estimate of its bytes for each
+     * communicator. It allocates some of them in the first collectives. NULL: none. */
     const char *library;
     int64_t library_bytes;
 
-    /* For a backend that can use the program's own communicator, else NULL: the configuration's field
-     * ("nccl_comm"), what such a communicator says of its ranks, and how these meet (see
-     * zr_nccl_lent_world and zr_nccl_lent_meet). At most one backend for each device. */
+    /* For a backend that can use the program's own communicator, else NULL. The configuration has it in the
+     * field lent_name ("nccl_comm"). lent_world reads the ranks of such a communicator, and lent_meet lets
+     * them meet (see zr_nccl_lent_world and zr_nccl_lent_meet). At most one backend per device has these. */
     const char *lent_name;
     int (*lent_world)(void *lent, int64_t timeout_ms, int *rank, int *world);
     int (*lent_meet)(struct zr_device *dev, void *lent, int64_t timeout_ms, struct zr_world *w, int *held,
                      bool *left);
-    /* Contexts of a process call lent_meet one after the other, in the same order on all ranks. */
+    /* Contexts of a process must call lent_meet one after the other, in the same order on all ranks. */
     bool lent_in_turn;
     /* Contexts of a process may call open at the same time, in any order: open takes turns itself. */
     bool opens_in_turn;
 
-    /* Finds this rank in MPI_COMM_WORLD, of which a lent communicator may be a part. NULL: the backend
-     * knows no such world. */
+    /* Finds this rank in MPI_COMM_WORLD. A lent communicator may have only some of its ranks. NULL: the
+     * backend has no such world. */
     int (*job_world)(int64_t timeout_ms, int *rank, int *world);
 
-    /* For a backend whose ranks tell each other over MPI where they meet, else NULL. Completes a world of
-     * several ranks with by_mpi (zr_world_find_by_mpi). Collective, blocking. *held is -1, or on rank 0 a
-     * socket that keeps its port until the rendezvous is open, and is to be closed then. */
+    /* For a backend whose ranks exchange their meeting address over MPI, else NULL. Completes a world of
+     * several ranks with by_mpi (zr_world_find_by_mpi). On rank 0 *held is a socket that reserves its port;
+     * the caller closes it once the rendezvous is open. On other ranks it is -1.
+     *
+     * Collective; blocks. */
     int (*world_meet)(const struct zr_backend_config *config, struct zr_world *w, int *held);
 };
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm.c: the front end of all communicators. It checks the arguments of an operation, describes the
- * operation as its ranks compare it, numbers it, hands it to the backend, and counts it when it is done. */
+ * operation in the form that ranks compare, numbers it, passes it to the backend, and counts it when it is
+ * done. */
 #include "comm/comm.h"
 #include "comm/flight.h"
 #include "comm/post.h"
@@ -100,7 +101,7 @@ static int check_range(const struct zr_comm *c, const struct zr_comm_op *op, int
     return 0;
 }
 
-/* Numbers an operation that was checked, and has the backend put it on the stream. */
+/* Numbers a checked operation, and has the backend put it on the stream. */
 static int issue(struct zr_comm *c, struct zr_stream *s, struct zr_comm_op *op, const struct zr_tag *tag)
 {
     op->post.unit = tag->unit;
@@ -222,7 +223,7 @@ void zr_comm_done(struct zr_comm *c, const struct zr_comm_op *op)
     atomic_fetch_add(&c->n_done[op->post.op], 1);
 }
 
-/* ---- the rest ---- */
+/* ---- status and closing ---- */
 
 int zr_comm_status(struct zr_comm *c, char *why, size_t why_bytes)
 {

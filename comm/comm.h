@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm.h: what ranks can do together.
+/* comm.h: communicators, which move data between the ranks of a group.
  *
  * An arena is memory with the same layout on all ranks. So byte offsets describe a collective, and peers read
  * each other's arenas directly. An arena is attached to each communicator that moves its data. Each role has
- * its own communicator, so that none waits for another.
+ * a separate communicator, so that none waits for another.
  *
  * Operations are put on a stream and run in its order; the calls never wait for peers. All ranks must put the
  * same operations on a communicator in the same order. Each operation carries a tag. Ranks compare tags
  * before data moves, and a difference is an error that names both operations.
  *
- * After a failure (a lost peer, a tag that differs, a timeout, zr_comm_ops.abort) every operation, queued or
- * running, ends at once without moving data, and its stream goes on. zr_comm_status returns the first cause.
+ * A failure is a lost peer, a tag that differs, a timeout, or a call of zr_comm_ops.abort. After a failure
+ * every operation, queued or running, ends at once without moving data, and its stream goes on.
+ * zr_comm_status returns the first cause.
  *
  * comm.c is the front end of all backends. It checks arguments, numbers operations, and counts them when they
  * are done. A backend opens communicators, makes arenas, and runs operations.
@@ -33,19 +34,19 @@ struct zr_flight;
 /* One rank's memory, made by a communicator's backend. It lives until all its holders have dropped it: its
  * maker, and each communicator that it is attached to. */
 struct zr_arena {
-    /* Gives it all back. */
+    /* Frees the memory and this struct. */
     void (*free)(struct zr_arena *a);
     char *base;
     int64_t bytes;
-    /* Bytes at its end that communicators keep for themselves. */
+    /* Bytes at the end that communicators reserve for themselves. */
     int64_t taken;
     /* Number of holders. */
     _Atomic int32_t n_held;
 };
-/* NULL is allowed. Any thread. */
+/* Drops one hold; the last one frees the arena. NULL is allowed. Any thread. */
 void zr_arena_drop(struct zr_arena *a);
 
-/* What a communicator is opened for. */
+/* The purpose of a communicator. */
 enum zr_role {
     ZR_ROLE_GATHER,
     ZR_ROLE_REDUCE,
@@ -54,11 +55,11 @@ enum zr_role {
     ZR_ROLE_CONTROL,
     /* Activations, among the ranks that hold one copy of the model together (tensor parallelism). */
     ZR_ROLE_MODEL,
-    /* The step's agreement of all ranks, if the control group has the ranks of one part of the model only. */
+    /* The step's agreement of all ranks, if the control group has only the ranks of one part of the model. */
     ZR_ROLE_WORLD,
-    /* Activations between two neighbours of a pipeline: from an even rank to the next one, from an odd
-     * rank to the next one, and from the last rank to the first. The closing pair exists if a rank has
-     * several pipeline stages. It is a role of its own because a ring may have an odd number of ranks. */
+    /* Activations between two neighbours of a pipeline. Even: an even rank and the next one. Odd: an odd rank
+     * and the next one. Closing: the last rank and the first, if a rank has several pipeline stages. The
+     * closing pair is a separate role because a ring may have an odd number of ranks. */
     ZR_ROLE_EVEN_PAIR,
     ZR_ROLE_ODD_PAIR,
     ZR_ROLE_CLOSING_PAIR,
@@ -72,24 +73,23 @@ enum zr_role {
  * "closing pair", "tied" */
 const char *zr_role_name(enum zr_role r);
 
-/* Where a region is cut for the places of a group. Place p owns bytes [zr_cut_at(p), zr_cut_at(p + 1)), which
- * may be empty. See comm/segment.h. */
+/* How a region is cut into slices, one for each place of a group. Place p owns bytes [zr_cut_at(p),
+ * zr_cut_at(p + 1)), which may be empty. See comm/segment.h. */
 struct zr_cut {
-    /* Bytes of a slice if slices are equal, a multiple of 128. The last slices may be short or empty. 0 if
+    /* Bytes of a slice, a multiple of 128, if slices are equal. The last slices may be short or empty. 0 if
      * there is a list of places. */
     int64_t each;
-    /* Bytes of the region. With equal slices at most group.size * each. */
+    /* Bytes of the region. With equal slices: at most group.size * each. */
     int64_t total;
     /* NULL: equal slices. Otherwise a list of (group.size * at_every + 1) ascending numbers. The slice of
-     * place p is [at[p * at_every], at[(p + 1) * at_every]), counted from at[0] in units of at_bytes
-     * bytes. It ends at a multiple of 64 bytes or at total; the last slice ends at total. One list in
-     * elements thus serves every dtype that travels, the world, and each of its groups (zr_cut_in,
-     * zr_cut_part and zr_cut_merged of segment.h). Equal on all ranks of the group. Borrowed until the
-     * call returns. */
+     * place p is [at[p * at_every], at[(p + 1) * at_every]), counted from at[0] in units of at_bytes bytes.
+     * It ends at a multiple of 64 bytes or at total; the last slice ends at total. So one list in elements
+     * serves every dtype that travels, the world, and each of its groups (zr_cut_in, zr_cut_part and
+     * zr_cut_merged of segment.h). Equal on all ranks of the group. Borrowed until the call returns. */
     const int64_t *at;
-    /* 0: 1. */
+    /* 0 means 1. */
     int32_t at_every, at_bytes;
-    /* Bytes of the largest slice of a list of places. 0: unknown, and zr_cut_most searches the list. */
+    /* Bytes of the largest slice of a list of places. 0: unknown; zr_cut_most then searches the list. */
     int64_t most;
 };
 
@@ -107,8 +107,8 @@ struct zr_gather_seg {
 struct zr_reduce_seg {
     /* The full region in every rank's arena, of dtype. */
     int64_t src;
-    /* This rank's slice as fp32, one float per element, in its own arena. May differ between ranks. With f32
-     * and without accumulate it may be this rank's slice of src. */
+    /* This rank's slice as fp32, one float per element, in this rank's arena. May differ between ranks. It
+     * may be this rank's slice of src if dtype is f32 and accumulate is false. */
     int64_t dst;
     /* Cut and dtype of src. */
     struct zr_cut cut;
@@ -149,19 +149,19 @@ struct zr_tag {
 
 /* The part of an operation that all ranks of the group must have equal. */
 struct zr_post {
-    /* Number of the operation on its communicator, from 1. */
+    /* Number of the operation on its communicator. Starts at 1. */
     uint64_t seq;
     /* enum zr_op. root is -1 for operations without one. */
     int32_t op, unit, root;
     uint32_t step, n_seg, pad;
     uint64_t call_hash;
-    /* Bytes of all segments together, of the range, of one slot, or of the words. */
+    /* Bytes of all segments, of the range, of one slot, or of the words. */
     int64_t bytes;
-    /* Hash of the segments, or of where the range lies. */
+    /* Hash of the segments, or of the range's offset. */
     uint64_t seg_hash;
 };
 
-/* An operation whose arguments were checked. */
+/* An operation whose arguments have been checked. */
 struct zr_comm_op {
     struct zr_post post;
     /* (post.n_seg) of a gather or a reduce; borrowed until zr_comm_ops.run returns. */
@@ -186,52 +186,53 @@ struct zr_comm_stats {
      * ranks of another host sent their sum. */
     int64_t wire_bytes;
     /* Device memory that the backend's library holds for this communicator besides arenas, as the library
-     * last said. 0: unknown. */
+     * last reported it. 0: unknown. */
     int64_t library_bytes;
 };
 
-/* A backend. NULL is allowed where it is mentioned. */
+/* The functions of a backend. A function may be NULL only if its comment says so. */
 struct zr_comm_ops {
     /* "self", "shm", "nccl", ... */
     const char *name;
     /* Sums are made in the fixed binary tree over places, in fp32. */
     bool deterministic;
-    /* run is called after a failure, too; otherwise an operation ends then before run. */
+    /* run is called after a failure, too. Otherwise an operation after a failure ends before run. */
     bool runs_failed;
     /* Segments that one operation may have. 0: any number. */
     int32_t most_segs;
 
     /* See zr_comm_arena. */
     int (*arena)(struct zr_comm *c, int64_t bytes, struct zr_arena **out);
-    /* See zr_comm_attach; c->held is a already. NULL: nothing is to be done, and operations without bytes
+    /* See zr_comm_attach; c->held is already a. NULL: attaching needs no work, and operations without bytes
      * need no arena. */
     int (*attach)(struct zr_comm *c, struct zr_arena *a);
     /* Puts an operation on the stream. zr_comm_done is called for it when it is complete. */
     int (*run)(struct zr_comm *c, struct zr_stream *s, const struct zr_comm_op *op);
 
-    /* Fails the communicator here and, if peers can be told, there. The first cause is kept. */
+    /* Fails the communicator on this rank and, if they can be reached, on its peers. The first cause is
+     * kept. */
     void (*abort)(struct zr_comm *c, int code, const char *why);
-    /* See zr_comm_status. NULL: c->failure is all there is to tell. */
+    /* See zr_comm_status. NULL: c->failure has the whole answer. */
     int (*status)(struct zr_comm *c, char *why, size_t why_bytes);
-    /* Counts operations that have completed meanwhile. NULL: each is counted as it completes. */
+    /* Counts operations that have completed since the last call. NULL: each is counted as it completes. */
     void (*catch_up)(struct zr_comm *c);
-    /* Writes the operation that this rank came to last, "reduce_scatter seq 812 unit 14", or "" if there is
+    /* Writes the last operation that this rank came to, "reduce_scatter seq 812 unit 14", or "" if there is
      * none. Returns true while the rank is in it, or if it failed there. Any thread. NULL: unknown. */
     bool (*last)(struct zr_comm *c, char *text, size_t n_text);
-    /* Records a call of the program that every rank must make, so that an error can name the first calls that
+    /* Records a call of the program that every rank must make. An error can then name the first calls that
      * differ. One thread per communicator. NULL: errors name operations only. */
     void (*called)(struct zr_comm *c, const struct zr_called *call);
-    /* Ranks are known to have made different calls, as what says. The communicator fails within a bound, with
-     * the first calls that differ, or, if these cannot be found, with code and what. Any thread; does not
-     * wait. NULL: calls are compared when ranks meet in an operation. */
+    /* Reports that ranks have made different calls; what describes this. The communicator fails within a
+     * bound with the first calls that differ, or with code and what if these cannot be found. Any thread;
+     * does not wait. NULL: calls are compared when ranks meet in an operation. */
     void (*compare)(struct zr_comm *c, int code, const char *what);
     /* Whether n_ops more operations of at most n_seg segments each can be put on streams without waiting for
-     * earlier ones. Without room an operation waits, or fails the communicator. The issuing thread. NULL:
-     * always. */
+     * earlier ones. Without room an operation waits, or fails the communicator. Called by the issuing thread.
+     * NULL: there is always room. */
     bool (*has_room)(struct zr_comm *c, int n_ops, int n_seg);
-    /* After a failure: waits, within a bound, until the operations on streams have ended. true: they have
-     * not, so the streams, and the memory that they touch, must be left behind. NULL: that does not
-     * happen. */
+    /* After a failure: waits, within a bound, for the operations on streams to end. Returns true if they have
+     * not ended; the caller must then abandon the streams and the memory that they touch. NULL: they always
+     * end. */
     bool (*stuck)(struct zr_comm *c);
     /* See zr_comm_close. */
     void (*close)(struct zr_comm *c);
@@ -251,24 +252,25 @@ struct zr_comm_watch {
 struct zr_comm {
     /* Set by the backend when it opens the communicator. */
     const struct zr_comm_ops *ops;
-    /* Its ranks. Place p is rank zr_comm_rank(c, p) of the world. */
+    /* The communicator's ranks. Place p is rank zr_comm_rank(c, p) of the world. */
     struct zr_group group;
     enum zr_role role;
-    /* Not 0 once zr_comm_status may have a failure to tell, and from then on. Whoever finds one raises it on
-     * every rank that it can tell, so that nobody has to ask all the others. attach may replace it. */
+    /* Not 0 once zr_comm_status may have a failure to report, and from then on. A rank that finds a failure
+     * sets it on every rank that it can reach, so that no rank has to ask all the others. attach may replace
+     * it. */
     const _Atomic uint32_t *alarm;
     const struct zr_first *failure;
-    /* Bytes at the end of the arena that it keeps for itself. */
+    /* Bytes that the communicator reserves at the end of its arena. */
     int64_t reserve;
-    /* Gathers and sums pack slices of up to so many bytes, which changes wire_bytes (segment.h). */
+    /* Gathers and sums pack slices of up to this many bytes, which changes wire_bytes (segment.h). */
     int64_t packs_gathers, packs_sums;
 
-    /* NULL: nobody watches. */
+    /* NULL: none. */
     struct zr_comm_watch *watch;
-    /* Its arena, and the memory of that; NULL before zr_comm_attach. */
+    /* The attached arena and its memory. NULL before zr_comm_attach. */
     struct zr_arena *held;
     char *arena;
-    /* Operations ever issued. The issuing thread. */
+    /* Operations issued so far. Used by the issuing thread only. */
     uint64_t n_issued;
     /* Complete operations by enum zr_op, and the bytes that they took from other ranks. */
     _Atomic int64_t n_done[ZR_OP_AGREE + 1], wire_bytes;
@@ -277,57 +279,65 @@ struct zr_comm {
 
 /* ---- use ---- */
 
-/* Collective over all ranks of the world, blocking. Makes an arena of bytes on every rank, which must be
- * equal everywhere; its content is zero. It is attached to communicators of the same backend, and dropped.
- * If it fails on one rank it fails on all, and nothing stays allocated. */
+/* Makes a zeroed arena of this many bytes on every rank. bytes must be equal everywhere. The arena can be
+ * attached to communicators of the same backend; the caller drops it. If it fails on one rank it fails on
+ * all, and nothing stays allocated.
+ *
+ * Collective over all ranks of the world; blocks. */
 int zr_comm_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out);
-/* Collective over all ranks of the world, blocking, once. From then on the offsets of all operations are of
- * this arena. A failure is one of all ranks; the communicator has no arena then. */
+/* Attaches an arena. The offsets of all later operations refer to it. Each communicator attaches one arena,
+ * once. If it fails, it fails on all ranks, and the communicator has no arena.
+ *
+ * Collective over all ranks of the world; blocks. */
 int zr_comm_attach(struct zr_comm *c, struct zr_arena *a);
 
-/* When it completes on a rank, that rank's dst is whole. This rank writes no other rank's dst. Peers may
- * still be reading this rank's src then. It may be overwritten only after a later reduce_scatter,
- * broadcast, exchange or agree that every rank issued after its own gather was done. */
+/* Gathers the slices of all ranks. When it completes on a rank, that rank's dst is whole. This rank writes no
+ * other rank's dst. Peers may still be reading this rank's src. This rank may overwrite src only after a
+ * later reduce_scatter, broadcast, exchange or agree that every rank issued after its own gather was done. */
 int zr_comm_all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
                        const struct zr_tag *tag);
-/* When it completes, dst is this rank's slice of the sum over ranks, and no peer reads this rank's src. */
+/* Sums over ranks. When it completes, dst is this rank's slice of the sum, and no peer reads this rank's
+ * src. */
 int zr_comm_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
                            const struct zr_tag *tag);
-/* From off in root's arena to off in everyone's. When it completes, no peer reads root's. */
+/* Copies from off in root's arena to off in every arena. When it completes, no peer reads root's arena. */
 int zr_comm_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t bytes, int root,
                       const struct zr_tag *tag);
 /* An all-gather in place, of slot_bytes at off + place * slot_bytes. When it completes, no peer reads this
- * rank's. */
+ * rank's slot. */
 int zr_comm_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes,
                      const struct zr_tag *tag);
-/* An all-reduce of whole numbers, in place at off, a multiple of 8, and exact in any order. n_sum int64 are
- * added up (beyond 64 bits they wrap). Of the n_max uint64 behind them the largest is taken. When it
- * completes, every rank has the same, and no peer reads this rank's. No rank receives more than twice its
- * size, whatever the group's (zr_agree_wire). If it fails, the last of the sums is not that of all ranks: a
- * count of ranks there tells whether to believe the rest. */
+/* An all-reduce of integers, in place at off, which is a multiple of 8. The result is exact in any order.
+ *
+ * n_sum int64 are added up and wrap beyond 64 bits. The n_max uint64 after them are combined to their maximum
+ * over the ranks. When it completes, every rank has the same words, and no peer reads this rank's words. No
+ * rank receives more than twice the size of the words, whatever the group's size (zr_agree_wire). If it
+ * fails, the last sum differs from the sum over all ranks. So a count of ranks in that place shows whether
+ * the rest is valid. */
 int zr_comm_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n_sum, int32_t n_max,
                   const struct zr_tag *tag);
 
-/* 0, or the code of the first failure with its message copied to why (which may be NULL). Any thread. */
+/* Returns 0, or the code of the first failure, with its message copied to why (which may be NULL). Any
+ * thread. */
 int zr_comm_status(struct zr_comm *c, char *why, size_t why_bytes);
 void zr_comm_stats(struct zr_comm *c, struct zr_comm_stats *out);
-/* The streams that it was used on must be idle, or it is stuck. Not collective: peers may close at other
- * times. NULL is allowed. */
+/* Closes a communicator. The streams that it was used on must be idle, unless it is stuck. Not collective:
+ * peers may close at other times. NULL is allowed. */
 void zr_comm_close(struct zr_comm *c);
 
 /* ---- for backends ---- */
 
-/* The operation is complete on this rank: it is counted, and recorded as finished. Any thread. */
+/* Counts the operation and records it as finished: it is complete on this rank. Any thread. */
 void zr_comm_done(struct zr_comm *c, const struct zr_comm_op *op);
-/* Bytes of the arena where operations may work: what communicators keep for themselves is behind. */
+/* Bytes of the arena that operations may use. What communicators reserve for themselves follows them. */
 static inline int64_t zr_comm_usable(const struct zr_comm *c)
 {
     return c->held ? c->held->bytes - c->held->taken : 0;
 }
-/* Whether an arena has room for what the communicators keep for themselves, c among them. */
+/* Checks that an arena has room for what its communicators reserve, including c. */
 int zr_comm_check_reserve(const struct zr_comm *c, const struct zr_arena *a);
 
-/* The rank of the world at a place: for messages. */
+/* The rank of the world at a place, for messages. */
 static inline int32_t zr_comm_rank(const struct zr_comm *c, int32_t place)
 {
     return zr_group_member(&c->group, place);
@@ -336,22 +346,25 @@ static inline int32_t zr_comm_rank(const struct zr_comm *c, int32_t place)
 struct zr_rendezvous;
 struct zr_topology;
 
-/* A world of one rank. A gather in place does nothing, and a sum is one pass from src to dst. */
+/* Opens a communicator of one rank. A gather in place does nothing, and a sum is one pass from src to dst. */
 int zr_self_open(struct zr_device *dev, enum zr_role role, struct zr_comm **out);
 
-/* One host: every rank of a group maps every other's arena. Collective over all ranks of rdv, each with
- * its own group, and blocking. rdv and the group's members must outlive the communicator. t says which
+/* Opens a communicator on one host: every rank of a group maps every other's arena.
+ *
+ * Each rank passes its own group. rdv and the group's members must outlive the communicator. t says which
  * ranks share this host's memory and cores; NULL: all. An operation waits timeout_ms for peers before it
- * fails. */
+ * fails.
+ *
+ * Collective over all ranks of rdv; blocks. */
 int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_topology *t,
                 const struct zr_group *group, enum zr_role role, int64_t timeout_ms, struct zr_comm **out);
 
 /* Links the n communicators of one context, which zr_shm_open opened for different roles.
  *
  * A failure of one fails all at once, so that a rank does not wait in each of them in turn. Messages of one
- * can tell what the others do: what the program called, and which ranks wait for each other in two of them.
- * Whether a wait spins before it sleeps depends on the number of streams of all. When one is closed, the
- * streams of all must be idle. */
+ * can report on the others: what the program called, and which ranks wait for each other in two of them. The
+ * number of streams of all decides whether a wait spins before it sleeps. When one is closed, the streams of
+ * all must be idle. */
 void zr_shm_link(struct zr_comm *const comm[], int n);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* flight.c: the flight recorder (flight.h): its memory, entries, and copies. */
+/* flight.c: the flight recorder's memory, entries, and copies. Writers use atomic stores without locks. */
 #include "comm/flight_view.h"
 #include "kernels/limits.h"
 #include "kernels/standard_fds.h"
@@ -33,7 +33,7 @@ struct op {
     _Atomic int64_t queued_ns, issued_ns, started_ns, finished_ns;
 };
 
-/* One cache line for each of those that write at the same time. */
+/* Separate cache lines for the issuing thread and the stream's thread. */
 struct role {
     _Alignas(64) _Atomic int32_t size;
     _Atomic int32_t place, first;
@@ -42,30 +42,30 @@ struct role {
     _Atomic uint64_t finished;
 };
 
-/* The memory that others read. */
+/* The memory that other processes read. */
 struct zr_flight_record {
-    /* the process whose it is; 0: nobody's */
+    /* Process that owns the record. 0: none. */
     _Atomic int32_t owner;
-    /* enum zr_flight_state; 0: nothing below is written */
+    /* enum zr_flight_state. 0: nothing below is written. */
     _Atomic int32_t state;
     int32_t rank, world, attempt, pid;
     char job[ZR_FLIGHT_NAME], host[ZR_FLIGHT_NAME];
     int64_t opened_ns, epoch_ns;
-    /* text and the time are written before code */
+    /* text and failed_ns are written before code. */
     _Atomic int32_t code;
     int64_t failed_ns;
     char text[ZR_FLIGHT_TEXT];
     struct role role[ZR_ROLES];
-    /* the model's thread */
+    /* Written by the model's thread. */
     _Alignas(64) _Atomic uint64_t n_calls;
     _Atomic uint64_t n_queued;
     _Atomic int64_t queued_ns;
-    /* the loop's; a name of two words */
+    /* Written by the loop's thread. The name is two words. */
     _Alignas(64) _Atomic uint64_t job_name[ZR_FLIGHT_JOB / 8];
     _Atomic int32_t job_unit;
     _Atomic uint64_t n_done;
     _Atomic int64_t job_ns;
-    /* whoever issues */
+    /* Written by the issuing threads. */
     _Alignas(64) _Atomic uint64_t n_ops;
     struct call call[ZR_FLIGHT_CALLS];
     struct op op[ZR_FLIGHT_OPS];
@@ -73,12 +73,12 @@ struct zr_flight_record {
 
 struct zr_flight {
     struct zr_flight_record *rec;
-    /* -1: memory of this process alone; given: zero-run's, which stays for the next context */
+    /* fd -1: memory of this process alone. given: zero-run's memory, which stays for the next context. */
     int fd;
     bool given;
     char folder[ZR_FLIGHT_PATH];
     _Atomic bool failed, saved;
-    /* the model's thread: how deep it is in calls; the outermost */
+    /* Used by the model's thread: depth of nested calls, and the outermost call. */
     int depth;
     struct zr_flight_from now;
 };
@@ -99,7 +99,7 @@ int zr_flight_make(void)
     int err, fd = zr_above_standard(memfd_create("zero-flight", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (fd < 0)
         return -errno;
-    do /* at once, so that a lack of memory is no fault in the middle of a step */
+    do /* allocate now, so that a lack of memory is no fault in the middle of a step */
         err = zr_limited_fallocate(fd, 0, 0, (off_t)record_bytes()) ? errno : 0;
     while (err == EINTR);
     if (!err && fcntl(fd, F_ADD_SEALS, SEALS))
@@ -110,7 +110,7 @@ int zr_flight_make(void)
     return -err;
 }
 
-/* NULL: it is none. */
+/* Maps a record. Returns NULL if fd is none. */
 static struct zr_flight_record *map_record(int fd, int protection)
 {
     struct stat st;
@@ -121,7 +121,7 @@ static struct zr_flight_record *map_record(int fd, int protection)
     return p == MAP_FAILED ? NULL : p;
 }
 
-/* Nobody's, or of a process that is no more: of a program that a script ran before this one. */
+/* Takes a record that has no owner, or whose owner has ended, such as a program that a script ran earlier. */
 static bool claim(struct zr_flight_record *rec)
 {
     int32_t owner = 0, own = (int32_t)getpid();
@@ -131,7 +131,7 @@ static bool claim(struct zr_flight_record *rec)
     return true;
 }
 
-/* The one that zero-run made for this rank. */
+/* Takes the record that zero-run made for this rank. */
 static struct zr_flight_record *take_given(int *fd)
 {
     const char *text = getenv("ZERO_FLIGHT_FD");
@@ -214,7 +214,7 @@ void zr_flight_close(struct zr_flight *f)
 {
     if (!f)
         return;
-    if (f->depth) { /* the last one does not come back to it */
+    if (f->depth) { /* the call that closes the context has not left yet */
         f->depth = 1;
         zr_flight_leave(f);
     }
@@ -338,7 +338,7 @@ void zr_flight_issue(struct zr_flight *f, enum zr_role role, enum zr_op which, i
     tag->mark = (struct zr_flight_mark){f, serial};
 }
 
-/* NULL: so many came behind it that it is not kept any more. */
+/* Returns NULL if the entry was overwritten by a later operation. */
 static struct op *marked(const struct zr_flight_mark *m, struct role **role)
 {
     if (!m->flight)
@@ -396,7 +396,7 @@ int zr_flight_save(struct zr_flight *f, char path[ZR_FLIGHT_PATH])
 
 /* ---- copies ---- */
 
-/* false: it is being written, or was meanwhile. */
+/* Returns false if the entry was written before or during the copy. */
 static bool copy_call(const struct call *c, uint64_t number, struct zr_flight_call *out)
 {
     if (atomic_load_explicit(&c->number, memory_order_acquire) != number)
@@ -428,8 +428,8 @@ static bool copy_op(const struct op *o, uint64_t serial, struct zr_flight_op *ou
     return GET(o->serial) == serial;
 }
 
-/* The counts are read in such an order that no more are seen to have finished than started, or to have
- * started than were issued. */
+/* Reads the counts in an order that never shows more operations finished than started, or more started than
+ * issued. */
 static void copy_roles(const struct zr_flight_record *rec, struct zr_flight_view *out)
 {
     for (int i = 0; i < ZR_ROLES; i++) {
@@ -501,11 +501,11 @@ void zr_flight_copy(struct zr_flight *f, struct zr_flight_view *out)
     copy_record(f->rec, out);
 }
 
-/* ---- other ranks of its host ---- */
+/* ---- other ranks on this host ---- */
 
 bool zr_flight_where(const struct zr_flight *f, struct zr_shared_at *out)
 {
-    memset(out, 0, sizeof *out); /* it travels */
+    memset(out, 0, sizeof *out); /* no padding may be uninitialized, as it is sent */
     out->fd = -1;
     if (!f || f->fd < 0 || zr_shared_inode(f->fd, &out->inode))
         return false;
@@ -533,7 +533,7 @@ const struct zr_flight_record *zr_flight_record_of(const struct zr_flight *f)
     return f ? f->rec : NULL;
 }
 
-/* One that was ended while it wrote a call has made the one before. */
+/* If a rank was killed while it wrote a call, the call before is returned. */
 bool zr_flight_read_call(const struct zr_flight_record *rec, struct zr_flight_call *out)
 {
     uint64_t n = atomic_load_explicit(&rec->n_calls, memory_order_acquire);

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* flight.h: the flight recorder: what a rank is doing, in memory that others can read after it was killed.
+/* flight.h: the flight recorder, which records what a rank is doing in memory that others can read after the
+ * rank was killed.
  *
- * It holds the call that the program is in, the latest operations of the communicators with the times at
- * which each was queued, issued, started and finished, the job of the loop's thread, and the first
- * failure. It is always on. Its memory is a memfd. zero-run makes one for each of its ranks and passes it
- * on (ZERO_FLIGHT_FD), so that it can read it whatever happens to the rank. Without zero-run a rank makes
- * its own.
+ * It holds the program's current call, the job of the loop's thread, the first failure, and the latest
+ * operations of the communicators. For each operation it has the times at which it was queued, issued,
+ * started and finished. It is always on. Its memory is a memfd. zero-run makes one for each of its ranks and
+ * passes it on (ZERO_FLIGHT_FD), so that it can read it whatever happens to the rank. Without zero-run a rank
+ * makes its own.
  *
- * Nothing here takes a lock or waits. The model's thread writes calls, the issuing thread writes
- * operations, and the thread of a stream adds when one started and finished. Every entry has a number,
- * which is 0 while it is written, so that a reader (flight_view.h) knows which entries are complete.
+ * Nothing here takes a lock or waits. The model's thread writes calls, the issuing thread writes operations,
+ * and the thread of a stream writes when an operation started and finished. Every entry has a number, which
+ * is 0 while it is written, so that a reader (flight_view.h) knows which entries are complete.
  *
  * Functions accept NULL for a recorder, and then record nothing. */
 #ifndef ZR_COMM_FLIGHT_H
@@ -23,7 +24,7 @@ enum {
     ZR_FLIGHT_CALLS = 64,
     ZR_FLIGHT_TEXT = 1024,
     ZR_FLIGHT_NAME = 128,
-    /* Bytes of the name of a job. */
+    /* Bytes of a job's name. */
     ZR_FLIGHT_JOB = 16,
     ZR_FLIGHT_PATH = 1024
 };
@@ -37,41 +38,42 @@ struct zr_flight_owner {
     const char *job;
 };
 
-/* Takes the recorder that zero-run passed to this process if it is unused; else makes one. If no file can
- * be made, it uses memory that only this process sees, and why says the reason; otherwise why is "".
- * Local. ZR_ERR_NOMEM. */
+/* Takes the recorder that zero-run passed to this process if it is unused; otherwise makes one. If no file
+ * can be made, it uses memory that only this process sees, and why says the reason; otherwise why is "".
+ * Local. Returns ZR_ERR_NOMEM. */
 int zr_flight_open(const struct zr_flight_owner *owner, struct zr_flight **out, char why[ZR_FLIGHT_TEXT]);
-/* The context was closed normally. No thread writes to the recorder any more. Others can read it until its
- * memory is used again. */
+/* Marks that the context was closed normally. No thread may write to the recorder any more. Others can read
+ * it until its memory is used again. */
 void zr_flight_close(struct zr_flight *f);
 
 /* ---- the model's thread ---- */
 
-/* The program enters a call (its arguments are not recorded), and leaves it. Calls inside a call are
+/* Record that the program enters a call (without its arguments), and leaves it. Calls inside a call are
  * ignored. */
 void zr_flight_enter(struct zr_flight *f, const struct zr_called *call);
 void zr_flight_leave(struct zr_flight *f);
-/* A job is queued for the loop's thread. Returns when, and in which call. */
+/* Records that a job is queued for the loop's thread. Returns the time and the call. */
 struct zr_flight_from zr_flight_queue(struct zr_flight *f);
 
 /* ---- the thread that carries out jobs ---- */
 
-/* It begins a job (name: up to 15 characters), and ends it. */
+/* Record that the thread begins a job (name: up to 15 characters), and ends it. */
 void zr_flight_job(struct zr_flight *f, const char *name, int32_t unit);
 void zr_flight_job_done(struct zr_flight *f);
 
-/* ---- whoever issues operations: one thread for a role ---- */
+/* ---- the threads that issue operations: one thread for each role ---- */
 
 /* Records the group of a role, before its first operation. */
 void zr_flight_role(struct zr_flight *f, enum zr_role role, const struct zr_group *group);
-/* Records an operation that is about to be put on a communicator, with the unit, step, call hash and
- * origin of tag, and sets tag->mark. */
+/* Records an operation that is about to be put on a communicator, with the unit, step, call hash and origin
+ * of tag. Sets tag->mark. */
 void zr_flight_issue(struct zr_flight *f, enum zr_role role, enum zr_op op, int64_t bytes,
                      struct zr_tag *tag);
 
 /* ---- communicators ---- */
 
-/* The stream has come to an operation; the operation has ended without a failure. Any thread. */
+/* Record that the stream has come to an operation, and that the operation has ended without a failure. Any
+ * thread. */
 void zr_flight_start(const struct zr_flight_mark *m);
 void zr_flight_finish(const struct zr_flight_mark *m);
 
@@ -83,25 +85,27 @@ void zr_flight_fail(struct zr_flight *f, int code, const char *text);
  * written. Blocks. Any thread. */
 int zr_flight_save(struct zr_flight *f, char path[ZR_FLIGHT_PATH]);
 
-/* ---- other ranks of its host (flight_peers.h) ---- */
+/* ---- other ranks on this host (flight_peers.h) ---- */
 
-/* Where they find its memory while its rank lives. false: no other process can, and out->fd is -1. */
+/* Writes where other ranks find the recorder's memory, while this rank lives. Returns false if no other
+ * process can map it; out->fd is then -1. */
 bool zr_flight_where(const struct zr_flight *f, struct zr_shared_at *out);
 
-/* The memory of a recorder, to be read. It stays as it was when its rank was killed. */
+/* The memory of a recorder, for reading. It stays as it was when its rank was killed. */
 struct zr_flight_record;
-/* Maps another rank's. ZR_ERR_SYSTEM, ZR_ERR_NOMEM. NULL may be unmapped. */
+/* Map another rank's record, and unmap it. Mapping returns ZR_ERR_SYSTEM or ZR_ERR_NOMEM. NULL may be
+ * unmapped. */
 int zr_flight_map(const struct zr_shared_at *where, const struct zr_flight_record **out);
 void zr_flight_unmap(const struct zr_flight_record *rec);
-/* This rank's, until it is closed. */
+/* Returns this rank's record. Valid until the recorder is closed. */
 const struct zr_flight_record *zr_flight_record_of(const struct zr_flight *f);
 struct zr_flight_call;
-/* The call that its program is in, or was in last. false: it made none. Any thread. */
+/* Reads the call that the rank's program is in, or was in last. Returns false if it made none. Any thread. */
 bool zr_flight_read_call(const struct zr_flight_record *rec, struct zr_flight_call *out);
 
-/* Returns the failure that its rank recorded, with its message and time (zr_now_ns), or 0. Any thread. */
+/* Returns the failure that the rank recorded, with its message and time (zr_now_ns), or 0. Any thread. */
 int zr_flight_read_failure(const struct zr_flight_record *rec, int64_t *failed_ns, char text[ZR_FLIGHT_TEXT]);
-/* Its rank's process. */
+/* The process id of the record's rank. */
 int32_t zr_flight_process_of(const struct zr_flight_record *rec);
 
 /* ---- zero-run ---- */
@@ -109,11 +113,11 @@ int32_t zr_flight_process_of(const struct zr_flight_record *rec);
 /* Difference between the time of day and zr_now_ns. It may differ between processes of one host, as a
  * process may be interrupted between reading the two clocks. */
 int64_t zr_flight_epoch_ns(void);
-/* Makes the memory of an unused recorder. Returns a descriptor, which the caller closes and which is not
- * inherited, or a negative errno. */
+/* Makes the memory of an unused recorder. Returns a descriptor or a negative errno. The caller closes the
+ * descriptor; child processes do not inherit it. */
 int zr_flight_make(void);
 struct zr_flight_view;
-/* Copies a recorder. false: it is unused, or no recorder. */
+/* Copies a recorder. Returns false if it is unused, or is no recorder. */
 bool zr_flight_look(int fd, struct zr_flight_view *out);
 /* Copies a recorder of this process. */
 void zr_flight_copy(struct zr_flight *f, struct zr_flight_view *out);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* flight_peers.c: see flight_peers.h. */
+/* flight_peers.c: exchanges where recorders are, maps those of this host's ranks, and reads them. */
 #include "comm/flight_peers.h"
 #include "comm/flight_view.h"
 #include "comm/meet/rendezvous.h"
@@ -13,14 +13,14 @@
 
 struct zr_flight_peers {
     int32_t world, rank;
-    /* (world) by rank, this one's own too; NULL: it is of another host, or could not be had */
+    /* (world) Records by rank, including this one's. NULL: on another host, or not mapped. */
     const struct zr_flight_record *of[];
 };
 
 static void map_peer(struct zr_flight_peers *p, struct zr_shared_at *where, int32_t rank, struct zr_log *log)
 {
     where->rank = rank;
-    if (where->fd >= 0 && zr_flight_map(where, &p->of[rank])) /* else that rank has said so itself */
+    if (where->fd >= 0 && zr_flight_map(where, &p->of[rank])) /* a rank without a file has logged that */
         zr_warn(log, "the last call of rank %d cannot be read if it is lost: %s", rank, zr_error_text());
 }
 

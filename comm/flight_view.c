@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* flight_view.c: see flight_view.h. */
+/* flight_view.c: checks flight recorder snapshots, reads and writes their files, and describes them in
+ * words. */
 #include "comm/flight_view.h"
 #include "comm/post.h"
 #include "kernels/limits.h"
@@ -107,7 +108,7 @@ int zr_flight_read_file(const char *path, struct zr_flight_view *out)
     FILE *f = fopen(path, "rb");
     if (!f)
         return zr_fail(ZR_ERR_IO, "%s: %s", path, zr_system_words(errno, why));
-    size_t room = sizeof *out + 1; /* a longer one is none */
+    size_t room = sizeof *out + 1; /* a longer file is not a recorder's */
     char *data = malloc(room);
     if (!data) {
         fclose(f);
@@ -145,7 +146,8 @@ static int write_all(const char *path, const void *data, size_t n)
 
 enum { PART_CHARS = ZR_FLIGHT_PATH + 16 };
 
-/* Of a process: a rank and zero-run may write the same file at the same time. */
+/* Each process has its own temporary file, as a rank and zero-run may write the same file at the same
+ * time. */
 static void name_part(const char *path, int pid, char part[PART_CHARS])
 {
     snprintf(part, PART_CHARS, "%s.%d", path, pid);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fold.c: see fold.h. */
+/* fold.c: keeps the sums of finished subtrees and merges a subtree with its sibling as soon as both are
+ * there. */
 #include "comm/fold.h"
 #include "kernels/asserts.h"
 
@@ -50,7 +51,7 @@ static int32_t find_free(const struct zr_fold *f)
     return i;
 }
 
-/* Where a part of the tree is kept; -1: it is not there yet. */
+/* Index of a subtree's sum, or -1 if it is not there yet. */
 static int32_t find_part(const struct zr_fold *f, struct zr_fold_part p)
 {
     for (int32_t i = 0; i < ZR_FOLD_PARTS; i++)
@@ -59,7 +60,7 @@ static int32_t find_part(const struct zr_fold *f, struct zr_fold_part p)
     return -1;
 }
 
-/* The two parts that a part is put together of. */
+/* The two halves of a subtree. */
 static void split(struct zr_fold_part p, struct zr_fold_part half[2])
 {
     int32_t h = half_of(p.n);
@@ -67,7 +68,7 @@ static void split(struct zr_fold_part p, struct zr_fold_part half[2])
     half[1] = (struct zr_fold_part){p.first + h, p.n - h};
 }
 
-/* The part of which p is a half. */
+/* The subtree that p is a half of. */
 static struct zr_fold_part whole_of(const struct zr_fold *f, struct zr_fold_part p)
 {
     struct zr_fold_part at = {0, f->n_blocks}, half[2];
@@ -80,8 +81,8 @@ static struct zr_fold_part whole_of(const struct zr_fold *f, struct zr_fold_part
     }
 }
 
-/* Puts p and what is beside it together, if that is there, and what that makes with what is beside it.
- * true: the whole tree is. */
+/* Merges p with its sibling if that is there, and then the result with its sibling, and so on. Returns true
+ * if the whole tree is complete. */
 static bool merge_from(struct zr_fold *f, struct zr_fold_part p)
 {
     for (;;) {

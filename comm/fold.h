@@ -15,9 +15,9 @@
 enum {
     /* Sources of a block. The last block may have fewer. */
     ZR_FOLD_BLOCK = 8,
-    /* Most sources. */
+    /* Most sources of a sum. */
     ZR_FOLD_SOURCES = 1 << 16,
-    /* Most partial sums that are kept at once, if blocks come in order, from any one on and around. */
+    /* Most partial sums that are kept at once. Blocks must come in order, from any one on and around. */
     ZR_FOLD_PARTS = 27
 };
 
@@ -28,7 +28,7 @@ struct zr_fold_part {
 
 struct zr_fold {
     const struct zr_host_kernels *kernels;
-    /* Sources, and blocks of them. */
+    /* Number of sources, and of their blocks. */
     int32_t n, n_blocks;
     float *dst;
     bool accumulate;
@@ -39,7 +39,7 @@ struct zr_fold {
     struct zr_fold_part part[ZR_FOLD_PARTS];
 };
 
-/* Partial sums that need memory: 0 if all sources are one block. 1 <= n <= ZR_FOLD_SOURCES. */
+/* Partial sums that need memory. 0 if all sources are in one block. 1 <= n <= ZR_FOLD_SOURCES. */
 int32_t zr_fold_parts(int32_t n);
 
 static inline int32_t zr_fold_blocks(int32_t n)
@@ -47,15 +47,15 @@ static inline int32_t zr_fold_blocks(int32_t n)
     return (n + ZR_FOLD_BLOCK - 1) / ZR_FOLD_BLOCK;
 }
 
-/* Begins a sum of n sources of n_elems elements each into dst, or with accumulate added to it. sums is
- * memory of zr_fold_parts(n) times room floats, with room >= n_elems; NULL if that is 0. Both memories
- * stay in use until the last block was added. */
+/* Begins a sum of n sources of n_elems elements each. The sum is written to dst, or with accumulate added to
+ * it. sums has room for zr_fold_parts(n) times room floats, with room >= n_elems; NULL if that is 0. Both
+ * memories stay in use until the last block was added. */
 void zr_fold_begin(struct zr_fold *f, const struct zr_host_kernels *kernels, int32_t n, float *dst,
                    bool accumulate, int64_t n_elems, float *sums, int64_t room);
 
-/* Adds the sources of a block, ZR_FOLD_BLOCK of them, or the rest in the last block. They may be overwritten
- * when it returns. Each block is added once, in order, from any one on and around. Returns true after the
- * last one: dst is complete. */
+/* Adds the sources of a block: ZR_FOLD_BLOCK of them, or the rest in the last block. They may be overwritten
+ * when it returns. Add each block once, in order, from any one on and around. Returns true after the last
+ * one: dst is complete. */
 bool zr_fold_add(struct zr_fold *f, int32_t block, const void *const *src, enum zr_dtype dtype);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fork.c: see fork.h. */
+/* fork.c: a list of sockets, with a fork handler that closes them in children and an exit handler that sends
+ * last words. */
 #include "comm/fork.h"
 
 #include <pthread.h>
@@ -15,7 +16,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct zr_kept_socket *kept;
 static atomic_uint depth;
 static atomic_bool ending;
-static pid_t owner; /* of the descriptors in the list */
+static pid_t owner; /* process that owns the descriptors in the list */
 
 static void before_fork(void)
 {
@@ -27,7 +28,7 @@ static void in_parent(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* Only what is safe in a signal handler: other threads may have held any lock. */
+/* Makes only calls that are safe in a signal handler: other threads may have held any lock. */
 static void in_child(void)
 {
     for (const struct zr_kept_socket *s = kept; s; s = s->next)
@@ -41,11 +42,10 @@ static void in_child(void)
 static void watch_forks(void)
 {
     owner = getpid();
-    pthread_atfork(before_fork, in_parent,
-                   in_child); /* where there is no memory for it, children keep sockets */
+    pthread_atfork(before_fork, in_parent, in_child); /* without memory for it, children keep the sockets */
 }
 
-/* From here on, so that a child is known as one that was forked before its parent used the library. */
+/* Installed when the library is loaded, so that forks before its first use are counted, too. */
 __attribute__((constructor)) static void watch_from_load(void)
 {
     pthread_once(&once, watch_forks);
@@ -125,8 +125,8 @@ static void say_last_word(const struct zr_kept_socket *s)
 }
 
 /* Runs at exit, after the program's own handlers. The library's threads may still be at work; they write
- * nothing where all is well. The lock is held by others for a moment only, unless exit was called by a signal
- * handler in the middle of that: then nothing is sent. */
+ * nothing if all is well. Other threads hold the lock only briefly. An exception is exit called by a signal
+ * handler that interrupted such a thread: then nothing is sent. */
 __attribute__((destructor)) static void say_last_words(void)
 {
     int busy = 1;

@@ -1,23 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* group.h: an ordered set of ranks that work together: what a communicator is opened on.
+/* group.h: an ordered set of ranks that work together. A communicator is opened on a group.
  *
- * A rank's number in the world names it to the user, its place in the group says which slice is its own. The
- * order of places is the order in which a fixed tree adds, so two groups of the same ranks in another order
- * have other bits. */
+ * Users see a rank's number in the world. Its place in the group selects the slice that it owns. A fixed tree
+ * adds in the order of places, so two groups of the same ranks in another order give different bits. */
 #ifndef ZR_COMM_GROUP_H
 #define ZR_COMM_GROUP_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* Plain data; members belong to whoever made the group, and outlive what was opened on it. */
+/* Plain data. The members belong to the group's maker, and outlive what was opened on it. */
 struct zr_group {
-    /* How many ranks it has, and this rank's place among them. */
+    /* Number of ranks, and this rank's place. */
     int32_t size, rank;
-    /* (size) ranks of the world, by place; NULL: ranks 0 to size - 1 in their order. */
+    /* (size) ranks of the world, by place. NULL: ranks 0 to size - 1 in their order. */
     const int32_t *members;
-    /* Of the members that share this rank's host: how many, and this rank's place among them; 0, 0: nobody
-     * has asked. */
+    /* Members on this rank's host, and this rank's place among them. 0, 0: unknown. */
     int32_t local_size, local_rank;
 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* identity.c: see identity.h. */
+/* identity.c: reads this process's boot id, PID namespace and ZERO_HOST_ID, and opens files of peers. */
 #include "comm/identity.h"
 
 #include <fcntl.h>
@@ -10,7 +10,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-/* One line, without its end; "" where there is none. */
+/* Reads one line without its end, or "" if there is none. */
 static void read_line(const char *path, char *text, int n_text)
 {
     FILE *f = fopen(path, "re");

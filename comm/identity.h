@@ -1,35 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* identity.h: where a process runs, as far as another one can compare it with where itself runs.
+/* identity.h: where a process runs, in a form that other processes can compare with their own.
  *
- * Whoever asks for the topology (topology.h) gives its identity along. Tests fill the struct themselves, so
- * that the ranks of one machine can pose as several hosts, or as ranks that may not see each other's memory.
- */
+ * A caller of zr_topology_probe passes an identity. Tests fill the struct themselves, so that the ranks of
+ * one machine can pose as several hosts, or as ranks that may not see each other's memory. */
 #ifndef ZR_COMM_IDENTITY_H
 #define ZR_COMM_IDENTITY_H
 
 #include <stdint.h>
 
 struct zr_identity {
-    /* one boot of one machine; of a system that does not tell, its host name */
+    /* One boot of one machine. The host name on systems without a boot id. */
     char machine[48];
-    /* for messages only: two containers may have one, and one machine may be renamed */
+    /* For messages only: two containers may have the same one, and a machine may be renamed. */
     char host_name[64];
-    /* processes of different ones have different numbers for each other */
+    /* Processes in different PID namespaces have different numbers for each other. */
     uint64_t pid_namespace;
-    /* ZERO_HOST_ID, by which a machine is several hosts; "": it is not set. Of a long one the beginning and a
-     * hash */
+    /* ZERO_HOST_ID, which splits a machine into several hosts. "" if it is not set. A long value is kept as
+     * its beginning and a hash. */
     char part[48];
 
-    /* Opens, for reading and writing, file fd of process pid, which is rank's; returns a descriptor of this
-     * process, or -1 with errno. NULL: through /proc. */
+    /* Opens file fd of process pid, which is rank's, for reading and writing. Returns a descriptor of this
+     * process, or -1 with errno. NULL: opens it through /proc. */
     int (*open)(void *arg, int rank, int pid, int fd);
     void *arg;
 };
 
-/* Of this process. Local. */
+/* Reads the identity of this process. Local. */
 void zr_identity_read(struct zr_identity *out);
 
-/* id->open, or what stands for it. */
+/* Calls id->open, or opens the file through /proc if that is NULL. */
 int zr_identity_open(const struct zr_identity *id, int rank, int pid, int fd);
 
 #endif

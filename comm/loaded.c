@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* loaded.c: see loaded.h. */
+/* loaded.c: looks for a function in the program and in every loaded library, without loading one. */
 #include "comm/loaded.h"
 
 #include <dlfcn.h>
@@ -18,7 +18,7 @@ static int note_name(struct dl_phdr_info *info, size_t size, void *arg)
 {
     struct names *all = arg;
     (void)size;
-    if (!info->dlpi_name || !info->dlpi_name[0]) /* the program itself: looked at by dlsym's default */
+    if (!info->dlpi_name || !info->dlpi_name[0]) /* the program itself, which RTLD_DEFAULT covers */
         return 0;
     char **more = realloc(all->name, (size_t)(all->n + 1) * sizeof *more), *copy = strdup(info->dlpi_name);
     if (more)
@@ -47,7 +47,7 @@ struct zr_loaded zr_loaded_find(const char *function)
     struct names all = {0};
     struct zr_loaded s = {0};
     look_in(RTLD_DEFAULT, function, &s);
-    dl_iterate_phdr(note_name, &all); /* which holds the loader's lock: opened afterwards */
+    dl_iterate_phdr(note_name, &all); /* it holds the loader's lock, so libraries are opened afterwards */
     for (int i = 0; i < all.n; i++) {
         void *handle = dlopen(all.name[i], RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
         int before = s.n;

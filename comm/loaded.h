@@ -1,26 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* loaded.h: libraries that this process has loaded already, whoever did. Where a program brings a library of
- * its own, that is the one to use: what the program lends is that library's, and another one would take its
- * memory for something else. One that does not show its functions (linked statically into a program or
- * another library) cannot be seen. */
+/* loaded.h: finds libraries that this process has already loaded. If a program brings a library such as MPI,
+ * that one must be used: what the program lends belongs to it, and another one would misread it. A library
+ * that does not export its functions, because it is linked statically, is not found. */
 #ifndef ZR_COMM_LOADED_H
 #define ZR_COMM_LOADED_H
 
 #include <stddef.h>
 
 struct zr_loaded {
-    /* libraries that show the function, each once, whichever way they are come upon */
+    /* Number of libraries that export the function. Each counts once, even if it is found in several ways. */
     int n;
-    /* of the first two, the function; first what the program's own calls reach */
+    /* The function in the first two libraries. The one that the program's own calls reach comes first. */
     void *function[2];
-    /* of the first, to ask dlsym for others of its functions; not to be closed. Of the program's own calls it
-     * is RTLD_DEFAULT. */
+    /* Handle of the first library for dlsym; not to be closed. RTLD_DEFAULT for the one that the program's
+     * own calls reach. */
     void *handle;
 };
 
 struct zr_loaded zr_loaded_find(const char *function);
 
-/* The file that a function is of, or words that nobody knows. */
+/* Writes the file that contains a function, or "an unknown file". */
 void zr_loaded_path(void *function, char *path, size_t n_path);
 
 #endif

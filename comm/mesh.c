@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mesh.c: see mesh.h. */
+/* mesh.c: lists the members of this rank's groups on each axis. */
 #include "comm/mesh.h"
 #include "kernels/error.h"
 
@@ -13,28 +13,29 @@ static bool spans_hosts(const struct zr_topology *t, const int32_t *members, int
     return false;
 }
 
-/* Of the list, the n at first, first + step and on. */
+/* Copies n ranks of the list: those at first, first + step, and so on. */
 static void fill_members(const int32_t *list, int32_t first, int32_t step, int32_t n, int32_t *members)
 {
     for (int32_t k = 0; k < n; k++)
         members[k] = list[first + k * step];
 }
 
-/* Ranks of one pipeline stage. */
+/* Number of ranks of one pipeline stage. */
 static int32_t stage_size(const struct zr_topology *t, const struct zr_mesh *m)
 {
     return t->world / m->stages;
 }
 
-/* One comes directly after the other in a list of places. */
+/* Whether a list of places puts b directly after a: on the same host, or the same rank if places are
+ * ranks. */
 static bool is_listed_with(const struct zr_topology *t, int32_t a, int32_t b)
 {
     return t->by_rank ? a == b : t->host_of[a] == t->host_of[b];
 }
 
-/* The ranks that have a part of a stage, by places of their own: host by host, as the topology puts all, but
- * hosts by the lowest of these ranks; or by number, where places are ranks. Returns the place of rank among
- * them, or -1. */
+/* Lists the ranks that have a part of a stage, and returns the place of rank among them, or -1. The order is
+ * host by host, as in the topology, but hosts are ordered by the lowest of these ranks. If places are ranks,
+ * the order is by number. */
 static int32_t list_part(const struct zr_topology *t, const struct zr_mesh *m, int32_t stage, int32_t part,
                          int32_t rank, int32_t *members)
 {
@@ -68,7 +69,8 @@ static struct zr_group group_of(const struct zr_topology *t, const int32_t *memb
     return g;
 }
 
-/* all, across: room for a part's ranks, and for those of an outer group. */
+/* Whether any outer group has ranks on two hosts. all and across have room for a part's ranks, and for those
+ * of an outer group. */
 static bool any_outer_spans_hosts(const struct zr_topology *t, const struct zr_mesh *m, int32_t *all,
                                   int32_t *across)
 {
@@ -83,8 +85,8 @@ static bool any_outer_spans_hosts(const struct zr_topology *t, const struct zr_m
     return spans;
 }
 
-/* The pair of an even (odd 0) or an odd stage and the next one, to which this rank belongs, or it alone.
- * Returns how many they are. */
+/* Lists the pair of this rank: an even (odd 0) or an odd stage and the next one. The list is this rank alone
+ * if it has no such neighbour. Returns the number of ranks. */
 static int32_t list_pair(const struct zr_topology *t, const struct zr_mesh *m, int32_t odd, int32_t *members)
 {
     bool first = m->stage % 2 == odd;
@@ -94,7 +96,8 @@ static int32_t list_pair(const struct zr_topology *t, const struct zr_mesh *m, i
     return first ? 1 + (m->stage + 1 < m->stages) : 1 + (before >= 0);
 }
 
-/* Of the first and the last stage, the ranks that have this one's part and place; or it alone. */
+/* Lists the ranks of the first and the last stage with this rank's part and place. The list is this rank
+ * alone in other stages. Returns the number of ranks. */
 static int32_t list_ends(const struct zr_topology *t, const struct zr_mesh *m, int32_t *members)
 {
     int32_t n = stage_size(t, m), last = m->stages - 1;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* op_queue.c: operations on a stream, and the ring that keeps their segments (op_queue.h). */
+/* op_queue.c: puts operations on a stream, runs them, and keeps their segments in a ring. */
 #include "comm/op_queue.h"
 #include "comm/flight.h"
 
@@ -8,16 +8,16 @@
 
 enum { RING_BYTES = ZR_RING_ENTRIES * sizeof(union zr_any_seg) };
 
-/* Argument of a call on the stream. */
+/* Argument of the call on the stream. */
 struct queued {
     struct zr_op_queue *q;
     struct zr_comm_op op;
-    /* Entries before this one are free after the operation. */
+    /* End of the operation's entries in the ring. All before it are free after the operation. */
     uint64_t end;
 };
 _Static_assert(sizeof(struct queued) <= ZR_CALL_BYTES, "an operation travels in a call");
 
-/* Most programs use a small part of the ring. Pages of their own take no memory until they are written. */
+/* Most programs use a small part of the ring. Pages from mmap take no memory until they are written. */
 bool zr_op_queue_open(struct zr_op_queue *q, struct zr_comm *c, struct zr_device *dev)
 {
     void *at = mmap(NULL, RING_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -40,11 +40,13 @@ void zr_op_queue_close(struct zr_op_queue *q)
 
 /* ---- segments ---- */
 
-/* Index from which on n entries are free. A caller who has not asked zr_op_queue_has_room may wait here. */
+/* Finds the index from which n entries are free. Waits if there is no room, which zr_op_queue_has_room
+ * predicts. */
 static uint64_t find_room(struct zr_op_queue *q, uint64_t n)
 {
     uint64_t at = q->put % ZR_RING_ENTRIES;
-    uint64_t put = q->put + (at + n > ZR_RING_ENTRIES ? ZR_RING_ENTRIES - at : 0); /* never around the end */
+    /* Entries never wrap around the end. */
+    uint64_t put = q->put + (at + n > ZR_RING_ENTRIES ? ZR_RING_ENTRIES - at : 0);
     pthread_mutex_lock(&q->lock);
     while (put + n - q->got > ZR_RING_ENTRIES)
         pthread_cond_wait(&q->moved, &q->lock);
@@ -52,14 +54,14 @@ static uint64_t find_room(struct zr_op_queue *q, uint64_t n)
     return put;
 }
 
-/* Entries that lists of places take. */
+/* Number of entries that lists of places take. */
 static uint64_t entries_of_lists(const struct zr_op_queue *q, uint64_t n_lists)
 {
     const uint64_t each = sizeof(union zr_any_seg), places = (uint64_t)q->comm->group.size + 1;
     return (n_lists * places * sizeof(int64_t) + each - 1) / each;
 }
 
-/* Copies the segments of an operation, and the lists that they have, into the ring. */
+/* Copies the segments of an operation, and their lists, into the ring. */
 static int keep_segments(struct zr_op_queue *q, struct queued *k)
 {
     const struct zr_comm *c = q->comm;
@@ -78,7 +80,7 @@ static int keep_segments(struct zr_op_queue *q, struct queued *k)
     return 0;
 }
 
-/* At most one operation skips the end of the ring, less than it takes. */
+/* At most one operation skips the end of the ring, and skips fewer entries than it takes. */
 bool zr_op_queue_has_room(struct zr_op_queue *q, int n_ops, int n_seg)
 {
     uint64_t each = (uint64_t)n_seg + entries_of_lists(q, (uint64_t)n_seg);

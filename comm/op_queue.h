@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* op_queue.h: operations that are put on a stream and run when the stream comes to them, on its thread, for
- * communicators that move data themselves (shm, mpi).
+/* op_queue.h: queues operations on a stream and runs them on the stream's thread, for communicators that move
+ * data themselves (shm, mpi).
  *
- * Segments, and the lists of places that they have, are kept in a ring until their operation has run. Entries
- * are taken in the order of operations, and free again in the same order.
+ * Segments and their lists of places are kept in a ring until their operation has run. Entries are taken in
+ * the order of operations, and freed in the same order.
  *
- * Thread-safety: one thread puts operations, and one other runs them. */
+ * Thread-safety: one thread puts operations, and one other thread runs them. */
 #ifndef ZR_COMM_OP_QUEUE_H
 #define ZR_COMM_OP_QUEUE_H
 
@@ -14,10 +14,10 @@
 #include <pthread.h>
 
 enum {
-    /* Segments of one operation. */
+    /* Most segments of one operation. */
     ZR_RING_SEGS = 8192,
-    /* Segments of operations that have not run yet: two of the largest, and as many again because one may
-     * skip the ring's end. */
+    /* Entries for segments of operations that have not run yet. There is room for two of the largest
+     * operations, and as much again because an operation may skip the ring's end. */
     ZR_RING_ENTRIES = 4 * ZR_RING_SEGS
 };
 
@@ -29,32 +29,32 @@ union zr_any_seg {
 struct zr_op_queue {
     struct zr_comm *comm;
     struct zr_device *dev;
-    /* Moves the data of an operation. 0, or the communicator's failure. */
+    /* Moves the data of an operation. Returns 0, or the communicator's failure. */
     int (*move)(struct zr_comm *c, const struct zr_comm_op *op);
-    /* Keeps a failure. */
+    /* Keeps a failure of the communicator. */
     void (*fail)(struct zr_comm *c, int code, const char *text);
-    /* The stream's thread: number of the last operation that has begun. */
+    /* Number of the last operation that has begun. Written by the stream's thread. */
     _Atomic uint64_t run_seq;
     /* Number of the last operation that is over, whether or not it failed. */
     _Atomic uint64_t over_seq;
 
     /* (ZR_RING_ENTRIES) */
     union zr_any_seg *entry;
-    /* Entries ever put, by the putting thread, and ever freed, under the lock. */
+    /* Entries put so far, by the putting thread, and freed so far, under the lock. */
     uint64_t put, got;
     pthread_mutex_t lock;
     pthread_cond_t moved;
 };
 
-/* Opens the queue of c. move and fail are set by the caller. false: there is no memory. */
+/* Opens the queue of c. The caller sets move and fail. Returns false if there is no memory. */
 bool zr_op_queue_open(struct zr_op_queue *q, struct zr_comm *c, struct zr_device *dev);
 void zr_op_queue_close(struct zr_op_queue *q);
 
-/* Puts an operation on the stream; see zr_comm_ops.run. Waits while there is no room. ZR_ERR_ARG if its
- * segments and their lists take more than ZR_RING_SEGS entries. */
+/* Puts an operation on the stream; see zr_comm_ops.run. Waits while there is no room. Returns ZR_ERR_ARG if
+ * its segments and their lists take more than ZR_RING_SEGS entries. */
 int zr_op_queue_put(struct zr_op_queue *q, struct zr_stream *s, const struct zr_comm_op *op);
 
-/* Whether n_ops more operations of at most n_seg segments each, every one with a list, have room. */
+/* Whether there is room for n_ops more operations of at most n_seg segments each, all with lists. */
 bool zr_op_queue_has_room(struct zr_op_queue *q, int n_ops, int n_seg);
 
 /* All operations that were put are over. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* post.c: see post.h. */
+/* post.c: hashes, compares and describes the operations that ranks post. */
 #include "comm/post.h"
 #include "comm/segment.h"
 
@@ -46,7 +46,7 @@ void zr_post_where(const struct zr_post *p, char *text, size_t n_text)
         snprintf(text, n_text, "not at its first operation yet");
 }
 
-/* How two posts of one operation and unit differ. */
+/* Writes how two posts of the same operation and unit differ. */
 static void describe_difference(const struct zr_post *theirs, int own, const struct zr_post *mine, char *text,
                                 size_t n_text)
 {

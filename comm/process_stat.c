@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* process_stat.c: see process_stat.h. */
+/* process_stat.c: reads /proc/PID/stat. */
 #include "comm/process_stat.h"
 
 #include <fcntl.h>
@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The text is "PID (NAME) STATE PARENT ...", where NAME may have any characters. */
+/* The text is "PID (NAME) STATE PARENT ...", and NAME may have any characters. */
 bool zr_process_stat(int pid, struct zr_process_stat *out)
 {
     char path[32], text[512];

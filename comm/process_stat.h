@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* process_stat.h: what the kernel says of another process of this host. */
+/* process_stat.h: what the kernel reports about another process of this host. */
 #ifndef ZR_COMM_PROCESS_STAT_H
 #define ZR_COMM_PROCESS_STAT_H
 
 #include <stdbool.h>
 
 struct zr_process_stat {
-    /* 0: it has none in this PID namespace */
+    /* Process id of the parent. 0: it has none in this PID namespace. */
     int parent;
-    /* as in proc(5): 'T' and 't' are stopped, 'Z' and 'X' have ended */
+    /* State as in proc(5): 'T' and 't' are stopped, 'Z' and 'X' have ended. */
     char state;
-    /* the program's name, which the kernel cuts */
+    /* The program's name, which the kernel cuts. */
     char name[64];
 };
 

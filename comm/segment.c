@@ -47,7 +47,7 @@ static int check_places(int i, int size, const struct zr_cut *c)
     return 0;
 }
 
-/* What both kinds of segment have in common. */
+/* Checks the cut, which gathers and sums have in common. */
 static int check_cut(int i, int size, const struct zr_cut *c)
 {
     int64_t most;
@@ -107,7 +107,8 @@ int zr_reduce_check(int size, int place, int64_t arena_bytes, const struct zr_re
                 "segment %d: cut.total is %lld, src %lld, dst %lld: whole aligned elements are allowed", i,
                 (long long)g->cut.total, (long long)g->src, (long long)g->dst);
         err = check_inside(i, "src", g->src, g->cut.total, arena_bytes);
-        /* Equal slices are refused on all ranks alike. Others lie where only their own rank knows. */
+        /* Equal slices are refused on all ranks. With a list, only the rank itself knows where its slice
+         * lies. */
         int64_t own = g->cut.at ? zr_cut_bytes(&g->cut, place) : zr_cut_most(&g->cut, size);
         if (!err)
             err = check_inside(i, "dst", g->dst, own / each * 4, arena_bytes);

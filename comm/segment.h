@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* segment.h: which bytes of a segment belong to which place, what travels for it, and checks of segments. */
+/* segment.h: which bytes of a segment belong to which place, how many bytes travel for it, and checks of
+ * segments. */
 #ifndef ZR_COMM_SEGMENT_H
 #define ZR_COMM_SEGMENT_H
 
 #include "comm/comm.h"
 #include "kernels/asserts.h"
 
-/* Where the slice of a place begins in its region. */
+/* Offset of a place's slice in its region. */
 static inline int64_t zr_cut_at(const struct zr_cut *c, int place)
 {
     if (c->at)
@@ -32,7 +33,7 @@ static inline int64_t zr_cut_most(const struct zr_cut *c, int size)
     return most;
 }
 
-/* The cut of the same elements in another dtype: an element has bytes_then instead of bytes_now. */
+/* The cut of the same elements in another dtype, with bytes_then bytes per element instead of bytes_now. */
 static inline struct zr_cut zr_cut_in(const struct zr_cut *c, int64_t bytes_now, int64_t bytes_then)
 {
     struct zr_cut to = *c;
@@ -44,7 +45,7 @@ static inline struct zr_cut zr_cut_in(const struct zr_cut *c, int64_t bytes_now,
     return to;
 }
 
-/* The cut of a smaller region: its places 0 to n - 1 are the n places from first on. */
+/* The cut of a smaller region. Its places 0 to n - 1 are the n places from first on. */
 static inline struct zr_cut zr_cut_part(const struct zr_cut *c, int first, int n)
 {
     struct zr_cut to = *c;
@@ -54,7 +55,7 @@ static inline struct zr_cut zr_cut_part(const struct zr_cut *c, int first, int n
     return to;
 }
 
-/* The cut whose places have the slices of n consecutive places each. */
+/* The cut in which each place has the slices of n consecutive places of c. */
 static inline struct zr_cut zr_cut_merged(const struct zr_cut *c, int n)
 {
     struct zr_cut to = *c;
@@ -64,8 +65,8 @@ static inline struct zr_cut zr_cut_merged(const struct zr_cut *c, int n)
     return to;
 }
 
-/* Copies the list of places, if there is one, in bytes: size + 1 numbers. The cut has the copy from then
- * on. Returns how many numbers were written. */
+/* Copies the list of places, if there is one, in bytes: size + 1 numbers. The cut then refers to the copy.
+ * Returns how many numbers were written. */
 static inline int64_t zr_cut_keep(struct zr_cut *c, int size, int64_t *to)
 {
     if (!c->at)
@@ -76,7 +77,7 @@ static inline int64_t zr_cut_keep(struct zr_cut *c, int size, int64_t *to)
     return size + 1;
 }
 
-/* Whether each place has the same bytes in both. */
+/* Whether each place has the same bytes in both cuts. */
 static inline bool zr_cut_same(const struct zr_cut *a, const struct zr_cut *b, int size)
 {
     bool same = a->total == b->total;
@@ -91,10 +92,10 @@ static inline int64_t zr_gather_own(const struct zr_gather_seg *g, int place)
     return g->in_place ? g->dst + zr_cut_at(&g->cut, place) : g->src;
 }
 
-/* Bytes that a rank takes from the others for one segment. NCCL packs slices of a list of places if the
- * longest has at most packs_up_to bytes (zr_nccl_options.small_bytes). Then each other rank sends a row as
- * long as the longest slice, rounded up to 128. Otherwise slices travel as they are; packs_up_to is 0 if
- * nothing packs. */
+/* Whether the slices of a list of places are packed. NCCL packs them if the longest has at most packs_up_to
+ * bytes (zr_nccl_options.small_bytes). Then each other rank sends a row as long as the longest slice, rounded
+ * up to 128. Otherwise slices travel as they are. packs_up_to is 0 if nothing is packed. The functions below
+ * count the bytes that a rank takes from the others for one segment. */
 static inline bool zr_cut_packed(const struct zr_cut *c, int size, int64_t packs_up_to)
 {
     return c->at && packs_up_to && zr_cut_most(c, size) <= packs_up_to;
@@ -115,13 +116,14 @@ static inline int64_t zr_reduce_wire(const struct zr_cut *c, int size, int place
     return zr_cut_packed(c, size, packs_up_to) ? zr_cut_rows(c, size) : zr_cut_bytes(c, place) * (size - 1);
 }
 
-/* Of n words of an agreement, place p combines [zr_agree_part(p), zr_agree_part(p + 1)). */
+/* First of n words of an agreement that a place combines. Place p combines [zr_agree_part(p), zr_agree_part(p
+ * + 1)). */
 static inline int64_t zr_agree_part(int size, int place, int64_t n)
 {
     return n * place / size;
 }
 
-/* Bytes that a rank takes from the others for an agreement: its part from each, and the other parts once. */
+/* Bytes that a rank takes from the others for an agreement: its part from each, and every other part once. */
 static inline int64_t zr_agree_wire(int size, int place, int32_t n_sum, int32_t n_max)
 {
     int64_t n = (int64_t)n_sum + n_max,
@@ -135,14 +137,14 @@ static inline const struct zr_cut *zr_op_cut(const struct zr_comm_op *op, int i)
     return op->post.op == ZR_OP_ALL_GATHER ? &op->gather[i].cut : &op->reduce[i].cut;
 }
 
-/* Segments of an operation that have a list of places. */
+/* Number of segments of an operation that have a list of places. */
 int zr_op_lists(const struct zr_comm_op *op);
-/* Copies the segments of an operation to segs, and their lists, for size places, to lists: size + 1
- * numbers for each. The operation has the copies from then on. */
+/* Copies the segments of an operation to segs, and their lists to lists: size + 1 numbers for each. The
+ * operation then refers to the copies. */
 void zr_op_keep(struct zr_comm_op *op, int size, void *segs, int64_t *lists);
 
-/* 0, or ZR_ERR_ARG or ZR_ERR_NOTSUP with a message that names the segment, the field, its value and what is
- * allowed. */
+/* Check segments. They return 0, or ZR_ERR_ARG or ZR_ERR_NOTSUP with a message that names the segment, the
+ * field, its value and what is allowed. */
 int zr_gather_check(int size, int64_t arena_bytes, const struct zr_gather_seg *seg, int n_seg);
 int zr_reduce_check(int size, int place, int64_t arena_bytes, const struct zr_reduce_seg *seg, int n_seg);
 

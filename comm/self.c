@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* self.c: the communicator of a single rank, which has all that it needs already. A gather in place, a
- * broadcast, an exchange and an agreement do nothing. A sum is one pass from src to dst. */
+/* self.c: the communicator of a single rank, which has all data already. A gather in place, a broadcast, an
+ * exchange and an agreement do nothing. A sum is one pass from src to dst. */
 #include "comm/arena.h"
 #include "comm/backend.h"
 #include "comm/flight.h"
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 struct self {
-    struct zr_comm base; /* first: callers hold its address */
+    struct zr_comm base; /* must be first: callers hold its address */
     struct zr_device *dev;
     struct zr_first failure;
     _Atomic uint32_t alarm;
@@ -46,7 +46,7 @@ static int reduce_one(struct self *m, struct zr_stream *s, const struct zr_reduc
     return ops->add(s, dst, src, g->dtype, n);
 }
 
-/* An operation is done when it is issued: what it puts on the stream cannot fail any more. */
+/* An operation counts as done when it is issued: what it puts on the stream cannot fail any more. */
 static int self_run(struct zr_comm *c, struct zr_stream *s, const struct zr_comm_op *op)
 {
     int err = 0;

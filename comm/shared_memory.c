@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shared_memory.c: see shared_memory.h. */
+/* shared_memory.c: makes, reserves and maps memfd files, with huge pages if the kernel gives them. */
 #include "comm/shared_memory.h"
 #include "kernels/error.h"
 #include "kernels/huge_pages.h"
@@ -35,7 +35,8 @@ static int no_room(int64_t bytes)
                    is_full ? "; free memory, or raise the limit of the container or job" : "");
 }
 
-/* Whether the kernel fills a mapping, with large pages if it may; else (before Linux 5.14) the file alone. */
+/* Whether the kernel can populate a mapping, with huge pages if it may. Before Linux 5.14 it can only
+ * allocate the file. */
 static bool fills_mappings(char *at)
 {
 #ifdef MADV_POPULATE_WRITE
@@ -46,7 +47,8 @@ static bool fills_mappings(char *at)
 #endif
 }
 
-/* Large pages for a piece that starts on one. One small page of each has to be there first. */
+/* Makes huge pages for a piece that starts at the boundary of one. One small page of each must exist
+ * first. */
 static bool fill_with_huge_pages(char *at, int64_t bytes)
 {
 #ifdef MADV_POPULATE_WRITE
@@ -61,15 +63,16 @@ static bool fill_with_huge_pages(char *at, int64_t bytes)
 #endif
 }
 
-/* Memory for all pages now: what is missing is an error here, and no signal later. */
+/* Allocates all pages now, so that a lack of memory is an error here and no signal later. */
 static int reserve(int fd, char *mapped, int64_t bytes)
 {
-    /* In pieces: a signal makes the kernel give back what one call has taken so far. */
+    /* Work in pieces: if a signal interrupts a call, the kernel frees the pages that the call has
+     * allocated. */
     const int64_t piece = INT64_C(64) << 20;
     bool fill = fills_mappings(mapped), huge = fill && bytes >= ZR_HUGE_PAGE_BYTES;
     for (int64_t at = 0; at < bytes;) {
         int64_t n = bytes - at < piece ? bytes - at : piece;
-        /* Once they are refused no more are asked for: the kernel may have searched long. */
+        /* Stop asking after the first refusal: the kernel may have searched for long. */
         huge = huge && fill_with_huge_pages(mapped + at, n);
         int failed =
             fill ? madvise(mapped + at, (size_t)n, MADV_POPULATE_WRITE) : zr_limited_fallocate(fd, 0, at, n);
@@ -81,7 +84,7 @@ static int reserve(int fd, char *mapped, int64_t bytes)
     return 0;
 }
 
-/* Of all of a file. Where that is large, it begins where a large page can: the kernel does not see to it. */
+/* Maps a whole file. A large mapping is aligned to a huge page, which the kernel does not ensure. */
 static char *map_file(int fd, int64_t bytes, int protection)
 {
     if (bytes < ZR_HUGE_PAGE_BYTES)
@@ -91,7 +94,8 @@ static char *map_file(int fd, int64_t bytes, int protection)
         mmap(NULL, (size_t)bytes + more, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (room == MAP_FAILED)
         return MAP_FAILED;
-    size_t before = -(uintptr_t)room & (uintptr_t)(ZR_HUGE_PAGE_BYTES - 1); /* of the first large page */
+    /* Bytes before the first huge page. */
+    size_t before = -(uintptr_t)room & (uintptr_t)(ZR_HUGE_PAGE_BYTES - 1);
     char *p = mmap(room + before, (size_t)bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0);
     if (p == MAP_FAILED) {
         munmap(room, (size_t)bytes + more);
@@ -112,7 +116,7 @@ int zr_shared_make(const char *name, int64_t bytes, int *fd, char **at)
         return zr_fail(ZR_ERR_SYSTEM, "making a shared memory file: %s", zr_system_words(errno, why));
     if (zr_limited_ftruncate(*fd, whole))
         return no_room(whole);
-    /* Nobody may make it smaller under us. */
+    /* No process may shrink the file while it is mapped. */
     fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
     char *p = map_file(*fd, whole, PROT_READ | PROT_WRITE);
     if (p == MAP_FAILED)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* shared_memory.h: memory that other ranks of this host can map.
  *
- * It is a memfd and not a name in /dev/shm: it has no name to be left behind when ranks are killed, and it is
- * not bound by the 64 MiB that containers give /dev/shm by default. Peers open it through /proc/PID/fd/FD
- * while its owner keeps the descriptor open, which is the same code for ranks that are processes and for
- * ranks that are threads of one. The pages are reserved at once, so that a lack of memory is an error now and
- * not a SIGBUS in the middle of a step.
+ * It is a memfd and not a name in /dev/shm. So no name is left behind when ranks are killed, and the 64 MiB
+ * that containers give /dev/shm by default do not limit it. Peers open it through /proc/PID/fd/FD while its
+ * owner keeps the descriptor open. That is the same code whether ranks are processes or threads of one
+ * process. The pages are reserved at once, so that a lack of memory is an error now and not a SIGBUS in the
+ * middle of a step.
  *
  * Thread-safety: none is needed. */
 #ifndef ZR_COMM_SHARED_MEMORY_H
@@ -13,25 +13,28 @@
 
 #include <stdint.h>
 
-/* A file of that many bytes, or a page more, all zero, mapped to read and write. name: for /proc. *fd is
- * closed by the caller, also after a failure, where it is not -1. ZR_ERR_NOMEM, ZR_ERR_SYSTEM. */
+/* Makes a zeroed file of this many bytes, rounded up to pages, and maps it for reading and writing. name is
+ * its name in /proc. The caller closes *fd unless it is -1, also after a failure. Returns ZR_ERR_NOMEM or
+ * ZR_ERR_SYSTEM. */
 int zr_shared_make(const char *name, int64_t bytes, int *fd, char **at);
 
-/* What tells one from another file of the same process, of the same number later; of fd. ZR_ERR_SYSTEM. */
+/* Reads the inode of fd. It tells the file from a later one of the same process and number. Returns
+ * ZR_ERR_SYSTEM. */
 int zr_shared_inode(int fd, uint64_t *inode);
 
-/* Where a rank has it. */
+/* The rank, process and descriptor of a file that peers may open. */
 struct zr_shared_at {
-    /* for messages */
+    /* Used in messages. */
     int32_t rank;
     int32_t pid, fd;
-    /* 0: whatever its number */
+    /* Inode that the file must have. 0: any. */
     uint64_t inode;
 };
-/* What a peer keeps open, mapped with that protection (PROT_READ and so on). ZR_ERR_SYSTEM, ZR_ERR_NOMEM. */
+/* Maps a file that a peer keeps open, with this protection (PROT_READ and so on). Returns ZR_ERR_SYSTEM or
+ * ZR_ERR_NOMEM. */
 int zr_shared_map(const struct zr_shared_at *where, int64_t bytes, int protection, char **at);
 
-/* Of both. NULL is allowed. */
+/* Unmaps memory of zr_shared_make or zr_shared_map. NULL is allowed. */
 void zr_shared_unmap(void *at, int64_t bytes);
 
 #endif

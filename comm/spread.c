@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* spread.c: see spread.h. */
+/* spread.c: numbers the hosts of a group, lists its places by host, and finds which shape the table has. */
 #include "comm/spread.h"
 #include "kernels/error.h"
 
 #include <stdlib.h>
 
-/* The group's hosts by number, as they come; host_in: (hosts of the world) that number, -1: it has none. */
+/* Numbers the group's hosts by their first places. host_in has (hosts of the world) these numbers, or -1. */
 static void number_hosts(const struct zr_topology *t, const struct zr_group *g, int32_t *host_in,
                          struct zr_spread *s)
 {
@@ -38,7 +38,7 @@ static void judge(struct zr_spread *s)
     }
     s->runs = true;
     for (int32_t p = 0; p < s->size; p++)
-        s->runs &= s->at[p] == p; /* hosts are numbered as they come */
+        s->runs &= s->at[p] == p; /* hosts are numbered by their first places */
     s->columns = s->runs && s->most_local == s->least_local;
     s->cut = s->columns && (s->n_hosts == 1 || (s->most_local & (s->most_local - 1)) == 0);
 }
@@ -80,7 +80,7 @@ static void add_worst(const struct zr_spread *s, struct zr_spread_worst *w)
     w->all_one_host &= s->n_hosts == 1;
 }
 
-/* The group of n ranks at places first, first + step and on; members: (n). */
+/* Adds the group of n ranks at places first, first + step, and so on. members has room for n. */
 static int add_group(const struct zr_topology *t, int32_t first, int32_t step, int32_t n, int32_t *members,
                      struct zr_spread_worst *w)
 {

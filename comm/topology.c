@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* topology.c: asks which ranks can map each other's memory (topology.h).
+/* topology.c: finds out which ranks can map each other's memory.
  *
- * Every rank makes a small segment, just as shared memory's are made, and tells all where it is and who it is
- * itself. Of the ranks with one machine, one process namespace and one ZERO_HOST_ID the lowest opens the
- * segment of each of the others, and each of the others opens the lowest's, for one may be allowed what the
- * other is not. That is two segments for each rank and not one for each pair: processes of one user that pass
- * it pass it among each other too. What was found is told to all, so that every rank comes to the same hosts.
+ * Every rank makes a small segment in the way shared memory is made. It sends its location and its identity
+ * to all. Ranks with the same machine, process namespace and ZERO_HOST_ID form a set. The lowest rank of a
+ * set opens the segments of all others, and each of the others opens the segment of the lowest. Both
+ * directions are tried because permissions may differ. That is two tests per rank and not one per pair:
+ * processes of one user that pass it pass it among each other, too. All ranks receive all results, so every
+ * rank finds the same hosts.
  *
  * Everything that could fail on one rank alone comes before the first exchange. */
 #include "comm/topology.h"
@@ -27,25 +28,25 @@
 
 enum {
     SEGMENT_BYTES = 4096,
-    PROBE_DESCRIPTORS = 2 /* a rank's own segment, and the one that it looks at */
+    PROBE_DESCRIPTORS = 2 /* a rank's own segment, and the one that it opens */
 };
 
-/* What is in a segment: how it is known to be the one that was meant, and not another of a number that is
- * used again. */
+/* Content of a segment. It proves that the segment is the right one, and not another file whose number was
+ * reused. */
 struct segment {
     uint64_t magic, nonce;
 };
 static const uint64_t segment_magic = 0x7a65726f20746f70;
 
-/* What a rank tells of itself. */
+/* A rank's identity and segment, as it sends them to all. */
 struct card {
-    int32_t pid, fd; /* fd -1: it could make no segment, and says in text why */
+    int32_t pid, fd; /* fd -1: it could make no segment, and text says why */
     uint64_t nonce, pid_namespace;
     char machine[48], host_name[64], part[48];
     ZR_VERDICT(ZR_ERROR_BYTES);
 };
 
-/* What a rank found: the first whose memory it should be able to map and cannot; -1: none. */
+/* A rank's result: the first rank whose memory it should be able to map and cannot. -1: none. */
 struct finding {
     int32_t cannot;
     char text[124];
@@ -57,14 +58,14 @@ struct probe {
     int32_t world, rank;
     struct card *cards;       /* (world) */
     struct finding *findings; /* (world) */
-    int32_t *lowest;          /* (world) lowest rank of the same machine, namespace and part of it */
-    int fd;                   /* my segment, open as long as others may open it; -1: none */
-    struct segment *mine;     /* mapped */
+    int32_t *lowest;          /* (world) lowest rank with the same machine, namespace and ZERO_HOST_ID */
+    int fd;                   /* this rank's segment, open while others may open it; -1: none */
+    struct segment *mine;     /* its mapping */
 };
 
 /* --- memory --- */
 
-/* false, with nothing held and nothing said, where there is no memory. */
+/* Returns false if there is no memory; nothing is allocated then, and no message is set. */
 static bool allocate(int32_t world, int32_t rank, struct zr_topology *out)
 {
     *out = (struct zr_topology){.world = world, .rank = rank};
@@ -102,7 +103,7 @@ static void put_on_host(struct zr_topology *t, int32_t rank, int32_t host)
     t->hosts[host].n_ranks++;
 }
 
-/* All ranks are on their hosts. */
+/* Numbers the places, after all ranks were put on their hosts. */
 static void number_places(struct zr_topology *t)
 {
     int32_t place = 0;
@@ -147,7 +148,7 @@ int zr_topology_assume(int32_t world, int32_t local_size, struct zr_topology *ou
     return 0;
 }
 
-/* --- my segment --- */
+/* --- this rank's segment --- */
 
 static int cannot_make(struct probe *p, struct card *c, const char *what)
 {
@@ -159,7 +160,8 @@ static int cannot_make(struct probe *p, struct card *c, const char *what)
     return -1;
 }
 
-/* Returns its descriptor; -1 where a rank can have none, which is a fact about it and no failure. */
+/* Returns the segment's descriptor, or -1 if this rank can have none. That is a fact about it and no
+ * failure. */
 static int make_probe(struct probe *p, struct card *c)
 {
     p->fd = zr_above_standard(memfd_create("zero-topology", MFD_CLOEXEC));
@@ -183,7 +185,7 @@ static void fill_card(struct probe *p, int err, struct card *c)
     int none = zr_no_descriptors(PROBE_DESCRIPTORS);
     memset(c, 0, sizeof *c);
     c->fd = -1;
-    if (!err && none) /* else this rank would seem to be on another host */
+    if (!err && none) /* without this check the rank would seem to be on another host */
         err = zr_fail(ZR_ERR_SYSTEM, "asking which ranks share memory: %s", zr_system_words(none, why));
     if (zr_verdict_put(c, err))
         return;
@@ -195,16 +197,16 @@ static void fill_card(struct probe *p, int err, struct card *c)
     c->fd = make_probe(p, c);
 }
 
-/* --- another's segment --- */
+/* --- other ranks' segments --- */
 
-/* errno is 0 where it is another file. */
+/* Whether fd is the segment of c. errno is 0 if it is another file. */
 static bool is_segment(int fd, const struct card *c)
 {
     struct stat st;
     if (fstat(fd, &st) < 0)
         return false;
     errno = 0;
-    if (st.st_size != SEGMENT_BYTES) /* nor may it be touched */
+    if (st.st_size != SEGMENT_BYTES) /* such a file may not be touched */
         return false;
     void *at = mmap(NULL, SEGMENT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (at == MAP_FAILED)
@@ -215,7 +217,7 @@ static bool is_segment(int fd, const struct card *c)
     return same;
 }
 
-/* false, with f filled, where this rank cannot map rank's memory. */
+/* Whether this rank can map rank's memory. If not, it fills f. */
 static bool can_map(const struct probe *p, int32_t rank, struct finding *f)
 {
     const struct card *c = &p->cards[rank];
@@ -245,7 +247,7 @@ static void look_at_others(const struct probe *p, struct finding *f)
             return;
 }
 
-/* --- what comes of it, on all ranks alike --- */
+/* --- results, which are equal on all ranks --- */
 
 static bool same_text(const char *a, const char *b, size_t n)
 {
@@ -257,7 +259,7 @@ static bool same_machine(const struct card *a, const struct card *b)
     return same_text(a->machine, b->machine, sizeof a->machine);
 }
 
-/* Whether two ranks ask each other. One that could make no segment has nothing to open, and is by itself. */
+/* Whether two ranks try to open each other's segments. A rank without a segment becomes a separate host. */
 static bool may_ask(const struct card *a, const struct card *b)
 {
     return a->fd >= 0 && b->fd >= 0 && same_machine(a, b) && a->pid_namespace == b->pid_namespace &&
@@ -274,8 +276,8 @@ static void find_lowest(struct probe *p)
     }
 }
 
-/* Where the lowest cannot map one of the others all of them are by themselves: whether they could map each
- * other was not asked. */
+/* Whether a rank becomes a separate host. If the lowest rank cannot map one of the others, all ranks of the
+ * set are separate: no test shows whether they could map each other. */
 static bool is_apart(const struct probe *p, int32_t rank)
 {
     return p->findings[p->lowest[rank]].cannot >= 0 || p->findings[rank].cannot >= 0;
@@ -289,7 +291,8 @@ static void say_why(const struct probe *p, int32_t rank, struct zr_host *h)
              f->text);
 }
 
-/* The lowest below rank on its machine that could make a segment, or could not; rank: none. */
+/* The lowest rank below this one on its machine that has a segment, or has none. Returns rank if there is
+ * none. */
 static int32_t earlier_on_machine(const struct probe *p, int32_t rank, bool has_segment)
 {
     int32_t r = 0;
@@ -298,7 +301,8 @@ static int32_t earlier_on_machine(const struct probe *p, int32_t rank, bool has_
     return r;
 }
 
-/* The lowest below rank that differs from it by ZERO_HOST_ID alone; rank: none. */
+/* The lowest rank below this one that differs from it by ZERO_HOST_ID alone. Returns rank if there is
+ * none. */
 static int32_t earlier_in_namespace(const struct probe *p, int32_t rank)
 {
     const struct card *c = &p->cards[rank];
@@ -309,7 +313,7 @@ static int32_t earlier_in_namespace(const struct probe *p, int32_t rank)
     return r;
 }
 
-/* "ZERO_HOST_ID is "a" on rank 0 and not set on rank 1" */
+/* Writes "ZERO_HOST_ID is "a" on rank 0 and not set on rank 1". */
 static void say_parts(int32_t a, const char *part_a, int32_t b, const char *part_b, char *text, size_t n_text)
 {
     const char *quote_a = *part_a ? "\"" : "", *quote_b = *part_b ? "\"" : "";
@@ -317,7 +321,7 @@ static void say_parts(int32_t a, const char *part_a, int32_t b, const char *part
              *part_a ? part_a : "not set", quote_a, a, quote_b, *part_b ? part_b : "not set", quote_b, b);
 }
 
-/* Of two ranks of one machine that did not even ask each other. */
+/* Says why two ranks of one machine did not try to open each other's segments. */
 static void say_not_asked(const struct probe *p, int32_t rank, struct zr_host *h)
 {
     int32_t other = earlier_on_machine(p, rank, true), without = earlier_on_machine(p, rank, false);
@@ -359,7 +363,7 @@ static void settle(const struct probe *p, struct zr_topology *t)
     number_places(t);
 }
 
-/* --- all together --- */
+/* --- the whole probe --- */
 
 static void release(struct probe *p)
 {
@@ -372,8 +376,8 @@ static void release(struct probe *p)
     free(p->lowest);
 }
 
-/* A rank that has ended meanwhile has no memory to open either, and is not another host: where one could not
- * be opened, everybody is asked once more, and who does not answer is lost. */
+/* A rank that has ended meanwhile has no memory to open either, but is not another host. So if any segment
+ * could not be opened, all ranks exchange once more. A rank that does not answer is lost. */
 static int ask_who_is_left(const struct probe *p)
 {
     int32_t r = 0;
@@ -382,7 +386,7 @@ static int ask_who_is_left(const struct probe *p)
     return r < p->world ? zr_rendezvous_exchange(p->rdv, &p->rank, sizeof p->rank, p->lowest) : 0;
 }
 
-/* Two exchanges: who is where; who could map whom. */
+/* Makes two exchanges: where each rank is, and which ranks each could map. */
 static int ask(struct probe *p, int err, struct zr_topology *t)
 {
     struct card mine;
@@ -428,7 +432,7 @@ int zr_topology_probe(struct zr_rendezvous *rdv, const struct zr_identity *id, i
     return err;
 }
 
-/* --- what is asked of it --- */
+/* --- queries --- */
 
 int32_t zr_topology_on_machine(const struct zr_topology *t)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verdict.c: see verdict.h. */
+/* verdict.c: applies the rule of verdict.h to the results that ranks have exchanged. */
 #include "comm/verdict.h"
 
 #include <stdbool.h>
@@ -15,7 +15,7 @@ int zr_verdict_write(int32_t *to_err, char *to_text, size_t text_bytes, int err)
     return err;
 }
 
-/* A rank that has waited in vain, or lost another, has met what others did. */
+/* A rank that timed out, or lost another, is affected by the failure of others. */
 static bool is_consequence(int code)
 {
     return code == ZR_ERR_TIMEOUT || code == ZR_ERR_PEER;

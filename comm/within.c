@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* within.c: see within.h. */
+/* within.c: a thread for each call. The caller waits for it on a condition, and the last of the two to leave
+ * frees the task. */
 #include "comm/within.h"
 #include "comm/meet/rendezvous.h"
 #include "kernels/error.h"
@@ -15,7 +16,7 @@ struct zr_task {
     struct zr_thread thread;
     pthread_mutex_t lock;
     pthread_cond_t ended;
-    bool done, left; /* left: nobody waits any more, the thread cleans up */
+    bool done, left; /* left: the caller no longer waits, so the thread cleans up */
     int res;
     struct zr_task_call call;
     size_t bytes;
@@ -50,7 +51,7 @@ static void free_task(struct zr_task *t)
 static void run_task(void *arg)
 {
     struct zr_task *t = arg;
-    /* Under the lock: whoever leaves the thread behind may close the device. */
+    /* Hold the lock: a caller that leaves the thread behind may close the device. */
     pthread_mutex_lock(&t->lock);
     bool left = t->left;
     int err = 0;
@@ -85,12 +86,12 @@ int zr_task_start(const struct zr_task_call *call, const void *arg, size_t bytes
         free_task(t);
         return zr_fail_more(err, "%s", call->what);
     }
-    zr_thread_leave(&t->thread); /* t is here until somebody has waited for it */
+    zr_thread_leave(&t->thread); /* the task stays until its caller has waited for it */
     *out = t;
     return 0;
 }
 
-/* Whether it is over, ns from now at the latest. */
+/* Waits for the end of the call, at most ns. Returns whether it has ended. */
 static bool wait_for(struct zr_task *t, int64_t ns)
 {
     struct timespec until = zr_in_ns(ns);
@@ -102,7 +103,7 @@ static bool wait_for(struct zr_task *t, int64_t ns)
     return done;
 }
 
-/* Nobody waits any more. false: it is over by now. */
+/* Stops waiting. Returns false if the call has ended by now. */
 static bool stop_waiting(struct zr_task *t)
 {
     pthread_mutex_lock(&t->lock);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* admit.c: rank 0 listens, asks everybody who connects for a proof that he is of this job, and lets ranks in.
+/* admit.c: rank 0 listens, asks every new connection for a proof that it belongs to this job, and lets ranks
+ * in.
  *
- * An unidentified connection must not stop a job, nor learn more of it than that it is there. Whoever does
- * not prove that he has the job's key is sent away without a reason. Whoever says nothing for seconds is
- * dropped. There are never more than MOST_UNIDENTIFIED of them; the others wait in the kernel's queue. A rank
- * of this very job that is wrong, by its number or its world, fails all ranks.
+ * An unidentified connection must not stop a job, nor learn more than that the job exists. A connection
+ * without proof of the job's key is refused without a reason. One that is silent for seconds is dropped.
+ * There are at most MOST_UNIDENTIFIED of them; others wait in the kernel's queue. If a rank of this job has a
+ * wrong number or world, all ranks fail.
  *
  * A rank may come with another name than rank 0's. If another context of rank 0's process waits with that
  * name, it takes the connection over. Otherwise the rank has come too early, and has to try again. */
@@ -21,19 +22,19 @@
 
 enum {
     MOST_UNIDENTIFIED = 128, /* connections that have not proved to be a rank's */
-    FAIR_MS = 100,           /* that each of them has to answer before another may take its place */
-    UNIDENTIFIED_MS = 5000,  /* that it has where no other wants its place */
+    FAIR_MS = 100,           /* time that each has to answer before another may take its place */
+    UNIDENTIFIED_MS = 5000,  /* time that each has if no other wants its place */
     SWEEP_MS = 500,
     LISTEN_AGAIN_MS = 20,
-    BIND_MS = 2000, /* a port just released by another program may still be held for a moment */
+    BIND_MS = 2000, /* a port that another program has just released may still be held for a moment */
     BACKLOG = 1024,
     LARGE_WORLD = 64, /* smaller ones are not why descriptors run out */
     SPARE_DESCRIPTORS = 1024
 };
 
-/* --- who waits with which name --- */
+/* --- names with which ranks wait --- */
 
-/* A rank has come with this rank's name. */
+/* Forgets the other name of a rank, which has now come with this rank's name. */
 static void drop_other_name(struct zr_rendezvous *r, int rank)
 {
     free(r->members[rank].waits_as);
@@ -113,7 +114,7 @@ void zr_hub_stop_listening(struct zr_rendezvous *r)
 
 /* --- unidentified connections and ranks --- */
 
-/* Ends an unidentified connection, and does not tell it why. */
+/* Ends an unidentified connection, and sends no reason. */
 static void send_away(struct zr_rendezvous *r, struct zr_link *l, const char *why)
 {
     struct zr_frame f = {.type = ZR_FRAME_REFUSE, .about = ZR_ERR_MISMATCH};
@@ -142,7 +143,7 @@ static void refuse(struct zr_rendezvous *r, struct zr_link *l, int code, const c
     refuse_as(r, l, ZR_FRAME_REFUSE, code, text);
 }
 
-/* All ranks have met. Whoever comes now cannot join, and the others go on. */
+/* Refuses a rank that comes after all ranks have met. The others go on. */
 static void refuse_late(struct zr_rendezvous *r, struct zr_link *l)
 {
     const int rank = l->shake.rank;
@@ -158,14 +159,15 @@ static void refuse_late(struct zr_rendezvous *r, struct zr_link *l)
     refuse(r, l, ZR_ERR_MISMATCH, text);
 }
 
-/* A rank of this job is wrong, so no rank can go on. All hear why. */
+/* Refuses a rank of this job that is wrong, so no rank can go on. All ranks get the reason. */
 static void refuse_all(struct zr_rendezvous *r, struct zr_link *l, const char *text)
 {
     refuse(r, l, ZR_ERR_MISMATCH, text);
     zr_hub_fail(r, ZR_ERR_MISMATCH, "%s", text);
 }
 
-/* A rank waits with another name. Another context takes its connection over, or it must come again. */
+/* Handles a rank that waits with another name. Another context takes its connection over, or it must try
+ * again. */
 static void other_name(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
                        const char *payload)
 {
@@ -206,8 +208,8 @@ static void let_in(struct zr_rendezvous *r, struct zr_link *l)
         zr_hub_fail_all(r, err, zr_error_text());
 }
 
-/* Returns whether the two ranks may be of one part of a job. A part is a run of ranks, or every n-th rank.
- * Equal ranks were inherited from one shell. */
+/* Returns whether the two ranks may belong to one part of a job. A part is a run of ranks, or every n-th
+ * rank. Equal ranks were inherited from one shell. */
 static bool may_be_one_part(const struct zr_rendezvous *r, const struct zr_shake *s)
 {
     const struct zr_start *a = &r->w.start, *b = &s->start;
@@ -218,7 +220,7 @@ static bool may_be_one_part(const struct zr_rendezvous *r, const struct zr_shake
     return is_run || (int64_t)(a->rank - b->rank) * s->world == (int64_t)(r->w.rank - s->rank) * a->world;
 }
 
-/* The rank could meet this one, but a launcher started it for another job, or for another part of it. */
+/* Returns whether a launcher started the rank for another job, or for another part of this one. */
 static bool is_started_otherwise(const struct zr_rendezvous *r, const struct zr_link *l, char *text, size_t n)
 {
     const struct zr_shake *s = &l->shake;
@@ -298,14 +300,14 @@ void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_fr
     }
 }
 
-/* --- who comes --- */
+/* --- accepting connections --- */
 
 static struct zr_link *oldest_unidentified(struct zr_rendezvous *r)
 {
     struct zr_link *oldest = NULL;
     for (struct zr_link *s = r->links; s; s = s->next)
         if (s->rank < 0 && !s->is_outgoing && !uv_is_closing((uv_handle_t *)&s->tcp))
-            oldest = s; /* new ones are put in front */
+            oldest = s; /* new links are put in front */
     return oldest;
 }
 
@@ -333,7 +335,7 @@ static struct zr_listener *find_awaited(struct zr_rendezvous *r)
     return NULL;
 }
 
-/* Takes the connection that waits. Until then libuv offers no other one at this listener. */
+/* Accepts the connection that waits. Until then libuv offers no other one at this listener. */
 static void take_awaited(struct zr_rendezvous *r, struct zr_listener *s)
 {
     struct zr_link *l = zr_hub_add_link(r);
@@ -352,7 +354,7 @@ static void take_awaited(struct zr_rendezvous *r, struct zr_listener *s)
         zr_link_drop(l);
 }
 
-/* Lets the next one in, now, or when the oldest of too many unidentified connections has had its time. */
+/* Accepts the next connection: now, or when the oldest of too many unidentified ones has had its time. */
 void zr_hub_admit(struct zr_rendezvous *r)
 {
     struct zr_listener *s = find_awaited(r);
@@ -375,13 +377,14 @@ void zr_hub_admit(struct zr_rendezvous *r)
 void zr_hub_seal(struct zr_rendezvous *r)
 {
     r->ready = true;
-    uv_timer_stop(&r->retry); /* a rank 0 to which all were handed over may not have listened yet */
+    /* A rank 0 that got all its connections from another context may not have listened yet. */
+    uv_timer_stop(&r->retry);
     if (r->w.tells_late)
         return;
     uv_timer_stop(&r->patience);
     zr_hub_stop_listening(r);
     for (struct zr_link *l = r->links; l; l = l->next)
-        if (l->rank < 0 && !l->finishing) /* the refused may still read why */
+        if (l->rank < 0 && !l->finishing) /* a refused rank may still read the reason */
             zr_link_drop(l);
 }
 
@@ -392,7 +395,7 @@ static void take_handed(struct zr_rendezvous *r, const struct zr_handed *h)
 {
     struct zr_link *l = zr_hub_add_link(r);
     if (!l) {
-        close(h->fd); /* the rank comes again */
+        close(h->fd); /* the rank will try again */
         return;
     }
     l->since_ms = zr_hub_now_ms(r);
@@ -448,7 +451,7 @@ static void on_connection(uv_stream_t *server, int status)
         zr_hub_admit(r);
 }
 
-/* Hands a socket to the loop. It listens already, so nothing can be wrong with its address. */
+/* Gives a socket to the loop. It listens already, so its address is valid. */
 static int hand_over(struct zr_rendezvous *r, struct zr_listener *s, int fd)
 {
     int err = uv_tcp_init(r->loop, &s->tcp);
@@ -506,8 +509,8 @@ static int open_sockets(const union zr_address *at, int n, int fd[2], const unio
     return err;
 }
 
-/* Listens on all addresses, because the given one is none of this host. That may be the address of a
- * gateway, or of a container's host. Without IPv6 it listens on all of IPv4. */
+/* Listens on all addresses, because the given one does not belong to this host. It may be the address of a
+ * gateway, or of a container's host. Without IPv6 it listens on all IPv4 addresses. */
 static int open_anywhere(struct zr_rendezvous *r, int fd[2], const union zr_address **failed)
 {
     const bool was_given = !zr_address_is_any(&r->to[0]);
@@ -578,7 +581,8 @@ static void make_room_for_ranks(struct zr_rendezvous *r)
 
 void zr_hub_listen(struct zr_rendezvous *r)
 {
-    if (!zr_open_name_may_listen(r->w.open_name)) { /* that one hands over who comes for this one */
+    /* The context that listens passes on the connections for this one. */
+    if (!zr_open_name_may_listen(r->w.open_name)) {
         uv_timer_start(&r->retry, listen_again, LISTEN_AGAIN_MS, 0);
         return;
     }
@@ -608,7 +612,7 @@ void zr_hub_listen(struct zr_rendezvous *r)
         say_cannot_listen(r, failed, err);
 }
 
-/* --- the beginning --- */
+/* --- starting --- */
 
 bool zr_hub_all_came(const struct zr_rendezvous *r)
 {
@@ -618,8 +622,8 @@ bool zr_hub_all_came(const struct zr_rendezvous *r)
     return true;
 }
 
-/* While the process has no descriptor, libuv takes connections and closes them again, and reports nothing.
- * So this rank looks, unless connections that it drops soon may give it a descriptor. */
+/* Checks whether a descriptor is left. Without one, libuv accepts connections and closes them again, and
+ * reports nothing. The check is skipped while connections that will soon be dropped may free a descriptor. */
 static void check_descriptors(struct zr_rendezvous *r)
 {
     int error = zr_no_descriptors(1);

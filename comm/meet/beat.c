@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* beat.c: beats between hosts, by which ranks find a network that is cut without notice.
+/* beat.c: beats between hosts, which show that a network is cut without notice.
  *
  * A host that crashes, is stopped or is cut off closes no connection. So from the detach on both ends of a
- * link between hosts send a small frame at intervals. An end that has heard nothing for three fourths of
- * the time that ranks wait for each other takes the other end for lost. That is before its own waits end
+ * link between hosts send a small frame at intervals. An end that has received nothing for three fourths of
+ * the time that ranks wait for each other treats the other end as lost. That is before its own waits end
  * without a reason. After an outage of one second TCP needs most of another second to go on, and after two
- * seconds two, which is within that time. Ranks of one host see each other's end at once and need no
+ * seconds two, which is within that time. Ranks of one host notice each other's end at once and need no
  * beats.
  *
- * A beat also tells in which call its sender is, or was last. When the sender was killed, or its host is
- * gone, no rank on another host can read that any more. The message of the loss then has the call that was
- * heard last.
+ * A beat also names the call that its sender is in, or was in last. If the sender is killed, or its host is
+ * gone, no rank on another host can read that any more. The message of the loss then has the call of the last
+ * beat.
  *
- * The ranks behind one cable go silent together. The first that is found is reported, with the name of its
- * host, and the others are let go without a message. */
+ * If several ranks of a host go silent together, the first that is found is reported, with the name of the
+ * host. The others are dropped without a message. */
 #include "comm/meet/hub.h"
 #include "comm/topology.h"
 
@@ -22,10 +22,10 @@
 #include <string.h>
 
 enum {
-    SHORTEST_MS = 10, /* between two beats */
+    SHORTEST_MS = 10, /* least time between two beats */
     LONGEST_MS = 1000,
-    BEATS = 16,   /* of timeout_ms */
-    LATE_MS = 50, /* of this loop, which is no silence of others */
+    BEATS = 16,   /* number of beats in timeout_ms */
+    LATE_MS = 50, /* a longer delay of this loop does not count as silence of others */
     HOST_CHARS = 256
 };
 
@@ -45,14 +45,14 @@ static bool on_one_host(const struct zr_rendezvous *r, int a, int b)
     return r->hosts && r->hosts->host_of[a] == r->hosts->host_of[b];
 }
 
-/* The link leads to a rank of another host that is here. */
+/* Whether the link leads to a rank of another host that is here. */
 static bool beats(const struct zr_rendezvous *r, const struct zr_link *l)
 {
     return l->rank >= 0 && r->members[l->rank].link == l && r->members[l->rank].state == ZR_MEMBER_HERE &&
            !l->finishing && !on_one_host(r, r->w.rank, l->rank);
 }
 
-/* --- who is silent --- */
+/* --- silent ranks --- */
 
 /* Counts the links to ranks of the same host, including this one: those that are silent for about as long,
  * and the others. */
@@ -86,7 +86,7 @@ static void name_silent(const struct zr_rendezvous *r, const struct zr_link *l, 
                  ranks);
 }
 
-/* Lets go the links to the same host that are silent too. */
+/* Drops the links to the same host that are silent too. */
 static void let_go_with(struct zr_rendezvous *r, const struct zr_link *lost)
 {
     for (struct zr_link *l = r->links; l; l = l->next)
@@ -137,7 +137,7 @@ void zr_hub_on_beat(struct zr_rendezvous *r, int rank, const char *payload)
     member->last_heard = payload && payload[0] ? strndup(payload, ZR_HUB_CALL_CHARS - 1) : NULL;
 }
 
-/* While this loop stood still it heard nobody. What came meanwhile is still to be read. */
+/* Does not count the time in which this loop stood still. What came meanwhile is still to be read. */
 static void forgive(struct zr_rendezvous *r, int64_t late_ms)
 {
     for (struct zr_link *l = r->links; l; l = l->next)
@@ -170,10 +170,10 @@ void zr_hub_beat(struct zr_rendezvous *r)
     int64_t now = zr_hub_now_ms(r);
     for (struct zr_link *l = r->links; l; l = l->next) {
         any |= beats(r, l);
-        l->heard_ms = now + r->timeout_ms - limit_ms(r); /* the first may take as long as ranks wait */
+        l->heard_ms = now + r->timeout_ms - limit_ms(r); /* the first beat may take as long as ranks wait */
     }
     if (!any)
         return;
-    r->beat_due_ms = now; /* the first at once, with a call */
+    r->beat_due_ms = now; /* the first beat comes at once, with a call */
     uv_timer_start(&r->beat, on_beat, 0, 0);
 }

@@ -41,8 +41,8 @@ bool zr_called_is_for_step(enum zr_called_name name)
            name == ZR_CALLED_TUNE_DECAY;
 }
 
-/* These calls come several in a row, often with equal names. So one that is left out looks like the next
- * one. */
+/* These calls come several in a row, often with equal names. So if one is omitted, the next one looks the
+ * same. */
 bool zr_called_is_of_tp(enum zr_called_name name)
 {
     return name >= ZR_CALLED_ALL_REDUCE_SUM && name <= ZR_CALLED_EXPECT_EQUAL;
@@ -68,8 +68,8 @@ void zr_called_report(int rank_a, const struct zr_called *a, int rank_b, const s
         rank_a, of_a, rank_b, of_b, strcmp(of_a, of_b) ? "" : other, left_out);
 }
 
-/* One word, so that it is read whole: 6 bits name, 1 backward, 25 step, 32 subject. Comparing steps as far as
- * they are kept is enough: calls that are far apart differ in their number. */
+/* Packs a call into one word, so that it can be read at once: 6 bits name, 1 backward, 25 step, 32 subject.
+ * The kept bits of the step are enough: calls that are far apart differ in their number. */
 uint64_t zr_called_pack(const struct zr_called *c)
 {
     return (uint64_t)c->name << 58 | (uint64_t)c->backward << 57 | (uint64_t)(c->step & 0x1ffffffu) << 32 |
@@ -97,7 +97,7 @@ void zr_called_put(struct zr_called_ring *ring, const struct zr_called *c)
     atomic_store_explicit(&ring->n, n, memory_order_release);
 }
 
-/* false: the call is not kept any more. */
+/* Reads a call. Returns false if it is not kept any more. */
 static bool get(const struct zr_called_ring *ring, uint64_t n, struct zr_called *out)
 {
     int i = (int)(n % ZR_CALLED_KEPT);
@@ -112,7 +112,7 @@ static bool get(const struct zr_called_ring *ring, uint64_t n, struct zr_called 
     return true;
 }
 
-/* The number of the oldest call that may still be kept. */
+/* Number of the oldest call that may still be kept. */
 static uint64_t oldest(uint64_t n)
 {
     return n > ZR_CALLED_KEPT ? n - ZR_CALLED_KEPT + 1 : 1;
@@ -161,14 +161,14 @@ uint64_t zr_called_differ(const struct zr_called_ring *a, const struct zr_called
     return 0;
 }
 
-/* The same but for the step, as in another layer or step. */
+/* Whether the calls are equal except for the step, as in another layer or step. */
 static bool same_calls(struct zr_called a, const struct zr_called *b)
 {
     a.step = b->step;
     return same(&a, b);
 }
 
-/* Does a ring have `first` and then `second` from its call number n on? */
+/* Whether a ring has `first` and then `second` from call number n on. */
 static bool follow_at(const struct zr_called_ring *ring, uint64_t n, const struct zr_called *first,
                       const struct zr_called *second)
 {
@@ -176,8 +176,8 @@ static bool follow_at(const struct zr_called_ring *ring, uint64_t n, const struc
     return get(ring, n, &c) && same_calls(c, first) && get(ring, n + 1, &c) && same_calls(c, second);
 }
 
-/* Have the calls before number n, which both ranks made, had the same call before `first` and `second` as
- * number n has before it? */
+/* Whether `first` and `second` follow each other at an earlier place, after the same call that comes before
+ * number n. */
 static bool followed_before(const struct zr_called_ring *ring, uint64_t n, const struct zr_called *first,
                             const struct zr_called *second)
 {

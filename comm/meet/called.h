@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* called.h: the calls of the program, as ranks compare them.
+/* called.h: records the program's calls so that ranks can compare them.
  *
- * If a collective differs between ranks, calls of the program differed before it. Each rank keeps its
- * latest calls where the others can read them. So an error can name the first calls that were not the
- * same, in the program's own words. */
+ * If a collective differs between ranks, the programs made different calls before it. Each rank keeps its
+ * latest calls where the others can read them. So an error can name the first calls that differ, as the
+ * program made them. */
 #ifndef ZR_COMM_CALLED_H
 #define ZR_COMM_CALLED_H
 
@@ -65,44 +65,44 @@ enum zr_called_name {
 /* One call. */
 struct zr_called {
     enum zr_called_name name;
-    /* BEGIN and END: the bracket is one of backward, not of forward. */
+    /* For BEGIN and END: backward or forward. */
     bool backward;
     /* The unit of BEGIN and END, the tensor of READ and WRITE; -1 for other calls. */
     int32_t subject;
-    /* 1 and the number of zero_step calls before it; 0: it belongs to no step, as zero_wrap. */
+    /* 1 + the number of earlier zero_step calls. 0 if the call belongs to no step, as zero_wrap. */
     uint32_t step;
-    /* The other arguments that must be equal on all ranks: one number, or a hash of several. 0: there are
-     * none. */
+    /* The other arguments that must be equal on all ranks: one number, or a hash of several. 0: none. */
     uint64_t args;
 };
 
-/* Calls that are kept. In large models these are some micro-batches; over NCCL, ranks compare what they do
- * once in a step. */
+/* Calls that are kept. In large models these are some micro-batches. Over NCCL, ranks compare calls once in a
+ * step. */
 enum { ZR_CALLED_KEPT = 2048 };
 
-/* The latest calls of one rank. In shared memory: written by its own thread, read by any process. */
+/* The latest calls of one rank, in shared memory. One thread of the rank writes it; any process may read
+ * it. */
 struct zr_called_ring {
     struct {
-        /* 1-based number of the call; 0 while it is being written */
+        /* Number of the call, from 1. 0 while it is being written. */
         _Atomic uint64_t n;
         _Atomic uint64_t what, args;
     } at[ZR_CALLED_KEPT];
-    /* calls so far */
+    /* Number of calls so far. */
     _Atomic uint64_t n;
 };
 
-/* A copy of them, as it travels to another rank. */
+/* A copy of a ring, in the form that is sent to another rank. */
 struct zr_called_copy {
-    /* calls so far */
+    /* Number of calls so far. */
     uint64_t n;
     struct {
-        /* what is 0 for a call that is not kept */
+        /* what is 0 for a call that is not kept. */
         uint64_t what, args;
     } at[ZR_CALLED_KEPT];
 };
 
-/* Packs a call without its args into one word, which is read whole, and back. Any word is some call, with
- * an unknown name that of no call. */
+/* Pack a call without its args into one word, which can be read at once, and unpack it. Any word unpacks to
+ * some call. An unknown name has no text. */
 uint64_t zr_called_pack(const struct zr_called *c);
 struct zr_called zr_called_unpack(uint64_t what, uint64_t args);
 
@@ -112,38 +112,39 @@ void zr_called_describe(const struct zr_called *c, char text[ZR_CALLED_CHARS]);
 
 void zr_called_put(struct zr_called_ring *ring, const struct zr_called *c);
 
-/* The call gives a number that waits for the next zero_step, which compares them. Another rank may call it
- * earlier or later. */
+/* Whether the call sets a number that the next zero_step compares. Another rank may make the call earlier or
+ * later. */
 bool zr_called_is_for_step(enum zr_called_name name);
 
-/* A call among the ranks of tp alone. */
+/* Whether the call is made among tensor-parallel ranks only. */
 bool zr_called_is_of_tp(enum zr_called_name name);
 
-/* Tells which of two ranks seems to have left out the call that the other one made. */
+/* The rank of two that seems to have omitted the call that the other one made. */
 enum zr_called_gap { ZR_CALLED_GAP_NONE, ZR_CALLED_GAP_A, ZR_CALLED_GAP_B };
 
 /* Writes "rank 1 called zero_begin(unit 3, backward) in step 12; rank 0 called zero_read(tensor 2) in step
- * 12; every rank must make the same calls, in the same order". It adds which rank left a call out, if that
- * is known. */
+ * 12; every rank must make the same calls, in the same order". It adds which rank omitted a call, if that is
+ * known. */
 #define ZR_CALLED_BOTH_CHARS 432
 void zr_called_report(int rank_a, const struct zr_called *a, int rank_b, const struct zr_called *b,
                       enum zr_called_gap gap, char text[ZR_CALLED_BOTH_CHARS]);
 
-/* Copies a ring, on any thread. What is put meanwhile may be missing. */
+/* Copies a ring. Calls that are added meanwhile may be missing. Any thread. */
 void zr_called_copy(const struct zr_called_ring *ring, struct zr_called_copy *out);
-/* Fills a ring from a copy, whoever sent it. */
+/* Fills a ring from a copy, whose content may be anything. */
 void zr_called_restore(struct zr_called_ring *ring, const struct zr_called_copy *from);
 
-/* Returns the number of the first call that both have made and that is not the same, as far back as both
- * are kept. The first call is 1; 0: there is none. */
+/* Returns the number of the first call that both have made and that differs, as far back as both are kept.
+ * The first call is 1. 0: there is none. */
 uint64_t zr_called_differ(const struct zr_called_ring *a, const struct zr_called_ring *b,
                           struct zr_called *of_a, struct zr_called *of_b);
-/* For calls number n, which differ: one rank has left out the other's call if it made the call that follows
- * there. The other rank may not have come to the next call yet, since calls of tensor parallelism wait. Then
- * what followed earlier, as in the layer before, decides. Only calls of tensor parallelism are looked at. */
+/* Finds which rank omitted a call, for calls number n, which differ. A rank has omitted the other's call if
+ * it made the call that follows there. The other rank may not have come to the next call yet, since calls of
+ * tensor parallelism wait. Then what followed earlier, as in the layer before, decides. Only calls of tensor
+ * parallelism are considered. */
 enum zr_called_gap zr_called_left_out(const struct zr_called_ring *a, const struct zr_called_ring *b,
                                       uint64_t n);
-/* The latest call. Returns false if there is none. */
+/* Reads the latest call. Returns false if there is none. */
 bool zr_called_last(const struct zr_called_ring *ring, struct zr_called *out);
 
 #endif

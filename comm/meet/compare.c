@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* compare.c: ranks compare what their programs called, if they share no memory that tells (see
+/* compare.c: compares what programs called, for ranks that share no memory with the calls (see
  * zr_rendezvous_compare).
  *
- * A rank that has met a failure which different calls may explain sends its latest calls, and that
- * failure, to rank 0. Rank 0 asks the others for their calls. When all are there, or have had their time,
- * it looks for the first call that is not the same. That is the failure of all ranks, which hear of it as
- * of any other. What a rank has told rank 0 before its calls arrives before them, so a failure that
- * explains everything comes first. */
+ * A rank with a failure that different calls may explain sends its latest calls, and that failure, to rank 0.
+ * Rank 0 asks the others for their calls. When all have come, or the time is over, it looks for the first
+ * call that differs. That becomes the failure of all ranks, and is sent like any other. What a rank has sent
+ * to rank 0 before its calls arrives before them, so a failure that explains everything comes first. */
 #include "comm/meet/hub.h"
 
 #include <stdio.h>
@@ -15,14 +14,14 @@
 
 enum { ANSWER_MS = 5000 };
 
-/* How long rank 0 waits for answers: half as long as ranks wait for each other, so that whoever asked is
- * still waiting. */
+/* Time that rank 0 waits for answers. It is half of the time that ranks wait for each other, so that the rank
+ * that asked is still waiting. */
 static uint64_t answer_ms(const struct zr_rendezvous *r)
 {
     return (uint64_t)(r->timeout_ms / 2 < ANSWER_MS ? r->timeout_ms / 2 : ANSWER_MS);
 }
 
-/* A CALLS frame carries calls. A rank that asks for a comparison puts the text of its failure behind them. */
+/* A CALLS frame carries calls. A rank that asks for a comparison appends the text of its failure. */
 _Static_assert(sizeof(struct zr_called_copy) + ZR_FRAME_TEXT_BYTES <= ZR_FRAME_SMALL_BYTES,
                "a rank may send its calls at any time");
 
@@ -36,7 +35,7 @@ bool zr_rendezvous_compare(struct zr_rendezvous *r, int code, const char *text)
     return zr_hub_put_report(r, &r->doubted, code, text);
 }
 
-/* ---- rank 0 looks at all of them ---- */
+/* ---- rank 0 compares all calls ---- */
 
 static const struct zr_called_ring *member_calls(const struct zr_rendezvous *r, int rank)
 {
@@ -59,8 +58,8 @@ static int furthest(const struct zr_rendezvous *r, bool most)
     return best;
 }
 
-/* Compares every rank with the one that has the most calls. That one has made every call in which two
- * others can differ, so one of them differs from it. */
+/* Compares every rank with the one that has the most calls. If two others differ in a call, that one has made
+ * this call too, so one of them differs from it. */
 static bool find_difference(const struct zr_rendezvous *r, char text[ZR_CALLED_BOTH_CHARS])
 {
     int of = furthest(r, true);
@@ -79,7 +78,7 @@ static bool find_difference(const struct zr_rendezvous *r, char text[ZR_CALLED_B
     return first != 0;
 }
 
-/* "240 calls, the last zero_end(unit 3, forward) in step 4" */
+/* Writes "240 calls, the last zero_end(unit 3, forward) in step 4". */
 static void report_place(const struct zr_rendezvous *r, int rank, char *text, size_t n_text)
 {
     struct zr_called last;
@@ -108,7 +107,7 @@ static void report_behind(const struct zr_rendezvous *r, char *text, size_t n_te
                  there, ahead, here);
 }
 
-/* "; no answer came from rank 2, rank 5" */
+/* Writes "; no answer came from rank 2, rank 5". */
 static void report_silent(const struct zr_rendezvous *r, char *text, size_t n_text)
 {
     size_t at = 0;
@@ -133,7 +132,7 @@ static void decide(struct zr_rendezvous *r)
     const struct zr_comparison *c = &r->comparison;
     uv_timer_stop(&r->answers);
     zr_hub_send_report(r, false);
-    bool first = !r->code; /* else another failure is known by now, to all */
+    bool first = !r->code; /* otherwise another failure is known by now, to all */
     report_silent(r, silent, sizeof silent);
     zr_rendezvous_describe_stopped(r, zr_rendezvous_stopped(r), stopped);
     if (first && find_difference(r, calls)) {
@@ -158,7 +157,7 @@ static void on_answers_late(uv_timer_t *t)
     decide(t->data);
 }
 
-/* A rank that is stopped will not answer. */
+/* Whether a rank may still answer. A rank that is stopped will not. */
 static bool may_answer(const struct zr_rendezvous *r, int rank)
 {
     struct zr_rank_seen seen = {.is_stopped = false};
@@ -175,7 +174,7 @@ static bool all_answered(const struct zr_rendezvous *r)
     return true;
 }
 
-/* Rank 0: a rank, or this one, has met a failure that different calls may explain. */
+/* Rank 0: begins a comparison for a rank, or this one, with a failure that different calls may explain. */
 static void begin_comparison(struct zr_rendezvous *r, int rank, int code, const char *text)
 {
     struct zr_comparison *c = &r->comparison;
@@ -192,15 +191,15 @@ static void begin_comparison(struct zr_rendezvous *r, int rank, int code, const 
     uv_timer_start(&r->answers, on_answers_late, answer_ms(r), 0);
 }
 
-/* ---- what ranks send each other ---- */
+/* ---- frames with calls ---- */
 
-/* Sends this rank's calls to rank 0. code 0: it is only an answer. */
+/* Sends this rank's calls to rank 0. code 0: they are only an answer. */
 static void send_calls(struct zr_rendezvous *r, int code, const char *text)
 {
     size_t n_text = strlen(text);
     struct zr_called_copy *copy = malloc(sizeof *copy + n_text);
     if (!copy)
-        return; /* the rank that asked waits until its own time is over */
+        return; /* the rank that asked waits until its time is over */
     zr_called_copy(&r->calls, copy);
     memcpy(copy + 1, text, n_text);
     zr_hub_send(r, 0, ZR_FRAME_CALLS, code, copy, sizeof *copy + n_text);

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* find.c: finds at which addresses ranks meet. Rank 0 listens there, and the others try one after the
+/* find.c: finds at which addresses ranks meet. Rank 0 listens there, and the others try them one after the
  * other.
  *
- * They come from the name or number that stands for rank 0, from a file that rank 0 has written
+ * The addresses come from the name or number that stands for rank 0, from a file that rank 0 has written
  * (meeting_file.h), or from a network interface of this host. Each host may ask for a different interface
  * (struct zr_world). Otherwise the routes of the system decide. Loopback offers no choice.
  *
- * With a file, rank 0 listens at a free port and writes the file. The others read it again and again until
- * it leads them to rank 0. If a file of its job is there already, rank 0 first goes where that leads. It
- * replaces the file only if no other rank 0 of this job answers, because two jobs would take each other's
- * ranks. What is at an address that an old file names may be anything. If it refuses a rank, that is no
- * reason to give up, because rank 0 may be about to write another file. */
+ * With a file, rank 0 listens at a free port and writes the file. The others read it again and again until it
+ * leads them to rank 0. If a file of its job is there already, rank 0 first connects to the address in it. It
+ * replaces the file only if no other rank 0 of this job answers. Otherwise two jobs would take each other's
+ * ranks. Any program may listen at an address in an old file. If it refuses a rank, the rank does not give
+ * up, because rank 0 may be about to write another file. */
 #include "comm/meet/hub.h"
 #include "comm/meet/net_address.h"
 #include "kernels/limits.h"
@@ -23,11 +23,11 @@ enum {
     AGAIN_SOONEST_MS = 20,
     AGAIN_LATEST_MS = 500,
     FIND_AGAIN_MS = 20,  /* a name of a host that is still starting may appear later */
-    FOUND_FOR_MS = 1000, /* that what was found counts before the name is looked up again */
-    FIND_DESCRIPTORS = 2 /* of a look-up, and of the connection that follows */
+    FOUND_FOR_MS = 1000, /* time before a name is looked up again */
+    FIND_DESCRIPTORS = 2 /* for a look-up, and for the connection that follows */
 };
 
-/* --- by which interface --- */
+/* --- interfaces --- */
 
 static bool is_asked_for(const struct zr_rendezvous *r)
 {
@@ -86,7 +86,7 @@ static void keep_listening(const struct zr_rendezvous *r, struct zr_interfaces *
     all->n = n;
 }
 
-/* Writes on what rank 0 listens: " (on eth0 (10.77.0.1, fd77::1), lo (127.0.0.1, ::1))"; "" if only on
+/* Writes on what rank 0 listens: " (on eth0 (10.77.0.1, fd77::1), lo (127.0.0.1, ::1))". "" if only on
  * loopback. */
 static void say_listening(const struct zr_rendezvous *r, char *text, size_t n_text)
 {
@@ -102,8 +102,8 @@ static void say_listening(const struct zr_rendezvous *r, char *text, size_t n_te
 
 /* --- a port that was bound --- */
 
-/* Lists by which addresses a socket that is bound there is reached: those by which other hosts may come,
- * and loopback last. Returns how many, at least 1. */
+/* Lists the addresses by which a bound socket can be reached: those for other hosts, and loopback last.
+ * Returns how many, at least 1. */
 static int list_reachable(const union zr_address *bound, union zr_address at[ZR_LOOKUP_MOST])
 {
     struct zr_interfaces here;
@@ -118,7 +118,7 @@ static int list_reachable(const union zr_address *bound, union zr_address at[ZR_
     return n + 1;
 }
 
-/* --- the others --- */
+/* --- the other ranks --- */
 
 int zr_hub_source(const struct zr_rendezvous *r, union zr_address *from)
 {
@@ -135,8 +135,8 @@ int zr_hub_source(const struct zr_rendezvous *r, union zr_address *from)
     return UV_EADDRNOTAVAIL;
 }
 
-/* Others: a name may stand for loopback on its own host (127.0.1.1). Then rank 0 is on this host, and
- * listens on the interface that was asked for, whose addresses replace those of loopback. */
+/* Others: handles a name that stands for loopback on its own host (127.0.1.1). Then rank 0 is on this host,
+ * and listens on the interface that was asked for. Its addresses replace those of loopback. */
 static void leave_loopback(struct zr_rendezvous *r)
 {
     struct zr_interfaces mine;
@@ -189,7 +189,8 @@ static void listen_for_file(struct zr_rendezvous *r)
 {
     zr_address_parse(r->w.key.n_bytes ? "::" : "127.0.0.1", 0, &r->to[0]);
     r->n_to = 1;
-    if (r->w.key.n_bytes && r->w.interface[0]) { /* one address, for two may not have one free port */
+    /* One address, as two addresses may not have the same free port. */
+    if (r->w.key.n_bytes && r->w.interface[0]) {
         struct zr_interfaces mine;
         int err = zr_interfaces_find("interface", r->w.interface, &mine);
         if (err) {
@@ -214,7 +215,7 @@ static bool goes_to_first(struct zr_rendezvous *r, bool *may_replace)
     r->to_now = 0;
     memcpy(r->to, r->file.at, sizeof r->to);
     if (!r->w.key.n_bytes && !zr_address_is_loopback(&r->to[0]))
-        return false; /* without a key this rank would not have met anybody there either */
+        return false; /* without a key no rank could have met there either */
     zr_hub_connect(r);
     return true;
 }
@@ -222,7 +223,7 @@ static bool goes_to_first(struct zr_rendezvous *r, bool *may_replace)
 void zr_hub_no_first(struct zr_rendezvous *r)
 {
     (void)zr_meeting_file_remove(&r->w, &r->file);
-    r->worst = ZR_TROUBLE_NONE; /* what went wrong there is no reason why others do not come */
+    r->worst = ZR_TROUBLE_NONE; /* that trouble is no reason why others do not come */
     r->trouble[0] = r->trouble_before[0] = 0;
     zr_hub_write_file(r);
 }
@@ -242,7 +243,8 @@ void zr_hub_write_file(struct zr_rendezvous *r)
 {
     union zr_address bound;
     bool may_replace;
-    /* It may be ready without: another context of this process has handed all others over. */
+    /* All ranks may be here without a file: another context of this process has passed on their
+     * connections. */
     if (r->ready || r->code || goes_to_first(r, &may_replace))
         return;
     int n = sizeof bound, err = uv_tcp_getsockname(&r->listener[0].tcp, &bound.any, &n);
@@ -270,7 +272,7 @@ void zr_hub_remove_file(struct zr_rendezvous *r)
     r->has_written = false;
 }
 
-/* Others: takes the addresses to try from the file. Returns false if it says none, which is noted. */
+/* Others: reads the addresses to try from the file. Returns false if there are none, which is noted. */
 static bool read_meeting_file(struct zr_rendezvous *r)
 {
     char why[ZR_MEETING_WHY_CHARS];
@@ -284,8 +286,8 @@ static bool read_meeting_file(struct zr_rendezvous *r)
     return true;
 }
 
-/* A host's name does not decide where a rank is. But it is enough to say why loopback does not lead to
- * rank 0. */
+/* Whether the file was written on another host. A host's name does not decide where a rank is. But it is
+ * enough to explain why loopback does not lead to rank 0. */
 static bool is_elsewhere(const struct zr_meeting_file *f)
 {
     char host[sizeof f->host] = "";
@@ -388,8 +390,8 @@ static void add_number(struct zr_rendezvous *r, const char *number)
 }
 
 /* Finds addresses without a look-up. The name of rank 0 may stand for loopback here and for a network
- * interface elsewhere. So with a name and a key rank 0 listens on all addresses. It does the same if it
- * has told the others a list. */
+ * interface elsewhere. So with a name and a key rank 0 listens on all addresses. It does the same if it has
+ * sent the others a list. */
 static bool find_at_once(struct zr_rendezvous *r)
 {
     bool listens = r->w.rank == 0;
@@ -428,7 +430,7 @@ void zr_hub_no_descriptor(struct zr_rendezvous *r, int error, const char *what_f
 
 void zr_hub_find(struct zr_rendezvous *r)
 {
-    /* Without descriptors a look-up fails as if the network were at fault. */
+    /* Without descriptors a look-up would fail as if the network were at fault. */
     int error = zr_no_descriptors(FIND_DESCRIPTORS);
     if (error) {
         zr_hub_no_descriptor(r, error, "to find the other ranks with");

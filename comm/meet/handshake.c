@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* handshake.c: the job's key, and how ranks prove that they have it (see handshake.h). */
+/* handshake.c: reads the job's key, and makes and checks the proofs of handshake.h. */
 #include "comm/meet/handshake.h"
 #include "kernels/limits.h"
 
@@ -25,7 +25,7 @@ static int digit(char c)
                                   : -1;
 }
 
-/* text is not named in any message: it may be the key with one letter too many. */
+/* Reads a key. No message contains text: it may be the key with one letter too many. */
 static int parse(const char *name, const char *text, struct zr_job_key *key)
 {
     size_t n = strlen(text);
@@ -127,8 +127,8 @@ static void add(struct hmac_sha256_ctx *mac, const void *bytes, size_t n)
 void zr_shake_prove(const struct zr_world *w, const struct zr_shake *s, enum zr_frame_type type, int32_t code,
                     const char *text, uint8_t proof[ZR_PROOF_BYTES])
 {
-    /* Every part has a fixed size but the three texts, whose sizes come first: no two conversations give the
-     * same bytes. */
+    /* Every part has a fixed size except the three texts, whose sizes come first. So no two conversations
+     * give the same bytes. */
     const int32_t numbers[] = {ZR_FRAME_VERSION,
                                (int32_t)type,
                                s->rank,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hub.c: what happens on the links of a rendezvous. Frames come and are sent, ranks fail or are lost, and
- * in the end everything is closed. All of it runs on the thread that runs the loop. admit.c (rank 0) and
- * reach.c (the others) are how ranks meet. */
+/* hub.c: the links of a rendezvous. It sends and handles frames, reports failures and losses, and closes
+ * everything at the end. All of it runs on the thread that runs the loop. Ranks meet in admit.c (rank 0) and
+ * reach.c (the others). */
 #include "comm/meet/hub.h"
 #include "comm/fork.h"
 
@@ -122,7 +122,7 @@ bool zr_hub_put_report(struct zr_rendezvous *r, struct zr_reported *report, int 
     if (listens && !report->code) {
         snprintf(report->text, sizeof report->text, "%s", text);
         report->code = code;
-        uv_async_send(&r->report); /* with the lock: the handle is not closed meanwhile */
+        uv_async_send(&r->report); /* hold the lock, so that the handle is not closed meanwhile */
     }
     uv_mutex_unlock(&r->report_lock);
     return listens;
@@ -152,7 +152,7 @@ void zr_hub_report_failure(struct zr_rendezvous *r)
         r->on_failed(r->arg, r->code, r->text);
 }
 
-/* A rank that had failed before it ended is not the cause. Its failure becomes this rank's. */
+/* Adopts the failure of a rank that had failed before it ended. The end of that rank is not the cause. */
 static void adopt(struct zr_rendezvous *r, int code, const char *text)
 {
     bool first = !r->code;
@@ -161,7 +161,7 @@ static void adopt(struct zr_rendezvous *r, int code, const char *text)
         zr_hub_report_failure(r);
 }
 
-/* --- ranks that go --- */
+/* --- lost ranks --- */
 
 static const char *doing(const struct zr_rendezvous *r)
 {
@@ -177,9 +177,9 @@ void zr_hub_describe(const struct zr_rendezvous *r, int rank, char text[ZR_HUB_C
         r->describe(r->describe_arg, rank, text, ZR_HUB_CALL_CHARS);
 }
 
-/* Writes how a rank was lost, with its last call, for this rank and those that it tells. Whoever saw the
- * loss first may be on another host, and know only the call that the lost rank told last. A rank that can
- * read its last call replaces that. */
+/* Writes how a rank was lost, with its last call, for this rank and those that it reports to. The rank that
+ * noticed the loss first may be on another host, and know only the call of the last beat. A rank that can
+ * read the real last call replaces that. */
 static void say_how_lost(struct zr_rendezvous *r, int rank, const char *why, char text[ZR_FRAME_TEXT_BYTES])
 {
     const char *last_heard = r->members[rank].last_heard;
@@ -267,7 +267,7 @@ void zr_hub_let_go(struct zr_rendezvous *r, struct zr_link *l)
     r->members[l->rank].state = ZR_MEMBER_LOST;
 }
 
-/* --- messages of whoever uses the rendezvous --- */
+/* --- messages of the rendezvous' user --- */
 
 struct zr_message {
     struct zr_message *next;
@@ -314,7 +314,7 @@ static bool keep_message(struct zr_rendezvous *r, int from, const char *data, si
     return true;
 }
 
-/* A message has come. Before the detach it is kept. Returns false if too many are. */
+/* Delivers a message, or keeps it before the detach. Returns false if too many are kept. */
 static bool deliver_or_keep(struct zr_rendezvous *r, int from, const char *data, size_t n)
 {
     if (!r->may_deliver)
@@ -347,9 +347,8 @@ void zr_hub_deliver(struct zr_rendezvous *r)
 
 /* --- frames --- */
 
-/* Returns whether frames are ignored from now on. At exit the other ranks learn one after the other that
- * this rank ends, and those who know leave at once. To those who do not know yet, their leaving must not
- * look like the cause. */
+/* Returns whether frames are ignored from now on. At exit the other ranks learn one after the other that this
+ * rank ends, and leave at once. To those who do not know yet, that must not look like the cause. */
 static bool is_deaf(const struct zr_rendezvous *r)
 {
     return r->closing || zr_fork_ending();
@@ -362,7 +361,7 @@ void zr_hub_all_here(struct zr_rendezvous *r)
             r->members[i].state = ZR_MEMBER_HERE;
 }
 
-/* A rank said goodbye. */
+/* Handles a goodbye. */
 static bool on_goodbye(struct zr_rendezvous *r, struct zr_link *l)
 {
     r->members[l->rank].state = ZR_MEMBER_LEFT;
@@ -372,7 +371,8 @@ static bool on_goodbye(struct zr_rendezvous *r, struct zr_link *l)
     return true;
 }
 
-/* A rank's program exits with its context open. If it had failed before, the frame says how. */
+/* Handles the exit of a rank's program with its context open. If it had failed before, the frame has the
+ * failure. */
 static bool on_exit_frame(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
                           const char *text)
 {
@@ -386,7 +386,7 @@ static bool on_exit_frame(struct zr_rendezvous *r, struct zr_link *l, const stru
     return true;
 }
 
-/* Another rank tells rank 0 what it gives, or how it went. */
+/* Rank 0: keeps another rank's part of an exchange, or its result of a step. */
 static bool on_given(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f)
 {
     struct zr_member *member = &r->members[l->rank];
@@ -399,7 +399,7 @@ static bool on_given(struct zr_rendezvous *r, struct zr_link *l, const struct zr
     return true;
 }
 
-/* Rank 0 tells the others the result of the exchange under way. */
+/* Others: keeps the result of the current exchange, which rank 0 has sent. */
 static bool on_result(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f)
 {
     const enum zr_frame_type want = r->exchange_of == ZR_FRAME_GIVE ? ZR_FRAME_ALL : r->exchange_of;
@@ -408,7 +408,7 @@ static bool on_result(struct zr_rendezvous *r, struct zr_link *l, const struct z
     r->all = zr_link_take_payload(l);
     r->n_all = f->n_bytes;
     r->all_about = f->about;
-    r->phase = ZR_PHASE_IDLE; /* before the result is looked at: rank 0 may leave right behind it */
+    r->phase = ZR_PHASE_IDLE; /* set before the result is read: rank 0 may leave right after it */
     r->n_expected = 0;
     return true;
 }
@@ -418,7 +418,7 @@ static bool on_ready(struct zr_rendezvous *r)
     if (r->ready)
         return false;
     r->ready = true;
-    r->phase = ZR_PHASE_IDLE; /* as on_result */
+    r->phase = ZR_PHASE_IDLE; /* see on_result */
     zr_hub_all_here(r);
     return true;
 }
@@ -433,7 +433,7 @@ static bool on_lost_frame(struct zr_rendezvous *r, const struct zr_frame *f, con
     return true;
 }
 
-/* Handles what only rank 0 says. Returns false if it makes no sense. */
+/* Handles a frame that only rank 0 sends. Returns false if it is invalid. */
 static bool on_frame_of_rank_0(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
                                const char *text)
 {
@@ -453,7 +453,7 @@ static bool on_frame_of_rank_0(struct zr_rendezvous *r, struct zr_link *l, const
     }
 }
 
-/* Handles a frame from a rank that is here. Returns false if it makes no sense. */
+/* Handles a frame from a rank that is here. Returns false if it is invalid. */
 static bool on_frame_of_rank(struct zr_rendezvous *r, struct zr_link *l, const struct zr_frame *f,
                              const char *payload)
 {
@@ -465,7 +465,7 @@ static bool on_frame_of_rank(struct zr_rendezvous *r, struct zr_link *l, const s
         return on_goodbye(r, l);
     case ZR_FRAME_EXIT:
         return on_exit_frame(r, l, f, text);
-    case ZR_FRAME_FAIL: /* it is still here, and its goodbye will follow */
+    case ZR_FRAME_FAIL: /* the rank is still here, and its goodbye will follow */
         adopt(r, f->about, text);
         return true;
     case ZR_FRAME_BEAT:
@@ -499,8 +499,9 @@ static void on_frame(struct zr_link *l, const struct zr_frame *f, const char *pa
     }
 }
 
-/* A rank may send its blob of the next exchange before rank 0 has begun it. A frame that is too large for
- * this exchange belongs to another exchange, which is a failure of all ranks. */
+/* Handles a frame that is too large. A rank may send its part of the next exchange before rank 0 has begun
+ * it. A frame that is too large for the current exchange belongs to another one, which is a failure of all
+ * ranks. */
 static bool on_large(struct zr_link *l, const struct zr_frame *f)
 {
     struct zr_rendezvous *r = l->owner;
@@ -556,16 +557,16 @@ static void on_end(struct zr_link *l, int code, const char *why)
     bool known = l->is_outgoing ? r->accepted : l->rank > 0;
     if (known && code == ZR_ERR_NOMEM && !r->detached) {
         zr_hub_fail_all(r, code, why);
-        zr_link_finish(l); /* what is on its way there is still read there */
+        zr_link_finish(l); /* frames that are being sent are still read by the other end */
     } else if (known) {
         lose(r, l->rank, why);
     } else if (l->is_outgoing && code == ZR_ERR_NOMEM) {
-        /* Rank 0 may have let us in already. */
+        /* Rank 0 may have accepted this rank already. */
         zr_hub_fail(r, code, "rank %d: %s", r->w.rank, why);
         (void)zr_link_send(l, frame_of(r, ZR_FRAME_FAIL, code), r->text, strlen(r->text));
         zr_link_finish(l);
     } else if (l->is_outgoing) {
-        /* Whoever listens there now is not our rank 0, or not yet. */
+        /* The other side is not rank 0 of this job, or not yet. */
         zr_hub_note(r, code == ZR_ERR_PEER ? ZR_TROUBLE_ENDED : ZR_TROUBLE_STRANGE, "%s", why);
         r->members[0].link = NULL;
         zr_hub_retry(r);
@@ -606,7 +607,7 @@ void zr_hub_handle_closed(uv_handle_t *h)
     r->n_handles--;
 }
 
-/* The timer of the deadline bounds the wait for goodbyes, and is the last handle to be closed. */
+/* Closes the deadline timer as the last handle, when all links are gone. It limits the wait for goodbyes. */
 static void check_links(struct zr_rendezvous *r)
 {
     if (r->closing && !r->links && !uv_is_closing((uv_handle_t *)&r->deadline))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* launcher.c: finds the launcher that counts. A launcher that is set is read strictly: half of a pair,
- * text that is not a number and a rank outside its world are errors. They are no reason to look at the
- * next launcher, because that could train N independent copies of one model. */
+/* launcher.c: finds the launcher that counts. The variables of that launcher are read strictly: half of a
+ * pair, text that is not a number and a rank outside its world are errors. Going on to the next launcher
+ * instead could train N independent copies of one model. */
 #include "comm/meet/launcher.h"
 #include "comm/process_stat.h"
 
@@ -87,7 +87,7 @@ bool zr_launcher_is_slurm_task(int rank, int world)
     return task && n && strcmp(task, want_task) == 0 && strcmp(n, want_n) == 0;
 }
 
-/* --- which are set --- */
+/* --- launchers that are set --- */
 
 static const char slurm_step_tasks[] = "SLURM_STEP_NUM_TASKS";
 
@@ -96,7 +96,8 @@ static bool is_torchruns(void)
     return getenv("TORCHELASTIC_RUN_ID") || getenv("LOCAL_WORLD_SIZE");
 }
 
-/* A batch script has SLURM_PROCID and SLURM_NTASKS like a task, but no SLURM_STEP_ID. */
+/* Whether this is a task of srun. A batch script has SLURM_PROCID and SLURM_NTASKS like a task, but no
+ * SLURM_STEP_ID. */
 static bool is_in_step(void)
 {
     return getenv("SLURM_STEP_ID") != NULL;
@@ -107,9 +108,9 @@ static bool says_more_than(const char *text, const char *least)
     return text && strcmp(text, least) != 0;
 }
 
-/* Returns whether Slurm's variables count. The shell of an allocation lacks SLURM_PROCID, a batch script
- * may lack SLURM_NTASKS, and task 0 of a world of 1 says nothing. A batch script starts its ranks by RANK
- * and WORLD_SIZE if they are set. Any other half of what srun sets is read, and refused. */
+/* Returns whether Slurm's variables count. The shell of an allocation lacks SLURM_PROCID, and a batch script
+ * may lack SLURM_NTASKS. Task 0 of a world of 1 shows nothing. A batch script starts its ranks by RANK and
+ * WORLD_SIZE if they are set. Any other half of what srun sets is read, and refused. */
 static bool is_slurm_set(const char *rank, const char *world)
 {
     bool is_plain = getenv("RANK") || getenv("WORLD_SIZE");
@@ -140,9 +141,9 @@ static bool is_set(const struct zr_launcher *l)
     return rank || world;
 }
 
-/* --- what they say --- */
+/* --- reading variables --- */
 
-/* Reads a variable that may be missing. Then *out stays as it is. */
+/* Reads a variable that may be missing. *out then stays unchanged. */
 static int read_optional(const char *name, int lo, int hi, int *out)
 {
     const char *text = getenv(name);
@@ -162,7 +163,7 @@ static int check_step(const struct zr_launcher *l, int world)
                    l->world, world, slurm_step_tasks, n);
 }
 
-/* How many ranks torchrun's agent started, and how many agents there are. 0: not known. */
+/* Number of ranks that torchrun's agent started, and of agents. 0: unknown. */
 struct agents {
     int n_local, n;
 };
@@ -200,9 +201,9 @@ static int read_ranks(const struct zr_launcher *l, struct zr_world *w)
     return 0;
 }
 
-/* --- its process --- */
+/* --- the launcher's process --- */
 
-/* Returns whether process pid began with this rank's variables of l. -1: that cannot be read. */
+/* Returns whether process pid began with this rank's variables of l. -1: they cannot be read. */
 static int began_as_this_rank(pid_t pid, const struct zr_launcher *l)
 {
     const char *const names[] = {l->rank, l->world, "PMI_FD"};
@@ -247,10 +248,10 @@ pid_t zr_launcher_process(const struct zr_launcher *l)
     return 0;
 }
 
-/* --- whether they agree --- */
+/* --- comparing launchers --- */
 
-/* Returns how many agents torchrun has. A launcher that starts them, as mpirun does, counts as many. 0:
- * not known. */
+/* Returns how many agents torchrun has. 0: unknown. A launcher that starts the agents, such as mpirun, has
+ * this number of ranks. */
 static int count_agents(int world)
 {
     struct agents a;
@@ -259,15 +260,15 @@ static int count_agents(int world)
     return a.n ? a.n : a.n_local && world % a.n_local == 0 ? world / a.n_local : 0;
 }
 
-/* Two launchers that disagree. l counts, and m says something else. */
+/* Two launchers that disagree: l, which counts, and m. */
 struct pair {
     const struct zr_launcher *l, *m;
     const struct zr_world *by_l, *by_m;
     bool by_mpi;
 };
 
-/* Returns whether this process is a task of srun, which tells each task the number of its process. A
- * launcher inside the task starts other processes. */
+/* Returns whether this process is a task of srun, which gives each task the number of its process. A launcher
+ * inside the task starts other processes. */
 static bool is_task_itself(void)
 {
     const char *task = getenv("SLURM_TASK_PID");
@@ -283,7 +284,7 @@ static bool is_outer_slurm(const struct pair *p)
     return p->m->is_of_slurm && zr_launcher_is_slurm_task(p->by_m->rank, p->by_m->world) && !is_task_itself();
 }
 
-/* Returns whether m may be an outer launcher, which counts something else than ranks of this job. */
+/* Returns whether m may be an outer launcher, whose ranks are not those of this job. */
 static bool may_differ(const struct pair *p)
 {
     bool needs_mpi = p->by_mpi && p->m->is_of_mpi;
@@ -295,7 +296,7 @@ static bool may_differ(const struct pair *p)
     case ZR_LAUNCHER_OMPI:
     case ZR_LAUNCHER_MPICH:
         return is_outer_slurm(p);
-    case ZR_LAUNCHER_ZERO_RUN: /* which removes what an outer launcher has set */
+    case ZR_LAUNCHER_ZERO_RUN: /* zero-run removes the variables of an outer launcher */
     case ZR_LAUNCHER_SLURM:
     case ZR_LAUNCHER_PLAIN:
     case ZR_LAUNCHERS:
@@ -351,13 +352,13 @@ static void note_slurm(const struct pair *p, struct zr_world *w)
             w->rank, w->world, p->by_m->rank, p->by_m->world);
 }
 
-/* Returns whether what m says does not matter, so that it is not even read. */
+/* Returns whether the variables of m do not matter, so that they are not even read. */
 static bool is_ignored(const struct zr_launcher *l, const struct zr_launcher *m, bool by_mpi)
 {
     return l->kind == ZR_LAUNCHER_BY_HAND && !(by_mpi && m->is_of_mpi);
 }
 
-/* An inner launcher may leave Slurm's variables unreadable. */
+/* Returns whether the variables of m may be unreadable: an inner launcher may leave Slurm's like that. */
 static bool may_be_unreadable(const struct zr_launcher *l, const struct zr_launcher *m)
 {
     return m->kind == ZR_LAUNCHER_SLURM && l->kind != ZR_LAUNCHER_ZERO_RUN;

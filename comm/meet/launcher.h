@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* launcher.h: which launcher started this process, as its environment variables tell.
+/* launcher.h: finds out which launcher started this process, from its environment variables.
  *
  * Launchers nest: srun starts torchrun, and mpirun runs inside a job of Slurm's. The environment then has the
- * variables of several, and the innermost launcher decides. Where the variables cannot tell which one that
- * is, and they disagree about the rank, finding the launcher is an error that names both. */
+ * variables of several, and the innermost launcher decides. If the variables do not show which one is the
+ * innermost, and they disagree about the rank, finding the launcher is an error that names both. */
 #ifndef ZR_COMM_LAUNCHER_H
 #define ZR_COMM_LAUNCHER_H
 
@@ -33,17 +33,17 @@ struct zr_launcher {
     enum zr_launcher_kind kind;
     const char *source;
     const char *rank, *world, *local_rank;
-    /* how many of its ranks are on this host */
+    /* Variable with the number of ranks on this host. */
     const char *local_size;
-    /* variables that together tell one job from another on this host */
+    /* Variables that together distinguish jobs on this host. */
     const char *job[3];
-    /* how often it was started again */
+    /* Variable with the number of restarts. */
     const char *attempt;
-    /* of an MPI or of Slurm */
+    /* An MPI's launcher or Slurm. */
     bool gives_no_address;
-    /* of an MPI, over which its ranks can tell each other more */
+    /* An MPI's launcher, so that ranks can agree on more over MPI. */
     bool is_of_mpi;
-    /* Slurm may be what started it, and then knows the hosts */
+    /* Slurm may have started it, and then knows the hosts. */
     bool is_of_slurm;
 };
 
@@ -53,18 +53,19 @@ struct zr_launcher {
  * Errors: ARG  half of a pair is set, a number is wrong, or two launchers contradict each other */
 int zr_launcher_find(bool by_mpi, const struct zr_launcher **out, struct zr_world *w);
 
-/* The launcher that started this process, with what it said, if its job has more ranks than world. NULL: none
- * did, or its variables cannot be read. *is_sure false: they may only be left over. */
+/* Returns the launcher that started this process if its job has more ranks than world. *said gets its values.
+ * NULL: there is none, or its variables cannot be read. *is_sure is false if they may be left over. */
 const struct zr_launcher *zr_launcher_of_larger(int world, struct zr_world *said, bool *is_sure);
 
-/* srun started the task with this rank of so many. */
+/* Whether srun started this task with this rank and world. */
 bool zr_launcher_is_slurm_task(int rank, int world);
 
-/* This program was started with l's rank and world as they are now; a forked child counts as its parent. */
+/* Whether this program was started with l's rank and world as they are now. A forked child counts as its
+ * parent. */
 bool zr_launcher_is_unchanged(const struct zr_launcher *l);
 
-/* The process that started the ranks of l on this host. It is the nearest one above this process that did
- * not begin with the rank's variables. 0: a process above cannot be read. */
+/* Returns the process that started the ranks of l on this host. That is the nearest one above this process
+ * that did not begin with the rank's variables. 0: a process above cannot be read. */
 pid_t zr_launcher_process(const struct zr_launcher *l);
 
 /* Reads decimal text in [lo, hi], with nothing before or after it. */

@@ -23,8 +23,9 @@ static uint64_t loopback_hash(void)
     return XXH3_64bits_withSeed(id.machine, strlen(id.machine), (uint64_t)net.st_ino);
 }
 
-/* Keeps a free port by a socket that is bound and does not listen. Others with SO_REUSEADDR, as libuv's,
- * may listen there meanwhile. Nobody who asks for any port gets it. */
+/* Reserves a free port with a socket that is bound and does not listen. Other sockets with SO_REUSEADDR, such
+ * as libuv's, may listen there meanwhile. The kernel does not give the port to programs that ask for any
+ * port. */
 static int hold_port(int *held, union zr_address *bound)
 {
     socklen_t n = sizeof *bound;

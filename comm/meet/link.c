@@ -32,7 +32,7 @@ enum zr_frame_state zr_frame_took(struct zr_frame_reader *r, size_t n)
 {
     const size_t head = sizeof r->head;
     r->n_in += n;
-    /* A connection that is not identified may say no more than its first bytes. */
+    /* An unidentified connection may have sent no more than its first bytes. */
     if (r->n_in >= sizeof r->head.magic && r->head.magic != ZR_FRAME_MAGIC)
         return ZR_FRAME_STRANGE;
     if (r->n_in < head)
@@ -40,7 +40,7 @@ enum zr_frame_state zr_frame_took(struct zr_frame_reader *r, size_t n)
     if (r->head.n_bytes > r->most_bytes)
         return ZR_FRAME_LARGE;
     if (r->head.n_bytes && !r->payload) {
-        /* One byte more, for the zero that ends a text. */
+        /* One more byte, for the zero that ends a text. */
         r->payload = malloc((size_t)r->head.n_bytes + 1);
         if (!r->payload)
             return ZR_FRAME_NO_MEMORY;
@@ -118,7 +118,7 @@ static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
         buf->base = zr_frame_room(&l->in, &buf->len);
 }
 
-/* The frame is too large. The owner may still wait for this link, and learns of its end. */
+/* Ends the link, as the frame is too large. The owner may still wait for this link, and gets its end. */
 static void refuse_large(struct zr_link *l)
 {
     char why[128];
@@ -267,7 +267,7 @@ int zr_link_adopt(struct zr_link *l, int fd)
     return err ? err : start_link(l);
 }
 
-/* One frame on its way: freed when it is written or given up. */
+/* A frame that is being sent. It is freed when it is written or given up. */
 struct sending {
     uv_write_t req;
     struct zr_frame frame;
@@ -352,7 +352,7 @@ void zr_link_finish(struct zr_link *l)
         return;
     l->finishing = true;
     zr_fork_last_word(&l->kept, NULL, NULL);
-    if (l->held) /* its end is still to be seen */
+    if (l->held) /* so that its end is noticed */
         uv_read_start((uv_stream_t *)&l->tcp, on_alloc, on_read);
     if (uv_shutdown(&l->shutdown, (uv_stream_t *)&l->tcp, shut) < 0)
         zr_link_drop(l);

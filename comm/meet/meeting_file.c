@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* meeting_file.c: writes, reads and removes the file in which rank 0 says where it waits. */
+/* meeting_file.c: writes, reads and removes the file with rank 0's address. */
 #include "comm/meet/meeting_file.h"
 #include "comm/meet/handshake.h"
 #include "comm/meet/net_address.h"
@@ -19,7 +19,7 @@ static const char first_line[] = "libzero: rank 0 of a job waits here, version 1
 
 enum { LINE_CHARS = 256 };
 
-/* --- its text --- */
+/* --- the text --- */
 
 static void copy_printable(char *to, size_t n_to, const char *from)
 {
@@ -57,7 +57,7 @@ struct text {
     const char *at, *end;
 };
 
-/* Takes the next line if it is "NAME VALUE". Otherwise returns false, and it is still the next. */
+/* Takes the next line if it is "NAME VALUE". Otherwise returns false, and takes nothing. */
 static bool take_value(struct text *t, const char *name, char value[LINE_CHARS])
 {
     size_t n_name = strlen(name);
@@ -78,7 +78,7 @@ static bool take_value(struct text *t, const char *name, char value[LINE_CHARS])
     return true;
 }
 
-/* Reads a number of digits only, without zeros before it. */
+/* Reads a number of digits only, without leading zeros. */
 static bool read_digits(const char *text, int lo, int hi, int *out)
 {
     size_t n = strspn(text, "0123456789");
@@ -121,14 +121,14 @@ bool zr_meeting_file_parse(const char *text, size_t n, struct zr_meeting_file *o
     while (take_value(&t, "at", at))
         if (f.n == ZR_LOOKUP_MOST || !zr_address_read(at, strlen(at), &f.at[f.n++]))
             return false;
-    /* Without its last line it is only a part of what was written. */
+    /* Without its last line the text is incomplete. */
     if (f.n == 0 || t.end - t.at != 4 || memcmp(t.at, "end\n", 4) != 0)
         return false;
     *out = f;
     return true;
 }
 
-/* --- where it is --- */
+/* --- the path --- */
 
 void zr_meeting_file_path(const struct zr_world *w, char path[ZR_MEETING_PATH_CHARS])
 {
@@ -152,7 +152,7 @@ static void folder_of(const char *path, char folder[ZR_MEETING_PATH_CHARS])
         slash[slash == folder] = 0;
 }
 
-/* Reads what is at path now. Returns its bytes, or -errno. */
+/* Reads the current file at path. Returns its bytes, or -errno. */
 static ssize_t load_meeting(const char *path, struct stat *st, char text[ZR_MEETING_FILE_BYTES])
 {
     char folder[ZR_MEETING_PATH_CHARS];
@@ -179,7 +179,7 @@ static ssize_t load_meeting(const char *path, struct stat *st, char text[ZR_MEET
 
 /* --- rank 0 --- */
 
-/* Fails if what is there belongs to somebody else, and must not be replaced. */
+/* Fails if the existing file does not belong to libzero, and must not be replaced. */
 static int check_replaceable(const char *path)
 {
     struct stat st;
@@ -211,8 +211,8 @@ static int put_text(int fd, const char *text)
     return fsync(fd) ? -errno : 0;
 }
 
-/* Puts the whole file where it is to be. If it may not replace one, another rank 0 may have been faster:
- * -EEXIST. On network file systems without hard links the later one wins. */
+/* Puts the whole file in its place. If it may not replace one, another rank 0 may have been faster: -EEXIST.
+ * On network file systems without hard links the later one wins. */
 static int put_in_place(const char *whole, const char *path, bool may_replace)
 {
     int err = may_replace ? ENOTSUP : link(whole, path) ? errno : 0;
@@ -267,7 +267,7 @@ bool zr_meeting_file_remove(const struct zr_world *w, const struct zr_meeting_fi
     return zr_meeting_file_is_there(w, f) && unlink(path) == 0;
 }
 
-/* --- the others --- */
+/* --- the other ranks --- */
 
 static int say_absent(const char *path, char why[ZR_MEETING_WHY_CHARS])
 {

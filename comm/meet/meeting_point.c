@@ -13,11 +13,11 @@
 
 /* --- Slurm's lists of hosts --- */
 
-enum { DIGITS = 18 }; /* of one number */
+enum { DIGITS = 18 }; /* most digits of a number */
 
 struct reader {
     const char *variable, *list, *at;
-    /* of the name that is read: its first form, and for how many it stands */
+    /* The name that is being read: its first form, its length, and the number of names that it stands for. */
     char name[ZR_HOSTLIST_NAME];
     int n_name;
     int64_t n;
@@ -131,7 +131,7 @@ int zr_hostlist_first(const char *variable, const char *list, char first[ZR_HOST
     return 0;
 }
 
-/* --- what is written --- */
+/* --- addresses and URLs --- */
 
 static bool is_ipv6(const char *text)
 {
@@ -139,7 +139,8 @@ static bool is_ipv6(const char *text)
     return strchr(text, ':') && zr_address_parse(text, 0, &a);
 }
 
-/* Copies the n characters of a name or an address, an IPv6 one without its brackets. false: it is neither. */
+/* Copies the n characters of a name or an address, an IPv6 one without its brackets. Returns false if they
+ * are neither. */
 static bool take_host(const char *text, size_t n, char host[sizeof((struct zr_world *)0)->host])
 {
     bool in_brackets = n > 2 && text[0] == '[' && text[n - 1] == ']';
@@ -154,7 +155,7 @@ static bool take_host(const char *text, size_t n, char host[sizeof((struct zr_wo
     return in_brackets || strchr(host, ':') ? is_ipv6(host) : !strpbrk(host, "/[]");
 }
 
-/* Reads the path of "file:///path", which is taken as it stands. */
+/* Reads the path of "file:///path". The path is not decoded. */
 static int read_file_url(const char *name, const char *path, struct zr_world *w)
 {
     size_t n = strlen(path);
@@ -216,16 +217,16 @@ static int find_master(struct zr_world *w, bool *found)
     int err = zr_meeting_number("MASTER_PORT", port, 1, 65535, &w->port);
     if (err)
         return err;
-    /* torchrun's agent keeps its own store on that very port. */
+    /* torchrun's agent has its own store on that port. */
     const char *agent = getenv("TORCHELASTIC_USE_AGENT_STORE");
     if (agent && strcmp(agent, "True") == 0)
         w->port += w->port < 65535 ? 1 : -1;
     return 0;
 }
 
-/* --- what launchers say of hosts --- */
+/* --- hosts of a launcher --- */
 
-/* srun started this rank. */
+/* Whether srun started this rank. */
 static bool is_slurm_task(const struct zr_launcher *l, const struct zr_world *w)
 {
     return l->is_of_slurm && zr_launcher_is_slurm_task(w->rank, w->world);
@@ -238,9 +239,9 @@ static const char *first_set(const char *const names[2])
 
 /* The hosts that a job's ranks are on, as far as known. */
 struct hosts {
-    /* 0: not how many */
+    /* Number of hosts. 0: unknown. */
     int64_t n;
-    /* Slurm's list of them, and what it is called; NULL: there is none */
+    /* Slurm's list of them, and the list's name in messages. NULL: none. */
     const char *list, *variable;
     char first[ZR_HOSTLIST_NAME];
 };
@@ -258,7 +259,7 @@ static int read_slurm_hosts(struct hosts *h)
     h->n = n;
     if (err || n == 1)
         return err;
-    if (!getenv("SLURM_HET_SIZE")) /* else the list is of one component of the job */
+    if (!getenv("SLURM_HET_SIZE")) /* in such a job the list is of one component */
         h->variable = first_set(lists);
     if (h->variable) {
         h->list = getenv(h->variable);
@@ -299,8 +300,8 @@ static void add_to_job(const char *const names[3], struct zr_world *w)
     }
 }
 
-/* Names a job of torchrun, which calls each of its jobs "none" without --rdzv-id. Two of them that live at
- * the same time have different addresses of their agents' store. */
+/* Names a job of torchrun, which calls every job "none" without --rdzv-id. Two jobs that run at the same time
+ * have different addresses of their agents' store. */
 static void name_torchruns_job(struct zr_world *w)
 {
     const char *addr = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
@@ -324,7 +325,7 @@ static void find_job(const struct zr_launcher *l, struct zr_world *w)
         name_torchruns_job(w);
 }
 
-/* Reads how often the job was started again, as zero-run or l says. */
+/* Reads the number of restarts of the job, from zero-run or from l. */
 static int find_attempt(const struct zr_launcher *l, struct zr_world *w)
 {
     const char *const names[] = {"ZERO_ATTEMPT", l ? l->attempt : NULL};
@@ -368,7 +369,7 @@ static void meet_on_loopback(const struct zr_launcher *l, const struct hosts *h,
     snprintf(w->way, sizeof w->way, "%s", h->n ? "the launcher's only host" : "the launcher names no host");
 }
 
-/* Meets at the first host of Slurm's list. If the tasks were distributed otherwise, rank 0 is on another
+/* Meets at the first host of Slurm's list. If the tasks were distributed in another way, rank 0 is on another
  * host, which only rank 0 knows. */
 static int meet_at_first(const struct hosts *h, struct zr_world *w)
 {
@@ -384,7 +385,7 @@ static int meet_at_first(const struct hosts *h, struct zr_world *w)
     return 0;
 }
 
-/* Finds where ranks meet if an MPI's launcher or Slurm started them, which give no address. */
+/* Finds where ranks meet if an MPI's launcher or Slurm started them. These give no address. */
 static int meet_by_launcher(const struct zr_launcher *l, struct zr_world *w)
 {
     struct hosts h;
@@ -442,7 +443,7 @@ int zr_meeting_point_find(const struct zr_launcher *l, const char *want_url, boo
         err = zr_job_key_find(&w->key);
     if (!err && w->world > 1)
         return find_place(l, want_url, by_mpi, w);
-    /* One that is wrong is one, though it is not needed. */
+    /* A wrong URL is an error, even if it is not needed. */
     if (!err && want_url)
         err = zr_meeting_url("rendezvous", want_url, w);
     w->host[0] = w->file[0] = 0;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* meeting_point.h: where rank 0 waits for the others, once a rank knows its number, and the name by which
- * ranks know that they are of one job.
+/* meeting_point.h: finds where rank 0 waits for the others, once a rank knows its number, and the name that
+ * the ranks of a job have in common.
  *
- * The first of these that is there counts:
+ * The first of these that is set counts:
  *
- *   1. cfg.launch.rendezvous, or ZERO_RENDEZVOUS: "tcp://host:port", "tcp://[ipv6]:port", or
- *      "file:///path" of a folder that all ranks share, or of a file in it
- *   2. MASTER_ADDR and MASTER_PORT
- *   3. what ranks tell each other over MPI, if its launcher has started them (zr_world, by_mpi)
- *   4. loopback, if the launcher of an MPI or Slurm says that all ranks are on one host, or does not
- *      say on how many; the port follows from the job's name
- *   5. the first host of Slurm's node list, at that port */
+ *    1. cfg.launch.rendezvous, or ZERO_RENDEZVOUS: "tcp://host:port", "tcp://[ipv6]:port", or
+ *       "file:///path" of a folder that all ranks share, or of a file in it
+ *    2. MASTER_ADDR and MASTER_PORT
+ *    3. what ranks agree on over MPI, if its launcher has started them (zr_world, by_mpi)
+ *    4. loopback, if the launcher of an MPI or Slurm says that all ranks are on one host, or does not
+ *       say on how many; the port follows from the job's name
+ *    5. the first host of Slurm's node list, at that port */
 #ifndef ZR_COMM_MEETING_POINT_H
 #define ZR_COMM_MEETING_POINT_H
 
@@ -19,12 +19,12 @@
 
 #include <stdint.h>
 
-/* Completes w, whose rank, world and source are known. l is the launcher that said them; NULL: the
- * configuration did, or nobody. want_url is cfg.launch.rendezvous, or NULL. by_mpi: the ranks can tell
- * each other over MPI. */
+/* Completes w, whose rank, world and source are known. l is the launcher that gave them. NULL: the
+ * configuration gave them, or nothing did. want_url is cfg.launch.rendezvous, or NULL. by_mpi: the ranks can
+ * communicate over MPI. */
 int zr_meeting_point_find(const struct zr_launcher *l, const char *want_url, bool by_mpi, struct zr_world *w);
 
-/* Sets host and port of w, or its file, from a URL. name: what it is called in messages. */
+/* Sets host and port of w, or its file, from a URL. name is its name in messages. */
 int zr_meeting_url(const char *name, const char *url, struct zr_world *w);
 
 /* Copies a name or an address, an IPv6 one without its brackets. Returns false if text is neither. */
@@ -32,13 +32,13 @@ bool zr_meeting_host(const char *text, char host[sizeof((struct zr_world *)0)->h
 
 /* ---- Slurm's lists of hosts, as SLURM_STEP_NODELIST: "node[01-03,07],rack[1-2]n[01-10]-ib,login" ----
  *
- * A name has letters, digits, '.', '_' and '-', and groups in brackets: numbers and ranges of numbers.
- * Each stands for itself, with the zeros that it has. Several groups of one name multiply. */
+ * A name has letters, digits, '.', '_' and '-', and groups in brackets: numbers and ranges of numbers. Each
+ * number gives one name, with its leading zeros. Several groups of one name multiply. */
 
 enum { ZR_HOSTLIST_NAME = 256, ZR_HOSTLIST_MOST = 65536 };
 
-/* Reads the first name, and how many there are (up to ZR_HOSTLIST_MOST). variable: what the list is called
- * in messages. ZR_ERR_ARG names the character at which it is no such list; nothing is written then. */
+/* Reads the first name, and how many there are (up to ZR_HOSTLIST_MOST). variable is the list's name in
+ * messages. ZR_ERR_ARG names the character at which the list is invalid; nothing is written then. */
 int zr_hostlist_first(const char *variable, const char *list, char first[ZR_HOSTLIST_NAME], int64_t *n);
 
 #endif

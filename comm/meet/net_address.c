@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* net_address.c: addresses, interfaces and look-ups. All but the look-up ask the kernel and keep nothing. */
+/* net_address.c: addresses, interfaces and look-ups. All but the look-up query the kernel and keep
+ * nothing. */
 #include "comm/meet/net_address.h"
 #include "kernels/limits.h"
 #include "kernels/thread.h"
@@ -18,7 +19,7 @@
 
 /* --- one address --- */
 
-/* Returns an IPv4 address for an IPv6 one that stands for it. */
+/* Converts an IPv6 address that stands for an IPv4 one into that. */
 static union zr_address plain(const union zr_address *a)
 {
     union zr_address out = *a;
@@ -36,7 +37,7 @@ bool zr_address_parse(const char *number, int port, union zr_address *out)
     memset(out, 0, sizeof *out);
     if (uv_ip4_addr(number, port, &out->v4) == 0)
         return true;
-    /* libuv takes a zone that there is not for none. */
+    /* libuv ignores a zone that does not exist. */
     bool is_v6 = uv_ip6_addr(number, port, &out->v6) == 0 && (!strchr(number, '%') || out->v6.sin6_scope_id);
     if (is_v6)
         *out = plain(out);
@@ -148,7 +149,7 @@ static bool is_wanted(const uv_interface_address_t *i, const char *want)
     return zr_address_parse(want, 0, &number) && same_host(&own, &number);
 }
 
-/* Orders addresses: global before link-local, loopback last; of each, IPv4 before IPv6. */
+/* Orders addresses: global before link-local, loopback last; IPv4 before IPv6 within each. */
 static int turn_of(const union zr_address *a)
 {
     return (zr_address_is_loopback(a) ? 4 : is_link_local(a) ? 2 : 0) + (a->any.sa_family == AF_INET6);
@@ -178,7 +179,7 @@ static void drop_link_local(struct zr_interfaces *c)
     c->n = n;
 }
 
-/* Lists the addresses that want names; "": all. */
+/* Lists the addresses of the interface or address that want names. "": all. */
 static int find(const char *want, struct zr_interfaces *out)
 {
     uv_interface_address_t *all;
@@ -193,7 +194,7 @@ static int find(const char *want, struct zr_interfaces *out)
             add_interface(out, &all[i]);
     uv_free_interface_addresses(all, n);
     union zr_address number;
-    if (!zr_address_parse(want, 0, &number)) /* else it is the one that is wanted */
+    if (!zr_address_parse(want, 0, &number)) /* otherwise it is the address that is wanted */
         drop_link_local(out);
     sort_interfaces(out);
     return 0;
@@ -302,7 +303,7 @@ int zr_address_bind_all(int port, union zr_address *at)
     return fd;
 }
 
-/* To connect a datagram socket sends nothing, and chooses the address from which it would send. */
+/* Connecting a datagram socket sends nothing, and chooses the address from which it would send. */
 int zr_address_source(const union zr_address *to, union zr_address *from)
 {
     socklen_t n = sizeof *from;
@@ -322,7 +323,7 @@ int zr_address_source(const union zr_address *to, union zr_address *from)
 
 /* --- as text, with ports --- */
 
-/* Reads a decimal number without zeros before it, from 1 to 65535. 0: it is none. */
+/* Reads a decimal number without leading zeros, from 1 to 65535. 0: it is none. */
 static int read_port(const char *text)
 {
     int port = 0;
@@ -381,7 +382,7 @@ int zr_address_list_read(const char *text, size_t n, union zr_address at[ZR_LOOK
 int zr_address_list_reaching(const struct zr_interfaces *mine, const union zr_address *bound, int most,
                              union zr_address *at)
 {
-    const bool is_v6 = bound->any.sa_family == AF_INET6; /* which has the others with it */
+    const bool is_v6 = bound->any.sa_family == AF_INET6; /* an IPv6 socket receives IPv4 connections, too */
     int n = 0;
     for (int i = 0; i < mine->n && n < most; i++) {
         const union zr_address *one = &mine->of[i].address;
@@ -396,15 +397,15 @@ int zr_address_list_reaching(const struct zr_interfaces *mine, const union zr_ad
 /* --- the addresses of a name --- */
 
 struct zr_lookup {
-    /* of the loop: the thread has ended */
+    /* Belongs to the loop. Sent when the thread has ended. */
     uv_async_t ended;
     struct zr_thread thread;
     pthread_mutex_t lock;
-    /* with the lock: the loop and the thread; who is last frees it */
+    /* Protected by the lock: holders are the loop and the thread. The last one frees the struct. */
     int n_holders;
-    /* with the lock: the handle is closed, or will be */
+    /* Protected by the lock: the handle is closed, or will be. */
     bool left;
-    /* with the lock: of the thread, when it ends */
+    /* Protected by the lock: the thread's result. */
     struct zr_looked_up found;
     void (*done)(void *arg, const struct zr_looked_up *found);
     void *arg;
@@ -412,7 +413,7 @@ struct zr_lookup {
     char host[256];
 };
 
-/* Called with the lock, which it releases. Whoever is last frees l. */
+/* Drops a hold; the last one frees l. Called with the lock held, which it releases. */
 static void drop_hold(struct zr_lookup *l)
 {
     bool last = --l->n_holders == 0;
@@ -438,7 +439,7 @@ static void take_found(struct zr_looked_up *out, const struct addrinfo *all, int
 static void ask_resolver(void *arg)
 {
     struct zr_lookup *l = arg;
-    /* Not AI_ADDRCONFIG, which hides ::1 where no other interface has IPv6. */
+    /* Not AI_ADDRCONFIG, which hides ::1 if no other interface has IPv6. */
     const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
     struct addrinfo *all = NULL;
     struct zr_looked_up found = {.n = 0};
@@ -472,7 +473,7 @@ static void lookup_closed(uv_handle_t *h)
 static void on_ended(uv_async_t *a)
 {
     struct zr_lookup *l = a->data;
-    pthread_mutex_lock(&l->lock); /* the thread is done with the handle */
+    pthread_mutex_lock(&l->lock); /* the thread no longer uses the handle */
     pthread_mutex_unlock(&l->lock);
     if (!uv_is_closing((uv_handle_t *)a))
         uv_close((uv_handle_t *)a, lookup_closed);
@@ -502,7 +503,7 @@ int zr_lookup_start(uv_loop_t *loop, const char *host, int port,
     snprintf(l->host, sizeof l->host, "%s", host);
     *out = l;
     if (zr_thread_start(&l->thread, "zero-lookup", ask_resolver, l) == 0) {
-        zr_thread_leave(&l->thread); /* l is here until its handle is closed */
+        zr_thread_leave(&l->thread); /* l stays until its handle is closed */
         return 0;
     }
     l->n_holders = 1;

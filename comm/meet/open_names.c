@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* open_names.c: the list of this process's contexts that meet other ranks. One lock guards all of it, and is
- * held for moments only. */
+/* open_names.c: the list of this process's contexts that meet other ranks. One lock protects all of it, and
+ * is held only briefly. */
 #include "comm/meet/open_names.h"
 #include "comm/within.h"
 
@@ -17,7 +17,7 @@ struct zr_open_name {
     char name[ZR_NAME_CHARS + 1], where[sizeof((struct zr_world *)0)->file];
     int rank, world;
     bool opens, listens;
-    /* of a rank 0 that awaits connections, else NULL */
+    /* Set for a rank 0 that awaits connections, otherwise NULL. */
     uv_async_t *async;
     struct zr_handed *handed;
 };
@@ -37,15 +37,15 @@ static void unlock_names(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* Empties the list in a forked child: the parent's contexts are not the child's. Calls only what is safe
- * in a signal handler. */
+/* Empties the list in a forked child: the parent's contexts are not the child's. Makes only calls that are
+ * safe in a signal handler. */
 static void empty_names(void)
 {
     for (struct zr_open_name *e = all; e; e = e->next)
         for (struct zr_handed *h = e->handed; h; h = h->next)
             close(h->fd);
     all = NULL;
-    zr_cond_init(&ended); /* nobody waits in the child */
+    zr_cond_init(&ended); /* no thread waits in the child */
     pthread_mutex_unlock(&lock);
 }
 
@@ -221,7 +221,7 @@ struct zr_handed *zr_open_name_next(struct zr_open_name *e)
     return h;
 }
 
-/* With the lock. */
+/* Called with the lock held. */
 static struct zr_open_name *find_awaiting(const struct zr_open_name *mine, const char *name)
 {
     struct zr_open_name *e = all;

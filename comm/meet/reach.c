@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* reach.c: how a rank reaches rank 0. It finds the address, connects, and believes nothing until the other
- * side has proved to be rank 0 of this job (handshake.h).
+/* reach.c: how a rank reaches rank 0. It finds the address, connects, and trusts nothing until the other side
+ * has proved to be rank 0 of this job (handshake.h).
  *
- * Whatever else listens there may be gone in a moment, so that is no failure. The rank tries again until
- * its time is over. It gives up earlier only if somebody who speaks the protocol refuses it for seconds:
- * that is another job, or one with another key. */
+ * Another program that listens there may be gone in a moment, so that is no failure. The rank tries again
+ * until its time is over. It gives up earlier only if the other side speaks the protocol and refuses it for
+ * seconds: that is another job, or one with another key. */
 #include "comm/meet/hub.h"
 #include "kernels/limits.h"
 
@@ -15,10 +15,11 @@ enum {
     RETRY_MS = 20,
     REFUSED_RETRY_MS = 200,
     REFUSED_MS = 3000, /* longer than another program's port may be held for a moment */
-    SILENT_MS = 5000,  /* for rank 0 to ask who we are */
-    ANSWER_MS = 10000, /* and to answer: a rank that rank 0 has let in must not be given up easily */
-    CONNECT_MS = 5000, /* for anybody to take the connection */
-    NEXT_MS = 1000,    /* the same, where there is another address to try */
+    SILENT_MS = 5000,  /* time for rank 0 to send its challenge */
+    /* Time for rank 0 to answer: a rank that it has accepted must not be given up easily. */
+    ANSWER_MS = 10000,
+    CONNECT_MS = 5000, /* time for the connection to be accepted */
+    NEXT_MS = 1000,    /* the same, if there is another address to try */
 };
 
 static void connect_again(uv_timer_t *t)
@@ -26,7 +27,7 @@ static void connect_again(uv_timer_t *t)
     struct zr_rendezvous *r = t->data;
     if (++r->to_now < r->n_to)
         zr_hub_connect(r);
-    else if (r->w.rank == 0) /* by a file that it has found (find.c) */
+    else if (r->w.rank == 0) /* it follows a file that it has found (find.c) */
         zr_hub_no_first(r);
     else
         zr_hub_find(r);
@@ -51,7 +52,7 @@ static void leave_place(struct zr_rendezvous *r, struct zr_link *l)
     zr_link_drop(l);
 }
 
-/* Nobody took the connection. */
+/* Handles an address at which no connection was made. */
 static void give_address_up(struct zr_rendezvous *r, struct zr_link *l, int status)
 {
     const union zr_address *to = &r->to[r->to_now];
@@ -115,15 +116,15 @@ void zr_hub_on_connect(struct zr_link *l, int status)
         return;
     }
     l->since_ms = zr_hub_now_ms(r);
-    if (r->w.rank == 0) /* which has no link to itself */
+    if (r->w.rank == 0) /* it has no link to itself */
         return;
     zr_hub_note(r, ZR_TROUBLE_SILENT, "the other side accepted the connection but does not answer");
     l->rank = 0;
     r->members[0].link = l;
 }
 
-/* Nobody takes or refuses the connection: packets are lost, or the host is down. A new attempt sends its
- * packets at once, where the old one would wait for the system's next retry. */
+/* Gives up an address that neither accepts nor refuses the connection: packets are lost, or the host is down.
+ * A new attempt sends its packets at once; the old one would wait for the system's next retry. */
 static void give_up_connecting(struct zr_rendezvous *r)
 {
     struct zr_link *l = r->links;
@@ -148,9 +149,9 @@ void zr_hub_give_up_slow(struct zr_rendezvous *r)
     zr_hub_retry(r);
 }
 
-/* --- who is it? --- */
+/* --- the other side's proof --- */
 
-/* It is not rank 0 of this job, at the moment. */
+/* Handles another side that is not rank 0 of this job, at the moment. */
 static void is_another(struct zr_rendezvous *r, struct zr_link *l, enum zr_trouble trouble, const char *text)
 {
     zr_hub_note(r, trouble, "%s", text);
@@ -167,7 +168,8 @@ static void is_another(struct zr_rendezvous *r, struct zr_link *l, enum zr_troub
         r->refused_ms = now;
         r->refused_at = r->to_now;
     }
-    bool may_be_elsewhere = r->w.file[0] || r->w.n_at > 1; /* in another file, or at the next address */
+    /* Rank 0 may be in another file, or at the next address. */
+    bool may_be_elsewhere = r->w.file[0] || r->w.n_at > 1;
     if (now - r->refused_ms > patience && !may_be_elsewhere) {
         char place[ZR_PLACE_CHARS];
         zr_hub_say_place(r, place);
@@ -197,7 +199,7 @@ static void on_challenge(struct zr_rendezvous *r, struct zr_link *l, const char 
         zr_hub_fail(r, err, "rank %d: %s", r->w.rank, zr_error_text());
 }
 
-/* It is rank 0 of this job, which does not wait with this rank's name yet. */
+/* Handles rank 0 of this job, if it does not wait with this rank's name yet. */
 static void come_again(struct zr_rendezvous *r, struct zr_link *l, const char *text)
 {
     zr_hub_note(r, ZR_TROUBLE_NAME, "%s", text);
@@ -210,7 +212,7 @@ static void come_again(struct zr_rendezvous *r, struct zr_link *l, const char *t
     retry_in(r, zr_hub_again_ms(r));
 }
 
-/* It is rank 0 of this job, and has let this rank in. */
+/* Handles rank 0 of this job, which has accepted this rank. */
 static void accept_rank_0(struct zr_rendezvous *r, struct zr_link *l)
 {
     r->accepted = true;
@@ -219,7 +221,7 @@ static void accept_rank_0(struct zr_rendezvous *r, struct zr_link *l)
     zr_hub_keep(r, l);
     uv_timer_stop(&r->patience);
     zr_hub_note(r, ZR_TROUBLE_WAIT, "it waits for other ranks");
-    if (r->code) /* while nobody could be told */
+    if (r->code) /* a failure that could not be sent before */
         (void)zr_hub_send(r, 0, ZR_FRAME_FAIL, r->code, r->text, strlen(r->text));
 }
 
@@ -237,7 +239,7 @@ void zr_hub_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_f
     } else if (f->type == ZR_FRAME_CHALLENGE && !asked && f->n_bytes == ZR_NONCE_BYTES) {
         on_challenge(r, l, payload);
     } else if (asked && zr_shake_answer(&r->w, &l->shake, f, payload, &text)) {
-        if (f->rank != 0) { /* an address may stand for something else on this host */
+        if (f->rank != 0) { /* the address may stand for something else on this host */
             snprintf(why, sizeof why, "it is rank %d of this job", f->rank);
             is_another(r, l, ZR_TROUBLE_STRANGE, why);
             return;

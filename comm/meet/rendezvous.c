@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rendezvous.c: what callers of a rendezvous see: opening, exchanging, agreeing, detaching, closing.
+/* rendezvous.c: the public calls of a rendezvous: opening, exchanging, agreeing, detaching, closing.
  *
- * The blocking calls run the caller's loop until what they wait for is there, something failed or the time
- * is over. Ranks other than 0 wait a little longer than rank 0, because rank 0 knows who is missing, and
- * users should see its message. In an exchange every rank sends rank 0 its part, and rank 0 sends the
- * result to all of them. */
+ * The blocking calls run the caller's loop until the result is there, something failed or the time is over.
+ * Ranks other than 0 wait a little longer than rank 0, because rank 0 knows which ranks are missing, and
+ * users should see its message. In an exchange every rank sends rank 0 its part, and rank 0 sends the result
+ * to all of them. */
 #include "comm/meet/hub.h"
 #include "comm/verdict.h"
 #include "kernels/log.h"
@@ -18,8 +18,9 @@
 
 enum { GRACE_MS = 1000, LOOK_MS = 100 };
 
-/* Writes for whom this rank waits, and has waited ms. The text is logged during the wait, unless the
- * function returns false because another rank knows better. It is the failure when the time is over. */
+/* Describes a wait that has lasted ms, and which ranks this rank waits for. The text is logged during the
+ * wait, unless the function returns false because another rank knows better. After the time is over the text
+ * is the failure. */
 typedef bool say_wait(const struct zr_rendezvous *r, int64_t ms, char text[ZR_WAIT_CHARS]);
 
 static void on_deadline(uv_timer_t *t)
@@ -28,7 +29,7 @@ static void on_deadline(uv_timer_t *t)
     r->late = true;
 }
 
-/* `late` is false now, and true in ms. */
+/* Sets `late` to false now, and to true after ms. */
 static void start_deadline(struct zr_rendezvous *r, int64_t ms)
 {
     r->late = false;
@@ -36,8 +37,8 @@ static void start_deadline(struct zr_rendezvous *r, int64_t ms)
     uv_timer_start(&r->deadline, on_deadline, ms > 0 ? (uint64_t)ms : 0, 0);
 }
 
-/* How much longer the others wait than rank 0, and how long rank 0 stays after a failure to tell those who
- * come. It is at most a fourth of the time that ranks wait. */
+/* The time that the others wait longer than rank 0. After a failure rank 0 stays as long, to inform ranks
+ * that connect. It is at most a fourth of the time that ranks wait. */
 static int64_t stay_ms(const struct zr_rendezvous *r)
 {
     return r->timeout_ms < 4 * GRACE_MS ? r->timeout_ms / 4 : GRACE_MS;
@@ -49,14 +50,14 @@ static void on_look(uv_timer_t *t)
     r->looks = true;
 }
 
-/* Returns whether a rank is here already. Only rank 0 knows that of others. */
+/* Returns whether a rank is here already. Only rank 0 knows this about others. */
 static bool is_not_missing(const struct zr_rendezvous *r, int rank)
 {
     const struct zr_member *m = &r->members[rank];
     return rank == r->w.rank || m->state != ZR_MEMBER_EMPTY;
 }
 
-/* A rank that has ended before it came here will not come. */
+/* Fails if a rank has ended before it came here, as it will not come. */
 static void look_for_ended(struct zr_rendezvous *r)
 {
     const struct zr_waiting *w = r->w.waiting;
@@ -68,7 +69,7 @@ static void look_for_ended(struct zr_rendezvous *r)
         }
 }
 
-/* Returns what bounded a wait of ms that is over, " (start_timeout_ms)"; "" for one that goes on. */
+/* Returns the limit of a wait of ms that is over, " (start_timeout_ms)". "" for a wait that goes on. */
 static const char *limit_of(const struct zr_rendezvous *r, int64_t ms)
 {
     return ms < r->timeout_ms ? "" : r->limit;
@@ -79,7 +80,7 @@ void zr_waiting_warn(const struct zr_waiting *w, const char *text, int64_t ms, c
     zr_warn(w->log, "zero_wrap still waits: %s; it gives up after %lld ms%s", text, (long long)ms, limit);
 }
 
-/* Logs for whom this rank still waits. */
+/* Logs which ranks this rank still waits for. */
 static void remind(struct zr_rendezvous *r, say_wait *say)
 {
     const struct zr_waiting *w = r->w.waiting;
@@ -104,7 +105,7 @@ static void start_looking(struct zr_rendezvous *r)
         uv_timer_start(&r->look, on_look, LOOK_MS, LOOK_MS);
 }
 
-/* Runs the loop until done or failed, or until timeout_ms are over since from_ms. Returns the failure. */
+/* Runs the loop until done or failed, or until timeout_ms have passed since from_ms. Returns the failure. */
 static int run_from(struct zr_rendezvous *r, int64_t from_ms, bool (*done)(const struct zr_rendezvous *r),
                     say_wait *say)
 {
@@ -127,8 +128,7 @@ static int run_from(struct zr_rendezvous *r, int64_t from_ms, bool (*done)(const
     uv_timer_stop(&r->deadline);
     uv_timer_stop(&r->look);
     zr_sigpipe_release(&hold);
-    /* A result that has arrived whole is returned, even if a rank failed just after it. The next call
-     * reports that. */
+    /* A complete result is returned, even if a rank failed just after it. The next call reports that. */
     return done(r) ? 0 : zr_fail(r->code, "%s", r->text);
 }
 
@@ -200,8 +200,8 @@ static bool all_here(const struct zr_rendezvous *r)
     return r->w.rank == 0 ? r->n_here == r->w.world : r->ready;
 }
 
-/* Rank 0 has failed. It tells ranks that connect a moment later why, so that they do not look for it until
- * their own time is over. */
+/* Stays for a moment after rank 0 has failed. Ranks that connect get the reason, so that they do not look for
+ * rank 0 until their time is over. */
 static void stay_to_refuse(struct zr_rendezvous *r)
 {
     struct zr_sigpipe_hold hold;
@@ -225,7 +225,7 @@ static int meet_ranks(struct zr_rendezvous *r)
         if (err)
             zr_hub_fail_all(r, err, zr_error_text());
     }
-    bool is_known = !r->w.file[0] || r->w.rank || r->has_written; /* so that others may come */
+    bool is_known = !r->w.file[0] || r->w.rank || r->has_written; /* so that other ranks may connect */
     if (err && is_known)
         stay_to_refuse(r);
     return err ? zr_fail(r->code, "%s", r->text) : 0;
@@ -322,7 +322,7 @@ int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeou
     return 0;
 }
 
-/* --- what is known of other ranks --- */
+/* --- knowledge of other ranks --- */
 
 void zr_rendezvous_describe(struct zr_rendezvous *r,
                             void (*describe)(void *arg, int rank, char *text, size_t n_text), void *arg)
@@ -407,7 +407,7 @@ void zr_rendezvous_hosts(struct zr_rendezvous *r, const struct zr_topology *t)
 
 void zr_rendezvous_silence(struct zr_rendezvous *r, int64_t ms)
 {
-    r->timeout_ms = ms + (ms + 2) / 3; /* beat.c waits for three fourths */
+    r->timeout_ms = ms + (ms + 2) / 3; /* beat.c waits for three fourths of it */
 }
 
 void zr_rendezvous_limit(struct zr_rendezvous *r, int64_t timeout_ms)
@@ -416,7 +416,7 @@ void zr_rendezvous_limit(struct zr_rendezvous *r, int64_t timeout_ms)
     r->limit = r->w.waiting ? " (timeout_ms)" : "";
 }
 
-/* --- without the others --- */
+/* --- calls of one rank alone --- */
 
 int zr_rendezvous_fail(struct zr_rendezvous *r, int code)
 {
@@ -438,7 +438,7 @@ int zr_rendezvous_look(struct zr_rendezvous *r)
     return r->code || zr_hub_check(r) ? zr_fail(r->code, "%s", r->text) : 0;
 }
 
-/* --- parting --- */
+/* --- detaching and closing --- */
 
 static void on_detached(uv_timer_t *t)
 {
@@ -456,7 +456,8 @@ void zr_rendezvous_detach(struct zr_rendezvous *r, void (*on_lost)(void *arg, in
     if (r->w.world == 1 || r->closing)
         return;
     zr_hub_beat(r);
-    uv_timer_start(&r->deadline, on_detached, 0, 0); /* tells on the loop's thread what happened before */
+    /* Reports earlier losses and failures on the loop's thread. */
+    uv_timer_start(&r->deadline, on_detached, 0, 0);
     uv_mutex_lock(&r->report_lock);
     r->may_report = true;
     uv_mutex_unlock(&r->report_lock);
@@ -538,7 +539,7 @@ static bool say_who_does_not_take(const struct zr_rendezvous *r, int64_t ms, cha
     return true;
 }
 
-/* Rank 0 waits for what the others send. It is then ready for the next exchange: a fast rank may send its
+/* Rank 0 waits for the parts of the others. It is then ready for the next exchange: a fast rank may send its
  * part of that while a slow one still reads. */
 static int gather(struct zr_rendezvous *r)
 {
@@ -553,7 +554,7 @@ static int gather(struct zr_rendezvous *r)
     return err;
 }
 
-/* Another rank sends rank 0 its part, and waits for what rank 0 makes of all. */
+/* Another rank sends rank 0 its part, and waits for the result. */
 static int await_result(struct zr_rendezvous *r, int32_t about, const void *mine, size_t n)
 {
     int err = zr_hub_send(r, 0, r->exchange_of, about, mine, n);
@@ -571,8 +572,8 @@ static void forget_given(struct zr_member *member)
     member->gave = 0;
 }
 
-/* Writes what does not fit into the sockets' buffers, because the loop may not be run again for a while. A
- * rank that has the result may leave meanwhile, which is no failure of this exchange. */
+/* Waits until everything is written to the sockets, because the loop may not be run again for a while. A rank
+ * that has the result may leave meanwhile, which is no failure of this exchange. */
 static int send_to_the_end(struct zr_rendezvous *r)
 {
     r->phase = ZR_PHASE_IDLE;
@@ -586,7 +587,7 @@ static void forget_result(struct zr_rendezvous *r)
     r->n_all = 0;
 }
 
-/* Rank 0 sends all others the result. */
+/* Rank 0 sends the result to all others. */
 static int send_result(struct zr_rendezvous *r, enum zr_frame_type type, int32_t about, const void *all,
                        size_t n)
 {
@@ -653,9 +654,9 @@ int zr_rendezvous_exchange(struct zr_rendezvous *r, const void *mine, size_t n, 
     return err;
 }
 
-/* --- how it went --- */
+/* --- agreeing on a result --- */
 
-/* The rank that failed and its message, as a VERDICT carries them, up to the end of the text. */
+/* The rank that failed and its message, in the form of a VERDICT's payload, which ends after the text. */
 struct said {
     int32_t rank;
     char text[ZR_ERROR_BYTES];
@@ -666,7 +667,7 @@ static size_t said_bytes(const struct said *s)
     return offsetof(struct said, text) + strlen(s->text);
 }
 
-/* Reads what another rank sent. */
+/* Reads a VERDICT from another rank. */
 static int32_t read_verdict(const char *payload, size_t n, int32_t code, struct said *s)
 {
     memset(s, 0, sizeof *s);
@@ -674,7 +675,7 @@ static int32_t read_verdict(const char *payload, size_t n, int32_t code, struct 
     return zr_verdict_code(code);
 }
 
-/* Rank 0 takes the failure of the lowest rank that failed. */
+/* Rank 0 takes the failure of the rank that decides (verdict.h), usually the lowest that failed. */
 static int gather_verdicts(struct zr_rendezvous *r, int32_t *code, struct said *s)
 {
     struct said other = {.rank = -1};

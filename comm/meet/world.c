@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* world.c: finds who this rank is, from the configuration, a lent communicator or a launcher's environment
- * variables. */
+/* world.c: finds this rank's number and world, from the configuration, a lent communicator or a launcher's
+ * environment variables. */
 #include "comm/fork.h"
 #include "comm/meet/meeting_point.h"
 #include "comm/meet/net_address.h"
@@ -16,8 +16,8 @@ static bool says_ranks(const struct zr_world *w, int rank, int world)
     return w->rank == rank && w->world == world;
 }
 
-/* Compares the communicator with `said`: the configuration if l is NULL, otherwise a launcher. A launcher
- * may know the whole job, while the communicator has some of its ranks, or all in another order. */
+/* Compares the communicator with `said`: the configuration if l is NULL, otherwise a launcher. A launcher may
+ * know the whole job, while the communicator has some of its ranks, or all in another order. */
 static int check_lent_ranks(const struct zr_lent_ranks *c, const struct zr_launcher *l,
                             const struct zr_world *said)
 {
@@ -41,8 +41,8 @@ static int check_lent_ranks(const struct zr_lent_ranks *c, const struct zr_launc
                                     "the configuration to match it");
 }
 
-/* Takes what a launcher says about the rank, if the configuration gives no world. l is NULL if no launcher
- * says anything. */
+/* Takes a launcher's values for the rank, if the configuration gives no world. l is NULL if no launcher is
+ * set. */
 static int find_said(const struct zr_lent_ranks *c, int want_rank, int want_world, struct zr_world *found)
 {
     const struct zr_launcher *l = NULL;
@@ -96,8 +96,8 @@ static int take_configured(int want_rank, int want_world, struct zr_world *w)
 }
 
 /* Refuses a configuration that names a part of a launcher's job. All parts have the job's name, key and
- * meeting point, so ranks of two parts would take each other for their own. If the launcher's variables
- * may be left over, ranks compare them when they meet. */
+ * meeting point, so ranks of two parts would be mixed up. If the launcher's variables may be left over, ranks
+ * compare them when they meet. */
 static int refuse_part(const char *want_url, struct zr_world *w)
 {
     struct zr_world said = {0};
@@ -158,8 +158,8 @@ int zr_world_find_by_mpi(int want_rank, int want_world, const char *want_url, st
     return find_world(want_rank, want_world, want_url, true, w);
 }
 
-/* Fails if the address by which the others look for rank 0 is one of this host, but not of the interface
- * on which rank 0 is to listen. */
+/* Fails if the others look for rank 0 at an address of this host that is not on the interface on which rank 0
+ * listens. */
 static int check_listening(const struct zr_world *w, const struct zr_interfaces *asked)
 {
     union zr_address given;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi.c: what an operation of an MPI communicator does when its stream comes to it, and the table of the
- * communicator's functions (mpi_comm.h describes how it works). */
+/* mpi.c: runs an operation when its stream comes to it, and has the table of the communicator's functions.
+ * mpi_comm.h describes how it works. */
 #include "comm/meet/rendezvous.h"
 #include "comm/mpi/mpi_comm.h"
 
@@ -8,12 +8,13 @@
 #include <string.h>
 #include <time.h>
 
-/* How long operations may take to end after a failure. */
+/* Time that operations may take to end after a failure. */
 static const int64_t STUCK_NS = INT64_C(2) * 1000 * 1000 * 1000;
 
 /* ---- on the stream's thread ---- */
 
-/* In memory that is left behind with the communicator if MPI does not give it back. */
+/* Returns room for the words of an agreement. It is left behind with the communicator if MPI never ends the
+ * request. */
 static uint64_t *words_for(struct zr_mpi *m, int64_t n)
 {
     if (n > m->n_words) {
@@ -93,7 +94,7 @@ static bool mpi_has_room(struct zr_comm *c, int n_ops, int n_seg)
     return zr_op_queue_has_room(&zr_mpi_of(c)->queue, n_ops, n_seg);
 }
 
-/* Who aborts knows the failure already from the other ranks, or tells them. */
+/* The caller knows the failure from the other ranks, or reports it to them. */
 static void mpi_abort(struct zr_comm *c, int code, const char *why)
 {
     struct zr_mpi_set *p = zr_mpi_of(c)->set;
@@ -118,7 +119,7 @@ static void mpi_called(struct zr_comm *c, const struct zr_called *call)
     zr_rendezvous_called(zr_mpi_of(c)->set->rdv, call);
 }
 
-/* A call of MPI's that does not come back. */
+/* The operations do not end if a call into MPI does not return. */
 static bool mpi_stuck(struct zr_comm *c)
 {
     struct zr_mpi *m = zr_mpi_of(c);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_arena.c: arenas of the communicators over MPI. If hosts have several ranks, the ranks of a host map
- * each other's. Each communicator keeps a part at the end of its arena for itself. */
+ * each other's arenas. Each communicator reserves a part at the end of its arena. */
 #include "comm/arena.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/mpi/mpi_comm.h"
@@ -25,7 +25,7 @@ static int make_mpi_arena(const struct zr_mpi_set *p, int64_t bytes, struct zr_a
 struct card {
     int64_t bytes;
     int32_t role;
-    /* Where other ranks of its host find its arena. */
+    /* Process, descriptor and inode of this rank's arena, for other ranks of its host. */
     int32_t pid, fd;
     uint64_t inode;
     ZR_VERDICT(240);
@@ -40,7 +40,7 @@ static struct card *new_mpi_cards(const struct zr_mpi *m)
     return all;
 }
 
-/* Exchanges results, so that all ranks of the world go on or none does. err: this rank's. */
+/* Exchanges results, so that all ranks of the world go on or none does. err is this rank's result. */
 static int agree_mpi_cards(struct zr_mpi *m, int err, struct card *mine, struct card *all)
 {
     struct zr_mpi_set *p = m->set;
@@ -83,7 +83,7 @@ void zr_mpi_unmap(struct zr_mpi *m)
     }
 }
 
-/* Maps the arenas of the group's ranks on this host, read-only, so that a stray write faults here. */
+/* Maps the arenas of the group's ranks on this host, read-only, so that a stray write faults. */
 static int map_mpi_peers(struct zr_mpi *m, const struct card *all)
 {
     int err = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_comm.h: the inside of the communicators over MPI.
+/* mpi_comm.h: internals of the communicators over MPI.
  *
  * Each role has an MPI communicator. An operation runs on the stream's thread. The rank first sends a
  * description of it (comm/post.h) to every other rank, receives theirs, and compares them. Only then it moves
@@ -10,15 +10,15 @@
  * MPI cannot cancel a request. If an operation fails, its pending requests stay pending, and need their
  * memory. Such a communicator and its arena are never freed.
  *
- *   mpi.c         what an operation does when its turn comes; the table of functions
- *   mpi_gather.c  gathers: shared memory inside a host, MPI between
- *   mpi_reduce.c  sums: rows of slices in chunks, added in the fixed tree, by rank or by host
- *   mpi_wait.c    begins requests and waits for them; compares posts; fails
- *   mpi_arena.c   arenas, and the part that each communicator keeps for itself
- *   mpi_open.c    opens and closes communicators
- *   mpi_own.c     MPI's own collectives, for comparison
- *   mpi_lent.c    queries of a communicator that the program lends, or of MPI_COMM_WORLD
- *   mpi_meeting_point.c  ranks tell each other over MPI where to meet */
+ *    mpi.c         what an operation does when its turn comes; the table of functions
+ *    mpi_gather.c  gathers: shared memory inside a host, MPI between
+ *    mpi_reduce.c  sums: rows of slices in chunks, added in the fixed tree, by rank or by host
+ *    mpi_wait.c    begins requests and waits for them; compares posts; fails
+ *    mpi_arena.c   arenas, and the part that each communicator reserves
+ *    mpi_open.c    opens and closes communicators
+ *    mpi_own.c     MPI's own collectives, for comparison
+ *    mpi_lent.c    queries of a communicator that the program lends, or of MPI_COMM_WORLD
+ *    mpi_meeting_point.c  ranks agree over MPI on where they meet */
 #ifndef ZR_COMM_MPI_COMM_H
 #define ZR_COMM_MPI_COMM_H
 
@@ -33,14 +33,14 @@
 struct zr_world;
 
 enum {
-    /* Alignment of a communicator's own part of the arena. */
+    /* Alignment of a communicator's reserved part of the arena. */
     ZR_MPI_ALIGN = 256,
-    /* Bytes of a message of a sum. */
+    /* Most bytes of a message of a sum. */
     ZR_MPI_CHUNK = 512 << 10,
-    /* Bytes of any other message, and of a rank's part in one MPI collective. It is small enough that each
-     * can have the operation's deadline. */
+    /* Most bytes of any other message, and of a rank's part in one MPI collective. It is small enough that
+     * each can have the operation's deadline. */
     ZR_MPI_MESSAGE = 64 << 20,
-    /* Pending requests of one operation. The shim has room for all communicators at once. */
+    /* Most pending requests of one operation. The shim has room for all communicators at once. */
     ZR_MPI_WINDOW = 128,
     ZR_MPI_TEXT = 1024
 };
@@ -48,7 +48,7 @@ enum {
 /* MPI tags. */
 enum { ZR_MPI_TAG_POST = 1, ZR_MPI_TAG_DATA, ZR_MPI_TAG_HOST };
 
-/* What the communicators of a context share. */
+/* State that the communicators of a context share. */
 struct zr_mpi_set {
     struct zr_mpi_options opt;
     struct zr_mpi_process *process;
@@ -59,14 +59,14 @@ struct zr_mpi_set {
     int32_t rank, world;
     /* Time of day at which rank 0 began to open them. */
     int64_t begun_ns;
-    /* (world) each rank's number in the MPI communicator that all are made from. */
+    /* (world) Each rank's number in the MPI communicator that all are made from. */
     int32_t *mpi_rank;
     /* Waiting threads spin, as there is a core for each. */
     bool spins;
-    /* Some host has several ranks, so arenas are memory that a host's ranks map. */
+    /* Some host has several ranks, so arenas are memory that the ranks of a host map. */
     bool tiers;
     int n_open;
-    /* A request or a call of it never ends, so its memory is never freed. */
+    /* A request or a call never ends, so the set's memory is never freed. */
     bool is_left;
     struct zr_first failure;
     _Atomic uint32_t alarm;
@@ -74,28 +74,28 @@ struct zr_mpi_set {
 };
 
 struct zr_mpi {
-    /* first: callers hold its address */
+    /* Must be first: callers hold its address. */
     struct zr_comm base;
     struct zr_mpi_set *set;
     /* Name of the role. */
     const char *name;
     /* Number of the MPI communicator in the shim. -1: a group of one rank has none. */
     int32_t comm;
-    /* (base.reserve) its own part of the arena. */
+    /* (base.reserve) The communicator's reserved part of the arena. */
     char *own;
     /* Most bytes of a message of a sum. */
     int64_t chunk;
-    /* How its ranks lie on hosts. size 0: each rank has a host for itself. */
+    /* How its ranks are distributed over hosts. size 0: each rank has a host for itself. */
     struct zr_spread spread;
-    /* Each host sums what its own ranks have, and hosts exchange these sums. */
+    /* Each host sums the slices of its ranks, and hosts exchange these sums. */
     bool sums_by_host;
-    /* (size) arenas of the group's ranks on this host, mapped for reading. NULL: a rank of another host. */
+    /* (size) Arenas of the group's ranks on this host, mapped for reading. NULL: a rank of another host. */
     char **peer;
 
     struct zr_op_queue queue;
 
-    /* All below is for the stream's thread. */
-    /* (size) the posts of all places, and the requests that receive and send them. */
+    /* All below is used by the stream's thread. */
+    /* (size) The posts of all places, and the requests that receive and send them. */
     struct zr_post *post;
     struct zr_mpi_batch *from, sent;
     /* Requests that move data. */
@@ -104,7 +104,7 @@ struct zr_mpi {
     uint64_t *words;
     int64_t n_words;
 
-    /* For messages: how long the last wait took that timed out. */
+    /* Length of the last wait that timed out, for messages. */
     int64_t waited_ms;
     pthread_mutex_t lock;
     struct zr_post last, before;
@@ -117,13 +117,13 @@ static inline struct zr_mpi *zr_mpi_of(struct zr_comm *c)
 }
 
 /* mpi_wait.c */
-/* Keeps the first failure of the context's communicators, and tells the other ranks. Returns the kept code.
- * Any thread. */
+/* Keeps the first failure of the context's communicators, and reports it to the other ranks. Returns the kept
+ * code. Any thread. */
 int zr_mpi_fail(struct zr_mpi_set *p, int code, const char *text);
-/* Fails in an operation. If the programs made different calls, those are the cause: they are compared
- * first, if rank 0 can do it. */
+/* Fails in an operation. The programs may have made different calls, which are then the cause. So the calls
+ * are compared first, if rank 0 can do it. */
 int zr_mpi_fail_op(struct zr_mpi *m, int code, const char *what);
-/* Begin a request. They wait while there are too many. 0 or the failure. */
+/* Begin a request. They wait while there are too many. They return 0 or the failure. */
 int zr_mpi_send(struct zr_mpi *m, const void *at, int64_t bytes, int to, int tag, struct zr_mpi_batch *b);
 int zr_mpi_receive(struct zr_mpi *m, void *at, int64_t bytes, int from, int tag, struct zr_mpi_batch *b);
 int zr_mpi_all_gather(struct zr_mpi *m, const void *own, void *to, int64_t bytes, int64_t stride);
@@ -132,17 +132,17 @@ int zr_mpi_broadcast(struct zr_mpi *m, void *at, int64_t bytes, int root);
 int zr_mpi_reduce_block(struct zr_mpi *m, const float *in, float *out, int64_t n);
 /* Adds up the first n_sum words, and takes the largest of each of the others. */
 int zr_mpi_all_reduce(struct zr_mpi *m, uint64_t *at, int32_t n_sum, int32_t n_max);
-/* Waits until at most n_left requests of the batch are pending. 0 or the failure. */
+/* Waits until at most n_left requests of the batch are pending. Returns 0 or the failure. */
 int zr_mpi_await(struct zr_mpi *m, struct zr_mpi_batch *b, int32_t n_left);
-/* Exchanges posts with all ranks of the group, and compares them. 0 or the failure. */
+/* Exchanges posts with all ranks of the group, and compares them. Returns 0 or the failure. */
 int zr_mpi_meet(struct zr_mpi *m, const struct zr_post *mine);
 /* Waits, inside an operation, for the group's other ranks on this host. What they wrote to their arenas
- * before is visible then. 0 or the failure. */
+ * before is visible then. Returns 0 or the failure. */
 int zr_mpi_meet_host(struct zr_mpi *m);
-/* No operation and no request of the communicator is pending. */
+/* Whether no operation and no request of the communicator is pending. */
 bool zr_mpi_rests(const struct zr_mpi *m);
 
-/* Called between two pieces of work that needs no MPI. Lets MPI go on with requests. 0 or the failure. */
+/* Lets MPI advance requests. Called between two pieces of work that need no MPI. Returns 0 or the failure. */
 int zr_mpi_look_between(struct zr_mpi *m);
 
 /* mpi_gather.c, mpi_reduce.c: the segments of one operation. */
@@ -152,7 +152,7 @@ int zr_mpi_reduce(struct zr_mpi *m, const struct zr_reduce_seg *seg, uint32_t n_
 /* mpi.c: moves the data of an operation (op_queue.h). */
 int zr_mpi_move(struct zr_comm *c, const struct zr_comm_op *op);
 
-/* mpi_arena.c. Both collective over the world. */
+/* mpi_arena.c. Both are collective over the world. */
 int zr_mpi_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out);
 int zr_mpi_attach(struct zr_comm *c, struct zr_arena *a);
 /* Unmaps the arenas of other ranks. */
@@ -165,27 +165,29 @@ void zr_mpi_close(struct zr_comm *c);
 /* Makes the MPI communicator of the group. Collective over the group. */
 int zr_mpi_make(struct zr_mpi *m);
 
-/* ZR_ERR_FAILED with MPI's words for a class of error. */
+/* Returns ZR_ERR_FAILED with MPI's message for a class of error. */
 int zr_mpi_say(const struct zr_mpi_process *p, int class, const char *call);
 
-/* This rank and the size of a communicator that is lent, or of MPI_COMM_WORLD (NULL). -1 and 0: it is
- * MPI_COMM_NULL. */
+/* Reads this rank and the size of a communicator that is lent, or of MPI_COMM_WORLD (NULL). The result is -1
+ * and 0 for MPI_COMM_NULL. */
 int zr_mpi_rank_of(struct zr_mpi_process *p, void *lent, int64_t ms, int *rank, int *size);
-/* ZR_ERR_NOTSUP if nothing shows that an MPI launcher has started this rank. */
+/* Returns ZR_ERR_NOTSUP if nothing shows that an MPI launcher has started this rank. */
 int zr_mpi_check_launched(const struct zr_mpi_library *lib);
-/* ZR_ERR_ARG if this rank (rank of world, by found_by) has another number in MPI_COMM_WORLD. */
+/* Returns ZR_ERR_ARG if this rank (rank of world, by found_by) has another number in MPI_COMM_WORLD. */
 int zr_mpi_check_rank(int rank, int world, const char *found_by, int mpi_rank, int mpi_world);
 
 /* mpi_meeting_point.c */
-/* Collective over lent, or MPI_COMM_WORLD (NULL), whose ranks are w's, among contexts of one w->name:
- * completes w as zr_lent_choose does. Drops p, which was opened with log. name: of the communicator, for
- * messages; *held: -1, and then as of zr_lent_fill. */
+/* Lets the ranks of w agree on where they meet, and completes w like zr_lent_choose. Contexts with the same
+ * w->name meet. lent (NULL: MPI_COMM_WORLD) has the same ranks as w; name is its name, for messages. *held is
+ * -1 before, and set as by zr_lent_fill. Drops p, which was opened with log.
+ *
+ * Collective over lent. */
 int zr_mpi_find_meeting_point(struct zr_mpi_process *p, void *lent, const char *name, int64_t timeout_ms,
                               struct zr_log *log, struct zr_world *w, int *held);
-/* Of the backend's row. */
+/* A function of the backend's row. */
 int zr_mpi_world_meet(const struct zr_backend_config *config, struct zr_world *w, int *held);
 
-/* mpi_lent.c: of the backend's row. */
+/* mpi_lent.c: functions of the backend's row. */
 int zr_mpi_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world);
 int zr_mpi_job_world(int64_t timeout_ms, int *rank, int *world);
 int zr_mpi_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, struct zr_world *w, int *held,

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_gather.c: gathers.
  *
- * Where each rank of the group is on a host of its own, equal slices are gathered by MPI's all-gather, and
- * others sent from each rank to each other. Otherwise shared memory is used inside a host: what a rank of
- * another host has goes over MPI to one member here (spread.h says which), and all members here copy it
- * out of that one's arena, as they copy each other's own slices. */
+ * If each rank of the group has a host for itself, MPI's all-gather gathers equal slices. Other slices are
+ * sent from each rank to each other. If hosts have several ranks, they use shared memory inside a host. Then
+ * MPI sends each slice of another host to one member here (spread.h says which). All members here copy it out
+ * of that member's arena, and copy each other's slices directly. */
 #include "comm/mpi/mpi_comm.h"
 
 static bool is_here(const struct zr_mpi *m, int place)
@@ -27,9 +27,9 @@ static int64_t message_bytes(int64_t bytes, int64_t at)
     return bytes - at < ZR_MPI_MESSAGE ? bytes - at : ZR_MPI_MESSAGE;
 }
 
-/* Begins to send my slice to those that fetch it, and to receive those that I fetch: to the place ahead, from
- * the one behind, all ranks at the same distance one after the other. So what is under way on one rank is
- * under way on its peers too. */
+/* Begins to send my slice to those that fetch it, and to receive the slices that I fetch. It sends to the
+ * place ahead and receives from the place behind, with the same distance on all ranks at a time. So a rank's
+ * pending messages are pending on its peers, too. */
 static int begin_fetching(struct zr_mpi *m, const struct zr_gather_seg *g)
 {
     int size = m->base.group.size, me = m->base.group.rank, err = 0;
@@ -50,7 +50,7 @@ static int begin_fetching(struct zr_mpi *m, const struct zr_gather_seg *g)
     return err;
 }
 
-/* ---- each rank on a host of its own ---- */
+/* ---- each rank has a host for itself ---- */
 
 static int gather_flat(struct zr_mpi *m, const struct zr_gather_seg *g)
 {
@@ -83,7 +83,7 @@ static int pull_here(struct zr_mpi *m, char *to, const char *from, int64_t bytes
     return 0;
 }
 
-/* What this host's members own, out of their arenas, beginning with the one after me. */
+/* Copies the slices of this host's members out of their arenas, beginning with the one after me. */
 static int copy_own(struct zr_mpi *m, const struct zr_gather_seg *g)
 {
     const struct zr_spread *s = &m->spread;
@@ -98,7 +98,7 @@ static int copy_own(struct zr_mpi *m, const struct zr_gather_seg *g)
     return err;
 }
 
-/* What other members of this host have fetched of other hosts. */
+/* Copies slices of other hosts that other members of this host have fetched. */
 static int copy_fetched(struct zr_mpi *m, const struct zr_gather_seg *g)
 {
     const struct zr_spread *s = &m->spread;
@@ -126,7 +126,7 @@ static int gather_by_host(struct zr_mpi *m, const struct zr_gather_seg *seg, uin
     err = zr_mpi_meet_host(m);
     for (uint32_t i = 0; i < n_seg && !err; i++)
         err = copy_fetched(m, &seg[i]);
-    return err ? err : zr_mpi_meet_host(m); /* nobody reads what I have fetched any more */
+    return err ? err : zr_mpi_meet_host(m); /* no rank reads what I have fetched any more */
 }
 
 int zr_mpi_gather(struct zr_mpi *m, const struct zr_gather_seg *seg, uint32_t n_seg)

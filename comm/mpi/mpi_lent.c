@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_lent.c: what a communicator that the program lends, or MPI_COMM_WORLD, is asked for: who the ranks are,
- * and where they can meet. After that ours are made from it (mpi_open.c). */
+/* mpi_lent.c: reads the ranks of a communicator that the program lends, or of MPI_COMM_WORLD, and lets them
+ * agree on where they meet. libzero's communicators are made from it later (mpi_open.c). */
 #include "comm/meet/rendezvous.h"
 #include "comm/mpi/mpi_comm.h"
 
-/* MPI has begun, or there could be no communicator. To be dropped. */
+/* Opens MPI, which must have begun: otherwise there could be no communicator. The caller drops it. */
 static int open_lent(int64_t ms, struct zr_mpi_process **out)
 {
     struct zr_mpi_library lib;
@@ -51,21 +51,21 @@ int zr_mpi_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, stru
     struct zr_mpi_process *p;
     (void)dev;
     *held = -1;
-    *left = false; /* the device has nothing of it */
+    *left = false; /* the device is not used */
     int err = open_lent(timeout_ms, &p);
     return err ? err : zr_mpi_find_meeting_point(p, lent, "mpi_comm", timeout_ms, NULL, w, held);
 }
 
 /* --- MPI_COMM_WORLD --- */
 
-/* It knows this rank by the number that the launcher's variables say. */
+/* Checks that this rank's number is the one in the launcher's variables. */
 static int check_number(struct zr_mpi_process *p, int64_t ms, const struct zr_world *w)
 {
     int rank, size, err = zr_mpi_rank_of(p, NULL, ms, &rank, &size);
     return err ? err : zr_mpi_check_rank(w->rank, w->world, w->size_from, rank, size);
 }
 
-/* The log is told which MPI it is when communicators are opened. */
+/* Nothing is logged about the MPI here, as that happens when communicators are opened. */
 int zr_mpi_world_meet(const struct zr_backend_config *config, struct zr_world *w, int *held)
 {
     int64_t ms = config->start_timeout_ms ? config->start_timeout_ms : config->timeout_ms;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_library.c: see mpi_library.h. */
+/* mpi_library.c: finds an MPI and a launcher in this process, loads the module, and compares all three. */
 #include "comm/mpi/mpi_library.h"
 #include "comm/loaded.h"
 #include "kernels/error.h"
@@ -18,7 +18,7 @@ enum kind { NONE, OPEN_MPI, MPICH };
 
 const char *zr_mpi_module_file;
 
-/* Of the MPI that this library itself brought into the process. */
+/* The function of the MPI that libzero itself loaded, and its lock. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static const void *brought;
 
@@ -30,7 +30,7 @@ struct found {
     void *function;
 };
 
-/* By the first words of MPI_Get_library_version, or a module's name. NONE: none that is known. */
+/* The kind of an MPI, by the first words of MPI_Get_library_version or a module's name. NONE: unknown. */
 static enum kind kind_of(const char *text)
 {
     static const char *const like_mpich[] = {"MPICH", "Intel(R) MPI", "MVAPICH"};
@@ -42,7 +42,7 @@ static enum kind kind_of(const char *text)
     return NONE;
 }
 
-/* "Open MPI v4.1.4, package: ..." and "MPICH Version:\t4.0.2" without what only looks well in a table. */
+/* Shortens "Open MPI v4.1.4, package: ..." and "MPICH Version:\t4.0.2" to name and version. */
 static void shorten(const char *text, char *version, size_t n)
 {
     char word[32] = "", rest[64] = "";
@@ -58,7 +58,7 @@ static void identify(void *function, struct found *f)
     int (*get_version)(char *, int *);
     int length = 0;
     memset(text, 0, sizeof text);
-    memcpy(&get_version, &function, sizeof get_version); /* POSIX has a data pointer hold a function's */
+    memcpy(&get_version, &function, sizeof get_version); /* POSIX lets a data pointer hold a function's */
     get_version(text, &length);
     text[sizeof text - 1] = 0;
     f->function = function;
@@ -67,7 +67,7 @@ static void identify(void *function, struct found *f)
     zr_loaded_path(function, f->path, sizeof f->path);
 }
 
-/* f->function NULL: none. */
+/* Finds the MPI that the process has loaded. f->function is NULL if there is none. */
 static int find_loaded(struct found *f)
 {
     struct zr_loaded l = zr_loaded_find("MPI_Get_library_version");
@@ -89,10 +89,10 @@ static int find_loaded(struct found *f)
     return 0;
 }
 
-/* ---- who started it ---- */
+/* ---- which launcher started it ---- */
 
 struct launcher {
-    /* NONE: no MPI's */
+    /* NONE: not a launcher of an MPI. */
     enum kind kind;
     char words[WORDS_BYTES];
 };
@@ -106,7 +106,7 @@ static void note(struct launcher *l, enum kind kind, const char *who, const char
                  other ? getenv(other) : "");
 }
 
-/* An mpirun inside a step of srun has both's variables: mpirun was later. */
+/* An mpirun inside a step of srun has the variables of both. mpirun was started later, so it counts. */
 static struct launcher find_mpi_launcher(void)
 {
     struct launcher l = {0};
@@ -125,10 +125,11 @@ static struct launcher find_mpi_launcher(void)
 
 /* ---- the module ---- */
 
-/* libzero-mpi.so lies beside libzero.so, or beside the program or library that libzero.a is linked into. */
+/* Writes the module's path. libzero-mpi.so is in the folder of libzero.so, or of the program or library that
+ * libzero.a is linked into. */
 static void find_module(char *path, size_t n)
 {
-    void *at = dlsym(RTLD_DEFAULT, "zero_version"); /* none in a program with libzero.a */
+    void *at = dlsym(RTLD_DEFAULT, "zero_version"); /* NULL in a program with libzero.a */
     struct link_map *map = NULL;
     char real[PATH_MAX];
     Dl_info info;
@@ -170,7 +171,7 @@ static int open_module(char *path, size_t n_path, void **library, const struct z
     return 0;
 }
 
-/* The MPI that the process had before is the module's. */
+/* Checks that the process's MPI is the module's. */
 static int check_same(const struct zr_mpi_shim *shim, const char *path, const struct found *f)
 {
     struct found other;
@@ -214,9 +215,9 @@ static int load_module(const struct found *f, struct zr_log *log, struct zr_mpi_
     return 0;
 }
 
-/* ---- what started the process ---- */
+/* ---- module and launcher ---- */
 
-/* Started by the launcher of the other MPI, each rank would be a world of its own. */
+/* Checks the launcher. Under the launcher of the other MPI, each rank would be a separate world. */
 static int check_launched_by(const struct zr_mpi_library *m, const struct launcher *l)
 {
     enum kind kind = kind_of(m->shim->name);
@@ -228,7 +229,7 @@ static int check_launched_by(const struct zr_mpi_library *m, const struct launch
                        "it by %s, or build libzero and the program with %s",
                        l->words, m->version, kind == MPICH ? "mpiexec of MPICH" : "mpirun of Open MPI",
                        kind == MPICH ? "Open MPI (-Dmpi=ompi)" : "MPICH (-Dmpi=mpich)");
-    /* Open MPI ends the process where it was started by Slurm and finds no PMIx. */
+    /* Open MPI ends the process if Slurm started it and there is no PMIx. */
     if (kind == OPEN_MPI && getenv("SLURM_STEP_ID"))
         return zr_fail(
             ZR_ERR_ARG,

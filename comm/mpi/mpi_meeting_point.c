@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_meeting_point.c: where ranks meet, as they tell each other over MPI: over a communicator that the
- * program lends (mpi_lent.c), or over MPI_COMM_WORLD, where the launcher of an MPI has started them and
- * nothing else says it.
+/* mpi_meeting_point.c: ranks agree over MPI on where they meet. They use a communicator that the program
+ * lends (mpi_lent.c), or MPI_COMM_WORLD if a launcher of MPI has started them and nothing else gives an
+ * address.
  *
  * Every rank sends its card (comm/meet/lent.h) to rank 0, which answers all of them once the last has come. A
- * card may be of a zero_wrap that its rank has given up since. So rank 0 counts a rank only once that rank
- * has confirmed that it still waits, and a rank that gives up afterwards asks rank 0 whether it was in time.
- * Cards carry cfg.launch.name, so contexts of one process may meet in any order. No call here waits inside
- * MPI. So a rank that comes late holds up no other context of the process, and a zero_wrap that fails leaves
- * nothing behind that MPI could not take back.
+ * card may belong to a zero_wrap that its rank has given up since. So rank 0 counts a rank only once that
+ * rank has confirmed that it still waits. A rank that gives up afterwards asks rank 0 whether it was in time.
+ * Cards carry cfg.launch.name, so contexts of one process may meet in any order.
  *
- * The messages go over the communicator itself, with a tag of their own: one of ours would have to be made
- * first, and that call of MPI's waits for every rank. */
+ * No call here waits inside MPI. So a late rank blocks no other context of the process, and a zero_wrap that
+ * fails leaves nothing pending in MPI. The messages use the communicator itself, with a separate tag. A new
+ * communicator would have to be made first, and that call waits for every rank. */
 #include "comm/meet/lent.h"
 #include "comm/mpi/mpi_comm.h"
 
@@ -21,19 +20,27 @@
 #include <time.h>
 #include <unistd.h>
 
-/* REST_MS: how long sent messages may take to leave. GRACE_MS: how much longer than rank 0 a rank waits at
- * most, to hear from it who is missing. LISTED: ranks that a message names. */
+/* REST_MS: time for sent messages to leave. GRACE_MS: most time that a rank waits longer than rank 0, to
+ * receive from it who is missing. LISTED: most ranks that a message names. */
 enum { MEETING_TAG = ZR_MPI_TAG_MAX, REST_MS = 1000, GRACE_MS = 2000, LISTED = 8 };
 static const char LIMIT[] = " (start_timeout_ms)";
 
-/* To rank 0: CARD, HERE (the rank has got SEEN, and waits), GONE (the rank waits no longer). From rank 0:
- * SEEN (it is there, in the context that the card names), POINT (where ranks meet, or why they do not), LEFT
- * (it has got GONE in time, and sends no POINT). */
+/* Kinds of notes. From other ranks to rank 0:
+ *
+ *    CARD   the rank is in zero_wrap
+ *    HERE   the rank has got SEEN, and still waits
+ *    GONE   the rank no longer waits
+ *
+ * From rank 0 to others:
+ *
+ *    SEEN   rank 0 is in zero_wrap, in the context that the card names
+ *    POINT  where ranks meet, or why they do not
+ *    LEFT   rank 0 has got GONE in time, and sends no POINT */
 enum note_kind { CARD = 1, HERE, GONE, SEEN, POINT, LEFT };
 
 struct note {
     int32_t kind, same_loopback;
-    /* of the zero_wrap of the rank that is not rank 0 */
+    /* Number of the zero_wrap of the rank that is not rank 0. */
     uint64_t attempt;
     struct zr_lent_card card;
 };
@@ -42,59 +49,60 @@ struct message {
     struct message *next;
     struct zr_mpi_batch batch;
     int from;
-    /* rank 0, which waits in another context, has answered it */
+    /* Rank 0, which waits in another context, has answered it. */
     bool is_answered;
     struct note note;
 };
 
-/* One of another rank, as rank 0 knows it. */
+/* Another rank, as rank 0 knows it. */
 struct arrival {
-    /* that its card belongs to; 0: no card has come */
+    /* The attempt that its card belongs to. 0: no card has come. */
     uint64_t attempt;
-    /* it has confirmed that attempt */
+    /* It has confirmed that attempt. */
     bool is_here;
 };
 
-/* One zero_wrap of this process. */
+/* A zero_wrap of this process. */
 struct meeting {
     struct meeting *next;
     struct zr_mpi_process *process;
     const struct zr_world *w;
-    /* "mpi_comm" */
+    /* Name of the communicator: "mpi_comm". */
     const char *over;
     int64_t ms, begun_ns, reminded_ns, until_ns;
     struct channel *channel;
     uint64_t attempt;
     struct message *sent;
-    /* of rank 0: (w->world) cards and what it knows of their ranks; how many are here, with rank 0 */
+    /* On rank 0: (w->world) the cards, and the state of their ranks; the number of ranks here, including rank
+     * 0. */
     struct zr_lent_card *all;
     struct arrival *come;
     int n_here;
-    /* of another rank: rank 0 is there; or only in a context of that name; or has answered LEFT */
+    /* On other ranks: rank 0 has come; it has come only in a context of other_name; it has answered LEFT. */
     bool is_seen, has_other_name, has_left;
     char other_name[sizeof((struct zr_world *)0)->name];
 };
 
-/* A communicator that contexts of this process meet over, or from which messages have come that nobody has
- * asked for yet. */
+/* A communicator that contexts of this process meet over, or that has messages which no context has taken
+ * yet. */
 struct channel {
     struct channel *next;
     struct zr_mpi_process *process;
     int32_t comm;
     int n_borrowed;
     struct meeting *meetings;
-    /* in the order in which MPI has them */
+    /* Messages in the order in which MPI delivers them. */
     struct message *first;
 };
 
-/* The lock is taken inside MPI, and never the other way round. */
+/* A thread that holds the lock must not enter MPI; one inside MPI may take it. */
 static struct channel *channels;
 static uint64_t last_attempt;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* --- channels --- */
 
-/* With the lock; NULL: no memory. */
+/* Finds or makes a channel. Called with the lock held. Returns NULL if there is no memory. */
 static struct channel *channel_of(struct zr_mpi_process *p, int32_t comm)
 {
     struct channel *c = channels;
@@ -136,7 +144,8 @@ static int join_channel(struct meeting *k, void *lent)
                  : zr_fail(ZR_ERR_NOMEM, "%s: no memory to meet over it", k->over);
 }
 
-/* With the lock: gives the communicator back if nobody meets over it and nothing has come. */
+/* Gives the communicator back if no context meets over it and no message has come. Called with the lock
+ * held. */
 static void drop_channel(struct channel *c)
 {
     struct channel **at = &channels;
@@ -199,7 +208,7 @@ static int send_note(struct meeting *k, int to, const struct note *note)
     return 0;
 }
 
-/* Takes up a message that has arrived, whichever context of the process it is for. *more: there was one. */
+/* Receives a message that has arrived, whichever context of the process it is for. *more: there was one. */
 static int receive_note(struct meeting *k, bool *more)
 {
     struct zr_mpi_process *p = k->process;
@@ -230,7 +239,7 @@ static int receive_note(struct meeting *k, bool *more)
     return class ? zr_mpi_say(p, class, "MPI_Iprobe") : 0;
 }
 
-/* False: one stays with MPI, and its memory. */
+/* Waits for sent messages to leave. Returns false if MPI keeps one, and its memory. */
 static bool have_left(struct meeting *k)
 {
     int64_t until_ns = zr_now_ns() + REST_MS * INT64_C(1000000);
@@ -259,7 +268,7 @@ static bool is_answer(const struct note *n)
     return n->kind == SEEN || n->kind == POINT || n->kind == LEFT;
 }
 
-/* An answer that nobody waits for. With the lock. */
+/* Whether no context waits for this answer any more. Called with the lock held. */
 static bool is_stale(const struct channel *c, const struct note *n)
 {
     const struct meeting *k = c->meetings;
@@ -275,7 +284,7 @@ static bool is_for(const struct meeting *k, const struct note *n)
     return is_answer(n) && n->attempt == k->attempt;
 }
 
-/* The next message for k, to be freed. NULL: there is none. */
+/* Returns the next message for k, to be freed, or NULL if there is none. */
 static struct message *take_next(struct meeting *k)
 {
     struct message **at = &k->channel->first, *found = NULL;
@@ -297,7 +306,7 @@ static struct message *take_next(struct meeting *k)
     return found;
 }
 
-/* 1: the time is over. */
+/* Receives messages, polls, and rests. Returns 0, 1 if the time is over, or the failure. */
 static int rest(struct meeting *k)
 {
     bool more = true;
@@ -309,9 +318,9 @@ static int rest(struct meeting *k)
     return err ? err : zr_now_ns() > k->until_ns;
 }
 
-/* --- what is said of the wait --- */
+/* --- descriptions of the wait --- */
 
-/* Writes for whom k has waited for so many ms. limit: what bounds that time, or "". */
+/* Describes which ranks k has waited for, for so many ms. limit: what limits that time, or "". */
 typedef void describe_fn(struct meeting *k, int64_t ms, const char *limit, char text[ZR_WAIT_CHARS]);
 
 static void remind_of(struct meeting *k, describe_fn *describe)
@@ -335,7 +344,7 @@ static int say_over(struct meeting *k, describe_fn *describe)
 
 /* --- rank 0 --- */
 
-/* Ranks that wait under another name hear under which this one waits. */
+/* Sends this context's name to ranks that wait under another name. */
 static int answer_other_names(struct meeting *k)
 {
     int err = 0;
@@ -361,7 +370,7 @@ static int answer_other_names(struct meeting *k)
     return err;
 }
 
-/* A card is newer than what has come from its rank before. */
+/* Handles a note. A card replaces earlier cards of its rank. */
 static int take_note(struct meeting *k, int from, const struct note *n)
 {
     struct arrival *a = &k->come[from];
@@ -385,8 +394,8 @@ static int take_notes(struct meeting *k)
     return err ? err : answer_other_names(k);
 }
 
-/* A rank that has come under another name, and which; -1: none. It may have given up in the meantime, as all
- * ranks do at about the same time. With the lock. */
+/* Finds a rank that has come under another name. Returns -1 if there is none. The rank may have given up in
+ * the meantime, as all ranks do at about the same time. Called with the lock held. */
 static int find_other_name(const struct meeting *k, char name[sizeof k->other_name])
 {
     int rank = -1;
@@ -471,7 +480,7 @@ static void describe_unanswered(struct meeting *k, int64_t ms, const char *limit
              (long long)ms, limit, k->w->name, k->over, where);
 }
 
-/* Rank 0 is there, and hears that this rank still waits. */
+/* Rank 0 is there. Confirms to it that this rank still waits. */
 static int confirm(struct meeting *k)
 {
     int64_t grace_ms = k->ms / 8 < GRACE_MS ? k->ms / 8 : GRACE_MS;
@@ -483,7 +492,7 @@ static int confirm(struct meeting *k)
     return send_note(k, 0, &here);
 }
 
-/* 0: no answer yet; 1: it is in *answer; or the failure. */
+/* Returns 0 if there is no answer yet, 1 with the answer in *answer, or the failure. */
 static int take_answer(struct meeting *k, struct note *answer)
 {
     int res = 0;
@@ -502,7 +511,7 @@ static int take_answer(struct meeting *k, struct note *answer)
     return res;
 }
 
-/* 0: the time is over, or rank 0 has answered LEFT; 1: it is in *answer; or the failure. */
+/* Returns 0 if the time is over or rank 0 has answered LEFT, 1 with the answer in *answer, or the failure. */
 static int await_answer(struct meeting *k, struct note *answer)
 {
     int res = 0;
@@ -514,7 +523,8 @@ static int await_answer(struct meeting *k, struct note *answer)
     return res;
 }
 
-/* This rank waits no longer. If rank 0 counts on it, POINT may be under way, and is then the answer: 1. */
+/* Tells rank 0 that this rank no longer waits. If rank 0 counts on it, POINT may be on its way, and is then
+ * the answer: returns 1. */
 static int leave_rank_0(struct meeting *k, struct note *note, struct note *answer)
 {
     note->kind = GONE;
@@ -540,7 +550,7 @@ static int ask_rank_0(struct meeting *k, const struct zr_lent_card *mine, struct
                            : zr_lent_take(&answer.card, answer.same_loopback, k->over, w);
 }
 
-/* --- all --- */
+/* --- all ranks --- */
 
 static int meet(struct meeting *k, struct zr_world *w, int *held)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_open.c: MPI's communicators opened and closed, and MPI as a backend among others.
+/* mpi_open.c: opens and closes communicators over MPI, and has the backend's row.
  *
- * The ranks know each other by the rendezvous already. Over it they make sure that they have one MPI, which
- * knows as many of them, before any of them waits inside it. */
+ * The ranks are connected by the rendezvous already. Over it they check that they have the same MPI, and that
+ * it has all of them as ranks, before any of them waits inside MPI. */
 #include "comm/fold.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/mpi/mpi_comm.h"
@@ -15,18 +15,18 @@
 #include <string.h>
 #include <time.h>
 
-/* CLOSE_MS: of MPI_Comm_free, which waits for nobody in the libraries that there are. REST_NS: how long
- * requests that are still under way are looked after when a communicator is closed. RETRY_NS: how long ranks
- * that do not all have a turn rest before they try again. */
+/* CLOSE_MS: time limit of MPI_Comm_free, which waits for no other rank in existing libraries. REST_NS: time
+ * for pending requests to end when a communicator is closed. RETRY_NS: pause of ranks that do not all have a
+ * turn. */
 enum { CLOSE_MS = 5000, REST_NS = 100 * 1000 * 1000, RETRY_NS = 2 * 1000 * 1000 };
 
-/* ---- what ranks tell each other ---- */
+/* ---- what ranks exchange ---- */
 
 struct card {
     int32_t is_lent;
-    /* in what communicators are made from */
+    /* Rank and size of the communicator that others are made from. */
     int32_t mpi_rank, mpi_size;
-    /* when the rank began; and whether it has its process's turn to make them */
+    /* The time when the rank began, and whether it has its process's turn to make communicators. */
     int64_t begun_ns;
     int32_t has_turn;
     char version[ZR_MPI_VERSION_BYTES];
@@ -63,7 +63,8 @@ int zr_mpi_check_rank(int rank, int world, const char *found_by, int mpi_rank, i
                    rank, world, found_by, mpi_rank, mpi_world);
 }
 
-/* Every rank of the world is one of MPI's, and each another. */
+/* Checks that every rank of the world is in the MPI communicator, and that no two have the same number
+ * there. */
 static int check_ranks(const struct zr_mpi_set *p, const struct card *all)
 {
     const char *of = all[0].is_lent ? "mpi_comm" : "MPI_COMM_WORLD";
@@ -109,7 +110,7 @@ static int find_library(const struct zr_mpi_options *opt, struct zr_mpi_library 
     return err ? err : zr_mpi_load(opt->log, lib);
 }
 
-/* MPI would begin as a world of one, if it can begin at all. */
+/* Without a launcher MPI would begin as a world of one, if it can begin at all. */
 int zr_mpi_check_launched(const struct zr_mpi_library *lib)
 {
     return lib->is_launched ? 0 : zr_mpi_say_not_launched();
@@ -142,7 +143,7 @@ static int64_t day_ns(void)
     return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
-/* MPI is begun on all ranks, or on none that did not have it already. */
+/* Begins MPI on all ranks, or on none that did not have it already. */
 static int meet_in_mpi(struct zr_mpi_set *p, struct card *all)
 {
     struct zr_mpi_library lib;
@@ -199,7 +200,8 @@ static int take_turns(struct zr_mpi_set *p, struct card *all)
     }
 }
 
-/* MPI may know more ranks, where the program has begun it and nothing else says who they are. */
+/* Checks a world of one: MPI may have more ranks if the program has begun it and nothing else gives their
+ * number. */
 static int check_alone(const struct zr_mpi_set *p)
 {
     struct zr_mpi_library lib;
@@ -211,7 +213,7 @@ static int check_alone(const struct zr_mpi_set *p)
     return zr_mpi_check_rank(0, 1, p->opt.found_by, rank, size);
 }
 
-/* What is asked for, by the thread that may be left behind in it. */
+/* Arguments of MPI_Comm_create_group, for the thread that may be left behind in it. */
 struct making {
     struct zr_mpi_process *process;
     void *lent;
@@ -220,7 +222,7 @@ struct making {
     int64_t ms;
     int32_t comm;
     int class;
-    /* what kept it from being asked */
+    /* The failure that prevented the call. */
     struct zr_kept kept;
 };
 
@@ -229,7 +231,7 @@ static int make_in_time(void *arg)
     struct making *k = arg;
     int err = zr_mpi_enter(k->process, k->ms);
     if (err) {
-        zr_keep(&k->kept, err); /* the message is this thread's */
+        zr_keep(&k->kept, err); /* the message belongs to this thread */
         return err;
     }
     k->class = zr_mpi_shim_of(k->process)
@@ -260,7 +262,7 @@ int zr_mpi_make(struct zr_mpi *m)
     for (int i = 0; i < n; i++)
         k.member[i] = p->mpi_rank[zr_comm_rank(&m->base, i)];
     int err = zr_within(&call, k.ms, &k, sizeof k, &res, &left);
-    if (left) { /* the thread reads them still */
+    if (left) { /* the thread still reads them */
         p->is_left = true;
         zr_mpi_process_half_made(p->process);
         return err;
@@ -277,15 +279,16 @@ static int64_t mpi_chunk_of(const struct zr_role_ask *ask)
     return ask->group->size == 1 || n > ZR_MPI_CHUNK ? ZR_MPI_CHUNK : n > ZR_MPI_ALIGN ? n : ZR_MPI_ALIGN;
 }
 
-/* Chunks of a block of ranks, twice, and partial sums of the tree, whose elements may be half as wide. */
+/* Two chunks for each rank of a block, and the partial sums of the tree. The partial sum of a chunk of bf16
+ * elements has twice its bytes, hence the second factor of 2. */
 int64_t zr_mpi_role_bytes(enum zr_role role, const struct zr_role_ask *ask, bool deterministic)
 {
     int32_t size = ask->group->size, rows = size < ZR_FOLD_BLOCK ? size : ZR_FOLD_BLOCK;
-    (void)deterministic; /* it always is */
+    (void)deterministic; /* sums always are */
     return size == 1 || !zr_role_reduces(role) ? 0 : (2 * rows + 2 * zr_fold_parts(size)) * mpi_chunk_of(ask);
 }
 
-/* Once for each group. */
+/* Logs how the group uses shared memory, once for each group. */
 static void report_tiers(const struct zr_mpi *m)
 {
     const struct zr_spread *s = &m->spread;
@@ -304,7 +307,7 @@ static void report_tiers(const struct zr_mpi *m)
                 m->name, s->least_local, s->most_local, s->n_hosts, ZR_MAX_SOURCES);
 }
 
-/* How the group lies on hosts, once the set knows them. ZR_ERR_NOMEM. */
+/* Finds how the group is distributed over hosts, if some host has several ranks. Returns ZR_ERR_NOMEM. */
 static int find_spread(struct zr_mpi *m)
 {
     const struct zr_group *g = &m->base.group;
@@ -358,13 +361,13 @@ static int make_role(struct zr_mpi_set *p, enum zr_role role, const struct zr_ro
     return find_spread(m);
 }
 
-/* Waiting threads look for a while before they sleep, if there is a core for each. */
+/* Whether there is a core for each waiting thread. Then threads spin for a while before they sleep. */
 static bool has_cores(const struct zr_topology *t, int world, int n_streams)
 {
     return zr_topology_has_cores(t ? t->local_size : world, t ? zr_topology_on_machine(t) : world, n_streams);
 }
 
-/* Some host has several ranks. */
+/* Whether some host has several ranks. */
 static bool has_tiers(const struct zr_mpi_options *opt)
 {
     const struct zr_topology *t = opt->topology;
@@ -376,7 +379,7 @@ static void drop_set(struct zr_mpi_set *p)
     if (p->n_open)
         return;
     zr_mpi_process_drop(p->process, p->opt.log, !p->is_left && !zr_first_code(&p->failure));
-    if (p->is_left) /* requests, and threads, still know it */
+    if (p->is_left) /* pending requests and threads still use it */
         return;
     free(p->mpi_rank);
     free(p);
@@ -409,7 +412,7 @@ static int open_all(struct zr_mpi_set *p, const struct zr_role_ask ask[ZR_ROLES]
     for (int r = 0; r < ZR_ROLES && !err; r++)
         if (ask[r].group) {
             err = make_role(p, (enum zr_role)r, &ask[r], &comm[r]);
-            n += r != ZR_ROLE_CONTROL; /* which works on the stream that reduces */
+            n += r != ZR_ROLE_CONTROL; /* CONTROL works on the stream that reduces */
         }
     p->spins = has_cores(p->opt.topology, p->world, n);
     err = zr_rendezvous_agree(p->rdv, err);
@@ -447,9 +450,9 @@ int zr_mpi_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct z
             drop_set(p);
         return zr_rendezvous_fail(rdv, err);
     }
-    p->n_open++; /* while it is opened */
+    p->n_open++; /* holds the set while it is opened */
     err = open_all(p, ask, comm);
-    p->opt.library = NULL; /* the caller's */
+    p->opt.library = NULL; /* it belongs to the caller */
     if (err) {
         struct zr_kept kept;
         zr_keep(&kept, err);
@@ -484,7 +487,7 @@ static int free_in_time(void *arg)
     return class;
 }
 
-/* A rank that was lost would be waited for. */
+/* Frees the MPI communicator. After a failure it does not, as MPI_Comm_free would wait for a lost rank. */
 static void free_mpi_comm(struct zr_mpi *m)
 {
     struct freeing k = {m->set->process, m->comm};
@@ -497,7 +500,7 @@ static void free_mpi_comm(struct zr_mpi *m)
         m->set->is_left = true;
 }
 
-/* What has been sent may have ended without anybody having looked. */
+/* Polls for a while: requests may have ended without any thread having noticed. */
 static bool comes_to_rest(const struct zr_mpi *m)
 {
     int64_t until = zr_now_ns() + REST_NS;
@@ -526,7 +529,7 @@ void zr_mpi_close(struct zr_comm *c)
         free(m->peer);
         zr_spread_free(&m->spread);
         free(m);
-    } else { /* MPI has memory of it and of its arena, for as long as the process lives */
+    } else { /* MPI uses memory of it and of its arena for as long as the process lives */
         zr_warn(p->opt.log,
                 "mpi %s: other ranks do not answer pending requests: the communicator and its memory are not "
                 "freed; the process should end",
@@ -536,7 +539,7 @@ void zr_mpi_close(struct zr_comm *c)
     drop_set(p);
 }
 
-/* ---- a backend ---- */
+/* ---- the backend's row ---- */
 
 static int mpi_open_roles(struct zr_rendezvous *rdv, struct zr_device *dev,
                           const struct zr_backend_config *config, const struct zr_role_ask ask[ZR_ROLES],

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_options.h: how communicators over MPI are opened. Ranks are on the host device. */
+/* mpi_options.h: how to open communicators over MPI, for ranks on the host device. */
 #ifndef ZR_COMM_MPI_OPTIONS_H
 #define ZR_COMM_MPI_OPTIONS_H
 
@@ -9,17 +9,17 @@
 struct zr_rendezvous;
 
 struct zr_mpi_options {
-    /* Time that an operation waits for peers without any request having ended. */
+    /* Time that an operation waits for peers while no request ends, in ms. */
     int64_t timeout_ms;
-    /* Time that opening waits for a call into MPI to return. */
+    /* Time that opening waits for a call into MPI to return, in ms. */
     int64_t start_timeout_ms;
-    /* No shared memory inside a host. */
+    /* Do not use shared memory inside a host. */
     bool flat;
     /* The program's own MPI_Comm *, which has all ranks of the rendezvous, or NULL. */
     void *lent;
-    /* As in struct zr_backend_config. */
+    /* See struct zr_backend_config. */
     const char *found_by;
-    /* Of the world. Outlives the communicators. NULL: all ranks share the cores of one host. */
+    /* The world's topology. Outlives the communicators. NULL: all ranks share the cores of one host. */
     const struct zr_topology *topology;
     /* NULL: libzero's module. */
     const struct zr_mpi_library *library;
@@ -28,13 +28,14 @@ struct zr_mpi_options {
 };
 
 /* Opens a communicator for each role that any rank has. The caller closes each. Initializes MPI if the
- * program has not. Contexts of a process that open at the same time take turns. Collective over all ranks
- * of rdv, each with its own groups; blocking. rdv, dev and the groups' members must outlive the
- * communicators. */
+ * program has not. Contexts of a process that open at the same time take turns. rdv, dev and the groups'
+ * members must outlive the communicators.
+ *
+ * Collective over all ranks of rdv, each with its own groups; blocks. */
 int zr_mpi_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_mpi_options *opt,
                 const struct zr_role_ask ask[ZR_ROLES], struct zr_comm *comm[ZR_ROLES]);
 
-/* Bytes that a role's communicator keeps for itself at the end of its arena, a multiple of 256. */
+/* Bytes that a role's communicator reserves at the end of its arena, a multiple of 256. */
 int64_t zr_mpi_role_bytes(enum zr_role role, const struct zr_role_ask *ask, bool deterministic);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_own.c: see mpi_own.h. */
+/* mpi_own.c: puts MPI's own collectives on a communicator's stream, for zero-bench comm. */
 #include "comm/mpi/mpi_own.h"
 #include "comm/mpi/mpi_comm.h"
 
@@ -58,7 +58,7 @@ static void run_own(void *arg)
     if (err)
         return;
     if (k->which == ZR_MPI_OWN_IREDUCE_SCATTER_BLOCK) {
-        zr_mpi_reduce_block(k->m, k->in, k->out, k->n); /* which keeps its failure itself */
+        zr_mpi_reduce_block(k->m, k->in, k->out, k->n); /* it keeps its failure itself */
         return;
     }
     err = run_blocking(k);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_process.c: see mpi_process.h. */
+/* mpi_process.c: begins and ends MPI, lets one thread inside at a time, and polls. */
 #include "comm/mpi/mpi_process.h"
 #include "comm/within.h"
 #include "kernels/error.h"
@@ -10,10 +10,10 @@
 #include <time.h>
 #include <unistd.h>
 
-/* BUSY_NS: so long after somebody waited the thread looks often. STOP_NS: how long it is waited for. END_MS:
- * of MPI_Finalize, when the process ends. TURN_NS: how long a context waits for a turn before its ranks ask
- * each other. LAST_LOOKS: how often one looks, OFTEN_NS apart, for what MPI has taken over: when nobody uses
- * MPI any more, and before MPI_Finalize. */
+/* BUSY_NS: the thread polls often for this long after a user has polled. STOP_NS: time limit for it to stop.
+ * END_MS: time limit of MPI_Finalize at the end of the process. TURN_NS: time that a context waits for a turn
+ * before its ranks ask each other. LAST_LOOKS: number of polls, OFTEN_NS apart, for bytes that MPI has
+ * accepted, when the last user leaves and before MPI_Finalize. */
 enum {
     OFTEN_NS = 1000 * 1000,
     TURN_NS = 100 * 1000 * 1000,
@@ -31,21 +31,22 @@ struct zr_mpi_process {
     const struct zr_mpi_shim *shim;
     struct zr_mpi_world *world;
     pid_t pid;
-    /* by us; and something was left that MPI_Finalize might wait for */
+    /* libzero began it; something was left pending that MPI_Finalize might wait for. */
     bool is_ours, is_disturbed;
-    /* who have opened it; of the list's lock */
+    /* Number of users. Protected by the list's lock. */
     int n_open;
-    /* of the one that did so last and is still there, or NULL */
+    /* Log of the latest user that is still there, or NULL. */
     struct zr_log *log;
 
     pthread_mutex_t lock;
     pthread_cond_t moved;
-    /* when the context began that has the turn to make communicators; 0: none has */
+    /* Time at which the context began that has the turn to make communicators. 0: none has it. */
     int64_t turn_ns;
-    /* a thread is inside; how many want to be; the watching thread is to end */
+    /* A thread is inside; the polling thread must stop; it has stopped. n_waiting: threads that want to be
+     * inside. */
     bool inside, stop, has_stopped;
     int n_waiting;
-    /* when somebody who waits polled last */
+    /* Time of the last poll by a waiting user. */
     int64_t used_ns;
     _Atomic int state;
     int broken_class;
@@ -53,12 +54,12 @@ struct zr_mpi_process {
 
     bool has_thread;
     struct zr_thread thread;
-    /* inside: whose request a slot has */
+    /* Used inside MPI: the batch of each slot's request. */
     struct zr_mpi_batch *of[ZR_MPI_SLOTS];
     struct zr_mpi_done done[ZR_MPI_SLOTS];
 };
 
-/* Never freed: MPI is of the process. */
+/* Never freed, as MPI belongs to the process. */
 static struct zr_mpi_process *processes;
 static pthread_mutex_t processes_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -95,7 +96,8 @@ int zr_mpi_ended(struct zr_mpi_process *p)
     return 0;
 }
 
-/* With the lock held: waits until nobody is inside, and is inside then, unless it takes longer. */
+/* Waits until no thread is inside, and marks this one as inside. Returns false if that takes longer than ms.
+ * Called with the lock held. */
 static bool go_inside(struct zr_mpi_process *p, int64_t ms)
 {
     struct timespec until = zr_in_ns(ms * 1000000);
@@ -179,7 +181,7 @@ static void end_request(struct zr_mpi_process *p, const struct zr_mpi_done *d)
     atomic_fetch_sub(&b->n_left, 1);
 }
 
-/* is_use: somebody waits for something. */
+/* is_use: a user is waiting for a request. */
 static bool poll_once(struct zr_mpi_process *p, bool is_use)
 {
     pthread_mutex_lock(&p->lock);
@@ -209,7 +211,7 @@ bool zr_mpi_poll(struct zr_mpi_process *p)
     return poll_once(p, true);
 }
 
-/* ---- the thread that looks now and then ---- */
+/* ---- the polling thread ---- */
 
 static void look_now_and_then(void *arg)
 {
@@ -231,7 +233,7 @@ static void look_now_and_then(void *arg)
     pthread_mutex_unlock(&p->lock);
 }
 
-/* One that does not come back from MPI is left there, and p is no more used. */
+/* Stops the polling thread. If it does not return from MPI it is left there, and p is not used any more. */
 static void stop_thread(struct zr_mpi_process *p)
 {
     struct timespec until = zr_in_ns(STOP_NS);
@@ -253,10 +255,10 @@ static void stop_thread(struct zr_mpi_process *p)
     p->has_thread = !stopped;
 }
 
-/* ---- its beginning and its end ---- */
+/* ---- beginning and ending MPI ---- */
 
-/* Where any thread calls MPI_Finalize, before that does anything. That is said at once where a context is
- * open: MPICH 4.0 may abort the process for it, when another thread was inside at that moment. */
+/* Runs when any thread calls MPI_Finalize, before that does anything. The warning comes at once if a context
+ * is open: MPICH 4.0 may abort the process if another thread was inside at that moment. */
 static void stop_before_finalize(void *arg)
 {
     struct zr_mpi_process *p = arg;
@@ -277,7 +279,7 @@ static int finalize(void *arg)
     return p->shim->finalize(p->world);
 }
 
-/* It may wait for ranks that do not come. */
+/* Calls MPI_Finalize with a time limit: it may wait for ranks that never call it. */
 static void finalize_in_time(struct zr_mpi_process *p)
 {
     const struct zr_task_call call = {.what = "MPI_Finalize", .thread = "zero-mpi", .fn = finalize};
@@ -292,9 +294,9 @@ static bool is_there(const struct zr_mpi_process *p)
     return p->shim->is_initialized(p->world) && !p->shim->is_finalized(p->world);
 }
 
-/* MPICH 4.0 ends connections in MPI_Finalize one by one, and lets UCX work no more on a rank whose own have
- * ended: another then waits there for ever for what only that rank could answer, as over tcp where it had not
- * come to it before (pmodels/mpich, pull request 6596). So all look on for a while first. */
+/* Polls for a while before MPI_Finalize. MPICH 4.0 ends connections there one by one, and stops UCX's
+ * progress on a rank once its connections have ended (pmodels/mpich, pull request 6596). A rank that still
+ * needs an answer from it then waits for ever. This happens for example over tcp. */
 static void look_before_finalize(struct zr_mpi_process *p)
 {
     for (int i = 0; i < LAST_LOOKS; i++) {
@@ -303,8 +305,8 @@ static void look_before_finalize(struct zr_mpi_process *p)
     }
 }
 
-/* A process that has failed, or of which something is pending, may be waited for by nobody: it goes without.
- */
+/* Ends MPI with the process. If a user failed or left requests pending, other ranks may never call
+ * MPI_Finalize. Then it is skipped. */
 static void end_process(struct zr_mpi_process *p)
 {
     if (p->pid != getpid() || zr_mpi_enter(p, 1000))
@@ -326,7 +328,8 @@ static void end_process(struct zr_mpi_process *p)
 
 static void end_all(void)
 {
-    if (pthread_mutex_trylock(&processes_lock)) /* a child that was forked meanwhile, or a thread goes on */
+    /* Another thread holds it, or held it when this child was forked. */
+    if (pthread_mutex_trylock(&processes_lock))
         return;
     for (struct zr_mpi_process *p = processes; p; p = p->next)
         end_process(p);
@@ -346,7 +349,7 @@ static int refuse_level(const struct zr_mpi_library *lib, bool is_ours, enum zr_
                    lib->version, names[level]);
 }
 
-/* MPI_Init_thread, as the thread sees it that may be left behind in it. */
+/* Arguments of MPI_Init_thread, for the thread that may be left behind in it. */
 struct beginning {
     struct zr_mpi_process *process;
     enum zr_mpi_level want, level;
@@ -358,12 +361,13 @@ static int init_in_time(void *arg)
     return k->process->shim->init(k->process->world, k->want, &k->level);
 }
 
-/* It has no time limit of its own, and a rank that died on its way to it is waited for. */
+/* Calls MPI_Init_thread on another thread: it has no time limit, and waits for a rank that died before its
+ * call. */
 static int init_mpi(struct zr_mpi_process *p, const struct zr_mpi_library *lib, int64_t ms,
                     struct zr_rendezvous *look, enum zr_mpi_level *level, int *class)
 {
     struct beginning k = {.process = p,
-                          /* a program that has MPI may use it too, once it has begun */
+                          /* A program that has MPI may use it, too, once it has begun. */
                           .want = lib->is_programs ? ZR_MPI_MULTIPLE : ZR_MPI_SERIALIZED,
                           .level = ZR_MPI_FUNNELED_OR_LESS};
     const struct zr_task_call call = {
@@ -380,7 +384,7 @@ static int init_mpi(struct zr_mpi_process *p, const struct zr_mpi_library *lib, 
     return err;
 }
 
-/* Begins MPI where nobody has. */
+/* Begins MPI if it has not begun. */
 static int begin_mpi(struct zr_mpi_process *p, const struct zr_mpi_library *lib, int64_t ms,
                      struct zr_rendezvous *look)
 {
@@ -407,7 +411,7 @@ static int begin_mpi(struct zr_mpi_process *p, const struct zr_mpi_library *lib,
     return zr_fail(ZR_ERR_FAILED, "beginning %s: %s", lib->version, text);
 }
 
-/* What was begun here ends here. MPI may have been told of p. */
+/* Ends MPI if it was begun here. MPI may still have the address of p. */
 static int give_up(struct zr_mpi_process *p, int err)
 {
     struct zr_kept kept;
@@ -418,7 +422,7 @@ static int give_up(struct zr_mpi_process *p, int err)
     return zr_say_again(&kept);
 }
 
-/* Known from now on. */
+/* Adds a process to the list. */
 static void add_process(struct zr_mpi_process *p)
 {
     if (!processes)
@@ -441,12 +445,12 @@ static int make_process(const struct zr_mpi_library *lib, int64_t ms, struct zr_
     int err = begin_mpi(p, lib, ms, look);
     if (atomic_load(&p->state) != STUCK && err)
         return give_up(p, err);
-    add_process(p); /* stuck, so that nobody begins it once more */
+    add_process(p); /* also if it is stuck, so that MPI is not begun again */
     *out = p;
     return err;
 }
 
-/* What it knows is of the MPI that is there, and not of one before that, as in tests. */
+/* Whether p belongs to the current MPI, and not to an earlier one, as happens in tests. */
 static bool is_current(const struct zr_mpi_process *p)
 {
     int state = atomic_load(&p->state);
@@ -461,7 +465,7 @@ static struct zr_mpi_process *find_process(const struct zr_mpi_world *world)
     return p;
 }
 
-/* What a forked child has of MPI is its parent's: connections, and what is under way on them. */
+/* Refuses a forked child: its connections and pending requests in MPI are its parent's. */
 static int check_not_forked(const struct zr_mpi_world *world)
 {
     const struct zr_mpi_process *p = processes;
@@ -475,7 +479,7 @@ static int check_not_forked(const struct zr_mpi_world *world)
              : 0;
 }
 
-/* MPI_Finalize may look at it at any time. */
+/* Changes the log under the lock, as MPI_Finalize may read it at any time. */
 static void set_log(struct zr_mpi_process *p, const struct zr_log *from, struct zr_log *to)
 {
     pthread_mutex_lock(&p->lock);

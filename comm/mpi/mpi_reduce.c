@@ -1,30 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_reduce.c: sums. MPI's own reduce-scatter adds in an order that its library chooses, and slowly. So
+/* mpi_reduce.c: sums. MPI's own reduce-scatter is slow, and adds in an order that its library chooses. So
  * each source sends each owner its slice, and the owner adds them in the fixed tree in fp32.
  *
- * A source is a rank, or a host with several ranks if the tree branches into hosts (spread.h). Then each
- * member adds up, straight out of the arenas of its host, the slices that the places of its column own,
- * and sends these sums in fp32. The bits are those of all ranks' slices together.
+ * A source is a rank, or a host with several ranks if the tree branches into hosts (spread.h). In the second
+ * case each member takes the slices that the places of its column own. It adds them up directly from the
+ * arenas of its host, and sends these sums in fp32. The bits are those of a sum over all ranks' slices.
  *
- * A sum goes in steps that are the same on all ranks: of every slice one chunk, from the sources of one
- * block of the tree (comm/fold.h). In step k of a chunk a source of block b gets from block b + k and
- * sends to block b - k, so that what one sends in a step another gets in the same step. Two steps are
- * under way at a time: one comes while the one before is added. */
+ * A sum takes steps that are the same on all ranks. A step handles one chunk of every slice, from the sources
+ * of one block of the tree (comm/fold.h). In step k of a chunk a source of block b receives from block b + k
+ * and sends to block b - k. So what one source sends in a step another receives in the same step. Two steps
+ * are active at a time: one is received while the one before is added. */
 #include "comm/fold.h"
 #include "comm/mpi/mpi_comm.h"
 
-/* HOST_ELEMENTS: between two looks at failures, of sums that need no staging, as all ranks are on one
- * host. */
+/* HOST_ELEMENTS: elements that are added between two looks at failures, in sums that need no staging because
+ * all ranks are on one host. */
 enum { HOST_ELEMENTS = 1 << 18, STAGE_ALIGN = 64 };
 
 struct sum {
     struct zr_mpi *m;
     const struct zr_reduce_seg *g;
-    /* Sources: how many, this rank's or its host's number, blocks of them, and sources of a block. */
+    /* Number of sources; this rank's or its host's number; number of blocks; most sources of a block. */
     int n, me, n_blocks, rows;
-    /* Of this rank on its host. */
+    /* This rank's number on its host. */
     int column;
-    /* Of what travels. */
+    /* Type of the elements that travel. */
     enum zr_dtype wire;
     /* Elements of a chunk; bytes of an element in the arena. */
     int64_t elems, each;
@@ -38,7 +38,7 @@ static int block_end(const struct sum *s, int block)
     return end < s->n ? end : s->n;
 }
 
-/* Whose sources come in a step, and to whom this one's go. */
+/* The block that a step receives from, and the block that it sends to. */
 static int block_from(const struct sum *s, int64_t step)
 {
     return (s->me / ZR_FOLD_BLOCK + (int)(step % s->n_blocks)) % s->n_blocks;
@@ -49,7 +49,7 @@ static int block_to(const struct sum *s, int64_t step)
     return (s->me / ZR_FOLD_BLOCK - (int)(step % s->n_blocks) + s->n_blocks) % s->n_blocks;
 }
 
-/* The place that gets what this rank has for source i, and that sends what this rank gets of it. */
+/* The place to which this rank sends for source i, and from which it receives for source i. */
 static int partner(const struct sum *s, int i)
 {
     return s->m->sums_by_host ? zr_spread_place(&s->m->spread, i, s->column) : i;
@@ -77,7 +77,8 @@ static int64_t row_bytes(const struct sum *s)
     return s->elems * zr_dtype_bytes(s->wire);
 }
 
-/* Staging memory: what comes of a source, and what a host sends to another, of two steps each. */
+/* Staging memory for what a source sends here, and for what this host sends to another, for two steps
+ * each. */
 static char *staged_in(const struct sum *s, int i, int64_t step)
 {
     return s->m->own + (step % 2 * s->rows + i % ZR_FOLD_BLOCK) * row_bytes(s);
@@ -88,7 +89,7 @@ static char *staged_out(const struct sum *s, int i, int64_t step)
     return staged_in(s, i, step) + 2 * s->rows * row_bytes(s);
 }
 
-/* Adds what this host's members have of a place's chunk. */
+/* Adds up the parts of a place's chunk that this host's members have. */
 static void sum_here(const struct sum *s, int place, int64_t step, void *dst, bool accumulate)
 {
     const struct zr_mpi *m = s->m;
@@ -99,7 +100,7 @@ static void sum_here(const struct sum *s, int place, int64_t step, void *dst, bo
     m->set->kernels->sum_tree(dst, src, n, s->g->dtype, chunk_elems(s, place, step), accumulate);
 }
 
-/* What this source has of a place's chunk, which a host puts together at `staged`. */
+/* This source's part of a place's chunk. A host adds it up at `staged`. */
 static const char *source_of(const struct sum *s, int place, int64_t step, char *staged)
 {
     if (!s->m->sums_by_host)
@@ -149,8 +150,8 @@ static void add_step(struct sum *s, int64_t step)
     zr_fold_add(&s->fold, block, src, s->wire);
 }
 
-/* Elements of a chunk. Sums by host use the staging memory that the plan has for sums by rank: rows that come
- * and that go, of two steps each, and the partial sums of the tree over hosts. */
+/* Elements of a chunk. The plan sizes the staging memory for sums by rank. Sums by host divide it into
+ * received and sent rows of two steps each, and the partial sums of the tree over hosts. */
 static int64_t elems_of(const struct sum *s)
 {
     const struct zr_mpi *m = s->m;
@@ -195,5 +196,5 @@ int zr_mpi_reduce(struct zr_mpi *m, const struct zr_reduce_seg *seg, uint32_t n_
     int err = 0;
     for (uint32_t i = 0; i < n_seg && !err; i++)
         err = sum_segment(m, &seg[i]);
-    return err || !m->sums_by_host ? err : zr_mpi_meet_host(m); /* nobody reads my arena any more */
+    return err || !m->sums_by_host ? err : zr_mpi_meet_host(m); /* no rank reads my arena any more */
 }

@@ -2,8 +2,8 @@
 /* mpi_shim.c: the module libzero-mpi.so, which is the table of mpi_shim.h over one MPI library. It is the
  * only file that sees mpi.h.
  *
- * MPI 3.0 is enough. Nothing here waits, cancels or frees a request: a request that was cancelled when it was
- * complete aborts MPICH, and one of a peer that died can do the same. */
+ * MPI 3.0 is enough. Nothing here waits for, cancels or frees a request. Cancelling a complete request aborts
+ * MPICH, and cancelling a request of a peer that died can do the same. */
 #include "comm/mpi/mpi_shim.h"
 
 #include <mpi.h>
@@ -26,26 +26,26 @@ _Static_assert(MPI_VERSION >= 3, "MPI 3.0 is needed: collectives that do not blo
 #define NAME     "MPICH"
 #endif
 
-/* UNIT: what long pieces consist of, since MPI counts in an int. */
+/* UNIT: long pieces consist of units of this many bytes, since MPI counts in an int. */
 enum { UNIT = 64 };
 
 struct zr_mpi_world {
     MPI_Comm comm[ZR_MPI_COMMS];
     bool has_comm[ZR_MPI_COMMS];
-    /* how often it was borrowed; 0: it is ours */
+    /* How often it was borrowed. 0: the shim made it. */
     int n_borrowed[ZR_MPI_COMMS];
-    /* MPI_REQUEST_NULL: free; none is used from high on */
+    /* MPI_REQUEST_NULL: free. All slots from high on are free. */
     MPI_Request request[ZR_MPI_SLOTS];
     int high;
-    /* arrays: gcc takes MPICH's MPI_STATUSES_IGNORE for one of no elements */
+    /* Arrays, as gcc takes MPICH's MPI_STATUSES_IGNORE for an array without elements. */
     MPI_Status status[ZR_MPI_SLOTS];
     int index[ZR_MPI_SLOTS];
     int keyval;
     bool has_keyval;
-    /* of this rank alone, whose errors are returned: for a call where nothing is under way */
+    /* A communicator of this rank alone, whose errors are returned. poll uses it if nothing is pending. */
     MPI_Comm alone;
     bool has_alone;
-    /* of these two */
+    /* Protects fn and fn_arg. */
     pthread_mutex_t lock;
     void (*fn)(void *arg);
     void *fn_arg;
@@ -80,7 +80,7 @@ static void shim_library(struct zr_mpi_world *w, char *text, size_t n)
 
 static const void *shim_address(void)
 {
-    /* POSIX has a data pointer hold a function's. */
+    /* POSIX lets a data pointer hold a function's. */
     int (*function)(char *, int *) = MPI_Get_library_version;
     const void *at;
     memcpy(&at, &function, sizeof at);
@@ -136,7 +136,7 @@ static int shim_finalize(struct zr_mpi_world *w)
     return mpi_class_of(MPI_Finalize());
 }
 
-/* MPI_Finalize deletes what MPI_COMM_SELF carries before it does anything else. */
+/* MPI_Finalize deletes the attributes of MPI_COMM_SELF before it does anything else. */
 static int finalize_begins(MPI_Comm comm, int keyval, void *value, void *extra)
 {
     struct zr_mpi_world *w = value;
@@ -206,7 +206,7 @@ static int shim_rank_of(struct zr_mpi_world *w, void *lent, int *rank, int *size
     if (comm == MPI_COMM_NULL)
         return 0;
     int err = MPI_Comm_test_inter(comm, &between);
-    if (!err && between) /* of two groups: nobody has one rank in it */
+    if (!err && between) /* an intercommunicator has two groups, so a rank has no single number */
         return MPI_ERR_COMM;
     if (!err)
         err = MPI_Comm_rank(comm, rank);
@@ -223,7 +223,7 @@ static int free_index(const struct zr_mpi_world *w)
     return -1;
 }
 
-/* Takes one more of ours. */
+/* Adds a communicator that the shim made. */
 static int keep_comm(struct zr_mpi_world *w, MPI_Comm comm, int32_t at, int32_t *out)
 {
     int err = MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
@@ -305,7 +305,7 @@ static int shim_free(struct zr_mpi_world *w, int32_t comm)
 
 /* ---- requests ---- */
 
-/* A free slot, the lowest, so that poll has few to look at. NULL: there is none. */
+/* Takes the lowest free slot, so that poll has few to test. Returns NULL if there is none. */
 static MPI_Request *take_slot(struct zr_mpi_world *w, int32_t *slot)
 {
     int i = 0;
@@ -326,7 +326,7 @@ static void lower_high(struct zr_mpi_world *w)
         w->high--;
 }
 
-/* What was begun there, or was not. */
+/* Frees the slot if the request could not be begun. */
 static int begun_in(struct zr_mpi_world *w, int err, int32_t *slot)
 {
     if (err) {
@@ -359,7 +359,7 @@ static int shim_probe(struct zr_mpi_world *w, int32_t comm, int tag, int *from)
     return mpi_class_of(err);
 }
 
-/* bytes in one element that is as far from the next as stride. */
+/* Makes a type with one element of this many bytes, and the next element at stride. */
 static int make_type(int64_t bytes, int64_t stride, MPI_Datatype *out)
 {
     MPI_Datatype unit = MPI_BYTE, part = MPI_DATATYPE_NULL;
@@ -391,7 +391,7 @@ static int shim_all_gather(struct zr_mpi_world *w, int32_t comm, const void *own
         err = MPI_Iallgather(own ? own : MPI_IN_PLACE, plain ? (int)bytes : 1, type, to,
                              plain ? (int)bytes : 1, type, w->comm[comm], r);
     if (type != MPI_BYTE && type != MPI_DATATYPE_NULL)
-        MPI_Type_free(&type); /* what is under way keeps it */
+        MPI_Type_free(&type); /* a pending request keeps it */
     return begun_in(w, err, slot);
 }
 
@@ -459,7 +459,7 @@ static int shim_own(struct zr_mpi_world *w, int32_t comm, enum zr_mpi_own_call w
 static int shim_poll(struct zr_mpi_world *w, struct zr_mpi_done done[ZR_MPI_SLOTS])
 {
     int n = 0, flag;
-    if (w->high == 0) /* what has ended here may still be on its way: any call lets MPI work */
+    if (w->high == 0) /* bytes of ended requests may still be on their way: any call lets MPI work */
         return w->has_alone ? -mpi_class_of(MPI_Iprobe(0, 0, w->alone, &flag, MPI_STATUS_IGNORE)) : 0;
     int err = mpi_class_of(MPI_Testsome(w->high, w->request, &n, w->index, w->status));
     if (err && err != MPI_ERR_IN_STATUS)

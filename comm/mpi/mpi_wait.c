@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_wait.c: begins requests and waits for them, compares what ranks are about to do, and fails. */
+/* mpi_wait.c: begins requests and waits for them, compares the ranks' next operations, and fails. */
 #include "comm/meet/rendezvous.h"
 #include "comm/mpi/mpi_comm.h"
 
@@ -8,19 +8,19 @@
 #include <time.h>
 
 /* A waiting thread spins for SPIN_NS, yields its core until YIELD_NS, and then sleeps, longer after LONG_NS.
- * PEERS: posts that are exchanged at a time. */
+ * PEERS: most posts that are exchanged at a time. */
 enum {
     SPIN_NS = 50 * 1000,
     YIELD_NS = 2 * 1000 * 1000,
     LONG_NS = 100 * 1000 * 1000,
     PEERS = ZR_MPI_WINDOW / 2
 };
-/* The most time that rank 0 may take to compare calls, besides timeout_ms. */
+/* The most time that rank 0 may take to compare calls, in addition to timeout_ms. */
 static const int64_t DOUBT_NS = INT64_C(8) * 1000 * 1000 * 1000;
 
-/* How long no request has ended. Time between two looks counts only up to LONG_NS: if they are further
- * apart, the process was stopped or had no core, and the others may have been, too. since_ns: when a
- * request ended last. */
+/* How long no request has ended. The time between two looks counts only up to LONG_NS. If it is longer, the
+ * process was stopped or had no core, and the others may have been, too. since_ns: when a request ended
+ * last. */
 struct patience {
     int64_t still_ns, last_ns, since_ns;
     int32_t left;
@@ -42,7 +42,7 @@ static void rest_a_while(const struct zr_mpi_set *p, int64_t waited_ns)
     if (p->spins && waited_ns < SPIN_NS)
         zr_relax();
     else if (waited_ns < YIELD_NS)
-        sched_yield(); /* more ranks than cores: the other may need this one */
+        sched_yield(); /* more ranks than cores: another rank may need this core */
     else
         nanosleep(&(struct timespec){.tv_nsec = waited_ns < LONG_NS ? 50000 : 500000}, NULL);
 }
@@ -59,7 +59,7 @@ int zr_mpi_fail_op(struct zr_mpi *m, int code, const char *what)
     if (!zr_first_code(&p->failure) && zr_rendezvous_compare(p->rdv, code, text)) {
         int64_t until = zr_now_ns() + (p->timeout_ns < DOUBT_NS ? p->timeout_ns : DOUBT_NS);
         while (!zr_first_code(&p->failure) && zr_now_ns() < until) {
-            zr_mpi_poll(p->process); /* others may still need what this rank has sent */
+            zr_mpi_poll(p->process); /* other ranks may still need what this rank has sent */
             rest_a_while(p, LONG_NS);
         }
     }
@@ -77,8 +77,8 @@ static int fail_class(struct zr_mpi *m, int code, int class, const char *call)
 
 /* ---- waiting ---- */
 
-/* Looks for failures and polls once. 0: go on waiting; 1: no request has ended for too long; or the
- * failure. */
+/* Looks for failures and polls once. Returns 0 to go on waiting, 1 if no request has ended for too long, or
+ * the failure. */
 static int look_around_once(struct zr_mpi *m, struct patience *w, int32_t left)
 {
     struct zr_mpi_set *p = m->set;
@@ -101,7 +101,7 @@ static int look_around_once(struct zr_mpi *m, struct patience *w, int32_t left)
     return 0;
 }
 
-/* Returns 0, 1 or the failure, as look_around_once. */
+/* Returns 0, 1 or the failure, like look_around_once. */
 static int await_batch(struct zr_mpi *m, struct zr_mpi_batch *b, int32_t n_left)
 {
     struct patience w = {0};
@@ -188,7 +188,8 @@ static int begin_reduce_block(const struct zr_mpi_shim *shim, struct zr_mpi_worl
     return shim->reduce_block(w, comm, a->from, a->to, a->bytes / (int64_t)sizeof(float), slot);
 }
 
-/* 0 with the request's slot, or -1 if there is no room; or the failure. */
+/* Tries to begin a request. Returns 0 with the request's slot, or -1 as slot if there is no room; or the
+ * failure. */
 static int begin_once(struct zr_mpi *m, begin_fn *begin, const struct ask *a, int32_t *slot)
 {
     struct zr_mpi_set *p = m->set;
@@ -212,7 +213,7 @@ static int begin_request(struct zr_mpi *m, begin_fn *fn, const struct ask *a)
         res = res ? res : begin_once(m, fn, a, &slot);
         if (res || slot >= 0)
             return res;
-        res = look_around_once(m, &w, 0); /* requests of others take all the room */
+        res = look_around_once(m, &w, 0); /* other requests take all the room */
         if (res)
             return res == 1 ? fail_unmoved(m) : res;
     }
@@ -232,7 +233,7 @@ int zr_mpi_receive(struct zr_mpi *m, void *at, int64_t bytes, int from, int tag,
     return begin_request(m, begin_receive, &a);
 }
 
-/* Piece by piece, so that each piece has its own deadline. */
+/* Gathers piece by piece, so that each piece has a separate deadline. */
 int zr_mpi_all_gather(struct zr_mpi *m, const void *own, void *to, int64_t bytes, int64_t stride)
 {
     int err = 0;
@@ -278,7 +279,7 @@ int zr_mpi_reduce_block(struct zr_mpi *m, const float *in, float *out, int64_t n
 int zr_mpi_all_reduce(struct zr_mpi *m, uint64_t *at, int32_t n_sum, int32_t n_max)
 {
     struct ask a = {.call = "MPI_Iallreduce", .batch = &m->data[0], .to = at, .bytes = n_sum};
-    const uint64_t sign = UINT64_C(1) << 63; /* by which signed numbers have the order of unsigned ones */
+    const uint64_t sign = UINT64_C(1) << 63; /* flipping it gives signed numbers the order of unsigned ones */
     int err = n_sum ? begin_request(m, begin_sum, &a) : 0;
     a.to = at + n_sum;
     a.bytes = n_max;
@@ -321,11 +322,12 @@ static int at_distance(const struct zr_mpi *m, const struct meeting *w, int k)
     return w->in_host ? zr_spread_place(&m->spread, m->spread.host, i) : i;
 }
 
-/* Fails with the places at distances from first to end that have not come. 0: all have come meanwhile, by
- * another thread's poll. */
+/* Fails with the places at distances from first to end that have not come. Returns 0 if all have come
+ * meanwhile, by another thread's poll. */
 static int fail_missing(struct zr_mpi *m, const struct meeting *w, int first, int end)
 {
-    const struct zr_post *there = w->in_host ? &m->last : &m->before; /* as far as all of them have come */
+    /* The last operation that all of them have reached. */
+    const struct zr_post *there = w->in_host ? &m->last : &m->before;
     char where[128], more[48] = "", what[320];
     int n = 0, place = -1;
     for (int k = first; k < end; k++)
@@ -358,7 +360,7 @@ static int compare_posts(struct zr_mpi *m, const struct meeting *w, int first, i
     return 0;
 }
 
-/* The time is over. The posts that have come may show why others have not. */
+/* Fails after a timeout. The posts that have come may show why others have not. */
 static int fail_unmet(struct zr_mpi *m, const struct meeting *w, int first, int end)
 {
     int err = compare_posts(m, w, first, end);
@@ -399,8 +401,8 @@ int zr_mpi_meet(struct zr_mpi *m, const struct zr_post *mine)
     return meet_members(m, &all);
 }
 
-/* Once the messages have come, what was written before them is visible, as MPI passes them through shared
- * memory itself. */
+/* When the messages have arrived, earlier writes are visible, as MPI itself passes messages through shared
+ * memory. */
 int zr_mpi_meet_host(struct zr_mpi *m)
 {
     const struct zr_spread *s = &m->spread;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl.c: what an operation over NCCL puts on the stream, the ledger, and the communicator's table of
+/* nccl.c: puts operations on a stream as NCCL calls, keeps the ledger, and has the communicator's table of
  * functions. nccl_comm.h describes how it works. */
 #include "comm/meet/rendezvous.h"
 #include "comm/nccl/nccl_comm.h"
 
 #include <xxhash.h>
 
-/* The ledger is written first: it says what all ranks must have equal, also if this rank then fails. Sizes
- * between groups are those of a part of the model, and differ between parts. */
+/* Adds an operation to the ledger. It comes first, as all ranks must have equal ledgers even if this rank
+ * then fails. Sizes between groups are left out: they differ between parts of the model. */
 static void enter(struct zr_nccl *m, const struct zr_post *p)
 {
     struct zr_nccl_ledger *l = &m->set->ledger;
@@ -25,8 +25,8 @@ static void enter(struct zr_nccl *m, const struct zr_post *p)
     l->n_issued++;
 }
 
-/* Takes a free entry for the operation. There is one, as the issuer has asked has_room. Called with the
- * lock held. 1: there is nothing to do, as this or another communicator has failed. */
+/* Takes a free entry for the operation. There is one, as the issuer has called has_room. Returns 1 if there
+ * is nothing to do, as this or another communicator has failed. Called with the lock held. */
 static int take_entry(struct zr_nccl *m, const struct zr_comm_op *op)
 {
     struct zr_nccl_pending *e = zr_nccl_entry(m, m->n_put);
@@ -47,7 +47,7 @@ static int take_entry(struct zr_nccl *m, const struct zr_comm_op *op)
     return 0;
 }
 
-/* Also records the event before the operation. */
+/* Takes an entry and records the event before the operation. */
 static int begin_issue(struct zr_nccl *m, struct zr_stream *s, const struct zr_comm_op *op)
 {
     struct zr_nccl_set *p = m->set;
@@ -58,8 +58,8 @@ static int begin_issue(struct zr_nccl *m, struct zr_stream *s, const struct zr_c
     return err ? err : p->dev->ops->event_record(zr_nccl_entry(m, m->n_put)->begun, s);
 }
 
-/* NCCL's memory grows with the first collectives that need connections. Nobody aborts the communicator
- * while this thread issues. */
+/* Asks NCCL for its memory, now and then: it grows with the first collectives that need connections. No
+ * thread aborts the communicator while this thread issues. */
 static uint64_t ask_memory(const struct zr_nccl *m)
 {
     uint64_t value = 0, seq = m->base.n_issued;
@@ -70,7 +70,8 @@ static uint64_t ask_memory(const struct zr_nccl *m)
     return value;
 }
 
-/* err: of the device; res: of NCCL. After either, ranks no longer issue the same operations. */
+/* Ends the issuing of an operation. err is from the device, res from NCCL. After an error in either, ranks no
+ * longer issue the same operations. */
 static int end_issue(struct zr_nccl *m, struct zr_stream *s, const struct zr_comm_op *op, int err,
                      ncclResult_t res)
 {
@@ -86,7 +87,7 @@ static int end_issue(struct zr_nccl *m, struct zr_stream *s, const struct zr_com
     m->n_put += !err && !res;
     pthread_mutex_unlock(&p->lock);
     zr_post_describe(&op->post, what, sizeof what);
-    if (res) /* An abort from outside ends calls with an error; the cause is kept already. */
+    if (res) /* An abort by another thread ends calls with an error; its cause is kept already. */
         return zr_nccl_has_failed(m) ? 0 : zr_nccl_fail_call(m, res, what);
     if (err) {
         zr_fail_more(err, "%s", what);
@@ -109,7 +110,7 @@ static int nccl_gather(struct zr_nccl *m, struct zr_stream *s, const struct zr_c
 
 static int nccl_reduce(struct zr_nccl *m, struct zr_stream *s, const struct zr_comm_op *op, ncclResult_t *res)
 {
-    /* The fixed tree calls nothing of NCCL if there is one rank. */
+    /* With one rank the fixed tree makes no NCCL call. */
     bool fixed = m->set->opt.deterministic || zr_nccl_is_alone(m);
     return (fixed ? zr_nccl_reduce_fixed : zr_nccl_reduce_fast)(m, s, op->reduce, (int)op->post.n_seg, res);
 }
@@ -124,7 +125,7 @@ static ncclResult_t nccl_broadcast(struct zr_nccl *m, cudaStream_t native, const
 
 /* ---- exchange and agree, which carry ledgers ---- */
 
-/* Room for the ranks' ledgers on the host, or -1. */
+/* Takes host memory for the ranks' ledgers. Returns its index, or -1. */
 static int32_t free_ledgers(struct zr_nccl_set *p)
 {
     int32_t k = 0;
@@ -138,7 +139,7 @@ static int32_t free_ledgers(struct zr_nccl_set *p)
     return k;
 }
 
-/* Puts this rank's ledger into its slot; for an agreement, the ledger's words and their complements. */
+/* Puts this rank's ledger into its slot. For an agreement, puts the ledger's words and their complements. */
 static int put_ledger(struct zr_nccl *m, struct zr_stream *s, bool most)
 {
     struct zr_nccl_set *p = m->set;
@@ -152,7 +153,7 @@ static int put_ledger(struct zr_nccl *m, struct zr_stream *s, bool most)
     return p->dev->ops->put(s, all, words, size);
 }
 
-/* Copies what has arrived of ledgers to the host, if there is room. */
+/* Copies the received ledgers to the host, if there is room. */
 static int fetch_ledgers(struct zr_nccl *m, struct zr_stream *s, bool most)
 {
     struct zr_nccl_set *p = m->set;
@@ -240,7 +241,7 @@ static int nccl_run(struct zr_comm *c, struct zr_stream *s, const struct zr_comm
     return end_issue(m, s, op, err, res);
 }
 
-/* ---- the rest ---- */
+/* ---- status ---- */
 
 static void nccl_abort(struct zr_comm *c, int code, const char *why)
 {
@@ -248,7 +249,7 @@ static void nccl_abort(struct zr_comm *c, int code, const char *why)
     zr_nccl_fail(zr_nccl_of(c), code, "%s", why ? why : zr_err_name(code));
 }
 
-/* What the stream has come to, as far as the watching thread has seen. */
+/* Writes the operation that the stream has come to, as far as the watching thread has seen. */
 static bool nccl_last(struct zr_comm *c, char *text, size_t n_text)
 {
     struct zr_nccl *m = zr_nccl_of(c);
@@ -293,7 +294,7 @@ static bool room_for(struct zr_nccl *m, int n_ops)
     return room;
 }
 
-/* The number of segments does not matter, as they are not kept. */
+/* The number of segments does not matter, as segments are not kept. */
 static bool nccl_has_room(struct zr_comm *c, int n_ops, int n_seg)
 {
     struct zr_nccl *m = zr_nccl_of(c);

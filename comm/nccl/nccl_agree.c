@@ -16,7 +16,7 @@ struct outcome {
     ZR_VERDICT(400);
 };
 
-/* Tells the other ranks, which wait for the exchange. */
+/* Reports the error to the other ranks, which wait for the exchange. */
 static int no_memory_to_compare(struct zr_nccl_set *p, int err)
 {
     err = err ? err : zr_fail(ZR_ERR_NOMEM, "nccl: no memory to compare %d ranks", p->world);
@@ -93,7 +93,7 @@ struct making {
     ncclUniqueId id;
 };
 
-/* It opens a socket and starts a thread, on the network that NCCL finds. */
+/* Makes an id. NCCL opens a socket for it and starts a thread. */
 static int get_id(void *arg)
 {
     struct making *m = arg;
@@ -125,7 +125,7 @@ static void write_card(const struct zr_nccl_set *p, struct zr_nccl_card *card)
     }
 }
 
-/* Every rank has the same, in the same order, as NCCL wants it. */
+/* Copies the ids in the same order on every rank, as NCCL requires. */
 static int take_ids(const struct zr_nccl *m, const struct zr_nccl_card *all, ncclUniqueId **ids)
 {
     int n = zr_nccl_n_ids(m);

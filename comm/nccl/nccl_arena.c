@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_arena.c: arenas of NCCL's communicators: memory from NCCL or the device, registered as a symmetric
+/* nccl_arena.c: arenas of NCCL communicators: memory from NCCL or the device, registered as a symmetric
  * window if all ranks can. */
 #include "comm/arena.h"
 #include "comm/nccl/nccl_comm.h"
@@ -30,14 +30,14 @@ static int free_memory(void *arg)
 
 struct nccl_arena {
     struct zr_arena base;
-    struct zr_nccl_set *set; /* whose calls made it, and free it */
+    struct zr_nccl_set *set; /* whose functions allocate and free it */
     bool of_nccl;
     /* It is in the list of arenas that are never freed. */
     atomic_bool left;
     struct nccl_arena *next;
 };
 
-/* Arenas that are never freed, here so that a leak checker finds them and their sets. */
+/* Arenas that are never freed. A leak checker finds them and their sets through this list. */
 static struct nccl_arena *_Atomic left_behind;
 
 void zr_nccl_leave_arena(struct zr_arena *a)
@@ -145,7 +145,8 @@ static int deregister_window(void *arg)
     return r->api.CommWindowDeregister(r->comm, r->window);
 }
 
-/* If NCCL or the machine has no windows, the window stays NULL, without an error. */
+/* Registers the arena as a window. Without windows in NCCL or the machine, the window stays NULL, without an
+ * error. */
 static int open_window(struct zr_nccl *m, char *base, int64_t bytes)
 {
     struct zr_nccl_set *p = m->set;
@@ -196,8 +197,9 @@ static bool can_register(const struct zr_nccl_api *api)
 
 /* ---- the arena ---- */
 
-/* The fixed tree's slices travel by send and receive, which use no windows. Windows are registered only where
- * the user asks for copy engines, which need them: neither has run on several GPUs yet. */
+/* Why the arena is not registered, or NULL. The fixed tree sends and receives slices, which uses no windows.
+ * Windows are registered only if the user asks for copy engines, which need them: neither has run on several
+ * GPUs yet. */
 static const char *why_plain(const struct zr_nccl *m, int64_t n_of_nccl)
 {
     const struct zr_nccl_set *p = m->set;
@@ -225,7 +227,7 @@ static int choose_path(struct zr_nccl *m, char *base, int64_t bytes, int64_t n_o
     const char *plain = why_plain(m, n_of_nccl);
     zr_nccl_version_text(p->api.version, version, sizeof version);
     int err = plain ? 0 : open_window(m, base, bytes);
-    /* All ranks of the world take part, also those of a group that has no windows. */
+    /* All ranks of the world call this, also those of a group that has no windows. */
     err = zr_nccl_agree(p, err, m->window != NULL, m, &with);
     if (err)
         return err;
@@ -252,8 +254,8 @@ static int choose_path(struct zr_nccl *m, char *base, int64_t bytes, int64_t n_o
     return 0;
 }
 
-/* Divides the communicator's own part of the arena, which begins at `at`: the room for what travels
- * packed; then, if it compares or sums, ledgers, and scratch memory of the fixed tree. */
+/* Divides the communicator's part of the arena, which begins at `at`. First comes the room for packed
+ * segments. If it compares or sums, ledgers and the fixed tree's scratch memory follow. */
 static void share_reserve(struct zr_nccl *m, int64_t at)
 {
     int size = m->base.group.size;
@@ -268,7 +270,8 @@ static void share_reserve(struct zr_nccl *m, int64_t at)
     m->scratch_bytes = at + m->base.reserve - m->scratch_at;
 }
 
-/* The arena stays for good if the window could not be given back: it may still be registered. */
+/* Undoes an attach. If the window could not be deregistered, the arena may still be registered and is
+ * leaked. */
 static int attach_no_more(struct zr_nccl *m, struct zr_arena *a, int err)
 {
     struct zr_kept kept;

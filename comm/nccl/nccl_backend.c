@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_backend.c: NCCL as a backend among others; compiled whether or not NCCL is there. */
+/* nccl_backend.c: the row for NCCL in the table of backends. It is compiled with or without NCCL. */
 #include "comm/nccl/nccl_options.h"
 
 static int nccl_open_roles(struct zr_rendezvous *rdv, struct zr_device *dev,
@@ -17,12 +17,12 @@ static int nccl_open_roles(struct zr_rendezvous *rdv, struct zr_device *dev,
     return zr_nccl_open(rdv, dev, &opt, ask, comm);
 }
 
-/* NCCL makes its connections with the first collective that wants them (since 2.22), and then takes, for each
- * channel and direction, buffers of three protocols: NCCL_BUFFSIZE (4 MiB), and by the constants of its
- * init.cc 512 KiB and 4.7 MiB. 32 channels are what it uses at most on one NVLink switch. A guess. */
+/* Estimate of NCCL's memory. NCCL connects in the first collective that needs it (since 2.22). For each
+ * channel and direction it then allocates buffers of three protocols: NCCL_BUFFSIZE (4 MiB), and 512 KiB and
+ * 4.7 MiB by the constants of its init.cc. On one NVLink switch it uses at most 32 channels. */
 enum { CHANNEL_BYTES = (4 << 20) + (512 << 10) + 4915200, CHANNELS = 32 };
 
-/* For the fixed tree every rank's share has to be sent to its owner. */
+/* costly_tree: with the fixed tree every rank must send each slice to its owner. */
 const struct zr_backend zr_backend_nccl = {
     .name = "nccl",
     .device = "cuda",

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_comm.h: the inside of the NCCL communicator.
+/* nccl_comm.h: internals of the NCCL communicators.
  *
  * Operations. Each communicator has one arena attached. NCCL allocates it, and registers it as a symmetric
  * window if NCCL and the machine have windows. Nothing is registered later.
@@ -13,31 +13,30 @@
  *                   scratch memory, piece by piece). The owner adds them in the fixed binary tree in fp32.
  *                   The bits are those of shm and self.
  *   broadcast       ncclBroadcast in place.
- *   exchange        ncclAllGather in place, and in the same group the ranks' ledgers (below).
- *   agree           ncclAllReduce in place, of sums and of maxima, and in the same group of the ledgers.
+ *   exchange        ncclAllGather in place. A second one in the same group gathers the ledgers (below).
+ *   agree           ncclAllReduce in place of the sums, the maxima, and the ledgers, in one group.
  *
  * All segments of a unit are one group, which NCCL fuses. Large segments travel without a copy. Small ones,
  * and those with short last slices, are packed into one (nccl_pack.h).
  *
  * No fences. comm.h promises that when a reduce_scatter, broadcast or exchange completes, no peer reads this
- * rank's memory. NCCL promises more for every call: once it is complete in the order of a rank's stream,
- * that rank may reuse both buffers. Kernels with symmetric windows begin and end with barriers for that
- * reason.
+ * rank's memory. NCCL promises more for every call: once it is complete in the order of a rank's stream, that
+ * rank may reuse both buffers. Kernels with symmetric windows begin and end with barriers for that reason.
  *
- * Ledgers. If ranks issue different operations, NCCL hangs, or moves wrong bytes if sizes happen to agree.
- * So the communicators of a context keep a ledger together: the number of operations on any of them, and a
- * hash of their roles, kinds, order, tags and sizes. Sizes between groups are left out, as they differ
- * between parts of the model. An exchange on the control communicator gathers all ranks' ledgers, 32 bytes
- * per rank at the end of its arena. An agreement reduces each word and its complement to the maximum, 32
- * bytes in all, which shows that ledgers differ, but not whose. The result is copied to the host and
- * compared when the copy is done; nothing waits for it. Without a control communicator all roles have one
- * group, and the reduce communicator does this.
+ * Ledgers. If ranks issue different operations, NCCL hangs, or moves wrong bytes if sizes happen to agree. So
+ * the communicators of a context share a ledger: the number of operations on any of them, and a hash of their
+ * roles, kinds, order, tags and sizes. Sizes between groups are left out, as they differ between parts of the
+ * model. An exchange on the control communicator gathers all ranks' ledgers, 32 bytes per rank at the end of
+ * its arena. An agreement reduces each word and its complement to the maximum, 32 bytes in all. That shows
+ * that ledgers differ, but not which. The result is copied to the host and compared when the copy is done;
+ * nothing waits for it. Without a control communicator all roles have one group, and the reduce communicator
+ * does this.
  *
- * One issuing thread. NCCL wants the calls of a process in the same order on all ranks over all
- * communicators. So one thread at a time issues: the caller's while a context opens and closes, otherwise
- * the loop's. A communicator that the program lends is split. Its owner's traffic may deadlock with ours
- * unless ours is drained first (zero.h, nccl_comm). NCCL allows two calls from any thread:
- * ncclCommGetAsyncError and ncclCommAbort.
+ * One issuing thread. NCCL needs the calls of a process in the same order on all ranks, over all
+ * communicators. So one thread at a time issues: the caller's while a context opens and closes, otherwise the
+ * loop's. A communicator that the program lends is split. Its owner's traffic may deadlock with ours unless
+ * ours is drained first (zero.h, nccl_comm). NCCL allows two calls from any thread: ncclCommGetAsyncError and
+ * ncclCommAbort.
  *
  * Doubts. The programs may have made different calls. Then the watching thread finds a different ledger, an
  * operation that never ends, or an error because a peer has left. This is only a doubt at first. The ranks
@@ -45,12 +44,12 @@
  * until DOUBT_NS are over, nothing is aborted.
  *
  * Deadlines. The watching thread (nccl_watch.c) looks for completions, NCCL's asynchronous errors, ledgers
- * that differ, and operations that take too long. Calls that have no deadline (opening, registering,
- * aborting, destroying) run on a helper thread, which is left behind if they do not return (zr_nccl_within).
- * Communicators are blocking ones in NCCL's sense, as others would need a poll for every group. A lent one
- * may be non-blocking (zr_nccl_await).
+ * that differ, and operations that take too long. Calls without a deadline (opening, registering, aborting,
+ * destroying) run on a helper thread, which is left behind if they do not return (zr_nccl_within). All
+ * communicators but a lent one are blocking in NCCL's sense, as others would need a poll for every group. A
+ * lent one may be non-blocking (zr_nccl_await).
  *
- *   nccl_backend.c  what a context asks of a backend (comm/backend.h)
+ *   nccl_backend.c  the row in the table of backends (comm/backend.h)
  *   nccl.c          what an operation puts on the stream, the ledger, and the table of functions
  *   nccl_gather.c   gathers
  *   nccl_reduce.c   both ways to reduce
@@ -63,9 +62,9 @@
  *   nccl_versions.c what depends on the release: features, known faults
  *   nccl_library.c  finding libnccl at run time
  *
- * Several ranks on one GPU, for tests. NCCL refuses two ranks of one host on one device. So each process
- * must pose as a separate host before its first NCCL call, and traffic goes over sockets: NCCL_HOSTID
- * (different for each rank), NCCL_SOCKET_IFNAME=lo NCCL_NET=Socket NCCL_IB_DISABLE=1 NCCL_MNNVL_ENABLE=0
+ * Several ranks on one GPU, for tests. NCCL refuses two ranks of one host on one device. So each process must
+ * pose as a separate host before its first NCCL call, and traffic goes over sockets: NCCL_HOSTID (different
+ * for each rank), NCCL_SOCKET_IFNAME=lo NCCL_NET=Socket NCCL_IB_DISABLE=1 NCCL_MNNVL_ENABLE=0
  * NCCL_NET_PLUGIN=none NCCL_MAX_CTAS=2. There are no windows and no copy engine then. */
 #ifndef ZR_COMM_NCCL_COMM_H
 #define ZR_COMM_NCCL_COMM_H
@@ -88,7 +87,7 @@ typedef ncclWindow_t zr_nccl_window;
 typedef void *zr_nccl_window;
 #endif
 
-/* The functions of NCCL that are used. An older library may lack those of the second list. */
+/* The functions of NCCL that libzero calls. An older library may lack those of the second list. */
 #define ZR_NCCL_NEEDED(X)                                                                                    \
     X(GetVersion)                                                                                            \
     X(GetUniqueId)                                                                                           \
@@ -115,11 +114,11 @@ typedef void *zr_nccl_window;
 #define ZR_NCCL_OPTIONAL(X) X(CommSplit) X(MemAlloc) X(MemFree)
 #endif
 
-/* Optional functions that older headers do not declare, as NVIDIA's user guide declares them (NCCL API,
- * "Communicator Creation and Management Functions"). */
+/* Optional functions that older headers do not declare. The declarations follow NVIDIA's user guide (NCCL
+ * API, "Communicator Creation and Management Functions"). */
 typedef ncclResult_t zr_ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myrank, int nId,
                                                  ncclUniqueId *commIds, ncclConfig_t *config);
-/* stat is an enum there, whose last value is ncclStatGpuMemTotal. */
+/* In NCCL, stat is an enum whose last value is ncclStatGpuMemTotal. */
 typedef ncclResult_t zr_ncclCommMemStats(ncclComm_t comm, int stat, uint64_t *value);
 enum { ZR_NCCL_STAT_GPU_MEM_TOTAL = 3 };
 #define ZR_NCCL_BY_NAME(X) X(CommInitRankScalable) X(CommMemStats)
@@ -132,33 +131,34 @@ struct zr_nccl_api {
 #define X(name) zr_nccl##name *name;
     ZR_NCCL_BY_NAME(X)
 #undef X
-    /* Version of the library, as NCCL_VERSION counts. */
+    /* Version of the library, in the format of NCCL_VERSION. */
     int version;
     /* File of the library. */
     char path[256];
 };
 
-/* Fills the table from the library of that name. NULL: from the one that the program has loaded, else from
- * libnccl.so.2. The library stays loaded. lent: the program lends a communicator, so it must be that one's
- * library, as far as can be seen. ZR_ERR_NOTSUP says what is missing, or names the libraries. */
+/* Fills the table from the library with this name. NULL: from the library that the program has loaded, or
+ * else libnccl.so.2. The library stays loaded. lent: the program lends a communicator. Then its library must
+ * be used, as far as this can be checked. Returns ZR_ERR_NOTSUP with what is missing, or with the libraries
+ * in conflict. */
 int zr_nccl_load(const char *library, bool lent, struct zr_nccl_api *api);
 
 enum {
     /* Operations on streams that are watched at a time. */
     ZR_NCCL_PENDING = 256,
-    /* Pending comparisons. If there are more, the next exchange compares. */
+    /* Most pending comparisons. Beyond that the next exchange compares. */
     ZR_NCCL_LEDGERS = 8,
-    /* Pieces of a round of the deterministic sum. */
+    /* Most pieces of a round of the deterministic sum. */
     ZR_NCCL_PIECES = 64,
     ZR_NCCL_TEXT = 768,
     ZR_NCCL_ALIGN = 256,
-    /* Time that a call that frees something may take. */
+    /* Time limit of a call that frees something. */
     ZR_NCCL_CLOSE_MS = 10000,
 };
 
 /* The ledger that ranks compare. It travels through device memory. */
 struct zr_nccl_ledger {
-    /* Of all operations so far, on all communicators, in order. */
+    /* Hash of all operations so far, on all communicators, in order. */
     uint64_t hash;
     /* Number of these operations. */
     uint64_t n_issued;
@@ -168,15 +168,15 @@ struct zr_nccl_ledger {
     uint64_t unused;
 };
 
-/* An operation on a stream that is not known to be done. */
+/* An operation on a stream that may not be done yet. */
 struct zr_nccl_pending {
     struct zr_event *begun, *done;
     struct zr_comm_op op;
     /* Time at which it was first seen to have begun. 0: not yet. */
     int64_t begun_ns;
-    /* Index of the ledgers that can be compared when it is done. -1: none. */
+    /* Index of the ledgers that can be compared when the operation is done. -1: none. */
     int32_t ledger;
-    /* Those ledgers are the maximum of each word and of its complement, not every rank's ledger. */
+    /* Those ledgers are the maximum of each word and of its complement, and not one ledger per rank. */
     bool most;
 };
 
@@ -184,20 +184,20 @@ struct zr_nccl_pending {
 struct zr_nccl_set;
 
 struct zr_nccl {
-    /* first: callers hold its address */
+    /* Must be first: callers hold its address. */
     struct zr_comm base;
     struct zr_nccl_set *set;
     /* "gather", "reduce outer" */
     const char *name;
-    /* NULL: a group of one rank has none, or it was aborted. Changed under set->lock. */
+    /* NULL: a group of one rank, or aborted. Changed under set->lock. */
     ncclComm_t comm;
-    /* It is the program's own, which libzero must not abort or destroy. */
+    /* comm is the program's own, which libzero must not abort or destroy. */
     bool lent;
-    /* It compares the ledgers of its ranks. */
+    /* This communicator compares the ledgers of its ranks. */
     bool compares;
-    /* It gathers by copy engines if it gets a window. */
+    /* Gathers use copy engines if the arena gets a window. */
     bool copy_engine;
-    /* From struct zr_role_ask: bytes of the largest slice, and of what travels packed. */
+    /* From struct zr_role_ask: bytes of the largest slice, and of what is packed. */
     int64_t largest, packed;
 
     /* NULL: the arena is no symmetric window. */
@@ -206,20 +206,20 @@ struct zr_nccl {
 
     /* Offsets in the arena. */
     int64_t ledgers_at, scratch_at, scratch_bytes;
-    /* Room in the arena for what travels packed. */
+    /* Part of the arena for packed segments. */
     int64_t room_at, room_bytes;
 
-    /* Under set->lock. */
+    /* Protected by set->lock. */
     struct zr_nccl_pending pending[ZR_NCCL_PENDING];
-    /* Entries ever put, and ever taken. */
+    /* Numbers of entries added, and removed. */
     uint64_t n_put, n_got;
-    /* The issuing thread is inside NCCL, with the operation of entry n_put. */
+    /* The issuing thread is inside NCCL, with the operation of entry n_put, since issuing_ns. */
     bool issuing;
-    /* Since this time. */
+    /* See issuing. */
     int64_t issuing_ns;
     bool abort_wanted, abort_begun, abort_ended;
     bool closed;
-    /* Written under the lock, together with abort_wanted. Any thread reads it. */
+    /* Written under the lock, together with abort_wanted. Any thread may read it. */
     struct zr_first failure;
 };
 
@@ -228,38 +228,38 @@ struct zr_nccl_set {
     struct zr_device *dev;
     struct zr_rendezvous *rdv;
     struct zr_nccl_options opt;
-    /* of all communicators */
+    /* The functions of all communicators. */
     struct zr_comm_ops ops;
-    /* Of the whole job. */
+    /* This rank and the world's size. */
     int rank, world;
     int64_t timeout_ns;
     struct zr_nccl of[ZR_ROLES];
-    /* The roles that somebody has. The first is the one whose group is the world. */
+    /* The communicators that are opened. The first one's group is the world. */
     struct zr_nccl *open[ZR_ROLES];
     int n_open;
     struct zr_nccl *comparing;
 
-    /* The issuing thread. */
+    /* Used by the issuing thread. */
     struct zr_nccl_ledger ledger;
 
-    /* Uses: one for all communicators, and one for each arena. */
+    /* Users of the set: all communicators together, and each arena. */
     _Atomic int32_t n_users;
     pthread_mutex_t lock;
     pthread_cond_t wake;
     struct zr_thread watcher;
     bool stop, idle;
-    /* of all communicators */
+    /* The alarm of all communicators. */
     _Atomic uint32_t alarm;
-    /* A call did not return. From then on NCCL is not called, and nothing is freed, as that may wait for the
+    /* A call did not return. From then on NCCL is not called and nothing is freed, as that may wait for the
      * device. */
     bool stuck;
-    /* (ZR_NCCL_LEDGERS, size of comparing) copies in host memory. */
+    /* (ZR_NCCL_LEDGERS, size of comparing) Copies in host memory. */
     struct zr_nccl_ledger *ledgers;
     int64_t ledgers_bytes;
-    /* By index: in use until they were compared. */
+    /* Whether the copies with this index are in use. They are until they were compared. */
     bool ledger_busy[ZR_NCCL_LEDGERS];
 
-    /* The doubt that ranks are comparing calls about. */
+    /* A doubt that the ranks are comparing calls about. */
     bool in_doubt;
     int64_t doubt_ends_ns;
     int doubt_code;
@@ -271,13 +271,14 @@ static inline struct zr_nccl *zr_nccl_of(struct zr_comm *c)
     return (struct zr_nccl *)c;
 }
 
-/* A group of one rank has no NCCL communicator: data is copied, if it is not in place. */
+/* Whether the group has one rank. Then there is no NCCL communicator, and data that is not in place is
+ * copied. */
 static inline bool zr_nccl_is_alone(const struct zr_nccl *m)
 {
     return m->base.group.size == 1;
 }
 
-/* An entry of the pending ones, by number. */
+/* Pending entry number i. */
 static inline struct zr_nccl_pending *zr_nccl_entry(struct zr_nccl *m, uint64_t i)
 {
     return &m->pending[i % ZR_NCCL_PENDING];
@@ -290,99 +291,100 @@ static inline bool zr_nccl_has_failed(const struct zr_nccl *m)
 
 /* ---- nccl_watch.c ---- */
 
-/* Keeps the communicator's first failure, and has it aborted. Returns the code that is kept. Any thread,
- * without the lock. */
+/* Keeps the communicator's first failure, and has it aborted. Returns the code that is kept. Any thread; the
+ * caller must not hold the lock. */
 int zr_nccl_fail(struct zr_nccl *m, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-/* The same with the result of an NCCL call; what: "ncclGroupEnd of reduce_scatter seq 812 unit 14". */
+/* The same with the result of an NCCL call. what: "ncclGroupEnd of reduce_scatter seq 812 unit 14". */
 int zr_nccl_fail_call(struct zr_nccl *m, ncclResult_t res, const char *what);
-/* Sets this thread's message to "ncclX: unhandled system error (the library's own words)", and returns the
- * code for it. */
+/* Sets this thread's message to "ncclX: unhandled system error (NCCL's last error)", and returns the matching
+ * code. */
 int zr_nccl_say(const struct zr_nccl_set *p, ncclComm_t comm, ncclResult_t res, const char *what);
 int zr_nccl_code(ncclResult_t res);
 
 /* Begins a doubt: the ranks compare their calls, and all communicators fail with the result. If the calls
- * cannot be compared, or not in time, they fail with code and text. Any thread, with the lock. */
+ * cannot be compared in time, they fail with code and text. Any thread; the caller holds the lock. */
 void zr_nccl_doubt(struct zr_nccl *m, int code, const char *text);
 
-/* Starts and stops the watching thread. */
+/* Start and stop the watching thread. */
 int zr_nccl_watch(struct zr_nccl_set *p);
 void zr_nccl_unwatch(struct zr_nccl_set *p);
-/* Counts operations that are complete. Any thread, without the lock. */
+/* Counts operations that are complete. Any thread; the caller must not hold the lock. */
 void zr_nccl_reap(struct zr_nccl *m);
-/* After a failure: waits until the abort has returned or was given up. false: it is stuck. */
+/* After a failure: waits until the abort has returned or was given up. Returns false if it is stuck. */
 bool zr_nccl_settle(struct zr_nccl *m);
 
-/* Calls fn(copy of arg), which returns an ncclResult_t, on another thread with the device current, and
- * waits at most ms for it (comm/within.h). Then *res is its result, and arg is copied back. Otherwise
- * returns ZR_ERR_TIMEOUT with a message, *res is ncclInProgress, and the thread is left behind. what:
- * "ncclCommAbort". */
+/* Calls fn with a copy of arg on another thread with the device current, and waits at most ms for it
+ * (comm/within.h). fn returns an ncclResult_t. If it returns in time, *res is its result, and arg is copied
+ * back. Otherwise returns ZR_ERR_TIMEOUT with a message, *res is ncclInProgress, and the thread is left
+ * behind. what: "ncclCommAbort". */
 int zr_nccl_within(struct zr_nccl_set *p, const char *what, int64_t ms, int (*fn)(void *arg), void *arg,
                    size_t bytes, ncclResult_t *res);
-/* The same for a call that all ranks make while they open communicators, within start_timeout_ms. If a
- * rank is lost or fails meanwhile, that ends the wait. */
+/* The same for a call that all ranks make while they open communicators, within start_timeout_ms. The wait
+ * ends early if a rank is lost or fails. */
 int zr_nccl_together(struct zr_nccl_set *p, const char *what, int (*fn)(void *arg), void *arg, size_t bytes,
                      ncclResult_t *res);
 
 /* ---- nccl_lent.c ---- */
-/* A call with a communicator that may be non-blocking has returned res. Waits until it is done or until_ns
- * has passed (ncclInProgress). out: where the call puts what it makes, or NULL; NCCL may write it later,
- * from another thread. */
+/* Waits for a call on a communicator that may be non-blocking, after the call has returned res. Returns
+ * ncclInProgress if it is not done by until_ns. out is where the call writes its result, or NULL; NCCL may
+ * write it later, from another thread. */
 ncclResult_t zr_nccl_await(const struct zr_nccl_api *api, ncclComm_t comm, ncclResult_t res, ncclComm_t *out,
                            int64_t until_ns);
 
 /* ---- nccl_open.c ---- */
-/* Whether m is split off the lent communicator, or off the one of all ranks. */
+/* Whether m is split off the lent communicator, or off the communicator of all ranks. */
 bool zr_nccl_splits(const struct zr_nccl *m);
-/* Number of ids that m is made with; may be 0. Each id serves neighbouring places of the group, and is
- * made at the first of them. The numbers of places differ by at most one. */
+/* Number of ids that m is made with; may be 0. Each id serves neighbouring places of the group, and is made
+ * at the first of them (zr_nccl_id_place). The numbers of places differ by at most one. */
 int zr_nccl_n_ids(const struct zr_nccl *m);
 int zr_nccl_id_place(const struct zr_nccl *m, int id);
 void zr_nccl_close(struct zr_comm *c);
 /* Gives up one use of the set. The last one frees it. */
 void zr_nccl_set_drop(struct zr_nccl_set *p);
-/* "2.28.9" */
+/* Writes "2.28.9". */
 void zr_nccl_version_text(int v, char *text, size_t n_text);
 
 /* ---- nccl_arena.c ---- */
 int zr_nccl_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out);
 int zr_nccl_attach(struct zr_comm *c, struct zr_arena *a);
-/* Never frees it, as a call into NCCL that has not returned may still use it. NULL is allowed. */
+/* Leaks the arena, as a call into NCCL that has not returned may still use it. NULL is allowed. */
 void zr_nccl_leave_arena(struct zr_arena *a);
-/* Deregisters the window, if there is one, of comm, which is m's. 0, or the call did not return. */
+/* Deregisters the window, if there is one, of m's communicator comm. Returns 0, or an error if the call did
+ * not return. */
 int zr_nccl_close_window(struct zr_nccl *m, ncclComm_t comm);
 
-/* ---- nccl_agree.c: all ranks call, and wait for each other. ---- */
+/* ---- nccl_agree.c: all ranks call these functions, and wait for each other. ---- */
 
-/* What a rank sends to the others before there is a communicator. */
+/* A rank's settings, ids and error, which it sends to the others before there is a communicator. */
 struct zr_nccl_card {
     int32_t version, deterministic, copy_engine, lent;
     int64_t small_bytes, ranks_per_id, largest[ZR_ROLES], packed[ZR_ROLES];
-    /* Of ranks that make one. */
+    /* Ids of the roles for which this rank makes one. */
     ncclUniqueId id[ZR_ROLES];
     ZR_VERDICT(400);
 };
 
-/* The numbers that ranks sent with their errors. */
+/* Summary of the numbers that ranks sent with their errors. */
 struct zr_nccl_tally {
-    /* Over the ranks of a group. */
+    /* Sum over the ranks of a group. */
     int64_t sum;
-    /* Of rank 0 of the world. */
+    /* Number of the world's rank 0. */
     int64_t first;
     /* The first rank of the world whose number differs from rank 0's. -1: none. */
     int odd;
     int64_t odd_number;
 };
 
-/* Compares all ranks' cards. err: this rank's error, with its message. ids[role] gets zr_nccl_n_ids ids,
- * if that is not 0. The caller frees each, also after a failure. */
+/* Compares all ranks' cards. err is this rank's error, with its message. ids[role] gets zr_nccl_n_ids ids, if
+ * that is not 0. The caller frees each, also after a failure. */
 int zr_nccl_meet(struct zr_nccl_set *p, int err, ncclUniqueId *ids[ZR_ROLES]);
-/* Exchanges errors and numbers. err: this rank's error, with its message. Returns the first rank's error;
- * or 0 with the tally of the numbers over m's group, unless t is NULL. */
+/* Exchanges errors and numbers. err is this rank's error, with its message. Returns the first rank's error,
+ * or 0. After 0, t has the tally of the numbers over m's group, unless it is NULL. */
 int zr_nccl_agree(struct zr_nccl_set *p, int err, int64_t number, const struct zr_nccl *m,
                   struct zr_nccl_tally *t);
 
 /* ---- nccl_gather.c, nccl_reduce.c: put one operation's work on the stream. They return 0 or an error of the
- * device. An error of NCCL is in *res. ---- */
+ * device; *res has an error of NCCL. ---- */
 int zr_nccl_gather(struct zr_nccl *m, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
                    ncclResult_t *res);
 int zr_nccl_reduce_fast(struct zr_nccl *m, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
@@ -391,7 +393,7 @@ int zr_nccl_reduce_fixed(struct zr_nccl *m, struct zr_stream *s, const struct zr
                          ncclResult_t *res);
 
 /* ---- nccl.c ---- */
-/* Whether reducing is deterministic is filled in where a communicator is opened. */
+/* Opening a set of communicators copies this table and sets deterministic. */
 extern const struct zr_comm_ops zr_nccl_ops;
 
 #endif

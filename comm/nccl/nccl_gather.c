@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_gather.c: gathers over NCCL. Large segments travel without a copy, small or short ones are packed
+/* nccl_gather.c: gathers over NCCL. Large segments travel without a copy; small and short ones are packed
  * (nccl_pack.h). All are in one group of calls. */
 #include "comm/nccl/nccl_pack.h"
 
@@ -35,7 +35,7 @@ static int fill_row(const struct zr_nccl_pack *p, struct zr_stream *s, const str
     return err ? err : zr_nccl_copy_end(p->m, s, &t);
 }
 
-/* Copies all ranks' rows to where they belong. A slice in place is not written: others may be reading it. */
+/* Copies all ranks' rows into their segments. A slice in place is not written: others may be reading it. */
 static int empty_rows(const struct zr_nccl_pack *p, struct zr_stream *s, const struct zr_gather_seg *seg)
 {
     struct zr_nccl_copies t = {.n = 0};
@@ -50,8 +50,8 @@ static int empty_rows(const struct zr_nccl_pack *p, struct zr_stream *s, const s
     return err ? err : zr_nccl_copy_end(p->m, s, &t);
 }
 
-/* Slices of any size, which NCCL has no collective for: each place sends its own to all. A place without
- * bytes has no call. */
+/* Gathers slices of any size, for which NCCL has no collective: each place broadcasts its slice. A place
+ * without bytes has no call. */
 static ncclResult_t gather_places(const struct zr_nccl *m, cudaStream_t native, const struct zr_gather_seg *g)
 {
     ncclResult_t res = ncclSuccess;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_lent.c: what a communicator that the program lends is asked for: who the ranks are, and where they can
- * meet. After that it is split (nccl_open.c). Where they meet goes to all ranks by one all-gather
- * (comm/meet/lent.h). */
+/* nccl_lent.c: reads the ranks of a communicator that the program lends, and lets them agree on where they
+ * meet. The address goes to all ranks by one all-gather (comm/meet/lent.h). The communicator is split later
+ * (nccl_open.c). */
 #include "comm/meet/lent.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/nccl/nccl_comm.h"
@@ -64,7 +64,7 @@ int zr_nccl_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world)
     return err;
 }
 
-/* --- moving them --- */
+/* --- moving cards --- */
 
 struct moving {
     struct zr_nccl_api api;
@@ -83,7 +83,7 @@ static int gather_cards(void *arg)
     return zr_nccl_await(&m->api, m->comm, res, NULL, m->until_ns);
 }
 
-/* What the all-gather works with. */
+/* The stream, event and memory that the all-gather uses. */
 struct place {
     struct zr_stream *stream;
     struct zr_event *done;
@@ -132,8 +132,8 @@ static int await_event(struct zr_nccl_set *p, const struct place *pl, void *lent
     }
 }
 
-/* Copies this rank's card to the device, gathers, and copies all cards back. *left: something of it may still
- * be under way. */
+/* Copies this rank's card to the device, gathers, and copies all cards back. *left: something may still be
+ * running. */
 static int move_cards(struct zr_nccl_set *p, const struct place *pl, void *lent, int64_t timeout_ms,
                       const struct zr_lent_card *mine, bool *left)
 {
@@ -144,7 +144,7 @@ static int move_cards(struct zr_nccl_set *p, const struct place *pl, void *lent,
                        .stream = d->stream_native(pl->stream),
                        .all = pl->device,
                        .rank = p->rank,
-                       /* the deadline of the call around it passes first */
+                       /* The deadline of the call around it passes first. */
                        .until_ns = until_ns + 1000000000};
     char *slot = (char *)pl->host + p->rank * size;
     ncclResult_t res = ncclSuccess;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_library.c: finds NCCL when a program asks for it. Linking it instead would keep libzero from loading
- * where there is none; and this way a program that brings its own NCCL (Python packages do) has one, not two.
- *
- * What the program has loaded comes first (comm/loaded.h). */
+/* nccl_library.c: finds libnccl at run time. If it were linked, libzero would not load on machines without
+ * it. A program that brings NCCL (as Python packages do) would also get a second one. So a library that the
+ * program has loaded comes first (comm/loaded.h). */
 #include "comm/loaded.h"
 #include "comm/nccl/nccl_comm.h"
 
@@ -45,7 +44,7 @@ int zr_nccl_load(const char *library, bool lent, struct zr_nccl_api *api)
             "there is no NCCL: %s; install it, or add the folder of libnccl.so.2 to LD_LIBRARY_PATH",
             dlerror());
     const char *missing = NULL;
-    /* dlsym gives a data pointer; POSIX has it hold a function's. */
+    /* dlsym returns a data pointer; POSIX guarantees that it can hold a function's. */
 #define X(name) *(void **)&api->name = dlsym(lib, "nccl" #name);
     ZR_NCCL_NEEDED(X)
     ZR_NCCL_OPTIONAL(X)
@@ -74,5 +73,5 @@ int zr_nccl_load(const char *library, bool lent, struct zr_nccl_api *api)
         return err;
     }
     api->GetVersion(&api->version);
-    return 0; /* never closed: NCCL has threads of its own */
+    return 0; /* never closed, as NCCL has running threads */
 }

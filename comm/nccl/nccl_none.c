@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_none.c: stands where NCCL's headers were not found when this was built. */
+/* nccl_none.c: replaces the NCCL backend in builds without NCCL's headers. Every call returns
+ * ZR_ERR_NOTSUP. */
 #include "comm/nccl/nccl_options.h"
 
 #include <string.h>

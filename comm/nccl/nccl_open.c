@@ -25,7 +25,7 @@ struct opening {
     ncclConfig_t config;
 };
 
-/* A communicator that does not block splits later, by a thread of NCCL's. */
+/* Opens a communicator. If its parent is non-blocking, a thread of NCCL's makes the split later. */
 static int open_one(void *arg)
 {
     struct opening *o = arg;
@@ -34,14 +34,14 @@ static int open_one(void *arg)
                                            &o->config);
     if (!o->parent)
         return o->api.CommInitRankConfig(o->out, o->group.size, o->ids[0], o->group.rank, &o->config);
-    /* Groups have no member in common, so a member's rank tells them apart. A rank alone makes none. */
+    /* Groups have no member in common, so the rank of a member is the color. A rank alone takes no part. */
     int color = o->group.size > 1 ? zr_group_member(&o->group, 0) : NCCL_SPLIT_NOCOLOR;
     ncclResult_t res = o->api.CommSplit(o->parent, color, o->group.rank, o->out, &o->config);
     return zr_nccl_await(&o->api, o->parent, res, o->group.size > 1 ? o->out : NULL, o->until_ns);
 }
 
-/* Where NCCL puts a communicator, and what it reads to make one. Where a call has not come back and may still
- * do so, this is kept for good, in a place where a leak checker finds it. */
+/* Where NCCL writes a communicator, and the ids that it reads. After a call that has not returned and may
+ * still do so, it is never freed. A leak checker finds it through this list. */
 struct place {
     ncclComm_t comm;
     struct place *next;
@@ -58,7 +58,7 @@ static void leave_behind(struct place *c)
 
 bool zr_nccl_splits(const struct zr_nccl *m)
 {
-    /* the first one joins all ranks that the others have */
+    /* The first communicator has all ranks, so the others are split off it. */
     const struct zr_nccl_set *p = m->set;
     return p->api.CommSplit && (p->opt.lent || m != p->open[0]);
 }
@@ -72,14 +72,14 @@ int zr_nccl_n_ids(const struct zr_nccl *m)
     return p->api.CommInitRankScalable ? (size - 1) / per_id + 1 : 1;
 }
 
-/* NCCL spreads its ranks over ids by the same rule, so each reports to the first of its own. */
+/* NCCL distributes ranks over ids by the same rule, so each rank reports to the first rank of its id. */
 int zr_nccl_id_place(const struct zr_nccl *m, int id)
 {
     int n = zr_nccl_n_ids(m), each = m->base.group.size / n, more = m->base.group.size % n;
     return id * each + (id < more ? id : more);
 }
 
-/* Not on the stack: NCCL may use it when open_comm has returned. */
+/* Allocates a place. It is not on the stack, as NCCL may use it after open_comm has returned. */
 static struct place *make_place(const ncclUniqueId *ids, int n_ids)
 {
     struct place *out = calloc(1, sizeof *out + (size_t)n_ids * sizeof *ids);
@@ -101,16 +101,16 @@ static int open_comm(struct zr_nccl *m, const ncclUniqueId *ids)
         o.parent = p->opt.lent ? p->opt.lent : p->open[0]->comm;
     o.out = out ? &out->comm : NULL;
     o.ids = out ? out->ids : NULL;
-    /* the deadline of the call around it passes first */
+    /* The deadline of the call around it passes first. */
     o.until_ns = zr_now_ns() + p->opt.start_timeout_ms * 1000000 + 1000000000;
     o.config.blocking = 1;
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 17, 0)
-    /* what ranks compare is small, and the GPU has other work */
+    /* Comparing ranks moves little data, and the GPU has other work. */
     if (m->base.role == ZR_ROLE_CONTROL)
         o.config.maxCTAs = 1;
 #endif
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 0)
-    /* they run side by side */
+    /* The communicators run in parallel. */
     o.config.splitShare = 0;
 #endif
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
@@ -124,7 +124,7 @@ static int open_comm(struct zr_nccl *m, const ncclUniqueId *ids)
     if (m->lent) {
         m->comm = p->opt.lent;
     } else if (zr_nccl_is_alone(m) && !o.parent) {
-        /* nobody to meet */
+        /* A single rank needs no communicator. */
     } else if (!out) {
         err = zr_fail(ZR_ERR_NOMEM, "nccl %s: no memory for a communicator", m->name);
     } else {
@@ -181,8 +181,8 @@ static int check_lent(const struct zr_nccl_set *p)
     return 0;
 }
 
-/* Whether a communicator gathers by copy engines: only where the user asks for it, as no run on several GPUs
- * has shown yet that it works. A copy engine that is stuck cannot be aborted. */
+/* Whether a communicator gathers by copy engines. That is only on request, as no run on several GPUs has
+ * shown yet that it works. A copy engine that is stuck cannot be aborted. */
 static bool wants_engine(const struct zr_nccl *m, const char *version)
 {
     const struct zr_nccl_options *o = &m->set->opt;
@@ -207,7 +207,7 @@ static int check_tree_size(const struct zr_nccl_set *p)
     return 0;
 }
 
-/* What this rank can find out alone. */
+/* Checks and prepares what needs no other rank. */
 static int prepare(struct zr_nccl_set *p)
 {
     const struct zr_nccl_options *o = &p->opt;
@@ -304,7 +304,8 @@ static struct zr_nccl_set *make_set(struct zr_rendezvous *rdv, struct zr_device 
     p->rank = zr_rendezvous_rank(rdv);
     p->world = zr_rendezvous_world(rdv);
     p->timeout_ns = opt->timeout_ms * 1000000;
-    init_comm(p, ZR_ROLE_CONTROL, &ask[ZR_ROLE_CONTROL]); /* of all ranks: the others are split off it */
+    /* CONTROL has all ranks, so that the others can be split off it. */
+    init_comm(p, ZR_ROLE_CONTROL, &ask[ZR_ROLE_CONTROL]);
     for (int r = 0; r < ZR_ROLE_CONTROL; r++)
         init_comm(p, (enum zr_role)r, &ask[r]);
     p->comparing = &p->of[ask[ZR_ROLE_CONTROL].group ? ZR_ROLE_CONTROL : ZR_ROLE_REDUCE];
@@ -322,7 +323,7 @@ static bool is_stuck(struct zr_nccl_set *p)
 
 static void close_all(struct zr_nccl_set *p)
 {
-    /* The last one frees p. */
+    /* The last communicator to close frees p. */
     for (int n = p->n_open, i = 0; i < n; i++)
         zr_nccl_close(&p->open[i]->base);
 }
@@ -338,7 +339,7 @@ int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct 
     int err = zr_nccl_watch(p);
     if (err) {
         free(p);
-        return zr_rendezvous_fail(rdv, err); /* the others wait to compare cards */
+        return zr_rendezvous_fail(rdv, err); /* the other ranks wait to compare cards */
     }
     err = prepare(p);
     if (!err)
@@ -351,7 +352,7 @@ int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct 
     if (err) {
         struct zr_kept kept;
         zr_keep(&kept, err);
-        /* A rank may be dead, for which ncclCommDestroy would wait. */
+        /* A rank may be dead, and ncclCommDestroy would wait for it. */
         for (int i = 0; i < p->n_open && !is_stuck(p); i++)
             zr_nccl_fail(p->open[i], err, "%s", kept.text);
         close_all(p);
@@ -393,8 +394,8 @@ void zr_nccl_set_drop(struct zr_nccl_set *p)
     free(p);
 }
 
-/* What is to be destroyed, which from then on nobody asks or aborts; NULL: nothing is, or it has been
- * aborted. *well false: it is left behind. */
+/* Takes the NCCL communicator to destroy, which no other thread then queries or aborts. Returns NULL if there
+ * is none, or if it has been aborted. *well is false if it is left behind. */
 static ncclComm_t take_comm(struct zr_nccl *m, bool *well)
 {
     struct zr_nccl_set *p = m->set;

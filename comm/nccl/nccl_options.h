@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_options.h: NCCL's communicators as those see them who open them: for ranks that each have a GPU of the
- * cuda device. */
+/* nccl_options.h: how to open NCCL communicators, for ranks that each have a GPU of the cuda device. */
 #ifndef ZR_COMM_NCCL_OPTIONS_H
 #define ZR_COMM_NCCL_OPTIONS_H
 
@@ -10,54 +9,58 @@ struct zr_rendezvous;
 struct zr_world;
 
 struct zr_nccl_options {
-    /* how long a collective waits for peers, and the call that issues it may take */
+    /* Time that a collective waits for peers, and that the issuing call may take, in ms. */
     int64_t timeout_ms;
-    /* how long each call may take that makes a communicator, or allocates or registers an arena; 0:
-     * timeout_ms */
+    /* Time limit of each call that makes a communicator, or allocates or registers an arena, in ms. 0:
+     * timeout_ms. */
     int64_t start_timeout_ms;
-    /* reduce in the fixed tree: the bits of shm and self; at most ZR_MAX_SOURCES ranks in a group */
+    /* Reduce in the fixed tree, with the bits of shm and self. Groups may have at most ZR_MAX_SOURCES
+     * ranks. */
     bool deterministic;
-    /* Slices of more are packed only where the last ones are short. */
+    /* Largest slice that is packed, in bytes. Larger ones are packed only if the last slices are short. */
     int64_t small_bytes;
-    /* Larger slices of a list of places are gathered: what says how bytes travel says so. */
+    /* Larger slices of a list of places are gathered. zr_nccl_path then mentions how they travel. */
     bool ragged;
-    /* symmetric windows, and gathers by copy engines instead of kernels (2.28) */
+    /* Use symmetric windows, and gather by copy engines instead of kernels. Needs NCCL 2.28. */
     bool copy_engine;
-    /* NULL, or the program's own ncclComm_t over all ranks of the rendezvous, which stays the program's: it
-     * is split, or used as it is by an NCCL that cannot split. NCCL wants the operations of all communicators
-     * of a GPU in one order on all ranks, so while ours are at work other NCCL traffic of the program, from
-     * another thread or on any communicator, may deadlock with them */
+    /* NULL, or the program's own ncclComm_t over all ranks of the rendezvous. The program keeps it. It is
+     * split, or used directly if this NCCL cannot split. NCCL needs the operations of all communicators of a
+     * GPU in one order on all ranks. So other NCCL traffic of the program may deadlock with libzero's
+     * operations while they run. */
     void *lent;
-    /* A communicator of more ranks is made by several ids, each of at most so many; 0: ZR_NCCL_RANKS_PER_ID
-     */
+    /* Most ranks for each NCCL id; a larger communicator gets several ids. 0: ZR_NCCL_RANKS_PER_ID. */
     int ranks_per_id;
-    /* NULL: what the program has loaded, else libnccl.so.2; else a path */
+    /* Path of the library. NULL: the one that the program has loaded, or else libnccl.so.2. */
     const char *library;
-    /* may be NULL; written by a thread of the communicators, too */
+    /* May be NULL. A thread of the communicators writes to it, too. */
     struct zr_log *log;
 };
 
-/* What a communicator that the program lends says of its ranks. Local; blocks up to timeout_ms, of the start,
- * while it is not ready (a non-blocking one). */
+/* Reads the rank and world of a communicator that the program lends. Local. Blocks up to timeout_ms while a
+ * non-blocking communicator is not ready; pass start_timeout_ms. */
 int zr_nccl_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world);
 
-/* Collective over lent, blocking up to timeout_ms; w is from zr_world_lent, of more than one rank. Where w
- * has no address yet, rank 0 takes a free port; its address and a new key go to all ranks by one all-gather
- * on a stream of dev, into w. *held: -1, or a socket that keeps the port for rank 0 until the rendezvous
- * listens there: close it then. *left: NCCL has not ended, so dev can only be left behind. */
+/* Lets the ranks of lent agree on where they meet. w is from zr_world_lent and has more than one rank.
+ *
+ * If w has no address yet, rank 0 takes a free port. Its address and a new key go to all ranks by one
+ * all-gather on a stream of dev, and are written to w. On rank 0 *held may be a socket that reserves the
+ * port; close it once the rendezvous listens there. Otherwise *held is -1. *left means that NCCL has not
+ * ended, so dev must be left behind.
+ *
+ * Collective over lent; blocks up to timeout_ms. */
 int zr_nccl_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, struct zr_world *w, int *held,
                       bool *left);
 
-/* All ranks of an id report to the one process that made it. NCCL has more than so many do it one after the
- * other (NCCL_UID_STAGGER_THRESHOLD in its user guide), which that process could not take at once. */
+/* All ranks of an id report to the process that made it, which can only serve so many at once. Above this
+ * number NCCL lets them report one after the other (NCCL_UID_STAGGER_THRESHOLD in its user guide). */
 #define ZR_NCCL_RANKS_PER_ID 256
 
-/* What slices may have at most to travel packed: copying them in and out takes a few microseconds, less than
- * a call of their own. */
+/* Largest slice that is packed, in bytes. Copying it in and out takes a few microseconds, less than another
+ * call. */
 #define ZR_NCCL_SMALL_BYTES (32 << 10)
 
-/* Bytes at the end of an arena, of a group of size ranks, for what travels packed: segments whose last slices
- * are short, which a collective of NCCL's cannot take as they lie, and small ones (comm/nccl/nccl_pack.h). */
+/* Bytes at the end of an arena for packed segments, in a group of size ranks. Packed segments are small ones,
+ * and those with short last slices, which an NCCL collective cannot take in place (comm/nccl/nccl_pack.h). */
 static inline int64_t zr_nccl_room_bytes(int size, int64_t packed_bytes)
 {
     const int64_t most = 64 << 20, least = 256 * (int64_t)size;
@@ -65,15 +68,15 @@ static inline int64_t zr_nccl_room_bytes(int size, int64_t packed_bytes)
     return size == 1 ? 0 : all > least ? (all + 255) / 256 * 256 : least;
 }
 
-/* The same with what comparing ledgers and the fixed tree want: of a communicator that reduces, or on which
- * ranks are compared. */
+/* The same plus memory for comparing ledgers and for the fixed tree. It is for a communicator that reduces,
+ * or on which ranks are compared. */
 static inline int64_t zr_nccl_reserve_bytes(int size, bool deterministic, int64_t largest_bytes,
                                             int64_t packed_bytes)
 {
     const int64_t per_peer = 4 << 20, in_all = 64 << 20, align = 256;
     int64_t ledgers = (size * INT64_C(32) + align - 1) / align * align;
     int64_t room = zr_nccl_room_bytes(size, packed_bytes);
-    /* A round's row of packed slices arrives where the others' slices do. */
+    /* A row of packed slices is received in the same memory as the slices of other ranks. */
     int64_t slice = largest_bytes > packed_bytes ? largest_bytes : packed_bytes;
     if (!deterministic || size == 1)
         return ledgers + room;
@@ -83,8 +86,8 @@ static inline int64_t zr_nccl_reserve_bytes(int size, bool deterministic, int64_
     return ledgers + room + (slice > align ? slice : align) * (size - 1);
 }
 
-/* Bytes that a role's communicator uses for itself at the end of its arena; a multiple of 256. Where an arena
- * is attached to several communicators, each has its own. */
+/* Bytes that a role's communicator reserves at the end of its arena, a multiple of 256. Each communicator of
+ * an arena has separate bytes. */
 static inline int64_t zr_nccl_role_bytes(enum zr_role role, const struct zr_role_ask *ask, bool deterministic)
 {
     if (role == ZR_ROLE_CONTROL)
@@ -94,24 +97,26 @@ static inline int64_t zr_nccl_role_bytes(enum zr_role role, const struct zr_role
                : zr_nccl_room_bytes(ask->group->size, ask->packed_bytes);
 }
 
-/* Collective over all ranks of rdv, each with the groups that it belongs to, and blocking; rdv, and the
- * groups' members, must outlive the communicators. Opens one for each role that anybody has (GATHER and
- * REDUCE at least): close each. Where there is no CONTROL, the roles that there are are of one group. The
- * arenas are made and attached before zr_rendezvous_detach. Operations of all of them are issued by one
- * thread at a time, in the same order on all ranks.
- * What ranks issue is compared at each exchange and agreement of CONTROL, or where nobody has that, of
- * REDUCE; before that, ranks that differ may move wrong bytes or wait until timeout_ms. Once rdv is detached,
- * what the thread that watches them finds goes to all ranks over rdv, and what calls of the programs that
- * differ may explain fails only when they were compared there (zr_rendezvous_compare), at most
- * timeout_ms, or 8 s, later.
- * Only REDUCE and REDUCE_OUTER reduce. Where ops->deterministic is false, a reduce_scatter leaves this rank's
+/* Opens a communicator for each role that any rank has, at least GATHER and REDUCE; close each.
+ *
+ * Each rank passes the groups that it belongs to. rdv and the groups' members must outlive the communicators.
+ * Without CONTROL, all roles have the same group. Make and attach the arenas before zr_rendezvous_detach. One
+ * thread at a time issues the operations of all communicators, in the same order on all ranks.
+ *
+ * Ranks compare what they issued at each exchange and agreement of CONTROL, or of REDUCE if no rank has
+ * CONTROL. Before that, ranks that differ may move wrong bytes or wait until timeout_ms. Once rdv is
+ * detached, a failure goes to all ranks over it. If different calls of the programs may explain the failure,
+ * these are compared first (zr_rendezvous_compare). That delays the failure by at most timeout_ms, or 8 s.
+ *
+ * Only REDUCE and REDUCE_OUTER reduce. If ops->deterministic is false, a reduce_scatter leaves this rank's
  * slice of src unspecified.
- * ZR_ERR_NOTSUP: built without NCCL, or there is no library. */
+ *
+ * Collective over all ranks of rdv; blocks.
+ * Errors: NOTSUP   built without NCCL, or there is no library */
 int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_nccl_options *opt,
                  const struct zr_role_ask ask[ZR_ROLES], struct zr_comm *comm[ZR_ROLES]);
-/* How bytes really travel: "NCCL 2.28.9, symmetric windows", of a gather communicator of opt->ragged with
- * ", ragged by broadcasts" behind it. Of a communicator of zr_nccl_open that has its
- * arena; valid until it is closed. */
+/* How bytes travel: "NCCL 2.28.9, symmetric windows". A gather communicator with opt->ragged adds ", ragged
+ * by broadcasts". The communicator must have its arena. Valid until it is closed. */
 const char *zr_nccl_path(const struct zr_comm *c);
 
 #endif

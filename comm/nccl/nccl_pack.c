@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_pack.c: see nccl_pack.h. */
+/* nccl_pack.c: chooses the segments to pack, divides them into rounds, and collects the copies. */
 #include "comm/nccl/nccl_pack.h"
 
-enum { PLACE_BYTES = 128 }; /* slices are multiples of it, but for the last */
+enum { PLACE_BYTES = 128 }; /* all slices but the last are multiples of it */
 
-/* ---- which ---- */
+/* ---- which segments are packed ---- */
 
 static bool is_short(const struct zr_nccl *m, const struct zr_nccl_shape *x)
 {
@@ -16,13 +16,13 @@ static int64_t longest_slice(const struct zr_nccl *m, const struct zr_nccl_shape
     return zr_cut_most(&x->cut, m->base.group.size);
 }
 
-/* As it lies it would take a call for each place. */
+/* Unpacked, such a segment would take a call for each place. */
 static bool has_small_places(const struct zr_nccl *m, const struct zr_nccl_shape *x)
 {
     return x->cut.at && longest_slice(m, x) <= m->set->opt.small_bytes;
 }
 
-/* A collective of NCCL's cannot take it, or not at once. */
+/* Whether an NCCL collective cannot take the segment, or not in one call. */
 static bool must_pack(const struct zr_nccl *m, const struct zr_nccl_shape *x)
 {
     return x->cut.at ? has_small_places(m, x) : is_short(m, x);
@@ -103,7 +103,8 @@ bool zr_nccl_pack_next(struct zr_nccl_pack *p, int64_t *used, int64_t most_bytes
 
 /* ---- copies ---- */
 
-/* Of equal slices of places [0, end) together: only the last that has any may have less than n. */
+/* Bytes of the part in places [0, end) together, with equal slices. Only the last place that has any bytes
+ * may have fewer than n. */
 static int64_t bytes_before(const struct zr_nccl_shape *x, const struct zr_nccl_part *part, int end)
 {
     int64_t full = x->cut.total / x->cut.each;
@@ -136,7 +137,7 @@ int zr_nccl_copy_end(const struct zr_nccl *m, struct zr_stream *s, struct zr_ncc
     return n ? m->set->dev->ops->copy_rows(s, t->c, n) : 0;
 }
 
-/* Slices of any size: one place after the other. */
+/* Copies slices of any size, one place after the other. */
 static int copy_places(const struct zr_nccl_pack *p, const struct zr_nccl_shape *x,
                        const struct zr_nccl_part *part, int first, int end, bool into_room,
                        struct zr_stream *s, struct zr_nccl_copies *t)

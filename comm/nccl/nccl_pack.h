@@ -25,12 +25,12 @@
 /* The most parts of a round. */
 enum { ZR_NCCL_PARTS = 64 };
 
-/* What packing needs to know of a segment. */
+/* The properties of a segment that packing depends on. */
 struct zr_nccl_shape {
     /* Offset of the flat in the arena. */
     int64_t flat;
     struct zr_cut cut;
-    /* 0: it travels as bytes. */
+    /* enum zr_dtype. 0: it travels as bytes. */
     int dtype;
 };
 typedef struct zr_nccl_shape zr_nccl_shape_of(const void *seg, int i);
@@ -50,19 +50,19 @@ struct zr_nccl_pack {
     int n_seg;
     /* Packs segments of this dtype only. 0: all. */
     int dtype;
-    /* Slices of up to so many bytes are packed. 0: none. */
+    /* Slices of up to this many bytes are packed. 0: none. */
     int64_t small_bytes;
     /* Packs short slices and those of a list of places; the fixed tree does not. */
     bool takes_uneven;
-    /* The first segment that is not packed completely, and how many bytes of its slices are. */
+    /* The first segment that is not packed completely, and the bytes of its slices that are packed. */
     int next;
     int64_t at;
     /* Parts of this round. */
     int n;
     struct zr_nccl_part part[ZR_NCCL_PARTS];
-    /* (size, row) bytes: the rows of all ranks. */
+    /* (size, row) Bytes of the rows of all ranks. */
     char *room;
-    /* Bytes of a row, a multiple of 128. 0: there is nothing left. */
+    /* Bytes of a row, a multiple of 128. 0: nothing is left. */
     int64_t row;
 };
 
@@ -71,12 +71,13 @@ void zr_nccl_pack_open(struct zr_nccl_pack *p, const struct zr_nccl *m, zr_nccl_
                        int n_seg, int dtype, bool takes_uneven);
 /* Whether segment i travels packed. */
 bool zr_nccl_packs(const struct zr_nccl_pack *p, int i);
-/* Chooses the parts of the next round, with rows of up to most_bytes behind the *used bytes of the room,
- * and adds theirs to *used. false: nothing was left, or nothing fits. Something always fits if *used is 0. */
+/* Chooses the parts of the next round. Their rows have up to most_bytes, start at *used bytes of the room,
+ * and are added to *used. Returns false if nothing was left, or nothing fits. Something always fits if *used
+ * is 0. */
 bool zr_nccl_pack_next(struct zr_nccl_pack *p, int64_t *used, int64_t most_bytes);
 /* Bytes of a place's slice that belong to the part. */
 int64_t zr_nccl_part_bytes(const struct zr_nccl_pack *p, const struct zr_nccl_part *part, int place);
-/* Where a place's bytes of a part are in the room. */
+/* Address in the room of a place's bytes of a part. */
 static inline char *zr_nccl_part_at(const struct zr_nccl_pack *p, const struct zr_nccl_part *part, int place)
 {
     return p->room + place * p->row + part->place;
@@ -87,7 +88,8 @@ struct zr_nccl_copies {
     struct zr_copy_rows c[ZR_MAX_COPIES];
     int n;
 };
-/* Add copies: of a part's slices of places [first, end), from the segment into the room or back; of rows. */
+/* Add copies. The first adds a part's slices of places [first, end), from the segment into the room or back;
+ * the second adds rows. */
 int zr_nccl_copy_part(const struct zr_nccl_pack *p, const struct zr_nccl_part *part, int first, int end,
                       bool into_room, struct zr_stream *s, struct zr_nccl_copies *t);
 int zr_nccl_copy(const struct zr_nccl *m, struct zr_stream *s, struct zr_nccl_copies *t,

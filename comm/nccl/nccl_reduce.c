@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_reduce.c: sums over NCCL, by NCCL's own reduction or by the fixed tree.
  *
- * NCCL's reduction is fastest. But its order depends on the algorithm that it picks, and a bf16 ring
- * rounds at every hop. The fixed tree moves the same bytes per rank: each sends a slice to every owner,
- * and receives size - 1 of its own. It adds them in fp32 with one rounding, like all other communicators. */
+ * NCCL's reduction is fastest. But its order depends on the algorithm that it picks, and a bf16 ring rounds
+ * at every hop. The fixed tree moves the same bytes per rank: each rank sends a slice to every owner, and
+ * receives size - 1 slices. The owner adds them in fp32 with one rounding, like all other communicators. */
 #include "comm/nccl/nccl_pack.h"
 
 static ncclDataType_t type_of(enum zr_dtype t)
@@ -31,7 +31,7 @@ enum { N_TYPES = 2 };
 static const enum zr_dtype types[N_TYPES] = {ZR_F32, ZR_BF16};
 _Static_assert(ZR_NCCL_PARTS <= ZR_MAX_SUMS, "a round's parts of one type are one kernel");
 
-/* Adds up rows with the same layout, and writes this rank's slices to where they belong. */
+/* Adds up rows with the same layout, and writes this rank's slices to their destinations. */
 static int keep_rows(const struct zr_nccl_pack *p, struct zr_stream *s, const struct zr_reduce_seg *seg,
                      const void *const *rows, int n_rows)
 {
@@ -56,7 +56,7 @@ static int keep_rows(const struct zr_nccl_pack *p, struct zr_stream *s, const st
 
 /* ---- by NCCL ---- */
 
-/* A sum has one dtype, so each dtype has its own rows. They share a room and a group of calls. */
+/* A sum has one dtype, so each dtype has separate rows. They share a room and a group of calls. */
 struct packs {
     struct zr_nccl_pack of[N_TYPES];
 };
@@ -81,7 +81,8 @@ static bool goes_straight(const struct zr_reduce_seg *g)
     return g->dtype == ZR_F32 && !g->accumulate;
 }
 
-/* Slices of any size, which NCCL has no collective for: for each place a sum, on this rank to own. */
+/* Sums slices of any size, for which NCCL has no collective: one reduction to each place. This rank's sum
+ * goes to own. */
 static ncclResult_t reduce_places(const struct zr_nccl *m, cudaStream_t native, const struct zr_reduce_seg *g,
                                   char *own, ncclDataType_t type)
 {
@@ -89,7 +90,7 @@ static ncclResult_t reduce_places(const struct zr_nccl *m, cudaStream_t native, 
     for (int place = 0; place < m->base.group.size && !res; place++) {
         char *slice = m->base.arena + g->src + zr_cut_at(&g->cut, place);
         int64_t n = zr_cut_bytes(&g->cut, place) / zr_dtype_bytes(g->dtype);
-        char *to = place == m->base.group.rank ? own : slice; /* of others nothing is received */
+        char *to = place == m->base.group.rank ? own : slice; /* receives nothing */
         if (n > 0)
             res = m->set->api.Reduce(slice, to, (size_t)n, type, ncclSum, place, m->comm, native);
     }
@@ -181,11 +182,11 @@ int zr_nccl_reduce_fast(struct zr_nccl *m, struct zr_stream *s, const struct zr_
 
 /* ---- by the fixed tree ---- */
 
-/* Bytes [at, at + n) of every rank's slice of one segment. Shorter slices have fewer, or none. */
+/* Bytes [at, at + n) of every rank's slice of one segment. A shorter slice has fewer bytes, or none. */
 struct piece {
     const struct zr_reduce_seg *seg;
     int64_t at, n;
-    int64_t place; /* in the room of each peer */
+    int64_t place; /* offset in the receive buffer of each peer */
 };
 
 static int64_t piece_bytes(const struct piece *p, int place)
@@ -194,14 +195,14 @@ static int64_t piece_bytes(const struct piece *p, int place)
     return left <= 0 ? 0 : left < p->n ? left : p->n;
 }
 
-/* Receive buffer for a peer, which has room bytes; at: offset in it. */
+/* Address in the receive buffer of a peer. The buffer has room bytes, and at is the offset in it. */
 static char *arrival(const struct zr_nccl *m, int peer, int64_t room, int64_t at)
 {
     int k = peer < m->base.group.rank ? peer : peer - 1;
     return m->base.arena + m->scratch_at + k * room + at;
 }
 
-/* Sends every rank its row and its slices of what is not packed, and receives this rank's from every rank. */
+/* Sends every rank its row and its slices of unpacked segments, and receives this rank's from every rank. */
 static ncclResult_t swap_pieces(struct zr_nccl *m, cudaStream_t native, const struct zr_nccl_pack *p,
                                 const struct piece *piece, int n, int64_t room)
 {
@@ -270,8 +271,8 @@ int zr_nccl_reduce_fixed(struct zr_nccl *m, struct zr_stream *s, const struct zr
     *res = ncclSuccess;
     zr_nccl_pack_open(&p, m, reduce_shape_of, seg, n_seg, 0, false);
     for (int i = 0; !err && !*res;) {
-        /* First what is packed. Then as many pieces as there is room for, alike on all ranks: measured by
-         * the longest slice. */
+        /* Packed segments come first. Then come as many pieces as there is room for. The longest slice is the
+         * measure, so that their number is the same on all ranks. */
         int n = 0;
         int64_t in_room = 0;
         bool packed = zr_nccl_pack_next(&p, &in_room, room);

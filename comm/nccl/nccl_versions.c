@@ -1,31 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_versions.c: known faults of NCCL's releases; see nccl_versions.h.
+/* nccl_versions.c: known faults of NCCL's releases.
  *
- * Both uses are off unless copy_engine is on. A fault that gives wrong numbers turns its use off even then;
- * one that hangs is taken, with a warning (nccl_open.c, nccl_arena.c). */
+ * Both uses are off unless copy_engine is on. A fault that gives wrong numbers turns its use off even then. A
+ * fault that hangs only causes a warning (nccl_open.c, nccl_arena.c). */
 #include "comm/nccl/nccl_versions.h"
 
 #include <stddef.h>
 
 static const struct zr_nccl_fault faults[] = {
-    /* Release notes of 2.28.7; the aggregation came with 2.28.3. All segments of a unit are one group here.
-     */
+    /* From the release notes of 2.28.7; the aggregation came with 2.28.3. libzero puts all segments of a unit
+     * in one group. */
     {.use = ZR_NCCL_USE_WINDOWS,
      .from = 22803,
      .before = 22807,
      .what = "symmetric kernels that share a group may corrupt data",
      .source = "NCCL's release notes of 2.28.7"},
-    /* NCCL launches them with programmatic serialization, and since 2.28.0 they no longer wait for the kernel
-     * before them (cudaGridDependencySynchronize): 2.27 has that wait, and 2.30.7 has it again. Wrong numbers
-     * were reported under CUDA graphs. A kernel that packs stands directly before such a collective here. */
+    /* NCCL launches these kernels with programmatic serialization. From 2.28.0 on they do not wait for the
+     * kernel before them (cudaGridDependencySynchronize). 2.27 has that wait, and 2.30.7 has it again. Wrong
+     * numbers were reported under CUDA graphs. In libzero a kernel that packs runs directly before such a
+     * collective. */
     {.use = ZR_NCCL_USE_WINDOWS,
      .from = 22800,
      .before = 23007,
      .what = "symmetric kernels may start before the kernel that writes their data has ended",
      .source = "NCCL issue 1924, fixed in 2.30.7"},
-    /* Before 2.29.7 both sides asked whether there is NVLS; since then the kernels' side prepares multicast
-     * for more than two ranks only, and the copy engines' side does not know. Whether a machine has NVLS
-     * cannot be asked, so it counts as there. */
+    /* Before 2.29.7 both sides asked whether there is NVLS. Since then the kernels' side prepares multicast
+     * only for more than two ranks, and the copy engines' side is not aware of that. Whether a machine has
+     * NVLS cannot be queried, so libzero assumes it has. */
     {.use = ZR_NCCL_USE_COPY_ENGINE,
      .from = 22907,
      .before = 23102,

@@ -2,9 +2,9 @@
 /* nccl_watch.c: watches the operations of a context's NCCL communicators, so that nothing waits for ever.
  *
  * One thread watches all communicators of a context. While something is pending it looks every few
- * milliseconds: which operations are done, whether ledgers agree, whether NCCL reports an asynchronous error,
- * and whether an operation or a call into NCCL takes longer than timeout_ms. Time counts from when the stream
- * gets to the operation, so that waiting for the model's compute is no fault.
+ * milliseconds. It looks for completed operations, ledgers that differ, and NCCL's asynchronous errors. It
+ * also looks for operations and calls into NCCL that take longer than timeout_ms. Time counts from when the
+ * stream gets to the operation, so that waiting for the model's compute is no fault.
  *
  * A failure that it finds goes to the other ranks over the rendezvous at once. If calls that differ between
  * ranks may be the cause, these are compared first (nccl_comm.h).
@@ -22,8 +22,8 @@
 
 enum {
     TICK_NS = 5 * 1000 * 1000,
-    ABORT_MS = 5000,             /* at most, for ncclCommAbort to return */
-    GRACE_NS = 500 * 1000 * 1000 /* for a call under way to end by itself before it is aborted from outside */
+    ABORT_MS = 5000,             /* time limit of ncclCommAbort */
+    GRACE_NS = 500 * 1000 * 1000 /* time for a call in progress to return before it is aborted */
 };
 
 /* Time for comparing the ranks' calls. Rank 0 waits a little less for the ranks. */
@@ -35,7 +35,7 @@ static struct zr_task_call nccl_call(const struct zr_nccl_set *p, const char *wh
 {
     return (struct zr_task_call){.what = what,
                                  .thread = "zero-nccl-call",
-                                 .dev = p->dev, /* NCCL works on the thread's current device */
+                                 .dev = p->dev, /* NCCL uses the thread's current device */
                                  .fn = fn,
                                  .unbegun = ncclUnhandledCudaError};
 }
@@ -95,15 +95,15 @@ int zr_nccl_say(const struct zr_nccl_set *p, ncclComm_t comm, ncclResult_t res, 
 
 static void reap(struct zr_nccl *m);
 
-/* Called with the lock held. False if it had failed before. */
+/* Called with the lock held. Returns false if it had failed before. */
 static bool keep_failure(struct zr_nccl *m, int code, const char *text)
 {
     m->abort_wanted = true;
     return zr_first_keep(&m->failure, code, text);
 }
 
-/* Called with the lock held, after all communicators that fail of one cause have its code: whoever sees
- * the alarm asks them at once. */
+/* Called with the lock held, after all communicators that fail with one cause have its code. Threads that see
+ * the alarm query them at once. */
 static void raise_alarm(struct zr_nccl_set *p)
 {
     atomic_store(&p->alarm, 1);
@@ -141,8 +141,8 @@ static void report_failure(struct zr_nccl_set *p, int code, const char *text)
     zr_rendezvous_report(p->rdv, code, reported);
 }
 
-/* Fails all communicators, as the other ranks abort theirs when they hear of it, and the model's thread
- * may be waiting for any of them. Called with the lock held. */
+/* Fails all communicators. The other ranks abort theirs when they learn of the failure, and the model's
+ * thread may be waiting for any of them. Called with the lock held. */
 static void found(struct zr_nccl_set *p, int code, const char *text)
 {
     bool any = false;
@@ -152,7 +152,8 @@ static void found(struct zr_nccl_set *p, int code, const char *text)
         report_failure(p, code, text);
 }
 
-/* False if nobody compares. If this host's flight recorders explain it, that is the failure at once. */
+/* Begins a doubt. If this host's flight recorders explain it, that becomes the failure at once. Returns false
+ * if the calls cannot be compared. */
 static bool begin_doubt(struct zr_nccl_set *p, int code, const char *text)
 {
     char why[ZR_FRAME_TEXT_BYTES];
@@ -207,7 +208,7 @@ static void end_doubt(struct zr_nccl_set *p)
 
 /* ---- looking, all with the lock held ---- */
 
-/* Compares all ranks' ledgers. Every rank has the same ones, and the same message. */
+/* Compares all ranks' ledgers. Every rank compares the same ledgers and finds the same message. */
 static void compare_ledgers(struct zr_nccl *m, int index)
 {
     struct zr_nccl_set *p = m->set;
@@ -236,7 +237,7 @@ static void compare_ledgers(struct zr_nccl *m, int index)
     }
 }
 
-/* Compares the maxima of an agreement: equal ledgers have a word and its complement. */
+/* Compares the maxima of an agreement: if all ledgers are equal, each pair is a word and its complement. */
 static void compare_most(struct zr_nccl *m, int index)
 {
     struct zr_nccl_set *p = m->set;
@@ -295,7 +296,7 @@ static void reap(struct zr_nccl *m)
             compare_ledgers(m, e->ledger);
     }
     if (zr_nccl_has_failed(m))
-        m->n_got = m->n_put; /* nobody asks any more */
+        m->n_got = m->n_put; /* nothing is counted after a failure */
 }
 
 void zr_nccl_reap(struct zr_nccl *m)
@@ -314,7 +315,7 @@ static void check_time(struct zr_nccl *m)
         zr_post_describe(&zr_nccl_entry(m, m->n_put)->op.post, op, sizeof op);
         snprintf(text, sizeof text, "%s: NCCL has not accepted it after %lld ms (timeout_ms)", op,
                  (long long)(p->timeout_ns / 1000000));
-        /* the thread that would have calls compared is inside that NCCL call */
+        /* The thread that would have calls compared is inside that NCCL call. */
         found(p, ZR_ERR_TIMEOUT, text);
     } else if (m->n_got < m->n_put) {
         const struct zr_nccl_pending *e = zr_nccl_entry(m, m->n_got);
@@ -435,7 +436,7 @@ static void abort_due(struct zr_nccl_set *p)
     pthread_cond_broadcast(&p->wake);
 }
 
-/* Returns whether something is pending, so that it must look again soon. */
+/* Looks at all communicators. Returns whether something is pending, so that it must look again soon. */
 static bool look_at_all(struct zr_nccl_set *p)
 {
     bool busy = false;
@@ -498,7 +499,7 @@ bool zr_nccl_settle(struct zr_nccl *m)
 {
     struct zr_nccl_set *p = m->set;
     pthread_mutex_lock(&p->lock);
-    while (m->abort_wanted && !m->abort_ended) /* the watching thread sees to it, within ABORT_MS */
+    while (m->abort_wanted && !m->abort_ended) /* the watching thread sets it within ABORT_MS */
         pthread_cond_wait(&p->wake, &p->lock);
     bool well = !p->stuck;
     pthread_mutex_unlock(&p->lock);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shm.c: the communicator of ranks on one host, through shared memory: opening, closing, and its table of
- * functions. shm.h describes how it works. */
+/* shm.c: opens and closes the communicator of ranks on one host, and has its table of functions. shm.h
+ * describes how it works. */
 #include "comm/shm/shm.h"
 #include "comm/backend.h"
 #include "comm/meet/rendezvous.h"
@@ -26,7 +26,7 @@ static int shm_attach(struct zr_comm *c, struct zr_arena *a)
     m->mapped = true;
     pthread_mutex_unlock(&m->lock);
     m->base.alarm = &m->peer[m->base.group.rank].head->alarm;
-    if (zr_first_code(&m->failure)) /* it was aborted when no peer could be told yet */
+    if (zr_first_code(&m->failure)) /* it was aborted before peers could be reached */
         zr_shm_fail(m, zr_first_code(&m->failure), zr_shm_self(m), m->failure.text);
     return 0;
 }
@@ -79,8 +79,8 @@ static void shm_called(struct zr_comm *c, const struct zr_called *call)
         zr_called_put(&shm_of(c)->peer[c->group.rank].head->called, call);
 }
 
-/* A thread that waits looks for a while before it sleeps, unless that takes a core from another: there is to
- * be one for each stream of every rank. */
+/* Returns how long a waiting thread spins before it sleeps. It spins only if there is a core for each stream
+ * of every rank. */
 static int64_t choose_spin(const struct zr_shm *m, int n_streams)
 {
     return zr_topology_has_cores(m->n_host, m->n_machine, n_streams) ? SPIN_NS : 0;
@@ -91,7 +91,7 @@ void zr_shm_link(struct zr_comm *const comm[], int n)
     int n_streams = 0;
     for (int i = 0; i < n; i++)
         n_streams += comm[i]->role != ZR_ROLE_CONTROL &&
-                     comm[i]->role != ZR_ROLE_WORLD; /* which work on the stream that reduces */
+                     comm[i]->role != ZR_ROLE_WORLD; /* these two work on the stream that reduces */
     for (int i = 0; i < n; i++) {
         struct zr_shm *m = shm_of(comm[i]);
         m->spin_ns = choose_spin(m, n_streams);
@@ -107,7 +107,7 @@ static void shm_close(struct zr_comm *c)
         if (m->sibling[r])
             m->sibling[r]->sibling[c->role] = NULL;
     if (m->mapped) {
-        /* Peers that wait for this rank would wait in vain. The memory lives as long as a peer maps it. */
+        /* Peers that wait for this rank would wait in vain. The memory stays while a peer maps it. */
         atomic_store(&m->peer[c->group.rank].head->closed, 1);
         zr_shm_wake_all(m);
         zr_shm_unmap(m);

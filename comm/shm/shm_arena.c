@@ -2,7 +2,7 @@
 /* shm_arena.c: makes, finds and maps the segments of a shared-memory communicator.
  *
  * Each step that may fail on one rank ends with an exchange of its result, so that either all ranks go on or
- * none does. A rank without memory for that exchange tells the others by zr_rendezvous_fail. */
+ * none does. A rank without memory for that exchange reports it by zr_rendezvous_fail. */
 #include "comm/arena.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/shared_memory.h"
@@ -32,23 +32,24 @@ struct card {
     uint64_t nonce;     /* of the header */
     uint64_t arena_ino; /* of the arena's file */
     int64_t bytes, room;
-    int32_t first;     /* lowest place of its group, as a rank */
-    int32_t n_machine; /* ranks that share the machine, whose free memory room is */
+    int32_t first;     /* rank of the group's first place */
+    int32_t n_machine; /* ranks on this machine; room is its free memory */
     ZR_VERDICT(240);
 };
 
-/* Exchanges cards among all ranks of the world. err: this rank's result. Returns the first failure of any. */
+/* Exchanges cards among all ranks of the world. err is this rank's result. Returns the first failure of any
+ * rank. */
 static int agree_cards(struct zr_shm *m, int err, struct card *mine, struct card *all)
 {
     int world = zr_rendezvous_world(m->rdv);
     zr_verdict_put(mine, err);
     err = zr_rendezvous_exchange(m->rdv, mine, sizeof *mine, all);
-    if (!err) /* else a rank is lost, and the result here may be a consequence: a dead rank's memory is gone */
+    if (!err) /* after a loss the results may be consequences: a dead rank's memory is gone */
         err = zr_verdict_first(all, world, zr_rendezvous_rank(m->rdv));
     return err ? zr_fail_more(err, "%s", m->name) : 0;
 }
 
-/* --- my segments --- */
+/* --- this rank's segments --- */
 
 struct name {
     char text[64];
@@ -83,7 +84,7 @@ static int open_peer(struct zr_shm *m, int place, const struct card *card, int64
     struct zr_shared_at at = {.rank = zr_comm_rank(&m->base, place), .pid = card->pid, .fd = card->head_fd};
     char *p;
     peer->pid = card->pid;
-    /* Before the segments are opened: if another process has the number by then, the nonce shows it. */
+    /* Open it before the segments. If another process has the number by then, the nonce shows it. */
     if (peer->pid != getpid())
         peer->pidfd = (int)syscall(SYS_pidfd_open, peer->pid, 0);
     if (peer->pidfd < 0 && peer->pid != getpid() && zr_is_descriptor_limit(errno)) {
@@ -101,7 +102,7 @@ static int open_peer(struct zr_shm *m, int place, const struct card *card, int64
                        card->head_fd, at.rank);
     at.fd = card->arena_fd;
     at.inode = card->arena_ino;
-    /* Read-only, so that a stray write faults here. */
+    /* Read-only, so that a stray write faults. */
     return zr_shared_map(&at, bytes, PROT_READ, &peer->arena);
 }
 
@@ -127,10 +128,10 @@ void zr_shm_unmap(struct zr_shm *m)
     }
 }
 
-/* --- all together --- */
+/* --- the whole opening --- */
 
-/* Checks that the memory control groups of this rank have room for its own arena, as pages are charged to the
- * rank that owns them. zero/memory.c checks what all ranks of a control group need together. */
+/* Checks that the memory control groups of this rank have room for its own arena. Pages are charged to the
+ * rank that owns them. zero/memory.c checks the sum over all ranks of a control group. */
 static int check_groups(int64_t bytes, int64_t *on_host)
 {
     struct zr_host_memory m;
@@ -146,7 +147,7 @@ static int check_groups(int64_t bytes, int64_t *on_host)
 }
 
 /* Checks that a rank's machine has room for the arenas of all ranks on it. If the whole world is there, their
- * sizes are known; otherwise they are taken to be equal. */
+ * sizes are known; otherwise they are assumed to be equal. */
 static int check_room(const struct zr_shm *m, int rank, const struct card *all)
 {
     const struct card *c = &all[rank];

@@ -44,7 +44,7 @@ static void run_reduce_scatter(struct zr_shm *m, const struct zr_reduce_seg *g)
     float *dst = (float *)(m->peer[me].arena + g->dst);
     const void *src[ZR_SHM_SIZE];
     if (size == 1 && g->src == g->dst && g->dtype == ZR_F32 && !g->accumulate)
-        return; /* it is there already, and somebody may be reading it */
+        return; /* the sum is there already, and a peer may be reading it */
     for (int64_t at = 0, n = bytes / each; at < n && !run_failed(m); at += SUM_ELEMENTS) {
         for (int i = 0; i < size; i++)
             src[i] = m->peer[i].arena + g->src + first + at * each;
@@ -75,8 +75,7 @@ static uint64_t *words_of(struct zr_shm *m, int place, const struct zr_comm_op *
     return (uint64_t *)(m->peer[place].arena + op->off);
 }
 
-/* Combines this rank's part of the words of all records, in its own record, where nobody else reads that
- * part. */
+/* Combines this rank's part of the words of all records in its own record. No peer reads that part there. */
 static void run_agree_part(struct zr_shm *m, const struct zr_comm_op *op, int64_t n)
 {
     int size = m->base.group.size, me = m->base.group.rank;
@@ -96,7 +95,7 @@ static void run_agree(struct zr_shm *m, const struct zr_comm_op *op)
     run_agree_part(m, op, n);
     zr_shm_raise(m, ZR_SHM_MIDDLE, op->post.seq);
     if (zr_shm_wait(m, &op->post, ZR_SHM_MIDDLE)) {
-        if (op->n_sum > 0) /* it may lie in this rank's part, which is complete */
+        if (op->n_sum > 0) /* that word may be in this rank's part, which is complete */
             words_of(m, me, op)[op->n_sum - 1] = 0;
         return;
     }
@@ -131,8 +130,8 @@ static void move(struct zr_shm *m, const struct zr_comm_op *op)
     }
 }
 
-/* Also advances the words that the operation does not use. They are compared by difference, which must stay
- * below half of the range of a word. */
+/* Advances the words that the operation does not use. Words are compared by difference, which must stay below
+ * half of their range. */
 static void pass_words(struct zr_shm_head *own, int32_t op, uint64_t seq)
 {
     if (op != ZR_OP_AGREE)
@@ -154,8 +153,7 @@ int zr_shm_move(struct zr_comm *c, const struct zr_comm_op *op)
         return err;
     move(m, op);
     err = zr_first_code(&m->failure);
-    /* After a gather peers may still read this rank's shard. By comm.h the caller must not write it too
-     * soon. */
+    /* After a gather peers may still read this rank's shard. comm.h says when the caller may overwrite it. */
     if (!err && op->post.op != ZR_OP_ALL_GATHER) {
         zr_shm_raise(m, ZR_SHM_DONE, seq);
         err = zr_shm_wait(m, &op->post, ZR_SHM_DONE);

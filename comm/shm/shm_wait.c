@@ -23,7 +23,7 @@
 
 enum { SLICE_NS = 50 * 1000 * 1000, EXPLAIN_NS = 300 * 1000 * 1000, YIELDS = 4, MOST_HOPS = 4 };
 
-/* Without FUTEX_PRIVATE, as the other side may be another process. */
+/* Not FUTEX_PRIVATE, as the other side may be another process. */
 static void futex_wake(_Atomic uint32_t *word)
 {
     syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
@@ -177,7 +177,7 @@ static bool process_ended(const struct zr_shm_peer *peer)
 {
     if (peer->pid == getpid())
         return false;
-    if (peer->pidfd < 0) /* an old kernel; it cannot tell a zombie */
+    if (peer->pidfd < 0) /* an old kernel: this cannot detect a zombie */
         return kill(peer->pid, 0) < 0 && errno == ESRCH;
     struct pollfd p = {.fd = peer->pidfd, .events = POLLIN};
     return poll(&p, 1, 0) == 1 && (p.revents & POLLIN);
@@ -197,7 +197,7 @@ int zr_shm_adopt(struct zr_shm *m)
     return zr_first_code(&m->failure);
 }
 
-/* Also takes over a failure of a linked communicator. */
+/* Adopts a failure of any linked communicator. */
 static int adopt_any(struct zr_shm *m)
 {
     for (int r = 0; r < ZR_ROLES; r++) {
@@ -306,7 +306,7 @@ static void note_wait(struct zr_shm *m, int32_t rank)
     atomic_store(&w->peer[w->base.group.rank].head->waits_for[m->base.role], rank + 1);
 }
 
-/* The rank other than this one that a rank says it waits for, in any of its communicators. -1: none. */
+/* Returns the rank, other than this one, that a rank waits for in any of its communicators. -1: none. */
 static int32_t whom_it_awaits(const struct zr_shm *w, int32_t rank)
 {
     int at = zr_shm_place_of(w, rank);
@@ -332,8 +332,8 @@ static bool awaits_another(struct zr_shm *m, int32_t rank)
     return false;
 }
 
-/* Writes the chain of ranks that a late rank waits for: the cause may be in a group that this rank is not in.
- * In a cycle each rank is named once. */
+/* Writes the chain of ranks that a late rank waits for, as the cause may be in a group that this rank is not
+ * in. In a cycle each rank is named once. */
 static void describe_waits(struct zr_shm *m, int32_t rank, char *text, size_t n_text)
 {
     const struct zr_shm *w = widest_of(m);
@@ -353,7 +353,7 @@ static void describe_waits(struct zr_shm *m, int32_t rank, char *text, size_t n_
     }
 }
 
-/* A process of this host is stopped, which explains why others do not come. */
+/* Fails because a process of this host is stopped, which explains why other ranks do not come. */
 static int fail_stopped(struct zr_shm *m, const struct zr_post *mine, uint64_t missing, int32_t stopped,
                         int64_t waited_ms)
 {
@@ -367,7 +367,7 @@ static int fail_stopped(struct zr_shm *m, const struct zr_post *mine, uint64_t m
     return fail_op(m, ZR_ERR_TIMEOUT, mine, what);
 }
 
-/* The deadline has passed. A rank that waits only for this rank, in another communicator, makes different
+/* Fails after the deadline. A rank that waits only for this rank, in another communicator, makes different
  * calls. Any other rank is late, and the message says where it is and what its program called last. */
 static int fail_late(struct zr_shm *m, const struct zr_post *mine, uint64_t missing, int64_t waited_ms)
 {
@@ -415,7 +415,8 @@ void zr_shm_raise(struct zr_shm *m, enum zr_shm_word which, uint64_t seq)
     struct zr_shm_head *h = m->peer[m->base.group.rank].head;
     /* This rank writes the word and then reads waiters. A sleeper writes waiters and then reads the word.
      * All are sequentially consistent, so that one sees the other. */
-    ZR_ASSERT((int32_t)((uint32_t)seq - atomic_load(word_of(h, which))) > 0); /* peers wait for it to pass */
+    /* Peers wait for the word to pass. */
+    ZR_ASSERT((int32_t)((uint32_t)seq - atomic_load(word_of(h, which))) > 0);
     atomic_store(word_of(h, which), (uint32_t)seq);
     if (atomic_load(&h->waiters))
         futex_wake(word_of(h, which));
@@ -468,8 +469,8 @@ int zr_shm_wait(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word w
         int64_t now = zr_now_ns();
         if (!missing || zr_first_code(&m->failure))
             break;
-        /* A turn that took longer does not count in full: this process was stopped or had no core, and the
-         * others may have been, too. */
+        /* A longer turn does not count in full: this process was stopped or had no core, and the others may
+         * have been, too. */
         waited += now - last < 2 * SLICE_NS ? now - last : 2 * SLICE_NS;
         last = now;
         if (waited >= m->timeout_ns)

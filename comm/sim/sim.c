@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sim.c: the simulated communicator (sim.h): arenas, opening and closing. */
+/* sim.c: arenas, opening and closing of the simulated communicator. */
 #include "comm/sim/sim_inside.h"
 
 #include <stdio.h>
@@ -34,7 +34,7 @@ static int sim_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
     d->all->arena_failed |= a->dev->ops->alloc(a->dev, bytes, &p) != 0;
     d->all->n_arenas++;
     a->base = (struct zr_arena){.free = free_sim_arena, .base = p, .bytes = bytes, .n_held = 1};
-    m->making = &a->base; /* a rank that dies while it waits leaves it to close */
+    m->making = &a->base; /* if the rank dies while it waits, closing drops it */
     m->n_made++;
     while (d->all->n_arenas < m->n_made * o->world && !zr_first_code(&d->failure)) {
         o->yield(o->arg, rank);
@@ -53,7 +53,7 @@ static int sim_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
     return 0;
 }
 
-/* Whether a flaw leaves out an exchange, or an agreement that sums nothing. */
+/* Whether a flaw omits an exchange, or an agreement that sums nothing. */
 static bool lacks_barrier(struct zr_comm *c)
 {
     const struct zr_sim_comm_world *d = zr_sim_comm_of(c)->world;
@@ -137,7 +137,7 @@ static struct zr_sim_tiers tiers_of(const struct zr_sim *w, const struct zr_grou
     return t;
 }
 
-/* Makes the handle of part p. false: no memory. */
+/* Makes the handle of part p. Returns false if there is no memory. */
 static bool open_part(struct zr_sim_comm_world *d, const struct zr_sim_opening *o, int p)
 {
     const struct zr_group *g = o->groups[p];
@@ -234,7 +234,7 @@ struct zr_sim_role *zr_sim_role_new(void)
 {
     struct zr_sim_role *all = calloc(1, sizeof *all);
     if (all)
-        all->n_groups = 1; /* while they are opened */
+        all->n_groups = 1; /* holds the role while it is opened */
     return all;
 }
 

@@ -9,29 +9,32 @@
 #include "comm/comm.h"
 #include "kernels/sim/sim_device.h"
 
-/* Checks the order in which ranks issue collectives over all communicators. As NCCL requires, it must be
- * the same on all ranks of a class, and each rank must issue from one thread, or from threads that are
- * ordered. The model's thread has an order separate from the loop's: it moves activations and tied
- * tensors. On one communicator collectives must also run in order: on one stream, or on streams that wait.
+/* Checks the order in which ranks issue collectives over all communicators.
  *
- * class_of: (world) class of each rank, from 0; ranks of a class have the same part of the same pipeline
- * stage. NULL: there is one class. One order for each world. NULL: there is no memory. */
+ * As NCCL requires, the order must be the same on all ranks of a class. Each rank must issue from one thread,
+ * or from threads that are ordered. The model's thread has an order separate from the loop's: it moves
+ * activations and tied tensors. On one communicator collectives must also run in order: on one stream, or on
+ * streams that wait.
+ *
+ * class_of has (world) the class of each rank, from 0. Ranks of a class have the same part of the same
+ * pipeline stage. NULL: there is one class. Open one order for each world. Returns NULL if there is no
+ * memory. */
 struct zr_sim_order;
 struct zr_sim_order *zr_sim_order_open(struct zr_sim *w, const int32_t *class_of);
-/* NULL is allowed; after the world was closed. */
+/* Call after the world was closed. NULL is allowed. */
 void zr_sim_order_close(struct zr_sim_order *o);
 
 /* Opens the communicators of one role, one for each of n_groups groups. Each rank of the world is in one
- * group. (The groups' rank is ignored, their members are copied.) n_groups 0: one group of all ranks.
+ * group. The groups' rank is ignored, and their members are copied. n_groups 0: one group of all ranks.
  * out[rank] is that rank's handle; each is closed separately. */
 int zr_sim_comm_open(struct zr_sim *w, enum zr_role role, int n_groups, const struct zr_group *groups,
                      struct zr_sim_order *order, struct zr_comm **out);
 
-/* Fails the communicator of any's group as the death of `rank` (of the world) would: ranks that wait in a
- * collective learn of it. */
+/* Fails the communicator of any's group as the death of `rank` (of the world) would. Ranks that wait in a
+ * collective see the failure. */
 void zr_sim_comm_lose(struct zr_comm *any, int rank);
 
-/* What the ranks wait for, or "" when nobody waits; for reports of hangs. */
+/* Writes what the ranks wait for, or "" if no rank waits. Used in reports of hangs. */
 void zr_sim_comm_waits(const struct zr_comm *any, char *text, size_t n);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sim_collective.c: which bytes of its own and of its peers a collective touches on one rank, and how long it
- * takes. */
+/* sim_collective.c: which bytes a collective reads and writes on one rank, in its arena and its peers', and
+ * how long it takes. */
 #include "comm/sim/sim_inside.h"
 
 #include <string.h>
@@ -12,8 +12,8 @@ static int64_t direct_ns(const struct zr_sim_options *o, const struct zr_sim_tie
     return (int64_t)((near_s > far_s ? near_s : far_s) * 1e9) + (t->far ? o->far_ns : o->near_ns);
 }
 
-/* Time of a ring: that of its slowest kind of link, as ranks pass on while they receive. Each link carries
- * all slices but one. */
+/* Time of a ring, which is that of its slowest kind of link, as ranks send while they receive. Each link
+ * carries all slices but one. */
 static int64_t ring_ns(const struct zr_sim_options *o, const struct zr_sim_tiers *t, int64_t bytes_each)
 {
     double passed = (double)(t->near + t->far) * (double)bytes_each;
@@ -72,7 +72,7 @@ void zr_sim_reduce_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, i
         if (g->accumulate)
             zr_shadow_read(d->rec, l, to, out);
         zr_shadow_write(d->rec, l, to, out);
-        for (int k = 0; k < d->n; k++) { /* its own first: dst may lie there */
+        for (int k = 0; k < d->n; k++) { /* starts with this rank's slice, as dst may lie there */
             int p = (me + k) % d->n;
             const char *from = zr_sim_comm_at(d, p)->base.arena + g->src + first;
             if (k == 0 && !g->accumulate && from == to)
@@ -104,7 +104,7 @@ void zr_sim_exchange_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m,
     zr_sim_spend(d->w, l, zr_sim_wire_ns(d, mine->post.bytes, me));
 }
 
-/* The n places from first on that agree with each other; a flaw divides them. */
+/* The places that agree with each other: n from first on. A flaw divides them. */
 struct agreeing {
     int first, n;
 };
@@ -117,7 +117,7 @@ static struct agreeing agreeing_with(const struct zr_sim_comm_world *d, int me)
     return me < half ? (struct agreeing){0, half} : (struct agreeing){half, d->n - half};
 }
 
-/* The part of place p in the record of a place; *n: its words. */
+/* Place p's part of the words, in the record of a place. *n is its number of words. */
 static uint64_t *part_of(const struct zr_sim_comm_world *d, const struct zr_comm_op *mine, int place, int p,
                          int64_t *n)
 {
@@ -128,7 +128,7 @@ static uint64_t *part_of(const struct zr_sim_comm_world *d, const struct zr_comm
     return (uint64_t *)(zr_sim_comm_at(d, place)->base.arena + mine->off) + from;
 }
 
-/* Combines this rank's part of the words of all records, in its own. */
+/* Combines this rank's part of the words of all records in its own record. */
 static void put_together(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_comm_op *mine,
                          int me)
 {

@@ -18,8 +18,8 @@ void zr_sim_part_free(struct zr_sim_meeting *m, int place)
     *p = (struct zr_sim_part){.stream = p->stream};
 }
 
-/* All ranks that wait in a meeting go on, with nothing done. A rank waits in at most one. It may end
- * meetings when it goes on. */
+/* Lets all ranks that wait in a meeting go on, with nothing done. A rank waits in at most one meeting. It may
+ * end meetings when it goes on. */
 static void release_all(struct zr_sim_comm_world *d)
 {
     struct zr_stream *standing[ZR_SIM_MOST_RANKS] = {NULL};
@@ -74,7 +74,7 @@ void zr_sim_comm_waits(const struct zr_comm *any, char *text, size_t n)
 
 /* ---- meeting ---- */
 
-/* Compares representatives, which may be of several groups: what depends on places may differ. */
+/* Compares representatives, which may belong to several groups. What depends on places may differ. */
 static bool alike(const struct zr_post *a, const struct zr_post *b)
 {
     return a->op == b->op && a->unit == b->unit && a->step == b->step && a->call_hash == b->call_hash &&
@@ -112,7 +112,7 @@ static void join_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, bool
     zr_vclock_drop(all);
 }
 
-/* All ranks are here. */
+/* Does the collective, when all ranks have come. */
 static void meet_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m)
 {
     enum zr_op op = (enum zr_op)m->part[0].op.post.op;
@@ -166,7 +166,7 @@ static void meet_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m)
                          zr_sim_line_of(m->part[r].stream)->clock);
 }
 
-/* Frees meetings that all ranks have left. */
+/* Records that a rank has left, and frees meetings that all ranks have left. */
 static void sim_leave(struct zr_sim_meeting *m, int place)
 {
     struct zr_sim_comm_world *d = m->world;
@@ -194,7 +194,7 @@ static bool sim_start(void *arg, struct zr_stream *s)
         return true;
     if (m->n_here < d->n)
         return false;
-    if (!parts_agree(d, m)) /* the others were released */
+    if (!parts_agree(d, m)) /* the other ranks were released */
         return true;
     meet_all(d, m);
     m->over = true;
@@ -253,6 +253,6 @@ int zr_sim_meeting_join(struct zr_comm *c, struct zr_stream *s, const struct zr_
     struct zr_sim_meeting *m = d->ring[k % d->cap];
     struct zr_sim_part *mine = &m->part[me->part];
     mine->op = copy_of(op, c->group.size);
-    mine->op.post.seq = m->number + 1; /* a flaw may have left some out */
+    mine->op.post.seq = m->number + 1; /* a flaw may have omitted earlier operations */
     return zr_sim_put(s, zr_op_name((enum zr_op)op->post.op), op->post.unit, op->post.step, sim_start, m);
 }

@@ -5,11 +5,11 @@
 
 #include <stdlib.h>
 
-/* What the first rank issued, on any communicator. Groups of one role issue the same. */
+/* A collective that the first rank to come issued, on any communicator. Groups of one role issue the same. */
 struct issue {
     enum zr_role role;
     struct zr_post post;
-    int rank; /* the first that did */
+    int rank; /* the first rank that issued it */
 };
 
 struct issues {
@@ -18,11 +18,11 @@ struct issues {
 };
 
 struct zr_sim_order {
-    /* By class of ranks: what the schedule issues, and what the model's thread issues (is_models). */
+    /* Collectives by class of ranks, separately for the schedule and for the model's thread (is_models). */
     struct issues all[2][ZR_SIM_MOST_RANKS];
     int32_t class_of[ZR_SIM_MOST_RANKS];
-    int64_t at[2][ZR_SIM_MOST_RANKS]; /* how many each rank has issued */
-    /* For each rank a byte that its collectives write, for each role, and one that issuing writes. */
+    int64_t at[2][ZR_SIM_MOST_RANKS]; /* number of collectives that each rank has issued */
+    /* Bytes of each rank that its collectives write, one for each role, and one that issuing writes. */
     char turn[ZR_SIM_MOST_RANKS][ZR_ROLES + 1];
 };
 

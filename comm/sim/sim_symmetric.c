@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- what they do ---- */
+/* ---- collectives ---- */
 
 static void gather_alike(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_comm_op *p,
                          struct zr_sim_comm *me, int64_t *each)
@@ -35,7 +35,7 @@ static void reduce_alike(struct zr_sim_comm_world *d, struct zr_line *l, const s
     }
 }
 
-/* The records of the others are taken to be equal to this one's. */
+/* Exchanges records, assuming that those of the other ranks equal this one's. */
 static void exchange_alike(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_comm_op *p,
                            struct zr_sim_comm *me)
 {
@@ -108,7 +108,7 @@ void zr_sim_symmetric_agree(struct zr_sim_comm_world *d, struct zr_sim_meeting *
 
 /* ---- opening ---- */
 
-/* Counts the ranks of each class in the group, (n). */
+/* Counts the ranks of each class in the group. count has room for n. */
 static void count_classes(const struct zr_symmetry *s, const struct zr_group *g, int32_t *count)
 {
     memset(count, 0, (size_t)s->n * sizeof *count);
@@ -116,14 +116,14 @@ static void count_classes(const struct zr_symmetry *s, const struct zr_group *g,
         count[s->class_of[zr_group_member(g, p)]]++;
 }
 
-/* Representatives that meet: their groups, and their numbers. */
+/* Representatives that meet, with their groups and numbers. */
 struct meeting_ones {
     const struct zr_group **groups;
     int32_t *number;
     int n;
 };
 
-/* The representatives whose groups have as many ranks of each class as k's. */
+/* The representatives whose groups have as many ranks of each class as k's group. */
 static struct meeting_ones those_with(const struct zr_symmetry *s, const struct zr_group *groups,
                                       const int32_t *count, int32_t k)
 {

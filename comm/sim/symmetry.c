@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* symmetry.c: see symmetry.h. */
+/* symmetry.c: colour refinement over the hosts and groups of a world, and the choice of representatives. */
 #include "comm/sim/symmetry.h"
 #include "comm/sim/sim_inside.h"
 
@@ -15,7 +15,7 @@ static uint64_t mix(uint64_t x)
     return x ^ x >> 31;
 }
 
-/* Ranks first, first + step and on, n of them. */
+/* The n ranks first, first + step, and so on. */
 struct row {
     int32_t first, step, n;
 };
@@ -30,7 +30,7 @@ static struct row outer_of(const struct zr_symmetry *s, int32_t rank)
     return (struct row){rank % s->inner, s->inner, s->world / s->inner};
 }
 
-/* How many of the row are on the rank's host, and on how many hosts they are. */
+/* Number of ranks of the row on the rank's host, and number of hosts in the row. */
 static uint64_t seen_in(const struct zr_symmetry *s, struct row row, int32_t rank)
 {
     int32_t near = 0, hosts = 0, last = -1;
@@ -43,14 +43,15 @@ static uint64_t seen_in(const struct zr_symmetry *s, struct row row, int32_t ran
     return (uint64_t)near << 32 | (uint64_t)hosts;
 }
 
-/* Of the world's, which is one row: asked for each rank it would take too long. */
+/* The same for the whole world as a row. It is computed directly, as seen_in for each rank would take too
+ * long. */
 static uint64_t seen_in_world(const struct zr_symmetry *s, int32_t rank)
 {
     int32_t host = rank / s->per_host, left = s->world - host * s->per_host;
     return (uint64_t)(left < s->per_host ? left : s->per_host);
 }
 
-/* Ranks of an inner group see the same members, and so do those of an outer one. */
+/* Adds up colors by group, as all ranks of an inner or an outer group see the same members. */
 static void sum_rows(const struct zr_symmetry *s, const uint64_t *color, uint64_t *inner, uint64_t *outer)
 {
     memset(inner, 0, (size_t)(s->world / s->inner) * sizeof *inner);
@@ -67,7 +68,7 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Different ones among n; sorted: room for them. */
+/* Number of different colors among n. sorted has room for n and gets them in order. */
 static int32_t count_colors(const uint64_t *color, int32_t n, uint64_t *sorted)
 {
     int32_t count = 0;
@@ -79,7 +80,8 @@ static int32_t count_colors(const uint64_t *color, int32_t n, uint64_t *sorted)
     return count;
 }
 
-/* A group that is all of the world looks as the world does, and one of one rank like nothing. */
+/* Gives each rank a first color. If a group is the whole world, the other has one rank, and neither adds
+ * anything. */
 static void first_colors(const struct zr_symmetry *s, uint64_t *color)
 {
     bool groups = s->inner > 1 && s->inner < s->world;
@@ -90,7 +92,8 @@ static void first_colors(const struct zr_symmetry *s, uint64_t *color)
     }
 }
 
-/* color: (world); room: (3 * world). The classes' colors, ascending, are at the beginning of room. */
+/* Refines color (world) until the number of classes is stable. room has 3 * world numbers; the classes'
+ * colors come first in it, ascending. Returns the number of classes. */
 static int32_t refine(const struct zr_symmetry *s, uint64_t *color, uint64_t *room)
 {
     uint64_t *inner = room + s->world, *outer = room + 2 * s->world;
@@ -105,13 +108,13 @@ static int32_t refine(const struct zr_symmetry *s, uint64_t *color, uint64_t *ro
     return count_colors(color, s->world, room);
 }
 
-/* Where the rank's own slice is among all: ordered by its place in the group, then by group. */
+/* Position of the rank's slice among all slices: by its place in the group, then by group. */
 static int32_t slice_of(const struct zr_symmetry *s, int32_t rank)
 {
     return rank % s->inner * (s->world / s->inner) + rank / s->inner;
 }
 
-/* Numbers for classes, in the order of their representatives' ranks. */
+/* Numbers the classes in the order of their representatives' ranks. */
 static int number_classes(struct zr_symmetry *s, const uint64_t *color, const uint64_t *sorted)
 {
     int32_t *best = malloc((size_t)s->n * sizeof *best), *number = malloc((size_t)s->n * sizeof *number);
