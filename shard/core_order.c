@@ -202,7 +202,7 @@ int64_t zr_core_find_call(const struct zr_core *c, const struct zr_call *call)
 }
 
 /* Follows a call that is not the expected one. If the forward pass starts again, it has not left the order.
- * The recording then starts again too if it is half full, so that long evaluations leave room for the step. */
+ * The recording then starts again too if it is half full: long evaluations must leave room for the step. */
 static void follow_unexpected(struct zr_core *c, const struct zr_call *call)
 {
     int64_t at = find_unexpected(c, call);

@@ -7,8 +7,8 @@
  *     zero_begin, zero_end  compare their bracket with the schedule and with open brackets
  *     zero_read             needs values of one tensor only
  *
- * zero_step, zero_read, zero_write, zero_broadcast and zero_evaluate check their arguments before these rules,
- * the other calls afterwards. */
+ * zero_step, zero_read, zero_write, zero_broadcast and zero_evaluate check their arguments before these
+ * rules, the other calls afterwards. */
 #include "zero/context.h"
 
 /* In the order in which they are checked. */
@@ -37,7 +37,8 @@ enum rule {
     SETS_STEP = HEALTHY | NO_BRACKET | NO_ACTIONS | BETWEEN_STEPS,
 };
 
-/* Calls without a row need a healthy context only; zero_get_stats and zero_trace_write do not even need that. */
+/* Calls without a row need a healthy context only. zero_get_stats and zero_trace_write do not even need
+ * that. */
 static const struct {
     const char *call;
     unsigned rules;

@@ -156,8 +156,8 @@ ZERO_API int zero_find_place(const struct zero_config *cfg, struct zero_place *o
 /* Count what one rank would allocate and send after zero_wrap, for any stage and world.
  *
  * The world is cfg->launch.world, 1 by default. param and grad are not dereferenced; a grad that is not NULL
- * means trainable. With cfg.mesh.dp_replicate, cfg.deterministic ZERO_AUTO is taken as for
- * replicas on several hosts.
+ * means trainable. If cfg.deterministic is ZERO_AUTO, replicas (cfg.mesh) are assumed to be on
+ * several hosts.
  *
  * Local; any thread.
  * Errors: ARG, BUDGET  as of zero_wrap; *out is not changed */
@@ -201,7 +201,7 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  * Blocks  host: zero_begin blocks until the parameters have arrived. At stages 0 and 1 the last backward
  *         zero_end of a micro-batch blocks until gradients are reduced
  * GPU     both enqueue on cfg.stream
- * Errors: ORDER   open already, or not open; parameters without values; *param or *grad set by
+ * Errors: ORDER   open already, or not open; parameters lack values; *param or *grad set by
  *                 the program; more backward brackets of the unit in a step than uses * grad_accum_steps
  *         BUDGET  open brackets hold every slot that is large enough */
 ZERO_API int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase);
@@ -223,7 +223,7 @@ ZERO_API int zero_micro(zero_ctx *z);
  *
  * Collective; lr must be equal on all ranks.
  * Errors: ARG    lr is not finite
- *         ORDER  micro-batches are missing; or a unit has a gradient but no brackets, and others have
+ *         ORDER  micro-batches are missing; or a unit has a gradient without brackets, while others use them
  *         ORDER  every gradient of every rank is zero in the first step; the context fails */
 ZERO_API int zero_step(zero_ctx *z, float lr, struct zero_step_info *info);
 
@@ -284,7 +284,7 @@ ZERO_API int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first
 
 /* Write elements of a tensor: the reverse of zero_read.
  *
- * The lowest rank of each tp shard gives the whole src, others may give NULL. Writing parameters or master
+ * For each index along tp the lowest rank gives src, others may give NULL. Writing parameters or master
  * weights sets both. Both pipeline stages of a ZERO_TIED tensor make the call, and src is the first one's.
  *
  * Collective, as zero_read. Blocks.
@@ -453,7 +453,8 @@ enum zero_data { ZERO_DATA_JOB = -1, ZERO_DATA_RANK = -2 };
 
 /* Give later checkpoints data of the program, of any size: seeds, the position in the data set.
  *
- * whose is an enum zero_data. Every checkpoint holds them until the next call or zero_load. 0 bytes: none.
+ * The owner, whose, is an enum zero_data. Every checkpoint holds them until the next call or zero_load. 0
+ * bytes: none.
  *
  * Local.
  * Ownership  data are copied to host memory, which is not in the plan */
