@@ -840,10 +840,12 @@ static void train_differently(struct toy_rank *r)
     toy_note(r, err);
     r->ms = toy_now_ms() - atomic_load(&differed_ms);
     atomic_fetch_add(&n_done, 1);
-    if (z && err && err != ZERO_ERR_ORDER)
-        check_failed(r, &m, z, (struct toy_holdings){0});
-    else
+    if (z && err && err != ZERO_ERR_ORDER) {
+        check_failed(r, &m, z, (struct toy_holdings){0}); /* which unwraps z */
+        toy_free(&m);
+    } else {
         toy_close(&m, &z);
+    }
 }
 
 static void ranks_call_differently(void **state)
