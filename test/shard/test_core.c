@@ -1081,6 +1081,15 @@ static void order_is_found_again(void **state)
     assert_true(slot_of(&w, 3) >= 0);
     watch_run(&w, "1) 3(3) 0) 3[3] 2[2] 1[1] 0[0] S");
     watch_close(&w);
+    /* Backward goes back to the forward of unit 4, and unit 5 comes after it. */
+    make_model(&m, 6, 2, 1, "0(0) 1(1) 2(2) 3(3) 4(4) 5(5) 5[5] 4[4] 3[3] 2[2] 1[1] 0[0]");
+    watch_open(&w, &m.spec);
+    watch_run(&w, "0(0) 1(1) 2(2) 3(3) 4(4) 5(5) 5[5] 4[4] 3[3]");
+    assert_true(slot_of(&w, 5) < 0);
+    watch_run(&w, "4(");
+    assert_true(slot_of(&w, 5) >= 0);
+    watch_run(&w, "4) 2[2] 1[1] 0[0] S");
+    watch_close(&w);
 }
 
 /* A step with more calls than the record holds is not learned: a cut order would be wrong. */
@@ -1368,6 +1377,8 @@ static void groups_reduce_fewer_uses(void **state)
             watch_run(&w, "0(0) 1(1) 1[1] 1[1] X");
             assert_int_equal(n_actions(&w, ZR_ACT_DROP_SUMS, -1), 0);
             watch_run(&w, "0(0) 1(1) 1[1] 1[1] 1[1] X");
+            assert_int_equal(n_actions(&w, ZR_ACT_DROP_SUMS, -1), !gathers);
+            watch_run(&w, "0(0) 1(1) 1[1] 1[1] N X"); /* the norm has reduced them between groups */
             assert_int_equal(n_actions(&w, ZR_ACT_DROP_SUMS, -1), !gathers);
         }
         watch_close(&w);
