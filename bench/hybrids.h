@@ -6,10 +6,13 @@
 
 #include "zero/zero.h"
 
-/* The same numbers as in struct zr_verify_case. */
+/* The numbers of enum zr_hybrid (shard/options.h). Unlike in the public enum, where ZERO_HSDP is 0, 0 means
+ * none. */
 enum hybrid { HYBRID_NONE = 0, HYBRID_HSDP = 1, HYBRID_HFSDP = 2 };
 
-/* Fills in cfg for n_dp data-parallel ranks. Each dp_shard of them share a copy of the parameters. */
+/* Sets the hybrid in cfg for n_dp data-parallel ranks, of which each dp_shard share a copy of the parameters.
+ * HYBRID_NONE leaves cfg as it is. If n_dp is at most dp_shard there is one copy, and libzero refuses a
+ * dp_shard that is too large. */
 static inline void hybrid_to_config(struct zero_config *cfg, int hybrid, int64_t n_dp, int64_t dp_shard)
 {
     if (!hybrid)
@@ -20,7 +23,7 @@ static inline void hybrid_to_config(struct zero_config *cfg, int hybrid, int64_t
 }
 
 /* The hybrid of a run or a plan, from the hybrid and dp_shard that libzero reports for n_dp data-parallel
- * ranks. */
+ * ranks. libzero reports ZERO_HSDP, which is 0, also without groups, so dp_shard decides. */
 static inline int hybrid_of_run(int32_t hybrid, int32_t dp_shard, int32_t n_dp)
 {
     return dp_shard == n_dp ? HYBRID_NONE : hybrid == ZERO_HFSDP ? HYBRID_HFSDP : HYBRID_HSDP;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* group.h: an ordered set of ranks that work together. A communicator is opened on a group.
+/* group.h: an ordered set of ranks that work together. A communicator is opened on a group. This is any such
+ * set, and not only a group of HSDP or HFSDP.
  *
  * Users see a rank's number in the world. Its place in the group selects the slice that it owns. A fixed tree
  * adds in the order of places, so two groups of the same ranks in another order give different bits. */
@@ -11,11 +12,11 @@
 
 /* Plain data. The members belong to the group's maker, and outlive what was opened on it. */
 struct zr_group {
-    /* Number of ranks, and this rank's place. */
+    /* Number of ranks, and this rank's place in the group, from 0. It is not the rank's number in the world. */
     int32_t size, rank;
     /* (size) ranks of the world, by place. NULL: ranks 0 to size - 1 in their order. */
     const int32_t *members;
-    /* Members on this rank's host, and this rank's place among them. 0, 0: unknown. */
+    /* Number of members on this rank's host, and this rank's place among these members. 0, 0: unknown. */
     int32_t local_size, local_rank;
 };
 

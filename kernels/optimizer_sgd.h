@@ -2,15 +2,18 @@
 /* optimizer_sgd.h: stochastic gradient descent with momentum, as in PyTorch's SGD (dampening 0).
  *
  *     g = g + decay*w
- *     m = t == 1 ? g : b1*m + g
+ *     m = b1*m + g
  *     w = w - lr*m
  *
- * b1 is the momentum. If it is 0, there is no state, and w = w - lr*g. */
+ * In the unit's first update m = g, if no state was loaded. b1 is the momentum. If it is 0, there is no
+ * state, and w = w - lr*g. */
 #ifndef ZR_KERNELS_OPTIMIZER_SGD_H
 #define ZR_KERNELS_OPTIMIZER_SGD_H
 
+/* States per weight; whether b1 0 needs none; whether the first update differs. See update_element.h. */
 enum { SGD_STATES = 1, SGD_MOMENTUM_ONLY = 1, SGD_FIRST_STEP = 1 };
 
+/* beta2 and eps have no effect, but a default is given for each hyperparameter (optimizers.h). */
 #define SGD_ROW                                                                                              \
     .source = "PyTorch's SGD", .state = {"momentum"}, .granule = 1, .beta1 = 0, .beta2 = 0.999f,             \
     .eps = 1e-8f, .no_beta2 = true

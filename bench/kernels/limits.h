@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* limits.h: the most that the machine can do for a kernel of the host: a loop of plain C that reads and
- * writes the same bytes and computes almost nothing. (bench/comm/limits.h has the limits of collectives,
- * which are the kernels copy and sum_tree themselves.) */
+/* limits.h: the bandwidth limit of a host kernel, as in McCalpin's STREAM. It is measured with a loop of
+ * plain C that reads and writes the same bytes and computes almost nothing. bench/comm/limits.h has the limits
+ * of collectives, which are measured with the kernels copy and sum_tree. */
 #ifndef ZERO_BENCH_KERNEL_LIMITS_H
 #define ZERO_BENCH_KERNEL_LIMITS_H
 
@@ -9,7 +9,10 @@
 
 enum { LIMIT_MOST_READ = 4, LIMIT_MOST_UPDATED = 3 };
 
-/* X(name, f32 arrays that are read, bf16 ones, f32 arrays that are read and written, whether an f32 array
+/* A mix is the number of arrays of each type that a loop reads and writes. It stands for the kernels with the
+ * same memory traffic.
+ *
+ * X(name, f32 arrays that are read, bf16 ones, f32 arrays that are read and written, whether an f32 array
  * is written, whether a bf16 one is), in the order of enum stream_mix. */
 #define STREAM_MIX_MAP(X)                                                                                    \
     X(COPY, 1, 0, 0, 1, 0)                                                                                   \
@@ -46,7 +49,8 @@ struct stream_arrays {
 int64_t stream_bytes(enum stream_mix mix);
 /* The arrays from element `first` on. All of them must be there. */
 struct stream_arrays stream_from(const struct stream_arrays *a, int64_t first);
-/* Goes over n elements once. Values hardly change. */
+/* Goes over n elements once. n should be a multiple of 64, because the last n % 64 elements are left out. An
+ * array that is read and written gets x * 2^-60 added, with x from another array, so it hardly changes. */
 void stream_pass(enum stream_mix mix, const struct stream_arrays *a, int64_t n);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_stub.c: the CUDA device of a library that is built without the CUDA toolkit. Opening it fails. */
+/* cuda_stub.c: the CUDA device of a library that is built without the CUDA toolkit. Opening it fails.
+ * kernels/meson.build defines ZR_NO_CUDA, a string with the reason. */
 #include "kernels/device.h"
 
 int zr_cuda_device_open(int ordinal, struct zr_device **out)

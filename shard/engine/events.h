@@ -6,7 +6,8 @@
  *   ready[unit]       gather  -> compute  the unit's parameters are gathered
  *   updated[unit]     reduce  -> gather   the optimizer has written the shard (to compute if not gathered)
  *   grad_done[place]  compute -> reduce   backward has written the gradient
- *   grad_free[place]  reduce  -> compute  every rank has reduced it, so its memory may be written again
+ *   grad_free[place]  reduce  -> compute  every rank has reduced it or, if it is summed in place, its update
+ *                                         is done, so its memory may be written again
  *   step_compute      compute -> reduce   calls before zero_step are done with the parameters
  *   gather_tail       gather  -> reduce   every gather of the old parameters is done
  *   step_norm         reduce  -> host     norm, clip factor and skip flag of the step are known

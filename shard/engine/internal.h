@@ -496,8 +496,8 @@ static inline int32_t zr_grad_place(const struct zr_plan *p, int32_t unit, int32
     return slot >= 0 ? p->layout->n_units + slot : unit;
 }
 
-/* Returns the index of a group's sum in partial_full and partial_free: the unit if it is summed in place,
- * else the slot. */
+/* Returns the index of a group's sum in partial_full and partial_free: the unit if groups' sums are reduced
+ * between groups once a step, else the partial slot. */
 static inline int32_t zr_partial_place(const struct zr_action *a)
 {
     return a->partial >= 0 ? a->partial : a->unit;

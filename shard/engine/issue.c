@@ -6,7 +6,9 @@
 
 /* ---- gather ---- */
 
-/* Returns the event of the last write to this rank's inner slice of the unit. */
+/* Returns the event of the last write to this rank's inner slice of the unit. With HFSDP (outer_gathers) that
+ * is the gather between groups, which follows the update. Frozen units have no such gather, and whole[unit] is
+ * never recorded for them. */
 static struct zr_event *shard_written(const struct zr_engine *e, int32_t unit)
 {
     bool groups = e->plan->spec.outer_gathers && e->layout->units[unit].trainable;
@@ -24,6 +26,7 @@ static int issue_gather(struct zr_engine *e, const struct zr_job *job)
         bool home = e->plan->resident[unit]; /* the shard is a slice of the full region */
         int64_t full = zr_plan_param_full(e->plan, &f[i], slot);
         e->i.gather_segs[n_segs++] = (struct zr_gather_seg){
+            /* A sharded flat's slice has the same offset on all ranks, so any place gives it. */
             .src = home ? full : zr_plan_param_own(e->plan, &f[i], (struct zr_where){0, 0}),
             .dst = full,
             .in_place = home,
@@ -42,8 +45,8 @@ static int issue_gather(struct zr_engine *e, const struct zr_job *job)
     return d->event_record(e->ev.ready[unit], e->gather_stream);
 }
 
-/* Frozen flats are left out, because they never change. No peer in the group reads the slice before it
- * gathers the unit after this. */
+/* Gathers this rank's inner slice from the groups' fine slices. Frozen flats are left out, because they never
+ * change. Peers in the group read the slice only in the unit's next GATHER, which waits for whole[unit]. */
 static int issue_gather_outer(struct zr_engine *e, const struct zr_job *job)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -65,7 +68,8 @@ static int issue_gather_outer(struct zr_engine *e, const struct zr_job *job)
 
 /* ---- reduce ---- */
 
-/* Adds sums[sum] to sums[sum-1], n_folds times, with sum counting down. */
+/* Adds sums[sum] to sums[sum-1], n_folds times, with sum counting down. There are several sums only with
+ * `deterministic`, and then each is of the fine slice. */
 static int issue_folds(struct zr_engine *e, int32_t unit, int sum, int n_folds)
 {
     int32_t n;
@@ -79,9 +83,10 @@ static int issue_folds(struct zr_engine *e, int32_t unit, int sum, int n_folds)
     return 0;
 }
 
-/* The gradient may be written again as soon as its sum is elsewhere. If it is summed in place, it may be
- * written after the optimizer has read it. By then peers have read what they gather from it here, because
- * they have joined the norm's agreement. */
+/* Reduces a gradient inside the group, or over all ranks if there are no groups. The gradient may be written
+ * again as soon as its sum is elsewhere. If it is summed in place, it may be written after the optimizer has
+ * read it. At stage 0 peers gather this sum. They have finished by then, because a rank joins the norm's
+ * agreement only after its gathers. */
 static int issue_reduce(struct zr_engine *e, const struct zr_job *job)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -95,7 +100,7 @@ static int issue_reduce(struct zr_engine *e, const struct zr_job *job)
     ZR_TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, a->unit,
                             job->step, false));
     ZR_TRY(zr_hop_reduce(e, &inner, job));
-    if (in_place)
+    if (in_place) /* does nothing on one rank, which has the whole sum */
         ZR_TRY(zr_hop_gather_sums(e, &inner, inner.stream, job));
     else
         ZR_TRY(d->event_record(e->ev.grad_free[place], e->reduce_stream));
@@ -107,8 +112,8 @@ static int issue_reduce(struct zr_engine *e, const struct zr_job *job)
                             job->step, true);
 }
 
-/* Reduces a group's sum to one of the world. It runs on a separate stream, so that groups can reduce
- * meanwhile. */
+/* Reduces groups' sums to the sum over all data-parallel ranks. It runs on a separate stream, so that groups
+ * can reduce meanwhile. */
 static int issue_reduce_outer(struct zr_engine *e, const struct zr_job *job)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -118,6 +123,8 @@ static int issue_reduce_outer(struct zr_engine *e, const struct zr_job *job)
     ZR_TRY(zr_timeline_mark(e->timeline, outer.stream, ZR_TRACK_REDUCE_OUTER, ZR_SPAN_REDUCE_OUTER, a->unit,
                             job->step, false));
     ZR_TRY(zr_hop_reduce(e, &outer, job));
+    /* HSDP gathers the sum at once if it is reduced in place, once a step. Otherwise UPDATE gathers it. HFSDP
+     * does not gather it. */
     if (a->partial < 0)
         ZR_TRY(zr_hop_gather_sums(e, &outer, outer.stream, job));
     ZR_TRY(d->event_record(e->ev.partial_free[zr_partial_place(a)], outer.stream));
@@ -127,8 +134,9 @@ static int issue_reduce_outer(struct zr_engine *e, const struct zr_job *job)
                             job->step, true);
 }
 
-/* Frees all sums in place as if they had been used. A barrier comes first, because a peer may still be
- * gathering this rank's slices of them. */
+/* Frees all sums in place as if they had been used: gradients that are summed where backward wrote them
+ * (sum_in_place), and groups' sums that are reduced between groups in place. A barrier comes first, because a
+ * peer may still be gathering this rank's slices of them. */
 static int issue_drop_sums(struct zr_engine *e, const struct zr_job *job)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -185,7 +193,7 @@ enum { MOST_JOB_OPS = 2 };
  * array of each flat, on the reduce stream. */
 
 /* Operations of any job: waits, stamps, collectives, and those of the norm other than squares. Per flat:
- * narrow, reduce and gather (a communicator of one rank moves each separately), besides folds. Per piece that
+ * narrow, reduce and gather (a communicator of one rank makes one operation per segment), besides folds. Per piece that
  * optim.update updates: scale the gradient, call, round the weights. */
 enum { OPS_OF_JOB = 16, OPS_OF_FLAT = 3, OPS_OF_USER_UPDATE = 3 };
 
@@ -225,7 +233,7 @@ int64_t zr_room_of(const struct zr_engine *e, enum zr_action_kind kind, int32_t 
     return any + n_pieces * (e->opt.update ? OPS_OF_USER_UPDATE : 1);
 }
 
-/* Lists the streams other than the reduce stream. NULL: there is none. */
+/* Lists the streams that jobs use, other than the reduce stream. NULL: there is none. */
 enum { N_OTHERS = 3 };
 static void list_others(const struct zr_engine *e, struct zr_stream *s[N_OTHERS])
 {
@@ -261,7 +269,8 @@ bool zr_room_for(const struct zr_engine *e, const struct zr_action *a)
     return zr_stream_has_room(e->dev, e->reduce_stream, zr_room_of(e, (enum zr_action_kind)a->kind, a->unit));
 }
 
-/* Whether there is room. On a GPU, an optim.update also needs to know whether the step is skipped. */
+/* Whether the job can be issued without a wait: there is room for it. waits: an UPDATE by optim.update on a
+ * GPU, which is not called before it is known whether the step is skipped. */
 bool zr_engine_is_ready(void *arg, const struct zr_job *job)
 {
     struct zr_engine *e = arg;
@@ -279,11 +288,11 @@ void zr_engine_issue(void *arg, const struct zr_job *job)
 {
     struct zr_engine *e = arg;
     if (e->loop)
-        zr_model_check_take(e->watch, job->known);
+        zr_model_check_take(e->watch, job->known); /* check mode: joins the model thread's vector clock */
     zr_model_check_job(e->watch, zr_action_name((enum zr_action_kind)job->action.kind), job->action.unit,
                        job->step);
     if (zr_engine_has_failed(e))
-        return; /* a wait for this job's events returns at once, since they are never recorded */
+        return; /* a wait for this job's event finds an earlier job's record, if any, and never hangs */
     atomic_store_explicit(&e->i.unit, job->action.unit, memory_order_relaxed);
     atomic_store_explicit(&e->i.kind, job->action.kind, memory_order_relaxed);
     zr_flight_job(e->flight, zr_action_name((enum zr_action_kind)job->action.kind), job->action.unit);

@@ -285,8 +285,8 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
     return up->n_spans == ZR_MAX_SPANS ? put_update(up) : 0;
 }
 
-/* Returns the reduced gradient of the flat's first kept element. full: where gather_sums has put the flat's,
- * or NULL. */
+/* Returns the reduced gradient of the flat's first kept element. full: where zr_hop_gather_sums has put the
+ * flat's, or NULL. */
 static const float *update_grad(const struct zr_engine *e, const struct zr_hop_run *last,
                                 const struct zr_flat *f, const float *full)
 {

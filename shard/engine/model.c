@@ -258,8 +258,8 @@ static int end_grad(struct zr_engine *e, const struct zr_action *a)
     return e->dev->ops->event_record(e->ev.grad_done[zr_grad_place(e->plan, a->unit, a->slot)], e->compute);
 }
 
-/* Sums partial gradients over tp before the reduction, whatever has completed the gradient. This may be a
- * bracket. If the model adds micro-batches up or has no brackets, it is the end of a micro-batch or of the
+/* Sums the unit's partial gradients over tp, and then queues the reduction over the data-parallel ranks. This
+ * place comes before every REDUCE, whatever has completed the gradient: a bracket, a micro-batch or the
  * step. */
 static int reduce_grad(struct zr_engine *e, const struct zr_action *a)
 {

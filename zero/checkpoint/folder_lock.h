@@ -4,16 +4,18 @@
  * hosts that the file system's locks reach.
  *
  * The lock is an operating system lock on the file .lock in the folder, whose text says who holds it. It ends
- * with its holder, in whatever way that ends. A file without a lock has no meaning. A file of this name that
- * libzero did not write is the user's, and stays. An empty file, or one with only the beginning of what
- * libzero writes, may be the user's. It is locked, but neither written nor removed. */
+ * when the last process that has the descriptor closes it or ends, in whatever way. A child that the holder
+ * forked may have it, too. A file without a lock has no meaning. A file of this name that libzero did not
+ * write is the user's, and stays. An empty file, or one with only the beginning of what libzero writes, may
+ * be the user's. It is locked, but neither written nor removed. */
 #ifndef ZR_ZERO_FOLDER_LOCK_H
 #define ZR_ZERO_FOLDER_LOCK_H
 
 #include "kernels/log.h"
 #include "zero/checkpoint/files.h"
 
-/* Locks that a context keeps. A program that saves into more folders returns to few of them. */
+/* Most locks that a context keeps. For one more folder it releases the least recently used lock. That folder
+ * is unprotected until the context saves into it again. */
 #define ZR_MOST_FOLDER_LOCKS 8
 
 /* A zeroed struct holds no lock. The most recently used lock is first. Thread-safety: one thread at a
@@ -35,11 +37,12 @@ struct zr_folder_locks {
 
 /* Takes the folder's lock, if this list does not hold it already. If the list is full, the least recently
  * used lock is released. If the folder or its lock file was renamed or removed, the lock of what is at the
- * path now is taken. folder: as zr_path_absolute makes it. Warns if the file system has no locks. ZR_ERR_IO
- * names the holder, ZR_ERR_ARG a lock file that is the user's. */
+ * path now is taken. folder: as zr_path_absolute makes it. If the file system has no locks, this warns and
+ * succeeds. ZR_ERR_IO names the holder, ZR_ERR_ARG a lock file that is the user's. */
 int zr_folder_lock(struct zr_folder_locks *locks, const struct zr_files *fs, const char *folder,
                    struct zr_log *log);
-/* *is: whether the list holds the lock of the folder at this path. folder: as zr_path_absolute makes it. */
+/* *is: whether the list holds the lock of the folder at this path. Also true if the list has the folder and
+ * its file system has no locks. folder: as zr_path_absolute makes it. */
 int zr_folder_is_locked(const struct zr_folder_locks *locks, const struct zr_files *fs, const char *folder,
                         bool *is);
 /* Releases all locks, and removes their files. */
