@@ -100,7 +100,7 @@ static int issue_reduce(struct zr_engine *e, const struct zr_job *job)
     ZR_TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, a->unit,
                             job->step, false));
     ZR_TRY(zr_hop_reduce(e, &inner, job));
-    if (in_place) /* does nothing on one rank, which has the whole sum */
+    if (in_place) /* does nothing if the hop has one rank, which has the whole sum */
         ZR_TRY(zr_hop_gather_sums(e, &inner, inner.stream, job));
     else
         ZR_TRY(d->event_record(e->ev.grad_free[place], e->reduce_stream));

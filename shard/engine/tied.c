@@ -9,22 +9,28 @@
  * in the same order.
  *
  * If sums need not be those of a single stage (not deterministic), the last stage adds its micro-batches up
- * in fp32 and sends only the sum. The owner's backward of the step's last micro-batch starts with it. There
- * is then one slot, for sums. On the copy it is followed by memory that backward writes to.
+ * in fp32 and sends only the sum. The owner's backward of the step's last micro-batch starts with it.
  *
- * Both ranks keep the parameters whole. They have arenas with the same slots, each with all tied tensors, and
- * a communicator of the two with a stream besides the model's:
+ * Each rank of the first stage forms a pair with the rank of the last stage that has the same data-parallel
+ * and tensor-parallel number. Both keep the tied parameters whole. They have a communicator of the two, with
+ * a stream besides the model's, and arenas of the same layout. A slot has all tied tensors:
  *
- *   done[slot]    compute -> tied   copy: the model has written its gradients; owner: it has read them;
- *                                   before values are sent, both: the model has read the previous ones
+ *   micro-batches sent separately   [slot 0] .. [slot n-1]
+ *   sums                            [sums | memory that the copy's backward writes to]
+ *
+ * Two events of each slot order the streams. done is also recorded before values move, when both models have
+ * read the previous ones:
+ *
+ *   done[slot]    compute -> tied   copy: the model has written its gradients; owner: it has read them
  *   moved[slot]   tied -> compute   copy: the slot may be written again; owner: the gradients are there
  *
- * A step has a tied unit if either stage brackets its backward. With each tensor's gradient goes a word that
- * says whether the copy has bracketed it. If the owner has not, it makes the bracket itself, so that the
+ * A step updates a tied unit if either stage brackets its backward. With each tensor's gradient goes a word
+ * that says whether the copy has bracketed it. If the owner has not, it makes the bracket itself, so that the
  * copy's gradient is a contribution.
  *
- * Between steps the first slot carries values in the other direction, after the owner's update and after what
- * the two models did before. If no tied tensor is trained, nothing moves. */
+ * Between steps the first slot carries values in the other direction. They move after the owner's update and
+ * after all earlier work on both compute streams. If no tied tensor is trained, no gradients move, and values
+ * move only when they are set or loaded. */
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
@@ -41,9 +47,9 @@ struct tied_tensor {
     int64_t at, sum_at;
     /* the tensor is trained */
     bool grad;
-    /* owner: a gradient comes in this action, and has not been read yet */
+    /* owner: a gradient comes in this pipeline action, and has not been read yet */
     bool due;
-    /* copy: the unit had a backward bracket in this action; in any action of the current sum */
+    /* copy: the unit had a backward bracket in this pipeline action; in any one of the current sum */
     bool bracketed, any_bracketed;
 };
 
@@ -62,7 +68,8 @@ struct zr_tied {
     int32_t n;
     /* (2 * n_slots) done and moved of each slot; given: the copy has its values */
     struct zr_event **slot, *given;
-    /* micro-batches of the step that the owner has asked for; micro-batch of the current action, -1: none */
+    /* receives that the owner has posted in this step, one for each micro-batch; micro-batch of the current
+     * pipeline action, -1: none */
     int32_t n_expected, micro_batch;
 };
 
@@ -206,7 +213,8 @@ enum zr_event_class zr_tied_event_class(const struct zr_engine *e, const struct 
 
 /* ---- messages ---- */
 
-/* Sends a slot from rank `root` of the pair to the other. micro_batch -1: values. */
+/* Broadcasts a slot, or its sums, from rank `root` of the pair. Both ranks call this. micro_batch -1:
+ * values. */
 static int send_slot(struct zr_engine *e, int32_t micro_batch, int root)
 {
     const struct zr_tied *ties = e->tied;
@@ -242,6 +250,7 @@ int zr_engine_tied_expect(struct zr_engine *e, int32_t n_micro)
     int err = 0;
     if (!any_grads(ties) || !ties->owner || ties->sum_bytes)
         return 0;
+    /* Post one receive for each slot ahead of the current micro-batch. */
     int32_t until = ties->micro_batch < 0 ? ties->n_slots : ties->micro_batch + 1 + ties->n_slots;
     for (until = (int32_t)zr_min(until, n_micro); !err && ties->n_expected < until; ties->n_expected++)
         err = move_grads(e, ties->n_expected);
@@ -250,7 +259,8 @@ int zr_engine_tied_expect(struct zr_engine *e, int32_t n_micro)
 
 /* ---- gradients ---- */
 
-/* Points the model at memory that its backward adds to, or stores all of. */
+/* Points the copy's model at memory for its gradients. Backward adds to it, so it is zeroed here. Gradients
+ * with ZERO_GRAD_OVERWRITE are not zeroed, because backward stores all of them. */
 static int show_grads(struct zr_engine *e)
 {
     struct zr_tied *ties = e->tied;
@@ -311,7 +321,7 @@ static int add_to_sums(struct zr_engine *e)
     return 0;
 }
 
-/* Returns the tensor's only piece. */
+/* Returns the tensor's only piece. A tied tensor has one, because ZERO_TIED excludes ZERO_STACKED. */
 static const struct zr_piece *tied_piece(const struct zr_engine *e, const struct tied_tensor *t,
                                          const struct zr_flat **flat)
 {
@@ -369,7 +379,8 @@ static int zero_overwritten(struct zr_engine *e, int32_t unit)
     return 0;
 }
 
-/* Makes a bracket of the unit, because the owner's model had none in this action. */
+/* Makes a bracket of the unit, because the owner's model had none in this pipeline action. It is a backward of
+ * weights (apart), which needs no parameters. */
 static int bracket_for_copy(struct zr_engine *e, int32_t unit)
 {
     struct zr_core_event ev = {.kind = ZR_EV_BEGIN, .unit = unit, .backward = 1, .apart = 1};
@@ -380,7 +391,8 @@ static int bracket_for_copy(struct zr_engine *e, int32_t unit)
     return err ? err : zr_engine_call(e, &ev);
 }
 
-/* Adds the gradient of the copy's brackets as a contribution. Without a bracket it is zero. */
+/* Adds the gradients that no bracket of the owner has begun with, as contributions. If the copy had no bracket
+ * either, its message is zero and nothing is added. */
 static int take_due(struct zr_engine *e)
 {
     struct zr_tied *ties = e->tied;
@@ -396,6 +408,7 @@ static int take_due(struct zr_engine *e)
             return err;
         const struct zr_access seen = {tied_word(e, t), WORD_BYTES, false};
         zr_declare(e->dev, NULL, &seen, 1);
+        /* The host reads the word directly: pp is refused on a GPU. */
         memcpy(&bracketed, tied_word(e, t), sizeof bracketed);
         if (bracketed)
             err = bracket_for_copy(e, tensor_of(e, t)->unit);
@@ -406,8 +419,8 @@ static int take_due(struct zr_engine *e)
     return 0;
 }
 
-/* Sends the copy's word. A gradient without a bracket is zero, but one that backward overwrites must be
- * zeroed here. */
+/* Writes the copy's word into the message. A gradient without a bracket is zero, but one that backward
+ * overwrites must be zeroed here. */
 static int give_word(struct zr_engine *e, struct tied_tensor *t)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -418,7 +431,7 @@ static int give_word(struct zr_engine *e, struct tied_tensor *t)
     return d->put(e->compute, tied_word(e, t), &word, sizeof word);
 }
 
-/* Checks what the model did with its tied gradients in this action. */
+/* Checks what the model did with its tied gradients in this pipeline action. */
 static int check_end(const struct zr_engine *e)
 {
     const struct zr_tied *ties = e->tied;
