@@ -47,8 +47,8 @@ struct zr_core_unit_spec {
     /* its gradient is reduced where backward wrote it, which is the only copy until the UPDATE */
     bool sum_in_place;
 
-    /* its gradient has separate memory and needs no slot; without reduce_each it stays there until the last
-     * micro-batch */
+    /* its gradient has separate memory and needs no slot; without reduce_each it stays there until it is
+     * reduced, as reduce_each says */
     bool grad_home;
 };
 
@@ -72,8 +72,10 @@ struct zr_core_spec {
     int32_t n_partial_slots;
     /* stages 1 and 2: a rank updates its slice of a resident unit, so a gather follows */
     bool gathers_updated;
-    /* reduce every contribution when it ends; else (all gradients have separate memory) once per
-     * grad_accum_steps */
+    /* Reduce every contribution when it ends. Otherwise all gradients have separate memory, and a unit's
+     * gradient is reduced after each grad_accum_steps of its backward brackets. With one bracket per
+     * micro-batch that is once a step; with several, as often as there are brackets in a micro-batch. The end
+     * of the step reduces the rest. */
     bool reduce_each;
     /* gradient shards per unit, >= 1; if more than 1, as many as a binary counter has digits */
     int32_t n_sums;

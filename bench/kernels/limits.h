@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* limits.h: the bandwidth limit of a host kernel, as in McCalpin's STREAM. It is measured with a loop of
- * plain C that reads and writes the same bytes and computes almost nothing. bench/comm/limits.h has the limits
- * of collectives, which are measured with the kernels copy and sum_tree. */
+ * plain C that reads and writes the same bytes and computes almost nothing. bench/comm/limits.h has the
+ * limits of collectives, which are measured with the kernels copy and sum_tree. */
 #ifndef ZERO_BENCH_KERNEL_LIMITS_H
 #define ZERO_BENCH_KERNEL_LIMITS_H
 

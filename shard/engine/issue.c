@@ -7,7 +7,7 @@
 /* ---- gather ---- */
 
 /* Returns the event of the last write to this rank's inner slice of the unit. With HFSDP (outer_gathers) that
- * is the gather between groups, which follows the update. Frozen units have no such gather, and whole[unit] is
+ * is the gather between groups, which follows the update. Frozen units have no such gather, so whole[unit] is
  * never recorded for them. */
 static struct zr_event *shard_written(const struct zr_engine *e, int32_t unit)
 {
@@ -193,8 +193,8 @@ enum { MOST_JOB_OPS = 2 };
  * array of each flat, on the reduce stream. */
 
 /* Operations of any job: waits, stamps, collectives, and those of the norm other than squares. Per flat:
- * narrow, reduce and gather (a communicator of one rank makes one operation per segment), besides folds. Per piece that
- * optim.update updates: scale the gradient, call, round the weights. */
+ * narrow, reduce and gather (the communicator of one rank, self.c, makes one operation per segment), besides
+ * folds. Per piece that optim.update updates: scale the gradient, call, round the weights. */
 enum { OPS_OF_JOB = 16, OPS_OF_FLAT = 3, OPS_OF_USER_UPDATE = 3 };
 
 static int count_piece(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)

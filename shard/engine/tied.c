@@ -379,8 +379,8 @@ static int zero_overwritten(struct zr_engine *e, int32_t unit)
     return 0;
 }
 
-/* Makes a bracket of the unit, because the owner's model had none in this pipeline action. It is a backward of
- * weights (apart), which needs no parameters. */
+/* Makes a bracket of the unit, because the owner's model had none in this pipeline action. It is a backward
+ * of weights (apart), which needs no parameters. */
 static int bracket_for_copy(struct zr_engine *e, int32_t unit)
 {
     struct zr_core_event ev = {.kind = ZR_EV_BEGIN, .unit = unit, .backward = 1, .apart = 1};
@@ -391,8 +391,8 @@ static int bracket_for_copy(struct zr_engine *e, int32_t unit)
     return err ? err : zr_engine_call(e, &ev);
 }
 
-/* Adds the gradients that no bracket of the owner has begun with, as contributions. If the copy had no bracket
- * either, its message is zero and nothing is added. */
+/* Adds the gradients that no bracket of the owner has begun with, as contributions. If the copy had no
+ * bracket either, its message is zero and nothing is added. */
 static int take_due(struct zr_engine *e)
 {
     struct zr_tied *ties = e->tied;
