@@ -10,9 +10,9 @@
  * none. */
 enum hybrid { HYBRID_NONE = 0, HYBRID_HSDP = 1, HYBRID_HFSDP = 2 };
 
-/* Sets the hybrid in cfg for n_dp data-parallel ranks, of which each dp_shard share a copy of the parameters.
- * HYBRID_NONE leaves cfg as it is. If n_dp is at most dp_shard there is one copy, and libzero refuses a
- * dp_shard that is too large. */
+/* Sets the hybrid in cfg for n_dp data-parallel ranks. Each dp_shard of them share a copy of the parameters.
+ * HYBRID_NONE leaves cfg as it is. If n_dp is at most dp_shard there is one copy. libzero refuses a
+ * dp_shard above n_dp. */
 static inline void hybrid_to_config(struct zero_config *cfg, int hybrid, int64_t n_dp, int64_t dp_shard)
 {
     if (!hybrid)
