@@ -4,7 +4,7 @@
  * An arena is memory with the same layout on all ranks. So byte offsets describe a collective, and peers read
  * each other's arenas directly. An arena is attached to each communicator that moves its data. Roles have
  * separate communicators, so that none waits for another. Two roles whose operations run on one stream may
- * share one: without groups, the roles of reductions and of control.
+ * share one: without groups and pipeline stages, the roles of reductions and of control.
  *
  * Operations are put on a stream and run in its order; the calls never wait for peers. All ranks must put the
  * same operations on a communicator in the same order. Each operation carries a tag. Ranks compare tags

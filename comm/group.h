@@ -12,7 +12,7 @@
 
 /* Plain data. The members belong to the group's maker, and outlive what was opened on it. */
 struct zr_group {
-    /* Number of ranks, and this rank's place in the group, from 0. This is no number in the world. */
+    /* Number of ranks in the group, and this rank's place among them, from 0. */
     int32_t size, rank;
     /* (size) ranks of the world, by place. NULL: ranks 0 to size - 1 in their order. */
     const int32_t *members;

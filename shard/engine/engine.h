@@ -50,8 +50,8 @@ int64_t zr_tied_sum_bytes(const struct zr_tensor *t);
 
 struct zr_engine_parts {
     struct zr_device *dev;
-    /* Communicators by role. NULL: nobody has the role. One communicator may have two roles: without groups,
-     * the one that reduces is also the one of control. */
+    /* Communicators by role. NULL: nobody has the role. One communicator may have two roles: without groups
+     * and pipeline stages, the one that reduces is also the one of control. */
     struct zr_comm *comm[ZR_ROLES];
     /* The plan, which has the layout. */
     const struct zr_plan *plan;

@@ -259,7 +259,7 @@ int zr_engine_tied_expect(struct zr_engine *e, int32_t n_micro)
 
 /* ---- gradients ---- */
 
-/* Points the copy's model at memory for its gradients. Backward adds to it, so it is zeroed here. Gradients
+/* Points the copy's model at memory for its gradients, and zeroes it, because backward adds to it. Gradients
  * with ZERO_GRAD_OVERWRITE are not zeroed, because backward stores all of them. */
 static int show_grads(struct zr_engine *e)
 {
