@@ -585,7 +585,7 @@ static void other_micro_batches_unequal(void **state)
     m.spec.grad_accum_steps = 2;
     m.spec.max_grad_accum_steps = 4;
     watch_open(&w, &m.spec);
-    /* An evaluation of both units comes first: half of the 20 calls end inside a backward bracket. */
+    /* An evaluation of both units comes first: the first 11 of the 22 calls end inside a backward bracket. */
     watch_run(&w, "0(0) 1(1) 0(0) 1(1) 1[ 1(1) 1] 0[0] 0(0) 1(1) 1[1] 0[0] S");
     int64_t replans = zr_core_counts(w.core).n_replans;
     assert_true(replans > 0);
