@@ -19,8 +19,8 @@ struct place {
 #define PLACE_GPU_OF_RANK (-1)
 
 /* Opens the host with n_threads. With cuda it opens GPU number `gpu` instead, which becomes this thread's
- * current device (PLACE_GPU_OF_RANK: the local rank's, by zero_find_place). Returns 0 or a zr_err. On
- * failure *p holds nothing. ZR_ERR_NOTSUP: there is no usable GPU, and the message says why. */
+ * current device (PLACE_GPU_OF_RANK: the local rank's, by zero_find_place). Returns 0 or a zero_err. On
+ * failure *p holds nothing. ZERO_ERR_NOTSUP: there is no usable GPU, and the message says why. */
 int place_open(struct place *p, bool cuda, int gpu, int n_threads);
 /* The stream for libzero; NULL on the host. */
 zero_stream place_stream(const struct place *p);

@@ -42,7 +42,7 @@ static int new_arena(struct zr_device *dev, const char *who, int64_t bytes, stru
 {
     struct arena *a = *out = calloc(1, sizeof *a);
     if (!a)
-        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for an arena of %lld bytes", who, (long long)bytes);
+        return zr_fail(ZERO_ERR_NOMEM, "%s: no memory for an arena of %lld bytes", who, (long long)bytes);
     a->base = (struct zr_arena){.free = free_arena, .bytes = bytes, .n_held = 1};
     a->dev = dev;
     a->fd = -1;
@@ -63,7 +63,7 @@ int zr_plain_arena(struct zr_device *dev, const char *who, int64_t bytes, struct
     struct arena *a;
     void *at = NULL;
     if (bytes <= 0)
-        return zr_fail(ZR_ERR_ARG, "%s: the arena is %lld bytes: more than 0 are allowed", who,
+        return zr_fail(ZERO_ERR_ARG, "%s: the arena is %lld bytes: more than 0 are allowed", who,
                        (long long)bytes);
     int err = new_arena(dev, who, bytes, &a);
     if (err)

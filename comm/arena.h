@@ -7,9 +7,9 @@
 #include "comm/comm.h"
 
 /* Both make a zeroed arena, and neither is collective. who is the backend's name, for messages. Errors are
- * ZR_ERR_NOMEM, ZR_ERR_SYSTEM, and those of the device. */
+ * ZERO_ERR_NOMEM, ZERO_ERR_SYSTEM, and those of the device. */
 
-/* The device must outlive the arena. Also returns ZR_ERR_ARG if bytes is not more than 0. */
+/* The device must outlive the arena. Also returns ZERO_ERR_ARG if bytes is not more than 0. */
 int zr_plain_arena(struct zr_device *dev, const char *who, int64_t bytes, struct zr_arena **out);
 /* name is the file's name in /proc (shared_memory.h). */
 int zr_shared_arena(const char *who, const char *name, int64_t bytes, struct zr_arena **out);

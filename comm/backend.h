@@ -2,7 +2,7 @@
 /* backend.h: the interface between a context and a backend that moves bytes between ranks.
  *
  * A backend is a row, struct zr_backend, defined as zr_backend_KEY in the same folder as its communicators.
- * Programs can choose it once it has a row in ZERO_BACKEND_MAP (zero/zero_config.h), from which
+ * Programs can choose it once it has a row in ZERO_BACKEND_MAP (zero/types.h), from which
  * zero/backend.c makes the table of all. A context never compares a backend's name: what it must know is a
  * field of the row. */
 #ifndef ZR_COMM_BACKEND_H
@@ -69,7 +69,7 @@ struct zr_backend {
      * zr_role_ask). */
     int64_t small_bytes;
 
-    /* Returns 0 if all ranks can use the backend, else ZR_ERR_NOTSUP naming some that cannot. t says who
+    /* Returns 0 if all ranks can use the backend, else ZERO_ERR_NOTSUP naming some that cannot. t says who
      * shares a host. Local, with the same result on all ranks. NULL: all ranks can. */
     int (*check_hosts)(const struct zr_topology *t, const struct zr_group *all);
     /* Bytes that a role's communicator reserves at the end of its arena, a multiple of 256. Only the size of

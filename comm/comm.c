@@ -47,7 +47,7 @@ int zr_comm_check_reserve(const struct zr_comm *c, const struct zr_arena *a)
     int64_t taken = a->taken + c->reserve;
     if (a->bytes > taken && (!taken || a->bytes % 256 == 0))
         return 0;
-    return zr_fail(ZR_ERR_ARG,
+    return zr_fail(ZERO_ERR_ARG,
                    "%s %s: the arena is %lld bytes, but must exceed libzero's own part of it (%lld)%s",
                    c->ops->name, zr_role_name(c->role), (long long)a->bytes, (long long)taken,
                    taken ? ", a multiple of 256," : "");
@@ -56,7 +56,8 @@ int zr_comm_check_reserve(const struct zr_comm *c, const struct zr_arena *a)
 int zr_comm_attach(struct zr_comm *c, struct zr_arena *a)
 {
     if (c->held)
-        return zr_fail(ZR_ERR_ORDER, "%s %s: an arena is attached once", c->ops->name, zr_role_name(c->role));
+        return zr_fail(ZERO_ERR_ORDER, "%s %s: an arena is attached once", c->ops->name,
+                       zr_role_name(c->role));
     atomic_fetch_add(&a->n_held, 1);
     c->held = a;
     int err = c->ops->attach ? c->ops->attach(c, a) : 0;
@@ -82,10 +83,10 @@ static int check_ready(const struct zr_comm *c, enum zr_op op, int n_seg)
 {
     int most = c->ops->most_segs;
     if (!c->arena && c->ops->attach)
-        return zr_fail(ZR_ERR_ORDER, "%s %s: %s: there is no arena yet", c->ops->name, zr_role_name(c->role),
-                       zr_op_name(op));
+        return zr_fail(ZERO_ERR_ORDER, "%s %s: %s: there is no arena yet", c->ops->name,
+                       zr_role_name(c->role), zr_op_name(op));
     if (n_seg < 0 || (most && n_seg > most))
-        return zr_fail(ZR_ERR_ARG, "%s %s: %s: %d segments: 0 to %d are allowed", c->ops->name,
+        return zr_fail(ZERO_ERR_ARG, "%s %s: %s: %d segments: 0 to %d are allowed", c->ops->name,
                        zr_role_name(c->role), zr_op_name(op), n_seg, most ? most : INT_MAX);
     return 0;
 }
@@ -96,7 +97,8 @@ static int check_range(const struct zr_comm *c, const struct zr_comm_op *op, int
     if (op->off < 0 || bytes < 0 || __builtin_mul_overflow(bytes, n, &all) || all > arena_bytes ||
         op->off > arena_bytes - all)
         return refuse_op(c, op,
-                         zr_fail(ZR_ERR_ARG, "%lld times %lld bytes at offset %lld: the arena has %lld bytes",
+                         zr_fail(ZERO_ERR_ARG,
+                                 "%lld times %lld bytes at offset %lld: the arena has %lld bytes",
                                  (long long)n, (long long)bytes, (long long)op->off, (long long)arena_bytes));
     return 0;
 }
@@ -167,7 +169,7 @@ int zr_comm_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64
     struct zr_comm_op op = {.post = {.op = ZR_OP_BROADCAST, .root = root, .bytes = bytes}, .off = off};
     if (root < 0 || root >= c->group.size)
         return refuse_op(c, &op,
-                         zr_fail(ZR_ERR_ARG, "root is %d: 0 to %d are allowed", root, c->group.size - 1));
+                         zr_fail(ZERO_ERR_ARG, "root is %d: 0 to %d are allowed", root, c->group.size - 1));
     int err = check_ready(c, ZR_OP_BROADCAST, 0);
     if (!err)
         err = check_range(c, &op, bytes, 1);
@@ -204,7 +206,7 @@ int zr_comm_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n
     if (!err && (n_sum < 0 || n_max < 0 || off % word))
         err = refuse_op(
             c, &op,
-            zr_fail(ZR_ERR_ARG,
+            zr_fail(ZERO_ERR_ARG,
                     "%d sums and %d maxima at offset %lld: 0 or more at a multiple of 8 are allowed", n_sum,
                     n_max, (long long)off));
     if (!err)

@@ -23,7 +23,7 @@
 #define ZR_COMM_COMM_H
 
 #include "comm/group.h"
-#include "comm/meet/called.h"
+#include "comm/meet/call_log.h"
 #include "kernels/device.h"
 #include "kernels/first_failure.h"
 
@@ -113,7 +113,7 @@ struct zr_reduce_seg {
     int64_t dst;
     /* Cut and dtype of src. */
     struct zr_cut cut;
-    enum zr_dtype dtype;
+    enum zero_dtype dtype;
     /* Add to dst instead of overwriting it. */
     bool accumulate;
 };
@@ -131,7 +131,7 @@ struct zr_flight_mark {
 struct zr_flight_from {
     /* Time at which the call queued it. 0: the program's thread issues it itself. */
     int64_t queued_ns;
-    /* The call, packed (meet/called.h). */
+    /* The call, packed (meet/call_log.h). */
     uint64_t call;
 };
 
@@ -222,7 +222,7 @@ struct zr_comm_ops {
     bool (*last)(struct zr_comm *c, char *text, size_t n_text);
     /* Records a call of the program that every rank must make. An error can then name the first calls that
      * differ. One thread per communicator. NULL: errors name operations only. */
-    void (*called)(struct zr_comm *c, const struct zr_called *call);
+    void (*called)(struct zr_comm *c, const struct zr_logged_call *call);
     /* Reports that ranks have made different calls; what describes this. The communicator fails within a
      * bound with the first calls that differ, or with code and what if these cannot be found. Any thread;
      * does not wait. NULL: calls are compared when ranks meet in an operation. */

@@ -202,7 +202,7 @@ int zr_flight_open(const struct zr_flight_owner *owner, struct zr_flight **out, 
         f->rec = make_own(&f->fd, why);
     if (!f || !f->rec) {
         free(f);
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the flight recorder");
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for the flight recorder");
     }
     snprintf(f->folder, sizeof f->folder, "%s", folder ? folder : "");
     begin_record(f->rec, owner);
@@ -232,11 +232,11 @@ void zr_flight_close(struct zr_flight *f)
 
 /* ---- the model's thread ---- */
 
-void zr_flight_enter(struct zr_flight *f, const struct zr_called *call)
+void zr_flight_enter(struct zr_flight *f, const struct zr_logged_call *call)
 {
     if (!f || f->depth++)
         return;
-    f->now = (struct zr_flight_from){zr_now_ns(), zr_called_pack(call)};
+    f->now = (struct zr_flight_from){zr_now_ns(), zr_call_log_pack(call)};
     uint64_t n = GET(f->rec->n_calls) + 1;
     struct call *c = &f->rec->call[n % ZR_FLIGHT_CALLS];
     PUT(c->number, 0);
@@ -387,7 +387,7 @@ int zr_flight_save(struct zr_flight *f, char path[ZR_FLIGHT_PATH])
         return 0;
     struct zr_flight_view *v = malloc(sizeof *v);
     if (!v)
-        return zr_fail(ZR_ERR_NOMEM, "no memory to copy the flight recorder");
+        return zr_fail(ZERO_ERR_NOMEM, "no memory to copy the flight recorder");
     zr_flight_copy(f, v);
     int err = zr_flight_write_file(v, f->folder, path);
     free(v);

@@ -40,7 +40,7 @@ struct zr_flight_owner {
 
 /* Takes the recorder that zero-run passed to this process if it is unused; otherwise makes one. If no file
  * can be made, it uses memory that only this process sees, and why says the reason; otherwise why is "".
- * Local. Returns ZR_ERR_NOMEM. */
+ * Local. Returns ZERO_ERR_NOMEM. */
 int zr_flight_open(const struct zr_flight_owner *owner, struct zr_flight **out, char why[ZR_FLIGHT_TEXT]);
 /* Marks that the context was closed normally. No thread may write to the recorder any more. Others can read
  * it until its memory is used again. */
@@ -50,7 +50,7 @@ void zr_flight_close(struct zr_flight *f);
 
 /* Record that the program enters a call (without its arguments), and leaves it. Calls inside a call are
  * ignored. */
-void zr_flight_enter(struct zr_flight *f, const struct zr_called *call);
+void zr_flight_enter(struct zr_flight *f, const struct zr_logged_call *call);
 void zr_flight_leave(struct zr_flight *f);
 /* Records that a job is queued for the loop's thread. Returns the time and the call. */
 struct zr_flight_from zr_flight_queue(struct zr_flight *f);
@@ -93,7 +93,7 @@ bool zr_flight_where(const struct zr_flight *f, struct zr_shared_at *out);
 
 /* The memory of a recorder, for reading. It stays as it was when its rank was killed. */
 struct zr_flight_record;
-/* Map another rank's record, and unmap it. Mapping returns ZR_ERR_SYSTEM or ZR_ERR_NOMEM. NULL may be
+/* Map another rank's record, and unmap it. Mapping returns ZERO_ERR_SYSTEM or ZERO_ERR_NOMEM. NULL may be
  * unmapped. */
 int zr_flight_map(const struct zr_shared_at *where, const struct zr_flight_record **out);
 void zr_flight_unmap(const struct zr_flight_record *rec);

@@ -35,7 +35,7 @@ int zr_flight_peers_open(struct zr_rendezvous *rdv, const struct zr_topology *t,
         free(p);
         free(all);
         return zr_rendezvous_fail(
-            rdv, zr_fail(ZR_ERR_NOMEM, "no memory for the flight recorders of %d ranks", world));
+            rdv, zr_fail(ZERO_ERR_NOMEM, "no memory for the flight recorders of %d ranks", world));
     }
     p->world = world;
     p->rank = rank;

@@ -22,7 +22,7 @@ _Static_assert(HEAD_BYTES % 8 == 0 && sizeof(struct zr_flight_op) % 8 == 0, "no 
 
 static int refuse_file(const char *what)
 {
-    return zr_fail(ZR_ERR_ARG, "this is not a flight recorder's file, or it is damaged: %s", what);
+    return zr_fail(ZERO_ERR_ARG, "this is not a flight recorder's file, or it is damaged: %s", what);
 }
 
 static bool ends(const char *text, size_t n)
@@ -35,7 +35,7 @@ static int check_head(const struct zr_flight_view *v)
     if (v->magic != ZR_FLIGHT_MAGIC)
         return refuse_file("it does not begin like one");
     if (v->version != ZR_FLIGHT_VERSION || v->head_bytes != HEAD_BYTES)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "a flight recorder's file of version %u with a head of %u bytes: this program reads "
                        "version %d with %d bytes",
                        v->version, v->head_bytes, ZR_FLIGHT_VERSION, (int)HEAD_BYTES);
@@ -107,19 +107,20 @@ int zr_flight_read_file(const char *path, struct zr_flight_view *out)
     char why[ZR_SYSTEM_WORDS];
     FILE *f = fopen(path, "rb");
     if (!f)
-        return zr_fail(ZR_ERR_IO, "%s: %s", path, zr_system_words(errno, why));
+        return zr_fail(ZERO_ERR_IO, "%s: %s", path, zr_system_words(errno, why));
     size_t room = sizeof *out + 1; /* a longer file is not a recorder's */
     char *data = malloc(room);
     if (!data) {
         fclose(f);
-        return zr_fail(ZR_ERR_NOMEM, "%s: no memory to read it", path);
+        return zr_fail(ZERO_ERR_NOMEM, "%s: no memory to read it", path);
     }
     errno = 0;
     size_t n = fread(data, 1, room, f);
-    int err = ferror(f) ? zr_fail(ZR_ERR_IO, "%s: %s", path, strerror(errno)) : zr_flight_parse(data, n, out);
+    int err =
+        ferror(f) ? zr_fail(ZERO_ERR_IO, "%s: %s", path, strerror(errno)) : zr_flight_parse(data, n, out);
     free(data);
     fclose(f);
-    return err == ZR_ERR_ARG ? zr_fail_more(err, "%s", path) : err;
+    return err == ZERO_ERR_ARG ? zr_fail_more(err, "%s", path) : err;
 }
 
 static bool is_plain(char c)
@@ -168,7 +169,7 @@ int zr_flight_write_file(const struct zr_flight_view *v, const char *folder, cha
         *c = is_plain(*c) ? *c : '_';
     int n = snprintf(path, ZR_FLIGHT_PATH, "%s/flight-%s-attempt%d-rank%d", folder, job, v->attempt, v->rank);
     if (n >= ZR_FLIGHT_PATH)
-        return zr_fail(ZR_ERR_ARG, "the name of the folder for flight recorders is too long: %.100s...",
+        return zr_fail(ZERO_ERR_ARG, "the name of the folder for flight recorders is too long: %.100s...",
                        folder);
     name_part(path, (int)getpid(), temp);
     int error = write_all(temp, v, zr_flight_bytes(v));
@@ -177,7 +178,7 @@ int zr_flight_write_file(const struct zr_flight_view *v, const char *folder, cha
     if (!error)
         return 0;
     unlink(temp);
-    return zr_fail(ZR_ERR_IO, "%s: %s", path, zr_system_words(error, why));
+    return zr_fail(ZERO_ERR_IO, "%s: %s", path, zr_system_words(error, why));
 }
 
 /* ---- in words ---- */
@@ -205,9 +206,9 @@ const struct zr_flight_op *zr_flight_last_op(const struct zr_flight_view *v)
 
 void zr_flight_describe_call(const struct zr_flight_call *c, char text[ZR_FLIGHT_CALL_CHARS])
 {
-    const struct zr_called called = zr_called_unpack(c->call, 0);
-    char call[ZR_CALLED_CHARS];
-    zr_called_describe(&called, call);
+    const struct zr_logged_call called = zr_call_log_unpack(c->call, 0);
+    char call[ZR_CALL_LOG_CHARS];
+    zr_call_log_describe(&called, call);
     snprintf(text, ZR_FLIGHT_CALL_CHARS, "%s%s", call, c->left_ns ? ", which had returned" : "");
 }
 

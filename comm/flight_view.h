@@ -10,7 +10,7 @@
 #define ZR_FLIGHT_MAGIC   UINT64_C(0x7468676c66726f7a) /* "zroflght" */
 #define ZR_FLIGHT_VERSION 1
 
-/* A call of the program. call is packed (zr_called_pack). left_ns is 0 while the program is in it. */
+/* A call of the program. call is packed (zr_call_log_pack). left_ns is 0 while the program is in it. */
 struct zr_flight_call {
     uint64_t number, call;
     int64_t entered_ns, left_ns;
@@ -75,15 +75,15 @@ struct zr_flight_view {
     struct zr_flight_op ops[ZR_FLIGHT_OPS];
 };
 
-/* Checks a snapshot of memory that others may have written to. Returns 0, or ZR_ERR_ARG with what is
+/* Checks a snapshot of memory that others may have written to. Returns 0, or ZERO_ERR_ARG with what is
  * wrong. */
 int zr_flight_check(const struct zr_flight_view *v);
 /* Bytes of the snapshot as a file. */
 size_t zr_flight_bytes(const struct zr_flight_view *v);
-/* Reads a file's bytes, which may be anything. Returns ZR_ERR_ARG with a message if they are no such file;
+/* Reads a file's bytes, which may be anything. Returns ZERO_ERR_ARG with a message if they are no such file;
  * *out is then invalid. */
 int zr_flight_parse(const void *data, size_t n, struct zr_flight_view *out);
-/* Reads a file. Returns ZR_ERR_IO, or errors as zr_flight_parse, with the path in the message. */
+/* Reads a file. Returns ZERO_ERR_IO, or errors as zr_flight_parse, with the path in the message. */
 int zr_flight_read_file(const char *path, struct zr_flight_view *out);
 /* Writes folder/flight-JOB-attemptA-rankR, whole or not at all. path is the file's name. */
 int zr_flight_write_file(const struct zr_flight_view *v, const char *folder, char path[ZR_FLIGHT_PATH]);
@@ -100,7 +100,7 @@ const struct zr_flight_call *zr_flight_last_call(const struct zr_flight_view *v)
  * begun; else NULL. */
 const struct zr_flight_op *zr_flight_last_op(const struct zr_flight_view *v);
 /* "zero_end(unit 3, backward) in step 12, which had returned" */
-enum { ZR_FLIGHT_CALL_CHARS = ZR_CALLED_CHARS + 24 };
+enum { ZR_FLIGHT_CALL_CHARS = ZR_CALL_LOG_CHARS + 24 };
 void zr_flight_describe_call(const struct zr_flight_call *c, char text[ZR_FLIGHT_CALL_CHARS]);
 /* Writes "all_gather seq 7 unit 2 of gather". */
 void zr_flight_describe_op(const struct zr_flight_op *o, char *text, size_t n_text);

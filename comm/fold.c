@@ -93,7 +93,7 @@ static bool merge_from(struct zr_fold *f, struct zr_fold_part p)
             return false;
         bool is_all = whole.n == f->n_blocks;
         const void *both[] = {sum_at(f, a), sum_at(f, b)};
-        f->kernels->sum_tree(is_all ? f->dst : sum_at(f, a), both, 2, ZR_F32, f->n_elems,
+        f->kernels->sum_tree(is_all ? f->dst : sum_at(f, a), both, 2, ZERO_F32, f->n_elems,
                              is_all && f->accumulate);
         f->part[b].n = 0;
         f->part[a] = is_all ? (struct zr_fold_part){0, 0} : whole;
@@ -103,7 +103,7 @@ static bool merge_from(struct zr_fold *f, struct zr_fold_part p)
     }
 }
 
-bool zr_fold_add(struct zr_fold *f, int32_t block, const void *const *src, enum zr_dtype dtype)
+bool zr_fold_add(struct zr_fold *f, int32_t block, const void *const *src, enum zero_dtype dtype)
 {
     int32_t left = f->n - block * ZR_FOLD_BLOCK, n = left < ZR_FOLD_BLOCK ? left : ZR_FOLD_BLOCK;
     ZR_ASSERT(block >= 0 && block < f->n_blocks);

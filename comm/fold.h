@@ -56,6 +56,6 @@ void zr_fold_begin(struct zr_fold *f, const struct zr_host_kernels *kernels, int
 /* Adds the sources of a block: ZR_FOLD_BLOCK of them, or the rest in the last block. They may be overwritten
  * when it returns. Add each block once, in order, from any one on and around. Returns true after the last
  * one: dst is complete. */
-bool zr_fold_add(struct zr_fold *f, int32_t block, const void *const *src, enum zr_dtype dtype);
+bool zr_fold_add(struct zr_fold *f, int32_t block, const void *const *src, enum zero_dtype dtype);
 
 #endif

@@ -110,12 +110,12 @@ static int32_t list_ends(const struct zr_topology *t, const struct zr_mesh *m, i
 static int check_division(const struct zr_topology *t, int32_t stages, int32_t parts, int32_t inner)
 {
     if (stages < 1 || parts < 1 || t->world / stages % parts || t->world % stages)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "%d stages of %d parts in a world of %d: a product that divides the world is allowed",
                        stages, parts, t->world);
     int32_t n = t->world / stages / parts;
     if (inner < 1 || n % inner)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "groups of %d ranks in a world of %d: a number that divides the world is allowed",
                        inner, n);
     return 0;
@@ -137,7 +137,7 @@ int zr_mesh_make(const struct zr_topology *t, int32_t stages, int32_t parts, int
                         .outer = n / inner};
     m.members = calloc((size_t)(n + m.inner + m.outer + parts + t->world + 6), sizeof *m.members);
     if (!m.members)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the groups of %d ranks", t->world);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for the groups of %d ranks", t->world);
     int32_t *in = m.members + n, *across = in + m.inner, *model = across + m.outer, *world = model + parts,
             *pair = world + t->world;
     m.outer_spans_hosts = any_outer_spans_hosts(t, &m, m.members, across);

@@ -42,8 +42,8 @@ struct zr_mesh {
 };
 
 /* Makes the groups for the given numbers of pipeline stages, parts of a stage, and ranks of an inner group.
- * Local. Returns ZR_ERR_ARG if they do not divide the world, or ZR_ERR_NOMEM; *out then holds nothing. The
- * topology is not needed afterwards. */
+ * Local. Returns ZERO_ERR_ARG if they do not divide the world, or ZERO_ERR_NOMEM; *out then holds nothing.
+ * The topology is not needed afterwards. */
 int zr_mesh_make(const struct zr_topology *t, int32_t stages, int32_t parts, int32_t inner,
                  struct zr_mesh *out);
 

@@ -68,7 +68,7 @@ static int keep_segments(struct zr_op_queue *q, struct queued *k)
     const int n = (int)k->op.post.n_seg, n_lists = zr_op_lists(&k->op);
     const uint64_t all = (uint64_t)n + entries_of_lists(q, (uint64_t)n_lists);
     if (all > ZR_RING_SEGS)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "%s %s: %d of %d segments have their own places: there is room for %d segments, but "
                        "they take that of %llu",
                        zr_role_name(c->role), zr_op_name((enum zr_op)k->op.post.op), n_lists, n, ZR_RING_SEGS,
@@ -105,7 +105,7 @@ static void free_segments(struct zr_op_queue *q, uint64_t end)
 static void run_in_order(struct zr_op_queue *q, const struct zr_comm_op *op)
 {
     if (atomic_exchange(&q->run_seq, op->post.seq) + 1 != op->post.seq) {
-        q->fail(q->comm, ZR_ERR_ORDER,
+        q->fail(q->comm, ZERO_ERR_ORDER,
                 "operations of one communicator were put on streams that ran them out of order");
         return;
     }

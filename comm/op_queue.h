@@ -50,7 +50,7 @@ struct zr_op_queue {
 bool zr_op_queue_open(struct zr_op_queue *q, struct zr_comm *c, struct zr_device *dev);
 void zr_op_queue_close(struct zr_op_queue *q);
 
-/* Puts an operation on the stream; see zr_comm_ops.run. Waits while there is no room. Returns ZR_ERR_ARG if
+/* Puts an operation on the stream; see zr_comm_ops.run. Waits while there is no room. Returns ZERO_ERR_ARG if
  * its segments and their lists take more than ZR_RING_SEGS entries. */
 int zr_op_queue_put(struct zr_op_queue *q, struct zr_stream *s, const struct zr_comm_op *op);
 

@@ -143,8 +143,8 @@ int zr_op_lists(const struct zr_comm_op *op);
  * operation then refers to the copies. */
 void zr_op_keep(struct zr_comm_op *op, int size, void *segs, int64_t *lists);
 
-/* Check segments. They return 0, or ZR_ERR_ARG or ZR_ERR_NOTSUP with a message that names the segment, the
- * field, its value and what is allowed. */
+/* Check segments. They return 0, or ZERO_ERR_ARG or ZERO_ERR_NOTSUP with a message that names the segment,
+ * the field, its value and what is allowed. */
 int zr_gather_check(int size, int64_t arena_bytes, const struct zr_gather_seg *seg, int n_seg);
 int zr_reduce_check(int size, int place, int64_t arena_bytes, const struct zr_reduce_seg *seg, int n_seg);
 

@@ -39,10 +39,10 @@ static int reduce_one(struct self *m, struct zr_stream *s, const struct zr_reduc
     void *src = m->base.arena + g->src;
     if (n == 0)
         return 0;
-    if (!g->accumulate && g->dtype == ZR_F32)
+    if (!g->accumulate && g->dtype == ZERO_F32)
         return dst == src ? 0 : ops->copy(s, dst, src, g->cut.total);
     if (!g->accumulate)
-        return ops->cast(s, dst, ZR_F32, src, g->dtype, n);
+        return ops->cast(s, dst, ZERO_F32, src, g->dtype, n);
     return ops->add(s, dst, src, g->dtype, n);
 }
 
@@ -86,7 +86,7 @@ int zr_self_open(struct zr_device *dev, enum zr_role role, struct zr_comm **out)
 {
     struct self *m = calloc(1, sizeof *m);
     if (!m)
-        return zr_fail(ZR_ERR_NOMEM, "self: no memory for a communicator of %zu bytes", sizeof *m);
+        return zr_fail(ZERO_ERR_NOMEM, "self: no memory for a communicator of %zu bytes", sizeof *m);
     m->base = (struct zr_comm){.ops = &self_ops,
                                .group = zr_group_of_all(0, 1),
                                .role = role,

@@ -30,7 +30,7 @@ static int no_room(int64_t bytes)
 {
     char why[ZR_SYSTEM_WORDS];
     bool is_full = errno == ENOSPC || errno == ENOMEM || errno == EFAULT;
-    return zr_fail(is_full ? ZR_ERR_NOMEM : ZR_ERR_SYSTEM, "reserving %lld bytes of shared memory: %s%s",
+    return zr_fail(is_full ? ZERO_ERR_NOMEM : ZERO_ERR_SYSTEM, "reserving %lld bytes of shared memory: %s%s",
                    (long long)bytes, zr_system_words(errno == EFAULT ? ENOMEM : errno, why),
                    is_full ? "; free memory, or raise the limit of the container or job" : "");
 }
@@ -113,14 +113,14 @@ int zr_shared_make(const char *name, int64_t bytes, int *fd, char **at)
     char why[ZR_SYSTEM_WORDS];
     *fd = zr_above_standard(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (*fd < 0)
-        return zr_fail(ZR_ERR_SYSTEM, "making a shared memory file: %s", zr_system_words(errno, why));
+        return zr_fail(ZERO_ERR_SYSTEM, "making a shared memory file: %s", zr_system_words(errno, why));
     if (zr_limited_ftruncate(*fd, whole))
         return no_room(whole);
     /* No process may shrink the file while it is mapped. */
     fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
     char *p = map_file(*fd, whole, PROT_READ | PROT_WRITE);
     if (p == MAP_FAILED)
-        return zr_fail(ZR_ERR_NOMEM, "mapping %lld bytes of shared memory: %s", (long long)whole,
+        return zr_fail(ZERO_ERR_NOMEM, "mapping %lld bytes of shared memory: %s", (long long)whole,
                        strerror(errno));
     zr_ask_for_huge_pages(p, whole);
     int err = reserve(*fd, p, whole);
@@ -136,7 +136,7 @@ int zr_shared_inode(int fd, uint64_t *inode)
 {
     struct stat st;
     if (fstat(fd, &st) < 0)
-        return zr_fail(ZR_ERR_SYSTEM, "a shared memory file: %s", strerror(errno));
+        return zr_fail(ZERO_ERR_SYSTEM, "a shared memory file: %s", strerror(errno));
     *inode = (uint64_t)st.st_ino;
     return 0;
 }
@@ -148,22 +148,22 @@ int zr_shared_map(const struct zr_shared_at *where, int64_t bytes, int protectio
     int fd = zr_above_standard(open(path, O_RDWR | O_CLOEXEC));
     struct stat st;
     if (fd < 0 || fstat(fd, &st) < 0) {
-        int err = zr_fail(ZR_ERR_SYSTEM, "opening the shared memory of rank %d at %s: %s", where->rank, path,
-                          zr_system_words(errno, why));
+        int err = zr_fail(ZERO_ERR_SYSTEM, "opening the shared memory of rank %d at %s: %s", where->rank,
+                          path, zr_system_words(errno, why));
         if (fd >= 0)
             close(fd);
         return err;
     }
     if (st.st_size != segment_bytes(bytes) || (where->inode && (uint64_t)st.st_ino != where->inode)) {
         close(fd);
-        return zr_fail(ZR_ERR_SYSTEM, "%s has %lld bytes and is not the shared memory of rank %d", path,
+        return zr_fail(ZERO_ERR_SYSTEM, "%s has %lld bytes and is not the shared memory of rank %d", path,
                        (long long)st.st_size, where->rank);
     }
     char *p = map_file(fd, segment_bytes(bytes), protection);
     close(fd);
     if (p == MAP_FAILED)
-        return zr_fail(ZR_ERR_NOMEM, "mapping the %lld bytes of rank %d: %s", (long long)segment_bytes(bytes),
-                       where->rank, strerror(errno));
+        return zr_fail(ZERO_ERR_NOMEM, "mapping the %lld bytes of rank %d: %s",
+                       (long long)segment_bytes(bytes), where->rank, strerror(errno));
     zr_ask_for_huge_pages(p, segment_bytes(bytes));
     *at = p;
     return 0;

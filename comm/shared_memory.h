@@ -14,12 +14,12 @@
 #include <stdint.h>
 
 /* Makes a zeroed file of this many bytes, rounded up to pages, and maps it for reading and writing. name is
- * its name in /proc. The caller closes *fd unless it is -1, also after a failure. Returns ZR_ERR_NOMEM or
- * ZR_ERR_SYSTEM. */
+ * its name in /proc. The caller closes *fd unless it is -1, also after a failure. Returns ZERO_ERR_NOMEM or
+ * ZERO_ERR_SYSTEM. */
 int zr_shared_make(const char *name, int64_t bytes, int *fd, char **at);
 
 /* Reads the inode of fd. It tells the file from a later one of the same process and number. Returns
- * ZR_ERR_SYSTEM. */
+ * ZERO_ERR_SYSTEM. */
 int zr_shared_inode(int fd, uint64_t *inode);
 
 /* The rank, process and descriptor of a file that peers may open. */
@@ -30,8 +30,8 @@ struct zr_shared_at {
     /* Inode that the file must have. 0: any. */
     uint64_t inode;
 };
-/* Maps a file that a peer keeps open, with this protection (PROT_READ and so on). Returns ZR_ERR_SYSTEM or
- * ZR_ERR_NOMEM. */
+/* Maps a file that a peer keeps open, with this protection (PROT_READ and so on). Returns ZERO_ERR_SYSTEM or
+ * ZERO_ERR_NOMEM. */
 int zr_shared_map(const struct zr_shared_at *where, int64_t bytes, int protection, char **at);
 
 /* Unmaps memory of zr_shared_make or zr_shared_map. NULL is allowed. */

@@ -49,7 +49,7 @@ int zr_spread_make(const struct zr_topology *t, const struct zr_group *g, struct
     s.host_of = calloc((size_t)g->size * 5 + (size_t)t->n_hosts, sizeof *s.host_of);
     *out = (struct zr_spread){.size = 0};
     if (!s.host_of)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the hosts of %d ranks", g->size);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for the hosts of %d ranks", g->size);
     s.local_of = s.host_of + g->size;
     s.at = s.local_of + g->size;
     s.n_local = s.at + g->size;
@@ -105,7 +105,7 @@ int zr_spread_worst(const struct zr_topology *t, int32_t inner, enum zr_role rol
     *out = (struct zr_spread_worst){.all_cut = true, .all_one_host = true};
     int32_t *members = malloc((size_t)size * sizeof *members);
     if (!members)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for a group of %d ranks", size);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for a group of %d ranks", size);
     for (int32_t i = 0; i < n_groups && !err; i++)
         err = add_group(t, across ? i : i * size, across ? n_groups : 1, size, members, out);
     free(members);

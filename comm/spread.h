@@ -38,7 +38,8 @@ struct zr_spread {
     int32_t *first;
 };
 
-/* Returns ZR_ERR_NOMEM; *out then holds nothing. Neither the topology nor the group is needed afterwards. */
+/* Returns ZERO_ERR_NOMEM; *out then holds nothing. Neither the topology nor the group is needed
+ * afterwards. */
 int zr_spread_make(const struct zr_topology *t, const struct zr_group *g, struct zr_spread *out);
 /* NULL and a zeroed struct are allowed. */
 void zr_spread_free(struct zr_spread *s);
@@ -65,7 +66,7 @@ struct zr_spread_worst {
 };
 
 /* Finds the worst case. inner is the size of an inner group (comm/mesh.h), or the world's size if there are
- * no groups. A role without a communicator counts as one with groups of one rank. Returns ZR_ERR_NOMEM. */
+ * no groups. A role without a communicator counts as one with groups of one rank. Returns ZERO_ERR_NOMEM. */
 int zr_spread_worst(const struct zr_topology *t, int32_t inner, enum zr_role role,
                     struct zr_spread_worst *out);
 

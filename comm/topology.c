@@ -10,8 +10,8 @@
  *
  * Everything that could fail on one rank alone comes before the first exchange. */
 #include "comm/topology.h"
+#include "comm/first_error.h"
 #include "comm/meet/rendezvous.h"
-#include "comm/verdict.h"
 #include "kernels/limits.h"
 #include "kernels/standard_fds.h"
 #include "kernels/thread.h"
@@ -43,7 +43,7 @@ struct card {
     int32_t pid, fd; /* fd -1: it could make no segment, and text says why */
     uint64_t nonce, pid_namespace;
     char machine[48], host_name[64], part[48];
-    ZR_VERDICT(ZR_ERROR_BYTES);
+    ZR_FIRST_ERROR(ZR_ERROR_BYTES);
 };
 
 /* A rank's result: the first rank whose memory it should be able to map and cannot. -1: none. */
@@ -138,9 +138,9 @@ bool zr_topology_order_by_rank(struct zr_topology *t)
 int zr_topology_assume(int32_t world, int32_t local_size, struct zr_topology *out)
 {
     if (world < 1 || local_size < 0)
-        return zr_fail(ZR_ERR_ARG, "a world of %d ranks cannot have %d on each host", world, local_size);
+        return zr_fail(ZERO_ERR_ARG, "a world of %d ranks cannot have %d on each host", world, local_size);
     if (!allocate(world, 0, out))
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the hosts of %d ranks", world);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for the hosts of %d ranks", world);
     int32_t each = local_size ? local_size : world;
     for (int32_t r = 0; r < world; r++)
         put_on_host(out, r, r % each ? out->n_hosts - 1 : add_host(out, r));
@@ -186,8 +186,8 @@ static void fill_card(struct probe *p, int err, struct card *c)
     memset(c, 0, sizeof *c);
     c->fd = -1;
     if (!err && none) /* without this check the rank would seem to be on another host */
-        err = zr_fail(ZR_ERR_SYSTEM, "asking which ranks share memory: %s", zr_system_words(none, why));
-    if (zr_verdict_put(c, err))
+        err = zr_fail(ZERO_ERR_SYSTEM, "asking which ranks share memory: %s", zr_system_words(none, why));
+    if (zr_first_error_put(c, err))
         return;
     c->pid = (int32_t)getpid();
     c->pid_namespace = p->id->pid_namespace;
@@ -393,7 +393,7 @@ static int ask(struct probe *p, int err, struct zr_topology *t)
     struct finding found;
     fill_card(p, err, &mine);
     int met = zr_rendezvous_exchange(p->rdv, &mine, sizeof mine, p->cards);
-    met = zr_verdict(met, &mine, p->cards, p->world, p->rank);
+    met = zr_first_error(met, &mine, p->cards, p->world, p->rank);
     if (met)
         return met;
     find_lowest(p);
@@ -424,8 +424,8 @@ int zr_topology_probe(struct zr_rendezvous *rdv, const struct zr_identity *id, i
     else if (err)
         zr_rendezvous_fail(rdv, err);
     else
-        err = zr_rendezvous_fail(rdv,
-                                 zr_fail(ZR_ERR_NOMEM, "no memory to ask %d ranks for their hosts", p.world));
+        err = zr_rendezvous_fail(
+            rdv, zr_fail(ZERO_ERR_NOMEM, "no memory to ask %d ranks for their hosts", p.world));
     if (err)
         zr_topology_free(out);
     release(&p);
@@ -463,21 +463,21 @@ int zr_topology_one_host(const struct zr_topology *t, const int32_t *members, in
         return 0;
     const struct zr_host *a = &t->hosts[t->host_of[members[0]]], *b = &t->hosts[t->host_of[members[k]]];
     if (!same_text(a->machine, b->machine, sizeof a->machine))
-        return zr_fail(ZR_ERR_NOTSUP,
+        return zr_fail(ZERO_ERR_NOTSUP,
                        "shared memory needs all ranks on one host: rank %d is on \"%s\", rank %d on \"%s\"",
                        members[0], a->name, members[k], b->name);
     if (a->pid_namespace != b->pid_namespace)
-        return zr_fail(ZR_ERR_NOTSUP,
+        return zr_fail(ZERO_ERR_NOTSUP,
                        "shared memory needs all ranks in one process namespace: rank %d (\"%s\") and rank %d "
                        "(\"%s\") are in different containers",
                        members[0], a->name, members[k], b->name);
     if (!same_text(a->part, b->part, sizeof a->part)) {
         char parts[192];
         say_parts(members[0], a->part, members[k], b->part, parts, sizeof parts);
-        return zr_fail(ZR_ERR_NOTSUP,
+        return zr_fail(ZERO_ERR_NOTSUP,
                        "shared memory needs all ranks on one host: %s, which makes it two hosts", parts);
     }
-    return zr_fail(ZR_ERR_NOTSUP, "shared memory needs ranks that can map each other's memory: %s",
+    return zr_fail(ZERO_ERR_NOTSUP, "shared memory needs ranks that can map each other's memory: %s",
                    b->why[0] ? b->why : a->why);
 }
 

@@ -71,7 +71,7 @@ int zr_topology_probe(struct zr_rendezvous *rdv, const struct zr_identity *id, i
                       struct zr_topology *out);
 
 /* Makes a topology as rank 0 without communication, for a plan. Each host has local_size ranks, the last one
- * what is left; local_size 0: one host. Returns ZR_ERR_ARG or ZR_ERR_NOMEM. */
+ * what is left; local_size 0: one host. Returns ZERO_ERR_ARG or ZERO_ERR_NOMEM. */
 int zr_topology_assume(int32_t world, int32_t local_size, struct zr_topology *out);
 
 /* Makes the place of each rank its number. Returns whether any place changes, which is so if the ranks of
@@ -81,7 +81,7 @@ bool zr_topology_order_by_rank(struct zr_topology *t);
 /* NULL and a zeroed struct are allowed. */
 void zr_topology_free(struct zr_topology *t);
 
-/* Returns 0 if the n members are all on one host. Otherwise ZR_ERR_NOTSUP, naming two that are not, their
+/* Returns 0 if the n members are all on one host. Otherwise ZERO_ERR_NOTSUP, naming two that are not, their
  * hosts, and why. */
 int zr_topology_one_host(const struct zr_topology *t, const int32_t *members, int32_t n);
 

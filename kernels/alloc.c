@@ -18,7 +18,7 @@ static void fail(const char *what, va_list ap)
 {
     char text[ZR_ERROR_BYTES / 2];
     vsnprintf(text, sizeof text, what, ap);
-    zr_fail(ZR_ERR_NOMEM, "no memory for %s", text);
+    zr_fail(ZERO_ERR_NOMEM, "no memory for %s", text);
 }
 
 void *zr_alloc(int64_t n, size_t size, bool zero, const char *what, ...)
@@ -45,7 +45,7 @@ int zr_grow(void *pointer, int64_t n, size_t size, const char *what, ...)
         va_start(ap, what);
         fail(what, ap);
         va_end(ap);
-        return ZR_ERR_NOMEM;
+        return ZERO_ERR_NOMEM;
     }
     memcpy(pointer, &p, sizeof p);
     return 0;

@@ -3,8 +3,8 @@
  *
  *     ZR_TRY(ZR_ALLOC(list, n, "a list of %d ranges", n));
  *
- * returns ZR_ERR_NOMEM with "no memory for a list of 3 ranges" if malloc fails or n elements do not fit into
- * the address space. The caller frees with free(). */
+ * returns ZERO_ERR_NOMEM with "no memory for a list of 3 ranges" if malloc fails or n elements do not fit
+ * into the address space. The caller frees with free(). */
 #ifndef ZR_KERNELS_ALLOC_H
 #define ZR_KERNELS_ALLOC_H
 
@@ -13,10 +13,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Points p at n elements of its type: uninitialised, or zeroed. Returns 0, or ZR_ERR_NOMEM with p NULL. n may
- * be 0, and p is not NULL then. The arguments after n are a format that says what the memory is for. */
-#define ZR_ALLOC(p, n, ...)  (((p) = zr_alloc((n), sizeof *(p), false, __VA_ARGS__)) ? 0 : ZR_ERR_NOMEM)
-#define ZR_ZALLOC(p, n, ...) (((p) = zr_alloc((n), sizeof *(p), true, __VA_ARGS__)) ? 0 : ZR_ERR_NOMEM)
+/* Points p at n elements of its type: uninitialised, or zeroed. Returns 0, or ZERO_ERR_NOMEM with p NULL. n
+ * may be 0, and p is not NULL then. The arguments after n are a format that says what the memory is for. */
+#define ZR_ALLOC(p, n, ...)  (((p) = zr_alloc((n), sizeof *(p), false, __VA_ARGS__)) ? 0 : ZERO_ERR_NOMEM)
+#define ZR_ZALLOC(p, n, ...) (((p) = zr_alloc((n), sizeof *(p), true, __VA_ARGS__)) ? 0 : ZERO_ERR_NOMEM)
 
 /* Moves what p points at into memory for n elements. p may be NULL. On failure p is unchanged. */
 #define ZR_GROW(p, n, ...) zr_grow(&(p), (n), sizeof *(p), __VA_ARGS__)

@@ -10,7 +10,7 @@
  * never recorded does nothing.
  *
  * Thread-safety: a device and its events may be used from any thread, and a stream by one thread at a time.
- * Calls return 0 or a negative zr_err with a message (error.h). */
+ * Calls return 0 or a negative zero_err with a message (error.h). */
 #ifndef ZR_KERNELS_DEVICE_H
 #define ZR_KERNELS_DEVICE_H
 
@@ -34,8 +34,8 @@ struct zr_step_scalars {
 /* One contiguous range of n elements of a tensor, for an element-wise optimizer (optimizers.h) in fp32. Each
  * gradient is first multiplied by scalars->grad_scale. The kind's file defines the rest. */
 struct zr_update {
-    enum zr_optimizer kind;
-    enum zr_dtype param_dtype;
+    enum zero_optimizer kind;
+    enum zero_dtype param_dtype;
     /* decay: weight decay, 0 for a tensor without. c1, c2: bias corrections, 1 if the kind has none. */
     float lr, beta1, beta2, eps, decay, c1, c2;
     /* number of the step, from 1 */
@@ -104,11 +104,11 @@ struct zr_host_kernels {
     /* dst[i] = src[i] in dst_dtype, for F32 and BF16. To BF16 it rounds to nearest even; a NaN keeps its sign
      * and upper payload and becomes quiet. To F32 it shifts the bits. dst may be src if the destination's
      * elements are not larger than the source's. */
-    void (*cast)(void *dst, enum zr_dtype dst_dtype, const void *src, enum zr_dtype src_dtype, int64_t n);
+    void (*cast)(void *dst, enum zero_dtype dst_dtype, const void *src, enum zero_dtype src_dtype, int64_t n);
     /* dst[i] = tree(src[0][i], ..., src[n_src-1][i]) in fp32; with accumulate, dst[i] = dst[i] + tree. The
      * tree over [lo, lo+n) splits at h, the largest power of two below n: sum(lo, h) + sum(lo+h, n-h). n_src
      * is 1 to ZR_MAX_SOURCES. Sources are F32 or BF16; dst may be one of the F32 sources. */
-    void (*sum_tree)(float *dst, const void *const *src, int n_src, enum zr_dtype src_dtype, int64_t n,
+    void (*sum_tree)(float *dst, const void *const *src, int n_src, enum zero_dtype src_dtype, int64_t n,
                      bool accumulate);
     /* dst[i] = dst[i] + src[i] */
     void (*add)(float *dst, const float *src, int64_t n);
@@ -255,7 +255,7 @@ struct zr_device_ops {
 
     /* Kernels, asynchronous in stream order, with the semantics of struct zr_host_kernels. Pointers are
      * device memory. copy also takes host memory, which must not change until the stream has passed. The
-     * dtype F16 gives ZR_ERR_NOTSUP, and other bad arguments give ZR_ERR_ARG. */
+     * dtype F16 gives ZERO_ERR_NOTSUP, and other bad arguments give ZERO_ERR_ARG. */
     int (*zero)(struct zr_stream *s, void *dst, int64_t bytes);
     int (*copy)(struct zr_stream *s, void *dst, const void *src, int64_t bytes);
     /* Makes n_copies (0 to ZR_MAX_COPIES) copies at once, in no order. No entry may write what another reads
@@ -265,18 +265,18 @@ struct zr_device_ops {
     /* Writes bytes of src, which is copied before the call returns, to dst in device memory. dst is 8-byte
      * aligned; bytes is a multiple of 8, at most ZR_PUT_BYTES. */
     int (*put)(struct zr_stream *s, void *dst, const void *src, int64_t bytes);
-    int (*cast)(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
+    int (*cast)(struct zr_stream *s, void *dst, enum zero_dtype dt, const void *src, enum zero_dtype st,
                 int64_t n);
     /* dst[i] = dst[i] + src[i], with src widened to fp32 first. */
-    int (*add)(struct zr_stream *s, float *dst, const void *src, enum zr_dtype st, int64_t n);
+    int (*add)(struct zr_stream *s, float *dst, const void *src, enum zero_dtype st, int64_t n);
     /* The array src is copied. */
-    int (*sum_tree)(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
+    int (*sum_tree)(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zero_dtype st,
                     int64_t n, bool accumulate);
     /* Computes n_sums (0 to ZR_MAX_SUMS) sums like sum_tree's over the same sources, at once and in no order.
      * No dst may overlap another or a source. On a GPU this is one kernel. The table and the array are
      * copied. */
     int (*sum_ranges)(struct zr_stream *s, const struct zr_sum_range *table, int n_sums,
-                      const void *const *src, int n_src, enum zr_dtype st);
+                      const void *const *src, int n_src, enum zero_dtype st);
     /* largest is copied. NULL: no block is recorded. */
     int (*sum_squares)(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n,
                        const struct zr_largest *largest);
@@ -338,10 +338,10 @@ static inline void zr_relax(void)
 int zr_host_device_open(struct zr_device **out);
 
 /* Opens a GPU: number ordinal, as CUDA counts them, or for ZR_CUDA_CURRENT the one that the calling thread
- * has chosen (cudaSetDevice). The caller closes it like the host device. Returns ZR_ERR_NOTSUP if there is no
- * usable GPU. The message says why: a build without CUDA, no driver, a driver too old, no GPU, or one without
- * bf16. ZERO_POISON works as on the host. A caller stream wraps the user's cudaStream_t, which must belong to
- * this GPU. NULL is CUDA's default stream. */
+ * has chosen (cudaSetDevice). The caller closes it like the host device. Returns ZERO_ERR_NOTSUP if there is
+ * no usable GPU. The message says why: a build without CUDA, no driver, a driver too old, no GPU, or one
+ * without bf16. ZERO_POISON works as on the host. A caller stream wraps the user's cudaStream_t, which must
+ * belong to this GPU. NULL is CUDA's default stream. */
 enum { ZR_CUDA_CURRENT = -1 };
 int zr_cuda_device_open(int ordinal, struct zr_device **out);
 

@@ -58,10 +58,10 @@ const char *zr_err_name(int code)
     switch (code) {
     case 0:
         return "success";
-#define X(name, value, text)                                                                                 \
+#define X(name, value, text, help)                                                                           \
     case value:                                                                                              \
         return text;
-        ZR_ERR_MAP(X)
+        ZERO_ERR_MAP(X)
 #undef X
     }
     return "unknown error";

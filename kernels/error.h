@@ -1,35 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* error.h: the error codes of all layers, and the message of the last failure on this thread.
+/* error.h: how a function fails, and the message of the last failure on this thread.
  *
- * A function that can fail returns 0 or a negative zr_err. The code that finds the fault writes the message
- * with zr_fail(). Callers return the code, or add a prefix with zr_fail_more(). The message is in
- * thread-local storage, so it needs no memory and can be read after any failure. The public enum zero_err has
- * the same numbers; zero/errors.c asserts that they agree. */
+ * A function that can fail returns 0 or a negative enum zero_err. The code that finds the fault writes the
+ * message with zr_fail(). Callers return the code, or add a prefix with zr_fail_more(). The message is in
+ * thread-local storage, so it needs no memory and can be read after any failure. */
 #ifndef ZR_KERNELS_ERROR_H
 #define ZR_KERNELS_ERROR_H
 
+#include "zero/types.h"
+
 #include <stdarg.h>
 #include <stddef.h>
-
-/* X(name, value, text) */
-#define ZR_ERR_MAP(X)                                                                                        \
-    X(ARG, -1, "invalid argument")                                                                           \
-    X(NOMEM, -2, "not enough memory")                                                                        \
-    X(NOTSUP, -3, "not supported here")                                                                      \
-    X(ORDER, -4, "calls out of order")                                                                       \
-    X(MISMATCH, -5, "ranks disagree")                                                                        \
-    X(PEER, -6, "a rank was lost")                                                                           \
-    X(TIMEOUT, -7, "timed out")                                                                              \
-    X(IO, -8, "input or output failed")                                                                      \
-    X(SYSTEM, -9, "the operating system refused")                                                            \
-    X(BUDGET, -10, "memory budget too small")                                                                \
-    X(FAILED, -11, "code outside libzero failed")
-
-enum zr_err {
-#define X(name, value, text) ZR_ERR_##name = value,
-    ZR_ERR_MAP(X)
-#undef X
-};
 
 /* Makes the call. If it fails, the enclosing function returns its code. Use it only while the function holds
  * nothing that it has to free, close or unlock. */

@@ -7,7 +7,7 @@
 
 bool zr_first_keep(struct zr_first *f, int code, const char *text)
 {
-    code = code ? code : ZR_ERR_FAILED;
+    code = code ? code : ZERO_ERR_FAILED;
     if (atomic_exchange(&f->claimed, true)) {
         while (!zr_first_code(f)) /* another thread is writing its text */
             sched_yield();

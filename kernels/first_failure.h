@@ -19,8 +19,8 @@ struct zr_first {
 };
 
 /* Keeps this failure, unless there is one already. Returns true if this was the first. code 0 stands for
- * ZR_ERR_FAILED, and text NULL for the code's name. After the call zr_first_code is not 0. Callable from any
- * thread, but not from a signal handler. */
+ * ZERO_ERR_FAILED, and text NULL for the code's name. After the call zr_first_code is not 0. Callable from
+ * any thread, but not from a signal handler. */
 bool zr_first_keep(struct zr_first *f, int code, const char *text);
 
 /* Returns the code, or 0 if nothing has failed. A caller that sees the code also sees everything that

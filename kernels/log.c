@@ -47,7 +47,7 @@ int zr_log_open(void (*fn)(void *arg, const char *line), void *fn_arg, const cha
     else if (*where && (log->fd = zr_above_standard(
                             open(where, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666))) < 0) {
         char why[ZR_SYSTEM_WORDS];
-        int err = zr_fail(ZR_ERR_ARG,
+        int err = zr_fail(ZERO_ERR_ARG,
                           "ZERO_LOG is \"%s\", and this file cannot be opened: %s; allowed: off, stderr, or "
                           "a file that can be written",
                           where, zr_system_words(errno, why));
@@ -56,7 +56,7 @@ int zr_log_open(void (*fn)(void *arg, const char *line), void *fn_arg, const cha
     }
     if (pthread_mutex_init(&log->lock, NULL)) {
         zr_log_close(log);
-        return zr_fail(ZR_ERR_SYSTEM, "a mutex could not be made");
+        return zr_fail(ZERO_ERR_SYSTEM, "a mutex could not be made");
     }
     *out = log;
     return 0;

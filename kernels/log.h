@@ -13,7 +13,7 @@ struct zr_log;
 
 /* Opens a log, which zr_log_close closes. fn is the program's callback, or NULL. where is the value of
  * ZERO_LOG: "off", "stderr" or a file, to which lines are appended. NULL or "" means that it is not set.
- * Returns ZR_ERR_ARG if the file cannot be opened, ZR_ERR_NOMEM or ZR_ERR_SYSTEM. */
+ * Returns ZERO_ERR_ARG if the file cannot be opened, ZERO_ERR_NOMEM or ZERO_ERR_SYSTEM. */
 int zr_log_open(void (*fn)(void *arg, const char *line), void *fn_arg, const char *where,
                 struct zr_log **out);
 /* log may be NULL. */

@@ -5,16 +5,16 @@
 
 #include "kernels/device.h"
 
-/* Each check returns 0, ZR_ERR_ARG or ZR_ERR_NOTSUP. The message names the operation, the value and what is
- * allowed. */
-int zr_check_dtype(const char *op, enum zr_dtype t);
+/* Each check returns 0, ZERO_ERR_ARG or ZERO_ERR_NOTSUP. The message names the operation, the value and what
+ * is allowed. */
+int zr_check_dtype(const char *op, enum zero_dtype t);
 int zr_check_count(const char *op, const char *what, int64_t n);
 int zr_check_call(size_t arg_bytes);
 int zr_check_put(int64_t bytes);
 int zr_check_copy_rows(const struct zr_copy_rows *table, int n);
-int zr_check_cast(enum zr_dtype dst, enum zr_dtype src, int64_t n);
-int zr_check_sum_tree(int n_src, enum zr_dtype src, int64_t n);
-int zr_check_sum_ranges(const struct zr_sum_range *table, int n_sums, int n_src, enum zr_dtype src);
+int zr_check_cast(enum zero_dtype dst, enum zero_dtype src, int64_t n);
+int zr_check_sum_tree(int n_src, enum zero_dtype src, int64_t n);
+int zr_check_sum_ranges(const struct zr_sum_range *table, int n_sums, int n_src, enum zero_dtype src);
 int zr_check_update(const struct zr_update *u);
 int zr_check_update_spans(const struct zr_update *u, const struct zr_update_span *spans, int n_spans);
 /* Returns the span as a separate update. */

@@ -7,30 +7,30 @@
 
 #include <stdio.h>
 
-#define NUMBERED(NAME, name, number)                                                                         \
+#define NUMBERED(NAME, number, name, source)                                                                 \
     _Static_assert(number >= 1 && number < ZR_OPTIMIZER_COUNT, "optimizers are numbered without gaps");      \
     _Static_assert(NAME##_STATES <= ZR_OPTIMIZER_STATES, "more states than kernels have places for");
-ZR_OPTIMIZER_MAP(NUMBERED)
+ZERO_OPTIMIZER_MAP(NUMBERED)
 #undef NUMBERED
 
 static const struct zr_optimizer_kind kinds[ZR_OPTIMIZER_COUNT] = {
-#define ROW(NAME, name_, number)                                                                             \
+#define ROW(NAME, number, name_, source_)                                                                    \
     [number] = {.name = #name_, .n_states = NAME##_STATES, .momentum_only = NAME##_MOMENTUM_ONLY, NAME##_ROW},
-    ZR_OPTIMIZER_MAP(ROW)
+    ZERO_OPTIMIZER_MAP(ROW)
 #undef ROW
 };
 
-const struct zr_optimizer_kind *zr_optimizer_kind(enum zr_optimizer kind)
+const struct zr_optimizer_kind *zr_optimizer_kind(enum zero_optimizer kind)
 {
     return (int)kind > 0 && (int)kind < ZR_OPTIMIZER_COUNT ? &kinds[kind] : NULL;
 }
 
-int zr_optimizer_states(enum zr_optimizer kind, float beta1)
+int zr_optimizer_states(enum zero_optimizer kind, float beta1)
 {
     return kinds[kind].momentum_only && beta1 == 0 ? 0 : kinds[kind].n_states;
 }
 
-void zr_optimizer_list_states(enum zr_optimizer kind, int n, char *text, size_t text_bytes)
+void zr_optimizer_list_states(enum zero_optimizer kind, int n, char *text, size_t text_bytes)
 {
     int at = snprintf(text, text_bytes, "%d state%s per weight", n, n == 1 ? "" : "s");
     for (int i = 0; i < n && at >= 0 && (size_t)at < text_bytes; i++)

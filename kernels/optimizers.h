@@ -7,30 +7,18 @@
 #ifndef ZR_KERNELS_OPTIMIZERS_H
 #define ZR_KERNELS_OPTIMIZERS_H
 
+#include "zero/types.h"
+
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
-/* X(NAME, name, number). Numbers are 1, 2, ... without gaps, as in zero/zero_config.h. */
-#define ZR_OPTIMIZER_MAP(X)                                                                                  \
-    X(ADAMW, adamw, 1)                                                                                       \
-    X(ADAM, adam, 2)                                                                                         \
-    X(SGD, sgd, 3)                                                                                           \
-    X(RMSPROP, rmsprop, 4)                                                                                   \
-    X(LION, lion, 5)                                                                                         \
-    X(NESTEROV, nesterov, 6)
+/* The program updates the weights itself. Kinds of ZERO_OPTIMIZER_MAP have the numbers 1, 2, ... without
+ * gaps. */
+#define ZR_OPTIMIZER_NONE ((enum zero_optimizer)0)
 
-enum zr_optimizer {
-    /* none of the kinds below: the program updates the weights itself */
-    ZR_OPTIMIZER_NONE = 0,
-#define ZR_OPTIMIZER_ENUM(NAME, name, number) ZR_##NAME = number,
-    ZR_OPTIMIZER_MAP(ZR_OPTIMIZER_ENUM)
-#undef ZR_OPTIMIZER_ENUM
-#define ZR_OPTIMIZER_ONE(NAME, name, number) +1
-    /* one more than the last number */
-    ZR_OPTIMIZER_COUNT = 1 ZR_OPTIMIZER_MAP(ZR_OPTIMIZER_ONE)
+#define ZR_OPTIMIZER_ONE(NAME, number, name, source) +1
+/* One more than the last number. */
+enum { ZR_OPTIMIZER_COUNT = 1 ZERO_OPTIMIZER_MAP(ZR_OPTIMIZER_ONE) };
 #undef ZR_OPTIMIZER_ONE
-};
 
 #define ZR_OPTIMIZER_STATES 2 /* most states of a kind; struct zr_update has as many pointers */
 
@@ -60,12 +48,12 @@ struct zr_optimizer_kind {
 };
 
 /* Returns NULL if there is no such kind. */
-const struct zr_optimizer_kind *zr_optimizer_kind(enum zr_optimizer kind);
+const struct zr_optimizer_kind *zr_optimizer_kind(enum zero_optimizer kind);
 /* Returns the number of states with this beta1. kind is one of the list. */
-int zr_optimizer_states(enum zr_optimizer kind, float beta1);
+int zr_optimizer_states(enum zero_optimizer kind, float beta1);
 /* Writes "2 states per weight: first moment, second moment" for the first n states. kind is one of the
  * list. */
-void zr_optimizer_list_states(enum zr_optimizer kind, int n, char *text, size_t text_bytes);
+void zr_optimizer_list_states(enum zero_optimizer kind, int n, char *text, size_t text_bytes);
 
 #endif
 

@@ -17,7 +17,7 @@ int zr_standard_fds_open(unsigned *opened)
             continue;
         int got = open("/dev/null", O_RDWR); /* the lowest free number; children inherit it */
         if (got < 0)
-            return zr_fail(ZR_ERR_SYSTEM,
+            return zr_fail(ZERO_ERR_SYSTEM,
                            "descriptor %d is closed, and /dev/null cannot be opened in its place: %s", fd,
                            zr_system_words(errno, why));
         if (got > STDERR_FILENO) /* another thread was faster */

@@ -7,7 +7,7 @@
 #define ZR_KERNELS_STANDARD_FDS_H
 
 /* Opens /dev/null in place of each of the three that is closed. *opened gets bit 1 << fd for each one opened.
- * Returns ZR_ERR_SYSTEM if /dev/null cannot be opened. Any thread. */
+ * Returns ZERO_ERR_SYSTEM if /dev/null cannot be opened. Any thread. */
 int zr_standard_fds_open(unsigned *opened);
 
 /* Moves a descriptor that was just opened above 2, in case the program has closed a standard one since. A

@@ -36,7 +36,7 @@ int zr_thread_start(struct zr_thread *t, const char *name, void (*fn)(void *arg)
     pthread_sigmask(SIG_SETMASK, &mask, &old);
     int err = pthread_create(&t->id, NULL, thread_main, t);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
-    return err ? zr_fail(ZR_ERR_SYSTEM, "thread %s could not be started: %s", t->name, strerror(err)) : 0;
+    return err ? zr_fail(ZERO_ERR_SYSTEM, "thread %s could not be started: %s", t->name, strerror(err)) : 0;
 }
 
 void zr_thread_join(struct zr_thread *t)

@@ -20,7 +20,7 @@ struct zr_thread {
 };
 
 /* Runs fn(arg) on a new thread. After success, zr_thread_join or zr_thread_leave must follow. Returns
- * ZR_ERR_SYSTEM with the system's reason if the thread cannot be started. */
+ * ZERO_ERR_SYSTEM with the system's reason if the thread cannot be started. */
 int zr_thread_start(struct zr_thread *t, const char *name, void (*fn)(void *arg), void *arg);
 
 /* Waits until fn has returned. */

@@ -220,7 +220,7 @@ static int no_slot(const struct zr_core *c, const char *kind, int32_t unit, int6
 {
     char open[320] = "none";
     list_open(c, open, sizeof open);
-    return zr_fail(ZR_ERR_BUDGET,
+    return zr_fail(ZERO_ERR_BUDGET,
                    "zero_begin: no %s slot is free for unit %d (%lld bytes): open brackets hold all that are "
                    "large enough. Open units: %s. Is a zero_end missing? Otherwise give a tensor of unit %d "
                    "the flag ZERO_RESIDENT, which keeps the %lld bytes of its %ss outside the slots, or "
@@ -252,14 +252,14 @@ int64_t zr_core_most_brackets(const struct zr_core *c, const struct unit *u)
 
 int zr_core_refuse_in_all(const char *call)
 {
-    return zr_fail(ZR_ERR_ORDER, "%s: zero_gather_all holds all parameters; call zero_release_all first",
+    return zr_fail(ZERO_ERR_ORDER, "%s: zero_gather_all holds all parameters; call zero_release_all first",
                    call);
 }
 
 int zr_core_refuse_open(const struct zr_core *c, const char *call)
 {
     if (c->n_open)
-        return zr_fail(ZR_ERR_ORDER, "%s: unit %d has an open bracket; end it first", call,
+        return zr_fail(ZERO_ERR_ORDER, "%s: unit %d has an open bracket; end it first", call,
                        zr_core_open_unit(c));
     return c->all ? zr_core_refuse_in_all(call) : 0;
 }
@@ -293,21 +293,21 @@ static int refuse_begin(struct zr_core *c, const struct zr_core_event *ev)
     struct unit *u = &units(c)[ev->unit];
     const struct zr_core_event *open = open_already(u, ev);
     if (open)
-        return zr_fail(ZR_ERR_ORDER, "zero_begin: unit %d is already open in %s; end it first", ev->unit,
+        return zr_fail(ZERO_ERR_ORDER, "zero_begin: unit %d is already open in %s; end it first", ev->unit,
                        phase_name(open));
     if (c->all && zr_phase_is_backward(ev->backward, ev->apart))
-        return zr_fail(ZR_ERR_ORDER,
+        return zr_fail(ZERO_ERR_ORDER,
                        "zero_begin: unit %d in %s while zero_gather_all holds all parameters; call "
                        "zero_release_all first",
                        ev->unit, phase_name(ev));
     if (zr_phase_is_backward(ev->backward, ev->apart) && c->complete)
-        return zr_fail(ZR_ERR_ORDER,
+        return zr_fail(ZERO_ERR_ORDER,
                        "zero_begin: unit %d in %s after zero_norm, which ended the gradients of this "
                        "step: call zero_step or zero_drop first",
                        ev->unit, phase_name(ev));
     if (ev->backward && u->trainable && u->n_bwd >= zr_core_most_brackets(c, u))
         return zr_fail(
-            ZR_ERR_ORDER,
+            ZERO_ERR_ORDER,
             "zero_begin: unit %d has had %d backward bracket%s since the last zero_step, and may have no "
             "more: zero_tensor.uses is %d and grad_accum_steps is %d. Is a zero_step missing? Otherwise set "
             "grad_accum_steps to the micro-batches of a step, or zero_tensor.uses to the unit's backward "
@@ -429,7 +429,7 @@ static int end(struct zr_core *c, const struct zr_core_event *ev, struct zr_acti
     struct unit *u = &units(c)[ev->unit];
     bool *open = bracket_of(u, ev);
     if (!*open)
-        return zr_fail(ZR_ERR_ORDER, "zero_end: unit %d is not open in %s", ev->unit, phase_name(ev));
+        return zr_fail(ZERO_ERR_ORDER, "zero_end: unit %d is not open in %s", ev->unit, phase_name(ev));
     if (c->all)
         return bracket_in_all(c, ev->unit, open, false);
     struct zr_call call = call_of(ev);
@@ -459,7 +459,7 @@ static int rewrite(struct zr_core *c, const struct zr_core_event *ev)
 {
     struct unit *u = &units(c)[ev->unit];
     if (has_open_bracket(u))
-        return zr_fail(ZR_ERR_ORDER, "zero_write: unit %d has an open bracket; end it first", ev->unit);
+        return zr_fail(ZERO_ERR_ORDER, "zero_write: unit %d has an open bracket; end it first", ev->unit);
     if (c->all)
         return zr_core_refuse_in_all("zero_write");
     if (u->pslot >= 0)
@@ -471,10 +471,10 @@ static int rewrite(struct zr_core *c, const struct zr_core_event *ev)
 static int snapshot(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     if (c->n_open)
-        return zr_fail(ZR_ERR_ORDER, "zero_save: unit %d has an open bracket; end it first",
+        return zr_fail(ZERO_ERR_ORDER, "zero_save: unit %d has an open bracket; end it first",
                        zr_core_open_unit(c));
     if (!zr_core_between_steps(c))
-        return zr_fail(ZR_ERR_ORDER,
+        return zr_fail(ZERO_ERR_ORDER,
                        "zero_save: a step has begun; save before its first backward or after zero_step");
     zr_core_note(c, ZR_SNAPSHOT_WORD);
     zr_core_emit(out, n, ZR_ACT_SNAPSHOT, -1, -1);
@@ -502,7 +502,7 @@ static int gather_all(struct zr_core *c, const struct zr_core_event *ev, struct 
         return err;
     for (int32_t i = 0; i < c->n_units; i++)
         if (!units(c)[i].resident && units(c)[i].fits == c->n_pslots)
-            return zr_fail(ZR_ERR_BUDGET,
+            return zr_fail(ZERO_ERR_BUDGET,
                            "zero_gather_all: no parameter slot is large enough for unit %d (%lld bytes)", i,
                            (long long)units(c)[i].param_bytes);
     zr_core_note(c, ZR_ALL_WORD | (uint32_t)ev->unit);
@@ -522,9 +522,9 @@ static int gather_all(struct zr_core *c, const struct zr_core_event *ev, struct 
 static int release_all(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     if (!c->all)
-        return zr_fail(ZR_ERR_ORDER, "zero_release_all: there was no zero_gather_all");
+        return zr_fail(ZERO_ERR_ORDER, "zero_release_all: there was no zero_gather_all");
     if (c->n_open)
-        return zr_fail(ZR_ERR_ORDER, "zero_release_all: unit %d has an open bracket; end it first",
+        return zr_fail(ZERO_ERR_ORDER, "zero_release_all: unit %d has an open bracket; end it first",
                        zr_core_open_unit(c));
     zr_core_note(c, ZR_RELEASE_WORD);
     c->all = false;
@@ -536,7 +536,7 @@ static int take(struct zr_core *c, const struct zr_core_event *ev, struct zr_act
 {
     bool has_unit = ev->kind == ZR_EV_BEGIN || ev->kind == ZR_EV_END || ev->kind == ZR_EV_REWRITE;
     if (has_unit && (ev->unit < 0 || ev->unit >= c->n_units))
-        return zr_fail(ZR_ERR_ARG, "unit is %d; allowed: 0..%d", ev->unit, c->n_units - 1);
+        return zr_fail(ZERO_ERR_ARG, "unit is %d; allowed: 0..%d", ev->unit, c->n_units - 1);
     switch (ev->kind) {
     case ZR_EV_BEGIN:
         return begin(c, ev, out, n_out);
@@ -561,7 +561,7 @@ static int take(struct zr_core *c, const struct zr_core_event *ev, struct zr_act
     case ZR_EV_EVALUATED:
         return zr_core_evaluated(c, out, n_out);
     }
-    return zr_fail(ZR_ERR_ARG, "unknown event %d", (int)ev->kind);
+    return zr_fail(ZERO_ERR_ARG, "unknown event %d", (int)ev->kind);
 }
 
 int zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n_out)

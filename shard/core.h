@@ -212,8 +212,8 @@ struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *spec);
 /* The most actions that one call can give. */
 int32_t zr_core_max_actions(const struct zr_core_spec *spec);
 
-/* Takes one call, and writes *n_out actions to out. On failure returns ZR_ERR_ORDER, ZR_ERR_ARG or
- * ZR_ERR_BUDGET with a message, and the core is unchanged. */
+/* Takes one call, and writes *n_out actions to out. On failure returns ZERO_ERR_ORDER, ZERO_ERR_ARG or
+ * ZERO_ERR_BUDGET with a message, and the core is unchanged. */
 int zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n_out);
 
 /* The next steps have n micro-batches, each in the known order. Between steps only. */

@@ -237,7 +237,7 @@ static inline void zr_core_emit_param(const struct zr_core *c, struct zr_action 
 /* The most actions that one call can give. */
 int32_t zr_core_most_actions(int32_t n_units);
 
-/* Return ZR_ERR_ORDER if a bracket is open, or while zero_gather_all holds all parameters. */
+/* Return ZERO_ERR_ORDER if a bracket is open, or while zero_gather_all holds all parameters. */
 int zr_core_refuse_open(const struct zr_core *c, const char *call);
 int zr_core_refuse_in_all(const char *call);
 /* The backward brackets that the unit may have in a step. */

@@ -108,10 +108,10 @@ int zr_core_micro(struct zr_core *c, struct zr_action *out, int32_t *n)
     if (err)
         return err;
     if (c->complete)
-        return zr_fail(ZR_ERR_ORDER, "zero_micro: zero_norm has ended the gradients of this step: call "
-                                     "zero_step or zero_drop first");
+        return zr_fail(ZERO_ERR_ORDER, "zero_micro: zero_norm has ended the gradients of this step: call "
+                                       "zero_step or zero_drop first");
     if (c->n_micro + 1 >= c->accum)
-        return zr_fail(ZR_ERR_ORDER,
+        return zr_fail(ZERO_ERR_ORDER,
                        "zero_micro: grad_accum_steps is %d, so a step may call it at most %d time%s: "
                        "zero_step ends the last micro-batch",
                        c->accum, c->accum - 1, c->accum == 2 ? "" : "s");
@@ -155,22 +155,22 @@ static int check_count(const struct zr_core *c, const char *call)
 {
     int32_t unit = -1, most = count_micro_batches(c, &unit);
     if (most > 0 && most < c->accum)
-        return zr_fail(ZR_ERR_ORDER,
+        return zr_fail(ZERO_ERR_ORDER,
                        "%s: micro-batches are missing: unit %d has had %d backward pass%s since the last "
                        "step; zero_tensor.uses is %d and grad_accum_steps is %d",
                        call, unit, units(c)[unit].n_bwd, units(c)[unit].n_bwd == 1 ? "" : "es",
                        units(c)[unit].uses, c->accum);
     if (c->any_backward && c->unbracketed)
-        return zr_fail(ZR_ERR_ORDER,
+        return zr_fail(ZERO_ERR_ORDER,
                        "%s: zero_micro ended a micro-batch before the step's first backward bracket: "
                        "bracket the backward passes of all micro-batches of a step, or of none",
                        call);
     if (is_bracketed(c) || c->n_trainable == 0)
         return 0;
     if (!c->model_holds)
-        return zr_fail(ZR_ERR_ORDER, "%s: no backward bracket has ended since the last step", call);
+        return zr_fail(ZERO_ERR_ORDER, "%s: no backward bracket has ended since the last step", call);
     if (c->n_micro + 1 != c->accum && (c->reduce_each || c->n_micro))
-        return zr_fail(ZR_ERR_ORDER,
+        return zr_fail(ZERO_ERR_ORDER,
                        "%s: zero_micro ended %d micro-batch%s, but grad_accum_steps is %d: call zero_micro "
                        "after each backward but the last, or bracket backward; or, if the model zeroes its "
                        "gradients once per step and adds to them, set grad_in_place to 1",
@@ -325,8 +325,9 @@ int zr_core_drop(struct zr_core *c, struct zr_action *out, int32_t *n)
         return err;
     /* A frozen pipeline stage drops what others have begun. */
     if (c->n_trainable && !is_begun(c))
-        return zr_fail(ZR_ERR_ORDER, "zero_drop: no backward bracket has ended since the last step: there is "
-                                     "nothing to drop");
+        return zr_fail(ZERO_ERR_ORDER,
+                       "zero_drop: no backward bracket has ended since the last step: there is "
+                       "nothing to drop");
     zr_core_note(c, ZR_DROP_WORD);
     drop_sums(c, out, n);
     for (int32_t i = 0; i < c->n_units; i++) {
@@ -349,7 +350,7 @@ int zr_core_evaluated(struct zr_core *c, struct zr_action *out, int32_t *n)
     if (err)
         return err;
     if (c->any_backward || c->complete)
-        return zr_fail(ZR_ERR_ORDER, "zero_next: a step has begun, so this is not an evaluation");
+        return zr_fail(ZERO_ERR_ORDER, "zero_next: a step has begun, so this is not an evaluation");
     zr_core_note(c, ZR_EVAL_WORD);
     zr_core_start_recording(c);
     zr_core_prefetch(c, out, n);

@@ -71,9 +71,9 @@ static int64_t slice_elems(const struct zr_tensor *t)
 static int no_tensor(const struct zr_layout *l, int64_t unit, int64_t n)
 {
     if (n == 0)
-        return zr_fail(ZR_ERR_ARG, "all %d tensors are buffers; a model has at least one parameter",
+        return zr_fail(ZERO_ERR_ARG, "all %d tensors are buffers; a model has at least one parameter",
                        l->n_tensors);
-    return zr_fail(ZR_ERR_ARG, "unit %lld has no tensor; units must be 0..%lld without gaps%s",
+    return zr_fail(ZERO_ERR_ARG, "unit %lld has no tensor; units must be 0..%lld without gaps%s",
                    (long long)unit, (long long)n - 1,
                    l->n_buffers ? " (a buffer belongs to no unit, whatever its entry says)" : "");
 }
@@ -90,7 +90,7 @@ static int count_units(const struct zr_layout *l, int32_t *n_units)
     int64_t n_looked_at = zr_min(n, l->slice_base[l->n_tensors] + (int64_t)1), gap = 0;
     unsigned char *seen = calloc((size_t)zr_max(n_looked_at, 1), 1);
     if (!seen)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for a table of %lld units", (long long)n_looked_at);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for a table of %lld units", (long long)n_looked_at);
     for (int32_t i = 0; i < l->n_tensors; i++) {
         const struct zr_tensor *t = &l->tensors[i];
         if (!t->buffer && t->unit < n_looked_at)
@@ -258,7 +258,7 @@ static int cut_at_places(const struct zr_layout *l, struct zr_flat *f)
     int64_t size = zr_dtype_bytes(f->dtype), total = f->fine.total;
     int64_t *at = malloc(((size_t)l->world + 1 + (size_t)l->inner) * sizeof *at);
     if (!at)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %d places to cut unit %d at", l->world, f->unit);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for %d places to cut unit %d at", l->world, f->unit);
     if (!f->in_place)
         total = zr_round_up(total, ZR_PIECE_ALIGN);
     int64_t n = total / size;
@@ -339,7 +339,7 @@ static int set_uses(struct zr_layout *l)
         for (int64_t u = t->unit; t->uses && u < t->unit + t->n_slices; u++) {
             int32_t *uses = &l->units[u].uses;
             if (*uses && *uses != t->uses)
-                return zr_fail(ZR_ERR_ARG,
+                return zr_fail(ZERO_ERR_ARG,
                                "tensors[%d] (%s): uses is %d, but another tensor of its unit %lld has %d; "
                                "allowed: one number for all tensors of a unit, or 0",
                                i, t->name, t->uses, (long long)u, *uses);
@@ -421,7 +421,7 @@ static uint64_t hash_layout(const struct zr_layout *l)
 
 static int no_memory(const struct zr_layout *l)
 {
-    return zr_fail(ZR_ERR_NOMEM, "no memory for the layout of %d tensors", l->n_tensors);
+    return zr_fail(ZERO_ERR_NOMEM, "no memory for the layout of %d tensors", l->n_tensors);
 }
 
 /* Counts the slices before each tensor, the parameters and the buffers. */
@@ -498,7 +498,7 @@ int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int32_t inner, 
     struct zr_layout *l = calloc(1, sizeof *l);
     if (!l) {
         zr_tensors_free(tensors, n_tensors);
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the layout");
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for the layout");
     }
     *l = (struct zr_layout){.inner = inner,
                             .outer = outer,

@@ -40,7 +40,7 @@ struct zr_tensor {
     /* Addresses of the model's own pointers. grad NULL: frozen. */
     void **param, **grad;
 
-    enum zr_dtype dtype;
+    enum zero_dtype dtype;
     /* Row-major dimensions, ended by 0 if fewer than 8. Their product is n_elems. */
     int64_t shape[8];
     /* Elements of all slices together. */
@@ -54,7 +54,7 @@ struct zr_tensor {
     /* Parameter group in the options; its optimizer, and the number of fp32 states that it keeps per
      * weight. */
     int32_t group;
-    enum zr_optimizer optimizer;
+    enum zero_optimizer optimizer;
     int32_t n_states;
     /* Backward brackets of its unit in a micro-batch. 0: not given. */
     int32_t uses;
@@ -95,9 +95,9 @@ struct zr_piece {
 
 struct zr_flat {
     int32_t unit;
-    enum zr_dtype dtype;
+    enum zero_dtype dtype;
     /* Those of its tensors. NONE and 0 if frozen. */
-    enum zr_optimizer optimizer;
+    enum zero_optimizer optimizer;
     int32_t n_states;
 
     bool trainable, in_place, cut;
@@ -175,8 +175,8 @@ struct zr_layout {
 };
 
 /* Makes a layout for `outer` groups of `inner` ranks; struct zr_layout explains in_place and gaps. The call
- * takes the tensors over: zr_layout_free frees them, or this call if it fails. Returns ZR_ERR_ARG if units
- * leave a gap or their tensors disagree on uses, or ZR_ERR_NOMEM. */
+ * takes the tensors over: zr_layout_free frees them, or this call if it fails. Returns ZERO_ERR_ARG if units
+ * leave a gap or their tensors disagree on uses, or ZERO_ERR_NOMEM. */
 int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int32_t inner, int32_t outer, bool in_place,
                    bool gaps, struct zr_layout **out);
 /* l may be NULL. */

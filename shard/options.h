@@ -72,7 +72,7 @@ struct zr_user_update {
  * no padding, because groups are hashed by bytes. */
 struct zr_optim {
     /* ZR_OPTIMIZER_NONE: the user's update callback. */
-    enum zr_optimizer optimizer;
+    enum zero_optimizer optimizer;
     /* fp32 arrays kept per weight, 0 to 4. */
     int32_t n_states;
     float lr_scale, beta1, beta2, eps, weight_decay;
@@ -130,7 +130,7 @@ struct zr_options {
     /* The same bits at every stage, prefetch, budget and power-of-two world. */
     bool deterministic;
     /* Dtype of gradients between ranks. 0: the tensor's own. */
-    enum zr_dtype wire_dtype;
+    enum zero_dtype wire_dtype;
 
     /* Calls of one micro-batch. n_order 0: the calls of zr_plan_assume_order. Brackets are balanced and units
      * are not negative; the layout checks that the units exist. The memory belongs to the maker of these

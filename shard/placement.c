@@ -61,7 +61,7 @@ int zr_placement_make(int stage, enum zr_hybrid hybrid, bool grad_in_place, int3
 {
     const struct row *r = find(stage, hybrid);
     if (!r)
-        return zr_fail(ZR_ERR_ARG, "a hybrid is set with stage %d; allowed: stage 3, or no hybrid", stage);
+        return zr_fail(ZERO_ERR_ARG, "a hybrid is set with stage %d; allowed: stage 3, or no hybrid", stage);
     take(r, grad_in_place, out);
     out->size[ZR_INNER] = inner;
     out->size[ZR_OUTER] = outer;
@@ -77,8 +77,9 @@ int zr_placement_in(const struct zr_options *o, int32_t world, struct zr_placeme
 {
     int32_t inner = o->hybrid == ZR_HYBRID_NONE ? world : o->dp_shard;
     if (inner < 1 || world % inner)
-        return zr_fail(ZR_ERR_ARG, "dp_shard is %d, world is %d: a number that divides the world is allowed",
-                       inner, world);
+        return zr_fail(ZERO_ERR_ARG,
+                       "dp_shard is %d, world is %d: a number that divides the world is allowed", inner,
+                       world);
     return zr_placement_make(o->stage, o->hybrid, o->grad_in_place, inner, world / inner, out);
 }
 

@@ -38,11 +38,11 @@ struct zr_placement {
     const char *name;
 };
 
-/* Finds the row, for `outer` groups of `inner` ranks (>= 1). Returns ZR_ERR_ARG if there is no such row. */
+/* Finds the row, for `outer` groups of `inner` ranks (>= 1). Returns ZERO_ERR_ARG if there is no such row. */
 int zr_placement_make(int stage, enum zr_hybrid hybrid, bool grad_in_place, int32_t inner, int32_t outer,
                       struct zr_placement *out);
 
-/* The same for options in a world. Returns ZR_ERR_ARG if dp_shard does not divide the world. */
+/* The same for options in a world. Returns ZERO_ERR_ARG if dp_shard does not divide the world. */
 int zr_placement_in(const struct zr_options *o, int32_t world, struct zr_placement *out);
 
 /* Returns the row of resolved options as asked for, for no particular world. */

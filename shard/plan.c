@@ -126,7 +126,7 @@ int64_t zr_plan_kept_elems(const struct zr_plan *p, const struct zr_flat *f)
 bool zr_plan_saves(const struct zr_flat *f, int kind)
 {
     if (kind == -2)
-        return !f->trainable || f->dtype != ZR_F32;
+        return !f->trainable || f->dtype != ZERO_F32;
     return f->trainable && kind < f->n_states;
 }
 
@@ -277,7 +277,7 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
         p->master_at[i] = -1;
-        if (f->trainable && f->dtype != ZR_F32) {
+        if (f->trainable && f->dtype != ZERO_F32) {
             p->master_at[i] = p->master_elems;
             p->master_elems += zr_plan_kept_elems(p, f);
         }
@@ -315,13 +315,13 @@ int zr_plan_assume_order(const struct zr_layout *l, struct zr_call **out, int32_
     for (int32_t u = 0; u < l->n_units; u++)
         all += 2 + 2 * zr_max(l->units[u].uses, 1);
     if (all > MOST_ASSUMED)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "by zero_tensor.uses the %d units have %lld calls in a micro-batch; allowed: %d",
                        l->n_units, (long long)all, MOST_ASSUMED);
     struct zr_call *order = malloc((size_t)all * sizeof *order);
     int32_t n = 0;
     if (!order)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for an order of %lld calls", (long long)all);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for an order of %lld calls", (long long)all);
     for (int32_t u = 0; u < l->n_units; u++)
         for (int end = 0; end < 2; end++)
             order[n++] = (struct zr_call){.unit = u, .is_end = (uint8_t)end};
@@ -344,7 +344,7 @@ static int check_uses(const struct zr_layout *l, int32_t unit, int32_t brackets)
            unit >= l->tensors[t].unit + l->tensors[t].n_slices)
         t++;
     return zr_fail(
-        ZR_ERR_ARG,
+        ZERO_ERR_ARG,
         "tensors[%d] (%s): uses is %d, but cfg.memory.order has %d backward brackets of its unit %d; "
         "allowed: as many as there, or 0",
         t, l->tensors[t].name, l->tensors[t].uses, brackets, unit);
@@ -359,18 +359,18 @@ static int choose_sums(struct zr_plan *p, const struct zr_options *opt, struct z
 {
     const struct zr_core_spec *s = &p->spec;
     bool whole = zr_level_of(p->place.state) == ZR_LEVEL_ALL;
-    bool narrowed = p->world > 1 && opt->wire_dtype && opt->wire_dtype != ZR_F32;
+    bool narrowed = p->world > 1 && opt->wire_dtype && opt->wire_dtype != ZERO_F32;
     bool once = zr_most_micro_batches(opt) == 1 || !s->reduce_each;
     int err = 0;
     int32_t *uses = calloc((size_t)s->n_units, sizeof *uses);
     *any_again = false;
     if (!uses)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for a plan of %d units", s->n_units);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for a plan of %d units", s->n_units);
     for (int32_t u = 0; u < s->n_units; u++)
         p->sum_in_place[u] = whole && once && !narrowed && units[u].trainable;
     for (int32_t i = 0; i < p->layout->n_flats; i++) {
         const struct zr_flat *f = &p->layout->flats[i];
-        p->sum_in_place[f->unit] &= !f->trainable || f->dtype == ZR_F32;
+        p->sum_in_place[f->unit] &= !f->trainable || f->dtype == ZERO_F32;
     }
     int32_t n_micro = opt->order_of_step ? opt->grad_accum_steps : 1;
     for (int32_t i = 0; i < s->n_order; i++) {
@@ -416,11 +416,11 @@ static int take_order(struct zr_plan *p, const struct zr_options *opt)
     }
     for (int32_t i = 0; i < opt->n_order; i++)
         if (opt->order[i].unit >= n_units)
-            return zr_fail(ZR_ERR_ARG, "order[%d].unit is %d; allowed: 0..%d", i, opt->order[i].unit,
+            return zr_fail(ZERO_ERR_ARG, "order[%d].unit is %d; allowed: 0..%d", i, opt->order[i].unit,
                            n_units - 1);
     s->order = order = malloc((size_t)opt->n_order * sizeof *order);
     if (!order)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for an order of %d calls", opt->n_order);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for an order of %d calls", opt->n_order);
     memcpy(order, opt->order, (size_t)opt->n_order * sizeof *order);
     s->n_order = opt->n_order;
     return 0;
@@ -433,7 +433,7 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
     struct zr_core_unit_spec *units = calloc((size_t)l->n_units, sizeof *units);
     s->units = units;
     if (!units)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for a plan of %d units", l->n_units);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for a plan of %d units", l->n_units);
     int err = take_order(p, opt);
     if (err)
         return err;
@@ -523,13 +523,13 @@ int zr_plan_make(const struct zr_layout *l, const struct zr_options *opt, struct
 {
     struct zr_plan *p = calloc(1, sizeof *p);
     if (!p)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for a plan");
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for a plan");
     int err = set_placement(p, l, opt);
     if (err) {
         free(p);
         return err;
     }
-    err = ZR_ERR_NOMEM;
+    err = ZERO_ERR_NOMEM;
     p->layout = l;
     p->world = l->world;
     p->parts = opt->parts > 1 ? opt->parts : 1;

@@ -180,15 +180,15 @@ struct zr_plan {
     struct zr_core_spec spec;
 };
 
-/* Makes a plan. layout must outlive it. Returns ZR_ERR_BUDGET, naming the field, the unit and the bytes;
- * ZR_ERR_ARG for an order with units that do not exist; or ZR_ERR_NOMEM. */
+/* Makes a plan. layout must outlive it. Returns ZERO_ERR_BUDGET, naming the field, the unit and the bytes;
+ * ZERO_ERR_ARG for an order with units that do not exist; or ZERO_ERR_NOMEM. */
 int zr_plan_make(const struct zr_layout *layout, const struct zr_options *opt, struct zr_plan **out);
 /* p may be NULL. */
 void zr_plan_free(struct zr_plan *p);
 
 /* Makes the order of a program that declares none: each unit forward, then each backward in reverse, with as
- * many backward brackets in a row as its tensors say. The caller frees *out. Returns ZR_ERR_ARG for too many
- * calls, or ZR_ERR_NOMEM. */
+ * many backward brackets in a row as its tensors say. The caller frees *out. Returns ZERO_ERR_ARG for too
+ * many calls, or ZERO_ERR_NOMEM. */
 int zr_plan_assume_order(const struct zr_layout *l, struct zr_call **out, int32_t *n);
 
 /* Byte offsets in the gather arena (parameters) and the reduce arena (gradients). The functions with full
@@ -211,7 +211,7 @@ int64_t zr_plan_kept_elems(const struct zr_plan *p, const struct zr_flat *f);
 /* Return the bytes that a rank takes from others in its group to gather the unit, to reduce it, and to gather
  * its gradient if sums are whole. */
 int64_t zr_plan_gather_wire(const struct zr_plan *p, int32_t unit, struct zr_where at);
-int64_t zr_plan_reduce_wire(const struct zr_plan *p, int32_t unit, struct zr_where at, enum zr_dtype wire);
+int64_t zr_plan_reduce_wire(const struct zr_plan *p, int32_t unit, struct zr_where at, enum zero_dtype wire);
 int64_t zr_plan_grad_gather_wire(const struct zr_plan *p, int32_t unit, struct zr_where at);
 /* Return the bytes that it takes from other groups: for one reduction, to gather its sum, and to gather
  * parameters. */

@@ -137,7 +137,7 @@ static int steps(struct rehearsal *r)
         struct zr_core_event ev = {.kind = ZR_EV_STEP};
         err = call(r, &ev);
         /* An order without backward passes has no step to take. It is run again, as in an evaluation. */
-        if (err && err != ZR_ERR_ORDER)
+        if (err && err != ZERO_ERR_ORDER)
             return err;
         n_same += note_places(r);
         bool settled = n_same > (r->spec->n_grad_slots > 0);
@@ -166,7 +166,7 @@ int zr_core_rehearse(const struct zr_core_spec *spec, const struct zr_core_work 
                           .then = counts};
     int err;
     if (!mem || !r.actions || !counts || !where) {
-        err = zr_fail(ZR_ERR_NOMEM, "no memory to rehearse a plan");
+        err = zr_fail(ZERO_ERR_NOMEM, "no memory to rehearse a plan");
     } else {
         r.core = zr_core_init(mem, spec);
         r.before = counts + 2 * n;
@@ -180,7 +180,7 @@ int zr_core_rehearse(const struct zr_core_spec *spec, const struct zr_core_work 
             r.per_micro[c->unit] += c->backward && c->is_end && spec->units[c->unit].trainable;
         }
         /* no message, as the caller tries more slots */
-        err = zr_core_has_room(r.core) ? steps(&r) : ZR_ERR_BUDGET;
+        err = zr_core_has_room(r.core) ? steps(&r) : ZERO_ERR_BUDGET;
         /* One follows each REDUCE, in skipped micro-batches too. */
         for (size_t u = 0; spec->outer_each && r.outer_reduces && u < n; u++)
             r.outer_reduces[u] = r.reduces[u];

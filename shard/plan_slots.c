@@ -217,7 +217,7 @@ static int mend(const struct zr_core_spec *s, int64_t *slots, int32_t n_slots, s
 {
     for (int32_t i = 1;; i++) {
         int err = zr_core_rehearse(s, &(struct zr_core_work){k->counts, k->counts + s->n_units});
-        if (err != ZR_ERR_BUDGET || i >= n_slots)
+        if (err != ZERO_ERR_BUDGET || i >= n_slots)
             return err;
         slots[i] = slots[0];
     }
@@ -263,7 +263,7 @@ struct chain {
     int64_t used, cost; /* bytes of the slots; bytes on the wire */
 };
 
-/* Finds the cost with n more slots. Returns ZR_ERR_BUDGET if a bracket finds no slot. */
+/* Finds the cost with n more slots. Returns ZERO_ERR_BUDGET if a bracket finds no slot. */
 static int try_slots(const struct zr_plan *p, struct chain *c, const int64_t *more, int32_t n, struct work *k,
                      int64_t *cost)
 {
@@ -288,7 +288,7 @@ static int add_one_by_one(const struct zr_plan *p, struct chain *c, const int64_
          n_tries-- > 0 && i < n_sizes && c->n < p->spec.n_units && c->used + sizes[i] <= budget;) {
         int64_t cost;
         int err = try_slots(p, c, &sizes[i], 1, k, &cost);
-        if (err && err != ZR_ERR_BUDGET)
+        if (err && err != ZERO_ERR_BUDGET)
             return err;
         if (!err && cost < c->cost) {
             take_slots(c, &sizes[i], 1, cost);
@@ -309,7 +309,7 @@ static int fewest(const struct zr_plan *p, struct chain *c, const int64_t *more,
     for (int32_t at = *n - 1; at > too_few; at = too_few + (*n - too_few) / 2) {
         int64_t less;
         int err = try_slots(p, c, more, at, k, &less);
-        if (err && err != ZR_ERR_BUDGET)
+        if (err && err != ZERO_ERR_BUDGET)
             return err;
         if (err || less > cost)
             too_few = at;
@@ -345,7 +345,7 @@ static int add_by_doubling(const struct zr_plan *p, struct chain *c, const int64
         if (n == 0)
             break;
         int err = try_slots(p, c, sizes + i, n, k, &cost);
-        if (err && err != ZR_ERR_BUDGET)
+        if (err && err != ZERO_ERR_BUDGET)
             return err;
         if (err && n > 1) {
             most = n / 2;
@@ -376,7 +376,7 @@ static int spend_budget(struct zr_plan *p, const struct zr_options *opt, struct 
         int64_t need = sum(k->trial, next.n_need);
         if (!err && need > budget && chain.n == 0)
             err = zr_fail(
-                ZR_ERR_BUDGET,
+                ZERO_ERR_BUDGET,
                 "param_budget_bytes is %lld; the brackets that the order holds open at once need %lld",
                 (long long)budget, (long long)need);
         deep = need <= budget;
@@ -440,7 +440,7 @@ static int choose_param_slots(struct zr_plan *p, const struct zr_options *opt, s
     if (given && budget >= rest)
         return keep_all(s, w);
     if (given && budget < largest)
-        return zr_fail(ZR_ERR_BUDGET, "param_budget_bytes is %lld; unit %d alone needs %lld",
+        return zr_fail(ZERO_ERR_BUDGET, "param_budget_bytes is %lld; unit %d alone needs %lld",
                        (long long)budget, largest_unit, (long long)largest);
     int err = given ? spend_budget(p, opt, w, k) : depth_slots(p, opt, s->prefetch, w, k);
     /* Whether slots take that much depends on the number of ranks, which must not hide a fault from check
@@ -472,7 +472,7 @@ int zr_plan_choose_slots(struct zr_plan *p, const struct zr_options *opt)
     int64_t *params = calloc(n, sizeof *params), *grads = calloc(n, sizeof *grads);
     int64_t *wide = calloc(6 * n, sizeof *wide);
     int32_t *narrow = calloc(4 * n + (size_t)s->n_order, sizeof *narrow);
-    int err = ZR_ERR_NOMEM;
+    int err = ZERO_ERR_NOMEM;
     if (!params || !grads || !wide || !narrow) {
         zr_fail(err, "no memory to choose slots for %d units", s->n_units);
         goto out;
@@ -509,7 +509,7 @@ int zr_plan_choose_slots(struct zr_plan *p, const struct zr_options *opt)
     p->param_slots = to_places(params, s->n_param_slots);
     p->grad_slots = to_places(grads, s->n_grad_slots);
     if (!p->param_slots || !p->grad_slots)
-        err = zr_fail(ZR_ERR_NOMEM, "no memory for %d slots", s->n_param_slots + s->n_grad_slots);
+        err = zr_fail(ZERO_ERR_NOMEM, "no memory for %d slots", s->n_param_slots + s->n_grad_slots);
 out:
     if (err) {
         free(params);

@@ -42,7 +42,7 @@ int64_t zr_plan_gather_wire(const struct zr_plan *p, int32_t unit, struct zr_whe
     return n;
 }
 
-int64_t zr_plan_reduce_wire(const struct zr_plan *p, int32_t unit, struct zr_where at, enum zr_dtype wire)
+int64_t zr_plan_reduce_wire(const struct zr_plan *p, int32_t unit, struct zr_where at, enum zero_dtype wire)
 {
     const struct zr_unit *u = &p->layout->units[unit];
     int64_t n = 0;
@@ -110,8 +110,8 @@ int64_t zr_plan_outer_gather_wire(const struct zr_plan *p, int32_t unit, struct 
 }
 
 /* Adds the traffic of one unit in a steady step. */
-static void add_traffic(const struct zr_plan *p, int32_t u, const struct zr_core_work *w, enum zr_dtype wire,
-                        struct zr_where at, struct zr_traffic *t)
+static void add_traffic(const struct zr_plan *p, int32_t u, const struct zr_core_work *w,
+                        enum zero_dtype wire, struct zr_where at, struct zr_traffic *t)
 {
     bool trainable = p->layout->units[u].trainable;
     t->n_gather += w->gathers[u];
@@ -132,8 +132,8 @@ static void add_traffic(const struct zr_plan *p, int32_t u, const struct zr_core
 }
 
 /* Returns the traffic of all units, for the rank at a place. */
-static struct zr_traffic traffic_of(const struct zr_plan *p, const struct zr_core_work *w, enum zr_dtype wire,
-                                    int32_t place)
+static struct zr_traffic traffic_of(const struct zr_plan *p, const struct zr_core_work *w,
+                                    enum zero_dtype wire, int32_t place)
 {
     const struct zr_where at = zr_where_of(&p->place, place);
     bool groups = p->spec.outer;
@@ -153,7 +153,7 @@ int zr_plan_measure(struct zr_plan *p, const struct zr_options *opt)
     int32_t n = p->layout->n_units;
     int64_t *counts = calloc((size_t)n * 4, sizeof *counts);
     if (!counts)
-        return zr_fail(ZR_ERR_NOMEM, "no memory to measure the plan");
+        return zr_fail(ZERO_ERR_NOMEM, "no memory to measure the plan");
     struct zr_core_work work = {counts, counts + n, counts + 2 * n, counts + 3 * n};
     int err = zr_core_rehearse(&p->spec, &work);
     for (int32_t place = 0; !err && place < (p->layout->has_places ? p->world : 1); place++) {

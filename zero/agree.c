@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* agree.c: compares the settings and plans of all ranks before the first collective. The message names what
  * differs. A fault that one rank finds is an error on all ranks. */
-#include "comm/verdict.h"
+#include "comm/first_error.h"
 #include "zero/context.h"
 
 #include <ctype.h>
@@ -57,7 +57,7 @@ static void read_command_line(struct command_line *out)
 }
 
 struct fingerprint {
-    ZR_VERDICT(ZR_ERROR_BYTES);
+    ZR_FIRST_ERROR(ZR_ERROR_BYTES);
     double version, hybrid, dp_replicate, dp_shard, stage, n_optim_groups, clip, grad_scale, grad_sum;
     double save_async, device, backend, copy_engine, check, init_from;
     double pp, tp, schedule, stages_per_rank, activation_bytes;
@@ -113,7 +113,7 @@ static void fill_fingerprint(const struct zero_ctx *z, int err, struct fingerpri
     c->trace = z->config.user.debug.trace;
     c->timeout_ms = z->config.user.launch.timeout_ms;
     read_command_line(&c->command);
-    if (zr_verdict_put(c, err))
+    if (zr_first_error_put(c, err))
         return;
     const struct zr_options *o = &z->config.options;
     c->host_bytes = zr_memory_host_bytes(z);
@@ -182,8 +182,8 @@ static int name_on(struct zero_ctx *z, int32_t i, int32_t r, char out[SHOWN_NAME
     if (!all)
         return zr_rendezvous_fail(
             z->rendezvous,
-            zr_fail(ZR_ERR_NOMEM, "ranks disagree on tensors[%d] (%s); no memory to find out which ranks", i,
-                    mine));
+            zr_fail(ZERO_ERR_NOMEM, "ranks disagree on tensors[%d] (%s); no memory to find out which ranks",
+                    i, mine));
     int err = zr_rendezvous_exchange(z->rendezvous, mine, sizeof mine, all);
     snprintf(out, SHOWN_NAME, "%.*s", SHOWN_NAME - 1, all[r]);
     free(all);
@@ -194,7 +194,7 @@ static int fail_tensor(struct zero_ctx *z, int32_t i, int32_t r, int32_t first)
 {
     char name[SHOWN_NAME];
     ZR_TRY(name_on(z, i, r, name));
-    return zr_fail(ZR_ERR_MISMATCH,
+    return zr_fail(ZERO_ERR_MISMATCH,
                    "tensors[%d] (%s on rank %d): rank %d and rank %d differ in its name, shape, dtype, "
                    "tp_cut, tp_blocks, tp_size, unit, pp_stage, uses, flags, group, "
                    "granule or whether it has a gradient",
@@ -207,7 +207,7 @@ static int name_tensor(struct zero_ctx *z, const struct fingerprint *prints)
 {
     int32_t n = most_tensors(z, prints), world = z->world.world;
     uint64_t *mine = calloc((size_t)n, sizeof *mine), *all = malloc((size_t)n * (size_t)world * sizeof *all);
-    int err = ZR_ERR_NOMEM;
+    int err = ZERO_ERR_NOMEM;
     if (!mine || !all) {
         zr_fail(err, "ranks disagree on tensors; no memory to find out which ones");
         zr_rendezvous_fail(z->rendezvous, err);
@@ -223,7 +223,7 @@ static int name_tensor(struct zero_ctx *z, const struct fingerprint *prints)
                 err = fail_tensor(z, i, r, first);
         }
     if (!err)
-        err = zr_fail(ZR_ERR_MISMATCH, "ranks have different layouts");
+        err = zr_fail(ZERO_ERR_MISMATCH, "ranks have different layouts");
 out:
     free(mine);
     free(all);
@@ -234,7 +234,7 @@ static int fail_field(const char *field, double its, int rank, double of_first, 
 {
     bool own = !strcmp(field, "optimizer"); /* The number of auto is 0. */
     struct zr_value_text a = zr_config_value_text(field, its), b = zr_config_value_text(field, of_first);
-    return zr_fail(ZR_ERR_MISMATCH, "%s is %s on rank %d and %s on rank %d; all ranks%s must have the same",
+    return zr_fail(ZERO_ERR_MISMATCH, "%s is %s on rank %d and %s on rank %d; all ranks%s must have the same",
                    field, own && its == 0 ? "optim.update" : a.text, rank,
                    own && of_first == 0 ? "optim.update" : b.text, first,
                    of_stage ? " of a pipeline stage" : "");
@@ -270,7 +270,7 @@ static int name_group(struct zero_ctx *z)
     if (!all)
         return zr_rendezvous_fail(
             z->rendezvous,
-            zr_fail(ZR_ERR_NOMEM, "ranks disagree on parameter groups; no memory to find out which ones"));
+            zr_fail(ZERO_ERR_NOMEM, "ranks disagree on parameter groups; no memory to find out which ones"));
     int err = zr_rendezvous_exchange(z->rendezvous, o->optim, bytes, all);
     for (int r = 1; !err && r < z->world.world; r++)
         for (int32_t i = 0; !err && i < o->n_optims; i++)
@@ -315,11 +315,11 @@ static int compare_ties(const struct zero_ctx *z, const struct fingerprint *prin
         return 0;
     int without = !prints[0].tied_hash ? 0 : !prints[last].tied_hash ? last : -1;
     if (without >= 0)
-        return zr_fail(ZR_ERR_MISMATCH,
+        return zr_fail(ZERO_ERR_MISMATCH,
                        "rank %d has a tensor with ZERO_TIED, and rank %d has none: the first and the last "
                        "pipeline stage must both have it",
                        last - without, without);
-    return zr_fail(ZR_ERR_MISMATCH,
+    return zr_fail(ZERO_ERR_MISMATCH,
                    "rank %d and rank %d differ in their tensors with ZERO_TIED: the first and the last "
                    "pipeline stage must list the same ones in the same order, with equal name, shape, dtype, "
                    "tp_cut, ZERO_TP_PARTIAL and ZERO_WHOLE, both with or both without a gradient",
@@ -342,7 +342,7 @@ static int compare(struct zero_ctx *z, const struct fingerprint *prints)
     ZR_TRY(compare_in_stages(z, prints, "n_tensors", offsetof(struct fingerprint, n_tensors)));
     for (int r = 1; r < world; r++)
         if (prints[r].schedule_hash != prints[0].schedule_hash)
-            return zr_fail(ZR_ERR_MISMATCH,
+            return zr_fail(ZERO_ERR_MISMATCH,
                            "rank %d and rank 0 read different schedules from schedule_file, or only one of "
                            "them has set it",
                            r);
@@ -353,7 +353,7 @@ static int compare(struct zero_ctx *z, const struct fingerprint *prints)
     ZR_TRY(compare_in_stages(z, prints, "n_order", offsetof(struct fingerprint, n_order)));
     for (int r = 1; r < world; r++)
         if (prints[r].plan_hash != prints[first_of_stage(z, prints, r)].plan_hash)
-            return zr_fail(ZR_ERR_MISMATCH,
+            return zr_fail(ZERO_ERR_MISMATCH,
                            "order on rank %d differs from rank %d's; all ranks must make the same calls", r,
                            first_of_stage(z, prints, r));
     return compare_ties(z, prints);
@@ -420,7 +420,8 @@ static void note_sharers(struct zero_ctx *z, const struct fingerprint *prints)
 /* Sends the error to the other ranks, which wait for this rank. */
 static int no_memory_to_compare(struct zero_ctx *z, int local_err)
 {
-    int err = local_err ? local_err : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d ranks", z->world.world);
+    int err =
+        local_err ? local_err : zr_fail(ZERO_ERR_NOMEM, "no memory to compare %d ranks", z->world.world);
     return zr_rendezvous_fail(z->rendezvous, err);
 }
 
@@ -437,9 +438,9 @@ int zr_agree_on_plan(struct zero_ctx *z, int local_err)
     if (!err)
         report_others(z, all);
     if (!err && compare_stages(z, all))
-        err = ZR_ERR_MISMATCH;
+        err = ZERO_ERR_MISMATCH;
     else
-        err = zr_verdict(err, &mine, all, z->world.world, z->world.rank);
+        err = zr_first_error(err, &mine, all, z->world.world, z->world.rank);
     if (!err)
         err = compare(z, all);
     if (!err)
@@ -454,7 +455,7 @@ int zr_agree_on_success(struct zero_ctx *z, int local_err)
 }
 
 struct success_in_run {
-    ZR_VERDICT(ZR_EXCHANGE_BYTES - sizeof(int32_t));
+    ZR_FIRST_ERROR(ZR_EXCHANGE_BYTES - sizeof(int32_t));
 };
 
 int zr_agree_in_run(struct zero_ctx *z, int local_err)
@@ -462,9 +463,9 @@ int zr_agree_in_run(struct zero_ctx *z, int local_err)
     if (z->world.world == 1)
         return local_err;
     struct success_in_run mine, *all = z->from_all;
-    zr_verdict_put(&mine, local_err);
+    zr_first_error_put(&mine, local_err);
     int err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
-    return zr_verdict(err, &mine, all, z->world.world, z->world.rank);
+    return zr_first_error(err, &mine, all, z->world.world, z->world.rank);
 }
 
 int zr_agree_in_stage(struct zero_ctx *z, int local_err)

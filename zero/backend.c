@@ -82,13 +82,14 @@ static int check_asked(const struct zr_config *config, const struct zr_backend *
     const struct zr_backend *of_lent = zr_backend_of_lent(&config->user, &lent);
     list_allowed(device, world, false, allowed, sizeof allowed);
     if (b->alone && world > 1)
-        return zr_fail(ZR_ERR_ARG, "backend is %s, which is for world 1, but world is %d; allowed: %s",
+        return zr_fail(ZERO_ERR_ARG, "backend is %s, which is for world 1, but world is %d; allowed: %s",
                        b->name, world, allowed);
     if (!is_for(b, device, world))
-        return zr_fail(ZR_ERR_ARG, "backend is %s, but device is %s; allowed: %s", b->name, device, allowed);
+        return zr_fail(ZERO_ERR_ARG, "backend is %s, but device is %s; allowed: %s", b->name, device,
+                       allowed);
     list_allowed(device, world, true, allowed, sizeof allowed);
     if (lent && !b->lent_world)
-        return zr_fail(ZR_ERR_ARG, "backend is %s, but %s is set; allowed: %s", b->name, of_lent->lent_name,
+        return zr_fail(ZERO_ERR_ARG, "backend is %s, but %s is set; allowed: %s", b->name, of_lent->lent_name,
                        allowed);
     return 0;
 }
@@ -113,11 +114,11 @@ int zr_backend_choose(struct zr_config *config, int world, const struct zr_backe
     ZR_TRY(b ? check_asked(config, b, world) : 0);
     b = b ? b : choose_any(config, world);
     if (!b)
-        return zr_fail(ZR_ERR_NOTSUP, "there is no backend for device %s with world %d", device_name(config),
-                       world);
+        return zr_fail(ZERO_ERR_NOTSUP, "there is no backend for device %s with world %d",
+                       device_name(config), world);
     const struct zr_options *o = &config->options;
     if (zr_model_ranks(o) > 1 && !b->has_parts)
-        return zr_fail(ZR_ERR_NOTSUP,
+        return zr_fail(ZERO_ERR_NOTSUP,
                        "%s is %d, but backend is %s, which has no such axis yet; allowed: %s 1, or "
                        "backend shm",
                        o->parts > 1 ? "tp" : "pp", o->parts > 1 ? o->parts : o->pp, b->name,

@@ -7,7 +7,7 @@
 
 static bool is_whole_number(const struct zr_tensor *t)
 {
-    return t->dtype == ZR_I32 || t->dtype == ZR_I64;
+    return t->dtype == ZERO_I32 || t->dtype == ZERO_I64;
 }
 
 int zr_buffers_check(const struct zero_ctx *z)
@@ -16,7 +16,7 @@ int zr_buffers_check(const struct zero_ctx *z)
         const struct zr_tensor *t = &z->layout->tensors[i];
         if (t->buffer && !*t->param)
             return zr_fail(
-                ZR_ERR_ORDER,
+                ZERO_ERR_ORDER,
                 "*param of buffer %s is NULL; the model must keep the buffer's memory until zero_unwrap",
                 t->name);
     }
@@ -69,7 +69,7 @@ int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal)
             found = r;
     *equal = found < 0;
     if (found >= 0)
-        zr_fail(ZR_ERR_MISMATCH, "element %lld of buffer %s differs between rank %d and rank %d",
+        zr_fail(ZERO_ERR_MISMATCH, "element %lld of buffer %s differs between rank %d and rank %d",
                 (long long)all[found].element, all[found].name, found, zr_first_of_part(z, found));
     return err;
 }
@@ -93,7 +93,7 @@ static int agree_how(struct zero_ctx *z, int32_t how)
     int err = zr_engine_exchange(z->engine, &how, sizeof how, all);
     for (int r = 1; !err && r < z->world.world; r++)
         if (all[r] != all[0])
-            err = zr_fail(ZR_ERR_MISMATCH,
+            err = zr_fail(ZERO_ERR_MISMATCH,
                           "how is %s on rank %d and %s on rank 0; all ranks must give the same",
                           how_name(all[r]), r, how_name(all[0]));
     return err;
@@ -111,7 +111,7 @@ static int sync_all(struct zero_ctx *z, enum zero_sync how)
     if (!err && how == ZERO_SYNC_MEAN)
         err = zr_buffers_compare(z, true, &equal);
     if (!err && !equal)
-        err = zr_fail_more(ZR_ERR_MISMATCH, "integers have no mean");
+        err = zr_fail_more(ZERO_ERR_MISMATCH, "integers have no mean");
     for (int32_t i = 0; !err && i < z->layout->n_tensors; i++)
         if (z->layout->tensors[i].buffer)
             err = sync_one(z, i, how);
@@ -120,11 +120,11 @@ static int sync_all(struct zero_ctx *z, enum zero_sync how)
 
 int zero_sync_buffers(zero_ctx *z, int32_t how)
 {
-    ZR_BEGIN_CALL(z, ZR_CALLED_SYNC_BUFFERS);
+    ZR_BEGIN_CALL(z, ZR_CALL_SYNC_BUFFERS);
     if (how != ZERO_SYNC_MEAN && how != ZERO_SYNC_RANK0)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "zero_sync_buffers: how is %d; allowed: ZERO_SYNC_MEAN (1), ZERO_SYNC_RANK0 (2)", how);
-    zr_engine_called(z->engine, ZR_CALLED_SYNC_BUFFERS, -1, (uint64_t)how);
+    zr_engine_called(z->engine, ZR_CALL_SYNC_BUFFERS, -1, (uint64_t)how);
     if (!zr_buffers_exist(z))
         return 0;
     int err = sync_all(z, (enum zero_sync)how);

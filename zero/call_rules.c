@@ -43,49 +43,49 @@ static const struct {
     const char *call;
     unsigned rules;
 } table[] = {
-    [ZR_CALLED_BEGIN] = {"zero_begin", VALUES},
-    [ZR_CALLED_END] = {"zero_end", VALUES},
-    [ZR_CALLED_MICRO] = {"zero_micro", VALUES},
-    [ZR_CALLED_NORM] = {"zero_norm", HEALTHY | VALUES | ACTIONS_OVER | GRADIENTS},
-    [ZR_CALLED_STEP] = {"zero_step", VALUES | ACTIONS_OVER | GRADIENTS},
-    [ZR_CALLED_DROP] = {"zero_drop", HEALTHY},
-    [ZR_CALLED_CARRY] = {"zero_carry", HEALTHY},
-    [ZR_CALLED_MEAN] = {"zero_mean", HEALTHY | NO_ACTIONS},
-    [ZR_CALLED_LOSS_SCALE] = {"zero_loss_scale", SETS_STEP},
-    [ZR_CALLED_TUNE_CLIP] = {"zero_tune", SETS_STEP},
-    [ZR_CALLED_SET_STEP] = {"zero_set_step", SETS_STEP},
-    [ZR_CALLED_EVALUATE] = {"zero_evaluate", SETS_STEP | NO_GATHER_ALL | ALL_VALUES},
-    [ZR_CALLED_NEXT] = {"zero_next", HEALTHY | NO_BRACKET | NO_GATHER_ALL | ALL_VALUES},
-    [ZR_CALLED_FINISH] = {"zero_finish", HEALTHY | NO_BRACKET},
-    [ZR_CALLED_BROADCAST_PP] = {"zero_broadcast", HEALTHY | NO_ACTIONS},
-    [ZR_CALLED_SYNC_BUFFERS] = {"zero_sync_buffers", HEALTHY | NO_BRACKET | NO_ACTIONS},
-    [ZR_CALLED_READ] = {"zero_read", NO_BRACKET | NO_ACTIONS},
-    [ZR_CALLED_WRITE] = {"zero_write", NO_BRACKET | NO_ACTIONS | NO_GATHER_ALL},
-    [ZR_CALLED_GATHER_ALL] = {"zero_gather_all", HEALTHY | NO_BRACKET | NO_ACTIONS | ALL_VALUES},
-    [ZR_CALLED_RELEASE_ALL] = {"zero_release_all", HEALTHY | NO_BRACKET | NO_ACTIONS},
-    [ZR_CALLED_SAVE] = {"zero_save", SETS_STEP | ALL_VALUES},
-    [ZR_CALLED_SAVE_WAIT] = {"zero_save_wait", HEALTHY | NO_ACTIONS},
-    [ZR_CALLED_LOAD] = {"zero_load", SETS_STEP | NO_GATHER_ALL},
-    [ZR_CALLED_EXPORT] = {"zero_export", HEALTHY | NO_BRACKET | NO_ACTIONS | ALL_VALUES},
-    [ZR_CALLED_IMPORT] = {"zero_import", HEALTHY | NO_BRACKET | NO_ACTIONS | NO_GATHER_ALL},
+    [ZR_CALL_BEGIN] = {"zero_begin", VALUES},
+    [ZR_CALL_END] = {"zero_end", VALUES},
+    [ZR_CALL_MICRO] = {"zero_micro", VALUES},
+    [ZR_CALL_NORM] = {"zero_norm", HEALTHY | VALUES | ACTIONS_OVER | GRADIENTS},
+    [ZR_CALL_STEP] = {"zero_step", VALUES | ACTIONS_OVER | GRADIENTS},
+    [ZR_CALL_DROP] = {"zero_drop", HEALTHY},
+    [ZR_CALL_CARRY] = {"zero_carry", HEALTHY},
+    [ZR_CALL_MEAN] = {"zero_mean", HEALTHY | NO_ACTIONS},
+    [ZR_CALL_LOSS_SCALE] = {"zero_loss_scale", SETS_STEP},
+    [ZR_CALL_TUNE_CLIP] = {"zero_tune", SETS_STEP},
+    [ZR_CALL_SET_STEP] = {"zero_set_step", SETS_STEP},
+    [ZR_CALL_EVALUATE] = {"zero_evaluate", SETS_STEP | NO_GATHER_ALL | ALL_VALUES},
+    [ZR_CALL_NEXT] = {"zero_next", HEALTHY | NO_BRACKET | NO_GATHER_ALL | ALL_VALUES},
+    [ZR_CALL_FINISH] = {"zero_finish", HEALTHY | NO_BRACKET},
+    [ZR_CALL_BROADCAST_PP] = {"zero_broadcast", HEALTHY | NO_ACTIONS},
+    [ZR_CALL_SYNC_BUFFERS] = {"zero_sync_buffers", HEALTHY | NO_BRACKET | NO_ACTIONS},
+    [ZR_CALL_READ] = {"zero_read", NO_BRACKET | NO_ACTIONS},
+    [ZR_CALL_WRITE] = {"zero_write", NO_BRACKET | NO_ACTIONS | NO_GATHER_ALL},
+    [ZR_CALL_GATHER_ALL] = {"zero_gather_all", HEALTHY | NO_BRACKET | NO_ACTIONS | ALL_VALUES},
+    [ZR_CALL_RELEASE_ALL] = {"zero_release_all", HEALTHY | NO_BRACKET | NO_ACTIONS},
+    [ZR_CALL_SAVE] = {"zero_save", SETS_STEP | ALL_VALUES},
+    [ZR_CALL_SAVE_WAIT] = {"zero_save_wait", HEALTHY | NO_ACTIONS},
+    [ZR_CALL_LOAD] = {"zero_load", SETS_STEP | NO_GATHER_ALL},
+    [ZR_CALL_EXPORT] = {"zero_export", HEALTHY | NO_BRACKET | NO_ACTIONS | ALL_VALUES},
+    [ZR_CALL_IMPORT] = {"zero_import", HEALTHY | NO_BRACKET | NO_ACTIONS | NO_GATHER_ALL},
 };
 
 int zr_need_healthy(struct zero_ctx *z, const char *call)
 {
-    return z ? zr_engine_check(z->engine) : zr_fail(ZR_ERR_ARG, "%s: z is NULL", call);
+    return z ? zr_engine_check(z->engine) : zr_fail(ZERO_ERR_ARG, "%s: z is NULL", call);
 }
 
 int zr_need_gradients(const struct zero_ctx *z, const char *call)
 {
     if (!zr_engine_wrote_nothing(z->engine) || zr_engine_open_unit(z->engine) >= 0)
         return 0;
-    return zr_fail(ZR_ERR_ORDER,
+    return zr_fail(ZERO_ERR_ORDER,
                    "%s: no backward bracket has ended since the last step; call it once for every "
                    "grad_accum_steps backward passes",
                    call);
 }
 
-int zr_call_check(struct zero_ctx *z, enum zr_called_name name)
+int zr_call_check(struct zero_ctx *z, enum zr_call_name name)
 {
     const char *call = table[name].call;
     unsigned rules = table[name].rules;
@@ -93,14 +93,14 @@ int zr_call_check(struct zero_ctx *z, enum zr_called_name name)
         ZR_TRY(zr_need_healthy(z, call));
     int32_t open = rules & NO_BRACKET ? zr_engine_open_unit(z->engine) : -1;
     if (open >= 0)
-        return zr_fail(ZR_ERR_ORDER, "%s: unit %d has an open bracket; end it first", call, open);
+        return zr_fail(ZERO_ERR_ORDER, "%s: unit %d has an open bracket; end it first", call, open);
     if (rules & NO_ACTIONS)
         ZR_TRY(zr_refuse_in_actions(z, call));
     if (rules & NO_GATHER_ALL && zr_engine_holds_all(z->engine))
-        return zr_fail(ZR_ERR_ORDER, "%s: zero_gather_all holds all parameters; call zero_release_all first",
-                       call);
+        return zr_fail(ZERO_ERR_ORDER,
+                       "%s: zero_gather_all holds all parameters; call zero_release_all first", call);
     if (rules & BETWEEN_STEPS && !zr_engine_between_steps(z->engine))
-        return zr_fail(ZR_ERR_ORDER,
+        return zr_fail(ZERO_ERR_ORDER,
                        "%s: a step has begun; call it before the step's first backward or after zero_step",
                        call);
     if (rules & VALUES)

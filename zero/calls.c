@@ -11,18 +11,18 @@
 
 static int bracket(struct zero_ctx *z, enum zr_core_event_kind kind, int32_t unit, enum zero_phase phase)
 {
-    enum zr_called_name name = kind == ZR_EV_BEGIN ? ZR_CALLED_BEGIN : ZR_CALLED_END;
+    enum zr_call_name name = kind == ZR_EV_BEGIN ? ZR_CALL_BEGIN : ZR_CALL_END;
     const char *call = kind == ZR_EV_BEGIN ? "zero_begin" : "zero_end";
     ZR_TRY(zr_call_check(z, name));
     bool known_phase = phase >= ZERO_FORWARD && phase <= ZERO_BACKWARD_WEIGHT;
     if (!known_phase || unit < 0 || unit >= z->layout->n_units) {
         ZR_TRY(zr_need_healthy(z, call));
         if (!known_phase)
-            return zr_fail(ZR_ERR_ARG,
+            return zr_fail(ZERO_ERR_ARG,
                            "%s: phase is %d; allowed: ZERO_FORWARD, ZERO_BACKWARD, ZERO_BACKWARD_INPUT, "
                            "ZERO_BACKWARD_WEIGHT",
                            call, (int)phase);
-        return zr_fail(ZR_ERR_ARG, "%s: unit is %d; allowed: 0..%d", call, unit, z->layout->n_units - 1);
+        return zr_fail(ZERO_ERR_ARG, "%s: unit is %d; allowed: 0..%d", call, unit, z->layout->n_units - 1);
     }
     struct zr_core_event ev = {.kind = kind,
                                .unit = unit,
@@ -38,21 +38,21 @@ static int bracket(struct zero_ctx *z, enum zr_core_event_kind kind, int32_t uni
 
 int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase)
 {
-    ZR_IN_CALL(z, ZR_CALLED_BEGIN, phase != ZERO_FORWARD, unit);
+    ZR_IN_CALL(z, ZR_CALL_BEGIN, phase != ZERO_FORWARD, unit);
     return bracket(z, ZR_EV_BEGIN, unit, phase);
 }
 
 int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase)
 {
-    ZR_IN_CALL(z, ZR_CALLED_END, phase != ZERO_FORWARD, unit);
+    ZR_IN_CALL(z, ZR_CALL_END, phase != ZERO_FORWARD, unit);
     return bracket(z, ZR_EV_END, unit, phase);
 }
 
 int zero_micro(zero_ctx *z)
 {
-    ZR_BEGIN_CALL(z, ZR_CALLED_MICRO);
+    ZR_BEGIN_CALL(z, ZR_CALL_MICRO);
     if (zr_stages(z) > 1)
-        return zr_fail(ZR_ERR_ORDER,
+        return zr_fail(ZERO_ERR_ORDER,
                        "zero_micro: a pipeline's schedule ends the micro-batches; do not call zero_micro");
     struct zr_core_event ev = {.kind = ZR_EV_MICRO};
     return zr_engine_call(z->engine, &ev);
@@ -71,15 +71,15 @@ static void give_step_info(const struct zr_step_result *r, struct zero_step_info
 
 int zero_norm(zero_ctx *z, double *norm)
 {
-    ZR_BEGIN_CALL(z, ZR_CALLED_NORM);
+    ZR_BEGIN_CALL(z, ZR_CALL_NORM);
     if (!norm)
-        return zr_fail(ZR_ERR_ARG, "zero_norm: norm is NULL");
+        return zr_fail(ZERO_ERR_ARG, "zero_norm: norm is NULL");
     return zr_engine_norm(z->engine, norm);
 }
 
 int zero_drop(zero_ctx *z)
 {
-    ZR_BEGIN_CALL(z, ZR_CALLED_DROP);
+    ZR_BEGIN_CALL(z, ZR_CALL_DROP);
     ZR_TRY(zr_schedule_drop(z));
     ZR_TRY(zr_engine_drop(z->engine));
     zr_schedule_step(z);
@@ -99,20 +99,20 @@ static int check_lr(const struct zero_ctx *z, float lr)
 {
     const struct zr_tuned *now = zr_engine_tuned(z->engine);
     if (!isfinite(lr))
-        return zr_fail(ZR_ERR_ARG, "zero_step: lr is %g; it must be finite", (double)lr);
+        return zr_fail(ZERO_ERR_ARG, "zero_step: lr is %g; it must be finite", (double)lr);
     for (int32_t i = 0; i < z->config.options.n_optims; i++)
         if (!isfinite(lr * now->optim[i].lr_scale))
-            return zr_fail(ZR_ERR_ARG, "zero_step: lr %g times lr_scale %g of group %d is not finite",
+            return zr_fail(ZERO_ERR_ARG, "zero_step: lr %g times lr_scale %g of group %d is not finite",
                            (double)lr, (double)now->optim[i].lr_scale, i);
     return 0;
 }
 
 int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
 {
-    ZR_IN_CALL(z, ZR_CALLED_STEP, false, -1);
+    ZR_IN_CALL(z, ZR_CALL_STEP, false, -1);
     ZR_TRY(zr_need_healthy(z, "zero_step"));
     ZR_TRY(check_lr(z, lr));
-    ZR_TRY(zr_call_check(z, ZR_CALLED_STEP));
+    ZR_TRY(zr_call_check(z, ZR_CALL_STEP));
     struct zr_step_result r;
     ZR_TRY(zr_engine_step(z->engine, lr, info ? &r : NULL));
     z->n_micro += (int64_t)zr_engine_tuned(z->engine)->grad_accum_steps * zr_dp_world(z);
@@ -131,11 +131,12 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
 
 int zero_carry(zero_ctx *z, const double *values, int32_t n)
 {
-    ZR_BEGIN_CALL(z, ZR_CALLED_CARRY);
+    ZR_BEGIN_CALL(z, ZR_CALL_CARRY);
     if (n < 0 || n > ZR_MAX_CARRIED || (n && !values))
-        return zr_fail(ZR_ERR_ARG, "zero_carry: n is %d, values is %s; allowed: n 0..%d and values not NULL",
-                       n, values ? "set" : "NULL", ZR_MAX_CARRIED);
-    zr_engine_called(z->engine, ZR_CALLED_CARRY, -1, (uint64_t)n);
+        return zr_fail(ZERO_ERR_ARG,
+                       "zero_carry: n is %d, values is %s; allowed: n 0..%d and values not NULL", n,
+                       values ? "set" : "NULL", ZR_MAX_CARRIED);
+    zr_engine_called(z->engine, ZR_CALL_CARRY, -1, (uint64_t)n);
     zr_engine_give(z->engine, values, n);
     return 0;
 }
@@ -146,11 +147,11 @@ int zero_last_step(zero_ctx *z, struct zero_step_info *info)
     bool known;
     ZR_TRY(zr_need_healthy(z, "zero_last_step"));
     if (!info)
-        return zr_fail(ZR_ERR_ARG, "zero_last_step: info is NULL");
+        return zr_fail(ZERO_ERR_ARG, "zero_last_step: info is NULL");
     struct zr_engine_facts facts;
     zr_engine_facts(z->engine, &facts);
     if (facts.n_steps == 0)
-        return zr_fail(ZR_ERR_ORDER, "zero_last_step: there was no zero_step yet");
+        return zr_fail(ZERO_ERR_ORDER, "zero_last_step: there was no zero_step yet");
     ZR_TRY(zr_engine_last(z->engine, &known, &r));
     if (!known)
         return ZERO_PENDING;
@@ -165,7 +166,7 @@ static int check_range(struct zero_ctx *z, bool writes, int32_t tensor, int32_t 
     const char *call = writes ? "zero_write" : "zero_read";
     ZR_TRY(zr_need_healthy(z, call));
     if (tensor < 0 || tensor >= z->layout->n_tensors)
-        return zr_fail(ZR_ERR_ARG, "%s: tensor is %d; allowed: 0..%d", call, tensor,
+        return zr_fail(ZERO_ERR_ARG, "%s: tensor is %d; allowed: 0..%d", call, tensor,
                        z->layout->n_tensors - 1);
     const struct zr_tensor *t = &z->layout->tensors[tensor];
     int n_states = t->grad ? t->n_states : 0;
@@ -175,34 +176,34 @@ static int check_range(struct zero_ctx *z, bool writes, int32_t tensor, int32_t 
         snprintf(states, sizeof states, "%d states per weight", n_states);
         if (t->optimizer)
             zr_optimizer_list_states(t->optimizer, n_states, states, sizeof states);
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "%s: value is %d; allowed: 0..%d (optimizer of tensor %s: %s, %s), and "
                        "ZERO_VALUE_GRAD (64) to read",
                        call, value, ZERO_VALUE_STATE + n_states - 1, t->name, zr_optimizer_name(t->optimizer),
                        states);
     }
     if (value != ZERO_VALUE_PARAM && t->buffer)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "%s: tensor %s is a buffer: it has no master weights, no states and no gradient", call,
                        t->name);
     /* The values of the first pipeline stage go to both. */
     bool given = writes && value == ZERO_VALUE_MASTER && t->tied_grad;
     if (value != ZERO_VALUE_PARAM && t->tie == ZR_TIE_COPY && !given)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "%s: tensor %s is ZERO_TIED: the first pipeline stage has its master weights, states "
                        "and gradient",
                        call, t->name);
     if (value != ZERO_VALUE_PARAM && !t->grad && !given)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "%s: tensor %s is frozen: it has no master weights, no states and no gradient", call,
                        t->name);
     const struct zr_tp_cut cut = zr_tp_of_tensor(t, z->mesh.parts);
     int64_t n_elems = writes && t->given_whole ? zr_tp_whole_elems(&cut) : t->n_elems;
     if (first < 0 || n < 0 || first > n_elems - n)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "%s: first is %lld, n is %lld; allowed: a range within the %lld elements of tensor %s",
                        call, (long long)first, (long long)n, (long long)n_elems, t->name);
-    ZR_TRY(zr_call_check(z, writes ? ZR_CALLED_WRITE : ZR_CALLED_READ));
+    ZR_TRY(zr_call_check(z, writes ? ZR_CALL_WRITE : ZR_CALL_READ));
     *kind = value == ZERO_VALUE_PARAM    ? ZR_VALUE_PARAM
             : value == ZERO_VALUE_MASTER ? ZR_VALUE_MASTER
             : grad                       ? ZR_VALUE_GRAD
@@ -262,7 +263,7 @@ static int complete_gradients(struct zero_ctx *z)
     if (zr_engine_is_complete(z->engine))
         return 0;
     if (z->mesh.stages > 1)
-        return zr_fail(ZR_ERR_ORDER,
+        return zr_fail(ZERO_ERR_ORDER,
                        "zero_read: the gradients of this step are not complete; with pp %d, call zero_norm "
                        "on the ranks of all pipeline stages first",
                        z->mesh.stages);
@@ -273,39 +274,39 @@ static int complete_gradients(struct zero_ctx *z)
 
 int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
 {
-    ZR_IN_CALL(z, ZR_CALLED_READ, false, tensor);
+    ZR_IN_CALL(z, ZR_CALL_READ, false, tensor);
     int kind = 0, err = check_range(z, false, tensor, value, first, n, &kind);
     if (err)
         return err;
     ZR_TRY(zr_init_later_require(z, "zero_read", tensor));
     if (kind == ZR_VALUE_GRAD)
         ZR_TRY(complete_gradients(z));
-    zr_engine_called(z->engine, ZR_CALLED_READ, tensor, hash_range(value, first, n));
+    zr_engine_called(z->engine, ZR_CALL_READ, tensor, hash_range(value, first, n));
     return zr_values_read(z, tensor, kind, first, n, dst);
 }
 
 int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, const void *src)
 {
-    ZR_IN_CALL(z, ZR_CALLED_WRITE, false, tensor);
+    ZR_IN_CALL(z, ZR_CALL_WRITE, false, tensor);
     int kind = 0, err = check_range(z, true, tensor, value, first, n, &kind);
     if (err)
         return err;
     if (value == ZERO_VALUE_GRAD)
-        return zr_fail(ZR_ERR_ARG, "zero_write: value is ZERO_VALUE_GRAD, which can only be read");
+        return zr_fail(ZERO_ERR_ARG, "zero_write: value is ZERO_VALUE_GRAD, which can only be read");
     bool counts = zr_dp_rank(z) == 0 && z->layout->tensors[tensor].tie != ZR_TIE_COPY;
     if (!src && counts && n)
-        return zr_fail(ZR_ERR_ARG, "zero_write: src is NULL on rank %d, which must give the values",
+        return zr_fail(ZERO_ERR_ARG, "zero_write: src is NULL on rank %d, which must give the values",
                        z->world.rank);
-    zr_engine_called(z->engine, ZR_CALLED_WRITE, tensor, hash_range(value, first, n));
+    zr_engine_called(z->engine, ZR_CALL_WRITE, tensor, hash_range(value, first, n));
     return write_values(z, tensor, kind, first, n, src, true);
 }
 
 int zero_mean(zero_ctx *z, double *values, int32_t n)
 {
-    ZR_BEGIN_CALL(z, ZR_CALLED_MEAN);
+    ZR_BEGIN_CALL(z, ZR_CALL_MEAN);
     if (!values || n < 0 || n > 64)
-        return zr_fail(ZR_ERR_ARG, "zero_mean: n is %d, values is %s; allowed: n 0..64 and values not NULL",
+        return zr_fail(ZERO_ERR_ARG, "zero_mean: n is %d, values is %s; allowed: n 0..64 and values not NULL",
                        n, values ? "set" : "NULL");
-    zr_engine_called(z->engine, ZR_CALLED_MEAN, -1, (uint64_t)n);
+    zr_engine_called(z->engine, ZR_CALL_MEAN, -1, (uint64_t)n);
     return zr_engine_mean(z->engine, values, n);
 }

@@ -9,7 +9,7 @@
 /* A call's name and arguments. */
 struct asked {
     const char *call;
-    enum zr_called_name name;
+    enum zr_call_name name;
     enum zero_axis axis;
     const void *dst, *src;
     int64_t n;
@@ -23,15 +23,15 @@ static int32_t axis_size(const struct zero_ctx *z, enum zero_axis axis)
 
 static int64_t bytes_of(const struct asked *a)
 {
-    return a->n * zr_dtype_bytes((enum zr_dtype)a->dtype);
+    return a->n * zr_dtype_bytes((enum zero_dtype)a->dtype);
 }
 
 static int check_dtype(const struct asked *a, bool computes)
 {
     if (computes && a->dtype != ZERO_F32 && a->dtype != ZERO_BF16)
-        return zr_fail(ZR_ERR_ARG, "%s: dtype is %d; allowed: ZERO_F32, ZERO_BF16", a->call, (int)a->dtype);
+        return zr_fail(ZERO_ERR_ARG, "%s: dtype is %d; allowed: ZERO_F32, ZERO_BF16", a->call, (int)a->dtype);
     if (a->dtype < ZERO_F32 || a->dtype > ZERO_I64)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "%s: dtype is %d; allowed: ZERO_F32, ZERO_BF16, ZERO_F16, ZERO_I32, ZERO_I64", a->call,
                        (int)a->dtype);
     return 0;
@@ -42,15 +42,15 @@ static int check_call(struct zero_ctx *z, const struct asked *a, bool computes)
 {
     ZR_TRY(zr_need_healthy(z, a->call));
     if (a->axis != ZERO_AXIS_TP && a->axis != ZERO_AXIS_CP)
-        return zr_fail(ZR_ERR_ARG, "%s: axis is %d; allowed: ZERO_AXIS_TP, ZERO_AXIS_CP", a->call,
+        return zr_fail(ZERO_ERR_ARG, "%s: axis is %d; allowed: ZERO_AXIS_TP, ZERO_AXIS_CP", a->call,
                        (int)a->axis);
     ZR_TRY(check_dtype(a, computes));
     const int64_t most = INT64_MAX / (int64_t)sizeof(int64_t) / axis_size(z, a->axis);
     if (a->n < 0 || a->n > most)
-        return zr_fail(ZR_ERR_ARG, "%s: n is %lld; allowed: 0 to %lld", a->call, (long long)a->n,
+        return zr_fail(ZERO_ERR_ARG, "%s: n is %lld; allowed: 0 to %lld", a->call, (long long)a->n,
                        (long long)most);
     if (a->n && (!a->src || !a->dst))
-        return zr_fail(ZR_ERR_ARG, "%s: %s is NULL", a->call, a->src ? "dst" : "src");
+        return zr_fail(ZERO_ERR_ARG, "%s: %s is NULL", a->call, a->src ? "dst" : "src");
     return 0;
 }
 
@@ -64,14 +64,14 @@ static int check_memory(const struct zero_ctx *z, const struct asked *a, const v
                     end = first + (uintptr_t)(bytes * axis_size(z, a->axis));
     if (at == first + (uintptr_t)(bytes * rank) || at >= end || at + (uintptr_t)bytes <= first)
         return 0;
-    return zr_fail(ZR_ERR_ARG,
+    return zr_fail(ZERO_ERR_ARG,
                    "%s: dst and src overlap; allowed: no overlap, or the smaller one at the place of rank "
                    "%d's part in the larger one",
                    a->call, rank);
 }
 
 /* Records the call for comparison over tp, even if it moves nothing. what: the dtype, or the root. */
-static void say(struct zero_ctx *z, enum zr_called_name name, int64_t n, int32_t what)
+static void say(struct zero_ctx *z, enum zr_call_name name, int64_t n, int32_t what)
 {
     const int64_t said[] = {name, n, what};
     uint64_t hash = XXH3_64bits(said, sizeof said);
@@ -83,7 +83,7 @@ static void say(struct zero_ctx *z, enum zr_called_name name, int64_t n, int32_t
  * ranks. A partial sum most likely is not. */
 static int compare(struct zero_ctx *z, const struct asked *a, int64_t n, bool whole)
 {
-    return zr_engine_compare_activation(z->engine, a->name, a->src, n, (enum zr_dtype)a->dtype, whole);
+    return zr_engine_compare_activation(z->engine, a->name, a->src, n, (enum zero_dtype)a->dtype, whole);
 }
 
 static int all_reduce(struct zero_ctx *z, const struct asked *a, void *dst)
@@ -91,25 +91,25 @@ static int all_reduce(struct zero_ctx *z, const struct asked *a, void *dst)
     if (axis_size(z, a->axis) == 1)
         return zr_engine_copy(z->engine, dst, a->src, bytes_of(a));
     say(z, a->name, a->n, (int32_t)a->dtype);
-    if (a->name == ZR_CALLED_ALL_REDUCE_MAX)
-        return zr_engine_tp_max(z->engine, a->name, dst, a->src, a->n, (enum zr_dtype)a->dtype);
+    if (a->name == ZR_CALL_ALL_REDUCE_MAX)
+        return zr_engine_tp_max(z->engine, a->name, dst, a->src, a->n, (enum zero_dtype)a->dtype);
     ZR_TRY(compare(z, a, a->n, false));
-    return zr_engine_tp_sum(z->engine, a->name, dst, a->src, a->n, (enum zr_dtype)a->dtype);
+    return zr_engine_tp_sum(z->engine, a->name, dst, a->src, a->n, (enum zero_dtype)a->dtype);
 }
 
 int zero_all_reduce(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
                     enum zero_dtype dtype, enum zero_reduce op)
 {
-    enum zr_called_name name = op == ZERO_MAX ? ZR_CALLED_ALL_REDUCE_MAX : ZR_CALLED_ALL_REDUCE_SUM;
+    enum zr_call_name name = op == ZERO_MAX ? ZR_CALL_ALL_REDUCE_MAX : ZR_CALL_ALL_REDUCE_SUM;
     ZR_IN_CALL(z, name, false, -1);
     const struct asked a = {"zero_all_reduce", name, axis, dst, src, n, dtype};
     ZR_TRY(check_call(z, &a, true));
     if (op != ZERO_SUM && op != ZERO_MAX)
-        return zr_fail(ZR_ERR_ARG, "zero_all_reduce: op is %d; allowed: ZERO_SUM, ZERO_MAX", (int)op);
+        return zr_fail(ZERO_ERR_ARG, "zero_all_reduce: op is %d; allowed: ZERO_SUM, ZERO_MAX", (int)op);
     const uintptr_t to = (uintptr_t)dst, from = (uintptr_t)src, bytes = (uintptr_t)bytes_of(&a);
     if (to != from && to < from + bytes && from < to + bytes)
         return zr_fail(
-            ZR_ERR_ARG,
+            ZERO_ERR_ARG,
             "zero_all_reduce: dst and src overlap in part; allowed: equal pointers, or no overlap");
     return all_reduce(z, &a, dst);
 }
@@ -117,22 +117,22 @@ int zero_all_reduce(zero_ctx *z, enum zero_axis axis, void *dst, const void *src
 int zero_all_gather(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
                     enum zero_dtype dtype)
 {
-    ZR_IN_CALL(z, ZR_CALLED_ALL_GATHER, false, -1);
-    const struct asked a = {"zero_all_gather", ZR_CALLED_ALL_GATHER, axis, dst, src, n, dtype};
+    ZR_IN_CALL(z, ZR_CALL_ALL_GATHER, false, -1);
+    const struct asked a = {"zero_all_gather", ZR_CALL_ALL_GATHER, axis, dst, src, n, dtype};
     ZR_TRY(check_call(z, &a, false));
     ZR_TRY(check_memory(z, &a, dst, src));
     const int32_t size = axis_size(z, axis);
     if (size == 1)
         return zr_engine_copy(z->engine, dst, src, bytes_of(&a));
     say(z, a.name, n, (int32_t)dtype);
-    return zr_engine_tp_gather(z->engine, a.name, dst, src, n * size, (enum zr_dtype)dtype);
+    return zr_engine_tp_gather(z->engine, a.name, dst, src, n * size, (enum zero_dtype)dtype);
 }
 
 int zero_reduce_scatter(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
                         enum zero_dtype dtype)
 {
-    ZR_IN_CALL(z, ZR_CALLED_REDUCE_SCATTER, false, -1);
-    const struct asked a = {"zero_reduce_scatter", ZR_CALLED_REDUCE_SCATTER, axis, dst, src, n, dtype};
+    ZR_IN_CALL(z, ZR_CALL_REDUCE_SCATTER, false, -1);
+    const struct asked a = {"zero_reduce_scatter", ZR_CALL_REDUCE_SCATTER, axis, dst, src, n, dtype};
     ZR_TRY(check_call(z, &a, true));
     ZR_TRY(check_memory(z, &a, src, dst));
     const int32_t size = axis_size(z, axis);
@@ -140,13 +140,13 @@ int zero_reduce_scatter(zero_ctx *z, enum zero_axis axis, void *dst, const void 
         return zr_engine_copy(z->engine, dst, src, bytes_of(&a));
     say(z, a.name, n, (int32_t)dtype);
     ZR_TRY(compare(z, &a, n * size, false));
-    return zr_engine_tp_scatter(z->engine, a.name, dst, src, n * size, (enum zr_dtype)dtype);
+    return zr_engine_tp_scatter(z->engine, a.name, dst, src, n * size, (enum zero_dtype)dtype);
 }
 
 int zero_expect_equal(zero_ctx *z, enum zero_axis axis, const void *src, int64_t n, enum zero_dtype dtype)
 {
-    ZR_IN_CALL(z, ZR_CALLED_EXPECT_EQUAL, false, -1);
-    const struct asked a = {"zero_expect_equal", ZR_CALLED_EXPECT_EQUAL, axis, src, src, n, dtype};
+    ZR_IN_CALL(z, ZR_CALL_EXPECT_EQUAL, false, -1);
+    const struct asked a = {"zero_expect_equal", ZR_CALL_EXPECT_EQUAL, axis, src, src, n, dtype};
     int err = check_call(z, &a, false);
     if (err || axis_size(z, axis) == 1)
         return err;
@@ -156,34 +156,35 @@ int zero_expect_equal(zero_ctx *z, enum zero_axis axis, const void *src, int64_t
 
 static int broadcast_over_tp(struct zero_ctx *z, int32_t root, void *buf, int64_t bytes)
 {
-    say(z, ZR_CALLED_BROADCAST_TP, bytes, root);
-    return zr_engine_tp_broadcast(z->engine, ZR_CALLED_BROADCAST_TP, root, buf, bytes);
+    say(z, ZR_CALL_BROADCAST_TP, bytes, root);
+    return zr_engine_tp_broadcast(z->engine, ZR_CALL_BROADCAST_TP, root, buf, bytes);
 }
 
 /* No communicator joins the ranks of pp alone: all ranks of the world take part. */
 static int broadcast_over_pp(struct zero_ctx *z, int32_t root, void *buf, int64_t bytes)
 {
     const int64_t said[] = {root, bytes};
-    zr_engine_called(z->engine, ZR_CALLED_BROADCAST_PP, -1, XXH3_64bits(said, sizeof said));
+    zr_engine_called(z->engine, ZR_CALL_BROADCAST_PP, -1, XXH3_64bits(said, sizeof said));
     return zr_engine_broadcast_stages(z->engine, root, buf, bytes);
 }
 
 int zero_broadcast(zero_ctx *z, enum zero_axis axis, int32_t root, void *buf, int64_t bytes)
 {
-    ZR_IN_CALL(z, axis == ZERO_AXIS_PP ? ZR_CALLED_BROADCAST_PP : ZR_CALLED_BROADCAST_TP, false, -1);
+    ZR_IN_CALL(z, axis == ZERO_AXIS_PP ? ZR_CALL_BROADCAST_PP : ZR_CALL_BROADCAST_TP, false, -1);
     ZR_TRY(zr_need_healthy(z, "zero_broadcast"));
     if (axis < ZERO_AXIS_TP || axis > ZERO_AXIS_PP)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "zero_broadcast: axis is %d; allowed: ZERO_AXIS_TP, ZERO_AXIS_CP, ZERO_AXIS_PP",
                        (int)axis);
     if (root < 0 || root >= axis_size(z, axis))
-        return zr_fail(ZR_ERR_ARG, "zero_broadcast: root is %d; allowed: 0..%d on this axis", root,
+        return zr_fail(ZERO_ERR_ARG, "zero_broadcast: root is %d; allowed: 0..%d on this axis", root,
                        axis_size(z, axis) - 1);
     if (bytes < 0 || (bytes && !buf))
-        return zr_fail(ZR_ERR_ARG, "zero_broadcast: bytes is %lld, buf is %s; allowed: 0 and more, not NULL",
+        return zr_fail(ZERO_ERR_ARG,
+                       "zero_broadcast: bytes is %lld, buf is %s; allowed: 0 and more, not NULL",
                        (long long)bytes, buf ? "set" : "NULL");
     if (axis == ZERO_AXIS_PP)
-        ZR_TRY(zr_call_check(z, ZR_CALLED_BROADCAST_PP));
+        ZR_TRY(zr_call_check(z, ZR_CALL_BROADCAST_PP));
     if (axis_size(z, axis) == 1)
         return 0;
     return axis == ZERO_AXIS_TP ? broadcast_over_tp(z, root, buf, bytes)

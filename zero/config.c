@@ -38,7 +38,7 @@ static int check_name(const struct zero_config *c)
     if (!c->launch.name || is_name(c->launch.name))
         return 0;
     zr_config_print_name(c->launch.name, shown, sizeof shown);
-    return zr_fail(ZR_ERR_ARG,
+    return zr_fail(ZERO_ERR_ARG,
                    "name is \"%s\"; allowed: up to %d characters, none of them a control character", shown,
                    ZR_NAME_CHARS);
 }
@@ -47,38 +47,38 @@ static int check_together(const struct zero_config *c)
 {
     int32_t most = c->max_grad_accum_steps ? c->max_grad_accum_steps : c->grad_accum_steps;
     if (c->launch.world > 0 && c->launch.rank >= c->launch.world)
-        return zr_fail(ZR_ERR_ARG, "rank is %d; allowed: 0 to %d (world is %d)", c->launch.rank,
+        return zr_fail(ZERO_ERR_ARG, "rank is %d; allowed: 0 to %d (world is %d)", c->launch.rank,
                        c->launch.world - 1, c->launch.world);
     if (c->launch.world == 0 && c->launch.rank != 0)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "rank is %d but world is 0; allowed: both given, or both 0 to look in the environment",
                        c->launch.rank);
     if (c->max_grad_accum_steps && c->max_grad_accum_steps < c->grad_accum_steps)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "max_grad_accum_steps is %d but grad_accum_steps is %d; allowed: 0, or at least "
                        "grad_accum_steps",
                        c->max_grad_accum_steps, c->grad_accum_steps);
     if (c->memory.grad_in_place && c->deterministic > 0 && most > 1)
         return zr_fail(
-            ZR_ERR_ARG,
+            ZERO_ERR_ARG,
             "grad_in_place is 1 and deterministic is 1, with %sgrad_accum_steps %d: gradients that "
             "the model adds up itself are not added in the fixed order that deterministic "
             "promises; set only one of the two",
             c->max_grad_accum_steps ? "max_" : "", most);
     if (!c->init != (c->init_from != ZERO_INIT_CALL))
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "init is %s but init_from is %s; allowed: both init and ZERO_INIT_CALL, or neither",
                        c->init ? "set" : "NULL", c->init ? "not ZERO_INIT_CALL" : "ZERO_INIT_CALL");
     if (c->launch.nccl_comm && c->device != ZERO_DEVICE_CUDA)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "nccl_comm is set but device is host; allowed: device cuda, or nccl_comm NULL");
     if (c->launch.mpi_comm && c->device != ZERO_DEVICE_HOST)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "mpi_comm is set but device is cuda; allowed: device host, or mpi_comm NULL");
     if (c->memory.n_order < 0)
-        return zr_fail(ZR_ERR_ARG, "n_order is %d; allowed: 0 and more", c->memory.n_order);
+        return zr_fail(ZERO_ERR_ARG, "n_order is %d; allowed: 0 and more", c->memory.n_order);
     if (!c->memory.order != (c->memory.n_order == 0))
-        return zr_fail(ZR_ERR_ARG, "order is %s but n_order is %d; allowed: both given, or NULL and 0",
+        return zr_fail(ZERO_ERR_ARG, "order is %s but n_order is %d; allowed: both given, or NULL and 0",
                        c->memory.order ? "set" : "NULL", c->memory.n_order);
     return 0;
 }
@@ -91,14 +91,14 @@ static const char *phase_name(const struct zr_call *call)
 static int check_call(const struct zero_call *call, int i)
 {
     if (call->unit < 0)
-        return zr_fail(ZR_ERR_ARG, "order[%d].unit is %d; allowed: 0 and more", i, call->unit);
+        return zr_fail(ZERO_ERR_ARG, "order[%d].unit is %d; allowed: 0 and more", i, call->unit);
     if (call->phase < ZERO_FORWARD || call->phase > ZERO_BACKWARD_WEIGHT)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "order[%d].phase is %d; allowed: 1 (ZERO_FORWARD), 2 (ZERO_BACKWARD), "
                        "3 (ZERO_BACKWARD_INPUT), 4 (ZERO_BACKWARD_WEIGHT)",
                        i, call->phase);
     if (call->is_end > 1)
-        return zr_fail(ZR_ERR_ARG, "order[%d].is_end is %d; allowed: 0 (begin), 1 (end)", i, call->is_end);
+        return zr_fail(ZERO_ERR_ARG, "order[%d].is_end is %d; allowed: 0 (begin), 1 (end)", i, call->is_end);
     return 0;
 }
 
@@ -125,12 +125,12 @@ static int check_brackets(const struct zr_call *order, struct place *places, int
         if (!call->is_end) {
             places[n_open++] = p;
         } else if (n_open == 0) {
-            return zr_fail(ZR_ERR_ARG,
+            return zr_fail(ZERO_ERR_ARG,
                            "order[%d] ends unit %d (%s), which is not open; allowed: balanced brackets", p.at,
                            p.unit, phase_name(call));
         } else if (order[places[n_open - 1].at].backward != call->backward ||
                    order[places[n_open - 1].at].apart != call->apart) {
-            return zr_fail(ZR_ERR_ARG,
+            return zr_fail(ZERO_ERR_ARG,
                            "order[%d] ends unit %d (%s), whose innermost open bracket, order[%d], is %s",
                            p.at, p.unit, phase_name(call), places[n_open - 1].at,
                            phase_name(&order[places[n_open - 1].at]));
@@ -139,7 +139,7 @@ static int check_brackets(const struct zr_call *order, struct place *places, int
         }
         if (n_open > 0 && (i + 1 == n || places[i + 1].unit != p.unit)) {
             int at = places[n_open - 1].at;
-            return zr_fail(ZR_ERR_ARG,
+            return zr_fail(ZERO_ERR_ARG,
                            "order[%d] begins unit %d (%s), which is never ended; allowed: balanced brackets",
                            at, p.unit, phase_name(&order[at]));
         }
@@ -219,7 +219,7 @@ static struct zr_options resolve_fields(const struct zero_config *c)
         .param_budget_bytes = c->memory.param_budget_bytes,
         .grad_in_place = c->memory.grad_in_place,
         .compares_tp = true,
-        .wire_dtype = (enum zr_dtype)c->memory.wire_dtype,
+        .wire_dtype = (enum zero_dtype)c->memory.wire_dtype,
         .timeout_ms = c->launch.timeout_ms,
         .trace = c->debug.trace,
         .save_async = c->checkpoint.save_async,
@@ -237,12 +237,12 @@ static struct zr_options resolve_fields(const struct zero_config *c)
 static int check_own_update(const struct zero_optim *g)
 {
     if (g->optimizer != ZERO_ADAMW)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "optimizer is %s but update is set as well; allowed: one of the two (optimizer adamw, "
                        "the default)",
                        zr_config_value_text("optimizer", g->optimizer).text);
     if (g->beta1 != ZERO_AUTO || g->beta2 != ZERO_AUTO || g->eps != ZERO_AUTO || g->weight_decay != 0)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "beta1 is %.9g, beta2 %.9g, eps %.9g and weight_decay %.9g, but update is set, which "
                        "uses only lr_scale; allowed: auto (-1), and weight_decay 0",
                        (double)g->beta1, (double)g->beta2, (double)g->eps, (double)g->weight_decay);
@@ -252,7 +252,7 @@ static int check_own_update(const struct zero_optim *g)
 static int check_group(const struct zero_optim *g)
 {
     if (g->optimizer == 0)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "optimizer is 0: a struct zero_optim starts from ZERO_OPTIM_INIT; allowed: %s",
                        ZR_OPTIMIZER_KEYS);
     int err = zr_config_check_optim(g);
@@ -260,7 +260,7 @@ static int check_group(const struct zero_optim *g)
         return err ? err : check_own_update(g);
     if (g->n_states != 0)
         return zr_fail(
-            ZR_ERR_ARG,
+            ZERO_ERR_ARG,
             "n_states is %d but update is NULL; allowed: 0 (the states of a named optimizer are known)",
             g->n_states);
     return 0;
@@ -270,7 +270,7 @@ static struct zr_optim resolve_group(const struct zero_optim *g)
 {
     if (g->update)
         return (struct zr_optim){.n_states = g->n_states, .lr_scale = g->lr_scale};
-    enum zr_optimizer kind = (enum zr_optimizer)g->optimizer;
+    enum zero_optimizer kind = (enum zero_optimizer)g->optimizer;
     const struct zr_optimizer_kind *row = zr_optimizer_kind(kind);
     struct zr_optim out = {.optimizer = kind,
                            .lr_scale = g->lr_scale,
@@ -286,10 +286,10 @@ static struct zr_optim resolve_group(const struct zero_optim *g)
 static int copy_groups(const struct zero_config *c, struct zero_optim **out)
 {
     if (c->n_optim_groups < 0 || c->n_optim_groups >= ZR_MOST_OPTIMS)
-        return zr_fail(ZR_ERR_ARG, "n_optim_groups is %d; allowed: 0 to %d", c->n_optim_groups,
+        return zr_fail(ZERO_ERR_ARG, "n_optim_groups is %d; allowed: 0 to %d", c->n_optim_groups,
                        ZR_MOST_OPTIMS - 1);
     if (!c->optim_groups != (c->n_optim_groups == 0))
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "optim_groups is %s but n_optim_groups is %d; allowed: both given, or NULL and 0",
                        c->optim_groups ? "set" : "NULL", c->n_optim_groups);
     int32_t n = 1 + c->n_optim_groups;
@@ -403,15 +403,15 @@ int zr_config_check_head(const struct zero_config *cfg)
 {
     if (!cfg)
         return zr_fail(
-            ZR_ERR_ARG,
+            ZERO_ERR_ARG,
             "cfg is NULL; it must be a configuration initialised by ZERO_CONFIG_INIT or zero_config_init");
     if (cfg->size == sizeof *cfg && cfg->version == ZERO_ABI_VERSION)
         return 0;
     if (cfg->size == 0 && cfg->version == 0)
-        return zr_fail(ZR_ERR_ARG, "the configuration was not initialised: its size and version are 0; "
-                                   "initialise it by ZERO_CONFIG_INIT or zero_config_init");
+        return zr_fail(ZERO_ERR_ARG, "the configuration was not initialised: its size and version are 0; "
+                                     "initialise it by ZERO_CONFIG_INIT or zero_config_init");
     return zr_fail(
-        ZR_ERR_ARG,
+        ZERO_ERR_ARG,
         "version is 0x%x and size is %zu; allowed: 0x%x and %zu, those of this library (%s): the program was "
         "built with another zero.h, or did not initialise cfg by ZERO_CONFIG_INIT or zero_config_init",
         cfg->version, cfg->size, ZERO_ABI_VERSION, sizeof *cfg, zero_version());
@@ -420,9 +420,9 @@ int zr_config_check_head(const struct zero_config *cfg)
 int zero_config_init(struct zero_config *cfg, size_t size)
 {
     if (!cfg)
-        return zr_fail(ZR_ERR_ARG, "zero_config_init: cfg is NULL");
+        return zr_fail(ZERO_ERR_ARG, "zero_config_init: cfg is NULL");
     if (size != sizeof *cfg)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "zero_config_init: size is %zu; allowed: %zu, the bytes of struct zero_config of this "
                        "library (%s): the program was built with another zero.h",
                        size, sizeof *cfg, zero_version());

@@ -45,22 +45,22 @@ struct zr_config {
 
 /* Fills *out from the program's configuration and the environment, and checks every field. Local. On success
  * the caller releases *out with zr_config_release. After a failure there is nothing to release. Returns
- * ZR_ERR_ARG with a message that names the field or variable, its value and what is allowed; or
- * ZR_ERR_NOMEM. */
+ * ZERO_ERR_ARG with a message that names the field or variable, its value and what is allowed; or
+ * ZERO_ERR_NOMEM. */
 int zr_config_resolve(const struct zero_config *user, struct zr_config *out);
 
 /* The same without a log. For zero_find_place: the later zero_wrap logs what there is to log. */
 int zr_config_resolve_silently(const struct zero_config *user, struct zr_config *out);
 
 /* find_place.c. Computes place, options.pp and options.parts from cfg.mesh. Everything else here then takes
- * the number of data-parallel ranks (place.n_data) for the world. ZR_ERR_ARG if the axes do not make the
- * world. ZR_ERR_NOTSUP if this library or the device does not have an axis. */
+ * the number of data-parallel ranks (place.n_data) for the world. ZERO_ERR_ARG if the axes do not make the
+ * world. ZERO_ERR_NOTSUP if this library or the device does not have an axis. */
 int zr_config_mesh(struct zr_config *config, int32_t rank, int32_t world);
 
 /* groups.c. Completes place if dp_replicate is auto, and sets options.hybrid and options.dp_shard. Call it
  * after zr_config_mesh and before zr_backend_choose. Without a hybrid, dp_shard is the number of
  * data-parallel ranks. A hybrid with groups of 1 rank becomes a stage without a hybrid. Rank 0 logs settings
- * that have no effect. t is NULL for a plan. ZR_ERR_ARG if dp_replicate is auto in a plan, or the hosts do
+ * that have no effect. t is NULL for a plan. ZERO_ERR_ARG if dp_replicate is auto in a plan, or the hosts do
  * not make whole replicas. */
 struct zr_topology;
 int zr_config_groups(struct zr_config *config, const struct zr_topology *t);

@@ -329,7 +329,7 @@ static int set_text(struct zero_config *cfg, const struct field *f, const char *
 {
     union value v = {0};
     if (!parse(f, text, &v) || !in_range(f, v))
-        return zr_fail(ZR_ERR_ARG, "%s is \"%s\"; allowed: %s", label, text, f->allowed);
+        return zr_fail(ZERO_ERR_ARG, "%s is \"%s\"; allowed: %s", label, text, f->allowed);
     store(cfg, f, v);
     return 0;
 }
@@ -348,11 +348,11 @@ static int check_field(const struct zero_config *cfg, const struct field *f)
     if (in_range(f, v))
         return 0;
     if (is_real(f))
-        return zr_fail(ZR_ERR_ARG, "%s is %.9g; allowed: %s", f->key, v.f, f->allowed);
+        return zr_fail(ZERO_ERR_ARG, "%s is %.9g; allowed: %s", f->key, v.f, f->allowed);
     const struct choice *c = find_choice(f, v.i);
     if (c)
-        return zr_fail(ZR_ERR_ARG, "%s is %s; allowed: %s", f->key, c->name, f->allowed);
-    return zr_fail(ZR_ERR_ARG, "%s is %" PRId64 "; allowed: %s", f->key, v.i, f->allowed);
+        return zr_fail(ZERO_ERR_ARG, "%s is %s; allowed: %s", f->key, c->name, f->allowed);
+    return zr_fail(ZERO_ERR_ARG, "%s is %" PRId64 "; allowed: %s", f->key, v.i, f->allowed);
 }
 
 struct zr_value_text zr_config_value_text(const char *key, double value)
@@ -379,7 +379,7 @@ int zr_config_check_number(const char *key, double value, double *out)
     bool vanishes = value != 0 && *out == 0, is_auto = f->may_be_auto && value == ZERO_AUTO;
     if (in_range(f, (union value){.f = *out}) && !vanishes && !is_auto)
         return 0;
-    return zr_fail(ZR_ERR_ARG, "%s is %.9g; allowed: %.*s", key, value, (int)strcspn(f->allowed, ";"),
+    return zr_fail(ZERO_ERR_ARG, "%s is %.9g; allowed: %.*s", key, value, (int)strcspn(f->allowed, ";"),
                    f->allowed);
 }
 
@@ -463,7 +463,7 @@ static const struct field *nearest(const char *key, bool env_only, int *best)
 int zero_config_set(struct zero_config *cfg, const char *key, const char *value)
 {
     if (!cfg || !key || !value)
-        return zr_fail(ZR_ERR_ARG, "zero_config_set: %s is NULL", !cfg ? "cfg" : !key ? "key" : "value");
+        return zr_fail(ZERO_ERR_ARG, "zero_config_set: %s is NULL", !cfg ? "cfg" : !key ? "key" : "value");
     int err = zr_config_check_head(cfg);
     if (err)
         return zr_fail_more(err, "zero_config_set");
@@ -472,14 +472,14 @@ int zero_config_set(struct zero_config *cfg, const char *key, const char *value)
         if (strcmp(key, f->key) != 0)
             continue;
         if (f->kind == KIND_FIXED)
-            return zr_fail(ZR_ERR_ARG, "%s cannot be set from text: it is %s", key, f->allowed);
+            return zr_fail(ZERO_ERR_ARG, "%s cannot be set from text: it is %s", key, f->allowed);
         return set_text(cfg, f, key, value);
     }
     const struct earlier *was = find_earlier(key);
     if (was && was->how)
-        return zr_fail(ZR_ERR_ARG, "there is no configuration key \"%s\": %s", key, was->how);
+        return zr_fail(ZERO_ERR_ARG, "there is no configuration key \"%s\": %s", key, was->how);
     int d;
-    return zr_fail(ZR_ERR_ARG, "there is no configuration key \"%s\"; the nearest is \"%s\"", key,
+    return zr_fail(ZERO_ERR_ARG, "there is no configuration key \"%s\"; the nearest is \"%s\"", key,
                    nearest(key, false, &d)->key);
 }
 

@@ -147,7 +147,7 @@ struct zero_ctx {
 #define ZR_IN_CALL(z, name, backward, subject)                                                               \
     __attribute__((cleanup(zr_leave_call), unused)) struct zero_ctx *zr_in_call =                            \
         zr_enter_call(z, name, backward, subject)
-static inline struct zero_ctx *zr_enter_call(struct zero_ctx *z, enum zr_called_name name, bool backward,
+static inline struct zero_ctx *zr_enter_call(struct zero_ctx *z, enum zr_call_name name, bool backward,
                                              int32_t subject)
 {
     if (z)
@@ -162,12 +162,12 @@ static inline void zr_leave_call(struct zero_ctx **z)
 
 /* ---- call_rules.c ---- */
 
-/* Checks the rules of a call. ZR_ERR_ORDER if they do not hold, ZR_ERR_ARG if z is NULL, or the failure of a
- * context that has failed. */
-int zr_call_check(struct zero_ctx *z, enum zr_called_name name);
+/* Checks the rules of a call. ZERO_ERR_ORDER if they do not hold, ZERO_ERR_ARG if z is NULL, or the failure
+ * of a context that has failed. */
+int zr_call_check(struct zero_ctx *z, enum zr_call_name name);
 /* Checks a call that only needs a context that has not failed. z may be NULL. */
 int zr_need_healthy(struct zero_ctx *z, const char *call);
-/* ZR_ERR_ORDER if no backward bracket has ended since the last step. */
+/* ZERO_ERR_ORDER if no backward bracket has ended since the last step. */
 int zr_need_gradients(const struct zero_ctx *z, const char *call);
 /* Begins a call of the program: tells the flight recorder, and returns from the function if its rules do not
  * hold. */
@@ -193,8 +193,8 @@ static inline int32_t zr_first_of_part(const struct zero_ctx *z, int32_t r)
 }
 
 /* whole.c. Collects the tensors of all pipeline stages, once the plans agree. Collective over the rendezvous
- * with pipeline stages, otherwise local. ZR_ERR_MISMATCH if two stages use a name for different tensors;
- * ZR_ERR_NOMEM. */
+ * with pipeline stages, otherwise local. ZERO_ERR_MISMATCH if two stages use a name for different tensors;
+ * ZERO_ERR_NOMEM. */
 int zr_whole_make(struct zero_ctx *z);
 /* A zeroed struct is allowed. */
 void zr_whole_free(struct zr_whole *w);
@@ -247,19 +247,19 @@ int64_t zr_ties_sum_bytes(const struct zr_layout *l);
 /* Returns a hash of what must be equal on both stages. 0: there are no tied tensors. */
 uint64_t zr_ties_hash(const struct zr_layout *l);
 
-/* schedule.c. ZR_ERR_ORDER if the pipeline has actions left, for a call that waits for other ranks. */
+/* schedule.c. ZERO_ERR_ORDER if the pipeline has actions left, for a call that waits for other ranks. */
 int zr_refuse_in_actions(const struct zero_ctx *z, const char *call);
 /* Makes the schedule. The options of c then point at its order and memory. Local. */
 int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_schedule **out);
 void zr_schedule_free(struct zr_schedule *s);
 const struct zr_pipe_room *zr_schedule_room(const struct zr_schedule *s);
 uint64_t zr_schedule_file_hash(const struct zr_schedule *s);
-/* ZR_ERR_ORDER if the bracket is outside an action, or has another phase or pipeline stage than the
+/* ZERO_ERR_ORDER if the bracket is outside an action, or has another phase or pipeline stage than the
  * action. */
 int zr_schedule_bracket(const struct zero_ctx *z, const char *call, const struct zr_core_event *ev);
-/* ZR_ERR_ORDER if the step has actions left, and some were taken or the pipeline has several stages. */
+/* ZERO_ERR_ORDER if the step has actions left, and some were taken or the pipeline has several stages. */
 int zr_schedule_over(const struct zero_ctx *z, const char *call);
-/* ZR_ERR_ORDER if an action is open, messages are on their way, or the pipeline has nothing to drop. */
+/* ZERO_ERR_ORDER if an action is open, messages are on their way, or the pipeline has nothing to drop. */
 int zr_schedule_drop(const struct zero_ctx *z);
 /* Begins the next step, after zero_step or zero_drop. */
 void zr_schedule_step(struct zero_ctx *z);
@@ -297,7 +297,7 @@ void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, co
 
 /* agree.c: compares the plans of all ranks. Collective over the rendezvous; local for world 1. Every rank
  * sends local_err and this thread's message. Returns local_err, or another rank's error with its message, or
- * ZR_ERR_MISMATCH naming the field, tensor and ranks that differ. z->layout and z->plan may be NULL if
+ * ZERO_ERR_MISMATCH naming the field, tensor and ranks that differ. z->layout and z->plan may be NULL if
  * local_err is not 0. */
 int zr_agree_on_plan(struct zero_ctx *z, int local_err);
 /* Ends a later phase of zero_wrap, so that all ranks succeed or all fail. Returns as zr_agree_on_plan does.
@@ -314,7 +314,7 @@ int zr_agree_in_stage(struct zero_ctx *z, int local_err);
 
 int zr_init_later_open(struct zero_ctx *z);
 void zr_init_later_close(struct zero_ctx *z);
-/* ZR_ERR_ORDER if the tensor lacks values; a negative number means any tensor. Returns the failure of a
+/* ZERO_ERR_ORDER if the tensor lacks values; a negative number means any tensor. Returns the failure of a
  * context that has failed. */
 int zr_init_later_require(struct zero_ctx *z, const char *call, int32_t tensor);
 /* The same for all tensors. With pipeline stages it checks those of every stage, and is collective until
@@ -344,7 +344,7 @@ int zr_values_write(struct zero_ctx *z, int32_t tensor, int kind, int64_t first,
 bool zr_buffers_exist(const struct zero_ctx *z);
 /* Whether this rank saves the buffers of its pipeline stage. */
 bool zr_buffers_are_saved_here(const struct zero_ctx *z);
-/* ZR_ERR_ORDER if the *param of a buffer is NULL. Local. */
+/* ZERO_ERR_ORDER if the *param of a buffer is NULL. Local. */
 int zr_buffers_check(const struct zero_ctx *z);
 /* Compares buffers over all ranks. If they differ, this thread's message names the first that does.
  * whole_numbers: compares only buffers of integers. Collective. Blocks. */
@@ -389,7 +389,7 @@ int zr_memory_check_gpu(struct zero_ctx *z, bool communicators);
 int64_t zr_memory_host_bytes(const struct zero_ctx *z);
 /* Collects how many more bytes each rank is about to allocate on the host. Collective. Blocks. */
 int zr_memory_ask(struct zero_ctx *z, int64_t bytes);
-/* ZR_ERR_NOMEM if the host lacks the bytes that were asked for, or without host set the GPU these bytes. */
+/* ZERO_ERR_NOMEM if the host lacks the bytes that were asked for, or without host set the GPU these bytes. */
 int zr_memory_check_room(struct zero_ctx *z, int64_t bytes, bool host);
 
 /* Returns a hash of the sources that this library was built from (source_hash.py). */

@@ -43,7 +43,7 @@ static int size_axes(const struct zero_config *c, struct zero_place *p)
     int64_t product = 1;
     char sizes[128];
     if (c->mesh.dp_replicate == ZERO_AUTO && c->mesh.dp_shard)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "dp_shard is %d, but dp_replicate auto sets it to the number of ranks on a host; "
                        "allowed: dp_shard 0 with dp_replicate auto",
                        c->mesh.dp_shard);
@@ -52,9 +52,9 @@ static int size_axes(const struct zero_config *c, struct zero_place *p)
     if (leaves_some ? p->world % product != 0 : product != p->world) {
         list_sizes(c, sizes, sizeof sizes);
         return leaves_some
-                   ? zr_fail(ZR_ERR_ARG, "the axes of mesh (%s) do not divide the world of %d ranks", sizes,
+                   ? zr_fail(ZERO_ERR_ARG, "the axes of mesh (%s) do not divide the world of %d ranks", sizes,
                              p->world)
-                   : zr_fail(ZR_ERR_ARG, "the axes of mesh (%s) do not multiply to the world of %d ranks",
+                   : zr_fail(ZERO_ERR_ARG, "the axes of mesh (%s) do not multiply to the world of %d ranks",
                              sizes, p->world);
     }
     p->n_pp = c->mesh.pp;
@@ -73,10 +73,11 @@ static int refuse_later_axes(const struct zero_config *c)
         int32_t size;
     } on_host[] = {{"pp", c->mesh.pp}, {"tp", c->mesh.tp}};
     if (c->mesh.cp > 1)
-        return zr_fail(ZR_ERR_NOTSUP, "cp is %d: this library has no such axis yet; allowed: 1", c->mesh.cp);
+        return zr_fail(ZERO_ERR_NOTSUP, "cp is %d: this library has no such axis yet; allowed: 1",
+                       c->mesh.cp);
     for (size_t i = 0; i < sizeof on_host / sizeof *on_host; i++)
         if (c->device == ZERO_DEVICE_CUDA && on_host[i].size > 1)
-            return zr_fail(ZR_ERR_NOTSUP,
+            return zr_fail(ZERO_ERR_NOTSUP,
                            "%s is %d, but device is cuda, where this library has no such axis yet; "
                            "allowed: %s 1, or device host",
                            on_host[i].name, on_host[i].size, on_host[i].name);
@@ -120,7 +121,7 @@ int zero_find_place(const struct zero_config *cfg, struct zero_place *out)
     const struct zero_config plain = ZERO_CONFIG_INIT;
     struct zr_config config;
     if (!out)
-        return zr_fail(ZR_ERR_ARG, "zero_find_place: out is NULL");
+        return zr_fail(ZERO_ERR_ARG, "zero_find_place: out is NULL");
     int err = zr_config_resolve_silently(cfg ? cfg : &plain, &config);
     if (err)
         return zr_fail_more(err, "zero_find_place");

@@ -11,7 +11,7 @@
 
 /* Searches a range for NaN and infinity. *found: the index in the tensor of the first such element. -1:
  * none. */
-static int look_through(struct zr_source *s, const struct zr_extent *x, int64_t at, enum zr_dtype dtype,
+static int look_through(struct zr_source *s, const struct zr_extent *x, int64_t at, enum zero_dtype dtype,
                         char *piece, int64_t piece_bytes, int64_t *found, float *value)
 {
     int err = 0;
@@ -33,7 +33,7 @@ static int report(struct zero_ctx *z, struct zr_source *s, char *piece, int64_t 
     for (int64_t i = 0; !err && found < 0 && i < s->x->n; i++) {
         const struct zr_extent *x = &s->x->list[i];
         const struct zr_tensor *t = &z->whole.tensors[x->tensor];
-        enum zr_dtype dtype = x->kind == ZR_VALUE_PARAM ? t->dtype : ZR_F32;
+        enum zero_dtype dtype = x->kind == ZR_VALUE_PARAM ? t->dtype : ZERO_F32;
         if (x->kind >= 0 || !zr_floats_convert("F32", dtype))
             continue;
         err = look_through(s, x, s->at[i], dtype, piece, piece_bytes, &found, &value);

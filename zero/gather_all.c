@@ -12,7 +12,7 @@ static int check_budget(const struct zero_ctx *z, int64_t bytes)
         slots += z->plan->param_slots[i].bytes;
     if (!z->plan->place.shards_params || budget < 0 || bytes + slots <= budget)
         return 0;
-    return zr_fail(ZR_ERR_BUDGET,
+    return zr_fail(ZERO_ERR_BUDGET,
                    "all parameters take %lld bytes on top of the %lld of the slots, but param_budget_bytes "
                    "is %lld: raise it, or gather to ZERO_DEVICE_HOST",
                    (long long)bytes, (long long)slots, (long long)budget);
@@ -44,15 +44,15 @@ static int take_room(struct zero_ctx *z, int where)
 
 int zero_gather_all(zero_ctx *z, int where)
 {
-    ZR_BEGIN_CALL(z, ZR_CALLED_GATHER_ALL);
+    ZR_BEGIN_CALL(z, ZR_CALL_GATHER_ALL);
     bool gpu = !z->device->ops->host_memory;
     if (where != 0 && where != ZERO_DEVICE_HOST && (where != ZERO_DEVICE_CUDA || !gpu))
-        return zr_fail(ZR_ERR_ARG, "zero_gather_all: where is %d; allowed: 0, ZERO_DEVICE_HOST%s", where,
+        return zr_fail(ZERO_ERR_ARG, "zero_gather_all: where is %d; allowed: 0, ZERO_DEVICE_HOST%s", where,
                        gpu ? ", ZERO_DEVICE_CUDA" : " (ZERO_DEVICE_CUDA only if cfg.device is cuda)");
     if (zr_engine_holds_all(z->engine))
-        return zr_fail(ZR_ERR_ORDER,
+        return zr_fail(ZERO_ERR_ORDER,
                        "zero_gather_all: all parameters are already gathered; call zero_release_all first");
-    zr_engine_called(z->engine, ZR_CALLED_GATHER_ALL, -1, (uint64_t)where);
+    zr_engine_called(z->engine, ZR_CALL_GATHER_ALL, -1, (uint64_t)where);
     ZR_TRY(zr_memory_ask(z, all_bytes(z, where)));
     int err = zr_agree_in_run(z, take_room(z, where));
     if (!err)
@@ -64,6 +64,6 @@ int zero_gather_all(zero_ctx *z, int where)
 
 int zero_release_all(zero_ctx *z)
 {
-    ZR_BEGIN_CALL(z, ZR_CALLED_RELEASE_ALL);
+    ZR_BEGIN_CALL(z, ZR_CALL_RELEASE_ALL);
     return zr_engine_all_release(z->engine);
 }

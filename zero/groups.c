@@ -14,14 +14,14 @@ static int check_hosts(const struct zr_topology *t)
     for (int32_t host = 1; host < t->n_hosts; host++)
         if (t->hosts[host].n_ranks != t->hosts[0].n_ranks)
             return zr_fail(
-                ZR_ERR_ARG,
+                ZERO_ERR_ARG,
                 "dp_replicate is auto, one replica per host, but hosts have unequal numbers of ranks: %s; "
                 "allowed: equally many ranks on each host, or a number for dp_replicate",
                 hosts);
     for (int32_t r = 0; r < t->world; r++)
         if (t->host_of[r] != r / t->hosts[0].n_ranks)
             return zr_fail(
-                ZR_ERR_ARG,
+                ZERO_ERR_ARG,
                 "dp_replicate is auto, one replica per host, but the ranks of a host are not consecutive: "
                 "%s; allowed: consecutive ranks on each host, or a number for dp_replicate",
                 hosts);
@@ -33,12 +33,12 @@ static int replicate_hosts(struct zero_place *p, const struct zr_topology *t)
 {
     ZR_TRY(t ? check_hosts(t) : 0);
     if (!t && p->n_data > 1)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "dp_replicate is auto, one replica per host, but a plan knows no hosts: give "
                        "dp_replicate a number");
     int32_t of_host = t ? t->hosts[0].n_ranks : p->world, of_stage = p->world / p->n_pp;
     if (of_host % of_stage && (of_stage % of_host || of_host % p->n_tp))
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "dp_replicate is auto, one replica per host, but the %d ranks of a host do not make "
                        "whole replicas with pp %d and tp %d; give dp_replicate a number",
                        of_host, p->n_pp, p->n_tp);

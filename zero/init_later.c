@@ -35,7 +35,7 @@ int zr_init_later_open(struct zero_ctx *z)
     size_t n = (size_t)z->layout->n_tensors, n_parts = (size_t)z->mesh.parts;
     z->init_later = calloc(1, sizeof *z->init_later + n * n_parts * sizeof *z->init_later->of);
     if (!z->init_later)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for a table of %zu tensors", n);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for a table of %zu tensors", n);
     z->init_later->n_tensors = (int32_t)n;
     z->init_later->n_parts = (int32_t)n_parts;
     return 0;
@@ -81,7 +81,7 @@ static bool is_complete(const struct zero_ctx *z, int32_t tensor)
 static int refuse(const struct zero_ctx *z, const char *call, int32_t tensor)
 {
     const struct zr_tensor *t = &z->layout->tensors[tensor];
-    return zr_fail(ZR_ERR_ORDER,
+    return zr_fail(ZERO_ERR_ORDER,
                    "%s: tensor %s (unit %d) has values for %lld of its %lld elements: init_from is "
                    "ZERO_INIT_LATER, so first call zero_load, or zero_import and zero_write for all tensors",
                    call, t->name, t->unit, (long long)n_known(z, tensor), (long long)n_wanted(z, tensor));

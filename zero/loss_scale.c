@@ -14,10 +14,10 @@ static int check_count(const struct zero_ctx *z, const double *count, int r)
 {
     int first = r - r % z->mesh.parts;
     if (!isfinite(count[r]) || count[r] < 0)
-        return zr_fail(ZR_ERR_ARG, "zero_loss_scale: count is %g on rank %d; allowed: finite, 0 and more",
+        return zr_fail(ZERO_ERR_ARG, "zero_loss_scale: count is %g on rank %d; allowed: finite, 0 and more",
                        count[r], r);
     if (count[r] != count[first])
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "zero_loss_scale: count is %g on rank %d and %g on rank %d; the ranks of tp must have "
                        "the same tokens",
                        count[first], first, count[r], r);
@@ -47,23 +47,24 @@ static int scale_of(const struct zero_ctx *z, double sum, double *scale)
     const struct zr_options *o = &z->config.options;
     double by = o->grad_sum ? 1 : (double)zr_dp_world(z) * zr_engine_tuned(z->engine)->grad_accum_steps;
     if (sum == 0)
-        return zr_fail(ZR_ERR_ARG, "zero_loss_scale: count is 0 on all ranks: there is nothing to train on; "
-                                   "skip this step, on all ranks");
+        return zr_fail(ZERO_ERR_ARG,
+                       "zero_loss_scale: count is 0 on all ranks: there is nothing to train on; "
+                       "skip this step, on all ranks");
     *scale = by / sum;
     if (isfinite(*scale) && *scale > 0)
         return 0;
     return zr_fail(
-        ZR_ERR_ARG,
+        ZERO_ERR_ARG,
         "zero_loss_scale: the counts of all ranks add up to %g, which gives no finite scale above 0", sum);
 }
 
 int zero_loss_scale(zero_ctx *z, double count, double *scale)
 {
-    ZR_BEGIN_CALL(z, ZR_CALLED_LOSS_SCALE);
+    ZR_BEGIN_CALL(z, ZR_CALL_LOSS_SCALE);
     double sum = 0, found = 0;
     if (!scale)
-        return zr_fail(ZR_ERR_ARG, "zero_loss_scale: scale is NULL");
-    zr_engine_called(z->engine, ZR_CALLED_LOSS_SCALE, -1, 0);
+        return zr_fail(ZERO_ERR_ARG, "zero_loss_scale: scale is NULL");
+    zr_engine_called(z->engine, ZR_CALL_LOSS_SCALE, -1, 0);
     ZR_TRY(zr_engine_exchange(z->engine, &count, sizeof count, z->from_all));
     ZR_TRY(add_up(z, &sum));
     ZR_TRY(scale_of(z, sum, &found));

@@ -70,7 +70,7 @@ static int refuse(const struct zr_plan *plan, int64_t wanted, const char *where,
 {
     char table[1024];
     zr_plan_table(plan, table, sizeof table);
-    return zr_fail(ZR_ERR_NOMEM,
+    return zr_fail(ZERO_ERR_NOMEM,
                    "the plan needs %lld bytes for each %s, which has %lld free%s; a higher stage, more ranks "
                    "or less prefetch needs less:\n%s",
                    (long long)wanted, where, (long long)free_bytes, more, table);
@@ -152,7 +152,7 @@ int zr_memory_check(struct zero_ctx *z)
     if (s.alike)
         return refuse(z->plan, own, where, s.free_bytes, "");
     zr_plan_table(z->plan, table, sizeof table);
-    return zr_fail(ZR_ERR_NOMEM,
+    return zr_fail(ZERO_ERR_NOMEM,
                    "the plans of %s need %lld bytes together, but %lld are free; this rank's needs %lld:\n%s",
                    s.where, (long long)s.wanted, (long long)s.free_bytes, (long long)own, table);
 }
@@ -176,14 +176,14 @@ int zr_memory_check_room(struct zero_ctx *z, int64_t bytes, bool host)
     if (host && fits_host(z, &s))
         return 0;
     if (host && s.alike)
-        return zr_fail(ZR_ERR_NOMEM, "needs %lld bytes for each of %s, which has %lld free", (long long)bytes,
-                       s.where, (long long)s.free_bytes);
+        return zr_fail(ZERO_ERR_NOMEM, "needs %lld bytes for each of %s, which has %lld free",
+                       (long long)bytes, s.where, (long long)s.free_bytes);
     if (host)
-        return zr_fail(ZR_ERR_NOMEM, "needs %lld bytes for %s together, but %lld are free",
+        return zr_fail(ZERO_ERR_NOMEM, "needs %lld bytes for %s together, but %lld are free",
                        (long long)s.wanted, s.where, (long long)s.free_bytes);
     int err = z->device->ops->memory ? z->device->ops->memory(z->device, &free_bytes, &total_bytes) : 0;
     if (err || free_bytes < 0 || bytes <= free_bytes)
         return err;
-    return zr_fail(ZR_ERR_NOMEM, "needs %lld bytes on this GPU, which has %lld free", (long long)bytes,
+    return zr_fail(ZERO_ERR_NOMEM, "needs %lld bytes on this GPU, which has %lld free", (long long)bytes,
                    (long long)free_bytes);
 }

@@ -81,7 +81,7 @@ static int find_stages(struct zr_schedule *s, const struct zr_layout *l)
         const struct zr_tensor *x = &l->tensors[t];
         for (int64_t u = x->unit; u < x->unit + x->n_slices; u++) {
             if (s->stage_of[u] >= 0 && s->stage_of[u] != x->pp_stage)
-                return zr_fail(ZR_ERR_ARG,
+                return zr_fail(ZERO_ERR_ARG,
                                "tensors[%d] (%s): its unit %lld is on stage %d, but another tensor of the "
                                "unit is on stage %d; allowed: one stage for all tensors of a unit",
                                t, x->name, (long long)u, x->pp_stage, s->stage_of[u]);
@@ -115,8 +115,8 @@ static int check_row(struct zr_schedule *s, const struct zr_pipeline *all, struc
         s->room.n_tied = zr_pipeline_tied_slots(all, &report);
     zr_pipe_report_close(&report, all);
     if (!in_order)
-        return zr_fail(ZR_ERR_NOTSUP, "a stage's backward passes are not in the order of micro-batches, in "
-                                      "which gradients are added up");
+        return zr_fail(ZERO_ERR_NOTSUP, "a stage's backward passes are not in the order of micro-batches, in "
+                                        "which gradients are added up");
     return take_row(s, all, row);
 }
 
@@ -138,12 +138,12 @@ static int check_action(const struct zr_pipe_action *a, int32_t rank, int32_t n_
 {
     char text[ZR_PIPE_TEXT];
     if (a->stage % n_ranks != rank)
-        return zr_fail(ZR_ERR_NOTSUP,
+        return zr_fail(ZERO_ERR_NOTSUP,
                        "rank %d: %s; allowed: actions of stage %d, and with stages_per_rank above 1 of every "
                        "%dth after it",
                        rank, zr_pipe_text(*a, text), rank, n_ranks);
     if (a->with_next)
-        return zr_fail(ZR_ERR_NOTSUP,
+        return zr_fail(ZERO_ERR_NOTSUP,
                        "rank %d: %s overlaps another action; allowed: F, B, I and W, one after the other",
                        rank, zr_pipe_text(*a, text));
     return 0;
@@ -167,14 +167,14 @@ static int read_file(const struct zr_config *c, struct zr_pipeline **out)
         return zr_fail_more(err, "schedule_file");
     const struct zr_pipeline *p = *out;
     if (c->user.pipeline.schedule != ZERO_SCHEDULE_1F1B)
-        err = zr_fail(ZR_ERR_ARG, "schedule is set too; allowed: one of schedule and schedule_file");
+        err = zr_fail(ZERO_ERR_ARG, "schedule is set too; allowed: one of schedule and schedule_file");
     else if (p->n_ranks != pp)
-        err = zr_fail(ZR_ERR_ARG, "%d ranks; allowed: a line for each of pp, which is %d", p->n_ranks, pp);
+        err = zr_fail(ZERO_ERR_ARG, "%d ranks; allowed: a line for each of pp, which is %d", p->n_ranks, pp);
     else if (p->n_stages != pp * c->user.pipeline.stages_per_rank)
-        err = zr_fail(ZR_ERR_ARG, "%d stages; allowed: %d, as pp is %d and stages_per_rank %d", p->n_stages,
+        err = zr_fail(ZERO_ERR_ARG, "%d stages; allowed: %d, as pp is %d and stages_per_rank %d", p->n_stages,
                       pp * c->user.pipeline.stages_per_rank, pp, c->user.pipeline.stages_per_rank);
     else if (p->n_micro_batches != n_micro)
-        err = zr_fail(ZR_ERR_ARG, "%d micro-batches; allowed: grad_accum_steps, which is %d",
+        err = zr_fail(ZERO_ERR_ARG, "%d micro-batches; allowed: grad_accum_steps, which is %d",
                       p->n_micro_batches, n_micro);
     else
         err = check_actions(p);
@@ -258,7 +258,7 @@ static int make_order(struct zr_config *c, const struct zr_layout *l, struct zr_
         all = 0; /* The order is then that of one micro-batch. */
     for (int32_t i = 0; i < o->n_order; i++)
         if (micro[i].unit >= l->n_units)
-            return zr_fail(ZR_ERR_ARG, "order[%d].unit is %d; allowed: 0..%d", i, micro[i].unit,
+            return zr_fail(ZERO_ERR_ARG, "order[%d].unit is %d; allowed: 0..%d", i, micro[i].unit,
                            l->n_units - 1);
     int err = ZR_ALLOC(s->order, all + 1, "the calls of %d micro-batches", s->walk.n_micro);
     if (err) {
@@ -289,33 +289,33 @@ static int make_order(struct zr_config *c, const struct zr_layout *l, struct zr_
 static int check_stages(const struct zr_config *c)
 {
     if (c->user.pipeline.activation_bytes == 0)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "pp is %d and stages_per_rank %d, but activation_bytes is 0; allowed: the bytes of "
                        "one micro-batch that a stage gives to the next",
                        c->options.pp, c->user.pipeline.stages_per_rank);
     if (c->user.pipeline.stages_per_rank > 1 && c->user.device == ZERO_DEVICE_CUDA)
-        return zr_fail(ZR_ERR_NOTSUP,
+        return zr_fail(ZERO_ERR_NOTSUP,
                        "stages_per_rank is %d, but device is cuda, which has no pipeline stages yet; "
                        "allowed: stages_per_rank 1, or device host",
                        c->user.pipeline.stages_per_rank);
     if (c->user.pipeline.schedule == ZERO_SCHEDULE_1F1B && !c->user.pipeline.schedule_file &&
         c->user.pipeline.stages_per_rank > 1)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "stages_per_rank is %d, but schedule is 1f1b, with one stage per rank; allowed: "
                        "schedule interleaved or gpipe, or a schedule_file",
                        c->user.pipeline.stages_per_rank);
     if (c->user.pipeline.schedule == ZERO_SCHEDULE_ZERO_BUBBLE && c->user.pipeline.stages_per_rank > 1)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "stages_per_rank is %d, but schedule is zero-bubble, with one stage per rank; "
                        "allowed: schedule interleaved or gpipe, or a schedule_file",
                        c->user.pipeline.stages_per_rank);
     if (zr_most_micro_batches(&c->options) > c->options.grad_accum_steps)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "max_grad_accum_steps is %d but grad_accum_steps is %d; allowed with several pipeline "
                        "stages: 0, or grad_accum_steps, because their schedule is fixed",
                        zr_most_micro_batches(&c->options), c->options.grad_accum_steps);
     if (c->options.grad_accum_steps > ZR_PIPE_MOST_ALL / c->options.pp)
-        return zr_fail(ZR_ERR_ARG, "grad_accum_steps is %d; allowed with pp %d: 1..%lld",
+        return zr_fail(ZERO_ERR_ARG, "grad_accum_steps is %d; allowed with pp %d: 1..%lld",
                        c->options.grad_accum_steps, c->options.pp,
                        (long long)(ZR_PIPE_MOST_ALL / c->options.pp));
     return 0;
@@ -355,9 +355,9 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
     if (!err)
         err = make_row(s, kind_of_evaluation(c, &s->walk), true, &s->walk.evaluation);
     if (!err && s->room.n_tied == 0 && zr_ties_bytes(l) > 0)
-        err = zr_fail(ZR_ERR_ARG, "a tensor is ZERO_TIED, but in this schedule the first stage computes "
-                                  "weight gradients of a micro-batch before the last stage can send its "
-                                  "part; allowed: a schedule in which the last stage's part comes first");
+        err = zr_fail(ZERO_ERR_ARG, "a tensor is ZERO_TIED, but in this schedule the first stage computes "
+                                    "weight gradients of a micro-batch before the last stage can send its "
+                                    "part; allowed: a schedule in which the last stage's part comes first");
     if (!err)
         err = make_order(c, l, s);
     if (err)
@@ -417,12 +417,12 @@ int zr_schedule_tune(struct zero_ctx *z, int32_t n)
     struct zr_walk *w = &z->schedule->walk;
     if (zr_walk_stages(w) > 1 && n != w->n_micro)
         return zr_fail(
-            ZR_ERR_ARG,
+            ZERO_ERR_ARG,
             "zero_tune: grad_accum_steps is %d; allowed with several pipeline stages: %d, as their "
             "schedule has it",
             n, w->n_micro);
     if (w->at > 0 || w->open || w->evaluates)
-        return zr_fail(ZR_ERR_ORDER,
+        return zr_fail(ZERO_ERR_ORDER,
                        "zero_tune: actions of %s have begun; change grad_accum_steps before the first or "
                        "after zero_step",
                        w->evaluates ? "an evaluation" : "the step");
@@ -433,14 +433,15 @@ int zr_schedule_tune(struct zero_ctx *z, int32_t n)
 
 int zero_evaluate(zero_ctx *z)
 {
-    ZR_IN_CALL(z, ZR_CALLED_EVALUATE, false, -1);
+    ZR_IN_CALL(z, ZR_CALL_EVALUATE, false, -1);
     ZR_TRY(zr_need_healthy(z, "zero_evaluate"));
     struct zr_schedule *s = z->schedule;
     if (s->walk.evaluates || s->walk.at > 0 || s->walk.open)
-        return zr_fail(ZR_ERR_ORDER, "zero_evaluate: %s has begun; take its other actions by zero_next first",
+        return zr_fail(ZERO_ERR_ORDER,
+                       "zero_evaluate: %s has begun; take its other actions by zero_next first",
                        s->walk.evaluates ? "an evaluation" : "a step");
-    ZR_TRY(zr_call_check(z, ZR_CALLED_EVALUATE));
-    zr_engine_called(z->engine, ZR_CALLED_EVALUATE, -1, 0);
+    ZR_TRY(zr_call_check(z, ZR_CALL_EVALUATE));
+    zr_engine_called(z->engine, ZR_CALL_EVALUATE, -1, 0);
     s->walk.evaluates = true;
     return 0;
 }
@@ -457,16 +458,16 @@ static struct zero_action action_of(const struct zr_walk *w, const struct zr_wal
 
 int zero_next(zero_ctx *z, struct zero_action *action)
 {
-    ZR_BEGIN_CALL(z, ZR_CALLED_NEXT);
+    ZR_BEGIN_CALL(z, ZR_CALL_NEXT);
     if (!action)
-        return zr_fail(ZR_ERR_ARG, "zero_next: action is NULL");
+        return zr_fail(ZERO_ERR_ARG, "zero_next: action is NULL");
     struct zr_schedule *s = z->schedule;
     struct zero_action out = {.micro_batch = -1};
     struct zr_walk_given given;
     bool more;
     if (s->walk.open) {
         struct zr_pipe_action a = zr_walk_action(&s->walk, s->walk.at);
-        return zr_fail(ZR_ERR_ORDER, "zero_next: %s of micro-batch %d is not over; zero_finish ends it",
+        return zr_fail(ZERO_ERR_ORDER, "zero_next: %s of micro-batch %d is not over; zero_finish ends it",
                        name_phase(&a), a.micro_batch);
     }
     if (s->walk.at == 0)
@@ -476,20 +477,20 @@ int zero_next(zero_ctx *z, struct zero_action *action)
         out = action_of(&s->walk, &given);
     else if (s->walk.evaluates)
         ZR_TRY(end_evaluation(z));
-    zr_engine_called(z->engine, ZR_CALLED_NEXT, -1, (uint64_t)(out.micro_batch + 1));
+    zr_engine_called(z->engine, ZR_CALL_NEXT, -1, (uint64_t)(out.micro_batch + 1));
     *action = out;
     return 0;
 }
 
 int zero_finish(zero_ctx *z)
 {
-    ZR_BEGIN_CALL(z, ZR_CALLED_FINISH);
+    ZR_BEGIN_CALL(z, ZR_CALL_FINISH);
     struct zr_schedule *s = z->schedule;
     if (!s->walk.open)
-        return zr_fail(ZR_ERR_ORDER, "zero_finish: no action is under way; zero_next gives one");
+        return zr_fail(ZERO_ERR_ORDER, "zero_finish: no action is under way; zero_next gives one");
     struct zr_pipe_action a = zr_walk_action(&s->walk, s->walk.at);
     ZR_TRY(zr_walk_finish(z->engine, &s->walk));
-    zr_engine_called(z->engine, ZR_CALLED_FINISH, -1, (uint64_t)(a.micro_batch + 1));
+    zr_engine_called(z->engine, ZR_CALL_FINISH, -1, (uint64_t)(a.micro_batch + 1));
     return zr_walk_move(z->engine, &s->walk);
 }
 
@@ -513,18 +514,18 @@ int zr_schedule_bracket(const struct zero_ctx *z, const char *call, const struct
     if (zr_walk_stages(&s->walk) == 1 && !s->walk.open)
         return 0;
     if (!s->walk.open)
-        return zr_fail(ZR_ERR_ORDER,
+        return zr_fail(ZERO_ERR_ORDER,
                        "%s: unit %d is used outside an action; in a pipeline, call zero_next first", call,
                        unit);
     struct zr_pipe_action a = zr_walk_action(&s->walk, s->walk.at);
     int32_t stage = stage_here(&s->walk, &a);
     if (s->stage_of && unit >= 0 && unit < s->n_units && s->stage_of[unit] != stage)
-        return zr_fail(ZR_ERR_ORDER,
+        return zr_fail(ZERO_ERR_ORDER,
                        "%s: unit %d is on stage %d of this rank, but the action is for stage %d", call, unit,
                        s->stage_of[unit], stage);
     if (has_bracket(a.kind, ev))
         return 0;
-    return zr_fail(ZR_ERR_ORDER, "%s: unit %d in %s, but the action is %s of micro-batch %d", call, unit,
+    return zr_fail(ZERO_ERR_ORDER, "%s: unit %d in %s, but the action is %s of micro-batch %d", call, unit,
                    zr_phase_name(ev->backward, ev->apart), name_phase(&a), a.micro_batch);
 }
 
@@ -535,8 +536,8 @@ int zr_refuse_in_actions(const struct zero_ctx *z, const char *call)
     if (zr_walk_stages(&s->walk) == 1 ||
         (!s->walk.open && !s->walk.evaluates && (s->walk.at == 0 || zr_walk_is_over(&s->walk))))
         return 0;
-    return zr_fail(ZR_ERR_ORDER, "%s: %s has begun; call it before the first action or after the last", call,
-                   s->walk.evaluates ? "an evaluation" : "the step");
+    return zr_fail(ZERO_ERR_ORDER, "%s: %s has begun; call it before the first action or after the last",
+                   call, s->walk.evaluates ? "an evaluation" : "the step");
 }
 
 static int64_t count_computations(const struct zr_schedule *s, int64_t until)
@@ -553,8 +554,9 @@ int zr_schedule_over(const struct zero_ctx *z, const char *call)
     if (!s->walk.evaluates &&
         (zr_walk_is_over(&s->walk) || (zr_walk_stages(&s->walk) == 1 && !s->walk.open && s->walk.at == 0)))
         return 0;
-    return zr_fail(ZR_ERR_ORDER, "%s: %lld of the %s's %lld actions are over; zero_next gives the next", call,
-                   (long long)count_computations(s, s->walk.at), s->walk.evaluates ? "evaluation" : "step",
+    return zr_fail(ZERO_ERR_ORDER, "%s: %lld of the %s's %lld actions are over; zero_next gives the next",
+                   call, (long long)count_computations(s, s->walk.at),
+                   s->walk.evaluates ? "evaluation" : "step",
                    (long long)count_computations(s, zr_walk_row(&s->walk)->n));
 }
 
@@ -565,7 +567,7 @@ int zr_schedule_drop(const struct zero_ctx *z)
          messages = several && s->walk.at > 0 && !zr_walk_is_over(&s->walk);
     /* This holds for all pipeline stages, even frozen ones. */
     if (several && s->walk.at == 0 && !s->walk.open && !s->walk.evaluates)
-        return zr_fail(ZR_ERR_ORDER,
+        return zr_fail(ZERO_ERR_ORDER,
                        "zero_drop: no action of the step has begun, so there is nothing to drop");
     return messages || s->walk.open || s->walk.evaluates ? zr_schedule_over(z, "zero_drop") : 0;
 }

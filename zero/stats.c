@@ -51,7 +51,7 @@ static int64_t paper_bytes(const struct zr_plan *p)
         if (!t->grad)
             continue;
         grads += elems * size;
-        state += elems * (4.0 * t->n_states + (t->dtype == ZR_F32 ? 0 : 4));
+        state += elems * (4.0 * t->n_states + (t->dtype == ZERO_F32 ? 0 : 4));
     }
     return (int64_t)(params / shares(p, p->place.param) + grads / shares(p, p->place.grad) +
                      state / shares(p, p->place.state) + 0.5);
@@ -86,7 +86,7 @@ int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct
               struct zero_plan_info *out)
 {
     if (!out)
-        return zr_fail(ZR_ERR_ARG, "zero_plan: out is NULL");
+        return zr_fail(ZERO_ERR_ARG, "zero_plan: out is NULL");
     struct zr_config config;
     int err = zr_config_resolve(cfg, &config);
     if (err)
@@ -112,7 +112,7 @@ int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct
 int zero_get_stats(zero_ctx *z, struct zero_stats *out)
 {
     if (!z || !out)
-        return zr_fail(ZR_ERR_ARG, "zero_get_stats: %s is NULL", z ? "out" : "z");
+        return zr_fail(ZERO_ERR_ARG, "zero_get_stats: %s is NULL", z ? "out" : "z");
     int err = zr_engine_check_process(z->engine);
     if (err)
         return zr_fail_more(err, "zero_get_stats");
@@ -150,10 +150,10 @@ int zero_get_stats(zero_ctx *z, struct zero_stats *out)
 int zero_trace_write(zero_ctx *z, const char *path)
 {
     if (!z || !path)
-        return zr_fail(ZR_ERR_ARG, "zero_trace_write: %s is NULL", z ? "path" : "z");
+        return zr_fail(ZERO_ERR_ARG, "zero_trace_write: %s is NULL", z ? "path" : "z");
     if (!z->config.options.trace)
         return zr_fail(
-            ZR_ERR_ARG,
+            ZERO_ERR_ARG,
             "zero_trace_write: trace is 0; set cfg.debug.trace = 1 (or ZERO_TRACE=1) before zero_wrap");
     ZR_TRY(zr_engine_check_process(z->engine));
     return zr_engine_trace_write(z->engine, path);

@@ -19,7 +19,7 @@
 
 static int bad(const struct zero_tensor *t, int32_t i, const char *what)
 {
-    return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): %s", i, t->name && *t->name ? t->name : "no name", what);
+    return zr_fail(ZERO_ERR_ARG, "tensors[%d] (%s): %s", i, t->name && *t->name ? t->name : "no name", what);
 }
 
 /* Returns the product of the shape, or -1 with a message. */
@@ -29,19 +29,19 @@ static int64_t count_elems(const struct zero_tensor *t, int32_t i)
     int rank = 0;
     for (; rank < 8 && t->shape[rank]; rank++) {
         if (t->shape[rank] < 0) {
-            zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): shape[%d] is %lld; allowed: 1 and more, ended by 0", i,
+            zr_fail(ZERO_ERR_ARG, "tensors[%d] (%s): shape[%d] is %lld; allowed: 1 and more, ended by 0", i,
                     t->name, rank, (long long)t->shape[rank]);
             return -1;
         }
         if (__builtin_mul_overflow(n, t->shape[rank], &n) || n > MOST_ELEMS) {
-            zr_fail(ZR_ERR_ARG,
+            zr_fail(ZERO_ERR_ARG,
                     "tensors[%d] (%s): shape overflows at shape[%d] = %lld; allowed: %lld elements in all", i,
                     t->name, rank, (long long)t->shape[rank], (long long)MOST_ELEMS);
             return -1;
         }
     }
     if (rank == 0) {
-        zr_fail(ZR_ERR_ARG,
+        zr_fail(ZERO_ERR_ARG,
                 "tensors[%d] (%s): shape[0] is 0; a tensor has at least one dimension and one element", i,
                 t->name);
         return -1;
@@ -54,7 +54,7 @@ static int check_granule(const struct zero_tensor *t, int32_t i, int64_t n)
 {
     if (t->granule >= 0 && t->granule <= n)
         return 0;
-    return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): granule is %lld; allowed: 0..%lld, the elements of %s", i,
+    return zr_fail(ZERO_ERR_ARG, "tensors[%d] (%s): granule is %lld; allowed: 0..%lld, the elements of %s", i,
                    t->name, (long long)t->granule, (long long)n,
                    t->flags & ZERO_STACKED ? "a layer" : "the tensor");
 }
@@ -71,17 +71,17 @@ static int check_cut(const struct zero_tensor *t, int32_t i)
                    : bad(t, i, "tp_blocks or tp_size is set, but tp_cut is 0; allowed: both 0");
     bool stacked = t->flags & ZERO_STACKED;
     if (d < stacked || d >= n_dims)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "tensors[%d] (%s): tp_cut is %d; allowed: 0, or ZERO_TP_CUT(%d) to ZERO_TP_CUT(%d), a "
                        "dimension of %s",
                        i, t->name, t->tp_cut, (int)stacked, n_dims - 1, stacked ? "a layer" : "the tensor");
     if (t->tp_blocks < 0 || (t->tp_blocks > 1 && t->shape[d] % t->tp_blocks))
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "tensors[%d] (%s): tp_blocks is %d; allowed: 0, or a number that divides the %lld of "
                        "dimension %d",
                        i, t->name, t->tp_blocks, (long long)t->shape[d], d);
     if (t->tp_size < 0 || (t->tp_size && (d > 0 || t->tp_blocks > 1 || stacked)))
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "tensors[%d] (%s): tp_size is %lld; allowed: 0, or shape[0] of the whole tensor, if "
                        "it is cut along dimension 0, has one block and is not ZERO_STACKED",
                        i, t->name, (long long)t->tp_size);
@@ -94,7 +94,7 @@ static int check_buffer(const struct zero_tensor *t, int32_t i)
         return bad(t, i, "grad is set, but a ZERO_BUFFER is not trained; allowed: NULL");
     if (t->flags & ~(uint32_t)ZERO_BUFFER)
         return zr_fail(
-            ZR_ERR_ARG,
+            ZERO_ERR_ARG,
             "tensors[%d] (%s): flags is 0x%x; allowed with ZERO_BUFFER: no other flag, as a buffer "
             "belongs to no unit and has no gradient",
             i, t->name, t->flags);
@@ -109,11 +109,6 @@ static int check_buffer(const struct zero_tensor *t, int32_t i)
     return 0;
 }
 
-#define X(NAME, value, bytes, name)                                                                          \
-    _Static_assert((int)ZERO_##NAME == (int)ZR_##NAME, "the public numbers are those inside");
-ZR_DTYPES(X)
-#undef X
-
 /* Checks a tensor's dtype. */
 static int check_dtype(const struct zero_tensor *t, int32_t i, bool for_plan)
 {
@@ -124,7 +119,7 @@ static int check_dtype(const struct zero_tensor *t, int32_t i, bool for_plan)
         return 0;
     case ZERO_F16:
         return for_plan ? 0
-                        : zr_fail(ZR_ERR_NOTSUP,
+                        : zr_fail(ZERO_ERR_NOTSUP,
                                   "tensors[%d] (%s): dtype f16 can be planned, not trained: it has no "
                                   "kernels; allowed: ZERO_F32, "
                                   "ZERO_BF16",
@@ -134,11 +129,11 @@ static int check_dtype(const struct zero_tensor *t, int32_t i, bool for_plan)
         if (buffer)
             return 0;
         return zr_fail(
-            ZR_ERR_ARG,
+            ZERO_ERR_ARG,
             "tensors[%d] (%s): dtype is %s, which is for a ZERO_BUFFER; allowed: ZERO_F32, ZERO_BF16", i,
             t->name, t->dtype == ZERO_I32 ? "ZERO_I32" : "ZERO_I64");
     }
-    return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): dtype is %d; allowed: ZERO_F32, ZERO_BF16%s", i, t->name,
+    return zr_fail(ZERO_ERR_ARG, "tensors[%d] (%s): dtype is %d; allowed: ZERO_F32, ZERO_BF16%s", i, t->name,
                    (int)t->dtype, buffer ? ", ZERO_I32, ZERO_I64" : "");
 }
 
@@ -162,22 +157,23 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
                    "*param is NULL on rank 0, which must give the values (init_from is ZERO_INIT_RANK0)");
     ZR_TRY(check_dtype(t, i, for_plan));
     if (t->flags & ~(uint32_t)KNOWN_FLAGS)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "tensors[%d] (%s): flags is 0x%x with unknown bits 0x%x; allowed: those of 0x%x", i,
                        t->name, t->flags, t->flags & ~(uint32_t)KNOWN_FLAGS, KNOWN_FLAGS);
     if (buffer)
         ZR_TRY(check_buffer(t, i));
     if (t->unit < 0 && !buffer)
-        return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): unit is %d; allowed: 0 and more", i, t->name, t->unit);
+        return zr_fail(ZERO_ERR_ARG, "tensors[%d] (%s): unit is %d; allowed: 0 and more", i, t->name,
+                       t->unit);
     if (t->uses < 0 || t->uses > MOST_USES)
-        return zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): uses is %d; allowed: 0..%d", i, t->name, t->uses,
+        return zr_fail(ZERO_ERR_ARG, "tensors[%d] (%s): uses is %d; allowed: 0..%d", i, t->name, t->uses,
                        MOST_USES);
     int64_t n = count_elems(t, i);
     if (n < 0)
-        return ZR_ERR_ARG;
+        return ZERO_ERR_ARG;
     bool stacked = t->flags & ZERO_STACKED;
     if (stacked && (t->shape[0] > 1 << 20 || t->unit > INT32_MAX - t->shape[0]))
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "tensors[%d] (%s): shape[0] is %lld layers; allowed for ZERO_STACKED: 1..%d", i,
                        t->name, (long long)t->shape[0], 1 << 20);
     ZR_TRY(check_granule(t, i, stacked ? n / t->shape[0] : n));
@@ -190,7 +186,7 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
         return bad(t, i, "ZERO_TIED with ZERO_STACKED or ZERO_POINTER_PER_BEGIN; allowed: without them");
     *out = (struct zr_tensor){.param = t->param,
                               .grad = t->grad,
-                              .dtype = (enum zr_dtype)t->dtype,
+                              .dtype = (enum zero_dtype)t->dtype,
                               .n_elems = n,
                               .n_slices = buffer    ? 0
                                           : stacked ? t->shape[0]
@@ -218,7 +214,7 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
     for (int d = 0; d < 8 && t->shape[d]; d++)
         out->shape[d] = t->shape[d];
     out->name = strdup(t->name);
-    return out->name ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for the name of tensors[%d]", i);
+    return out->name ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for the name of tensors[%d]", i);
 }
 
 static int by_name(const void *a, const void *b)
@@ -244,7 +240,7 @@ static int check_names(const struct zr_tensor *t, int32_t n)
     qsort(sorted, (size_t)n, sizeof *sorted, by_name);
     for (int32_t i = 1; !err && i < n; i++)
         if (!strcmp(sorted[i]->name, sorted[i - 1]->name) && !is_one_stack(sorted[i], sorted[i - 1]))
-            err = zr_fail(ZR_ERR_ARG, "tensors[%d] and tensors[%d] are both named %s; names must be unique",
+            err = zr_fail(ZERO_ERR_ARG, "tensors[%d] and tensors[%d] are both named %s; names must be unique",
                           (int)zr_min(sorted[i - 1] - t, sorted[i] - t),
                           (int)zr_max(sorted[i - 1] - t, sorted[i] - t), sorted[i]->name);
     free(sorted);
@@ -290,14 +286,14 @@ static int check_pointers(const struct zr_tensor *t, int32_t n, int32_t tp, enum
     size_t n_ranges = 0;
     int err = 0;
     if (!r)
-        return zr_fail(ZR_ERR_NOMEM, "no memory to check %d tensors", n);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory to check %d tensors", n);
     for (int32_t i = 0; i < n; i++) {
         r[n_ranges++] = (struct range){(uintptr_t)t[i].param, sizeof(void *), t[i].name, "param"};
         if (t[i].grad)
             r[n_ranges++] = (struct range){(uintptr_t)t[i].grad, sizeof(void *), t[i].name, "grad"};
     }
     if (find_overlap(r, n_ranges, &a, &b))
-        err = zr_fail(ZR_ERR_ARG,
+        err = zr_fail(ZERO_ERR_ARG,
                       "%s of tensor %s and %s of tensor %s are the same pointer of the model; each needs its "
                       "own pointer",
                       a->what, a->tensor, b->what, b->tensor);
@@ -310,7 +306,7 @@ static int check_pointers(const struct zr_tensor *t, int32_t n, int32_t tp, enum
     }
     if (!err && n_ranges && find_overlap(r, n_ranges, &a, &b))
         err = zr_fail(
-            ZR_ERR_ARG,
+            ZERO_ERR_ARG,
             "*param of tensors %s and %s share memory; tied weights are one tensor, under one pointer",
             a->tensor, b->tensor);
     free(r);
@@ -321,17 +317,17 @@ static int refuse_none(int32_t n, const struct zero_config *cfg)
 {
     if (n == 0 && cfg->mesh.pp > 1)
         return zr_fail(
-            ZR_ERR_ARG,
+            ZERO_ERR_ARG,
             "n_tensors is 0, with pp %d; allowed: 1 and more, so pp is at most the number of layers",
             cfg->mesh.pp);
-    return zr_fail(ZR_ERR_ARG, "n_tensors is %d; allowed: 1 and more", n);
+    return zr_fail(ZERO_ERR_ARG, "n_tensors is %d; allowed: 1 and more", n);
 }
 
 int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct zero_config *cfg,
                      enum zr_values_in values, struct zr_tensor **out)
 {
     if (!tensors)
-        return zr_fail(ZR_ERR_ARG, "tensors is NULL");
+        return zr_fail(ZERO_ERR_ARG, "tensors is NULL");
     if (n < 1)
         return refuse_none(n, cfg);
     struct zr_tensor *t;
@@ -342,20 +338,21 @@ int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct 
         const struct zero_tensor *one = &tensors[i];
         err = check_one(one, i, values, &t[i]);
         if (!err && (one->pp_stage < 0 || one->pp_stage >= cfg->pipeline.stages_per_rank))
-            err =
-                zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): pp_stage is %d; allowed: 0..%d (see stages_per_rank)",
-                        i, t[i].name, one->pp_stage, cfg->pipeline.stages_per_rank - 1);
+            err = zr_fail(ZERO_ERR_ARG,
+                          "tensors[%d] (%s): pp_stage is %d; allowed: 0..%d (see stages_per_rank)", i,
+                          t[i].name, one->pp_stage, cfg->pipeline.stages_per_rank - 1);
         if (!err && (one->group < 0 || one->group > cfg->n_optim_groups))
-            err = zr_fail(ZR_ERR_ARG, "tensors[%d] (%s): group is %d; allowed: 0..%d (see n_optim_groups)", i,
-                          t[i].name, one->group, cfg->n_optim_groups);
+            err = zr_fail(ZERO_ERR_ARG, "tensors[%d] (%s): group is %d; allowed: 0..%d (see n_optim_groups)",
+                          i, t[i].name, one->group, cfg->n_optim_groups);
         slices += t[i].n_slices;
         elems += t[i].n_elems;
         if (!err && elems > MOST_ELEMS)
-            err = zr_fail(ZR_ERR_ARG, "tensors[0] to tensors[%d] have %lld elements together; allowed: %lld",
-                          i, (long long)elems, (long long)MOST_ELEMS);
+            err =
+                zr_fail(ZERO_ERR_ARG, "tensors[0] to tensors[%d] have %lld elements together; allowed: %lld",
+                        i, (long long)elems, (long long)MOST_ELEMS);
     }
     if (!err && slices > MOST_LAYERS)
-        err = zr_fail(ZR_ERR_ARG, "the tensors have %lld layers together; allowed: %d", (long long)slices,
+        err = zr_fail(ZERO_ERR_ARG, "the tensors have %lld layers together; allowed: %d", (long long)slices,
                       MOST_LAYERS);
     if (!err)
         err = check_names(t, n);

@@ -13,18 +13,18 @@ static int check_tied(const struct zr_config *c, const struct zr_tensor *t, int3
     const struct zr_options *o = &c->options;
     int32_t stage = t->pp_stage * o->pp + c->place.pp, last = c->user.pipeline.stages_per_rank * o->pp - 1;
     if (stage > 0 && stage < last)
-        return zr_fail(ZR_ERR_NOTSUP,
+        return zr_fail(ZERO_ERR_NOTSUP,
                        "tensors[%d] (%s): ZERO_TIED on pipeline stage %d; allowed: on the first (0) and the "
                        "last (%d), which both have it",
                        i, t->name, stage, last);
     if (c->place.pp == 0 && t->overwrite)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "tensors[%d] (%s): ZERO_GRAD_OVERWRITE with ZERO_TIED on the first pipeline stage, "
                        "where backward adds to the last stage's gradient; allowed: one of the two flags",
                        i, t->name);
     if (t->grad && o->grad_in_place && o->grad_accum_steps > 1)
         return zr_fail(
-            ZR_ERR_NOTSUP,
+            ZERO_ERR_NOTSUP,
             "tensors[%d] (%s): ZERO_TIED with grad_in_place 1 and grad_accum_steps %d; allowed: "
             "grad_in_place 0, because the first stage's backward starts from the last stage's gradient",
             i, t->name, o->grad_accum_steps);
@@ -38,7 +38,7 @@ int zr_ties_take(const struct zr_config *c, struct zr_tensor *t, int32_t n)
             continue;
         t[i].tie = ZR_TIE_NONE;
         if (c->options.pp < 2 && c->user.pipeline.stages_per_rank > 1)
-            return zr_fail(ZR_ERR_NOTSUP,
+            return zr_fail(ZERO_ERR_NOTSUP,
                            "tensors[%d] (%s): ZERO_TIED with pp 1 and stages_per_rank %d, so this rank has "
                            "both the first and the last stage; allowed: stages_per_rank 1",
                            i, t[i].name, c->user.pipeline.stages_per_rank);

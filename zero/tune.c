@@ -9,28 +9,28 @@
 
 static const struct {
     const char *key;
-    enum zr_called_name called;
+    enum zr_call_name called;
     bool of_groups; /* set for a group; the others hold for the step */
-} knobs[] = {{"clip", ZR_CALLED_TUNE_CLIP, false},
-             {"grad_scale", ZR_CALLED_TUNE_GRAD_SCALE, false},
-             {"grad_accum_steps", ZR_CALLED_TUNE_ACCUM, false},
-             {"lr_scale", ZR_CALLED_TUNE_LR_SCALE, true},
-             {"beta1", ZR_CALLED_TUNE_BETA1, true},
-             {"beta2", ZR_CALLED_TUNE_BETA2, true},
-             {"eps", ZR_CALLED_TUNE_EPS, true},
-             {"weight_decay", ZR_CALLED_TUNE_DECAY, true}};
+} knobs[] = {{"clip", ZR_CALL_TUNE_CLIP, false},
+             {"grad_scale", ZR_CALL_TUNE_GRAD_SCALE, false},
+             {"grad_accum_steps", ZR_CALL_TUNE_ACCUM, false},
+             {"lr_scale", ZR_CALL_TUNE_LR_SCALE, true},
+             {"beta1", ZR_CALL_TUNE_BETA1, true},
+             {"beta2", ZR_CALL_TUNE_BETA2, true},
+             {"eps", ZR_CALL_TUNE_EPS, true},
+             {"weight_decay", ZR_CALL_TUNE_DECAY, true}};
 enum { CLIP, GRAD_SCALE, ACCUM, LR_SCALE, BETA1, BETA2, EPS, DECAY, N_KNOBS };
 
 static int check_range(const struct zero_ctx *z, int32_t group, int knob)
 {
     int32_t n = z->config.options.n_optims;
     if (!knobs[knob].of_groups && group != ZERO_ALL)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "zero_tune: group is %d but %s applies to the whole step; allowed: ZERO_ALL (-1)",
                        group, knobs[knob].key);
     if (group == ZERO_ALL || (group >= 0 && group < n))
         return 0;
-    return zr_fail(ZR_ERR_ARG,
+    return zr_fail(ZERO_ERR_ARG,
                    "zero_tune: group is %d; allowed: 0..%d (see n_optim_groups), or ZERO_ALL (-1)", group,
                    n - 1);
 }
@@ -43,15 +43,15 @@ static int check_group(const struct zero_ctx *z, int32_t i, int knob, double x)
     if (knob == LR_SCALE)
         return 0;
     if (!row)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "zero_tune: key is %s but group %d has an update of its own; allowed: lr_scale",
                        knobs[knob].key, i);
     if ((knob == BETA1 && row->no_beta1) || (knob == BETA2 && row->no_beta2) ||
         (knob == EPS && !row->eps_divides))
-        return zr_fail(ZR_ERR_ARG, "zero_tune: group %d uses %s, which has no %s", i, row->name,
+        return zr_fail(ZERO_ERR_ARG, "zero_tune: group %d uses %s, which has no %s", i, row->name,
                        knobs[knob].key);
     if (knob == BETA1 && x != 0 && row->momentum_only && !g->n_states)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "zero_tune: beta1 of group %d (%s) is %.9g, but was 0 at zero_wrap, which then keeps "
                        "no momentum; start with a value above 0",
                        i, row->name, x);
@@ -68,11 +68,11 @@ static int check_accum(struct zero_ctx *z, double x)
 {
     int32_t most = zr_most_micro_batches(&z->config.options);
     if (!(x >= 1 && x <= most) || x != (double)(int32_t)x)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "zero_tune: grad_accum_steps is %.9g; allowed: 1 to %d (see max_grad_accum_steps)", x,
                        most);
     if (z->has_loss_scale)
-        return zr_fail(ZR_ERR_ORDER,
+        return zr_fail(ZERO_ERR_ORDER,
                        "zero_tune: grad_accum_steps after zero_loss_scale, which depends on it; call "
                        "zero_loss_scale afterwards");
     return zr_schedule_tune(z, (int32_t)x);
@@ -101,12 +101,12 @@ static void set(struct zr_optim *g, int knob, float x)
 
 int zero_tune(zero_ctx *z, int32_t group, const char *key, double value)
 {
-    ZR_TRY(zr_call_check(z, ZR_CALLED_TUNE_CLIP));
+    ZR_TRY(zr_call_check(z, ZR_CALL_TUNE_CLIP));
     int knob = 0;
     while (key && knob < N_KNOBS && strcmp(key, knobs[knob].key) != 0)
         knob++;
     if (!key || knob == N_KNOBS)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "zero_tune: key is %s%s%s; allowed: clip, grad_scale, grad_accum_steps, lr_scale, "
                        "beta1, beta2, eps, weight_decay",
                        key ? "\"" : "", key ? key : "NULL", key ? "\"" : "");
@@ -141,10 +141,10 @@ int zero_tune(zero_ctx *z, int32_t group, const char *key, double value)
 
 int zero_set_step(zero_ctx *z, int64_t t)
 {
-    ZR_BEGIN_CALL(z, ZR_CALLED_SET_STEP);
+    ZR_BEGIN_CALL(z, ZR_CALL_SET_STEP);
     if (t < 0 || t > ZR_MOST_STEPS)
-        return zr_fail(ZR_ERR_ARG, "zero_set_step: t is %lld; allowed: 0 to %lld", (long long)t,
+        return zr_fail(ZERO_ERR_ARG, "zero_set_step: t is %lld; allowed: 0 to %lld", (long long)t,
                        (long long)ZR_MOST_STEPS);
-    zr_engine_called(z->engine, ZR_CALLED_SET_STEP, -1, (uint64_t)t);
+    zr_engine_called(z->engine, ZR_CALL_SET_STEP, -1, (uint64_t)t);
     return zr_engine_set_step(z->engine, t);
 }

@@ -106,15 +106,15 @@ int zero_unwrap(zero_ctx **z)
     if (zr_engine_check_process(ctx->engine)) {
         leave(ctx);
         *z = NULL;
-        return zr_fail_more(ZR_ERR_ORDER, "zero_unwrap");
+        return zr_fail_more(ZERO_ERR_ORDER, "zero_unwrap");
     }
-    zr_engine_enter(ctx->engine, ZR_CALLED_UNWRAP, false, -1);
+    zr_engine_enter(ctx->engine, ZR_CALL_UNWRAP, false, -1);
     struct zr_kept save;
     zr_keep(&save, zr_save_end(ctx));
     int err = zr_engine_check(ctx->engine);
     if (!err) {
         report_unused_gradients(ctx);
-        zr_engine_called(ctx->engine, ZR_CALLED_UNWRAP, -1, 0);
+        zr_engine_called(ctx->engine, ZR_CALL_UNWRAP, -1, 0);
         err = zr_engine_barrier(ctx->engine);
     }
     if (!err && save.code)

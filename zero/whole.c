@@ -98,10 +98,10 @@ static int exchange_tables(struct zero_ctx *z, char **out, int64_t *each)
         return take_own_table(z, out, each);
     int32_t world = z->world.world;
     int64_t own = message_bytes(z->layout), *sizes = malloc((size_t)world * sizeof *sizes);
-    int err = sizes
-                  ? zr_rendezvous_exchange(z->rendezvous, &own, sizeof own, sizes)
-                  : zr_rendezvous_fail(z->rendezvous,
-                                       zr_fail(ZR_ERR_NOMEM, "no memory for the tables of %d ranks", world));
+    int err =
+        sizes ? zr_rendezvous_exchange(z->rendezvous, &own, sizeof own, sizes)
+              : zr_rendezvous_fail(z->rendezvous,
+                                   zr_fail(ZERO_ERR_NOMEM, "no memory for the tables of %d ranks", world));
     *each = own;
     for (int32_t r = 0; !err && r < world; r++)
         *each = zr_max(*each, sizes[r]);
@@ -115,7 +115,7 @@ static int exchange_tables(struct zero_ctx *z, char **out, int64_t *each)
         err = zr_rendezvous_exchange(z->rendezvous, mine, (size_t)*each, *out);
     } else {
         err = zr_rendezvous_fail(z->rendezvous,
-                                 zr_fail(ZR_ERR_NOMEM, "no memory for the tables of %d ranks", world));
+                                 zr_fail(ZERO_ERR_NOMEM, "no memory for the tables of %d ranks", world));
     }
     free(mine);
     return err;
@@ -192,12 +192,12 @@ static int check_same_name(const struct zero_ctx *z, const struct listed *first,
         return 0;
     if (!first->row.stacked || !x->row.stacked)
         return zr_fail(
-            ZR_ERR_MISMATCH,
+            ZERO_ERR_MISMATCH,
             "tensor %s is in the tables of rank %d and rank %d of two pipeline stages; allowed: one stage, "
             "or several with ZERO_STACKED, each with its layers, or the first and the last with ZERO_TIED",
             x->name, first->pp_at * n_stage, x->pp_at * n_stage);
     if (!alike(&first->row, &x->row))
-        return zr_fail(ZR_ERR_MISMATCH,
+        return zr_fail(ZERO_ERR_MISMATCH,
                        "rank %d and rank %d of two pipeline stages differ in tensor %s: in the shape of a "
                        "layer, dtype, optimizer, tp_cut or whether it has a gradient",
                        first->pp_at * n_stage, x->pp_at * n_stage, x->name);
@@ -233,10 +233,10 @@ static int add_whole(struct zr_whole *w, const struct listed *x)
     struct zr_tensor *t = &w->tensors[w->n];
     *t = (struct zr_tensor){.name = strdup(x->name),
                             .grad = r->trained ? &w->trained : NULL,
-                            .dtype = (enum zr_dtype)r->dtype,
+                            .dtype = (enum zero_dtype)r->dtype,
                             .n_elems = r->n_elems / r->shape[0] * x->layers,
                             .n_slices = r->stacked ? x->layers : !r->buffer,
-                            .optimizer = (enum zr_optimizer)r->optimizer,
+                            .optimizer = (enum zero_optimizer)r->optimizer,
                             .n_states = r->n_states,
                             .stacked = r->stacked,
                             .cut = r->cut,
@@ -247,7 +247,7 @@ static int add_whole(struct zr_whole *w, const struct listed *x)
     memcpy(t->shape, r->shape, sizeof t->shape);
     t->shape[0] = x->layers;
     if (!t->name)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the names of the whole model's tensors");
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for the names of the whole model's tensors");
     w->n++;
     return 0;
 }
@@ -258,7 +258,7 @@ static int number_tensors(struct zero_ctx *z, struct listed *list, int64_t n)
     struct zr_whole *w = &z->whole;
     int err = 0;
     if (n > INT32_MAX / 2)
-        return zr_fail(ZR_ERR_ARG, "the pipeline stages have %lld tensors; allowed: %d", (long long)n,
+        return zr_fail(ZERO_ERR_ARG, "the pipeline stages have %lld tensors; allowed: %d", (long long)n,
                        INT32_MAX / 2);
     w->own_memory = true;
     ZR_TRY(ZR_ZALLOC(w->tensors, n, "the %lld tensors of all pipeline stages", (long long)n));
@@ -299,7 +299,7 @@ int zr_whole_make(struct zero_ctx *z)
         list_rows(z, all, each, list);
         err = join_rows(z, list, n);
     } else {
-        err = zr_fail(ZR_ERR_NOMEM, "no memory for the %lld tensors of all pipeline stages", (long long)n);
+        err = zr_fail(ZERO_ERR_NOMEM, "no memory for the %lld tensors of all pipeline stages", (long long)n);
     }
     if (!err)
         err = number_tensors(z, list, n);

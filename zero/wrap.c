@@ -118,7 +118,7 @@ static int check_sizes(const struct zr_layout *l, int32_t parts)
         const struct zr_tensor *t = &l->tensors[i];
         int64_t most = t->shape[0] > INT64_MAX / parts ? INT64_MAX : t->shape[0] * parts;
         if (t->cut_size > most || (t->cut_size && parts == 1 && t->cut_size != most))
-            return zr_fail(ZR_ERR_ARG,
+            return zr_fail(ZERO_ERR_ARG,
                            "tensors[%d] (%s): tp_size is %lld, but shape[0] is %lld on %d ranks of tp; "
                            "allowed: %s%lld",
                            i, t->name, (long long)t->cut_size, (long long)t->shape[0], parts,
@@ -176,7 +176,7 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
         }
     z->from_all = zr_alloc(z->world.world, ZR_EXCHANGE_BYTES, false, "exchanges of %d ranks", z->world.world);
     if (!z->from_all)
-        return ZR_ERR_NOMEM;
+        return ZERO_ERR_NOMEM;
     ZR_TRY(ZR_ZALLOC(z->sharers, z->world.world, "the memory use of %d ranks", z->world.world));
     ZR_TRY(plan_model(z, tensors, n_tensors));
     ZR_TRY(zr_missing_brackets_open(z));
@@ -210,7 +210,7 @@ static int begin_to_open(struct zero_ctx *z)
 {
     if (zr_open_name_begin(z->open_name, z->start_ms))
         return 0;
-    return zr_fail(ZR_ERR_TIMEOUT,
+    return zr_fail(ZERO_ERR_TIMEOUT,
                    "another context of this process has been opening its communicators for %lld ms "
                    "(start_timeout_ms)",
                    (long long)z->start_ms);
@@ -279,7 +279,7 @@ static void on_lost(void *arg, int rank, const char *why)
     char text[ZR_ERROR_BYTES], when[112];
     zr_engine_last_op(z->engine, when, sizeof when);
     snprintf(text, sizeof text, "rank %d was lost%s%s: %s", rank, when[0] ? " " : "", when, why);
-    zr_engine_fail(z->engine, ZR_ERR_PEER, text);
+    zr_engine_fail(z->engine, ZERO_ERR_PEER, text);
 }
 
 static void on_failed(void *arg, int code, const char *text)
@@ -503,7 +503,7 @@ static int open_flight(struct zero_ctx *z)
     int err = zr_flight_open(&owner, &z->flight, why);
     if (why[0])
         zr_warn(z->config.options.log, "%s: other processes cannot see what this rank does", why);
-    zr_flight_enter(z->flight, &(struct zr_called){.name = ZR_CALLED_WRAP, .subject = -1});
+    zr_flight_enter(z->flight, &(struct zr_logged_call){.name = ZR_CALL_WRAP, .subject = -1});
     return err;
 }
 
@@ -566,7 +566,7 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
               const struct zero_config *cfg)
 {
     if (!out)
-        return zr_fail(ZR_ERR_ARG, "zero_wrap: out is NULL");
+        return zr_fail(ZERO_ERR_ARG, "zero_wrap: out is NULL");
     *out = NULL;
     struct zero_ctx *z;
     ZR_TRY(ZR_ZALLOC(z, 1, "a context"));

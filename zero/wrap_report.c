@@ -91,11 +91,11 @@ static void report_bubble(const struct zero_ctx *z)
 /* wire_dtype makes gradients narrower on their way, never wider. All ranks have the same. */
 static void report_wire_dtype(const struct zero_ctx *z)
 {
-    if (z->config.options.wire_dtype != ZR_F32 || z->plan->world == 1 || z->world.rank != 0)
+    if (z->config.options.wire_dtype != ZERO_F32 || z->plan->world == 1 || z->world.rank != 0)
         return;
     for (int32_t i = 0; i < z->layout->n_flats; i++) {
         const struct zr_flat *f = &z->layout->flats[i];
-        if (f->trainable && f->dtype != ZR_F32) {
+        if (f->trainable && f->dtype != ZERO_F32) {
             zr_warn(z->config.options.log,
                     "wire_dtype is f32, but gradients of %s are sent as they are: wire_dtype never widens; "
                     "their sums are fp32 anyway",
@@ -110,7 +110,7 @@ static void report_groups(const struct zero_ctx *z)
 {
     const struct zr_options *o = &z->config.options;
     for (int32_t g = 0; o->n_optims > 1 && z->world.rank == 0 && g < o->n_optims; g++) {
-        enum zr_optimizer kind = o->optim[g].optimizer;
+        enum zero_optimizer kind = o->optim[g].optimizer;
         const char *source = kind ? zr_optimizer_kind(kind)->source : "the program's";
         char states[128] = "";
         int32_t n_tensors = 0, n_trained = 0;

@@ -79,37 +79,6 @@ extern "C" {
 #define ZERO_VERSION_MINOR 1
 #define ZERO_VERSION_PATCH 0
 
-/* X(name, value, text, help). zero/when_it_goes_wrong.md shows this map as a table. */
-#define ZERO_ERR_MAP(X)                                                                                      \
-    X(ARG, -1, "invalid argument",                                                                           \
-      "An argument, field, variable or tensor is not allowed. The message says what is allowed.")            \
-    X(NOMEM, -2, "not enough memory",                                                                        \
-      "The plan does not fit, or an allocation failed. Use a higher stage, more ranks or less prefetch.")    \
-    X(NOTSUP, -3, "not supported here",                                                                      \
-      "This build, machine, device or MPI or NCCL library cannot do it. The message says what is missing.")  \
-    X(ORDER, -4, "calls out of order",                                                                       \
-      "This call is not allowed here, or memory was used outside its bracket. The message says which.")      \
-    X(MISMATCH, -5, "ranks disagree",                                                                        \
-      "Ranks differ in model, configuration, buffers or calls. The message says what must be equal.")        \
-    X(PEER, -6, "a rank was lost",                                                                           \
-      "Another rank ended, was killed or was cut off. Read the output of the rank that the message names.")  \
-    X(TIMEOUT, -7, "timed out",                                                                              \
-      "A rank or a driver did not answer in time. See what it does, or raise the limit that is named.")      \
-    X(IO, -8, "input or output failed",                                                                      \
-      "A file or a connection failed, or a file is damaged. The message has the path and the reason.")       \
-    X(SYSTEM, -9, "the operating system refused",                                                            \
-      "The system has no descriptor, thread, port or shared memory left. The message has its reason.")       \
-    X(BUDGET, -10, "memory budget too small",                                                                \
-      "Memory for gathered units is too small for what is open at once. The message says what helps.")       \
-    X(FAILED, -11, "code outside libzero failed",                                                            \
-      "MPI, NCCL or a callback of the program failed. The message has what it returned or said.")
-
-enum zero_err {
-#define ZERO_ERR_ENUM(name, value, text, help) ZERO_ERR_##name = value,
-    ZERO_ERR_MAP(ZERO_ERR_ENUM)
-#undef ZERO_ERR_ENUM
-};
-
 /* A wrapped model, from zero_wrap to zero_unwrap. */
 typedef struct zero_ctx zero_ctx;
 
@@ -321,12 +290,6 @@ ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
  * Blocks.
  * Errors: ARG  a count is negative or not finite (the message names the rank), or all are 0 */
 ZERO_API int zero_loss_scale(zero_ctx *z, double count, double *scale);
-
-/* Axes of cfg.mesh. ZERO_AXIS_PP is for zero_broadcast only. */
-enum zero_axis { ZERO_AXIS_TP = 1, ZERO_AXIS_CP, ZERO_AXIS_PP };
-
-/* How zero_all_reduce combines elements. ZERO_MAX of a NaN is NaN. */
-enum zero_reduce { ZERO_SUM = 1, ZERO_MAX };
 
 /* Combine arrays over the ranks of an axis.
  *

@@ -3,67 +3,12 @@
 #ifndef ZERO_ZERO_CONFIG_H
 #define ZERO_ZERO_CONFIG_H
 
+#include "types.h"
 #include "zero_info.h"
-
-#include <stddef.h>
-#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-enum zero_dtype {
-    ZERO_F32 = 1,
-    ZERO_BF16 = 2,
-    ZERO_F16 = 3, /* zero_plan only; zero_wrap returns ZERO_ERR_NOTSUP */
-    ZERO_I32 = 4, /* for a ZERO_BUFFER only */
-    ZERO_I64 = 5  /* for a ZERO_BUFFER only */
-};
-
-/* The phase of a bracket. Some pipeline schedules divide a backward into two parts. */
-enum zero_phase {
-    /* Has the unit's parameters. */
-    ZERO_FORWARD = 1,
-    /* Has parameters and gradients. */
-    ZERO_BACKWARD = 2,
-    /* The first part: gradients of the unit's inputs. Has parameters. */
-    ZERO_BACKWARD_INPUT = 3,
-    /* The second part: gradients of the weights. Has gradients only. */
-    ZERO_BACKWARD_WEIGHT = 4
-};
-
-/* Optimizers. X(name, value, key, source; defaults of beta1, beta2 and eps; fp32 states per weight). Weight
- * decay is added to the gradient unless it is decoupled. */
-#define ZERO_OPTIMIZER_MAP(X)                                                                                \
-    X(ADAMW, 1, adamw, "arXiv:1711.05101, decoupled decay; 0.9, 0.999, 1e-8; 2 states")                      \
-    X(ADAM, 2, adam, "arXiv:1412.6980; 0.9, 0.999, 1e-8; 2 states")                                          \
-    X(SGD, 3, sgd, "PyTorch's; beta1 is the momentum, default 0; 1 state, none with 0")                      \
-    X(RMSPROP, 4, rmsprop, "Tieleman and Hinton, 2012, PyTorch's form; beta2 0.99, 1e-8; 1 state")           \
-    X(LION, 5, lion, "arXiv:2302.06675, decoupled decay; 0.9, 0.99; 1 state")                                \
-    X(NESTEROV, 6, nesterov, "PyTorch's SGD(nesterov=True); beta1 is the momentum, 0.9; 1 state, none with 0")
-
-enum zero_optimizer {
-#define ZERO_OPTIMIZER_ENUM(name, value, key, text) ZERO_##name = value,
-    ZERO_OPTIMIZER_MAP(ZERO_OPTIMIZER_ENUM)
-#undef ZERO_OPTIMIZER_ENUM
-};
-
-/* Backends, which move bytes between ranks. X(name, value, key, where it works) */
-#define ZERO_BACKEND_MAP(X)                                                                                  \
-    X(SELF, 1, self, "world 1; host, cuda")                                                                  \
-    X(SHM, 2, shm, "one host, through shared memory; host")                                                  \
-    X(NCCL, 3, nccl, "a GPU each; cuda")                                                                     \
-    X(MPI, 4, mpi, "any hosts, through Open MPI or MPICH; host")
-
-enum zero_backend {
-    ZERO_BACKEND_AUTO = 0,
-#define ZERO_BACKEND_ENUM(name, value, key, text) ZERO_BACKEND_##name = value,
-    ZERO_BACKEND_MAP(ZERO_BACKEND_ENUM)
-#undef ZERO_BACKEND_ENUM
-};
-
-/* Where the model computes, and where its parameters, gradients and optimizer state are. */
-enum zero_device { ZERO_DEVICE_HOST = 1, ZERO_DEVICE_CUDA = 2 };
 
 /* The source of the parameters' first values. *param may be NULL (memory.md), but not with ZERO_INIT_MODEL,
  * nor on rank 0 with ZERO_INIT_RANK0. Buffers get rank 0's values. */
@@ -146,39 +91,6 @@ struct zero_tensor {
     int32_t uses;
 };
 
-/* One zero_begin or zero_end of a micro-batch, for cfg.memory.order. */
-struct zero_call {
-    int32_t unit;
-    /* enum zero_phase. */
-    uint8_t phase;
-    /* 0: zero_begin, 1: zero_end. */
-    uint8_t is_end;
-};
-
-typedef struct CUstream_st *zero_stream;
-
-/* A range of elements for optim.update (optimizers.md). Arrays have n fp32 elements in device memory. */
-struct zero_update {
-    const char *tensor;
-    /* Index in the table of zero_wrap. */
-    int32_t tensor_index;
-    /* Element of the tensor, in row-major order, at index 0 of the arrays. */
-    int64_t first;
-    int64_t n;
-    /* Weights to update. The library then rounds them to the tensor's dtype. */
-    float *master;
-    /* Gradient, reduced, scaled and clipped. */
-    const float *grad;
-    /* n_states arrays, zero at first. The others are NULL. */
-    float *state[4];
-    /* zero_step's lr times the group's lr_scale. */
-    float lr;
-    /* Steps that have updated the unit, this one included; 1 and more. */
-    int64_t t;
-    /* Stream to compute on. NULL on the host: compute on the calling thread before returning. */
-    zero_stream stream;
-};
-
 /* A parameter group: what updates its tensors, and with which numbers.
  *
  * Start from ZERO_OPTIM_INIT, which writes every default. Keys, and variables of fields marked + (struct
@@ -206,26 +118,6 @@ struct zero_optim {
 /* "All groups", for zero_tune. */
 #define ZERO_ALL (-1)
 
-/* The order of a pipeline's actions (pipeline.md). All give the same bits. */
-enum zero_schedule {
-    /* Backward as soon as possible. */
-    ZERO_SCHEDULE_1F1B = 0,
-    /* All forwards, then all backwards. */
-    ZERO_SCHEDULE_GPIPE = 1,
-    /* 1F1B with several pipeline stages per rank. */
-    ZERO_SCHEDULE_INTERLEAVED = 2,
-    /* 1F1B with divided backwards, whose second half fills idle time (ZB-H1, arXiv:2401.10241). */
-    ZERO_SCHEDULE_ZERO_BUBBLE = 3
-};
-
-/* What stage 3 shards across replicas, if cfg.mesh.dp_replicate is above 1. */
-enum zero_hybrid {
-    /* Nothing: stage 3 in a replica, stage 0 between replicas. */
-    ZERO_HSDP = 0,
-    /* Optimizer state: stage 3 in a replica, stage 1 between replicas. */
-    ZERO_HFSDP = 1
-};
-
 /* Ranks along each axis; their product is the world. Axes are listed outermost first, so ranks along tp are
  * neighbours. */
 struct zero_mesh {
@@ -241,9 +133,6 @@ struct zero_mesh {
     /* + Tensor parallelism: ranks that divide every layer and compute on the same data. Default 1. */
     int32_t tp;
 };
-
-/* libzero chooses; each field says how. */
-#define ZERO_AUTO (-1)
 
 /* Version of all public structs and enums. */
 #define ZERO_ABI_VERSION 0x5a450007u

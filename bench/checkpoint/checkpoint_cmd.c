@@ -91,7 +91,7 @@ static int open_model(struct bench *b, bool async)
         float *p = malloc((size_t)n * sizeof *p);
         for (int64_t i = 0; p && i < n; i++)
             p[i] = (float)(i % 1009) * 1e-3f;
-        err = p ? err : zr_fail(ZR_ERR_NOMEM, "no memory for %lld parameters", (long long)n);
+        err = p ? err : zr_fail(ZERO_ERR_NOMEM, "no memory for %lld parameters", (long long)n);
         own[t] = b->param[t] = p;
         b->tensors[t].param = &b->param[t];
         b->tensors[t].grad = &b->grad[t];

@@ -46,7 +46,7 @@ int disk_dd_start(struct disk_dd *d, enum disk_job job)
         if (child_open(&d->child[i], argv, false)) {
             while (i-- > 0)
                 child_close(&d->child[i]);
-            return zr_fail(ZR_ERR_SYSTEM, "dd could not be started");
+            return zr_fail(ZERO_ERR_SYSTEM, "dd could not be started");
         }
     }
     return 0;
@@ -57,7 +57,7 @@ int disk_dd_wait(struct disk_dd *d)
     int failed = 0;
     for (int32_t i = 0; i < d->n; i++)
         failed |= child_close(&d->child[i]);
-    return failed ? zr_fail(ZR_ERR_SYSTEM, "dd failed in %s", d->dir) : 0;
+    return failed ? zr_fail(ZERO_ERR_SYSTEM, "dd failed in %s", d->dir) : 0;
 }
 
 bool disk_dd_ended(struct disk_dd *d)
@@ -93,7 +93,7 @@ int disk_remove_folder(const char *path)
 {
     char *const argv[] = {"rm", "-rf", (char *)(uintptr_t)path, NULL};
     struct child c;
-    return child_open(&c, argv, false) || child_close(&c) ? zr_fail(ZR_ERR_SYSTEM, "%s: not removed", path)
+    return child_open(&c, argv, false) || child_close(&c) ? zr_fail(ZERO_ERR_SYSTEM, "%s: not removed", path)
                                                           : 0;
 }
 

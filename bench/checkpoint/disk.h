@@ -23,7 +23,7 @@ enum disk_job { DISK_WRITE, DISK_WRITE_DIRECT, DISK_READ, DISK_READ_TO_MEMORY };
 
 /* Starts them. They write new files of zeros with an fsync at the end, through the page cache or past it
  * (oflag=direct). Or they read those files into dd's buffer, or into new files in /dev/shm. Returns 0 or a
- * zr_err; disk_dd_wait then waits for those that were started. */
+ * zero_err; disk_dd_wait then waits for those that were started. */
 int disk_dd_start(struct disk_dd *d, enum disk_job job);
 int disk_dd_wait(struct disk_dd *d);
 /* Whether all have ended. Does not wait. */

@@ -101,7 +101,7 @@ static error_t finish(struct argp_state *state, void *options)
     a->group = o->group ? o->group : o->across;
     a->across = o->across != 0;
     a->rounds = o->rounds;
-    a->dtype = o->dtype == ZERO_BF16 ? ZR_BF16 : ZR_F32;
+    a->dtype = o->dtype == ZERO_BF16 ? ZERO_BF16 : ZERO_F32;
     a->deterministic = o->deterministic;
     a->cuda = o->device == ZERO_DEVICE_CUDA;
     a->flat = o->flat;
@@ -243,7 +243,7 @@ static const char *processor(void)
 static void report_head(const struct comm_options *o, const struct comm_ranks *r)
 {
     const struct comm_asked *a = &o->asked;
-    const char *dtype = zr_dtype_name((enum zr_dtype)a->dtype);
+    const char *dtype = zr_dtype_name((enum zero_dtype)a->dtype);
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     if (o->json) {
         report_line(json_pack("{s:s, s:i, s:i, s:i, s:b, s:b, s:s, s:s, s:I, s:s, s:I, s:s, s:s}", "event",
@@ -265,7 +265,7 @@ static void report_head(const struct comm_options *o, const struct comm_ranks *r
     if (r->left_out[0])
         printf("# left out: %s\n", r->left_out);
     printf("# bytes: of the region, all slices together; bandwidths in GB/s (1e9)\n");
-    if (has_mpi_own(r) && a->dtype == ZR_BF16)
+    if (has_mpi_own(r) && a->dtype == ZERO_BF16)
         printf("# MPI has no bf16: its own sums are of as many elements of fp32\n");
     printf("%-14s  %-*s  %11s  %11s  %11s  %7s  %7s  %7s  %8s  %7s\n", "# op", name_width(r), "backend",
            "bytes", "slice", "time us", "algbw", "busbw", "limit", "of limit", "wrong");
@@ -288,7 +288,7 @@ static int keep_point(struct outcome *out, const struct comm_rounds *b, const st
 {
     struct comm_point *more = realloc(out->point, (size_t)(out->n_points + 1) * sizeof *more);
     if (!more)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for a picture");
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for a picture");
     out->point = more;
     more[out->n_points++] = (struct comm_point){.op = row->op,
                                                 .backend = comm_row_name(row),
@@ -329,20 +329,20 @@ static int run_sizes(struct comm_options *o, struct comm_rounds *b, struct outco
     return err;
 }
 
-/* Collective. Returns 0 or a zr_err. */
+/* Collective. Returns 0 or a zero_err. */
 static int run(struct comm_options *o, struct comm_ranks *r, struct comm_rounds *b, struct outcome *out)
 {
     int err = comm_ranks_meet(r, &o->asked);
     if (err)
         return err;
     if (o->plot && r->group->size == 1)
-        return zr_fail(ZR_ERR_ARG, "--plot: one rank gathers nothing: zero-run -n 2 zero-bench comm");
+        return zr_fail(ZERO_ERR_ARG, "--plot: one rank gathers nothing: zero-run -n 2 zero-bench comm");
     err = comm_rounds_open(b, r, &o->asked);
     if (err)
         return err;
     out->sorted = calloc((size_t)o->asked.rounds, sizeof *out->sorted);
     if (!out->sorted)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %lld times", (long long)o->asked.rounds);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for %lld times", (long long)o->asked.rounds);
     if (r->world.rank == 0)
         report_head(o, r);
     return run_sizes(o, b, out);
@@ -351,7 +351,7 @@ static int run(struct comm_options *o, struct comm_ranks *r, struct comm_rounds 
 /* Whether the options or this machine do not allow the run, which is known before anything is measured. */
 static bool is_usage(int err)
 {
-    return err == ZR_ERR_ARG || err == ZR_ERR_NOTSUP || err == ZR_ERR_MISMATCH;
+    return err == ZERO_ERR_ARG || err == ZERO_ERR_NOTSUP || err == ZERO_ERR_MISMATCH;
 }
 
 /* Called by rank 0. */
@@ -359,7 +359,7 @@ static int draw(const struct comm_options *o, const struct comm_ranks *r, int n,
 {
     char title[128];
     snprintf(title, sizeof title, "%d ranks, %s of %d, %s", r->world.world,
-             o->asked.across ? "groups across" : "groups", n, zr_dtype_name((enum zr_dtype)o->asked.dtype));
+             o->asked.across ? "groups across" : "groups", n, zr_dtype_name((enum zero_dtype)o->asked.dtype));
     return comm_plot(o->plot, title, out->point, out->n_points);
 }
 

@@ -8,19 +8,19 @@ static int64_t from_bytes(int n, int64_t slice)
     return n * slice;
 }
 
-static int64_t to_bytes(int n, int64_t slice, enum zr_dtype dtype)
+static int64_t to_bytes(int n, int64_t slice, enum zero_dtype dtype)
 {
     int64_t sum = slice / zr_dtype_bytes(dtype) * (int64_t)sizeof(float), copies = (n - 1) * slice;
     return sum > copies ? sum : copies;
 }
 
-int64_t comm_limits_bytes(int n, int64_t slice, enum zr_dtype dtype)
+int64_t comm_limits_bytes(int n, int64_t slice, enum zero_dtype dtype)
 {
     return from_bytes(n, slice) + to_bytes(n, slice, dtype);
 }
 
 int comm_limits_open(struct comm_limits *l, struct zr_device *dev, struct zr_stream *s, int n, int64_t slice,
-                     enum zr_dtype dtype)
+                     enum zero_dtype dtype)
 {
     void *from = NULL, *to = NULL;
     *l = (struct comm_limits){.dev = dev,
@@ -52,7 +52,7 @@ int comm_limits_add(struct comm_limits *l, struct zr_stream *s, int n, int64_t s
 {
     const void *source[ZR_MAX_SOURCES];
     if (n > ZR_MAX_SOURCES)
-        return failed(ZR_ERR_NOTSUP, "sums of %d ranks: up to %d are measured", n, ZR_MAX_SOURCES);
+        return failed(ZERO_ERR_NOTSUP, "sums of %d ranks: up to %d are measured", n, ZR_MAX_SOURCES);
     for (int i = 0; i < n; i++)
         source[i] = l->from + i * slice;
     return l->dev->ops->sum_tree(s, (float *)l->to, source, n, l->dtype, slice / zr_dtype_bytes(l->dtype),

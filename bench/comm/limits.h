@@ -9,18 +9,18 @@
 
 struct comm_limits {
     struct zr_device *dev;
-    enum zr_dtype dtype;
+    enum zero_dtype dtype;
     /* n slices that are copied or summed, and their destination, which also has room for the sum */
     char *from, *to;
     int64_t from_bytes, to_bytes;
 };
 
 /* Bytes of device memory that both take. */
-int64_t comm_limits_bytes(int n, int64_t slice, enum zr_dtype dtype);
-/* Opens memory for up to n slices of slice bytes, a multiple of 128. Blocks. Returns 0 or a zr_err, and
+int64_t comm_limits_bytes(int n, int64_t slice, enum zero_dtype dtype);
+/* Opens memory for up to n slices of slice bytes, a multiple of 128. Blocks. Returns 0 or a zero_err, and
  * then holds nothing. */
 int comm_limits_open(struct comm_limits *l, struct zr_device *dev, struct zr_stream *s, int n, int64_t slice,
-                     enum zr_dtype dtype);
+                     enum zero_dtype dtype);
 /* Enqueues the copies of an all-gather among n ranks: n - 1 slices. */
 int comm_limits_copy(struct comm_limits *l, struct zr_stream *s, int n, int64_t slice);
 /* Enqueues the sums of a reduce-scatter among n ranks: n slices to one of fp32. */

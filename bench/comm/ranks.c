@@ -4,7 +4,7 @@
 #include "bench/arguments.h"
 #include "bench/report/report.h"
 
-#include "comm/verdict.h"
+#include "comm/first_error.h"
 #include "kernels/host/host_memory.h"
 #include "zero/zero.h"
 
@@ -61,7 +61,7 @@ bool comm_backend_is_mpi(const struct comm_backend *b)
 
 /* The message that each rank sends to the others before anything is opened. */
 struct card {
-    ZR_VERDICT(256);
+    ZR_FIRST_ERROR(256);
     struct comm_asked asked;
 };
 
@@ -71,13 +71,13 @@ static int agree(struct comm_ranks *r, int err, const struct comm_asked *a)
     int n = r->world.world, me = r->world.rank;
     struct card mine = {.asked = *a}, *all = calloc((size_t)n, sizeof *all);
     if (!all)
-        return zr_rendezvous_fail(r->rdv, zr_fail(ZR_ERR_NOMEM, "no memory for the words of %d ranks", n));
-    zr_verdict_put(&mine, err);
+        return zr_rendezvous_fail(r->rdv, zr_fail(ZERO_ERR_NOMEM, "no memory for the words of %d ranks", n));
+    zr_first_error_put(&mine, err);
     int met = zr_rendezvous_exchange(r->rdv, &mine, sizeof mine, all);
-    err = zr_verdict(met, &mine, all, n, me);
+    err = zr_first_error(met, &mine, all, n, me);
     for (int i = 1; i < n && !err; i++)
         if (memcmp(&all[i].asked, &all[0].asked, sizeof all[0].asked))
-            err = zr_fail(ZR_ERR_MISMATCH, "rank %d was given other options than rank 0", i);
+            err = zr_fail(ZERO_ERR_MISMATCH, "rank %d was given other options than rank 0", i);
     free(all);
     return err;
 }
@@ -89,7 +89,7 @@ int comm_ranks_meet(struct comm_ranks *r, const struct comm_asked *a)
     if (err)
         return err;
     if (uv_loop_init(&r->loop))
-        return zr_fail(ZR_ERR_SYSTEM, "no event loop");
+        return zr_fail(ZERO_ERR_SYSTEM, "no event loop");
     r->has_loop = true;
     err = zr_rendezvous_open(&r->loop, &r->world, TIMEOUT_MS, &r->rdv);
     err = err ? err : zr_topology_probe(r->rdv, NULL, 0, &r->topology);
@@ -100,7 +100,7 @@ int comm_ranks_meet(struct comm_ranks *r, const struct comm_asked *a)
         return err;
     r->group = a->across ? &r->mesh.out : &r->mesh.in;
     return a->across && r->mesh.outer == 1
-               ? zr_fail(ZR_ERR_ARG, "groups of %d ranks in a world of %d: there is nothing between them",
+               ? zr_fail(ZERO_ERR_ARG, "groups of %d ranks in a world of %d: there is nothing between them",
                          r->mesh.inner, r->world.world)
                : 0;
 }
@@ -121,9 +121,9 @@ static bool is_for(const struct comm_ranks *r, const struct comm_asked *a, const
 static int refuse(const struct comm_ranks *r, const struct comm_asked *a, const struct zr_backend *b)
 {
     return b->alone && r->world.world > 1
-               ? zr_fail(ZR_ERR_ARG, "--backend: %s is for one rank, and there are %d", b->name,
+               ? zr_fail(ZERO_ERR_ARG, "--backend: %s is for one rank, and there are %d", b->name,
                          r->world.world)
-               : zr_fail(ZR_ERR_ARG, "--backend: %s is for device %s, and device is %s", b->name, b->device,
+               : zr_fail(ZERO_ERR_ARG, "--backend: %s is for device %s, and device is %s", b->name, b->device,
                          device_of(a));
 }
 
@@ -152,12 +152,12 @@ static int choose(struct comm_ranks *r, const struct comm_asked *a)
         else
             r->backend[r->n_backends++].row = b;
     }
-    return r->n_backends ? 0 : zr_fail(ZR_ERR_NOTSUP, "no backend joins these ranks: %s", r->left_out);
+    return r->n_backends ? 0 : zr_fail(ZERO_ERR_NOTSUP, "no backend joins these ranks: %s", r->left_out);
 }
 
 static int no_room(int64_t bytes, int64_t free_bytes, const char *where)
 {
-    return zr_fail(ZR_ERR_NOMEM, "%s are wanted by each rank, and %s are free %s: --bytes with less",
+    return zr_fail(ZERO_ERR_NOMEM, "%s are wanted by each rank, and %s are free %s: --bytes with less",
                    report_bytes(bytes).text, report_bytes(free_bytes).text, where);
 }
 
@@ -264,7 +264,7 @@ static int open_backends(struct comm_ranks *r, const struct comm_asked *a, int64
     for (int i = 0; i < r->n_backends && !err; i++) {
         struct comm_backend b = {.row = r->backend[i].row};
         err = open_backend(r, a, &b, slice_bytes, bytes);
-        if (err == ZR_ERR_NOTSUP && !a->backends) {
+        if (err == ZERO_ERR_NOTSUP && !a->backends) {
             leave_out(r, b.row);
             close_backend(&b);
             err = 0;
@@ -272,7 +272,7 @@ static int open_backends(struct comm_ranks *r, const struct comm_asked *a, int64
             r->backend[n_open++] = b;
     }
     r->n_backends = n_open;
-    return err || n_open ? err : zr_fail(ZR_ERR_NOTSUP, "no backend joins these ranks: %s", r->left_out);
+    return err || n_open ? err : zr_fail(ZERO_ERR_NOTSUP, "no backend joins these ranks: %s", r->left_out);
 }
 
 /* The part of opening that this rank does alone. */
@@ -301,7 +301,7 @@ static void on_lost(void *arg, int rank, const char *why)
 {
     char text[512];
     snprintf(text, sizeof text, "rank %d was lost: %s", rank, why);
-    abort_all(arg, ZR_ERR_PEER, text);
+    abort_all(arg, ZERO_ERR_PEER, text);
 }
 
 static void on_failed(void *arg, int code, const char *text)
@@ -326,7 +326,7 @@ static void run_loop(void *arg)
 static int start_loop(struct comm_ranks *r)
 {
     if (uv_async_init(&r->loop, &r->stop, on_stop))
-        return zr_fail(ZR_ERR_SYSTEM, "no handle of an event loop");
+        return zr_fail(ZERO_ERR_SYSTEM, "no handle of an event loop");
     r->stop.data = r;
     zr_rendezvous_detach(r->rdv, on_lost, on_failed, r);
     int err = zr_thread_start(&r->thread, "zero-loop", run_loop, r);

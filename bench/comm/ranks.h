@@ -24,7 +24,7 @@ struct comm_asked {
     int64_t from_bytes, to_bytes, factor;
     /* ranks of a group, 0: all; whether collectives run between groups instead of inside them */
     int64_t group, across;
-    /* enum zr_dtype; ZERO_AUTO, 0 or 1; whether on a GPU */
+    /* enum zero_dtype; ZERO_AUTO, 0 or 1; whether on a GPU */
     int64_t dtype, deterministic, cuda;
     /* MPI uses no shared memory inside hosts. */
     int64_t flat;
@@ -70,12 +70,12 @@ int64_t comm_backend_bit(const char *name, size_t n_name);
 bool comm_backend_is_mpi(const struct comm_backend *b);
 
 /* Lets the ranks meet, and checks that all have the same options. Collective, blocking. Returns 0 or a
- * zr_err, the same on all ranks once they have met. Call comm_ranks_close in either case. */
+ * zero_err, the same on all ranks once they have met. Call comm_ranks_close in either case. */
 int comm_ranks_meet(struct comm_ranks *r, const struct comm_asked *a);
 
 /* Opens the device and the communicators for slices of slice_bytes. Each backend has a zeroed arena of
  * arena_bytes besides what it needs itself. other_bytes are those that the caller will allocate.
- * Collective, blocking. Returns 0 or a zr_err, the same on all ranks. */
+ * Collective, blocking. Returns 0 or a zero_err, the same on all ranks. */
 int comm_ranks_open(struct comm_ranks *r, const struct comm_asked *a, int64_t slice_bytes,
                     int64_t arena_bytes, int64_t other_bytes);
 

@@ -72,7 +72,7 @@ static bool may_have_mpi(const struct comm_rounds *b)
 static int64_t wide_bytes(const struct comm_rounds *b, int64_t slice)
 {
     bool sums = b->asked.ops >> COMM_REDUCE_SCATTER & 1;
-    return may_have_mpi(b) && sums && b->dtype == ZR_BF16 ? b->n * slice * 2 : 0;
+    return may_have_mpi(b) && sums && b->dtype == ZERO_BF16 ? b->n * slice * 2 : 0;
 }
 
 static bool is_asked(const struct comm_rounds *b, enum comm_op op)
@@ -104,7 +104,7 @@ static int take(struct comm_rounds *b, int64_t slice)
     b->times = calloc((size_t)(COMM_MOST_ROWS * b->asked.rounds), sizeof *b->times);
     b->source = calloc((size_t)b->n, sizeof *b->source);
     if (!b->times || !b->source)
-        return failed(ZR_ERR_NOMEM, "no memory for the times of %lld rounds", (long long)b->asked.rounds);
+        return failed(ZERO_ERR_NOMEM, "no memory for the times of %lld rounds", (long long)b->asked.rounds);
     for (int i = 0; i < b->n; i++)
         b->source[i].rank = zr_group_member(g, i);
     int err = dev->ops->host_alloc(dev, PIECE_BYTES, (void **)&b->piece);
@@ -115,7 +115,8 @@ static int take(struct comm_rounds *b, int64_t slice)
 
 int comm_rounds_open(struct comm_rounds *b, struct comm_ranks *r, const struct comm_asked *a)
 {
-    *b = (struct comm_rounds){.ranks = r, .asked = *a, .dtype = (enum zr_dtype)a->dtype, .n = r->group->size};
+    *b = (struct comm_rounds){
+        .ranks = r, .asked = *a, .dtype = (enum zero_dtype)a->dtype, .n = r->group->size};
     int64_t slice = comm_slice(a->to_bytes, b->n), arena = lay_out(b, slice);
     int err =
         comm_ranks_open(r, a, slice, arena, comm_limits_bytes(b->n, slice, b->dtype) + wide_bytes(b, slice));
@@ -267,7 +268,7 @@ struct range {
     void (*fn)(struct comm_rounds *b, struct range *x, int64_t first, int64_t n);
     /* used by fn */
     struct comm_source source;
-    enum zr_dtype dtype;
+    enum zero_dtype dtype;
     int64_t wrong;
     const struct comm_sum *sum;
 };
@@ -343,7 +344,7 @@ static int fill_wide(struct comm_rounds *b)
                         .to_arena = true,
                         .fn = fill,
                         .source = {seed_of(COMM_REDUCE_SCATTER), b->ranks->world.rank},
-                        .dtype = ZR_F32};
+                        .dtype = ZERO_F32};
     return b->wide ? by_pieces(b, &all) : 0;
 }
 
@@ -354,7 +355,7 @@ static int poison_result(struct comm_rounds *b, const struct comm_row *row)
                         .bytes = n_elements(b) * (int64_t)sizeof(float),
                         .to_arena = true,
                         .fn = poison,
-                        .dtype = ZR_F32};
+                        .dtype = ZERO_F32};
     if (row->op == COMM_AGREE)
         return fill_words(b, row->of);
     if (row->op == COMM_REDUCE_SCATTER)
@@ -391,14 +392,14 @@ static int check_sum(struct comm_rounds *b, struct comm_row *row)
     bool is_ours = row->own == COMM_NOT_OWN;
     const struct comm_sum sum = {.source = b->source,
                                  .n_sources = b->n,
-                                 .dtype = is_ours ? b->dtype : ZR_F32,
+                                 .dtype = is_ours ? b->dtype : ZERO_F32,
                                  .exact = is_ours && row->of->reduce->ops->deterministic &&
                                           b->n <= ZR_MAX_SOURCES};
     struct range own = {.at = row->of->arena + b->sum_at,
                         .bytes = n * (int64_t)sizeof(float),
                         .first = b->ranks->group->rank * n,
                         .fn = compare,
-                        .dtype = ZR_F32,
+                        .dtype = ZERO_F32,
                         .sum = &sum};
     int err = by_pieces(b, &own);
     row->wrong += own.wrong;

@@ -40,7 +40,7 @@ struct comm_row {
 struct comm_rounds {
     struct comm_ranks *ranks;
     struct comm_asked asked;
-    enum zr_dtype dtype;
+    enum zero_dtype dtype;
     struct comm_limits limits;
     /* the size being measured: bytes of the region, and of one rank's slice */
     int64_t bytes, slice;
@@ -73,7 +73,7 @@ int64_t comm_slice(int64_t bytes, int n);
  * comm_ranks_open. In either case, call comm_rounds_close and then comm_ranks_close. */
 int comm_rounds_open(struct comm_rounds *b, struct comm_ranks *r, const struct comm_asked *a);
 /* Measures slices of so many bytes, at most those of asked->to_bytes, into b->row. Collective. Returns 0
- * or a zr_err, for example when a rank is lost. */
+ * or a zero_err, for example when a rank is lost. */
 int comm_rounds_run(struct comm_rounds *b, int64_t slice);
 void comm_rounds_close(struct comm_rounds *b);
 

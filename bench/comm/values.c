@@ -12,23 +12,23 @@ static uint64_t bits_of(struct comm_source s, int64_t i)
 }
 
 /* A float with as many significant bits as dtype has: 24 or 8, sign included. */
-static float value_of(struct comm_source s, int64_t i, enum zr_dtype dtype)
+static float value_of(struct comm_source s, int64_t i, enum zero_dtype dtype)
 {
-    int digits = dtype == ZR_BF16 ? 8 : 24;
+    int digits = dtype == ZERO_BF16 ? 8 : 24;
     uint64_t bits = bits_of(s, i);
     int32_t x = (int32_t)(bits >> (64 - digits)) - (1 << (digits - 1));
     return ldexpf((float)x, 1 - digits - (int)(bits & 31) % 21);
 }
 
 /* The value's bits in memory. */
-static uint32_t stored(float x, enum zr_dtype dtype)
+static uint32_t stored(float x, enum zero_dtype dtype)
 {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
-    return dtype == ZR_BF16 ? bits >> 16 : bits; /* the lower half is zero */
+    return dtype == ZERO_BF16 ? bits >> 16 : bits; /* the lower half is zero */
 }
 
-void comm_values_fill(void *at, enum zr_dtype dtype, struct comm_source s, int64_t first, int64_t n)
+void comm_values_fill(void *at, enum zero_dtype dtype, struct comm_source s, int64_t first, int64_t n)
 {
     int64_t size = zr_dtype_bytes(dtype);
     for (int64_t i = 0; i < n; i++) {
@@ -37,7 +37,7 @@ void comm_values_fill(void *at, enum zr_dtype dtype, struct comm_source s, int64
     }
 }
 
-int64_t comm_values_differ(const void *at, enum zr_dtype dtype, struct comm_source s, int64_t first,
+int64_t comm_values_differ(const void *at, enum zero_dtype dtype, struct comm_source s, int64_t first,
                            int64_t n)
 {
     int64_t size = zr_dtype_bytes(dtype), wrong = 0;
@@ -71,7 +71,7 @@ static bool is_sum(float got, const struct comm_sum *sum, int64_t i)
         whole += (double)v;
         size += fabs((double)v);
     }
-    return sum->exact ? stored(got, ZR_F32) == stored(tree(x, sum->n_sources), ZR_F32)
+    return sum->exact ? stored(got, ZERO_F32) == stored(tree(x, sum->n_sources), ZERO_F32)
                       : fabs((double)got - whole) <= sum->n_sources * 0x1p-23 * size;
 }
 

@@ -14,10 +14,10 @@ struct comm_source {
 
 /* Writes elements [first, first + n) of s to at, in dtype F32 or BF16. Magnitudes are spread from 2^-20 to
  * 1, so that sums of more than two elements in another order have other bits. */
-void comm_values_fill(void *at, enum zr_dtype dtype, struct comm_source s, int64_t first, int64_t n);
+void comm_values_fill(void *at, enum zero_dtype dtype, struct comm_source s, int64_t first, int64_t n);
 
 /* The number of those elements that differ from at in any bit. */
-int64_t comm_values_differ(const void *at, enum zr_dtype dtype, struct comm_source s, int64_t first,
+int64_t comm_values_differ(const void *at, enum zero_dtype dtype, struct comm_source s, int64_t first,
                            int64_t n);
 
 /* A sum over n_sources, by place, in dtype. exact: added in fp32 in the fixed tree (struct
@@ -28,7 +28,7 @@ struct comm_sum {
     /* at most ZR_MAX_SOURCES if exact */
     int n_sources;
 
-    enum zr_dtype dtype;
+    enum zero_dtype dtype;
     bool exact;
 };
 /* The number of elements [first, first + n) that are wrong. */

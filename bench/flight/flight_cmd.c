@@ -81,7 +81,7 @@ static void make_plain(const char *from, char *text, size_t n_text)
 
 static void print_rank(const struct zr_flight_view *v)
 {
-    char call[ZR_CALLED_CHARS], roles[256], host[ZR_FLIGHT_NAME], text[ZR_FLIGHT_TEXT];
+    char call[ZR_CALL_LOG_CHARS], roles[256], host[ZR_FLIGHT_NAME], text[ZR_FLIGHT_TEXT];
     bool inside;
     make_plain(v->host, host, sizeof host);
     make_plain(v->text, text, sizeof text);
@@ -96,7 +96,7 @@ static void print_rank(const struct zr_flight_view *v)
 
 static void print_rank_json(const struct zr_flight_view *v)
 {
-    char call[ZR_CALLED_CHARS], host[ZR_FLIGHT_NAME], text[ZR_FLIGHT_TEXT];
+    char call[ZR_CALL_LOG_CHARS], host[ZR_FLIGHT_NAME], text[ZR_FLIGHT_TEXT];
     bool inside;
     int64_t ns;
     make_plain(v->host, host, sizeof host);

@@ -27,7 +27,7 @@ static int by_rank(const void *a, const void *b)
 static int read_one(struct flight *f, const char *name, const char *path)
 {
     struct zr_flight_view *v = malloc(sizeof *v);
-    int err = v ? zr_flight_read_file(path, v) : ZR_ERR_NOMEM;
+    int err = v ? zr_flight_read_file(path, v) : ZERO_ERR_NOMEM;
     if (err) {
         fprintf(stderr, "%s: %s\n", name, v ? zr_error_text() : "no memory");
         free(v);
@@ -91,15 +91,15 @@ struct judge {
     void *arg;
 };
 
-static void describe_call(uint64_t packed, char call[ZR_CALLED_CHARS])
+static void describe_call(uint64_t packed, char call[ZR_CALL_LOG_CHARS])
 {
-    const struct zr_called c = zr_called_unpack(packed, 0);
+    const struct zr_logged_call c = zr_call_log_unpack(packed, 0);
     call[0] = 0;
-    if (c.name != ZR_CALLED_NONE)
-        zr_called_describe(&c, call);
+    if (c.name != ZR_CALL_NONE)
+        zr_call_log_describe(&c, call);
 }
 
-void flight_last_call(const struct zr_flight_view *v, char call[ZR_CALLED_CHARS], bool *inside,
+void flight_last_call(const struct zr_flight_view *v, char call[ZR_CALL_LOG_CHARS], bool *inside,
                       int64_t *for_ns)
 {
     const struct zr_flight_call *c = zr_flight_last_call(v);
@@ -113,7 +113,7 @@ void flight_last_call(const struct zr_flight_view *v, char call[ZR_CALLED_CHARS]
 /* Appends the last call: "; it is in ...", or that the program is outside of the library. */
 static size_t add_call(const struct zr_flight_view *v, char *text, size_t n_text)
 {
-    char call[ZR_CALLED_CHARS];
+    char call[ZR_CALL_LOG_CHARS];
     bool inside;
     int64_t ns;
     flight_last_call(v, call, &inside, &ns);
@@ -228,7 +228,7 @@ static uint64_t first_difference(const struct zr_flight_view *a, const struct zr
 
 static void put_op(const struct zr_flight_op *o, char *text, size_t n_text)
 {
-    char op[128], call[ZR_CALLED_CHARS];
+    char op[128], call[ZR_CALL_LOG_CHARS];
     zr_flight_describe_op(o, op, sizeof op);
     describe_call(o->call, call);
     snprintf(text, n_text, "%s of step %u with %lld bytes, from %s", op, o->step, (long long)o->bytes,

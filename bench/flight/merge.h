@@ -31,7 +31,7 @@ struct flight_finding {
     /* without the rank, such as "was killed by signal 9 (Killed)" */
     char text[768];
     /* the call that the rank is in, was in last, or that made the operation; "": not known */
-    char call[ZR_CALLED_CHARS];
+    char call[ZR_CALL_LOG_CHARS];
 };
 
 /* Calls found() for each rank that stands out, causes before consequences. First come dead ranks, in the
@@ -43,7 +43,7 @@ void flight_judge(const struct flight *f, void (*found)(void *arg, const struct 
 
 /* The last call, such as "zero_end(unit 3, backward) in step 12", or "". *inside: it has not returned.
  * *for_ns: how long the rank had been inside it, or outside of any call, when the recorder was copied. */
-void flight_last_call(const struct zr_flight_view *v, char call[ZR_CALLED_CHARS], bool *inside,
+void flight_last_call(const struct zr_flight_view *v, char call[ZR_CALL_LOG_CHARS], bool *inside,
                       int64_t *for_ns);
 
 #endif

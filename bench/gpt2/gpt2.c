@@ -217,7 +217,7 @@ struct heads {
 };
 
 /* c (M, N) = op(a) (M, K) * op(b) (K, N) for each head. */
-static void multiply_heads(struct gpt2 *m, struct heads c, enum zr_dtype c_dtype, struct heads a,
+static void multiply_heads(struct gpt2 *m, struct heads c, enum zero_dtype c_dtype, struct heads a,
                            bool trans_a, struct heads b, bool trans_b, int64_t M, int64_t N, int64_t K)
 {
     multiply(m, &(struct zr_gemm_args){
@@ -251,7 +251,7 @@ static void products_forward(struct gpt2 *m, real *atty, real *att, const real *
     for (int64_t b = 0; b < m->B; b++, atty += T * A, att += NH * T * T, qkv += T * 3 * A) {
         struct heads q = {qkv, 3 * A, HS}, k = {qkv + A, 3 * A, HS}, v = {qkv + 2 * A, 3 * A, HS};
         struct heads s = {scores, T, T * T}, p = {att, T, T * T}, y = {atty, A, HS};
-        multiply_heads(m, s, ZR_F32, q, false, k, true, T, T, HS); /* scores = q k^T */
+        multiply_heads(m, s, ZERO_F32, q, false, k, true, T, T, HS); /* scores = q k^T */
         LAYER(m, causal_softmax_forward, att, scores, NH, T, 1.0f / sqrtf((float)HS));
         multiply_heads(m, y, GPT2_GEMM_DTYPE, p, false, v, false, T, HS, T); /* y = att v */
     }
@@ -269,7 +269,7 @@ static void products_backward(struct gpt2 *m, real *dqkv, const real *datty, con
         struct heads dq = {dqkv, 3 * A, HS}, dk = {dqkv + A, 3 * A, HS}, dv = {dqkv + 2 * A, 3 * A, HS};
         struct heads p = {att, T, T * T}, dp = {datt, T, T * T}, ds = {dscores, T, T * T},
                      dy = {datty, A, HS};
-        multiply_heads(m, dp, ZR_F32, dy, false, v, true, T, T, HS);          /* datt = dy v^T */
+        multiply_heads(m, dp, ZERO_F32, dy, false, v, true, T, T, HS);        /* datt = dy v^T */
         multiply_heads(m, dv, GPT2_GEMM_DTYPE, p, true, dy, false, T, HS, T); /* dv = att^T dy */
         LAYER(m, causal_softmax_backward, dscores, datt, att, NH, T, 1.0f / sqrtf((float)HS));
         multiply_heads(m, dq, GPT2_GEMM_DTYPE, ds, false, k, false, T, HS, T); /* dq = dscores k */
@@ -461,7 +461,7 @@ void gpt2_head_forward(struct gpt2 *m)
                         .n = U,
                         .k = C,
                         .ab_dtype = GPT2_GEMM_DTYPE,
-                        .c_dtype = ZR_F32,
+                        .c_dtype = ZERO_F32,
                         .a = lnf + b * T * C,
                         .b = m->params.wte,
                         .c = m->stats.logits,

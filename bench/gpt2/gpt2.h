@@ -120,7 +120,7 @@ struct gpt2 {
     /* Backward stores the gradients of matrices (wte, qkvw, attprojw, fcw, fcprojw) and adds all others. If
      * false, it adds all. Set by the caller before a backward pass. */
     bool stores;
-    /* Tensor parallelism; set before forward if config.tp is above 1. All functions return 0 or a zr_err.
+    /* Tensor parallelism; set before forward if config.tp is above 1. All functions return 0 or a zero_err.
      *   part     this rank's number
      *   sum      adds x (n) over the ranks, in place, on the place's stream
      *   reduce   takes the sum or the maximum of each element of x (n), on the host
@@ -171,11 +171,11 @@ static inline int64_t gpt2_own_rows(const struct gpt2 *m)
     return m->B * m->config.context / (m->config.sequence ? m->config.tp : 1);
 }
 
-/* Allocates memory for tokens and for the activations of one micro-batch. Returns 0 or a zr_err; on failure
+/* Allocates memory for tokens and for the activations of one micro-batch. Returns 0 or a zero_err; on failure
  * nothing is held. */
 int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, const struct place *place);
 /* Allocates activations for n micro-batches in all, if n forwards run before the first backward. Returns 0 or
- * a zr_err. */
+ * a zero_err. */
 int gpt2_keep(struct gpt2 *m, int64_t n);
 /* Allocate parameters with initial values, and zeroed gradients. They are not needed if libzero provides
  * them. gpt2_open_params waits for the GPU. */
@@ -192,7 +192,7 @@ int64_t gpt2_activation_bytes(const struct gpt2 *m);
 void gpt2_draw(const struct gpt2_config *config, uint64_t seed, int t, int64_t first, int64_t n, real *x);
 
 /* Points m->tokens and m->targets at a buffer to fill in. Call it before each micro-batch. It waits until the
- * batch before the last was copied. Returns 0 or a zr_err. */
+ * batch before the last was copied. Returns 0 or a zero_err. */
 int gpt2_next_batch(struct gpt2 *m);
 /* Copies the filled buffer to the place, for all calls below. */
 void gpt2_send_batch(struct gpt2 *m);

@@ -15,7 +15,7 @@ template <class T> struct same {
     typedef T type;
 };
 
-/* Launches a kernel without waiting for it; `what` names it in messages. Returns 0 or ZR_ERR_SYSTEM. */
+/* Launches a kernel without waiting for it; `what` names it in messages. Returns 0 or ZERO_ERR_SYSTEM. */
 template <class... P>
 int launch(const struct place *on, const char *what, void (*kernel)(P...), dim3 grid, dim3 block,
            typename same<P>::type... args)
@@ -25,7 +25,7 @@ int launch(const struct place *on, const char *what, void (*kernel)(P...), dim3 
     cudaError_t err = cudaLaunchKernel(kernel, grid, block, list, 0, stream);
     return err == cudaSuccess
                ? 0
-               : zr_fail(ZR_ERR_SYSTEM, "gpt2: launching %s: %s", what, cudaGetErrorString(err));
+               : zr_fail(ZERO_ERR_SYSTEM, "gpt2: launching %s: %s", what, cudaGetErrorString(err));
 }
 
 inline unsigned ceil_div(int64_t n, int64_t d)

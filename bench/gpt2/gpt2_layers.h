@@ -8,7 +8,7 @@
  *
  * Pointers are memory of on's device. On the host, work is done when a function returns. On a GPU it goes to
  * on's stream. The buffer scratch has n_scratch() floats, and is in use until the stream has passed the work.
- * Each function returns 0 or a zr_err. */
+ * Each function returns 0 or a zero_err. */
 #ifndef ZERO_BENCH_GPT2_LAYERS_H
 #define ZERO_BENCH_GPT2_LAYERS_H
 

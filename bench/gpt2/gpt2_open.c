@@ -142,7 +142,7 @@ static int open_statistics(struct gpt2 *m, struct gpt2_kept *k, bool first)
 int gpt2_keep(struct gpt2 *m, int64_t n)
 {
     struct gpt2_kept *kept = n > m->n_kept ? realloc(m->kept, (size_t)n * sizeof *kept) : m->kept;
-    int err = kept ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %lld micro-batches", (long long)n);
+    int err = kept ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %lld micro-batches", (long long)n);
     if (err)
         return err;
     m->kept = kept;
@@ -206,7 +206,7 @@ static int draw_all(struct gpt2 *m, const int64_t sizes[GPT2_N_TENSORS], uint64_
 {
     const struct zr_device_ops *dev = m->place->dev->ops;
     real *piece = malloc((size_t)PIECE * sizeof *piece);
-    int err = piece ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory to draw weights in");
+    int err = piece ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory to draw weights in");
     for (int t = 0; t < GPT2_N_TENSORS && !err; t++)
         for (int64_t first = 0; first < sizes[t] && !err; first += PIECE) {
             int64_t n = smaller(PIECE, sizes[t] - first);
@@ -242,7 +242,7 @@ int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, const
     err = err ? err : open_batches(m);
     if (!err) {
         m->count = malloc((size_t)config->vocab * sizeof *m->count);
-        err = m->count ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %lld counts", (long long)config->vocab);
+        err = m->count ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %lld counts", (long long)config->vocab);
     }
     if (err) {
         gpt2_close(m);

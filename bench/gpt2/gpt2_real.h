@@ -26,7 +26,7 @@
 typedef uint16_t real;
 #define GPT2_ZERO_DTYPE ZERO_BF16
 #define GPT2_DTYPE_NAME "bf16"
-#define GPT2_GEMM_DTYPE ZR_BF16
+#define GPT2_GEMM_DTYPE ZERO_BF16
 #define GPT2_NAME(name) name##_bf16
 
 GPT2_HOST_DEVICE float to_float(real x)
@@ -51,7 +51,7 @@ GPT2_HOST_DEVICE real from_float(float f)
 typedef float real;
 #define GPT2_ZERO_DTYPE ZERO_F32
 #define GPT2_DTYPE_NAME "f32"
-#define GPT2_GEMM_DTYPE ZR_F32
+#define GPT2_GEMM_DTYPE ZERO_F32
 #define GPT2_NAME(name) name##_f32
 
 GPT2_HOST_DEVICE float to_float(real x)

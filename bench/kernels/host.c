@@ -19,7 +19,7 @@ enum { N_ROWS = N_STREAMED + N_PRODUCTS };
 enum { ON_ONE, ON_ALL, N_THREADINGS };
 
 static const int64_t square_sizes[N_SQUARES] = {512, 768, 1024};
-static const enum zr_dtype product_dtypes[N_PRODUCTS] = {ZR_F32, ZR_BF16};
+static const enum zero_dtype product_dtypes[N_PRODUCTS] = {ZERO_F32, ZERO_BF16};
 
 struct kernels_host {
     struct kernels_host_options o;
@@ -65,28 +65,28 @@ static int run_kernel(struct kernels_host *h, enum stream_mix mix)
     case STREAM_COPY:
         return dev->copy(s, a->written_f32, a->read_f32[0], n * 4);
     case STREAM_TO_BF16:
-        return dev->cast(s, a->written_bf16, ZR_BF16, a->read_f32[0], ZR_F32, n);
+        return dev->cast(s, a->written_bf16, ZERO_BF16, a->read_f32[0], ZERO_F32, n);
     case STREAM_TO_F32:
-        return dev->cast(s, a->written_f32, ZR_F32, a->read_bf16[0], ZR_BF16, n);
+        return dev->cast(s, a->written_f32, ZERO_F32, a->read_bf16[0], ZERO_BF16, n);
     case STREAM_READ:
         return dev->sum_squares(s, &sum, a->read_f32[0], n, NULL);
     case STREAM_SCALE:
         return dev->scale(s, a->updated[0], n, &h->scalars);
     case STREAM_ADD:
-        return dev->add(s, a->updated[0], a->read_f32[0], ZR_F32, n);
+        return dev->add(s, a->updated[0], a->read_f32[0], ZERO_F32, n);
     case STREAM_SUM_4_F32:
-        return dev->sum_tree(s, a->written_f32, (const void *const *)a->read_f32, LIMIT_MOST_READ, ZR_F32, n,
-                             false);
+        return dev->sum_tree(s, a->written_f32, (const void *const *)a->read_f32, LIMIT_MOST_READ, ZERO_F32,
+                             n, false);
     default:
-        return dev->sum_tree(s, a->written_f32, (const void *const *)a->read_bf16, LIMIT_MOST_READ, ZR_BF16,
+        return dev->sum_tree(s, a->written_f32, (const void *const *)a->read_bf16, LIMIT_MOST_READ, ZERO_BF16,
                              n, false);
     }
 }
 
 /* Row N_STREAM_KERNELS + 2 * i + b is optimizer i + 1; with b it also writes bf16 weights. */
-static enum zr_optimizer kind_of(int row)
+static enum zero_optimizer kind_of(int row)
 {
-    return (enum zr_optimizer)((row - N_STREAM_KERNELS) / 2 + 1);
+    return (enum zero_optimizer)((row - N_STREAM_KERNELS) / 2 + 1);
 }
 
 static bool bf16_of(int row)
@@ -109,7 +109,7 @@ static int run_update(struct kernels_host *h, int row)
     const struct stream_arrays *a = &h->arrays;
     struct zr_update u = {
         .kind = kind_of(row),
-        .param_dtype = bf16_of(row) ? ZR_BF16 : ZR_F32,
+        .param_dtype = bf16_of(row) ? ZERO_BF16 : ZERO_F32,
         .lr = 1e-6f,
         .beta1 = 0.9f,
         .beta2 = 0.95f,
@@ -163,7 +163,7 @@ static int measure_streamed(struct kernels_host *h, int row, int64_t round)
 
 /* ---- products ---- */
 
-static int multiply(struct kernels_host *h, enum zr_dtype dtype, int64_t m, int64_t n, int64_t k,
+static int multiply(struct kernels_host *h, enum zero_dtype dtype, int64_t m, int64_t n, int64_t k,
                     double *seconds)
 {
     const struct zr_gemm_args args = {
@@ -264,7 +264,7 @@ static int open_times(struct kernels_host *h)
             double **to = s < 0 ? &h->seconds[row] : &h->limit[row][s];
             *to = calloc((size_t)h->o.n_rounds, sizeof **to);
             if (!*to)
-                return zr_fail(ZR_ERR_NOMEM, "no memory for %lld times", (long long)h->o.n_rounds);
+                return zr_fail(ZERO_ERR_NOMEM, "no memory for %lld times", (long long)h->o.n_rounds);
         }
     }
     return 0;
@@ -307,7 +307,7 @@ int kernels_host_measure(struct kernels_host **out, const struct place *place,
     struct kernels_host *h = calloc(1, sizeof *h);
     *out = NULL;
     if (!h)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %zu bytes", sizeof *h);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for %zu bytes", sizeof *h);
     h->o = *o;
     h->place = place;
     h->scalars = (struct zr_step_scalars){.grad_scale = 1.0f + 0x1p-23f}; /* a factor of 1 would be skipped */

@@ -30,7 +30,7 @@ struct kernels_host_row {
     double limit_of_all;
 };
 
-/* Takes memory and measures everything, in n_rounds after a few warm-up rounds. Returns 0 or a zr_err, and
+/* Takes memory and measures everything, in n_rounds after a few warm-up rounds. Returns 0 or a zero_err, and
  * then holds nothing. */
 int kernels_host_measure(struct kernels_host **out, const struct place *place,
                          const struct kernels_host_options *o);

@@ -110,7 +110,7 @@ enum { COPY, ADAMW, GEMM, ATTENTION, N_MEASURES };
 struct bench {
     const struct kernels_options *o;
     struct place place;
-    enum zr_dtype dtype;
+    enum zero_dtype dtype;
     const struct gpt2_attention *attention; /* NULL: attention is not in one piece here */
     struct buffer {
         void *p;
@@ -125,23 +125,23 @@ struct bench {
 
 /* Bytes read and written per weight. Master weights, both moments and the fp32 gradient are read. All but the
  * gradient are written, and the model's weights, too, if they are not fp32. */
-static int64_t adamw_bytes(enum zr_dtype dtype)
+static int64_t adamw_bytes(enum zero_dtype dtype)
 {
-    return 4 * 4 + 3 * 4 + (dtype == ZR_F32 ? 0 : zr_dtype_bytes(dtype));
+    return 4 * 4 + 3 * 4 + (dtype == ZERO_F32 ? 0 : zr_dtype_bytes(dtype));
 }
 
 /* Fills a buffer with repeated copies of one piece of random numbers in (-1, 1). */
-static int fill_random(struct bench *b, const struct buffer *to, enum zr_dtype dtype, uint64_t seed)
+static int fill_random(struct bench *b, const struct buffer *to, enum zero_dtype dtype, uint64_t seed)
 {
     enum { PIECE = 1 << 18 };
     const struct zr_device_ops *dev = b->place.dev->ops;
     int64_t size = zr_dtype_bytes(dtype), n = to->bytes / size;
     float *piece = malloc(PIECE * sizeof *piece);
     if (!piece)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for random numbers");
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for random numbers");
     for (int64_t i = 0; i < PIECE; i++)
         piece[i] = (float)((double)(random_bits(seed + (uint64_t)i) >> 11) * 0x1p-52 - 1.0);
-    zr_host_kernels_best()->cast(piece, dtype, piece, ZR_F32, PIECE);
+    zr_host_kernels_best()->cast(piece, dtype, piece, ZERO_F32, PIECE);
     int err = 0;
     for (int64_t first = 0; first < n && !err; first += PIECE) {
         int64_t here = n - first < PIECE ? n - first : PIECE;
@@ -185,7 +185,7 @@ static int open_buffers(struct bench *b)
         err = dev->ops->alloc(dev, bytes[i], &b->buffers[i].p);
         b->buffers[i].bytes = err ? 0 : bytes[i];
         if (!err)
-            err = fill_random(b, &b->buffers[i], i < PARAM ? ZR_F32 : b->dtype, (uint64_t)i << 32);
+            err = fill_random(b, &b->buffers[i], i < PARAM ? ZERO_F32 : b->dtype, (uint64_t)i << 32);
     }
     /* second moments must not be negative */
     return err ? err : dev->ops->zero(b->place.stream, b->buffers[V].p, n * 4);
@@ -211,9 +211,9 @@ static int bench_open(struct bench *b)
     int err = place_open(&b->place, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads);
     if (err)
         return err;
-    b->attention = b->dtype == ZR_BF16 ? gpt2_layers_for(&b->place)->attention : NULL;
+    b->attention = b->dtype == ZERO_BF16 ? gpt2_layers_for(&b->place)->attention : NULL;
     if (b->attention && !b->attention->fits(o->attention[3]))
-        return zr_fail(ZR_ERR_NOTSUP, "attention in one piece is not there for heads of %lld channels",
+        return zr_fail(ZERO_ERR_NOTSUP, "attention in one piece is not there for heads of %lld channels",
                        (long long)o->attention[3]);
     struct zr_device *dev = b->place.dev;
     err = open_buffers(b);
@@ -223,7 +223,7 @@ static int bench_open(struct bench *b)
     err = err ? err : dev->ops->put(b->place.stream, b->scalars, &scalars, sizeof scalars);
     for (int i = 0; i < N_MEASURES && !err; i++) {
         b->seconds[i] = malloc((size_t)o->rounds * sizeof *b->seconds[i]);
-        err = b->seconds[i] ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %lld times", (long long)o->rounds);
+        err = b->seconds[i] ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %lld times", (long long)o->rounds);
     }
     count_work(b);
     return err;
@@ -250,7 +250,7 @@ static void bench_close(struct bench *b)
 static int run_adamw(struct bench *b)
 {
     struct zr_update u = {
-        .kind = ZR_ADAMW,
+        .kind = ZERO_ADAMW,
         .param_dtype = b->dtype,
         .lr = 1e-4f,
         .beta1 = 0.9f,
@@ -262,7 +262,7 @@ static int run_adamw(struct bench *b)
         .t = 1,
         .n = b->o->params,
         .master = b->buffers[MASTER].p,
-        .param = b->dtype == ZR_F32 ? NULL : b->buffers[PARAM].p,
+        .param = b->dtype == ZERO_F32 ? NULL : b->buffers[PARAM].p,
         .grad = b->buffers[GRAD].p,
         .state = {b->buffers[M].p, b->buffers[V].p},
         .scalars = b->scalars,
@@ -346,7 +346,7 @@ static int measure_all(struct bench *b)
 /* Figures that the host has in common with a GPU, for programs that read either. */
 static void take_host_rates(const struct bench *b, const struct kernels_host *h, double rate[N_MEASURES])
 {
-    bool bf16 = b->dtype == ZR_BF16;
+    bool bf16 = b->dtype == ZERO_BF16;
     rate[COPY] = kernels_host_row(h, "copy")->rate;
     rate[ADAMW] = kernels_host_row(h, bf16 ? "adamw bf16" : "adamw f32")->rate;
     rate[GEMM] = kernels_host_row(h, bf16 ? "product bf16" : "product f32")->rate;
@@ -437,7 +437,7 @@ int kernels_command(const char *name, int argc, char **argv)
     int status = options_parse(&table, name, argc, argv, &o);
     if (status)
         return status;
-    struct bench b = {.o = &o, .dtype = o.dtype == ZERO_BF16 ? ZR_BF16 : ZR_F32};
+    struct bench b = {.o = &o, .dtype = o.dtype == ZERO_BF16 ? ZERO_BF16 : ZERO_F32};
     int err = o.device == ZERO_DEVICE_CUDA ? measure_gpu(&b) : measure_host(&b);
     if (err)
         fprintf(stderr, "%s: %s\n", name, zr_error_text());

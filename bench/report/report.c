@@ -88,7 +88,7 @@ static int make_room(struct report *r)
     double *loss = realloc(r->loss, (size_t)capacity * sizeof *loss);
     r->loss = loss ? loss : r->loss;
     if (!ms || !loss)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the times of %lld steps", (long long)capacity);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for the times of %lld steps", (long long)capacity);
     r->capacity = capacity;
     return 0;
 }

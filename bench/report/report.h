@@ -85,7 +85,7 @@ int64_t report_now_ns(void);
 /* Prints a line for people; nothing with --json. */
 void report_text(const struct report *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* Prints a step. In a log, steps within half a second of the last line are left out, except the first and
- * the last. On a terminal a bar shows them all. JSON has a line for each. Returns 0 or a zr_err (no
+ * the last. On a terminal a bar shows them all. JSON has a line for each. Returns 0 or a zero_err (no
  * memory). */
 int report_step(struct report *r, const struct report_step *s, bool last);
 void report_summary(struct report *r, const struct report_summary *s);

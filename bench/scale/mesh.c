@@ -75,12 +75,12 @@ static int check_tp(const struct scale_job *j)
     if (j->tp <= 1)
         return 0;
     if (m->heads % j->tp || m->kv_heads % j->tp || m->hidden % j->tp)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "--tp: %lld parts do not divide the %lld heads, %lld of keys and values, and %lld "
                        "channels between of %s",
                        tp, (long long)m->heads, (long long)m->kv_heads, (long long)m->hidden, m->name);
     if (j->tp > j->machine->per_host ? j->tp % j->machine->per_host : j->machine->per_host % j->tp)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "--tp: %lld parts lie on hosts of %d GPUs unevenly: allowed is what divides these, or "
                        "several hosts",
                        tp, j->machine->per_host);
@@ -95,13 +95,13 @@ static int check_mesh(const struct mesh_run *r)
         return err;
     bool several = r->per_rank > 1;
     if (n_stages(r) > j->model->layers)
-        return zr_fail(ZR_ERR_ARG, "--pp%s: %lld stages are more than the %lld layers of %s",
+        return zr_fail(ZERO_ERR_ARG, "--pp%s: %lld stages are more than the %lld layers of %s",
                        several ? " and --stages-per-rank" : "", (long long)n_stages(r),
                        (long long)j->model->layers, j->model->name);
     if (j->world % (r->tp * r->pp))
-        return zr_fail(ZR_ERR_ARG, "--pp, --tp: %lld %s of layers in %lld parts do not divide the %lld GPUs",
-                       (long long)r->pp, several ? "GPUs with stages" : "stages", (long long)r->tp,
-                       (long long)j->world);
+        return zr_fail(
+            ZERO_ERR_ARG, "--pp, --tp: %lld %s of layers in %lld parts do not divide the %lld GPUs",
+            (long long)r->pp, several ? "GPUs with stages" : "stages", (long long)r->tp, (long long)j->world);
     return 0;
 }
 
@@ -233,7 +233,7 @@ static int run_stages(struct mesh_run *r, bool free_links, struct pipe_result *p
         double ns = t->micro_s * t->like.share[s / r->pp] * 1e9 / forwards;
         forward_ns[s] = (int32_t)fmin(fmax(ns, 1), 1e9);
         if (ns > 1e9)
-            err = zr_fail(ZR_ERR_ARG,
+            err = zr_fail(ZERO_ERR_ARG,
                           "--pp: a stage's forward takes %.3g s, more than 1 s: --batch or --context is too "
                           "large, or --compute too small",
                           ns * 1e-9);

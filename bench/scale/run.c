@@ -115,7 +115,7 @@ static int check_time(const struct scale_job *j, const struct scale_part *p,
     double s = flop * (double)p->accum * N_STEPS / (j->machine->flop_per_s * j->compute_fraction);
     if (s <= most_s)
         return 0;
-    return zr_fail(ZR_ERR_ARG,
+    return zr_fail(ZERO_ERR_ARG,
                    "%d steps take %.3g s of compute, more than %g s: --batch or --context is too large, or "
                    "--compute too small",
                    N_STEPS, s, most_s);
@@ -169,7 +169,7 @@ int scale_part_run(const struct scale_job *job, const struct scale_part *part, s
     struct zr_verify_result r = {0};
     struct zr_verify_time t = {0};
     if (!units)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %d units", n_units(part));
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for %d units", n_units(part));
     struct zr_verify_speed s = speed_of(job, units, part->free_links);
     int err = check_time(job, part, units);
     if (!err)
@@ -182,6 +182,6 @@ int scale_part_run(const struct scale_job *job, const struct scale_part *part, s
     take_shares(part, units, out->share);
     free(units);
     if (!err && r.n_reports)
-        err = zr_fail(ZR_ERR_FAILED, "%s", r.text);
+        err = zr_fail(ZERO_ERR_FAILED, "%s", r.text);
     return err ? err : r.refused; /* the plan has said why */
 }

@@ -150,7 +150,7 @@ struct scale_part_time {
     int64_t memory_bytes, wire_bytes, outer_bytes;
     int n_simulated;
 };
-/* Returns 0 or a zr_err, with zr_error_text(). */
+/* Returns 0 or a zero_err, with zr_error_text(). */
 int scale_part_run(const struct scale_job *job, const struct scale_part *part, struct scale_part_time *out);
 
 /* Whether the job has tp or pp, or counts activations: then the fields for these are printed. */
@@ -160,7 +160,7 @@ double scale_all_reduce_s(const struct scale_job *job, int64_t bytes);
 /* Bytes of a micro-batch's activations between two layers. */
 int64_t scale_move_bytes(const struct scale_job *job);
 
-/* Projects a step. Returns 0 or a zr_err, with zr_error_text(), which names axes that do not fit. */
+/* Projects a step. Returns 0 or a zero_err, with zr_error_text(), which names axes that do not fit. */
 int scale_run(const struct scale_job *job, struct scale_result *out);
 
 #endif

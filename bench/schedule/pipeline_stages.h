@@ -68,7 +68,7 @@ struct pipe_result {
 };
 
 /* Runs the library's schedule (shard/pipeline/), messages included, on its virtual clock. pp is at most
- * PIPE_MOST_STAGES. Returns 0 or a zr_err, with zr_error_text(). */
+ * PIPE_MOST_STAGES. Returns 0 or a zero_err, with zr_error_text(). */
 int pipe_simulate(const struct pipe_times *t, struct pipe_result *out);
 
 /* The most micro-batches that a stage of the model keeps for its backward pass; all, if there is no such

@@ -28,13 +28,13 @@ static int append(struct bytes_data *d, const char *path, bool skip_binary)
 {
     FILE *f = fopen(path, "rb");
     if (!f)
-        return zr_fail(ZR_ERR_IO, "cannot read %s: %s", path, strerror(errno));
+        return zr_fail(ZERO_ERR_IO, "cannot read %s: %s", path, strerror(errno));
     uint8_t *start = d->bytes + d->n_bytes;
     size_t n = fread(start, 1, (size_t)(BYTES_DATA_MAX - d->n_bytes), f);
     int failed = ferror(f) ? errno : 0;
     fclose(f);
     if (failed)
-        return zr_fail(ZR_ERR_IO, "cannot read %s: %s", path, strerror(failed));
+        return zr_fail(ZERO_ERR_IO, "cannot read %s: %s", path, strerror(failed));
     if (skip_binary && memchr(start, 0, n < 4096 ? n : 4096))
         return 0;
     d->n_bytes += (int64_t)n;
@@ -48,7 +48,7 @@ static int append_path(struct bytes_data *d, const char *path, const char *suffi
     char *const roots[] = {(char *)path, NULL};
     FTS *walk = fts_open(roots, FTS_PHYSICAL | FTS_COMFOLLOW | FTS_NOCHDIR, by_name);
     if (!walk)
-        return zr_fail(ZR_ERR_IO, "cannot read %s: %s", path, strerror(errno));
+        return zr_fail(ZERO_ERR_IO, "cannot read %s: %s", path, strerror(errno));
     int err = 0;
     for (FTSENT *e; !err && d->n_bytes < BYTES_DATA_MAX && (e = fts_read(walk));) {
         bool given = e->fts_level == FTS_ROOTLEVEL;
@@ -60,7 +60,7 @@ static int append_path(struct bytes_data *d, const char *path, const char *suffi
         case FTS_DNR:
         case FTS_ERR:
         case FTS_NS:
-            err = zr_fail(ZR_ERR_IO, "cannot read %s: %s", e->fts_path, strerror(e->fts_errno));
+            err = zr_fail(ZERO_ERR_IO, "cannot read %s: %s", e->fts_path, strerror(e->fts_errno));
             break;
         case FTS_DEFAULT: /* a pipe that was named is read like a file */
             err = given ? append(d, e->fts_path, false) : 0;
@@ -77,7 +77,7 @@ int bytes_data_open(struct bytes_data *d, const char *const *paths, int n_paths)
 {
     *d = (struct bytes_data){.bytes = malloc(BYTES_DATA_MAX)}; /* pages without text are never touched */
     if (!d->bytes)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %d bytes of text", BYTES_DATA_MAX);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for %d bytes of text", BYTES_DATA_MAX);
     int err = n_paths ? 0 : append_path(d, BYTES_DATA_DEFAULT, ".h");
     for (int i = 0; !err && i < n_paths; i++)
         err = append_path(d, paths[i], NULL);

@@ -16,7 +16,7 @@ struct bytes_data {
 /* Reads files, and all files in folders in the order of their names, up to BYTES_DATA_MAX. In folders,
  * symbolic links and files that are not text (a zero byte near the start) are passed over. If n_paths is
  * 0, the C headers of BYTES_DATA_DEFAULT are read. The same files give the same bytes on every rank.
- * Returns 0 or a zr_err that names the path. */
+ * Returns 0 or a zero_err that names the path. */
 int bytes_data_open(struct bytes_data *d, const char *const *paths, int n_paths);
 void bytes_data_close(struct bytes_data *d);
 

@@ -66,5 +66,5 @@ bool train_read_position(const char *text, struct train_position *out)
 
 int train_n_states(enum zero_optimizer optimizer, double beta1)
 {
-    return zr_optimizer_states((enum zr_optimizer)optimizer, (float)beta1);
+    return zr_optimizer_states((enum zero_optimizer)optimizer, (float)beta1);
 }

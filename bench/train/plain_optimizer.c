@@ -70,7 +70,7 @@ static int open_host(struct plain *p)
     p->v = fp32_array(p);
     p->master = has_master ? fp32_array(p) : NULL;
     if (!p->m || !p->v || !p->sums || (has_master && !p->master)) {
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the optimizer state of %lld parameters",
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for the optimizer state of %lld parameters",
                        (long long)p->n_params);
     }
     set_up_state(p);

@@ -42,13 +42,13 @@ struct plain {
     int64_t memory_bytes;
 };
 
-/* Takes memory for the state and copies the model's weights. Returns 0 or a zr_err, and then holds
+/* Takes memory for the state and copies the model's weights. Returns 0 or a zero_err, and then holds
  * nothing. */
 int plain_open(struct plain *p, const struct place *place, const struct zero_tensor *tensors,
                int32_t n_tensors);
 /* Takes the mean over micro-batches, clips by the global norm, and applies AdamW with the arithmetic of
  * kernels/device.h. Then zeroes gradients without ZERO_GRAD_OVERWRITE. On a GPU it waits for the norm.
- * Returns 0 or a zr_err. */
+ * Returns 0 or a zero_err. */
 int plain_step(struct plain *p, const struct train_options *o, float lr, struct zero_step_info *info);
 /* A state_reader: reads what zero_read does for ZERO_VALUE_MASTER and ZERO_VALUE_STATE. */
 int plain_read(void *plain, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst);

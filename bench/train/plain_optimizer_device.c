@@ -69,7 +69,7 @@ int plain_device_open(struct plain *p)
     int err = open_state(p);
     for (int64_t t = 0, at = 0; t < p->n_tensors && !err && p->master; t++) {
         int64_t n = tensor_elements(&p->tensors[t]);
-        err = dev->cast(p->place->stream, p->master + at, ZR_F32, *p->tensors[t].param, GPT2_GEMM_DTYPE, n);
+        err = dev->cast(p->place->stream, p->master + at, ZERO_F32, *p->tensors[t].param, GPT2_GEMM_DTYPE, n);
         at += n;
     }
     return err;
@@ -87,7 +87,7 @@ static int collect(struct plain *p)
         const float *grad = *tensor->grad;
         if (p->grad) {
             grad = p->grad + at;
-            err = dev->cast(s, p->grad + at, ZR_F32, *tensor->grad, GPT2_GEMM_DTYPE, n);
+            err = dev->cast(s, p->grad + at, ZERO_F32, *tensor->grad, GPT2_GEMM_DTYPE, n);
         }
         err = err ? err : dev->sum_squares(s, &p->norm->sum, grad, n, NULL);
         at += n;
@@ -110,7 +110,7 @@ int plain_device_step(struct plain *p, const struct train_options *o, float lr, 
         .agreed = p->agreed,
     };
     struct zr_update u = {
-        .kind = ZR_ADAMW,
+        .kind = ZERO_ADAMW,
         .param_dtype = GPT2_GEMM_DTYPE,
         .lr = lr,
         .beta1 = (float)o->beta1,

@@ -74,7 +74,7 @@ int state_digests(struct state_digest *out, bool hash, const struct zero_tensor 
     int n_values = ZERO_VALUE_STATE + n_states - ZERO_VALUE_MASTER, err = 0;
     float *chunk = hash ? malloc(CHUNK * sizeof *chunk) : NULL;
     if (hash && !chunk)
-        return zr_fail(ZR_ERR_NOMEM, "no memory to read the state into");
+        return zr_fail(ZERO_ERR_NOMEM, "no memory to read the state into");
     for (int32_t t = 0; t < n_tensors; t++) {
         int64_t slices = n_slices(&tensors[t]), n = tensor_elements(&tensors[t]) / slices;
         for (int64_t i = 0; i < slices && !err; i++)
@@ -95,7 +95,7 @@ int state_hash(char out[STATE_HASH_CHARS], bool hash, const struct zero_tensor *
     int64_t n = state_pieces(tensors, n_tensors);
     struct state_digest *digests = malloc((size_t)n * sizeof *digests);
     if (!digests)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %lld digests", (long long)n);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for %lld digests", (long long)n);
     int err = state_digests(digests, hash, tensors, n_tensors, n_states, read, from);
     if (!err && hash)
         state_hash_of(out, digests, n);

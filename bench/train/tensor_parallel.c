@@ -45,8 +45,9 @@ int train_hash_tp(zero_ctx *z, int32_t tp, int64_t n_tp, char hash[STATE_HASH_CH
     enum { DIGITS = STATE_HASH_CHARS - 1 };
     float *digits = calloc((size_t)n_tp * DIGITS, sizeof *digits);
     char *all = malloc((size_t)n_tp * DIGITS + 1);
-    int err =
-        digits && all ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for the hashes of %lld parts", (long long)n_tp);
+    int err = digits && all
+                  ? 0
+                  : zr_fail(ZERO_ERR_NOMEM, "no memory for the hashes of %lld parts", (long long)n_tp);
     for (int i = 0; !err && i < DIGITS; i++)
         digits[tp * DIGITS + i] = (float)hash[i];
     if (!err)

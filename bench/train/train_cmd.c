@@ -30,7 +30,7 @@ static error_t finish(struct argp_state *state, void *options)
     struct train_options *o = options;
     o->lr = o->lr == UNSET ? o->model.default_lr : o->lr;
     if (o->beta2 == UNSET) {
-        const struct zr_optimizer_kind *kind = zr_optimizer_kind((enum zr_optimizer)o->optimizer);
+        const struct zr_optimizer_kind *kind = zr_optimizer_kind((enum zero_optimizer)o->optimizer);
         o->beta2 = kind->bias_correction ? 0.95 : (double)kind->beta2;
     }
     o->steps = o->steps >= 0 ? o->steps : o->seconds > 0 ? INT64_MAX : 100;

@@ -117,7 +117,7 @@ void zr_hub_stop_listening(struct zr_rendezvous *r)
 /* Ends an unidentified connection, and sends no reason. */
 static void send_away(struct zr_rendezvous *r, struct zr_link *l, const char *why)
 {
-    struct zr_frame f = {.type = ZR_FRAME_REFUSE, .about = ZR_ERR_MISMATCH};
+    struct zr_frame f = {.type = ZR_FRAME_REFUSE, .about = ZERO_ERR_MISMATCH};
     zr_hub_note(r, ZR_TROUBLE_STRANGE, "refused %s: %s", l->peer, why);
     (void)zr_link_send(l, f, NULL, 0);
     zr_link_finish(l);
@@ -156,14 +156,14 @@ static void refuse_late(struct zr_rendezvous *r, struct zr_link *l)
                  first ? ", at " : "", first ? first->peer : "", rank);
     else
         snprintf(text, sizeof text, "the job runs already: rank %d came too late, or has left it", rank);
-    refuse(r, l, ZR_ERR_MISMATCH, text);
+    refuse(r, l, ZERO_ERR_MISMATCH, text);
 }
 
 /* Refuses a rank of this job that is wrong, so no rank can go on. All ranks get the reason. */
 static void refuse_all(struct zr_rendezvous *r, struct zr_link *l, const char *text)
 {
-    refuse(r, l, ZR_ERR_MISMATCH, text);
-    zr_hub_fail(r, ZR_ERR_MISMATCH, "%s", text);
+    refuse(r, l, ZERO_ERR_MISMATCH, text);
+    zr_hub_fail(r, ZERO_ERR_MISMATCH, "%s", text);
 }
 
 /* Handles a rank that waits with another name. Another context takes its connection over, or it must try
@@ -261,13 +261,13 @@ void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_fr
     }
     const struct zr_shake *s = &l->shake;
     if (is_started_otherwise(r, l, text, sizeof text)) {
-        refuse(r, l, ZR_ERR_MISMATCH, text);
+        refuse(r, l, ZERO_ERR_MISMATCH, text);
     } else if (r->ready) {
         refuse_late(r, l);
     } else if (s->attempt != r->w.attempt) {
         snprintf(text, sizeof text, "rank %d at %s is of attempt %d of this job, rank 0 of attempt %d",
                  s->rank, l->peer, s->attempt, r->w.attempt);
-        refuse(r, l, ZR_ERR_MISMATCH, text);
+        refuse(r, l, ZERO_ERR_MISMATCH, text);
     } else if (strcmp(s->name, r->w.name)) {
         other_name(r, l, f, payload);
     } else if (s->world != r->w.world) {
@@ -276,8 +276,8 @@ void zr_hub_hello(struct zr_rendezvous *r, struct zr_link *l, const struct zr_fr
                  r->w.size_from[0] ? ")" : "");
         refuse_all(r, l, text);
     } else if (s->rank == 0) {
-        refuse(r, l, ZR_ERR_MISMATCH, "rank 0 is there twice");
-        zr_hub_fail(r, ZR_ERR_MISMATCH, "rank 0 is there twice: here and at %s: %s", l->peer,
+        refuse(r, l, ZERO_ERR_MISMATCH, "rank 0 is there twice");
+        zr_hub_fail(r, ZERO_ERR_MISMATCH, "rank 0 is there twice: here and at %s: %s", l->peer,
                     ZR_HUB_TWO_JOBS);
     } else if (s->rank <= 0 || s->rank >= r->w.world) {
         snprintf(text, sizeof text, "rank %d at %s: ranks 1 to %d may join rank 0", s->rank, l->peer,
@@ -340,7 +340,7 @@ static void take_awaited(struct zr_rendezvous *r, struct zr_listener *s)
 {
     struct zr_link *l = zr_hub_add_link(r);
     if (!l) {
-        zr_hub_fail(r, ZR_ERR_NOMEM, "rank 0: rendezvous: no memory for a connection");
+        zr_hub_fail(r, ZERO_ERR_NOMEM, "rank 0: rendezvous: no memory for a connection");
         zr_hub_stop_listening(r);
         return;
     }
@@ -422,7 +422,7 @@ int zr_hub_await_handed(struct zr_rendezvous *r)
         return 0;
     int err = uv_async_init(r->loop, &r->handed, on_handed);
     if (err)
-        return zr_fail(ZR_ERR_SYSTEM, "rendezvous: uv_async_init: %s", uv_strerror(err));
+        return zr_fail(ZERO_ERR_SYSTEM, "rendezvous: uv_async_init: %s", uv_strerror(err));
     r->handed.data = r;
     uv_unref((uv_handle_t *)&r->handed);
     r->n_handles++;
@@ -544,11 +544,11 @@ static void say_cannot_listen(struct zr_rendezvous *r, const union zr_address *a
     zr_interface_of(at, name);
     if (is_absent(err) && zr_interfaces_all(&all) == 0) {
         zr_interfaces_list(&all, there, sizeof there);
-        zr_hub_fail(r, ZR_ERR_SYSTEM,
+        zr_hub_fail(r, ZERO_ERR_SYSTEM,
                     "rank 0 cannot listen at %s: no interface of this host has that address: it has %s",
                     place, there);
     } else {
-        zr_hub_fail(r, ZR_ERR_SYSTEM, "rank 0 cannot listen at %s%s%s%s: %s%s", place, name[0] ? " (" : "",
+        zr_hub_fail(r, ZERO_ERR_SYSTEM, "rank 0 cannot listen at %s%s%s%s: %s%s", place, name[0] ? " (" : "",
                     name, name[0] ? ")" : "", zr_limit_words(-err, uv_strerror(err), why),
                     err == UV_EADDRINUSE ? "; choose another port" : "");
     }
@@ -568,7 +568,7 @@ static void make_room_for_ranks(struct zr_rendezvous *r)
         zr_raise_descriptor_limit(wanted > ZR_MANY_DESCRIPTORS ? wanted : ZR_MANY_DESCRIPTORS);
     if (limit < used + n)
         zr_hub_fail(
-            r, ZR_ERR_SYSTEM,
+            r, ZERO_ERR_SYSTEM,
             "rank 0 needs %llu descriptors, for it has a connection to each of %d ranks, and may have at "
             "most %llu open (RLIMIT_NOFILE, ulimit -n): start it with ulimit -n %llu or more",
             used + n, r->w.world, limit, wanted);

@@ -22,12 +22,12 @@ static uint64_t answer_ms(const struct zr_rendezvous *r)
 }
 
 /* A CALLS frame carries calls. A rank that asks for a comparison appends the text of its failure. */
-_Static_assert(sizeof(struct zr_called_copy) + ZR_FRAME_TEXT_BYTES <= ZR_FRAME_SMALL_BYTES,
+_Static_assert(sizeof(struct zr_call_log_copy) + ZR_FRAME_TEXT_BYTES <= ZR_FRAME_SMALL_BYTES,
                "a rank may send its calls at any time");
 
-void zr_rendezvous_called(struct zr_rendezvous *r, const struct zr_called *c)
+void zr_rendezvous_called(struct zr_rendezvous *r, const struct zr_logged_call *c)
 {
-    zr_called_put(&r->calls, c);
+    zr_call_log_put(&r->calls, c);
 }
 
 bool zr_rendezvous_compare(struct zr_rendezvous *r, int code, const char *text)
@@ -37,7 +37,7 @@ bool zr_rendezvous_compare(struct zr_rendezvous *r, int code, const char *text)
 
 /* ---- rank 0 compares all calls ---- */
 
-static const struct zr_called_ring *member_calls(const struct zr_rendezvous *r, int rank)
+static const struct zr_call_log *member_calls(const struct zr_rendezvous *r, int rank)
 {
     return rank == r->w.rank ? &r->calls : r->members[rank].calls;
 }
@@ -60,19 +60,19 @@ static int furthest(const struct zr_rendezvous *r, bool most)
 
 /* Compares every rank with the one that has the most calls. If two others differ in a call, that one has made
  * this call too, so one of them differs from it. */
-static bool find_difference(const struct zr_rendezvous *r, char text[ZR_CALLED_BOTH_CHARS])
+static bool find_difference(const struct zr_rendezvous *r, char text[ZR_CALL_LOG_BOTH_CHARS])
 {
     int of = furthest(r, true);
     uint64_t first = 0;
     for (int i = 0; i < r->w.world; i++) {
-        struct zr_called here, there;
+        struct zr_logged_call here, there;
         uint64_t n = i != of && member_calls(r, i)
-                         ? zr_called_differ(member_calls(r, i), member_calls(r, of), &there, &here)
+                         ? zr_call_log_differ(member_calls(r, i), member_calls(r, of), &there, &here)
                          : 0;
         if (n && (!first || n < first)) {
             first = n;
-            zr_called_report(i, &there, of, &here,
-                             zr_called_left_out(member_calls(r, i), member_calls(r, of), n), text);
+            zr_call_log_report(i, &there, of, &here,
+                               zr_call_log_left_out(member_calls(r, i), member_calls(r, of), n), text);
         }
     }
     return first != 0;
@@ -81,10 +81,10 @@ static bool find_difference(const struct zr_rendezvous *r, char text[ZR_CALLED_B
 /* Writes "240 calls, the last zero_end(unit 3, forward) in step 4". */
 static void report_place(const struct zr_rendezvous *r, int rank, char *text, size_t n_text)
 {
-    struct zr_called last;
-    char call[ZR_CALLED_CHARS] = "";
-    if (zr_called_last(member_calls(r, rank), &last))
-        zr_called_describe(&last, call);
+    struct zr_logged_call last;
+    char call[ZR_CALL_LOG_CHARS] = "";
+    if (zr_call_log_last(member_calls(r, rank), &last))
+        zr_call_log_describe(&last, call);
     if (n_calls(r, rank))
         snprintf(text, n_text, "%llu calls, the last %s", (unsigned long long)n_calls(r, rank), call);
     else
@@ -128,7 +128,7 @@ static void forget_calls(struct zr_rendezvous *r)
 
 static void decide(struct zr_rendezvous *r)
 {
-    char calls[ZR_CALLED_BOTH_CHARS], place[640] = "", silent[160], stopped[ZR_STOPPED_CHARS];
+    char calls[ZR_CALL_LOG_BOTH_CHARS], place[640] = "", silent[160], stopped[ZR_STOPPED_CHARS];
     const struct zr_comparison *c = &r->comparison;
     uv_timer_stop(&r->answers);
     zr_hub_send_report(r, false);
@@ -136,13 +136,13 @@ static void decide(struct zr_rendezvous *r)
     report_silent(r, silent, sizeof silent);
     zr_rendezvous_describe_stopped(r, zr_rendezvous_stopped(r), stopped);
     if (first && find_difference(r, calls)) {
-        zr_hub_fail(r, ZR_ERR_MISMATCH, "%s (rank %d: %.400s)", calls, c->rank, c->text);
+        zr_hub_fail(r, ZERO_ERR_MISMATCH, "%s (rank %d: %.400s)", calls, c->rank, c->text);
     } else if (first) {
-        if (c->code == ZR_ERR_TIMEOUT)
+        if (c->code == ZERO_ERR_TIMEOUT)
             report_behind(r, place, sizeof place);
-        else if (c->code == ZR_ERR_MISMATCH)
+        else if (c->code == ZERO_ERR_MISMATCH)
             snprintf(place, sizeof place, "; the latest %d calls of the programs do not differ",
-                     ZR_CALLED_KEPT);
+                     ZR_CALL_LOG_KEPT);
         zr_hub_fail(r, c->code, "%.400s%s%s%s" ZR_HUB_FOUND_BY "%d)", c->text, place, silent, stopped,
                     c->rank);
     }
@@ -182,7 +182,7 @@ static void begin_comparison(struct zr_rendezvous *r, int rank, int code, const 
         return;
     c->begun = true;
     c->rank = rank;
-    c->code = code < 0 ? code : ZR_ERR_FAILED;
+    c->code = code < 0 ? code : ZERO_ERR_FAILED;
     snprintf(c->text, sizeof c->text, "%s", text);
     for (int i = 1; i < r->w.world; i++)
         if (!r->members[i].calls)
@@ -197,10 +197,10 @@ static void begin_comparison(struct zr_rendezvous *r, int rank, int code, const 
 static void send_calls(struct zr_rendezvous *r, int code, const char *text)
 {
     size_t n_text = strlen(text);
-    struct zr_called_copy *copy = malloc(sizeof *copy + n_text);
+    struct zr_call_log_copy *copy = malloc(sizeof *copy + n_text);
     if (!copy)
         return; /* the rank that asked waits until its time is over */
-    zr_called_copy(&r->calls, copy);
+    zr_call_log_copy(&r->calls, copy);
     memcpy(copy + 1, text, n_text);
     zr_hub_send(r, 0, ZR_FRAME_CALLS, code, copy, sizeof *copy + n_text);
     free(copy);
@@ -230,7 +230,7 @@ void zr_hub_asked(struct zr_rendezvous *r)
 bool zr_hub_on_calls(struct zr_rendezvous *r, int rank, int code, const char *payload, size_t n)
 {
     struct zr_member *member = &r->members[rank];
-    const struct zr_called_copy *copy = (const struct zr_called_copy *)payload;
+    const struct zr_call_log_copy *copy = (const struct zr_call_log_copy *)payload;
     char text[ZR_FRAME_TEXT_BYTES];
     if (n < sizeof *copy || n - sizeof *copy >= sizeof text)
         return false;
@@ -238,7 +238,7 @@ bool zr_hub_on_calls(struct zr_rendezvous *r, int rank, int code, const char *pa
         return true;
     member->calls = member->calls ? member->calls : malloc(sizeof *member->calls);
     if (member->calls)
-        zr_called_restore(member->calls, copy);
+        zr_call_log_restore(member->calls, copy);
     snprintf(text, sizeof text, "%.*s", (int)(n - sizeof *copy), payload + sizeof *copy);
     if (code)
         begin_comparison(r, rank, code, text);

@@ -249,7 +249,7 @@ void zr_hub_write_file(struct zr_rendezvous *r)
         return;
     int n = sizeof bound, err = uv_tcp_getsockname(&r->listener[0].tcp, &bound.any, &n);
     if (err) {
-        zr_hub_fail(r, ZR_ERR_SYSTEM, "rank 0: its port is not known: %s", uv_strerror(err));
+        zr_hub_fail(r, ZERO_ERR_SYSTEM, "rank 0: its port is not known: %s", uv_strerror(err));
         return;
     }
     r->w.port = zr_address_port(&bound);
@@ -327,7 +327,7 @@ static bool keep_usable(struct zr_rendezvous *r)
     r->n_to = n;
     if (n)
         return true;
-    zr_hub_fail(r, ZR_ERR_ARG,
+    zr_hub_fail(r, ZERO_ERR_ARG,
                 "rank %d: rank 0's address %s (%s) can be reached by other hosts, and this job has no key to "
                 "recognize its ranks: set ZERO_JOB_KEY to the same 32 random hex digits on all ranks "
                 "(openssl rand -hex 16), or ZERO_JOB_KEY_FILE to a file with them, or meet at 127.0.0.1 if "
@@ -425,7 +425,7 @@ void zr_hub_no_descriptor(struct zr_rendezvous *r, int error, const char *what_f
 {
     char text[256], why[ZR_SYSTEM_WORDS];
     snprintf(text, sizeof text, "no descriptor is left %s: %s", what_for, zr_system_words(error, why));
-    zr_hub_fail_all(r, ZR_ERR_SYSTEM, text);
+    zr_hub_fail_all(r, ZERO_ERR_SYSTEM, text);
 }
 
 void zr_hub_find(struct zr_rendezvous *r)

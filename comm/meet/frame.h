@@ -52,7 +52,7 @@ enum zr_frame_type {
     ZR_FRAME_EXIT,
     /* 0 -> rank: send your program's latest calls. */
     ZR_FRAME_ASK_CALLS,
-    /* Rank -> 0: the latest calls. Payload: struct zr_called_copy. If about is not 0, the sender asks for a
+    /* Rank -> 0: the latest calls. Payload: struct zr_call_log_copy. If about is not 0, the sender asks for a
      * comparison of all ranks. About is then the code of its failure, and the message follows the calls. */
     ZR_FRAME_CALLS,
     /* 0 <-> rank: a message of the rendezvous' user. About: the rank that it is for. -1: all. */
@@ -62,7 +62,7 @@ enum zr_frame_type {
     ZR_FRAME_BEAT,
     /* Rank -> 0: this rank's result. 0 -> rank: the common result. About: the code. Payload: the rank that
      * failed (int32_t) and its message. */
-    ZR_FRAME_VERDICT
+    ZR_FRAME_RESULT
 };
 
 /* Precedes every payload, in the sender's byte order. magic shows a sender with the other order. */

@@ -33,7 +33,7 @@ static int parse(const char *name, const char *text, struct zr_job_key *key)
     for (size_t i = 0; i < n && right; i++)
         right = digit(text[i]) >= 0;
     if (!right)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "%s has %zu characters and is not a key: an even number of %d to %d hex digits is "
                        "allowed (openssl rand -hex 16 makes one)",
                        name, n, 2 * ZR_JOB_KEY_MIN_BYTES, 2 * ZR_JOB_KEY_MAX_BYTES);
@@ -49,21 +49,21 @@ static int read_open_file(int fd, const char *path, struct zr_job_key *key)
     char text[2 * ZR_JOB_KEY_MAX_BYTES + 3], name[320];
     size_t n = 0;
     if (fstat(fd, &st))
-        return zr_fail(ZR_ERR_SYSTEM, "ZERO_JOB_KEY_FILE: %s: %s", path, strerror(errno));
+        return zr_fail(ZERO_ERR_SYSTEM, "ZERO_JOB_KEY_FILE: %s: %s", path, strerror(errno));
     if (!S_ISREG(st.st_mode))
-        return zr_fail(ZR_ERR_ARG, "ZERO_JOB_KEY_FILE: %s is not a file", path);
+        return zr_fail(ZERO_ERR_ARG, "ZERO_JOB_KEY_FILE: %s is not a file", path);
     if (st.st_uid != geteuid())
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "ZERO_JOB_KEY_FILE: %s belongs to user %ld: only a file of this user (%ld) is allowed",
                        path, (long)st.st_uid, (long)geteuid());
     if (st.st_mode & 0177)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "ZERO_JOB_KEY_FILE: %s has mode %04o: only its owner may read a key, so chmod 600 it",
                        path, (unsigned)(st.st_mode & 07777));
     for (ssize_t got = 1; got != 0 && n < sizeof text - 1;) {
         got = read(fd, text + n, sizeof text - 1 - n);
         if (got < 0 && errno != EINTR)
-            return zr_fail(ZR_ERR_IO, "ZERO_JOB_KEY_FILE: %s: %s", path, strerror(errno));
+            return zr_fail(ZERO_ERR_IO, "ZERO_JOB_KEY_FILE: %s: %s", path, strerror(errno));
         n += got > 0 ? (size_t)got : 0;
     }
     while (n && (text[n - 1] == '\n' || text[n - 1] == '\r' || text[n - 1] == ' '))
@@ -80,7 +80,7 @@ static int read_file(const char *path, struct zr_job_key *key)
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     char shown[208], why[ZR_SYSTEM_WORDS];
     if (fd < 0)
-        return zr_fail(zr_is_descriptor_limit(errno) ? ZR_ERR_SYSTEM : ZR_ERR_ARG,
+        return zr_fail(zr_is_descriptor_limit(errno) ? ZERO_ERR_SYSTEM : ZERO_ERR_ARG,
                        "ZERO_JOB_KEY_FILE: %.200s: %s", path, zr_system_words(errno, why));
     snprintf(shown, sizeof shown, "%.200s", path);
     int err = read_open_file(fd, shown, key);
@@ -93,7 +93,8 @@ int zr_job_key_find(struct zr_job_key *key)
     const char *text = getenv("ZERO_JOB_KEY"), *path = getenv("ZERO_JOB_KEY_FILE");
     *key = (struct zr_job_key){0};
     if (text && path)
-        return zr_fail(ZR_ERR_ARG, "ZERO_JOB_KEY and ZERO_JOB_KEY_FILE are both set: one of them is allowed");
+        return zr_fail(ZERO_ERR_ARG,
+                       "ZERO_JOB_KEY and ZERO_JOB_KEY_FILE are both set: one of them is allowed");
     if (text)
         return parse("ZERO_JOB_KEY", text, key);
     return path ? read_file(path, key) : 0;
@@ -103,7 +104,7 @@ int zr_job_key_make(struct zr_job_key *key)
 {
     *key = (struct zr_job_key){.n_bytes = ZR_JOB_KEY_MIN_BYTES};
     if (getrandom(key->bytes, ZR_JOB_KEY_MIN_BYTES, 0) != ZR_JOB_KEY_MIN_BYTES)
-        return zr_fail(ZR_ERR_SYSTEM, "no random bits for the job's key: %s", strerror(errno));
+        return zr_fail(ZERO_ERR_SYSTEM, "no random bits for the job's key: %s", strerror(errno));
     return 0;
 }
 
@@ -115,7 +116,7 @@ _Static_assert(sizeof(struct zr_hello) == 256, "no padding");
 int zr_shake_random(uint8_t *bytes, size_t n)
 {
     if (getrandom(bytes, n, 0) != (ssize_t)n)
-        return zr_fail(ZR_ERR_SYSTEM, "rendezvous: no random bits: %s", strerror(errno));
+        return zr_fail(ZERO_ERR_SYSTEM, "rendezvous: no random bits: %s", strerror(errno));
     return 0;
 }
 

@@ -68,7 +68,7 @@ int zr_hub_send_all(struct zr_rendezvous *r, enum zr_frame_type type, int32_t ab
         return 0;
     struct zr_shared_bytes *shared = zr_shared_bytes_new(payload, n);
     if (!shared)
-        return ZR_ERR_NOMEM;
+        return ZERO_ERR_NOMEM;
     for (int i = 1; i < r->w.world; i++) {
         struct zr_link *l = r->members[i].state == ZR_MEMBER_HERE ? r->members[i].link : NULL;
         int its = l ? zr_link_send_shared(l, frame_of(r, type, about), shared) : 0;
@@ -139,7 +139,7 @@ struct zr_reported zr_hub_take_report(struct zr_rendezvous *r, const struct zr_r
 void zr_hub_send_report(struct zr_rendezvous *r, bool leaving)
 {
     const struct zr_reported n = zr_hub_take_report(r, &r->reported);
-    if (!n.code || r->code || r->closing || (n.code == ZR_ERR_PEER && !leaving))
+    if (!n.code || r->code || r->closing || (n.code == ZERO_ERR_PEER && !leaving))
         return;
     r->has_reported = true;
     zr_hub_fail(r, n.code, "%s", n.text);
@@ -156,7 +156,7 @@ void zr_hub_report_failure(struct zr_rendezvous *r)
 static void adopt(struct zr_rendezvous *r, int code, const char *text)
 {
     bool first = !r->code;
-    zr_hub_fail(r, code < 0 ? code : ZR_ERR_FAILED, "%s", text);
+    zr_hub_fail(r, code < 0 ? code : ZERO_ERR_FAILED, "%s", text);
     if (first)
         zr_hub_report_failure(r);
 }
@@ -205,9 +205,9 @@ int zr_hub_check(struct zr_rendezvous *r)
     for (int i = 0; i < r->w.world; i++) {
         const struct zr_member *member = &r->members[i];
         if (member->state == ZR_MEMBER_LEFT)
-            zr_hub_fail(r, ZR_ERR_PEER, "rank %d left %s", i, doing(r));
+            zr_hub_fail(r, ZERO_ERR_PEER, "rank %d left %s", i, doing(r));
         if (member->state == ZR_MEMBER_LOST)
-            zr_hub_fail(r, ZR_ERR_PEER, "rank %d was lost %s: %s", i, doing(r),
+            zr_hub_fail(r, ZERO_ERR_PEER, "rank %d was lost %s: %s", i, doing(r),
                         member->how ? member->how : "there is no memory to say how");
     }
     return r->code;
@@ -280,14 +280,16 @@ int zr_rendezvous_send(struct zr_rendezvous *r, int to, const void *data, size_t
 {
     bool from_0 = r->w.rank == 0;
     if (n == 0 || n > ZR_FRAME_SMALL_BYTES || (from_0 ? to < -1 || to == 0 || to >= r->w.world : to != 0))
-        return zr_fail(ZR_ERR_ARG, "rank %d sends rank %d %zu bytes: 1 to %d, from or to rank 0, are allowed",
-                       r->w.rank, to, n, ZR_FRAME_SMALL_BYTES);
+        return zr_fail(ZERO_ERR_ARG,
+                       "rank %d sends rank %d %zu bytes: 1 to %d, from or to rank 0, are allowed", r->w.rank,
+                       to, n, ZR_FRAME_SMALL_BYTES);
     if (!r->detached || r->closing)
-        return zr_fail(ZR_ERR_ORDER, "sending: the rendezvous is %s", r->closing ? "closed" : "not detached");
+        return zr_fail(ZERO_ERR_ORDER, "sending: the rendezvous is %s",
+                       r->closing ? "closed" : "not detached");
     if (to < 0)
         return zr_hub_send_all(r, ZR_FRAME_MESSAGE, -1, data, n);
     if (r->members[to].state != ZR_MEMBER_HERE)
-        return zr_fail(ZR_ERR_PEER, "rank %d has left", to);
+        return zr_fail(ZERO_ERR_PEER, "rank %d has left", to);
     return zr_hub_send(r, to, ZR_FRAME_MESSAGE, to, data, n);
 }
 
@@ -441,7 +443,7 @@ static bool on_frame_of_rank_0(struct zr_rendezvous *r, struct zr_link *l, const
     case ZR_FRAME_READY:
         return on_ready(r);
     case ZR_FRAME_ALL:
-    case ZR_FRAME_VERDICT:
+    case ZR_FRAME_RESULT:
         return on_result(r, l, f);
     case ZR_FRAME_LOST:
         return on_lost_frame(r, f, text);
@@ -481,7 +483,7 @@ static bool on_frame_of_rank(struct zr_rendezvous *r, struct zr_link *l, const s
         return on_frame_of_rank_0(r, l, f, text);
     if (f->type == ZR_FRAME_CALLS)
         return zr_hub_on_calls(r, l->rank, f->about, payload, f->n_bytes);
-    return (f->type == ZR_FRAME_GIVE || f->type == ZR_FRAME_VERDICT) && on_given(r, l, f);
+    return (f->type == ZR_FRAME_GIVE || f->type == ZR_FRAME_RESULT) && on_given(r, l, f);
 }
 
 static void on_frame(struct zr_link *l, const struct zr_frame *f, const char *payload)
@@ -521,12 +523,12 @@ size_t zr_hub_expected(const struct zr_rendezvous *r, int rank)
 int zr_hub_differ(struct zr_rendezvous *r, int rank, uint16_t type, size_t n)
 {
     if (type == ZR_FRAME_GIVE && r->exchange_of == ZR_FRAME_GIVE)
-        return zr_hub_fail(r, ZR_ERR_MISMATCH, "exchange: rank %d gives %zu bytes, rank 0 gives %zu", rank, n,
-                           r->n_expected);
+        return zr_hub_fail(r, ZERO_ERR_MISMATCH, "exchange: rank %d gives %zu bytes, rank 0 gives %zu", rank,
+                           n, r->n_expected);
     if (type == ZR_FRAME_GIVE)
-        return zr_hub_fail(r, ZR_ERR_MISMATCH,
+        return zr_hub_fail(r, ZERO_ERR_MISMATCH,
                            "exchange: rank %d gives %zu bytes, rank 0 compares how it went", rank, n);
-    return zr_hub_fail(r, ZR_ERR_MISMATCH, "exchange: rank %d compares how it went, rank 0 gives %zu bytes",
+    return zr_hub_fail(r, ZERO_ERR_MISMATCH, "exchange: rank %d compares how it went, rank 0 gives %zu bytes",
                        rank, r->n_expected);
 }
 
@@ -555,19 +557,19 @@ static void on_end(struct zr_link *l, int code, const char *why)
     if (is_deaf(r))
         return;
     bool known = l->is_outgoing ? r->accepted : l->rank > 0;
-    if (known && code == ZR_ERR_NOMEM && !r->detached) {
+    if (known && code == ZERO_ERR_NOMEM && !r->detached) {
         zr_hub_fail_all(r, code, why);
         zr_link_finish(l); /* frames that are being sent are still read by the other end */
     } else if (known) {
         lose(r, l->rank, why);
-    } else if (l->is_outgoing && code == ZR_ERR_NOMEM) {
+    } else if (l->is_outgoing && code == ZERO_ERR_NOMEM) {
         /* Rank 0 may have accepted this rank already. */
         zr_hub_fail(r, code, "rank %d: %s", r->w.rank, why);
         (void)zr_link_send(l, frame_of(r, ZR_FRAME_FAIL, code), r->text, strlen(r->text));
         zr_link_finish(l);
     } else if (l->is_outgoing) {
         /* The other side is not rank 0 of this job, or not yet. */
-        zr_hub_note(r, code == ZR_ERR_PEER ? ZR_TROUBLE_ENDED : ZR_TROUBLE_STRANGE, "%s", why);
+        zr_hub_note(r, code == ZERO_ERR_PEER ? ZR_TROUBLE_ENDED : ZR_TROUBLE_STRANGE, "%s", why);
         r->members[0].link = NULL;
         zr_hub_retry(r);
     }

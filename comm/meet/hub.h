@@ -14,7 +14,7 @@
 #ifndef ZR_COMM_HUB_H
 #define ZR_COMM_HUB_H
 
-#include "comm/meet/called.h"
+#include "comm/meet/call_log.h"
 #include "comm/meet/link.h"
 #include "comm/meet/meeting_file.h"
 #include "comm/meet/net_address.h"
@@ -44,7 +44,7 @@ struct zr_member {
     enum zr_member_state state;
     /* The link to this member. Rank 0 has one to each other rank, and the others have one to rank 0. */
     struct zr_link *link;
-    /* Its part of the current exchange. gave is GIVE or VERDICT, or 0 if nothing has come yet. */
+    /* Its part of the current exchange. gave is GIVE or RESULT, or 0 if nothing has come yet. */
     uint16_t gave;
     char *given;
     size_t n_given;
@@ -58,7 +58,7 @@ struct zr_member {
     /* The call that its latest beat named (beat.c). NULL: none, or no memory. */
     char *last_heard;
     /* Rank 0, during a comparison: its program's calls. NULL: they have not come yet. */
-    struct zr_called_ring *calls;
+    struct zr_call_log *calls;
 };
 
 /* A failure that any thread passes to the loop's thread. code 0: none. */
@@ -152,8 +152,8 @@ struct zr_rendezvous {
     uv_timer_t look;
     bool looks;
     int64_t wait_ms, reminded_ms;
-    /* Bytes of each rank in the current exchange, or the most for VERDICT. 0: there is none. exchange_ms:
-     * when it began. exchange_of: GIVE or VERDICT, which the others send for it. */
+    /* Bytes of each rank in the current exchange, or the most for RESULT. 0: there is none. exchange_ms:
+     * when it began. exchange_of: GIVE or RESULT, which the others send for it. */
     size_t n_expected;
     int64_t exchange_ms;
     enum zr_frame_type exchange_of;
@@ -206,7 +206,7 @@ struct zr_rendezvous {
 
     /* This rank's calls that every rank must make. The flight recorder cannot replace them: it has no
      * arguments, few calls, and also those that were refused. */
-    struct zr_called_ring calls;
+    struct zr_call_log calls;
     struct zr_comparison comparison;
     /* Time that ranks may take to send their calls. */
     uv_timer_t answers;
@@ -245,7 +245,7 @@ bool zr_hub_put_report(struct zr_rendezvous *r, struct zr_reported *report, int 
 /* Returns what was passed as *report. */
 struct zr_reported zr_hub_take_report(struct zr_rendezvous *r, const struct zr_reported *report);
 /* Sends what this rank has reported, if it is the first failure known here. leaving: also if it is
- * ZR_ERR_PEER. */
+ * ZERO_ERR_PEER. */
 void zr_hub_send_report(struct zr_rendezvous *r, bool leaving);
 /* Calls on_failed with the failure, if that is allowed now. */
 void zr_hub_report_failure(struct zr_rendezvous *r);
@@ -271,7 +271,7 @@ void zr_hub_describe(const struct zr_rendezvous *r, int rank, char text[ZR_HUB_C
 
 /* Marks every rank as here. */
 void zr_hub_all_here(struct zr_rendezvous *r);
-/* Begins an exchange of n bytes from each rank (at most n for VERDICT), or ends it with n 0. A large frame
+/* Begins an exchange of n bytes from each rank (at most n for RESULT), or ends it with n 0. A large frame
  * that waits is read now. */
 void zr_hub_expect(struct zr_rendezvous *r, enum zr_frame_type of, size_t n);
 /* Bytes that this rank sends in a frame of the exchange. */

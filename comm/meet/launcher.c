@@ -72,8 +72,8 @@ int zr_meeting_number(const char *name, const char *text, int lo, int hi, int *o
     long v = strtol(text, &end, 10);
     bool digits = text[0] == '-' ? text[1] >= '0' && text[1] <= '9' : text[0] >= '0' && text[0] <= '9';
     if (!digits || *end || errno == ERANGE || v < lo || v > hi)
-        return zr_fail(ZR_ERR_ARG, "%s is \"%.64s\": a whole number from %d to %d is allowed", name, text, lo,
-                       hi);
+        return zr_fail(ZERO_ERR_ARG, "%s is \"%.64s\": a whole number from %d to %d is allowed", name, text,
+                       lo, hi);
     *out = (int)v;
     return 0;
 }
@@ -157,7 +157,7 @@ static int check_step(const struct zr_launcher *l, int world)
     int n = world, err = read_optional(slurm_step_tasks, 1, ZR_MOST_RANKS, &n);
     if (err || n == world)
         return err;
-    return zr_fail(ZR_ERR_ARG,
+    return zr_fail(ZERO_ERR_ARG,
                    "%s is %d, but %s is %d: start the ranks with srun, or choose by ZERO_RANK and "
                    "ZERO_WORLD_SIZE, which win",
                    l->world, world, slurm_step_tasks, n);
@@ -180,7 +180,7 @@ static int read_ranks(const struct zr_launcher *l, struct zr_world *w)
     const char *rank = getenv(l->rank), *world = getenv(l->world), *local = getenv(l->local_rank);
     struct agents unused;
     if (!rank || !world)
-        return zr_fail(ZR_ERR_ARG, "%s is not set though %s is \"%.64s\": both or neither are allowed",
+        return zr_fail(ZERO_ERR_ARG, "%s is not set though %s is \"%.64s\": both or neither are allowed",
                        rank ? l->world : l->rank, rank ? l->rank : l->world, rank ? rank : world);
     int err = zr_meeting_number(l->world, world, 1, ZR_MOST_RANKS, &w->world);
     if (!err && l->kind == ZR_LAUNCHER_SLURM)
@@ -332,7 +332,7 @@ static int refuse_pair(const struct pair *p)
         snprintf(cure, sizeof cure,
                  "unset those that are left over, or choose by ZERO_RANK and ZERO_WORLD_SIZE, which win");
     return zr_fail(
-        ZR_ERR_ARG,
+        ZERO_ERR_ARG,
         "two launchers contradict each other: %s is %d and %s is %d (%s), but %s is %d and %s is %d "
         "(%s); %s",
         l->rank, p->by_l->rank, l->world, p->by_l->world, label_of(l), m->rank, p->by_m->rank, m->world,

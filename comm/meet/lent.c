@@ -33,7 +33,7 @@ static int hold_port(int *held, union zr_address *bound)
     char why[ZR_SYSTEM_WORDS];
     *held = fd < 0 ? -1 : fd;
     if (fd < 0 || getsockname(fd, &bound->any, &n))
-        return zr_fail(ZR_ERR_SYSTEM, "rank 0 has no port for the rendezvous: %s",
+        return zr_fail(ZERO_ERR_SYSTEM, "rank 0 has no port for the rendezvous: %s",
                        zr_system_words(fd < 0 ? -fd : errno, why));
     return 0;
 }
@@ -81,19 +81,19 @@ int zr_lent_check(const struct zr_lent_card *all, const char *name, const struct
 {
     const struct zr_lent_card *zero = &all[0];
     *same_loopback = true;
-    int err = zr_verdict_first(all, w->world, w->rank);
+    int err = zr_first_error_of(all, w->world, w->rank);
     if (err)
         return err;
     for (int r = 0; r < w->world; r++) {
         *same_loopback &= all[r].loopback == zero->loopback;
         if (strncmp(all[r].name, zero->name, sizeof zero->name))
-            return zr_fail(ZR_ERR_MISMATCH,
+            return zr_fail(ZERO_ERR_MISMATCH,
                            "cfg.launch.name is \"%.63s\" on rank 0 and \"%.63s\" on rank %d: ranks that meet "
                            "over %s must wrap their contexts in the same order",
                            zero->name, all[r].name, r, name);
         if (all[r].by_file != zero->by_file)
             return zr_fail(
-                ZR_ERR_ARG,
+                ZERO_ERR_ARG,
                 "rank %d %s by a file:// and rank 0 %s: cfg.launch.rendezvous, or ZERO_RENDEZVOUS, must "
                 "be the same on all ranks",
                 r, all[r].by_file ? "meets" : "does not meet", zero->by_file ? "does" : "does not");
@@ -107,7 +107,7 @@ int zr_lent_take(const struct zr_lent_card *zero, bool same_loopback, const char
     int n_at = by_list ? zr_address_list_read(zero->at, strnlen(zero->at, sizeof zero->at), w->at) : 0;
     if (by_list && n_at < 1)
         return zr_fail(
-            ZR_ERR_ARG,
+            ZERO_ERR_ARG,
             "the ranks of %s are on several hosts, and rank 0's host, or its interface, has no address that "
             "other hosts can reach: set cfg.launch.rendezvous or ZERO_RENDEZVOUS to tcp://host:port",
             name);

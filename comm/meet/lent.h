@@ -9,9 +9,9 @@
 #ifndef ZR_COMM_MEET_LENT_H
 #define ZR_COMM_MEET_LENT_H
 
+#include "comm/first_error.h"
 #include "comm/meet/net_address.h"
 #include "comm/meet/rendezvous.h"
-#include "comm/verdict.h"
 
 /* A rank's data for the others, which is gathered as bytes. */
 struct zr_lent_card {
@@ -27,12 +27,12 @@ struct zr_lent_card {
     char name[sizeof((struct zr_world *)0)->name];
     /* Rank 0's key. */
     struct zr_job_key key;
-    ZR_VERDICT(256);
+    ZR_FIRST_ERROR(256);
 };
 
 /* Fills this rank's card. w comes from zr_world_lent, with its interface. *held is -1 before. Rank 0 gets a
  * socket that reserves its port; close it once the rendezvous listens there. Put the result into the card
- * (zr_verdict_put). Local. */
+ * (zr_first_error_put). Local. */
 int zr_lent_fill(const struct zr_world *w, int *held, struct zr_lent_card *c);
 
 /* Completes w from the cards of all ranks (w->world): rank 0's address, port and key. Ranks with the same

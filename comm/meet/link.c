@@ -124,7 +124,7 @@ static void refuse_large(struct zr_link *l)
     char why[128];
     snprintf(why, sizeof why, "it sent a frame of %u bytes where at most %u are allowed", l->in.head.n_bytes,
              l->in.most_bytes);
-    end_link(l, ZR_ERR_MISMATCH, why);
+    end_link(l, ZERO_ERR_MISMATCH, why);
 }
 
 static void take(struct zr_link *l, size_t n)
@@ -140,7 +140,7 @@ static void take(struct zr_link *l, size_t n)
     case ZR_FRAME_STRANGE:
         snprintf(why, sizeof why, "it does not speak this protocol: magic 0x%08x where 0x%08x is expected",
                  l->in.head.magic, ZR_FRAME_MAGIC);
-        end_link(l, ZR_ERR_MISMATCH, why);
+        end_link(l, ZERO_ERR_MISMATCH, why);
         break;
     case ZR_FRAME_LARGE:
         l->held = l->calls->on_large(l, &l->in.head);
@@ -151,7 +151,7 @@ static void take(struct zr_link *l, size_t n)
         break;
     case ZR_FRAME_NO_MEMORY:
         snprintf(why, sizeof why, "no memory for a frame of %u bytes", l->in.head.n_bytes);
-        end_link(l, ZR_ERR_NOMEM, why);
+        end_link(l, ZERO_ERR_NOMEM, why);
         break;
     }
 }
@@ -165,7 +165,7 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
                           : l->in.n_in
                               ? "its connection closed in the middle of a message"
                               : "its connection closed unexpectedly, as when a process crashes or is killed";
-        end_link(l, ZR_ERR_PEER, why);
+        end_link(l, ZERO_ERR_PEER, why);
         return;
     }
     l->heard_ms = (int64_t)uv_now(stream->loop);
@@ -182,7 +182,7 @@ void zr_link_allow(struct zr_link *l, uint32_t most_bytes)
     l->held = false;
     int err = uv_read_start((uv_stream_t *)&l->tcp, on_alloc, on_read);
     if (err)
-        end_link(l, ZR_ERR_PEER, uv_strerror(err));
+        end_link(l, ZERO_ERR_PEER, uv_strerror(err));
     else
         take(l, 0);
 }
@@ -278,7 +278,7 @@ struct zr_shared_bytes *zr_shared_bytes_new(const void *bytes, size_t n)
 {
     struct zr_shared_bytes *s = malloc(sizeof *s + n);
     if (!s) {
-        zr_fail(ZR_ERR_NOMEM, "rendezvous: no memory for a frame of %zu bytes", n);
+        zr_fail(ZERO_ERR_NOMEM, "rendezvous: no memory for a frame of %zu bytes", n);
         return NULL;
     }
     s->n_users = 1;
@@ -310,7 +310,7 @@ int zr_link_send_shared(struct zr_link *l, struct zr_frame f, struct zr_shared_b
 {
     struct sending *s = malloc(sizeof *s);
     if (!s)
-        return zr_fail(ZR_ERR_NOMEM, "rendezvous: no memory for a frame of %zu bytes", payload->n);
+        return zr_fail(ZERO_ERR_NOMEM, "rendezvous: no memory for a frame of %zu bytes", payload->n);
     f.magic = ZR_FRAME_MAGIC;
     f.version = ZR_FRAME_VERSION;
     f.n_bytes = (uint32_t)payload->n;
@@ -327,14 +327,14 @@ int zr_link_send_shared(struct zr_link *l, struct zr_frame f, struct zr_shared_b
     if (!err)
         return 0;
     free_sending(s);
-    return zr_fail(ZR_ERR_IO, "rendezvous: could not send to %s: %s", l->peer, uv_strerror(err));
+    return zr_fail(ZERO_ERR_IO, "rendezvous: could not send to %s: %s", l->peer, uv_strerror(err));
 }
 
 int zr_link_send(struct zr_link *l, struct zr_frame f, const void *payload, size_t n)
 {
     struct zr_shared_bytes *copy = zr_shared_bytes_new(payload, n);
     if (!copy)
-        return ZR_ERR_NOMEM;
+        return ZERO_ERR_NOMEM;
     int err = zr_link_send_shared(l, f, copy);
     zr_shared_bytes_leave(copy);
     return err;

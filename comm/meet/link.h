@@ -29,9 +29,9 @@ struct zr_link_calls {
     /* A frame's payload is larger than the link allows. Return true to leave it there, and read nothing more
      * until zr_link_allow; return false to end the link. */
     bool (*on_large)(struct zr_link *l, const struct zr_frame *f);
-    /* The link ends, and is dropped unless the owner calls zr_link_finish. Codes: ZR_ERR_PEER: the other end
-     * closed or broke. ZR_ERR_MISMATCH: it sent something invalid. ZR_ERR_NOMEM: there is no memory for it.
-     * Not called after zr_link_finish or zr_link_drop. */
+    /* The link ends, and is dropped unless the owner calls zr_link_finish. Codes: ZERO_ERR_PEER: the other
+     * end closed or broke. ZERO_ERR_MISMATCH: it sent something invalid. ZERO_ERR_NOMEM: there is no memory
+     * for it. Not called after zr_link_finish or zr_link_drop. */
     void (*on_end)(struct zr_link *l, int code, const char *why);
     /* The link is freed after this call. */
     void (*on_closed)(struct zr_link *l);
@@ -80,8 +80,8 @@ int zr_link_accept(struct zr_link *l, uv_stream_t *server);
 /* Takes over the connection fd. Returns a libuv error; fd is then closed, or will be with the link. */
 int zr_link_adopt(struct zr_link *l, int fd);
 
-/* Sends a copy of f and n bytes after it. Returns 0, ZR_ERR_NOMEM or ZR_ERR_IO with a message. on_end reports
- * a connection that is found broken later. */
+/* Sends a copy of f and n bytes after it. Returns 0, ZERO_ERR_NOMEM or ZERO_ERR_IO with a message. on_end
+ * reports a connection that is found broken later. */
 int zr_link_send(struct zr_link *l, struct zr_frame f, const void *payload, size_t n);
 /* Bytes that are sent on several links. They are not copied, and are freed after their last use. */
 struct zr_shared_bytes {

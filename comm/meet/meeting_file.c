@@ -189,11 +189,11 @@ static int check_replaceable(const char *path)
     if (n == -ENOENT)
         return 0;
     if (n < 0)
-        return zr_fail(ZR_ERR_IO, "cannot write where ranks meet: %.400s exists and cannot be read: %s", path,
-                       n == -ELOOP ? "it is a symbolic link" : zr_system_words((int)-n, words));
+        return zr_fail(ZERO_ERR_IO, "cannot write where ranks meet: %.400s exists and cannot be read: %s",
+                       path, n == -ELOOP ? "it is a symbolic link" : zr_system_words((int)-n, words));
     bool ours = n >= (ssize_t)n_first && memcmp(text, first_line, n_first) == 0;
     if (!S_ISREG(st.st_mode) || (n > 0 && !ours))
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "cannot write where ranks meet: %.400s exists and is %s, so it is not replaced; give "
                        "the path of a new file or of a folder",
                        path, S_ISREG(st.st_mode) ? "not a file of libzero" : "not a regular file");
@@ -237,7 +237,7 @@ int zr_meeting_file_write(const struct zr_world *w, const struct zr_meeting_file
     snprintf(whole, sizeof whole, "%s.%016llx", path, (unsigned long long)nonce);
     int fd = zr_above_standard(open(whole, O_CREAT | O_EXCL | O_WRONLY | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (fd < 0)
-        return zr_fail(ZR_ERR_IO, "cannot write where ranks meet: %.400s: %s", path,
+        return zr_fail(ZERO_ERR_IO, "cannot write where ranks meet: %.400s: %s", path,
                        zr_system_words(errno, why));
     err = put_text(fd, text);
     if (close(fd) && !err)
@@ -247,7 +247,8 @@ int zr_meeting_file_write(const struct zr_world *w, const struct zr_meeting_file
     if (!err || err == -EEXIST)
         return err ? ZR_MEETING_FILE_TAKEN : 0;
     unlink(whole);
-    return zr_fail(ZR_ERR_IO, "cannot write where ranks meet: %.400s: %s", path, zr_system_words(-err, why));
+    return zr_fail(ZERO_ERR_IO, "cannot write where ranks meet: %.400s: %s", path,
+                   zr_system_words(-err, why));
 }
 
 bool zr_meeting_file_is_there(const struct zr_world *w, const struct zr_meeting_file *f)

@@ -53,7 +53,7 @@ void zr_meeting_file_path(const struct zr_world *w, char path[ZR_MEETING_PATH_CH
 /* Rank 0 writes its file, which only this user may write. If may_replace, an existing meeting file or an
  * empty file is replaced. Otherwise the file of another rank 0 stays: ZR_MEETING_FILE_TAKEN. Pass false if
  * there was no file when the caller read: another rank 0 may write its file between the two calls. Any other
- * existing file stays and is an error that names it: ZR_ERR_ARG, ZR_ERR_IO. */
+ * existing file stays and is an error that names it: ZERO_ERR_ARG, ZERO_ERR_IO. */
 int zr_meeting_file_write(const struct zr_world *w, const struct zr_meeting_file *f, bool may_replace);
 /* Reads the current file. Returns 0 if it belongs to this job and attempt, and only its owner, who is this
  * user, may write it. For root the owner does not matter. Otherwise returns ZR_MEETING_FILE_ABSENT or

@@ -25,7 +25,7 @@ struct reader {
 
 static int refuse_list(const struct reader *r, const char *what)
 {
-    return zr_fail(ZR_ERR_ARG,
+    return zr_fail(ZERO_ERR_ARG,
                    "%s is \"%.200s\": %s at character %d; a list such as node[01-03,07],login is allowed",
                    r->variable, r->list, what, (int)(r->at - r->list) + 1);
 }
@@ -160,7 +160,7 @@ static int read_file_url(const char *name, const char *path, struct zr_world *w)
 {
     size_t n = strlen(path);
     if (path[0] != '/' || n >= sizeof w->file || strpbrk(path, "\n\r"))
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "%s is \"file://%.200s\": file:// and the whole path of a folder or file, of up to "
                        "%zu characters, is allowed, as in file:///shared/folder",
                        name, path, sizeof w->file - 1);
@@ -177,12 +177,12 @@ int zr_meeting_url(const char *name, const char *url, struct zr_world *w)
         return read_file_url(name, url + 7, w);
     const char *colon = strncmp(url, "tcp://", 6) ? NULL : strrchr(url + 6, ':');
     if (!colon || !take_host(url + 6, (size_t)(colon - url - 6), host))
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "%s is \"%.200s\": tcp://host:port or tcp://[ipv6]:port is allowed, with a name or an "
                        "address of up to %zu characters, or file:///path",
                        name, url, sizeof w->host - 1);
     if (url[6] != '[' && strchr(host, ':'))
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "%s is \"%.200s\": put an IPv6 address into brackets, as in tcp://[%s]:%.16s", name,
                        url, host, colon + 1);
     snprintf(port_name, sizeof port_name, "the port in %s", name);
@@ -205,12 +205,12 @@ static int find_master(struct zr_world *w, bool *found)
     if (!*found)
         return 0;
     if (!addr || !port)
-        return zr_fail(ZR_ERR_ARG, "%s is not set though %s is \"%.64s\": both or neither are allowed",
+        return zr_fail(ZERO_ERR_ARG, "%s is not set though %s is \"%.64s\": both or neither are allowed",
                        addr ? "MASTER_PORT" : "MASTER_ADDR", addr ? "MASTER_ADDR" : "MASTER_PORT",
                        addr ? addr : port);
     if (!zr_meeting_host(addr, w->host))
         return zr_fail(
-            ZR_ERR_ARG,
+            ZERO_ERR_ARG,
             "MASTER_ADDR is \"%.64s\": a name, an address of IPv4 or one of IPv6, as ::1 or [::1], of 1 "
             "to %zu characters is allowed",
             addr, sizeof w->host - 1);
@@ -375,7 +375,7 @@ static int meet_at_first(const struct hosts *h, struct zr_world *w)
 {
     const char *own = getenv("SLURMD_NODENAME");
     if (w->rank == 0 && own && strcmp(own, h->first) != 0)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "rank 0 runs on \"%.100s\", but Slurm's node list %.200s begins with \"%.100s\": set "
                        "ZERO_RENDEZVOUS to tcp://%.100s:PORT on all ranks",
                        own, h->list, h->first, own);
@@ -399,7 +399,7 @@ static int meet_by_launcher(const struct zr_launcher *l, struct zr_world *w)
     if (h.list)
         return meet_at_first(&h, w);
     return zr_fail(
-        ZR_ERR_ARG,
+        ZERO_ERR_ARG,
         "rank %d of %d (from %s) does not know where rank 0 is: its ranks are on several hosts, and "
         "%s; %sset ZERO_RENDEZVOUS to tcp://host:port, or MASTER_ADDR and MASTER_PORT",
         w->rank, w->world, w->source,
@@ -429,7 +429,7 @@ static int find_place(const struct zr_launcher *l, const char *want_url, bool by
     }
     if (l && l->gives_no_address)
         return meet_by_launcher(l, w);
-    return zr_fail(ZR_ERR_ARG,
+    return zr_fail(ZERO_ERR_ARG,
                    "rank %d of %d (from %s) does not know where rank 0 is: set ZERO_RENDEZVOUS to "
                    "tcp://host:port, or MASTER_ADDR and MASTER_PORT",
                    w->rank, w->world, w->source);

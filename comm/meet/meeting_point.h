@@ -38,7 +38,7 @@ bool zr_meeting_host(const char *text, char host[sizeof((struct zr_world *)0)->h
 enum { ZR_HOSTLIST_NAME = 256, ZR_HOSTLIST_MOST = 65536 };
 
 /* Reads the first name, and how many there are (up to ZR_HOSTLIST_MOST). variable is the list's name in
- * messages. ZR_ERR_ARG names the character at which the list is invalid; nothing is written then. */
+ * messages. ZERO_ERR_ARG names the character at which the list is invalid; nothing is written then. */
 int zr_hostlist_first(const char *variable, const char *list, char first[ZR_HOSTLIST_NAME], int64_t *n);
 
 #endif

@@ -187,7 +187,7 @@ static int find(const char *want, struct zr_interfaces *out)
     int n, err = uv_interface_addresses(&all, &n);
     *out = (struct zr_interfaces){.n = 0};
     if (err)
-        return zr_fail(ZR_ERR_SYSTEM, "this host's network interfaces: %s",
+        return zr_fail(ZERO_ERR_SYSTEM, "this host's network interfaces: %s",
                        zr_limit_words(-err, uv_strerror(err), why));
     for (int i = 0; i < n; i++)
         if (is_wanted(&all[i], want))
@@ -217,7 +217,7 @@ int zr_interfaces_find(const char *name, const char *want, struct zr_interfaces 
         return err;
     zr_interfaces_list(&there, text, sizeof text);
     out->n = 0;
-    return zr_fail(ZR_ERR_ARG, "%s is \"%.60s\"%s: this host has %s", name, want,
+    return zr_fail(ZERO_ERR_ARG, "%s is \"%.60s\"%s: this host has %s", name, want,
                    if_nametoindex(want) ? ", which is down or has no address" : "", text);
 }
 
@@ -486,11 +486,11 @@ int zr_lookup_start(uv_loop_t *loop, const char *host, int port,
     struct zr_lookup *l = calloc(1, sizeof *l);
     *out = NULL;
     if (!l)
-        return zr_fail(ZR_ERR_NOMEM, "no memory to look up \"%.200s\"", host);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory to look up \"%.200s\"", host);
     int err = uv_async_init(loop, &l->ended, on_ended);
     if (err) {
         free(l);
-        return zr_fail(ZR_ERR_SYSTEM,
+        return zr_fail(ZERO_ERR_SYSTEM,
                        "cannot look up \"%.200s\": %s; use a name that this host knows, or an IP address",
                        host, uv_strerror(err));
     }

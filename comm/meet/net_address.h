@@ -94,7 +94,7 @@ struct zr_looked_up {
 struct zr_lookup;
 
 /* Starts a look-up. done is called once, on the loop's thread, when nothing of it is left on the loop; *out
- * is invalid then. If this returns ZR_ERR_NOMEM or ZR_ERR_SYSTEM, done is not called. */
+ * is invalid then. If this returns ZERO_ERR_NOMEM or ZERO_ERR_SYSTEM, done is not called. */
 int zr_lookup_start(uv_loop_t *loop, const char *host, int port,
                     void (*done)(void *arg, const struct zr_looked_up *found), void *arg,
                     struct zr_lookup **out);

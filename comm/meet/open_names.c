@@ -2,7 +2,7 @@
 /* open_names.c: the list of this process's contexts that meet other ranks. One lock protects all of it, and
  * is held only briefly. */
 #include "comm/meet/open_names.h"
-#include "comm/within.h"
+#include "comm/timed_call.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -90,7 +90,7 @@ int zr_open_name_take(const struct zr_world *w, const char *where, struct zr_ope
     struct zr_open_name *e = calloc(1, sizeof *e);
     *out = NULL;
     if (!e)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the name of a context");
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for the name of a context");
     snprintf(e->name, sizeof e->name, "%s", w->name);
     say_where(w, where, e->where);
     e->rank = w->rank;
@@ -103,7 +103,7 @@ int zr_open_name_take(const struct zr_world *w, const char *where, struct zr_ope
     pthread_mutex_unlock(&lock);
     if (taken) {
         int err =
-            zr_fail(ZR_ERR_ARG,
+            zr_fail(ZERO_ERR_ARG,
                     "another context with cfg.launch.name \"%s\" of rank %d of %d, which meets at %.200s, is "
                     "open or being wrapped in this process: give each context that is open at the same time "
                     "a cfg.launch.name, the same on all ranks, or call zero_unwrap first",

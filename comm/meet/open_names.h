@@ -17,8 +17,8 @@
 /* One context, from before it meets the others until it is closed. */
 struct zr_open_name;
 
-/* Adds the context of w. where is its meeting point. NULL: w's host and port, or its file. Returns ZR_ERR_ARG
- * if another context has the same name, rank, world and meeting point, or ZR_ERR_NOMEM. */
+/* Adds the context of w. where is its meeting point. NULL: w's host and port, or its file. Returns
+ * ZERO_ERR_ARG if another context has the same name, rank, world and meeting point, or ZERO_ERR_NOMEM. */
 int zr_open_name_take(const struct zr_world *w, const char *where, struct zr_open_name **out);
 /* NULL is allowed. */
 void zr_open_name_drop(struct zr_open_name *e);

@@ -93,7 +93,7 @@ void zr_hub_connect(struct zr_rendezvous *r)
 {
     struct zr_link *l = zr_hub_add_link(r);
     if (!l) {
-        zr_hub_fail(r, ZR_ERR_NOMEM, "rendezvous: no memory for a connection");
+        zr_hub_fail(r, ZERO_ERR_NOMEM, "rendezvous: no memory for a connection");
         return;
     }
     l->is_outgoing = true;
@@ -173,7 +173,7 @@ static void is_another(struct zr_rendezvous *r, struct zr_link *l, enum zr_troub
     if (now - r->refused_ms > patience && !may_be_elsewhere) {
         char place[ZR_PLACE_CHARS];
         zr_hub_say_place(r, place);
-        zr_hub_fail(r, ZR_ERR_MISMATCH, "rank %d looked for rank 0 at %s: %s", r->w.rank, place, text);
+        zr_hub_fail(r, ZERO_ERR_MISMATCH, "rank %d looked for rank 0 at %s: %s", r->w.rank, place, text);
     }
     retry_in(r, REFUSED_RETRY_MS);
 }
@@ -251,10 +251,10 @@ void zr_hub_answer(struct zr_rendezvous *r, struct zr_link *l, const struct zr_f
         if (f->type == ZR_FRAME_REFUSE) {
             zr_link_finish(l);
             if (r->w.rank == 0)
-                zr_hub_fail(r, ZR_ERR_MISMATCH,
+                zr_hub_fail(r, ZERO_ERR_MISMATCH,
                             "another rank 0 of this job is already there, on \"%s\" (%s): %s", r->file.host,
                             text, ZR_HUB_TWO_JOBS);
-            zr_hub_fail(r, f->about < 0 ? f->about : ZR_ERR_MISMATCH, "rank 0 refused: %s", text);
+            zr_hub_fail(r, f->about < 0 ? f->about : ZERO_ERR_MISMATCH, "rank 0 refused: %s", text);
             return;
         }
         accept_rank_0(r, l);

@@ -5,8 +5,8 @@
  * Ranks other than 0 wait a little longer than rank 0, because rank 0 knows which ranks are missing, and
  * users should see its message. In an exchange every rank sends rank 0 its part, and rank 0 sends the result
  * to all of them. */
+#include "comm/first_error.h"
 #include "comm/meet/hub.h"
-#include "comm/verdict.h"
 #include "kernels/log.h"
 
 #include <stddef.h>
@@ -65,7 +65,7 @@ static void look_for_ended(struct zr_rendezvous *r)
     for (int i = 0; w->has_ended && i < r->w.world && !r->code; i++)
         if (!is_not_missing(r, i) && w->has_ended(w->arg, i, how, sizeof how)) {
             snprintf(text, sizeof text, "rank %d ended before it came to zero_wrap: %s", i, how);
-            zr_hub_fail_all(r, ZR_ERR_PEER, text);
+            zr_hub_fail_all(r, ZERO_ERR_PEER, text);
         }
 }
 
@@ -118,7 +118,7 @@ static int run_from(struct zr_rendezvous *r, int64_t from_ms, bool (*done)(const
     while (!r->code && !done(r)) {
         if (r->late) {
             (void)say(r, r->timeout_ms, text);
-            zr_hub_fail(r, ZR_ERR_TIMEOUT, "%s", text);
+            zr_hub_fail(r, ZERO_ERR_TIMEOUT, "%s", text);
         } else if (r->looks) {
             remind(r, say);
         } else {
@@ -241,7 +241,7 @@ static int open_handles(struct zr_rendezvous *r)
 {
     int err = uv_async_init(r->loop, &r->report, on_report);
     if (err)
-        return zr_fail(ZR_ERR_SYSTEM, "rendezvous: uv_async_init: %s", uv_strerror(err));
+        return zr_fail(ZERO_ERR_SYSTEM, "rendezvous: uv_async_init: %s", uv_strerror(err));
     r->report.data = r;
     uv_unref((uv_handle_t *)&r->report);
     uv_timer_t *const timers[] = {&r->deadline, &r->retry, &r->patience, &r->admit,
@@ -276,13 +276,13 @@ int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeou
 {
     *out = NULL;
     if (w->world < 1 || w->rank < 0 || w->rank >= w->world)
-        return zr_fail(ZR_ERR_ARG, "rendezvous: rank is %d: 0 to %d are allowed", w->rank, w->world - 1);
+        return zr_fail(ZERO_ERR_ARG, "rendezvous: rank is %d: 0 to %d are allowed", w->rank, w->world - 1);
     if (w->world > 1 && !w->file[0] && ((!w->host[0] && !w->n_at) || w->port < 1 || w->port > 65535))
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "rendezvous: rank 0 is at \"%s\" port %d: a host and a port of 1 to 65535 are allowed",
                        w->host, w->port);
     if (timeout_ms <= 0)
-        return zr_fail(ZR_ERR_ARG, "rendezvous: timeout_ms is %lld: more than 0 is allowed",
+        return zr_fail(ZERO_ERR_ARG, "rendezvous: timeout_ms is %lld: more than 0 is allowed",
                        (long long)timeout_ms);
     struct zr_rendezvous *r = calloc(1, sizeof *r);
     if (r)
@@ -291,7 +291,7 @@ int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeou
         if (r)
             free(r->members);
         free(r);
-        return zr_fail(ZR_ERR_NOMEM, "rendezvous: no memory for %d ranks", w->world);
+        return zr_fail(ZERO_ERR_NOMEM, "rendezvous: no memory for %d ranks", w->world);
     }
     r->loop = loop;
     r->w = *w;
@@ -392,7 +392,7 @@ int zr_rendezvous_explain(const struct zr_rendezvous *r, int code, const char *t
     int other = zr_rendezvous_recorded(r, -1, why), rank;
     if (other)
         return other;
-    rank = code == ZR_ERR_TIMEOUT ? zr_rendezvous_stopped(r) : -1;
+    rank = code == ZERO_ERR_TIMEOUT ? zr_rendezvous_stopped(r) : -1;
     if (rank < 0)
         return 0;
     zr_rendezvous_describe_stopped(r, rank, stopped);
@@ -614,7 +614,7 @@ static int exchange_as_other(struct zr_rendezvous *r, const void *mine, size_t n
     zr_hub_expect(r, ZR_FRAME_GIVE, n);
     int err = await_result(r, 0, mine, n);
     if (!err && r->n_all != n * (size_t)r->w.world)
-        err = zr_hub_fail(r, ZR_ERR_MISMATCH,
+        err = zr_hub_fail(r, ZERO_ERR_MISMATCH,
                           "exchange: rank 0 returns %zu bytes for %d ranks, rank %d gives %zu each", r->n_all,
                           r->w.world, r->w.rank, n);
     if (!err)
@@ -627,7 +627,7 @@ static int exchange_as_other(struct zr_rendezvous *r, const void *mine, size_t n
 static int begin_exchange(struct zr_rendezvous *r)
 {
     if (r->detached || r->closing)
-        return zr_fail(ZR_ERR_ORDER, "exchange: the rendezvous is %s", r->closing ? "closed" : "detached");
+        return zr_fail(ZERO_ERR_ORDER, "exchange: the rendezvous is %s", r->closing ? "closed" : "detached");
     if (r->w.world > 1 && (r->code || zr_hub_check(r)))
         return zr_fail(r->code, "%s", r->text);
     if (r->w.world == 1)
@@ -640,7 +640,7 @@ static int begin_exchange(struct zr_rendezvous *r)
 int zr_rendezvous_exchange(struct zr_rendezvous *r, const void *mine, size_t n, void *all)
 {
     if (n == 0 || n > MOST_EXCHANGE_BYTES / (size_t)r->w.world)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "exchange: %zu bytes from each of %d ranks: 1 to %d bytes in all are allowed", n,
                        r->w.world, MOST_EXCHANGE_BYTES);
     int err = begin_exchange(r);
@@ -656,7 +656,7 @@ int zr_rendezvous_exchange(struct zr_rendezvous *r, const void *mine, size_t n, 
 
 /* --- agreeing on a result --- */
 
-/* The rank that failed and its message, in the form of a VERDICT's payload, which ends after the text. */
+/* The rank that failed and its message, in the form of a RESULT's payload, which ends after the text. */
 struct said {
     int32_t rank;
     char text[ZR_ERROR_BYTES];
@@ -667,15 +667,15 @@ static size_t said_bytes(const struct said *s)
     return offsetof(struct said, text) + strlen(s->text);
 }
 
-/* Reads a VERDICT from another rank. */
+/* Reads a RESULT from another rank. */
 static int32_t read_verdict(const char *payload, size_t n, int32_t code, struct said *s)
 {
     memset(s, 0, sizeof *s);
     memcpy(s, payload, n < sizeof *s ? n : sizeof *s - 1);
-    return zr_verdict_code(code);
+    return zr_first_error_code(code);
 }
 
-/* Rank 0 takes the failure of the rank that decides (verdict.h), usually the lowest that failed. */
+/* Rank 0 takes the failure of the rank that decides (first_error.h), usually the lowest that failed. */
 static int gather_verdicts(struct zr_rendezvous *r, int32_t *code, struct said *s)
 {
     struct said other = {.rank = -1};
@@ -683,7 +683,7 @@ static int gather_verdicts(struct zr_rendezvous *r, int32_t *code, struct said *
     for (int i = 1; i < r->w.world; i++) {
         struct zr_member *member = &r->members[i];
         int32_t its = err ? 0 : read_verdict(member->given, member->n_given, member->given_about, &other);
-        if (zr_verdict_rather(*code, its)) {
+        if (zr_first_error_rather(*code, its)) {
             *code = its;
             *s = other;
         }
@@ -694,14 +694,14 @@ static int gather_verdicts(struct zr_rendezvous *r, int32_t *code, struct said *
 
 static int agree_as_first(struct zr_rendezvous *r, int32_t *code, struct said *s)
 {
-    zr_hub_expect(r, ZR_FRAME_VERDICT, sizeof *s);
+    zr_hub_expect(r, ZR_FRAME_RESULT, sizeof *s);
     int err = gather_verdicts(r, code, s);
-    return err ? err : send_result(r, ZR_FRAME_VERDICT, *code, s, said_bytes(s));
+    return err ? err : send_result(r, ZR_FRAME_RESULT, *code, s, said_bytes(s));
 }
 
 static int agree_as_other(struct zr_rendezvous *r, int32_t *code, struct said *s)
 {
-    zr_hub_expect(r, ZR_FRAME_VERDICT, sizeof *s);
+    zr_hub_expect(r, ZR_FRAME_RESULT, sizeof *s);
     int err = await_result(r, *code, s, said_bytes(s));
     if (!err)
         *code = read_verdict(r->all, r->n_all, r->all_about, s);

@@ -11,7 +11,7 @@
 #ifndef ZR_COMM_RENDEZVOUS_H
 #define ZR_COMM_RENDEZVOUS_H
 
-#include "comm/meet/called.h"
+#include "comm/meet/call_log.h"
 #include "comm/meet/frame.h"
 #include "comm/meet/net_address.h"
 #include "kernels/error.h"
@@ -226,8 +226,8 @@ int zr_rendezvous_recorded(const struct zr_rendezvous *r, int rank, char text[ZR
 
 /* Explains a failure by this host's flight recorders, so that no other rank has to be asked. If another rank
  * recorded a failure before, it returns that code, with the message in why. Otherwise, if code is
- * ZR_ERR_TIMEOUT and a rank is stopped, it returns code, with text and that rank in why. Otherwise it returns
- * 0. Any thread, until r is freed. */
+ * ZERO_ERR_TIMEOUT and a rank is stopped, it returns code, with text and that rank in why. Otherwise it
+ * returns 0. Any thread, until r is freed. */
 int zr_rendezvous_explain(const struct zr_rendezvous *r, int code, const char *text,
                           char why[ZR_FRAME_TEXT_BYTES]);
 
@@ -253,10 +253,9 @@ void zr_rendezvous_limit(struct zr_rendezvous *r, int64_t timeout_ms);
 int zr_rendezvous_exchange(struct zr_rendezvous *r, const void *mine, size_t n, void *all);
 
 /* Agrees on the result of a step. err is 0, or a failure of this rank with this thread's message. Returns 0
- * on all ranks, or on all ranks the code and message of the lowest that failed (comm/verdict.h), with "rank
- * 2: " before it on the others. If ranks cannot reach each other it returns err, if that is not 0, with its
- * message, and otherwise why they cannot.
- * Collective. Blocks. */
+ * on all ranks, or on all ranks the code and message of the lowest that failed (comm/first_error.h), with
+ * "rank 2: " before it on the others. If ranks cannot reach each other it returns err, if that is not 0, with
+ * its message, and otherwise why they cannot. Collective. Blocks. */
 int zr_rendezvous_agree(struct zr_rendezvous *r, int err);
 
 /* Reports that this rank cannot go on: every other rank's running or next exchange fails with code and this
@@ -280,9 +279,9 @@ void zr_rendezvous_detach(struct zr_rendezvous *r, void (*on_lost)(void *arg, in
 
 /* Reports that this rank has failed: on_failed of the others gets code (negative) and text, cut to the size
  * of a frame. Only the first failure of a job is sent, so after another rank's failure, or a second time,
- * this does nothing. A ZR_ERR_PEER is kept until zr_rendezvous_close, because it is most often a consequence
- * of another rank's failure. It does nothing before the detach and after zr_rendezvous_close.
- * Any thread; does not block. */
+ * this does nothing. A ZERO_ERR_PEER is kept until zr_rendezvous_close, because it is most often a
+ * consequence of another rank's failure. It does nothing before the detach and after zr_rendezvous_close. Any
+ * thread; does not block. */
 void zr_rendezvous_report(struct zr_rendezvous *r, int code, const char *text);
 
 /* Sends n bytes (1 to 64 KiB) from a rank to rank 0, or from rank 0 to a rank, or to all others (-1). They
@@ -296,15 +295,14 @@ void zr_rendezvous_on_message(struct zr_rendezvous *r,
                               void (*on_message)(void *arg, int from, const void *data, size_t n));
 
 /* Keeps a call of this rank's program that every rank must make, for a comparison. One thread at a time. */
-void zr_rendezvous_called(struct zr_rendezvous *r, const struct zr_called *c);
+void zr_rendezvous_called(struct zr_rendezvous *r, const struct zr_logged_call *c);
 /* Asks for a comparison of calls, after a failure that different calls of the programs may explain. Rank 0
  * then gets the latest calls of all ranks. on_failed of every rank, including this one, gets one of these
  * failures:
  *
- *   - ZR_ERR_MISMATCH with the first calls that differ.
- *   - If none differ: code and text. For ZR_ERR_TIMEOUT the text names the rank whose program is behind, and
- *     the ranks that did not answer within timeout_ms / 2, at most 5 s.
- *   - Another failure, if one is known by then.
+ * - ZERO_ERR_MISMATCH with the first calls that differ. - If none differ: code and text. For ZERO_ERR_TIMEOUT
+ * the text names the rank whose program is behind, and the ranks that did not answer within timeout_ms / 2,
+ * at most 5 s. - Another failure, if one is known by then.
  *
  * Only a rank's first request counts. If rank 0 does not answer nothing comes, so the caller limits its wait.
  * Returns false if nothing will come: before the detach, after zr_rendezvous_close, and if world is 1. Any

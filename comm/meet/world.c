@@ -29,12 +29,13 @@ static int check_lent_ranks(const struct zr_lent_ranks *c, const struct zr_launc
         snprintf(job, sizeof job, " (and rank %d of %d of MPI_COMM_WORLD)", c->job_rank, c->job_world);
     if (!l)
         return zr_fail(
-            ZR_ERR_ARG,
+            ZERO_ERR_ARG,
             "%s is rank %d of %d%s, but rank and world of the configuration say: rank %d of %d; they "
             "must be the same, and may be left 0",
             c->name, c->rank, c->world, job, said->rank, said->world);
-    return zr_fail(ZR_ERR_ARG, "%s is rank %d of %d%s, but %s is %d and %s is %d; they must be the same (%s)",
-                   c->name, c->rank, c->world, job, l->rank, said->rank, l->world, said->world,
+    return zr_fail(ZERO_ERR_ARG,
+                   "%s is rank %d of %d%s, but %s is %d and %s is %d; they must be the same (%s)", c->name,
+                   c->rank, c->world, job, l->rank, said->rank, l->world, said->world,
                    l->kind == ZR_LAUNCHER_ZERO_RUN ? "zero-run starts no MPI"
                    : c->job_world                  ? "unset them if they are left over"
                                   : "if the communicator has only some of the ranks, set rank and world of "
@@ -82,11 +83,11 @@ int zr_world_lent(const struct zr_lent_ranks *c, int want_rank, int want_world, 
 static int take_configured(int want_rank, int want_world, struct zr_world *w)
 {
     if (want_world < 0 || want_world > ZR_MOST_RANKS)
-        return zr_fail(ZR_ERR_ARG, "world is %d: 1 to %d are allowed, or 0 to look in the environment",
+        return zr_fail(ZERO_ERR_ARG, "world is %d: 1 to %d are allowed, or 0 to look in the environment",
                        want_world, ZR_MOST_RANKS);
     if (want_rank < 0 || want_rank >= want_world)
-        return zr_fail(ZR_ERR_ARG, "rank is %d: 0 to %d are allowed (world is %d)", want_rank, want_world - 1,
-                       want_world);
+        return zr_fail(ZERO_ERR_ARG, "rank is %d: 0 to %d are allowed (world is %d)", want_rank,
+                       want_world - 1, want_world);
     w->rank = w->local_rank = want_rank;
     w->world = want_world;
     w->is_given = true;
@@ -111,7 +112,7 @@ static int refuse_part(const char *want_url, struct zr_world *w)
         w->start.world = said.world;
         return 0;
     }
-    return zr_fail(ZR_ERR_ARG,
+    return zr_fail(ZERO_ERR_ARG,
                    "rank %d of %d (from the configuration) belongs to %s's job as rank %d of %d: give each "
                    "part of a job its own meeting point: set cfg.launch.rendezvous to tcp://host:port or "
                    "file:///path, different for each part",
@@ -125,7 +126,7 @@ static int find_launched(bool by_mpi, const struct zr_launcher **l, struct zr_wo
     int err = zr_launcher_find(by_mpi, l, w);
     if (!err && by_mpi && *l && (*l)->kind == ZR_LAUNCHER_ZERO_RUN && w->world > 1)
         return zr_fail(
-            ZR_ERR_ARG,
+            ZERO_ERR_ARG,
             "backend is mpi, but zero-run started this rank (%s), and zero-run starts no MPI: start the "
             "ranks by one mpirun of Open MPI or one mpiexec of MPICH, or set backend to auto",
             w->size_from);
@@ -172,7 +173,7 @@ static int check_listening(const struct zr_world *w, const struct zr_interfaces 
     zr_interface_of(&given, other);
     zr_interfaces_list(asked, list, sizeof list);
     return !other[0] ? 0
-                     : zr_fail(ZR_ERR_ARG,
+                     : zr_fail(ZERO_ERR_ARG,
                                "rank 0 listens on interface %s, but the others look for it at %s, which is "
                                "on %s: change the interface or the address",
                                list, w->host, other);

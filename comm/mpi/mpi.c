@@ -32,7 +32,7 @@ static int mpi_run_agree(struct zr_mpi *m, const struct zr_comm_op *op)
         return 0;
     uint64_t *words = words_for(m, n);
     if (!words)
-        return zr_mpi_fail_op(m, ZR_ERR_NOMEM, "no memory for the words of an agreement");
+        return zr_mpi_fail_op(m, ZERO_ERR_NOMEM, "no memory for the words of an agreement");
     memcpy(words, m->base.arena + op->off, (size_t)op->post.bytes);
     int err = zr_mpi_all_reduce(m, words, op->n_sum, op->n_max);
     if (!err)
@@ -114,7 +114,7 @@ static bool mpi_last(struct zr_comm *c, char *text, size_t n_text)
     return inside;
 }
 
-static void mpi_called(struct zr_comm *c, const struct zr_called *call)
+static void mpi_called(struct zr_comm *c, const struct zr_logged_call *call)
 {
     zr_rendezvous_called(zr_mpi_of(c)->set->rdv, call);
 }

@@ -2,10 +2,10 @@
 /* mpi_arena.c: arenas of the communicators over MPI. If hosts have several ranks, the ranks of a host map
  * each other's arenas. Each communicator reserves a part at the end of its arena. */
 #include "comm/arena.h"
+#include "comm/first_error.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/mpi/mpi_comm.h"
 #include "comm/shared_memory.h"
-#include "comm/verdict.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +16,8 @@ static int make_mpi_arena(const struct zr_mpi_set *p, int64_t bytes, struct zr_a
 {
     char name[48];
     if (bytes <= 0 || bytes > INT64_MAX / 2)
-        return zr_fail(ZR_ERR_ARG, "mpi: the arena is %lld bytes: more than 0 are allowed", (long long)bytes);
+        return zr_fail(ZERO_ERR_ARG, "mpi: the arena is %lld bytes: more than 0 are allowed",
+                       (long long)bytes);
     snprintf(name, sizeof name, "zero-mpi-arena-%d", p->rank);
     return p->tiers ? zr_shared_arena("mpi", name, bytes, out) : zr_plain_arena(p->dev, "mpi", bytes, out);
 }
@@ -28,7 +29,7 @@ struct card {
     /* Process, descriptor and inode of this rank's arena, for other ranks of its host. */
     int32_t pid, fd;
     uint64_t inode;
-    ZR_VERDICT(240);
+    ZR_FIRST_ERROR(240);
 };
 
 static struct card *new_mpi_cards(const struct zr_mpi *m)
@@ -36,7 +37,7 @@ static struct card *new_mpi_cards(const struct zr_mpi *m)
     struct card *all = calloc((size_t)m->set->world, sizeof *all);
     if (!all)
         zr_rendezvous_fail(m->set->rdv,
-                           zr_fail(ZR_ERR_NOMEM, "mpi %s: no memory for %d ranks", m->name, m->set->world));
+                           zr_fail(ZERO_ERR_NOMEM, "mpi %s: no memory for %d ranks", m->name, m->set->world));
     return all;
 }
 
@@ -44,16 +45,16 @@ static struct card *new_mpi_cards(const struct zr_mpi *m)
 static int agree_mpi_cards(struct zr_mpi *m, int err, struct card *mine, struct card *all)
 {
     struct zr_mpi_set *p = m->set;
-    zr_verdict_put(mine, err);
+    zr_first_error_put(mine, err);
     int met = zr_rendezvous_exchange(p->rdv, mine, sizeof *mine, all);
-    met = zr_verdict(met, mine, all, p->world, p->rank);
+    met = zr_first_error(met, mine, all, p->world, p->rank);
     for (int i = 1; i < p->world && !met; i++)
         if (all[i].role != all[0].role)
             met =
-                zr_fail(ZR_ERR_MISMATCH, "rank 0 opens communicator \"%s\", rank %d \"%s\"",
+                zr_fail(ZERO_ERR_MISMATCH, "rank 0 opens communicator \"%s\", rank %d \"%s\"",
                         zr_role_name((enum zr_role)all[0].role), i, zr_role_name((enum zr_role)all[i].role));
         else if (all[i].bytes != all[0].bytes)
-            met = zr_fail(ZR_ERR_MISMATCH, "mpi %s: the arena has %lld bytes on rank %d, %lld on rank 0",
+            met = zr_fail(ZERO_ERR_MISMATCH, "mpi %s: the arena has %lld bytes on rank %d, %lld on rank 0",
                           m->name, (long long)all[i].bytes, i, (long long)all[0].bytes);
     return met;
 }
@@ -64,7 +65,7 @@ int zr_mpi_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
     struct zr_arena *a = NULL;
     struct card mine = {.bytes = bytes, .role = (int32_t)c->role}, *all = new_mpi_cards(m);
     if (!all)
-        return ZR_ERR_NOMEM;
+        return ZERO_ERR_NOMEM;
     int err = agree_mpi_cards(m, make_mpi_arena(m->set, bytes, &a), &mine, all);
     free(all);
     if (err)
@@ -105,7 +106,7 @@ int zr_mpi_attach(struct zr_comm *c, struct zr_arena *a)
     struct card mine = {.bytes = a->bytes, .role = (int32_t)c->role, .pid = (int32_t)getpid(), .fd = fd},
                 *all = new_mpi_cards(m);
     if (!all)
-        return ZR_ERR_NOMEM;
+        return ZERO_ERR_NOMEM;
     int err = zr_comm_check_reserve(c, a);
     if (!err && fd >= 0)
         err = zr_shared_inode(fd, &mine.inode);

@@ -165,15 +165,15 @@ void zr_mpi_close(struct zr_comm *c);
 /* Makes the MPI communicator of the group. Collective over the group. */
 int zr_mpi_make(struct zr_mpi *m);
 
-/* Returns ZR_ERR_FAILED with MPI's message for a class of error. */
+/* Returns ZERO_ERR_FAILED with MPI's message for a class of error. */
 int zr_mpi_say(const struct zr_mpi_process *p, int class, const char *call);
 
 /* Reads this rank and the size of a communicator that is lent, or of MPI_COMM_WORLD (NULL). The result is -1
  * and 0 for MPI_COMM_NULL. */
 int zr_mpi_rank_of(struct zr_mpi_process *p, void *lent, int64_t ms, int *rank, int *size);
-/* Returns ZR_ERR_NOTSUP if nothing shows that an MPI launcher has started this rank. */
+/* Returns ZERO_ERR_NOTSUP if nothing shows that an MPI launcher has started this rank. */
 int zr_mpi_check_launched(const struct zr_mpi_library *lib);
-/* Returns ZR_ERR_ARG if this rank (rank of world, by found_by) has another number in MPI_COMM_WORLD. */
+/* Returns ZERO_ERR_ARG if this rank (rank of world, by found_by) has another number in MPI_COMM_WORLD. */
 int zr_mpi_check_rank(int rank, int world, const char *found_by, int mpi_rank, int mpi_world);
 
 /* mpi_meeting_point.c */

@@ -11,7 +11,7 @@ static int open_lent(int64_t ms, struct zr_mpi_process **out)
     int err = zr_mpi_load(NULL, &lib);
     *out = NULL;
     if (!err && !lib.shim->is_initialized(lib.world))
-        err = zr_fail(ZR_ERR_ORDER, "mpi_comm is set, but MPI has not begun: MPI_Init_thread comes first");
+        err = zr_fail(ZERO_ERR_ORDER, "mpi_comm is set, but MPI has not begun: MPI_Init_thread comes first");
     return err ? err : zr_mpi_process_open(&lib, ms, NULL, NULL, out);
 }
 
@@ -20,7 +20,7 @@ static int ask_lent(struct zr_mpi_process *p, void *lent, int64_t ms, int *rank,
     int err = zr_mpi_rank_of(p, lent, ms, rank, world);
     if (err)
         return err;
-    return *rank >= 0 ? 0 : zr_fail(ZR_ERR_ARG, "mpi_comm points to MPI_COMM_NULL on this rank");
+    return *rank >= 0 ? 0 : zr_fail(ZERO_ERR_ARG, "mpi_comm points to MPI_COMM_NULL on this rank");
 }
 
 int zr_mpi_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world)

@@ -78,12 +78,12 @@ static int find_loaded(struct found *f)
     identify(l.function[0], f);
     if (l.n > 1) {
         identify(l.function[1], &second);
-        return zr_fail(ZR_ERR_NOTSUP,
+        return zr_fail(ZERO_ERR_NOTSUP,
                        "this process has loaded two MPIs, %s (%s) and %s (%s): load one of them only",
                        f->path, f->version, second.path, second.version);
     }
     if (f->kind == NONE)
-        return zr_fail(ZR_ERR_NOTSUP,
+        return zr_fail(ZERO_ERR_NOTSUP,
                        "this process has an MPI that is neither Open MPI nor of MPICH's kind: \"%.60s\" (%s)",
                        f->version, f->path);
     return 0;
@@ -151,20 +151,20 @@ static int open_module(char *path, size_t n_path, void **library, const struct z
     *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!*library) {
 #ifdef ZR_NO_MPI
-        return zr_fail(ZR_ERR_NOTSUP, "backend is mpi, but this libzero was built without MPI: %s",
+        return zr_fail(ZERO_ERR_NOTSUP, "backend is mpi, but this libzero was built without MPI: %s",
                        ZR_NO_MPI);
 #else
         const char *why = dlerror();
-        return zr_fail(ZR_ERR_NOTSUP, "backend is mpi, but libzero's module for MPI cannot be loaded: %s",
+        return zr_fail(ZERO_ERR_NOTSUP, "backend is mpi, but libzero's module for MPI cannot be loaded: %s",
                        why ? why : path);
 #endif
     }
     const struct zr_mpi_shim *shim = *out = dlsym(*library, ZR_MPI_SHIM_SYMBOL);
     if (!shim)
-        return zr_fail(ZR_ERR_NOTSUP, "%s has no %s: it is not libzero's module for MPI", path,
+        return zr_fail(ZERO_ERR_NOTSUP, "%s has no %s: it is not libzero's module for MPI", path,
                        ZR_MPI_SHIM_SYMBOL);
     if (shim->version != ZR_MPI_SHIM_VERSION || shim->bytes != sizeof *shim)
-        return zr_fail(ZR_ERR_NOTSUP,
+        return zr_fail(ZERO_ERR_NOTSUP,
                        "%s is of another libzero (its table is version %u of %u bytes, %d of %zu is needed): "
                        "install both again",
                        path, shim->version, shim->bytes, ZR_MPI_SHIM_VERSION, sizeof *shim);
@@ -179,7 +179,7 @@ static int check_same(const struct zr_mpi_shim *shim, const char *path, const st
     if (!f->function)
         return 0;
     if (kind_of(shim->name) != f->kind)
-        return zr_fail(ZR_ERR_NOTSUP,
+        return zr_fail(ZERO_ERR_NOTSUP,
                        "this process has loaded %s (%s), but libzero was built for %s %s (%s): build both "
                        "with one MPI",
                        f->version, f->path, shim->name, shim->compiled, path);
@@ -187,7 +187,7 @@ static int check_same(const struct zr_mpi_shim *shim, const char *path, const st
         return 0;
     memcpy(&other.function, &function, sizeof function);
     identify(other.function, &other);
-    return zr_fail(ZR_ERR_NOTSUP,
+    return zr_fail(ZERO_ERR_NOTSUP,
                    "this process has loaded %s (%s), but libzero's module for MPI works with %s (%s): two "
                    "MPIs cannot be in one process",
                    f->version, f->path, other.version, other.path);
@@ -224,7 +224,7 @@ static int check_launched_by(const struct zr_mpi_library *m, const struct launch
     if (m->is_launched)
         return 0;
     if (l->kind != NONE)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "this rank was started by %s, but libzero was built for %s, which sees 1 rank: start "
                        "it by %s, or build libzero and the program with %s",
                        l->words, m->version, kind == MPICH ? "mpiexec of MPICH" : "mpirun of Open MPI",
@@ -232,7 +232,7 @@ static int check_launched_by(const struct zr_mpi_library *m, const struct launch
     /* Open MPI ends the process if Slurm started it and there is no PMIx. */
     if (kind == OPEN_MPI && getenv("SLURM_STEP_ID"))
         return zr_fail(
-            ZR_ERR_ARG,
+            ZERO_ERR_ARG,
             "this rank was started by srun without PMIx (PMIX_NAMESPACE is not set), and Open MPI cannot "
             "start there: use srun --mpi=pmix (srun --mpi=list shows what there is) or mpirun");
     return 0;
@@ -240,7 +240,7 @@ static int check_launched_by(const struct zr_mpi_library *m, const struct launch
 
 int zr_mpi_say_not_launched(void)
 {
-    return zr_fail(ZR_ERR_NOTSUP,
+    return zr_fail(ZERO_ERR_NOTSUP,
                    "backend mpi needs ranks that one mpirun of Open MPI or one mpiexec of MPICH has started; "
                    "this rank shows no sign of that (no OMPI_COMM_WORLD_SIZE, no PMI_RANK); use one of these "
                    "launchers or another backend");

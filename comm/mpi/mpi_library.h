@@ -27,16 +27,16 @@ struct zr_mpi_library {
 /* The module's file, for tests. NULL: libzero-mpi.so in libzero's folder. */
 extern const char *zr_mpi_module_file;
 
-/* Loads the module, which is never closed. Does not begin MPI. Any thread. Returns ZR_ERR_ARG if the launcher
- * belongs to another MPI. Returns ZR_ERR_NOTSUP if there is no module, or if the process has loaded another
- * MPI. */
+/* Loads the module, which is never closed. Does not begin MPI. Any thread. Returns ZERO_ERR_ARG if the
+ * launcher belongs to another MPI. Returns ZERO_ERR_NOTSUP if there is no module, or if the process has
+ * loaded another MPI. */
 int zr_mpi_load(struct zr_log *log, struct zr_mpi_library *out);
 
 /* Whether this process has loaded an MPI, for the program or for libzero. */
 bool zr_mpi_is_loaded(void);
-/* Returns ZR_ERR_NOTSUP if there is neither an MPI nor a launcher of one. Loads nothing. */
+/* Returns ZERO_ERR_NOTSUP if there is neither an MPI nor a launcher of one. Loads nothing. */
 int zr_mpi_check_launcher(void);
-/* Fails with ZR_ERR_NOTSUP and a message that says what backend mpi needs. */
+/* Fails with ZERO_ERR_NOTSUP and a message that says what backend mpi needs. */
 int zr_mpi_say_not_launched(void);
 
 #endif

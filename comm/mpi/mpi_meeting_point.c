@@ -141,7 +141,7 @@ static int join_channel(struct meeting *k, void *lent)
     zr_mpi_leave(p);
     return class ? zr_mpi_say(p, class, k->over)
            : c   ? 0
-                 : zr_fail(ZR_ERR_NOMEM, "%s: no memory to meet over it", k->over);
+                 : zr_fail(ZERO_ERR_NOMEM, "%s: no memory to meet over it", k->over);
 }
 
 /* Gives the communicator back if no context meets over it and no message has come. Called with the lock
@@ -182,7 +182,7 @@ static int send_note(struct meeting *k, int to, const struct note *note)
     struct zr_mpi_process *p = k->process;
     struct message *m = calloc(1, sizeof *m);
     int32_t slot = -1;
-    int class = 0, err = m ? 0 : zr_fail(ZR_ERR_NOMEM, "%s: no memory to meet over it", k->over);
+    int class = 0, err = m ? 0 : zr_fail(ZERO_ERR_NOMEM, "%s: no memory to meet over it", k->over);
     if (!err)
         m->note = *note;
     int64_t until_ns = zr_now_ns() + k->ms * 1000000;
@@ -196,7 +196,7 @@ static int send_note(struct meeting *k, int to, const struct note *note)
             zr_mpi_begun(p, slot, &m->batch);
         zr_mpi_leave(p);
         if (slot < 0 && !class && !zr_mpi_poll(p) && zr_now_ns() > until_ns)
-            err = zr_fail(ZR_ERR_TIMEOUT, "%s: MPI could not take a request for %lld ms (start_timeout_ms)",
+            err = zr_fail(ZERO_ERR_TIMEOUT, "%s: MPI could not take a request for %lld ms (start_timeout_ms)",
                           k->over, (long long)k->ms);
     }
     if (slot < 0) {
@@ -339,7 +339,7 @@ static int say_over(struct meeting *k, describe_fn *describe)
 {
     char text[ZR_WAIT_CHARS];
     describe(k, k->ms, LIMIT, text);
-    return zr_fail(ZR_ERR_TIMEOUT, "%s", text);
+    return zr_fail(ZERO_ERR_TIMEOUT, "%s", text);
 }
 
 /* --- rank 0 --- */
@@ -436,7 +436,7 @@ static void describe_missing(struct meeting *k, int64_t ms, const char *limit, c
 static int answer_all(struct meeting *k, int err, bool same_loopback)
 {
     struct note answer = {.kind = POINT, .same_loopback = same_loopback, .card = k->all[0]};
-    zr_verdict_put(&answer.card, err);
+    zr_first_error_put(&answer.card, err);
     struct zr_kept kept;
     zr_keep(&kept, err);
     for (int i = 1, failed = 0; i < k->w->world && !failed; i++) {
@@ -545,7 +545,7 @@ static int ask_rank_0(struct meeting *k, const struct zr_lent_card *mine, struct
     }
     if (res != 1)
         return zr_say_again(&kept);
-    return answer.card.err ? zr_fail(zr_verdict_code(answer.card.err), "%.*s",
+    return answer.card.err ? zr_fail(zr_first_error_code(answer.card.err), "%.*s",
                                      (int)sizeof answer.card.text - 1, answer.card.text)
                            : zr_lent_take(&answer.card, answer.same_loopback, k->over, w);
 }
@@ -555,12 +555,12 @@ static int ask_rank_0(struct meeting *k, const struct zr_lent_card *mine, struct
 static int meet(struct meeting *k, struct zr_world *w, int *held)
 {
     struct zr_lent_card mine;
-    zr_verdict_put(&mine, zr_lent_fill(w, held, &mine));
+    zr_first_error_put(&mine, zr_lent_fill(w, held, &mine));
     if (w->rank != 0)
         return ask_rank_0(k, &mine, w);
     k->all = calloc((size_t)w->world, sizeof *k->all);
     k->come = calloc((size_t)w->world, sizeof *k->come);
-    int err = k->all && k->come ? 0 : zr_fail(ZR_ERR_NOMEM, "%s: no memory to meet over it", k->over);
+    int err = k->all && k->come ? 0 : zr_fail(ZERO_ERR_NOMEM, "%s: no memory to meet over it", k->over);
     if (!err) {
         k->all[0] = mine;
         err = collect(k, w);

@@ -3,12 +3,12 @@
  *
  * The ranks are connected by the rendezvous already. Over it they check that they have the same MPI, and that
  * it has all of them as ranks, before any of them waits inside MPI. */
+#include "comm/first_error.h"
 #include "comm/fold.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/mpi/mpi_comm.h"
+#include "comm/timed_call.h"
 #include "comm/topology.h"
-#include "comm/verdict.h"
-#include "comm/within.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,24 +30,24 @@ struct card {
     int64_t begun_ns;
     int32_t has_turn;
     char version[ZR_MPI_VERSION_BYTES];
-    ZR_VERDICT(256);
+    ZR_FIRST_ERROR(256);
 };
 
 static int exchange_cards(struct zr_mpi_set *p, int err, struct card *mine, struct card *all)
 {
-    zr_verdict_put(mine, err);
+    zr_first_error_put(mine, err);
     int met = zr_rendezvous_exchange(p->rdv, mine, sizeof *mine, all);
-    return zr_verdict(met, mine, all, p->world, p->rank);
+    return zr_first_error(met, mine, all, p->world, p->rank);
 }
 
 static int check_same_mpi(const struct zr_mpi_set *p, const struct card *all)
 {
     for (int i = 1; i < p->world; i++) {
         if (all[i].is_lent != all[0].is_lent)
-            return zr_fail(ZR_ERR_MISMATCH, "rank %d lends mpi_comm, rank %d does not",
+            return zr_fail(ZERO_ERR_MISMATCH, "rank %d lends mpi_comm, rank %d does not",
                            all[0].is_lent ? 0 : i, all[0].is_lent ? i : 0);
         if (strncmp(all[i].version, all[0].version, sizeof all[0].version))
-            return zr_fail(ZR_ERR_MISMATCH, "rank %d has %.95s, rank 0 has %.95s", i, all[i].version,
+            return zr_fail(ZERO_ERR_MISMATCH, "rank %d has %.95s, rank 0 has %.95s", i, all[i].version,
                            all[0].version);
     }
     return 0;
@@ -57,7 +57,7 @@ int zr_mpi_check_rank(int rank, int world, const char *found_by, int mpi_rank, i
 {
     if (mpi_rank == rank && mpi_world == world)
         return 0;
-    return zr_fail(ZR_ERR_ARG,
+    return zr_fail(ZERO_ERR_ARG,
                    "rank %d of %d (%s) is rank %d of %d in MPI_COMM_WORLD: start all ranks by one mpirun of "
                    "Open MPI, or one mpiexec of MPICH, and unset variables left over from another launcher",
                    rank, world, found_by, mpi_rank, mpi_world);
@@ -71,15 +71,15 @@ static int check_ranks(const struct zr_mpi_set *p, const struct card *all)
     for (int i = 0; i < p->world; i++) {
         const struct card *c = &all[i];
         if (c->mpi_rank < 0)
-            return zr_fail(ZR_ERR_ARG, "rank %d is not in %s (it is MPI_COMM_NULL there)", i, of);
+            return zr_fail(ZERO_ERR_ARG, "rank %d is not in %s (it is MPI_COMM_NULL there)", i, of);
         if (c->mpi_size < p->world)
-            return zr_fail(ZR_ERR_ARG,
+            return zr_fail(ZERO_ERR_ARG,
                            "%s of rank %d has %d ranks, and the world has %d: start all ranks by one mpirun "
                            "of Open MPI, or one mpiexec of MPICH (this is %.95s)",
                            of, i, c->mpi_size, p->world, c->version);
         for (int k = 0; k < i; k++)
             if (all[k].mpi_rank == c->mpi_rank)
-                return zr_fail(ZR_ERR_ARG,
+                return zr_fail(ZERO_ERR_ARG,
                                "ranks %d and %d are both rank %d of %s: they belong to two MPI jobs", k, i,
                                c->mpi_rank, of);
     }
@@ -97,7 +97,7 @@ int zr_mpi_say(const struct zr_mpi_process *p, int class, const char *call)
 {
     char text[160];
     zr_mpi_shim_of(p)->error(zr_mpi_world_of(p), class, text, sizeof text);
-    return zr_fail(ZR_ERR_FAILED, "%s: %s: %s", zr_mpi_shim_of(p)->name, call, text);
+    return zr_fail(ZERO_ERR_FAILED, "%s: %s: %s", zr_mpi_shim_of(p)->name, call, text);
 }
 
 static int find_library(const struct zr_mpi_options *opt, struct zr_mpi_library *lib)
@@ -185,7 +185,7 @@ static int take_turns(struct zr_mpi_set *p, struct card *all)
         mine.has_turn = zr_mpi_turn_take(p->process, p->begun_ns);
         int err = mine.has_turn || zr_now_ns() <= until
                       ? 0
-                      : zr_fail(ZR_ERR_TIMEOUT,
+                      : zr_fail(ZERO_ERR_TIMEOUT,
                                 "another context of this process has been opening its communicators for %lld "
                                 "ms (start_timeout_ms)",
                                 (long long)p->opt.start_timeout_ms);
@@ -258,10 +258,10 @@ int zr_mpi_make(struct zr_mpi *m)
                                       .limit = " (start_timeout_ms)"};
     bool left;
     if (!k.member)
-        return zr_fail(ZR_ERR_NOMEM, "mpi %s: no memory for %d ranks", m->name, n);
+        return zr_fail(ZERO_ERR_NOMEM, "mpi %s: no memory for %d ranks", m->name, n);
     for (int i = 0; i < n; i++)
         k.member[i] = p->mpi_rank[zr_comm_rank(&m->base, i)];
-    int err = zr_within(&call, k.ms, &k, sizeof k, &res, &left);
+    int err = zr_timed_call(&call, k.ms, &k, sizeof k, &res, &left);
     if (left) { /* the thread still reads them */
         p->is_left = true;
         zr_mpi_process_half_made(p->process);
@@ -307,7 +307,7 @@ static void report_tiers(const struct zr_mpi *m)
                 m->name, s->least_local, s->most_local, s->n_hosts, ZR_MAX_SOURCES);
 }
 
-/* Finds how the group is distributed over hosts, if some host has several ranks. Returns ZR_ERR_NOMEM. */
+/* Finds how the group is distributed over hosts, if some host has several ranks. Returns ZERO_ERR_NOMEM. */
 static int find_spread(struct zr_mpi *m)
 {
     const struct zr_group *g = &m->base.group;
@@ -336,7 +336,7 @@ static int make_role(struct zr_mpi_set *p, enum zr_role role, const struct zr_ro
     struct zr_mpi *m = calloc(1, sizeof *m);
     if (!m || !zr_op_queue_open(&m->queue, &m->base, p->dev)) {
         free(m);
-        return zr_fail(ZR_ERR_NOMEM, "mpi %s: no memory for a communicator", zr_role_name(role));
+        return zr_fail(ZERO_ERR_NOMEM, "mpi %s: no memory for a communicator", zr_role_name(role));
     }
     m->base = (struct zr_comm){.ops = &zr_mpi_ops,
                                .group = *ask->group,
@@ -357,7 +357,7 @@ static int make_role(struct zr_mpi_set *p, enum zr_role role, const struct zr_ro
     m->from = calloc((size_t)ask->group->size, sizeof *m->from);
     m->peer = calloc((size_t)ask->group->size, sizeof *m->peer);
     if (!m->post || !m->from || !m->peer)
-        return zr_fail(ZR_ERR_NOMEM, "mpi %s: no memory for a communicator", m->name);
+        return zr_fail(ZERO_ERR_NOMEM, "mpi %s: no memory for a communicator", m->name);
     return find_spread(m);
 }
 
@@ -391,7 +391,7 @@ static int make_mpi_set(struct zr_rendezvous *rdv, struct zr_device *dev, const 
     struct zr_mpi_set *p = calloc(1, sizeof *p);
     *out = p;
     if (!p)
-        return zr_fail(ZR_ERR_NOMEM, "mpi: no memory for communicators");
+        return zr_fail(ZERO_ERR_NOMEM, "mpi: no memory for communicators");
     p->opt = *opt;
     p->rdv = rdv;
     p->dev = dev;
@@ -401,14 +401,14 @@ static int make_mpi_set(struct zr_rendezvous *rdv, struct zr_device *dev, const 
     p->world = zr_rendezvous_world(rdv);
     p->tiers = has_tiers(opt);
     p->mpi_rank = calloc((size_t)p->world, sizeof *p->mpi_rank);
-    return p->mpi_rank ? 0 : zr_fail(ZR_ERR_NOMEM, "mpi: no memory for %d ranks", p->world);
+    return p->mpi_rank ? 0 : zr_fail(ZERO_ERR_NOMEM, "mpi: no memory for %d ranks", p->world);
 }
 
 static int open_all(struct zr_mpi_set *p, const struct zr_role_ask ask[ZR_ROLES],
                     struct zr_comm *comm[ZR_ROLES])
 {
     struct card *all = calloc((size_t)p->world, sizeof *all);
-    int err = all ? 0 : zr_fail(ZR_ERR_NOMEM, "mpi: no memory for %d ranks", p->world), n = 0;
+    int err = all ? 0 : zr_fail(ZERO_ERR_NOMEM, "mpi: no memory for %d ranks", p->world), n = 0;
     for (int r = 0; r < ZR_ROLES && !err; r++)
         if (ask[r].group) {
             err = make_role(p, (enum zr_role)r, &ask[r], &comm[r]);
@@ -443,7 +443,7 @@ int zr_mpi_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct z
     struct zr_mpi_set *p;
     memset(comm, 0, ZR_ROLES * sizeof *comm);
     if (!dev->ops->compute_on_caller)
-        return zr_fail(ZR_ERR_NOTSUP, "mpi works on the host device, not on %s", dev->ops->name);
+        return zr_fail(ZERO_ERR_NOTSUP, "mpi works on the host device, not on %s", dev->ops->name);
     int err = make_mpi_set(rdv, dev, opt, &p);
     if (err) {
         if (p)

@@ -21,7 +21,7 @@ const char *zr_mpi_own_name(enum zr_mpi_own which);
 
 /* Puts a collective of floats on the stream. A sum (MPI_SUM) reads (size, n) from `in`, and place p gets the
  * sum of row p in out. A gather fills out (size, n) with n floats of every rank; this rank's are there
- * already. size is more than 1, and size * n at most INT_MAX. Returns 0 or a zr_err; zr_comm_status reports
+ * already. size is more than 1, and size * n at most INT_MAX. Returns 0 or a zero_err; zr_comm_status reports
  * later failures. */
 int zr_mpi_own_put(struct zr_comm *c, struct zr_stream *s, enum zr_mpi_own which, const float *in, float *out,
                    int64_t n);

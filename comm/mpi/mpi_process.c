@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_process.c: begins and ends MPI, lets one thread inside at a time, and polls. */
 #include "comm/mpi/mpi_process.h"
-#include "comm/within.h"
+#include "comm/timed_call.h"
 #include "kernels/error.h"
 #include "kernels/thread.h"
 
@@ -82,15 +82,15 @@ int zr_mpi_ended(struct zr_mpi_process *p)
     case WORKING:
         break;
     case FINALIZED:
-        return zr_fail(ZR_ERR_ORDER,
+        return zr_fail(ZERO_ERR_ORDER,
                        "the program called MPI_Finalize before zero_unwrap; call it afterwards");
     case ENDING:
-        return zr_fail(ZR_ERR_ORDER, "the process ends");
+        return zr_fail(ZERO_ERR_ORDER, "the process ends");
     case BROKEN:
         p->shim->error(p->world, p->broken_class, text, sizeof text);
-        return zr_fail(ZR_ERR_FAILED, "%s: MPI_Testsome: %s", p->shim->name, text);
+        return zr_fail(ZERO_ERR_FAILED, "%s: MPI_Testsome: %s", p->shim->name, text);
     case STUCK:
-        return zr_fail(ZR_ERR_TIMEOUT,
+        return zr_fail(ZERO_ERR_TIMEOUT,
                        "MPI_Init_thread of an earlier zero_wrap has not returned: the process should end");
     }
     return 0;
@@ -116,11 +116,11 @@ int zr_mpi_enter(struct zr_mpi_process *p, int64_t ms)
     bool entered = go_inside(p, ms);
     pthread_mutex_unlock(&p->lock);
     if (!entered && atomic_load(&p->half_made))
-        return zr_fail(ZR_ERR_TIMEOUT,
+        return zr_fail(ZERO_ERR_TIMEOUT,
                        "MPI_Comm_create_group of another zero_wrap has not returned, and MPI cannot free a "
                        "half-made communicator: end the process, and start the job again");
     if (!entered)
-        return zr_fail(ZR_ERR_TIMEOUT, "a call of %s has not returned after %lld ms", p->shim->name,
+        return zr_fail(ZERO_ERR_TIMEOUT, "a call of %s has not returned after %lld ms", p->shim->name,
                        (long long)ms);
     int err = zr_mpi_ended(p);
     if (err)
@@ -341,9 +341,9 @@ static int refuse_level(const struct zr_mpi_library *lib, bool is_ours, enum zr_
     static const char *const names[] = {"MPI_THREAD_FUNNELED or less", "MPI_THREAD_SERIALIZED",
                                         "MPI_THREAD_MULTIPLE"};
     if (is_ours)
-        return zr_fail(ZR_ERR_NOTSUP, "%s supports only %s, but MPI_THREAD_SERIALIZED is needed",
+        return zr_fail(ZERO_ERR_NOTSUP, "%s supports only %s, but MPI_THREAD_SERIALIZED is needed",
                        lib->version, names[level]);
-    return zr_fail(ZR_ERR_NOTSUP,
+    return zr_fail(ZERO_ERR_NOTSUP,
                    "the program began MPI (%s) with %s, but MPI_THREAD_MULTIPLE is needed, because threads "
                    "of libzero call MPI at any time: call MPI_Init_thread(.., MPI_THREAD_MULTIPLE, ..)",
                    lib->version, names[level]);
@@ -377,7 +377,7 @@ static int init_mpi(struct zr_mpi_process *p, const struct zr_mpi_library *lib, 
         .fn = init_in_time,
         .look = look};
     bool left = false;
-    int err = zr_within(&call, ms, &k, sizeof k, class, &left);
+    int err = zr_timed_call(&call, ms, &k, sizeof k, class, &left);
     if (left)
         atomic_store(&p->state, STUCK);
     *level = k.level;
@@ -393,7 +393,7 @@ static int begin_mpi(struct zr_mpi_process *p, const struct zr_mpi_library *lib,
     char text[128];
     int class = 0, err = 0;
     if (shim->is_finalized(p->world))
-        return zr_fail(ZR_ERR_ORDER, "MPI_Finalize was called before zero_wrap: MPI cannot begin again");
+        return zr_fail(ZERO_ERR_ORDER, "MPI_Finalize was called before zero_wrap: MPI cannot begin again");
     p->is_ours = !shim->is_initialized(p->world);
     if (p->is_ours)
         err = init_mpi(p, lib, ms, look, &level, &class);
@@ -408,7 +408,7 @@ static int begin_mpi(struct zr_mpi_process *p, const struct zr_mpi_library *lib,
     if (!class)
         return 0;
     shim->error(p->world, class, text, sizeof text);
-    return zr_fail(ZR_ERR_FAILED, "beginning %s: %s", lib->version, text);
+    return zr_fail(ZERO_ERR_FAILED, "beginning %s: %s", lib->version, text);
 }
 
 /* Ends MPI if it was begun here. MPI may still have the address of p. */
@@ -436,7 +436,7 @@ static int make_process(const struct zr_mpi_library *lib, int64_t ms, struct zr_
 {
     struct zr_mpi_process *p = calloc(1, sizeof *p);
     if (!p)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for MPI's requests");
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for MPI's requests");
     p->shim = lib->shim;
     p->world = lib->world;
     p->pid = getpid();
@@ -472,7 +472,7 @@ static int check_not_forked(const struct zr_mpi_world *world)
     while (p && (p->world != world || p->pid == getpid() || !is_there(p)))
         p = p->next;
     return p ? zr_fail(
-                   ZR_ERR_NOTSUP,
+                   ZERO_ERR_NOTSUP,
                    "MPI does not work in a forked child: it began in process %ld, from which this one was "
                    "forked: call zero_wrap there, or have mpirun or mpiexec start a process for each rank",
                    (long)p->pid)

@@ -42,8 +42,8 @@ void zr_mpi_process_drop(struct zr_mpi_process *p, struct zr_log *log, bool in_o
 void zr_mpi_process_leave_looking(struct zr_mpi_process *p, struct zr_log *log);
 
 /* Begin and end a section in which the shim may be called. Any thread. zr_mpi_enter returns 0 or an error,
- * after which nothing may be called. ZR_ERR_ORDER: MPI_Finalize was called, or the process ends.
- * ZR_ERR_TIMEOUT: a call of another thread has not returned after ms. */
+ * after which nothing may be called. ZERO_ERR_ORDER: MPI_Finalize was called, or the process ends.
+ * ZERO_ERR_TIMEOUT: a call of another thread has not returned after ms. */
 int zr_mpi_enter(struct zr_mpi_process *p, int64_t ms);
 void zr_mpi_leave(struct zr_mpi_process *p);
 const struct zr_mpi_shim *zr_mpi_shim_of(const struct zr_mpi_process *p);

@@ -25,7 +25,7 @@ struct sum {
     /* This rank's number on its host. */
     int column;
     /* Type of the elements that travel. */
-    enum zr_dtype wire;
+    enum zero_dtype wire;
     /* Elements of a chunk; bytes of an element in the arena. */
     int64_t elems, each;
     int64_t n_steps;
@@ -173,7 +173,7 @@ static int sum_segment(struct zr_mpi *m, const struct zr_reduce_seg *g)
                     .n_blocks = zr_fold_blocks(n),
                     .rows = n < ZR_FOLD_BLOCK ? n : ZR_FOLD_BLOCK,
                     .column = m->sums_by_host ? at->local_of[place] : 0,
-                    .wire = m->sums_by_host ? ZR_F32 : g->dtype,
+                    .wire = m->sums_by_host ? ZERO_F32 : g->dtype,
                     .each = zr_dtype_bytes(g->dtype)};
     s.elems = elems_of(&s);
     ZR_ASSERT(s.elems > 0);

@@ -112,7 +112,7 @@ static int await_batch(struct zr_mpi *m, struct zr_mpi_batch *b, int32_t n_left)
             return res;
     }
     int class = atomic_load(&b->error);
-    return class ? fail_class(m, ZR_ERR_PEER, class, "a pending message") : 0;
+    return class ? fail_class(m, ZERO_ERR_PEER, class, "a pending message") : 0;
 }
 
 static int fail_unmoved(struct zr_mpi *m)
@@ -122,7 +122,7 @@ static int fail_unmoved(struct zr_mpi *m)
              "rank %d waited %lld ms (timeout_ms) for bytes of other ranks, which had reached this "
              "operation, but no bytes came",
              m->set->rank, (long long)m->waited_ms);
-    return zr_mpi_fail_op(m, ZR_ERR_TIMEOUT, what);
+    return zr_mpi_fail_op(m, ZERO_ERR_TIMEOUT, what);
 }
 
 int zr_mpi_await(struct zr_mpi *m, struct zr_mpi_batch *b, int32_t n_left)
@@ -201,7 +201,7 @@ static int begin_once(struct zr_mpi *m, begin_fn *begin, const struct ask *a, in
     if (!class && *slot >= 0)
         zr_mpi_begun(mpi, *slot, a->batch);
     zr_mpi_leave(mpi);
-    return class ? fail_class(m, ZR_ERR_FAILED, class, a->call) : 0;
+    return class ? fail_class(m, ZERO_ERR_FAILED, class, a->call) : 0;
 }
 
 static int begin_request(struct zr_mpi *m, begin_fn *fn, const struct ask *a)
@@ -342,7 +342,7 @@ static int fail_missing(struct zr_mpi *m, const struct meeting *w, int first, in
         snprintf(more, sizeof more, ", and for %d more", n - 1);
     snprintf(what, sizeof what, "rank %d waited %lld ms (timeout_ms) for rank %d, which is %s%s",
              m->set->rank, (long long)m->waited_ms, zr_comm_rank(&m->base, place), where, more);
-    return zr_mpi_fail_op(m, ZR_ERR_TIMEOUT, what);
+    return zr_mpi_fail_op(m, ZERO_ERR_TIMEOUT, what);
 }
 
 /* Compares the posts of places that have come. */
@@ -355,7 +355,7 @@ static int compare_posts(struct zr_mpi *m, const struct meeting *w, int first, i
         if (!has_come(m, i) || zr_post_same(mine, &m->post[i]))
             continue;
         zr_post_differ(zr_comm_rank(&m->base, i), &m->post[i], m->set->rank, mine, what, sizeof what);
-        return zr_mpi_fail_op(m, ZR_ERR_MISMATCH, what);
+        return zr_mpi_fail_op(m, ZERO_ERR_MISMATCH, what);
     }
     return 0;
 }

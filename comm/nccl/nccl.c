@@ -34,7 +34,7 @@ static int take_entry(struct zr_nccl *m, const struct zr_comm_op *op)
     if (zr_nccl_has_failed(m) || (full && atomic_load(&m->set->alarm)))
         return 1;
     if (full)
-        return zr_fail(ZR_ERR_ORDER, "%d operations are pending, and has_room was not called",
+        return zr_fail(ZERO_ERR_ORDER, "%d operations are pending, and has_room was not called",
                        ZR_NCCL_PENDING);
     e->op = *op;
     e->begun_ns = 0;
@@ -217,7 +217,7 @@ static int nccl_run(struct zr_comm *c, struct zr_stream *s, const struct zr_comm
     struct zr_nccl *m = zr_nccl_of(c);
     ncclResult_t res = ncclSuccess;
     if (op->post.op == ZR_OP_REDUCE_SCATTER && !zr_role_reduces(c->role))
-        return zr_fail(ZR_ERR_ARG, "nccl %s: reduce_scatter is the reduce communicators'", m->name);
+        return zr_fail(ZERO_ERR_ARG, "nccl %s: reduce_scatter is the reduce communicators'", m->name);
     enter(m, &op->post);
     int err = begin_issue(m, s, op);
     if (err)
@@ -245,7 +245,7 @@ static int nccl_run(struct zr_comm *c, struct zr_stream *s, const struct zr_comm
 
 static void nccl_abort(struct zr_comm *c, int code, const char *why)
 {
-    code = code ? code : ZR_ERR_FAILED;
+    code = code ? code : ZERO_ERR_FAILED;
     zr_nccl_fail(zr_nccl_of(c), code, "%s", why ? why : zr_err_name(code));
 }
 
@@ -273,7 +273,7 @@ const char *zr_nccl_path(const struct zr_comm *c)
     return ((const struct zr_nccl *)c)->path;
 }
 
-static void nccl_called(struct zr_comm *c, const struct zr_called *call)
+static void nccl_called(struct zr_comm *c, const struct zr_logged_call *call)
 {
     zr_rendezvous_called(zr_nccl_of(c)->set->rdv, call);
 }

@@ -13,13 +13,13 @@
 
 struct outcome {
     int64_t number;
-    ZR_VERDICT(400);
+    ZR_FIRST_ERROR(400);
 };
 
 /* Reports the error to the other ranks, which wait for the exchange. */
 static int no_memory_to_compare(struct zr_nccl_set *p, int err)
 {
-    err = err ? err : zr_fail(ZR_ERR_NOMEM, "nccl: no memory to compare %d ranks", p->world);
+    err = err ? err : zr_fail(ZERO_ERR_NOMEM, "nccl: no memory to compare %d ranks", p->world);
     return zr_rendezvous_fail(p->rdv, err);
 }
 
@@ -29,11 +29,11 @@ int zr_nccl_agree(struct zr_nccl_set *p, int err, int64_t number, const struct z
     if (!t)
         return zr_rendezvous_agree(p->rdv, err);
     struct outcome mine = {.number = number}, *all = malloc((size_t)p->world * sizeof *all);
-    zr_verdict_put(&mine, err);
+    zr_first_error_put(&mine, err);
     if (!all)
         return no_memory_to_compare(p, err);
     int met = zr_rendezvous_exchange(p->rdv, &mine, sizeof mine, all);
-    met = zr_verdict(met, &mine, all, p->world, p->rank);
+    met = zr_first_error(met, &mine, all, p->world, p->rank);
     if (!met)
         *t = (struct zr_nccl_tally){.first = all[0].number, .odd = -1};
     for (int i = 0; !met && i < m->base.group.size; i++)
@@ -53,12 +53,12 @@ static int compare_cards(const struct zr_nccl_set *p, const struct zr_nccl_card 
             char a[32], b[32];
             zr_nccl_version_text(all[r].version, a, sizeof a);
             zr_nccl_version_text(all[0].version, b, sizeof b);
-            return zr_fail(ZR_ERR_MISMATCH,
+            return zr_fail(ZERO_ERR_MISMATCH,
                            "rank %d has NCCL %s, rank 0 has %s: all ranks must have the same", r, a, b);
         }
 #define SAME(field, what)                                                                                    \
     if (all[r].field != all[0].field)                                                                        \
-    return zr_fail(ZR_ERR_MISMATCH,                                                                          \
+    return zr_fail(ZERO_ERR_MISMATCH,                                                                        \
                    "nccl: %s is %lld on rank %d and %lld on rank 0; all ranks must have the same", what,     \
                    (long long)all[r].field, r, (long long)all[0].field)
         SAME(deterministic, "deterministic");
@@ -104,7 +104,7 @@ static int make_id(struct zr_nccl_set *p, ncclUniqueId *id)
 {
     struct making m = {.api = p->api};
     ncclResult_t res = ncclSuccess;
-    int err = zr_nccl_within(p, "ncclGetUniqueId", p->opt.start_timeout_ms, get_id, &m, sizeof m, &res);
+    int err = zr_nccl_timed_call(p, "ncclGetUniqueId", p->opt.start_timeout_ms, get_id, &m, sizeof m, &res);
     if (!err && res)
         err = zr_nccl_say(p, NULL, res, "ncclGetUniqueId");
     *id = m.id;
@@ -131,7 +131,7 @@ static int take_ids(const struct zr_nccl *m, const struct zr_nccl_card *all, ncc
     int n = zr_nccl_n_ids(m);
     *ids = n ? malloc((size_t)n * sizeof **ids) : NULL;
     if (n && !*ids)
-        return zr_fail(ZR_ERR_NOMEM, "nccl %s: no memory for %d ids", m->name, n);
+        return zr_fail(ZERO_ERR_NOMEM, "nccl %s: no memory for %d ids", m->name, n);
     for (int i = 0; i < n; i++)
         (*ids)[i] = all[zr_comm_rank(&m->base, zr_nccl_id_place(m, i))].id[m->base.role];
     return 0;
@@ -144,12 +144,12 @@ int zr_nccl_meet(struct zr_nccl_set *p, int err, ncclUniqueId *ids[ZR_ROLES])
     for (int i = 0; !err && i < p->n_open; i++)
         if (makes_id(p->open[i]))
             err = make_id(p, &mine.id[p->open[i]->base.role]);
-    zr_verdict_put(&mine, err);
+    zr_first_error_put(&mine, err);
     struct zr_nccl_card *all = malloc((size_t)p->world * sizeof *all);
     if (!all)
         return no_memory_to_compare(p, err);
     int met = zr_rendezvous_exchange(p->rdv, &mine, sizeof mine, all);
-    met = zr_verdict(met, &mine, all, p->world, p->rank);
+    met = zr_first_error(met, &mine, all, p->world, p->rank);
     if (!met)
         met = compare_cards(p, all);
     if (!met) {

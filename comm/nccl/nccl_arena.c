@@ -57,7 +57,7 @@ static void free_nccl_arena(struct zr_arena *a)
     struct memory mem = {.api = p->api, .at = a->base};
     ncclResult_t res;
     if (a->base && own->of_nccl)
-        zr_nccl_within(p, "ncclMemFree", ZR_NCCL_CLOSE_MS, free_memory, &mem, sizeof mem, &res);
+        zr_nccl_timed_call(p, "ncclMemFree", ZR_NCCL_CLOSE_MS, free_memory, &mem, sizeof mem, &res);
     else if (a->base)
         p->dev->ops->free(p->dev, a->base, a->bytes);
     free(own);
@@ -71,8 +71,8 @@ static int take_memory(struct zr_nccl_set *p, int64_t bytes, struct nccl_arena *
     ncclResult_t res = ncclSuccess;
     int err = 0;
     if (p->api.MemAlloc && p->api.MemFree)
-        err =
-            zr_nccl_within(p, "ncclMemAlloc", p->opt.start_timeout_ms, alloc_memory, &mem, sizeof mem, &res);
+        err = zr_nccl_timed_call(p, "ncclMemAlloc", p->opt.start_timeout_ms, alloc_memory, &mem, sizeof mem,
+                                 &res);
     a->of_nccl = !err && !res && mem.at;
     if (!err && !a->of_nccl)
         err = p->dev->ops->alloc(p->dev, bytes, &mem.at);
@@ -86,7 +86,7 @@ static int make_nccl_arena(struct zr_nccl_set *p, int64_t bytes, struct nccl_are
 {
     struct nccl_arena *a = *out = calloc(1, sizeof *a);
     if (!a)
-        return zr_fail(ZR_ERR_NOMEM, "nccl: no memory for an arena");
+        return zr_fail(ZERO_ERR_NOMEM, "nccl: no memory for an arena");
     a->base = (struct zr_arena){.free = free_nccl_arena, .bytes = bytes, .n_held = 1};
     a->set = p;
     atomic_fetch_add(&p->n_users, 1);
@@ -101,11 +101,11 @@ int zr_nccl_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
     struct nccl_arena *a = NULL;
     int err = 0;
     if (bytes <= 0)
-        err = zr_fail(ZR_ERR_ARG, "nccl %s: the arena is %lld bytes: more than 0 are allowed", m->name,
+        err = zr_fail(ZERO_ERR_ARG, "nccl %s: the arena is %lld bytes: more than 0 are allowed", m->name,
                       (long long)bytes);
     err = zr_nccl_agree(p, err, bytes, m, &t);
     if (!err && t.odd >= 0)
-        err = zr_fail(ZR_ERR_MISMATCH, "nccl %s: the arena is %lld bytes on rank %d and %lld on rank 0",
+        err = zr_fail(ZERO_ERR_MISMATCH, "nccl %s: the arena is %lld bytes on rank %d and %lld on rank 0",
                       m->name, (long long)t.odd_number, t.odd, (long long)t.first);
     if (err)
         return err;
@@ -167,8 +167,8 @@ int zr_nccl_close_window(struct zr_nccl *m, ncclComm_t comm)
     if (!m->window)
         return 0;
     m->window = NULL;
-    return zr_nccl_within(p, "ncclCommWindowDeregister", ZR_NCCL_CLOSE_MS, deregister_window, &r, sizeof r,
-                          &res);
+    return zr_nccl_timed_call(p, "ncclCommWindowDeregister", ZR_NCCL_CLOSE_MS, deregister_window, &r,
+                              sizeof r, &res);
 }
 
 static bool can_register(const struct zr_nccl_api *api)

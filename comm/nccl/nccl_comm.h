@@ -45,7 +45,7 @@
  *
  * Deadlines. The watching thread (nccl_watch.c) looks for completions, NCCL's asynchronous errors, ledgers
  * that differ, and operations that take too long. Calls without a deadline (opening, registering, aborting,
- * destroying) run on a helper thread, which is left behind if they do not return (zr_nccl_within). All
+ * destroying) run on a helper thread, which is left behind if they do not return (zr_nccl_timed_call). All
  * communicators but a lent one are blocking in NCCL's sense, as others would need a poll for every group. A
  * lent one may be non-blocking (zr_nccl_await).
  *
@@ -69,10 +69,10 @@
 #ifndef ZR_COMM_NCCL_COMM_H
 #define ZR_COMM_NCCL_COMM_H
 
+#include "comm/first_error.h"
 #include "comm/nccl/nccl_options.h"
 #include "comm/post.h"
 #include "comm/segment.h"
-#include "comm/verdict.h"
 #include "kernels/thread.h"
 
 #include <nccl.h>
@@ -139,7 +139,7 @@ struct zr_nccl_api {
 
 /* Fills the table from the library with this name. NULL: from the library that the program has loaded, or
  * else libnccl.so.2. The library stays loaded. lent: the program lends a communicator. Then its library must
- * be used, as far as this can be checked. Returns ZR_ERR_NOTSUP with what is missing, or with the libraries
+ * be used, as far as this can be checked. Returns ZERO_ERR_NOTSUP with what is missing, or with the libraries
  * in conflict. */
 int zr_nccl_load(const char *library, bool lent, struct zr_nccl_api *api);
 
@@ -314,11 +314,11 @@ void zr_nccl_reap(struct zr_nccl *m);
 bool zr_nccl_settle(struct zr_nccl *m);
 
 /* Calls fn with a copy of arg on another thread with the device current, and waits at most ms for it
- * (comm/within.h). fn returns an ncclResult_t. If it returns in time, *res is its result, and arg is copied
- * back. Otherwise returns ZR_ERR_TIMEOUT with a message, *res is ncclInProgress, and the thread is left
- * behind. what: "ncclCommAbort". */
-int zr_nccl_within(struct zr_nccl_set *p, const char *what, int64_t ms, int (*fn)(void *arg), void *arg,
-                   size_t bytes, ncclResult_t *res);
+ * (comm/timed_call.h). fn returns an ncclResult_t. If it returns in time, *res is its result, and arg is
+ * copied back. Otherwise returns ZERO_ERR_TIMEOUT with a message, *res is ncclInProgress, and the thread is
+ * left behind. what: "ncclCommAbort". */
+int zr_nccl_timed_call(struct zr_nccl_set *p, const char *what, int64_t ms, int (*fn)(void *arg), void *arg,
+                       size_t bytes, ncclResult_t *res);
 /* The same for a call that all ranks make while they open communicators, within start_timeout_ms. The wait
  * ends early if a rank is lost or fails. */
 int zr_nccl_together(struct zr_nccl_set *p, const char *what, int (*fn)(void *arg), void *arg, size_t bytes,
@@ -361,7 +361,7 @@ struct zr_nccl_card {
     int64_t small_bytes, ranks_per_id, largest[ZR_ROLES], packed[ZR_ROLES];
     /* Ids of the roles for which this rank makes one. */
     ncclUniqueId id[ZR_ROLES];
-    ZR_VERDICT(400);
+    ZR_FIRST_ERROR(400);
 };
 
 /* Summary of the numbers that ranks sent with their errors. */

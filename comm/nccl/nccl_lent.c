@@ -38,7 +38,7 @@ ncclResult_t zr_nccl_await(const struct zr_nccl_api *api, ncclComm_t comm, ncclR
 static int say_unready(const struct zr_nccl_set *p, void *lent, ncclResult_t res, int64_t timeout_ms)
 {
     if (res == ncclInProgress)
-        return zr_fail(ZR_ERR_TIMEOUT,
+        return zr_fail(ZERO_ERR_TIMEOUT,
                        "nccl_comm is not ready after %lld ms (start_timeout_ms); is it non-blocking?",
                        (long long)timeout_ms);
     return zr_nccl_say(p, lent, res, "nccl_comm");
@@ -48,7 +48,7 @@ int zr_nccl_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world)
 {
     struct zr_nccl_set *p = calloc(1, sizeof *p);
     if (!p)
-        return zr_fail(ZR_ERR_NOMEM, "nccl_comm: no memory to query it");
+        return zr_fail(ZERO_ERR_NOMEM, "nccl_comm: no memory to query it");
     int err = zr_nccl_load(NULL, true, &p->api);
     if (!err) {
         ncclResult_t res =
@@ -124,7 +124,7 @@ static int await_event(struct zr_nccl_set *p, const struct place *pl, void *lent
         if (p->api.CommGetAsyncError(lent, &res) || (res && res != ncclInProgress))
             return zr_nccl_say(p, lent, res, "nccl_comm");
         if (zr_now_ns() > until_ns)
-            return zr_fail(ZR_ERR_TIMEOUT,
+            return zr_fail(ZERO_ERR_TIMEOUT,
                            "not all ranks of nccl_comm came to zero_wrap in %lld ms (start_timeout_ms), or "
                            "one has no nccl_comm, or another operation of the program on it is pending",
                            (long long)timeout_ms);
@@ -151,8 +151,8 @@ static int move_cards(struct zr_nccl_set *p, const struct place *pl, void *lent,
     memcpy(slot, mine, (size_t)size);
     int err = d->copy(pl->stream, (char *)pl->device + p->rank * size, slot, size);
     if (!err)
-        err = zr_nccl_within(p, "ncclAllGather over nccl_comm (not all of its ranks came to zero_wrap)",
-                             timeout_ms, gather_cards, &m, sizeof m, &res);
+        err = zr_nccl_timed_call(p, "ncclAllGather over nccl_comm (not all of its ranks came to zero_wrap)",
+                                 timeout_ms, gather_cards, &m, sizeof m, &res);
     if (!err && res)
         err = say_unready(p, lent, res, timeout_ms);
     *left = p->stuck || res == ncclInProgress;
@@ -176,17 +176,17 @@ int zr_nccl_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, str
     *held = -1;
     *left = false;
     if (!p)
-        return zr_fail(ZR_ERR_NOMEM, "nccl_comm: no memory to meet over it");
+        return zr_fail(ZERO_ERR_NOMEM, "nccl_comm: no memory to meet over it");
     p->dev = dev;
     p->rank = w->rank;
     pthread_mutex_init(&p->lock, NULL);
     int err = zr_nccl_load(NULL, true, &p->api);
     if (!err && !dev->ops->stream_native)
-        err = zr_fail(ZR_ERR_NOTSUP, "nccl_comm works on the cuda device, not on %s", dev->ops->name);
+        err = zr_fail(ZERO_ERR_NOTSUP, "nccl_comm works on the cuda device, not on %s", dev->ops->name);
     if (!err)
         err = open_place(dev, &pl);
     if (!err) {
-        zr_verdict_put(&mine, zr_lent_fill(w, held, &mine));
+        zr_first_error_put(&mine, zr_lent_fill(w, held, &mine));
         err = move_cards(p, &pl, lent, timeout_ms, &mine, left);
     }
     if (!err)

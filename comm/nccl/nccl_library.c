@@ -14,14 +14,14 @@ static int check_lent_library(const struct zr_loaded *s)
     char first[256], second[256];
     if (s->n == 0)
         return zr_fail(
-            ZR_ERR_NOTSUP,
+            ZERO_ERR_NOTSUP,
             "nccl_comm is set, but its NCCL is not visible in this process (linked statically?), and "
             "libnccl.so.2 would be another: link the program with libnccl.so.2, or leave nccl_comm NULL");
     if (s->n == 1)
         return 0;
     zr_loaded_path(s->function[0], first, sizeof first);
     zr_loaded_path(s->function[1], second, sizeof second);
-    return zr_fail(ZR_ERR_NOTSUP,
+    return zr_fail(ZERO_ERR_NOTSUP,
                    "nccl_comm is set, but this process has loaded NCCL twice, %s and %s, and it is not known "
                    "which made nccl_comm: load only one, or leave nccl_comm NULL",
                    first, second);
@@ -40,7 +40,7 @@ int zr_nccl_load(const char *library, bool lent, struct zr_nccl_api *api)
     void *lib = library || seen.n == 0 ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : seen.handle;
     if (!lib && (library || seen.n == 0))
         return zr_fail(
-            ZR_ERR_NOTSUP,
+            ZERO_ERR_NOTSUP,
             "there is no NCCL: %s; install it, or add the folder of libnccl.so.2 to LD_LIBRARY_PATH",
             dlerror());
     const char *missing = NULL;
@@ -61,11 +61,11 @@ int zr_nccl_load(const char *library, bool lent, struct zr_nccl_api *api)
         char version[32];
         if (!api->GetVersion || api->GetVersion(&api->version))
             err =
-                zr_fail(ZR_ERR_NOTSUP, "%s has no %s: it is not NCCL, or older than the 2.14 that is needed",
-                        path, missing);
+                zr_fail(ZERO_ERR_NOTSUP,
+                        "%s has no %s: it is not NCCL, or older than the 2.14 that is needed", path, missing);
         else {
             zr_nccl_version_text(api->version, version, sizeof version);
-            err = zr_fail(ZR_ERR_NOTSUP, "%s is NCCL %s, without %s: 2.14 or newer is needed", api->path,
+            err = zr_fail(ZERO_ERR_NOTSUP, "%s is NCCL %s, without %s: 2.14 or newer is needed", api->path,
                           version, missing);
         }
         if (lib != seen.handle)

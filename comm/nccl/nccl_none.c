@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_none.c: replaces the NCCL backend in builds without NCCL's headers. Every call returns
- * ZR_ERR_NOTSUP. */
+ * ZERO_ERR_NOTSUP. */
 #include "comm/nccl/nccl_options.h"
 
 #include <string.h>
@@ -10,13 +10,13 @@ int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct 
 {
     (void)rdv, (void)dev, (void)opt, (void)ask;
     memset(comm, 0, ZR_ROLES * sizeof *comm);
-    return zr_fail(ZR_ERR_NOTSUP, "nccl: this libzero was built without NCCL: %s", ZR_NO_NCCL);
+    return zr_fail(ZERO_ERR_NOTSUP, "nccl: this libzero was built without NCCL: %s", ZR_NO_NCCL);
 }
 
 int zr_nccl_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world)
 {
     (void)lent, (void)timeout_ms, (void)rank, (void)world;
-    return zr_fail(ZR_ERR_NOTSUP, "nccl_comm is set, but this libzero was built without NCCL: %s",
+    return zr_fail(ZERO_ERR_NOTSUP, "nccl_comm is set, but this libzero was built without NCCL: %s",
                    ZR_NO_NCCL);
 }
 

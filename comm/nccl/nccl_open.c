@@ -126,7 +126,7 @@ static int open_comm(struct zr_nccl *m, const ncclUniqueId *ids)
     } else if (zr_nccl_is_alone(m) && !o.parent) {
         /* A single rank needs no communicator. */
     } else if (!out) {
-        err = zr_fail(ZR_ERR_NOMEM, "nccl %s: no memory for a communicator", m->name);
+        err = zr_fail(ZERO_ERR_NOMEM, "nccl %s: no memory for a communicator", m->name);
     } else {
         snprintf(what, sizeof what, "%s of the %s communicator",
                  o.parent      ? "ncclCommSplit"
@@ -134,9 +134,9 @@ static int open_comm(struct zr_nccl *m, const ncclUniqueId *ids)
                                : "ncclCommInitRankConfig",
                  m->name);
         err = zr_nccl_together(p, what, open_one, &o, sizeof o, &res);
-        bool late = err == ZR_ERR_TIMEOUT || res == ncclInProgress;
+        bool late = err == ZERO_ERR_TIMEOUT || res == ncclInProgress;
         if (!err && res == ncclInProgress)
-            err = zr_fail(ZR_ERR_NOTSUP,
+            err = zr_fail(ZERO_ERR_NOTSUP,
                           "%s returned before it had finished: is NCCL_COMM_BLOCKING=0 set? Unset it, "
                           "because libzero's communicators must block",
                           what);
@@ -170,11 +170,11 @@ static int check_lent(const struct zr_nccl_set *p)
     if (res)
         return zr_nccl_say(p, NULL, res, "nccl_comm");
     if (world != p->world || rank != p->rank)
-        return zr_fail(ZR_ERR_ARG, "nccl_comm is rank %d of %d, but this is rank %d of %d", rank, world,
+        return zr_fail(ZERO_ERR_ARG, "nccl_comm is rank %d of %d, but this is rank %d of %d", rank, world,
                        p->rank, p->world);
     for (int i = 0; i < p->n_open && !p->api.CommSplit; i++)
         if (!is_world_in_order(&p->open[i]->base.group, world))
-            return zr_fail(ZR_ERR_NOTSUP,
+            return zr_fail(ZERO_ERR_NOTSUP,
                            "nccl_comm has %d ranks, and a group of %d is needed: this NCCL cannot split it "
                            "(2.18 or newer can)",
                            world, p->open[i]->base.group.size);
@@ -201,7 +201,7 @@ static int check_tree_size(const struct zr_nccl_set *p)
     for (int i = 0; i < p->n_open; i++) {
         const struct zr_comm *c = &p->open[i]->base;
         if (p->opt.deterministic && zr_role_reduces(c->role) && c->group.size > ZR_MAX_SOURCES)
-            return zr_fail(ZR_ERR_NOTSUP, "nccl %s: deterministic with %d ranks: up to %d are allowed",
+            return zr_fail(ZERO_ERR_NOTSUP, "nccl %s: deterministic with %d ranks: up to %d are allowed",
                            p->open[i]->name, c->group.size, ZR_MAX_SOURCES);
     }
     return 0;
@@ -214,10 +214,11 @@ static int prepare(struct zr_nccl_set *p)
     const struct zr_device_ops *d = p->dev->ops;
     const int64_t most = INT64_MAX / 2000000;
     if (o->timeout_ms <= 0 || o->timeout_ms > most || o->start_timeout_ms <= 0 || o->start_timeout_ms > most)
-        return zr_fail(ZR_ERR_ARG, "nccl: timeout_ms is %lld, start_timeout_ms %lld: more than 0 is allowed",
+        return zr_fail(ZERO_ERR_ARG,
+                       "nccl: timeout_ms is %lld, start_timeout_ms %lld: more than 0 is allowed",
                        (long long)o->timeout_ms, (long long)o->start_timeout_ms);
     if (d->compute_on_caller || !d->stream_native)
-        return zr_fail(ZR_ERR_NOTSUP, "nccl works on the cuda device, not on %s", d->name);
+        return zr_fail(ZERO_ERR_NOTSUP, "nccl works on the cuda device, not on %s", d->name);
     int err = check_tree_size(p);
     if (!err)
         err = zr_nccl_load(o->library, o->lent != NULL, &p->api);
@@ -226,14 +227,14 @@ static int prepare(struct zr_nccl_set *p)
     char version[32];
     zr_nccl_version_text(p->api.version, version, sizeof version);
     if (p->api.version < ZR_NCCL_OLDEST)
-        return zr_fail(ZR_ERR_NOTSUP, "NCCL is %s: 2.14 or newer is needed", version);
+        return zr_fail(ZERO_ERR_NOTSUP, "NCCL is %s: 2.14 or newer is needed", version);
     zr_info(o->log, "nccl: NCCL %s from %s", version, p->api.path);
     bool has_copy_engine = p->api.version >= ZR_NCCL_HAS_COPY_ENGINE;
 #ifndef NCCL_CTA_POLICY_ZERO
     has_copy_engine = false;
 #endif
     if (o->copy_engine && !has_copy_engine)
-        return zr_fail(ZR_ERR_NOTSUP,
+        return zr_fail(ZERO_ERR_NOTSUP,
                        "copy_engine is on: NCCL is %s, built with %d.%d: 2.28 or newer is needed", version,
                        NCCL_MAJOR, NCCL_MINOR);
     for (int i = 0; i < p->n_open; i++)
@@ -335,7 +336,7 @@ int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct 
     ncclUniqueId *ids[ZR_ROLES] = {NULL};
     memset(comm, 0, ZR_ROLES * sizeof *comm);
     if (!p)
-        return zr_rendezvous_fail(rdv, zr_fail(ZR_ERR_NOMEM, "nccl: no memory for communicators"));
+        return zr_rendezvous_fail(rdv, zr_fail(ZERO_ERR_NOMEM, "nccl: no memory for communicators"));
     int err = zr_nccl_watch(p);
     if (err) {
         free(p);
@@ -425,7 +426,8 @@ void zr_nccl_close(struct zr_comm *c)
     if (comm && well && !m->lent) {
         struct destroying d = {p->api, comm};
         ncclResult_t res;
-        well = zr_nccl_within(p, "ncclCommDestroy", ZR_NCCL_CLOSE_MS, destroy_comm, &d, sizeof d, &res) == 0;
+        well =
+            zr_nccl_timed_call(p, "ncclCommDestroy", ZR_NCCL_CLOSE_MS, destroy_comm, &d, sizeof d, &res) == 0;
     }
     if (well) {
         zr_arena_drop(c->held);

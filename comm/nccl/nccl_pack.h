@@ -30,7 +30,7 @@ struct zr_nccl_shape {
     /* Offset of the flat in the arena. */
     int64_t flat;
     struct zr_cut cut;
-    /* enum zr_dtype. 0: it travels as bytes. */
+    /* enum zero_dtype. 0: it travels as bytes. */
     int dtype;
 };
 typedef struct zr_nccl_shape zr_nccl_shape_of(const void *seg, int i);

@@ -6,9 +6,9 @@
  * receives size - 1 slices. The owner adds them in fp32 with one rounding, like all other communicators. */
 #include "comm/nccl/nccl_pack.h"
 
-static ncclDataType_t type_of(enum zr_dtype t)
+static ncclDataType_t type_of(enum zero_dtype t)
 {
-    return t == ZR_F32 ? ncclFloat32 : ncclBfloat16;
+    return t == ZERO_F32 ? ncclFloat32 : ncclBfloat16;
 }
 
 static struct zr_nccl_shape reduce_shape_of(const void *seg, int i)
@@ -28,7 +28,7 @@ static int fill_rows(const struct zr_nccl_pack *p, struct zr_stream *s)
 }
 
 enum { N_TYPES = 2 };
-static const enum zr_dtype types[N_TYPES] = {ZR_F32, ZR_BF16};
+static const enum zero_dtype types[N_TYPES] = {ZERO_F32, ZERO_BF16};
 _Static_assert(ZR_NCCL_PARTS <= ZR_MAX_SUMS, "a round's parts of one type are one kernel");
 
 /* Adds up rows with the same layout, and writes this rank's slices to their destinations. */
@@ -78,7 +78,7 @@ static bool goes_packed(const struct packs *p, int i)
 /* Whether the sum can go to dst at once. Otherwise it goes to this rank's slice of src. */
 static bool goes_straight(const struct zr_reduce_seg *g)
 {
-    return g->dtype == ZR_F32 && !g->accumulate;
+    return g->dtype == ZERO_F32 && !g->accumulate;
 }
 
 /* Sums slices of any size, for which NCCL has no collective: one reduction to each place. This rank's sum
@@ -142,7 +142,7 @@ static int keep_whole(const struct zr_nccl *m, struct zr_stream *s, const struct
         int64_t n = zr_cut_bytes(&g->cut, m->base.group.rank) / zr_dtype_bytes(g->dtype);
         if (n == 0 || goes_packed(p, i) || goes_straight(g))
             continue;
-        err = g->accumulate ? d->add(s, dst, own, g->dtype, n) : d->cast(s, dst, ZR_F32, own, g->dtype, n);
+        err = g->accumulate ? d->add(s, dst, own, g->dtype, n) : d->cast(s, dst, ZERO_F32, own, g->dtype, n);
     }
     return err;
 }

@@ -15,7 +15,7 @@
 #include "comm/flight.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/nccl/nccl_comm.h"
-#include "comm/within.h"
+#include "comm/timed_call.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -44,7 +44,7 @@ static int call_within(struct zr_nccl_set *p, const struct zr_task_call *call, i
                        size_t bytes, ncclResult_t *res)
 {
     bool left;
-    int returned = ncclSuccess, err = zr_within(call, ms, arg, bytes, &returned, &left);
+    int returned = ncclSuccess, err = zr_timed_call(call, ms, arg, bytes, &returned, &left);
     *res = left ? ncclInProgress : (ncclResult_t)returned;
     if (left) {
         pthread_mutex_lock(&p->lock);
@@ -54,8 +54,8 @@ static int call_within(struct zr_nccl_set *p, const struct zr_task_call *call, i
     return err;
 }
 
-int zr_nccl_within(struct zr_nccl_set *p, const char *what, int64_t ms, int (*fn)(void *arg), void *arg,
-                   size_t bytes, ncclResult_t *res)
+int zr_nccl_timed_call(struct zr_nccl_set *p, const char *what, int64_t ms, int (*fn)(void *arg), void *arg,
+                       size_t bytes, ncclResult_t *res)
 {
     struct zr_task_call call = nccl_call(p, what, fn);
     call.limit = ms == ZR_NCCL_CLOSE_MS ? NULL : " (start_timeout_ms)";
@@ -78,11 +78,11 @@ int zr_nccl_code(ncclResult_t res)
     switch (res) {
     case ncclInvalidArgument:
     case ncclInvalidUsage:
-        return ZR_ERR_ARG;
+        return ZERO_ERR_ARG;
     case ncclRemoteError:
-        return ZR_ERR_PEER;
+        return ZERO_ERR_PEER;
     default:
-        return ZR_ERR_SYSTEM;
+        return ZERO_ERR_SYSTEM;
     }
 }
 
@@ -232,7 +232,7 @@ static void compare_ledgers(struct zr_nccl *m, int index)
                      "rank %d issued different collectives from rank %d up to exchange %llu (both %llu): "
                      "another order, unit, step, size or call of the model",
                      rank, first, (unsigned long long)l[0].exchange, (unsigned long long)l[0].n_issued);
-        doubt_all(p, ZR_ERR_MISMATCH, text);
+        doubt_all(p, ZERO_ERR_MISMATCH, text);
         return;
     }
 }
@@ -257,7 +257,7 @@ static void compare_most(struct zr_nccl *m, int index)
                  "ranks issued different collectives up to a comparison (all %llu): another order, unit, "
                  "step, size or call of the model",
                  (unsigned long long)most[2]);
-    doubt_all(p, ZR_ERR_MISMATCH, text);
+    doubt_all(p, ZERO_ERR_MISMATCH, text);
 }
 
 /* Queries an event as the device does, and keeps a failure. */
@@ -316,7 +316,7 @@ static void check_time(struct zr_nccl *m)
         snprintf(text, sizeof text, "%s: NCCL has not accepted it after %lld ms (timeout_ms)", op,
                  (long long)(p->timeout_ns / 1000000));
         /* The thread that would have calls compared is inside that NCCL call. */
-        found(p, ZR_ERR_TIMEOUT, text);
+        found(p, ZERO_ERR_TIMEOUT, text);
     } else if (m->n_got < m->n_put) {
         const struct zr_nccl_pending *e = zr_nccl_entry(m, m->n_got);
         if (!e->begun_ns || now - e->begun_ns <= p->timeout_ns)
@@ -326,7 +326,7 @@ static void check_time(struct zr_nccl *m)
                  "%s: waited %lld ms (timeout_ms) for the other ranks (%llu operations are queued behind "
                  "it): one is late or issued something else, or the program uses NCCL at the same time",
                  op, (long long)(p->timeout_ns / 1000000), (unsigned long long)(m->n_put - m->n_got - 1));
-        zr_nccl_doubt(m, ZR_ERR_TIMEOUT, text);
+        zr_nccl_doubt(m, ZERO_ERR_TIMEOUT, text);
     }
 }
 

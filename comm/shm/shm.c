@@ -44,7 +44,7 @@ static bool shm_has_room(struct zr_comm *c, int n_ops, int n_seg)
 static void shm_abort(struct zr_comm *c, int code, const char *why)
 {
     struct zr_shm *m = shm_of(c);
-    code = code ? code : ZR_ERR_FAILED;
+    code = code ? code : ZERO_ERR_FAILED;
     zr_shm_fail(m, code, zr_shm_self(m), why ? why : zr_err_name(code));
 }
 
@@ -73,10 +73,10 @@ static bool shm_last(struct zr_comm *c, char *text, size_t n_text)
     return inside;
 }
 
-static void shm_called(struct zr_comm *c, const struct zr_called *call)
+static void shm_called(struct zr_comm *c, const struct zr_logged_call *call)
 {
     if (shm_of(c)->mapped)
-        zr_called_put(&shm_of(c)->peer[c->group.rank].head->called, call);
+        zr_call_log_put(&shm_of(c)->peer[c->group.rank].head->called, call);
 }
 
 /* Returns how long a waiting thread spins before it sleeps. It spins only if there is a core for each stream
@@ -135,7 +135,8 @@ static const struct zr_comm_ops shm_ops = {
 
 static int too_many(int32_t n_ranks)
 {
-    return zr_fail(ZR_ERR_NOTSUP, "shared memory among %d ranks: up to %d are allowed", n_ranks, ZR_SHM_SIZE);
+    return zr_fail(ZERO_ERR_NOTSUP, "shared memory among %d ranks: up to %d are allowed", n_ranks,
+                   ZR_SHM_SIZE);
 }
 
 int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_topology *t,
@@ -146,20 +147,20 @@ int zr_shm_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct z
     if (group->size > ZR_SHM_SIZE)
         return zr_fail_more(too_many(group->size), "%s", name);
     if (group->local_size && group->local_size < group->size)
-        return zr_rendezvous_fail(rdv, zr_fail(ZR_ERR_NOTSUP,
+        return zr_rendezvous_fail(rdv, zr_fail(ZERO_ERR_NOTSUP,
                                                "%s: shared memory needs all ranks of a group on one host: of "
                                                "%d ranks only %d are on this host",
                                                name, group->size, group->local_size));
     if (timeout_ms <= 0 || timeout_ms > INT64_MAX / 2000000)
-        return zr_fail(ZR_ERR_ARG, "%s: timeout_ms is %lld: more than 0 is allowed", name,
+        return zr_fail(ZERO_ERR_ARG, "%s: timeout_ms is %lld: more than 0 is allowed", name,
                        (long long)timeout_ms);
     if (!dev->ops->compute_on_caller)
-        return zr_fail(ZR_ERR_NOTSUP, "%s: shared memory works on the host device, not on %s", name,
+        return zr_fail(ZERO_ERR_NOTSUP, "%s: shared memory works on the host device, not on %s", name,
                        dev->ops->name);
     struct zr_shm *m = calloc(1, sizeof *m);
     if (!m || !zr_op_queue_open(&m->queue, &m->base, dev)) {
         free(m);
-        return zr_rendezvous_fail(rdv, zr_fail(ZR_ERR_NOMEM, "%s: no memory for a communicator", name));
+        return zr_rendezvous_fail(rdv, zr_fail(ZERO_ERR_NOMEM, "%s: no memory for a communicator", name));
     }
     m->base = (struct zr_comm){
         .ops = &shm_ops, .group = *group, .role = role, .alarm = &m->alarm, .failure = &m->failure};

@@ -65,7 +65,7 @@ struct zr_shm_head {
     /* Calls of this rank's program that every rank must make, for comparison. Filled in one of the linked
      * communicators. The flight recorder cannot replace it: it has few calls, no arguments, and also calls
      * that were refused. */
-    struct zr_called_ring called;
+    struct zr_call_log called;
 };
 
 /* A rank of the group. */

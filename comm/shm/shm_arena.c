@@ -4,10 +4,10 @@
  * Each step that may fail on one rank ends with an exchange of its result, so that either all ranks go on or
  * none does. A rank without memory for that exchange reports it by zr_rendezvous_fail. */
 #include "comm/arena.h"
+#include "comm/first_error.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/shared_memory.h"
 #include "comm/shm/shm.h"
-#include "comm/verdict.h"
 #include "kernels/host/host_memory.h"
 #include "kernels/limits.h"
 
@@ -34,7 +34,7 @@ struct card {
     int64_t bytes, room;
     int32_t first;     /* rank of the group's first place */
     int32_t n_machine; /* ranks on this machine; room is its free memory */
-    ZR_VERDICT(240);
+    ZR_FIRST_ERROR(240);
 };
 
 /* Exchanges cards among all ranks of the world. err is this rank's result. Returns the first failure of any
@@ -42,10 +42,10 @@ struct card {
 static int agree_cards(struct zr_shm *m, int err, struct card *mine, struct card *all)
 {
     int world = zr_rendezvous_world(m->rdv);
-    zr_verdict_put(mine, err);
+    zr_first_error_put(mine, err);
     err = zr_rendezvous_exchange(m->rdv, mine, sizeof *mine, all);
     if (!err) /* after a loss the results may be consequences: a dead rank's memory is gone */
-        err = zr_verdict_first(all, world, zr_rendezvous_rank(m->rdv));
+        err = zr_first_error_of(all, world, zr_rendezvous_rank(m->rdv));
     return err ? zr_fail_more(err, "%s", m->name) : 0;
 }
 
@@ -89,7 +89,7 @@ static int open_peer(struct zr_shm *m, int place, const struct card *card, int64
         peer->pidfd = (int)syscall(SYS_pidfd_open, peer->pid, 0);
     if (peer->pidfd < 0 && peer->pid != getpid() && zr_is_descriptor_limit(errno)) {
         char why[ZR_SYSTEM_WORDS];
-        return zr_fail(ZR_ERR_SYSTEM, "watching process %d, which is rank %d: %s", card->pid, at.rank,
+        return zr_fail(ZERO_ERR_SYSTEM, "watching process %d, which is rank %d: %s", card->pid, at.rank,
                        zr_system_words(errno, why));
     }
     int err = zr_shared_map(&at, ZR_SHM_HEAD_BYTES, PROT_READ | PROT_WRITE, &p);
@@ -97,7 +97,7 @@ static int open_peer(struct zr_shm *m, int place, const struct card *card, int64
         return err;
     peer->head = (struct zr_shm_head *)p;
     if (peer->head->magic != segment_magic || peer->head->nonce != card->nonce)
-        return zr_fail(ZR_ERR_SYSTEM,
+        return zr_fail(ZERO_ERR_SYSTEM,
                        "process %d has descriptor %d, but it is not the shared memory of rank %d", card->pid,
                        card->head_fd, at.rank);
     at.fd = card->arena_fd;
@@ -139,7 +139,7 @@ static int check_groups(int64_t bytes, int64_t *on_host)
     *on_host = m.free_bytes;
     for (int i = 0; i < m.n_groups; i++)
         if (bytes > m.group[i].free_bytes)
-            return zr_fail(ZR_ERR_NOMEM,
+            return zr_fail(ZERO_ERR_NOMEM,
                            "%lld bytes of shared memory are needed, but %lld are left in memory control "
                            "group %s; raise the limit of that container or job",
                            (long long)bytes, (long long)m.group[i].free_bytes, m.group[i].path);
@@ -159,7 +159,7 @@ static int check_room(const struct zr_shm *m, int rank, const struct card *all)
     if (fits && want <= c->room)
         return 0;
     return zr_fail(
-        ZR_ERR_NOMEM,
+        ZERO_ERR_NOMEM,
         "%s: %d ranks need %lld bytes of shared memory each, but %lld are left on the host of rank %d",
         m->name, c->n_machine, (long long)c->bytes, (long long)c->room, rank);
 }
@@ -171,12 +171,12 @@ static int check_sizes(struct zr_shm *m, const struct card *all)
     int world = zr_rendezvous_world(m->rdv), err = 0;
     for (int i = 0; i < world; i++) {
         if (all[i].role != all[0].role)
-            return zr_fail(ZR_ERR_MISMATCH, "rank 0 opens communicator \"%s\", rank %d \"%s\"",
+            return zr_fail(ZERO_ERR_MISMATCH, "rank 0 opens communicator \"%s\", rank %d \"%s\"",
                            zr_role_name((enum zr_role)all[0].role), i,
                            zr_role_name((enum zr_role)all[i].role));
         const struct card *first = &all[all[i].first];
         if (all[i].bytes != first->bytes)
-            return zr_fail(ZR_ERR_MISMATCH, "%s: the arena has %lld bytes on rank %d, %lld on rank %d",
+            return zr_fail(ZERO_ERR_MISMATCH, "%s: the arena has %lld bytes on rank %d, %lld on rank %d",
                            m->name, (long long)all[i].bytes, i, (long long)first->bytes, all[i].first);
     }
     for (int i = 0; i < world && !err; i++)
@@ -189,7 +189,7 @@ static struct card *new_cards(const struct zr_shm *m)
     int world = zr_rendezvous_world(m->rdv);
     struct card *all = calloc((size_t)world, sizeof *all);
     if (!all)
-        zr_rendezvous_fail(m->rdv, zr_fail(ZR_ERR_NOMEM, "%s: no memory for %d ranks", m->name, world));
+        zr_rendezvous_fail(m->rdv, zr_fail(ZERO_ERR_NOMEM, "%s: no memory for %d ranks", m->name, world));
     return all;
 }
 
@@ -203,10 +203,11 @@ int zr_shm_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
                 *all = new_cards(m);
     struct zr_arena *a = NULL;
     if (!all)
-        return ZR_ERR_NOMEM;
-    int err = bytes > 0 && bytes <= INT64_MAX / 2
-                  ? 0
-                  : zr_fail(ZR_ERR_ARG, "the arena is %lld bytes: more than 0 are allowed", (long long)bytes);
+        return ZERO_ERR_NOMEM;
+    int err =
+        bytes > 0 && bytes <= INT64_MAX / 2
+            ? 0
+            : zr_fail(ZERO_ERR_ARG, "the arena is %lld bytes: more than 0 are allowed", (long long)bytes);
     if (!err)
         err = check_groups(bytes, &mine.room);
     err = agree_cards(m, err, &mine, all);
@@ -237,7 +238,7 @@ int zr_shm_map(struct zr_shm *m, struct zr_arena *a)
     struct card mine = {.pid = (int32_t)getpid(), .role = (int32_t)m->base.role, .head_fd = -1},
                 *all = new_cards(m);
     if (!all)
-        return ZR_ERR_NOMEM;
+        return ZERO_ERR_NOMEM;
     m->peer[m->base.group.rank].arena = a->base;
     int err = agree_cards(m, show_mine(m, &mine), &mine, all);
     if (!err)

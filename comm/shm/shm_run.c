@@ -43,7 +43,7 @@ static void run_reduce_scatter(struct zr_shm *m, const struct zr_reduce_seg *g)
             each = zr_dtype_bytes(g->dtype);
     float *dst = (float *)(m->peer[me].arena + g->dst);
     const void *src[ZR_SHM_SIZE];
-    if (size == 1 && g->src == g->dst && g->dtype == ZR_F32 && !g->accumulate)
+    if (size == 1 && g->src == g->dst && g->dtype == ZERO_F32 && !g->accumulate)
         return; /* the sum is there already, and a peer may be reading it */
     for (int64_t at = 0, n = bytes / each; at < n && !run_failed(m); at += SUM_ELEMENTS) {
         for (int i = 0; i < size; i++)

@@ -107,8 +107,8 @@ int zr_shm_place_of(const struct zr_shm *k, int32_t rank)
 
 /* Finds the recorded calls of this rank and of a peer, in a linked communicator of both that records
  * calls. One of few ranks records more calls, and comes first. */
-static void find_calls(const struct zr_shm *m, int place, const struct zr_called_ring **own,
-                       const struct zr_called_ring **its)
+static void find_calls(const struct zr_shm *m, int place, const struct zr_call_log **own,
+                       const struct zr_call_log **its)
 {
     *own = &m->peer[m->base.group.rank].head->called;
     *its = &m->peer[place].head->called;
@@ -126,18 +126,18 @@ static void find_calls(const struct zr_shm *m, int place, const struct zr_called
 /* Fails with the first calls of the programs that differ, if this rank and the peer made different ones. */
 static bool fail_called(struct zr_shm *m, const struct zr_post *mine, int place)
 {
-    const struct zr_called_ring *of_own, *of_other;
-    struct zr_called own, other;
-    char text[ZR_SHM_TEXT], calls[ZR_CALLED_BOTH_CHARS], op[96];
+    const struct zr_call_log *of_own, *of_other;
+    struct zr_logged_call own, other;
+    char text[ZR_SHM_TEXT], calls[ZR_CALL_LOG_BOTH_CHARS], op[96];
     find_calls(m, place, &of_own, &of_other);
-    uint64_t n = zr_called_differ(of_own, of_other, &own, &other);
+    uint64_t n = zr_call_log_differ(of_own, of_other, &own, &other);
     if (!n)
         return false;
-    zr_called_report(zr_comm_rank(&m->base, place), &other, zr_shm_self(m), &own,
-                     zr_called_left_out(of_other, of_own, n), calls);
+    zr_call_log_report(zr_comm_rank(&m->base, place), &other, zr_shm_self(m), &own,
+                       zr_call_log_left_out(of_other, of_own, n), calls);
     zr_post_describe(mine, op, sizeof op);
     snprintf(text, sizeof text, "%s (%s)", calls, op);
-    zr_shm_fail(m, ZR_ERR_MISMATCH, zr_shm_self(m), text);
+    zr_shm_fail(m, ZERO_ERR_MISMATCH, zr_shm_self(m), text);
     return true;
 }
 
@@ -150,8 +150,8 @@ static int fail_mismatch(struct zr_shm *m, const struct zr_post *mine, int place
     zr_post_differ(zr_comm_rank(&m->base, place), theirs, zr_shm_self(m), mine, what, sizeof what);
     size_t n = strlen(what);
     snprintf(what + n, sizeof what - n, "; the latest %d calls of the programs do not differ",
-             ZR_CALLED_KEPT);
-    return fail_op(m, ZR_ERR_MISMATCH, mine, what);
+             ZR_CALL_LOG_KEPT);
+    return fail_op(m, ZERO_ERR_MISMATCH, mine, what);
 }
 
 /* Removes the peers that have arrived from the mask. Fails if one of them is at another operation. */
@@ -245,7 +245,7 @@ static int look_for_lost(struct zr_shm *m, const struct zr_post *mine, enum zr_s
                  closed ? "rank %d has closed its communicator: it called zero_unwrap before this rank%s"
                         : "rank %d was lost: its process ended%s",
                  rank, last);
-        return fail_op(m, ZR_ERR_PEER, mine, what);
+        return fail_op(m, ZERO_ERR_PEER, mine, what);
     }
     return zr_first_code(&m->failure);
 }
@@ -364,7 +364,7 @@ static int fail_stopped(struct zr_shm *m, const struct zr_post *mine, uint64_t m
     zr_rendezvous_describe_stopped(m->rdv, stopped, why);
     snprintf(what, sizeof what, "rank %d waited %lld ms for rank %d%s", zr_shm_self(m), (long long)waited_ms,
              zr_comm_rank(&m->base, place), why);
-    return fail_op(m, ZR_ERR_TIMEOUT, mine, what);
+    return fail_op(m, ZERO_ERR_TIMEOUT, mine, what);
 }
 
 /* Fails after the deadline. A rank that waits only for this rank, in another communicator, makes different
@@ -405,7 +405,7 @@ static int fail_late(struct zr_shm *m, const struct zr_post *mine, uint64_t miss
     snprintf(what, sizeof what, "rank %d waited %lld ms (timeout_ms) for rank %d, which is %s%s%s%s%s",
              zr_shm_self(m), (long long)waited_ms, zr_comm_rank(&m->base, place), where, besides, more, last,
              waits);
-    return fail_op(m, other_calls ? ZR_ERR_MISMATCH : ZR_ERR_TIMEOUT, mine, what);
+    return fail_op(m, other_calls ? ZERO_ERR_MISMATCH : ZERO_ERR_TIMEOUT, mine, what);
 }
 
 /* --- waiting --- */

@@ -45,7 +45,7 @@ static int sim_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
     if (d->all->arena_failed || code) {
         zr_arena_drop(&a->base);
         return code ? zr_fail(code, "%s", d->failure.text)
-                    : zr_fail(ZR_ERR_NOMEM, "sim %s: a rank has no memory for the arena", d->name);
+                    : zr_fail(ZERO_ERR_NOMEM, "sim %s: a rank has no memory for the arena", d->name);
     }
     zr_shadow_name(d->rec, p, d->name);
     zr_shadow_set(d->rec, p, bytes, (struct zr_content){.kind = ZR_CONTENT_ZERO});
@@ -66,7 +66,7 @@ static int sim_run(struct zr_comm *c, struct zr_stream *s, const struct zr_comm_
     const struct zr_sim_comm_world *d = zr_sim_comm_of(c)->world;
     enum zr_op which = (enum zr_op)op->post.op;
     if (which == ZR_OP_BROADCAST && d->symmetric)
-        return zr_fail(ZR_ERR_NOTSUP, "sim: representatives of a world have no broadcast");
+        return zr_fail(ZERO_ERR_NOTSUP, "sim: representatives of a world have no broadcast");
     if (which == ZR_OP_ALL_GATHER && zr_sim_comm_flawed(d, ZR_SIM_NO_GATHER))
         return 0;
     if ((which == ZR_OP_EXCHANGE || (which == ZR_OP_AGREE && op->n_sum == 0)) && lacks_barrier(c))
@@ -181,7 +181,7 @@ int zr_sim_comm_open_one(const struct zr_sim_opening *o, struct zr_comm **out)
     struct zr_sim_comm_world *d = calloc(1, sizeof *d);
     if (!d) {
         free(o->weight);
-        return zr_fail(ZR_ERR_NOMEM, "sim: no memory for a communicator of %d ranks", n);
+        return zr_fail(ZERO_ERR_NOMEM, "sim: no memory for a communicator of %d ranks", n);
     }
     *d = (struct zr_sim_comm_world){.w = o->w,
                                     .order = o->order,
@@ -203,7 +203,7 @@ int zr_sim_comm_open_one(const struct zr_sim_opening *o, struct zr_comm **out)
         ok = open_part(d, o, p);
     if (!ok) {
         close_parts(d);
-        return zr_fail(ZR_ERR_NOMEM, "sim: no memory for a communicator of %d ranks", n);
+        return zr_fail(ZERO_ERR_NOMEM, "sim: no memory for a communicator of %d ranks", n);
     }
     for (int p = 0; p < n; p++)
         out[zr_sim_comm_at(d, p)->sim_rank] = d->ranks[p];
@@ -215,7 +215,7 @@ static int open_group(struct zr_sim_opening *o, const struct zr_group *g, struct
 {
     struct zr_group *each = calloc((size_t)g->size, sizeof *each);
     const struct zr_group **groups = calloc((size_t)g->size, sizeof *groups);
-    int err = each && groups ? 0 : zr_fail(ZR_ERR_NOMEM, "sim: no memory for a group of %d ranks", g->size);
+    int err = each && groups ? 0 : zr_fail(ZERO_ERR_NOMEM, "sim: no memory for a group of %d ranks", g->size);
     for (int p = 0; !err && p < g->size; p++) {
         each[p] = *g;
         each[p].rank = p;
@@ -255,12 +255,12 @@ int zr_sim_comm_open(struct zr_sim *w, enum zr_role role, int n_groups, const st
     int world = zr_sim_config(w)->world, err = 0;
     const struct zr_group all = zr_group_of_all(0, world);
     if (world > ZR_SIM_MOST_RANKS)
-        return zr_fail(ZR_ERR_ARG, "sim: world is %d; allowed: 1..%d", world, ZR_SIM_MOST_RANKS);
+        return zr_fail(ZERO_ERR_ARG, "sim: world is %d; allowed: 1..%d", world, ZR_SIM_MOST_RANKS);
     for (int r = 0; r < world; r++)
         out[r] = NULL;
     struct zr_sim_opening o = {.w = w, .role = role, .order = order, .all = zr_sim_role_new()};
     if (!o.all)
-        return zr_fail(ZR_ERR_NOMEM, "sim: no memory for a communicator of %d ranks", world);
+        return zr_fail(ZERO_ERR_NOMEM, "sim: no memory for a communicator of %d ranks", world);
     for (int k = 0; k < (n_groups ? n_groups : 1) && !err; k++)
         err = open_group(&o, n_groups ? &groups[k] : &all, out);
     return zr_sim_comm_opened(w, o.all, err, out);

@@ -48,7 +48,7 @@ void zr_sim_comm_lose(struct zr_comm *any, int rank)
 {
     char why[64];
     snprintf(why, sizeof why, "rank %d was lost", rank);
-    zr_sim_comm_fail(zr_sim_comm_of(any)->world, ZR_ERR_PEER, why);
+    zr_sim_comm_fail(zr_sim_comm_of(any)->world, ZERO_ERR_PEER, why);
 }
 
 void zr_sim_comm_waits(const struct zr_comm *any, char *text, size_t n)
@@ -96,7 +96,7 @@ static bool parts_agree(struct zr_sim_comm_world *d, const struct zr_sim_meeting
                  a->unit, a->step, (unsigned long long)a->call_hash, d->members[r],
                  zr_op_name((enum zr_op)b->op), b->unit, b->step, (unsigned long long)b->call_hash);
         zr_report(d->rec, "%s", why);
-        zr_sim_comm_fail(d, ZR_ERR_MISMATCH, why);
+        zr_sim_comm_fail(d, ZERO_ERR_MISMATCH, why);
         return false;
     }
     return true;

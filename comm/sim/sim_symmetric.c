@@ -143,7 +143,7 @@ static int open_those(struct zr_sim_opening *o, const struct zr_symmetry *s, con
 {
     o->weight = t->n ? malloc((size_t)t->n * sizeof *o->weight) : NULL;
     if (!o->weight)
-        return zr_fail(ZR_ERR_NOMEM, "sim: no memory for a communicator of %d ranks", s->n);
+        return zr_fail(ZERO_ERR_NOMEM, "sim: no memory for a communicator of %d ranks", s->n);
     o->n = t->n;
     o->groups = t->groups;
     o->sim_ranks = t->number;
@@ -158,7 +158,7 @@ int zr_sim_comm_open_symmetric(struct zr_sim *w, enum zr_role role, const struct
 {
     struct zr_sim_opening o = {.w = w, .role = role, .order = order, .all = zr_sim_role_new()};
     int32_t *count = malloc((size_t)s->n * (size_t)s->n * sizeof *count);
-    int err = count && o.all ? 0 : zr_fail(ZR_ERR_NOMEM, "sim: no memory for %d kinds of ranks", s->n);
+    int err = count && o.all ? 0 : zr_fail(ZERO_ERR_NOMEM, "sim: no memory for %d kinds of ranks", s->n);
     for (int32_t k = 0; !err && k < s->n; k++) {
         out[k] = NULL;
         count_classes(s, &groups[k], count + (int64_t)k * s->n);

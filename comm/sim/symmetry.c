@@ -118,7 +118,7 @@ static int32_t slice_of(const struct zr_symmetry *s, int32_t rank)
 static int number_classes(struct zr_symmetry *s, const uint64_t *color, const uint64_t *sorted)
 {
     int32_t *best = malloc((size_t)s->n * sizeof *best), *number = malloc((size_t)s->n * sizeof *number);
-    int err = best && number ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d kinds of ranks", s->n);
+    int err = best && number ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %d kinds of ranks", s->n);
     for (int32_t k = 0; !err && k < s->n; k++)
         best[k] = -1;
     for (int32_t r = 0; !err && r < s->world; r++) {
@@ -146,17 +146,17 @@ int zr_symmetry_make(int32_t world, int32_t inner, int32_t per_host, struct zr_s
     uint64_t *color = malloc((size_t)world * 4 * sizeof *color), *room = color ? color + world : NULL;
     s.class_of = malloc((size_t)world * sizeof *s.class_of);
     *out = (struct zr_symmetry){0};
-    int err = color && s.class_of ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d ranks", world);
+    int err = color && s.class_of ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %d ranks", world);
     if (!err) {
         s.n = refine(&s, color, room);
         s.rank = malloc((size_t)s.n * sizeof *s.rank);
         if (s.n > ZR_SIM_MOST_RANKS)
-            err = zr_fail(ZR_ERR_ARG,
+            err = zr_fail(ZERO_ERR_ARG,
                           "%d ranks in groups of %d on hosts of %d are of %d kinds; at most %d can be "
                           "simulated: make groups fill hosts, or hosts hold whole groups",
                           world, inner, per_host, s.n, ZR_SIM_MOST_RANKS);
         else if (!s.rank)
-            err = zr_fail(ZR_ERR_NOMEM, "no memory for %d kinds of ranks", s.n);
+            err = zr_fail(ZERO_ERR_NOMEM, "no memory for %d kinds of ranks", s.n);
     }
     if (!err)
         err = number_classes(&s, color, room);

@@ -22,8 +22,8 @@ struct zr_symmetry {
     int32_t *class_of;
 };
 
-/* Finds the classes. inner must divide the world. Returns ZR_ERR_ARG if there are more classes than can be
- * simulated, or ZR_ERR_NOMEM; *out then holds nothing. */
+/* Finds the classes. inner must divide the world. Returns ZERO_ERR_ARG if there are more classes than can be
+ * simulated, or ZERO_ERR_NOMEM; *out then holds nothing. */
 int zr_symmetry_make(int32_t world, int32_t inner, int32_t per_host, struct zr_symmetry *out);
 /* A zeroed struct is allowed. */
 void zr_symmetry_free(struct zr_symmetry *s);

@@ -161,7 +161,7 @@ static int copy_rows(struct zr_stream *s, const struct zr_copy_rows *table, int 
     return s->check->inner->ops->copy_rows(s->inner, table, n);
 }
 
-static int cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
+static int cast(struct zr_stream *s, void *dst, enum zero_dtype dt, const void *src, enum zero_dtype st,
                 int64_t n)
 {
     ZR_TRY(zr_check_cast(dt, st, n));
@@ -181,7 +181,7 @@ static int stamp(struct zr_stream *s, int64_t *out_ns)
     return s->check->inner->ops->stamp(s->inner, out_ns);
 }
 
-static int add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype st, int64_t n)
+static int add(struct zr_stream *s, float *dst, const void *src, enum zero_dtype st, int64_t n)
 {
     ZR_TRY(zr_check_dtype("add", st));
     ZR_TRY(zr_check_count("add", "n", n));
@@ -189,7 +189,7 @@ static int add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype s
     return s->check->inner->ops->add(s->inner, dst, src, st, n);
 }
 
-static int sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
+static int sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zero_dtype st,
                     int64_t n, bool accumulate)
 {
     ZR_TRY(zr_check_sum_tree(n_src, st, n));
@@ -204,7 +204,7 @@ static int sum_tree(struct zr_stream *s, float *dst, const void *const *src, int
 }
 
 static int sum_ranges(struct zr_stream *s, const struct zr_sum_range *table, int n_sums,
-                      const void *const *src, int n_src, enum zr_dtype st)
+                      const void *const *src, int n_src, enum zero_dtype st)
 {
     ZR_TRY(zr_check_sum_ranges(table, n_sums, n_src, st));
     struct zr_line *l = zr_check_issue(s, "sum_ranges");

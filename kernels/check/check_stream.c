@@ -45,7 +45,7 @@ int zr_check_stream_open(struct zr_device *dev, enum zr_stream_kind kind, const 
     if (i < ZR_CHECK_LINES)
         c->used[i] = true;
     pthread_mutex_unlock(&c->lock);
-    int err = i == ZR_CHECK_LINES ? zr_fail(ZR_ERR_NOMEM, "check: at most %d streams can be checked",
+    int err = i == ZR_CHECK_LINES ? zr_fail(ZERO_ERR_NOMEM, "check: at most %d streams can be checked",
                                             ZR_CHECK_LINES - ZR_CHECK_FIRST_STREAM)
                                   : c->inner->ops->stream_open(c->inner, kind, name, native, &s->inner);
     if (err) {

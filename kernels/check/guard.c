@@ -69,7 +69,7 @@ static int take_key(void)
         return 0;
     int err = pthread_key_create(&guards.callbacks, NULL);
     if (err)
-        return zr_fail(ZR_ERR_SYSTEM,
+        return zr_fail(ZERO_ERR_SYSTEM,
                        "check mode needs a key for thread-specific data, and the system has none: %s",
                        strerror(err));
     atomic_store(&guards.has_callbacks, true);
@@ -224,7 +224,7 @@ static int enlist(struct zr_guard *g)
     while (i < MOST_GUARDS && atomic_load(&guards.open[i]))
         i++;
     if (!err && i == MOST_GUARDS) {
-        err = zr_fail(ZR_ERR_NOMEM, "%d contexts with check are open already, the most that are allowed",
+        err = zr_fail(ZERO_ERR_NOMEM, "%d contexts with check are open already, the most that are allowed",
                       MOST_GUARDS);
     } else if (!err && guards.n_open == 0) {
         struct sigaction mine = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
@@ -232,7 +232,8 @@ static int enlist(struct zr_guard *g)
         wait_for_handlers();
         /* It is known before the handler is installed, which may run at once. */
         if (sigaction(SIGSEGV, NULL, &guards.before) || sigaction(SIGSEGV, &mine, NULL))
-            err = zr_fail(ZR_ERR_SYSTEM, "a handler for SIGSEGV could not be installed: %s", strerror(errno));
+            err =
+                zr_fail(ZERO_ERR_SYSTEM, "a handler for SIGSEGV could not be installed: %s", strerror(errno));
     }
     if (!err) {
         atomic_store(&guards.open[i], g);
@@ -268,7 +269,7 @@ int zr_guard_open(const struct zr_guard_region *want, int32_t n, void (*report)(
     *out = NULL;
     struct zr_guard *g = calloc(1, sizeof *g + (size_t)n * sizeof g->region[0]);
     if (!g)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for a guard of %d regions", n);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for a guard of %d regions", n);
     g->page = sysconf(_SC_PAGESIZE);
     g->n = n;
     int64_t total = 0;
@@ -278,7 +279,7 @@ int zr_guard_open(const struct zr_guard_region *want, int32_t n, void (*report)(
     g->base = mmap(NULL, g->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (g->base == MAP_FAILED) {
         free(g);
-        return zr_fail(ZR_ERR_NOMEM, "no address space for a guard of %lld bytes", (long long)total);
+        return zr_fail(ZERO_ERR_NOMEM, "no address space for a guard of %lld bytes", (long long)total);
     }
     char *at = g->base;
     for (int32_t i = 0; i < n; i++) {
@@ -329,7 +330,7 @@ int zr_guard_set(struct zr_guard *g, int32_t region, enum zr_guard_mode mode)
         return 0;
     if ((mode == ZR_GUARD_CLOSED && madvise(page, size, MADV_DONTNEED)) ||
         mprotect(page, size, protection[mode]))
-        return zr_fail(ZR_ERR_SYSTEM, "%zu bytes could not be protected: %s", size, strerror(errno));
+        return zr_fail(ZERO_ERR_SYSTEM, "%zu bytes could not be protected: %s", size, strerror(errno));
     return 0;
 }
 

@@ -46,8 +46,9 @@ struct zr_guard_region {
 };
 
 /* Opens n regions, all closed. After the first forbidden touch, report(arg) runs on a separate thread, while
- * the thread that touched waits, 2 s at most. report may be NULL. Returns ZR_ERR_NOMEM if address space or
- * the number of guards in the process (64) runs out. Returns ZR_ERR_SYSTEM without a handler or a thread. */
+ * the thread that touched waits, 2 s at most. report may be NULL. Returns ZERO_ERR_NOMEM if address space or
+ * the number of guards in the process (64) runs out. Returns ZERO_ERR_SYSTEM without a handler or a
+ * thread. */
 int zr_guard_open(const struct zr_guard_region *want, int32_t n, void (*report)(void *arg), void *arg,
                   struct zr_guard **out);
 /* NULL is allowed. */

@@ -97,7 +97,7 @@ int zr_reporter_open(void (*report)(void *arg), void *arg, struct zr_reporter **
     r->wake = eventfd(0, EFD_CLOEXEC);
     r->reported = eventfd(0, EFD_CLOEXEC);
     int err = r->wake < 0 || r->reported < 0
-                  ? zr_fail(ZR_ERR_SYSTEM, "no event descriptor: %s", zr_system_words(errno, why))
+                  ? zr_fail(ZERO_ERR_SYSTEM, "no event descriptor: %s", zr_system_words(errno, why))
                   : zr_thread_start(&r->thread, "zero-report", reporter_main, r);
     if (err) {
         free_reporter(r);

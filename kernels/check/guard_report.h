@@ -10,8 +10,8 @@
 
 struct zr_reporter;
 
-/* Starts the thread. report(arg) runs on it at most once, when it is asked for. Errors: ZR_ERR_NOMEM,
- * ZR_ERR_SYSTEM. */
+/* Starts the thread. report(arg) runs on it at most once, when it is asked for. Errors: ZERO_ERR_NOMEM,
+ * ZERO_ERR_SYSTEM. */
 int zr_reporter_open(void (*report)(void *arg), void *arg, struct zr_reporter **out);
 /* Waits for a call of report that is under way. r may be NULL. */
 void zr_reporter_close(struct zr_reporter *r);

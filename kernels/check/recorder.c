@@ -22,7 +22,7 @@ int zr_recorder_open(struct zr_recorder *r, int32_t n_lines)
     if (ok)
         return 0;
     zr_recorder_close(r);
-    return zr_fail(ZR_ERR_NOMEM, "no memory to keep the clocks of %d lines", n_lines);
+    return zr_fail(ZERO_ERR_NOMEM, "no memory to keep the clocks of %d lines", n_lines);
 }
 
 void zr_recorder_close(struct zr_recorder *r)

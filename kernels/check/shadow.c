@@ -53,7 +53,7 @@ int zr_shadow_add(struct zr_recorder *rec, int rank, const char *name, const voi
     if (!b || !room(rec, (void **)&rec->blocks, rec->n_blocks, &rec->cap_blocks, sizeof(struct zr_block *)) ||
         !room(rec, (void **)&b->ranges, 0, &b->cap, sizeof *b->ranges)) {
         free(b);
-        return zr_fail(ZR_ERR_NOMEM, "no memory to keep track of %lld bytes", (long long)bytes);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory to keep track of %lld bytes", (long long)bytes);
     }
     b->ranges[b->n_ranges++] = (struct range){0};
     int32_t i = rec->n_blocks++;

@@ -17,7 +17,7 @@ int zr_cuda_check(const struct zr_cuda_device *dev, const char *call, cudaError_
     if (!err)
         return 0;
     cudaGetLastError(); /* it is reported here; the program's checks need not find it */
-    return zr_fail(err == cudaErrorMemoryAllocation ? ZR_ERR_NOMEM : ZR_ERR_SYSTEM, "GPU %d: %s: %s (%s)",
+    return zr_fail(err == cudaErrorMemoryAllocation ? ZERO_ERR_NOMEM : ZERO_ERR_SYSTEM, "GPU %d: %s: %s (%s)",
                    dev->ordinal, call, cudaGetErrorName(err), cudaGetErrorString(err));
 }
 
@@ -83,7 +83,7 @@ static int no_memory(struct zr_cuda_device *dev, const char *what, int64_t bytes
     if (zr_cuda_memory(&dev->base, &free_bytes, &total_bytes))
         free_bytes = total_bytes = 0;
     return zr_fail(
-        ZR_ERR_NOMEM,
+        ZERO_ERR_NOMEM,
         "%s: GPU %d cannot allocate %lld bytes: %lld of %lld are free; nvidia-smi shows who uses the rest",
         what, dev->ordinal, (long long)bytes, (long long)free_bytes, (long long)total_bytes);
 }
@@ -94,7 +94,7 @@ static int block_open(struct zr_cuda_device *dev, bool on_host, int64_t bytes, v
     struct zr_cuda_block *b;
     *out = NULL;
     if (bytes <= 0)
-        return zr_fail(ZR_ERR_ARG, "%s: bytes is %lld, must be above 0", what, (long long)bytes);
+        return zr_fail(ZERO_ERR_ARG, "%s: bytes is %lld, must be above 0", what, (long long)bytes);
     ZR_TRY(ZR_ZALLOC(b, 1, "the record of %s", what));
     size_t whole = (size_t)bytes + PAGE_BYTES;
     int failed = ZR_CUDA_OUTSIDE(dev, on_host ? "cudaHostAlloc" : "cudaMalloc",
@@ -103,7 +103,7 @@ static int block_open(struct zr_cuda_device *dev, bool on_host, int64_t bytes, v
         if (b->base)
             (void)(on_host ? cudaFreeHost(b->base) : cudaFree(b->base));
         free(b);
-        return failed == ZR_ERR_NOMEM && !on_host ? no_memory(dev, what, bytes) : failed;
+        return failed == ZERO_ERR_NOMEM && !on_host ? no_memory(dev, what, bytes) : failed;
     }
     b->at = (void *)(((uintptr_t)b->base + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES);
     if (on_host)
@@ -184,7 +184,7 @@ static int check_gpu(int *number)
 {
     int ordinal = *number, driver = 0, count = 0, major = 0, minor = 0;
     if (cudaDriverGetVersion(&driver) || driver == 0)
-        return zr_fail(ZR_ERR_NOTSUP,
+        return zr_fail(ZERO_ERR_NOTSUP,
                        "no usable GPU: no NVIDIA driver is loaded (this library needs one for CUDA %d.%d); "
                        "in a container, start it with the GPU (docker run --gpus all)",
                        VERSION(DRIVER_NEEDED));
@@ -192,34 +192,34 @@ static int check_gpu(int *number)
     cudaGetLastError();
     if (err == cudaErrorInsufficientDriver || driver < DRIVER_NEEDED)
         return zr_fail(
-            ZR_ERR_NOTSUP,
+            ZERO_ERR_NOTSUP,
             "no usable GPU: the driver is for CUDA %d.%d, this library needs one for CUDA %d.%d or newer",
             VERSION(driver), VERSION(DRIVER_NEEDED));
     if (err == cudaErrorNoDevice || (!err && count == 0))
-        return zr_fail(ZR_ERR_NOTSUP,
+        return zr_fail(ZERO_ERR_NOTSUP,
                        "no usable GPU: the driver sees none; check CUDA_VISIBLE_DEVICES and nvidia-smi");
     if (err)
-        return zr_fail(ZR_ERR_NOTSUP, "no usable GPU: cudaGetDeviceCount: %s (%s)", cudaGetErrorName(err),
+        return zr_fail(ZERO_ERR_NOTSUP, "no usable GPU: cudaGetDeviceCount: %s (%s)", cudaGetErrorName(err),
                        cudaGetErrorString(err));
     err = ordinal == ZR_CUDA_CURRENT ? cudaGetDevice(&ordinal) : cudaSuccess;
     if (err) {
         cudaGetLastError();
-        return zr_fail(ZR_ERR_SYSTEM, "the thread's GPU: cudaGetDevice: %s (%s)", cudaGetErrorName(err),
+        return zr_fail(ZERO_ERR_SYSTEM, "the thread's GPU: cudaGetDevice: %s (%s)", cudaGetErrorName(err),
                        cudaGetErrorString(err));
     }
     *number = ordinal;
     if (ordinal < 0 || ordinal >= count)
-        return zr_fail(ZR_ERR_ARG, "GPU number is %d, must be 0 to %d", ordinal, count - 1);
+        return zr_fail(ZERO_ERR_ARG, "GPU number is %d, must be 0 to %d", ordinal, count - 1);
     err = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
     if (!err)
         err = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal);
     if (err) {
         cudaGetLastError();
-        return zr_fail(ZR_ERR_SYSTEM, "GPU %d: cudaDeviceGetAttribute: %s (%s)", ordinal,
+        return zr_fail(ZERO_ERR_SYSTEM, "GPU %d: cudaDeviceGetAttribute: %s (%s)", ordinal,
                        cudaGetErrorName(err), cudaGetErrorString(err));
     }
     if (major < 8)
-        return zr_fail(ZR_ERR_NOTSUP, "GPU %d has compute capability %d.%d, but bf16 needs 8.0 or more",
+        return zr_fail(ZERO_ERR_NOTSUP, "GPU %d has compute capability %d.%d, but bf16 needs 8.0 or more",
                        ordinal, major, minor);
     return 0;
 }

@@ -61,7 +61,7 @@ struct zr_event {
 };
 
 /* Reports a failed call with CUDA's name and text for it, and clears CUDA's record of it. Returns
- * ZR_ERR_NOMEM for a lack of memory, else ZR_ERR_SYSTEM, and 0 if err is no error. */
+ * ZERO_ERR_NOMEM for a lack of memory, else ZERO_ERR_SYSTEM, and 0 if err is no error. */
 int zr_cuda_check(const struct zr_cuda_device *dev, const char *call, cudaError_t err);
 
 /* zr_cuda_enter makes the device current, and stores the previous one in *was. zr_cuda_leave restores it, and
@@ -69,7 +69,7 @@ int zr_cuda_check(const struct zr_cuda_device *dev, const char *call, cudaError_
 cudaError_t zr_cuda_enter(const struct zr_cuda_device *dev, int *was);
 int zr_cuda_leave(const struct zr_cuda_device *dev, int was, const char *call, cudaError_t err);
 
-/* Evaluates expression, a cudaError_t of one runtime call, with dev current. The value is 0 or a zr_err. */
+/* Evaluates expression, a cudaError_t of one runtime call, with dev current. The value is 0 or a zero_err. */
 #define ZR_CUDA(dev, call, expression)                                                                       \
     ({                                                                                                       \
         int was_;                                                                                            \

@@ -152,7 +152,7 @@ struct update_table {
 static_assert(sizeof(struct update_table) <= 4096, "all that a kernel takes as arguments");
 
 /* Updates W elements from i. */
-template <zr_optimizer KIND, update_variant VARIANT, update_param OUT, int W>
+template <zero_optimizer KIND, update_variant VARIANT, update_param OUT, int W>
 __device__ __forceinline__ void update_elements(const struct zr_update &u, float lr, float decay, int64_t i)
 {
     const int n_read = update_states_read(KIND, VARIANT), n_states = update_states(KIND, VARIANT);
@@ -182,7 +182,7 @@ __device__ __forceinline__ void update_elements(const struct zr_update &u, float
         w.store(static_cast<uint16_t *>(u.param) + i);
 }
 
-template <zr_optimizer KIND, update_variant VARIANT, update_param OUT>
+template <zero_optimizer KIND, update_variant VARIANT, update_param OUT>
 __global__ void __launch_bounds__(THREADS) update_spans(const __grid_constant__ struct update_table t)
 {
     int k = 0;
@@ -211,7 +211,7 @@ bool update_is_aligned(const struct zr_update *u, int n_states, enum update_para
     return aligned;
 }
 
-template <zr_optimizer KIND, update_variant VARIANT>
+template <zero_optimizer KIND, update_variant VARIANT>
 cudaError_t update_with(cudaStream_t s, const struct zr_update *u, const struct zr_update_span *spans,
                         int n_spans)
 {
@@ -241,7 +241,7 @@ cudaError_t update_with(cudaStream_t s, const struct zr_update *u, const struct 
 }
 
 /* Compiles only the variants that the kind has. */
-template <zr_optimizer KIND, bool MOMENTUM_ONLY, bool FIRST_STEP>
+template <zero_optimizer KIND, bool MOMENTUM_ONLY, bool FIRST_STEP>
 cudaError_t update_kind(cudaStream_t s, const struct zr_update *u, const struct zr_update_span *spans,
                         int n_spans)
 {
@@ -395,9 +395,9 @@ cudaError_t zr_cuda_stamp(cudaStream_t s, int64_t *out_ns, int64_t offset_ns)
     return launch(stamp, 1, s, out_ns, offset_ns);
 }
 
-cudaError_t zr_cuda_cast(cudaStream_t s, void *dst, enum zr_dtype dt, const void *src, int64_t n)
+cudaError_t zr_cuda_cast(cudaStream_t s, void *dst, enum zero_dtype dt, const void *src, int64_t n)
 {
-    if (dt == ZR_F32) {
+    if (dt == ZERO_F32) {
         const struct operand both[] = {{dst, 4}, {src, 2}};
         return run_each(
             s, cast_op<float, uint16_t>{static_cast<float *>(dst), static_cast<const uint16_t *>(src)}, n,
@@ -414,25 +414,26 @@ cudaError_t zr_cuda_cast(cudaStream_t s, void *dst, enum zr_dtype dt, const void
     return err;
 }
 
-cudaError_t zr_cuda_add(cudaStream_t s, float *dst, const void *src, enum zr_dtype st, int64_t n)
+cudaError_t zr_cuda_add(cudaStream_t s, float *dst, const void *src, enum zero_dtype st, int64_t n)
 {
     const struct operand both[] = {{dst, 4}, {src, (int)zr_dtype_bytes(st)}};
-    return st == ZR_F32 ? run_each(s, add_op<float>{dst, static_cast<const float *>(src)}, n, both, 2)
-                        : run_each(s, add_op<uint16_t>{dst, static_cast<const uint16_t *>(src)}, n, both, 2);
+    return st == ZERO_F32
+               ? run_each(s, add_op<float>{dst, static_cast<const float *>(src)}, n, both, 2)
+               : run_each(s, add_op<uint16_t>{dst, static_cast<const uint16_t *>(src)}, n, both, 2);
 }
 
-cudaError_t zr_cuda_sum_tree(cudaStream_t s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
-                             int64_t n, bool accumulate)
+cudaError_t zr_cuda_sum_tree(cudaStream_t s, float *dst, const void *const *src, int n_src,
+                             enum zero_dtype st, int64_t n, bool accumulate)
 {
-    return st == ZR_F32 ? tree<float>(s, dst, src, n_src, n, accumulate)
-                        : tree<uint16_t>(s, dst, src, n_src, n, accumulate);
+    return st == ZERO_F32 ? tree<float>(s, dst, src, n_src, n, accumulate)
+                          : tree<uint16_t>(s, dst, src, n_src, n, accumulate);
 }
 
 cudaError_t zr_cuda_sum_ranges(cudaStream_t s, const struct zr_sum_range *table, int n_sums,
-                               const void *const *src, int n_src, enum zr_dtype st)
+                               const void *const *src, int n_src, enum zero_dtype st)
 {
-    return st == ZR_F32 ? ranges<float>(s, table, n_sums, src, n_src)
-                        : ranges<uint16_t>(s, table, n_sums, src, n_src);
+    return st == ZERO_F32 ? ranges<float>(s, table, n_sums, src, n_src)
+                          : ranges<uint16_t>(s, table, n_sums, src, n_src);
 }
 
 cudaError_t zr_cuda_scale(cudaStream_t s, float *x, int64_t n, const struct zr_step_scalars *scalars)
@@ -445,10 +446,10 @@ cudaError_t zr_cuda_update_spans(cudaStream_t s, const struct zr_update *u,
                                  const struct zr_update_span *spans, int n_spans)
 {
     switch (u->kind) {
-#define KIND(NAME, name, number)                                                                             \
-    case ZR_##NAME:                                                                                          \
-        return update_kind<ZR_##NAME, NAME##_MOMENTUM_ONLY, NAME##_FIRST_STEP>(s, u, spans, n_spans);
-        ZR_OPTIMIZER_MAP(KIND)
+#define KIND(NAME, number, name, source)                                                                     \
+    case ZERO_##NAME:                                                                                        \
+        return update_kind<ZERO_##NAME, NAME##_MOMENTUM_ONLY, NAME##_FIRST_STEP>(s, u, spans, n_spans);
+        ZERO_OPTIMIZER_MAP(KIND)
 #undef KIND
     default:
         return cudaErrorInvalidValue;

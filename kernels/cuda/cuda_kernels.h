@@ -20,12 +20,12 @@ cudaError_t zr_cuda_put(cudaStream_t s, void *dst, const void *src, int64_t byte
 /* *out_ns = the GPU's global timer + offset_ns */
 cudaError_t zr_cuda_stamp(cudaStream_t s, int64_t *out_ns, int64_t offset_ns);
 /* Casts between f32 and bf16. dst may be src if dst is bf16. */
-cudaError_t zr_cuda_cast(cudaStream_t s, void *dst, enum zr_dtype dt, const void *src, int64_t n);
-cudaError_t zr_cuda_add(cudaStream_t s, float *dst, const void *src, enum zr_dtype st, int64_t n);
-cudaError_t zr_cuda_sum_tree(cudaStream_t s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
-                             int64_t n, bool accumulate);
+cudaError_t zr_cuda_cast(cudaStream_t s, void *dst, enum zero_dtype dt, const void *src, int64_t n);
+cudaError_t zr_cuda_add(cudaStream_t s, float *dst, const void *src, enum zero_dtype st, int64_t n);
+cudaError_t zr_cuda_sum_tree(cudaStream_t s, float *dst, const void *const *src, int n_src,
+                             enum zero_dtype st, int64_t n, bool accumulate);
 cudaError_t zr_cuda_sum_ranges(cudaStream_t s, const struct zr_sum_range *table, int n_sums,
-                               const void *const *src, int n_src, enum zr_dtype st);
+                               const void *const *src, int n_src, enum zero_dtype st);
 /* most_blocks: blocks that the GPU runs at once. */
 cudaError_t zr_cuda_sum_squares(cudaStream_t s, struct zr_exact_sum *acc, const float *x, int64_t n,
                                 const struct zr_largest *largest, int most_blocks);

@@ -39,7 +39,7 @@ static int op_stamp(struct zr_stream *s, int64_t *out_ns)
     return ZR_CUDA(s->dev, "stamp", zr_cuda_stamp(s->native, out_ns, s->dev->clock_offset));
 }
 
-static int op_cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
+static int op_cast(struct zr_stream *s, void *dst, enum zero_dtype dt, const void *src, enum zero_dtype st,
                    int64_t n)
 {
     ZR_TRY(zr_check_cast(dt, st, n));
@@ -48,14 +48,14 @@ static int op_cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void 
     return ZR_CUDA(s->dev, "cast", zr_cuda_cast(s->native, dst, dt, src, n));
 }
 
-static int op_add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype st, int64_t n)
+static int op_add(struct zr_stream *s, float *dst, const void *src, enum zero_dtype st, int64_t n)
 {
     ZR_TRY(zr_check_dtype("add", st));
     ZR_TRY(zr_check_count("add", "n", n));
     return ZR_CUDA(s->dev, "add", zr_cuda_add(s->native, dst, src, st, n));
 }
 
-static int op_sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
+static int op_sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zero_dtype st,
                        int64_t n, bool accumulate)
 {
     ZR_TRY(zr_check_sum_tree(n_src, st, n));
@@ -63,7 +63,7 @@ static int op_sum_tree(struct zr_stream *s, float *dst, const void *const *src, 
 }
 
 static int op_sum_ranges(struct zr_stream *s, const struct zr_sum_range *table, int n_sums,
-                         const void *const *src, int n_src, enum zr_dtype st)
+                         const void *const *src, int n_src, enum zero_dtype st)
 {
     ZR_TRY(zr_check_sum_ranges(table, n_sums, n_src, st));
     return ZR_CUDA(s->dev, "sum_ranges", zr_cuda_sum_ranges(s->native, table, n_sums, src, n_src, st));

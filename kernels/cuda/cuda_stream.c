@@ -22,7 +22,7 @@ static int stream_native(struct zr_cuda_device *dev, enum zr_stream_kind kind, v
     /* The NULL stream belongs to the current device. */
     ZR_TRY(native ? ZR_CUDA(dev, "cudaStreamGetDevice", cudaStreamGetDevice(native, &owner)) : 0);
     if (owner != dev->ordinal)
-        return zr_fail(ZR_ERR_ARG, "stream open: the stream is of GPU %d, the device is GPU %d", owner,
+        return zr_fail(ZERO_ERR_ARG, "stream open: the stream is of GPU %d, the device is GPU %d", owner,
                        dev->ordinal);
     return 0;
 }
@@ -34,10 +34,10 @@ int zr_cuda_stream_open(struct zr_device *base, enum zr_stream_kind kind, const 
     (void)name;
     *out = NULL;
     if (kind != ZR_STREAM_QUEUE && kind != ZR_STREAM_CALLER)
-        return zr_fail(ZR_ERR_ARG, "stream open: kind is %d, must be queue (%d) or caller (%d)", (int)kind,
+        return zr_fail(ZERO_ERR_ARG, "stream open: kind is %d, must be queue (%d) or caller (%d)", (int)kind,
                        (int)ZR_STREAM_QUEUE, (int)ZR_STREAM_CALLER);
     if (kind == ZR_STREAM_QUEUE && native)
-        return zr_fail(ZR_ERR_ARG, "stream open: a queue is the library's own stream, native must be NULL");
+        return zr_fail(ZERO_ERR_ARG, "stream open: a queue is the library's own stream, native must be NULL");
     struct zr_stream *s;
     ZR_TRY(ZR_ZALLOC(s, 1, "a stream"));
     s->dev = dev;
@@ -173,7 +173,7 @@ int zr_cuda_stream_call(struct zr_stream *s, void (*fn)(void *arg), const void *
     ZR_TRY(zr_check_call(bytes));
     struct zr_cuda_closure *c = closure_get(s);
     if (!c)
-        return zr_fail(ZR_ERR_NOMEM, "call: no memory for %zu bytes", sizeof *c);
+        return zr_fail(ZERO_ERR_NOMEM, "call: no memory for %zu bytes", sizeof *c);
     c->fn = fn;
     if (bytes)
         memcpy(c->arg, arg, bytes);

@@ -7,7 +7,7 @@ int zr_cuda_device_open(int ordinal, struct zr_device **out)
 {
     (void)ordinal;
     *out = NULL;
-    return zr_fail(ZR_ERR_NOTSUP,
+    return zr_fail(ZERO_ERR_NOTSUP,
                    "no usable GPU: this library was built without CUDA: %s; "
                    "-Dcuda=enabled builds it in",
                    ZR_NO_CUDA);

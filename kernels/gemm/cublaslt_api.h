@@ -71,12 +71,12 @@ static void lt_find(void)
 }
 #endif
 
-/* Callable from any thread. Returns 0, or ZR_ERR_NOTSUP with the name of what is missing. */
+/* Callable from any thread. Returns 0, or ZERO_ERR_NOTSUP with the name of what is missing. */
 static int cublaslt_load(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, lt_find);
-    return lt_missing ? zr_fail(ZR_ERR_NOTSUP, "gemm: %s is not found", lt_missing) : 0;
+    return lt_missing ? zr_fail(ZERO_ERR_NOTSUP, "gemm: %s is not found", lt_missing) : 0;
 }
 
 #endif

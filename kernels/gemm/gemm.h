@@ -18,15 +18,15 @@
 struct zr_gemm;
 
 /* Opens products on the host. n_threads is the size of oneDNN's team for products of this thread. Returns
- * ZR_ERR_NOTSUP if this build has no oneDNN. */
+ * ZERO_ERR_NOTSUP if this build has no oneDNN. */
 int zr_gemm_open(int n_threads, struct zr_gemm **out);
 
 /* Opens products on a CUDA device, and loads cuBLASLt. The device becomes the calling thread's current one,
  * and must be current at every product. Products are put on stream s, which must outlive *out.
  * workspace_bytes of device memory are taken (0: ZR_GEMM_WORKSPACE_BYTES). The library's choice of algorithms
  * depends on this size. f32 products are full fp32. With tf32, the tensor cores may round operands to 10 bits
- * of fraction. Returns ZR_ERR_NOTSUP if this build has no cuBLASLt or dev is not a CUDA device, or
- * ZR_ERR_NOMEM. */
+ * of fraction. Returns ZERO_ERR_NOTSUP if this build has no cuBLASLt or dev is not a CUDA device, or
+ * ZERO_ERR_NOMEM. */
 #define ZR_GEMM_WORKSPACE_BYTES ((int64_t)32 << 20) /* NVIDIA's advice for compute capability 9.0 */
 int zr_gemm_open_cuda(struct zr_device *dev, struct zr_stream *s, int64_t workspace_bytes, bool tf32,
                       struct zr_gemm **out);
@@ -50,7 +50,7 @@ enum zr_gemm_epilogue {
 /* C (m, n) = op(A) (m, k) * op(B) (k, n) + beta * C + bias (n)
  *
  * op(X) is X or its transpose. lda, ldb and ldc are elements between rows as stored. A and B have ab_dtype,
- * and C has the same or ZR_F32. Accumulation is fp32. All of m, n, k and n_batch are at least 1. The factor
+ * and C has the same or ZERO_F32. Accumulation is fp32. All of m, n, k and n_batch are at least 1. The factor
  * beta is 0 or 1. The bias is (n) of bias_dtype, added to each row, or NULL. The n_batch products are
  * independent. Their matrices lie stride_x elements apart. With n_batch 1 the strides are not used.
  *
@@ -60,12 +60,12 @@ enum zr_gemm_epilogue {
  *
  * The host has f32 and bf16, and only ZR_GEMM_PLAIN. cuBLASLt also has f16. It takes a bias only of c_dtype,
  * and aux only 16-byte aligned with ldaux a multiple of 8. On a GPU the product is only put on the stream.
- * Returns 0, ZR_ERR_NOTSUP for what this library or device cannot do, or another zr_err such as
- * ZR_ERR_ARG. */
+ * Returns 0, ZERO_ERR_NOTSUP for what this library or device cannot do, or another zero_err such as
+ * ZERO_ERR_ARG. */
 struct zr_gemm_args {
     bool trans_a, trans_b;
     int64_t m, n, k;
-    enum zr_dtype ab_dtype, c_dtype, bias_dtype;
+    enum zero_dtype ab_dtype, c_dtype, bias_dtype;
     const void *a, *b, *bias;
     void *c;
     int64_t lda, ldb, ldc;

@@ -48,10 +48,10 @@ static int status_error(cublasStatus_t status, const char *what)
 {
     if (status == CUBLAS_STATUS_SUCCESS)
         return 0;
-    int code = status == CUBLAS_STATUS_ALLOC_FAILED    ? ZR_ERR_NOMEM
-               : status == CUBLAS_STATUS_NOT_SUPPORTED ? ZR_ERR_NOTSUP
-               : status == CUBLAS_STATUS_INVALID_VALUE ? ZR_ERR_ARG
-                                                       : ZR_ERR_SYSTEM;
+    int code = status == CUBLAS_STATUS_ALLOC_FAILED    ? ZERO_ERR_NOMEM
+               : status == CUBLAS_STATUS_NOT_SUPPORTED ? ZERO_ERR_NOTSUP
+               : status == CUBLAS_STATUS_INVALID_VALUE ? ZERO_ERR_ARG
+                                                       : ZERO_ERR_SYSTEM;
     return zr_fail(code, "gemm: cuBLASLt %zu gives %s at %s", lt.GetVersion(), lt.GetStatusName(status),
                    what);
 }
@@ -66,14 +66,14 @@ static struct product_text describe(const struct zr_gemm_key *k)
     struct product_text t;
     snprintf(t.text, sizeof t.text, "%c%c %lldx%lldx%lld, batch %lld, %s -> %s, bias %d, epilogue %d",
              k->trans_a ? 'T' : 'N', k->trans_b ? 'T' : 'N', (long long)k->m, (long long)k->n,
-             (long long)k->k, (long long)k->n_batch, zr_dtype_name((enum zr_dtype)k->ab_dtype),
-             zr_dtype_name((enum zr_dtype)k->c_dtype), k->has_bias, k->epilogue);
+             (long long)k->k, (long long)k->n_batch, zr_dtype_name((enum zero_dtype)k->ab_dtype),
+             zr_dtype_name((enum zero_dtype)k->c_dtype), k->has_bias, k->epilogue);
     return t;
 }
 
 static cudaDataType_t data_type(int32_t t)
 {
-    return t == ZR_F32 ? CUDA_R_32F : t == ZR_BF16 ? CUDA_R_16BF : CUDA_R_16F;
+    return t == ZERO_F32 ? CUDA_R_32F : t == ZERO_BF16 ? CUDA_R_16BF : CUDA_R_16F;
 }
 
 /* --- plans --- */
@@ -131,7 +131,7 @@ static cublasLtEpilogue_t epilogue_of(const struct zr_gemm_key *k)
 static cublasStatus_t make_desc(const struct cuda_gemm *g, struct plan *p, bool has_vector)
 {
     const struct zr_gemm_key *k = &p->base.key;
-    cublasComputeType_t compute = k->ab_dtype == ZR_F32 ? g->f32_compute : CUBLAS_COMPUTE_32F;
+    cublasComputeType_t compute = k->ab_dtype == ZERO_F32 ? g->f32_compute : CUBLAS_COMPUTE_32F;
     cublasStatus_t s = lt.MatmulDescCreate(&p->desc, compute, CUDA_R_32F);
     cublasOperation_t op_a = k->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasOperation_t op_b = k->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -215,20 +215,20 @@ static int check_pointers(const struct zr_gemm_args *a, int32_t *align)
     const void *vector = a->bias ? a->bias : a->sum;
     int32_t at_a = align_of(a->a), at_b = align_of(a->b), at_c = align_of(a->c), at_vector = align_of(vector);
     if (a->bias && a->bias_dtype != a->c_dtype)
-        return zr_fail(ZR_ERR_NOTSUP, "gemm: a bias of %s with C of %s; cuBLASLt needs the same dtype",
+        return zr_fail(ZERO_ERR_NOTSUP, "gemm: a bias of %s with C of %s; cuBLASLt needs the same dtype",
                        zr_dtype_name(a->bias_dtype), zr_dtype_name(a->c_dtype));
     if (at_a < zr_dtype_bytes(a->ab_dtype) || at_b < zr_dtype_bytes(a->ab_dtype) ||
         at_c < zr_dtype_bytes(a->c_dtype) || at_vector < zr_dtype_bytes(a->c_dtype))
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "gemm: A at %p, B at %p, C at %p, bias or sum at %p: all must be aligned "
                        "as their elements are",
                        a->a, a->b, a->c, vector);
     if (a->aux && (align_of(a->aux) < MAX_ALIGN || a->ldaux % 8))
-        return zr_fail(ZR_ERR_NOTSUP,
+        return zr_fail(ZERO_ERR_NOTSUP,
                        "gemm: aux at %p with ldaux %lld: must be %d-byte aligned, and ldaux a multiple of 8",
                        a->aux, (long long)a->ldaux, MAX_ALIGN);
     if (a->n_batch > INT32_MAX)
-        return zr_fail(ZR_ERR_NOTSUP, "gemm: n_batch is %lld, cuBLASLt takes at most %d",
+        return zr_fail(ZERO_ERR_NOTSUP, "gemm: n_batch is %lld, cuBLASLt takes at most %d",
                        (long long)a->n_batch, INT32_MAX);
     *align = at_a | at_b << 8 | at_c << 16 | (vector ? at_vector : 0) << 24;
     return 0;
@@ -251,7 +251,7 @@ static int plan_get(struct cuda_gemm *g, const struct zr_gemm_args *a, struct pl
     }
     *out = p;
     if (p->none)
-        return zr_fail(ZR_ERR_NOTSUP, "gemm: cuBLASLt %zu has no algorithm for %s on this GPU",
+        return zr_fail(ZERO_ERR_NOTSUP, "gemm: cuBLASLt %zu has no algorithm for %s on this GPU",
                        lt.GetVersion(), describe(&k).text);
     return 0;
 }
@@ -380,9 +380,9 @@ int zr_gemm_open_cuda(struct zr_device *dev, struct zr_stream *s, int64_t worksp
 {
     *out = NULL;
     if (strcmp(dev->ops->name, "cuda") != 0)
-        return zr_fail(ZR_ERR_NOTSUP, "gemm: cuBLASLt needs a cuda device, this one is %s", dev->ops->name);
+        return zr_fail(ZERO_ERR_NOTSUP, "gemm: cuBLASLt needs a cuda device, this one is %s", dev->ops->name);
     if (workspace_bytes < 0)
-        return zr_fail(ZR_ERR_ARG, "gemm: workspace_bytes is %lld, must not be negative",
+        return zr_fail(ZERO_ERR_ARG, "gemm: workspace_bytes is %lld, must not be negative",
                        (long long)workspace_bytes);
     struct zr_cuda_device *cuda = (struct zr_cuda_device *)dev;
     ZR_TRY(cublaslt_load());

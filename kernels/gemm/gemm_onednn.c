@@ -50,11 +50,11 @@ static int gemm_error(dnnl_status_t status, const char *what)
     case dnnl_success:
         return 0;
     case dnnl_out_of_memory:
-        return zr_fail(ZR_ERR_NOMEM, "gemm: oneDNN is out of memory at %s", what);
+        return zr_fail(ZERO_ERR_NOMEM, "gemm: oneDNN is out of memory at %s", what);
     case dnnl_unimplemented:
-        return zr_fail(ZR_ERR_NOTSUP, "gemm: oneDNN has no %s for this product on this CPU", what);
+        return zr_fail(ZERO_ERR_NOTSUP, "gemm: oneDNN has no %s for this product on this CPU", what);
     default:
-        return zr_fail(ZR_ERR_SYSTEM, "gemm: oneDNN gives status %d at %s", (int)status, what);
+        return zr_fail(ZERO_ERR_SYSTEM, "gemm: oneDNN gives status %d at %s", (int)status, what);
     }
 }
 
@@ -64,15 +64,15 @@ static int buffer_reserve(struct buffer *b, size_t bytes)
         return 0;
     void *p = NULL;
     if (posix_memalign(&p, 4096, bytes) != 0)
-        return zr_fail(ZR_ERR_NOMEM, "gemm: no memory for %zu bytes of scratch", bytes);
+        return zr_fail(ZERO_ERR_NOMEM, "gemm: no memory for %zu bytes of scratch", bytes);
     free(b->p);
     *b = (struct buffer){p, bytes};
     return 0;
 }
 
-static dnnl_data_type_t data_type(enum zr_dtype t)
+static dnnl_data_type_t data_type(enum zero_dtype t)
 {
-    return t == ZR_F32 ? dnnl_f32 : dnnl_bf16;
+    return t == ZERO_F32 ? dnnl_f32 : dnnl_bf16;
 }
 
 static void product_free(struct zr_gemm_plan *plan)
@@ -88,7 +88,8 @@ static void product_free(struct zr_gemm_plan *plan)
 
 /* Describes a matrix of rows x columns, or a batch of them. row and column are strides in elements. */
 static dnnl_status_t describe(onednn_desc *d, const struct zr_gemm_key *k, int64_t n_batch, int64_t rows,
-                              int64_t columns, int64_t batch, int64_t row, int64_t column, enum zr_dtype type)
+                              int64_t columns, int64_t batch, int64_t row, int64_t column,
+                              enum zero_dtype type)
 {
     dnnl_dims_t dims = {n_batch, rows, columns}, strides = {batch, row, column};
     int skip = k->n_batch > 1 ? 0 : 1; /* a single product has two dimensions */
@@ -105,7 +106,7 @@ static dnnl_status_t make_attr(dnnl_primitive_attr_t *attr, const struct zr_gemm
         dnnl_post_ops_t ops = NULL;
         s = dnnl_post_ops_create(&ops);
         if (s == dnnl_success)
-            s = onednn_append_sum(ops, data_type((enum zr_dtype)k->c_dtype));
+            s = onednn_append_sum(ops, data_type((enum zero_dtype)k->c_dtype));
         if (s == dnnl_success)
             s = dnnl_primitive_attr_set_post_ops(*attr, ops);
         if (ops)
@@ -119,7 +120,7 @@ static dnnl_status_t make_attr(dnnl_primitive_attr_t *attr, const struct zr_gemm
 static dnnl_status_t product_build(struct host_gemm *g, struct product *p, size_t *scratch_bytes)
 {
     const struct zr_gemm_key *k = &p->plan.key;
-    const enum zr_dtype ab = (enum zr_dtype)k->ab_dtype, c = (enum zr_dtype)k->c_dtype;
+    const enum zero_dtype ab = (enum zero_dtype)k->ab_dtype, c = (enum zero_dtype)k->c_dtype;
     onednn_desc desc[4];
     dnnl_primitive_attr_t attr = NULL;
     dnnl_primitive_desc_t pd = NULL;
@@ -131,7 +132,7 @@ static dnnl_status_t product_build(struct host_gemm *g, struct product *p, size_
         s = describe(&desc[B], k, k->n_batch, k->k, k->n, k->stride_b, k->trans_b ? 1 : k->ldb,
                      k->trans_b ? k->ldb : 1, ab);
     if (s == dnnl_success && k->has_bias)
-        s = describe(&desc[BIAS], k, 1, 1, k->n, k->n, k->n, 1, ZR_F32);
+        s = describe(&desc[BIAS], k, 1, 1, k->n, k->n, k->n, 1, ZERO_F32);
     if (s == dnnl_success)
         s = describe(&desc[C], k, k->n_batch, k->m, k->n, k->stride_c, k->ldc, 1, c);
     if (s == dnnl_success)
@@ -168,7 +169,7 @@ static int product_get(struct host_gemm *g, const struct zr_gemm_key *k, struct 
     p->plan.key = *k;
     size_t scratch_bytes = 0;
     dnnl_status_t s = product_build(g, p, &scratch_bytes);
-    if (s == dnnl_unimplemented && k->ab_dtype == ZR_BF16) {
+    if (s == dnnl_unimplemented && k->ab_dtype == ZERO_BF16) {
         p->widen = true;
         s = dnnl_success;
     }
@@ -188,10 +189,10 @@ static int product_get(struct host_gemm *g, const struct zr_gemm_key *k, struct 
 
 static int check_host(const struct zr_gemm_args *a)
 {
-    if (a->ab_dtype == ZR_F16 || (a->bias && a->bias_dtype == ZR_F16))
-        return zr_fail(ZR_ERR_NOTSUP, "gemm: the host multiplies f32 and bf16, not f16");
+    if (a->ab_dtype == ZERO_F16 || (a->bias && a->bias_dtype == ZERO_F16))
+        return zr_fail(ZERO_ERR_NOTSUP, "gemm: the host multiplies f32 and bf16, not f16");
     if (a->epilogue != ZR_GEMM_PLAIN)
-        return zr_fail(ZR_ERR_NOTSUP, "gemm: epilogue %d is not supported on the host", (int)a->epilogue);
+        return zr_fail(ZERO_ERR_NOTSUP, "gemm: epilogue %d is not supported on the host", (int)a->epilogue);
     return 0;
 }
 
@@ -226,8 +227,8 @@ static int run_primitive(struct host_gemm *g, struct product *p, const struct zr
 }
 
 /* Copies a batch of rows x columns between a strided matrix and a dense one, converting on the way. */
-static void convert(struct host_gemm *g, void *dst, enum zr_dtype dt, int64_t dst_batch, int64_t dst_row,
-                    const void *src, enum zr_dtype st, int64_t src_batch, int64_t src_row, int64_t n_batch,
+static void convert(struct host_gemm *g, void *dst, enum zero_dtype dt, int64_t dst_batch, int64_t dst_row,
+                    const void *src, enum zero_dtype st, int64_t src_batch, int64_t src_row, int64_t n_batch,
                     int64_t rows, int64_t columns)
 {
     for (int64_t b = 0; b < n_batch; b++)
@@ -246,19 +247,19 @@ static int run_widened(struct host_gemm *g, const struct zr_gemm_args *a, const 
     int64_t n_a = rows_a * columns_a, n_b = rows_b * columns_b, n_c = a->m * a->n;
     ZR_TRY(buffer_reserve(&g->wide, (size_t)(a->n_batch * (n_a + n_b + n_c)) * sizeof(float)));
     float *wa = g->wide.p, *wb = wa + a->n_batch * n_a, *wc = wb + a->n_batch * n_b;
-    convert(g, wa, ZR_F32, n_a, columns_a, a->a, a->ab_dtype, a->stride_a, a->lda, a->n_batch, rows_a,
+    convert(g, wa, ZERO_F32, n_a, columns_a, a->a, a->ab_dtype, a->stride_a, a->lda, a->n_batch, rows_a,
             columns_a);
-    convert(g, wb, ZR_F32, n_b, columns_b, a->b, a->ab_dtype, a->stride_b, a->ldb, a->n_batch, rows_b,
+    convert(g, wb, ZERO_F32, n_b, columns_b, a->b, a->ab_dtype, a->stride_b, a->ldb, a->n_batch, rows_b,
             columns_b);
     if (a->beta != 0)
-        convert(g, wc, ZR_F32, n_c, a->n, a->c, a->c_dtype, a->stride_c, a->ldc, a->n_batch, a->m, a->n);
+        convert(g, wc, ZERO_F32, n_c, a->n, a->c, a->c_dtype, a->stride_c, a->ldc, a->n_batch, a->m, a->n);
     struct zr_gemm_args f = *a;
-    f.ab_dtype = f.c_dtype = ZR_F32;
+    f.ab_dtype = f.c_dtype = ZERO_F32;
     f.a = wa, f.b = wb, f.c = wc;
     f.lda = columns_a, f.ldb = columns_b, f.ldc = a->n;
     f.stride_a = n_a, f.stride_b = n_b, f.stride_c = n_c;
     ZR_TRY(run_with_bias(g, &f, bias));
-    convert(g, a->c, a->c_dtype, a->stride_c, a->ldc, wc, ZR_F32, n_c, a->n, a->n_batch, a->m, a->n);
+    convert(g, a->c, a->c_dtype, a->stride_c, a->ldc, wc, ZERO_F32, n_c, a->n, a->n_batch, a->m, a->n);
     return 0;
 }
 
@@ -277,9 +278,9 @@ static int host_run(struct zr_gemm *base, const struct zr_gemm_args *a)
     struct host_gemm *g = (struct host_gemm *)base;
     ZR_TRY(check_host(a));
     const void *bias = a->bias;
-    if (bias && a->bias_dtype != ZR_F32) {
+    if (bias && a->bias_dtype != ZERO_F32) {
         ZR_TRY(buffer_reserve(&g->bias, (size_t)a->n * sizeof(float)));
-        g->kernels->cast(g->bias.p, ZR_F32, bias, a->bias_dtype, a->n);
+        g->kernels->cast(g->bias.p, ZERO_F32, bias, a->bias_dtype, a->n);
         bias = g->bias.p;
     }
     /* The team size belongs to the calling thread. It is also read when a primitive is made. */
@@ -312,7 +313,7 @@ int zr_gemm_open(int n_threads, struct zr_gemm **out)
 {
     *out = NULL;
     if (n_threads < 1)
-        return zr_fail(ZR_ERR_ARG, "gemm: n_threads is %d, must be at least 1", n_threads);
+        return zr_fail(ZERO_ERR_ARG, "gemm: n_threads is %d, must be at least 1", n_threads);
     struct host_gemm *g;
     ZR_TRY(ZR_ZALLOC(g, 1, "matrix products"));
     g->base.ops = &host_ops;

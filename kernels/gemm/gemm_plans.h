@@ -45,7 +45,7 @@ int zr_gemm_plans_open(struct zr_gemm_plans *plans);
 /* Frees the table, and each plan by free_plan. */
 void zr_gemm_plans_close(struct zr_gemm_plans *plans, void (*free_plan)(struct zr_gemm_plan *plan));
 struct zr_gemm_plan *zr_gemm_plans_find(const struct zr_gemm_plans *plans, const struct zr_gemm_key *key);
-/* Adds a plan whose key is not in the table yet, and takes it over. On failure (ZR_ERR_NOMEM) it stays the
+/* Adds a plan whose key is not in the table yet, and takes it over. On failure (ZERO_ERR_NOMEM) it stays the
  * caller's. */
 int zr_gemm_plans_add(struct zr_gemm_plans *plans, struct zr_gemm_plan *plan);
 

@@ -17,7 +17,8 @@ static void host_copy(void *dst, const void *src, int64_t bytes)
         vec_copy(dst, src, bytes);
 }
 
-static void host_cast(void *dst, enum zr_dtype dst_dtype, const void *src, enum zr_dtype src_dtype, int64_t n)
+static void host_cast(void *dst, enum zero_dtype dst_dtype, const void *src, enum zero_dtype src_dtype,
+                      int64_t n)
 {
     unsigned char *to = dst;
     const unsigned char *from = src;
@@ -31,7 +32,7 @@ static void host_cast(void *dst, enum zr_dtype dst_dtype, const void *src, enum 
     }
     /* In place to the smaller type, element i is read before any of its bytes are overwritten. So forward
      * order is safe. */
-    if (dst_dtype == ZR_BF16)
+    if (dst_dtype == ZERO_BF16)
         for (; i + VEC_LANES <= n; i += VEC_LANES)
             vec_store_bf16(to + 2 * i, vec_load_any(from + 4 * i));
     else
@@ -95,25 +96,25 @@ enum {
     TREE_BLOCK = 512
 };
 
-ALWAYS_INLINE vec tree_load(const void *src, enum zr_dtype dtype, int64_t i)
+ALWAYS_INLINE vec tree_load(const void *src, enum zero_dtype dtype, int64_t i)
 {
-    return dtype == ZR_BF16 ? vec_load_bf16((const unsigned char *)src + 2 * i)
-                            : vec_load((const float *)src + i);
+    return dtype == ZERO_BF16 ? vec_load_bf16((const unsigned char *)src + 2 * i)
+                              : vec_load((const float *)src + i);
 }
 
-ALWAYS_INLINE vec tree_2(const void *const *src, int n_src, enum zr_dtype dtype, int64_t i)
+ALWAYS_INLINE vec tree_2(const void *const *src, int n_src, enum zero_dtype dtype, int64_t i)
 {
     vec first = tree_load(src[0], dtype, i);
     return n_src == 1 ? first : vec_add(first, tree_load(src[1], dtype, i));
 }
 
-ALWAYS_INLINE vec tree_4(const void *const *src, int n_src, enum zr_dtype dtype, int64_t i)
+ALWAYS_INLINE vec tree_4(const void *const *src, int n_src, enum zero_dtype dtype, int64_t i)
 {
     return n_src <= 2 ? tree_2(src, n_src, dtype, i)
                       : vec_add(tree_2(src, 2, dtype, i), tree_2(src + 2, n_src - 2, dtype, i));
 }
 
-ALWAYS_INLINE vec tree_8(const void *const *src, int n_src, enum zr_dtype dtype, int64_t i)
+ALWAYS_INLINE vec tree_8(const void *const *src, int n_src, enum zero_dtype dtype, int64_t i)
 {
     return n_src <= 4 ? tree_4(src, n_src, dtype, i)
                       : vec_add(tree_4(src, 4, dtype, i), tree_4(src + 4, n_src - 4, dtype, i));
@@ -121,7 +122,7 @@ ALWAYS_INLINE vec tree_8(const void *const *src, int n_src, enum zr_dtype dtype,
 
 /* Writes or, with accumulate, adds the tree of elements [at, at + n) of n_src sources to dst[0..n). n_src is
  * at most 8, and n a multiple of VEC_LANES. */
-ALWAYS_INLINE void tree_flat(float *dst, const void *const *sources, int n_src, enum zr_dtype dtype,
+ALWAYS_INLINE void tree_flat(float *dst, const void *const *sources, int n_src, enum zero_dtype dtype,
                              int64_t at, int64_t n, bool accumulate)
 {
     const void *src[8]; /* copied, so that the compiler knows that dst does not overwrite them */
@@ -133,19 +134,19 @@ ALWAYS_INLINE void tree_flat(float *dst, const void *const *sources, int n_src, 
     }
 }
 
-static void tree_direct(float *dst, const void *const *src, int n_src, enum zr_dtype dtype, int64_t at,
+static void tree_direct(float *dst, const void *const *src, int n_src, enum zero_dtype dtype, int64_t at,
                         int64_t n, bool accumulate)
 {
 #define FLAT(count)                                                                                          \
     case count:                                                                                              \
-        if (dtype == ZR_BF16 && accumulate)                                                                  \
-            tree_flat(dst, src, count, ZR_BF16, at, n, true);                                                \
-        else if (dtype == ZR_BF16)                                                                           \
-            tree_flat(dst, src, count, ZR_BF16, at, n, false);                                               \
+        if (dtype == ZERO_BF16 && accumulate)                                                                \
+            tree_flat(dst, src, count, ZERO_BF16, at, n, true);                                              \
+        else if (dtype == ZERO_BF16)                                                                         \
+            tree_flat(dst, src, count, ZERO_BF16, at, n, false);                                             \
         else if (accumulate)                                                                                 \
-            tree_flat(dst, src, count, ZR_F32, at, n, true);                                                 \
+            tree_flat(dst, src, count, ZERO_F32, at, n, true);                                               \
         else                                                                                                 \
-            tree_flat(dst, src, count, ZR_F32, at, n, false);                                                \
+            tree_flat(dst, src, count, ZERO_F32, at, n, false);                                              \
         break
     switch (n_src) {
         FLAT(1);
@@ -161,7 +162,7 @@ static void tree_direct(float *dst, const void *const *src, int n_src, enum zr_d
 }
 
 /* out[0..n) = the tree. n is at most TREE_BLOCK and a multiple of VEC_LANES. */
-static void tree_block(float *out, const void *const *src, int n_src, enum zr_dtype dtype, int64_t at,
+static void tree_block(float *out, const void *const *src, int n_src, enum zero_dtype dtype, int64_t at,
                        int64_t n)
 {
     if (n_src <= TREE_DIRECT) {
@@ -178,7 +179,7 @@ static void tree_block(float *out, const void *const *src, int n_src, enum zr_dt
         vec_store(out + i, vec_add(vec_load(out + i), vec_load(right + i)));
 }
 
-static void host_sum_tree(float *dst, const void *const *src, int n_src, enum zr_dtype src_dtype, int64_t n,
+static void host_sum_tree(float *dst, const void *const *src, int n_src, enum zero_dtype src_dtype, int64_t n,
                           bool accumulate)
 {
     int64_t whole = n - n % VEC_LANES;
@@ -192,7 +193,7 @@ static void host_sum_tree(float *dst, const void *const *src, int n_src, enum zr
             int64_t count = whole - at < TREE_BLOCK ? whole - at : TREE_BLOCK;
             const void *done = sum;
             tree_block(sum, src, n_src, src_dtype, at, count);
-            tree_direct(dst + at, &done, 1, ZR_F32, 0, count, accumulate);
+            tree_direct(dst + at, &done, 1, ZERO_F32, 0, count, accumulate);
         }
     }
 #if VEC_LANES > 1

@@ -21,7 +21,7 @@ ALWAYS_INLINE void update_ask_ahead(const struct zr_update *u, int64_t i, int n_
 }
 
 /* Updates elements [0, n). n is a multiple of VEC_LANES. */
-ALWAYS_INLINE void update_range(const struct zr_update *u, int64_t n, enum zr_optimizer kind,
+ALWAYS_INLINE void update_range(const struct zr_update *u, int64_t n, enum zero_optimizer kind,
                                 enum update_variant variant, enum update_param out)
 {
     const struct update_numbers k = update_numbers_of(u, u->scalars->grad_scale);
@@ -51,7 +51,7 @@ ALWAYS_INLINE void update_range(const struct zr_update *u, int64_t n, enum zr_op
     }
 }
 
-ALWAYS_INLINE void update_with(const struct zr_update *u, int64_t n, enum zr_optimizer kind,
+ALWAYS_INLINE void update_with(const struct zr_update *u, int64_t n, enum zero_optimizer kind,
                                enum update_variant variant)
 {
     switch (update_param_of(u)) {
@@ -73,16 +73,16 @@ static void host_update(const struct zr_update *u)
         return;
     int64_t n = u->n - u->n % VEC_LANES;
     switch (u->kind) {
-#define KIND(NAME, name, number)                                                                             \
-    case ZR_##NAME:                                                                                          \
+#define KIND(NAME, number, name, source)                                                                     \
+    case ZERO_##NAME:                                                                                        \
         if (NAME##_MOMENTUM_ONLY && !u->state[0])                                                            \
-            update_with(u, n, ZR_##NAME, UPDATE_STATELESS);                                                  \
+            update_with(u, n, ZERO_##NAME, UPDATE_STATELESS);                                                \
         else if (NAME##_FIRST_STEP && u->t == 1)                                                             \
-            update_with(u, n, ZR_##NAME, UPDATE_FIRST);                                                      \
+            update_with(u, n, ZERO_##NAME, UPDATE_FIRST);                                                    \
         else                                                                                                 \
-            update_with(u, n, ZR_##NAME, UPDATE_USUAL);                                                      \
+            update_with(u, n, ZERO_##NAME, UPDATE_USUAL);                                                    \
         break;
-        ZR_OPTIMIZER_MAP(KIND)
+        ZERO_OPTIMIZER_MAP(KIND)
 #undef KIND
     default:
         break;

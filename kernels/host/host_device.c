@@ -28,11 +28,11 @@ static int device_alloc(struct zr_device *base, int64_t bytes, void **out)
     struct zr_host_device *dev = (struct zr_host_device *)base;
     *out = NULL;
     if (bytes <= 0)
-        return zr_fail(ZR_ERR_ARG, "device alloc: bytes is %lld, must be above 0", (long long)bytes);
+        return zr_fail(ZERO_ERR_ARG, "device alloc: bytes is %lld, must be above 0", (long long)bytes);
     void *p = NULL;
     if (zr_host_refuses(dev, bytes) || (uint64_t)bytes > SIZE_MAX ||
         posix_memalign(&p, PAGE_BYTES, (size_t)bytes) != 0)
-        return zr_fail(ZR_ERR_NOMEM, "device alloc: the host cannot allocate %lld bytes", (long long)bytes);
+        return zr_fail(ZERO_ERR_NOMEM, "device alloc: the host cannot allocate %lld bytes", (long long)bytes);
     zr_ask_for_huge_pages(p, bytes);
     if (dev->poison)
         memset(p, 0xff, (size_t)bytes);
@@ -114,7 +114,7 @@ int zr_host_device_open_with(const struct zr_host_options *options, struct zr_de
     *out = NULL;
     const char *isa = getenv("ZERO_ISA"), *poison = getenv("ZERO_POISON"), *fail = getenv("ZERO_FAIL_ALLOC");
     if (isa && !zr_host_kernels_named(isa)) {
-        return zr_fail(ZR_ERR_ARG, "ZERO_ISA is \"%s\"; this CPU and build have portable%s%s", isa,
+        return zr_fail(ZERO_ERR_ARG, "ZERO_ISA is \"%s\"; this CPU and build have portable%s%s", isa,
                        zr_host_kernels(ZR_ISA_AVX2) ? ", avx2" : "",
                        zr_host_kernels(ZR_ISA_AVX512) ? ", avx512" : "");
     }
@@ -123,13 +123,13 @@ int zr_host_device_open_with(const struct zr_host_options *options, struct zr_de
         char *end;
         fail_in = strtoll(fail, &end, 10);
         if (*end || end == fail || fail_in < 1)
-            return zr_fail(ZR_ERR_ARG, "ZERO_FAIL_ALLOC is \"%s\", must be a number above 0", fail);
+            return zr_fail(ZERO_ERR_ARG, "ZERO_FAIL_ALLOC is \"%s\", must be a number above 0", fail);
     }
     bool refused = fail_in == 1 || (options && options->refuse &&
                                     options->refuse(options->refuse_arg, sizeof(struct zr_host_device)));
     struct zr_host_device *dev = refused ? NULL : calloc(1, sizeof *dev);
     if (!dev)
-        return zr_fail(ZR_ERR_NOMEM, "host device: no memory for a device of %zu bytes", sizeof *dev);
+        return zr_fail(ZERO_ERR_NOMEM, "host device: no memory for a device of %zu bytes", sizeof *dev);
     dev->base.ops = &host_ops;
     dev->kernels = zr_host_kernels_best();
     if (options)

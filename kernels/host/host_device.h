@@ -135,15 +135,15 @@ int zr_host_call(struct zr_stream *s, void (*fn)(void *arg), const void *arg, si
 int zr_host_zero(struct zr_stream *s, void *dst, int64_t bytes);
 int zr_host_copy(struct zr_stream *s, void *dst, const void *src, int64_t bytes);
 int zr_host_copy_rows(struct zr_stream *s, const struct zr_copy_rows *table, int n);
-int zr_host_cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
+int zr_host_cast(struct zr_stream *s, void *dst, enum zero_dtype dt, const void *src, enum zero_dtype st,
                  int64_t n);
 int zr_host_put_value(struct zr_stream *s, void *dst, const void *src, int64_t bytes);
 int zr_host_stamp(struct zr_stream *s, int64_t *out_ns);
-int zr_host_add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype st, int64_t n);
-int zr_host_sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
+int zr_host_add(struct zr_stream *s, float *dst, const void *src, enum zero_dtype st, int64_t n);
+int zr_host_sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zero_dtype st,
                      int64_t n, bool accumulate);
 int zr_host_sum_ranges(struct zr_stream *s, const struct zr_sum_range *table, int n_sums,
-                       const void *const *src, int n_src, enum zr_dtype st);
+                       const void *const *src, int n_src, enum zero_dtype st);
 int zr_host_agree_begin(struct zr_stream *s, const struct zr_agree_begin *b);
 int zr_host_agree_end(struct zr_stream *s, const struct zr_agree_end *e);
 int zr_host_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n,

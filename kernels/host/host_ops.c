@@ -20,7 +20,7 @@ struct args {
     void *dst;
     const void *src;
     int64_t n;
-    enum zr_dtype dst_dtype, src_dtype;
+    enum zero_dtype dst_dtype, src_dtype;
 };
 
 static void zero_op(void *arg)
@@ -81,7 +81,7 @@ int zr_host_copy_rows(struct zr_stream *s, const struct zr_copy_rows *table, int
         return err;
     struct copies *t = zr_host_take(s->dev, sizeof *t);
     if (!t)
-        return zr_fail(ZR_ERR_NOMEM, "copy_rows: no memory for %d copies", n);
+        return zr_fail(ZERO_ERR_NOMEM, "copy_rows: no memory for %d copies", n);
     t->k = s->dev->kernels;
     t->n = n;
     memcpy(t->table, table, (size_t)n * sizeof *table);
@@ -95,7 +95,7 @@ static void cast_op(void *arg)
     a->k->cast(a->dst, a->dst_dtype, a->src, a->src_dtype, a->n);
 }
 
-int zr_host_cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
+int zr_host_cast(struct zr_stream *s, void *dst, enum zero_dtype dt, const void *src, enum zero_dtype st,
                  int64_t n)
 {
     struct args a = {.k = s->dev->kernels, .dst = dst, .src = src, .n = n, .dst_dtype = dt, .src_dtype = st};
@@ -139,13 +139,13 @@ int zr_host_stamp(struct zr_stream *s, int64_t *out_ns)
 static void add_op(void *arg)
 {
     const struct args *a = arg;
-    if (a->src_dtype == ZR_F32)
+    if (a->src_dtype == ZERO_F32)
         a->k->add(a->dst, a->src, a->n);
     else
         a->k->sum_tree(a->dst, &a->src, 1, a->src_dtype, a->n, true);
 }
 
-int zr_host_add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype st, int64_t n)
+int zr_host_add(struct zr_stream *s, float *dst, const void *src, enum zero_dtype st, int64_t n)
 {
     struct args a = {.k = s->dev->kernels, .dst = dst, .src = src, .n = n, .src_dtype = st};
     ZR_TRY(zr_check_dtype("add", st));
@@ -169,13 +169,13 @@ static void tree_op(void *arg)
     free(t);
 }
 
-int zr_host_sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
+int zr_host_sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zero_dtype st,
                      int64_t n, bool accumulate)
 {
     ZR_TRY(zr_check_sum_tree(n_src, st, n));
     struct tree *t = zr_host_take(s->dev, sizeof *t);
     if (!t)
-        return zr_fail(ZR_ERR_NOMEM, "sum_tree: no memory for %d sources", n_src);
+        return zr_fail(ZERO_ERR_NOMEM, "sum_tree: no memory for %d sources", n_src);
     t->a = (struct args){.k = s->dev->kernels, .dst = dst, .n = n, .src_dtype = st};
     t->n_src = n_src;
     t->accumulate = accumulate;
@@ -187,7 +187,7 @@ int zr_host_sum_tree(struct zr_stream *s, float *dst, const void *const *src, in
 struct sums {
     const struct zr_host_kernels *k;
     int n_sums, n_src;
-    enum zr_dtype src_dtype;
+    enum zero_dtype src_dtype;
     struct zr_sum_range table[ZR_MAX_SUMS];
     const char *src[ZR_MAX_SOURCES];
 };
@@ -206,14 +206,14 @@ static void sum_ranges_op(void *arg)
 }
 
 int zr_host_sum_ranges(struct zr_stream *s, const struct zr_sum_range *table, int n_sums,
-                       const void *const *src, int n_src, enum zr_dtype st)
+                       const void *const *src, int n_src, enum zero_dtype st)
 {
     int err = zr_check_sum_ranges(table, n_sums, n_src, st);
     if (err || n_sums == 0)
         return err;
     struct sums *t = zr_host_take(s->dev, sizeof *t);
     if (!t)
-        return zr_fail(ZR_ERR_NOMEM, "sum_ranges: no memory for %d sums", n_sums);
+        return zr_fail(ZERO_ERR_NOMEM, "sum_ranges: no memory for %d sums", n_sums);
     t->k = s->dev->kernels;
     t->n_sums = n_sums;
     t->n_src = n_src;

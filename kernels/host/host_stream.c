@@ -195,7 +195,7 @@ static int make_ring(struct zr_host_device *dev, struct zr_stream *s, uint64_t n
 {
     struct zr_host_op *ring = zr_host_take(dev, n * sizeof *ring);
     if (!ring)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %llu operations of a stream", (unsigned long long)n);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for %llu operations of a stream", (unsigned long long)n);
     free(s->ring);
     s->ring = ring;
     s->n_ring = n;
@@ -211,13 +211,13 @@ static struct zr_stream *stream_get(struct zr_host_device *dev)
         return s;
     }
     if (dev->n_streams == ZR_HOST_MAX_STREAMS) {
-        zr_fail(ZR_ERR_NOMEM, "stream open: %d streams are open already, the most that are allowed",
+        zr_fail(ZERO_ERR_NOMEM, "stream open: %d streams are open already, the most that are allowed",
                 ZR_HOST_MAX_STREAMS);
         return NULL;
     }
     s = zr_host_take(dev, sizeof *s);
     if (!s) {
-        zr_fail(ZR_ERR_NOMEM, "stream open: no memory for %zu bytes", sizeof *s);
+        zr_fail(ZERO_ERR_NOMEM, "stream open: no memory for %zu bytes", sizeof *s);
         return NULL;
     }
     if (make_ring(dev, s, ZR_HOST_RING)) {
@@ -247,28 +247,28 @@ int zr_host_stream_open(struct zr_device *base, enum zr_stream_kind kind, const 
     struct zr_host_device *dev = (struct zr_host_device *)base;
     *out = NULL;
     if (native)
-        return zr_fail(ZR_ERR_ARG, "stream open: the host has no streams of its own, native must be NULL");
+        return zr_fail(ZERO_ERR_ARG, "stream open: the host has no streams of its own, native must be NULL");
     if (kind == ZR_STREAM_CALLER) {
         struct zr_stream *s = zr_host_take(dev, offsetof(struct zr_stream, put));
         if (!s)
-            return zr_fail(ZR_ERR_NOMEM, "stream open: no memory for a caller stream");
+            return zr_fail(ZERO_ERR_NOMEM, "stream open: no memory for a caller stream");
         s->dev = dev;
         *out = s;
         return 0;
     }
     if (kind != ZR_STREAM_QUEUE)
-        return zr_fail(ZR_ERR_ARG, "stream open: kind is %d, must be queue (%d) or caller (%d)", (int)kind,
+        return zr_fail(ZERO_ERR_ARG, "stream open: kind is %d, must be queue (%d) or caller (%d)", (int)kind,
                        (int)ZR_STREAM_QUEUE, (int)ZR_STREAM_CALLER);
 
     pthread_mutex_lock(&dev->lock);
     struct zr_stream *s = stream_get(dev);
     pthread_mutex_unlock(&dev->lock);
     if (!s)
-        return ZR_ERR_NOMEM;
+        return ZERO_ERR_NOMEM;
     atomic_store(&s->stop, false);
     if (!name)
         name = "zero-stream";
-    int err = zr_host_refuses(dev, 0) ? zr_fail(ZR_ERR_SYSTEM, "thread %s is refused", name)
+    int err = zr_host_refuses(dev, 0) ? zr_fail(ZERO_ERR_SYSTEM, "thread %s is refused", name)
                                       : zr_thread_start(&s->thread, name, stream_main, s);
     if (err) {
         stream_put_back(s);
@@ -337,7 +337,7 @@ int zr_host_event_open(struct zr_device *base, struct zr_event **out)
     struct zr_event *e = zr_host_take(dev, sizeof *e);
     *out = NULL;
     if (!e)
-        return zr_fail(ZR_ERR_NOMEM, "event open: no memory for %zu bytes", sizeof *e);
+        return zr_fail(ZERO_ERR_NOMEM, "event open: no memory for %zu bytes", sizeof *e);
     e->dev = dev;
     atomic_init(&e->record, 0);
     *out = e;

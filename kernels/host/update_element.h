@@ -35,7 +35,7 @@ ALWAYS_INLINE enum update_param update_param_of(const struct zr_update *u)
 {
     if (!u->param || u->param == u->master)
         return PARAM_NONE;
-    return u->param_dtype == ZR_F32 ? PARAM_F32 : PARAM_BF16;
+    return u->param_dtype == ZERO_F32 ? PARAM_F32 : PARAM_BF16;
 }
 
 ALWAYS_INLINE struct update_numbers update_numbers_of(const struct zr_update *u, float grad_scale)
@@ -55,15 +55,15 @@ ALWAYS_INLINE struct update_numbers update_numbers_of(const struct zr_update *u,
 }
 
 /* Returns how many of state[] are written. */
-ALWAYS_INLINE int update_states(enum zr_optimizer kind, enum update_variant variant)
+ALWAYS_INLINE int update_states(enum zero_optimizer kind, enum update_variant variant)
 {
     if (variant == UPDATE_STATELESS)
         return 0;
     switch (kind) {
-#define STATES(NAME, name, number)                                                                           \
-    case ZR_##NAME:                                                                                          \
+#define STATES(NAME, number, name, source)                                                                   \
+    case ZERO_##NAME:                                                                                        \
         return NAME##_STATES;
-        ZR_OPTIMIZER_MAP(STATES)
+        ZERO_OPTIMIZER_MAP(STATES)
 #undef STATES
     default:
         return 0;
@@ -71,23 +71,23 @@ ALWAYS_INLINE int update_states(enum zr_optimizer kind, enum update_variant vari
 }
 
 /* Returns how many of state[] are read. */
-ALWAYS_INLINE int update_states_read(enum zr_optimizer kind, enum update_variant variant)
+ALWAYS_INLINE int update_states_read(enum zero_optimizer kind, enum update_variant variant)
 {
     return variant == UPDATE_FIRST ? 0 : update_states(kind, variant);
 }
 
 /* Returns the new weight for weight w and gradient g. The states are updated in place. */
-ALWAYS_INLINE vec update_element(const struct update_numbers *k, enum zr_optimizer kind,
+ALWAYS_INLINE vec update_element(const struct update_numbers *k, enum zero_optimizer kind,
                                  enum update_variant variant, vec w, vec g, vec *s0, vec *s1)
 {
     vec direction = g;
     g = vec_mul(g, k->scale);
     switch (kind) {
-#define DIRECTION(NAME, name, number)                                                                        \
-    case ZR_##NAME:                                                                                          \
+#define DIRECTION(NAME, number, name, source)                                                                \
+    case ZERO_##NAME:                                                                                        \
         direction = name##_direction(k, variant, w, g, s0, s1);                                              \
         break;
-        ZR_OPTIMIZER_MAP(DIRECTION)
+        ZERO_OPTIMIZER_MAP(DIRECTION)
 #undef DIRECTION
     default:
         break;

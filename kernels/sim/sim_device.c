@@ -103,12 +103,12 @@ int zr_sim_alloc(struct zr_device *dev, int64_t bytes, void **out)
 {
     struct zr_sim_device *d = zr_sim_device_of(dev);
     if (bytes <= 0)
-        return zr_fail(ZR_ERR_ARG, "sim: bytes is %lld: more than 0 are allowed", (long long)bytes);
+        return zr_fail(ZERO_ERR_ARG, "sim: bytes is %lld: more than 0 are allowed", (long long)bytes);
     if (zr_sim_refused(d->w))
-        return zr_fail(ZR_ERR_NOMEM, "sim: no memory for %lld bytes", (long long)bytes);
+        return zr_fail(ZERO_ERR_NOMEM, "sim: no memory for %lld bytes", (long long)bytes);
     void *p = take(bytes);
     if (!p)
-        return zr_fail(ZR_ERR_NOMEM, "sim: no memory for %lld bytes", (long long)bytes);
+        return zr_fail(ZERO_ERR_NOMEM, "sim: no memory for %lld bytes", (long long)bytes);
     d->held += bytes;
     d->peak = d->held > d->peak ? d->held : d->peak;
     d->w->activity++;
@@ -151,7 +151,7 @@ int zr_sim_open(const struct zr_sim_options *opt, struct zr_sim **out)
         free(w->devices);
         free(w->line_used);
         free(w);
-        return zr_fail(ZR_ERR_NOMEM, "sim: no memory for %d ranks", opt->world);
+        return zr_fail(ZERO_ERR_NOMEM, "sim: no memory for %d ranks", opt->world);
     }
     w->rec.every_byte_known = true;
     w->rec.contents_unknown = opt->contents_unknown;

@@ -42,7 +42,7 @@ struct zr_sim_op {
     int64_t count, ns;
     void *dst;
     const void *src;
-    enum zr_dtype dst_type, src_type;
+    enum zero_dtype dst_type, src_type;
     const struct zr_step_scalars *scalars;
     struct zr_update update;
     struct zr_largest largest;

@@ -23,7 +23,7 @@ static struct zr_sim_op *new_call(struct zr_stream *s, const char *name, void (*
 static int call(struct zr_stream *s, void (*fn)(void *), const void *arg, size_t arg_bytes)
 {
     if (arg_bytes > ZR_CALL_BYTES)
-        return zr_fail(ZR_ERR_ARG, "sim: a call's argument has %zu bytes; allowed: %d", arg_bytes,
+        return zr_fail(ZERO_ERR_ARG, "sim: a call's argument has %zu bytes; allowed: %d", arg_bytes,
                        ZR_CALL_BYTES);
     return zr_sim_op_put(s, new_call(s, "call", fn, arg, arg_bytes));
 }
@@ -76,7 +76,7 @@ static int copy_rows(struct zr_stream *s, const struct zr_copy_rows *table, int 
     return err;
 }
 
-static int cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
+static int cast(struct zr_stream *s, void *dst, enum zero_dtype dt, const void *src, enum zero_dtype st,
                 int64_t n)
 {
     struct zr_sim_op *op = zr_sim_op_new(s, ZR_SIM_OP_CAST, "cast");
@@ -88,7 +88,7 @@ static int cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *sr
     return zr_sim_op_put(s, op);
 }
 
-static int add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype st, int64_t n)
+static int add(struct zr_stream *s, float *dst, const void *src, enum zero_dtype st, int64_t n)
 {
     struct zr_sim_op *op = zr_sim_op_new(s, ZR_SIM_OP_ADD, "add");
     op->dst = dst;
@@ -99,7 +99,7 @@ static int add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype s
 }
 
 /* Adds one source after the other. For ranges and contents this is the same. */
-static int sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zr_dtype st,
+static int sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zero_dtype st,
                     int64_t n, bool accumulate)
 {
     int err = accumulate ? 0 : zero(s, dst, n * (int64_t)sizeof *dst);
@@ -109,7 +109,7 @@ static int sum_tree(struct zr_stream *s, float *dst, const void *const *src, int
 }
 
 static int sum_ranges(struct zr_stream *s, const struct zr_sum_range *table, int n_sums,
-                      const void *const *src, int n_src, enum zr_dtype st)
+                      const void *const *src, int n_src, enum zero_dtype st)
 {
     int err = zr_check_sum_ranges(table, n_sums, n_src, st);
     for (int i = 0; i < n_sums && !err; i++) {
@@ -146,7 +146,7 @@ static int put_op(struct zr_stream *s, void *dst, const void *src, int64_t bytes
 {
     struct value v = {.dst = dst, .bytes = bytes};
     if (bytes > ZR_PUT_BYTES)
-        return zr_fail(ZR_ERR_ARG, "sim: put of %lld bytes; allowed: %d", (long long)bytes, ZR_PUT_BYTES);
+        return zr_fail(ZERO_ERR_ARG, "sim: put of %lld bytes; allowed: %d", (long long)bytes, ZR_PUT_BYTES);
     memcpy(v.value, src, (size_t)bytes);
     struct zr_access a = {dst, bytes, true};
     return call_with(s, "put", put_value, &v, sizeof v, &a, 1);

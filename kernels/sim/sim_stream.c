@@ -170,7 +170,7 @@ struct zr_sim_op *zr_sim_op_new(struct zr_stream *s, enum zr_sim_op_kind kind, c
     op->during = w->host->during ? w->host->during : "";
     op->unit = w->host->unit;
     op->step = w->host->step;
-    op->dst_type = op->src_type = ZR_F32;
+    op->dst_type = op->src_type = ZERO_F32;
     if (w->host != s->line)
         op->issued = zr_vclock_hold(w->host);
     return op;
@@ -208,7 +208,7 @@ int zr_sim_stream_open(struct zr_device *dev, enum zr_stream_kind kind, const ch
     struct zr_stream *s = zr_sim_refused(w) ? NULL : calloc(1, sizeof *s);
     *out = NULL;
     if (!s)
-        return zr_fail(ZR_ERR_NOMEM, "sim: no memory for a stream");
+        return zr_fail(ZERO_ERR_NOMEM, "sim: no memory for a stream");
     s->dev = d;
     s->caller = kind == ZR_STREAM_CALLER && w->opt.compute_on_caller;
     int i = s->caller ? ZR_SIM_MODEL : ZR_SIM_FIRST_STREAM, end = ZR_SIM_FIRST_STREAM + w->opt.n_streams;
@@ -216,7 +216,7 @@ int zr_sim_stream_open(struct zr_device *dev, enum zr_stream_kind kind, const ch
         i++;
     if (i == end) {
         free(s);
-        return zr_fail(ZR_ERR_NOMEM, "sim: a rank has at most %d streams", w->opt.n_streams);
+        return zr_fail(ZERO_ERR_NOMEM, "sim: a rank has at most %d streams", w->opt.n_streams);
     }
     s->line = zr_sim_line_at(w, d->rank, i);
     if (!s->caller) {
@@ -269,7 +269,7 @@ int zr_sim_event_open(struct zr_device *dev, struct zr_event **out)
 {
     *out = zr_sim_refused(zr_sim_device_of(dev)->w) ? NULL : calloc(1, sizeof **out);
     if (!*out)
-        return zr_fail(ZR_ERR_NOMEM, "sim: no memory for an event");
+        return zr_fail(ZERO_ERR_NOMEM, "sim: no memory for an event");
     (*out)->dev = zr_sim_device_of(dev);
     return 0;
 }

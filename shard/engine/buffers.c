@@ -136,12 +136,12 @@ int zr_engine_compare_buffer(struct zr_engine *e, int32_t tensor, int64_t *eleme
 
 /* ---- averaging ---- */
 
-static double buffer_value_at(const char *at, enum zr_dtype dtype)
+static double buffer_value_at(const char *at, enum zero_dtype dtype)
 {
     uint16_t half;
     uint32_t bits;
     float x;
-    if (dtype == ZR_F32) {
+    if (dtype == ZERO_F32) {
         memcpy(&x, at, sizeof x);
         return (double)x;
     }
@@ -162,7 +162,7 @@ static void average(const struct zr_engine *e, const struct piece *p, char *room
         for (int r = 0; r < e->world; r++)
             zr_exact_add(&sum, buffer_value_at(room + r * slot_bytes + i * p->size, p->t->dtype));
         float mean = (float)(zr_exact_value(&sum) / e->world);
-        k->cast(room + i * p->size, p->t->dtype, &mean, ZR_F32, 1);
+        k->cast(room + i * p->size, p->t->dtype, &mean, ZERO_F32, 1);
     }
 }
 

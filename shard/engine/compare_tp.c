@@ -59,7 +59,7 @@ static int most_of_world(struct zr_engine *e, const struct zr_tag *tag, uint64_t
 static int compare_whole(struct zr_engine *e, char *buffer, int32_t first, int32_t end, uint64_t *here,
                          uint64_t *pair)
 {
-    const struct zr_tag tag = zr_tp_tag(e, ZR_CALLED_NONE, end, first);
+    const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_NONE, end, first);
     uint64_t hash = 0;
     for (int32_t t = first; t < end; t++)
         if (!e->layout->tensors[t].cut)
@@ -72,7 +72,7 @@ static int compare_whole(struct zr_engine *e, char *buffer, int32_t first, int32
 /* Spreads a name to all ranks from those that have it. name: NULL on the others. */
 static int share_name(struct zr_engine *e, const char *name, char out[SHOWN_NAME])
 {
-    const struct zr_tag tag = zr_tp_tag(e, ZR_CALLED_NONE, 0, 0);
+    const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_NONE, 0, 0);
     char own[SHOWN_NAME] = "";
     uint64_t word;
     snprintf(own, sizeof own, "%s", name ? name : "");
@@ -89,7 +89,7 @@ static int share_name(struct zr_engine *e, const char *name, char out[SHOWN_NAME
  * different numbers of them. */
 static int name_difference(struct zr_engine *e, char *buffer, uint64_t pair, bool *apart)
 {
-    const struct zr_tag tag = zr_tp_tag(e, ZR_CALLED_NONE, 0, 0);
+    const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_NONE, 0, 0);
     const int32_t own = e->layout->n_tensors;
     uint64_t of_tensor = 0, most = (uint64_t)own;
     char name[SHOWN_NAME];
@@ -105,7 +105,7 @@ static int name_difference(struct zr_engine *e, char *buffer, uint64_t pair, boo
     if (!of_tensor) /* the bytes have changed since */
         snprintf(name, sizeof name, "?");
     *apart = true;
-    return zr_fail(ZR_ERR_MISMATCH,
+    return zr_fail(ZERO_ERR_MISMATCH,
                    "tensor %s has no tp_cut, so all ranks of tp must have the same values, but rank %d and "
                    "rank %d differ",
                    name, (int)(pair >> 32) - 1, (int)(uint32_t)pair);
@@ -119,7 +119,7 @@ int zr_engine_tp_find_difference(struct zr_engine *e, bool *apart)
         return 0;
     struct zr_received before = zr_received_so_far(e);
     char *buffer = malloc(ZR_DIGEST_BYTES);
-    int err = buffer ? zr_engine_drain(e) : zr_fail(ZR_ERR_NOMEM, "no memory to compare the model's parts");
+    int err = buffer ? zr_engine_drain(e) : zr_fail(ZERO_ERR_NOMEM, "no memory to compare the model's parts");
     if (!err)
         err = compare_whole(e, buffer, 0, e->layout->n_tensors, &here, &pair);
     if (!err && pair)
@@ -133,7 +133,7 @@ int zr_engine_tp_compare(struct zr_engine *e)
 {
     bool apart;
     int err = zr_engine_tp_find_difference(e, &apart);
-    return err || !apart ? err : zr_engine_fail(e, ZR_ERR_MISMATCH, zr_error_text());
+    return err || !apart ? err : zr_engine_fail(e, ZERO_ERR_MISMATCH, zr_error_text());
 }
 
 /* ---- gradients ---- */
@@ -224,7 +224,7 @@ static int find_gradient(struct zr_engine *e, double norm, uint64_t *worst)
                   most = ZR_MODEL_ELEMS * (int)sizeof(float) / e->tp / (int)sizeof *all;
     for (int32_t at = 0, n; at < n_tensors; at += n) {
         n = (int32_t)zr_min(n_tensors - at, most);
-        const struct zr_tag tag = zr_tp_tag(e, ZR_CALLED_NONE, n, at);
+        const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_NONE, n, at);
         const int64_t bytes = n * (int64_t)sizeof *all;
         ZR_TRY(e->dev->ops->copy(e->compute, all + e->tp_rank * n, e->tp_gradient + at, bytes));
         ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, 0, bytes, &tag));
@@ -250,7 +250,7 @@ static int report_gradient(struct zr_engine *e, uint64_t found, uint64_t here)
     ZR_TRY(share_name(e, found == here ? e->layout->tensors[t].name : NULL, name));
     if (found >> 62 == APART)
         return zr_fail(
-            ZR_ERR_MISMATCH,
+            ZERO_ERR_MISMATCH,
             "step %u: tensor %s has no tp_cut, so all ranks of tp must have the same gradient, but those of "
             "rank %d and rank %d differ by more than rounding: a sum over tp is missing in backward "
             "(zero_all_reduce, zero_reduce_scatter or ZERO_TP_PARTIAL), or ranks of tp read different data",
@@ -274,7 +274,7 @@ int zr_engine_compare_gradients(struct zr_engine *e)
     if (err || e->m.result.skipped)
         return err;
     struct zr_received before = zr_received_so_far(e);
-    const struct zr_tag tag = zr_tp_tag(e, ZR_CALLED_NONE, 0, 0);
+    const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_NONE, 0, 0);
     err = find_gradient(e, e->m.result.grad_norm / fabs(zr_unclipped_scale(e, zr_engine_tuned(e))), &here);
     found = here;
     if (!err)

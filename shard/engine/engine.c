@@ -178,7 +178,7 @@ static void count_arenas(struct zr_engine *e)
 int zr_engine_new(struct zr_engine **out)
 {
     *out = calloc(1, sizeof **out);
-    return *out ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for an engine");
+    return *out ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for an engine");
 }
 
 void zr_engine_free(struct zr_engine *e)

@@ -106,13 +106,13 @@ int zr_engine_status(struct zr_engine *e);
 bool zr_engine_has_failed(const struct zr_engine *e);
 /* The same as zr_engine_status, and finds faults of the model (cfg.debug.check). */
 int zr_engine_check(struct zr_engine *e);
-/* Returns ZR_ERR_ORDER in a process that was forked from the one that opened the engine. That process must
+/* Returns ZERO_ERR_ORDER in a process that was forked from the one that opened the engine. That process must
  * not use it, nor close it. */
 int zr_engine_check_process(const struct zr_engine *e);
 /* Records the first failure, and ends all communicators. Returns code. Any thread. */
 int zr_engine_fail(struct zr_engine *e, int code, const char *text);
 /* Reports that another rank's on_fail was called with this. A failure that a communicator already knows stays
- * the first, unless it is ZR_ERR_PEER, which is how another rank's failure looks from here. Any thread. */
+ * the first, unless it is ZERO_ERR_PEER, which is how another rank's failure looks from here. Any thread. */
 void zr_engine_remote_failure(struct zr_engine *e, int code, const char *text);
 
 /* ---- training ---- */
@@ -131,19 +131,19 @@ struct zr_step_result {
 /* Makes one call to the core, and takes its actions. Blocks only as zero_begin and zero_step say. */
 int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev);
 /* Checks, before a call, that the pointers of its unit (at a step: of all tensors) are as the library stored
- * them. Also checks that no other layer of a stacked tensor is open, as its base would move. ZR_ERR_ORDER
+ * them. Also checks that no other layer of a stacked tensor is open, as its base would move. ZERO_ERR_ORDER
  * names the tensor. */
 int zr_pointers_check(const struct zr_engine *e, const struct zr_core_event *ev);
 /* For messages: notes a call that every rank must make, other than by zr_engine_call and zr_engine_step.
  * subject: the tensor, or -1. args: a hash of everything else that must be equal. */
-void zr_engine_called(struct zr_engine *e, enum zr_called_name name, int32_t subject, uint64_t args);
+void zr_engine_called(struct zr_engine *e, enum zr_call_name name, int32_t subject, uint64_t args);
 
 /* Notes that the program asks for the first action of a step, or of an evaluation. Pipeline stages compare
  * which of the two it is with their first message. */
 void zr_engine_begins_pass(struct zr_engine *e, bool evaluates);
 
 /* For the flight recorder: the program enters or leaves a call. subject as in zr_engine_called. */
-void zr_engine_enter(struct zr_engine *e, enum zr_called_name name, bool backward, int32_t subject);
+void zr_engine_enter(struct zr_engine *e, enum zr_call_name name, bool backward, int32_t subject);
 void zr_engine_leave(struct zr_engine *e);
 
 /* Makes the step. If result is not NULL, waits for the norm. */
@@ -318,7 +318,7 @@ int zr_engine_broadcast_stages(struct zr_engine *e, int32_t root, void *buf, int
 /* Copies mine (n_bytes <= ZR_EXCHANGE_BYTES) to all[rank * n_bytes] on every rank. */
 int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, void *all);
 /* check/replicas.c: with cfg.debug.check, after steps 1, 2, 4 and so on, compares the groups' copies (HSDP),
- * and tensors that tp does not cut. Collective, after a step. ZR_ERR_MISMATCH, on every rank, ends the
+ * and tensors that tp does not cut. Collective, after a step. ZERO_ERR_MISMATCH, on every rank, ends the
  * context. */
 int zr_engine_check_replicas(struct zr_engine *e);
 
@@ -355,7 +355,7 @@ int zr_engine_tied_expect(struct zr_engine *e, int32_t n_micro);
  * Brackets of the first stage begin with the gradients that were received. */
 int zr_engine_tied_begin(struct zr_engine *e, int32_t micro_batch);
 /* Ends the action, and sends what the last stage has written. If the unit was bracketed there and not here,
- * the first stage makes the bracket. ZR_ERR_ORDER: the last stage's model wrote such a gradient outside a
+ * the first stage makes the bracket. ZERO_ERR_ORDER: the last stage's model wrote such a gradient outside a
  * bracket, or assigned its *grad. Nothing has changed then. */
 int zr_engine_tied_end(struct zr_engine *e);
 /* Send the first stage's values to the last stage, whose model waits for them. _values: at first, and when
@@ -376,21 +376,21 @@ int zr_engine_tied_step(struct zr_engine *e);
  *
  * dst may be src for sum and max. For scatter and gather, dst and src must not overlap, or the part must lie
  * at its place in the whole. n is a multiple of tp for these two. */
-int zr_engine_tp_sum(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
-                     enum zr_dtype dtype);
-int zr_engine_tp_scatter(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
-                         enum zr_dtype dtype);
-int zr_engine_tp_gather(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
-                        enum zr_dtype dtype);
-int zr_engine_tp_max(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
-                     enum zr_dtype dtype);
-int zr_engine_tp_broadcast(struct zr_engine *e, enum zr_called_name call, int32_t root, void *buf,
+int zr_engine_tp_sum(struct zr_engine *e, enum zr_call_name call, void *dst, const void *src, int64_t n,
+                     enum zero_dtype dtype);
+int zr_engine_tp_scatter(struct zr_engine *e, enum zr_call_name call, void *dst, const void *src, int64_t n,
+                         enum zero_dtype dtype);
+int zr_engine_tp_gather(struct zr_engine *e, enum zr_call_name call, void *dst, const void *src, int64_t n,
+                        enum zero_dtype dtype);
+int zr_engine_tp_max(struct zr_engine *e, enum zr_call_name call, void *dst, const void *src, int64_t n,
+                     enum zero_dtype dtype);
+int zr_engine_tp_broadcast(struct zr_engine *e, enum zr_call_name call, int32_t root, void *buf,
                            int64_t bytes);
 /* With cfg.debug.check, in steps that compare: checks n elements of dtype in host memory. If whole is true,
- * all tp ranks must have the same; ZR_ERR_MISMATCH names two ranks that differ, and ends the context.
+ * all tp ranks must have the same; ZERO_ERR_MISMATCH names two ranks that differ, and ends the context.
  * Otherwise each rank should have a different contribution, and the first equal ones cause a warning. */
-int zr_engine_compare_activation(struct zr_engine *e, enum zr_called_name call, const void *x, int64_t n,
-                                 enum zr_dtype dtype, bool whole);
+int zr_engine_compare_activation(struct zr_engine *e, enum zr_call_name call, const void *x, int64_t n,
+                                 enum zero_dtype dtype, bool whole);
 /* Adds a tp call of the program to the hash of calls, which the next collective over tp compares. call: a
  * hash of everything that must be equal. */
 void zr_engine_tp_called(struct zr_engine *e, uint64_t call);
@@ -402,8 +402,8 @@ int zr_engine_tp_compare(struct zr_engine *e);
 /* The same without an error. If values differ, *apart is true and this thread's message says where. */
 int zr_engine_tp_find_difference(struct zr_engine *e, bool *apart);
 /* In steps 1, 2, 4, 8 and 16 of a tensor-parallel model: checks that all tp ranks have the same gradient of
- * tensors that are not cut (compare_tp.c). Collective, after a step. ZR_ERR_MISMATCH, on every rank, ends the
- * context. */
+ * tensors that are not cut (compare_tp.c). Collective, after a step. ZERO_ERR_MISMATCH, on every rank, ends
+ * the context. */
 int zr_engine_compare_gradients(struct zr_engine *e);
 
 /* Waits until every rank is here and nothing is in flight. */

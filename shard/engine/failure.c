@@ -70,7 +70,7 @@ void zr_engine_stuck(void *arg, int64_t ms)
              user             ? ", and has called optim.update"
              : kind && on_gpu ? ", in a call to CUDA or the communicator"
                               : "");
-    zr_engine_fail(e, ZR_ERR_TIMEOUT, text);
+    zr_engine_fail(e, ZERO_ERR_TIMEOUT, text);
 }
 
 /* A failure may go from one communicator to the next around the ranks, and gain a finder each time. This
@@ -94,7 +94,7 @@ void zr_engine_remote_failure(struct zr_engine *e, int code, const char *text)
 {
     char why[ZR_ERROR_BYTES];
     int known = zr_roles_status(e, why, sizeof why);
-    if (known && known != ZR_ERR_PEER)
+    if (known && known != ZERO_ERR_PEER)
         code = known;
     else
         snprintf(why, sizeof why, "%s", text);
@@ -145,7 +145,7 @@ int zr_engine_check_process(const struct zr_engine *e)
 {
     if (e->forks == zr_fork_depth())
         return 0;
-    return zr_fail(ZR_ERR_ORDER,
+    return zr_fail(ZERO_ERR_ORDER,
                    "this process was forked from process %d, which called zero_wrap: only that process may "
                    "use the context, because its threads run there",
                    e->pid);

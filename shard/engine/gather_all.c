@@ -51,7 +51,7 @@ int zr_engine_all_open(struct zr_engine *e, bool apart)
     void *base = NULL;
     int64_t end = 0;
     all.at = malloc(((size_t)e->layout->n_tensors + 1) * sizeof *all.at);
-    int err = all.at ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d tensors", e->layout->n_tensors);
+    int err = all.at ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %d tensors", e->layout->n_tensors);
     for (int32_t t = 0; !err && t < e->layout->n_tensors; t++) {
         bool copied = !guarded && is_copied(e, t, apart);
         all.at[t] = copied ? end : -1;

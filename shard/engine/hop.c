@@ -51,12 +51,12 @@ static struct zr_reduce_seg outer_seg(const struct zr_engine *e, const struct zr
     return (struct zr_reduce_seg){.src = zr_plan_inner_sum(e->plan, f, e->at, a->partial),
                                   .dst = zr_plan_sum(e->plan, f, e->at, a->sum),
                                   .cut = group_sum_cut(e, f),
-                                  .dtype = ZR_F32,
+                                  .dtype = ZERO_F32,
                                   .accumulate = a->accumulate};
 }
 
 /* Converts the gradient to the wire's dtype in place, because this reduction consumes it anyway. */
-static int narrow(struct zr_engine *e, enum zr_dtype wire, struct zr_reduce_seg *seg)
+static int narrow(struct zr_engine *e, enum zero_dtype wire, struct zr_reduce_seg *seg)
 {
     void *grad = e->reduce_base + seg->src;
     int64_t size = zr_dtype_bytes(seg->dtype);

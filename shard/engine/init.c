@@ -5,7 +5,7 @@
  * twice, with or without groups. The other elements that a rank holds are gathered, and masters are copied
  * from the parameters in fp32. Ranks agree after each unit. So nobody waits longer than a unit takes, and a
  * failure on one rank is an error on all. */
-#include "comm/verdict.h"
+#include "comm/first_error.h"
 #include "kernels/check/guard.h"
 #include "shard/engine/internal.h"
 #include "shard/tp_cut.h"
@@ -88,11 +88,11 @@ static int ask_runs(struct asking *a, int32_t tensor, int64_t at, int64_t n, int
         int code = a->init(a->arg, tensor, run.whole, k, dst);
         zr_guard_callback(NULL);
         if (code)
-            return zr_fail(ZR_ERR_FAILED, "cfg.init returned %d for tensor %s, elements %lld..%lld", code,
+            return zr_fail(ZERO_ERR_FAILED, "cfg.init returned %d for tensor %s, elements %lld..%lld", code,
                            t->name, first, last);
         int64_t missed = find_unwritten(dst, k, size);
         if (missed < k)
-            return zr_fail(ZR_ERR_FAILED,
+            return zr_fail(ZERO_ERR_FAILED,
                            "cfg.init did not write element %lld of tensor %s, asked for %lld..%lld",
                            first + missed, t->name, first, last);
     }
@@ -127,7 +127,7 @@ static int ask_unit(struct asking *a, int32_t unit)
 }
 
 struct success {
-    ZR_VERDICT(ZR_EXCHANGE_BYTES - sizeof(int32_t));
+    ZR_FIRST_ERROR(ZR_EXCHANGE_BYTES - sizeof(int32_t));
 };
 
 /* Makes a failure of any rank an error on all. all: memory for the ranks' results. */
@@ -136,9 +136,9 @@ static int agree(struct zr_engine *e, int err, struct success *all)
     struct success mine;
     if (e->n_all == 1)
         return err;
-    zr_verdict_put(&mine, err);
+    zr_first_error_put(&mine, err);
     int met = zr_engine_exchange(e, &mine, sizeof mine, all);
-    return zr_verdict(met, &mine, all, e->n_all, e->rank);
+    return zr_first_error(met, &mine, all, e->n_all, e->rank);
 }
 
 /* Returns the most units of any pipeline stage, because ranks of all stages agree equally often. After a
@@ -148,7 +148,7 @@ static int32_t most_units(struct zr_engine *e)
     int32_t most = e->layout->n_units;
     int32_t *all = e->pp > 1 ? malloc((size_t)e->n_all * sizeof *all) : NULL;
     if (e->pp > 1 && !all)
-        zr_engine_fail(e, zr_fail(ZR_ERR_NOMEM, "no memory for values by cfg.init"), zr_error_text());
+        zr_engine_fail(e, zr_fail(ZERO_ERR_NOMEM, "no memory for values by cfg.init"), zr_error_text());
     if (all && !zr_engine_exchange(e, &e->layout->n_units, sizeof *all, all))
         for (int32_t r = 0; r < e->n_all; r++)
             most = zr_max(most, all[r]);
@@ -163,7 +163,7 @@ static int fill_masters(struct zr_engine *e)
         const struct zr_flat *f = &e->layout->flats[i];
         struct zr_span kept = zr_engine_kept(e, f);
         if (e->plan->master_at[i] >= 0 && kept.n)
-            err = e->dev->ops->cast(e->reduce_stream, zr_engine_master_at(e, f, kept.first), ZR_F32,
+            err = e->dev->ops->cast(e->reduce_stream, zr_engine_master_at(e, f, kept.first), ZERO_F32,
                                     zr_engine_param_at(e, f, kept.first), f->dtype, kept.n);
     }
     return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_drain(e);
@@ -173,7 +173,7 @@ int zr_engine_init(struct zr_engine *e, init_fn init, void *arg)
 {
     struct asking a = {.e = e, .init = init, .arg = arg, .room = malloc(ZR_VALUE_BYTES)};
     struct success *all = malloc((size_t)e->n_all * sizeof *all);
-    int err = a.room && all ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for values by cfg.init");
+    int err = a.room && all ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for values by cfg.init");
     if (!all) /* without it, this rank cannot even report the failure */
         err = zr_engine_fail(e, err, zr_error_text());
     else

@@ -283,7 +283,7 @@ void zr_tied_forget(struct zr_engine *e);
  * zr_tensor). They must be complete in that slot. *any: whether the unit has such a gradient. */
 int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any);
 
-struct zr_tag zr_tp_tag(const struct zr_engine *e, enum zr_called_name call, int64_t n, int32_t kind);
+struct zr_tag zr_tp_tag(const struct zr_engine *e, enum zr_call_name call, int64_t n, int32_t kind);
 
 /* ---- roles.c ---- */
 
@@ -436,7 +436,7 @@ void zr_snapshot_listener_close(struct zr_snapshot_listener *l);
 int zr_engine_issue_snapshot(struct zr_engine *e);
 
 /* values.c: whether n elements are all 0 or -0. */
-bool zr_all_zero(const char *x, int64_t n, enum zr_dtype dtype);
+bool zr_all_zero(const char *x, int64_t n, enum zero_dtype dtype);
 
 /* ---- offsets and indices ---- */
 

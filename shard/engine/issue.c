@@ -78,7 +78,7 @@ static int issue_folds(struct zr_engine *e, int32_t unit, int sum, int n_folds)
     for (; n_folds > 0; n_folds--, sum--)
         for (int32_t i = 0; i < n; i++)
             if (f[i].trainable)
-                ZR_TRY(e->dev->ops->add(s, zr_sum_at(e, &f[i], sum - 1), zr_sum_at(e, &f[i], sum), ZR_F32,
+                ZR_TRY(e->dev->ops->add(s, zr_sum_at(e, &f[i], sum - 1), zr_sum_at(e, &f[i], sum), ZERO_F32,
                                         f[i].fine_elems));
     return 0;
 }
@@ -177,7 +177,7 @@ static int issue_job(struct zr_engine *e, const struct zr_job *job)
     case ZR_ACT_SNAPSHOT:
         return zr_engine_issue_snapshot(e);
     default:
-        return zr_fail(ZR_ERR_FAILED, "action %d is not the loop's", job->action.kind);
+        return zr_fail(ZERO_ERR_FAILED, "action %d is not the loop's", job->action.kind);
     }
 }
 

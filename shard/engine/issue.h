@@ -31,7 +31,7 @@ struct zr_hop_run {
     enum zr_axis axis;
     struct zr_stream *stream;
     /* 0: the gradients' own */
-    enum zr_dtype wire;
+    enum zero_dtype wire;
 };
 struct zr_hop_run zr_inner_hop(const struct zr_engine *e);
 /* With groups only. The last hop is the one whose result is a sum over the world. */

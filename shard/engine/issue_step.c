@@ -181,7 +181,7 @@ static void call_user(void *arg)
         snprintf(text, sizeof text, "the update callback returned %d for tensor %s, elements %lld..%lld", err,
                  c->e->layout->tensors[c->u.tensor].name, (long long)c->u.first,
                  (long long)(c->u.first + c->u.n - 1));
-        zr_engine_fail(c->e, ZR_ERR_FAILED, text);
+        zr_engine_fail(c->e, ZERO_ERR_FAILED, text);
     }
 }
 _Static_assert(sizeof(struct user_call) <= ZR_CALL_BYTES, "must travel on a stream");
@@ -194,7 +194,7 @@ static int await_norm(struct zr_engine *e)
         return zr_engine_wait(e, e->ev.step_norm);
     int done = e->dev->ops->event_query(e->ev.step_norm);
     int err = done < 0 ? done : zr_engine_status(e);
-    return err || done ? err : zr_fail(ZR_ERR_FAILED, "optim.update: the step's norm is not known yet");
+    return err || done ? err : zr_fail(ZERO_ERR_FAILED, "optim.update: the step's norm is not known yet");
 }
 
 static int update_by_user(struct updating *up, const struct zr_update *k, const struct zr_flat *f,
@@ -228,7 +228,7 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
         call_user(&c);
     }
     if (k->param != k->master)
-        ZR_TRY(d->cast(e->reduce_stream, k->param, k->param_dtype, k->master, ZR_F32, k->n));
+        ZR_TRY(d->cast(e->reduce_stream, k->param, k->param_dtype, k->master, ZERO_F32, k->n));
     return 0;
 }
 

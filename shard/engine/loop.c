@@ -141,7 +141,7 @@ static int open_queue(int32_t n_jobs, void (*issue)(void *, const struct zr_job 
 {
     struct zr_loop *l = calloc(1, sizeof *l);
     if (!l)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the loop");
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for the loop");
     l->issue = issue;
     l->arg = arg;
     l->mask = 1;
@@ -150,7 +150,7 @@ static int open_queue(int32_t n_jobs, void (*issue)(void *, const struct zr_job 
     l->ring = calloc(l->mask + 1, sizeof *l->ring);
     if (!l->ring) {
         free(l);
-        return zr_fail(ZR_ERR_NOMEM, "no memory for a queue of %d jobs", n_jobs);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for a queue of %d jobs", n_jobs);
     }
     *out = l;
     return 0;
@@ -193,14 +193,14 @@ int zr_loop_open(int32_t n_jobs, void (*issue)(void *, const struct zr_job *), v
         char why[ZR_SYSTEM_WORDS];
         free(l->ring);
         free(l);
-        return zr_fail(ZR_ERR_SYSTEM, "uv_loop_init: %s", zr_limit_words(-err, uv_strerror(err), why));
+        return zr_fail(ZERO_ERR_SYSTEM, "uv_loop_init: %s", zr_limit_words(-err, uv_strerror(err), why));
     }
     err = uv_async_init(&l->uv, &l->wake, on_wake);
     if (err) {
         uv_loop_close(&l->uv);
         free(l->ring);
         free(l);
-        return zr_fail(ZR_ERR_SYSTEM, "uv_async_init: %s", uv_strerror(err));
+        return zr_fail(ZERO_ERR_SYSTEM, "uv_async_init: %s", uv_strerror(err));
     }
     l->wake.data = l;
     uv_mutex_init(&l->lock);

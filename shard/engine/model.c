@@ -339,13 +339,13 @@ const char *zr_model_call_name(enum zr_core_event_kind kind)
 }
 
 /* Whether the call is about units, tensors or actions, which differ between pipeline stages. */
-static bool is_of_stage(enum zr_called_name name)
+static bool is_of_stage(enum zr_call_name name)
 {
-    return name == ZR_CALLED_BEGIN || name == ZR_CALLED_END || name == ZR_CALLED_READ ||
-           name == ZR_CALLED_WRITE || name == ZR_CALLED_NEXT || name == ZR_CALLED_FINISH;
+    return name == ZR_CALL_BEGIN || name == ZR_CALL_END || name == ZR_CALL_READ || name == ZR_CALL_WRITE ||
+           name == ZR_CALL_NEXT || name == ZR_CALL_FINISH;
 }
 
-static void call_comm(struct zr_comm *c, const struct zr_called *call)
+static void call_comm(struct zr_comm *c, const struct zr_logged_call *call)
 {
     if (c && c->ops->called)
         c->ops->called(c, call);
@@ -353,43 +353,43 @@ static void call_comm(struct zr_comm *c, const struct zr_called *call)
 
 /* Reports the call to each communicator whose ranks all make it, in the same order. Pipeline stages may make
  * different calls. */
-static void report_called(struct zr_engine *e, const struct zr_called *call)
+static void report_called(struct zr_engine *e, const struct zr_logged_call *call)
 {
     struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm, *all = zr_widest_comm(e);
     if (e->tp > 1)
         call_comm(e->role[ZR_ROLE_MODEL].comm, call);
-    if (zr_called_is_of_tp(call->name)) /* data-parallel ranks may have activations of different sizes */
+    if (zr_call_log_is_of_tp(call->name)) /* data-parallel ranks may have activations of different sizes */
         return;
     call_comm(control, call);
-    if (all != control && (e->pp == 1 || !(is_of_stage(call->name) || zr_called_is_for_step(call->name))))
+    if (all != control && (e->pp == 1 || !(is_of_stage(call->name) || zr_call_log_is_for_step(call->name))))
         call_comm(all, call);
 }
 
-void zr_engine_called(struct zr_engine *e, enum zr_called_name name, int32_t subject, uint64_t args)
+void zr_engine_called(struct zr_engine *e, enum zr_call_name name, int32_t subject, uint64_t args)
 {
-    report_called(
-        e, &(struct zr_called){.name = name, .subject = subject, .step = zr_step_number(e), .args = args});
+    report_called(e, &(struct zr_logged_call){
+                         .name = name, .subject = subject, .step = zr_step_number(e), .args = args});
 }
 
 /* Only the first action of a pass is reported, because pipeline stages differ in the later ones. */
 void zr_engine_begins_pass(struct zr_engine *e, bool evaluates)
 {
-    const int64_t words[] = {ZR_CALLED_NEXT, evaluates};
+    const int64_t words[] = {ZR_CALL_NEXT, evaluates};
     if (e->pp == 1)
         return;
     e->m.world_calls = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls);
     call_comm(zr_widest_comm(e),
-              &(struct zr_called){.name = ZR_CALLED_NEXT, .subject = -1, .step = zr_step_number(e)});
+              &(struct zr_logged_call){.name = ZR_CALL_NEXT, .subject = -1, .step = zr_step_number(e)});
 }
 
 /* A forked child shares the recorder, but must not use the engine. */
-void zr_engine_enter(struct zr_engine *e, enum zr_called_name name, bool backward, int32_t subject)
+void zr_engine_enter(struct zr_engine *e, enum zr_call_name name, bool backward, int32_t subject)
 {
     if (e->flight && e->forks == zr_fork_depth())
-        zr_flight_enter(e->flight, &(struct zr_called){.name = name,
-                                                       .backward = backward,
-                                                       .subject = subject,
-                                                       .step = zr_step_number(e)});
+        zr_flight_enter(e->flight, &(struct zr_logged_call){.name = name,
+                                                            .backward = backward,
+                                                            .subject = subject,
+                                                            .step = zr_step_number(e)});
 }
 
 void zr_engine_leave(struct zr_engine *e)
@@ -405,13 +405,13 @@ void zr_engine_leave(struct zr_engine *e)
 /* zero_write and zero_save report themselves. */
 void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev)
 {
-    static const enum zr_called_name name[] = {[ZR_EV_BEGIN] = ZR_CALLED_BEGIN,
-                                               [ZR_EV_END] = ZR_CALLED_END,
-                                               [ZR_EV_MICRO] = ZR_CALLED_MICRO,
-                                               [ZR_EV_STEP] = ZR_CALLED_STEP,
-                                               [ZR_EV_NORM] = ZR_CALLED_NORM,
-                                               [ZR_EV_DROP] = ZR_CALLED_DROP,
-                                               [ZR_EV_RELEASE_ALL] = ZR_CALLED_RELEASE_ALL};
+    static const enum zr_call_name name[] = {[ZR_EV_BEGIN] = ZR_CALL_BEGIN,
+                                             [ZR_EV_END] = ZR_CALL_END,
+                                             [ZR_EV_MICRO] = ZR_CALL_MICRO,
+                                             [ZR_EV_STEP] = ZR_CALL_STEP,
+                                             [ZR_EV_NORM] = ZR_CALL_NORM,
+                                             [ZR_EV_DROP] = ZR_CALL_DROP,
+                                             [ZR_EV_RELEASE_ALL] = ZR_CALL_RELEASE_ALL};
     bool bracket = ev->kind <= ZR_EV_END;
     const int64_t words[] = {ev->kind, ev->unit};
     uint64_t args = ev->kind == ZR_EV_STEP ? zr_tuned_digest(e, e->m.given.n) : 0;
@@ -419,11 +419,11 @@ void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev)
         e->m.world_calls = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls);
     if (ev->kind < sizeof name / sizeof *name && name[ev->kind])
         report_called(
-            e, &(struct zr_called){.name = name[ev->kind],
-                                   .backward = bracket && zr_phase_is_backward(ev->backward, ev->apart),
-                                   .subject = bracket ? ev->unit : -1,
-                                   .step = zr_step_number(e),
-                                   .args = args});
+            e, &(struct zr_logged_call){.name = name[ev->kind],
+                                        .backward = bracket && zr_phase_is_backward(ev->backward, ev->apart),
+                                        .subject = bracket ? ev->unit : -1,
+                                        .step = zr_step_number(e),
+                                        .args = args});
 }
 
 int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)

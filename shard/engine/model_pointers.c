@@ -261,7 +261,7 @@ static const char *call_of(const struct zr_core_event *ev)
 static int moved(const struct zr_core_event *ev, const struct zr_tensor *t, const char *which, const void *is,
                  const void *reported)
 {
-    return zr_fail(ZR_ERR_ORDER,
+    return zr_fail(ZERO_ERR_ORDER,
                    "%s: *%s of tensor %s (unit %d) is %p; the library stored %p there. The model must not "
                    "assign it after zero_wrap: allocate before, read the pointer again after each "
                    "zero_begin, and restore the library's pointer",
@@ -290,7 +290,7 @@ static int check_layer(const struct zr_engine *e, int32_t unit, int32_t i)
     int32_t other = t->unit;
     while (other == unit || !e->m.param_shown[other])
         other++;
-    return zr_fail(ZR_ERR_ORDER,
+    return zr_fail(ZERO_ERR_ORDER,
                    "zero_begin: unit %d of stacked tensor %s cannot be opened while unit %d is: at stages 2 "
                    "and 3 its base fits one layer. End unit %d first; or flag the tensor "
                    "ZERO_POINTER_PER_BEGIN and take its pointers after each zero_begin; or give it its own "

@@ -104,7 +104,7 @@ int zr_pipe_open(struct zr_engine *e, const struct zr_pipe_room *room)
     if (p)
         p->all = calloc((size_t)n, sizeof *p->all);
     if (!p || !p->all)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the slots of a pipeline");
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for the slots of a pipeline");
     p->room = *room;
     for (; p->n_events < n; p->n_events++)
         ZR_TRY(e->dev->ops->event_open(e->dev, &p->all[p->n_events]));

@@ -95,7 +95,7 @@ static int spread_state(struct zr_engine *e, const struct zr_flat *f)
     int err = 0;
     if (!f->trainable)
         return 0;
-    if (f->dtype != ZR_F32) /* f32 weights are their own masters, and were gathered */
+    if (f->dtype != ZERO_F32) /* f32 weights are their own masters, and were gathered */
         err = spread(e, f, zr_engine_master_at(e, f, 0));
     for (int i = 0; !err && i < f->n_states; i++)
         err = spread(e, f, zr_engine_state_at(e, f, i, 0));

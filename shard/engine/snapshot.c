@@ -24,10 +24,10 @@ int zr_snapshot_listener_open(struct zr_snapshot_listener **out)
 {
     struct zr_snapshot_listener *l = calloc(1, sizeof *l);
     if (!l)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the listener of snapshots");
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for the listener of snapshots");
     if (uv_mutex_init(&l->lock)) {
         free(l);
-        return zr_fail(ZR_ERR_SYSTEM, "a mutex could not be made");
+        return zr_fail(ZERO_ERR_SYSTEM, "a mutex could not be made");
     }
     l->n_holders = 1;
     *out = l;
@@ -67,7 +67,7 @@ void zr_snapshot_listener_close(struct zr_snapshot_listener *l)
  * fine slice. */
 static enum zr_level level_to_load(const struct zr_engine *e, const struct zr_flat *f, int kind)
 {
-    bool param = kind == ZR_VALUE_PARAM || (kind == ZR_VALUE_MASTER && f->dtype == ZR_F32);
+    bool param = kind == ZR_VALUE_PARAM || (kind == ZR_VALUE_MASTER && f->dtype == ZERO_F32);
     return !param && e->plan->place.state[ZR_OUTER] == ZR_CUT ? ZR_LEVEL_FINE : ZR_LEVEL_INNER;
 }
 

@@ -32,11 +32,11 @@ static int compare_calls(struct zr_engine *e, const char *text)
     const struct timespec nap = {.tv_nsec = 20000};
     struct zr_comm *all = zr_widest_comm(e);
     if (!all->ops->compare)
-        return zr_engine_fail(e, ZR_ERR_MISMATCH, text);
-    all->ops->compare(all, ZR_ERR_MISMATCH, text);
+        return zr_engine_fail(e, ZERO_ERR_MISMATCH, text);
+    all->ops->compare(all, ZERO_ERR_MISMATCH, text);
     while (!zr_engine_status(e))
         nanosleep(&nap, NULL);
-    return ZR_ERR_MISMATCH;
+    return ZERO_ERR_MISMATCH;
 }
 
 /* Reports that ranks gave different values, which all ranks have found. The device left the weights alone on
@@ -47,13 +47,13 @@ static int disagreement(struct zr_engine *e, const struct zr_agreed *a)
     char text[256];
     if (a->differs & ZR_AGREE_INCOMPLETE) { /* usually the reason that ended the collective is found first */
         snprintf(text, sizeof text, "step %u: the ranks could not compare their results", step);
-        return zr_engine_fail(e, ZR_ERR_FAILED, text);
+        return zr_engine_fail(e, ZERO_ERR_FAILED, text);
     }
     if (a->differs == UINT32_C(1) << ZR_AGREE_LR) {
         snprintf(text, sizeof text,
                  "step %u: lr is %.9g on rank %d and %.9g on rank %d; every rank must give the same", step,
                  (double)a->lr[0].lr, a->lr[0].rank, (double)a->lr[1].lr, a->lr[1].rank);
-        return zr_engine_fail(e, ZR_ERR_MISMATCH, text);
+        return zr_engine_fail(e, ZERO_ERR_MISMATCH, text);
     }
     snprintf(
         text, sizeof text,

@@ -37,7 +37,7 @@ int zr_events_open(struct zr_device *dev, const struct zr_plan *p, struct zr_eve
     ev->all = calloc((size_t)n, sizeof *ev->all);
     ev->class_of = calloc((size_t)n, sizeof *ev->class_of);
     if (!ev->all || !ev->class_of)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for %d events", n);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for %d events", n);
     for (; ev->n < n; ev->n++) {
         int err = dev->ops->event_open(dev, &ev->all[ev->n]);
         if (err)
@@ -117,7 +117,7 @@ int zr_tables_open(struct zr_engine *e)
     for (int n = list_tables(e, t), i = 0; i < n; i++) {
         void *at = calloc(t[i].n + 1, t[i].size);
         if (!at)
-            return zr_fail(ZR_ERR_NOMEM, "no memory for the tables of %d units", e->layout->n_units);
+            return zr_fail(ZERO_ERR_NOMEM, "no memory for the tables of %d units", e->layout->n_units);
         memcpy(t[i].field, &at, sizeof at);
     }
     for (int32_t u = 0; u < e->layout->n_units; u++)

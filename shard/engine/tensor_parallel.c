@@ -34,7 +34,7 @@ static int64_t out_at(int out)
     return IN_BYTES + out * (int64_t)OUT_BYTES;
 }
 
-struct zr_tag zr_tp_tag(const struct zr_engine *e, enum zr_called_name call, int64_t n, int32_t kind)
+struct zr_tag zr_tp_tag(const struct zr_engine *e, enum zr_call_name call, int64_t n, int32_t kind)
 {
     const int64_t words[] = {call, n, kind, (int64_t)e->m.tp_calls};
     return (struct zr_tag){.unit = zr_core_open_unit(e->m.core),
@@ -44,9 +44,9 @@ struct zr_tag zr_tp_tag(const struct zr_engine *e, enum zr_called_name call, int
 
 /* Sums the piece in `in` over tp, to that out, in the same dtype. Each rank adds up its slice in fp32. If the
  * dtype is another one, the fp32 sums lie behind the piece, and are rounded before they are gathered. */
-static int sum_piece(struct zr_engine *e, int64_t n, enum zr_dtype dtype, int out, const struct zr_tag *tag)
+static int sum_piece(struct zr_engine *e, int64_t n, enum zero_dtype dtype, int out, const struct zr_tag *tag)
 {
-    const bool rounds = dtype != ZR_F32;
+    const bool rounds = dtype != ZERO_F32;
     const int64_t size = zr_dtype_bytes(dtype), each = zr_round_up((n + e->tp - 1) / e->tp * size, CUT_BYTES);
     const struct zr_cut cut = {.each = each, .total = n * size};
     const int64_t at = out_at(out), own = at + zr_cut_at(&cut, e->tp_rank),
@@ -55,12 +55,12 @@ static int sum_piece(struct zr_engine *e, int64_t n, enum zr_dtype dtype, int ou
     const struct zr_gather_seg gather = {.src = at, .dst = at, .in_place = true, .cut = cut};
     ZR_TRY(zr_role_reduce(e, ZR_ROLE_MODEL, &reduce, 1, tag));
     if (rounds)
-        ZR_TRY(e->dev->ops->cast(e->compute, e->model_base + own, dtype, e->model_base + sums, ZR_F32,
+        ZR_TRY(e->dev->ops->cast(e->compute, e->model_base + own, dtype, e->model_base + sums, ZERO_F32,
                                  zr_cut_bytes(&cut, e->tp_rank) / size));
     return zr_role_gather(e, ZR_ROLE_MODEL, &gather, 1, tag);
 }
 
-static int sum_all(struct zr_engine *e, char *dst, const char *src, int64_t n, enum zr_dtype dtype,
+static int sum_all(struct zr_engine *e, char *dst, const char *src, int64_t n, enum zero_dtype dtype,
                    const struct zr_tag *tag)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -76,8 +76,8 @@ static int sum_all(struct zr_engine *e, char *dst, const char *src, int64_t n, e
 }
 
 /* `in` has a slice for each rank. Bytes behind a slice's elements are added up with them, and not used. */
-static int scatter_pieces(struct zr_engine *e, char *dst, const char *src, int64_t part, enum zr_dtype dtype,
-                          const struct zr_tag *tag)
+static int scatter_pieces(struct zr_engine *e, char *dst, const char *src, int64_t part,
+                          enum zero_dtype dtype, const struct zr_tag *tag)
 {
     const struct zr_device_ops *d = e->dev->ops;
     const int64_t size = zr_dtype_bytes(dtype), most = IN_BYTES / e->tp / CUT_BYTES * CUT_BYTES / size;
@@ -90,13 +90,14 @@ static int scatter_pieces(struct zr_engine *e, char *dst, const char *src, int64
         const struct zr_reduce_seg reduce = {
             .src = IN_AT, .dst = sums, .cut = {.each = each, .total = e->tp * each}, .dtype = dtype};
         ZR_TRY(zr_role_reduce(e, ZR_ROLE_MODEL, &reduce, 1, tag));
-        ZR_TRY(d->cast(e->compute, dst + at * size, dtype, (const float *)(e->model_base + sums), ZR_F32, k));
+        ZR_TRY(
+            d->cast(e->compute, dst + at * size, dtype, (const float *)(e->model_base + sums), ZERO_F32, k));
     }
     return 0;
 }
 
 /* Uses exchanges, after which no peer reads `in`. */
-static int gather_pieces(struct zr_engine *e, char *dst, const char *src, int64_t part, enum zr_dtype dtype,
+static int gather_pieces(struct zr_engine *e, char *dst, const char *src, int64_t part, enum zero_dtype dtype,
                          const struct zr_tag *tag)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -112,18 +113,18 @@ static int gather_pieces(struct zr_engine *e, char *dst, const char *src, int64_
     return 0;
 }
 
-static float value_of(const char *x, enum zr_dtype dtype)
+static float value_of(const char *x, enum zero_dtype dtype)
 {
     uint16_t half;
     uint32_t bits;
     float value;
     memcpy(&half, x, sizeof half);
     bits = (uint32_t)half << 16;
-    memcpy(&value, dtype == ZR_F32 ? (const void *)x : &bits, sizeof value);
+    memcpy(&value, dtype == ZERO_F32 ? (const void *)x : &bits, sizeof value);
     return value;
 }
 
-static void keep_most(char *x, const char *from, int64_t n, enum zr_dtype dtype)
+static void keep_most(char *x, const char *from, int64_t n, enum zero_dtype dtype)
 {
     const int64_t size = zr_dtype_bytes(dtype);
     for (int64_t at = 0; at < n * size; at += size) {
@@ -135,7 +136,7 @@ static void keep_most(char *x, const char *from, int64_t n, enum zr_dtype dtype)
 
 /* Works in host memory. Every rank goes through the parts in the same order, because 0 and -0 compare as
  * equal. */
-static int most_of_all(struct zr_engine *e, char *dst, const char *src, int64_t n, enum zr_dtype dtype,
+static int most_of_all(struct zr_engine *e, char *dst, const char *src, int64_t n, enum zero_dtype dtype,
                        const struct zr_tag *tag)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -180,35 +181,35 @@ static int end_collective(struct zr_engine *e, int err)
     return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_status(e);
 }
 
-int zr_engine_tp_sum(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
-                     enum zr_dtype dtype)
+int zr_engine_tp_sum(struct zr_engine *e, enum zr_call_name call, void *dst, const void *src, int64_t n,
+                     enum zero_dtype dtype)
 {
     const struct zr_tag tag = zr_tp_tag(e, call, n, dtype);
     return end_collective(e, sum_all(e, dst, src, n, dtype, &tag));
 }
 
-int zr_engine_tp_scatter(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
-                         enum zr_dtype dtype)
+int zr_engine_tp_scatter(struct zr_engine *e, enum zr_call_name call, void *dst, const void *src, int64_t n,
+                         enum zero_dtype dtype)
 {
     const struct zr_tag tag = zr_tp_tag(e, call, n, dtype);
     return end_collective(e, scatter_pieces(e, dst, src, n / e->tp, dtype, &tag));
 }
 
-int zr_engine_tp_gather(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
-                        enum zr_dtype dtype)
+int zr_engine_tp_gather(struct zr_engine *e, enum zr_call_name call, void *dst, const void *src, int64_t n,
+                        enum zero_dtype dtype)
 {
     const struct zr_tag tag = zr_tp_tag(e, call, n, dtype);
     return end_collective(e, gather_pieces(e, dst, src, n / e->tp, dtype, &tag));
 }
 
-int zr_engine_tp_max(struct zr_engine *e, enum zr_called_name call, void *dst, const void *src, int64_t n,
-                     enum zr_dtype dtype)
+int zr_engine_tp_max(struct zr_engine *e, enum zr_call_name call, void *dst, const void *src, int64_t n,
+                     enum zero_dtype dtype)
 {
     const struct zr_tag tag = zr_tp_tag(e, call, n, dtype);
     return end_collective(e, most_of_all(e, dst, src, n, dtype, &tag));
 }
 
-int zr_engine_tp_broadcast(struct zr_engine *e, enum zr_called_name call, int32_t root, void *buf,
+int zr_engine_tp_broadcast(struct zr_engine *e, enum zr_call_name call, int32_t root, void *buf,
                            int64_t bytes)
 {
     const struct zr_tag tag = zr_tp_tag(e, call, bytes, root);
@@ -294,7 +295,7 @@ static int compare_partial(struct zr_engine *e, const struct zr_flat *f, const c
 {
     const struct zr_piece *pieces = &e->layout->pieces[f->first_piece];
     const int32_t most = IN_BYTES / e->tp / (int)sizeof(uint64_t);
-    const struct zr_tag tag = zr_tp_tag(e, ZR_CALLED_END, f->n_pieces, f->unit);
+    const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_END, f->n_pieces, f->unit);
     uint64_t *all = (uint64_t *)(e->model_base + IN_AT);
     for (int32_t at = 0, n; at < f->n_pieces; at += n) {
         n = (int32_t)zr_min(f->n_pieces - at, most);
@@ -328,7 +329,7 @@ int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
         const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
         const int64_t n = partial_elems(e, f);
         char *full = n ? e->reduce_base + zr_plan_grad_full(e->plan, f, slot) : NULL;
-        const struct zr_tag tag = zr_tp_tag(e, ZR_CALLED_END, n, unit);
+        const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_END, n, unit);
         if (n && compares) {
             struct zr_received before = zr_received_so_far(e);
             ZR_TRY(compare_partial(e, f, full));
@@ -349,7 +350,7 @@ int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
 /* ---- whole and partial activations ---- */
 
 /* Exchanges hashes of each tp rank's x. A hash is 0 if all of x is 0. */
-static int exchange_hashes(struct zr_engine *e, enum zr_called_name call, const void *x, int64_t n,
+static int exchange_hashes(struct zr_engine *e, enum zr_call_name call, const void *x, int64_t n,
                            int64_t n_bytes)
 {
     const struct zr_tag tag = zr_tp_tag(e, call, n, COMPARED);
@@ -363,18 +364,19 @@ static int exchange_hashes(struct zr_engine *e, enum zr_called_name call, const 
 }
 
 /* Describes the call, with the unit, because a model makes the same call in each layer. */
-static void describe_call(const struct zr_engine *e, enum zr_called_name call, char text[ZR_CALLED_CHARS])
+static void describe_call(const struct zr_engine *e, enum zr_call_name call, char text[ZR_CALL_LOG_CHARS])
 {
     int32_t unit = zr_core_open_unit(e->m.core);
-    zr_called_describe(&(struct zr_called){.name = call, .subject = -1, .step = zr_step_number(e)}, text);
+    zr_call_log_describe(&(struct zr_logged_call){.name = call, .subject = -1, .step = zr_step_number(e)},
+                         text);
     if (unit >= 0)
-        snprintf(text + strlen(text), ZR_CALLED_CHARS - strlen(text), ", inside unit %d", unit);
+        snprintf(text + strlen(text), ZR_CALL_LOG_CHARS - strlen(text), ", inside unit %d", unit);
 }
 
 static int fail_apart(const struct zr_engine *e, const char *call, int32_t p)
 {
     const struct zr_comm *c = e->role[ZR_ROLE_MODEL].comm;
-    return zr_fail(ZR_ERR_MISMATCH,
+    return zr_fail(ZERO_ERR_MISMATCH,
                    "%s: check: src is not the same on all ranks of tp: rank %d and rank %d differ; allowed: "
                    "equal values on all of them, such as the result of zero_all_reduce or zero_all_gather",
                    call, zr_comm_rank(c, 0), zr_comm_rank(c, p));
@@ -390,11 +392,11 @@ static void warn_of_sum(struct zr_engine *e, const char *call)
     e->m.said_sum = true;
 }
 
-int zr_engine_compare_activation(struct zr_engine *e, enum zr_called_name call, const void *x, int64_t n,
-                                 enum zr_dtype dtype, bool whole)
+int zr_engine_compare_activation(struct zr_engine *e, enum zr_call_name call, const void *x, int64_t n,
+                                 enum zero_dtype dtype, bool whole)
 {
     const uint64_t *all = (const uint64_t *)(e->model_base + IN_AT);
-    char text[ZR_CALLED_CHARS];
+    char text[ZR_CALL_LOG_CHARS];
     if (e->tp == 1 || !zr_compare_is_due(e) || (!whole && n < FEW_ELEMS))
         return 0;
     struct zr_received before = zr_received_so_far(e);

@@ -144,7 +144,7 @@ static int list_tensors(struct zr_engine *e, struct zr_tied *ties)
     int64_t at = 0, sum_at = 0;
     ties->list = calloc((size_t)e->layout->n_tensors, sizeof *ties->list);
     if (!ties->list)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for tied tensors");
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for tied tensors");
     for (int32_t i = 0; i < e->layout->n_tensors; i++) {
         const struct zr_tensor *t = &e->layout->tensors[i];
         if (t->tie == ZR_TIE_NONE)
@@ -162,7 +162,7 @@ static int open_tied_events(struct zr_engine *e, struct zr_tied *ties)
 {
     ties->slot = calloc(2 * (size_t)ties->n_slots, sizeof *ties->slot);
     if (!ties->slot)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the slots of tied tensors");
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for the slots of tied tensors");
     for (int32_t i = 0; i < 2 * ties->n_slots; i++)
         ZR_TRY(e->dev->ops->event_open(e->dev, &ties->slot[i]));
     return e->dev->ops->event_open(e->dev, &ties->given);
@@ -174,7 +174,7 @@ int zr_tied_open(struct zr_engine *e, const struct zr_pipe_room *room)
         return 0;
     struct zr_tied *ties = e->tied = calloc(1, sizeof *ties);
     if (!ties)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for tied tensors");
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for tied tensors");
     ties->slot_bytes = room->tied_bytes;
     ties->n_slots = room->n_tied;
     ties->sum_bytes = room->tied_sum_bytes;
@@ -316,7 +316,7 @@ static int add_to_sums(struct zr_engine *e)
         if (e->tied->micro_batch)
             ZR_TRY(d->add(e->compute, sum, tied_grad(e, t), of->dtype, of->n_elems));
         else
-            ZR_TRY(d->cast(e->compute, sum, ZR_F32, tied_grad(e, t), of->dtype, of->n_elems));
+            ZR_TRY(d->cast(e->compute, sum, ZERO_F32, tied_grad(e, t), of->dtype, of->n_elems));
     }
     return 0;
 }
@@ -341,8 +341,8 @@ int zr_tied_fill(struct zr_engine *e, int32_t unit, int32_t slot)
             continue;
         char *at = e->reduce_base + zr_plan_grad_full(e->plan, f, slot) + p->first * zr_dtype_bytes(f->dtype);
         ZR_TRY(zr_model_wait_for(e, tied_event(ties, ties->micro_batch, true)));
-        if (ties->sum_bytes && f->dtype != ZR_F32)
-            ZR_TRY(e->dev->ops->cast(e->compute, at, f->dtype, tied_sum(e, t), ZR_F32,
+        if (ties->sum_bytes && f->dtype != ZERO_F32)
+            ZR_TRY(e->dev->ops->cast(e->compute, at, f->dtype, tied_sum(e, t), ZERO_F32,
                                      tensor_of(e, t)->n_elems));
         else
             ZR_TRY(e->dev->ops->copy(e->compute, at,
@@ -441,12 +441,12 @@ static int check_end(const struct zr_engine *e)
         bool looked_at = !ties->owner && t->grad && !t->bracketed && !of->overwrite;
         if (looked_at && e->dev->ops->compute_on_caller &&
             !zr_all_zero(tied_grad(e, t), of->n_elems, of->dtype))
-            return zr_fail(ZR_ERR_ORDER,
+            return zr_fail(ZERO_ERR_ORDER,
                            "zero_finish: micro-batch %d has no backward bracket of unit %d here, but the "
                            "gradient of tensor %s is not zero: bracket the backward of unit %d",
                            ties->micro_batch, of->unit, of->name, of->unit);
         if (!ties->owner && t->grad && *of->tied_grad != tied_grad(e, t))
-            return zr_fail(ZR_ERR_ORDER,
+            return zr_fail(ZERO_ERR_ORDER,
                            "zero_finish: *grad of tensor %s is %p; the library stored %p there and reads the "
                            "gradient from it: restore the library's pointer",
                            of->name, *of->tied_grad, (void *)tied_grad(e, t));

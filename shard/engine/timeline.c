@@ -65,7 +65,7 @@ int zr_timeline_open(struct zr_device *dev, int32_t n_spans, struct zr_timeline 
     struct zr_timeline *t = calloc(1, sizeof *t);
     if (!t) {
         zr_profiler_close(profiler);
-        return zr_fail(ZR_ERR_NOMEM, "no memory for a timeline of %d spans", n_spans);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for a timeline of %d spans", n_spans);
     }
     t->dev = dev;
     t->profiler = profiler;
@@ -80,7 +80,7 @@ int zr_timeline_open(struct zr_device *dev, int32_t n_spans, struct zr_timeline 
         t->track[i].times = t->times + (int64_t)i * n_spans;
         t->track[i].ring = calloc((size_t)n_spans, sizeof(struct span));
         if (!t->track[i].ring)
-            err = zr_fail(ZR_ERR_NOMEM, "no memory for a timeline of %d spans", n_spans);
+            err = zr_fail(ZERO_ERR_NOMEM, "no memory for a timeline of %d spans", n_spans);
     }
     if (err) {
         zr_timeline_close(t);
@@ -182,7 +182,7 @@ int zr_timeline_write(const struct zr_timeline *t, int rank, const char *path)
     struct zr_large_write guard;
     FILE *f = fopen(path, "w");
     if (!f)
-        return zr_fail(ZR_ERR_IO, "%s: %s", path, zr_system_words(errno, why));
+        return zr_fail(ZERO_ERR_IO, "%s: %s", path, zr_system_words(errno, why));
     zr_large_write_begin(&guard);
     errno = 0;
     fprintf(f, "{\"traceEvents\":[\n");
@@ -215,5 +215,5 @@ int zr_timeline_write(const struct zr_timeline *t, int rank, const char *path)
     if (fclose(f) && !error)
         error = errno;
     zr_large_write_end(&guard);
-    return error ? zr_fail(ZR_ERR_IO, "%s: %s", path, zr_system_words(error, why)) : 0;
+    return error ? zr_fail(ZERO_ERR_IO, "%s: %s", path, zr_system_words(error, why)) : 0;
 }

@@ -78,7 +78,7 @@ static char *value_at(const struct zr_engine *e, const struct chunk *c, int64_t 
 /* Whether every rank holds the whole value, so that nothing has to be sent to read it. */
 static bool whole(const struct zr_engine *e, const struct chunk *c)
 {
-    bool param = c->kind == ZR_VALUE_PARAM || (c->kind == ZR_VALUE_MASTER && c->flat->dtype == ZR_F32);
+    bool param = c->kind == ZR_VALUE_PARAM || (c->kind == ZR_VALUE_MASTER && c->flat->dtype == ZERO_F32);
     bool full = zr_level_of(e->plan->place.state) == ZR_LEVEL_ALL &&
                 c->kind != ZR_VALUE_GRAD; /* sums are sharded at every stage */
     return e->world == 1 || full || (param && e->plan->resident[c->flat->unit]);
@@ -133,25 +133,25 @@ static int read_chunk(struct zr_engine *e, const struct chunk *c, char *dst)
 static int store(struct zr_engine *e, const struct chunk *c, int64_t first, int64_t n)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    enum zr_dtype dtype = c->flat->dtype;
+    enum zero_dtype dtype = c->flat->dtype;
     const char *from = zr_values_staging(e) + c->at + (first - c->first) * c->size;
     if (c->kind >= 0)
         return d->copy(e->reduce_stream, value_at(e, c, first), from, n * c->size);
-    enum zr_dtype given = c->kind == ZR_VALUE_PARAM ? dtype : ZR_F32;
+    enum zero_dtype given = c->kind == ZR_VALUE_PARAM ? dtype : ZERO_F32;
     int err = d->cast(e->reduce_stream, zr_engine_param_at(e, c->flat, first), dtype, from, given, n);
     return err;
 }
 
 static int store_master(struct zr_engine *e, const struct chunk *c)
 {
-    if (c->kind >= 0 || !c->flat->trainable || c->flat->dtype == ZR_F32)
+    if (c->kind >= 0 || !c->flat->trainable || c->flat->dtype == ZERO_F32)
         return 0;
     int64_t first, n = part(c, zr_engine_kept(e, c->flat), &first);
     if (n == 0)
         return 0;
     const char *from = zr_values_staging(e) + c->at + (first - c->first) * c->size;
-    enum zr_dtype given = c->kind == ZR_VALUE_PARAM ? c->flat->dtype : ZR_F32;
-    return e->dev->ops->cast(e->reduce_stream, zr_engine_master_at(e, c->flat, first), ZR_F32, from, given,
+    enum zero_dtype given = c->kind == ZR_VALUE_PARAM ? c->flat->dtype : ZERO_F32;
+    return e->dev->ops->cast(e->reduce_stream, zr_engine_master_at(e, c->flat, first), ZERO_F32, from, given,
                              n);
 }
 
@@ -346,7 +346,7 @@ static int adopt_params(struct zr_engine *e)
     struct asked a = {ASKED_WRITE, -1, ZR_VALUE_PARAM, 0, e->layout->n_params, NULL};
     struct batch b = {.chunks =
                           malloc((size_t)(e->plan->values_bytes / ZR_PIECE_ALIGN + 1) * sizeof *b.chunks)};
-    int err = b.chunks ? wait_for_all(e, &a) : zr_fail(ZR_ERR_NOMEM, "no memory to send parameters");
+    int err = b.chunks ? wait_for_all(e, &a) : zr_fail(ZERO_ERR_NOMEM, "no memory to send parameters");
     for (int32_t t = 0; !err && t < e->layout->n_tensors; t++)
         if (!e->layout->tensors[t].buffer)
             err = add_tensor(e, &b, t, &a);
@@ -458,7 +458,7 @@ int zr_engine_barrier(struct zr_engine *e)
     return wait_for_all(e, &a);
 }
 
-bool zr_all_zero(const char *x, int64_t n, enum zr_dtype dtype)
+bool zr_all_zero(const char *x, int64_t n, enum zero_dtype dtype)
 {
     int64_t size = zr_dtype_bytes(dtype);
     if (n == 0 || (!x[0] && !memcmp(x, x + 1, (size_t)(n * size - 1))))

@@ -4,7 +4,7 @@
  * used, and returns them at its end.
  *
  * With one pipeline stage the row has no list of actions. It is forward and backward of each micro-batch in
- * turn, and nothing moves. For the model's thread only. Functions return 0 or a zr_err, with
+ * turn, and nothing moves. For the model's thread only. Functions return 0 or a zero_err, with
  * zr_error_text(). */
 #ifndef ZR_SHARD_ENGINE_WALK_H
 #define ZR_SHARD_ENGINE_WALK_H

@@ -57,7 +57,7 @@ int zr_pipe_check_costs(const struct zr_pipeline *p, const struct zr_pipe_cost *
     const __int128 most = INT64_MAX;
     if (cost->forward_ns < 0 || negative || cost->activation_bytes < 0 || cost->weight_ns < 0 ||
         cost->weight_ns > cost->backward_ns)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "a cost is negative, or the cost of weights is above the cost of backward");
     /* per unit, also if backward is split */
     const __int128 all_ns = (__int128)cost->forward_ns + cost->backward_ns;
@@ -72,7 +72,7 @@ int zr_pipe_check_costs(const struct zr_pipeline *p, const struct zr_pipe_cost *
     return ns <= most && bytes <= most
                ? 0
                : zr_fail(
-                     ZR_ERR_ARG,
+                     ZERO_ERR_ARG,
                      "the costs of all actions together, in time or activations, do not fit into 63 bits");
 }
 
@@ -83,7 +83,7 @@ struct zr_pipeline *zr_pipeline_new(int32_t n_ranks)
     if (!p || !rows) {
         free(p);
         free(rows);
-        zr_fail(ZR_ERR_NOMEM, "no memory for a pipeline schedule of %d ranks", n_ranks);
+        zr_fail(ZERO_ERR_NOMEM, "no memory for a pipeline schedule of %d ranks", n_ranks);
         return NULL;
     }
     p->n_ranks = n_ranks;
@@ -98,7 +98,7 @@ int zr_pipeline_add(struct zr_pipeline *p, int32_t rank, struct zr_pipe_action a
         int64_t capacity = row->capacity ? 2 * row->capacity : 16;
         struct zr_pipe_action *at = realloc(row->at, (size_t)capacity * sizeof *at);
         if (!at)
-            return zr_fail(ZR_ERR_NOMEM, "no memory for %lld actions of a pipeline schedule",
+            return zr_fail(ZERO_ERR_NOMEM, "no memory for %lld actions of a pipeline schedule",
                            (long long)capacity);
         row->at = at;
         row->capacity = capacity;
@@ -126,7 +126,7 @@ int32_t *zr_pipe_places(const struct zr_pipeline *p)
 {
     int32_t *rank_of = malloc((size_t)p->n_stages * sizeof *rank_of);
     if (!rank_of) {
-        zr_fail(ZR_ERR_NOMEM, "no memory for %d stages", p->n_stages);
+        zr_fail(ZERO_ERR_NOMEM, "no memory for %d stages", p->n_stages);
         return NULL;
     }
     for (int32_t s = 0; s < p->n_stages; s++)
@@ -206,26 +206,26 @@ static int add_zero_bubble(const struct part *b, int64_t first)
 static int check_numbers(enum zr_pipeline_kind kind, int32_t n_ranks, int32_t per_rank, int32_t n)
 {
     if (n_ranks < 1 || n_ranks > ZR_PIPE_MOST_RANKS)
-        return zr_fail(ZR_ERR_ARG, "the pipeline has %d ranks; allowed: 1 to %d", n_ranks,
+        return zr_fail(ZERO_ERR_ARG, "the pipeline has %d ranks; allowed: 1 to %d", n_ranks,
                        ZR_PIPE_MOST_RANKS);
     if (per_rank > 0 && (int64_t)n_ranks * per_rank > ZR_PIPE_MOST_NUMBERS)
-        return zr_fail(ZR_ERR_ARG, "a pipeline of %d ranks with %d stages each; allowed: at most %d stages",
+        return zr_fail(ZERO_ERR_ARG, "a pipeline of %d ranks with %d stages each; allowed: at most %d stages",
                        n_ranks, per_rank, ZR_PIPE_MOST_NUMBERS);
     if (per_rank < 1 || n < 1 || n > ZR_PIPE_MOST_NUMBERS ||
         (int64_t)n_ranks * per_rank * n > ZR_PIPE_MOST_ALL)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "a pipeline of %d ranks with %d stages each and %d micro-batches: each must be 1 or "
                        "more, and their product at most %lld",
                        n_ranks, per_rank, n, (long long)ZR_PIPE_MOST_ALL);
     if (kind == ZR_1F1B && per_rank > 1)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "1F1B has one stage per rank, not %d: for several, use the interleaved schedule",
                        per_rank);
     if (kind == ZR_ZERO_BUBBLE && per_rank > 1)
-        return zr_fail(ZR_ERR_ARG, "the zero-bubble schedule has one stage per rank, not %d", per_rank);
+        return zr_fail(ZERO_ERR_ARG, "the zero-bubble schedule has one stage per rank, not %d", per_rank);
     int32_t rounds = n / n_ranks > 1 ? n / n_ranks : 1;
     if (kind == ZR_INTERLEAVED && n % rounds)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "the interleaved schedule cannot divide %d micro-batches evenly into %d rounds on %d "
                        "ranks; allowed: a multiple of %d",
                        n, rounds, n_ranks, n_ranks);
@@ -239,7 +239,7 @@ int zr_pipeline_build(struct zr_pipeline **out, enum zr_pipeline_kind kind, int3
     int err = check_numbers(kind, n_ranks, stages_per_rank, n_micro_batches);
     struct zr_pipeline *p = err ? NULL : zr_pipeline_new(n_ranks);
     if (!p)
-        return err ? err : ZR_ERR_NOMEM;
+        return err ? err : ZERO_ERR_NOMEM;
     int32_t rounds = n_micro_batches / n_ranks > 1 ? n_micro_batches / n_ranks : 1;
     int32_t round = kind == ZR_INTERLEAVED ? n_micro_batches / rounds : n_micro_batches;
     for (int32_t r = 0; r < n_ranks && !err; r++) {

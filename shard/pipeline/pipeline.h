@@ -104,16 +104,16 @@ enum zr_pipeline_kind {
 #define ZR_PIPE_MOST_ALL     (INT64_C(1) << 24)
 
 /* Builds a named schedule of computations. forward_only is for evaluation.
- * Errors: ZR_ERR_ARG if the kind does not allow a number (the message names it); ZR_ERR_NOMEM. */
+ * Errors: ZERO_ERR_ARG if the kind does not allow a number (the message names it); ZERO_ERR_NOMEM. */
 int zr_pipeline_build(struct zr_pipeline **out, enum zr_pipeline_kind kind, int32_t n_ranks,
                       int32_t stages_per_rank, int32_t n_micro_batches, bool forward_only);
 
 /* Reads PyTorch's CSV, with computations only or with all actions. A line is a rank. Empty cells, which show
  * idle time, are skipped. The schedule is not checked yet, except for numbers out of range.
- * Errors: ZR_ERR_IO; ZR_ERR_ARG (with line and cell); ZR_ERR_NOMEM. */
+ * Errors: ZERO_ERR_IO; ZERO_ERR_ARG (with line and cell); ZERO_ERR_NOMEM. */
 int zr_pipeline_read(struct zr_pipeline **out, const char *path);
 /* Writes the CSV. A regular file is replaced after everything is written; a link, pipe or device is written
- * directly. Errors: ZR_ERR_IO. */
+ * directly. Errors: ZERO_ERR_IO. */
 int zr_pipeline_write(const struct zr_pipeline *p, const char *path);
 
 /* Cost of the actions of a stage with one unit. */
@@ -141,7 +141,7 @@ const struct zr_pipe_cost *zr_pipe_assumed_cost(void);
  * after its last. If more than most_unsharded stages (0: no limit) would be gathered, the one needed last is
  * freed earlier. Gradients are reduced after a stage's last backward.
  *
- * Errors: those of zr_pipeline_check, which runs first; ZR_ERR_ARG if the schedule has other actions than
+ * Errors: those of zr_pipeline_check, which runs first; ZERO_ERR_ARG if the schedule has other actions than
  * computations, or overlaps two stages where only one may be gathered. */
 int zr_pipeline_lower(struct zr_pipeline **out, const struct zr_pipeline *p, const struct zr_pipe_cost *cost,
                       int32_t most_unsharded);
@@ -150,7 +150,7 @@ int zr_pipeline_lower(struct zr_pipeline **out, const struct zr_pipeline *p, con
  * sides. A received message stays in its slot until the stage's backward is done, including weight gradients;
  * without backward, until its forward is done. A computed message stays until it was sent. Between two stages
  * of one rank, the slot is in use from the computation on. p must have messages, or only one rank.
- * Errors: ZR_ERR_NOMEM. */
+ * Errors: ZERO_ERR_NOMEM. */
 int zr_pipeline_slots(const struct zr_pipeline *p, int32_t *n_onward, int32_t *n_back);
 
 struct zr_pipe_report;
@@ -192,7 +192,7 @@ struct zr_pipe_report {
  *   - all ranks finish even if each send waits for its receiver
  *   - a stage is gathered while it is computed
  * On success it fills *report, which the caller closes.
- * Errors: ZR_ERR_ARG (with the first fault, its rank and action); ZR_ERR_NOMEM. */
+ * Errors: ZERO_ERR_ARG (with the first fault, its rank and action); ZERO_ERR_NOMEM. */
 int zr_pipeline_check(const struct zr_pipeline *p, const struct zr_pipe_cost *cost,
                       struct zr_pipe_report *report);
 void zr_pipe_report_close(struct zr_pipe_report *report, const struct zr_pipeline *p);
@@ -203,7 +203,7 @@ void zr_pipeline_close(struct zr_pipeline *p);
 /* ---- internal; also for tests ---- */
 
 struct zr_pipeline *zr_pipeline_new(int32_t n_ranks);
-/* Appends an action to a rank's row. Errors: ZR_ERR_NOMEM. */
+/* Appends an action to a rank's row. Errors: ZERO_ERR_NOMEM. */
 int zr_pipeline_add(struct zr_pipeline *p, int32_t rank, struct zr_pipe_action action);
 /* Writes the action as "2SEND_F0". Returns text. */
 #define ZR_PIPE_TEXT 48
@@ -213,7 +213,7 @@ int64_t zr_pipe_ns(const struct zr_pipe_cost *cost, struct zr_pipe_action action
 /* Duration of a message between stage edge and the next, on different ranks. */
 int64_t zr_pipe_move_ns(const struct zr_pipe_cost *cost, int32_t edge);
 
-/* Checks that the sum of all costs does not overflow. Errors: ZR_ERR_ARG. */
+/* Checks that the sum of all costs does not overflow. Errors: ZERO_ERR_ARG. */
 int zr_pipe_check_costs(const struct zr_pipeline *p, const struct zr_pipe_cost *cost);
 
 /* Allocates (n_stages) the rank of each stage, or -1 if no rank has it. NULL: no memory. */

@@ -70,14 +70,14 @@ static bool moves(const struct checking *c, int32_t stage, int32_t by)
 static int late(int32_t rank, struct zr_pipe_action a, struct zr_pipe_action needed)
 {
     char text[ZR_PIPE_TEXT], other[ZR_PIPE_TEXT];
-    return zr_fail(ZR_ERR_ARG, "rank %d: %s comes before %s, which it needs", rank, zr_pipe_text(a, text),
+    return zr_fail(ZERO_ERR_ARG, "rank %d: %s comes before %s, which it needs", rank, zr_pipe_text(a, text),
                    zr_pipe_text(needed, other));
 }
 
 static int twice(int32_t rank, struct zr_pipe_action a)
 {
     char text[ZR_PIPE_TEXT];
-    return zr_fail(ZR_ERR_ARG, "rank %d: %s is there twice, or an earlier action has already done it", rank,
+    return zr_fail(ZERO_ERR_ARG, "rank %d: %s is there twice, or an earlier action has already done it", rank,
                    zr_pipe_text(a, text));
 }
 
@@ -118,11 +118,11 @@ static int check_computed(const struct checking *c, int32_t rank, struct zr_pipe
     struct stage *s = &c->stages[a.stage];
     char text[ZR_PIPE_TEXT];
     if (c->has_unshard && !s->whole)
-        return zr_fail(ZR_ERR_ARG, "rank %d: %s is computed while stage %d is not gathered", rank,
+        return zr_fail(ZERO_ERR_ARG, "rank %d: %s is computed while stage %d is not gathered", rank,
                        zr_pipe_text(a, text), a.stage);
     if (a.kind != ZR_PIPE_FORWARD && s->reduced)
-        return zr_fail(ZR_ERR_ARG, "rank %d: %s comes after %dREDUCE_GRAD: its gradient would be lost", rank,
-                       zr_pipe_text(a, text), a.stage);
+        return zr_fail(ZERO_ERR_ARG, "rank %d: %s comes after %dREDUCE_GRAD: its gradient would be lost",
+                       rank, zr_pipe_text(a, text), a.stage);
     if (zr_pipe_gives_weights(a.kind)) {
         c->report->in_order &= a.micro_batch > s->last;
         s->last = a.micro_batch;
@@ -137,7 +137,7 @@ static int check_of_micro_batch(const struct checking *c, int32_t rank, struct z
     uint8_t *done = done_of(c, a.stage, a.micro_batch);
     char text[ZR_PIPE_TEXT];
     if (rule->towards && !moves(c, a.stage, rule->towards))
-        return zr_fail(ZR_ERR_ARG, "rank %d: %s has no peer: there is no such stage, or it is on this rank",
+        return zr_fail(ZERO_ERR_ARG, "rank %d: %s has no peer: there is no such stage, or it is on this rank",
                        rank, zr_pipe_text(a, text));
     if (*done & rule->not_yet)
         return twice(rank, a);
@@ -154,7 +154,7 @@ static int check_of_stage(const struct checking *c, int32_t rank, struct zr_pipe
 {
     struct stage *s = &c->stages[a.stage];
     if (s->rank != rank)
-        return zr_fail(ZR_ERR_ARG, "rank %d: stage %d, which it gathers or reduces, is rank %d's", rank,
+        return zr_fail(ZERO_ERR_ARG, "rank %d: stage %d, which it gathers or reduces, is rank %d's", rank,
                        a.stage, s->rank);
     if (a.kind == ZR_PIPE_REDUCE_GRAD) {
         if (s->reduced)
@@ -162,11 +162,11 @@ static int check_of_stage(const struct checking *c, int32_t rank, struct zr_pipe
         s->reduced = true;
         return s->n_done == c->p->n_micro_batches
                    ? 0
-                   : zr_fail(ZR_ERR_ARG, "rank %d: %dREDUCE_GRAD comes before %d of its %d micro-batches",
+                   : zr_fail(ZERO_ERR_ARG, "rank %d: %dREDUCE_GRAD comes before %d of its %d micro-batches",
                              rank, a.stage, c->p->n_micro_batches - s->n_done, c->p->n_micro_batches);
     }
     if (s->whole == (a.kind == ZR_PIPE_UNSHARD))
-        return zr_fail(ZR_ERR_ARG, "rank %d: stage %d is %s gathered when it is to be %s", rank, a.stage,
+        return zr_fail(ZERO_ERR_ARG, "rank %d: stage %d is %s gathered when it is to be %s", rank, a.stage,
                        s->whole ? "already" : "not", s->whole ? "gathered" : "freed");
     s->whole = !s->whole;
     return 0;
@@ -205,10 +205,10 @@ static int check_pair(int32_t rank, const struct zr_pipe_row *row, int64_t i)
     if (!a->with_next)
         return 0;
     if (i + 1 == row->n || a[1].with_next || !zr_pipe_computes(a[0].kind) || !zr_pipe_computes(a[1].kind))
-        return zr_fail(ZR_ERR_ARG, "rank %d: %s has no other action to be computed with", rank,
+        return zr_fail(ZERO_ERR_ARG, "rank %d: %s has no other action to be computed with", rank,
                        zr_pipe_text(*a, text));
     if (a[0].stage == a[1].stage && a[0].micro_batch == a[1].micro_batch)
-        return zr_fail(ZR_ERR_ARG, "rank %d: %s is computed at the same time as %s, which it needs", rank,
+        return zr_fail(ZERO_ERR_ARG, "rank %d: %s is computed at the same time as %s, which it needs", rank,
                        zr_pipe_text(a[1], text), zr_pipe_text(a[0], other));
     return 0;
 }
@@ -217,13 +217,13 @@ static int check_row(struct checking *c, int32_t rank)
 {
     const struct zr_pipe_row *row = &c->p->rows[rank];
     struct load load = {0};
-    int err = row->n ? 0 : zr_fail(ZR_ERR_ARG, "rank %d does nothing", rank);
+    int err = row->n ? 0 : zr_fail(ZERO_ERR_ARG, "rank %d does nothing", rank);
     for (int64_t i = 0; i < row->n && !err; i++) {
         const struct zr_pipe_action a = row->at[i];
         if (a.micro_batch >= 0 && c->stages[a.stage].rank != rank) {
             char text[ZR_PIPE_TEXT];
-            return zr_fail(ZR_ERR_ARG, "rank %d: %s, but stage %d is rank %d's", rank, zr_pipe_text(a, text),
-                           a.stage, c->stages[a.stage].rank);
+            return zr_fail(ZERO_ERR_ARG, "rank %d: %s, but stage %d is rank %d's", rank,
+                           zr_pipe_text(a, text), a.stage, c->stages[a.stage].rank);
         }
         err = check_pair(rank, row, i);
         if (!err)
@@ -237,7 +237,7 @@ static int left_out(const struct checking *c, int32_t stage, int32_t micro_batch
 {
     char text[ZR_PIPE_TEXT];
     const struct zr_pipe_action a = {.kind = kind, .stage = stage, .micro_batch = micro_batch};
-    return zr_fail(ZR_ERR_ARG, "rank %d: %s is missing", c->stages[stage].rank, zr_pipe_text(a, text));
+    return zr_fail(ZERO_ERR_ARG, "rank %d: %s is missing", c->stages[stage].rank, zr_pipe_text(a, text));
 }
 
 static int check_complete(const struct checking *c, int32_t stage, int32_t micro_batch)
@@ -274,12 +274,12 @@ static int check_places(struct checking *c)
 {
     int32_t *rank_of = zr_pipe_places(c->p);
     if (!rank_of)
-        return ZR_ERR_NOMEM;
+        return ZERO_ERR_NOMEM;
     int err = 0;
     for (int32_t s = 0; s < c->p->n_stages; s++) {
         c->stages[s] = (struct stage){.rank = rank_of[s], .last = -1};
         if (rank_of[s] < 0 && !err)
-            err = zr_fail(ZR_ERR_ARG, "stage %d of %d is on no rank", s, c->p->n_stages);
+            err = zr_fail(ZERO_ERR_ARG, "stage %d of %d is on no rank", s, c->p->n_stages);
     }
     free(rank_of);
     return err;
@@ -390,7 +390,7 @@ static int stands_still(struct checking *c, const char *how)
         snprintf(one, sizeof one, "; rank %d has finished", r);
         strncat(all, one, sizeof all - strlen(all) - 1);
     }
-    return zr_fail(ZR_ERR_ARG, "%s: %s", how, all);
+    return zr_fail(ZERO_ERR_ARG, "%s: %s", how, all);
 }
 
 static bool all_through(const struct checking *c)
@@ -442,7 +442,7 @@ static int check_messages(struct checking *c)
         if (!are_one_message(a, b)) {
             char text[ZR_PIPE_TEXT], other[ZR_PIPE_TEXT];
             return zr_fail(
-                ZR_ERR_ARG,
+                ZERO_ERR_ARG,
                 "rank %d's %s would meet rank %d's %s: messages between two ranks come in the order "
                 "in which they are sent",
                 r, zr_pipe_text(*a, text), peer, zr_pipe_text(*b, other));
@@ -515,7 +515,7 @@ static int run(struct checking *c, int64_t *n_timed)
 
 static int no_memory(const struct zr_pipeline *p)
 {
-    return zr_fail(ZR_ERR_NOMEM,
+    return zr_fail(ZERO_ERR_NOMEM,
                    "no memory to check a pipeline schedule of %d ranks, %d stages and %d "
                    "micro-batches",
                    p->n_ranks, p->n_stages, p->n_micro_batches);

@@ -73,7 +73,7 @@ static char *trim(char *text)
     return text;
 }
 
-/* Returns 0, ZR_ERR_NOMEM, or 1 if the cell is not an action. */
+/* Returns 0, ZERO_ERR_NOMEM, or 1 if the cell is not an action. */
 static int read_cell(struct zr_pipeline *p, int32_t rank, const char *cell)
 {
     struct zr_pipe_action a[2];
@@ -112,7 +112,7 @@ static int read_line(struct zr_pipeline *p, int32_t rank, char *line, const char
         const char *cell = trim(line);
         err = read_cell(p, rank, cell);
         if (err > 0)
-            err = zr_fail(ZR_ERR_ARG,
+            err = zr_fail(ZERO_ERR_ARG,
                           "%s, line %d, cell %d: \"%.40s\" is not an action: a stage, a kind and a "
                           "micro-batch, as in 2F0 or 1SEND_B3, with numbers below %d",
                           path, rank + 1, column, cell, ZR_PIPE_MOST_NUMBERS);
@@ -124,10 +124,10 @@ static int read_line(struct zr_pipeline *p, int32_t rank, char *line, const char
 static int add_rank(struct zr_pipeline *p, const char *path)
 {
     if (p->n_ranks == ZR_PIPE_MOST_RANKS)
-        return zr_fail(ZR_ERR_ARG, "%s: more than %d ranks", path, ZR_PIPE_MOST_RANKS);
+        return zr_fail(ZERO_ERR_ARG, "%s: more than %d ranks", path, ZR_PIPE_MOST_RANKS);
     struct zr_pipe_row *rows = realloc(p->rows, ((size_t)p->n_ranks + 1) * sizeof *rows);
     if (!rows)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for a pipeline schedule of %d ranks", p->n_ranks + 1);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for a pipeline schedule of %d ranks", p->n_ranks + 1);
     p->rows = rows;
     p->rows[p->n_ranks++] = (struct zr_pipe_row){0};
     return 0;
@@ -148,17 +148,17 @@ static int read_all(struct zr_pipeline *p, FILE *f, const char *path)
         while (!err && p->n_ranks < number)
             err = add_rank(p, path);
         if (!err && strlen(line) != (size_t)n)
-            err = zr_fail(ZR_ERR_ARG, "%s, line %d: it contains a zero byte", path, p->n_ranks);
+            err = zr_fail(ZERO_ERR_ARG, "%s, line %d: it contains a zero byte", path, p->n_ranks);
         if (!err)
             err = read_line(p, p->n_ranks - 1, line, path);
     }
     free(line);
     if (!err && !feof(f)) /* also if getline had no memory */
-        err = zr_fail(ZR_ERR_IO, "%s: %s", path, errno ? strerror(errno) : "it could not be read");
+        err = zr_fail(ZERO_ERR_IO, "%s: %s", path, errno ? strerror(errno) : "it could not be read");
     if (!err && !p->n_stages)
-        err = zr_fail(ZR_ERR_ARG, "%s: no action is in it", path);
+        err = zr_fail(ZERO_ERR_ARG, "%s: no action is in it", path);
     if (!err && (int64_t)p->n_stages * p->n_micro_batches > ZR_PIPE_MOST_ALL)
-        err = zr_fail(ZR_ERR_ARG, "%s: %d stages and %d micro-batches: their product may be at most %lld",
+        err = zr_fail(ZERO_ERR_ARG, "%s: %d stages and %d micro-batches: their product may be at most %lld",
                       path, p->n_stages, p->n_micro_batches, (long long)ZR_PIPE_MOST_ALL);
     return err;
 }
@@ -169,9 +169,9 @@ int zr_pipeline_read(struct zr_pipeline **out, const char *path)
     *out = NULL;
     FILE *f = fopen(path, "r");
     if (!f)
-        return zr_fail(ZR_ERR_IO, "%s: %s", path, zr_system_words(errno, why));
+        return zr_fail(ZERO_ERR_IO, "%s: %s", path, zr_system_words(errno, why));
     struct zr_pipeline *p = zr_pipeline_new(1);
-    int err = p ? read_all(p, f, path) : ZR_ERR_NOMEM;
+    int err = p ? read_all(p, f, path) : ZERO_ERR_NOMEM;
     fclose(f);
     if (err)
         zr_pipeline_close(p);
@@ -211,10 +211,10 @@ int zr_pipeline_write(const struct zr_pipeline *p, const char *path)
     int n = replaced ? snprintf(beside, sizeof beside, "%s.%d.new", path, (int)getpid())
                      : snprintf(beside, sizeof beside, "%s", path);
     if (n >= (int)sizeof beside)
-        return zr_fail(ZR_ERR_IO, "%.80s...: the path is too long", path);
+        return zr_fail(ZERO_ERR_IO, "%.80s...: the path is too long", path);
     FILE *f = fopen(beside, replaced ? "wx" : "w"); /* never overwrites another file */
     if (!f)
-        return zr_fail(ZR_ERR_IO, "%s: %s", beside, zr_system_words(errno, why));
+        return zr_fail(ZERO_ERR_IO, "%s: %s", beside, zr_system_words(errno, why));
     zr_large_write_begin(&guard);
     for (int32_t r = 0; r < p->n_ranks; r++)
         write_row(f, &p->rows[r]);
@@ -225,7 +225,7 @@ int zr_pipeline_write(const struct zr_pipeline *p, const char *path)
     if (!wrong && (!replaced || rename(beside, path) == 0))
         return 0;
     int err =
-        zr_fail(ZR_ERR_IO, "%s: %s", path, errno ? zr_system_words(errno, why) : "it could not be written");
+        zr_fail(ZERO_ERR_IO, "%s: %s", path, errno ? zr_system_words(errno, why) : "it could not be written");
     if (replaced)
         remove(beside);
     return err;

@@ -200,7 +200,7 @@ static int lower(struct lowering *l, struct zr_pipe_time *const *times)
 {
     struct moment *all = NULL;
     int64_t n_actions = 0;
-    int err = ZR_ERR_NOMEM;
+    int err = ZERO_ERR_NOMEM;
     if (l->to && l->rank_of && l->stages && l->first && l->next && l->last_backward && l->whole &&
         l->following && open_following(l, &n_actions))
         all = malloc(2 * ((size_t)n_actions + 1) * sizeof *all);
@@ -225,11 +225,11 @@ static int check_plain(const struct zr_pipeline *p, const struct zr_pipe_cost *c
             const struct zr_pipe_action a = p->rows[r].at[i];
             if (!zr_pipe_computes(a.kind))
                 return zr_fail(
-                    ZR_ERR_ARG,
+                    ZERO_ERR_ARG,
                     "rank %d: %s: the schedule already has messages or gathers, so they cannot be added", r,
                     zr_pipe_text(a, text));
             if (zr_pipe_ns(cost, a) < 1)
-                return zr_fail(ZR_ERR_ARG, "rank %d: %s takes no time; allowed: 1 ns and more", r,
+                return zr_fail(ZERO_ERR_ARG, "rank %d: %s takes no time; allowed: 1 ns and more", r,
                                zr_pipe_text(a, text));
         }
     }
@@ -244,7 +244,7 @@ static int check_most(const struct zr_pipeline *p, int32_t most)
             const struct zr_pipe_action *a = &p->rows[r].at[i];
             if (a->with_next && a[0].stage != a[1].stage)
                 return zr_fail(
-                    ZR_ERR_ARG,
+                    ZERO_ERR_ARG,
                     "rank %d computes stages %d and %d at the same time, but only one may be gathered", r,
                     a[0].stage, a[1].stage);
         }

@@ -70,7 +70,7 @@ int zr_pipeline_slots(const struct zr_pipeline *p, int32_t *n_onward, int32_t *n
     int64_t *room = malloc(2 * (size_t)ZR_PIPE_N_KINDS * (size_t)n * sizeof *room);
     struct places at, next;
     if (!room)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the slots of %d micro-batches", n);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for the slots of %d micro-batches", n);
     for (int k = 0; k < ZR_PIPE_N_KINDS; k++) {
         at.of[k] = room + (int64_t)k * n;
         next.of[k] = room + (int64_t)(ZR_PIPE_N_KINDS + k) * n;
@@ -93,7 +93,7 @@ int zr_pipeline_slots(const struct zr_pipeline *p, int32_t *n_onward, int32_t *n
         while (*n_back < n && !is_enough_within(&at, &next, n, n, *n_back))
             ++*n_back;
     }
-    int err = rank_of ? 0 : ZR_ERR_NOMEM;
+    int err = rank_of ? 0 : ZERO_ERR_NOMEM;
     free(rank_of);
     free(room);
     return err;

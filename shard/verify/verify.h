@@ -213,7 +213,7 @@ struct zr_verify_time {
 int zr_verify_time(const struct zr_verify_case *c, const struct zr_verify_speed *speed, const char *path,
                    struct zr_verify_time *out, struct zr_verify_result *result);
 /* The same by symmetry (comm/sim/symmetry.h): simulates one rank of each kind, so c->world may have any size.
- * zr_verify_possible does not limit it. Returns ZR_ERR_ARG for cases whose ranks differ (granules, dealt
+ * zr_verify_possible does not limit it. Returns ZERO_ERR_ARG for cases whose ranks differ (granules, dealt
  * groups) and for too many kinds of ranks. */
 int zr_verify_scale(const struct zr_verify_case *c, const struct zr_verify_speed *speed,
                     struct zr_verify_time *out, struct zr_verify_result *result);

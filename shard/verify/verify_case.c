@@ -323,16 +323,16 @@ int zr_verify_parse(const char *text, struct zr_verify_case *out)
         FIELDS(X)
 #undef X
         if (!known)
-            return zr_fail(ZR_ERR_ARG, "a configuration has no field %s", key);
+            return zr_fail(ZERO_ERR_ARG, "a configuration has no field %s", key);
         p += used;
     }
     while (*p == ' ')
         p++;
     if (*p)
-        return zr_fail(ZR_ERR_ARG, "\"%s\" is not FIELD=NUMBER", p);
+        return zr_fail(ZERO_ERR_ARG, "\"%s\" is not FIELD=NUMBER", p);
     if (!zr_verify_possible(&c))
         return zr_fail(
-            ZR_ERR_ARG,
+            ZERO_ERR_ARG,
             "stage is %d (0..3), world %d (1..64), n_units %d (1..1000), accum %d (1..64), "
             "n_steps %d (1..100), hybrid %d (0; 1, 2 at stage 3), group %d (0; of a hybrid a "
             "number that divides the ranks of a part of a stage), pp %d, tp %d (their product "

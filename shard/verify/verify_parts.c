@@ -42,9 +42,9 @@ static int touch(const struct moving_parts *m, const char *name, char *at, int64
     return zr_sim_compute(m->r->engine.compute, name, &t, 1, 0);
 }
 
-static enum zr_dtype dtype_of(const struct moving_parts *m)
+static enum zero_dtype dtype_of(const struct moving_parts *m)
 {
-    return m->op->bf16 ? ZR_BF16 : ZR_F32;
+    return m->op->bf16 ? ZERO_BF16 : ZERO_F32;
 }
 
 static int add_up(const struct moving_parts *m)
@@ -53,7 +53,7 @@ static int add_up(const struct moving_parts *m)
     int err = touch(m, "a partial activation", m->whole, 0, m->n, ZR_SIM_SET,
                     contribution_of(m, m->part, ZR_CONTENT_GRAD));
     if (!err)
-        err = zr_engine_tp_sum(&m->r->engine, ZR_CALLED_ALL_REDUCE_SUM, to, m->whole, m->n, dtype_of(m));
+        err = zr_engine_tp_sum(&m->r->engine, ZR_CALL_ALL_REDUCE_SUM, to, m->whole, m->n, dtype_of(m));
     return err ? err : touch(m, "an activation added up", to, 0, m->n, ZR_SIM_READ, whole_sum(m));
 }
 
@@ -67,7 +67,7 @@ static int scatter(const struct moving_parts *m)
     int err = touch(m, "a partial activation", m->whole, 0, m->n, ZR_SIM_SET,
                     contribution_of(m, m->part, ZR_CONTENT_GRAD));
     if (!err)
-        err = zr_engine_tp_scatter(&m->r->engine, ZR_CALLED_REDUCE_SCATTER, own_of(m), m->whole, m->n,
+        err = zr_engine_tp_scatter(&m->r->engine, ZR_CALL_REDUCE_SCATTER, own_of(m), m->whole, m->n,
                                    dtype_of(m));
     return err ? err
                : touch(m, "a part of an activation added up", own_of(m), m->part * m->each, m->each,
@@ -79,8 +79,7 @@ static int gather(const struct moving_parts *m)
     int err = touch(m, "a part of an activation", own_of(m), m->part * m->each, m->each, ZR_SIM_SET,
                     contribution_of(m, m->part, ZR_CONTENT_ACTIVATION));
     if (!err)
-        err =
-            zr_engine_tp_gather(&m->r->engine, ZR_CALLED_ALL_GATHER, m->whole, own_of(m), m->n, dtype_of(m));
+        err = zr_engine_tp_gather(&m->r->engine, ZR_CALL_ALL_GATHER, m->whole, own_of(m), m->n, dtype_of(m));
     for (int32_t p = 0; !err && p < m->tp; p++)
         err = touch(m, "an activation gathered", m->whole + p * m->each * m->size, p * m->each, m->each,
                     ZR_SIM_READ, contribution_of(m, p, ZR_CONTENT_ACTIVATION));
@@ -100,7 +99,7 @@ static int take_most(const struct moving_parts *m)
     zr_sim_host_touch(m->r->v->sim, "numbers of each part", &t, 1);
     for (int64_t i = 0; i < m->n; i++)
         x[i] = number_of(m->part, i);
-    int err = zr_engine_tp_max(&m->r->engine, ZR_CALLED_ALL_REDUCE_MAX, x, x, m->n, ZR_F32);
+    int err = zr_engine_tp_max(&m->r->engine, ZR_CALL_ALL_REDUCE_MAX, x, x, m->n, ZERO_F32);
     for (int64_t i = 0; !err && i < m->n; i++) {
         float most = 0;
         for (int32_t p = 0; p < m->tp; p++)

@@ -223,10 +223,10 @@ static bool is_refusal(const struct zr_verify_rank *r, const struct zr_script_op
     const struct zr_verify_case *c = r->v->c;
     bool uneven = c->skipped || c->repeats;
     bool room = c->declared && !c->changes && !c->skipped; /* every bracket has a slot */
-    bool core = (err == ZR_ERR_BUDGET && op->kind == ZR_DO_BEGIN && !room) ||
-                (err == ZR_ERR_ORDER && (op->kind == ZR_DO_STEP || op->kind == ZR_DO_NORM) && uneven) ||
+    bool core = (err == ZERO_ERR_BUDGET && op->kind == ZR_DO_BEGIN && !room) ||
+                (err == ZERO_ERR_ORDER && (op->kind == ZR_DO_STEP || op->kind == ZR_DO_NORM) && uneven) ||
                 /* units without brackets */
-                (err == ZR_ERR_ORDER && op->kind == ZR_DO_DROP && c->unbracketed);
+                (err == ZERO_ERR_ORDER && op->kind == ZR_DO_DROP && c->unbracketed);
     return core && !zr_engine_has_failed(&r->engine);
 }
 
@@ -389,7 +389,7 @@ int zr_rank_user_update(void *arg, const struct zr_user_update *u)
                           .master = u->master,
                           .grad = u->grad,
                           .state = {u->state[0], u->state[1]},
-                          .param_dtype = ZR_F32,
+                          .param_dtype = ZERO_F32,
                           .scalars = zr_engine_scalars(&r->engine)};
     zr_sim_user_update(r->v->sim, &k);
     return 0;

@@ -77,7 +77,7 @@ static void check_ends(struct zr_verify_world *v)
         if (!r->done)
             zr_report(zr_sim_recorder(v->sim), "rank %d never ended", id);
         else if (died                               ? !r->dead && !r->error
-                 : c->fail_alloc && v->agreed_error ? r->error != ZR_ERR_NOMEM
+                 : c->fail_alloc && v->agreed_error ? r->error != ZERO_ERR_NOMEM
                                                     : r->error != 0)
             zr_report(zr_sim_recorder(v->sim), "rank %d ended with %d%s", id, r->error,
                       died ? " though a rank died" : "");
@@ -139,7 +139,7 @@ static int open_world(struct zr_verify_world *v)
         for (int id = 0; id < v->n_ranks && !v->by_symmetry; id++)
             class_of[id] = zr_stage_class(v->c, id);
         v->order = zr_sim_order_open(v->sim, v->by_symmetry ? NULL : class_of);
-        err = v->order ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for the order of collectives");
+        err = v->order ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for the order of collectives");
     }
     if (!err)
         err = zr_groups_open(v);
@@ -157,7 +157,7 @@ static void add_up(const struct zr_verify_world *v, struct zr_verify_result *out
         out->refused |= r->refused;
         out->died |= r->dead;
     }
-    out->starved = v->agreed_error == ZR_ERR_NOMEM;
+    out->starved = v->agreed_error == ZERO_ERR_NOMEM;
     for (int32_t s = 0; s < (v->c->pp > 1 ? v->c->pp : 1); s++)
         out->reordered |= v->stages[s].script.reordered;
     out->n_snapshots = v->n_snapshots;
@@ -196,7 +196,7 @@ static int count_ranks(struct zr_verify_world *v)
 static int run(struct zr_verify_world *v, struct zr_verify_result *out, struct zr_verify_time *time)
 {
     int err = zr_stages_make(v);
-    if (err == ZR_ERR_BUDGET) { /* as zero_wrap refuses it */
+    if (err == ZERO_ERR_BUDGET) { /* as zero_wrap refuses it */
         out->refused = err;
         return 0;
     }
@@ -229,7 +229,7 @@ int zr_verify_world_run(struct zr_verify_world *v, struct zr_verify_result *out,
         out->n_unmatched = v->n_acted;
         snprintf(out->text, sizeof out->text, "%s", rec->first_report);
         if (rec->broken)
-            err = zr_fail(ZR_ERR_NOMEM, "no memory to keep a record of the case");
+            err = zr_fail(ZERO_ERR_NOMEM, "no memory to keep a record of the case");
     }
     zr_sim_close(v->sim);
     zr_sim_order_close(v->order);

@@ -476,7 +476,7 @@ static int search_case(const struct zr_verify_case *c, int n_ranks, enum zr_sear
     struct zr_verify_result run;
     struct states s = {0};
     if (!p)
-        return zr_fail(ZR_ERR_NOMEM, "no memory to search");
+        return zr_fail(ZERO_ERR_NOMEM, "no memory to search");
     int err = zr_stages_make(&v);
     if (!err)
         err = trace(p, v.stages[0].plan, &v.stages[0].script, flaw);
@@ -546,7 +546,7 @@ int zr_verify_search(int32_t most_units, int32_t most_ranks, enum zr_search_flaw
 {
     *out = (struct zr_search_result){0};
     if (most_units < 1 || most_units > 6 || most_ranks < 2 || most_ranks > 3)
-        return zr_fail(ZR_ERR_ARG, "units is %d (1..6), ranks %d (2..3)", most_units, most_ranks);
+        return zr_fail(ZERO_ERR_ARG, "units is %d (1..6), ranks %d (2..3)", most_units, most_ranks);
     int err = 0;
     for (int world = 2; world <= most_ranks; world++)
         for (int units = 1; units <= most_units; units++)

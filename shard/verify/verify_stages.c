@@ -139,7 +139,7 @@ static int draw_schedule(const struct zr_verify_case *c, struct zr_pipeline **ou
     bool apart = zr_case_is_apart(c);
     int32_t done[ZR_PIPE_BACKWARD_WEIGHT + 1][64 * ZR_VERIFY_PER_RANK] = {{0}}, n = zr_case_stages(c);
     struct zr_pipeline *p = *out = zr_pipeline_new(zr_case_pp(c));
-    int err = p ? 0 : ZR_ERR_NOMEM;
+    int err = p ? 0 : ZERO_ERR_NOMEM;
     for (int64_t left = (2 + apart) * (int64_t)n * c->accum; !err && left;) {
         int32_t at = (int32_t)zr_verify_below(&s, n);
         enum zr_pipe_kind kind = !zr_verify_chance(&s, percent)      ? ZR_PIPE_FORWARD
@@ -170,7 +170,7 @@ static int take_rows(struct zr_verify_world *v, const struct zr_pipeline *all, b
         row->n = all->rows[s].n;
         row->actions = malloc(bytes);
         if (!row->actions)
-            return zr_fail(ZR_ERR_NOMEM, "no memory for a schedule");
+            return zr_fail(ZERO_ERR_NOMEM, "no memory for a schedule");
         memcpy(row->actions, all->rows[s].at, bytes);
     }
     return err;
@@ -278,7 +278,7 @@ static void set_options(const struct zr_verify_world *v, struct zr_verify_stage 
                                  .prefetch = c->prefetch,
                                  .deterministic = c->deterministic,
                                  .grad_in_place = c->grad_in_place,
-                                 .wire_dtype = c->wire_bf16 ? ZR_BF16 : 0,
+                                 .wire_dtype = c->wire_bf16 ? ZERO_BF16 : 0,
                                  .order = s->script.order,
                                  .n_order = s->script.n_order,
                                  .order_of_step = zr_in_stages(c),
@@ -286,8 +286,8 @@ static void set_options(const struct zr_verify_world *v, struct zr_verify_stage 
                                  .timeout_ms = 1000,
                                  .save_async = c->snapshots > 0};
     for (int kind = 1; kind < ZR_OPTIMIZER_COUNT; kind++) { /* one group per kind */
-        const struct zr_optimizer_kind *row = zr_optimizer_kind((enum zr_optimizer)kind);
-        s->opt.optim[kind] = (struct zr_optim){.optimizer = (enum zr_optimizer)kind,
+        const struct zr_optimizer_kind *row = zr_optimizer_kind((enum zero_optimizer)kind);
+        s->opt.optim[kind] = (struct zr_optim){.optimizer = (enum zero_optimizer)kind,
                                                .lr_scale = 1,
                                                .beta1 = row->beta1,
                                                .beta2 = row->beta2,

@@ -24,10 +24,10 @@ static void name_tensor(struct zr_tensor *t, int32_t i)
 static void *nowhere;
 
 /* ZR_OPTIMIZER_NONE: the optimizer of the case. Each kind of optimizer has its own group. */
-static void set_optimizer(const struct zr_verify_case *c, enum zr_optimizer kind, struct zr_tensor *t)
+static void set_optimizer(const struct zr_verify_case *c, enum zero_optimizer kind, struct zr_tensor *t)
 {
     if (!kind && !c->user_update)
-        kind = c->sgd ? ZR_SGD : ZR_ADAMW;
+        kind = c->sgd ? ZERO_SGD : ZERO_ADAMW;
     t->optimizer = kind;
     t->group = kind;
     t->n_states = kind ? zr_optimizer_states(kind, zr_optimizer_kind(kind)->beta1) : 2;
@@ -44,7 +44,7 @@ static int tied_tensor(const struct zr_verify_case *c, bool owner, int32_t unit,
                           .resident = true,
                           .tie = owner ? ZR_TIE_OWNER : ZR_TIE_COPY};
     t.n_elems = any_size(&s);
-    t.dtype = c->bf16 && zr_verify_chance(&s, 50) ? ZR_BF16 : ZR_F32;
+    t.dtype = c->bf16 && zr_verify_chance(&s, 50) ? ZERO_BF16 : ZERO_F32;
     bool frozen = zr_verify_chance(&s, c->frozen);
     *(owner ? &t.grad : &t.tied_grad) = frozen ? NULL : &nowhere;
     t.partial = c->tp > 1 && zr_verify_chance(&s, c->partial);
@@ -52,7 +52,7 @@ static int tied_tensor(const struct zr_verify_case *c, bool owner, int32_t unit,
     t.granule = zr_min(c->granule, t.n_elems);
     set_optimizer(c, ZR_OPTIMIZER_NONE, &t);
     *out = t;
-    return t.name ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for a name");
+    return t.name ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for a name");
 }
 
 /* The unit of a pipeline stage that is a tied tensor, or -1. */
@@ -110,7 +110,7 @@ static int add_stage(struct table *to, int32_t stage, int32_t own, int32_t first
             struct zr_tensor *x = &to->t[to->n];
             *x = (struct zr_tensor){.param = &nowhere,
                                     .grad = &nowhere,
-                                    .dtype = ZR_F32,
+                                    .dtype = ZERO_F32,
                                     .n_slices = 1,
                                     .unit = first_unit + (u < 0 ? first : u),
                                     .pp_stage = own};
@@ -119,20 +119,21 @@ static int add_stage(struct table *to, int32_t stage, int32_t own, int32_t first
                                         : speed->unit_elems;
             name_tensor(x, to->n);
             if (!x->name)
-                return zr_fail(ZR_ERR_NOMEM, "no memory for a name");
+                return zr_fail(ZERO_ERR_NOMEM, "no memory for a name");
             if (u < 0) {
                 x->stacked = x->pointer_per_begin = true;
                 x->n_slices = n_units - first;
                 x->n_elems *= x->n_slices;
             }
             if (c->bf16 && (speed || zr_verify_chance(&s, 50)))
-                x->dtype = ZR_BF16;
+                x->dtype = ZERO_BF16;
             if (zr_verify_chance(&s, c->frozen))
                 x->grad = NULL;
             x->no_decay = zr_verify_chance(&s, 30);
             set_optimizer(c, /* mixed: several kinds, some without state */
-                          c->mixed ? (enum zr_optimizer)((c->seed + (uint64_t)to->n * 7) % ZR_OPTIMIZER_COUNT)
-                                   : ZR_OPTIMIZER_NONE,
+                          c->mixed
+                              ? (enum zero_optimizer)((c->seed + (uint64_t)to->n * 7) % ZR_OPTIMIZER_COUNT)
+                              : ZR_OPTIMIZER_NONE,
                           x);
             /* Overwriting is allowed only if the model writes each gradient once before it hands it in. */
             bool often =
@@ -158,7 +159,7 @@ int zr_script_tensors(const struct zr_verify_case *c, int32_t at, const struct z
     for (int32_t k = 0; k < zr_case_per_rank(c); k++)
         n_units += zr_stage_units(c, k * pp + at);
     to.t = calloc((size_t)n_units * 3 + ZR_VERIFY_PER_RANK, sizeof *to.t);
-    int err = to.t ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for the tensors of %d units", n_units);
+    int err = to.t ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for the tensors of %d units", n_units);
     for (int32_t k = 0, unit = 0; !err && k < zr_case_per_rank(c); k++) {
         err = add_stage(&to, k * pp + at, k, unit);
         unit += zr_stage_units(c, k * pp + at);

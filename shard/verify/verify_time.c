@@ -50,7 +50,7 @@ int zr_verify_scale(const struct zr_verify_case *c, const struct zr_verify_speed
 {
     struct zr_verify_world v = {.c = c, .speed = speed, .by_symmetry = true};
     if (c->granule || c->dealt || c->dead >= 0 || c->poison >= 0 || c->values)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "by symmetry ranks are alike: granule, dealt, dead, poison and values are of "
                        "cases whose ranks differ");
     return zr_verify_world_run(&v, result, out);
@@ -62,7 +62,7 @@ int zr_verify_time(const struct zr_verify_case *c, const struct zr_verify_speed 
     struct zr_verify_world v = {.c = c, .speed = speed};
     FILE *trace = path ? fopen(path, "w") : NULL;
     if (path && !trace)
-        return zr_fail(ZR_ERR_IO, "%s cannot be written", path);
+        return zr_fail(ZERO_ERR_IO, "%s cannot be written", path);
     v.trace = trace;
     if (trace)
         fprintf(trace, "[\n");
@@ -70,7 +70,7 @@ int zr_verify_time(const struct zr_verify_case *c, const struct zr_verify_speed 
     if (trace) {
         fprintf(trace, "{\"name\":\"libzero\",\"ph\":\"M\",\"pid\":0,\"args\":{}}]\n");
         if (fclose(trace) && !err)
-            err = zr_fail(ZR_ERR_IO, "%s could not be written", path);
+            err = zr_fail(ZERO_ERR_IO, "%s could not be written", path);
     }
     return err;
 }

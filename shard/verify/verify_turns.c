@@ -131,7 +131,7 @@ int zr_turn_agree(struct zr_verify_rank *r, int err)
     v->n_agreed++;
     while (v->n_agreed < (number + 1) * v->n_ranks && !v->lost)
         zr_turn_yield(v, r->id);
-    return v->lost ? ZR_ERR_PEER : *of_this;
+    return v->lost ? ZERO_ERR_PEER : *of_this;
 }
 
 /* ---- which rank continues ---- */
@@ -148,7 +148,7 @@ static void lose(struct zr_verify_world *v)
     snprintf(text, sizeof text, "rank %d was lost", v->c->dead);
     for (int r = 0; r < v->n_ranks; r++)
         if (r != v->c->dead && v->ranks[r].engine_open)
-            zr_engine_fail(&v->ranks[r].engine, ZR_ERR_PEER, text);
+            zr_engine_fail(&v->ranks[r].engine, ZERO_ERR_PEER, text);
     for (int k = 0; k < v->n_opened; k++)
         zr_sim_comm_lose(v->opened[k][v->c->dead], v->c->dead);
 }
@@ -164,7 +164,7 @@ static bool add_waits(void *arg, struct zr_comm *any)
 static bool end_group(void *arg, struct zr_comm *any)
 {
     (void)arg;
-    any->ops->abort(any, ZR_ERR_TIMEOUT, "hang");
+    any->ops->abort(any, ZERO_ERR_TIMEOUT, "hang");
     return true;
 }
 

@@ -10,7 +10,7 @@ ZERO_BENCH, ZERO_RUN = map(os.path.abspath, sys.argv[1:3])
 del sys.argv[1:3]  # the rest is unittest's
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-with open(os.path.join(ROOT, 'zero', 'zero_config.h'), encoding='utf-8') as header:  # the kinds listed there
+with open(os.path.join(ROOT, 'zero', 'types.h'), encoding='utf-8') as header:  # the kinds listed there
     OPTIMIZERS = re.findall(r'X\(\w+, \d+, (\w+), "', re.search(r'#define ZERO_OPTIMIZER_MAP\(X\)(.*?)\n\n', header.read(), re.DOTALL)[1])
 TEXT = os.path.dirname(os.path.abspath(__file__))  # these files are text to learn from
 TINY = ['--layers=2', '--heads=2', '--channels=32', '--context=16', '--batch=2', '--data', TEXT]

@@ -78,7 +78,7 @@ static void a_missing_path_is_named(void **state)
 {
     struct bytes_data d;
     const char *path = in_folder("none.txt");
-    assert_int_equal(bytes_data_open(&d, &path, 1), ZR_ERR_IO);
+    assert_int_equal(bytes_data_open(&d, &path, 1), ZERO_ERR_IO);
     assert_non_null(strstr(zr_error_text(), path));
     assert_null(d.bytes);
 }

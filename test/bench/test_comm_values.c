@@ -15,7 +15,7 @@ static const struct comm_source source[MOST] = {{7, 0}, {7, 3}, {7, 1}, {7, 2}, 
 static void test_gathered(void **state)
 {
     for (int d = 0; d < 2; d++) {
-        enum zr_dtype dtype = d ? ZR_BF16 : ZR_F32;
+        enum zero_dtype dtype = d ? ZERO_BF16 : ZERO_F32;
         unsigned char at[N * 4], *last = at + (N - 1) * zr_dtype_bytes(dtype);
         comm_values_fill(at, dtype, source[1], 40, N);
         assert_int_equal(comm_values_differ(at, dtype, source[1], 40, N), 0);
@@ -35,7 +35,7 @@ static void test_gathered(void **state)
 }
 
 /* Sums n sources from element 40 on, with the host's kernels. */
-static void sum_up(float *to, const struct comm_source *s, int n, enum zr_dtype dtype)
+static void sum_up(float *to, const struct comm_source *s, int n, enum zero_dtype dtype)
 {
     static float in[MOST][N];
     const void *at[MOST];
@@ -50,7 +50,7 @@ static void test_sums(void **state)
 {
     for (int d = 0; d < 2; d++)
         for (int n = 1; n <= MOST; n++) {
-            enum zr_dtype dtype = d ? ZR_BF16 : ZR_F32;
+            enum zero_dtype dtype = d ? ZERO_BF16 : ZERO_F32;
             const struct comm_sum exact = {source, n, dtype, true}, near = {source, n, dtype, false};
             float sum[N];
             sum_up(sum, source, n, dtype);
@@ -72,7 +72,7 @@ static void test_orders(void **state)
     const struct comm_source swapped[] = {source[1], source[2], source[0], source[3]},
                              twice[] = {source[0], source[1], source[2], source[2]};
     for (int d = 0; d < 2; d++) {
-        enum zr_dtype dtype = d ? ZR_BF16 : ZR_F32;
+        enum zero_dtype dtype = d ? ZERO_BF16 : ZERO_F32;
         const struct comm_sum exact = {source, 4, dtype, true}, near = {source, 4, dtype, false};
         float sum[N];
         sum_up(sum, swapped, 4, dtype);

@@ -72,8 +72,8 @@ static void record(struct zr_flight *f, const struct job *j, int rank)
     zr_flight_role(f, ZR_ROLE_GATHER,
                    &(struct zr_group){.size = j->inner, .rank = rank - first, .members = members});
     for (int n = 1; n <= n_ops; n++) {
-        const struct zr_called call = {
-            .name = ZR_CALLED_BEGIN, .subject = n % 7, .step = (uint32_t)(n / 10 + 1)};
+        const struct zr_logged_call call = {
+            .name = ZR_CALL_BEGIN, .subject = n % 7, .step = (uint32_t)(n / 10 + 1)};
         struct zr_tag tag = tag_of(j, rank, n);
         zr_flight_enter(f, &call);
         zr_flight_issue(f, ZR_ROLE_GATHER, ZR_OP_ALL_GATHER, 4096, &tag);
@@ -172,7 +172,7 @@ static void test_what_stands_out(void **state)
     for (int round = 0; round < 200; round++) {
         struct job j = draw_job();
         int who = (int)below((uint32_t)j.world), what = (int)below(5);
-        char call[ZR_CALLED_CHARS];
+        char call[ZR_CALL_LOG_CHARS];
         if (what == 1) {
             j.dead = who;
             j.signal = below(2) ? 9 : 0;

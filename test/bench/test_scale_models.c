@@ -112,7 +112,7 @@ static void too_much_compute_is_refused(void **state)
     assert_int_equal(scale_run(&j, &r), 0);
     assert_true(r.step_s > 1e8 && r.step_s > 29 * fewer.step_s && r.step_s < 31 * fewer.step_s && r.mfu <= 1);
     j.compute_fraction = 0.1;
-    assert_int_equal(scale_run(&j, &r), ZR_ERR_ARG);
+    assert_int_equal(scale_run(&j, &r), ZERO_ERR_ARG);
     for (const char *const *name = (const char *const[]){"--batch", "--context", "--compute", NULL}; *name;
          name++)
         assert_non_null(strstr(zr_error_text(), *name));

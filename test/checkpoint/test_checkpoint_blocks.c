@@ -32,11 +32,11 @@ static int count(void *arg, int64_t i, char *buffer)
     c->called[i]++;
     memset(buffer, (int)i, 5000);
     if ((uintptr_t)buffer % ZR_DIRECT_ALIGN)
-        return zr_fail(ZR_ERR_SYSTEM, "not aligned");
+        return zr_fail(ZERO_ERR_SYSTEM, "not aligned");
     for (int k = 0; k < 5000; k++)
         if (buffer[k] != (char)i)
-            return zr_fail(ZR_ERR_SYSTEM, "another's buffer");
-    return i == c->bad ? zr_fail(ZR_ERR_IO, "block %lld", (long long)i) : 0;
+            return zr_fail(ZERO_ERR_SYSTEM, "another's buffer");
+    return i == c->bad ? zr_fail(ZERO_ERR_IO, "block %lld", (long long)i) : 0;
 }
 
 static void test_parallel(void **state)
@@ -50,7 +50,7 @@ static void test_parallel(void **state)
         }
     for (int threads = 1; threads < 6; threads++) {
         struct counting c = {.bad = 30};
-        assert_int_equal(zr_in_parallel(100, threads, 5000, count, &c), ZR_ERR_IO);
+        assert_int_equal(zr_in_parallel(100, threads, 5000, count, &c), ZERO_ERR_IO);
         assert_string_equal(zr_error_text(), "block 30"); /* whichever thread failed */
         for (int i = 0; i < 100; i++)
             assert_true(c.called[i] <= 1 && (i > 30 || c.called[i] == 1));
@@ -84,7 +84,7 @@ static void check_file(enum memory_direct direct, enum memory_fault fault, int64
         if (!err)
             assert_memory_equal(data, read, (size_t)bytes);
         if (!err && fault == FAULT_NONE)
-            assert_int_equal(zr_block_read(&f, read, 1, bytes), ZR_ERR_IO); /* the file has no more */
+            assert_int_equal(zr_block_read(&f, read, 1, bytes), ZERO_ERR_IO); /* the file has no more */
         zr_block_file_close(&f);
     }
     assert_int_equal(memory_files_n_open(m), 0);
@@ -116,7 +116,7 @@ static void test_full(void **state)
     struct memory_files *m = memory_files_open();
     struct zr_block_file f;
     memory_files_fault(m, FAULT_ENOSPC, 2, false);
-    assert_int_equal(zr_block_file_create(memory_files_table(m), "file", 5 << 20, &f), ZR_ERR_IO);
+    assert_int_equal(zr_block_file_create(memory_files_table(m), "file", 5 << 20, &f), ZERO_ERR_IO);
     assert_non_null(strstr(zr_error_text(), "file: allocate: no space left"));
     zr_block_file_close(&f);
     assert_int_equal(memory_files_n_open(m), 0);
@@ -209,7 +209,7 @@ static _Atomic int64_t copies_left;
 static int failing_copy(struct zr_stream *s, void *dst, const void *src, int64_t n)
 {
     if (copies_left-- <= 0)
-        return zr_fail(ZR_ERR_SYSTEM, "the device is out of order");
+        return zr_fail(ZERO_ERR_SYSTEM, "the device is out of order");
     return host_ops->copy(s, dst, src, n);
 }
 

@@ -455,7 +455,7 @@ static void test_safetensors(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         int64_t n = (int64_t)strlen(bad[i].json);
         int err = zr_st_parse("file", bad[i].json, n, 8 + n + bad[i].data, &st);
-        if (err != ZR_ERR_IO || !strstr(zr_error_text(), bad[i].what) || !strstr(zr_error_text(), "file: "))
+        if (err != ZERO_ERR_IO || !strstr(zr_error_text(), bad[i].what) || !strstr(zr_error_text(), "file: "))
             fail_msg("%s: %d: %s", bad[i].json, err, zr_error_text());
     }
     const char *good = "{\"__metadata__\":{\"format\":\"pt\"}," T("b", 8, 8, "0,5") "," T(
@@ -476,9 +476,9 @@ static void test_safetensors(void **state)
         memory_files_put(disk, "bad.safetensors", file, sizeof file);
         const struct zr_files *fs = memory_files_table(disk);
         int fd = fs->open(disk, "bad.safetensors", O_RDONLY, 0);
-        assert_int_equal(zr_st_read(fs, fd, "bad.safetensors", sizeof file, &st), ZR_ERR_IO);
+        assert_int_equal(zr_st_read(fs, fd, "bad.safetensors", sizeof file, &st), ZERO_ERR_IO);
         assert_non_null(strstr(zr_error_text(), "header"));
-        assert_int_equal(zr_st_read(fs, fd, "bad.safetensors", 7, &st), ZR_ERR_IO);
+        assert_int_equal(zr_st_read(fs, fd, "bad.safetensors", 7, &st), ZERO_ERR_IO);
         fs->close(disk, fd);
     }
 }

@@ -114,7 +114,7 @@ static void test_manifest_limit(void **state)
     name[1 << 20] = 0;
     for (int i = 0; i < N; i++)
         tensors[i] = (struct zr_manifest_tensor){.name = name, .dtype = "F32", .n_dims = 1, .shape = {1}};
-    assert_int_equal(zr_manifest_check(&m), ZR_ERR_ARG);
+    assert_int_equal(zr_manifest_check(&m), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "in a manifest; allowed: 1073741824"));
     m.n_tensors = N - 1;
     assert_int_equal(zr_manifest_check(&m), 0);

@@ -405,7 +405,7 @@ static void test_paths(void **state)
     check_path("/none/such/", "/none/such");
     memset(longest, 'x', ZR_PATH_BYTES);
     longest[ZR_PATH_BYTES] = 0;
-    assert_int_equal(zr_path_absolute(&zr_files_posix, longest, expected), ZR_ERR_ARG);
+    assert_int_equal(zr_path_absolute(&zr_files_posix, longest, expected), ZERO_ERR_ARG);
     assert_int_equal(chdir("/"), 0);
 }
 

@@ -89,7 +89,7 @@ static void lose_peer(struct model_rank *m, void *arg)
     pthread_barrier_wait(barrier);
     if (m->rank == 0) {
         /* Reports what the rendezvous reports when a peer's socket closes. */
-        zr_engine_fail(m->z->engine, ZR_ERR_PEER, "rank 1 was lost: its connection was closed");
+        zr_engine_fail(m->z->engine, ZERO_ERR_PEER, "rank 1 was lost: its connection was closed");
         CHECK_THAT(zr_save_end(m->z) == ZERO_ERR_PEER); /* does not wait for what may never come */
         CHECK_THAT(!gate_is_open());
         open_gate();
@@ -123,7 +123,7 @@ int __wrap_zr_thread_start(struct zr_thread *t, const char *name, void (*fn)(voi
 
 int __wrap_zr_thread_start(struct zr_thread *t, const char *name, void (*fn)(void *arg), void *arg)
 {
-    return no_threads ? zr_fail(ZR_ERR_SYSTEM, "thread %s could not be started: the test has none", name)
+    return no_threads ? zr_fail(ZERO_ERR_SYSTEM, "thread %s could not be started: the test has none", name)
                       : __real_zr_thread_start(t, name, fn, arg);
 }
 

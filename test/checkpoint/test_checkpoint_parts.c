@@ -188,7 +188,7 @@ static void a_cut_that_cannot_be_is_refused(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct zr_manifest again;
         assert_int_equal(print_and_parse(bad[i].parts, bad[i].dim, bad[i].rows, bad[i].blocks, &again),
-                         ZR_ERR_IO);
+                         ZERO_ERR_IO);
         if (!strstr(zr_error_text(), bad[i].says))
             fail_msg("\"%s\" instead of \"%s\"", zr_error_text(), bad[i].says);
     }

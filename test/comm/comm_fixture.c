@@ -151,7 +151,7 @@ void *abort_soon(void *arg)
 {
     struct zr_comm *c = arg;
     sleep_ms(30);
-    c->ops->abort(c, ZR_ERR_ORDER, "the model called out of order");
-    c->ops->abort(c, ZR_ERR_IO, "a later cause changes nothing");
+    c->ops->abort(c, ZERO_ERR_ORDER, "the model called out of order");
+    c->ops->abort(c, ZERO_ERR_IO, "a later cause changes nothing");
     return NULL;
 }

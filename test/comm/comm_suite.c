@@ -39,22 +39,23 @@ static uint16_t bf16_cut(float x)
     return (uint16_t)(u >> 16); /* truncates; any bf16 value will do */
 }
 
-static float element(uint64_t seed, enum zr_dtype t, int op, int rank, int64_t off, int64_t i)
+static float element(uint64_t seed, enum zero_dtype t, int op, int rank, int64_t off, int64_t i)
 {
     float x = value(seed, op, rank, off, i);
-    if (t == ZR_BF16) {
+    if (t == ZERO_BF16) {
         uint32_t u = (uint32_t)bf16_cut(x) << 16;
         memcpy(&x, &u, 4);
     }
     return x;
 }
 
-static void put_elements(char *to, uint64_t seed, enum zr_dtype t, int op, int rank, int64_t off, int64_t n)
+static void put_elements(char *to, uint64_t seed, enum zero_dtype t, int op, int rank, int64_t off, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
         float x = value(seed, op, rank, off, i);
         uint16_t h = bf16_cut(x);
-        memcpy(to + i * zr_dtype_bytes(t), t == ZR_F32 ? (void *)&x : (void *)&h, (size_t)zr_dtype_bytes(t));
+        memcpy(to + i * zr_dtype_bytes(t), t == ZERO_F32 ? (void *)&x : (void *)&h,
+               (size_t)zr_dtype_bytes(t));
     }
 }
 
@@ -196,7 +197,7 @@ static void draw(uint64_t *rng, const struct fixture_kind *kind, int world, int 
     }
     int n = (int)random_in(rng, 0, MOST_SEGS);
     for (int i = 0; i < n; i++) {
-        enum zr_dtype t = d->op == ZR_OP_REDUCE_SCATTER && random_in(rng, 0, 1) ? ZR_F32 : ZR_BF16;
+        enum zero_dtype t = d->op == ZR_OP_REDUCE_SCATTER && random_in(rng, 0, 1) ? ZERO_F32 : ZERO_BF16;
         int64_t elem = d->op == ZR_OP_REDUCE_SCATTER ? zr_dtype_bytes(t) : 1;
         struct zr_cut cut = draw_cut(rng, world, elem, d, i);
         int64_t most = longest(d, i, world), rows = (most + 127) / 128 * 128 * (world - 1);
@@ -209,7 +210,7 @@ static void draw(uint64_t *rng, const struct fixture_kind *kind, int world, int 
             d->gather[i] = (struct zr_gather_seg){src, dst, in_place, cut};
             d->wire += cut.at && most <= kind->gather_packs ? rows : cut.total - bytes_of(d, i, me);
         } else {
-            bool in_place = t == ZR_F32 && random_in(rng, 0, 3) == 0, accumulate = random_in(rng, 0, 1);
+            bool in_place = t == ZERO_F32 && random_in(rng, 0, 3) == 0, accumulate = random_in(rng, 0, 1);
             int64_t src = place(rng, &at, end, cut.total, 8);
             int64_t dst = in_place ? src + begin_of(d, i, me) : place(rng, &at, end, most / elem * 4, 4);
             if (src < 0 || dst < 0)
@@ -258,7 +259,7 @@ static void prepare(const struct drawn *d, uint64_t seed, int op, int world, int
         int64_t size = zr_dtype_bytes(g->dtype);
         put_elements(arena + g->src, seed, g->dtype, op, me, g->src, g->cut.total / size);
         if (g->accumulate)
-            put_elements(arena + g->dst, seed, ZR_F32, op, 100 + me, g->dst, bytes_of(d, i, me) / size);
+            put_elements(arena + g->dst, seed, ZERO_F32, op, 100 + me, g->dst, bytes_of(d, i, me) / size);
     }
     if (d->op == ZR_OP_BROADCAST && me == d->root)
         put_bytes(arena + d->off, seed, op, me, d->off, 0, d->bytes);
@@ -309,7 +310,7 @@ static double finish(const struct drawn *d, uint64_t seed, int op, int world, in
             double bound = 0x1p-24 * (ceil(log2(world)) + 1) * magnitude * 1.01;
             if (got) {
                 memcpy(&sum, got + g->dst + 4 * k, 4);
-                bound = (g->dtype == ZR_BF16 ? 0x1p-8 : 0x1p-24) * (world + 1) * magnitude;
+                bound = (g->dtype == ZERO_BF16 ? 0x1p-8 : 0x1p-24) * (world + 1) * magnitude;
             }
             memcpy(arena + g->dst + 4 * k, &sum, 4);
             double e = fabs((double)sum - exact);
@@ -524,7 +525,7 @@ void comm_suite_shared(struct rank *me)
     RANK_CHECK(me, zr_comm_arena(all, bytes, &a) == 0, "%s", zr_error_text());
     RANK_CHECK(me, zr_comm_attach(all, a) == 0, "%s", zr_error_text());
     RANK_CHECK(me, zr_comm_attach(few, a) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, zr_comm_attach(few, a) == ZR_ERR_ORDER, "twice");
+    RANK_CHECK(me, zr_comm_attach(few, a) == ZERO_ERR_ORDER, "twice");
     o.base[0] = a->base;
     zr_arena_drop(a);
     char *mine = malloc(SHARED_BYTES), *whole = malloc(SHARED_BYTES);

@@ -89,13 +89,13 @@ static void deep_queue(struct rank *me)
     }
     /* As many segments as fit in total, starting in the middle of the ring. */
     RANK_CHECK(me, zr_comm_all_gather(c, o.stream[0], seg, MOST, &tag) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, zr_comm_all_gather(c, o.stream[0], seg, MOST + 1, &tag) == ZR_ERR_ARG,
+    RANK_CHECK(me, zr_comm_all_gather(c, o.stream[0], seg, MOST + 1, &tag) == ZERO_ERR_ARG,
                "too many were taken");
     const int64_t list[] = {0, 128, 256};
     memcpy(places, seg, MOST * sizeof *places);
     places[MOST - 1].cut = (struct zr_cut){.total = 256, .at = list};
     RANK_CHECK(me,
-               zr_comm_all_gather(c, o.stream[0], places, MOST, &tag) == ZR_ERR_ARG &&
+               zr_comm_all_gather(c, o.stream[0], places, MOST, &tag) == ZERO_ERR_ARG &&
                    strstr(zr_error_text(), "1 of 8192 segments have their own places"),
                "\"%s\"", zr_error_text());
     RANK_CHECK(me, zr_comm_exchange(c, o.stream[0], 0, 0, &tag) == 0, "%s", zr_error_text());

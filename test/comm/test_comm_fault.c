@@ -67,8 +67,8 @@ static void differ(struct rank *me)
     RANK_CHECK(me, all_at(me, 1), "a rank is missing"); /* from here on a failure elsewhere is seen here */
     memset(o.base[0], 0xff, ARENA_BYTES);
     struct zr_gather_seg g = {.src = 0, .dst = 0, .in_place = true, .cut = {128, 512}};
-    struct zr_reduce_seg r[2] = {{.src = 0, .dst = 8192, .cut = {128, 512}, .dtype = ZR_F32},
-                                 {.src = 1024, .dst = 16384, .cut = {0, 0}, .dtype = ZR_F32}};
+    struct zr_reduce_seg r[2] = {{.src = 0, .dst = 8192, .cut = {128, 512}, .dtype = ZERO_F32},
+                                 {.src = 1024, .dst = 16384, .cut = {0, 0}, .dtype = ZERO_F32}};
     int64_t places[] = {0, 128, 128, 384, 512};
     if (what == OTHER_PLACES)
         r[0].cut = (struct zr_cut){.total = 512, .at = places};
@@ -115,7 +115,7 @@ static void test_operations_differ(bool forked)
         enum difference d = (enum difference)what;
         struct rank *r = run_ranks(forked, 4, differ, &d, NULL);
         for (int i = 0; i < 4; i++) {
-            expect_rank(&r[i], ZR_ERR_MISMATCH, " seq 3 unit 1");
+            expect_rank(&r[i], ZERO_ERR_MISMATCH, " seq 3 unit 1");
             bool names_odd = strstr(r[i].note, ": rank 3 is at ") != NULL;
             bool by_odd = strstr(r[i].note, "(found by rank 3)") != NULL || i == 3;
             /* either the odd rank found another, or another rank found the odd one */
@@ -173,7 +173,7 @@ static void stay_away(struct rank *me)
 /* The message says how long the rank really waited, which is never less than the timeout. */
 static void expect_waited(const struct rank *r, const char *text)
 {
-    expect_rank(r, ZR_ERR_TIMEOUT, text);
+    expect_rank(r, ZERO_ERR_TIMEOUT, text);
     const char *waited = strstr(r->note, " waited ");
     assert_non_null(waited);
     assert_true(strtoll(waited + strlen(" waited "), NULL, 10) >= SHORT_MS);
@@ -229,7 +229,7 @@ static void test_waits_elsewhere(void **state)
     for (int forked = 1; forked >= 0; forked--) {
         struct rank *r = run_ranks(forked, 4, wait_elsewhere, NULL, NULL);
         for (int i = 0; i < 4; i++)
-            expect_rank(&r[i], ZR_ERR_MISMATCH,
+            expect_rank(&r[i], ZERO_ERR_MISMATCH,
                         "which is at seq 1 (exchange unit 4) here and waits for rank ");
     }
 }
@@ -294,7 +294,7 @@ static void test_waits_around(void **state)
     for (int forked = 1; forked >= 0; forked--) {
         const struct rank *r = run_ranks(forked, 3, wait_around, NULL, NULL);
         for (int i = 0; i < 3; i++)
-            expect_rank(&r[i], ZR_ERR_TIMEOUT, expected);
+            expect_rank(&r[i], ZERO_ERR_TIMEOUT, expected);
         assert_string_equal(strstr(r[2].note, expected), expected);
         assert_string_equal(strstr(r[0].note, expected) + sizeof expected - 1, " (found by rank 2)");
     }
@@ -337,7 +337,7 @@ static void test_waits_behind(void **state)
     for (int forked = 1; forked >= 0; forked--) {
         const struct rank *r = run_ranks(forked, 3, wait_behind, NULL, NULL);
         for (int i = 0; i < 3; i++)
-            expect_rank(&r[i], ZR_ERR_TIMEOUT, "; rank 0 waits for rank 2");
+            expect_rank(&r[i], ZERO_ERR_TIMEOUT, "; rank 0 waits for rank 2");
     }
 }
 
@@ -357,13 +357,13 @@ static void die(struct rank *me)
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
     zr_rendezvous_describe(o.rdv, say_last_call, me);
-    struct zr_reduce_seg r = {.src = 0, .dst = 32768, .cut = {4096, 16384}, .dtype = ZR_BF16};
+    struct zr_reduce_seg r = {.src = 0, .dst = 32768, .cut = {4096, 16384}, .dtype = ZERO_BF16};
     for (int i = 0; i < 2000; i++)
         for (int k = 0; k < 2; k++) {
             struct zr_comm *c = o.comm[k];
             tag.step = (uint32_t)i;
             if (k == 0)
-                c->ops->called(c, &(struct zr_called){ZR_CALLED_STEP, .subject = -1, .step = tag.step});
+                c->ops->called(c, &(struct zr_logged_call){ZR_CALL_STEP, .subject = -1, .step = tag.step});
             RANK_CHECK(me, zr_comm_reduce_scatter(c, o.stream[k], &r, 1, &tag) == 0, "%s", zr_error_text());
             if (i == 100 && k == 1 && me->dies) {
                 sleep_ms(*(int *)me->arg);
@@ -374,7 +374,7 @@ static void die(struct rank *me)
         o.dev->ops->stream_sync(o.stream[k]);
     note_status(me, o.comm[0]);
     char why[512];
-    RANK_CHECK(me, zr_comm_status(o.comm[1], why, sizeof why) == ZR_ERR_PEER,
+    RANK_CHECK(me, zr_comm_status(o.comm[1], why, sizeof why) == ZERO_ERR_PEER,
                "the other communicator: \"%s\"", why);
     RANK_CHECK(me, strstr(why, "rank 1 was lost"), "the other communicator: \"%s\"", why);
     RANK_CHECK(me, fixture_close(&o), "handles are left");
@@ -392,10 +392,10 @@ static void test_death(void **state)
         for (int i = 0; i < 4; i++) {
             if (i == 1)
                 continue;
-            expect_rank(&r[i], ZR_ERR_PEER,
+            expect_rank(&r[i], ZERO_ERR_PEER,
                         "rank 1 was lost: its process ended; its last call was zero_step in step 100, says");
-            expect_rank(&r[i], ZR_ERR_PEER, " of rank 1");
-            expect_rank(&r[i], ZR_ERR_PEER, "reduce_scatter seq ");
+            expect_rank(&r[i], ZERO_ERR_PEER, " of rank 1");
+            expect_rank(&r[i], ZERO_ERR_PEER, "reduce_scatter seq ");
         }
     }
 }
@@ -421,8 +421,8 @@ static void test_close_early(void **state)
 {
     for (int forked = 1; forked >= 0; forked--) {
         struct rank *r = run_ranks(forked, 3, close_early, NULL, NULL);
-        expect_rank(&r[0], ZR_ERR_PEER, "exchange seq 1 unit 7: rank 1 has closed");
-        expect_rank(&r[2], ZR_ERR_PEER, "rank 1 has closed");
+        expect_rank(&r[0], ZERO_ERR_PEER, "exchange seq 1 unit 7: rank 1 has closed");
+        expect_rank(&r[2], ZERO_ERR_PEER, "rank 1 has closed");
     }
 }
 
@@ -459,7 +459,7 @@ static void test_abort(void **state)
         struct rank *r = run_ranks(forked, 4, abort_while_waiting, NULL, NULL);
         assert_string_equal(r[1].note, "the model called out of order");
         for (int i = 0; i < 4; i++)
-            expect_rank(&r[i], ZR_ERR_ORDER,
+            expect_rank(&r[i], ZERO_ERR_ORDER,
                         i == 1 ? "the model" : "the model called out of order (found by rank 1)");
     }
 }
@@ -472,11 +472,11 @@ static void abort_early(struct rank *me)
     char *base;
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 1, LONG_MS, 0) == 0, "%s", zr_error_text());
     struct zr_comm *c = o.comm[0];
-    RANK_CHECK(me, zr_comm_exchange(c, o.stream[0], 0, 64, &tag) == ZR_ERR_ORDER, "without an arena");
+    RANK_CHECK(me, zr_comm_exchange(c, o.stream[0], 0, 64, &tag) == ZERO_ERR_ORDER, "without an arena");
     if (me->w.rank == 0)
-        c->ops->abort(c, ZR_ERR_IO, NULL);
+        c->ops->abort(c, ZERO_ERR_IO, NULL);
     RANK_CHECK(me, fixture_arena(c, ARENA_BYTES, &base) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, fixture_arena(c, ARENA_BYTES, &base) == ZR_ERR_ORDER, "a second arena");
+    RANK_CHECK(me, fixture_arena(c, ARENA_BYTES, &base) == ZERO_ERR_ORDER, "a second arena");
     RANK_CHECK(me, zr_comm_exchange(c, o.stream[0], 0, 64, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[0]);
     note_status(me, c);
@@ -487,7 +487,7 @@ static void test_abort_early(void **state)
 {
     struct rank *r = run_ranks(true, 3, abort_early, NULL, NULL);
     for (int i = 0; i < 3; i++)
-        expect_rank(&r[i], ZR_ERR_IO, "input or output failed");
+        expect_rank(&r[i], ZERO_ERR_IO, "input or output failed");
 }
 
 static void test_abort_self(void **state)
@@ -498,14 +498,14 @@ static void test_abort_self(void **state)
     char why[64];
     assert_int_equal(fixture_open(&o, &w, &fixture_self, 1, LONG_MS, 4096), 0);
     struct zr_comm *c = o.comm[0];
-    struct zr_reduce_seg r = {.src = 0, .dst = 2048, .cut = {128, 128}, .dtype = ZR_F32};
-    c->ops->abort(c, ZR_ERR_PEER, "gone");
-    c->ops->abort(c, ZR_ERR_IO, "later");
+    struct zr_reduce_seg r = {.src = 0, .dst = 2048, .cut = {128, 128}, .dtype = ZERO_F32};
+    c->ops->abort(c, ZERO_ERR_PEER, "gone");
+    c->ops->abort(c, ZERO_ERR_IO, "later");
     o.base[0][0] = 1;
     assert_int_equal(zr_comm_reduce_scatter(c, o.stream[0], &r, 1, &tag), 0);
     o.dev->ops->stream_sync(o.stream[0]);
     assert_int_equal(o.base[0][2048], 0);
-    assert_int_equal(zr_comm_status(c, why, sizeof why), ZR_ERR_PEER);
+    assert_int_equal(zr_comm_status(c, why, sizeof why), ZERO_ERR_PEER);
     assert_string_equal(why, "gone");
     assert_true(fixture_close(&o));
 }
@@ -581,17 +581,17 @@ static void expect_all(struct request q, int code, const char *text)
 
 static void test_arena_refused(void **state)
 {
-    expect_all((struct request){.bytes = INT64_C(1) << 45}, ZR_ERR_NOMEM,
+    expect_all((struct request){.bytes = INT64_C(1) << 45}, ZERO_ERR_NOMEM,
                "3 ranks need 35184372088832 bytes");
-    expect_all((struct request){.bytes = 0}, ZR_ERR_ARG, "more than 0");
-    expect_all((struct request){.bytes = 4096, .bytes_of_rank_1 = 8192}, ZR_ERR_MISMATCH,
+    expect_all((struct request){.bytes = 0}, ZERO_ERR_ARG, "more than 0");
+    expect_all((struct request){.bytes = 4096, .bytes_of_rank_1 = 8192}, ZERO_ERR_MISMATCH,
                "the arena has 8192 bytes on rank 1, 4096 on rank 0");
-    expect_all((struct request){.bytes = 4096, .bytes_of_rank_1 = -1}, ZR_ERR_ARG,
+    expect_all((struct request){.bytes = 4096, .bytes_of_rank_1 = -1}, ZERO_ERR_ARG,
                "rank 1: the arena is -1 bytes");
-    expect_all((struct request){.bytes = 4096, .no_descriptors = true}, ZR_ERR_SYSTEM,
+    expect_all((struct request){.bytes = 4096, .no_descriptors = true}, ZERO_ERR_SYSTEM,
                "rank 1: making a shared memory file");
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-    expect_all((struct request){.bytes = 64 << 20, .no_addresses = true}, ZR_ERR_NOMEM, "rank 1: mapping");
+    expect_all((struct request){.bytes = 64 << 20, .no_addresses = true}, ZERO_ERR_NOMEM, "rank 1: mapping");
 #endif
 }
 
@@ -602,7 +602,7 @@ static void other_name(struct rank *me)
     struct fixture o;
     struct zr_comm *c = NULL;
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_shm, 0, LONG_MS, 0) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, zr_shm_open(o.rdv, o.dev, NULL, &o.group, ZR_ROLE_GATHER, 0, &c) == ZR_ERR_ARG,
+    RANK_CHECK(me, zr_shm_open(o.rdv, o.dev, NULL, &o.group, ZR_ROLE_GATHER, 0, &c) == ZERO_ERR_ARG,
                "timeout 0");
     int err = zr_shm_open(o.rdv, o.dev, NULL, &o.group, me->w.rank == 1 ? ZR_ROLE_REDUCE : ZR_ROLE_GATHER,
                           LONG_MS, &c);
@@ -643,7 +643,7 @@ static void test_other_name(void **state)
 {
     struct rank *r = run_ranks(true, 2, other_name, NULL, NULL);
     for (int i = 0; i < 2; i++)
-        expect_rank(&r[i], ZR_ERR_MISMATCH, "rank 0 opens communicator \"gather\", rank 1 \"reduce\"");
+        expect_rank(&r[i], ZERO_ERR_MISMATCH, "rank 0 opens communicator \"gather\", rank 1 \"reduce\"");
 }
 
 static void refuse_arguments(struct rank *me)
@@ -688,7 +688,7 @@ static void refuse_arguments(struct rank *me)
     };
     for (size_t i = 0; i < sizeof gathers / sizeof *gathers; i++)
         RANK_CHECK(me,
-                   zr_comm_all_gather(c, s, &gathers[i].seg, 1, &tag) == ZR_ERR_ARG &&
+                   zr_comm_all_gather(c, s, &gathers[i].seg, 1, &tag) == ZERO_ERR_ARG &&
                        strstr(zr_error_text(), gathers[i].text),
                    "gather %zu: \"%s\"", i, zr_error_text());
     const struct {
@@ -696,13 +696,13 @@ static void refuse_arguments(struct rank *me)
         int code;
         const char *text;
     } reduces[] = {
-        {{0, 0, {100, 100}, ZR_F32, false}, ZR_ERR_ARG, "cut.each is 100"},
-        {{0, 0, {128, 126}, ZR_F32, false}, ZR_ERR_ARG, "whole aligned elements"},
-        {{2, 0, {128, 128}, ZR_F32, false}, ZR_ERR_ARG, "src 2"},
-        {{0, 2, {128, 128}, ZR_BF16, false}, ZR_ERR_ARG, "dst 2"},
-        {{0, 0, {128, 128}, ZR_F16, false}, ZR_ERR_NOTSUP, "dtype is f16"},
-        {{0, 65536 - 128, {128, 128}, ZR_BF16, false}, ZR_ERR_ARG, "dst is 65408 with 256 bytes"},
-        {{65536 - 64, 0, {128, 128}, ZR_BF16, false}, ZR_ERR_ARG, "src is 65472"},
+        {{0, 0, {100, 100}, ZERO_F32, false}, ZERO_ERR_ARG, "cut.each is 100"},
+        {{0, 0, {128, 126}, ZERO_F32, false}, ZERO_ERR_ARG, "whole aligned elements"},
+        {{2, 0, {128, 128}, ZERO_F32, false}, ZERO_ERR_ARG, "src 2"},
+        {{0, 2, {128, 128}, ZERO_BF16, false}, ZERO_ERR_ARG, "dst 2"},
+        {{0, 0, {128, 128}, ZERO_F16, false}, ZERO_ERR_NOTSUP, "dtype is f16"},
+        {{0, 65536 - 128, {128, 128}, ZERO_BF16, false}, ZERO_ERR_ARG, "dst is 65408 with 256 bytes"},
+        {{65536 - 64, 0, {128, 128}, ZERO_BF16, false}, ZERO_ERR_ARG, "src is 65472"},
     };
     for (size_t i = 0; i < sizeof reduces / sizeof *reduces; i++)
         RANK_CHECK(me,
@@ -710,18 +710,18 @@ static void refuse_arguments(struct rank *me)
                        strstr(zr_error_text(), reduces[i].text),
                    "reduce %zu: \"%s\"", i, zr_error_text());
     RANK_CHECK(
-        me, zr_comm_broadcast(c, s, 0, 8, (int)w, &tag) == ZR_ERR_ARG && strstr(zr_error_text(), "root is"),
+        me, zr_comm_broadcast(c, s, 0, 8, (int)w, &tag) == ZERO_ERR_ARG && strstr(zr_error_text(), "root is"),
         "%s", zr_error_text());
-    RANK_CHECK(me, zr_comm_broadcast(c, s, 65530, 8, 0, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
-    RANK_CHECK(me, zr_comm_exchange(c, s, 8, 65536 / w, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
-    RANK_CHECK(me, zr_comm_exchange(c, s, 0, INT64_MAX / 2, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
-    RANK_CHECK(me, zr_comm_agree(c, s, 4, 1, 1, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
-    RANK_CHECK(me, zr_comm_agree(c, s, 0, -1, 1, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
-    RANK_CHECK(me, zr_comm_agree(c, s, 0, INT32_MAX, INT32_MAX, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
-    RANK_CHECK(me, zr_comm_agree(c, s, 65536 - 8, 1, 1, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_broadcast(c, s, 65530, 8, 0, &tag) == ZERO_ERR_ARG, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(c, s, 8, 65536 / w, &tag) == ZERO_ERR_ARG, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(c, s, 0, INT64_MAX / 2, &tag) == ZERO_ERR_ARG, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_agree(c, s, 4, 1, 1, &tag) == ZERO_ERR_ARG, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_agree(c, s, 0, -1, 1, &tag) == ZERO_ERR_ARG, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_agree(c, s, 0, INT32_MAX, INT32_MAX, &tag) == ZERO_ERR_ARG, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_agree(c, s, 65536 - 8, 1, 1, &tag) == ZERO_ERR_ARG, "%s", zr_error_text());
     /* A refused operation has no number: the next one is the same on all ranks. */
     if (me->w.rank == 0)
-        RANK_CHECK(me, zr_comm_exchange(c, s, -1, 8, &tag) == ZR_ERR_ARG, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_exchange(c, s, -1, 8, &tag) == ZERO_ERR_ARG, "%s", zr_error_text());
     RANK_CHECK(me, zr_comm_exchange(c, s, 0, 8, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(s);
     note_status(me, c);

@@ -50,10 +50,10 @@ static struct zr_flight *open_one(int rank, int world)
 }
 
 /* The n-th call; its fields follow from n. */
-static struct zr_called call_of(uint64_t n)
+static struct zr_logged_call call_of(uint64_t n)
 {
-    return (struct zr_called){
-        .name = n % 2 ? ZR_CALLED_BEGIN : ZR_CALLED_END,
+    return (struct zr_logged_call){
+        .name = n % 2 ? ZR_CALL_BEGIN : ZR_CALL_END,
         .backward = n % 3 == 0,
         .subject = (int32_t)(n * 7 % 1000),
         .step = (uint32_t)(n % 100000 + 1),
@@ -107,7 +107,7 @@ static void test_what_is_recorded_is_read(void **state)
         uint64_t of_role[ZR_ROLES] = {0}, kept = n_ops < ZR_FLIGHT_OPS ? n_ops : ZR_FLIGHT_OPS;
         bool inside = next_random() % 2;
         for (uint64_t n = 1; n <= n_calls; n++) {
-            const struct zr_called call = call_of(n), nested = call_of(n + 1);
+            const struct zr_logged_call call = call_of(n), nested = call_of(n + 1);
             zr_flight_enter(f, &call);
             if (next_random() % 4 == 0) { /* a part of the file */
                 zr_flight_enter(f, &nested);
@@ -134,9 +134,9 @@ static void test_what_is_recorded_is_read(void **state)
         assert_int_equal(v->n_calls, n_calls < ZR_FLIGHT_CALLS ? n_calls : ZR_FLIGHT_CALLS);
         for (int i = 0; i < v->n_calls; i++) {
             const struct zr_flight_call *c = &v->calls[i];
-            const struct zr_called call = call_of(c->number);
+            const struct zr_logged_call call = call_of(c->number);
             assert_int_equal(c->number, n_calls - (uint64_t)v->n_calls + 1 + (uint64_t)i);
-            assert_int_equal(c->call, zr_called_pack(&call));
+            assert_int_equal(c->call, zr_call_log_pack(&call));
             if (c->number == n_calls && inside)
                 assert_int_equal(c->left_ns, 0);
             else
@@ -160,7 +160,7 @@ static void test_last_words(void **state)
 {
     struct zr_flight_view *v = *state;
     struct zr_flight *f = open_one(1, 2);
-    const struct zr_called call = {.name = ZR_CALLED_END, .backward = true, .subject = 3, .step = 12};
+    const struct zr_logged_call call = {.name = ZR_CALL_END, .backward = true, .subject = 3, .step = 12};
     char text[512];
     zr_flight_copy(f, v);
     zr_flight_last_words(v, text, sizeof text);
@@ -192,7 +192,7 @@ static void be_killed(int fd, int ready, uint64_t n_ops)
     snprintf(text, sizeof text, "%d", fd);
     setenv("ZERO_FLIGHT_FD", text, 1);
     struct zr_flight *f = open_one(3, 4);
-    const struct zr_called call = call_of(41);
+    const struct zr_logged_call call = call_of(41);
     zr_flight_enter(f, &call);
     zr_flight_job(f, "REDUCE", 9);
     for (uint64_t n = 1; n <= n_ops; n++)
@@ -224,10 +224,10 @@ static void test_it_is_read_after_sigkill(void **state)
         assert_int_equal(v->pid, pid);
         assert_int_equal(v->rank, 3);
         assert_int_equal(v->state, ZR_FLIGHT_OPEN);
-        const struct zr_called call = call_of(41);
+        const struct zr_logged_call call = call_of(41);
         const struct zr_flight_call *last = zr_flight_last_call(v);
         assert_non_null(last);
-        assert_int_equal(last->call, zr_called_pack(&call));
+        assert_int_equal(last->call, zr_call_log_pack(&call));
         assert_int_equal(last->left_ns, 0);
         assert_string_equal(v->loop.name, "REDUCE");
         assert_int_equal(v->loop.unit, 9);
@@ -285,7 +285,7 @@ static void *write_many(void *arg)
 {
     struct busy *b = arg;
     for (uint64_t n = 1; n <= b->n; n++) {
-        const struct zr_called call = call_of(n);
+        const struct zr_logged_call call = call_of(n);
         zr_flight_enter(b->f, &call);
         struct zr_flight_mark m = issue(b->f, n);
         zr_flight_start(&m);
@@ -309,8 +309,8 @@ static void test_a_reader_meanwhile(void **state)
         for (int i = 0; i < v->n_ops; i++)
             check_op(&v->ops[i]);
         for (int i = 0; i < v->n_calls; i++) {
-            const struct zr_called call = call_of(v->calls[i].number);
-            assert_int_equal(v->calls[i].call, zr_called_pack(&call));
+            const struct zr_logged_call call = call_of(v->calls[i].number);
+            assert_int_equal(v->calls[i].call, zr_call_log_pack(&call));
         }
         seen = v->n_ops ? v->ops[v->n_ops - 1].serial : 0;
     }
@@ -320,13 +320,13 @@ static void test_a_reader_meanwhile(void **state)
 
 static void fill(struct zr_flight *f, int n_ops)
 {
-    const struct zr_called call = call_of(5);
+    const struct zr_logged_call call = call_of(5);
     zr_flight_role(f, ZR_ROLE_GATHER, &(struct zr_group){.size = 4, .rank = 3});
     zr_flight_enter(f, &call);
     for (int n = 1; n <= n_ops; n++)
         issue(f, (uint64_t)n);
-    zr_flight_fail(f, ZR_ERR_PEER, "rank 2 was lost");
-    zr_flight_fail(f, ZR_ERR_ARG, "not the first");
+    zr_flight_fail(f, ZERO_ERR_PEER, "rank 2 was lost");
+    zr_flight_fail(f, ZERO_ERR_ARG, "not the first");
 }
 
 static void test_files(void **state)
@@ -349,7 +349,7 @@ static void test_files(void **state)
     assert_int_equal(zr_flight_save(f, again), 0); /* a recorder is saved once */
     assert_string_equal(again, "");
     assert_int_equal(zr_flight_read_file(path, read), 0);
-    assert_int_equal(read->code, ZR_ERR_PEER);
+    assert_int_equal(read->code, ZERO_ERR_PEER);
     assert_string_equal(read->text, "rank 2 was lost");
     zr_flight_copy(f, v);
     v->copied_ns = read->copied_ns;
@@ -357,13 +357,13 @@ static void test_files(void **state)
     assert_memory_equal(v, read, zr_flight_bytes(v));
     /* Any other file is refused, and the message names it. */
     assert_int_equal(truncate(path, (off_t)zr_flight_bytes(v) - 1 - next_random() % 3000), 0);
-    assert_int_equal(zr_flight_read_file(path, read), ZR_ERR_ARG);
+    assert_int_equal(zr_flight_read_file(path, read), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), path));
     unlink(path);
-    assert_int_equal(zr_flight_read_file(path, read), ZR_ERR_IO);
+    assert_int_equal(zr_flight_read_file(path, read), ZERO_ERR_IO);
     assert_non_null(strstr(zr_error_text(), path));
     rmdir(folder);
-    assert_int_equal(zr_flight_write_file(v, folder, path), ZR_ERR_IO);
+    assert_int_equal(zr_flight_write_file(v, folder, path), ZERO_ERR_IO);
     assert_non_null(strstr(zr_error_text(), folder));
     zr_flight_close(f);
     unsetenv("ZERO_FLIGHT_DIR");

@@ -29,7 +29,7 @@ struct member {
 /* On ranks with an even number the call has returned. */
 static void enter_call(struct zr_flight *f, int rank)
 {
-    const struct zr_called call = {.name = ZR_CALLED_END, .backward = true, .subject = rank, .step = 12};
+    const struct zr_logged_call call = {.name = ZR_CALL_END, .backward = true, .subject = rank, .step = 12};
     zr_flight_enter(f, &call);
     if (rank % 2 == 0)
         zr_flight_leave(f);
@@ -96,7 +96,7 @@ static void look_again(struct member *m)
     struct rank *me = m->me;
     RANK_CHECK(me, wait_stage(&me->all[1], 4), "rank 1 has not closed its recorder");
     if (me->all[3].dies)
-        RANK_CHECK(me, await_loss(m) == ZR_ERR_PEER, "rank 3 is there: %s", zr_error_text());
+        RANK_CHECK(me, await_loss(m) == ZERO_ERR_PEER, "rank 3 is there: %s", zr_error_text());
     expect_call(m, 1, me->w.rank == 0, true);
     expect_call(m, 3, me->w.rank == 2, false);
 }
@@ -162,7 +162,7 @@ static void test_another_file(void **state)
     assert_int_equal(zr_flight_open(&owner, &f, why), 0);
     assert_true(zr_flight_where(f, &where));
     where.inode++;
-    assert_int_equal(zr_flight_map(&where, &rec), ZR_ERR_SYSTEM);
+    assert_int_equal(zr_flight_map(&where, &rec), ZERO_ERR_SYSTEM);
     assert_non_null(strstr(zr_error_text(), "is not the shared memory of rank 2"));
     assert_null(rec);
     zr_flight_unmap(rec);

@@ -61,7 +61,7 @@ static void fold_from(int n, int from, bool wide, bool accumulate, float *dst)
         for (int32_t k = 0; k < ZR_FOLD_BLOCK && block * ZR_FOLD_BLOCK + k < n; k++)
             src[k] = wide ? (const void *)source[block * ZR_FOLD_BLOCK + k]
                           : (const void *)narrow[block * ZR_FOLD_BLOCK + k];
-        bool last = zr_fold_add(&f, block, src, wide ? ZR_F32 : ZR_BF16);
+        bool last = zr_fold_add(&f, block, src, wide ? ZERO_F32 : ZERO_BF16);
         assert_int_equal(last, i + 1 == n_blocks);
     }
     free(sums);
@@ -101,7 +101,7 @@ static void test_as_one_call(void **state)
         float folded[ELEMS], summed[ELEMS];
         for (int i = 0; i < n; i++)
             src[i] = narrow[i];
-        zr_host_kernels_best()->sum_tree(summed, src, n, ZR_BF16, ELEMS, false);
+        zr_host_kernels_best()->sum_tree(summed, src, n, ZERO_BF16, ELEMS, false);
         fold_from(n, zr_fold_blocks(n) / 2, false, false, folded);
         assert_memory_equal(folded, summed, sizeof summed);
     }
@@ -123,7 +123,7 @@ static void test_room(void **state)
             const void *src[ZR_FOLD_BLOCK];
             for (int32_t k = 0; k < ZR_FOLD_BLOCK; k++)
                 src[k] = source[0];
-            assert_int_equal(zr_fold_add(&f, (from + i) % n_blocks, src, ZR_F32), i + 1 == n_blocks);
+            assert_int_equal(zr_fold_add(&f, (from + i) % n_blocks, src, ZERO_F32), i + 1 == n_blocks);
         }
         for (int k = 0; k < ELEMS; k++) /* exact, since it is a power of two */
             assert_true(dst[k] == source[0][k] * (float)ZR_FOLD_SOURCES);

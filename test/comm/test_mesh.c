@@ -261,15 +261,15 @@ static void test_refused(void **state)
         struct zr_mesh m;
         char text[64];
         memset(&m, 0x55, sizeof m);
-        assert_int_equal(zr_mesh_make(&t, 1, bad[i], 1, &m), ZR_ERR_ARG);
+        assert_int_equal(zr_mesh_make(&t, 1, bad[i], 1, &m), ZERO_ERR_ARG);
         assert_null(m.members);
         snprintf(text, sizeof text, "1 stages of %d parts in a world of 8", bad[i]);
         assert_non_null(strstr(zr_error_text(), text));
-        assert_int_equal(zr_mesh_make(&t, bad[i], 1, 1, &m), ZR_ERR_ARG);
+        assert_int_equal(zr_mesh_make(&t, bad[i], 1, 1, &m), ZERO_ERR_ARG);
         assert_null(m.members);
         snprintf(text, sizeof text, "%d stages of 1 parts in a world of 8", bad[i]);
         assert_non_null(strstr(zr_error_text(), text));
-        assert_int_equal(zr_mesh_make(&t, 1, 1, bad[i], &m), ZR_ERR_ARG);
+        assert_int_equal(zr_mesh_make(&t, 1, 1, bad[i], &m), ZERO_ERR_ARG);
         assert_null(m.members);
         snprintf(text, sizeof text, "groups of %d ranks in a world of 8", bad[i]);
         assert_non_null(strstr(zr_error_text(), text));

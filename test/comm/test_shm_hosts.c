@@ -103,12 +103,12 @@ static void test_memory(void **state)
     /* twice fits, four times does not */
     expect_code((struct hosts){2, false, ARENA_BYTES, 0}, 0, "");
     expect_code(
-        (struct hosts){2, true, ARENA_BYTES, 0}, ZR_ERR_NOMEM,
+        (struct hosts){2, true, ARENA_BYTES, 0}, ZERO_ERR_NOMEM,
         "4 ranks need 409600 bytes of shared memory each, but 1048576 are left on the host of rank 0");
-    expect_code((struct hosts){4, false, ARENA_BYTES, 0}, ZR_ERR_NOMEM, "4 ranks need 409600 bytes");
-    expect_code((struct hosts){2, false, ARENA_BYTES * 2, 0}, ZR_ERR_NOMEM, "2 ranks need 819200 bytes");
+    expect_code((struct hosts){4, false, ARENA_BYTES, 0}, ZERO_ERR_NOMEM, "4 ranks need 409600 bytes");
+    expect_code((struct hosts){2, false, ARENA_BYTES * 2, 0}, ZERO_ERR_NOMEM, "2 ranks need 819200 bytes");
     /* every rank checks every host */
-    expect_code((struct hosts){2, false, ARENA_BYTES, 600 << 10}, ZR_ERR_NOMEM,
+    expect_code((struct hosts){2, false, ARENA_BYTES, 600 << 10}, ZERO_ERR_NOMEM,
                 "2 ranks need 409600 bytes of shared memory each, but 614400 are left on the host of rank 3");
 }
 
@@ -139,7 +139,7 @@ static void test_too_many(void **state)
     struct zr_group all = {.size = 64, .members = t.rank_at};
     assert_int_equal(zr_backend_shm.check_hosts(&t, &all), 0);
     all.size = 65;
-    assert_int_equal(zr_backend_shm.check_hosts(&t, &all), ZR_ERR_NOTSUP);
+    assert_int_equal(zr_backend_shm.check_hosts(&t, &all), ZERO_ERR_NOTSUP);
     assert_string_equal(zr_error_text(), "shared memory among 65 ranks: up to 64 are allowed");
     zr_topology_free(&t);
 }

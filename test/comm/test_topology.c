@@ -547,11 +547,11 @@ static void mark_dying(struct rank *r)
 
 static void test_failure_before(void **state)
 {
-    struct failing f = {.err = {[1] = ZR_ERR_ARG, [3] = ZR_ERR_IO}, .lacks_memory = -1, .dies = -1};
+    struct failing f = {.err = {[1] = ZERO_ERR_ARG, [3] = ZERO_ERR_IO}, .lacks_memory = -1, .dies = -1};
     for (int forked = 0; forked < 2; forked++) {
         const struct rank *r = run_ranks(forked, 5, probe_failing, &f, NULL);
         for (int i = 0; i < 5; i++)
-            expect_rank(&r[i], ZR_ERR_ARG, i == 1 ? "rank 1 has no luck" : "rank 1: rank 1 has no luck");
+            expect_rank(&r[i], ZERO_ERR_ARG, i == 1 ? "rank 1 has no luck" : "rank 1: rank 1 has no luck");
     }
 }
 
@@ -561,7 +561,7 @@ static void test_failure_within(void **state)
     for (f.k = 0; f.k < 5; f.k++) {
         const struct rank *r = run_ranks(f.k % 2, 4, probe_failing, &f, NULL);
         for (int i = 0; i < 4; i++)
-            expect_rank(&r[i], ZR_ERR_NOMEM,
+            expect_rank(&r[i], ZERO_ERR_NOMEM,
                         i == 2 ? "no memory to ask 4 ranks" : "rank 2: no memory to ask 4 ranks");
     }
     f.lacks_memory = -1;
@@ -569,7 +569,7 @@ static void test_failure_within(void **state)
     const struct rank *r = run_ranks(true, 4, probe_failing, &f, mark_dying);
     for (int i = 0; i < 4; i++)
         if (i != 2)
-            expect_rank(&r[i], ZR_ERR_PEER, "rank 2");
+            expect_rank(&r[i], ZERO_ERR_PEER, "rank 2");
 }
 
 /* It is reported as lost, and not as a rank on another host. */
@@ -582,7 +582,7 @@ static void test_dies_when_it_has_answered(void **state)
         const struct rank *r = run_ranks(true, 4, probe_failing, &f, mark_dying);
         for (int i = 0; i < 4; i++)
             if (i != f.dies_later)
-                expect_rank(&r[i], ZR_ERR_PEER, name);
+                expect_rank(&r[i], ZERO_ERR_PEER, name);
     }
 }
 
@@ -609,13 +609,13 @@ static void test_assume(void **state)
     expect_hosts(8, 0, "host 0 has 8 ranks (0 to 7)");
     expect_hosts(7, 4, "host 0 has 4 ranks (0 to 3), host 1 has 3 (4 to 6)");
     expect_hosts(3, 2, "host 0 has 2 ranks (0, 1), host 1 has 1 (2)");
-    assert_int_equal(zr_topology_assume(0, 0, &t), ZR_ERR_ARG);
-    assert_int_equal(zr_topology_assume(4, -1, &t), ZR_ERR_ARG);
+    assert_int_equal(zr_topology_assume(0, 0, &t), ZERO_ERR_ARG);
+    assert_int_equal(zr_topology_assume(4, -1, &t), ZERO_ERR_ARG);
     assert_int_equal(zr_topology_probe(NULL, NULL, 0, &t), 0);
     assert_true(t.world == 1 && t.n_hosts == 1 && t.local_size == 1 && t.rank_at[0] == 0);
     zr_topology_free(&t);
-    zr_fail(ZR_ERR_IO, "already");
-    assert_int_equal(zr_topology_probe(NULL, NULL, ZR_ERR_IO, &t), ZR_ERR_IO);
+    zr_fail(ZERO_ERR_IO, "already");
+    assert_int_equal(zr_topology_probe(NULL, NULL, ZERO_ERR_IO, &t), ZERO_ERR_IO);
     assert_string_equal(zr_error_text(), "already");
     zr_topology_free(&t);
     zr_topology_free(NULL);
@@ -627,7 +627,7 @@ static void expect_apart(struct rank *me, const struct zr_topology *t, int a, in
 {
     const int32_t members[] = {a, b, c};
     int err = zr_topology_one_host(t, members, 3);
-    RANK_CHECK(me, err == (text ? ZR_ERR_NOTSUP : 0), "%d, %d and %d: %d", a, b, c, err);
+    RANK_CHECK(me, err == (text ? ZERO_ERR_NOTSUP : 0), "%d, %d and %d: %d", a, b, c, err);
     RANK_CHECK(me, !text || strstr(zr_error_text(), text), "\"%s\" lacks \"%s\"", zr_error_text(), text);
 }
 

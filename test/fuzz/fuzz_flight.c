@@ -18,7 +18,7 @@ static void check(const void *data, size_t n)
     char text[512];
     int err = zr_flight_parse(data, n, &v);
     if (err) {
-        if (err != ZR_ERR_ARG || !zr_error_text()[0])
+        if (err != ZERO_ERR_ARG || !zr_error_text()[0])
             abort();
         return;
     }
@@ -31,7 +31,7 @@ static void check(const void *data, size_t n)
 
 static void make_good(struct zr_flight_view *good)
 {
-    const struct zr_called call = {.name = ZR_CALLED_END, .backward = true, .subject = 3, .step = 12};
+    const struct zr_logged_call call = {.name = ZR_CALL_END, .backward = true, .subject = 3, .step = 12};
     memset(good, 0, sizeof *good);
     good->magic = ZR_FLIGHT_MAGIC;
     good->version = ZR_FLIGHT_VERSION;
@@ -42,7 +42,7 @@ static void make_good(struct zr_flight_view *good)
     snprintf(good->job, sizeof good->job, "job");
     good->n_calls = 2;
     for (int i = 0; i < 2; i++)
-        good->calls[i] = (struct zr_flight_call){(uint64_t)i + 1, zr_called_pack(&call), 10, 20};
+        good->calls[i] = (struct zr_flight_call){(uint64_t)i + 1, zr_call_log_pack(&call), 10, 20};
     good->n_ops = 3;
     for (int i = 0; i < 3; i++)
         good->ops[i] = (struct zr_flight_op){

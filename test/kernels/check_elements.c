@@ -80,12 +80,12 @@ static void check_cast_all(void **state)
         for (uint32_t i = 0; i < N; i++)
             x[i] = float_of_bits(i << 16 | *l);
         memset(half, 0xff, N * sizeof *half);
-        k->cast(half, ZR_BF16, x, ZR_F32, N);
+        k->cast(half, ZERO_BF16, x, ZERO_F32, N);
         for (uint32_t i = 0; i < N; i++)
             if (half[i] != nearest_bf16(x[i]))
                 fail_msg("%s: %a (%08x) becomes %04x, not %04x", k->name, (double)x[i], i << 16 | *l, half[i],
                          nearest_bf16(x[i]));
-        k->cast(back, ZR_F32, half, ZR_BF16, N);
+        k->cast(back, ZERO_F32, half, ZERO_BF16, N);
         for (uint32_t i = 0; i < N; i++)
             assert_int_equal(bits_of_float(back[i]), (uint32_t)half[i] << 16);
     }
@@ -102,22 +102,22 @@ static void check_cast(void **state)
                        same = guarded_open(4 * *n, 4), half = guarded_open(2 * *n, 2),
                        place = guarded_open(4 * *n, 4 * *shift);
         fill_random(&f);
-        k->cast(h.p, ZR_BF16, f.p, ZR_F32, *n);
+        k->cast(h.p, ZERO_BF16, f.p, ZERO_F32, *n);
         for (int64_t i = 0; i < *n; i++)
             assert_int_equal(((uint16_t *)h.p)[i], nearest_bf16(((float *)f.p)[i]));
-        k->cast(same.p, ZR_F32, f.p, ZR_F32, *n);
+        k->cast(same.p, ZERO_F32, f.p, ZERO_F32, *n);
         assert_memory_equal(same.p, f.p, (size_t)(4 * *n));
-        k->cast(half.p, ZR_BF16, h.p, ZR_BF16, *n);
+        k->cast(half.p, ZERO_BF16, h.p, ZERO_BF16, *n);
         assert_memory_equal(half.p, h.p, (size_t)(2 * *n));
-        k->cast(same.p, ZR_F32, h.p, ZR_BF16, *n);
+        k->cast(same.p, ZERO_F32, h.p, ZERO_BF16, *n);
         for (int64_t i = 0; i < *n; i++)
             assert_int_equal(((uint32_t *)same.p)[i], (uint32_t)((uint16_t *)h.p)[i] << 16);
         /* In place. */
         memcpy(place.p, f.p, (size_t)(4 * *n));
-        k->cast(place.p, ZR_BF16, place.p, ZR_F32, *n);
+        k->cast(place.p, ZERO_BF16, place.p, ZERO_F32, *n);
         assert_memory_equal(place.p, h.p, (size_t)(2 * *n));
         memcpy(place.p, f.p, (size_t)(4 * *n));
-        k->cast(place.p, ZR_F32, place.p, ZR_F32, *n);
+        k->cast(place.p, ZERO_F32, place.p, ZERO_F32, *n);
         assert_memory_equal(place.p, f.p, (size_t)(4 * *n));
         guarded_close(&f), guarded_close(&h), guarded_close(&same), guarded_close(&half),
             guarded_close(&place);
@@ -139,7 +139,7 @@ static void check_cast_in_place(void **state)
             x[i] = (uint32_t)random_bits(&rng);
             want[i] = nearest_bf16(float_of_bits(x[i]));
         }
-        k->cast(g.p, ZR_BF16, g.p, ZR_F32, *n);
+        k->cast(g.p, ZERO_BF16, g.p, ZERO_F32, *n);
         assert_memory_equal(half, want, (size_t)(2 * *n));
         free(want);
         guarded_close(&g);
@@ -193,13 +193,13 @@ static void run_copy(void *arg)
 static void run_narrow(void *arg)
 {
     struct timed *a = arg;
-    a->k->cast(a->x, ZR_BF16, a->y, ZR_F32, a->n);
+    a->k->cast(a->x, ZERO_BF16, a->y, ZERO_F32, a->n);
 }
 
 static void run_widen(void *arg)
 {
     struct timed *a = arg;
-    a->k->cast(a->x, ZR_F32, a->y, ZR_BF16, a->n);
+    a->k->cast(a->x, ZERO_F32, a->y, ZERO_BF16, a->n);
 }
 
 static void run_add(void *arg)

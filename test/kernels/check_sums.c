@@ -7,13 +7,13 @@ static struct random_source rng;
 
 /* --- sum_tree --- */
 
-static float source_value(const void *src, enum zr_dtype dtype, int64_t i)
+static float source_value(const void *src, enum zero_dtype dtype, int64_t i)
 {
-    return dtype == ZR_F32 ? ((const float *)src)[i] : bf16_to_float(((const uint16_t *)src)[i]);
+    return dtype == ZERO_F32 ? ((const float *)src)[i] : bf16_to_float(((const uint16_t *)src)[i]);
 }
 
 /* The tree by its definition. */
-static float tree_sum(const void *const *src, enum zr_dtype dtype, int lo, int n, int64_t i)
+static float tree_sum(const void *const *src, enum zero_dtype dtype, int lo, int n, int64_t i)
 {
     if (n == 1)
         return source_value(src[lo], dtype, i);
@@ -23,7 +23,7 @@ static float tree_sum(const void *const *src, enum zr_dtype dtype, int lo, int n
     return tree_sum(src, dtype, lo, half, i) + tree_sum(src, dtype, lo + half, n - half, i);
 }
 
-static void check_tree_one(const struct zr_host_kernels *k, int n_src, enum zr_dtype dtype, int64_t n,
+static void check_tree_one(const struct zr_host_kernels *k, int n_src, enum zero_dtype dtype, int64_t n,
                            int64_t shift, bool accumulate, bool tame)
 {
     int64_t bytes = zr_dtype_bytes(dtype);
@@ -35,7 +35,7 @@ static void check_tree_one(const struct zr_host_kernels *k, int n_src, enum zr_d
         p[s] = src[s].p;
         for (int64_t i = 0; i < n; i++) {
             float x = tame ? random_normal(&rng) : check_value(&rng);
-            zr_host_kernels(ZR_ISA_PORTABLE)->cast((char *)src[s].p + bytes * i, dtype, &x, ZR_F32, 1);
+            zr_host_kernels(ZR_ISA_PORTABLE)->cast((char *)src[s].p + bytes * i, dtype, &x, ZERO_F32, 1);
         }
     }
     if (accumulate)
@@ -69,13 +69,13 @@ static void check_tree_one(const struct zr_host_kernels *k, int n_src, enum zr_d
 static void check_tree(void **state)
 {
     for (int n_src = 1; n_src <= ZR_MAX_SOURCES; n_src++)
-        for (int dtype = ZR_F32; dtype <= ZR_BF16; dtype++)
+        for (int dtype = ZERO_F32; dtype <= ZERO_BF16; dtype++)
             for (int accumulate = 0; accumulate < 2; accumulate++)
                 FOR_EACH(int64_t, n, check_sizes)
                 {
                     if (*n > 1000 && n_src > 9) /* saves time */
                         continue;
-                    check_tree_one(*state, n_src, (enum zr_dtype)dtype, *n, check_shifts[(n_src + *n) % 5],
+                    check_tree_one(*state, n_src, (enum zero_dtype)dtype, *n, check_shifts[(n_src + *n) % 5],
                                    accumulate, n_src % 2);
                 }
 }
@@ -95,8 +95,8 @@ static void check_tree_in_place(void **state)
                     x[s][i] = random_normal(&rng);
             }
             for (int i = 0; i < N; i++)
-                want[i] = tree_sum(p, ZR_F32, 0, n_src, i);
-            k->sum_tree(x[at], p, n_src, ZR_F32, N, false);
+                want[i] = tree_sum(p, ZERO_F32, 0, n_src, i);
+            k->sum_tree(x[at], p, n_src, ZERO_F32, N, false);
             assert_same_floats(k->name, x[at], want, N);
         }
 }
@@ -222,7 +222,7 @@ struct timed {
     const void *src[ZR_MAX_SOURCES];
     float *dst;
     int n_src;
-    enum zr_dtype dtype;
+    enum zero_dtype dtype;
     int64_t n;
     bool accumulate;
     struct zr_exact_sum acc;
@@ -255,18 +255,18 @@ static void time_sums(const struct zr_host_kernels *k)
         zr_exact_reset(&a.acc);
         a.n = s->n;
         bench("sum_squares", k->name, s->where, 4 * s->n, run_squares, &a);
-        for (int dtype = ZR_F32; dtype <= ZR_BF16; dtype++)
+        for (int dtype = ZERO_F32; dtype <= ZERO_BF16; dtype++)
             for (int accumulate = 0; accumulate < 2; accumulate++)
                 FOR_EACH(int, count, counts)
                 {
                     char name[64];
-                    int64_t bytes = zr_dtype_bytes((enum zr_dtype)dtype);
+                    int64_t bytes = zr_dtype_bytes((enum zero_dtype)dtype);
                     if (accumulate && *count > 2)
                         continue;
                     a.n = s->n / *count / 16 * 16; /* together the sources fill the pool */
                     for (int i = 0; i < *count; i++)
                         a.src[i] = pool + i * a.n * bytes;
-                    a.n_src = *count, a.dtype = (enum zr_dtype)dtype, a.accumulate = accumulate;
+                    a.n_src = *count, a.dtype = (enum zero_dtype)dtype, a.accumulate = accumulate;
                     snprintf(name, sizeof name, "sum_tree %2d x %s%s", *count, zr_dtype_name(a.dtype),
                              accumulate ? " +=" : "");
                     bench(name, k->name, s->where, a.n * (*count * bytes + (accumulate ? 8 : 4)), run_tree,

@@ -58,7 +58,7 @@ static void check_one(const struct zr_host_kernels *k, const struct variant *v, 
     u.state[0] = v->n_states > 0 ? a : NULL;
     u.state[1] = v->n_states > 1 ? b : NULL;
     u.scalars = &scalars;
-    u.param_dtype = out == OUT_BF16 ? ZR_BF16 : ZR_F32;
+    u.param_dtype = out == OUT_BF16 ? ZERO_BF16 : ZERO_F32;
     u.param = out == OUT_NONE ? NULL : out == OUT_MASTER ? (void *)w : param.p;
     k->update(&u);
 
@@ -89,7 +89,7 @@ static void check_one(const struct zr_host_kernels *k, const struct variant *v, 
         if (out == OUT_BF16) {
             uint16_t got, want;
             zr_host_kernels(ZR_ISA_PORTABLE)
-                ->cast(&want, ZR_BF16, &w[i], ZR_F32, 1); /* checked in check_elements.c */
+                ->cast(&want, ZERO_BF16, &w[i], ZERO_F32, 1); /* checked in check_elements.c */
             memcpy(&got, (char *)param.p + 2 * i, 2);
             assert_int_equal(got, want);
         }
@@ -142,7 +142,7 @@ static void check_bias_corrections(void **state)
         memcpy(m[1], m[0], sizeof m[0]), memcpy(v[1], v[0], sizeof v[0]);
         for (int which = 0; which < 2; which++)
             (which ? portable : k)
-                ->update(&(struct zr_update){.kind = ZR_ADAM,
+                ->update(&(struct zr_update){.kind = ZERO_ADAM,
                                              .lr = 1,
                                              .beta1 = 0.9f,
                                              .beta2 = 0.99f,
@@ -165,7 +165,7 @@ static void check_bias_corrections(void **state)
 static void check_kinds(void **state)
 {
     for (int kind = 1; kind < ZR_OPTIMIZER_COUNT; kind++) {
-        const struct zr_optimizer_kind *row = zr_optimizer_kind((enum zr_optimizer)kind);
+        const struct zr_optimizer_kind *row = zr_optimizer_kind((enum zero_optimizer)kind);
         bool usual = false;
         assert_non_null(row);
         assert_true(*row->name && *row->source);
@@ -174,7 +174,7 @@ static void check_kinds(void **state)
         for (int i = 0; i < ZR_OPTIMIZER_STATES; i++)
             assert_true((i < row->n_states) == (row->state[i] != NULL));
         FOR_EACH(struct variant, v, variants)
-        if (v->kind == (enum zr_optimizer)kind) {
+        if (v->kind == (enum zero_optimizer)kind) {
             usual |= v->t > 1 && v->n_states == row->n_states;
             assert_int_equal(zr_optimizer_states(v->kind, v->beta1), v->n_states);
         }
@@ -182,8 +182,8 @@ static void check_kinds(void **state)
             fail_msg("optimizer %s has no reference here", row->name);
     }
     assert_null(zr_optimizer_kind(ZR_OPTIMIZER_NONE));
-    assert_null(zr_optimizer_kind((enum zr_optimizer)ZR_OPTIMIZER_COUNT));
-    assert_null(zr_optimizer_kind((enum zr_optimizer) - 1));
+    assert_null(zr_optimizer_kind((enum zero_optimizer)ZR_OPTIMIZER_COUNT));
+    assert_null(zr_optimizer_kind((enum zero_optimizer) - 1));
 }
 
 static void check_skip(void **state)
@@ -207,7 +207,7 @@ static void check_pieces(void **state)
             for (int j = 0; j < 4; j++)
                 whole[j][i] = cut[j][i] = fabsf(random_normal(&rng));
         u.scalars = &scalars;
-        u.param_dtype = ZR_F32;
+        u.param_dtype = ZERO_F32;
         u.master = whole[0], u.grad = whole[1], u.n = N;
         u.state[0] = v->n_states > 0 ? whole[2] : NULL, u.state[1] = v->n_states > 1 ? whole[3] : NULL;
         k->update(&u);
@@ -254,7 +254,7 @@ static void time_update(const struct zr_host_kernels *k)
             for (int j = 0; j < v->n_states; j++)
                 a.u.state[j] = x[2 + j];
             a.u.scalars = &scalars;
-            a.u.param_dtype = out == OUT_BF16 ? ZR_BF16 : ZR_F32;
+            a.u.param_dtype = out == OUT_BF16 ? ZERO_BF16 : ZERO_F32;
             a.u.param = out == OUT_NONE ? NULL : (void *)x[4];
             snprintf(name, sizeof name, "%s%s", v->name, out == OUT_BF16 ? " -> bf16" : "");
             bench(name, k->name, s->where, s->n * (12 + 8 * v->n_states + (out == OUT_BF16 ? 2 : 0)),

@@ -313,10 +313,10 @@ static void test_refused(void **state)
     const struct zr_agree_begin b = {.n_carried = ZR_MAX_CARRIED + 1};
     const struct zr_agree_end e = {.n_ranks = 1, .n_averaged = 0},
                               f = {.n_ranks = 1, .n_averaged = 1, .n_carried = -1};
-    assert_int_equal(dev->ops->agree_begin(s, &b), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->agree_begin(s, &b), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "agree_begin: 9 carried values; 0 to 8 are allowed"));
-    assert_int_equal(dev->ops->agree_end(s, &e), ZR_ERR_ARG);
-    assert_int_equal(dev->ops->agree_end(s, &f), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->agree_end(s, &e), ZERO_ERR_ARG);
+    assert_int_equal(dev->ops->agree_end(s, &f), ZERO_ERR_ARG);
     assert_int_equal(dev->ops->stream_sync(s), 0);
     dev->ops->stream_close(s);
 }

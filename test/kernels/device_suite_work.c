@@ -31,9 +31,9 @@ static void test_memory(void **state)
         dev->ops->free(dev, p[i], sizes[i]);
     }
     void *bad = &suite_rng;
-    assert_int_equal(dev->ops->alloc(dev, 0, &bad), ZR_ERR_ARG);
-    assert_int_equal(dev->ops->alloc(dev, -1, &bad), ZR_ERR_ARG);
-    assert_int_equal(dev->ops->alloc(dev, INT64_MAX - 8192, &bad), ZR_ERR_NOMEM);
+    assert_int_equal(dev->ops->alloc(dev, 0, &bad), ZERO_ERR_ARG);
+    assert_int_equal(dev->ops->alloc(dev, -1, &bad), ZERO_ERR_ARG);
+    assert_int_equal(dev->ops->alloc(dev, INT64_MAX - 8192, &bad), ZERO_ERR_NOMEM);
     assert_null(bad);
     assert_non_null(strstr(zr_error_text(), "9223372036854767615"));
     dev->ops->stream_close(s);
@@ -63,7 +63,7 @@ static void test_call_copies_its_argument(void **state)
     memset(arg, 0xee, sizeof arg);
     assert_int_equal(dev->ops->stream_sync(s), 0);
     assert_int_equal(got, 3 * (ZR_CALL_BYTES - sizeof(uint64_t *)));
-    assert_int_equal(dev->ops->call(s, sum_bytes_call, arg, ZR_CALL_BYTES + 1), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->call(s, sum_bytes_call, arg, ZR_CALL_BYTES + 1), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "193"));
     dev->ops->stream_close(s);
 }
@@ -98,9 +98,9 @@ static void run_kernels(struct zr_device *dev, struct zr_stream *s)
     assert_int_equal(ops->copy(s, scalars, &step, sizeof step), 0);
     assert_int_equal(ops->zero(s, acc, sizeof *acc), 0);
     assert_int_equal(ops->sum_squares(s, acc, x, N, NULL), 0);
-    assert_int_equal(ops->add(s, x, y, ZR_F32, N), 0);
+    assert_int_equal(ops->add(s, x, y, ZERO_F32, N), 0);
     assert_int_equal(ops->scale(s, x, N, scalars), 0);
-    assert_int_equal(ops->cast(s, h, ZR_BF16, x, ZR_F32, N), 0);
+    assert_int_equal(ops->cast(s, h, ZERO_BF16, x, ZERO_F32, N), 0);
     assert_int_equal(ops->copy(s, got, x, sizeof got), 0);
     assert_int_equal(ops->copy(s, half, h, sizeof half), 0);
     assert_int_equal(ops->copy(s, &sum, acc, sizeof sum), 0);
@@ -111,14 +111,14 @@ static void run_kernels(struct zr_device *dev, struct zr_stream *s)
     memcpy(want, host[0], sizeof want);
     k->add(want, host[1], N);
     k->scale(want, N, 0.5f);
-    k->cast(want_half, ZR_BF16, want, ZR_F32, N);
+    k->cast(want_half, ZERO_BF16, want, ZERO_F32, N);
     assert_memory_equal(got, want, sizeof got);
     assert_memory_equal(half, want_half, sizeof half);
 
     /* skip leaves everything unchanged. It is read when the work runs, not when it is queued. */
     for (uint32_t skip = 0; skip < 2; skip++) {
-        struct zr_update u = {.kind = ZR_ADAMW,
-                              .param_dtype = ZR_BF16,
+        struct zr_update u = {.kind = ZERO_ADAMW,
+                              .param_dtype = ZERO_BF16,
                               .lr = 0.1f,
                               .beta1 = 0.9f,
                               .beta2 = 0.99f,
@@ -233,7 +233,7 @@ static void run_sums(struct zr_device *dev, struct zr_stream *s)
     const struct zr_host_kernels *k = zr_host_kernels(ZR_ISA_PORTABLE);
     const struct zr_device_ops *ops = dev->ops;
     for (int round = 0; round < 40; round++) {
-        enum zr_dtype dtype = round % 2 ? ZR_BF16 : ZR_F32;
+        enum zero_dtype dtype = round % 2 ? ZERO_BF16 : ZERO_F32;
         int n_src = round < 4 ? ZR_MAX_SOURCES : 1 + (int)(random_bits(&suite_rng) % 9);
         int64_t n = 1 + (int64_t)(random_bits(&suite_rng) % N), bytes = n * zr_dtype_bytes(dtype);
         bool accumulate = round & 2;
@@ -243,7 +243,7 @@ static void run_sums(struct zr_device *dev, struct zr_stream *s)
         for (int j = 0; j < n_src; j++) {
             for (int64_t i = 0; i < n; i++)
                 wide[i] = random_normal(&suite_rng);
-            k->cast(given[j], dtype, wide, ZR_F32, n);
+            k->cast(given[j], dtype, wide, ZERO_F32, n);
             host[j] = given[j];
             void *p = device_memory(dev, bytes);
             assert_int_equal(ops->copy(s, p, given[j], bytes), 0);
@@ -263,7 +263,7 @@ static void run_sums(struct zr_device *dev, struct zr_stream *s)
         assert_int_equal(ops->stream_sync(s), 0);
         memcpy(want, start, (size_t)out_bytes);
         k->sum_tree(want, host, n_src, dtype, n, accumulate);
-        k->cast(wide, ZR_F32, given[0], dtype, n);
+        k->cast(wide, ZERO_F32, given[0], dtype, n);
         k->add(want, wide, n);
         assert_memory_equal(got, want, (size_t)out_bytes);
         ops->free(dev, dst, out_bytes);
@@ -291,7 +291,7 @@ static void run_sum_ranges(struct zr_device *dev, struct zr_stream *s)
     float *start = malloc(LENGTH * sizeof *start), *got = malloc(LENGTH * sizeof *got),
           *want = malloc(LENGTH * sizeof *want), *dst = device_memory(dev, LENGTH * sizeof *dst);
     for (int round = 0; round < 24; round++) {
-        enum zr_dtype dtype = round % 2 ? ZR_BF16 : ZR_F32;
+        enum zero_dtype dtype = round % 2 ? ZERO_BF16 : ZERO_F32;
         int n_src = round < 2 ? ZR_MAX_SOURCES : 1 + (int)(random_bits(&suite_rng) % 9), n = 0;
         int64_t size = zr_dtype_bytes(dtype), at = 0, to = 0;
         char *given[ZR_MAX_SOURCES];
@@ -303,7 +303,7 @@ static void run_sum_ranges(struct zr_device *dev, struct zr_stream *s)
             given[j] = malloc(LENGTH * sizeof(float));
             for (int i = 0; i < LENGTH; i++)
                 want[i] = random_normal(&suite_rng);
-            k->cast(given[j], dtype, want, ZR_F32, LENGTH);
+            k->cast(given[j], dtype, want, ZERO_F32, LENGTH);
             freed[j] = src[j] = device_memory(dev, LENGTH * size);
             assert_int_equal(ops->copy(s, (void *)(uintptr_t)src[j], given[j], LENGTH * size), 0);
             assert_int_equal(ops->stream_sync(s), 0);
@@ -355,13 +355,13 @@ static void test_sum_ranges(void **state)
     const struct {
         const char *text;
         int first, n, n_src, code;
-        enum zr_dtype dtype;
-    } cases[] = {{"sums 0 and 1 overlap", 0, 2, 1, ZR_ERR_ARG, ZR_F32},
-                 {"sum 0: at is -1, n 4", 2, 1, 1, ZR_ERR_ARG, ZR_F32},
-                 {"65 sums, 0 to 64", 0, 65, 1, ZR_ERR_ARG, ZR_F32},
-                 {"n_src is 0", 0, 1, 0, ZR_ERR_ARG, ZR_F32},
-                 {"n_src is 65", 0, 1, 65, ZR_ERR_ARG, ZR_F32},
-                 {"not for f16", 0, 1, 1, ZR_ERR_NOTSUP, ZR_F16}};
+        enum zero_dtype dtype;
+    } cases[] = {{"sums 0 and 1 overlap", 0, 2, 1, ZERO_ERR_ARG, ZERO_F32},
+                 {"sum 0: at is -1, n 4", 2, 1, 1, ZERO_ERR_ARG, ZERO_F32},
+                 {"65 sums, 0 to 64", 0, 65, 1, ZERO_ERR_ARG, ZERO_F32},
+                 {"n_src is 0", 0, 1, 0, ZERO_ERR_ARG, ZERO_F32},
+                 {"n_src is 65", 0, 1, 65, ZERO_ERR_ARG, ZERO_F32},
+                 {"not for f16", 0, 1, 1, ZERO_ERR_NOTSUP, ZERO_F16}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assert_int_equal(
             ops->sum_ranges(s, table + cases[i].first, cases[i].n, src, cases[i].n_src, cases[i].dtype),
@@ -369,7 +369,7 @@ static void test_sum_ranges(void **state)
         if (!strstr(zr_error_text(), "sum_ranges: ") || !strstr(zr_error_text(), cases[i].text))
             fail_msg("\"%s\" lacks \"%s\"", zr_error_text(), cases[i].text);
     }
-    assert_int_equal(ops->sum_ranges(s, table, 0, src, 1, ZR_F32), 0);
+    assert_int_equal(ops->sum_ranges(s, table, 0, src, 1, ZERO_F32), 0);
     ops->free(dev, p, 4096);
     ops->stream_close(s);
 }
@@ -399,7 +399,7 @@ static void run_update_spans(struct zr_device *dev, struct zr_stream *s)
         int n = 0, most = (int)(random_bits(&suite_rng) % (ZR_MAX_SPANS + 1)),
             off = (int)(random_bits(&suite_rng) % 8) % 4;
         struct zr_update u = {.kind = 1 + (int)(random_bits(&suite_rng) % (ZR_OPTIMIZER_COUNT - 1)),
-                              .param_dtype = round % 2 ? ZR_BF16 : ZR_F32,
+                              .param_dtype = round % 2 ? ZERO_BF16 : ZERO_F32,
                               .lr = NAN,
                               .beta1 = 0.9f,
                               .beta2 = 0.99f,
@@ -467,7 +467,7 @@ static void test_update_spans(void **state)
     run_update_spans(dev, s);
     float *p = device_memory(dev, 4096);
     const struct zr_update u = {
-        .kind = ZR_SGD, .n = 100, .master = p, .grad = p + 100, .state = {p + 200}, .scalars = (void *)p};
+        .kind = ZERO_SGD, .n = 100, .master = p, .grad = p + 100, .state = {p + 200}, .scalars = (void *)p};
     const struct zr_update_span spans[] = {{0, 11, 1, 0}, {10, 5, 1, 0}, {90, 11, 1, 0}, {-1, 1, 1, 0}};
     const struct {
         const char *text;
@@ -477,7 +477,7 @@ static void test_update_spans(void **state)
                  {"span 0 has 1 elements from element -1 on, but there are 100", 3, 1},
                  {"65 spans, 0 to 64", 0, 65}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        assert_int_equal(ops->update_spans(s, &u, spans + cases[i].first, cases[i].n), ZR_ERR_ARG);
+        assert_int_equal(ops->update_spans(s, &u, spans + cases[i].first, cases[i].n), ZERO_ERR_ARG);
         if (!strstr(zr_error_text(), cases[i].text))
             fail_msg("\"%s\" lacks \"%s\"", zr_error_text(), cases[i].text);
     }
@@ -580,13 +580,13 @@ static void test_copy_rows_refused(void **state)
                  {"copy 1 writes where copy 1 reads", {p + 2048, p + 2112, 64, 128, 64, 64}}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct zr_copy_rows table[2] = {good, cases[i].c};
-        assert_int_equal(dev->ops->copy_rows(s, table, 2), ZR_ERR_ARG);
+        assert_int_equal(dev->ops->copy_rows(s, table, 2), ZERO_ERR_ARG);
         if (!strstr(zr_error_text(), cases[i].text))
             fail_msg("\"%s\" lacks \"%s\"", zr_error_text(), cases[i].text);
     }
-    assert_int_equal(dev->ops->copy_rows(s, &good, ZR_MAX_COPIES + 1), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->copy_rows(s, &good, ZR_MAX_COPIES + 1), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "65 copies, 0 to 64"));
-    assert_int_equal(dev->ops->copy_rows(s, NULL, -1), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->copy_rows(s, NULL, -1), ZERO_ERR_ARG);
     assert_int_equal(dev->ops->copy_rows(s, NULL, 0), 0);
     dev->ops->free(dev, p, 4096);
     dev->ops->stream_close(s);
@@ -623,7 +623,7 @@ static void test_host_memory_and_stamps(void **state)
     struct zr_device *dev = *state;
     struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
     void *p, *host;
-    assert_int_equal(dev->ops->host_alloc(dev, 0, &host), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->host_alloc(dev, 0, &host), ZERO_ERR_ARG);
     assert_int_equal(dev->ops->host_alloc(dev, 100, &host), 0);
     assert_int_equal((uintptr_t)host % 4096, 0);
     for (int i = 0; i < 100; i++)

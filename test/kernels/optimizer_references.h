@@ -8,7 +8,7 @@
 
 struct variant {
     const char *name;
-    enum zr_optimizer kind;
+    enum zero_optimizer kind;
     float beta1;
     int64_t t;
     int n_states;
@@ -17,18 +17,18 @@ struct variant {
 };
 
 static const struct variant variants[] = {
-    {"adamw", ZR_ADAMW, 0.9f, 3, 2},
-    {"adamw first step", ZR_ADAMW, 0.9f, 1, 2},
-    {"adam", ZR_ADAM, 0.9f, 3, 2},
-    {"sgd", ZR_SGD, 0.9f, 3, 1},
-    {"sgd first step", ZR_SGD, 0.9f, 1, 1},
-    {"sgd plain", ZR_SGD, 0, 3, 0},
-    {"rmsprop", ZR_RMSPROP, 0.9f, 3, 1, .squares = true},
-    {"lion", ZR_LION, 0.9f, 3, 1},
-    {"lion first step", ZR_LION, 0.9f, 1, 1},
-    {"nesterov", ZR_NESTEROV, 0.9f, 3, 1},
-    {"nesterov first step", ZR_NESTEROV, 0.9f, 1, 1},
-    {"nesterov without momentum", ZR_NESTEROV, 0, 3, 0},
+    {"adamw", ZERO_ADAMW, 0.9f, 3, 2},
+    {"adamw first step", ZERO_ADAMW, 0.9f, 1, 2},
+    {"adam", ZERO_ADAM, 0.9f, 3, 2},
+    {"sgd", ZERO_SGD, 0.9f, 3, 1},
+    {"sgd first step", ZERO_SGD, 0.9f, 1, 1},
+    {"sgd plain", ZERO_SGD, 0, 3, 0},
+    {"rmsprop", ZERO_RMSPROP, 0.9f, 3, 1, .squares = true},
+    {"lion", ZERO_LION, 0.9f, 3, 1},
+    {"lion first step", ZERO_LION, 0.9f, 1, 1},
+    {"nesterov", ZERO_NESTEROV, 0.9f, 3, 1},
+    {"nesterov first step", ZERO_NESTEROV, 0.9f, 1, 1},
+    {"nesterov without momentum", ZERO_NESTEROV, 0, 3, 0},
 };
 
 /* Updates one element by the definition. real is float to compare bits, and double to measure the error. */
@@ -39,34 +39,34 @@ static const struct variant variants[] = {
         real eps = u->eps, decay = u->decay, c1 = u->c1, c2 = u->c2;                                         \
         g = g * scale;                                                                                       \
         switch (u->kind) {                                                                                   \
-        case ZR_ADAMW:                                                                                       \
+        case ZERO_ADAMW:                                                                                     \
             *s0 = b1 * *s0 + one_b1 * g;                                                                     \
             *s1 = b2 * *s1 + one_b2 * (g * g);                                                               \
             *w = *w - lr * ((*s0 / c1) / (root(*s1 / c2) + eps) + decay * *w);                               \
             break;                                                                                           \
-        case ZR_ADAM:                                                                                        \
+        case ZERO_ADAM:                                                                                      \
             g = g + decay * *w;                                                                              \
             *s0 = b1 * *s0 + one_b1 * g;                                                                     \
             *s1 = b2 * *s1 + one_b2 * (g * g);                                                               \
             *w = *w - lr * ((*s0 / c1) / (root(*s1 / c2) + eps));                                            \
             break;                                                                                           \
-        case ZR_SGD:                                                                                         \
+        case ZERO_SGD:                                                                                       \
             g = g + decay * *w;                                                                              \
             if (b1 != 0)                                                                                     \
                 g = *s0 = u->t == 1 ? g : b1 * *s0 + g;                                                      \
             *w = *w - lr * g;                                                                                \
             break;                                                                                           \
-        case ZR_RMSPROP:                                                                                     \
+        case ZERO_RMSPROP:                                                                                   \
             g = g + decay * *w;                                                                              \
             *s0 = b2 * *s0 + one_b2 * (g * g);                                                               \
             *w = *w - lr * (g / (root(*s0) + eps));                                                          \
             break;                                                                                           \
-        case ZR_LION: /* sign as torch.sign: of 0 and NaN itself */                                          \
+        case ZERO_LION: /* sign as torch.sign: of 0 and NaN itself */                                        \
             c1 = b1 * *s0 + one_b1 * g;                                                                      \
             *w = *w - lr * ((c1 > 0 ? 1 : c1 < 0 ? -1 : c1) + decay * *w);                                   \
             *s0 = b2 * *s0 + one_b2 * g;                                                                     \
             break;                                                                                           \
-        case ZR_NESTEROV: /* torch.optim.SGD: buf = buf * momentum + grad; grad + buf * momentum */          \
+        case ZERO_NESTEROV: /* torch.optim.SGD: buf = buf * momentum + grad; grad + buf * momentum */        \
             g = g + decay * *w;                                                                              \
             if (b1 != 0) {                                                                                   \
                 *s0 = u->t == 1 ? g : *s0 * b1 + g;                                                          \
@@ -92,21 +92,21 @@ static inline struct errors rounding_of(const struct zr_update *u, double scale,
                                         double a0, double b0, double w, double s0, double s1)
 {
     const double half_ulp = 0x1p-24;
-    bool adam = u->kind == ZR_ADAMW || u->kind == ZR_ADAM, root = adam || u->kind == ZR_RMSPROP;
-    bool decoupled = u->kind == ZR_ADAMW || u->kind == ZR_LION;
+    bool adam = u->kind == ZERO_ADAMW || u->kind == ZERO_ADAM, root = adam || u->kind == ZERO_RMSPROP;
+    bool decoupled = u->kind == ZERO_ADAMW || u->kind == ZERO_LION;
     double terms = fabs(g0 * scale) + (decoupled ? 0 : fabs((double)u->decay * w0)); /* of g */
     double g = 3 * half_ulp * terms, square = 8 * half_ulp * terms * terms;
-    struct errors e = {.s0 = u->kind == ZR_RMSPROP ? 4 * half_ulp * fabs(a0) + square
-                                                   : 4 * half_ulp * (fabs(a0) + terms) + g,
+    struct errors e = {.s0 = u->kind == ZERO_RMSPROP ? 4 * half_ulp * fabs(a0) + square
+                                                     : 4 * half_ulp * (fabs(a0) + terms) + g,
                        .s1 = adam ? 4 * half_ulp * fabs(b0) + square : 0};
     double below = root ? sqrt(adam ? s1 / (double)u->c2 : s0) + (double)u->eps : 1,
            c1 = adam ? (double)u->c1 : 1;
-    double top = u->kind == ZR_RMSPROP ? g : e.s0 / c1, under = adam ? e.s1 / s1 : root ? e.s0 / s0 : 0;
-    if (u->kind == ZR_NESTEROV) /* the sum of the gradient and the momentum */
+    double top = u->kind == ZERO_RMSPROP ? g : e.s0 / c1, under = adam ? e.s1 / s1 : root ? e.s0 / s0 : 0;
+    if (u->kind == ZERO_NESTEROV) /* the sum of the gradient and the momentum */
         top += g + 4 * half_ulp * (terms + fabs(s0));
     double move = fabs(w - w0) / (double)u->lr + fabs((double)u->decay * w0);
     e.w = half_ulp * fabs(w) + (double)u->lr * (top / below + move * (under + 8 * half_ulp));
-    if (u->kind == ZR_LION) { /* all its steps have one size, but near 0 rounding may change the sign */
+    if (u->kind == ZERO_LION) { /* all its steps have one size, but near 0 rounding may change the sign */
         double c = (double)u->beta1 * a0 + (1 - (double)u->beta1) * g0 * scale;
         double flips = fabs(c) <= 8 * half_ulp * (fabs(a0) + terms) ? 2 : 0;
         e.w = half_ulp * fabs(w) + (double)u->lr * (flips + 8 * half_ulp * (1 + fabs((double)u->decay * w0)));

@@ -8,11 +8,14 @@
 static void sizes_and_names(void **state)
 {
     const struct {
-        enum zr_dtype t;
+        enum zero_dtype t;
         int64_t bytes;
         const char *name;
-    } want[] = {
-        {ZR_F32, 4, "f32"}, {ZR_BF16, 2, "bf16"}, {ZR_F16, 2, "f16"}, {ZR_I32, 4, "i32"}, {ZR_I64, 8, "i64"}};
+    } want[] = {{ZERO_F32, 4, "f32"},
+                {ZERO_BF16, 2, "bf16"},
+                {ZERO_F16, 2, "f16"},
+                {ZERO_I32, 4, "i32"},
+                {ZERO_I64, 8, "i64"}};
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
         assert_int_equal(zr_dtype_bytes(want[i].t), want[i].bytes);
         assert_string_equal(zr_dtype_name(want[i].t), want[i].name);
@@ -21,19 +24,19 @@ static void sizes_and_names(void **state)
 
 static bool is_one(int t)
 {
-    return t >= ZR_F32 && t <= ZR_I64;
+    return t >= ZERO_F32 && t <= ZERO_I64;
 }
 
 static void what_is_none(void **state)
 {
     for (int t = -3; t < 100; t++)
         if (!is_one(t))
-            assert_string_equal(zr_dtype_name((enum zr_dtype)t), "unknown");
+            assert_string_equal(zr_dtype_name((enum zero_dtype)t), "unknown");
 }
 
 static void ask_for_size(void *arg)
 {
-    zr_dtype_bytes((enum zr_dtype)9);
+    zr_dtype_bytes((enum zero_dtype)9);
 }
 
 /* Asking for the size of an invalid dtype is a bug of the library. The answer must not be 2. */
@@ -45,7 +48,7 @@ static void size_of_none(void **state)
     assert_false(ends_by_assert(ask_for_size, NULL, ""));
     for (int t = -3; t < 100; t++)
         if (!is_one(t))
-            assert_int_equal(zr_dtype_bytes((enum zr_dtype)t), 0);
+            assert_int_equal(zr_dtype_bytes((enum zero_dtype)t), 0);
 #endif
 }
 

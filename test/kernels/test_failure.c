@@ -13,9 +13,9 @@ static void put_aside(void **state)
     struct zr_kept k, none;
     zr_fail(0, "%s", "");
     assert_int_equal(zr_keep(&none, 0), 0);
-    assert_int_equal(zr_keep(&k, zr_fail(ZR_ERR_IO, "100%% of %s", "the disk")), ZR_ERR_IO);
-    zr_fail(ZR_ERR_ARG, "another");
-    assert_int_equal(zr_say_again(&k), ZR_ERR_IO);
+    assert_int_equal(zr_keep(&k, zr_fail(ZERO_ERR_IO, "100%% of %s", "the disk")), ZERO_ERR_IO);
+    zr_fail(ZERO_ERR_ARG, "another");
+    assert_int_equal(zr_say_again(&k), ZERO_ERR_IO);
     assert_string_equal(zr_error_text(), "100% of the disk");
     assert_int_equal(zr_say_again(&none), 0);
     assert_string_equal(zr_error_text(), "");
@@ -28,8 +28,8 @@ static void whole_text(void **state)
     struct zr_kept k;
     memset(text, 'x', sizeof text - 1);
     text[sizeof text - 1] = 0;
-    zr_keep(&k, zr_fail(ZR_ERR_IO, "%s", text));
-    zr_fail(ZR_ERR_ARG, "another");
+    zr_keep(&k, zr_fail(ZERO_ERR_IO, "%s", text));
+    zr_fail(ZERO_ERR_ARG, "another");
     zr_say_again(&k);
     assert_int_equal(strlen(zr_error_text()), ZR_ERROR_BYTES - 1);
 }
@@ -40,11 +40,11 @@ static void the_first(void **state)
     char text[16] = "?";
     assert_int_equal(zr_first_report(&f, text, sizeof text), 0);
     assert_string_equal(text, "");
-    assert_true(zr_first_keep(&f, ZR_ERR_IO, "the first of all failures"));
-    assert_false(zr_first_keep(&f, ZR_ERR_ARG, "the second"));
-    assert_int_equal(zr_first_report(&f, text, sizeof text), ZR_ERR_IO);
+    assert_true(zr_first_keep(&f, ZERO_ERR_IO, "the first of all failures"));
+    assert_false(zr_first_keep(&f, ZERO_ERR_ARG, "the second"));
+    assert_int_equal(zr_first_report(&f, text, sizeof text), ZERO_ERR_IO);
     assert_string_equal(text, "the first of al");
-    assert_int_equal(zr_first_report(&f, NULL, 0), ZR_ERR_IO);
+    assert_int_equal(zr_first_report(&f, NULL, 0), ZERO_ERR_IO);
 }
 
 /* A code without a text gets its name, and a failure is never 0. */
@@ -52,8 +52,8 @@ static void without_words(void **state)
 {
     struct zr_first f = {.code = 0};
     assert_true(zr_first_keep(&f, 0, NULL));
-    assert_int_equal(zr_first_code(&f), ZR_ERR_FAILED);
-    assert_string_equal(f.text, zr_err_name(ZR_ERR_FAILED));
+    assert_int_equal(zr_first_code(&f), ZERO_ERR_FAILED);
+    assert_string_equal(f.text, zr_err_name(ZERO_ERR_FAILED));
 }
 
 enum { N_THREADS = 8, N_ROUNDS = 300 };

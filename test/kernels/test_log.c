@@ -116,7 +116,7 @@ static void test_file(void **state)
 static void test_no_file(void **state)
 {
     struct zr_log *log;
-    assert_int_equal(zr_log_open(NULL, NULL, "/tmp/there is/no such folder", &log), ZR_ERR_ARG);
+    assert_int_equal(zr_log_open(NULL, NULL, "/tmp/there is/no such folder", &log), ZERO_ERR_ARG);
     assert_null(log);
     assert_non_null(strstr(zr_error_text(), "ZERO_LOG is \"/tmp/there is/no such folder\""));
     zr_info(NULL, "nobody");

@@ -102,7 +102,7 @@ static void none_to_be_had(void **state)
     int err = zr_thread_start(&t, "zero-test", look, &s);
     no_threads = false;
     pthread_sigmask(SIG_BLOCK, NULL, &after);
-    assert_int_equal(err, ZR_ERR_SYSTEM);
+    assert_int_equal(err, ZERO_ERR_SYSTEM);
     assert_string_equal(zr_error_text(),
                         "thread zero-test could not be started: Resource temporarily unavailable");
     assert_int_equal(sigismember(&after, SIGTERM), sigismember(&before, SIGTERM));

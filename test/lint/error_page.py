@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The table of error codes in zero/when_it_goes_wrong.md is generated from ZERO_ERR_MAP of zero/zero.h.
+"""The table of error codes in zero/when_it_goes_wrong.md is generated from ZERO_ERR_MAP of zero/types.h.
 
     error_page.py ROOT           exits 1 if the page differs from the map
     error_page.py ROOT --write   writes the table into the page
@@ -12,7 +12,7 @@ import os
 import re
 import sys
 
-PAGE, HEADER = "zero/when_it_goes_wrong.md", "zero/zero.h"
+PAGE, HEADER = "zero/when_it_goes_wrong.md", "zero/types.h"
 BEGIN, END = "<!-- begin: codes, written by test/lint/error_page.py -->\n", "<!-- end: codes -->\n"
 ENTRY = re.compile(r'X\((\w+),\s*(-\d+),\s*"([^"]+)",\s*((?:"[^"]+"\s*)+)\)')
 

@@ -19,7 +19,7 @@ import tempfile
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "comm", "mpi"))
 import under_mpi  # noqa: E402
 
-HEADERS = {"zero/zero.h", "zero/zero_config.h", "zero/zero_info.h", "zero/export.h"}
+HEADERS = {"zero/zero.h", "zero/types.h", "zero/zero_config.h", "zero/zero_info.h", "zero/export.h"}
 PROGRAMS = ("zero-run", "zero-bench")
 PROGRAM = r"""
 #include <zero/zero.h>

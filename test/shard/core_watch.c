@@ -225,21 +225,21 @@ static int expected_of_step(const struct watch *w)
 {
     int32_t shown = shown_micro_batches(w), n_trainable = 0;
     if (w->n_open)
-        return ZR_ERR_ORDER;
+        return ZERO_ERR_ORDER;
     for (int32_t u = 0; u < w->spec.n_units; u++)
         n_trainable += w->spec.units[u].trainable;
     if (shown > 0 && shown < w->spec.grad_accum_steps)
-        return ZR_ERR_ORDER;
+        return ZERO_ERR_ORDER;
     if (has_backward(w) && w->unbracketed)
-        return ZR_ERR_ORDER;
+        return ZERO_ERR_ORDER;
     if (has_backward(w) || w->spec.in_stages || n_trainable == 0)
         return 0;
     if (!w->spec.model_holds)
-        return ZR_ERR_ORDER;
+        return ZERO_ERR_ORDER;
     /* A model without brackets calls zero_micro. It need not if nothing is reduced between micro-batches. */
     if (w->n_micro + 1 == w->spec.grad_accum_steps || (w->n_micro == 0 && !w->spec.reduce_each))
         return 0;
-    return ZR_ERR_ORDER;
+    return ZERO_ERR_ORDER;
 }
 
 /* Returns whether the calls show that no gradient exists yet. */
@@ -261,53 +261,54 @@ static int expected_error(const struct watch *w, enum zr_core_event_kind kind, i
     bool backward = phase & 1;
     bool has_unit = kind == ZR_EV_BEGIN || kind == ZR_EV_END || kind == ZR_EV_REWRITE;
     if (has_unit && (unit < 0 || unit >= w->spec.n_units))
-        return ZR_ERR_ARG;
+        return ZERO_ERR_ARG;
     switch (kind) {
     case ZR_EV_BEGIN:
         if (w->unit[unit].open[phase] || (backward && w->unit[unit].open[phase ^ WATCH_APART]))
-            return ZR_ERR_ORDER;
+            return ZERO_ERR_ORDER;
         if (w->all)
-            return phase ? ZR_ERR_ORDER : 0;
+            return phase ? ZERO_ERR_ORDER : 0;
         if (phase && w->complete)
-            return ZR_ERR_ORDER;
+            return ZERO_ERR_ORDER;
         if (backward && w->spec.units[unit].trainable && w->unit[unit].n_bwd == declared_passes(w, unit))
-            return ZR_ERR_ORDER;
+            return ZERO_ERR_ORDER;
         if (phase != WATCH_WEIGHTS && needs_slot(w, unit) && !param_fits(w, unit))
-            return ZR_ERR_BUDGET;
+            return ZERO_ERR_BUDGET;
         if (backward && w->spec.units[unit].trainable && !has_home(w, unit) && !grad_fits(w, unit))
-            return ZR_ERR_BUDGET;
+            return ZERO_ERR_BUDGET;
         return 0;
     case ZR_EV_END:
-        return w->unit[unit].open[phase] ? 0 : ZR_ERR_ORDER;
+        return w->unit[unit].open[phase] ? 0 : ZERO_ERR_ORDER;
     case ZR_EV_MICRO:
-        return w->n_open || w->all || w->complete || w->n_micro + 1 >= w->spec.grad_accum_steps ? ZR_ERR_ORDER
-                                                                                                : 0;
+        return w->n_open || w->all || w->complete || w->n_micro + 1 >= w->spec.grad_accum_steps
+                   ? ZERO_ERR_ORDER
+                   : 0;
     case ZR_EV_STEP:
     case ZR_EV_NORM:
-        return w->all ? ZR_ERR_ORDER : w->complete && !w->n_open ? 0 : expected_of_step(w);
+        return w->all ? ZERO_ERR_ORDER : w->complete && !w->n_open ? 0 : expected_of_step(w);
     case ZR_EV_DROP:
-        return w->n_open || w->all || nothing_to_drop(w) ? ZR_ERR_ORDER : 0;
+        return w->n_open || w->all || nothing_to_drop(w) ? ZERO_ERR_ORDER : 0;
     case ZR_EV_GATHER_ALL:
         if (w->n_open || w->all)
-            return ZR_ERR_ORDER;
+            return ZERO_ERR_ORDER;
         for (int32_t i = 0; i < w->spec.n_units; i++)
             if (needs_slot(w, i) && !param_fits(w, i))
-                return ZR_ERR_BUDGET;
+                return ZERO_ERR_BUDGET;
         return 0;
     case ZR_EV_RELEASE_ALL:
-        return w->n_open || !w->all ? ZR_ERR_ORDER : 0;
+        return w->n_open || !w->all ? ZERO_ERR_ORDER : 0;
     case ZR_EV_EVALUATED:
-        return w->n_open || w->all || w->complete || has_backward(w) ? ZR_ERR_ORDER : 0;
+        return w->n_open || w->all || w->complete || has_backward(w) ? ZERO_ERR_ORDER : 0;
     case ZR_EV_REWRITE:
-        return is_open(w, unit) || w->all ? ZR_ERR_ORDER : 0;
+        return is_open(w, unit) || w->all ? ZERO_ERR_ORDER : 0;
     case ZR_EV_SNAPSHOT: {
         bool begun = w->n_open || w->n_micro || w->complete || w->inputs;
         for (int32_t i = 0; i < w->spec.n_units; i++)
             begun |= w->unit[i].used[1];
-        return begun ? ZR_ERR_ORDER : 0;
+        return begun ? ZERO_ERR_ORDER : 0;
     }
     }
-    return ZR_ERR_ARG;
+    return ZERO_ERR_ARG;
 }
 
 /* ---- actions ---- */

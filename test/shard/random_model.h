@@ -52,7 +52,7 @@ static inline struct zr_tensor make_tensor(const char *name, int64_t n_elems, in
     struct zr_tensor t = {.name = strdup(name),
                           .param = &model_pointer,
                           .grad = &model_pointer,
-                          .dtype = ZR_F32,
+                          .dtype = ZERO_F32,
                           .n_elems = n_elems,
                           .n_slices = 1,
                           .n_states = 2,
@@ -77,7 +77,7 @@ static inline struct zr_tensor random_tensor(struct random_source *r, int32_t i,
     struct zr_tensor t = make_tensor(name, random_size(r), unit);
     if (chance(r, frozen_percent))
         t.grad = NULL;
-    t.dtype = chance(r, 50) ? ZR_F32 : ZR_BF16;
+    t.dtype = chance(r, 50) ? ZERO_F32 : ZERO_BF16;
     t.no_decay = chance(r, 30);
     t.overwrite = chance(r, 30);
     t.resident = chance(r, 4);
@@ -90,7 +90,7 @@ static inline void mix_optimizers(struct zr_tensor *t, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {
         if (n % 2 && (t[i].n_elems + i) % 3 == 0)
-            t[i].optimizer = (enum zr_optimizer)((t[i].n_elems / 3 + i) % ZR_OPTIMIZER_COUNT);
+            t[i].optimizer = (enum zero_optimizer)((t[i].n_elems / 3 + i) % ZR_OPTIMIZER_COUNT);
         t[i].n_states =
             t[i].optimizer ? zr_optimizer_states(t[i].optimizer, i % 2 ? 0.9f : 0) : n % (ZR_MAX_STATES + 1);
     }

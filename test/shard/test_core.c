@@ -663,30 +663,30 @@ static void errors_change_nothing(void **state)
     make_model(&m, 4, 2, 1, DEFAULT_ORDER);
     m.spec.grad_accum_steps = 2;
     watch_open(&w, &m.spec);
-    refused(&w, ZR_EV_END, 0, false, ZR_ERR_ORDER, "unit 0 is not open in forward");
-    refused(&w, ZR_EV_BEGIN, 4, false, ZR_ERR_ARG, "unit is 4; allowed: 0..3");
-    refused(&w, ZR_EV_BEGIN, -1, true, ZR_ERR_ARG, "unit is -1; allowed: 0..3");
-    refused(&w, ZR_EV_END, INT32_MAX, true, ZR_ERR_ARG, "unit is 2147483647");
-    refused(&w, ZR_EV_REWRITE, 4, false, ZR_ERR_ARG, "unit is 4");
-    refused(&w, (enum zr_core_event_kind)77, 0, false, ZR_ERR_ARG, "unknown event 77");
-    refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "no backward bracket has ended");
+    refused(&w, ZR_EV_END, 0, false, ZERO_ERR_ORDER, "unit 0 is not open in forward");
+    refused(&w, ZR_EV_BEGIN, 4, false, ZERO_ERR_ARG, "unit is 4; allowed: 0..3");
+    refused(&w, ZR_EV_BEGIN, -1, true, ZERO_ERR_ARG, "unit is -1; allowed: 0..3");
+    refused(&w, ZR_EV_END, INT32_MAX, true, ZERO_ERR_ARG, "unit is 2147483647");
+    refused(&w, ZR_EV_REWRITE, 4, false, ZERO_ERR_ARG, "unit is 4");
+    refused(&w, (enum zr_core_event_kind)77, 0, false, ZERO_ERR_ARG, "unknown event 77");
+    refused(&w, ZR_EV_STEP, 0, false, ZERO_ERR_ORDER, "no backward bracket has ended");
     watch_run(&w, "0(");
-    refused(&w, ZR_EV_BEGIN, 0, false, ZR_ERR_ORDER, "unit 0 is already open in forward");
-    refused(&w, ZR_EV_END, 0, true, ZR_ERR_ORDER, "unit 0 is not open in backward");
-    refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "unit 0 has an open bracket");
-    refused(&w, ZR_EV_MICRO, 0, false, ZR_ERR_ORDER, "unit 0 has an open bracket");
-    refused(&w, ZR_EV_REWRITE, 0, false, ZR_ERR_ORDER, "unit 0 has an open bracket");
+    refused(&w, ZR_EV_BEGIN, 0, false, ZERO_ERR_ORDER, "unit 0 is already open in forward");
+    refused(&w, ZR_EV_END, 0, true, ZERO_ERR_ORDER, "unit 0 is not open in backward");
+    refused(&w, ZR_EV_STEP, 0, false, ZERO_ERR_ORDER, "unit 0 has an open bracket");
+    refused(&w, ZR_EV_MICRO, 0, false, ZERO_ERR_ORDER, "unit 0 has an open bracket");
+    refused(&w, ZR_EV_REWRITE, 0, false, ZERO_ERR_ORDER, "unit 0 has an open bracket");
     watch_run(&w, "0[ 1(");
-    refused(&w, ZR_EV_BEGIN, 0, true, ZR_ERR_ORDER, "unit 0 is already open in backward");
-    refused(&w, ZR_EV_BEGIN, 2, false, ZR_ERR_BUDGET, "no parameter slot is free for unit 2 (100 bytes)");
+    refused(&w, ZR_EV_BEGIN, 0, true, ZERO_ERR_ORDER, "unit 0 is already open in backward");
+    refused(&w, ZR_EV_BEGIN, 2, false, ZERO_ERR_BUDGET, "no parameter slot is free for unit 2 (100 bytes)");
     watch_run(&w, "1) 0)");
-    refused(&w, ZR_EV_END, 0, false, ZR_ERR_ORDER, "unit 0 is not open in forward");
+    refused(&w, ZR_EV_END, 0, false, ZERO_ERR_ORDER, "unit 0 is not open in forward");
     watch_run(&w, "0]");
-    refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "unit 0 has had 1 backward pass since");
+    refused(&w, ZR_EV_STEP, 0, false, ZERO_ERR_ORDER, "unit 0 has had 1 backward pass since");
     watch_run(&w, "M");
-    refused(&w, ZR_EV_MICRO, 0, false, ZR_ERR_ORDER, "at most 1 time:");
+    refused(&w, ZR_EV_MICRO, 0, false, ZERO_ERR_ORDER, "at most 1 time:");
     watch_run(&w, "0[ 0] S");
-    refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "no backward bracket has ended");
+    refused(&w, ZR_EV_STEP, 0, false, ZERO_ERR_ORDER, "no backward bracket has ended");
     /* After all of that a clean step works. */
     watch_run(&w, DEFAULT_ORDER DEFAULT_ORDER "S");
     watch_close(&w);
@@ -694,7 +694,7 @@ static void errors_change_nothing(void **state)
     make_model(&m, 4, 4, 1, DEFAULT_ORDER);
     watch_open(&w, &m.spec);
     watch_run(&w, "0[ 1[");
-    refused(&w, ZR_EV_BEGIN, 2, true, ZR_ERR_BUDGET, "no gradient slot is free for unit 2 (100 bytes)");
+    refused(&w, ZR_EV_BEGIN, 2, true, ZERO_ERR_BUDGET, "no gradient slot is free for unit 2 (100 bytes)");
     watch_run(&w, "0] 2[ 2] 1] S");
     watch_close(&w);
 
@@ -704,10 +704,10 @@ static void errors_change_nothing(void **state)
     watch_open(&w, &m.spec);
     for (int u = 0; u < 4; u++)
         w.unit[u].no_brackets = true;
-    refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER,
+    refused(&w, ZR_EV_STEP, 0, false, ZERO_ERR_ORDER,
             "zero_micro ended 0 micro-batches, but grad_accum_steps is 3");
     watch_run(&w, "M");
-    refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "1 micro-batch,");
+    refused(&w, ZR_EV_STEP, 0, false, ZERO_ERR_ORDER, "1 micro-batch,");
     watch_run(&w, "M S M M S");
     watch_close(&w);
 }
@@ -729,11 +729,11 @@ static void unit_to_flag(void **state)
     watch_open(&w, &m.spec);
     watch_run(&w, "0( 4( 5(");
     refused(
-        &w, ZR_EV_BEGIN, 3, false, ZR_ERR_BUDGET,
+        &w, ZR_EV_BEGIN, 3, false, ZERO_ERR_BUDGET,
         "give a tensor of unit 5 the flag ZERO_RESIDENT, which keeps the 120 bytes of its parameters outside "
         "the slots, or declare the nesting in cfg.memory.order, or raise prefetch or param_budget_bytes");
     watch_run(&w, "5) 4) 0) 4[ 5( 5) 0[ 5[");
-    refused(&w, ZR_EV_BEGIN, 3, false, ZR_ERR_BUDGET, "tensor of unit 5 ");
+    refused(&w, ZR_EV_BEGIN, 3, false, ZERO_ERR_BUDGET, "tensor of unit 5 ");
     watch_run(&w, "5] 0] 4]");
     m.spec.n_param_slots = 0;
     for (int i = 0; i < 6; i++)
@@ -741,12 +741,12 @@ static void unit_to_flag(void **state)
     watch_close(&w);
     watch_open(&w, &m.spec);
     watch_run(&w, "0[ 4[ 5[");
-    refused(&w, ZR_EV_BEGIN, 3, true, ZR_ERR_BUDGET,
+    refused(&w, ZR_EV_BEGIN, 3, true, ZERO_ERR_BUDGET,
             "give a tensor of unit 5 the flag ZERO_RESIDENT, which keeps the 120 bytes of its gradients "
             "outside the slots, or declare the nesting in cfg.memory.order");
     assert_null(strstr(zr_error_text(), "prefetch"));
     watch_run(&w, "5]");
-    refused(&w, ZR_EV_BEGIN, 4, true, ZR_ERR_ORDER, "already open");
+    refused(&w, ZR_EV_BEGIN, 4, true, ZERO_ERR_ORDER, "already open");
     watch_run(&w, "4] 0] S");
     watch_close(&w);
 }
@@ -769,12 +769,13 @@ static void brackets_are_counted(void **state)
             for (int step = 0; step < 2; step++) {
                 for (int a = 0; a < accum; a++) {
                     if (a)
-                        refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "micro-batches are missing: unit 0");
+                        refused(&w, ZR_EV_STEP, 0, false, ZERO_ERR_ORDER,
+                                "micro-batches are missing: unit 0");
                     watch_run(&w, backward);
                 }
                 snprintf(says, sizeof says,
                          "zero_tensor.uses is 1 and grad_accum_steps is %d. Is a zero_step", accum);
-                refused(&w, ZR_EV_BEGIN, 3, true, ZR_ERR_ORDER, says);
+                refused(&w, ZR_EV_BEGIN, 3, true, ZERO_ERR_ORDER, says);
                 watch_run(&w, "3( 3)"); /* a forward bracket is always allowed */
                 watch_run(&w, step ? "N S" : "S");
             }
@@ -785,7 +786,7 @@ static void brackets_are_counted(void **state)
     make_model(&m, 4, 2, 1, "0(0) 1(1) 2(2) 3(3) 3[3] 3[3] 3[3] 2[2] 1[1] 0[0]");
     watch_open(&w, &m.spec);
     watch_run(&w, "3[ 3] 3[ 3] 2[ 2] 1[ 1] 0[ 0] 3[ 3]");
-    refused(&w, ZR_EV_BEGIN, 3, true, ZR_ERR_ORDER, "unit 3 has had 3 backward brackets");
+    refused(&w, ZR_EV_BEGIN, 3, true, ZERO_ERR_ORDER, "unit 3 has had 3 backward brackets");
     watch_run(&w, "S 3[ 3] 3[ 3] 1[ 1] S"); /* or fewer, and while others are left out */
     watch_run(&w, "3[ 3] S 0[ 0] S");       /* and all others */
     watch_close(&w);
@@ -795,7 +796,7 @@ static void brackets_are_counted(void **state)
     m.spec.grad_accum_steps = 2;
     watch_open(&w, &m.spec);
     watch_run(&w, "1[ 1] 1[ 1] 0[ 0]");
-    refused(&w, ZR_EV_STEP, 0, false, ZR_ERR_ORDER, "micro-batches are missing: unit 0 has had 1");
+    refused(&w, ZR_EV_STEP, 0, false, ZERO_ERR_ORDER, "micro-batches are missing: unit 0 has had 1");
     watch_run(&w, "1[ 1] 0[ 0] S 1[ 1] 1[ 1] S");
     watch_close(&w);
 
@@ -806,7 +807,7 @@ static void brackets_are_counted(void **state)
     watch_run(&w, "1[ 1] 0[ 0] 1[ 1] 0[ 0] S");
     for (int a = 0; a < 4; a++)
         watch_run(&w, "1[ 1] 0[ 0]");
-    refused(&w, ZR_EV_BEGIN, 1, true, ZR_ERR_ORDER,
+    refused(&w, ZR_EV_BEGIN, 1, true, ZERO_ERR_ORDER,
             "Otherwise set grad_accum_steps to the micro-batches of a step, or zero_tensor.uses to the "
             "unit's backward brackets in a micro-batch");
     watch_run(&w, "S");
@@ -829,23 +830,23 @@ static void norms_and_drops(void **state)
             if (stage < 2)
                 watch_run(&w, "2[2] X"); /* other units may have been written without brackets */
             else
-                refused(&w, ZR_EV_DROP, 0, false, ZR_ERR_ORDER, "nothing to drop");
+                refused(&w, ZR_EV_DROP, 0, false, ZERO_ERR_ORDER, "nothing to drop");
             if (each)
-                refused(&w, ZR_EV_NORM, 0, false, ZR_ERR_ORDER,
+                refused(&w, ZR_EV_NORM, 0, false, ZERO_ERR_ORDER,
                         stage < 2 ? "zero_norm: zero_micro ended 0 micro-batches" : "zero_norm: no backward");
             watch_run(&w, "0(0) 1(1) 2(2) 2[2] 1[1] 0[");
-            refused(&w, ZR_EV_NORM, 0, false, ZR_ERR_ORDER, "zero_norm: unit 0 has an open bracket");
-            refused(&w, ZR_EV_DROP, 0, false, ZR_ERR_ORDER, "zero_drop: unit 0 has an open bracket");
+            refused(&w, ZR_EV_NORM, 0, false, ZERO_ERR_ORDER, "zero_norm: unit 0 has an open bracket");
+            refused(&w, ZR_EV_DROP, 0, false, ZERO_ERR_ORDER, "zero_drop: unit 0 has an open bracket");
             watch_run(&w, "0]");
-            refused(&w, ZR_EV_NORM, 0, false, ZR_ERR_ORDER, "zero_norm: micro-batches are missing");
+            refused(&w, ZR_EV_NORM, 0, false, ZERO_ERR_ORDER, "zero_norm: micro-batches are missing");
             watch_run(&w, "2[2] 1[1] 0[0] N N");
             assert_true(zr_core_complete(w.core) && !zr_core_between_steps(w.core));
-            refused(&w, ZR_EV_BEGIN, 1, true, ZR_ERR_ORDER, "after zero_norm");
-            refused(&w, ZR_EV_MICRO, 0, false, ZR_ERR_ORDER, "zero_norm has ended");
-            refused(&w, ZR_EV_SNAPSHOT, -1, false, ZR_ERR_ORDER, "a step has begun");
+            refused(&w, ZR_EV_BEGIN, 1, true, ZERO_ERR_ORDER, "after zero_norm");
+            refused(&w, ZR_EV_MICRO, 0, false, ZERO_ERR_ORDER, "zero_norm has ended");
+            refused(&w, ZR_EV_SNAPSHOT, -1, false, ZERO_ERR_ORDER, "a step has begun");
             watch_run(&w, "1(1) N S"); /* a forward bracket is always allowed */
             assert_true(!zr_core_complete(w.core) && zr_core_between_steps(w.core));
-            refused(&w, ZR_EV_DROP, 0, false, ZR_ERR_ORDER, "nothing to drop");
+            refused(&w, ZR_EV_DROP, 0, false, ZERO_ERR_ORDER, "nothing to drop");
             /* Steps are dropped in the middle, at the end, and after the norm. */
             watch_run(&w, "2[2] 1[1] X 2[2] 1[1] 0[0] 0[0] X 1[1] 1[1] N X 2[2] 1[1] 0[0] 1[1] 0[0] S");
             assert_int_equal(n_actions(&w, ZR_ACT_NORM, -1), 1);
@@ -875,12 +876,12 @@ static void orders_of_a_step(void **state)
             watch_open(&w, &m.spec);
             for (int step = 0; step < 3; step++) {
                 watch_run(&w, orders[k]);
-                refused(&w, ZR_EV_EVALUATED, -1, false, ZR_ERR_ORDER, "so this is not an evaluation");
+                refused(&w, ZR_EV_EVALUATED, -1, false, ZERO_ERR_ORDER, "so this is not an evaluation");
                 watch_run(&w, "S");
             }
             assert_int_equal(zr_core_counts(w.core).n_strays, 0);
             watch_run(&w, "0(0) 1(1) 2(2) 0(");
-            refused(&w, ZR_EV_EVALUATED, -1, false, ZR_ERR_ORDER, "unit 0 has an open bracket");
+            refused(&w, ZR_EV_EVALUATED, -1, false, ZERO_ERR_ORDER, "unit 0 has an open bracket");
             watch_run(&w, "0) 1(1) 2(2) 0(0) 1(1) 2(2) E");
             int64_t strays = zr_core_counts(w.core).n_strays, demand = w.n_demand_gathers;
             watch_run(&w, orders[k]);
@@ -891,7 +892,7 @@ static void orders_of_a_step(void **state)
             assert_int_equal(zr_core_counts(w.core).n_strays, strays);
             assert_int_equal(zr_core_counts(w.core).n_replans, 0);
             watch_run(&w, orders[k]);
-            refused(&w, ZR_EV_BEGIN, 2, true, ZR_ERR_ORDER, "unit 2 has had 3 backward brackets");
+            refused(&w, ZR_EV_BEGIN, 2, true, ZERO_ERR_ORDER, "unit 2 has had 3 backward brackets");
             watch_close(&w);
         }
 }
@@ -935,8 +936,8 @@ static void norm_without_brackets(void **state)
     watch_open(&w, &m.spec);
     w.unit[0].no_brackets = w.unit[1].no_brackets = true;
     watch_run(&w, "N");
-    refused(&w, ZR_EV_SNAPSHOT, -1, false, ZR_ERR_ORDER, "a step has begun");
-    refused(&w, ZR_EV_EVALUATED, -1, false, ZR_ERR_ORDER, "a step has begun");
+    refused(&w, ZR_EV_SNAPSHOT, -1, false, ZERO_ERR_ORDER, "a step has begun");
+    refused(&w, ZR_EV_EVALUATED, -1, false, ZERO_ERR_ORDER, "a step has begun");
     watch_run(&w, "S N X");
     assert_int_equal(watch_call(&w, ZR_EV_SNAPSHOT, -1, false), 0);
     watch_close(&w);
@@ -962,20 +963,20 @@ static void everything_at_once(void **state)
                 before -= slot_of(&w, u) >= 0;
             watch_run(&w, "G");
             assert_int_equal(w.n_gathers - before, stage < 3 ? 0 : 4);
-            refused(&w, ZR_EV_GATHER_ALL, 0, false, ZR_ERR_ORDER, "call zero_release_all first");
-            refused(&w, ZR_EV_BEGIN, 1, true, ZR_ERR_ORDER, "unit 1 in backward while zero_gather_all");
-            refused(&w, ZR_EV_STEP, 1, true, ZR_ERR_ORDER, "zero_step: zero_gather_all holds");
+            refused(&w, ZR_EV_GATHER_ALL, 0, false, ZERO_ERR_ORDER, "call zero_release_all first");
+            refused(&w, ZR_EV_BEGIN, 1, true, ZERO_ERR_ORDER, "unit 1 in backward while zero_gather_all");
+            refused(&w, ZR_EV_STEP, 1, true, ZERO_ERR_ORDER, "zero_step: zero_gather_all holds");
             uint64_t held = zr_core_hash(w.core);
             watch_run(&w, "1(");
             uint64_t begun = zr_core_hash(w.core);
             watch_run(&w, "1)");
             assert_true(begun != held && zr_core_hash(w.core) != begun);
             watch_run(&w, "3( 1( 2( 0( 3) 1) 2) ");
-            refused(&w, ZR_EV_RELEASE_ALL, 0, false, ZR_ERR_ORDER, "unit 0 has an open bracket");
+            refused(&w, ZR_EV_RELEASE_ALL, 0, false, ZERO_ERR_ORDER, "unit 0 has an open bracket");
             watch_run(&w, "0) R");
             if (stage == 3)
                 assert_true(slot_of(&w, 0) >= 0); /* gathered ahead again */
-            refused(&w, ZR_EV_RELEASE_ALL, 0, false, ZR_ERR_ORDER, "there was no zero_gather_all");
+            refused(&w, ZR_EV_RELEASE_ALL, 0, false, ZERO_ERR_ORDER, "there was no zero_gather_all");
             watch_run(&w, "0(0) 1(1) 2(2) 3(3) 3[3] G 2(2) R 2[2] 1[1] 0[0] N G R S" DEFAULT_ORDER "S");
             assert_int_equal(zr_core_counts(w.core).n_replans, 0);
             assert_int_equal(zr_core_counts(w.core).n_strays, 0);
@@ -1031,12 +1032,12 @@ static void no_slot_names_holders(void **state)
     make_model(&m, 4, 2, 1, DEFAULT_ORDER);
     watch_open(&w, &m.spec);
     watch_run(&w, "0( 0[ 3(");
-    refused(&w, ZR_EV_BEGIN, 2, false, ZR_ERR_BUDGET,
+    refused(&w, ZR_EV_BEGIN, 2, false, ZERO_ERR_BUDGET,
             "Open units: 0 (forward and backward), 3 (forward). Is a zero_end missing?");
     watch_run(&w, "3) 1[");
-    refused(&w, ZR_EV_BEGIN, 0, false, ZR_ERR_ORDER, "already open");
+    refused(&w, ZR_EV_BEGIN, 0, false, ZERO_ERR_ORDER, "already open");
     watch_run(&w, "0)");
-    refused(&w, ZR_EV_BEGIN, 2, true, ZR_ERR_BUDGET, "0 (backward), 1 (backward)");
+    refused(&w, ZR_EV_BEGIN, 2, true, ZERO_ERR_BUDGET, "0 (backward), 1 (backward)");
     watch_close(&w);
 }
 
@@ -1229,7 +1230,7 @@ static void hash_tells_calls_apart(void **state)
             assert_int_equal(zr_core_step(c, &ev, out, &n_out), 0);
         hash[i] = zr_core_hash(c);
         ev = (struct zr_core_event){.kind = ZR_EV_END, .unit = N_UNITS};
-        assert_int_equal(zr_core_step(c, &ev, out, &n_out), ZR_ERR_ARG);
+        assert_int_equal(zr_core_step(c, &ev, out, &n_out), ZERO_ERR_ARG);
         assert_int_equal(zr_core_hash(c), hash[i]);
         for (int j = 0; j < i; j++)
             CHECK(hash[i] != hash[j], "calls %d and %d have one hash", i, j);
@@ -1340,7 +1341,7 @@ static void groups_reduce_again(void **state)
             /* A bracket that was not declared. */
             for (int a = 0; a < accum; a++)
                 watch_run(&w, "0(0) 1(1) 1[1] 0[0]");
-            refused(&w, ZR_EV_BEGIN, 1, true, ZR_ERR_ORDER, "Is a zero_step missing?");
+            refused(&w, ZR_EV_BEGIN, 1, true, ZERO_ERR_ORDER, "Is a zero_step missing?");
             watch_run(&w, "S");
             watch_close(&w);
         }
@@ -1368,7 +1369,7 @@ static void groups_reduce_fewer_uses(void **state)
                 assert_int_equal(n_actions(&w, ZR_ACT_REDUCE_OUTER, 1), use == 3);
             }
             if (n_uses == 3)
-                refused(&w, ZR_EV_BEGIN, 1, true, ZR_ERR_ORDER, "unit 1 has had 3 backward brackets");
+                refused(&w, ZR_EV_BEGIN, 1, true, ZERO_ERR_ORDER, "unit 1 has had 3 backward brackets");
             watch_run(&w, asks ? "N" : "S");
             assert_int_equal(n_actions(&w, ZR_ACT_REDUCE_OUTER, 1), n_uses < 3);
             watch_run(&w, asks ? "S" : "");

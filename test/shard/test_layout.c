@@ -345,7 +345,7 @@ static void known_shapes(void **state)
             t = calloc(N, sizeof *t);
             for (int i = 0; i < N; i++) {
                 t[i] = make_tensor("mixed", sizes[i], 0);
-                t[i].dtype = i % 2 ? ZR_BF16 : ZR_F32;
+                t[i].dtype = i % 2 ? ZERO_BF16 : ZERO_F32;
                 t[i].grad = i % 3 ? &model_pointer : NULL;
             }
             lay_out(t, N, world, kind & 1, kind & 2);
@@ -392,14 +392,14 @@ static void hash_covers_what_must_agree(void **state)
     char other_name[] = "b";
     DIFFERS(t.name = other_name);
     DIFFERS(t.grad = NULL);
-    DIFFERS(t.dtype = ZR_BF16);
+    DIFFERS(t.dtype = ZERO_BF16);
     DIFFERS(t.n_elems = 101);
     DIFFERS(t.stacked = true);
     DIFFERS((t.stacked = true, t.n_slices = 2));
     DIFFERS(t.no_decay = true);
     DIFFERS(t.group = 1);
     DIFFERS(t.n_states = 1);
-    DIFFERS(t.optimizer = ZR_SGD);
+    DIFFERS(t.optimizer = ZERO_SGD);
     DIFFERS(t.overwrite = true);
     DIFFERS(t.resident = true);
     DIFFERS(t.unit = 1);
@@ -433,7 +433,7 @@ static void refuse_gap(const int32_t *unit, const int64_t *n_slices, int32_t n, 
         if (n_slices[i] > 1)
             stack_tensor(&t[i], n_slices[i]);
     }
-    assert_int_equal(zr_layout_make(t, n, 2, 1, false, false, &l), ZR_ERR_ARG);
+    assert_int_equal(zr_layout_make(t, n, 2, 1, false, false, &l), ZERO_ERR_ARG);
     assert_null(l);
     if (!strstr(zr_error_text(), message))
         fail_msg("\"%s\" does not say \"%s\"", zr_error_text(), message);
@@ -474,7 +474,7 @@ static void out_of_memory_leaves_nothing(void **state)
             check_layout(l);
             zr_layout_free(l);
         } else {
-            assert_int_equal(err, ZR_ERR_NOMEM);
+            assert_int_equal(err, ZERO_ERR_NOMEM);
             assert_non_null(strstr(zr_error_text(), "no memory"));
             assert_null(l);
         }

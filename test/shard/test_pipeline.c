@@ -311,9 +311,9 @@ static void test_uneven(void **state)
     zr_pipe_report_close(&report, p);
     static const int64_t wrong_ns[] = {100, -1, 7000}, too_long_ns[] = {0, 0, INT64_MAX / 3};
     cost.moves_ns = wrong_ns;
-    assert_int_equal(zr_pipeline_check(p, &cost, &report), ZR_ERR_ARG);
+    assert_int_equal(zr_pipeline_check(p, &cost, &report), ZERO_ERR_ARG);
     cost.moves_ns = too_long_ns;
-    assert_int_equal(zr_pipeline_check(p, &cost, &report), ZR_ERR_ARG);
+    assert_int_equal(zr_pipeline_check(p, &cost, &report), ZERO_ERR_ARG);
     zr_pipeline_close(p);
 }
 
@@ -535,7 +535,7 @@ static void test_wrong(void **state)
         if (!p)
             fail_msg("%s: %s", wrong[k].text, zr_error_text());
         int err = zr_pipeline_check(p, &unit_cost, &report);
-        if (wrong[k].says ? err != ZR_ERR_ARG || !strstr(zr_error_text(), wrong[k].says) : err != 0)
+        if (wrong[k].says ? err != ZERO_ERR_ARG || !strstr(zr_error_text(), wrong[k].says) : err != 0)
             fail_msg("\n%s: %d: %s", wrong[k].text, err, zr_error_text());
         if (!err)
             zr_pipe_report_close(&report, p);
@@ -613,7 +613,7 @@ static void test_numbers(void **state)
     for (size_t k = 0; k < sizeof bad / sizeof *bad; k++) {
         const struct shape *s = &bad[k].s;
         struct zr_pipeline *p;
-        assert_int_equal(zr_pipeline_build(&p, s->kind, s->ranks, s->per_rank, s->n, false), ZR_ERR_ARG);
+        assert_int_equal(zr_pipeline_build(&p, s->kind, s->ranks, s->per_rank, s->n, false), ZERO_ERR_ARG);
         if (p || !strstr(zr_error_text(), bad[k].says))
             fail_msg("%zu: %s", k, zr_error_text());
     }
@@ -654,12 +654,12 @@ static void test_files(void **state)
     struct zr_pipeline *p;
     assert_null(read_bytes("0F0,0B0\0,1F0\n", 13));
     assert_non_null(strstr(zr_error_text(), "line 1: it contains a zero byte"));
-    assert_int_equal(zr_pipeline_read(&p, "/nonexistent/x.csv"), ZR_ERR_IO);
+    assert_int_equal(zr_pipeline_read(&p, "/nonexistent/x.csv"), ZERO_ERR_IO);
     /* the form that PyTorch writes: quoted or empty cells, lines that end in both characters */
     p = read_text("0F0,,\"0B0\"\r\n, 1F0 ,1B0,\r\n");
     assert_non_null(p);
     assert_int_equal(p->rows[0].n + p->rows[1].n, 4);
-    assert_int_equal(zr_pipeline_write(p, "/nonexistent/x.csv"), ZR_ERR_IO);
+    assert_int_equal(zr_pipeline_write(p, "/nonexistent/x.csv"), ZERO_ERR_IO);
     zr_pipeline_close(p);
     /* Blank lines at the end are no ranks. A blank line between others is a rank without actions. */
     p = read_text("0F0,0B0\n\n1F0,1B0\r\n \t\r\n\n");
@@ -730,13 +730,13 @@ static void test_costs(void **state)
     for (int k = 0; k < 3; k++) {
         cost = unit_cost;
         *(k == 0 ? &cost.backward_ns : k == 1 ? &cost.move_ns : &cost.activation_bytes) = INT64_MAX / 3;
-        assert_int_equal(zr_pipeline_check(p, &cost, &report), ZR_ERR_ARG);
+        assert_int_equal(zr_pipeline_check(p, &cost, &report), ZERO_ERR_ARG);
         assert_non_null(strstr(zr_error_text(), "63 bits"));
         assert_null(report.ranks);
     }
     cost = unit_cost;
     cost.weight_ns = cost.backward_ns + 1;
-    assert_int_equal(zr_pipeline_check(p, &cost, &report), ZR_ERR_ARG);
+    assert_int_equal(zr_pipeline_check(p, &cost, &report), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "the cost of weights is above the cost of backward"));
     zr_pipeline_close(p);
 }
@@ -750,7 +750,7 @@ static void test_pairs(void **state)
         assert_non_null(p);
         p->rows[0].at[k == 0 ? 5 : 0].with_next = true;
         p->rows[0].at[1].with_next = k == 1;
-        assert_int_equal(zr_pipeline_check(p, &unit_cost, &report), ZR_ERR_ARG);
+        assert_int_equal(zr_pipeline_check(p, &unit_cost, &report), ZERO_ERR_ARG);
         assert_non_null(strstr(zr_error_text(), "has no other action to be computed with"));
         zr_pipeline_close(p);
     }
@@ -761,21 +761,21 @@ static void test_what_cannot_be_lowered(void **state)
     struct zr_pipe_cost free_forward = unit_cost;
     struct zr_pipeline *p = read_text("0UNSHARD,0F0,0B0\n"), *lowered;
     free_forward.forward_ns = 0;
-    assert_int_equal(zr_pipeline_lower(&lowered, p, &unit_cost, 0), ZR_ERR_ARG);
+    assert_int_equal(zr_pipeline_lower(&lowered, p, &unit_cost, 0), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "rank 0: 0UNSHARD: the schedule already has messages"));
     zr_pipeline_close(p);
     p = read_text("0F0,0B0\n");
-    assert_int_equal(zr_pipeline_lower(&lowered, p, &free_forward, 0), ZR_ERR_ARG);
+    assert_int_equal(zr_pipeline_lower(&lowered, p, &free_forward, 0), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "0F0 takes no time"));
     zr_pipeline_close(p);
     p = read_text("0F0,0F1,1F0,1F1,(1B0;0F2)OVERLAP_F_B,0B0,1F2,1B1,0B1,1B2,0B2\n");
-    assert_int_equal(zr_pipeline_lower(&lowered, p, &unit_cost, 1), ZR_ERR_ARG);
+    assert_int_equal(zr_pipeline_lower(&lowered, p, &unit_cost, 1), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "stages 1 and 0 at the same time, but only one may be gathered"));
     expect_ok(zr_pipeline_lower(&lowered, p, &unit_cost, 2));
     zr_pipeline_close(lowered);
     zr_pipeline_close(p);
     p = read_text("0F0,0B1\n");
-    assert_int_equal(zr_pipeline_lower(&lowered, p, &unit_cost, 0), ZR_ERR_ARG);
+    assert_int_equal(zr_pipeline_lower(&lowered, p, &unit_cost, 0), ZERO_ERR_ARG);
     assert_null(lowered);
     zr_pipeline_close(p);
 }
@@ -797,13 +797,13 @@ static int all_of_it(void)
 static void test_no_memory(void **state)
 {
     int64_t live = n_live;
-    int err = ZR_ERR_NOMEM;
+    int err = ZERO_ERR_NOMEM;
     for (int64_t k = 0; err; k++) {
         n_allocs = 0;
         fail_at = k;
         err = all_of_it();
         fail_at = -1;
-        assert_true(err == 0 || err == ZR_ERR_NOMEM);
+        assert_true(err == 0 || err == ZERO_ERR_NOMEM);
         assert_int_equal(n_live, live);
         assert_true(err || k > 40);
     }

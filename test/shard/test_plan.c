@@ -137,7 +137,7 @@ static void random_planned(struct random_source *r, struct planned *p, int stage
     p->opt.prefetch = chance(r, 10) ? 100 : (int)random_below(r, 5);
     p->opt.deterministic = chance(r, 50);
     p->opt.grad_in_place = !p->opt.deterministic && chance(r, 50);
-    p->opt.wire_dtype = chance(r, 50) ? 0 : chance(r, 50) ? ZR_F32 : ZR_BF16;
+    p->opt.wire_dtype = chance(r, 50) ? 0 : chance(r, 50) ? ZERO_F32 : ZERO_BF16;
     if (chance(r, 50)) {
         p->opt.n_order = random_calls(r, p->layout->n_units, p->order);
         p->opt.order = p->order;
@@ -401,7 +401,7 @@ static void check_bytes(const struct zr_plan *p, const struct zr_options *o)
     CHECK(p->bytes[ZR_MEM_MOMENTS] == states * (int64_t)sizeof(float), "%lld of states", (long long)states);
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
-        bool has = f->trainable && f->dtype != ZR_F32;
+        bool has = f->trainable && f->dtype != ZERO_F32;
         CHECK(p->master_at[i] == (has ? master : -1), "flat %d", i);
         master += has ? kept_elems(l, f, copies) : 0;
     }
@@ -614,7 +614,7 @@ static void any_budget(void **state)
             p.opt.param_budget_bytes = budget;
             int err = plan_again(&p);
             if (err) {
-                CHECK(err == ZR_ERR_BUDGET && strstr(zr_error_text(), "param_budget_bytes"), "%s",
+                CHECK(err == ZERO_ERR_BUDGET && strstr(zr_error_text(), "param_budget_bytes"), "%s",
                       zr_error_text());
                 CHECK(budget < n_open * largest, "%lld bytes would do for %lld units of %lld: %s",
                       (long long)budget, (long long)n_open, (long long)largest, zr_error_text());
@@ -653,7 +653,7 @@ static void small_budgets_are_refused(void **state)
     int64_t need = p.layout->units[1].param_bytes;
     for (int64_t budget = 1; budget < need; budget += need / 3) {
         p.opt.param_budget_bytes = budget;
-        assert_int_equal(plan_again(&p), ZR_ERR_BUDGET);
+        assert_int_equal(plan_again(&p), ZERO_ERR_BUDGET);
         assert_null(p.plan);
         snprintf(expected, sizeof expected, "param_budget_bytes is %lld; unit 1 alone needs %lld",
                  (long long)budget, (long long)need);
@@ -788,7 +788,7 @@ static void traffic_by_tensor(void **state)
 {
     enum { N = 4096 };
     const int64_t agreement = zr_agree_wire(2, 0, ZR_AGREE_SUMS, ZR_AGREE_MAXES);
-    for (int wire = 0; wire <= ZR_BF16; wire++) {
+    for (int wire = 0; wire <= ZERO_BF16; wire++) {
         for (int stage = 1; stage <= 3; stage++) {
             struct planned p = {.opt = default_options(stage)};
             struct zr_tensor *t = calloc(3, sizeof *t);
@@ -796,14 +796,14 @@ static void traffic_by_tensor(void **state)
             t[1] = make_tensor("frozen", 2 * N, 0);
             t[1].grad = NULL;
             t[2] = make_tensor("half", 4 * N, 0);
-            t[2].dtype = ZR_BF16;
-            p.opt.wire_dtype = (enum zr_dtype)wire;
+            t[2].dtype = ZERO_BF16;
+            p.opt.wire_dtype = (enum zero_dtype)wire;
             lay_out(&p, t, 3, 2);
             /* The flag makes it resident at stage 3, so that the three stages are equal here. */
             p.layout->units[0].resident = true;
             assert_int_equal(plan_again(&p), 0);
             int64_t gather = (4 * N + 2 * 4 * N) / 2,
-                    reduce = ((wire == ZR_BF16 ? 2 : 4) * N + 2 * 4 * N) / 2;
+                    reduce = ((wire == ZERO_BF16 ? 2 : 4) * N + 2 * 4 * N) / 2;
             assert_int_equal(p.plan->traffic.wire_bytes, gather + reduce + agreement);
             p.layout->units[0].resident = false;
             p.opt.order = p.order;
@@ -814,7 +814,8 @@ static void traffic_by_tensor(void **state)
             assert_int_equal(zr_plan_gather_wire(p.plan, 0, zr_where_of(&p.plan->place, 0)),
                              gather + (p.plan->resident[0] ? 0 : 4 * 2 * N / 2));
             assert_int_equal(
-                zr_plan_reduce_wire(p.plan, 0, zr_where_of(&p.plan->place, 1), (enum zr_dtype)wire), reduce);
+                zr_plan_reduce_wire(p.plan, 0, zr_where_of(&p.plan->place, 1), (enum zero_dtype)wire),
+                reduce);
             release(&p);
         }
     }
@@ -1045,7 +1046,7 @@ static void memory_and_traffic_of_groups(void **state)
         p.opt.deterministic = tree;
         for (int32_t i = 0; i < LAYERS; i++) {
             t[i] = make_tensor("layer", ELEMS, i);
-            t[i].dtype = bf16 ? ZR_BF16 : ZR_F32;
+            t[i].dtype = bf16 ? ZERO_BF16 : ZERO_F32;
         }
         lay_out(&p, t, LAYERS, inner * outer);
         assert_int_equal(plan_again(&p), 0);
@@ -1103,9 +1104,9 @@ static void groups_of_one_and_of_all(void **state)
     struct zr_placement place;
     p.opt.hybrid = ZR_HSDP;
     p.opt.dp_shard = 3;
-    assert_int_equal(zr_placement_in(&p.opt, 8, &place), ZR_ERR_ARG);
+    assert_int_equal(zr_placement_in(&p.opt, 8, &place), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "dp_shard is 3, world is 8"));
-    assert_int_equal(zr_placement_make(2, ZR_HFSDP, false, 2, 2, &place), ZR_ERR_ARG);
+    assert_int_equal(zr_placement_make(2, ZR_HFSDP, false, 2, 2, &place), ZERO_ERR_ARG);
 }
 
 /* More layers take no more memory beyond what grows with the model: shards, sums, and states. */
@@ -1243,7 +1244,7 @@ static void wrong_orders_are_refused(void **state)
     p.order[3] = (struct zr_call){.unit = 3, .backward = 1, .is_end = 1};
     p.opt.order = p.order;
     p.opt.n_order = 4;
-    assert_int_equal(plan_again(&p), ZR_ERR_ARG);
+    assert_int_equal(plan_again(&p), ZERO_ERR_ARG);
     assert_string_equal(zr_error_text(), "order[2].unit is 3; allowed: 0..2");
     release(&p);
 }
@@ -1340,7 +1341,7 @@ static void declared_uses(void **state)
                             p.order[n] = (struct zr_call){.unit = u, .backward = 1, .is_end = k & 1};
                     assert_int_equal(p.opt.n_order, TWICE_OF_1);
                     p.layout->tensors[1].uses = 3;
-                    assert_int_equal(plan_again(&p), ZR_ERR_ARG);
+                    assert_int_equal(plan_again(&p), ZERO_ERR_ARG);
                     assert_non_null(strstr(zr_error_text(), "tensors[1] (shared): uses is 3, but "
                                                             "cfg.memory.order has 2 backward brackets of "
                                                             "its unit 1"));
@@ -1401,12 +1402,12 @@ static void out_of_memory_leaves_nothing(void **state)
     zr_plan_free(p.plan);
     p.plan = NULL;
     int64_t live = n_live, k = 0;
-    for (int err = ZR_ERR_NOMEM; err; k++) {
+    for (int err = ZERO_ERR_NOMEM; err; k++) {
         n_allocs = 0;
         fail_at = k;
         err = zr_plan_make(p.layout, &p.opt, &p.plan);
         fail_at = -1;
-        assert_true(err == 0 || err == ZR_ERR_NOMEM);
+        assert_true(err == 0 || err == ZERO_ERR_NOMEM);
         if (err) {
             assert_null(p.plan);
             assert_non_null(strstr(zr_error_text(), "no memory"));

@@ -65,12 +65,12 @@ static int rehearse_fully(const struct zr_core_spec *spec, int64_t *gathers, int
     int32_t *places = calloc((size_t)spec->n_units, sizeof *places);
     int err = 0;
     if (!mem || !actions || !places) {
-        err = ZR_ERR_NOMEM;
+        err = ZERO_ERR_NOMEM;
         goto out;
     }
     struct zr_core *core = zr_core_init(mem, spec);
     if (!zr_core_has_room(core)) { /* enough slots for the steps, but not after everything else */
-        err = ZR_ERR_BUDGET;
+        err = ZERO_ERR_BUDGET;
         goto out;
     }
     note_places(core, spec->n_units, places);
@@ -90,7 +90,7 @@ static int rehearse_fully(const struct zr_core_spec *spec, int64_t *gathers, int
             int32_t n;
             err = zr_core_step(core, &ev, actions, &n);
             /* An order without backward passes has no step. Its calls are made again, as in an evaluation. */
-            if (err == ZR_ERR_ORDER && ev.kind == ZR_EV_STEP)
+            if (err == ZERO_ERR_ORDER && ev.kind == ZR_EV_STEP)
                 err = 0;
             if (err)
                 goto out;
@@ -230,7 +230,7 @@ static int mend(const struct zr_core_spec *s, int64_t *slots, int32_t n_slots, i
 {
     for (int32_t i = 1;; i++) {
         int err = rehearse_fully(s, scratch, scratch + s->n_units);
-        if (err != ZR_ERR_BUDGET || i >= n_slots)
+        if (err != ZERO_ERR_BUDGET || i >= n_slots)
             return err;
         slots[i] = slots[0];
     }
@@ -288,7 +288,7 @@ static int spend_budget(struct reference *p, const struct zr_options *opt, struc
         int err = depth_slots(p, opt, ahead, &next, a, b, scratch);
         int64_t need = sum(trial, next.n_need);
         if (!err && need > budget && n == 0)
-            err = ZR_ERR_BUDGET;
+            err = ZERO_ERR_BUDGET;
         deep = need <= budget;
         if (!err && deep)
             err = gather_cost(p, trial, next.n_need, scratch, &bytes);
@@ -306,7 +306,7 @@ static int spend_budget(struct reference *p, const struct zr_options *opt, struc
     for (int64_t size = deep ? next_size(s, 0) : 0; size && used + size <= budget && n < s->n_units;) {
         w->need[n] = size;
         int err = gather_cost(p, w->need, n + 1, scratch, &bytes);
-        if (err && err != ZR_ERR_BUDGET)
+        if (err && err != ZERO_ERR_BUDGET)
             return err;
         if (err || bytes >= cost) {
             size = next_size(s, size); /* it keeps nothing, or leaves a bracket without a slot */
@@ -336,7 +336,7 @@ static int64_t reference_cost(const struct zr_plan *plan, const struct zr_option
         units[u].resident = l->units[u].resident;
     r.spec.units = units;
     int err = spend_budget(&r, opt, &w, wide + 2 * n, narrow, narrow + n, wide + 3 * n);
-    assert_true(err == 0 || err == ZR_ERR_BUDGET);
+    assert_true(err == 0 || err == ZERO_ERR_BUDGET);
     if (!err)
         assert_int_equal(gather_cost(&r, w.need, w.n_need, wide + 3 * n, &cost), 0);
     free(units);
@@ -435,7 +435,7 @@ static void a_rehearsal_is_exact(void **state)
         if (p.opt.stage == 3 && chance(&r, 60))
             p.opt.param_budget_bytes = 1 + random_below(&r, sharded_bytes(p.layout) + 1);
         int err = zr_plan_make(p.layout, &p.opt, &p.plan);
-        CHECK(err == 0 || err == ZR_ERR_BUDGET, "%s", zr_error_text());
+        CHECK(err == 0 || err == ZERO_ERR_BUDGET, "%s", zr_error_text());
         if (!err) {
             size_t n = (size_t)p.layout->n_units;
             int64_t *fast = calloc(4 * n, sizeof *fast), *slow = fast + 2 * n;
@@ -458,7 +458,7 @@ static void a_rehearsal_is_exact(void **state)
 static void compare(struct planned *p, int64_t *n_compared)
 {
     int err = zr_plan_make(p->layout, &p->opt, &p->plan);
-    CHECK(err == 0 || err == ZR_ERR_BUDGET, "%s", zr_error_text());
+    CHECK(err == 0 || err == ZERO_ERR_BUDGET, "%s", zr_error_text());
     if (err || p->plan->n_param_slots == 0)
         return;
     int64_t least = reference_cost(p->plan, &p->opt), cost = cost_of(p->plan), used = 0;

@@ -256,7 +256,7 @@ static void ranks_are_of_few_kinds(void **state)
      * ways. */
     assert_true(kinds(12, 6, 4) > 1);
     struct zr_symmetry s;
-    assert_int_equal(zr_symmetry_make(64 * 1009, 1009, 64, &s), ZR_ERR_ARG);
+    assert_int_equal(zr_symmetry_make(64 * 1009, 1009, 64, &s), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "make groups fill hosts"));
 }
 
@@ -267,7 +267,7 @@ static void what_differs_is_refused(void **state)
     struct zr_verify_time t;
     struct zr_verify_result r;
     c.granule = 7;
-    assert_int_equal(zr_verify_scale(&c, &s, &t, &r), ZR_ERR_ARG);
+    assert_int_equal(zr_verify_scale(&c, &s, &t, &r), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "granule"));
 }
 

@@ -28,8 +28,8 @@ static void flaws_are_found(void **state)
     assert_int_equal(zr_verify_search(2, 2, ZR_SEARCH_NO_PUSH, &r), 0);
     assert_true(r.n_bad > 0);
     assert_non_null(strstr(r.text, "deadlock"));
-    assert_int_equal(zr_verify_search(0, 2, ZR_SEARCH_SOUND, &r), ZR_ERR_ARG);
-    assert_int_equal(zr_verify_search(2, 4, ZR_SEARCH_SOUND, &r), ZR_ERR_ARG);
+    assert_int_equal(zr_verify_search(0, 2, ZR_SEARCH_SOUND, &r), ZERO_ERR_ARG);
+    assert_int_equal(zr_verify_search(2, 4, ZR_SEARCH_SOUND, &r), ZERO_ERR_ARG);
 }
 
 int main(void)

@@ -110,9 +110,9 @@ static void replays(void **state)
                     r.n_accesses == same.n_accesses);
     }
     struct zr_verify_case c;
-    assert_int_equal(zr_verify_parse("stage=3 world=65 n_units=1 accum=1 n_steps=1", &c), ZR_ERR_ARG);
-    assert_int_equal(zr_verify_parse("stage=3 wold=2", &c), ZR_ERR_ARG);
-    assert_int_equal(zr_verify_parse("stage=3 world", &c), ZR_ERR_ARG);
+    assert_int_equal(zr_verify_parse("stage=3 world=65 n_units=1 accum=1 n_steps=1", &c), ZERO_ERR_ARG);
+    assert_int_equal(zr_verify_parse("stage=3 wold=2", &c), ZERO_ERR_ARG);
+    assert_int_equal(zr_verify_parse("stage=3 world", &c), ZERO_ERR_ARG);
 }
 
 /* Groups belong to hybrid sharding at stage 3, and divide the world. Without the fields there are none. */
@@ -127,13 +127,13 @@ static void cases_of_groups(void **state)
         {"stage=3 world=6 n_units=1 accum=1 n_steps=1 group=3 hybrid=2 dealt=1", 0},
         {"stage=3 world=6 n_units=1 accum=1 n_steps=1 group=1 hybrid=2", 0},
         {"stage=3 world=6 n_units=1 accum=1 n_steps=1 group=6 hybrid=1", 0},
-        {"stage=3 world=6 n_units=1 accum=1 n_steps=1 group=4 hybrid=1", ZR_ERR_ARG},
-        {"stage=3 world=6 n_units=1 accum=1 n_steps=1 group=0 hybrid=1", ZR_ERR_ARG},
-        {"stage=3 world=6 n_units=1 accum=1 n_steps=1 group=-2 hybrid=1", ZR_ERR_ARG},
-        {"stage=3 world=6 n_units=1 accum=1 n_steps=1 group=2 hybrid=3", ZR_ERR_ARG},
-        {"stage=2 world=6 n_units=1 accum=1 n_steps=1 group=2 hybrid=1", ZR_ERR_ARG},
-        {"stage=3 world=6 n_units=1 accum=1 n_steps=1 group=2", ZR_ERR_ARG},
-        {"stage=3 world=6 n_units=1 accum=1 n_steps=1 dealt=1", ZR_ERR_ARG},
+        {"stage=3 world=6 n_units=1 accum=1 n_steps=1 group=4 hybrid=1", ZERO_ERR_ARG},
+        {"stage=3 world=6 n_units=1 accum=1 n_steps=1 group=0 hybrid=1", ZERO_ERR_ARG},
+        {"stage=3 world=6 n_units=1 accum=1 n_steps=1 group=-2 hybrid=1", ZERO_ERR_ARG},
+        {"stage=3 world=6 n_units=1 accum=1 n_steps=1 group=2 hybrid=3", ZERO_ERR_ARG},
+        {"stage=2 world=6 n_units=1 accum=1 n_steps=1 group=2 hybrid=1", ZERO_ERR_ARG},
+        {"stage=3 world=6 n_units=1 accum=1 n_steps=1 group=2", ZERO_ERR_ARG},
+        {"stage=3 world=6 n_units=1 accum=1 n_steps=1 dealt=1", ZERO_ERR_ARG},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct zr_verify_case c;
@@ -440,7 +440,7 @@ static void put_ragged(struct zr_sim *w, int r, struct zr_stream *s)
         all_list[p] = 1000 + of_all[p] / 4;
     struct zr_gather_seg g = {GATHERED, GATHERED, true, {.total = 256, .at = few_list}};
     struct zr_reduce_seg sum = {
-        GRADIENTS, SUMS, {.total = 320, .at = all_list, .at_bytes = 4}, ZR_F32, false};
+        GRADIENTS, SUMS, {.total = 320, .at = all_list, .at_bytes = 4}, ZERO_F32, false};
     assert_int_equal(zr_comm_all_gather(few, s, &g, 1, &tag), 0);
     assert_int_equal(zr_comm_reduce_scatter(all, s, &sum, 1, &tag), 0);
     memset(few_list, 0x55, sizeof few_list);
@@ -491,7 +491,7 @@ static void shared_arena(void **state)
         for (int k = 0; k < 2; k++) {
             struct zr_comm *c = shared_comm[k][r];
             assert_int_equal(zr_comm_attach(c, shared[r]), 0);
-            assert_int_equal(zr_comm_attach(c, shared[r]), ZR_ERR_ORDER);
+            assert_int_equal(zr_comm_attach(c, shared[r]), ZERO_ERR_ORDER);
         }
         zr_arena_drop(shared[r]);
         /* Words 0 and 1 are a sum and a maximum over all ranks, 8 and 9 over the group. Slots of the group
@@ -572,7 +572,7 @@ static void tables(void **state)
     const void *src[] = {at + 2048, at + 2048};
     const struct zr_sum_range sums[] = {{(float *)(at + 3328), 64, 16, false},
                                         {(float *)(at + 3584), 96, 16, false}};
-    assert_int_equal(dev->ops->sum_ranges(s, sums, 2, src, 2, ZR_F32), 0);
+    assert_int_equal(dev->ops->sum_ranges(s, sums, 2, src, 2, ZERO_F32), 0);
     struct zr_content sum = grad;
     sum.first = 64;
     sum.value = 10;
@@ -581,10 +581,10 @@ static void tables(void **state)
     sum.first = 96;
     zr_shadow_expect(rec, zr_sim_line_of(s), at + 3584, 64, sum);
     assert_int_equal(rec->n_reports, 0);
-    assert_int_equal(dev->ops->sum_ranges(s, sums, 65, src, 2, ZR_F32), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->sum_ranges(s, sums, 65, src, 2, ZERO_F32), ZERO_ERR_ARG);
     struct zr_copy_rows bad = rows;
     bad.dst = at + 32;
-    assert_int_equal(dev->ops->copy_rows(s, &bad, 1), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->copy_rows(s, &bad, 1), ZERO_ERR_ARG);
     dev->ops->free(dev, p, 4096);
     dev->ops->stream_close(s);
     zr_sim_close(w);

@@ -11,7 +11,7 @@ int zr_nccl_load(const char *library, bool lent, struct zr_nccl_api *api)
     (void)lent;
     *api = (struct zr_nccl_api){0};
     if (library)
-        return zr_fail(ZR_ERR_NOTSUP, "there is no NCCL: %s", library);
+        return zr_fail(ZERO_ERR_NOTSUP, "there is no NCCL: %s", library);
     int version = nccl_stand_in_the_machine()->version;
 #define X(name) api->name = nccl##name;
     ZR_NCCL_NEEDED(X)

@@ -89,7 +89,7 @@ static void test_defaults(void **state)
         assert_int_equal(o->stage, 0);
         assert_int_equal(o->n_optims, 1);
         const struct zr_optim *h = &o->optim[0];
-        assert_int_equal(h->optimizer, ZR_ADAMW);
+        assert_int_equal(h->optimizer, ZERO_ADAMW);
         assert_true(h->beta1 == 0.9f && h->beta2 == 0.999f && h->eps == 1e-8f);
         assert_true(h->lr_scale == 1 && h->weight_decay == 0 && o->clip == 0 && o->grad_scale == 1);
         assert_int_equal(o->grad_accum_steps, 1);
@@ -131,7 +131,7 @@ static void test_defaults_by_optimizer(void **state)
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.optim.optimizer = ZERO_SGD;
     struct zr_optim o = accepted(&cfg).options.optim[0];
-    assert_true(o.optimizer == ZR_SGD && o.beta1 == 0 && o.n_states == 0);
+    assert_true(o.optimizer == ZERO_SGD && o.beta1 == 0 && o.n_states == 0);
     cfg.optim.beta1 = 0.5f;
     o = accepted(&cfg).options.optim[0];
     assert_true(o.beta1 == 0.5f && o.n_states == 1);
@@ -141,7 +141,7 @@ static void test_defaults_by_optimizer(void **state)
     assert_true(o.beta2 == 0.99f && o.n_states == 1);
     cfg.optim.optimizer = ZERO_ADAM;
     o = accepted(&cfg).options.optim[0];
-    assert_true(o.optimizer == ZR_ADAM && o.beta2 == 0.999f && o.n_states == 2);
+    assert_true(o.optimizer == ZERO_ADAM && o.beta2 == 0.999f && o.n_states == 2);
     cfg = (struct zero_config)ZERO_CONFIG_INIT;
     cfg.optim.update = an_update;
     cfg.optim.n_states = 3;
@@ -166,12 +166,12 @@ static void test_groups(void **state)
     struct zr_options o = accepted(&cfg).options;
     clear_environment(state);
     assert_int_equal(o.n_optims, 3);
-    assert_true(o.optim[0].optimizer == ZR_ADAMW && o.optim[0].beta1 == 0.25f &&
+    assert_true(o.optim[0].optimizer == ZERO_ADAMW && o.optim[0].beta1 == 0.25f &&
                 o.optim[0].weight_decay == 0);
-    assert_true(o.optim[1].optimizer == ZR_LION && o.optim[1].lr_scale == 0 && o.optim[1].beta1 == 0.9f &&
+    assert_true(o.optim[1].optimizer == ZERO_LION && o.optim[1].lr_scale == 0 && o.optim[1].beta1 == 0.9f &&
                 o.optim[1].beta2 == 0.99f && o.optim[1].n_states == 1);
-    assert_true(o.optim[2].optimizer == ZR_ADAMW && o.optim[2].beta1 == 0.5f && o.optim[2].beta2 == 0.999f &&
-                o.optim[2].weight_decay == 2);
+    assert_true(o.optim[2].optimizer == ZERO_ADAMW && o.optim[2].beta1 == 0.5f &&
+                o.optim[2].beta2 == 0.999f && o.optim[2].weight_decay == 2);
     groups[1].eps = NAN;
     refuse(&cfg, "optim_groups[1]: eps is nan; allowed: a finite number");
 }
@@ -388,7 +388,7 @@ static void test_environment(void **state)
     setenv("ZERO_RANK", "not ours to read", 1);
     setenv("ZERO_WORLD_SIZE", "nor this", 1);
     struct zr_options o = accepted(&cfg).options;
-    assert_true(o.stage == 3 && o.optim[0].optimizer == ZR_SGD && o.optim[0].n_states == 0 &&
+    assert_true(o.stage == 3 && o.optim[0].optimizer == ZERO_SGD && o.optim[0].n_states == 0 &&
                 o.prefetch == 0);
     setenv("ZERO_HYBRID", "hfsdp", 1);
     setenv("ZERO_DP_REPLICATE", "auto", 1);

@@ -51,7 +51,7 @@ static void try_groups(const struct asked *a)
         t.host_of[r] = r % t.n_hosts;
     int err = FIRST_ERROR(zr_config_mesh(&c, 0, a->world), zr_config_groups(&c, a->has_hosts ? &t : NULL));
     const char *said = err ? zr_error_text() : log.text;
-    if (err != (a->inner ? 0 : ZR_ERR_ARG) || (a->says ? !strstr(said, a->says) : *said))
+    if (err != (a->inner ? 0 : ZERO_ERR_ARG) || (a->says ? !strstr(said, a->says) : *said))
         fail_msg("hybrid %d, %d replicas in %d: %d \"%s\", expected \"%s\"", a->hybrid, a->dp_replicate,
                  a->world, err, said, a->says ? a->says : "");
     if (!err) {

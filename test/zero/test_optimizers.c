@@ -77,14 +77,14 @@ static float noise(int64_t a, int64_t b)
 static float from_bf16(uint16_t h)
 {
     float x;
-    zr_host_kernels(ZR_ISA_PORTABLE)->cast(&x, ZR_F32, &h, ZR_BF16, 1);
+    zr_host_kernels(ZR_ISA_PORTABLE)->cast(&x, ZERO_F32, &h, ZERO_BF16, 1);
     return x;
 }
 
 static uint16_t to_bf16(float x)
 {
     uint16_t h;
-    zr_host_kernels(ZR_ISA_PORTABLE)->cast(&h, ZR_BF16, &x, ZR_F32, 1);
+    zr_host_kernels(ZR_ISA_PORTABLE)->cast(&h, ZERO_BF16, &x, ZERO_F32, 1);
     return h;
 }
 
@@ -104,9 +104,9 @@ static float gradient(int t, int64_t i, float weight, int step, int rank)
     return rounded(t, 0.5f * weight + noise(step * 8 + rank, (int64_t)t << 32 | i));
 }
 
-static enum zr_optimizer kind_of(int t)
+static enum zero_optimizer kind_of(int t)
 {
-    return (enum zr_optimizer)groups[specs[t].group].optimizer;
+    return (enum zero_optimizer)groups[specs[t].group].optimizer;
 }
 
 static float beta1_of(int t)

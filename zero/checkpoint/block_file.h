@@ -21,7 +21,7 @@ struct zr_block_file {
     _Atomic bool refused;
 };
 
-/* Makes a new file for `bytes` bytes, and reserves its space if the file system can. ZR_ERR_IO. */
+/* Makes a new file for `bytes` bytes, and reserves its space if the file system can. ZERO_ERR_IO. */
 int zr_block_file_create(const struct zr_files *fs, const char *path, int64_t bytes, struct zr_block_file *f);
 /* Opens a file for reading. bytes: the most that will be read. */
 int zr_block_file_open(const struct zr_files *fs, const char *path, int64_t bytes, struct zr_block_file *f);

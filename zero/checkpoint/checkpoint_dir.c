@@ -113,7 +113,7 @@ static int refuse_checkpoint(const struct zr_files *fs, const char *root)
     if (err || found != OF_CHECKPOINT)
         return err;
     const char *end = strrchr(root, '/');
-    return zr_fail(ZR_ERR_ARG,
+    return zr_fail(ZERO_ERR_ARG,
                    "%s: this folder is itself a checkpoint, and zero_load would not find a save in it; "
                    "allowed: a folder of checkpoints, such as the one above: %.*s",
                    root, end > root ? (int)(end - root) : 1, end ? root : ".");
@@ -133,15 +133,15 @@ int zr_checkpoint_begin(const struct zr_files *fs, struct zr_folder_locks *locks
     bool missing;
     char hidden[ZR_CHECKPOINT_NAME_BYTES + 1], path[ZR_PATH_BYTES];
     if (strlen(root) + 2 * ZR_CHECKPOINT_NAME_BYTES >= ZR_PATH_BYTES)
-        return zr_fail(ZR_ERR_ARG, "%.200s...: the path has %zu characters; allowed: %d", root, strlen(root),
-                       ZR_PATH_BYTES - 2 * ZR_CHECKPOINT_NAME_BYTES - 1);
+        return zr_fail(ZERO_ERR_ARG, "%.200s...: the path has %zu characters; allowed: %d", root,
+                       strlen(root), ZR_PATH_BYTES - 2 * ZR_CHECKPOINT_NAME_BYTES - 1);
     ZR_TRY(make_root(fs, root));
     ZR_TRY(refuse_checkpoint(fs, root));
     ZR_TRY(zr_folder_lock(locks, fs, root, log));
     int err = list_saves(fs, root, &missing, &l);
     int64_t last = !err && l.n ? l.names[0].serial : 0;
     if (last == MOST_SERIAL)
-        err = zr_fail(ZR_ERR_ARG,
+        err = zr_fail(ZERO_ERR_ARG,
                       "%s/%s: zero_load would not find a later save, because this number is the largest that "
                       "a name can hold; allowed: another folder, or a smaller number",
                       root, l.names[0].text);
@@ -299,7 +299,7 @@ static int check_file(const struct zr_files *fs, const char *folder, const char 
     err = zr_file_size(fs, fd, path, &n);
     *broken = !err && n != bytes;
     if (*broken)
-        err = zr_fail(ZR_ERR_IO, "%s: has %lld bytes; the manifest says %lld", path, (long long)n,
+        err = zr_fail(ZERO_ERR_IO, "%s: has %lld bytes; the manifest says %lld", path, (long long)n,
                       (long long)bytes);
     zr_file_close(fs, fd, path);
     return err;
@@ -315,7 +315,7 @@ int zr_checkpoint_open(const struct zr_files *fs, const char *folder, bool *brok
     if (!err)
         err = zr_file_load(fs, path, ZR_MANIFEST_MAX, broken, &text, &n);
     if (err)
-        return *broken ? zr_fail(ZR_ERR_IO, "%s: not a checkpoint: it has no " ZR_MANIFEST_NAME, folder)
+        return *broken ? zr_fail(ZERO_ERR_IO, "%s: not a checkpoint: it has no " ZR_MANIFEST_NAME, folder)
                        : err;
     /* A complete checkpoint that a later version wrote cannot be read. That is an error, and it is not
      * skipped. */
@@ -380,11 +380,11 @@ int zr_checkpoint_latest(const struct zr_files *fs, const char *root, char name[
     }
     if (!err && !found)
         err = manifest == NO_MANIFEST
-                  ? zr_fail(ZR_ERR_IO,
+                  ? zr_fail(ZERO_ERR_IO,
                             "%s: not a checkpoint: it has no " ZR_MANIFEST_NAME
                             " and no finished save; give the folder that zero_save was given",
                             root)
-                  : zr_fail(ZR_ERR_IO,
+                  : zr_fail(ZERO_ERR_IO,
                             "%s: not a checkpoint: it has no finished save, and %s/" ZR_MANIFEST_NAME
                             " is not libzero's, or is damaged",
                             root, root);

@@ -21,7 +21,7 @@
 
 /* Makes the folder .NAME in root for a checkpoint of step t. Makes root if it is missing (one level), and
  * takes its lock. Returns NAME, the name of the finished checkpoint. kept: it is never removed. Blocks.
- * ZR_ERR_IO, ZR_ERR_ARG. */
+ * ZERO_ERR_IO, ZERO_ERR_ARG. */
 int zr_checkpoint_begin(const struct zr_files *fs, struct zr_folder_locks *locks, struct zr_log *log,
                         const char *root, int64_t t, bool kept, char name[ZR_CHECKPOINT_NAME_BYTES]);
 /* Writes the manifest, after all other files. It goes to a temporary file, which is synced and renamed, and
@@ -41,7 +41,7 @@ void zr_checkpoint_prune(const struct zr_files *fs, const char *root, const char
  * read. */
 int zr_checkpoint_open(const struct zr_files *fs, const char *folder, bool *broken, struct zr_manifest *out);
 /* Finds the latest checkpoint in root. name is "" if root itself is one. Newer ones that are unfinished or
- * damaged are skipped with a warning. ZR_ERR_IO if there is none. */
+ * damaged are skipped with a warning. ZERO_ERR_IO if there is none. */
 int zr_checkpoint_latest(const struct zr_files *fs, const char *root, char name[ZR_CHECKPOINT_NAME_BYTES],
                          struct zr_log *log);
 

@@ -123,7 +123,7 @@ static int recognize(const struct zr_export_folder *f, const char *name, bool *i
     else if (!err && ends_with(name, ".safetensors"))
         err = read_file_id(f->fs, path, id);
     *is = !err && *id && (is_index || is_name_of(name, id));
-    return err == ZR_ERR_NOMEM ? err : 0;
+    return err == ZERO_ERR_NOMEM ? err : 0;
 }
 
 static void append(char *list, size_t bytes, const char *name, int32_t n)
@@ -158,7 +158,7 @@ static int examine(struct zr_export_folder *f)
             append(foreign, sizeof foreign, all.name[i], n_foreign++);
     }
     if (!err && n_foreign)
-        err = zr_fail(ZR_ERR_ARG,
+        err = zr_fail(ZERO_ERR_ARG,
                       "%s: this folder has %d weight files that zero_export did not write (%s); allowed: a "
                       "folder without such files",
                       f->path, n_foreign, foreign);
@@ -175,7 +175,7 @@ static int draw_id(char id[ZR_EXPORT_ID_BYTES])
 {
     uint64_t random;
     if (getrandom(&random, sizeof random, 0) != sizeof random)
-        return zr_fail(ZR_ERR_SYSTEM, "getrandom: %s", strerror(errno));
+        return zr_fail(ZERO_ERR_SYSTEM, "getrandom: %s", strerror(errno));
     snprintf(id, ZR_EXPORT_ID_BYTES, "%016" PRIx64, random);
     return 0;
 }
@@ -187,7 +187,7 @@ int zr_export_begin(const struct zr_files *fs, const struct zr_folder_locks *hel
     *f = (struct zr_export_folder){.fs = fs, .n_files = n_files};
     ZR_TRY(zr_path_absolute(fs, path, f->path));
     if (zr_folder_make(fs, f->path, &exists) && !exists)
-        return ZR_ERR_IO;
+        return ZERO_ERR_IO;
     ZR_TRY(zr_folder_is_locked(held, fs, f->path, &is_locked));
     if (!is_locked)
         ZR_TRY(zr_folder_lock(&f->locks, fs, f->path, log));

@@ -32,8 +32,8 @@ struct zr_export_folder {
 };
 
 /* Makes the folder if it is missing, locks it, removes what killed exports left unfinished, and draws the id.
- * held: locks that this context has already. ZR_ERR_ARG names weight files that zero_export did not write.
- * ZR_ERR_IO. Call zr_export_end afterwards, even after a failure. */
+ * held: locks that this context has already. ZERO_ERR_ARG names weight files that zero_export did not write.
+ * ZERO_ERR_IO. Call zr_export_end afterwards, even after a failure. */
 int zr_export_begin(const struct zr_files *fs, const struct zr_folder_locks *held, struct zr_log *log,
                     const char *path, int32_t n_files, struct zr_export_folder *f);
 /* Writes the name that a file has when the export is finished. Files count from 0. The only file of an export
@@ -42,7 +42,7 @@ void zr_export_name(const char *id, int32_t file, int32_t n_files, char out[ZR_E
 /* Writes the name that a file has while it is written. */
 void zr_export_hidden_name(const char *id, int32_t file, char out[ZR_EXPORT_NAME_BYTES]);
 /* Renames all files, which were synced, to their final names, and switches readers to them. An export of one
- * file has no index; otherwise `index` is its text. Then removes the earlier export. ZR_ERR_IO. */
+ * file has no index; otherwise `index` is its text. Then removes the earlier export. ZERO_ERR_IO. */
 int zr_export_publish(struct zr_export_folder *f, const char *index);
 /* Unlocks the folder. Removes the new files if readers cannot see them yet. */
 void zr_export_end(struct zr_export_folder *f);

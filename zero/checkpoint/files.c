@@ -20,28 +20,28 @@ static int fail_io(const char *path, const char *call, int64_t code)
 {
     char why[ZR_SYSTEM_WORDS];
     if (code == -ELOOP)
-        return zr_fail(ZR_ERR_IO,
+        return zr_fail(ZERO_ERR_IO,
                        "%s: %s: it is a symbolic link, or lies behind one, and links inside a folder of "
                        "checkpoints or exports are not followed; allowed: the file or folder itself",
                        path, call);
     if (code == -ZR_LINK_TO_ITSELF)
-        return zr_fail(ZR_ERR_IO,
+        return zr_fail(ZERO_ERR_IO,
                        "%s: %s: it is a symbolic link that leads back to itself, or lies behind one; "
                        "allowed: the file or folder itself",
                        path, call);
     if (code == -ZR_LINK_TO_NOTHING)
-        return zr_fail(ZR_ERR_IO,
+        return zr_fail(ZERO_ERR_IO,
                        "%s: %s: it is a symbolic link to something that does not exist, or lies behind one; "
                        "allowed: the file or folder itself",
                        path, call);
     if (code == -ENXIO)
-        return zr_fail(ZR_ERR_IO, "%s: %s: it is a FIFO, a socket or a device; allowed: a regular file", path,
-                       call);
+        return zr_fail(ZERO_ERR_IO, "%s: %s: it is a FIFO, a socket or a device; allowed: a regular file",
+                       path, call);
     if (code == -EFBIG || code == -EMFILE) /* a message about a limit has its value */
         zr_system_words((int)-code, why);
     else
         uv_strerror_r((int)code, why, sizeof why);
-    return zr_fail(ZR_ERR_IO, "%s: %s: %s", path, call, why);
+    return zr_fail(ZERO_ERR_IO, "%s: %s: %s", path, call, why);
 }
 
 /* Repeats a call that a signal interrupts. There is no limit, because any number of signals may come in a
@@ -55,8 +55,8 @@ int zr_path_join(char path[ZR_PATH_BYTES], const char *folder, const char *name)
 {
     int n = snprintf(path, ZR_PATH_BYTES, "%s/%s", folder, name);
     if (n < 0 || n >= ZR_PATH_BYTES)
-        return zr_fail(ZR_ERR_ARG, "%.200s.../%.100s: the path has %d characters; allowed: %d", folder, name,
-                       n, ZR_PATH_BYTES - 1);
+        return zr_fail(ZERO_ERR_ARG, "%.200s.../%.100s: the path has %d characters; allowed: %d", folder,
+                       name, n, ZR_PATH_BYTES - 1);
     return 0;
 }
 
@@ -117,7 +117,7 @@ int zr_file_read(const struct zr_files *fs, int fd, const char *path, void *buf,
         if (got < 0)
             return fail_io(path, "read", got);
         if (got == 0)
-            return zr_fail(ZR_ERR_IO, "%s: ends at byte %lld, %lld bytes before it should", path,
+            return zr_fail(ZERO_ERR_IO, "%s: ends at byte %lld, %lld bytes before it should", path,
                            (long long)at, (long long)n);
         p += got;
         at += got;
@@ -134,7 +134,7 @@ int zr_file_write(const struct zr_files *fs, int fd, const char *path, const voi
         if (put < 0)
             return fail_io(path, "write", put);
         if (put == 0)
-            return zr_fail(ZR_ERR_IO, "%s: write: nothing was written at byte %lld", path, (long long)at);
+            return zr_fail(ZERO_ERR_IO, "%s: write: nothing was written at byte %lld", path, (long long)at);
         p += put;
         at += put;
         n -= put;
@@ -223,7 +223,7 @@ int zr_path_absolute(const struct zr_files *fs, const char *path, char out[ZR_PA
     int err;
     RETRY(err, fs->absolute(fs->arg, path, out, ZR_PATH_BYTES));
     if (err == -ENAMETOOLONG)
-        return zr_fail(ZR_ERR_ARG, "%.200s...: the path is too long; allowed: %d characters from the root",
+        return zr_fail(ZERO_ERR_ARG, "%.200s...: the path is too long; allowed: %d characters from the root",
                        path, ZR_PATH_BYTES - 1);
     return err < 0 ? fail_io(path, "absolute path", err) : 0;
 }
@@ -270,7 +270,7 @@ int zr_names_add(struct zr_names *l, const char *name)
     if (more)
         l->name = more;
     if (!copy)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the names in a folder");
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for the names in a folder");
     l->name[l->n++] = copy;
     return 0;
 }
@@ -338,7 +338,7 @@ int zr_folder_remove(const struct zr_files *fs, const char *path, const char *fi
     }
     if (n_folders && n_folders < l.n && !err)
         err = zr_fail(
-            ZR_ERR_IO,
+            ZERO_ERR_IO,
             "%s: its files were removed, but libzero did not make the folder %s in it, so both folders stay",
             path, l.name[a_folder]);
     zr_names_free(&l);
@@ -356,11 +356,11 @@ static int load(const struct zr_files *fs, int fd, const char *path, int64_t max
     char *data = NULL;
     int err = zr_file_size(fs, fd, path, n);
     if (!err && *n > max)
-        err = zr_fail(ZR_ERR_IO, "%s: has %lld bytes; allowed: %lld", path, (long long)*n, (long long)max);
+        err = zr_fail(ZERO_ERR_IO, "%s: has %lld bytes; allowed: %lld", path, (long long)*n, (long long)max);
     if (!err) {
         data = malloc((size_t)*n + 1);
         err = data ? zr_file_read(fs, fd, path, data, *n, 0)
-                   : zr_fail(ZR_ERR_NOMEM, "no memory to read %s", path);
+                   : zr_fail(ZERO_ERR_NOMEM, "no memory to read %s", path);
     }
     zr_file_close(fs, fd, path);
     if (err) {

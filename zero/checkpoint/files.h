@@ -76,9 +76,9 @@ bool zr_is_link(int64_t code);
 /* The calls of the operating system. */
 extern const struct zr_files zr_files_posix;
 
-/* All functions below return 0, ZR_ERR_IO with the call, the path and the reason in the message, or
- * ZR_ERR_ARG for a path that is too long. They block. Interrupted calls are repeated, and short transfers are
- * continued. */
+/* All functions below return 0, ZERO_ERR_IO with the call, the path and the reason in the message, or
+ * ZERO_ERR_ARG for a path that is too long. They block. Interrupted calls are repeated, and short transfers
+ * are continued. */
 int zr_file_open(const struct zr_files *fs, const char *path, int flags, int *fd);
 /* Opens a file for reading and writing, and makes it if it is missing. *is_new: this call made it. *fd is -1
  * if the file was removed while this call ran. */
@@ -141,7 +141,7 @@ int zr_file_is_at(const struct zr_files *fs, int fd, const char *path, bool *is)
 int zr_file_remove(const struct zr_files *fs, const char *path);
 int zr_path_absolute(const struct zr_files *fs, const char *path, char out[ZR_PATH_BYTES]);
 
-/* Sets path to folder/name. ZR_ERR_ARG if it does not fit. */
+/* Sets path to folder/name. ZERO_ERR_ARG if it does not fit. */
 int zr_path_join(char path[ZR_PATH_BYTES], const char *folder, const char *name);
 
 #endif

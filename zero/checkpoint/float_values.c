@@ -38,9 +38,9 @@ static uint16_t round_to_bf16(uint32_t bits)
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-bool zr_floats_convert(const char *from, enum zr_dtype to)
+bool zr_floats_convert(const char *from, enum zero_dtype to)
 {
-    return (to == ZR_F32 || to == ZR_BF16) &&
+    return (to == ZERO_F32 || to == ZERO_BF16) &&
            (!strcmp(from, "F32") || !strcmp(from, "BF16") || !strcmp(from, "F16"));
 }
 
@@ -56,15 +56,15 @@ static uint32_t load(const void *src, const char *from, int64_t i)
     return !strcmp(from, "F16") ? widen_f16(narrow) : (uint32_t)narrow << 16;
 }
 
-void zr_floats_copy(void *dst, enum zr_dtype to, const void *src, const char *from, int64_t n)
+void zr_floats_copy(void *dst, enum zero_dtype to, const void *src, const char *from, int64_t n)
 {
-    bool same = !strcmp(from, to == ZR_F32 ? "F32" : "BF16");
+    bool same = !strcmp(from, to == ZERO_F32 ? "F32" : "BF16");
     if (same && dst == src)
         return;
     for (int64_t i = 0; i < n; i++) {
         uint32_t wide = load(src, from, i);
         uint16_t narrow;
-        if (to == ZR_F32) {
+        if (to == ZERO_F32) {
             memcpy((char *)dst + 4 * i, &wide, 4);
             continue;
         }
@@ -73,12 +73,12 @@ void zr_floats_copy(void *dst, enum zr_dtype to, const void *src, const char *fr
     }
 }
 
-int64_t zr_find_non_finite(const void *values, enum zr_dtype dtype, enum zr_dtype held, int64_t n,
+int64_t zr_find_non_finite(const void *values, enum zero_dtype dtype, enum zero_dtype held, int64_t n,
                            float *value)
 {
     for (int64_t i = 0; i < n; i++) {
-        uint32_t bits = load(values, dtype == ZR_F32 ? "F32" : "BF16", i);
-        float x = of_bits(held == ZR_F32 ? bits : (uint32_t)round_to_bf16(bits) << 16);
+        uint32_t bits = load(values, dtype == ZERO_F32 ? "F32" : "BF16", i);
+        float x = of_bits(held == ZERO_F32 ? bits : (uint32_t)round_to_bf16(bits) << 16);
         if (isfinite(x))
             continue;
         if (value)

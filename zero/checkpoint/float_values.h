@@ -8,14 +8,14 @@
 
 /* Whether values of the safetensors dtype `from` can become values of `to`: F32, BF16 and F16 become F32 or
  * BF16. */
-bool zr_floats_convert(const char *from, enum zr_dtype to);
+bool zr_floats_convert(const char *from, enum zero_dtype to);
 /* Sets dst[i] to src[i]. To F32 this is exact; to BF16 it rounds once, to nearest even. A NaN stays a NaN.
  * dst and src may overlap in two cases. Either dst begins at src and its elements are not larger, or both end
  * together and its elements are not smaller. */
-void zr_floats_copy(void *dst, enum zr_dtype to, const void *src, const char *from, int64_t n);
+void zr_floats_copy(void *dst, enum zero_dtype to, const void *src, const char *from, int64_t n);
 /* Rounds n values of F32 or BF16 to `held`, which is F32 or BF16 too. Returns the index of the first that is
  * then NaN or infinite, or -1. value: NULL, or set to the rounded value. */
-int64_t zr_find_non_finite(const void *values, enum zr_dtype dtype, enum zr_dtype held, int64_t n,
+int64_t zr_find_non_finite(const void *values, enum zero_dtype dtype, enum zero_dtype held, int64_t n,
                            float *value);
 
 #endif

@@ -75,7 +75,7 @@ static int read_holder(const struct zr_files *fs, int fd, const char *path, char
         *text = 0;
     if (*maker == USER)
         return zr_fail(
-            ZR_ERR_ARG,
+            ZERO_ERR_ARG,
             "%s: libzero did not make this file and does not change it, but needs its name for the "
             "folder's lock; allowed: a folder without such a file",
             path);
@@ -100,7 +100,7 @@ static int fail_held(const char *folder, char text[HOLDER_BYTES + 1])
         else if (kill((pid_t)pid, 0) && errno == ESRCH)
             more = ", which has ended, but its child process still holds the lock: end that child";
     }
-    return zr_fail(ZR_ERR_IO,
+    return zr_fail(ZERO_ERR_IO,
                    "%s: another run saves into this folder (%s%s), and the two would remove each other's "
                    "saves; give each run its own folder",
                    folder, n > 0 ? text : "it is not known which", more);
@@ -153,7 +153,7 @@ static int take(const struct zr_files *fs, const char *folder, struct zr_log *lo
             return 0;
         }
     }
-    return err ? err : zr_fail(ZR_ERR_IO, "%s: other processes keep taking and releasing its lock", path);
+    return err ? err : zr_fail(ZERO_ERR_IO, "%s: other processes keep taking and releasing its lock", path);
 }
 
 /* *is: the lock's path still leads to the file that is locked. It leads to another one, or to none, if

@@ -38,7 +38,7 @@ struct zr_folder_locks {
 /* Takes the folder's lock, if this list does not hold it already. If the list is full, the least recently
  * used lock is released. If the folder or its lock file was renamed or removed, the lock of what is at the
  * path now is taken. folder: as zr_path_absolute makes it. If the file system has no locks, this warns and
- * succeeds. ZR_ERR_IO names the holder, ZR_ERR_ARG a lock file that is the user's. */
+ * succeeds. ZERO_ERR_IO names the holder, ZERO_ERR_ARG a lock file that is the user's. */
 int zr_folder_lock(struct zr_folder_locks *locks, const struct zr_files *fs, const char *folder,
                    struct zr_log *log);
 /* *is: whether the list holds the lock of the folder at this path. Also true if the list has the folder and

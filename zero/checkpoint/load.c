@@ -6,7 +6,7 @@
  * the ranges cover the model once, and reads those that it keeps. A tensor that was frozen when it was saved
  * may be trained now, or the reverse. A frozen tensor has only weights, in the dtype of the model. A trained
  * one has fp32 masters and states. */
-#include "comm/verdict.h"
+#include "comm/first_error.h"
 #include "kernels/alloc.h"
 #include "zero/checkpoint/float_values.h"
 #include "zero/checkpoint/load_inside.h"
@@ -19,7 +19,7 @@ bool zr_loading_is_saved(const struct zr_loading *l, int32_t tensor, int kind)
 {
     const struct zr_manifest_tensor *was = l->was[tensor];
     if (kind == ZR_VALUE_PARAM)
-        return !was->trainable || l->z->whole.tensors[tensor].dtype != ZR_F32;
+        return !was->trainable || l->z->whole.tensors[tensor].dtype != ZERO_F32;
     return was->trainable && kind < was->n_states;
 }
 
@@ -49,7 +49,7 @@ void zr_loading_widen(const struct zr_loading *l)
         const struct zr_extent *x = &l->own.list[i];
         int64_t more = bytes_to_widen(l, x);
         if (more)
-            zr_floats_copy(x->at, ZR_F32, x->at + x->n * more,
+            zr_floats_copy(x->at, ZERO_F32, x->at + x->n * more,
                            zr_st_dtype_of(l->z->whole.tensors[x->tensor].dtype), x->n);
     }
 }
@@ -85,7 +85,7 @@ static void report_kinds(const struct zr_loading *l)
 
 struct choice {
     char name[ZR_CHECKPOINT_NAME_BYTES];
-    ZR_VERDICT(ZR_EXCHANGE_BYTES - sizeof(int32_t) - ZR_CHECKPOINT_NAME_BYTES);
+    ZR_FIRST_ERROR(ZR_EXCHANGE_BYTES - sizeof(int32_t) - ZR_CHECKPOINT_NAME_BYTES);
 };
 
 /* Rank 0 chooses the checkpoint, and all ranks take the one that it found. */
@@ -93,9 +93,9 @@ static int choose(struct zero_ctx *z, const char *path, struct zr_loading *l)
 {
     struct choice mine = {0}, *all = z->from_all;
     if (z->world.rank == 0)
-        zr_verdict_put(&mine, zr_checkpoint_latest(z->files, path, mine.name, z->config.options.log));
+        zr_first_error_put(&mine, zr_checkpoint_latest(z->files, path, mine.name, z->config.options.log));
     int err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
-    err = zr_verdict(err, &mine, all, z->world.world, z->world.rank);
+    err = zr_first_error(err, &mine, all, z->world.world, z->world.rank);
     if (!err && !all[0].name[0])
         snprintf(l->folder, sizeof l->folder, "%s", path);
     else if (!err)
@@ -109,7 +109,7 @@ static int choose(struct zero_ctx *z, const char *path, struct zr_loading *l)
 
 struct opened {
     struct zr_checksum manifest;
-    ZR_VERDICT(ZR_EXCHANGE_BYTES - sizeof(int32_t) - sizeof(struct zr_checksum));
+    ZR_FIRST_ERROR(ZR_EXCHANGE_BYTES - sizeof(int32_t) - sizeof(struct zr_checksum));
 };
 
 static int open_chosen(struct zr_loading *l)
@@ -125,14 +125,14 @@ static int open_chosen(struct zr_loading *l)
 static int compare(struct zero_ctx *z, const struct zr_loading *l, int err)
 {
     struct opened mine = {.manifest = l->manifest.sum}, *all = z->from_all;
-    zr_verdict_put(&mine, err);
+    zr_first_error_put(&mine, err);
     err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
-    err = zr_verdict(err, &mine, all, z->world.world, z->world.rank);
+    err = zr_first_error(err, &mine, all, z->world.world, z->world.rank);
     for (int r = 1; !err && r < z->world.world; r++)
         if (!zr_checksum_equal(&all[r].manifest, &all[0].manifest))
-            err =
-                zr_fail(ZR_ERR_IO, "%s: rank %d finds a different checkpoint there than rank 0; " SAME_FILES,
-                        l->folder, r);
+            err = zr_fail(ZERO_ERR_IO,
+                          "%s: rank %d finds a different checkpoint there than rank 0; " SAME_FILES,
+                          l->folder, r);
     return err;
 }
 
@@ -189,8 +189,8 @@ static int resolve(const struct zero_ctx *z, const char *given, char path[ZR_PAT
 {
     ZR_TRY(zr_path_absolute(z->files, given, path));
     if (strlen(path) + 4 * ZR_CHECKPOINT_NAME_BYTES >= ZR_PATH_BYTES)
-        return zr_fail(ZR_ERR_ARG, "%.200s...: the path from the root has %zu characters; allowed: %d", path,
-                       strlen(path), ZR_PATH_BYTES - 4 * ZR_CHECKPOINT_NAME_BYTES - 1);
+        return zr_fail(ZERO_ERR_ARG, "%.200s...: the path from the root has %zu characters; allowed: %d",
+                       path, strlen(path), ZR_PATH_BYTES - 4 * ZR_CHECKPOINT_NAME_BYTES - 1);
     return 0;
 }
 
@@ -198,7 +198,7 @@ static int load(struct zero_ctx *z, const char *given)
 {
     char copy[ZR_PATH_BYTES - 4 * ZR_CHECKPOINT_NAME_BYTES], path[ZR_PATH_BYTES];
     if (strlen(given) + 4 * ZR_CHECKPOINT_NAME_BYTES >= ZR_PATH_BYTES)
-        return zr_fail(ZR_ERR_ARG, "path has %zu characters; allowed: %d", strlen(given),
+        return zr_fail(ZERO_ERR_ARG, "path has %zu characters; allowed: %d", strlen(given),
                        ZR_PATH_BYTES - 4 * ZR_CHECKPOINT_NAME_BYTES - 1);
     snprintf(copy, sizeof copy, "%s", given); /* zero_save_wait's path changes when a save ends */
     ZR_TRY(zr_save_end(z));
@@ -232,10 +232,10 @@ static int load(struct zero_ctx *z, const char *given)
 
 int zero_load(zero_ctx *z, const char *path)
 {
-    ZR_BEGIN_CALL(z, ZR_CALLED_LOAD);
+    ZR_BEGIN_CALL(z, ZR_CALL_LOAD);
     if (!path || !*path)
-        return zr_fail(ZR_ERR_ARG, "zero_load: path is NULL or empty");
-    zr_engine_called(z->engine, ZR_CALLED_LOAD, -1, 0);
+        return zr_fail(ZERO_ERR_ARG, "zero_load: path is NULL or empty");
+    zr_engine_called(z->engine, ZR_CALL_LOAD, -1, 0);
     int err = load(z, path);
     return err ? zr_fail_more(err, "zero_load") : 0;
 }

@@ -72,7 +72,7 @@ static bool knows_optimizer(const char *name)
 {
     bool known = !strcmp(name, zr_optimizer_name(ZR_OPTIMIZER_NONE));
     for (int kind = 1; kind < ZR_OPTIMIZER_COUNT; kind++)
-        known |= !strcmp(name, zr_optimizer_name((enum zr_optimizer)kind));
+        known |= !strcmp(name, zr_optimizer_name((enum zero_optimizer)kind));
     return known;
 }
 
@@ -83,7 +83,7 @@ static int check_optimizer(const struct zr_loading *l, const struct zr_manifest_
     const char *ours = zr_optimizer_name(t->optimizer);
     if (strcmp(m->optimizer, ours) == 0 && m->n_states == t->n_states)
         return 0;
-    return zr_fail(ZR_ERR_ARG,
+    return zr_fail(ZERO_ERR_ARG,
                    "%s: the optimizer of tensor %s is %s with %d states there%s, and %s with %d in this "
                    "model; use the same one, or move only the weights, with zero_export and zero_import",
                    l->folder, m->name, m->optimizer, m->n_states,
@@ -100,7 +100,7 @@ static int check_tensor(const struct zr_loading *l, const struct zr_manifest_ten
 {
     const struct zr_tensor *t = find_tensor(l, m->name, strlen(m->name));
     if (!t)
-        return zr_fail(ZR_ERR_ARG, "%s: tensor %s is not in this model", l->folder, m->name);
+        return zr_fail(ZERO_ERR_ARG, "%s: tensor %s is not in this model", l->folder, m->name);
     int32_t n_dims = zr_tensor_dims(t);
     const struct zr_tp_cut *here = &l->here[t - l->z->whole.tensors];
     int64_t shape[8]; /* shape of the whole tensor */
@@ -111,15 +111,15 @@ static int check_tensor(const struct zr_loading *l, const struct zr_manifest_ten
         char theirs[ZR_SHAPE_CHARS], ours[ZR_SHAPE_CHARS];
         zr_shape_print(m->shape, m->n_dims, theirs);
         zr_shape_print(shape, n_dims, ours);
-        return zr_fail(ZR_ERR_ARG, "%s: tensor %s has shape %s there and %s in this model", l->folder,
+        return zr_fail(ZERO_ERR_ARG, "%s: tensor %s has shape %s there and %s in this model", l->folder,
                        m->name, theirs, ours);
     }
     const char *dtype = zr_kind_dtype(t, ZR_VALUE_PARAM);
     if (strcmp(dtype, m->dtype) != 0)
-        return zr_fail(ZR_ERR_ARG, "%s: tensor %s is %s there and %s in this model", l->folder, m->name,
+        return zr_fail(ZERO_ERR_ARG, "%s: tensor %s is %s there and %s in this model", l->folder, m->name,
                        m->dtype, dtype);
     if (m->buffer != t->buffer)
-        return zr_fail(ZR_ERR_ARG, "%s: tensor %s is %s there and %s in this model", l->folder, m->name,
+        return zr_fail(ZERO_ERR_ARG, "%s: tensor %s is %s there and %s in this model", l->folder, m->name,
                        kind_name(m->trainable, m->buffer), kind_name(t->grad, t->buffer));
     return m->trainable && t->grad ? check_optimizer(l, m, t) : 0;
 }
@@ -148,7 +148,7 @@ static int check_model(struct zr_loading *l)
     l->was = calloc(n_tensors, sizeof *l->was);
     int err = seen && l->saved && l->here && l->was
                   ? index_names(l)
-                  : zr_fail(ZR_ERR_NOMEM, "no memory to compare %d tensors", whole->n);
+                  : zr_fail(ZERO_ERR_NOMEM, "no memory to compare %d tensors", whole->n);
     for (int32_t i = 0; !err && i < whole->n; i++)
         l->here[i] = zr_tp_of_tensor(&whole->tensors[i], l->z->mesh.parts);
     for (int32_t i = 0; !err && i < m->n_tensors; i++) {
@@ -157,14 +157,14 @@ static int check_model(struct zr_loading *l)
             break;
         int64_t k = find_tensor(l, m->tensors[i].name, strlen(m->tensors[i].name)) - whole->tensors;
         if (seen[k])
-            err = zr_fail(ZR_ERR_IO, "%s: tensor %s is there twice", l->folder, m->tensors[i].name);
+            err = zr_fail(ZERO_ERR_IO, "%s: tensor %s is there twice", l->folder, m->tensors[i].name);
         seen[k] = true;
         l->saved[k] = cut_when_saved(&m->tensors[i]);
         l->was[k] = &m->tensors[i];
     }
     for (int32_t i = 0; !err && i < whole->n; i++)
         if (!seen[i])
-            err = zr_fail(ZR_ERR_ARG, "%s: tensor %s of this model is not in the checkpoint", l->folder,
+            err = zr_fail(ZERO_ERR_ARG, "%s: tensor %s of this model is not in the checkpoint", l->folder,
                           whole->tensors[i].name);
     free(seen);
     return err;
@@ -204,15 +204,15 @@ static int read_entry(const struct zr_loading *l, int32_t file, const struct zr_
     while (kind && kind > e->name && *--kind != '/') {
     }
     if (!kind || *kind != '/' || !zr_kind_parse(kind + 1, (size_t)(first - kind - 1), &out->kind))
-        return zr_fail(ZR_ERR_IO, "%s: entry %s is not named TENSOR/KIND/FIRST", path, e->name);
+        return zr_fail(ZERO_ERR_IO, "%s: entry %s is not named TENSOR/KIND/FIRST", path, e->name);
     const struct zr_tensor *t = find_tensor(l, e->name, (size_t)(kind - e->name));
     if (!t)
-        return zr_fail(ZR_ERR_ARG, "%s: entry %s belongs to a tensor that is not in this model", path,
+        return zr_fail(ZERO_ERR_ARG, "%s: entry %s belongs to a tensor that is not in this model", path,
                        e->name);
     out->tensor = (int32_t)(t - l->z->whole.tensors);
     const struct zr_tp_cut *saved = &l->saved[out->tensor];
     if (!parse_place(first + 1, saved, out))
-        return zr_fail(ZR_ERR_IO, "%s: entry %s is not named TENSOR/KIND/FIRST%s", path, e->name,
+        return zr_fail(ZERO_ERR_IO, "%s: entry %s is not named TENSOR/KIND/FIRST%s", path, e->name,
                        saved->parts > 1 ? "@PART" : "");
     int64_t n_elems = zr_tp_elems(saved, out->part);
     out->file = file;
@@ -220,9 +220,9 @@ static int read_entry(const struct zr_loading *l, int32_t file, const struct zr_
     out->n = e->n_dims == 1 ? e->shape[0] : -1;
     const char *dtype = zr_kind_dtype(t, out->kind);
     if (strcmp(dtype, e->dtype) != 0)
-        return zr_fail(ZR_ERR_IO, "%s: entry %s is %s; it should be %s", path, e->name, e->dtype, dtype);
+        return zr_fail(ZERO_ERR_IO, "%s: entry %s is %s; it should be %s", path, e->name, e->dtype, dtype);
     if (out->n < 0 || out->first > n_elems - out->n)
-        return zr_fail(ZR_ERR_IO, "%s: entry %s does not lie within the %lld elements of tensor %s", path,
+        return zr_fail(ZERO_ERR_IO, "%s: entry %s does not lie within the %lld elements of tensor %s", path,
                        e->name, (long long)n_elems, t->name);
     return 0;
 }
@@ -271,10 +271,10 @@ static int check_part(const struct zr_loading *l, int32_t t, int kind, int32_t p
     for (; is_of(l, *i, t, kind, part); ++*i) {
         const struct zr_load_range *r = &l->ranges[*i];
         if (!should)
-            return zr_fail(ZR_ERR_IO, "%s: tensor %s has %s values, which it should not",
+            return zr_fail(ZERO_ERR_IO, "%s: tensor %s has %s values, which it should not",
                            l->shards[r->file].path, tensor->name, text);
         if (r->first < end)
-            return zr_fail(ZR_ERR_IO, "%s: %s elements %lld..%lld of tensor %s are in another file too",
+            return zr_fail(ZERO_ERR_IO, "%s: %s elements %lld..%lld of tensor %s are in another file too",
                            l->shards[r->file].path, text, (long long)r->first,
                            (long long)(zr_min(end, r->first + r->n) - 1), tensor->name);
         if (r->first > end)
@@ -284,7 +284,7 @@ static int check_part(const struct zr_loading *l, int32_t t, int kind, int32_t p
     if (end == should)
         return 0;
     int64_t next = is_of(l, *i, t, kind, part) ? l->ranges[*i].first : should;
-    return zr_fail(ZR_ERR_IO, "%s: %s elements %lld..%lld of tensor %s are in none of the %d files",
+    return zr_fail(ZERO_ERR_IO, "%s: %s elements %lld..%lld of tensor %s are in none of the %d files",
                    l->folder, text, (long long)end, (long long)(next - 1), tensor->name, l->n_shards);
 }
 

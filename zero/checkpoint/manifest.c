@@ -139,7 +139,7 @@ static int check_names(const struct zr_manifest *m)
 {
     for (int32_t i = 0; i < m->n_tensors; i++)
         if (!zr_is_utf8(m->tensors[i].name))
-            return zr_fail(ZR_ERR_ARG, "tensor %s: the name is not UTF-8, which manifests are written in",
+            return zr_fail(ZERO_ERR_ARG, "tensor %s: the name is not UTF-8, which manifests are written in",
                            m->tensors[i].name);
     return 0;
 }
@@ -148,7 +148,7 @@ int zr_manifest_check(const struct zr_manifest *m)
 {
     int64_t n = zr_manifest_bytes(m);
     if (n > ZR_MANIFEST_MAX)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "the names and shapes of %d tensors take %lld bytes in a manifest; allowed: %d",
                        m->n_tensors, (long long)n, ZR_MANIFEST_MAX);
     return check_names(m);
@@ -189,7 +189,7 @@ int zr_manifest_print(const struct zr_manifest *m, char **out, int64_t *n)
     }
     free(text);
     if (!all)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for a manifest of %d tensors", m->n_tensors);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for a manifest of %d tensors", m->n_tensors);
     *out = all;
     return 0;
 }
@@ -198,7 +198,7 @@ int zr_manifest_print(const struct zr_manifest *m, char **out, int64_t *n)
 
 static int bad(const char *file, const char *key, const char *what)
 {
-    return zr_fail(ZR_ERR_IO, "%s: %s: %s", file, key, what);
+    return zr_fail(ZERO_ERR_IO, "%s: %s: %s", file, key, what);
 }
 
 static int get_int(const char *file, const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out)
@@ -206,7 +206,8 @@ static int get_int(const char *file, const json_t *o, const char *key, int64_t l
     const json_t *v = json_object_get(o, key);
     *out = json_integer_value(v);
     if (!json_is_integer(v) || *out < lo || *out > hi)
-        return zr_fail(ZR_ERR_IO, "%s: %s is not a whole number in %" PRId64 "..%" PRId64, file, key, lo, hi);
+        return zr_fail(ZERO_ERR_IO, "%s: %s is not a whole number in %" PRId64 "..%" PRId64, file, key, lo,
+                       hi);
     return 0;
 }
 
@@ -241,7 +242,7 @@ static int check_format(const char *file, const json_t *o)
     int err = get_text(file, o, "format", text, sizeof text);
     if (err || !strcmp(text, FORMAT))
         return err;
-    return zr_fail(ZR_ERR_IO, "%s: format is \"%s\"; this library reads \"%s\"", file, text, FORMAT);
+    return zr_fail(ZERO_ERR_IO, "%s: format is \"%s\"; this library reads \"%s\"", file, text, FORMAT);
 }
 
 /* Reads the optimizer that trains the tensor, and how many states it keeps. */
@@ -266,7 +267,7 @@ static int get_cut(const char *file, const json_t *o, const char *name, struct z
     bool padded = all != whole;
     if (t->buffer || t->rows > INT64_MAX / t->parts || all < whole || t->rows % t->blocks ||
         (padded && (t->dim > 0 || t->blocks > 1)))
-        return zr_fail(ZR_ERR_IO, "%s: tensor %s: %d parts of %lld rows in %d blocks do not fit its shape",
+        return zr_fail(ZERO_ERR_IO, "%s: tensor %s: %d parts of %lld rows in %d blocks do not fit its shape",
                        file, name, t->parts, (long long)t->rows, t->blocks);
     return 0;
 }
@@ -280,15 +281,16 @@ static int get_updates(const char *file, const json_t *o, const char *name, int6
     if (!t->trainable)
         return 0;
     if (json_is_array(v) && (n < 2 || (int64_t)n != t->shape[0]))
-        return zr_fail(ZR_ERR_IO, "%s: tensor %s: updates has %zu numbers; allowed: 1, or as many as layers",
-                       file, name, n);
+        return zr_fail(ZERO_ERR_IO,
+                       "%s: tensor %s: updates has %zu numbers; allowed: 1, or as many as layers", file, name,
+                       n);
     ZR_TRY(ZR_ZALLOC(t->updates, n, "the updates of tensor %s of %s", name, file));
     t->n_updates = (int32_t)n;
     for (size_t i = 0; i < n; i++) {
         const json_t *x = json_is_array(v) ? json_array_get(v, i) : v;
         t->updates[i] = json_integer_value(x);
         if (!json_is_integer(x) || t->updates[i] < 0 || t->updates[i] > most)
-            return zr_fail(ZR_ERR_IO, "%s: tensor %s: updates are not whole numbers in 0..%" PRId64, file,
+            return zr_fail(ZERO_ERR_IO, "%s: tensor %s: updates are not whole numbers in 0..%" PRId64, file,
                            name, most);
     }
     return 0;
@@ -304,7 +306,7 @@ static int get_tensor(const char *file, const json_t *o, int64_t step, struct zr
     ZR_TRY(get_text(file, o, "dtype", t->dtype, sizeof t->dtype));
     if (!json_is_boolean(trainable) || (buffer && (!json_is_true(buffer) || json_is_true(trainable))) ||
         json_array_size(shape) < 1 || json_array_size(shape) > 8 || !zr_st_dtype_bytes(t->dtype))
-        return zr_fail(ZR_ERR_IO, "%s: tensor %s: dtype, shape or trainable is not valid", file, name);
+        return zr_fail(ZERO_ERR_IO, "%s: tensor %s: dtype, shape or trainable is not valid", file, name);
     t->trainable = json_is_true(trainable);
     ZR_TRY(get_optimizer(file, o, t));
     t->buffer = buffer != NULL;
@@ -314,7 +316,7 @@ static int get_tensor(const char *file, const json_t *o, int64_t step, struct zr
         const json_t *d = json_array_get(shape, (size_t)i);
         t->shape[i] = json_integer_value(d);
         if (!json_is_integer(d) || t->shape[i] < 1 || __builtin_mul_overflow(n, t->shape[i], &n))
-            return zr_fail(ZR_ERR_IO,
+            return zr_fail(ZERO_ERR_IO,
                            "%s: tensor %s: shape is not made of whole numbers of 1 and more, or is too large",
                            file, name);
     }
@@ -323,7 +325,7 @@ static int get_tensor(const char *file, const json_t *o, int64_t step, struct zr
         err = get_updates(file, o, name, step, t);
     if (!err) {
         t->name = strdup(name);
-        err = t->name ? 0 : zr_fail(ZR_ERR_NOMEM, "%s: no memory for the name of a tensor", file);
+        err = t->name ? 0 : zr_fail(ZERO_ERR_NOMEM, "%s: no memory for the name of a tensor", file);
     }
     if (err) {
         free(t->updates);
@@ -423,8 +425,8 @@ static int check_again(const char *file, const char *text, int64_t n, const stru
     bool same = n == n_again && !memcmp(text, again, (size_t)n);
     free(again);
     return same ? 0
-                : zr_fail(ZR_ERR_NOMEM, "%s: not as this library writes it, or there is no memory to read it",
-                          file);
+                : zr_fail(ZERO_ERR_NOMEM,
+                          "%s: not as this library writes it, or there is no memory to read it", file);
 }
 
 int zr_manifest_parse(const char *file, const char *text, int64_t n, struct zr_manifest *out)
@@ -432,14 +434,14 @@ int zr_manifest_parse(const char *file, const char *text, int64_t n, struct zr_m
     json_error_t why;
     *out = (struct zr_manifest){0};
     if (!zr_manifest_is_sound(text, n))
-        return zr_fail(ZR_ERR_IO,
+        return zr_fail(ZERO_ERR_IO,
                        "%s: the checksum at its end does not match the bytes before it: the file was cut "
                        "short or changed",
                        file);
     json_t *root = json_loadb(text, (size_t)n, JSON_REJECT_DUPLICATES, &why);
     if (!root)
-        return zr_fail(ZR_ERR_NOMEM, "%s: not JSON: byte %d: %.100s; or there is no memory to read it", file,
-                       why.position, why.text);
+        return zr_fail(ZERO_ERR_NOMEM, "%s: not JSON: byte %d: %.100s; or there is no memory to read it",
+                       file, why.position, why.text);
     int err = get_all(file, root, out);
     json_decref(root);
     if (!err)
@@ -461,7 +463,7 @@ int zr_blocks_print(const struct zr_checksum *sums, int64_t bytes, unsigned char
     *n = (int64_t)sizeof blocks_magic + 8 + count * ZR_SUM_BYTES;
     unsigned char *p = malloc((size_t)*n);
     if (!p)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the checksums of %lld blocks", (long long)count);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for the checksums of %lld blocks", (long long)count);
     memcpy(p, blocks_magic, sizeof blocks_magic);
     for (int i = 0; i < 8; i++)
         p[8 + i] = (unsigned char)((uint64_t)bytes >> 8 * i);
@@ -477,11 +479,11 @@ int zr_blocks_parse(const char *file, const unsigned char *data, int64_t n, int6
     int64_t count = zr_blocks_count(bytes);
     uint64_t reported = 0;
     if (n != 16 + count * ZR_SUM_BYTES || memcmp(data, blocks_magic, sizeof blocks_magic) != 0)
-        return zr_fail(ZR_ERR_IO, "%s: not the checksums of a file of %lld bytes", file, (long long)bytes);
+        return zr_fail(ZERO_ERR_IO, "%s: not the checksums of a file of %lld bytes", file, (long long)bytes);
     for (int i = 0; i < 8; i++)
         reported |= (uint64_t)data[8 + i] << 8 * i;
     if (reported != (uint64_t)bytes)
-        return zr_fail(ZR_ERR_IO, "%s: the checksums of a file of %llu bytes, not of %lld", file,
+        return zr_fail(ZERO_ERR_IO, "%s: the checksums of a file of %llu bytes, not of %lld", file,
                        (unsigned long long)reported, (long long)bytes);
     struct zr_checksum *s;
     ZR_TRY(ZR_ALLOC(s, count + 1, "the checksums of %lld blocks", (long long)count));

@@ -75,11 +75,11 @@ struct zr_manifest {
 /* A zeroed struct is allowed. */
 void zr_manifest_free(struct zr_manifest *m);
 /* Checks that the manifest can be printed and parsed again. The sizes and checksums of files need not be
- * known yet. ZR_ERR_ARG for a name that is not UTF-8, or more than ZR_MANIFEST_MAX bytes. */
+ * known yet. ZERO_ERR_ARG for a name that is not UTF-8, or more than ZR_MANIFEST_MAX bytes. */
 int zr_manifest_check(const struct zr_manifest *m);
 /* Returns an upper bound of the printed bytes, which is close to them. */
 int64_t zr_manifest_bytes(const struct zr_manifest *m);
-/* Prints the manifest. The caller frees *out. ZR_ERR_ARG for a name that is not UTF-8; ZR_ERR_NOMEM. */
+/* Prints the manifest. The caller frees *out. ZERO_ERR_ARG for a name that is not UTF-8; ZERO_ERR_NOMEM. */
 int zr_manifest_print(const struct zr_manifest *m, char **out, int64_t *n);
 /* Whether the checksum at the end matches what comes before it. If not, the text is no manifest, or was cut
  * or changed. */

@@ -58,7 +58,7 @@ int zr_in_parallel(int64_t n, int n_threads, int64_t buffer_bytes,
            !zr_thread_start(&thread[n_helpers], "zero-file", help, &w))
         n_helpers++;
     if (!work(&w))
-        fail(&w, zr_fail(ZR_ERR_NOMEM, "no memory for a buffer of %lld bytes", (long long)buffer_bytes));
+        fail(&w, zr_fail(ZERO_ERR_NOMEM, "no memory for a buffer of %lld bytes", (long long)buffer_bytes));
     for (int i = 0; i < n_helpers; i++)
         zr_thread_join(&thread[i]);
     int err = zr_first_code(&w.failure);

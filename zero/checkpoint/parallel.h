@@ -9,8 +9,8 @@
 /* Calls fn(arg, i, buffer) once for each i in [0, n). The calling thread and up to n_threads - 1 temporary
  * threads make the calls. Each thread has a buffer of buffer_bytes, aligned to ZR_DIRECT_ALIGN. Works with
  * fewer threads if further threads or their buffers cannot be allocated. After the first failure fn is called
- * for no further i. Blocks. Returns the first failure with its message, or ZR_ERR_NOMEM if the calling thread
- * has no buffer. */
+ * for no further i. Blocks. Returns the first failure with its message, or ZERO_ERR_NOMEM if the calling
+ * thread has no buffer. */
 int zr_in_parallel(int64_t n, int n_threads, int64_t buffer_bytes,
                    int (*fn)(void *arg, int64_t i, char *buffer), void *arg);
 

@@ -28,21 +28,21 @@ int zero_set_data(zero_ctx *z, int32_t whose, const void *data, int64_t bytes)
 {
     static const char call[] = "zero_set_data";
     if (!z || (!data && bytes))
-        return zr_fail(ZR_ERR_ARG, "%s: %s is NULL", call, z ? "data" : "z");
+        return zr_fail(ZERO_ERR_ARG, "%s: %s is NULL", call, z ? "data" : "z");
     if (zr_engine_check_process(z->engine))
-        return zr_fail_more(ZR_ERR_ORDER, call);
+        return zr_fail_more(ZERO_ERR_ORDER, call);
     if (whose != ZERO_DATA_JOB && whose != ZERO_DATA_RANK)
-        return zr_fail(ZR_ERR_ARG, "%s: whose is %d; allowed: ZERO_DATA_JOB (%d) and ZERO_DATA_RANK (%d)",
+        return zr_fail(ZERO_ERR_ARG, "%s: whose is %d; allowed: ZERO_DATA_JOB (%d) and ZERO_DATA_RANK (%d)",
                        call, whose, ZERO_DATA_JOB, ZERO_DATA_RANK);
     if (bytes < 0)
-        return zr_fail(ZR_ERR_ARG, "%s: bytes is %lld; allowed: 0 and more", call, (long long)bytes);
+        return zr_fail(ZERO_ERR_ARG, "%s: bytes is %lld; allowed: 0 and more", call, (long long)bytes);
     enum zr_data_kind kind = whose == ZERO_DATA_JOB ? ZR_DATA_JOB : ZR_DATA_RANK;
     bool counts = kind == ZR_DATA_RANK || z->world.rank == 0;
     struct zr_data *d = NULL;
     if (bytes && counts) {
         d = bytes < INT64_MAX / 4 ? malloc(sizeof *d + (size_t)bytes) : NULL;
         if (!d)
-            return zr_fail(ZR_ERR_NOMEM, "%s: no memory for %lld bytes", call, (long long)bytes);
+            return zr_fail(ZERO_ERR_NOMEM, "%s: no memory for %lld bytes", call, (long long)bytes);
         *d = (struct zr_data){.n_holders = 1, .bytes = bytes};
         memcpy(d->content, data, (size_t)bytes);
     }
@@ -67,7 +67,7 @@ int zr_loaded_prepare(struct zero_ctx *z, const char *folder, const struct zr_ma
 {
     struct zr_loaded *l = malloc(sizeof *l + (size_t)m->n_files * sizeof *l->files);
     if (!l)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the names of %d files", m->n_files);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for the names of %d files", m->n_files);
     *l = (struct zr_loaded){.n = m->n_files};
     memcpy(l->files, m->files, (size_t)m->n_files * sizeof *l->files);
     int64_t bytes = 0;
@@ -126,14 +126,14 @@ int zero_read_data(zero_ctx *z, int32_t whose, int64_t first, int64_t n, void *d
     static const char call[] = "zero_read_data";
     char who[32];
     if (!z || (!dst && n))
-        return zr_fail(ZR_ERR_ARG, "%s: %s is NULL", call, z ? "dst" : "z");
+        return zr_fail(ZERO_ERR_ARG, "%s: %s is NULL", call, z ? "dst" : "z");
     if (zr_engine_check_process(z->engine))
-        return zr_fail_more(ZR_ERR_ORDER, call);
+        return zr_fail_more(ZERO_ERR_ORDER, call);
     if (!z->loaded)
-        return zr_fail(ZR_ERR_ORDER, "%s: no checkpoint was loaded", call);
+        return zr_fail(ZERO_ERR_ORDER, "%s: no checkpoint was loaded", call);
     bool job = whose == ZERO_DATA_JOB;
     if (!job && (whose < 0 || whose >= z->loaded->n))
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "%s: whose is %d; allowed: ZERO_DATA_JOB (%d), and 0..%d, the ranks that saved the "
                        "checkpoint",
                        call, whose, ZERO_DATA_JOB, z->loaded->n - 1);
@@ -145,7 +145,7 @@ int zero_read_data(zero_ctx *z, int32_t whose, int64_t first, int64_t n, void *d
     else
         snprintf(who, sizeof who, "saved rank %d", whose);
     if (n < 0 || first < 0 || first > bytes || n > bytes - first)
-        return zr_fail(ZR_ERR_ARG, "%s: first is %lld and n is %lld; %s has %lld bytes", call,
+        return zr_fail(ZERO_ERR_ARG, "%s: first is %lld and n is %lld; %s has %lld bytes", call,
                        (long long)first, (long long)n, who, (long long)bytes);
     int err = n ? read_range(z, f, kind, first, n, dst) : 0;
     if (!err && info)

@@ -17,7 +17,7 @@ static const struct {
     const char *name;
     int64_t bits;
 } dtypes[] = {
-#define X(NAME, value, bytes, name) {#NAME, 8 * bytes},
+#define X(NAME, bytes, name) {#NAME, 8 * bytes},
     ZR_DTYPES(X)
 #undef X
         {"C64", 64},
@@ -53,11 +53,11 @@ int64_t zr_st_dtype_bytes(const char *dtype)
     return dtype_bits(dtype) / 8;
 }
 
-const char *zr_st_dtype_of(enum zr_dtype t)
+const char *zr_st_dtype_of(enum zero_dtype t)
 {
     switch (t) {
-#define X(NAME, value, bytes, name)                                                                          \
-    case ZR_##NAME:                                                                                          \
+#define X(NAME, bytes, name)                                                                                 \
+    case ZERO_##NAME:                                                                                        \
         return #NAME;
         ZR_DTYPES(X)
 #undef X
@@ -95,7 +95,7 @@ bool zr_is_lfs_pointer(const char *text, int64_t n)
 
 static int bad(const char *file, const char *tensor, const char *what)
 {
-    return zr_fail(ZR_ERR_IO, "%s: tensor %s: %s", file, tensor, what);
+    return zr_fail(ZERO_ERR_IO, "%s: tensor %s: %s", file, tensor, what);
 }
 
 static int read_dtype(const char *file, const char *name, const json_t *o, struct zr_st_entry *e)
@@ -107,7 +107,7 @@ static int read_dtype(const char *file, const char *name, const json_t *o, struc
         if (!strcmp(text, dtypes[i].name))
             e->dtype = dtypes[i].name;
     return e->dtype ? 0
-                    : zr_fail(ZR_ERR_IO, "%s: tensor %s: dtype is %.20s, which the format does not have",
+                    : zr_fail(ZERO_ERR_IO, "%s: tensor %s: dtype is %.20s, which the format does not have",
                               file, name, text);
 }
 
@@ -119,7 +119,7 @@ static int read_shape(const char *file, const char *name, const json_t *o, struc
     if (!json_is_array(shape))
         return bad(file, name, "shape is not an array");
     if (json_array_size(shape) > ZR_ST_MAX_DIMS)
-        return zr_fail(ZR_ERR_IO, "%s: tensor %s: shape has %zu dimensions; allowed: %d", file, name,
+        return zr_fail(ZERO_ERR_IO, "%s: tensor %s: shape has %zu dimensions; allowed: %d", file, name,
                        json_array_size(shape), ZR_ST_MAX_DIMS);
     e->n_dims = (int32_t)json_array_size(shape);
     int64_t bits = dtype_bits(e->dtype);
@@ -132,8 +132,9 @@ static int read_shape(const char *file, const char *name, const json_t *o, struc
             return bad(file, name, "shape has more bytes than a file can have");
     }
     if (bits % 8)
-        return zr_fail(ZR_ERR_IO, "%s: tensor %s: its %" PRId64 " bits of %s are not a whole number of bytes",
-                       file, name, bits, e->dtype);
+        return zr_fail(ZERO_ERR_IO,
+                       "%s: tensor %s: its %" PRId64 " bits of %s are not a whole number of bytes", file,
+                       name, bits, e->dtype);
     *bytes = bits / 8;
     return 0;
 }
@@ -152,20 +153,21 @@ static int read_entry(const char *file, const char *name, const json_t *o, int64
         return bad(file, name, "data_offsets is not an array of two whole numbers");
     int64_t b = json_integer_value(begin), n = json_integer_value(end);
     if (b < 0 || n < b || n > file_bytes - data_at)
-        return zr_fail(ZR_ERR_IO,
+        return zr_fail(ZERO_ERR_IO,
                        "%s: tensor %s: data_offsets [%" PRId64 ", %" PRId64 "] are not within the %" PRId64
                        " bytes of data",
                        file, name, b, n, file_bytes - data_at);
     if (n - b != bytes) {
         char shape[ZR_SHAPE_CHARS];
         zr_shape_print(e->shape, e->n_dims, shape);
-        return zr_fail(ZR_ERR_IO, "%s: tensor %s: %" PRId64 " bytes of data, but %s of shape %s has %" PRId64,
-                       file, name, n - b, e->dtype, shape, bytes);
+        return zr_fail(ZERO_ERR_IO,
+                       "%s: tensor %s: %" PRId64 " bytes of data, but %s of shape %s has %" PRId64, file,
+                       name, n - b, e->dtype, shape, bytes);
     }
     e->begin = data_at + b;
     e->end = data_at + n;
     e->name = strdup(name);
-    return e->name ? 0 : zr_fail(ZR_ERR_NOMEM, "%s: no memory for the name of a tensor", file);
+    return e->name ? 0 : zr_fail(ZERO_ERR_NOMEM, "%s: no memory for the name of a tensor", file);
 }
 
 void zr_st_export_id(const json_t *metadata, char id[ZR_EXPORT_ID_BYTES])
@@ -182,7 +184,7 @@ static int check_metadata(const char *file, const json_t *o)
     json_t *value;
     bool strings = json_is_object(o);
     json_object_foreach((json_t *)(uintptr_t)o, key, value) strings &= json_is_string(value);
-    return strings ? 0 : zr_fail(ZR_ERR_IO, "%s: __metadata__ is not an object of strings", file);
+    return strings ? 0 : zr_fail(ZERO_ERR_IO, "%s: __metadata__ is not an object of strings", file);
 }
 
 static int by_begin(const void *a, const void *b)
@@ -199,15 +201,15 @@ static int check_contiguous(const char *file, const struct zr_st *st, int64_t da
     for (int64_t i = 0; i < st->n_entries; i++) {
         const struct zr_st_entry *e = &st->entries[i];
         if (e->begin < end)
-            return zr_fail(ZR_ERR_IO, "%s: tensors %s and %s overlap", file, st->entries[i - 1].name,
+            return zr_fail(ZERO_ERR_IO, "%s: tensors %s and %s overlap", file, st->entries[i - 1].name,
                            e->name);
         if (e->begin > end)
-            return zr_fail(ZR_ERR_IO, "%s: a hole of %" PRId64 " bytes before tensor %s", file,
+            return zr_fail(ZERO_ERR_IO, "%s: a hole of %" PRId64 " bytes before tensor %s", file,
                            e->begin - end, e->name);
         end = e->end;
     }
     if (end != file_bytes)
-        return zr_fail(ZR_ERR_IO, "%s: %" PRId64 " bytes after the last tensor", file, file_bytes - end);
+        return zr_fail(ZERO_ERR_IO, "%s: %" PRId64 " bytes after the last tensor", file, file_bytes - end);
     return 0;
 }
 
@@ -240,15 +242,15 @@ int zr_st_parse(const char *file, const char *json, int64_t n, int64_t file_byte
     json_error_t why;
     *out = (struct zr_st){0};
     if (n < 2 || json[0] != '{')
-        return zr_fail(ZR_ERR_IO, "%s: the header does not begin with {", file);
+        return zr_fail(ZERO_ERR_IO, "%s: the header does not begin with {", file);
     int64_t used = n;
     while (used > 1 && json[used - 1] == ' ')
         used--;
     if (json[used - 1] != '}')
-        return zr_fail(ZR_ERR_IO, "%s: the header does not end with } and spaces", file);
+        return zr_fail(ZERO_ERR_IO, "%s: the header does not end with } and spaces", file);
     json_t *root = json_loadb(json, (size_t)used, JSON_REJECT_DUPLICATES, &why);
     if (!root)
-        return zr_fail(ZR_ERR_IO, "%s: the header is not JSON: byte %d: %.100s", file, why.position,
+        return zr_fail(ZERO_ERR_IO, "%s: the header is not JSON: byte %d: %.100s", file, why.position,
                        why.text);
     int err = read_entries(file, root, 8 + n, file_bytes, out);
     json_decref(root);
@@ -263,7 +265,7 @@ int zr_st_read(const struct zr_files *fs, int fd, const char *file, int64_t file
     uint64_t n = 0;
     *out = (struct zr_st){0};
     if (file_bytes < 8)
-        return zr_fail(ZR_ERR_IO,
+        return zr_fail(ZERO_ERR_IO,
                        "%s: has %" PRId64 " bytes, fewer than the 8 that a safetensors file begins with",
                        file, file_bytes);
     ZR_TRY(zr_file_read(fs, fd, file, length, sizeof length, 0));
@@ -274,10 +276,10 @@ int zr_st_read(const struct zr_files *fs, int fd, const char *file, int64_t file
         int64_t n_text = file_bytes < (int64_t)sizeof text ? file_bytes : (int64_t)sizeof text;
         ZR_TRY(zr_file_read(fs, fd, file, text, n_text, 0));
         if (zr_is_lfs_pointer(text, n_text))
-            return zr_fail(ZR_ERR_IO, ZR_LFS_POINTER, file);
+            return zr_fail(ZERO_ERR_IO, ZR_LFS_POINTER, file);
     }
     if (n > ZR_ST_MAX_HEADER || n > (uint64_t)file_bytes - 8)
-        return zr_fail(ZR_ERR_IO,
+        return zr_fail(ZERO_ERR_IO,
                        "%s: the header has %" PRIu64 " bytes; allowed: %d, and within the file's %" PRId64,
                        file, n, ZR_ST_MAX_HEADER, file_bytes);
     char *json;
@@ -358,11 +360,11 @@ int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, const char *expor
 {
     int64_t end = 0, size = 3 * HEAD_ALIGN; /* size: an upper bound */
     json_t *root = json_object();
-    int err = root ? 0 : ZR_ERR_NOMEM;
+    int err = root ? 0 : ZERO_ERR_NOMEM;
     if (!err && export_id &&
         json_object_set_new(root, "__metadata__",
                             json_pack("{s:s, s:s}", "format", "pt", ZR_EXPORT_KEY, export_id)))
-        err = ZR_ERR_NOMEM;
+        err = ZERO_ERR_NOMEM;
     for (int64_t i = 0; !err && i < n_entries; i++) {
         struct zr_st_entry *e = &entries[i];
         int64_t bytes = zr_st_dtype_bytes(e->dtype);
@@ -372,21 +374,21 @@ int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, const char *expor
         e->end = end += bytes;
         size += zr_st_entry_bytes(e);
         if (!zr_is_utf8(e->name))
-            err = zr_fail(ZR_ERR_ARG, "tensor %s: the name is not UTF-8, which safetensors are written in",
+            err = zr_fail(ZERO_ERR_ARG, "tensor %s: the name is not UTF-8, which safetensors are written in",
                           e->name);
         else if (json_object_set_new(root, e->name, describe(e, 0)))
-            err = ZR_ERR_NOMEM;
+            err = ZERO_ERR_NOMEM;
     }
     if (!err && size > ZR_ST_MAX_HEADER)
-        err = zr_fail(ZR_ERR_ARG, "the header of %lld tensors would have %lld bytes; safetensors allows %d",
+        err = zr_fail(ZERO_ERR_ARG, "the header of %lld tensors would have %lld bytes; safetensors allows %d",
                       (long long)n_entries, (long long)size, ZR_ST_MAX_HEADER);
     char *text = err ? NULL : json_dumps(root, JSON_COMPACT);
     json_decref(root);
     int64_t used = text ? (int64_t)strlen(text) : 0,
             n = (8 + used + HEAD_ALIGN - 1) / HEAD_ALIGN * HEAD_ALIGN;
     char *head = text ? malloc((size_t)n) : NULL;
-    if (err != ZR_ERR_ARG && !head)
-        err = zr_fail(ZR_ERR_NOMEM, "no memory for a header of %lld tensors", (long long)n_entries);
+    if (err != ZERO_ERR_ARG && !head)
+        err = zr_fail(ZERO_ERR_NOMEM, "no memory for a header of %lld tensors", (long long)n_entries);
     if (!err) {
         for (int i = 0; i < 8; i++)
             head[i] = (char)((uint64_t)(n - 8) >> 8 * i);

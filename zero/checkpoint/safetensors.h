@@ -44,14 +44,14 @@ struct zr_st {
  * byte. */
 int64_t zr_st_dtype_bytes(const char *dtype);
 /* Returns the format's name of a dtype. */
-const char *zr_st_dtype_of(enum zr_dtype t);
+const char *zr_st_dtype_of(enum zero_dtype t);
 bool zr_is_utf8(const char *text);
 /* Writes "[2, 3]". */
 void zr_shape_print(const int64_t *shape, int32_t n_dims, char text[ZR_SHAPE_CHARS]);
 
 /* Parses a header. json: the n bytes after the length. file_bytes: the size of the whole file. file: the name
- * for messages. ZR_ERR_IO says what is wrong, and with which tensor. On success the caller releases *out with
- * zr_st_free. */
+ * for messages. ZERO_ERR_IO says what is wrong, and with which tensor. On success the caller releases *out
+ * with zr_st_free. */
 int zr_st_parse(const char *file, const char *json, int64_t n, int64_t file_bytes, struct zr_st *out);
 /* The same from an open file. */
 int zr_st_read(const struct zr_files *fs, int fd, const char *file, int64_t file_bytes, struct zr_st *out);
@@ -71,8 +71,8 @@ int64_t zr_st_entry_bytes(const struct zr_st_entry *e);
 
 /* Makes the head of a file: the length and the header. Entries are in the order of their data, and get their
  * begin and end. export_id: NULL, or an id for __metadata__, which then also has the format "pt". The head is
- * a multiple of 64 bytes. The caller frees *out. ZR_ERR_ARG for a name that is not UTF-8, or more than
- * ZR_ST_MAX_HEADER bytes; ZR_ERR_NOMEM. */
+ * a multiple of 64 bytes. The caller frees *out. ZERO_ERR_ARG for a name that is not UTF-8, or more than
+ * ZR_ST_MAX_HEADER bytes; ZERO_ERR_NOMEM. */
 int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, const char *export_id, char **out,
                int64_t *n_out);
 

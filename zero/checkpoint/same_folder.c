@@ -13,7 +13,7 @@ int zr_folder_mark(const struct zr_files *fs, const char *folder, unsigned char 
     char path[ZR_PATH_BYTES];
     int fd, err = zr_path_join(path, folder, ZR_FOLDER_MARK);
     if (!err && getrandom(mark, ZR_FOLDER_MARK_BYTES, 0) != ZR_FOLDER_MARK_BYTES)
-        err = zr_fail(ZR_ERR_SYSTEM, "getrandom: %s", strerror(errno));
+        err = zr_fail(ZERO_ERR_SYSTEM, "getrandom: %s", strerror(errno));
     if (!err)
         err = zr_file_open(fs, path, O_WRONLY | O_CREAT | O_TRUNC, &fd);
     if (err)
@@ -33,15 +33,16 @@ int zr_folder_same(const struct zr_files *fs, const char *folder,
     int err = zr_path_join(path, folder, ZR_FOLDER_MARK);
     if (!err)
         err = zr_file_load(fs, path, ZR_FOLDER_MARK_BYTES, &missing, &found, &n);
-    if (err == ZR_ERR_IO)
+    if (err == ZERO_ERR_IO)
         return zr_fail(err, "this rank cannot see the folder that rank 0 made: %s; %s", zr_error_text(),
                        must);
     if (err)
         return err;
     bool same = n == ZR_FOLDER_MARK_BYTES && !memcmp(found, mark, ZR_FOLDER_MARK_BYTES);
     free(found);
-    return same ? 0
-                : zr_fail(ZR_ERR_IO, "on this rank %s is not the folder that rank 0 made; %s", folder, must);
+    return same
+               ? 0
+               : zr_fail(ZERO_ERR_IO, "on this rank %s is not the folder that rank 0 made; %s", folder, must);
 }
 
 int zr_folder_unmark(const struct zr_files *fs, const char *folder)

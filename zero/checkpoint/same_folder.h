@@ -13,7 +13,7 @@
 /* Called on rank 0. Writes a random mark into the folder. It is not synced, because only ranks that are
  * running look for it. */
 int zr_folder_mark(const struct zr_files *fs, const char *folder, unsigned char mark[ZR_FOLDER_MARK_BYTES]);
-/* Called on the other ranks. ZR_ERR_IO if the mark is not there. */
+/* Called on the other ranks. ZERO_ERR_IO if the mark is not there. */
 int zr_folder_same(const struct zr_files *fs, const char *folder,
                    const unsigned char mark[ZR_FOLDER_MARK_BYTES]);
 int zr_folder_unmark(const struct zr_files *fs, const char *folder);

@@ -14,7 +14,7 @@
  *
  * While ranks wait for the disks of others they keep exchanging, so that a slow disk does not look like a
  * lost rank. */
-#include "comm/verdict.h"
+#include "comm/first_error.h"
 #include "kernels/alloc.h"
 #include "zero/checkpoint/same_folder.h"
 #include "zero/checkpoint/save_inside.h"
@@ -84,7 +84,7 @@ static int fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
     }
     for (int32_t r = 0; ok && r < m->world; r++, m->n_files++)
         zr_shard_name(r, m->world, m->files[r].name);
-    return ok ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for a manifest of %d tensors", l->n);
+    return ok ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for a manifest of %d tensors", l->n);
 }
 
 /* ---- beginning ---- */
@@ -114,17 +114,17 @@ static int open_save(struct zero_ctx *z, const char *dir, const struct zero_save
 {
     int32_t kept = options ? options->kept : 0;
     if (kept != 0 && kept != 1)
-        return zr_fail(ZR_ERR_ARG, "options->kept is %d; allowed: 0 and 1", kept);
+        return zr_fail(ZERO_ERR_ARG, "options->kept is %d; allowed: 0 and 1", kept);
     struct zr_save *s;
     ZR_TRY(ZR_ZALLOC(s, 1, "a save"));
     if (uv_mutex_init(&s->lock)) {
         free(s);
-        return zr_fail(ZR_ERR_SYSTEM, "a mutex could not be made");
+        return zr_fail(ZERO_ERR_SYSTEM, "a mutex could not be made");
     }
     if (uv_cond_init(&s->changed)) {
         uv_mutex_destroy(&s->lock);
         free(s);
-        return zr_fail(ZR_ERR_SYSTEM, "a condition could not be made");
+        return zr_fail(ZERO_ERR_SYSTEM, "a condition could not be made");
     }
     s->z = z;
     s->kept = kept == 1;
@@ -133,7 +133,7 @@ static int open_save(struct zero_ctx *z, const char *dir, const struct zero_save
     /* The program may change its working directory while the file is written. */
     int err = zr_path_absolute(z->files, dir, s->root);
     if (!err && strlen(s->root) > (size_t)longest)
-        err = zr_fail(ZR_ERR_ARG, "dir has %zu characters from the root on; allowed: %d", strlen(s->root),
+        err = zr_fail(ZERO_ERR_ARG, "dir has %zu characters from the root on; allowed: %d", strlen(s->root),
                       longest);
     if (!err)
         err = zr_buffers_check(z);
@@ -162,7 +162,7 @@ static int open_save(struct zero_ctx *z, const char *dir, const struct zero_save
 struct begun {
     char name[ZR_CHECKPOINT_NAME_BYTES];
     unsigned char mark[ZR_FOLDER_MARK_BYTES];
-    ZR_VERDICT(ZR_EXCHANGE_BYTES - sizeof(int32_t) - ZR_CHECKPOINT_NAME_BYTES - ZR_FOLDER_MARK_BYTES);
+    ZR_FIRST_ERROR(ZR_EXCHANGE_BYTES - sizeof(int32_t) - ZR_CHECKPOINT_NAME_BYTES - ZR_FOLDER_MARK_BYTES);
 };
 
 /* The arguments of each rank, which are compared before anything is written. */
@@ -191,11 +191,11 @@ static int compare_wanted(const struct zero_ctx *z, const struct wanted *all)
 {
     for (int r = 1; r < z->world.world; r++) {
         if (all[r].kept != all[0].kept)
-            return zr_fail(ZR_ERR_MISMATCH,
+            return zr_fail(ZERO_ERR_MISMATCH,
                            "options->kept is %d on rank %d and %d on rank 0; it must be equal on all ranks",
                            all[r].kept, r, all[0].kept);
         if (all[r].numbers != all[0].numbers)
-            return zr_fail(ZR_ERR_MISMATCH,
+            return zr_fail(ZERO_ERR_MISMATCH,
                            "zero_tune or zero_set_step gave rank %d other numbers than rank 0; every rank "
                            "must make the same calls",
                            r);
@@ -248,12 +248,12 @@ static int make_folder(struct zero_ctx *z, struct zr_save *s)
     struct begun mine = {0}, *all = z->from_all;
     int err = 0;
     if (z->world.rank == 0)
-        zr_verdict_put(&mine, begin_folder(z, s, &mine));
+        zr_first_error_put(&mine, begin_folder(z, s, &mine));
     if (z->world.world == 1)
         all[0] = mine;
     else
         err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
-    err = zr_verdict(err, &mine, all, z->world.world, z->world.rank);
+    err = zr_first_error(err, &mine, all, z->world.world, z->world.rank);
     if (err)
         return err;
     snprintf(s->name, sizeof s->name, "%.*s", ZR_CHECKPOINT_NAME_BYTES - 1, all[0].name);
@@ -268,7 +268,7 @@ static int make_folder(struct zero_ctx *z, struct zr_save *s)
 
 struct status {
     int32_t state;
-    ZR_VERDICT(ZR_EXCHANGE_BYTES - 2 * sizeof(int32_t));
+    ZR_FIRST_ERROR(ZR_EXCHANGE_BYTES - 2 * sizeof(int32_t));
 };
 
 static enum zr_save_state look(struct zr_save *s, int64_t wait_ns)
@@ -309,13 +309,13 @@ static void fill_status(struct zr_save *s, enum zr_save_state state, struct stat
 {
     *mine = (struct status){.state = (int32_t)state};
     if (state == ZR_SAVE_FAILED)
-        zr_verdict_put(mine, zr_say_again(&s->failure));
+        zr_first_error_put(mine, zr_say_again(&s->failure));
 }
 
 /* Acts on the states of all ranks. Returns whether all are done, or one has failed. */
 static bool follow(struct zr_save *s, const struct status *all)
 {
-    int world = s->z->world.world, n_writing = 0, failed = zr_verdict_first(all, world, s->z->world.rank);
+    int world = s->z->world.world, n_writing = 0, failed = zr_first_error_of(all, world, s->z->world.rank);
     for (int r = 0; r < world; r++)
         n_writing += all[r].state == ZR_SAVE_WRITING;
     if (failed) {
@@ -441,7 +441,7 @@ static int report_unequal_buffers(struct zero_ctx *z)
     if (err || equal)
         return err;
     if (strict)
-        err = zr_fail_more(ZR_ERR_MISMATCH, "call zero_sync_buffers first");
+        err = zr_fail_more(ZERO_ERR_MISMATCH, "call zero_sync_buffers first");
     else if (z->world.rank == 0 && !z->reported_unequal_buffers)
         zr_warn(z->config.options.log, "zero_save saves %s buffers, but %s; call zero_sync_buffers first",
                 z->mesh.stages == 1 ? "rank 0's" : "each pipeline stage's first rank's", zr_error_text());
@@ -463,7 +463,7 @@ static int report_apart(struct zero_ctx *z)
 
 static int save(zero_ctx *z, const char *dir, const struct zero_save_options *options)
 {
-    zr_engine_called(z->engine, ZR_CALLED_SAVE, -1, 0);
+    zr_engine_called(z->engine, ZR_CALL_SAVE, -1, 0);
     ZR_TRY(zr_save_end(z));
     ZR_TRY(zr_engine_settle(z->engine));
     struct zr_save *s = NULL;
@@ -493,16 +493,16 @@ static int save(zero_ctx *z, const char *dir, const struct zero_save_options *op
 
 int zero_save(zero_ctx *z, const char *dir, const struct zero_save_options *options)
 {
-    ZR_BEGIN_CALL(z, ZR_CALLED_SAVE);
+    ZR_BEGIN_CALL(z, ZR_CALL_SAVE);
     if (!dir || !*dir)
-        return zr_fail(ZR_ERR_ARG, "zero_save: dir is NULL or empty");
+        return zr_fail(ZERO_ERR_ARG, "zero_save: dir is NULL or empty");
     return save(z, dir, options);
 }
 
 int zero_save_wait(zero_ctx *z, const char **path)
 {
-    ZR_BEGIN_CALL(z, ZR_CALLED_SAVE_WAIT);
-    zr_engine_called(z->engine, ZR_CALLED_SAVE_WAIT, -1, 0);
+    ZR_BEGIN_CALL(z, ZR_CALL_SAVE_WAIT);
+    zr_engine_called(z->engine, ZR_CALL_SAVE_WAIT, -1, 0);
     int err = zr_save_end(z);
     if (err)
         return zr_fail_more(err, "zero_save_wait");

@@ -50,7 +50,7 @@ struct zr_extents {
 
 /* Lists the ranges that this rank owns, with their memory. If base is not NULL, it is memory laid out as the
  * snapshot; otherwise it is the memory of the values. buffers_at is the offset of buffers in base, or
- * negative if this rank does not save buffers. The caller frees out->list with free(). ZR_ERR_NOMEM. */
+ * negative if this rank does not save buffers. The caller frees out->list with free(). ZERO_ERR_NOMEM. */
 int zr_extents_of(struct zero_ctx *z, char *base, int64_t buffers_at, struct zr_extents *out);
 /* Lists the ranges that this rank reads; see zr_engine_runs_to_load. */
 int zr_extents_to_load(struct zero_ctx *z, char *base, int64_t buffers_at, struct zr_extents *out);
@@ -62,18 +62,18 @@ void zr_kind_print(int kind, char text[ZR_KIND_CHARS]);
 bool zr_kind_parse(const char *text, size_t n, int *kind);
 /* Returns the name of an optimizer in checkpoints. ZR_OPTIMIZER_NONE, the update of the program, is
  * "user". */
-const char *zr_optimizer_name(enum zr_optimizer kind);
+const char *zr_optimizer_name(enum zero_optimizer kind);
 int32_t zr_tensor_dims(const struct zr_tensor *t);
 
 /* Writes "shard-00001-of-00004.safetensors". Files count from 1. */
 void zr_shard_name(int rank, int world, char out[64]);
 
-/* Checks that a file of these extents can be read again. tensors: those of the whole model. ZR_ERR_ARG if its
- * header would be larger than safetensors allows. */
+/* Checks that a file of these extents can be read again. tensors: those of the whole model. ZERO_ERR_ARG if
+ * its header would be larger than safetensors allows. */
 int zr_shard_check(const struct zr_tensor *tensors, const struct zr_extents *extents);
 /* Writes the rank's file and its table of blocks into folder, and syncs both and the folder. Then reads the
  * head and the table back as a load does. Any thread. dev: the device that has the extents; NULL: they are in
- * host memory. cancelled is read before each block; if it is set, the call ends with ZR_ERR_FAILED. */
+ * host memory. cancelled is read before each block; if it is set, the call ends with ZERO_ERR_FAILED. */
 int zr_shard_write(const struct zr_files *fs, const char *folder, const char *name,
                    const struct zr_tensor *tensors, const struct zr_extents *extents, struct zr_device *dev,
                    const _Atomic bool *cancelled);

@@ -16,7 +16,7 @@
 
 const char *zr_kind_dtype(const struct zr_tensor *t, int kind)
 {
-    return zr_st_dtype_of(kind == ZR_VALUE_PARAM ? t->dtype : ZR_F32);
+    return zr_st_dtype_of(kind == ZR_VALUE_PARAM ? t->dtype : ZERO_F32);
 }
 
 void zr_kind_print(int kind, char text[ZR_KIND_CHARS])
@@ -38,7 +38,7 @@ bool zr_kind_parse(const char *text, size_t n, int *kind)
     return false;
 }
 
-const char *zr_optimizer_name(enum zr_optimizer kind)
+const char *zr_optimizer_name(enum zero_optimizer kind)
 {
     const struct zr_optimizer_kind *row = zr_optimizer_kind(kind);
     return row ? row->name : "user";
@@ -223,7 +223,7 @@ int zr_shard_check(const struct zr_tensor *tensors, const struct zr_extents *x)
         n += x->data[k].bytes ? ZR_DATA_HEAD : 0;
     return n <= ZR_ST_MAX_HEADER
                ? 0
-               : zr_fail(ZR_ERR_ARG,
+               : zr_fail(ZERO_ERR_ARG,
                          "the header of this rank's file would have %lld bytes for %lld ranges of tensors; "
                          "safetensors allows %d: save from more ranks, or make fewer, larger tensors",
                          (long long)n, (long long)n_entries, ZR_ST_MAX_HEADER);
@@ -246,7 +246,7 @@ static int make_head(const struct zr_tensor *tensors, const struct zr_extents *x
                                   .shape = {x->list[i].n}};
         n_entries++;
         if (!e->name)
-            err = zr_fail(ZR_ERR_NOMEM, "no memory for a header of %lld ranges", (long long)x->n);
+            err = zr_fail(ZERO_ERR_NOMEM, "no memory for a header of %lld ranges", (long long)x->n);
     }
     for (int k = 0; !err && k < ZR_N_DATA; k++) {
         if (!x->data[k].bytes)
@@ -255,7 +255,7 @@ static int make_head(const struct zr_tensor *tensors, const struct zr_extents *x
         *e = (struct zr_st_entry){
             .name = strdup(zr_data_names[k]), .dtype = "U8", .n_dims = 1, .shape = {x->data[k].bytes}};
         if (!e->name)
-            err = zr_fail(ZR_ERR_NOMEM, "no memory for the header of the program's own data");
+            err = zr_fail(ZERO_ERR_NOMEM, "no memory for the header of the program's own data");
     }
     if (!err)
         err = zr_st_head(entries, n_entries, NULL, head, n);
@@ -280,7 +280,7 @@ static int write_block(void *arg, int64_t k, char *block)
     struct writing *w = arg;
     int64_t from = k * ZR_BLOCK_BYTES, n = zr_min(ZR_BLOCK_BYTES, w->source.bytes - from);
     if (atomic_load_explicit(w->cancelled, memory_order_relaxed))
-        return zr_fail(ZR_ERR_FAILED, "%s: given up", w->file.path);
+        return zr_fail(ZERO_ERR_FAILED, "%s: given up", w->file.path);
     ZR_TRY(zr_source_read(&w->source, block, from, n));
     w->sums[k] = zr_checksum_of(block, n);
     return zr_block_write(&w->file, block, n, from);

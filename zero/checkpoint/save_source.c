@@ -10,7 +10,7 @@
 static int open_staging(struct zr_source *s, struct zr_device *dev, int64_t bytes)
 {
     if (uv_mutex_init(&s->lock))
-        return zr_fail(ZR_ERR_SYSTEM, "a mutex could not be made");
+        return zr_fail(ZERO_ERR_SYSTEM, "a mutex could not be made");
     s->dev = dev;
     int err = zr_thread_begin(dev);
     if (!err)

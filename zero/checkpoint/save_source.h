@@ -28,7 +28,7 @@ struct zr_source {
 };
 
 /* dev: the device that has the ranges; NULL: they are in host memory. most_bytes: the most bytes of a read.
- * ZR_ERR_NOMEM, ZR_ERR_SYSTEM or an error of the device. After a failure nothing is held. */
+ * ZERO_ERR_NOMEM, ZERO_ERR_SYSTEM or an error of the device. After a failure nothing is held. */
 int zr_source_open(const char *head, int64_t head_bytes, const struct zr_extents *x, struct zr_device *dev,
                    int64_t most_bytes, struct zr_source *s);
 /* A zeroed struct is allowed. */

@@ -119,7 +119,7 @@ void zr_save_run(void *arg)
     if (zr_engine_snapshot(z->engine) || dev->ops->host_memory)
         dev = NULL;
     zr_shard_name(z->world.rank, z->world.world, name);
-    int err = await(s, &s->readable) ? 0 : zr_fail(ZR_ERR_FAILED, "%s: given up", s->folder);
+    int err = await(s, &s->readable) ? 0 : zr_fail(ZERO_ERR_FAILED, "%s: given up", s->folder);
     if (!err)
         err = zr_shard_write(z->files, s->folder, name, z->whole.tensors, &s->extents, dev, &s->cancelled);
     zr_save_set_state(s, ZR_SAVE_WRITTEN, err);

@@ -25,11 +25,11 @@ static int damaged(const struct zr_shard *s, int64_t from, int64_t n)
     long long first = from, last = from + n - 1;
     for (int64_t i = 0; i < s->st.n_entries; i++)
         if (s->st.entries[i].begin <= last && s->st.entries[i].end > first)
-            return zr_fail(ZR_ERR_IO,
+            return zr_fail(ZERO_ERR_IO,
                            "%s: bytes %lld..%lld (tensor %s) are damaged: their checksums differ from those "
                            "saved; load an earlier checkpoint",
                            s->path, first, last, s->st.entries[i].name);
-    return zr_fail(ZR_ERR_IO,
+    return zr_fail(ZERO_ERR_IO,
                    "%s: bytes %lld..%lld (the header among them) are damaged: their checksums differ from "
                    "those saved; load an earlier checkpoint",
                    s->path, first, last);
@@ -118,8 +118,8 @@ int zr_shard_find_data(const struct zr_shard *s, const struct zr_manifest_file *
     }
     return *out || !bytes
                ? 0
-               : zr_fail(ZR_ERR_IO, "%s: it lacks entry %s of %lld bytes, which the manifest lists", s->path,
-                         zr_data_names[kind], (long long)bytes);
+               : zr_fail(ZERO_ERR_IO, "%s: it lacks entry %s of %lld bytes, which the manifest lists",
+                         s->path, zr_data_names[kind], (long long)bytes);
 }
 
 static int read_sums(struct zr_shard *s, const char *folder, const struct zr_manifest_file *file)
@@ -133,7 +133,7 @@ static int read_sums(struct zr_shard *s, const char *folder, const struct zr_man
     int err = 0;
     struct zr_checksum sum = zr_checksum_of(table, n);
     if (!zr_checksum_equal(&sum, &file->blocks))
-        err = zr_fail(ZR_ERR_IO,
+        err = zr_fail(ZERO_ERR_IO,
                       "%s: its checksum differs from the manifest's: it is damaged or from another "
                       "checkpoint; copy whole folders, or load an earlier checkpoint",
                       path);
@@ -153,7 +153,7 @@ static int check_again(struct zr_shard *s, const char *json, int64_t n)
     bool same = head_bytes == n + 8 && !memcmp(head + 8, json, (size_t)n);
     free(head);
     return same ? 0
-                : zr_fail(ZR_ERR_NOMEM,
+                : zr_fail(ZERO_ERR_NOMEM,
                           "%s: the header is not as this library writes it, or there is no memory to read it",
                           s->path);
 }
@@ -166,7 +166,7 @@ static int read_head(struct zr_shard *s)
     for (int i = 0; i < 8; i++)
         n |= (uint64_t)length[i] << 8 * i;
     if (n > ZR_ST_MAX_HEADER || n > (uint64_t)s->bytes - 8)
-        return zr_fail(ZR_ERR_IO, "%s: the header has %llu bytes; allowed: %d, and within the file's %lld",
+        return zr_fail(ZERO_ERR_IO, "%s: the header has %llu bytes; allowed: %d, and within the file's %lld",
                        s->path, (unsigned long long)n, ZR_ST_MAX_HEADER, (long long)s->bytes);
     char *json;
     ZR_TRY(ZR_ALLOC(json, n + 1, "the header of %s, which has %llu bytes", s->path, (unsigned long long)n));

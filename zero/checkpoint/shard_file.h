@@ -30,12 +30,12 @@ int zr_shard_open(const struct zr_files *fs, const char *folder, const struct zr
 void zr_shard_close(struct zr_shard *s);
 /* Closes the descriptors, but keeps the head. Each later fetch opens the file and closes it again. */
 void zr_shard_rest(struct zr_shard *s);
-/* Finds the entry of this kind of program data. *out is NULL if the manifest lists none. ZR_ERR_IO if the
+/* Finds the entry of this kind of program data. *out is NULL if the manifest lists none. ZERO_ERR_IO if the
  * file has no entry of the size that the manifest lists. */
 int zr_shard_find_data(const struct zr_shard *s, const struct zr_manifest_file *file, enum zr_data_kind kind,
                        const struct zr_st_entry **out);
 /* Reads, checks and copies each block that a request touches once, several blocks at a time. Sorts the
- * requests, which must not overlap. ZR_ERR_IO names the file, the block and, if the head is known, the
+ * requests, which must not overlap. ZERO_ERR_IO names the file, the block and, if the head is known, the
  * tensor. */
 int zr_shard_fetch(struct zr_shard *s, struct zr_request *requests, int64_t n);
 

@@ -2,7 +2,7 @@
 /* weights.c: zero_export writes the weights in the files of Hugging Face's libraries: model.safetensors, or
  * several files with model.safetensors.index.json. Rank 0 writes them, a piece at a time. With tp or pipeline
  * stages the first rank of each part writes its runs into the files that rank 0 makes. */
-#include "comm/verdict.h"
+#include "comm/first_error.h"
 #include "kernels/alloc.h"
 #include "zero/checkpoint/weights_inside.h"
 
@@ -171,10 +171,10 @@ static int print_index(const struct zr_weights *ws, const char *id, char **out)
     *out = ok && root ? json_dumps(root, JSON_INDENT(2)) : NULL;
     json_decref(root);
     if (!*out)
-        return zr_fail(ZR_ERR_NOMEM, "no memory for the index of %d weights", ws->n);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for the index of %d weights", ws->n);
     if (strlen(*out) > ZR_WEIGHTS_MAX_INDEX)
-        return zr_fail(ZR_ERR_ARG, "the index of %d weights has %zu bytes; allowed: %d", ws->n, strlen(*out),
-                       ZR_WEIGHTS_MAX_INDEX);
+        return zr_fail(ZERO_ERR_ARG, "the index of %d weights has %zu bytes; allowed: %d", ws->n,
+                       strlen(*out), ZR_WEIGHTS_MAX_INDEX);
     return 0;
 }
 
@@ -190,7 +190,7 @@ static int publish(const struct zr_weights *ws, struct zr_export_folder *f)
 
 struct begun {
     char id[ZR_EXPORT_ID_BYTES];
-    ZR_VERDICT(ZR_EXCHANGE_BYTES - sizeof(int32_t) - 32);
+    ZR_FIRST_ERROR(ZR_EXCHANGE_BYTES - sizeof(int32_t) - 32);
 };
 
 /* Rank 0 prepares the folder, and tells all ranks the export's id. */
@@ -200,14 +200,14 @@ static int begin_export(struct zr_weights *ws, struct zr_export_folder *f, char 
     struct begun mine = {0}, *all = z->from_all;
     int err = 0;
     if (z->world.rank == 0)
-        zr_verdict_put(&mine,
-                       zr_export_begin(z->files, &z->locks, z->config.options.log, ws->dir, ws->n_files, f));
+        zr_first_error_put(
+            &mine, zr_export_begin(z->files, &z->locks, z->config.options.log, ws->dir, ws->n_files, f));
     memcpy(mine.id, f->id, sizeof mine.id);
     if (z->world.world == 1)
         all[0] = mine;
     else
         err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
-    err = zr_verdict(err, &mine, all, z->world.world, z->world.rank);
+    err = zr_first_error(err, &mine, all, z->world.world, z->world.rank);
     if (!err)
         snprintf(id, ZR_EXPORT_ID_BYTES, "%.*s", ZR_EXPORT_ID_BYTES - 1, all[0].id);
     return err;
@@ -237,7 +237,7 @@ static int write_files(struct zr_weights *ws, const char *id)
     char *buffer = writes ? malloc((size_t)buffer_bytes) : NULL;
     struct zr_st_entry *entries = writes ? malloc((size_t)ws->n * sizeof *entries) : NULL;
     if (writes && (!buffer || !entries))
-        local = zr_fail(ZR_ERR_NOMEM, "no memory for %lld bytes of weights", (long long)buffer_bytes);
+        local = zr_fail(ZERO_ERR_NOMEM, "no memory for %lld bytes of weights", (long long)buffer_bytes);
     for (int32_t file = 0; !err && file < ws->n_files; file++) {
         char path[ZR_PATH_BYTES];
         int fd = -1;
@@ -284,11 +284,11 @@ static int export_files(struct zr_weights *ws)
     return err ? zr_say_again(&kept) : 0;
 }
 
-int zr_weights_check_call(struct zero_ctx *z, const char *dir, const char *call, enum zr_called_name name)
+int zr_weights_check_call(struct zero_ctx *z, const char *dir, const char *call, enum zr_call_name name)
 {
     ZR_TRY(zr_call_check(z, name));
     if (!dir || !*dir)
-        return zr_fail(ZR_ERR_ARG, "%s: dir is NULL or empty", call);
+        return zr_fail(ZERO_ERR_ARG, "%s: dir is NULL or empty", call);
     zr_engine_called(z->engine, name, -1, 0);
     return 0;
 }
@@ -296,8 +296,8 @@ int zr_weights_check_call(struct zero_ctx *z, const char *dir, const char *call,
 int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n,
                 int64_t max_file_bytes)
 {
-    ZR_IN_CALL(z, ZR_CALLED_EXPORT, false, -1);
-    ZR_TRY(zr_weights_check_call(z, dir, "zero_export", ZR_CALLED_EXPORT));
+    ZR_IN_CALL(z, ZR_CALL_EXPORT, false, -1);
+    ZR_TRY(zr_weights_check_call(z, dir, "zero_export", ZR_CALL_EXPORT));
     struct zr_weights ws = {.z = z, .dir = dir};
     max_file_bytes = max_file_bytes > 0 ? max_file_bytes : INT64_C(5000000000);
     int err = zr_weights_resolve(z, map, n, max_file_bytes, &ws);

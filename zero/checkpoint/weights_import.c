@@ -42,7 +42,7 @@ static int check_export(const struct zr_weights *ws, struct sources *s, const ch
         return 0;
     if (*s->export_id)
         return zr_fail(
-            ZR_ERR_IO,
+            ZERO_ERR_IO,
             "%s/%s: it belongs to export %s, but %s belongs to export %s: the folder mixes files of "
             "two exports",
             ws->dir, file, id, s->said_by, s->export_id);
@@ -60,7 +60,7 @@ static int open_source(const struct zr_weights *ws, struct sources *s, const cha
         if (!strcmp(s->list[*out].name, name))
             return 0;
     if (!*name || *name == '.' || strchr(name, '/') || strlen(name) >= sizeof s->list->name)
-        return zr_fail(ZR_ERR_IO,
+        return zr_fail(ZERO_ERR_IO,
                        "%s/" ZR_WEIGHTS_INDEX ": \"%.100s\" is not the name of a file in the same folder",
                        ws->dir, name);
     ZR_TRY(ZR_GROW(s->list, s->n + 1, "%d files", s->n + 1));
@@ -111,11 +111,11 @@ static int read_index(const struct zr_weights *ws, struct sources *s, json_t **o
     bool is_pointer = zr_is_lfs_pointer(text, n);
     free(text);
     if (is_pointer)
-        return zr_fail(ZR_ERR_IO, ZR_LFS_POINTER, path);
+        return zr_fail(ZERO_ERR_IO, ZR_LFS_POINTER, path);
     if (!json_is_object(json_object_get(*out, "weight_map"))) {
         json_decref(*out);
         *out = NULL;
-        return zr_fail(ZR_ERR_IO, "%s: has no weight_map, or is not JSON", path);
+        return zr_fail(ZERO_ERR_IO, "%s: has no weight_map, or is not JSON", path);
     }
     zr_st_export_id(json_object_get(*out, "metadata"), id);
     return check_export(ws, s, ZR_WEIGHTS_INDEX, id);
@@ -162,23 +162,23 @@ static int check_weight(const struct zr_weights *ws, const struct sources *s, co
     const struct zr_tensor *t = &ws->z->whole.tensors[w->tensor];
     const char *file = s->list[w->file].name;
     if (w->entry < 0)
-        return zr_fail(ZR_ERR_IO, "%s/%s: tensor %s is not in this file", ws->dir, file, w->name);
+        return zr_fail(ZERO_ERR_IO, "%s/%s: tensor %s is not in this file", ws->dir, file, w->name);
     const struct zr_st_entry *e = &s->list[w->file].st.entries[w->entry];
     if (e->n_dims != w->n_dims || memcmp(e->shape, w->shape, (size_t)w->n_dims * sizeof *w->shape) != 0) {
         char theirs[ZR_SHAPE_CHARS], ours[ZR_SHAPE_CHARS];
         zr_shape_print(e->shape, e->n_dims, theirs);
         zr_shape_print(w->shape, w->n_dims, ours);
-        return zr_fail(ZR_ERR_ARG, "%s/%s: tensor %s has shape %s; for %s of this model it should be %s",
+        return zr_fail(ZERO_ERR_ARG, "%s/%s: tensor %s has shape %s; for %s of this model it should be %s",
                        ws->dir, file, w->name, theirs, t->name, ours);
     }
     const char *own = zr_st_dtype_of(t->dtype);
     if (!strcmp(e->dtype, own) || zr_floats_convert(e->dtype, t->dtype))
         return 0;
     if (zr_floats_convert("F32", t->dtype))
-        return zr_fail(ZR_ERR_NOTSUP, "%s/%s: tensor %s is %s; allowed: F32, BF16, F16", ws->dir, file,
+        return zr_fail(ZERO_ERR_NOTSUP, "%s/%s: tensor %s is %s; allowed: F32, BF16, F16", ws->dir, file,
                        w->name, e->dtype);
-    return zr_fail(ZR_ERR_NOTSUP, "%s/%s: tensor %s is %s, but %s is a buffer and %s", ws->dir, file, w->name,
-                   e->dtype, t->name, own);
+    return zr_fail(ZERO_ERR_NOTSUP, "%s/%s: tensor %s is %s, but %s is a buffer and %s", ws->dir, file,
+                   w->name, e->dtype, t->name, own);
 }
 
 static int find_weights(struct zr_weights *ws, struct sources *s)
@@ -193,8 +193,9 @@ static int find_weights(struct zr_weights *ws, struct sources *s)
             index ? json_string_value(json_object_get(json_object_get(index, "weight_map"), w->name))
                   : ZR_WEIGHTS_SINGLE;
         w->entry = -1;
-        err = name ? open_source(ws, s, name, &w->file)
-                   : zr_fail(ZR_ERR_IO, "%s/" ZR_WEIGHTS_INDEX ": tensor %s is not in it", ws->dir, w->name);
+        err = name
+                  ? open_source(ws, s, name, &w->file)
+                  : zr_fail(ZERO_ERR_IO, "%s/" ZR_WEIGHTS_INDEX ": tensor %s is not in it", ws->dir, w->name);
     }
     if (!err)
         qsort(sorted, (size_t)ws->n, sizeof *sorted, by_name);
@@ -211,9 +212,9 @@ static int find_weights(struct zr_weights *ws, struct sources *s)
 
 /* Trainable weights are imported as fp32 masters, from which parameters are rounded. Frozen ones have no
  * masters. */
-static enum zr_dtype import_dtype(const struct zr_tensor *t)
+static enum zero_dtype import_dtype(const struct zr_tensor *t)
 {
-    return t->grad ? ZR_F32 : t->dtype;
+    return t->grad ? ZERO_F32 : t->dtype;
 }
 
 static int64_t import_bytes(const struct zr_tensor *t)
@@ -295,7 +296,7 @@ static int read_part(struct zr_weights *ws, const struct in *in, const struct zr
                      int64_t k, int64_t n)
 {
     const struct source *f = &in->s->list[w->file];
-    enum zr_dtype own = import_dtype(&ws->z->whole.tensors[w->tensor]);
+    enum zero_dtype own = import_dtype(&ws->z->whole.tensors[w->tensor]);
     const char *theirs = f->st.entries[w->entry].dtype;
     /* The values are read to the end of the memory, so that widening in place reads each before it writes
      * there. */
@@ -380,8 +381,8 @@ static int give_tied(struct zero_ctx *z, const struct zr_weights *ws)
 
 int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n)
 {
-    ZR_IN_CALL(z, ZR_CALLED_IMPORT, false, -1);
-    ZR_TRY(zr_weights_check_call(z, dir, "zero_import", ZR_CALLED_IMPORT));
+    ZR_IN_CALL(z, ZR_CALL_IMPORT, false, -1);
+    ZR_TRY(zr_weights_check_call(z, dir, "zero_import", ZR_CALL_IMPORT));
     struct zr_weights ws = {.z = z, .dir = dir};
     struct sources s = {0};
     struct in in = {0};

@@ -57,11 +57,11 @@ struct zr_weights {
 
 /* weights_map.c. Resolves the map; NULL means every tensor under its own name. Collective. First the ranks
  * compare max_file_bytes, and the ranks of each pipeline stage compare their map. Then the maps of all
- * pipeline stages are joined. The caller frees out with zr_weights_free, even after a failure. ZR_ERR_ARG,
- * ZR_ERR_NOMEM, ZR_ERR_MISMATCH. */
+ * pipeline stages are joined. The caller frees out with zr_weights_free, even after a failure. ZERO_ERR_ARG,
+ * ZERO_ERR_NOMEM, ZERO_ERR_MISMATCH. */
 int zr_weights_resolve(struct zero_ctx *z, const struct zero_weight *map, int32_t n, int64_t max_file_bytes,
                        struct zr_weights *out);
-/* ZR_ERR_ARG if two weights have the same name, which no file allows. */
+/* ZERO_ERR_ARG if two weights have the same name, which no file allows. */
 int zr_weights_check_names(const struct zr_weights *ws);
 void zr_weights_free(struct zr_weights *ws);
 /* Transposes a matrix of rows x columns elements of size bytes. dst and src do not overlap. */
@@ -70,6 +70,6 @@ void zr_weights_transpose(char *dst, const char *src, int64_t rows, int64_t colu
  * part or stage. */
 bool zr_weights_has_files(const struct zero_ctx *z);
 /* Checks the rules and the directory of zero_export or zero_import, and records the call. */
-int zr_weights_check_call(struct zero_ctx *z, const char *dir, const char *call, enum zr_called_name name);
+int zr_weights_check_call(struct zero_ctx *z, const char *dir, const char *call, enum zr_call_name name);
 
 #endif

@@ -46,10 +46,10 @@ static int resolve_slice(const struct zero_weight *m, int32_t i, const struct zr
         return 0;
     snprintf(given, sizeof given, *slice < 0 ? "%d" : "ZERO_SLICE(%d)", *slice < 0 ? m->slice : *slice);
     if (n_dims < 2)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "map[%d] (%s): slice is %s, but tensor %s has one dimension; allowed: 0 (all of it)",
                        i, m->name, given, t->name);
-    return zr_fail(ZR_ERR_ARG,
+    return zr_fail(ZERO_ERR_ARG,
                    "map[%d] (%s): slice is %s of tensor %s; allowed: 0 (all of it), ZERO_SLICE(0) "
                    "to ZERO_SLICE(%lld)",
                    i, m->name, given, t->name, (long long)t->shape[0] - 1);
@@ -60,17 +60,17 @@ static int check_entry(const struct zero_ctx *z, const struct zero_weight *m, in
 {
     int32_t slice;
     if (!m->name || !*m->name || !zr_is_utf8(m->name))
-        return zr_fail(ZR_ERR_ARG, "map[%d]: name is NULL, empty or not UTF-8", i);
+        return zr_fail(ZERO_ERR_ARG, "map[%d]: name is NULL, empty or not UTF-8", i);
     if (!strcmp(m->name, "__metadata__"))
-        return zr_fail(ZR_ERR_ARG, "map[%d]: name is __metadata__, which safetensors reserves", i);
+        return zr_fail(ZERO_ERR_ARG, "map[%d]: name is __metadata__, which safetensors reserves", i);
     if (m->tensor < 0 || m->tensor >= z->layout->n_tensors)
-        return zr_fail(ZR_ERR_ARG, "map[%d] (%s): tensor is %d; allowed: 0..%d", i, m->name, m->tensor,
+        return zr_fail(ZERO_ERR_ARG, "map[%d] (%s): tensor is %d; allowed: 0..%d", i, m->name, m->tensor,
                        z->layout->n_tensors - 1);
     const struct zr_tensor *t = &z->layout->tensors[m->tensor];
     ZR_TRY(resolve_slice(m, i, t, &slice));
     struct zr_place at = zr_place_of(z, m->tensor);
     if (m->transposed && slice < 0 && t->n_elems < z->whole.tensors[at.tensor].n_elems)
-        return zr_fail(ZR_ERR_ARG,
+        return zr_fail(ZERO_ERR_ARG,
                        "map[%d] (%s): transposed is set for all layers of tensor %s, but they are on several "
                        "pipeline stages; allowed: transposed 0, or one layer by ZERO_SLICE",
                        i, m->name, t->name);
@@ -88,7 +88,7 @@ static int list_own(const struct zero_ctx *z, const struct zero_weight *map, int
     int err = 0;
     n = map ? n : z->layout->n_tensors;
     if (n < least)
-        return zr_fail(ZR_ERR_ARG, "n is %d; allowed: %d and more", n, least);
+        return zr_fail(ZERO_ERR_ARG, "n is %d; allowed: %d and more", n, least);
     ZR_TRY(ZR_ZALLOC(out->list, (int64_t)n + 1, "%d weights", n));
     out->n = n;
     for (int32_t i = 0; !err && i < n; i++) {
@@ -142,7 +142,7 @@ static int exchange_entries(struct zero_ctx *z, const struct entries *own, char 
     struct reported_size mine = {report_bytes_of(own), own->n}, *sizes = z->from_all;
     int64_t *at = calloc((size_t)z->mesh.stages + 1, sizeof *at), most = 0;
     char *text = malloc((size_t)mine.bytes + 1), *said = z->from_all;
-    int err = at && text ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for the names of %d weights", own->n);
+    int err = at && text ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for the names of %d weights", own->n);
     err = zr_agree_in_run(z, err);
     if (!err)
         err = zr_engine_exchange(z->engine, &mine, sizeof mine, sizes);
@@ -156,7 +156,7 @@ static int exchange_entries(struct zero_ctx *z, const struct entries *own, char 
     if (!err) {
         *out = malloc((size_t)at[z->mesh.stages] + 1);
         report_entries(own, text);
-        err = *out ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for the names of %lld weights", (long long)*n);
+        err = *out ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for the names of %lld weights", (long long)*n);
         err = zr_agree_in_run(z, err);
     }
     for (int64_t done = 0; !err && done < most; done += ZR_EXCHANGE_BYTES) {
@@ -219,7 +219,7 @@ static int leave_out_repeated(struct entries *all)
     struct entry **sorted = sort(all);
     int32_t n = 0;
     if (!sorted)
-        return zr_fail(ZR_ERR_NOMEM, "no memory to compare %d weights", all->n);
+        return zr_fail(ZERO_ERR_NOMEM, "no memory to compare %d weights", all->n);
     for (int32_t i = 0; i < all->n; i++)
         for (int32_t k = i; k-- > 0 && !strcmp(sorted[k]->name, sorted[i]->name);)
             if (sorted[k]->tensor >= 0 && same_thing(sorted[k], sorted[i])) {
@@ -240,7 +240,7 @@ static int take_all(struct zero_ctx *z, struct entries *own, char **names)
     int64_t n;
     ZR_TRY(exchange_entries(z, own, names, &n));
     if (n < 1 || n > INT32_MAX / 2)
-        return zr_fail(ZR_ERR_ARG, "n is %lld for all pipeline stages; allowed: 1..%d", (long long)n,
+        return zr_fail(ZERO_ERR_ARG, "n is %lld for all pipeline stages; allowed: 1..%d", (long long)n,
                        INT32_MAX / 2);
     free(own->list);
     own->n = 0;
@@ -301,7 +301,7 @@ static struct described_entry describe_entry(const struct zero_ctx *z, const str
     return d;
 }
 
-/* Collective. Returns ZR_ERR_MISMATCH and names the first entry that differs between ranks a and b. n: the
+/* Collective. Returns ZERO_ERR_MISMATCH and names the first entry that differs between ranks a and b. n: the
  * number of entries that both of them have. */
 static int say_difference(struct zero_ctx *z, const struct entries *own, int a, int b, int32_t n)
 {
@@ -322,7 +322,7 @@ static int say_difference(struct zero_ctx *z, const struct entries *own, int a, 
         err = zr_engine_exchange(z->engine, &mine, sizeof mine, all);
     if (err)
         return err;
-    return zr_fail(ZR_ERR_MISMATCH,
+    return zr_fail(ZERO_ERR_MISMATCH,
                    "map[%d] is %.*s on rank %d and %.*s on rank %d; all ranks%s must give the same", first,
                    (int)sizeof all->text, all[b].text, b, (int)sizeof all->text, all[a].text, a,
                    z->mesh.stages > 1 ? " of a pipeline stage" : "");
@@ -344,7 +344,7 @@ static int compare_maps(struct zero_ctx *z, const struct entries *own, int64_t m
         int first = r / n_stage * n_stage;
         if (all[r].max_file_bytes != all[0].max_file_bytes)
             return zr_fail(
-                ZR_ERR_MISMATCH,
+                ZERO_ERR_MISMATCH,
                 "max_file_bytes is %lld on rank %d and %lld on rank 0; all ranks must give the same",
                 (long long)all[r].max_file_bytes, r, (long long)all[0].max_file_bytes);
         if (all[r].hash != all[first].hash || all[r].n != all[first].n)
@@ -366,7 +366,7 @@ static int place_in_file(const struct zero_ctx *z, const struct zr_tensor *t, bo
         int32_t dim = t->cut_dim - sliced;
         if (dim < 0)
             return zr_fail(
-                ZR_ERR_ARG,
+                ZERO_ERR_ARG,
                 "map[%d] (%s): slice is set, but tensor %s is cut over tp along its first dimension; "
                 "allowed: 0 (all of it)",
                 i, w->name, t->name);
@@ -390,7 +390,7 @@ static int resolve_one(const struct zero_ctx *z, const struct entry *e, int32_t 
     w->n = whole ? t->n_elems : t->n_elems / t->shape[0];
     w->first = whole ? 0 : e->slice * w->n;
     if (e->transposed && w->n_dims != 2)
-        return zr_fail(ZR_ERR_ARG, "map[%d] (%s): transposed is set for %d dimensions; allowed: 2", i,
+        return zr_fail(ZERO_ERR_ARG, "map[%d] (%s): transposed is set for %d dimensions; allowed: 2", i,
                        e->name, w->n_dims);
     if (e->transposed) {
         w->rows = w->shape[0];
@@ -464,7 +464,7 @@ static int place_all(const struct zero_ctx *z, struct zr_weights *out)
     free(out->own);
     out->own = err ? NULL : malloc(((size_t)n + 1) * sizeof *out->own);
     if (!err && (!out->own || n > INT32_MAX))
-        err = zr_fail(ZR_ERR_NOMEM, "no memory for %lld places of weights", (long long)n);
+        err = zr_fail(ZERO_ERR_NOMEM, "no memory for %lld places of weights", (long long)n);
     for (int32_t i = 0, k = 0; !err && i < out->n; i++) {
         struct zr_weight *w = &out->list[i];
         w->copy = h.copy[w->tensor];
@@ -519,7 +519,7 @@ int zr_weights_check_names(const struct zr_weights *ws)
         qsort(sorted, (size_t)ws->n, sizeof *sorted, by_text);
     for (int32_t i = 1; !err && i < ws->n; i++)
         if (!strcmp(sorted[i], sorted[i - 1]))
-            err = zr_fail(ZR_ERR_ARG, "two entries of map are named %s; allowed: a different name for each",
+            err = zr_fail(ZERO_ERR_ARG, "two entries of map are named %s; allowed: a different name for each",
                           sorted[i]);
     free(sorted);
     return err;

@@ -94,7 +94,7 @@ static struct card own_card(const struct zr_run_options *o)
 
 static int differ(const struct card *c, int node, const char *what, int its, int of_0)
 {
-    return zr_fail(ZR_ERR_MISMATCH,
+    return zr_fail(ZERO_ERR_MISMATCH,
                    "%s is %d on node %d (%s), and %d on node 0 (%s): it must be the same on all nodes", what,
                    its, node, c[node].member.host, of_0, c[0].member.host);
 }
@@ -105,20 +105,20 @@ static int compare(const struct card *c, int n)
     for (int i = 1; i < n; i++)
         if (strncmp(c[i].version, c[0].version, sizeof c->version) != 0)
             return zr_fail(
-                ZR_ERR_MISMATCH,
+                ZERO_ERR_MISMATCH,
                 "node %d (%s) has libzero %.31s, node 0 (%s) has libzero %.31s: all nodes need the "
                 "same",
                 i, c[i].member.host, c[i].version, c[0].member.host, c[0].version);
     for (int i = 1; i < n; i++)
         if (c[i].message_bytes != c[0].message_bytes)
             return zr_fail(
-                ZR_ERR_MISMATCH,
+                ZERO_ERR_MISMATCH,
                 "node %d (%s) and node 0 (%s) have libzero %.31s of different builds: all nodes need "
                 "the same",
                 i, c[i].member.host, c[0].member.host, c[0].version);
     for (int i = 0; i < n; i++)
         if (c[i].cannot_run)
-            return zr_fail(ZR_ERR_ARG, "node %d (%s) cannot run the program", i, c[i].member.host);
+            return zr_fail(ZERO_ERR_ARG, "node %d (%s) cannot run the program", i, c[i].member.host);
     for (int i = 1; i < n; i++) {
         if (c[i].restarts != c[0].restarts)
             return differ(c, i, "--restarts", c[i].restarts, c[0].restarts);
@@ -140,10 +140,10 @@ static int check_sum(const struct card *c, int n, int min_ranks)
     for (int i = 0; i < n; i++)
         all += c[i].member.n_ranks;
     if (all > ZR_MOST_RANKS)
-        return zr_fail(ZR_ERR_ARG, "%d nodes have %lld ranks: up to %d are allowed", n, (long long)all,
+        return zr_fail(ZERO_ERR_ARG, "%d nodes have %lld ranks: up to %d are allowed", n, (long long)all,
                        ZR_MOST_RANKS);
     if (min_ranks > all)
-        return zr_fail(ZR_ERR_ARG, "--min-ranks is %d, and %d node%s %s %lld rank%s", min_ranks, n,
+        return zr_fail(ZERO_ERR_ARG, "--min-ranks is %d, and %d node%s %s %lld rank%s", min_ranks, n,
                        n == 1 ? "" : "s", n == 1 ? "has" : "have", (long long)all, all == 1 ? "" : "s");
     return 0;
 }
@@ -194,7 +194,7 @@ static int check_addresses(const struct zr_world *w, const struct zr_interfaces 
     }
     if (!name[0]) /* no interface of this host has it; it may be a gateway's */
         return 0;
-    return zr_fail(ZR_ERR_ARG,
+    return zr_fail(ZERO_ERR_ARG,
                    "node 0 listens on interface %s, but the others look for it at %.200s (%s), which is "
                    "on %s: change the interface or the address",
                    w->interface, w->host, at, name);
@@ -245,7 +245,7 @@ int zr_run_nodes_meet(const struct zr_run_options *o, uv_loop_t *loop, struct zr
     *out = NULL;
     if (n)
         n->of = calloc((size_t)o->n_nodes, sizeof *n->of);
-    int err = n && n->of && all ? 0 : zr_fail(ZR_ERR_NOMEM, "no memory for %d nodes", o->n_nodes);
+    int err = n && n->of && all ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %d nodes", o->n_nodes);
     if (!err && o->n_nodes > 1)
         err = open_meeting(o, loop, n, all);
     else if (!err)
@@ -312,7 +312,7 @@ void zr_run_nodes_watch(struct zr_run_nodes *n,
 void zr_run_nodes_send(struct zr_run_nodes *n, int to, const struct zr_run_message *m)
 {
     int err = n->meet ? zr_rendezvous_send(n->meet, to, m, sizeof *m) : 0;
-    if (err && err != ZR_ERR_PEER) /* on_lost reports a lost node */
+    if (err && err != ZERO_ERR_PEER) /* on_lost reports a lost node */
         n->on_lost(n->arg, to, zr_error_text());
 }
 

@@ -159,7 +159,7 @@ int zr_check_comm_watch(struct zr_check *check, struct zr_comm *c)
 {
     struct checked *m = calloc(1, sizeof *m);
     if (!m)
-        return zr_fail(ZR_ERR_NOMEM, "check: no memory for a communicator");
+        return zr_fail(ZERO_ERR_NOMEM, "check: no memory for a communicator");
     m->base = (struct zr_comm_watch){.made = check_made, .puts = check_puts, .closes = check_closes};
     m->check = check;
     c->watch = &m->base;

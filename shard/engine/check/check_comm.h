@@ -8,7 +8,7 @@
 #include "kernels/check/check_device.h"
 
 /* Watches c, which was opened on the device beneath the check's. From then on c takes streams of the check.
- * Reports name the arena after the role. The watch ends when c is closed. Returns 0 or ZR_ERR_NOMEM. */
+ * Reports name the arena after the role. The watch ends when c is closed. Returns 0 or ZERO_ERR_NOMEM. */
 int zr_check_comm_watch(struct zr_check *check, struct zr_comm *c);
 
 #endif

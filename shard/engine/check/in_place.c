@@ -70,7 +70,7 @@ static int compare_kept(struct zr_observer *o, const struct zr_flat *f, const st
 {
     if (!is_changed(o, f, p, full))
         return 0;
-    return zr_fail(ZR_ERR_ORDER,
+    return zr_fail(ZERO_ERR_ORDER,
                    "check: the model's fault: it changed the gradient of tensor %s (unit %d) between the "
                    "micro-batches of step %u; grad_in_place is 1, so their sum must stay there: zero "
                    "gradients once per step, or leave grad_in_place at 0",
@@ -82,7 +82,7 @@ static int compare_lost(struct zr_observer *o, const struct zr_flat *f, const st
     if (!is_changed(o, f, p, full) || tensor_of_piece(o, p)->overwrite ||
         zr_all_zero(zr_grad_of_piece(f, p, full), p->n, f->dtype))
         return 0;
-    return zr_fail(ZR_ERR_ORDER,
+    return zr_fail(ZERO_ERR_ORDER,
                    "check: the model's fault: in step %u it wrote into the gradient of tensor %s outside of "
                    "the backward brackets of unit %d. The next zero_begin zeroes it, so that contribution "
                    "is lost: write it between zero_begin and zero_end of unit %d",
@@ -102,7 +102,7 @@ static int compare_sum(struct zr_observer *o, const struct zr_flat *f, const str
 {
     if (!is_changed(o, f, p, full))
         return 0;
-    return zr_fail(ZR_ERR_ORDER,
+    return zr_fail(ZERO_ERR_ORDER,
                    "check: the model's fault: it changed the gradient of tensor %s (unit %d) between its "
                    "zero_end in backward and zero_step, step %u: until zero_step it is the only copy",
                    tensor_of_piece(o, p)->name, f->unit, zr_step_number(o->e));

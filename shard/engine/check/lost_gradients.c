@@ -59,7 +59,7 @@ static int for_pieces_left_out(struct zr_observer *o, zr_grad_piece_fn fn)
 
 static int refuse_stray(const struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p)
 {
-    return zr_fail(ZR_ERR_ORDER,
+    return zr_fail(ZERO_ERR_ORDER,
                    "the gradient of tensor %s is not zero, but its unit %d has had no backward bracket since "
                    "the last step. A step that has backward brackets updates only the units that are in "
                    "them: bracket the backward pass of unit %d, or leave its gradient zero",
@@ -162,7 +162,7 @@ static int settle_stray(struct zr_observer *o)
     self(o)->due = false;
     if (!err)
         err = zr_fail(
-            ZR_ERR_ORDER,
+            ZERO_ERR_ORDER,
             "step %u: a gradient was not zero though its unit had no backward bracket in the step. The "
             "gradient has changed since, so the unit is not known: call zero_step with info to learn it",
             zr_last_step_number(e));
@@ -202,7 +202,7 @@ static int check_late(struct zr_observer *o, const char *call)
         const struct zr_flat *f = zr_piece_flat(l, i);
         const struct zr_piece *p = &l->pieces[i];
         if (is_unseen(o, f) && hash_piece(o->e, f, p) != self(o)->late[i])
-            return zr_fail(ZR_ERR_ORDER,
+            return zr_fail(ZERO_ERR_ORDER,
                            "%s: the gradient of tensor %s (unit %d) was written after zero_norm, which "
                            "ended the gradients of this step. Run backward, and zero gradients, after "
                            "zero_step or zero_drop",

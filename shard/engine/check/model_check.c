@@ -86,7 +86,7 @@ static int open_guard(struct zr_model_check *w)
     w->open[1] = calloc((size_t)l->n_pieces + 1, sizeof *w->open[1]);
     int err = 0;
     if (!want || !w->places || !w->turn[0] || !w->turn[1] || !w->open[0] || !w->open[1])
-        err = zr_fail(ZR_ERR_NOMEM, "check: no memory for %d guarded places", n);
+        err = zr_fail(ZERO_ERR_NOMEM, "check: no memory for %d guarded places", n);
     for (int grad = 0; !err && grad < 2; grad++)
         for (int32_t t = 0; t < l->n_tensors; t++, at++) {
             const struct zr_tensor *x = &l->tensors[t];
@@ -402,9 +402,9 @@ int zr_model_check_look(struct zr_engine *e)
     if (!w)
         return 0;
     if (found_touch(w, text, sizeof text)) {
-        code = ZR_ERR_ORDER;
+        code = ZERO_ERR_ORDER;
     } else if (zr_check_found(w->check, text, sizeof text)) {
-        code = ZR_ERR_FAILED;
+        code = ZERO_ERR_FAILED;
     } else if (zr_check_stopped(w->check) && !w->said_stopped) {
         w->said_stopped = true;
         say(w, "no memory to keep the record: nothing is checked from here on");
@@ -482,7 +482,7 @@ int zr_model_check_open(struct zr_engine *e, const struct zr_engine_parts *parts
     w->unit = -1;
     w->log = e->opt.log;
     w->reported = calloc((size_t)e->layout->n_units, sizeof *w->reported);
-    int err = w->reported ? 0 : zr_fail(ZR_ERR_NOMEM, "check: no memory for the units");
+    int err = w->reported ? 0 : zr_fail(ZERO_ERR_NOMEM, "check: no memory for the units");
     if (!err && !e->plan->place.model_holds && e->dev->ops->compute_on_caller)
         err = open_guard(w);
     if (!err && !e->plan->place.model_holds && !e->dev->ops->compute_on_caller)

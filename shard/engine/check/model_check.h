@@ -8,7 +8,7 @@
  * whose memory cannot be closed, the copies are filled with NaN instead (places.h). At stages 0 and 1 the
  * model has its memory without brackets too, so nothing is guarded there.
  *
- * A fault ends the context with ZR_ERR_ORDER and a message that names unit and tensor. The next call of the
+ * A fault ends the context with ZERO_ERR_ORDER and a message that names unit and tensor. The next call of the
  * program finds it. Each function does nothing if w, or the engine's, is NULL. */
 #ifndef ZR_SHARD_CHECK_MODEL_CHECK_H
 #define ZR_SHARD_CHECK_MODEL_CHECK_H

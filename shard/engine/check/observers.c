@@ -83,7 +83,7 @@ int zr_observer_new(struct zr_engine *e, const struct zr_observer_ops *ops, size
 {
     struct zr_observer *o = *out = calloc(1, bytes + (size_t)n * size);
     if (!o)
-        return zr_fail(ZR_ERR_NOMEM, "no memory to watch the model");
+        return zr_fail(ZERO_ERR_NOMEM, "no memory to watch the model");
     *o = (struct zr_observer){ops, e};
     return 0;
 }

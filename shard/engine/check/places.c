@@ -45,7 +45,7 @@ static int add_place(struct zr_places *p, struct role *r)
     struct place *more = realloc(r->places, (size_t)(r->n + 1) * sizeof *more);
     void *at;
     if (!more)
-        return zr_fail(ZR_ERR_NOMEM, "check: no memory for %d places", r->n + 1);
+        return zr_fail(ZERO_ERR_NOMEM, "check: no memory for %d places", r->n + 1);
     r->places = more;
     ZR_TRY(d->alloc(p->e->dev, r->bytes, &at));
     r->places[r->n++] = (struct place){.at = at, .unit = -1};
@@ -91,7 +91,7 @@ int zr_places_open(struct zr_engine *e, struct zr_places **out)
     struct zr_places *p = calloc(1, sizeof *p);
     *out = NULL;
     if (!p)
-        return zr_fail(ZR_ERR_NOMEM, "check: no memory for places");
+        return zr_fail(ZERO_ERR_NOMEM, "check: no memory for places");
     p->e = e;
     int err = 0;
     for (int grad = 0; grad < 2; grad++) {
@@ -103,7 +103,7 @@ int zr_places_open(struct zr_engine *e, struct zr_places **out)
         for (int32_t u = 0; r->of_unit && r->before_last && u < l->n_units; u++)
             r->of_unit[u] = r->before_last[u] = -1;
         if (!r->of_unit || !r->before_last)
-            err = zr_fail(ZR_ERR_NOMEM, "check: no memory for the places of %d units", l->n_units);
+            err = zr_fail(ZERO_ERR_NOMEM, "check: no memory for the places of %d units", l->n_units);
     }
     if (!err)
         err = open_nan(p);
@@ -187,13 +187,13 @@ static int fault(const struct zr_places *p, const struct place *was, bool grad, 
     if (t)
         snprintf(where, sizeof where, "%stensor %.64s (element %lld)", grad ? "the gradient of " : "",
                  t->name, (long long)element);
-    zr_fail(ZR_ERR_ORDER,
+    zr_fail(ZERO_ERR_ORDER,
             "check: the model's fault: after zero_end of unit %d in %s, step %u, it wrote %s outside its "
             "bracket, "
             "by a pointer that it kept",
             was->unit, grad ? "backward" : "forward or backward", was->step, where);
     zr_warn(p->e->opt.log, "%s", zr_error_text());
-    return ZR_ERR_ORDER;
+    return ZERO_ERR_ORDER;
 }
 
 static int look_at_place(struct zr_places *p, struct place *was, bool grad)

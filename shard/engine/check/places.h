@@ -33,8 +33,8 @@ int64_t zr_places_need(const struct zr_layout *l);
 /* Returns the address of a piece of an open unit. */
 char *zr_places_at(const struct zr_places *p, const struct zr_piece *piece, bool grad);
 
-/* Begin and end a bracket of the unit; slot as in struct zr_action. Return ZR_ERR_ORDER with a message if the
- * model wrote to a closed place. */
+/* Begin and end a bracket of the unit; slot as in struct zr_action. Return ZERO_ERR_ORDER with a message if
+ * the model wrote to a closed place. */
 int zr_places_begin(struct zr_places *p, int32_t unit, int32_t slot, bool grad);
 int zr_places_end(struct zr_places *p, int32_t unit, int32_t slot, bool grad);
 /* Checks all closed places, with the same error. */

@@ -50,7 +50,7 @@ int zr_digest_tensor(struct zr_engine *e, char *buffer, int32_t tensor, uint64_t
             continue;
         ZR_TRY(add_bytes(e, buffer, zr_engine_param_at(e, f, from), (end - from) * zr_dtype_bytes(f->dtype),
                          hash));
-        if (t->grad && f->dtype != ZR_F32)
+        if (t->grad && f->dtype != ZERO_F32)
             ZR_TRY(add_bytes(e, buffer, (const char *)zr_engine_master_at(e, f, from),
                              (end - from) * (int64_t)sizeof(float), hash));
     }
@@ -86,7 +86,7 @@ static int report_difference(struct digest *d, uint64_t *all, int32_t differ[2])
     const char *name = found[0] < 0 ? "?" : e->layout->tensors[t - 1].name;
     if (found[0] >= 0)
         differ = found;
-    return zr_fail(ZR_ERR_MISMATCH,
+    return zr_fail(ZERO_ERR_MISMATCH,
                    "check: after step %u rank %d and rank %d hold different copies of the same part of "
                    "tensor %s: with hybrid hsdp every group updates its own copy%s",
                    zr_last_step_number(e), differ[0], differ[1], name,
@@ -105,7 +105,7 @@ static int compare_groups(struct zr_engine *e)
     struct digest d = {.e = e, .buffer = malloc(ZR_DIGEST_BYTES), .hash = 0};
     uint64_t *all = malloc((size_t)e->n_all * sizeof *all);
     int32_t differ[2];
-    int err = d.buffer && all ? 0 : zr_fail(ZR_ERR_NOMEM, "check: no memory to compare the groups' copies");
+    int err = d.buffer && all ? 0 : zr_fail(ZERO_ERR_NOMEM, "check: no memory to compare the groups' copies");
     if (!err)
         err = zr_engine_drain(e);
     if (!err)

@@ -78,12 +78,12 @@ static int compare_slot(struct slot_check *c, const void *slot, const char *name
     const struct action_text now = text_of(&c->given.action), then = text_of(&h->by);
     if (h->gave)
         return zr_engine_note(c->o.e,
-                              zr_fail(ZR_ERR_ORDER,
+                              zr_fail(ZERO_ERR_ORDER,
                                       "check: the model's fault: the a.out of %s was changed after its "
                                       "zero_finish, which had begun to send it; found in %s",
                                       then.text, now.text));
     return zr_engine_note(c->o.e,
-                          zr_fail(ZR_ERR_ORDER,
+                          zr_fail(ZERO_ERR_ORDER,
                                   "check: the model's fault: it wrote to %s of %s, which it may only read, "
                                   "because others read it too: work on a copy",
                                   name, then.text));
@@ -121,7 +121,7 @@ static int check_written(struct slot_check *c, const void *out)
     const int64_t n = written_bytes(c, out), most = c->room.activation_bytes;
     if (n > zr_round_up(most, 4))
         return zr_engine_note(
-            c->o.e, zr_fail(ZR_ERR_ORDER,
+            c->o.e, zr_fail(ZERO_ERR_ORDER,
                             "check: the model's fault: %s wrote %lld bytes to a.out, but activation_bytes is "
                             "%lld, and the bytes beyond belong to other micro-batches",
                             text_of(&c->given.action).text, (long long)n, (long long)most));
@@ -194,7 +194,7 @@ int zr_slots_open(struct zr_engine *e, const struct zr_engine_parts *parts, stru
     c->first_bytes = malloc(n * sizeof *c->first_bytes);
     c->first_micro = calloc(n, sizeof *c->first_micro);
     if (!c->first_bytes || !c->first_micro)
-        return zr_fail(ZR_ERR_NOMEM, "no memory to check the slots of a pipeline");
+        return zr_fail(ZERO_ERR_NOMEM, "no memory to check the slots of a pipeline");
     for (size_t i = 0; i < n; i++)
         c->first_bytes[i] = -1;
     return 0;

@@ -27,18 +27,18 @@ static int fill(struct zr_observer *o, const struct zr_flat *f, const struct zr_
 enum seen { A_NUMBER, A_NAN, THE_NAN };
 
 /* Ignores the sign, which may have changed. */
-static enum seen look_at_stored(enum zr_dtype dtype, const char *at)
+static enum seen look_at_stored(enum zero_dtype dtype, const char *at)
 {
     uint32_t word;
     uint16_t half;
-    if (dtype == ZR_F32) {
+    if (dtype == ZERO_F32) {
         memcpy(&word, at, sizeof word);
         word &= 0x7fffffff;
         return word == 0x7fffffff ? THE_NAN : word > 0x7f800000 ? A_NAN : A_NUMBER;
     }
     memcpy(&half, at, sizeof half);
     half &= 0x7fff;
-    return half == 0x7fff ? THE_NAN : half > (dtype == ZR_BF16 ? 0x7f80 : 0x7c00) ? A_NAN : A_NUMBER;
+    return half == 0x7fff ? THE_NAN : half > (dtype == ZERO_BF16 ? 0x7f80 : 0x7c00) ? A_NAN : A_NUMBER;
 }
 
 static int look_at_piece(struct zr_observer *o, const struct zr_flat *f, const struct zr_piece *p, char *full)
@@ -50,7 +50,7 @@ static int look_at_piece(struct zr_observer *o, const struct zr_flat *f, const s
         n_nan += seen != A_NUMBER;
         if (seen == THE_NAN)
             return zr_fail(
-                ZR_ERR_ORDER,
+                ZERO_ERR_ORDER,
                 "check: the model's fault: tensor %s has ZERO_GRAD_OVERWRITE, but between "
                 "zero_begin and zero_end of unit %d in backward it adds to its gradient, or leaves "
                 "element %lld unwritten: store every element, or drop the flag",
@@ -95,7 +95,7 @@ static int look_behind(struct zr_observer *o, const struct zr_flat *f, const str
     int64_t end, first = gap_of(o->e->layout, f, p, &end);
     for (int64_t i = first; i < end; i++)
         if (full[i])
-            return zr_fail(ZR_ERR_ORDER,
+            return zr_fail(ZERO_ERR_ORDER,
                            "check: the model's fault: it wrote beyond the end of the gradient of tensor %s "
                            "(unit %d), %lld bytes after it: its shape in zero_wrap's table is smaller than "
                            "what the model uses, or an index is too large",

@@ -84,7 +84,7 @@ static int check_norm(struct zr_engine *e, double grad_norm)
     if (grad_norm != 0 || !trainable)
         return 0;
     if (e->m.step == 1)
-        return zr_fail(ZR_ERR_ORDER,
+        return zr_fail(ZERO_ERR_ORDER,
                        "step 1: every gradient is zero, on every rank: backward does not write where the "
                        "library points the model's gradients. Does it use pointers that were copied before "
                        "zero_wrap, or memory of its own? It must read them again after each zero_begin.");

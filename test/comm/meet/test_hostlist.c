@@ -51,7 +51,7 @@ static void refuse_at(const char *list, int at, const char *what)
     int64_t n = 5;
     int err = zr_hostlist_first("SLURM_STEP_NODELIST", list, first, &n);
     snprintf(want, sizeof want, "\": %s at character %d;", what, at);
-    if (err != ZR_ERR_ARG || strcmp(first, "x") || n != 5)
+    if (err != ZERO_ERR_ARG || strcmp(first, "x") || n != 5)
         fail_msg("%.80s: code %d, %lld names, first %s", list, err, (long long)n, first);
     if (!strstr(zr_error_text(), want) || strncmp(zr_error_text(), "SLURM_STEP_NODELIST is \"", 24))
         fail_msg("%.80s: %s, expected %s", list, zr_error_text(), want);

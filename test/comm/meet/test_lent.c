@@ -17,8 +17,8 @@ static void fill(struct zr_world *w, struct zr_lent_card c[2])
     const struct zr_world other = {.rank = 1, .world = 2};
     int held, none = -1;
     w->world = 2;
-    assert_int_equal(zr_verdict_put(&c[0], zr_lent_fill(w, &held, &c[0])), 0);
-    assert_int_equal(zr_verdict_put(&c[1], zr_lent_fill(&other, &none, &c[1])), 0);
+    assert_int_equal(zr_first_error_put(&c[0], zr_lent_fill(w, &held, &c[0])), 0);
+    assert_int_equal(zr_first_error_put(&c[1], zr_lent_fill(&other, &none, &c[1])), 0);
     assert_int_equal(none, -1);
     if (held >= 0)
         close(held);
@@ -83,7 +83,7 @@ static void test_several_hosts(void **state)
     assert_true(zr_address_parse("10.77.0.1", w.port, &want) && zr_address_same(&w.at[0], &want));
     assert_true(zr_address_parse("fd77::1", w.port, &want) && zr_address_same(&w.at[1], &want));
     c[0].at[0] = 0;
-    assert_int_equal(zr_lent_choose(c, "nccl_comm", &w), ZR_ERR_ARG);
+    assert_int_equal(zr_lent_choose(c, "nccl_comm", &w), ZERO_ERR_ARG);
     assert_string_equal(
         zr_error_text(),
         "the ranks of nccl_comm are on several hosts, and rank 0's host, or its interface, has no address "
@@ -96,7 +96,7 @@ static void test_other_name(void **state)
     struct zr_lent_card c[2];
     fill(&w, c);
     strcpy(c[1].name, "disc");
-    assert_int_equal(zr_lent_choose(c, "nccl_comm", &w), ZR_ERR_MISMATCH);
+    assert_int_equal(zr_lent_choose(c, "nccl_comm", &w), ZERO_ERR_MISMATCH);
     assert_string_equal(zr_error_text(),
                         "cfg.launch.name is \"gen\" on rank 0 and \"disc\" on rank 1: ranks that meet over "
                         "nccl_comm must wrap their contexts in the same order");
@@ -171,7 +171,7 @@ static void test_meet_by_list(void **state)
     for (int i = 0; i < 4; i++)
         expect_rank(&r[i], 0, "");
     r = run_ranks(false, 2, miss, &p, NULL);
-    expect_rank(&r[1], ZR_ERR_TIMEOUT, both);
+    expect_rank(&r[1], ZERO_ERR_TIMEOUT, both);
     drop_ports(&p);
 }
 

@@ -307,7 +307,7 @@ static void test_refused_there(void **state)
     struct rank *r = run_ranks(false, 3, refused_there, NULL, put_old_file);
     expect_rank(&r[0], 0, "");
     expect_rank(&r[1], 0, "");
-    expect_rank(&r[2], ZR_ERR_TIMEOUT, "1 of 2 ranks did not come");
+    expect_rank(&r[2], ZERO_ERR_TIMEOUT, "1 of 2 ranks did not come");
     expect_nothing_left();
 }
 
@@ -370,10 +370,10 @@ static void test_two_rank_0s(void **state)
         way.keyless = k;
         struct rank *r = run_ranks(true, 2, come_as_rank_0, NULL, set_way);
         int second = k && strncmp(r[0].note, "another rank 0", 14) == 0 ? 0 : 1;
-        expect_rank(&r[!second], ZR_ERR_MISMATCH, "rank 0 is there twice: here and at ");
-        expect_rank(&r[!second], ZR_ERR_MISMATCH, "need a ZERO_JOB or a key of their own");
-        expect_rank(&r[second], ZR_ERR_MISMATCH, "another rank 0 of this job is already there, on \"");
-        expect_rank(&r[second], ZR_ERR_MISMATCH, "need a ZERO_JOB or a key of their own");
+        expect_rank(&r[!second], ZERO_ERR_MISMATCH, "rank 0 is there twice: here and at ");
+        expect_rank(&r[!second], ZERO_ERR_MISMATCH, "need a ZERO_JOB or a key of their own");
+        expect_rank(&r[second], ZERO_ERR_MISMATCH, "another rank 0 of this job is already there, on \"");
+        expect_rank(&r[second], ZERO_ERR_MISMATCH, "need a ZERO_JOB or a key of their own");
         expect_nothing_left();
     }
 }
@@ -421,36 +421,36 @@ static void test_not_led(void **state)
     zr_meeting_file_print(&f, text);
     size_t n = strlen(text);
     snprintf(place, sizeof place, "waited 60 ms for rank 0 at file://%.240s", path);
-    expect_meeting(&w, 60, ZR_ERR_TIMEOUT, place);
-    expect_meeting(&w, 60, ZR_ERR_TIMEOUT, "there is no such file on this host: rank 0 has not started");
+    expect_meeting(&w, 60, ZERO_ERR_TIMEOUT, place);
+    expect_meeting(&w, 60, ZERO_ERR_TIMEOUT, "there is no such file on this host: rank 0 has not started");
     put_file(path, text, 0, 0600);
-    expect_meeting(&w, 60, ZR_ERR_TIMEOUT, "the file is empty");
+    expect_meeting(&w, 60, ZERO_ERR_TIMEOUT, "the file is empty");
     put_file(path, "a\nb \xff", 5, 0600);
-    expect_meeting(&w, 60, ZR_ERR_TIMEOUT, "the file has other contents (5 bytes, \"a?b ?\")");
+    expect_meeting(&w, 60, ZERO_ERR_TIMEOUT, "the file has other contents (5 bytes, \"a?b ?\")");
     put_file(path, text, n - 1, 0600);
-    expect_meeting(&w, 60, ZR_ERR_TIMEOUT, "the file has other contents");
+    expect_meeting(&w, 60, ZERO_ERR_TIMEOUT, "the file has other contents");
     put_file(path, text, n, 0622);
-    expect_meeting(&w, 60, ZR_ERR_TIMEOUT, "mode 0622 and is not trusted: others than its owner may write");
+    expect_meeting(&w, 60, ZERO_ERR_TIMEOUT, "mode 0622 and is not trusted: others than its owner may write");
     unlink(path);
     assert_int_equal(symlink("/dev/null", path), 0);
-    expect_meeting(&w, 60, ZR_ERR_TIMEOUT, "it is a symbolic link");
+    expect_meeting(&w, 60, ZERO_ERR_TIMEOUT, "it is a symbolic link");
     put_file(path, text, n, 0600); /* nobody listens there */
-    expect_meeting(&w, 60, ZR_ERR_TIMEOUT, "connection refused: rank 0 has not started, or has given up");
+    expect_meeting(&w, 60, ZERO_ERR_TIMEOUT, "connection refused: rank 0 has not started, or has given up");
     other.attempt = 7;
     f = file_of(&other, held_port());
     zr_meeting_file_print(&f, text);
     put_file(path, text, strlen(text), 0600);
-    expect_meeting(&w, 60, ZR_ERR_TIMEOUT,
+    expect_meeting(&w, 60, ZERO_ERR_TIMEOUT,
                    "the file is of attempt 7 of this job, but this rank is of attempt 0");
     strcpy(other.job, "another\n");
     f = file_of(&other, held_port());
     zr_meeting_file_print(&f, text);
     put_file(path, text, strlen(text), 0600);
-    expect_meeting(&w, 60, ZR_ERR_TIMEOUT,
+    expect_meeting(&w, 60, ZERO_ERR_TIMEOUT,
                    "is of another job, \"another?\" (attempt 7, 2 ranks, rank 0 on \"");
     unlink(path);
     snprintf(w.file, sizeof w.file, "%.900s/none/meet", folder);
-    expect_meeting(&w, 60, ZR_ERR_TIMEOUT, "its folder does not exist on this host: No such file");
+    expect_meeting(&w, 60, ZERO_ERR_TIMEOUT, "its folder does not exist on this host: No such file");
     expect_nothing_left();
 }
 
@@ -461,23 +461,23 @@ static void test_not_written(void **state)
     path_in_folder(path);
     struct zr_world w = world_by(path, 0, 2);
     put_file(path, "my thesis", 9, 0600);
-    expect_meeting(&w, 200, ZR_ERR_ARG, "/meet exists and is not a file of libzero, so it is not replaced");
+    expect_meeting(&w, 200, ZERO_ERR_ARG, "/meet exists and is not a file of libzero, so it is not replaced");
     int fd = open(path, O_RDONLY);
     assert_int_equal(read(fd, there, sizeof there), 9);
     assert_memory_equal(there, "my thesis", 9);
     close(fd);
     snprintf(w.file, sizeof w.file, "%.900s/meet/below", folder);
-    expect_meeting(&w, 200, ZR_ERR_IO, "/meet/below exists and cannot be read: Not a directory");
+    expect_meeting(&w, 200, ZERO_ERR_IO, "/meet/below exists and cannot be read: Not a directory");
     unlink(path);
     assert_int_equal(mkfifo(path, 0600), 0);
     memcpy(w.file, path, sizeof w.file);
-    expect_meeting(&w, 200, ZR_ERR_ARG, "/meet exists and is not a regular file, so it is not replaced");
+    expect_meeting(&w, 200, ZERO_ERR_ARG, "/meet exists and is not a regular file, so it is not replaced");
     unlink(path);
     assert_int_equal(symlink("/dev/null", path), 0);
-    expect_meeting(&w, 200, ZR_ERR_IO, "cannot be read: it is a symbolic link");
+    expect_meeting(&w, 200, ZERO_ERR_IO, "cannot be read: it is a symbolic link");
     unlink(path);
     snprintf(w.file, sizeof w.file, "%.900s/none/", folder);
-    expect_meeting(&w, 200, ZR_ERR_IO, "cannot write where ranks meet: ");
+    expect_meeting(&w, 200, ZERO_ERR_IO, "cannot write where ranks meet: ");
     expect_nothing_left();
 }
 
@@ -511,13 +511,13 @@ static void test_who_is_missing(void **state)
         way.timeout_ms = 1000;
         way.late_ms = replaced;
         struct rank *r = run_ranks(false, 3, but_rank_2, NULL, set_way);
-        expect_rank(&r[0], ZR_ERR_TIMEOUT, "of 3 ranks did not come to file://");
-        expect_rank(&r[0], ZR_ERR_TIMEOUT, "/meet (\"");
-        expect_rank(&r[0], ZR_ERR_TIMEOUT, "rank 2");
+        expect_rank(&r[0], ZERO_ERR_TIMEOUT, "of 3 ranks did not come to file://");
+        expect_rank(&r[0], ZERO_ERR_TIMEOUT, "/meet (\"");
+        expect_rank(&r[0], ZERO_ERR_TIMEOUT, "rank 2");
         if (replaced)
-            expect_rank(&r[0], ZR_ERR_TIMEOUT, "), which was removed or replaced meanwhile");
+            expect_rank(&r[0], ZERO_ERR_TIMEOUT, "), which was removed or replaced meanwhile");
         else
-            expect_rank(&r[1], ZR_ERR_TIMEOUT, "1 of 3 ranks did not come to file://");
+            expect_rank(&r[1], ZERO_ERR_TIMEOUT, "1 of 3 ranks did not come to file://");
         assert_int_equal(list_folder(name), replaced);
         unlink(path);
     }

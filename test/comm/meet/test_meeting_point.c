@@ -41,7 +41,7 @@ static void refuse_place(const char *text)
 {
     struct zr_world w;
     int err = zr_world_find(0, 0, NULL, &w);
-    if (err != ZR_ERR_ARG || !strstr(zr_error_text(), text))
+    if (err != ZERO_ERR_ARG || !strstr(zr_error_text(), text))
         fail_msg("code %d: \"%s\" lacks \"%s\"", err, err ? zr_error_text() : "", text);
 }
 

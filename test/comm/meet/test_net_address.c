@@ -97,7 +97,7 @@ static void test_interfaces(void **state)
     assert_int_equal(c.n, 1);
     static const char *const absent[] = {"eth99", "203.0.113.9", "l", "lo0", "lo ", ""};
     for (size_t i = 0; i < sizeof absent / sizeof *absent; i++) {
-        assert_int_equal(zr_interfaces_find("cfg.launch.interface", absent[i], &c), ZR_ERR_ARG);
+        assert_int_equal(zr_interfaces_find("cfg.launch.interface", absent[i], &c), ZERO_ERR_ARG);
         snprintf(text, sizeof text, "cfg.launch.interface is \"%s\": this host has ", absent[i]);
         assert_non_null(strstr(zr_error_text(), text));
         assert_non_null(strstr(zr_error_text(), "lo (127.0.0.1"));

@@ -45,7 +45,7 @@ static void meet_and_exchange(struct rank *me)
             sleep_ms(50); /* this rank's loop stands still; the others must get their results anyway */
     }
     char c = 0, all[MOST_RANKS];
-    RANK_CHECK(me, zr_rendezvous_exchange(m.r, &c, 0, all) == ZR_ERR_ARG, "0 bytes");
+    RANK_CHECK(me, zr_rendezvous_exchange(m.r, &c, 0, all) == ZERO_ERR_ARG, "0 bytes");
     RANK_CHECK(me, part(&m), "handles are left");
 }
 
@@ -84,7 +84,7 @@ static void test_world_one_needs_no_socket(void **state)
     assert_int_equal(zr_rendezvous_exchange(m.r, &mine, sizeof mine, &all), 0);
     assert_int_equal(all, 5);
     zr_rendezvous_detach(m.r, NULL, NULL, NULL);
-    assert_int_equal(zr_rendezvous_exchange(m.r, &mine, sizeof mine, &all), ZR_ERR_ORDER);
+    assert_int_equal(zr_rendezvous_exchange(m.r, &mine, sizeof mine, &all), ZERO_ERR_ORDER);
     assert_true(part(&m));
     zr_rendezvous_free(NULL);
 }
@@ -92,7 +92,7 @@ static void test_world_one_needs_no_socket(void **state)
 static void refuse_to_meet(const struct zr_world *w, int64_t timeout_ms, const char *text)
 {
     struct meeting m;
-    assert_int_equal(meet(&m, w, timeout_ms), ZR_ERR_ARG);
+    assert_int_equal(meet(&m, w, timeout_ms), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), text));
     assert_null(m.r);
     assert_int_equal(uv_loop_close(&m.loop), 0);
@@ -116,7 +116,7 @@ static void test_port_taken(void **state)
     int fd = listen_at(w.port);
     assert_true(fd >= 0);
     struct meeting m;
-    assert_int_equal(meet(&m, &w, SHORT_MS), ZR_ERR_SYSTEM);
+    assert_int_equal(meet(&m, &w, SHORT_MS), ZERO_ERR_SYSTEM);
     char port[64];
     snprintf(port, sizeof port, ":%d (lo): address already in use", w.port);
     assert_non_null(strstr(zr_error_text(), port));
@@ -139,9 +139,9 @@ static void test_missing_rank(void **state)
     int64_t timeout_ms = SHORT_MS;
     struct rank *r = run_ranks(true, 4, all_but_last, &timeout_ms, NULL);
     for (int i = 0; i < 3; i++)
-        expect_rank(&r[i], ZR_ERR_TIMEOUT, "1 of 4 ranks did not come");
+        expect_rank(&r[i], ZERO_ERR_TIMEOUT, "1 of 4 ranks did not come");
     for (int i = 0; i < 3; i++)
-        expect_rank(&r[i], ZR_ERR_TIMEOUT, "rank 3");
+        expect_rank(&r[i], ZERO_ERR_TIMEOUT, "rank 3");
 }
 
 /* --- messages about a wait --- */
@@ -187,11 +187,11 @@ static void test_waiting(void **state)
     bool ended = false;
     struct rank *r = run_ranks(true, 3, wait_with_a_log, &ended, NULL);
     for (int i = 0; i < 3; i += 2)
-        expect_rank(&r[i], ZR_ERR_TIMEOUT, " in 1500 ms (start_timeout_ms): rank 1");
+        expect_rank(&r[i], ZERO_ERR_TIMEOUT, " in 1500 ms (start_timeout_ms): rank 1");
     ended = true;
     r = run_ranks(true, 3, wait_with_a_log, &ended, NULL);
     for (int i = 0; i < 3; i += 2)
-        expect_rank(&r[i], ZR_ERR_PEER, "rank 1 ended before it came to zero_wrap: its program returned 7");
+        expect_rank(&r[i], ZERO_ERR_PEER, "rank 1 ended before it came to zero_wrap: its program returned 7");
 }
 
 static void all_but_first(struct rank *me)
@@ -210,8 +210,8 @@ static void test_missing_rank_0(void **state)
     int64_t timeout_ms = SHORT_MS;
     struct rank *r = run_ranks(false, 3, all_but_first, &timeout_ms, port_of_own_job);
     for (int i = 1; i < 3; i++)
-        expect_rank(&r[i], ZR_ERR_TIMEOUT, "connection refused: rank 0 has not started, or has given up");
-    expect_rank(&r[1], ZR_ERR_TIMEOUT,
+        expect_rank(&r[i], ZERO_ERR_TIMEOUT, "connection refused: rank 0 has not started, or has given up");
+    expect_rank(&r[1], ZERO_ERR_TIMEOUT,
                 " (a port derived from ZERO_JOB: set it on all ranks or on none); last");
 }
 
@@ -224,7 +224,7 @@ static void test_no_such_name(void **state)
 {
     int64_t timeout_ms = SHORT_MS;
     struct rank *r = run_ranks(false, 2, all_but_first, &timeout_ms, no_such_name);
-    expect_rank(&r[1], ZR_ERR_TIMEOUT, "no-such-host.invalid");
+    expect_rank(&r[1], ZERO_ERR_TIMEOUT, "no-such-host.invalid");
 }
 
 static void twin(struct rank *r)
@@ -237,7 +237,7 @@ static void test_duplicate_rank(void **state)
 {
     struct rank *r = run_ranks(true, 3, open_and_note, NULL, twin);
     for (int i = 0; i < 3; i++)
-        expect_rank(&r[i], ZR_ERR_MISMATCH, ": it was started twice, or two jobs meet at one place");
+        expect_rank(&r[i], ZERO_ERR_MISMATCH, ": it was started twice, or two jobs meet at one place");
 }
 
 /* The last rank comes after the meeting has failed, and learns why. */
@@ -253,8 +253,8 @@ static void test_late_rank(void **state)
 {
     struct rank *r = run_ranks(true, 5, last_comes_late, NULL, twin);
     for (int i = 0; i < 5; i++)
-        expect_rank(&r[i], ZR_ERR_MISMATCH, "rank 1 is there twice");
-    expect_rank(&r[4], ZR_ERR_MISMATCH, "rank 4 came after the others had given up");
+        expect_rank(&r[i], ZERO_ERR_MISMATCH, "rank 1 is there twice");
+    expect_rank(&r[4], ZERO_ERR_MISMATCH, "rank 4 came after the others had given up");
 }
 
 static void other_world(struct rank *r)
@@ -267,7 +267,7 @@ static void test_other_world(void **state)
 {
     struct rank *r = run_ranks(false, 2, open_and_note, NULL, other_world);
     for (int i = 0; i < 2; i++)
-        expect_rank(&r[i], ZR_ERR_MISMATCH, "has world 4, rank 0 has world 2");
+        expect_rank(&r[i], ZERO_ERR_MISMATCH, "has world 4, rank 0 has world 2");
 }
 
 static void other_job(struct rank *r)
@@ -294,7 +294,7 @@ static void test_other_job(void **state)
     struct rank *r = run_ranks(true, 3, open_after_refusal, NULL, other_job);
     expect_rank(&r[0], 0, "");
     expect_rank(&r[1], 0, "");
-    expect_rank(&r[2], ZR_ERR_MISMATCH,
+    expect_rank(&r[2], ZERO_ERR_MISMATCH,
                 "it refused this rank as a rank of another job, or one with another key");
 }
 
@@ -319,10 +319,10 @@ static void test_other_key(void **state)
     struct rank *r = run_ranks(true, 3, open_after_refusal, NULL, other_key);
     expect_rank(&r[0], 0, "");
     expect_rank(&r[1], 0, "");
-    expect_rank(&r[2], ZR_ERR_MISMATCH, "ZERO_JOB_KEY and the job's name");
+    expect_rank(&r[2], ZERO_ERR_MISMATCH, "ZERO_JOB_KEY and the job's name");
     r = run_ranks(true, 3, open_after_refusal, NULL, no_key);
     expect_rank(&r[1], 0, "");
-    expect_rank(&r[2], ZR_ERR_MISMATCH, "ZERO_JOB_KEY, which this rank does not have");
+    expect_rank(&r[2], ZERO_ERR_MISMATCH, "ZERO_JOB_KEY, which this rank does not have");
 }
 
 static void other_attempt(struct rank *r)
@@ -338,7 +338,7 @@ static void test_other_attempt(void **state)
     struct rank *r = run_ranks(true, 3, open_after_refusal, NULL, other_attempt);
     expect_rank(&r[0], 0, "");
     expect_rank(&r[1], 0, "");
-    expect_rank(&r[2], ZR_ERR_MISMATCH, "is of attempt 1 of this job, rank 0 of attempt 2");
+    expect_rank(&r[2], ZERO_ERR_MISMATCH, "is of attempt 1 of this job, rank 0 of attempt 2");
 }
 
 static void without_key(struct rank *r)
@@ -371,12 +371,12 @@ static void test_other_start(void **state)
     struct rank *r = run_ranks(true, 3, open_after_refusal, NULL, other_start);
     expect_rank(&r[0], 0, "");
     expect_rank(&r[1], 0, "");
-    expect_rank(&r[2], ZR_ERR_MISMATCH,
+    expect_rank(&r[2], ZERO_ERR_MISMATCH,
                 "was started by Slurm's job 7.1, rank 0 by Slurm's job 7.0: if these are two jobs");
     r = run_ranks(true, 3, open_after_refusal, NULL, other_part);
     expect_rank(&r[0], 0, "");
     expect_rank(&r[1], 0, "");
-    expect_rank(&r[2], ZR_ERR_MISMATCH,
+    expect_rank(&r[2], ZERO_ERR_MISMATCH,
                 "was started as rank 3 of 4, rank 0 as rank 0 of 4: they belong to two parts");
 }
 
@@ -420,7 +420,7 @@ static void test_no_key(void **state)
     run_ranks(true, 3, meet_and_exchange, NULL, without_key);
     struct rank *r = run_ranks(true, 2, open_and_note, NULL, elsewhere);
     for (int i = 0; i < 2; i++)
-        expect_rank(&r[i], ZR_ERR_ARG, "set ZERO_JOB_KEY to the same 32 random hex digits on all ranks");
+        expect_rank(&r[i], ZERO_ERR_ARG, "set ZERO_JOB_KEY to the same 32 random hex digits on all ranks");
 }
 
 /* --- unidentified connections --- */
@@ -518,7 +518,7 @@ static void meet_impostor(const char *says, bool once)
     struct impostor p = {fd, says, once};
     pthread_create(&id, NULL, impostor, &p);
     struct meeting m;
-    assert_int_equal(meet(&m, &w, SHORT_MS), ZR_ERR_TIMEOUT);
+    assert_int_equal(meet(&m, &w, SHORT_MS), ZERO_ERR_TIMEOUT);
     if (!strstr(zr_error_text(), "does not speak this protocol"))
         fail_msg("\"%s\"%s: %s", says, once ? " once" : "", zr_error_text());
     assert_int_equal(uv_loop_close(&m.loop), 0);

@@ -19,13 +19,13 @@ struct row {
 
 static const struct row rows[] = {
     {{0, 0, 0, 0}, -1},
-    {{ZR_ERR_IO, 0, 0, 0}, 0},
-    {{0, 0, 0, ZR_ERR_IO}, 3},
-    {{0, ZR_ERR_NOMEM, ZR_ERR_ARG, ZR_ERR_IO}, 1},
+    {{ZERO_ERR_IO, 0, 0, 0}, 0},
+    {{0, 0, 0, ZERO_ERR_IO}, 3},
+    {{0, ZERO_ERR_NOMEM, ZERO_ERR_ARG, ZERO_ERR_IO}, 1},
     /* A cause takes precedence over its consequences. */
-    {{ZR_ERR_TIMEOUT, ZR_ERR_PEER, 0, ZR_ERR_ARG}, 3},
-    {{0, 0, ZR_ERR_PEER, ZR_ERR_TIMEOUT}, 2},
-    {{ZR_ERR_TIMEOUT, 0, 0, 0}, 0},
+    {{ZERO_ERR_TIMEOUT, ZERO_ERR_PEER, 0, ZERO_ERR_ARG}, 3},
+    {{0, 0, ZERO_ERR_PEER, ZERO_ERR_TIMEOUT}, 2},
+    {{ZERO_ERR_TIMEOUT, 0, 0, 0}, 0},
 };
 
 /* A long message that differs from rank to rank. */
@@ -55,7 +55,7 @@ static void agree(struct rank *me)
         const struct row *row = &rows[k % (sizeof rows / sizeof *rows)];
         int code = row->code[me->w.rank];
         words_of(me->w.rank, words);
-        zr_fail(ZR_ERR_FAILED, "%s", words);
+        zr_fail(ZERO_ERR_FAILED, "%s", words);
         if (me->w.rank == (int)k % N)
             sleep_ms(5);
         int err = zr_rendezvous_agree(m.r, code);
@@ -68,7 +68,7 @@ static void agree(struct rank *me)
             RANK_CHECK(me, exchange_ranks(&m) == 0, "%s", zr_error_text());
     }
     zr_rendezvous_detach(m.r, NULL, NULL, NULL);
-    RANK_CHECK(me, zr_rendezvous_agree(m.r, 0) == ZR_ERR_ORDER, "it is detached");
+    RANK_CHECK(me, zr_rendezvous_agree(m.r, 0) == ZERO_ERR_ORDER, "it is detached");
     RANK_CHECK(me, part(&m), "handles are left");
 }
 
@@ -84,8 +84,8 @@ static void test_alone(void **state)
     struct zr_world w = {.world = 1};
     assert_int_equal(meet(&m, &w, 1), 0);
     assert_int_equal(zr_rendezvous_agree(m.r, 0), 0);
-    zr_fail(ZR_ERR_IO, "the disk");
-    assert_int_equal(zr_rendezvous_agree(m.r, ZR_ERR_IO), ZR_ERR_IO);
+    zr_fail(ZERO_ERR_IO, "the disk");
+    assert_int_equal(zr_rendezvous_agree(m.r, ZERO_ERR_IO), ZERO_ERR_IO);
     assert_string_equal(zr_error_text(), "the disk");
     assert_true(part(&m));
 }
@@ -112,7 +112,7 @@ static void test_not_the_same(void **state)
     for (int k = 0; k < 3; k++) {
         struct rank *r = run_ranks(true, N, do_something_else, &k, NULL);
         for (int i = 0; i < N; i++)
-            expect_rank(&r[i], ZR_ERR_MISMATCH, says[k]);
+            expect_rank(&r[i], ZERO_ERR_MISMATCH, says[k]);
     }
 }
 
@@ -124,8 +124,8 @@ static void die_before(struct rank *me)
     RANK_CHECK(me, zr_rendezvous_agree(m.r, 0) == 0, "%s", zr_error_text());
     if (me->dies)
         kill(getpid(), SIGKILL);
-    zr_fail(ZR_ERR_IO, "the disk");
-    note_error(me, zr_rendezvous_agree(m.r, me->w.rank == 1 ? ZR_ERR_IO : 0));
+    zr_fail(ZERO_ERR_IO, "the disk");
+    note_error(me, zr_rendezvous_agree(m.r, me->w.rank == 1 ? ZERO_ERR_IO : 0));
     RANK_CHECK(me, part(&m), "handles are left");
 }
 
@@ -137,9 +137,9 @@ static void rank_2_dies(struct rank *r)
 static void test_death(void **state)
 {
     struct rank *r = run_ranks(true, N, die_before, NULL, rank_2_dies);
-    expect_rank(&r[0], ZR_ERR_PEER, "rank 2 was lost");
-    expect_rank(&r[1], ZR_ERR_IO, "the disk");
-    expect_rank(&r[3], ZR_ERR_PEER, "rank 2 was lost");
+    expect_rank(&r[0], ZERO_ERR_PEER, "rank 2 was lost");
+    expect_rank(&r[1], ZERO_ERR_IO, "the disk");
+    expect_rank(&r[3], ZERO_ERR_PEER, "rank 2 was lost");
 }
 
 int main(void)

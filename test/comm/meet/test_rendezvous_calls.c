@@ -26,123 +26,141 @@ struct asking {
 static const struct asking cases[] = {
     {"other calls",
      1,
-     ZR_ERR_MISMATCH,
+     ZERO_ERR_MISMATCH,
      {20, 20, 20, 20},
      2,
      10,
      NOBODY,
      NOBODY,
-     ZR_ERR_MISMATCH,
+     ZERO_ERR_MISMATCH,
      {"rank 2 called zero_read(tensor 3) in step 1; rank 0 called zero_begin(unit 3, forward) in step 1; "
       "every rank must make the same calls, in the same order",
       "(rank 1: what was met)"}},
     {"other calls of rank 0",
      3,
-     ZR_ERR_TIMEOUT,
+     ZERO_ERR_TIMEOUT,
      {20, 20, 15, 20},
      0,
      12,
      NOBODY,
      NOBODY,
-     ZR_ERR_MISMATCH,
+     ZERO_ERR_MISMATCH,
      {"rank 1 called zero_begin(unit 5, forward) in step 1; rank 0 called zero_read(tensor 5) in step 1",
       "(rank 3: what was met)"}},
     {"other calls long ago",
      0,
-     ZR_ERR_MISMATCH,
+     ZERO_ERR_MISMATCH,
      {3000, 3010, 3000, 3000},
      3,
      1000,
      NOBODY,
      NOBODY,
-     ZR_ERR_MISMATCH,
+     ZERO_ERR_MISMATCH,
      {"rank 3 called zero_read(tensor 6) in step 21; rank 1 called zero_begin(unit 6", ""}},
     {"other calls too long ago",
      EVERYONE,
-     ZR_ERR_MISMATCH,
+     ZERO_ERR_MISMATCH,
      {3000, 3000, 3000, 3000},
      3,
      900,
      NOBODY,
      NOBODY,
-     ZR_ERR_MISMATCH,
+     ZERO_ERR_MISMATCH,
      {"what was met; the latest 2048 calls of the programs do not differ", " (found by rank "}},
     {"other calls, and rank 0 is behind",
      2,
-     ZR_ERR_TIMEOUT,
+     ZERO_ERR_TIMEOUT,
      {5, 20, 18, 20},
      2,
      15,
      NOBODY,
      NOBODY,
-     ZR_ERR_MISMATCH,
+     ZERO_ERR_MISMATCH,
      {"rank 2 called zero_read(tensor 1) in step 1; rank 1 called zero_begin(unit 1, forward) in step 1",
       ""}},
     {"a rank is behind",
      0,
-     ZR_ERR_TIMEOUT,
+     ZERO_ERR_TIMEOUT,
      {60, 60, 12, 60},
      NOBODY,
      0,
      NOBODY,
      NOBODY,
-     ZR_ERR_TIMEOUT,
+     ZERO_ERR_TIMEOUT,
      {"what was met; rank 2 did not come: its program has made 12 calls, the last zero_begin(unit 5, "
       "forward) "
       "in step 1; that of rank 0 60 calls, the last zero_begin(unit 4, forward) in step 2",
       " (found by rank 0)"}},
     {"a rank has not begun",
      EVERYONE,
-     ZR_ERR_TIMEOUT,
+     ZERO_ERR_TIMEOUT,
      {3, 0, 3, 3},
      NOBODY,
      0,
      NOBODY,
      NOBODY,
-     ZR_ERR_TIMEOUT,
+     ZERO_ERR_TIMEOUT,
      {"rank 1 did not come: its program has made no call; that of rank 0 3 calls", ""}},
     {"nobody has begun",
      1,
-     ZR_ERR_TIMEOUT,
+     ZERO_ERR_TIMEOUT,
      {0, 0, 0, 0},
      NOBODY,
      0,
      NOBODY,
      NOBODY,
-     ZR_ERR_TIMEOUT,
+     ZERO_ERR_TIMEOUT,
      {"what was met; no program has made a call (found by rank 1)", ""}},
     {"all are equal",
      2,
-     ZR_ERR_TIMEOUT,
+     ZERO_ERR_TIMEOUT,
      {9, 9, 9, 9},
      NOBODY,
      0,
      NOBODY,
      NOBODY,
-     ZR_ERR_TIMEOUT,
+     ZERO_ERR_TIMEOUT,
      {"what was met; the programs have made the same 9 calls, the last", " (found by rank 2)"}},
     {"another cause",
      2,
-     ZR_ERR_SYSTEM,
+     ZERO_ERR_SYSTEM,
      {9, 8, 7, 9},
      NOBODY,
      0,
      NOBODY,
      NOBODY,
-     ZR_ERR_SYSTEM,
+     ZERO_ERR_SYSTEM,
      {"what was met (found by rank 2)", ""}},
     {"a rank is silent",
      1,
-     ZR_ERR_TIMEOUT,
+     ZERO_ERR_TIMEOUT,
      {9, 9, 9, 9},
      NOBODY,
      0,
      3,
      NOBODY,
-     ZR_ERR_TIMEOUT,
+     ZERO_ERR_TIMEOUT,
      {"what was met; the programs have made the same 9 calls, the last", "; no answer came from rank 3"}},
-    {"a rank failed before", 2, ZR_ERR_PEER, {9, 9, 9, 9}, 1, 3, NOBODY, 3, ZR_ERR_NOMEM, {"no apples", ""}},
-    {"rank 0 failed before", 2, ZR_ERR_PEER, {9, 9, 9, 9}, 1, 3, NOBODY, 0, ZR_ERR_NOMEM, {"no apples", ""}},
+    {"a rank failed before",
+     2,
+     ZERO_ERR_PEER,
+     {9, 9, 9, 9},
+     1,
+     3,
+     NOBODY,
+     3,
+     ZERO_ERR_NOMEM,
+     {"no apples", ""}},
+    {"rank 0 failed before",
+     2,
+     ZERO_ERR_PEER,
+     {9, 9, 9, 9},
+     1,
+     3,
+     NOBODY,
+     0,
+     ZERO_ERR_NOMEM,
+     {"no apples", ""}},
 };
 
 struct hearing {
@@ -195,9 +213,9 @@ static void make_calls(struct hearing *h, const struct asking *a)
 {
     int rank = h->me->w.rank;
     for (int k = 1; k <= a->n_calls[rank]; k++) {
-        struct zr_called c = {.name = ZR_CALLED_BEGIN, .subject = k % 7, .step = (uint32_t)(1 + k / 50)};
+        struct zr_logged_call c = {.name = ZR_CALL_BEGIN, .subject = k % 7, .step = (uint32_t)(1 + k / 50)};
         if (rank == a->odd && k == a->at)
-            c.name = ZR_CALLED_READ;
+            c.name = ZR_CALL_READ;
         zr_rendezvous_called(h->m.r, &c);
     }
 }
@@ -209,7 +227,7 @@ static void ask_or_learn(struct rank *me)
     int rank = me->w.rank;
     RANK_CHECK(me, meet(&h.m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
     RANK_CHECK(me, exchange_ranks(&h.m) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, !zr_rendezvous_compare(h.m.r, ZR_ERR_TIMEOUT, "too early"), "before the detach");
+    RANK_CHECK(me, !zr_rendezvous_compare(h.m.r, ZERO_ERR_TIMEOUT, "too early"), "before the detach");
     make_calls(&h, a);
     uv_timer_init(&h.m.loop, &h.stop);
     h.stop.data = &h;
@@ -217,14 +235,14 @@ static void ask_or_learn(struct rank *me)
     zr_rendezvous_detach(h.m.r, NULL, on_failed, &h);
     RANK_CHECK(me, all_at(me, 1), "a rank is missing");
     if (rank == a->fails)
-        zr_rendezvous_report(h.m.r, ZR_ERR_NOMEM, "no apples");
+        zr_rendezvous_report(h.m.r, ZERO_ERR_NOMEM, "no apples");
     RANK_CHECK(me, all_at(me, 2), "a rank is missing");
     if (rank == a->who || a->who == EVERYONE)
         RANK_CHECK(me, zr_rendezvous_compare(h.m.r, a->code, "what was met"), "nothing will come");
     for (int i = 0; rank == a->silent && i < me->w.world; i++)
         RANK_CHECK(me, i == rank || wait_stage(&me->all[i], 3), "rank %d has not heard", i);
     uv_run(&h.m.loop, UV_RUN_DEFAULT);
-    RANK_CHECK(me, !zr_rendezvous_compare(h.m.r, ZR_ERR_TIMEOUT, "too late"), "after the close");
+    RANK_CHECK(me, !zr_rendezvous_compare(h.m.r, ZERO_ERR_TIMEOUT, "too late"), "after the close");
     zr_rendezvous_free(h.m.r);
     RANK_CHECK(me, uv_loop_close(&h.m.loop) == 0, "handles are left");
     RANK_CHECK(me, h.n_heard == (rank != a->fails) || rank == a->silent, "%d failures were heard", h.n_heard);
@@ -249,66 +267,68 @@ static void test_comparison(void **state)
 /* Any bytes that a rank sends as its calls can be read safely. */
 static void test_calls_that_cannot_be(void **state)
 {
-    struct zr_called_copy copy = {.n = UINT64_MAX};
-    static struct zr_called_ring ring, other;
-    struct zr_called a, b;
+    struct zr_call_log_copy copy = {.n = UINT64_MAX};
+    static struct zr_call_log ring, other;
+    struct zr_logged_call a, b;
     memset(copy.at, 0xff, sizeof copy.at);
-    zr_called_restore(&ring, &copy);
+    zr_call_log_restore(&ring, &copy);
     copy.at[7].what ^= 1;
-    zr_called_restore(&other, &copy);
-    assert_true(zr_called_differ(&ring, &other, &a, &b) > 0);
-    char text[ZR_CALLED_BOTH_CHARS];
-    zr_called_report(1, &a, 0, &b, zr_called_left_out(&ring, &other, UINT64_MAX), text);
+    zr_call_log_restore(&other, &copy);
+    assert_true(zr_call_log_differ(&ring, &other, &a, &b) > 0);
+    char text[ZR_CALL_LOG_BOTH_CHARS];
+    zr_call_log_report(1, &a, 0, &b, zr_call_log_left_out(&ring, &other, UINT64_MAX), text);
     assert_non_null(strstr(text, "rank 1 called nothing"));
     memset(&copy, 0, sizeof copy);
-    zr_called_restore(&ring, &copy);
-    assert_false(zr_called_last(&ring, &a));
-    assert_int_equal(zr_called_differ(&ring, &other, &a, &b), 0);
+    zr_call_log_restore(&ring, &copy);
+    assert_false(zr_call_log_last(&ring, &a));
+    assert_int_equal(zr_call_log_differ(&ring, &other, &a, &b), 0);
 }
 
-static void put_calls(struct zr_called_ring *ring, const char *calls)
+static void put_calls(struct zr_call_log *ring, const char *calls)
 {
     memset(ring, 0, sizeof *ring);
     for (const char *c = calls; *c; c++) /* a letter is a collective of the program, a digit a bracket */
-        zr_called_put(ring,
-                      &(struct zr_called){.name = *c >= 'a' ? ZR_CALLED_ALL_REDUCE_SUM : ZR_CALLED_BEGIN,
-                                          .subject = *c >= 'a' ? -1 : *c - '0',
-                                          .step = 1 + (uint32_t)(c - calls) / 4,
-                                          .args = *c >= 'a' ? (uint64_t)*c : 0});
+        zr_call_log_put(ring,
+                        &(struct zr_logged_call){.name = *c >= 'a' ? ZR_CALL_ALL_REDUCE_SUM : ZR_CALL_BEGIN,
+                                                 .subject = *c >= 'a' ? -1 : *c - '0',
+                                                 .step = 1 + (uint32_t)(c - calls) / 4,
+                                                 .args = *c >= 'a' ? (uint64_t)*c : 0});
 }
 
 static void test_left_out(void **state)
 {
     static const struct {
         const char *a, *b;
-        enum zr_called_gap gap;
+        enum zr_call_log_gap gap;
         const char *says;
     } gaps[] = {
         /* The next call shows which rank left one out. */
-        {"1a2", "1ab2", ZR_CALLED_GAP_A, "; rank 105 seems to have left out the call of rank 106"},
-        {"1ab2", "1a2", ZR_CALLED_GAP_B, "; rank 106 seems to have left out the call of rank 105"},
+        {"1a2", "1ab2", ZR_CALL_LOG_GAP_A, "; rank 105 seems to have left out the call of rank 106"},
+        {"1ab2", "1a2", ZR_CALL_LOG_GAP_B, "; rank 106 seems to have left out the call of rank 105"},
         /* The calls before show it. */
-        {"1ababaa", "1ababab", ZR_CALLED_GAP_A, "; rank 105 seems to have left out the call of rank 106"},
-        {"1ababab", "1ababaa", ZR_CALLED_GAP_B, "; rank 106 seems to have left out the call of rank 105"},
+        {"1ababaa", "1ababab", ZR_CALL_LOG_GAP_A, "; rank 105 seems to have left out the call of rank 106"},
+        {"1ababab", "1ababaa", ZR_CALL_LOG_GAP_B, "; rank 106 seems to have left out the call of rank 105"},
         /* Nothing shows it. */
-        {"1aa", "1ab", ZR_CALLED_GAP_NONE, " with other arguments, or one of them left out the call before;"},
-        {"1ab", "1ba", ZR_CALLED_GAP_NONE, " with other arguments, or one of them left out the call before;"},
+        {"1aa", "1ab", ZR_CALL_LOG_GAP_NONE,
+         " with other arguments, or one of them left out the call before;"},
+        {"1ab", "1ba", ZR_CALL_LOG_GAP_NONE,
+         " with other arguments, or one of them left out the call before;"},
         /* A bracket is no collective of the program. */
-        {"12", "132", ZR_CALLED_GAP_NONE, "in the same order"},
-        {"1a", "1a2", ZR_CALLED_GAP_NONE, NULL},
+        {"12", "132", ZR_CALL_LOG_GAP_NONE, "in the same order"},
+        {"1a", "1a2", ZR_CALL_LOG_GAP_NONE, NULL},
     };
-    static struct zr_called_ring a, b;
+    static struct zr_call_log a, b;
     for (size_t i = 0; i < sizeof gaps / sizeof *gaps; i++) {
-        struct zr_called of_a, of_b;
-        char text[ZR_CALLED_BOTH_CHARS];
+        struct zr_logged_call of_a, of_b;
+        char text[ZR_CALL_LOG_BOTH_CHARS];
         put_calls(&a, gaps[i].a);
         put_calls(&b, gaps[i].b);
-        uint64_t n = zr_called_differ(&a, &b, &of_a, &of_b);
+        uint64_t n = zr_call_log_differ(&a, &b, &of_a, &of_b);
         assert_int_equal(n > 0, gaps[i].says != NULL);
         if (!n)
             continue;
-        assert_int_equal(zr_called_left_out(&a, &b, n), gaps[i].gap);
-        zr_called_report(105, &of_a, 106, &of_b, gaps[i].gap, text);
+        assert_int_equal(zr_call_log_left_out(&a, &b, n), gaps[i].gap);
+        zr_call_log_report(105, &of_a, 106, &of_b, gaps[i].gap, text);
         if (!strstr(text, gaps[i].says))
             fail_msg("%s and %s: %s", gaps[i].a, gaps[i].b, text);
     }

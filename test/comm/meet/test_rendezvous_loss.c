@@ -35,7 +35,7 @@ static void rank_2_dies(struct rank *r)
 static void test_death_while_meeting(void **state)
 {
     struct rank *r = run_ranks(true, 4, die_while_meeting, NULL, rank_2_dies);
-    expect_rank(&r[0], ZR_ERR_PEER, "rank 2 was lost while ranks met");
+    expect_rank(&r[0], ZERO_ERR_PEER, "rank 2 was lost while ranks met");
 }
 
 static void die_in_exchange(struct rank *me)
@@ -62,10 +62,10 @@ static void test_death_in_exchange(void **state)
     struct rank *r = run_ranks(true, 4, die_in_exchange, NULL, rank_2_dies);
     for (int i = 0; i < 4; i++)
         if (i != 2)
-            expect_rank(&r[i], ZR_ERR_PEER, "rank 2 was lost");
+            expect_rank(&r[i], ZERO_ERR_PEER, "rank 2 was lost");
     r = run_ranks(true, 4, die_in_exchange, NULL, rank_0_dies);
     for (int i = 1; i < 4; i++)
-        expect_rank(&r[i], ZR_ERR_PEER, "rank 0 was lost");
+        expect_rank(&r[i], ZERO_ERR_PEER, "rank 0 was lost");
 }
 
 /* Rank 1 says hello and is gone before rank 0 reads it. The others learn of it at once or in the first
@@ -87,7 +87,7 @@ static void die_after_hello(struct rank *me)
 static void test_death_after_hello(void **state)
 {
     struct rank *r = run_ranks(true, 3, die_after_hello, NULL, NULL);
-    expect_rank(&r[0], ZR_ERR_PEER, "rank 1 was lost");
+    expect_rank(&r[0], ZERO_ERR_PEER, "rank 1 was lost");
     assert_int_not_equal(r[2].code, 0);
 }
 
@@ -166,7 +166,7 @@ static void test_leaving_early(void **state)
         struct rank *r = run_ranks(false, 3, leave_early, &who, NULL);
         for (int i = 0; i < 3; i++)
             if (i != who)
-                expect_rank(&r[i], ZR_ERR_PEER, text);
+                expect_rank(&r[i], ZERO_ERR_PEER, text);
     }
 }
 
@@ -177,8 +177,8 @@ static void fail_instead(struct rank *me)
     RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
     RANK_CHECK(me, exchange_ranks(&m) == 0, "%s", zr_error_text());
     if (me->w.rank == *(int *)me->arg) {
-        zr_fail(ZR_ERR_NOMEM, "no memory for %d apples", 7);
-        RANK_CHECK(me, zr_rendezvous_fail(m.r, ZR_ERR_NOMEM) == ZR_ERR_NOMEM, "another code");
+        zr_fail(ZERO_ERR_NOMEM, "no memory for %d apples", 7);
+        RANK_CHECK(me, zr_rendezvous_fail(m.r, ZERO_ERR_NOMEM) == ZERO_ERR_NOMEM, "another code");
         RANK_CHECK(me, strcmp(zr_error_text(), "no memory for 7 apples") == 0, "%s", zr_error_text());
     } else if (me->w.rank == 2) {
         sleep_ms(30);
@@ -194,7 +194,7 @@ static void test_failing_rank(void **state)
         snprintf(text, sizeof text, "rank %d: no memory for 7 apples", who);
         struct rank *r = run_ranks(false, 4, fail_instead, &who, NULL);
         for (int i = 0; i < 4; i++)
-            expect_rank(&r[i], ZR_ERR_NOMEM, text);
+            expect_rank(&r[i], ZERO_ERR_NOMEM, text);
     }
 }
 
@@ -216,9 +216,9 @@ static void look_for_it(struct rank *me)
         enum end how = *(enum end *)me->arg;
         if (how == DIES)
             kill(getpid(), SIGKILL);
-        zr_fail(ZR_ERR_NOMEM, "no memory for 7 apples");
+        zr_fail(ZERO_ERR_NOMEM, "no memory for 7 apples");
         if (how == FAILS)
-            zr_rendezvous_fail(m.r, ZR_ERR_NOMEM);
+            zr_rendezvous_fail(m.r, ZERO_ERR_NOMEM);
         else
             RANK_CHECK(me, part(&m), "handles are left");
         if (how == LEAVES)
@@ -243,9 +243,9 @@ static void expect_seen(enum end how, int code, const char *text)
 
 static void test_look(void **state)
 {
-    expect_seen(DIES, ZR_ERR_PEER, "rank 2 was lost before an exchange");
-    expect_seen(FAILS, ZR_ERR_NOMEM, "rank 2: no memory for 7 apples");
-    expect_seen(LEAVES, ZR_ERR_PEER, "rank 2 left before an exchange");
+    expect_seen(DIES, ZERO_ERR_PEER, "rank 2 was lost before an exchange");
+    expect_seen(FAILS, ZERO_ERR_NOMEM, "rank 2: no memory for 7 apples");
+    expect_seen(LEAVES, ZERO_ERR_PEER, "rank 2 left before an exchange");
 }
 
 static void differ_in_size(struct rank *me)
@@ -261,7 +261,7 @@ static void test_sizes_differ(void **state)
 {
     struct rank *r = run_ranks(true, 3, differ_in_size, NULL, NULL);
     for (int i = 0; i < 3; i++)
-        expect_rank(&r[i], ZR_ERR_MISMATCH, "rank 1 gives 12 bytes, rank 0 gives 16");
+        expect_rank(&r[i], ZERO_ERR_MISMATCH, "rank 1 gives 12 bytes, rank 0 gives 16");
 }
 
 static void skip_exchange(struct rank *me)
@@ -284,11 +284,11 @@ static void test_exchange_timeout(void **state)
 {
     int who = 2;
     struct rank *r = run_ranks(false, 3, skip_exchange, &who, NULL);
-    expect_rank(&r[0], ZR_ERR_TIMEOUT, "1 of 3 ranks did not come");
-    expect_rank(&r[1], ZR_ERR_TIMEOUT, "rank 2");
+    expect_rank(&r[0], ZERO_ERR_TIMEOUT, "1 of 3 ranks did not come");
+    expect_rank(&r[1], ZERO_ERR_TIMEOUT, "rank 2");
     who = 0;
     r = run_ranks(false, 3, skip_exchange, &who, NULL);
-    expect_rank(&r[1], ZR_ERR_TIMEOUT, "for rank 0");
+    expect_rank(&r[1], ZERO_ERR_TIMEOUT, "for rank 0");
 }
 
 /* --- after the detach --- */
@@ -508,7 +508,7 @@ static void report(void *arg)
     memset(text, 'x', sizeof text);
     text[h->f->n_text] = 0;
     zr_rendezvous_report(h->w.m.r, h->f->code, text);
-    zr_rendezvous_report(h->w.m.r, ZR_ERR_IO, "what came after it");
+    zr_rendezvous_report(h->w.m.r, ZERO_ERR_IO, "what came after it");
 }
 
 static void note_failure(void *arg, int code, const char *text)
@@ -546,7 +546,7 @@ static void report_or_learn(struct rank *me)
     uv_run(&h.w.m.loop, UV_RUN_DEFAULT);
     if (fails && h.f->close_ms)
         uv_thread_join(&reporter);
-    zr_rendezvous_report(h.w.m.r, ZR_ERR_IO, "too late");
+    zr_rendezvous_report(h.w.m.r, ZERO_ERR_IO, "too late");
     zr_rendezvous_free(h.w.m.r);
     RANK_CHECK(me, uv_loop_close(&h.w.m.loop) == 0, "handles are left");
     RANK_CHECK(me, h.n_heard == !fails, "%d failures were heard", h.n_heard);
@@ -559,7 +559,7 @@ static void test_failure_after_detach(void **state)
 {
     for (int k = 0; k < 24; k++) {
         struct failure f = {.who = k % 3,
-                            .code = k & 4 ? ZR_ERR_PEER : ZR_ERR_NOMEM,
+                            .code = k & 4 ? ZERO_ERR_PEER : ZERO_ERR_NOMEM,
                             .close_ms = k & 8 ? 100 : 0,
                             .n_text = k & 1 ? 2000 : 20};
         run_ranks(k & 2, 4, report_or_learn, &f, NULL);
@@ -583,7 +583,7 @@ static void exit_after_a_failure(struct rank *me)
     if (me->w.rank == who) {
         for (int i = 0; i < me->w.world; i++)
             RANK_CHECK(me, wait_stage(&me->all[i], 1), "rank %d did not detach", i);
-        zr_rendezvous_report(h.w.m.r, ZR_ERR_NOMEM, "no memory for 7 apples");
+        zr_rendezvous_report(h.w.m.r, ZERO_ERR_NOMEM, "no memory for 7 apples");
         zr_topology_free(&hosts);
         return;
     }
@@ -594,7 +594,7 @@ static void exit_after_a_failure(struct rank *me)
     zr_rendezvous_free(h.w.m.r);
     RANK_CHECK(me, uv_loop_close(&h.w.m.loop) == 0, "handles are left");
     zr_topology_free(&hosts);
-    RANK_CHECK(me, h.n_heard == 1 && h.code == ZR_ERR_NOMEM && !strcmp(h.text, "no memory for 7 apples"),
+    RANK_CHECK(me, h.n_heard == 1 && h.code == ZERO_ERR_NOMEM && !strcmp(h.text, "no memory for 7 apples"),
                "%d failures were heard, code %d: \"%s\"", h.n_heard, h.code, h.text);
 }
 

@@ -94,7 +94,7 @@ static void talk(struct rank *me)
     RANK_CHECK(me, meet(&t.m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
     RANK_CHECK(me, exchange_ranks(&t.m) == 0, "%s", zr_error_text());
     zr_rendezvous_on_message(t.m.r, on_message);
-    RANK_CHECK(me, zr_rendezvous_send(t.m.r, me->w.rank ? 0 : 1, "x", 1) == ZR_ERR_ORDER, "not detached");
+    RANK_CHECK(me, zr_rendezvous_send(t.m.r, me->w.rank ? 0 : 1, "x", 1) == ZERO_ERR_ORDER, "not detached");
     /* Messages of ranks that do not sleep arrive before this rank has detached. */
     if (me->w.rank == *(int *)me->arg) {
         for (int i = 0; i < me->w.world; i++)
@@ -164,16 +164,16 @@ static void send_to_everyone(struct rank *me)
             uv_run(&t.m.loop, UV_RUN_ONCE);
             err = zr_rendezvous_send(t.m.r, 2, "x", 1);
         }
-        RANK_CHECK(me, err == ZR_ERR_PEER && strstr(zr_error_text(), "rank 2"), "%s", zr_error_text());
-        RANK_CHECK(me, zr_rendezvous_send(t.m.r, 1, large, sizeof large) == ZR_ERR_ARG, "too large");
-        RANK_CHECK(me, zr_rendezvous_send(t.m.r, 1, large, 0) == ZR_ERR_ARG, "nothing");
-        RANK_CHECK(me, zr_rendezvous_send(t.m.r, 0, large, 1) == ZR_ERR_ARG, "itself");
-        RANK_CHECK(me, zr_rendezvous_send(t.m.r, me->w.world, large, 1) == ZR_ERR_ARG, "nobody");
+        RANK_CHECK(me, err == ZERO_ERR_PEER && strstr(zr_error_text(), "rank 2"), "%s", zr_error_text());
+        RANK_CHECK(me, zr_rendezvous_send(t.m.r, 1, large, sizeof large) == ZERO_ERR_ARG, "too large");
+        RANK_CHECK(me, zr_rendezvous_send(t.m.r, 1, large, 0) == ZERO_ERR_ARG, "nothing");
+        RANK_CHECK(me, zr_rendezvous_send(t.m.r, 0, large, 1) == ZERO_ERR_ARG, "itself");
+        RANK_CHECK(me, zr_rendezvous_send(t.m.r, me->w.world, large, 1) == ZERO_ERR_ARG, "nobody");
         RANK_CHECK(me, zr_rendezvous_send(t.m.r, -1, "go", 2) == 0, "%s", zr_error_text());
         stop(&t);
     } else {
-        RANK_CHECK(me, zr_rendezvous_send(t.m.r, 3, "x", 1) == ZR_ERR_ARG, "not rank 0");
-        RANK_CHECK(me, zr_rendezvous_send(t.m.r, -1, "x", 1) == ZR_ERR_ARG, "not rank 0's");
+        RANK_CHECK(me, zr_rendezvous_send(t.m.r, 3, "x", 1) == ZERO_ERR_ARG, "not rank 0");
+        RANK_CHECK(me, zr_rendezvous_send(t.m.r, -1, "x", 1) == ZERO_ERR_ARG, "not rank 0's");
         uv_run(&t.m.loop, UV_RUN_DEFAULT);
     }
     RANK_CHECK(me, part(&t.m), "handles are left");

@@ -144,7 +144,7 @@ static void test_without_key(void **state)
                                                                                         "far.test",
                                                                                         "far.test"};
     expect_all(meet_three(mixed, take_host_no_key), 0, "");
-    expect_all(meet_three(far, take_host_no_key), ZR_ERR_ARG,
+    expect_all(meet_three(far, take_host_no_key), ZERO_ERR_ARG,
                "rank 0's address far.test (203.0.113.9) can be reached by other hosts");
 }
 
@@ -175,7 +175,7 @@ static void test_names_of_peers(void **state)
         skip();
     const struct rank *r = meet_three(hosts, twins);
     for (int i = 0; i < 3; i++)
-        expect_rank(&r[i], ZR_ERR_MISMATCH, "rank 1 is there twice: at 127.0.0.1:");
+        expect_rank(&r[i], ZERO_ERR_MISMATCH, "rank 1 is there twice: at 127.0.0.1:");
 }
 
 static struct zr_world world_at(int rank, const char *host)
@@ -204,7 +204,7 @@ static void test_half_taken(void **state)
     assert_true(fd >= 0 && listen(fd, 1) == 0);
     char text[96];
     snprintf(text, sizeof text, "rank 0 cannot listen at [::1]:%d (lo): address already in use", w.port);
-    expect_text(meet(&m, &w, SHORT_MS), ZR_ERR_SYSTEM, text);
+    expect_text(meet(&m, &w, SHORT_MS), ZERO_ERR_SYSTEM, text);
     assert_int_equal(uv_loop_close(&m.loop), 0);
     close(fd);
     fd = zr_address_bind(&other);
@@ -220,7 +220,7 @@ static void test_not_ours(void **state)
     expect_all(meet_three(hosts, take_host), 0, "");
     struct zr_world w = world_at(0, "203.0.113.9");
     struct meeting m;
-    expect_text(meet(&m, &w, 200), ZR_ERR_TIMEOUT,
+    expect_text(meet(&m, &w, 200), ZERO_ERR_TIMEOUT,
                 "203.0.113.9 is not an address of this host, so rank 0 listens at all of its addresses");
     assert_int_equal(uv_loop_close(&m.loop), 0);
 }
@@ -233,18 +233,18 @@ static void test_nobody_there(void **state)
     char text[160];
     snprintf(text, sizeof text,
              "rank 1 (127.0.0.1 on lo) waited 300 ms for rank 0 at 127.0.0.1:%d; last: ", w.port);
-    expect_text(meet(&m, &w, 300), ZR_ERR_TIMEOUT, text);
+    expect_text(meet(&m, &w, 300), ZERO_ERR_TIMEOUT, text);
     assert_int_equal(uv_loop_close(&m.loop), 0);
     w = world_at(1, "first-is-nobodys.test");
     snprintf(text, sizeof text,
              "waited 300 ms for rank 0 at first-is-nobodys.test:%d (::1, 127.0.0.1); last:", w.port);
-    expect_text(meet(&m, &w, 300), ZR_ERR_TIMEOUT, text);
+    expect_text(meet(&m, &w, 300), ZERO_ERR_TIMEOUT, text);
     assert_int_equal(uv_loop_close(&m.loop), 0);
     if (!has_ipv6())
         skip();
     w = world_at(1, "::1");
     snprintf(text, sizeof text, "rank 1 (::1 on lo) waited 300 ms for rank 0 at [::1]:%d; last: ", w.port);
-    expect_text(meet(&m, &w, 300), ZR_ERR_TIMEOUT, text);
+    expect_text(meet(&m, &w, 300), ZERO_ERR_TIMEOUT, text);
     assert_int_equal(uv_loop_close(&m.loop), 0);
 }
 
@@ -255,7 +255,7 @@ static void test_asked_rarely(void **state)
     struct meeting m;
     int before = atomic_load(&n_asked);
     uint64_t begun_ns = uv_hrtime();
-    assert_int_equal(meet(&m, &w, 600), ZR_ERR_TIMEOUT);
+    assert_int_equal(meet(&m, &w, 600), ZERO_ERR_TIMEOUT);
     assert_int_equal(uv_loop_close(&m.loop), 0);
     int n = atomic_load(&n_asked) - before, seconds = (int)((uv_hrtime() - begun_ns) / 1000000000);
     if (n < 1 || n > 2 + seconds)
@@ -268,7 +268,8 @@ static void test_stuck(void **state)
 {
     struct zr_world w = world_at(1, "stuck.test");
     struct meeting m;
-    expect_text(meet(&m, &w, 200), ZR_ERR_TIMEOUT, "last: the address of \"stuck.test\" is being looked up");
+    expect_text(meet(&m, &w, 200), ZERO_ERR_TIMEOUT,
+                "last: the address of \"stuck.test\" is being looked up");
     assert_int_equal(uv_loop_close(&m.loop), 0);
     for (int i = 0; i < 10000 && !atomic_load(&n_stuck); i++)
         sleep_ms(1);

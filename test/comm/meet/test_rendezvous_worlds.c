@@ -101,10 +101,10 @@ static bool agree_and_look(struct rank *me, struct meeting *m, int round)
     char want[96];
     bool fails = bits_of(me->w.rank, round) % 16 == 1;
     int speaker = speaker_of(me->w.world, round);
-    int err = zr_rendezvous_agree(m->r, fails ? zr_fail(ZR_ERR_IO, "rank %d's disk", me->w.rank) : 0);
+    int err = zr_rendezvous_agree(m->r, fails ? zr_fail(ZERO_ERR_IO, "rank %d's disk", me->w.rank) : 0);
     snprintf(want, sizeof want, speaker == me->w.rank ? "rank %d's disk" : "rank %d: rank %d's disk", speaker,
              speaker);
-    if (err != (speaker < 0 ? 0 : ZR_ERR_IO) || (err && strcmp(zr_error_text(), want) != 0))
+    if (err != (speaker < 0 ? 0 : ZERO_ERR_IO) || (err && strcmp(zr_error_text(), want) != 0))
         rank_says(me, __FILE__, __LINE__, "agree", "code %d: \"%s\", expected \"%s\"", err,
                   err ? zr_error_text() : "", want);
     return !me->wrong[0];
@@ -187,19 +187,21 @@ static void test_death_in_exchange(void **state)
     for (int k = 0; k < n_worlds(); k++) {
         int world = draw_world(&seed, 24);
         snprintf(text, sizeof text, "rank %d was lost", run.x);
-        expect_all_but_x(run_ranks(true, world, exchange_until_lost, NULL, x_dies), world, ZR_ERR_PEER, text);
+        expect_all_but_x(run_ranks(true, world, exchange_until_lost, NULL, x_dies), world, ZERO_ERR_PEER,
+                         text);
     }
     for (int k = 0; k < n_worlds(); k++) {
         int world = draw_world(&seed, 24);
         snprintf(text, sizeof text, "rank %d was lost", run.x);
-        expect_all_but_x(run_ranks(false, world, exchange_until_lost, NULL, NULL), world, ZR_ERR_PEER, text);
+        expect_all_but_x(run_ranks(false, world, exchange_until_lost, NULL, NULL), world, ZERO_ERR_PEER,
+                         text);
     }
     static const int large[] = {66, 130, 200};
     for (size_t i = 0; i < sizeof large / sizeof *large; i++) {
         run.x = (int)random_in(&seed, 1, large[i] - 1);
         run.round = (int)random_in(&seed, 0, ROUNDS);
         snprintf(text, sizeof text, "rank %d was lost", run.x);
-        expect_all_but_x(run_ranks(false, large[i], exchange_until_lost, NULL, NULL), large[i], ZR_ERR_PEER,
+        expect_all_but_x(run_ranks(false, large[i], exchange_until_lost, NULL, NULL), large[i], ZERO_ERR_PEER,
                          text);
     }
 }
@@ -229,7 +231,7 @@ static void say_anything(struct rank *me)
         any.frame =
             (struct zr_frame){.magic = ZR_FRAME_MAGIC,
                               .version = ZR_FRAME_VERSION,
-                              .type = (uint16_t)random_in(&s, ZR_FRAME_CHALLENGE, ZR_FRAME_VERDICT + 1),
+                              .type = (uint16_t)random_in(&s, ZR_FRAME_CHALLENGE, ZR_FRAME_RESULT + 1),
                               .n_bytes = (uint32_t)random_in(&s, 0, sizeof any.payload),
                               .rank = random_in(&s, 0, 3) ? run.x : (int)random_in(&s, -1, 9),
                               .world = me->w.world,
@@ -307,7 +309,7 @@ static void test_many(void **state)
     run.x = (int)random_in(&seed, 1, world - 1);
     snprintf(lost, sizeof lost, "rank %d was lost during an exchange: ", run.x);
     struct rank *r = run_ranks(false, world, be_one_of_many, NULL, NULL);
-    expect_all_but_x(r, world, ZR_ERR_PEER, lost);
+    expect_all_but_x(r, world, ZERO_ERR_PEER, lost);
     getrusage(RUSAGE_SELF, &used);
     printf("at most %ld MiB of memory\n", used.ru_maxrss / 1024);
 }
@@ -352,8 +354,8 @@ static void test_descriptors(void **state)
     most = 65;
     r = run_ranks(true, 70, meet_with_few_descriptors, &most, NULL);
     for (int i = 0; i < 70; i++)
-        if (i == 0 || r[i].code != ZR_ERR_TIMEOUT) /* a slow rank may come when rank 0 has left */
-            expect_rank(&r[i], ZR_ERR_SYSTEM,
+        if (i == 0 || r[i].code != ZERO_ERR_TIMEOUT) /* a slow rank may come when rank 0 has left */
+            expect_rank(&r[i], ZERO_ERR_SYSTEM,
                         "may have at most 65 open (RLIMIT_NOFILE, ulimit -n): start it");
 }
 

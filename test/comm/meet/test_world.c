@@ -35,7 +35,7 @@ static void refuse_with(int want_rank, int want_world, const char *url, ...)
     memset(&w, 0x5a, sizeof w);
     before = w;
     int err = zr_world_find(want_rank, want_world, url, &w);
-    if (err != ZR_ERR_ARG)
+    if (err != ZERO_ERR_ARG)
         fail_msg("code %d: \"%s\"", err, zr_error_text());
     assert_memory_equal(&w, &before, sizeof w);
     va_start(ap, url);
@@ -359,7 +359,7 @@ static void refuse_lent(int rank, int world, const char *text)
 {
     static const struct zr_lent_ranks comm = {.name = "nccl_comm", .rank = 1, .world = 3};
     struct zr_world w;
-    assert_int_equal(zr_world_lent(&comm, rank, world, NULL, &w), ZR_ERR_ARG);
+    assert_int_equal(zr_world_lent(&comm, rank, world, NULL, &w), ZERO_ERR_ARG);
     if (!strstr(zr_error_text(), text))
         fail_msg("\"%s\" lacks \"%s\"", zr_error_text(), text);
 }
@@ -402,15 +402,16 @@ static void test_lent_part(void **state)
     assert_string_equal(w.source, "mpi_comm");
     assert_string_equal(w.size_from, "mpi_comm has 3 ranks");
     assert_int_equal(zr_world_lent(&comm, 1, 3, NULL, &w), 0);
-    assert_int_equal(zr_world_lent(&comm, 4, 6, NULL, &w), ZR_ERR_ARG); /* differs from the communicator's */
+    assert_int_equal(zr_world_lent(&comm, 4, 6, NULL, &w),
+                     ZERO_ERR_ARG); /* differs from the communicator's */
     assert_non_null(strstr(zr_error_text(), "rank and world of the configuration say: rank 4 of 6"));
     setenv("OMPI_COMM_WORLD_SIZE", "7", 1);
-    assert_int_equal(zr_world_lent(&comm, 0, 0, NULL, &w), ZR_ERR_ARG);
+    assert_int_equal(zr_world_lent(&comm, 0, 0, NULL, &w), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(),
                            "mpi_comm is rank 1 of 3 (and rank 4 of 6 of MPI_COMM_WORLD), but "
                            "OMPI_COMM_WORLD_RANK is 4 and OMPI_COMM_WORLD_SIZE is 7"));
     environment("ZERO_RANK", "0", "ZERO_WORLD_SIZE", "2", "ZERO_JOB", "j", NULL);
-    assert_int_equal(zr_world_lent(&comm, 0, 0, NULL, &w), ZR_ERR_ARG);
+    assert_int_equal(zr_world_lent(&comm, 0, 0, NULL, &w), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "zero-run starts no MPI"));
     environment(NULL);
 }
@@ -512,7 +513,7 @@ static void test_attempt(void **state)
 static void refuse_interface(const char *want, struct zr_world *w, const char *says)
 {
     struct zr_world was = *w;
-    assert_int_equal(zr_world_interface(want, w), ZR_ERR_ARG);
+    assert_int_equal(zr_world_interface(want, w), ZERO_ERR_ARG);
     if (!strstr(zr_error_text(), says))
         fail_msg("\"%s\" lacks \"%s\"", zr_error_text(), says);
     assert_memory_equal(w, &was, sizeof was);

@@ -172,13 +172,13 @@ static void test_levels(void **state)
     struct beginning b = {.by_program = true, .level = ZR_MPI_MULTIPLE};
     expect_all(mpi_run_ranks(3, begin_and_end, &b), 3, 0, "");
     b.level = ZR_MPI_SERIALIZED;
-    expect_all(mpi_run_ranks(3, begin_and_end, &b), 3, ZR_ERR_NOTSUP,
+    expect_all(mpi_run_ranks(3, begin_and_end, &b), 3, ZERO_ERR_NOTSUP,
                "with MPI_THREAD_SERIALIZED, but MPI_THREAD_MULTIPLE is needed");
     b.by_program = false;
     mpi_stand_in_the_machine()->level = ZR_MPI_SERIALIZED;
     expect_all(mpi_run_ranks(3, begin_and_end, &b), 3, 0, "");
     mpi_stand_in_the_machine()->level = ZR_MPI_FUNNELED_OR_LESS;
-    expect_all(mpi_run_ranks(3, begin_and_end, &b), 3, ZR_ERR_NOTSUP,
+    expect_all(mpi_run_ranks(3, begin_and_end, &b), 3, ZERO_ERR_NOTSUP,
                "supports only MPI_THREAD_FUNNELED or less");
 }
 
@@ -206,14 +206,14 @@ static void finalize_early(struct rank *me)
     RANK_CHECK(me, fixture_close(&o), "handles are left");
     RANK_CHECK(me, all_at(me, 2), "a rank is missing");
     int err = open_rank(me, &o, &(struct zr_mpi_options){.timeout_ms = 0});
-    RANK_CHECK(me, err == ZR_ERR_ORDER && strstr(zr_error_text(), "MPI_Finalize"), "%d \"%s\"", err,
+    RANK_CHECK(me, err == ZERO_ERR_ORDER && strstr(zr_error_text(), "MPI_Finalize"), "%d \"%s\"", err,
                zr_error_text());
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 static void test_finalized_early(void **state)
 {
-    expect_all(mpi_run_disturbed(3, finalize_early, NULL), 3, ZR_ERR_ORDER,
+    expect_all(mpi_run_disturbed(3, finalize_early, NULL), 3, ZERO_ERR_ORDER,
                "exchange seq 2 unit 5: the program called MPI_Finalize before zero_unwrap");
 }
 
@@ -252,9 +252,9 @@ static void test_lent(void **state)
     struct mpi_stand_in_comm c = {4, {2, 0, 3, 1}};
     expect_all(mpi_run_ranks(4, lend, &c), 4, 0, "");
     c = (struct mpi_stand_in_comm){2, {0, 1}};
-    expect_all(mpi_run_ranks(3, lend, &c), 3, ZR_ERR_ARG, "");
+    expect_all(mpi_run_ranks(3, lend, &c), 3, ZERO_ERR_ARG, "");
     c = (struct mpi_stand_in_comm){.n = 0};
-    expect_all(mpi_run_ranks(2, lend, &c), 2, ZR_ERR_ARG, "MPI_COMM_NULL");
+    expect_all(mpi_run_ranks(2, lend, &c), 2, ZERO_ERR_ARG, "MPI_COMM_NULL");
 }
 
 /* --- opening that fails on one rank --- */
@@ -277,7 +277,7 @@ static void make_half(struct rank *me)
     struct zr_mpi_library lib = mpi_fixture_library();
     RANK_CHECK(me, zr_mpi_process_open(&lib, 1500, NULL, NULL, &p) == 0, "%s", zr_error_text());
     int err = zr_mpi_enter(p, 50);
-    RANK_CHECK(me, err == ZR_ERR_TIMEOUT && strstr(zr_error_text(), "half-made"), "%d \"%s\"", err,
+    RANK_CHECK(me, err == ZERO_ERR_TIMEOUT && strstr(zr_error_text(), "half-made"), "%d \"%s\"", err,
                zr_error_text());
     zr_mpi_process_drop(p, NULL, false);
 }
@@ -286,11 +286,11 @@ static void test_open_fails(void **state)
 {
     int timeout_ms = TIMEOUT_MS;
     mpi_stand_in_fail("init", 1, 1, MPI_STAND_IN_OTHER);
-    expect_all(mpi_run_disturbed(3, open_with_fault, &timeout_ms), 3, ZR_ERR_FAILED,
+    expect_all(mpi_run_disturbed(3, open_with_fault, &timeout_ms), 3, ZERO_ERR_FAILED,
                "beginning MPI stand-in");
     timeout_ms = 1500;
     mpi_stand_in_hang("make", 1, 2);
-    expect_all(mpi_run_disturbed(3, make_half, &timeout_ms), 3, ZR_ERR_TIMEOUT,
+    expect_all(mpi_run_disturbed(3, make_half, &timeout_ms), 3, ZERO_ERR_TIMEOUT,
                "MPI_Comm_create_group has not returned after 1500 ms");
 }
 
@@ -306,7 +306,7 @@ static void open_twice(struct rank *me)
     struct zr_mpi_library lib = mpi_fixture_library();
     struct zr_mpi_process *p;
     int err = zr_mpi_process_open(&lib, 1500, NULL, NULL, &p);
-    RANK_CHECK(me, me->w.rank != 1 || (err == ZR_ERR_TIMEOUT && strstr(zr_error_text(), "of an earlier")),
+    RANK_CHECK(me, me->w.rank != 1 || (err == ZERO_ERR_TIMEOUT && strstr(zr_error_text(), "of an earlier")),
                "%d \"%s\"", err, zr_error_text());
     if (!err)
         zr_mpi_process_drop(p, NULL, true);
@@ -315,7 +315,7 @@ static void open_twice(struct rank *me)
 static void test_init_hangs(void **state)
 {
     mpi_stand_in_hang("init", 1, 1);
-    expect_all(mpi_run_disturbed(3, open_twice, NULL), 3, ZR_ERR_TIMEOUT,
+    expect_all(mpi_run_disturbed(3, open_twice, NULL), 3, ZERO_ERR_TIMEOUT,
                "MPI_Init_thread (it waits for every rank that the launcher has started) has not returned "
                "after 1500 ms");
 }
@@ -336,7 +336,7 @@ static void open_other(struct rank *me)
 
 static void test_other_release(void **state)
 {
-    expect_all(mpi_run_ranks(2, open_other, NULL), 2, ZR_ERR_MISMATCH,
+    expect_all(mpi_run_ranks(2, open_other, NULL), 2, ZERO_ERR_MISMATCH,
                "rank 1 has MPI stand-in 2.0, rank 0 has MPI stand-in 1.0");
 }
 
@@ -352,7 +352,7 @@ static void arenas_differ(struct rank *me)
     /* The sums' chunks do not fit. */
     RANK_CHECK(me, zr_comm_arena(o.comm[1], 4096, &a) == 0, "%s", zr_error_text());
     int err = zr_comm_attach(o.comm[1], a);
-    RANK_CHECK(me, err == ZR_ERR_ARG && strstr(zr_error_text(), "the arena is 4096 bytes, but must exceed"),
+    RANK_CHECK(me, err == ZERO_ERR_ARG && strstr(zr_error_text(), "the arena is 4096 bytes, but must exceed"),
                "%d \"%s\"", err, zr_error_text());
     zr_arena_drop(a);
     RANK_CHECK(me, fixture_close(&o), "handles are left");
@@ -360,7 +360,7 @@ static void arenas_differ(struct rank *me)
 
 static void test_arenas(void **state)
 {
-    expect_all(mpi_run_ranks(2, arenas_differ, NULL), 2, ZR_ERR_MISMATCH,
+    expect_all(mpi_run_ranks(2, arenas_differ, NULL), 2, ZERO_ERR_MISMATCH,
                "the arena has 8192 bytes on rank 1, 4096 on rank 0");
 }
 
@@ -381,7 +381,7 @@ static void gather_elsewhere(struct rank *me)
     err = err ? err : o.dev->ops->stream_sync(o.stream[0]);
     RANK_CHECK(me, !err, "%s", zr_error_text());
     me->code = zr_comm_status(o.comm[0], why, sizeof why);
-    RANK_CHECK(me, me->code == ZR_ERR_MISMATCH, "%d \"%s\"", me->code, why);
+    RANK_CHECK(me, me->code == ZERO_ERR_MISMATCH, "%d \"%s\"", me->code, why);
     fixture_close(&o);
 }
 
@@ -406,7 +406,7 @@ static void abort_sum(struct rank *me)
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_mpi, 2, TIMEOUT_MS, BYTES) == 0, "%s", zr_error_text());
     float *sum = (float *)(o.base[1] + SUM_AT);
     const struct zr_reduce_seg g = {
-        .dst = SUM_AT, .dtype = ZR_F32, .cut = {.each = N * (int64_t)sizeof(float), .total = SUM_AT}};
+        .dst = SUM_AT, .dtype = ZERO_F32, .cut = {.each = N * (int64_t)sizeof(float), .total = SUM_AT}};
     struct zr_comm *c = o.comm[1];
     for (int i = 0; i < N; i++)
         sum[i] = NAN;
@@ -415,7 +415,7 @@ static void abort_sum(struct rank *me)
     /* Do not look at the sum: it belongs to another thread until its stream is idle. */
     for (int64_t until = zr_now_ns() + *(const int64_t *)me->arg; zr_now_ns() < until;)
         zr_relax();
-    c->ops->abort(c, ZR_ERR_FAILED, "on purpose");
+    c->ops->abort(c, ZERO_ERR_FAILED, "on purpose");
     o.dev->ops->stream_sync(o.stream[1]);
     me->code = isnan(sum[N - 1]) && !isnan(sum[0]);
     fixture_close(&o);
@@ -446,7 +446,7 @@ static void make_after_finalize(struct rank *me)
                zr_error_text());
     struct zr_mpi_library lib = mpi_fixture_library();
     lib.shim->finalize(lib.world);
-    zr_fail(ZR_ERR_ARG, "what this thread said long before");
+    zr_fail(ZERO_ERR_ARG, "what this thread said long before");
     int err = zr_mpi_make((struct zr_mpi *)o.comm[0]);
     RANK_CHECK(me, err && strstr(zr_error_text(), "MPI_Finalize"), "%d \"%s\"", err, zr_error_text());
     fixture_close(&o);

@@ -60,8 +60,8 @@ static void differ(struct rank *me)
     RANK_CHECK(me, zr_comm_status(c, NULL, 0) == 0, "failed too early");
     memset(o.base[1], 0xff, ARENA_BYTES);
     struct zr_gather_seg g = {.src = 0, .dst = 0, .in_place = true, .cut = {128, 512}};
-    struct zr_reduce_seg r[2] = {{.src = 0, .dst = 8192, .cut = {128, 512}, .dtype = ZR_F32},
-                                 {.src = 1024, .dst = 16384, .cut = {0, 0}, .dtype = ZR_F32}};
+    struct zr_reduce_seg r[2] = {{.src = 0, .dst = 8192, .cut = {128, 512}, .dtype = ZERO_F32},
+                                 {.src = 1024, .dst = 16384, .cut = {0, 0}, .dtype = ZERO_F32}};
     int n = 1 + (odd && what == OTHER_COUNT), err;
     tag.unit -= odd && what == OTHER_UNIT;
     tag.step += odd && what == OTHER_STEP;
@@ -97,7 +97,7 @@ static void test_operations_differ(void **state)
         enum difference d = (enum difference)what;
         struct rank *r = mpi_run_disturbed(4, differ, &d);
         for (int i = 0; i < 4; i++) {
-            expect_rank(&r[i], ZR_ERR_MISMATCH, i == 3 ? ": rank 2 is at " : ": rank 3 is at ");
+            expect_rank(&r[i], ZERO_ERR_MISMATCH, i == 3 ? ": rank 2 is at " : ": rank 3 is at ");
             if (!strstr(r[i].note, said[what][0]) && !strstr(r[i].note, said[what][1]))
                 fail_msg("difference %d, rank %d: \"%s\" has neither \"%s\" nor \"%s\"", what, i, r[i].note,
                          said[what][0], said[what][1]);
@@ -140,7 +140,7 @@ static void test_stays_away(void **state)
         struct rank *r = mpi_run_disturbed(4, stay_away, &arg);
         for (int i = 0; i < 4; i++)
             if (i != 2)
-                expect_rank(&r[i], ZR_ERR_TIMEOUT,
+                expect_rank(&r[i], ZERO_ERR_TIMEOUT,
                             " ms (timeout_ms) for rank 2, which is at seq 1 (broadcast unit 4)");
     }
 }
@@ -159,7 +159,7 @@ static void meet_fault(struct rank *me)
     const struct fault *f = me->arg;
     struct fixture o;
     struct zr_tag tag = {.unit = 4};
-    struct zr_reduce_seg r = {.src = 0, .dst = 32768, .cut = {4096, 12288}, .dtype = ZR_BF16};
+    struct zr_reduce_seg r = {.src = 0, .dst = 32768, .cut = {4096, 12288}, .dtype = ZERO_BF16};
     struct zr_gather_seg g = {.src = 0, .dst = 0, .in_place = true, .cut = {4096, 12288}};
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_mpi, 2, SHORT_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
@@ -182,13 +182,13 @@ static void meet_fault(struct rank *me)
 static void test_faults(void **state)
 {
     static const struct fault faults[] = {
-        {"send", 1, ZR_ERR_FAILED, "reduce_scatter seq 1 unit 4: the MPI stand-in: MPI_Isend: "},
-        {"receive", 3, ZR_ERR_FAILED, "reduce_scatter seq 1 unit 4: the MPI stand-in: MPI_Irecv: "},
-        {"all_gather", 1, ZR_ERR_FAILED, "all_gather seq 2 unit 4: the MPI stand-in: MPI_Iallgather: "},
-        {"all_sum", 1, ZR_ERR_FAILED, "agree seq 3 unit 4: the MPI stand-in: MPI_Iallreduce: "},
-        {"broadcast", 1, ZR_ERR_FAILED, "broadcast seq 4 unit 4: the MPI stand-in: MPI_Ibcast: "},
-        {"progress", 5, ZR_ERR_FAILED, "reduce_scatter seq 1 unit 4: the MPI stand-in: MPI_Testsome: "},
-        {"poll", 1, ZR_ERR_PEER, "reduce_scatter seq 1 unit 4: the MPI stand-in: a pending message: error"},
+        {"send", 1, ZERO_ERR_FAILED, "reduce_scatter seq 1 unit 4: the MPI stand-in: MPI_Isend: "},
+        {"receive", 3, ZERO_ERR_FAILED, "reduce_scatter seq 1 unit 4: the MPI stand-in: MPI_Irecv: "},
+        {"all_gather", 1, ZERO_ERR_FAILED, "all_gather seq 2 unit 4: the MPI stand-in: MPI_Iallgather: "},
+        {"all_sum", 1, ZERO_ERR_FAILED, "agree seq 3 unit 4: the MPI stand-in: MPI_Iallreduce: "},
+        {"broadcast", 1, ZERO_ERR_FAILED, "broadcast seq 4 unit 4: the MPI stand-in: MPI_Ibcast: "},
+        {"progress", 5, ZERO_ERR_FAILED, "reduce_scatter seq 1 unit 4: the MPI stand-in: MPI_Testsome: "},
+        {"poll", 1, ZERO_ERR_PEER, "reduce_scatter seq 1 unit 4: the MPI stand-in: a pending message: error"},
     };
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
         struct fault f = faults[i];
@@ -196,7 +196,7 @@ static void test_faults(void **state)
         expect_rank(&r[1], f.code, f.text);
         for (int k = 0; k < 3; k += 2)
             if (r[k].code) /* a broadcast, for example, needs nothing from rank 1 */
-                expect_rank(&r[k], ZR_ERR_TIMEOUT, " ms (timeout_ms) for ");
+                expect_rank(&r[k], ZERO_ERR_TIMEOUT, " ms (timeout_ms) for ");
     }
 }
 
@@ -209,7 +209,7 @@ static void lose_host_mate(struct rank *me)
 {
     struct fixture o;
     struct zr_tag tag = {.unit = 4};
-    struct zr_reduce_seg r = {.src = 0, .dst = 32768, .cut = {4096, 16384}, .dtype = ZR_BF16};
+    struct zr_reduce_seg r = {.src = 0, .dst = 32768, .cut = {4096, 16384}, .dtype = ZERO_BF16};
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_mpi, 2, SHORT_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
     struct zr_comm *c = o.comm[1];
@@ -230,8 +230,8 @@ static void test_loses_host_mate(void **state)
     mpi_fixture_hosts(4, host_of);
     struct rank *r = mpi_run_disturbed(4, lose_host_mate, NULL);
     mpi_fixture_hosts(0, NULL);
-    expect_rank(&r[1], ZR_ERR_FAILED, "reduce_scatter seq 1 unit 4: the MPI stand-in: MPI_Isend: ");
-    expect_rank(&r[0], ZR_ERR_TIMEOUT,
+    expect_rank(&r[1], ZERO_ERR_FAILED, "reduce_scatter seq 1 unit 4: the MPI stand-in: MPI_Isend: ");
+    expect_rank(&r[0], ZERO_ERR_TIMEOUT,
                 " ms (timeout_ms) for rank 1, which is at seq 1 (reduce_scatter unit 4)");
     expect_rank(&r[2], 0, "");
     expect_rank(&r[3], 0, "");
@@ -295,7 +295,7 @@ static void give_up_once(struct rank *me)
 static void test_gives_up(void **state)
 {
     struct rank *r = mpi_run_ranks(3, give_up_once, NULL);
-    expect_rank(&r[1], ZR_ERR_TIMEOUT, " for rank 0 of MPI_COMM_WORLD, which ");
+    expect_rank(&r[1], ZERO_ERR_TIMEOUT, " for rank 0 of MPI_COMM_WORLD, which ");
 }
 
 /* --- abort --- */
@@ -322,7 +322,7 @@ static void test_abort(void **state)
 {
     struct rank *r = mpi_run_disturbed(3, abort_while_waiting, NULL);
     for (int i = 0; i < 3; i++)
-        expect_rank(&r[i], ZR_ERR_ORDER, "the model called out of order");
+        expect_rank(&r[i], ZERO_ERR_ORDER, "the model called out of order");
 }
 
 int main(void)

@@ -158,11 +158,11 @@ static void test_fits(void **state)
 
 static void test_other_launcher(void **state)
 {
-    refuses((struct given){mpich, NULL, "OMPI_COMM_WORLD_SIZE=4"}, ZR_ERR_ARG,
+    refuses((struct given){mpich, NULL, "OMPI_COMM_WORLD_SIZE=4"}, ZERO_ERR_ARG,
             "this rank was started by Open MPI's mpirun (OMPI_COMM_WORLD_SIZE is 4), but libzero was built "
             "for MPICH 9.8.7, which sees 1 rank: ",
             "start it by mpiexec of MPICH, or build libzero and the program with Open MPI (-Dmpi=ompi)");
-    refuses((struct given){ompi, "fake_ompi", "PMI_RANK=1 PMI_SIZE=4"}, ZR_ERR_ARG,
+    refuses((struct given){ompi, "fake_ompi", "PMI_RANK=1 PMI_SIZE=4"}, ZERO_ERR_ARG,
             "this rank was started by MPICH's launcher (PMI_RANK is 1, PMI_SIZE is 4), but libzero was "
             "built for Open MPI v9.8.7, which sees 1 rank: ",
             "start it by mpirun of Open MPI, or build libzero and the program with MPICH (-Dmpi=mpich)");
@@ -173,39 +173,40 @@ static void test_other_launcher(void **state)
 static void test_slurm(void **state)
 {
     static const char said[] = "this rank was started by srun without PMIx (PMIX_NAMESPACE is not set)";
-    refuses((struct given){ompi, NULL, "SLURM_STEP_ID=0"}, ZR_ERR_ARG, said, "srun --mpi=pmix");
-    refuses((struct given){ompi, "fake_ompi", "SLURM_STEP_ID=0"}, ZR_ERR_ARG, said, "or mpirun");
+    refuses((struct given){ompi, NULL, "SLURM_STEP_ID=0"}, ZERO_ERR_ARG, said, "srun --mpi=pmix");
+    refuses((struct given){ompi, "fake_ompi", "SLURM_STEP_ID=0"}, ZERO_ERR_ARG, said, "or mpirun");
     takes((struct given){ompi, "fake_ompi", "SLURM_STEP_ID=0 FAKE_MPI_HAS_BEGUN=1"}, true);
     takes((struct given){mpich, "fake_mpich", "SLURM_STEP_ID=0"}, true);
 }
 
 static void test_other_mpi(void **state)
 {
-    refuses((struct given){mpich, "fake_ompi", NULL}, ZR_ERR_NOTSUP,
+    refuses((struct given){mpich, "fake_ompi", NULL}, ZERO_ERR_NOTSUP,
             "this process has loaded Open MPI v9.8.7 (", "libfake_shim_mpich.so): build both with one MPI");
-    refuses((struct given){ompi, "fake_mpich", NULL}, ZR_ERR_NOTSUP, "this process has loaded MPICH 9.8.7 (",
+    refuses((struct given){ompi, "fake_mpich", NULL}, ZERO_ERR_NOTSUP,
+            "this process has loaded MPICH 9.8.7 (",
             "libfake_mpich.so), but libzero was built for Open MPI 1.2.3 (");
-    refuses((struct given){ompi, "fake_ompi fake_mpich", NULL}, ZR_ERR_NOTSUP,
+    refuses((struct given){ompi, "fake_ompi fake_mpich", NULL}, ZERO_ERR_NOTSUP,
             "this process has loaded two MPIs, ", "libfake_mpich.so (MPICH 9.8.7): load one of them only");
-    refuses((struct given){ompi, "fake_other", NULL}, ZR_ERR_NOTSUP,
+    refuses((struct given){ompi, "fake_other", NULL}, ZERO_ERR_NOTSUP,
             "this process has an MPI that is neither Open MPI nor of MPICH's kind: \"Somebody's MPI 1.0\" (",
             "libfake_other.so)");
-    refuses((struct given){mpich, "fake_intel", NULL}, ZR_ERR_NOTSUP,
+    refuses((struct given){mpich, "fake_intel", NULL}, ZERO_ERR_NOTSUP,
             "this process has loaded Intel(R) MPI Library 2021.6 for Linux* OS (",
             "but libzero's module for MPI works with MPICH 9.8.7 (");
 }
 
 static void test_module(void **state)
 {
-    refuses((struct given){"fake_shim_old", NULL, NULL}, ZR_ERR_NOTSUP,
+    refuses((struct given){"fake_shim_old", NULL, NULL}, ZERO_ERR_NOTSUP,
             "libfake_shim_old.so is of another libzero (its table is version 77 of ", "install both again");
-    refuses((struct given){"fake_ompi", NULL, NULL}, ZR_ERR_NOTSUP,
+    refuses((struct given){"fake_ompi", NULL, NULL}, ZERO_ERR_NOTSUP,
             "libfake_ompi.so has no zero_mpi_shim_1: ", "it is not libzero's module for MPI");
 #ifdef ZR_NO_MPI
-    refuses((struct given){"/nowhere/libzero-mpi.so", NULL, NULL}, ZR_ERR_NOTSUP,
+    refuses((struct given){"/nowhere/libzero-mpi.so", NULL, NULL}, ZERO_ERR_NOTSUP,
             "backend is mpi, but this libzero was built without MPI: ", ZR_NO_MPI);
 #else
-    refuses((struct given){"/nowhere/libzero-mpi.so", NULL, NULL}, ZR_ERR_NOTSUP,
+    refuses((struct given){"/nowhere/libzero-mpi.so", NULL, NULL}, ZERO_ERR_NOTSUP,
             "backend is mpi, but libzero's module for MPI cannot be loaded: /nowhere/libzero-mpi.so: ",
             "cannot open shared object file");
 #endif

@@ -287,7 +287,7 @@ enum {
 /* A layer's tensors: n small ones, most of them ragged and one even, and a large one that divides evenly. */
 struct layer_kind {
     int n;
-    enum zr_dtype dtype; /* dtype of the gradients */
+    enum zero_dtype dtype; /* dtype of the gradients */
     bool accumulate;
 };
 
@@ -324,14 +324,14 @@ static float put_in(int64_t i, int rank)
 }
 
 /* Fills an arena with floats, or with bf16 where the gradients are. */
-static void fill(char *x, int rank, enum zr_dtype dtype)
+static void fill(char *x, int rank, enum zero_dtype dtype)
 {
     const struct zr_host_kernels *k = zr_host_kernels(ZR_ISA_PORTABLE);
     for (int64_t i = 0; i < ARENA_BYTES / 4; i++)
         ((float *)x)[i] = put_in(i, rank);
-    for (int64_t i = 0; dtype == ZR_BF16 && i < SUMS_AT / 2; i++) {
+    for (int64_t i = 0; dtype == ZERO_BF16 && i < SUMS_AT / 2; i++) {
         float v = put_in(i, rank);
-        k->cast((uint16_t *)x + i, ZR_BF16, &v, ZR_F32, 1);
+        k->cast((uint16_t *)x + i, ZERO_BF16, &v, ZERO_F32, 1);
     }
 }
 
@@ -371,7 +371,7 @@ static void move_layer(struct rank *me)
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
                zr_error_text());
     char *x = malloc(ARENA_BYTES);
-    fill(x, me->w.rank, ZR_F32);
+    fill(x, me->w.rank, ZERO_F32);
     err = fixture_store(&o, 0, x, ARENA_BYTES);
     fill(x, me->w.rank, kind->dtype);
     if (!err)
@@ -396,7 +396,7 @@ struct moved {
     int64_t kernels, copies; /* including those of opening and closing */
 };
 
-static struct moved count_layer(int world, int n, enum zr_dtype dtype, bool accumulate)
+static struct moved count_layer(int world, int n, enum zero_dtype dtype, bool accumulate)
 {
     struct layer_kind kind = {n, dtype, accumulate};
     struct nccl_stand_in_counts before;
@@ -422,7 +422,7 @@ static void test_packed(void **state)
 {
     for (int world = 2; world <= 8; world += 3)
         for (int kind = 0; kind < 3; kind++) {
-            enum zr_dtype dtype = kind ? ZR_BF16 : ZR_F32;
+            enum zero_dtype dtype = kind ? ZERO_BF16 : ZERO_F32;
             bool accumulate = kind == 2;
             customize(false, LONG_MS);
             custom.copy_engine = HEADER_HAS_WINDOWS;
@@ -447,7 +447,7 @@ static void test_packed_fixed(void **state)
 {
     for (int world = 2; world <= 5; world += 3)
         for (int kind = 0; kind < 3; kind++) {
-            enum zr_dtype dtype = kind ? ZR_BF16 : ZR_F32;
+            enum zero_dtype dtype = kind ? ZERO_BF16 : ZERO_F32;
             bool accumulate = kind == 2;
             customize(true, LONG_MS);
             struct moved one = count_layer(world, 0, dtype, accumulate);
@@ -466,7 +466,7 @@ static void test_packed_fixed(void **state)
 static void test_packed_alone(void **state)
 {
     customize(false, LONG_MS);
-    struct moved none = count_layer(3, 0, ZR_F32, false), even = count_layer(3, 1, ZR_F32, false);
+    struct moved none = count_layer(3, 0, ZERO_F32, false), even = count_layer(3, 1, ZERO_F32, false);
     assert_int_equal(even.nccl.n_calls, 3 * 2 * 2);
     assert_int_equal(even.kernels, none.kernels);
 }
@@ -478,8 +478,8 @@ static void move_places(struct rank *me)
     static const int64_t large[] = {0, 2048, 2048, 8192}, small[] = {0, 64, 64, 256};
     const struct zr_gather_seg g[] = {{0, 0, true, {.total = 8192, .at = large}},
                                       {8192, 8192, true, {.total = 256, .at = small}}};
-    const struct zr_reduce_seg r[] = {{0, 16384, {.total = 8192, .at = large}, ZR_F32, false},
-                                      {8192, 24576, {.total = 256, .at = small}, ZR_F32, true}};
+    const struct zr_reduce_seg r[] = {{0, 16384, {.total = 8192, .at = large}, ZERO_F32, false},
+                                      {8192, 24576, {.total = 256, .at = small}, ZERO_F32, true}};
     struct zr_tag tag = {.unit = 1};
     struct zr_comm_stats got[2];
     struct fixture o;
@@ -556,20 +556,20 @@ static void test_refused(void **state)
     struct nccl_stand_in_machine *m = nccl_stand_in_the_machine();
     customize(true, LONG_MS);
     custom.odd_rank = 2;
-    try_open(3, ZR_ERR_MISMATCH, "the largest slice (reduce) is 3072 on rank 2 and 4096 on rank 0");
+    try_open(3, ZERO_ERR_MISMATCH, "the largest slice (reduce) is 3072 on rank 2 and 4096 on rank 0");
     custom.odd_rank = -1;
     custom.change = other_small;
-    try_open(3, ZR_ERR_MISMATCH, "small_bytes is 1280 on rank 1 and 1024 on rank 0");
+    try_open(3, ZERO_ERR_MISMATCH, "small_bytes is 1280 on rank 1 and 1024 on rank 0");
     custom.change = no_time;
-    try_open(2, ZR_ERR_ARG, "nccl: timeout_ms is 0");
+    try_open(2, ZERO_ERR_ARG, "nccl: timeout_ms is 0");
     custom.change = no_library;
-    try_open(3, ZR_ERR_NOTSUP, "there is no NCCL: /nowhere/libnccl.so.2");
+    try_open(3, ZERO_ERR_NOTSUP, "there is no NCCL: /nowhere/libnccl.so.2");
     customize(false, LONG_MS);
     m->version = 21305;
-    try_open(2, ZR_ERR_NOTSUP, "NCCL is 2.13.5: 2.14 or newer is needed");
+    try_open(2, ZERO_ERR_NOTSUP, "NCCL is 2.13.5: 2.14 or newer is needed");
     m->version = 22705;
     custom.copy_engine = true;
-    try_open(2, ZR_ERR_NOTSUP, "copy_engine is on: NCCL is 2.27.5");
+    try_open(2, ZERO_ERR_NOTSUP, "copy_engine is on: NCCL is 2.27.5");
 }
 
 static _Thread_local bool no_watcher;
@@ -587,14 +587,14 @@ int __wrap_zr_thread_start(struct zr_thread *t, const char *name, void (*fn)(voi
     if (to_leave && strcmp(name, "zero-nccl-call") == 0) {
         zr_rendezvous_close(to_leave);
         to_leave = NULL;
-        return zr_fail(ZR_ERR_SYSTEM, "this rank leaves");
+        return zr_fail(ZERO_ERR_SYSTEM, "this rank leaves");
     }
     if (late_ms && strcmp(name, "zero-nccl-call") == 0) {
         sleep_ms(late_ms);
         late_ms = 0;
     }
     return no_watcher && strcmp(name, "zero-nccl") == 0
-               ? zr_fail(ZR_ERR_SYSTEM, "thread %s could not be started: the test has none", name)
+               ? zr_fail(ZERO_ERR_SYSTEM, "thread %s could not be started: the test has none", name)
                : __real_zr_thread_start(t, name, fn, arg);
 }
 
@@ -612,7 +612,7 @@ static void test_no_watcher(void **state)
     custom.change = no_watcher_here;
     for (int world = 1; world <= 3; world++)
         for (without_watcher = 1; without_watcher < 1 << world; without_watcher++)
-            try_open(world, ZR_ERR_SYSTEM, why);
+            try_open(world, ZERO_ERR_SYSTEM, why);
     without_watcher = 0;
     try_open(3, 0, "");
 }
@@ -640,13 +640,13 @@ static void test_open_fails(void **state)
         nccl_stand_in_the_machine()->version = is_window ? NCCL_SOUND : 22809;
         nccl_stand_in_fail(cases[i].call, bad, cases[i].k, ncclSystemError);
         struct rank *r = run_ranks(false, 3, note_open, NULL, NULL);
-        expect_rank(&r[bad], ZR_ERR_SYSTEM, "unhandled system error: the stand-in says so");
-        expect_rank(&r[bad], ZR_ERR_SYSTEM, cases[i].call);
+        expect_rank(&r[bad], ZERO_ERR_SYSTEM, "unhandled system error: the stand-in says so");
+        expect_rank(&r[bad], ZERO_ERR_SYSTEM, cases[i].call);
         for (int k = 0; k < 3; k++)
             if (k != bad && cases[i].waits)
-                expect_rank(&r[k], ZR_ERR_SYSTEM, "rank 1: "); /* the cause */
+                expect_rank(&r[k], ZERO_ERR_SYSTEM, "rank 1: "); /* the cause */
             else if (k != bad)
-                expect_rank(&r[k], ZR_ERR_SYSTEM, "rank 0: ncclGetUniqueId");
+                expect_rank(&r[k], ZERO_ERR_SYSTEM, "rank 0: ncclGetUniqueId");
         nccl_stand_in_end();
     }
     custom.copy_engine = false;
@@ -654,7 +654,7 @@ static void test_open_fails(void **state)
     nccl_stand_in_hang("ncclCommInitRankConfig", 2, 1);
     struct rank *r = run_ranks(false, 3, note_open, NULL, NULL);
     for (int k = 0; k < 3; k++)
-        expect_rank(&r[k], ZR_ERR_TIMEOUT,
+        expect_rank(&r[k], ZERO_ERR_TIMEOUT,
                     "ncclCommInitRankConfig of the gather communicator has not returned");
     nccl_stand_in_end();
     expected_misuse = -1; /* the call that hung was left behind with its memory */
@@ -683,7 +683,7 @@ static void test_start_limit(void **state)
     nccl_stand_in_hang("ncclCommSplit", 2, 1);
     struct rank *r = run_ranks(false, 3, note_open, NULL, NULL);
     for (int k = 0; k < 3; k++)
-        expect_rank(&r[k], ZR_ERR_TIMEOUT, "communicator has not returned after 800 ms");
+        expect_rank(&r[k], ZERO_ERR_TIMEOUT, "communicator has not returned after 800 ms");
     nccl_stand_in_end();
     expected_misuse = -1; /* the call that hung was left behind with its memory */
 }
@@ -710,7 +710,7 @@ static void test_leaves_in_opening(void **state)
     customize(false, LONG_MS);
     struct rank *r = run_ranks(false, 3, note_open_leaving, NULL, NULL);
     for (int k = 0; k < 3; k += 2)
-        expect_rank(&r[k], ZR_ERR_PEER, "rank 1 left before an exchange");
+        expect_rank(&r[k], ZERO_ERR_PEER, "rank 1 left before an exchange");
     expected_misuse = -1; /* the call that waited was left behind with its memory */
 }
 
@@ -721,22 +721,22 @@ static void other_size(struct rank *me)
     char *base;
     RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, 0) == 0, "%s", zr_error_text());
     struct zr_comm *c = o.comm[0];
-    RANK_CHECK(me, zr_comm_exchange(c, o.stream[0], 0, 64, &tag) == ZR_ERR_ORDER, "without an arena");
+    RANK_CHECK(me, zr_comm_exchange(c, o.stream[0], 0, 64, &tag) == ZERO_ERR_ORDER, "without an arena");
     int64_t bytes = custom_reserve(2, 0) + 4096;
     note_error(me, fixture_arena(c, me->w.rank == 1 ? 2 * bytes : bytes, &base));
-    RANK_CHECK(me, fixture_arena(c, custom_reserve(2, 0), &base) == ZR_ERR_ARG, "nothing but the room");
+    RANK_CHECK(me, fixture_arena(c, custom_reserve(2, 0), &base) == ZERO_ERR_ARG, "nothing but the room");
     RANK_CHECK(me, fixture_arena(c, bytes, &base) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, fixture_arena(c, bytes, &base) == ZR_ERR_ORDER, "twice");
-    RANK_CHECK(me, zr_comm_exchange(c, o.stream[0], 0, 2049, &tag) == ZR_ERR_ARG, "into the room");
-    RANK_CHECK(me, zr_comm_broadcast(c, o.stream[0], 0, 64, 2, &tag) == ZR_ERR_ARG, "no such root");
-    struct zr_reduce_seg seg = {.dtype = ZR_F32};
-    RANK_CHECK(me, zr_comm_reduce_scatter(c, o.stream[0], &seg, 1, &tag) == ZR_ERR_ARG,
+    RANK_CHECK(me, fixture_arena(c, bytes, &base) == ZERO_ERR_ORDER, "twice");
+    RANK_CHECK(me, zr_comm_exchange(c, o.stream[0], 0, 2049, &tag) == ZERO_ERR_ARG, "into the room");
+    RANK_CHECK(me, zr_comm_broadcast(c, o.stream[0], 0, 64, 2, &tag) == ZERO_ERR_ARG, "no such root");
+    struct zr_reduce_seg seg = {.dtype = ZERO_F32};
+    RANK_CHECK(me, zr_comm_reduce_scatter(c, o.stream[0], &seg, 1, &tag) == ZERO_ERR_ARG,
                "gather does not reduce");
     c = o.comm[1];
-    RANK_CHECK(me, fixture_arena(c, custom_reserve(2, 1), &base) == ZR_ERR_ARG, "nothing but the reserve");
+    RANK_CHECK(me, fixture_arena(c, custom_reserve(2, 1), &base) == ZERO_ERR_ARG, "nothing but the reserve");
     RANK_CHECK(me, fixture_arena(c, custom_reserve(2, 1) + 512, &base) == 0, "%s", zr_error_text());
     RANK_CHECK(me, zr_comm_exchange(c, o.stream[1], 0, 256, &tag) == 0, "%s", zr_error_text());
-    RANK_CHECK(me, zr_comm_exchange(c, o.stream[1], 0, 257, &tag) == ZR_ERR_ARG, "into the reserve");
+    RANK_CHECK(me, zr_comm_exchange(c, o.stream[1], 0, 257, &tag) == ZERO_ERR_ARG, "into the reserve");
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
@@ -745,7 +745,7 @@ static void test_arena(void **state)
     customize(false, LONG_MS);
     struct rank *r = run_ranks(false, 2, other_size, NULL, NULL);
     for (int i = 0; i < 2; i++)
-        expect_rank(&r[i], ZR_ERR_MISMATCH, "the arena is 16384 bytes on rank 1 and 8192 on rank 0");
+        expect_rank(&r[i], ZERO_ERR_MISMATCH, "the arena is 16384 bytes on rank 1 and 8192 on rank 0");
 }
 
 static void test_reserve_bytes(void **state)
@@ -833,7 +833,7 @@ static void test_lent(void **state)
     ncclGetUniqueId(&lent_id);
     struct rank *r = run_ranks(false, world, with_lent, &world, NULL);
     for (int k = 0; k < world; k++)
-        expect_rank(&r[k], ZR_ERR_MISMATCH, "the use of nccl_comm is 1 on rank 1 and 0 on rank 0");
+        expect_rank(&r[k], ZERO_ERR_MISMATCH, "the use of nccl_comm is 1 on rank 1 and 0 on rank 0");
 }
 
 /* Groups are split off the lent communicator. If that is impossible, an error says so. */
@@ -868,7 +868,7 @@ static void test_lent_groups(void **state)
         ncclGetUniqueId(&lent_id);
         struct rank *r = run_ranks(false, world, lent_groups, &world, NULL);
         for (int k = 0; k < world && i == 1; k++)
-            expect_rank(&r[k], ZR_ERR_NOTSUP, "this NCCL cannot split it (2.18 or newer can)");
+            expect_rank(&r[k], ZERO_ERR_NOTSUP, "this NCCL cannot split it (2.18 or newer can)");
     }
 }
 
@@ -908,7 +908,7 @@ static void test_lent_by_file(void **state)
         ncclGetUniqueId(&lent_id);
         struct rank *r = run_ranks(false, world, lent_by_file, &world, NULL);
         for (int k = 0; k < world; k++)
-            expect_rank(&r[k], lend_from ? ZR_ERR_ARG : 0,
+            expect_rank(&r[k], lend_from ? ZERO_ERR_ARG : 0,
                         lend_from ? "rank 1 meets by a file:// and rank 0 does not" : "");
     }
 }
@@ -940,7 +940,7 @@ static void test_lent_wrong(void **state)
     custom.change = lend_swapped;
     ncclGetUniqueId(&lent_id);
     struct rank *r = run_ranks(false, world, with_wrong, &world, NULL);
-    expect_rank(&r[0], ZR_ERR_ARG, "nccl_comm is rank 1 of 2, but this is rank 0 of 2");
+    expect_rank(&r[0], ZERO_ERR_ARG, "nccl_comm is rank 1 of 2, but this is rank 0 of 2");
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, nccl_test_start, nccl_test_finish)

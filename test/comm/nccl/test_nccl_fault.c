@@ -40,7 +40,7 @@ static bool is_over(struct rank *me, struct fixture *o, int k)
     if (zr_comm_broadcast(c, o->stream[k], 0, 64, 0, &tag) ||
         zr_comm_exchange(c, o->stream[k], 0, 64, &tag) || o->dev->ops->stream_sync(o->stream[k]))
         return false;
-    c->ops->abort(c, ZR_ERR_IO, "a later cause");
+    c->ops->abort(c, ZERO_ERR_IO, "a later cause");
     return zr_comm_status(c, again, sizeof again) == me->code && strcmp(again, me->note) == 0 &&
            is_poison(o, k);
 }
@@ -74,7 +74,7 @@ static void test_stays_away(void **state)
         struct rank *r = run_ranks(false, 4, stay_away, NULL, NULL);
         for (int i = 0; i < 4; i++)
             if (i != 2)
-                expect_rank(&r[i], ZR_ERR_TIMEOUT,
+                expect_rank(&r[i], ZERO_ERR_TIMEOUT,
                             "exchange seq 2 unit 3: waited 800 ms (timeout_ms) for the other ranks");
     }
 }
@@ -140,7 +140,7 @@ static void differ(struct rank *me)
     o.dev->ops->stream_sync(o.stream[1]);
     RANK_CHECK(me, zr_comm_status(c, me->note, sizeof me->note) == 0, "%s", me->note);
     RANK_CHECK(me, all_at(me, 1), "a rank is missing");
-    struct zr_reduce_seg r = {.src = 0, .dst = 8192, .cut = {128, 384}, .dtype = ZR_F32};
+    struct zr_reduce_seg r = {.src = 0, .dst = 8192, .cut = {128, 384}, .dtype = ZERO_F32};
     if (odd) {
         tag.unit -= what == OTHER_UNIT;
         tag.step += what == OTHER_STEP;
@@ -163,7 +163,7 @@ static void differ(struct rank *me)
     o.dev->ops->stream_sync(o.stream[1]);
     wait_failed(c);
     note_status(me, c);
-    RANK_CHECK(me, zr_comm_status(o.comm[0], NULL, 0) == ZR_ERR_MISMATCH, "the other communicator");
+    RANK_CHECK(me, zr_comm_status(o.comm[0], NULL, 0) == ZERO_ERR_MISMATCH, "the other communicator");
     RANK_CHECK(me, all_at(me, 2), "a rank waits for ever");
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
@@ -180,7 +180,7 @@ static void test_differ(void **state)
         customize(k / 2 % 2, LONG_MS);
         struct rank *r = run_ranks(false, 3, differ, &d, NULL);
         for (int i = 0; i < 3; i++)
-            expect_rank(&r[i], ZR_ERR_MISMATCH, said[d.by_agree][d.what == ONE_LESS]);
+            expect_rank(&r[i], ZERO_ERR_MISMATCH, said[d.by_agree][d.what == ONE_LESS]);
     }
 }
 
@@ -205,7 +205,7 @@ static void test_hang(void **state)
     customize(false, SHORT_MS);
     struct rank *r = run_ranks(false, 2, hang, NULL, NULL);
     for (int i = 0; i < 2; i++)
-        expect_rank(&r[i], ZR_ERR_TIMEOUT, "all_gather seq 1 unit 14: waited 800 ms (timeout_ms)");
+        expect_rank(&r[i], ZERO_ERR_TIMEOUT, "all_gather seq 1 unit 14: waited 800 ms (timeout_ms)");
     expected_misuse = 1;
 }
 
@@ -224,7 +224,7 @@ static void nccl_fails(struct rank *me)
         nccl_stand_in_fail("ncclAllGather", 1, 2, ncclInternalError); /* in the comparison */
     if (!mine || !later) {
         int err = zr_comm_exchange(c, o.stream[1], 0, 64, &tag);
-        RANK_CHECK(me, err == (mine ? ZR_ERR_SYSTEM : 0), "%d: %s", err, zr_error_text());
+        RANK_CHECK(me, err == (mine ? ZERO_ERR_SYSTEM : 0), "%d: %s", err, zr_error_text());
     }
     RANK_CHECK(me, all_at(me, 2), "a rank is missing");
     if (mine && later)
@@ -241,12 +241,12 @@ static void test_nccl_fails(void **state)
     bool later = false;
     customize(false, SHORT_MS);
     struct rank *r = run_ranks(false, 2, nccl_fails, &later, NULL);
-    expect_rank(&r[1], ZR_ERR_SYSTEM, "exchange seq 1 unit 5: internal error: the stand-in says so");
-    expect_rank(&r[0], ZR_ERR_TIMEOUT, "exchange seq 1 unit 5: waited 800 ms (timeout_ms)");
+    expect_rank(&r[1], ZERO_ERR_SYSTEM, "exchange seq 1 unit 5: internal error: the stand-in says so");
+    expect_rank(&r[0], ZERO_ERR_TIMEOUT, "exchange seq 1 unit 5: waited 800 ms (timeout_ms)");
     later = true;
     customize(false, LONG_MS);
     r = run_ranks(false, 2, nccl_fails, &later, NULL);
-    expect_rank(&r[0], ZR_ERR_PEER, "NCCL's reduce communicator: remote process exited");
+    expect_rank(&r[0], ZERO_ERR_PEER, "NCCL's reduce communicator: remote process exited");
 }
 
 /* A failure of one communicator also ends what waits on the other. The program may be blocked in its own
@@ -267,7 +267,7 @@ static void query_fails(struct rank *me)
     for (int k = 0; k < 2 && me->w.rank == 1; k++) {
         o.dev->ops->stream_sync(o.stream[k]); /* the abort ends it */
         note_status(me, o.comm[k]);
-        RANK_CHECK(me, me->code == ZR_ERR_SYSTEM, "communicator %d: %d \"%s\"", k, me->code, me->note);
+        RANK_CHECK(me, me->code == ZERO_ERR_SYSTEM, "communicator %d: %d \"%s\"", k, me->code, me->note);
     }
     RANK_CHECK(me, all_at(me, 1), "a rank waits for ever");
     RANK_CHECK(me, fixture_close(&o), "handles are left");
@@ -278,7 +278,7 @@ static void test_query_fails(void **state)
     for (int first = 0; first < 2; first++) {
         customize(false, LONG_MS);
         struct rank *r = run_ranks(false, 2, query_fails, &first, NULL);
-        expect_rank(&r[1], ZR_ERR_SYSTEM,
+        expect_rank(&r[1], ZERO_ERR_SYSTEM,
                     "exchange seq 1 unit 5: GPU 1: cudaEventQuery: cudaErrorLaunchFailure");
     }
 }
@@ -311,7 +311,7 @@ static void test_abort(void **state)
 {
     customize(false, LONG_MS);
     struct rank *r = run_ranks(false, 2, abort_while_waiting, NULL, NULL);
-    expect_rank(&r[1], ZR_ERR_ORDER, "the model called out of order");
+    expect_rank(&r[1], ZERO_ERR_ORDER, "the model called out of order");
 }
 
 /* NCCL cannot end some kernels. Then libzero no longer touches NCCL's objects, and closing does not wait
@@ -349,7 +349,7 @@ static void test_abort_sticks(void **state)
     customize(false, SHORT_MS);
     nccl_stand_in_the_machine()->abort_sticks = true;
     struct rank *r = run_ranks(false, 2, abort_sticks, NULL, NULL);
-    expect_rank(&r[0], ZR_ERR_TIMEOUT, "exchange seq 1 unit 2: waited 800 ms (timeout_ms)");
+    expect_rank(&r[0], ZERO_ERR_TIMEOUT, "exchange seq 1 unit 2: waited 800 ms (timeout_ms)");
     expect_rank(&r[1], 0, "");
     assert_non_null(
         strstr(custom.log, "NCCL's reduce communicator could not be aborted: its memory is not freed"));
@@ -420,7 +420,7 @@ static void test_never_asks(void **state)
 {
     customize(false, LONG_MS);
     struct rank *r = run_ranks(false, 2, never_asks, NULL, NULL);
-    expect_rank(&r[0], ZR_ERR_ORDER,
+    expect_rank(&r[0], ZERO_ERR_ORDER,
                 "exchange seq 257 unit 1: 256 operations are pending, and has_room was not called");
 }
 

@@ -87,7 +87,7 @@ static void remove_copy(char *path)
 static void no_lent(const char *part, const char *more)
 {
     int rank, world, err = zr_nccl_lent_world(&rank, 1000, &rank, &world);
-    if (err != ZR_ERR_NOTSUP || !strstr(zr_error_text(), part) || !strstr(zr_error_text(), more))
+    if (err != ZERO_ERR_NOTSUP || !strstr(zr_error_text(), part) || !strstr(zr_error_text(), more))
         fail_msg("code %d \"%s\" lacks \"%s\" or \"%s\"", err, zr_error_text(), part, more);
 }
 
@@ -113,11 +113,11 @@ static void test_lent_of_which(void **state)
 
 static void test_wrong_library(void **state)
 {
-    refused("/nowhere/libnccl.so.2", false, ZR_ERR_NOTSUP, "there is no NCCL: /nowhere/libnccl.so.2: ");
-    refused("libm.so.6", false, ZR_ERR_NOTSUP, "libm.so.6 has no nccl");
-    refused(getenv("ZERO_TEST_OLD_NCCL"), false, ZR_ERR_NOTSUP,
+    refused("/nowhere/libnccl.so.2", false, ZERO_ERR_NOTSUP, "there is no NCCL: /nowhere/libnccl.so.2: ");
+    refused("libm.so.6", false, ZERO_ERR_NOTSUP, "libm.so.6 has no nccl");
+    refused(getenv("ZERO_TEST_OLD_NCCL"), false, ZERO_ERR_NOTSUP,
             "is NCCL 2.13.4, without ncclCommInitRankConfig: 2.14 or newer is needed");
-    refused(NULL, true, ZR_ERR_NOTSUP, "nccl works on the cuda device, not on host");
+    refused(NULL, true, ZERO_ERR_NOTSUP, "nccl works on the cuda device, not on host");
 }
 
 /* Opens one of two ranks, since a rank alone needs no communicator. */
@@ -158,7 +158,7 @@ static void test_no_driver(void **state)
         skip();
     struct rank *r = run_ranks(false, 2, open_of_two, library, NULL);
     for (int i = 0; i < 2; i++)
-        expect_rank(&r[i], ZR_ERR_SYSTEM,
+        expect_rank(&r[i], ZERO_ERR_SYSTEM,
                     "ncclCommInitRankConfig of the gather communicator: unhandled cuda error");
     /* A failed NCCL thread may still be ending. If the program ended meanwhile, a sanitizer would report
      * what the C library frees last for it. Other NCCL threads wait for ever, so wait until the number is
@@ -173,7 +173,7 @@ static void test_no_driver(void **state)
 #else
 static void test_none(void **state)
 {
-    refused(NULL, false, ZR_ERR_NOTSUP, "built without NCCL");
+    refused(NULL, false, ZERO_ERR_NOTSUP, "built without NCCL");
 }
 #endif
 

@@ -189,16 +189,16 @@ static void reduce_both(struct rank *me, struct hybrid *h)
         grad[i] = (float)(me->w.rank + 1);
     for (int k = 0; k < INNER; k++)
         RANK_CHECK(me, store(h, s, base + SLICE * k, grad, SLICE) == 0, "%s", zr_error_text());
-    struct zr_reduce_seg seg = {.dst = PARTIAL, .cut = {SLICE, SLICE * INNER}, .dtype = ZR_F32};
+    struct zr_reduce_seg seg = {.dst = PARTIAL, .cut = {SLICE, SLICE * INNER}, .dtype = ZERO_F32};
     RANK_CHECK(me, zr_comm_reduce_scatter(in, s, &seg, 1, &tag) == 0, "%s", zr_error_text());
-    seg = (struct zr_reduce_seg){.src = PARTIAL, .dst = SUM, .cut = {SLICE, SLICE}, .dtype = ZR_F32};
+    seg = (struct zr_reduce_seg){.src = PARTIAL, .dst = SUM, .cut = {SLICE, SLICE}, .dtype = ZERO_F32};
     RANK_CHECK(me, zr_comm_reduce_scatter(out, s, &seg, 1, &tag) == 0, "%s", zr_error_text());
     RANK_CHECK(me, h->dev->ops->copy(s, &sum, base + SUM, sizeof sum) == 0, "%s", zr_error_text());
     h->dev->ops->stream_sync(s);
     RANK_CHECK(me, sum == (out->group.rank == 0 ? (float)(WORLD * (WORLD + 1) / 2) : 0), "the sum is %g",
                (double)sum);
     out = h->comm[ZR_ROLE_GATHER_OUTER];
-    RANK_CHECK(me, zr_comm_reduce_scatter(out, s, &seg, 1, &tag) == ZR_ERR_ARG, "a gather reduces");
+    RANK_CHECK(me, zr_comm_reduce_scatter(out, s, &seg, 1, &tag) == ZERO_ERR_ARG, "a gather reduces");
 }
 
 static void control_all(struct rank *me, struct hybrid *h)
@@ -344,7 +344,7 @@ static void stay_away_outside(struct rank *me)
 {
     struct hybrid h;
     const struct zr_tag tag = {.unit = 7};
-    const struct zr_reduce_seg seg = {.dst = 8192, .cut = {128, 128 * OUTER}, .dtype = ZR_F32};
+    const struct zr_reduce_seg seg = {.dst = 8192, .cut = {128, 128 * OUTER}, .dtype = ZERO_F32};
     RANK_CHECK(me, open_hybrid(&h, &me->w) == 0, "%s", zr_error_text());
     struct zr_comm *c = h.comm[ZR_ROLE_REDUCE_OUTER], *all = h.comm[ZR_ROLE_CONTROL];
     bool in_it = me->w.rank % INNER == 1, away = me->w.rank == 5;
@@ -355,7 +355,7 @@ static void stay_away_outside(struct rank *me)
         RANK_CHECK(me, zr_comm_exchange(all, h.stream[ZR_ROLE_CONTROL], 0, 64, &tag) == 0, "%s",
                    zr_error_text());
     for (int r = 0; r < N_ROLES && away; r++)
-        h.comm[r]->ops->abort(h.comm[r], ZR_ERR_FAILED, "away");
+        h.comm[r]->ops->abort(h.comm[r], ZERO_ERR_FAILED, "away");
     if (!away)
         wait_failed(c);
     for (int r = 0; r < N_ROLES; r++)
@@ -370,7 +370,7 @@ static void test_one_fails(void **state)
         customize(fixed, SHORT_MS);
         struct rank *r = run_ranks(false, WORLD, stay_away_outside, NULL, NULL);
         for (int i = 0; i < WORLD; i++)
-            expect_rank(&r[i], i == 5 ? ZR_ERR_FAILED : ZR_ERR_TIMEOUT,
+            expect_rank(&r[i], i == 5 ? ZERO_ERR_FAILED : ZERO_ERR_TIMEOUT,
                         i == 5 ? "away" : " seq 1 unit 7: waited 800 ms (timeout_ms) for the other ranks");
         expect_nothing_open();
     }
@@ -392,7 +392,7 @@ static void test_split_fails(void **state)
         nccl_stand_in_fail("ncclCommSplit", 3, k, ncclSystemError);
         struct rank *r = run_ranks(false, WORLD, note_open_hybrid, NULL, NULL);
         for (int i = 0; i < WORLD; i++)
-            expect_rank(&r[i], ZR_ERR_SYSTEM,
+            expect_rank(&r[i], ZERO_ERR_SYSTEM,
                         k == 1 ? "ncclCommSplit of the gather communicator: unhandled system error"
                                : "ncclCommSplit of the reduce outer communicator: unhandled system error");
         nccl_stand_in_end();

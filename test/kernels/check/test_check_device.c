@@ -143,22 +143,22 @@ static void test_tables(void **state)
 /* A refused operation touches nothing, so nothing races with it. */
 static void test_refused(void **state)
 {
-    const enum zr_dtype none = (enum zr_dtype)9;
+    const enum zero_dtype none = (enum zero_dtype)9;
     struct bed t;
     open_bed(&t, 1);
     const struct zr_device_ops *d = t.dev->ops;
     float *x = (float *)t.x;
     const void *src[] = {t.x + 1024};
     const struct zr_sum_range sums[] = {{x, 0, 16, false}};
-    const struct zr_update u = {.kind = ZR_SGD, .param_dtype = none, .n = 16, .master = x, .param = x};
-    assert_int_equal(d->cast(t.a, x, ZR_F32, src[0], none, 16), ZR_ERR_ARG);
-    assert_int_equal(d->cast(t.a, x, ZR_F32, src[0], ZR_F16, 16), ZR_ERR_NOTSUP);
-    assert_int_equal(d->cast(t.a, x, ZR_F32, src[0], ZR_BF16, -1), ZR_ERR_ARG);
-    assert_int_equal(d->add(t.a, x, src[0], none, 16), ZR_ERR_ARG);
-    assert_int_equal(d->sum_tree(t.a, x, src, 1, none, 16, true), ZR_ERR_ARG);
-    assert_int_equal(d->sum_ranges(t.a, sums, 1, src, 1, none), ZR_ERR_ARG);
-    assert_int_equal(d->update(t.a, &u), ZR_ERR_ARG);
-    assert_int_equal(d->update_spans(t.a, &u, NULL, 65), ZR_ERR_ARG);
+    const struct zr_update u = {.kind = ZERO_SGD, .param_dtype = none, .n = 16, .master = x, .param = x};
+    assert_int_equal(d->cast(t.a, x, ZERO_F32, src[0], none, 16), ZERO_ERR_ARG);
+    assert_int_equal(d->cast(t.a, x, ZERO_F32, src[0], ZERO_F16, 16), ZERO_ERR_NOTSUP);
+    assert_int_equal(d->cast(t.a, x, ZERO_F32, src[0], ZERO_BF16, -1), ZERO_ERR_ARG);
+    assert_int_equal(d->add(t.a, x, src[0], none, 16), ZERO_ERR_ARG);
+    assert_int_equal(d->sum_tree(t.a, x, src, 1, none, 16, true), ZERO_ERR_ARG);
+    assert_int_equal(d->sum_ranges(t.a, sums, 1, src, 1, none), ZERO_ERR_ARG);
+    assert_int_equal(d->update(t.a, &u), ZERO_ERR_ARG);
+    assert_int_equal(d->update_spans(t.a, &u, NULL, 65), ZERO_ERR_ARG);
     d->zero(t.b, t.x, BYTES);
     close_bed(&t, NULL);
 }
@@ -171,7 +171,7 @@ static void test_spans(void **state)
         open_bed(&t, 1);
         const struct zr_device_ops *d = t.dev->ops;
         static const struct zr_step_scalars scalars;
-        const struct zr_update u = {.kind = ZR_SGD,
+        const struct zr_update u = {.kind = ZERO_SGD,
                                     .n = 48,
                                     .master = (float *)t.x,
                                     .grad = (float *)(t.x + 1024),
@@ -202,7 +202,7 @@ static void test_tables_of_sums(void **state)
                 d->copy(t.b, out, t.x, 64);
             else
                 d->zero(t.b, t.x + 1024 + at, 64);
-            d->sum_ranges(t.a, sums, 2, src, 2, ZR_F32);
+            d->sum_ranges(t.a, sums, 2, src, 2, ZERO_F32);
             /* 1024 + 256 lies in the first source. 1024 + 1024 lies in the first, and at 64 in the second. */
             close_bed(&t, at == 0     ? "sum_ranges (test, unit 3, step 7) on rank 0's a overwrites what copy"
                           : at == 256 ? "at +1280: sum_ranges (test, unit 3, step 7) on rank 0's a reads"

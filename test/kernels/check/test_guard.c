@@ -327,14 +327,14 @@ static void test_most(void **state)
     struct zr_guard *g[65];
     for (int i = 0; i < 64; i++)
         g[i] = open_guard();
-    assert_int_equal(zr_guard_open(wanted, N, NULL, NULL, &g[64]), ZR_ERR_NOMEM);
+    assert_int_equal(zr_guard_open(wanted, N, NULL, NULL, &g[64]), ZERO_ERR_NOMEM);
     assert_null(g[64]);
     zr_guard_close(g[17]);
     g[17] = open_guard();
     for (int i = 0; i < 64; i++)
         zr_guard_close(g[i]);
     const struct zr_guard_region too_much = {INT64_C(1) << 60, 64};
-    assert_int_equal(zr_guard_open(&too_much, 1, NULL, NULL, &g[0]), ZR_ERR_NOMEM);
+    assert_int_equal(zr_guard_open(&too_much, 1, NULL, NULL, &g[0]), ZERO_ERR_NOMEM);
 }
 
 int main(void)

@@ -95,14 +95,15 @@ static void gpu_copy(void *dst, const void *src, int64_t bytes)
     finish("copy");
 }
 
-static void gpu_cast(void *dst, enum zr_dtype dst_dtype, const void *src, enum zr_dtype src_dtype, int64_t n)
+static void gpu_cast(void *dst, enum zero_dtype dst_dtype, const void *src, enum zero_dtype src_dtype,
+                     int64_t n)
 {
     const void *from = place(src, NULL, n * zr_dtype_bytes(src_dtype));
     must(dev->ops->cast(s, place_out(dst, n * zr_dtype_bytes(dst_dtype)), dst_dtype, from, src_dtype, n));
     finish("cast");
 }
 
-static void gpu_sum_tree(float *dst, const void *const *src, int n_src, enum zr_dtype src_dtype, int64_t n,
+static void gpu_sum_tree(float *dst, const void *const *src, int n_src, enum zero_dtype src_dtype, int64_t n,
                          bool accumulate)
 {
     const void *from[ZR_MAX_SOURCES];
@@ -115,7 +116,7 @@ static void gpu_sum_tree(float *dst, const void *const *src, int n_src, enum zr_
 static void gpu_add(float *dst, const float *src, int64_t n)
 {
     const void *from = place(src, NULL, 4 * n);
-    must(dev->ops->add(s, place_out(dst, 4 * n), from, ZR_F32, n));
+    must(dev->ops->add(s, place_out(dst, 4 * n), from, ZERO_F32, n));
     finish("add");
 }
 

@@ -43,27 +43,27 @@ static void test_what_is_refused(void **state)
 {
     struct stand_in_machine *m = stand_in_the_machine(), was = *m;
     m->driver_version = 0;
-    refused(0, ZR_ERR_NOTSUP, "no usable GPU", "no NVIDIA driver");
+    refused(0, ZERO_ERR_NOTSUP, "no usable GPU", "no NVIDIA driver");
     m->driver_version = 12040;
-    refused(0, ZR_ERR_NOTSUP, "the driver is for CUDA 12.4", "needs one for CUDA 13.0 or newer");
+    refused(0, ZERO_ERR_NOTSUP, "the driver is for CUDA 12.4", "needs one for CUDA 13.0 or newer");
     m->driver_version = 12090;
-    refused(0, ZR_ERR_NOTSUP, "the driver is for CUDA 12.9", "needs one for CUDA 13.0 or newer");
+    refused(0, ZERO_ERR_NOTSUP, "the driver is for CUDA 12.9", "needs one for CUDA 13.0 or newer");
     m->driver_version = 13000; /* older than the runtime, with the same major version */
     struct zr_device *dev;
     assert_int_equal(zr_cuda_device_open(0, &dev), 0);
     dev->ops->close(dev);
     *m = was;
     m->n_devices = 0;
-    refused(0, ZR_ERR_NOTSUP, "no usable GPU", "sees none");
+    refused(0, ZERO_ERR_NOTSUP, "no usable GPU", "sees none");
     m->n_devices = 2;
-    refused(2, ZR_ERR_ARG, "GPU number is 2", "0 to 1");
-    refused(-2, ZR_ERR_ARG, "GPU number is -2", "0 to 1");
+    refused(2, ZERO_ERR_ARG, "GPU number is 2", "0 to 1");
+    refused(-2, ZERO_ERR_ARG, "GPU number is -2", "0 to 1");
     *m = was;
     m->major = 7, m->minor = 5;
-    refused(0, ZR_ERR_NOTSUP, "compute capability 7.5", "8.0 or more");
+    refused(0, ZERO_ERR_NOTSUP, "compute capability 7.5", "8.0 or more");
     *m = was;
     stand_in_fail("cudaLaunchKernel", 1, cudaErrorNoKernelImageForDevice, false);
-    refused(0, ZR_ERR_SYSTEM, "GPU 0", "cudaErrorNoKernelImageForDevice");
+    refused(0, ZERO_ERR_SYSTEM, "GPU 0", "cudaErrorNoKernelImageForDevice");
 }
 
 /* Any number of copies is one kernel. An empty table is none. */
@@ -93,13 +93,13 @@ static void test_a_table_is_one_kernel(void **state)
     for (int n = 0; n <= ZR_MAX_SUMS; n += 16) {
         for (int i = 0; i < n; i++)
             sums[i] = (struct zr_sum_range){(float *)p + (1 << 17) + 1000 * i, i, 999, i % 2};
-        assert_int_equal(dev->ops->sum_ranges(s, sums, n, src, 3, ZR_BF16), 0);
+        assert_int_equal(dev->ops->sum_ranges(s, sums, n, src, 3, ZERO_BF16), 0);
         launches += n > 0;
         assert_int_equal(stand_in_calls("cudaLaunchKernel"), launches);
     }
     float *x = p;
     struct zr_update_span spans[ZR_MAX_SPANS];
-    const struct zr_update u = {.kind = ZR_ADAMW,
+    const struct zr_update u = {.kind = ZERO_ADAMW,
                                 .n = 1 << 16,
                                 .master = x,
                                 .grad = x + (1 << 16),
@@ -151,7 +151,7 @@ static void test_out_of_memory(void **state)
     assert_int_equal(left, 1000000);
     assert_int_equal(total, 1000000);
     assert_int_equal(dev->ops->alloc(dev, 500000, &p), 0);
-    assert_int_equal(dev->ops->alloc(dev, 600000, &q), ZR_ERR_NOMEM);
+    assert_int_equal(dev->ops->alloc(dev, 600000, &q), ZERO_ERR_NOMEM);
     assert_null(q);
     assert_non_null(strstr(zr_error_text(), "GPU 0 cannot allocate 600000 bytes"));
     assert_non_null(strstr(zr_error_text(), "of 1000000 are free"));
@@ -202,11 +202,11 @@ static void test_caller_streams(void **state)
     assert_int_equal(cudaStreamCreate(&own), 0);
     assert_int_equal(cudaSetDevice(1), 0);
     assert_int_equal(cudaStreamCreate(&other), 0);
-    assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_CALLER, "c", other, &s), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_CALLER, "c", other, &s), ZERO_ERR_ARG);
     assert_null(s);
     assert_non_null(strstr(zr_error_text(), "of GPU 1, the device is GPU 0"));
-    assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "c", own, &s), ZR_ERR_ARG);
-    assert_int_equal(dev->ops->stream_open(dev, (enum zr_stream_kind)9, "c", own, &s), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "c", own, &s), ZERO_ERR_ARG);
+    assert_int_equal(dev->ops->stream_open(dev, (enum zr_stream_kind)9, "c", own, &s), ZERO_ERR_ARG);
     assert_int_equal(dev->ops->event_open(dev, &e), 0);
     assert_int_equal(dev->ops->alloc(dev, 100, &p), 0);
     assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "q", NULL, &mine), 0);
@@ -260,7 +260,7 @@ static int use_everything(void)
                   (err = o->host_alloc(dev, BYTES, &h)) || (err = o->memory(dev, &left, &total)) ||
                   (err = o->zero(s, p, BYTES)) || (err = o->copy(s, h, p, BYTES)) ||
                   (err = o->put(s, p, &left, sizeof left)) || (err = o->stamp(s, h)) ||
-                  (err = o->cast(s, p, ZR_BF16, p, ZR_F32, 10)) || (err = o->call(s, nothing, NULL, 0)) ||
+                  (err = o->cast(s, p, ZERO_BF16, p, ZERO_F32, 10)) || (err = o->call(s, nothing, NULL, 0)) ||
                   (err = o->event_record(e, s)) || (err = o->stream_wait(caller, e)) ||
                   (err = o->event_sync(e)) || (err = o->stream_sync(caller));
     assert_int_equal(failed, err != 0);
@@ -287,7 +287,7 @@ static void test_every_call_can_fail(void **state)
         assert_int_equal(cudaGetLastError(), cudaSuccess);
         if (err) {
             n_failed++;
-            assert_true(err == ZR_ERR_SYSTEM || err == ZR_ERR_NOTSUP);
+            assert_true(err == ZERO_ERR_SYSTEM || err == ZERO_ERR_NOTSUP);
             assert_true(strstr(zr_error_text(), "cudaErrorUnknown (unknown error)") != NULL);
         }
         /* If closing or resetting the device fails, something stays in the stand-in. A caller could not do
@@ -308,7 +308,7 @@ static void test_lost_gpu(void **state)
     for (int k = 1; k <= n; k += 7) {
         stand_in_fail(NULL, k, cudaErrorIllegalAddress, true);
         int err = use_everything();
-        assert_true(err == ZR_ERR_SYSTEM || err == ZR_ERR_NOTSUP || err == 0);
+        assert_true(err == ZERO_ERR_SYSTEM || err == ZERO_ERR_NOTSUP || err == 0);
         assert_true(!err || strstr(zr_error_text(), "cudaErrorIllegalAddress"));
         stand_in_end(NULL);
     }

@@ -16,7 +16,7 @@ static void test_refused(void **state)
         skip(); /* a GPU is present */
     }
     printf("%s\n", zr_error_text());
-    assert_int_equal(err, ZR_ERR_NOTSUP);
+    assert_int_equal(err, ZERO_ERR_NOTSUP);
     assert_null(dev);
     assert_non_null(strstr(zr_error_text(), "no usable GPU"));
     assert_null(strchr(zr_error_text(), '\n'));

@@ -61,39 +61,39 @@ static void copy(void *dst, const void *src, int64_t bytes)
 
 /* A batch of stored matrices (rows x ld) with one dtype, and their exact values. */
 struct matrix {
-    enum zr_dtype dtype;
+    enum zero_dtype dtype;
     int64_t n;   /* elements in total */
     void *block; /* device memory */
     void *data;  /* (n) inside block */
     double *value;
 };
 
-static double round_to(enum zr_dtype t, double x)
+static double round_to(enum zero_dtype t, double x)
 {
     float f = (float)x;
-    return t == ZR_F32    ? (double)f
-           : t == ZR_BF16 ? (double)bf16_to_float(bf16_from_float(f))
-                          : (double)f16_to_float(f16_from_float(f));
+    return t == ZERO_F32    ? (double)f
+           : t == ZERO_BF16 ? (double)bf16_to_float(bf16_from_float(f))
+                            : (double)f16_to_float(f16_from_float(f));
 }
 
-static void put_element(void *data, enum zr_dtype t, int64_t i, double x)
+static void put_element(void *data, enum zero_dtype t, int64_t i, double x)
 {
-    if (t == ZR_F32)
+    if (t == ZERO_F32)
         ((float *)data)[i] = (float)x;
     else
-        ((uint16_t *)data)[i] = t == ZR_BF16 ? bf16_from_float((float)x) : f16_from_float((float)x);
+        ((uint16_t *)data)[i] = t == ZERO_BF16 ? bf16_from_float((float)x) : f16_from_float((float)x);
 }
 
-static double get_element(const void *data, enum zr_dtype t, int64_t i)
+static double get_element(const void *data, enum zero_dtype t, int64_t i)
 {
-    if (t == ZR_F32)
+    if (t == ZERO_F32)
         return (double)((const float *)data)[i];
     uint16_t h = ((const uint16_t *)data)[i];
-    return (double)(t == ZR_BF16 ? bf16_to_float(h) : f16_to_float(h));
+    return (double)(t == ZERO_BF16 ? bf16_to_float(h) : f16_to_float(h));
 }
 
 /* shift: elements by which the data are off the alignment of device memory. */
-static struct matrix matrix_shifted(enum zr_dtype dtype, int64_t n, int64_t shift)
+static struct matrix matrix_shifted(enum zero_dtype dtype, int64_t n, int64_t shift)
 {
     int64_t size = zr_dtype_bytes(dtype);
     struct matrix x = {dtype, n, NULL, NULL, malloc((size_t)n * sizeof(double))};
@@ -109,7 +109,7 @@ static struct matrix matrix_shifted(enum zr_dtype dtype, int64_t n, int64_t shif
     return x;
 }
 
-static struct matrix matrix_make(enum zr_dtype dtype, int64_t n)
+static struct matrix matrix_make(enum zero_dtype dtype, int64_t n)
 {
     return matrix_shifted(dtype, n, 0);
 }
@@ -178,9 +178,9 @@ static void end_errors(void)
 }
 
 /* The largest error of rounding x to t once. */
-static double rounding(enum zr_dtype t, double x)
+static double rounding(enum zero_dtype t, double x)
 {
-    return t == ZR_F32 ? 0 : t == ZR_BF16 ? fabs(x) * 0x1p-8 : fabs(x) * 0x1p-11 + 0x1p-25;
+    return t == ZERO_F32 ? 0 : t == ZERO_BF16 ? fabs(x) * 0x1p-8 : fabs(x) * 0x1p-11 + 0x1p-25;
 }
 
 struct shape {
@@ -196,7 +196,7 @@ struct product {
     struct zr_gemm_args args;
 };
 
-static struct product product_make(struct shape s, bool ta, bool tb, enum zr_dtype ab, enum zr_dtype ct)
+static struct product product_make(struct shape s, bool ta, bool tb, enum zero_dtype ab, enum zero_dtype ct)
 {
     int64_t rows_a = ta ? s.k : s.m, lda = (ta ? s.m : s.k) + s.pad;
     int64_t rows_b = tb ? s.n : s.k, ldb = (tb ? s.k : s.n) + s.pad, ldc = s.n + s.pad;
@@ -262,11 +262,11 @@ static void run_product(struct zr_gemm *g, const struct product *p)
         fail_msg("%s", zr_error_text());
 }
 
-static void check_one(struct zr_gemm *g, struct shape s, bool ta, bool tb, enum zr_dtype ab, enum zr_dtype ct,
-                      enum zr_dtype bias_dtype, float beta)
+static void check_one(struct zr_gemm *g, struct shape s, bool ta, bool tb, enum zero_dtype ab,
+                      enum zero_dtype ct, enum zero_dtype bias_dtype, float beta)
 {
     struct product p = product_make(s, ta, tb, ab, ct);
-    struct matrix bias = matrix_shifted(bias_dtype ? bias_dtype : ZR_F32, s.n, s.shift);
+    struct matrix bias = matrix_shifted(bias_dtype ? bias_dtype : ZERO_F32, s.n, s.shift);
     int64_t ldc = p.args.ldc;
     p.args.bias_dtype = bias_dtype;
     p.args.bias = bias_dtype ? bias.data : NULL;
@@ -314,9 +314,13 @@ static void test_products(void **state)
                                           {33, 65, 17, 1, 5, 3}, {16, 16, 8, 6, 0, 0}, {9, 31, 20, 4, 3, 0},
                                           {1, 40, 64, 1, 0, 0},  {40, 1, 64, 1, 0, 0}};
     static const struct {
-        enum zr_dtype ab, c;
-    } types[] = {{ZR_F32, ZR_F32}, {ZR_BF16, ZR_F32}, {ZR_BF16, ZR_BF16}, {ZR_F16, ZR_F32}, {ZR_F16, ZR_F16}};
-    static const enum zr_dtype biases[] = {0, ZR_F32, ZR_BF16, ZR_F16};
+        enum zero_dtype ab, c;
+    } types[] = {{ZERO_F32, ZERO_F32},
+                 {ZERO_BF16, ZERO_F32},
+                 {ZERO_BF16, ZERO_BF16},
+                 {ZERO_F16, ZERO_F32},
+                 {ZERO_F16, ZERO_F16}};
+    static const enum zero_dtype biases[] = {0, ZERO_F32, ZERO_BF16, ZERO_F16};
     struct zr_gemm *g = open_gemm();
     begin_errors();
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
@@ -358,7 +362,7 @@ static void check_near(const char *what, double got, double want, double bound)
                  want, bound);
 }
 
-static void check_epilogue(struct zr_gemm *g, struct shape s, bool ta, bool tb, enum zr_dtype t,
+static void check_epilogue(struct zr_gemm *g, struct shape s, bool ta, bool tb, enum zero_dtype t,
                            enum zr_gemm_epilogue epilogue, bool with_bias, float beta)
 {
     int64_t ldaux = (s.n + 7) / 8 * 8;
@@ -386,7 +390,7 @@ static void check_epilogue(struct zr_gemm *g, struct shape s, bool ta, bool tb, 
         print_message("           not here: %s\n", about);
         /* the layouts that the bench's model uses */
         bool layout = epilogue == ZR_GEMM_GELU ? !ta && tb : slopes ? !ta && !tb : ta && !tb;
-        assert_false(t == ZR_BF16 && layout && s.m % 8 == 0 && s.n % 8 == 0 && s.k % 8 == 0);
+        assert_false(t == ZERO_BF16 && layout && s.m % 8 == 0 && s.n % 8 == 0 && s.k % 8 == 0);
         product_free(&p), matrix_free(&aux), matrix_free(&bias), matrix_free(&sum);
         return;
     }
@@ -436,7 +440,7 @@ static void check_epilogue(struct zr_gemm *g, struct shape s, bool ta, bool tb, 
 static void test_epilogues(void **state)
 {
     static const struct shape shapes[] = {{64, 48, 32, 1, 0, 0}, {33, 65, 17, 1, 5, 0}, {1, 8, 3, 1, 0, 0}};
-    static const enum zr_dtype types[] = {ZR_F32, ZR_BF16, ZR_F16};
+    static const enum zero_dtype types[] = {ZERO_F32, ZERO_BF16, ZERO_F16};
     struct zr_gemm *g = open_gemm();
     begin_errors();
     for (int i = 0; i < 3; i++)
@@ -457,16 +461,16 @@ static void test_epilogues(void **state)
 static void test_interleaved_batch(void **state)
 {
     enum { T = 24, HEADS = 3, SIZE = 16, ROW = 3 * HEADS * SIZE };
-    struct matrix qkv = matrix_make(ZR_F32, T * ROW);
-    struct matrix out = matrix_make(ZR_F32, HEADS * T * T);
+    struct matrix qkv = matrix_make(ZERO_F32, T * ROW);
+    struct matrix out = matrix_make(ZERO_F32, HEADS * T * T);
     matrix_poison(&out, T, T);
     struct zr_gemm *g = open_gemm();
     struct zr_gemm_args args = {.trans_b = true,
                                 .m = T,
                                 .n = T,
                                 .k = SIZE,
-                                .ab_dtype = ZR_F32,
-                                .c_dtype = ZR_F32,
+                                .ab_dtype = ZERO_F32,
+                                .c_dtype = ZERO_F32,
                                 .a = qkv.data,
                                 .b = (float *)qkv.data + HEADS * SIZE,
                                 .c = out.data,
@@ -499,11 +503,11 @@ static void test_repeats_to_the_bit(void **state)
 {
     static const struct shape shapes[] = {
         {128, 96, 200, 1, 0, 0}, {64, 65, 257, 1, 0, 0}, {32, 32, 16, 8, 0, 0}};
-    for (int dtype = ZR_F32; dtype <= ZR_BF16; dtype++) {
+    for (int dtype = ZERO_F32; dtype <= ZERO_BF16; dtype++) {
         for (int i = 0; i < 3; i++) {
             struct shape s = shapes[i];
-            enum zr_dtype t = (enum zr_dtype)dtype;
-            struct product p = product_make(s, false, false, t, ZR_F32);
+            enum zero_dtype t = (enum zero_dtype)dtype;
+            struct product p = product_make(s, false, false, t, ZERO_F32);
             struct matrix moved = matrix_shifted(t, p.a.n, MOVED_BYTES / zr_dtype_bytes(t));
             struct zr_gemm *g = open_gemm(), *h = open_gemm();
             copy(moved.data, p.a.data, p.a.n * zr_dtype_bytes(t));
@@ -536,27 +540,27 @@ static void test_bad_arguments(void **state)
 {
     struct zr_gemm *g;
 #ifdef GEMM_TEST_CUDA
-    assert_int_equal(zr_gemm_open_cuda(dev, stream, -1, false, &g), ZR_ERR_ARG);
+    assert_int_equal(zr_gemm_open_cuda(dev, stream, -1, false, &g), ZERO_ERR_ARG);
     assert_null(g);
     struct zr_device *host;
     assert_int_equal(zr_host_device_open(&host), 0);
-    assert_int_equal(zr_gemm_open_cuda(host, NULL, 0, false, &g), ZR_ERR_NOTSUP);
+    assert_int_equal(zr_gemm_open_cuda(host, NULL, 0, false, &g), ZERO_ERR_NOTSUP);
     assert_null(g);
     host->ops->close(host);
 #else
-    assert_int_equal(zr_gemm_open(0, &g), ZR_ERR_ARG);
+    assert_int_equal(zr_gemm_open(0, &g), ZERO_ERR_ARG);
     assert_null(g);
-    assert_int_equal(zr_gemm_open_cuda(dev, stream, 0, false, &g), ZR_ERR_NOTSUP);
+    assert_int_equal(zr_gemm_open_cuda(dev, stream, 0, false, &g), ZERO_ERR_NOTSUP);
     assert_null(g);
 #endif
     g = open_gemm();
-    struct matrix x = matrix_make(ZR_F32, 64);
+    struct matrix x = matrix_make(ZERO_F32, 64);
     float *at = x.data;
     const struct zr_gemm_args good = {.m = 2,
                                       .n = 2,
                                       .k = 2,
-                                      .ab_dtype = ZR_F32,
-                                      .c_dtype = ZR_F32,
+                                      .ab_dtype = ZERO_F32,
+                                      .c_dtype = ZERO_F32,
                                       .a = at,
                                       .b = at + 4,
                                       .c = at + 8,
@@ -566,39 +570,39 @@ static void test_bad_arguments(void **state)
                                       .n_batch = 1};
     struct zr_gemm_args a = good;
     a.k = 0;
-    refuse(g, &a, ZR_ERR_ARG, "at least 1");
+    refuse(g, &a, ZERO_ERR_ARG, "at least 1");
     a = good, a.lda = 1;
-    refuse(g, &a, ZR_ERR_ARG, "lda");
+    refuse(g, &a, ZERO_ERR_ARG, "lda");
     a = good, a.beta = 0.5f;
-    refuse(g, &a, ZR_ERR_ARG, "beta");
-    a = good, a.c_dtype = ZR_BF16;
-    refuse(g, &a, ZR_ERR_NOTSUP, "f32 x f32 -> bf16");
+    refuse(g, &a, ZERO_ERR_ARG, "beta");
+    a = good, a.c_dtype = ZERO_BF16;
+    refuse(g, &a, ZERO_ERR_NOTSUP, "f32 x f32 -> bf16");
     a = good, a.epilogue = (enum zr_gemm_epilogue)9;
-    refuse(g, &a, ZR_ERR_ARG, "epilogue is 9");
+    refuse(g, &a, ZERO_ERR_ARG, "epilogue is 9");
     a = good, a.epilogue = ZR_GEMM_GELU;
-    refuse(g, &a, ZR_ERR_ARG, "needs aux");
+    refuse(g, &a, ZERO_ERR_ARG, "needs aux");
     a.aux = at + 16, a.ldaux = 1;
-    refuse(g, &a, ZR_ERR_ARG, "ldaux is 1");
+    refuse(g, &a, ZERO_ERR_ARG, "ldaux is 1");
     a.ldaux = 8, a.beta = 1;
-    refuse(g, &a, ZR_ERR_ARG, "takes no beta");
+    refuse(g, &a, ZERO_ERR_ARG, "takes no beta");
     a.beta = 0, a.n_batch = 2;
-    refuse(g, &a, ZR_ERR_ARG, "n_batch is 2");
-    a = good, a.epilogue = ZR_GEMM_SUM_A, a.sum = at + 16, a.bias = at + 20, a.bias_dtype = ZR_F32;
-    refuse(g, &a, ZR_ERR_ARG, "takes no bias");
+    refuse(g, &a, ZERO_ERR_ARG, "n_batch is 2");
+    a = good, a.epilogue = ZR_GEMM_SUM_A, a.sum = at + 16, a.bias = at + 20, a.bias_dtype = ZERO_F32;
+    refuse(g, &a, ZERO_ERR_ARG, "takes no bias");
 #ifdef GEMM_TEST_CUDA
-    a = good, a.bias = at + 16, a.bias_dtype = ZR_BF16;
-    refuse(g, &a, ZR_ERR_NOTSUP, "a bias of bf16");
+    a = good, a.bias = at + 16, a.bias_dtype = ZERO_BF16;
+    refuse(g, &a, ZERO_ERR_NOTSUP, "a bias of bf16");
     a = good, a.epilogue = ZR_GEMM_GELU, a.aux = at + 17, a.ldaux = 8;
-    refuse(g, &a, ZR_ERR_NOTSUP, "16-byte aligned");
+    refuse(g, &a, ZERO_ERR_NOTSUP, "16-byte aligned");
     a.aux = at + 16, a.ldaux = 4;
-    refuse(g, &a, ZR_ERR_NOTSUP, "multiple of 8");
+    refuse(g, &a, ZERO_ERR_NOTSUP, "multiple of 8");
     a = good, a.b = (char *)x.data + 17;
-    refuse(g, &a, ZR_ERR_ARG, "aligned");
+    refuse(g, &a, ZERO_ERR_ARG, "aligned");
 #else
-    a = good, a.ab_dtype = a.c_dtype = ZR_F16;
-    refuse(g, &a, ZR_ERR_NOTSUP, "f16");
+    a = good, a.ab_dtype = a.c_dtype = ZERO_F16;
+    refuse(g, &a, ZERO_ERR_NOTSUP, "f16");
     a = good, a.epilogue = ZR_GEMM_SUM_A, a.sum = at + 16;
-    refuse(g, &a, ZR_ERR_NOTSUP, "host");
+    refuse(g, &a, ZERO_ERR_NOTSUP, "host");
 #endif
     assert_true(zr_gemm_can(g, &good));
     assert_int_equal(zr_gemm_run(g, &good), 0);
@@ -610,7 +614,7 @@ static void test_bad_arguments(void **state)
 /* Long sides that are no multiple of 8. cuBLASLt's backend makes these products from two. */
 static void test_long_sides(void **state)
 {
-    static const enum zr_dtype types[] = {ZR_F32, ZR_BF16};
+    static const enum zero_dtype types[] = {ZERO_F32, ZERO_BF16};
     enum { LONG = 4099 };
     struct zr_gemm *g = open_gemm();
     begin_errors();
@@ -635,7 +639,7 @@ static void test_many_shapes(void **state)
     begin_errors();
     for (int round = 0; round < 2; round++)
         for (int m = 1; m <= 80; m++)
-            check_one(g, (struct shape){m, 3, 4, 1, 0, 0}, false, false, ZR_F32, ZR_F32, 0, 0);
+            check_one(g, (struct shape){m, 3, 4, 1, 0, 0}, false, false, ZERO_F32, ZERO_F32, 0, 0);
     zr_gemm_close(g);
     end_errors();
 }
@@ -643,7 +647,7 @@ static void test_many_shapes(void **state)
 /* --- --bench --- */
 
 static void bench_one(struct zr_gemm *g, const char *what, struct shape s, bool ta, bool tb,
-                      enum zr_dtype dtype, enum zr_dtype ct, float beta)
+                      enum zero_dtype dtype, enum zero_dtype ct, float beta)
 {
     struct product p = product_make(s, ta, tb, dtype, ct);
     p.args.beta = beta;
@@ -673,12 +677,12 @@ static int bench(int n_threads)
 #endif
     if (err)
         return 1;
-    for (int d = ZR_F32; d <= ZR_BF16; d++) {
-        enum zr_dtype t = (enum zr_dtype)d;
+    for (int d = ZERO_F32; d <= ZERO_BF16; d++) {
+        enum zero_dtype t = (enum zero_dtype)d;
         bench_one(g, "forward", (struct shape){512, 768, 256, 1, 0, 0}, false, true, t, t, 0);
         bench_one(g, "input grad", (struct shape){512, 256, 768, 1, 0, 0}, false, false, t, t, 0);
         bench_one(g, "weight grad", (struct shape){768, 256, 512, 1, 0, 0}, true, false, t, t, 1);
-        bench_one(g, "weight grad", (struct shape){768, 256, 512, 1, 0, 0}, true, false, t, ZR_F32, 1);
+        bench_one(g, "weight grad", (struct shape){768, 256, 512, 1, 0, 0}, true, false, t, ZERO_F32, 1);
         bench_one(g, "scores", (struct shape){128, 128, 32, 32, 0, 0}, false, true, t, t, 0);
         bench_one(g, "values", (struct shape){128, 32, 128, 32, 0, 0}, false, false, t, t, 0);
         bench_one(g, "transposed", (struct shape){128, 32, 128, 32, 0, 0}, true, false, t, t, 0);

@@ -62,7 +62,8 @@ static void test_every_allocation_can_fail(void **state)
     for (int k = 1; k <= n; k++) {
         a = (struct allocations){0, k};
         int err = use_everything(&a);
-        assert_true(err == ZR_ERR_NOMEM || err == ZR_ERR_SYSTEM); /* the system refuses to start a thread */
+        assert_true(err == ZERO_ERR_NOMEM ||
+                    err == ZERO_ERR_SYSTEM); /* the system refuses to start a thread */
         assert_int_equal(a.n, k);
         assert_true(strlen(zr_error_text()) > 10);
         if (k == n)
@@ -77,7 +78,7 @@ static void test_every_allocation_can_fail(void **state)
         assert_int_equal(use_everything(&a) != 0, k <= n);
     }
     setenv("ZERO_FAIL_ALLOC", "two", 1);
-    assert_int_equal(use_everything(&a), ZR_ERR_ARG);
+    assert_int_equal(use_everything(&a), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "two"));
     unsetenv("ZERO_FAIL_ALLOC");
 }
@@ -90,13 +91,13 @@ static void test_stream_fails_and_works_again(void **state)
     struct zr_device *dev;
     struct zr_stream *s;
     assert_int_equal(zr_host_device_open_with(&options, &dev), 0);
-    assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "one", NULL, &s), ZR_ERR_SYSTEM);
+    assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "one", NULL, &s), ZERO_ERR_SYSTEM);
     assert_null(s);
     assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "one", NULL, &s), 0);
     assert_int_equal(dev->ops->stream_sync(s), 0);
     dev->ops->stream_close(s);
-    assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "one", &a, &s), ZR_ERR_ARG);
-    assert_int_equal(dev->ops->stream_open(dev, (enum zr_stream_kind)7, "one", NULL, &s), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "one", &a, &s), ZERO_ERR_ARG);
+    assert_int_equal(dev->ops->stream_open(dev, (enum zr_stream_kind)7, "one", NULL, &s), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "7"));
     dev->ops->close(dev);
 }
@@ -134,7 +135,7 @@ static void test_room_on_a_stream(void **state)
     for (int more = 0; more <= MORE; more += MORE) {
         atomic_bool word = false;
         a.fail_at = more ? a.n + 1 : 0;
-        assert_int_equal(dev->ops->stream_reserve(s, more), more ? ZR_ERR_NOMEM : 0);
+        assert_int_equal(dev->ops->stream_reserve(s, more), more ? ZERO_ERR_NOMEM : 0);
         assert_int_equal(dev->ops->stream_reserve(s, more), 0);
         assert_true(dev->ops->stream_has_room(s, ZR_HOST_RING + more + 1)); /* it is empty */
         assert_int_equal(fill(dev, s, &word), ZR_HOST_RING + more);
@@ -157,7 +158,7 @@ static void note_word(void *arg)
 static int give_up_at_third(void *arg)
 {
     int *n = arg;
-    return ++*n % 3 ? 0 : zr_fail(ZR_ERR_TIMEOUT, "asked %d times", *n);
+    return ++*n % 3 ? 0 : zr_fail(ZERO_ERR_TIMEOUT, "asked %d times", *n);
 }
 
 /* Waits for work that never ends, of each kind, return the code of the check that they call. A stream that
@@ -176,10 +177,10 @@ static void test_waits_that_ask(void **state)
     dev->ops->ask_while_waiting(dev, give_up_at_third, &n_asked);
     assert_int_equal(dev->ops->call(s, wait_for_word, &at[0], sizeof at[0]), 0);
     assert_int_equal(dev->ops->event_record(e, s), 0);
-    assert_int_equal(dev->ops->event_sync(e), ZR_ERR_TIMEOUT);
+    assert_int_equal(dev->ops->event_sync(e), ZERO_ERR_TIMEOUT);
     assert_string_equal(zr_error_text(), "asked 3 times");
-    assert_int_equal(dev->ops->stream_sync(s), ZR_ERR_TIMEOUT);
-    assert_int_equal(dev->ops->stream_wait(caller, e), ZR_ERR_TIMEOUT);
+    assert_int_equal(dev->ops->stream_sync(s), ZERO_ERR_TIMEOUT);
+    assert_int_equal(dev->ops->stream_wait(caller, e), ZERO_ERR_TIMEOUT);
     assert_int_equal(n_asked, 9);
     assert_int_equal(dev->ops->call(s, note_word, &at[1], sizeof at[1]), 0);
     dev->ops->stream_leave(s);
@@ -256,7 +257,7 @@ static void test_isa_by_name(void **state)
     assert_int_equal(zr_host_device_open(&dev), 0);
     dev->ops->close(dev);
     setenv("ZERO_ISA", "sse9", 1);
-    assert_int_equal(zr_host_device_open(&dev), ZR_ERR_ARG);
+    assert_int_equal(zr_host_device_open(&dev), ZERO_ERR_ARG);
     assert_null(dev);
     assert_non_null(strstr(zr_error_text(), "\"sse9\""));
     assert_non_null(strstr(zr_error_text(), "portable"));
@@ -272,8 +273,8 @@ static void test_refused_operations(void **state)
     struct zr_stream *s;
     float x[4] = {1, 2, 3, 4};
     struct zr_step_scalars scalars = {.grad_scale = 1};
-    struct zr_update u = {.kind = ZR_SGD,
-                          .param_dtype = ZR_F16,
+    struct zr_update u = {.kind = ZERO_SGD,
+                          .param_dtype = ZERO_F16,
                           .n = 4,
                           .master = x,
                           .param = x + 1,
@@ -281,29 +282,29 @@ static void test_refused_operations(void **state)
                           .scalars = &scalars};
     assert_int_equal(zr_host_device_open(&dev), 0);
     assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_CALLER, "c", NULL, &s), 0);
-    assert_int_equal(dev->ops->cast(s, x, ZR_F16, x, ZR_F32, 4), ZR_ERR_NOTSUP);
-    assert_int_equal(dev->ops->cast(s, x, ZR_F32, x, ZR_F16, 4), ZR_ERR_NOTSUP);
-    assert_int_equal(dev->ops->cast(s, x, ZR_F32, x, (enum zr_dtype)9, 4), ZR_ERR_ARG);
-    assert_int_equal(dev->ops->update(s, &u), ZR_ERR_NOTSUP);
-    u.param_dtype = ZR_F32, u.kind = (enum zr_optimizer)9;
-    assert_int_equal(dev->ops->update(s, &u), ZR_ERR_ARG);
-    u.kind = ZR_SGD, u.n = -1;
-    assert_int_equal(dev->ops->update(s, &u), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->cast(s, x, ZERO_F16, x, ZERO_F32, 4), ZERO_ERR_NOTSUP);
+    assert_int_equal(dev->ops->cast(s, x, ZERO_F32, x, ZERO_F16, 4), ZERO_ERR_NOTSUP);
+    assert_int_equal(dev->ops->cast(s, x, ZERO_F32, x, (enum zero_dtype)9, 4), ZERO_ERR_ARG);
+    assert_int_equal(dev->ops->update(s, &u), ZERO_ERR_NOTSUP);
+    u.param_dtype = ZERO_F32, u.kind = (enum zero_optimizer)9;
+    assert_int_equal(dev->ops->update(s, &u), ZERO_ERR_ARG);
+    u.kind = ZERO_SGD, u.n = -1;
+    assert_int_equal(dev->ops->update(s, &u), ZERO_ERR_ARG);
     u.n = 4, u.beta1 = 0.9f; /* momentum, without memory for it */
-    assert_int_equal(dev->ops->update(s, &u), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->update(s, &u), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "state[0] is NULL, and sgd keeps its momentum there"));
-    assert_int_equal(dev->ops->zero(s, x, -1), ZR_ERR_ARG);
-    assert_int_equal(dev->ops->copy(s, x, x, -1), ZR_ERR_ARG);
-    assert_int_equal(dev->ops->add(s, x, x, ZR_F32, -1), ZR_ERR_ARG);
-    assert_int_equal(dev->ops->add(s, x, x, ZR_F16, 4), ZR_ERR_NOTSUP);
+    assert_int_equal(dev->ops->zero(s, x, -1), ZERO_ERR_ARG);
+    assert_int_equal(dev->ops->copy(s, x, x, -1), ZERO_ERR_ARG);
+    assert_int_equal(dev->ops->add(s, x, x, ZERO_F32, -1), ZERO_ERR_ARG);
+    assert_int_equal(dev->ops->add(s, x, x, ZERO_F16, 4), ZERO_ERR_NOTSUP);
     const void *sources[1] = {x};
-    assert_int_equal(dev->ops->sum_tree(s, x, sources, 0, ZR_F32, 4, false), ZR_ERR_ARG);
-    assert_int_equal(dev->ops->sum_tree(s, x, sources, ZR_MAX_SOURCES + 1, ZR_F32, 4, false), ZR_ERR_ARG);
-    assert_int_equal(dev->ops->sum_tree(s, x, sources, 1, ZR_F16, 4, false), ZR_ERR_NOTSUP);
-    assert_int_equal(dev->ops->put(s, x, x, ZR_PUT_BYTES + 8), ZR_ERR_ARG);
-    assert_int_equal(dev->ops->put(s, x, x, 4), ZR_ERR_ARG);
-    assert_int_equal(dev->ops->scale(s, x, -1, &scalars), ZR_ERR_ARG);
-    assert_int_equal(dev->ops->sum_squares(s, NULL, x, -1, NULL), ZR_ERR_ARG);
+    assert_int_equal(dev->ops->sum_tree(s, x, sources, 0, ZERO_F32, 4, false), ZERO_ERR_ARG);
+    assert_int_equal(dev->ops->sum_tree(s, x, sources, ZR_MAX_SOURCES + 1, ZERO_F32, 4, false), ZERO_ERR_ARG);
+    assert_int_equal(dev->ops->sum_tree(s, x, sources, 1, ZERO_F16, 4, false), ZERO_ERR_NOTSUP);
+    assert_int_equal(dev->ops->put(s, x, x, ZR_PUT_BYTES + 8), ZERO_ERR_ARG);
+    assert_int_equal(dev->ops->put(s, x, x, 4), ZERO_ERR_ARG);
+    assert_int_equal(dev->ops->scale(s, x, -1, &scalars), ZERO_ERR_ARG);
+    assert_int_equal(dev->ops->sum_squares(s, NULL, x, -1, NULL), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "-1"));
     for (int i = 0; i < 4; i++)
         assert_true(x[i] == (float)(i + 1));

@@ -41,7 +41,7 @@ static int take(struct zr_device *dev, int64_t bytes, void **out)
 {
     (void)dev;
     *out = calloc(1, (size_t)bytes);
-    return *out ? 0 : ZR_ERR_NOMEM;
+    return *out ? 0 : ZERO_ERR_NOMEM;
 }
 
 static void give(struct zr_device *dev, void *p, int64_t bytes)
@@ -59,7 +59,7 @@ static int stream_open(struct zr_device *dev, enum zr_stream_kind kind, const ch
     (void)native;
     *out = calloc(1, sizeof **out);
     if (!*out)
-        return ZR_ERR_NOMEM;
+        return ZERO_ERR_NOMEM;
     (*out)->dev = o;
     o->model = !o->model && kind == ZR_STREAM_CALLER ? *out : o->model;
     return 0;
@@ -80,7 +80,7 @@ static int event_open(struct zr_device *dev, struct zr_event **out)
 {
     *out = calloc(1, sizeof **out);
     if (!*out)
-        return ZR_ERR_NOMEM;
+        return ZERO_ERR_NOMEM;
     (*out)->dev = (struct overlap_device *)dev;
     return 0;
 }
@@ -147,7 +147,7 @@ static int copy(struct zr_stream *s, void *dst, const void *src, int64_t bytes)
     return 0;
 }
 
-static int cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *src, enum zr_dtype st,
+static int cast(struct zr_stream *s, void *dst, enum zero_dtype dt, const void *src, enum zero_dtype st,
                 int64_t n)
 {
     (void)s;
@@ -159,7 +159,7 @@ static int cast(struct zr_stream *s, void *dst, enum zr_dtype dt, const void *sr
     return 0;
 }
 
-static int add(struct zr_stream *s, float *dst, const void *src, enum zr_dtype st, int64_t n)
+static int add(struct zr_stream *s, float *dst, const void *src, enum zero_dtype st, int64_t n)
 {
     (void)s;
     (void)dst;

@@ -52,9 +52,9 @@ static void begin_world(struct world *w, struct zr_device *dev)
         t[i] = (struct zr_tensor){.name = strdup(name),
                                   .param = &w->param[i],
                                   .grad = &w->grad[i],
-                                  .dtype = ZR_F32,
+                                  .dtype = ZERO_F32,
                                   .n_elems = 4096,
-                                  .optimizer = ZR_ADAMW,
+                                  .optimizer = ZERO_ADAMW,
                                   .n_states = 2,
                                   .n_slices = 1,
                                   .unit = i};
@@ -284,7 +284,7 @@ static void gathered_sums_are_no_update(void **state)
     double longest;
     describe_world(&w, 0, 5, 100, 60, 2, -1);
     w.opt.trace = true;
-    w.opt.wire_dtype = ZR_BF16; /* so that sums are not in place */
+    w.opt.wire_dtype = ZERO_BF16; /* so that sums are not in place */
     begin_world(&w, overlap_device_open());
     for (int s = 0; s < 2; s++) {
         forward(&w);

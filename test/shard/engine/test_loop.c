@@ -440,13 +440,13 @@ static void out_of_memory_leaves_nothing(void **state)
 {
     struct sink s = {.n = 0};
     int64_t live = n_live;
-    for (int64_t k = 0, err = ZR_ERR_NOMEM; err; k++) {
+    for (int64_t k = 0, err = ZERO_ERR_NOMEM; err; k++) {
         struct zr_loop *l = NULL;
         n_allocs = 0;
         fail_at = k;
         err = zr_loop_open(8, issue, &s, &l);
         fail_at = -1;
-        assert_true(err == 0 || err == ZR_ERR_NOMEM);
+        assert_true(err == 0 || err == ZERO_ERR_NOMEM);
         assert_true(err == 0 || (!l && strstr(zr_error_text(), "no memory")));
         assert_true(err || k >= 2);
         zr_loop_close(l, NULL, NULL);

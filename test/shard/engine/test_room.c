@@ -139,12 +139,14 @@ static void make_layout(struct rank *k, int n)
     struct zr_tensor *t = calloc((size_t)n, sizeof *t);
     for (int i = 0; i < n; i++) {
         char name[16];
-        enum zr_optimizer kind = k->opt.update ? ZR_OPTIMIZER_NONE : 1 + i / UNITS % (ZR_OPTIMIZER_COUNT - 1);
+        enum zero_optimizer kind = k->opt.update
+                                       ? ZR_OPTIMIZER_NONE
+                                       : (enum zero_optimizer)(1 + i / UNITS % (ZR_OPTIMIZER_COUNT - 1));
         snprintf(name, sizeof name, "t%d", i);
         t[i] = (struct zr_tensor){.name = strdup(name),
                                   .param = &k->param[i],
                                   .grad = &k->grad[i],
-                                  .dtype = i % 3 ? ZR_F32 : ZR_BF16,
+                                  .dtype = i % 3 ? ZERO_F32 : ZERO_BF16,
                                   .optimizer = kind,
                                   .n_states = kind ? zr_optimizer_states(kind, 0.9f) : ZR_MAX_STATES,
                                   .n_elems = 64,
@@ -397,7 +399,7 @@ static void no_job_takes_more_than_it_asks_for(void **state)
                 opt.save_async = opt.trace = true;
                 opt.grad_accum_steps = more & 1 ? 5 : 1;
                 if (more & 2)
-                    opt.wire_dtype = ZR_BF16;
+                    opt.wire_dtype = ZERO_BF16;
                 if (more & 4)
                     by_user(&opt);
                 count_jobs(n, opt, more & 8);

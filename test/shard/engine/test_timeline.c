@@ -326,7 +326,7 @@ static void files_that_cannot_be_written(void **state)
 {
     struct zr_timeline *t;
     assert_int_equal(zr_timeline_open(dev, 2000, &t), 0);
-    assert_int_equal(zr_timeline_write(t, 0, "/nonexistent/trace.json"), ZR_ERR_IO);
+    assert_int_equal(zr_timeline_write(t, 0, "/nonexistent/trace.json"), ZERO_ERR_IO);
     assert_string_equal(zr_error_text(), "/nonexistent/trace.json: No such file or directory");
     /* A full disk is noticed at the end of a short file and in the middle of a long one. */
     for (int n = 0; n <= 2000; n += 2000) {
@@ -334,7 +334,7 @@ static void files_that_cannot_be_written(void **state)
             zr_timeline_begin(t, ZR_TRACK_MODEL, ZR_SPAN_FORWARD, i, 1);
             zr_timeline_end(t, ZR_TRACK_MODEL, ZR_SPAN_FORWARD, i);
         }
-        assert_int_equal(zr_timeline_write(t, 0, "/dev/full"), ZR_ERR_IO);
+        assert_int_equal(zr_timeline_write(t, 0, "/dev/full"), ZERO_ERR_IO);
         assert_string_equal(zr_error_text(), "/dev/full: No space left on device");
     }
     zr_timeline_close(t);
@@ -343,13 +343,13 @@ static void files_that_cannot_be_written(void **state)
 static void out_of_memory_leaves_nothing(void **state)
 {
     int64_t live = n_live;
-    for (int64_t k = 0, err = ZR_ERR_NOMEM; err; k++) {
+    for (int64_t k = 0, err = ZERO_ERR_NOMEM; err; k++) {
         struct zr_timeline *t = NULL;
         n_allocs = 0;
         fail_at = k;
         err = zr_timeline_open(dev, 8, &t);
         fail_at = -1;
-        assert_true(err == 0 || err == ZR_ERR_NOMEM);
+        assert_true(err == 0 || err == ZERO_ERR_NOMEM);
         assert_true(err == 0 || (!t && (strstr(zr_error_text(), "no memory for a timeline of 8 spans") ||
                                         strstr(zr_error_text(), "cannot allocate"))));
         assert_true(err || k == 2 + ZR_TRACK_COUNT);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* within.c: a thread for each call. The caller waits for it on a condition, and the last of the two to leave
- * frees the task. */
-#include "comm/within.h"
+/* timed_call.c: a thread for each call. The caller waits for it on a condition, and the last of the two to
+ * leave frees the task. */
+#include "comm/timed_call.h"
 #include "comm/meet/rendezvous.h"
 #include "kernels/error.h"
 #include "kernels/thread.h"
@@ -75,7 +75,7 @@ int zr_task_start(const struct zr_task_call *call, const void *arg, size_t bytes
 {
     struct zr_task *t = calloc(1, sizeof *t + bytes);
     if (!t)
-        return zr_fail(ZR_ERR_NOMEM, "%s: no memory for a thread", call->what);
+        return zr_fail(ZERO_ERR_NOMEM, "%s: no memory for a thread", call->what);
     pthread_mutex_init(&t->lock, NULL);
     zr_cond_init(&t->ended);
     t->call = *call;
@@ -129,7 +129,7 @@ bool zr_task_await(struct zr_task *t, int64_t ms, void *arg, int *res)
     return true;
 }
 
-int zr_within(const struct zr_task_call *call, int64_t ms, void *arg, size_t bytes, int *res, bool *left)
+int zr_timed_call(const struct zr_task_call *call, int64_t ms, void *arg, size_t bytes, int *res, bool *left)
 {
     struct zr_task *t;
     int err = zr_task_start(call, arg, bytes, &t);
@@ -147,6 +147,6 @@ int zr_within(const struct zr_task_call *call, int64_t ms, void *arg, size_t byt
         return 0;
     }
     return err ? zr_fail_more(err, "%s", call->what)
-               : zr_fail(ZR_ERR_TIMEOUT, "%s has not returned after %lld ms%s", call->what, (long long)ms,
+               : zr_fail(ZERO_ERR_TIMEOUT, "%s has not returned after %lld ms%s", call->what, (long long)ms,
                          call->limit ? call->limit : "");
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verdict.c: applies the rule of verdict.h to the results that ranks have exchanged. */
-#include "comm/verdict.h"
+/* first_error.c: applies the rule of first_error.h to the results that ranks have exchanged. */
+#include "comm/first_error.h"
 
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
-int zr_verdict_write(int32_t *to_err, char *to_text, size_t text_bytes, int err)
+int zr_first_error_write(int32_t *to_err, char *to_text, size_t text_bytes, int err)
 {
     *to_err = err;
     memset(to_text, 0, text_bytes);
@@ -18,33 +18,33 @@ int zr_verdict_write(int32_t *to_err, char *to_text, size_t text_bytes, int err)
 /* A rank that timed out, or lost another, is affected by the failure of others. */
 static bool is_consequence(int code)
 {
-    return code == ZR_ERR_TIMEOUT || code == ZR_ERR_PEER;
+    return code == ZERO_ERR_TIMEOUT || code == ZERO_ERR_PEER;
 }
 
-bool zr_verdict_rather(int so_far, int of_next)
+bool zr_first_error_rather(int so_far, int of_next)
 {
     return of_next && (!so_far || (is_consequence(so_far) && !is_consequence(of_next)));
 }
 
-int zr_verdict_code(int code)
+int zr_first_error_code(int code)
 {
     switch (code) {
     case 0:
-#define X(name, value, text) case ZR_ERR_##name:
-        ZR_ERR_MAP(X)
+#define X(name, value, text, help) case ZERO_ERR_##name:
+        ZERO_ERR_MAP(X)
 #undef X
         return code;
     default:
-        return ZR_ERR_FAILED;
+        return ZERO_ERR_FAILED;
     }
 }
 
-int zr_verdict_of(const int32_t *err, const char *text, size_t text_bytes, size_t stride, int n, int me)
+int zr_first_error_find(const int32_t *err, const char *text, size_t text_bytes, size_t stride, int n, int me)
 {
     int code = 0, who = 0;
     for (int r = 0; r < n; r++) {
-        int of_r = zr_verdict_code(*(const int32_t *)((const char *)err + (size_t)r * stride));
-        if (zr_verdict_rather(code, of_r))
+        int of_r = zr_first_error_code(*(const int32_t *)((const char *)err + (size_t)r * stride));
+        if (zr_first_error_rather(code, of_r))
             code = of_r, who = r;
     }
     if (!code)
@@ -54,7 +54,7 @@ int zr_verdict_of(const int32_t *err, const char *text, size_t text_bytes, size_
                      : zr_fail(code, "rank %d: %.*s", who, (int)text_bytes - 1, said);
 }
 
-int zr_verdict_alone(int met, int err, const char *text, size_t text_bytes)
+int zr_first_error_alone(int met, int err, const char *text, size_t text_bytes)
 {
     return err ? zr_fail(err, "%.*s", (int)text_bytes - 1, text) : met;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_verdict.c: tests that all ranks report the error of the first rank that failed, whatever the
+/* test_first_error.c: tests that all ranks report the error of the first rank that failed, whatever the
  * exchange and the other ranks say. */
-#include "comm/verdict.h"
+#include "comm/first_error.h"
 #include "test/cmocka.h"
 
 #include <stdbool.h>
@@ -11,7 +11,7 @@ enum { N = 4, TEXT = 24 };
 
 struct card {
     int64_t before; /* nothing depends on the alignment of members */
-    ZR_VERDICT(TEXT);
+    ZR_FIRST_ERROR(TEXT);
     char after[3];
 };
 
@@ -28,40 +28,43 @@ struct row {
 
 static const struct row rows[] = {
     {.want = {{0, 0, "before"}, {3, 0, "before"}}},
-    {.code = {0, ZR_ERR_IO},
+    {.code = {0, ZERO_ERR_IO},
      .text = {"", "the disk"},
-     .want = {{0, ZR_ERR_IO, "rank 1: the disk"},
-              {1, ZR_ERR_IO, "the disk"},
-              {2, ZR_ERR_IO, "rank 1: the disk"}}},
+     .want = {{0, ZERO_ERR_IO, "rank 1: the disk"},
+              {1, ZERO_ERR_IO, "the disk"},
+              {2, ZERO_ERR_IO, "rank 1: the disk"}}},
     /* When two ranks have failed, all report the same one. */
-    {.code = {0, 0, ZR_ERR_NOMEM, ZR_ERR_ARG},
+    {.code = {0, 0, ZERO_ERR_NOMEM, ZERO_ERR_ARG},
      .text = {"", "", "no memory", "stage is 7"},
-     .want = {{0, ZR_ERR_NOMEM, "rank 2: no memory"},
-              {2, ZR_ERR_NOMEM, "no memory"},
-              {3, ZR_ERR_NOMEM, "rank 2: no memory"}}},
+     .want = {{0, ZERO_ERR_NOMEM, "rank 2: no memory"},
+              {2, ZERO_ERR_NOMEM, "no memory"},
+              {3, ZERO_ERR_NOMEM, "rank 2: no memory"}}},
     /* A rank that cannot reach the others reports its own error. */
-    {.code = {0, 0, ZR_ERR_NOMEM, ZR_ERR_ARG},
+    {.code = {0, 0, ZERO_ERR_NOMEM, ZERO_ERR_ARG},
      .text = {"", "", "no memory", "stage is 7"},
-     .met = ZR_ERR_PEER,
-     .want = {{0, ZR_ERR_PEER, "before"}, {2, ZR_ERR_NOMEM, "no memory"}, {3, ZR_ERR_ARG, "stage is 7"}}},
+     .met = ZERO_ERR_PEER,
+     .want = {{0, ZERO_ERR_PEER, "before"},
+              {2, ZERO_ERR_NOMEM, "no memory"},
+              {3, ZERO_ERR_ARG, "stage is 7"}}},
     /* A rank that waited in vain for a failed one does not take precedence over it. Of two such ranks, the
      * first does. */
-    {.code = {ZR_ERR_TIMEOUT, ZR_ERR_PEER, ZR_ERR_IO, ZR_ERR_ARG},
+    {.code = {ZERO_ERR_TIMEOUT, ZERO_ERR_PEER, ZERO_ERR_IO, ZERO_ERR_ARG},
      .text = {"waited", "lost", "the disk", "stage is 7"},
-     .want = {{0, ZR_ERR_IO, "rank 2: the disk"},
-              {2, ZR_ERR_IO, "the disk"},
-              {3, ZR_ERR_IO, "rank 2: the disk"}}},
-    {.code = {0, ZR_ERR_PEER, ZR_ERR_TIMEOUT},
+     .want = {{0, ZERO_ERR_IO, "rank 2: the disk"},
+              {2, ZERO_ERR_IO, "the disk"},
+              {3, ZERO_ERR_IO, "rank 2: the disk"}}},
+    {.code = {0, ZERO_ERR_PEER, ZERO_ERR_TIMEOUT},
      .text = {"", "lost", "waited"},
-     .want = {{0, ZR_ERR_PEER, "rank 1: lost"}, {2, ZR_ERR_PEER, "rank 1: lost"}}},
+     .want = {{0, ZERO_ERR_PEER, "rank 1: lost"}, {2, ZERO_ERR_PEER, "rank 1: lost"}}},
     /* An unknown code is a failure. */
     {.code = {0, 0x78787878},
      .text = {"", "xxxx"},
-     .want = {{0, ZR_ERR_FAILED, "rank 1: xxxx"}, {2, ZR_ERR_FAILED, "rank 1: xxxx"}}},
+     .want = {{0, ZERO_ERR_FAILED, "rank 1: xxxx"}, {2, ZERO_ERR_FAILED, "rank 1: xxxx"}}},
     /* A long text is cut. */
-    {.code = {ZR_ERR_IO},
+    {.code = {ZERO_ERR_IO},
      .text = {"0123456789012345678901234567890"},
-     .want = {{0, ZR_ERR_IO, "01234567890123456789012"}, {1, ZR_ERR_IO, "rank 0: 01234567890123456789012"}}},
+     .want = {{0, ZERO_ERR_IO, "01234567890123456789012"},
+              {1, ZERO_ERR_IO, "rank 0: 01234567890123456789012"}}},
 };
 
 static void first_that_failed(void **state)
@@ -71,12 +74,12 @@ static void first_that_failed(void **state)
         memset(all, 0x5a, sizeof all);
         for (int r = 0; r < N; r++) {
             zr_fail(0, "%s", rows[i].text[r] ? rows[i].text[r] : "left over");
-            assert_int_equal(zr_verdict_put(&all[r], rows[i].code[r]), rows[i].code[r]);
+            assert_int_equal(zr_first_error_put(&all[r], rows[i].code[r]), rows[i].code[r]);
         }
         for (int k = 0; k < N && rows[i].want[k].text; k++) {
             int me = rows[i].want[k].me;
             zr_fail(0, "before");
-            int err = zr_verdict(rows[i].met, &all[me], all, N, me);
+            int err = zr_first_error(rows[i].met, &all[me], all, N, me);
             if (err != rows[i].want[k].err || strcmp(zr_error_text(), rows[i].want[k].text) != 0)
                 fail_msg("row %zu, rank %d: %d \"%s\"", i, me, err, zr_error_text());
         }
@@ -87,10 +90,10 @@ static void first_that_failed(void **state)
 static void text_without_end(void **state)
 {
     struct card all[N] = {0};
-    all[1].err = ZR_ERR_IO;
+    all[1].err = ZERO_ERR_IO;
     memset(all[1].text, 'x', sizeof all[1].text);
     memset(all[1].after, 'y', sizeof all[1].after);
-    assert_int_equal(zr_verdict_first(all, N, 0), ZR_ERR_IO);
+    assert_int_equal(zr_first_error_of(all, N, 0), ZERO_ERR_IO);
     assert_string_equal(zr_error_text(), "rank 1: xxxxxxxxxxxxxxxxxxxxxxx");
 }
 
@@ -100,7 +103,7 @@ static void nothing_else_is_sent(void **state)
     struct card mine;
     memset(&mine, 0x5a, sizeof mine);
     zr_fail(0, "abc");
-    zr_verdict_put(&mine, ZR_ERR_IO);
+    zr_first_error_put(&mine, ZERO_ERR_IO);
     for (size_t i = 3; i < sizeof mine.text; i++)
         assert_int_equal(mine.text[i], 0);
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* called.h: records the program's calls so that ranks can compare them.
+/* call_log.h: records the program's calls so that ranks can compare them.
  *
  * If a collective differs between ranks, the programs made different calls before it. Each rank keeps its
  * latest calls where the others can read them. So an error can name the first calls that differ, as the
  * program made them. */
-#ifndef ZR_COMM_CALLED_H
-#define ZR_COMM_CALLED_H
+#ifndef ZR_COMM_MEET_CALL_LOG_H
+#define ZR_COMM_MEET_CALL_LOG_H
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* X(name, text) */
-#define ZR_CALLED_MAP(X)                                                                                     \
+#define ZR_CALL_MAP(X)                                                                                       \
     X(BEGIN, "zero_begin")                                                                                   \
     X(END, "zero_end")                                                                                       \
     X(MICRO, "zero_micro")                                                                                   \
@@ -55,16 +55,16 @@
     X(UNWRAP, "zero_unwrap")                                                                                 \
     X(WRAP, "zero_wrap")
 
-enum zr_called_name {
-    ZR_CALLED_NONE,
-#define ZR_CALLED_ENUM(name, text) ZR_CALLED_##name,
-    ZR_CALLED_MAP(ZR_CALLED_ENUM)
-#undef ZR_CALLED_ENUM
+enum zr_call_name {
+    ZR_CALL_NONE,
+#define ZR_CALL_ENUM(name, text) ZR_CALL_##name,
+    ZR_CALL_MAP(ZR_CALL_ENUM)
+#undef ZR_CALL_ENUM
 };
 
 /* One call. */
-struct zr_called {
-    enum zr_called_name name;
+struct zr_logged_call {
+    enum zr_call_name name;
     /* For BEGIN and END: backward or forward. */
     bool backward;
     /* The unit of BEGIN and END, the tensor of READ and WRITE; -1 for other calls. */
@@ -77,74 +77,75 @@ struct zr_called {
 
 /* Calls that are kept. In large models these are some micro-batches. Over NCCL, ranks compare calls once in a
  * step. */
-enum { ZR_CALLED_KEPT = 2048 };
+enum { ZR_CALL_LOG_KEPT = 2048 };
 
 /* The latest calls of one rank, in shared memory. One thread of the rank writes it; any process may read
  * it. */
-struct zr_called_ring {
+struct zr_call_log {
     struct {
         /* Number of the call, from 1. 0 while it is being written. */
         _Atomic uint64_t n;
         _Atomic uint64_t what, args;
-    } at[ZR_CALLED_KEPT];
+    } at[ZR_CALL_LOG_KEPT];
     /* Number of calls so far. */
     _Atomic uint64_t n;
 };
 
 /* A copy of a ring, in the form that is sent to another rank. */
-struct zr_called_copy {
+struct zr_call_log_copy {
     /* Number of calls so far. */
     uint64_t n;
     struct {
         /* what is 0 for a call that is not kept. */
         uint64_t what, args;
-    } at[ZR_CALLED_KEPT];
+    } at[ZR_CALL_LOG_KEPT];
 };
 
 /* Pack a call without its args into one word, which can be read at once, and unpack it. Any word unpacks to
  * some call. An unknown name has no text. */
-uint64_t zr_called_pack(const struct zr_called *c);
-struct zr_called zr_called_unpack(uint64_t what, uint64_t args);
+uint64_t zr_call_log_pack(const struct zr_logged_call *c);
+struct zr_logged_call zr_call_log_unpack(uint64_t what, uint64_t args);
 
 /* "zero_begin(unit 3, backward) in step 12" */
-#define ZR_CALLED_CHARS 96
-void zr_called_describe(const struct zr_called *c, char text[ZR_CALLED_CHARS]);
+#define ZR_CALL_LOG_CHARS 96
+void zr_call_log_describe(const struct zr_logged_call *c, char text[ZR_CALL_LOG_CHARS]);
 
-void zr_called_put(struct zr_called_ring *ring, const struct zr_called *c);
+void zr_call_log_put(struct zr_call_log *ring, const struct zr_logged_call *c);
 
 /* Whether the call sets a number that the next zero_step compares. Another rank may make the call earlier or
  * later. */
-bool zr_called_is_for_step(enum zr_called_name name);
+bool zr_call_log_is_for_step(enum zr_call_name name);
 
 /* Whether the call is made among tensor-parallel ranks only. */
-bool zr_called_is_of_tp(enum zr_called_name name);
+bool zr_call_log_is_of_tp(enum zr_call_name name);
 
 /* The rank of two that seems to have omitted the call that the other one made. */
-enum zr_called_gap { ZR_CALLED_GAP_NONE, ZR_CALLED_GAP_A, ZR_CALLED_GAP_B };
+enum zr_call_log_gap { ZR_CALL_LOG_GAP_NONE, ZR_CALL_LOG_GAP_A, ZR_CALL_LOG_GAP_B };
 
 /* Writes "rank 1 called zero_begin(unit 3, backward) in step 12; rank 0 called zero_read(tensor 2) in step
  * 12; every rank must make the same calls, in the same order". It adds which rank omitted a call, if that is
  * known. */
-#define ZR_CALLED_BOTH_CHARS 432
-void zr_called_report(int rank_a, const struct zr_called *a, int rank_b, const struct zr_called *b,
-                      enum zr_called_gap gap, char text[ZR_CALLED_BOTH_CHARS]);
+#define ZR_CALL_LOG_BOTH_CHARS 432
+void zr_call_log_report(int rank_a, const struct zr_logged_call *a, int rank_b,
+                        const struct zr_logged_call *b, enum zr_call_log_gap gap,
+                        char text[ZR_CALL_LOG_BOTH_CHARS]);
 
 /* Copies a ring. Calls that are added meanwhile may be missing. Any thread. */
-void zr_called_copy(const struct zr_called_ring *ring, struct zr_called_copy *out);
+void zr_call_log_copy(const struct zr_call_log *ring, struct zr_call_log_copy *out);
 /* Fills a ring from a copy, whose content may be anything. */
-void zr_called_restore(struct zr_called_ring *ring, const struct zr_called_copy *from);
+void zr_call_log_restore(struct zr_call_log *ring, const struct zr_call_log_copy *from);
 
 /* Returns the number of the first call that both have made and that differs, as far back as both are kept.
  * The first call is 1. 0: there is none. */
-uint64_t zr_called_differ(const struct zr_called_ring *a, const struct zr_called_ring *b,
-                          struct zr_called *of_a, struct zr_called *of_b);
+uint64_t zr_call_log_differ(const struct zr_call_log *a, const struct zr_call_log *b,
+                            struct zr_logged_call *of_a, struct zr_logged_call *of_b);
 /* Finds which rank omitted a call, for calls number n, which differ. A rank has omitted the other's call if
  * it made the call that follows there. The other rank may not have come to the next call yet, since calls of
  * tensor parallelism wait. Then what followed earlier, as in the layer before, decides. Only calls of tensor
  * parallelism are considered. */
-enum zr_called_gap zr_called_left_out(const struct zr_called_ring *a, const struct zr_called_ring *b,
-                                      uint64_t n);
+enum zr_call_log_gap zr_call_log_left_out(const struct zr_call_log *a, const struct zr_call_log *b,
+                                          uint64_t n);
 /* Reads the latest call. Returns false if there is none. */
-bool zr_called_last(const struct zr_called_ring *ring, struct zr_called *out);
+bool zr_call_log_last(const struct zr_call_log *ring, struct zr_logged_call *out);
 
 #endif

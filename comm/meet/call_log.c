@@ -1,106 +1,107 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* called.c: names, keeps and compares calls. */
-#include "comm/meet/called.h"
+/* call_log.c: names, keeps and compares calls. */
+#include "comm/meet/call_log.h"
 
 #include <stdio.h>
 #include <string.h>
 
-static const char *name_of(enum zr_called_name name)
+static const char *name_of(enum zr_call_name name)
 {
     switch (name) {
 #define NAME(id, text)                                                                                       \
-    case ZR_CALLED_##id:                                                                                     \
+    case ZR_CALL_##id:                                                                                       \
         return text;
-        ZR_CALLED_MAP(NAME)
+        ZR_CALL_MAP(NAME)
 #undef NAME
-    case ZR_CALLED_NONE:
+    case ZR_CALL_NONE:
         break;
     }
     return "nothing";
 }
 
-void zr_called_describe(const struct zr_called *c, char text[ZR_CALLED_CHARS])
+void zr_call_log_describe(const struct zr_logged_call *c, char text[ZR_CALL_LOG_CHARS])
 {
     const char *name = name_of(c->name);
-    bool bracket = c->name == ZR_CALLED_BEGIN || c->name == ZR_CALLED_END;
+    bool bracket = c->name == ZR_CALL_BEGIN || c->name == ZR_CALL_END;
     if (bracket)
-        snprintf(text, ZR_CALLED_CHARS, "%s(unit %d, %s) in step %u", name, c->subject,
+        snprintf(text, ZR_CALL_LOG_CHARS, "%s(unit %d, %s) in step %u", name, c->subject,
                  c->backward ? "backward" : "forward", c->step);
     else if (c->subject >= 0)
-        snprintf(text, ZR_CALLED_CHARS, "%s(tensor %d) in step %u", name, c->subject, c->step);
+        snprintf(text, ZR_CALL_LOG_CHARS, "%s(tensor %d) in step %u", name, c->subject, c->step);
     else if (c->step)
-        snprintf(text, ZR_CALLED_CHARS, "%s in step %u", name, c->step);
+        snprintf(text, ZR_CALL_LOG_CHARS, "%s in step %u", name, c->step);
     else
-        snprintf(text, ZR_CALLED_CHARS, "%s", name);
+        snprintf(text, ZR_CALL_LOG_CHARS, "%s", name);
 }
 
-bool zr_called_is_for_step(enum zr_called_name name)
+bool zr_call_log_is_for_step(enum zr_call_name name)
 {
-    return name == ZR_CALLED_CARRY || name == ZR_CALLED_SET_STEP || name == ZR_CALLED_TUNE_CLIP ||
-           name == ZR_CALLED_TUNE_BETA1 || name == ZR_CALLED_TUNE_BETA2 || name == ZR_CALLED_TUNE_EPS ||
-           name == ZR_CALLED_TUNE_DECAY;
+    return name == ZR_CALL_CARRY || name == ZR_CALL_SET_STEP || name == ZR_CALL_TUNE_CLIP ||
+           name == ZR_CALL_TUNE_BETA1 || name == ZR_CALL_TUNE_BETA2 || name == ZR_CALL_TUNE_EPS ||
+           name == ZR_CALL_TUNE_DECAY;
 }
 
 /* These calls come several in a row, often with equal names. So if one is omitted, the next one looks the
  * same. */
-bool zr_called_is_of_tp(enum zr_called_name name)
+bool zr_call_log_is_of_tp(enum zr_call_name name)
 {
-    return name >= ZR_CALLED_ALL_REDUCE_SUM && name <= ZR_CALLED_EXPECT_EQUAL;
+    return name >= ZR_CALL_ALL_REDUCE_SUM && name <= ZR_CALL_EXPECT_EQUAL;
 }
 
-void zr_called_report(int rank_a, const struct zr_called *a, int rank_b, const struct zr_called *b,
-                      enum zr_called_gap gap, char text[ZR_CALLED_BOTH_CHARS])
+void zr_call_log_report(int rank_a, const struct zr_logged_call *a, int rank_b,
+                        const struct zr_logged_call *b, enum zr_call_log_gap gap,
+                        char text[ZR_CALL_LOG_BOTH_CHARS])
 {
-    char of_a[ZR_CALLED_CHARS], of_b[ZR_CALLED_CHARS], left_out[80] = "";
-    zr_called_describe(a, of_a);
-    zr_called_describe(b, of_b);
-    const char *other = a->name == ZR_CALLED_STEP
+    char of_a[ZR_CALL_LOG_CHARS], of_b[ZR_CALL_LOG_CHARS], left_out[80] = "";
+    zr_call_log_describe(a, of_a);
+    zr_call_log_describe(b, of_b);
+    const char *other = a->name == ZR_CALL_STEP
                             ? " after different numbers in zero_carry, zero_tune or zero_set_step"
-                        : zr_called_is_of_tp(a->name) && !gap
+                        : zr_call_log_is_of_tp(a->name) && !gap
                             ? " with other arguments, or one of them left out the call before"
                             : " with other arguments";
     if (gap)
         snprintf(left_out, sizeof left_out, "; rank %d seems to have left out the call of rank %d",
-                 gap == ZR_CALLED_GAP_A ? rank_a : rank_b, gap == ZR_CALLED_GAP_A ? rank_b : rank_a);
+                 gap == ZR_CALL_LOG_GAP_A ? rank_a : rank_b, gap == ZR_CALL_LOG_GAP_A ? rank_b : rank_a);
     snprintf(
-        text, ZR_CALLED_BOTH_CHARS,
+        text, ZR_CALL_LOG_BOTH_CHARS,
         "rank %d called %s; rank %d called %s%s; every rank must make the same calls, in the same order%s",
         rank_a, of_a, rank_b, of_b, strcmp(of_a, of_b) ? "" : other, left_out);
 }
 
 /* Packs a call into one word, so that it can be read at once: 6 bits name, 1 backward, 25 step, 32 subject.
  * The kept bits of the step are enough: calls that are far apart differ in their number. */
-uint64_t zr_called_pack(const struct zr_called *c)
+uint64_t zr_call_log_pack(const struct zr_logged_call *c)
 {
     return (uint64_t)c->name << 58 | (uint64_t)c->backward << 57 | (uint64_t)(c->step & 0x1ffffffu) << 32 |
            (uint32_t)c->subject;
 }
 
-struct zr_called zr_called_unpack(uint64_t what, uint64_t args)
+struct zr_logged_call zr_call_log_unpack(uint64_t what, uint64_t args)
 {
-    return (struct zr_called){.name = (enum zr_called_name)(what >> 58),
-                              .backward = what >> 57 & 1,
-                              .step = (uint32_t)(what >> 32) & 0x1ffffffu,
-                              .subject = (int32_t)(uint32_t)what,
-                              .args = args};
+    return (struct zr_logged_call){.name = (enum zr_call_name)(what >> 58),
+                                   .backward = what >> 57 & 1,
+                                   .step = (uint32_t)(what >> 32) & 0x1ffffffu,
+                                   .subject = (int32_t)(uint32_t)what,
+                                   .args = args};
 }
 
-void zr_called_put(struct zr_called_ring *ring, const struct zr_called *c)
+void zr_call_log_put(struct zr_call_log *ring, const struct zr_logged_call *c)
 {
     uint64_t n = atomic_load_explicit(&ring->n, memory_order_relaxed) + 1;
-    int i = (int)(n % ZR_CALLED_KEPT);
+    int i = (int)(n % ZR_CALL_LOG_KEPT);
     atomic_store_explicit(&ring->at[i].n, 0, memory_order_relaxed);
     atomic_thread_fence(memory_order_release);
-    atomic_store_explicit(&ring->at[i].what, zr_called_pack(c), memory_order_relaxed);
+    atomic_store_explicit(&ring->at[i].what, zr_call_log_pack(c), memory_order_relaxed);
     atomic_store_explicit(&ring->at[i].args, c->args, memory_order_relaxed);
     atomic_store_explicit(&ring->at[i].n, n, memory_order_release);
     atomic_store_explicit(&ring->n, n, memory_order_release);
 }
 
 /* Reads a call. Returns false if it is not kept any more. */
-static bool get(const struct zr_called_ring *ring, uint64_t n, struct zr_called *out)
+static bool get(const struct zr_call_log *ring, uint64_t n, struct zr_logged_call *out)
 {
-    int i = (int)(n % ZR_CALLED_KEPT);
+    int i = (int)(n % ZR_CALL_LOG_KEPT);
     if (atomic_load_explicit(&ring->at[i].n, memory_order_acquire) != n)
         return false;
     uint64_t what = atomic_load_explicit(&ring->at[i].what, memory_order_relaxed);
@@ -108,34 +109,34 @@ static bool get(const struct zr_called_ring *ring, uint64_t n, struct zr_called 
     atomic_thread_fence(memory_order_acquire);
     if (atomic_load_explicit(&ring->at[i].n, memory_order_relaxed) != n)
         return false;
-    *out = zr_called_unpack(what, args);
+    *out = zr_call_log_unpack(what, args);
     return true;
 }
 
 /* Number of the oldest call that may still be kept. */
 static uint64_t oldest(uint64_t n)
 {
-    return n > ZR_CALLED_KEPT ? n - ZR_CALLED_KEPT + 1 : 1;
+    return n > ZR_CALL_LOG_KEPT ? n - ZR_CALL_LOG_KEPT + 1 : 1;
 }
 
-void zr_called_copy(const struct zr_called_ring *ring, struct zr_called_copy *out)
+void zr_call_log_copy(const struct zr_call_log *ring, struct zr_call_log_copy *out)
 {
-    struct zr_called c;
+    struct zr_logged_call c;
     memset(out, 0, sizeof *out);
     out->n = atomic_load_explicit(&ring->n, memory_order_acquire);
     for (uint64_t n = oldest(out->n); n <= out->n; n++)
         if (get(ring, n, &c)) {
-            out->at[n % ZR_CALLED_KEPT].what = zr_called_pack(&c);
-            out->at[n % ZR_CALLED_KEPT].args = c.args;
+            out->at[n % ZR_CALL_LOG_KEPT].what = zr_call_log_pack(&c);
+            out->at[n % ZR_CALL_LOG_KEPT].args = c.args;
         }
 }
 
-void zr_called_restore(struct zr_called_ring *ring, const struct zr_called_copy *from)
+void zr_call_log_restore(struct zr_call_log *ring, const struct zr_call_log_copy *from)
 {
     uint64_t all = from->n < INT64_MAX ? from->n : INT64_MAX;
     memset(ring, 0, sizeof *ring);
     for (uint64_t n = oldest(all); n <= all; n++) {
-        int i = (int)(n % ZR_CALLED_KEPT);
+        int i = (int)(n % ZR_CALL_LOG_KEPT);
         atomic_init(&ring->at[i].n, from->at[i].what ? n : 0);
         atomic_init(&ring->at[i].what, from->at[i].what);
         atomic_init(&ring->at[i].args, from->at[i].args);
@@ -143,14 +144,14 @@ void zr_called_restore(struct zr_called_ring *ring, const struct zr_called_copy 
     atomic_init(&ring->n, all);
 }
 
-static bool same(const struct zr_called *a, const struct zr_called *b)
+static bool same(const struct zr_logged_call *a, const struct zr_logged_call *b)
 {
     return a->name == b->name && a->backward == b->backward && a->step == b->step &&
            a->subject == b->subject && a->args == b->args;
 }
 
-uint64_t zr_called_differ(const struct zr_called_ring *a, const struct zr_called_ring *b,
-                          struct zr_called *of_a, struct zr_called *of_b)
+uint64_t zr_call_log_differ(const struct zr_call_log *a, const struct zr_call_log *b,
+                            struct zr_logged_call *of_a, struct zr_logged_call *of_b)
 {
     uint64_t n_a = atomic_load_explicit(&a->n, memory_order_acquire);
     uint64_t n_b = atomic_load_explicit(&b->n, memory_order_acquire);
@@ -162,26 +163,26 @@ uint64_t zr_called_differ(const struct zr_called_ring *a, const struct zr_called
 }
 
 /* Whether the calls are equal except for the step, as in another layer or step. */
-static bool same_calls(struct zr_called a, const struct zr_called *b)
+static bool same_calls(struct zr_logged_call a, const struct zr_logged_call *b)
 {
     a.step = b->step;
     return same(&a, b);
 }
 
 /* Whether a ring has `first` and then `second` from call number n on. */
-static bool follow_at(const struct zr_called_ring *ring, uint64_t n, const struct zr_called *first,
-                      const struct zr_called *second)
+static bool follow_at(const struct zr_call_log *ring, uint64_t n, const struct zr_logged_call *first,
+                      const struct zr_logged_call *second)
 {
-    struct zr_called c;
+    struct zr_logged_call c;
     return get(ring, n, &c) && same_calls(c, first) && get(ring, n + 1, &c) && same_calls(c, second);
 }
 
 /* Whether `first` and `second` follow each other at an earlier place, after the same call that comes before
  * number n. */
-static bool followed_before(const struct zr_called_ring *ring, uint64_t n, const struct zr_called *first,
-                            const struct zr_called *second)
+static bool followed_before(const struct zr_call_log *ring, uint64_t n, const struct zr_logged_call *first,
+                            const struct zr_logged_call *second)
 {
-    struct zr_called before, c;
+    struct zr_logged_call before, c;
     if (n < 2 || !get(ring, n - 1, &before))
         return false;
     for (uint64_t k = n - 2; k >= oldest(n) && k > 1; k--)
@@ -190,20 +191,20 @@ static bool followed_before(const struct zr_called_ring *ring, uint64_t n, const
     return false;
 }
 
-enum zr_called_gap zr_called_left_out(const struct zr_called_ring *a, const struct zr_called_ring *b,
-                                      uint64_t n)
+enum zr_call_log_gap zr_call_log_left_out(const struct zr_call_log *a, const struct zr_call_log *b,
+                                          uint64_t n)
 {
-    struct zr_called of_a, of_b;
+    struct zr_logged_call of_a, of_b;
     if (!get(a, n, &of_a) || !get(b, n, &of_b))
-        return ZR_CALLED_GAP_NONE;
-    bool by_a = zr_called_is_of_tp(of_b.name) &&
+        return ZR_CALL_LOG_GAP_NONE;
+    bool by_a = zr_call_log_is_of_tp(of_b.name) &&
                 (follow_at(b, n, &of_b, &of_a) || followed_before(b, n, &of_b, &of_a));
-    bool by_b = zr_called_is_of_tp(of_a.name) &&
+    bool by_b = zr_call_log_is_of_tp(of_a.name) &&
                 (follow_at(a, n, &of_a, &of_b) || followed_before(a, n, &of_a, &of_b));
-    return by_a == by_b ? ZR_CALLED_GAP_NONE : by_a ? ZR_CALLED_GAP_A : ZR_CALLED_GAP_B;
+    return by_a == by_b ? ZR_CALL_LOG_GAP_NONE : by_a ? ZR_CALL_LOG_GAP_A : ZR_CALL_LOG_GAP_B;
 }
 
-bool zr_called_last(const struct zr_called_ring *ring, struct zr_called *out)
+bool zr_call_log_last(const struct zr_call_log *ring, struct zr_logged_call *out)
 {
     uint64_t n = atomic_load_explicit(&ring->n, memory_order_acquire);
     return n && get(ring, n, out);
