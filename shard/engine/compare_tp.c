@@ -268,14 +268,15 @@ static int report_gradient(struct zr_engine *e, uint64_t found, uint64_t here)
 int zr_engine_compare_gradients(struct zr_engine *e)
 {
     uint64_t here = 0, found;
-    if (!zr_tp_compares(e, e->m.step))
+    if (!zr_tp_compares(e, zr_step_calls(e)))
         return 0;
     int err = zr_engine_drain(e);
-    if (err || e->m.result.skipped)
+    if (err || zr_last_result(e)->skipped)
         return err;
     struct zr_received before = zr_received_so_far(e);
     const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_NONE, 0, 0);
-    err = find_gradient(e, e->m.result.grad_norm / fabs(zr_unclipped_scale(e, zr_engine_tuned(e))), &here);
+    err = find_gradient(e, zr_last_result(e)->grad_norm / fabs(zr_unclipped_scale(e, zr_engine_tuned(e))),
+                        &here);
     found = here;
     if (!err)
         err = most_of_world(e, &tag, &found);

@@ -227,6 +227,10 @@ static int open_local(struct zr_engine *e, const struct zr_engine_parts *parts)
     ZR_TRY(zr_pipe_open(e, &parts->pipe_room));
     ZR_TRY(zr_tied_open(e, &parts->pipe_room));
     ZR_TRY(zr_tables_open(e));
+    ZR_TRY(zr_pointers_open(e));
+    ZR_TRY(zr_jobs_open(e));
+    ZR_TRY(zr_steps_open(e));
+    ZR_TRY(zr_tuning_open(e));
     ZR_TRY(zr_room_open(e));
     ZR_TRY(zr_events_open(e->dev, e->plan, &e->ev));
     if (e->plan->snapshot_bytes)
@@ -238,7 +242,6 @@ static int open_local(struct zr_engine *e, const struct zr_engine_parts *parts)
 int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
 {
     take_parts(e, parts);
-    zr_tuned_open(e);
     int err = open_local(e, parts);
     zr_engine_guard_waits(e);
     if (err)
@@ -342,13 +345,7 @@ bool zr_engine_holds_all(const struct zr_engine *e)
 
 void zr_engine_facts(const struct zr_engine *e, struct zr_engine_facts *out)
 {
-    *out = (struct zr_engine_facts){.n_steps = e->m.step,
-                                    .last_step = zr_last_step_number(e),
-                                    .t = e->m.t,
-                                    .left_out = e->m.left_out,
-                                    .n_skipped = e->m.n_skipped,
-                                    .n_dropped = e->m.n_dropped,
-                                    .n_waits = e->m.n_waits,
+    *out = (struct zr_engine_facts){.n_waits = e->m.n_waits,
                                     .wait_ns = e->m.wait_ns,
                                     .n_replans = zr_core_counts(e->m.core).n_replans,
                                     .n_gather = e->i.n_gather,
@@ -362,13 +359,9 @@ void zr_engine_facts(const struct zr_engine *e, struct zr_engine_facts *out)
                                     .library_bytes = zr_roles_library_bytes(e),
                                     .backend = e->role[ZR_ROLE_GATHER].comm->ops->name,
                                     .device = e->dev->ops->name};
+    zr_steps_facts(e, out);
     for (int i = 0; i < ZR_MEM_COUNT; i++)
         out->allocated[i] = e->m.allocated[i];
-}
-
-void zr_engine_set_skipped(struct zr_engine *e, int64_t n)
-{
-    e->m.n_skipped = n;
 }
 
 char *zr_engine_snapshot(const struct zr_engine *e)
@@ -384,11 +377,6 @@ struct zr_device *zr_engine_device(const struct zr_engine *e)
 void zr_engine_report_least(struct zr_engine *e, uint64_t number)
 {
     atomic_store(&e->s.own_least, number);
-}
-
-uint64_t zr_engine_least(const struct zr_engine *e)
-{
-    return e->m.least;
 }
 
 int zr_engine_trace_write(struct zr_engine *e, const char *path)

@@ -6,7 +6,7 @@
  *   m   the model's thread
  *   i   the thread that carries out jobs: the loop's, or without a loop the model's
  *   s   any thread, by locks and atomics
- * The other members do not change once the engine is allocated. Only zr_model_push passes data from m to i,
+ * The other members do not change once the engine is allocated. Only zr_jobs_push passes data from m to i,
  * in a job (struct zr_job). events.h lists the events between streams. */
 #ifndef ZR_SHARD_ENGINE_INTERNAL_H
 #define ZR_SHARD_ENGINE_INTERNAL_H
@@ -21,13 +21,6 @@
 
 #include <stdatomic.h>
 
-/* Stages 0 and 1: how many layers of a tensor have their gradient in a reduction, and in an open bracket. The
- * model has one pointer for all layers. It is NULL while a layer is being reduced, unless another is open. So
- * a model that zeroes its gradients meanwhile fails at once, instead of changing what is being added up. */
-struct zr_grad_pointer {
-    int32_t n_in_flight, n_open;
-};
-
 /* All parameters, gathered whole (gather_all.c). */
 struct zr_all {
     /* memory for copies, and its bytes; NULL: none */
@@ -40,7 +33,7 @@ struct zr_all {
 };
 
 /* Values that a step carries (zr_engine_give). */
-struct zr_given {
+struct zr_carried {
     int32_t n;
     double value[ZR_MAX_CARRIED];
 };
@@ -49,8 +42,6 @@ struct zr_given {
 struct zr_model_side {
     struct zr_core *core;
     struct zr_action *actions;
-    /* the program's call that gave these actions, for messages */
-    enum zr_core_event_kind call;
     /* (n_flats) for collectives between steps */
     struct zr_gather_seg *segs;
 
@@ -68,69 +59,12 @@ struct zr_model_side {
     /* hash of the calls that ranks of all pipeline stages make: no brackets */
     uint64_t world_calls;
 
-    /* ---- jobs that the loop was given */
-    /* jobs were pushed, and the loop was not woken yet */
-    bool unkicked;
-    uint64_t n_jobs;
-    /* number of the latest NORM */
-    uint64_t norm_job;
-    /* (n_units) number of the last job that writes the unit's parameters */
-    uint64_t *unit_job;
-    /* (places) number of the last job that reads the gradient there */
-    uint64_t *grad_job;
-
-    /* ---- the model's pointers */
-    /* (n_tensors) last values stored in them */
-    void **reported_param, **reported_grad;
-    /* (n_tensors) layers of the tensor that are shown */
-    int32_t *n_shown_param, *n_shown_grad;
-    /* (n_units) whether the pointers are at the unit, and its slot */
-    bool *param_shown, *grad_shown;
-    int32_t *param_slot, *grad_slot;
-    /* (n_tensors) stages 0 and 1 */
-    struct zr_grad_pointer *grad_pointer;
-    /* (n_units) its gradient is being reduced */
-    bool *in_flight;
-    /* (n_units) the units in flight */
-    int32_t *flying, n_flying;
+    /* each defined in the file that works on it */
+    struct zr_jobs *jobs;         /* jobs.c */
+    struct zr_steps *steps;       /* step.c */
+    struct zr_tuning *tuning;     /* tune.c; jobs read it, too */
+    struct zr_pointers *pointers; /* model_pointers.c */
     struct zr_all all;
-
-    /* ---- steps */
-    /* calls of zero_step */
-    uint32_t step;
-    /* added to `step` for the number in messages, which goes on after a load */
-    int64_t step_offset;
-    /* the next zero_step computes step_offset anew; a zero_step is under way */
-    bool renumber, stepping;
-    /* first unit that the last step left out; -1: none */
-    int32_t left_out;
-    /* steps that were not skipped */
-    int64_t t;
-    /* (n_units) steps that updated the unit, and were not skipped */
-    int64_t *unit_t;
-    /* (n_units) the step whose outcome is due updates the unit, unless it is skipped */
-    bool *updating;
-    int64_t n_skipped, n_dropped;
-    /* the last step's outcome is not read yet */
-    bool result_due;
-    /* the program asks for that outcome */
-    bool result_wanted;
-    /* outcome of the last step that was read */
-    struct zr_step_result result;
-    /* its least number over ranks (zr_engine_least) */
-    uint64_t least;
-    /* tuned[tuned_now] is for the next step; jobs read both */
-    struct zr_tuned tuned[2];
-    int tuned_now;
-    float lr;
-    /* norm of the step to come, once zero_norm asked for it */
-    double norm;
-    /* jobs that are pushed belong to the step to come */
-    bool norming;
-    /* values for the step to come */
-    struct zr_given given;
-    /* values of the last step that was begun; its job reads them */
-    struct zr_given carried;
 
     int64_t n_waits, wait_ns;
     /* bytes that were received for opening, which are not the model's traffic */
@@ -232,6 +166,8 @@ struct zr_engine {
     /* for tied tensors; NULL: this rank has none */
     struct zr_stream *tied_stream;
     struct zr_events ev;
+    /* all memory of zr_table_open, as a list */
+    struct zr_table *tables;
     /* NULL: not kept */
     struct zr_timeline *timeline;
     struct zr_observers observers;
@@ -249,9 +185,13 @@ struct zr_engine {
 
 /* ---- tables.c, for opening and closing ---- */
 
+/* Allocates the tables of the members i and m. */
 int zr_tables_open(struct zr_engine *e);
-/* Works after a failure to open, too. Frees only the lists of events, not the events. */
+/* Works after a failure to open, too. Frees all tables, and the lists of events, but not the events. */
 void zr_tables_close(struct zr_engine *e);
+/* Sets *field to n zeroed elements of that size, which zr_tables_close frees. field: address of a pointer. */
+int zr_table_open(struct zr_engine *e, void *field, int64_t n, size_t size);
+#define ZR_TABLE(e, field, n) ZR_TRY(zr_table_open(e, &(field), n, sizeof *(field)))
 
 /* ---- pipe.c, for opening and closing ---- */
 
@@ -358,18 +298,6 @@ void zr_engine_guard_waits(struct zr_engine *e);
 /* Prevents operations that are on the streams and have not begun from running. Any thread. */
 void zr_engine_leave_streams(struct zr_engine *e);
 
-/* The numbers of the last step and of the step under way, as in all messages. Steps count from 1, and go on
- * after a load. */
-static inline uint32_t zr_last_step_number(const struct zr_engine *e)
-{
-    return (uint32_t)(e->m.step + e->m.step_offset);
-}
-
-static inline uint32_t zr_step_number(const struct zr_engine *e)
-{
-    return zr_last_step_number(e) + !e->m.stepping; /* zero_step has counted itself already */
-}
-
 /* Fails the engine with err and this thread's message, unless err is 0. */
 static inline int zr_engine_note(struct zr_engine *e, int err)
 {
@@ -385,19 +313,53 @@ void zr_engine_save_flight(struct zr_engine *e);
 int zr_model_act(struct zr_engine *e, int32_t n);
 /* The name of the program's call that gives the core such an event. */
 const char *zr_model_call_name(enum zr_core_event_kind kind);
-/* Gives the action to the loop as a job, with all that it needs to know. Without a loop, carries it out. */
-void zr_model_push(struct zr_engine *e, const struct zr_action *a);
 /* Reports the call to the communicators, for their messages. */
 void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev);
 /* Lets the model go on after the event: on the host waits for it, on a GPU makes the model's stream wait. */
 int zr_model_wait_for(struct zr_engine *e, struct zr_event *ev);
+/* ---- jobs.c ---- */
+
+int zr_jobs_open(struct zr_engine *e);
+/* Gives the action to the loop as a job, with all that it needs to know. Without a loop, carries it out. */
+void zr_jobs_push(struct zr_engine *e, const struct zr_action *a);
+/* Makes sure that the loop sees all jobs. */
+void zr_jobs_kick(struct zr_engine *e);
 /* Waits until the loop has carried out the job with that number (0: none). Its events are recorded then, so a
  * wait for them works. Returns the failure of the engine, if any; the job may not have been carried out
  * then. */
-int zr_model_await(struct zr_engine *e, uint64_t job);
+int zr_jobs_await(struct zr_engine *e, uint64_t job);
+/* Return the number of a job, 0: there was none. The last one that writes the unit's parameters; that uses
+ * the gradient at that place (zr_grad_place); the last NORM; and the last of all. */
+uint64_t zr_job_writing_params(const struct zr_engine *e, int32_t unit);
+uint64_t zr_job_using_grad(const struct zr_engine *e, int32_t place);
+uint64_t zr_last_norm_job(const struct zr_engine *e);
+uint64_t zr_last_job(const struct zr_engine *e);
+
+/* ---- step.c ---- */
+
+int zr_steps_open(struct zr_engine *e);
+/* Returns how often zero_step was called. */
+uint32_t zr_step_calls(const struct zr_engine *e);
+/* Return the numbers of the last step and of the step under way, as in all messages. Steps count from 1, and
+ * go on after a load. */
+uint32_t zr_last_step_number(const struct zr_engine *e);
+uint32_t zr_step_number(const struct zr_engine *e);
+/* Returns the outcome of the last step that was read. */
+const struct zr_step_result *zr_last_result(const struct zr_engine *e);
+/* Fills in the facts about steps. */
+void zr_steps_facts(const struct zr_engine *e, struct zr_engine_facts *out);
+/* Fills in what a job needs to know of its step, and notes what the job will do. number: the job's. */
+void zr_steps_fill_job(struct zr_engine *e, struct zr_job *job, uint64_t number);
+
+/* ---- tune.c ---- */
+
+int zr_tuning_open(struct zr_engine *e);
+/* Returns the numbers for a job of the next step, which do not change before the job is issued. */
+const struct zr_tuned *zr_tuned_of_job(struct zr_engine *e, uint64_t job);
 
 /* ---- model_pointers.c ---- */
 
+int zr_pointers_open(struct zr_engine *e);
 /* Store an address in the model's pointer, and remember it. */
 void zr_point_param(struct zr_engine *e, int32_t tensor, void *to);
 void zr_point_grad(struct zr_engine *e, int32_t tensor, void *to);
@@ -407,11 +369,16 @@ void zr_show_params(struct zr_engine *e, int32_t unit, int32_t slot);
 void zr_hide_params(struct zr_engine *e, int32_t unit);
 void zr_show_grads(struct zr_engine *e, int32_t unit, int32_t slot);
 void zr_hide_grads(struct zr_engine *e, int32_t unit);
-/* For models that hold their gradients. open: a backward bracket of the unit begins. close: it ends, and if
- * in_flight the gradient is being reduced from then on. return: the gradient has been reduced. */
+/* Returns the slot where the model's pointers show a unit's parameters or gradients, or ZR_NOT_SHOWN. */
+enum { ZR_NOT_SHOWN = -2 };
+int32_t zr_shown_slot(const struct zr_engine *e, int32_t unit, bool grad);
+/* For models that hold their gradients: a backward bracket of the unit begins; it ends, and if `reducing` the
+ * gradient is being reduced from then on. */
 void zr_open_grads(struct zr_engine *e, int32_t unit);
-void zr_close_grads(struct zr_engine *e, int32_t unit, bool in_flight);
-void zr_return_grads(struct zr_engine *e, int32_t unit);
+void zr_close_grads(struct zr_engine *e, int32_t unit, bool reducing);
+/* Gives the model the pointer of one gradient again that has been reduced, and returns its unit. Returns -1
+ * if there is none left. sums_too: steps have used gradients that are summed where backward writes them. */
+int32_t zr_return_next_grad(struct zr_engine *e, bool sums_too);
 
 /* check/replicas.c: adds this rank's part of a tensor, weights and master weights, to a hash. buffer has
  * ZR_DIGEST_BYTES of host memory. */
@@ -420,8 +387,6 @@ int zr_digest_tensor(struct zr_engine *e, char *buffer, int32_t tensor, uint64_t
 /* Whether ranks compare their copies in this step (cfg.debug.check): 1, 2, 4, 8 and so on, and every 64th. */
 bool zr_compare_is_due(const struct zr_engine *e);
 
-/* tune.c: called by zr_engine_open. */
-void zr_tuned_open(struct zr_engine *e);
 /* gather_all.c: copies the unit from its slot to its place among all parameters, on the compute stream. */
 int zr_all_keep(struct zr_engine *e, int32_t unit, int32_t slot);
 /* restore.c: gather inner slices from the ranks' fine slices, and resident parameters from their inner

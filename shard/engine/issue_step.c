@@ -88,9 +88,9 @@ static int begin_agreement(struct zr_engine *e, const struct zr_job *job)
                                          [ZR_AGREE_LR] = zr_agree_lr_word(job->lr, e->rank),
                                          [ZR_AGREE_LEAST] = atomic_load(&e->s.own_least),
                                          [ZR_AGREE_SQUARES] = keeps_squares(e)},
-                               .n_carried = job->given->n};
+                               .n_carried = job->carried->n};
     if (e->pp_at == e->pp - 1) /* it has the loss; values of other stages count as 0 */
-        memcpy(b.carried, job->given->value, sizeof b.carried);
+        memcpy(b.carried, job->carried->value, sizeof b.carried);
     return e->dev->ops->agree_begin(e->reduce_stream, &b);
 }
 
@@ -99,7 +99,7 @@ static int end_agreement(struct zr_engine *e, const struct zr_job *job)
     const struct zr_agree_end end = {.all = zr_engine_agreement(e),
                                      .scale = zr_unclipped_scale(e, job->tuned),
                                      .clip = job->tuned->clip,
-                                     .n_carried = job->given->n,
+                                     .n_carried = job->carried->n,
                                      .n_ranks = e->n_all,
                                      .n_averaged = e->world * e->tp,
                                      .scalars = zr_engine_scalars(e),

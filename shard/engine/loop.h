@@ -20,7 +20,7 @@
 
 struct zr_vclock;
 struct zr_tuned;
-struct zr_given;
+struct zr_carried;
 
 /* An action, and what the model's thread knew when it gave the action to the loop. */
 struct zr_job {
@@ -30,7 +30,7 @@ struct zr_job {
     /* NORM, UPDATE: the step's numbers */
     const struct zr_tuned *tuned;
     /* NORM: the values that the step carries */
-    const struct zr_given *given;
+    const struct zr_carried *carried;
     uint64_t call_hash;
     /* hash of the calls that every rank makes (zr_world_hash) */
     uint64_t world_hash;

@@ -11,74 +11,6 @@
 #include <time.h>
 #include <xxhash.h>
 
-/* ---- jobs ---- */
-
-/* Whether the gradient's memory may be written again after this job. A gradient that is summed in place is in
- * use until the update. */
-static bool uses_grad(const struct zr_engine *e, const struct zr_action *a)
-{
-    if (a->unit < 0)
-        return false;
-    return a->kind == (e->plan->sum_in_place[a->unit] ? ZR_ACT_UPDATE : ZR_ACT_REDUCE);
-}
-
-void zr_model_push(struct zr_engine *e, const struct zr_action *a)
-{
-    struct zr_job job = {.action = *a,
-                         .call_hash = zr_core_hash(e->m.core),
-                         .world_hash = zr_world_hash(e),
-                         .step = zr_step_number(e),
-                         .lr = e->m.lr,
-                         .from = zr_flight_queue(e->flight)};
-    e->m.n_jobs++;
-    if (a->kind == ZR_ACT_NORM || a->kind == ZR_ACT_UPDATE) {
-        job.tuned = &e->m.tuned[e->m.tuned_now];
-        job.given = &e->m.carried;
-        e->m.tuned[e->m.tuned_now].last_job = e->m.n_jobs;
-    }
-    if (a->kind == ZR_ACT_LEAVE_OUT && e->m.left_out < 0)
-        e->m.left_out = a->unit;
-    if (a->kind == ZR_ACT_UPDATE) {
-        job.t = e->m.unit_t[a->unit] + 1;
-        e->m.updating[a->unit] = true;
-    }
-    if (a->kind == ZR_ACT_GATHER || a->kind == ZR_ACT_UPDATE)
-        e->m.unit_job[a->unit] = e->m.n_jobs;
-    if (a->kind == ZR_ACT_NORM) {
-        e->m.norm_job = e->m.n_jobs;
-        job.compares_tp = zr_tp_compares(e, e->m.step + !e->m.stepping);
-    }
-    if (uses_grad(e, a))
-        e->m.grad_job[zr_grad_place(e->plan, a->unit, a->slot)] = e->m.n_jobs;
-    if (!e->loop) {
-        zr_engine_issue(e, &job);
-        return;
-    }
-    job.known = zr_model_check_hand(e->watch);
-    zr_loop_push(e->loop, &job);
-    e->m.unkicked = true;
-}
-
-static void kick(struct zr_engine *e)
-{
-    if (e->m.unkicked)
-        zr_loop_kick(e->loop);
-    e->m.unkicked = false;
-}
-
-/* Events of a job are not recorded before it was issued, so a wait for them would return at once. A failed
- * engine issues no jobs. */
-int zr_model_await(struct zr_engine *e, uint64_t job)
-{
-    if (!job)
-        return 0;
-    if (e->loop) {
-        kick(e);
-        zr_loop_await(e->loop, job);
-    }
-    return zr_engine_has_failed(e) ? zr_engine_status(e) : 0;
-}
-
 /* ---- actions of the model's thread ---- */
 
 /* Waits until the job is issued, and then for the event that it records. Either wait is a span in the
@@ -89,7 +21,7 @@ static int wait_on(struct zr_engine *e, uint64_t job, struct zr_event *ev, int32
     bool span = e->timeline && e->loop && !zr_loop_issued(e->loop, job);
     if (span)
         zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_WAIT, unit, zr_step_number(e));
-    int err = zr_model_await(e, job);
+    int err = zr_jobs_await(e, job);
     if (!err)
         err = d->compute_on_caller ? d->event_query(ev) : d->stream_wait(e->compute, ev);
     if (d->compute_on_caller && !err) {
@@ -111,20 +43,16 @@ int zr_model_wait_for(struct zr_engine *e, struct zr_event *ev)
     return wait_on(e, 0, ev, -1, false);
 }
 
-/* Waits for the last reduction or update, which is behind all others on its stream. */
+/* Returns the gradients that were being reduced to the model. Waits for the last reduction, or the last
+ * update, which is behind all others on its stream. */
 static int return_grads(struct zr_engine *e, int32_t last)
 {
-    bool all = e->plan->sum_in_place[last];
-    int err = wait_on(e, e->m.grad_job[last], e->ev.grad_free[last], last, false);
-    for (int32_t i = e->m.n_flying; i-- > 0;) {
-        int32_t unit = e->m.flying[i];
-        if (!all && e->plan->sum_in_place[unit])
-            continue;
-        e->m.flying[i] = e->m.flying[--e->m.n_flying];
-        zr_return_grads(e, unit);
+    bool updated = e->plan->sum_in_place[last];
+    int32_t unit;
+    int err = wait_on(e, zr_job_using_grad(e, last), e->ev.grad_free[last], last, false);
+    while ((unit = zr_return_next_grad(e, updated)) >= 0)
         if (!err)
             err = zr_observe_reduce(e, unit, ZR_REDUCE_RETURNED);
-    }
     return err;
 }
 
@@ -132,7 +60,7 @@ static int wait_param(struct zr_engine *e, const struct zr_action *a)
 {
     int32_t unit = a->unit;
     struct zr_event *ev = a->gathered ? e->ev.ready[unit] : e->ev.updated[unit];
-    return wait_on(e, e->m.unit_job[unit], ev, unit, true);
+    return wait_on(e, zr_job_writing_params(e, unit), ev, unit, true);
 }
 
 /* Whether the tensor's gradient need not be zeroed, because backward stores all of it, or another pipeline
@@ -168,7 +96,7 @@ static int fill_flat(struct zr_engine *e, const struct zr_flat *f, int32_t slot,
 static int wait_grad(struct zr_engine *e, const struct zr_action *a)
 {
     int32_t place = zr_grad_place(e->plan, a->unit, a->slot);
-    int err = wait_on(e, e->m.grad_job[place], e->ev.grad_free[place], a->unit, false);
+    int err = wait_on(e, zr_job_using_grad(e, place), e->ev.grad_free[place], a->unit, false);
     const struct zr_unit *u = &e->layout->units[a->unit];
     for (int32_t i = 0; !err && a->fill && i < u->n_flats; i++) {
         const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
@@ -270,16 +198,7 @@ static int reduce_grad(struct zr_engine *e, const struct zr_action *a)
         ZR_TRY(
             e->dev->ops->event_record(e->ev.grad_done[zr_grad_place(e->plan, a->unit, a->slot)], e->compute));
     }
-    zr_model_push(e, a);
-    return 0;
-}
-
-static int drop_sums(struct zr_engine *e, const struct zr_action *a)
-{
-    zr_model_push(e, a);
-    for (int32_t u = 0; u < e->layout->n_units; u++)
-        if (e->plan->sum_in_place[u])
-            e->m.grad_job[zr_grad_place(e->plan, u, -1)] = e->m.n_jobs;
+    zr_jobs_push(e, a);
     return 0;
 }
 
@@ -302,10 +221,8 @@ static int act(struct zr_engine *e, const struct zr_action *a)
         return return_grads(e, a->unit);
     case ZR_ACT_REDUCE:
         return reduce_grad(e, a);
-    case ZR_ACT_DROP_SUMS:
-        return drop_sums(e, a);
     default:
-        zr_model_push(e, a);
+        zr_jobs_push(e, a);
         return 0;
     }
 }
@@ -318,7 +235,7 @@ int zr_model_act(struct zr_engine *e, int32_t n)
         if (one && !err)
             err = zr_engine_fail(e, one, zr_error_text());
     }
-    kick(e);
+    zr_jobs_kick(e);
     return err ? err : zr_engine_check(e);
 }
 
@@ -414,7 +331,7 @@ void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev)
                                              [ZR_EV_RELEASE_ALL] = ZR_CALL_RELEASE_ALL};
     bool bracket = ev->kind <= ZR_EV_END;
     const int64_t words[] = {ev->kind, ev->unit};
-    uint64_t args = ev->kind == ZR_EV_STEP ? zr_tuned_digest(e, e->m.given.n) : 0;
+    uint64_t args = ev->kind == ZR_EV_STEP ? (uint32_t)ev->unit : 0; /* zr_tuned_digest */
     if (!bracket && ev->kind != ZR_EV_REWRITE) /* other pipeline stages do not have these units and tensors */
         e->m.world_calls = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls);
     if (ev->kind < sizeof name / sizeof *name && name[ev->kind])
@@ -445,7 +362,6 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
         zr_phase_is_backward(ev->backward, ev->apart) ? ZR_SPAN_BACKWARD : ZR_SPAN_FORWARD;
     if (ev->kind == ZR_EV_END)
         zr_timeline_end(e->timeline, ZR_TRACK_MODEL, span, ev->unit);
-    e->m.call = ev->kind;
     err = zr_model_act(e, n);
     if (ev->kind == ZR_EV_BEGIN)
         zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, span, ev->unit, zr_step_number(e));

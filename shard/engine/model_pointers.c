@@ -7,14 +7,59 @@
  * library stored them. */
 #include "shard/engine/internal.h"
 
+/* How many layers of a tensor have their gradient in a reduction, and in an open bracket. */
+struct grad_layers {
+    int32_t n_reducing, n_open;
+};
+
+struct zr_pointers {
+    /* (n_tensors) values last stored in the model's pointers */
+    void **stored_param, **stored_grad;
+    /* (n_tensors) layers of the tensor that are shown */
+    int32_t *n_shown_param, *n_shown_grad;
+    /* (n_units) the slot at which the pointers show the unit, or ZR_NOT_SHOWN */
+    int32_t *param_slot, *grad_slot;
+    /* Stages 0 and 1. (n_tensors) The model has one pointer for all layers. It is NULL while a layer is being
+     * reduced, unless another is open. So a model that zeroes its gradients meanwhile fails at once, instead
+     * of changing what is being added up. */
+    struct grad_layers *layers;
+    /* stages 0 and 1: (n_units) the gradient is being reduced; (n_reducing) the list of these units */
+    bool *is_reducing;
+    int32_t *reducing, n_reducing;
+};
+
+int zr_pointers_open(struct zr_engine *e)
+{
+    const int32_t units = e->layout->n_units, tensors = e->layout->n_tensors;
+    ZR_TABLE(e, e->m.pointers, 1);
+    struct zr_pointers *p = e->m.pointers;
+    ZR_TABLE(e, p->stored_param, tensors);
+    ZR_TABLE(e, p->stored_grad, tensors);
+    ZR_TABLE(e, p->n_shown_param, tensors);
+    ZR_TABLE(e, p->n_shown_grad, tensors);
+    ZR_TABLE(e, p->param_slot, units);
+    ZR_TABLE(e, p->grad_slot, units);
+    ZR_TABLE(e, p->layers, tensors);
+    ZR_TABLE(e, p->is_reducing, units);
+    ZR_TABLE(e, p->reducing, units);
+    for (int32_t u = 0; u < units; u++)
+        p->param_slot[u] = p->grad_slot[u] = ZR_NOT_SHOWN;
+    return 0;
+}
+
+int32_t zr_shown_slot(const struct zr_engine *e, int32_t unit, bool grad)
+{
+    return grad ? e->m.pointers->grad_slot[unit] : e->m.pointers->param_slot[unit];
+}
+
 void zr_point_param(struct zr_engine *e, int32_t tensor, void *to)
 {
-    *e->layout->tensors[tensor].param = e->m.reported_param[tensor] = to;
+    *e->layout->tensors[tensor].param = e->m.pointers->stored_param[tensor] = to;
 }
 
 void zr_point_grad(struct zr_engine *e, int32_t tensor, void *to)
 {
-    *e->layout->tensors[tensor].grad = e->m.reported_grad[tensor] = to;
+    *e->layout->tensors[tensor].grad = e->m.pointers->stored_grad[tensor] = to;
 }
 
 void zr_engine_unpoint(struct zr_engine *e)
@@ -23,9 +68,9 @@ void zr_engine_unpoint(struct zr_engine *e)
         const struct zr_tensor *t = &e->layout->tensors[i];
         if (t->buffer)
             continue;
-        if (*t->param == e->m.reported_param[i])
+        if (*t->param == e->m.pointers->stored_param[i])
             *t->param = NULL;
-        if (t->grad && *t->grad == e->m.reported_grad[i])
+        if (t->grad && *t->grad == e->m.pointers->stored_grad[i])
             *t->grad = NULL;
     }
 }
@@ -77,7 +122,7 @@ static void for_pieces_of_unit(struct zr_engine *e, int32_t unit, int32_t slot, 
 
 static void show_param(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
 {
-    e->m.n_shown_param[p->tensor] += !e->m.param_shown[f->unit];
+    e->m.pointers->n_shown_param[p->tensor] += zr_shown_slot(e, f->unit, false) == ZR_NOT_SHOWN;
     zr_point_param(e, p->tensor, param_pointer(e, f, p, slot));
 }
 
@@ -85,17 +130,17 @@ static void show_grad(struct zr_engine *e, const struct zr_flat *f, const struct
 {
     if (!f->trainable)
         return;
-    e->m.n_shown_grad[p->tensor] += !e->m.grad_shown[f->unit];
+    e->m.pointers->n_shown_grad[p->tensor] += zr_shown_slot(e, f->unit, true) == ZR_NOT_SHOWN;
     zr_point_grad(e, p->tensor, grad_pointer(e, f, p, slot));
 }
 
 /* Returns a slice of a stacked tensor that is still open (brackets nest), to which the pointer goes back. -1:
  * none. */
-static int32_t other_slice(const struct zr_engine *e, int32_t tensor, const bool *shown, int32_t n_shown)
+static int32_t other_slice(const struct zr_engine *e, int32_t tensor, const int32_t *slot, int32_t n_shown)
 {
     const struct zr_tensor *t = &e->layout->tensors[tensor];
     for (int32_t s = 0; n_shown && s < t->n_slices; s++)
-        if (shown[t->unit + s])
+        if (slot[t->unit + s] != ZR_NOT_SHOWN)
             return s;
     return -1;
 }
@@ -104,12 +149,13 @@ static void hide_param(struct zr_engine *e, const struct zr_flat *f, const struc
 {
     (void)f;
     (void)slot;
-    int32_t other = other_slice(e, p->tensor, e->m.param_shown, --e->m.n_shown_param[p->tensor]);
+    int32_t other =
+        other_slice(e, p->tensor, e->m.pointers->param_slot, --e->m.pointers->n_shown_param[p->tensor]);
     void *pointer = zr_model_check_closed(e->watch, p->tensor, false);
     if (other >= 0) {
         int32_t id = e->layout->piece_of[e->layout->slice_base[p->tensor] + other];
         const struct zr_flat *g = zr_piece_flat(e->layout, id);
-        pointer = param_pointer(e, g, &e->layout->pieces[id], e->m.param_slot[g->unit]);
+        pointer = param_pointer(e, g, &e->layout->pieces[id], zr_shown_slot(e, g->unit, false));
     }
     zr_point_param(e, p->tensor, pointer);
 }
@@ -119,12 +165,13 @@ static void hide_grad(struct zr_engine *e, const struct zr_flat *f, const struct
     (void)slot;
     if (!f->trainable)
         return;
-    int32_t other = other_slice(e, p->tensor, e->m.grad_shown, --e->m.n_shown_grad[p->tensor]);
+    int32_t other =
+        other_slice(e, p->tensor, e->m.pointers->grad_slot, --e->m.pointers->n_shown_grad[p->tensor]);
     void *pointer = zr_model_check_closed(e->watch, p->tensor, true);
     if (other >= 0) {
         int32_t id = e->layout->piece_of[e->layout->slice_base[p->tensor] + other];
         const struct zr_flat *g = zr_piece_flat(e->layout, id);
-        pointer = grad_pointer(e, g, &e->layout->pieces[id], e->m.grad_slot[g->unit]);
+        pointer = grad_pointer(e, g, &e->layout->pieces[id], zr_shown_slot(e, g->unit, true));
     }
     zr_point_grad(e, p->tensor, pointer);
 }
@@ -132,26 +179,24 @@ static void hide_grad(struct zr_engine *e, const struct zr_flat *f, const struct
 void zr_show_params(struct zr_engine *e, int32_t unit, int32_t slot)
 {
     for_pieces_of_unit(e, unit, slot, show_param);
-    e->m.param_shown[unit] = true;
-    e->m.param_slot[unit] = slot;
+    e->m.pointers->param_slot[unit] = slot;
 }
 
 void zr_hide_params(struct zr_engine *e, int32_t unit)
 {
-    e->m.param_shown[unit] = false;
+    e->m.pointers->param_slot[unit] = ZR_NOT_SHOWN;
     for_pieces_of_unit(e, unit, -1, hide_param);
 }
 
 void zr_show_grads(struct zr_engine *e, int32_t unit, int32_t slot)
 {
     for_pieces_of_unit(e, unit, slot, show_grad);
-    e->m.grad_shown[unit] = true;
-    e->m.grad_slot[unit] = slot;
+    e->m.pointers->grad_slot[unit] = slot;
 }
 
 void zr_hide_grads(struct zr_engine *e, int32_t unit)
 {
-    e->m.grad_shown[unit] = false;
+    e->m.pointers->grad_slot[unit] = ZR_NOT_SHOWN;
     for_pieces_of_unit(e, unit, -1, hide_grad);
 }
 
@@ -178,69 +223,68 @@ void zr_engine_point(struct zr_engine *e, bool values)
         for_pieces_of_unit(e, u, -1, point_for_good);
 }
 
-/* ---- gradients in place, at stages 0 and 1 ---- */
+/* ---- gradients that the model holds, at stages 0 and 1 ---- */
 
-/* Sets the pointer by the counts of layers in flight and open. */
 static void set_grad_pointer(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p)
 {
-    const struct zr_grad_pointer *l = &e->m.grad_pointer[p->tensor];
-    bool away = l->n_in_flight && !l->n_open;
+    const struct grad_layers *l = &e->m.pointers->layers[p->tensor];
+    bool away = l->n_reducing && !l->n_open;
     zr_point_grad(e, p->tensor,
                   away ? zr_model_check_closed(e->watch, p->tensor, true) : grad_pointer(e, f, p, -1));
 }
 
-static void count_opened(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
+/* Changes the counts of the unit's tensors, and then sets their pointers. */
+static void count_layers(struct zr_engine *e, int32_t unit, int32_t opened, int32_t reducing)
 {
-    (void)slot;
-    if (!f->trainable)
-        return;
-    struct zr_grad_pointer *l = &e->m.grad_pointer[p->tensor];
-    l->n_open++;
-    l->n_in_flight -= e->m.in_flight[f->unit];
-    set_grad_pointer(e, f, p);
+    const struct zr_unit *u = &e->layout->units[unit];
+    for (int32_t i = 0; i < u->n_flats; i++) {
+        const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
+        for (int32_t k = 0; f->trainable && k < f->n_pieces; k++) {
+            const struct zr_piece *p = &e->layout->pieces[f->first_piece + k];
+            e->m.pointers->layers[p->tensor].n_open += opened;
+            e->m.pointers->layers[p->tensor].n_reducing += reducing;
+            set_grad_pointer(e, f, p);
+        }
+    }
 }
 
-static void count_closed(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p, int32_t slot)
+/* Removes entry i from the list of units whose gradients are being reduced. */
+static void end_reducing(struct zr_pointers *p, int32_t i)
 {
-    (void)slot;
-    if (!f->trainable)
-        return;
-    e->m.grad_pointer[p->tensor].n_open--;
-    e->m.grad_pointer[p->tensor].n_in_flight += e->m.in_flight[f->unit];
-    set_grad_pointer(e, f, p);
-}
-
-static void count_returned(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
-                           int32_t slot)
-{
-    (void)slot;
-    if (!f->trainable)
-        return;
-    e->m.grad_pointer[p->tensor].n_in_flight--;
-    set_grad_pointer(e, f, p);
+    p->is_reducing[p->reducing[i]] = false;
+    p->reducing[i] = p->reducing[--p->n_reducing];
 }
 
 void zr_open_grads(struct zr_engine *e, int32_t unit)
 {
-    for_pieces_of_unit(e, unit, -1, count_opened);
-    for (int32_t i = 0; e->m.in_flight[unit] && i < e->m.n_flying; i++)
-        if (e->m.flying[i] == unit)
-            e->m.flying[i] = e->m.flying[--e->m.n_flying];
-    e->m.in_flight[unit] = false;
+    struct zr_pointers *p = e->m.pointers;
+    count_layers(e, unit, 1, -p->is_reducing[unit]);
+    for (int32_t i = 0; p->is_reducing[unit] && i < p->n_reducing; i++)
+        if (p->reducing[i] == unit)
+            end_reducing(p, i);
 }
 
-void zr_close_grads(struct zr_engine *e, int32_t unit, bool in_flight)
+void zr_close_grads(struct zr_engine *e, int32_t unit, bool reducing)
 {
-    e->m.in_flight[unit] = in_flight;
-    if (in_flight)
-        e->m.flying[e->m.n_flying++] = unit;
-    for_pieces_of_unit(e, unit, -1, count_closed);
+    struct zr_pointers *p = e->m.pointers;
+    p->is_reducing[unit] = reducing;
+    if (reducing)
+        p->reducing[p->n_reducing++] = unit;
+    count_layers(e, unit, -1, reducing);
 }
 
-void zr_return_grads(struct zr_engine *e, int32_t unit)
+int32_t zr_return_next_grad(struct zr_engine *e, bool sums_too)
 {
-    for_pieces_of_unit(e, unit, -1, count_returned);
-    e->m.in_flight[unit] = false;
+    struct zr_pointers *p = e->m.pointers;
+    int32_t i = p->n_reducing - 1;
+    while (i >= 0 && !sums_too && e->plan->sum_in_place[p->reducing[i]])
+        i--;
+    if (i < 0)
+        return -1;
+    int32_t unit = p->reducing[i];
+    end_reducing(p, i);
+    count_layers(e, unit, 0, -1);
+    return unit;
 }
 
 /* ---- checking them ---- */
@@ -259,13 +303,13 @@ static const char *call_of(const struct zr_core_event *ev)
 }
 
 static int moved(const struct zr_core_event *ev, const struct zr_tensor *t, const char *which, const void *is,
-                 const void *reported)
+                 const void *stored)
 {
     return zr_fail(ZERO_ERR_ORDER,
                    "%s: *%s of tensor %s (unit %d) is %p; the library stored %p there. The model must not "
                    "assign it after zero_wrap: allocate before, read the pointer again after each "
                    "zero_begin, and restore the library's pointer",
-                   call_of(ev), which, t->name, t->unit, is, reported);
+                   call_of(ev), which, t->name, t->unit, is, stored);
 }
 
 static int check_tensor(const struct zr_engine *e, const struct zr_core_event *ev, int32_t i)
@@ -273,10 +317,10 @@ static int check_tensor(const struct zr_engine *e, const struct zr_core_event *e
     const struct zr_tensor *t = &e->layout->tensors[i];
     if (t->buffer)
         return 0;
-    if (*t->param != e->m.reported_param[i])
-        return moved(ev, t, "param", *t->param, e->m.reported_param[i]);
-    if (t->grad && *t->grad != e->m.reported_grad[i])
-        return moved(ev, t, "grad", *t->grad, e->m.reported_grad[i]);
+    if (*t->param != e->m.pointers->stored_param[i])
+        return moved(ev, t, "param", *t->param, e->m.pointers->stored_param[i]);
+    if (t->grad && *t->grad != e->m.pointers->stored_grad[i])
+        return moved(ev, t, "grad", *t->grad, e->m.pointers->stored_grad[i]);
     return 0;
 }
 
@@ -285,10 +329,11 @@ static int check_tensor(const struct zr_engine *e, const struct zr_core_event *e
 static int check_layer(const struct zr_engine *e, int32_t unit, int32_t i)
 {
     const struct zr_tensor *t = &e->layout->tensors[i];
-    if (t->pointer_per_begin || e->m.n_shown_param[i] == e->m.param_shown[unit])
+    if (t->pointer_per_begin ||
+        e->m.pointers->n_shown_param[i] == (zr_shown_slot(e, unit, false) != ZR_NOT_SHOWN))
         return 0;
     int32_t other = t->unit;
-    while (other == unit || !e->m.param_shown[other])
+    while (other == unit || zr_shown_slot(e, other, false) == ZR_NOT_SHOWN)
         other++;
     return zr_fail(ZERO_ERR_ORDER,
                    "zero_begin: unit %d of stacked tensor %s cannot be opened while unit %d is: at stages 2 "

@@ -1,11 +1,160 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* step.c: the step on the model's thread, and what may come before it: zero_norm or zero_drop. */
+/* step.c: the step on the model's thread, and what may come before it: zero_norm or zero_drop. Also the
+ * number of the step, and the counts of steps. */
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+struct zr_steps {
+    /* calls of zero_step since zero_wrap */
+    uint32_t n_calls;
+    /* added to n_calls for the number in messages, which goes on after a load */
+    int64_t offset;
+    /* the next zero_step computes the offset anew; a zero_step is under way */
+    bool renumber, under_way;
+    /* steps that were not skipped */
+    int64_t t;
+    /* (n_units) steps that updated the unit, and were not skipped */
+    int64_t *unit_t;
+    /* (n_units) the step whose outcome is due updates the unit, unless it is skipped */
+    bool *updating;
+    /* first unit that the last step left out; -1: none */
+    int32_t left_out;
+    int64_t n_skipped, n_dropped;
+    /* the last step's outcome is not read yet; the program reads that outcome, so no warning is due */
+    bool result_due, program_reads;
+    /* outcome of the last step that was read, and its least number over ranks (zr_engine_least) */
+    struct zr_step_result result;
+    uint64_t least;
+    float lr;
+    /* norm of the step to come, once zero_norm asked for it */
+    double norm;
+    /* jobs that are pushed belong to the step to come */
+    bool norming;
+    /* values that the next step carries, and those of the last step that was begun, which its job reads */
+    struct zr_carried next, carried;
+};
+
+int zr_steps_open(struct zr_engine *e)
+{
+    ZR_TABLE(e, e->m.steps, 1);
+    ZR_TABLE(e, e->m.steps->unit_t, e->layout->n_units);
+    ZR_TABLE(e, e->m.steps->updating, e->layout->n_units);
+    return 0;
+}
+
+/* ---- numbers and counts ---- */
+
+uint32_t zr_step_calls(const struct zr_engine *e)
+{
+    return e->m.steps->n_calls;
+}
+
+uint32_t zr_last_step_number(const struct zr_engine *e)
+{
+    return (uint32_t)(e->m.steps->n_calls + e->m.steps->offset);
+}
+
+uint32_t zr_step_number(const struct zr_engine *e)
+{
+    return zr_last_step_number(e) + !e->m.steps->under_way; /* zero_step has counted itself already */
+}
+
+const struct zr_step_result *zr_last_result(const struct zr_engine *e)
+{
+    return &e->m.steps->result;
+}
+
+void zr_steps_facts(const struct zr_engine *e, struct zr_engine_facts *out)
+{
+    const struct zr_steps *s = e->m.steps;
+    out->n_steps = s->n_calls;
+    out->last_step = zr_last_step_number(e);
+    out->t = s->t;
+    out->left_out = s->left_out;
+    out->n_skipped = s->n_skipped;
+    out->n_dropped = s->n_dropped;
+}
+
+void zr_engine_set_skipped(struct zr_engine *e, int64_t n)
+{
+    e->m.steps->n_skipped = n;
+}
+
+uint64_t zr_engine_least(const struct zr_engine *e)
+{
+    return e->m.steps->least;
+}
+
+int zr_engine_set_step(struct zr_engine *e, int64_t t)
+{
+    int err = zr_engine_settle(e); /* the last step's outcome counts first */
+    if (err)
+        return err;
+    e->m.steps->t = t;
+    for (int32_t u = 0; u < e->layout->n_units; u++)
+        e->m.steps->unit_t[u] = t;
+    e->m.steps->renumber = true;
+    zr_engine_tune(e)->has_states = true;
+    return 0;
+}
+
+int64_t zr_engine_unit_step(const struct zr_engine *e, int32_t unit)
+{
+    return e->m.steps->unit_t[unit];
+}
+
+void zr_engine_set_unit_step(struct zr_engine *e, int32_t unit, int64_t t)
+{
+    e->m.steps->unit_t[unit] = t;
+}
+
+void zr_engine_renumber(struct zr_engine *e, int64_t last)
+{
+    e->m.steps->offset = last - (int64_t)e->m.steps->n_calls;
+    e->m.steps->renumber = false;
+}
+
+uint32_t zr_tuned_digest(const struct zr_engine *e, int32_t n_carried)
+{
+    const struct zr_tuned *now = zr_engine_tuned(e);
+    const struct {
+        double grad_scale;
+        float clip;
+        int32_t n_carried;
+        int64_t grad_accum_steps;
+        int64_t t; /* pipeline stages differ in it if only some of them have loaded states */
+    } all = {now->grad_scale, now->clip, n_carried, now->grad_accum_steps, e->m.steps->t};
+    uint64_t optims = XXH3_64bits(now->optim, (size_t)e->opt.n_optims * sizeof *now->optim);
+    return (uint32_t)XXH3_64bits_withSeed(&all, sizeof all, optims);
+}
+
+void zr_steps_fill_job(struct zr_engine *e, struct zr_job *job, uint64_t number)
+{
+    struct zr_steps *s = e->m.steps;
+    const struct zr_action *a = &job->action;
+    job->lr = s->lr;
+    if (a->kind == ZR_ACT_NORM || a->kind == ZR_ACT_UPDATE) {
+        job->tuned = zr_tuned_of_job(e, number);
+        job->carried = &s->carried;
+    }
+    if (a->kind == ZR_ACT_NORM)
+        job->compares_tp = zr_tp_compares(e, s->n_calls + !s->under_way);
+    if (a->kind == ZR_ACT_LEAVE_OUT && s->left_out < 0)
+        s->left_out = a->unit;
+    if (a->kind == ZR_ACT_UPDATE) {
+        job->t = s->unit_t[a->unit] + 1;
+        s->updating[a->unit] = true;
+    }
+}
+
+/* ---- waits, and the outcome of a step ---- */
 
 int zr_engine_wait(struct zr_engine *e, struct zr_event *event)
 {
@@ -43,7 +192,7 @@ static int compare_calls(struct zr_engine *e, const char *text)
  * every rank. */
 static int disagreement(struct zr_engine *e, const struct zr_agreed *a)
 {
-    uint32_t step = zr_last_step_number(e) + e->m.norming;
+    uint32_t step = zr_last_step_number(e) + e->m.steps->norming;
     char text[256];
     if (a->differs & ZR_AGREE_INCOMPLETE) { /* usually the reason that ended the collective is found first */
         snprintf(text, sizeof text, "step %u: the ranks could not compare their results", step);
@@ -66,7 +215,7 @@ static int disagreement(struct zr_engine *e, const struct zr_agreed *a)
 /* Waits for the last norm that was issued, and reads what all ranks agreed on. */
 static int look_at_result(struct zr_engine *e)
 {
-    zr_model_await(e, e->m.norm_job);
+    zr_jobs_await(e, zr_last_norm_job(e));
     ZR_TRY(zr_engine_wait(e, e->ev.step_norm));
     struct zr_access seen = {e->agreed, sizeof *e->agreed, false};
     zr_declare(e->dev, NULL, &seen, 1);
@@ -135,27 +284,27 @@ static void report_skipped(const struct zr_engine *e, const struct zr_agreed *a)
  * of the next step. */
 int zr_engine_settle(struct zr_engine *e)
 {
-    if (!e->m.result_due)
+    if (!e->m.steps->result_due)
         return 0;
     int err = look_at_result(e);
     const struct zr_agreed *a = e->agreed;
-    e->m.result_due = false;
+    e->m.steps->result_due = false;
     if (err)
         return err;
-    e->m.result =
+    e->m.steps->result =
         (struct zr_step_result){.grad_norm = a->grad_norm, .clipped = a->clipped, .skipped = a->skipped};
-    e->m.result.n_carried = e->m.carried.n;
-    memcpy(e->m.result.carried, a->carried, sizeof e->m.result.carried);
-    if (a->skipped && !e->m.result_wanted && e->m.n_skipped == 0)
+    e->m.steps->result.n_carried = e->m.steps->carried.n;
+    memcpy(e->m.steps->result.carried, a->carried, sizeof e->m.steps->result.carried);
+    if (a->skipped && !e->m.steps->program_reads && e->m.steps->n_skipped == 0)
         report_skipped(e, a);
-    e->m.t += !a->skipped;
+    e->m.steps->t += !a->skipped;
     for (int32_t u = 0; u < e->layout->n_units; u++) {
-        e->m.unit_t[u] += e->m.updating[u] && !a->skipped;
-        e->m.updating[u] = false;
+        e->m.steps->unit_t[u] += e->m.steps->updating[u] && !a->skipped;
+        e->m.steps->updating[u] = false;
     }
-    e->m.n_skipped += a->skipped;
-    e->m.result.t = e->m.t;
-    e->m.least = a->least;
+    e->m.steps->n_skipped += a->skipped;
+    e->m.steps->result.t = e->m.steps->t;
+    e->m.steps->least = a->least;
     err = zr_observe_step(e, ZR_STEP_SETTLED, NULL);
     if (!err)
         return 0;
@@ -167,22 +316,22 @@ int zr_engine_norm(struct zr_engine *e, double *norm)
 {
     ZR_TRY(zr_engine_check(e));
     ZR_TRY(zr_engine_settle(e));
-    *norm = e->m.norm;
+    *norm = e->m.steps->norm;
     if (zr_core_complete(e->m.core) && zr_core_open_unit(e->m.core) < 0)
         return 0;
     ZR_TRY(zr_observe_step(e, ZR_STEP_CALLED, "zero_norm"));
-    e->m.lr = 0;
-    e->m.carried.n = 0;
+    e->m.steps->lr = 0;
+    e->m.steps->carried.n = 0;
     ZR_TRY(zr_engine_note(e, e->dev->ops->event_record(e->ev.step_compute, e->compute)));
-    e->m.norming = true;
+    e->m.steps->norming = true;
     struct zr_core_event ev = {.kind = ZR_EV_NORM, .unit = (int32_t)zr_tuned_digest(e, 0)};
     int err = zr_engine_call(e, &ev);
     if (!err)
         err = look_at_result(e);
-    e->m.norming = false;
+    e->m.steps->norming = false;
     if (err)
         return err;
-    *norm = e->m.norm = e->agreed->grad_norm;
+    *norm = e->m.steps->norm = e->agreed->grad_norm;
     return zr_observe_step(e, ZR_STEP_NORM_KNOWN, NULL);
 }
 
@@ -193,32 +342,32 @@ int zr_engine_drop(struct zr_engine *e)
     ZR_TRY(zr_engine_call(e, &(struct zr_core_event){.kind = ZR_EV_DROP, .unit = -1}));
     ZR_TRY(zr_observe_step(e, ZR_STEP_DROPPED, NULL));
     zr_tied_forget(e);
-    e->m.n_dropped++;
-    e->m.given.n = 0;
+    e->m.steps->n_dropped++;
+    e->m.steps->next.n = 0;
     return 0;
 }
 
 void zr_engine_give(struct zr_engine *e, const double *values, int32_t n)
 {
     if (n)
-        memcpy(e->m.given.value, values, (size_t)n * sizeof *values);
-    e->m.given.n = n;
+        memcpy(e->m.steps->next.value, values, (size_t)n * sizeof *values);
+    e->m.steps->next.n = n;
 }
 
 int zr_engine_last(struct zr_engine *e, bool *known, struct zr_step_result *result)
 {
     int err = 0;
-    *known = !e->m.result_due;
-    if (e->m.result_due && (!e->loop || zr_loop_issued(e->loop, e->m.norm_job))) {
+    *known = !e->m.steps->result_due;
+    if (e->m.steps->result_due && (!e->loop || zr_loop_issued(e->loop, zr_last_norm_job(e)))) {
         int done = e->dev->ops->event_query(e->ev.step_norm);
         *known = done > 0;
         err = done < 0 ? zr_engine_fail(e, done, zr_error_text()) : 0;
     }
-    e->m.result_wanted |= *known;
+    e->m.steps->program_reads |= *known;
     if (!err && *known)
         err = zr_engine_settle(e);
     if (!err && *known)
-        *result = e->m.result;
+        *result = e->m.steps->result;
     return err;
 }
 
@@ -227,32 +376,31 @@ static int make_step(struct zr_engine *e, float lr, struct zr_step_result *resul
     int32_t n;
     ZR_TRY(zr_engine_check(e));
     ZR_TRY(zr_engine_settle(e));
-    struct zr_core_event ev = {.kind = ZR_EV_STEP, .unit = (int32_t)zr_tuned_digest(e, e->m.given.n)};
+    struct zr_core_event ev = {.kind = ZR_EV_STEP, .unit = (int32_t)zr_tuned_digest(e, e->m.steps->next.n)};
     ZR_TRY(zr_pointers_check(e, &ev));
     ZR_TRY(zr_observe_step(e, ZR_STEP_CALLED, "zero_step"));
     ZR_TRY(zr_core_step(e->m.core, &ev, e->m.actions, &n));
     zr_model_called(e, &ev);
-    e->m.step++;
-    e->m.stepping = true;
-    if (e->m.renumber)
-        zr_engine_renumber(e, e->m.t + 1);
-    e->m.left_out = -1;
-    e->m.lr = lr;
-    e->m.carried = e->m.given;
-    e->m.given.n = 0;
+    e->m.steps->n_calls++;
+    e->m.steps->under_way = true;
+    if (e->m.steps->renumber)
+        zr_engine_renumber(e, e->m.steps->t + 1);
+    e->m.steps->left_out = -1;
+    e->m.steps->lr = lr;
+    e->m.steps->carried = e->m.steps->next;
+    e->m.steps->next.n = 0;
     zr_model_check_call(e->watch, "zero_step", -1, "", zr_step_number(e));
     ZR_TRY(zr_observe_step(e, ZR_STEP_BEGUN, NULL));
     zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1, zr_step_number(e));
     ZR_TRY(zr_engine_note(e, e->dev->ops->event_record(e->ev.step_compute, e->compute)));
-    e->m.call = ev.kind;
     int err = zr_model_act(e, n);
     int reported = zr_observe_step(e, ZR_STEP_ISSUED, NULL);
     err = err ? err : reported;
-    e->m.result_due = true;
-    e->m.result_wanted = result != NULL;
+    e->m.steps->result_due = true;
+    e->m.steps->program_reads = result != NULL;
     if (!err && result) {
         err = zr_engine_settle(e);
-        *result = e->m.result;
+        *result = e->m.steps->result;
     }
     zr_timeline_end(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1);
     return err;
@@ -261,7 +409,7 @@ static int make_step(struct zr_engine *e, float lr, struct zr_step_result *resul
 int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
 {
     int err = make_step(e, lr, result);
-    e->m.stepping = false;
+    e->m.steps->under_way = false;
     return err;
 }
 
@@ -275,11 +423,6 @@ static int drain_stream(struct zr_engine *e, struct zr_stream *s)
         return zr_engine_note(e, d->stream_sync(s));
     ZR_TRY(zr_engine_note(e, d->event_record(e->ev.drained, s)));
     return zr_engine_wait(e, e->ev.drained);
-}
-
-void zr_engine_await_jobs(struct zr_engine *e)
-{
-    zr_model_await(e, e->m.n_jobs);
 }
 
 int zr_engine_drain(struct zr_engine *e)

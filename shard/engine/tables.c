@@ -3,6 +3,7 @@
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,72 +69,47 @@ enum zr_event_class zr_event_class_of(const struct zr_engine *e, const struct zr
 
 /* ---- tables ---- */
 
-struct table {
-    void *field; /* address of the pointer to it */
-    size_t n, size;
+/* Precedes each table in memory. */
+struct zr_table {
+    _Alignas(max_align_t) struct zr_table *next;
 };
 
-enum { MOST_TABLES = 26 };
-
-/* Lists all tables, and returns how many there are. */
-static int list_tables(struct zr_engine *e, struct table *t)
+int zr_table_open(struct zr_engine *e, void *field, int64_t n, size_t size)
 {
-    struct zr_model_side *m = &e->m;
-    size_t units = (size_t)e->layout->n_units, tensors = (size_t)e->layout->n_tensors;
-    size_t flats = (size_t)e->layout->n_flats, places = units + (size_t)e->plan->n_grad_slots;
-    const struct table all[] = {
-        {&m->core, 1, zr_core_bytes(&e->plan->spec)},
-        {&m->actions, (size_t)zr_core_max_actions(&e->plan->spec), sizeof *m->actions},
-        {&m->segs, flats, sizeof *m->segs},
-        {&m->unit_job, units, sizeof *m->unit_job},
-        {&m->grad_job, places, sizeof *m->grad_job},
-        {&m->reported_param, tensors, sizeof *m->reported_param},
-        {&m->reported_grad, tensors, sizeof *m->reported_grad},
-        {&m->n_shown_param, tensors, sizeof *m->n_shown_param},
-        {&m->n_shown_grad, tensors, sizeof *m->n_shown_grad},
-        {&m->param_shown, units, sizeof *m->param_shown},
-        {&m->grad_shown, units, sizeof *m->grad_shown},
-        {&m->param_slot, units, sizeof *m->param_slot},
-        {&m->grad_slot, units, sizeof *m->grad_slot},
-        {&m->grad_pointer, tensors, sizeof *m->grad_pointer},
-        {&m->in_flight, units, sizeof *m->in_flight},
-        {&m->flying, units, sizeof *m->flying},
-        {&m->unit_t, units, sizeof *m->unit_t},
-        {&m->updating, units, sizeof *m->updating},
-        {&e->tp_gradient, tensors, sizeof *e->tp_gradient},
-        {&e->tp_left_out, units, sizeof *e->tp_left_out},
-        {&e->i.gather_segs, flats, sizeof *e->i.gather_segs},
-        {&e->i.reduce_segs, flats, sizeof *e->i.reduce_segs},
-        {&e->i.left_out, units, sizeof *e->i.left_out},
-    };
-    _Static_assert(sizeof all / sizeof *all <= MOST_TABLES, "room for all");
-    memcpy(t, all, sizeof all);
-    return (int)(sizeof all / sizeof *all);
+    struct zr_table *t = calloc(1, sizeof *t + ((size_t)n + 1) * size);
+    if (!t)
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for the tables of %d units", e->layout->n_units);
+    void *at = t + 1;
+    t->next = e->tables;
+    e->tables = t;
+    memcpy(field, &at, sizeof at);
+    return 0;
 }
 
 int zr_tables_open(struct zr_engine *e)
 {
-    struct table t[MOST_TABLES];
-    for (int n = list_tables(e, t), i = 0; i < n; i++) {
-        void *at = calloc(t[i].n + 1, t[i].size);
-        if (!at)
-            return zr_fail(ZERO_ERR_NOMEM, "no memory for the tables of %d units", e->layout->n_units);
-        memcpy(t[i].field, &at, sizeof at);
-    }
-    for (int32_t u = 0; u < e->layout->n_units; u++)
+    const int32_t units = e->layout->n_units, flats = e->layout->n_flats;
+    void *core = NULL;
+    ZR_TRY(zr_table_open(e, &core, 1, zr_core_bytes(&e->plan->spec)));
+    e->m.core = core;
+    zr_core_init(e->m.core, &e->plan->spec);
+    ZR_TABLE(e, e->m.actions, zr_core_max_actions(&e->plan->spec));
+    ZR_TABLE(e, e->m.segs, flats);
+    ZR_TABLE(e, e->i.gather_segs, flats);
+    ZR_TABLE(e, e->i.reduce_segs, flats);
+    ZR_TABLE(e, e->i.left_out, units);
+    for (int32_t u = 0; u < units; u++)
         if (e->layout->units[u].n_flats > e->most_segs)
             e->most_segs = e->layout->units[u].n_flats;
-    zr_core_init(e->m.core, &e->plan->spec);
     return 0;
 }
 
 void zr_tables_close(struct zr_engine *e)
 {
-    struct table t[MOST_TABLES];
-    for (int n = list_tables(e, t), i = 0; i < n; i++) {
-        void *at;
-        memcpy(&at, t[i].field, sizeof at);
-        free(at);
+    while (e->tables) {
+        struct zr_table *t = e->tables;
+        e->tables = t->next;
+        free(t);
     }
     free(e->ev.all);
     free(e->ev.class_of);

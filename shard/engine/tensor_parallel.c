@@ -321,7 +321,7 @@ static int compare_partial(struct zr_engine *e, const struct zr_flat *f, const c
 
 int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
 {
-    const bool is_due = zr_compare_is_due(e) || zr_tp_compares(e, e->m.step + 1),
+    const bool is_due = zr_compare_is_due(e) || zr_tp_compares(e, zr_step_calls(e) + 1),
                compares = e->tp > 1 && is_due && !e->m.said_partial;
     const struct zr_unit *u = &e->layout->units[unit];
     *any = false;

@@ -365,7 +365,7 @@ void zr_tied_bracketed(struct zr_engine *e, int32_t unit)
 /* Zeroes the gradients that backward overwrites, because this bracket has no backward that would. */
 static int zero_overwritten(struct zr_engine *e, int32_t unit)
 {
-    int32_t n, slot = e->plan->place.model_holds ? -1 : e->m.grad_slot[unit];
+    int32_t n, slot = e->plan->place.model_holds ? -1 : zr_shown_slot(e, unit, true);
     const struct zr_flat *f = zr_unit_flats(e, unit, &n);
     for (int32_t i = 0; i < n; i++)
         for (int32_t k = 0; f[i].trainable && k < f[i].n_pieces; k++) {
@@ -507,7 +507,7 @@ static int give_values(struct zr_engine *e)
     for (int32_t i = 0; i < ties->n; i++) {
         const struct tied_tensor *t = &ties->list[i];
         int32_t unit = tensor_of(e, t)->unit;
-        ZR_TRY(zr_model_await(e, e->m.unit_job[unit]));
+        ZR_TRY(zr_jobs_await(e, zr_job_writing_params(e, unit)));
         ZR_TRY(d->stream_wait(e->tied_stream, e->ev.updated[unit]));
         ZR_TRY(d->stream_wait(e->tied_stream, e->ev.ready[unit]));
         ZR_TRY(d->copy(e->tied_stream, tied_slot(e, 0, t), values_at(e, t), tied_tensor_bytes(e, t)));

@@ -92,7 +92,7 @@ int zr_snapshot_take(struct zr_verify_rank *r)
     if (before && alone && zr_snapshot_readable(r)) /* the reader continues later, and finds new bytes */
         r->readable = false;
     memcpy(r->n_saved, r->n_done, (size_t)r->layout.n_units * sizeof *r->n_saved);
-    r->saved_step = (int32_t)r->engine.m.step;
+    r->saved_step = (int32_t)zr_step_calls(&r->engine);
     r->reading = true;
     err = zr_engine_take_snapshot(&r->engine, zr_snapshot_complete, r);
     if (!err && m && m->what == ZR_EARLY_READER) {

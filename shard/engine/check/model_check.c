@@ -232,7 +232,7 @@ static int hand_out(struct zr_engine *e, int32_t unit, int32_t slot, bool grad)
     struct zr_model_check *w = e->watch;
     declare(e, unit, slot, grad);
     w->reported[unit] |= !grad;
-    bool shown = grad ? e->m.grad_shown[unit] : e->m.param_shown[unit];
+    bool shown = zr_shown_slot(e, unit, grad) != ZR_NOT_SHOWN;
     if (w->copies && !shown)
         return zr_places_begin(w->copies, unit, slot, grad);
     return w->guard && !shown ? for_pieces(e, unit, slot, grad, true) : 0;

@@ -96,7 +96,7 @@ static int report_difference(struct digest *d, uint64_t *all, int32_t differ[2])
 
 bool zr_compare_is_due(const struct zr_engine *e)
 {
-    uint32_t step = e->m.step;
+    uint32_t step = zr_step_calls(e);
     return e->opt.check && ((step & (step - 1)) == 0 || step % EVERY == 0);
 }
 

@@ -83,7 +83,7 @@ static int check_norm(struct zr_engine *e, double grad_norm)
         trainable = e->layout->units[u].trainable;
     if (grad_norm != 0 || !trainable)
         return 0;
-    if (e->m.step == 1)
+    if (zr_step_calls(e) == 1)
         return zr_fail(ZERO_ERR_ORDER,
                        "step 1: every gradient is zero, on every rank: backward does not write where the "
                        "library points the model's gradients. Does it use pointers that were copied before "

@@ -248,7 +248,7 @@ static bool comes(bool (*is_so)(struct rank *k), struct rank *k)
 
 static bool all_issued(struct rank *k)
 {
-    return zr_loop_issued(k->loop, k->e.m.n_jobs);
+    return zr_loop_issued(k->loop, zr_last_job(&k->e));
 }
 
 /* Returns whether the loop has issued everything, or the reduce stream is nearly full. */
@@ -316,7 +316,7 @@ static void a_full_stream_holds_the_job_alone(void **state)
     for (uint64_t n = 1; n < k->e.reduce_stream->n_ring && zr_room_for(&k->e, &job); n++)
         assert_int_equal(k->dev->ops->call(k->e.reduce_stream, nothing, &late, sizeof late), 0);
     assert_int_equal(zr_loop_start(k->loop, 0, NULL, NULL), 0);
-    zr_model_push(&k->e, &job);
+    zr_jobs_push(&k->e, &job);
     zr_loop_kick(k->loop);
     bool served = looks_again(k), held = !all_issued(k);
     atomic_store(&k->late, false);
@@ -379,8 +379,8 @@ static void count_jobs(int n_tensors, struct zr_options opt, bool is_used_twice)
     assert_int_equal(zr_loop_open_driven(N_JOBS, issue_counted, k, &driver, &k->loop), 0);
     open_engine(k);
     run_step(k);
-    zr_model_push(&k->e, &(struct zr_action){.kind = ZR_ACT_SNAPSHOT, .unit = -1});
-    awaited(k, k->e.m.n_jobs);
+    zr_jobs_push(&k->e, &(struct zr_action){.kind = ZR_ACT_SNAPSHOT, .unit = -1});
+    awaited(k, zr_last_job(&k->e));
     close_rank(k, NULL);
 }
 
