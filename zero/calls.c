@@ -122,8 +122,7 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
     zr_schedule_step(z);
     zr_save_notice(z);
     ZR_TRY(zr_engine_tied_step(z->engine));
-    ZR_TRY(zr_engine_compare_gradients(z->engine));
-    ZR_TRY(zr_engine_check_replicas(z->engine));
+    ZR_TRY(zr_engine_end_step(z->engine));
     if (info)
         give_step_info(&r, info);
     return 0;

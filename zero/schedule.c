@@ -446,7 +446,7 @@ int zero_evaluate(zero_ctx *z)
     return 0;
 }
 
-static struct zero_action action_of(const struct zr_walk *w, const struct zr_walk_given *g)
+static struct zero_action action_of(const struct zr_walk *w, const struct zr_walk_slots *g)
 {
     return (struct zero_action){.pp_stage = stage_here(w, &g->action),
                                 .phase = phase_of(&g->action),
@@ -463,7 +463,7 @@ int zero_next(zero_ctx *z, struct zero_action *action)
         return zr_fail(ZERO_ERR_ARG, "zero_next: action is NULL");
     struct zr_schedule *s = z->schedule;
     struct zero_action out = {.micro_batch = -1};
-    struct zr_walk_given given;
+    struct zr_walk_slots slots;
     bool more;
     if (s->walk.open) {
         struct zr_pipe_action a = zr_walk_action(&s->walk, s->walk.at);
@@ -472,9 +472,9 @@ int zero_next(zero_ctx *z, struct zero_action *action)
     }
     if (s->walk.at == 0)
         zr_engine_begins_pass(z->engine, s->walk.evaluates);
-    ZR_TRY(zr_walk_next(z->engine, &s->walk, &given, &more));
+    ZR_TRY(zr_walk_next(z->engine, &s->walk, &slots, &more));
     if (more)
-        out = action_of(&s->walk, &given);
+        out = action_of(&s->walk, &slots);
     else if (s->walk.evaluates)
         ZR_TRY(end_evaluation(z));
     zr_engine_called(z->engine, ZR_CALL_NEXT, -1, (uint64_t)(out.micro_batch + 1));

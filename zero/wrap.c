@@ -8,6 +8,7 @@
 #include "kernels/alloc.h"
 #include "kernels/check/check_device.h"
 #include "kernels/standard_fds.h"
+#include "shard/engine/check/observers.h"
 #include "zero/context.h"
 
 #include <stdio.h>
@@ -308,6 +309,7 @@ static int open_engine(struct zero_ctx *z)
 {
     struct zr_engine_parts parts = {.dev = z->check ? zr_check_device(z->check) : z->device,
                                     .check = z->check,
+                                    .open_observers = zr_check_open_observers,
                                     .plan = z->plan,
                                     .opt = &z->config.options,
                                     .loop = z->loop,

@@ -58,10 +58,10 @@ static int bring(struct zr_engine *e, const struct piece *p, const char *src, ch
 {
     int64_t n_bytes = p->n * p->size;
     ZR_TRY(zr_roles_make_room(e));
-    if (e->place == 0)
+    if (e->dp_rank == 0)
         ZR_TRY(copy(e, zr_values_staging(e), src, n_bytes));
     ZR_TRY(zr_role_broadcast(e, ZR_ROLE_CONTROL, e->plan->values_at, n_bytes, 0, &p->tag));
-    if (dst && !(e->place == 0 && dst == src))
+    if (dst && !(e->dp_rank == 0 && dst == src))
         ZR_TRY(copy(e, dst, zr_values_staging(e), n_bytes));
     return 0;
 }
@@ -159,9 +159,9 @@ static void average(const struct zr_engine *e, const struct piece *p, char *room
     for (int64_t i = 0; i < p->n; i++) {
         struct zr_exact_sum sum;
         zr_exact_reset(&sum);
-        for (int r = 0; r < e->world; r++)
+        for (int r = 0; r < e->dp; r++)
             zr_exact_add(&sum, buffer_value_at(room + r * slot_bytes + i * p->size, p->t->dtype));
-        float mean = (float)(zr_exact_value(&sum) / e->world);
+        float mean = (float)(zr_exact_value(&sum) / e->dp);
         k->cast(room + i * p->size, p->t->dtype, &mean, ZERO_F32, 1);
     }
 }
@@ -169,16 +169,16 @@ static void average(const struct zr_engine *e, const struct piece *p, char *room
 static int mean_piece(struct zr_engine *e, const struct piece *p, int64_t slot_bytes)
 {
     char *staging = zr_values_staging(e), *room = room_of(e);
-    int err = copy(e, staging + e->place * slot_bytes, place_of(p), p->n * p->size);
+    int err = copy(e, staging + e->dp_rank * slot_bytes, place_of(p), p->n * p->size);
     if (!err)
         err = zr_role_exchange(e, ZR_ROLE_CONTROL, e->plan->values_at, slot_bytes, &p->tag);
     if (!err)
-        err = copy(e, room, staging, e->world * slot_bytes);
+        err = copy(e, room, staging, e->dp * slot_bytes);
     failed(e, err);
     int drained = zr_engine_drain(e);
     if (err || drained)
         return err ? err : drained;
-    declare_buffers(e, room, e->world * slot_bytes, false);
+    declare_buffers(e, room, e->dp * slot_bytes, false);
     declare_buffers(e, room, p->n * p->size, true);
     average(e, p, room, slot_bytes);
     err = failed(e, copy(e, place_of(p), room, p->n * p->size));
@@ -189,7 +189,7 @@ static int mean_piece(struct zr_engine *e, const struct piece *p, int64_t slot_b
 int zr_engine_mean_buffer(struct zr_engine *e, int32_t tensor)
 {
     struct piece p = piece_of(e, MEAN, tensor, 0);
-    int64_t slot = e->plan->values_bytes / e->world / ZR_PIECE_ALIGN * ZR_PIECE_ALIGN;
+    int64_t slot = e->plan->values_bytes / e->dp / ZR_PIECE_ALIGN * ZR_PIECE_ALIGN;
     int err = zr_engine_drain(e);
     for (; !err && p.first < p.t->n_elems; p.first += p.n) {
         p.n = zr_min(slot / p.size, p.t->n_elems - p.first);

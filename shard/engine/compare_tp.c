@@ -12,9 +12,75 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define XXH_INLINE_ALL
 #include <xxhash.h>
 
+/* What is known of this rank's shard of a tensor's reduced gradient, before scaling. */
+struct gradient {
+    /* 0: this rank has no element of it */
+    uint64_t hash;
+    double squares;
+};
+
+/* A step's NORM writes the arrays, and the model's thread reads them after that job. */
+struct zr_tp_findings {
+    /* (n_tensors) */
+    struct gradient *gradient;
+    /* (n_units) the step leaves the unit out */
+    bool *left_out;
+    /* warned that gradients of tensors that are not cut differ by rounding */
+    bool said_rounding;
+};
+
+int zr_compare_tp_open(struct zr_engine *e)
+{
+    ZR_TABLE(e, e->m.tp_findings, 1);
+    ZR_TABLE(e, e->m.tp_findings->gradient, e->layout->n_tensors);
+    ZR_TABLE(e, e->m.tp_findings->left_out, e->layout->n_units);
+    return 0;
+}
+
 /* ---- weights ---- */
+
+bool zr_compare_is_due(const struct zr_engine *e)
+{
+    enum { EVERY = 64 };
+    uint32_t step = zr_step_calls(e);
+    return e->opt.check && ((step & (step - 1)) == 0 || step % EVERY == 0);
+}
+
+static int add_bytes(struct zr_engine *e, char *buffer, const char *from, int64_t bytes, uint64_t *hash)
+{
+    for (int64_t n; bytes > 0; from += n, bytes -= n) {
+        n = zr_min(bytes, ZR_DIGEST_BYTES);
+        ZR_TRY(e->dev->ops->copy(e->reduce_stream, buffer, from, n));
+        ZR_TRY(zr_engine_drain(e));
+        *hash = XXH3_64bits_withSeed(buffer, (size_t)n, *hash);
+    }
+    return 0;
+}
+
+int zr_digest_tensor(struct zr_engine *e, char *buffer, int32_t tensor, uint64_t *hash)
+{
+    const struct zr_layout *l = e->layout;
+    const struct zr_tensor *t = &l->tensors[tensor];
+    for (int64_t s = 0; !t->buffer && s < t->n_slices; s++) {
+        int32_t id = l->piece_of[l->slice_base[tensor] + s];
+        const struct zr_piece *p = &l->pieces[id];
+        const struct zr_flat *f = zr_piece_flat(l, id);
+        struct zr_span kept = zr_engine_kept(e, f);
+        int64_t from = zr_max(kept.first, p->first), end = zr_min(kept.first + kept.n, p->first + p->n);
+        if (from >= end)
+            continue;
+        ZR_TRY(add_bytes(e, buffer, zr_engine_param_at(e, f, from), (end - from) * zr_dtype_bytes(f->dtype),
+                         hash));
+        if (t->grad && f->dtype != ZERO_F32)
+            ZR_TRY(add_bytes(e, buffer, (const char *)zr_engine_master_at(e, f, from),
+                             (end - from) * (int64_t)sizeof(float), hash));
+    }
+    return 0;
+}
 
 /* Bytes of a tensor's name that ranks exchange. A multiple of a word. */
 enum { SHOWN_NAME = 64 };
@@ -29,11 +95,10 @@ static uint64_t pair_of(int32_t a, int32_t b)
 static int find_pair(struct zr_engine *e, uint64_t hash, const struct zr_tag *tag, uint64_t *pair)
 {
     const struct zr_comm *c = e->role[ZR_ROLE_MODEL].comm;
-    uint64_t *all = (uint64_t *)e->model_base;
+    const void *hashes;
     *pair = 0;
-    ZR_TRY(e->dev->ops->copy(e->compute, all + e->tp_rank, &hash, sizeof hash));
-    ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, 0, sizeof hash, tag));
-    ZR_TRY(zr_engine_status(e));
+    ZR_TRY(zr_tp_exchange(e, &hash, sizeof hash, tag, &hashes));
+    const uint64_t *all = hashes;
     for (int32_t p = 1; p < e->tp && !*pair; p++)
         if (all[p] != all[0])
             *pair = pair_of(zr_comm_rank(c, 0), zr_comm_rank(c, p));
@@ -87,16 +152,16 @@ static int share_name(struct zr_engine *e, const char *name, char out[SHOWN_NAME
 
 /* Compares tensor by tensor, and names the first that differs. Pipeline stages have different tensors, and
  * different numbers of them. */
-static int name_difference(struct zr_engine *e, char *buffer, uint64_t pair, bool *apart)
+static int name_difference(struct zr_engine *e, char *buffer, uint64_t pair, bool *differ)
 {
     const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_NONE, 0, 0);
-    const int32_t own = e->layout->n_tensors;
-    uint64_t of_tensor = 0, most = (uint64_t)own;
+    const int32_t n_tensors = e->layout->n_tensors;
+    uint64_t of_tensor = 0, most = (uint64_t)n_tensors;
     char name[SHOWN_NAME];
     ZR_TRY(most_of_world(e, &tag, &most));
     for (int32_t t = 0; !of_tensor && t < (int32_t)most; t++) {
         uint64_t here = 0;
-        ZR_TRY(compare_whole(e, buffer, t, t < own ? t + 1 : t, &here, &of_tensor));
+        ZR_TRY(compare_whole(e, buffer, t, t < n_tensors ? t + 1 : t, &here, &of_tensor));
         if (of_tensor) {
             ZR_TRY(share_name(e, here == of_tensor ? e->layout->tensors[t].name : NULL, name));
             pair = of_tensor;
@@ -104,17 +169,17 @@ static int name_difference(struct zr_engine *e, char *buffer, uint64_t pair, boo
     }
     if (!of_tensor) /* the bytes have changed since */
         snprintf(name, sizeof name, "?");
-    *apart = true;
+    *differ = true;
     return zr_fail(ZERO_ERR_MISMATCH,
                    "tensor %s has no tp_cut, so all ranks of tp must have the same values, but rank %d and "
                    "rank %d differ",
                    name, (int)(pair >> 32) - 1, (int)(uint32_t)pair);
 }
 
-int zr_engine_tp_find_difference(struct zr_engine *e, bool *apart)
+int zr_engine_tp_find_difference(struct zr_engine *e, bool *differ)
 {
     uint64_t here = 0, pair = 0;
-    *apart = false;
+    *differ = false;
     if (e->tp == 1)
         return 0;
     struct zr_received before = zr_received_so_far(e);
@@ -123,17 +188,17 @@ int zr_engine_tp_find_difference(struct zr_engine *e, bool *apart)
     if (!err)
         err = compare_whole(e, buffer, 0, e->layout->n_tensors, &here, &pair);
     if (!err && pair)
-        err = name_difference(e, buffer, pair, apart);
+        err = name_difference(e, buffer, pair, differ);
     free(buffer);
-    zr_leave_out_since(e, before);
-    return err && !*apart ? zr_engine_fail(e, err, zr_error_text()) : 0;
+    zr_do_not_count_since(e, before);
+    return err && !*differ ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }
 
 int zr_engine_tp_compare(struct zr_engine *e)
 {
-    bool apart;
-    int err = zr_engine_tp_find_difference(e, &apart);
-    return err || !apart ? err : zr_engine_fail(e, ZERO_ERR_MISMATCH, zr_error_text());
+    bool differ;
+    int err = zr_engine_tp_find_difference(e, &differ);
+    return err || !differ ? err : zr_engine_fail(e, ZERO_ERR_MISMATCH, zr_error_text());
 }
 
 /* ---- gradients ---- */
@@ -148,7 +213,7 @@ enum { LAST_STEP = 16 };
 
 /* Levels of a difference between two tp ranks. A difference is a word, and the greatest word of the job
  * counts: the worst difference, and among equals the first tensor. */
-enum { EQUAL, ROUNDED, APART };
+enum { EQUAL, ROUNDED, DIFFERENT };
 enum { RANK_BITS = 20, TENSOR_BITS = 22 };
 
 static uint64_t finding_of(uint64_t level, int32_t tensor, int32_t a, int32_t b)
@@ -169,18 +234,18 @@ static bool has_whole_gradient(const struct zr_tensor *t)
     return t->grad && !t->buffer && !t->cut;
 }
 
-/* Looks at this rank's shard of a tensor's reduced gradient. */
-static struct zr_tp_gradient look_at_gradient(const struct zr_engine *e, int32_t tensor)
+/* Hashes this rank's shard of a tensor's reduced gradient. */
+static struct gradient hash_gradient(const struct zr_engine *e, int32_t tensor)
 {
     const struct zr_layout *l = e->layout;
-    struct zr_tp_gradient out = {.hash = 0};
+    struct gradient out = {.hash = 0};
     for (int64_t s = 0; s < l->tensors[tensor].n_slices; s++) {
         int32_t id = l->piece_of[l->slice_base[tensor] + s];
         const struct zr_piece *p = &l->pieces[id];
         const struct zr_flat *f = zr_piece_flat(l, id);
-        struct zr_span own = zr_engine_own(e, f);
+        struct zr_span own = zr_engine_fine(e, f);
         int64_t from = zr_max(own.first, p->first), end = zr_min(own.first + own.n, p->first + p->n);
-        if (from >= end || e->tp_left_out[f->unit])
+        if (from >= end || e->m.tp_findings->left_out[f->unit])
             continue;
         const float *x = zr_sum_at(e, f, 0) + (from - own.first);
         out.hash = XXH3_64bits_withSeed(x, (size_t)(end - from) * sizeof *x, out.hash);
@@ -190,45 +255,45 @@ static struct zr_tp_gradient look_at_gradient(const struct zr_engine *e, int32_t
     return out;
 }
 
-static void look_at_gradients(void *arg)
+static void hash_gradients(void *arg)
 {
     struct zr_engine *e = *(struct zr_engine **)arg;
     for (int32_t t = 0; t < e->layout->n_tensors; t++)
         if (has_whole_gradient(&e->layout->tensors[t]))
-            e->tp_gradient[t] = look_at_gradient(e, t);
+            e->m.tp_findings->gradient[t] = hash_gradient(e, t);
 }
 
-int zr_tp_look_at_gradients(struct zr_engine *e)
+int zr_tp_hash_gradients(struct zr_engine *e)
 {
-    memcpy(e->tp_left_out, e->i.left_out, (size_t)e->layout->n_units * sizeof *e->tp_left_out);
-    return e->dev->ops->call(e->reduce_stream, look_at_gradients, &e, sizeof e);
+    bool *left_out = e->m.tp_findings->left_out;
+    memcpy(left_out, e->i.left_out, (size_t)e->layout->n_units * sizeof *left_out);
+    return e->dev->ops->call(e->reduce_stream, hash_gradients, &e, sizeof e);
 }
 
 /* norm: that of the whole gradient, before scaling. */
-static uint64_t level_of(const struct zr_tp_gradient *a, const struct zr_tp_gradient *b, double norm)
+static uint64_t level_of(const struct gradient *a, const struct gradient *b, double norm)
 {
     double most = fmax(a->squares, b->squares);
     if (a->hash == b->hash)
         return EQUAL;
     if (!isfinite(a->squares) || !isfinite(b->squares))
-        return APART;
-    return fabs(a->squares - b->squares) < ROUNDING * most || sqrt(most) < TINY * norm ? ROUNDED : APART;
+        return DIFFERENT;
+    return fabs(a->squares - b->squares) < ROUNDING * most || sqrt(most) < TINY * norm ? ROUNDED : DIFFERENT;
 }
 
 /* Finds the worst difference between any rank of this tp group and the first, over all tensors. */
 static int find_gradient(struct zr_engine *e, double norm, uint64_t *worst)
 {
     const struct zr_comm *c = e->role[ZR_ROLE_MODEL].comm;
-    struct zr_tp_gradient *all = (struct zr_tp_gradient *)e->model_base;
+    const struct gradient *mine = e->m.tp_findings->gradient, *all;
     const int32_t n_tensors = e->layout->n_tensors,
-                  most = ZR_MODEL_ELEMS * (int)sizeof(float) / e->tp / (int)sizeof *all;
+                  most = ZR_MODEL_ELEMS * (int)sizeof(float) / e->tp / (int)sizeof *mine;
     for (int32_t at = 0, n; at < n_tensors; at += n) {
         n = (int32_t)zr_min(n_tensors - at, most);
         const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_NONE, n, at);
-        const int64_t bytes = n * (int64_t)sizeof *all;
-        ZR_TRY(e->dev->ops->copy(e->compute, all + e->tp_rank * n, e->tp_gradient + at, bytes));
-        ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, 0, bytes, &tag));
-        ZR_TRY(zr_engine_status(e));
+        const void *gradients;
+        ZR_TRY(zr_tp_exchange(e, mine + at, n * (int64_t)sizeof *mine, &tag, &gradients));
+        all = gradients;
         for (int32_t p = 1; p < e->tp; p++)
             for (int32_t k = 0; k < n; k++) {
                 uint64_t level = level_of(&all[k], &all[p * n + k], norm),
@@ -248,24 +313,24 @@ static int report_gradient(struct zr_engine *e, uint64_t found, uint64_t here)
             t = (int32_t)(tensors - (found >> (2 * RANK_BITS) & tensors));
     char name[SHOWN_NAME];
     ZR_TRY(share_name(e, found == here ? e->layout->tensors[t].name : NULL, name));
-    if (found >> 62 == APART)
+    if (found >> 62 == DIFFERENT)
         return zr_fail(
             ZERO_ERR_MISMATCH,
             "step %u: tensor %s has no tp_cut, so all ranks of tp must have the same gradient, but those of "
             "rank %d and rank %d differ by more than rounding: a sum over tp is missing in backward "
             "(zero_all_reduce, zero_reduce_scatter or ZERO_TP_PARTIAL), or ranks of tp read different data",
             zr_last_step_number(e), name, a, b);
-    if (!e->m.said_rounding && e->rank == a)
+    if (!e->m.tp_findings->said_rounding && e->rank == a)
         zr_warn(
             e->opt.log,
             "step %u: the gradients of tensor %s, which has no tp_cut, differ by rounding between rank %d "
             "and rank %d of tp: the copies drift apart; allowed: the same bits on all ranks of tp",
             zr_last_step_number(e), name, a, b);
-    e->m.said_rounding = true;
+    e->m.tp_findings->said_rounding = true;
     return 0;
 }
 
-int zr_engine_compare_gradients(struct zr_engine *e)
+int zr_compare_gradients(struct zr_engine *e)
 {
     uint64_t here = 0, found;
     if (!zr_tp_compares(e, zr_step_calls(e)))
@@ -282,6 +347,6 @@ int zr_engine_compare_gradients(struct zr_engine *e)
         err = most_of_world(e, &tag, &found);
     if (!err && found)
         err = report_gradient(e, found, here);
-    zr_leave_out_since(e, before);
+    zr_do_not_count_since(e, before);
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }

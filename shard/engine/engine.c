@@ -62,55 +62,35 @@ static int attach_role(struct zr_engine *e, enum zr_role role, struct zr_arena *
     return c ? zr_comm_attach(c, a) : 0;
 }
 
-/* Makes an arena with the communicator of a role, and attaches those of two other roles, if anybody has
- * these. */
-static int open_arena(struct zr_engine *e, enum zr_role role, enum zr_role too, enum zr_role third,
-                      int64_t bytes, char **base)
+int zr_engine_open_arena(struct zr_engine *e, const enum zr_role *roles, int n_roles, int64_t bytes,
+                         char **base)
 {
-    struct zr_comm *c = e->role[role].comm;
     struct zr_arena *a;
-    int err = zr_comm_arena(c, bytes, &a);
+    int err = zr_comm_arena(e->role[roles[0]].comm, bytes, &a);
     if (err)
         return err;
     *base = a->base;
-    err = attach_role(e, role, a);
-    if (!err && too != role)
-        err = attach_role(e, too, a);
-    if (!err && third != role)
-        err = attach_role(e, third, a);
+    for (int i = 0; !err && i < n_roles; i++)
+        err = attach_role(e, roles[i], a);
     zr_arena_drop(a); /* from here on the communicators own it */
-    return err;
-}
-
-/* Allocates the slots between pipeline stages. A rank that has all stages needs no communicator for them. */
-static int open_pipe_arena(struct zr_engine *e, int64_t bytes)
-{
-    void *base;
-    if (e->pp > 1)
-        return open_arena(e, ZR_ROLE_EVEN_PAIR, ZR_ROLE_ODD_PAIR, ZR_ROLE_CLOSING_PAIR, bytes, &e->pipe_base);
-    int err = e->dev->ops->alloc(e->dev, bytes, &base);
-    e->pipe_base = err ? NULL : base;
     return err;
 }
 
 static int open_arenas(struct zr_engine *e)
 {
+    static const enum zr_role gather[] = {ZR_ROLE_GATHER, ZR_ROLE_GATHER_OUTER},
+                              reduce[] = {ZR_ROLE_REDUCE, ZR_ROLE_REDUCE_OUTER, ZR_ROLE_WORLD},
+                              control[] = {ZR_ROLE_CONTROL, ZR_ROLE_WORLD};
     const struct zr_plan *p = e->plan;
-    ZR_TRY(open_arena(e, ZR_ROLE_GATHER, ZR_ROLE_GATHER_OUTER, ZR_ROLE_GATHER, p->gather_bytes,
-                      &e->gather_base));
-    ZR_TRY(open_arena(e, ZR_ROLE_REDUCE, ZR_ROLE_REDUCE_OUTER,
-                      p->control_bytes ? ZR_ROLE_REDUCE : ZR_ROLE_WORLD, p->reduce_bytes, &e->reduce_base));
+    const int n_reduce = p->control_bytes ? 2 : 3;
+    ZR_TRY(zr_engine_open_arena(e, gather, 2, p->gather_bytes, &e->gather_base));
+    ZR_TRY(zr_engine_open_arena(e, reduce, n_reduce, p->reduce_bytes, &e->reduce_base));
     e->control_base = e->reduce_base;
     if (p->control_bytes)
-        ZR_TRY(open_arena(e, ZR_ROLE_CONTROL, ZR_ROLE_CONTROL, ZR_ROLE_WORLD, p->control_bytes,
-                          &e->control_base));
-    if (p->pipe_bytes)
-        ZR_TRY(open_pipe_arena(e, p->pipe_bytes));
-    if (p->tied_bytes)
-        ZR_TRY(open_arena(e, ZR_ROLE_TIED, ZR_ROLE_TIED, ZR_ROLE_TIED, p->tied_bytes, &e->tied_base));
-    if (p->model_bytes)
-        ZR_TRY(open_arena(e, ZR_ROLE_MODEL, ZR_ROLE_MODEL, ZR_ROLE_MODEL, p->model_bytes, &e->model_base));
-    return 0;
+        ZR_TRY(zr_engine_open_arena(e, control, 2, p->control_bytes, &e->control_base));
+    ZR_TRY(zr_pipe_allocate(e));
+    ZR_TRY(zr_tied_allocate(e));
+    return zr_tp_allocate(e);
 }
 
 /* Allocates memory, and counts it. */
@@ -164,13 +144,11 @@ static void count_arenas(struct zr_engine *e)
     int64_t gathered = zr_round_up(p->full_grad_bytes, ZR_PIECE_ALIGN);
     int64_t scratch = e->opt.gather_scratch_bytes + e->opt.reduce_scratch_bytes +
                       (p->control_bytes ? e->opt.control_scratch_bytes : 0);
-    int64_t communicators = scratch + (e->model_base ? p->model_bytes : 0) +
-                            (e->pipe_base ? p->pipe_bytes : 0) + (e->tied_base ? p->tied_bytes : 0);
     e->m.allocated[ZR_MEM_GRAD_SHARDS] = sums - further;
     e->m.allocated[ZR_MEM_GRAD_SUMS] = further + partial;
     e->m.allocated[ZR_MEM_GRAD_GATHERED] = gathered;
     e->m.allocated[ZR_MEM_SNAPSHOT] = e->snapshot ? p->snapshot_bytes : 0;
-    e->m.allocated[ZR_MEM_COMM] = communicators;
+    e->m.allocated[ZR_MEM_COMM] = scratch + p->model_bytes + p->pipe_bytes + p->tied_bytes;
     e->m.allocated[ZR_MEM_EXCHANGE] = p->gather_bytes - shards - slots + p->control_bytes + p->reduce_bytes -
                                       p->sums_at - sums - partial - gathered - scratch + p->words_bytes;
 }
@@ -214,7 +192,7 @@ static void take_parts(struct zr_engine *e, const struct zr_engine_parts *parts)
     zr_roles_take(e, parts->comm);
     e->plan = parts->plan;
     e->layout = parts->plan->layout;
-    e->at = zr_where_of(&e->plan->place, e->place);
+    e->at = zr_where_of(&e->plan->place, e->dp_rank);
     e->opt = *parts->opt;
     e->loop = parts->loop;
     e->on_fail = parts->on_fail;
@@ -224,9 +202,11 @@ static void take_parts(struct zr_engine *e, const struct zr_engine_parts *parts)
 static int open_local(struct zr_engine *e, const struct zr_engine_parts *parts)
 {
     ZR_TRY(open_streams(e, parts->native_stream));
+    ZR_TRY(zr_tables_open(e));
     ZR_TRY(zr_pipe_open(e, &parts->pipe_room));
     ZR_TRY(zr_tied_open(e, &parts->pipe_room));
-    ZR_TRY(zr_tables_open(e));
+    ZR_TRY(zr_tp_open(e));
+    ZR_TRY(zr_compare_tp_open(e));
     ZR_TRY(zr_pointers_open(e));
     ZR_TRY(zr_jobs_open(e));
     ZR_TRY(zr_steps_open(e));
@@ -236,7 +216,7 @@ static int open_local(struct zr_engine *e, const struct zr_engine_parts *parts)
     if (e->plan->snapshot_bytes)
         ZR_TRY(zr_snapshot_listener_open(&e->s.listener));
     ZR_TRY(zr_timeline_open(e->dev, e->opt.trace ? 1 << 14 : 0, &e->timeline));
-    return zr_observers_open(e, parts);
+    return parts->open_observers ? parts->open_observers(e, parts) : 0;
 }
 
 int zr_engine_open(struct zr_engine *e, const struct zr_engine_parts *parts)
@@ -271,21 +251,19 @@ void zr_engine_leave_streams(struct zr_engine *e)
 static void close_device_side(struct zr_engine *e)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    zr_pipe_close(e);
-    zr_tied_close(e);
     d->stream_close(e->gather_stream);
     d->stream_close(e->gather_outer_stream);
     d->stream_close(e->reduce_outer_stream);
     d->stream_close(e->reduce_stream);
     d->stream_close(e->compute);
+    zr_pipe_close(e);
+    zr_tied_close(e);
     zr_observers_give_back(e);
     zr_engine_all_close(e);
     for (int32_t i = 0; i < e->ev.n; i++)
         d->event_close(e->ev.all[i]);
     if (e->master)
         d->free(e->dev, e->master, e->master_bytes);
-    if (e->pipe_base && e->pp == 1)
-        d->free(e->dev, e->pipe_base, e->plan->pipe_bytes);
     if (e->snapshot)
         d->host_free(e->dev, e->snapshot, e->plan->snapshot_bytes);
     if (e->agreed)
@@ -310,7 +288,6 @@ bool zr_engine_close(struct zr_engine *e)
     close_device_side(e);
     zr_snapshot_listener_close(e->s.listener);
     zr_observers_close(e);
-    free(e->m.all.at);
     zr_tables_close(e);
     memset(e, 0, sizeof *e);
     return true;
@@ -345,6 +322,7 @@ bool zr_engine_holds_all(const struct zr_engine *e)
 
 void zr_engine_facts(const struct zr_engine *e, struct zr_engine_facts *out)
 {
+    const struct zr_received received = zr_received_so_far(e);
     *out = (struct zr_engine_facts){.n_waits = e->m.n_waits,
                                     .wait_ns = e->m.wait_ns,
                                     .n_replans = zr_core_counts(e->m.core).n_replans,
@@ -352,9 +330,9 @@ void zr_engine_facts(const struct zr_engine *e, struct zr_engine_facts *out)
                                     .n_reduce = e->i.n_reduce,
                                     .n_outer_gather = e->i.n_outer_gather,
                                     .n_outer_reduce = e->i.n_outer_reduce,
-                                    .wire_bytes = zr_roles_wire_bytes(e) - e->m.wire_at_open,
-                                    .outer_bytes = zr_roles_outer_bytes(e) - e->m.outer_at_open,
-                                    .model_bytes = zr_roles_model_bytes(e) - e->m.model_at_open,
+                                    .wire_bytes = received.wire - e->m.not_counted.wire,
+                                    .outer_bytes = received.outer - e->m.not_counted.outer,
+                                    .model_bytes = received.model - e->m.not_counted.model,
                                     .pipe_bytes = zr_roles_pipe_bytes(e),
                                     .library_bytes = zr_roles_library_bytes(e),
                                     .backend = e->role[ZR_ROLE_GATHER].comm->ops->name,
@@ -376,7 +354,7 @@ struct zr_device *zr_engine_device(const struct zr_engine *e)
 
 void zr_engine_report_least(struct zr_engine *e, uint64_t number)
 {
-    atomic_store(&e->s.own_least, number);
+    atomic_store(&e->s.reported_least, number);
 }
 
 int zr_engine_trace_write(struct zr_engine *e, const char *path)

@@ -63,7 +63,9 @@ struct zr_engine_parts {
     void *native_stream;
     /* For several pipeline stages. */
     struct zr_pipe_room pipe_room;
-    /* The check that dev and the communicators belong to. NULL: cfg.debug.check is off. */
+    /* Installs observers (observer.h) when streams and tables are open. NULL: there are none. */
+    int (*open_observers)(struct zr_engine *e, const struct zr_engine_parts *parts);
+    /* For the observers: the check that dev and the communicators belong to. NULL: cfg.debug.check is off. */
     struct zr_check *check;
     /* Called once, by the thread that records the first failure. It must not block. Other ranks pass the text
      * to their zr_engine_remote_failure. NULL: not called. */
@@ -148,6 +150,10 @@ void zr_engine_leave(struct zr_engine *e);
 
 /* Makes the step. If result is not NULL, waits for the norm. */
 int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result);
+/* Compares between ranks what must be equal, after a step: in steps 1, 2, 4, 8 and 16 of a tensor-parallel
+ * model the gradients of tensors that are not cut (compare_tp.c), and in check mode the copies of weights.
+ * Collective. ZERO_ERR_MISMATCH, on every rank, ends the context. */
+int zr_engine_end_step(struct zr_engine *e);
 /* Gives n values of this rank to the next zr_engine_step. Every rank must give the same number. Local. */
 void zr_engine_give(struct zr_engine *e, const double *values, int32_t n);
 /* Returns the outcome of the last step, without a wait. *known is false if it is not there yet. */
@@ -260,15 +266,15 @@ int zr_engine_drain(struct zr_engine *e);
 
 /* Gather all parameters whole.
  *
- *   bytes     returns the memory for this, which the plan does not have. apart: host memory, on a device with
- *             other memory
+ *   bytes     returns the memory for this, which the plan does not have. on_host: host memory, on a device
+ *             with other memory
  *   open      allocates it; local
  *   gather    gathers all parameters, and points the model there; collective, blocking. where: for the hash
  *             of calls
  *   release   points the model back, and frees the memory
  *   close     frees the memory */
-int64_t zr_engine_all_bytes(const struct zr_engine *e, bool apart);
-int zr_engine_all_open(struct zr_engine *e, bool apart);
+int64_t zr_engine_all_bytes(const struct zr_engine *e, bool on_host);
+int zr_engine_all_open(struct zr_engine *e, bool on_host);
 int zr_engine_all_gather(struct zr_engine *e, int32_t where);
 int zr_engine_all_release(struct zr_engine *e);
 void zr_engine_all_close(struct zr_engine *e);
@@ -317,10 +323,6 @@ int zr_engine_mean(struct zr_engine *e, double *values, int32_t n);
 int zr_engine_broadcast_stages(struct zr_engine *e, int32_t root, void *buf, int64_t bytes);
 /* Copies mine (n_bytes <= ZR_EXCHANGE_BYTES) to all[rank * n_bytes] on every rank. */
 int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, void *all);
-/* check/replicas.c: with cfg.debug.check, after steps 1, 2, 4 and so on, compares the groups' copies (HSDP),
- * and tensors that tp does not cut. Collective, after a step. ZERO_ERR_MISMATCH, on every rank, ends the
- * context. */
-int zr_engine_check_replicas(struct zr_engine *e);
 
 /* ---- pipeline stages (pipe.c) ---- */
 
@@ -399,13 +401,8 @@ int zr_engine_copy(struct zr_engine *e, void *dst, const void *src, int64_t n_by
 /* Checks that all tp ranks have the same values of tensors that are not cut. Collective, blocking, between
  * steps. */
 int zr_engine_tp_compare(struct zr_engine *e);
-/* The same without an error. If values differ, *apart is true and this thread's message says where. */
-int zr_engine_tp_find_difference(struct zr_engine *e, bool *apart);
-/* In steps 1, 2, 4, 8 and 16 of a tensor-parallel model: checks that all tp ranks have the same gradient of
- * tensors that are not cut (compare_tp.c). Collective, after a step. ZERO_ERR_MISMATCH, on every rank, ends
- * the context. */
-int zr_engine_compare_gradients(struct zr_engine *e);
-
+/* The same without an error. If values differ, *differ is true and this thread's message says where. */
+int zr_engine_tp_find_difference(struct zr_engine *e, bool *differ);
 /* Waits until every rank is here and nothing is in flight. */
 int zr_engine_barrier(struct zr_engine *e);
 

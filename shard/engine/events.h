@@ -57,7 +57,7 @@ enum zr_event_class {
     ZR_EVENT_PIPE_MOVED,
     ZR_EVENT_TIED_DONE,
     ZR_EVENT_TIED_MOVED,
-    ZR_EVENT_TIED_GIVEN
+    ZR_EVENT_TIED_VALUES
 };
 
 struct zr_events {

@@ -156,7 +156,7 @@ int zr_engine_check(struct zr_engine *e)
     int err = zr_engine_check_process(e);
     if (!err)
         err = zr_engine_status(e);
-    int code = err ? 0 : zr_model_check_look(e);
+    int code = err ? 0 : zr_observe_fault(e);
     if (!code)
         return err;
     zr_engine_fail(e, code, zr_error_text());

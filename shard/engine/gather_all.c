@@ -9,20 +9,30 @@
 
 #include <stdlib.h>
 
+struct zr_all {
+    /* memory for copies, and its bytes; NULL: none */
+    char *base;
+    int64_t bytes;
+    /* base is host memory, on a device with other memory */
+    bool on_host;
+    /* (n_tensors) offset in it; -1: the tensor lies whole elsewhere */
+    int64_t at[];
+};
+
 static bool is_guarded(const struct zr_engine *e)
 {
     int32_t t = 0;
     while (t < e->layout->n_tensors && e->layout->tensors[t].buffer)
         t++;
-    return t < e->layout->n_tensors && zr_model_check_closed(e->watch, t, false);
+    return t < e->layout->n_tensors && zr_observed_closed(e, t, false);
 }
 
-static bool is_copied(const struct zr_engine *e, int32_t tensor, bool apart)
+static bool is_copied(const struct zr_engine *e, int32_t tensor, bool on_host)
 {
     const struct zr_tensor *t = &e->layout->tensors[tensor];
     if (t->buffer) /* is whole already */
         return false;
-    if (apart)
+    if (on_host)
         return true;
     if (e->plan->place.model_holds)
         return false;
@@ -34,36 +44,39 @@ static int64_t tensor_bytes(const struct zr_tensor *t)
     return t->n_elems * zr_dtype_bytes(t->dtype);
 }
 
-int64_t zr_engine_all_bytes(const struct zr_engine *e, bool apart)
+int64_t zr_engine_all_bytes(const struct zr_engine *e, bool on_host)
 {
     int64_t bytes = 0;
     for (int32_t t = 0; t < e->layout->n_tensors; t++)
-        if (is_copied(e, t, apart))
+        if (is_copied(e, t, on_host))
             bytes += zr_round_up(tensor_bytes(&e->layout->tensors[t]), ZR_PIECE_ALIGN);
     return bytes;
 }
 
-int zr_engine_all_open(struct zr_engine *e, bool apart)
+int zr_engine_all_open(struct zr_engine *e, bool on_host)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    bool guarded = is_guarded(e) && !apart;
-    struct zr_all all = {.bytes = guarded ? 0 : zr_engine_all_bytes(e, apart), .apart = apart};
+    bool guarded = is_guarded(e) && !on_host;
+    struct zr_all *all = calloc(1, sizeof *all + (size_t)e->layout->n_tensors * sizeof *all->at);
     void *base = NULL;
     int64_t end = 0;
-    all.at = malloc(((size_t)e->layout->n_tensors + 1) * sizeof *all.at);
-    int err = all.at ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %d tensors", e->layout->n_tensors);
-    for (int32_t t = 0; !err && t < e->layout->n_tensors; t++) {
-        bool copied = !guarded && is_copied(e, t, apart);
-        all.at[t] = copied ? end : -1;
+    if (!all)
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for %d tensors", e->layout->n_tensors);
+    for (int32_t t = 0; t < e->layout->n_tensors; t++) {
+        bool copied = !guarded && is_copied(e, t, on_host);
+        all->at[t] = copied ? end : -1;
         end += copied ? zr_round_up(tensor_bytes(&e->layout->tensors[t]), ZR_PIECE_ALIGN) : 0;
     }
-    if (!err && all.bytes)
-        err = apart ? d->host_alloc(e->dev, all.bytes, &base) : d->alloc(e->dev, all.bytes, &base);
+    int err = 0;
+    if (end)
+        err = on_host ? d->host_alloc(e->dev, end, &base) : d->alloc(e->dev, end, &base);
     if (err) {
-        free(all.at);
+        free(all);
         return err;
     }
-    all.base = base;
+    all->base = base;
+    all->bytes = end;
+    all->on_host = on_host;
     e->m.all = all;
     return 0;
 }
@@ -71,20 +84,21 @@ int zr_engine_all_open(struct zr_engine *e, bool apart)
 void zr_engine_all_close(struct zr_engine *e)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    if (e->m.all.base && e->m.all.apart)
-        d->host_free(e->dev, e->m.all.base, e->m.all.bytes);
-    else if (e->m.all.base)
-        d->free(e->dev, e->m.all.base, e->m.all.bytes);
-    free(e->m.all.at);
-    e->m.all = (struct zr_all){0};
+    struct zr_all *all = e->m.all;
+    if (all && all->base && all->on_host)
+        d->host_free(e->dev, all->base, all->bytes);
+    else if (all && all->base)
+        d->free(e->dev, all->base, all->bytes);
+    free(all);
+    e->m.all = NULL;
 }
 
 /* Returns the whole tensor's copy, or guarded memory. NULL: the tensor is whole in its usual memory. */
 static char *whole_at(const struct zr_engine *e, int32_t tensor)
 {
-    if (e->m.all.at[tensor] >= 0)
-        return e->m.all.base + e->m.all.at[tensor];
-    return zr_model_check_closed(e->watch, tensor, false);
+    if (e->m.all->at[tensor] >= 0)
+        return e->m.all->base + e->m.all->at[tensor];
+    return zr_observed_closed(e, tensor, false);
 }
 
 int zr_all_keep(struct zr_engine *e, int32_t unit, int32_t slot)
@@ -119,7 +133,7 @@ static void point(struct zr_engine *e, bool whole)
         if (e->plan->place.model_holds || (e->plan->resident[x->unit] && x->n_slices == 1))
             home = e->gather_base + zr_plan_param_full(e->plan, f, -1) +
                    e->layout->pieces[id].first * zr_dtype_bytes(f->dtype);
-        char *to = whole ? whole_at(e, t) : zr_model_check_closed(e->watch, t, false);
+        char *to = whole ? whole_at(e, t) : zr_observed_closed(e, t, false);
         if (!to && (whole || e->plan->place.model_holds))
             to = home;
         zr_point_param(e, t, to);
@@ -128,11 +142,11 @@ static void point(struct zr_engine *e, bool whole)
 
 int zr_engine_all_gather(struct zr_engine *e, int32_t where)
 {
-    int err = zr_model_check_all(e, true);
+    int err = zr_observe_begin(e, &(struct zr_grant){.kind = ZR_GRANT_ALL});
     if (!err)
         err = zr_engine_call(e, &(struct zr_core_event){.kind = ZR_EV_GATHER_ALL, .unit = where});
     if (!err)
-        err = zr_model_check_all_read(e);
+        err = zr_observe_begin(e, &(struct zr_grant){.kind = ZR_GRANT_ALL, .ready = true});
     if (!err)
         err = zr_engine_drain(e);
     if (err)
@@ -148,7 +162,7 @@ int zr_engine_all_release(struct zr_engine *e)
         return err;
     err = zr_engine_drain(e); /* until then, operations on the model's stream may read it */
     if (!err)
-        err = zr_model_check_all(e, false);
+        err = zr_observe_end(e, &(struct zr_grant){.kind = ZR_GRANT_ALL});
     if (err)
         return zr_engine_fail(e, err, zr_error_text());
     point(e, false);

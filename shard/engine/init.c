@@ -120,7 +120,7 @@ static int ask_unit(struct asking *a, int32_t unit)
     int err = 0;
     for (int32_t i = 0; !err && i < l->units[unit].n_flats; i++) {
         const struct zr_flat *f = &l->flats[l->units[unit].first_flat + i];
-        struct zr_span own = zr_engine_own(a->e, f);
+        struct zr_span own = zr_engine_fine(a->e, f);
         err = zr_flat_ranges(l, f, own.first, own.first + own.n, ask_range, a);
     }
     return err;

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* internal.h: the state of an engine, and the functions that its files share. The verifier and tests include
- * it too.
+/* internal.h: what the files of the engine share. The verifier and tests include it too.
  *
  * Each of three members of struct zr_engine belongs to a thread:
  *   m   the model's thread
  *   i   the thread that carries out jobs: the loop's, or without a loop the model's
  *   s   any thread, by locks and atomics
- * The other members do not change once the engine is allocated. Only zr_jobs_push passes data from m to i,
- * in a job (struct zr_job). events.h lists the events between streams. */
+ * The other members do not change once the engine is allocated. Only zr_jobs_push passes data from m to i, in
+ * a job (struct zr_job). events.h lists the events between streams.
+ *
+ * State that one file works on is a struct in that file. Other files see only a pointer to it, and the few
+ * functions below. */
 #ifndef ZR_SHARD_ENGINE_INTERNAL_H
 #define ZR_SHARD_ENGINE_INTERNAL_H
 
 #include "kernels/agreement.h"
 #include "kernels/first_failure.h"
-#include "shard/engine/check/model_check.h"
 #include "shard/engine/engine.h"
 #include "shard/engine/events.h"
 #include "shard/engine/observer.h"
@@ -21,21 +22,15 @@
 
 #include <stdatomic.h>
 
-/* All parameters, gathered whole (gather_all.c). */
-struct zr_all {
-    /* memory for copies, and its bytes; NULL: none */
-    char *base;
-    int64_t bytes;
-    /* (n_tensors) offset in it; -1: the tensor lies whole elsewhere */
-    int64_t *at;
-    /* base is host memory, on a device with other memory */
-    bool apart;
-};
-
 /* Values that a step carries (zr_engine_give). */
 struct zr_carried {
     int32_t n;
     double value[ZR_MAX_CARRIED];
+};
+
+/* Bytes received: everything but activations, from other groups, and activations over tp. */
+struct zr_received {
+    int64_t wire, outer, model;
 };
 
 /* The model's thread. */
@@ -44,32 +39,33 @@ struct zr_model_side {
     struct zr_action *actions;
     /* (n_flats) for collectives between steps */
     struct zr_gather_seg *segs;
-
-    /* ---- tensor parallelism (tensor_parallel.c) */
-    /* number of the `out` that the last sum went through */
-    int tp_out;
-    /* warned that a partial gradient was the same on all tp ranks */
-    bool said_partial;
-    /* warned that contributions to a sum were the same on all tp ranks */
-    bool said_sum;
-    /* warned that gradients of tensors that are not cut differ by rounding */
-    bool said_rounding;
-    /* hash of all collectives over tp so far, even those that move nothing */
-    uint64_t tp_calls;
     /* hash of the calls that ranks of all pipeline stages make: no brackets */
     uint64_t world_calls;
-
-    /* each defined in the file that works on it */
-    struct zr_jobs *jobs;         /* jobs.c */
-    struct zr_steps *steps;       /* step.c */
-    struct zr_tuning *tuning;     /* tune.c; jobs read it, too */
-    struct zr_pointers *pointers; /* model_pointers.c */
-    struct zr_all all;
-
+    /* waits of the model for parameters, and their time */
     int64_t n_waits, wait_ns;
-    /* bytes that were received for opening, which are not the model's traffic */
-    int64_t wire_at_open, outer_at_open, model_at_open;
+    /* bytes that were received for opening and for comparisons, which are not the program's traffic */
+    struct zr_received not_counted;
     int64_t allocated[ZR_MEM_COUNT];
+
+    /* ---- defined in the file that works on them */
+    /* jobs.c */
+    struct zr_jobs *jobs;
+    /* step.c */
+    struct zr_steps *steps;
+    /* tune.c. Jobs read it, too, while it does not change. */
+    struct zr_tuning *tuning;
+    /* model_pointers.c */
+    struct zr_pointers *pointers;
+    /* gather_all.c. NULL: parameters are not gathered whole */
+    struct zr_all *all;
+    /* tensor_parallel.c */
+    struct zr_tp *tp;
+    /* compare_tp.c. A step's NORM writes it, and the model's thread reads it after that job. */
+    struct zr_tp_findings *tp_findings;
+    /* pipe.c. NULL: there is one pipeline stage */
+    struct zr_pipe *pipe;
+    /* tied.c. NULL: no tensor is tied to one of another pipeline stage */
+    struct zr_tied *tied;
 };
 
 /* State of the thread that carries out jobs: the loop's, or without a loop the model's. */
@@ -88,8 +84,8 @@ struct zr_issuer {
 
 /* State for any thread. */
 struct zr_shared {
-    /* this rank's number for zr_engine_least */
-    _Atomic uint64_t own_least;
+    /* what zr_engine_report_least took from this rank */
+    _Atomic uint64_t reported_least;
     /* NULL: the plan has no snapshots */
     struct zr_snapshot_listener *listener;
     /* the first failure of any thread */
@@ -125,12 +121,13 @@ struct zr_engine {
     struct zr_flight *flight;
     /* the context's name, for messages; "": none */
     const char *name;
-    /* number of the rank, for messages; its number among the `world` ranks of the control communicator */
-    int rank, place, world;
-    /* tp ranks, and this rank's number among them; pipeline stages, and this rank's. Ranks of the control
-     * communicator agree in tp_rank and pp_at (comm/mesh.h). n_all: ranks of the job */
-    int32_t tp, tp_rank, pp, pp_at, n_all;
-    /* position of `place` on the axes */
+    /* number of the rank in the job, for messages; ranks of the job */
+    int rank;
+    int32_t n_all;
+    /* Data-parallel ranks, tp ranks and pipeline stages, and this rank's number among each. The control
+     * communicator joins the data-parallel ranks with this tp_rank and pp_at (comm/mesh.h). */
+    int32_t dp, dp_rank, tp, tp_rank, pp, pp_at;
+    /* position of dp_rank on the axes */
     struct zr_where at;
     /* the process that opened it; no other may use it */
     int pid;
@@ -140,22 +137,14 @@ struct zr_engine {
     /* arenas; control_base is for exchanges of all ranks, and equals reduce_base without groups and pipeline
      * stages */
     char *gather_base, *reduce_base, *control_base;
-    /* arena for activations over tp; NULL: no tensor parallelism */
-    char *model_base;
-    /* arenas for activations between pipeline stages, and for tied tensors; NULL: one stage */
-    char *pipe_base, *tied_base;
     float *master, *state[ZR_MAX_STATES];
     /* plan->snapshot_bytes of host_alloc memory, or NULL */
     char *snapshot;
     /* the agreement of the last step; host_alloc memory, valid after step_norm */
     struct zr_agreed *agreed;
-    /* (world, ZR_EXCHANGE_BYTES) behind it: the words of the last exchange */
+    /* (n_all, ZR_EXCHANGE_BYTES) behind it: the words of the last exchange */
     char *words;
     int64_t master_bytes;
-    /* (n_tensors) for compare_tp.c, written by a step's NORM */
-    struct zr_tp_gradient *tp_gradient;
-    /* (n_units) for compare_tp.c in the same job: the step leaves the unit out */
-    bool *tp_left_out;
     /* the most flats of a unit, and so of one operation */
     int32_t most_segs;
 
@@ -171,12 +160,6 @@ struct zr_engine {
     /* NULL: not kept */
     struct zr_timeline *timeline;
     struct zr_observers observers;
-    /* the observer that guards memory, one of `observers`; NULL: cfg.debug.check is off */
-    struct zr_model_check *watch;
-    /* NULL: there is one pipeline stage */
-    struct zr_pipe *pipe;
-    /* NULL: no tensor is tied to one of another pipeline stage */
-    struct zr_tied *tied;
 
     struct zr_model_side m;
     struct zr_issuer i;
@@ -193,20 +176,24 @@ void zr_tables_close(struct zr_engine *e);
 int zr_table_open(struct zr_engine *e, void *field, int64_t n, size_t size);
 #define ZR_TABLE(e, field, n) ZR_TRY(zr_table_open(e, &(field), n, sizeof *(field)))
 
-/* ---- pipe.c, for opening and closing ---- */
+/* ---- pipe.c ---- */
 
 int zr_pipe_open(struct zr_engine *e, const struct zr_pipe_room *room);
-/* The pipeline's streams must be idle. */
+int zr_pipe_allocate(struct zr_engine *e);
+/* Returns the number of the slot at that address, among the slots of all pairs. */
+int64_t zr_pipe_slot_number(const struct zr_engine *e, const void *slot);
+/* All streams must be idle. */
 void zr_pipe_close(struct zr_engine *e);
 
 /* ---- tied.c ---- */
 
 int zr_tied_open(struct zr_engine *e, const struct zr_pipe_room *room);
+int zr_tied_allocate(struct zr_engine *e);
 /* The stream of tied tensors must be idle. */
 void zr_tied_close(struct zr_engine *e);
-/* Whether the last stage gives a gradient of the tensor in this action, which no bracket has begun with
+/* Whether the last stage sends a gradient of the tensor in this action, which no bracket has started with
  * yet. */
-bool zr_tied_is_due(const struct zr_engine *e, int32_t tensor);
+bool zr_tied_has_received(const struct zr_engine *e, int32_t tensor);
 /* Called when a backward bracket of the unit begins, with zero gradients in that slot. Stores in them what
  * the last stage has sent. */
 int zr_tied_fill(struct zr_engine *e, int32_t unit, int32_t slot);
@@ -217,8 +204,15 @@ void zr_tied_bracketed(struct zr_engine *e, int32_t unit);
 /* Resets the state for the next step. */
 void zr_tied_forget(struct zr_engine *e);
 
-/* ---- tensor_parallel.c ---- */
+/* ---- tensor_parallel.c, compare_tp.c ---- */
 
+int zr_tp_open(struct zr_engine *e);
+int zr_tp_allocate(struct zr_engine *e);
+int zr_compare_tp_open(struct zr_engine *e);
+/* Gives the bytes of every tp rank to all. *all: those of rank 0, 1, ..., until the next collective over
+ * tp. */
+int zr_tp_exchange(struct zr_engine *e, const void *mine, int64_t bytes, const struct zr_tag *tag,
+                   const void **all);
 /* Sums, on the model's stream, the unit's gradients that are partial on each tp rank (partial in struct
  * zr_tensor). They must be complete in that slot. *any: whether the unit has such a gradient. */
 int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any);
@@ -266,6 +260,9 @@ int64_t zr_roles_model_bytes(const struct zr_engine *e);
 int64_t zr_roles_pipe_bytes(const struct zr_engine *e);
 int64_t zr_roles_outer_bytes(const struct zr_engine *e);
 int64_t zr_roles_library_bytes(const struct zr_engine *e);
+struct zr_received zr_received_so_far(const struct zr_engine *e);
+/* Takes the bytes received since `before` out of the program's traffic. */
+void zr_do_not_count_since(struct zr_engine *e, struct zr_received before);
 
 /* ---- issue.c ---- */
 
@@ -278,6 +275,11 @@ int64_t zr_room_of(const struct zr_engine *e, enum zr_action_kind kind, int32_t 
 bool zr_room_for(const struct zr_engine *e, const struct zr_action *a);
 
 /* ---- engine.c, step.c ---- */
+
+/* Makes an arena with the communicator of the first role, and attaches those of all roles that somebody
+ * has. */
+int zr_engine_open_arena(struct zr_engine *e, const enum zr_role *roles, int n_roles, int64_t bytes,
+                         char **base);
 
 /* Return the elements of a flat whose optimizer state this rank keeps (at stage 0 all), and the addresses of
  * element `first` of these. */
@@ -380,7 +382,7 @@ void zr_close_grads(struct zr_engine *e, int32_t unit, bool reducing);
  * if there is none left. sums_too: steps have used gradients that are summed where backward writes them. */
 int32_t zr_return_next_grad(struct zr_engine *e, bool sums_too);
 
-/* check/replicas.c: adds this rank's part of a tensor, weights and master weights, to a hash. buffer has
+/* compare_tp.c: adds this rank's part of a tensor, weights and master weights, to a hash. buffer has
  * ZR_DIGEST_BYTES of host memory. */
 enum { ZR_DIGEST_BYTES = 1 << 20 };
 int zr_digest_tensor(struct zr_engine *e, char *buffer, int32_t tensor, uint64_t *hash);
@@ -412,7 +414,7 @@ static inline struct zr_span zr_engine_inner(const struct zr_engine *e, const st
 }
 
 /* The elements that this rank alone speaks for: its fine slice. */
-static inline struct zr_span zr_engine_own(const struct zr_engine *e, const struct zr_flat *f)
+static inline struct zr_span zr_engine_fine(const struct zr_engine *e, const struct zr_flat *f)
 {
     return zr_flat_span(f, e->at, ZR_LEVEL_FINE);
 }

@@ -1,80 +1,86 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* issue.c: carries out jobs on the loop's thread: actions become collectives and kernels on the gather and
- * reduce streams, inside groups and between them. */
+/* issue.c: carries out jobs on the loop's thread. A job becomes waits, collectives and kernels on a stream:
+ * the gather or the reduce stream, or with groups one of the two that move data between groups. The stream
+ * does the work later. Nothing here waits for it. */
 #include "shard/engine/issue.h"
 #include "comm/flight.h"
 
 /* ---- gather ---- */
 
-/* Returns the event of the last write to this rank's inner slice of the unit. With HFSDP (outer_gathers) that
- * is the gather between groups, which follows the update. Frozen units have no such gather, so whole[unit] is
- * never recorded for them. */
+/* Returns the event after which this rank's inner slice of the unit has its new values. Usually the optimizer
+ * writes all of it. With HFSDP (outer_gathers) it writes the fine slice, and the gather between groups
+ * completes the inner slice. Frozen units have no such gather. */
 static struct zr_event *shard_written(const struct zr_engine *e, int32_t unit)
 {
-    bool groups = e->plan->spec.outer_gathers && e->layout->units[unit].trainable;
-    return groups ? e->ev.whole[unit] : e->ev.updated[unit];
+    bool gathered_between_groups = e->plan->spec.outer_gathers && e->layout->units[unit].trainable;
+    return gathered_between_groups ? e->ev.whole[unit] : e->ev.updated[unit];
+}
+
+/* Describes the gather of a flat inside the group. The shards of a resident unit are slices of its whole
+ * memory, so each rank's slice is there already. Other units are gathered from their shards, which have the
+ * same offset on all ranks, to a slot. */
+static struct zr_gather_seg inner_gather_seg(const struct zr_engine *e, const struct zr_flat *f, int32_t slot)
+{
+    const struct zr_where any_rank = {0, 0};
+    bool resident = e->plan->resident[f->unit];
+    int64_t whole = zr_plan_param_full(e->plan, f, slot);
+    return (struct zr_gather_seg){.src = resident ? whole : zr_plan_param_own(e->plan, f, any_rank),
+                                  .dst = whole,
+                                  .in_place = resident,
+                                  .cut = f->inner};
 }
 
 static int issue_gather(struct zr_engine *e, const struct zr_job *job)
 {
     const struct zr_device_ops *d = e->dev->ops;
+    struct zr_stream *s = e->gather_stream;
     int32_t unit = job->action.unit, slot = job->action.slot, n, n_segs = 0;
     const struct zr_flat *f = zr_unit_flats(e, unit, &n);
-    for (int32_t i = 0; i < n; i++) {
-        if (!zr_plan_gathers(e->plan, &f[i]))
-            continue;
-        bool home = e->plan->resident[unit]; /* the shard is a slice of the full region */
-        int64_t full = zr_plan_param_full(e->plan, &f[i], slot);
-        e->i.gather_segs[n_segs++] = (struct zr_gather_seg){
-            /* A sharded flat's slice has the same offset on all ranks, so any place gives it. */
-            .src = home ? full : zr_plan_param_own(e->plan, &f[i], (struct zr_where){0, 0}),
-            .dst = full,
-            .in_place = home,
-            .cut = f[i].inner};
-    }
+    for (int32_t i = 0; i < n; i++)
+        if (zr_plan_gathers(e->plan, &f[i]))
+            e->i.gather_segs[n_segs++] = inner_gather_seg(e, &f[i], slot);
     struct zr_tag tag = zr_job_tag(job);
     if (slot >= 0)
-        ZR_TRY(d->stream_wait(e->gather_stream, e->ev.param_free[slot]));
-    ZR_TRY(d->stream_wait(e->gather_stream, shard_written(e, unit)));
-    ZR_TRY(zr_timeline_mark(e->timeline, e->gather_stream, ZR_TRACK_GATHER, ZR_SPAN_GATHER, unit, job->step,
-                            false));
+        ZR_TRY(d->stream_wait(s, e->ev.param_free[slot]));
+    ZR_TRY(d->stream_wait(s, shard_written(e, unit)));
+    ZR_TRY(zr_mark_job(e, s, ZR_TRACK_GATHER, ZR_SPAN_GATHER, job, false));
     ZR_TRY(zr_role_gather(e, ZR_ROLE_GATHER, e->i.gather_segs, n_segs, &tag));
-    ZR_TRY(zr_timeline_mark(e->timeline, e->gather_stream, ZR_TRACK_GATHER, ZR_SPAN_GATHER, unit, job->step,
-                            true));
+    ZR_TRY(zr_mark_job(e, s, ZR_TRACK_GATHER, ZR_SPAN_GATHER, job, true));
     e->i.n_gather++;
-    return d->event_record(e->ev.ready[unit], e->gather_stream);
+    return d->event_record(e->ev.ready[unit], s);
 }
 
-/* Gathers this rank's inner slice from the groups' fine slices. Frozen flats are left out, because they never
- * change. Peers in the group read the slice only in the unit's next GATHER, which waits for whole[unit]. */
+/* Completes this rank's inner slice of the unit with the fine slices of the other groups. Frozen flats never
+ * change, so they are not gathered. Peers in the group read the inner slice only in the unit's next GATHER,
+ * which waits for whole[unit]. */
 static int issue_gather_outer(struct zr_engine *e, const struct zr_job *job)
 {
     const struct zr_device_ops *d = e->dev->ops;
+    struct zr_stream *s = e->gather_outer_stream;
     int32_t unit = job->action.unit, n, n_segs = 0;
     const struct zr_flat *f = zr_unit_flats(e, unit, &n);
     for (int32_t i = 0; i < n; i++)
         if (f[i].trainable)
             e->i.gather_segs[n_segs++] = zr_outer_gather_seg(e, &f[i]);
     struct zr_tag tag = zr_job_tag(job);
-    ZR_TRY(d->stream_wait(e->gather_outer_stream, e->ev.updated[unit]));
-    ZR_TRY(zr_timeline_mark(e->timeline, e->gather_outer_stream, ZR_TRACK_GATHER_OUTER, ZR_SPAN_GATHER_OUTER,
-                            unit, job->step, false));
+    ZR_TRY(d->stream_wait(s, e->ev.updated[unit]));
+    ZR_TRY(zr_mark_job(e, s, ZR_TRACK_GATHER_OUTER, ZR_SPAN_GATHER_OUTER, job, false));
     ZR_TRY(zr_role_gather(e, ZR_ROLE_GATHER_OUTER, e->i.gather_segs, n_segs, &tag));
-    ZR_TRY(zr_timeline_mark(e->timeline, e->gather_outer_stream, ZR_TRACK_GATHER_OUTER, ZR_SPAN_GATHER_OUTER,
-                            unit, job->step, true));
+    ZR_TRY(zr_mark_job(e, s, ZR_TRACK_GATHER_OUTER, ZR_SPAN_GATHER_OUTER, job, true));
     e->i.n_outer_gather++;
-    return d->event_record(e->ev.whole[unit], e->gather_outer_stream);
+    return d->event_record(e->ev.whole[unit], s);
 }
 
 /* ---- reduce ---- */
 
-/* Adds sums[sum] to sums[sum-1], n_folds times, with sum counting down. There are several sums only with
- * `deterministic`, and then each is of the fine slice. */
+/* Combines partial sums of the unit: adds sums[sum] to sums[sum-1], then that to sums[sum-2], n_folds times.
+ * Only `deterministic` keeps several sums, so that contributions are added in a fixed tree. Each sum is of
+ * this rank's fine slice. */
 static int issue_folds(struct zr_engine *e, int32_t unit, int sum, int n_folds)
 {
     int32_t n;
     const struct zr_flat *f = zr_unit_flats(e, unit, &n);
-    struct zr_stream *s = zr_last_hop(e).stream;
+    struct zr_stream *s = zr_last_reduction(e).stream;
     for (; n_folds > 0; n_folds--, sum--)
         for (int32_t i = 0; i < n; i++)
             if (f[i].trainable)
@@ -83,66 +89,66 @@ static int issue_folds(struct zr_engine *e, int32_t unit, int sum, int n_folds)
     return 0;
 }
 
-/* Reduces a gradient inside the group, or over all ranks if there are no groups. The gradient may be written
- * again as soon as its sum is elsewhere. If it is summed in place, it may be written after the optimizer has
- * read it. At stage 0 peers gather this sum. They have finished by then, because a rank joins the norm's
- * agreement only after its gathers. */
+/* Reduces a gradient inside the group, or over all ranks if there are no groups.
+ *
+ * The model may write the gradient again once its sum is elsewhere. If the gradient's memory is itself the sum
+ * (sum_in_place), the model may write it only after the optimizer has read it, so UPDATE records grad_free.
+ * At stage 0 peers gather that sum, too. They have done so before any rank's UPDATE, because a rank joins the
+ * norm's agreement only after its gathers. */
 static int issue_reduce(struct zr_engine *e, const struct zr_job *job)
 {
     const struct zr_device_ops *d = e->dev->ops;
     const struct zr_action *a = &job->action;
-    const struct zr_hop_run inner = zr_inner_hop(e);
+    const struct zr_axis_reduction inner = zr_inner_reduction(e);
+    struct zr_stream *s = inner.stream;
     int32_t place = zr_grad_place(e->plan, a->unit, a->slot);
-    bool in_place = e->plan->sum_in_place[a->unit], outer = e->plan->spec.outer;
-    ZR_TRY(d->stream_wait(e->reduce_stream, e->ev.grad_done[place]));
-    if (outer)
-        ZR_TRY(d->stream_wait(e->reduce_stream, e->ev.partial_free[zr_partial_place(a)]));
-    ZR_TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, a->unit,
-                            job->step, false));
-    ZR_TRY(zr_hop_reduce(e, &inner, job));
-    if (in_place) /* does nothing if the hop has one rank, which has the whole sum */
-        ZR_TRY(zr_hop_gather_sums(e, &inner, inner.stream, job));
+    bool has_groups = e->plan->spec.outer;
+    ZR_TRY(d->stream_wait(s, e->ev.grad_done[place]));
+    if (has_groups)
+        ZR_TRY(d->stream_wait(s, e->ev.partial_free[zr_partial_place(a)]));
+    ZR_TRY(zr_mark_job(e, s, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, job, false));
+    ZR_TRY(zr_reduce_over_axis(e, &inner, job));
+    if (e->plan->sum_in_place[a->unit])
+        ZR_TRY(zr_gather_sums(e, &inner, s, job));
     else
-        ZR_TRY(d->event_record(e->ev.grad_free[place], e->reduce_stream));
-    if (outer)
-        ZR_TRY(d->event_record(e->ev.partial_full[zr_partial_place(a)], e->reduce_stream));
+        ZR_TRY(d->event_record(e->ev.grad_free[place], s));
+    if (has_groups)
+        ZR_TRY(d->event_record(e->ev.partial_full[zr_partial_place(a)], s));
     e->i.n_reduce++;
     ZR_TRY(issue_folds(e, a->unit, a->sum, a->n_folds));
-    return zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, a->unit,
-                            job->step, true);
+    return zr_mark_job(e, s, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, job, true);
 }
 
 /* Reduces groups' sums to the sum over all data-parallel ranks. It runs on a separate stream, so that groups
- * can reduce meanwhile. */
+ * can reduce other units meanwhile. */
 static int issue_reduce_outer(struct zr_engine *e, const struct zr_job *job)
 {
     const struct zr_device_ops *d = e->dev->ops;
     const struct zr_action *a = &job->action;
-    const struct zr_hop_run outer = zr_outer_hop(e);
-    ZR_TRY(d->stream_wait(outer.stream, e->ev.partial_full[zr_partial_place(a)]));
-    ZR_TRY(zr_timeline_mark(e->timeline, outer.stream, ZR_TRACK_REDUCE_OUTER, ZR_SPAN_REDUCE_OUTER, a->unit,
-                            job->step, false));
-    ZR_TRY(zr_hop_reduce(e, &outer, job));
-    /* HSDP gathers the sum at once if it is reduced in place, once a step. Otherwise UPDATE gathers it. HFSDP
-     * does not gather it. */
-    if (a->partial < 0)
-        ZR_TRY(zr_hop_gather_sums(e, &outer, outer.stream, job));
-    ZR_TRY(d->event_record(e->ev.partial_free[zr_partial_place(a)], outer.stream));
+    const struct zr_axis_reduction outer = zr_outer_reduction(e);
+    struct zr_stream *s = outer.stream;
+    bool once_a_step = a->partial < 0;
+    ZR_TRY(d->stream_wait(s, e->ev.partial_full[zr_partial_place(a)]));
+    ZR_TRY(zr_mark_job(e, s, ZR_TRACK_REDUCE_OUTER, ZR_SPAN_REDUCE_OUTER, job, false));
+    ZR_TRY(zr_reduce_over_axis(e, &outer, job));
+    /* HSDP needs the whole sum. If contributions are reduced one by one, UPDATE gathers it instead. */
+    if (once_a_step)
+        ZR_TRY(zr_gather_sums(e, &outer, s, job));
+    ZR_TRY(d->event_record(e->ev.partial_free[zr_partial_place(a)], s));
     e->i.n_outer_reduce++;
     ZR_TRY(issue_folds(e, a->unit, a->sum, a->n_folds));
-    return zr_timeline_mark(e->timeline, outer.stream, ZR_TRACK_REDUCE_OUTER, ZR_SPAN_REDUCE_OUTER, a->unit,
-                            job->step, true);
+    return zr_mark_job(e, s, ZR_TRACK_REDUCE_OUTER, ZR_SPAN_REDUCE_OUTER, job, true);
 }
 
-/* Frees all sums in place as if they had been used: gradients that are summed where backward wrote them
- * (sum_in_place), and groups' sums that are reduced between groups in place. A barrier comes first, because a
- * peer may still be gathering this rank's slices of them. */
+/* Gives up a step's sums (zero_drop). Only sums that wait for an update or for the other groups are in use.
+ * Their events are recorded as if they had been used. A barrier comes first, because a peer may still be
+ * gathering this rank's slices of them. */
 static int issue_drop_sums(struct zr_engine *e, const struct zr_job *job)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    const struct zr_hop_run last = zr_last_hop(e);
+    const struct zr_axis_reduction last = zr_last_reduction(e);
     struct zr_tag tag = zr_job_tag(job);
-    ZR_TRY(zr_hop_barrier(e, &last, &tag));
+    ZR_TRY(zr_sums_barrier(e, &last, &tag));
     for (int32_t u = 0; u < e->layout->n_units; u++) {
         if (e->plan->sum_in_place[u])
             ZR_TRY(d->event_record(e->ev.grad_free[zr_grad_place(e->plan, u, -1)], last.stream));
@@ -181,21 +187,27 @@ static int issue_job(struct zr_engine *e, const struct zr_job *job)
     }
 }
 
-/* Most operations of a job on one communicator: a REDUCE, and the gather of its sum. */
-enum { MOST_JOB_OPS = 2 };
-
 /* ---- room on the streams ----
  *
- * A stream of the host holds a bounded number of operations, and adding more waits. The loop's thread must
- * not wait, because it also serves sockets. So room for the largest job is reserved when the engine opens,
- * about 200 bytes per operation. A job is issued once there is room for all of it. Most jobs put a few
- * operations per flat of a unit. The norm and an update put at most some per tensor, and a snapshot some per
- * array of each flat, on the reduce stream. */
+ * A stream of the host holds a bounded number of operations, and adding one to a full stream waits. The loop's
+ * thread must not wait, because it also serves sockets. So each stream has room for the largest job, about 200
+ * bytes per operation, and a job is issued once there is room for all of it.
+ *
+ * Most jobs put a few operations per flat of a unit on a stream. On the reduce stream, the norm and an update
+ * put at most some per tensor, and a snapshot some per array of each flat. */
 
-/* Operations of any job: waits, stamps, collectives, and those of the norm other than squares. Per flat:
- * narrow, reduce and gather (the communicator of one rank, self.c, makes one operation per segment), besides
- * folds. Per piece that optim.update updates: scale the gradient, call, round the weights. */
-enum { OPS_OF_JOB = 16, OPS_OF_FLAT = 3, OPS_OF_USER_UPDATE = 3 };
+enum {
+    /* operations of any job: waits, marks of the timeline, collectives, and those of the norm other than
+     * squares */
+    OPS_OF_JOB = 16,
+    /* per flat: narrow, reduce and gather; a communicator of one rank (comm/self.c) makes one operation per
+     * segment */
+    OPS_OF_FLAT = 3,
+    /* per piece that optim.update updates: scale the gradient, call, round the weights */
+    OPS_OF_USER_UPDATE = 3,
+    /* most operations of a job on one communicator: a REDUCE, and the gather of its sum */
+    MOST_JOB_OPS = 2
+};
 
 static int count_piece(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
 {
@@ -220,22 +232,23 @@ static int64_t count_pieces(const struct zr_engine *e, const struct zr_flat *f, 
 int64_t zr_room_of(const struct zr_engine *e, enum zr_action_kind kind, int32_t unit)
 {
     const struct zr_layout *l = e->layout;
-    int64_t any = OPS_OF_JOB + (OPS_OF_FLAT + e->plan->n_sums - 1) * (int64_t)e->most_segs;
+    const int64_t n_folds = e->plan->n_sums - 1,
+                  usual = OPS_OF_JOB + (OPS_OF_FLAT + n_folds) * (int64_t)e->most_segs;
     if (kind == ZR_ACT_NORM)
-        return any + count_pieces(e, l->flats, l->n_flats, ZR_LEVEL_FINE);
+        return usual + count_pieces(e, l->flats, l->n_flats, ZR_LEVEL_FINE);
     if (kind == ZR_ACT_SNAPSHOT)
-        return any + (e->plan->n_states - ZR_VALUE_PARAM) * (int64_t)l->n_flats;
+        return usual + (e->plan->n_states - ZR_VALUE_PARAM) * (int64_t)l->n_flats;
     if (kind != ZR_ACT_UPDATE)
-        return any;
+        return usual;
     int32_t n;
     const struct zr_flat *f = zr_unit_flats(e, unit, &n);
     int64_t n_pieces = count_pieces(e, f, n, zr_level_of(e->plan->place.state));
-    return any + n_pieces * (e->opt.update ? OPS_OF_USER_UPDATE : 1);
+    return usual + n_pieces * (e->opt.update ? OPS_OF_USER_UPDATE : 1);
 }
 
 /* Lists the streams that jobs use, other than the reduce stream. NULL: there is none. */
-enum { N_OTHERS = 3 };
-static void list_others(const struct zr_engine *e, struct zr_stream *s[N_OTHERS])
+enum { N_OTHER_STREAMS = 3 };
+static void list_other_streams(const struct zr_engine *e, struct zr_stream *s[N_OTHER_STREAMS])
 {
     s[0] = e->gather_stream;
     s[1] = e->gather_outer_stream;
@@ -244,55 +257,54 @@ static void list_others(const struct zr_engine *e, struct zr_stream *s[N_OTHERS]
 
 int zr_room_open(struct zr_engine *e)
 {
-    struct zr_stream *s[N_OTHERS];
-    int64_t any = zr_room_of(e, ZR_ACT_REDUCE, 0), most = zr_room_of(e, ZR_ACT_NORM, -1);
+    struct zr_stream *s[N_OTHER_STREAMS];
+    int64_t usual = zr_room_of(e, ZR_ACT_REDUCE, 0), most = zr_room_of(e, ZR_ACT_NORM, -1);
     if (e->plan->snapshot_bytes)
         most = zr_max(most, zr_room_of(e, ZR_ACT_SNAPSHOT, -1));
     for (int32_t u = 0; u < e->layout->n_units; u++)
         most = zr_max(most, zr_room_of(e, ZR_ACT_UPDATE, u));
     ZR_TRY(zr_stream_reserve(e->dev, e->reduce_stream, most));
-    list_others(e, s);
-    for (int i = 0; i < N_OTHERS; i++)
+    list_other_streams(e, s);
+    for (int i = 0; i < N_OTHER_STREAMS; i++)
         if (s[i])
-            ZR_TRY(zr_stream_reserve(e->dev, s[i], any));
+            ZR_TRY(zr_stream_reserve(e->dev, s[i], usual));
     return 0;
 }
 
 bool zr_room_for(const struct zr_engine *e, const struct zr_action *a)
 {
-    struct zr_stream *s[N_OTHERS];
-    int64_t any = zr_room_of(e, ZR_ACT_REDUCE, 0);
-    list_others(e, s);
-    for (int i = 0; i < N_OTHERS; i++)
-        if (s[i] && !zr_stream_has_room(e->dev, s[i], any))
+    struct zr_stream *s[N_OTHER_STREAMS];
+    int64_t usual = zr_room_of(e, ZR_ACT_REDUCE, 0);
+    list_other_streams(e, s);
+    for (int i = 0; i < N_OTHER_STREAMS; i++)
+        if (s[i] && !zr_stream_has_room(e->dev, s[i], usual))
             return false;
     return zr_stream_has_room(e->dev, e->reduce_stream, zr_room_of(e, (enum zr_action_kind)a->kind, a->unit));
 }
 
-/* Whether the job can be issued without a wait: there is room for it. waits: an UPDATE by optim.update on a
- * GPU, which is not called before it is known whether the step is skipped. */
+/* Whether the job is an update by the program that may not be called yet. On a GPU optim.update puts kernels
+ * on the stream itself, so it is called only when it is known that the step is not skipped. */
+static bool awaits_norm(struct zr_engine *e, const struct zr_job *job)
+{
+    bool by_program = job->action.kind == ZR_ACT_UPDATE && e->opt.update && !e->dev->ops->host_memory;
+    return by_program && e->dev->ops->event_query(e->ev.step_norm) == 0 && zr_engine_status(e) == 0;
+}
+
+/* Jobs of a failed engine are always ready, because they do nothing. */
 bool zr_engine_is_ready(void *arg, const struct zr_job *job)
 {
     struct zr_engine *e = arg;
-    bool waits = job->action.kind == ZR_ACT_UPDATE && e->opt.update && !e->dev->ops->host_memory;
     if (zr_engine_has_failed(e))
         return true;
-    if (!zr_roles_have_room(e, MOST_JOB_OPS) || !zr_room_for(e, &job->action))
-        return false;
-    if (!waits)
-        return true;
-    return e->dev->ops->event_query(e->ev.step_norm) != 0 || zr_engine_status(e) != 0;
+    return zr_roles_have_room(e, MOST_JOB_OPS) && zr_room_for(e, &job->action) && !awaits_norm(e, job);
 }
 
 void zr_engine_issue(void *arg, const struct zr_job *job)
 {
     struct zr_engine *e = arg;
-    if (e->loop)
-        zr_model_check_take(e->watch, job->known); /* check mode: joins the model thread's vector clock */
-    zr_model_check_job(e->watch, zr_action_name((enum zr_action_kind)job->action.kind), job->action.unit,
-                       job->step);
+    zr_observe_job(e, job);
     if (zr_engine_has_failed(e))
-        return; /* a wait for this job's event finds an earlier job's record, if any, and never hangs */
+        return; /* a wait for this job's event ends at once, or with an earlier record */
     atomic_store_explicit(&e->i.unit, job->action.unit, memory_order_relaxed);
     atomic_store_explicit(&e->i.kind, job->action.kind, memory_order_relaxed);
     zr_flight_job(e->flight, zr_action_name((enum zr_action_kind)job->action.kind), job->action.unit);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* issue.h: functions shared by the files that carry out jobs: issue.c, issue_step.c, hop.c and
+/* issue.h: functions shared by the files that carry out jobs: issue.c, issue_step.c, axis_reduction.c and
  * compare_tp.c. */
 #ifndef ZR_SHARD_ENGINE_ISSUE_H
 #define ZR_SHARD_ENGINE_ISSUE_H
@@ -25,62 +25,63 @@ static inline float *zr_sum_at(const struct zr_engine *e, const struct zr_flat *
     return (float *)(e->reduce_base + zr_plan_sum(e->plan, f, e->at, k));
 }
 
-/* hop.c. One hop of a reduction: its communicator, its stream, and the dtype of the gradients on the wire. */
-struct zr_hop_run {
-    enum zr_role role;
+/* ---- axis_reduction.c ---- */
+
+/* A reduction over one axis: inside a group, or between groups. */
+struct zr_axis_reduction {
     enum zr_axis axis;
+    /* its communicator and stream */
+    enum zr_role role;
     struct zr_stream *stream;
-    /* 0: the gradients' own */
+    /* dtype in which gradients are sent. 0: their own */
     enum zero_dtype wire;
 };
-struct zr_hop_run zr_inner_hop(const struct zr_engine *e);
-/* With groups only. The last hop is the one whose result is a sum over the world. */
-struct zr_hop_run zr_outer_hop(const struct zr_engine *e);
-struct zr_hop_run zr_last_hop(const struct zr_engine *e);
-/* For the last hop. in_place: whether the unit's sums are gathered where they are reduced, and not for its
- * update. sum: offset of the flat's first sum, of the whole one if in place, else of this rank's slice.
- * sum_bytes: bytes of a whole sum. */
-bool zr_hop_in_place(const struct zr_engine *e, const struct zr_hop_run *h, int32_t unit);
-int64_t zr_hop_sum(const struct zr_engine *e, const struct zr_hop_run *h, const struct zr_flat *f);
-int64_t zr_hop_sum_bytes(const struct zr_hop_run *h, const struct zr_flat *f);
-/* Reduces the gradient of the action's unit, or its sum over a group. This rank's slices go where the action
+struct zr_axis_reduction zr_inner_reduction(const struct zr_engine *e);
+/* With groups only. */
+struct zr_axis_reduction zr_outer_reduction(const struct zr_engine *e);
+/* The one whose result is the sum over all data-parallel ranks. */
+struct zr_axis_reduction zr_last_reduction(const struct zr_engine *e);
+
+/* Reduces the gradient of the job's unit, or its sum over a group. This rank's slices go where the action
  * says. */
-int zr_hop_reduce(struct zr_engine *e, const struct zr_hop_run *h, const struct zr_job *job);
-/* Gathers the unit's sums from all ranks, as fp32, if the optimizer needs whole sums: in place, or end to end
- * at full_grad_at. Runs on the hop's stream, or on another that waits for it. */
-int zr_hop_gather_sums(struct zr_engine *e, const struct zr_hop_run *h, struct zr_stream *s,
-                       const struct zr_job *job);
-/* Before a sum is written that peers may still be gathering: waits until everyone is past that. Does nothing
- * if nobody gathers sums. */
-int zr_hop_barrier(struct zr_engine *e, const struct zr_hop_run *h, const struct zr_tag *tag);
+int zr_reduce_over_axis(struct zr_engine *e, const struct zr_axis_reduction *r, const struct zr_job *job);
+/* Gathers the unit's reduced slices to whole fp32 sums on every rank, if the optimizer needs these: where the
+ * slices lie, or end to end at full_grad_at. Runs on r->stream, or on another stream that waits for it. */
+int zr_gather_sums(struct zr_engine *e, const struct zr_axis_reduction *r, struct zr_stream *s,
+                   const struct zr_job *job);
+/* Whether they are gathered where they lie, right after the reduction. Otherwise the unit's UPDATE gathers
+ * them to full_grad_at. */
+bool zr_sums_gathered_early(const struct zr_engine *e, const struct zr_axis_reduction *r, int32_t unit);
+/* Returns the offset of the flat's first sum: of the whole one if it is gathered early, else of this rank's
+ * slice. And the bytes of a whole sum. */
+int64_t zr_sum_offset(const struct zr_engine *e, const struct zr_axis_reduction *r, const struct zr_flat *f);
+int64_t zr_whole_sum_bytes(const struct zr_axis_reduction *r, const struct zr_flat *f);
+/* Waits until no peer is still gathering this rank's sums, so that they may be overwritten. Does nothing if
+ * nobody gathers sums. */
+int zr_sums_barrier(struct zr_engine *e, const struct zr_axis_reduction *r, const struct zr_tag *tag);
+
+/* ---- others ---- */
+
+/* Marks the begin or the end of a job's span on a stream, in the timeline. */
+static inline int zr_mark_job(const struct zr_engine *e, struct zr_stream *s, enum zr_track track,
+                              enum zr_span_kind kind, const struct zr_job *job, bool is_end)
+{
+    return zr_timeline_mark(e->timeline, s, track, kind, job->action.unit, job->step, is_end);
+}
 
 /* issue_step.c: the jobs NORM and UPDATE, and the factor of gradients before they are clipped. */
 int zr_issue_norm(struct zr_engine *e, const struct zr_job *job);
 int zr_issue_update(struct zr_engine *e, const struct zr_job *job);
 double zr_unclipped_scale(const struct zr_engine *e, const struct zr_tuned *tuned);
 
-/* ---- tensor_parallel.c ---- */
-
-/* Bytes received so far: all, from other groups, and over tp. */
-struct zr_received {
-    int64_t wire, outer, model;
-};
-struct zr_received zr_received_so_far(const struct zr_engine *e);
-/* Takes the bytes received since `before` out of the program's traffic, because they were moved for a
- * comparison. */
-void zr_leave_out_since(struct zr_engine *e, struct zr_received before);
-
 /* ---- compare_tp.c ---- */
 
-/* What is known of this rank's shard of a tensor's reduced gradient, before scaling. */
-struct zr_tp_gradient {
-    /* 0: this rank has no element of it */
-    uint64_t hash;
-    double squares;
-};
 /* Whether gradients are compared over tp in that step. Steps count from 1 since zero_wrap. */
 bool zr_tp_compares(const struct zr_engine *e, uint32_t step);
+/* In such a step, after it: checks that all tp ranks have the same gradient of tensors that are not cut.
+ * Collective. ZERO_ERR_MISMATCH, on every rank, ends the context. */
+int zr_compare_gradients(struct zr_engine *e);
 /* Hashes the gradients in that step's NORM, when sums are complete. */
-int zr_tp_look_at_gradients(struct zr_engine *e);
+int zr_tp_hash_gradients(struct zr_engine *e);
 
 #endif

@@ -10,7 +10,7 @@
 double zr_unclipped_scale(const struct zr_engine *e, const struct zr_tuned *tuned)
 {
     double scale = tuned->grad_scale;
-    return e->opt.grad_sum ? scale : scale / ((double)e->world * tuned->grad_accum_steps);
+    return e->opt.grad_sum ? scale : scale / ((double)e->dp * tuned->grad_accum_steps);
 }
 
 /* Elements whose squares are still to be summed. */
@@ -40,7 +40,7 @@ static int put_squares(struct squares *q)
 static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
 {
     struct squares *q = arg;
-    const float *x = zr_sum_at(q->e, f, 0) + (first - zr_engine_own(q->e, f).first);
+    const float *x = zr_sum_at(q->e, f, 0) + (first - zr_engine_fine(q->e, f).first);
     (void)p;
     if (q->n == 0 || q->x + q->n != x || q->n % ZR_NORM_BLOCK) {
         ZR_TRY(put_squares(q));
@@ -60,7 +60,7 @@ static int sum_own_squares(struct zr_engine *e, const struct zr_tuned *tuned)
     ZR_TRY(e->dev->ops->zero(e->reduce_stream, norm, sizeof *norm));
     for (int32_t i = 0; i < e->layout->n_flats; i++) {
         const struct zr_flat *flat = &e->layout->flats[i];
-        struct zr_span own = zr_engine_own(e, flat);
+        struct zr_span own = zr_engine_fine(e, flat);
         if (flat->trainable && !e->i.left_out[flat->unit] && (flat->cut || e->tp_rank == 0))
             ZR_TRY(zr_flat_ranges(e->layout, flat, own.first, own.first + own.n, norm_range, &q));
     }
@@ -86,7 +86,7 @@ static int begin_agreement(struct zr_engine *e, const struct zr_job *job)
                                .out = zr_engine_agreement(e),
                                .words = {[ZR_AGREE_CALLS] = job->world_hash,
                                          [ZR_AGREE_LR] = zr_agree_lr_word(job->lr, e->rank),
-                                         [ZR_AGREE_LEAST] = atomic_load(&e->s.own_least),
+                                         [ZR_AGREE_LEAST] = atomic_load(&e->s.reported_least),
                                          [ZR_AGREE_SQUARES] = keeps_squares(e)},
                                .n_carried = job->carried->n};
     if (e->pp_at == e->pp - 1) /* it has the loss; values of other stages count as 0 */
@@ -101,7 +101,7 @@ static int end_agreement(struct zr_engine *e, const struct zr_job *job)
                                      .clip = job->tuned->clip,
                                      .n_carried = job->carried->n,
                                      .n_ranks = e->n_all,
-                                     .n_averaged = e->world * e->tp,
+                                     .n_averaged = e->dp * e->tp,
                                      .scalars = zr_engine_scalars(e),
                                      .agreed = e->agreed};
     return e->dev->ops->agree_end(e->reduce_stream, &end);
@@ -131,7 +131,7 @@ int zr_issue_norm(struct zr_engine *e, const struct zr_job *job)
         zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, false));
     ZR_TRY(sum_own_squares(e, job->tuned));
     if (job->compares_tp)
-        ZR_TRY(zr_tp_look_at_gradients(e));
+        ZR_TRY(zr_tp_hash_gradients(e));
     memset(e->i.left_out, 0, (size_t)e->layout->n_units * sizeof *e->i.left_out);
     ZR_TRY(begin_agreement(e, job));
     ZR_TRY(zr_world_agree(e, e->plan->agreement_at, ZR_AGREE_SUMS, ZR_AGREE_MAXES, &tag));
@@ -285,15 +285,15 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
     return up->n_spans == ZR_MAX_SPANS ? put_update(up) : 0;
 }
 
-/* Returns the reduced gradient of the flat's first kept element. full: where zr_hop_gather_sums has put the
+/* Returns the reduced gradient of the flat's first kept element. full: where zr_gather_sums has put the
  * flat's, or NULL. */
-static const float *update_grad(const struct zr_engine *e, const struct zr_hop_run *last,
+static const float *update_grad(const struct zr_engine *e, const struct zr_axis_reduction *last,
                                 const struct zr_flat *f, const float *full)
 {
     if (full)
         return full;
     if (e->plan->hop[last->axis].sums_whole || e->plan->sum_in_place[f->unit])
-        return (const float *)(e->reduce_base + zr_hop_sum(e, last, f));
+        return (const float *)(e->reduce_base + zr_sum_offset(e, last, f));
     return zr_sum_at(e, f, 0);
 }
 
@@ -302,11 +302,11 @@ int zr_issue_update(struct zr_engine *e, const struct zr_job *job)
 {
     int32_t n, unit = job->action.unit;
     const struct zr_flat *f = zr_unit_flats(e, unit, &n);
-    const struct zr_hop_run last = zr_last_hop(e);
+    const struct zr_axis_reduction last = zr_last_reduction(e);
     bool in_place = e->plan->sum_in_place[unit];
-    bool gathered = !zr_hop_in_place(e, &last, unit) && e->plan->hop[last.axis].sums_whole;
+    bool gathered = !zr_sums_gathered_early(e, &last, unit) && e->plan->hop[last.axis].sums_whole;
     if (gathered) /* a collective, which does not count as time of the update */
-        ZR_TRY(zr_hop_gather_sums(e, &last, e->reduce_stream, job));
+        ZR_TRY(zr_gather_sums(e, &last, e->reduce_stream, job));
     ZR_TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step,
                             false));
     const char *full = e->reduce_base + e->plan->full_grad_at;
@@ -320,7 +320,7 @@ int zr_issue_update(struct zr_engine *e, const struct zr_job *job)
                               .grad = update_grad(e, &last, &f[i], gathered ? (const float *)full : NULL)};
         ZR_TRY(zr_flat_ranges(e->layout, &f[i], kept.first, kept.first + kept.n, update_range, &up));
         ZR_TRY(put_update(&up));
-        full += zr_hop_sum_bytes(&last, &f[i]);
+        full += zr_whole_sum_bytes(&last, &f[i]);
     }
     ZR_TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step,
                             true));

@@ -74,7 +74,7 @@ void zr_jobs_push(struct zr_engine *e, const struct zr_action *a)
         zr_engine_issue(e, &job);
         return;
     }
-    job.known = zr_model_check_hand(e->watch);
+    zr_observe_push(e, &job);
     zr_loop_push(e->loop, &job);
     jobs->asleep = true;
 }

@@ -18,15 +18,14 @@
 
 #include <uv.h>
 
-struct zr_vclock;
 struct zr_tuned;
 struct zr_carried;
 
 /* An action, and what the model's thread knew when it gave the action to the loop. */
 struct zr_job {
     struct zr_action action;
-    /* for check mode (check/model_check.h); NULL: off */
-    struct zr_vclock *known;
+    /* from an observer, for itself (observer.h) */
+    void *note;
     /* NORM, UPDATE: the step's numbers */
     const struct zr_tuned *tuned;
     /* NORM: the values that the step carries */

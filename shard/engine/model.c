@@ -63,11 +63,11 @@ static int wait_param(struct zr_engine *e, const struct zr_action *a)
     return wait_on(e, zr_job_writing_params(e, unit), ev, unit, true);
 }
 
-/* Whether the tensor's gradient need not be zeroed, because backward stores all of it, or another pipeline
- * stage has sent the values that it begins with. */
-static bool is_given(const struct zr_engine *e, int32_t tensor)
+/* Whether the tensor's gradient must not be zeroed first: backward stores all of it, or it starts with values
+ * that another pipeline stage has sent. */
+static bool needs_no_zeros(const struct zr_engine *e, int32_t tensor)
 {
-    return e->layout->tensors[tensor].overwrite || zr_tied_is_due(e, tensor);
+    return e->layout->tensors[tensor].overwrite || zr_tied_has_received(e, tensor);
 }
 
 /* keeps_overwritten: the next use is in a bracket, whose backward stores all of a gradient with
@@ -76,14 +76,14 @@ static bool is_given(const struct zr_engine *e, int32_t tensor)
 static int fill_flat(struct zr_engine *e, const struct zr_flat *f, int32_t slot, bool keeps_overwritten)
 {
     char *at = e->reduce_base + zr_plan_grad_full(e->plan, f, slot);
-    int64_t size = zr_dtype_bytes(f->dtype), n_others = 0;
+    int64_t size = zr_dtype_bytes(f->dtype), n_kept = 0;
     for (int32_t k = 0; keeps_overwritten && k < f->n_pieces; k++)
-        n_others += is_given(e, e->layout->pieces[f->first_piece + k].tensor);
-    if (n_others == 0)
+        n_kept += needs_no_zeros(e, e->layout->pieces[f->first_piece + k].tensor);
+    if (n_kept == 0)
         return e->dev->ops->zero(e->compute, at, f->inner.total);
-    for (int32_t k = 0; n_others < f->n_pieces && k < f->n_pieces; k++) {
+    for (int32_t k = 0; n_kept < f->n_pieces && k < f->n_pieces; k++) {
         const struct zr_piece *p = &e->layout->pieces[f->first_piece + k];
-        if (is_given(e, p->tensor))
+        if (needs_no_zeros(e, p->tensor))
             continue;
         int err = e->dev->ops->zero(e->compute, at + p->first * size, p->n * size);
         if (err)
@@ -356,8 +356,8 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
     zr_model_called(e, ev);
     if (ev->kind == ZR_EV_END && ev->backward)
         zr_tied_bracketed(e, ev->unit);
-    zr_model_check_call(e->watch, zr_model_call_name(ev->kind), ev->kind <= ZR_EV_END ? ev->unit : -1,
-                        zr_phase_name(ev->backward, ev->apart), zr_step_number(e));
+    zr_observe_call(e, zr_model_call_name(ev->kind), ev->kind <= ZR_EV_END ? ev->unit : -1,
+                    zr_phase_name(ev->backward, ev->apart), zr_step_number(e));
     enum zr_span_kind span =
         zr_phase_is_backward(ev->backward, ev->apart) ? ZR_SPAN_BACKWARD : ZR_SPAN_FORWARD;
     if (ev->kind == ZR_EV_END)

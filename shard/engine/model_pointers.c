@@ -90,7 +90,7 @@ static void *biased(const struct zr_tensor *t, const struct zr_piece *p, const c
 static void *param_pointer(const struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
                            int32_t slot)
 {
-    const char *guarded = zr_model_check_param(e->watch, p);
+    const char *guarded = zr_observed_piece(e, p, false);
     const char *at =
         e->gather_base + zr_plan_param_full(e->plan, f, slot) + p->first * zr_dtype_bytes(f->dtype);
     at = guarded ? guarded : at;
@@ -100,7 +100,7 @@ static void *param_pointer(const struct zr_engine *e, const struct zr_flat *f, c
 static void *grad_pointer(const struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
                           int32_t slot)
 {
-    const char *guarded = zr_model_check_grad(e->watch, p);
+    const char *guarded = zr_observed_piece(e, p, true);
     const char *at =
         e->reduce_base + zr_plan_grad_full(e->plan, f, slot) + p->first * zr_dtype_bytes(f->dtype);
     at = guarded ? guarded : at;
@@ -151,7 +151,7 @@ static void hide_param(struct zr_engine *e, const struct zr_flat *f, const struc
     (void)slot;
     int32_t other =
         other_slice(e, p->tensor, e->m.pointers->param_slot, --e->m.pointers->n_shown_param[p->tensor]);
-    void *pointer = zr_model_check_closed(e->watch, p->tensor, false);
+    void *pointer = zr_observed_closed(e, p->tensor, false);
     if (other >= 0) {
         int32_t id = e->layout->piece_of[e->layout->slice_base[p->tensor] + other];
         const struct zr_flat *g = zr_piece_flat(e->layout, id);
@@ -167,7 +167,7 @@ static void hide_grad(struct zr_engine *e, const struct zr_flat *f, const struct
         return;
     int32_t other =
         other_slice(e, p->tensor, e->m.pointers->grad_slot, --e->m.pointers->n_shown_grad[p->tensor]);
-    void *pointer = zr_model_check_closed(e->watch, p->tensor, true);
+    void *pointer = zr_observed_closed(e, p->tensor, true);
     if (other >= 0) {
         int32_t id = e->layout->piece_of[e->layout->slice_base[p->tensor] + other];
         const struct zr_flat *g = zr_piece_flat(e->layout, id);
@@ -215,9 +215,9 @@ void zr_engine_point(struct zr_engine *e, bool values)
     for (int32_t t = 0; t < e->layout->n_tensors; t++) {
         if (e->layout->tensors[t].buffer)
             continue;
-        zr_point_param(e, t, zr_model_check_closed(e->watch, t, false));
+        zr_point_param(e, t, zr_observed_closed(e, t, false));
         if (e->layout->tensors[t].grad)
-            zr_point_grad(e, t, zr_model_check_closed(e->watch, t, true));
+            zr_point_grad(e, t, zr_observed_closed(e, t, true));
     }
     for (int32_t u = 0; values && e->plan->place.model_holds && u < e->layout->n_units; u++)
         for_pieces_of_unit(e, u, -1, point_for_good);
@@ -229,8 +229,7 @@ static void set_grad_pointer(struct zr_engine *e, const struct zr_flat *f, const
 {
     const struct grad_layers *l = &e->m.pointers->layers[p->tensor];
     bool away = l->n_reducing && !l->n_open;
-    zr_point_grad(e, p->tensor,
-                  away ? zr_model_check_closed(e->watch, p->tensor, true) : grad_pointer(e, f, p, -1));
+    zr_point_grad(e, p->tensor, away ? zr_observed_closed(e, p->tensor, true) : grad_pointer(e, f, p, -1));
 }
 
 /* Changes the counts of the unit's tensors, and then sets their pointers. */

@@ -18,11 +18,12 @@
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
-#include <stdlib.h>
 #include <xxhash.h>
 
 struct zr_pipe {
     struct zr_pipe_room room;
+    /* memory of all slots */
+    char *base;
     /* (n_events) done and moved of each slot */
     struct zr_event **all;
     int32_t n_events;
@@ -85,12 +86,17 @@ static enum zr_role role_of(const struct zr_engine *e, const struct zr_pipe_mess
 
 static struct zr_event *event_of(const struct zr_engine *e, const struct zr_pipe_message *m, bool moved)
 {
-    return e->pipe->all[2 * slot_number(&e->pipe->room, m) + moved];
+    return e->m.pipe->all[2 * slot_number(&e->m.pipe->room, m) + moved];
 }
 
 void *zr_engine_pipe_at(const struct zr_engine *e, const struct zr_pipe_message *m)
 {
-    return e->pipe_base + slot_at(&e->pipe->room, m);
+    return e->m.pipe->base + slot_at(&e->m.pipe->room, m);
+}
+
+int64_t zr_pipe_slot_number(const struct zr_engine *e, const void *slot)
+{
+    return ((const char *)slot - e->m.pipe->base) / e->m.pipe->room.slot_bytes;
 }
 
 /* ---- opening ---- */
@@ -99,12 +105,10 @@ int zr_pipe_open(struct zr_engine *e, const struct zr_pipe_room *room)
 {
     if (e->pp == 1 && room->per_rank < 2)
         return 0;
-    struct zr_pipe *p = e->pipe = calloc(1, sizeof *p);
     int32_t n = (int32_t)(2 * count_slots(room));
-    if (p)
-        p->all = calloc((size_t)n, sizeof *p->all);
-    if (!p || !p->all)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for the slots of a pipeline");
+    ZR_TABLE(e, e->m.pipe, 1);
+    struct zr_pipe *p = e->m.pipe;
+    ZR_TABLE(e, p->all, n);
     p->room = *room;
     for (; p->n_events < n; p->n_events++)
         ZR_TRY(e->dev->ops->event_open(e->dev, &p->all[p->n_events]));
@@ -118,23 +122,38 @@ int zr_pipe_open(struct zr_engine *e, const struct zr_pipe_room *room)
     return 0;
 }
 
+int zr_pipe_allocate(struct zr_engine *e)
+{
+    static const enum zr_role pairs[] = {ZR_ROLE_EVEN_PAIR, ZR_ROLE_ODD_PAIR, ZR_ROLE_CLOSING_PAIR};
+    const int64_t bytes = e->plan->pipe_bytes;
+    void *base;
+    if (!bytes)
+        return 0;
+    if (e->pp > 1)
+        return zr_engine_open_arena(e, pairs, ZR_PAIR_ROLES, bytes, &e->m.pipe->base);
+    /* A rank that has all stages needs no communicator. */
+    ZR_TRY(e->dev->ops->alloc(e->dev, bytes, &base));
+    e->m.pipe->base = base;
+    return 0;
+}
+
 void zr_pipe_close(struct zr_engine *e)
 {
-    if (!e->pipe)
+    if (!e->m.pipe)
         return;
     for (int i = 0; i < ZR_PAIR_ROLES; i++)
         e->dev->ops->stream_close(e->pair_stream[i]);
-    for (int32_t i = 0; i < e->pipe->n_events; i++)
-        e->dev->ops->event_close(e->pipe->all[i]);
-    free(e->pipe->all);
-    free(e->pipe);
-    e->pipe = NULL;
+    for (int32_t i = 0; i < e->m.pipe->n_events; i++)
+        e->dev->ops->event_close(e->m.pipe->all[i]);
+    if (e->m.pipe->base && e->pp == 1)
+        e->dev->ops->free(e->dev, e->m.pipe->base, e->plan->pipe_bytes);
+    e->m.pipe = NULL;
 }
 
 enum zr_event_class zr_pipe_event_class(const struct zr_engine *e, const struct zr_event *event)
 {
-    for (int32_t i = 0; e->pipe && i < e->pipe->n_events; i++)
-        if (e->pipe->all[i] == event)
+    for (int32_t i = 0; e->m.pipe && i < e->m.pipe->n_events; i++)
+        if (e->m.pipe->all[i] == event)
             return i % 2 ? ZR_EVENT_PIPE_MOVED : ZR_EVENT_PIPE_DONE;
     return ZR_EVENT_ANY;
 }
@@ -156,11 +175,11 @@ static int move_message(struct zr_engine *e, const struct zr_pipe_message *m, bo
 {
     const enum zr_role role = role_of(e, m);
     struct zr_stream *s = e->role[role].stream;
-    const int64_t bytes = e->pipe->room.slot_bytes - e->pipe->room.guard_bytes;
+    const int64_t bytes = e->m.pipe->room.slot_bytes - e->m.pipe->room.guard_bytes;
     const struct zr_tag tag = tag_of(e, m, bytes);
-    int own = e->role[role].comm->group.rank, root = sends ? own : 1 - own;
+    int here = e->role[role].comm->group.rank, sender = sends ? here : 1 - here;
     ZR_TRY(e->dev->ops->stream_wait(s, event_of(e, m, false)));
-    ZR_TRY(zr_role_broadcast(e, role, slot_at(&e->pipe->room, m), bytes, root, &tag));
+    ZR_TRY(zr_role_broadcast(e, role, slot_at(&e->m.pipe->room, m), bytes, sender, &tag));
     return e->dev->ops->event_record(event_of(e, m, true), s);
 }
 

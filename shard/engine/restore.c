@@ -72,16 +72,16 @@ static int spread(struct zr_engine *e, const struct zr_flat *f, float *at)
     struct zr_tag tag = restore_tag(e, f->unit);
     char *staging = zr_values_staging(e);
     int64_t most = e->plan->values_bytes / (int64_t)sizeof(float);
-    for (int r = 0; r < e->world; r++) {
+    for (int r = 0; r < e->dp; r++) {
         int64_t first, n = zr_flat_owned(f, r, &first);
         for (int64_t k = 0; k < n; k += most) {
             int64_t bytes = zr_min(most, n - k) * (int64_t)sizeof(float);
             int err = zr_roles_make_room(e);
-            if (!err && r == e->place)
+            if (!err && r == e->dp_rank)
                 err = d->copy(e->reduce_stream, staging, at + first + k, bytes);
             if (!err)
                 err = zr_role_broadcast(e, ZR_ROLE_CONTROL, e->plan->values_at, bytes, r, &tag);
-            if (!err && r != e->place)
+            if (!err && r != e->dp_rank)
                 err = d->copy(e->reduce_stream, at + first + k, staging, bytes);
             if (err)
                 return err;

@@ -18,13 +18,13 @@ void zr_roles_take(struct zr_engine *e, struct zr_comm *const comm[ZR_ROLES])
             e->distinct[e->n_distinct++] = comm[r];
     }
     const struct zr_group *all = &comm[ZR_ROLE_CONTROL]->group;
-    e->world = all->size;
-    e->place = all->rank;
+    e->dp = all->size;
+    e->dp_rank = all->rank;
     e->rank = zr_comm_rank(comm[ZR_ROLE_CONTROL], all->rank);
     e->tp = comm[ZR_ROLE_MODEL] ? comm[ZR_ROLE_MODEL]->group.size : 1;
     e->tp_rank = comm[ZR_ROLE_MODEL] ? comm[ZR_ROLE_MODEL]->group.rank : 0;
-    e->n_all = comm[ZR_ROLE_WORLD] ? comm[ZR_ROLE_WORLD]->group.size : e->world;
-    e->pp = e->n_all / (e->world * e->tp);
+    e->n_all = comm[ZR_ROLE_WORLD] ? comm[ZR_ROLE_WORLD]->group.size : e->dp;
+    e->pp = e->n_all / (e->dp * e->tp);
     e->pp_at = e->rank / (e->n_all / e->pp);
     for (int r = 0; r < ZR_ROLES; r++)
         if (comm[r])
@@ -244,6 +244,19 @@ int64_t zr_roles_outer_bytes(const struct zr_engine *e)
         if (e->role[outer[i]].comm)
             bytes += wire_bytes(e->role[outer[i]].comm);
     return bytes;
+}
+
+struct zr_received zr_received_so_far(const struct zr_engine *e)
+{
+    return (struct zr_received){zr_roles_wire_bytes(e), zr_roles_outer_bytes(e), zr_roles_model_bytes(e)};
+}
+
+void zr_do_not_count_since(struct zr_engine *e, struct zr_received before)
+{
+    struct zr_received now = zr_received_so_far(e);
+    e->m.not_counted.wire += now.wire - before.wire;
+    e->m.not_counted.outer += now.outer - before.outer;
+    e->m.not_counted.model += now.model - before.model;
 }
 
 void zr_engine_last_op(const struct zr_engine *e, char *text, size_t n)

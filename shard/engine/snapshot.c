@@ -142,7 +142,7 @@ int zr_engine_issue_snapshot(struct zr_engine *e)
 {
     struct zr_snapshot_listener *l = e->s.listener;
     int err = zr_engine_runs(e, copy_run, e);
-    zr_model_check_reader(e);
+    zr_observe_snapshot(e, ZR_SNAPSHOT_ISSUED);
     if (err)
         return err;
     uv_mutex_lock(&l->lock);
@@ -159,7 +159,7 @@ int zr_engine_issue_snapshot(struct zr_engine *e)
 
 void zr_engine_snapshot_read(struct zr_engine *e)
 {
-    zr_model_check_reader_done(e->watch);
+    zr_observe_snapshot(e, ZR_SNAPSHOT_READ);
 }
 
 int zr_engine_take_snapshot(struct zr_engine *e, void (*complete)(void *arg), void *arg)

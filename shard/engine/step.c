@@ -226,12 +226,12 @@ static int look_at_result(struct zr_engine *e)
 }
 
 /* Returns the number, among the data-parallel ranks of this rank's part, of the one in the same copy of the
- * model as `rank`. Returns e->world if there is none. */
+ * model as `rank`. Returns e->dp if there is none. */
 static int32_t place_like(const struct zr_engine *e, int32_t rank)
 {
     const struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm;
     int32_t like = rank - rank % e->tp + e->tp_rank, place = 0;
-    while (place < e->world && zr_comm_rank(control, place) != like)
+    while (place < e->dp && zr_comm_rank(control, place) != like)
         place++;
     return place;
 }
@@ -242,7 +242,7 @@ static const char *tensor_at(const struct zr_engine *e, int32_t rank, int64_t at
 {
     const struct zr_layout *l = e->layout;
     int32_t place = place_like(e, rank);
-    if (place == e->world)
+    if (place == e->dp)
         return NULL;
     const struct zr_where where = zr_where_of(&e->plan->place, place);
     for (int32_t i = 0; i < l->n_flats; i++) {
@@ -389,7 +389,7 @@ static int make_step(struct zr_engine *e, float lr, struct zr_step_result *resul
     e->m.steps->lr = lr;
     e->m.steps->carried = e->m.steps->next;
     e->m.steps->next.n = 0;
-    zr_model_check_call(e->watch, "zero_step", -1, "", zr_step_number(e));
+    zr_observe_call(e, "zero_step", -1, "", zr_step_number(e));
     ZR_TRY(zr_observe_step(e, ZR_STEP_BEGUN, NULL));
     zr_timeline_begin(e->timeline, ZR_TRACK_MODEL, ZR_SPAN_STEP, -1, zr_step_number(e));
     ZR_TRY(zr_engine_note(e, e->dev->ops->event_record(e->ev.step_compute, e->compute)));
@@ -411,6 +411,12 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
     int err = make_step(e, lr, result);
     e->m.steps->under_way = false;
     return err;
+}
+
+int zr_engine_end_step(struct zr_engine *e)
+{
+    ZR_TRY(zr_compare_gradients(e));
+    return zr_observe_step(e, ZR_STEP_OVER, NULL);
 }
 
 /* s may be NULL. */

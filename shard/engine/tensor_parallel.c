@@ -28,6 +28,28 @@ enum {
 };
 _Static_assert(ZR_MODEL_BYTES >= IN_BYTES + 2 * OUT_BYTES && ZR_MODEL_BYTES % 4096 == 0, "in, and out twice");
 
+struct zr_tp {
+    char *base;
+    /* number of the `out` that the last sum went through */
+    int out;
+    /* hash of all collectives over tp so far, even those that move nothing */
+    uint64_t calls;
+    /* warned that a partial gradient, or the contributions to a sum, were the same on all tp ranks */
+    bool said_partial, said_sum;
+};
+
+int zr_tp_open(struct zr_engine *e)
+{
+    ZR_TABLE(e, e->m.tp, 1);
+    return 0;
+}
+
+int zr_tp_allocate(struct zr_engine *e)
+{
+    const enum zr_role role = ZR_ROLE_MODEL;
+    return e->plan->model_bytes ? zr_engine_open_arena(e, &role, 1, e->plan->model_bytes, &e->m.tp->base) : 0;
+}
+
 /* Returns the byte offset of out number 0 or 1. */
 static int64_t out_at(int out)
 {
@@ -36,7 +58,7 @@ static int64_t out_at(int out)
 
 struct zr_tag zr_tp_tag(const struct zr_engine *e, enum zr_call_name call, int64_t n, int32_t kind)
 {
-    const int64_t words[] = {call, n, kind, (int64_t)e->m.tp_calls};
+    const int64_t words[] = {call, n, kind, (int64_t)e->m.tp->calls};
     return (struct zr_tag){.unit = zr_core_open_unit(e->m.core),
                            .step = zr_step_number(e),
                            .call_hash = XXH3_64bits_withSeed(words, sizeof words, zr_core_hash(e->m.core))};
@@ -49,13 +71,13 @@ static int sum_piece(struct zr_engine *e, int64_t n, enum zero_dtype dtype, int 
     const bool rounds = dtype != ZERO_F32;
     const int64_t size = zr_dtype_bytes(dtype), each = zr_round_up((n + e->tp - 1) / e->tp * size, CUT_BYTES);
     const struct zr_cut cut = {.each = each, .total = n * size};
-    const int64_t at = out_at(out), own = at + zr_cut_at(&cut, e->tp_rank),
-                  sums = rounds ? at + e->tp * each : own;
+    const int64_t at = out_at(out), slice = at + zr_cut_at(&cut, e->tp_rank),
+                  sums = rounds ? at + e->tp * each : slice;
     const struct zr_reduce_seg reduce = {.src = IN_AT, .dst = sums, .cut = cut, .dtype = dtype};
     const struct zr_gather_seg gather = {.src = at, .dst = at, .in_place = true, .cut = cut};
     ZR_TRY(zr_role_reduce(e, ZR_ROLE_MODEL, &reduce, 1, tag));
     if (rounds)
-        ZR_TRY(e->dev->ops->cast(e->compute, e->model_base + own, dtype, e->model_base + sums, ZERO_F32,
+        ZR_TRY(e->dev->ops->cast(e->compute, e->m.tp->base + slice, dtype, e->m.tp->base + sums, ZERO_F32,
                                  zr_cut_bytes(&cut, e->tp_rank) / size));
     return zr_role_gather(e, ZR_ROLE_MODEL, &gather, 1, tag);
 }
@@ -67,10 +89,10 @@ static int sum_all(struct zr_engine *e, char *dst, const char *src, int64_t n, e
     const int64_t size = zr_dtype_bytes(dtype);
     for (int64_t at = 0, k; at < n; at += k) {
         k = zr_min(n - at, ZR_MODEL_ELEMS);
-        int out = e->m.tp_out ^= 1;
-        ZR_TRY(d->copy(e->compute, e->model_base + IN_AT, src + at * size, k * size));
+        int out = e->m.tp->out ^= 1;
+        ZR_TRY(d->copy(e->compute, e->m.tp->base + IN_AT, src + at * size, k * size));
         ZR_TRY(sum_piece(e, k, dtype, out, tag));
-        ZR_TRY(d->copy(e->compute, dst + at * size, e->model_base + out_at(out), k * size));
+        ZR_TRY(d->copy(e->compute, dst + at * size, e->m.tp->base + out_at(out), k * size));
     }
     return 0;
 }
@@ -83,15 +105,15 @@ static int scatter_pieces(struct zr_engine *e, char *dst, const char *src, int64
     const int64_t size = zr_dtype_bytes(dtype), most = IN_BYTES / e->tp / CUT_BYTES * CUT_BYTES / size;
     for (int64_t at = 0, k; at < part; at += k) {
         k = zr_min(part - at, most);
-        int64_t each = zr_round_up(k * size, CUT_BYTES), sums = out_at(e->m.tp_out ^= 1);
+        int64_t each = zr_round_up(k * size, CUT_BYTES), sums = out_at(e->m.tp->out ^= 1);
         for (int32_t p = 0; p < e->tp; p++)
-            ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + p * each, src + (p * part + at) * size,
+            ZR_TRY(d->copy(e->compute, e->m.tp->base + IN_AT + p * each, src + (p * part + at) * size,
                            k * size));
         const struct zr_reduce_seg reduce = {
             .src = IN_AT, .dst = sums, .cut = {.each = each, .total = e->tp * each}, .dtype = dtype};
         ZR_TRY(zr_role_reduce(e, ZR_ROLE_MODEL, &reduce, 1, tag));
         ZR_TRY(
-            d->cast(e->compute, dst + at * size, dtype, (const float *)(e->model_base + sums), ZERO_F32, k));
+            d->cast(e->compute, dst + at * size, dtype, (const float *)(e->m.tp->base + sums), ZERO_F32, k));
     }
     return 0;
 }
@@ -105,10 +127,10 @@ static int gather_pieces(struct zr_engine *e, char *dst, const char *src, int64_
     for (int64_t at = 0, k; at < part; at += k) {
         k = zr_min(part - at, most);
         const int64_t slot = k * size;
-        ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + e->tp_rank * slot, src + at * size, slot));
+        ZR_TRY(d->copy(e->compute, e->m.tp->base + IN_AT + e->tp_rank * slot, src + at * size, slot));
         ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, slot, tag));
         for (int32_t p = 0; p < e->tp; p++)
-            ZR_TRY(d->copy(e->compute, dst + (p * part + at) * size, e->model_base + IN_AT + p * slot, slot));
+            ZR_TRY(d->copy(e->compute, dst + (p * part + at) * size, e->m.tp->base + IN_AT + p * slot, slot));
     }
     return 0;
 }
@@ -144,12 +166,12 @@ static int most_of_all(struct zr_engine *e, char *dst, const char *src, int64_t 
     for (int64_t at = 0, k; at < n; at += k) {
         k = zr_min(n - at, most);
         const int64_t slot = k * size;
-        ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + e->tp_rank * slot, src + at * size, slot));
+        ZR_TRY(d->copy(e->compute, e->m.tp->base + IN_AT + e->tp_rank * slot, src + at * size, slot));
         ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, slot, tag));
         ZR_TRY(zr_engine_status(e));
-        memcpy(dst + at * size, e->model_base + IN_AT, (size_t)slot);
+        memcpy(dst + at * size, e->m.tp->base + IN_AT, (size_t)slot);
         for (int32_t p = 1; p < e->tp; p++)
-            keep_most(dst + at * size, e->model_base + IN_AT + p * slot, k, dtype);
+            keep_most(dst + at * size, e->m.tp->base + IN_AT + p * slot, k, dtype);
     }
     return 0;
 }
@@ -158,7 +180,7 @@ static int broadcast_pieces(struct zr_engine *e, int32_t root, char *buf, int64_
                             const struct zr_tag *tag)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    char *in = e->model_base + IN_AT;
+    char *in = e->m.tp->base + IN_AT;
     for (int64_t at = 0, k; at < bytes; at += k) {
         k = zr_min(bytes - at, IN_BYTES);
         if (e->tp_rank == root)
@@ -172,7 +194,17 @@ static int broadcast_pieces(struct zr_engine *e, int32_t root, char *buf, int64_
 
 void zr_engine_tp_called(struct zr_engine *e, uint64_t call)
 {
-    e->m.tp_calls = XXH3_64bits_withSeed(&call, sizeof call, e->m.tp_calls);
+    e->m.tp->calls = XXH3_64bits_withSeed(&call, sizeof call, e->m.tp->calls);
+}
+
+int zr_tp_exchange(struct zr_engine *e, const void *mine, int64_t bytes, const struct zr_tag *tag,
+                   const void **all)
+{
+    char *in = e->m.tp->base + IN_AT;
+    *all = in;
+    ZR_TRY(e->dev->ops->copy(e->compute, in + e->tp_rank * bytes, mine, bytes));
+    ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, bytes, tag));
+    return zr_engine_status(e);
 }
 
 /* A failure of a collective over tp ends the context. */
@@ -221,19 +253,6 @@ int zr_engine_copy(struct zr_engine *e, void *dst, const void *src, int64_t n_by
     return dst == src || !n_bytes ? 0 : e->dev->ops->copy(e->compute, dst, src, n_bytes);
 }
 
-struct zr_received zr_received_so_far(const struct zr_engine *e)
-{
-    return (struct zr_received){zr_roles_wire_bytes(e), zr_roles_outer_bytes(e), zr_roles_model_bytes(e)};
-}
-
-void zr_leave_out_since(struct zr_engine *e, struct zr_received before)
-{
-    struct zr_received now = zr_received_so_far(e);
-    e->m.wire_at_open += now.wire - before.wire;
-    e->m.outer_at_open += now.outer - before.outer;
-    e->m.model_at_open += now.model - before.model;
-}
-
 /* ---- gradients that are partial on each tp rank ---- */
 
 static bool is_partial(const struct zr_engine *e, const struct zr_piece *p)
@@ -267,7 +286,7 @@ static int move_partial(struct zr_engine *e, const struct zr_flat *f, char *full
         if (from < end && sums)
             ZR_TRY(d->copy(e->compute, x, sums + (from - at) * size, (end - from) * size));
         else if (from < end)
-            ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + (from - at) * size, x, (end - from) * size));
+            ZR_TRY(d->copy(e->compute, e->m.tp->base + IN_AT + (from - at) * size, x, (end - from) * size));
         at -= p->n;
     }
     return 0;
@@ -296,18 +315,18 @@ static int compare_partial(struct zr_engine *e, const struct zr_flat *f, const c
     const struct zr_piece *pieces = &e->layout->pieces[f->first_piece];
     const int32_t most = IN_BYTES / e->tp / (int)sizeof(uint64_t);
     const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_END, f->n_pieces, f->unit);
-    uint64_t *all = (uint64_t *)(e->model_base + IN_AT);
+    uint64_t *all = (uint64_t *)(e->m.tp->base + IN_AT);
     for (int32_t at = 0, n; at < f->n_pieces; at += n) {
         n = (int32_t)zr_min(f->n_pieces - at, most);
         for (int32_t k = 0; k < n; k++)
             all[e->tp_rank * n + k] = digest_of_partial(e, f, full, &pieces[at + k]);
         ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, n * (int64_t)sizeof *all, &tag));
         ZR_TRY(zr_engine_status(e));
-        for (int32_t k = 0; k < n && !e->m.said_partial; k++) {
+        for (int32_t k = 0; k < n && !e->m.tp->said_partial; k++) {
             bool same = all[k] != 0;
             for (int32_t p = 1; p < e->tp; p++)
                 same &= all[p * n + k] == all[k];
-            e->m.said_partial = same;
+            e->m.tp->said_partial = same;
             if (same)
                 zr_warn(
                     e->opt.log,
@@ -322,7 +341,7 @@ static int compare_partial(struct zr_engine *e, const struct zr_flat *f, const c
 int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
 {
     const bool is_due = zr_compare_is_due(e) || zr_tp_compares(e, zr_step_calls(e) + 1),
-               compares = e->tp > 1 && is_due && !e->m.said_partial;
+               compares = e->tp > 1 && is_due && !e->m.tp->said_partial;
     const struct zr_unit *u = &e->layout->units[unit];
     *any = false;
     for (int32_t i = 0; e->tp > 1 && i < u->n_flats; i++) {
@@ -333,14 +352,14 @@ int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
         if (n && compares) {
             struct zr_received before = zr_received_so_far(e);
             ZR_TRY(compare_partial(e, f, full));
-            zr_leave_out_since(e, before);
+            zr_do_not_count_since(e, before);
         }
         for (int64_t at = 0, k; at < n; at += k) {
             k = zr_min(n - at, ZR_MODEL_ELEMS);
-            int out = e->m.tp_out ^= 1;
+            int out = e->m.tp->out ^= 1;
             ZR_TRY(move_partial(e, f, full, at, k, NULL));
             ZR_TRY(sum_piece(e, k, f->dtype, out, &tag));
-            ZR_TRY(move_partial(e, f, full, at, k, e->model_base + out_at(out)));
+            ZR_TRY(move_partial(e, f, full, at, k, e->m.tp->base + out_at(out)));
         }
         *any |= n > 0;
     }
@@ -354,7 +373,7 @@ static int exchange_hashes(struct zr_engine *e, enum zr_call_name call, const vo
                            int64_t n_bytes)
 {
     const struct zr_tag tag = zr_tp_tag(e, call, n, COMPARED);
-    uint64_t *all = (uint64_t *)(e->model_base + IN_AT);
+    uint64_t *all = (uint64_t *)(e->m.tp->base + IN_AT);
     bool zero = true;
     for (int64_t i = 0; i < n_bytes && zero; i++)
         zero = ((const char *)x)[i] == 0;
@@ -373,7 +392,7 @@ static void describe_call(const struct zr_engine *e, enum zr_call_name call, cha
         snprintf(text + strlen(text), ZR_CALL_LOG_CHARS - strlen(text), ", inside unit %d", unit);
 }
 
-static int fail_apart(const struct zr_engine *e, const char *call, int32_t p)
+static int fail_different(const struct zr_engine *e, const char *call, int32_t p)
 {
     const struct zr_comm *c = e->role[ZR_ROLE_MODEL].comm;
     return zr_fail(ZERO_ERR_MISMATCH,
@@ -384,30 +403,30 @@ static int fail_apart(const struct zr_engine *e, const char *call, int32_t p)
 
 static void warn_of_sum(struct zr_engine *e, const char *call)
 {
-    if (!e->m.said_sum)
+    if (!e->m.tp->said_sum)
         zr_warn(e->opt.log,
                 "check: %s: src is the same on all %d ranks of tp, and is added up: if each rank has all of "
                 "it, it counts %d times",
                 call, e->tp, e->tp);
-    e->m.said_sum = true;
+    e->m.tp->said_sum = true;
 }
 
 int zr_engine_compare_activation(struct zr_engine *e, enum zr_call_name call, const void *x, int64_t n,
                                  enum zero_dtype dtype, bool whole)
 {
-    const uint64_t *all = (const uint64_t *)(e->model_base + IN_AT);
+    const uint64_t *all = (const uint64_t *)(e->m.tp->base + IN_AT);
     char text[ZR_CALL_LOG_CHARS];
     if (e->tp == 1 || !zr_compare_is_due(e) || (!whole && n < FEW_ELEMS))
         return 0;
     struct zr_received before = zr_received_so_far(e);
     int err = exchange_hashes(e, call, x, n, n * zr_dtype_bytes(dtype));
-    zr_leave_out_since(e, before);
+    zr_do_not_count_since(e, before);
     int32_t p = 1;
     while (!err && p < e->tp && all[p] == all[0])
         p++;
     describe_call(e, call, text);
     if (!err && whole && p < e->tp)
-        err = fail_apart(e, text, p);
+        err = fail_different(e, text, p);
     if (!err && !whole && p == e->tp && all[0])
         warn_of_sum(e, text);
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;

@@ -71,7 +71,7 @@ static char *value_at(const struct zr_engine *e, const struct chunk *c, int64_t 
         return (char *)zr_engine_master_at(e, c->flat, first);
     if (c->kind == ZR_VALUE_GRAD)
         return e->reduce_base + zr_plan_sum(e->plan, c->flat, e->at, 0) +
-               (first - zr_engine_own(e, c->flat).first) * c->size;
+               (first - zr_engine_fine(e, c->flat).first) * c->size;
     return (char *)zr_engine_state_at(e, c->flat, c->kind, first);
 }
 
@@ -81,7 +81,7 @@ static bool whole(const struct zr_engine *e, const struct chunk *c)
     bool param = c->kind == ZR_VALUE_PARAM || (c->kind == ZR_VALUE_MASTER && c->flat->dtype == ZERO_F32);
     bool full = zr_level_of(e->plan->place.state) == ZR_LEVEL_ALL &&
                 c->kind != ZR_VALUE_GRAD; /* sums are sharded at every stage */
-    return e->world == 1 || full || (param && e->plan->resident[c->flat->unit]);
+    return e->dp == 1 || full || (param && e->plan->resident[c->flat->unit]);
 }
 
 /* Returns how many elements of the chunk lie in the span. They begin at *first. */
@@ -114,13 +114,13 @@ static int read_chunk(struct zr_engine *e, const struct chunk *c, char *dst)
     }
     char *staging = zr_values_staging(e);
     struct zr_tag tag = values_tag(e, c->flat->unit, c->asked);
-    for (int32_t k = 0; k < e->world; k++) {
+    for (int32_t k = 0; k < e->dp; k++) {
         int64_t first, n = owned_part(c, k, &first), at = (first - c->first) * c->size;
         int32_t owner = zr_fine_place(e, k);
         if (n == 0)
             continue;
         int err = zr_roles_make_room(e);
-        if (!err && owner == e->place)
+        if (!err && owner == e->dp_rank)
             err = d->copy(e->reduce_stream, staging + at, value_at(e, c, first), n * c->size);
         if (!err)
             err = zr_role_broadcast(e, ZR_ROLE_CONTROL, e->plan->values_at + at, n * c->size, owner, &tag);
@@ -137,8 +137,8 @@ static int store(struct zr_engine *e, const struct chunk *c, int64_t first, int6
     const char *from = zr_values_staging(e) + c->at + (first - c->first) * c->size;
     if (c->kind >= 0)
         return d->copy(e->reduce_stream, value_at(e, c, first), from, n * c->size);
-    enum zero_dtype given = c->kind == ZR_VALUE_PARAM ? dtype : ZERO_F32;
-    int err = d->cast(e->reduce_stream, zr_engine_param_at(e, c->flat, first), dtype, from, given, n);
+    enum zero_dtype src_dtype = c->kind == ZR_VALUE_PARAM ? dtype : ZERO_F32;
+    int err = d->cast(e->reduce_stream, zr_engine_param_at(e, c->flat, first), dtype, from, src_dtype, n);
     return err;
 }
 
@@ -150,9 +150,9 @@ static int store_master(struct zr_engine *e, const struct chunk *c)
     if (n == 0)
         return 0;
     const char *from = zr_values_staging(e) + c->at + (first - c->first) * c->size;
-    enum zero_dtype given = c->kind == ZR_VALUE_PARAM ? c->flat->dtype : ZERO_F32;
-    return e->dev->ops->cast(e->reduce_stream, zr_engine_master_at(e, c->flat, first), ZERO_F32, from, given,
-                             n);
+    enum zero_dtype src_dtype = c->kind == ZR_VALUE_PARAM ? c->flat->dtype : ZERO_F32;
+    return e->dev->ops->cast(e->reduce_stream, zr_engine_master_at(e, c->flat, first), ZERO_F32, from,
+                             src_dtype, n);
 }
 
 /* Returns the elements of the flat that this rank holds, as parameters or as states. */
@@ -200,7 +200,7 @@ static int stage_runs(struct zr_engine *e, const struct chunk *c, const struct w
 /* Copies the chunk to rank 0's staging. whole NULL: src has the chunk's elements. */
 static int stage_chunk(struct zr_engine *e, const struct chunk *c, const char *src, const struct whole *whole)
 {
-    if (e->place != 0)
+    if (e->dp_rank != 0)
         return 0;
     if (whole)
         return stage_runs(e, c, whole);
@@ -364,8 +364,8 @@ int zr_engine_adopt(struct zr_engine *e, bool params)
     for (int32_t t = 0; !err && t < e->layout->n_tensors; t++)
         if (e->layout->tensors[t].buffer)
             err = zr_engine_spread_buffer(e, t);
-    e->m.wire_at_open = zr_roles_wire_bytes(e);
-    e->m.outer_at_open = zr_roles_outer_bytes(e);
+    e->m.not_counted.wire = zr_roles_wire_bytes(e);
+    e->m.not_counted.outer = zr_roles_outer_bytes(e);
     return err;
 }
 
@@ -421,7 +421,7 @@ static double mean_of(const struct zr_engine *e, int64_t n_bytes, int32_t i)
         memcpy(&x, e->words + r * n_bytes + i * (int64_t)sizeof x, sizeof x);
         zr_exact_add(&sum, x);
     }
-    return zr_exact_value(&sum) / e->world;
+    return zr_exact_value(&sum) / e->dp;
 }
 
 int zr_engine_mean(struct zr_engine *e, double *values, int32_t n)

@@ -77,7 +77,7 @@ int zr_walk_move(struct zr_engine *e, struct zr_walk *w)
 
 /* Waits until the action may read and write its slots, and fills in their addresses. A backward of weights
  * gets the slots that the backward of inputs before it has read. */
-static int give_slots(struct zr_engine *e, const struct zr_walk *w, struct zr_walk_given *out)
+static int give_slots(struct zr_engine *e, const struct zr_walk *w, struct zr_walk_slots *out)
 {
     const struct zr_pipe_action *a = &out->action;
     bool backward = a->kind != ZR_PIPE_FORWARD, weights = a->kind == ZR_PIPE_BACKWARD_WEIGHT,
@@ -99,7 +99,7 @@ static int give_slots(struct zr_engine *e, const struct zr_walk *w, struct zr_wa
     return 0;
 }
 
-int zr_walk_next(struct zr_engine *e, struct zr_walk *w, struct zr_walk_given *out, bool *more)
+int zr_walk_next(struct zr_engine *e, struct zr_walk *w, struct zr_walk_slots *out, bool *more)
 {
     int err = w->evaluates ? 0 : zr_engine_tied_expect(e, w->n_micro);
     *more = false;
@@ -107,7 +107,7 @@ int zr_walk_next(struct zr_engine *e, struct zr_walk *w, struct zr_walk_given *o
         err = zr_walk_move(e, w);
     if (err || zr_walk_is_over(w))
         return err;
-    *out = (struct zr_walk_given){.action = zr_walk_action(w, w->at)};
+    *out = (struct zr_walk_slots){.action = zr_walk_action(w, w->at)};
     err = give_slots(e, w, out);
     if (!err)
         err = zr_observe_begin(
@@ -124,12 +124,12 @@ static int take_slots(struct zr_engine *e, const struct zr_walk *w, const struct
     bool backward = a->kind != ZR_PIPE_FORWARD, has_last = a->stage > 0,
          over = a->kind != ZR_PIPE_BACKWARD_INPUT, gives = a->kind != ZR_PIPE_BACKWARD_WEIGHT;
     const struct zr_pipe_message next = to_next(a, backward ? ZR_PIPE_BACK : ZR_PIPE_ONWARD),
-                                 given = to_last(a, ZR_PIPE_ONWARD), back = to_last(a, ZR_PIPE_BACK);
+                                 input = to_last(a, ZR_PIPE_ONWARD), back = to_last(a, ZR_PIPE_BACK);
     int err = ends_ties(w, a) ? zr_engine_tied_end(e) : 0;
     if (!err && a->stage + 1 < zr_walk_stages(w) && over)
         err = zr_engine_pipe_done(e, &next);
     if (!err && has_last && over && (backward || w->evaluates))
-        err = zr_engine_pipe_done(e, &given);
+        err = zr_engine_pipe_done(e, &input);
     return !err && has_last && backward && gives ? zr_engine_pipe_done(e, &back) : err;
 }
 

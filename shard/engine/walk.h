@@ -36,7 +36,7 @@ struct zr_walk {
 };
 
 /* The computation that is under way, and its slots. NULL: no such slot. */
-struct zr_walk_given {
+struct zr_walk_slots {
     struct zr_pipe_action action;
     void *in, *out;
     /* backward, or one of its parts: the slot that its forward read */
@@ -51,7 +51,7 @@ struct zr_pipe_action zr_walk_action(const struct zr_walk *w, int64_t i);
 bool zr_walk_is_over(const struct zr_walk *w);
 
 /* Starts the next action; none may be under way. *more: whether there was one. If not, all are over. */
-int zr_walk_next(struct zr_engine *e, struct zr_walk *w, struct zr_walk_given *out, bool *more);
+int zr_walk_next(struct zr_engine *e, struct zr_walk *w, struct zr_walk_slots *out, bool *more);
 /* Ends the action that is under way. Slots that it has written may be sent, and those that it has read may be
  * written again. */
 int zr_walk_finish(struct zr_engine *e, struct zr_walk *w);

@@ -81,7 +81,7 @@ void zr_write_parts(struct zr_writing *w, bool backward)
 /* ---- executing ---- */
 
 static void expect_given(struct zr_verify_rank *r, const struct zr_script_op *op,
-                         const struct zr_walk_given *g, bool more)
+                         const struct zr_walk_slots *g, bool more)
 {
     const struct zr_pipe_action *a = &g->action;
     int32_t pp_stage = more ? a->stage : -1, micro = more ? a->micro_batch : -1;
@@ -105,10 +105,10 @@ static int end_evaluation(struct zr_verify_rank *r)
 int zr_actions_next(struct zr_verify_rank *r, const struct zr_script_op *op)
 {
     bool more;
-    int err = zr_walk_next(&r->engine, &r->walk, &r->given, &more);
+    int err = zr_walk_next(&r->engine, &r->walk, &r->slots, &more);
     if (err)
         return err;
-    expect_given(r, op, &r->given, more);
+    expect_given(r, op, &r->slots, more);
     return !more && r->walk.evaluates ? end_evaluation(r) : 0;
 }
 
@@ -140,12 +140,12 @@ static void expect_slot(struct zr_verify_rank *r, const void *at, bool there, co
 {
     if ((at != NULL) != there)
         zr_report(zr_sim_recorder(r->v->sim), "rank %d, stage %d: zero_next gave %s for %s", r->id,
-                  r->given.action.stage, at ? "a slot" : "none", what);
+                  r->slots.action.stage, at ? "a slot" : "none", what);
 }
 
 int zr_actions_move(struct zr_verify_rank *r, const struct zr_script_op *op)
 {
-    const struct zr_walk_given *g = &r->given;
+    const struct zr_walk_slots *g = &r->slots;
     int32_t at = op->pp_stage, before = at - 1;
     bool has_next = at + 1 < zr_case_stages(r->v->c), has_last = at > 0, gives = op->kind == ZR_DO_GIVE;
     bool backward = op->backward || op->apart, weights = op->backward && op->apart;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* verify_rank.c: one rank of a case. It has the real engine, plan and core, a loop that the verifier drives,
  * and a model thread that makes the calls of the script. The model thread is a coroutine (ucontext). */
+#include "shard/engine/check/observers.h"
 #include "shard/verify/verify_world.h"
 
 #include <math.h>
@@ -250,6 +251,7 @@ static int wrap(struct zr_verify_rank *r)
                                     .plan = &r->plan,
                                     .opt = &opt,
                                     .loop = r->loop,
+                                    .open_observers = zr_check_open_observers,
                                     .pipe_room = r->of_stage->room};
     for (int k = 0; k < ZR_ROLES; k++)
         parts.comm[k] = v->comm[k] ? v->comm[k][r->id] : NULL;
@@ -291,7 +293,7 @@ static int expect_kept(void *arg, const struct zr_flat *f, const struct zr_piece
  * Nothing is in flight. */
 static void look_at_kept(struct zr_verify_rank *r)
 {
-    struct zr_where at = zr_where_of(&r->plan.place, r->engine.place);
+    struct zr_where at = zr_where_of(&r->plan.place, r->engine.dp_rank);
     for (int32_t i = 0; i < r->layout.n_flats; i++) {
         const struct zr_flat *f = &r->layout.flats[i];
         struct zr_span kept = zr_flat_span(f, at, r->plan.resident[f->unit] ? ZR_LEVEL_ALL : ZR_LEVEL_INNER);
@@ -327,7 +329,7 @@ static void live(struct zr_verify_rank *r)
     if (!err)
         look_at_kept(r);
     if (!err)
-        r->received_bytes = zr_roles_wire_bytes(&r->engine) - r->engine.m.wire_at_open;
+        r->received_bytes = zr_roles_wire_bytes(&r->engine) - r->engine.m.not_counted.wire;
     r->finished = !err;
     r->error = err;
 }

@@ -29,7 +29,7 @@ static bool poisoned(void *arg, int rank, uint32_t step)
     while (v->any_trained && !first->layout->state_elems)
         first++;
     return v->c->poison >= 0 && v->c->poison + 1 == (int)step && r->of_stage == first && r->part == 0 &&
-           r->engine.place == first_owner(first->layout);
+           r->engine.dp_rank == first_owner(first->layout);
 }
 
 static void squared(void *arg, int rank, int64_t n)

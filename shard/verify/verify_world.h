@@ -233,7 +233,7 @@ struct zr_verify_rank {
     const struct zr_verify_stage *of_stage;
     int32_t part;
     struct zr_walk walk;
-    struct zr_walk_given given;
+    struct zr_walk_slots slots;
     /* Memory for tensor-parallel activations (zr_parts_bytes bytes). NULL without tensor parallelism. */
     char *activations;
 

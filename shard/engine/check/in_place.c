@@ -111,7 +111,7 @@ static int compare_sum(struct zr_observer *o, const struct zr_flat *f, const str
 /* Whether the gradient is the step's only sum, which the library does not change until its UPDATE. */
 static bool is_the_sum(const struct zr_engine *e, int32_t unit)
 {
-    return e->plan->sum_in_place[unit] && e->world == 1;
+    return e->plan->sum_in_place[unit] && e->dp == 1;
 }
 
 static int in_place_begin(struct zr_observer *o, const struct zr_grant *g)
@@ -159,14 +159,14 @@ static int in_place_step(struct zr_observer *o, enum zr_step_moment at, const ch
     return 0;
 }
 
-int zr_in_place_open(struct zr_engine *e, const struct zr_engine_parts *parts, struct zr_observer **out)
+int zr_in_place_open(struct zr_engine *e)
 {
+    struct zr_observer *o;
     static const struct zr_observer_ops ops = {.on_begin = in_place_begin,
                                                .on_end = in_place_end,
                                                .on_reduce = in_place_reduced,
                                                .on_step = in_place_step};
-    (void)parts;
     if (!e->opt.check || !e->plan->place.model_holds || !e->dev->ops->compute_on_caller)
         return 0;
-    return zr_observer_new(e, &ops, sizeof(struct in_place), e->layout->n_pieces, sizeof(uint64_t), out);
+    return zr_observer_new(e, &ops, sizeof(struct in_place), e->layout->n_pieces, sizeof(uint64_t), &o);
 }

@@ -231,17 +231,17 @@ static int lost_gradients_step(struct zr_observer *o, enum zr_step_moment at, co
     return at == ZR_STEP_AGREED ? settle_stray(o) : 0;
 }
 
-int zr_lost_gradients_open(struct zr_engine *e, const struct zr_engine_parts *parts, struct zr_observer **out)
+int zr_lost_gradients_open(struct zr_engine *e)
 {
+    struct zr_observer *o;
     static const struct zr_observer_ops ops = {.on_begin = lost_gradients_begin,
                                                .on_step = lost_gradients_step};
     const size_t pieces = (size_t)e->layout->n_pieces, units = (size_t)e->layout->n_units;
-    (void)parts;
     if (!e->plan->place.model_holds)
         return 0;
     ZR_TRY(zr_observer_new(e, &ops, sizeof(struct lost_gradients) + pieces * sizeof(uint64_t),
-                           (int64_t)units * 2, sizeof(bool), out));
-    struct lost_gradients *w = self(*out);
+                           (int64_t)units * 2, sizeof(bool), &o));
+    struct lost_gradients *w = self(o);
     w->keeps = e->dev->ops->compute_on_caller && e->dev->ops->host_memory;
     w->stray = (bool *)&w->late[pieces];
     w->bracketed = w->stray + units;

@@ -1,7 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model_check.c: guards the model's memory, declares its reads and writes to the recorder, and describes
- * faults in words. */
-#include "shard/engine/check/model_check.h"
+/* model_check.c: checks what a model does with its memory (cfg.debug.check).
+ *
+ * The recorder (kernels/check/check_device.h) gets what the model may read and write, as operations of the
+ * model. At stages 2 and 3 on the host, the model gets copies of its parameters and gradients in guarded
+ * memory (kernels/check/guard.h), in each bracket at another address. That memory is closed outside brackets.
+ * So a touch outside, a write to a parameter and a pointer kept from an earlier bracket are found. On a GPU,
+ * whose memory cannot be closed, the copies are filled with NaN instead (places.h). At stages 0 and 1 the
+ * model has its memory without brackets too, so nothing is guarded there.
+ *
+ * A fault ends the context with ZERO_ERR_ORDER and a message that names unit and tensor. The next call of the
+ * program finds it. */
+#include "kernels/check/check_device.h"
 #include "kernels/check/guard.h"
 #include "shard/engine/check/observers.h"
 #include "shard/engine/check/places.h"
@@ -106,13 +115,17 @@ static int open_guard(struct zr_model_check *w)
     return err;
 }
 
+static struct zr_model_check *check_of(struct zr_observer *o)
+{
+    return (struct zr_model_check *)o;
+}
+
 /* ---- the current call and job ---- */
 
-void zr_model_check_call(struct zr_model_check *w, const char *name, int32_t unit, const char *phase,
-                         uint32_t step)
+static void model_check_call(struct zr_observer *o, const char *name, int32_t unit, const char *phase,
+                             uint32_t step)
 {
-    if (!w)
-        return;
+    struct zr_model_check *w = check_of(o);
     pthread_mutex_lock(&w->lock);
     w->call = name;
     w->unit = unit;
@@ -122,21 +135,27 @@ void zr_model_check_call(struct zr_model_check *w, const char *name, int32_t uni
     zr_check_doing(w->check, name, unit, step);
 }
 
-void zr_model_check_job(struct zr_model_check *w, const char *name, int32_t unit, uint32_t step)
+/* The job takes the model thread's vector clock to the loop's thread. */
+static void model_check_push(struct zr_observer *o, struct zr_job *job)
 {
-    if (w)
-        zr_check_doing(w->check, name, unit, step);
+    job->note = zr_check_hand(check_of(o)->check);
 }
 
-struct zr_vclock *zr_model_check_hand(struct zr_model_check *w)
+static void model_check_job(struct zr_observer *o, const struct zr_job *job)
 {
-    return w ? zr_check_hand(w->check) : NULL;
+    if (o->e->loop)
+        zr_check_take(check_of(o)->check, job->note, true);
+    zr_check_doing(check_of(o)->check, zr_action_name((enum zr_action_kind)job->action.kind),
+                   job->action.unit, job->step);
 }
 
-void zr_model_check_take(struct zr_model_check *w, struct zr_vclock *known)
+static void model_check_snapshot(struct zr_observer *o, enum zr_snapshot_moment at)
 {
-    if (w)
-        zr_check_take(w->check, known, true);
+    const struct zr_engine *e = o->e;
+    if (at == ZR_SNAPSHOT_READ)
+        zr_check_reader_done(check_of(o)->check);
+    else
+        zr_check_reader(check_of(o)->check, e->reduce_stream, e->snapshot, e->plan->snapshot_bytes);
 }
 
 /* ---- the model's memory ---- */
@@ -146,23 +165,18 @@ static int32_t index_of(const struct zr_model_check *w, const struct zr_piece *p
     return (int32_t)(p - w->layout->pieces);
 }
 
-char *zr_model_check_param(const struct zr_model_check *w, const struct zr_piece *p)
+static char *model_check_piece_at(const struct zr_observer *o, const struct zr_piece *p, bool grad)
 {
-    if (w && w->copies)
-        return zr_places_at(w->copies, p, false);
-    return w && w->guard ? zr_guard_at(w->guard, region_of(w, index_of(w, p), false)) : NULL;
+    const struct zr_model_check *w = (const struct zr_model_check *)o;
+    if (w->copies)
+        return zr_places_at(w->copies, p, grad);
+    return w->guard ? zr_guard_at(w->guard, region_of(w, index_of(w, p), grad)) : NULL;
 }
 
-char *zr_model_check_grad(const struct zr_model_check *w, const struct zr_piece *p)
+static char *model_check_closed_at(const struct zr_observer *o, int32_t tensor, bool grad)
 {
-    if (w && w->copies)
-        return zr_places_at(w->copies, p, true);
-    return w && w->guard ? zr_guard_at(w->guard, region_of(w, index_of(w, p), true)) : NULL;
-}
-
-char *zr_model_check_closed(const struct zr_model_check *w, int32_t tensor, bool grad)
-{
-    return w && w->guard ? zr_guard_at(w->guard, grad * w->layout->n_tensors + tensor) : NULL;
+    const struct zr_model_check *w = (const struct zr_model_check *)o;
+    return w->guard ? zr_guard_at(w->guard, grad * w->layout->n_tensors + tensor) : NULL;
 }
 
 static char *full_at(const struct zr_engine *e, const struct zr_flat *f, int32_t slot, bool grad)
@@ -172,15 +186,15 @@ static char *full_at(const struct zr_engine *e, const struct zr_flat *f, int32_t
 }
 
 /* Declares what the model may do with a unit that it holds, as an operation of the model. */
-static void declare(struct zr_engine *e, int32_t unit, int32_t slot, bool grad)
+static void declare(struct zr_model_check *w, int32_t unit, int32_t slot, bool grad)
 {
+    const struct zr_engine *e = w->o.e;
     const struct zr_unit *u = &e->layout->units[unit];
     for (int32_t i = 0; i < u->n_flats; i++) {
         const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
         struct zr_access a = {full_at(e, f, slot, grad), f->inner.total, grad};
         if (!grad || f->trainable)
-            zr_check_compute(e->watch->check, e->compute, grad ? "the model's writes" : "the model's reads",
-                             &a);
+            zr_check_compute(w->check, e->compute, grad ? "the model's writes" : "the model's reads", &a);
     }
 }
 
@@ -208,93 +222,70 @@ static int close_piece(struct zr_model_check *w, int32_t piece, bool grad, char 
     return zr_guard_set(w->guard, region, ZR_GUARD_CLOSED);
 }
 
-static int for_pieces(struct zr_engine *e, int32_t unit, int32_t slot, bool grad, bool open)
+static int for_pieces(struct zr_model_check *w, int32_t unit, int32_t slot, bool grad, bool open)
 {
-    const struct zr_layout *l = e->layout;
+    const struct zr_layout *l = w->layout;
     const struct zr_unit *u = &l->units[unit];
     int err = 0;
     for (int32_t i = 0; i < u->n_flats; i++) {
         const struct zr_flat *f = &l->flats[u->first_flat + i];
-        char *full = full_at(e, f, slot, grad);
+        char *full = full_at(w->o.e, f, slot, grad);
         for (int32_t k = 0; !err && (!grad || f->trainable) && k < f->n_pieces; k++) {
             const struct zr_piece *p = &l->pieces[f->first_piece + k];
             int64_t size = zr_dtype_bytes(f->dtype);
             char *at = full + p->first * size;
-            err = open ? open_piece(e->watch, f->first_piece + k, grad, at, p->n * size)
-                       : close_piece(e->watch, f->first_piece + k, grad, at, p->n * size);
+            err = open ? open_piece(w, f->first_piece + k, grad, at, p->n * size)
+                       : close_piece(w, f->first_piece + k, grad, at, p->n * size);
         }
     }
     return err;
 }
 
-static int hand_out(struct zr_engine *e, int32_t unit, int32_t slot, bool grad)
+static int hand_out(struct zr_model_check *w, int32_t unit, int32_t slot, bool grad)
 {
-    struct zr_model_check *w = e->watch;
-    declare(e, unit, slot, grad);
+    declare(w, unit, slot, grad);
     w->reported[unit] |= !grad;
-    bool shown = zr_shown_slot(e, unit, grad) != ZR_NOT_SHOWN;
+    bool shown = zr_shown_slot(w->o.e, unit, grad) != ZR_NOT_SHOWN;
     if (w->copies && !shown)
         return zr_places_begin(w->copies, unit, slot, grad);
-    return w->guard && !shown ? for_pieces(e, unit, slot, grad, true) : 0;
+    return w->guard && !shown ? for_pieces(w, unit, slot, grad, true) : 0;
 }
 
-static int take_back(struct zr_engine *e, int32_t unit, int32_t slot, bool grad)
+static int take_back(struct zr_model_check *w, int32_t unit, int32_t slot, bool grad)
 {
-    declare(e, unit, slot, grad);
-    if (e->watch->copies)
-        return zr_places_end(e->watch->copies, unit, slot, grad);
-    return e->watch->guard ? for_pieces(e, unit, slot, grad, false) : 0;
+    declare(w, unit, slot, grad);
+    if (w->copies)
+        return zr_places_end(w->copies, unit, slot, grad);
+    return w->guard ? for_pieces(w, unit, slot, grad, false) : 0;
 }
 
-static int set_all(struct zr_engine *e, enum zr_guard_mode mode)
+/* Sets the guard of all whole tensors. */
+static int guard_all(struct zr_model_check *w, enum zr_guard_mode mode)
 {
     int err = 0;
-    for (int32_t t = 0; !err && e->watch && e->watch->guard && t < e->layout->n_tensors; t++)
-        err = zr_guard_set(e->watch->guard, t, mode);
+    for (int32_t t = 0; !err && w->guard && t < w->layout->n_tensors; t++)
+        err = zr_guard_set(w->guard, t, mode);
     return err;
 }
 
-int zr_model_check_all(struct zr_engine *e, bool open)
+static int check_model_step(struct zr_model_check *w)
 {
-    return set_all(e, open ? ZR_GUARD_OPEN : ZR_GUARD_CLOSED);
-}
-
-int zr_model_check_all_read(struct zr_engine *e)
-{
-    return set_all(e, ZR_GUARD_READ);
-}
-
-static int check_model_step(struct zr_engine *e)
-{
-    struct zr_model_check *w = e->watch;
-    for (int32_t u = 0; u < e->layout->n_units; u++) {
-        if (w->reported[u] && e->plan->place.model_holds)
-            declare(e, u, -1, false);
+    for (int32_t u = 0; u < w->layout->n_units; u++) {
+        if (w->reported[u] && w->o.e->plan->place.model_holds)
+            declare(w, u, -1, false);
         w->reported[u] = false;
     }
-    return zr_engine_note(e, w->copies ? zr_places_look(w->copies) : 0);
+    return zr_engine_note(w->o.e, w->copies ? zr_places_look(w->copies) : 0);
 }
 
-static void report_skipped_step(struct zr_engine *e)
+static void report_skipped_step(const struct zr_model_check *w)
 {
-    if (e->watch->copies)
+    if (w->copies)
         zr_warn(
-            e->watch->log,
+            w->log,
             "check: step %u was skipped, its gradient is not finite: on a GPU a pointer that the model kept "
             "from an earlier bracket reads NaN",
-            zr_last_step_number(e));
-}
-
-void zr_model_check_reader(struct zr_engine *e)
-{
-    if (e->watch)
-        zr_check_reader(e->watch->check, e->reduce_stream, e->snapshot, e->plan->snapshot_bytes);
-}
-
-void zr_model_check_reader_done(struct zr_model_check *w)
-{
-    if (w)
-        zr_check_reader_done(w->check);
+            zr_last_step_number(w->o.e));
 }
 
 /* ---- faults ---- */
@@ -394,13 +385,11 @@ static void report_touch(void *arg)
         say_fault(w, text);
 }
 
-int zr_model_check_look(struct zr_engine *e)
+static int model_check_fault(struct zr_observer *o)
 {
-    struct zr_model_check *w = e->watch;
+    struct zr_model_check *w = check_of(o);
     char text[ZR_ERROR_BYTES];
     int code = 0;
-    if (!w)
-        return 0;
     if (found_touch(w, text, sizeof text)) {
         code = ZERO_ERR_ORDER;
     } else if (zr_check_found(w->check, text, sizeof text)) {
@@ -419,37 +408,41 @@ int zr_model_check_look(struct zr_engine *e)
 
 static int model_check_begin(struct zr_observer *o, const struct zr_grant *g)
 {
-    return g->kind != ZR_GRANT_SLOTS && g->ready ? hand_out(o->e, g->unit, g->slot, g->kind == ZR_GRANT_GRAD)
-                                                 : 0;
+    if (g->kind == ZR_GRANT_ALL)
+        return guard_all(check_of(o), g->ready ? ZR_GUARD_READ : ZR_GUARD_OPEN);
+    if (g->kind == ZR_GRANT_SLOTS || !g->ready)
+        return 0;
+    return hand_out(check_of(o), g->unit, g->slot, g->kind == ZR_GRANT_GRAD);
 }
 
 static int model_check_end(struct zr_observer *o, const struct zr_grant *g)
 {
-    return g->kind != ZR_GRANT_SLOTS ? take_back(o->e, g->unit, g->slot, g->kind == ZR_GRANT_GRAD) : 0;
+    if (g->kind == ZR_GRANT_ALL)
+        return guard_all(check_of(o), ZR_GUARD_CLOSED);
+    return g->kind == ZR_GRANT_SLOTS ? 0 : take_back(check_of(o), g->unit, g->slot, g->kind == ZR_GRANT_GRAD);
 }
 
 static int model_check_reduced(struct zr_observer *o, int32_t unit, enum zr_reduce_moment at)
 {
-    return at == ZR_REDUCE_RETURNED ? hand_out(o->e, unit, -1, true) : 0;
+    return at == ZR_REDUCE_RETURNED ? hand_out(check_of(o), unit, -1, true) : 0;
 }
 
 static int model_check_step(struct zr_observer *o, enum zr_step_moment at, const char *call)
 {
     (void)call;
     if (at == ZR_STEP_SETTLED && o->e->agreed->skipped && !o->e->agreed->too_large)
-        report_skipped_step(o->e);
-    return at == ZR_STEP_BEGUN ? check_model_step(o->e) : 0;
+        report_skipped_step(check_of(o));
+    return at == ZR_STEP_BEGUN ? check_model_step(check_of(o)) : 0;
 }
 
 static void model_check_give_back(struct zr_observer *o)
 {
-    zr_places_give_back(((struct zr_model_check *)o)->copies);
+    zr_places_give_back(check_of(o)->copies);
 }
 
 static void close_model_check(struct zr_observer *o)
 {
-    struct zr_model_check *w = (struct zr_model_check *)o;
-    o->e->watch = NULL;
+    struct zr_model_check *w = check_of(o);
     zr_info(w->log, "check: %lld operations were checked", (long long)zr_check_n_ops(w->check));
     zr_guard_close(w->guard);
     zr_places_close(w->copies);
@@ -462,18 +455,26 @@ static void close_model_check(struct zr_observer *o)
     pthread_mutex_destroy(&w->lock);
 }
 
-int zr_model_check_open(struct zr_engine *e, const struct zr_engine_parts *parts, struct zr_observer **out)
+int zr_model_check_open(struct zr_engine *e, const struct zr_engine_parts *parts)
 {
     static const struct zr_observer_ops ops = {.on_begin = model_check_begin,
                                                .on_end = model_check_end,
                                                .on_reduce = model_check_reduced,
                                                .on_step = model_check_step,
+                                               .on_call = model_check_call,
+                                               .on_push = model_check_push,
+                                               .on_job = model_check_job,
+                                               .on_snapshot = model_check_snapshot,
+                                               .find_fault = model_check_fault,
+                                               .piece_at = model_check_piece_at,
+                                               .closed_at = model_check_closed_at,
                                                .give_back = model_check_give_back,
                                                .close = close_model_check};
+    struct zr_observer *o;
     if (!parts->check)
         return 0;
-    ZR_TRY(zr_observer_new(e, &ops, sizeof(struct zr_model_check), 0, 0, out));
-    struct zr_model_check *w = (struct zr_model_check *)*out;
+    ZR_TRY(zr_observer_new(e, &ops, sizeof(struct zr_model_check), 0, 0, &o));
+    struct zr_model_check *w = check_of(o);
     w->check = parts->check;
     w->layout = e->layout;
     pthread_mutex_init(&w->lock, NULL);
@@ -490,7 +491,5 @@ int zr_model_check_open(struct zr_engine *e, const struct zr_engine_parts *parts
     if (w->copies)
         zr_info(w->log, "check: %lld bytes of the GPU for the model's copies of its units",
                 (long long)zr_places_need(w->layout));
-    if (!err)
-        e->watch = w;
     return err;
 }

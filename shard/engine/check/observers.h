@@ -1,25 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* observers.h: the functions that open each observer. *out stays NULL if there is nothing for it to watch. */
+/* observers.h: the observers that find misuse by the model. Each finds one kind and is one file. */
 #ifndef ZR_SHARD_CHECK_OBSERVERS_H
 #define ZR_SHARD_CHECK_OBSERVERS_H
 
 #include "shard/engine/observer.h"
 
-typedef int (*zr_observer_open)(struct zr_engine *e, const struct zr_engine_parts *parts,
-                                struct zr_observer **out);
+/* Installs all observers; some only in check mode (cfg.debug.check). For open_observers of struct
+ * zr_engine_parts. */
+int zr_check_open_observers(struct zr_engine *e, const struct zr_engine_parts *parts);
 
-int zr_in_place_open(struct zr_engine *e, const struct zr_engine_parts *parts, struct zr_observer **out);
-int zr_unwritten_open(struct zr_engine *e, const struct zr_engine_parts *parts, struct zr_observer **out);
-int zr_stored_open(struct zr_engine *e, const struct zr_engine_parts *parts, struct zr_observer **out);
-int zr_model_check_open(struct zr_engine *e, const struct zr_engine_parts *parts, struct zr_observer **out);
-int zr_lost_gradients_open(struct zr_engine *e, const struct zr_engine_parts *parts,
-                           struct zr_observer **out);
-int zr_slots_open(struct zr_engine *e, const struct zr_engine_parts *parts, struct zr_observer **out);
-
-/* For opening: allocates `bytes`, which begin with a struct zr_observer, and then n elements of size bytes,
- * all zero. They are freed when the observer is closed. */
-int zr_observer_new(struct zr_engine *e, const struct zr_observer_ops *ops, size_t bytes, int64_t n,
-                    size_t size, struct zr_observer **out);
+/* Install one observer, if there is something for it to watch. */
+int zr_in_place_open(struct zr_engine *e);
+int zr_unwritten_open(struct zr_engine *e);
+int zr_stored_open(struct zr_engine *e, const struct zr_engine_parts *parts);
+int zr_model_check_open(struct zr_engine *e, const struct zr_engine_parts *parts);
+int zr_lost_gradients_open(struct zr_engine *e);
+int zr_slots_open(struct zr_engine *e, const struct zr_engine_parts *parts);
+int zr_replicas_open(struct zr_engine *e);
 
 /* Calls fn for each piece of the unit's trainable flats, until one fails. full, for fn: the flat's gradient
  * in that slot. */

@@ -6,56 +6,20 @@
  *
  * Ranks exchange a digest of the parameters and master weights that each keeps. Digests of ranks with the
  * same part of a copy are compared. Only if some differ are tensors compared one by one, to name one. All
- * ranks get the same digests, and so the same answer. Copies that differ stay different. So it is enough to
- * compare after steps 1, 2, 4, 8 and so on, and after every 64th. To compare, the host waits for all
- * streams. Doing so after every step would hide races. */
+ * ranks get the same digests, and so the same answer. Copies that differ stay different. So they
+ * are not compared after every step (zr_compare_is_due). To compare, the host waits for all streams, which
+ * would hide races. */
+#include "shard/engine/check/observers.h"
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
 #include <stdlib.h>
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
-enum { EVERY = 64 };
 
 struct digest {
     struct zr_engine *e;
     char *buffer;
     uint64_t hash;
 };
-
-static int add_bytes(struct zr_engine *e, char *buffer, const char *from, int64_t bytes, uint64_t *hash)
-{
-    for (int64_t n; bytes > 0; from += n, bytes -= n) {
-        n = zr_min(bytes, ZR_DIGEST_BYTES);
-        ZR_TRY(e->dev->ops->copy(e->reduce_stream, buffer, from, n));
-        ZR_TRY(zr_engine_drain(e));
-        *hash = XXH3_64bits_withSeed(buffer, (size_t)n, *hash);
-    }
-    return 0;
-}
-
-int zr_digest_tensor(struct zr_engine *e, char *buffer, int32_t tensor, uint64_t *hash)
-{
-    const struct zr_layout *l = e->layout;
-    const struct zr_tensor *t = &l->tensors[tensor];
-    for (int64_t s = 0; !t->buffer && s < t->n_slices; s++) {
-        int32_t id = l->piece_of[l->slice_base[tensor] + s];
-        const struct zr_piece *p = &l->pieces[id];
-        const struct zr_flat *f = zr_piece_flat(l, id);
-        struct zr_span kept = zr_engine_kept(e, f);
-        int64_t from = zr_max(kept.first, p->first), end = zr_min(kept.first + kept.n, p->first + p->n);
-        if (from >= end)
-            continue;
-        ZR_TRY(add_bytes(e, buffer, zr_engine_param_at(e, f, from), (end - from) * zr_dtype_bytes(f->dtype),
-                         hash));
-        if (t->grad && f->dtype != ZERO_F32)
-            ZR_TRY(add_bytes(e, buffer, (const char *)zr_engine_master_at(e, f, from),
-                             (end - from) * (int64_t)sizeof(float), hash));
-    }
-    return 0;
-}
 
 /* Compares the tensors [first, end). differ gets two ranks that should be equal and are not, or -1 twice. */
 static int compare_tensors(struct digest *d, int32_t first, int32_t end, uint64_t *all, int32_t differ[2])
@@ -68,7 +32,7 @@ static int compare_tensors(struct digest *d, int32_t first, int32_t end, uint64_
     const struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm;
     int32_t inner = e->plan->hop[ZR_INNER].size;
     differ[0] = differ[1] = -1;
-    for (int32_t p = inner; differ[0] < 0 && p < e->world; p++) {
+    for (int32_t p = inner; differ[0] < 0 && p < e->dp; p++) {
         int32_t a = zr_comm_rank(control, p % inner), b = zr_comm_rank(control, p);
         if (all[a] != all[b])
             differ[0] = a, differ[1] = b;
@@ -94,12 +58,6 @@ static int report_difference(struct digest *d, uint64_t *all, int32_t differ[2])
                                  : ", and one of them was changed by something else");
 }
 
-bool zr_compare_is_due(const struct zr_engine *e)
-{
-    uint32_t step = zr_step_calls(e);
-    return e->opt.check && ((step & (step - 1)) == 0 || step % EVERY == 0);
-}
-
 static int compare_groups(struct zr_engine *e)
 {
     struct digest d = {.e = e, .buffer = malloc(ZR_DIGEST_BYTES), .hash = 0};
@@ -117,10 +75,18 @@ static int compare_groups(struct zr_engine *e)
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }
 
-int zr_engine_check_replicas(struct zr_engine *e)
+static int replicas_step(struct zr_observer *o, enum zr_step_moment at, const char *call)
 {
-    if (!zr_compare_is_due(e))
+    (void)call;
+    if (at != ZR_STEP_OVER || !zr_compare_is_due(o->e))
         return 0;
-    int err = e->plan->hop[ZR_OUTER].sums_whole ? compare_groups(e) : 0;
-    return err ? err : zr_engine_tp_compare(e);
+    int err = o->e->plan->hop[ZR_OUTER].sums_whole ? compare_groups(o->e) : 0;
+    return err ? err : zr_engine_tp_compare(o->e);
+}
+
+int zr_replicas_open(struct zr_engine *e)
+{
+    static const struct zr_observer_ops ops = {.on_step = replicas_step};
+    struct zr_observer *o;
+    return e->opt.check ? zr_observer_new(e, &ops, sizeof *o, 0, 0, &o) : 0;
 }

@@ -30,7 +30,7 @@ struct slot_check {
     struct zr_observer o;
     struct zr_pipe_room room;
     /* the action that is under way */
-    struct zr_walk_given given;
+    struct zr_walk_slots now;
     bool evaluates;
     /* (stages of a rank, forward and back) bytes that the first micro-batch wrote, -1: none has written yet;
      * and its number. said: other micro-batches that write another size were reported. */
@@ -45,7 +45,7 @@ struct slot_check {
 
 static struct held *held_of(struct slot_check *c, const void *slot)
 {
-    return slot ? &c->held[((const char *)slot - c->o.e->pipe_base) / c->room.slot_bytes] : NULL;
+    return slot ? &c->held[zr_pipe_slot_number(c->o.e, slot)] : NULL;
 }
 
 static uint64_t hash_of(const struct slot_check *c, const void *slot)
@@ -55,7 +55,7 @@ static uint64_t hash_of(const struct slot_check *c, const void *slot)
 
 static void hold_slot(struct slot_check *c, const void *slot, bool gave)
 {
-    *held_of(c, slot) = (struct held){hash_of(c, slot), true, gave, c->given.action};
+    *held_of(c, slot) = (struct held){hash_of(c, slot), true, gave, c->now.action};
 }
 
 /* Text such as "forward of micro-batch 3". */
@@ -75,7 +75,7 @@ static int compare_slot(struct slot_check *c, const void *slot, const char *name
     const struct held *h = held_of(c, slot);
     if (!h || !h->known || h->hash == hash_of(c, slot))
         return 0;
-    const struct action_text now = text_of(&c->given.action), then = text_of(&h->by);
+    const struct action_text now = text_of(&c->now.action), then = text_of(&h->by);
     if (h->gave)
         return zr_engine_note(c->o.e,
                               zr_fail(ZERO_ERR_ORDER,
@@ -102,7 +102,7 @@ static int64_t written_bytes(const struct slot_check *c, const unsigned char *sl
 /* Warns once if micro-batches write different sizes, because the stage that reads them has to know. */
 static void report_sizes(struct slot_check *c, int64_t n)
 {
-    const struct zr_pipe_action *a = &c->given.action;
+    const struct zr_pipe_action *a = &c->now.action;
     int32_t k = a->stage / c->o.e->pp * 2 + (a->kind != ZR_PIPE_FORWARD);
     if (c->first_bytes[k] < 0) {
         c->first_bytes[k] = n;
@@ -124,7 +124,7 @@ static int check_written(struct slot_check *c, const void *out)
             c->o.e, zr_fail(ZERO_ERR_ORDER,
                             "check: the model's fault: %s wrote %lld bytes to a.out, but activation_bytes is "
                             "%lld, and the bytes beyond belong to other micro-batches",
-                            text_of(&c->given.action).text, (long long)n, (long long)most));
+                            text_of(&c->now.action).text, (long long)n, (long long)most));
     report_sizes(c, n);
     return 0;
 }
@@ -136,17 +136,17 @@ static int slots_begin(struct zr_observer *o, const struct zr_grant *g)
     struct slot_check *c = (struct slot_check *)o;
     if (g->kind != ZR_GRANT_SLOTS)
         return 0;
-    const struct zr_walk_given *given = &c->given;
-    c->given = *g->slots;
+    const struct zr_walk_slots *s = &c->now;
+    c->now = *g->slots;
     c->evaluates = g->evaluates;
-    ZR_TRY(compare_slot(c, given->in, "a.in"));
-    ZR_TRY(compare_slot(c, given->kept, "a.in"));
-    ZR_TRY(compare_slot(c, given->out, "a.out"));
-    if (given->in && !held_of(c, given->in)->known)
-        hold_slot(c, given->in, false);
-    if (given->out) {
-        held_of(c, given->out)->known = false;
-        memset(given->out, 0xff, (size_t)c->room.slot_bytes);
+    ZR_TRY(compare_slot(c, s->in, "a.in"));
+    ZR_TRY(compare_slot(c, s->kept, "a.in"));
+    ZR_TRY(compare_slot(c, s->out, "a.out"));
+    if (s->in && !held_of(c, s->in)->known)
+        hold_slot(c, s->in, false);
+    if (s->out) {
+        held_of(c, s->out)->known = false;
+        memset(s->out, 0xff, (size_t)c->room.slot_bytes);
     }
     return 0;
 }
@@ -156,19 +156,19 @@ static int slots_end(struct zr_observer *o, const struct zr_grant *g)
     struct slot_check *c = (struct slot_check *)o;
     if (g->kind != ZR_GRANT_SLOTS)
         return 0;
-    const struct zr_walk_given *given = &c->given;
-    ZR_TRY(compare_slot(c, given->in, "a.in"));
-    ZR_TRY(compare_slot(c, given->kept, "a.kept"));
-    if (given->out) {
-        ZR_TRY(check_written(c, given->out));
-        hold_slot(c, given->out, true);
+    const struct zr_walk_slots *s = &c->now;
+    ZR_TRY(compare_slot(c, s->in, "a.in"));
+    ZR_TRY(compare_slot(c, s->kept, "a.kept"));
+    if (s->out) {
+        ZR_TRY(check_written(c, s->out));
+        hold_slot(c, s->out, true);
     }
     /* A slot that may be written again need not stay unchanged any more. */
-    bool over = zr_pipe_gives_weights(given->action.kind) || c->evaluates;
-    if (given->in && over)
-        held_of(c, given->in)->known = false;
-    if (given->kept && over)
-        held_of(c, given->kept)->known = false;
+    bool over = zr_pipe_gives_weights(s->action.kind) || c->evaluates;
+    if (s->in && over)
+        held_of(c, s->in)->known = false;
+    if (s->kept && over)
+        held_of(c, s->kept)->known = false;
     return 0;
 }
 
@@ -179,17 +179,18 @@ static void close_slots(struct zr_observer *o)
     free(c->first_micro);
 }
 
-int zr_slots_open(struct zr_engine *e, const struct zr_engine_parts *parts, struct zr_observer **out)
+int zr_slots_open(struct zr_engine *e, const struct zr_engine_parts *parts)
 {
+    struct zr_observer *o;
     static const struct zr_observer_ops ops = {
         .on_begin = slots_begin, .on_end = slots_end, .close = close_slots};
     const struct zr_pipe_room *room = &parts->pipe_room;
     const size_t n = (size_t)room->per_rank * 2;
-    if (!e->opt.check || !e->pipe)
+    if (!e->opt.check || !e->m.pipe)
         return 0;
     ZR_TRY(zr_observer_new(e, &ops, sizeof(struct slot_check), zr_pipe_room_bytes(room) / room->slot_bytes,
-                           sizeof(struct held), out));
-    struct slot_check *c = (struct slot_check *)*out;
+                           sizeof(struct held), &o));
+    struct slot_check *c = (struct slot_check *)o;
     c->room = *room;
     c->first_bytes = malloc(n * sizeof *c->first_bytes);
     c->first_micro = calloc(n, sizeof *c->first_micro);

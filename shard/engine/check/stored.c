@@ -123,10 +123,11 @@ static int stored_end(struct zr_observer *o, const struct zr_grant *g)
     return g->bracket ? zr_for_grad_pieces(o, g->unit, g->slot, look_at_piece) : 0;
 }
 
-int zr_stored_open(struct zr_engine *e, const struct zr_engine_parts *parts, struct zr_observer **out)
+int zr_stored_open(struct zr_engine *e, const struct zr_engine_parts *parts)
 {
+    struct zr_observer *o;
     static const struct zr_observer_ops ops = {.on_begin = stored_begin, .on_end = stored_end};
     if (!parts->check || !e->dev->ops->compute_on_caller)
         return 0;
-    return zr_observer_new(e, &ops, sizeof(struct zr_observer), 0, 0, out);
+    return zr_observer_new(e, &ops, sizeof(struct zr_observer), 0, 0, &o);
 }

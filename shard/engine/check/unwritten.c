@@ -106,14 +106,14 @@ static int unwritten_step(struct zr_observer *o, enum zr_step_moment at, const c
     return 0;
 }
 
-int zr_unwritten_open(struct zr_engine *e, const struct zr_engine_parts *parts, struct zr_observer **out)
+int zr_unwritten_open(struct zr_engine *e)
 {
+    struct zr_observer *o;
     static const struct zr_observer_ops ops = {.on_end = unwritten_end, .on_step = unwritten_step};
     const struct zr_device_ops *d = e->dev->ops;
-    (void)parts;
     if (!e->opt.log)
         return 0;
-    ZR_TRY(zr_observer_new(e, &ops, sizeof(struct unwritten), e->layout->n_pieces, sizeof(bool), out));
-    unwritten_of(*out)->looks = d->host_memory && d->compute_on_caller;
+    ZR_TRY(zr_observer_new(e, &ops, sizeof(struct unwritten), e->layout->n_pieces, sizeof(bool), &o));
+    unwritten_of(o)->looks = d->host_memory && d->compute_on_caller;
     return 0;
 }

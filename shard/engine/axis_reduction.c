@@ -1,37 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hop.c: one hop of a reduction. It adds up the gradients of the ranks of one axis, and gathers the sum again
- * if the optimizer needs all of it. */
+/* axis_reduction.c: adds up the gradients of the ranks of one axis, and gathers the sum again if the
+ * optimizer needs all of it. */
 #include "shard/engine/issue.h"
 
-struct zr_hop_run zr_inner_hop(const struct zr_engine *e)
+struct zr_axis_reduction zr_inner_reduction(const struct zr_engine *e)
 {
-    return (struct zr_hop_run){.role = ZR_ROLE_REDUCE,
-                               .axis = ZR_INNER,
-                               .stream = e->role[ZR_ROLE_REDUCE].stream,
-                               .wire = e->opt.wire_dtype};
+    return (struct zr_axis_reduction){.role = ZR_ROLE_REDUCE,
+                                      .axis = ZR_INNER,
+                                      .stream = e->role[ZR_ROLE_REDUCE].stream,
+                                      .wire = e->opt.wire_dtype};
 }
 
-struct zr_hop_run zr_outer_hop(const struct zr_engine *e)
+struct zr_axis_reduction zr_outer_reduction(const struct zr_engine *e)
 {
     /* Sums of groups are fp32 on the wire, so they are not rounded again. */
-    return (struct zr_hop_run){
+    return (struct zr_axis_reduction){
         .role = ZR_ROLE_REDUCE_OUTER, .axis = ZR_OUTER, .stream = e->role[ZR_ROLE_REDUCE_OUTER].stream};
 }
 
-struct zr_hop_run zr_last_hop(const struct zr_engine *e)
+struct zr_axis_reduction zr_last_reduction(const struct zr_engine *e)
 {
-    return e->plan->spec.outer ? zr_outer_hop(e) : zr_inner_hop(e);
+    return e->plan->spec.outer ? zr_outer_reduction(e) : zr_inner_reduction(e);
 }
 
 /* The cut of a group's fp32 sum of the flat's inner slice into the groups' slices. */
 static struct zr_cut group_sum_cut(const struct zr_engine *e, const struct zr_flat *f)
 {
-    const struct zr_cut groups = zr_flat_groups_cut(f, e->at.inner);
-    return zr_flat_sums_cut(f, &groups);
+    const struct zr_cut cut = zr_flat_groups_cut(f, e->at.inner);
+    return zr_flat_sums_cut(f, &cut);
 }
 
-/* Without groups the sum goes where the optimizer looks for it. With groups it goes where the outer hop
- * starts. */
+/* Without groups the sum goes where the optimizer looks for it. With groups it goes where the reduction between
+ * groups starts. */
 static struct zr_reduce_seg inner_seg(const struct zr_engine *e, const struct zr_flat *f,
                                       const struct zr_action *a)
 {
@@ -66,70 +66,71 @@ static int narrow(struct zr_engine *e, enum zero_dtype wire, struct zr_reduce_se
     return 0;
 }
 
-int zr_hop_reduce(struct zr_engine *e, const struct zr_hop_run *h, const struct zr_job *job)
+int zr_reduce_over_axis(struct zr_engine *e, const struct zr_axis_reduction *r, const struct zr_job *job)
 {
     int32_t n, n_segs = 0;
     const struct zr_flat *f = zr_unit_flats(e, job->action.unit, &n);
-    bool travels = h->wire && e->plan->hop[h->axis].size > 1;
+    bool narrows = r->wire && e->plan->hop[r->axis].size > 1;
     for (int32_t i = 0; i < n; i++) {
         if (!f[i].trainable)
             continue;
         struct zr_reduce_seg seg =
-            h->axis == ZR_INNER ? inner_seg(e, &f[i], &job->action) : outer_seg(e, &f[i], &job->action);
-        if (travels && zr_dtype_bytes(h->wire) < zr_dtype_bytes(seg.dtype))
-            ZR_TRY(narrow(e, h->wire, &seg));
+            r->axis == ZR_INNER ? inner_seg(e, &f[i], &job->action) : outer_seg(e, &f[i], &job->action);
+        if (narrows && zr_dtype_bytes(r->wire) < zr_dtype_bytes(seg.dtype))
+            ZR_TRY(narrow(e, r->wire, &seg));
         e->i.reduce_segs[n_segs++] = seg;
     }
     struct zr_tag tag = zr_job_tag(job);
-    return zr_role_reduce(e, h->role, e->i.reduce_segs, n_segs, &tag);
+    return zr_role_reduce(e, r->role, e->i.reduce_segs, n_segs, &tag);
 }
 
-bool zr_hop_in_place(const struct zr_engine *e, const struct zr_hop_run *h, int32_t unit)
+bool zr_sums_gathered_early(const struct zr_engine *e, const struct zr_axis_reduction *r, int32_t unit)
 {
-    return h->axis == ZR_INNER ? e->plan->sum_in_place[unit] : !e->plan->outer_each;
+    return r->axis == ZR_INNER ? e->plan->sum_in_place[unit] : !e->plan->outer_each;
 }
 
-int64_t zr_hop_sum(const struct zr_engine *e, const struct zr_hop_run *h, const struct zr_flat *f)
+int64_t zr_sum_offset(const struct zr_engine *e, const struct zr_axis_reduction *r, const struct zr_flat *f)
 {
-    if (h->axis == ZR_OUTER && !e->plan->outer_each)
+    if (r->axis == ZR_OUTER && !e->plan->outer_each)
         return zr_plan_inner_sum(e->plan, f, e->at, -1);
     return zr_plan_sum(e->plan, f, (struct zr_where){0, 0}, 0);
 }
 
-int64_t zr_hop_sum_bytes(const struct zr_hop_run *h, const struct zr_flat *f)
+int64_t zr_whole_sum_bytes(const struct zr_axis_reduction *r, const struct zr_flat *f)
 {
-    return (h->axis == ZR_INNER ? f->elems : f->inner_elems) * (int64_t)sizeof(float);
+    return (r->axis == ZR_INNER ? f->elems : f->inner_elems) * (int64_t)sizeof(float);
 }
 
-static struct zr_cut sum_cut(const struct zr_engine *e, const struct zr_hop_run *h, const struct zr_flat *f)
+static struct zr_cut sum_cut(const struct zr_engine *e, const struct zr_axis_reduction *r,
+                             const struct zr_flat *f)
 {
-    if (h->axis == ZR_OUTER)
+    if (r->axis == ZR_OUTER)
         return group_sum_cut(e, f);
     return zr_flat_sums_cut(f, &f->inner);
 }
 
-int zr_hop_gather_sums(struct zr_engine *e, const struct zr_hop_run *h, struct zr_stream *s,
-                       const struct zr_job *job)
+int zr_gather_sums(struct zr_engine *e, const struct zr_axis_reduction *r, struct zr_stream *s,
+                   const struct zr_job *job)
 {
     int32_t n, n_segs = 0, unit = job->action.unit;
     const struct zr_flat *f = zr_unit_flats(e, unit, &n);
-    bool in_place = zr_hop_in_place(e, h, unit);
+    bool early = zr_sums_gathered_early(e, r, unit);
     int64_t at = e->plan->full_grad_at;
-    if (!e->plan->hop[h->axis].sums_whole)
+    if (!e->plan->hop[r->axis].sums_whole)
         return 0;
     for (int32_t i = 0; i < n; i++) {
         if (!f[i].trainable)
             continue;
-        int64_t home = zr_hop_sum(e, h, &f[i]);
+        int64_t src = zr_sum_offset(e, r, &f[i]);
         e->i.gather_segs[n_segs++] = (struct zr_gather_seg){
-            .src = home, .dst = in_place ? home : at, .in_place = in_place, .cut = sum_cut(e, h, &f[i])};
-        at += zr_hop_sum_bytes(h, &f[i]);
+            .src = src, .dst = early ? src : at, .in_place = early, .cut = sum_cut(e, r, &f[i])};
+        at += zr_whole_sum_bytes(r, &f[i]);
     }
     struct zr_tag tag = zr_job_tag(job);
-    return zr_role_gather_on(e, h->role, s, e->i.gather_segs, n_segs, &tag);
+    return zr_role_gather_on(e, r->role, s, e->i.gather_segs, n_segs, &tag);
 }
 
-int zr_hop_barrier(struct zr_engine *e, const struct zr_hop_run *h, const struct zr_tag *tag)
+int zr_sums_barrier(struct zr_engine *e, const struct zr_axis_reduction *r, const struct zr_tag *tag)
 {
-    return e->plan->hop[h->axis].sums_whole ? zr_role_barrier(e, h->role, tag) : 0;
+    return e->plan->hop[r->axis].sums_whole ? zr_role_barrier(e, r->role, tag) : 0;
 }
