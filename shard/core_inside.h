@@ -298,9 +298,9 @@ void zr_core_touch_slot(struct zr_core *c, int32_t slot);
 /* Returns the first slot, in the order of size, that has at least `bytes`. */
 int32_t zr_core_first_fit(const struct zr_core *c, int64_t bytes);
 /* Picks a slot in r: the smallest empty one, or else the one whose unit is used last. A prefetch gives the
- * position `wanted` at which its unit is used, and takes only a slot whose unit is used later. A bracket
+ * position `position` at which its unit is used, and takes only a slot whose unit is used later. A bracket
  * gives NEVER. Returns -1 if there is none. */
-int32_t zr_core_pick_param(const struct zr_core *c, struct zr_slot_range r, int64_t wanted);
+int32_t zr_core_pick_param(const struct zr_core *c, struct zr_slot_range r, int64_t position);
 int32_t zr_core_pick_grad(const struct zr_core *c, int64_t bytes);
 /* Opens (1) or closes (-1) a bracket on the slot. */
 void zr_core_pin(struct zr_core *c, int32_t slot, int by);

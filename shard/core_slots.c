@@ -111,12 +111,12 @@ static int32_t best_slot(const struct zr_core *c, int32_t first, int32_t last)
     return by_size(c)[best - c->n_leaves];
 }
 
-int32_t zr_core_pick_param(const struct zr_core *c, struct zr_slot_range r, int64_t wanted)
+int32_t zr_core_pick_param(const struct zr_core *c, struct zr_slot_range r, int64_t position)
 {
     int32_t slot = best_slot(c, r.first, r.end);
-    if (slot < 0 || pslots(c)[slot].unit < 0 || wanted == NEVER)
+    if (slot < 0 || pslots(c)[slot].unit < 0 || position == NEVER)
         return slot;
-    return units(c)[pslots(c)[slot].unit].next_use > wanted ? slot : -1;
+    return units(c)[pslots(c)[slot].unit].next_use > position ? slot : -1;
 }
 
 void zr_core_pin(struct zr_core *c, int32_t slot, int by)

@@ -7,7 +7,7 @@
 
 /* Adds one more contribution, as a binary counter counts up: sums of equal numbers of contributions are added
  * to each other. */
-static void count_up(struct zr_core *c, struct unit *x, struct zr_action *a)
+static void count_contribution(struct zr_core *c, struct unit *x, struct zr_action *a)
 {
     bool odd = x->n_contrib & 1;
     if (!odd && x->depth < c->n_sums) { /* the first always does */
@@ -30,7 +30,7 @@ static void reduce_twice(struct zr_core *c, int32_t u, int32_t slot, struct zr_a
     zr_core_emit(out, n, ZR_ACT_REDUCE, u, slot)->partial = partial;
     struct zr_action *a = zr_core_emit(out, n, ZR_ACT_REDUCE_OUTER, u, -1);
     a->partial = partial;
-    count_up(c, &units(c)[u], a);
+    count_contribution(c, &units(c)[u], a);
 }
 
 /* Reduces the sum of the group's contributions between groups, in place. */
@@ -59,7 +59,7 @@ void zr_core_reduce(struct zr_core *c, int32_t u, int32_t slot, struct zr_action
     } else {
         struct zr_action *a = zr_core_emit(out, n, ZR_ACT_REDUCE, u, slot);
         if (!x->sum_in_place)
-            count_up(c, x, a);
+            count_contribution(c, x, a);
     }
     x->n_contrib++;
     x->pending = false;

@@ -91,10 +91,10 @@ static int issue_folds(struct zr_engine *e, int32_t unit, int sum, int n_folds)
 
 /* Reduces a gradient inside the group, or over all ranks if there are no groups.
  *
- * The model may write the gradient again once its sum is elsewhere. If the gradient's memory is itself the sum
- * (sum_in_place), the model may write it only after the optimizer has read it, so UPDATE records grad_free.
- * At stage 0 peers gather that sum, too. They have done so before any rank's UPDATE, because a rank joins the
- * norm's agreement only after its gathers. */
+ * The model may write the gradient again once its sum is elsewhere. If the gradient's memory is itself the
+ * sum (sum_in_place), the model may write it only after the optimizer has read it, so UPDATE records
+ * grad_free. At stage 0 peers gather that sum, too. They have done so before any rank's UPDATE, because a
+ * rank joins the norm's agreement only after its gathers. */
 static int issue_reduce(struct zr_engine *e, const struct zr_job *job)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -189,9 +189,9 @@ static int issue_job(struct zr_engine *e, const struct zr_job *job)
 
 /* ---- room on the streams ----
  *
- * A stream of the host holds a bounded number of operations, and adding one to a full stream waits. The loop's
- * thread must not wait, because it also serves sockets. So each stream has room for the largest job, about 200
- * bytes per operation, and a job is issued once there is room for all of it.
+ * A stream of the host holds a bounded number of operations, and adding one to a full stream waits. The
+ * loop's thread must not wait, because it also serves sockets. So each stream has room for the largest job,
+ * about 200 bytes per operation, and a job is issued once there is room for all of it.
  *
  * Most jobs put a few operations per flat of a unit on a stream. On the reduce stream, the norm and an update
  * put at most some per tensor, and a snapshot some per array of each flat. */

@@ -8,9 +8,9 @@
  *
  * Gradients go from the copy to the owner, one message per micro-batch. The copy's backward writes them to
  * memory of this file. The owner's backward of the same micro-batch starts with them, in place of zeros, and
- * adds to them. So the sum is that of a single stage, in the same order. If sums need not be those of a single
- * stage (not deterministic), the copy adds its micro-batches up in fp32 and sends only the sum. The owner's
- * backward of the step's last micro-batch starts with it.
+ * adds to them. So the sum is that of a single stage, in the same order. If sums need not be those of a
+ * single stage (not deterministic), the copy adds its micro-batches up in fp32 and sends only the sum. The
+ * owner's backward of the step's last micro-batch starts with it.
  *
  * A step updates a tied unit if either stage brackets its backward. So each message says, for each tensor,
  * whether the copy has bracketed its unit. If only the copy has, the owner makes the bracket itself: then the

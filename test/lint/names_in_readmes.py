@@ -17,7 +17,7 @@ from tree_clean import tracked
 PATH = re.compile(r"(?<![\w./:$<-])((?:[\w*.-]+/)+[\w*.-]*|[\w*-]+\.(?:c|h|cu|cuh|inc|py|map))(?![\w/])")
 # Not a key of other programs' JSON, such as "zero_optimization".
 NAME = re.compile(r"(?<![\w.\"-])((?:zr|zero|ZR|ZERO)_\w*\w)\b(?!\*)")
-# In a picture: "core.c: begin, end; core_step.c: count_up".
+# In a picture: "core.c: begin, end; core_step.c: count_contribution".
 FUNCTIONS = re.compile(r"([\w/]+\.[ch]): ((?:[a-z]\w*)(?:, [a-z]\w*)*)(?=;|\s*$|\)| \()")
 PICTURE = re.compile(r"^    ")
 # In a table of files: `core`, `core_order` stand for core.c, core.h and so on.

@@ -7,7 +7,7 @@ int zr_check_open_observers(struct zr_engine *e, const struct zr_engine_parts *p
 {
     /* zr_stored fills a gradient before zr_model_check copies it to guarded memory. At the end the order is
      * reversed, so zr_stored checks what was copied back. */
-    ZR_TRY(zr_in_place_open(e));
+    ZR_TRY(zr_changed_gradients_open(e));
     ZR_TRY(zr_unwritten_open(e));
     ZR_TRY(zr_stored_open(e, parts));
     ZR_TRY(zr_model_check_open(e, parts));

@@ -10,7 +10,7 @@
 int zr_check_open_observers(struct zr_engine *e, const struct zr_engine_parts *parts);
 
 /* Install one observer, if there is something for it to watch. */
-int zr_in_place_open(struct zr_engine *e);
+int zr_changed_gradients_open(struct zr_engine *e);
 int zr_unwritten_open(struct zr_engine *e);
 int zr_stored_open(struct zr_engine *e, const struct zr_engine_parts *parts);
 int zr_model_check_open(struct zr_engine *e, const struct zr_engine_parts *parts);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* in_place.c: finds gradients that the model changes outside brackets (cfg.debug.check), at stages 0 and 1. A
- * gradient must not change:
+/* changed_gradients.c: finds gradients that the model changes outside brackets (cfg.debug.check), at stages 0
+ * and 1. A gradient must not change:
  *
  *   with cfg.memory.grad_in_place   from the unit's zero_end to its next zero_begin in the same step
  *   summed in place, on one rank    from the last zero_end to zero_step
@@ -16,7 +16,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-struct in_place {
+struct changed_gradients {
     struct zr_observer o;
     /* (n_pieces) 0: the piece is not watched */
     uint64_t hash[];
@@ -24,7 +24,7 @@ struct in_place {
 
 static uint64_t *kept_hash(struct zr_observer *o, const struct zr_piece *p)
 {
-    return &((struct in_place *)o)->hash[p - o->e->layout->pieces];
+    return &((struct changed_gradients *)o)->hash[p - o->e->layout->pieces];
 }
 
 /* Returns a hash that is never 0. A piece that is not watched must not be read, because it may be in a
@@ -114,7 +114,7 @@ static bool is_the_sum(const struct zr_engine *e, int32_t unit)
     return e->plan->sum_in_place[unit] && e->dp == 1;
 }
 
-static int in_place_begin(struct zr_observer *o, const struct zr_grant *g)
+static int changed_gradients_begin(struct zr_observer *o, const struct zr_grant *g)
 {
     if (g->kind != ZR_GRANT_GRAD || g->ready || !(g->bracket || g->fill))
         return 0;
@@ -123,7 +123,7 @@ static int in_place_begin(struct zr_observer *o, const struct zr_grant *g)
     return zr_for_grad_pieces(o, g->unit, -1, g->fill ? forget : compare_kept);
 }
 
-static int in_place_end(struct zr_observer *o, const struct zr_grant *g)
+static int changed_gradients_end(struct zr_observer *o, const struct zr_grant *g)
 {
     bool watched = g->in_flight ? is_the_sum(o->e, g->unit) : o->e->opt.grad_in_place;
     if (g->kind != ZR_GRANT_GRAD || !g->bracket || !watched)
@@ -131,7 +131,7 @@ static int in_place_end(struct zr_observer *o, const struct zr_grant *g)
     return zr_for_grad_pieces(o, g->unit, -1, keep);
 }
 
-static int in_place_reduced(struct zr_observer *o, int32_t unit, enum zr_reduce_moment at)
+static int changed_gradients_reduced(struct zr_observer *o, int32_t unit, enum zr_reduce_moment at)
 {
     if (at == ZR_REDUCE_SUMMED)
         return zr_for_grad_pieces(o, unit, -1, keep_again);
@@ -149,24 +149,25 @@ static int compare_all(struct zr_observer *o)
     return 0;
 }
 
-static int in_place_step(struct zr_observer *o, enum zr_step_moment at, const char *call)
+static int changed_gradients_step(struct zr_observer *o, enum zr_step_moment at, const char *call)
 {
     (void)call;
     if (at == ZR_STEP_BEGUN)
         return zr_engine_note(o->e, compare_all(o));
     for (int32_t i = 0; at == ZR_STEP_DROPPED && i < o->e->layout->n_pieces; i++)
-        ((struct in_place *)o)->hash[i] = 0;
+        ((struct changed_gradients *)o)->hash[i] = 0;
     return 0;
 }
 
-int zr_in_place_open(struct zr_engine *e)
+int zr_changed_gradients_open(struct zr_engine *e)
 {
     struct zr_observer *o;
-    static const struct zr_observer_ops ops = {.on_begin = in_place_begin,
-                                               .on_end = in_place_end,
-                                               .on_reduce = in_place_reduced,
-                                               .on_step = in_place_step};
+    static const struct zr_observer_ops ops = {.on_begin = changed_gradients_begin,
+                                               .on_end = changed_gradients_end,
+                                               .on_reduce = changed_gradients_reduced,
+                                               .on_step = changed_gradients_step};
     if (!e->opt.check || !e->plan->place.model_holds || !e->dev->ops->compute_on_caller)
         return 0;
-    return zr_observer_new(e, &ops, sizeof(struct in_place), e->layout->n_pieces, sizeof(uint64_t), &o);
+    return zr_observer_new(e, &ops, sizeof(struct changed_gradients), e->layout->n_pieces, sizeof(uint64_t),
+                           &o);
 }
