@@ -34,7 +34,7 @@ enum zr_agree_word {
  * of the gradient, and if none does. Above them an element's square, or the element itself, may overflow
  * fp32, and a second moment would stay infinite. */
 #define ZR_MOST_NORM_TO_SQUARE 1.8e19
-#define ZR_MOST_NORM         ((double)FLT_MAX)
+#define ZR_MOST_NORM           ((double)FLT_MAX)
 
 /* The size does not depend on how many values are carried. Ranks that carry different numbers of values must
  * still meet in the all-reduce, so that the difference can be reported. */

@@ -30,8 +30,8 @@ static struct zr_cut group_sum_cut(const struct zr_engine *e, const struct zr_fl
     return zr_flat_sums_cut(f, &cut);
 }
 
-/* Without groups the sum goes where the optimizer looks for it. With groups it goes where the reduction between
- * groups starts. */
+/* Without groups the sum goes where the optimizer looks for it. With groups it goes where the reduction
+ * between groups starts. */
 static struct zr_reduce_seg inner_seg(const struct zr_engine *e, const struct zr_flat *f,
                                       const struct zr_action *a)
 {
