@@ -162,8 +162,7 @@ static int do_op(struct zr_verify_rank *r, const struct zr_script_op *op)
                                        : op->kind == ZR_DO_END ? ZR_EV_END
                                                                : ZR_EV_MICRO,
                                .unit = op->unit,
-                               .backward = op->backward,
-                               .apart = op->apart};
+                               .phase = op->phase};
     const struct zr_mutant *m = r->v->mutant;
     l->during = during[op->kind];
     l->unit = op->kind <= ZR_DO_USE ? op->unit : -1;

@@ -75,8 +75,8 @@ enum { ZR_VERIFY_PARTS_ELEMS = ZR_MODEL_ELEMS + 5000, ZR_VERIFY_MOST_ELEMS = 200
 
 struct zr_script_op {
     uint8_t kind;
-    /* As in zr_call; for an action, the kind of its brackets. */
-    uint8_t backward, apart;
+    /* enum zero_phase: of a bracket or of an action; otherwise 0. */
+    uint8_t phase;
     /* READ and WRITE: the tensor. Otherwise the unit. */
     int32_t unit;
     int32_t step;
@@ -95,7 +95,7 @@ struct zr_script {
     struct zr_script_op *ops;
     int32_t n, cap;
     /* (n_order) The declared order: calls of one micro-batch, or with pipeline stages of a whole step. */
-    struct zr_call *order;
+    struct zero_call *order;
     int32_t n_order;
     /* (n_steps, n_units) Contributions to the gradient, one for each backward use. */
     int32_t *n_contrib;
