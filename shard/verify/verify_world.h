@@ -386,6 +386,9 @@ void zr_groups_each(const struct zr_verify_world *v, bool (*fn)(void *arg, struc
 
 /* verify_run.c: counts the elements of a norm that the rank has ordered: those of the units that it used. */
 void zr_verify_expect_norm(struct zr_verify_rank *r);
+/* verify_run.c: whether the step, which this rank has ordered, must be skipped: its gradients are not finite,
+ * and the rank that has them owns elements of a unit that the step uses. With granules it may own none. */
+bool zr_verify_skips(const struct zr_verify_rank *r, int step);
 
 /* verify_rank.c: opens a rank, which then waits for its first turn. zr_ranks_close also closes ranks that are
  * missing or half open, and the communicators. */
