@@ -394,7 +394,7 @@ bool zr_verify_skips(const struct zr_verify_rank *r, int step);
  * missing or half open, and the communicators. */
 int zr_rank_open(struct zr_verify_world *v, int id);
 /* The callback optim.update; arg is the rank. */
-int zr_rank_user_update(void *arg, const struct zr_user_update *u);
+int zr_rank_user_update(void *arg, const struct zero_update *u);
 void zr_ranks_close(struct zr_verify_world *v);
 
 /* verify_snapshot.c: the engine's callback for a complete snapshot; arg is the rank. */
