@@ -347,7 +347,7 @@ uint32_t zr_step_calls(const struct zr_engine *e);
 uint32_t zr_last_step_number(const struct zr_engine *e);
 uint32_t zr_step_number(const struct zr_engine *e);
 /* Returns the outcome of the last step that was read. */
-const struct zr_step_result *zr_last_result(const struct zr_engine *e);
+const struct zero_step_info *zr_last_result(const struct zr_engine *e);
 /* Fills in the facts about steps. */
 void zr_steps_facts(const struct zr_engine *e, struct zr_engine_facts *out);
 /* Fills in what a job needs to know of its step, and notes what the job will do. number: the job's. */

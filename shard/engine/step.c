@@ -30,7 +30,7 @@ struct zr_steps {
     /* the last step's outcome is not read yet; the program reads that outcome, so no warning is due */
     bool result_due, program_reads;
     /* outcome of the last step that was read, and its least number over ranks (zr_engine_least) */
-    struct zr_step_result result;
+    struct zero_step_info result;
     uint64_t least;
     float lr;
     /* norm of the step to come, once zero_norm asked for it */
@@ -66,7 +66,7 @@ uint32_t zr_step_number(const struct zr_engine *e)
     return zr_last_step_number(e) + !e->m.steps->under_way; /* zero_step has counted itself already */
 }
 
-const struct zr_step_result *zr_last_result(const struct zr_engine *e)
+const struct zero_step_info *zr_last_result(const struct zr_engine *e)
 {
     return &e->m.steps->result;
 }
@@ -292,9 +292,10 @@ int zr_engine_settle(struct zr_engine *e)
     if (err)
         return err;
     e->m.steps->result =
-        (struct zr_step_result){.grad_norm = a->grad_norm, .clipped = a->clipped, .skipped = a->skipped};
+        (struct zero_step_info){.grad_norm = a->grad_norm, .clipped = a->clipped, .skipped = a->skipped};
     e->m.steps->result.n_carried = e->m.steps->carried.n;
-    memcpy(e->m.steps->result.carried, a->carried, sizeof e->m.steps->result.carried);
+    _Static_assert(sizeof e->m.steps->result.carried == sizeof a->carried, "as many values");
+    memcpy(e->m.steps->result.carried, a->carried, (size_t)e->m.steps->carried.n * sizeof *a->carried);
     if (a->skipped && !e->m.steps->program_reads && e->m.steps->n_skipped == 0)
         report_skipped(e, a);
     e->m.steps->t += !a->skipped;
@@ -354,7 +355,7 @@ void zr_engine_give(struct zr_engine *e, const double *values, int32_t n)
     e->m.steps->next.n = n;
 }
 
-int zr_engine_last(struct zr_engine *e, bool *known, struct zr_step_result *result)
+int zr_engine_last(struct zr_engine *e, bool *known, struct zero_step_info *result)
 {
     int err = 0;
     *known = !e->m.steps->result_due;
@@ -371,7 +372,7 @@ int zr_engine_last(struct zr_engine *e, bool *known, struct zr_step_result *resu
     return err;
 }
 
-static int make_step(struct zr_engine *e, float lr, struct zr_step_result *result)
+static int make_step(struct zr_engine *e, float lr, struct zero_step_info *result)
 {
     int32_t n;
     ZR_TRY(zr_engine_check(e));
@@ -406,7 +407,7 @@ static int make_step(struct zr_engine *e, float lr, struct zr_step_result *resul
     return err;
 }
 
-int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
+int zr_engine_step(struct zr_engine *e, float lr, struct zero_step_info *result)
 {
     int err = make_step(e, lr, result);
     e->m.steps->under_way = false;
