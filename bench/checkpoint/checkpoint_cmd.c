@@ -9,6 +9,7 @@
 #include "bench/report/report.h"
 #include "bench/train/train.h"
 
+#include "kernels/alloc.h"
 #include "kernels/device.h"
 
 #include <stdatomic.h>
@@ -88,10 +89,11 @@ static int open_model(struct bench *b, bool async)
     b->bytes = 0;
     for (int t = 0; t < TRAIN_N_TENSORS; t++) {
         int64_t n = tensor_elements(&b->tensors[t]);
-        float *p = malloc((size_t)n * sizeof *p);
+        float *p;
+        if (ZR_ALLOC(p, n, "%lld parameters", (long long)n))
+            err = ZERO_ERR_NOMEM;
         for (int64_t i = 0; p && i < n; i++)
             p[i] = (float)(i % 1009) * 1e-3f;
-        err = p ? err : zr_fail(ZERO_ERR_NOMEM, "no memory for %lld parameters", (long long)n);
         own[t] = b->param[t] = p;
         b->tensors[t].param = &b->param[t];
         b->tensors[t].grad = &b->grad[t];

@@ -8,6 +8,7 @@
 #include "bench/report/plot.h"
 #include "bench/report/report.h"
 
+#include "kernels/alloc.h"
 #include "zero/zero.h"
 
 #include <math.h>
@@ -286,15 +287,12 @@ struct outcome {
 static int keep_point(struct outcome *out, const struct comm_rounds *b, const struct comm_row *row,
                       const struct figures *f)
 {
-    struct comm_point *more = realloc(out->point, (size_t)(out->n_points + 1) * sizeof *more);
-    if (!more)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for a picture");
-    out->point = more;
-    more[out->n_points++] = (struct comm_point){.op = row->op,
-                                                .backend = comm_row_name(row),
-                                                .is_limit = !row->of,
-                                                .bytes = b->bytes,
-                                                .busbw = f->busbw};
+    ZR_TRY(ZR_GROW(out->point, out->n_points + 1, "a picture"));
+    out->point[out->n_points++] = (struct comm_point){.op = row->op,
+                                                      .backend = comm_row_name(row),
+                                                      .is_limit = !row->of,
+                                                      .bytes = b->bytes,
+                                                      .busbw = f->busbw};
     return 0;
 }
 
@@ -340,9 +338,7 @@ static int run(struct comm_options *o, struct comm_ranks *r, struct comm_rounds 
     err = comm_rounds_open(b, r, &o->asked);
     if (err)
         return err;
-    out->sorted = calloc((size_t)o->asked.rounds, sizeof *out->sorted);
-    if (!out->sorted)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for %lld times", (long long)o->asked.rounds);
+    ZR_TRY(ZR_ZALLOC(out->sorted, o->asked.rounds, "%lld times", (long long)o->asked.rounds));
     if (r->world.rank == 0)
         report_head(o, r);
     return run_sizes(o, b, out);

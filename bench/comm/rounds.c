@@ -3,6 +3,7 @@
 #include "bench/comm/rounds.h"
 #include "bench/comm/values.h"
 #include "bench/failed.h"
+#include "kernels/alloc.h"
 
 #include <limits.h>
 #include <stdlib.h>
@@ -101,10 +102,9 @@ static int take(struct comm_rounds *b, int64_t slice)
 {
     struct zr_device *dev = b->ranks->dev;
     const struct zr_group *g = b->ranks->group;
-    b->times = calloc((size_t)(COMM_MOST_ROWS * b->asked.rounds), sizeof *b->times);
-    b->source = calloc((size_t)b->n, sizeof *b->source);
-    if (!b->times || !b->source)
-        return failed(ZERO_ERR_NOMEM, "no memory for the times of %lld rounds", (long long)b->asked.rounds);
+    ZR_TRY(ZR_ZALLOC(b->times, COMM_MOST_ROWS * b->asked.rounds, "the times of %lld rounds",
+                     (long long)b->asked.rounds));
+    ZR_TRY(ZR_ZALLOC(b->source, b->n, "the sources of %d ranks", b->n));
     for (int i = 0; i < b->n; i++)
         b->source[i].rank = zr_group_member(g, i);
     int err = dev->ops->host_alloc(dev, PIECE_BYTES, (void **)&b->piece);

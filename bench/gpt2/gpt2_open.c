@@ -2,6 +2,7 @@
 /* gpt2_open.c: allocates and frees the memory of the model in gpt2.h, and initialises its weights. Each
  * struct of pointers shares one block of memory. */
 #include "bench/gpt2/gpt2.h"
+#include "kernels/alloc.h"
 
 #include <stdlib.h>
 
@@ -141,16 +142,14 @@ static int open_statistics(struct gpt2 *m, struct gpt2_kept *k, bool first)
 
 int gpt2_keep(struct gpt2 *m, int64_t n)
 {
-    struct gpt2_kept *kept = n > m->n_kept ? realloc(m->kept, (size_t)n * sizeof *kept) : m->kept;
-    int err = kept ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %lld micro-batches", (long long)n);
-    if (err)
-        return err;
-    m->kept = kept;
+    int err = 0;
+    if (n > m->n_kept)
+        ZR_TRY(ZR_GROW(m->kept, n, "%lld micro-batches", (long long)n));
     while (m->n_kept < n && !err) {
         int64_t i = m->n_kept++;
-        kept[i] = (struct gpt2_kept){0};
-        err = open_activations(m, &kept[i], i == 0);
-        err = err ? err : open_statistics(m, &kept[i], i == 0);
+        m->kept[i] = (struct gpt2_kept){0};
+        err = open_activations(m, &m->kept[i], i == 0);
+        err = err ? err : open_statistics(m, &m->kept[i], i == 0);
     }
     if (!err)
         gpt2_turn_to(m, 0);
@@ -205,8 +204,8 @@ static int64_t smaller(int64_t a, int64_t b)
 static int draw_all(struct gpt2 *m, const int64_t sizes[GPT2_N_TENSORS], uint64_t seed)
 {
     const struct zr_device_ops *dev = m->place->dev->ops;
-    real *piece = malloc((size_t)PIECE * sizeof *piece);
-    int err = piece ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory to draw weights in");
+    real *piece;
+    int err = ZR_ALLOC(piece, PIECE, "random weights");
     for (int t = 0; t < GPT2_N_TENSORS && !err; t++)
         for (int64_t first = 0; first < sizes[t] && !err; first += PIECE) {
             int64_t n = smaller(PIECE, sizes[t] - first);
@@ -240,10 +239,8 @@ int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, const
     int err = gpt2_keep(m, 1);
     err = err ? err : open_losses(m);
     err = err ? err : open_batches(m);
-    if (!err) {
-        m->count = malloc((size_t)config->vocab * sizeof *m->count);
-        err = m->count ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %lld counts", (long long)config->vocab);
-    }
+    if (!err)
+        err = ZR_ALLOC(m->count, config->vocab, "%lld counts", (long long)config->vocab);
     if (err) {
         gpt2_close(m);
         return zr_fail_more(err, "a model of %lld parameters and %lld rows of %lld tokens",

@@ -8,6 +8,7 @@
 #include "bench/random_bits.h"
 #include "bench/report/report.h"
 #include "bench/threads.h"
+#include "kernels/alloc.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -262,9 +263,7 @@ static int open_times(struct kernels_host *h)
     for (int row = 0; row < N_ROWS; row++) {
         for (int s = -1; s < (row < N_STREAMED ? N_THREADINGS : N_SQUARES); s++) {
             double **to = s < 0 ? &h->seconds[row] : &h->limit[row][s];
-            *to = calloc((size_t)h->o.n_rounds, sizeof **to);
-            if (!*to)
-                return zr_fail(ZERO_ERR_NOMEM, "no memory for %lld times", (long long)h->o.n_rounds);
+            ZR_TRY(ZR_ZALLOC(*to, h->o.n_rounds, "%lld times", (long long)h->o.n_rounds));
         }
     }
     return 0;
@@ -304,10 +303,9 @@ static void finish_product(struct kernels_host *h, int i)
 int kernels_host_measure(struct kernels_host **out, const struct place *place,
                          const struct kernels_host_options *o)
 {
-    struct kernels_host *h = calloc(1, sizeof *h);
+    struct kernels_host *h;
     *out = NULL;
-    if (!h)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for %zu bytes", sizeof *h);
+    ZR_TRY(ZR_ZALLOC(h, 1, "%zu bytes", sizeof *h));
     h->o = *o;
     h->place = place;
     h->scalars = (struct zr_step_scalars){.grad_scale = 1.0f + 0x1p-23f}; /* a factor of 1 would be skipped */

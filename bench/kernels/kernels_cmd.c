@@ -15,6 +15,7 @@
 
 #define GPT2_BF16
 #include "bench/gpt2/gpt2_layers.h"
+#include "kernels/alloc.h"
 
 #include <stdio.h>
 
@@ -136,9 +137,8 @@ static int fill_random(struct bench *b, const struct buffer *to, enum zero_dtype
     enum { PIECE = 1 << 18 };
     const struct zr_device_ops *dev = b->place.dev->ops;
     int64_t size = zr_dtype_bytes(dtype), n = to->bytes / size;
-    float *piece = malloc(PIECE * sizeof *piece);
-    if (!piece)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for random numbers");
+    float *piece;
+    ZR_TRY(ZR_ALLOC(piece, PIECE, "random numbers"));
     for (int64_t i = 0; i < PIECE; i++)
         piece[i] = (float)((double)(random_bits(seed + (uint64_t)i) >> 11) * 0x1p-52 - 1.0);
     zr_host_kernels_best()->cast(piece, dtype, piece, ZERO_F32, PIECE);
@@ -221,10 +221,8 @@ static int bench_open(struct bench *b)
     err = err ? err : dev->ops->host_alloc(dev, 2 * sizeof *b->stamps, (void **)&b->stamps);
     const struct zr_step_scalars scalars = {.grad_scale = 1.0f};
     err = err ? err : dev->ops->put(b->place.stream, b->scalars, &scalars, sizeof scalars);
-    for (int i = 0; i < N_MEASURES && !err; i++) {
-        b->seconds[i] = malloc((size_t)o->rounds * sizeof *b->seconds[i]);
-        err = b->seconds[i] ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %lld times", (long long)o->rounds);
-    }
+    for (int i = 0; i < N_MEASURES && !err; i++)
+        err = ZR_ALLOC(b->seconds[i], o->rounds, "%lld times", (long long)o->rounds);
     count_work(b);
     return err;
 }

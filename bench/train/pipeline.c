@@ -3,6 +3,7 @@
 #include "bench/train/pipeline.h"
 #include "bench/failed.h"
 #include "bench/schedule/pipeline_stages.h"
+#include "kernels/alloc.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -138,8 +139,8 @@ static int hash_stage(struct state_digest *all, bool *mine, bool hash, zero_ctx 
     tensors += owned.n_before;
     number += owned.n_before;
     int64_t n_own = state_pieces(tensors, n_tensors), at = 0;
-    struct state_digest *here = calloc((size_t)n_own, sizeof *here);
-    int err = here ? 0 : failed(ZERO_ERR_NOMEM, "no memory for %lld digests", (long long)n_own);
+    struct state_digest *here;
+    int err = ZR_ZALLOC(here, n_own, "%lld digests", (long long)n_own);
     err = err ? err : state_digests(here, hash, tensors, n_tensors, n_states, read_owned, &owned);
     for (int32_t t = 0; t < n_tensors && !err; t++) {
         bool stacked = tensors[t].flags & ZERO_STACKED;

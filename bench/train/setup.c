@@ -3,6 +3,7 @@
  * model, turns the options into a struct zero_config, and frees everything. */
 #include "bench/arguments.h"
 #include "bench/train/run.h"
+#include "kernels/alloc.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -160,9 +161,7 @@ int train_configure(struct run *r, struct zero_config *cfg)
     cfg->checkpoint.save_keep = (int32_t)o->keep;
     cfg->device = o->device;
     cfg->stream = place_stream(&r->place);
-    r->order = malloc((size_t)train_n_calls(r->stage, r->n_own) * sizeof *r->order);
-    if (!r->order)
-        return failed(ZERO_ERR_NOMEM, "no memory for the order of calls");
+    ZR_TRY(ZR_ALLOC(r->order, train_n_calls(r->stage, r->n_own), "the order of calls"));
     cfg->memory.order = r->order;
     cfg->memory.n_order = train_stages_order(r->order, r->stage, r->n_own);
     return 0;

@@ -5,6 +5,7 @@
  * memory. The units are gathered into the slots in turn and copied from there. A tensor that is already whole
  * (not stacked, in a resident unit) is not copied. With cfg.debug.check on the host, tensors are in guarded
  * memory, which may then only be read. */
+#include "kernels/alloc.h"
 #include "shard/engine/internal.h"
 
 #include <stdlib.h>
@@ -50,8 +51,7 @@ int zr_engine_all_open(struct zr_engine *e, bool apart)
     struct zr_all all = {.bytes = guarded ? 0 : zr_engine_all_bytes(e, apart), .apart = apart};
     void *base = NULL;
     int64_t end = 0;
-    all.at = malloc(((size_t)e->layout->n_tensors + 1) * sizeof *all.at);
-    int err = all.at ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %d tensors", e->layout->n_tensors);
+    int err = ZR_ALLOC(all.at, e->layout->n_tensors + 1, "%d tensors", e->layout->n_tensors);
     for (int32_t t = 0; !err && t < e->layout->n_tensors; t++) {
         bool copied = !guarded && is_copied(e, t, apart);
         all.at[t] = copied ? end : -1;

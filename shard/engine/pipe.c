@@ -15,6 +15,7 @@
  * A rank that has all stages reads from a slot what it wrote there, and nothing moves.
  *
  * The schedule (shard/pipeline/) gives the order of the messages, which is the same on both sides. */
+#include "kernels/alloc.h"
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
@@ -99,12 +100,10 @@ int zr_pipe_open(struct zr_engine *e, const struct zr_pipe_room *room)
 {
     if (e->pp == 1 && room->per_rank < 2)
         return 0;
-    struct zr_pipe *p = e->pipe = calloc(1, sizeof *p);
+    ZR_TRY(ZR_ZALLOC(e->pipe, 1, "the slots of a pipeline"));
+    struct zr_pipe *p = e->pipe;
     int32_t n = (int32_t)(2 * count_slots(room));
-    if (p)
-        p->all = calloc((size_t)n, sizeof *p->all);
-    if (!p || !p->all)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for the slots of a pipeline");
+    ZR_TRY(ZR_ZALLOC(p->all, n, "the slots of a pipeline"));
     p->room = *room;
     for (; p->n_events < n; p->n_events++)
         ZR_TRY(e->dev->ops->event_open(e->dev, &p->all[p->n_events]));

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tables.c: allocates an engine's events and tables, whose sizes depend on the model. */
+#include "kernels/alloc.h"
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
@@ -34,10 +35,8 @@ int zr_events_open(struct zr_device *dev, const struct zr_plan *p, struct zr_eve
     int32_t at = 0, n = ZR_EVENT_DRAINED - ZR_EVENT_STEP_COMPUTE + 1;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         n += rows[i].n;
-    ev->all = calloc((size_t)n, sizeof *ev->all);
-    ev->class_of = calloc((size_t)n, sizeof *ev->class_of);
-    if (!ev->all || !ev->class_of)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for %d events", n);
+    ZR_TRY(ZR_ZALLOC(ev->all, n, "%d events", n));
+    ZR_TRY(ZR_ZALLOC(ev->class_of, n, "%d events", n));
     for (; ev->n < n; ev->n++) {
         int err = dev->ops->event_open(dev, &ev->all[ev->n]);
         if (err)
@@ -115,9 +114,8 @@ int zr_tables_open(struct zr_engine *e)
 {
     struct table t[MOST_TABLES];
     for (int n = list_tables(e, t), i = 0; i < n; i++) {
-        void *at = calloc(t[i].n + 1, t[i].size);
-        if (!at)
-            return zr_fail(ZERO_ERR_NOMEM, "no memory for the tables of %d units", e->layout->n_units);
+        void *at;
+        ZR_TRY(ZR_ZALLOC_BYTES(at, (t[i].n + 1) * t[i].size, "the tables of %d units", e->layout->n_units));
         memcpy(t[i].field, &at, sizeof at);
     }
     for (int32_t u = 0; u < e->layout->n_units; u++)

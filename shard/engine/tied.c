@@ -31,6 +31,7 @@
  * Between steps the first slot carries values in the other direction. They move after the owner's update and
  * after all earlier work on both compute streams. If no tied tensor is trained, no gradients move, and values
  * move only when they are set or loaded. */
+#include "kernels/alloc.h"
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
@@ -142,9 +143,7 @@ static struct zr_event *tied_event(const struct zr_tied *ties, int32_t micro_bat
 static int list_tensors(struct zr_engine *e, struct zr_tied *ties)
 {
     int64_t at = 0, sum_at = 0;
-    ties->list = calloc((size_t)e->layout->n_tensors, sizeof *ties->list);
-    if (!ties->list)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for tied tensors");
+    ZR_TRY(ZR_ZALLOC(ties->list, e->layout->n_tensors, "tied tensors"));
     for (int32_t i = 0; i < e->layout->n_tensors; i++) {
         const struct zr_tensor *t = &e->layout->tensors[i];
         if (t->tie == ZR_TIE_NONE)
@@ -160,9 +159,7 @@ static int list_tensors(struct zr_engine *e, struct zr_tied *ties)
 
 static int open_tied_events(struct zr_engine *e, struct zr_tied *ties)
 {
-    ties->slot = calloc(2 * (size_t)ties->n_slots, sizeof *ties->slot);
-    if (!ties->slot)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for the slots of tied tensors");
+    ZR_TRY(ZR_ZALLOC(ties->slot, 2 * ties->n_slots, "the slots of tied tensors"));
     for (int32_t i = 0; i < 2 * ties->n_slots; i++)
         ZR_TRY(e->dev->ops->event_open(e->dev, &ties->slot[i]));
     return e->dev->ops->event_open(e->dev, &ties->given);
@@ -172,9 +169,8 @@ int zr_tied_open(struct zr_engine *e, const struct zr_pipe_room *room)
 {
     if (room->tied_bytes == 0)
         return 0;
-    struct zr_tied *ties = e->tied = calloc(1, sizeof *ties);
-    if (!ties)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for tied tensors");
+    ZR_TRY(ZR_ZALLOC(e->tied, 1, "tied tensors"));
+    struct zr_tied *ties = e->tied;
     ties->slot_bytes = room->tied_bytes;
     ties->n_slots = room->n_tied;
     ties->sum_bytes = room->tied_sum_bytes;

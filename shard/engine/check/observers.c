@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* observers.c: the list of all observers, and the calls that go to each of them. */
 #include "shard/engine/check/observers.h"
+#include "kernels/alloc.h"
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
@@ -81,10 +82,8 @@ int zr_observe_step(struct zr_engine *e, enum zr_step_moment at, const char *cal
 int zr_observer_new(struct zr_engine *e, const struct zr_observer_ops *ops, size_t bytes, int64_t n,
                     size_t size, struct zr_observer **out)
 {
-    struct zr_observer *o = *out = calloc(1, bytes + (size_t)n * size);
-    if (!o)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory to watch the model");
-    *o = (struct zr_observer){ops, e};
+    ZR_TRY(ZR_ZALLOC_BYTES(*out, bytes + (size_t)n * size, "an observer of the model"));
+    **out = (struct zr_observer){ops, e};
     return 0;
 }
 
