@@ -51,13 +51,13 @@ static error_t finish(struct argp_state *state, void *options)
     return 0;
 }
 
+#define OPTION_STRUCT struct options
 static const struct option_row rows[] = {
     {"dir", "DIR", "A folder on the disk to measure (needed); a folder zero-bench is made in it, and removed",
-     2, OPTION_TEXT(struct options, dir)},
-    {"stage", "0..3", "What is sharded (1)", 2, OPTION_INT(struct options, stage, 0, 3)},
-    {"repeat", "N", "Times that each is measured; the median counts (3)", 2,
-     OPTION_INT(struct options, repeat, 1, MAX_REPEAT)},
-    {"json", NULL, "One JSON line, from rank 0", 2, OPTION_FLAG(struct options, json)},
+     OPTION_TEXT(dir), .group = 2},
+    {"stage", "0..3", "What is sharded (1)", OPTION_INT(stage, 0, 3)},
+    {"repeat", "N", "Times that each is measured; the median counts (3)", OPTION_INT(repeat, 1, MAX_REPEAT)},
+    {"json", NULL, "One JSON line, from rank 0", OPTION_FLAG(json)},
     {0},
 };
 

@@ -75,24 +75,21 @@ static error_t finish(struct argp_state *state, void *options)
     return 0;
 }
 
+#define OPTION_STRUCT struct kernels_options
 static const struct option_row rows[] = {
-    {"device", "host|cuda", "What to measure (host)", 1,
-     OPTION_WORD(struct kernels_options, device, option_devices)},
-    {"gpu", "N", "Which GPU (the rank's number on this host)", 1,
-     OPTION_INT(struct kernels_options, gpu, 0, 1000)},
-    {"dtype", "f32|bf16", "Of the model's weights and of the matrices (bf16)", 1,
-     OPTION_WORD(struct kernels_options, dtype, option_dtypes)},
-    {"params", "N", "Weights that AdamW updates (cuda 128e6, host 8e6)", 1,
-     OPTION_INT(struct kernels_options, params, 1, INT64_C(100000000000))},
-    {"gemm", "M,N,K", "Matrix product (M,K) x (K,N) (cuda 8192,8192,8192, host 512,512,512)", 1,
+    {"device", "host|cuda", "What to measure (host)", OPTION_WORD(device, option_devices)},
+    {"gpu", "N", "Which GPU (the rank's number on this host)", OPTION_INT(gpu, 0, 1000)},
+    {"dtype", "f32|bf16", "Of the model's weights and of the matrices (bf16)",
+     OPTION_WORD(dtype, option_dtypes)},
+    {"params", "N", "Weights that AdamW updates (cuda 128e6, host 8e6)",
+     OPTION_INT(params, 1, INT64_C(100000000000))},
+    {"gemm", "M,N,K", "Matrix product (M,K) x (K,N) (cuda 8192,8192,8192, host 512,512,512)",
      OPTION_BY(read_gemm)},
     {"attention", "B,T,NH,HS", "Rows, tokens, heads and their channels of the GPT's attention (8,1024,12,64)",
-     1, OPTION_BY(read_attention)},
-    {"rounds", "N", "Measured rounds; the median counts (21)", 1,
-     OPTION_INT(struct kernels_options, rounds, 1, 100000)},
-    {"threads", "N", "For matrix products of the host (1)", 1,
-     OPTION_INT(struct kernels_options, threads, 1, 1024)},
-    {"json", NULL, "One JSON line", 1, OPTION_FLAG(struct kernels_options, json)},
+     OPTION_BY(read_attention)},
+    {"rounds", "N", "Measured rounds; the median counts (21)", OPTION_INT(rounds, 1, 100000)},
+    {"threads", "N", "For matrix products of the host (1)", OPTION_INT(threads, 1, 1024)},
+    {"json", NULL, "One JSON line", OPTION_FLAG(json)},
     {0},
 };
 

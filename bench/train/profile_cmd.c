@@ -28,27 +28,23 @@ struct profile_options {
     const char *data;
 };
 
+#define OPTION_STRUCT struct profile_options
 static const struct option_row rows[] = {
-    {"dtype", "f32|bf16", "Of weights, gradients and activations (f32)", 1,
-     OPTION_WORD(struct profile_options, train.dtype, option_dtypes)},
-    {"data", "PATH", "A file of text, or a folder of them (the C headers under /usr/include)", 1,
-     OPTION_TEXT(struct profile_options, data)},
-    {"batch", "N", "Rows in a micro-batch of one rank (4)", 1,
-     OPTION_INT(struct profile_options, train.batch, 1, 1000000)},
-    {"accum", "N", "Micro-batches per step and rank (1)", 1,
-     OPTION_INT(struct profile_options, train.accum, 1, 100000)},
-    {"steps", "N", "Steps that are measured, after 2 that are not (5)", 1,
-     OPTION_INT(struct profile_options, steps, 1, PROFILE_MOST_STEPS)},
-    {"plain", NULL, "The same model without libzero, on one rank", 1,
-     OPTION_FLAG(struct profile_options, train.plain)},
-    {"stage", "0..3", "What is sharded (0)", 1, OPTION_INT(struct profile_options, train.stage, 0, 3)},
-    {"threads", "N", "Of each rank, for its products and layers (1)", 1,
-     OPTION_INT(struct profile_options, train.threads, 1, 1024)},
-    {"params", "N", "Elements of the arrays by which limits are measured (8e6)", 1,
-     OPTION_INT(struct profile_options, params, 1, INT64_C(10000000000))},
-    {"rounds", "N", "Measured rounds of the limits; the median counts (5)", 1,
-     OPTION_INT(struct profile_options, rounds, 1, 1000)},
-    {"json", NULL, "One JSON line", 1, OPTION_FLAG(struct profile_options, json)},
+    {"dtype", "f32|bf16", "Of weights, gradients and activations (f32)",
+     OPTION_WORD(train.dtype, option_dtypes)},
+    {"data", "PATH", "A file of text, or a folder of them (the C headers under /usr/include)",
+     OPTION_TEXT(data)},
+    {"batch", "N", "Rows in a micro-batch of one rank (4)", OPTION_INT(train.batch, 1, 1000000)},
+    {"accum", "N", "Micro-batches per step and rank (1)", OPTION_INT(train.accum, 1, 100000)},
+    {"steps", "N", "Steps that are measured, after 2 that are not (5)",
+     OPTION_INT(steps, 1, PROFILE_MOST_STEPS)},
+    {"plain", NULL, "The same model without libzero, on one rank", OPTION_FLAG(train.plain)},
+    {"stage", "0..3", "What is sharded (0)", OPTION_INT(train.stage, 0, 3)},
+    {"threads", "N", "Of each rank, for its products and layers (1)", OPTION_INT(train.threads, 1, 1024)},
+    {"params", "N", "Elements of the arrays by which limits are measured (8e6)",
+     OPTION_INT(params, 1, INT64_C(10000000000))},
+    {"rounds", "N", "Measured rounds of the limits; the median counts (5)", OPTION_INT(rounds, 1, 1000)},
+    {"json", NULL, "One JSON line", OPTION_FLAG(json)},
     {0},
 };
 
