@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* place.c: opens the device, stream and matrix products of a model. */
 #include "bench/place.h"
-#include "bench/failed.h"
+#include "bench/libzero_error.h"
 
 static int open_host(struct place *p, int n_threads)
 {
@@ -16,7 +16,7 @@ static int open_cuda(struct place *p, int gpu)
 {
     struct zero_place at = {.local_rank = gpu};
     if (gpu == PLACE_GPU_OF_RANK) {
-        int rank_err = reported(zero_find_place(NULL, &at));
+        int rank_err = take_libzero_error(zero_find_place(NULL, &at));
         if (rank_err)
             return rank_err;
     }

@@ -2,7 +2,6 @@
 /* rounds.c: measures and checks the collectives of zero-bench comm. */
 #include "bench/comm/rounds.h"
 #include "bench/comm/values.h"
-#include "bench/failed.h"
 #include "kernels/alloc.h"
 
 #include <limits.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tune_candidates.c: the configurations that zero-bench tune chooses among, planned by zero_plan and
  * sorted. */
-#include "bench/failed.h"
 #include "bench/hybrids.h"
+#include "bench/libzero_error.h"
 #include "bench/plan/model.h"
 #include "bench/plan/tune.h"
 #include "bench/report/report.h"
@@ -71,7 +71,7 @@ static int plan(struct planning *p, struct candidate *c)
     cfg.deterministic = c->deterministic;
     int err = zero_plan(p->tensors, p->n_tensors, &cfg, &info);
     if (err)
-        return reported(err);
+        return take_libzero_error(err);
     c->bytes = info.bytes;
     c->wire_bytes = info.traffic.wire_bytes;
     c->between_bytes = between_hosts(o, &info);

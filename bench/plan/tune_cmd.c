@@ -3,9 +3,9 @@
  * world and a memory limit. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
-#include "bench/failed.h"
 #include "bench/plan/tune.h"
 #include "bench/report/report.h"
+#include "kernels/error.h"
 
 #include <stdarg.h>
 
@@ -185,7 +185,7 @@ static int tune(const char *name, const struct tune_options *o, struct candidate
                 int32_t started)
 {
     if (tune_plan(o, c)) {
-        fprintf(stderr, "%s: %s\n", name, failed_text());
+        fprintf(stderr, "%s: %s\n", name, zr_error_text());
         return EXIT_USAGE;
     }
     if (!c->all[0].fits || c->all[0].refused)

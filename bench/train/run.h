@@ -3,8 +3,8 @@
 #ifndef ZERO_BENCH_TRAIN_RUN_H
 #define ZERO_BENCH_TRAIN_RUN_H
 
-#include "bench/failed.h"
 #include "bench/gpt2/gpt2.h"
+#include "bench/libzero_error.h"
 #include "bench/report/report.h"
 #include "bench/schedule/pipeline_stages.h"
 #include "bench/train/bytes_data.h"
@@ -13,15 +13,8 @@
 #include "bench/train/tensor_parallel.h"
 #include "bench/train/train.h"
 
-/* Returns the error of a call, if there is one. */
-#define TRY(call)                                                                                            \
-    do {                                                                                                     \
-        int err_ = (call);                                                                                   \
-        if (err_)                                                                                            \
-            return err_;                                                                                     \
-    } while (0)
-/* The same for a call of libzero, whose message becomes this program's. */
-#define CALL(call) TRY(reported(call))
+/* ZR_TRY for a call of libzero, whose message becomes this program's. */
+#define TRY_ZERO(call) ZR_TRY(take_libzero_error(call))
 
 struct run {
     const struct train_options *o;

@@ -39,9 +39,9 @@ static int take_place(struct run *r, const struct zero_place *p)
         .dp = p->data, .n_dp = p->n_data, .tp = p->tp, .stage = p->pp, .n_stages = p->n_pp};
     if (p->n_pp == (pp > 1 ? pp : 1) && p->n_tp == (tp > 1 ? tp : 1))
         return 0;
-    return failed(ZERO_ERR_ARG,
-                  "pp is %d and tp %d by ZERO_PP and ZERO_TP, which this program wants as --pp and --tp",
-                  p->n_pp, p->n_tp);
+    return zr_fail(ZERO_ERR_ARG,
+                   "pp is %d and tp %d by ZERO_PP and ZERO_TP, which this program wants as --pp and --tp",
+                   p->n_pp, p->n_tp);
 }
 
 /* Without --tp and --pp every rank opens the same model, and zero_wrap finds the place. */
@@ -52,8 +52,8 @@ static int find_place(struct run *r)
         struct zero_config cfg = ZERO_CONFIG_INIT;
         struct zero_place place;
         configure_mesh(o, &cfg);
-        CALL(zero_find_place(&cfg, &place));
-        TRY(take_place(r, &place));
+        TRY_ZERO(zero_find_place(&cfg, &place));
+        ZR_TRY(take_place(r, &place));
     }
     r->n_own = r->at.n_stages > 1 ? (int32_t)o->stages_per_rank : 1;
     for (int32_t k = 0; k < r->n_own; k++)
@@ -85,7 +85,7 @@ static int open_stages(struct run *r)
     int32_t unit = 0;
     for (int32_t k = 0; k < r->n_own; k++) {
         struct gpt2 *m = &r->model[k];
-        TRY(gpt2_open(m, &r->stage[k].own, r->o->batch, &r->place));
+        ZR_TRY(gpt2_open(m, &r->stage[k].own, r->o->batch, &r->place));
         m->stores = r->stores_each;
         m->profile = r->o->profile;
         train_join_tp(m, r->at.tp, &r->z);
@@ -100,11 +100,11 @@ int train_open(struct run *r)
     const struct train_options *o = r->o;
     r->bad_input = true;
     if (!o->only_exports)
-        TRY(train_load_text(r));
+        ZR_TRY(train_load_text(r));
     r->bad_input = o->device == ZERO_DEVICE_CUDA; /* The option is wrong if there is no GPU. */
-    TRY(place_open(&r->place, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads));
+    ZR_TRY(place_open(&r->place, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads));
     r->bad_input = false;
-    TRY(find_place(r));
+    ZR_TRY(find_place(r));
     r->stores_each = train_stores_each(o);
     r->report.quiet = o->step_ms || o->profile;
     r->per_step = r->accum;
@@ -170,10 +170,10 @@ int train_configure(struct run *r, struct zero_config *cfg)
 int train_wrapped(struct run *r)
 {
     struct zero_stats stats;
-    CALL(zero_get_stats(r->z, &stats));
+    TRY_ZERO(zero_get_stats(r->z, &stats));
     r->rank = stats.place.rank;
     r->world = stats.place.world;
-    TRY(take_place(r, &stats.place));
+    ZR_TRY(take_place(r, &stats.place));
     r->reports = r->at.stage == r->at.n_stages - 1 && r->at.dp == 0 && r->at.tp == 0;
     r->report.quiet = r->report.quiet || !r->reports;
     r->accum = stats.grad_accum_steps;

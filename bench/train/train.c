@@ -5,7 +5,7 @@
  * between zero_begin and zero_end, a step, and the loop. It calls only what zero/zero.h declares. plain.c
  * has the same step without libzero, and pipeline_step.c has it with pipeline stages. setup.c opens the
  * model and turns options into the configuration. */
-#include "bench/failed.h"
+#include "bench/libzero_error.h"
 #include "bench/train/run.h"
 
 #include <math.h>
@@ -73,7 +73,7 @@ static int draw_weights(void *arg, int32_t tensor, int64_t first, int64_t n, voi
 static int wrap(struct run *r)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    TRY(train_configure(r, &cfg));
+    ZR_TRY(train_configure(r, &cfg));
     if (train_reads_weights(r->o)) {
         cfg.init_from = ZERO_INIT_LATER;
     } else {
@@ -81,7 +81,7 @@ static int wrap(struct run *r)
         cfg.init = draw_weights;
         cfg.init_arg = r;
     }
-    CALL(zero_wrap(&r->z, r->tensors, r->n_tensors, &cfg));
+    TRY_ZERO(zero_wrap(&r->z, r->tensors, r->n_tensors, &cfg));
     return train_wrapped(r);
 }
 
@@ -89,17 +89,17 @@ static int wrap(struct run *r)
 
 static int forward(struct run *r, struct gpt2 *m)
 {
-    CALL(zero_begin(r->z, 0, ZERO_FORWARD));
+    TRY_ZERO(zero_begin(r->z, 0, ZERO_FORWARD));
     gpt2_embed_forward(m);
-    CALL(zero_end(r->z, 0, ZERO_FORWARD));
+    TRY_ZERO(zero_end(r->z, 0, ZERO_FORWARD));
     for (int32_t l = 0; l < m->config.layers; l++) {
-        CALL(zero_begin(r->z, 1 + l, ZERO_FORWARD));
+        TRY_ZERO(zero_begin(r->z, 1 + l, ZERO_FORWARD));
         gpt2_layer_forward(m, l);
-        CALL(zero_end(r->z, 1 + l, ZERO_FORWARD));
+        TRY_ZERO(zero_end(r->z, 1 + l, ZERO_FORWARD));
     }
-    CALL(zero_begin(r->z, 0, ZERO_FORWARD));
+    TRY_ZERO(zero_begin(r->z, 0, ZERO_FORWARD));
     gpt2_head_forward(m);
-    CALL(zero_end(r->z, 0, ZERO_FORWARD));
+    TRY_ZERO(zero_end(r->z, 0, ZERO_FORWARD));
     return m->err;
 }
 
@@ -107,15 +107,15 @@ static int forward(struct run *r, struct gpt2 *m)
  * gradient. */
 static int backward(struct run *r, struct gpt2 *m)
 {
-    CALL(zero_begin(r->z, 0, ZERO_BACKWARD));
+    TRY_ZERO(zero_begin(r->z, 0, ZERO_BACKWARD));
     gpt2_head_backward(m);
     for (int32_t l = (int32_t)m->config.layers; l-- > 0;) {
-        CALL(zero_begin(r->z, 1 + l, ZERO_BACKWARD));
+        TRY_ZERO(zero_begin(r->z, 1 + l, ZERO_BACKWARD));
         gpt2_layer_backward(m, l);
-        CALL(zero_end(r->z, 1 + l, ZERO_BACKWARD));
+        TRY_ZERO(zero_end(r->z, 1 + l, ZERO_BACKWARD));
     }
     gpt2_embed_backward(m);
-    CALL(zero_end(r->z, 0, ZERO_BACKWARD));
+    TRY_ZERO(zero_end(r->z, 0, ZERO_BACKWARD));
     return m->err;
 }
 
@@ -125,12 +125,12 @@ static int train_step(struct run *r, struct train_step *s)
 {
     struct gpt2 *m = &r->model[0];
     for (int64_t micro_batch = 0; micro_batch < r->accum; micro_batch++) {
-        TRY(train_next_text(r, m, micro_batch));
-        TRY(forward(r, m));
-        TRY(backward(r, m));
+        ZR_TRY(train_next_text(r, m, micro_batch));
+        ZR_TRY(forward(r, m));
+        ZR_TRY(backward(r, m));
     }
-    TRY(gpt2_send_loss(m));
-    CALL(zero_step(r->z, s->lr, &s->info));
+    ZR_TRY(gpt2_send_loss(m));
+    TRY_ZERO(zero_step(r->z, s->lr, &s->info));
     return train_take_loss(r, s);
 }
 
@@ -149,33 +149,33 @@ static int train_loop(struct run *r)
     struct train_step s = {.loss = NAN};
     r->start_ns = report_now_ns();
     if (o->load)
-        TRY(train_load(r, &s.step));
+        ZR_TRY(train_load(r, &s.step));
     s.stop = s.step >= o->steps;
     while (!s.stop) {
         s.lr = learning_rate(o, s.step);
         s.start_ns = report_now_ns();
-        TRY(make_step(r, &s));
+        ZR_TRY(make_step(r, &s));
         s.step++;
         s.stop = s.stop || s.step == o->steps;
-        TRY(train_report_step(r, &s));
-        TRY(train_save(r, s.step, s.stop));
+        ZR_TRY(train_report_step(r, &s));
+        ZR_TRY(train_save(r, s.step, s.stop));
     }
     if (r->z)
-        CALL(zero_save_wait(r->z, NULL));
+        TRY_ZERO(zero_save_wait(r->z, NULL));
     return train_end(r, s.loss);
 }
 
 static int train(struct run *r)
 {
-    TRY(train_open(r));
-    TRY(r->o->plain ? plain_train_open(r) : wrap(r));
+    ZR_TRY(train_open(r));
+    ZR_TRY(r->o->plain ? plain_train_open(r) : wrap(r));
     if (r->o->only_exports) {
-        CALL(zero_load(r->z, r->o->load));
+        TRY_ZERO(zero_load(r->z, r->o->load));
         return train_export(r);
     }
     train_introduce(r);
-    TRY(train_import(r));
-    TRY(train_loop(r));
+    ZR_TRY(train_import(r));
+    ZR_TRY(train_loop(r));
     return train_export(r); /* after the report, so that its traffic is not counted as the training's */
 }
 
@@ -190,7 +190,7 @@ int train_run(const struct train_options *o)
                     .report = {.json = o->json}};
     int err = train(&r);
     if (err)
-        fprintf(stderr, "zero-bench train: %s\n", failed_text());
+        fprintf(stderr, "zero-bench train: %s\n", zr_error_text());
     zero_unwrap(&r.z);
     return train_close(&r, err);
 }
