@@ -14,8 +14,8 @@
         }                                                                                                    \
     } while (0)
 
-/* Calls a function of the layer table on m's place. */
-#define LAYER(m, name, ...) RUN(m, (m)->layers->name((m)->place, __VA_ARGS__))
+/* Calls a function of the layer table on m's device. */
+#define LAYER(m, name, ...) RUN(m, (m)->layers->name((m)->compute, __VA_ARGS__))
 
 static void multiply(struct gpt2 *m, const struct zr_gemm_args *args)
 {
@@ -25,13 +25,13 @@ static void multiply(struct gpt2 *m, const struct zr_gemm_args *args)
         profile_enter_product(m->profile, 2.0 * (double)args->m * (double)args->n * (double)args->k *
                                               (double)args->n_batch);
     }
-    RUN(m, zr_gemm_run(m->place->gemm, args));
+    RUN(m, zr_gemm_run(m->compute->gemm, args));
     profile_enter(m->profile, before);
 }
 
 static void copy(struct gpt2 *m, real *dst, const real *src, int64_t n)
 {
-    RUN(m, m->place->dev->ops->copy(m->place->stream, dst, src, n * (int64_t)sizeof(real)));
+    RUN(m, m->compute->dev->ops->copy(m->compute->stream, dst, src, n * (int64_t)sizeof(real)));
 }
 
 static struct zr_gemm_args linear(const struct gpt2 *m, real *out, const real *inp, const real *weight,
@@ -128,7 +128,7 @@ static void linear_gelu_forward(struct gpt2 *m, real *out, real *before, const r
     args.epilogue = ZR_GEMM_GELU;
     args.aux = before;
     args.ldaux = OC;
-    if (zr_gemm_can(m->place->gemm, &args)) {
+    if (zr_gemm_can(m->compute->gemm, &args)) {
         multiply(m, &args);
     } else {
         linear_forward(m, before, inp, weight, bias, C, OC, false);
@@ -159,7 +159,7 @@ static void linear_backward_input(struct gpt2 *m, real *dinp, const real *dout, 
     fused.epilogue = ZR_GEMM_DGELU;
     fused.aux = (void *)(uintptr_t)before; /* this epilogue only reads it */
     fused.ldaux = C;
-    if (before && zr_gemm_can(m->place->gemm, &fused)) {
+    if (before && zr_gemm_can(m->compute->gemm, &fused)) {
         multiply(m, &fused);
         return;
     }
@@ -193,7 +193,7 @@ static void linear_backward_weight(struct gpt2 *m, real *dweight, real *dbias, c
     struct zr_gemm_args fused = args;
     fused.epilogue = ZR_GEMM_SUM_A;
     fused.sum = m->acts.dbias;
-    if (dbias && zr_gemm_can(m->place->gemm, &fused)) {
+    if (dbias && zr_gemm_can(m->compute->gemm, &fused)) {
         multiply(m, &fused);
         LAYER(m, add, dbias, m->acts.dbias, OC);
         return;
@@ -283,7 +283,7 @@ static void attention_forward(struct gpt2 *m, int64_t l, real *atty, const real 
     int64_t rows = m->B * NH * T;
     enum profile_part before = profile_enter(m->profile, PROFILE_ATTENTION);
     if (m->attention)
-        RUN(m, m->attention->forward(m->place, atty, m->stats.logsum + l * rows, qkv, m->B, T, NH, HS));
+        RUN(m, m->attention->forward(m->compute, atty, m->stats.logsum + l * rows, qkv, m->B, T, NH, HS));
     else
         products_forward(m, atty, m->acts.att + l * rows * T, qkv);
     profile_enter(m->profile, before);
@@ -296,8 +296,8 @@ static void attention_backward(struct gpt2 *m, int64_t l, real *dqkv, const real
     int64_t rows = m->B * NH * T;
     enum profile_part before = profile_enter(m->profile, PROFILE_ATTENTION);
     if (m->attention) {
-        RUN(m, m->attention->backward(m->place, dqkv, m->stats.dots, datty, atty, m->stats.logsum + l * rows,
-                                      qkv, m->B, T, NH, HS));
+        RUN(m, m->attention->backward(m->compute, dqkv, m->stats.dots, datty, atty,
+                                      m->stats.logsum + l * rows, qkv, m->B, T, NH, HS));
     } else {
         products_backward(m, dqkv, datty, m->acts.att + l * rows * T, qkv);
     }
@@ -343,7 +343,7 @@ static int64_t n_ids(const struct gpt2 *m)
 
 void gpt2_send_batch(struct gpt2 *m)
 {
-    const struct zr_device_ops *dev = m->place->dev->ops;
+    const struct zr_device_ops *dev = m->compute->dev->ops;
     struct gpt2_batch *staged = &m->staged[m->slot];
     int64_t BT = m->B * m->config.context;
     if (m->config.tp > 1) {
@@ -352,8 +352,8 @@ void gpt2_send_batch(struct gpt2 *m)
     }
     sort_batch(m, staged);
     m->batch.n_distinct = staged->n_distinct;
-    RUN(m, dev->copy(m->place->stream, m->batch.tokens, staged->tokens, m->batch_memory.bytes));
-    RUN(m, dev->event_record(m->sent[m->slot], m->place->stream));
+    RUN(m, dev->copy(m->compute->stream, m->batch.tokens, staged->tokens, m->batch_memory.bytes));
+    RUN(m, dev->event_record(m->sent[m->slot], m->compute->stream));
 }
 
 void gpt2_turn_to(struct gpt2 *m, int64_t i)
@@ -367,7 +367,7 @@ void gpt2_embed_forward(struct gpt2 *m)
     enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
     if (m->config.tp > 1) {
         real *embedded = m->config.sequence ? m->acts.all : m->acts.embedded;
-        RUN(m, gpt2_vocab_embed(m->place, embedded, m->batch.tokens, m->params.wte,
+        RUN(m, gpt2_vocab_embed(m->compute, embedded, m->batch.tokens, m->params.wte,
                                 m->part == 0 ? m->params.wpe : NULL, m->B, m->config.context,
                                 m->config.channels));
         if (m->config.sequence)
@@ -437,13 +437,13 @@ static void loss_of_parts(struct gpt2 *m, int64_t b)
     float *top = m->stats.rows, *total = top + T, *wanted = total + T;
     const int32_t *targets = m->batch.targets + b * T;
     const struct gpt2_label label = label_of(&m->config);
-    RUN(m, gpt2_vocab_top(m->place, top, m->stats.logits, T, n_ids(m), ld));
+    RUN(m, gpt2_vocab_top(m->compute, top, m->stats.logits, T, n_ids(m), ld));
     RUN(m, m->reduce(m->sum_arg, top, T, true));
-    RUN(m, gpt2_vocab_exponentials(m->place, m->stats.logits, total, wanted, top, targets, T, n_ids(m), ld,
+    RUN(m, gpt2_vocab_exponentials(m->compute, m->stats.logits, total, wanted, top, targets, T, n_ids(m), ld,
                                    label));
     RUN(m, m->reduce(m->sum_arg, total, 2 * T, false));
-    RUN(m, gpt2_vocab_loss(m->place, m->acts.dlogits + b * T * ld, m->losses + b * T, m->stats.logits, total,
-                           wanted, targets, T, n_ids(m), U, ld, label, 1.0f / (float)(m->B * T)));
+    RUN(m, gpt2_vocab_loss(m->compute, m->acts.dlogits + b * T * ld, m->losses + b * T, m->stats.logits,
+                           total, wanted, targets, T, n_ids(m), U, ld, label, 1.0f / (float)(m->B * T)));
 }
 
 void gpt2_head_forward(struct gpt2 *m)
@@ -483,15 +483,15 @@ void gpt2_head_forward(struct gpt2 *m)
 
 int gpt2_send_loss(struct gpt2 *m)
 {
-    const struct zr_device_ops *dev = m->place->dev->ops;
-    int err = dev->copy(m->place->stream, m->loss_out, m->loss, sizeof *m->loss);
-    err = err ? err : dev->zero(m->place->stream, m->loss, sizeof *m->loss);
-    return err ? err : dev->event_record(m->loss_sent, m->place->stream);
+    const struct zr_device_ops *dev = m->compute->dev->ops;
+    int err = dev->copy(m->compute->stream, m->loss_out, m->loss, sizeof *m->loss);
+    err = err ? err : dev->zero(m->compute->stream, m->loss, sizeof *m->loss);
+    return err ? err : dev->event_record(m->loss_sent, m->compute->stream);
 }
 
 int gpt2_take_loss(struct gpt2 *m, double *loss)
 {
-    int err = m->place->dev->ops->event_sync(m->loss_sent);
+    int err = m->compute->dev->ops->event_sync(m->loss_sent);
     *loss = *m->loss_out;
     return err;
 }
@@ -504,7 +504,7 @@ void gpt2_head_backward(struct gpt2 *m)
     linear_backward_input(m, a->dbtc, a->dlogits, m->ld_logits, m->params.wte, NULL, C, U);
     linear_backward_weight(m, m->grads.wte, NULL, a->dlogits, m->ld_logits, all_rows(m, a->lnf), C, U);
     const real *dlnf = own_sum(m, a->dbtc);
-    RUN(m, m->place->dev->ops->zero(m->place->stream, a->dresidual, R * C * (int64_t)sizeof(real)));
+    RUN(m, m->compute->dev->ops->zero(m->compute->stream, a->dresidual, R * C * (int64_t)sizeof(real)));
     LAYER(m, layernorm_backward, a->dresidual, m->grads.lnfw, m->grads.lnfb, dlnf,
           residual_before(m, m->config.layers), m->params.lnfw, m->stats.lnf_mean, m->stats.lnf_rstd,
           m->stats.scratch, R, C);

@@ -41,7 +41,7 @@ static struct pieces lay_out(uintptr_t base, int64_t n_params)
 
 static int open_state(struct plain *p)
 {
-    struct zr_device *dev = p->place->dev;
+    struct zr_device *dev = p->compute->dev;
     void *memory = NULL;
     int64_t n = p->n_params;
     p->memory_bytes = lay_out(0, n).bytes;
@@ -59,17 +59,18 @@ static int open_state(struct plain *p)
     p->scalars = at.scalars;
     err = dev->ops->host_alloc(dev, sizeof *p->agreed, (void **)&p->agreed);
     err = err ? err : dev->ops->event_open(dev, &p->reported);
-    err = err ? err : dev->ops->zero(p->place->stream, p->m, n * (int64_t)sizeof *p->m);
-    return err ? err : dev->ops->zero(p->place->stream, p->v, n * (int64_t)sizeof *p->v);
+    err = err ? err : dev->ops->zero(p->compute->stream, p->m, n * (int64_t)sizeof *p->m);
+    return err ? err : dev->ops->zero(p->compute->stream, p->v, n * (int64_t)sizeof *p->v);
 }
 
 int plain_device_open(struct plain *p)
 {
-    const struct zr_device_ops *dev = p->place->dev->ops;
+    const struct zr_device_ops *dev = p->compute->dev->ops;
     int err = open_state(p);
     for (int64_t t = 0, at = 0; t < p->n_tensors && !err && p->master; t++) {
         int64_t n = tensor_elements(&p->tensors[t]);
-        err = dev->cast(p->place->stream, p->master + at, ZERO_F32, *p->tensors[t].param, GPT2_GEMM_DTYPE, n);
+        err =
+            dev->cast(p->compute->stream, p->master + at, ZERO_F32, *p->tensors[t].param, GPT2_GEMM_DTYPE, n);
         at += n;
     }
     return err;
@@ -78,8 +79,8 @@ int plain_device_open(struct plain *p)
 /* Converts the gradients to fp32 and sums their squares. */
 static int collect(struct plain *p)
 {
-    const struct zr_device_ops *dev = p->place->dev->ops;
-    struct zr_stream *s = p->place->stream;
+    const struct zr_device_ops *dev = p->compute->dev->ops;
+    struct zr_stream *s = p->compute->stream;
     int err = dev->zero(s, p->norm, sizeof *p->norm);
     for (int64_t t = 0, at = 0; t < p->n_tensors && !err; t++) {
         const struct zero_tensor *tensor = &p->tensors[t];
@@ -97,8 +98,8 @@ static int collect(struct plain *p)
 
 int plain_device_step(struct plain *p, const struct train_options *o, float lr, struct zero_step_info *info)
 {
-    const struct zr_device_ops *dev = p->place->dev->ops;
-    struct zr_stream *s = p->place->stream;
+    const struct zr_device_ops *dev = p->compute->dev->ops;
+    struct zr_stream *s = p->compute->stream;
     const struct zr_agree_begin begin = {.own = p->norm, .out = p->agreement};
     const struct zr_agree_end end = {
         .all = p->agreement,
@@ -152,16 +153,16 @@ int plain_device_step(struct plain *p, const struct train_options *o, float lr, 
 
 int plain_device_read(struct plain *p, const float *from, int64_t n, void *dst)
 {
-    const struct zr_device_ops *dev = p->place->dev->ops;
-    int err = dev->copy(p->place->stream, dst, from, n * (int64_t)sizeof *from);
-    return err ? err : dev->stream_sync(p->place->stream);
+    const struct zr_device_ops *dev = p->compute->dev->ops;
+    int err = dev->copy(p->compute->stream, dst, from, n * (int64_t)sizeof *from);
+    return err ? err : dev->stream_sync(p->compute->stream);
 }
 
 void plain_device_close(struct plain *p)
 {
-    struct zr_device *dev = p->place->dev;
+    struct zr_device *dev = p->compute->dev;
     if (p->memory) {
-        dev->ops->stream_sync(p->place->stream);
+        dev->ops->stream_sync(p->compute->stream);
         dev->ops->free(dev, p->memory, p->memory_bytes);
     }
     if (p->agreed)

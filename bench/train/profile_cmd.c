@@ -150,13 +150,13 @@ static void report(const struct profile_options *o, const struct profile *p, con
                   "ns", (json_int_t)p->total_ns, "parts", parts, "kernels", kernels_host_json(h)));
 }
 
-static int measure_limits(const char *name, const struct profile_options *o, struct place *place,
+static int measure_limits(const char *name, const struct profile_options *o, struct compute *compute,
                           struct kernels_host **h)
 {
     const struct kernels_host_options limits = {
         .n = o->params, .gemm = {512, 512, 512}, .n_rounds = o->rounds};
-    int err = place_open(place, false, 0, (int)o->train.threads);
-    err = err ? err : kernels_host_measure(h, place, &limits);
+    int err = compute_open(compute, false, 0, (int)o->train.threads);
+    err = err ? err : kernels_host_measure(h, compute, &limits);
     if (err)
         fprintf(stderr, "%s: %s\n", name, zr_error_text());
     return err;
@@ -171,15 +171,15 @@ static int run(const char *name, struct profile_options *o)
     t->paths = &o->data;
     t->n_paths = o->data != NULL;
     t->profile = &p;
-    struct place place = {0};
+    struct compute compute = {0};
     struct kernels_host *h = NULL;
-    int status = measure_limits(name, o, &place, &h) ? EXIT_FAILURE : EXIT_SUCCESS;
+    int status = measure_limits(name, o, &compute, &h) ? EXIT_FAILURE : EXIT_SUCCESS;
     if (!status)
         status = t->dtype == ZERO_BF16 ? train_run_bf16(t) : train_run_f32(t);
     if (!status && p.rank == 0)
         report(o, &p, h);
     kernels_host_close(h);
-    place_close(&place);
+    compute_close(&compute);
     return status;
 }
 

@@ -18,7 +18,7 @@
 
 struct run {
     const struct train_options *o;
-    struct place place;
+    struct compute compute;
     /* (n_own) this rank's pipeline stages, and its part of the model for each. Without --pp: one stage, which
      * is the whole model. */
     struct gpt2 model[PIPE_MOST_OWN];

@@ -85,7 +85,7 @@ static int open_stages(struct run *r)
     int32_t unit = 0;
     for (int32_t k = 0; k < r->n_own; k++) {
         struct gpt2 *m = &r->model[k];
-        ZR_TRY(gpt2_open(m, &r->stage[k].own, r->o->batch, &r->place));
+        ZR_TRY(gpt2_open(m, &r->stage[k].own, r->o->batch, &r->compute));
         m->stores = r->stores_each;
         m->profile = r->o->profile;
         train_join_tp(m, r->at.tp, &r->z);
@@ -102,7 +102,7 @@ int train_open(struct run *r)
     if (!o->only_exports)
         ZR_TRY(train_load_text(r));
     r->bad_input = o->device == ZERO_DEVICE_CUDA; /* The option is wrong if there is no GPU. */
-    ZR_TRY(place_open(&r->place, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads));
+    ZR_TRY(compute_open(&r->compute, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads));
     r->bad_input = false;
     ZR_TRY(find_place(r));
     r->stores_each = train_stores_each(o);
@@ -160,7 +160,7 @@ int train_configure(struct run *r, struct zero_config *cfg)
     cfg->checkpoint.save_async = o->save_async;
     cfg->checkpoint.save_keep = (int32_t)o->keep;
     cfg->device = o->device;
-    cfg->stream = place_stream(&r->place);
+    cfg->stream = compute_stream(&r->compute);
     ZR_TRY(ZR_ALLOC(r->order, train_n_calls(r->stage, r->n_own), "the order of calls"));
     cfg->memory.order = r->order;
     cfg->memory.n_order = train_stages_order(r->order, r->stage, r->n_own);
@@ -187,7 +187,7 @@ int train_close(struct run *r, int err)
     plain_close(&r->plain);
     for (int32_t k = 0; k < PIPE_MOST_OWN; k++)
         gpt2_close(&r->model[k]);
-    place_close(&r->place);
+    compute_close(&r->compute);
     bytes_data_close(&r->data);
     report_close(&r->report);
     free(r->order);

@@ -45,7 +45,7 @@ int train_take_loss(struct run *r, struct train_step *s)
  * to count. Memory does not grow between two steps, so no peak is missed. */
 static void measure_memory(struct run *r)
 {
-    int64_t now = resident_bytes(), on_device = place_used_bytes(&r->place);
+    int64_t now = resident_bytes(), on_device = compute_used_bytes(&r->compute);
     r->peak_resident = now > r->peak_resident ? now : r->peak_resident;
     r->peak_device = on_device > r->peak_device ? on_device : r->peak_device;
 }
@@ -63,7 +63,7 @@ int train_report_step(struct run *r, const struct train_step *s)
         .grad_norm = s->info.grad_norm,
         .ms = ms,
         .tokens_per_s = (double)(r->at.n_dp * r->accum * o->batch * o->model.config.context) / ms * 1e3,
-        .resident_bytes = r->place.cuda ? r->peak_device : r->peak_resident,
+        .resident_bytes = r->compute.cuda ? r->peak_device : r->peak_resident,
         .share_done = share_done(r, s->step),
         .skipped = s->info.skipped,
     };
@@ -106,7 +106,7 @@ static int summarize(struct run *r, double loss)
     struct report_summary s = {
         .world = r->world,
         .stage = -1,
-        .device = place_name(&r->place),
+        .device = compute_name(&r->compute),
         .loss = loss,
         .tokens_per_step = r->at.n_dp * r->accum * o->batch * o->model.config.context,
         .flop_per_token = gpt2_flop_per_token(&o->model.config),

@@ -2,7 +2,7 @@
 /* train_cmd.c: the command line of zero-bench train. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
-#include "bench/place.h"
+#include "bench/compute.h"
 #include "bench/report/plot.h"
 #include "bench/schedule/pipeline_stages.h"
 #include "bench/train/train.h"
@@ -196,7 +196,7 @@ struct train_options train_defaults(const struct model_options *model)
         .deterministic = ZERO_AUTO,
         .threads = 1,
         .device = ZERO_DEVICE_HOST,
-        .gpu = PLACE_GPU_OF_RANK,
+        .gpu = GPU_OF_LOCAL_RANK,
     };
 }
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* place.c: opens the device, stream and matrix products of a model. */
-#include "bench/place.h"
+/* compute.c: opens the device, stream and matrix products of a model. */
+#include "bench/compute.h"
 #include "bench/libzero_error.h"
 
-static int open_host(struct place *p, int n_threads)
+static int open_host(struct compute *p, int n_threads)
 {
     int err = zr_host_device_open(&p->dev);
     if (err)
@@ -12,10 +12,10 @@ static int open_host(struct place *p, int n_threads)
     return err ? err : zr_gemm_open(n_threads, &p->gemm);
 }
 
-static int open_cuda(struct place *p, int gpu)
+static int open_cuda(struct compute *p, int gpu)
 {
     struct zero_place at = {.local_rank = gpu};
-    if (gpu == PLACE_GPU_OF_RANK) {
+    if (gpu == GPU_OF_LOCAL_RANK) {
         int rank_err = take_libzero_error(zero_find_place(NULL, &at));
         if (rank_err)
             return rank_err;
@@ -28,36 +28,36 @@ static int open_cuda(struct place *p, int gpu)
     return err ? err : zr_gemm_open_cuda(p->dev, p->stream, 0, false, &p->gemm);
 }
 
-int place_open(struct place *p, bool cuda, int gpu, int n_threads)
+int compute_open(struct compute *p, bool cuda, int gpu, int n_threads)
 {
-    *p = (struct place){.n_threads = cuda ? 1 : n_threads};
+    *p = (struct compute){.n_threads = cuda ? 1 : n_threads};
     int err = cuda ? open_cuda(p, gpu) : open_host(p, n_threads);
     if (err)
-        place_close(p);
+        compute_close(p);
     return err;
 }
 
-void place_close(struct place *p)
+void compute_close(struct compute *p)
 {
     zr_gemm_close(p->gemm);
     if (p->dev) {
         p->dev->ops->stream_close(p->stream);
         p->dev->ops->close(p->dev);
     }
-    *p = (struct place){0};
+    *p = (struct compute){0};
 }
 
-zero_stream place_stream(const struct place *p)
+zero_stream compute_stream(const struct compute *p)
 {
     return p->dev->ops->stream_native(p->stream);
 }
 
-const char *place_name(const struct place *p)
+const char *compute_name(const struct compute *p)
 {
     return p->dev->ops->name;
 }
 
-int64_t place_used_bytes(const struct place *p)
+int64_t compute_used_bytes(const struct compute *p)
 {
     int64_t free_bytes, total_bytes;
     if (!p->dev->ops->memory || p->dev->ops->memory(p->dev, &free_bytes, &total_bytes))
