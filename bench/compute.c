@@ -64,3 +64,20 @@ int64_t compute_used_bytes(const struct compute *p)
         return 0;
     return total_bytes - free_bytes;
 }
+
+struct zr_gemm_args product_of(enum zero_dtype dtype, int64_t m, int64_t n, int64_t k, const void *a,
+                               int64_t lda, const void *b, int64_t ldb, void *c, int64_t ldc)
+{
+    return (struct zr_gemm_args){.m = m,
+                                 .n = n,
+                                 .k = k,
+                                 .ab_dtype = dtype,
+                                 .c_dtype = dtype,
+                                 .a = a,
+                                 .lda = lda,
+                                 .b = b,
+                                 .ldb = ldb,
+                                 .c = c,
+                                 .ldc = ldc,
+                                 .n_batch = 1};
+}

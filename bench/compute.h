@@ -19,6 +19,11 @@ struct compute {
 
 #define GPU_OF_LOCAL_RANK (-1)
 
+/* c (m, n) = a (m, k) * b (k, n), with the distances between rows in elements. The caller may change or add
+ * fields. */
+struct zr_gemm_args product_of(enum zero_dtype dtype, int64_t m, int64_t n, int64_t k, const void *a,
+                               int64_t lda, const void *b, int64_t ldb, void *c, int64_t ldc);
+
 /* Opens the host with n_threads. With cuda it opens GPU number `gpu` instead, which becomes this thread's
  * current device (GPU_OF_LOCAL_RANK: the local rank's, by zero_find_place). Returns 0 or a zero_err. On
  * failure *p holds nothing. ZERO_ERR_NOTSUP: there is no usable GPU, and the message says why. */

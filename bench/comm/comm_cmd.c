@@ -20,7 +20,7 @@
 
 struct comm_options {
     struct comm_asked asked;
-    int64_t rounds, factor, group, across;
+    int64_t group, across;
     const char *ops, *plot;
     int device, dtype, deterministic;
     bool json, flat;
@@ -98,10 +98,8 @@ static error_t finish(struct argp_state *state, void *options)
     a->from_bytes = a->from_bytes ? a->from_bytes : 1 << 10;
     a->to_bytes = a->to_bytes ? a->to_bytes : 64 << 20;
     a->ops = a->ops ? a->ops : (1 << COMM_OPS) - 1;
-    a->factor = o->factor;
     a->group = o->group ? o->group : o->across;
     a->across = o->across != 0;
-    a->rounds = o->rounds;
     a->dtype = o->dtype == ZERO_BF16 ? ZERO_BF16 : ZERO_F32;
     a->deterministic = o->deterministic;
     a->cuda = o->device == ZERO_DEVICE_CUDA;
@@ -116,7 +114,7 @@ static const struct option_row rows[] = {
     {"op", "LIST", "all_gather, reduce_scatter, agree, with commas between them (all)", OPTION_BY(read_ops)},
     {"bytes", "FROM[:TO]", "Sizes of the whole region, all ranks' slices together (1K:64M)",
      OPTION_BY(read_sizes)},
-    {"factor", "N", "From one size to the next (4)", OPTION_INT(factor, 2, 1 << 20)},
+    {"factor", "N", "From one size to the next (4)", OPTION_INT(asked.factor, 2, 1 << 20)},
     {"group", "N", "In groups of so many ranks, all at the same time (all ranks)",
      OPTION_INT(group, 1, 1 << 20)},
     {"across", "N", "Between groups of so many ranks", OPTION_INT(across, 1, 1 << 20)},
@@ -124,7 +122,7 @@ static const struct option_row rows[] = {
     {"deterministic", "on|off", "Sums in the fixed tree (as the backend does by itself)",
      OPTION_WORD(deterministic, option_on_off)},
     {"device", "host|cuda", "Whose memory (host)", OPTION_WORD(device, option_devices)},
-    {"rounds", "N", "Measured rounds; the median counts (21)", OPTION_INT(rounds, 1, 100000)},
+    {"rounds", "N", "Measured rounds; the median counts (21)", OPTION_INT(asked.rounds, 1, 100000)},
     {"flat", NULL, "Over MPI inside a host, too, where it would use shared memory there", OPTION_FLAG(flat)},
     {"plot", "FILE", "Draw bandwidths over sizes into FILE.svg or FILE.png, with gnuplot", OPTION_PLOT(plot)},
     {"json", NULL, "A JSON line for each row", OPTION_FLAG(json)},
@@ -364,8 +362,10 @@ static int verdict(const char *name, const struct outcome *out)
 
 int comm_command(const char *name, int argc, char **argv)
 {
-    struct comm_options o = {
-        .rounds = 21, .factor = 4, .device = ZERO_DEVICE_HOST, .dtype = ZERO_F32, .deterministic = ZERO_AUTO};
+    struct comm_options o = {.asked = {.rounds = 21, .factor = 4},
+                             .device = ZERO_DEVICE_HOST,
+                             .dtype = ZERO_F32,
+                             .deterministic = ZERO_AUTO};
     int status = options_parse(&table, name, argc, argv, &o);
     if (status)
         return status;

@@ -37,23 +37,12 @@ static void copy(struct gpt2 *m, real *dst, const real *src, int64_t n)
 static struct zr_gemm_args linear(const struct gpt2 *m, real *out, const real *inp, const real *weight,
                                   const real *bias, int64_t C, int64_t OC)
 {
-    return (struct zr_gemm_args){
-        .trans_b = true,
-        .m = m->B * m->config.context,
-        .n = OC,
-        .k = C,
-        .ab_dtype = GPT2_GEMM_DTYPE,
-        .c_dtype = GPT2_GEMM_DTYPE,
-        .bias_dtype = GPT2_GEMM_DTYPE,
-        .a = inp,
-        .b = weight,
-        .bias = bias,
-        .c = out,
-        .lda = C,
-        .ldb = C,
-        .ldc = OC,
-        .n_batch = 1,
-    };
+    struct zr_gemm_args args =
+        product_of(GPT2_GEMM_DTYPE, m->B * m->config.context, OC, C, inp, C, weight, C, out, OC);
+    args.trans_b = true;
+    args.bias = bias;
+    args.bias_dtype = GPT2_GEMM_DTYPE;
+    return args;
 }
 
 /* out (B*T, OC) = inp (B*T, C) * weight (OC, C)^T + bias (OC). If `add`, it is added to out. */
@@ -141,20 +130,8 @@ static void linear_gelu_forward(struct gpt2 *m, real *out, real *before, const r
 static void linear_backward_input(struct gpt2 *m, real *dinp, const real *dout, int64_t ld_dout,
                                   const real *weight, const real *before, int64_t C, int64_t OC)
 {
-    struct zr_gemm_args args = {
-        .m = m->B * m->config.context,
-        .n = C,
-        .k = OC,
-        .ab_dtype = GPT2_GEMM_DTYPE,
-        .c_dtype = GPT2_GEMM_DTYPE,
-        .a = dout,
-        .b = weight,
-        .c = dinp,
-        .lda = ld_dout,
-        .ldb = C,
-        .ldc = C,
-        .n_batch = 1,
-    };
+    struct zr_gemm_args args =
+        product_of(GPT2_GEMM_DTYPE, m->B * m->config.context, C, OC, dout, ld_dout, weight, C, dinp, C);
     struct zr_gemm_args fused = args;
     fused.epilogue = ZR_GEMM_DGELU;
     fused.aux = (void *)(uintptr_t)before; /* this epilogue only reads it */
@@ -174,22 +151,9 @@ static void linear_backward_weight(struct gpt2 *m, real *dweight, real *dbias, c
                                    int64_t ld_dout, const real *inp, int64_t C, int64_t OC)
 {
     int64_t BT = m->B * m->config.context;
-    struct zr_gemm_args args = {
-        .trans_a = true,
-        .m = OC,
-        .n = C,
-        .k = BT,
-        .ab_dtype = GPT2_GEMM_DTYPE,
-        .c_dtype = GPT2_GEMM_DTYPE,
-        .a = dout,
-        .b = inp,
-        .c = dweight,
-        .lda = ld_dout,
-        .ldb = C,
-        .ldc = C,
-        .beta = m->stores ? 0.0f : 1.0f,
-        .n_batch = 1,
-    };
+    struct zr_gemm_args args = product_of(GPT2_GEMM_DTYPE, OC, C, BT, dout, ld_dout, inp, C, dweight, C);
+    args.trans_a = true;
+    args.beta = m->stores ? 0.0f : 1.0f;
     struct zr_gemm_args fused = args;
     fused.epilogue = ZR_GEMM_SUM_A;
     fused.sum = m->acts.dbias;
@@ -220,25 +184,16 @@ struct heads {
 static void multiply_heads(struct gpt2 *m, struct heads c, enum zero_dtype c_dtype, struct heads a,
                            bool trans_a, struct heads b, bool trans_b, int64_t M, int64_t N, int64_t K)
 {
-    multiply(m, &(struct zr_gemm_args){
-                    .trans_a = trans_a,
-                    .trans_b = trans_b,
-                    .m = M,
-                    .n = N,
-                    .k = K,
-                    .ab_dtype = GPT2_GEMM_DTYPE,
-                    .c_dtype = c_dtype,
-                    .a = a.at,
-                    .b = b.at,
-                    .c = (void *)c.at,
-                    .lda = a.row,
-                    .ldb = b.row,
-                    .ldc = c.row,
-                    .n_batch = gpt2_part_heads(&m->config),
-                    .stride_a = a.head,
-                    .stride_b = b.head,
-                    .stride_c = c.head,
-                });
+    struct zr_gemm_args args =
+        product_of(GPT2_GEMM_DTYPE, M, N, K, a.at, a.row, b.at, b.row, (void *)c.at, c.row);
+    args.c_dtype = c_dtype;
+    args.trans_a = trans_a;
+    args.trans_b = trans_b;
+    args.n_batch = gpt2_part_heads(&m->config);
+    args.stride_a = a.head;
+    args.stride_b = b.head;
+    args.stride_c = c.head;
+    multiply(m, &args);
 }
 
 /* atty (B, T, A) = softmax(q * k^T / sqrt(HS)) * v for each head. The columns of qkv (B, T, 3*A) are q, k, v,
@@ -455,21 +410,12 @@ void gpt2_head_forward(struct gpt2 *m)
           gpt2_own_rows(m), C);
     const real *lnf = all_rows(m, m->acts.lnf);
     for (int64_t b = 0; b < m->B; b++) { /* row by row, as logits are the largest array */
-        multiply(m, &(struct zr_gemm_args){
-                        .trans_b = true, /* logits (T, U) = lnf (T, C) * wte (U, C)^T */
-                        .m = T,
-                        .n = U,
-                        .k = C,
-                        .ab_dtype = GPT2_GEMM_DTYPE,
-                        .c_dtype = ZERO_F32,
-                        .a = lnf + b * T * C,
-                        .b = m->params.wte,
-                        .c = m->stats.logits,
-                        .lda = C,
-                        .ldb = C,
-                        .ldc = m->ld_logits,
-                        .n_batch = 1,
-                    });
+        /* logits (T, U) = lnf (T, C) * wte (U, C)^T */
+        struct zr_gemm_args args = product_of(GPT2_GEMM_DTYPE, T, U, C, lnf + b * T * C, C, m->params.wte, C,
+                                              m->stats.logits, m->ld_logits);
+        args.trans_b = true;
+        args.c_dtype = ZERO_F32;
+        multiply(m, &args);
         if (m->config.tp > 1)
             loss_of_parts(m, b);
         else

@@ -167,20 +167,7 @@ static int measure_streamed(struct kernels_host *h, int row, int64_t round)
 static int multiply(struct kernels_host *h, enum zero_dtype dtype, int64_t m, int64_t n, int64_t k,
                     double *seconds)
 {
-    const struct zr_gemm_args args = {
-        .m = m,
-        .n = n,
-        .k = k,
-        .ab_dtype = dtype,
-        .c_dtype = dtype,
-        .a = h->gemm_a,
-        .b = h->gemm_b,
-        .c = h->gemm_c,
-        .lda = k,
-        .ldb = n,
-        .ldc = n,
-        .n_batch = 1,
-    };
+    const struct zr_gemm_args args = product_of(dtype, m, n, k, h->gemm_a, k, h->gemm_b, n, h->gemm_c, n);
     int64_t start = zr_now_ns();
     int err = zr_gemm_run(h->compute->gemm, &args);
     *seconds = (double)(zr_now_ns() - start) * 1e-9;

@@ -279,20 +279,8 @@ static int run_attention(struct bench *b)
 static int run_gemm(struct bench *b)
 {
     const int64_t *g = b->o->gemm;
-    struct zr_gemm_args args = {
-        .m = g[0],
-        .n = g[1],
-        .k = g[2],
-        .ab_dtype = b->dtype,
-        .c_dtype = b->dtype,
-        .a = b->buffers[A].p,
-        .b = b->buffers[B].p,
-        .c = b->buffers[C].p,
-        .lda = g[2],
-        .ldb = g[1],
-        .ldc = g[1],
-        .n_batch = 1,
-    };
+    const struct zr_gemm_args args = product_of(b->dtype, g[0], g[1], g[2], b->buffers[A].p, g[2],
+                                                b->buffers[B].p, g[1], b->buffers[C].p, g[1]);
     return zr_gemm_run(b->compute.gemm, &args);
 }
 
@@ -432,7 +420,7 @@ int kernels_command(const char *name, int argc, char **argv)
     int status = options_parse(&table, name, argc, argv, &o);
     if (status)
         return status;
-    struct bench b = {.o = &o, .dtype = o.dtype == ZERO_BF16 ? ZERO_BF16 : ZERO_F32};
+    struct bench b = {.o = &o, .dtype = (enum zero_dtype)o.dtype};
     int err = o.device == ZERO_DEVICE_CUDA ? measure_gpu(&b) : measure_host(&b);
     if (err)
         fprintf(stderr, "%s: %s\n", name, zr_error_text());

@@ -41,7 +41,7 @@ static int save(struct run *r, int64_t step)
     int n = snprintf(text, sizeof text, "seed %llu step %lld samples %lld text_bytes %lld per_step %lld",
                      (unsigned long long)o->seed, (long long)step, (long long)(r->n_micro * o->batch),
                      (long long)r->data.n_bytes, (long long)r->per_step);
-    ZR_TRY(take_libzero_error(zero_set_data(r->z, ZERO_DATA_JOB, text, n)));
+    TRY_ZERO(zero_set_data(r->z, ZERO_DATA_JOB, text, n));
     return take_libzero_error(zero_save(r->z, o->save, NULL));
 }
 
@@ -70,18 +70,18 @@ int train_load(struct run *r, int64_t *step)
     const struct train_options *o = r->o;
     bool latest = !strcmp(o->load, "latest");
     double found[1] = {r->at.dp == 0 && latest && !anything_saved(o->save) ? 0.0 : 1.0};
-    ZR_TRY(take_libzero_error(zero_mean(r->z, found, 1)));
+    TRY_ZERO(zero_mean(r->z, found, 1));
     if (found[0] < 1.0) {
         report_text(&r->report, "nothing saved in %s yet: from the start\n", o->save);
         return 0;
     }
-    ZR_TRY(take_libzero_error(zero_load(r->z, latest ? o->save : o->load)));
+    TRY_ZERO(zero_load(r->z, latest ? o->save : o->load));
     struct zero_data_info info;
     struct train_position p;
     char text[256] = "";
-    ZR_TRY(take_libzero_error(zero_read_data(r->z, ZERO_DATA_JOB, 0, 0, NULL, &info)));
+    TRY_ZERO(zero_read_data(r->z, ZERO_DATA_JOB, 0, 0, NULL, &info));
     if (info.bytes < (int64_t)sizeof text)
-        ZR_TRY(take_libzero_error(zero_read_data(r->z, ZERO_DATA_JOB, 0, info.bytes, text, NULL)));
+        TRY_ZERO(zero_read_data(r->z, ZERO_DATA_JOB, 0, info.bytes, text, NULL));
     if (!train_read_position(text, &p))
         return zr_fail(ZERO_ERR_ARG, "--load: this checkpoint was not saved by zero-bench train");
     if (p.seed != o->seed || p.text_bytes != r->data.n_bytes) {

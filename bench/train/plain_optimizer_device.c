@@ -7,15 +7,6 @@
 
 #include <math.h>
 
-/* The state's arrays, in one block of memory. */
-struct pieces {
-    float *m, *v, *master, *grad;
-    struct zr_own_squares *norm;
-    struct zr_agreement *agreement;
-    struct zr_step_scalars *scalars;
-    int64_t bytes;
-};
-
 static uintptr_t take(int64_t *at, int64_t bytes)
 {
     int64_t here = *at;
@@ -23,20 +14,21 @@ static uintptr_t take(int64_t *at, int64_t bytes)
     return (uintptr_t)here;
 }
 
-static struct pieces lay_out(uintptr_t base, int64_t n_params)
+/* Places the state's arrays one after the other in the memory at base. Returns their bytes. */
+static int64_t lay_out(struct plain *p, uintptr_t base)
 {
     bool narrow = sizeof(real) != sizeof(float);
-    int64_t at = 0, n_bytes = n_params * (int64_t)sizeof(float);
-    struct pieces p = {.m = (float *)(base + take(&at, n_bytes)), .v = (float *)(base + take(&at, n_bytes))};
+    int64_t at = 0, n_bytes = p->n_params * (int64_t)sizeof(float);
+    p->m = (float *)(base + take(&at, n_bytes));
+    p->v = (float *)(base + take(&at, n_bytes));
     if (narrow) {
-        p.master = (float *)(base + take(&at, n_bytes));
-        p.grad = (float *)(base + take(&at, n_bytes));
+        p->master = (float *)(base + take(&at, n_bytes));
+        p->grad = (float *)(base + take(&at, n_bytes));
     }
-    p.norm = (struct zr_own_squares *)(base + take(&at, sizeof *p.norm));
-    p.agreement = (struct zr_agreement *)(base + take(&at, sizeof *p.agreement));
-    p.scalars = (struct zr_step_scalars *)(base + take(&at, sizeof *p.scalars));
-    p.bytes = at;
-    return p;
+    p->norm = (struct zr_own_squares *)(base + take(&at, sizeof *p->norm));
+    p->agreement = (struct zr_agreement *)(base + take(&at, sizeof *p->agreement));
+    p->scalars = (struct zr_step_scalars *)(base + take(&at, sizeof *p->scalars));
+    return at;
 }
 
 static int open_state(struct plain *p)
@@ -44,19 +36,12 @@ static int open_state(struct plain *p)
     struct zr_device *dev = p->compute->dev;
     void *memory = NULL;
     int64_t n = p->n_params;
-    p->memory_bytes = lay_out(0, n).bytes;
+    p->memory_bytes = lay_out(p, 0);
     int err = dev->ops->alloc(dev, p->memory_bytes, &memory);
     if (err)
         return err;
     p->memory = memory;
-    struct pieces at = lay_out((uintptr_t)memory, n);
-    p->m = at.m;
-    p->v = at.v;
-    p->master = at.master;
-    p->grad = at.grad;
-    p->norm = at.norm;
-    p->agreement = at.agreement;
-    p->scalars = at.scalars;
+    lay_out(p, (uintptr_t)memory);
     err = dev->ops->host_alloc(dev, sizeof *p->agreed, (void **)&p->agreed);
     err = err ? err : dev->ops->event_open(dev, &p->reported);
     err = err ? err : dev->ops->zero(p->compute->stream, p->m, n * (int64_t)sizeof *p->m);

@@ -72,8 +72,8 @@ struct train_step {
 int train_open(struct run *r);
 /* Fills in cfg from the options, except for the weights' first values. */
 int train_configure(struct run *r, struct zero_config *cfg);
-/* After zero_wrap: takes over what the environment has changed, and opens what depends on it. */
-int train_wrapped(struct run *r);
+/* Takes over what ZERO_* variables have changed in the configuration, and opens what depends on it. */
+int train_after_wrap(struct run *r);
 /* Whether the weights come from files instead of from the seed. */
 bool train_reads_weights(const struct train_options *o);
 /* The number of a tensor's first element in the whole model's tensor; above 0 for a later pipeline stage. */

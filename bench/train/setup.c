@@ -167,7 +167,7 @@ int train_configure(struct run *r, struct zero_config *cfg)
     return 0;
 }
 
-int train_wrapped(struct run *r)
+int train_after_wrap(struct run *r)
 {
     struct zero_stats stats;
     TRY_ZERO(zero_get_stats(r->z, &stats));

@@ -2,9 +2,13 @@
 /* train.c: trains a GPT-2 on bytes. It is the worked example of a C model that libzero shards.
  *
  * From top to bottom: the table of tensors, zero_wrap, a forward and a backward pass with each unit
- * between zero_begin and zero_end, a step, and the loop. It calls only what zero/zero.h declares. plain.c
- * has the same step without libzero, and pipeline_step.c has it with pipeline stages. setup.c opens the
- * model and turns options into the configuration. */
+ * between zero_begin and zero_end, a step, and the loop. Of libzero it calls only what zero/zero.h declares,
+ * and each such call is inside TRY_ZERO. ZR_TRY is the same for the program's own functions: both return the
+ * call's error, if there is one.
+ *
+ * Functions that begin with gpt2_ are the model (bench/gpt2), and those with train_ are in this folder
+ * (run.h). plain.c has the same step without libzero, and pipeline_step.c has it with pipeline stages.
+ * setup.c opens the model and turns options into the configuration. */
 #include "bench/libzero_error.h"
 #include "bench/train/run.h"
 
@@ -15,17 +19,22 @@
 
 /* ---- the table of tensors ---- */
 
-/* Unit 0 is what the model uses first and last: embeddings, last norm and head. Unit 1 + l is layer l. */
+/* Unit 0 is what the model uses first and last: embeddings, last norm and head. Unit 1 + l is layer l. The
+ * tensors of all layers are stacked: one tensor has a slice for each layer.
+ *
+ * The letters of shapes are those of struct gpt2_config. U, A and F are this rank's share of the token ids,
+ * the attention's channels and the MLP's channels, which tensor parallelism cuts. */
 void train_describe(struct zero_tensor out[TRAIN_N_TENSORS], const struct gpt2_config *config,
                     struct gpt2 *model, bool stores)
 {
-    static struct gpt2 nowhere;
-    struct gpt2 *m = model ? model : &nowhere;
+    static struct gpt2 no_model; /* for the addresses of its pointers, which nobody follows */
+    struct gpt2 *m = model ? model : &no_model;
     int64_t L = config->layers, C = config->channels, T = config->context, U = gpt2_part_vocab(config);
     int64_t A = gpt2_part_channels(config), F = gpt2_part_hidden(config);
     int32_t matrix = stores ? ZERO_GRAD_OVERWRITE : 0;
     bool tp = config->tp > 1;
     uint32_t norm = ZERO_NO_DECAY | (config->sequence ? ZERO_TP_PARTIAL : 0);
+    /* A whole tensor; and one that tensor parallelism cuts along `dim`, in `blocks` equal blocks each. */
     /* clang-format off */
 #define TENSOR(name, unit, flags, ...) \
     {#name, (void **)&m->params.name, (void **)&m->grads.name, {__VA_ARGS__}, GPT2_ZERO_DTYPE, unit, flags}
@@ -82,7 +91,7 @@ static int wrap(struct run *r)
         cfg.init_arg = r;
     }
     TRY_ZERO(zero_wrap(&r->z, r->tensors, r->n_tensors, &cfg));
-    return train_wrapped(r);
+    return train_after_wrap(r);
 }
 
 /* ---- the model, unit by unit ---- */
@@ -139,7 +148,7 @@ static float learning_rate(const struct train_options *o, int64_t step)
     return (float)(step < N_WARMUP_STEPS ? o->lr * ((double)(step + 1) / N_WARMUP_STEPS) : o->lr);
 }
 
-/* Steps from the first one that the checkpoint, if any, has not made. */
+/* Makes the steps that the loaded checkpoint, if there is one, has not made. */
 static int train_loop(struct run *r)
 {
     const struct train_options *o = r->o;
