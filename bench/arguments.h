@@ -41,8 +41,8 @@ struct option_row {
     /* values of OPTION_WORD, ended by a NULL word */
     const struct option_word *words;
 
-    /* --help lists options by group. The first row starts group 1, and a heading starts the next group. Another
-     * row starts the group that it names; 0: it belongs to the group of the row before it. */
+    /* --help lists options by group. The first row starts group 1, and a heading starts the next group.
+     * Another row starts the group that it names; 0: it belongs to the group of the row before it. */
     int group;
 };
 
@@ -50,8 +50,8 @@ struct option_row {
  * _Generic has no case for it. */
 #define OPTION_AT(S, field, ...) (offsetof(S, field) + _Generic(((S *)0)->field, __VA_ARGS__))
 
-/* The end of a row: the kind of value, and the field that it fills. The file defines OPTION_STRUCT, the struct
- * with the field, before the rows. */
+/* The end of a row: the kind of value, and the field that it fills. The file defines OPTION_STRUCT, the
+ * struct with the field, before the rows. */
 
 /* A whole number, which may be written as 1e6. For a uint64_t, `from` must not be negative. */
 #define OPTION_INT(field, from, to)                                                                          \

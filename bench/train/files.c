@@ -11,7 +11,7 @@ int train_load_text(struct run *r)
 {
     const struct train_options *o = r->o;
     int64_t needed = o->batch * o->model.config.context + 1;
-    ZR_TRY(bytes_data_open(&r->data, o->paths, o->n_paths));
+    TRY(bytes_data_open(&r->data, o->paths, o->n_paths));
     if (r->data.n_bytes < needed) {
         return zr_fail(ZERO_ERR_ARG, "--data: %lld bytes of text in %lld files, but one batch takes %lld",
                        (long long)r->data.n_bytes, (long long)r->data.n_files, (long long)needed);
@@ -26,7 +26,7 @@ int train_next_text(struct run *r, struct gpt2 *m, int64_t micro_batch)
     const struct train_options *o = r->o;
     int64_t n = r->n_micro + micro_batch * r->at.n_dp + r->at.dp;
     profile_enter(o->profile, PROFILE_REST);
-    ZR_TRY(gpt2_next_batch(m));
+    TRY(gpt2_next_batch(m));
     bytes_data_sample(&r->data, m->tokens, m->targets, o->batch, o->model.config.context, o->seed,
                       n / r->per_step, n % r->per_step);
     gpt2_send_batch(m);

@@ -76,8 +76,8 @@ static int act(struct run *r, const struct zero_action *a)
     bool is_forward = a->phase == ZERO_FORWARD;
     gpt2_turn_to(m, a->micro_batch % m->n_kept);
     if (!own->no_embedding || (is_forward && !own->no_head))
-        ZR_TRY(train_next_text(r, m, a->micro_batch));
-    ZR_TRY(is_forward ? forward(r, a) : backward(r, a));
+        TRY(train_next_text(r, m, a->micro_batch));
+    TRY(is_forward ? forward(r, a) : backward(r, a));
     return take_libzero_error(zero_finish(r->z));
 }
 
@@ -88,12 +88,12 @@ int pipeline_train_step(struct run *r, struct train_step *s)
     struct zero_action a;
     TRY_ZERO(zero_next(r->z, &a));
     while (a.micro_batch >= 0) {
-        ZR_TRY(act(r, &a));
+        TRY(act(r, &a));
         TRY_ZERO(zero_next(r->z, &a));
     }
     double values[2] = {0.0, train_time_is_up(r) ? 1.0 : 0.0};
-    ZR_TRY(gpt2_send_loss(last));
-    ZR_TRY(gpt2_take_loss(last, &values[0]));
+    TRY(gpt2_send_loss(last));
+    TRY(gpt2_take_loss(last, &values[0]));
     TRY_ZERO(zero_carry(r->z, values, 2));
     TRY_ZERO(zero_step(r->z, s->lr, &s->info));
     s->loss = s->info.carried[0] / (double)r->accum;
@@ -114,6 +114,6 @@ static int64_t n_kept(const struct run *r, int32_t k)
 int pipeline_keep(struct run *r)
 {
     for (int32_t k = 0; k < r->n_own; k++)
-        ZR_TRY(gpt2_keep(&r->model[k], n_kept(r, k)));
+        TRY(gpt2_keep(&r->model[k], n_kept(r, k)));
     return 0;
 }

@@ -5,8 +5,8 @@
 
 int plain_train_open(struct run *r)
 {
-    ZR_TRY(gpt2_open_params(&r->model[0], r->o->seed));
-    ZR_TRY(gpt2_open_grads(&r->model[0]));
+    TRY(gpt2_open_params(&r->model[0], r->o->seed));
+    TRY(gpt2_open_grads(&r->model[0]));
     return plain_open(&r->plain, &r->compute, r->tensors, r->n_tensors);
 }
 
@@ -14,7 +14,7 @@ int plain_train_step(struct run *r, struct train_step *s)
 {
     struct gpt2 *m = &r->model[0];
     for (int64_t micro_batch = 0; micro_batch < r->accum; micro_batch++) {
-        ZR_TRY(train_next_text(r, m, micro_batch));
+        TRY(train_next_text(r, m, micro_batch));
         m->stores = r->stores_each || micro_batch == 0;
         gpt2_embed_forward(m);
         for (int64_t l = 0; l < m->config.layers; l++)
@@ -24,10 +24,10 @@ int plain_train_step(struct run *r, struct train_step *s)
         for (int64_t l = m->config.layers; l-- > 0;)
             gpt2_layer_backward(m, l);
         gpt2_embed_backward(m);
-        ZR_TRY(m->err);
+        TRY(m->err);
     }
-    ZR_TRY(gpt2_send_loss(m));
+    TRY(gpt2_send_loss(m));
     profile_enter(r->o->profile, PROFILE_OPTIMIZER);
-    ZR_TRY(plain_step(&r->plain, r->o, s->lr, &s->info));
+    TRY(plain_step(&r->plain, r->o, s->lr, &s->info));
     return train_take_loss(r, s);
 }

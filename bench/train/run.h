@@ -13,8 +13,10 @@
 #include "bench/train/tensor_parallel.h"
 #include "bench/train/train.h"
 
-/* ZR_TRY for a call of libzero, whose message becomes this program's. */
-#define TRY_ZERO(call) ZR_TRY(take_libzero_error(call))
+/* Returns the error of a call, if there is one. */
+#define TRY(call) ZR_TRY(call)
+/* The same for a call of libzero, whose message becomes this program's. */
+#define TRY_ZERO(call) TRY(take_libzero_error(call))
 
 struct run {
     const struct train_options *o;

@@ -53,7 +53,7 @@ static int find_place(struct run *r)
         struct zero_place place;
         configure_mesh(o, &cfg);
         TRY_ZERO(zero_find_place(&cfg, &place));
-        ZR_TRY(take_place(r, &place));
+        TRY(take_place(r, &place));
     }
     r->n_own = r->at.n_stages > 1 ? (int32_t)o->stages_per_rank : 1;
     for (int32_t k = 0; k < r->n_own; k++)
@@ -85,7 +85,7 @@ static int open_stages(struct run *r)
     int32_t unit = 0;
     for (int32_t k = 0; k < r->n_own; k++) {
         struct gpt2 *m = &r->model[k];
-        ZR_TRY(gpt2_open(m, &r->stage[k].own, r->o->batch, &r->compute));
+        TRY(gpt2_open(m, &r->stage[k].own, r->o->batch, &r->compute));
         m->stores = r->stores_each;
         m->profile = r->o->profile;
         train_join_tp(m, r->at.tp, &r->z);
@@ -100,11 +100,11 @@ int train_open(struct run *r)
     const struct train_options *o = r->o;
     r->bad_input = true;
     if (!o->only_exports)
-        ZR_TRY(train_load_text(r));
+        TRY(train_load_text(r));
     r->bad_input = o->device == ZERO_DEVICE_CUDA; /* The option is wrong if there is no GPU. */
-    ZR_TRY(compute_open(&r->compute, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads));
+    TRY(compute_open(&r->compute, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads));
     r->bad_input = false;
-    ZR_TRY(find_place(r));
+    TRY(find_place(r));
     r->stores_each = train_stores_each(o);
     r->report.quiet = o->step_ms || o->profile;
     r->per_step = r->accum;
@@ -161,7 +161,7 @@ int train_configure(struct run *r, struct zero_config *cfg)
     cfg->checkpoint.save_keep = (int32_t)o->keep;
     cfg->device = o->device;
     cfg->stream = compute_stream(&r->compute);
-    ZR_TRY(ZR_ALLOC(r->order, train_n_calls(r->stage, r->n_own), "the order of calls"));
+    TRY(ZR_ALLOC(r->order, train_n_calls(r->stage, r->n_own), "the order of calls"));
     cfg->memory.order = r->order;
     cfg->memory.n_order = train_stages_order(r->order, r->stage, r->n_own);
     return 0;
@@ -173,7 +173,7 @@ int train_after_wrap(struct run *r)
     TRY_ZERO(zero_get_stats(r->z, &stats));
     r->rank = stats.place.rank;
     r->world = stats.place.world;
-    ZR_TRY(take_place(r, &stats.place));
+    TRY(take_place(r, &stats.place));
     r->reports = r->at.stage == r->at.n_stages - 1 && r->at.dp == 0 && r->at.tp == 0;
     r->report.quiet = r->report.quiet || !r->reports;
     r->accum = stats.grad_accum_steps;

@@ -28,7 +28,7 @@ int train_take_loss(struct run *r, struct train_step *s)
 {
     profile_step(r->o->profile, s->step + 1, s->step + 1 == r->o->steps);
     double values[2] = {0.0, r->at.dp == 0 && train_time_is_up(r) ? 1.0 : 0.0};
-    ZR_TRY(gpt2_take_loss(&r->model[0], &values[0])); /* on a GPU it arrives with the norm */
+    TRY(gpt2_take_loss(&r->model[0], &values[0])); /* on a GPU it arrives with the norm */
     profile_enter(r->o->profile, r->z ? PROFILE_EXPOSED : PROFILE_REST);
     if (r->z)
         TRY_ZERO(zero_mean(r->z, values, 2));
@@ -123,12 +123,12 @@ static int summarize(struct run *r, double loss)
         if (stats.place.n_pp == 1)              /* each pipeline stage reports its own */
             TRY_ZERO(zero_mean(r->z, &peak, 1));
         if (stats.place.n_pp > 1)
-            ZR_TRY(train_stages_hash(s.state_sha256, r->at.dp == 0, r->z, r->stage, r->n_own,
-                                     o->model.config.layers, r->tensors, r->number, n_states,
-                                     train_stage_bytes(&o->model.config, o->batch, sizeof(real))));
+            TRY(train_stages_hash(s.state_sha256, r->at.dp == 0, r->z, r->stage, r->n_own,
+                                  o->model.config.layers, r->tensors, r->number, n_states,
+                                  train_stage_bytes(&o->model.config, o->batch, sizeof(real))));
         else
-            ZR_TRY(state_hash(s.state_sha256, r->at.dp == 0, r->tensors, r->n_tensors, n_states, read_wrapped,
-                              r->z));
+            TRY(state_hash(s.state_sha256, r->at.dp == 0, r->tensors, r->n_tensors, n_states, read_wrapped,
+                           r->z));
         if (stats.place.n_tp > 1)
             TRY_ZERO(train_hash_tp(r->z, r->at.tp, stats.place.n_tp, s.state_sha256));
         s.stage = stats.stage;
@@ -140,7 +140,7 @@ static int summarize(struct run *r, double loss)
         s.library_bytes = stats.library_bytes;
     } else {
         int64_t n = r->plain.n_params;
-        ZR_TRY(state_hash(s.state_sha256, true, r->tensors, r->n_tensors, n_states, plain_read, &r->plain));
+        TRY(state_hash(s.state_sha256, true, r->tensors, r->n_tensors, n_states, plain_read, &r->plain));
         s.bytes.param_shards = s.bytes.grad_shards = n * (int64_t)sizeof(real);
         s.bytes.master = r->plain.master ? n * 4 : 0;
         s.bytes.moments = n * 8;
@@ -235,6 +235,6 @@ int train_end(struct run *r, double loss)
         return take_profile(r);
     if (r->o->step_ms)
         return share_times(r);
-    ZR_TRY(summarize(r, loss));
+    TRY(summarize(r, loss));
     return draw(r);
 }

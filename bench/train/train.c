@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* train.c: trains a GPT-2 on bytes. It is the worked example of a C model that libzero shards.
  *
- * From top to bottom: the table of tensors, zero_wrap, a forward and a backward pass with each unit
- * between zero_begin and zero_end, a step, and the loop. Of libzero it calls only what zero/zero.h declares,
- * and each such call is inside TRY_ZERO. ZR_TRY is the same for the program's own functions: both return the
- * call's error, if there is one.
+ * From top to bottom: the table of tensors, zero_wrap, a forward and a backward pass with each unit between
+ * zero_begin and zero_end, a step, and the loop. Of libzero it calls only what zero/zero.h declares, and each
+ * such call that can fail is inside TRY_ZERO. TRY is for the program's own functions. Both return the call's
+ * error, if there is one.
  *
  * Functions that begin with gpt2_ are the model (bench/gpt2), and those with train_ are in this folder
  * (run.h). plain.c has the same step without libzero, and pipeline_step.c has it with pipeline stages.
@@ -82,7 +82,7 @@ static int draw_weights(void *arg, int32_t tensor, int64_t first, int64_t n, voi
 static int wrap(struct run *r)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    ZR_TRY(train_configure(r, &cfg));
+    TRY(train_configure(r, &cfg));
     if (train_reads_weights(r->o)) {
         cfg.init_from = ZERO_INIT_LATER;
     } else {
@@ -134,11 +134,11 @@ static int train_step(struct run *r, struct train_step *s)
 {
     struct gpt2 *m = &r->model[0];
     for (int64_t micro_batch = 0; micro_batch < r->accum; micro_batch++) {
-        ZR_TRY(train_next_text(r, m, micro_batch));
-        ZR_TRY(forward(r, m));
-        ZR_TRY(backward(r, m));
+        TRY(train_next_text(r, m, micro_batch));
+        TRY(forward(r, m));
+        TRY(backward(r, m));
     }
-    ZR_TRY(gpt2_send_loss(m));
+    TRY(gpt2_send_loss(m));
     TRY_ZERO(zero_step(r->z, s->lr, &s->info));
     return train_take_loss(r, s);
 }
@@ -158,16 +158,16 @@ static int train_loop(struct run *r)
     struct train_step s = {.loss = NAN};
     r->start_ns = report_now_ns();
     if (o->load)
-        ZR_TRY(train_load(r, &s.step));
+        TRY(train_load(r, &s.step));
     s.stop = s.step >= o->steps;
     while (!s.stop) {
         s.lr = learning_rate(o, s.step);
         s.start_ns = report_now_ns();
-        ZR_TRY(make_step(r, &s));
+        TRY(make_step(r, &s));
         s.step++;
         s.stop = s.stop || s.step == o->steps;
-        ZR_TRY(train_report_step(r, &s));
-        ZR_TRY(train_save(r, s.step, s.stop));
+        TRY(train_report_step(r, &s));
+        TRY(train_save(r, s.step, s.stop));
     }
     if (r->z)
         TRY_ZERO(zero_save_wait(r->z, NULL));
@@ -176,15 +176,15 @@ static int train_loop(struct run *r)
 
 static int train(struct run *r)
 {
-    ZR_TRY(train_open(r));
-    ZR_TRY(r->o->plain ? plain_train_open(r) : wrap(r));
+    TRY(train_open(r));
+    TRY(r->o->plain ? plain_train_open(r) : wrap(r));
     if (r->o->only_exports) {
         TRY_ZERO(zero_load(r->z, r->o->load));
         return train_export(r);
     }
     train_introduce(r);
-    ZR_TRY(train_import(r));
-    ZR_TRY(train_loop(r));
+    TRY(train_import(r));
+    TRY(train_loop(r));
     return train_export(r); /* after the report, so that its traffic is not counted as the training's */
 }
 
@@ -199,7 +199,7 @@ int train_run(const struct train_options *o)
                     .report = {.json = o->json}};
     int err = train(&r);
     if (err)
-        fprintf(stderr, "zero-bench train: %s\n", zr_error_text());
+        fprintf(stderr, "zero-bench train: %s\n", error_text());
     zero_unwrap(&r.z);
     return train_close(&r, err);
 }

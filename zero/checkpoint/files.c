@@ -267,10 +267,11 @@ int zr_folder_walk(const struct zr_files *fs, const char *path, bool *missing,
 
 int zr_names_add(struct zr_names *l, const char *name)
 {
+    size_t bytes = strlen(name) + 1;
     char *copy;
     ZR_TRY(ZR_GROW(l->name, (int64_t)l->n + 1, "the names in a folder"));
-    ZR_TRY(ZR_ALLOC(copy, (int64_t)strlen(name) + 1, "the names in a folder"));
-    l->name[l->n++] = strcpy(copy, name);
+    ZR_TRY(ZR_ALLOC(copy, (int64_t)bytes, "the names in a folder"));
+    l->name[l->n++] = memcpy(copy, name, bytes);
     return 0;
 }
 
