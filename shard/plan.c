@@ -432,7 +432,6 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
     ZR_TRY(ZR_ZALLOC(units, l->n_units, "a plan of %d units", l->n_units));
     s->units = units;
     ZR_TRY(take_order(p, opt));
-    int err;
     for (int32_t u = 0; u < l->n_units; u++) {
         units[u] = (struct zr_core_unit_spec){.param_bytes = l->units[u].param_bytes,
                                               .grad_bytes = l->units[u].grad_bytes,
@@ -456,9 +455,7 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
         s->reduce_each |= l->tensors[t].overwrite && l->tensors[t].grad;
     s->n_sums = p->n_sums = opt->deterministic ? counter_depth(zr_most_micro_batches(opt)) : 1;
     bool again;
-    err = choose_sums(p, opt, units, &again);
-    if (err)
-        return err;
+    ZR_TRY(choose_sums(p, opt, units, &again));
     choose_hops(p, opt, again);
     for (int32_t u = 0; u < l->n_units; u++)
         units[u].grad_home =
