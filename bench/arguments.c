@@ -55,10 +55,11 @@ static struct reading reading_of(const struct option_table *table, void *to)
     while (table->rows[r.n_rows].help)
         r.n_rows++;
     r.options = calloc((size_t)r.n_rows + 2, sizeof *r.options);
-    for (int i = 0; r.options && i < r.n_rows; i++) {
+    for (int i = 0, group = 1; r.options && i < r.n_rows; i++) {
         const struct option_row *row = &table->rows[i];
+        group = row->group ? row->group : group + !row->name;
         r.options[i] = (struct argp_option){
-            row->name, row->name ? KEY_FIRST_ROW + i : 0, row->metavar, 0, row->help, row->group};
+            row->name, row->name ? KEY_FIRST_ROW + i : 0, row->metavar, 0, row->help, group};
     }
     return r;
 }

@@ -30,8 +30,6 @@ struct option_row {
     /* the value's name in --help; NULL: a flag, without a value */
     const char *metavar;
     const char *help;
-    /* group in --help, from 1 */
-    int group;
 
     option_reader *read;
     /* offset of the value in the command's struct */
@@ -42,31 +40,37 @@ struct option_row {
     double least, most;
     /* values of OPTION_WORD, ended by a NULL word */
     const struct option_word *words;
+
+    /* --help lists options by group. The first row starts group 1, and a heading starts the next group.
+     * Another row starts the group that it names; 0: it belongs to the group of the row before it. */
+    int group;
 };
 
 /* The offset of a field in struct S. It does not compile for a field of a type that is not named, because
  * _Generic has no case for it. */
 #define OPTION_AT(S, field, ...) (offsetof(S, field) + _Generic(((S *)0)->field, __VA_ARGS__))
 
-/* The end of a row: the kind of value, and the field that it fills. */
+/* The end of a row: the kind of value, and the field that it fills. The file defines OPTION_STRUCT, the
+ * struct with the field, before the rows. */
 
 /* A whole number, which may be written as 1e6. For a uint64_t, `from` must not be negative. */
-#define OPTION_INT(S, field, from, to)                                                                       \
-    .read = option_int, .at = OPTION_AT(S, field, int64_t : 0, uint64_t : 0), .min = (from), .max = (to)
+#define OPTION_INT(field, from, to)                                                                          \
+    .read = option_int, .at = OPTION_AT(OPTION_STRUCT, field, int64_t : 0, uint64_t : 0), .min = (from),     \
+    .max = (to)
 /* The same, or "auto", which is ZERO_AUTO. */
-#define OPTION_INT_OR_AUTO(S, field, from, to)                                                               \
-    .read = option_int_or_auto, .at = OPTION_AT(S, field, int64_t : 0), .min = (from), .max = (to)
+#define OPTION_INT_OR_AUTO(field, from, to)                                                                  \
+    .read = option_int_or_auto, .at = OPTION_AT(OPTION_STRUCT, field, int64_t : 0), .min = (from), .max = (to)
 /* Bytes, which may end in K, M, G or T (powers of 1024). */
-#define OPTION_BYTES(S, field, from)                                                                         \
-    .read = option_bytes, .at = OPTION_AT(S, field, int64_t : 0), .min = (from)
-#define OPTION_DOUBLE(S, field, from, to)                                                                    \
-    .read = option_double, .at = OPTION_AT(S, field, double : 0), .least = (from), .most = (to)
+#define OPTION_BYTES(field, from)                                                                            \
+    .read = option_bytes, .at = OPTION_AT(OPTION_STRUCT, field, int64_t : 0), .min = (from)
+#define OPTION_DOUBLE(field, from, to)                                                                       \
+    .read = option_double, .at = OPTION_AT(OPTION_STRUCT, field, double : 0), .least = (from), .most = (to)
 /* One of a set of words, into an int or an enum. */
-#define OPTION_WORD(S, field, set)                                                                           \
-    .read = option_one_of, .at = OPTION_AT(S, field, int : 0, unsigned : 0), .words = (set)
-#define OPTION_FLAG(S, field) .read = option_flag, .at = OPTION_AT(S, field, bool : 0)
+#define OPTION_WORD(field, set)                                                                              \
+    .read = option_one_of, .at = OPTION_AT(OPTION_STRUCT, field, int : 0, unsigned : 0), .words = (set)
+#define OPTION_FLAG(field) .read = option_flag, .at = OPTION_AT(OPTION_STRUCT, field, bool : 0)
 /* The argument itself, not a copy. */
-#define OPTION_TEXT(S, field) .read = option_text, .at = OPTION_AT(S, field, const char * : 0)
+#define OPTION_TEXT(field) .read = option_text, .at = OPTION_AT(OPTION_STRUCT, field, const char * : 0)
 /* A function of the command, which gets the whole struct as *to. */
 #define OPTION_BY(function) .read = (function)
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* threads.h: divides work on the host among the place's threads.
+/* threads.h: divides work on the host among the threads of a struct compute.
  *
  *     IN_PARTS(on)
  *     {
@@ -12,7 +12,7 @@
 #ifndef ZERO_BENCH_PARTS_H
 #define ZERO_BENCH_PARTS_H
 
-#include "bench/place.h"
+#include "bench/compute.h"
 
 /* Runs the block once on each thread, with its number as `part`, and waits for all. */
 #define IN_PARTS(on)                                                                                         \
@@ -21,7 +21,7 @@
                                                                                    part++)
 
 /* Returns the index at which a part of n begins. The part ends where the next one begins. */
-static inline int64_t part_at(const struct place *on, int64_t n, int part)
+static inline int64_t part_at(const struct compute *on, int64_t n, int part)
 {
     return n * part / on->n_threads;
 }

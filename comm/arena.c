@@ -2,6 +2,7 @@
 /* arena.c: allocates one rank's memory, on its device or as a file that other ranks map. */
 #include "comm/arena.h"
 #include "comm/shared_memory.h"
+#include "kernels/alloc.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -40,9 +41,8 @@ int zr_plain_zero(struct zr_device *dev, void *at, int64_t bytes)
 
 static int new_arena(struct zr_device *dev, const char *who, int64_t bytes, struct arena **out)
 {
-    struct arena *a = *out = calloc(1, sizeof *a);
-    if (!a)
-        return zr_fail(ZERO_ERR_NOMEM, "%s: no memory for an arena of %lld bytes", who, (long long)bytes);
+    ZR_TRY(ZR_ZALLOC(*out, 1, "%s's arena of %lld bytes", who, (long long)bytes));
+    struct arena *a = *out;
     a->base = (struct zr_arena){.free = free_arena, .bytes = bytes, .n_held = 1};
     a->dev = dev;
     a->fd = -1;

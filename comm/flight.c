@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* flight.c: the flight recorder's memory, entries, and copies. Writers use atomic stores without locks. */
 #include "comm/flight_view.h"
+#include "kernels/alloc.h"
 #include "kernels/limits.h"
 #include "kernels/standard_fds.h"
 
@@ -385,9 +386,8 @@ int zr_flight_save(struct zr_flight *f, char path[ZR_FLIGHT_PATH])
     path[0] = 0;
     if (!f || !f->folder[0] || atomic_exchange(&f->saved, true))
         return 0;
-    struct zr_flight_view *v = malloc(sizeof *v);
-    if (!v)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory to copy the flight recorder");
+    struct zr_flight_view *v;
+    ZR_TRY(ZR_ALLOC(v, 1, "a copy of the flight recorder"));
     zr_flight_copy(f, v);
     int err = zr_flight_write_file(v, f->folder, path);
     free(v);

@@ -3,6 +3,7 @@
  * words. */
 #include "comm/flight_view.h"
 #include "comm/post.h"
+#include "kernels/alloc.h"
 #include "kernels/limits.h"
 #include "kernels/standard_fds.h"
 
@@ -109,10 +110,10 @@ int zr_flight_read_file(const char *path, struct zr_flight_view *out)
     if (!f)
         return zr_fail(ZERO_ERR_IO, "%s: %s", path, zr_system_words(errno, why));
     size_t room = sizeof *out + 1; /* a longer file is not a recorder's */
-    char *data = malloc(room);
-    if (!data) {
+    char *data;
+    if (ZR_ALLOC(data, (int64_t)room, "the bytes of %s", path)) {
         fclose(f);
-        return zr_fail(ZERO_ERR_NOMEM, "%s: no memory to read it", path);
+        return ZERO_ERR_NOMEM;
     }
     errno = 0;
     size_t n = fread(data, 1, room, f);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mesh.c: lists the members of this rank's groups on each axis. */
 #include "comm/mesh.h"
+#include "kernels/alloc.h"
 #include "kernels/error.h"
 
 #include <stdlib.h>
@@ -135,9 +136,8 @@ int zr_mesh_make(const struct zr_topology *t, int32_t stages, int32_t parts, int
                         .part = t->rank % parts,
                         .inner = inner,
                         .outer = n / inner};
-    m.members = calloc((size_t)(n + m.inner + m.outer + parts + t->world + 6), sizeof *m.members);
-    if (!m.members)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for the groups of %d ranks", t->world);
+    ZR_TRY(ZR_ZALLOC(m.members, n + m.inner + m.outer + parts + t->world + 6, "the groups of %d ranks",
+                     t->world));
     int32_t *in = m.members + n, *across = in + m.inner, *model = across + m.outer, *world = model + parts,
             *pair = world + t->world;
     m.outer_spans_hosts = any_outer_spans_hosts(t, &m, m.members, across);

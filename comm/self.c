@@ -4,6 +4,7 @@
 #include "comm/arena.h"
 #include "comm/backend.h"
 #include "comm/flight.h"
+#include "kernels/alloc.h"
 
 #include <stdlib.h>
 
@@ -84,9 +85,8 @@ static const struct zr_comm_ops self_ops = {
 
 int zr_self_open(struct zr_device *dev, enum zr_role role, struct zr_comm **out)
 {
-    struct self *m = calloc(1, sizeof *m);
-    if (!m)
-        return zr_fail(ZERO_ERR_NOMEM, "self: no memory for a communicator of %zu bytes", sizeof *m);
+    struct self *m;
+    ZR_TRY(ZR_ZALLOC(m, 1, "a communicator of one rank"));
     m->base = (struct zr_comm){.ops = &self_ops,
                                .group = zr_group_of_all(0, 1),
                                .role = role,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* spread.c: numbers the hosts of a group, lists its places by host, and finds which shape the table has. */
 #include "comm/spread.h"
+#include "kernels/alloc.h"
 #include "kernels/error.h"
 
 #include <stdlib.h>
@@ -46,10 +47,8 @@ static void judge(struct zr_spread *s)
 int zr_spread_make(const struct zr_topology *t, const struct zr_group *g, struct zr_spread *out)
 {
     struct zr_spread s = {.size = g->size};
-    s.host_of = calloc((size_t)g->size * 5 + (size_t)t->n_hosts, sizeof *s.host_of);
     *out = (struct zr_spread){.size = 0};
-    if (!s.host_of)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for the hosts of %d ranks", g->size);
+    ZR_TRY(ZR_ZALLOC(s.host_of, (int64_t)g->size * 5 + t->n_hosts, "the hosts of %d ranks", g->size));
     s.local_of = s.host_of + g->size;
     s.at = s.local_of + g->size;
     s.n_local = s.at + g->size;
@@ -103,9 +102,8 @@ int zr_spread_worst(const struct zr_topology *t, int32_t inner, enum zr_role rol
     int32_t size = is_all ? t->world : across ? t->world / inner : inner, n_groups = t->world / size;
     int err = 0;
     *out = (struct zr_spread_worst){.all_cut = true, .all_one_host = true};
-    int32_t *members = malloc((size_t)size * sizeof *members);
-    if (!members)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for a group of %d ranks", size);
+    int32_t *members;
+    ZR_TRY(ZR_ALLOC(members, size, "a group of %d ranks", size));
     for (int32_t i = 0; i < n_groups && !err; i++)
         err = add_group(t, across ? i : i * size, across ? n_groups : 1, size, members, out);
     free(members);

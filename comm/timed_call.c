@@ -3,6 +3,7 @@
  * leave frees the task. */
 #include "comm/timed_call.h"
 #include "comm/meet/rendezvous.h"
+#include "kernels/alloc.h"
 #include "kernels/error.h"
 #include "kernels/thread.h"
 
@@ -73,9 +74,8 @@ static void run_task(void *arg)
 
 int zr_task_start(const struct zr_task_call *call, const void *arg, size_t bytes, struct zr_task **out)
 {
-    struct zr_task *t = calloc(1, sizeof *t + bytes);
-    if (!t)
-        return zr_fail(ZERO_ERR_NOMEM, "%s: no memory for a thread", call->what);
+    struct zr_task *t;
+    ZR_TRY(ZR_ZALLOC_BYTES(t, sizeof *t + bytes, "the thread of %s", call->what));
     pthread_mutex_init(&t->lock, NULL);
     zr_cond_init(&t->ended);
     t->call = *call;

@@ -18,6 +18,10 @@
 #define ZR_ALLOC(p, n, ...)  (((p) = zr_alloc((n), sizeof *(p), false, __VA_ARGS__)) ? 0 : ZERO_ERR_NOMEM)
 #define ZR_ZALLOC(p, n, ...) (((p) = zr_alloc((n), sizeof *(p), true, __VA_ARGS__)) ? 0 : ZERO_ERR_NOMEM)
 
+/* Points p at a zeroed struct of `bytes` bytes, which has room for an array at its end. */
+#define ZR_ZALLOC_BYTES(p, bytes, ...)                                                                       \
+    (((p) = zr_alloc((int64_t)(bytes), 1, true, __VA_ARGS__)) ? 0 : ZERO_ERR_NOMEM)
+
 /* Moves what p points at into memory for n elements. p may be NULL. On failure p is unchanged. */
 #define ZR_GROW(p, n, ...) zr_grow(&(p), (n), sizeof *(p), __VA_ARGS__)
 

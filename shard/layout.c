@@ -2,6 +2,7 @@
 /* layout.c: builds the layout. It groups tensors into units and flats, gives each tensor slice its offset,
  * and cuts each flat into the ranks' slices. */
 #include "shard/layout.h"
+#include "kernels/alloc.h"
 #include "kernels/asserts.h"
 
 #include <stdlib.h>
@@ -88,9 +89,8 @@ static int count_units(const struct zr_layout *l, int32_t *n_units)
     /* n_slices slices fill at most n_slices units. So if any unit is empty, one of the first n_slices + 1 is,
      * however high the numbers go. */
     int64_t n_looked_at = zr_min(n, l->slice_base[l->n_tensors] + (int64_t)1), gap = 0;
-    unsigned char *seen = calloc((size_t)zr_max(n_looked_at, 1), 1);
-    if (!seen)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for a table of %lld units", (long long)n_looked_at);
+    unsigned char *seen;
+    ZR_TRY(ZR_ZALLOC(seen, n_looked_at, "a table of %lld units", (long long)n_looked_at));
     for (int32_t i = 0; i < l->n_tensors; i++) {
         const struct zr_tensor *t = &l->tensors[i];
         if (!t->buffer && t->unit < n_looked_at)
@@ -256,9 +256,8 @@ static void know_most(const struct zr_layout *l, struct zr_flat *f, int64_t *gro
 static int cut_at_places(const struct zr_layout *l, struct zr_flat *f)
 {
     int64_t size = zr_dtype_bytes(f->dtype), total = f->fine.total;
-    int64_t *at = malloc(((size_t)l->world + 1 + (size_t)l->inner) * sizeof *at);
-    if (!at)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for %d places to cut unit %d at", l->world, f->unit);
+    int64_t *at;
+    ZR_TRY(ZR_ALLOC(at, (int64_t)l->world + 1 + l->inner, "%d places to cut unit %d at", l->world, f->unit));
     if (!f->in_place)
         total = zr_round_up(total, ZR_PIECE_ALIGN);
     int64_t n = total / size;
@@ -495,10 +494,10 @@ static int build_units(struct zr_layout *l)
 int zr_layout_make(struct zr_tensor *tensors, int32_t n_tensors, int32_t inner, int32_t outer, bool in_place,
                    bool gaps, struct zr_layout **out)
 {
-    struct zr_layout *l = calloc(1, sizeof *l);
-    if (!l) {
+    struct zr_layout *l;
+    if (ZR_ZALLOC(l, 1, "the layout")) {
         zr_tensors_free(tensors, n_tensors);
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for the layout");
+        return ZERO_ERR_NOMEM;
     }
     *l = (struct zr_layout){.inner = inner,
                             .outer = outer,

@@ -2,6 +2,7 @@
 /* plan.c: makes the plan: offsets and bytes of everything that a rank allocates. plan_slots.c chooses the
  * slots. */
 #include "shard/plan.h"
+#include "kernels/alloc.h"
 #include "kernels/asserts.h"
 #include "shard/plan_slots.h"
 
@@ -318,10 +319,9 @@ int zr_plan_assume_order(const struct zr_layout *l, struct zero_call **out, int3
         return zr_fail(ZERO_ERR_ARG,
                        "by zero_tensor.uses the %d units have %lld calls in a micro-batch; allowed: %d",
                        l->n_units, (long long)all, MOST_ASSUMED);
-    struct zero_call *order = malloc((size_t)all * sizeof *order);
+    struct zero_call *order;
     int32_t n = 0;
-    if (!order)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for an order of %lld calls", (long long)all);
+    ZR_TRY(ZR_ALLOC(order, all, "an order of %lld calls", (long long)all));
     for (int32_t u = 0; u < l->n_units; u++)
         for (int end = 0; end < 2; end++)
             order[n++] = (struct zero_call){.unit = u, .phase = ZERO_FORWARD, .is_end = (uint8_t)end};
@@ -362,10 +362,9 @@ static int choose_sums(struct zr_plan *p, const struct zr_options *opt, struct z
     bool narrowed = p->world > 1 && opt->wire_dtype && opt->wire_dtype != ZERO_F32;
     bool once = zr_most_micro_batches(opt) == 1 || !s->reduce_each;
     int err = 0;
-    int32_t *uses = calloc((size_t)s->n_units, sizeof *uses);
+    int32_t *uses;
     *any_again = false;
-    if (!uses)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for a plan of %d units", s->n_units);
+    ZR_TRY(ZR_ZALLOC(uses, s->n_units, "a plan of %d units", s->n_units));
     for (int32_t u = 0; u < s->n_units; u++)
         p->sum_in_place[u] = whole && once && !narrowed && units[u].trainable;
     for (int32_t i = 0; i < p->layout->n_flats; i++) {
@@ -418,9 +417,8 @@ static int take_order(struct zr_plan *p, const struct zr_options *opt)
         if (opt->order[i].unit >= n_units)
             return zr_fail(ZERO_ERR_ARG, "order[%d].unit is %d; allowed: 0..%d", i, opt->order[i].unit,
                            n_units - 1);
-    s->order = order = malloc((size_t)opt->n_order * sizeof *order);
-    if (!order)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for an order of %d calls", opt->n_order);
+    ZR_TRY(ZR_ALLOC(order, opt->n_order, "an order of %d calls", opt->n_order));
+    s->order = order;
     memcpy(order, opt->order, (size_t)opt->n_order * sizeof *order);
     s->n_order = opt->n_order;
     return 0;
@@ -430,13 +428,10 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
 {
     const struct zr_layout *l = p->layout;
     struct zr_core_spec *s = &p->spec;
-    struct zr_core_unit_spec *units = calloc((size_t)l->n_units, sizeof *units);
+    struct zr_core_unit_spec *units;
+    ZR_TRY(ZR_ZALLOC(units, l->n_units, "a plan of %d units", l->n_units));
     s->units = units;
-    if (!units)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for a plan of %d units", l->n_units);
-    int err = take_order(p, opt);
-    if (err)
-        return err;
+    ZR_TRY(take_order(p, opt));
     for (int32_t u = 0; u < l->n_units; u++) {
         units[u] = (struct zr_core_unit_spec){.param_bytes = l->units[u].param_bytes,
                                               .grad_bytes = l->units[u].grad_bytes,
@@ -460,9 +455,7 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
         s->reduce_each |= l->tensors[t].overwrite && l->tensors[t].grad;
     s->n_sums = p->n_sums = opt->deterministic ? counter_depth(zr_most_micro_batches(opt)) : 1;
     bool again;
-    err = choose_sums(p, opt, units, &again);
-    if (err)
-        return err;
+    ZR_TRY(choose_sums(p, opt, units, &again));
     choose_hops(p, opt, again);
     for (int32_t u = 0; u < l->n_units; u++)
         units[u].grad_home =
@@ -521,9 +514,8 @@ static bool valid_plan(const struct zr_plan *p)
 
 int zr_plan_make(const struct zr_layout *l, const struct zr_options *opt, struct zr_plan **out)
 {
-    struct zr_plan *p = calloc(1, sizeof *p);
-    if (!p)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for a plan");
+    struct zr_plan *p;
+    ZR_TRY(ZR_ZALLOC(p, 1, "a plan"));
     int err = set_placement(p, l, opt);
     if (err) {
         free(p);

@@ -2,6 +2,7 @@
 /* plan_wire.c: counts traffic: the bytes that a rank takes from others in each operation, and in a steady
  * step. */
 #include "comm/segment.h"
+#include "kernels/alloc.h"
 #include "shard/plan_slots.h"
 
 #include <stdlib.h>
@@ -151,9 +152,8 @@ static struct zr_traffic traffic_of(const struct zr_plan *p, const struct zr_cor
 int zr_plan_measure(struct zr_plan *p, const struct zr_options *opt)
 {
     int32_t n = p->layout->n_units;
-    int64_t *counts = calloc((size_t)n * 4, sizeof *counts);
-    if (!counts)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory to measure the plan");
+    int64_t *counts;
+    ZR_TRY(ZR_ZALLOC(counts, 4 * (int64_t)n, "what the plan sends"));
     struct zr_core_work work = {counts, counts + n, counts + 2 * n, counts + 3 * n};
     int err = zr_core_rehearse(&p->spec, &work);
     for (int32_t place = 0; !err && place < (p->layout->has_places ? p->world : 1); place++) {

@@ -281,12 +281,11 @@ static bool find_overlap(struct range *r, size_t n, const struct range **one, co
  * not followed, and all may point to one placeholder. */
 static int check_pointers(const struct zr_tensor *t, int32_t n, int32_t tp, enum zr_values_in values)
 {
-    struct range *r = malloc(2 * (size_t)n * sizeof *r);
+    struct range *r;
     const struct range *a, *b;
     size_t n_ranges = 0;
     int err = 0;
-    if (!r)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory to check %d tensors", n);
+    ZR_TRY(ZR_ALLOC(r, 2 * (int64_t)n, "a check of %d tensors", n));
     for (int32_t i = 0; i < n; i++) {
         r[n_ranges++] = (struct range){(uintptr_t)t[i].param, sizeof(void *), t[i].name, "param"};
         if (t[i].grad)

@@ -98,11 +98,10 @@ static int exchange_tables(struct zero_ctx *z, char **out, int64_t *each)
     if (!z->rendezvous)
         return take_own_table(z, out, each);
     int32_t world = z->world.world, n_stage = world / z->mesh.stages;
-    int64_t own = message_bytes(z->layout), *sizes = malloc((size_t)world * sizeof *sizes);
-    int err =
-        sizes ? zr_rendezvous_exchange(z->rendezvous, &own, sizeof own, sizes)
-              : zr_rendezvous_fail(z->rendezvous,
-                                   zr_fail(ZERO_ERR_NOMEM, "no memory for the tables of %d ranks", world));
+    int64_t own = message_bytes(z->layout), *sizes;
+    int err = ZR_ALLOC(sizes, world, "the tables of %d ranks", world);
+    err = err ? zr_rendezvous_fail(z->rendezvous, err)
+              : zr_rendezvous_exchange(z->rendezvous, &own, sizeof own, sizes);
     *each = own;
     for (int32_t r = 0; !err && r < world; r++)
         *each = zr_max(*each, sizes[r]);
@@ -292,12 +291,11 @@ int zr_whole_make(struct zero_ctx *z)
         return err;
     }
     int64_t n = count_rows(z, all, each);
-    struct listed *list = calloc((size_t)n, sizeof *list);
-    if (list) {
+    struct listed *list;
+    err = ZR_ZALLOC(list, n, "the %lld tensors of all pipeline stages", (long long)n);
+    if (!err) {
         list_rows(z, all, each, list);
         err = join_rows(z, list, n);
-    } else {
-        err = zr_fail(ZERO_ERR_NOMEM, "no memory for the %lld tensors of all pipeline stages", (long long)n);
     }
     if (!err)
         err = number_tensors(z, list, n);

@@ -164,9 +164,8 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
             z->config.options.update = user_update;
             z->config.options.update_arg = z;
         }
-    z->from_all = zr_alloc(z->world.world, ZR_EXCHANGE_BYTES, false, "exchanges of %d ranks", z->world.world);
-    if (!z->from_all)
-        return ZERO_ERR_NOMEM;
+    ZR_TRY(ZR_ZALLOC_BYTES(z->from_all, (int64_t)z->world.world * ZR_EXCHANGE_BYTES, "exchanges of %d ranks",
+                           z->world.world));
     ZR_TRY(ZR_ZALLOC(z->sharers, z->world.world, "the memory use of %d ranks", z->world.world));
     ZR_TRY(plan_model(z, tensors, n_tensors));
     ZR_TRY(zr_missing_brackets_open(z));

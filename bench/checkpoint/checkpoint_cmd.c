@@ -5,10 +5,11 @@
 #include "bench/arguments.h"
 #include "bench/checkpoint/disk.h"
 #include "bench/commands.h"
-#include "bench/failed.h"
+#include "bench/libzero_error.h"
 #include "bench/report/report.h"
 #include "bench/train/train.h"
 
+#include "kernels/alloc.h"
 #include "kernels/device.h"
 
 #include <stdatomic.h>
@@ -50,13 +51,13 @@ static error_t finish(struct argp_state *state, void *options)
     return 0;
 }
 
+#define OPTION_STRUCT struct options
 static const struct option_row rows[] = {
     {"dir", "DIR", "A folder on the disk to measure (needed); a folder zero-bench is made in it, and removed",
-     2, OPTION_TEXT(struct options, dir)},
-    {"stage", "0..3", "What is sharded (1)", 2, OPTION_INT(struct options, stage, 0, 3)},
-    {"repeat", "N", "Times that each is measured; the median counts (3)", 2,
-     OPTION_INT(struct options, repeat, 1, MAX_REPEAT)},
-    {"json", NULL, "One JSON line, from rank 0", 2, OPTION_FLAG(struct options, json)},
+     OPTION_TEXT(dir), .group = 2},
+    {"stage", "0..3", "What is sharded (1)", OPTION_INT(stage, 0, 3)},
+    {"repeat", "N", "Times that each is measured; the median counts (3)", OPTION_INT(repeat, 1, MAX_REPEAT)},
+    {"json", NULL, "One JSON line, from rank 0", OPTION_FLAG(json)},
     {0},
 };
 
@@ -88,17 +89,18 @@ static int open_model(struct bench *b, bool async)
     b->bytes = 0;
     for (int t = 0; t < TRAIN_N_TENSORS; t++) {
         int64_t n = tensor_elements(&b->tensors[t]);
-        float *p = malloc((size_t)n * sizeof *p);
+        float *p;
+        if (ZR_ALLOC(p, n, "%lld parameters", (long long)n))
+            err = ZERO_ERR_NOMEM;
         for (int64_t i = 0; p && i < n; i++)
             p[i] = (float)(i % 1009) * 1e-3f;
-        err = p ? err : zr_fail(ZERO_ERR_NOMEM, "no memory for %lld parameters", (long long)n);
         own[t] = b->param[t] = p;
         b->tensors[t].param = &b->param[t];
         b->tensors[t].grad = &b->grad[t];
         b->tensors[t].flags |= ZERO_GRAD_OVERWRITE;
         b->bytes += n * 12; /* master and two moments */
     }
-    err = err ? err : reported(zero_wrap(&b->z, b->tensors, TRAIN_N_TENSORS, &cfg));
+    err = err ? err : take_libzero_error(zero_wrap(&b->z, b->tensors, TRAIN_N_TENSORS, &cfg));
     for (int t = 0; t < TRAIN_N_TENSORS; t++)
         free(own[t]);
     return err;
@@ -125,7 +127,7 @@ static int step(struct bench *b)
         err = err ? err : zero_end(b->z, u, ZERO_BACKWARD);
     }
     struct zero_step_info info;
-    return reported(err ? err : zero_step(b->z, 1e-3f, &info));
+    return take_libzero_error(err ? err : zero_step(b->z, 1e-3f, &info));
 }
 
 static double seconds_since(int64_t start)
@@ -173,7 +175,7 @@ static int meet(struct bench *b)
     double nothing = 0;
     if (b->rank == 0)
         sync();
-    return reported(zero_mean(b->z, &nothing, 1));
+    return take_libzero_error(zero_mean(b->z, &nothing, 1));
 }
 
 static int run_dd(struct bench *b, enum disk_job job, double *seconds)
@@ -197,7 +199,7 @@ static int run_save(struct bench *b, double *seconds)
     int err = b->rank == 0 ? disk_remove_folder(b->saves) : 0;
     err = err ? err : meet(b);
     int64_t start = zr_now_ns();
-    err = err ? err : reported(zero_save(b->z, b->saves, NULL));
+    err = err ? err : take_libzero_error(zero_save(b->z, b->saves, NULL));
     *seconds = seconds_since(start);
     return err;
 }
@@ -206,7 +208,7 @@ static int run_load(struct bench *b, double *seconds)
 {
     int err = meet(b);
     int64_t start = zr_now_ns();
-    err = err ? err : reported(zero_load(b->z, b->saves));
+    err = err ? err : take_libzero_error(zero_load(b->z, b->saves));
     *seconds = seconds_since(start);
     return err;
 }
@@ -246,7 +248,7 @@ static int open_bench(struct bench *b, bool async)
 {
     struct zero_stats s;
     int err = open_model(b, async);
-    err = err ? err : reported(zero_get_stats(b->z, &s));
+    err = err ? err : take_libzero_error(zero_get_stats(b->z, &s));
     if (!err) {
         b->rank = s.place.rank;
         b->dd = (struct disk_dd){.dir = b->dir,
@@ -282,7 +284,7 @@ static int steps_until(struct bench *b, bool (*ended)(struct bench *), double *m
         err = step(b);
         seconds[n++] = seconds_since(start);
         over = b->rank == 0 && ended(b);
-        err = err ? err : reported(zero_mean(b->z, &over, 1));
+        err = err ? err : take_libzero_error(zero_mean(b->z, &over, 1));
     }
     *ms = report_median(seconds, n) * 1e3;
     return err;
@@ -311,13 +313,13 @@ static int measure_async(struct bench *b, struct results *r)
     err = err ? err : steps_until(b, enough, &r->step_ms);
     err = err ? err : meet(b);
     int64_t begun = zr_now_ns();
-    err = err ? err : reported(zero_save(b->z, b->saves, NULL));
+    err = err ? err : take_libzero_error(zero_save(b->z, b->saves, NULL));
     r->call_ms = seconds_since(begun) * 1e3;
     err = err ? err : step(b);
     r->pays_ms = seconds_since(begun) * 1e3 - r->step_ms;
     err = err ? err : steps_until(b, is_saved, &r->during_ms);
     r->written_ms = seconds_since(begun) * 1e3;
-    err = err ? err : reported(zero_save_wait(b->z, NULL));
+    err = err ? err : take_libzero_error(zero_save_wait(b->z, NULL));
     err = err ? err : meet(b);
     begun = zr_now_ns();
     if (!err && b->rank == 0) {
@@ -330,7 +332,7 @@ static int measure_async(struct bench *b, struct results *r)
     r->dd_written_ms = seconds_since(begun) * 1e3;
     if (!err && b->rank == 0)
         err = disk_dd_wait(&b->dd);
-    err = err ? err : reported(zero_mean(b->z, &after, 1));
+    err = err ? err : take_libzero_error(zero_mean(b->z, &after, 1));
     if (b->rank == 0)
         disk_dd_remove(&b->dd);
     zero_unwrap(&b->z);

@@ -13,13 +13,12 @@ static error_t finish(struct argp_state *state, void *options)
     return 0;
 }
 
+#define OPTION_STRUCT struct train_options
 static const struct option_row rows[] = {
-    {"load", "DIR", "A checkpoint, or a folder of them: the latest", 2,
-     OPTION_TEXT(struct train_options, load)},
-    {"out", "DIR", "Where the files go", 2, OPTION_TEXT(struct train_options, export_to)},
-    {"max-file", "BYTES", "Of one file (5 GB)", 2, OPTION_BYTES(struct train_options, export_max, 1)},
-    {"dtype", "f32|bf16", "Of the model that was saved (f32)", 2,
-     OPTION_WORD(struct train_options, dtype, option_dtypes)},
+    {"load", "DIR", "A checkpoint, or a folder of them: the latest", OPTION_TEXT(load), .group = 2},
+    {"out", "DIR", "Where the files go", OPTION_TEXT(export_to)},
+    {"max-file", "BYTES", "Of one file (5 GB)", OPTION_BYTES(export_max, 1)},
+    {"dtype", "f32|bf16", "Of the model that was saved (f32)", OPTION_WORD(dtype, option_dtypes)},
     {0},
 };
 

@@ -8,6 +8,7 @@
 #include "bench/report/plot.h"
 #include "bench/report/report.h"
 
+#include "kernels/alloc.h"
 #include "zero/zero.h"
 
 #include <math.h>
@@ -19,7 +20,7 @@
 
 struct comm_options {
     struct comm_asked asked;
-    int64_t rounds, factor, group, across;
+    int64_t group, across;
     const char *ops, *plot;
     int device, dtype, deterministic;
     bool json, flat;
@@ -97,10 +98,8 @@ static error_t finish(struct argp_state *state, void *options)
     a->from_bytes = a->from_bytes ? a->from_bytes : 1 << 10;
     a->to_bytes = a->to_bytes ? a->to_bytes : 64 << 20;
     a->ops = a->ops ? a->ops : (1 << COMM_OPS) - 1;
-    a->factor = o->factor;
     a->group = o->group ? o->group : o->across;
     a->across = o->across != 0;
-    a->rounds = o->rounds;
     a->dtype = o->dtype == ZERO_BF16 ? ZERO_BF16 : ZERO_F32;
     a->deterministic = o->deterministic;
     a->cuda = o->device == ZERO_DEVICE_CUDA;
@@ -108,30 +107,25 @@ static error_t finish(struct argp_state *state, void *options)
     return 0;
 }
 
+#define OPTION_STRUCT struct comm_options
 static const struct option_row rows[] = {
-    {"backend", "LIST", "Backends to measure, with commas between them (all that can be here)", 1,
+    {"backend", "LIST", "Backends to measure, with commas between them (all that can be here)",
      OPTION_BY(read_backends)},
-    {"op", "LIST", "all_gather, reduce_scatter, agree, with commas between them (all)", 1,
-     OPTION_BY(read_ops)},
-    {"bytes", "FROM[:TO]", "Sizes of the whole region, all ranks' slices together (1K:64M)", 1,
+    {"op", "LIST", "all_gather, reduce_scatter, agree, with commas between them (all)", OPTION_BY(read_ops)},
+    {"bytes", "FROM[:TO]", "Sizes of the whole region, all ranks' slices together (1K:64M)",
      OPTION_BY(read_sizes)},
-    {"factor", "N", "From one size to the next (4)", 1, OPTION_INT(struct comm_options, factor, 2, 1 << 20)},
-    {"group", "N", "In groups of so many ranks, all at the same time (all ranks)", 1,
-     OPTION_INT(struct comm_options, group, 1, 1 << 20)},
-    {"across", "N", "Between groups of so many ranks", 1,
-     OPTION_INT(struct comm_options, across, 1, 1 << 20)},
-    {"dtype", "f32|bf16", "Of the elements (f32)", 1, OPTION_WORD(struct comm_options, dtype, option_dtypes)},
-    {"deterministic", "on|off", "Sums in the fixed tree (as the backend does by itself)", 1,
-     OPTION_WORD(struct comm_options, deterministic, option_on_off)},
-    {"device", "host|cuda", "Whose memory (host)", 1,
-     OPTION_WORD(struct comm_options, device, option_devices)},
-    {"rounds", "N", "Measured rounds; the median counts (21)", 1,
-     OPTION_INT(struct comm_options, rounds, 1, 100000)},
-    {"flat", NULL, "Over MPI inside a host, too, where it would use shared memory there", 1,
-     OPTION_FLAG(struct comm_options, flat)},
-    {"plot", "FILE", "Draw bandwidths over sizes into FILE.svg or FILE.png, with gnuplot", 1,
-     OPTION_PLOT(struct comm_options, plot)},
-    {"json", NULL, "A JSON line for each row", 1, OPTION_FLAG(struct comm_options, json)},
+    {"factor", "N", "From one size to the next (4)", OPTION_INT(asked.factor, 2, 1 << 20)},
+    {"group", "N", "In groups of so many ranks, all at the same time (all ranks)",
+     OPTION_INT(group, 1, 1 << 20)},
+    {"across", "N", "Between groups of so many ranks", OPTION_INT(across, 1, 1 << 20)},
+    {"dtype", "f32|bf16", "Of the elements (f32)", OPTION_WORD(dtype, option_dtypes)},
+    {"deterministic", "on|off", "Sums in the fixed tree (as the backend does by itself)",
+     OPTION_WORD(deterministic, option_on_off)},
+    {"device", "host|cuda", "Whose memory (host)", OPTION_WORD(device, option_devices)},
+    {"rounds", "N", "Measured rounds; the median counts (21)", OPTION_INT(asked.rounds, 1, 100000)},
+    {"flat", NULL, "Over MPI inside a host, too, where it would use shared memory there", OPTION_FLAG(flat)},
+    {"plot", "FILE", "Draw bandwidths over sizes into FILE.svg or FILE.png, with gnuplot", OPTION_PLOT(plot)},
+    {"json", NULL, "A JSON line for each row", OPTION_FLAG(json)},
     {0},
 };
 
@@ -286,15 +280,12 @@ struct outcome {
 static int keep_point(struct outcome *out, const struct comm_rounds *b, const struct comm_row *row,
                       const struct figures *f)
 {
-    struct comm_point *more = realloc(out->point, (size_t)(out->n_points + 1) * sizeof *more);
-    if (!more)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for a picture");
-    out->point = more;
-    more[out->n_points++] = (struct comm_point){.op = row->op,
-                                                .backend = comm_row_name(row),
-                                                .is_limit = !row->of,
-                                                .bytes = b->bytes,
-                                                .busbw = f->busbw};
+    ZR_TRY(ZR_GROW(out->point, out->n_points + 1, "a picture"));
+    out->point[out->n_points++] = (struct comm_point){.op = row->op,
+                                                      .backend = comm_row_name(row),
+                                                      .is_limit = !row->of,
+                                                      .bytes = b->bytes,
+                                                      .busbw = f->busbw};
     return 0;
 }
 
@@ -340,9 +331,7 @@ static int run(struct comm_options *o, struct comm_ranks *r, struct comm_rounds 
     err = comm_rounds_open(b, r, &o->asked);
     if (err)
         return err;
-    out->sorted = calloc((size_t)o->asked.rounds, sizeof *out->sorted);
-    if (!out->sorted)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for %lld times", (long long)o->asked.rounds);
+    ZR_TRY(ZR_ZALLOC(out->sorted, o->asked.rounds, "%lld times", (long long)o->asked.rounds));
     if (r->world.rank == 0)
         report_head(o, r);
     return run_sizes(o, b, out);
@@ -373,8 +362,10 @@ static int verdict(const char *name, const struct outcome *out)
 
 int comm_command(const char *name, int argc, char **argv)
 {
-    struct comm_options o = {
-        .rounds = 21, .factor = 4, .device = ZERO_DEVICE_HOST, .dtype = ZERO_F32, .deterministic = ZERO_AUTO};
+    struct comm_options o = {.asked = {.rounds = 21, .factor = 4},
+                             .device = ZERO_DEVICE_HOST,
+                             .dtype = ZERO_F32,
+                             .deterministic = ZERO_AUTO};
     int status = options_parse(&table, name, argc, argv, &o);
     if (status)
         return status;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* limits.c: copies and sums in a rank's own memory, as limits.h declares them. */
 #include "bench/comm/limits.h"
-#include "bench/failed.h"
+#include "kernels/error.h"
 
 static int64_t from_bytes(int n, int64_t slice)
 {
@@ -52,7 +52,7 @@ int comm_limits_add(struct comm_limits *l, struct zr_stream *s, int n, int64_t s
 {
     const void *source[ZR_MAX_SOURCES];
     if (n > ZR_MAX_SOURCES)
-        return failed(ZERO_ERR_NOTSUP, "sums of %d ranks: up to %d are measured", n, ZR_MAX_SOURCES);
+        return zr_fail(ZERO_ERR_NOTSUP, "sums of %d ranks: up to %d are measured", n, ZR_MAX_SOURCES);
     for (int i = 0; i < n; i++)
         source[i] = l->from + i * slice;
     return l->dev->ops->sum_tree(s, (float *)l->to, source, n, l->dtype, slice / zr_dtype_bytes(l->dtype),

@@ -5,6 +5,7 @@
 #include "bench/report/report.h"
 
 #include "comm/first_error.h"
+#include "kernels/alloc.h"
 #include "kernels/host/host_memory.h"
 #include "zero/zero.h"
 
@@ -69,9 +70,9 @@ struct card {
 static int agree(struct comm_ranks *r, int err, const struct comm_asked *a)
 {
     int n = r->world.world, me = r->world.rank;
-    struct card mine = {.asked = *a}, *all = calloc((size_t)n, sizeof *all);
-    if (!all)
-        return zr_rendezvous_fail(r->rdv, zr_fail(ZERO_ERR_NOMEM, "no memory for the words of %d ranks", n));
+    struct card mine = {.asked = *a}, *all;
+    if (ZR_ZALLOC(all, n, "the words of %d ranks", n))
+        return zr_rendezvous_fail(r->rdv, ZERO_ERR_NOMEM);
     zr_first_error_put(&mine, err);
     int met = zr_rendezvous_exchange(r->rdv, &mine, sizeof mine, all);
     err = zr_first_error(met, &mine, all, n, me);

@@ -2,7 +2,7 @@
 /* rounds.c: measures and checks the collectives of zero-bench comm. */
 #include "bench/comm/rounds.h"
 #include "bench/comm/values.h"
-#include "bench/failed.h"
+#include "kernels/alloc.h"
 
 #include <limits.h>
 #include <stdlib.h>
@@ -101,10 +101,9 @@ static int take(struct comm_rounds *b, int64_t slice)
 {
     struct zr_device *dev = b->ranks->dev;
     const struct zr_group *g = b->ranks->group;
-    b->times = calloc((size_t)(COMM_MOST_ROWS * b->asked.rounds), sizeof *b->times);
-    b->source = calloc((size_t)b->n, sizeof *b->source);
-    if (!b->times || !b->source)
-        return failed(ZERO_ERR_NOMEM, "no memory for the times of %lld rounds", (long long)b->asked.rounds);
+    ZR_TRY(ZR_ZALLOC(b->times, COMM_MOST_ROWS * b->asked.rounds, "the times of %lld rounds",
+                     (long long)b->asked.rounds));
+    ZR_TRY(ZR_ZALLOC(b->source, b->n, "the sources of %d ranks", b->n));
     for (int i = 0; i < b->n; i++)
         b->source[i].rank = zr_group_member(g, i);
     int err = dev->ops->host_alloc(dev, PIECE_BYTES, (void **)&b->piece);
@@ -258,54 +257,49 @@ static uint64_t seed_of(enum comm_op op)
     return ((uint64_t)op + 1) << 32;
 }
 
-/* A range of an arena's elements; `first` is the number of its first one. The function by_pieces() runs fn on
- * each piece. With to_arena, fn fills b->piece, which is then copied to the arena; without, the piece is
- * copied from there first. */
+/* A range of device memory, which passes through b->piece. */
 struct range {
     char *at;
-    int64_t bytes, first;
-    bool to_arena;
-    void (*fn)(struct comm_rounds *b, struct range *x, int64_t first, int64_t n);
-    /* used by fn */
-    struct comm_source source;
+    int64_t bytes;
     enum zero_dtype dtype;
-    int64_t wrong;
-    const struct comm_sum *sum;
 };
 
-static int by_pieces(struct comm_rounds *b, struct range *x)
+static int64_t piece_bytes(const struct range *x, int64_t at)
+{
+    return x->bytes - at < PIECE_BYTES ? x->bytes - at : PIECE_BYTES;
+}
+
+/* Copies b->piece to the range at `at`, or back. */
+static int copy_piece(struct comm_rounds *b, const struct range *x, int64_t at, bool back)
 {
     const struct zr_device_ops *dev = b->ranks->dev->ops;
-    struct zr_stream *s = b->ranks->stream;
-    int64_t size = zr_dtype_bytes(x->dtype);
-    int err = 0;
-    for (int64_t at = 0; at < x->bytes && !err; at += PIECE_BYTES) {
-        int64_t n = x->bytes - at < PIECE_BYTES ? x->bytes - at : PIECE_BYTES;
-        err = x->to_arena ? 0 : dev->copy(s, b->piece, x->at + at, n);
-        err = err ? err : dev->stream_sync(s);
-        x->fn(b, x, x->first + at / size, n / size);
-        err = err || !x->to_arena ? err : dev->copy(s, x->at + at, b->piece, n);
-        err = err ? err : dev->stream_sync(s);
+    char *there = x->at + at;
+    ZR_TRY(dev->copy(b->ranks->stream, back ? b->piece : there, back ? there : b->piece, piece_bytes(x, at)));
+    return dev->stream_sync(b->ranks->stream);
+}
+
+/* Fills a range with the values of a source, or, if source is NULL, with bits that are NaN in every dtype. */
+static int fill(struct comm_rounds *b, struct range x, const struct comm_source *source)
+{
+    int64_t size = zr_dtype_bytes(x.dtype);
+    for (int64_t at = 0; at < x.bytes; at += PIECE_BYTES) {
+        if (source)
+            comm_values_fill(b->piece, x.dtype, *source, at / size, piece_bytes(&x, at) / size);
+        else
+            memset(b->piece, 0xff, (size_t)piece_bytes(&x, at));
+        ZR_TRY(copy_piece(b, &x, at, false));
     }
-    return err;
+    return 0;
 }
 
-static void fill(struct comm_rounds *b, struct range *x, int64_t first, int64_t n)
+static struct range slice_range(const struct comm_rounds *b, const struct comm_backend *of, int i)
 {
-    comm_values_fill(b->piece, x->dtype, x->source, first, n);
+    return (struct range){of->arena + b->gather_at + i * b->slice, b->slice, b->dtype};
 }
 
-/* Fills with bits that are NaN in every dtype. */
-static void poison(struct comm_rounds *b, struct range *x, int64_t first, int64_t n)
+static struct range sum_range(const struct comm_rounds *b, const struct comm_backend *of)
 {
-    (void)first;
-    memset(b->piece, 0xff, (size_t)(n * zr_dtype_bytes(x->dtype)));
-}
-
-static void compare(struct comm_rounds *b, struct range *x, int64_t first, int64_t n)
-{
-    x->wrong += x->sum ? comm_values_sum_differs((float *)b->piece, x->sum, first, n)
-                       : comm_values_differ(b->piece, x->dtype, x->source, first, n);
+    return (struct range){of->arena + b->sum_at, n_elements(b) * (int64_t)sizeof(float), ZERO_F32};
 }
 
 static int fill_words(struct comm_rounds *b, const struct comm_backend *of)
@@ -321,89 +315,61 @@ static int fill_words(struct comm_rounds *b, const struct comm_backend *of)
 static int fill_inputs(struct comm_rounds *b, const struct comm_backend *of)
 {
     int32_t me = b->ranks->world.rank;
-    struct range own = {.at = of->arena + b->gather_at + b->ranks->group->rank * b->slice,
-                        .bytes = b->slice,
-                        .to_arena = true,
-                        .fn = fill,
-                        .source = {seed_of(COMM_ALL_GATHER), me},
-                        .dtype = b->dtype},
-                 all = {.at = of->arena + b->reduce_at,
-                        .bytes = b->bytes,
-                        .to_arena = true,
-                        .fn = fill,
-                        .source = {seed_of(COMM_REDUCE_SCATTER), me},
-                        .dtype = b->dtype};
-    int err = by_pieces(b, &own);
-    return err ? err : by_pieces(b, &all);
+    const struct comm_source gathered = {seed_of(COMM_ALL_GATHER), me},
+                             reduced = {seed_of(COMM_REDUCE_SCATTER), me};
+    ZR_TRY(fill(b, slice_range(b, of, b->ranks->group->rank), &gathered));
+    return fill(b, (struct range){of->arena + b->reduce_at, b->bytes, b->dtype}, &reduced);
 }
 
 static int fill_wide(struct comm_rounds *b)
 {
-    struct range all = {.at = b->wide,
-                        .bytes = b->n * n_elements(b) * (int64_t)sizeof(float),
-                        .to_arena = true,
-                        .fn = fill,
-                        .source = {seed_of(COMM_REDUCE_SCATTER), b->ranks->world.rank},
-                        .dtype = ZERO_F32};
-    return b->wide ? by_pieces(b, &all) : 0;
+    const struct comm_source source = {seed_of(COMM_REDUCE_SCATTER), b->ranks->world.rank};
+    struct range all = {b->wide, b->n * n_elements(b) * (int64_t)sizeof(float), ZERO_F32};
+    return b->wide ? fill(b, all, &source) : 0;
 }
 
 static int poison_result(struct comm_rounds *b, const struct comm_row *row)
 {
-    int err = 0;
-    struct range sum = {.at = row->of->arena + b->sum_at,
-                        .bytes = n_elements(b) * (int64_t)sizeof(float),
-                        .to_arena = true,
-                        .fn = poison,
-                        .dtype = ZERO_F32};
     if (row->op == COMM_AGREE)
         return fill_words(b, row->of);
     if (row->op == COMM_REDUCE_SCATTER)
-        return by_pieces(b, &sum);
-    for (int i = 0; i < b->n && !err; i++) {
-        struct range other = {.at = row->of->arena + b->gather_at + i * b->slice,
-                              .bytes = i == b->ranks->group->rank ? 0 : b->slice,
-                              .to_arena = true,
-                              .fn = poison,
-                              .dtype = b->dtype};
-        err = by_pieces(b, &other);
-    }
-    return err;
+        return fill(b, sum_range(b, row->of), NULL);
+    for (int i = 0; i < b->n; i++)
+        if (i != b->ranks->group->rank)
+            ZR_TRY(fill(b, slice_range(b, row->of, i), NULL));
+    return 0;
 }
 
 static int check_gather(struct comm_rounds *b, struct comm_row *row)
 {
-    int err = 0;
-    for (int i = 0; i < b->n && !err; i++) {
-        struct range slice = {.at = row->of->arena + b->gather_at + i * b->slice,
-                              .bytes = b->slice,
-                              .fn = compare,
-                              .source = {seed_of(COMM_ALL_GATHER), b->source[i].rank},
-                              .dtype = b->dtype};
-        err = by_pieces(b, &slice);
-        row->wrong += slice.wrong;
+    int64_t size = zr_dtype_bytes(b->dtype);
+    for (int i = 0; i < b->n; i++) {
+        const struct range slice = slice_range(b, row->of, i);
+        for (int64_t at = 0; at < slice.bytes; at += PIECE_BYTES) {
+            ZR_TRY(copy_piece(b, &slice, at, true));
+            row->wrong += comm_values_differ(b->piece, b->dtype, b->source[i], at / size,
+                                             piece_bytes(&slice, at) / size);
+        }
     }
-    return err;
+    return 0;
 }
 
 static int check_sum(struct comm_rounds *b, struct comm_row *row)
 {
-    int64_t n = n_elements(b);
     bool is_ours = row->own == COMM_NOT_OWN;
     const struct comm_sum sum = {.source = b->source,
                                  .n_sources = b->n,
                                  .dtype = is_ours ? b->dtype : ZERO_F32,
                                  .exact = is_ours && row->of->reduce->ops->deterministic &&
                                           b->n <= ZR_MAX_SOURCES};
-    struct range own = {.at = row->of->arena + b->sum_at,
-                        .bytes = n * (int64_t)sizeof(float),
-                        .first = b->ranks->group->rank * n,
-                        .fn = compare,
-                        .dtype = ZERO_F32,
-                        .sum = &sum};
-    int err = by_pieces(b, &own);
-    row->wrong += own.wrong;
-    return err;
+    const struct range own = sum_range(b, row->of);
+    const int64_t size = sizeof(float), first = b->ranks->group->rank * n_elements(b);
+    for (int64_t at = 0; at < own.bytes; at += PIECE_BYTES) {
+        ZR_TRY(copy_piece(b, &own, at, true));
+        row->wrong +=
+            comm_values_sum_differs((float *)b->piece, &sum, first + at / size, piece_bytes(&own, at) / size);
+    }
+    return 0;
 }
 
 static int check_words(struct comm_rounds *b, struct comm_row *row)
@@ -436,10 +402,10 @@ static int check_row(struct comm_rounds *b, struct comm_row *row)
 
 static int check_all(struct comm_rounds *b)
 {
-    int err = 0;
-    for (int k = 0; k < b->n_rows && !err; k++)
-        err = b->row[k].of ? check_row(b, &b->row[k]) : 0;
-    return err;
+    for (int k = 0; k < b->n_rows; k++)
+        if (b->row[k].of)
+            ZR_TRY(check_row(b, &b->row[k]));
+    return 0;
 }
 
 /* ---- rounds ---- */

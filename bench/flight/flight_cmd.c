@@ -16,8 +16,9 @@ struct flight_options {
     int n_paths;
 };
 
+#define OPTION_STRUCT struct flight_options
 static const struct option_row rows[] = {
-    {"json", NULL, "A JSON line per rank and finding", 1, OPTION_FLAG(struct flight_options, json)},
+    {"json", NULL, "A JSON line per rank and finding", OPTION_FLAG(json)},
     {0},
 };
 

@@ -14,8 +14,8 @@
         }                                                                                                    \
     } while (0)
 
-/* Calls a function of the layer table on m's place. */
-#define LAYER(m, name, ...) RUN(m, (m)->layers->name((m)->place, __VA_ARGS__))
+/* Calls a function of the layer table on m's device. */
+#define LAYER(m, name, ...) RUN(m, (m)->layers->name((m)->compute, __VA_ARGS__))
 
 static void multiply(struct gpt2 *m, const struct zr_gemm_args *args)
 {
@@ -25,35 +25,24 @@ static void multiply(struct gpt2 *m, const struct zr_gemm_args *args)
         profile_enter_product(m->profile, 2.0 * (double)args->m * (double)args->n * (double)args->k *
                                               (double)args->n_batch);
     }
-    RUN(m, zr_gemm_run(m->place->gemm, args));
+    RUN(m, zr_gemm_run(m->compute->gemm, args));
     profile_enter(m->profile, before);
 }
 
 static void copy(struct gpt2 *m, real *dst, const real *src, int64_t n)
 {
-    RUN(m, m->place->dev->ops->copy(m->place->stream, dst, src, n * (int64_t)sizeof(real)));
+    RUN(m, m->compute->dev->ops->copy(m->compute->stream, dst, src, n * (int64_t)sizeof(real)));
 }
 
 static struct zr_gemm_args linear(const struct gpt2 *m, real *out, const real *inp, const real *weight,
                                   const real *bias, int64_t C, int64_t OC)
 {
-    return (struct zr_gemm_args){
-        .trans_b = true,
-        .m = m->B * m->config.context,
-        .n = OC,
-        .k = C,
-        .ab_dtype = GPT2_GEMM_DTYPE,
-        .c_dtype = GPT2_GEMM_DTYPE,
-        .bias_dtype = GPT2_GEMM_DTYPE,
-        .a = inp,
-        .b = weight,
-        .bias = bias,
-        .c = out,
-        .lda = C,
-        .ldb = C,
-        .ldc = OC,
-        .n_batch = 1,
-    };
+    struct zr_gemm_args args =
+        product_of(GPT2_GEMM_DTYPE, m->B * m->config.context, OC, C, inp, C, weight, C, out, OC);
+    args.trans_b = true;
+    args.bias = bias;
+    args.bias_dtype = GPT2_GEMM_DTYPE;
+    return args;
 }
 
 /* out (B*T, OC) = inp (B*T, C) * weight (OC, C)^T + bias (OC). If `add`, it is added to out. */
@@ -128,7 +117,7 @@ static void linear_gelu_forward(struct gpt2 *m, real *out, real *before, const r
     args.epilogue = ZR_GEMM_GELU;
     args.aux = before;
     args.ldaux = OC;
-    if (zr_gemm_can(m->place->gemm, &args)) {
+    if (zr_gemm_can(m->compute->gemm, &args)) {
         multiply(m, &args);
     } else {
         linear_forward(m, before, inp, weight, bias, C, OC, false);
@@ -141,25 +130,13 @@ static void linear_gelu_forward(struct gpt2 *m, real *out, real *before, const r
 static void linear_backward_input(struct gpt2 *m, real *dinp, const real *dout, int64_t ld_dout,
                                   const real *weight, const real *before, int64_t C, int64_t OC)
 {
-    struct zr_gemm_args args = {
-        .m = m->B * m->config.context,
-        .n = C,
-        .k = OC,
-        .ab_dtype = GPT2_GEMM_DTYPE,
-        .c_dtype = GPT2_GEMM_DTYPE,
-        .a = dout,
-        .b = weight,
-        .c = dinp,
-        .lda = ld_dout,
-        .ldb = C,
-        .ldc = C,
-        .n_batch = 1,
-    };
+    struct zr_gemm_args args =
+        product_of(GPT2_GEMM_DTYPE, m->B * m->config.context, C, OC, dout, ld_dout, weight, C, dinp, C);
     struct zr_gemm_args fused = args;
     fused.epilogue = ZR_GEMM_DGELU;
     fused.aux = (void *)(uintptr_t)before; /* this epilogue only reads it */
     fused.ldaux = C;
-    if (before && zr_gemm_can(m->place->gemm, &fused)) {
+    if (before && zr_gemm_can(m->compute->gemm, &fused)) {
         multiply(m, &fused);
         return;
     }
@@ -174,26 +151,13 @@ static void linear_backward_weight(struct gpt2 *m, real *dweight, real *dbias, c
                                    int64_t ld_dout, const real *inp, int64_t C, int64_t OC)
 {
     int64_t BT = m->B * m->config.context;
-    struct zr_gemm_args args = {
-        .trans_a = true,
-        .m = OC,
-        .n = C,
-        .k = BT,
-        .ab_dtype = GPT2_GEMM_DTYPE,
-        .c_dtype = GPT2_GEMM_DTYPE,
-        .a = dout,
-        .b = inp,
-        .c = dweight,
-        .lda = ld_dout,
-        .ldb = C,
-        .ldc = C,
-        .beta = m->stores ? 0.0f : 1.0f,
-        .n_batch = 1,
-    };
+    struct zr_gemm_args args = product_of(GPT2_GEMM_DTYPE, OC, C, BT, dout, ld_dout, inp, C, dweight, C);
+    args.trans_a = true;
+    args.beta = m->stores ? 0.0f : 1.0f;
     struct zr_gemm_args fused = args;
     fused.epilogue = ZR_GEMM_SUM_A;
     fused.sum = m->acts.dbias;
-    if (dbias && zr_gemm_can(m->place->gemm, &fused)) {
+    if (dbias && zr_gemm_can(m->compute->gemm, &fused)) {
         multiply(m, &fused);
         LAYER(m, add, dbias, m->acts.dbias, OC);
         return;
@@ -220,25 +184,16 @@ struct heads {
 static void multiply_heads(struct gpt2 *m, struct heads c, enum zero_dtype c_dtype, struct heads a,
                            bool trans_a, struct heads b, bool trans_b, int64_t M, int64_t N, int64_t K)
 {
-    multiply(m, &(struct zr_gemm_args){
-                    .trans_a = trans_a,
-                    .trans_b = trans_b,
-                    .m = M,
-                    .n = N,
-                    .k = K,
-                    .ab_dtype = GPT2_GEMM_DTYPE,
-                    .c_dtype = c_dtype,
-                    .a = a.at,
-                    .b = b.at,
-                    .c = (void *)c.at,
-                    .lda = a.row,
-                    .ldb = b.row,
-                    .ldc = c.row,
-                    .n_batch = gpt2_part_heads(&m->config),
-                    .stride_a = a.head,
-                    .stride_b = b.head,
-                    .stride_c = c.head,
-                });
+    struct zr_gemm_args args =
+        product_of(GPT2_GEMM_DTYPE, M, N, K, a.at, a.row, b.at, b.row, (void *)c.at, c.row);
+    args.c_dtype = c_dtype;
+    args.trans_a = trans_a;
+    args.trans_b = trans_b;
+    args.n_batch = gpt2_part_heads(&m->config);
+    args.stride_a = a.head;
+    args.stride_b = b.head;
+    args.stride_c = c.head;
+    multiply(m, &args);
 }
 
 /* atty (B, T, A) = softmax(q * k^T / sqrt(HS)) * v for each head. The columns of qkv (B, T, 3*A) are q, k, v,
@@ -283,7 +238,7 @@ static void attention_forward(struct gpt2 *m, int64_t l, real *atty, const real 
     int64_t rows = m->B * NH * T;
     enum profile_part before = profile_enter(m->profile, PROFILE_ATTENTION);
     if (m->attention)
-        RUN(m, m->attention->forward(m->place, atty, m->stats.logsum + l * rows, qkv, m->B, T, NH, HS));
+        RUN(m, m->attention->forward(m->compute, atty, m->stats.logsum + l * rows, qkv, m->B, T, NH, HS));
     else
         products_forward(m, atty, m->acts.att + l * rows * T, qkv);
     profile_enter(m->profile, before);
@@ -296,8 +251,8 @@ static void attention_backward(struct gpt2 *m, int64_t l, real *dqkv, const real
     int64_t rows = m->B * NH * T;
     enum profile_part before = profile_enter(m->profile, PROFILE_ATTENTION);
     if (m->attention) {
-        RUN(m, m->attention->backward(m->place, dqkv, m->stats.dots, datty, atty, m->stats.logsum + l * rows,
-                                      qkv, m->B, T, NH, HS));
+        RUN(m, m->attention->backward(m->compute, dqkv, m->stats.dots, datty, atty,
+                                      m->stats.logsum + l * rows, qkv, m->B, T, NH, HS));
     } else {
         products_backward(m, dqkv, datty, m->acts.att + l * rows * T, qkv);
     }
@@ -343,7 +298,7 @@ static int64_t n_ids(const struct gpt2 *m)
 
 void gpt2_send_batch(struct gpt2 *m)
 {
-    const struct zr_device_ops *dev = m->place->dev->ops;
+    const struct zr_device_ops *dev = m->compute->dev->ops;
     struct gpt2_batch *staged = &m->staged[m->slot];
     int64_t BT = m->B * m->config.context;
     if (m->config.tp > 1) {
@@ -352,8 +307,8 @@ void gpt2_send_batch(struct gpt2 *m)
     }
     sort_batch(m, staged);
     m->batch.n_distinct = staged->n_distinct;
-    RUN(m, dev->copy(m->place->stream, m->batch.tokens, staged->tokens, m->batch_memory.bytes));
-    RUN(m, dev->event_record(m->sent[m->slot], m->place->stream));
+    RUN(m, dev->copy(m->compute->stream, m->batch.tokens, staged->tokens, m->batch_memory.bytes));
+    RUN(m, dev->event_record(m->sent[m->slot], m->compute->stream));
 }
 
 void gpt2_turn_to(struct gpt2 *m, int64_t i)
@@ -367,7 +322,7 @@ void gpt2_embed_forward(struct gpt2 *m)
     enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
     if (m->config.tp > 1) {
         real *embedded = m->config.sequence ? m->acts.all : m->acts.embedded;
-        RUN(m, gpt2_vocab_embed(m->place, embedded, m->batch.tokens, m->params.wte,
+        RUN(m, gpt2_vocab_embed(m->compute, embedded, m->batch.tokens, m->params.wte,
                                 m->part == 0 ? m->params.wpe : NULL, m->B, m->config.context,
                                 m->config.channels));
         if (m->config.sequence)
@@ -437,13 +392,13 @@ static void loss_of_parts(struct gpt2 *m, int64_t b)
     float *top = m->stats.rows, *total = top + T, *wanted = total + T;
     const int32_t *targets = m->batch.targets + b * T;
     const struct gpt2_label label = label_of(&m->config);
-    RUN(m, gpt2_vocab_top(m->place, top, m->stats.logits, T, n_ids(m), ld));
+    RUN(m, gpt2_vocab_top(m->compute, top, m->stats.logits, T, n_ids(m), ld));
     RUN(m, m->reduce(m->sum_arg, top, T, true));
-    RUN(m, gpt2_vocab_exponentials(m->place, m->stats.logits, total, wanted, top, targets, T, n_ids(m), ld,
+    RUN(m, gpt2_vocab_exponentials(m->compute, m->stats.logits, total, wanted, top, targets, T, n_ids(m), ld,
                                    label));
     RUN(m, m->reduce(m->sum_arg, total, 2 * T, false));
-    RUN(m, gpt2_vocab_loss(m->place, m->acts.dlogits + b * T * ld, m->losses + b * T, m->stats.logits, total,
-                           wanted, targets, T, n_ids(m), U, ld, label, 1.0f / (float)(m->B * T)));
+    RUN(m, gpt2_vocab_loss(m->compute, m->acts.dlogits + b * T * ld, m->losses + b * T, m->stats.logits,
+                           total, wanted, targets, T, n_ids(m), U, ld, label, 1.0f / (float)(m->B * T)));
 }
 
 void gpt2_head_forward(struct gpt2 *m)
@@ -455,21 +410,12 @@ void gpt2_head_forward(struct gpt2 *m)
           gpt2_own_rows(m), C);
     const real *lnf = all_rows(m, m->acts.lnf);
     for (int64_t b = 0; b < m->B; b++) { /* row by row, as logits are the largest array */
-        multiply(m, &(struct zr_gemm_args){
-                        .trans_b = true, /* logits (T, U) = lnf (T, C) * wte (U, C)^T */
-                        .m = T,
-                        .n = U,
-                        .k = C,
-                        .ab_dtype = GPT2_GEMM_DTYPE,
-                        .c_dtype = ZERO_F32,
-                        .a = lnf + b * T * C,
-                        .b = m->params.wte,
-                        .c = m->stats.logits,
-                        .lda = C,
-                        .ldb = C,
-                        .ldc = m->ld_logits,
-                        .n_batch = 1,
-                    });
+        /* logits (T, U) = lnf (T, C) * wte (U, C)^T */
+        struct zr_gemm_args args = product_of(GPT2_GEMM_DTYPE, T, U, C, lnf + b * T * C, C, m->params.wte, C,
+                                              m->stats.logits, m->ld_logits);
+        args.trans_b = true;
+        args.c_dtype = ZERO_F32;
+        multiply(m, &args);
         if (m->config.tp > 1)
             loss_of_parts(m, b);
         else
@@ -483,15 +429,15 @@ void gpt2_head_forward(struct gpt2 *m)
 
 int gpt2_send_loss(struct gpt2 *m)
 {
-    const struct zr_device_ops *dev = m->place->dev->ops;
-    int err = dev->copy(m->place->stream, m->loss_out, m->loss, sizeof *m->loss);
-    err = err ? err : dev->zero(m->place->stream, m->loss, sizeof *m->loss);
-    return err ? err : dev->event_record(m->loss_sent, m->place->stream);
+    const struct zr_device_ops *dev = m->compute->dev->ops;
+    int err = dev->copy(m->compute->stream, m->loss_out, m->loss, sizeof *m->loss);
+    err = err ? err : dev->zero(m->compute->stream, m->loss, sizeof *m->loss);
+    return err ? err : dev->event_record(m->loss_sent, m->compute->stream);
 }
 
 int gpt2_take_loss(struct gpt2 *m, double *loss)
 {
-    int err = m->place->dev->ops->event_sync(m->loss_sent);
+    int err = m->compute->dev->ops->event_sync(m->loss_sent);
     *loss = *m->loss_out;
     return err;
 }
@@ -504,7 +450,7 @@ void gpt2_head_backward(struct gpt2 *m)
     linear_backward_input(m, a->dbtc, a->dlogits, m->ld_logits, m->params.wte, NULL, C, U);
     linear_backward_weight(m, m->grads.wte, NULL, a->dlogits, m->ld_logits, all_rows(m, a->lnf), C, U);
     const real *dlnf = own_sum(m, a->dbtc);
-    RUN(m, m->place->dev->ops->zero(m->place->stream, a->dresidual, R * C * (int64_t)sizeof(real)));
+    RUN(m, m->compute->dev->ops->zero(m->compute->stream, a->dresidual, R * C * (int64_t)sizeof(real)));
     LAYER(m, layernorm_backward, a->dresidual, m->grads.lnfw, m->grads.lnfb, dlnf,
           residual_before(m, m->config.layers), m->params.lnfw, m->stats.lnf_mean, m->stats.lnf_rstd,
           m->stats.scratch, R, C);

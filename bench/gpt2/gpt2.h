@@ -4,8 +4,8 @@
  *
  * This code does not use libzero. train.c calls it layer by layer, between brackets if the model is wrapped.
  * It is compiled once per dtype (gpt2_real.h). The same source runs on the host and on a GPU. Memory belongs
- * to the model's place, and work goes to the place's stream. On the host, work is done when a call returns.
- * Calls wait for a GPU only where their comment says so.
+ * to the memory of struct compute's device, and work goes to its stream. On the host, work is done when a
+ * call returns. Calls wait for a GPU only where their comment says so.
  *
  * Sizes: B rows, T tokens each, C channels, NH heads, L layers, V token ids.
  *
@@ -112,7 +112,7 @@ struct gpt2 {
     /* Rows of a batch; distance between rows of logits in elements. */
     int64_t B, ld_logits;
     /* Borrowed. */
-    const struct place *place;
+    const struct compute *compute;
     const struct gpt2_layers *layers;
     /* Fused attention. NULL: not available for this head size. */
     const struct gpt2_attention *attention;
@@ -122,7 +122,7 @@ struct gpt2 {
     bool stores;
     /* Tensor parallelism; set before forward if config.tp is above 1. All functions return 0 or a zero_err.
      *   part     this rank's number
-     *   sum      adds x (n) over the ranks, in place, on the place's stream
+     *   sum      adds x (n) over the ranks, in place, on compute's stream
      *   reduce   takes the sum or the maximum of each element of x (n), on the host
      *   gather   concatenates every rank's n elements of src in dst (with config.sequence)
      *   scatter  writes this rank's n elements of the sum of src to dst (with config.sequence)
@@ -173,7 +173,7 @@ static inline int64_t gpt2_own_rows(const struct gpt2 *m)
 
 /* Allocates memory for tokens and for the activations of one micro-batch. Returns 0 or a zero_err; on failure
  * nothing is held. */
-int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, const struct place *place);
+int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, const struct compute *compute);
 /* Allocates activations for n micro-batches in all, if n forwards run before the first backward. Returns 0 or
  * a zero_err. */
 int gpt2_keep(struct gpt2 *m, int64_t n);
@@ -194,7 +194,7 @@ void gpt2_draw(const struct gpt2_config *config, uint64_t seed, int t, int64_t f
 /* Points m->tokens and m->targets at a buffer to fill in. Call it before each micro-batch. It waits until the
  * batch before the last was copied. Returns 0 or a zero_err. */
 int gpt2_next_batch(struct gpt2 *m);
-/* Copies the filled buffer to the place, for all calls below. */
+/* Copies the filled buffer to the device, for all calls below. */
 void gpt2_send_batch(struct gpt2 *m);
 /* Selects the i-th kept micro-batch for the calls below. */
 void gpt2_turn_to(struct gpt2 *m, int64_t i);

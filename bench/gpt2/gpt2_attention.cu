@@ -423,13 +423,13 @@ __global__ void __launch_bounds__(place_in_tile<M>::N_THREADS, 2)
     store_rows<HS>(a.dqkv + work.of_qkv + 2 * a.C, 3 * a.C, mine, T, dv, one, at);
 }
 
-template <int HS> int forward(const struct place *on, attention a)
+template <int HS> int forward(const struct compute *on, attention a)
 {
     return launch(on, "attention", attention_forward_kernel<HS, FORWARD_M>, a.n_heads * a.n_tiles,
                   place_in_tile<FORWARD_M>::N_THREADS, a);
 }
 
-template <int HS> int backward(const struct place *on, attention a)
+template <int HS> int backward(const struct compute *on, attention a)
 {
     int err = launch(on, "attention backward", attention_dq_kernel<HS, DQ_M>, a.n_heads * a.n_tiles,
                      place_in_tile<DQ_M>::N_THREADS, a);
@@ -460,7 +460,7 @@ bool fits(int64_t HS)
     return HS == 16 || HS == 32 || HS == 64;
 }
 
-int attention_forward(const struct place *on, real *atty, float *logsum, const real *qkv, int64_t B,
+int attention_forward(const struct compute *on, real *atty, float *logsum, const real *qkv, int64_t B,
                       int64_t T, int64_t NH, int64_t HS)
 {
     attention a = describe(qkv, logsum, B, T, NH, HS);
@@ -468,7 +468,7 @@ int attention_forward(const struct place *on, real *atty, float *logsum, const r
     return HS == 64 ? forward<64>(on, a) : HS == 32 ? forward<32>(on, a) : forward<16>(on, a);
 }
 
-int attention_backward(const struct place *on, real *dqkv, float *dots, const real *datty, const real *atty,
+int attention_backward(const struct compute *on, real *dqkv, float *dots, const real *datty, const real *atty,
                        float *logsum, const real *qkv, int64_t B, int64_t T, int64_t NH, int64_t HS)
 {
     attention a = describe(qkv, logsum, B, T, NH, HS);

@@ -33,17 +33,16 @@ double gpt2_flop_per_token(const struct gpt2_config *c)
     return 6 * weights + 12 * (double)c->layers * (double)c->channels * (double)c->context;
 }
 
+#define OPTION_STRUCT struct model_options
 static const struct option_row rows[] = {
-    {"model", "NAME", "gpt2-nano (default), gpt2-124M, gpt2-355M, gpt2-774M or gpt2-1.5B", 1,
-     OPTION_WORD(struct model_options, preset, preset_names)},
-    {"layers", "N", "Transformer blocks, instead of the model's own number", 1,
-     OPTION_INT(struct model_options, own.layers, 1, 10000)},
-    {"heads", "N", "Attention heads", 1, OPTION_INT(struct model_options, own.heads, 1, 10000)},
-    {"channels", "N", "Width of the model, a multiple of the heads", 1,
-     OPTION_INT(struct model_options, own.channels, 1, 1000000)},
-    {"context", "N", "Tokens in a row", 1, OPTION_INT(struct model_options, own.context, 1, 1000000)},
-    {"vocab", "N", "Token ids; training on bytes needs 256", 1,
-     OPTION_INT(struct model_options, own.vocab, 1, 100000000)},
+    {"model", "NAME", "gpt2-nano (default), gpt2-124M, gpt2-355M, gpt2-774M or gpt2-1.5B",
+     OPTION_WORD(preset, preset_names)},
+    {"layers", "N", "Transformer blocks, instead of the model's own number",
+     OPTION_INT(own.layers, 1, 10000)},
+    {"heads", "N", "Attention heads", OPTION_INT(own.heads, 1, 10000)},
+    {"channels", "N", "Width of the model, a multiple of the heads", OPTION_INT(own.channels, 1, 1000000)},
+    {"context", "N", "Tokens in a row", OPTION_INT(own.context, 1, 1000000)},
+    {"vocab", "N", "Token ids; training on bytes needs 256", OPTION_INT(own.vocab, 1, 100000000)},
     {0},
 };
 

@@ -463,12 +463,12 @@ template <class... P> bool wide(int64_t n, P... pointers)
 const dim3 warps(32, ROWS);
 const unsigned THREADS = 256;
 
-int64_t n_scratch(const struct place *, int64_t, int64_t C)
+int64_t n_scratch(const struct compute *, int64_t, int64_t C)
 {
     return N_CHUNKS * 4 * C; /* for the widest bias; the two sums of a norm take half */
 }
 
-int layernorm_forward(const struct place *on, real *out, float *mean, float *rstd, const real *inp,
+int layernorm_forward(const struct compute *on, real *out, float *mean, float *rstd, const real *inp,
                       const real *weight, const real *bias, float *, int64_t N, int64_t C)
 {
     return launch(on, "layer norm", BY_WIDTH(wide(C, out, inp, weight, bias), layernorm_forward_kernel),
@@ -476,7 +476,7 @@ int layernorm_forward(const struct place *on, real *out, float *mean, float *rst
 }
 
 /* dbias (C) += sums of dout's columns. With inp, dweight (C) += sums of dout * (inp - mean) * rstd. */
-int sum_columns(const struct place *on, real *dbias, real *dweight, const real *dout, const real *inp,
+int sum_columns(const struct compute *on, real *dbias, real *dweight, const real *dout, const real *inp,
                 const float *mean, const float *rstd, float *scratch, int64_t N, int64_t C)
 {
     float *norm_parts = scratch + N_CHUNKS * C;
@@ -490,7 +490,7 @@ int sum_columns(const struct place *on, real *dbias, real *dweight, const real *
     return err;
 }
 
-int layernorm_backward(const struct place *on, real *dinp, real *dweight, real *dbias, const real *dout,
+int layernorm_backward(const struct compute *on, real *dinp, real *dweight, real *dbias, const real *dout,
                        const real *inp, const real *weight, const float *mean, const float *rstd,
                        float *scratch, int64_t N, int64_t C)
 {
@@ -501,28 +501,28 @@ int layernorm_backward(const struct place *on, real *dinp, real *dweight, real *
                         ceil_div(N, ROWS), warps, dinp, dout, inp, weight, mean, rstd, N, (int)C);
 }
 
-int gelu_forward(const struct place *on, real *out, const real *inp, int64_t n)
+int gelu_forward(const struct compute *on, real *out, const real *inp, int64_t n)
 {
     bool w = wide(n, out, inp);
     return launch(on, "gelu", BY_WIDTH(w, gelu_forward_kernel), ceil_div(n, THREADS * (w ? WIDE : 1)),
                   THREADS, out, inp, n);
 }
 
-int gelu_backward(const struct place *on, real *dout, const real *inp, int64_t n)
+int gelu_backward(const struct compute *on, real *dout, const real *inp, int64_t n)
 {
     bool w = wide(n, dout, inp);
     return launch(on, "gelu backward", BY_WIDTH(w, gelu_backward_kernel),
                   ceil_div(n, THREADS * (w ? WIDE : 1)), THREADS, dout, inp, n);
 }
 
-int causal_softmax_forward(const struct place *on, real *att, float *scores, int64_t NH, int64_t T,
+int causal_softmax_forward(const struct compute *on, real *att, float *scores, int64_t NH, int64_t T,
                            float scale)
 {
     return launch(on, "softmax", BY_WIDTH(wide(T, att, scores), causal_softmax_forward_kernel),
                   ceil_div(NH * T, ROWS), warps, att, scores, NH * T, (int)T, scale);
 }
 
-int causal_softmax_backward(const struct place *on, real *dscores, float *datt, const real *att, int64_t NH,
+int causal_softmax_backward(const struct compute *on, real *dscores, float *datt, const real *att, int64_t NH,
                             int64_t T, float scale)
 {
     return launch(on, "softmax backward",
@@ -530,8 +530,8 @@ int causal_softmax_backward(const struct place *on, real *dscores, float *datt, 
                   ceil_div(NH * T, ROWS), warps, dscores, datt, att, NH * T, (int)T, scale);
 }
 
-int cross_entropy(const struct place *on, real *dlogits, double *loss, float *logits, const int32_t *targets,
-                  int64_t N, int64_t V, int64_t ld, gpt2_label label, float scale)
+int cross_entropy(const struct compute *on, real *dlogits, double *loss, float *logits,
+                  const int32_t *targets, int64_t N, int64_t V, int64_t ld, gpt2_label label, float scale)
 {
     bool w = wide(ld, dlogits, logits);
     /* Use no more threads than a row has work for, in whole warps. */
@@ -541,22 +541,23 @@ int cross_entropy(const struct place *on, real *dlogits, double *loss, float *lo
                   dlogits, loss, logits, targets, (int)V, ld, label, scale);
 }
 
-int add_loss(const struct place *on, double *total, const double *loss, int64_t N)
+int add_loss(const struct compute *on, double *total, const double *loss, int64_t N)
 {
     return launch(on, "loss", add_loss_kernel, 1, 256, total, loss, N);
 }
 
-int bias_backward(const struct place *on, real *dbias, const real *dout, float *scratch, int64_t N, int64_t C)
+int bias_backward(const struct compute *on, real *dbias, const real *dout, float *scratch, int64_t N,
+                  int64_t C)
 {
     return sum_columns(on, dbias, nullptr, dout, nullptr, nullptr, nullptr, scratch, N, C);
 }
 
-int add(const struct place *on, real *grad, const real *x, int64_t n)
+int add(const struct compute *on, real *grad, const real *x, int64_t n)
 {
     return launch(on, "add", add_kernel, ceil_div(n, THREADS), THREADS, grad, x, n);
 }
 
-int embedding_forward(const struct place *on, real *out, const int32_t *tokens, const real *wte,
+int embedding_forward(const struct compute *on, real *out, const int32_t *tokens, const real *wte,
                       const real *wpe, int64_t B, int64_t T, int64_t C)
 {
     bool w = wide(C, out, wte, wpe);
@@ -565,7 +566,7 @@ int embedding_forward(const struct place *on, real *out, const int32_t *tokens, 
                   (int)T, (int)C);
 }
 
-int embedding_backward(const struct place *on, real *dwte, real *dwpe, const real *dout,
+int embedding_backward(const struct compute *on, real *dwte, real *dwpe, const real *dout,
                        const struct gpt2_batch *batch, float *, int64_t B, int64_t T, int64_t C)
 {
     int err = launch(on, "embedding backward", embedding_backward_kernel,

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_launch.h: launches the model's kernels on the stream of a place. It is C++ for the .cu files; include
- * cuda_runtime.h before it. */
+/* gpt2_launch.h: launches the model's kernels on the stream of a struct compute. It is C++ for the .cu files;
+ * include cuda_runtime.h before it. */
 #ifndef ZERO_BENCH_GPT2_LAUNCH_H
 #define ZERO_BENCH_GPT2_LAUNCH_H
 
 extern "C" {
-#include "bench/place.h"
+#include "bench/compute.h"
 }
 
 namespace
@@ -17,7 +17,7 @@ template <class T> struct same {
 
 /* Launches a kernel without waiting for it; `what` names it in messages. Returns 0 or ZERO_ERR_SYSTEM. */
 template <class... P>
-int launch(const struct place *on, const char *what, void (*kernel)(P...), dim3 grid, dim3 block,
+int launch(const struct compute *on, const char *what, void (*kernel)(P...), dim3 grid, dim3 block,
            typename same<P>::type... args)
 {
     void *list[] = {(void *)&args...};

@@ -121,7 +121,7 @@ GPT2_CLONES static void normalize_rows(real *restrict out, float *restrict mean,
     }
 }
 
-static int layernorm_forward(const struct place *on, real *out, float *mean, float *rstd, const real *inp,
+static int layernorm_forward(const struct compute *on, real *out, float *mean, float *rstd, const real *inp,
                              const real *weight, const real *bias, float *scratch, int64_t N, int64_t C)
 {
     IN_PARTS(on)
@@ -171,7 +171,7 @@ GPT2_CLONES static void normalize_columns_backward(real *restrict dweight, real 
     add_columns(dbias, db, n);
 }
 
-static int layernorm_backward(const struct place *on, real *dinp, real *dweight, real *dbias,
+static int layernorm_backward(const struct compute *on, real *dinp, real *dweight, real *dbias,
                               const real *dout, const real *inp, const real *weight, const float *mean,
                               const float *rstd, float *scratch, int64_t N, int64_t C)
 {
@@ -203,7 +203,7 @@ GPT2_CLONES static void gelu(real *restrict out, const real *restrict inp, int64
     }
 }
 
-static int gelu_forward(const struct place *on, real *out, const real *inp, int64_t n)
+static int gelu_forward(const struct compute *on, real *out, const real *inp, int64_t n)
 {
     IN_PARTS(on)
     {
@@ -221,7 +221,7 @@ GPT2_CLONES static void gelu_slope(real *restrict dout, const real *restrict inp
     }
 }
 
-static int gelu_backward(const struct place *on, real *dout, const real *inp, int64_t n)
+static int gelu_backward(const struct compute *on, real *dout, const real *inp, int64_t n)
 {
     IN_PARTS(on)
     {
@@ -248,7 +248,7 @@ GPT2_CLONES static void causal_softmax_rows(real *restrict att, float *restrict 
     }
 }
 
-static int causal_softmax_forward(const struct place *on, real *att, float *scores, int64_t NH, int64_t T,
+static int causal_softmax_forward(const struct compute *on, real *att, float *scores, int64_t NH, int64_t T,
                                   float scale)
 {
     IN_PARTS(on)
@@ -274,7 +274,7 @@ GPT2_CLONES static void causal_softmax_rows_backward(real *restrict dscores, flo
     }
 }
 
-static int causal_softmax_backward(const struct place *on, real *dscores, float *datt, const real *att,
+static int causal_softmax_backward(const struct compute *on, real *dscores, float *datt, const real *att,
                                    int64_t NH, int64_t T, float scale)
 {
     IN_PARTS(on)
@@ -304,7 +304,7 @@ GPT2_CLONES static void cross_entropy_rows(real *restrict dlogits, double *restr
     }
 }
 
-static int cross_entropy(const struct place *on, real *dlogits, double *loss, float *logits,
+static int cross_entropy(const struct compute *on, real *dlogits, double *loss, float *logits,
                          const int32_t *targets, int64_t N, int64_t V, int64_t ld, struct gpt2_label label,
                          float scale)
 {
@@ -317,7 +317,7 @@ static int cross_entropy(const struct place *on, real *dlogits, double *loss, fl
     return 0;
 }
 
-static int add_loss(const struct place *on, double *total, const double *loss, int64_t N)
+static int add_loss(const struct compute *on, double *total, const double *loss, int64_t N)
 {
     (void)on;
     double sum_of_rows = 0.0;
@@ -337,7 +337,7 @@ GPT2_CLONES static void sum_columns(real *restrict dbias, const real *restrict d
     add_columns(dbias, columns, n);
 }
 
-static int bias_backward(const struct place *on, real *dbias, const real *dout, float *scratch, int64_t N,
+static int bias_backward(const struct compute *on, real *dbias, const real *dout, float *scratch, int64_t N,
                          int64_t C)
 {
     IN_PARTS(on)
@@ -354,7 +354,7 @@ GPT2_CLONES static void add_elements(real *restrict grad, const real *restrict x
         grad[i] = from_float(to_float(grad[i]) + to_float(x[i]));
 }
 
-static int add(const struct place *on, real *grad, const real *x, int64_t n)
+static int add(const struct compute *on, real *grad, const real *x, int64_t n)
 {
     IN_PARTS(on)
     {
@@ -376,7 +376,7 @@ GPT2_CLONES static void embed_rows(real *restrict out, const int32_t *restrict t
     }
 }
 
-static int embedding_forward(const struct place *on, real *out, const int32_t *tokens, const real *wte,
+static int embedding_forward(const struct compute *on, real *out, const int32_t *tokens, const real *wte,
                              const real *wpe, int64_t B, int64_t T, int64_t C)
 {
     IN_PARTS(on)
@@ -410,7 +410,7 @@ GPT2_CLONES static void add_to_positions(real *restrict dwpe, const real *restri
     }
 }
 
-static int embedding_backward(const struct place *on, real *dwte, real *dwpe, const real *dout,
+static int embedding_backward(const struct compute *on, real *dwte, real *dwpe, const real *dout,
                               const struct gpt2_batch *batch, float *scratch, int64_t B, int64_t T, int64_t C)
 {
     const int64_t n = batch->n_distinct;
@@ -424,7 +424,7 @@ static int embedding_backward(const struct place *on, real *dwte, real *dwpe, co
 }
 
 /* Two rows for each thread, and one row of the widest bias. */
-static int64_t n_scratch(const struct place *on, int64_t N, int64_t C)
+static int64_t n_scratch(const struct compute *on, int64_t N, int64_t C)
 {
     (void)N;
     return (on->n_threads > 2 ? 2 * on->n_threads : 4) * C;

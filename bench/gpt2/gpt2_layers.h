@@ -12,8 +12,8 @@
 #ifndef ZERO_BENCH_GPT2_LAYERS_H
 #define ZERO_BENCH_GPT2_LAYERS_H
 
+#include "bench/compute.h"
 #include "bench/gpt2/gpt2_real.h"
-#include "bench/place.h"
 
 /* A batch: the tokens and the next token of each. For the embedding's backward it also lists the rows of each
  * token: token distinct[i] occurs in rows order[first[i]] .. order[first[i + 1] - 1]. */
@@ -39,11 +39,11 @@ struct gpt2_attention {
     /* atty (B, T, NH*HS) = softmax(q * k^T / sqrt(HS)) * v for each head. A token sees itself and the tokens
      * before it. The columns of qkv (B, T, 3*NH*HS) are q, k, v, each with all heads. logsum (B, NH, T) is
      * kept for backward. */
-    int (*forward)(const struct place *on, real *atty, float *logsum, const real *qkv, int64_t B, int64_t T,
+    int (*forward)(const struct compute *on, real *atty, float *logsum, const real *qkv, int64_t B, int64_t T,
                    int64_t NH, int64_t HS);
     /* dqkv (B, T, 3*NH*HS) = gradient of qkv, from datty, the gradient of atty. dots (B, NH, T) is a
      * buffer. */
-    int (*backward)(const struct place *on, real *dqkv, float *dots, const real *datty, const real *atty,
+    int (*backward)(const struct compute *on, real *dqkv, float *dots, const real *datty, const real *atty,
                     float *logsum, const real *qkv, int64_t B, int64_t T, int64_t NH, int64_t HS);
 };
 
@@ -52,56 +52,56 @@ struct gpt2_layers {
     const struct gpt2_attention *attention;
     /* Rows of logits are padded to a multiple of so many elements. */
     int64_t row_align;
-    int64_t (*n_scratch)(const struct place *on, int64_t N, int64_t C);
+    int64_t (*n_scratch)(const struct compute *on, int64_t N, int64_t C);
 
     /* out (N, C) = (inp - mean) * rstd * weight + bias, over each row (Ba et al. 2016). mean and rstd (N) are
      * kept for backward. */
-    int (*layernorm_forward)(const struct place *on, real *out, float *mean, float *rstd, const real *inp,
+    int (*layernorm_forward)(const struct compute *on, real *out, float *mean, float *rstd, const real *inp,
                              const real *weight, const real *bias, float *scratch, int64_t N, int64_t C);
     /* dinp (N, C) += gradient of the input. */
-    int (*layernorm_backward)(const struct place *on, real *dinp, real *dweight, real *dbias,
+    int (*layernorm_backward)(const struct compute *on, real *dinp, real *dweight, real *dbias,
                               const real *dout, const real *inp, const real *weight, const float *mean,
                               const float *rstd, float *scratch, int64_t N, int64_t C);
 
     /* The tanh form of GELU (Hendrycks and Gimpel 2016), element by element. */
-    int (*gelu_forward)(const struct place *on, real *out, const real *inp, int64_t n);
+    int (*gelu_forward)(const struct compute *on, real *out, const real *inp, int64_t n);
     /* dout becomes the gradient of inp, in place. */
-    int (*gelu_backward)(const struct place *on, real *dout, const real *inp, int64_t n);
+    int (*gelu_backward)(const struct compute *on, real *dout, const real *inp, int64_t n);
 
     /* att (NH, T, T) = softmax of scale * scores (NH, T, T) over each row's first t+1 columns, 0 in the
      * others. Overwrites scores. */
-    int (*causal_softmax_forward)(const struct place *on, real *att, float *scores, int64_t NH, int64_t T,
+    int (*causal_softmax_forward)(const struct compute *on, real *att, float *scores, int64_t NH, int64_t T,
                                   float scale);
     /* dscores (NH, T, T) = gradient of the unscaled scores. Overwrites datt (NH, T, T). */
-    int (*causal_softmax_backward)(const struct place *on, real *dscores, float *datt, const real *att,
+    int (*causal_softmax_backward)(const struct compute *on, real *dscores, float *datt, const real *att,
                                    int64_t NH, int64_t T, float scale);
 
     /* loss (N) = -log softmax(logits) of all tokens, weighted by label, for each row; dlogits = scale * its
      * gradient. Overwrites logits. Both are (N, V), with ld elements between rows. */
-    int (*cross_entropy)(const struct place *on, real *dlogits, double *loss, float *logits,
+    int (*cross_entropy)(const struct compute *on, real *dlogits, double *loss, float *logits,
                          const int32_t *targets, int64_t N, int64_t V, int64_t ld, struct gpt2_label label,
                          float scale);
     /* *total += the mean of loss (N), rounded to a multiple of 2^-36. So adding up to 2^17 of them is exact,
      * and the mean over ranks and micro-batches does not depend on how micro-batches are distributed over
      * ranks (for powers of two). */
-    int (*add_loss)(const struct place *on, double *total, const double *loss, int64_t N);
+    int (*add_loss)(const struct compute *on, double *total, const double *loss, int64_t N);
 
     /* dbias (C) += sum of dout (N, C) over rows. */
-    int (*bias_backward)(const struct place *on, real *dbias, const real *dout, float *scratch, int64_t N,
+    int (*bias_backward)(const struct compute *on, real *dbias, const real *dout, float *scratch, int64_t N,
                          int64_t C);
     /* grad (n) += x (n) */
-    int (*add)(const struct place *on, real *grad, const real *x, int64_t n);
+    int (*add)(const struct compute *on, real *grad, const real *x, int64_t n);
 
     /* out (B, T, C) = wte (V, C) at tokens (B, T) + wpe (T, C) */
-    int (*embedding_forward)(const struct place *on, real *out, const int32_t *tokens, const real *wte,
+    int (*embedding_forward)(const struct compute *on, real *out, const int32_t *tokens, const real *wte,
                              const real *wpe, int64_t B, int64_t T, int64_t C);
-    int (*embedding_backward)(const struct place *on, real *dwte, real *dwpe, const real *dout,
+    int (*embedding_backward)(const struct compute *on, real *dwte, real *dwpe, const real *dout,
                               const struct gpt2_batch *batch, float *scratch, int64_t B, int64_t T,
                               int64_t C);
 };
 
-/* The table for the place's device. */
-const struct gpt2_layers *gpt2_layers_for(const struct place *place);
+/* The table for the device. */
+const struct gpt2_layers *gpt2_layers_for(const struct compute *compute);
 
 extern const struct gpt2_layers gpt2_layers_host;
 /* Only in builds with CUDA. */

@@ -2,6 +2,7 @@
 /* gpt2_open.c: allocates and frees the memory of the model in gpt2.h, and initialises its weights. Each
  * struct of pointers shares one block of memory. */
 #include "bench/gpt2/gpt2.h"
+#include "kernels/alloc.h"
 
 #include <stdlib.h>
 
@@ -16,7 +17,7 @@ static int lay_out(struct gpt2 *m, struct gpt2_block *block, void **pieces, cons
     for (int i = 0; i < n; i++)
         total += (sizes[i] + align - 1) / align * align;
     struct gpt2_block b = {NULL, total * (int64_t)element_bytes};
-    int err = m->place->dev->ops->alloc(m->place->dev, b.bytes, &b.p);
+    int err = m->compute->dev->ops->alloc(m->compute->dev, b.bytes, &b.p);
     if (err)
         return err;
     *block = b;
@@ -30,7 +31,7 @@ static int lay_out(struct gpt2 *m, struct gpt2_block *block, void **pieces, cons
 static void give_back(struct gpt2 *m, struct gpt2_block *block)
 {
     if (block->p)
-        m->place->dev->ops->free(m->place->dev, block->p, block->bytes);
+        m->compute->dev->ops->free(m->compute->dev, block->p, block->bytes);
     *block = (struct gpt2_block){0};
 }
 
@@ -119,13 +120,13 @@ static int open_statistics(struct gpt2 *m, struct gpt2_kept *k, bool first)
         L * R,
         L * R, /* ln2_mean, ln2_rstd */
         R_head,
-        R_head,                                               /* lnf_mean, lnf_rstd */
-        NH * TT,                                              /* scores */
-        m->attention ? L * B * NH * T : 0,                    /* logsum */
-        m->attention ? B * NH * T_aside : 0,                  /* dots */
-        T_aside * ld,                                         /* logits */
-        3 * T_aside,                                          /* rows */
-        first ? m->layers->n_scratch(m->place, B * T, C) : 0, /* scratch */
+        R_head,                                                 /* lnf_mean, lnf_rstd */
+        NH * TT,                                                /* scores */
+        m->attention ? L * B * NH * T : 0,                      /* logsum */
+        m->attention ? B * NH * T_aside : 0,                    /* dots */
+        T_aside * ld,                                           /* logits */
+        3 * T_aside,                                            /* rows */
+        first ? m->layers->n_scratch(m->compute, B * T, C) : 0, /* scratch */
     };
     int err = lay_out(m, &k->stats_memory, (void **)&k->stats, sizes, GPT2_N_STATISTICS, sizeof(float));
     if (!err && !first) {
@@ -141,16 +142,14 @@ static int open_statistics(struct gpt2 *m, struct gpt2_kept *k, bool first)
 
 int gpt2_keep(struct gpt2 *m, int64_t n)
 {
-    struct gpt2_kept *kept = n > m->n_kept ? realloc(m->kept, (size_t)n * sizeof *kept) : m->kept;
-    int err = kept ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %lld micro-batches", (long long)n);
-    if (err)
-        return err;
-    m->kept = kept;
+    int err = 0;
+    if (n > m->n_kept)
+        ZR_TRY(ZR_GROW(m->kept, n, "%lld micro-batches", (long long)n));
     while (m->n_kept < n && !err) {
         int64_t i = m->n_kept++;
-        kept[i] = (struct gpt2_kept){0};
-        err = open_activations(m, &kept[i], i == 0);
-        err = err ? err : open_statistics(m, &kept[i], i == 0);
+        m->kept[i] = (struct gpt2_kept){0};
+        err = open_activations(m, &m->kept[i], i == 0);
+        err = err ? err : open_statistics(m, &m->kept[i], i == 0);
     }
     if (!err)
         gpt2_turn_to(m, 0);
@@ -165,7 +164,7 @@ static void batch_pieces(struct gpt2_batch *b, int32_t *at, int64_t BT)
 
 static int open_batches(struct gpt2 *m)
 {
-    struct zr_device *dev = m->place->dev;
+    struct zr_device *dev = m->compute->dev;
     int64_t BT = m->B * m->config.context, n = 5 * BT + 1;
     int err = lay_out(m, &m->batch_memory, &(void *){NULL}, &n, 1, sizeof(int32_t));
     if (err)
@@ -194,7 +193,7 @@ static int open_losses(struct gpt2 *m)
         return err;
     m->losses = pieces[0];
     m->loss = pieces[1];
-    return m->place->dev->ops->zero(m->place->stream, m->loss, sizeof *m->loss);
+    return m->compute->dev->ops->zero(m->compute->stream, m->loss, sizeof *m->loss);
 }
 
 static int64_t smaller(int64_t a, int64_t b)
@@ -204,46 +203,44 @@ static int64_t smaller(int64_t a, int64_t b)
 
 static int draw_all(struct gpt2 *m, const int64_t sizes[GPT2_N_TENSORS], uint64_t seed)
 {
-    const struct zr_device_ops *dev = m->place->dev->ops;
-    real *piece = malloc((size_t)PIECE * sizeof *piece);
-    int err = piece ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory to draw weights in");
+    const struct zr_device_ops *dev = m->compute->dev->ops;
+    real *piece;
+    int err = ZR_ALLOC(piece, PIECE, "random weights");
     for (int t = 0; t < GPT2_N_TENSORS && !err; t++)
         for (int64_t first = 0; first < sizes[t] && !err; first += PIECE) {
             int64_t n = smaller(PIECE, sizes[t] - first);
             gpt2_draw(&m->config, seed, t, first, n, piece);
-            err = dev->copy(m->place->stream, ((real **)&m->params)[t] + first, piece,
+            err = dev->copy(m->compute->stream, ((real **)&m->params)[t] + first, piece,
                             n * (int64_t)sizeof(real));
-            err = err ? err : dev->stream_sync(m->place->stream); /* the buffer is used again */
+            err = err ? err : dev->stream_sync(m->compute->stream); /* the buffer is used again */
         }
     free(piece);
     return err;
 }
 
-const struct gpt2_layers *gpt2_layers_for(const struct place *place)
+const struct gpt2_layers *gpt2_layers_for(const struct compute *compute)
 {
 #ifdef ZR_HAVE_CUDA
-    if (place->cuda)
+    if (compute->cuda)
         return &gpt2_layers_cuda;
 #endif
-    (void)place; /* no GPU in this build */
+    (void)compute; /* no GPU in this build */
     return &gpt2_layers_host;
 }
 
-int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, const struct place *place)
+int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, const struct compute *compute)
 {
-    const struct gpt2_layers *layers = gpt2_layers_for(place);
+    const struct gpt2_layers *layers = gpt2_layers_for(compute);
     int64_t align = layers->row_align;
-    *m = (struct gpt2){.config = *config, .B = B, .place = place, .layers = layers};
+    *m = (struct gpt2){.config = *config, .B = B, .compute = compute, .layers = layers};
     if (layers->attention && layers->attention->fits(config->channels / config->heads))
         m->attention = layers->attention;
     m->ld_logits = (gpt2_part_vocab(config) + align - 1) / align * align;
     int err = gpt2_keep(m, 1);
     err = err ? err : open_losses(m);
     err = err ? err : open_batches(m);
-    if (!err) {
-        m->count = malloc((size_t)config->vocab * sizeof *m->count);
-        err = m->count ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %lld counts", (long long)config->vocab);
-    }
+    if (!err)
+        err = ZR_ALLOC(m->count, config->vocab, "%lld counts", (long long)config->vocab);
     if (err) {
         gpt2_close(m);
         return zr_fail_more(err, "a model of %lld parameters and %lld rows of %lld tokens",
@@ -268,7 +265,7 @@ int gpt2_open_grads(struct gpt2 *m)
     int err = lay_out(m, &m->grads_memory, (void **)&m->grads, sizes, GPT2_N_TENSORS, sizeof(real));
     if (err)
         return zr_fail_more(err, "the gradients of %lld parameters", (long long)n_params);
-    return m->place->dev->ops->zero(m->place->stream, m->grads_memory.p, m->grads_memory.bytes);
+    return m->compute->dev->ops->zero(m->compute->stream, m->grads_memory.p, m->grads_memory.bytes);
 }
 
 int gpt2_next_batch(struct gpt2 *m)
@@ -276,7 +273,7 @@ int gpt2_next_batch(struct gpt2 *m)
     m->slot = !m->slot;
     m->tokens = m->staged[m->slot].tokens;
     m->targets = m->staged[m->slot].targets;
-    return m->place->dev->ops->event_sync(m->sent[m->slot]);
+    return m->compute->dev->ops->event_sync(m->sent[m->slot]);
 }
 
 int64_t gpt2_activation_bytes(const struct gpt2 *m)
@@ -289,10 +286,10 @@ int64_t gpt2_activation_bytes(const struct gpt2 *m)
 
 void gpt2_close(struct gpt2 *m)
 {
-    if (!m->place)
+    if (!m->compute)
         return;
-    struct zr_device *dev = m->place->dev;
-    dev->ops->stream_sync(m->place->stream); /* no running work may use what is freed */
+    struct zr_device *dev = m->compute->dev;
+    dev->ops->stream_sync(m->compute->stream); /* no running work may use what is freed */
     struct gpt2_block *blocks[] = {&m->params_memory, &m->grads_memory, &m->losses_memory, &m->batch_memory};
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
         give_back(m, blocks[i]);

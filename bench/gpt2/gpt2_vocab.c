@@ -20,7 +20,7 @@ static void embed_row(real *restrict out, const real *restrict token, const real
         out[i] = from_float((token ? to_float(token[i]) : 0.0f) + (position ? to_float(position[i]) : 0.0f));
 }
 
-int gpt2_vocab_embed(const struct place *on, real *out, const int32_t *tokens, const real *wte,
+int gpt2_vocab_embed(const struct compute *on, real *out, const int32_t *tokens, const real *wte,
                      const real *wpe, int64_t B, int64_t T, int64_t C)
 {
     IN_PARTS(on)
@@ -30,7 +30,8 @@ int gpt2_vocab_embed(const struct place *on, real *out, const int32_t *tokens, c
     return 0;
 }
 
-int gpt2_vocab_top(const struct place *on, float *top, const float *logits, int64_t N, int64_t V, int64_t ld)
+int gpt2_vocab_top(const struct compute *on, float *top, const float *logits, int64_t N, int64_t V,
+                   int64_t ld)
 {
     IN_PARTS(on)
     for (int64_t row = part_at(on, N, part); row < part_at(on, N, part + 1); row++) {
@@ -43,7 +44,7 @@ int gpt2_vocab_top(const struct place *on, float *top, const float *logits, int6
     return 0;
 }
 
-int gpt2_vocab_exponentials(const struct place *on, float *logits, float *total, float *wanted,
+int gpt2_vocab_exponentials(const struct compute *on, float *logits, float *total, float *wanted,
                             const float *top, const int32_t *targets, int64_t N, int64_t V, int64_t ld,
                             struct gpt2_label label)
 {
@@ -63,7 +64,7 @@ int gpt2_vocab_exponentials(const struct place *on, float *logits, float *total,
     return 0;
 }
 
-int gpt2_vocab_loss(const struct place *on, real *dlogits, double *loss, const float *logits,
+int gpt2_vocab_loss(const struct compute *on, real *dlogits, double *loss, const float *logits,
                     const float *total, const float *wanted, const int32_t *targets, int64_t N, int64_t V,
                     int64_t width, int64_t ld, struct gpt2_label label, float scale)
 {

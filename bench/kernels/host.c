@@ -8,6 +8,7 @@
 #include "bench/random_bits.h"
 #include "bench/report/report.h"
 #include "bench/threads.h"
+#include "kernels/alloc.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +24,7 @@ static const enum zero_dtype product_dtypes[N_PRODUCTS] = {ZERO_F32, ZERO_BF16};
 
 struct kernels_host {
     struct kernels_host_options o;
-    const struct place *place;
+    const struct compute *compute;
     struct stream_arrays arrays;
     struct zr_step_scalars scalars;
     void *gemm_a, *gemm_b, *gemm_c; /* sized for the largest product */
@@ -56,9 +57,9 @@ static const struct {
 
 static int run_kernel(struct kernels_host *h, enum stream_mix mix)
 {
-    const struct zr_device_ops *dev = h->place->dev->ops;
+    const struct zr_device_ops *dev = h->compute->dev->ops;
     const struct stream_arrays *a = &h->arrays;
-    struct zr_stream *s = h->place->stream;
+    struct zr_stream *s = h->compute->stream;
     struct zr_exact_sum sum = {0};
     int64_t n = h->o.n;
     switch (mix) {
@@ -125,12 +126,12 @@ static int run_update(struct kernels_host *h, int row)
         .state = {a->updated[1], zr_optimizer_states(kind_of(row), 0.9f) == 2 ? a->updated[2] : NULL},
         .scalars = &h->scalars,
     };
-    return h->place->dev->ops->update(h->place->stream, &u);
+    return h->compute->dev->ops->update(h->compute->stream, &u);
 }
 
 static void pass_on_all(struct kernels_host *h, enum stream_mix mix)
 {
-    const struct place *on = h->place;
+    const struct compute *on = h->compute;
     IN_PARTS(on)
     {
         int64_t first = part_at(on, h->o.n, part);
@@ -148,7 +149,7 @@ static int measure_streamed(struct kernels_host *h, int row, int64_t round)
     int64_t between = zr_now_ns();
     stream_pass(mix, &h->arrays, h->o.n);
     int64_t end = zr_now_ns(), end_of_all = end;
-    if (h->place->n_threads > 1) {
+    if (h->compute->n_threads > 1) {
         pass_on_all(h, mix);
         end_of_all = zr_now_ns();
     }
@@ -156,7 +157,7 @@ static int measure_streamed(struct kernels_host *h, int row, int64_t round)
         h->seconds[row][round] = (double)(between - start) * 1e-9;
         h->limit[row][ON_ONE][round] = (double)(end - between) * 1e-9;
         h->limit[row][ON_ALL][round] =
-            h->place->n_threads > 1 ? (double)(end_of_all - end) * 1e-9 : h->limit[row][ON_ONE][round];
+            h->compute->n_threads > 1 ? (double)(end_of_all - end) * 1e-9 : h->limit[row][ON_ONE][round];
     }
     return err;
 }
@@ -166,22 +167,9 @@ static int measure_streamed(struct kernels_host *h, int row, int64_t round)
 static int multiply(struct kernels_host *h, enum zero_dtype dtype, int64_t m, int64_t n, int64_t k,
                     double *seconds)
 {
-    const struct zr_gemm_args args = {
-        .m = m,
-        .n = n,
-        .k = k,
-        .ab_dtype = dtype,
-        .c_dtype = dtype,
-        .a = h->gemm_a,
-        .b = h->gemm_b,
-        .c = h->gemm_c,
-        .lda = k,
-        .ldb = n,
-        .ldc = n,
-        .n_batch = 1,
-    };
+    const struct zr_gemm_args args = product_of(dtype, m, n, k, h->gemm_a, k, h->gemm_b, n, h->gemm_c, n);
     int64_t start = zr_now_ns();
-    int err = zr_gemm_run(h->place->gemm, &args);
+    int err = zr_gemm_run(h->compute->gemm, &args);
     *seconds = (double)(zr_now_ns() - start) * 1e-9;
     return err;
 }
@@ -211,7 +199,7 @@ static double flop(int64_t m, int64_t n, int64_t k)
 
 static int take(struct kernels_host *h, int64_t bytes, void **out)
 {
-    struct zr_device *dev = h->place->dev;
+    struct zr_device *dev = h->compute->dev;
     int err = dev->ops->alloc(dev, bytes, out);
     if (!err)
         h->blocks[h->n_blocks++] = (struct block){*out, bytes};
@@ -262,9 +250,7 @@ static int open_times(struct kernels_host *h)
     for (int row = 0; row < N_ROWS; row++) {
         for (int s = -1; s < (row < N_STREAMED ? N_THREADINGS : N_SQUARES); s++) {
             double **to = s < 0 ? &h->seconds[row] : &h->limit[row][s];
-            *to = calloc((size_t)h->o.n_rounds, sizeof **to);
-            if (!*to)
-                return zr_fail(ZERO_ERR_NOMEM, "no memory for %lld times", (long long)h->o.n_rounds);
+            ZR_TRY(ZR_ZALLOC(*to, h->o.n_rounds, "%lld times", (long long)h->o.n_rounds));
         }
     }
     return 0;
@@ -301,15 +287,14 @@ static void finish_product(struct kernels_host *h, int i)
     r->limit_of_all = r->limit;
 }
 
-int kernels_host_measure(struct kernels_host **out, const struct place *place,
+int kernels_host_measure(struct kernels_host **out, const struct compute *compute,
                          const struct kernels_host_options *o)
 {
-    struct kernels_host *h = calloc(1, sizeof *h);
+    struct kernels_host *h;
     *out = NULL;
-    if (!h)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for %zu bytes", sizeof *h);
+    ZR_TRY(ZR_ZALLOC(h, 1, "%zu bytes", sizeof *h));
     h->o = *o;
-    h->place = place;
+    h->compute = compute;
     h->scalars = (struct zr_step_scalars){.grad_scale = 1.0f + 0x1p-23f}; /* a factor of 1 would be skipped */
     int err = open_arrays(h);
     err = err ? err : open_products(h);
@@ -375,7 +360,7 @@ void kernels_host_close(struct kernels_host *h)
     if (!h)
         return;
     for (int i = 0; i < h->n_blocks; i++)
-        h->place->dev->ops->free(h->place->dev, h->blocks[i].p, h->blocks[i].bytes);
+        h->compute->dev->ops->free(h->compute->dev, h->blocks[i].p, h->blocks[i].bytes);
     for (int row = 0; row < N_ROWS; row++) {
         free(h->seconds[row]);
         for (int s = 0; s < N_SQUARES; s++)

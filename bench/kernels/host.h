@@ -3,7 +3,7 @@
 #ifndef ZERO_BENCH_KERNELS_HOST_H
 #define ZERO_BENCH_KERNELS_HOST_H
 
-#include "bench/place.h"
+#include "bench/compute.h"
 
 #include <jansson.h>
 
@@ -24,15 +24,15 @@ struct kernels_host_row {
     /* bytes read and written per element; 0: the row is a product */
     int64_t bytes;
     /* bytes or operations per second, and the machine's limit: for bytes on one thread, where the kernels
-     * run; for operations on all of the place's threads */
+     * run; for operations on all threads */
     double rate, limit;
-    /* for bytes, the limit on all of the place's threads; for operations, limit */
+    /* for bytes, the limit on all threads; for operations, limit */
     double limit_of_all;
 };
 
 /* Takes memory and measures everything, in n_rounds after a few warm-up rounds. Returns 0 or a zero_err, and
  * then holds nothing. */
-int kernels_host_measure(struct kernels_host **out, const struct place *place,
+int kernels_host_measure(struct kernels_host **out, const struct compute *compute,
                          const struct kernels_host_options *o);
 /* The row of this name, which must exist. */
 const struct kernels_host_row *kernels_host_row(const struct kernels_host *h, const char *name);

@@ -7,14 +7,15 @@
  * first rounds are warm-up; the median of the others counts. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
+#include "bench/compute.h"
 #include "bench/kernels/host.h"
-#include "bench/place.h"
 #include "bench/random_bits.h"
 #include "bench/report/report.h"
 #include "zero/zero.h"
 
 #define GPT2_BF16
 #include "bench/gpt2/gpt2_layers.h"
+#include "kernels/alloc.h"
 
 #include <stdio.h>
 
@@ -74,24 +75,21 @@ static error_t finish(struct argp_state *state, void *options)
     return 0;
 }
 
+#define OPTION_STRUCT struct kernels_options
 static const struct option_row rows[] = {
-    {"device", "host|cuda", "What to measure (host)", 1,
-     OPTION_WORD(struct kernels_options, device, option_devices)},
-    {"gpu", "N", "Which GPU (the rank's number on this host)", 1,
-     OPTION_INT(struct kernels_options, gpu, 0, 1000)},
-    {"dtype", "f32|bf16", "Of the model's weights and of the matrices (bf16)", 1,
-     OPTION_WORD(struct kernels_options, dtype, option_dtypes)},
-    {"params", "N", "Weights that AdamW updates (cuda 128e6, host 8e6)", 1,
-     OPTION_INT(struct kernels_options, params, 1, INT64_C(100000000000))},
-    {"gemm", "M,N,K", "Matrix product (M,K) x (K,N) (cuda 8192,8192,8192, host 512,512,512)", 1,
+    {"device", "host|cuda", "What to measure (host)", OPTION_WORD(device, option_devices)},
+    {"gpu", "N", "Which GPU (the rank's number on this host)", OPTION_INT(gpu, 0, 1000)},
+    {"dtype", "f32|bf16", "Of the model's weights and of the matrices (bf16)",
+     OPTION_WORD(dtype, option_dtypes)},
+    {"params", "N", "Weights that AdamW updates (cuda 128e6, host 8e6)",
+     OPTION_INT(params, 1, INT64_C(100000000000))},
+    {"gemm", "M,N,K", "Matrix product (M,K) x (K,N) (cuda 8192,8192,8192, host 512,512,512)",
      OPTION_BY(read_gemm)},
     {"attention", "B,T,NH,HS", "Rows, tokens, heads and their channels of the GPT's attention (8,1024,12,64)",
-     1, OPTION_BY(read_attention)},
-    {"rounds", "N", "Measured rounds; the median counts (21)", 1,
-     OPTION_INT(struct kernels_options, rounds, 1, 100000)},
-    {"threads", "N", "For matrix products of the host (1)", 1,
-     OPTION_INT(struct kernels_options, threads, 1, 1024)},
-    {"json", NULL, "One JSON line", 1, OPTION_FLAG(struct kernels_options, json)},
+     OPTION_BY(read_attention)},
+    {"rounds", "N", "Measured rounds; the median counts (21)", OPTION_INT(rounds, 1, 100000)},
+    {"threads", "N", "For matrix products of the host (1)", OPTION_INT(threads, 1, 1024)},
+    {"json", NULL, "One JSON line", OPTION_FLAG(json)},
     {0},
 };
 
@@ -109,7 +107,7 @@ enum { COPY, ADAMW, GEMM, ATTENTION, N_MEASURES };
 
 struct bench {
     const struct kernels_options *o;
-    struct place place;
+    struct compute compute;
     enum zero_dtype dtype;
     const struct gpt2_attention *attention; /* NULL: attention is not in one piece here */
     struct buffer {
@@ -134,20 +132,19 @@ static int64_t adamw_bytes(enum zero_dtype dtype)
 static int fill_random(struct bench *b, const struct buffer *to, enum zero_dtype dtype, uint64_t seed)
 {
     enum { PIECE = 1 << 18 };
-    const struct zr_device_ops *dev = b->place.dev->ops;
+    const struct zr_device_ops *dev = b->compute.dev->ops;
     int64_t size = zr_dtype_bytes(dtype), n = to->bytes / size;
-    float *piece = malloc(PIECE * sizeof *piece);
-    if (!piece)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for random numbers");
+    float *piece;
+    ZR_TRY(ZR_ALLOC(piece, PIECE, "random numbers"));
     for (int64_t i = 0; i < PIECE; i++)
         piece[i] = (float)((double)(random_bits(seed + (uint64_t)i) >> 11) * 0x1p-52 - 1.0);
     zr_host_kernels_best()->cast(piece, dtype, piece, ZERO_F32, PIECE);
     int err = 0;
     for (int64_t first = 0; first < n && !err; first += PIECE) {
         int64_t here = n - first < PIECE ? n - first : PIECE;
-        err = dev->copy(b->place.stream, (char *)to->p + first * size, piece, here * size);
+        err = dev->copy(b->compute.stream, (char *)to->p + first * size, piece, here * size);
     }
-    err = err ? err : dev->stream_sync(b->place.stream);
+    err = err ? err : dev->stream_sync(b->compute.stream);
     free(piece);
     return err;
 }
@@ -177,7 +174,7 @@ static int open_buffers(struct bench *b)
                                       [ATTY] = y,
                                       [DATTY] = y,
                                       [DQKV] = 3 * y};
-    struct zr_device *dev = b->place.dev;
+    struct zr_device *dev = b->compute.dev;
     int err = 0;
     for (int i = 0; i < N_BUFFERS && !err; i++) {
         if (bytes[i] == 0)
@@ -188,7 +185,7 @@ static int open_buffers(struct bench *b)
             err = fill_random(b, &b->buffers[i], i < PARAM ? ZERO_F32 : b->dtype, (uint64_t)i << 32);
     }
     /* second moments must not be negative */
-    return err ? err : dev->ops->zero(b->place.stream, b->buffers[V].p, n * 4);
+    return err ? err : dev->ops->zero(b->compute.stream, b->buffers[V].p, n * 4);
 }
 
 /* The bytes or operations of one run, and the number of runs that are timed together. */
@@ -202,38 +199,36 @@ static void count_work(struct bench *b)
      * kernel repeats do not count. */
     b->bytes_or_flop[ATTENTION] = 7.0 * (double)rows_of_heads(b) * (double)a[1] * (double)a[3];
     for (int i = 0; i < N_MEASURES; i++)
-        b->n_runs[i] = b->place.cuda ? 5 : 1;
+        b->n_runs[i] = b->compute.cuda ? 5 : 1;
 }
 
 static int bench_open(struct bench *b)
 {
     const struct kernels_options *o = b->o;
-    int err = place_open(&b->place, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads);
+    int err = compute_open(&b->compute, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads);
     if (err)
         return err;
-    b->attention = b->dtype == ZERO_BF16 ? gpt2_layers_for(&b->place)->attention : NULL;
+    b->attention = b->dtype == ZERO_BF16 ? gpt2_layers_for(&b->compute)->attention : NULL;
     if (b->attention && !b->attention->fits(o->attention[3]))
         return zr_fail(ZERO_ERR_NOTSUP, "attention in one piece is not there for heads of %lld channels",
                        (long long)o->attention[3]);
-    struct zr_device *dev = b->place.dev;
+    struct zr_device *dev = b->compute.dev;
     err = open_buffers(b);
     err = err ? err : dev->ops->alloc(dev, sizeof *b->scalars, (void **)&b->scalars);
     err = err ? err : dev->ops->host_alloc(dev, 2 * sizeof *b->stamps, (void **)&b->stamps);
     const struct zr_step_scalars scalars = {.grad_scale = 1.0f};
-    err = err ? err : dev->ops->put(b->place.stream, b->scalars, &scalars, sizeof scalars);
-    for (int i = 0; i < N_MEASURES && !err; i++) {
-        b->seconds[i] = malloc((size_t)o->rounds * sizeof *b->seconds[i]);
-        err = b->seconds[i] ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %lld times", (long long)o->rounds);
-    }
+    err = err ? err : dev->ops->put(b->compute.stream, b->scalars, &scalars, sizeof scalars);
+    for (int i = 0; i < N_MEASURES && !err; i++)
+        err = ZR_ALLOC(b->seconds[i], o->rounds, "%lld times", (long long)o->rounds);
     count_work(b);
     return err;
 }
 
 static void bench_close(struct bench *b)
 {
-    struct zr_device *dev = b->place.dev;
+    struct zr_device *dev = b->compute.dev;
     if (dev) {
-        dev->ops->stream_sync(b->place.stream);
+        dev->ops->stream_sync(b->compute.stream);
         for (int i = 0; i < N_BUFFERS; i++)
             if (b->buffers[i].p)
                 dev->ops->free(dev, b->buffers[i].p, b->buffers[i].bytes);
@@ -244,7 +239,7 @@ static void bench_close(struct bench *b)
     }
     for (int i = 0; i < N_MEASURES; i++)
         free(b->seconds[i]);
-    place_close(&b->place);
+    compute_close(&b->compute);
 }
 
 static int run_adamw(struct bench *b)
@@ -267,7 +262,7 @@ static int run_adamw(struct bench *b)
         .state = {b->buffers[M].p, b->buffers[V].p},
         .scalars = b->scalars,
     };
-    return b->place.dev->ops->update(b->place.stream, &u);
+    return b->compute.dev->ops->update(b->compute.stream, &u);
 }
 
 static int run_attention(struct bench *b)
@@ -275,38 +270,26 @@ static int run_attention(struct bench *b)
     const struct gpt2_attention *att = b->attention;
     const int64_t *a = b->o->attention;
     const struct buffer *buf = b->buffers;
-    int err = att->forward(&b->place, buf[ATTY].p, buf[LOGSUM].p, buf[QKV].p, a[0], a[1], a[2], a[3]);
+    int err = att->forward(&b->compute, buf[ATTY].p, buf[LOGSUM].p, buf[QKV].p, a[0], a[1], a[2], a[3]);
     return err ? err
-               : att->backward(&b->place, buf[DQKV].p, buf[DOTS].p, buf[DATTY].p, buf[ATTY].p, buf[LOGSUM].p,
-                               buf[QKV].p, a[0], a[1], a[2], a[3]);
+               : att->backward(&b->compute, buf[DQKV].p, buf[DOTS].p, buf[DATTY].p, buf[ATTY].p,
+                               buf[LOGSUM].p, buf[QKV].p, a[0], a[1], a[2], a[3]);
 }
 
 static int run_gemm(struct bench *b)
 {
     const int64_t *g = b->o->gemm;
-    struct zr_gemm_args args = {
-        .m = g[0],
-        .n = g[1],
-        .k = g[2],
-        .ab_dtype = b->dtype,
-        .c_dtype = b->dtype,
-        .a = b->buffers[A].p,
-        .b = b->buffers[B].p,
-        .c = b->buffers[C].p,
-        .lda = g[2],
-        .ldb = g[1],
-        .ldc = g[1],
-        .n_batch = 1,
-    };
-    return zr_gemm_run(b->place.gemm, &args);
+    const struct zr_gemm_args args = product_of(b->dtype, g[0], g[1], g[2], b->buffers[A].p, g[2],
+                                                b->buffers[B].p, g[1], b->buffers[C].p, g[1]);
+    return zr_gemm_run(b->compute.gemm, &args);
 }
 
 static int run_one(struct bench *b, int what)
 {
     switch (what) {
     case COPY: /* as large as AdamW's largest arrays */
-        return b->place.dev->ops->copy(b->place.stream, b->buffers[M].p, b->buffers[GRAD].p,
-                                       b->buffers[M].bytes);
+        return b->compute.dev->ops->copy(b->compute.stream, b->buffers[M].p, b->buffers[GRAD].p,
+                                         b->buffers[M].bytes);
     case ADAMW:
         return run_adamw(b);
     case ATTENTION:
@@ -318,12 +301,12 @@ static int run_one(struct bench *b, int what)
 
 static int measure(struct bench *b, int what, double *seconds)
 {
-    const struct zr_device_ops *dev = b->place.dev->ops;
-    int err = dev->stamp(b->place.stream, &b->stamps[0]);
+    const struct zr_device_ops *dev = b->compute.dev->ops;
+    int err = dev->stamp(b->compute.stream, &b->stamps[0]);
     for (int64_t i = 0; i < b->n_runs[what] && !err; i++)
         err = run_one(b, what);
-    err = err ? err : dev->stamp(b->place.stream, &b->stamps[1]);
-    err = err ? err : dev->stream_sync(b->place.stream);
+    err = err ? err : dev->stamp(b->compute.stream, &b->stamps[1]);
+    err = err ? err : dev->stream_sync(b->compute.stream);
     *seconds = (double)(b->stamps[1] - b->stamps[0]) * 1e-9 / (double)b->n_runs[what];
     return err;
 }
@@ -398,8 +381,8 @@ static int measure_host(struct bench *b)
     struct kernels_host *h = NULL;
     struct kernels_host_options host = {.n = o->params, .n_rounds = o->rounds};
     memcpy(host.gemm, o->gemm, sizeof host.gemm);
-    int err = place_open(&b->place, false, 0, (int)o->threads);
-    err = err ? err : kernels_host_measure(&h, &b->place, &host);
+    int err = compute_open(&b->compute, false, 0, (int)o->threads);
+    err = err ? err : kernels_host_measure(&h, &b->compute, &host);
     if (err)
         return err;
     double rate[N_MEASURES];
@@ -429,7 +412,7 @@ static int measure_gpu(struct bench *b)
 int kernels_command(const char *name, int argc, char **argv)
 {
     struct kernels_options o = {.device = ZERO_DEVICE_HOST,
-                                .gpu = PLACE_GPU_OF_RANK,
+                                .gpu = GPU_OF_LOCAL_RANK,
                                 .dtype = ZERO_BF16,
                                 .rounds = 21,
                                 .threads = 1,
@@ -437,11 +420,11 @@ int kernels_command(const char *name, int argc, char **argv)
     int status = options_parse(&table, name, argc, argv, &o);
     if (status)
         return status;
-    struct bench b = {.o = &o, .dtype = o.dtype == ZERO_BF16 ? ZERO_BF16 : ZERO_F32};
+    struct bench b = {.o = &o, .dtype = (enum zero_dtype)o.dtype};
     int err = o.device == ZERO_DEVICE_CUDA ? measure_gpu(&b) : measure_host(&b);
     if (err)
         fprintf(stderr, "%s: %s\n", name, zr_error_text());
-    bool no_gpu = err && o.device == ZERO_DEVICE_CUDA && !b.place.dev;
+    bool no_gpu = err && o.device == ZERO_DEVICE_CUDA && !b.compute.dev;
     bench_close(&b);
     return !err ? EXIT_SUCCESS : no_gpu ? EXIT_USAGE : EXIT_FAILURE;
 }

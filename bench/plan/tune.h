@@ -63,7 +63,7 @@ struct candidates {
     int32_t n_units;
 };
 
-/* Plans all candidates and sorts them. Returns 0 or an enum zero_err, with failed_text(). Call tune_free
+/* Plans all candidates and sorts them. Returns 0 or an enum zero_err, with zr_error_text(). Call tune_free
  * in either case. */
 int tune_plan(const struct tune_options *o, struct candidates *c);
 void tune_free(struct candidates *c);

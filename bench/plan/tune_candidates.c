@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tune_candidates.c: the configurations that zero-bench tune chooses among, planned by zero_plan and
  * sorted. */
-#include "bench/failed.h"
 #include "bench/hybrids.h"
+#include "bench/libzero_error.h"
 #include "bench/plan/model.h"
 #include "bench/plan/tune.h"
 #include "bench/report/report.h"
+#include "kernels/alloc.h"
 
 #include <string.h>
 
@@ -70,7 +71,7 @@ static int plan(struct planning *p, struct candidate *c)
     cfg.deterministic = c->deterministic;
     int err = zero_plan(p->tensors, p->n_tensors, &cfg, &info);
     if (err)
-        return reported(err);
+        return take_libzero_error(err);
     c->bytes = info.bytes;
     c->wire_bytes = info.traffic.wire_bytes;
     c->between_bytes = between_hosts(o, &info);
@@ -84,10 +85,7 @@ static int keep(struct planning *p, const struct candidate *c)
     struct candidates *to = p->to;
     if (to->n == to->capacity) {
         int64_t capacity = to->capacity ? 2 * to->capacity : 64;
-        struct candidate *all = realloc(to->all, (size_t)capacity * sizeof *all);
-        if (!all)
-            return failed(ZERO_ERR_NOMEM, "no memory for %lld candidates", (long long)capacity);
-        to->all = all;
+        ZR_TRY(ZR_GROW(to->all, capacity, "%lld candidates", (long long)capacity));
         to->capacity = capacity;
     }
     to->all[to->n++] = *c;
@@ -274,9 +272,7 @@ int tune_plan(const struct tune_options *o, struct candidates *c)
     int32_t layers;
     p.n_tensors = plan_model(p.tensors, &layers, &o->train.model.config, o->params, o->train.dtype);
     c->n_units = layers + 1;
-    p.order = malloc((size_t)TRAIN_N_CALLS(layers) * sizeof *p.order);
-    if (!p.order)
-        return failed(ZERO_ERR_NOMEM, "no memory for %d units", layers);
+    ZR_TRY(ZR_ALLOC(p.order, TRAIN_N_CALLS(layers), "%d units", layers));
     p.n_order = train_call_order(p.order, &(struct gpt2_config){.layers = layers});
     int err = add_all(&p);
     free(p.order);

@@ -3,9 +3,9 @@
  * world and a memory limit. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
-#include "bench/failed.h"
 #include "bench/plan/tune.h"
 #include "bench/report/report.h"
+#include "kernels/error.h"
 
 #include <stdarg.h>
 
@@ -21,49 +21,42 @@ static error_t finish(struct argp_state *state, void *options)
     return 0;
 }
 
+#define OPTION_STRUCT struct tune_options
 static const struct option_row rows[] = {
-    {"params", "N", "A GPT of this many parameters, such as 7.5e9, instead of a named model (no probe)", 1,
-     OPTION_INT(struct tune_options, params, 1, 1000000000000000)},
-    {"dtype", "f32|bf16", "Of weights and gradients (bf16)", 1,
-     OPTION_WORD(struct tune_options, train.dtype, option_dtypes)},
-    {.help = "Where it is to run:", .group = 2},
-    {"world", "N", "Ranks (as many as a launcher has started)", 2,
-     OPTION_INT(struct tune_options, world, 1, 1000000)},
+    {"params", "N", "A GPT of this many parameters, such as 7.5e9, instead of a named model (no probe)",
+     OPTION_INT(params, 1, 1000000000000000)},
+    {"dtype", "f32|bf16", "Of weights and gradients (bf16)", OPTION_WORD(train.dtype, option_dtypes)},
+    {.help = "Where it is to run:"},
+    {"world", "N", "Ranks (as many as a launcher has started)", OPTION_INT(world, 1, 1000000)},
     {"ranks-per-host", "N",
-     "Of them on each host, a number that divides the world (as the launcher says; else all)", 2,
-     OPTION_INT(struct tune_options, per_host, 1, 1000000)},
-    {"limit", "BYTES", "Memory of a rank for what libzero holds, without activations (no limit)", 2,
-     OPTION_BYTES(struct tune_options, limit, 1)},
-    {"device", "host|cuda", "Where the model computes (host)", 2,
-     OPTION_WORD(struct tune_options, train.device, option_devices)},
-    {.help = "Training:", .group = 3},
-    {"optimizer", "NAME", "One of:" OPTION_OPTIMIZERS " (adamw)", 3,
-     OPTION_WORD(struct tune_options, train.optimizer, option_optimizers)},
-    {"accum", "N", "Micro-batches per step and rank (1)", 3,
-     OPTION_INT(struct tune_options, train.accum, 1, 100000)},
-    {"dp-shard", "N", "Groups of N ranks only, a number that divides the world (every size that does)", 3,
-     OPTION_INT(struct tune_options, dp_shard, 1, 1000000)},
+     "Of them on each host, a number that divides the world (as the launcher says; else all)",
+     OPTION_INT(per_host, 1, 1000000)},
+    {"limit", "BYTES", "Memory of a rank for what libzero holds, without activations (no limit)",
+     OPTION_BYTES(limit, 1)},
+    {"device", "host|cuda", "Where the model computes (host)", OPTION_WORD(train.device, option_devices)},
+    {.help = "Training:"},
+    {"optimizer", "NAME", "One of:" OPTION_OPTIMIZERS " (adamw)",
+     OPTION_WORD(train.optimizer, option_optimizers)},
+    {"accum", "N", "Micro-batches per step and rank (1)", OPTION_INT(train.accum, 1, 100000)},
+    {"dp-shard", "N", "Groups of N ranks only, a number that divides the world (every size that does)",
+     OPTION_INT(dp_shard, 1, 1000000)},
     {"wire-dtype", "own|bf16|any",
      "Of gradients between ranks: the model's own; bf16, to which gradients of f32 are rounded; both (own)",
-     3, OPTION_WORD(struct tune_options, wire, wire_words)},
-    {"deterministic", "on|off", "Sums in a fixed order (as the library chooses)", 3,
-     OPTION_WORD(struct tune_options, train.deterministic, option_on_off)},
-    {.help = "The probe:", .group = 4},
-    {"probe", "N", "Kinds of candidates to time where several ranks were started; 0: none (3)", 4,
-     OPTION_INT(struct tune_options, n_probe, 0, 100)},
-    {"steps", "N", "Timed steps of each (10)", 4, OPTION_INT(struct tune_options, steps, 4, TUNE_MOST_STEPS)},
-    {"batch", "N", "Rows in a micro-batch of one rank (4)", 4,
-     OPTION_INT(struct tune_options, train.batch, 1, 1000000)},
-    {"data", "PATH", "A file of text, or a folder of them (the C headers under /usr/include)", 4,
-     OPTION_TEXT(struct tune_options, data)},
-    {"threads", "N", "Of each rank on the host, for its products and layers (1)", 4,
-     OPTION_INT(struct tune_options, train.threads, 1, 1024)},
-    {"gpu", "N", "Which GPU (the rank's number on this host)", 4,
-     OPTION_INT(struct tune_options, train.gpu, 0, 1000)},
-    {"json", NULL, "A JSON line per candidate, and one of the choice", 5,
-     OPTION_FLAG(struct tune_options, json)},
-    {"log", NULL, "Show libzero's log on stderr, and what each rank has chosen", 5,
-     OPTION_FLAG(struct tune_options, train.log)},
+     OPTION_WORD(wire, wire_words)},
+    {"deterministic", "on|off", "Sums in a fixed order (as the library chooses)",
+     OPTION_WORD(train.deterministic, option_on_off)},
+    {.help = "The probe:"},
+    {"probe", "N", "Kinds of candidates to time where several ranks were started; 0: none (3)",
+     OPTION_INT(n_probe, 0, 100)},
+    {"steps", "N", "Timed steps of each (10)", OPTION_INT(steps, 4, TUNE_MOST_STEPS)},
+    {"batch", "N", "Rows in a micro-batch of one rank (4)", OPTION_INT(train.batch, 1, 1000000)},
+    {"data", "PATH", "A file of text, or a folder of them (the C headers under /usr/include)",
+     OPTION_TEXT(data)},
+    {"threads", "N", "Of each rank on the host, for its products and layers (1)",
+     OPTION_INT(train.threads, 1, 1024)},
+    {"gpu", "N", "Which GPU (the rank's number on this host)", OPTION_INT(train.gpu, 0, 1000)},
+    {"json", NULL, "A JSON line per candidate, and one of the choice", OPTION_FLAG(json), .group = 5},
+    {"log", NULL, "Show libzero's log on stderr, and what each rank has chosen", OPTION_FLAG(train.log)},
     {0},
 };
 
@@ -192,7 +185,7 @@ static int tune(const char *name, const struct tune_options *o, struct candidate
                 int32_t started)
 {
     if (tune_plan(o, c)) {
-        fprintf(stderr, "%s: %s\n", name, failed_text());
+        fprintf(stderr, "%s: %s\n", name, zr_error_text());
         return EXIT_USAGE;
     }
     if (!c->all[0].fits || c->all[0].refused)

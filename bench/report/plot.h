@@ -8,7 +8,7 @@
 
 /* Reads the option --plot: accepts a path that ends in .svg or .png. An option_reader (arguments.h). */
 option_reader plot_read_path;
-#define OPTION_PLOT(S, field) .read = plot_read_path, .at = OPTION_AT(S, field, const char * : 0)
+#define OPTION_PLOT(field) .read = plot_read_path, .at = OPTION_AT(OPTION_STRUCT, field, const char * : 0)
 
 /* A curve in a picture of curves. */
 struct plot_curve {

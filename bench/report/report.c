@@ -4,6 +4,7 @@
 #include "bench/arguments.h"
 #include "bench/report/loss_plot.h"
 
+#include "kernels/alloc.h"
 #include "kernels/device.h"
 
 #include <math.h>
@@ -83,12 +84,8 @@ static int make_room(struct report *r)
     int64_t capacity = r->capacity ? 2 * r->capacity : 1024;
     if (r->n_steps < r->capacity)
         return 0;
-    double *ms = realloc(r->ms, (size_t)capacity * sizeof *ms);
-    r->ms = ms ? ms : r->ms;
-    double *loss = realloc(r->loss, (size_t)capacity * sizeof *loss);
-    r->loss = loss ? loss : r->loss;
-    if (!ms || !loss)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for the times of %lld steps", (long long)capacity);
+    ZR_TRY(ZR_GROW(r->ms, capacity, "the times of %lld steps", (long long)capacity));
+    ZR_TRY(ZR_GROW(r->loss, capacity, "the losses of %lld steps", (long long)capacity));
     r->capacity = capacity;
     return 0;
 }

@@ -46,7 +46,7 @@ bool scale_has_mesh(const struct scale_job *job)
 
 static int64_t elem_bytes(const struct scale_job *j)
 {
-    return j->bf16 ? 2 : 4;
+    return j->dtype == ZERO_BF16 ? 2 : 4;
 }
 
 int64_t scale_move_bytes(const struct scale_job *job)

@@ -88,12 +88,12 @@ struct scale_job {
     int64_t world;
     /* rows in a rank's micro-batch, tokens in a row, micro-batches in a step */
     int64_t batch, context, accum;
-    int stage, prefetch;
+    int64_t stage, prefetch;
     /* enum hybrid; and the number of ranks that share one copy of the parameters */
     int hybrid;
     int64_t dp_shard;
-    /* whether weights and gradients are bf16, and gradients on the wire; else f32 */
-    bool bf16, wire_bf16;
+    /* enum zero_dtype of weights and gradients, and of gradients on the wire; 0: the same */
+    int dtype, wire_dtype;
     /* for gathered parameters; 0: what prefetch needs */
     int64_t budget_bytes;
     /* The backward pass computes the forward pass again. */

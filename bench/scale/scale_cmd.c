@@ -13,21 +13,21 @@
 enum { MOST_WORLDS = 32 };
 
 struct scale_options {
-    const struct scale_model *model;
-    const struct scale_machine *machine;
+    /* the job of each line, without its world; hybrid and dp_shard are found at the end */
+    struct scale_job job;
     int64_t world[MOST_WORLDS];
     int n_worlds;
-    int64_t batch, context, accum, micro_batches, stage, dp_shard, prefetch, budget, tp, pp, stages_per_rank;
-    int dtype, wire_dtype, per_host, hybrid, schedule;
-    double compute, links;
-    bool recompute, activations, json;
+    int64_t micro_batches, dp_shard;
+    /* whether groups are hosts; enum zero_hybrid */
+    int per_host, hybrid;
+    bool json;
 };
 
 static error_t read_model(struct argp_state *state, const struct option_row *row, char *arg, void *to)
 {
     struct scale_options *o = to;
-    o->model = scale_model_of(arg);
-    if (o->model)
+    o->job.model = scale_model_of(arg);
+    if (o->job.model)
         return 0;
     return option_fault(state, "--%s: '%s' is not %s", row->name, arg, scale_model_names());
 }
@@ -35,8 +35,8 @@ static error_t read_model(struct argp_state *state, const struct option_row *row
 static error_t read_machine(struct argp_state *state, const struct option_row *row, char *arg, void *to)
 {
     struct scale_options *o = to;
-    o->machine = scale_machine_of(arg);
-    if (o->machine)
+    o->job.machine = scale_machine_of(arg);
+    if (o->job.machine)
         return 0;
     return option_fault(state, "--%s: '%s' is not %s", row->name, arg, scale_machine_names());
 }
@@ -59,53 +59,51 @@ static error_t read_worlds(struct argp_state *state, const struct option_row *ro
 
 static const struct option_word only_auto[] = {{"auto", 1}, {0}};
 
+#define OPTION_STRUCT struct scale_options
 static const struct option_row rows[] = {
-    {"model", "NAME", "Such as gpt2-124M, llama-3-8B (default) or llama-3-405B", 1, OPTION_BY(read_model)},
-    {"machine", "NAME", "a100-40, a100-80, h100 (default), h200 or b200", 1, OPTION_BY(read_machine)},
-    {"worlds", "N,N,...", "Numbers of ranks, one a GPU (8,64,512,4096,16384)", 1, OPTION_BY(read_worlds)},
-    {"batch", "ROWS", "Of a rank's micro-batch (1)", 1,
-     OPTION_INT(struct scale_options, batch, 1, SCALE_MOST_BATCH)},
-    {"context", "N", "Tokens in a row (the model's)", 1,
-     OPTION_INT(struct scale_options, context, 1, SCALE_MOST_CONTEXT)},
-    {"accum", "N", "Micro-batches of a step (1; with --pp two for each of its N)", 1,
-     OPTION_INT(struct scale_options, accum, 1, SCALE_MOST_ACCUM)},
-    {"micro-batches", "N", "The same", 1,
-     OPTION_INT(struct scale_options, micro_batches, 1, SCALE_MOST_ACCUM)},
-    {"recompute", NULL, "Backward computes forward again, as activation checkpointing does", 1,
-     OPTION_FLAG(struct scale_options, recompute)},
-    {"activations", NULL, "Counts in the memory what the model keeps, as with --tp and --pp", 1,
-     OPTION_FLAG(struct scale_options, activations)},
-    {.help = "Sharding:", .group = 2},
-    {"tp", "N", "Each layer in N parts, on ranks side by side, which have the same data (1)", 2,
-     OPTION_INT(struct scale_options, tp, 1, 1024)},
+    {"model", "NAME", "Such as gpt2-124M, llama-3-8B (default) or llama-3-405B", OPTION_BY(read_model)},
+    {"machine", "NAME", "a100-40, a100-80, h100 (default), h200 or b200", OPTION_BY(read_machine)},
+    {"worlds", "N,N,...", "Numbers of ranks, one a GPU (8,64,512,4096,16384)", OPTION_BY(read_worlds)},
+    {"batch", "ROWS", "Of a rank's micro-batch (1)", OPTION_INT(job.batch, 1, SCALE_MOST_BATCH)},
+    {"context", "N", "Tokens in a row (the model's)", OPTION_INT(job.context, 1, SCALE_MOST_CONTEXT)},
+    {"accum", "N", "Micro-batches of a step (1; with --pp two for each of its N)",
+     OPTION_INT(job.accum, 1, SCALE_MOST_ACCUM)},
+    {"micro-batches", "N", "The same", OPTION_INT(micro_batches, 1, SCALE_MOST_ACCUM)},
+    {"recompute", NULL, "Backward computes forward again, as activation checkpointing does",
+     OPTION_FLAG(job.recompute)},
+    {"activations", NULL, "Counts in the memory what the model keeps, as with --tp and --pp",
+     OPTION_FLAG(job.activations)},
+    {.help = "Sharding:"},
+    {"tp", "N", "Each layer in N parts, on ranks side by side, which have the same data (1)",
+     OPTION_INT(job.tp, 1, 1024)},
     {"pp", "N",
-     "Layers in N stages of a pipeline, on GPUs of their own, or in --stages-per-rank times as many (1)", 2,
-     OPTION_INT(struct scale_options, pp, 1, PIPE_MOST_STAGES)},
+     "Layers in N stages of a pipeline, on GPUs of their own, or in --stages-per-rank times as many (1)",
+     OPTION_INT(job.pp, 1, PIPE_MOST_STAGES)},
     {"schedule", "1f1b|gpipe|interleaved|zero-bubble",
-     "With --pp: the order in which stages take micro-batches (1f1b)", 2,
-     OPTION_WORD(struct scale_options, schedule, pipe_schedules)},
-    {"stages-per-rank", "N", "With --pp and --schedule interleaved or gpipe: stages on each GPU (1)", 2,
-     OPTION_INT(struct scale_options, stages_per_rank, 1, PIPE_MOST_OWN)},
-    {"stage", "N", "0 to 3 (3)", 2, OPTION_INT(struct scale_options, stage, 0, 3)},
-    {"dp-replicate", "auto", "Stage 3 in each host, with a copy of the parameters in each (not)", 2,
-     OPTION_WORD(struct scale_options, per_host, only_auto)},
-    {"dp-shard", "N", "The same in groups of N ranks, which are as many as the world leaves", 2,
-     OPTION_INT(struct scale_options, dp_shard, 1, SCALE_MOST_RANKS)},
+     "With --pp: the order in which stages take micro-batches (1f1b)",
+     OPTION_WORD(job.schedule, pipe_schedules)},
+    {"stages-per-rank", "N", "With --pp and --schedule interleaved or gpipe: stages on each GPU (1)",
+     OPTION_INT(job.stages_per_rank, 1, PIPE_MOST_OWN)},
+    {"stage", "N", "0 to 3 (3)", OPTION_INT(job.stage, 0, 3)},
+    {"dp-replicate", "auto", "Stage 3 in each host, with a copy of the parameters in each (not)",
+     OPTION_WORD(per_host, only_auto)},
+    {"dp-shard", "N", "The same in groups of N ranks, which are as many as the world leaves",
+     OPTION_INT(dp_shard, 1, SCALE_MOST_RANKS)},
     {"hybrid", "hsdp|hfsdp",
-     "With either: whether groups hold the same optimizer states, or shard them (hsdp)", 2,
-     OPTION_WORD(struct scale_options, hybrid, option_hybrid)},
-    {"dtype", "f32|bf16", "Of weights and gradients; products are bf16's all the same (bf16)", 2,
-     OPTION_WORD(struct scale_options, dtype, option_dtypes)},
-    {"wire-dtype", "f32|bf16", "Of gradients between ranks (that of the model)", 2,
-     OPTION_WORD(struct scale_options, wire_dtype, option_dtypes)},
-    {"prefetch", "N", "Units gathered ahead (2)", 2, OPTION_INT(struct scale_options, prefetch, 0, 100)},
-    {"budget", "BYTES", "For gathered parameters at stage 3 (what prefetch needs)", 2,
-     OPTION_BYTES(struct scale_options, budget, 1)},
-    {.help = "What is reached of the data sheets:", .group = 3},
-    {"compute", "X", "Of the peak of products (1: the limit, which nobody reaches)", 3,
-     OPTION_DOUBLE(struct scale_options, compute, 1e-3, 1)},
-    {"links", "X", "Of the bandwidth of links (1)", 3, OPTION_DOUBLE(struct scale_options, links, 1e-3, 1)},
-    {"json", NULL, "A JSON line for each number of ranks", 4, OPTION_FLAG(struct scale_options, json)},
+     "With either: whether groups hold the same optimizer states, or shard them (hsdp)",
+     OPTION_WORD(hybrid, option_hybrid)},
+    {"dtype", "f32|bf16", "Of weights and gradients; products are bf16's all the same (bf16)",
+     OPTION_WORD(job.dtype, option_dtypes)},
+    {"wire-dtype", "f32|bf16", "Of gradients between ranks (that of the model)",
+     OPTION_WORD(job.wire_dtype, option_dtypes)},
+    {"prefetch", "N", "Units gathered ahead (2)", OPTION_INT(job.prefetch, 0, 100)},
+    {"budget", "BYTES", "For gathered parameters at stage 3 (what prefetch needs)",
+     OPTION_BYTES(job.budget_bytes, 1)},
+    {.help = "What is reached of the data sheets:"},
+    {"compute", "X", "Of the peak of products (1: the limit, which nobody reaches)",
+     OPTION_DOUBLE(job.compute_fraction, 1e-3, 1)},
+    {"links", "X", "Of the bandwidth of links (1)", OPTION_DOUBLE(job.link_fraction, 1e-3, 1)},
+    {"json", NULL, "A JSON line for each number of ranks", OPTION_FLAG(json), .group = 4},
     {0},
 };
 
@@ -116,29 +114,29 @@ static bool is_hybrid(const struct scale_options *o)
 
 static const char *what_is_ignored(const struct scale_options *o)
 {
-    if (o->accum && o->micro_batches)
+    if (o->job.accum && o->micro_batches)
         return "--micro-batches: says what --accum does";
-    if (o->pp > SCALE_MOST_ACCUM / 2 && !o->accum && !o->micro_batches)
+    if (o->job.pp > SCALE_MOST_ACCUM / 2 && !o->job.accum && !o->micro_batches)
         return "--pp: two micro-batches for each of so many are more than 256, so say --accum";
-    if (is_hybrid(o) && o->stage != 3)
+    if (is_hybrid(o) && o->job.stage != 3)
         return "--dp-replicate and --dp-shard: are of stage 3";
     if (o->per_host && o->dp_shard)
         return "--dp-shard: is what --dp-replicate=auto finds";
     if (o->hybrid == ZERO_HFSDP && !is_hybrid(o))
         return "--hybrid=hfsdp: is of groups, which --dp-replicate=auto or --dp-shard asks for";
-    if (o->budget && o->stage != 3)
+    if (o->job.budget_bytes && o->job.stage != 3)
         return "--budget: is of stage 3, which gathers parameters";
-    if (o->prefetch >= 0 && o->stage != 3)
+    if (o->job.prefetch >= 0 && o->job.stage != 3)
         return "--prefetch: is of stage 3, which gathers parameters";
-    if (o->wire_dtype == ZERO_F32 && o->dtype == ZERO_BF16)
+    if (o->job.wire_dtype == ZERO_F32 && o->job.dtype == ZERO_BF16)
         return "--wire-dtype=f32: gradients of bf16 travel as they are";
-    return pipe_options_fault(o->schedule, o->pp, o->stages_per_rank);
+    return pipe_options_fault(o->job.schedule, o->job.pp, o->job.stages_per_rank);
 }
 
 /* The number of a host's ranks that have the same part of the layers. */
 static int64_t group_of_host(const struct scale_options *o)
 {
-    return o->tp < o->machine->per_host ? o->machine->per_host / o->tp : 1;
+    return o->job.tp < o->job.machine->per_host ? o->job.machine->per_host / o->job.tp : 1;
 }
 
 static error_t finish(struct argp_state *state, void *options)
@@ -154,10 +152,10 @@ static error_t finish(struct argp_state *state, void *options)
             "--dp-replicate=auto: a host's %d GPUs have %lld different parts, so a group of a host's "
             "ranks with "
             "the same part is of one rank; --dp-shard says how large groups are",
-            o->machine->per_host, (long long)o->tp);
-    o->accum = o->accum ? o->accum : o->micro_batches;
-    pipe_options_default(&o->schedule, &o->accum, o->pp);
-    o->prefetch = o->prefetch >= 0 ? o->prefetch : 2;
+            o->job.machine->per_host, (long long)o->job.tp);
+    o->job.accum = o->job.accum ? o->job.accum : o->micro_batches;
+    pipe_options_default(&o->job.schedule, &o->job.accum, o->job.pp);
+    o->job.prefetch = o->job.prefetch >= 0 ? o->job.prefetch : 2;
     if (!o->n_worlds) {
         memcpy(o->world, worlds, sizeof worlds);
         o->n_worlds = sizeof worlds / sizeof *worlds;
@@ -176,30 +174,12 @@ static const struct option_table table = {
 
 static struct scale_job job_of(const struct scale_options *o, int64_t world)
 {
-    bool bf16 = o->dtype == ZERO_BF16;
-    return (struct scale_job){.model = o->model,
-                              .machine = o->machine,
-                              .world = world,
-                              .batch = o->batch,
-                              .context = o->context ? o->context : o->model->context,
-                              .accum = o->accum,
-                              .stage = (int)o->stage,
-                              .prefetch = (int)o->prefetch,
-                              .hybrid = !is_hybrid(o)             ? HYBRID_NONE
-                                        : o->hybrid == ZERO_HFSDP ? HYBRID_HFSDP
-                                                                  : HYBRID_HSDP,
-                              .dp_shard = o->dp_shard ? o->dp_shard : group_of_host(o),
-                              .tp = o->tp,
-                              .pp = o->pp,
-                              .stages_per_rank = o->stages_per_rank,
-                              .schedule = o->schedule,
-                              .activations = o->activations,
-                              .bf16 = bf16,
-                              .wire_bf16 = o->wire_dtype == ZERO_BF16,
-                              .budget_bytes = o->budget,
-                              .recompute = o->recompute,
-                              .compute_fraction = o->compute,
-                              .link_fraction = o->links};
+    struct scale_job job = o->job;
+    job.world = world;
+    job.context = job.context ? job.context : job.model->context;
+    job.hybrid = !is_hybrid(o) ? HYBRID_NONE : o->hybrid == ZERO_HFSDP ? HYBRID_HFSDP : HYBRID_HSDP;
+    job.dp_shard = o->dp_shard ? o->dp_shard : group_of_host(o);
+    return job;
 }
 
 static void print_pipeline(const struct scale_job *j)
@@ -231,21 +211,21 @@ static void print_mesh_head(const struct scale_options *o, const struct scale_jo
             "tp: all-reduces that compute waits for, on links inside a host up to %d parts; not counted: the "
             "loss's reductions over tp, what a tied embedding moves; "
             "the library runs tp and pp on CPUs alone yet; micro-batches are of the GPUs that share them\n",
-            o->machine->per_host);
+            o->job.machine->per_host);
 }
 
 static void print_head(const struct scale_options *o, const struct scale_job *j)
 {
     bool mesh = scale_has_mesh(j);
-    printf("%s, %lld parameters, %lld x %lld tokens a GPU and micro-batch, %lld a step%s; ", o->model->name,
-           (long long)scale_n_params(j->model, j->context), (long long)j->batch, (long long)j->context,
-           (long long)j->accum, j->recompute ? ", recomputed" : "");
-    printf("%s; at %g of its peak and %g of its links\n", o->machine->text, j->compute_fraction,
+    printf("%s, %lld parameters, %lld x %lld tokens a GPU and micro-batch, %lld a step%s; ",
+           o->job.model->name, (long long)scale_n_params(j->model, j->context), (long long)j->batch,
+           (long long)j->context, (long long)j->accum, j->recompute ? ", recomputed" : "");
+    printf("%s; at %g of its peak and %g of its links\n", o->job.machine->text, j->compute_fraction,
            j->link_fraction);
     if (j->hybrid)
         printf("%s in groups of %lld", option_word_of(option_hybrids, j->hybrid), (long long)j->dp_shard);
     else
-        printf("stage %d", j->stage);
+        printf("stage %lld", (long long)j->stage);
     printf("; a projection: no stragglers, no congestion%s\n", mesh ? "" : "; memory is without activations");
     if (mesh)
         print_mesh_head(o, j);
@@ -282,13 +262,14 @@ static void print_row(const struct scale_job *j, const struct scale_result *r)
 static void print_line(const struct scale_job *j, const struct scale_result *r)
 {
     json_t *line = json_pack(
-        "{s:s, s:s, s:I, s:i, s:s, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:b, s:i, s:s}", "model",
-        j->model->name, "machine", j->machine->name, "world", (json_int_t)j->world, "stage", j->stage,
-        "hybrid", option_word_of(option_hybrids, j->hybrid), "step_ms", report_number(r->step_s * 1e3),
-        "tokens_per_s_per_gpu", report_number(r->tokens_per_s_per_gpu), "mfu", report_number(r->mfu),
-        "exposed_ms", report_number(r->exposed_s * 1e3), "memory_bytes", (json_int_t)r->memory_bytes,
-        "received_bytes", (json_int_t)r->received_bytes, "outer_bytes", (json_int_t)r->outer_bytes, "fits",
-        fits(j, r), "simulated_ranks", r->n_simulated, "assumes", "no stragglers, no congestion");
+        "{s:s, s:s, s:I, s:I, s:s, s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:b, s:i, s:s}", "model",
+        j->model->name, "machine", j->machine->name, "world", (json_int_t)j->world, "stage",
+        (json_int_t)j->stage, "hybrid", option_word_of(option_hybrids, j->hybrid), "step_ms",
+        report_number(r->step_s * 1e3), "tokens_per_s_per_gpu", report_number(r->tokens_per_s_per_gpu), "mfu",
+        report_number(r->mfu), "exposed_ms", report_number(r->exposed_s * 1e3), "memory_bytes",
+        (json_int_t)r->memory_bytes, "received_bytes", (json_int_t)r->received_bytes, "outer_bytes",
+        (json_int_t)r->outer_bytes, "fits", fits(j, r), "simulated_ranks", r->n_simulated, "assumes",
+        "no stragglers, no congestion");
     if (scale_has_mesh(j)) {
         json_object_set_new(line, "tp", json_integer(j->tp));
         json_object_set_new(line, "pp", json_integer(j->pp));
@@ -332,18 +313,18 @@ static int project(const char *name, const struct scale_options *o)
 
 int scale_command(const char *name, int argc, char **argv)
 {
-    struct scale_options o = {.model = scale_model_of("llama-3-8B"),
-                              .machine = scale_machine_of("h100"),
-                              .batch = 1,
-                              .tp = 1,
-                              .pp = 1,
-                              .stages_per_rank = 1,
-                              .schedule = -1, /* not given */
-                              .stage = 3,
-                              .prefetch = -1, /* not given */
-                              .dtype = ZERO_BF16,
-                              .compute = 1,
-                              .links = 1};
+    struct scale_options o = {.job = {.model = scale_model_of("llama-3-8B"),
+                                      .machine = scale_machine_of("h100"),
+                                      .batch = 1,
+                                      .tp = 1,
+                                      .pp = 1,
+                                      .stages_per_rank = 1,
+                                      .schedule = -1, /* not given */
+                                      .stage = 3,
+                                      .prefetch = -1, /* not given */
+                                      .dtype = ZERO_BF16,
+                                      .compute_fraction = 1,
+                                      .link_fraction = 1}};
     int status = options_parse(&table, name, argc, argv, &o);
     return status ? status : project(name, &o);
 }

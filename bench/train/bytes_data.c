@@ -2,6 +2,7 @@
 /* bytes_data.c: reads text files and cuts batches out of them. fts(3) walks folders in a fixed order. */
 #include "bench/train/bytes_data.h"
 #include "bench/random_bits.h"
+#include "kernels/alloc.h"
 #include "kernels/device.h"
 
 #include <errno.h>
@@ -75,9 +76,9 @@ static int append_path(struct bytes_data *d, const char *path, const char *suffi
 
 int bytes_data_open(struct bytes_data *d, const char *const *paths, int n_paths)
 {
-    *d = (struct bytes_data){.bytes = malloc(BYTES_DATA_MAX)}; /* pages without text are never touched */
-    if (!d->bytes)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for %d bytes of text", BYTES_DATA_MAX);
+    *d = (struct bytes_data){0};
+    /* Pages without text are never touched. */
+    ZR_TRY(ZR_ALLOC(d->bytes, BYTES_DATA_MAX, "%d bytes of text", BYTES_DATA_MAX));
     int err = n_paths ? 0 : append_path(d, BYTES_DATA_DEFAULT, ".h");
     for (int i = 0; !err && i < n_paths; i++)
         err = append_path(d, paths[i], NULL);

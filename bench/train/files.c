@@ -13,8 +13,8 @@ int train_load_text(struct run *r)
     int64_t needed = o->batch * o->model.config.context + 1;
     TRY(bytes_data_open(&r->data, o->paths, o->n_paths));
     if (r->data.n_bytes < needed) {
-        return failed(ZERO_ERR_ARG, "--data: %lld bytes of text in %lld files, but one batch takes %lld",
-                      (long long)r->data.n_bytes, (long long)r->data.n_files, (long long)needed);
+        return zr_fail(ZERO_ERR_ARG, "--data: %lld bytes of text in %lld files, but one batch takes %lld",
+                       (long long)r->data.n_bytes, (long long)r->data.n_files, (long long)needed);
     }
     return 0;
 }
@@ -41,8 +41,8 @@ static int save(struct run *r, int64_t step)
     int n = snprintf(text, sizeof text, "seed %llu step %lld samples %lld text_bytes %lld per_step %lld",
                      (unsigned long long)o->seed, (long long)step, (long long)(r->n_micro * o->batch),
                      (long long)r->data.n_bytes, (long long)r->per_step);
-    TRY(reported(zero_set_data(r->z, ZERO_DATA_JOB, text, n)));
-    return reported(zero_save(r->z, o->save, NULL));
+    TRY_ZERO(zero_set_data(r->z, ZERO_DATA_JOB, text, n));
+    return take_libzero_error(zero_save(r->z, o->save, NULL));
 }
 
 int train_save(struct run *r, int64_t steps_done, bool stop)
@@ -70,25 +70,25 @@ int train_load(struct run *r, int64_t *step)
     const struct train_options *o = r->o;
     bool latest = !strcmp(o->load, "latest");
     double found[1] = {r->at.dp == 0 && latest && !anything_saved(o->save) ? 0.0 : 1.0};
-    TRY(reported(zero_mean(r->z, found, 1)));
+    TRY_ZERO(zero_mean(r->z, found, 1));
     if (found[0] < 1.0) {
         report_text(&r->report, "nothing saved in %s yet: from the start\n", o->save);
         return 0;
     }
-    TRY(reported(zero_load(r->z, latest ? o->save : o->load)));
+    TRY_ZERO(zero_load(r->z, latest ? o->save : o->load));
     struct zero_data_info info;
     struct train_position p;
     char text[256] = "";
-    TRY(reported(zero_read_data(r->z, ZERO_DATA_JOB, 0, 0, NULL, &info)));
+    TRY_ZERO(zero_read_data(r->z, ZERO_DATA_JOB, 0, 0, NULL, &info));
     if (info.bytes < (int64_t)sizeof text)
-        TRY(reported(zero_read_data(r->z, ZERO_DATA_JOB, 0, info.bytes, text, NULL)));
+        TRY_ZERO(zero_read_data(r->z, ZERO_DATA_JOB, 0, info.bytes, text, NULL));
     if (!train_read_position(text, &p))
-        return failed(ZERO_ERR_ARG, "--load: this checkpoint was not saved by zero-bench train");
+        return zr_fail(ZERO_ERR_ARG, "--load: this checkpoint was not saved by zero-bench train");
     if (p.seed != o->seed || p.text_bytes != r->data.n_bytes) {
-        return failed(ZERO_ERR_ARG,
-                      "--load: saved with --seed %llu and %lld bytes of text; here it is %llu and %lld",
-                      (unsigned long long)p.seed, (long long)p.text_bytes, (unsigned long long)o->seed,
-                      (long long)r->data.n_bytes);
+        return zr_fail(ZERO_ERR_ARG,
+                       "--load: saved with --seed %llu and %lld bytes of text; here it is %llu and %lld",
+                       (unsigned long long)p.seed, (long long)p.text_bytes, (unsigned long long)o->seed,
+                       (long long)r->data.n_bytes);
     }
     *step = p.step;
     r->per_step = p.per_step;
@@ -120,11 +120,11 @@ static int move_weights(struct run *r, bool export)
         n += GPT2_N_NAMES((int32_t)r->stage[k].own.layers);
     struct zero_weight *map = malloc((size_t)n * sizeof *map);
     char(*text)[40] = malloc((size_t)n * sizeof *text);
-    int err = map && text ? 0 : failed(ZERO_ERR_NOMEM, "no memory for %d names", n);
+    int err = map && text ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %d names", n);
     if (!err) {
         n = name_weights(r, map, text);
-        err = reported(export ? zero_export(r->z, o->export_to, map, n, o->export_max)
-                              : zero_import(r->z, o->import_from, map, n));
+        err = take_libzero_error(export ? zero_export(r->z, o->export_to, map, n, o->export_max)
+                                        : zero_import(r->z, o->import_from, map, n));
     }
     free(map);
     free(text);

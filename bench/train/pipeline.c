@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pipeline.c: the tables of pipeline.h, and what ranks of a pipeline collect at the end. */
 #include "bench/train/pipeline.h"
-#include "bench/failed.h"
+#include "bench/libzero_error.h"
 #include "bench/schedule/pipeline_stages.h"
+#include "kernels/alloc.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -102,13 +103,13 @@ int train_stages_gather(zero_ctx *z, const struct train_items *t)
     int err = 0;
     for (int64_t first = 0; !err && first < all; first += n_messages * t->in_message) {
         n_messages = 0;
-        err = reported(zero_evaluate(z));
-        err = err ? err : reported(zero_next(z, &a));
+        err = take_libzero_error(zero_evaluate(z));
+        err = err ? err : take_libzero_error(zero_next(z, &a));
         while (!err && a.micro_batch >= 0) {
             n_messages = a.micro_batch < n_messages ? n_messages : a.micro_batch + 1;
             pass_message(t, first + a.micro_batch * t->in_message, &a);
-            err = reported(zero_finish(z));
-            err = err ? err : reported(zero_next(z, &a));
+            err = take_libzero_error(zero_finish(z));
+            err = err ? err : take_libzero_error(zero_next(z, &a));
         }
     }
     return err;
@@ -123,7 +124,7 @@ struct owned {
 static int read_owned(void *from, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
 {
     const struct owned *o = from;
-    return reported(zero_read(o->z, o->n_before + tensor, value, first, n, dst));
+    return take_libzero_error(zero_read(o->z, o->n_before + tensor, value, first, n, dst));
 }
 
 /* Hashes the tensors whose state a stage owns, and puts the digests in their places. The last stage's copy
@@ -138,8 +139,8 @@ static int hash_stage(struct state_digest *all, bool *mine, bool hash, zero_ctx 
     tensors += owned.n_before;
     number += owned.n_before;
     int64_t n_own = state_pieces(tensors, n_tensors), at = 0;
-    struct state_digest *here = calloc((size_t)n_own, sizeof *here);
-    int err = here ? 0 : failed(ZERO_ERR_NOMEM, "no memory for %lld digests", (long long)n_own);
+    struct state_digest *here;
+    int err = ZR_ZALLOC(here, n_own, "%lld digests", (long long)n_own);
     err = err ? err : state_digests(here, hash, tensors, n_tensors, n_states, read_owned, &owned);
     for (int32_t t = 0; t < n_tensors && !err; t++) {
         bool stacked = tensors[t].flags & ZERO_STACKED;
@@ -160,7 +161,7 @@ int train_stages_hash(char out[STATE_HASH_CHARS], bool hash, zero_ctx *z, const 
     int64_t n = n_pieces(whole_layers);
     struct state_digest *all = calloc((size_t)n, sizeof *all);
     bool *mine = calloc((size_t)n, sizeof *mine);
-    int err = all && mine ? 0 : failed(ZERO_ERR_NOMEM, "no memory for %lld digests", (long long)n);
+    int err = all && mine ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %lld digests", (long long)n);
     for (int32_t k = 0; k < n_stages && !err; k++)
         err = hash_stage(all, mine, hash, z, &stages[k], whole_layers, tensors, number, n_states);
     const struct train_items digests = {all, n, sizeof *all, message_bytes, mine};

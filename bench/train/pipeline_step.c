@@ -15,21 +15,21 @@ static int forward(struct run *r, const struct zero_action *a)
     if (a->in) {
         m->acts.embedded = (real *)(uintptr_t)a->in; /* only read */
     } else {
-        CALL(zero_begin(r->z, s->unit, ZERO_FORWARD));
+        TRY_ZERO(zero_begin(r->z, s->unit, ZERO_FORWARD));
         gpt2_embed_forward(m);
-        CALL(zero_end(r->z, s->unit, ZERO_FORWARD));
+        TRY_ZERO(zero_end(r->z, s->unit, ZERO_FORWARD));
     }
     for (int32_t l = 0; l < m->config.layers; l++) {
-        CALL(zero_begin(r->z, first + l, ZERO_FORWARD));
+        TRY_ZERO(zero_begin(r->z, first + l, ZERO_FORWARD));
         gpt2_layer_forward(m, l);
-        CALL(zero_end(r->z, first + l, ZERO_FORWARD));
+        TRY_ZERO(zero_end(r->z, first + l, ZERO_FORWARD));
     }
     if (a->out) {
         gpt2_copy_residual(m, a->out, gpt2_last_residual(m));
     } else {
-        CALL(zero_begin(r->z, s->unit, ZERO_FORWARD));
+        TRY_ZERO(zero_begin(r->z, s->unit, ZERO_FORWARD));
         gpt2_head_forward(m);
-        CALL(zero_end(r->z, s->unit, ZERO_FORWARD));
+        TRY_ZERO(zero_end(r->z, s->unit, ZERO_FORWARD));
     }
     return m->err;
 }
@@ -46,23 +46,23 @@ static int backward(struct run *r, const struct zero_action *a)
     if (a->in) {
         gpt2_copy_residual(m, m->acts.dresidual, a->in);
     } else {
-        CALL(zero_begin(r->z, s->unit, ZERO_BACKWARD));
+        TRY_ZERO(zero_begin(r->z, s->unit, ZERO_BACKWARD));
         gpt2_head_backward(m);
         if (a->out)
-            CALL(zero_end(r->z, s->unit, ZERO_BACKWARD));
+            TRY_ZERO(zero_end(r->z, s->unit, ZERO_BACKWARD));
     }
     for (int32_t l = (int32_t)m->config.layers; l-- > 0;) {
-        CALL(zero_begin(r->z, first + l, ZERO_BACKWARD));
+        TRY_ZERO(zero_begin(r->z, first + l, ZERO_BACKWARD));
         gpt2_layer_backward(m, l);
-        CALL(zero_end(r->z, first + l, ZERO_BACKWARD));
+        TRY_ZERO(zero_end(r->z, first + l, ZERO_BACKWARD));
     }
     if (a->out) {
         gpt2_copy_residual(m, a->out, m->acts.dresidual);
     } else {
         if (a->in)
-            CALL(zero_begin(r->z, s->unit, ZERO_BACKWARD));
+            TRY_ZERO(zero_begin(r->z, s->unit, ZERO_BACKWARD));
         gpt2_embed_backward(m);
-        CALL(zero_end(r->z, s->unit, ZERO_BACKWARD));
+        TRY_ZERO(zero_end(r->z, s->unit, ZERO_BACKWARD));
     }
     return m->err;
 }
@@ -78,7 +78,7 @@ static int act(struct run *r, const struct zero_action *a)
     if (!own->no_embedding || (is_forward && !own->no_head))
         TRY(train_next_text(r, m, a->micro_batch));
     TRY(is_forward ? forward(r, a) : backward(r, a));
-    return reported(zero_finish(r->z));
+    return take_libzero_error(zero_finish(r->z));
 }
 
 /* The last stage has the loss and decides whether time is up. The step carries both to all ranks. */
@@ -86,16 +86,16 @@ int pipeline_train_step(struct run *r, struct train_step *s)
 {
     struct gpt2 *last = &r->model[r->n_own - 1];
     struct zero_action a;
-    CALL(zero_next(r->z, &a));
+    TRY_ZERO(zero_next(r->z, &a));
     while (a.micro_batch >= 0) {
         TRY(act(r, &a));
-        CALL(zero_next(r->z, &a));
+        TRY_ZERO(zero_next(r->z, &a));
     }
     double values[2] = {0.0, train_time_is_up(r) ? 1.0 : 0.0};
     TRY(gpt2_send_loss(last));
     TRY(gpt2_take_loss(last, &values[0]));
-    CALL(zero_carry(r->z, values, 2));
-    CALL(zero_step(r->z, s->lr, &s->info));
+    TRY_ZERO(zero_carry(r->z, values, 2));
+    TRY_ZERO(zero_step(r->z, s->lr, &s->info));
     s->loss = s->info.carried[0] / (double)r->accum;
     s->stop = s->info.carried[1] > 0.0;
     return 0;

@@ -7,7 +7,7 @@ int plain_train_open(struct run *r)
 {
     TRY(gpt2_open_params(&r->model[0], r->o->seed));
     TRY(gpt2_open_grads(&r->model[0]));
-    return plain_open(&r->plain, &r->place, r->tensors, r->n_tensors);
+    return plain_open(&r->plain, &r->compute, r->tensors, r->n_tensors);
 }
 
 int plain_train_step(struct run *r, struct train_step *s)

@@ -24,26 +24,26 @@ static int64_t block_elements(int64_t n, int64_t block)
 
 static bool on_host(const struct plain *p)
 {
-    return p->place->dev->ops->host_memory;
+    return p->compute->dev->ops->host_memory;
 }
 
 static float *fp32_array(struct plain *p)
 {
     void *at = NULL;
-    struct zr_device *dev = p->place->dev;
+    struct zr_device *dev = p->compute->dev;
     return dev->ops->alloc(dev, p->n_params * (int64_t)sizeof(float), &at) ? NULL : at;
 }
 
 static void free_array(struct plain *p, float *at)
 {
-    struct zr_device *dev = p->place->dev;
+    struct zr_device *dev = p->compute->dev;
     if (at)
         dev->ops->free(dev, at, p->n_params * (int64_t)sizeof(float));
 }
 
 static void set_up_state(struct plain *p)
 {
-    const struct place *on = p->place;
+    const struct compute *on = p->compute;
     IN_PARTS(on)
     {
         int64_t from = part_at(on, p->n_params, part), n = part_at(on, p->n_params, part + 1) - from;
@@ -77,10 +77,10 @@ static int open_host(struct plain *p)
     return 0;
 }
 
-int plain_open(struct plain *p, const struct place *place, const struct zero_tensor *tensors,
+int plain_open(struct plain *p, const struct compute *compute, const struct zero_tensor *tensors,
                int32_t n_tensors)
 {
-    *p = (struct plain){.place = place, .tensors = tensors, .n_tensors = n_tensors};
+    *p = (struct plain){.compute = compute, .tensors = tensors, .n_tensors = n_tensors};
     for (int32_t t = 0; t < n_tensors; t++)
         p->n_params += tensor_elements(&tensors[t]);
     int err = on_host(p) ? open_host(p) : plain_device_open(p);
@@ -131,7 +131,7 @@ GPT2_CLONES static void round_weights(real *restrict param, const float *restric
 
 static double sum_squares_of(struct plain *p, const real *grad, int64_t n)
 {
-    const struct place *on = p->place;
+    const struct compute *on = p->compute;
     double sum = 0.0;
     IN_PARTS(on)
     {
@@ -148,7 +148,7 @@ static double sum_squares_of(struct plain *p, const real *grad, int64_t n)
 static void update(struct plain *p, const struct adamw *a, float decay, const struct zero_tensor *tensor,
                    int64_t at, int64_t n, bool skip)
 {
-    const struct place *on = p->place;
+    const struct compute *on = p->compute;
     IN_PARTS(on)
     {
         int64_t to = part_at(on, n_blocks(n), part + 1);
@@ -209,7 +209,7 @@ int plain_read(void *plain, int32_t tensor, int32_t value, int64_t first, int64_
 
 void plain_close(struct plain *p)
 {
-    if (!p->place)
+    if (!p->compute)
         return;
     if (on_host(p)) {
         free_array(p, p->master);

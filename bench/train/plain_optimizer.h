@@ -4,14 +4,14 @@
 #ifndef ZERO_BENCH_PLAIN_H
 #define ZERO_BENCH_PLAIN_H
 
+#include "bench/compute.h"
 #include "bench/gpt2/gpt2_real.h"
-#include "bench/place.h"
 #include "bench/train/train.h"
 #include "kernels/agreement.h"
 
 struct plain {
     /* borrowed */
-    const struct place *place;
+    const struct compute *compute;
     /* borrowed; pointers, shapes and flags are used */
     const struct zero_tensor *tensors;
     int32_t n_tensors;
@@ -44,7 +44,7 @@ struct plain {
 
 /* Takes memory for the state and copies the model's weights. Returns 0 or a zero_err, and then holds
  * nothing. */
-int plain_open(struct plain *p, const struct place *place, const struct zero_tensor *tensors,
+int plain_open(struct plain *p, const struct compute *compute, const struct zero_tensor *tensors,
                int32_t n_tensors);
 /* Takes the mean over micro-batches, clips by the global norm, and applies AdamW with the arithmetic of
  * kernels/device.h. Then zeroes gradients without ZERO_GRAD_OVERWRITE. On a GPU it waits for the norm.
@@ -54,7 +54,7 @@ int plain_step(struct plain *p, const struct train_options *o, float lr, struct 
 int plain_read(void *plain, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst);
 void plain_close(struct plain *p);
 
-/* plain_optimizer_device.c: the same on a GPU. p has its place, tensors and counts. plain_close() frees
+/* plain_optimizer_device.c: the same on a GPU. p has its device, tensors and counts. plain_close() frees
  * what a failed open has taken. */
 int plain_device_open(struct plain *p);
 int plain_device_step(struct plain *p, const struct train_options *o, float lr, struct zero_step_info *info);

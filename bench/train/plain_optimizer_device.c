@@ -7,15 +7,6 @@
 
 #include <math.h>
 
-/* The state's arrays, in one block of memory. */
-struct pieces {
-    float *m, *v, *master, *grad;
-    struct zr_own_squares *norm;
-    struct zr_agreement *agreement;
-    struct zr_step_scalars *scalars;
-    int64_t bytes;
-};
-
 static uintptr_t take(int64_t *at, int64_t bytes)
 {
     int64_t here = *at;
@@ -23,53 +14,48 @@ static uintptr_t take(int64_t *at, int64_t bytes)
     return (uintptr_t)here;
 }
 
-static struct pieces lay_out(uintptr_t base, int64_t n_params)
+/* Places the state's arrays one after the other in the memory at base. Returns their bytes. */
+static int64_t lay_out(struct plain *p, uintptr_t base)
 {
     bool narrow = sizeof(real) != sizeof(float);
-    int64_t at = 0, n_bytes = n_params * (int64_t)sizeof(float);
-    struct pieces p = {.m = (float *)(base + take(&at, n_bytes)), .v = (float *)(base + take(&at, n_bytes))};
+    int64_t at = 0, n_bytes = p->n_params * (int64_t)sizeof(float);
+    p->m = (float *)(base + take(&at, n_bytes));
+    p->v = (float *)(base + take(&at, n_bytes));
     if (narrow) {
-        p.master = (float *)(base + take(&at, n_bytes));
-        p.grad = (float *)(base + take(&at, n_bytes));
+        p->master = (float *)(base + take(&at, n_bytes));
+        p->grad = (float *)(base + take(&at, n_bytes));
     }
-    p.norm = (struct zr_own_squares *)(base + take(&at, sizeof *p.norm));
-    p.agreement = (struct zr_agreement *)(base + take(&at, sizeof *p.agreement));
-    p.scalars = (struct zr_step_scalars *)(base + take(&at, sizeof *p.scalars));
-    p.bytes = at;
-    return p;
+    p->norm = (struct zr_own_squares *)(base + take(&at, sizeof *p->norm));
+    p->agreement = (struct zr_agreement *)(base + take(&at, sizeof *p->agreement));
+    p->scalars = (struct zr_step_scalars *)(base + take(&at, sizeof *p->scalars));
+    return at;
 }
 
 static int open_state(struct plain *p)
 {
-    struct zr_device *dev = p->place->dev;
+    struct zr_device *dev = p->compute->dev;
     void *memory = NULL;
     int64_t n = p->n_params;
-    p->memory_bytes = lay_out(0, n).bytes;
+    p->memory_bytes = lay_out(p, 0);
     int err = dev->ops->alloc(dev, p->memory_bytes, &memory);
     if (err)
         return err;
     p->memory = memory;
-    struct pieces at = lay_out((uintptr_t)memory, n);
-    p->m = at.m;
-    p->v = at.v;
-    p->master = at.master;
-    p->grad = at.grad;
-    p->norm = at.norm;
-    p->agreement = at.agreement;
-    p->scalars = at.scalars;
+    lay_out(p, (uintptr_t)memory);
     err = dev->ops->host_alloc(dev, sizeof *p->agreed, (void **)&p->agreed);
     err = err ? err : dev->ops->event_open(dev, &p->reported);
-    err = err ? err : dev->ops->zero(p->place->stream, p->m, n * (int64_t)sizeof *p->m);
-    return err ? err : dev->ops->zero(p->place->stream, p->v, n * (int64_t)sizeof *p->v);
+    err = err ? err : dev->ops->zero(p->compute->stream, p->m, n * (int64_t)sizeof *p->m);
+    return err ? err : dev->ops->zero(p->compute->stream, p->v, n * (int64_t)sizeof *p->v);
 }
 
 int plain_device_open(struct plain *p)
 {
-    const struct zr_device_ops *dev = p->place->dev->ops;
+    const struct zr_device_ops *dev = p->compute->dev->ops;
     int err = open_state(p);
     for (int64_t t = 0, at = 0; t < p->n_tensors && !err && p->master; t++) {
         int64_t n = tensor_elements(&p->tensors[t]);
-        err = dev->cast(p->place->stream, p->master + at, ZERO_F32, *p->tensors[t].param, GPT2_GEMM_DTYPE, n);
+        err =
+            dev->cast(p->compute->stream, p->master + at, ZERO_F32, *p->tensors[t].param, GPT2_GEMM_DTYPE, n);
         at += n;
     }
     return err;
@@ -78,8 +64,8 @@ int plain_device_open(struct plain *p)
 /* Converts the gradients to fp32 and sums their squares. */
 static int collect(struct plain *p)
 {
-    const struct zr_device_ops *dev = p->place->dev->ops;
-    struct zr_stream *s = p->place->stream;
+    const struct zr_device_ops *dev = p->compute->dev->ops;
+    struct zr_stream *s = p->compute->stream;
     int err = dev->zero(s, p->norm, sizeof *p->norm);
     for (int64_t t = 0, at = 0; t < p->n_tensors && !err; t++) {
         const struct zero_tensor *tensor = &p->tensors[t];
@@ -97,8 +83,8 @@ static int collect(struct plain *p)
 
 int plain_device_step(struct plain *p, const struct train_options *o, float lr, struct zero_step_info *info)
 {
-    const struct zr_device_ops *dev = p->place->dev->ops;
-    struct zr_stream *s = p->place->stream;
+    const struct zr_device_ops *dev = p->compute->dev->ops;
+    struct zr_stream *s = p->compute->stream;
     const struct zr_agree_begin begin = {.own = p->norm, .out = p->agreement};
     const struct zr_agree_end end = {
         .all = p->agreement,
@@ -152,16 +138,16 @@ int plain_device_step(struct plain *p, const struct train_options *o, float lr, 
 
 int plain_device_read(struct plain *p, const float *from, int64_t n, void *dst)
 {
-    const struct zr_device_ops *dev = p->place->dev->ops;
-    int err = dev->copy(p->place->stream, dst, from, n * (int64_t)sizeof *from);
-    return err ? err : dev->stream_sync(p->place->stream);
+    const struct zr_device_ops *dev = p->compute->dev->ops;
+    int err = dev->copy(p->compute->stream, dst, from, n * (int64_t)sizeof *from);
+    return err ? err : dev->stream_sync(p->compute->stream);
 }
 
 void plain_device_close(struct plain *p)
 {
-    struct zr_device *dev = p->place->dev;
+    struct zr_device *dev = p->compute->dev;
     if (p->memory) {
-        dev->ops->stream_sync(p->place->stream);
+        dev->ops->stream_sync(p->compute->stream);
         dev->ops->free(dev, p->memory, p->memory_bytes);
     }
     if (p->agreed)

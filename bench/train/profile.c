@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* profile.c: counts the time of each part of training, and divides the library's part by its timeline. */
 #include "bench/train/profile.h"
-#include "bench/failed.h"
+#include "bench/libzero_error.h"
 #include "bench/report/report.h"
 
 #include <math.h>
@@ -153,9 +153,9 @@ static int deal(struct profile *p, json_t *events)
     }
     free(steps), free(waits), free(updates), free(norms);
     return ok ? 0
-              : failed(ZERO_ERR_IO,
-                       "the timeline does not have %lld steps: take a smaller --steps or --accum",
-                       (long long)p->n_steps + 1);
+              : zr_fail(ZERO_ERR_IO,
+                        "the timeline does not have %lld steps: take a smaller --steps or --accum",
+                        (long long)p->n_steps + 1);
 }
 
 int profile_finish(struct profile *p, zero_ctx *z)
@@ -167,14 +167,14 @@ int profile_finish(struct profile *p, zero_ctx *z)
     snprintf(path, sizeof path, "%s/zero-profile-XXXXXX", folder && *folder ? folder : "/tmp");
     int fd = mkstemp(path);
     if (fd < 0)
-        return failed(ZERO_ERR_IO, "%s: no file can be made there", path);
+        return zr_fail(ZERO_ERR_IO, "%s: no file can be made there", path);
     close(fd);
-    int err = reported(zero_trace_write(z, path));
+    int err = take_libzero_error(zero_trace_write(z, path));
     json_t *trace = err ? NULL : json_load_file(path, 0, NULL);
     unlink(path);
     if (!err)
         err = trace ? deal(p, json_object_get(trace, "traceEvents"))
-                    : failed(ZERO_ERR_IO, "%s: the timeline cannot be read", path);
+                    : zr_fail(ZERO_ERR_IO, "%s: the timeline cannot be read", path);
     json_decref(trace);
     return err;
 }

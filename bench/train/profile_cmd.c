@@ -28,27 +28,23 @@ struct profile_options {
     const char *data;
 };
 
+#define OPTION_STRUCT struct profile_options
 static const struct option_row rows[] = {
-    {"dtype", "f32|bf16", "Of weights, gradients and activations (f32)", 1,
-     OPTION_WORD(struct profile_options, train.dtype, option_dtypes)},
-    {"data", "PATH", "A file of text, or a folder of them (the C headers under /usr/include)", 1,
-     OPTION_TEXT(struct profile_options, data)},
-    {"batch", "N", "Rows in a micro-batch of one rank (4)", 1,
-     OPTION_INT(struct profile_options, train.batch, 1, 1000000)},
-    {"accum", "N", "Micro-batches per step and rank (1)", 1,
-     OPTION_INT(struct profile_options, train.accum, 1, 100000)},
-    {"steps", "N", "Steps that are measured, after 2 that are not (5)", 1,
-     OPTION_INT(struct profile_options, steps, 1, PROFILE_MOST_STEPS)},
-    {"plain", NULL, "The same model without libzero, on one rank", 1,
-     OPTION_FLAG(struct profile_options, train.plain)},
-    {"stage", "0..3", "What is sharded (0)", 1, OPTION_INT(struct profile_options, train.stage, 0, 3)},
-    {"threads", "N", "Of each rank, for its products and layers (1)", 1,
-     OPTION_INT(struct profile_options, train.threads, 1, 1024)},
-    {"params", "N", "Elements of the arrays by which limits are measured (8e6)", 1,
-     OPTION_INT(struct profile_options, params, 1, INT64_C(10000000000))},
-    {"rounds", "N", "Measured rounds of the limits; the median counts (5)", 1,
-     OPTION_INT(struct profile_options, rounds, 1, 1000)},
-    {"json", NULL, "One JSON line", 1, OPTION_FLAG(struct profile_options, json)},
+    {"dtype", "f32|bf16", "Of weights, gradients and activations (f32)",
+     OPTION_WORD(train.dtype, option_dtypes)},
+    {"data", "PATH", "A file of text, or a folder of them (the C headers under /usr/include)",
+     OPTION_TEXT(data)},
+    {"batch", "N", "Rows in a micro-batch of one rank (4)", OPTION_INT(train.batch, 1, 1000000)},
+    {"accum", "N", "Micro-batches per step and rank (1)", OPTION_INT(train.accum, 1, 100000)},
+    {"steps", "N", "Steps that are measured, after 2 that are not (5)",
+     OPTION_INT(steps, 1, PROFILE_MOST_STEPS)},
+    {"plain", NULL, "The same model without libzero, on one rank", OPTION_FLAG(train.plain)},
+    {"stage", "0..3", "What is sharded (0)", OPTION_INT(train.stage, 0, 3)},
+    {"threads", "N", "Of each rank, for its products and layers (1)", OPTION_INT(train.threads, 1, 1024)},
+    {"params", "N", "Elements of the arrays by which limits are measured (8e6)",
+     OPTION_INT(params, 1, INT64_C(10000000000))},
+    {"rounds", "N", "Measured rounds of the limits; the median counts (5)", OPTION_INT(rounds, 1, 1000)},
+    {"json", NULL, "One JSON line", OPTION_FLAG(json)},
     {0},
 };
 
@@ -154,13 +150,13 @@ static void report(const struct profile_options *o, const struct profile *p, con
                   "ns", (json_int_t)p->total_ns, "parts", parts, "kernels", kernels_host_json(h)));
 }
 
-static int measure_limits(const char *name, const struct profile_options *o, struct place *place,
+static int measure_limits(const char *name, const struct profile_options *o, struct compute *compute,
                           struct kernels_host **h)
 {
     const struct kernels_host_options limits = {
         .n = o->params, .gemm = {512, 512, 512}, .n_rounds = o->rounds};
-    int err = place_open(place, false, 0, (int)o->train.threads);
-    err = err ? err : kernels_host_measure(h, place, &limits);
+    int err = compute_open(compute, false, 0, (int)o->train.threads);
+    err = err ? err : kernels_host_measure(h, compute, &limits);
     if (err)
         fprintf(stderr, "%s: %s\n", name, zr_error_text());
     return err;
@@ -175,15 +171,15 @@ static int run(const char *name, struct profile_options *o)
     t->paths = &o->data;
     t->n_paths = o->data != NULL;
     t->profile = &p;
-    struct place place = {0};
+    struct compute compute = {0};
     struct kernels_host *h = NULL;
-    int status = measure_limits(name, o, &place, &h) ? EXIT_FAILURE : EXIT_SUCCESS;
+    int status = measure_limits(name, o, &compute, &h) ? EXIT_FAILURE : EXIT_SUCCESS;
     if (!status)
         status = t->dtype == ZERO_BF16 ? train_run_bf16(t) : train_run_f32(t);
     if (!status && p.rank == 0)
         report(o, &p, h);
     kernels_host_close(h);
-    place_close(&place);
+    compute_close(&compute);
     return status;
 }
 

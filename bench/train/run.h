@@ -3,8 +3,8 @@
 #ifndef ZERO_BENCH_TRAIN_RUN_H
 #define ZERO_BENCH_TRAIN_RUN_H
 
-#include "bench/failed.h"
 #include "bench/gpt2/gpt2.h"
+#include "bench/libzero_error.h"
 #include "bench/report/report.h"
 #include "bench/schedule/pipeline_stages.h"
 #include "bench/train/bytes_data.h"
@@ -14,18 +14,13 @@
 #include "bench/train/train.h"
 
 /* Returns the error of a call, if there is one. */
-#define TRY(call)                                                                                            \
-    do {                                                                                                     \
-        int err_ = (call);                                                                                   \
-        if (err_)                                                                                            \
-            return err_;                                                                                     \
-    } while (0)
+#define TRY(call) ZR_TRY(call)
 /* The same for a call of libzero, whose message becomes this program's. */
-#define CALL(call) TRY(reported(call))
+#define TRY_ZERO(call) TRY(take_libzero_error(call))
 
 struct run {
     const struct train_options *o;
-    struct place place;
+    struct compute compute;
     /* (n_own) this rank's pipeline stages, and its part of the model for each. Without --pp: one stage, which
      * is the whole model. */
     struct gpt2 model[PIPE_MOST_OWN];
@@ -79,8 +74,8 @@ struct train_step {
 int train_open(struct run *r);
 /* Fills in cfg from the options, except for the weights' first values. */
 int train_configure(struct run *r, struct zero_config *cfg);
-/* After zero_wrap: takes over what the environment has changed, and opens what depends on it. */
-int train_wrapped(struct run *r);
+/* Takes over what ZERO_* variables have changed in the configuration, and opens what depends on it. */
+int train_after_wrap(struct run *r);
 /* Whether the weights come from files instead of from the seed. */
 bool train_reads_weights(const struct train_options *o);
 /* The number of a tensor's first element in the whole model's tensor; above 0 for a later pipeline stage. */

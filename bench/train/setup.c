@@ -3,6 +3,7 @@
  * model, turns the options into a struct zero_config, and frees everything. */
 #include "bench/arguments.h"
 #include "bench/train/run.h"
+#include "kernels/alloc.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,9 +39,9 @@ static int take_place(struct run *r, const struct zero_place *p)
         .dp = p->data, .n_dp = p->n_data, .tp = p->tp, .stage = p->pp, .n_stages = p->n_pp};
     if (p->n_pp == (pp > 1 ? pp : 1) && p->n_tp == (tp > 1 ? tp : 1))
         return 0;
-    return failed(ZERO_ERR_ARG,
-                  "pp is %d and tp %d by ZERO_PP and ZERO_TP, which this program wants as --pp and --tp",
-                  p->n_pp, p->n_tp);
+    return zr_fail(ZERO_ERR_ARG,
+                   "pp is %d and tp %d by ZERO_PP and ZERO_TP, which this program wants as --pp and --tp",
+                   p->n_pp, p->n_tp);
 }
 
 /* Without --tp and --pp every rank opens the same model, and zero_wrap finds the place. */
@@ -51,7 +52,7 @@ static int find_place(struct run *r)
         struct zero_config cfg = ZERO_CONFIG_INIT;
         struct zero_place place;
         configure_mesh(o, &cfg);
-        CALL(zero_find_place(&cfg, &place));
+        TRY_ZERO(zero_find_place(&cfg, &place));
         TRY(take_place(r, &place));
     }
     r->n_own = r->at.n_stages > 1 ? (int32_t)o->stages_per_rank : 1;
@@ -84,7 +85,7 @@ static int open_stages(struct run *r)
     int32_t unit = 0;
     for (int32_t k = 0; k < r->n_own; k++) {
         struct gpt2 *m = &r->model[k];
-        TRY(gpt2_open(m, &r->stage[k].own, r->o->batch, &r->place));
+        TRY(gpt2_open(m, &r->stage[k].own, r->o->batch, &r->compute));
         m->stores = r->stores_each;
         m->profile = r->o->profile;
         train_join_tp(m, r->at.tp, &r->z);
@@ -101,7 +102,7 @@ int train_open(struct run *r)
     if (!o->only_exports)
         TRY(train_load_text(r));
     r->bad_input = o->device == ZERO_DEVICE_CUDA; /* The option is wrong if there is no GPU. */
-    TRY(place_open(&r->place, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads));
+    TRY(compute_open(&r->compute, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads));
     r->bad_input = false;
     TRY(find_place(r));
     r->stores_each = train_stores_each(o);
@@ -159,19 +160,17 @@ int train_configure(struct run *r, struct zero_config *cfg)
     cfg->checkpoint.save_async = o->save_async;
     cfg->checkpoint.save_keep = (int32_t)o->keep;
     cfg->device = o->device;
-    cfg->stream = place_stream(&r->place);
-    r->order = malloc((size_t)train_n_calls(r->stage, r->n_own) * sizeof *r->order);
-    if (!r->order)
-        return failed(ZERO_ERR_NOMEM, "no memory for the order of calls");
+    cfg->stream = compute_stream(&r->compute);
+    TRY(ZR_ALLOC(r->order, train_n_calls(r->stage, r->n_own), "the order of calls"));
     cfg->memory.order = r->order;
     cfg->memory.n_order = train_stages_order(r->order, r->stage, r->n_own);
     return 0;
 }
 
-int train_wrapped(struct run *r)
+int train_after_wrap(struct run *r)
 {
     struct zero_stats stats;
-    CALL(zero_get_stats(r->z, &stats));
+    TRY_ZERO(zero_get_stats(r->z, &stats));
     r->rank = stats.place.rank;
     r->world = stats.place.world;
     TRY(take_place(r, &stats.place));
@@ -188,7 +187,7 @@ int train_close(struct run *r, int err)
     plain_close(&r->plain);
     for (int32_t k = 0; k < PIPE_MOST_OWN; k++)
         gpt2_close(&r->model[k]);
-    place_close(&r->place);
+    compute_close(&r->compute);
     bytes_data_close(&r->data);
     report_close(&r->report);
     free(r->order);

@@ -2,6 +2,7 @@
 /* state_hash.c: SHA-256 of optimizer state, tensor by tensor. */
 #include "bench/train/state_hash.h"
 
+#include "kernels/alloc.h"
 #include "kernels/device.h"
 
 #include <nettle/sha2.h>
@@ -72,9 +73,9 @@ int state_digests(struct state_digest *out, bool hash, const struct zero_tensor 
                   int n_states, state_reader read, void *from)
 {
     int n_values = ZERO_VALUE_STATE + n_states - ZERO_VALUE_MASTER, err = 0;
-    float *chunk = hash ? malloc(CHUNK * sizeof *chunk) : NULL;
-    if (hash && !chunk)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory to read the state into");
+    float *chunk = NULL;
+    if (hash)
+        ZR_TRY(ZR_ALLOC(chunk, CHUNK, "a part of the state"));
     for (int32_t t = 0; t < n_tensors; t++) {
         int64_t slices = n_slices(&tensors[t]), n = tensor_elements(&tensors[t]) / slices;
         for (int64_t i = 0; i < slices && !err; i++)
@@ -93,9 +94,8 @@ int state_hash(char out[STATE_HASH_CHARS], bool hash, const struct zero_tensor *
                int n_states, state_reader read, void *from)
 {
     int64_t n = state_pieces(tensors, n_tensors);
-    struct state_digest *digests = malloc((size_t)n * sizeof *digests);
-    if (!digests)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for %lld digests", (long long)n);
+    struct state_digest *digests;
+    ZR_TRY(ZR_ALLOC(digests, n, "%lld digests", (long long)n));
     int err = state_digests(digests, hash, tensors, n_tensors, n_states, read, from);
     if (!err && hash)
         state_hash_of(out, digests, n);

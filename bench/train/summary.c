@@ -31,10 +31,10 @@ int train_take_loss(struct run *r, struct train_step *s)
     TRY(gpt2_take_loss(&r->model[0], &values[0])); /* on a GPU it arrives with the norm */
     profile_enter(r->o->profile, r->z ? PROFILE_EXPOSED : PROFILE_REST);
     if (r->z)
-        CALL(zero_mean(r->z, values, 2));
+        TRY_ZERO(zero_mean(r->z, values, 2));
     float stop = values[1] > 0.0;
     if (r->z) /* each rank of a tp group has read its own clock */
-        CALL(zero_all_reduce(r->z, ZERO_AXIS_TP, &stop, &stop, 1, ZERO_F32, ZERO_MAX));
+        TRY_ZERO(zero_all_reduce(r->z, ZERO_AXIS_TP, &stop, &stop, 1, ZERO_F32, ZERO_MAX));
     profile_enter(r->o->profile, PROFILE_REST);
     s->loss = values[0] / (double)r->accum;
     s->stop = stop > 0.0f;
@@ -45,7 +45,7 @@ int train_take_loss(struct run *r, struct train_step *s)
  * to count. Memory does not grow between two steps, so no peak is missed. */
 static void measure_memory(struct run *r)
 {
-    int64_t now = resident_bytes(), on_device = place_used_bytes(&r->place);
+    int64_t now = resident_bytes(), on_device = compute_used_bytes(&r->compute);
     r->peak_resident = now > r->peak_resident ? now : r->peak_resident;
     r->peak_device = on_device > r->peak_device ? on_device : r->peak_device;
 }
@@ -63,7 +63,7 @@ int train_report_step(struct run *r, const struct train_step *s)
         .grad_norm = s->info.grad_norm,
         .ms = ms,
         .tokens_per_s = (double)(r->at.n_dp * r->accum * o->batch * o->model.config.context) / ms * 1e3,
-        .resident_bytes = r->place.cuda ? r->peak_device : r->peak_resident,
+        .resident_bytes = r->compute.cuda ? r->peak_device : r->peak_resident,
         .share_done = share_done(r, s->step),
         .skipped = s->info.skipped,
     };
@@ -74,7 +74,7 @@ int train_report_step(struct run *r, const struct train_step *s)
 
 static int read_wrapped(void *from, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
 {
-    return reported(zero_read(from, tensor, value, first, n, dst));
+    return take_libzero_error(zero_read(from, tensor, value, first, n, dst));
 }
 
 /* Collects what s says of each rank of the pipeline, on the last stage. The caller frees s->ranks. */
@@ -84,7 +84,7 @@ static int gather_ranks(struct run *r, struct report_summary *s)
     int32_t n = r->at.n_stages;
     struct report_rank *ranks = calloc((size_t)n, sizeof *ranks);
     bool *mine = calloc((size_t)n, sizeof *mine);
-    int err = ranks && mine ? 0 : failed(ZERO_ERR_NOMEM, "no memory for what %d ranks take", n);
+    int err = ranks && mine ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for what %d ranks take", n);
     if (!err) {
         ranks[r->at.stage] =
             (struct report_rank){s->planned_bytes, s->bytes, s->activation_bytes, s->peak_rss_bytes};
@@ -106,7 +106,7 @@ static int summarize(struct run *r, double loss)
     struct report_summary s = {
         .world = r->world,
         .stage = -1,
-        .device = place_name(&r->place),
+        .device = compute_name(&r->compute),
         .loss = loss,
         .tokens_per_step = r->at.n_dp * r->accum * o->batch * o->model.config.context,
         .flop_per_token = gpt2_flop_per_token(&o->model.config),
@@ -119,9 +119,9 @@ static int summarize(struct run *r, double loss)
     int n_states = train_n_states(o->optimizer, o->beta1);
     if (r->z) {
         struct zero_stats stats;
-        CALL(zero_get_stats(r->z, &stats)); /* before the state is read, which adds traffic */
-        if (stats.place.n_pp == 1)          /* each pipeline stage reports its own */
-            CALL(zero_mean(r->z, &peak, 1));
+        TRY_ZERO(zero_get_stats(r->z, &stats)); /* before the state is read, which adds traffic */
+        if (stats.place.n_pp == 1)              /* each pipeline stage reports its own */
+            TRY_ZERO(zero_mean(r->z, &peak, 1));
         if (stats.place.n_pp > 1)
             TRY(train_stages_hash(s.state_sha256, r->at.dp == 0, r->z, r->stage, r->n_own,
                                   o->model.config.layers, r->tensors, r->number, n_states,
@@ -130,7 +130,7 @@ static int summarize(struct run *r, double loss)
             TRY(state_hash(s.state_sha256, r->at.dp == 0, r->tensors, r->n_tensors, n_states, read_wrapped,
                            r->z));
         if (stats.place.n_tp > 1)
-            CALL(train_hash_tp(r->z, r->at.tp, stats.place.n_tp, s.state_sha256));
+            TRY_ZERO(train_hash_tp(r->z, r->at.tp, stats.place.n_tp, s.state_sha256));
         s.stage = stats.stage;
         s.hybrid = hybrid_of_run(stats.hybrid, stats.dp_shard, stats.place.n_data);
         s.dp_shard = stats.dp_shard;
@@ -160,7 +160,7 @@ static int share_times(struct run *r)
 {
     const struct train_options *o = r->o;
     memcpy(o->step_ms, r->report.ms, (size_t)o->steps * sizeof *o->step_ms);
-    return r->z ? reported(zero_mean(r->z, o->step_ms, (int32_t)o->steps)) : 0;
+    return r->z ? take_libzero_error(zero_mean(r->z, o->step_ms, (int32_t)o->steps)) : 0;
 }
 
 static int take_profile(struct run *r)
@@ -171,7 +171,7 @@ static int take_profile(struct run *r)
     p->n_kept = gpt2_n_params(&r->o->model.config);
     if (r->z) {
         struct zero_stats stats;
-        CALL(zero_get_stats(r->z, &stats));
+        TRY_ZERO(zero_get_stats(r->z, &stats));
         p->n_kept = stats.allocated.moments / 8;
     }
     return profile_finish(p, r->z);
@@ -209,7 +209,7 @@ static int draw(struct run *r)
     if (!r->reports)
         return 0;
     if (o->trace)
-        CALL(zero_trace_write(r->z, o->trace));
+        TRY_ZERO(zero_trace_write(r->z, o->trace));
     if (!o->plot)
         return 0;
     how_it_runs(r, how);

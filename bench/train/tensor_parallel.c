@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tensor_parallel.c: the collectives of a model that is cut over tp. They run through libzero. */
 #include "bench/train/tensor_parallel.h"
-#include "bench/failed.h"
+#include "kernels/error.h"
 
 #include <stdlib.h>
 

@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* train.c: trains a GPT-2 on bytes. It is the worked example of a C model that libzero shards.
  *
- * From top to bottom: the table of tensors, zero_wrap, a forward and a backward pass with each unit
- * between zero_begin and zero_end, a step, and the loop. It calls only what zero/zero.h declares. plain.c
- * has the same step without libzero, and pipeline_step.c has it with pipeline stages. setup.c opens the
- * model and turns options into the configuration. */
-#include "bench/failed.h"
+ * From top to bottom: the table of tensors, zero_wrap, a forward and a backward pass with each unit between
+ * zero_begin and zero_end, a step, and the loop. Of libzero it calls only what zero/zero.h declares, and each
+ * such call that can fail is inside TRY_ZERO. TRY is for the program's own functions. Both return the call's
+ * error, if there is one.
+ *
+ * Functions that begin with gpt2_ are the model (bench/gpt2), and those with train_ are in this folder
+ * (run.h). plain.c has the same step without libzero, and pipeline_step.c has it with pipeline stages.
+ * setup.c opens the model and turns options into the configuration. */
+#include "bench/libzero_error.h"
 #include "bench/train/run.h"
 
 #include <math.h>
@@ -15,17 +19,22 @@
 
 /* ---- the table of tensors ---- */
 
-/* Unit 0 is what the model uses first and last: embeddings, last norm and head. Unit 1 + l is layer l. */
+/* Unit 0 is what the model uses first and last: embeddings, last norm and head. Unit 1 + l is layer l. The
+ * tensors of all layers are stacked: one tensor has a slice for each layer.
+ *
+ * The letters of shapes are those of struct gpt2_config. U, A and F are this rank's share of the token ids,
+ * the attention's channels and the MLP's channels, which tensor parallelism cuts. */
 void train_describe(struct zero_tensor out[TRAIN_N_TENSORS], const struct gpt2_config *config,
                     struct gpt2 *model, bool stores)
 {
-    static struct gpt2 nowhere;
-    struct gpt2 *m = model ? model : &nowhere;
+    static struct gpt2 no_model; /* for the addresses of its pointers, which nobody follows */
+    struct gpt2 *m = model ? model : &no_model;
     int64_t L = config->layers, C = config->channels, T = config->context, U = gpt2_part_vocab(config);
     int64_t A = gpt2_part_channels(config), F = gpt2_part_hidden(config);
     int32_t matrix = stores ? ZERO_GRAD_OVERWRITE : 0;
     bool tp = config->tp > 1;
     uint32_t norm = ZERO_NO_DECAY | (config->sequence ? ZERO_TP_PARTIAL : 0);
+    /* A whole tensor; and one that tensor parallelism cuts along `dim`, in `blocks` equal blocks each. */
     /* clang-format off */
 #define TENSOR(name, unit, flags, ...) \
     {#name, (void **)&m->params.name, (void **)&m->grads.name, {__VA_ARGS__}, GPT2_ZERO_DTYPE, unit, flags}
@@ -81,25 +90,25 @@ static int wrap(struct run *r)
         cfg.init = draw_weights;
         cfg.init_arg = r;
     }
-    CALL(zero_wrap(&r->z, r->tensors, r->n_tensors, &cfg));
-    return train_wrapped(r);
+    TRY_ZERO(zero_wrap(&r->z, r->tensors, r->n_tensors, &cfg));
+    return train_after_wrap(r);
 }
 
 /* ---- the model, unit by unit ---- */
 
 static int forward(struct run *r, struct gpt2 *m)
 {
-    CALL(zero_begin(r->z, 0, ZERO_FORWARD));
+    TRY_ZERO(zero_begin(r->z, 0, ZERO_FORWARD));
     gpt2_embed_forward(m);
-    CALL(zero_end(r->z, 0, ZERO_FORWARD));
+    TRY_ZERO(zero_end(r->z, 0, ZERO_FORWARD));
     for (int32_t l = 0; l < m->config.layers; l++) {
-        CALL(zero_begin(r->z, 1 + l, ZERO_FORWARD));
+        TRY_ZERO(zero_begin(r->z, 1 + l, ZERO_FORWARD));
         gpt2_layer_forward(m, l);
-        CALL(zero_end(r->z, 1 + l, ZERO_FORWARD));
+        TRY_ZERO(zero_end(r->z, 1 + l, ZERO_FORWARD));
     }
-    CALL(zero_begin(r->z, 0, ZERO_FORWARD));
+    TRY_ZERO(zero_begin(r->z, 0, ZERO_FORWARD));
     gpt2_head_forward(m);
-    CALL(zero_end(r->z, 0, ZERO_FORWARD));
+    TRY_ZERO(zero_end(r->z, 0, ZERO_FORWARD));
     return m->err;
 }
 
@@ -107,15 +116,15 @@ static int forward(struct run *r, struct gpt2 *m)
  * gradient. */
 static int backward(struct run *r, struct gpt2 *m)
 {
-    CALL(zero_begin(r->z, 0, ZERO_BACKWARD));
+    TRY_ZERO(zero_begin(r->z, 0, ZERO_BACKWARD));
     gpt2_head_backward(m);
     for (int32_t l = (int32_t)m->config.layers; l-- > 0;) {
-        CALL(zero_begin(r->z, 1 + l, ZERO_BACKWARD));
+        TRY_ZERO(zero_begin(r->z, 1 + l, ZERO_BACKWARD));
         gpt2_layer_backward(m, l);
-        CALL(zero_end(r->z, 1 + l, ZERO_BACKWARD));
+        TRY_ZERO(zero_end(r->z, 1 + l, ZERO_BACKWARD));
     }
     gpt2_embed_backward(m);
-    CALL(zero_end(r->z, 0, ZERO_BACKWARD));
+    TRY_ZERO(zero_end(r->z, 0, ZERO_BACKWARD));
     return m->err;
 }
 
@@ -130,7 +139,7 @@ static int train_step(struct run *r, struct train_step *s)
         TRY(backward(r, m));
     }
     TRY(gpt2_send_loss(m));
-    CALL(zero_step(r->z, s->lr, &s->info));
+    TRY_ZERO(zero_step(r->z, s->lr, &s->info));
     return train_take_loss(r, s);
 }
 
@@ -139,7 +148,7 @@ static float learning_rate(const struct train_options *o, int64_t step)
     return (float)(step < N_WARMUP_STEPS ? o->lr * ((double)(step + 1) / N_WARMUP_STEPS) : o->lr);
 }
 
-/* Steps from the first one that the checkpoint, if any, has not made. */
+/* Makes the steps that the loaded checkpoint, if there is one, has not made. */
 static int train_loop(struct run *r)
 {
     const struct train_options *o = r->o;
@@ -161,7 +170,7 @@ static int train_loop(struct run *r)
         TRY(train_save(r, s.step, s.stop));
     }
     if (r->z)
-        CALL(zero_save_wait(r->z, NULL));
+        TRY_ZERO(zero_save_wait(r->z, NULL));
     return train_end(r, s.loss);
 }
 
@@ -170,7 +179,7 @@ static int train(struct run *r)
     TRY(train_open(r));
     TRY(r->o->plain ? plain_train_open(r) : wrap(r));
     if (r->o->only_exports) {
-        CALL(zero_load(r->z, r->o->load));
+        TRY_ZERO(zero_load(r->z, r->o->load));
         return train_export(r);
     }
     train_introduce(r);
@@ -190,7 +199,7 @@ int train_run(const struct train_options *o)
                     .report = {.json = o->json}};
     int err = train(&r);
     if (err)
-        fprintf(stderr, "zero-bench train: %s\n", failed_text());
+        fprintf(stderr, "zero-bench train: %s\n", error_text());
     zero_unwrap(&r.z);
     return train_close(&r, err);
 }

@@ -52,7 +52,7 @@ struct train_options {
     int64_t threads;
     /* enum zero_device */
     int device;
-    /* number of the GPU; PLACE_GPU_OF_RANK: the rank's number on its host */
+    /* number of the GPU; GPU_OF_LOCAL_RANK: the rank's number on its host */
     int64_t gpu;
     /* the device's peak, to print what share of it is used; 0: not known */
     double peak_tflops;

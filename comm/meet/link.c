@@ -2,6 +2,7 @@
 /* link.c: cuts a stream of bytes into frames, and sends and receives frames over one TCP connection. */
 #include "comm/meet/link.h"
 #include "comm/meet/frame.h"
+#include "kernels/alloc.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -276,11 +277,9 @@ struct sending {
 
 struct zr_shared_bytes *zr_shared_bytes_new(const void *bytes, size_t n)
 {
-    struct zr_shared_bytes *s = malloc(sizeof *s + n);
-    if (!s) {
-        zr_fail(ZERO_ERR_NOMEM, "rendezvous: no memory for a frame of %zu bytes", n);
+    struct zr_shared_bytes *s;
+    if (ZR_ZALLOC_BYTES(s, sizeof *s + n, "a frame of %zu bytes of the rendezvous", n))
         return NULL;
-    }
     s->n_users = 1;
     s->n = n;
     if (n)
@@ -308,9 +307,8 @@ static void sent(uv_write_t *req, int status)
 
 int zr_link_send_shared(struct zr_link *l, struct zr_frame f, struct zr_shared_bytes *payload)
 {
-    struct sending *s = malloc(sizeof *s);
-    if (!s)
-        return zr_fail(ZERO_ERR_NOMEM, "rendezvous: no memory for a frame of %zu bytes", payload->n);
+    struct sending *s;
+    ZR_TRY(ZR_ALLOC(s, 1, "a frame of %zu bytes of the rendezvous", payload->n));
     f.magic = ZR_FRAME_MAGIC;
     f.version = ZR_FRAME_VERSION;
     f.n_bytes = (uint32_t)payload->n;

@@ -2,6 +2,7 @@
 /* net_address.c: addresses, interfaces and look-ups. All but the look-up query the kernel and keep
  * nothing. */
 #include "comm/meet/net_address.h"
+#include "kernels/alloc.h"
 #include "kernels/limits.h"
 #include "kernels/thread.h"
 
@@ -483,10 +484,9 @@ int zr_lookup_start(uv_loop_t *loop, const char *host, int port,
                     void (*done)(void *arg, const struct zr_looked_up *found), void *arg,
                     struct zr_lookup **out)
 {
-    struct zr_lookup *l = calloc(1, sizeof *l);
+    struct zr_lookup *l;
     *out = NULL;
-    if (!l)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory to look up \"%.200s\"", host);
+    ZR_TRY(ZR_ZALLOC(l, 1, "the address of \"%.200s\"", host));
     int err = uv_async_init(loop, &l->ended, on_ended);
     if (err) {
         free(l);

@@ -3,6 +3,7 @@
  * is held only briefly. */
 #include "comm/meet/open_names.h"
 #include "comm/timed_call.h"
+#include "kernels/alloc.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -87,10 +88,9 @@ static void put_name(struct zr_open_name *e)
 
 int zr_open_name_take(const struct zr_world *w, const char *where, struct zr_open_name **out)
 {
-    struct zr_open_name *e = calloc(1, sizeof *e);
+    struct zr_open_name *e;
     *out = NULL;
-    if (!e)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for the name of a context");
+    ZR_TRY(ZR_ZALLOC(e, 1, "the name of a context"));
     snprintf(e->name, sizeof e->name, "%s", w->name);
     say_where(w, where, e->where);
     e->rank = w->rank;

@@ -5,6 +5,7 @@
 #include "comm/meet/rendezvous.h"
 #include "comm/mpi/mpi_comm.h"
 #include "comm/shared_memory.h"
+#include "kernels/alloc.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,10 +34,9 @@ struct card {
 
 static struct card *new_mpi_cards(const struct zr_mpi *m)
 {
-    struct card *all = calloc((size_t)m->set->world, sizeof *all);
-    if (!all)
-        zr_rendezvous_fail(m->set->rdv,
-                           zr_fail(ZERO_ERR_NOMEM, "mpi %s: no memory for %d ranks", m->name, m->set->world));
+    struct card *all;
+    if (ZR_ZALLOC(all, m->set->world, "%d ranks of mpi %s", m->set->world, m->name))
+        zr_rendezvous_fail(m->set->rdv, ZERO_ERR_NOMEM);
     return all;
 }
 

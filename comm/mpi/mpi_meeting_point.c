@@ -13,6 +13,7 @@
  * communicator would have to be made first, and that call waits for every rank. */
 #include "comm/meet/lent.h"
 #include "comm/mpi/mpi_comm.h"
+#include "kernels/alloc.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -180,9 +181,9 @@ static void leave_channel(struct meeting *k)
 static int send_note(struct meeting *k, int to, const struct note *note)
 {
     struct zr_mpi_process *p = k->process;
-    struct message *m = calloc(1, sizeof *m);
+    struct message *m;
     int32_t slot = -1;
-    int class = 0, err = m ? 0 : zr_fail(ZERO_ERR_NOMEM, "%s: no memory to meet over it", k->over);
+    int class = 0, err = ZR_ZALLOC(m, 1, "a meeting over %s", k->over);
     if (!err)
         m->note = *note;
     int64_t until_ns = zr_now_ns() + k->ms * 1000000;

@@ -8,6 +8,7 @@
 #include "comm/mpi/mpi_comm.h"
 #include "comm/timed_call.h"
 #include "comm/topology.h"
+#include "kernels/alloc.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -350,11 +351,9 @@ static int make_role(struct zr_mpi_set *p, enum zr_role role, const struct zr_ro
     pthread_mutex_init(&m->lock, NULL);
     p->n_open++;
     *out = &m->base;
-    m->post = calloc((size_t)ask->group->size, sizeof *m->post);
-    m->from = calloc((size_t)ask->group->size, sizeof *m->from);
-    m->peer = calloc((size_t)ask->group->size, sizeof *m->peer);
-    if (!m->post || !m->from || !m->peer)
-        return zr_fail(ZERO_ERR_NOMEM, "mpi %s: no memory for a communicator", m->name);
+    ZR_TRY(ZR_ZALLOC(m->post, ask->group->size, "the communicator of mpi %s", m->name));
+    ZR_TRY(ZR_ZALLOC(m->from, ask->group->size, "the communicator of mpi %s", m->name));
+    ZR_TRY(ZR_ZALLOC(m->peer, ask->group->size, "the communicator of mpi %s", m->name));
     return find_spread(m);
 }
 
@@ -385,10 +384,8 @@ static void drop_set(struct zr_mpi_set *p)
 static int make_mpi_set(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_mpi_options *opt,
                         struct zr_mpi_set **out)
 {
-    struct zr_mpi_set *p = calloc(1, sizeof *p);
-    *out = p;
-    if (!p)
-        return zr_fail(ZERO_ERR_NOMEM, "mpi: no memory for communicators");
+    ZR_TRY(ZR_ZALLOC(*out, 1, "the communicators of mpi"));
+    struct zr_mpi_set *p = *out;
     p->opt = *opt;
     p->rdv = rdv;
     p->dev = dev;
@@ -397,15 +394,14 @@ static int make_mpi_set(struct zr_rendezvous *rdv, struct zr_device *dev, const 
     p->rank = zr_rendezvous_rank(rdv);
     p->world = zr_rendezvous_world(rdv);
     p->tiers = has_tiers(opt);
-    p->mpi_rank = calloc((size_t)p->world, sizeof *p->mpi_rank);
-    return p->mpi_rank ? 0 : zr_fail(ZERO_ERR_NOMEM, "mpi: no memory for %d ranks", p->world);
+    return ZR_ZALLOC(p->mpi_rank, p->world, "%d ranks of mpi", p->world);
 }
 
 static int open_all(struct zr_mpi_set *p, const struct zr_role_ask ask[ZR_ROLES],
                     struct zr_comm *comm[ZR_ROLES])
 {
-    struct card *all = calloc((size_t)p->world, sizeof *all);
-    int err = all ? 0 : zr_fail(ZERO_ERR_NOMEM, "mpi: no memory for %d ranks", p->world), n = 0;
+    struct card *all;
+    int err = ZR_ZALLOC(all, p->world, "%d ranks of mpi", p->world), n = 0;
     for (int r = 0; r < ZR_ROLES && !err; r++)
         if (ask[r].group) {
             err = make_role(p, (enum zr_role)r, &ask[r], &comm[r]);

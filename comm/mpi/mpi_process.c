@@ -2,6 +2,7 @@
 /* mpi_process.c: begins and ends MPI, lets one thread inside at a time, and polls. */
 #include "comm/mpi/mpi_process.h"
 #include "comm/timed_call.h"
+#include "kernels/alloc.h"
 #include "kernels/error.h"
 #include "kernels/thread.h"
 
@@ -434,9 +435,8 @@ static void add_process(struct zr_mpi_process *p)
 static int make_process(const struct zr_mpi_library *lib, int64_t ms, struct zr_rendezvous *look,
                         struct zr_mpi_process **out)
 {
-    struct zr_mpi_process *p = calloc(1, sizeof *p);
-    if (!p)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for MPI's requests");
+    struct zr_mpi_process *p;
+    ZR_TRY(ZR_ZALLOC(p, 1, "MPI's requests"));
     p->shim = lib->shim;
     p->world = lib->world;
     p->pid = getpid();

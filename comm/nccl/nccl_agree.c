@@ -6,6 +6,7 @@
  * the same message, and a rank that does not come is named. */
 #include "comm/meet/rendezvous.h"
 #include "comm/nccl/nccl_comm.h"
+#include "kernels/alloc.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -127,9 +128,9 @@ static void write_card(const struct zr_nccl_set *p, struct zr_nccl_card *card)
 static int take_ids(const struct zr_nccl *m, const ncclUniqueId *all, ncclUniqueId **ids)
 {
     int n = zr_nccl_n_ids(m);
-    *ids = n ? malloc((size_t)n * sizeof **ids) : NULL;
-    if (n && !*ids)
-        return zr_fail(ZERO_ERR_NOMEM, "nccl %s: no memory for %d ids", m->name, n);
+    *ids = NULL;
+    if (n)
+        ZR_TRY(ZR_ALLOC(*ids, n, "%d ids of nccl %s", n, m->name));
     for (int i = 0; i < n; i++)
         (*ids)[i] = all[zr_comm_rank(&m->base, zr_nccl_id_place(m, i))];
     return 0;

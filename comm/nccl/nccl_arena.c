@@ -4,6 +4,7 @@
 #include "comm/arena.h"
 #include "comm/nccl/nccl_comm.h"
 #include "comm/nccl/nccl_versions.h"
+#include "kernels/alloc.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,9 +85,8 @@ static int take_memory(struct zr_nccl_set *p, int64_t bytes, struct nccl_arena *
 
 static int make_nccl_arena(struct zr_nccl_set *p, int64_t bytes, struct nccl_arena **out)
 {
-    struct nccl_arena *a = *out = calloc(1, sizeof *a);
-    if (!a)
-        return zr_fail(ZERO_ERR_NOMEM, "nccl: no memory for an arena");
+    ZR_TRY(ZR_ZALLOC(*out, 1, "an arena of nccl"));
+    struct nccl_arena *a = *out;
     a->base = (struct zr_arena){.free = free_nccl_arena, .bytes = bytes, .n_held = 1};
     a->set = p;
     atomic_fetch_add(&p->n_users, 1);

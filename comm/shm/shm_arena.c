@@ -7,6 +7,7 @@
 #include "comm/meet/rendezvous.h"
 #include "comm/shared_memory.h"
 #include "comm/shm/shm.h"
+#include "kernels/alloc.h"
 #include "kernels/host/host_memory.h"
 #include "kernels/limits.h"
 
@@ -190,9 +191,9 @@ static int check_sizes(struct zr_shm *m, const struct card *all)
 static struct card *new_cards(const struct zr_shm *m)
 {
     int world = zr_rendezvous_world(m->rdv);
-    struct card *all = calloc((size_t)world, sizeof *all);
-    if (!all)
-        zr_rendezvous_fail(m->rdv, zr_fail(ZERO_ERR_NOMEM, "%s: no memory for %d ranks", m->name, world));
+    struct card *all;
+    if (ZR_ZALLOC(all, world, "%d ranks of %s", world, m->name))
+        zr_rendezvous_fail(m->rdv, ZERO_ERR_NOMEM);
     return all;
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sim.c: arenas, opening and closing of the simulated communicator. */
 #include "comm/sim/sim_inside.h"
+#include "kernels/alloc.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -178,10 +179,10 @@ static void close_parts(struct zr_sim_comm_world *d)
 int zr_sim_comm_open_one(const struct zr_sim_opening *o, struct zr_comm **out)
 {
     int n = o->n, world = zr_sim_config(o->w)->world;
-    struct zr_sim_comm_world *d = calloc(1, sizeof *d);
-    if (!d) {
+    struct zr_sim_comm_world *d;
+    if (ZR_ZALLOC(d, 1, "a simulated communicator of %d ranks", n)) {
         free(o->weight);
-        return zr_fail(ZERO_ERR_NOMEM, "sim: no memory for a communicator of %d ranks", n);
+        return ZERO_ERR_NOMEM;
     }
     *d = (struct zr_sim_comm_world){.w = o->w,
                                     .order = o->order,

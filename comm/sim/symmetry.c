@@ -2,6 +2,7 @@
 /* symmetry.c: colour refinement over the hosts and groups of a world, and the choice of representatives. */
 #include "comm/sim/symmetry.h"
 #include "comm/sim/sim_inside.h"
+#include "kernels/alloc.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -149,14 +150,13 @@ int zr_symmetry_make(int32_t world, int32_t inner, int32_t per_host, struct zr_s
     int err = color && s.class_of ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %d ranks", world);
     if (!err) {
         s.n = refine(&s, color, room);
-        s.rank = malloc((size_t)s.n * sizeof *s.rank);
         if (s.n > ZR_SIM_MOST_RANKS)
             err = zr_fail(ZERO_ERR_ARG,
                           "%d ranks in groups of %d on hosts of %d are of %d kinds; at most %d can be "
                           "simulated: make groups fill hosts, or hosts hold whole groups",
                           world, inner, per_host, s.n, ZR_SIM_MOST_RANKS);
-        else if (!s.rank)
-            err = zr_fail(ZERO_ERR_NOMEM, "no memory for %d kinds of ranks", s.n);
+        else
+            err = ZR_ALLOC(s.rank, s.n, "%d kinds of ranks", s.n);
     }
     if (!err)
         err = number_classes(&s, color, room);

@@ -2,6 +2,7 @@
 /* guard.c: guarded memory. All regions of a guard are one reservation of address space. The handler only
  * reads what was there before the first page could be touched. */
 #include "kernels/check/guard.h"
+#include "kernels/alloc.h"
 #include "kernels/check/guard_calls.h"
 #include "kernels/check/guard_report.h"
 #include "kernels/error.h"
@@ -267,9 +268,8 @@ int zr_guard_open(const struct zr_guard_region *want, int32_t n, void (*report)(
                   struct zr_guard **out)
 {
     *out = NULL;
-    struct zr_guard *g = calloc(1, sizeof *g + (size_t)n * sizeof g->region[0]);
-    if (!g)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for a guard of %d regions", n);
+    struct zr_guard *g;
+    ZR_TRY(ZR_ZALLOC_BYTES(g, sizeof *g + (size_t)n * sizeof g->region[0], "a guard of %d regions", n));
     g->page = sysconf(_SC_PAGESIZE);
     g->n = n;
     int64_t total = 0;

@@ -5,6 +5,7 @@
  * over tp, the gradients differ, and the copies drift apart. Nothing shows this but a loss that is a little
  * off. So in the first steps the ranks compare their shards of these gradients, which the norm's job hashes
  * before the update. The result is the same on all ranks of the job. */
+#include "kernels/alloc.h"
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
@@ -183,8 +184,10 @@ int zr_engine_tp_find_difference(struct zr_engine *e, bool *differ)
     if (e->tp == 1)
         return 0;
     struct zr_received before = zr_received_so_far(e);
-    char *buffer = malloc(ZR_DIGEST_BYTES);
-    int err = buffer ? zr_engine_drain(e) : zr_fail(ZERO_ERR_NOMEM, "no memory to compare the model's parts");
+    char *buffer;
+    int err = ZR_ALLOC(buffer, ZR_DIGEST_BYTES, "a comparison of the model's parts");
+    if (!err)
+        err = zr_engine_drain(e);
     if (!err)
         err = compare_whole(e, buffer, 0, e->layout->n_tensors, &here, &pair);
     if (!err && pair)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine.c: opens and closes an engine, and computes the address of every element that it holds. */
 #include "comm/fork.h"
+#include "kernels/alloc.h"
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
@@ -155,8 +156,7 @@ static void count_arenas(struct zr_engine *e)
 
 int zr_engine_new(struct zr_engine **out)
 {
-    *out = calloc(1, sizeof **out);
-    return *out ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for an engine");
+    return ZR_ZALLOC(*out, 1, "an engine");
 }
 
 void zr_engine_free(struct zr_engine *e)

@@ -5,6 +5,7 @@
  * memory. The units are gathered into the slots in turn and copied from there. A tensor that is already whole
  * (not stacked, in a resident unit) is not copied. With cfg.debug.check on the host, tensors are in guarded
  * memory, which may then only be read. */
+#include "kernels/alloc.h"
 #include "shard/engine/internal.h"
 
 #include <stdlib.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* loop.c: the loop's thread, and the queue of jobs for it. */
 #include "shard/engine/loop.h"
+#include "kernels/alloc.h"
 #include "kernels/limits.h"
 #include "kernels/thread.h"
 #include "shard/layout.h"
@@ -139,21 +140,19 @@ static void on_wake(uv_async_t *a)
 static int open_queue(int32_t n_jobs, void (*issue)(void *, const struct zr_job *), void *arg,
                       struct zr_loop **out)
 {
-    struct zr_loop *l = calloc(1, sizeof *l);
-    if (!l)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for the loop");
+    struct zr_loop *l;
+    ZR_TRY(ZR_ZALLOC(l, 1, "the loop"));
     l->issue = issue;
     l->arg = arg;
     l->mask = 1;
     while (l->mask + 1 < (uint64_t)n_jobs)
         l->mask = l->mask << 1 | 1;
-    l->ring = calloc(l->mask + 1, sizeof *l->ring);
-    if (!l->ring) {
+    int err = ZR_ZALLOC(l->ring, (int64_t)l->mask + 1, "a queue of %d jobs", n_jobs);
+    if (err)
         free(l);
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for a queue of %d jobs", n_jobs);
-    }
-    *out = l;
-    return 0;
+    else
+        *out = l;
+    return err;
 }
 
 int zr_loop_open_driven(int32_t n_jobs, void (*issue)(void *, const struct zr_job *), void *arg,

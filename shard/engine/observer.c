@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* observer.c: installs observers, and passes on the calls that go to each of them. */
 #include "shard/engine/observer.h"
+#include "kernels/alloc.h"
 #include "kernels/asserts.h"
 #include "shard/engine/internal.h"
 
@@ -10,11 +11,9 @@ int zr_observer_new(struct zr_engine *e, const struct zr_observer_ops *ops, size
                     size_t size, struct zr_observer **out)
 {
     ZR_ASSERT(e->observers.n < ZR_MOST_OBSERVERS);
-    struct zr_observer *o = *out = calloc(1, bytes + (size_t)n * size);
-    if (!o)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory to watch the model");
-    *o = (struct zr_observer){ops, e};
-    e->observers.of[e->observers.n++] = o;
+    ZR_TRY(ZR_ZALLOC_BYTES(*out, bytes + (size_t)n * size, "an observer of the model"));
+    **out = (struct zr_observer){ops, e};
+    e->observers.of[e->observers.n++] = *out;
     return 0;
 }
 

@@ -4,6 +4,7 @@
  *
  * The copy is one more reader of the shards, on the stream of their only writer. It runs after the last
  * step's updates and before the next step's. Neither the model nor the gathers wait for it. */
+#include "kernels/alloc.h"
 #include "kernels/asserts.h"
 #include "shard/engine/internal.h"
 
@@ -22,9 +23,8 @@ struct zr_snapshot_listener {
 
 int zr_snapshot_listener_open(struct zr_snapshot_listener **out)
 {
-    struct zr_snapshot_listener *l = calloc(1, sizeof *l);
-    if (!l)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for the listener of snapshots");
+    struct zr_snapshot_listener *l;
+    ZR_TRY(ZR_ZALLOC(l, 1, "the listener of snapshots"));
     if (uv_mutex_init(&l->lock)) {
         free(l);
         return zr_fail(ZERO_ERR_SYSTEM, "a mutex could not be made");

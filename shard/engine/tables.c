@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tables.c: allocates an engine's events and tables, whose sizes depend on the model. */
+#include "kernels/alloc.h"
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
@@ -35,10 +36,8 @@ int zr_events_open(struct zr_device *dev, const struct zr_plan *p, struct zr_eve
     int32_t at = 0, n = ZR_EVENT_DRAINED - ZR_EVENT_STEP_COMPUTE + 1;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         n += rows[i].n;
-    ev->all = calloc((size_t)n, sizeof *ev->all);
-    ev->class_of = calloc((size_t)n, sizeof *ev->class_of);
-    if (!ev->all || !ev->class_of)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for %d events", n);
+    ZR_TRY(ZR_ZALLOC(ev->all, n, "%d events", n));
+    ZR_TRY(ZR_ZALLOC(ev->class_of, n, "%d events", n));
     for (; ev->n < n; ev->n++) {
         int err = dev->ops->event_open(dev, &ev->all[ev->n]);
         if (err)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* timeline.c: records spans of the model's thread and of streams, and writes them as a Chrome trace. */
 #include "shard/engine/timeline.h"
+#include "kernels/alloc.h"
 #include "kernels/limits.h"
 #include "kernels/profiler.h"
 
@@ -62,10 +63,11 @@ int zr_timeline_open(struct zr_device *dev, int32_t n_spans, struct zr_timeline 
     struct zr_profiler *profiler = zr_profiler_open();
     if (n_spans == 0 && !profiler)
         return 0;
-    struct zr_timeline *t = calloc(1, sizeof *t);
-    if (!t) {
+    struct zr_timeline *t;
+    int err = ZR_ZALLOC(t, 1, "a timeline of %d spans", n_spans);
+    if (err) {
         zr_profiler_close(profiler);
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for a timeline of %d spans", n_spans);
+        return err;
     }
     t->dev = dev;
     t->profiler = profiler;
@@ -74,13 +76,11 @@ int zr_timeline_open(struct zr_device *dev, int32_t n_spans, struct zr_timeline 
     t->start_ns = zr_now_ns();
     t->n_spans = n_spans;
     void *times = NULL;
-    int err = dev->ops->host_alloc(dev, times_bytes(t), &times);
+    err = dev->ops->host_alloc(dev, times_bytes(t), &times);
     t->times = times;
     for (int i = 0; !err && i < ZR_TRACK_COUNT; i++) {
         t->track[i].times = t->times + (int64_t)i * n_spans;
-        t->track[i].ring = calloc((size_t)n_spans, sizeof(struct span));
-        if (!t->track[i].ring)
-            err = zr_fail(ZERO_ERR_NOMEM, "no memory for a timeline of %d spans", n_spans);
+        err = ZR_ZALLOC(t->track[i].ring, n_spans, "a timeline of %d spans", n_spans);
     }
     if (err) {
         zr_timeline_close(t);

@@ -2,6 +2,7 @@
 /* values.c: reads and writes values of the shards in the model's coordinates (tensor, element); the mean over
  * ranks; the barrier. All of these block, and run between steps. They use the control communicator and the
  * plan's staging. */
+#include "kernels/alloc.h"
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 #include "shard/tp_cut.h"
@@ -344,9 +345,10 @@ static int add_tensor(struct zr_engine *e, struct batch *b, int32_t tensor, cons
 static int adopt_params(struct zr_engine *e)
 {
     struct asked a = {ASKED_WRITE, -1, ZR_VALUE_PARAM, 0, e->layout->n_params, NULL};
-    struct batch b = {.chunks =
-                          malloc((size_t)(e->plan->values_bytes / ZR_PIECE_ALIGN + 1) * sizeof *b.chunks)};
-    int err = b.chunks ? wait_for_all(e, &a) : zr_fail(ZERO_ERR_NOMEM, "no memory to send parameters");
+    struct batch b = {0};
+    int err = ZR_ALLOC(b.chunks, e->plan->values_bytes / ZR_PIECE_ALIGN + 1, "parameters to send");
+    if (!err)
+        err = wait_for_all(e, &a);
     for (int32_t t = 0; !err && t < e->layout->n_tensors; t++)
         if (!e->layout->tensors[t].buffer)
             err = add_tensor(e, &b, t, &a);

@@ -6,6 +6,7 @@
  *   interleaved  Narayanan et al., arXiv:2104.04473, with rounds of any length, as in PyTorch
  *   zero bubble  ZB-H1 of Qi et al., arXiv:2401.10241; keeps as many activations as 1F1B's fullest rank */
 #include "shard/pipeline/pipeline.h"
+#include "kernels/alloc.h"
 #include "kernels/error.h"
 
 #include <stdio.h>
@@ -96,11 +97,7 @@ int zr_pipeline_add(struct zr_pipeline *p, int32_t rank, struct zr_pipe_action a
     struct zr_pipe_row *row = &p->rows[rank];
     if (row->n == row->capacity) {
         int64_t capacity = row->capacity ? 2 * row->capacity : 16;
-        struct zr_pipe_action *at = realloc(row->at, (size_t)capacity * sizeof *at);
-        if (!at)
-            return zr_fail(ZERO_ERR_NOMEM, "no memory for %lld actions of a pipeline schedule",
-                           (long long)capacity);
-        row->at = at;
+        ZR_TRY(ZR_GROW(row->at, capacity, "%lld actions of a pipeline schedule", (long long)capacity));
         row->capacity = capacity;
     }
     row->at[row->n++] = action;
@@ -124,11 +121,9 @@ void zr_pipeline_close(struct zr_pipeline *p)
 
 int32_t *zr_pipe_places(const struct zr_pipeline *p)
 {
-    int32_t *rank_of = malloc((size_t)p->n_stages * sizeof *rank_of);
-    if (!rank_of) {
-        zr_fail(ZERO_ERR_NOMEM, "no memory for %d stages", p->n_stages);
+    int32_t *rank_of;
+    if (ZR_ALLOC(rank_of, p->n_stages, "%d stages", p->n_stages))
         return NULL;
-    }
     for (int32_t s = 0; s < p->n_stages; s++)
         rank_of[s] = -1;
     for (int32_t r = 0; r < p->n_ranks; r++)

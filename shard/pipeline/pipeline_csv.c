@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pipeline_csv.c: reads and writes pipeline schedules in the CSV of PyTorch's torch.distributed.pipelining. A
  * line is a rank and a cell is an action. "(3F1;0B2)OVERLAP_F_B" is two computations at the same time. */
+#include "kernels/alloc.h"
 #include "kernels/error.h"
 #include "kernels/limits.h"
 #include "shard/pipeline/pipeline.h"
@@ -125,10 +126,7 @@ static int add_rank(struct zr_pipeline *p, const char *path)
 {
     if (p->n_ranks == ZR_PIPE_MOST_RANKS)
         return zr_fail(ZERO_ERR_ARG, "%s: more than %d ranks", path, ZR_PIPE_MOST_RANKS);
-    struct zr_pipe_row *rows = realloc(p->rows, ((size_t)p->n_ranks + 1) * sizeof *rows);
-    if (!rows)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for a pipeline schedule of %d ranks", p->n_ranks + 1);
-    p->rows = rows;
+    ZR_TRY(ZR_GROW(p->rows, p->n_ranks + 1, "a pipeline schedule of %d ranks", p->n_ranks + 1));
     p->rows[p->n_ranks++] = (struct zr_pipe_row){0};
     return 0;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pipeline_slots.c: counts the message slots between ranks. Each message uses the slot with its micro-batch's
  * number modulo the number of slots, so a slot must be free when its next message comes. */
+#include "kernels/alloc.h"
 #include "kernels/error.h"
 #include "shard/pipeline/pipeline.h"
 
@@ -67,10 +68,9 @@ static bool is_enough_within(const struct places *at, const struct places *next,
 int zr_pipeline_slots(const struct zr_pipeline *p, int32_t *n_onward, int32_t *n_back)
 {
     int32_t n = p->n_micro_batches;
-    int64_t *room = malloc(2 * (size_t)ZR_PIPE_N_KINDS * (size_t)n * sizeof *room);
+    int64_t *room;
     struct places at, next;
-    if (!room)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for the slots of %d micro-batches", n);
+    ZR_TRY(ZR_ALLOC(room, (int64_t)2 * ZR_PIPE_N_KINDS * n, "the slots of %d micro-batches", n));
     for (int k = 0; k < ZR_PIPE_N_KINDS; k++) {
         at.of[k] = room + (int64_t)k * n;
         next.of[k] = room + (int64_t)(ZR_PIPE_N_KINDS + k) * n;

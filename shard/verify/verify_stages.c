@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* verify_stages.c: the pipeline stages of a case: the tensors, schedule, script and plan of each; which ranks
  * belong to it; and the sums that gradients must have. A model without pipeline parallelism is one stage. */
+#include "kernels/alloc.h"
 #include "shard/verify/verify_world.h"
 
 #include <stdlib.h>
@@ -164,14 +165,11 @@ static int take_rows(struct zr_verify_world *v, const struct zr_pipeline *all, b
     for (int32_t s = 0; !err && s < zr_case_pp(v->c); s++) {
         struct zr_verify_stage *stage = &v->stages[s];
         struct zr_walk_row *row = evaluation ? &stage->walk.evaluation : &stage->walk.step;
-        size_t bytes = (size_t)all->rows[s].n * sizeof *row->actions;
         stage->room.n_onward = (int32_t)zr_max(stage->room.n_onward, n_onward);
         stage->room.n_back = (int32_t)zr_max(stage->room.n_back, n_back);
         row->n = all->rows[s].n;
-        row->actions = malloc(bytes);
-        if (!row->actions)
-            return zr_fail(ZERO_ERR_NOMEM, "no memory for a schedule");
-        memcpy(row->actions, all->rows[s].at, bytes);
+        ZR_TRY(ZR_ALLOC(row->actions, row->n, "a schedule"));
+        memcpy(row->actions, all->rows[s].at, (size_t)row->n * sizeof *row->actions);
     }
     return err;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* verify_tensors.c: draws the tensors of one pipeline stage of a case: sizes, data types, optimizers,
  * granules, and how tensor parallelism splits them. */
+#include "kernels/alloc.h"
 #include "shard/verify/verify_world.h"
 
 #include <stdio.h>
@@ -158,8 +159,7 @@ int zr_script_tensors(const struct zr_verify_case *c, int32_t at, const struct z
     int32_t n_units = 0, pp = zr_case_pp(c);
     for (int32_t k = 0; k < zr_case_per_rank(c); k++)
         n_units += zr_stage_units(c, k * pp + at);
-    to.t = calloc((size_t)n_units * 3 + ZR_VERIFY_PER_RANK, sizeof *to.t);
-    int err = to.t ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for the tensors of %d units", n_units);
+    int err = ZR_ZALLOC(to.t, 3 * (int64_t)n_units + ZR_VERIFY_PER_RANK, "the tensors of %d units", n_units);
     for (int32_t k = 0, unit = 0; !err && k < zr_case_per_rank(c); k++) {
         err = add_stage(&to, k * pp + at, k, unit);
         unit += zr_stage_units(c, k * pp + at);

@@ -63,27 +63,31 @@ static error_t finish(struct argp_state *state, void *options)
     return 0;
 }
 
+#define OPTION_STRUCT struct shared
 static const struct option_row shared_rows[] = {
-    {"depth", "N", "How deep", 1, OPTION_INT(struct shared, depth, 1, 100)},
+    {"depth", "N", "How deep", OPTION_INT(depth, 1, 100)},
     {0},
 };
+#undef OPTION_STRUCT
 static const struct option_table shared_table = {
     .rows = shared_rows, .header = "Shared:", .finish = finish_shared};
 
+#define OPTION_STRUCT struct everything
 static const struct option_row rows[] = {
-    {"count", "N", "A count", 1, OPTION_INT(struct everything, count, -7, 1000000)},
-    {.help = "More:", .group = 2},
-    {"none", "N", "A count or none", 2, OPTION_INT(struct everything, none, 0, 50)},
-    {"bytes", "BYTES", "A size", 2, OPTION_BYTES(struct everything, bytes, 2)},
-    {"seed", "N", "A seed", 2, OPTION_INT(struct everything, seed, 0, INT64_MAX)},
-    {"share", "X", "A share", 2, OPTION_DOUBLE(struct everything, share, 0.25, 1e6)},
-    {"sign", "plus|minus", "A sign", 2, OPTION_WORD(struct everything, sign, signs)},
-    {"fruit", "NAME", "A fruit", 2, OPTION_WORD(struct everything, fruit, fruits)},
-    {"flag", NULL, "A flag", 2, OPTION_FLAG(struct everything, flag)},
-    {"text", "TEXT", "A text", 2, OPTION_TEXT(struct everything, text)},
-    {"word", "WORD", "A word", 2, OPTION_BY(take_word)},
+    {"count", "N", "A count", OPTION_INT(count, -7, 1000000)},
+    {.help = "More:"},
+    {"none", "N", "A count or none", OPTION_INT(none, 0, 50)},
+    {"bytes", "BYTES", "A size", OPTION_BYTES(bytes, 2)},
+    {"seed", "N", "A seed", OPTION_INT(seed, 0, INT64_MAX)},
+    {"share", "X", "A share", OPTION_DOUBLE(share, 0.25, 1e6)},
+    {"sign", "plus|minus", "A sign", OPTION_WORD(sign, signs)},
+    {"fruit", "NAME", "A fruit", OPTION_WORD(fruit, fruits)},
+    {"flag", NULL, "A flag", OPTION_FLAG(flag)},
+    {"text", "TEXT", "A text", OPTION_TEXT(text)},
+    {"word", "WORD", "A word", OPTION_BY(take_word)},
     {0},
 };
+#undef OPTION_STRUCT
 static const struct option_table table = {
     .rows = rows,
     .doc = "Reads everything.",

@@ -73,7 +73,7 @@ static struct scale_job a_job(const char *model, int64_t world)
                               .accum = 1,
                               .stage = 3,
                               .prefetch = 2,
-                              .bf16 = true,
+                              .dtype = ZERO_BF16,
                               .compute_fraction = 1,
                               .link_fraction = 1};
 }

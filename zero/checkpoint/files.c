@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* files.c: whole transfers, retries and messages, above the table of file system calls (files_posix.c). */
 #include "zero/checkpoint/files.h"
+#include "kernels/alloc.h"
 #include "kernels/limits.h"
 
 #include <errno.h>
@@ -266,12 +267,11 @@ int zr_folder_walk(const struct zr_files *fs, const char *path, bool *missing,
 
 int zr_names_add(struct zr_names *l, const char *name)
 {
-    char **more = realloc(l->name, (l->n + 1) * sizeof *more), *copy = more ? strdup(name) : NULL;
-    if (more)
-        l->name = more;
-    if (!copy)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for the names in a folder");
-    l->name[l->n++] = copy;
+    size_t bytes = strlen(name) + 1;
+    char *copy;
+    ZR_TRY(ZR_GROW(l->name, (int64_t)l->n + 1, "the names in a folder"));
+    ZR_TRY(ZR_ALLOC(copy, (int64_t)bytes, "the names in a folder"));
+    l->name[l->n++] = memcpy(copy, name, bytes);
     return 0;
 }
 
@@ -357,11 +357,10 @@ static int load(const struct zr_files *fs, int fd, const char *path, int64_t max
     int err = zr_file_size(fs, fd, path, n);
     if (!err && *n > max)
         err = zr_fail(ZERO_ERR_IO, "%s: has %lld bytes; allowed: %lld", path, (long long)*n, (long long)max);
-    if (!err) {
-        data = malloc((size_t)*n + 1);
-        err = data ? zr_file_read(fs, fd, path, data, *n, 0)
-                   : zr_fail(ZERO_ERR_NOMEM, "no memory to read %s", path);
-    }
+    if (!err)
+        err = ZR_ALLOC(data, *n + 1, "the bytes of %s", path);
+    if (!err)
+        err = zr_file_read(fs, fd, path, data, *n, 0);
     zr_file_close(fs, fd, path);
     if (err) {
         free(data);

@@ -461,9 +461,8 @@ int zr_blocks_print(const struct zr_checksum *sums, int64_t bytes, unsigned char
 {
     int64_t count = zr_blocks_count(bytes);
     *n = (int64_t)sizeof blocks_magic + 8 + count * ZR_SUM_BYTES;
-    unsigned char *p = malloc((size_t)*n);
-    if (!p)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for the checksums of %lld blocks", (long long)count);
+    unsigned char *p;
+    ZR_TRY(ZR_ALLOC(p, *n, "the checksums of %lld blocks", (long long)count));
     memcpy(p, blocks_magic, sizeof blocks_magic);
     for (int i = 0; i < 8; i++)
         p[8 + i] = (unsigned char)((uint64_t)bytes >> 8 * i);

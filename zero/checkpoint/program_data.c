@@ -2,6 +2,7 @@
 /* program_data.c: zero_set_data and zero_read_data, which put data of the program into checkpoints. Rank 0
  * gives the data of the job, and each rank gives data about itself. A save writes the copy that zero_set_data
  * has made into the rank's file. Ranges are read from the checkpoint that was loaded last. */
+#include "kernels/alloc.h"
 #include "zero/checkpoint/save.h"
 #include "zero/checkpoint/shard_file.h"
 
@@ -65,10 +66,10 @@ struct zr_loaded {
 int zr_loaded_prepare(struct zero_ctx *z, const char *folder, const struct zr_manifest *m,
                       struct zr_loaded **out)
 {
-    struct zr_loaded *l = malloc(sizeof *l + (size_t)m->n_files * sizeof *l->files);
-    if (!l)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for the names of %d files", m->n_files);
-    *l = (struct zr_loaded){.n = m->n_files};
+    struct zr_loaded *l;
+    ZR_TRY(ZR_ZALLOC_BYTES(l, sizeof *l + (size_t)m->n_files * sizeof *l->files, "the names of %d files",
+                           m->n_files));
+    l->n = m->n_files;
     memcpy(l->files, m->files, (size_t)m->n_files * sizeof *l->files);
     int64_t bytes = 0;
     for (int kind = 0; kind < ZR_N_DATA; kind++)

@@ -154,9 +154,8 @@ static int exchange_entries(struct zero_ctx *z, const struct entries *own, char 
         most = zr_max(most, its->bytes);
     }
     if (!err) {
-        *out = malloc((size_t)at[z->mesh.stages] + 1);
         report_entries(own, text);
-        err = *out ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for the names of %lld weights", (long long)*n);
+        err = ZR_ALLOC(*out, at[z->mesh.stages] + 1, "the names of %lld weights", (long long)*n);
         err = zr_agree_in_run(z, err);
     }
     for (int64_t done = 0; !err && done < most; done += ZR_EXCHANGE_BYTES) {

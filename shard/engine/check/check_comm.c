@@ -3,6 +3,7 @@
  * says what each collective promises about its order. */
 #include "shard/engine/check/check_comm.h"
 #include "comm/segment.h"
+#include "kernels/alloc.h"
 
 #include <stdlib.h>
 
@@ -157,9 +158,8 @@ static void check_closes(struct zr_comm_watch *w, struct zr_comm *c)
 
 int zr_check_comm_watch(struct zr_check *check, struct zr_comm *c)
 {
-    struct checked *m = calloc(1, sizeof *m);
-    if (!m)
-        return zr_fail(ZERO_ERR_NOMEM, "check: no memory for a communicator");
+    struct checked *m;
+    ZR_TRY(ZR_ZALLOC(m, 1, "the check of a communicator"));
     m->base = (struct zr_comm_watch){.made = check_made, .puts = check_puts, .closes = check_closes};
     m->check = check;
     c->watch = &m->base;

@@ -10,6 +10,7 @@
  *
  * A fault ends the context with ZERO_ERR_ORDER and a message that names unit and tensor. The next call of the
  * program finds it. */
+#include "kernels/alloc.h"
 #include "kernels/check/check_device.h"
 #include "kernels/check/guard.h"
 #include "shard/engine/check/observers.h"
@@ -482,8 +483,7 @@ int zr_model_check_open(struct zr_engine *e, const struct zr_engine_parts *parts
     w->phase = "";
     w->unit = -1;
     w->log = e->opt.log;
-    w->reported = calloc((size_t)e->layout->n_units, sizeof *w->reported);
-    int err = w->reported ? 0 : zr_fail(ZERO_ERR_NOMEM, "check: no memory for the units");
+    int err = ZR_ZALLOC(w->reported, e->layout->n_units, "the check of %d units", e->layout->n_units);
     if (!err && !e->plan->place.model_holds && e->dev->ops->compute_on_caller)
         err = open_guard(w);
     if (!err && !e->plan->place.model_holds && !e->dev->ops->compute_on_caller)

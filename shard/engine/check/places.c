@@ -2,6 +2,7 @@
 /* places.c: copies of units for a model that is checked on a GPU. They are opened, filled with NaN when they
  * are closed, and checked. */
 #include "shard/engine/check/places.h"
+#include "kernels/alloc.h"
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
@@ -42,11 +43,8 @@ struct zr_places {
 static int add_place(struct zr_places *p, struct role *r)
 {
     const struct zr_device_ops *d = p->e->dev->ops;
-    struct place *more = realloc(r->places, (size_t)(r->n + 1) * sizeof *more);
     void *at;
-    if (!more)
-        return zr_fail(ZERO_ERR_NOMEM, "check: no memory for %d places", r->n + 1);
-    r->places = more;
+    ZR_TRY(ZR_GROW(r->places, r->n + 1, "the check of %d places", r->n + 1));
     ZR_TRY(d->alloc(p->e->dev, r->bytes, &at));
     r->places[r->n++] = (struct place){.at = at, .unit = -1};
     return d->copy(p->e->compute, at, p->nan, r->bytes);
@@ -88,10 +86,9 @@ int64_t zr_places_need(const struct zr_layout *l)
 int zr_places_open(struct zr_engine *e, struct zr_places **out)
 {
     const struct zr_layout *l = e->layout;
-    struct zr_places *p = calloc(1, sizeof *p);
+    struct zr_places *p;
     *out = NULL;
-    if (!p)
-        return zr_fail(ZERO_ERR_NOMEM, "check: no memory for places");
+    ZR_TRY(ZR_ZALLOC(p, 1, "the check of places"));
     p->e = e;
     int err = 0;
     for (int grad = 0; grad < 2; grad++) {

@@ -9,6 +9,7 @@
  *           must stay so until its backward, which has it as a.kept, is over.
  *
  * The last byte that is not 0xff shows how much a micro-batch has written. For the model's thread only. */
+#include "kernels/alloc.h"
 #include "shard/engine/check/observers.h"
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
@@ -185,18 +186,16 @@ int zr_slots_open(struct zr_engine *e, const struct zr_engine_parts *parts)
     static const struct zr_observer_ops ops = {
         .on_begin = slots_begin, .on_end = slots_end, .close = close_slots};
     const struct zr_pipe_room *room = &parts->pipe_room;
-    const size_t n = (size_t)room->per_rank * 2;
+    const int32_t n = room->per_rank * 2;
     if (!e->opt.check || !e->m.pipe)
         return 0;
     ZR_TRY(zr_observer_new(e, &ops, sizeof(struct slot_check), zr_pipe_room_bytes(room) / room->slot_bytes,
                            sizeof(struct held), &o));
     struct slot_check *c = (struct slot_check *)o;
     c->room = *room;
-    c->first_bytes = malloc(n * sizeof *c->first_bytes);
-    c->first_micro = calloc(n, sizeof *c->first_micro);
-    if (!c->first_bytes || !c->first_micro)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory to check the slots of a pipeline");
-    for (size_t i = 0; i < n; i++)
+    ZR_TRY(ZR_ALLOC(c->first_bytes, n, "the check of a pipeline's slots"));
+    ZR_TRY(ZR_ZALLOC(c->first_micro, n, "the check of a pipeline's slots"));
+    for (int32_t i = 0; i < n; i++)
         c->first_bytes[i] = -1;
     return 0;
 }

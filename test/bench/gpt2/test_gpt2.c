@@ -48,7 +48,7 @@ static const struct gpt2_config shapes[] = {
 static const int64_t rows[] = {3, 1, 2, 2};
 
 struct fixture {
-    struct place place;
+    struct compute compute;
     struct gpt2 m;
     int64_t sizes[GPT2_N_TENSORS];
     double *exact[GPT2_N_TENSORS]; /* the same parameters */
@@ -64,8 +64,8 @@ static double uniform(void)
 /* Copies to and from the model's memory, which may be a GPU's. */
 static void move(struct fixture *f, void *dst, const void *src, int64_t n)
 {
-    assert_int_equal(f->place.dev->ops->copy(f->place.stream, dst, src, n * (int64_t)sizeof(real)), 0);
-    assert_int_equal(f->place.dev->ops->stream_sync(f->place.stream), 0);
+    assert_int_equal(f->compute.dev->ops->copy(f->compute.stream, dst, src, n * (int64_t)sizeof(real)), 0);
+    assert_int_equal(f->compute.dev->ops->stream_sync(f->compute.stream), 0);
 }
 
 static real *param(struct fixture *f, int t)
@@ -85,8 +85,8 @@ static real *gradient(struct fixture *f, int t)
  * no gradient is tiny. */
 static void open_fixture(struct fixture *f, const struct gpt2_config *c, int64_t B)
 {
-    assert_int_equal(place_open(&f->place, CUDA, 0, 1), 0);
-    assert_int_equal(gpt2_open(&f->m, c, B, &f->place), 0);
+    assert_int_equal(compute_open(&f->compute, CUDA, 0, 1), 0);
+    assert_int_equal(gpt2_open(&f->m, c, B, &f->compute), 0);
     assert_int_equal(gpt2_open_params(&f->m, 7), 0);
     assert_int_equal(gpt2_open_grads(&f->m), 0);
     int64_t L = c->layers, C = c->channels, V = c->vocab, T = c->context;
@@ -120,7 +120,7 @@ static void close_fixture(struct fixture *f)
     free(f->tokens);
     free(f->targets);
     gpt2_close(&f->m);
-    place_close(&f->place);
+    compute_close(&f->compute);
 }
 
 /* Fills everything that forward and backward write with NaN, so that reading it too early shows. */
@@ -192,8 +192,8 @@ static void check_loss_of_parts(void **state)
 {
     enum { N = 6, V = 37, U = 13, LD = 16, PARTS = 3 };
     static const double smoothings[] = {0, 0.1, 0.9, 0.1}, ranges[] = {4, 4, 4, 1000};
-    struct place host;
-    assert_int_equal(place_open(&host, false, 0, 1), 0);
+    struct compute host;
+    assert_int_equal(compute_open(&host, false, 0, 1), 0);
     for (size_t s = 0; s < sizeof smoothings / sizeof *smoothings; s++) {
         const struct gpt2_label label = {(float)(smoothings[s] / V), (float)(1 - smoothings[s])};
         const float scale = 0.25f;
@@ -251,7 +251,7 @@ static void check_loss_of_parts(void **state)
                 assert_true(to_float(dlogits[v / U][row * LD + v % U]) == 0);
         }
     }
-    place_close(&host);
+    compute_close(&host);
 }
 #endif
 
@@ -495,12 +495,12 @@ static void check_draw(void **state)
 int main(void)
 {
 #ifdef GPT2_TEST_CUDA
-    struct place here;
-    if (place_open(&here, true, 0, 1)) {
+    struct compute here;
+    if (compute_open(&here, true, 0, 1)) {
         printf("%s\n", zr_error_text());
         return 77; /* skipped */
     }
-    place_close(&here);
+    compute_close(&here);
 #endif
     const char *given = getenv("SEED");
     seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL) * 2654435761u;

@@ -12,7 +12,7 @@
 #define TOLERANCE 0x1p-6
 
 static struct random_source rng;
-static struct place gpu;
+static struct compute gpu;
 
 struct shape {
     int64_t B, T, NH, HS;
@@ -229,7 +229,7 @@ static void test_fits(void **state)
 int main(void)
 {
     rng = random_open();
-    if (place_open(&gpu, true, 0, 1)) {
+    if (compute_open(&gpu, true, 0, 1)) {
         printf("%s\n", zr_error_text());
         return 77; /* skipped */
     }
@@ -240,6 +240,6 @@ int main(void)
         cmocka_unit_test(test_fits),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    place_close(&gpu);
+    compute_close(&gpu);
     return failed;
 }

@@ -19,7 +19,7 @@
 #endif
 
 static struct random_source rng;
-static struct place host, gpu;
+static struct compute host, gpu;
 
 /* The same memory on the host and on the device. */
 struct both {
@@ -31,7 +31,7 @@ struct both {
 static struct both held[MOST];
 static int n_held;
 
-static void move(const struct place *on, void *dst, const void *src, int64_t bytes)
+static void move(const struct compute *on, void *dst, const void *src, int64_t bytes)
 {
     assert_int_equal(on->dev->ops->copy(on->stream, dst, src, bytes), 0);
     assert_int_equal(on->dev->ops->stream_sync(on->stream), 0);
@@ -324,11 +324,11 @@ static void test_embedding(void **state)
 int main(void)
 {
     rng = random_open();
-    if (place_open(&gpu, true, 0, 1)) {
+    if (compute_open(&gpu, true, 0, 1)) {
         printf("%s\n", zr_error_text());
         return 77; /* skipped */
     }
-    /* Does not use place_open: the host's matrix products are not needed, and may be missing. */
+    /* Does not use compute_open: the host's matrix products are not needed, and may be missing. */
     assert_int_equal(zr_host_device_open(&host.dev), 0);
     host.n_threads = 3;
     assert_int_equal(host.dev->ops->stream_open(host.dev, ZR_STREAM_CALLER, "model", NULL, &host.stream), 0);
@@ -337,7 +337,7 @@ int main(void)
         cmocka_unit_test(test_softmax),   cmocka_unit_test(test_loss),     cmocka_unit_test(test_embedding),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    place_close(&gpu);
-    place_close(&host);
+    compute_close(&gpu);
+    compute_close(&host);
     return failed;
 }

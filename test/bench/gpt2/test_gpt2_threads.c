@@ -46,7 +46,7 @@ static float *floats(struct block *b, struct random_source *r, int64_t n)
     return x;
 }
 
-static void rows_and_elements(const struct place *on, struct block *b, struct random_source *r,
+static void rows_and_elements(const struct compute *on, struct block *b, struct random_source *r,
                               const struct shape *s, float *scratch)
 {
     const struct gpt2_layers *l = &gpt2_layers_host;
@@ -67,7 +67,7 @@ static void rows_and_elements(const struct place *on, struct block *b, struct ra
     l->causal_softmax_backward(on, dscores, datt, att, s->NH, s->T, 0.3f);
 }
 
-static void tokens(const struct place *on, struct block *b, struct random_source *r, const struct shape *s,
+static void tokens(const struct compute *on, struct block *b, struct random_source *r, const struct shape *s,
                    float *scratch)
 {
     const struct gpt2_layers *l = &gpt2_layers_host;
@@ -95,7 +95,8 @@ static void tokens(const struct place *on, struct block *b, struct random_source
                      0.1f);
 }
 
-static void optimizer(const struct place *on, struct block *b, struct random_source *r, const struct shape *s)
+static void optimizer(const struct compute *on, struct block *b, struct random_source *r,
+                      const struct shape *s)
 {
     struct zero_tensor table[3] = {{0}};
     real *param[3], *grad[3];
@@ -128,7 +129,7 @@ static struct block run(int n_threads, uint64_t seed)
 {
     struct block b = {malloc(MOST_BLOCK_BYTES), 0};
     struct random_source r = {seed};
-    struct place on = {.n_threads = n_threads};
+    struct compute on = {.n_threads = n_threads};
     struct shape s = {.T = 1 + random_below(&r, 24),
                       .C = 2 * (1 + random_below(&r, 40)),
                       .V = 2 + random_below(&r, 200),
