@@ -123,6 +123,8 @@ void zr_call_log_copy(const struct zr_call_log *ring, struct zr_call_log_copy *o
 {
     struct zr_logged_call c;
     memset(out, 0, sizeof *out);
+    if (!ring)
+        return;
     out->n = atomic_load_explicit(&ring->n, memory_order_acquire);
     for (uint64_t n = oldest(out->n); n <= out->n; n++)
         if (get(ring, n, &c)) {

@@ -130,7 +130,7 @@ void zr_call_log_report(int rank_a, const struct zr_logged_call *a, int rank_b,
                         const struct zr_logged_call *b, enum zr_call_log_gap gap,
                         char text[ZR_CALL_LOG_BOTH_CHARS]);
 
-/* Copies a ring. Calls that are added meanwhile may be missing. Any thread. */
+/* Copies a ring, NULL as an empty one. Calls that are added meanwhile may be missing. Any thread. */
 void zr_call_log_copy(const struct zr_call_log *ring, struct zr_call_log_copy *out);
 /* Fills a ring from a copy, whose content may be anything. */
 void zr_call_log_restore(struct zr_call_log *ring, const struct zr_call_log_copy *from);
