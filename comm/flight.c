@@ -263,6 +263,11 @@ void zr_flight_leave(struct zr_flight *f)
         SHOW(f->rec->call[GET(f->rec->n_calls) % ENTERED].left_ns, zr_now_ns());
 }
 
+struct zr_logged_call zr_flight_entered(const struct zr_flight *f)
+{
+    return zr_call_log_unpack(f && f->depth ? f->now.call : 0, 0);
+}
+
 void zr_flight_called(struct zr_flight *f, enum zr_role role, const struct zr_logged_call *call)
 {
     if (f)

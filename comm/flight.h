@@ -52,6 +52,8 @@ void zr_flight_close(struct zr_flight *f);
  * ignored. */
 void zr_flight_enter(struct zr_flight *f, const struct zr_logged_call *call);
 void zr_flight_leave(struct zr_flight *f);
+/* Returns the call that the program is in. Its args are 0. */
+struct zr_logged_call zr_flight_entered(const struct zr_flight *f);
 /* Records a call that every rank of a role's communicator must make, so that ranks can compare their
  * programs. role: ZR_ROLE_CONTROL, ZR_ROLE_MODEL or ZR_ROLE_WORLD. */
 void zr_flight_called(struct zr_flight *f, enum zr_role role, const struct zr_logged_call *call);

@@ -322,19 +322,19 @@ int zr_model_act(struct zr_engine *e, int32_t n)
     return err ? err : zr_engine_check(e);
 }
 
-const char *zr_model_call_name(enum zr_core_event_kind kind)
+enum zr_call_name zr_model_call_name(enum zr_core_event_kind kind)
 {
-    static const char *const name[] = {[ZR_EV_BEGIN] = "zero_begin",
-                                       [ZR_EV_END] = "zero_end",
-                                       [ZR_EV_MICRO] = "zero_micro",
-                                       [ZR_EV_STEP] = "zero_step",
-                                       [ZR_EV_REWRITE] = "zero_write",
-                                       [ZR_EV_SNAPSHOT] = "zero_save",
-                                       [ZR_EV_NORM] = "zero_norm",
-                                       [ZR_EV_DROP] = "zero_drop",
-                                       [ZR_EV_GATHER_ALL] = "zero_gather_all",
-                                       [ZR_EV_RELEASE_ALL] = "zero_release_all",
-                                       [ZR_EV_EVALUATED] = "zero_next"};
+    static const enum zr_call_name name[] = {[ZR_EV_BEGIN] = ZR_CALL_BEGIN,
+                                             [ZR_EV_END] = ZR_CALL_END,
+                                             [ZR_EV_MICRO] = ZR_CALL_MICRO,
+                                             [ZR_EV_STEP] = ZR_CALL_STEP,
+                                             [ZR_EV_REWRITE] = ZR_CALL_WRITE,
+                                             [ZR_EV_SNAPSHOT] = ZR_CALL_SAVE,
+                                             [ZR_EV_NORM] = ZR_CALL_NORM,
+                                             [ZR_EV_DROP] = ZR_CALL_DROP,
+                                             [ZR_EV_GATHER_ALL] = ZR_CALL_GATHER_ALL,
+                                             [ZR_EV_RELEASE_ALL] = ZR_CALL_RELEASE_ALL,
+                                             [ZR_EV_EVALUATED] = ZR_CALL_NEXT};
     return name[kind];
 }
 
@@ -359,10 +359,11 @@ static void report_called(struct zr_engine *e, const struct zr_logged_call *call
         zr_flight_called(e->flight, ZR_ROLE_WORLD, call);
 }
 
-void zr_engine_called(struct zr_engine *e, enum zr_call_name name, int32_t subject, uint64_t args)
+void zr_engine_called(struct zr_engine *e, uint64_t args)
 {
-    report_called(e, &(struct zr_logged_call){
-                         .name = name, .subject = subject, .step = zr_step_number(e), .args = args});
+    struct zr_logged_call call = zr_flight_entered(e->flight);
+    call.args = args;
+    report_called(e, &call);
 }
 
 /* Only the first action of a pass is reported, because pipeline stages differ in the later ones. */
@@ -397,24 +398,23 @@ void zr_engine_leave(struct zr_engine *e)
     zr_flight_leave(e->flight);
 }
 
-/* zero_write and zero_save report themselves. */
+/* These calls pass arguments to zr_engine_called. */
+static bool reports_itself(enum zr_core_event_kind kind)
+{
+    return kind == ZR_EV_REWRITE || kind == ZR_EV_SNAPSHOT || kind == ZR_EV_GATHER_ALL ||
+           kind == ZR_EV_EVALUATED;
+}
+
 void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev)
 {
-    static const enum zr_call_name name[] = {[ZR_EV_BEGIN] = ZR_CALL_BEGIN,
-                                             [ZR_EV_END] = ZR_CALL_END,
-                                             [ZR_EV_MICRO] = ZR_CALL_MICRO,
-                                             [ZR_EV_STEP] = ZR_CALL_STEP,
-                                             [ZR_EV_NORM] = ZR_CALL_NORM,
-                                             [ZR_EV_DROP] = ZR_CALL_DROP,
-                                             [ZR_EV_RELEASE_ALL] = ZR_CALL_RELEASE_ALL};
     bool bracket = ev->kind <= ZR_EV_END;
     const int64_t words[] = {ev->kind, ev->unit};
     uint64_t args = ev->kind == ZR_EV_STEP ? zr_tuned_digest(e, e->m.given.n) : 0;
     if (!bracket && ev->kind != ZR_EV_REWRITE) /* other pipeline stages do not have these units and tensors */
         e->m.world_calls = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls);
-    if (ev->kind < sizeof name / sizeof *name && name[ev->kind])
+    if (!reports_itself(ev->kind))
         report_called(
-            e, &(struct zr_logged_call){.name = name[ev->kind],
+            e, &(struct zr_logged_call){.name = zr_model_call_name(ev->kind),
                                         .backward = bracket && zr_phase_is_backward(ev->backward, ev->apart),
                                         .subject = bracket ? ev->unit : -1,
                                         .step = zr_step_number(e),
@@ -434,8 +434,9 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
     zr_model_called(e, ev);
     if (ev->kind == ZR_EV_END && ev->backward)
         zr_tied_bracketed(e, ev->unit);
-    zr_model_check_call(e->watch, zr_model_call_name(ev->kind), ev->kind <= ZR_EV_END ? ev->unit : -1,
-                        zr_phase_name(ev->backward, ev->apart), zr_step_number(e));
+    zr_model_check_call(e->watch, zr_call_function(zr_model_call_name(ev->kind)),
+                        ev->kind <= ZR_EV_END ? ev->unit : -1, zr_phase_name(ev->backward, ev->apart),
+                        zr_step_number(e));
     enum zr_span_kind span =
         zr_phase_is_backward(ev->backward, ev->apart) ? ZR_SPAN_BACKWARD : ZR_SPAN_FORWARD;
     if (ev->kind == ZR_EV_END)
