@@ -5,9 +5,11 @@
  * It holds the program's current call, the job of the loop's thread, the first failure, and the latest
  * operations of the communicators. For each operation it has the times at which it was queued, issued,
  * started and finished. It also holds the latest calls that other ranks must make too (meet/call_log.h), so
- * that ranks can find the first one that differs. It is always on. Its memory is a memfd. zero-run makes one for each of its ranks and
- * passes it on (ZERO_FLIGHT_FD), so that it can read it whatever happens to the rank. Without zero-run a rank
- * makes its own.
+ * that ranks can find the first one that differs.
+ *
+ * It is always on. Its memory is a memfd. zero-run makes one for each of its ranks and passes it on
+ * (ZERO_FLIGHT_FD), so that it can read it whatever happens to the rank. Without zero-run a rank makes its
+ * own.
  *
  * Nothing here takes a lock or waits. The model's thread writes calls, the issuing thread writes operations,
  * and the thread of a stream writes when an operation started and finished. Every entry has a number, which

@@ -14,8 +14,9 @@ struct zr_rendezvous;
 struct zr_topology;
 
 /* Maps the recorders of the ranks on this host, before zr_rendezvous_detach, and lets rdv read them
- * (zr_rendezvous_know). *out must outlive rdv's last use. Every rank sends the location of its own recorder f,
- * which must outlive *out. A recorder that cannot be mapped is left out, with a warning. Returns ZERO_ERR_NOMEM on all ranks, or an error of the exchange; *out is then NULL.
+ * (zr_rendezvous_know). Every rank sends the location of its recorder f. f must outlive *out, and *out must
+ * outlive rdv. A recorder that cannot be mapped is left out, with a warning. Returns ZERO_ERR_NOMEM on all
+ * ranks, or an error of the exchange; *out is then NULL.
  *
  * Collective over rdv; blocks. */
 int zr_flight_peers_open(struct zr_rendezvous *rdv, const struct zr_topology *t, const struct zr_flight *f,

@@ -134,7 +134,7 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev);
  * them. Also checks that no other layer of a stacked tensor is open, as its base would move. ZERO_ERR_ORDER
  * names the tensor. */
 int zr_pointers_check(const struct zr_engine *e, const struct zr_core_event *ev);
-/* Records the call that the program is in, which every rank must make, so that ranks can compare their calls.
+/* Records the call that the program is in, so that ranks can compare their calls. Every rank must make it.
  * zr_engine_call and zr_engine_step record theirs. args: a hash of the arguments that must be equal, besides
  * the subject of zr_engine_enter. */
 void zr_engine_called(struct zr_engine *e, uint64_t args);
@@ -144,7 +144,7 @@ void zr_engine_called(struct zr_engine *e, uint64_t args);
 void zr_engine_begins_pass(struct zr_engine *e, bool evaluates);
 
 /* For the flight recorder: the program enters or leaves a call. subject: the unit or tensor, or -1. */
-void zr_engine_enter(struct zr_engine *e, enum zr_call_name name, bool backward, int32_t subject);
+void zr_engine_enter(struct zr_engine *e, enum zr_call_name name, enum zero_phase phase, int32_t subject);
 void zr_engine_leave(struct zr_engine *e);
 
 /* Makes the step. If result is not NULL, waits for the norm. */
