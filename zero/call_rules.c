@@ -39,7 +39,7 @@ enum rule {
 
 /* Calls without a row need a healthy context only. zero_get_stats and zero_trace_write do not even need
  * that. */
-static const unsigned rules_of[] = {
+static const unsigned table[] = {
     [ZR_CALL_BEGIN] = VALUES,
     [ZR_CALL_END] = VALUES,
     [ZR_CALL_MICRO] = VALUES,
@@ -85,7 +85,7 @@ int zr_need_gradients(const struct zero_ctx *z, const char *call)
 int zr_call_check(struct zero_ctx *z, enum zr_call_name name)
 {
     const char *call = zr_call_function(name);
-    unsigned rules = rules_of[name];
+    unsigned rules = table[name];
     if (!z || rules & HEALTHY)
         ZR_TRY(zr_need_healthy(z, call));
     int32_t open = rules & NO_BRACKET ? zr_engine_open_unit(z->engine) : -1;

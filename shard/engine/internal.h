@@ -116,7 +116,7 @@ struct zr_model_side {
     /* the program asks for that outcome */
     bool result_wanted;
     /* outcome of the last step that was read */
-    struct zr_step_result result;
+    struct zero_step_info result;
     /* its least number over ranks (zr_engine_least) */
     uint64_t least;
     /* tuned[tuned_now] is for the next step; jobs read both */
@@ -383,8 +383,8 @@ void zr_engine_save_flight(struct zr_engine *e);
 
 /* Carries out the first n of e->m.actions. */
 int zr_model_act(struct zr_engine *e, int32_t n);
-/* The program's call that gives the core such an event. */
-enum zr_call_name zr_model_call_name(enum zr_core_event_kind kind);
+/* The name of the program's call that gives the core such an event. */
+const char *zr_model_call_name(enum zr_core_event_kind kind);
 /* Gives the action to the loop as a job, with all that it needs to know. Without a loop, carries it out. */
 void zr_model_push(struct zr_engine *e, const struct zr_action *a);
 /* Records the call, so that ranks can compare their calls. */

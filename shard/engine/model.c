@@ -322,9 +322,10 @@ int zr_model_act(struct zr_engine *e, int32_t n)
     return err ? err : zr_engine_check(e);
 }
 
-enum zr_call_name zr_model_call_name(enum zr_core_event_kind kind)
+/* The program's call that gives the core an event of the kind. */
+static enum zr_call_name call_of(enum zr_core_event_kind kind)
 {
-    static const enum zr_call_name name[] = {[ZR_EV_BEGIN] = ZR_CALL_BEGIN,
+    static const enum zr_call_name call[] = {[ZR_EV_BEGIN] = ZR_CALL_BEGIN,
                                              [ZR_EV_END] = ZR_CALL_END,
                                              [ZR_EV_MICRO] = ZR_CALL_MICRO,
                                              [ZR_EV_STEP] = ZR_CALL_STEP,
@@ -335,7 +336,12 @@ enum zr_call_name zr_model_call_name(enum zr_core_event_kind kind)
                                              [ZR_EV_GATHER_ALL] = ZR_CALL_GATHER_ALL,
                                              [ZR_EV_RELEASE_ALL] = ZR_CALL_RELEASE_ALL,
                                              [ZR_EV_EVALUATED] = ZR_CALL_NEXT};
-    return name[kind];
+    return call[kind];
+}
+
+const char *zr_model_call_name(enum zr_core_event_kind kind)
+{
+    return zr_call_function(call_of(kind));
 }
 
 /* Whether the call is about units, tensors or actions, which differ between pipeline stages. */
@@ -397,13 +403,6 @@ void zr_engine_leave(struct zr_engine *e)
     zr_flight_leave(e->flight);
 }
 
-/* These calls pass arguments to zr_engine_called. */
-static bool reports_itself(enum zr_core_event_kind kind)
-{
-    return kind == ZR_EV_REWRITE || kind == ZR_EV_SNAPSHOT || kind == ZR_EV_GATHER_ALL ||
-           kind == ZR_EV_EVALUATED;
-}
-
 void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev)
 {
     bool bracket = ev->kind <= ZR_EV_END;
@@ -411,8 +410,10 @@ void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev)
     uint64_t args = ev->kind == ZR_EV_STEP ? zr_tuned_digest(e, e->m.given.n) : 0;
     if (!bracket && ev->kind != ZR_EV_REWRITE) /* other pipeline stages do not have these units and tensors */
         e->m.world_calls = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls);
-    if (!reports_itself(ev->kind))
-        report_called(e, &(struct zr_logged_call){.name = zr_model_call_name(ev->kind),
+    bool reports_itself = ev->kind == ZR_EV_REWRITE || ev->kind == ZR_EV_SNAPSHOT ||
+                          ev->kind == ZR_EV_GATHER_ALL || ev->kind == ZR_EV_EVALUATED;
+    if (!reports_itself)
+        report_called(e, &(struct zr_logged_call){.name = call_of(ev->kind),
                                                   .phase = ev->phase,
                                                   .subject = bracket ? ev->unit : -1,
                                                   .step = zr_step_number(e),
@@ -432,8 +433,8 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
     zr_model_called(e, ev);
     if (ev->kind == ZR_EV_END && zr_phase_has_grads(ev->phase))
         zr_tied_bracketed(e, ev->unit);
-    zr_model_check_call(e->watch, zr_call_function(zr_model_call_name(ev->kind)),
-                        ev->kind <= ZR_EV_END ? ev->unit : -1, zr_phase_name(ev->phase), zr_step_number(e));
+    zr_model_check_call(e->watch, zr_model_call_name(ev->kind), ev->kind <= ZR_EV_END ? ev->unit : -1,
+                        zr_phase_name(ev->phase), zr_step_number(e));
     enum zr_span_kind span = zr_phase_is_backward(ev->phase) ? ZR_SPAN_BACKWARD : ZR_SPAN_FORWARD;
     if (ev->kind == ZR_EV_END)
         zr_timeline_end(e->timeline, ZR_TRACK_MODEL, span, ev->unit);

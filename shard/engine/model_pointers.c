@@ -252,7 +252,7 @@ static int moved(const struct zr_core_event *ev, const struct zr_tensor *t, cons
                    "%s: *%s of tensor %s (unit %d) is %p; the library stored %p there. The model must not "
                    "assign it after zero_wrap: allocate before, read the pointer again after each "
                    "zero_begin, and restore the library's pointer",
-                   zr_call_function(zr_model_call_name(ev->kind)), which, t->name, t->unit, is, reported);
+                   zr_model_call_name(ev->kind), which, t->name, t->unit, is, reported);
 }
 
 static int check_tensor(const struct zr_engine *e, const struct zr_core_event *ev, int32_t i)
