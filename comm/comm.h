@@ -220,9 +220,6 @@ struct zr_comm_ops {
     /* Writes the last operation that this rank came to, "reduce_scatter seq 812 unit 14", or "" if there is
      * none. Returns true while the rank is in it, or if it failed there. Any thread. NULL: unknown. */
     bool (*last)(struct zr_comm *c, char *text, size_t n_text);
-    /* Records a call of the program that every rank must make. An error can then name the first calls that
-     * differ. One thread per communicator. NULL: errors name operations only. */
-    void (*called)(struct zr_comm *c, const struct zr_logged_call *call);
     /* Reports that ranks have made different calls; what describes this. The communicator fails within a
      * bound with the first calls that differ, or with code and what if these cannot be found. Any thread;
      * does not wait. NULL: calls are compared when ranks meet in an operation. */

@@ -22,6 +22,13 @@
 
 enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, FIRST_FD = 3 };
 
+/* The latest calls that the program entered. Readers want the last one only; the others give a reader time to
+ * copy it. */
+enum { ENTERED = 16 };
+
+/* The communicators whose ranks compare their programs' calls: ZR_ROLE_CONTROL, MODEL and WORLD. */
+enum { FIRST_LOG = ZR_ROLE_CONTROL, LOGS = ZR_ROLE_WORLD - ZR_ROLE_CONTROL + 1 };
+
 /* A call. number is 0 while the entry is written. */
 struct call {
     _Atomic uint64_t number, call;
@@ -68,8 +75,10 @@ struct zr_flight_record {
     _Atomic int64_t job_ns;
     /* Written by the issuing threads. */
     _Alignas(64) _Atomic uint64_t n_ops;
-    struct call call[ZR_FLIGHT_CALLS];
+    struct call call[ENTERED];
     struct op op[ZR_FLIGHT_OPS];
+    /* Written by the model's thread. */
+    struct zr_call_log log[LOGS];
 };
 
 struct zr_flight {
@@ -239,7 +248,7 @@ void zr_flight_enter(struct zr_flight *f, const struct zr_logged_call *call)
         return;
     f->now = (struct zr_flight_from){zr_now_ns(), zr_call_log_pack(call)};
     uint64_t n = GET(f->rec->n_calls) + 1;
-    struct call *c = &f->rec->call[n % ZR_FLIGHT_CALLS];
+    struct call *c = &f->rec->call[n % ENTERED];
     PUT(c->number, 0);
     atomic_thread_fence(memory_order_release);
     PUT(c->call, f->now.call);
@@ -252,7 +261,18 @@ void zr_flight_enter(struct zr_flight *f, const struct zr_logged_call *call)
 void zr_flight_leave(struct zr_flight *f)
 {
     if (f && --f->depth == 0)
-        SHOW(f->rec->call[GET(f->rec->n_calls) % ZR_FLIGHT_CALLS].left_ns, zr_now_ns());
+        SHOW(f->rec->call[GET(f->rec->n_calls) % ENTERED].left_ns, zr_now_ns());
+}
+
+struct zr_logged_call zr_flight_entered(const struct zr_flight *f)
+{
+    return zr_call_log_unpack(f && f->depth ? f->now.call : 0, 0);
+}
+
+void zr_flight_called(struct zr_flight *f, enum zr_role role, const struct zr_logged_call *call)
+{
+    if (f)
+        zr_call_log_put(&f->rec->log[role - FIRST_LOG], call);
 }
 
 struct zr_flight_from zr_flight_queue(struct zr_flight *f)
@@ -462,12 +482,9 @@ static void copy_loop(const struct zr_flight_record *rec, struct zr_flight_loop 
     out->queued_ns = GET(rec->queued_ns);
 }
 
-static void copy_rings(const struct zr_flight_record *rec, struct zr_flight_view *out)
+static void copy_ops(const struct zr_flight_record *rec, struct zr_flight_view *out)
 {
-    uint64_t n = atomic_load_explicit(&rec->n_calls, memory_order_acquire);
-    for (uint64_t i = n > ZR_FLIGHT_CALLS ? n - ZR_FLIGHT_CALLS + 1 : 1; i <= n; i++)
-        out->n_calls += copy_call(&rec->call[i % ZR_FLIGHT_CALLS], i, &out->calls[out->n_calls]);
-    n = atomic_load_explicit(&rec->n_ops, memory_order_acquire);
+    uint64_t n = atomic_load_explicit(&rec->n_ops, memory_order_acquire);
     for (uint64_t i = n > ZR_FLIGHT_OPS ? n - ZR_FLIGHT_OPS + 1 : 1; i <= n; i++)
         out->n_ops += copy_op(&rec->op[i % ZR_FLIGHT_OPS], i, &out->ops[out->n_ops]);
 }
@@ -493,7 +510,8 @@ static void copy_record(const struct zr_flight_record *rec, struct zr_flight_vie
     out->copied_ns = zr_now_ns();
     copy_roles(rec, out);
     copy_loop(rec, &out->loop);
-    copy_rings(rec, out);
+    copy_ops(rec, out);
+    (void)zr_flight_read_call(rec, &out->call);
 }
 
 void zr_flight_copy(struct zr_flight *f, struct zr_flight_view *out)
@@ -537,7 +555,32 @@ const struct zr_flight_record *zr_flight_record_of(const struct zr_flight *f)
 bool zr_flight_read_call(const struct zr_flight_record *rec, struct zr_flight_call *out)
 {
     uint64_t n = atomic_load_explicit(&rec->n_calls, memory_order_acquire);
-    return n && copy_call(&rec->call[n % ZR_FLIGHT_CALLS], n, out);
+    return n && copy_call(&rec->call[n % ENTERED], n, out);
+}
+
+/* ZR_ROLE_WORLD comes last: pipeline stages have the fewest calls in common. */
+bool zr_flight_common_calls(const struct zr_flight_record *own, const struct zr_flight_record *its,
+                            const struct zr_call_log **of_own, const struct zr_call_log **of_its)
+{
+    for (int i = 0; i < LOGS; i++) {
+        const struct role *a = &own->role[FIRST_LOG + i], *b = &its->role[FIRST_LOG + i];
+        int32_t size = atomic_load_explicit(&a->size, memory_order_acquire);
+        if (size < 2 || atomic_load_explicit(&b->size, memory_order_acquire) != size ||
+            GET(a->group) != GET(b->group))
+            continue;
+        *of_own = &own->log[i];
+        *of_its = &its->log[i];
+        return true;
+    }
+    return false;
+}
+
+const struct zr_call_log *zr_flight_calls_of_all(const struct zr_flight_record *rec)
+{
+    for (int i = 0; i < LOGS; i++)
+        if (atomic_load_explicit(&rec->role[FIRST_LOG + i].size, memory_order_acquire) == rec->world)
+            return &rec->log[i];
+    return NULL;
 }
 
 int zr_flight_read_failure(const struct zr_flight_record *rec, int64_t *failed_ns, char text[ZR_FLIGHT_TEXT])

@@ -4,9 +4,12 @@
  *
  * It holds the program's current call, the job of the loop's thread, the first failure, and the latest
  * operations of the communicators. For each operation it has the times at which it was queued, issued,
- * started and finished. It is always on. Its memory is a memfd. zero-run makes one for each of its ranks and
- * passes it on (ZERO_FLIGHT_FD), so that it can read it whatever happens to the rank. Without zero-run a rank
- * makes its own.
+ * started and finished. It also holds the latest calls that other ranks must make too (meet/call_log.h), so
+ * that ranks can find the first one that differs.
+ *
+ * It is always on. Its memory is a memfd. zero-run makes one for each of its ranks and passes it on
+ * (ZERO_FLIGHT_FD), so that it can read it whatever happens to the rank. Without zero-run a rank makes its
+ * own.
  *
  * Nothing here takes a lock or waits. The model's thread writes calls, the issuing thread writes operations,
  * and the thread of a stream writes when an operation started and finished. Every entry has a number, which
@@ -21,7 +24,6 @@
 
 enum {
     ZR_FLIGHT_OPS = 4096,
-    ZR_FLIGHT_CALLS = 64,
     ZR_FLIGHT_TEXT = 1024,
     ZR_FLIGHT_NAME = 128,
     /* Bytes of a job's name. */
@@ -52,6 +54,11 @@ void zr_flight_close(struct zr_flight *f);
  * ignored. */
 void zr_flight_enter(struct zr_flight *f, const struct zr_logged_call *call);
 void zr_flight_leave(struct zr_flight *f);
+/* Returns the call that the program is in. Its args are 0. */
+struct zr_logged_call zr_flight_entered(const struct zr_flight *f);
+/* Records a call that every rank of a role's communicator must make, so that ranks can compare their
+ * programs. role: ZR_ROLE_CONTROL, ZR_ROLE_MODEL or ZR_ROLE_WORLD. */
+void zr_flight_called(struct zr_flight *f, enum zr_role role, const struct zr_logged_call *call);
 /* Records that a job is queued for the loop's thread. Returns the time and the call. */
 struct zr_flight_from zr_flight_queue(struct zr_flight *f);
 
@@ -102,6 +109,12 @@ const struct zr_flight_record *zr_flight_record_of(const struct zr_flight *f);
 struct zr_flight_call;
 /* Reads the call that the rank's program is in, or was in last. Returns false if it made none. Any thread. */
 bool zr_flight_read_call(const struct zr_flight_record *rec, struct zr_flight_call *out);
+/* Gives the calls that two ranks must both make, as each of them made them. Returns false if they share no
+ * communicator for which calls are recorded. Any thread. */
+bool zr_flight_common_calls(const struct zr_flight_record *own, const struct zr_flight_record *its,
+                            const struct zr_call_log **of_own, const struct zr_call_log **of_its);
+/* Returns the rank's calls that all ranks of the world must make. NULL: none are recorded. Any thread. */
+const struct zr_call_log *zr_flight_calls_of_all(const struct zr_flight_record *rec);
 
 /* Returns the failure that the rank recorded, with its message and time (zr_now_ns), or 0. Any thread. */
 int zr_flight_read_failure(const struct zr_flight_record *rec, int64_t *failed_ns, char text[ZR_FLIGHT_TEXT]);

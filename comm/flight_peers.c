@@ -17,6 +17,58 @@ struct zr_flight_peers {
     const struct zr_flight_record *of[];
 };
 
+/* NULL: it is not known. */
+static const struct zr_flight_record *record_of(const struct zr_flight_peers *p, int rank)
+{
+    return rank >= 0 && rank < p->world ? p->of[rank] : NULL;
+}
+
+/* ---- what zr_rendezvous_know says of them ---- */
+
+static void last_call(void *arg, int rank, char *text, size_t n_text)
+{
+    const struct zr_flight_record *rec = record_of(arg, rank);
+    struct zr_flight_call last;
+    char call[ZR_FLIGHT_CALL_CHARS];
+    text[0] = 0;
+    if (!rec || !zr_flight_read_call(rec, &last))
+        return;
+    zr_flight_describe_call(&last, call);
+    snprintf(text, n_text, "%s", call);
+}
+
+static bool is_stopped(int32_t pid)
+{
+    struct zr_process_stat s;
+    return zr_process_stat(pid, &s) && (s.state == 'T' || s.state == 't');
+}
+
+static void see(void *arg, int rank, struct zr_rank_seen *out)
+{
+    const struct zr_flight_record *rec = record_of(arg, rank);
+    _Static_assert(sizeof out->text == ZR_FLIGHT_TEXT, "a recorded message fits");
+    memset(out, 0, sizeof *out);
+    if (!rec)
+        return;
+    out->code = zr_flight_read_failure(rec, &out->failed_ns, out->text);
+    out->is_stopped = is_stopped(zr_flight_process_of(rec));
+}
+
+static const struct zr_call_log *calls_of_all(void *arg)
+{
+    const struct zr_flight_peers *p = arg;
+    return p->of[p->rank] ? zr_flight_calls_of_all(p->of[p->rank]) : NULL;
+}
+
+static bool common_calls(void *arg, int rank, const struct zr_call_log **own, const struct zr_call_log **its)
+{
+    const struct zr_flight_peers *p = arg;
+    const struct zr_flight_record *rec = record_of(p, rank);
+    return rec && p->of[p->rank] && zr_flight_common_calls(p->of[p->rank], rec, own, its);
+}
+
+/* ---- opening ---- */
+
 static void map_peer(struct zr_flight_peers *p, struct zr_shared_at *where, int32_t rank, struct zr_log *log)
 {
     where->rank = rank;
@@ -46,11 +98,13 @@ int zr_flight_peers_open(struct zr_rendezvous *rdv, const struct zr_topology *t,
         if (r != rank && t->host_of[r] == t->host)
             map_peer(p, &all[r], r, log);
     free(all);
-    if (!err)
-        *out = p;
-    else
+    if (err) {
         free(p);
-    return err;
+        return err;
+    }
+    zr_rendezvous_know(rdv, &(struct zr_known_ranks){last_call, see, calls_of_all, common_calls, p});
+    *out = p;
+    return 0;
 }
 
 void zr_flight_peers_close(struct zr_flight_peers *p)
@@ -59,33 +113,4 @@ void zr_flight_peers_close(struct zr_flight_peers *p)
         if (r != p->rank)
             zr_flight_unmap(p->of[r]);
     free(p);
-}
-
-void zr_flight_peers_last_call(const struct zr_flight_peers *p, int32_t rank, char *text, size_t n_text)
-{
-    const struct zr_flight_record *rec = rank >= 0 && rank < p->world ? p->of[rank] : NULL;
-    struct zr_flight_call last;
-    char call[ZR_FLIGHT_CALL_CHARS];
-    text[0] = 0;
-    if (!rec || !zr_flight_read_call(rec, &last))
-        return;
-    zr_flight_describe_call(&last, call);
-    snprintf(text, n_text, "%s", call);
-}
-
-static bool is_stopped(int32_t pid)
-{
-    struct zr_process_stat s;
-    return zr_process_stat(pid, &s) && (s.state == 'T' || s.state == 't');
-}
-
-void zr_flight_peers_see(const struct zr_flight_peers *p, int32_t rank, struct zr_rank_seen *out)
-{
-    const struct zr_flight_record *rec = rank >= 0 && rank < p->world ? p->of[rank] : NULL;
-    _Static_assert(sizeof out->text == ZR_FLIGHT_TEXT, "a recorded message fits");
-    memset(out, 0, sizeof *out);
-    if (!rec)
-        return;
-    out->code = zr_flight_read_failure(rec, &out->failed_ns, out->text);
-    out->is_stopped = is_stopped(zr_flight_process_of(rec));
 }

@@ -47,8 +47,8 @@ static int check_head(const struct zr_flight_view *v)
     if (!ends(v->job, sizeof v->job) || !ends(v->host, sizeof v->host) || !ends(v->text, sizeof v->text) ||
         !ends(v->loop.name, sizeof v->loop.name))
         return refuse_file("a text in it does not end");
-    if (v->n_calls < 0 || v->n_calls > ZR_FLIGHT_CALLS || v->n_ops < 0 || v->n_ops > ZR_FLIGHT_OPS)
-        return refuse_file("it counts more calls or operations than a recorder has");
+    if (v->n_ops < 0 || v->n_ops > ZR_FLIGHT_OPS)
+        return refuse_file("it counts more operations than a recorder has");
     return 0;
 }
 
@@ -74,9 +74,6 @@ int zr_flight_check(const struct zr_flight_view *v)
     int err = check_head(v);
     for (int i = 0; !err && i < ZR_ROLES; i++)
         err = check_role(v, &v->role[i]);
-    for (int i = 0; !err && i < v->n_calls; i++)
-        if (v->calls[i].number <= (i ? v->calls[i - 1].number : 0))
-            err = refuse_file("calls out of order");
     for (int i = 0; !err && i < v->n_ops; i++)
         err = check_op(&v->ops[i], i ? v->ops[i - 1].serial : 0);
     return err;
@@ -189,11 +186,6 @@ bool zr_flight_ended_by_launcher(const struct zr_flight_view *v)
     return v->has_ended && v->signal > 0 && v->signal < 32 && v->asked >> v->signal & 1;
 }
 
-const struct zr_flight_call *zr_flight_last_call(const struct zr_flight_view *v)
-{
-    return v->n_calls ? &v->calls[v->n_calls - 1] : NULL;
-}
-
 const struct zr_flight_op *zr_flight_last_op(const struct zr_flight_view *v)
 {
     const struct zr_flight_op *found = NULL;
@@ -223,13 +215,12 @@ void zr_flight_describe_op(const struct zr_flight_op *o, char *text, size_t n_te
 
 void zr_flight_last_words(const struct zr_flight_view *v, char *text, size_t n_text)
 {
-    const struct zr_flight_call *c = zr_flight_last_call(v);
     const struct zr_flight_op *o = zr_flight_last_op(v);
     char call[ZR_FLIGHT_CALL_CHARS], op[160] = "", described[128];
     text[0] = 0;
-    if (!c)
+    if (!v->call.number)
         return;
-    zr_flight_describe_call(c, call);
+    zr_flight_describe_call(&v->call, call);
     if (o) {
         zr_flight_describe_op(o, described, sizeof described);
         snprintf(op, sizeof op, "; %s had %s", described, o->started_ns ? "begun" : "not begun");

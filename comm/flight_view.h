@@ -8,9 +8,10 @@
 #include "comm/flight.h"
 
 #define ZR_FLIGHT_MAGIC   UINT64_C(0x7468676c66726f7a) /* "zroflght" */
-#define ZR_FLIGHT_VERSION 1
+#define ZR_FLIGHT_VERSION 2
 
-/* A call of the program. call is packed (zr_call_log_pack). left_ns is 0 while the program is in it. */
+/* A call of the program. number counts from 1. call is packed (zr_call_log_pack). left_ns is 0 while the
+ * program is in it. */
 struct zr_flight_call {
     uint64_t number, call;
     int64_t entered_ns, left_ns;
@@ -69,9 +70,10 @@ struct zr_flight_view {
     int64_t opened_ns, copied_ns, epoch_ns;
     struct zr_flight_role_view role[ZR_ROLES];
     struct zr_flight_loop loop;
-    /* The latest calls and operations, in order. */
-    int32_t n_calls, n_ops;
-    struct zr_flight_call calls[ZR_FLIGHT_CALLS];
+    /* The call that the program is in, or was in last. Its number is 0 if it made none. */
+    struct zr_flight_call call;
+    /* The latest operations, in order. */
+    int32_t n_ops, pad;
     struct zr_flight_op ops[ZR_FLIGHT_OPS];
 };
 
@@ -94,8 +96,6 @@ void zr_flight_remove_part(const struct zr_flight_view *v, const char *path);
 /* Whether a signal of the launcher ended the process. That is a consequence of an earlier failure, not a
  * cause. */
 bool zr_flight_ended_by_launcher(const struct zr_flight_view *v);
-/* The call that the program is in, or was in last. NULL if no call is kept. */
-const struct zr_flight_call *zr_flight_last_call(const struct zr_flight_view *v);
 /* The latest operation that has begun and not ended. If there is none, the latest that was issued and has not
  * begun; else NULL. */
 const struct zr_flight_op *zr_flight_last_op(const struct zr_flight_view *v);

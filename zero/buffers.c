@@ -124,7 +124,7 @@ int zero_sync_buffers(zero_ctx *z, int32_t how)
     if (how != ZERO_SYNC_MEAN && how != ZERO_SYNC_RANK0)
         return zr_fail(ZERO_ERR_ARG,
                        "zero_sync_buffers: how is %d; allowed: ZERO_SYNC_MEAN (1), ZERO_SYNC_RANK0 (2)", how);
-    zr_engine_called(z->engine, ZR_CALL_SYNC_BUFFERS, -1, (uint64_t)how);
+    zr_engine_called(z->engine, (uint64_t)how);
     if (!zr_buffers_exist(z))
         return 0;
     int err = sync_all(z, (enum zero_sync)how);

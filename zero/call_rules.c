@@ -82,17 +82,9 @@ int zr_need_gradients(const struct zero_ctx *z, const char *call)
                    call);
 }
 
-/* The call log tells these two calls apart by an argument, which messages about rules do not name. */
-static const char *text_of(enum zr_call_name name)
-{
-    return name == ZR_CALL_TUNE_CLIP      ? "zero_tune"
-           : name == ZR_CALL_BROADCAST_PP ? "zero_broadcast"
-                                          : zr_call_text(name);
-}
-
 int zr_call_check(struct zero_ctx *z, enum zr_call_name name)
 {
-    const char *call = text_of(name);
+    const char *call = zr_call_function(name);
     unsigned rules = table[name];
     if (!z || rules & HEALTHY)
         ZR_TRY(zr_need_healthy(z, call));

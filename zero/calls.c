@@ -12,7 +12,7 @@
 static int bracket(struct zero_ctx *z, enum zr_core_event_kind kind, int32_t unit, enum zero_phase phase)
 {
     enum zr_call_name name = kind == ZR_EV_BEGIN ? ZR_CALL_BEGIN : ZR_CALL_END;
-    const char *call = kind == ZR_EV_BEGIN ? "zero_begin" : "zero_end";
+    const char *call = zr_call_function(name);
     ZR_TRY(zr_call_check(z, name));
     bool known_phase = phase >= ZERO_FORWARD && phase <= ZERO_BACKWARD_WEIGHT;
     if (!known_phase || unit < 0 || unit >= z->layout->n_units) {
@@ -121,7 +121,7 @@ int zero_carry(zero_ctx *z, const double *values, int32_t n)
         return zr_fail(ZERO_ERR_ARG,
                        "zero_carry: n is %d, values is %s; allowed: n 0..%d and values not NULL", n,
                        values ? "set" : "NULL", ZR_MAX_CARRIED);
-    zr_engine_called(z->engine, ZR_CALL_CARRY, -1, (uint64_t)n);
+    zr_engine_called(z->engine, (uint64_t)n);
     zr_engine_give(z->engine, values, n);
     return 0;
 }
@@ -148,7 +148,8 @@ int zero_last_step(zero_ctx *z, struct zero_step_info *info)
 static int check_range(struct zero_ctx *z, bool writes, int32_t tensor, int32_t value, int64_t first,
                        int64_t n, int *kind)
 {
-    const char *call = writes ? "zero_write" : "zero_read";
+    const enum zr_call_name name = writes ? ZR_CALL_WRITE : ZR_CALL_READ;
+    const char *call = zr_call_function(name);
     ZR_TRY(zr_need_healthy(z, call));
     if (tensor < 0 || tensor >= z->layout->n_tensors)
         return zr_fail(ZERO_ERR_ARG, "%s: tensor is %d; allowed: 0..%d", call, tensor,
@@ -188,7 +189,7 @@ static int check_range(struct zero_ctx *z, bool writes, int32_t tensor, int32_t 
         return zr_fail(ZERO_ERR_ARG,
                        "%s: first is %lld, n is %lld; allowed: a range within the %lld elements of tensor %s",
                        call, (long long)first, (long long)n, (long long)n_elems, t->name);
-    ZR_TRY(zr_call_check(z, writes ? ZR_CALL_WRITE : ZR_CALL_READ));
+    ZR_TRY(zr_call_check(z, name));
     *kind = value == ZERO_VALUE_PARAM    ? ZR_VALUE_PARAM
             : value == ZERO_VALUE_MASTER ? ZR_VALUE_MASTER
             : grad                       ? ZR_VALUE_GRAD
@@ -266,7 +267,7 @@ int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t
     ZR_TRY(zr_init_later_require(z, "zero_read", tensor));
     if (kind == ZR_VALUE_GRAD)
         ZR_TRY(complete_gradients(z));
-    zr_engine_called(z->engine, ZR_CALL_READ, tensor, hash_range(value, first, n));
+    zr_engine_called(z->engine, hash_range(value, first, n));
     return zr_values_read(z, tensor, kind, first, n, dst);
 }
 
@@ -282,7 +283,7 @@ int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_
     if (!src && counts && n)
         return zr_fail(ZERO_ERR_ARG, "zero_write: src is NULL on rank %d, which must give the values",
                        z->world.rank);
-    zr_engine_called(z->engine, ZR_CALL_WRITE, tensor, hash_range(value, first, n));
+    zr_engine_called(z->engine, hash_range(value, first, n));
     return write_values(z, tensor, kind, first, n, src, true);
 }
 
@@ -292,6 +293,6 @@ int zero_mean(zero_ctx *z, double *values, int32_t n)
     if (!values || n < 0 || n > 64)
         return zr_fail(ZERO_ERR_ARG, "zero_mean: n is %d, values is %s; allowed: n 0..64 and values not NULL",
                        n, values ? "set" : "NULL");
-    zr_engine_called(z->engine, ZR_CALL_MEAN, -1, (uint64_t)n);
+    zr_engine_called(z->engine, (uint64_t)n);
     return zr_engine_mean(z->engine, values, n);
 }

@@ -8,7 +8,6 @@
 
 /* A call's name and arguments. */
 struct asked {
-    const char *call;
     enum zr_call_name name;
     enum zero_axis axis;
     const void *dst, *src;
@@ -29,28 +28,29 @@ static int64_t bytes_of(const struct asked *a)
 static int check_dtype(const struct asked *a, bool computes)
 {
     if (computes && a->dtype != ZERO_F32 && a->dtype != ZERO_BF16)
-        return zr_fail(ZERO_ERR_ARG, "%s: dtype is %d; allowed: ZERO_F32, ZERO_BF16", a->call, (int)a->dtype);
+        return zr_fail(ZERO_ERR_ARG, "%s: dtype is %d; allowed: ZERO_F32, ZERO_BF16",
+                       zr_call_function(a->name), (int)a->dtype);
     if (a->dtype < ZERO_F32 || a->dtype > ZERO_I64)
         return zr_fail(ZERO_ERR_ARG,
-                       "%s: dtype is %d; allowed: ZERO_F32, ZERO_BF16, ZERO_F16, ZERO_I32, ZERO_I64", a->call,
-                       (int)a->dtype);
+                       "%s: dtype is %d; allowed: ZERO_F32, ZERO_BF16, ZERO_F16, ZERO_I32, ZERO_I64",
+                       zr_call_function(a->name), (int)a->dtype);
     return 0;
 }
 
 /* computes: the call adds or compares elements. */
 static int check_call(struct zero_ctx *z, const struct asked *a, bool computes)
 {
-    ZR_TRY(zr_need_healthy(z, a->call));
+    ZR_TRY(zr_need_healthy(z, zr_call_function(a->name)));
     if (a->axis != ZERO_AXIS_TP && a->axis != ZERO_AXIS_CP)
-        return zr_fail(ZERO_ERR_ARG, "%s: axis is %d; allowed: ZERO_AXIS_TP, ZERO_AXIS_CP", a->call,
-                       (int)a->axis);
+        return zr_fail(ZERO_ERR_ARG, "%s: axis is %d; allowed: ZERO_AXIS_TP, ZERO_AXIS_CP",
+                       zr_call_function(a->name), (int)a->axis);
     ZR_TRY(check_dtype(a, computes));
     const int64_t most = INT64_MAX / (int64_t)sizeof(int64_t) / axis_size(z, a->axis);
     if (a->n < 0 || a->n > most)
-        return zr_fail(ZERO_ERR_ARG, "%s: n is %lld; allowed: 0 to %lld", a->call, (long long)a->n,
-                       (long long)most);
+        return zr_fail(ZERO_ERR_ARG, "%s: n is %lld; allowed: 0 to %lld", zr_call_function(a->name),
+                       (long long)a->n, (long long)most);
     if (a->n && (!a->src || !a->dst))
-        return zr_fail(ZERO_ERR_ARG, "%s: %s is NULL", a->call, a->src ? "dst" : "src");
+        return zr_fail(ZERO_ERR_ARG, "%s: %s is NULL", zr_call_function(a->name), a->src ? "dst" : "src");
     return 0;
 }
 
@@ -67,7 +67,7 @@ static int check_memory(const struct zero_ctx *z, const struct asked *a, const v
     return zr_fail(ZERO_ERR_ARG,
                    "%s: dst and src overlap; allowed: no overlap, or the smaller one at the place of rank "
                    "%d's part in the larger one",
-                   a->call, rank);
+                   zr_call_function(a->name), rank);
 }
 
 /* Records the call for comparison over tp, even if it moves nothing. what: the dtype, or the root. */
@@ -76,7 +76,7 @@ static void say(struct zero_ctx *z, enum zr_call_name name, int64_t n, int32_t w
     const int64_t said[] = {name, n, what};
     uint64_t hash = XXH3_64bits(said, sizeof said);
     zr_engine_tp_called(z->engine, hash);
-    zr_engine_called(z->engine, name, -1, hash);
+    zr_engine_called(z->engine, hash);
 }
 
 /* With cfg.debug.check, compares the bits of n elements over tp. A whole activation must be equal on all
@@ -102,7 +102,7 @@ int zero_all_reduce(zero_ctx *z, enum zero_axis axis, void *dst, const void *src
 {
     enum zr_call_name name = op == ZERO_MAX ? ZR_CALL_ALL_REDUCE_MAX : ZR_CALL_ALL_REDUCE_SUM;
     ZR_IN_CALL(z, name, 0, -1);
-    const struct asked a = {"zero_all_reduce", name, axis, dst, src, n, dtype};
+    const struct asked a = {name, axis, dst, src, n, dtype};
     ZR_TRY(check_call(z, &a, true));
     if (op != ZERO_SUM && op != ZERO_MAX)
         return zr_fail(ZERO_ERR_ARG, "zero_all_reduce: op is %d; allowed: ZERO_SUM, ZERO_MAX", (int)op);
@@ -118,7 +118,7 @@ int zero_all_gather(zero_ctx *z, enum zero_axis axis, void *dst, const void *src
                     enum zero_dtype dtype)
 {
     ZR_IN_CALL(z, ZR_CALL_ALL_GATHER, 0, -1);
-    const struct asked a = {"zero_all_gather", ZR_CALL_ALL_GATHER, axis, dst, src, n, dtype};
+    const struct asked a = {ZR_CALL_ALL_GATHER, axis, dst, src, n, dtype};
     ZR_TRY(check_call(z, &a, false));
     ZR_TRY(check_memory(z, &a, dst, src));
     const int32_t size = axis_size(z, axis);
@@ -132,7 +132,7 @@ int zero_reduce_scatter(zero_ctx *z, enum zero_axis axis, void *dst, const void 
                         enum zero_dtype dtype)
 {
     ZR_IN_CALL(z, ZR_CALL_REDUCE_SCATTER, 0, -1);
-    const struct asked a = {"zero_reduce_scatter", ZR_CALL_REDUCE_SCATTER, axis, dst, src, n, dtype};
+    const struct asked a = {ZR_CALL_REDUCE_SCATTER, axis, dst, src, n, dtype};
     ZR_TRY(check_call(z, &a, true));
     ZR_TRY(check_memory(z, &a, src, dst));
     const int32_t size = axis_size(z, axis);
@@ -146,7 +146,7 @@ int zero_reduce_scatter(zero_ctx *z, enum zero_axis axis, void *dst, const void 
 int zero_expect_equal(zero_ctx *z, enum zero_axis axis, const void *src, int64_t n, enum zero_dtype dtype)
 {
     ZR_IN_CALL(z, ZR_CALL_EXPECT_EQUAL, 0, -1);
-    const struct asked a = {"zero_expect_equal", ZR_CALL_EXPECT_EQUAL, axis, src, src, n, dtype};
+    const struct asked a = {ZR_CALL_EXPECT_EQUAL, axis, src, src, n, dtype};
     int err = check_call(z, &a, false);
     if (err || axis_size(z, axis) == 1)
         return err;
@@ -164,7 +164,7 @@ static int broadcast_over_tp(struct zero_ctx *z, int32_t root, void *buf, int64_
 static int broadcast_over_pp(struct zero_ctx *z, int32_t root, void *buf, int64_t bytes)
 {
     const int64_t said[] = {root, bytes};
-    zr_engine_called(z->engine, ZR_CALL_BROADCAST_PP, -1, XXH3_64bits(said, sizeof said));
+    zr_engine_called(z->engine, XXH3_64bits(said, sizeof said));
     return zr_engine_broadcast_stages(z->engine, root, buf, bytes);
 }
 

@@ -52,7 +52,7 @@ int zero_gather_all(zero_ctx *z, int where)
     if (zr_engine_holds_all(z->engine))
         return zr_fail(ZERO_ERR_ORDER,
                        "zero_gather_all: all parameters are already gathered; call zero_release_all first");
-    zr_engine_called(z->engine, ZR_CALL_GATHER_ALL, -1, (uint64_t)where);
+    zr_engine_called(z->engine, (uint64_t)where);
     ZR_TRY(zr_memory_ask(z, all_bytes(z, where)));
     int err = zr_agree_in_run(z, take_room(z, where));
     if (!err)

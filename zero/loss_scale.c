@@ -64,7 +64,7 @@ int zero_loss_scale(zero_ctx *z, double count, double *scale)
     double sum = 0, found = 0;
     if (!scale)
         return zr_fail(ZERO_ERR_ARG, "zero_loss_scale: scale is NULL");
-    zr_engine_called(z->engine, ZR_CALL_LOSS_SCALE, -1, 0);
+    zr_engine_called(z->engine, 0);
     ZR_TRY(zr_engine_exchange(z->engine, &count, sizeof count, z->from_all));
     ZR_TRY(add_up(z, &sum));
     ZR_TRY(scale_of(z, sum, &found));

@@ -421,7 +421,7 @@ int zero_evaluate(zero_ctx *z)
                        "zero_evaluate: %s has begun; take its other actions by zero_next first",
                        s->walk.evaluates ? "an evaluation" : "a step");
     ZR_TRY(zr_call_check(z, ZR_CALL_EVALUATE));
-    zr_engine_called(z->engine, ZR_CALL_EVALUATE, -1, 0);
+    zr_engine_called(z->engine, 0);
     s->walk.evaluates = true;
     return 0;
 }
@@ -457,7 +457,7 @@ int zero_next(zero_ctx *z, struct zero_action *action)
         out = action_of(&s->walk, &slots);
     else if (s->walk.evaluates)
         ZR_TRY(end_evaluation(z));
-    zr_engine_called(z->engine, ZR_CALL_NEXT, -1, (uint64_t)(out.micro_batch + 1));
+    zr_engine_called(z->engine, (uint64_t)(out.micro_batch + 1));
     *action = out;
     return 0;
 }
@@ -470,7 +470,7 @@ int zero_finish(zero_ctx *z)
         return zr_fail(ZERO_ERR_ORDER, "zero_finish: no action is under way; zero_next gives one");
     struct zr_pipe_action a = zr_walk_action(&s->walk, s->walk.at);
     ZR_TRY(zr_walk_finish(z->engine, &s->walk));
-    zr_engine_called(z->engine, ZR_CALL_FINISH, -1, (uint64_t)(a.micro_batch + 1));
+    zr_engine_called(z->engine, (uint64_t)(a.micro_batch + 1));
     return zr_walk_move(z->engine, &s->walk);
 }
 

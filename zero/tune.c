@@ -125,7 +125,7 @@ int zero_tune(zero_ctx *z, int32_t group, const char *key, double value)
         return err;
     ZR_IN_CALL(z, knobs[knob].called, 0, -1);
     const double said[] = {group, x};
-    zr_engine_called(z->engine, knobs[knob].called, -1, XXH3_64bits(said, sizeof said));
+    zr_engine_called(z->engine, XXH3_64bits(said, sizeof said));
     struct zr_tuned *next = zr_engine_tune(z->engine);
     if (knob == CLIP)
         next->clip = (float)x;
@@ -145,6 +145,6 @@ int zero_set_step(zero_ctx *z, int64_t t)
     if (t < 0 || t > ZR_MOST_STEPS)
         return zr_fail(ZERO_ERR_ARG, "zero_set_step: t is %lld; allowed: 0 to %lld", (long long)t,
                        (long long)ZR_MOST_STEPS);
-    zr_engine_called(z->engine, ZR_CALL_SET_STEP, -1, (uint64_t)t);
+    zr_engine_called(z->engine, (uint64_t)t);
     return zr_engine_set_step(z->engine, t);
 }

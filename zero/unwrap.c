@@ -114,7 +114,7 @@ int zero_unwrap(zero_ctx **z)
     int err = zr_engine_check(ctx->engine);
     if (!err) {
         report_unused_gradients(ctx);
-        zr_engine_called(ctx->engine, ZR_CALL_UNWRAP, -1, 0);
+        zr_engine_called(ctx->engine, 0);
         err = zr_engine_barrier(ctx->engine);
     }
     if (!err && save.code)

@@ -239,27 +239,12 @@ static int connect_ranks(struct zero_ctx *z)
     return err;
 }
 
-/* Describes the last call of a rank that was lost, for messages of other ranks. */
-static void describe_last_call(void *arg, int rank, char *text, size_t n_text)
-{
-    zr_flight_peers_last_call(arg, rank, text, n_text);
-}
-
-static void see_rank(void *arg, int rank, struct zr_rank_seen *out)
-{
-    zr_flight_peers_see(arg, rank, out);
-}
-
 /* Lets the ranks of a host read each other's last calls from here on. */
 static int open_flight_peers(struct zero_ctx *z)
 {
-    if (!z->rendezvous)
-        return 0;
-    ZR_TRY(zr_flight_peers_open(z->rendezvous, &z->topology, z->flight, z->config.options.log,
-                                &z->flight_peers));
-    zr_rendezvous_describe(z->rendezvous, describe_last_call, z->flight_peers);
-    zr_rendezvous_watch(z->rendezvous, see_rank, z->flight_peers);
-    return 0;
+    return z->rendezvous ? zr_flight_peers_open(z->rendezvous, &z->topology, z->flight, z->config.options.log,
+                                                &z->flight_peers)
+                         : 0;
 }
 
 static void on_lost(void *arg, int rank, const char *why)

@@ -102,12 +102,10 @@ static void describe_call(uint64_t packed, char call[ZR_CALL_LOG_CHARS])
 void flight_last_call(const struct zr_flight_view *v, char call[ZR_CALL_LOG_CHARS], bool *inside,
                       int64_t *for_ns)
 {
-    const struct zr_flight_call *c = zr_flight_last_call(v);
-    call[0] = 0;
-    *inside = c && !c->left_ns;
-    *for_ns = c ? v->copied_ns - (*inside ? c->entered_ns : c->left_ns) : 0;
-    if (c)
-        describe_call(c->call, call);
+    const struct zr_flight_call *c = &v->call;
+    *inside = c->number && !c->left_ns;
+    *for_ns = c->number ? v->copied_ns - (*inside ? c->entered_ns : c->left_ns) : 0;
+    describe_call(c->call, call);
 }
 
 /* Appends the last call: "; it is in ...", or that the program is outside of the library. */

@@ -5,23 +5,29 @@
 #include <stdio.h>
 #include <string.h>
 
-const char *zr_call_text(enum zr_call_name name)
+struct name {
+    const char *function, *detail;
+};
+
+static const struct name *name_of(enum zr_call_name name)
 {
-    switch (name) {
-#define NAME(id, text)                                                                                       \
-    case ZR_CALL_##id:                                                                                       \
-        return text;
-        ZR_CALL_MAP(NAME)
+    static const struct name names[] = {{"nothing", ""},
+#define NAME(id, function, detail) {function, detail},
+                                        ZR_CALL_MAP(NAME)
 #undef NAME
-    case ZR_CALL_NONE:
-        break;
-    }
-    return "nothing";
+    };
+    return &names[(size_t)name < sizeof names / sizeof *names ? name : ZR_CALL_NONE];
+}
+
+const char *zr_call_function(enum zr_call_name name)
+{
+    return name_of(name)->function;
 }
 
 void zr_call_log_describe(const struct zr_logged_call *c, char text[ZR_CALL_LOG_CHARS])
 {
-    const char *name = zr_call_text(c->name);
+    char name[48];
+    snprintf(name, sizeof name, "%s%s", name_of(c->name)->function, name_of(c->name)->detail);
     bool bracket = c->name == ZR_CALL_BEGIN || c->name == ZR_CALL_END;
     if (bracket)
         snprintf(text, ZR_CALL_LOG_CHARS, "%s(unit %d, %s) in step %u", name, c->subject,
@@ -123,6 +129,8 @@ void zr_call_log_copy(const struct zr_call_log *ring, struct zr_call_log_copy *o
 {
     struct zr_logged_call c;
     memset(out, 0, sizeof *out);
+    if (!ring)
+        return;
     out->n = atomic_load_explicit(&ring->n, memory_order_acquire);
     for (uint64_t n = oldest(out->n); n <= out->n; n++)
         if (get(ring, n, &c)) {

@@ -11,58 +11,58 @@
 
 #include <stdatomic.h>
 
-/* X(name, text) */
+/* X(name, function, what follows its name in messages) */
 #define ZR_CALL_MAP(X)                                                                                       \
-    X(BEGIN, "zero_begin")                                                                                   \
-    X(END, "zero_end")                                                                                       \
-    X(MICRO, "zero_micro")                                                                                   \
-    X(STEP, "zero_step")                                                                                     \
-    X(NORM, "zero_norm")                                                                                     \
-    X(DROP, "zero_drop")                                                                                     \
-    X(GATHER_ALL, "zero_gather_all")                                                                         \
-    X(CARRY, "zero_carry")                                                                                   \
-    X(TUNE_CLIP, "zero_tune(clip)")                                                                          \
-    X(TUNE_GRAD_SCALE, "zero_tune(grad_scale)")                                                              \
-    X(TUNE_LR_SCALE, "zero_tune(lr_scale)")                                                                  \
-    X(TUNE_BETA1, "zero_tune(beta1)")                                                                        \
-    X(TUNE_BETA2, "zero_tune(beta2)")                                                                        \
-    X(TUNE_EPS, "zero_tune(eps)")                                                                            \
-    X(TUNE_DECAY, "zero_tune(weight_decay)")                                                                 \
-    X(TUNE_ACCUM, "zero_tune(grad_accum_steps)")                                                             \
-    X(SET_STEP, "zero_set_step")                                                                             \
-    X(RELEASE_ALL, "zero_release_all")                                                                       \
-    X(READ, "zero_read")                                                                                     \
-    X(WRITE, "zero_write")                                                                                   \
-    X(MEAN, "zero_mean")                                                                                     \
-    X(LOSS_SCALE, "zero_loss_scale")                                                                         \
-    X(ALL_REDUCE_SUM, "zero_all_reduce(sum)")                                                                \
-    X(ALL_REDUCE_MAX, "zero_all_reduce(max)")                                                                \
-    X(ALL_GATHER, "zero_all_gather")                                                                         \
-    X(REDUCE_SCATTER, "zero_reduce_scatter")                                                                 \
-    X(BROADCAST_TP, "zero_broadcast(tp)")                                                                    \
-    X(EXPECT_EQUAL, "zero_expect_equal")                                                                     \
-    X(BROADCAST_PP, "zero_broadcast(pp)")                                                                    \
-    X(EVALUATE, "zero_evaluate")                                                                             \
-    X(NEXT, "zero_next")                                                                                     \
-    X(FINISH, "zero_finish")                                                                                 \
-    X(SYNC_BUFFERS, "zero_sync_buffers")                                                                     \
-    X(SAVE, "zero_save")                                                                                     \
-    X(SAVE_WAIT, "zero_save_wait")                                                                           \
-    X(LOAD, "zero_load")                                                                                     \
-    X(EXPORT, "zero_export")                                                                                 \
-    X(IMPORT, "zero_import")                                                                                 \
-    X(UNWRAP, "zero_unwrap")                                                                                 \
-    X(WRAP, "zero_wrap")
+    X(BEGIN, "zero_begin", "")                                                                               \
+    X(END, "zero_end", "")                                                                                   \
+    X(MICRO, "zero_micro", "")                                                                               \
+    X(STEP, "zero_step", "")                                                                                 \
+    X(NORM, "zero_norm", "")                                                                                 \
+    X(DROP, "zero_drop", "")                                                                                 \
+    X(GATHER_ALL, "zero_gather_all", "")                                                                     \
+    X(CARRY, "zero_carry", "")                                                                               \
+    X(TUNE_CLIP, "zero_tune", "(clip)")                                                                      \
+    X(TUNE_GRAD_SCALE, "zero_tune", "(grad_scale)")                                                          \
+    X(TUNE_LR_SCALE, "zero_tune", "(lr_scale)")                                                              \
+    X(TUNE_BETA1, "zero_tune", "(beta1)")                                                                    \
+    X(TUNE_BETA2, "zero_tune", "(beta2)")                                                                    \
+    X(TUNE_EPS, "zero_tune", "(eps)")                                                                        \
+    X(TUNE_DECAY, "zero_tune", "(weight_decay)")                                                             \
+    X(TUNE_ACCUM, "zero_tune", "(grad_accum_steps)")                                                         \
+    X(SET_STEP, "zero_set_step", "")                                                                         \
+    X(RELEASE_ALL, "zero_release_all", "")                                                                   \
+    X(READ, "zero_read", "")                                                                                 \
+    X(WRITE, "zero_write", "")                                                                               \
+    X(MEAN, "zero_mean", "")                                                                                 \
+    X(LOSS_SCALE, "zero_loss_scale", "")                                                                     \
+    X(ALL_REDUCE_SUM, "zero_all_reduce", "(sum)")                                                            \
+    X(ALL_REDUCE_MAX, "zero_all_reduce", "(max)")                                                            \
+    X(ALL_GATHER, "zero_all_gather", "")                                                                     \
+    X(REDUCE_SCATTER, "zero_reduce_scatter", "")                                                             \
+    X(BROADCAST_TP, "zero_broadcast", "(tp)")                                                                \
+    X(EXPECT_EQUAL, "zero_expect_equal", "")                                                                 \
+    X(BROADCAST_PP, "zero_broadcast", "(pp)")                                                                \
+    X(EVALUATE, "zero_evaluate", "")                                                                         \
+    X(NEXT, "zero_next", "")                                                                                 \
+    X(FINISH, "zero_finish", "")                                                                             \
+    X(SYNC_BUFFERS, "zero_sync_buffers", "")                                                                 \
+    X(SAVE, "zero_save", "")                                                                                 \
+    X(SAVE_WAIT, "zero_save_wait", "")                                                                       \
+    X(LOAD, "zero_load", "")                                                                                 \
+    X(EXPORT, "zero_export", "")                                                                             \
+    X(IMPORT, "zero_import", "")                                                                             \
+    X(UNWRAP, "zero_unwrap", "")                                                                             \
+    X(WRAP, "zero_wrap", "")
 
 enum zr_call_name {
     ZR_CALL_NONE,
-#define ZR_CALL_ENUM(name, text) ZR_CALL_##name,
+#define ZR_CALL_ENUM(name, function, detail) ZR_CALL_##name,
     ZR_CALL_MAP(ZR_CALL_ENUM)
 #undef ZR_CALL_ENUM
 };
 
-/* The call as a program writes it, such as "zero_begin". */
-const char *zr_call_text(enum zr_call_name name);
+/* Returns the function's name, as "zero_tune". Any number may be passed. */
+const char *zr_call_function(enum zr_call_name name);
 
 /* One call. */
 struct zr_logged_call {
@@ -132,7 +132,7 @@ void zr_call_log_report(int rank_a, const struct zr_logged_call *a, int rank_b,
                         const struct zr_logged_call *b, enum zr_call_log_gap gap,
                         char text[ZR_CALL_LOG_BOTH_CHARS]);
 
-/* Copies a ring. Calls that are added meanwhile may be missing. Any thread. */
+/* Copies a ring, NULL as an empty one. Calls that are added meanwhile may be missing. Any thread. */
 void zr_call_log_copy(const struct zr_call_log *ring, struct zr_call_log_copy *out);
 /* Fills a ring from a copy, whose content may be anything. */
 void zr_call_log_restore(struct zr_call_log *ring, const struct zr_call_log_copy *from);

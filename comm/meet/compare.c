@@ -25,11 +25,6 @@ static uint64_t answer_ms(const struct zr_rendezvous *r)
 _Static_assert(sizeof(struct zr_call_log_copy) + ZR_FRAME_TEXT_BYTES <= ZR_FRAME_SMALL_BYTES,
                "a rank may send its calls at any time");
 
-void zr_rendezvous_called(struct zr_rendezvous *r, const struct zr_logged_call *c)
-{
-    zr_call_log_put(&r->calls, c);
-}
-
 bool zr_rendezvous_compare(struct zr_rendezvous *r, int code, const char *text)
 {
     return zr_hub_put_report(r, &r->doubted, code, text);
@@ -37,14 +32,21 @@ bool zr_rendezvous_compare(struct zr_rendezvous *r, int code, const char *text)
 
 /* ---- rank 0 compares all calls ---- */
 
+/* NULL: they are unknown. */
+static const struct zr_call_log *own_calls(const struct zr_rendezvous *r)
+{
+    return r->known.calls_of_all ? r->known.calls_of_all(r->known.arg) : NULL;
+}
+
 static const struct zr_call_log *member_calls(const struct zr_rendezvous *r, int rank)
 {
-    return rank == r->w.rank ? &r->calls : r->members[rank].calls;
+    return rank == r->w.rank ? own_calls(r) : r->members[rank].calls;
 }
 
 static uint64_t n_calls(const struct zr_rendezvous *r, int rank)
 {
-    return atomic_load(&member_calls(r, rank)->n);
+    const struct zr_call_log *calls = member_calls(r, rank);
+    return calls ? atomic_load(&calls->n) : 0;
 }
 
 /* Finds the first rank with the most calls, or with the fewest, among those that answered. */
@@ -66,7 +68,7 @@ static bool find_difference(const struct zr_rendezvous *r, char text[ZR_CALL_LOG
     uint64_t first = 0;
     for (int i = 0; i < r->w.world; i++) {
         struct zr_logged_call here, there;
-        uint64_t n = i != of && member_calls(r, i)
+        uint64_t n = i != of && n_calls(r, i)
                          ? zr_call_log_differ(member_calls(r, i), member_calls(r, of), &there, &here)
                          : 0;
         if (n && (!first || n < first)) {
@@ -83,10 +85,11 @@ static void report_place(const struct zr_rendezvous *r, int rank, char *text, si
 {
     struct zr_logged_call last;
     char call[ZR_CALL_LOG_CHARS] = "";
-    if (zr_call_log_last(member_calls(r, rank), &last))
+    uint64_t n = n_calls(r, rank);
+    if (n && zr_call_log_last(member_calls(r, rank), &last))
         zr_call_log_describe(&last, call);
-    if (n_calls(r, rank))
-        snprintf(text, n_text, "%llu calls, the last %s", (unsigned long long)n_calls(r, rank), call);
+    if (n)
+        snprintf(text, n_text, "%llu calls, the last %s", (unsigned long long)n, call);
     else
         snprintf(text, n_text, "no call");
 }
@@ -160,9 +163,8 @@ static void on_answers_late(uv_timer_t *t)
 /* Whether a rank may still answer. A rank that is stopped will not. */
 static bool may_answer(const struct zr_rendezvous *r, int rank)
 {
-    struct zr_rank_seen seen = {.is_stopped = false};
-    if (r->see)
-        r->see(r->see_arg, rank, &seen);
+    struct zr_rank_seen seen;
+    zr_hub_see(r, rank, &seen);
     return r->members[rank].state == ZR_MEMBER_HERE && !seen.is_stopped;
 }
 
@@ -200,7 +202,7 @@ static void send_calls(struct zr_rendezvous *r, int code, const char *text)
     struct zr_call_log_copy *copy = malloc(sizeof *copy + n_text);
     if (!copy)
         return; /* the rank that asked waits until its time is over */
-    zr_call_log_copy(&r->calls, copy);
+    zr_call_log_copy(own_calls(r), copy);
     memcpy(copy + 1, text, n_text);
     zr_hub_send(r, 0, ZR_FRAME_CALLS, code, copy, sizeof *copy + n_text);
     free(copy);

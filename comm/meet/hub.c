@@ -173,8 +173,15 @@ static const char *doing(const struct zr_rendezvous *r)
 void zr_hub_describe(const struct zr_rendezvous *r, int rank, char text[ZR_HUB_CALL_CHARS])
 {
     text[0] = 0;
-    if (r->describe)
-        r->describe(r->describe_arg, rank, text, ZR_HUB_CALL_CHARS);
+    if (r->known.last_call)
+        r->known.last_call(r->known.arg, rank, text, ZR_HUB_CALL_CHARS);
+}
+
+void zr_hub_see(const struct zr_rendezvous *r, int rank, struct zr_rank_seen *out)
+{
+    memset(out, 0, sizeof *out);
+    if (r->known.see)
+        r->known.see(r->known.arg, rank, out);
 }
 
 /* Writes how a rank was lost, with its last call, for this rank and those that it reports to. The rank that

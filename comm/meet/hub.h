@@ -173,10 +173,7 @@ struct zr_rendezvous {
     void (*on_message)(void *arg, int from, const void *data, size_t n);
     /* Argument of these three. */
     void *arg;
-    void (*describe)(void *arg, int rank, char *text, size_t n_text);
-    void *describe_arg;
-    void (*see)(void *arg, int rank, struct zr_rank_seen *out);
-    void *see_arg;
+    struct zr_known_ranks known;
     /* Messages that came before the detach. Once these are delivered, later ones are delivered as they
      * come. */
     struct zr_message *messages;
@@ -205,9 +202,6 @@ struct zr_rendezvous {
 
     /* --- what programs called --- */
 
-    /* This rank's calls that every rank must make. The flight recorder cannot replace them: it has no
-     * arguments, few calls, and also those that were refused. */
-    struct zr_call_log calls;
     struct zr_comparison comparison;
     /* Time that ranks may take to send their calls. */
     uv_timer_t answers;
@@ -259,9 +253,10 @@ int zr_hub_check(struct zr_rendezvous *r);
 void zr_hub_lose(struct zr_rendezvous *r, struct zr_link *l, const char *why);
 /* The same for a link that is lost together with another one. This is not reported. */
 void zr_hub_let_go(struct zr_rendezvous *r, struct zr_link *l);
-/* Writes what this process knows of a rank's last call (zr_rendezvous_describe), or "". Any thread. */
+/* Write what this process knows of a rank (zr_rendezvous_know). Any thread. */
 enum { ZR_HUB_CALL_CHARS = 192 };
 void zr_hub_describe(const struct zr_rendezvous *r, int rank, char text[ZR_HUB_CALL_CHARS]);
+void zr_hub_see(const struct zr_rendezvous *r, int rank, struct zr_rank_seen *out);
 /* Text in messages before a rank's last call, and before one that may not be its last. */
 #define ZR_HUB_LAST_CALL  "; its last call was "
 #define ZR_HUB_LAST_HEARD "; last heard: "

@@ -324,11 +324,15 @@ int zr_rendezvous_open(uv_loop_t *loop, const struct zr_world *w, int64_t timeou
 
 /* --- knowledge of other ranks --- */
 
-void zr_rendezvous_describe(struct zr_rendezvous *r,
-                            void (*describe)(void *arg, int rank, char *text, size_t n_text), void *arg)
+void zr_rendezvous_know(struct zr_rendezvous *r, const struct zr_known_ranks *known)
 {
-    r->describe = describe;
-    r->describe_arg = arg;
+    r->known = *known;
+}
+
+bool zr_rendezvous_common_calls(const struct zr_rendezvous *r, int rank, const struct zr_call_log **own,
+                                const struct zr_call_log **its)
+{
+    return r->known.common_calls && r->known.common_calls(r->known.arg, rank, own, its);
 }
 
 void zr_rendezvous_last_call(const struct zr_rendezvous *r, int rank, char text[ZR_LAST_CALL_CHARS])
@@ -338,18 +342,11 @@ void zr_rendezvous_last_call(const struct zr_rendezvous *r, int rank, char text[
     snprintf(text, ZR_LAST_CALL_CHARS, "%s%s", call[0] ? ZR_HUB_LAST_CALL : "", call);
 }
 
-void zr_rendezvous_watch(struct zr_rendezvous *r, void (*see)(void *arg, int rank, struct zr_rank_seen *out),
-                         void *arg)
-{
-    r->see = see;
-    r->see_arg = arg;
-}
-
 int zr_rendezvous_stopped(const struct zr_rendezvous *r)
 {
     struct zr_rank_seen seen;
-    for (int i = 0; r->see && i < r->w.world; i++) {
-        r->see(r->see_arg, i, &seen);
+    for (int i = 0; i < r->w.world; i++) {
+        zr_hub_see(r, i, &seen);
         if (seen.is_stopped)
             return i;
     }
@@ -370,10 +367,10 @@ int zr_rendezvous_recorded(const struct zr_rendezvous *r, int rank, char text[ZR
 {
     struct zr_rank_seen seen, first = {.code = 0};
     int finder = -1;
-    for (int i = 0; r->see && i < r->w.world; i++) {
+    for (int i = 0; i < r->w.world; i++) {
         if (i == r->w.rank || (rank >= 0 && i != rank))
             continue;
-        r->see(r->see_arg, i, &seen);
+        zr_hub_see(r, i, &seen);
         if (seen.code && (finder < 0 || seen.failed_ns < first.failed_ns)) {
             first = seen;
             finder = i;

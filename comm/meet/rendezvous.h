@@ -191,12 +191,6 @@ int zr_rendezvous_world(const struct zr_rendezvous *r);
 
 /* ---- knowledge of other ranks: set up before the detach, and before another thread uses r ---- */
 
-/* describe(arg, rank, text, n_text) writes, on any thread, what this process knows of a rank's last call, as
- * "zero_step in step 12", or "". rank may be this rank. The message of a rank's loss ends with it ("; its
- * last call was "), if any rank that receives it knows the call. Otherwise it ends with the call that the
- * lost rank sent last over a link between hosts ("; last heard: "), if it sent any. */
-void zr_rendezvous_describe(struct zr_rendezvous *r,
-                            void (*describe)(void *arg, int rank, char *text, size_t n_text), void *arg);
 /* Writes "; its last call was zero_step in step 12", or "". Any thread, until r is freed. */
 enum { ZR_LAST_CALL_CHARS = 224 };
 void zr_rendezvous_last_call(const struct zr_rendezvous *r, int rank, char text[ZR_LAST_CALL_CHARS]);
@@ -211,10 +205,26 @@ struct zr_rank_seen {
     char text[ZR_FRAME_TEXT_BYTES];
 };
 
-/* see(arg, rank, out) fills *out on any thread, with zeros for a rank of another host. A rank that is lost
- * after it has recorded a failure is not the cause: that failure is then reported to all ranks. */
-void zr_rendezvous_watch(struct zr_rendezvous *r, void (*see)(void *arg, int rank, struct zr_rank_seen *out),
-                         void *arg);
+/* What this process can read about the ranks of its host, this one included. Any thread may call the
+ * functions; NULL ones know nothing. */
+struct zr_known_ranks {
+    /* Writes a rank's last call, as "zero_step in step 12", or "". The message of a rank's loss ends with it
+     * ("; its last call was "), if any rank that receives it knows the call. Otherwise it ends with the call
+     * that the lost rank sent last over a link between hosts ("; last heard: "), if it sent any. */
+    void (*last_call)(void *arg, int rank, char *text, size_t n_text);
+    /* Fills *out, with zeros for a rank of another host. A rank that is lost after it has recorded a failure
+     * is not the cause: that failure is then reported to all ranks. */
+    void (*see)(void *arg, int rank, struct zr_rank_seen *out);
+    /* Returns this rank's calls that every rank must make, or NULL. */
+    const struct zr_call_log *(*calls_of_all)(void *arg);
+    /* Gives the calls that this rank and another must both make. Returns false if they are unknown. */
+    bool (*common_calls)(void *arg, int rank, const struct zr_call_log **own, const struct zr_call_log **its);
+    void *arg;
+};
+void zr_rendezvous_know(struct zr_rendezvous *r, const struct zr_known_ranks *known);
+/* As common_calls above. Any thread, until r is freed. */
+bool zr_rendezvous_common_calls(const struct zr_rendezvous *r, int rank, const struct zr_call_log **own,
+                                const struct zr_call_log **its);
 /* Returns the first rank of this host whose process is stopped; -1: none. Any thread, until r is freed. */
 int zr_rendezvous_stopped(const struct zr_rendezvous *r);
 /* Writes "; rank 3 is stopped, by SIGSTOP or a debugger", with its last call; "" for rank -1. */
@@ -300,8 +310,6 @@ int zr_rendezvous_send(struct zr_rendezvous *r, int to, const void *data, size_t
 void zr_rendezvous_on_message(struct zr_rendezvous *r,
                               void (*on_message)(void *arg, int from, const void *data, size_t n));
 
-/* Keeps a call of this rank's program that every rank must make, for a comparison. One thread at a time. */
-void zr_rendezvous_called(struct zr_rendezvous *r, const struct zr_logged_call *c);
 /* Asks for a comparison of calls, after a failure that different calls of the programs may explain. Rank 0
  * then gets the latest calls of all ranks. on_failed of every rank, including this one, gets one of these
  * failures:

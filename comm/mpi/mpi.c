@@ -114,11 +114,6 @@ static bool mpi_last(struct zr_comm *c, char *text, size_t n_text)
     return inside;
 }
 
-static void mpi_called(struct zr_comm *c, const struct zr_logged_call *call)
-{
-    zr_rendezvous_called(zr_mpi_of(c)->set->rdv, call);
-}
-
 /* The operations do not end if a call into MPI does not return. */
 static bool mpi_stuck(struct zr_comm *c)
 {
@@ -138,7 +133,6 @@ const struct zr_comm_ops zr_mpi_ops = {
     .run = mpi_run,
     .abort = mpi_abort,
     .last = mpi_last,
-    .called = mpi_called,
     .has_room = mpi_has_room,
     .stuck = mpi_stuck,
     .close = zr_mpi_close,

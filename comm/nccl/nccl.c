@@ -273,11 +273,6 @@ const char *zr_nccl_path(const struct zr_comm *c)
     return ((const struct zr_nccl *)c)->path;
 }
 
-static void nccl_called(struct zr_comm *c, const struct zr_logged_call *call)
-{
-    zr_rendezvous_called(zr_nccl_of(c)->set->rdv, call);
-}
-
 static void nccl_compare(struct zr_comm *c, int code, const char *what)
 {
     struct zr_nccl *m = zr_nccl_of(c);
@@ -318,7 +313,6 @@ const struct zr_comm_ops zr_nccl_ops = {
     .abort = nccl_abort,
     .catch_up = nccl_catch_up,
     .last = nccl_last,
-    .called = nccl_called,
     .compare = nccl_compare,
     .has_room = nccl_has_room,
     .stuck = nccl_stuck,

@@ -73,12 +73,6 @@ static bool shm_last(struct zr_comm *c, char *text, size_t n_text)
     return inside;
 }
 
-static void shm_called(struct zr_comm *c, const struct zr_logged_call *call)
-{
-    if (shm_of(c)->mapped)
-        zr_call_log_put(&shm_of(c)->peer[c->group.rank].head->called, call);
-}
-
 /* Returns how long a waiting thread spins before it sleeps. It spins only if there is a core for each stream
  * of every rank. */
 static int64_t choose_spin(const struct zr_shm *m, int n_streams)
@@ -128,7 +122,6 @@ static const struct zr_comm_ops shm_ops = {
     .abort = shm_abort,
     .status = shm_status,
     .last = shm_last,
-    .called = shm_called,
     .has_room = shm_has_room,
     .close = shm_close,
 };

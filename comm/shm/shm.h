@@ -33,7 +33,7 @@ enum {
      * one. */
     ZR_SHM_POSTS = 64,
     ZR_SHM_TEXT = 1024,
-    ZR_SHM_HEAD_BYTES = 65536,
+    ZR_SHM_HEAD_BYTES = 16384,
 };
 
 /* A rank's header, in shared memory. Its words are numbers of operations, cut to the 32 bits of a futex. They
@@ -62,10 +62,6 @@ struct zr_shm_head {
      * none. Written in the header of the rank's communicator with the most ranks. */
     _Atomic int32_t waits_for[ZR_ROLES];
     struct zr_post post[ZR_SHM_POSTS];
-    /* Calls of this rank's program that every rank must make, for comparison. Filled in one of the linked
-     * communicators. The flight recorder cannot replace it: it has few calls, no arguments, and also calls
-     * that were refused. */
-    struct zr_call_log called;
 };
 
 /* A rank of the group. */

@@ -105,36 +105,19 @@ int zr_shm_place_of(const struct zr_shm *k, int32_t rank)
     return -1;
 }
 
-/* Finds the recorded calls of this rank and of a peer, in a linked communicator of both that records
- * calls. One of few ranks records more calls, and comes first. */
-static void find_calls(const struct zr_shm *m, int place, const struct zr_call_log **own,
-                       const struct zr_call_log **its)
-{
-    *own = &m->peer[m->base.group.rank].head->called;
-    *its = &m->peer[place].head->called;
-    for (int r = 0; r < ZR_ROLES; r++) {
-        const struct zr_shm *k = m->sibling[r];
-        int at = zr_shm_place_of(k, zr_comm_rank(&m->base, place));
-        if (at >= 0 && atomic_load(&k->peer[k->base.group.rank].head->called.n)) {
-            *own = &k->peer[k->base.group.rank].head->called;
-            *its = &k->peer[at].head->called;
-            return;
-        }
-    }
-}
-
 /* Fails with the first calls of the programs that differ, if this rank and the peer made different ones. */
 static bool fail_called(struct zr_shm *m, const struct zr_post *mine, int place)
 {
     const struct zr_call_log *of_own, *of_other;
     struct zr_logged_call own, other;
     char text[ZR_SHM_TEXT], calls[ZR_CALL_LOG_BOTH_CHARS], op[96];
-    find_calls(m, place, &of_own, &of_other);
+    int32_t rank = zr_comm_rank(&m->base, place);
+    if (!zr_rendezvous_common_calls(m->rdv, rank, &of_own, &of_other))
+        return false;
     uint64_t n = zr_call_log_differ(of_own, of_other, &own, &other);
     if (!n)
         return false;
-    zr_call_log_report(zr_comm_rank(&m->base, place), &other, zr_shm_self(m), &own,
-                       zr_call_log_left_out(of_other, of_own, n), calls);
+    zr_call_log_report(rank, &other, zr_shm_self(m), &own, zr_call_log_left_out(of_other, of_own, n), calls);
     zr_post_describe(mine, op, sizeof op);
     snprintf(text, sizeof text, "%s (%s)", calls, op);
     zr_shm_fail(m, ZERO_ERR_MISMATCH, zr_shm_self(m), text);

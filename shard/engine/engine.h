@@ -125,15 +125,16 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev);
  * them. Also checks that no other layer of a stacked tensor is open, as its base would move. ZERO_ERR_ORDER
  * names the tensor. */
 int zr_pointers_check(const struct zr_engine *e, const struct zr_core_event *ev);
-/* For messages: notes a call that every rank must make, other than by zr_engine_call and zr_engine_step.
- * subject: the tensor, or -1. args: a hash of everything else that must be equal. */
-void zr_engine_called(struct zr_engine *e, enum zr_call_name name, int32_t subject, uint64_t args);
+/* Records the call that the program is in, so that ranks can compare their calls. Every rank must make it.
+ * zr_engine_call and zr_engine_step record theirs. args: a hash of the arguments that must be equal, besides
+ * the subject of zr_engine_enter. */
+void zr_engine_called(struct zr_engine *e, uint64_t args);
 
 /* Notes that the program asks for the first action of a step, or of an evaluation. Pipeline stages compare
  * which of the two it is with their first message. */
 void zr_engine_begins_pass(struct zr_engine *e, bool evaluates);
 
-/* For the flight recorder: the program enters or leaves a call. subject as in zr_engine_called. */
+/* For the flight recorder: the program enters or leaves a call. subject: the unit or tensor, or -1. */
 void zr_engine_enter(struct zr_engine *e, enum zr_call_name name, enum zero_phase phase, int32_t subject);
 void zr_engine_leave(struct zr_engine *e);
 

@@ -58,11 +58,11 @@ int zr_engine_all_open(struct zr_engine *e, bool on_host)
 {
     const struct zr_device_ops *d = e->dev->ops;
     bool guarded = is_guarded(e) && !on_host;
-    struct zr_all *all = calloc(1, sizeof *all + (size_t)e->layout->n_tensors * sizeof *all->at);
+    struct zr_all *all = NULL;
     void *base = NULL;
     int64_t end = 0;
-    if (!all)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for %d tensors", e->layout->n_tensors);
+    ZR_TRY(ZR_ZALLOC_BYTES(all, sizeof *all + (size_t)e->layout->n_tensors * sizeof *all->at, "%d tensors",
+                           e->layout->n_tensors));
     for (int32_t t = 0; t < e->layout->n_tensors; t++) {
         bool copied = !guarded && is_copied(e, t, on_host);
         all->at[t] = copied ? end : -1;

@@ -315,7 +315,7 @@ void zr_engine_save_flight(struct zr_engine *e);
 int zr_model_act(struct zr_engine *e, int32_t n);
 /* The name of the program's call that gives the core such an event. */
 const char *zr_model_call_name(enum zr_core_event_kind kind);
-/* Reports the call to the communicators, for their messages. */
+/* Records the call, so that ranks can compare their calls. */
 void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev);
 /* Lets the model go on after the event: on the host waits for it, on a GPU makes the model's stream wait. */
 int zr_model_wait_for(struct zr_engine *e, struct zr_event *ev);

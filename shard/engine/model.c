@@ -258,7 +258,7 @@ static enum zr_call_name call_of(enum zr_core_event_kind kind)
 
 const char *zr_model_call_name(enum zr_core_event_kind kind)
 {
-    return zr_call_text(call_of(kind));
+    return zr_call_function(call_of(kind));
 }
 
 /* Whether the call is about units, tensors or actions, which differ between pipeline stages. */
@@ -268,30 +268,25 @@ static bool is_of_stage(enum zr_call_name name)
            name == ZR_CALL_NEXT || name == ZR_CALL_FINISH;
 }
 
-static void call_comm(struct zr_comm *c, const struct zr_logged_call *call)
-{
-    if (c && c->ops->called)
-        c->ops->called(c, call);
-}
-
-/* Reports the call to each communicator whose ranks all make it, in the same order. Pipeline stages may make
+/* Records the call for each communicator whose ranks all make it, in the same order. Pipeline stages may make
  * different calls. */
 static void report_called(struct zr_engine *e, const struct zr_logged_call *call)
 {
-    struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm, *all = zr_widest_comm(e);
     if (e->tp > 1)
-        call_comm(e->role[ZR_ROLE_MODEL].comm, call);
+        zr_flight_called(e->flight, ZR_ROLE_MODEL, call);
     if (zr_call_log_is_of_tp(call->name)) /* data-parallel ranks may have activations of different sizes */
         return;
-    call_comm(control, call);
-    if (all != control && (e->pp == 1 || !(is_of_stage(call->name) || zr_call_log_is_for_step(call->name))))
-        call_comm(all, call);
+    zr_flight_called(e->flight, ZR_ROLE_CONTROL, call);
+    if (zr_widest_role(e) == ZR_ROLE_WORLD &&
+        (e->pp == 1 || !(is_of_stage(call->name) || zr_call_log_is_for_step(call->name))))
+        zr_flight_called(e->flight, ZR_ROLE_WORLD, call);
 }
 
-void zr_engine_called(struct zr_engine *e, enum zr_call_name name, int32_t subject, uint64_t args)
+void zr_engine_called(struct zr_engine *e, uint64_t args)
 {
-    report_called(e, &(struct zr_logged_call){
-                         .name = name, .subject = subject, .step = zr_step_number(e), .args = args});
+    struct zr_logged_call call = zr_flight_entered(e->flight);
+    call.args = args;
+    report_called(e, &call);
 }
 
 /* Only the first action of a pass is reported, because pipeline stages differ in the later ones. */
@@ -301,8 +296,9 @@ void zr_engine_begins_pass(struct zr_engine *e, bool evaluates)
     if (e->pp == 1)
         return;
     e->m.world_calls = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls);
-    call_comm(zr_widest_comm(e),
-              &(struct zr_logged_call){.name = ZR_CALL_NEXT, .subject = -1, .step = zr_step_number(e)});
+    zr_flight_called(
+        e->flight, zr_widest_role(e),
+        &(struct zr_logged_call){.name = ZR_CALL_NEXT, .subject = -1, .step = zr_step_number(e)});
 }
 
 /* A forked child shares the recorder, but must not use the engine. */

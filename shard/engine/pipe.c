@@ -15,7 +15,6 @@
  * A rank that has all stages reads from a slot what it wrote there, and nothing moves.
  *
  * The schedule (shard/pipeline/) gives the order of the messages, which is the same on both sides. */
-#include "kernels/alloc.h"
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 

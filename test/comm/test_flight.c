@@ -95,8 +95,8 @@ static void check_op(const struct zr_flight_op *o)
     assert_true(o->issued_ns > 0);
 }
 
-/* Records a random number of calls and operations. The last of them can be read in order, with how they
- * ended. */
+/* Records a random number of calls and operations. The last call can be read, and the last operations in
+ * order, with how they ended. */
 static void test_what_is_recorded_is_read(void **state)
 {
     struct zr_flight_view *v = *state;
@@ -131,16 +131,14 @@ static void test_what_is_recorded_is_read(void **state)
         assert_int_equal(v->attempt, 2);
         assert_int_equal(v->pid, getpid());
         assert_string_equal(v->job, "a job/1");
-        assert_int_equal(v->n_calls, n_calls < ZR_FLIGHT_CALLS ? n_calls : ZR_FLIGHT_CALLS);
-        for (int i = 0; i < v->n_calls; i++) {
-            const struct zr_flight_call *c = &v->calls[i];
-            const struct zr_logged_call call = call_of(c->number);
-            assert_int_equal(c->number, n_calls - (uint64_t)v->n_calls + 1 + (uint64_t)i);
-            assert_int_equal(c->call, zr_call_log_pack(&call));
-            if (c->number == n_calls && inside)
-                assert_int_equal(c->left_ns, 0);
+        assert_int_equal(v->call.number, n_calls);
+        if (n_calls) {
+            const struct zr_logged_call call = call_of(n_calls);
+            assert_int_equal(v->call.call, zr_call_log_pack(&call));
+            if (inside)
+                assert_int_equal(v->call.left_ns, 0);
             else
-                assert_true(c->left_ns >= c->entered_ns);
+                assert_true(v->call.left_ns >= v->call.entered_ns);
         }
         assert_int_equal(v->n_ops, kept);
         for (uint64_t i = 0; i < kept; i++) {
@@ -226,10 +224,9 @@ static void test_it_is_read_after_sigkill(void **state)
         assert_int_equal(v->rank, 3);
         assert_int_equal(v->state, ZR_FLIGHT_OPEN);
         const struct zr_logged_call call = call_of(41);
-        const struct zr_flight_call *last = zr_flight_last_call(v);
-        assert_non_null(last);
-        assert_int_equal(last->call, zr_call_log_pack(&call));
-        assert_int_equal(last->left_ns, 0);
+        assert_int_equal(v->call.number, 1);
+        assert_int_equal(v->call.call, zr_call_log_pack(&call));
+        assert_int_equal(v->call.left_ns, 0);
         assert_string_equal(v->loop.name, "REDUCE");
         assert_int_equal(v->loop.unit, 9);
         assert_int_equal(v->ops[v->n_ops - 1].serial, n_ops + (uint64_t)attempt);
@@ -309,14 +306,43 @@ static void test_a_reader_meanwhile(void **state)
         assert_int_equal(zr_flight_check(v), 0);
         for (int i = 0; i < v->n_ops; i++)
             check_op(&v->ops[i]);
-        for (int i = 0; i < v->n_calls; i++) {
-            const struct zr_logged_call call = call_of(v->calls[i].number);
-            assert_int_equal(v->calls[i].call, zr_call_log_pack(&call));
+        if (v->call.number) {
+            const struct zr_logged_call call = call_of(v->call.number);
+            assert_int_equal(v->call.call, zr_call_log_pack(&call));
         }
         seen = v->n_ops ? v->ops[v->n_ops - 1].serial : 0;
     }
     pthread_join(writer, NULL);
     zr_flight_close(b.f);
+}
+
+/* The calls of two recorders for the communicator that both ranks are in. Ranks of different pipeline stages
+ * share only the world's. */
+static void test_calls_of_two_ranks(void **state)
+{
+    static const int32_t stage[2][2] = {{0, 1}, {2, 3}}, all[] = {0, 1, 2, 3};
+    const struct zr_logged_call begin = call_of(1), end = call_of(2);
+    struct zr_flight *f[4];
+    for (int i = 0; i < 4; i++) {
+        f[i] = open_one(i, 4);
+        assert_null(zr_flight_calls_of_all(zr_flight_record_of(f[i])));
+        zr_flight_role(f[i], ZR_ROLE_CONTROL,
+                       &(struct zr_group){.size = 2, .rank = i % 2, .members = stage[i / 2]});
+        zr_flight_role(f[i], ZR_ROLE_WORLD, &(struct zr_group){.size = 4, .rank = i, .members = all});
+        zr_flight_called(f[i], ZR_ROLE_CONTROL, &begin);
+        zr_flight_called(f[i], ZR_ROLE_CONTROL, i == 1 ? &begin : &end);
+        zr_flight_called(f[i], ZR_ROLE_WORLD, &end);
+    }
+    for (int i = 1; i < 4; i++) {
+        const struct zr_call_log *own, *its;
+        struct zr_logged_call of_own, of_its;
+        assert_true(zr_flight_common_calls(zr_flight_record_of(f[0]), zr_flight_record_of(f[i]), &own, &its));
+        assert_int_equal(own->n, i == 1 ? 2 : 1);
+        assert_int_equal(zr_call_log_differ(own, its, &of_own, &of_its), i == 1 ? 2 : 0);
+    }
+    assert_int_equal(zr_flight_calls_of_all(zr_flight_record_of(f[3]))->n, 1);
+    for (int i = 0; i < 4; i++)
+        zr_flight_close(f[i]);
 }
 
 static void fill(struct zr_flight *f, int n_ops)
@@ -413,6 +439,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_it_is_read_after_sigkill, begin, end),
         cmocka_unit_test_setup_teardown(test_one_context_has_it, begin, end),
         cmocka_unit_test_setup_teardown(test_a_reader_meanwhile, begin, end),
+        cmocka_unit_test(test_calls_of_two_ranks),
         cmocka_unit_test_setup_teardown(test_files, begin, end),
         cmocka_unit_test_setup_teardown(test_damage, begin, end),
     };

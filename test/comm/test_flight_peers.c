@@ -38,11 +38,11 @@ static void enter_call(struct zr_flight *f, int rank)
 
 static void expect_call(struct member *m, int rank, bool made, bool returned)
 {
-    char text[ZR_FLIGHT_CALL_CHARS], expected[ZR_FLIGHT_CALL_CHARS] = "";
+    char text[ZR_LAST_CALL_CHARS], expected[ZR_LAST_CALL_CHARS] = "";
     if (made)
-        snprintf(expected, sizeof expected, "zero_end(unit %d, backward) in step 12%s", rank,
-                 returned ? ", which had returned" : "");
-    zr_flight_peers_last_call(m->peers, rank, text, sizeof text);
+        snprintf(expected, sizeof expected, "; its last call was zero_end(unit %d, backward) in step 12%s",
+                 rank, returned ? ", which had returned" : "");
+    zr_rendezvous_last_call(m->rdv, rank, text);
     RANK_CHECK(m->me, !strcmp(text, expected), "of rank %d: \"%s\", not \"%s\"", rank, text, expected);
 }
 
@@ -76,6 +76,7 @@ static int open_all(struct member *m, int without)
 
 static void close_recorders(struct member *m)
 {
+    zr_rendezvous_know(m->rdv, &(struct zr_known_ranks){.arg = NULL});
     zr_flight_peers_close(m->peers);
     zr_flight_close(m->flight);
     m->peers = NULL;

@@ -41,9 +41,7 @@ static void make_good(struct zr_flight_view *good)
     good->rank = 2;
     good->world = 4;
     snprintf(good->job, sizeof good->job, "job");
-    good->n_calls = 2;
-    for (int i = 0; i < 2; i++)
-        good->calls[i] = (struct zr_flight_call){(uint64_t)i + 1, zr_call_log_pack(&call), 10, 20};
+    good->call = (struct zr_flight_call){1, zr_call_log_pack(&call), 10, 20};
     good->n_ops = 3;
     for (int i = 0; i < 3; i++)
         good->ops[i] = (struct zr_flight_op){

@@ -235,7 +235,7 @@ int zero_load(zero_ctx *z, const char *path)
     ZR_BEGIN_CALL(z, ZR_CALL_LOAD);
     if (!path || !*path)
         return zr_fail(ZERO_ERR_ARG, "zero_load: path is NULL or empty");
-    zr_engine_called(z->engine, ZR_CALL_LOAD, -1, 0);
+    zr_engine_called(z->engine, 0);
     int err = load(z, path);
     return err ? zr_fail_more(err, "zero_load") : 0;
 }

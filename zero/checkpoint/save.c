@@ -463,7 +463,7 @@ static int report_apart(struct zero_ctx *z)
 
 static int save(zero_ctx *z, const char *dir, const struct zero_save_options *options)
 {
-    zr_engine_called(z->engine, ZR_CALL_SAVE, -1, 0);
+    zr_engine_called(z->engine, 0);
     ZR_TRY(zr_save_end(z));
     ZR_TRY(zr_engine_settle(z->engine));
     struct zr_save *s = NULL;
@@ -502,7 +502,7 @@ int zero_save(zero_ctx *z, const char *dir, const struct zero_save_options *opti
 int zero_save_wait(zero_ctx *z, const char **path)
 {
     ZR_BEGIN_CALL(z, ZR_CALL_SAVE_WAIT);
-    zr_engine_called(z->engine, ZR_CALL_SAVE_WAIT, -1, 0);
+    zr_engine_called(z->engine, 0);
     int err = zr_save_end(z);
     if (err)
         return zr_fail_more(err, "zero_save_wait");

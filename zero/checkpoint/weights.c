@@ -284,12 +284,12 @@ static int export_files(struct zr_weights *ws)
     return err ? zr_say_again(&kept) : 0;
 }
 
-int zr_weights_check_call(struct zero_ctx *z, const char *dir, const char *call, enum zr_call_name name)
+int zr_weights_check_call(struct zero_ctx *z, const char *dir, enum zr_call_name name)
 {
     ZR_TRY(zr_call_check(z, name));
     if (!dir || !*dir)
-        return zr_fail(ZERO_ERR_ARG, "%s: dir is NULL or empty", call);
-    zr_engine_called(z->engine, name, -1, 0);
+        return zr_fail(ZERO_ERR_ARG, "%s: dir is NULL or empty", zr_call_function(name));
+    zr_engine_called(z->engine, 0);
     return 0;
 }
 
@@ -297,7 +297,7 @@ int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int
                 int64_t max_file_bytes)
 {
     ZR_IN_CALL(z, ZR_CALL_EXPORT, 0, -1);
-    ZR_TRY(zr_weights_check_call(z, dir, "zero_export", ZR_CALL_EXPORT));
+    ZR_TRY(zr_weights_check_call(z, dir, ZR_CALL_EXPORT));
     struct zr_weights ws = {.z = z, .dir = dir};
     max_file_bytes = max_file_bytes > 0 ? max_file_bytes : INT64_C(5000000000);
     int err = zr_weights_resolve(z, map, n, max_file_bytes, &ws);

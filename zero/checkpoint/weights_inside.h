@@ -70,6 +70,6 @@ void zr_weights_transpose(char *dst, const char *src, int64_t rows, int64_t colu
  * part or stage. */
 bool zr_weights_has_files(const struct zero_ctx *z);
 /* Checks the rules and the directory of zero_export or zero_import, and records the call. */
-int zr_weights_check_call(struct zero_ctx *z, const char *dir, const char *call, enum zr_call_name name);
+int zr_weights_check_call(struct zero_ctx *z, const char *dir, enum zr_call_name name);
 
 #endif

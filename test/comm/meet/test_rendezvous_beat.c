@@ -358,7 +358,7 @@ static void watch_many(struct rank *me)
     RANK_CHECK(me, meet(&w.m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
     zr_rendezvous_silence(w.m.r, 3000);
     if (me->w.rank == 0)
-        zr_rendezvous_describe(w.m.r, note_tick, NULL);
+        zr_rendezvous_know(w.m.r, &(struct zr_known_ranks){.last_call = note_tick});
     uv_timer_init(&w.m.loop, &w.timer);
     w.timer.data = &w;
     uv_timer_start(&w.timer, on_timer_of_many, 10, 10);

@@ -168,7 +168,13 @@ struct hearing {
     struct meeting m;
     uv_timer_t stop;
     int n_heard;
+    struct zr_call_log calls;
 };
+
+static const struct zr_call_log *give_calls(void *arg)
+{
+    return &((struct hearing *)arg)->calls;
+}
 
 static void stop_closed(uv_handle_t *h)
 {
@@ -216,7 +222,7 @@ static void make_calls(struct hearing *h, const struct asking *a)
         struct zr_logged_call c = {.name = ZR_CALL_BEGIN, .subject = k % 7, .step = (uint32_t)(1 + k / 50)};
         if (rank == a->odd && k == a->at)
             c.name = ZR_CALL_READ;
-        zr_rendezvous_called(h->m.r, &c);
+        zr_call_log_put(&h->calls, &c);
     }
 }
 
@@ -229,6 +235,7 @@ static void ask_or_learn(struct rank *me)
     RANK_CHECK(me, exchange_ranks(&h.m) == 0, "%s", zr_error_text());
     RANK_CHECK(me, !zr_rendezvous_compare(h.m.r, ZERO_ERR_TIMEOUT, "too early"), "before the detach");
     make_calls(&h, a);
+    zr_rendezvous_know(h.m.r, &(struct zr_known_ranks){.calls_of_all = give_calls, .arg = &h});
     uv_timer_init(&h.m.loop, &h.stop);
     h.stop.data = &h;
     uv_timer_start(&h.stop, look_around, 1, 1);

@@ -343,7 +343,7 @@ static void watch(struct rank *me)
         someone_dies |= me->all[i].dies;
     RANK_CHECK(me, meet(&w.m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
     RANK_CHECK(me, exchange_ranks(&w.m) == 0, "%s", zr_error_text());
-    zr_rendezvous_describe(w.m.r, say_last_call, me);
+    zr_rendezvous_know(w.m.r, &(struct zr_known_ranks){.last_call = say_last_call, .arg = me});
     me->code = -1;
     if (goes && me->all[0].stage) { /* a child process outlives it */
         pid_t pid = fork();
@@ -418,7 +418,7 @@ static void watch_from_hosts(struct rank *me)
     RANK_CHECK(me, zr_topology_assume(me->w.world, 2, &hosts) == 0, "%s", zr_error_text());
     zr_rendezvous_hosts(w.m.r, &hosts);
     zr_rendezvous_limit(w.m.r, BEAT_MS * 16);
-    zr_rendezvous_describe(w.m.r, say_call_of_host, me);
+    zr_rendezvous_know(w.m.r, &(struct zr_known_ranks){.last_call = say_call_of_host, .arg = me});
     me->code = -1;
     uv_timer_init(&w.m.loop, &w.stop);
     w.stop.data = &w;
