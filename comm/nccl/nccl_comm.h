@@ -123,6 +123,24 @@ typedef ncclResult_t zr_ncclCommMemStats(ncclComm_t comm, int stat, uint64_t *va
 enum { ZR_NCCL_STAT_GPU_MEM_TOTAL = 3 };
 #define ZR_NCCL_BY_NAME(X) X(CommInitRankScalable) X(CommMemStats)
 
+/* ncclConfig_t as in NCCL 2.32. It is declared here because the header may be older than the library. NCCL
+ * only ever adds fields at the end, and a library reads no more of the struct than it knows. */
+struct zr_nccl_config {
+    size_t size;
+    unsigned int magic, version;
+    int blocking, cgaClusterSize, minCTAs, maxCTAs;
+    const char *netName;
+    int splitShare, trafficClass;
+    const char *commName;
+    int collnetEnable, CTAPolicy, shrinkShare, nvlsCTAs, nChannelsPerNetPeer, nvlinkCentricSched;
+    int graphUsageMode, numRmaCtx, maxP2pPeers, graphStreamOrdering, launchOrderImplicit, numRmaSig;
+};
+/* The first releases that order the kernels of several communicators: by a variable in the environment, and
+ * by launchOrderImplicit. */
+enum { ZR_NCCL_HAS_ORDER_VARIABLE = 22600, ZR_NCCL_HAS_LAUNCH_ORDER = 23200 };
+/* The value of CTAPolicy that chooses copy engines. */
+enum { ZR_NCCL_CTA_POLICY_ZERO = 2 };
+
 struct zr_nccl_api {
 #define X(name) __typeof__(nccl##name) *name;
     ZR_NCCL_NEEDED(X)

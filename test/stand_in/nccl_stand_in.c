@@ -317,6 +317,8 @@ static ncclResult_t join_team(const char *id, int n_ranks, int rank, const ncclC
     c->no_ctas = config->CTAPolicy == NCCL_CTA_POLICY_ZERO;
 #endif
     nsi.counts.n_one_cta += config->maxCTAs == 1;
+    nsi.counts.n_ordered +=
+        nsi.machine.version >= 23200 && config->version >= 23200 && config->launchOrderImplicit == 1;
     c->next = nsi.comms;
     nsi.comms = c;
     *out = c;

@@ -89,6 +89,9 @@ struct nccl_stand_in_counts {
     int64_t n_made, n_scalable, n_split;
     /* of all these, communicators that may use one CTA */
     int64_t n_one_cta;
+    /* of all these, communicators whose kernels start in the order of the calls (launchOrderImplicit,
+     * 2.32) */
+    int64_t n_ordered;
     /* communicators alive */
     int64_t n_comms;
     /* windows registered */
