@@ -35,8 +35,8 @@
  * One issuing thread. NCCL needs the calls of a process in the same order on all ranks, over all
  * communicators. So one thread at a time issues: the caller's while a context opens and closes, otherwise the
  * loop's. A communicator that the program lends is split. Its owner's traffic may deadlock with ours unless
- * ours is drained first (zero.h, nccl_comm). NCCL allows two calls from any thread: ncclCommGetAsyncError and
- * ncclCommAbort.
+ * ours is drained first (zero.h, nccl_comm). NCCL allows three calls from any thread: ncclCommGetAsyncError,
+ * ncclCommRevoke and ncclCommAbort.
  *
  * Doubts. The programs may have made different calls. Then the watching thread finds a different ledger, an
  * operation that never ends, or an error because a peer has left. This is only a doubt at first. The ranks
@@ -121,7 +121,9 @@ typedef ncclResult_t zr_ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks
 /* In NCCL, stat is an enum whose last value is ncclStatGpuMemTotal. */
 typedef ncclResult_t zr_ncclCommMemStats(ncclComm_t comm, int stat, uint64_t *value);
 enum { ZR_NCCL_STAT_GPU_MEM_TOTAL = 3 };
-#define ZR_NCCL_BY_NAME(X) X(CommInitRankScalable) X(CommMemStats)
+/* From 2.28.7 on. flags is 0. */
+typedef ncclResult_t zr_ncclCommRevoke(ncclComm_t comm, int flags);
+#define ZR_NCCL_BY_NAME(X) X(CommInitRankScalable) X(CommMemStats) X(CommRevoke)
 
 /* ncclConfig_t as in NCCL 2.32. It is declared here because the header may be older than the library. NCCL
  * only ever adds fields at the end, and a library reads no more of the struct than it knows. */
@@ -236,6 +238,8 @@ struct zr_nccl {
     /* See issuing. */
     int64_t issuing_ns;
     bool abort_wanted, abort_begun, abort_ended;
+    /* Time at which ncclCommRevoke returned. 0: it was not called. */
+    int64_t revoked_ns;
     bool closed;
     /* Written under the lock, together with abort_wanted. Any thread may read it. */
     struct zr_first failure;

@@ -128,17 +128,23 @@ static int device_now(void)
 }
 
 /* Call with the lock held. */
-static ncclResult_t fault(const char *call, int device)
+static ncclResult_t fault(const char *call, int device, struct ncclComm *comm)
 {
     if (strcmp(nsi.fail_call, call) || nsi.fail_device != device || --nsi.fail_k != 0)
         return ncclSuccess;
     nsi.fail_call[0] = 0;
     if (nsi.fail_hangs) {
+        bool was = nsi.hung;
         nsi.hung = true;
         nsi.n_inside_device[device]--; /* left behind: no longer one of the rank's calls */
-        while (!nsi.ending)
+        if (comm)
+            comm->n_hung++;
+        while (!nsi.ending && !(comm && comm->revoked))
             nsi_wait();
+        if (comm)
+            comm->n_hung--;
         nsi.n_inside_device[device]++;
+        nsi.hung = nsi.ending || was;
     }
     return nsi.fail_res;
 }
@@ -155,7 +161,7 @@ ncclResult_t nsi_enter(const char *call, struct ncclComm *comm)
         stand_in_misuse("%s: another thread is inside NCCL for device %d", call, inside_device);
     nsi.n_inside++;
     nsi.n_inside_device[inside_device]++;
-    ncclResult_t res = fault(call, inside_device);
+    ncclResult_t res = fault(call, inside_device, comm);
     if (!res && driver == 0)
         res = ncclUnhandledCudaError;
     if (!res && comm && (!comm->alive || comm->aborted)) {
@@ -470,12 +476,34 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     return nsi_leave(ncclSuccess);
 }
 
-/* May be called from any thread, even while another one is inside for this rank. */
+/* May be called from any thread, even while another one is inside for this rank. Ends what runs, and makes
+ * that thread's call return. */
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags)
+{
+    nsi_lock();
+    if (!comm->alive || comm->revoked || revokeFlags)
+        stand_in_misuse("ncclCommRevoke: the communicator of rank %d is gone or revoked, or flags are %d",
+                        comm->rank, revokeFlags);
+    nsi.n_inside++;
+    comm->revoked = comm->aborted = true;
+    nsi_wake();
+    while (comm->n_running)
+        nsi_wait();
+    nsi.n_inside--;
+    nsi_unlock();
+    return ncclSuccess;
+}
+
+/* May be called from any thread, too, but frees what a call in progress uses. */
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
     nsi_lock();
     if (!comm->alive)
         stand_in_misuse("ncclCommAbort: the communicator of rank %d is gone", comm->rank);
+    if (comm->n_hung && nsi.machine.version >= 22807)
+        stand_in_misuse("ncclCommAbort: a call with the communicator of rank %d is in progress: revoke it "
+                        "first",
+                        comm->rank);
     nsi.n_inside++;
     if (nsi.machine.abort_sticks) {
         nsi.hung = true;

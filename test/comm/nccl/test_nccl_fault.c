@@ -314,6 +314,36 @@ static void test_abort(void **state)
     expect_rank(&r[1], ZERO_ERR_ORDER, "the model called out of order");
 }
 
+/* The issuing thread hangs in a call into NCCL. ncclCommAbort would free what that call uses, so the
+ * communicator is revoked first, and aborted when the call has returned. */
+static void hang_inside(struct rank *me)
+{
+    struct fixture o;
+    struct zr_tag tag = {.unit = 6};
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    poison(&o, 1);
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing");
+    if (me->w.rank == 1) {
+        nccl_stand_in_hang("ncclGroupEnd", 1, 1);
+        RANK_CHECK(me, zr_comm_exchange(o.comm[1], o.stream[1], 0, 64, &tag) == 0, "%s", zr_error_text());
+        note_status(me, o.comm[1]);
+        RANK_CHECK(me, is_over(me, &o, 1), "it is not over");
+    }
+    RANK_CHECK(me, all_at(me, 2), "a rank waits for ever");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+static void test_hang_inside(void **state)
+{
+    customize(false, SHORT_MS);
+    struct rank *r = run_ranks(false, 2, hang_inside, NULL, NULL);
+    expect_rank(&r[1], ZERO_ERR_TIMEOUT, "exchange seq 1 unit 6: NCCL has not accepted it after 800 ms");
+    struct nccl_stand_in_counts c;
+    nccl_stand_in_counts(&c);
+    assert_int_equal(c.n_comms, 0);
+}
+
 /* NCCL cannot end some kernels. Then libzero no longer touches NCCL's objects, and closing does not wait
  * for them. */
 static void abort_sticks(struct rank *me)
@@ -429,9 +459,9 @@ static void test_never_asks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_stays_away), TEST(test_slow_compute), TEST(test_differ), TEST(test_hang),
-        TEST(test_nccl_fails), TEST(test_query_fails),  TEST(test_abort),  TEST(test_abort_sticks),
-        TEST(test_deep_queue), TEST(test_never_asks),
+        TEST(test_stays_away),   TEST(test_slow_compute), TEST(test_differ),      TEST(test_hang),
+        TEST(test_nccl_fails),   TEST(test_query_fails),  TEST(test_hang_inside), TEST(test_abort),
+        TEST(test_abort_sticks), TEST(test_deep_queue),   TEST(test_never_asks),
     };
     return cmocka_run_group_tests_name("nccl at fault", tests, NULL, NULL);
 }
