@@ -209,8 +209,9 @@ struct zr_nccl {
     struct zr_nccl_set *set;
     /* "gather", "reduce outer" */
     const char *name;
-    /* NULL: a group of one rank, or aborted. Changed under set->lock. */
-    ncclComm_t comm;
+    /* NULL: a group of one rank, or aborted. Changed under set->lock. The issuing thread reads it without the
+     * lock. */
+    _Atomic(ncclComm_t) comm;
     /* comm is the program's own, which libzero must not abort or destroy. */
     bool lent;
     /* This communicator compares the ledgers of its ranks. */
