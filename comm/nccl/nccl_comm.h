@@ -361,7 +361,10 @@ bool zr_nccl_splits(const struct zr_nccl *m);
  * at the first of them (zr_nccl_id_place). The numbers of places differ by at most one. */
 int zr_nccl_n_ids(const struct zr_nccl *m);
 int zr_nccl_id_place(const struct zr_nccl *m, int id);
+/* See zr_comm_close. ncclCommDestroy waits for the ranks of this host, at most ZR_NCCL_CLOSE_MS. */
 void zr_nccl_close(struct zr_comm *c);
+/* Whether a call into NCCL has not returned. */
+bool zr_nccl_is_stuck(struct zr_nccl_set *p);
 /* Gives up one use of the set. The last one frees it. */
 void zr_nccl_set_drop(struct zr_nccl_set *p);
 /* Writes "2.28.9". */

@@ -355,7 +355,7 @@ static struct zr_nccl_set *make_set(struct zr_rendezvous *rdv, struct zr_device 
     return p;
 }
 
-static bool is_stuck(struct zr_nccl_set *p)
+bool zr_nccl_is_stuck(struct zr_nccl_set *p)
 {
     pthread_mutex_lock(&p->lock);
     bool stuck = p->stuck;
@@ -395,7 +395,7 @@ int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct 
         struct zr_kept kept;
         zr_keep(&kept, err);
         /* A rank may be dead, and ncclCommDestroy would wait for it. */
-        for (int i = 0; i < p->n_open && !is_stuck(p); i++)
+        for (int i = 0; i < p->n_open && !zr_nccl_is_stuck(p); i++)
             zr_nccl_fail(p->open[i], err, "%s", kept.text);
         close_all(p);
         return zr_say_again(&kept);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define AS_IT_COMES ((struct nccl_stand_in_machine){.version = 22809, .windows = true})
 
@@ -674,6 +675,19 @@ static void free_calls(struct nsi_call *c)
     }
 }
 
+/* Call with the lock held; releases it meanwhile. */
+static void connect(const struct nsi_call *c)
+{
+    int way = c->kind == NSI_ALL_REDUCE ? 0 : c->kind < NSI_SEND ? 1 : 2;
+    int ms = c->comm->connected[way] ? 0 : nsi.machine.connect_ms;
+    c->comm->connected[way] = true;
+    if (!ms)
+        return;
+    nsi_unlock();
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, NULL);
+    nsi_lock();
+}
+
 static ncclResult_t put_group(void)
 {
     ncclResult_t res = group.error;
@@ -681,8 +695,10 @@ static ncclResult_t put_group(void)
     int n_symmetric = 0, v = nsi.machine.version;
     group.first = group.last = NULL;
     group.error = ncclSuccess;
-    for (const struct nsi_call *k = c; k; k = k->next)
+    for (const struct nsi_call *k = c; k; k = k->next) {
         n_symmetric += k->offset >= 0;
+        connect(k);
+    }
     if (n_symmetric > 1 && v >= 22803 && v < 22807)
         stand_in_misuse("ncclGroupEnd: %d symmetric collectives in a group may corrupt data before 2.28.7",
                         n_symmetric);

@@ -56,6 +56,9 @@ struct nccl_stand_in_machine {
     bool abort_sticks;
     /* the least time that a group takes on its stream; default 0 */
     int32_t slow_us;
+    /* time that a communicator's first call takes to return: its first one of ncclAllReduce, of the other
+     * collectives, and of messages; default 0 */
+    int32_t connect_ms;
 };
 
 /* May be changed while there are no communicators. */

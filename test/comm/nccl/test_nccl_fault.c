@@ -109,6 +109,51 @@ static void test_slow_compute(void **state)
     run_ranks(false, 2, slow_compute, NULL, NULL);
 }
 
+static void wait_long_to_start(struct zr_nccl_options *opt, int rank)
+{
+    (void)rank;
+    opt->start_timeout_ms = LONG_MS;
+}
+
+/* Connecting takes longer than an operation may. It is over when the arenas are attached, and leaves them
+ * zero. */
+static void slow_to_connect(struct rank *me)
+{
+    struct fixture o;
+    struct zr_tag tag = {.unit = 4};
+    static const char zeros[ARENA_BYTES];
+    char seen[ARENA_BYTES];
+    const struct zr_gather_seg gather = {.in_place = true, .cut = {256, 256 * me->w.world}};
+    const struct zr_reduce_seg reduce = {.dst = 8192, .cut = {128, 128 * me->w.world}, .dtype = ZERO_F32};
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    for (int k = 0; k < 2; k++)
+        RANK_CHECK(me, !fixture_fetch(&o, k, seen, ARENA_BYTES) && !memcmp(seen, zeros, ARENA_BYTES),
+                   "arena %d is not zero", k);
+    RANK_CHECK(me, zr_comm_all_gather(o.comm[0], o.stream[0], &gather, 1, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_reduce_scatter(o.comm[1], o.stream[1], &reduce, 1, &tag) == 0, "%s",
+               zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(o.comm[1], o.stream[1], 0, 64, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_agree(o.comm[1], o.stream[1], 0, 3, 2, &tag) == 0, "%s", zr_error_text());
+    for (int k = 0; k < 2; k++) {
+        o.dev->ops->stream_sync(o.stream[k]);
+        note_status(me, o.comm[k]);
+        RANK_CHECK(me, me->code == 0, "%s", me->note);
+    }
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+static void test_slow_to_connect(void **state)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        customize(fixed, SHORT_MS);
+        custom.change = wait_long_to_start;
+        nccl_stand_in_the_machine()->connect_ms = 2 * SHORT_MS;
+        run_ranks(false, 3, slow_to_connect, NULL, NULL);
+        nccl_stand_in_end();
+    }
+}
+
 enum difference {
     OTHER_UNIT,
     OTHER_STEP,
@@ -459,9 +504,9 @@ static void test_never_asks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_stays_away),   TEST(test_slow_compute), TEST(test_differ),      TEST(test_hang),
-        TEST(test_nccl_fails),   TEST(test_query_fails),  TEST(test_hang_inside), TEST(test_abort),
-        TEST(test_abort_sticks), TEST(test_deep_queue),   TEST(test_never_asks),
+        TEST(test_stays_away), TEST(test_slow_compute), TEST(test_slow_to_connect), TEST(test_differ),
+        TEST(test_hang),       TEST(test_nccl_fails),   TEST(test_query_fails),     TEST(test_hang_inside),
+        TEST(test_abort),      TEST(test_abort_sticks), TEST(test_deep_queue),      TEST(test_never_asks),
     };
     return cmocka_run_group_tests_name("nccl at fault", tests, NULL, NULL);
 }
