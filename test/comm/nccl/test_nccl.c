@@ -161,8 +161,8 @@ static void note_path(struct rank *me)
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
-/* A gather communicator's first operations are two gathers on each of the two ranks. A reduce communicator that
- * sums by NCCL has two sums, and a gather and a maximum of the comparison. */
+/* A gather communicator's first operations are two gathers on each of the two ranks. A reduce communicator
+ * that sums by NCCL has two sums, and a gather and a maximum of the comparison. */
 enum { FIRST_GATHERS = 4, FIRST_SUMS = 8 };
 
 static void try_path(const char *text, int64_t n_symmetric, int64_t n_copy_engine)

@@ -241,7 +241,8 @@ static void nap(void *arg)
     nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
 }
 
-/* An error that the program has not fetched yet is still there after a query, even of work that is not done. */
+/* An error that the program has not fetched yet is still there after a query, even of work that is not
+ * done. */
 static void test_query_keeps_errors(void **state)
 {
     struct zr_device *dev = gpu();
