@@ -319,8 +319,9 @@ int zr_comm_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n
  * thread. */
 int zr_comm_status(struct zr_comm *c, char *why, size_t why_bytes);
 void zr_comm_stats(struct zr_comm *c, struct zr_comm_stats *out);
-/* Closes a communicator. The streams that it was used on must be idle, unless it is stuck. Not collective:
- * peers may close at other times. NULL is allowed. */
+/* Closes a communicator. The streams that it was used on must be idle, unless it is stuck. NULL is allowed. A
+ * backend may wait, within a bound, until the ranks of this host close theirs (NCCL does). So all ranks close
+ * their communicators in one order. */
 void zr_comm_close(struct zr_comm *c);
 
 /* ---- for backends ---- */

@@ -283,6 +283,113 @@ static int attach_no_more(struct zr_nccl *m, struct zr_arena *a, int err)
     return zr_say_again(&kept);
 }
 
+/* ---- the first operations ---- */
+
+struct warming {
+    struct zr_nccl *m;
+    /* Bytes for each rank of a gather or sum over the part of the arena before the communicator's own. */
+    size_t bytes;
+};
+
+/* A gather, or a sum of zeros, over size times bytes. */
+static ncclResult_t warm_slices(struct zr_nccl *m, char *at, size_t bytes, cudaStream_t native)
+{
+    const struct zr_nccl_api *api = &m->set->api;
+    char *mine = at + bytes * (size_t)m->base.group.rank;
+    if (!zr_role_reduces(m->base.role))
+        return api->AllGather(mine, at, bytes, ncclInt8, m->comm, native);
+    return api->ReduceScatter(at, mine, bytes / sizeof(float), ncclFloat32, ncclSum, m->comm, native);
+}
+
+/* The messages of the fixed tree: each rank sends to each other one. */
+static ncclResult_t warm_messages(struct zr_nccl *m, cudaStream_t native)
+{
+    const struct zr_nccl_api *api = &m->set->api;
+    int size = m->base.group.size;
+    size_t bytes = (size_t)(m->scratch_bytes / (size - 1));
+    char *to = m->base.held->base + m->scratch_at;
+    if ((int64_t)bytes > m->room_at)
+        bytes = (size_t)m->room_at;
+    ncclResult_t res = api->GroupStart(), ended;
+    if (res)
+        return res;
+    for (int i = 0; i < size && !res; i++) {
+        if (i == m->base.group.rank)
+            continue;
+        res = api->Send(m->base.held->base, bytes, ncclInt8, i, m->comm, native);
+        if (!res)
+            res = api->Recv(to, bytes, ncclInt8, i, m->comm, native);
+        to += bytes;
+    }
+    ended = api->GroupEnd();
+    return res ? res : ended;
+}
+
+static ncclResult_t warm_comparison(struct zr_nccl *m, cudaStream_t native)
+{
+    const struct zr_nccl_api *api = &m->set->api;
+    const size_t bytes = sizeof m->set->ledger;
+    char *all = m->base.held->base + m->ledgers_at;
+    ncclResult_t res =
+        api->AllGather(all + (size_t)m->base.group.rank * bytes, all, bytes, ncclInt8, m->comm, native);
+    return res ? res : api->AllReduce(all, all, 4, ncclUint64, ncclMax, m->comm, native);
+}
+
+/* Runs one operation of each kind and waits for them. Runs on a helper thread. */
+static int warm_on_stream(void *arg)
+{
+    const struct warming *w = arg;
+    struct zr_nccl *m = w->m;
+    const struct zr_device_ops *d = m->set->dev->ops;
+    struct zr_stream *s;
+    if (d->stream_open(m->set->dev, ZR_STREAM_QUEUE, "first operations", NULL, &s))
+        return ncclUnhandledCudaError;
+    cudaStream_t native = d->stream_native(s);
+    bool messages = m->set->opt.deterministic && zr_role_reduces(m->base.role);
+    ncclResult_t res = ncclSuccess;
+    if (messages)
+        res = warm_messages(m, native);
+    else if (m->room_bytes > 0)
+        res = warm_slices(m, m->base.held->base + m->room_at, ZR_NCCL_ALIGN, native);
+    if (!messages && w->bytes && !res)
+        res = warm_slices(m, m->base.held->base, w->bytes, native);
+    if (m->compares && !res)
+        res = warm_comparison(m, native);
+    if (!res && d->stream_sync(s))
+        res = ncclUnhandledCudaError;
+    d->stream_close(s);
+    return res;
+}
+
+/* Runs the first operations of a communicator while its arena is still zero, which they leave it. NCCL
+ * connects in the first operation of a kind, which may take long with many ranks. Here it may take
+ * start_timeout_ms instead of an operation's timeout_ms. All ranks attach their communicators in one
+ * order. */
+static int warm_up(struct zr_nccl *m)
+{
+    struct zr_nccl_set *p = m->set;
+    int64_t most = m->room_at / m->base.group.size;
+    struct warming w = {.m = m, .bytes = (size_t)((m->largest < most ? m->largest : most) & -ZR_NCCL_ALIGN)};
+    ncclResult_t res = ncclSuccess;
+    char what[96];
+    int err = 0;
+    snprintf(what, sizeof what, "the first operations of NCCL's %s communicator", m->name);
+    if (m->comm && !m->lent)
+        err = zr_nccl_together(p, what, warm_on_stream, &w, sizeof w, &res);
+    if (!err && res)
+        err = zr_nccl_say(p, NULL, res, what);
+    err = zr_nccl_agree(p, err, 0, NULL, NULL);
+    if (err) {
+        struct zr_kept kept;
+        zr_keep(&kept, err);
+        /* ncclCommDestroy would wait for operations that do not end. */
+        for (int i = 0; i < p->n_open && !zr_nccl_is_stuck(p); i++)
+            zr_nccl_fail(p->open[i], err, "%s", kept.text);
+        zr_say_again(&kept);
+    }
+    return err;
+}
+
 int zr_nccl_attach(struct zr_comm *c, struct zr_arena *a)
 {
     struct zr_nccl *m = zr_nccl_of(c);
@@ -294,5 +401,6 @@ int zr_nccl_attach(struct zr_comm *c, struct zr_arena *a)
     if (err)
         return attach_no_more(m, a, err);
     share_reserve(m, a->bytes - a->taken - c->reserve);
-    return 0;
+    err = warm_up(m);
+    return err ? attach_no_more(m, a, err) : 0;
 }

@@ -35,8 +35,8 @@
  * One issuing thread. NCCL needs the calls of a process in the same order on all ranks, over all
  * communicators. So one thread at a time issues: the caller's while a context opens and closes, otherwise the
  * loop's. A communicator that the program lends is split. Its owner's traffic may deadlock with ours unless
- * ours is drained first (zero.h, nccl_comm). NCCL allows two calls from any thread: ncclCommGetAsyncError and
- * ncclCommAbort.
+ * ours is drained first (zero.h, nccl_comm). NCCL allows three calls from any thread: ncclCommGetAsyncError,
+ * ncclCommRevoke and ncclCommAbort.
  *
  * Doubts. The programs may have made different calls. Then the watching thread finds a different ledger, an
  * operation that never ends, or an error because a peer has left. This is only a doubt at first. The ranks
@@ -121,7 +121,27 @@ typedef ncclResult_t zr_ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks
 /* In NCCL, stat is an enum whose last value is ncclStatGpuMemTotal. */
 typedef ncclResult_t zr_ncclCommMemStats(ncclComm_t comm, int stat, uint64_t *value);
 enum { ZR_NCCL_STAT_GPU_MEM_TOTAL = 3 };
-#define ZR_NCCL_BY_NAME(X) X(CommInitRankScalable) X(CommMemStats)
+/* From 2.28.7 on. flags is 0. */
+typedef ncclResult_t zr_ncclCommRevoke(ncclComm_t comm, int flags);
+#define ZR_NCCL_BY_NAME(X) X(CommInitRankScalable) X(CommMemStats) X(CommRevoke)
+
+/* ncclConfig_t as in NCCL 2.32. It is declared here because the header may be older than the library. NCCL
+ * only ever adds fields at the end, and a library reads no more of the struct than it knows. */
+struct zr_nccl_config {
+    size_t size;
+    unsigned int magic, version;
+    int blocking, cgaClusterSize, minCTAs, maxCTAs;
+    const char *netName;
+    int splitShare, trafficClass;
+    const char *commName;
+    int collnetEnable, CTAPolicy, shrinkShare, nvlsCTAs, nChannelsPerNetPeer, nvlinkCentricSched;
+    int graphUsageMode, numRmaCtx, maxP2pPeers, graphStreamOrdering, launchOrderImplicit, numRmaSig;
+};
+/* The first releases that order the kernels of several communicators: by a variable in the environment, and
+ * by launchOrderImplicit. */
+enum { ZR_NCCL_HAS_ORDER_VARIABLE = 22600, ZR_NCCL_HAS_LAUNCH_ORDER = 23200 };
+/* The value of CTAPolicy that chooses copy engines. */
+enum { ZR_NCCL_CTA_POLICY_ZERO = 2 };
 
 struct zr_nccl_api {
 #define X(name) __typeof__(nccl##name) *name;
@@ -189,8 +209,9 @@ struct zr_nccl {
     struct zr_nccl_set *set;
     /* "gather", "reduce outer" */
     const char *name;
-    /* NULL: a group of one rank, or aborted. Changed under set->lock. */
-    ncclComm_t comm;
+    /* NULL: a group of one rank, or aborted. Changed under set->lock. The issuing thread reads it without the
+     * lock. */
+    _Atomic(ncclComm_t) comm;
     /* comm is the program's own, which libzero must not abort or destroy. */
     bool lent;
     /* This communicator compares the ledgers of its ranks. */
@@ -218,6 +239,8 @@ struct zr_nccl {
     /* See issuing. */
     int64_t issuing_ns;
     bool abort_wanted, abort_begun, abort_ended;
+    /* Time at which ncclCommRevoke returned. 0: it was not called. */
+    int64_t revoked_ns;
     bool closed;
     /* Written under the lock, together with abort_wanted. Any thread may read it. */
     struct zr_first failure;
@@ -338,7 +361,10 @@ bool zr_nccl_splits(const struct zr_nccl *m);
  * at the first of them (zr_nccl_id_place). The numbers of places differ by at most one. */
 int zr_nccl_n_ids(const struct zr_nccl *m);
 int zr_nccl_id_place(const struct zr_nccl *m, int id);
+/* See zr_comm_close. ncclCommDestroy waits for the ranks of this host, at most ZR_NCCL_CLOSE_MS. */
 void zr_nccl_close(struct zr_comm *c);
+/* Whether a call into NCCL has not returned. */
+bool zr_nccl_is_stuck(struct zr_nccl_set *p);
 /* Gives up one use of the set. The last one frees it. */
 void zr_nccl_set_drop(struct zr_nccl_set *p);
 /* Writes "2.28.9". */

@@ -22,21 +22,54 @@ struct opening {
     struct zr_group group;
     ncclUniqueId *ids;
     int n_ids;
-    ncclConfig_t config;
+    struct zr_nccl_config config;
 };
+
+/* Communicators run at the same time, so they share no resources (splitShare), and NCCL starts their kernels
+ * in the order of the calls (launchOrderImplicit). Comparing ranks moves little data and may use one block of
+ * threads, as the GPU has other work. */
+static struct zr_nccl_config make_config(const struct zr_nccl *m)
+{
+    enum { UNSET = NCCL_CONFIG_UNDEF_INT };
+    int version = m->set->api.version;
+    return (struct zr_nccl_config){
+        .size = sizeof(struct zr_nccl_config),
+        .magic = 0xcafebeef,
+        .version = (unsigned)(version < ZR_NCCL_HAS_LAUNCH_ORDER ? version : ZR_NCCL_HAS_LAUNCH_ORDER),
+        .blocking = 1,
+        .cgaClusterSize = UNSET,
+        .minCTAs = UNSET,
+        .maxCTAs = m->base.role == ZR_ROLE_CONTROL ? 1 : UNSET,
+        .splitShare = 0,
+        .trafficClass = UNSET,
+        .commName = m->name,
+        .collnetEnable = UNSET,
+        .CTAPolicy = m->copy_engine ? ZR_NCCL_CTA_POLICY_ZERO : UNSET,
+        .shrinkShare = UNSET,
+        .nvlsCTAs = UNSET,
+        .nChannelsPerNetPeer = UNSET,
+        .nvlinkCentricSched = UNSET,
+        .graphUsageMode = UNSET,
+        .numRmaCtx = UNSET,
+        .maxP2pPeers = UNSET,
+        .graphStreamOrdering = UNSET,
+        .launchOrderImplicit = 1,
+        .numRmaSig = UNSET,
+    };
+}
 
 /* Opens a communicator. If its parent is non-blocking, a thread of NCCL's makes the split later. */
 static int open_one(void *arg)
 {
     struct opening *o = arg;
+    ncclConfig_t *config = (ncclConfig_t *)&o->config;
     if (!o->parent && o->n_ids > 1)
-        return o->api.CommInitRankScalable(o->out, o->group.size, o->group.rank, o->n_ids, o->ids,
-                                           &o->config);
+        return o->api.CommInitRankScalable(o->out, o->group.size, o->group.rank, o->n_ids, o->ids, config);
     if (!o->parent)
-        return o->api.CommInitRankConfig(o->out, o->group.size, o->ids[0], o->group.rank, &o->config);
+        return o->api.CommInitRankConfig(o->out, o->group.size, o->ids[0], o->group.rank, config);
     /* Groups have no member in common, so the rank of a member is the color. A rank alone takes no part. */
     int color = o->group.size > 1 ? zr_group_member(&o->group, 0) : NCCL_SPLIT_NOCOLOR;
-    ncclResult_t res = o->api.CommSplit(o->parent, color, o->group.rank, o->out, &o->config);
+    ncclResult_t res = o->api.CommSplit(o->parent, color, o->group.rank, o->out, config);
     return zr_nccl_await(&o->api, o->parent, res, o->group.size > 1 ? o->out : NULL, o->until_ns);
 }
 
@@ -91,7 +124,7 @@ static struct place *make_place(const ncclUniqueId *ids, int n_ids)
 static int open_comm(struct zr_nccl *m, const ncclUniqueId *ids)
 {
     struct zr_nccl_set *p = m->set;
-    struct opening o = {.api = p->api, .group = m->base.group, .config = NCCL_CONFIG_INITIALIZER};
+    struct opening o = {.api = p->api, .group = m->base.group, .config = make_config(m)};
     ncclResult_t res = ncclSuccess;
     char what[64];
     int err = 0;
@@ -103,23 +136,6 @@ static int open_comm(struct zr_nccl *m, const ncclUniqueId *ids)
     o.ids = out ? out->ids : NULL;
     /* The deadline of the call around it passes first. */
     o.until_ns = zr_now_ns() + p->opt.start_timeout_ms * 1000000 + 1000000000;
-    o.config.blocking = 1;
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 17, 0)
-    /* Comparing ranks moves little data, and the GPU has other work. */
-    if (m->base.role == ZR_ROLE_CONTROL)
-        o.config.maxCTAs = 1;
-#endif
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 18, 0)
-    /* The communicators run in parallel. */
-    o.config.splitShare = 0;
-#endif
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
-    o.config.commName = m->name;
-#endif
-#ifdef NCCL_CTA_POLICY_ZERO
-    if (m->copy_engine)
-        o.config.CTAPolicy = NCCL_CTA_POLICY_ZERO;
-#endif
     m->lent = p->opt.lent && !p->api.CommSplit && !zr_nccl_is_alone(m);
     if (m->lent) {
         m->comm = p->opt.lent;
@@ -207,6 +223,30 @@ static int check_tree_size(const struct zr_nccl_set *p)
     return 0;
 }
 
+/* Several communicators may deadlock on a GPU that has no room for all their kernels, unless NCCL starts
+ * these in one order. It does so if the communicator's options say so, from 2.32 on, or before that if a
+ * variable in the environment does. A library cannot set that one: other threads may be reading the
+ * environment. */
+static void warn_of_order(const struct zr_nccl_set *p, const char *version)
+{
+    int n = 0;
+    for (int i = 0; i < p->n_open; i++)
+        n += !zr_nccl_is_alone(p->open[i]);
+    if (n < 2 || p->rank || p->api.version >= ZR_NCCL_HAS_LAUNCH_ORDER ||
+        getenv("NCCL_LAUNCH_ORDER_IMPLICIT"))
+        return;
+    if (p->api.version < ZR_NCCL_HAS_ORDER_VARIABLE)
+        zr_warn(p->opt.log,
+                "NCCL %s does not order several communicators, which may deadlock: use 2.26 or newer",
+                version);
+    else
+        zr_warn(
+            p->opt.log,
+            "set NCCL_LAUNCH_ORDER_IMPLICIT=1 for every rank, as zero-run does: without it NCCL %s does not "
+            "order several communicators, which may deadlock",
+            version);
+}
+
 /* Checks and prepares what needs no other rank. */
 static int prepare(struct zr_nccl_set *p)
 {
@@ -229,6 +269,7 @@ static int prepare(struct zr_nccl_set *p)
     if (p->api.version < ZR_NCCL_OLDEST)
         return zr_fail(ZERO_ERR_NOTSUP, "NCCL is %s: 2.14 or newer is needed", version);
     zr_info(o->log, "nccl: NCCL %s from %s", version, p->api.path);
+    warn_of_order(p, version);
     bool has_copy_engine = p->api.version >= ZR_NCCL_HAS_COPY_ENGINE;
 #ifndef NCCL_CTA_POLICY_ZERO
     has_copy_engine = false;
@@ -314,7 +355,7 @@ static struct zr_nccl_set *make_set(struct zr_rendezvous *rdv, struct zr_device 
     return p;
 }
 
-static bool is_stuck(struct zr_nccl_set *p)
+bool zr_nccl_is_stuck(struct zr_nccl_set *p)
 {
     pthread_mutex_lock(&p->lock);
     bool stuck = p->stuck;
@@ -354,7 +395,7 @@ int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct 
         struct zr_kept kept;
         zr_keep(&kept, err);
         /* A rank may be dead, and ncclCommDestroy would wait for it. */
-        for (int i = 0; i < p->n_open && !is_stuck(p); i++)
+        for (int i = 0; i < p->n_open && !zr_nccl_is_stuck(p); i++)
             zr_nccl_fail(p->open[i], err, "%s", kept.text);
         close_all(p);
         return zr_say_again(&kept);

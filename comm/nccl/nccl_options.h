@@ -11,8 +11,8 @@ struct zr_world;
 struct zr_nccl_options {
     /* Time that a collective waits for peers, and that the issuing call may take, in ms. */
     int64_t timeout_ms;
-    /* Time limit of each call that makes a communicator, or allocates or registers an arena, in ms. 0:
-     * timeout_ms. */
+    /* Time limit of each call that makes a communicator, allocates or registers an arena, or runs the first
+     * operations, in ms. 0: timeout_ms. */
     int64_t start_timeout_ms;
     /* Reduce in the fixed tree, with the bits of shm and self. Groups may have at most ZR_MAX_SOURCES
      * ranks. */

@@ -10,8 +10,10 @@
  * ranks may be the cause, these are compared first (nccl_comm.h).
  *
  * After a failure a helper thread aborts the communicator. That ends the kernels that wait for peers, and the
- * streams go on. NCCL cannot end a symmetric kernel or a copy-engine gather that is stuck. If the abort does
- * not return in time, the communicator and its memory are never freed, and the log says so. */
+ * streams go on. ncclCommAbort frees the communicator, so the issuing thread must not be inside NCCL with it.
+ * If it is, ncclCommRevoke makes its call return first. NCCL cannot end a symmetric kernel or a copy-engine
+ * gather that is stuck. If the abort does not return in time, the communicator and its memory are never
+ * freed, and the log says so. */
 #include "comm/flight.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/nccl/nccl_comm.h"
@@ -22,9 +24,12 @@
 
 enum {
     TICK_NS = 5 * 1000 * 1000,
-    ABORT_MS = 5000,             /* time limit of ncclCommAbort */
-    GRACE_NS = 500 * 1000 * 1000 /* time for a call in progress to return before it is aborted */
+    ABORT_MS = 5000,             /* time limit of ncclCommRevoke, and of ncclCommAbort */
+    GRACE_NS = 500 * 1000 * 1000 /* time for a call in progress to return before it is revoked or aborted */
 };
+
+/* Time for a call in progress to return after ncclCommRevoke. */
+static const int64_t REVOKED_NS = INT64_C(5) * 1000 * 1000 * 1000;
 
 /* Time for comparing the ranks' calls. Rank 0 waits a little less for the ranks. */
 static const int64_t DOUBT_NS = INT64_C(8) * 1000 * 1000 * 1000;
@@ -372,10 +377,17 @@ static int abort_comm(void *arg)
     return a->api.CommAbort(a->comm);
 }
 
-/* Whether to abort now: the issuing thread is outside NCCL, or has been inside for too long. */
+static int revoke_comm(void *arg)
+{
+    struct abort_arg *a = arg;
+    return a->api.CommRevoke(a->comm, 0);
+}
+
+/* Whether to revoke or abort now: the issuing thread is outside NCCL, or has been inside for too long. */
 static bool abort_is_due(const struct zr_nccl *m)
 {
-    return m->abort_wanted && !m->abort_begun && (!m->issuing || zr_now_ns() - m->issuing_ns > GRACE_NS);
+    int64_t until = m->revoked_ns ? m->revoked_ns + REVOKED_NS : m->issuing_ns + GRACE_NS;
+    return m->abort_wanted && !m->abort_begun && (!m->issuing || zr_now_ns() > until);
 }
 
 static bool any_abort_is_due(const struct zr_nccl_set *p)
@@ -390,16 +402,20 @@ struct aborting {
     struct zr_nccl *m;
     struct zr_task *task;
     struct abort_arg arg;
-    bool late;
+    bool revokes, late;
 };
 
 static void begin_abort(struct zr_nccl *m, struct aborting *a)
 {
     *a = (struct aborting){.m = m, .arg = {m->set->api, m->comm}};
-    const struct zr_task_call call = nccl_call(m->set, "ncclCommAbort", abort_comm);
-    m->abort_begun = true;
+    a->revokes = m->issuing && m->set->api.CommRevoke && !m->revoked_ns && m->comm && !m->lent;
+    const struct zr_task_call call = nccl_call(m->set, a->revokes ? "ncclCommRevoke" : "ncclCommAbort",
+                                               a->revokes ? revoke_comm : abort_comm);
     if (m->comm && !m->lent && zr_task_start(&call, &a->arg, sizeof a->arg, &a->task))
         m->set->stuck = true;
+    if (a->revokes)
+        return;
+    m->abort_begun = true;
     m->comm = NULL;
 }
 
@@ -407,7 +423,10 @@ static void end_abort(const struct aborting *a)
 {
     struct zr_nccl_set *p = a->m->set;
     p->stuck |= a->late;
-    a->m->abort_ended = true;
+    a->m->revoked_ns = zr_now_ns();
+    if (a->revokes && !a->late)
+        return; /* the abort is due as soon as the call in progress has returned */
+    a->m->abort_begun = a->m->abort_ended = true;
     if (a->late)
         zr_warn(p->opt.log,
                 "NCCL's %s communicator could not be aborted: its memory is not freed, and its stream may "
@@ -415,7 +434,7 @@ static void end_abort(const struct aborting *a)
                 a->m->name);
 }
 
-/* Aborts all that are due, in parallel. Called with the lock held, which is released meanwhile. */
+/* Revokes or aborts all that are due, in parallel. Called with the lock held, which is released meanwhile. */
 static void abort_due(struct zr_nccl_set *p)
 {
     struct aborting all[ZR_ROLES];
@@ -499,7 +518,7 @@ bool zr_nccl_settle(struct zr_nccl *m)
 {
     struct zr_nccl_set *p = m->set;
     pthread_mutex_lock(&p->lock);
-    while (m->abort_wanted && !m->abort_ended) /* the watching thread sets it within ABORT_MS */
+    while (m->abort_wanted && !m->abort_ended) /* each of the watching thread's steps has a time limit */
         pthread_cond_wait(&p->wake, &p->lock);
     bool well = !p->stuck;
     pthread_mutex_unlock(&p->lock);

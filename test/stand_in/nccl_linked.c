@@ -22,6 +22,8 @@ int zr_nccl_load(const char *library, bool lent, struct zr_nccl_api *api)
         api->CommSplit = NULL;
     if (version < 22907)
         api->CommMemStats = NULL;
+    if (version < 22807)
+        api->CommRevoke = NULL;
     if (version < 22300)
         api->CommInitRankScalable = NULL;
     if (version < 21900)

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define AS_IT_COMES ((struct nccl_stand_in_machine){.version = 22809, .windows = true})
 
@@ -128,17 +129,23 @@ static int device_now(void)
 }
 
 /* Call with the lock held. */
-static ncclResult_t fault(const char *call, int device)
+static ncclResult_t fault(const char *call, int device, struct ncclComm *comm)
 {
     if (strcmp(nsi.fail_call, call) || nsi.fail_device != device || --nsi.fail_k != 0)
         return ncclSuccess;
     nsi.fail_call[0] = 0;
     if (nsi.fail_hangs) {
+        bool was = nsi.hung;
         nsi.hung = true;
         nsi.n_inside_device[device]--; /* left behind: no longer one of the rank's calls */
-        while (!nsi.ending)
+        if (comm)
+            comm->n_hung++;
+        while (!nsi.ending && !(comm && comm->revoked))
             nsi_wait();
+        if (comm)
+            comm->n_hung--;
         nsi.n_inside_device[device]++;
+        nsi.hung = nsi.ending || was;
     }
     return nsi.fail_res;
 }
@@ -155,7 +162,7 @@ ncclResult_t nsi_enter(const char *call, struct ncclComm *comm)
         stand_in_misuse("%s: another thread is inside NCCL for device %d", call, inside_device);
     nsi.n_inside++;
     nsi.n_inside_device[inside_device]++;
-    ncclResult_t res = fault(call, inside_device);
+    ncclResult_t res = fault(call, inside_device, comm);
     if (!res && driver == 0)
         res = ncclUnhandledCudaError;
     if (!res && comm && (!comm->alive || comm->aborted)) {
@@ -317,6 +324,8 @@ static ncclResult_t join_team(const char *id, int n_ranks, int rank, const ncclC
     c->no_ctas = config->CTAPolicy == NCCL_CTA_POLICY_ZERO;
 #endif
     nsi.counts.n_one_cta += config->maxCTAs == 1;
+    nsi.counts.n_ordered +=
+        nsi.machine.version >= 23200 && config->version >= 23200 && config->launchOrderImplicit == 1;
     c->next = nsi.comms;
     nsi.comms = c;
     *out = c;
@@ -468,12 +477,34 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     return nsi_leave(ncclSuccess);
 }
 
-/* May be called from any thread, even while another one is inside for this rank. */
+/* May be called from any thread, even while another one is inside for this rank. Ends what runs, and makes
+ * that thread's call return. */
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags)
+{
+    nsi_lock();
+    if (!comm->alive || comm->revoked || revokeFlags)
+        stand_in_misuse("ncclCommRevoke: the communicator of rank %d is gone or revoked, or flags are %d",
+                        comm->rank, revokeFlags);
+    nsi.n_inside++;
+    comm->revoked = comm->aborted = true;
+    nsi_wake();
+    while (comm->n_running)
+        nsi_wait();
+    nsi.n_inside--;
+    nsi_unlock();
+    return ncclSuccess;
+}
+
+/* May be called from any thread, too, but frees what a call in progress uses. */
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
     nsi_lock();
     if (!comm->alive)
         stand_in_misuse("ncclCommAbort: the communicator of rank %d is gone", comm->rank);
+    if (comm->n_hung && nsi.machine.version >= 22807)
+        stand_in_misuse("ncclCommAbort: a call with the communicator of rank %d is in progress: revoke it "
+                        "first",
+                        comm->rank);
     nsi.n_inside++;
     if (nsi.machine.abort_sticks) {
         nsi.hung = true;
@@ -644,6 +675,19 @@ static void free_calls(struct nsi_call *c)
     }
 }
 
+/* Call with the lock held; releases it meanwhile. */
+static void connect(const struct nsi_call *c)
+{
+    int way = c->kind == NSI_ALL_REDUCE ? 0 : c->kind < NSI_SEND ? 1 : 2;
+    int ms = c->comm->connected[way] ? 0 : nsi.machine.connect_ms;
+    c->comm->connected[way] = true;
+    if (!ms)
+        return;
+    nsi_unlock();
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, NULL);
+    nsi_lock();
+}
+
 static ncclResult_t put_group(void)
 {
     ncclResult_t res = group.error;
@@ -651,8 +695,10 @@ static ncclResult_t put_group(void)
     int n_symmetric = 0, v = nsi.machine.version;
     group.first = group.last = NULL;
     group.error = ncclSuccess;
-    for (const struct nsi_call *k = c; k; k = k->next)
+    for (const struct nsi_call *k = c; k; k = k->next) {
         n_symmetric += k->offset >= 0;
+        connect(k);
+    }
     if (n_symmetric > 1 && v >= 22803 && v < 22807)
         stand_in_misuse("ncclGroupEnd: %d symmetric collectives in a group may corrupt data before 2.28.7",
                         n_symmetric);

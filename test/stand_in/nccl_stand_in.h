@@ -32,6 +32,7 @@
  * - known faults of the version: copy engines of two ranks, symmetric collectives in one group
  * - a query for errors by a thread that blocks SIGSEGV
  * - ncclCommDestroy with a dead rank, which does not return
+ * - ncclCommAbort while a call with the communicator is in progress, if it could be revoked first
  * - ranks that differ in kind, count, type or root; they wait for ever, as in the real library */
 #ifndef ZR_TEST_NCCL_STAND_IN_H
 #define ZR_TEST_NCCL_STAND_IN_H
@@ -44,7 +45,8 @@
 
 struct nccl_stand_in_machine {
     /* version of the library; default 22809. Below 22700 it has no windows, below 21900 no memory, below
-     * 21800 no ncclCommSplit, below 22300 no ncclCommInitRankScalable, below 22907 no ncclCommMemStats */
+     * 21800 no ncclCommSplit, below 22300 no ncclCommInitRankScalable, below 22807 no ncclCommRevoke, below
+     * 22907 no ncclCommMemStats */
     int version;
     /* default true; false: registering succeeds and does not set the handle */
     bool windows;
@@ -54,6 +56,9 @@ struct nccl_stand_in_machine {
     bool abort_sticks;
     /* the least time that a group takes on its stream; default 0 */
     int32_t slow_us;
+    /* time that a communicator's first call takes to return: its first one of ncclAllReduce, of the other
+     * collectives, and of messages; default 0 */
+    int32_t connect_ms;
 };
 
 /* May be changed while there are no communicators. */
@@ -70,7 +75,7 @@ void nccl_stand_in_stop(pid_t pid);
 /* From now on the k-th call (1-based) of that name on that device returns res, once. One such call is set
  * at a time; k 0: none. */
 void nccl_stand_in_fail(const char *call, int device, int k, ncclResult_t res);
-/* The same, but the call does not return. */
+/* The same, but the call does not return, unless its communicator is revoked. */
 void nccl_stand_in_hang(const char *call, int device, int k);
 /* From now on all communicators of the device report res. */
 void nccl_stand_in_async(int device, ncclResult_t res);
@@ -89,6 +94,9 @@ struct nccl_stand_in_counts {
     int64_t n_made, n_scalable, n_split;
     /* of all these, communicators that may use one CTA */
     int64_t n_one_cta;
+    /* of all these, communicators whose kernels start in the order of the calls (launchOrderImplicit,
+     * 2.32) */
+    int64_t n_ordered;
     /* communicators alive */
     int64_t n_comms;
     /* windows registered */

@@ -86,7 +86,11 @@ struct ncclComm {
     struct nsi_team *team;
     /* slot: this rank's slot in struct nsi_shared */
     int rank, device, slot;
-    bool alive, aborted, no_ctas;
+    bool alive, aborted, revoked, no_ctas;
+    /* calls that nccl_stand_in_hang keeps inside */
+    int n_hung;
+    /* it has connected for ncclAllReduce, for other collectives, for messages */
+    bool connected[3];
     /* device memory that it takes */
     int64_t bytes;
     /* it is blocking; otherwise a call returns before it is done */

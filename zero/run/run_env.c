@@ -41,7 +41,7 @@ struct entries {
     char **env, *text;
     size_t n, n_new;
 };
-enum { N_NEW = 19, NEW_BYTES = sizeof((struct zr_run_options *)0)->meet_file + 64 };
+enum { N_NEW = 21, NEW_BYTES = sizeof((struct zr_run_options *)0)->meet_file + 64 };
 
 static void __attribute__((format(printf, 2, 3))) add(struct entries *e, const char *fmt, ...)
 {
@@ -110,6 +110,12 @@ char **zr_run_environment(const struct zr_run_options *o, const struct zr_run_st
         add(&e, "ZERO_GRAD_ACCUM_STEPS=%d", s->accum);
     if (plain)
         add(&e, "TERM=dumb");
+    /* The communicators of a GPU may deadlock unless NCCL starts their kernels in the order of the calls
+     * (NCCL 2.26). Streams that share one of CUDA's connections, 8 by default, wait for each other. */
+    if (!getenv("NCCL_LAUNCH_ORDER_IMPLICIT"))
+        add(&e, "NCCL_LAUNCH_ORDER_IMPLICIT=1");
+    if (!getenv("CUDA_DEVICE_MAX_CONNECTIONS"))
+        add(&e, "CUDA_DEVICE_MAX_CONNECTIONS=32");
     if (!getenv("OMP_NUM_THREADS")) {
         int each = (int)uv_available_parallelism() / s->n_ranks;
         add(&e, "OMP_NUM_THREADS=%d", each > 1 ? each : 1);

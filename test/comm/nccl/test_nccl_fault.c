@@ -109,6 +109,51 @@ static void test_slow_compute(void **state)
     run_ranks(false, 2, slow_compute, NULL, NULL);
 }
 
+static void wait_long_to_start(struct zr_nccl_options *opt, int rank)
+{
+    (void)rank;
+    opt->start_timeout_ms = LONG_MS;
+}
+
+/* Connecting takes longer than an operation may. It is over when the arenas are attached, and leaves them
+ * zero. */
+static void slow_to_connect(struct rank *me)
+{
+    struct fixture o;
+    struct zr_tag tag = {.unit = 4};
+    static const char zeros[ARENA_BYTES];
+    char seen[ARENA_BYTES];
+    const struct zr_gather_seg gather = {.in_place = true, .cut = {256, 256 * me->w.world}};
+    const struct zr_reduce_seg reduce = {.dst = 8192, .cut = {128, 128 * me->w.world}, .dtype = ZERO_F32};
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    for (int k = 0; k < 2; k++)
+        RANK_CHECK(me, !fixture_fetch(&o, k, seen, ARENA_BYTES) && !memcmp(seen, zeros, ARENA_BYTES),
+                   "arena %d is not zero", k);
+    RANK_CHECK(me, zr_comm_all_gather(o.comm[0], o.stream[0], &gather, 1, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_reduce_scatter(o.comm[1], o.stream[1], &reduce, 1, &tag) == 0, "%s",
+               zr_error_text());
+    RANK_CHECK(me, zr_comm_exchange(o.comm[1], o.stream[1], 0, 64, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_agree(o.comm[1], o.stream[1], 0, 3, 2, &tag) == 0, "%s", zr_error_text());
+    for (int k = 0; k < 2; k++) {
+        o.dev->ops->stream_sync(o.stream[k]);
+        note_status(me, o.comm[k]);
+        RANK_CHECK(me, me->code == 0, "%s", me->note);
+    }
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+static void test_slow_to_connect(void **state)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        customize(fixed, SHORT_MS);
+        custom.change = wait_long_to_start;
+        nccl_stand_in_the_machine()->connect_ms = 2 * SHORT_MS;
+        run_ranks(false, 3, slow_to_connect, NULL, NULL);
+        nccl_stand_in_end();
+    }
+}
+
 enum difference {
     OTHER_UNIT,
     OTHER_STEP,
@@ -314,6 +359,36 @@ static void test_abort(void **state)
     expect_rank(&r[1], ZERO_ERR_ORDER, "the model called out of order");
 }
 
+/* The issuing thread hangs in a call into NCCL. ncclCommAbort would free what that call uses, so the
+ * communicator is revoked first, and aborted when the call has returned. */
+static void hang_inside(struct rank *me)
+{
+    struct fixture o;
+    struct zr_tag tag = {.unit = 6};
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    poison(&o, 1);
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing");
+    if (me->w.rank == 1) {
+        nccl_stand_in_hang("ncclGroupEnd", 1, 1);
+        RANK_CHECK(me, zr_comm_exchange(o.comm[1], o.stream[1], 0, 64, &tag) == 0, "%s", zr_error_text());
+        note_status(me, o.comm[1]);
+        RANK_CHECK(me, is_over(me, &o, 1), "it is not over");
+    }
+    RANK_CHECK(me, all_at(me, 2), "a rank waits for ever");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+static void test_hang_inside(void **state)
+{
+    customize(false, SHORT_MS);
+    struct rank *r = run_ranks(false, 2, hang_inside, NULL, NULL);
+    expect_rank(&r[1], ZERO_ERR_TIMEOUT, "exchange seq 1 unit 6: NCCL has not accepted it after 800 ms");
+    struct nccl_stand_in_counts c;
+    nccl_stand_in_counts(&c);
+    assert_int_equal(c.n_comms, 0);
+}
+
 /* NCCL cannot end some kernels. Then libzero no longer touches NCCL's objects, and closing does not wait
  * for them. */
 static void abort_sticks(struct rank *me)
@@ -429,9 +504,9 @@ static void test_never_asks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_stays_away), TEST(test_slow_compute), TEST(test_differ), TEST(test_hang),
-        TEST(test_nccl_fails), TEST(test_query_fails),  TEST(test_abort),  TEST(test_abort_sticks),
-        TEST(test_deep_queue), TEST(test_never_asks),
+        TEST(test_stays_away), TEST(test_slow_compute), TEST(test_slow_to_connect), TEST(test_differ),
+        TEST(test_hang),       TEST(test_nccl_fails),   TEST(test_query_fails),     TEST(test_hang_inside),
+        TEST(test_abort),      TEST(test_abort_sticks), TEST(test_deep_queue),      TEST(test_never_asks),
     };
     return cmocka_run_group_tests_name("nccl at fault", tests, NULL, NULL);
 }

@@ -7,6 +7,7 @@
 #include "test/stand_in/nccl_stand_in.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { WORLD = 6, INNER = 2, OUTER = WORLD / INNER, BYTES = 1 << 16, N_ROUNDS = 20 };
@@ -289,6 +290,36 @@ static void test_every_role(void **state)
     }
 }
 
+/* NCCL is asked to start the kernels of all communicators in the order of the calls. Before 2.32 a variable
+ * asks for that, and the log says so unless it is set. */
+static void test_order(void **state)
+{
+    static const struct {
+        int version;
+        const char *variable, *said;
+    } cases[] = {{23200, NULL, NULL},
+                 {22809, NULL, "set NCCL_LAUNCH_ORDER_IMPLICIT=1 for every rank"},
+                 {22809, "1", NULL},
+                 {22205, NULL, "use 2.26 or newer"}};
+    for (int k = 0; k < 4; k++) {
+        struct nccl_stand_in_counts c;
+        nccl_stand_in_the_machine()->version = cases[k].version;
+        if (cases[k].variable)
+            setenv("NCCL_LAUNCH_ORDER_IMPLICIT", cases[k].variable, 1);
+        else
+            unsetenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+        customize(false, LONG_MS);
+        run_ranks(false, WORLD, every_role, NULL, NULL);
+        nccl_stand_in_counts(&c);
+        assert_int_equal(c.n_ordered, k == 0 ? WORLD * N_ROLES : 0);
+        const char *order = strstr(custom.log, "order several communicators");
+        assert_true(!cases[k].said == !order);
+        assert_true(!cases[k].said || strstr(custom.log, cases[k].said));
+        assert_true(!order || !strstr(order + 1, "order several communicators")); /* rank 0 alone says it */
+        nccl_stand_in_end();
+    }
+}
+
 static void open_flat(struct rank *me)
 {
     struct fixture o;
@@ -404,8 +435,8 @@ static void test_split_fails(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {TEST(test_every_role),     TEST(test_several_ids),
-                                       TEST(test_without_groups), TEST(test_lent),
-                                       TEST(test_one_fails),      TEST(test_split_fails)};
+    const struct CMUnitTest tests[] = {
+        TEST(test_every_role), TEST(test_several_ids), TEST(test_without_groups), TEST(test_order),
+        TEST(test_lent),       TEST(test_one_fails),   TEST(test_split_fails)};
     return cmocka_run_group_tests_name("nccl's roles", tests, NULL, NULL);
 }

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static void nothing_wrong(void)
 {
@@ -235,6 +236,34 @@ static void test_caller_streams(void **state)
     nothing_wrong();
 }
 
+static void nap(void *arg)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+}
+
+/* An error that the program has not fetched yet is still there after a query, even of work that is not
+ * done. */
+static void test_query_keeps_errors(void **state)
+{
+    struct zr_device *dev = gpu();
+    struct zr_stream *s;
+    struct zr_event *e;
+    assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "s", NULL, &s), 0);
+    assert_int_equal(dev->ops->event_open(dev, &e), 0);
+    for (int earlier = 0; earlier < 2; earlier++) {
+        assert_int_equal(dev->ops->call(s, nap, NULL, 0), 0);
+        assert_int_equal(dev->ops->event_record(e, s), 0);
+        assert_int_equal(cudaSetDevice(earlier ? 99 : 0), earlier ? cudaErrorInvalidDevice : cudaSuccess);
+        assert_int_equal(dev->ops->event_query(e), earlier);
+        assert_int_equal(cudaGetLastError(), earlier ? cudaErrorInvalidDevice : cudaSuccess);
+        assert_int_equal(dev->ops->event_sync(e), 0);
+    }
+    dev->ops->event_close(e);
+    dev->ops->stream_close(s);
+    dev->ops->close(dev);
+    nothing_wrong();
+}
+
 /* --- every call may fail --- */
 
 static void nothing(void *arg)
@@ -317,10 +346,15 @@ static void test_lost_gpu(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_what_is_refused), cmocka_unit_test(test_the_thread_s_gpu),
-        cmocka_unit_test(test_out_of_memory),   cmocka_unit_test(test_poison),
-        cmocka_unit_test(test_caller_streams),  cmocka_unit_test(test_every_call_can_fail),
-        cmocka_unit_test(test_lost_gpu),        cmocka_unit_test(test_a_table_is_one_kernel),
+        cmocka_unit_test(test_what_is_refused),
+        cmocka_unit_test(test_the_thread_s_gpu),
+        cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_poison),
+        cmocka_unit_test(test_caller_streams),
+        cmocka_unit_test(test_every_call_can_fail),
+        cmocka_unit_test(test_lost_gpu),
+        cmocka_unit_test(test_query_keeps_errors),
+        cmocka_unit_test(test_a_table_is_one_kernel),
     };
     struct zr_device *dev;
     if (zr_cuda_device_open(0, &dev)) {

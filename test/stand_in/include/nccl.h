@@ -50,30 +50,28 @@ typedef enum { ncclSum = 0, ncclMax = 2 } ncclRedOp_t;
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
 #define NCCL_SPLIT_NOCOLOR    -1
 
+/* The struct of 2.32, whatever the header's version: a library looks at version before it reads a field. */
 typedef struct {
     size_t size;
     unsigned int magic;
     unsigned int version;
-    int blocking, minCTAs, maxCTAs, splitShare;
+    int blocking, cgaClusterSize, minCTAs, maxCTAs;
+    const char *netName;
+    int splitShare, trafficClass;
     const char *commName;
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
-    int CTAPolicy;
-#endif
+    int collnetEnable, CTAPolicy, shrinkShare, nvlsCTAs, nChannelsPerNetPeer, nvlinkCentricSched,
+        graphUsageMode, numRmaCtx, maxP2pPeers, graphStreamOrdering, launchOrderImplicit, numRmaSig;
 } ncclConfig_t;
 
+#define NCCL_FOUR_UNDEF                                                                                      \
+    NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT
+#define NCCL_CONFIG_INITIALIZER                                                                              \
+    {                                                                                                        \
+        sizeof(ncclConfig_t), 0xcafebeef, NCCL_VERSION_CODE, NCCL_FOUR_UNDEF, NULL, NCCL_CONFIG_UNDEF_INT,   \
+            NCCL_CONFIG_UNDEF_INT, NULL, NCCL_FOUR_UNDEF, NCCL_FOUR_UNDEF, NCCL_FOUR_UNDEF                   \
+    }
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
 #define NCCL_CTA_POLICY_ZERO 0x02
-#define NCCL_CONFIG_INITIALIZER                                                                              \
-    {                                                                                                        \
-        sizeof(ncclConfig_t), 0xcafebeef, NCCL_VERSION_CODE, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT,   \
-            NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NULL, NCCL_CONFIG_UNDEF_INT                        \
-    }
-#else
-#define NCCL_CONFIG_INITIALIZER                                                                              \
-    {                                                                                                        \
-        sizeof(ncclConfig_t), 0xcafebeef, NCCL_VERSION_CODE, NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT,   \
-            NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, NULL                                               \
-    }
 #endif
 
 ncclResult_t ncclGetVersion(int *version);
@@ -88,6 +86,7 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myran
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *newcomm, ncclConfig_t *config);
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t ncclCommAbort(ncclComm_t comm);
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags);
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError);
 ncclResult_t ncclCommCount(const ncclComm_t comm, int *count);
 ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank);

@@ -188,6 +188,13 @@ print(key in own or key in parent, oct(os.stat('/proc/self/environ').st_mode)[-3
         env['OMP_NUM_THREADS'] = '7'
         self.assertEqual(self.see(2, ['OMP_NUM_THREADS'], env)[1]['OMP_NUM_THREADS'], '7')
 
+    def test_gpu_variables(self):
+        names = ['NCCL_LAUNCH_ORDER_IMPLICIT', 'CUDA_DEVICE_MAX_CONNECTIONS']
+        env = {k: v for k, v in os.environ.items() if k not in names}
+        self.assertEqual([self.see(2, names, env)[1][v] for v in names], ['1', '32'])
+        env.update(NCCL_LAUNCH_ORDER_IMPLICIT='0', CUDA_DEVICE_MAX_CONNECTIONS='1')
+        self.assertEqual([self.see(2, names, env)[1][v] for v in names], ['0', '1'])
+
     def test_rank_0_can_listen_on_the_port(self):
         code = """
 import os, socket, time
