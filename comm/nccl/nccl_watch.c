@@ -398,7 +398,7 @@ static void begin_abort(struct zr_nccl *m, struct aborting *a)
     *a = (struct aborting){.m = m, .arg = {m->set->api, m->comm}};
     const struct zr_task_call call = nccl_call(m->set, "ncclCommAbort", abort_comm);
     m->abort_begun = true;
-    if (m->comm && !m->lent && zr_task_start(&call, &a->arg, sizeof a->arg, &a->task))
+    if (m->comm && !m->user_comm && zr_task_start(&call, &a->arg, sizeof a->arg, &a->task))
         m->set->stuck = true;
     m->comm = NULL;
 }
