@@ -143,7 +143,7 @@ void zr_engine_called(struct zr_engine *e, enum zr_call_name name, int32_t subje
 void zr_engine_begins_pass(struct zr_engine *e, bool evaluates);
 
 /* For the flight recorder: the program enters or leaves a call. subject as in zr_engine_called. */
-void zr_engine_enter(struct zr_engine *e, enum zr_call_name name, bool backward, int32_t subject);
+void zr_engine_enter(struct zr_engine *e, enum zr_call_name name, enum zero_phase phase, int32_t subject);
 void zr_engine_leave(struct zr_engine *e);
 
 /* Makes the step. If result is not NULL, waits for the norm. */

@@ -383,13 +383,12 @@ void zr_engine_begins_pass(struct zr_engine *e, bool evaluates)
 }
 
 /* A forked child shares the recorder, but must not use the engine. */
-void zr_engine_enter(struct zr_engine *e, enum zr_call_name name, bool backward, int32_t subject)
+void zr_engine_enter(struct zr_engine *e, enum zr_call_name name, enum zero_phase phase, int32_t subject)
 {
     if (e->flight && e->forks == zr_fork_depth())
-        zr_flight_enter(e->flight, &(struct zr_logged_call){.name = name,
-                                                            .backward = backward,
-                                                            .subject = subject,
-                                                            .step = zr_step_number(e)});
+        zr_flight_enter(e->flight,
+                        &(struct zr_logged_call){
+                            .name = name, .phase = phase, .subject = subject, .step = zr_step_number(e)});
 }
 
 void zr_engine_leave(struct zr_engine *e)
@@ -418,12 +417,11 @@ void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev)
     if (!bracket && ev->kind != ZR_EV_REWRITE) /* other pipeline stages do not have these units and tensors */
         e->m.world_calls = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls);
     if (ev->kind < sizeof name / sizeof *name && name[ev->kind])
-        report_called(
-            e, &(struct zr_logged_call){.name = name[ev->kind],
-                                        .backward = bracket && zr_phase_is_backward(ev->backward, ev->apart),
-                                        .subject = bracket ? ev->unit : -1,
-                                        .step = zr_step_number(e),
-                                        .args = args});
+        report_called(e, &(struct zr_logged_call){.name = name[ev->kind],
+                                                  .phase = ev->phase,
+                                                  .subject = bracket ? ev->unit : -1,
+                                                  .step = zr_step_number(e),
+                                                  .args = args});
 }
 
 int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
@@ -437,12 +435,11 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
     if (err)
         return err;
     zr_model_called(e, ev);
-    if (ev->kind == ZR_EV_END && ev->backward)
+    if (ev->kind == ZR_EV_END && zr_phase_has_grads(ev->phase))
         zr_tied_bracketed(e, ev->unit);
     zr_model_check_call(e->watch, zr_model_call_name(ev->kind), ev->kind <= ZR_EV_END ? ev->unit : -1,
-                        zr_phase_name(ev->backward, ev->apart), zr_step_number(e));
-    enum zr_span_kind span =
-        zr_phase_is_backward(ev->backward, ev->apart) ? ZR_SPAN_BACKWARD : ZR_SPAN_FORWARD;
+                        zr_phase_name(ev->phase), zr_step_number(e));
+    enum zr_span_kind span = zr_phase_is_backward(ev->phase) ? ZR_SPAN_BACKWARD : ZR_SPAN_FORWARD;
     if (ev->kind == ZR_EV_END)
         zr_timeline_end(e->timeline, ZR_TRACK_MODEL, span, ev->unit);
     e->m.call = ev->kind;

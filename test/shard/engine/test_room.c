@@ -215,7 +215,7 @@ static void close_rank(struct rank *k, void (*on_stop)(void *arg))
 
 static void call(struct rank *k, enum zr_core_event_kind kind, int unit, int backward)
 {
-    struct zr_core_event ev = {.kind = kind, .unit = unit, .backward = (uint8_t)backward};
+    struct zr_core_event ev = {.kind = kind, .unit = unit, .phase = backward ? ZERO_BACKWARD : ZERO_FORWARD};
     if (zr_engine_call(&k->e, &ev))
         fail_msg("%s", zr_error_text());
 }
