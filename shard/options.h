@@ -17,28 +17,6 @@
  * of its pipeline stage. Only orders in which the pipeline stages of a rank take turns have it. */
 enum { ZR_ENDS_ACTION = 2 };
 
-/* A range of elements for the model's own optimizer. Arrays have n fp32 elements, in this rank's device
- * memory. */
-struct zr_user_update {
-    /* Index in the model's table. */
-    int32_t tensor;
-    /* Element of the tensor, in row-major order, at index 0 of the arrays. */
-    int64_t first;
-    int64_t n;
-    /* Weights, to be read and written. */
-    float *master;
-    /* Gradient, reduced, scaled and clipped. */
-    const float *grad;
-    /* n_states arrays, zero at first. The others are NULL. */
-    float *state[ZR_MAX_STATES];
-    /* Learning rate of this step. */
-    float lr;
-    /* Number of this step, from 1. */
-    int64_t t;
-    /* The device's own stream handle. NULL on the host. */
-    void *native_stream;
-};
-
 /* A parameter group: what updates its tensors, and with which numbers. A zero here means zero. The struct has
  * no padding, because groups are hashed by bytes. */
 struct zr_optim {
@@ -89,7 +67,7 @@ struct zr_options {
 
     /* The model's own optimizer, for groups without a kind, or NULL. If it returns non-zero, the step fails.
      * On the host it is called on a thread of the device. */
-    int (*update)(void *arg, const struct zr_user_update *u);
+    int (*update)(void *arg, const struct zero_update *u);
     void *update_arg;
 
     /* Units gathered ahead. 0: none. */

@@ -55,17 +55,6 @@ int zero_micro(zero_ctx *z)
     return zr_engine_call(z->engine, &ev);
 }
 
-static void give_step_info(const struct zr_step_result *r, struct zero_step_info *info)
-{
-    *info = (struct zero_step_info){.t = r->t,
-                                    .grad_norm = r->grad_norm,
-                                    .clipped = r->clipped,
-                                    .skipped = r->skipped,
-                                    .n_carried = r->n_carried};
-    _Static_assert(sizeof info->carried == sizeof r->carried, "as many values");
-    memcpy(info->carried, r->carried, (size_t)r->n_carried * sizeof *info->carried);
-}
-
 int zero_norm(zero_ctx *z, double *norm)
 {
     ZR_BEGIN_CALL(z, ZR_CALL_NORM);
@@ -110,7 +99,7 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
     ZR_TRY(zr_need_healthy(z, "zero_step"));
     ZR_TRY(check_lr(z, lr));
     ZR_TRY(zr_call_check(z, ZR_CALL_STEP));
-    struct zr_step_result r;
+    struct zero_step_info r;
     ZR_TRY(zr_engine_step(z->engine, lr, info ? &r : NULL));
     z->n_micro += (int64_t)zr_engine_tuned(z->engine)->grad_accum_steps * zr_dp_world(z);
     report_progress(z);
@@ -122,7 +111,7 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
     ZR_TRY(zr_engine_compare_gradients(z->engine));
     ZR_TRY(zr_engine_check_replicas(z->engine));
     if (info)
-        give_step_info(&r, info);
+        *info = r;
     return 0;
 }
 
@@ -140,7 +129,7 @@ int zero_carry(zero_ctx *z, const double *values, int32_t n)
 
 int zero_last_step(zero_ctx *z, struct zero_step_info *info)
 {
-    struct zr_step_result r;
+    struct zero_step_info r;
     bool known;
     ZR_TRY(zr_need_healthy(z, "zero_last_step"));
     if (!info)
@@ -152,7 +141,7 @@ int zero_last_step(zero_ctx *z, struct zero_step_info *info)
     ZR_TRY(zr_engine_last(z->engine, &known, &r));
     if (!known)
         return ZERO_PENDING;
-    give_step_info(&r, info);
+    *info = r;
     return 0;
 }
 

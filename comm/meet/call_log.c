@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *name_of(enum zr_call_name name)
+const char *zr_call_text(enum zr_call_name name)
 {
     switch (name) {
 #define NAME(id, text)                                                                                       \
@@ -21,7 +21,7 @@ static const char *name_of(enum zr_call_name name)
 
 void zr_call_log_describe(const struct zr_logged_call *c, char text[ZR_CALL_LOG_CHARS])
 {
-    const char *name = name_of(c->name);
+    const char *name = zr_call_text(c->name);
     bool bracket = c->name == ZR_CALL_BEGIN || c->name == ZR_CALL_END;
     if (bracket)
         snprintf(text, ZR_CALL_LOG_CHARS, "%s(unit %d, %s) in step %u", name, c->subject,

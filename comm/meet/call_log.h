@@ -61,6 +61,9 @@ enum zr_call_name {
 #undef ZR_CALL_ENUM
 };
 
+/* The call as a program writes it, such as "zero_begin". */
+const char *zr_call_text(enum zr_call_name name);
+
 /* One call. */
 struct zr_logged_call {
     enum zr_call_name name;

@@ -95,7 +95,7 @@ static void start_rows(struct zr_verify_rank *r)
 
 static int do_step(struct zr_verify_rank *r, const struct zr_script_op *op)
 {
-    struct zr_step_result result;
+    struct zero_step_info result;
     bool skips = zr_verify_skips(r, op->step);
     const double values[] = {r->id, 1};
     if (r->v->c->values)
@@ -380,7 +380,7 @@ static void show_engine(struct zr_verify_rank *r)
     r->plan.layout = &r->shown;
 }
 
-int zr_rank_user_update(void *arg, const struct zr_user_update *u)
+int zr_rank_user_update(void *arg, const struct zero_update *u)
 {
     struct zr_verify_rank *r = arg;
     struct zr_update k = {.n = u->n,

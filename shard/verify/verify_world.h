@@ -386,15 +386,15 @@ void zr_groups_each(const struct zr_verify_world *v, bool (*fn)(void *arg, struc
 
 /* verify_run.c: counts the elements of a norm that the rank has ordered: those of the units that it used. */
 void zr_verify_expect_norm(struct zr_verify_rank *r);
-/* verify_run.c: whether the step, which this rank has ordered, must be skipped: its gradients are not finite,
- * and the rank that has them owns elements of a unit that the step uses. With granules it may own none. */
+/* verify_run.c: whether the step that this rank has ordered must be skipped. That is so if its gradients are
+ * not finite, and the rank that has them owns elements of a unit in it. With granules it may own none. */
 bool zr_verify_skips(const struct zr_verify_rank *r, int step);
 
 /* verify_rank.c: opens a rank, which then waits for its first turn. zr_ranks_close also closes ranks that are
  * missing or half open, and the communicators. */
 int zr_rank_open(struct zr_verify_world *v, int id);
 /* The callback optim.update; arg is the rank. */
-int zr_rank_user_update(void *arg, const struct zr_user_update *u);
+int zr_rank_user_update(void *arg, const struct zero_update *u);
 void zr_ranks_close(struct zr_verify_world *v);
 
 /* verify_snapshot.c: the engine's callback for a complete snapshot; arg is the rank. */

@@ -103,7 +103,7 @@ struct rank {
     atomic_int n_looks;
 };
 
-static int update(void *arg, const struct zr_user_update *u)
+static int update(void *arg, const struct zero_update *u)
 {
     return 0;
 }
