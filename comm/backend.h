@@ -10,7 +10,7 @@
 
 #include "comm/comm.h"
 
-struct zr_world;
+struct zr_user_comm;
 
 /* Requirements on the communicator of a role. The numbers are equal on all ranks of the world. If a number is
  * too small, an operation takes more rounds. */
@@ -45,10 +45,10 @@ struct zr_backend_config {
     bool flat;
     /* The world's topology. Outlives the communicators. */
     const struct zr_topology *topology;
-    /* The program's own communicator, for a backend with lent_world, or NULL. */
-    void *lent;
+    /* The program's own communicator, for a backend with user_comm_world, or NULL. */
+    void *user_comm;
     /* Source of the world's size, "SLURM_NTASKS is 4", with which MPI's ranks must agree. NULL: the size
-     * comes from the configuration or a lent communicator, which may have only some of MPI's ranks. */
+     * comes from the configuration or from user_comm, which may have only some of MPI's ranks. */
     const char *found_by;
     /* May be NULL. Any thread may write to it. */
     struct zr_log *log;
@@ -93,27 +93,22 @@ struct zr_backend {
     int64_t library_bytes;
 
     /* For a backend that can use the program's own communicator, else NULL. The configuration has it in the
-     * field lent_name ("nccl_comm"). lent_world reads the ranks of such a communicator, and lent_meet lets
-     * them meet (see zr_nccl_lent_world and zr_nccl_lent_meet). At most one backend per device has these. */
-    const char *lent_name;
-    int (*lent_world)(void *lent, int64_t timeout_ms, int *rank, int *world);
-    int (*lent_meet)(struct zr_device *dev, void *lent, int64_t timeout_ms, struct zr_world *w, int *held,
-                     bool *left);
-    /* Contexts of a process must call lent_meet one after the other, in the same order on all ranks. */
-    bool lent_in_turn;
+     * field user_comm_name ("nccl_comm"). user_comm_world reads its ranks. At most one backend per device has
+     * these. */
+    const char *user_comm_name;
+    int (*user_comm_world)(void *user_comm, int64_t timeout_ms, int *rank, int *world);
+    /* Exchanges bytes before ranks have met: over the program's communicator, or over MPI_COMM_WORLD for a
+     * backend with job_world (gather of struct zr_user_comm). */
+    int (*exchange)(struct zr_user_comm *c, const void *mine, void *all, size_t bytes);
+    /* Contexts of a process must exchange one after the other, in the same order on all ranks. */
+    bool exchanges_in_turn;
     /* Contexts of a process may call open at the same time, in any order: open takes turns itself. */
     bool opens_in_turn;
 
-    /* Finds this rank in MPI_COMM_WORLD. A lent communicator may have only some of its ranks. NULL: the
-     * backend has no such world. */
+    /* Finds this rank in MPI_COMM_WORLD, whose ranks can exchange their meeting address over it
+     * (zr_world_find_by_mpi). The program's communicator may have only some of its ranks. NULL: the backend
+     * has no such world. */
     int (*job_world)(int64_t timeout_ms, int *rank, int *world);
-
-    /* For a backend whose ranks exchange their meeting address over MPI, else NULL. Completes a world of
-     * several ranks with by_mpi (zr_world_find_by_mpi). On rank 0 *held is a socket that reserves its port;
-     * the caller closes it once the rendezvous is open. On other ranks it is -1.
-     *
-     * Collective; blocks. */
-    int (*world_meet)(const struct zr_backend_config *config, struct zr_world *w, int *held);
 };
 
 #endif

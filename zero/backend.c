@@ -42,14 +42,14 @@ static const char *device_name(const struct zr_config *c)
     return on_gpu(c) ? "cuda" : "host";
 }
 
-const struct zr_backend *zr_backend_of_lent(const struct zero_config *c, void **lent)
+const struct zr_backend *zr_backend_of_user_comm(const struct zero_config *c, void **comm)
 {
     const char *device = c->device == ZERO_DEVICE_CUDA ? "cuda" : "host";
     int i = 1;
-    *lent = c->device == ZERO_DEVICE_CUDA ? c->launch.nccl_comm : c->launch.mpi_comm;
-    if (!*lent)
+    *comm = c->device == ZERO_DEVICE_CUDA ? c->launch.nccl_comm : c->launch.mpi_comm;
+    if (!*comm)
         return NULL;
-    while (i < ZR_BACKEND_COUNT && (!backends[i]->lent_world || strcmp(backends[i]->device, device)))
+    while (i < ZR_BACKEND_COUNT && (!backends[i]->user_comm_world || strcmp(backends[i]->device, device)))
         i++;
     return i < ZR_BACKEND_COUNT ? backends[i] : NULL;
 }
@@ -61,14 +61,14 @@ static bool is_for(const struct zr_backend *b, const char *device, int world)
 }
 
 /* Writes "auto, shm, self". Backends made for the device come first. */
-static void list_allowed(const char *device, int world, bool lent, char *text, size_t n_text)
+static void list_allowed(const char *device, int world, bool takes_comm, char *text, size_t n_text)
 {
     int n = snprintf(text, n_text, "auto");
     for (int of_any = 0; of_any <= 1; of_any++)
         for (int i = 1; i < ZR_BACKEND_COUNT; i++) {
             const struct zr_backend *b = backends[i];
-            if (is_for(b, device, world) && (b->device ? !of_any : of_any) && (!lent || b->lent_world) &&
-                (size_t)n < n_text)
+            if (is_for(b, device, world) && (b->device ? !of_any : of_any) &&
+                (!takes_comm || b->user_comm_world) && (size_t)n < n_text)
                 n += snprintf(text + n, n_text - (size_t)n, ", %s", b->name);
         }
 }
@@ -78,8 +78,8 @@ static int check_asked(const struct zr_config *config, const struct zr_backend *
 {
     const char *device = device_name(config);
     char allowed[128];
-    void *lent;
-    const struct zr_backend *of_lent = zr_backend_of_lent(&config->user, &lent);
+    void *comm;
+    const struct zr_backend *of = zr_backend_of_user_comm(&config->user, &comm);
     list_allowed(device, world, false, allowed, sizeof allowed);
     if (b->alone && world > 1)
         return zr_fail(ZERO_ERR_ARG, "backend is %s, which is for world 1, but world is %d; allowed: %s",
@@ -88,8 +88,8 @@ static int check_asked(const struct zr_config *config, const struct zr_backend *
         return zr_fail(ZERO_ERR_ARG, "backend is %s, but device is %s; allowed: %s", b->name, device,
                        allowed);
     list_allowed(device, world, true, allowed, sizeof allowed);
-    if (lent && !b->lent_world)
-        return zr_fail(ZERO_ERR_ARG, "backend is %s, but %s is set; allowed: %s", b->name, of_lent->lent_name,
+    if (comm && !b->user_comm_world)
+        return zr_fail(ZERO_ERR_ARG, "backend is %s, but %s is set; allowed: %s", b->name, of->user_comm_name,
                        allowed);
     return 0;
 }
@@ -99,10 +99,10 @@ static const struct zr_backend *choose_any(const struct zr_config *config, int w
 {
     const char *device = device_name(config);
     int i = 1;
-    void *lent;
-    const struct zr_backend *of_lent = zr_backend_of_lent(&config->user, &lent);
-    if (of_lent)
-        return of_lent;
+    void *comm;
+    const struct zr_backend *of = zr_backend_of_user_comm(&config->user, &comm);
+    if (of)
+        return of;
     while (i < ZR_BACKEND_COUNT && !is_for(backends[i], device, world))
         i++;
     return i < ZR_BACKEND_COUNT ? backends[i] : NULL;
@@ -303,7 +303,7 @@ void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, co
 
 int zr_backend_open_device(struct zero_ctx *z)
 {
-    bool gpu = z->lent_of ? strcmp(z->lent_of->device, "cuda") == 0 : on_gpu(&z->config);
+    bool gpu = z->user_comm_of ? strcmp(z->user_comm_of->device, "cuda") == 0 : on_gpu(&z->config);
     return gpu ? zr_cuda_device_open(ZR_CUDA_CURRENT, &z->device) : zr_host_device_open(&z->device);
 }
 
@@ -348,7 +348,7 @@ int zr_backend_open_comms(struct zero_ctx *z)
                                              .ragged = is_ragged(z->backend, z->layout, o),
                                              .copy_engine = z->config.user.launch.copy_engine == 1,
                                              .topology = &z->topology,
-                                             .lent = z->lent,
+                                             .user_comm = z->user_comm.comm,
                                              .found_by = z->world.is_given ? NULL : z->world.size_from,
                                              .log = o->log};
     struct zr_role_ask ask[ZR_ROLES];

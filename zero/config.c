@@ -75,6 +75,11 @@ static int check_together(const struct zero_config *c)
     if (c->launch.mpi_comm && c->device != ZERO_DEVICE_HOST)
         return zr_fail(ZERO_ERR_ARG,
                        "mpi_comm is set but device is cuda; allowed: device host, or mpi_comm NULL");
+    if (c->launch.exchange && !c->launch.world)
+        return zr_fail(ZERO_ERR_ARG, "exchange is set but world is 0; allowed: rank and world given with it");
+    if (c->launch.exchange && (c->launch.mpi_comm || c->launch.nccl_comm))
+        return zr_fail(ZERO_ERR_ARG, "exchange and %s are set; allowed: one of them, as each lets ranks meet",
+                       c->launch.mpi_comm ? "mpi_comm" : "nccl_comm");
     if (c->memory.n_order < 0)
         return zr_fail(ZERO_ERR_ARG, "n_order is %d; allowed: 0 and more", c->memory.n_order);
     if (!c->memory.order != (c->memory.n_order == 0))

@@ -153,6 +153,8 @@ static const struct field fields[] = {
           "auto" ZR_BACKEND_KEYS),
     FIXED(launch., mpi_comm, POINTER),
     FIXED(launch., nccl_comm, POINTER),
+    FIXED(launch., exchange, POINTER),
+    FIXED(launch., exchange_arg, POINTER),
     FIELD_OR_AUTO(launch., copy_engine, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1,
                   "on (1), off (0), auto (-1)"),
     FIELD(checkpoint., save_async, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),

@@ -8,6 +8,7 @@
 #include "comm/flight_peers.h"
 #include "comm/meet/open_names.h"
 #include "comm/meet/rendezvous.h"
+#include "comm/meet/user_comm.h"
 #include "comm/mesh.h"
 #include "kernels/host/host_memory.h"
 #include "shard/engine/engine.h"
@@ -54,10 +55,11 @@ struct zero_ctx {
     struct zr_world world;
     /* how long zero_wrap waits for the other ranks (cfg.launch.start_timeout_ms) */
     int64_t start_ms;
-    /* cfg.launch.nccl_comm or cfg.launch.mpi_comm, and the backend that it belongs to; NULL: neither is set
-     */
-    void *lent;
-    const struct zr_backend *lent_of;
+    /* how ranks exchange bytes before they meet; gather is NULL if they cannot, comm is the program's
+     * communicator */
+    struct zr_user_comm user_comm;
+    /* the backend that the program's communicator belongs to; NULL: it gives none */
+    const struct zr_backend *user_comm_of;
     /* the backend that cfg.launch.backend names, which ranks compare when they meet; NULL: auto */
     const struct zr_backend *asked;
     /* which ranks share a host, and the groups of ranks along each axis */
@@ -272,9 +274,9 @@ int zr_schedule_tune(struct zero_ctx *z, int32_t n);
 const struct zr_backend *zr_backend_row(int32_t number);
 /* Returns the number of a row. */
 int32_t zr_backend_number(const struct zr_backend *row);
-/* Returns the row that a communicator of the program belongs to, and the communicator in *lent. NULL: cfg has
+/* Returns the row that a communicator of the program belongs to, and the communicator in *comm. NULL: cfg has
  * no communicator. */
-const struct zr_backend *zr_backend_of_lent(const struct zero_config *c, void **lent);
+const struct zr_backend *zr_backend_of_user_comm(const struct zero_config *c, void **comm);
 /* Chooses the row for a configuration, and the default of options.deterministic. Refuses a configuration that
  * contradicts itself. */
 int zr_backend_choose(struct zr_config *config, int world, const struct zr_backend **out);

@@ -7,18 +7,21 @@
 
 int zr_find_rank(const struct zero_config *cfg, struct zr_world *out)
 {
-    struct zr_lent_ranks ranks = {0};
-    void *lent;
-    const struct zr_backend *of = zr_backend_of_lent(cfg, &lent);
+    struct zr_user_comm_ranks ranks = {
+        .name = "exchange", .rank = cfg->launch.rank, .world = cfg->launch.world};
+    void *comm;
+    const struct zr_backend *of = zr_backend_of_user_comm(cfg, &comm);
     const struct zr_backend *asked = zr_backend_row(cfg->launch.backend);
-    if (!of)
-        return (asked && asked->world_meet ? zr_world_find_by_mpi : zr_world_find)(
+    if (!of && (!cfg->launch.exchange || !cfg->launch.world))
+        return (asked && asked->job_world ? zr_world_find_by_mpi : zr_world_find)(
             cfg->launch.rank, cfg->launch.world, cfg->launch.rendezvous, out);
-    ranks.name = of->lent_name;
-    ZR_TRY(of->lent_world(lent, zr_config_start_ms(cfg), &ranks.rank, &ranks.world));
-    if (of->job_world)
+    if (of) {
+        ranks.name = of->user_comm_name;
+        ZR_TRY(of->user_comm_world(comm, zr_config_start_ms(cfg), &ranks.rank, &ranks.world));
+    }
+    if (of && of->job_world)
         ZR_TRY(of->job_world(zr_config_start_ms(cfg), &ranks.job_rank, &ranks.job_world));
-    return zr_world_lent(&ranks, cfg->launch.rank, cfg->launch.world, cfg->launch.rendezvous, out);
+    return zr_world_of_user_comm(&ranks, cfg->launch.rank, cfg->launch.world, cfg->launch.rendezvous, out);
 }
 
 /* ---- the mesh ---- */

@@ -40,12 +40,33 @@ static void name_fork(struct zr_world *w)
         snprintf(w->name, sizeof w->name, "%.51s%s(fork %d)", name, name[0] ? " " : "", w->forks);
 }
 
+/* Describes how ranks exchange bytes before they meet, if they can: over the program's communicator, by its
+ * own all-gather, or over MPI if the launcher does not say where rank 0 waits. */
+static void find_user_comm(struct zero_ctx *z, const struct zero_config *cfg)
+{
+    struct zr_user_comm *c = &z->user_comm;
+    const struct zr_backend *b = z->user_comm_of ? z->user_comm_of : z->asked;
+    c->timeout_ms = z->start_ms;
+    if (z->user_comm_of || z->world.by_mpi) {
+        c->name = z->user_comm_of ? b->user_comm_name : "MPI_COMM_WORLD";
+        c->gather = b->exchange;
+        c->in_turn = b->exchanges_in_turn;
+    } else if (cfg->launch.exchange && cfg->launch.world > 0) {
+        c->name = "exchange";
+        c->gather = zr_user_comm_call;
+        c->exchange = cfg->launch.exchange;
+        c->exchange_arg = cfg->launch.exchange_arg;
+        c->in_turn = true;
+    }
+}
+
 static int find_world(struct zero_ctx *z, const struct zero_config *cfg)
 {
-    z->lent_of = zr_backend_of_lent(cfg, &z->lent);
+    z->user_comm_of = zr_backend_of_user_comm(cfg, &z->user_comm.comm);
     z->asked = zr_backend_row(cfg->launch.backend);
     z->start_ms = zr_config_start_ms(cfg);
     int err = zr_find_rank(cfg, &z->world);
+    find_user_comm(z, cfg);
     zr_config_print_name(cfg->launch.name, z->world.name, sizeof z->world.name);
     name_fork(&z->world);
     return err;
@@ -54,16 +75,16 @@ static int find_world(struct zero_ctx *z, const struct zero_config *cfg)
 /* Takes a name, so that this context is not confused with another one of this process. */
 static int take_name(struct zero_ctx *z)
 {
-    char lent[48];
+    const struct zr_user_comm *c = &z->user_comm;
+    const void *which = c->comm ? c->comm : c->exchange_arg;
+    char where[48];
     if (z->world.world == 1)
         return 0;
-    if (z->lent)
-        snprintf(lent, sizeof lent, "%s %p", z->lent_of->lent_name, z->lent);
-    int err = zr_open_name_take(&z->world,
-                                z->lent           ? lent
-                                : z->world.by_mpi ? "MPI_COMM_WORLD"
-                                                  : NULL,
-                                &z->open_name);
+    if (which)
+        snprintf(where, sizeof where, "%s %p", c->name, which);
+    else
+        snprintf(where, sizeof where, "%s", c->gather ? c->name : "");
+    int err = zr_open_name_take(&z->world, c->gather ? where : NULL, &z->open_name);
     z->world.open_name = z->open_name;
     return err;
 }
@@ -177,24 +198,6 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
     return 0;
 }
 
-/* With a communicator of the program, ranks learn over it where rank 0 waits. */
-static int meet_over_lent(struct zero_ctx *z, int *held)
-{
-    bool left;
-    ZR_TRY(zr_backend_open_device(z));
-    int err = z->lent_of->lent_meet(z->device, z->lent, z->start_ms, &z->world, held, &left);
-    if (left) /* A call of NCCL has not returned, and may still use the device. */
-        z->device = NULL;
-    return err;
-}
-
-/* If the launcher does not say where rank 0 waits, ranks learn it over its MPI. */
-static int meet_over_mpi(struct zero_ctx *z, int *held)
-{
-    const struct zr_backend_config config = {.start_timeout_ms = z->start_ms, .log = z->config.options.log};
-    return z->asked->world_meet(&config, &z->world, held);
-}
-
 static int begin_to_open(struct zero_ctx *z)
 {
     if (zr_open_name_begin(z->open_name, z->start_ms))
@@ -205,15 +208,23 @@ static int begin_to_open(struct zero_ctx *z)
                    (long long)z->start_ms);
 }
 
-/* Contexts may use one communicator of the program one after the other. A context that begins holds it until
- * its own communicators are open, so all later openings have the order of this one. */
-static int meet_over_communicator(struct zero_ctx *z, int *held)
+/* Exchanges where ranks meet. Contexts may use one communicator of the program one after the other. A context
+ * that begins holds it until its own communicators are open, so all later openings have the order of this
+ * one. */
+static int exchange_place(struct zero_ctx *z, int *held)
 {
-    bool by_lent = z->lent && z->world.world > 1;
-    if (!by_lent && !z->world.by_mpi)
+    struct zr_user_comm *c = &z->user_comm;
+    if (!c->gather || z->world.world == 1)
         return 0;
-    ZR_TRY(by_lent && z->lent_of->lent_in_turn ? begin_to_open(z) : 0);
-    return by_lent ? meet_over_lent(z, held) : meet_over_mpi(z, held);
+    ZR_TRY(c->in_turn ? begin_to_open(z) : 0);
+    if (c->comm)
+        ZR_TRY(zr_backend_open_device(z));
+    c->dev = z->device;
+    c->log = z->config.options.log;
+    int err = zr_user_comm_meet(c, &z->world, held);
+    if (c->is_left) /* A call of NCCL has not returned, and may still use the device. */
+        z->device = NULL;
+    return err;
 }
 
 /* Logs a long wait. Under zero-run it also stops waiting for a rank that has ended. */
@@ -231,7 +242,7 @@ static void begin_to_wait(struct zero_ctx *z)
 static int connect_ranks(struct zero_ctx *z)
 {
     begin_to_wait(z);
-    int held = -1, err = meet_over_communicator(z, &held);
+    int held = -1, err = exchange_place(z, &held);
     if (!err)
         err = zr_rendezvous_open(zr_loop_uv(z->loop), &z->world, z->start_ms, &z->rendezvous);
     if (held >= 0)
@@ -371,7 +382,7 @@ static void report_world(const struct zero_ctx *z)
             z->world.size_from, z->world.way[0] ? "; where ranks meet, in: " : "", z->world.way);
     if (z->world.note[0])
         zr_warn(log, "%s", z->world.note);
-    bool makes_key = z->lent || z->world.by_mpi; /* Rank 0 sends the key to the others. */
+    bool makes_key = z->user_comm.gather != NULL; /* Rank 0 sends the key to the others. */
     if (z->world.world > 1 && z->world.rank == 0 && !z->world.key.n_bytes && !makes_key)
         zr_warn(log, "this job has no key, so ranks meet on loopback only, and any program on this host can "
                      "pose as a rank: start it with zero-run, which makes a key, or set ZERO_JOB_KEY to the "
@@ -413,7 +424,7 @@ static int resolve(struct zero_ctx *z, const struct zero_config *cfg)
 static bool needs_loop(const struct zero_ctx *z)
 {
     const struct zr_backend *asked = zr_backend_row(z->config.user.launch.backend);
-    return z->world.world > 1 || z->lent || (asked && !asked->alone);
+    return z->world.world > 1 || z->user_comm.comm || (asked && !asked->alone);
 }
 
 /* Logs the interface after ranks have met. Ranks that find each other over MPI or NCCL know it only then. */
@@ -488,10 +499,11 @@ static int open_flight(struct zero_ctx *z)
 static int open_comms_in_turn(struct zero_ctx *z)
 {
     bool is_first = z->world.rank == 0;
-    if (z->backend->opens_in_turn)
-        return zr_agree_on_success(z, zr_backend_open_comms(z));
-    ZR_TRY(zr_agree_on_success(z, is_first ? begin_to_open(z) : 0));
-    int err = is_first ? 0 : begin_to_open(z);
+    int err = 0;
+    if (!z->backend->opens_in_turn) {
+        ZR_TRY(zr_agree_on_success(z, is_first ? begin_to_open(z) : 0));
+        err = is_first ? 0 : begin_to_open(z);
+    }
     err = zr_agree_on_success(z, err ? err : zr_backend_open_comms(z));
     zr_open_name_end(z->open_name);
     return err;

@@ -135,7 +135,7 @@ struct zero_mesh {
 };
 
 /* Version of all public structs and enums. */
-#define ZERO_ABI_VERSION 0x5a450007u
+#define ZERO_ABI_VERSION 0x5a450008u
 
 /* How a job is sharded and run. Start from ZERO_CONFIG_INIT (or zero_config_init), which writes every
  * default.
@@ -240,13 +240,16 @@ struct zero_config {
         /* + enum zero_backend. Default ZERO_BACKEND_AUTO: self for world 1, else shm on the host and nccl
          * with cuda. */
         int32_t backend;
-        /* Address of the program's own MPI_Comm, which says who the ranks are; it is duplicated. MPI must
-         * have been started with MPI_THREAD_MULTIPLE. Until zero_wrap has returned on all ranks, receive
-         * nothing there with MPI_ANY_TAG. Default NULL: MPI_COMM_WORLD. */
+        /* Address of the program's own MPI_Comm, which says who the ranks are. Needs MPI_THREAD_MULTIPLE
+         * (launching.md). Default NULL: MPI_COMM_WORLD. */
         void *mpi_comm;
-        /* The program's own ncclComm_t, which says who the ranks are; it is split, and not used after
-         * zero_wrap. The program's NCCL traffic must not overlap the library's (gpus.md). Default NULL. */
+        /* The program's own ncclComm_t, which says who the ranks are; it is split. The program's NCCL traffic
+         * must not overlap the library's (gpus.md). Default NULL. */
         void *nccl_comm;
+        /* The program's all-gather, by which ranks meet: all get `bytes` of each, in rank order. Returns 0.
+         * Needs rank and world. Default NULL. */
+        int (*exchange)(void *arg, const void *mine, void *all, size_t bytes);
+        void *exchange_arg;
         /* + nccl: 1 gathers with the GPU's copy engines, within a host; needs NCCL 2.30.7. Default ZERO_AUTO:
          * off. */
         int32_t copy_engine;

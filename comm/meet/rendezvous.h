@@ -80,7 +80,7 @@ struct zr_world {
     int local_rank;
     bool has_local_rank;
     /* Where rank and world were found, for the log: "config", "zero-run", "ZERO_RANK", "torchrun",
-     * "Open MPI", "MPICH", "Slurm", "RANK", "alone", "nccl_comm", "mpi_comm". */
+     * "Open MPI", "MPICH", "Slurm", "RANK", "alone", "nccl_comm", "mpi_comm", "exchange". */
     char source[64];
     /* The source of the world's size, for messages: "SLURM_NTASKS is 4". "": none. */
     char size_from[96];
@@ -152,21 +152,21 @@ int zr_world_find(int want_rank, int want_world, const char *want_url, struct zr
  * The variables of such a launcher must agree with what is found. zero-run is refused. */
 int zr_world_find_by_mpi(int want_rank, int want_world, const char *want_url, struct zr_world *w);
 
-/* A communicator that the program lends, and this rank in it. */
-struct zr_lent_ranks {
-    /* "nccl_comm" */
+/* This rank in the program's communicator, or in its exchange. */
+struct zr_user_comm_ranks {
+    /* "nccl_comm", "exchange" */
     const char *name;
     int rank, world;
     /* This rank in MPI_COMM_WORLD. job_world 0: unknown. */
     int job_rank, job_world;
 };
 
-/* The same for a program that lends a communicator, whose rank and world count. want_rank and want_world
- * (want_world > 0) must be equal to them. A launcher's variables must give the same, or match MPI_COMM_WORLD.
- * The address is want_url's or ZERO_RENDEZVOUS. Without one, port is 0, because ranks agree over the
- * communicator, and host is what MASTER_ADDR says, or "". */
-int zr_world_lent(const struct zr_lent_ranks *c, int want_rank, int want_world, const char *want_url,
-                  struct zr_world *w);
+/* The same for ranks that can exchange bytes already (comm/meet/user_comm.h), whose rank and world count.
+ * want_rank and want_world (want_world > 0) must be equal to them. A launcher's variables must give the same,
+ * or match MPI_COMM_WORLD. The address is want_url's or ZERO_RENDEZVOUS. Without one, port is 0, because
+ * ranks exchange it, and host is what MASTER_ADDR says, or "". */
+int zr_world_of_user_comm(const struct zr_user_comm_ranks *c, int want_rank, int want_world,
+                          const char *want_url, struct zr_world *w);
 
 /* Sets w->interface to what ZERO_INTERFACE says, otherwise to want; NULL or "": any.
  * Errors: ARG  world is more than 1, and this host has no such interface (the message names those it has), or

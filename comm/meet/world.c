@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* world.c: finds this rank's number and world, from the configuration, a lent communicator or a launcher's
- * environment variables. */
+/* world.c: finds this rank's number and world, from the configuration, the program's communicator or a
+ * launcher's environment variables. */
 #include "comm/fork.h"
 #include "comm/meet/meeting_point.h"
 #include "comm/meet/net_address.h"
@@ -9,7 +9,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- a communicator that the program lends --- */
+/* --- the configuration --- */
+
+static int take_configured(int want_rank, int want_world, struct zr_world *w)
+{
+    if (want_world < 0 || want_world > ZR_MOST_RANKS)
+        return zr_fail(ZERO_ERR_ARG, "world is %d: 1 to %d are allowed, or 0 to look in the environment",
+                       want_world, ZR_MOST_RANKS);
+    if (want_rank < 0 || want_rank >= want_world)
+        return zr_fail(ZERO_ERR_ARG, "rank is %d: 0 to %d are allowed (world is %d)", want_rank,
+                       want_world - 1, want_world);
+    w->rank = w->local_rank = want_rank;
+    w->world = want_world;
+    w->is_given = true;
+    strcpy(w->source, "config");
+    snprintf(w->size_from, sizeof w->size_from, "world of the configuration is %d", want_world);
+    return 0;
+}
+
+/* --- the program's communicator, or its exchange --- */
 
 static bool says_ranks(const struct zr_world *w, int rank, int world)
 {
@@ -18,7 +36,7 @@ static bool says_ranks(const struct zr_world *w, int rank, int world)
 
 /* Compares the communicator with `said`: the configuration if l is NULL, otherwise a launcher. A launcher may
  * know the whole job, while the communicator has some of its ranks, or all in another order. */
-static int check_lent_ranks(const struct zr_lent_ranks *c, const struct zr_launcher *l,
+static int check_user_ranks(const struct zr_user_comm_ranks *c, const struct zr_launcher *l,
                             const struct zr_world *said)
 {
     char job[64] = "";
@@ -44,13 +62,15 @@ static int check_lent_ranks(const struct zr_lent_ranks *c, const struct zr_launc
 
 /* Takes a launcher's values for the rank, if the configuration gives no world. l is NULL if no launcher is
  * set. */
-static int find_said(const struct zr_lent_ranks *c, int want_rank, int want_world, struct zr_world *found)
+static int find_said(const struct zr_user_comm_ranks *c, int want_rank, int want_world,
+                     struct zr_world *found)
 {
     const struct zr_launcher *l = NULL;
-    struct zr_world said = {.rank = want_rank, .world = want_world};
-    int err = want_world > 0 ? 0 : zr_launcher_find(false, &l, &said);
-    if (!err && (l || want_world > 0))
-        err = check_lent_ranks(c, l, &said);
+    struct zr_world said = {.world = 0};
+    int err = want_world ? take_configured(want_rank, want_world, &said) : zr_launcher_find(false, &l, &said);
+    if (!err && (l || want_world))
+        err = check_user_ranks(c, l, &said);
+    found->is_given = said.is_given;
     if (err || !l)
         return err;
     found->local_rank = said.local_rank;
@@ -59,8 +79,8 @@ static int find_said(const struct zr_lent_ranks *c, int want_rank, int want_worl
     return 0;
 }
 
-int zr_world_lent(const struct zr_lent_ranks *c, int want_rank, int want_world, const char *want_url,
-                  struct zr_world *w)
+int zr_world_of_user_comm(const struct zr_user_comm_ranks *c, int want_rank, int want_world,
+                          const char *want_url, struct zr_world *w)
 {
     struct zr_world found = {.rank = c->rank, .local_rank = c->rank, .world = c->world};
     const char *url = want_url ? want_url : getenv("ZERO_RENDEZVOUS"), *master = getenv("MASTER_ADDR");
@@ -78,23 +98,7 @@ int zr_world_lent(const struct zr_lent_ranks *c, int want_rank, int want_world, 
     return err;
 }
 
-/* --- the configuration, or a launcher --- */
-
-static int take_configured(int want_rank, int want_world, struct zr_world *w)
-{
-    if (want_world < 0 || want_world > ZR_MOST_RANKS)
-        return zr_fail(ZERO_ERR_ARG, "world is %d: 1 to %d are allowed, or 0 to look in the environment",
-                       want_world, ZR_MOST_RANKS);
-    if (want_rank < 0 || want_rank >= want_world)
-        return zr_fail(ZERO_ERR_ARG, "rank is %d: 0 to %d are allowed (world is %d)", want_rank,
-                       want_world - 1, want_world);
-    w->rank = w->local_rank = want_rank;
-    w->world = want_world;
-    w->is_given = true;
-    strcpy(w->source, "config");
-    snprintf(w->size_from, sizeof w->size_from, "world of the configuration is %d", want_world);
-    return 0;
-}
+/* --- a launcher --- */
 
 /* Refuses a configuration that names a part of a launcher's job. All parts have the job's name, key and
  * meeting point, so ranks of two parts would be mixed up. If the launcher's variables may be left over, ranks

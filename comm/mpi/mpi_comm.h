@@ -17,8 +17,8 @@
  *    mpi_arena.c   arenas, and the part that each communicator reserves
  *    mpi_open.c    opens and closes communicators
  *    mpi_own.c     MPI's own collectives, for comparison
- *    mpi_lent.c    queries of a communicator that the program lends, or of MPI_COMM_WORLD
- *    mpi_meeting_point.c  ranks agree over MPI on where they meet */
+ *    mpi_user_comm.c    queries of the program's communicator, or of MPI_COMM_WORLD
+ *    mpi_exchange.c  ranks agree over MPI on where they meet */
 #ifndef ZR_COMM_MPI_COMM_H
 #define ZR_COMM_MPI_COMM_H
 
@@ -168,29 +168,24 @@ int zr_mpi_make(struct zr_mpi *m);
 /* Returns ZERO_ERR_FAILED with MPI's message for a class of error. */
 int zr_mpi_say(const struct zr_mpi_process *p, int class, const char *call);
 
-/* Reads this rank and the size of a communicator that is lent, or of MPI_COMM_WORLD (NULL). The result is -1
+/* Reads this rank and the size of the program's communicator, or of MPI_COMM_WORLD (NULL). The result is -1
  * and 0 for MPI_COMM_NULL. */
-int zr_mpi_rank_of(struct zr_mpi_process *p, void *lent, int64_t ms, int *rank, int *size);
+int zr_mpi_rank_of(struct zr_mpi_process *p, void *user_comm, int64_t ms, int *rank, int *size);
 /* Returns ZERO_ERR_NOTSUP if nothing shows that an MPI launcher has started this rank. */
 int zr_mpi_check_launched(const struct zr_mpi_library *lib);
 /* Returns ZERO_ERR_ARG if this rank (rank of world, by found_by) has another number in MPI_COMM_WORLD. */
 int zr_mpi_check_rank(int rank, int world, const char *found_by, int mpi_rank, int mpi_world);
 
-/* mpi_meeting_point.c */
-/* Lets the ranks of w agree on where they meet, and completes w like zr_lent_choose. Contexts with the same
- * w->name meet. lent (NULL: MPI_COMM_WORLD) has the same ranks as w; name is its name, for messages. *held is
- * -1 before, and set as by zr_lent_fill. Drops p, which was opened with log.
+/* mpi_exchange.c: gathers `bytes` of each rank over c->comm (NULL: MPI_COMM_WORLD), which has the same ranks
+ * as c->w. Contexts with the same c->w->name exchange. Drops p, which was opened with c->log.
  *
- * Collective over lent. */
-int zr_mpi_find_meeting_point(struct zr_mpi_process *p, void *lent, const char *name, int64_t timeout_ms,
-                              struct zr_log *log, struct zr_world *w, int *held);
-/* A function of the backend's row. */
-int zr_mpi_world_meet(const struct zr_backend_config *config, struct zr_world *w, int *held);
+ * Collective over that communicator. */
+int zr_mpi_exchange_over(struct zr_mpi_process *p, const struct zr_user_comm *c, const void *mine, void *all,
+                         size_t bytes);
 
-/* mpi_lent.c: functions of the backend's row. */
-int zr_mpi_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world);
+/* mpi_user_comm.c: functions of the backend's row. */
+int zr_mpi_user_comm_world(void *user_comm, int64_t timeout_ms, int *rank, int *world);
 int zr_mpi_job_world(int64_t timeout_ms, int *rank, int *world);
-int zr_mpi_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, struct zr_world *w, int *held,
-                     bool *left);
+int zr_mpi_exchange(struct zr_user_comm *c, const void *mine, void *all, size_t bytes);
 
 #endif

@@ -24,7 +24,7 @@ enum { CLOSE_MS = 5000, REST_NS = 100 * 1000 * 1000, RETRY_NS = 2 * 1000 * 1000 
 
 struct card {
     int32_t err;
-    int32_t is_lent;
+    int32_t is_user_comm;
     /* Rank and size of the communicator that others are made from. */
     int32_t mpi_rank, mpi_size;
     /* The time when the rank began, and whether it has its process's turn to make communicators. */
@@ -41,9 +41,9 @@ static int exchange_cards(struct zr_mpi_set *p, int err, struct card *mine, stru
 static int check_same_mpi(const struct zr_mpi_set *p, const struct card *all)
 {
     for (int i = 1; i < p->world; i++) {
-        if (all[i].is_lent != all[0].is_lent)
+        if (all[i].is_user_comm != all[0].is_user_comm)
             return zr_fail(ZERO_ERR_MISMATCH, "rank %d lends mpi_comm, rank %d does not",
-                           all[0].is_lent ? 0 : i, all[0].is_lent ? i : 0);
+                           all[0].is_user_comm ? 0 : i, all[0].is_user_comm ? i : 0);
         if (strncmp(all[i].version, all[0].version, sizeof all[0].version))
             return zr_fail(ZERO_ERR_MISMATCH, "rank %d has %.95s, rank 0 has %.95s", i, all[i].version,
                            all[0].version);
@@ -65,7 +65,7 @@ int zr_mpi_check_rank(int rank, int world, const char *found_by, int mpi_rank, i
  * there. */
 static int check_ranks(const struct zr_mpi_set *p, const struct card *all)
 {
-    const char *of = all[0].is_lent ? "mpi_comm" : "MPI_COMM_WORLD";
+    const char *of = all[0].is_user_comm ? "mpi_comm" : "MPI_COMM_WORLD";
     for (int i = 0; i < p->world; i++) {
         const struct card *c = &all[i];
         if (c->mpi_rank < 0)
@@ -114,21 +114,21 @@ int zr_mpi_check_launched(const struct zr_mpi_library *lib)
     return lib->is_launched ? 0 : zr_mpi_say_not_launched();
 }
 
-int zr_mpi_rank_of(struct zr_mpi_process *p, void *lent, int64_t ms, int *rank, int *size)
+int zr_mpi_rank_of(struct zr_mpi_process *p, void *user_comm, int64_t ms, int *rank, int *size)
 {
     int err = zr_mpi_enter(p, ms);
     *rank = -1;
     *size = 0;
     if (err)
         return err;
-    int class = zr_mpi_shim_of(p)->rank_of(zr_mpi_world_of(p), lent, rank, size);
+    int class = zr_mpi_shim_of(p)->rank_of(zr_mpi_world_of(p), user_comm, rank, size);
     zr_mpi_leave(p);
-    return class ? zr_mpi_say(p, class, lent ? "mpi_comm" : "MPI_COMM_WORLD") : 0;
+    return class ? zr_mpi_say(p, class, user_comm ? "mpi_comm" : "MPI_COMM_WORLD") : 0;
 }
 
 static int ask_rank(const struct zr_mpi_set *p, struct card *mine)
 {
-    int rank, size, err = zr_mpi_rank_of(p->process, p->opt.lent, p->opt.start_timeout_ms, &rank, &size);
+    int rank, size, err = zr_mpi_rank_of(p->process, p->opt.user_comm, p->opt.start_timeout_ms, &rank, &size);
     mine->mpi_rank = rank;
     mine->mpi_size = size;
     return err;
@@ -145,7 +145,7 @@ static int64_t day_ns(void)
 static int meet_in_mpi(struct zr_mpi_set *p, struct card *all)
 {
     struct zr_mpi_library lib;
-    struct card mine = {.is_lent = p->opt.lent != NULL};
+    struct card mine = {.is_user_comm = p->opt.user_comm != NULL};
     int err = find_library(&p->opt, &lib);
     if (!err) {
         snprintf(mine.version, sizeof mine.version, "%s", lib.version);
@@ -214,7 +214,7 @@ static int check_alone(const struct zr_mpi_set *p)
 /* Arguments of MPI_Comm_create_group, for the thread that may be left behind in it. */
 struct making {
     struct zr_mpi_process *process;
-    void *lent;
+    void *user_comm;
     int32_t *member;
     int n, tag;
     int64_t ms;
@@ -233,7 +233,7 @@ static int make_in_time(void *arg)
         return err;
     }
     k->class = zr_mpi_shim_of(k->process)
-                   ->make(zr_mpi_world_of(k->process), k->lent, k->member, k->n, k->tag, &k->comm);
+                   ->make(zr_mpi_world_of(k->process), k->user_comm, k->member, k->n, k->tag, &k->comm);
     zr_mpi_leave(k->process);
     return 0;
 }
@@ -243,7 +243,7 @@ int zr_mpi_make(struct zr_mpi *m)
     struct zr_mpi_set *p = m->set;
     int n = m->base.group.size, res = 0;
     struct making k = {.process = p->process,
-                       .lent = p->opt.lent,
+                       .user_comm = p->opt.user_comm,
                        .member = malloc((size_t)n * sizeof *k.member),
                        .n = n,
                        .tag = (int)m->base.role,
@@ -542,8 +542,8 @@ static int mpi_open_roles(struct zr_rendezvous *rdv, struct zr_device *dev,
     const struct zr_mpi_options opt = {.timeout_ms = config->timeout_ms,
                                        .start_timeout_ms = start_ms,
                                        .flat = config->flat,
-                                       .lent = config->lent,
-                                       .found_by = config->lent ? NULL : config->found_by,
+                                       .user_comm = config->user_comm,
+                                       .found_by = config->user_comm ? NULL : config->found_by,
                                        .topology = config->topology,
                                        .log = config->log};
     return zr_mpi_open(rdv, dev, &opt, ask, comm);
@@ -561,9 +561,8 @@ const struct zr_backend zr_backend_mpi = {
     .open = mpi_open_roles,
     .path = mpi_path,
     .opens_in_turn = true,
-    .lent_name = "mpi_comm",
-    .lent_world = zr_mpi_lent_world,
-    .lent_meet = zr_mpi_lent_meet,
+    .user_comm_name = "mpi_comm",
+    .user_comm_world = zr_mpi_user_comm_world,
+    .exchange = zr_mpi_exchange,
     .job_world = zr_mpi_job_world,
-    .world_meet = zr_mpi_world_meet,
 };

@@ -16,7 +16,7 @@ struct zr_mpi_options {
     /* Do not use shared memory inside a host. */
     bool flat;
     /* The program's own MPI_Comm *, which has all ranks of the rendezvous, or NULL. */
-    void *lent;
+    void *user_comm;
     /* See struct zr_backend_config. */
     const char *found_by;
     /* The world's topology. Outlives the communicators. NULL: all ranks share the cores of one host. */

@@ -191,14 +191,14 @@ static void shim_error(struct zr_mpi_world *w, int code, char *text, size_t n)
 
 /* ---- communicators ---- */
 
-static MPI_Comm of_lent(void *lent)
+static MPI_Comm of_user_comm(void *user_comm)
 {
-    return lent ? *(MPI_Comm *)lent : MPI_COMM_WORLD;
+    return user_comm ? *(MPI_Comm *)user_comm : MPI_COMM_WORLD;
 }
 
-static int shim_rank_of(struct zr_mpi_world *w, void *lent, int *rank, int *size)
+static int shim_rank_of(struct zr_mpi_world *w, void *user_comm, int *rank, int *size)
 {
-    MPI_Comm comm = of_lent(lent);
+    MPI_Comm comm = of_user_comm(user_comm);
     int between = 0;
     (void)w;
     *rank = -1;
@@ -254,9 +254,10 @@ static int make_of(struct zr_mpi_world *w, MPI_Comm parent, const int32_t *membe
     return err ? mpi_class_of(err) : keep_comm(w, comm, at, out);
 }
 
-static int shim_make(struct zr_mpi_world *w, void *lent, const int32_t *member, int n, int tag, int32_t *comm)
+static int shim_make(struct zr_mpi_world *w, void *user_comm, const int32_t *member, int n, int tag,
+                     int32_t *comm)
 {
-    return make_of(w, of_lent(lent), member, n, tag, comm);
+    return make_of(w, of_user_comm(user_comm), member, n, tag, comm);
 }
 
 static int shim_make_from(struct zr_mpi_world *w, int32_t parent, const int32_t *member, int n, int tag,
@@ -276,9 +277,9 @@ static int shim_copy(struct zr_mpi_world *w, int32_t comm, int32_t *out)
     return err ? mpi_class_of(err) : keep_comm(w, other, at, out);
 }
 
-static int shim_borrow(struct zr_mpi_world *w, void *lent, int32_t *out)
+static int shim_borrow(struct zr_mpi_world *w, void *user_comm, int32_t *out)
 {
-    MPI_Comm comm = of_lent(lent);
+    MPI_Comm comm = of_user_comm(user_comm);
     int at = 0;
     while (at < ZR_MPI_COMMS && !(w->n_borrowed[at] && w->comm[at] == comm))
         at++;
@@ -351,11 +352,14 @@ static int shim_receive(struct zr_mpi_world *w, int32_t comm, void *at, int64_t 
     return r ? begun_in(w, MPI_Irecv(at, (int)bytes, MPI_BYTE, from, tag, w->comm[comm], r), slot) : 0;
 }
 
-static int shim_probe(struct zr_mpi_world *w, int32_t comm, int tag, int *from)
+static int shim_probe(struct zr_mpi_world *w, int32_t comm, int tag, int *from, int64_t *bytes)
 {
     MPI_Status status;
-    int flag = 0, err = MPI_Iprobe(MPI_ANY_SOURCE, tag, w->comm[comm], &flag, &status);
+    int flag = 0, n = 0, err = MPI_Iprobe(MPI_ANY_SOURCE, tag, w->comm[comm], &flag, &status);
+    if (!err && flag)
+        err = MPI_Get_count(&status, MPI_BYTE, &n);
     *from = !err && flag ? status.MPI_SOURCE : -1;
+    *bytes = n;
     return mpi_class_of(err);
 }
 

@@ -18,7 +18,7 @@
 
 /* SLOTS: most pending requests. COMMS: most communicators. PIECE_BYTES: most bytes of one message, and of one
  * rank's part in a collective other than all_gather. MPI counts elements in an int. */
-enum { ZR_MPI_SHIM_VERSION = 1, ZR_MPI_SLOTS = 1024, ZR_MPI_COMMS = 256, ZR_MPI_PIECE_BYTES = 1 << 30 };
+enum { ZR_MPI_SHIM_VERSION = 2, ZR_MPI_SLOTS = 1024, ZR_MPI_COMMS = 256, ZR_MPI_PIECE_BYTES = 1 << 30 };
 
 /* Tags are 0..ZR_MPI_TAG_MAX, the smallest range that MPI guarantees. */
 enum { ZR_MPI_TAG_MAX = 32767 };
@@ -60,22 +60,23 @@ struct zr_mpi_shim {
     int (*on_finalize)(struct zr_mpi_world *w, void (*fn)(void *arg), void *arg);
     void (*error)(struct zr_mpi_world *w, int code, char *text, size_t n);
 
-    /* lent is the program's MPI_Comm *, or NULL for MPI_COMM_WORLD. MPI_COMM_NULL gives rank -1 and size
+    /* user_comm is the program's MPI_Comm *, or NULL for MPI_COMM_WORLD. MPI_COMM_NULL gives rank -1 and size
      * 0. */
-    int (*rank_of)(struct zr_mpi_world *w, void *lent, int *rank, int *size);
-    /* Makes a communicator of the ranks member[n] of lent, in that order. All of them call, with one tag.
-     * Blocks. Its errors are returned, whatever lent's handler is. MPI_ERR_OTHER if there are ZR_MPI_COMMS
-     * already. */
-    int (*make)(struct zr_mpi_world *w, void *lent, const int32_t *member, int n, int tag, int32_t *comm);
+    int (*rank_of)(struct zr_mpi_world *w, void *user_comm, int *rank, int *size);
+    /* Makes a communicator of the ranks member[n] of user_comm, in that order. All of them call, with one
+     * tag. Blocks. Its errors are returned, whatever user_comm's handler is. MPI_ERR_OTHER if there are
+     * ZR_MPI_COMMS already. */
+    int (*make)(struct zr_mpi_world *w, void *user_comm, const int32_t *member, int n, int tag,
+                int32_t *comm);
     /* The same from a communicator that was made here. */
     int (*make_from)(struct zr_mpi_world *w, int32_t parent, const int32_t *member, int n, int tag,
                      int32_t *comm);
     /* Makes another communicator of the same ranks, which all call. Blocks. */
     int (*copy)(struct zr_mpi_world *w, int32_t comm, int32_t *out);
-    /* A handle of lent, or MPI_COMM_WORLD (NULL), for send, receive and probe only. The program may receive
-     * what is sent there. One communicator has one handle. Free it as often as it was borrowed; the
+    /* A handle of user_comm, or MPI_COMM_WORLD (NULL), for send, receive and probe only. The program may
+     * receive what is sent there. One communicator has one handle. Free it as often as it was borrowed; the
      * communicator stays. */
-    int (*borrow)(struct zr_mpi_world *w, void *lent, int32_t *comm);
+    int (*borrow)(struct zr_mpi_world *w, void *user_comm, int32_t *comm);
     /* Frees a communicator. All its ranks call, and no request of it is pending. May block, unless it is
      * borrowed. */
     int (*free)(struct zr_mpi_world *w, int32_t comm);
@@ -88,8 +89,9 @@ struct zr_mpi_shim {
     /* bytes must be the number of bytes that are sent. */
     int (*receive)(struct zr_mpi_world *w, int32_t comm, void *at, int64_t bytes, int from, int tag,
                    int32_t *slot);
-    /* *from is a rank whose message with that tag has arrived, so that receive ends at once. -1: none. */
-    int (*probe)(struct zr_mpi_world *w, int32_t comm, int tag, int *from);
+    /* *from is a rank whose message with that tag, of *bytes, has arrived, so that receive ends at once. -1:
+     * none. */
+    int (*probe)(struct zr_mpi_world *w, int32_t comm, int tag, int *from, int64_t *bytes);
     /* Gathers bytes of each rank from own, or in place if that is NULL. Those of rank p go to to + p *
      * stride. bytes and stride must be multiples of 64, or below 1 GiB. */
     int (*all_gather)(struct zr_mpi_world *w, int32_t comm, const void *own, void *to, int64_t bytes,

@@ -64,7 +64,7 @@ static uint64_t ask_memory(const struct zr_nccl *m)
 {
     uint64_t value = 0, seq = m->base.n_issued;
     bool now = (seq & (seq - 1)) == 0 || seq % 256 == 0;
-    if (!now || !m->set->api.CommMemStats || !m->comm || m->lent ||
+    if (!now || !m->set->api.CommMemStats || !m->comm || m->user_comm ||
         m->set->api.CommMemStats(m->comm, ZR_NCCL_STAT_GPU_MEM_TOTAL, &value))
         return 0;
     return value;

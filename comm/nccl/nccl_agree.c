@@ -64,7 +64,7 @@ static int compare_cards(const struct zr_nccl_set *p, const struct zr_nccl_card 
         SAME(copy_engine, "copy_engine");
         SAME(small_bytes, "small_bytes");
         SAME(ranks_per_id, "ranks_per_id");
-        SAME(lent, "the use of nccl_comm");
+        SAME(user_comm, "the use of nccl_comm");
         for (int i = 0; i < ZR_ROLES; i++) {
             char what[64];
             const char *name = zr_role_name((enum zr_role)i);
@@ -115,7 +115,7 @@ static void write_card(const struct zr_nccl_set *p, struct zr_nccl_card *card)
     *card = (struct zr_nccl_card){.version = p->api.version,
                                   .deterministic = p->opt.deterministic,
                                   .copy_engine = p->opt.copy_engine,
-                                  .lent = p->opt.lent != NULL,
+                                  .user_comm = p->opt.user_comm != NULL,
                                   .small_bytes = p->opt.small_bytes,
                                   .ranks_per_id = p->opt.ranks_per_id};
     for (int i = 0; i < p->n_open; i++) {

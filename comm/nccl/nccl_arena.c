@@ -374,7 +374,7 @@ static int warm_up(struct zr_nccl *m)
     char what[96];
     int err = 0;
     snprintf(what, sizeof what, "the first operations of NCCL's %s communicator", m->name);
-    if (m->comm && !m->lent)
+    if (m->comm && !m->user_comm)
         err = zr_nccl_together(p, what, warm_on_stream, &w, sizeof w, &res);
     if (!err && res)
         err = zr_nccl_say(p, NULL, res, what);

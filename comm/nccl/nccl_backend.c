@@ -12,7 +12,7 @@ static int nccl_open_roles(struct zr_rendezvous *rdv, struct zr_device *dev,
                                         .small_bytes = ZR_NCCL_SMALL_BYTES,
                                         .ragged = config->ragged,
                                         .copy_engine = config->copy_engine,
-                                        .lent = config->lent,
+                                        .user_comm = config->user_comm,
                                         .log = config->log};
     return zr_nccl_open(rdv, dev, &opt, ask, comm);
 }
@@ -33,8 +33,8 @@ const struct zr_backend zr_backend_nccl = {
     .path = zr_nccl_path,
     .library = "NCCL",
     .library_bytes = (int64_t)CHANNEL_BYTES * CHANNELS,
-    .lent_name = "nccl_comm",
-    .lent_world = zr_nccl_lent_world,
-    .lent_meet = zr_nccl_lent_meet,
-    .lent_in_turn = true,
+    .user_comm_name = "nccl_comm",
+    .user_comm_world = zr_nccl_user_comm_world,
+    .exchange = zr_nccl_exchange,
+    .exchanges_in_turn = true,
 };

@@ -46,8 +46,8 @@
  * Deadlines. The watching thread (nccl_watch.c) looks for completions, NCCL's asynchronous errors, ledgers
  * that differ, and operations that take too long. Calls without a deadline (opening, registering, aborting,
  * destroying) run on a helper thread, which is left behind if they do not return (zr_nccl_timed_call). All
- * communicators but a lent one are blocking in NCCL's sense, as others would need a poll for every group. A
- * lent one may be non-blocking (zr_nccl_await).
+ * communicators but the program's are blocking in NCCL's sense, as others would need a poll for every group.
+ * The program's may be non-blocking (zr_nccl_await).
  *
  *   nccl_backend.c  the row in the table of backends (comm/backend.h)
  *   nccl.c          what an operation puts on the stream, the ledger, and the table of functions
@@ -55,7 +55,7 @@
  *   nccl_reduce.c   both ways to reduce
  *   nccl_pack.c     small and short segments, packed into one (nccl_pack.h)
  *   nccl_open.c     opening, closing
- *   nccl_lent.c     queries of a communicator that the program lends
+ *   nccl_user_comm.c     the program's own communicator
  *   nccl_agree.c    what ranks exchange while they open
  *   nccl_arena.c    arenas, windows
  *   nccl_watch.c    the watching thread, failing, calls under a deadline
@@ -158,10 +158,10 @@ struct zr_nccl_api {
 };
 
 /* Fills the table from the library with this name. NULL: from the library that the program has loaded, or
- * else libnccl.so.2. The library stays loaded. lent: the program lends a communicator. Then its library must
- * be used, as far as this can be checked. Returns ZERO_ERR_NOTSUP with what is missing, or with the libraries
- * in conflict. */
-int zr_nccl_load(const char *library, bool lent, struct zr_nccl_api *api);
+ * else libnccl.so.2. The library stays loaded. user_comm: the program gives a communicator. Then its library
+ * must be used, as far as this can be checked. Returns ZERO_ERR_NOTSUP with what is missing, or with the
+ * libraries in conflict. */
+int zr_nccl_load(const char *library, bool user_comm, struct zr_nccl_api *api);
 
 enum {
     /* Operations on streams that are watched at a time. */
@@ -213,7 +213,7 @@ struct zr_nccl {
      * lock. */
     _Atomic(ncclComm_t) comm;
     /* comm is the program's own, which libzero must not abort or destroy. */
-    bool lent;
+    bool user_comm;
     /* This communicator compares the ledgers of its ranks. */
     bool compares;
     /* Gathers use copy engines if the arena gets a window. */
@@ -347,7 +347,7 @@ int zr_nccl_timed_call(struct zr_nccl_set *p, const char *what, int64_t ms, int 
 int zr_nccl_together(struct zr_nccl_set *p, const char *what, int (*fn)(void *arg), void *arg, size_t bytes,
                      ncclResult_t *res);
 
-/* ---- nccl_lent.c ---- */
+/* ---- nccl_user_comm.c ---- */
 /* Waits for a call on a communicator that may be non-blocking, after the call has returned res. Returns
  * ncclInProgress if it is not done by until_ns. out is where the call writes its result, or NULL; NCCL may
  * write it later, from another thread. */
@@ -355,7 +355,7 @@ ncclResult_t zr_nccl_await(const struct zr_nccl_api *api, ncclComm_t comm, ncclR
                            int64_t until_ns);
 
 /* ---- nccl_open.c ---- */
-/* Whether m is split off the lent communicator, or off the communicator of all ranks. */
+/* Whether m is split off the program's communicator, or off the communicator of all ranks. */
 bool zr_nccl_splits(const struct zr_nccl *m);
 /* Number of ids that m is made with; may be 0. Each id serves neighbouring places of the group, and is made
  * at the first of them (zr_nccl_id_place). The numbers of places differ by at most one. */
@@ -384,7 +384,7 @@ int zr_nccl_close_window(struct zr_nccl *m, ncclComm_t comm);
 /* A rank's settings and error, which it sends to the others before there is a communicator. */
 struct zr_nccl_card {
     int32_t err;
-    int32_t version, deterministic, copy_engine, lent;
+    int32_t version, deterministic, copy_engine, user_comm;
     int64_t small_bytes, ranks_per_id, largest[ZR_ROLES], packed[ZR_ROLES];
     /* Whether this rank makes an id for the role. */
     bool makes_id[ZR_ROLES];

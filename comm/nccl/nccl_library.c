@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static int check_lent_library(const struct zr_loaded *s)
+static int check_user_library(const struct zr_loaded *s)
 {
     char first[256], second[256];
     if (s->n == 0)
@@ -29,12 +29,12 @@ static int check_lent_library(const struct zr_loaded *s)
 
 /* --- loading --- */
 
-int zr_nccl_load(const char *library, bool lent, struct zr_nccl_api *api)
+int zr_nccl_load(const char *library, bool user_comm, struct zr_nccl_api *api)
 {
     const char *path = library ? library : "libnccl.so.2";
     memset(api, 0, sizeof *api);
     struct zr_loaded seen = zr_loaded_find("ncclGetVersion");
-    int err = lent ? check_lent_library(&seen) : 0;
+    int err = user_comm ? check_user_library(&seen) : 0;
     if (err)
         return err;
     void *lib = library || seen.n == 0 ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : seen.handle;

@@ -13,20 +13,17 @@ int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct 
     return zr_fail(ZERO_ERR_NOTSUP, "nccl: this libzero was built without NCCL: %s", ZR_NO_NCCL);
 }
 
-int zr_nccl_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world)
+int zr_nccl_user_comm_world(void *user_comm, int64_t timeout_ms, int *rank, int *world)
 {
-    (void)lent, (void)timeout_ms, (void)rank, (void)world;
+    (void)user_comm, (void)timeout_ms, (void)rank, (void)world;
     return zr_fail(ZERO_ERR_NOTSUP, "nccl_comm is set, but this libzero was built without NCCL: %s",
                    ZR_NO_NCCL);
 }
 
-int zr_nccl_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, struct zr_world *w, int *held,
-                      bool *left)
+int zr_nccl_exchange(struct zr_user_comm *c, const void *mine, void *all, size_t bytes)
 {
-    (void)dev, (void)w;
-    *held = -1;
-    *left = false;
-    return zr_nccl_lent_world(lent, timeout_ms, NULL, NULL);
+    (void)c, (void)mine, (void)all, (void)bytes;
+    return zr_nccl_user_comm_world(NULL, 0, NULL, NULL);
 }
 
 const char *zr_nccl_path(const struct zr_comm *c)

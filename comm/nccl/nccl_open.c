@@ -93,14 +93,14 @@ bool zr_nccl_splits(const struct zr_nccl *m)
 {
     /* The first communicator has all ranks, so the others are split off it. */
     const struct zr_nccl_set *p = m->set;
-    return p->api.CommSplit && (p->opt.lent || m != p->open[0]);
+    return p->api.CommSplit && (p->opt.user_comm || m != p->open[0]);
 }
 
 int zr_nccl_n_ids(const struct zr_nccl *m)
 {
     const struct zr_nccl_set *p = m->set;
     int per_id = p->opt.ranks_per_id ? p->opt.ranks_per_id : ZR_NCCL_RANKS_PER_ID, size = m->base.group.size;
-    if (p->opt.lent || zr_nccl_splits(m) || zr_nccl_is_alone(m))
+    if (p->opt.user_comm || zr_nccl_splits(m) || zr_nccl_is_alone(m))
         return 0;
     return p->api.CommInitRankScalable ? (size - 1) / per_id + 1 : 1;
 }
@@ -131,14 +131,14 @@ static int open_comm(struct zr_nccl *m, const ncclUniqueId *ids)
     o.n_ids = zr_nccl_n_ids(m);
     struct place *out = make_place(ids, o.n_ids);
     if (zr_nccl_splits(m))
-        o.parent = p->opt.lent ? p->opt.lent : p->open[0]->comm;
+        o.parent = p->opt.user_comm ? p->opt.user_comm : p->open[0]->comm;
     o.out = out ? &out->comm : NULL;
     o.ids = out ? out->ids : NULL;
     /* The deadline of the call around it passes first. */
     o.until_ns = zr_now_ns() + p->opt.start_timeout_ms * 1000000 + 1000000000;
-    m->lent = p->opt.lent && !p->api.CommSplit && !zr_nccl_is_alone(m);
-    if (m->lent) {
-        m->comm = p->opt.lent;
+    m->user_comm = p->opt.user_comm && !p->api.CommSplit && !zr_nccl_is_alone(m);
+    if (m->user_comm) {
+        m->comm = p->opt.user_comm;
     } else if (zr_nccl_is_alone(m) && !o.parent) {
         /* A single rank needs no communicator. */
     } else if (!out) {
@@ -177,12 +177,12 @@ static bool is_world_in_order(const struct zr_group *g, int world)
     return is;
 }
 
-static int check_lent(const struct zr_nccl_set *p)
+static int check_user_comm(const struct zr_nccl_set *p)
 {
     int world = 0, rank = -1;
-    ncclResult_t res = p->api.CommCount(p->opt.lent, &world);
+    ncclResult_t res = p->api.CommCount(p->opt.user_comm, &world);
     if (!res)
-        res = p->api.CommUserRank(p->opt.lent, &rank);
+        res = p->api.CommUserRank(p->opt.user_comm, &rank);
     if (res)
         return zr_nccl_say(p, NULL, res, "nccl_comm");
     if (world != p->world || rank != p->rank)
@@ -261,7 +261,7 @@ static int prepare(struct zr_nccl_set *p)
         return zr_fail(ZERO_ERR_NOTSUP, "nccl works on the cuda device, not on %s", d->name);
     int err = check_tree_size(p);
     if (!err)
-        err = zr_nccl_load(o->library, o->lent != NULL, &p->api);
+        err = zr_nccl_load(o->library, o->user_comm != NULL, &p->api);
     if (err)
         return err;
     char version[32];
@@ -280,7 +280,7 @@ static int prepare(struct zr_nccl_set *p)
                        NCCL_MAJOR, NCCL_MINOR);
     for (int i = 0; i < p->n_open; i++)
         p->open[i]->copy_engine = !zr_nccl_is_alone(p->open[i]) && wants_engine(p->open[i], version);
-    return o->lent ? check_lent(p) : 0;
+    return o->user_comm ? check_user_comm(p) : 0;
 }
 
 static int open_events(struct zr_nccl *m)
@@ -464,7 +464,7 @@ void zr_nccl_close(struct zr_comm *c)
     ncclComm_t comm = take_comm(m, &well);
     if (comm)
         well = zr_nccl_close_window(m, comm) == 0;
-    if (comm && well && !m->lent) {
+    if (comm && well && !m->user_comm) {
         struct destroying d = {p->api, comm};
         ncclResult_t res;
         well =

@@ -6,7 +6,6 @@
 #include "comm/backend.h"
 
 struct zr_rendezvous;
-struct zr_world;
 
 struct zr_nccl_options {
     /* Time that a collective waits for peers, and that the issuing call may take, in ms. */
@@ -27,7 +26,7 @@ struct zr_nccl_options {
      * split, or used directly if this NCCL cannot split. NCCL needs the operations of all communicators of a
      * GPU in one order on all ranks. So other NCCL traffic of the program may deadlock with libzero's
      * operations while they run. */
-    void *lent;
+    void *user_comm;
     /* Most ranks for each NCCL id; a larger communicator gets several ids. 0: ZR_NCCL_RANKS_PER_ID. */
     int ranks_per_id;
     /* Path of the library. NULL: the one that the program has loaded, or else libnccl.so.2. */
@@ -36,20 +35,12 @@ struct zr_nccl_options {
     struct zr_log *log;
 };
 
-/* Reads the rank and world of a communicator that the program lends. Local. Blocks up to timeout_ms while a
+/* Reads the rank and world of the program's own communicator. Local. Blocks up to timeout_ms while a
  * non-blocking communicator is not ready; pass start_timeout_ms. */
-int zr_nccl_lent_world(void *lent, int64_t timeout_ms, int *rank, int *world);
+int zr_nccl_user_comm_world(void *user_comm, int64_t timeout_ms, int *rank, int *world);
 
-/* Lets the ranks of lent agree on where they meet. w is from zr_world_lent and has more than one rank.
- *
- * If w has no address yet, rank 0 takes a free port. Its address and a new key go to all ranks by one
- * all-gather on a stream of dev, and are written to w. On rank 0 *held may be a socket that reserves the
- * port; close it once the rendezvous listens there. Otherwise *held is -1. *left means that NCCL has not
- * ended, so dev must be left behind.
- *
- * Collective over lent; blocks up to timeout_ms. */
-int zr_nccl_lent_meet(struct zr_device *dev, void *lent, int64_t timeout_ms, struct zr_world *w, int *held,
-                      bool *left);
+/* zr_user_comm.gather over the program's own communicator, on a stream of c->dev. */
+int zr_nccl_exchange(struct zr_user_comm *c, const void *mine, void *all, size_t bytes);
 
 /* All ranks of an id report to the process that made it, which can only serve so many at once. Above this
  * number NCCL lets them report one after the other (NCCL_UID_STAGGER_THRESHOLD in its user guide). */

@@ -408,10 +408,10 @@ struct aborting {
 static void begin_abort(struct zr_nccl *m, struct aborting *a)
 {
     *a = (struct aborting){.m = m, .arg = {m->set->api, m->comm}};
-    a->revokes = m->issuing && m->set->api.CommRevoke && !m->revoked_ns && m->comm && !m->lent;
+    a->revokes = m->issuing && m->set->api.CommRevoke && !m->revoked_ns && m->comm && !m->user_comm;
     const struct zr_task_call call = nccl_call(m->set, a->revokes ? "ncclCommRevoke" : "ncclCommAbort",
                                                a->revokes ? revoke_comm : abort_comm);
-    if (m->comm && !m->lent && zr_task_start(&call, &a->arg, sizeof a->arg, &a->task))
+    if (m->comm && !m->user_comm && zr_task_start(&call, &a->arg, sizeof a->arg, &a->task))
         m->set->stuck = true;
     if (a->revokes)
         return;

@@ -373,13 +373,13 @@ static void error(struct zr_mpi_world *w, int code, char *text, size_t n)
 
 /* --- communicators --- */
 
-/* The members of a lent communicator, as ranks of MPI_COMM_WORLD. Call with the lock held. */
-static struct mpi_stand_in_comm of_lent(const void *lent)
+/* The members of the program's communicator, as ranks of MPI_COMM_WORLD. Call with the lock held. */
+static struct mpi_stand_in_comm of_user_comm(const void *user_comm)
 {
     struct mpi_stand_in_comm all = {.n = msi.machine.n_ranks};
     for (int i = 0; i < all.n; i++)
         all.member[i] = i;
-    return lent ? *(const struct mpi_stand_in_comm *)lent : all;
+    return user_comm ? *(const struct mpi_stand_in_comm *)user_comm : all;
 }
 
 static int place_of(const int32_t *member, int n, int rank)
@@ -390,12 +390,12 @@ static int place_of(const int32_t *member, int n, int rank)
     return -1;
 }
 
-static int rank_of(struct zr_mpi_world *w, void *lent, int *rank, int *size)
+static int rank_of(struct zr_mpi_world *w, void *user_comm, int *rank, int *size)
 {
     int err = msi_enter(w, "rank_of", false);
     if (err)
         return err;
-    struct mpi_stand_in_comm all = of_lent(lent);
+    struct mpi_stand_in_comm all = of_user_comm(user_comm);
     *rank = place_of(all.member, all.n, w->rank);
     *size = all.n;
     return msi_leave(w, 0);
@@ -487,12 +487,12 @@ static bool describe(const int32_t *of, int n_of, const int32_t *member, int n, 
     return true;
 }
 
-static int make(struct zr_mpi_world *w, void *lent, const int32_t *member, int n, int tag, int32_t *comm)
+static int make(struct zr_mpi_world *w, void *user_comm, const int32_t *member, int n, int tag, int32_t *comm)
 {
     int err = msi_enter(w, "make", false);
     if (err)
         return err;
-    struct mpi_stand_in_comm all = of_lent(lent);
+    struct mpi_stand_in_comm all = of_user_comm(user_comm);
     struct msi_making as = {.tag = tag};
     err = describe(all.member, all.n, member, n, &as) ? join(w, &as, comm) : MPI_STAND_IN_OTHER;
     return msi_leave(w, err);
@@ -545,13 +545,13 @@ static struct msi_team *programs_team(const struct mpi_stand_in_comm *all)
     return k;
 }
 
-static int borrow(struct zr_mpi_world *w, void *lent, int32_t *out)
+static int borrow(struct zr_mpi_world *w, void *user_comm, int32_t *out)
 {
     int at = 0, err = msi_enter(w, "borrow", false);
     *out = -1;
     if (err)
         return err;
-    struct mpi_stand_in_comm all = of_lent(lent);
+    struct mpi_stand_in_comm all = of_user_comm(user_comm);
     struct msi_team *k = programs_team(&all);
     while (at < ZR_MPI_COMMS && w->comm[at].team != k)
         at++;

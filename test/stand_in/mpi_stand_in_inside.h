@@ -146,7 +146,7 @@ int msi_send(struct zr_mpi_world *w, int32_t comm, const void *at, int64_t bytes
              int32_t *slot);
 int msi_receive(struct zr_mpi_world *w, int32_t comm, void *at, int64_t bytes, int from, int tag,
                 int32_t *slot);
-int msi_probe(struct zr_mpi_world *w, int32_t comm, int tag, int *from);
+int msi_probe(struct zr_mpi_world *w, int32_t comm, int tag, int *from, int64_t *bytes);
 int msi_all_gather(struct zr_mpi_world *w, int32_t comm, const void *own, void *to, int64_t bytes,
                    int64_t stride, int32_t *slot);
 int msi_broadcast(struct zr_mpi_world *w, int32_t comm, void *at, int64_t bytes, int root, int32_t *slot);

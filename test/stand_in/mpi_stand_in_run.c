@@ -174,17 +174,20 @@ int msi_receive(struct zr_mpi_world *w, int32_t comm, void *at, int64_t bytes, i
     return msi_leave(w, 0);
 }
 
-int msi_probe(struct zr_mpi_world *w, int32_t comm, int tag, int *from)
+int msi_probe(struct zr_mpi_world *w, int32_t comm, int tag, int *from, int64_t *bytes)
 {
     const struct msi_comm *c = &w->comm[comm];
     int err = msi_enter(w, "probe", false);
     *from = -1;
+    *bytes = 0;
     if (err)
         return err;
     for (const struct msi_message *m = c->team->messages; m && *from < 0; m = m->next)
         if (m->to == c->place && m->tag == tag && m->is_sent && !m->is_received &&
-            !has_died(c->team, m->from))
+            !has_died(c->team, m->from)) {
             *from = m->from;
+            *bytes = m->bytes;
+        }
     return msi_leave(w, 0);
 }
 

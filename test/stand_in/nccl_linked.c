@@ -6,9 +6,9 @@
 
 #include <string.h>
 
-int zr_nccl_load(const char *library, bool lent, struct zr_nccl_api *api)
+int zr_nccl_load(const char *library, bool user_comm, struct zr_nccl_api *api)
 {
-    (void)lent;
+    (void)user_comm;
     *api = (struct zr_nccl_api){0};
     if (library)
         return zr_fail(ZERO_ERR_NOTSUP, "there is no NCCL: %s", library);

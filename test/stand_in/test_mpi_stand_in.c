@@ -26,7 +26,7 @@ static const struct zr_mpi_shim *shim;
 static struct who ranks[RANKS];
 /* of the running test */
 static int n_ranks;
-static void *lent;
+static void *user_comm;
 
 /* cmocka's asserts jump, so they work on the test's own thread only. */
 #define CHECK(s, cond)                                                                                       \
@@ -126,22 +126,22 @@ static void run(int n, void (*fn)(struct who *s), const char *misuse)
 static void traffic(struct who *s)
 {
     CHECK(s, begin(s));
-    if (!mpi_traffic(shim, s->w, lent, s->wrong, sizeof s->wrong))
+    if (!mpi_traffic(shim, s->w, user_comm, s->wrong, sizeof s->wrong))
         return;
     CHECK(s, end(s));
 }
 
 static void test_traffic(void **state)
 {
-    lent = NULL;
+    user_comm = NULL;
     for (int n = 1; n <= RANKS; n += n < 4 ? 1 : 2)
         run(n, traffic, NULL);
 }
 
-static void test_lent(void **state)
+static void test_user_comm(void **state)
 {
     static struct mpi_stand_in_comm reversed = {.n = 5, .member = {4, 3, 2, 1, 0}};
-    lent = &reversed;
+    user_comm = &reversed;
     run(5, traffic, NULL);
 }
 
@@ -419,7 +419,7 @@ static void test_faults(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_traffic), cmocka_unit_test(test_lent),
+        cmocka_unit_test(test_traffic), cmocka_unit_test(test_user_comm),
         cmocka_unit_test(test_no_comm), cmocka_unit_test(test_no_barrier),
         cmocka_unit_test(test_misuse),  cmocka_unit_test(test_other_collectives),
         cmocka_unit_test(test_faults),

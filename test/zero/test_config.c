@@ -647,9 +647,10 @@ static void test_unknown_key(void **state)
 
 static void test_not_settable(void **state)
 {
-    static const char *const keys[] = {"size",     "rendezvous", "update",    "update_arg", "order",
-                                       "n_order",  "stream",     "log",       "log_arg",    "nccl_comm",
-                                       "mpi_comm", "version",    "interface", "name",       "optim_groups"};
+    static const char *const keys[] = {"size",     "rendezvous",   "update",   "update_arg", "order",
+                                       "n_order",  "stream",       "log",      "log_arg",    "nccl_comm",
+                                       "exchange", "exchange_arg", "mpi_comm", "version",    "interface",
+                                       "name",     "optim_groups"};
     struct zero_config cfg = ZERO_CONFIG_INIT;
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         char text[64];
@@ -755,16 +756,16 @@ static void test_backend_rows(void **state)
     assert_null(zr_backend_row(ZR_BACKEND_COUNT));
     assert_null(zr_backend_row(-1));
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    void *lent;
-    cfg.launch.nccl_comm = &lent; /* it belongs to another device */
-    assert_null(zr_backend_of_lent(&cfg, &lent));
-    assert_null(lent);
+    void *user_comm;
+    cfg.launch.nccl_comm = &user_comm; /* it belongs to another device */
+    assert_null(zr_backend_of_user_comm(&cfg, &user_comm));
+    assert_null(user_comm);
     cfg.launch.mpi_comm = &cfg;
-    assert_ptr_equal(zr_backend_of_lent(&cfg, &lent), zr_backend_row(ZERO_BACKEND_MPI));
-    assert_ptr_equal(lent, &cfg);
+    assert_ptr_equal(zr_backend_of_user_comm(&cfg, &user_comm), zr_backend_row(ZERO_BACKEND_MPI));
+    assert_ptr_equal(user_comm, &cfg);
     cfg.device = ZERO_DEVICE_CUDA;
-    assert_ptr_equal(zr_backend_of_lent(&cfg, &lent), zr_backend_row(ZERO_BACKEND_NCCL));
-    assert_ptr_equal(lent, cfg.launch.nccl_comm);
+    assert_ptr_equal(zr_backend_of_user_comm(&cfg, &user_comm), zr_backend_row(ZERO_BACKEND_NCCL));
+    assert_ptr_equal(user_comm, cfg.launch.nccl_comm);
 }
 
 static void test_value_texts(void **state)

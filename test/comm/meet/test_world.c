@@ -343,11 +343,11 @@ static void test_mpi_and_slurm(void **state)
     expect(0, 1, 0, "", 0, "alone");
 }
 
-static void expect_lent(int rank, int world, const char *url, int local_rank, const char *host, int port)
+static void expect_user_comm(int rank, int world, const char *url, int local_rank, const char *host, int port)
 {
-    static const struct zr_lent_ranks comm = {.name = "nccl_comm", .rank = 1, .world = 3};
+    static const struct zr_user_comm_ranks comm = {.name = "nccl_comm", .rank = 1, .world = 3};
     struct zr_world w;
-    if (zr_world_lent(&comm, rank, world, url, &w))
+    if (zr_world_of_user_comm(&comm, rank, world, url, &w))
         fail_msg("%s", zr_error_text());
     if (w.rank != 1 || w.world != 3 || w.local_rank != local_rank || strcmp(w.host, host) || w.port != port ||
         strcmp(w.source, "nccl_comm"))
@@ -355,63 +355,65 @@ static void expect_lent(int rank, int world, const char *url, int local_rank, co
                  w.port, w.source);
 }
 
-static void refuse_lent(int rank, int world, const char *text)
+static void refuse_user_comm(int rank, int world, const char *text)
 {
-    static const struct zr_lent_ranks comm = {.name = "nccl_comm", .rank = 1, .world = 3};
+    static const struct zr_user_comm_ranks comm = {.name = "nccl_comm", .rank = 1, .world = 3};
     struct zr_world w;
-    assert_int_equal(zr_world_lent(&comm, rank, world, NULL, &w), ZERO_ERR_ARG);
+    assert_int_equal(zr_world_of_user_comm(&comm, rank, world, NULL, &w), ZERO_ERR_ARG);
     if (!strstr(zr_error_text(), text))
         fail_msg("\"%s\" lacks \"%s\"", zr_error_text(), text);
 }
 
-/* A lent communicator in which this process is rank 1 of 3. */
-static void test_lent(void **state)
+/* The program's communicator in which this process is rank 1 of 3. */
+static void test_user_comm(void **state)
 {
     environment(NULL);
-    expect_lent(0, 0, NULL, 1, "", 0);
-    expect_lent(1, 3, NULL, 1, "", 0);
-    expect_lent(0, 0, "tcp://node1:5000", 1, "node1", 5000);
-    expect_lent(0, 0, "file:///shared", 1, "", 0);
-    refuse_lent(0, 3, "nccl_comm is rank 1 of 3, but rank and world of the configuration say: rank 0 of 3");
+    expect_user_comm(0, 0, NULL, 1, "", 0);
+    expect_user_comm(1, 3, NULL, 1, "", 0);
+    expect_user_comm(0, 0, "tcp://node1:5000", 1, "node1", 5000);
+    expect_user_comm(0, 0, "file:///shared", 1, "", 0);
+    refuse_user_comm(0, 3,
+                     "nccl_comm is rank 1 of 3, but rank and world of the configuration say: rank 0 of 3");
     environment("ZERO_RENDEZVOUS", "tcp://node2:6000", NULL);
-    expect_lent(0, 0, NULL, 1, "node2", 6000);
+    expect_user_comm(0, 0, NULL, 1, "node2", 6000);
     environment("RANK", "1", "WORLD_SIZE", "3", "LOCAL_RANK", "0", "MASTER_ADDR", "node1", "MASTER_PORT",
                 "1000", NULL);
-    expect_lent(0, 0, NULL, 0, "node1", 0);
+    expect_user_comm(0, 0, NULL, 0, "node1", 0);
     setenv("MASTER_ADDR", "[::1]", 1);
-    expect_lent(0, 0, NULL, 0, "::1", 0);
+    expect_user_comm(0, 0, NULL, 0, "::1", 0);
     setenv("MASTER_ADDR", "node1", 1);
     setenv("WORLD_SIZE", "6", 1);
-    refuse_lent(0, 0, "nccl_comm is rank 1 of 3, but RANK is 1 and WORLD_SIZE is 6; they must be the same");
-    expect_lent(1, 3, NULL, 1, "node1", 0); /* the configuration takes precedence */
+    refuse_user_comm(0, 0,
+                     "nccl_comm is rank 1 of 3, but RANK is 1 and WORLD_SIZE is 6; they must be the same");
+    expect_user_comm(1, 3, NULL, 1, "node1", 0); /* the configuration takes precedence */
     unsetenv("RANK");
-    refuse_lent(0, 0, "RANK is not set though WORLD_SIZE is");
+    refuse_user_comm(0, 0, "RANK is not set though WORLD_SIZE is");
     environment(NULL);
 }
 
-/* A lent MPI communicator has some of the job's ranks; the launcher describes the whole job. */
-static void test_lent_part(void **state)
+/* The program's MPI communicator has some of the job's ranks; the launcher describes the whole job. */
+static void test_user_comm_part(void **state)
 {
-    static const struct zr_lent_ranks comm = {
+    static const struct zr_user_comm_ranks comm = {
         .name = "mpi_comm", .rank = 1, .world = 3, .job_rank = 4, .job_world = 6};
     struct zr_world w;
     environment("OMPI_COMM_WORLD_RANK", "4", "OMPI_COMM_WORLD_SIZE", "6", "OMPI_COMM_WORLD_LOCAL_RANK", "2",
                 NULL);
-    assert_int_equal(zr_world_lent(&comm, 0, 0, NULL, &w), 0);
+    assert_int_equal(zr_world_of_user_comm(&comm, 0, 0, NULL, &w), 0);
     assert_true(w.rank == 1 && w.world == 3 && w.local_rank == 2 && w.has_local_rank);
     assert_string_equal(w.source, "mpi_comm");
     assert_string_equal(w.size_from, "mpi_comm has 3 ranks");
-    assert_int_equal(zr_world_lent(&comm, 1, 3, NULL, &w), 0);
-    assert_int_equal(zr_world_lent(&comm, 4, 6, NULL, &w),
+    assert_int_equal(zr_world_of_user_comm(&comm, 1, 3, NULL, &w), 0);
+    assert_int_equal(zr_world_of_user_comm(&comm, 4, 6, NULL, &w),
                      ZERO_ERR_ARG); /* differs from the communicator's */
     assert_non_null(strstr(zr_error_text(), "rank and world of the configuration say: rank 4 of 6"));
     setenv("OMPI_COMM_WORLD_SIZE", "7", 1);
-    assert_int_equal(zr_world_lent(&comm, 0, 0, NULL, &w), ZERO_ERR_ARG);
+    assert_int_equal(zr_world_of_user_comm(&comm, 0, 0, NULL, &w), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(),
                            "mpi_comm is rank 1 of 3 (and rank 4 of 6 of MPI_COMM_WORLD), but "
                            "OMPI_COMM_WORLD_RANK is 4 and OMPI_COMM_WORLD_SIZE is 7"));
     environment("ZERO_RANK", "0", "ZERO_WORLD_SIZE", "2", "ZERO_JOB", "j", NULL);
-    assert_int_equal(zr_world_lent(&comm, 0, 0, NULL, &w), ZERO_ERR_ARG);
+    assert_int_equal(zr_world_of_user_comm(&comm, 0, 0, NULL, &w), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "zero-run starts no MPI"));
     environment(NULL);
 }
@@ -613,16 +615,26 @@ int main(int n_args, char **args)
     if (n_args == 2 && strcmp(args[1], "job") == 0)
         return print_job();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_alone),     cmocka_unit_test(test_explicit),
-        cmocka_unit_test(test_zero),      cmocka_unit_test(test_torchrun),
-        cmocka_unit_test(test_bad_text),  cmocka_unit_test(test_mpi_and_slurm),
-        cmocka_unit_test(test_lent),      cmocka_unit_test(test_long_job),
-        cmocka_unit_test(test_key),       cmocka_unit_test(test_attempt),
-        cmocka_unit_test(test_interface), cmocka_unit_test(test_loopback),
-        cmocka_unit_test(test_lent_part), cmocka_unit_test(test_half_of_slurm),
-        cmocka_unit_test(test_agents),    cmocka_unit_test(test_jobs_of_torchrun),
-        cmocka_unit_test(test_mapped),    cmocka_unit_test(test_part_of_a_job),
-        cmocka_unit_test(test_wrapped),   cmocka_unit_test(test_exported_job),
+        cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_explicit),
+        cmocka_unit_test(test_zero),
+        cmocka_unit_test(test_torchrun),
+        cmocka_unit_test(test_bad_text),
+        cmocka_unit_test(test_mpi_and_slurm),
+        cmocka_unit_test(test_user_comm),
+        cmocka_unit_test(test_long_job),
+        cmocka_unit_test(test_key),
+        cmocka_unit_test(test_attempt),
+        cmocka_unit_test(test_interface),
+        cmocka_unit_test(test_loopback),
+        cmocka_unit_test(test_user_comm_part),
+        cmocka_unit_test(test_half_of_slurm),
+        cmocka_unit_test(test_agents),
+        cmocka_unit_test(test_jobs_of_torchrun),
+        cmocka_unit_test(test_mapped),
+        cmocka_unit_test(test_part_of_a_job),
+        cmocka_unit_test(test_wrapped),
+        cmocka_unit_test(test_exported_job),
     };
     return cmocka_run_group_tests_name("world", tests, NULL, NULL);
 }

@@ -20,7 +20,7 @@
  *     threads                wraps two contexts from two threads, on rank 1 in the other order
  *     numbered               two contexts at once, in which each process has two different ranks
  *     again                  zero_wrap after one to which the last rank, or rank 0, did not come
- *     crossed, crossed_lent  rank 1 wraps another context first, of the same communicator or another
+ *     crossed, crossed_user_comm  rank 1 wraps another context first, of the same communicator or another
  *     forked                 a child process wraps */
 #include "zero/zero.h"
 
@@ -401,7 +401,7 @@ static int number_otherwise(void)
     return say_both(&t[0], &t[1]);
 }
 
-/* Runs over MPI_COMM_WORLD and over a lent communicator. The last rank, or rank 0, misses the first
+/* Runs over MPI_COMM_WORLD and over the program's communicator. The last rank, or rank 0, misses the first
  * zero_wrap and comes to the second one while the others wait. Prints the first one's error too. */
 static int wrap_again(void)
 {
@@ -472,7 +472,7 @@ static int use_several(const char *what)
               : !strcmp(what, "numbered") ? number_otherwise()
               : !strcmp(what, "again")    ? wrap_again()
               : !strcmp(what, "forked")   ? wrap_in_child()
-                                          : cross(!strcmp(what, "crossed_lent"));
+                                          : cross(!strcmp(what, "crossed_user_comm"));
     MPI_Finalize();
     return err;
 }
@@ -496,8 +496,8 @@ int main(int n_args, char **args)
         return begin_here(ZERO_BACKEND_MPI);
     if (!strcmp(what, "without"))
         return begin_here(ZERO_BACKEND_AUTO);
-    const char *const several[] = {"late",    "threads",      "numbered", "again",
-                                   "crossed", "crossed_lent", "forked"};
+    const char *const several[] = {"late",    "threads",           "numbered", "again",
+                                   "crossed", "crossed_user_comm", "forked"};
     for (size_t i = 0; i < sizeof several / sizeof *several; i++)
         if (!strcmp(what, several[i]))
             return use_several(what);

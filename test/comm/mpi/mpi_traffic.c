@@ -320,52 +320,53 @@ static bool on(struct traffic *t, int32_t comm, int place, int size, const char 
 }
 
 /* Each rank sends to the next one, which probes for the message before it receives it. */
-static bool borrowed(struct traffic *t, void *lent, int rank)
+static bool borrowed(struct traffic *t, void *user_comm, int rank)
 {
     int next = (rank + 1) % t->size, before = (rank + t->size - 1) % t->size, from = -1;
-    int64_t until = zr_now_ns() + DEADLINE_S * INT64_C(1000000000);
+    int64_t until = zr_now_ns() + DEADLINE_S * INT64_C(1000000000), bytes;
     int32_t comm, again, slot;
     char out[64], in[64];
     t->place = rank;
-    if (!ok(t, "borrow", t->shim->borrow(t->w, lent, &comm)) ||
-        !ok(t, "borrow", t->shim->borrow(t->w, lent, &again)))
+    if (!ok(t, "borrow", t->shim->borrow(t->w, user_comm, &comm)) ||
+        !ok(t, "borrow", t->shim->borrow(t->w, user_comm, &again)))
         return false;
     if (comm != again)
         return say(t, "a communicator is borrowed as %d and as %d", comm, again);
     fill(out, sizeof out, rank, next, 0);
     int err = t->shim->send(t->w, comm, out, sizeof out, next, ZR_MPI_TAG_MAX, &slot);
-    if (!begun(t, "send", err, slot) || !ok(t, "probe", t->shim->probe(t->w, comm, TAG, &from)))
+    if (!begun(t, "send", err, slot) || !ok(t, "probe", t->shim->probe(t->w, comm, TAG, &from, &bytes)))
         return false;
     if (from != -1)
         return say(t, "probe has a message of %d with a tag that nobody sends", from);
     while (from < 0 && zr_now_ns() < until)
-        if (!ok(t, "probe", t->shim->probe(t->w, comm, ZR_MPI_TAG_MAX, &from)))
+        if (!ok(t, "probe", t->shim->probe(t->w, comm, ZR_MPI_TAG_MAX, &from, &bytes)))
             return false;
-    if (from != before)
-        return say(t, "probe has a message of %d, not of %d", from, before);
+    if (from != before || bytes != sizeof in)
+        return say(t, "probe has a message of %lld bytes of %d, not of %d", (long long)bytes, from, before);
     err = t->shim->receive(t->w, comm, in, sizeof in, from, ZR_MPI_TAG_MAX, &slot);
     return begun(t, "receive", err, slot) && finish(t, "borrowed") &&
            is_filled(t, "borrowed", in, sizeof in, before, rank, 0) &&
            ok(t, "free", t->shim->free(t->w, comm)) && ok(t, "free", t->shim->free(t->w, comm));
 }
 
-bool mpi_traffic(const struct zr_mpi_shim *shim, struct zr_mpi_world *w, void *lent, char *wrong, size_t n)
+bool mpi_traffic(const struct zr_mpi_shim *shim, struct zr_mpi_world *w, void *user_comm, char *wrong,
+                 size_t n)
 {
     struct traffic t = {.shim = shim, .w = w, .wrong = wrong, .n_wrong = n};
     int32_t member[MOST], all, part = -1, twin;
     int rank;
     wrong[0] = 0;
-    if (!ok(&t, "rank_of", shim->rank_of(w, lent, &rank, &t.size)))
+    if (!ok(&t, "rank_of", shim->rank_of(w, user_comm, &rank, &t.size)))
         return false;
     if (rank < 0 || rank >= t.size || t.size > MOST)
         return say(&t, "rank %d", rank);
-    if (!borrowed(&t, lent, rank))
+    if (!borrowed(&t, user_comm, rank))
         return false;
     int size = t.size, place = size - 1 - rank;
     for (int i = 0; i < size; i++)
         member[i] = size - 1 - i;
     t.place = place;
-    if (!ok(&t, "make", shim->make(w, lent, member, size, 7, &all)) ||
+    if (!ok(&t, "make", shim->make(w, user_comm, member, size, 7, &all)) ||
         !ok(&t, "copy", shim->copy(w, all, &twin)))
         return false;
     for (int i = 0; 2 * i < size; i++)

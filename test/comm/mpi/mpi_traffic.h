@@ -5,10 +5,11 @@
 
 #include "comm/mpi/mpi_shim.h"
 
-/* Makes communicators, messages and collectives between the ranks of lent, the program's communicator
+/* Makes communicators, messages and collectives between the ranks of user_comm, the program's communicator
  * (NULL: MPI_COMM_WORLD). All of its ranks must call, each on the thread that calls MPI there, after MPI
  * has begun. Leaves no request and no communicator behind. Returns false with a text in wrong[n] on
  * failure. */
-bool mpi_traffic(const struct zr_mpi_shim *shim, struct zr_mpi_world *w, void *lent, char *wrong, size_t n);
+bool mpi_traffic(const struct zr_mpi_shim *shim, struct zr_mpi_world *w, void *user_comm, char *wrong,
+                 size_t n);
 
 #endif

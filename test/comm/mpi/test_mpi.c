@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_mpi.c: tests MPI communicators over the stand-in. It runs the suite of comm_suite.h, worlds wider
- * than a block of the reduction tree, lent communicators, failures while opening, and MPI's start and end. */
+ * than a block of the reduction tree, the program's communicators, failures while opening,
+ * and MPI's start and end. */
 #include "comm/mpi/mpi_comm.h"
 #include "kernels/error.h"
 #include "test/cmocka.h"
@@ -219,12 +220,12 @@ static void test_finalized_early(void **state)
 
 /* --- ranks that differ from MPI's --- */
 
-/* Opens over a lent communicator in its own order, in a world larger than MPI's, and in a world that MPI
- * does not know. */
+/* Opens over the program's communicator in its own order, in a world larger than MPI's, and in a world that
+ * MPI does not know. */
 static void lend(struct rank *me)
 {
     struct mpi_stand_in_comm *c = me->arg;
-    struct zr_mpi_options opt = {.lent = c};
+    struct zr_mpi_options opt = {.user_comm = c};
     struct fixture o;
     char *base;
     struct zr_stream *s;
@@ -232,7 +233,7 @@ static void lend(struct rank *me)
     mpi_stand_in_program_init(me->w.rank, ZR_MPI_MULTIPLE);
     note_error(me, open_rank(me, &o, &opt));
     if (!me->code) {
-        RANK_CHECK(me, o.dev->ops->stream_open(o.dev, ZR_STREAM_QUEUE, "lent", NULL, &s) == 0, "%s",
+        RANK_CHECK(me, o.dev->ops->stream_open(o.dev, ZR_STREAM_QUEUE, "user_comm", NULL, &s) == 0, "%s",
                    zr_error_text());
         RANK_CHECK(me, fixture_arena(o.comm[0], ARENA_BYTES, &base) == 0, "%s", zr_error_text());
         base[me->w.rank] = (char)(me->w.rank + 1);
@@ -247,7 +248,7 @@ static void lend(struct rank *me)
     mpi_stand_in_program_finalize(me->w.rank);
 }
 
-static void test_lent(void **state)
+static void test_user_comm(void **state)
 {
     struct mpi_stand_in_comm c = {4, {2, 0, 3, 1}};
     expect_all(mpi_run_ranks(4, lend, &c), 4, 0, "");
@@ -463,7 +464,7 @@ int main(void)
         cmocka_unit_test(test_conform),    cmocka_unit_test(test_groups),
         cmocka_unit_test(test_mixed),      cmocka_unit_test(test_levels),
         cmocka_unit_test(test_hosts),      cmocka_unit_test(test_hosts_groups),
-        cmocka_unit_test(test_lent),       cmocka_unit_test(test_finalized_early),
+        cmocka_unit_test(test_user_comm),  cmocka_unit_test(test_finalized_early),
         cmocka_unit_test(test_open_fails), cmocka_unit_test(test_other_release),
         cmocka_unit_test(test_arenas),     cmocka_unit_test(test_elsewhere),
         cmocka_unit_test(test_sum_ends),   cmocka_unit_test(test_make_after_finalize),

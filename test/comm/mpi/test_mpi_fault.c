@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_mpi_fault.c: tests that what goes wrong between ranks over MPI is an error with cause and place,
  * and never a hang, whatever MPI does. */
-#include "comm/meet/rendezvous.h"
+#include "comm/meet/user_comm.h"
 #include "comm/mpi/mpi_comm.h"
 #include "kernels/error.h"
 #include "kernels/log.h"
@@ -245,6 +245,11 @@ static void keep_reminder(void *arg, const char *line)
         snprintf(arg, sizeof((struct rank *)0)->note, "%s", line);
 }
 
+static int exchange_over(struct zr_user_comm *c, const void *mine, void *all, size_t bytes)
+{
+    return zr_mpi_exchange_over(c->exchange_arg, c, mine, all, bytes);
+}
+
 static int meet(struct rank *me, int64_t ms, const struct zr_waiting *waiting)
 {
     struct zr_mpi_library lib = mpi_fixture_library();
@@ -253,7 +258,9 @@ static int meet(struct rank *me, int64_t ms, const struct zr_waiting *waiting)
     int held = -1;
     w.waiting = waiting;
     int err = zr_mpi_process_open(&lib, LONG_MS, NULL, NULL, &p);
-    err = err ? err : zr_mpi_find_meeting_point(p, NULL, "MPI_COMM_WORLD", ms, NULL, &w, &held);
+    struct zr_user_comm c = {
+        .name = "MPI_COMM_WORLD", .gather = exchange_over, .exchange_arg = p, .timeout_ms = ms};
+    err = err ? err : zr_user_comm_meet(&c, &w, &held);
     if (held >= 0)
         close(held);
     return err;

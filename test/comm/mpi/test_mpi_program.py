@@ -114,7 +114,7 @@ class Program(unittest.TestCase):
         waits = r'rank 1 waited 3500 ms \(start_timeout_ms\) in zero_wrap of the context "b" for rank 0 of {}'
         names = '{} cfg.launch.name is "a" on rank 0 and "b" on rank 1'
         for what, over, on_others, on_1 in (("crossed", "MPI_COMM_WORLD", names.format(";"), names.format(":")),
-                                            ("crossed_lent", "mpi_comm", "", ", which has not come")):
+                                            ("crossed_user_comm", "mpi_comm", "", ", which has not come")):
             told = sorted(self.told(what))
             self.assertEqual(len(told), RANKS, told)
             for line in told[:2]:
@@ -123,7 +123,7 @@ class Program(unittest.TestCase):
 
     def test_again(self):
         """A zero_wrap to which a rank has not come names the rank. The next one works, over MPI_COMM_WORLD
-        and over a lent communicator."""
+        and over the program's communicator."""
         told = sorted(self.told("again"))
         self.assertEqual(told[8:], ["trained"] * 4 * RANKS, told)
         for line, over in zip(told, ("MPI_COMM_WORLD",) * 2 + ("mpi_comm",) * 2):

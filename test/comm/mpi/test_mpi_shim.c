@@ -61,7 +61,7 @@ static void names(const char *name)
           strstr(info.dli_sname, "MPI_Get_library_version"));
 }
 
-static void *lent;
+static void *user_comm;
 
 /* Starts MPI, as the program or through the shim. */
 static void begin(void)
@@ -74,7 +74,7 @@ static void begin(void)
     MPI_Comm_rank(MPI_COMM_WORLD, &world);
     CHECK(!MPI_Comm_split(MPI_COMM_WORLD, 0, -world, &reversed));
     MPI_Comm_rank(reversed, &rank);
-    lent = &reversed;
+    user_comm = &reversed;
     CHECK(shim->thread_level(w) == ZR_MPI_MULTIPLE);
 #else
     enum zr_mpi_level level;
@@ -105,13 +105,13 @@ static void polled_without_requests(void)
 }
 
 /* Values that a program could lend by mistake: not communicators of ranks. */
-static void other_lent(void)
+static void other_user_comm(void)
 {
     MPI_Comm none = MPI_COMM_NULL, half, between;
     int at = 0, n = 7, color = rank % 2;
     CHECK(!shim->rank_of(w, &none, &at, &n) && at == -1 && n == 0);
-    CHECK(!MPI_Comm_split(*(MPI_Comm *)lent, color, rank, &half));
-    CHECK(!MPI_Intercomm_create(half, 0, *(MPI_Comm *)lent, 1 - color, 5, &between));
+    CHECK(!MPI_Comm_split(*(MPI_Comm *)user_comm, color, rank, &half));
+    CHECK(!MPI_Intercomm_create(half, 0, *(MPI_Comm *)user_comm, 1 - color, 5, &between));
     CHECK(shim->rank_of(w, &between, &at, &n) == MPI_ERR_COMM);
     MPI_Comm_free(&between);
     MPI_Comm_free(&half);
@@ -125,7 +125,7 @@ static void errors(void)
     char text[256] = "";
     for (int i = 0; i < size; i++)
         member[i] = i;
-    CHECK(!shim->make(w, lent, member, size, 3, &comm));
+    CHECK(!shim->make(w, user_comm, member, size, 3, &comm));
     int err = shim->send(w, comm, text, 1, size, 1, &slot); /* to a rank that does not exist */
     CHECK(err > 0 && slot == -1);
     shim->error(w, err, text, sizeof text);
@@ -148,7 +148,7 @@ static void finalize_begins(void *arg)
 static void end(void)
 {
 #ifdef WITH_MPI
-    MPI_Comm_free((MPI_Comm *)lent);
+    MPI_Comm_free((MPI_Comm *)user_comm);
     CHECK(!MPI_Finalize());
 #else
     CHECK(!shim->finalize(w));
@@ -165,16 +165,16 @@ int main(int argc, char **argv)
     load(argv[1]);
     names(argv[2]);
     begin();
-    CHECK(!shim->rank_of(w, lent, &rank, &size) && size == atoi(argv[3]) && rank >= 0 && rank < size);
+    CHECK(!shim->rank_of(w, user_comm, &rank, &size) && size == atoi(argv[3]) && rank >= 0 && rank < size);
     CHECK(!shim->on_finalize(w, NULL, NULL));
     CHECK(!shim->on_finalize(w, finalize_begins, NULL));
     CHECK(!shim->on_finalize(w, finalize_begins, &n_begun));
-    if (!mpi_traffic(shim, w, lent, wrong, sizeof wrong))
+    if (!mpi_traffic(shim, w, user_comm, wrong, sizeof wrong))
         fail(__LINE__, wrong);
     errors();
 #ifdef WITH_MPI
     polled_without_requests();
-    other_lent();
+    other_user_comm();
 #endif
     end();
     CHECK(n_begun == 1);

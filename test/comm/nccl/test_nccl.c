@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_nccl.c: tests NCCL communicators over the stand-ins for CUDA and NCCL. It runs the suite of
- * comm_suite.h on every path, failures while opening, and lent communicators. */
+ * comm_suite.h on every path, failures while opening, and the program's communicators. */
+#include "comm/meet/user_comm.h"
 #include "kernels/thread.h"
 #include "test/cmocka.h"
 #include "test/comm/comm_suite.h"
@@ -782,35 +783,35 @@ static void test_reserve_bytes(void **state)
     assert_int_equal(zr_nccl_room_bytes(3, INT64_MAX), 64 << 20);
 }
 
-/* --- a lent communicator --- */
+/* --- the program's communicator --- */
 
-static ncclComm_t lent[MOST_RANKS];
+static ncclComm_t user_comm[MOST_RANKS];
 static int lend_from; /* ranks below this one lend none */
 
 static void lend(struct zr_nccl_options *opt, int rank)
 {
-    opt->lent = rank >= lend_from ? lent[rank] : NULL;
+    opt->user_comm = rank >= lend_from ? user_comm[rank] : NULL;
 }
 
-static void make_lent(struct rank *me, const ncclUniqueId *id)
+static void make_user_comm(struct rank *me, const ncclUniqueId *id)
 {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     cudaSetDevice(me->w.rank);
     int world = *(int *)me->arg, rank = me->w.rank;
-    me->code = ncclCommInitRankConfig(&lent[rank], world, *id, rank, &config);
+    me->code = ncclCommInitRankConfig(&user_comm[rank], world, *id, rank, &config);
 }
 
-static ncclUniqueId lent_id;
+static ncclUniqueId user_comm_id;
 
-/* Each rank's lent communicator works before and after, and libzero does not close it. */
-static void with_lent(struct rank *me)
+/* Each rank's the program's communicator works before and after, and libzero does not close it. */
+static void with_user_comm(struct rank *me)
 {
     struct fixture o;
     struct zr_tag tag = {.unit = 1};
     void *p;
     cudaStream_t s;
     int rank = me->w.rank;
-    make_lent(me, &lent_id);
+    make_user_comm(me, &user_comm_id);
     RANK_CHECK(me, me->code == 0, "code %d", me->code);
     int err = fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES);
     note_error(me, err);
@@ -826,14 +827,14 @@ static void with_lent(struct rank *me)
     }
     RANK_CHECK(me, fixture_close(&o), "handles are left");
     RANK_CHECK(me, cudaMalloc(&p, 64) == 0 && cudaStreamCreate(&s) == 0, "no memory");
-    RANK_CHECK(me, ncclAllGather((char *)p + rank, p, 1, ncclInt8, lent[rank], s) == 0, "it was closed");
+    RANK_CHECK(me, ncclAllGather((char *)p + rank, p, 1, ncclInt8, user_comm[rank], s) == 0, "it was closed");
     cudaStreamSynchronize(s);
     cudaStreamDestroy(s);
     cudaFree(p);
-    ncclCommDestroy(lent[rank]);
+    ncclCommDestroy(user_comm[rank]);
 }
 
-static void test_lent(void **state)
+static void test_user_comm(void **state)
 {
     static const int versions[] = {22809, 21705 /* cannot split */};
     int world = 3;
@@ -842,28 +843,28 @@ static void test_lent(void **state)
         customize(i == 1, LONG_MS);
         custom.change = lend;
         lend_from = 0;
-        ncclGetUniqueId(&lent_id);
-        struct rank *r = run_ranks(false, world, with_lent, &world, NULL);
+        ncclGetUniqueId(&user_comm_id);
+        struct rank *r = run_ranks(false, world, with_user_comm, &world, NULL);
         for (int k = 0; k < world; k++)
             expect_rank(&r[k], 0, "");
     }
     nccl_stand_in_the_machine()->version = 22809;
     lend_from = 1;
-    ncclGetUniqueId(&lent_id);
-    struct rank *r = run_ranks(false, world, with_lent, &world, NULL);
+    ncclGetUniqueId(&user_comm_id);
+    struct rank *r = run_ranks(false, world, with_user_comm, &world, NULL);
     for (int k = 0; k < world; k++)
         expect_rank(&r[k], ZERO_ERR_MISMATCH, "the use of nccl_comm is 1 on rank 1 and 0 on rank 0");
 }
 
-/* Groups are split off the lent communicator. If that is impossible, an error says so. */
-static void lent_groups(struct rank *me)
+/* Groups are split off the program's communicator. If that is impossible, an error says so. */
+static void user_comm_groups(struct rank *me)
 {
     struct comm_plan p = {.kind = &fixture_custom,
                           .seed = 7,
                           .n_ops = 10,
                           .groups = &(struct fixture_groups){3, {2, 0, 1, 4, 3}}};
     struct fixture o;
-    make_lent(me, &lent_id);
+    make_user_comm(me, &user_comm_id);
     RANK_CHECK(me, me->code == 0, "code %d", me->code);
     if (nccl_stand_in_the_machine()->version == 22809) {
         me->arg = &p;
@@ -872,10 +873,10 @@ static void lent_groups(struct rank *me)
         note_error(me, fixture_open_groups(&o, &me->w, p.groups, p.kind, 2, LONG_MS, 0));
         RANK_CHECK(me, fixture_close(&o), "handles are left");
     }
-    ncclCommDestroy(lent[me->w.rank]);
+    ncclCommDestroy(user_comm[me->w.rank]);
 }
 
-static void test_lent_groups(void **state)
+static void test_user_comm_groups(void **state)
 {
     static const int versions[] = {22809, 21705 /* cannot split */};
     int world = 5;
@@ -884,32 +885,34 @@ static void test_lent_groups(void **state)
         customize(false, LONG_MS);
         custom.change = lend;
         lend_from = 0;
-        ncclGetUniqueId(&lent_id);
-        struct rank *r = run_ranks(false, world, lent_groups, &world, NULL);
+        ncclGetUniqueId(&user_comm_id);
+        struct rank *r = run_ranks(false, world, user_comm_groups, &world, NULL);
         for (int k = 0; k < world && i == 1; k++)
             expect_rank(&r[k], ZERO_ERR_NOTSUP, "this NCCL cannot split it (2.18 or newer can)");
     }
 }
 
-/* Ranks of a lent communicator meet by a file if all of them say so. */
-static void lent_by_file(struct rank *me)
+/* Ranks of the program's communicator meet by a file if all of them say so. */
+static void user_comm_by_file(struct rank *me)
 {
     struct zr_device *dev;
     struct zr_rendezvous *rdv;
     uv_loop_t loop;
+    struct zr_user_comm c = {.name = "nccl_comm", .gather = zr_nccl_exchange, .timeout_ms = LONG_MS};
     int held;
-    bool left;
     bool has_file = me->w.rank >= lend_from;
     me->w.host[0] = me->w.key.n_bytes = 0;
     me->w.port = 0;
     if (has_file && !getcwd(me->w.file, sizeof me->w.file))
         me->w.file[0] = 0;
-    make_lent(me, &lent_id);
+    make_user_comm(me, &user_comm_id);
     RANK_CHECK(me, me->code == 0, "code %d", me->code);
     RANK_CHECK(me, zr_cuda_device_open(ZR_CUDA_CURRENT, &dev) == 0, "%s", zr_error_text());
-    note_error(me, zr_nccl_lent_meet(dev, lent[me->w.rank], LONG_MS, &me->w, &held, &left));
+    c.dev = dev;
+    c.comm = user_comm[me->w.rank];
+    note_error(me, zr_user_comm_meet(&c, &me->w, &held));
     dev->ops->close(dev);
-    RANK_CHECK(me, held < 0 && !left, "a port is held");
+    RANK_CHECK(me, held < 0 && !c.is_left, "a port is held");
     if (!me->code) {
         RANK_CHECK(me, me->w.key.n_bytes > 0 && me->w.file[0], "no key, or no file");
         uv_loop_init(&loop);
@@ -917,15 +920,15 @@ static void lent_by_file(struct rank *me)
         zr_rendezvous_free(rdv);
         RANK_CHECK(me, uv_loop_close(&loop) == 0, "handles are left");
     }
-    ncclCommDestroy(lent[me->w.rank]);
+    ncclCommDestroy(user_comm[me->w.rank]);
 }
 
-static void test_lent_by_file(void **state)
+static void test_user_comm_by_file(void **state)
 {
     int world = 3;
     for (lend_from = 0; lend_from < 2; lend_from++) {
-        ncclGetUniqueId(&lent_id);
-        struct rank *r = run_ranks(false, world, lent_by_file, &world, NULL);
+        ncclGetUniqueId(&user_comm_id);
+        struct rank *r = run_ranks(false, world, user_comm_by_file, &world, NULL);
         for (int k = 0; k < world; k++)
             expect_rank(&r[k], lend_from ? ZERO_ERR_ARG : 0,
                         lend_from ? "rank 1 meets by a file:// and rank 0 does not" : "");
@@ -934,30 +937,30 @@ static void test_lent_by_file(void **state)
 
 static ncclComm_t swapped(int rank)
 {
-    return lent[1 - rank];
+    return user_comm[1 - rank];
 }
 
 static void lend_swapped(struct zr_nccl_options *opt, int rank)
 {
-    opt->lent = swapped(rank);
+    opt->user_comm = swapped(rank);
 }
 
 static void with_wrong(struct rank *me)
 {
-    make_lent(me, &lent_id);
+    make_user_comm(me, &user_comm_id);
     RANK_CHECK(me, all_at(me, 1), "a rank is missing");
     struct fixture o;
     note_error(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES));
     RANK_CHECK(me, fixture_close(&o), "handles are left");
-    ncclCommDestroy(lent[me->w.rank]);
+    ncclCommDestroy(user_comm[me->w.rank]);
 }
 
-static void test_lent_wrong(void **state)
+static void test_user_comm_wrong(void **state)
 {
     int world = 2;
     customize(false, LONG_MS);
     custom.change = lend_swapped;
-    ncclGetUniqueId(&lent_id);
+    ncclGetUniqueId(&user_comm_id);
     struct rank *r = run_ranks(false, world, with_wrong, &world, NULL);
     expect_rank(&r[0], ZERO_ERR_ARG, "nccl_comm is rank 1 of 2, but this is rank 0 of 2");
 }
@@ -971,8 +974,8 @@ int main(void)
         TEST(test_mixed),
         TEST(test_alone),
         TEST(test_groups),
-        TEST(test_lent_groups),
-        TEST(test_lent_by_file),
+        TEST(test_user_comm_groups),
+        TEST(test_user_comm_by_file),
         TEST(test_buffers_overlap),
         TEST(test_paths),
         TEST(test_known_faults),
@@ -994,8 +997,8 @@ int main(void)
         TEST(test_window_twice),
 #endif
         TEST(test_reserve_bytes),
-        TEST(test_lent),
-        TEST(test_lent_wrong),
+        TEST(test_user_comm),
+        TEST(test_user_comm_wrong),
     };
     return cmocka_run_group_tests_name("nccl", tests, NULL, NULL);
 }

@@ -84,28 +84,28 @@ static void remove_copy(char *path)
     rmdir(path);
 }
 
-static void no_lent(const char *part, const char *more)
+static void no_user_comm(const char *part, const char *more)
 {
-    int rank, world, err = zr_nccl_lent_world(&rank, 1000, &rank, &world);
+    int rank, world, err = zr_nccl_user_comm_world(&rank, 1000, &rank, &world);
     if (err != ZERO_ERR_NOTSUP || !strstr(zr_error_text(), part) || !strstr(zr_error_text(), more))
         fail_msg("code %d \"%s\" lacks \"%s\" or \"%s\"", err, zr_error_text(), part, more);
 }
 
-/* A lent communicator belongs to the NCCL that the program has loaded, wherever that file is. libzero asks
- * that one. If the program has loaded two, or none is visible, it returns an error. */
-static void test_lent_of_which(void **state)
+/* The program's communicator belongs to the NCCL that the program has loaded, wherever that file is. libzero
+ * asks that one. If the program has loaded two, or none is visible, it returns an error. */
+static void test_user_comm_of_which(void **state)
 {
     int rank, world;
     char first[64], second[64];
-    no_lent("is not visible in this process", "linked statically?");
+    no_user_comm("is not visible in this process", "linked statically?");
     void *a = load_copy("libother.so", first, sizeof first);
-    if (zr_nccl_lent_world(&rank, 1000, &rank, &world) || rank != 3 || world != 5)
+    if (zr_nccl_user_comm_world(&rank, 1000, &rank, &world) || rank != 3 || world != 5)
         fail_msg("rank %d of %d: %s", rank, world, zr_error_text());
     void *b = load_copy("libnccl.so.2", second, sizeof second);
-    no_lent(first, second);
-    no_lent("has loaded NCCL twice", "");
+    no_user_comm(first, second);
+    no_user_comm("has loaded NCCL twice", "");
     dlclose(b);
-    assert_int_equal(zr_nccl_lent_world(&rank, 1000, &rank, &world), 0);
+    assert_int_equal(zr_nccl_user_comm_world(&rank, 1000, &rank, &world), 0);
     dlclose(a);
     remove_copy(first);
     remove_copy(second);
@@ -181,7 +181,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
 #ifdef ZR_TEST_HAVE_NCCL
-        cmocka_unit_test(test_lent_of_which),
+        cmocka_unit_test(test_user_comm_of_which),
         cmocka_unit_test(test_wrong_library),
         cmocka_unit_test(test_no_driver),
 #else

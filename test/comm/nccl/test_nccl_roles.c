@@ -339,31 +339,32 @@ static void test_without_groups(void **state)
     }
 }
 
-static ncclComm_t lent[WORLD];
-static ncclUniqueId lent_id;
+static ncclComm_t user_comm[WORLD];
+static ncclUniqueId user_comm_id;
 
 static void lend(struct zr_nccl_options *opt, int rank)
 {
-    opt->lent = lent[rank];
+    opt->user_comm = user_comm[rank];
 }
 
 /* All are split off the communicator that the program lends, which the program can use afterwards. */
-static void with_lent(struct rank *me)
+static void with_user_comm(struct rank *me)
 {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     cudaSetDevice(me->w.rank);
-    RANK_CHECK(me, ncclCommInitRankConfig(&lent[me->w.rank], WORLD, lent_id, me->w.rank, &config) == 0,
+    RANK_CHECK(me,
+               ncclCommInitRankConfig(&user_comm[me->w.rank], WORLD, user_comm_id, me->w.rank, &config) == 0,
                "no communicator to lend");
     every_role(me);
-    ncclCommDestroy(lent[me->w.rank]);
+    ncclCommDestroy(user_comm[me->w.rank]);
 }
 
-static void test_lent(void **state)
+static void test_user_comm(void **state)
 {
     customize(true, LONG_MS);
     custom.change = lend;
-    ncclGetUniqueId(&lent_id);
-    run_ranks(false, WORLD, with_lent, NULL, NULL);
+    ncclGetUniqueId(&user_comm_id);
+    run_ranks(false, WORLD, with_user_comm, NULL, NULL);
     expect_nothing_open();
 }
 
@@ -437,6 +438,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_every_role), TEST(test_several_ids), TEST(test_without_groups), TEST(test_order),
-        TEST(test_lent),       TEST(test_one_fails),   TEST(test_split_fails)};
+        TEST(test_user_comm),  TEST(test_one_fails),   TEST(test_split_fails)};
     return cmocka_run_group_tests_name("nccl's roles", tests, NULL, NULL);
 }

@@ -513,7 +513,7 @@ struct lending {
         bad; /* absent: the rank that never calls zero_wrap; bad: the rank with a wrong table; -1: none */
 };
 
-static void trains_over_lent(struct toy_rank *r)
+static void trains_over_user_comm(struct toy_rank *r)
 {
     const struct lending *l = r->arg;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -564,17 +564,17 @@ static void trains_over_lent(struct toy_rank *r)
         __lsan_enable();
 }
 
-static void over_lent(int world, struct lending l, struct toy_rank *r)
+static void over_user_comm(int world, struct lending l, struct toy_rank *r)
 {
     assert_int_equal(ncclGetUniqueId(&l.id), 0);
-    toy_ranks(world, trains_over_lent, &l, r);
+    toy_ranks(world, trains_over_user_comm, &l, r);
     for (int i = 0; i < world; i++)
         if (r[i].wrong[0])
             fail_msg("rank %d: %s", i, r[i].wrong);
 }
 
 /* The communicator alone gives rank and world. */
-static void test_lent(void **state)
+static void test_user_comm(void **state)
 {
     struct stand_in_machine *m = stand_in_the_machine(), was = *m;
     struct toy_rank r[4];
@@ -582,7 +582,7 @@ static void test_lent(void **state)
     for (int world = 1; world <= 4; world++) {
         uint64_t hash = 0;
         for (int k = 0; k < 3; k++) {
-            over_lent(
+            over_user_comm(
                 world,
                 (struct lending){
                     .blocks = k != 1, .knows = k == 2, .start_timeout_ms = 60000, .absent = -1, .bad = -1},
@@ -598,14 +598,14 @@ static void test_lent(void **state)
         }
     }
     /* An error that only one rank finds is returned on all, with its message. */
-    over_lent(3, (struct lending){.blocks = true, .start_timeout_ms = 60000, .absent = -1, .bad = 1}, r);
+    over_user_comm(3, (struct lending){.blocks = true, .start_timeout_ms = 60000, .absent = -1, .bad = 1}, r);
     for (int i = 0; i < 3; i++)
         if (r[i].err != ZERO_ERR_ARG || !strstr(r[i].text, "tensors[1]"))
             fail_msg("rank %d: %d \"%s\"", i, r[i].err, r[i].text);
     nccl_stand_in_end();
     nothing_wrong();
     /* A rank that does not come is named after the timeout. */
-    over_lent(3, (struct lending){.blocks = true, .start_timeout_ms = 1500, .absent = 2, .bad = -1}, r);
+    over_user_comm(3, (struct lending){.blocks = true, .start_timeout_ms = 1500, .absent = 2, .bad = -1}, r);
     for (int i = 0; i < 2; i++)
         if (r[i].err != ZERO_ERR_TIMEOUT || !strstr(r[i].text, "came to zero_wrap"))
             fail_msg("rank %d: %d \"%s\"", i, r[i].err, r[i].text);
@@ -614,7 +614,7 @@ static void test_lent(void **state)
     *m = was;
 }
 
-static void test_lent_wrongly(void **state)
+static void test_user_comm_wrongly(void **state)
 {
     ncclConfig_t one = NCCL_CONFIG_INITIALIZER;
     struct zero_config cfg = config(1);
@@ -728,8 +728,8 @@ int main(void)
         cmocka_unit_test(test_kernels_of_a_step),  cmocka_unit_test(test_lost_gpu),
         cmocka_unit_test(test_host_does_not_wait), cmocka_unit_test(test_gradients_and_numbers),
         cmocka_unit_test(test_own_optimizer),      cmocka_unit_test(test_abort_that_sticks),
-        cmocka_unit_test(test_what_nccl_holds),    cmocka_unit_test(test_lent),
-        cmocka_unit_test(test_lent_wrongly),       cmocka_unit_test(test_checkpoints_move),
+        cmocka_unit_test(test_what_nccl_holds),    cmocka_unit_test(test_user_comm),
+        cmocka_unit_test(test_user_comm_wrongly),  cmocka_unit_test(test_checkpoints_move),
     };
     toy_wait = wait_for_default_stream;
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,33 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_lent.c: tests where ranks meet that already have a communicator: on loopback, at the address that
+/* test_user_comm.c: tests where ranks meet that can exchange bytes already: on loopback, at the address that
  * the user gives, or at one of the addresses that rank 0 offers. */
-#include "comm/meet/lent.h"
+#include "comm/meet/user_comm.h"
 #include "test/cmocka.h"
 #include "test/comm/ranks.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 /* --- the cards --- */
 
 /* Fills both cards of a world of two. What rank 0 fills in goes to *w. */
-static void fill(struct zr_world *w, struct zr_lent_card c[2])
+static void fill(struct zr_world *w, struct zr_user_comm_card c[2])
 {
     const struct zr_world other = {.rank = 1, .world = 2};
-    int held, none = -1;
+    int held = -1, none = -1;
     w->world = 2;
-    assert_int_equal(zr_first_error_put(&c[0], zr_lent_fill(w, &held, &c[0])), 0);
-    assert_int_equal(zr_first_error_put(&c[1], zr_lent_fill(&other, &none, &c[1])), 0);
+    assert_int_equal(zr_user_comm_fill(w, &held, &c[0]), 0);
+    assert_int_equal(zr_user_comm_fill(&other, &none, &c[1]), 0);
     assert_int_equal(none, -1);
     if (held >= 0)
         close(held);
 }
 
-static void choose(const struct zr_lent_card c[2], struct zr_world *w)
+/* Gives changed cards their hash. */
+static void sign(struct zr_user_comm_card c[2])
 {
+    for (int i = 0; i < 2; i++)
+        c[i].sum = XXH3_64bits((const char *)&c[i] + sizeof c[i].sum, sizeof c[i] - sizeof c[i].sum);
+}
+
+static void choose(struct zr_user_comm_card c[2], struct zr_world *w)
+{
+    sign(c);
     *w = (struct zr_world){.rank = 1, .world = 2};
-    if (zr_lent_choose(c, "nccl_comm", w))
+    if (zr_user_comm_choose(c, "nccl_comm", w))
         fail_msg("%s", zr_error_text());
     assert_int_equal(w->key.n_bytes, c[0].key.n_bytes);
     assert_memory_equal(w->key.bytes, c[0].key.bytes, sizeof w->key.bytes);
@@ -36,7 +45,7 @@ static void choose(const struct zr_lent_card c[2], struct zr_world *w)
 static void test_one_loopback(void **state)
 {
     struct zr_world w = {.rank = 0};
-    struct zr_lent_card c[2];
+    struct zr_user_comm_card c[2];
     fill(&w, c);
     assert_true(c[0].port > 0 && c[0].key.n_bytes > 0);
     choose(c, &w);
@@ -49,7 +58,7 @@ static void test_one_loopback(void **state)
 static void test_own_addresses(void **state)
 {
     struct zr_world w = {.rank = 0};
-    struct zr_lent_card c[2];
+    struct zr_user_comm_card c[2];
     union zr_address at[ZR_LOOKUP_MOST];
     fill(&w, c);
     int n = zr_address_list_read(c[0].at, strlen(c[0].at), at);
@@ -72,7 +81,7 @@ static void test_own_addresses(void **state)
 static void test_several_hosts(void **state)
 {
     struct zr_world w = {.rank = 0};
-    struct zr_lent_card c[2];
+    struct zr_user_comm_card c[2];
     union zr_address want;
     fill(&w, c);
     c[1].loopback++;
@@ -83,7 +92,8 @@ static void test_several_hosts(void **state)
     assert_true(zr_address_parse("10.77.0.1", w.port, &want) && zr_address_same(&w.at[0], &want));
     assert_true(zr_address_parse("fd77::1", w.port, &want) && zr_address_same(&w.at[1], &want));
     c[0].at[0] = 0;
-    assert_int_equal(zr_lent_choose(c, "nccl_comm", &w), ZERO_ERR_ARG);
+    sign(c);
+    assert_int_equal(zr_user_comm_choose(c, "nccl_comm", &w), ZERO_ERR_ARG);
     assert_string_equal(
         zr_error_text(),
         "the ranks of nccl_comm are on several hosts, and rank 0's host, or its interface, has no address "
@@ -93,13 +103,37 @@ static void test_several_hosts(void **state)
 static void test_other_name(void **state)
 {
     struct zr_world w = {.rank = 0, .name = "gen"};
-    struct zr_lent_card c[2];
+    struct zr_user_comm_card c[2];
     fill(&w, c);
     strcpy(c[1].name, "disc");
-    assert_int_equal(zr_lent_choose(c, "nccl_comm", &w), ZERO_ERR_MISMATCH);
+    sign(c);
+    assert_int_equal(zr_user_comm_choose(c, "nccl_comm", &w), ZERO_ERR_MISMATCH);
     assert_string_equal(zr_error_text(),
                         "cfg.launch.name is \"gen\" on rank 0 and \"disc\" on rank 1: ranks that meet over "
                         "nccl_comm must wrap their contexts in the same order");
+}
+
+/* Bytes that an exchange has changed, or put in another place, are an error. */
+static void test_wrong_bytes(void **state)
+{
+    struct zr_world w = {.rank = 0};
+    struct zr_user_comm_card c[2], was[2];
+    fill(&w, c);
+    memcpy(was, c, sizeof c);
+    for (size_t at = 0; at < sizeof c[1]; at += 61) {
+        ((char *)&c[1])[at] ^= 4;
+        assert_int_equal(zr_user_comm_choose(c, "exchange", &w), ZERO_ERR_FAILED);
+        assert_non_null(strstr(zr_error_text(), "exchange gave rank 0 wrong bytes for rank 1"));
+        memcpy(c, was, sizeof c);
+    }
+    c[1] = c[0];
+    assert_int_equal(zr_user_comm_choose(c, "exchange", &w), ZERO_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "gave rank 0 the bytes of rank 0 in the place of rank 1"));
+    memcpy(c, was, sizeof c);
+    c[1].world = 3;
+    sign(c);
+    assert_int_equal(zr_user_comm_choose(c, "exchange", &w), ZERO_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "world is 3 on rank 1 and 2 on rank 0"));
 }
 
 /* --- meeting by a list of addresses --- */
@@ -214,9 +248,10 @@ static void test_another_job_is_there(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_loopback),  cmocka_unit_test(test_own_addresses),
-        cmocka_unit_test(test_several_hosts), cmocka_unit_test(test_other_name),
-        cmocka_unit_test(test_meet_by_list),  cmocka_unit_test(test_another_job_is_there),
+        cmocka_unit_test(test_one_loopback),         cmocka_unit_test(test_own_addresses),
+        cmocka_unit_test(test_several_hosts),        cmocka_unit_test(test_other_name),
+        cmocka_unit_test(test_wrong_bytes),          cmocka_unit_test(test_meet_by_list),
+        cmocka_unit_test(test_another_job_is_there),
     };
-    return cmocka_run_group_tests_name("lent", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("user_comm", tests, NULL, NULL);
 }

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_meeting_point.c: ranks agree over MPI on where they meet. They use a communicator that the program
- * lends (mpi_lent.c), or MPI_COMM_WORLD if a launcher of MPI has started them and nothing else gives an
- * address.
+/* mpi_exchange.c: ranks exchange bytes over MPI before they meet (gather of struct zr_user_comm). They use
+ * the program's communicator (mpi_user_comm.c), or MPI_COMM_WORLD if a launcher of MPI has started them and
+ * nothing else says where they meet.
  *
- * Every rank sends its card (comm/meet/lent.h) to rank 0, which answers all of them once the last has come. A
- * card may belong to a zero_wrap that its rank has given up since. So rank 0 counts a rank only once that
- * rank has confirmed that it still waits. A rank that gives up afterwards asks rank 0 whether it was in time.
- * Cards carry cfg.launch.name, so contexts of one process may meet in any order.
+ * Every rank sends its bytes to rank 0, which answers all of them once the last have come. They may belong to
+ * a zero_wrap that their rank has given up since. So rank 0 counts a rank only once that rank has confirmed
+ * that it still waits. A rank that gives up afterwards asks rank 0 whether it was in time. Notes carry
+ * cfg.launch.name, so contexts of one process may meet in any order.
  *
  * No call here waits inside MPI. So a late rank blocks no other context of the process, and a zero_wrap that
  * fails leaves nothing pending in MPI. The messages use the communicator itself, with a separate tag. A new
  * communicator would have to be made first, and that call waits for every rank. */
-#include "comm/meet/lent.h"
+#include "comm/first_error.h"
+#include "comm/meet/user_comm.h"
 #include "comm/mpi/mpi_comm.h"
 #include "kernels/alloc.h"
 
@@ -19,7 +20,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 /* REST_MS: time for sent messages to leave. GRACE_MS: most time that a rank waits longer than rank 0, to
  * receive from it who is missing. LISTED: most ranks that a message names. */
@@ -28,23 +28,34 @@ static const char LIMIT[] = " (start_timeout_ms)";
 
 /* Kinds of notes. From other ranks to rank 0:
  *
- *    CARD   the rank is in zero_wrap
+ *    CARD   the rank is in zero_wrap; its bytes follow
  *    HERE   the rank has got SEEN, and still waits
  *    GONE   the rank no longer waits
  *
  * From rank 0 to others:
  *
- *    SEEN   rank 0 is in zero_wrap, in the context that the card names
- *    POINT  where ranks meet, or why they do not
- *    LEFT   rank 0 has got GONE in time, and sends no POINT */
-enum note_kind { CARD = 1, HERE, GONE, SEEN, POINT, LEFT };
+ *    SEEN   rank 0 is in zero_wrap, in the context that the note names
+ *    ALL    the attempts and the bytes of all ranks follow, or a failure
+ *    LEFT   rank 0 has got GONE in time, and sends no ALL */
+enum note_kind { CARD = 1, HERE, GONE, SEEN, ALL, LEFT };
 
 struct note {
-    int32_t kind, same_loopback;
-    /* Number of the zero_wrap of the rank that is not rank 0. */
+    int32_t kind;
+    /* The failure that ALL reports. */
+    ZR_FIRST_ERROR(256);
+    char name[sizeof((struct zr_world *)0)->name];
+    /* Number of the zero_wrap of the rank that is not rank 0. In ALL each rank has another. */
     uint64_t attempt;
-    struct zr_lent_card card;
 };
+
+/* A note with what follows it. Several messages may send one. */
+struct post {
+    int n_users;
+    int64_t bytes;
+    struct note note;
+    uint64_t more[];
+};
+_Static_assert(sizeof(struct note) % sizeof(uint64_t) == 0, "more follows without a gap");
 
 struct message {
     struct message *next;
@@ -52,7 +63,7 @@ struct message {
     int from;
     /* Rank 0, which waits in another context, has answered it. */
     bool is_answered;
-    struct note note;
+    struct post *post;
 };
 
 /* Another rank, as rank 0 knows it. */
@@ -74,13 +85,16 @@ struct meeting {
     struct channel *channel;
     uint64_t attempt;
     struct message *sent;
-    /* On rank 0: (w->world) the cards, and the state of their ranks; the number of ranks here, including rank
-     * 0. */
-    struct zr_lent_card *all;
+    /* Bytes of each rank, and (w->world) those of all. */
+    size_t bytes;
+    char *all;
+    /* On rank 0: (w->world) the state of the ranks; the number of ranks here, including rank 0. */
     struct arrival *come;
     int n_here;
-    /* On other ranks: rank 0 has come; it has come only in a context of other_name; it has answered LEFT. */
+    /* On other ranks: rank 0 has come; it has come only in a context of other_name; it has answered LEFT; the
+     * failure that ALL reported, if any. */
     bool is_seen, has_other_name, has_left;
+    struct zr_kept reported;
     char other_name[sizeof((struct zr_world *)0)->name];
 };
 
@@ -118,7 +132,7 @@ static struct channel *channel_of(struct zr_mpi_process *p, int32_t comm)
     return c;
 }
 
-static int join_channel(struct meeting *k, void *lent)
+static int join_channel(struct meeting *k, void *user_comm)
 {
     struct zr_mpi_process *p = k->process;
     const struct zr_mpi_shim *shim = zr_mpi_shim_of(p);
@@ -126,7 +140,7 @@ static int join_channel(struct meeting *k, void *lent)
     int err = zr_mpi_enter(p, k->ms);
     if (err)
         return err;
-    int class = shim->borrow(zr_mpi_world_of(p), lent, &comm);
+    int class = shim->borrow(zr_mpi_world_of(p), user_comm, &comm);
     pthread_mutex_lock(&lock);
     struct channel *c = class ? NULL : channel_of(p, comm);
     if (c) {
@@ -178,20 +192,45 @@ static void leave_channel(struct meeting *k)
 
 /* --- messages --- */
 
-static int send_note(struct meeting *k, int to, const struct note *note)
+/* Returns a note that `bytes` may follow, with one user, or NULL with a message. */
+static struct post *make_post(const struct meeting *k, const struct note *note, size_t bytes)
+{
+    struct post *p = calloc(1, sizeof *p + bytes);
+    if (!p) {
+        zr_fail(ZERO_ERR_NOMEM, "%s: no memory to meet over it", k->over);
+        return NULL;
+    }
+    p->n_users = 1;
+    p->bytes = (int64_t)(sizeof p->note + bytes);
+    p->note = *note;
+    memcpy(p->note.name, k->w->name, sizeof p->note.name);
+    return p;
+}
+
+static void drop_post(struct post *p)
+{
+    if (p && --p->n_users == 0)
+        free(p);
+}
+
+static void free_message(struct message *m)
+{
+    drop_post(m->post);
+    free(m);
+}
+
+static int send_post(struct meeting *k, int to, struct post *post)
 {
     struct zr_mpi_process *p = k->process;
     struct message *m;
     int32_t slot = -1;
     int class = 0, err = ZR_ZALLOC(m, 1, "a meeting over %s", k->over);
-    if (!err)
-        m->note = *note;
     int64_t until_ns = zr_now_ns() + k->ms * 1000000;
     while (!err && !class && slot < 0) { /* other contexts of the process may take all the room */
         err = zr_mpi_enter(p, k->ms);
         if (err)
             break;
-        class = zr_mpi_shim_of(p)->send(zr_mpi_world_of(p), k->channel->comm, &m->note, sizeof m->note, to,
+        class = zr_mpi_shim_of(p)->send(zr_mpi_world_of(p), k->channel->comm, &post->note, post->bytes, to,
                                         MEETING_TAG, &slot);
         if (slot >= 0)
             zr_mpi_begun(p, slot, &m->batch);
@@ -204,9 +243,39 @@ static int send_note(struct meeting *k, int to, const struct note *note)
         free(m);
         return err ? err : zr_mpi_say(p, class, "MPI_Isend");
     }
+    m->post = post;
+    post->n_users++;
     m->next = k->sent;
     k->sent = m;
     return 0;
+}
+
+/* Sends a note, which more[bytes] follows. */
+static int send_note(struct meeting *k, int to, const struct note *note, const void *more, size_t bytes)
+{
+    struct post *post = make_post(k, note, bytes);
+    if (!post)
+        return ZERO_ERR_NOMEM;
+    if (bytes)
+        memcpy(post->more, more, bytes);
+    int err = send_post(k, to, post);
+    drop_post(post);
+    return err;
+}
+
+/* Returns a message with room for so many bytes. NULL: no memory, or no rank of this libzero sent them. */
+static struct message *make_message(const struct meeting *k, int from, int64_t bytes)
+{
+    struct message *m = NULL;
+    if (bytes >= (int64_t)sizeof(struct note) && (m = calloc(1, sizeof *m))) {
+        m->from = from;
+        m->post = make_post(k, &(struct note){0}, (size_t)bytes - sizeof(struct note));
+    }
+    if (m && !m->post) {
+        free(m);
+        m = NULL;
+    }
+    return m;
 }
 
 /* Receives a message that has arrived, whichever context of the process it is for. *more: there was one. */
@@ -216,25 +285,25 @@ static int receive_note(struct meeting *k, bool *more)
     const struct zr_mpi_shim *shim = zr_mpi_shim_of(p);
     struct message *m = NULL, **at = &k->channel->first;
     int32_t slot = -1;
+    int64_t bytes;
     int from, err = zr_mpi_enter(p, k->ms);
     *more = false;
     if (err)
         return err;
-    int class = shim->probe(zr_mpi_world_of(p), k->channel->comm, MEETING_TAG, &from);
-    if (!class && from >= 0 && (m = calloc(1, sizeof *m)))
-        class = shim->receive(zr_mpi_world_of(p), k->channel->comm, &m->note, sizeof m->note, from,
-                              MEETING_TAG, &slot);
+    int class = shim->probe(zr_mpi_world_of(p), k->channel->comm, MEETING_TAG, &from, &bytes);
+    if (!class && from >= 0 && (m = make_message(k, from, bytes)))
+        class = shim->receive(zr_mpi_world_of(p), k->channel->comm, &m->post->note, bytes, from, MEETING_TAG,
+                              &slot);
     *more = slot >= 0;
     if (*more) {
         zr_mpi_begun(p, slot, &m->batch);
-        m->from = from;
         pthread_mutex_lock(&lock);
         while (*at)
             at = &(*at)->next;
         *at = m;
         pthread_mutex_unlock(&lock);
-    } else {
-        free(m);
+    } else if (m) {
+        free_message(m);
     }
     zr_mpi_leave(p);
     return class ? zr_mpi_say(p, class, "MPI_Iprobe") : 0;
@@ -253,7 +322,7 @@ static bool have_left(struct meeting *k)
         if (atomic_load(&m->batch.n_left))
             left = false;
         else
-            free(m);
+            free_message(m);
     }
     k->sent = NULL;
     return left;
@@ -261,28 +330,42 @@ static bool have_left(struct meeting *k)
 
 static bool is_named(const struct note *n, const struct meeting *k)
 {
-    return !strncmp(n->card.name, k->w->name, sizeof n->card.name);
+    return !strncmp(n->name, k->w->name, sizeof n->name);
 }
 
 static bool is_answer(const struct note *n)
 {
-    return n->kind == SEEN || n->kind == POINT || n->kind == LEFT;
+    return n->kind == SEEN || n->kind == ALL || n->kind == LEFT;
+}
+
+/* Bytes that follow ALL. */
+static size_t all_bytes(const struct meeting *k)
+{
+    return (size_t)k->w->world * (sizeof(uint64_t) + k->bytes);
+}
+
+/* Whether this is an answer to k, which is not rank 0. */
+static bool answers(const struct post *p, const struct meeting *k)
+{
+    if (p->note.kind == ALL)
+        return p->bytes == (int64_t)(sizeof p->note + all_bytes(k)) && p->more[k->w->rank] == k->attempt;
+    return is_answer(&p->note) && p->note.attempt == k->attempt;
 }
 
 /* Whether no context waits for this answer any more. Called with the lock held. */
-static bool is_stale(const struct channel *c, const struct note *n)
+static bool is_stale(const struct channel *c, const struct post *p)
 {
     const struct meeting *k = c->meetings;
-    while (k && (k->w->rank == 0 || k->attempt != n->attempt))
+    while (k && (k->w->rank == 0 || !answers(p, k)))
         k = k->next;
-    return is_answer(n) && !k;
+    return is_answer(&p->note) && !k;
 }
 
-static bool is_for(const struct meeting *k, const struct note *n)
+static bool is_for(const struct meeting *k, const struct post *p)
 {
     if (k->w->rank == 0)
-        return !is_answer(n) && is_named(n, k);
-    return is_answer(n) && n->attempt == k->attempt;
+        return !is_answer(&p->note) && is_named(&p->note, k);
+    return answers(p, k);
 }
 
 /* Returns the next message for k, to be freed, or NULL if there is none. */
@@ -292,14 +375,14 @@ static struct message *take_next(struct meeting *k)
     pthread_mutex_lock(&lock);
     while (*at && !found && !atomic_load(&(*at)->batch.n_left)) {
         struct message *m = *at;
-        bool stale = is_stale(k->channel, &m->note);
-        if (!stale && !is_for(k, &m->note)) {
+        bool stale = is_stale(k->channel, m->post);
+        if (!stale && !is_for(k, m->post)) {
             at = &m->next;
             continue;
         }
         *at = m->next;
         if (stale)
-            free(m);
+            free_message(m);
         else
             found = m;
     }
@@ -355,25 +438,25 @@ static int answer_other_names(struct meeting *k)
         pthread_mutex_lock(&lock);
         struct message *m = k->channel->first;
         while (m && !atomic_load(&m->batch.n_left) &&
-               (m->is_answered || m->note.kind != CARD || is_named(&m->note, k)))
+               (m->is_answered || m->post->note.kind != CARD || is_named(&m->post->note, k)))
             m = m->next;
         all = !m || atomic_load(&m->batch.n_left);
         if (!all) {
             m->is_answered = true;
-            answer.attempt = m->note.attempt;
+            answer.attempt = m->post->note.attempt;
             to = m->from;
         }
         pthread_mutex_unlock(&lock);
-        memcpy(answer.card.name, k->w->name, sizeof answer.card.name);
         if (!all)
-            err = send_note(k, to, &answer);
+            err = send_note(k, to, &answer, NULL, 0);
     }
     return err;
 }
 
-/* Handles a note. A card replaces earlier cards of its rank. */
-static int take_note(struct meeting *k, int from, const struct note *n)
+/* Handles a note. Its bytes replace earlier ones of its rank. */
+static int take_note(struct meeting *k, int from, const struct post *p)
 {
+    const struct note *n = &p->note;
     struct arrival *a = &k->come[from];
     struct note answer = {.kind = n->kind == CARD ? SEEN : LEFT, .attempt = n->attempt};
     if (n->kind != CARD && a->attempt != n->attempt)
@@ -382,16 +465,16 @@ static int take_note(struct meeting *k, int from, const struct note *n)
     *a = (struct arrival){n->kind == GONE ? 0 : n->attempt, n->kind == HERE};
     if (n->kind == HERE)
         return 0;
-    k->all[from] = n->card;
-    memcpy(answer.card.name, k->w->name, sizeof answer.card.name);
-    return send_note(k, from, &answer);
+    if (n->kind == CARD && p->bytes == (int64_t)(sizeof *n + k->bytes))
+        memcpy(k->all + (size_t)from * k->bytes, p->more, k->bytes);
+    return send_note(k, from, &answer, NULL, 0);
 }
 
 static int take_notes(struct meeting *k)
 {
     int err = 0;
-    for (struct message *m; !err && (m = take_next(k)); free(m))
-        err = take_note(k, m->from, &m->note);
+    for (struct message *m; !err && (m = take_next(k)); free_message(m))
+        err = take_note(k, m->from, m->post);
     return err ? err : answer_other_names(k);
 }
 
@@ -401,9 +484,9 @@ static int find_other_name(const struct meeting *k, char name[sizeof k->other_na
 {
     int rank = -1;
     for (const struct message *m = k->channel->first; m && !atomic_load(&m->batch.n_left); m = m->next)
-        if (m->note.kind == CARD && !is_named(&m->note, k) && !k->come[m->from].attempt) {
+        if (m->post->note.kind == CARD && !is_named(&m->post->note, k) && !k->come[m->from].attempt) {
             rank = m->from;
-            memcpy(name, m->note.card.name, sizeof k->other_name);
+            memcpy(name, m->post->note.name, sizeof k->other_name);
         }
     return rank;
 }
@@ -433,35 +516,38 @@ static void describe_missing(struct meeting *k, int64_t ms, const char *limit, c
              k->w->world, k->w->name, k->over, (long long)ms, limit, who, names);
 }
 
-/* Sends the ranks that have come where all meet, or why they do not. */
-static int answer_all(struct meeting *k, int err, bool same_loopback)
+/* Sends the ranks that have come the bytes of all, or why there are none. */
+static int answer_all(struct meeting *k, int err)
 {
-    struct note answer = {.kind = POINT, .same_loopback = same_loopback, .card = k->all[0]};
-    zr_first_error_put(&answer.card, err);
+    struct note answer = {.kind = ALL};
+    size_t n_world = (size_t)k->w->world;
     struct zr_kept kept;
-    zr_keep(&kept, err);
+    zr_keep(&kept, zr_first_error_put(&answer, err));
+    struct post *post = make_post(k, &answer, all_bytes(k));
+    if (!post)
+        return err ? zr_say_again(&kept) : ZERO_ERR_NOMEM;
+    for (size_t i = 0; i < n_world; i++)
+        post->more[i] = k->come[i].attempt;
+    memcpy(post->more + n_world, k->all, n_world * k->bytes);
     for (int i = 1, failed = 0; i < k->w->world && !failed; i++) {
-        answer.attempt = k->come[i].attempt;
-        failed = answer.attempt ? send_note(k, i, &answer) : 0;
+        failed = post->more[i] ? send_post(k, i, post) : 0;
         if (failed && !err)
             zr_keep(&kept, failed);
     }
+    drop_post(post);
     return zr_say_again(&kept);
 }
 
-static int collect(struct meeting *k, struct zr_world *w)
+static int collect(struct meeting *k)
 {
-    bool same_loopback = false;
     k->n_here = 1;
     int err = take_notes(k);
-    while (!err && k->n_here < w->world) {
+    while (!err && k->n_here < k->w->world) {
         remind_of(k, describe_missing);
         err = rest(k);
         err = err == 1 ? say_over(k, describe_missing) : err ? err : take_notes(k);
     }
-    err = err ? err : zr_lent_check(k->all, k->over, w, &same_loopback);
-    err = answer_all(k, err, same_loopback);
-    return err ? err : zr_lent_take(&k->all[0], same_loopback, k->over, w);
+    return answer_all(k, err);
 }
 
 /* --- the other ranks --- */
@@ -486,120 +572,116 @@ static int confirm(struct meeting *k)
 {
     int64_t grace_ms = k->ms / 8 < GRACE_MS ? k->ms / 8 : GRACE_MS;
     struct note here = {.kind = HERE, .attempt = k->attempt};
-    memcpy(here.card.name, k->w->name, sizeof here.card.name);
     if (!k->is_seen)
         k->until_ns += grace_ms * 1000000;
     k->is_seen = true;
-    return send_note(k, 0, &here);
+    return send_note(k, 0, &here, NULL, 0);
 }
 
-/* Returns 0 if there is no answer yet, 1 with the answer in *answer, or the failure. */
-static int take_answer(struct meeting *k, struct note *answer)
+/* Takes the bytes of all ranks, and the failure that rank 0 reports, if any. */
+static void take_all(struct meeting *k, const struct post *p)
+{
+    size_t n_world = (size_t)k->w->world;
+    memcpy(k->all, p->more + n_world, n_world * k->bytes);
+    zr_keep(&k->reported, p->note.err ? zr_fail(zr_first_error_code(p->note.err), "%.*s",
+                                                (int)sizeof p->note.text - 1, p->note.text)
+                                      : 0);
+}
+
+/* Returns 0 if ALL has not come yet, 1 if it has, or the failure. */
+static int take_answer(struct meeting *k)
 {
     int res = 0;
-    for (struct message *m; !res && (m = take_next(k)); free(m)) {
-        *answer = m->note;
-        k->has_left |= answer->kind == LEFT;
-        if (answer->kind == POINT) {
+    for (struct message *m; !res && (m = take_next(k)); free_message(m)) {
+        const struct note *n = &m->post->note;
+        k->has_left |= n->kind == LEFT;
+        if (n->kind == ALL) {
+            take_all(k, m->post);
             res = 1;
-        } else if (answer->kind == SEEN && is_named(answer, k)) {
+        } else if (n->kind == SEEN && is_named(n, k)) {
             res = confirm(k);
-        } else if (answer->kind == SEEN) {
+        } else if (n->kind == SEEN) {
             k->has_other_name = true;
-            memcpy(k->other_name, answer->card.name, sizeof k->other_name);
+            memcpy(k->other_name, n->name, sizeof k->other_name);
         }
     }
     return res;
 }
 
-/* Returns 0 if the time is over or rank 0 has answered LEFT, 1 with the answer in *answer, or the failure. */
-static int await_answer(struct meeting *k, struct note *answer)
+/* Returns 0 if the time is over or rank 0 has answered LEFT, 1 if ALL has come, or the failure. */
+static int await_answer(struct meeting *k)
 {
     int res = 0;
     while (!res && !k->has_left && zr_now_ns() <= k->until_ns) {
         remind_of(k, describe_unanswered);
         res = rest(k);
-        res = res < 0 ? res : take_answer(k, answer);
+        res = res < 0 ? res : take_answer(k);
     }
     return res;
 }
 
-/* Tells rank 0 that this rank no longer waits. If rank 0 counts on it, POINT may be on its way, and is then
- * the answer: returns 1. */
-static int leave_rank_0(struct meeting *k, struct note *note, struct note *answer)
+/* Tells rank 0 that this rank no longer waits. If rank 0 counts on it, ALL may be on its way, and is then the
+ * answer. Returns as await_answer. */
+static int leave_rank_0(struct meeting *k)
 {
-    note->kind = GONE;
+    const struct note gone = {.kind = GONE, .attempt = k->attempt};
     k->until_ns = zr_now_ns() + REST_MS * INT64_C(1000000);
-    int err = send_note(k, 0, note);
-    return err || !k->is_seen ? err : await_answer(k, answer);
+    int err = send_note(k, 0, &gone, NULL, 0);
+    return err || !k->is_seen ? err : await_answer(k);
 }
 
-static int ask_rank_0(struct meeting *k, const struct zr_lent_card *mine, struct zr_world *w)
+static int ask_rank_0(struct meeting *k, const void *mine)
 {
-    struct note note = {.kind = CARD, .attempt = k->attempt, .card = *mine}, answer;
+    const struct note card = {.kind = CARD, .attempt = k->attempt};
     struct zr_kept kept;
-    int res = send_note(k, 0, &note);
-    res = res ? res : await_answer(k, &answer);
+    int res = send_note(k, 0, &card, mine, k->bytes);
+    res = res ? res : await_answer(k);
     if (res != 1) {
         zr_keep(&kept, res ? res : say_over(k, describe_unanswered));
-        res = leave_rank_0(k, &note, &answer);
+        res = leave_rank_0(k);
     }
-    if (res != 1)
-        return zr_say_again(&kept);
-    return answer.card.err ? zr_fail(zr_first_error_code(answer.card.err), "%.*s",
-                                     (int)sizeof answer.card.text - 1, answer.card.text)
-                           : zr_lent_take(&answer.card, answer.same_loopback, k->over, w);
+    return zr_say_again(res == 1 ? &k->reported : &kept);
 }
 
 /* --- all ranks --- */
 
-static int meet(struct meeting *k, struct zr_world *w, int *held)
+static int gather_notes(struct meeting *k, const void *mine)
 {
-    struct zr_lent_card mine;
-    zr_first_error_put(&mine, zr_lent_fill(w, held, &mine));
-    if (w->rank != 0)
-        return ask_rank_0(k, &mine, w);
-    k->all = calloc((size_t)w->world, sizeof *k->all);
-    k->come = calloc((size_t)w->world, sizeof *k->come);
-    int err = k->all && k->come ? 0 : zr_fail(ZERO_ERR_NOMEM, "%s: no memory to meet over it", k->over);
-    if (!err) {
-        k->all[0] = mine;
-        err = collect(k, w);
-    }
-    free(k->all);
+    if (k->w->rank != 0)
+        return ask_rank_0(k, mine);
+    k->come = calloc((size_t)k->w->world, sizeof *k->come);
+    if (!k->come)
+        return zr_fail(ZERO_ERR_NOMEM, "%s: no memory to meet over it", k->over);
+    memcpy(k->all, mine, k->bytes);
+    int err = collect(k);
     free(k->come);
     return err;
 }
 
-int zr_mpi_find_meeting_point(struct zr_mpi_process *p, void *lent, const char *name, int64_t timeout_ms,
-                              struct zr_log *log, struct zr_world *w, int *held)
+int zr_mpi_exchange_over(struct zr_mpi_process *p, const struct zr_user_comm *c, const void *mine, void *all,
+                         size_t bytes)
 {
     int64_t now = zr_now_ns();
     struct meeting k = {.process = p,
-                        .w = w,
-                        .over = name,
-                        .ms = timeout_ms,
+                        .w = c->w,
+                        .over = c->name,
+                        .ms = c->timeout_ms,
                         .begun_ns = now,
                         .reminded_ns = now,
-                        .until_ns = now + timeout_ms * 1000000};
+                        .until_ns = now + c->timeout_ms * 1000000,
+                        .bytes = bytes,
+                        .all = all};
     struct zr_kept kept;
     bool rests = true;
-    int err = join_channel(&k, lent);
+    int err = join_channel(&k, c->comm);
+    zr_keep(&kept, err ? err : gather_notes(&k, mine));
     if (!err) {
-        zr_keep(&kept, meet(&k, w, held));
         rests = have_left(&k);
         leave_channel(&k);
-        err = kept.code;
-    } else {
-        zr_keep(&kept, err);
     }
-    if (err && *held >= 0) {
-        close(*held);
-        *held = -1;
-    }
-    if (err || !rests)
-        zr_mpi_process_drop(p, log, rests);
+    if (kept.code || !rests)
+        zr_mpi_process_drop(p, c->log, rests);
     else
-        zr_mpi_process_leave_looking(p, log);
+        zr_mpi_process_leave_looking(p, c->log);
     return zr_say_again(&kept);
 }
