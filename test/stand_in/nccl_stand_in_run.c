@@ -97,7 +97,7 @@ static void give(struct nsi_meeting *m, const struct nsi_call *c)
     compare(m, c);
     if (n) {
         m->given[me] = nsi_new(n);
-        memcpy(m->given[me], c->send, n);
+        memcpy(m->given[me], stand_in_reach(c->send), n);
     }
     m->here[me] = true;
 }
@@ -151,13 +151,14 @@ static void sum(const struct nsi_meeting *m, int n_ranks, int last, size_t first
 
 static void all_reduce(const struct nsi_meeting *m, int n_ranks, const struct nsi_call *c)
 {
+    char *recv = stand_in_reach(c->recv);
     for (size_t k = 0; k < c->count; k++) {
         uint64_t acc = 0, x;
         for (int i = 0; i < n_ranks; i++) {
             memcpy(&x, m->given[i] + k * sizeof x, sizeof x);
             acc = c->op == ncclSum ? acc + x : acc > x ? acc : x;
         }
-        memcpy(c->recv + k * sizeof acc, &acc, sizeof acc);
+        memcpy(recv + k * sizeof acc, &acc, sizeof acc);
     }
 }
 
@@ -165,21 +166,22 @@ static void take(const struct nsi_meeting *m, const struct nsi_call *c)
 {
     int me = c->comm->rank, n_ranks = c->comm->team->n_ranks;
     size_t n = c->count * nsi_size(c->type);
+    char *recv = stand_in_reach(c->recv);
     switch (c->kind) {
     case NSI_ALL_GATHER:
         for (int i = 0; i < n_ranks; i++)
-            memcpy(c->recv + n * (size_t)i, m->given[i], n);
+            memcpy(recv + n * (size_t)i, m->given[i], n);
         break;
     case NSI_REDUCE_SCATTER:
-        sum(m, n_ranks, me, c->count * (size_t)me, c->count, c->type, c->recv);
+        sum(m, n_ranks, me, c->count * (size_t)me, c->count, c->type, recv);
         break;
     case NSI_REDUCE:
         if (me == c->root)
-            sum(m, n_ranks, me, 0, c->count, c->type, c->recv);
+            sum(m, n_ranks, me, 0, c->count, c->type, recv);
         break;
     case NSI_BROADCAST:
     case NSI_RECV:
-        memcpy(c->recv, m->given[c->root], n);
+        memcpy(recv, m->given[c->root], n);
         break;
     case NSI_ALL_REDUCE:
         all_reduce(m, n_ranks, c);

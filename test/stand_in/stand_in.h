@@ -21,8 +21,11 @@
  * its device. Tests can ask which devices have a context.
  *
  * Stream capture is modelled as far as it concerns other threads: the modes, and the unsafe calls that
- * invalidate a capture. Not modelled are captured work, the rule that the CPU may not access device
- * memory, graphs, managed memory, memory pools, peer access, and dynamic shared memory.
+ * invalidate a capture. Not modelled are captured work, graphs, managed memory, memory pools, peer access,
+ * and dynamic shared memory.
+ *
+ * The CPU cannot access device memory: such a program ends by SIGSEGV after a line that names the access.
+ * With sanitizers it can.
  *
  * Environment, read at the first call: STAND_IN_DEVICES (1), STAND_IN_BYTES (of each device, 8 GiB), SEED. */
 #ifndef ZR_TEST_STAND_IN_H
@@ -74,6 +77,11 @@ bool stand_in_has_context(int device);
  * not. */
 void stand_in_forbid_unrecorded(bool forbid);
 
+/* Lets the calling thread access memory of its current device, which on a real one it cannot, until its
+ * next call of CUDA. Tests whose models compute on the CPU need it. Meanwhile other threads can access that
+ * device's memory too. */
+void stand_in_touch(void);
+
 /* Returns the number of misuses since the last call. Waits for all streams first. Memory, streams and
  * events that are still open are misuse too. If text is not NULL, *text gets the messages (one per line,
  * the first few KiB), valid until the next call. Forgets failures and lost devices. */
@@ -115,9 +123,14 @@ bool stand_in_find(const void *p, struct stand_in_range *out);
  * named by what. */
 bool stand_in_check_device_range(const char *what, const void *p, size_t bytes, int device);
 
-/* Runs run(closure) for every thread of every block. The C++ template cudaLaunchKernel calls this. */
-cudaError_t stand_in_launch(void (*run)(void *closure), void *closure, void (*drop)(void *closure),
-                            struct dim3 grid, struct dim3 block, size_t shared_bytes, cudaStream_t stream);
+/* Returns where the stand-in and its kernels access the memory that programs know by the address p. */
+void *stand_in_reach(const void *p);
+
+/* Runs run(closure) for every thread of every block. The closure is the kernel's arguments, of that many
+ * bytes. The C++ template cudaLaunchKernel calls this. */
+cudaError_t stand_in_launch(void (*run)(void *closure), void *closure, size_t bytes,
+                            void (*drop)(void *closure), struct dim3 grid, struct dim3 block,
+                            size_t shared_bytes, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

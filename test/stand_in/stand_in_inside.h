@@ -146,6 +146,23 @@ void si_streams_end(void);
 extern _Thread_local bool si_in_host_function;
 void si_misuse_locked(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
+/* Returns whether p is in live memory, or just behind it. */
+bool si_is_in_block(const void *p);
+/* Finds the allocation, live or freed, that contains p. Call with the lock held. */
+bool si_find_any(const void *p, struct stand_in_range *out);
+
+/* stand_in_closed.c: takes memory of a device and gives it back; at stand_in_end its addresses are used
+ * again. Call with the lock held. */
+void *si_closed_take(int device, size_t bytes);
+void si_closed_release(void *at, size_t bytes);
+void si_closed_end(void);
+/* Makes a kernel's arguments accessible to it: translates each address of device memory in the bytes. */
+void si_reach_arguments(void *closure, size_t bytes);
+/* Ends what stand_in_touch began. */
+void si_touch_end(void);
+/* This thread is a stream's. */
+extern _Thread_local bool si_on_stream;
+
 /* stand_in_capture.c: returns what a call of that name must return because a stream is being captured.
  * Returns 0 if the call is safe, no stream is being captured, or the calling thread's mode allows it. Call
  * with the lock held. */

@@ -18,7 +18,7 @@ struct si_state si = {.lock = PTHREAD_MUTEX_INITIALIZER,
 
 static _Thread_local int current_device;
 static _Thread_local cudaError_t last_error;
-_Thread_local bool si_in_host_function;
+_Thread_local bool si_in_host_function, si_on_stream;
 
 /* --- the lock --- */
 
@@ -223,6 +223,7 @@ static bool asks_again(const char *call)
 cudaError_t stand_in_begin(const char *call)
 {
     cudaError_t err = cudaSuccess;
+    si_touch_end();
     if (si_in_host_function) {
         stand_in_misuse("%s inside a host function", call);
         return cudaErrorNotPermitted;
@@ -265,6 +266,7 @@ int stand_in_end(const char **text)
     si_wait_for_device(-1);
     si_streams_end();
     si_memory_end();
+    si_closed_end();
     memset(&calls, 0, sizeof calls);
     si.n_host_waits = 0;
     si.forbid_unrecorded = false;

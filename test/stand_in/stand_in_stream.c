@@ -133,6 +133,7 @@ static void run(struct si_op *op, bool is_lost)
 static void *stream_main(void *arg)
 {
     struct CUstream_st *s = arg;
+    si_on_stream = true;
     si_lock();
     for (;;) {
         while (!s->first && !s->ending)
@@ -191,6 +192,7 @@ static struct CUstream_st *stream_new(int device, unsigned flags, int priority)
     pthread_attr_init(&attr);
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
     sigfillset(&all);
+    sigdelset(&all, SIGSEGV); /* so that a handler hears of it */
     pthread_sigmask(SIG_SETMASK, &all, &old);
     int err = pthread_create(&thread, &attr, stream_main, s);
     pthread_sigmask(SIG_SETMASK, &old, NULL);

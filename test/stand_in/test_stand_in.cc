@@ -6,9 +6,11 @@
 #include "bench/gpt2/tensor_core.h"
 
 #include <pthread.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csetjmp>
+#include <csignal>
 #include <cstdarg>
 #include <cstddef>
 #include <cstdio>
@@ -482,9 +484,93 @@ static void test_failures(void **)
     nothing_wrong();
 }
 
+/* --- memory that the CPU cannot access --- */
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+static const bool is_closed = false;
+#else
+static const bool is_closed = true;
+#endif
+
+static void reads_it(void *p)
+{
+    volatile char c = static_cast<volatile char *>(p)[12];
+    (void)c;
+}
+
+static void writes_behind_a_window(void *p)
+{
+    int device;
+    stand_in_touch();
+    std::memset(p, 0, 100);
+    reads_it(p);
+    OK(cudaGetDevice(&device));
+    static_cast<volatile char *>(p)[99] = 1;
+}
+
+static void reads_in_a_host_function(void *p)
+{
+    OK(cudaLaunchHostFunc(NULL, reads_it, p));
+    OK(cudaDeviceSynchronize());
+}
+
+__global__ static void load_kernel(void *p)
+{
+    **static_cast<int **>(p) = 1;
+}
+
+static void loads_an_address(void *p)
+{
+    void *args[] = {&p};
+    OK(cudaMemcpy(p, &p, sizeof p, cudaMemcpyHostToDevice));
+    OK(cudaLaunchKernel(load_kernel, dim3(1), dim3(1), args));
+    OK(cudaDeviceSynchronize());
+}
+
+/* Each ends the program that does it, after a line that names it. */
+static void test_closed_memory(void **)
+{
+    static const struct {
+        void (*fn)(void *p);
+        const char *says;
+    } cases[] = {
+        {reads_it, "host code reads device memory"},
+        {reads_it, "byte 12 of an allocation of 100 (cudaMalloc) of device 0"},
+        {writes_behind_a_window, "host code writes device memory"},
+        {writes_behind_a_window, "byte 99 of an"},
+        {reads_in_a_host_function, "or a host function, reads device memory"},
+        {loads_an_address, "a kernel that got the address from memory, or a host function, writes device"},
+    };
+    for (size_t i = 0; is_closed && i < sizeof cases / sizeof *cases; i++) {
+        char text[4096];
+        size_t n = 0;
+        int fd[2], status;
+        void *p;
+        assert_int_equal(pipe(fd), 0);
+        std::fflush(stdout);
+        pid_t pid = fork();
+        if (pid == 0) {
+            dup2(fd[1], STDERR_FILENO);
+            OK(cudaMalloc(&p, 100));
+            cases[i].fn(p);
+            _exit(0);
+        }
+        close(fd[1]);
+        for (ssize_t got; n + 1 < sizeof text && (got = read(fd[0], text + n, sizeof text - 1 - n)) > 0;)
+            n += (size_t)got;
+        text[n] = 0;
+        close(fd[0]);
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+        if (!std::strstr(text, cases[i].says))
+            fail_msg("case %zu says: %s", i, text);
+    }
+}
+
 int main()
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_closed_memory), /* first: it forks */
         cmocka_unit_test(test_kernel_with_barriers),
         cmocka_unit_test(test_exchanges),
         cmocka_unit_test(test_copies),
