@@ -825,25 +825,24 @@ ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcoun
 ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount,
                                ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
 {
-    (void)op;
-    return TAKE(NSI_REDUCE_SCATTER, .send = sendbuff, .recv = recvbuff, .count = recvcount);
+    return TAKE(NSI_REDUCE_SCATTER, .send = sendbuff, .recv = recvbuff, .count = recvcount, .op = op);
 }
 
 ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                         ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream)
 {
-    (void)op;
-    return TAKE(NSI_REDUCE, .send = sendbuff, .recv = recvbuff, .count = count, .root = root);
+    return TAKE(NSI_REDUCE, .send = sendbuff, .recv = recvbuff, .count = count, .op = op, .root = root);
 }
 
-/* Only for whole numbers, whose sums are the same in any order. */
+/* Only for what is the same in any order: sums of whole numbers, and maxima. */
 ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                            ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
 {
-    if ((datatype != ncclInt64 || op != ncclSum) && (datatype != ncclUint64 || op != ncclMax)) {
+    bool has_max = datatype == ncclUint64 || datatype == ncclFloat32 || datatype == ncclBfloat16;
+    if ((datatype != ncclInt64 || op != ncclSum) && (!has_max || op != ncclMax)) {
         stand_in_misuse(
-            "ncclAllReduce: type %d, operation %d: sums of ncclInt64 and maxima of ncclUint64 are "
-            "what the stand-in has",
+            "ncclAllReduce: type %d, operation %d: sums of ncclInt64, and maxima of ncclUint64, ncclFloat32 "
+            "and ncclBfloat16 are what the stand-in has",
             datatype, op);
         return ncclInvalidArgument;
     }

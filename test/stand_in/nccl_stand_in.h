@@ -6,7 +6,7 @@
  * each, on the host that NCCL_HOSTID names. A collective runs in its stream's order. It first gives away a
  * copy of what it sends and then waits for what it needs from others. So it completes as early as NCCL may
  * let it, and a caller that takes it for a barrier fails. Sums go around a ring and are rounded to the
- * type at every hop, so they differ from a tree's.
+ * type at every hop, so they differ from a tree's. Maxima drop NaN.
  *
  * A process that dies is noticed as with NCCL:
  * - While a communicator is made, its two neighbours among the ranks get ncclRemoteError.

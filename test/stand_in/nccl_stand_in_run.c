@@ -7,6 +7,7 @@
 #include "test/stand_in/half.h"
 #include "test/stand_in/nccl_stand_in_inside.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -132,15 +133,21 @@ static float element(const char *at, ncclDataType_t type, size_t i)
     return f;
 }
 
-/* Element i of every rank's input, added along the ring that ends at rank last. */
-static void sum(const struct nsi_meeting *m, int n_ranks, int last, size_t first, size_t n,
-                ncclDataType_t type, char *to)
+/* NCCL's maximum is fmaxf's, which drops NaN: it is NaN only if all ranks have NaN. */
+static float combine(float a, float b, ncclRedOp_t op)
+{
+    return op == ncclMax ? fmaxf(a, b) : a + b;
+}
+
+/* Element i of every rank's input, combined along the ring that ends at rank last. */
+static void reduce(const struct nsi_meeting *m, int n_ranks, int last, size_t first, size_t n,
+                   ncclDataType_t type, char *to)
 {
     for (size_t i = 0; i < n; i++) {
         float acc = 0;
         for (int k = 1; k <= n_ranks; k++) {
             float x = element(m->given[(last + k) % n_ranks], type, first + i);
-            acc = k == 1 ? x : acc + x;
+            acc = k == 1 ? x : combine(acc, x, m->op);
             if (type == ncclBfloat16)
                 acc = bf16_to_float(bf16_from_float(acc));
         }
@@ -152,6 +159,10 @@ static void sum(const struct nsi_meeting *m, int n_ranks, int last, size_t first
 static void all_reduce(const struct nsi_meeting *m, int n_ranks, const struct nsi_call *c)
 {
     char *recv = stand_in_reach(c->recv);
+    if (c->type == ncclFloat32 || c->type == ncclBfloat16) {
+        reduce(m, n_ranks, c->comm->rank, 0, c->count, c->type, recv);
+        return;
+    }
     for (size_t k = 0; k < c->count; k++) {
         uint64_t acc = 0, x;
         for (int i = 0; i < n_ranks; i++) {
@@ -173,11 +184,11 @@ static void take(const struct nsi_meeting *m, const struct nsi_call *c)
             memcpy(recv + n * (size_t)i, m->given[i], n);
         break;
     case NSI_REDUCE_SCATTER:
-        sum(m, n_ranks, me, c->count * (size_t)me, c->count, c->type, recv);
+        reduce(m, n_ranks, me, c->count * (size_t)me, c->count, c->type, recv);
         break;
     case NSI_REDUCE:
         if (me == c->root)
-            sum(m, n_ranks, me, 0, c->count, c->type, recv);
+            reduce(m, n_ranks, me, 0, c->count, c->type, recv);
         break;
     case NSI_BROADCAST:
     case NSI_RECV:

@@ -6,6 +6,7 @@
 #include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,13 +74,13 @@ static void *run_rank(void *arg)
     return NULL;
 }
 
-static void run_ranks(void)
+static void run_ranks(void *(*fn)(void *arg), int n)
 {
     pthread_t threads[RANKS];
     assert_int_equal(ncclGetUniqueId(&id), 0);
-    for (int r = 0; r < RANKS; r++)
-        assert_int_equal(pthread_create(&threads[r], NULL, run_rank, (void *)(intptr_t)r), 0);
-    for (int r = 0; r < RANKS; r++)
+    for (int r = 0; r < n; r++)
+        assert_int_equal(pthread_create(&threads[r], NULL, fn, (void *)(intptr_t)r), 0);
+    for (int r = 0; r < n; r++)
         pthread_join(threads[r], NULL);
 }
 
@@ -91,7 +92,7 @@ static void test_split(void **state)
             colors[i][r] = (int)random_below(&rng, 1 + i % 4) - (i % 3 == 2); /* some are NOCOLOR */
             keys[i][r] = (int)random_below(&rng, 5) - 2;
         }
-    run_ranks();
+    run_ranks(run_rank, RANKS);
     for (int i = 0; i < ROUNDS; i++)
         for (int r = 0; r < RANKS; r++) {
             const struct found *f = &found[i][r];
@@ -156,13 +157,8 @@ static void *run_order(void *arg)
 
 static void test_order(void **state)
 {
-    pthread_t threads[3];
     wrong_order = *state != NULL;
-    assert_int_equal(ncclGetUniqueId(&id), 0);
-    for (int r = 0; r < 3; r++)
-        assert_int_equal(pthread_create(&threads[r], NULL, run_order, (void *)(intptr_t)r), 0);
-    for (int r = 0; r < 3; r++)
-        pthread_join(threads[r], NULL);
+    run_ranks(run_order, 3);
 }
 
 /* What a rank passes to ncclCommInitRankScalable: which rank made each id, and the number of ids. */
@@ -254,6 +250,37 @@ static void test_scalable_differs(void **state)
     assert_int_equal(ids.res[0], ncclSystemError);
 }
 
+/* Rank r has NaN in element r, and all have it in the last element. */
+static void *run_max(void *arg)
+{
+    enum { N = RANKS + 1 };
+    int rank = (int)(intptr_t)arg;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t all;
+    cudaStream_t s;
+    float x[N], *at;
+    config.blocking = 1;
+    assert_int_equal(cudaSetDevice(rank), 0);
+    assert_int_equal(ncclCommInitRankConfig(&all, RANKS, id, rank, &config), 0);
+    assert_int_equal(cudaStreamCreate(&s) || cudaMalloc((void **)&at, sizeof x), 0);
+    for (int i = 0; i < N; i++)
+        x[i] = i == rank || i == RANKS ? NAN : (float)(rank * 10 + i);
+    assert_int_equal(cudaMemcpy(at, x, sizeof x, cudaMemcpyDefault), 0);
+    assert_int_equal(ncclAllReduce(at, at, N, ncclFloat32, ncclMax, all, s), 0);
+    assert_int_equal(cudaStreamSynchronize(s) || cudaMemcpy(x, at, sizeof x, cudaMemcpyDefault), 0);
+    for (int i = 0; i < RANKS; i++)
+        assert_true(x[i] == (float)((i == RANKS - 1 ? RANKS - 2 : RANKS - 1) * 10 + i));
+    assert_true(isnan(x[RANKS]));
+    assert_int_equal(ncclCommDestroy(all), 0);
+    assert_int_equal(cudaStreamDestroy(s) || cudaFree(at), 0);
+    return NULL;
+}
+
+static void test_max_drops_nan(void **state)
+{
+    run_ranks(run_max, RANKS);
+}
+
 static int start(void **state)
 {
     stand_in_the_machine()->n_devices = RANKS;
@@ -276,6 +303,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_split, start, finish),
         cmocka_unit_test_prestate_setup_teardown(test_refused, start, finish, &one),
         cmocka_unit_test_setup_teardown(test_order, start, finish),
+        cmocka_unit_test_setup_teardown(test_max_drops_nan, start, finish),
         cmocka_unit_test_setup_teardown(test_scalable, start, finish),
         cmocka_unit_test_prestate_setup_teardown(test_scalable_refused, start, finish, &three),
         cmocka_unit_test_prestate_setup_teardown(test_scalable_differs, start, finish, &one),
