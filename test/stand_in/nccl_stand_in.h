@@ -13,6 +13,11 @@
  * - In a collective, ranks of other hosts get ncclRemoteError and go on waiting until they are aborted.
  * - On its own host no rank notices it.
  *
+ * A call waits for other ranks if they connect in it: ncclCommSplit, and the first operation of ranks on a
+ * communicator if the environment has NCCL_STAND_IN_CONNECT=1. Without it, ranks connect when the
+ * communicator is made, as in NCCL with NCCL_RUNTIME_CONNECT=0. ncclCommDestroy waits for the ranks of its
+ * host.
+ *
  * Two processes of one host with the same device are refused with ncclInvalidUsage. There are no windows
  * between hosts: registering succeeds and does not set the handle. A non-blocking communicator is in
  * progress after each call until it has been polled a few times. ncclCommSplit of one returns success
@@ -31,7 +36,8 @@
  * - a communicator used after it was destroyed or while it is in progress
  * - known faults of the version: copy engines of two ranks, symmetric collectives in one group
  * - a query for errors by a thread that blocks SIGSEGV
- * - ncclCommDestroy with a dead rank, which does not return
+ * - ncclCommDestroy with a dead rank, which does not return; or without the other ranks of the host
+ * - first operations of ranks that wait for each other
  * - ranks that differ in kind, count, type or root; they wait for ever, as in the real library */
 #ifndef ZR_TEST_NCCL_STAND_IN_H
 #define ZR_TEST_NCCL_STAND_IN_H
@@ -54,6 +60,8 @@ struct nccl_stand_in_machine {
     bool abort_sticks;
     /* the least time that a group takes on its stream; default 0 */
     int32_t slow_us;
+    /* how long ncclCommDestroy waits for other ranks before that is reported; default 60000 */
+    int32_t destroy_ms;
 };
 
 /* May be changed while there are no communicators. */

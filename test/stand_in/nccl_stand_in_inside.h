@@ -63,6 +63,10 @@ struct nsi_team {
     int slot[NSI_RANKS];
     /* the rank has destroyed its communicator and may end: the others need nothing more from it */
     bool left[NSI_RANKS];
+    /* the rank has aborted its communicator */
+    bool aborted[NSI_RANKS];
+    /* ranks that have come to a collective; and to a message with each other rank */
+    bool has_come[NSI_RANKS], has_come_to[NSI_RANKS][NSI_RANKS];
     /* registrations so far, over all ranks */
     uint64_t n_windows;
     /* from the first rank that came, for the even and the odd registration in progress */
@@ -126,6 +130,12 @@ struct nsi_slot {
     pid_t pid;
     int device;
     char host[64];
+    /* the team in whose first operation a call waits, NULL: none; and what it waits for: the missing rank
+     * sets *has_come */
+    const struct nsi_team *connects;
+    const bool *has_come;
+    int rank, missing;
+    bool told;
 };
 
 /* State of all ranks. If ranks are processes, this and everything it points to is in shared memory. */
@@ -172,7 +182,8 @@ extern struct nsi_shared *nsi_shared;
 /* ---- nccl_stand_in_share.c; all but nsi_lock are called with the lock held ---- */
 void nsi_lock(void);
 void nsi_unlock(void);
-/* Releases the lock until another thread calls nsi_wake, or for a short time if ranks may die. */
+/* Releases the lock until another thread calls nsi_wake, or for a short time, since ranks may die and waits
+ * may have limits. */
 void nsi_wait(void);
 void nsi_wake(void);
 /* Returns zeroed memory that all ranks share. */

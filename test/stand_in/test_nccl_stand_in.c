@@ -3,13 +3,15 @@
  * keys in order. Also tests which orders of communicators are reported. */
 #include "test/cmocka.h"
 #include "test/kernels/random.h"
-#include "test/stand_in/nccl_stand_in.h"
+#include "test/stand_in/nccl_stand_in_inside.h"
 #include "test/stand_in/stand_in.h"
 
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { RANKS = 8, ROUNDS = 12 };
 
@@ -139,6 +141,9 @@ static void *run_order(void *arg)
         char *at;
         assert_int_equal(cudaStreamCreate(&s[0]) || cudaStreamCreate(&s[1]) || cudaMalloc((void **)&at, 64),
                          0);
+        for (int i = 0; i < 2; i++) /* connects */
+            assert_int_equal(
+                ncclAllGather(at + 32 * i + 4 * rank, at + 32 * i, 1, ncclFloat32, part[i], s[i]), 0);
         for (int k = 0; k < 2; k++) {
             int i = wrong_order && rank ? 1 - k : k; /* on two streams, so nothing waits here */
             assert_int_equal(
@@ -281,29 +286,192 @@ static void test_max_drops_nan(void **state)
     run_ranks(run_max, RANKS);
 }
 
+static void sleep_ms(int ms)
+{
+    usleep((useconds_t)ms * 1000);
+}
+
+/* How a rank that comes late makes the other wait. */
+static struct {
+    void (*call)(int rank, ncclComm_t all, ncclComm_t part[2], char *at, cudaStream_t s[2]);
+    atomic_int comes, n_back;
+    int late_ms;
+} late;
+
+static void *run_late(void *arg)
+{
+    int rank = (int)(intptr_t)arg;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t all, part[2];
+    cudaStream_t s[2];
+    char *at;
+    config.blocking = 1;
+    assert_int_equal(cudaSetDevice(rank), 0);
+    assert_int_equal(ncclCommInitRankConfig(&all, 2, id, rank, &config), 0);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(ncclCommSplit(all, 0, rank, &part[i], &config), 0);
+    assert_int_equal(cudaStreamCreate(&s[0]) || cudaStreamCreate(&s[1]) || cudaMalloc((void **)&at, 64), 0);
+    late.call(rank, all, part, at, s);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(cudaStreamSynchronize(s[i]) || cudaStreamDestroy(s[i]), 0);
+    if (late.late_ms == 0) /* otherwise the calls tested that */
+        assert_int_equal(ncclCommDestroy(part[0]) || ncclCommDestroy(part[1]) || ncclCommDestroy(all), 0);
+    assert_int_equal(cudaFree(at), 0);
+    return NULL;
+}
+
+static int gather(int rank, ncclComm_t comm, char *at, cudaStream_t s)
+{
+    return (int)ncclAllGather(at + 4 * rank, at, 1, ncclFloat32, comm, s);
+}
+
+/* The late rank says that it comes before it does, and the other one looks when its call has returned. */
+static void come_late(int rank, int ms)
+{
+    if (rank == 0)
+        return;
+    sleep_ms(ms);
+    late.comes = 1;
+}
+
+static void first_gather(int rank, ncclComm_t all, ncclComm_t part[2], char *at, cudaStream_t s[2])
+{
+    come_late(rank, 50);
+    assert_int_equal(gather(rank, all, at, s[0]), 0);
+    assert_int_equal(late.comes, 1);
+    if (rank == 1) /* the second gather is the GPU's alone */
+        while (late.n_back == 0)
+            sleep_ms(1);
+    assert_int_equal(gather(rank, all, at, s[0]), 0);
+    late.n_back++;
+}
+
+static void first_split(int rank, ncclComm_t all, ncclComm_t part[2], char *at, cudaStream_t s[2])
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t more;
+    config.blocking = 1;
+    come_late(rank, 50);
+    assert_int_equal(ncclCommSplit(all, 0, rank, &more, &config), 0);
+    assert_int_equal(late.comes, 1);
+    assert_int_equal(ncclCommDestroy(more), 0);
+}
+
+static void first_message(int rank, ncclComm_t all, ncclComm_t part[2], char *at, cudaStream_t s[2])
+{
+    come_late(rank, 50);
+    assert_int_equal(
+        rank ? ncclRecv(at, 1, ncclFloat32, 0, all, s[0]) : ncclSend(at, 1, ncclFloat32, 1, all, s[0]), 0);
+    assert_int_equal(late.comes, 1);
+}
+
+static void destroy_all(ncclComm_t all, ncclComm_t part[2])
+{
+    assert_int_equal(ncclCommDestroy(part[0]) || ncclCommDestroy(part[1]), 0);
+    assert_int_equal(ncclCommDestroy(all), 0);
+}
+
+static void late_destroy(int rank, ncclComm_t all, ncclComm_t part[2], char *at, cudaStream_t s[2])
+{
+    come_late(rank, late.late_ms);
+    destroy_all(all, part);
+    assert_int_equal(late.comes, 1);
+}
+
+static void run_late_ranks(void (*call)(int rank, ncclComm_t all, ncclComm_t part[2], char *at,
+                                        cudaStream_t s[2]),
+                           int late_ms)
+{
+    late.call = call;
+    late.late_ms = late_ms;
+    late.comes = late.n_back = 0;
+    run_ranks(run_late, 2);
+}
+
+static void test_calls_wait(void **state)
+{
+    run_late_ranks(first_gather, 0);
+    run_late_ranks(first_split, 0);
+    run_late_ranks(first_message, 0);
+    run_late_ranks(late_destroy, 50);
+}
+
+/* ncclCommDestroy without the other rank of the host. */
+static void test_destroys_alone(void **state)
+{
+    nccl_stand_in_the_machine()->destroy_ms = 50;
+    run_late_ranks(late_destroy, 300);
+}
+
+/* Two communicators that connect in another order on each rank, which wait until all ends. */
+static void crossed(int rank, ncclComm_t all, ncclComm_t part[2], char *at, cudaStream_t s[2])
+{
+    assert_int_equal(gather(rank, part[rank], at, s[rank]), ncclSystemError);
+}
+
+static void *run_crossed(void *arg)
+{
+    late.call = crossed;
+    late.late_ms = 1;
+    return run_late(arg);
+}
+
+static void test_crossed(void **state)
+{
+    pthread_t threads[2];
+    bool hung = false;
+    assert_int_equal(ncclGetUniqueId(&id), 0);
+    for (int r = 0; r < 2; r++)
+        assert_int_equal(pthread_create(&threads[r], NULL, run_crossed, (void *)(intptr_t)r), 0);
+    while (!hung) {
+        nsi_lock();
+        hung = nsi.hung;
+        nsi_unlock();
+        sleep_ms(1);
+    }
+    nccl_stand_in_end();
+    for (int r = 0; r < 2; r++)
+        pthread_join(threads[r], NULL);
+}
+
 static int start(void **state)
 {
     stand_in_the_machine()->n_devices = RANKS;
     return 0;
 }
 
-/* *state: the number of expected misuses. */
+/* *state: the expected misuses: their number, and a part of the text. */
+struct misuses {
+    int n;
+    const char *says;
+};
+
 static int finish(void **state)
 {
     const char *text;
-    int expected = *state ? *(int *)*state : 0;
+    struct misuses none = {0, ""}, *expected = *state ? *state : &none;
     nccl_stand_in_end();
-    return stand_in_end(&text) != expected;
+    int n = stand_in_end(&text);
+    if (n == expected->n && strstr(text, expected->says))
+        return 0;
+    print_error("%d misuses, expected are %d with \"%s\":\n%s\n", n, expected->n, expected->says, text);
+    return 1;
 }
 
 int main(void)
 {
-    static int one = 1, two = 2, three = 3;
+    static struct misuses one = {1, ""}, two = {2, "communicators are used in another order"},
+                          three = {3, ""}, alone = {1, "rank 0 has waited"},
+                          ring = {1, "rank 0 waits in its first operation on [color 0 of split 1 of"};
+    setenv("NCCL_STAND_IN_CONNECT", "1", 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_split, start, finish),
         cmocka_unit_test_prestate_setup_teardown(test_refused, start, finish, &one),
         cmocka_unit_test_setup_teardown(test_order, start, finish),
         cmocka_unit_test_setup_teardown(test_max_drops_nan, start, finish),
+        cmocka_unit_test_setup_teardown(test_calls_wait, start, finish),
+        cmocka_unit_test_prestate_setup_teardown(test_destroys_alone, start, finish, &alone),
+        cmocka_unit_test_prestate_setup_teardown(test_crossed, start, finish, &ring),
         cmocka_unit_test_setup_teardown(test_scalable, start, finish),
         cmocka_unit_test_prestate_setup_teardown(test_scalable_refused, start, finish, &three),
         cmocka_unit_test_prestate_setup_teardown(test_scalable_differs, start, finish, &one),
