@@ -11,7 +11,7 @@
 
 #define AS_IT_COMES                                                                                          \
     {                                                                                                        \
-        .version = 22809, .windows = true, .destroy_ms = 60000                                               \
+        .version = 22809, .windows = true, .destroy_ms = 60000, .n_ctas = 132                                \
     }
 
 struct nsi_state nsi = {.machine = AS_IT_COMES};
@@ -320,6 +320,10 @@ static ncclResult_t join_team(const char *id, int n_ranks, int rank, const ncclC
 #ifdef NCCL_CTA_POLICY_ZERO
     c->no_ctas = config->CTAPolicy == NCCL_CTA_POLICY_ZERO;
 #endif
+    const char *order = getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+    c->in_order = order && strcmp(order, "1") == 0;
+    bool fewer = config->maxCTAs != NCCL_CONFIG_UNDEF_INT && config->maxCTAs < NSI_MOST_CTAS;
+    c->n_ctas = fewer ? config->maxCTAs : NSI_MOST_CTAS;
     nsi.counts.n_one_cta += config->maxCTAs == 1;
     c->next = nsi.comms;
     nsi.comms = c;
@@ -462,18 +466,18 @@ static int still_there(const struct nsi_team *k, int rank)
 static ncclResult_t await_host(const struct ncclComm *comm)
 {
     struct timespec from, now;
-    bool told = false;
+    bool reported = false;
     int other;
     clock_gettime(CLOCK_MONOTONIC, &from);
     while ((other = still_there(comm->team, comm->rank)) >= 0 && !nsi.ending) {
         clock_gettime(CLOCK_MONOTONIC, &now);
         int64_t ms = (now.tv_sec - from.tv_sec) * 1000 + (now.tv_nsec - from.tv_nsec) / 1000000;
-        if (!told && ms >= nsi.machine.destroy_ms) {
+        if (!reported && ms >= nsi.machine.destroy_ms) {
             stand_in_misuse(
                 "ncclCommDestroy: rank %d has waited %lld ms for rank %d of its host, which did not "
                 "call it",
                 comm->rank, (long long)ms, other);
-            nsi.hung = told = true;
+            nsi.hung = reported = true;
         }
         nsi_wait();
     }
@@ -712,8 +716,8 @@ static void look_for_ring(int from)
         if (next < from)
             return;
         at = &s[next];
-        if (next == from && !at->told) {
-            at->told = nsi.hung = true;
+        if (next == from && !at->reported) {
+            at->reported = nsi.hung = true;
             stand_in_misuse("these wait for ever: %s", text);
         }
         if (next == from)
@@ -747,7 +751,7 @@ static ncclResult_t connect_ranks(const struct nsi_call *calls)
                                                          : ncclSuccess;
         }
         slot->connects = NULL;
-        slot->told = false;
+        slot->reported = false;
     }
     return res;
 }
@@ -819,6 +823,11 @@ static const char *const names[] = {[NSI_ALL_GATHER] = "ncclAllGather",
                                     [NSI_ALL_REDUCE] = "ncclAllReduce",
                                     [NSI_SEND] = "ncclSend",
                                     [NSI_RECV] = "ncclRecv"};
+
+const char *nsi_name(enum nsi_kind kind)
+{
+    return names[kind];
+}
 
 /* A call's buffers must be in the device's memory. They must not overlap, or must be exactly in place: the
  * smaller buffer is this rank's part of the larger one. */

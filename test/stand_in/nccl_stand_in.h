@@ -18,6 +18,10 @@
  * communicator is made, as in NCCL with NCCL_RUNTIME_CONNECT=0. ncclCommDestroy waits for the ranks of its
  * host.
  *
+ * A collective starts when all its CTAs fit on the device: 32, or maxCTAs. With NCCL_LAUNCH_ORDER_IMPLICIT=1
+ * those of a device start in the order of issue. Ranks that use communicators in different orders may then
+ * wait for each other for ever, which is reported.
+ *
  * Two processes of one host with the same device are refused with ncclInvalidUsage. There are no windows
  * between hosts: registering succeeds and does not set the handle. A non-blocking communicator is in
  * progress after each call until it has been polled a few times. ncclCommSplit of one returns success
@@ -38,6 +42,8 @@
  * - a query for errors by a thread that blocks SIGSEGV
  * - ncclCommDestroy with a dead rank, which does not return; or without the other ranks of the host
  * - first operations of ranks that wait for each other
+ * - operations on GPUs that wait for each other, for a part of a GPU or behind each other (not reported
+ *   between ranks that are processes)
  * - ranks that differ in kind, count, type or root; they wait for ever, as in the real library */
 #ifndef ZR_TEST_NCCL_STAND_IN_H
 #define ZR_TEST_NCCL_STAND_IN_H
@@ -62,6 +68,8 @@ struct nccl_stand_in_machine {
     int32_t slow_us;
     /* how long ncclCommDestroy waits for other ranks before that is reported; default 60000 */
     int32_t destroy_ms;
+    /* CTAs that a device can hold; default 132 */
+    int32_t n_ctas;
 };
 
 /* May be changed while there are no communicators. */

@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-enum { NSI_RANKS = 16, NSI_POLLS = 3 };
+enum { NSI_RANKS = 16, NSI_POLLS = 3, NSI_MOST_CTAS = 32 };
 
 enum nsi_kind {
     NSI_ALL_GATHER = 1,
@@ -91,6 +91,9 @@ struct ncclComm {
     /* slot: this rank's slot in struct nsi_shared */
     int rank, device, slot;
     bool alive, aborted, no_ctas;
+    /* CTAs of an operation; operations start in the order of issue */
+    int n_ctas;
+    bool in_order;
     /* device memory that it takes */
     int64_t bytes;
     /* it is blocking; otherwise a call returns before it is done */
@@ -123,6 +126,16 @@ struct nsi_call {
     uint64_t number, issue[NSI_RANKS];
     int64_t offset;
     struct nsi_call *next;
+    /* of the first call of a batch: all batches of this process that have not ended */
+    struct nsi_call *next_batch;
+    /* the call for which the batch waits; NULL before it has started */
+    const struct nsi_call *now;
+    /* a part of the GPU that it needs, and its number among those that start in the order of issue */
+    int n_ctas;
+    uint64_t order;
+    bool holds_ctas;
+    /* for finding out whether it can go on */
+    bool can_go, reported;
 };
 
 /* A rank's GPU: device number and process, and the host as which the process poses. */
@@ -135,7 +148,7 @@ struct nsi_slot {
     const struct nsi_team *connects;
     const bool *has_come;
     int rank, missing;
-    bool told;
+    bool reported;
 };
 
 /* State of all ranks. If ranks are processes, this and everything it points to is in shared memory. */
@@ -168,6 +181,10 @@ struct nsi_state {
     /* batches that were put on streams and not dropped; they refer to their communicator */
     int n_batches;
     int n_inside_device[STAND_IN_MOST_DEVICES];
+    /* batches that have not ended; CTAs that each device has given to some; batches numbered so far */
+    struct nsi_call *batches;
+    int n_ctas[STAND_IN_MOST_DEVICES];
+    uint64_t n_ordered;
     bool ending, hung;
     char fail_call[48];
     int fail_device, fail_k;
@@ -218,6 +235,7 @@ ncclResult_t nsi_leave(ncclResult_t res);
  * progress. Call with the lock held. */
 ncclResult_t nsi_later(struct ncclComm *comm, ncclResult_t res);
 size_t nsi_size(ncclDataType_t type);
+const char *nsi_name(enum nsi_kind kind);
 /* Returns comm's symmetric window that holds [at, at + bytes), or NULL. Call with the lock held. */
 struct ncclWindow_vidmem *nsi_window(const struct ncclComm *comm, const void *at, size_t bytes);
 /* Puts calls of one communicator and stream on the stream, and frees them. Call with the lock held;

@@ -238,6 +238,151 @@ static bool is_over(const struct ncclComm *comm)
     return comm->aborted || nsi.ending;
 }
 
+static void forget_batch(const struct nsi_call *calls)
+{
+    struct nsi_call **at = &nsi.batches;
+    while (*at && *at != calls)
+        at = &(*at)->next_batch;
+    if (*at)
+        *at = calls->next_batch;
+}
+
+/* --- room on the GPU, and operations that wait for ever --- */
+
+static bool may_start(const struct nsi_call *calls)
+{
+    int device = calls->comm->device;
+    for (const struct nsi_call *b = nsi.batches; b && calls->comm->in_order; b = b->next_batch)
+        if (b->comm->device == device && b->comm->in_order && !b->now && b->order < calls->order)
+            return false;
+    return nsi.n_ctas[device] + calls->n_ctas <= nsi.machine.n_ctas;
+}
+
+/* Returns the batch of another rank that has the call which this one needs from it; NULL: it was not
+ * issued. */
+static const struct nsi_call *batch_with(const struct nsi_call *call, int rank)
+{
+    for (const struct nsi_call *b = nsi.batches; b; b = b->next_batch)
+        for (const struct nsi_call *c = b; c; c = c->next)
+            if (c->comm->team == call->comm->team && c->comm->rank == rank && c->number == call->number &&
+                (c->kind >= NSI_SEND) == (call->kind >= NSI_SEND) &&
+                (call->kind != NSI_RECV || (c->kind == NSI_SEND && c->root == call->comm->rank)))
+                return b;
+    return NULL;
+}
+
+/* Returns a rank that a running batch needs and that cannot go on; -1: none. */
+static int waits_for(const struct nsi_call *calls)
+{
+    const struct nsi_call *c = calls->now;
+    const struct nsi_meeting *m = meeting_of(c);
+    bool one = c->kind == NSI_RECV || c->kind == NSI_BROADCAST;
+    if (is_served(m, c) || m->different)
+        return -1;
+    for (int r = 0; r < c->comm->team->n_ranks; r++) {
+        const struct nsi_call *b = m->here[r] || (one && r != c->root) ? NULL : batch_with(c, r);
+        if (b && !b->can_go)
+            return r;
+    }
+    return -1;
+}
+
+struct before {
+    bool all_go;
+    const struct nsi_call *stuck;
+};
+
+static void look_before(void *context, void *arg)
+{
+    struct before *all = context;
+    for (const struct nsi_call *b = nsi.batches; b; b = b->next_batch)
+        if (b == arg && !b->can_go) {
+            all->all_go = false;
+            all->stuck = b;
+        }
+}
+
+static bool can_go(const struct nsi_call *calls, struct before *before)
+{
+    const struct ncclComm *comm = calls->comm;
+    if (is_over(comm))
+        return true;
+    if (calls->now)
+        return waits_for(calls) < 0;
+    *before = (struct before){.all_go = true};
+    stand_in_before(calls, look_before, before);
+    if (!before->all_go || !calls->has_run)
+        return before->all_go;
+    for (const struct nsi_call *b = nsi.batches; b; b = b->next_batch) {
+        if (b->comm->device != comm->device || b == calls)
+            continue;
+        if (comm->in_order && b->comm->in_order && !b->now && b->order < calls->order)
+            return b->can_go;
+        if (b->holds_ctas && b->can_go)
+            return true;
+    }
+    return may_start(calls);
+}
+
+static void describe(const struct nsi_call *b, char *text, size_t n)
+{
+    const struct nsi_call *c = b->now ? b->now : b;
+    struct before before = {.all_go = true};
+    int at = snprintf(text, n, "rank %d's %s %llu of [%.48s]", b->comm->rank, nsi_name(c->kind),
+                      (unsigned long long)c->number, b->comm->team->id);
+    if (b->now) {
+        snprintf(text + at, n - (size_t)at, " runs and waits for rank %d", waits_for(b));
+        return;
+    }
+    can_go(b, &before);
+    if (before.stuck)
+        snprintf(text + at, n - (size_t)at, " has not started, behind %s %llu of [%.48s]",
+                 nsi_name(before.stuck->kind), (unsigned long long)before.stuck->number,
+                 before.stuck->comm->team->id);
+    else
+        snprintf(text + at, n - (size_t)at, " has not started: it needs %d CTAs, and %d of %d are taken",
+                 b->n_ctas, nsi.n_ctas[b->comm->device], nsi.machine.n_ctas);
+}
+
+/* Reports batches of which none can go on, whatever the host does. All others can: their peers' calls were
+ * not issued yet, or wait for batches that can go on. */
+static void look_for_hang(void)
+{
+    struct before before;
+    int n = 0;
+    for (struct nsi_call *b = nsi.batches; b; b = b->next_batch)
+        b->can_go = false;
+    for (bool more = true; more;) {
+        more = false;
+        for (struct nsi_call *b = nsi.batches; b; b = b->next_batch)
+            if (!b->can_go && can_go(b, &before))
+                b->can_go = more = true;
+    }
+    for (struct nsi_call *b = nsi.batches; b; b = b->next_batch)
+        n += !b->can_go && !b->reported;
+    if (n == 0)
+        return;
+    stand_in_misuse("%d operations on GPUs wait for each other for ever:", n);
+    for (struct nsi_call *b = nsi.batches; b; b = b->next_batch) {
+        char text[300];
+        if (b->can_go || b->reported)
+            continue;
+        b->reported = true;
+        describe(b, text, sizeof text);
+        stand_in_misuse("%s", text);
+    }
+    nsi.hung = true;
+}
+
+/* Waits until something has changed. If nothing does for a while, looks whether anything can. */
+static void wait_or_look(void)
+{
+    uint32_t seen = atomic_load(&nsi_shared->moved);
+    nsi_wait();
+    if (atomic_load(&nsi_shared->moved) == seen)
+        look_for_hang();
+}
+
 static void run_batch(void *arg)
 {
     struct nsi_call *calls = arg;
@@ -248,22 +393,31 @@ static void run_batch(void *arg)
     calls->has_run = true;
     comm->n_queued--;
     comm->n_running++;
+    while (!is_over(comm) && !may_start(calls))
+        wait_or_look();
+    calls->now = calls;
+    calls->holds_ctas = !is_over(comm);
+    nsi.n_ctas[comm->device] += calls->holds_ctas ? calls->n_ctas : 0;
     for (struct nsi_call *c = calls; c && !is_over(comm); c = c->next)
         give(meeting_of(c), c);
     nsi_wake();
     for (struct nsi_call *c = calls; c; c = c->next) {
         struct nsi_meeting *m = is_over(comm) ? NULL : meeting_of(c);
+        calls->now = c;
         while (!is_over(comm) && !is_served(m, c)) {
             /* The network tells its proxy thread; the kernel goes on waiting. */
             if (nsi_network_is_broken(comm->team, comm->rank))
                 comm->async = ncclRemoteError;
-            nsi_wait();
+            wait_or_look();
         }
         if (is_over(comm))
             break;
         take(m, c);
         leave(comm->team, m, comm->rank);
     }
+    nsi.n_ctas[comm->device] -= calls->holds_ctas ? calls->n_ctas : 0;
+    calls->holds_ctas = false;
+    forget_batch(calls);
     comm->n_running--;
     nsi_wake();
     nsi_unlock();
@@ -275,6 +429,7 @@ static void drop_batch(void *arg)
     struct nsi_call *c = arg;
     nsi_lock();
     c->comm->n_queued -= !c->has_run;
+    forget_batch(c);
     nsi.n_batches--;
     nsi_wake();
     nsi_unlock();
@@ -291,6 +446,10 @@ ncclResult_t nsi_run(struct nsi_call *calls)
     comm->n_queued++;
     nsi.n_batches++;
     nsi.counts.n_groups++;
+    calls->n_ctas = comm->no_ctas ? 0 : comm->n_ctas;
+    calls->order = nsi.n_ordered++;
+    calls->next_batch = nsi.batches;
+    nsi.batches = calls;
     nsi_unlock();
     cudaGetDevice(&before);
     cudaSetDevice(comm->device);

@@ -24,6 +24,10 @@
  * invalidate a capture. Not modelled are captured work, graphs, managed memory, memory pools, peer access,
  * and dynamic shared memory.
  *
+ * Streams share the hardware queues of their device, of which there are 8 unless
+ * CUDA_DEVICE_MAX_CONNECTIONS says otherwise: an operation starts only when those in front of it in the
+ * queue have started.
+ *
  * The CPU cannot access device memory: such a program ends by SIGSEGV after a line that names the access.
  * With sanitizers it can.
  *
@@ -101,6 +105,10 @@ void stand_in_misuse(const char *fmt, ...) __attribute__((format(printf, 1, 2)))
  * when it never will. The stream must belong to the calling thread's current device. fn may block. */
 cudaError_t stand_in_put(cudaStream_t stream, const char *what, void (*fn)(void *arg), void *arg,
                          void (*drop)(void *arg));
+
+/* Calls visit(context, arg) for whatever stand_in_put has put and must be done before the work with the
+ * argument work may start. */
+void stand_in_before(const void *work, void (*visit)(void *context, void *arg), void *context);
 
 /* Allocates memory on the current device, like cudaMalloc, with an alignment (a power of two). kind is
  * kept for stand_in_find. Free it with cudaFree. */

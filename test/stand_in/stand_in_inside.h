@@ -48,6 +48,12 @@ struct si_op {
     void *arg;
     enum si_kind kind;
     int64_t done_ns;
+    struct CUstream_st *stream;
+    /* the work of another stream in front of it in the hardware queue, which must start first; referenced */
+    struct si_op *behind;
+    /* started; another operation may wait for that; seen by the walk of that number */
+    bool started, is_awaited;
+    unsigned walk;
     struct si_op *next;
     int n_after;
     /* operations that must be done first; a reference is held to each */
@@ -58,6 +64,8 @@ struct CUstream_st {
     int device;
     unsigned flags;
     int priority;
+    /* the hardware queue that it shares with other streams */
+    int queue;
     bool alive, ending;
     /* list of operations that wait or run */
     struct si_op *first, *end;
@@ -83,6 +91,8 @@ struct CUevent_st {
     struct CUevent_st *next;
 };
 
+enum { SI_MOST_QUEUES = 32 };
+
 struct si_device {
     int64_t used_bytes;
     /* the result of every call after the device is lost, when no work runs; 0: not lost */
@@ -92,6 +102,8 @@ struct si_device {
     bool has_context;
     /* only one host function runs at a time, on any stream */
     bool host_function_runs;
+    /* the last operation put into each hardware queue, referenced; NULL: none */
+    struct si_op *queue_end[SI_MOST_QUEUES];
 };
 
 struct si_state {
@@ -105,6 +117,9 @@ struct si_state {
     struct CUevent_st *events;
     /* number of stream threads */
     int n_threads;
+    /* hardware queues of each device, and walks over operations so far */
+    int n_queues;
+    unsigned n_walks;
     int64_t n_host_waits;
     bool forbid_unrecorded;
     uint64_t seed;

@@ -10,6 +10,7 @@
 
 struct si_state si = {.lock = PTHREAD_MUTEX_INITIALIZER,
                       .moved = PTHREAD_COND_INITIALIZER,
+                      .n_queues = 8,
                       .machine = {.driver_version = CUDART_VERSION,
                                   .n_devices = 1,
                                   .major = 9,
@@ -52,9 +53,11 @@ void si_wait(pthread_cond_t *cond)
 __attribute__((constructor)) static void read_environment(void)
 {
     const char *devices = getenv("STAND_IN_DEVICES"), *bytes = getenv("STAND_IN_BYTES"),
-               *seed = getenv("SEED");
+               *seed = getenv("SEED"), *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
     if (devices)
         si.machine.n_devices = atoi(devices);
+    if (queues && atoi(queues) >= 1 && atoi(queues) <= SI_MOST_QUEUES)
+        si.n_queues = atoi(queues);
     if (bytes)
         si.machine.device_bytes = strtoll(bytes, NULL, 0);
     si.seed = seed ? strtoull(seed, NULL, 0) : (uint64_t)getpid();

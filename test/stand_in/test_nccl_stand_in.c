@@ -409,20 +409,16 @@ static void crossed(int rank, ncclComm_t all, ncclComm_t part[2], char *at, cuda
     assert_int_equal(gather(rank, part[rank], at, s[rank]), ncclSystemError);
 }
 
-static void *run_crossed(void *arg)
-{
-    late.call = crossed;
-    late.late_ms = 1;
-    return run_late(arg);
-}
-
-static void test_crossed(void **state)
+/* Runs what hangs until it is reported, and then ends it. */
+static void run_hung(void (*call)(int rank, ncclComm_t all, ncclComm_t part[2], char *at, cudaStream_t s[2]))
 {
     pthread_t threads[2];
     bool hung = false;
+    late.call = call;
+    late.late_ms = 1;
     assert_int_equal(ncclGetUniqueId(&id), 0);
     for (int r = 0; r < 2; r++)
-        assert_int_equal(pthread_create(&threads[r], NULL, run_crossed, (void *)(intptr_t)r), 0);
+        assert_int_equal(pthread_create(&threads[r], NULL, run_late, (void *)(intptr_t)r), 0);
     while (!hung) {
         nsi_lock();
         hung = nsi.hung;
@@ -432,6 +428,75 @@ static void test_crossed(void **state)
     nccl_stand_in_end();
     for (int r = 0; r < 2; r++)
         pthread_join(threads[r], NULL);
+}
+
+static void test_crossed(void **state)
+{
+    run_hung(crossed);
+}
+
+static void connect_both(int rank, ncclComm_t part[2], char *at, cudaStream_t s[2])
+{
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(gather(rank, part[i], at + 32 * i, s[i]), 0);
+        assert_int_equal(cudaStreamSynchronize(s[i]), 0);
+    }
+}
+
+static void wait_50_ms(void *arg)
+{
+    sleep_ms(50);
+}
+
+/* The ranks issue in one order, but on rank 1 the first stream is late. */
+static void late_stream(int rank, ncclComm_t all, ncclComm_t part[2], char *at, cudaStream_t s[2])
+{
+    connect_both(rank, part, at, s);
+    if (rank)
+        assert_int_equal(cudaLaunchHostFunc(s[0], wait_50_ms, NULL), 0);
+    assert_int_equal(gather(rank, part[0], at, s[0]), 0);
+    if (!rank)
+        sleep_ms(20); /* it starts first */
+    assert_int_equal(gather(rank, part[1], at + 32, s[1]), 0);
+}
+
+/* The device holds one collective at a time, so each rank's waits for the one that the other has not
+ * started. */
+static void test_no_room(void **state)
+{
+    nccl_stand_in_the_machine()->n_ctas = 32;
+    run_hung(late_stream);
+}
+
+static void test_order_of_issue(void **state)
+{
+    nccl_stand_in_the_machine()->n_ctas = 32;
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
+    run_late_ranks(late_stream, 0);
+    unsetenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+}
+
+/* The two streams share a hardware queue, in which the second gather is behind work that waits for the first
+ * one. The other rank has them the other way around. */
+static void one_queue(int rank, ncclComm_t all, ncclComm_t part[2], char *at, cudaStream_t s[2])
+{
+    cudaStream_t more[8], *two[2] = {&s[0], &more[6]};
+    connect_both(rank, part, at, s);
+    for (int i = 0; i < 8; i++)
+        assert_int_equal(cudaStreamCreateWithFlags(&more[i], cudaStreamNonBlocking), 0);
+    for (int k = 0; k < 2; k++) {
+        int i = rank ? 1 - k : k;
+        assert_int_equal(gather(rank, part[i], at + 32 * i, *two[i]), 0);
+        sleep_ms(20);
+        assert_int_equal(cudaMemsetAsync(at + 32 * i + 16, 0, 4, *two[i]), 0);
+    }
+    for (int i = 0; i < 8; i++)
+        assert_int_equal(cudaStreamSynchronize(more[i]) || cudaStreamDestroy(more[i]), 0);
+}
+
+static void test_one_queue(void **state)
+{
+    run_hung(one_queue);
 }
 
 static int start(void **state)
@@ -462,6 +527,8 @@ int main(void)
 {
     static struct misuses one = {1, ""}, two = {2, "communicators are used in another order"},
                           three = {3, ""}, alone = {1, "rank 0 has waited"},
+                          room = {5, "has not started: it needs 32 CTAs, and 32 of 32 are taken"},
+                          queue = {5, "has not started, behind ncclAllGather 1 of"},
                           ring = {1, "rank 0 waits in its first operation on [color 0 of split 1 of"};
     setenv("NCCL_STAND_IN_CONNECT", "1", 1);
     const struct CMUnitTest tests[] = {
@@ -472,6 +539,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_calls_wait, start, finish),
         cmocka_unit_test_prestate_setup_teardown(test_destroys_alone, start, finish, &alone),
         cmocka_unit_test_prestate_setup_teardown(test_crossed, start, finish, &ring),
+        cmocka_unit_test_prestate_setup_teardown(test_no_room, start, finish, &room),
+        cmocka_unit_test_setup_teardown(test_order_of_issue, start, finish),
+        cmocka_unit_test_prestate_setup_teardown(test_one_queue, start, finish, &queue),
         cmocka_unit_test_setup_teardown(test_scalable, start, finish),
         cmocka_unit_test_prestate_setup_teardown(test_scalable_refused, start, finish, &three),
         cmocka_unit_test_prestate_setup_teardown(test_scalable_differs, start, finish, &one),

@@ -484,6 +484,44 @@ static void test_failures(void **)
     nothing_wrong();
 }
 
+/* --- hardware queues --- */
+
+static void waits_for_flag(void *flag)
+{
+    while (!__atomic_load_n(static_cast<int *>(flag), __ATOMIC_ACQUIRE))
+        usleep(1000);
+}
+
+/* Of nine streams two share a queue. There the second one's work waits for the first one's, which has not
+ * started; work that has started holds up nobody. */
+static void test_hardware_queues(void **)
+{
+    enum { N = 9 };
+    cudaStream_t s[N];
+    int flag = 0;
+    void *p;
+    OK(cudaMalloc(&p, N));
+    for (int i = 0; i < N; i++)
+        OK(cudaStreamCreateWithFlags(&s[i], cudaStreamNonBlocking));
+    OK(cudaLaunchHostFunc(s[0], waits_for_flag, &flag));
+    OK(cudaMemsetAsync(p, 0, 1, s[N - 1]));
+    OK(cudaStreamSynchronize(s[N - 1]));
+    OK(cudaMemsetAsync(p, 0, 1, s[0]));
+    for (int i = 1; i < N; i++)
+        OK(cudaMemsetAsync(static_cast<char *>(p) + i, 0, 1, s[i]));
+    for (int i = 1; i < N - 1; i++)
+        OK(cudaStreamSynchronize(s[i]));
+    usleep(20000);
+    assert_int_equal(cudaStreamQuery(s[N - 1]), cudaErrorNotReady);
+    __atomic_store_n(&flag, 1, __ATOMIC_RELEASE);
+    for (int i = 0; i < N; i++) {
+        OK(cudaStreamSynchronize(s[i]));
+        OK(cudaStreamDestroy(s[i]));
+    }
+    OK(cudaFree(p));
+    nothing_wrong();
+}
+
 /* --- memory that the CPU cannot access --- */
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -578,6 +616,7 @@ int main()
         cmocka_unit_test(test_null_stream),
         cmocka_unit_test(test_events),
         cmocka_unit_test(test_host_functions_one_at_a_time),
+        cmocka_unit_test(test_hardware_queues),
         cmocka_unit_test(test_misuse),
         cmocka_unit_test(test_contexts),
         cmocka_unit_test(test_capture),
