@@ -10,7 +10,6 @@
  *
  * Everything that could fail on one rank alone comes before the first exchange. */
 #include "comm/topology.h"
-#include "comm/first_error.h"
 #include "comm/meet/rendezvous.h"
 #include "kernels/limits.h"
 #include "kernels/standard_fds.h"
@@ -40,13 +39,14 @@ static const uint64_t segment_magic = 0x7a65726f20746f70;
 
 /* A rank's identity and segment, as it sends them to all. */
 struct card {
-    int32_t pid, fd; /* fd -1: it could make no segment, and text says why */
+    int32_t err;
+    int32_t pid, fd; /* fd -1: it could make no segment, and its finding says why */
     uint64_t nonce, pid_namespace;
     char machine[48], host_name[64], part[48];
-    ZR_FIRST_ERROR(ZR_ERROR_BYTES);
 };
 
-/* A rank's result: the first rank whose memory it should be able to map and cannot. -1: none. */
+/* A rank's result: the first rank whose memory it should be able to map and cannot (-1: none), and why. If it
+ * has no segment itself, text says why not. */
 struct finding {
     int32_t cannot;
     char text[124];
@@ -150,10 +150,10 @@ int zr_topology_assume(int32_t world, int32_t local_size, struct zr_topology *ou
 
 /* --- this rank's segment --- */
 
-static int cannot_make(struct probe *p, struct card *c, const char *what)
+static int cannot_make(struct probe *p, struct finding *f, const char *what)
 {
     char why[ZR_SYSTEM_WORDS];
-    snprintf(c->text, sizeof c->text, "%s: %s", what, zr_system_words(errno, why));
+    snprintf(f->text, sizeof f->text, "%s: %s", what, zr_system_words(errno, why));
     if (p->fd >= 0)
         close(p->fd);
     p->fd = -1;
@@ -162,16 +162,16 @@ static int cannot_make(struct probe *p, struct card *c, const char *what)
 
 /* Returns the segment's descriptor, or -1 if this rank can have none. That is a fact about it and no
  * failure. */
-static int make_probe(struct probe *p, struct card *c)
+static int make_probe(struct probe *p, struct card *c, struct finding *f)
 {
     p->fd = zr_above_standard(memfd_create("zero-topology", MFD_CLOEXEC));
     if (p->fd < 0)
-        return cannot_make(p, c, "making a shared memory file");
+        return cannot_make(p, f, "making a shared memory file");
     if (zr_limited_ftruncate(p->fd, SEGMENT_BYTES))
-        return cannot_make(p, c, "reserving shared memory");
+        return cannot_make(p, f, "reserving shared memory");
     void *at = mmap(NULL, SEGMENT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, p->fd, 0);
     if (at == MAP_FAILED)
-        return cannot_make(p, c, "mapping shared memory");
+        return cannot_make(p, f, "mapping shared memory");
     p->mine = at;
     if (getrandom(&c->nonce, sizeof c->nonce, 0) != sizeof c->nonce)
         c->nonce = (uint64_t)getpid() << 32 ^ (uint64_t)(uintptr_t)p;
@@ -179,22 +179,25 @@ static int make_probe(struct probe *p, struct card *c)
     return p->fd;
 }
 
-static void fill_card(struct probe *p, int err, struct card *c)
+/* Returns err, or a failure that keeps this rank from asking. */
+static int fill_card(struct probe *p, int err, struct card *c, struct finding *f)
 {
     char why[ZR_SYSTEM_WORDS];
     int none = zr_no_descriptors(PROBE_DESCRIPTORS);
     memset(c, 0, sizeof *c);
-    c->fd = -1;
+    memset(f, 0, sizeof *f);
+    c->fd = f->cannot = -1;
     if (!err && none) /* without this check the rank would seem to be on another host */
         err = zr_fail(ZERO_ERR_SYSTEM, "asking which ranks share memory: %s", zr_system_words(none, why));
-    if (zr_first_error_put(c, err))
-        return;
+    if (err)
+        return err;
     c->pid = (int32_t)getpid();
     c->pid_namespace = p->id->pid_namespace;
     snprintf(c->machine, sizeof c->machine, "%s", p->id->machine);
     snprintf(c->host_name, sizeof c->host_name, "%s", p->id->host_name);
     snprintf(c->part, sizeof c->part, "%s", p->id->part);
-    c->fd = make_probe(p, c);
+    c->fd = make_probe(p, c, f);
+    return 0;
 }
 
 /* --- other ranks' segments --- */
@@ -236,8 +239,6 @@ static bool can_map(const struct probe *p, int32_t rank, struct finding *f)
 
 static void look_at_others(const struct probe *p, struct finding *f)
 {
-    memset(f, 0, sizeof *f);
-    f->cannot = -1;
     if (p->lowest[p->rank] != p->rank) {
         can_map(p, p->lowest[p->rank], f);
         return;
@@ -335,7 +336,7 @@ static void say_not_asked(const struct probe *p, int32_t rank, struct zr_host *h
                  rank);
     else if (other < rank || without < rank)
         snprintf(h->why, sizeof h->why, "rank %d cannot share memory: %.120s", lacks ? rank : without,
-                 p->cards[lacks ? rank : without].text);
+                 p->findings[lacks ? rank : without].text);
 }
 
 static void begin_host(const struct probe *p, int32_t rank, struct zr_host *h)
@@ -391,9 +392,8 @@ static int ask(struct probe *p, int err, struct zr_topology *t)
 {
     struct card mine;
     struct finding found;
-    fill_card(p, err, &mine);
-    int met = zr_rendezvous_exchange(p->rdv, &mine, sizeof mine, p->cards);
-    met = zr_first_error(met, &mine, p->cards, p->world, p->rank);
+    err = fill_card(p, err, &mine, &found);
+    int met = zr_rendezvous_agree_and_exchange(p->rdv, err, &mine.err, sizeof mine, p->cards);
     if (met)
         return met;
     find_lowest(p);

@@ -28,8 +28,8 @@ static void place(struct zr_core *c, const struct zr_core_spec *s)
     PLACE(units_at, struct unit, s->n_units);
     PLACE(pslots_at, struct pslot, s->n_param_slots);
     PLACE(gslots_at, struct gslot, s->n_grad_slots);
-    PLACE(order_at, struct zr_call, c->cap);
-    PLACE(rec_at, struct zr_call, c->cap);
+    PLACE(order_at, struct zero_call, c->cap);
+    PLACE(rec_at, struct zero_call, c->cap);
     PLACE(next_at, int32_t, c->cap);
     PLACE(begins_at, int32_t, c->cap);
     PLACE(by_size_at, int32_t, s->n_param_slots);
@@ -76,7 +76,7 @@ static void copy_units(struct zr_core *c, const struct zr_core_spec *s)
         c->n_trainable += from->trainable;
     }
     for (int32_t i = 0; i < s->n_order; i++)
-        units(c)[s->order[i].unit].uses += s->order[i].backward && !s->order[i].is_end;
+        units(c)[s->order[i].unit].uses += zr_phase_has_grads(s->order[i].phase) && !s->order[i].is_end;
     for (int32_t u = 0; u < c->n_units; u++) {
         if (s->order_of_step)
             units(c)[u].uses = (units(c)[u].uses + c->accum - 1) / c->accum;
@@ -141,19 +141,12 @@ struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
 
 /* ---- brackets ---- */
 
-static const char *phase_name(const struct zr_core_event *ev)
-{
-    return zr_phase_name(ev->backward, ev->apart);
-}
-
 /* Writes which brackets of u are open. */
 static void name_open(const struct unit *u, char *text, size_t n)
 {
-    const bool open[] = {u->open_fwd, u->open_bwd, u->open_inputs, u->open_weights};
     size_t at = 0;
-    for (int i = 0; i < 4; i++) {
-        int k = open[i] ? snprintf(text + at, n - at, "%s%s", at ? " and " : "", zr_phase_name(i & 1, i >> 1))
-                        : 0;
+    for (enum zero_phase i = ZERO_FORWARD; i <= ZERO_BACKWARD_WEIGHT; i++) {
+        int k = u->open[i] ? snprintf(text + at, n - at, "%s%s", at ? " and " : "", zr_phase_name(i)) : 0;
         at += k > 0 ? (size_t)k : 0;
     }
 }
@@ -178,16 +171,15 @@ static void list_open(const struct zr_core *c, char *text, size_t n)
 }
 
 /* The call that opens the bracket. */
-static struct zr_call call_of(const struct zr_core_event *ev)
+static struct zero_call call_of(const struct zr_core_event *ev)
 {
-    return (struct zr_call){.unit = ev->unit, .backward = ev->backward, .apart = ev->apart};
+    return (struct zero_call){.unit = ev->unit, .phase = (uint8_t)ev->phase};
 }
 
 /* Whether the bracket has the unit's parameters. */
 static bool holds(const struct zr_core_event *ev)
 {
-    struct zr_call call = call_of(ev);
-    return zr_call_needs_param(&call);
+    return zr_phase_has_params(ev->phase);
 }
 
 /* Returns the smallest unit whose open bracket holds a gradient slot of at least `bytes`. -1: none. */
@@ -267,45 +259,40 @@ int zr_core_refuse_open(const struct zr_core *c, const char *call)
 /* A forward bracket while all parameters are gathered. It needs nothing, and is not recorded. */
 static int bracket_in_all(struct zr_core *c, int32_t unit, bool *open, bool begins)
 {
-    zr_core_note(c, zr_core_call_word(&(struct zr_call){.unit = unit, .is_end = !begins}));
+    struct zero_call call = {.unit = unit, .phase = ZERO_FORWARD, .is_end = !begins};
+    zr_core_note(c, zr_core_call_word(&call));
     *open = begins;
     c->n_open += begins ? 1 : -1;
     return 0;
 }
 
-static bool *bracket_of(struct unit *u, const struct zr_core_event *ev)
+/* Returns the phase if a bracket of it is open, or the phase of an open bracket that has the unit's gradient
+ * as this one would. 0: there is none. */
+static enum zero_phase open_already(const struct unit *u, enum zero_phase phase)
 {
-    bool *whole = ev->backward ? &u->open_bwd : &u->open_fwd;
-    return !ev->apart ? whole : ev->backward ? &u->open_weights : &u->open_inputs;
-}
-
-/* Returns an open bracket of the same phase, or one that has the unit's gradient as this one would. */
-static const struct zr_core_event *open_already(const struct unit *u, const struct zr_core_event *ev)
-{
-    static const struct zr_core_event whole = {.backward = 1}, weights = {.backward = 1, .apart = 1};
-    if (ev->backward)
-        return u->open_bwd ? &whole : u->open_weights ? &weights : NULL;
-    return (ev->apart ? u->open_inputs : u->open_fwd) ? ev : NULL;
+    enum zero_phase other = phase == ZERO_BACKWARD ? ZERO_BACKWARD_WEIGHT : ZERO_BACKWARD;
+    bool excludes = zr_phase_has_grads(phase) && u->open[other];
+    return u->open[phase] ? phase : excludes ? other : 0;
 }
 
 static int refuse_begin(struct zr_core *c, const struct zr_core_event *ev)
 {
     struct unit *u = &units(c)[ev->unit];
-    const struct zr_core_event *open = open_already(u, ev);
+    enum zero_phase open = open_already(u, ev->phase);
     if (open)
         return zr_fail(ZERO_ERR_ORDER, "zero_begin: unit %d is already open in %s; end it first", ev->unit,
-                       phase_name(open));
-    if (c->all && zr_phase_is_backward(ev->backward, ev->apart))
+                       zr_phase_name(open));
+    if (c->all && zr_phase_is_backward(ev->phase))
         return zr_fail(ZERO_ERR_ORDER,
                        "zero_begin: unit %d in %s while zero_gather_all holds all parameters; call "
                        "zero_release_all first",
-                       ev->unit, phase_name(ev));
-    if (zr_phase_is_backward(ev->backward, ev->apart) && c->complete)
+                       ev->unit, zr_phase_name(ev->phase));
+    if (zr_phase_is_backward(ev->phase) && c->complete)
         return zr_fail(ZERO_ERR_ORDER,
                        "zero_begin: unit %d in %s after zero_norm, which ended the gradients of this "
                        "step: call zero_step or zero_drop first",
-                       ev->unit, phase_name(ev));
-    if (ev->backward && u->trainable && u->n_bwd >= zr_core_most_brackets(c, u))
+                       ev->unit, zr_phase_name(ev->phase));
+    if (zr_phase_has_grads(ev->phase) && u->trainable && u->n_bwd >= zr_core_most_brackets(c, u))
         return zr_fail(
             ZERO_ERR_ORDER,
             "zero_begin: unit %d has had %d backward bracket%s since the last zero_step, and may have no "
@@ -335,12 +322,12 @@ static int find_slots(const struct zr_core *c, const struct zr_core_event *ev, i
     const struct unit *u = &units(c)[ev->unit];
     *pslot = *gslot = -1;
     if (!u->resident && holds(ev)) {
-        struct zr_call call = call_of(ev);
+        struct zero_call call = call_of(ev);
         *pslot = find_param_slot(c, u, zr_core_find_call(c, &call));
         if (*pslot < 0)
             return no_param_slot(c, ev->unit);
     }
-    if (ev->backward && u->trainable && !u->grad_home) {
+    if (zr_phase_has_grads(ev->phase) && u->trainable && !u->grad_home) {
         *gslot = zr_core_pick_grad(c, u->grad_bytes);
         if (*gslot < 0)
             return no_grad_slot(c, ev->unit);
@@ -368,7 +355,7 @@ static void give_grad(struct zr_core *c, int32_t unit, int32_t gslot, struct zr_
 static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n)
 {
     struct unit *u = &units(c)[ev->unit];
-    bool *open = bracket_of(u, ev);
+    bool *open = &u->open[ev->phase];
     int32_t pslot, gslot;
     int err = refuse_begin(c, ev);
     if (!err && c->all)
@@ -378,9 +365,10 @@ static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
     if (err)
         return err;
 
-    struct zr_call call = call_of(ev);
+    struct zero_call call = call_of(ev);
     zr_core_follow(c, &call);
-    if (!ev->backward && !c->n_open_bwd && zr_core_is_lost(c)) /* the micro-batch before ended early */
+    /* The previous micro-batch ended early. */
+    if (!zr_phase_has_grads(ev->phase) && !c->n_open_bwd && zr_core_is_lost(c))
         zr_core_return_grads(c, out, n);
     if (holds(ev)) {
         if (!u->resident && u->pslot != pslot)
@@ -390,12 +378,12 @@ static int begin(struct zr_core *c, const struct zr_core_event *ev, struct zr_ac
     }
     *open = true;
     c->n_open++;
-    c->n_open_bwd += ev->backward;
-    if (ev->backward)
+    c->n_open_bwd += zr_phase_has_grads(ev->phase);
+    if (zr_phase_has_grads(ev->phase))
         u->used_bwd = true;
     else
         u->used_fwd = true;
-    if (ev->backward && u->trainable)
+    if (zr_phase_has_grads(ev->phase) && u->trainable)
         give_grad(c, ev->unit, gslot, out, n);
     zr_core_prefetch(c, out, n);
     return 0;
@@ -427,24 +415,25 @@ static void take_grad(struct zr_core *c, int32_t unit, struct zr_action *out, in
 static int end(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n)
 {
     struct unit *u = &units(c)[ev->unit];
-    bool *open = bracket_of(u, ev);
+    bool *open = &u->open[ev->phase];
     if (!*open)
-        return zr_fail(ZERO_ERR_ORDER, "zero_end: unit %d is not open in %s", ev->unit, phase_name(ev));
+        return zr_fail(ZERO_ERR_ORDER, "zero_end: unit %d is not open in %s", ev->unit,
+                       zr_phase_name(ev->phase));
     if (c->all)
         return bracket_in_all(c, ev->unit, open, false);
-    struct zr_call call = call_of(ev);
+    struct zero_call call = call_of(ev);
     call.is_end = 1;
     zr_core_follow(c, &call);
     *open = false;
     c->n_open--;
-    c->n_open_bwd -= ev->backward;
+    c->n_open_bwd -= zr_phase_has_grads(ev->phase);
     if (holds(ev))
         zr_core_pin(c, u->pslot, -1);
     if (holds(ev) && n_holding(u) == 0)
         zr_core_emit(out, n, ZR_ACT_HIDE_PARAM, ev->unit, u->pslot);
-    if (zr_phase_is_backward(ev->backward, ev->apart))
+    if (zr_phase_is_backward(ev->phase))
         c->any_backward = true;
-    if (ev->backward && u->trainable)
+    if (zr_phase_has_grads(ev->phase) && u->trainable)
         take_grad(c, ev->unit, out, n);
     if (!c->n_open_bwd && (zr_core_is_lost(c) || zr_core_ended_micro_batch(c)))
         zr_core_return_grads(c, out, n);

@@ -83,7 +83,7 @@ struct zr_core_spec {
      * any two units can be open at once */
     bool reserve_largest;
     /* calls of one micro-batch, or of a step (order_of_step): balanced, with units in range */
-    const struct zr_call *order;
+    const struct zero_call *order;
 
     int32_t n_order;
     /* A pipeline schedule says in which order micro-batches of a step go forward and backward. An evaluation
@@ -116,8 +116,8 @@ struct zr_core_event {
     /* BEGIN, END, REWRITE: the unit (REWRITE: its parameters were written from outside). GATHER_ALL, NORM,
      * STEP: a number that must be equal on all ranks, for the hash of calls. */
     int32_t unit;
-    /* BEGIN, END: as in struct zr_call */
-    uint8_t backward, apart;
+    /* BEGIN, END; otherwise 0 */
+    enum zero_phase phase;
 };
 
 /* Kinds of actions. They are taken in the order in which the core gives them. The model's thread takes the
@@ -237,7 +237,7 @@ bool zr_core_wrote_nothing(const struct zr_core *c);
 /* Whether the norm was asked for since the step, which completes its gradients. */
 bool zr_core_complete(const struct zr_core *c);
 /* A call as a word for hashes. Different calls have different words. */
-uint64_t zr_core_call_word(const struct zr_call *call);
+uint64_t zr_core_call_word(const struct zero_call *call);
 /* Whether each bracket of the order finds a parameter slot. */
 bool zr_core_has_room(const struct zr_core *c);
 /* Whether all parameters are gathered, and not released. */

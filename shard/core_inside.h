@@ -101,8 +101,8 @@ struct unit {
     /* sums in use */
     uint8_t depth;
     bool resident, trainable, sum_in_place, grad_home;
-    /* its open brackets: forward, backward, backward of inputs, backward of weights */
-    bool open_fwd, open_bwd, open_inputs, open_weights;
+    /* its open brackets, by enum zero_phase */
+    bool open[ZERO_BACKWARD_WEIGHT + 1];
     /* it has been gathered once; a resident unit is then gathered after each update */
     bool gathered;
     /* the model has bracketed its forward, its backward: a model brackets all uses or none */
@@ -147,14 +147,14 @@ static inline struct gslot *gslots(const struct zr_core *c)
     return (struct gslot *)((char *)c + c->gslots_at);
 }
 
-static inline struct zr_call *order(const struct zr_core *c)
+static inline struct zero_call *order(const struct zr_core *c)
 {
-    return (struct zr_call *)((char *)c + c->order_at);
+    return (struct zero_call *)((char *)c + c->order_at);
 }
 
-static inline struct zr_call *recorded(const struct zr_core *c)
+static inline struct zero_call *recorded(const struct zr_core *c)
 {
-    return (struct zr_call *)((char *)c + c->rec_at);
+    return (struct zero_call *)((char *)c + c->rec_at);
 }
 
 static inline int32_t *next_begin(const struct zr_core *c)
@@ -202,12 +202,12 @@ struct zr_slot_range {
 /* The open brackets of u that have its parameters. Each pins the slot. */
 static inline int32_t n_holding(const struct unit *u)
 {
-    return u->open_fwd + u->open_bwd + u->open_inputs;
+    return u->open[ZERO_FORWARD] + u->open[ZERO_BACKWARD] + u->open[ZERO_BACKWARD_INPUT];
 }
 
 static inline bool has_open_bracket(const struct unit *u)
 {
-    return n_holding(u) || u->open_weights;
+    return n_holding(u) || u->open[ZERO_BACKWARD_WEIGHT];
 }
 
 /* Whether the step has backward brackets. */
@@ -267,9 +267,9 @@ void zr_core_note(struct zr_core *c, uint64_t word);
 void zr_core_index_order(struct zr_core *c);
 /* Returns the position of the call in the order. -1: it is not there, or slots are not sized, so that it does
  * not matter. */
-int64_t zr_core_find_call(const struct zr_core *c, const struct zr_call *call);
+int64_t zr_core_find_call(const struct zr_core *c, const struct zero_call *call);
 /* Follows a bracket that opens or closes: advances in the order, and records the call. */
-void zr_core_follow(struct zr_core *c, const struct zr_call *call);
+void zr_core_follow(struct zr_core *c, const struct zero_call *call);
 /* Whether the call just passed ends a micro-batch of the order. */
 bool zr_core_ended_micro_batch(const struct zr_core *c);
 /* Whether the calls of this step do not show where a micro-batch ends. */

@@ -15,7 +15,7 @@ static int32_t spread_passes(struct zr_core *c, int64_t repeats)
     for (int32_t u = 0; u < c->n_units; u++)
         units(c)[u].n_each = units(c)[u].n_passed = 0;
     for (int32_t i = 0; i < c->period; i++)
-        units(c)[order(c)[i].unit].n_each += order(c)[i].backward && order(c)[i].is_end;
+        units(c)[order(c)[i].unit].n_each += zr_phase_has_grads(order(c)[i].phase) && order(c)[i].is_end;
     for (int32_t u = 0; u < c->n_units; u++) {
         struct unit *x = &units(c)[u];
         int64_t n_step = x->trainable ? x->n_each * repeats : 0;
@@ -36,13 +36,13 @@ static void mark_micro_batches(struct zr_core *c)
     /* micro-batches; open backward brackets; units that lack brackets of this micro-batch */
     int32_t n_done = 0, n_open = 0, n_behind = n_all;
     for (int32_t i = 0; i < c->period; i++) {
-        const struct zr_call *call = &order(c)[i];
+        const struct zero_call *call = &order(c)[i];
         struct unit *x = &units(c)[call->unit];
-        if (call->backward)
+        if (zr_phase_has_grads(call->phase))
             n_open += call->is_end ? -1 : 1;
         if (!call->is_end)
             continue;
-        if (call->backward && x->n_each > 0) {
+        if (zr_phase_has_grads(call->phase) && x->n_each > 0) {
             int64_t due = (int64_t)x->n_each * (n_done + 1);
             n_behind -= ++x->n_passed == due;
             c->uneven |= x->n_passed > due;
@@ -61,12 +61,12 @@ static void mark_actions(struct zr_core *c)
 {
     bool any = false;
     for (int32_t i = 0; i < c->period; i++)
-        any |= order(c)[i].ends_action;
+        any |= order(c)[i].is_end == ZR_ENDS_ACTION;
     if (!any)
         return;
     for (int32_t i = 0; i < c->period; i++)
         if (order(c)[i].is_end)
-            next_begin(c)[i] = order(c)[i].ends_action;
+            next_begin(c)[i] = order(c)[i].is_end == ZR_ENDS_ACTION;
     c->uneven = false;
 }
 
@@ -93,9 +93,9 @@ static void start_period(struct zr_core *c, int64_t base)
 static void pass_call(struct zr_core *c)
 {
     int32_t i = (int32_t)(c->pos - c->base);
-    const struct zr_call *call = &order(c)[i];
+    const struct zero_call *call = &order(c)[i];
     struct unit *u = &units(c)[call->unit];
-    if (!call->is_end && !u->resident && zr_call_needs_param(call)) {
+    if (!call->is_end && !u->resident && zr_phase_has_params(call->phase)) {
         int32_t next = next_begin(c)[i];
         int64_t at = next >= 0 ? c->base + next : c->base + c->period + u->first_use;
         set_next_use(c, u, at < c->n_order ? at : NEVER);
@@ -122,15 +122,16 @@ void zr_core_index_order(struct zr_core *c)
     for (int32_t u = 0; u < c->n_units; u++)
         units(c)[u].first_use = -1;
     for (int32_t i = c->period; i-- > 0;) {
-        const struct zr_call *call = &order(c)[i];
-        if (call->is_end || !zr_call_needs_param(call))
+        const struct zero_call *call = &order(c)[i];
+        if (call->is_end || !zr_phase_has_params(call->phase))
             continue;
         next_begin(c)[i] = units(c)[call->unit].first_use;
         units(c)[call->unit].first_use = i;
     }
     c->n_begins = 0;
     for (int32_t i = 0; i < c->period; i++)
-        if (!order(c)[i].is_end && zr_call_needs_param(&order(c)[i]) && !units(c)[order(c)[i].unit].resident)
+        if (!order(c)[i].is_end && zr_phase_has_params(order(c)[i].phase) &&
+            !units(c)[order(c)[i].unit].resident)
             begins(c)[c->n_begins++] = i;
     zr_core_place_brackets(c);
     start_period(c, 0);
@@ -138,12 +139,12 @@ void zr_core_index_order(struct zr_core *c)
 
 /* ---- following it ---- */
 
-static bool same_call(const struct zr_call *a, const struct zr_call *b)
+static bool same_call(const struct zero_call *a, const struct zero_call *b)
 {
-    return a->unit == b->unit && a->backward == b->backward && a->apart == b->apart && a->is_end == b->is_end;
+    return a->unit == b->unit && a->phase == b->phase && !a->is_end == !b->is_end;
 }
 
-static bool is_expected(const struct zr_core *c, const struct zr_call *call)
+static bool is_expected(const struct zr_core *c, const struct zero_call *call)
 {
     return c->pos < c->n_order && same_call(call, &order(c)[c->pos - c->base]);
 }
@@ -154,23 +155,27 @@ void zr_core_note(struct zr_core *c, uint64_t word)
     c->hash = (c->hash ^ (word + 1)) * 0x100000001b3u;
 }
 
-/* Calls beyond the room are only counted. */
-static void record(struct zr_core *c, const struct zr_call *call)
+/* Calls beyond the room are only counted. The padding of a call stays zero, because cores are compared by
+ * bytes. */
+static void record(struct zr_core *c, const struct zero_call *call)
 {
-    if (c->n_rec < c->cap)
-        recorded(c)[c->n_rec] = *call;
+    if (c->n_rec < c->cap) {
+        struct zero_call *to = &recorded(c)[c->n_rec];
+        to->unit = call->unit;
+        to->phase = call->phase;
+        to->is_end = call->is_end;
+    }
     c->n_rec++;
 }
 
-uint64_t zr_core_call_word(const struct zr_call *call)
+uint64_t zr_core_call_word(const struct zero_call *call)
 {
-    return (uint64_t)(uint32_t)call->unit << 3 | (uint64_t)call->apart << 2 | (uint64_t)call->backward << 1 |
-           call->is_end;
+    return (uint64_t)(uint32_t)call->unit << 3 | (uint64_t)(call->phase - ZERO_FORWARD) << 1 | !!call->is_end;
 }
 
 /* Finds a call in the order: from pos on, within one period, or else before pos. Returns -1 if the period
  * does not have it. */
-static int64_t find_from(const struct zr_core *c, const struct zr_call *call, int64_t pos)
+static int64_t find_from(const struct zr_core *c, const struct zero_call *call, int64_t pos)
 {
     int64_t ahead = zr_min(c->n_order, pos + c->period), behind = zr_min(pos, c->period);
     for (int64_t i = pos; i < ahead; i++)
@@ -189,12 +194,12 @@ static bool may_start_again(const struct zr_core *c)
     return !c->n_open && !c->any_backward;
 }
 
-static int64_t find_unexpected(const struct zr_core *c, const struct zr_call *call)
+static int64_t find_unexpected(const struct zr_core *c, const struct zero_call *call)
 {
     return find_from(c, call, may_start_again(c) ? 0 : c->pos);
 }
 
-int64_t zr_core_find_call(const struct zr_core *c, const struct zr_call *call)
+int64_t zr_core_find_call(const struct zr_core *c, const struct zero_call *call)
 {
     if (!c->sized)
         return -1;
@@ -203,7 +208,7 @@ int64_t zr_core_find_call(const struct zr_core *c, const struct zr_call *call)
 
 /* Follows a call that is not the expected one. If the forward pass starts again, it has not left the order.
  * The recording then starts again too if it is half full: long evaluations must leave room for the step. */
-static void follow_unexpected(struct zr_core *c, const struct zr_call *call)
+static void follow_unexpected(struct zr_core *c, const struct zero_call *call)
 {
     int64_t at = find_unexpected(c, call);
     bool starts_again = at == 0 && may_start_again(c);
@@ -217,7 +222,7 @@ static void follow_unexpected(struct zr_core *c, const struct zr_call *call)
         go_to(c, at + 1);
 }
 
-void zr_core_follow(struct zr_core *c, const struct zr_call *call)
+void zr_core_follow(struct zr_core *c, const struct zero_call *call)
 {
     c->counts.n_calls++;
     zr_core_note(c, zr_core_call_word(call));
@@ -254,7 +259,8 @@ static bool is_micro_batch(struct zr_core *c, int64_t n)
     for (int32_t u = 0; u < c->n_units; u++)
         units(c)[u].n_each = 0;
     for (int64_t i = 0; i < n; i++)
-        units(c)[recorded(c)[i].unit].n_each += recorded(c)[i].backward && recorded(c)[i].is_end;
+        units(c)[recorded(c)[i].unit].n_each +=
+            zr_phase_has_grads(recorded(c)[i].phase) && recorded(c)[i].is_end;
     for (int32_t u = 0; u < c->n_units; u++)
         is &= !units(c)[u].trainable || (int64_t)units(c)[u].n_each * c->accum == units(c)[u].n_bwd;
     return is;
@@ -275,7 +281,7 @@ void zr_core_learn(struct zr_core *c)
     bool differs = c->strayed || c->pos != c->n_order;
     int32_t n = differs ? calls_to_learn(c) : 0;
     if (n > 0) {
-        memcpy(order(c), recorded(c), (size_t)n * sizeof(struct zr_call));
+        memcpy(order(c), recorded(c), (size_t)n * sizeof(struct zero_call));
         c->period = n;
         c->n_order = c->n_rec;
         zr_core_index_order(c);

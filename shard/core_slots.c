@@ -175,9 +175,9 @@ static bool can_run_out(struct zr_core *c)
     for (int32_t u = 0; u < c->n_units; u++)
         units(c)[u].n_placed = 0;
     for (int32_t i = 0; i < c->period; i++) {
-        const struct zr_call *call = &order(c)[i];
+        const struct zero_call *call = &order(c)[i];
         struct unit *u = &units(c)[call->unit];
-        if (u->resident || !zr_call_needs_param(call))
+        if (u->resident || !zr_phase_has_params(call->phase))
             continue;
         if (call->is_end) {
             n_open -= --u->n_placed == 0;
@@ -204,9 +204,9 @@ static bool place_brackets(struct zr_core *c)
     for (int32_t i = 0; i < c->n_pslots; i++)
         taken(c)[i] = 0;
     for (int32_t i = 0; i < c->period; i++) {
-        const struct zr_call *call = &order(c)[i];
+        const struct zero_call *call = &order(c)[i];
         struct unit *u = &units(c)[call->unit];
-        if (u->resident || !zr_call_needs_param(call))
+        if (u->resident || !zr_phase_has_params(call->phase))
             continue;
         if (call->is_end) {
             if (--u->n_placed == 0)

@@ -13,19 +13,23 @@ static bool valid_slot(const struct zr_core *c, int32_t i)
            (!u || (u->pslot == i && !u->resident && u->param_bytes <= s->bytes));
 }
 
+static bool has_open_grad(const struct unit *u)
+{
+    return u->open[ZERO_BACKWARD] || u->open[ZERO_BACKWARD_WEIGHT];
+}
+
 static bool valid_grad_slot(const struct zr_core *c, int32_t i)
 {
     const struct gslot *s = &gslots(c)[i];
     if (s->unit == -1)
         return true;
     const struct unit *u = s->unit >= 0 && s->unit < c->n_units ? &units(c)[s->unit] : NULL;
-    return u && u->gslot == i && (u->open_bwd || u->open_weights) && u->trainable &&
-           u->grad_bytes <= s->bytes;
+    return u && u->gslot == i && has_open_grad(u) && u->trainable && u->grad_bytes <= s->bytes;
 }
 
 static bool needs_grad_slot(const struct unit *u)
 {
-    return (u->open_bwd || u->open_weights) && u->trainable && !u->grad_home;
+    return has_open_grad(u) && u->trainable && !u->grad_home;
 }
 
 static bool valid_unit(const struct zr_core *c, int32_t i)
@@ -58,8 +62,8 @@ static bool valid_counts(const struct zr_core *c)
     int32_t n_open = 0, n_open_bwd = 0;
     for (int32_t i = 0; i < c->n_units; i++) {
         const struct unit *u = &units(c)[i];
-        n_open += n_holding(u) + u->open_weights;
-        n_open_bwd += u->open_bwd + u->open_weights;
+        n_open += n_holding(u) + u->open[ZERO_BACKWARD_WEIGHT];
+        n_open_bwd += u->open[ZERO_BACKWARD] + u->open[ZERO_BACKWARD_WEIGHT];
     }
     return n_open == c->n_open && n_open_bwd == c->n_open_bwd && (!c->all || !n_open_bwd) &&
            (!c->complete || !n_open_bwd) && c->n_micro >= 0 && c->n_micro < c->accum &&

@@ -8,65 +8,14 @@
 #define ZR_SHARD_OPTIONS_H
 
 #include "kernels/device.h"
+#include "kernels/phase.h"
 
 #define ZR_MAX_STATES  4   /* most fp32 arrays, each the size of the weights, that an optimizer keeps */
 #define ZR_MOST_OPTIMS 256 /* most parameter groups */
 
-/* One call of a micro-batch, as the model is expected to make it. */
-struct zr_call {
-    int32_t unit;
-    /* 0: forward, 1: backward. With apart, it is one of the two parts of a backward. 0 is then the part for
-     * inputs, which has the unit's parameters as forward has. 1 is the part for weights, which has the unit's
-     * gradient and no parameters. */
-    uint8_t backward;
-    /* 0: the bracket opens, 1: it closes. */
-    uint8_t is_end;
-    /* 1: the call ends a backward action, and with it a micro-batch of its pipeline stage. Set only in orders
-     * in which the pipeline stages of a rank take turns. The struct has no padding, because calls are
-     * compared and hashed by bytes as part of the core's state. */
-    uint8_t ends_action;
-    uint8_t apart;
-};
-
-/* Whether the bracket has the unit's parameters. */
-static inline bool zr_call_needs_param(const struct zr_call *call)
-{
-    return !call->backward || !call->apart;
-}
-
-/* Whether the phase is backward, or one of its two parts. */
-static inline bool zr_phase_is_backward(bool backward, bool apart)
-{
-    return backward || apart;
-}
-
-static inline const char *zr_phase_name(bool backward, bool apart)
-{
-    const char *whole = backward ? "backward" : "forward";
-    return !apart ? whole : backward ? "backward of weights" : "backward of inputs";
-}
-
-/* A range of elements for the model's own optimizer. Arrays have n fp32 elements, in this rank's device
- * memory. */
-struct zr_user_update {
-    /* Index in the model's table. */
-    int32_t tensor;
-    /* Element of the tensor, in row-major order, at index 0 of the arrays. */
-    int64_t first;
-    int64_t n;
-    /* Weights, to be read and written. */
-    float *master;
-    /* Gradient, reduced, scaled and clipped. */
-    const float *grad;
-    /* n_states arrays, zero at first. The others are NULL. */
-    float *state[ZR_MAX_STATES];
-    /* Learning rate of this step. */
-    float lr;
-    /* Number of this step, from 1. */
-    int64_t t;
-    /* The device's own stream handle. NULL on the host. */
-    void *native_stream;
-};
+/* A third value of is_end in struct zero_call: the zero_end also ends a backward action, and so a micro-batch
+ * of its pipeline stage. Only orders in which the pipeline stages of a rank take turns have it. */
+enum { ZR_ENDS_ACTION = 2 };
 
 /* A parameter group: what updates its tensors, and with which numbers. A zero here means zero. The struct has
  * no padding, because groups are hashed by bytes. */
@@ -118,7 +67,7 @@ struct zr_options {
 
     /* The model's own optimizer, for groups without a kind, or NULL. If it returns non-zero, the step fails.
      * On the host it is called on a thread of the device. */
-    int (*update)(void *arg, const struct zr_user_update *u);
+    int (*update)(void *arg, const struct zero_update *u);
     void *update_arg;
 
     /* Units gathered ahead. 0: none. */
@@ -135,7 +84,7 @@ struct zr_options {
     /* Calls of one micro-batch. n_order 0: the calls of zr_plan_assume_order. Brackets are balanced and units
      * are not negative; the layout checks that the units exist. The memory belongs to the maker of these
      * options, and is valid until the call that takes them returns. Copy what is kept. */
-    const struct zr_call *order;
+    const struct zero_call *order;
     int n_order;
     /* The order is that of a whole step, with its grad_accum_steps micro-batches interleaved. */
     bool order_of_step;

@@ -309,7 +309,7 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
 /* Most calls of an assumed order. */
 #define MOST_ASSUMED (1 << 28)
 
-int zr_plan_assume_order(const struct zr_layout *l, struct zr_call **out, int32_t *n_out)
+int zr_plan_assume_order(const struct zr_layout *l, struct zero_call **out, int32_t *n_out)
 {
     int64_t all = 0;
     for (int32_t u = 0; u < l->n_units; u++)
@@ -318,16 +318,16 @@ int zr_plan_assume_order(const struct zr_layout *l, struct zr_call **out, int32_
         return zr_fail(ZERO_ERR_ARG,
                        "by zero_tensor.uses the %d units have %lld calls in a micro-batch; allowed: %d",
                        l->n_units, (long long)all, MOST_ASSUMED);
-    struct zr_call *order = malloc((size_t)all * sizeof *order);
+    struct zero_call *order = malloc((size_t)all * sizeof *order);
     int32_t n = 0;
     if (!order)
         return zr_fail(ZERO_ERR_NOMEM, "no memory for an order of %lld calls", (long long)all);
     for (int32_t u = 0; u < l->n_units; u++)
         for (int end = 0; end < 2; end++)
-            order[n++] = (struct zr_call){.unit = u, .is_end = (uint8_t)end};
+            order[n++] = (struct zero_call){.unit = u, .phase = ZERO_FORWARD, .is_end = (uint8_t)end};
     for (int32_t u = l->n_units; u-- > 0;)
         for (int64_t k = 0; k < 2 * zr_max(l->units[u].uses, 1); k++)
-            order[n++] = (struct zr_call){.unit = u, .backward = 1, .is_end = k & 1};
+            order[n++] = (struct zero_call){.unit = u, .phase = ZERO_BACKWARD, .is_end = k & 1};
     *out = order;
     *n_out = n;
     return 0;
@@ -374,8 +374,8 @@ static int choose_sums(struct zr_plan *p, const struct zr_options *opt, struct z
     }
     int32_t n_micro = opt->order_of_step ? opt->grad_accum_steps : 1;
     for (int32_t i = 0; i < s->n_order; i++) {
-        const struct zr_call *c = &s->order[i];
-        bool use = c->backward && !c->is_end && units[c->unit].trainable;
+        const struct zero_call *c = &s->order[i];
+        bool use = zr_phase_has_grads(c->phase) && !c->is_end && units[c->unit].trainable;
         bool again = use && uses[c->unit]++ >= n_micro;
         *any_again |= again;
         p->sum_in_place[c->unit] &= !again;
@@ -406,7 +406,7 @@ static void choose_hops(struct zr_plan *p, const struct zr_options *opt, bool ag
 static int take_order(struct zr_plan *p, const struct zr_options *opt)
 {
     struct zr_core_spec *s = &p->spec;
-    struct zr_call *order;
+    struct zero_call *order;
     int32_t n_units = p->layout->n_units;
     if (!opt->n_order) {
         int err = zr_plan_assume_order(p->layout, &order, &s->n_order);

@@ -189,7 +189,7 @@ void zr_plan_free(struct zr_plan *p);
 /* Makes the order of a program that declares none: each unit forward, then each backward in reverse, with as
  * many backward brackets in a row as its tensors say. The caller frees *out. Returns ZERO_ERR_ARG for too
  * many calls, or ZERO_ERR_NOMEM. */
-int zr_plan_assume_order(const struct zr_layout *l, struct zr_call **out, int32_t *n);
+int zr_plan_assume_order(const struct zr_layout *l, struct zero_call **out, int32_t *n);
 
 /* Byte offsets in the gather arena (parameters) and the reduce arena (gradients). The functions with full
  * return that of the flat's whole region, in a slot or (-1) in resident memory. The one with own returns that

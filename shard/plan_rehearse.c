@@ -46,8 +46,8 @@ static int micro_batch(struct rehearsal *r)
 {
     int err = 0;
     for (int32_t i = 0; !err && i < r->spec->n_order; i++) {
-        const struct zr_call *c = &r->spec->order[i];
-        struct zr_core_event ev = {c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->backward, c->apart};
+        const struct zero_call *c = &r->spec->order[i];
+        struct zr_core_event ev = {c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->phase};
         err = call(r, &ev);
     }
     return err;
@@ -176,8 +176,9 @@ int zr_core_rehearse(const struct zr_core_spec *spec, const struct zr_core_work 
         r.now = r.contents + n_contents;
         memset(r.gathers, 0, n * sizeof *r.gathers);
         for (int32_t i = 0; i < spec->n_order; i++) {
-            const struct zr_call *c = &spec->order[i];
-            r.per_micro[c->unit] += c->backward && c->is_end && spec->units[c->unit].trainable;
+            const struct zero_call *c = &spec->order[i];
+            r.per_micro[c->unit] +=
+                zr_phase_has_grads(c->phase) && c->is_end && spec->units[c->unit].trainable;
         }
         /* no message, as the caller tries more slots */
         err = zr_core_has_room(r.core) ? steps(&r) : ZERO_ERR_BUDGET;

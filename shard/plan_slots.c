@@ -67,9 +67,9 @@ static void need_largest(struct window *w, const struct largest *most, int n)
     }
 }
 
-static bool needs_param_slot(const struct zr_core_spec *s, const struct zr_call *call)
+static bool needs_param_slot(const struct zr_core_spec *s, const struct zero_call *call)
 {
-    return zr_call_needs_param(call) && !s->units[call->unit].resident;
+    return zr_phase_has_params(call->phase) && !s->units[call->unit].resident;
 }
 
 static bool needs_grad_slot(const struct zr_core_unit_spec *u)
@@ -142,7 +142,7 @@ static void param_need(const struct zr_core_spec *s, int32_t ahead, int64_t most
         if (!s->order[i].is_end && needs_param_slot(s, &s->order[i]))
             k->begins[n_begins++] = i;
     for (int32_t i = 0; i < s->n_order; i++) {
-        const struct zr_call *c = &s->order[i];
+        const struct zero_call *c = &s->order[i];
         if (!needs_param_slot(s, c))
             continue;
         note_bracket(&k->open, c->unit, c->is_end ? -1 : 1);
@@ -177,8 +177,8 @@ static void grad_need(const struct zr_core_spec *s, bool behind, struct window *
     w->n_need = 0;
     close_all(k, s->n_units);
     for (int32_t i = 0; i < s->n_order; i++) {
-        const struct zr_call *c = &s->order[i];
-        if (!c->backward || !needs_grad_slot(&s->units[c->unit]))
+        const struct zero_call *c = &s->order[i];
+        if (!zr_phase_has_grads(c->phase) || !needs_grad_slot(&s->units[c->unit]))
             continue;
         note_bracket(&k->open, c->unit, c->is_end ? -1 : 1);
         if (c->is_end) {

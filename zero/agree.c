@@ -57,7 +57,7 @@ static void read_command_line(struct command_line *out)
 }
 
 struct fingerprint {
-    ZR_FIRST_ERROR(ZR_ERROR_BYTES);
+    int32_t err;
     double version, hybrid, dp_replicate, dp_shard, stage, n_optim_groups, clip, grad_scale, grad_sum;
     double save_async, device, backend, copy_engine, check, init_from;
     double pp, tp, schedule, stages_per_rank, activation_bytes;
@@ -102,7 +102,7 @@ struct fingerprint {
     X(copy_engine)                                                                                           \
     X(check)
 
-static void fill_fingerprint(const struct zero_ctx *z, int err, struct fingerprint *c)
+static void fill_fingerprint(const struct zero_ctx *z, bool failed, struct fingerprint *c)
 {
     memset(c, 0, sizeof *c);
     for (int i = 0; i < z->memory.n_groups; i++)
@@ -113,7 +113,7 @@ static void fill_fingerprint(const struct zero_ctx *z, int err, struct fingerpri
     c->trace = z->config.user.debug.trace;
     c->timeout_ms = z->config.user.launch.timeout_ms;
     read_command_line(&c->command);
-    if (zr_first_error_put(c, err))
+    if (failed)
         return;
     const struct zr_options *o = &z->config.options;
     c->host_bytes = zr_memory_host_bytes(z);
@@ -430,17 +430,15 @@ int zr_agree_on_plan(struct zero_ctx *z, int local_err)
     zr_host_memory_look("", &z->memory);
     if (!z->rendezvous)
         return local_err;
-    struct fingerprint mine, *all = malloc((size_t)z->world.world * sizeof *all);
+    struct fingerprint mine, *all = calloc((size_t)z->world.world, sizeof *all);
     if (!all)
         return no_memory_to_compare(z, local_err);
-    fill_fingerprint(z, local_err, &mine);
-    int err = zr_rendezvous_exchange(z->rendezvous, &mine, sizeof mine, all);
-    if (!err)
-        report_others(z, all);
-    if (!err && compare_stages(z, all))
+    fill_fingerprint(z, local_err != 0, &mine);
+    int err = zr_rendezvous_agree_and_exchange(z->rendezvous, local_err, &mine.err, sizeof mine, all);
+    /* If the ranks could not exchange their fingerprints, all is zero, and these two find no difference. */
+    report_others(z, all);
+    if (compare_stages(z, all))
         err = ZERO_ERR_MISMATCH;
-    else
-        err = zr_first_error(err, &mine, all, z->world.world, z->world.rank);
     if (!err)
         err = compare(z, all);
     if (!err)

@@ -24,10 +24,7 @@ static int bracket(struct zero_ctx *z, enum zr_core_event_kind kind, int32_t uni
                            call, (int)phase);
         return zr_fail(ZERO_ERR_ARG, "%s: unit is %d; allowed: 0..%d", call, unit, z->layout->n_units - 1);
     }
-    struct zr_core_event ev = {.kind = kind,
-                               .unit = unit,
-                               .backward = phase == ZERO_BACKWARD || phase == ZERO_BACKWARD_WEIGHT,
-                               .apart = phase >= ZERO_BACKWARD_INPUT};
+    struct zr_core_event ev = {.kind = kind, .unit = unit, .phase = phase};
     if (kind == ZR_EV_BEGIN && !zr_engine_has_failed(z->engine))
         ZR_TRY(zr_schedule_bracket(z, call, &ev));
     ZR_TRY(zr_engine_call(z->engine, &ev));
@@ -38,13 +35,13 @@ static int bracket(struct zero_ctx *z, enum zr_core_event_kind kind, int32_t uni
 
 int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase)
 {
-    ZR_IN_CALL(z, ZR_CALL_BEGIN, phase != ZERO_FORWARD, unit);
+    ZR_IN_CALL(z, ZR_CALL_BEGIN, phase, unit);
     return bracket(z, ZR_EV_BEGIN, unit, phase);
 }
 
 int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase)
 {
-    ZR_IN_CALL(z, ZR_CALL_END, phase != ZERO_FORWARD, unit);
+    ZR_IN_CALL(z, ZR_CALL_END, phase, unit);
     return bracket(z, ZR_EV_END, unit, phase);
 }
 
@@ -56,17 +53,6 @@ int zero_micro(zero_ctx *z)
                        "zero_micro: a pipeline's schedule ends the micro-batches; do not call zero_micro");
     struct zr_core_event ev = {.kind = ZR_EV_MICRO};
     return zr_engine_call(z->engine, &ev);
-}
-
-static void give_step_info(const struct zr_step_result *r, struct zero_step_info *info)
-{
-    *info = (struct zero_step_info){.t = r->t,
-                                    .grad_norm = r->grad_norm,
-                                    .clipped = r->clipped,
-                                    .skipped = r->skipped,
-                                    .n_carried = r->n_carried};
-    _Static_assert(sizeof info->carried == sizeof r->carried, "as many values");
-    memcpy(info->carried, r->carried, (size_t)r->n_carried * sizeof *info->carried);
 }
 
 int zero_norm(zero_ctx *z, double *norm)
@@ -109,11 +95,11 @@ static int check_lr(const struct zero_ctx *z, float lr)
 
 int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
 {
-    ZR_IN_CALL(z, ZR_CALL_STEP, false, -1);
+    ZR_IN_CALL(z, ZR_CALL_STEP, 0, -1);
     ZR_TRY(zr_need_healthy(z, "zero_step"));
     ZR_TRY(check_lr(z, lr));
     ZR_TRY(zr_call_check(z, ZR_CALL_STEP));
-    struct zr_step_result r;
+    struct zero_step_info r;
     ZR_TRY(zr_engine_step(z->engine, lr, info ? &r : NULL));
     z->n_micro += (int64_t)zr_engine_tuned(z->engine)->grad_accum_steps * zr_dp_world(z);
     report_progress(z);
@@ -125,7 +111,7 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
     ZR_TRY(zr_engine_compare_gradients(z->engine));
     ZR_TRY(zr_engine_check_replicas(z->engine));
     if (info)
-        give_step_info(&r, info);
+        *info = r;
     return 0;
 }
 
@@ -143,7 +129,7 @@ int zero_carry(zero_ctx *z, const double *values, int32_t n)
 
 int zero_last_step(zero_ctx *z, struct zero_step_info *info)
 {
-    struct zr_step_result r;
+    struct zero_step_info r;
     bool known;
     ZR_TRY(zr_need_healthy(z, "zero_last_step"));
     if (!info)
@@ -155,7 +141,7 @@ int zero_last_step(zero_ctx *z, struct zero_step_info *info)
     ZR_TRY(zr_engine_last(z->engine, &known, &r));
     if (!known)
         return ZERO_PENDING;
-    give_step_info(&r, info);
+    *info = r;
     return 0;
 }
 
@@ -274,7 +260,7 @@ static int complete_gradients(struct zero_ctx *z)
 
 int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, void *dst)
 {
-    ZR_IN_CALL(z, ZR_CALL_READ, false, tensor);
+    ZR_IN_CALL(z, ZR_CALL_READ, 0, tensor);
     int kind = 0, err = check_range(z, false, tensor, value, first, n, &kind);
     if (err)
         return err;
@@ -287,7 +273,7 @@ int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t
 
 int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n, const void *src)
 {
-    ZR_IN_CALL(z, ZR_CALL_WRITE, false, tensor);
+    ZR_IN_CALL(z, ZR_CALL_WRITE, 0, tensor);
     int kind = 0, err = check_range(z, true, tensor, value, first, n, &kind);
     if (err)
         return err;

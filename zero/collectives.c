@@ -101,7 +101,7 @@ int zero_all_reduce(zero_ctx *z, enum zero_axis axis, void *dst, const void *src
                     enum zero_dtype dtype, enum zero_reduce op)
 {
     enum zr_call_name name = op == ZERO_MAX ? ZR_CALL_ALL_REDUCE_MAX : ZR_CALL_ALL_REDUCE_SUM;
-    ZR_IN_CALL(z, name, false, -1);
+    ZR_IN_CALL(z, name, 0, -1);
     const struct asked a = {"zero_all_reduce", name, axis, dst, src, n, dtype};
     ZR_TRY(check_call(z, &a, true));
     if (op != ZERO_SUM && op != ZERO_MAX)
@@ -117,7 +117,7 @@ int zero_all_reduce(zero_ctx *z, enum zero_axis axis, void *dst, const void *src
 int zero_all_gather(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
                     enum zero_dtype dtype)
 {
-    ZR_IN_CALL(z, ZR_CALL_ALL_GATHER, false, -1);
+    ZR_IN_CALL(z, ZR_CALL_ALL_GATHER, 0, -1);
     const struct asked a = {"zero_all_gather", ZR_CALL_ALL_GATHER, axis, dst, src, n, dtype};
     ZR_TRY(check_call(z, &a, false));
     ZR_TRY(check_memory(z, &a, dst, src));
@@ -131,7 +131,7 @@ int zero_all_gather(zero_ctx *z, enum zero_axis axis, void *dst, const void *src
 int zero_reduce_scatter(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
                         enum zero_dtype dtype)
 {
-    ZR_IN_CALL(z, ZR_CALL_REDUCE_SCATTER, false, -1);
+    ZR_IN_CALL(z, ZR_CALL_REDUCE_SCATTER, 0, -1);
     const struct asked a = {"zero_reduce_scatter", ZR_CALL_REDUCE_SCATTER, axis, dst, src, n, dtype};
     ZR_TRY(check_call(z, &a, true));
     ZR_TRY(check_memory(z, &a, src, dst));
@@ -145,7 +145,7 @@ int zero_reduce_scatter(zero_ctx *z, enum zero_axis axis, void *dst, const void 
 
 int zero_expect_equal(zero_ctx *z, enum zero_axis axis, const void *src, int64_t n, enum zero_dtype dtype)
 {
-    ZR_IN_CALL(z, ZR_CALL_EXPECT_EQUAL, false, -1);
+    ZR_IN_CALL(z, ZR_CALL_EXPECT_EQUAL, 0, -1);
     const struct asked a = {"zero_expect_equal", ZR_CALL_EXPECT_EQUAL, axis, src, src, n, dtype};
     int err = check_call(z, &a, false);
     if (err || axis_size(z, axis) == 1)
@@ -170,7 +170,7 @@ static int broadcast_over_pp(struct zero_ctx *z, int32_t root, void *buf, int64_
 
 int zero_broadcast(zero_ctx *z, enum zero_axis axis, int32_t root, void *buf, int64_t bytes)
 {
-    ZR_IN_CALL(z, axis == ZERO_AXIS_PP ? ZR_CALL_BROADCAST_PP : ZR_CALL_BROADCAST_TP, false, -1);
+    ZR_IN_CALL(z, axis == ZERO_AXIS_PP ? ZR_CALL_BROADCAST_PP : ZR_CALL_BROADCAST_TP, 0, -1);
     ZR_TRY(zr_need_healthy(z, "zero_broadcast"));
     if (axis < ZERO_AXIS_TP || axis > ZERO_AXIS_PP)
         return zr_fail(ZERO_ERR_ARG,

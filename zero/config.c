@@ -83,9 +83,9 @@ static int check_together(const struct zero_config *c)
     return 0;
 }
 
-static const char *phase_name(const struct zr_call *call)
+static const char *phase_name(const struct zero_call *call)
 {
-    return zr_phase_name(call->backward, call->apart);
+    return zr_phase_name(call->phase);
 }
 
 static int check_call(const struct zero_call *call, int i)
@@ -114,22 +114,21 @@ static int by_unit(const void *a, const void *b)
 
 /* Brackets of different units may overlap in any way; those of one unit nest. So each unit's own calls, taken
  * by themselves, must be a well-formed sequence of brackets. */
-static int check_brackets(const struct zr_call *order, struct place *places, int n)
+static int check_brackets(const struct zero_call *order, struct place *places, int n)
 {
     qsort(places, (size_t)n, sizeof *places, by_unit);
     /* places[0..n_open) holds the open brackets of this unit. Those places were read already. */
     int n_open = 0;
     for (int i = 0; i < n; i++) {
         struct place p = places[i];
-        const struct zr_call *call = &order[p.at];
+        const struct zero_call *call = &order[p.at];
         if (!call->is_end) {
             places[n_open++] = p;
         } else if (n_open == 0) {
             return zr_fail(ZERO_ERR_ARG,
                            "order[%d] ends unit %d (%s), which is not open; allowed: balanced brackets", p.at,
                            p.unit, phase_name(call));
-        } else if (order[places[n_open - 1].at].backward != call->backward ||
-                   order[places[n_open - 1].at].apart != call->apart) {
+        } else if (order[places[n_open - 1].at].phase != call->phase) {
             return zr_fail(ZERO_ERR_ARG,
                            "order[%d] ends unit %d (%s), whose innermost open bracket, order[%d], is %s",
                            p.at, p.unit, phase_name(call), places[n_open - 1].at,
@@ -147,14 +146,14 @@ static int check_brackets(const struct zr_call *order, struct place *places, int
     return 0;
 }
 
-/* Checks the order and copies it in the engine's form. */
-static int resolve_order(const struct zero_config *c, struct zr_call **out)
+/* Checks the order and copies it. */
+static int resolve_order(const struct zero_config *c, struct zero_call **out)
 {
     int n = c->memory.n_order, err = 0;
     *out = NULL;
     if (n == 0)
         return 0;
-    struct zr_call *calls;
+    struct zero_call *calls;
     struct place *places = NULL;
     err = ZR_ZALLOC(calls, n, "an order of %d calls", n);
     if (!err)
@@ -162,11 +161,7 @@ static int resolve_order(const struct zero_config *c, struct zr_call **out)
     for (int i = 0; !err && i < n; i++) {
         const struct zero_call *call = &c->memory.order[i];
         err = check_call(call, i);
-        calls[i] =
-            (struct zr_call){.unit = call->unit,
-                             .backward = call->phase == ZERO_BACKWARD || call->phase == ZERO_BACKWARD_WEIGHT,
-                             .is_end = call->is_end,
-                             .apart = call->phase >= ZERO_BACKWARD_INPUT};
+        calls[i] = *call;
         places[i] = (struct place){call->unit, i};
     }
     if (!err)

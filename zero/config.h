@@ -38,7 +38,7 @@ struct zr_config {
      * is auto. local_rank is 0. */
     struct zero_place place;
     /* Memory of options.order. NULL: none. */
-    struct zr_call *order;
+    struct zero_call *order;
     /* The log of options.log. It writes to cfg.debug.log and where ZERO_LOG says. */
     struct zr_log *log;
 };

@@ -144,14 +144,14 @@ struct zero_ctx {
 
 /* Tells the flight recorder that the program is in this call until the enclosing function returns. subject is
  * a unit or a tensor; -1: none. z may be NULL. */
-#define ZR_IN_CALL(z, name, backward, subject)                                                               \
+#define ZR_IN_CALL(z, name, phase, subject)                                                                  \
     __attribute__((cleanup(zr_leave_call), unused)) struct zero_ctx *zr_in_call =                            \
-        zr_enter_call(z, name, backward, subject)
-static inline struct zero_ctx *zr_enter_call(struct zero_ctx *z, enum zr_call_name name, bool backward,
-                                             int32_t subject)
+        zr_enter_call(z, name, phase, subject)
+static inline struct zero_ctx *zr_enter_call(struct zero_ctx *z, enum zr_call_name name,
+                                             enum zero_phase phase, int32_t subject)
 {
     if (z)
-        zr_engine_enter(z->engine, name, backward, subject);
+        zr_engine_enter(z->engine, name, phase, subject);
     return z;
 }
 static inline void zr_leave_call(struct zero_ctx **z)
@@ -172,7 +172,7 @@ int zr_need_gradients(const struct zero_ctx *z, const char *call);
 /* Begins a call of the program: tells the flight recorder, and returns from the function if its rules do not
  * hold. */
 #define ZR_BEGIN_CALL(z, name)                                                                               \
-    ZR_IN_CALL(z, name, false, -1);                                                                          \
+    ZR_IN_CALL(z, name, 0, -1);                                                                              \
     ZR_TRY(zr_call_check(z, name))
 
 /* Return the number of data-parallel ranks, and this rank's number among them. Data-parallel ranks have the

@@ -24,7 +24,7 @@ struct zr_schedule {
     uint64_t file_hash;
     struct zr_pipe_room room;
     /* (n_order) the calls of a step */
-    struct zr_call *order;
+    struct zero_call *order;
     int32_t n_order;
     /* (n_units) which of this rank's stages each unit belongs to */
     int32_t *stage_of;
@@ -213,32 +213,26 @@ static int read_row(const struct zr_config *c, struct zr_schedule *s, struct zr_
 /* Changes a call to the form that it has in an action of this kind. Returns false if the action does not make
  * the call. If backward is split, a whole backward bracket becomes one of inputs and one of weights. Forward
  * brackets inside it belong to the one of inputs. */
-static bool call_in(enum zr_pipe_kind kind, struct zr_call *call)
+static bool call_in(enum zr_pipe_kind kind, struct zero_call *call)
 {
-    bool whole = call->backward && !call->apart;
-    if (kind == ZR_PIPE_BACKWARD_INPUT && whole) {
-        call->backward = 0;
-        call->apart = 1;
-    } else if (kind == ZR_PIPE_BACKWARD_WEIGHT && whole) {
-        call->apart = 1;
-    }
-    return kind == ZR_PIPE_BACKWARD_INPUT    ? !call->backward
-           : kind == ZR_PIPE_BACKWARD_WEIGHT ? call->backward
-                                             : true;
+    enum zero_phase phase = zr_pipe_phase(kind);
+    if (zr_phase_is_part(phase) && call->phase == ZERO_BACKWARD)
+        call->phase = (uint8_t)phase;
+    return !zr_phase_is_part(phase) || zr_phase_has_grads(call->phase) == zr_phase_has_grads(phase);
 }
 
 /* Appends the calls of one stage's units to the order of the step. */
-static void add_calls(struct zr_schedule *s, const struct zr_call *calls, int64_t n, int32_t stage,
+static void add_calls(struct zr_schedule *s, const struct zero_call *calls, int64_t n, int32_t stage,
                       enum zr_pipe_kind kind)
 {
     int32_t before = s->n_order;
     for (int64_t i = 0; i < n; i++) {
-        struct zr_call call = calls[i];
+        struct zero_call call = calls[i];
         if (s->stage_of[call.unit] == stage && call_in(kind, &call))
             s->order[s->n_order++] = call;
     }
     if (zr_pipe_gives_weights(kind) && s->walk.per_rank > 1 && s->n_order > before)
-        s->order[s->n_order - 1].ends_action = 1;
+        s->order[s->n_order - 1].is_end = ZR_ENDS_ACTION;
 }
 
 /* Makes the order of calls in a step. The calls of a micro-batch before its first backward belong to forward
@@ -248,10 +242,10 @@ static int make_order(struct zr_config *c, const struct zr_layout *l, struct zr_
 {
     struct zr_options *o = &c->options;
     bool assumed = o->n_order == 0;
-    struct zr_call *own = NULL;
+    struct zero_call *own = NULL;
     int32_t n_own = 0;
     ZR_TRY(assumed ? zr_plan_assume_order(l, &own, &n_own) : 0);
-    const struct zr_call *micro = assumed ? own : o->order;
+    const struct zero_call *micro = assumed ? own : o->order;
     int64_t n = assumed ? n_own : o->n_order, forward = 0,
             all = 2 * n * s->walk.n_micro; /* at most, because backward may be split */
     if (all > MOST_CALLS)
@@ -265,7 +259,7 @@ static int make_order(struct zr_config *c, const struct zr_layout *l, struct zr_
         free(own);
         return err;
     }
-    for (int64_t i = 0, n_open = 0; i < n && !micro[i].backward && !micro[i].apart; i++) {
+    for (int64_t i = 0, n_open = 0; i < n && !zr_phase_is_backward(micro[i].phase); i++) {
         n_open += micro[i].is_end ? -1 : 1;
         forward = n_open ? forward : i + 1;
     }
@@ -388,20 +382,6 @@ const struct zr_pipe_room *zr_schedule_room(const struct zr_schedule *s)
 
 /* ---- taking actions ---- */
 
-static enum zero_phase phase_of(const struct zr_pipe_action *a)
-{
-    static const enum zero_phase phase[] = {[ZR_PIPE_FORWARD] = ZERO_FORWARD,
-                                            [ZR_PIPE_BACKWARD] = ZERO_BACKWARD,
-                                            [ZR_PIPE_BACKWARD_INPUT] = ZERO_BACKWARD_INPUT,
-                                            [ZR_PIPE_BACKWARD_WEIGHT] = ZERO_BACKWARD_WEIGHT};
-    return phase[a->kind];
-}
-
-static const char *name_phase(const struct zr_pipe_action *a)
-{
-    return zr_phase_name(zr_pipe_gives_weights(a->kind), zr_pipe_is_apart(a->kind));
-}
-
 /* Ends an evaluation. The next action is the first of a step. */
 static int end_evaluation(struct zero_ctx *z)
 {
@@ -433,7 +413,7 @@ int zr_schedule_tune(struct zero_ctx *z, int32_t n)
 
 int zero_evaluate(zero_ctx *z)
 {
-    ZR_IN_CALL(z, ZR_CALL_EVALUATE, false, -1);
+    ZR_IN_CALL(z, ZR_CALL_EVALUATE, 0, -1);
     ZR_TRY(zr_need_healthy(z, "zero_evaluate"));
     struct zr_schedule *s = z->schedule;
     if (s->walk.evaluates || s->walk.at > 0 || s->walk.open)
@@ -449,7 +429,7 @@ int zero_evaluate(zero_ctx *z)
 static struct zero_action action_of(const struct zr_walk *w, const struct zr_walk_given *g)
 {
     return (struct zero_action){.pp_stage = stage_here(w, &g->action),
-                                .phase = phase_of(&g->action),
+                                .phase = zr_pipe_phase(g->action.kind),
                                 .micro_batch = g->action.micro_batch,
                                 .in = g->in,
                                 .out = g->out,
@@ -468,7 +448,7 @@ int zero_next(zero_ctx *z, struct zero_action *action)
     if (s->walk.open) {
         struct zr_pipe_action a = zr_walk_action(&s->walk, s->walk.at);
         return zr_fail(ZERO_ERR_ORDER, "zero_next: %s of micro-batch %d is not over; zero_finish ends it",
-                       name_phase(&a), a.micro_batch);
+                       zr_phase_name(zr_pipe_phase(a.kind)), a.micro_batch);
     }
     if (s->walk.at == 0)
         zr_engine_begins_pass(z->engine, s->walk.evaluates);
@@ -498,13 +478,9 @@ int zero_finish(zero_ctx *z)
 
 /* Whether an action has such brackets. Forward brackets may be in any action, because backward may recompute.
  * Backward brackets are in backward actions. A whole backward action may have split brackets, too. */
-static bool has_bracket(enum zr_pipe_kind kind, const struct zr_core_event *ev)
+static bool has_bracket(enum zr_pipe_kind kind, enum zero_phase phase)
 {
-    if (!ev->backward && !ev->apart)
-        return true;
-    if (kind == ZR_PIPE_BACKWARD)
-        return true;
-    return ev->apart && kind == (ev->backward ? ZR_PIPE_BACKWARD_WEIGHT : ZR_PIPE_BACKWARD_INPUT);
+    return phase == ZERO_FORWARD || kind == ZR_PIPE_BACKWARD || phase == zr_pipe_phase(kind);
 }
 
 int zr_schedule_bracket(const struct zero_ctx *z, const char *call, const struct zr_core_event *ev)
@@ -523,10 +499,10 @@ int zr_schedule_bracket(const struct zero_ctx *z, const char *call, const struct
         return zr_fail(ZERO_ERR_ORDER,
                        "%s: unit %d is on stage %d of this rank, but the action is for stage %d", call, unit,
                        s->stage_of[unit], stage);
-    if (has_bracket(a.kind, ev))
+    if (has_bracket(a.kind, ev->phase))
         return 0;
     return zr_fail(ZERO_ERR_ORDER, "%s: unit %d in %s, but the action is %s of micro-batch %d", call, unit,
-                   zr_phase_name(ev->backward, ev->apart), name_phase(&a), a.micro_batch);
+                   zr_phase_name(ev->phase), zr_phase_name(zr_pipe_phase(a.kind)), a.micro_batch);
 }
 
 /* The call would wait for all ranks, but between two actions another pipeline stage may wait for this one. */

@@ -123,7 +123,7 @@ int zero_tune(zero_ctx *z, int32_t group, const char *key, double value)
         err = check_group(z, i, knob, x);
     if (err)
         return err;
-    ZR_IN_CALL(z, knobs[knob].called, false, -1);
+    ZR_IN_CALL(z, knobs[knob].called, 0, -1);
     const double said[] = {group, x};
     zr_engine_called(z->engine, knobs[knob].called, -1, XXH3_64bits(said, sizeof said));
     struct zr_tuned *next = zr_engine_tune(z->engine);

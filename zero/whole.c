@@ -14,7 +14,8 @@
 #include <xxhash.h>
 
 /* The message about the tensors of a rank: this head, a row for each tensor, and the names with their
- * terminating zeros. One rank speaks for all that have the same stages. */
+ * terminating zeros. Ranks with the same stages have the same message, and each of them sends a slice of
+ * it. */
 struct head {
     int64_t n_bytes, n_tensors;
     uint64_t layout_hash;
@@ -91,12 +92,12 @@ static int take_own_table(const struct zero_ctx *z, char **out, int64_t *each)
     return 0;
 }
 
-/* Exchanges the tables. *out has a message of *each bytes from every rank. */
+/* Exchanges the tables. *out has a message of *each bytes from every place of pp. */
 static int exchange_tables(struct zero_ctx *z, char **out, int64_t *each)
 {
     if (!z->rendezvous)
         return take_own_table(z, out, each);
-    int32_t world = z->world.world;
+    int32_t world = z->world.world, n_stage = world / z->mesh.stages;
     int64_t own = message_bytes(z->layout), *sizes = malloc((size_t)world * sizeof *sizes);
     int err =
         sizes ? zr_rendezvous_exchange(z->rendezvous, &own, sizeof own, sizes)
@@ -108,11 +109,14 @@ static int exchange_tables(struct zero_ctx *z, char **out, int64_t *each)
     free(sizes);
     if (err)
         return err;
+    int64_t slice = (*each + n_stage - 1) / n_stage;
+    *each = slice * n_stage;
     char *mine = calloc(1, (size_t)*each);
-    *out = malloc((size_t)world * (size_t)*each);
+    *out = malloc((size_t)world * (size_t)slice);
     if (mine && *out) {
         fill_message(z->layout, own, mine);
-        err = zr_rendezvous_exchange(z->rendezvous, mine, (size_t)*each, *out);
+        err = zr_rendezvous_exchange(z->rendezvous, mine + z->world.rank % n_stage * slice, (size_t)slice,
+                                     *out);
     } else {
         err = zr_rendezvous_fail(z->rendezvous,
                                  zr_fail(ZERO_ERR_NOMEM, "no memory for the tables of %d ranks", world));
@@ -121,18 +125,12 @@ static int exchange_tables(struct zero_ctx *z, char **out, int64_t *each)
     return err;
 }
 
-/* Returns the message of the ranks at this place of pp. */
-static const char *message_of(const struct zero_ctx *z, const char *all, int64_t each, int32_t pp_at)
-{
-    return all + pp_at * (z->world.world / z->mesh.stages) * each;
-}
-
 static int64_t count_rows(const struct zero_ctx *z, const char *all, int64_t each)
 {
     int64_t n = 0;
     struct head h;
     for (int32_t r = 0; r < z->mesh.stages; r++) {
-        memcpy(&h, message_of(z, all, each, r), sizeof h);
+        memcpy(&h, all + r * each, sizeof h);
         n += h.n_tensors;
     }
     return n;
@@ -158,10 +156,10 @@ static void list_rows(struct zero_ctx *z, const char *all, int64_t each, struct 
 {
     uint64_t hash = 0;
     for (int32_t stage = 0; stage < zr_stages(z); stage++)
-        list = list_stage(z, message_of(z, all, each, stage % z->mesh.stages), stage, list);
+        list = list_stage(z, all + stage % z->mesh.stages * each, stage, list);
     for (int32_t r = 0; r < z->mesh.stages; r++) {
         struct head h;
-        memcpy(&h, message_of(z, all, each, r), sizeof h);
+        memcpy(&h, all + r * each, sizeof h);
         hash = XXH64(&h.layout_hash, sizeof h.layout_hash, hash);
     }
     z->whole.hash = hash;

@@ -21,23 +21,12 @@ enum {
     REMIND_MS = 30000      /* between log lines about a missing rank */
 };
 
-/* Calls optim.update with the struct of zero.h. */
-static int user_update(void *arg, const struct zr_user_update *u)
+/* Calls optim.update of the tensor's group. */
+static int user_update(void *arg, const struct zero_update *u)
 {
     const struct zero_ctx *z = arg;
-    const struct zero_optim *group = &z->config.groups[z->layout->tensors[u->tensor].group];
-    struct zero_update out = {.tensor = z->layout->tensors[u->tensor].name,
-                              .tensor_index = u->tensor,
-                              .first = u->first,
-                              .n = u->n,
-                              .master = u->master,
-                              .grad = u->grad,
-                              .lr = u->lr,
-                              .t = u->t,
-                              .stream = u->native_stream};
-    _Static_assert(sizeof out.state == sizeof u->state, "as many states");
-    memcpy(out.state, u->state, sizeof out.state);
-    return group->update(group->update_arg, &out);
+    const struct zero_optim *group = &z->config.groups[z->layout->tensors[u->tensor_index].group];
+    return group->update(group->update_arg, u);
 }
 
 /* A forked child has the same rank as its parent, and both may wrap. This name makes children meet children.

@@ -144,22 +144,6 @@ struct zero_action {
     int32_t pp_stage;
 };
 
-/* The outcome of a step. */
-struct zero_step_info {
-    /* Number of the step, from 1; skipped steps do not count. */
-    int64_t t;
-    /* Global L2 norm of the scaled gradient before clipping. NaN: a gradient was not finite. */
-    double grad_norm;
-    /* 1: the norm was above cfg.clip. */
-    int32_t clipped;
-    /* 1: no rank updated anything, because a gradient was not finite or too large on some rank. */
-    int32_t skipped;
-    /* Number of values given to zero_carry. */
-    int32_t n_carried;
-    /* Their means over ranks. NaN: a rank's value was not finite. */
-    double carried[8];
-};
-
 #ifdef __cplusplus
 }
 #endif

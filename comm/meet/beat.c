@@ -12,6 +12,9 @@
  * gone, no rank on another host can read that any more. The message of the loss then has the call of the last
  * beat.
  *
+ * The loop's thread also issues collectives. So rank 0 of a large world does not send all beats at once. It
+ * divides the interval into ticks, and at each tick it sends to some of the ranks.
+ *
  * If several ranks of a host go silent together, the first that is found is reported, with the name of the
  * host. The others are dropped without a message. */
 #include "comm/meet/hub.h"
@@ -24,8 +27,9 @@
 enum {
     SHORTEST_MS = 10, /* least time between two beats */
     LONGEST_MS = 1000,
-    BEATS = 16,   /* number of beats in timeout_ms */
-    LATE_MS = 50, /* a longer delay of this loop does not count as silence of others */
+    AT_A_TIME = 32, /* number of beats that are sent at once, about */
+    BEATS = 16,     /* number of beats in timeout_ms */
+    LATE_MS = 50,   /* a longer delay of this loop does not count as silence of others */
     HOST_CHARS = 256
 };
 
@@ -33,6 +37,13 @@ static int64_t interval_ms(const struct zr_rendezvous *r)
 {
     int64_t ms = r->timeout_ms / BEATS;
     return ms < SHORTEST_MS ? SHORTEST_MS : ms > LONGEST_MS ? LONGEST_MS : ms;
+}
+
+/* Time from one tick to the next. An interval has n_beat_ticks of them. */
+static int64_t tick_ms(const struct zr_rendezvous *r)
+{
+    int64_t ms = interval_ms(r) / r->n_beat_ticks;
+    return ms ? ms : 1;
 }
 
 static int64_t limit_ms(const struct zr_rendezvous *r)
@@ -121,13 +132,15 @@ static void look(struct zr_rendezvous *r, int64_t now)
 
 /* --- the timer --- */
 
+/* Sends the beats of the current tick. */
 static void send_beats(struct zr_rendezvous *r)
 {
     char call[ZR_HUB_CALL_CHARS];
     zr_hub_describe(r, r->w.rank, call);
     for (struct zr_link *l = r->links; l; l = l->next)
-        if (beats(r, l))
+        if (beats(r, l) && l->rank % r->n_beat_ticks == r->beat_tick)
             (void)zr_hub_send(r, l->rank, ZR_FRAME_BEAT, 0, call, strlen(call));
+    r->beat_tick = (r->beat_tick + 1) % r->n_beat_ticks;
 }
 
 void zr_hub_on_beat(struct zr_rendezvous *r, int rank, const char *payload)
@@ -160,20 +173,22 @@ static void on_beat(uv_timer_t *t)
 
 static void start_timer(struct zr_rendezvous *r, int64_t now)
 {
-    r->beat_due_ms = now + interval_ms(r);
-    uv_timer_start(&r->beat, on_beat, (uint64_t)interval_ms(r), 0);
+    r->beat_due_ms = now + tick_ms(r);
+    uv_timer_start(&r->beat, on_beat, (uint64_t)tick_ms(r), 0);
 }
 
 void zr_hub_beat(struct zr_rendezvous *r)
 {
-    bool any = false;
+    int n = 0;
     int64_t now = zr_hub_now_ms(r);
     for (struct zr_link *l = r->links; l; l = l->next) {
-        any |= beats(r, l);
+        n += beats(r, l);
         l->heard_ms = now + r->timeout_ms - limit_ms(r); /* the first beat may take as long as ranks wait */
     }
-    if (!any)
+    if (!n)
         return;
-    r->beat_due_ms = now; /* the first beat comes at once, with a call */
+    int64_t ticks = (n - 1) / AT_A_TIME + 1;
+    r->n_beat_ticks = (int)(ticks < interval_ms(r) ? ticks : interval_ms(r));
+    r->beat_due_ms = now; /* the first beats come at once, with a call */
     uv_timer_start(&r->beat, on_beat, 0, 0);
 }

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *name_of(enum zr_call_name name)
+const char *zr_call_text(enum zr_call_name name)
 {
     switch (name) {
 #define NAME(id, text)                                                                                       \
@@ -21,11 +21,11 @@ static const char *name_of(enum zr_call_name name)
 
 void zr_call_log_describe(const struct zr_logged_call *c, char text[ZR_CALL_LOG_CHARS])
 {
-    const char *name = name_of(c->name);
+    const char *name = zr_call_text(c->name);
     bool bracket = c->name == ZR_CALL_BEGIN || c->name == ZR_CALL_END;
     if (bracket)
         snprintf(text, ZR_CALL_LOG_CHARS, "%s(unit %d, %s) in step %u", name, c->subject,
-                 c->backward ? "backward" : "forward", c->step);
+                 zr_phase_name(c->phase), c->step);
     else if (c->subject >= 0)
         snprintf(text, ZR_CALL_LOG_CHARS, "%s(tensor %d) in step %u", name, c->subject, c->step);
     else if (c->step)
@@ -69,19 +69,19 @@ void zr_call_log_report(int rank_a, const struct zr_logged_call *a, int rank_b,
         rank_a, of_a, rank_b, of_b, strcmp(of_a, of_b) ? "" : other, left_out);
 }
 
-/* Packs a call into one word, so that it can be read at once: 6 bits name, 1 backward, 25 step, 32 subject.
+/* Packs a call into one word, so that it can be read at once: 6 bits name, 3 phase, 23 step, 32 subject.
  * The kept bits of the step are enough: calls that are far apart differ in their number. */
 uint64_t zr_call_log_pack(const struct zr_logged_call *c)
 {
-    return (uint64_t)c->name << 58 | (uint64_t)c->backward << 57 | (uint64_t)(c->step & 0x1ffffffu) << 32 |
+    return (uint64_t)c->name << 58 | (uint64_t)(c->phase & 7) << 55 | (uint64_t)(c->step & 0x7fffffu) << 32 |
            (uint32_t)c->subject;
 }
 
 struct zr_logged_call zr_call_log_unpack(uint64_t what, uint64_t args)
 {
     return (struct zr_logged_call){.name = (enum zr_call_name)(what >> 58),
-                                   .backward = what >> 57 & 1,
-                                   .step = (uint32_t)(what >> 32) & 0x1ffffffu,
+                                   .phase = (enum zero_phase)(what >> 55 & 7),
+                                   .step = (uint32_t)(what >> 32) & 0x7fffffu,
                                    .subject = (int32_t)(uint32_t)what,
                                    .args = args};
 }
@@ -146,8 +146,8 @@ void zr_call_log_restore(struct zr_call_log *ring, const struct zr_call_log_copy
 
 static bool same(const struct zr_logged_call *a, const struct zr_logged_call *b)
 {
-    return a->name == b->name && a->backward == b->backward && a->step == b->step &&
-           a->subject == b->subject && a->args == b->args;
+    return a->name == b->name && a->phase == b->phase && a->step == b->step && a->subject == b->subject &&
+           a->args == b->args;
 }
 
 uint64_t zr_call_log_differ(const struct zr_call_log *a, const struct zr_call_log *b,

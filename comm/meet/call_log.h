@@ -7,10 +7,9 @@
 #ifndef ZR_COMM_MEET_CALL_LOG_H
 #define ZR_COMM_MEET_CALL_LOG_H
 
+#include "kernels/phase.h"
+
 #include <stdatomic.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
 /* X(name, text) */
 #define ZR_CALL_MAP(X)                                                                                       \
@@ -62,11 +61,14 @@ enum zr_call_name {
 #undef ZR_CALL_ENUM
 };
 
+/* The call as a program writes it, such as "zero_begin". */
+const char *zr_call_text(enum zr_call_name name);
+
 /* One call. */
 struct zr_logged_call {
     enum zr_call_name name;
-    /* For BEGIN and END: backward or forward. */
-    bool backward;
+    /* For BEGIN and END; otherwise 0. */
+    enum zero_phase phase;
     /* The unit of BEGIN and END, the tensor of READ and WRITE; -1 for other calls. */
     int32_t subject;
     /* 1 + the number of earlier zero_step calls. 0 if the call belongs to no step, as zero_wrap. */

@@ -185,7 +185,8 @@ struct zr_rendezvous {
      * caller. */
     const struct zr_topology *hosts;
     uv_timer_t beat;
-    /* Time at which the next beat is due. */
+    /* Number of ticks in the interval between two beats to a rank, the next tick, and when it is due. */
+    int n_beat_ticks, beat_tick;
     int64_t beat_due_ms;
 
     /* --- from any thread to the loop's thread --- */

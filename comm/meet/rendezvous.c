@@ -732,3 +732,19 @@ int zr_rendezvous_agree(struct zr_rendezvous *r, int err)
         return met;
     return code ? zr_fail(code, "rank %d: %s", s.rank, s.text) : 0;
 }
+
+int zr_rendezvous_agree_and_exchange(struct zr_rendezvous *r, int err, int32_t *mine, size_t n, void *all)
+{
+    struct zr_kept own;
+    *mine = zr_keep(&own, err);
+    int met = zr_rendezvous_exchange(r, mine, n, all);
+    if (met)
+        return err ? zr_say_again(&own) : met;
+    for (int i = 0; i < r->w.world; i++) {
+        int32_t its;
+        memcpy(&its, (const char *)all + (size_t)i * n, sizeof its);
+        if (its)
+            return zr_rendezvous_agree(r, err ? zr_say_again(&own) : 0);
+    }
+    return 0;
+}

@@ -2,7 +2,6 @@
 /* mpi_arena.c: arenas of the communicators over MPI. If hosts have several ranks, the ranks of a host map
  * each other's arenas. Each communicator reserves a part at the end of its arena. */
 #include "comm/arena.h"
-#include "comm/first_error.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/mpi/mpi_comm.h"
 #include "comm/shared_memory.h"
@@ -24,12 +23,12 @@ static int make_mpi_arena(const struct zr_mpi_set *p, int64_t bytes, struct zr_a
 
 /* A rank's result of one step. */
 struct card {
-    int64_t bytes;
+    int32_t err;
     int32_t role;
+    int64_t bytes;
     /* Process, descriptor and inode of this rank's arena, for other ranks of its host. */
     int32_t pid, fd;
     uint64_t inode;
-    ZR_FIRST_ERROR(240);
 };
 
 static struct card *new_mpi_cards(const struct zr_mpi *m)
@@ -45,9 +44,7 @@ static struct card *new_mpi_cards(const struct zr_mpi *m)
 static int agree_mpi_cards(struct zr_mpi *m, int err, struct card *mine, struct card *all)
 {
     struct zr_mpi_set *p = m->set;
-    zr_first_error_put(mine, err);
-    int met = zr_rendezvous_exchange(p->rdv, mine, sizeof *mine, all);
-    met = zr_first_error(met, mine, all, p->world, p->rank);
+    int met = zr_rendezvous_agree_and_exchange(p->rdv, err, &mine->err, sizeof *mine, all);
     for (int i = 1; i < p->world && !met; i++)
         if (all[i].role != all[0].role)
             met =

@@ -3,7 +3,6 @@
  *
  * The ranks are connected by the rendezvous already. Over it they check that they have the same MPI, and that
  * it has all of them as ranks, before any of them waits inside MPI. */
-#include "comm/first_error.h"
 #include "comm/fold.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/mpi/mpi_comm.h"
@@ -23,6 +22,7 @@ enum { CLOSE_MS = 5000, REST_NS = 100 * 1000 * 1000, RETRY_NS = 2 * 1000 * 1000 
 /* ---- what ranks exchange ---- */
 
 struct card {
+    int32_t err;
     int32_t is_lent;
     /* Rank and size of the communicator that others are made from. */
     int32_t mpi_rank, mpi_size;
@@ -30,14 +30,11 @@ struct card {
     int64_t begun_ns;
     int32_t has_turn;
     char version[ZR_MPI_VERSION_BYTES];
-    ZR_FIRST_ERROR(256);
 };
 
 static int exchange_cards(struct zr_mpi_set *p, int err, struct card *mine, struct card *all)
 {
-    zr_first_error_put(mine, err);
-    int met = zr_rendezvous_exchange(p->rdv, mine, sizeof *mine, all);
-    return zr_first_error(met, mine, all, p->world, p->rank);
+    return zr_rendezvous_agree_and_exchange(p->rdv, err, &mine->err, sizeof *mine, all);
 }
 
 static int check_same_mpi(const struct zr_mpi_set *p, const struct card *all)

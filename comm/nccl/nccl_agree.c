@@ -12,8 +12,8 @@
 #include <string.h>
 
 struct outcome {
+    int32_t err;
     int64_t number;
-    ZR_FIRST_ERROR(400);
 };
 
 /* Reports the error to the other ranks, which wait for the exchange. */
@@ -29,11 +29,9 @@ int zr_nccl_agree(struct zr_nccl_set *p, int err, int64_t number, const struct z
     if (!t)
         return zr_rendezvous_agree(p->rdv, err);
     struct outcome mine = {.number = number}, *all = malloc((size_t)p->world * sizeof *all);
-    zr_first_error_put(&mine, err);
     if (!all)
         return no_memory_to_compare(p, err);
-    int met = zr_rendezvous_exchange(p->rdv, &mine, sizeof mine, all);
-    met = zr_first_error(met, &mine, all, p->world, p->rank);
+    int met = zr_rendezvous_agree_and_exchange(p->rdv, err, &mine.err, sizeof mine, all);
     if (!met)
         *t = (struct zr_nccl_tally){.first = all[0].number, .odd = -1};
     for (int i = 0; !met && i < m->base.group.size; i++)
@@ -125,38 +123,55 @@ static void write_card(const struct zr_nccl_set *p, struct zr_nccl_card *card)
     }
 }
 
-/* Copies the ids in the same order on every rank, as NCCL requires. */
-static int take_ids(const struct zr_nccl *m, const struct zr_nccl_card *all, ncclUniqueId **ids)
+/* Copies the ids in the same order on every rank, as NCCL requires. all has an id of every rank. */
+static int take_ids(const struct zr_nccl *m, const ncclUniqueId *all, ncclUniqueId **ids)
 {
     int n = zr_nccl_n_ids(m);
     *ids = n ? malloc((size_t)n * sizeof **ids) : NULL;
     if (n && !*ids)
         return zr_fail(ZERO_ERR_NOMEM, "nccl %s: no memory for %d ids", m->name, n);
     for (int i = 0; i < n; i++)
-        (*ids)[i] = all[zr_comm_rank(&m->base, zr_nccl_id_place(m, i))].id[m->base.role];
+        (*ids)[i] = all[zr_comm_rank(&m->base, zr_nccl_id_place(m, i))];
     return 0;
+}
+
+/* Exchanges the ids of a role, if a rank makes one for it. */
+static int exchange_ids(struct zr_nccl_set *p, enum zr_role role, const struct zr_nccl_card *cards,
+                        const ncclUniqueId *mine, ncclUniqueId **ids)
+{
+    int r = 0;
+    while (r < p->world && !cards[r].makes_id[role])
+        r++;
+    if (r == p->world)
+        return 0;
+    ncclUniqueId *all = malloc((size_t)p->world * sizeof *all);
+    if (!all)
+        return no_memory_to_compare(p, 0);
+    int err = zr_rendezvous_exchange(p->rdv, mine, sizeof *mine, all);
+    if (!err)
+        err = zr_rendezvous_agree(p->rdv, p->of[role].set ? take_ids(&p->of[role], all, ids) : 0);
+    free(all);
+    return err;
 }
 
 int zr_nccl_meet(struct zr_nccl_set *p, int err, ncclUniqueId *ids[ZR_ROLES])
 {
     struct zr_nccl_card mine;
+    ncclUniqueId own[ZR_ROLES] = {0};
     write_card(p, &mine);
     for (int i = 0; !err && i < p->n_open; i++)
-        if (makes_id(p->open[i]))
-            err = make_id(p, &mine.id[p->open[i]->base.role]);
-    zr_first_error_put(&mine, err);
+        if (makes_id(p->open[i])) {
+            mine.makes_id[p->open[i]->base.role] = true;
+            err = make_id(p, &own[p->open[i]->base.role]);
+        }
     struct zr_nccl_card *all = malloc((size_t)p->world * sizeof *all);
     if (!all)
         return no_memory_to_compare(p, err);
-    int met = zr_rendezvous_exchange(p->rdv, &mine, sizeof mine, all);
-    met = zr_first_error(met, &mine, all, p->world, p->rank);
+    int met = zr_rendezvous_agree_and_exchange(p->rdv, err, &mine.err, sizeof mine, all);
     if (!met)
         met = compare_cards(p, all);
-    if (!met) {
-        for (int i = 0; !err && i < p->n_open; i++)
-            err = take_ids(p->open[i], all, &ids[p->open[i]->base.role]);
-        met = zr_rendezvous_agree(p->rdv, err);
-    }
+    for (int role = 0; !met && role < ZR_ROLES; role++)
+        met = exchange_ids(p, (enum zr_role)role, all, &own[role], &ids[role]);
     free(all);
     return met;
 }

@@ -355,13 +355,13 @@ int zr_nccl_close_window(struct zr_nccl *m, ncclComm_t comm);
 
 /* ---- nccl_agree.c: all ranks call these functions, and wait for each other. ---- */
 
-/* A rank's settings, ids and error, which it sends to the others before there is a communicator. */
+/* A rank's settings and error, which it sends to the others before there is a communicator. */
 struct zr_nccl_card {
+    int32_t err;
     int32_t version, deterministic, copy_engine, lent;
     int64_t small_bytes, ranks_per_id, largest[ZR_ROLES], packed[ZR_ROLES];
-    /* Ids of the roles for which this rank makes one. */
-    ncclUniqueId id[ZR_ROLES];
-    ZR_FIRST_ERROR(400);
+    /* Whether this rank makes an id for the role. */
+    bool makes_id[ZR_ROLES];
 };
 
 /* Summary of the numbers that ranks sent with their errors. */

@@ -4,7 +4,6 @@
  * Each step that may fail on one rank ends with an exchange of its result, so that either all ranks go on or
  * none does. A rank without memory for that exchange reports it by zr_rendezvous_fail. */
 #include "comm/arena.h"
-#include "comm/first_error.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/shared_memory.h"
 #include "comm/shm/shm.h"
@@ -27,6 +26,7 @@ static const uint64_t segment_magic = 0x7a65726f2073686d;
 
 /* A rank's result of one step. */
 struct card {
+    int32_t err;
     int32_t pid, role;
     int32_t head_fd, arena_fd;
     uint64_t nonce;     /* of the header */
@@ -34,19 +34,22 @@ struct card {
     int64_t bytes, room;
     int32_t first;     /* rank of the group's first place */
     int32_t n_machine; /* ranks on this machine; room is its free memory */
-    ZR_FIRST_ERROR(240);
 };
 
 /* Exchanges cards among all ranks of the world. err is this rank's result. Returns the first failure of any
- * rank. */
+ * rank. This is zr_rendezvous_agree_and_exchange, except that the loss of a rank comes before this rank's own
+ * failure, which may be a consequence: a dead rank's memory is gone. */
 static int agree_cards(struct zr_shm *m, int err, struct card *mine, struct card *all)
 {
-    int world = zr_rendezvous_world(m->rdv);
-    zr_first_error_put(mine, err);
-    err = zr_rendezvous_exchange(m->rdv, mine, sizeof *mine, all);
-    if (!err) /* after a loss the results may be consequences: a dead rank's memory is gone */
-        err = zr_first_error_of(all, world, zr_rendezvous_rank(m->rdv));
-    return err ? zr_fail_more(err, "%s", m->name) : 0;
+    struct zr_kept own;
+    bool failed = false;
+    mine->err = zr_keep(&own, err);
+    int met = zr_rendezvous_exchange(m->rdv, mine, sizeof *mine, all);
+    for (int r = 0; !met && r < zr_rendezvous_world(m->rdv); r++)
+        failed |= all[r].err != 0;
+    if (failed)
+        met = zr_rendezvous_agree(m->rdv, err ? zr_say_again(&own) : 0);
+    return met ? zr_fail_more(met, "%s", m->name) : 0;
 }
 
 /* --- this rank's segments --- */

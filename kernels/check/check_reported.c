@@ -67,15 +67,19 @@ static void meet(struct zr_check *c, struct zr_line *l)
     }
 }
 
-/* Returns the mirror of a line, with the line's clock and operation. */
-static struct zr_line *twin(struct zr_check *c, struct zr_line *l)
+/* Returns the mirror of a line, with the line's operation. Its clock is the line's with the entries of lines
+ * and mirrors exchanged, because the other ranks know of this rank what this rank knows of them. */
+static struct zr_line *mirror_of(struct zr_check *c, struct zr_line *l)
 {
     struct zr_line *t = &c->rec.lines[ZR_CHECK_LINES + l->id];
     zr_vclock_drop(t->clock);
     t->clock = zr_vclock_hold(l);
     struct zr_vclock *s = zr_line_own(&c->rec, t);
-    if (s)
-        s->at[t->id] = s->at[l->id];
+    for (int i = 0; s && i < ZR_CHECK_LINES; i++) {
+        uint32_t own = s->at[i];
+        s->at[i] = s->at[ZR_CHECK_LINES + i];
+        s->at[ZR_CHECK_LINES + i] = own;
+    }
     t->info = l->info;
     return t;
 }
@@ -94,7 +98,7 @@ void zr_check_collective(struct zr_check *c, struct zr_stream *s, const char *na
     zr_line_begin(&c->rec, l, name, host->during, unit, step);
     for (int i = 0; i < n; i++) {
         if (parts[i].how == ZR_OTHERS_READ)
-            t = t ? t : twin(c, l);
+            t = t ? t : mirror_of(c, l);
         if (parts[i].how == ZR_MINE_WRITE)
             zr_shadow_write(&c->rec, l, parts[i].at, parts[i].bytes);
         else

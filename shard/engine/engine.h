@@ -117,17 +117,6 @@ void zr_engine_remote_failure(struct zr_engine *e, int code, const char *text);
 
 /* ---- training ---- */
 
-/* The outcome of a step. */
-struct zr_step_result {
-    double grad_norm;
-    bool clipped, skipped;
-    /* Steps that were not skipped, with this one. */
-    int64_t t;
-    int32_t n_carried;
-    /* Means over ranks of the values that zr_engine_give took. */
-    double carried[ZR_MAX_CARRIED];
-};
-
 /* Makes one call to the core, and takes its actions. Blocks only as zero_begin and zero_step say. */
 int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev);
 /* Checks, before a call, that the pointers of its unit (at a step: of all tensors) are as the library stored
@@ -143,15 +132,15 @@ void zr_engine_called(struct zr_engine *e, enum zr_call_name name, int32_t subje
 void zr_engine_begins_pass(struct zr_engine *e, bool evaluates);
 
 /* For the flight recorder: the program enters or leaves a call. subject as in zr_engine_called. */
-void zr_engine_enter(struct zr_engine *e, enum zr_call_name name, bool backward, int32_t subject);
+void zr_engine_enter(struct zr_engine *e, enum zr_call_name name, enum zero_phase phase, int32_t subject);
 void zr_engine_leave(struct zr_engine *e);
 
 /* Makes the step. If result is not NULL, waits for the norm. */
-int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result);
+int zr_engine_step(struct zr_engine *e, float lr, struct zero_step_info *result);
 /* Gives n values of this rank to the next zr_engine_step. Every rank must give the same number. Local. */
 void zr_engine_give(struct zr_engine *e, const double *values, int32_t n);
 /* Returns the outcome of the last step, without a wait. *known is false if it is not there yet. */
-int zr_engine_last(struct zr_engine *e, bool *known, struct zr_step_result *result);
+int zr_engine_last(struct zr_engine *e, bool *known, struct zero_step_info *result);
 /* Waits for the last step's norm, and takes its outcome over. zr_engine_facts is up to date afterwards. */
 int zr_engine_settle(struct zr_engine *e);
 /* Waits for the norm of the gradients so far, as zr_engine_step will find it. A second call gives the same.

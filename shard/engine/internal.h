@@ -116,7 +116,7 @@ struct zr_model_side {
     /* the program asks for that outcome */
     bool result_wanted;
     /* outcome of the last step that was read */
-    struct zr_step_result result;
+    struct zero_step_info result;
     /* its least number over ranks (zr_engine_least) */
     uint64_t least;
     /* tuned[tuned_now] is for the next step; jobs read both */

@@ -163,7 +163,7 @@ static int put_update(struct updating *up)
 
 struct user_call {
     struct zr_engine *e;
-    struct zr_user_update u;
+    struct zero_update u;
 };
 
 /* Calls optim.update. If a communicator has failed since the agreement, gathered values may be incomplete, so
@@ -179,8 +179,7 @@ static void call_user(void *arg)
     if (err) {
         char text[256];
         snprintf(text, sizeof text, "the update callback returned %d for tensor %s, elements %lld..%lld", err,
-                 c->e->layout->tensors[c->u.tensor].name, (long long)c->u.first,
-                 (long long)(c->u.first + c->u.n - 1));
+                 c->u.tensor, (long long)c->u.first, (long long)(c->u.first + c->u.n - 1));
         zr_engine_fail(c->e, ZERO_ERR_FAILED, text);
     }
 }
@@ -203,7 +202,8 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
     struct zr_engine *e = up->e;
     const struct zr_device_ops *d = e->dev->ops;
     struct user_call c = {e,
-                          {.tensor = p->tensor,
+                          {.tensor = e->layout->tensors[p->tensor].name,
+                           .tensor_index = p->tensor,
                            .first = p->slice * p->n + (first - p->first),
                            .n = k->n,
                            .master = k->master,
@@ -223,7 +223,7 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
         ZR_TRY(d->call(e->reduce_stream, call_user, &c, sizeof c));
     } else {
         /* It puts kernels on the stream itself, and must not do so if the step is skipped. */
-        c.u.native_stream = d->stream_native(e->reduce_stream);
+        c.u.stream = d->stream_native(e->reduce_stream);
         ZR_TRY(await_norm(e));
         call_user(&c);
     }

@@ -322,20 +322,26 @@ int zr_model_act(struct zr_engine *e, int32_t n)
     return err ? err : zr_engine_check(e);
 }
 
+/* The program's call that gives the core an event of the kind. */
+static enum zr_call_name call_of(enum zr_core_event_kind kind)
+{
+    static const enum zr_call_name call[] = {[ZR_EV_BEGIN] = ZR_CALL_BEGIN,
+                                             [ZR_EV_END] = ZR_CALL_END,
+                                             [ZR_EV_MICRO] = ZR_CALL_MICRO,
+                                             [ZR_EV_STEP] = ZR_CALL_STEP,
+                                             [ZR_EV_REWRITE] = ZR_CALL_WRITE,
+                                             [ZR_EV_SNAPSHOT] = ZR_CALL_SAVE,
+                                             [ZR_EV_NORM] = ZR_CALL_NORM,
+                                             [ZR_EV_DROP] = ZR_CALL_DROP,
+                                             [ZR_EV_GATHER_ALL] = ZR_CALL_GATHER_ALL,
+                                             [ZR_EV_RELEASE_ALL] = ZR_CALL_RELEASE_ALL,
+                                             [ZR_EV_EVALUATED] = ZR_CALL_NEXT};
+    return call[kind];
+}
+
 const char *zr_model_call_name(enum zr_core_event_kind kind)
 {
-    static const char *const name[] = {[ZR_EV_BEGIN] = "zero_begin",
-                                       [ZR_EV_END] = "zero_end",
-                                       [ZR_EV_MICRO] = "zero_micro",
-                                       [ZR_EV_STEP] = "zero_step",
-                                       [ZR_EV_REWRITE] = "zero_write",
-                                       [ZR_EV_SNAPSHOT] = "zero_save",
-                                       [ZR_EV_NORM] = "zero_norm",
-                                       [ZR_EV_DROP] = "zero_drop",
-                                       [ZR_EV_GATHER_ALL] = "zero_gather_all",
-                                       [ZR_EV_RELEASE_ALL] = "zero_release_all",
-                                       [ZR_EV_EVALUATED] = "zero_next"};
-    return name[kind];
+    return zr_call_text(call_of(kind));
 }
 
 /* Whether the call is about units, tensors or actions, which differ between pipeline stages. */
@@ -383,13 +389,12 @@ void zr_engine_begins_pass(struct zr_engine *e, bool evaluates)
 }
 
 /* A forked child shares the recorder, but must not use the engine. */
-void zr_engine_enter(struct zr_engine *e, enum zr_call_name name, bool backward, int32_t subject)
+void zr_engine_enter(struct zr_engine *e, enum zr_call_name name, enum zero_phase phase, int32_t subject)
 {
     if (e->flight && e->forks == zr_fork_depth())
-        zr_flight_enter(e->flight, &(struct zr_logged_call){.name = name,
-                                                            .backward = backward,
-                                                            .subject = subject,
-                                                            .step = zr_step_number(e)});
+        zr_flight_enter(e->flight,
+                        &(struct zr_logged_call){
+                            .name = name, .phase = phase, .subject = subject, .step = zr_step_number(e)});
 }
 
 void zr_engine_leave(struct zr_engine *e)
@@ -402,28 +407,21 @@ void zr_engine_leave(struct zr_engine *e)
     zr_flight_leave(e->flight);
 }
 
-/* zero_write and zero_save report themselves. */
 void zr_model_called(struct zr_engine *e, const struct zr_core_event *ev)
 {
-    static const enum zr_call_name name[] = {[ZR_EV_BEGIN] = ZR_CALL_BEGIN,
-                                             [ZR_EV_END] = ZR_CALL_END,
-                                             [ZR_EV_MICRO] = ZR_CALL_MICRO,
-                                             [ZR_EV_STEP] = ZR_CALL_STEP,
-                                             [ZR_EV_NORM] = ZR_CALL_NORM,
-                                             [ZR_EV_DROP] = ZR_CALL_DROP,
-                                             [ZR_EV_RELEASE_ALL] = ZR_CALL_RELEASE_ALL};
     bool bracket = ev->kind <= ZR_EV_END;
     const int64_t words[] = {ev->kind, ev->unit};
     uint64_t args = ev->kind == ZR_EV_STEP ? zr_tuned_digest(e, e->m.given.n) : 0;
     if (!bracket && ev->kind != ZR_EV_REWRITE) /* other pipeline stages do not have these units and tensors */
         e->m.world_calls = XXH3_64bits_withSeed(words, sizeof words, e->m.world_calls);
-    if (ev->kind < sizeof name / sizeof *name && name[ev->kind])
-        report_called(
-            e, &(struct zr_logged_call){.name = name[ev->kind],
-                                        .backward = bracket && zr_phase_is_backward(ev->backward, ev->apart),
-                                        .subject = bracket ? ev->unit : -1,
-                                        .step = zr_step_number(e),
-                                        .args = args});
+    bool reports_itself = ev->kind == ZR_EV_REWRITE || ev->kind == ZR_EV_SNAPSHOT ||
+                          ev->kind == ZR_EV_GATHER_ALL || ev->kind == ZR_EV_EVALUATED;
+    if (!reports_itself)
+        report_called(e, &(struct zr_logged_call){.name = call_of(ev->kind),
+                                                  .phase = ev->phase,
+                                                  .subject = bracket ? ev->unit : -1,
+                                                  .step = zr_step_number(e),
+                                                  .args = args});
 }
 
 int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
@@ -437,12 +435,11 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
     if (err)
         return err;
     zr_model_called(e, ev);
-    if (ev->kind == ZR_EV_END && ev->backward)
+    if (ev->kind == ZR_EV_END && zr_phase_has_grads(ev->phase))
         zr_tied_bracketed(e, ev->unit);
     zr_model_check_call(e->watch, zr_model_call_name(ev->kind), ev->kind <= ZR_EV_END ? ev->unit : -1,
-                        zr_phase_name(ev->backward, ev->apart), zr_step_number(e));
-    enum zr_span_kind span =
-        zr_phase_is_backward(ev->backward, ev->apart) ? ZR_SPAN_BACKWARD : ZR_SPAN_FORWARD;
+                        zr_phase_name(ev->phase), zr_step_number(e));
+    enum zr_span_kind span = zr_phase_is_backward(ev->phase) ? ZR_SPAN_BACKWARD : ZR_SPAN_FORWARD;
     if (ev->kind == ZR_EV_END)
         zr_timeline_end(e->timeline, ZR_TRACK_MODEL, span, ev->unit);
     e->m.call = ev->kind;

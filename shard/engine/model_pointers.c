@@ -245,19 +245,6 @@ void zr_return_grads(struct zr_engine *e, int32_t unit)
 
 /* ---- checking them ---- */
 
-static const char *call_of(const struct zr_core_event *ev)
-{
-    return ev->kind == ZR_EV_BEGIN         ? "zero_begin"
-           : ev->kind == ZR_EV_END         ? "zero_end"
-           : ev->kind == ZR_EV_STEP        ? "zero_step"
-           : ev->kind == ZR_EV_NORM        ? "zero_norm"
-           : ev->kind == ZR_EV_DROP        ? "zero_drop"
-           : ev->kind == ZR_EV_GATHER_ALL  ? "zero_gather_all"
-           : ev->kind == ZR_EV_RELEASE_ALL ? "zero_release_all"
-           : ev->kind == ZR_EV_EVALUATED   ? "zero_next"
-                                           : "zero_micro";
-}
-
 static int moved(const struct zr_core_event *ev, const struct zr_tensor *t, const char *which, const void *is,
                  const void *reported)
 {
@@ -265,7 +252,7 @@ static int moved(const struct zr_core_event *ev, const struct zr_tensor *t, cons
                    "%s: *%s of tensor %s (unit %d) is %p; the library stored %p there. The model must not "
                    "assign it after zero_wrap: allocate before, read the pointer again after each "
                    "zero_begin, and restore the library's pointer",
-                   call_of(ev), which, t->name, t->unit, is, reported);
+                   zr_model_call_name(ev->kind), which, t->name, t->unit, is, reported);
 }
 
 static int check_tensor(const struct zr_engine *e, const struct zr_core_event *ev, int32_t i)

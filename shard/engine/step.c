@@ -143,9 +143,10 @@ int zr_engine_settle(struct zr_engine *e)
     if (err)
         return err;
     e->m.result =
-        (struct zr_step_result){.grad_norm = a->grad_norm, .clipped = a->clipped, .skipped = a->skipped};
+        (struct zero_step_info){.grad_norm = a->grad_norm, .clipped = a->clipped, .skipped = a->skipped};
     e->m.result.n_carried = e->m.carried.n;
-    memcpy(e->m.result.carried, a->carried, sizeof e->m.result.carried);
+    _Static_assert(sizeof e->m.result.carried == sizeof a->carried, "as many values");
+    memcpy(e->m.result.carried, a->carried, (size_t)e->m.carried.n * sizeof *a->carried);
     if (a->skipped && !e->m.result_wanted && e->m.n_skipped == 0)
         report_skipped(e, a);
     e->m.t += !a->skipped;
@@ -205,7 +206,7 @@ void zr_engine_give(struct zr_engine *e, const double *values, int32_t n)
     e->m.given.n = n;
 }
 
-int zr_engine_last(struct zr_engine *e, bool *known, struct zr_step_result *result)
+int zr_engine_last(struct zr_engine *e, bool *known, struct zero_step_info *result)
 {
     int err = 0;
     *known = !e->m.result_due;
@@ -222,7 +223,7 @@ int zr_engine_last(struct zr_engine *e, bool *known, struct zr_step_result *resu
     return err;
 }
 
-static int make_step(struct zr_engine *e, float lr, struct zr_step_result *result)
+static int make_step(struct zr_engine *e, float lr, struct zero_step_info *result)
 {
     int32_t n;
     ZR_TRY(zr_engine_check(e));
@@ -258,7 +259,7 @@ static int make_step(struct zr_engine *e, float lr, struct zr_step_result *resul
     return err;
 }
 
-int zr_engine_step(struct zr_engine *e, float lr, struct zr_step_result *result)
+int zr_engine_step(struct zr_engine *e, float lr, struct zero_step_info *result)
 {
     int err = make_step(e, lr, result);
     e->m.stepping = false;

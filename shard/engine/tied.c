@@ -383,7 +383,7 @@ static int zero_overwritten(struct zr_engine *e, int32_t unit)
  * of weights (apart), which needs no parameters. */
 static int bracket_for_copy(struct zr_engine *e, int32_t unit)
 {
-    struct zr_core_event ev = {.kind = ZR_EV_BEGIN, .unit = unit, .backward = 1, .apart = 1};
+    struct zr_core_event ev = {.kind = ZR_EV_BEGIN, .unit = unit, .phase = ZERO_BACKWARD_WEIGHT};
     int err = zr_engine_call(e, &ev);
     if (!err)
         err = zr_engine_note(e, zero_overwritten(e, unit));

@@ -16,10 +16,9 @@
 #ifndef ZR_SHARD_PIPELINE_H
 #define ZR_SHARD_PIPELINE_H
 
-#include <stdbool.h>
-#include <stdint.h>
+#include "kernels/phase.h"
 
-/* X(name, text, whether it has a micro-batch) */
+/* X(name, text, whether it has a micro-batch). The first four are in the order of enum zero_phase. */
 #define ZR_PIPE_MAP(X)                                                                                       \
     X(FORWARD, "F", true)                                                                                    \
     X(BACKWARD, "B", true)                                                                                   \
@@ -45,16 +44,16 @@ static inline bool zr_pipe_computes(enum zr_pipe_kind kind)
     return kind <= ZR_PIPE_BACKWARD_WEIGHT;
 }
 
+/* The phase of an action that computes. 0: it does not. */
+static inline enum zero_phase zr_pipe_phase(enum zr_pipe_kind kind)
+{
+    return zr_pipe_computes(kind) ? (enum zero_phase)(kind - ZR_PIPE_FORWARD + ZERO_FORWARD) : 0;
+}
+
 /* Whether the action computes gradients of weights. It ends the backward of its micro-batch. */
 static inline bool zr_pipe_gives_weights(enum zr_pipe_kind kind)
 {
-    return kind == ZR_PIPE_BACKWARD || kind == ZR_PIPE_BACKWARD_WEIGHT;
-}
-
-/* Whether the action is one half of a split backward. */
-static inline bool zr_pipe_is_apart(enum zr_pipe_kind kind)
-{
-    return kind == ZR_PIPE_BACKWARD_INPUT || kind == ZR_PIPE_BACKWARD_WEIGHT;
+    return zr_phase_has_grads(zr_pipe_phase(kind));
 }
 
 static inline bool zr_pipe_sends(enum zr_pipe_kind kind)

@@ -9,8 +9,7 @@
 static void write_action_op(struct zr_writing *w, enum zr_script_op_kind kind, const struct zr_pipe_action *a)
 {
     zr_write(w->s, (struct zr_script_op){.kind = (uint8_t)kind,
-                                         .backward = a && zr_pipe_gives_weights(a->kind),
-                                         .apart = a && zr_pipe_is_apart(a->kind),
+                                         .phase = a ? (uint8_t)zr_pipe_phase(a->kind) : 0,
                                          .unit = -1,
                                          .step = w->step,
                                          .pp_stage = a ? a->stage : -1,
@@ -43,10 +42,8 @@ void zr_write_actions(struct zr_writing *w, const struct zr_walk_row *row, bool 
         write_action_op(w, ZR_DO_TAKE, a);
         if (!evaluates && a->kind != ZR_PIPE_BACKWARD_INPUT)
             zr_write_zero(w, backward ? 2 : 1, n_before[backward]++);
-        w->apart = zr_pipe_is_apart(a->kind);
-        w->inputs = a->kind == ZR_PIPE_BACKWARD_INPUT;
+        w->phase = zr_pipe_phase(a->kind);
         (a->kind == ZR_PIPE_FORWARD ? zr_write_forward : zr_write_backward)(w, w->list, n);
-        w->apart = w->inputs = false;
         write_action_op(w, ZR_DO_GIVE, a);
         write_action_op(w, ZR_DO_FINISH, a);
     }
@@ -57,7 +54,7 @@ void zr_write_actions(struct zr_writing *w, const struct zr_walk_row *row, bool 
 
 enum { FEW = 3000 };
 
-void zr_write_parts(struct zr_writing *w, bool backward)
+void zr_write_parts(struct zr_writing *w)
 {
     const struct zr_verify_case *c = w->c;
     if (c->tp < 2 || !zr_verify_chance(w->random, c->sums))
@@ -69,7 +66,6 @@ void zr_write_parts(struct zr_writing *w, bool backward)
         most = ZR_VERIFY_MOST_ELEMS;
     int64_t n = (1 + zr_verify_below(w->random, most)) / c->tp * c->tp;
     zr_write(w->s, (struct zr_script_op){.kind = ZR_DO_PARTS,
-                                         .backward = backward,
                                          .unit = -1,
                                          .step = w->step,
                                          .how = (uint8_t)how,
@@ -85,13 +81,13 @@ static void expect_given(struct zr_verify_rank *r, const struct zr_script_op *op
 {
     const struct zr_pipe_action *a = &g->action;
     int32_t pp_stage = more ? a->stage : -1, micro = more ? a->micro_batch : -1;
-    bool backward = more && zr_pipe_gives_weights(a->kind), apart = more && zr_pipe_is_apart(a->kind);
-    if (pp_stage != op->pp_stage || micro != op->micro || backward != op->backward || apart != op->apart)
+    enum zero_phase phase = more ? zr_pipe_phase(a->kind) : 0;
+    if (pp_stage != op->pp_stage || micro != op->micro || phase != op->phase)
         zr_report(zr_sim_recorder(r->v->sim),
                   "rank %d: zero_next gave %s of micro-batch %d of stage %d, and not %s of micro-batch %d of "
                   "stage %d",
-                  r->id, zr_phase_name(backward, apart), micro, pp_stage,
-                  zr_phase_name(op->backward, op->apart), op->micro, op->pp_stage);
+                  r->id, zr_phase_name(phase), micro, pp_stage, zr_phase_name(op->phase), op->micro,
+                  op->pp_stage);
 }
 
 static int end_evaluation(struct zr_verify_rank *r)
@@ -148,7 +144,7 @@ int zr_actions_move(struct zr_verify_rank *r, const struct zr_script_op *op)
     const struct zr_walk_given *g = &r->given;
     int32_t at = op->pp_stage, before = at - 1;
     bool has_next = at + 1 < zr_case_stages(r->v->c), has_last = at > 0, gives = op->kind == ZR_DO_GIVE;
-    bool backward = op->backward || op->apart, weights = op->backward && op->apart;
+    bool backward = zr_phase_is_backward(op->phase), weights = op->phase == ZERO_BACKWARD_WEIGHT;
     struct zr_sim_touch touch[3];
     int n = 0;
     expect_slot(r, g->in, backward ? has_next : has_last, "what it reads");

@@ -72,13 +72,6 @@ static bool mesh_possible(const struct zr_verify_case *c)
            stages_possible(c);
 }
 
-/* Whether the rank whose gradients are not finite may own nothing in the units of a step, so that the step is
- * not skipped. A granule can leave a rank without elements of a unit. */
-static bool may_miss_poison(const struct zr_verify_case *c)
-{
-    return c->poison >= 0 && c->granule && c->skipped;
-}
-
 bool zr_verify_possible(const struct zr_verify_case *c)
 {
     bool sizes = c->world >= 1 && c->world <= 64 && c->n_units >= 1 && c->n_units <= 1000 && c->accum >= 1 &&
@@ -86,8 +79,8 @@ bool zr_verify_possible(const struct zr_verify_case *c)
     bool groups = c->hybrid == ZR_HYBRID_NONE ? c->group == 0 && !c->dealt
                                               : c->hybrid > 0 && c->hybrid <= ZR_HFSDP && c->stage == 3 &&
                                                     c->group >= 1 && zr_verify_dp(c) % c->group == 0;
-    return sizes && mesh_possible(c) && groups && !may_miss_poison(c) && c->granule >= 0 && c->stage >= 0 &&
-           c->stage <= 3 && c->prefetch >= 0 && c->dead < c->world;
+    return sizes && mesh_possible(c) && groups && c->granule >= 0 && c->stage >= 0 && c->stage <= 3 &&
+           c->prefetch >= 0 && c->dead < c->world;
 }
 
 /* Draws a group size that divides the world. One rank and the whole world are rarer. */
@@ -274,8 +267,6 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
     if (c.hybrid && c.declared && c.pattern == ZR_USE_PLAIN && zr_verify_chance(&s, 60))
         c.repeats = 50;
     draw_mesh(&s, &c);
-    if (may_miss_poison(&c))
-        c.poison = -1;
     *out = c;
 }
 

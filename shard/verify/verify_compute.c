@@ -12,7 +12,7 @@ static int outside(struct zr_verify_rank *r, const struct zr_script_op *op, cons
     zr_report(zr_sim_recorder(r->v->sim),
               "the model's fault: rank %d uses %s%s of unit %d in %s, step %d, outside its bracket; "
               "zero_begin must come first",
-              r->id, what, tensor, op->unit, zr_phase_name(op->backward, op->apart), op->step);
+              r->id, what, tensor, op->unit, zr_phase_name(op->phase), op->step);
     return 0;
 }
 
@@ -45,13 +45,13 @@ static struct zr_content contribution(const struct zr_verify_rank *r, const stru
 static int64_t compute_ns(const struct zr_verify_speed *s, const struct zr_script_op *op, int64_t elems)
 {
     const struct zr_verify_unit *u = s->units ? &s->units[op->unit] : NULL;
-    bool backward = op->backward || op->apart;
+    bool backward = zr_phase_is_backward(op->phase);
     double flop = (backward ? 4.0 : 2.0) * (double)elems * s->tokens;
     if (u && op->again)
         flop = backward ? u->again_backward_flop : u->again_forward_flop;
     else if (u)
         flop = backward ? u->backward_flop : u->forward_flop;
-    return (int64_t)((op->apart ? flop / 2 : flop) / s->flops_per_s * 1e9);
+    return (int64_t)((zr_phase_is_part(op->phase) ? flop / 2 : flop) / s->flops_per_s * 1e9);
 }
 
 int zr_script_use(struct zr_verify_rank *r, const struct zr_script_op *op)
@@ -71,14 +71,14 @@ int zr_script_use(struct zr_verify_rank *r, const struct zr_script_op *op)
             uintptr_t slice = (uintptr_t)(p->slice * (t->n_elems / t->n_slices) * size);
             struct zr_content content = zr_script_values(r, f->first_piece + k, r->n_done);
             void **grad = t->tie == ZR_TIE_COPY ? t->tied_grad : f->trainable ? t->grad : NULL;
-            bool reads = !op->backward || !op->apart;
+            bool reads = zr_phase_has_params(op->phase);
             elems += p->n;
             if (reads && !*t->param)
                 return outside(r, op, t->name, "");
             if (reads)
                 touch[n++] = (struct zr_sim_touch){(char *)((uintptr_t)*t->param + slice), bytes, ZR_SIM_READ,
                                                    content};
-            if (!op->backward || !grad)
+            if (!zr_phase_has_grads(op->phase) || !grad)
                 continue;
             if (!*grad)
                 return outside(r, op, t->name, "the gradient of ");
@@ -87,11 +87,11 @@ int zr_script_use(struct zr_verify_rank *r, const struct zr_script_op *op)
                 contribution(r, t, content, (uint32_t)op->step, r->n_used[op->unit])};
         }
     }
-    r->n_used[op->unit] += op->backward;
+    r->n_used[op->unit] += zr_phase_has_grads(op->phase);
     int64_t ns = v->speed ? compute_ns(v->speed, op, elems) : 0;
     if (r->id == 0)
         v->compute_ns += ns;
-    return zr_sim_compute(r->engine.compute, zr_phase_name(op->backward, op->apart), touch, n, ns);
+    return zr_sim_compute(r->engine.compute, zr_phase_name(op->phase), touch, n, ns);
 }
 
 int zr_script_zero(struct zr_verify_rank *r)

@@ -95,8 +95,8 @@ static void start_rows(struct zr_verify_rank *r)
 
 static int do_step(struct zr_verify_rank *r, const struct zr_script_op *op)
 {
-    struct zr_step_result result;
-    bool poisoned = r->v->c->poison == op->step, any = r->v->any_trained;
+    struct zero_step_info result;
+    bool skips = zr_verify_skips(r, op->step);
     const double values[] = {r->id, 1};
     if (r->v->c->values)
         zr_engine_give(&r->engine, values, 2);
@@ -108,11 +108,11 @@ static int do_step(struct zr_verify_rank *r, const struct zr_script_op *op)
         (result.n_carried != 2 || result.carried[0] != mean_carried(r->v->c) || result.carried[1] != 1))
         zr_report(zr_sim_recorder(r->v->sim), "rank %d: step %d carried %g and %g", r->id, op->step,
                   result.carried[0], result.carried[1]);
-    if (r->v->c->wait_result && any && result.skipped != poisoned)
+    if (r->v->c->wait_result && result.skipped != skips)
         zr_report(zr_sim_recorder(r->v->sim), "rank %d: step %d was %s", r->id, op->step,
-                  poisoned ? "not skipped" : "skipped");
+                  skips ? "not skipped" : "skipped");
     for (int32_t u = 0; u < r->layout.n_units; u++)
-        r->n_done[u] += !poisoned && (r->n_used[u] || r->of_stage->script.unbracketed);
+        r->n_done[u] += !skips && (r->n_used[u] || r->of_stage->script.unbracketed);
     start_rows(r);
     if (r->id == 0) {
         r->v->step_compute_ns = r->v->compute_ns;
@@ -133,11 +133,10 @@ static int do_step(struct zr_verify_rank *r, const struct zr_script_op *op)
 static int do_norm(struct zr_verify_rank *r, const struct zr_script_op *op)
 {
     double norm;
-    bool poisoned = r->v->c->poison == op->step, any = r->v->any_trained;
     int err = zr_engine_norm(&r->engine, &norm);
     if (!err)
         zr_verify_expect_norm(r);
-    if (!err && any && isnan(norm) != poisoned)
+    if (!err && isnan(norm) != zr_verify_skips(r, op->step))
         zr_report(zr_sim_recorder(r->v->sim), "rank %d: the norm of step %d is %g", r->id, op->step, norm);
     return err;
 }
@@ -163,8 +162,7 @@ static int do_op(struct zr_verify_rank *r, const struct zr_script_op *op)
                                        : op->kind == ZR_DO_END ? ZR_EV_END
                                                                : ZR_EV_MICRO,
                                .unit = op->unit,
-                               .backward = op->backward,
-                               .apart = op->apart};
+                               .phase = op->phase};
     const struct zr_mutant *m = r->v->mutant;
     l->during = during[op->kind];
     l->unit = op->kind <= ZR_DO_USE ? op->unit : -1;
@@ -382,7 +380,7 @@ static void show_engine(struct zr_verify_rank *r)
     r->plan.layout = &r->shown;
 }
 
-int zr_rank_user_update(void *arg, const struct zr_user_update *u)
+int zr_rank_user_update(void *arg, const struct zero_update *u)
 {
     struct zr_verify_rank *r = arg;
     struct zr_update k = {.n = u->n,

@@ -7,16 +7,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The position that owns the first trainable elements. Without granules this is 0, since no first slice is
- * empty. */
-static int32_t first_owner(const struct zr_layout *l)
+/* The first fine slice with trainable elements. Without granules this is 0, since no first slice is empty. */
+static int32_t first_slice(const struct zr_layout *l)
 {
     int64_t first;
     for (int32_t k = 0; k < l->world; k++)
         for (int32_t i = 0; i < l->n_flats; i++)
             if (l->flats[i].trainable && zr_flat_owned(&l->flats[i], k, &first))
-                return k % l->outer * l->inner + k / l->outer;
+                return k;
     return 0;
+}
+
+/* The first pipeline stage with trainable tensors. */
+static const struct zr_verify_stage *first_trained(const struct zr_verify_world *v)
+{
+    const struct zr_verify_stage *first = v->stages;
+    while (v->any_trained && !first->layout->state_elems)
+        first++;
+    return first;
 }
 
 /* Whether a gradient of this rank is not finite. Only elements that one rank of the first pipeline stage with
@@ -25,11 +33,32 @@ static bool poisoned(void *arg, int rank, uint32_t step)
 {
     const struct zr_verify_world *v = arg;
     const struct zr_verify_rank *r = &v->ranks[rank];
-    const struct zr_verify_stage *first = v->stages;
-    while (v->any_trained && !first->layout->state_elems)
-        first++;
+    const struct zr_verify_stage *first = first_trained(v);
+    const struct zr_layout *l = first->layout;
+    int32_t k = first_slice(l);
     return v->c->poison >= 0 && v->c->poison + 1 == (int)step && r->of_stage == first && r->part == 0 &&
-           r->engine.place == first_owner(first->layout);
+           r->engine.place == k % l->outer * l->inner + k / l->outer;
+}
+
+/* Whether the step has gradients of the unit. */
+static bool uses_unit(const struct zr_verify_rank *r, int32_t unit)
+{
+    return r->of_stage->script.unbracketed || r->n_used[unit];
+}
+
+bool zr_verify_skips(const struct zr_verify_rank *r, int step)
+{
+    const struct zr_verify_stage *first = first_trained(r->v);
+    const struct zr_layout *l = first->layout;
+    int32_t k = first_slice(l), i = 0;
+    int64_t at;
+    if (r->v->c->poison != step)
+        return false;
+    /* Units are left out only where there is one pipeline stage, so this rank is in it. */
+    while (i < l->n_flats && !(l->flats[i].trainable && zr_flat_owned(&l->flats[i], k, &at) &&
+                               (r->of_stage != first || uses_unit(r, l->flats[i].unit))))
+        i++;
+    return i < l->n_flats;
 }
 
 static void squared(void *arg, int rank, int64_t n)
@@ -50,7 +79,7 @@ void zr_verify_expect_norm(struct zr_verify_rank *r)
             return;
     for (int32_t i = 0; i < l->n_pieces; i++) {
         const struct zr_tensor *t = &l->tensors[l->pieces[i].tensor];
-        bool has = r->of_stage->script.unbracketed || r->n_used[zr_piece_flat(l, i)->unit];
+        bool has = uses_unit(r, zr_piece_flat(l, i)->unit);
         v->n_expected[class] += t->grad && has && (t->cut || r->part == 0) ? l->pieces[i].n : 0;
     }
 }

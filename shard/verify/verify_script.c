@@ -34,8 +34,7 @@ static struct zr_script_op op_of(const struct zr_writing *w, enum zr_script_op_k
                                  bool backward)
 {
     return (struct zr_script_op){.kind = (uint8_t)kind,
-                                 .backward = backward && !w->inputs,
-                                 .apart = backward && w->apart,
+                                 .phase = backward ? (uint8_t)w->phase : ZERO_FORWARD,
                                  .unit = u,
                                  .step = w->step};
 }
@@ -58,8 +57,8 @@ static void use_as(struct zr_writing *w, int32_t u, bool backward, bool again)
     op.step += w->dropped ? DROPPED_STEP : 0;
     op.again = again;
     zr_write(w->s, op);
-    zr_write_parts(w, backward);
-    if (op.backward && !w->dropped)
+    zr_write_parts(w);
+    if (zr_phase_has_grads(op.phase) && !w->dropped)
         w->s->n_contrib[w->step * w->n_units + u]++;
 }
 
@@ -290,12 +289,10 @@ static void declare(struct zr_script *s, int32_t at, int32_t per_rank)
     for (; at < s->n; at++) {
         const struct zr_script_op *op = &s->ops[at];
         if (op->kind == ZR_DO_BEGIN || op->kind == ZR_DO_END)
-            s->order[s->n_order++] = (struct zr_call){.unit = op->unit,
-                                                      .backward = op->backward,
-                                                      .is_end = op->kind == ZR_DO_END,
-                                                      .apart = op->apart};
-        if (op->kind == ZR_DO_FINISH && op->backward && per_rank > 1)
-            s->order[s->n_order - 1].ends_action = 1;
+            s->order[s->n_order++] =
+                (struct zero_call){.unit = op->unit, .phase = op->phase, .is_end = op->kind == ZR_DO_END};
+        if (op->kind == ZR_DO_FINISH && zr_phase_has_grads(op->phase) && per_rank > 1)
+            s->order[s->n_order - 1].is_end = ZR_ENDS_ACTION;
     }
 }
 
@@ -389,6 +386,7 @@ int zr_script_make(const struct zr_verify_case *c, const struct zr_verify_stage 
     uint64_t common = c->seed ^ 0x5c41, own = common ^ (uint64_t)(stage->at + 1) << 40;
     struct zr_script script = {0};
     struct zr_writing w = {.c = c,
+                           .phase = ZERO_BACKWARD,
                            .stage = stage,
                            .s = &script,
                            .n_units = stage->layout->n_units,

@@ -239,22 +239,21 @@ static void set_room(struct zr_verify_stage *s, const struct zr_verify_case *c)
 static void assume_order(struct zr_verify_stage *s)
 {
     int32_t n = 0;
-    struct zr_call *order = calloc((size_t)(2 * s->layout->n_units * s->walk.step.n) + 1, sizeof *order);
+    struct zero_call *order = calloc((size_t)(2 * s->layout->n_units * s->walk.step.n) + 1, sizeof *order);
     if (!order)
         abort();
     for (int64_t i = 0; i < s->walk.step.n; i++) {
         const struct zr_pipe_action *a = &s->walk.step.actions[i];
-        bool backward = a->kind != ZR_PIPE_FORWARD, inputs = a->kind == ZR_PIPE_BACKWARD_INPUT,
-             apart = zr_pipe_is_apart(a->kind);
+        enum zero_phase phase = zr_pipe_phase(a->kind);
+        bool backward = zr_phase_is_backward(phase);
         int32_t first = s->first_unit[a->stage / s->walk.pp],
                 units = s->first_unit[a->stage / s->walk.pp + 1] - first;
         for (int32_t k = 0; k < 2 * units && zr_pipe_computes(a->kind); k++)
-            order[n++] = (struct zr_call){.unit = first + (backward ? 2 * units - 1 - k : k) / 2,
-                                          .backward = backward && !inputs,
-                                          .is_end = k & 1,
-                                          .apart = apart};
-        if (zr_pipe_computes(a->kind) && backward && !inputs && s->walk.per_rank > 1)
-            order[n - 1].ends_action = 1;
+            order[n++] = (struct zero_call){.unit = first + (backward ? 2 * units - 1 - k : k) / 2,
+                                            .phase = (uint8_t)phase,
+                                            .is_end = k & 1};
+        if (zr_phase_has_grads(phase) && s->walk.per_rank > 1)
+            order[n - 1].is_end = ZR_ENDS_ACTION;
     }
     s->script.order = order;
     s->script.n_order = n;

@@ -75,8 +75,8 @@ enum { ZR_VERIFY_PARTS_ELEMS = ZR_MODEL_ELEMS + 5000, ZR_VERIFY_MOST_ELEMS = 200
 
 struct zr_script_op {
     uint8_t kind;
-    /* As in zr_call; for an action, the kind of its brackets. */
-    uint8_t backward, apart;
+    /* enum zero_phase: of a bracket or of an action; otherwise 0. */
+    uint8_t phase;
     /* READ and WRITE: the tensor. Otherwise the unit. */
     int32_t unit;
     int32_t step;
@@ -95,7 +95,7 @@ struct zr_script {
     struct zr_script_op *ops;
     int32_t n, cap;
     /* (n_order) The declared order: calls of one micro-batch, or with pipeline stages of a whole step. */
-    struct zr_call *order;
+    struct zero_call *order;
     int32_t n_order;
     /* (n_steps, n_units) Contributions to the gradient, one for each backward use. */
     int32_t *n_contrib;
@@ -386,12 +386,15 @@ void zr_groups_each(const struct zr_verify_world *v, bool (*fn)(void *arg, struc
 
 /* verify_run.c: counts the elements of a norm that the rank has ordered: those of the units that it used. */
 void zr_verify_expect_norm(struct zr_verify_rank *r);
+/* verify_run.c: whether the step that this rank has ordered must be skipped. That is so if its gradients are
+ * not finite, and the rank that has them owns elements of a unit in it. With granules it may own none. */
+bool zr_verify_skips(const struct zr_verify_rank *r, int step);
 
 /* verify_rank.c: opens a rank, which then waits for its first turn. zr_ranks_close also closes ranks that are
  * missing or half open, and the communicators. */
 int zr_rank_open(struct zr_verify_world *v, int id);
 /* The callback optim.update; arg is the rank. */
-int zr_rank_user_update(void *arg, const struct zr_user_update *u);
+int zr_rank_user_update(void *arg, const struct zero_update *u);
 void zr_ranks_close(struct zr_verify_world *v);
 
 /* verify_snapshot.c: the engine's callback for a complete snapshot; arg is the rank. */

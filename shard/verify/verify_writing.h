@@ -25,8 +25,8 @@ struct zr_writing {
      * state if there is one pipeline stage. */
     uint64_t *common, *random;
     int32_t step;
-    /* The action is one half of a split backward; it is the half for inputs. */
-    bool apart, inputs;
+    /* The phase of backward brackets: ZERO_BACKWARD, or that of the current action. */
+    enum zero_phase phase;
     /* The calls belong to a step that is dropped, so their contributions must not arrive anywhere. */
     bool dropped;
     /* Evaluations and steps so far, including dropped steps. */
@@ -45,6 +45,6 @@ void zr_write_zero(struct zr_writing *w, int where, int micro);
 /* verify_actions.c: writes the calls of a row of the schedule; writes the tensor-parallel collectives around
  * a use. */
 void zr_write_actions(struct zr_writing *w, const struct zr_walk_row *row, bool evaluates);
-void zr_write_parts(struct zr_writing *w, bool backward);
+void zr_write_parts(struct zr_writing *w);
 
 #endif

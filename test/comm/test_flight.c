@@ -54,7 +54,7 @@ static struct zr_logged_call call_of(uint64_t n)
 {
     return (struct zr_logged_call){
         .name = n % 2 ? ZR_CALL_BEGIN : ZR_CALL_END,
-        .backward = n % 3 == 0,
+        .phase = n % 3 ? ZERO_FORWARD : ZERO_BACKWARD,
         .subject = (int32_t)(n * 7 % 1000),
         .step = (uint32_t)(n % 100000 + 1),
     };
@@ -160,7 +160,8 @@ static void test_last_words(void **state)
 {
     struct zr_flight_view *v = *state;
     struct zr_flight *f = open_one(1, 2);
-    const struct zr_logged_call call = {.name = ZR_CALL_END, .backward = true, .subject = 3, .step = 12};
+    const struct zr_logged_call call = {
+        .name = ZR_CALL_END, .phase = ZERO_BACKWARD, .subject = 3, .step = 12};
     char text[512];
     zr_flight_copy(f, v);
     zr_flight_last_words(v, text, sizeof text);

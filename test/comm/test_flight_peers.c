@@ -29,7 +29,8 @@ struct member {
 /* On ranks with an even number the call has returned. */
 static void enter_call(struct zr_flight *f, int rank)
 {
-    const struct zr_logged_call call = {.name = ZR_CALL_END, .backward = true, .subject = rank, .step = 12};
+    const struct zr_logged_call call = {
+        .name = ZR_CALL_END, .phase = ZERO_BACKWARD, .subject = rank, .step = 12};
     zr_flight_enter(f, &call);
     if (rank % 2 == 0)
         zr_flight_leave(f);

@@ -31,7 +31,8 @@ static void check(const void *data, size_t n)
 
 static void make_good(struct zr_flight_view *good)
 {
-    const struct zr_logged_call call = {.name = ZR_CALL_END, .backward = true, .subject = 3, .step = 12};
+    const struct zr_logged_call call = {
+        .name = ZR_CALL_END, .phase = ZERO_BACKWARD, .subject = 3, .step = 12};
     memset(good, 0, sizeof *good);
     good->magic = ZR_FLIGHT_MAGIC;
     good->version = ZR_FLIGHT_VERSION;

@@ -21,7 +21,7 @@ FLOORS = ("kernels", "comm", "shard", "zero", "bench", "test")
 ALLOWED = {
     "kernels": {"kernels/", TYPES},
     "comm": {"comm/", TYPES, "kernels/device.h", "kernels/asserts.h", "kernels/first_failure.h", "kernels/host/host_memory.h",
-             "kernels/huge_pages.h", "kernels/limits.h", "kernels/standard_fds.h", "kernels/thread.h"},
+             "kernels/huge_pages.h", "kernels/limits.h", "kernels/phase.h", "kernels/standard_fds.h", "kernels/thread.h"},
     "shard": {"kernels/", "comm/", "shard/", TYPES},
     "zero": {"kernels/", "comm/", "shard/", "zero/"},
     "bench": {"bench/", "zero/zero.h", TYPES, "kernels/gemm/gemm.h", "kernels/device.h", "kernels/agreement.h"},

@@ -134,12 +134,13 @@ static bool needs_slot(const struct watch *w, int32_t u)
 
 static bool holds_param(const struct watch *w, int32_t u)
 {
-    return w->unit[u].open[WATCH_FORWARD] || w->unit[u].open[WATCH_BACKWARD] || w->unit[u].open[WATCH_INPUTS];
+    return w->unit[u].open[ZERO_FORWARD] || w->unit[u].open[ZERO_BACKWARD] ||
+           w->unit[u].open[ZERO_BACKWARD_INPUT];
 }
 
 static bool is_open(const struct watch *w, int32_t u)
 {
-    return holds_param(w, u) || w->unit[u].open[WATCH_WEIGHTS];
+    return holds_param(w, u) || w->unit[u].open[ZERO_BACKWARD_WEIGHT];
 }
 
 static bool param_fits(const struct watch *w, int32_t u)
@@ -173,7 +174,8 @@ static int32_t declared_uses(const struct watch *w, int32_t unit)
 {
     int32_t uses = 0;
     for (int32_t i = 0; i < w->spec.n_order; i++)
-        uses += w->spec.order[i].unit == unit && w->spec.order[i].backward && !w->spec.order[i].is_end;
+        uses += w->spec.order[i].unit == unit && zr_phase_has_grads(w->spec.order[i].phase) &&
+                !w->spec.order[i].is_end;
     if (w->spec.order_of_step)
         uses = (uses + w->spec.grad_accum_steps - 1) / w->spec.grad_accum_steps;
     return uses ? uses : 1;
@@ -256,23 +258,29 @@ static bool nothing_to_drop(const struct watch *w)
     return trainable && !written && !(w->spec.model_holds && unseen);
 }
 
-static int expected_error(const struct watch *w, enum zr_core_event_kind kind, int32_t unit, int phase)
+static bool has_open_grad(const struct watch *w, int32_t unit)
 {
-    bool backward = phase & 1;
+    return w->unit[unit].open[ZERO_BACKWARD] || w->unit[unit].open[ZERO_BACKWARD_WEIGHT];
+}
+
+static int expected_error(const struct watch *w, enum zr_core_event_kind kind, int32_t unit,
+                          enum zero_phase phase)
+{
+    bool backward = zr_phase_has_grads(phase);
     bool has_unit = kind == ZR_EV_BEGIN || kind == ZR_EV_END || kind == ZR_EV_REWRITE;
     if (has_unit && (unit < 0 || unit >= w->spec.n_units))
         return ZERO_ERR_ARG;
     switch (kind) {
     case ZR_EV_BEGIN:
-        if (w->unit[unit].open[phase] || (backward && w->unit[unit].open[phase ^ WATCH_APART]))
+        if (w->unit[unit].open[phase] || (backward && has_open_grad(w, unit)))
             return ZERO_ERR_ORDER;
         if (w->all)
-            return phase ? ZERO_ERR_ORDER : 0;
-        if (phase && w->complete)
+            return zr_phase_is_backward(phase) ? ZERO_ERR_ORDER : 0;
+        if (zr_phase_is_backward(phase) && w->complete)
             return ZERO_ERR_ORDER;
         if (backward && w->spec.units[unit].trainable && w->unit[unit].n_bwd == declared_passes(w, unit))
             return ZERO_ERR_ORDER;
-        if (phase != WATCH_WEIGHTS && needs_slot(w, unit) && !param_fits(w, unit))
+        if (phase != ZERO_BACKWARD_WEIGHT && needs_slot(w, unit) && !param_fits(w, unit))
             return ZERO_ERR_BUDGET;
         if (backward && w->spec.units[unit].trainable && !has_home(w, unit) && !grad_fits(w, unit))
             return ZERO_ERR_BUDGET;
@@ -680,9 +688,9 @@ static int32_t count(const struct watch *w, enum zr_action_kind kind, int32_t un
 /* ---- calls ---- */
 
 /* Applies what the model does before the call and with the call itself. */
-static void before_actions(struct watch *w, enum zr_core_event_kind kind, int32_t unit, int phase)
+static void before_actions(struct watch *w, enum zr_core_event_kind kind, int32_t unit, enum zero_phase phase)
 {
-    bool backward = phase & 1;
+    bool backward = zr_phase_has_grads(phase);
     struct watch_unit *u =
         &w->unit[kind == ZR_EV_BEGIN || kind == ZR_EV_END || kind == ZR_EV_REWRITE ? unit : 0];
     switch (kind) {
@@ -694,7 +702,7 @@ static void before_actions(struct watch *w, enum zr_core_event_kind kind, int32_
         break;
     case ZR_EV_END:
         u->open[phase] = false;
-        w->inputs |= phase == WATCH_INPUTS;
+        w->inputs |= phase == ZERO_BACKWARD_INPUT;
         w->frozen_backward |= backward && !w->spec.units[unit].trainable;
         w->n_open--;
         w->n_open_bwd -= backward;
@@ -766,9 +774,9 @@ static void after_step(struct watch *w, bool dropped)
     w->normed = w->stepping = w->complete = w->inputs = w->frozen_backward = w->unbracketed = false;
 }
 
-static void after_actions(struct watch *w, enum zr_core_event_kind kind, int32_t unit, int phase)
+static void after_actions(struct watch *w, enum zr_core_event_kind kind, int32_t unit, enum zero_phase phase)
 {
-    bool backward = phase & 1, held = phase != WATCH_WEIGHTS;
+    bool backward = zr_phase_has_grads(phase), held = phase != ZERO_BACKWARD_WEIGHT;
     bool trainable = (kind == ZR_EV_BEGIN || kind == ZR_EV_END) && backward && w->spec.units[unit].trainable;
     switch (kind) {
     case ZR_EV_BEGIN:
@@ -837,9 +845,9 @@ static void after_actions(struct watch *w, enum zr_core_event_kind kind, int32_t
     CHECK(w->n_open ? is_open(w, open) : open == -1, "open unit %d", open);
 }
 
-int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, int phase)
+int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, enum zero_phase phase)
 {
-    struct zr_core_event ev = {.kind = kind, .unit = unit, .backward = phase & 1, .apart = phase >> 1};
+    struct zr_core_event ev = {.kind = kind, .unit = unit, .phase = phase};
     int32_t max = zr_core_max_actions(&w->spec), n_twin = -1;
     int expected = expected_error(w, kind, unit, phase);
     w->n_calls++;
@@ -848,7 +856,7 @@ int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, int 
     w->n_out = -1;
     int err = zr_core_step(w->core, &ev, w->out, &w->n_out);
     CHECK(err == expected, "call %lld (kind %d, unit %d, phase %d) gave %d, not %d: %s",
-          (long long)w->n_calls, (int)kind, unit, phase, err, expected, err ? zr_error_text() : "");
+          (long long)w->n_calls, (int)kind, unit, (int)phase, err, expected, err ? zr_error_text() : "");
     if (err) {
         CHECK(w->n_out == 0 && !memcmp(w->before, w->core, w->bytes), "a refused call changed something");
         CHECK(*zr_error_text(), "no message");
@@ -871,13 +879,14 @@ int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, int 
 
 /* ---- scripts ---- */
 
-bool watch_parse(const char **script, enum zr_core_event_kind *kind, int32_t *unit, int *phase)
+bool watch_parse(const char **script, enum zr_core_event_kind *kind, int32_t *unit, enum zero_phase *phase)
 {
     static const char opens[] = "([{<", closes[] = ")]}>";
     const char *p = *script + strspn(*script, " ");
     if (!*p)
         return false;
-    *unit = *phase = 0;
+    *unit = 0;
+    *phase = 0;
     static const char calls[] = "SMNXGRE";
     static const enum zr_core_event_kind kinds[] = {ZR_EV_STEP,     ZR_EV_MICRO,      ZR_EV_NORM,
                                                     ZR_EV_DROP,     ZR_EV_GATHER_ALL, ZR_EV_RELEASE_ALL,
@@ -897,7 +906,7 @@ bool watch_parse(const char **script, enum zr_core_event_kind *kind, int32_t *un
         const char *begins = strchr(opens, *end), *of = begins ? begins : strchr(closes, *end);
         assert_true(end > p && *end && of);
         *kind = begins ? ZR_EV_BEGIN : ZR_EV_END;
-        *phase = (int)(of - (begins ? opens : closes));
+        *phase = (enum zero_phase)(ZERO_FORWARD + (of - (begins ? opens : closes)));
         p = end + 1;
     }
     *script = p;
@@ -908,7 +917,7 @@ void watch_run(struct watch *w, const char *script)
 {
     enum zr_core_event_kind kind;
     int32_t unit;
-    int phase;
+    enum zero_phase phase;
     bool reported = strchr(script, '!');
     while (watch_parse(&script, &kind, &unit, &phase)) {
         CHECK(watch_call(w, kind, unit, phase) == 0, "before \"%s\": %s", script, zr_error_text());
@@ -924,14 +933,15 @@ void watch_run(struct watch *w, const char *script)
 
 struct walk {
     struct random_source *r;
-    struct zr_call *out;
+    struct zero_call *out;
     int32_t n, n_units;
     bool open[64][2];
 };
 
 static void walk_call(struct walk *k, int32_t unit, bool backward, bool is_end)
 {
-    k->out[k->n++] = (struct zr_call){.unit = unit, .backward = backward, .is_end = is_end};
+    k->out[k->n++] =
+        (struct zero_call){.unit = unit, .phase = backward ? ZERO_BACKWARD : ZERO_FORWARD, .is_end = is_end};
     k->open[unit][backward] = !is_end;
 }
 
@@ -971,19 +981,19 @@ static void take_apart(struct walk *k)
     for (int32_t u = 0; u < k->n_units; u++)
         apart[u] = chance(k->r, 70);
     for (int32_t i = 0, n = k->n; i < n; i++) {
-        struct zr_call *c = &k->out[i];
-        if (!c->backward || !apart[c->unit])
+        struct zero_call *c = &k->out[i];
+        if (c->phase != ZERO_BACKWARD || !apart[c->unit])
             continue;
-        *c = (struct zr_call){.unit = c->unit, .is_end = c->is_end, .apart = 1};
+        c->phase = ZERO_BACKWARD_INPUT;
         if (!c->is_end)
             continue;
         for (int end = 0; end < 2; end++)
             k->out[k->n++] =
-                (struct zr_call){.unit = c->unit, .backward = 1, .is_end = (uint8_t)end, .apart = 1};
+                (struct zero_call){.unit = c->unit, .phase = ZERO_BACKWARD_WEIGHT, .is_end = (uint8_t)end};
     }
 }
 
-int32_t random_calls(struct random_source *r, int32_t n_units, struct zr_call *out)
+int32_t random_calls(struct random_source *r, int32_t n_units, struct zero_call *out)
 {
     struct walk k = {.r = r, .out = out, .n_units = n_units};
     assert_true(n_units <= 64);

@@ -13,12 +13,9 @@
  * "((0+1)+2)" gives the contributions and the shape of their sum. */
 #define SUM_TEXT 1024
 
-/* The pass that a bracket belongs to. A backward split in two has one for inputs and one for weights. */
-enum watch_phase { WATCH_FORWARD, WATCH_BACKWARD, WATCH_INPUTS, WATCH_WEIGHTS, WATCH_APART = 2 };
-
 struct watch_unit {
-    /* by watch_phase; used: since the step, with parameters and with the gradient */
-    bool open[4], used[2];
+    /* by enum zero_phase; used: since the step, without the gradient and with it */
+    bool open[ZERO_BACKWARD_WEIGHT + 1], used[2];
     /* its resident parameters are up to date */
     bool home_ready;
     /* stages 0 and 1: the model never brackets it */
@@ -106,7 +103,7 @@ void watch_open(struct watch *w, const struct zr_core_spec *spec);
 void watch_close(struct watch *w);
 
 /* Makes a call and checks its actions. Returns 0, or the predicted error with the core unchanged. */
-int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, int phase);
+int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, enum zero_phase phase);
 
 /* Parses the next call of a script. Returns false at the end.
  *     "0(" "0)"  begin and end unit 0 in forward
@@ -119,14 +116,14 @@ int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, int 
  *     "X"        the step is dropped
  *     "G" "R"    gather all, release all
  *     "W3"       unit 3 is rewritten */
-bool watch_parse(const char **script, enum zr_core_event_kind *kind, int32_t *unit, int *phase);
+bool watch_parse(const char **script, enum zr_core_event_kind *kind, int32_t *unit, enum zero_phase *phase);
 /* Makes the calls of a script, which must all succeed. "!" after a call says that it returns gradients. If
  * a script has any "!", calls without it must not return gradients. */
 void watch_run(struct watch *w, const char *script);
 
 /* Draws a random step without its zero_step: forward and backward passes with nesting, overlap,
  * recomputation, unused units and split backwards. Returns the number of calls, at most 8 * n_units + 16. */
-int32_t random_calls(struct random_source *r, int32_t n_units, struct zr_call *out);
+int32_t random_calls(struct random_source *r, int32_t n_units, struct zero_call *out);
 
 /* Returns how many sums a binary counter needs for n contributions, by counting. */
 int32_t sums_for(int32_t n);

@@ -11,7 +11,7 @@ enum { MOST_UNITS = 8, MOST_CALLS = 128 };
 struct model {
     struct zr_core_unit_spec units[MOST_UNITS];
     int64_t pslot[MOST_UNITS], gslot[MOST_UNITS];
-    struct zr_call order[MOST_CALLS];
+    struct zero_call order[MOST_CALLS];
     struct zr_core_spec spec;
 };
 
@@ -38,10 +38,10 @@ static void make_model(struct model *m, int32_t n_units, int32_t n_slots, int32_
                                     .order = m->order};
     enum zr_core_event_kind kind;
     int32_t unit;
-    int phase;
+    enum zero_phase phase;
     while (watch_parse(&order, &kind, &unit, &phase))
-        m->order[m->spec.n_order++] = (struct zr_call){
-            .unit = unit, .backward = phase & 1, .apart = phase >> 1, .is_end = kind == ZR_EV_END};
+        m->order[m->spec.n_order++] =
+            (struct zero_call){.unit = unit, .phase = phase, .is_end = kind == ZR_EV_END};
 }
 
 /* Makes the model's parameters and gradients resident, as at stages 0 and 1. */
@@ -367,7 +367,7 @@ static void gradient_slots_take_turns(void **state)
     watch_open(&w, &m.spec);
     int32_t last[2] = {-1, -1};
     for (int32_t i = 0; i < 12; i++) {
-        assert_int_equal(watch_call(&w, ZR_EV_BEGIN, i % 4, true), 0);
+        assert_int_equal(watch_call(&w, ZR_EV_BEGIN, i % 4, ZERO_BACKWARD), 0);
         for (int32_t k = 0; k < w.n_out; k++) {
             if (w.out[k].kind != ZR_ACT_USE_GRAD)
                 continue;
@@ -375,7 +375,7 @@ static void gradient_slots_take_turns(void **state)
             last[0] = last[1];
             last[1] = w.out[k].slot;
         }
-        assert_int_equal(watch_call(&w, ZR_EV_END, i % 4, true), 0);
+        assert_int_equal(watch_call(&w, ZR_EV_END, i % 4, ZERO_BACKWARD), 0);
     }
     watch_close(&w);
 }
@@ -648,10 +648,10 @@ static void two_forwards_one_backward(void **state)
     }
 }
 
-static void refused(struct watch *w, enum zr_core_event_kind kind, int32_t unit, bool backward, int code,
-                    const char *message)
+static void refused(struct watch *w, enum zr_core_event_kind kind, int32_t unit, enum zero_phase phase,
+                    int code, const char *message)
 {
-    assert_int_equal(watch_call(w, kind, unit, backward), code);
+    assert_int_equal(watch_call(w, kind, unit, phase), code);
     if (!strstr(zr_error_text(), message))
         fail_msg("\"%s\" does not say \"%s\"", zr_error_text(), message);
 }
@@ -663,30 +663,31 @@ static void errors_change_nothing(void **state)
     make_model(&m, 4, 2, 1, DEFAULT_ORDER);
     m.spec.grad_accum_steps = 2;
     watch_open(&w, &m.spec);
-    refused(&w, ZR_EV_END, 0, false, ZERO_ERR_ORDER, "unit 0 is not open in forward");
-    refused(&w, ZR_EV_BEGIN, 4, false, ZERO_ERR_ARG, "unit is 4; allowed: 0..3");
-    refused(&w, ZR_EV_BEGIN, -1, true, ZERO_ERR_ARG, "unit is -1; allowed: 0..3");
-    refused(&w, ZR_EV_END, INT32_MAX, true, ZERO_ERR_ARG, "unit is 2147483647");
-    refused(&w, ZR_EV_REWRITE, 4, false, ZERO_ERR_ARG, "unit is 4");
-    refused(&w, (enum zr_core_event_kind)77, 0, false, ZERO_ERR_ARG, "unknown event 77");
-    refused(&w, ZR_EV_STEP, 0, false, ZERO_ERR_ORDER, "no backward bracket has ended");
+    refused(&w, ZR_EV_END, 0, ZERO_FORWARD, ZERO_ERR_ORDER, "unit 0 is not open in forward");
+    refused(&w, ZR_EV_BEGIN, 4, ZERO_FORWARD, ZERO_ERR_ARG, "unit is 4; allowed: 0..3");
+    refused(&w, ZR_EV_BEGIN, -1, ZERO_BACKWARD, ZERO_ERR_ARG, "unit is -1; allowed: 0..3");
+    refused(&w, ZR_EV_END, INT32_MAX, ZERO_BACKWARD, ZERO_ERR_ARG, "unit is 2147483647");
+    refused(&w, ZR_EV_REWRITE, 4, 0, ZERO_ERR_ARG, "unit is 4");
+    refused(&w, (enum zr_core_event_kind)77, 0, 0, ZERO_ERR_ARG, "unknown event 77");
+    refused(&w, ZR_EV_STEP, 0, 0, ZERO_ERR_ORDER, "no backward bracket has ended");
     watch_run(&w, "0(");
-    refused(&w, ZR_EV_BEGIN, 0, false, ZERO_ERR_ORDER, "unit 0 is already open in forward");
-    refused(&w, ZR_EV_END, 0, true, ZERO_ERR_ORDER, "unit 0 is not open in backward");
-    refused(&w, ZR_EV_STEP, 0, false, ZERO_ERR_ORDER, "unit 0 has an open bracket");
-    refused(&w, ZR_EV_MICRO, 0, false, ZERO_ERR_ORDER, "unit 0 has an open bracket");
-    refused(&w, ZR_EV_REWRITE, 0, false, ZERO_ERR_ORDER, "unit 0 has an open bracket");
+    refused(&w, ZR_EV_BEGIN, 0, ZERO_FORWARD, ZERO_ERR_ORDER, "unit 0 is already open in forward");
+    refused(&w, ZR_EV_END, 0, ZERO_BACKWARD, ZERO_ERR_ORDER, "unit 0 is not open in backward");
+    refused(&w, ZR_EV_STEP, 0, 0, ZERO_ERR_ORDER, "unit 0 has an open bracket");
+    refused(&w, ZR_EV_MICRO, 0, 0, ZERO_ERR_ORDER, "unit 0 has an open bracket");
+    refused(&w, ZR_EV_REWRITE, 0, 0, ZERO_ERR_ORDER, "unit 0 has an open bracket");
     watch_run(&w, "0[ 1(");
-    refused(&w, ZR_EV_BEGIN, 0, true, ZERO_ERR_ORDER, "unit 0 is already open in backward");
-    refused(&w, ZR_EV_BEGIN, 2, false, ZERO_ERR_BUDGET, "no parameter slot is free for unit 2 (100 bytes)");
+    refused(&w, ZR_EV_BEGIN, 0, ZERO_BACKWARD, ZERO_ERR_ORDER, "unit 0 is already open in backward");
+    refused(&w, ZR_EV_BEGIN, 2, ZERO_FORWARD, ZERO_ERR_BUDGET,
+            "no parameter slot is free for unit 2 (100 bytes)");
     watch_run(&w, "1) 0)");
-    refused(&w, ZR_EV_END, 0, false, ZERO_ERR_ORDER, "unit 0 is not open in forward");
+    refused(&w, ZR_EV_END, 0, ZERO_FORWARD, ZERO_ERR_ORDER, "unit 0 is not open in forward");
     watch_run(&w, "0]");
-    refused(&w, ZR_EV_STEP, 0, false, ZERO_ERR_ORDER, "unit 0 has had 1 backward pass since");
+    refused(&w, ZR_EV_STEP, 0, 0, ZERO_ERR_ORDER, "unit 0 has had 1 backward pass since");
     watch_run(&w, "M");
-    refused(&w, ZR_EV_MICRO, 0, false, ZERO_ERR_ORDER, "at most 1 time:");
+    refused(&w, ZR_EV_MICRO, 0, 0, ZERO_ERR_ORDER, "at most 1 time:");
     watch_run(&w, "0[ 0] S");
-    refused(&w, ZR_EV_STEP, 0, false, ZERO_ERR_ORDER, "no backward bracket has ended");
+    refused(&w, ZR_EV_STEP, 0, 0, ZERO_ERR_ORDER, "no backward bracket has ended");
     /* After all of that a clean step works. */
     watch_run(&w, DEFAULT_ORDER DEFAULT_ORDER "S");
     watch_close(&w);
@@ -694,7 +695,8 @@ static void errors_change_nothing(void **state)
     make_model(&m, 4, 4, 1, DEFAULT_ORDER);
     watch_open(&w, &m.spec);
     watch_run(&w, "0[ 1[");
-    refused(&w, ZR_EV_BEGIN, 2, true, ZERO_ERR_BUDGET, "no gradient slot is free for unit 2 (100 bytes)");
+    refused(&w, ZR_EV_BEGIN, 2, ZERO_BACKWARD, ZERO_ERR_BUDGET,
+            "no gradient slot is free for unit 2 (100 bytes)");
     watch_run(&w, "0] 2[ 2] 1] S");
     watch_close(&w);
 
@@ -704,10 +706,10 @@ static void errors_change_nothing(void **state)
     watch_open(&w, &m.spec);
     for (int u = 0; u < 4; u++)
         w.unit[u].no_brackets = true;
-    refused(&w, ZR_EV_STEP, 0, false, ZERO_ERR_ORDER,
+    refused(&w, ZR_EV_STEP, 0, 0, ZERO_ERR_ORDER,
             "zero_micro ended 0 micro-batches, but grad_accum_steps is 3");
     watch_run(&w, "M");
-    refused(&w, ZR_EV_STEP, 0, false, ZERO_ERR_ORDER, "1 micro-batch,");
+    refused(&w, ZR_EV_STEP, 0, 0, ZERO_ERR_ORDER, "1 micro-batch,");
     watch_run(&w, "M S M M S");
     watch_close(&w);
 }
@@ -729,11 +731,11 @@ static void unit_to_flag(void **state)
     watch_open(&w, &m.spec);
     watch_run(&w, "0( 4( 5(");
     refused(
-        &w, ZR_EV_BEGIN, 3, false, ZERO_ERR_BUDGET,
+        &w, ZR_EV_BEGIN, 3, ZERO_FORWARD, ZERO_ERR_BUDGET,
         "give a tensor of unit 5 the flag ZERO_RESIDENT, which keeps the 120 bytes of its parameters outside "
         "the slots, or declare the nesting in cfg.memory.order, or raise prefetch or param_budget_bytes");
     watch_run(&w, "5) 4) 0) 4[ 5( 5) 0[ 5[");
-    refused(&w, ZR_EV_BEGIN, 3, false, ZERO_ERR_BUDGET, "tensor of unit 5 ");
+    refused(&w, ZR_EV_BEGIN, 3, ZERO_FORWARD, ZERO_ERR_BUDGET, "tensor of unit 5 ");
     watch_run(&w, "5] 0] 4]");
     m.spec.n_param_slots = 0;
     for (int i = 0; i < 6; i++)
@@ -741,12 +743,12 @@ static void unit_to_flag(void **state)
     watch_close(&w);
     watch_open(&w, &m.spec);
     watch_run(&w, "0[ 4[ 5[");
-    refused(&w, ZR_EV_BEGIN, 3, true, ZERO_ERR_BUDGET,
+    refused(&w, ZR_EV_BEGIN, 3, ZERO_BACKWARD, ZERO_ERR_BUDGET,
             "give a tensor of unit 5 the flag ZERO_RESIDENT, which keeps the 120 bytes of its gradients "
             "outside the slots, or declare the nesting in cfg.memory.order");
     assert_null(strstr(zr_error_text(), "prefetch"));
     watch_run(&w, "5]");
-    refused(&w, ZR_EV_BEGIN, 4, true, ZERO_ERR_ORDER, "already open");
+    refused(&w, ZR_EV_BEGIN, 4, ZERO_BACKWARD, ZERO_ERR_ORDER, "already open");
     watch_run(&w, "4] 0] S");
     watch_close(&w);
 }
@@ -769,13 +771,12 @@ static void brackets_are_counted(void **state)
             for (int step = 0; step < 2; step++) {
                 for (int a = 0; a < accum; a++) {
                     if (a)
-                        refused(&w, ZR_EV_STEP, 0, false, ZERO_ERR_ORDER,
-                                "micro-batches are missing: unit 0");
+                        refused(&w, ZR_EV_STEP, 0, 0, ZERO_ERR_ORDER, "micro-batches are missing: unit 0");
                     watch_run(&w, backward);
                 }
                 snprintf(says, sizeof says,
                          "zero_tensor.uses is 1 and grad_accum_steps is %d. Is a zero_step", accum);
-                refused(&w, ZR_EV_BEGIN, 3, true, ZERO_ERR_ORDER, says);
+                refused(&w, ZR_EV_BEGIN, 3, ZERO_BACKWARD, ZERO_ERR_ORDER, says);
                 watch_run(&w, "3( 3)"); /* a forward bracket is always allowed */
                 watch_run(&w, step ? "N S" : "S");
             }
@@ -786,7 +787,7 @@ static void brackets_are_counted(void **state)
     make_model(&m, 4, 2, 1, "0(0) 1(1) 2(2) 3(3) 3[3] 3[3] 3[3] 2[2] 1[1] 0[0]");
     watch_open(&w, &m.spec);
     watch_run(&w, "3[ 3] 3[ 3] 2[ 2] 1[ 1] 0[ 0] 3[ 3]");
-    refused(&w, ZR_EV_BEGIN, 3, true, ZERO_ERR_ORDER, "unit 3 has had 3 backward brackets");
+    refused(&w, ZR_EV_BEGIN, 3, ZERO_BACKWARD, ZERO_ERR_ORDER, "unit 3 has had 3 backward brackets");
     watch_run(&w, "S 3[ 3] 3[ 3] 1[ 1] S"); /* or fewer, and while others are left out */
     watch_run(&w, "3[ 3] S 0[ 0] S");       /* and all others */
     watch_close(&w);
@@ -796,7 +797,7 @@ static void brackets_are_counted(void **state)
     m.spec.grad_accum_steps = 2;
     watch_open(&w, &m.spec);
     watch_run(&w, "1[ 1] 1[ 1] 0[ 0]");
-    refused(&w, ZR_EV_STEP, 0, false, ZERO_ERR_ORDER, "micro-batches are missing: unit 0 has had 1");
+    refused(&w, ZR_EV_STEP, 0, 0, ZERO_ERR_ORDER, "micro-batches are missing: unit 0 has had 1");
     watch_run(&w, "1[ 1] 0[ 0] S 1[ 1] 1[ 1] S");
     watch_close(&w);
 
@@ -807,7 +808,7 @@ static void brackets_are_counted(void **state)
     watch_run(&w, "1[ 1] 0[ 0] 1[ 1] 0[ 0] S");
     for (int a = 0; a < 4; a++)
         watch_run(&w, "1[ 1] 0[ 0]");
-    refused(&w, ZR_EV_BEGIN, 1, true, ZERO_ERR_ORDER,
+    refused(&w, ZR_EV_BEGIN, 1, ZERO_BACKWARD, ZERO_ERR_ORDER,
             "Otherwise set grad_accum_steps to the micro-batches of a step, or zero_tensor.uses to the "
             "unit's backward brackets in a micro-batch");
     watch_run(&w, "S");
@@ -830,23 +831,23 @@ static void norms_and_drops(void **state)
             if (stage < 2)
                 watch_run(&w, "2[2] X"); /* other units may have been written without brackets */
             else
-                refused(&w, ZR_EV_DROP, 0, false, ZERO_ERR_ORDER, "nothing to drop");
+                refused(&w, ZR_EV_DROP, 0, 0, ZERO_ERR_ORDER, "nothing to drop");
             if (each)
-                refused(&w, ZR_EV_NORM, 0, false, ZERO_ERR_ORDER,
+                refused(&w, ZR_EV_NORM, 0, 0, ZERO_ERR_ORDER,
                         stage < 2 ? "zero_norm: zero_micro ended 0 micro-batches" : "zero_norm: no backward");
             watch_run(&w, "0(0) 1(1) 2(2) 2[2] 1[1] 0[");
-            refused(&w, ZR_EV_NORM, 0, false, ZERO_ERR_ORDER, "zero_norm: unit 0 has an open bracket");
-            refused(&w, ZR_EV_DROP, 0, false, ZERO_ERR_ORDER, "zero_drop: unit 0 has an open bracket");
+            refused(&w, ZR_EV_NORM, 0, 0, ZERO_ERR_ORDER, "zero_norm: unit 0 has an open bracket");
+            refused(&w, ZR_EV_DROP, 0, 0, ZERO_ERR_ORDER, "zero_drop: unit 0 has an open bracket");
             watch_run(&w, "0]");
-            refused(&w, ZR_EV_NORM, 0, false, ZERO_ERR_ORDER, "zero_norm: micro-batches are missing");
+            refused(&w, ZR_EV_NORM, 0, 0, ZERO_ERR_ORDER, "zero_norm: micro-batches are missing");
             watch_run(&w, "2[2] 1[1] 0[0] N N");
             assert_true(zr_core_complete(w.core) && !zr_core_between_steps(w.core));
-            refused(&w, ZR_EV_BEGIN, 1, true, ZERO_ERR_ORDER, "after zero_norm");
-            refused(&w, ZR_EV_MICRO, 0, false, ZERO_ERR_ORDER, "zero_norm has ended");
-            refused(&w, ZR_EV_SNAPSHOT, -1, false, ZERO_ERR_ORDER, "a step has begun");
+            refused(&w, ZR_EV_BEGIN, 1, ZERO_BACKWARD, ZERO_ERR_ORDER, "after zero_norm");
+            refused(&w, ZR_EV_MICRO, 0, 0, ZERO_ERR_ORDER, "zero_norm has ended");
+            refused(&w, ZR_EV_SNAPSHOT, -1, 0, ZERO_ERR_ORDER, "a step has begun");
             watch_run(&w, "1(1) N S"); /* a forward bracket is always allowed */
             assert_true(!zr_core_complete(w.core) && zr_core_between_steps(w.core));
-            refused(&w, ZR_EV_DROP, 0, false, ZERO_ERR_ORDER, "nothing to drop");
+            refused(&w, ZR_EV_DROP, 0, 0, ZERO_ERR_ORDER, "nothing to drop");
             /* Steps are dropped in the middle, at the end, and after the norm. */
             watch_run(&w, "2[2] 1[1] X 2[2] 1[1] 0[0] 0[0] X 1[1] 1[1] N X 2[2] 1[1] 0[0] 1[1] 0[0] S");
             assert_int_equal(n_actions(&w, ZR_ACT_NORM, -1), 1);
@@ -876,12 +877,12 @@ static void orders_of_a_step(void **state)
             watch_open(&w, &m.spec);
             for (int step = 0; step < 3; step++) {
                 watch_run(&w, orders[k]);
-                refused(&w, ZR_EV_EVALUATED, -1, false, ZERO_ERR_ORDER, "so this is not an evaluation");
+                refused(&w, ZR_EV_EVALUATED, -1, 0, ZERO_ERR_ORDER, "so this is not an evaluation");
                 watch_run(&w, "S");
             }
             assert_int_equal(zr_core_counts(w.core).n_strays, 0);
             watch_run(&w, "0(0) 1(1) 2(2) 0(");
-            refused(&w, ZR_EV_EVALUATED, -1, false, ZERO_ERR_ORDER, "unit 0 has an open bracket");
+            refused(&w, ZR_EV_EVALUATED, -1, 0, ZERO_ERR_ORDER, "unit 0 has an open bracket");
             watch_run(&w, "0) 1(1) 2(2) 0(0) 1(1) 2(2) E");
             int64_t strays = zr_core_counts(w.core).n_strays, demand = w.n_demand_gathers;
             watch_run(&w, orders[k]);
@@ -892,7 +893,7 @@ static void orders_of_a_step(void **state)
             assert_int_equal(zr_core_counts(w.core).n_strays, strays);
             assert_int_equal(zr_core_counts(w.core).n_replans, 0);
             watch_run(&w, orders[k]);
-            refused(&w, ZR_EV_BEGIN, 2, true, ZERO_ERR_ORDER, "unit 2 has had 3 backward brackets");
+            refused(&w, ZR_EV_BEGIN, 2, ZERO_BACKWARD, ZERO_ERR_ORDER, "unit 2 has had 3 backward brackets");
             watch_close(&w);
         }
 }
@@ -936,10 +937,10 @@ static void norm_without_brackets(void **state)
     watch_open(&w, &m.spec);
     w.unit[0].no_brackets = w.unit[1].no_brackets = true;
     watch_run(&w, "N");
-    refused(&w, ZR_EV_SNAPSHOT, -1, false, ZERO_ERR_ORDER, "a step has begun");
-    refused(&w, ZR_EV_EVALUATED, -1, false, ZERO_ERR_ORDER, "a step has begun");
+    refused(&w, ZR_EV_SNAPSHOT, -1, 0, ZERO_ERR_ORDER, "a step has begun");
+    refused(&w, ZR_EV_EVALUATED, -1, 0, ZERO_ERR_ORDER, "a step has begun");
     watch_run(&w, "S N X");
-    assert_int_equal(watch_call(&w, ZR_EV_SNAPSHOT, -1, false), 0);
+    assert_int_equal(watch_call(&w, ZR_EV_SNAPSHOT, -1, 0), 0);
     watch_close(&w);
 }
 
@@ -963,20 +964,21 @@ static void everything_at_once(void **state)
                 before -= slot_of(&w, u) >= 0;
             watch_run(&w, "G");
             assert_int_equal(w.n_gathers - before, stage < 3 ? 0 : 4);
-            refused(&w, ZR_EV_GATHER_ALL, 0, false, ZERO_ERR_ORDER, "call zero_release_all first");
-            refused(&w, ZR_EV_BEGIN, 1, true, ZERO_ERR_ORDER, "unit 1 in backward while zero_gather_all");
-            refused(&w, ZR_EV_STEP, 1, true, ZERO_ERR_ORDER, "zero_step: zero_gather_all holds");
+            refused(&w, ZR_EV_GATHER_ALL, 0, 0, ZERO_ERR_ORDER, "call zero_release_all first");
+            refused(&w, ZR_EV_BEGIN, 1, ZERO_BACKWARD, ZERO_ERR_ORDER,
+                    "unit 1 in backward while zero_gather_all");
+            refused(&w, ZR_EV_STEP, 1, ZERO_BACKWARD, ZERO_ERR_ORDER, "zero_step: zero_gather_all holds");
             uint64_t held = zr_core_hash(w.core);
             watch_run(&w, "1(");
             uint64_t begun = zr_core_hash(w.core);
             watch_run(&w, "1)");
             assert_true(begun != held && zr_core_hash(w.core) != begun);
             watch_run(&w, "3( 1( 2( 0( 3) 1) 2) ");
-            refused(&w, ZR_EV_RELEASE_ALL, 0, false, ZERO_ERR_ORDER, "unit 0 has an open bracket");
+            refused(&w, ZR_EV_RELEASE_ALL, 0, 0, ZERO_ERR_ORDER, "unit 0 has an open bracket");
             watch_run(&w, "0) R");
             if (stage == 3)
                 assert_true(slot_of(&w, 0) >= 0); /* gathered ahead again */
-            refused(&w, ZR_EV_RELEASE_ALL, 0, false, ZERO_ERR_ORDER, "there was no zero_gather_all");
+            refused(&w, ZR_EV_RELEASE_ALL, 0, 0, ZERO_ERR_ORDER, "there was no zero_gather_all");
             watch_run(&w, "0(0) 1(1) 2(2) 3(3) 3[3] G 2(2) R 2[2] 1[1] 0[0] N G R S" DEFAULT_ORDER "S");
             assert_int_equal(zr_core_counts(w.core).n_replans, 0);
             assert_int_equal(zr_core_counts(w.core).n_strays, 0);
@@ -1032,12 +1034,12 @@ static void no_slot_names_holders(void **state)
     make_model(&m, 4, 2, 1, DEFAULT_ORDER);
     watch_open(&w, &m.spec);
     watch_run(&w, "0( 0[ 3(");
-    refused(&w, ZR_EV_BEGIN, 2, false, ZERO_ERR_BUDGET,
+    refused(&w, ZR_EV_BEGIN, 2, ZERO_FORWARD, ZERO_ERR_BUDGET,
             "Open units: 0 (forward and backward), 3 (forward). Is a zero_end missing?");
     watch_run(&w, "3) 1[");
-    refused(&w, ZR_EV_BEGIN, 0, false, ZERO_ERR_ORDER, "already open");
+    refused(&w, ZR_EV_BEGIN, 0, ZERO_FORWARD, ZERO_ERR_ORDER, "already open");
     watch_run(&w, "0)");
-    refused(&w, ZR_EV_BEGIN, 2, true, ZERO_ERR_BUDGET, "0 (backward), 1 (backward)");
+    refused(&w, ZR_EV_BEGIN, 2, ZERO_BACKWARD, ZERO_ERR_BUDGET, "0 (backward), 1 (backward)");
     watch_close(&w);
 }
 
@@ -1117,10 +1119,9 @@ static void run_bare(struct zr_core *c, const char *script, int32_t times, struc
         const char *at = script;
         enum zr_core_event_kind kind;
         int32_t unit, n;
-        int phase;
+        enum zero_phase phase;
         while (watch_parse(&at, &kind, &unit, &phase)) {
-            struct zr_core_event ev = {
-                .kind = kind, .unit = unit, .backward = phase & 1, .apart = phase >> 1};
+            struct zr_core_event ev = {.kind = kind, .unit = unit, .phase = phase};
             assert_int_equal(zr_core_step(c, &ev, out, &n), 0);
         }
     }
@@ -1202,7 +1203,7 @@ static void hash_tells_calls_apart(void **state)
     struct zr_core_unit_spec units[N_UNITS];
     for (int i = 0; i < N_UNITS; i++)
         units[i] = (struct zr_core_unit_spec){.resident = true};
-    struct zr_call order[2] = {{.unit = 0}, {.unit = 0, .is_end = 1}};
+    struct zero_call order[2] = {{.phase = ZERO_FORWARD}, {.phase = ZERO_FORWARD, .is_end = 1}};
     struct zr_core_spec spec = {.order = order,
                                 .n_order = 2,
                                 .n_units = N_UNITS,
@@ -1220,7 +1221,7 @@ static void hash_tells_calls_apart(void **state)
         struct zr_core_event ev = {.kind = others[i < N_CALLS ? 0 : (i - N_CALLS) % N_OTHERS]};
         if (i < N_CALLS) {
             ev = (struct zr_core_event){
-                .kind = ZR_EV_BEGIN, .unit = i / 8, .backward = i & 1, .apart = i >> 2 & 1};
+                .kind = ZR_EV_BEGIN, .unit = i / 8, .phase = ZERO_FORWARD + (i & 1) + (i >> 2 & 1) * 2};
             if (i & 2) { /* the end, after the same begin */
                 assert_int_equal(zr_core_step(c, &ev, out, &n_out), 0);
                 ev.kind = ZR_EV_END;
@@ -1341,7 +1342,7 @@ static void groups_reduce_again(void **state)
             /* A bracket that was not declared. */
             for (int a = 0; a < accum; a++)
                 watch_run(&w, "0(0) 1(1) 1[1] 0[0]");
-            refused(&w, ZR_EV_BEGIN, 1, true, ZERO_ERR_ORDER, "Is a zero_step missing?");
+            refused(&w, ZR_EV_BEGIN, 1, ZERO_BACKWARD, ZERO_ERR_ORDER, "Is a zero_step missing?");
             watch_run(&w, "S");
             watch_close(&w);
         }
@@ -1369,7 +1370,8 @@ static void groups_reduce_fewer_uses(void **state)
                 assert_int_equal(n_actions(&w, ZR_ACT_REDUCE_OUTER, 1), use == 3);
             }
             if (n_uses == 3)
-                refused(&w, ZR_EV_BEGIN, 1, true, ZERO_ERR_ORDER, "unit 1 has had 3 backward brackets");
+                refused(&w, ZR_EV_BEGIN, 1, ZERO_BACKWARD, ZERO_ERR_ORDER,
+                        "unit 1 has had 3 backward brackets");
             watch_run(&w, asks ? "N" : "S");
             assert_int_equal(n_actions(&w, ZR_ACT_REDUCE_OUTER, 1), n_uses < 3);
             watch_run(&w, asks ? "S" : "");
@@ -1537,8 +1539,8 @@ static void gradients_of_stages_in_turns(void **state)
         m.spec.grad_accum_steps = 2;
         m.spec.order_of_step = true;
         for (int32_t i = 0; i < m.spec.n_order; i++)
-            m.order[i].ends_action =
-                says && m.order[i].backward && m.order[i].is_end && m.order[i].unit % 2 == 0;
+            if (says && m.order[i].phase == ZERO_BACKWARD && m.order[i].is_end && m.order[i].unit % 2 == 0)
+                m.order[i].is_end = ZR_ENDS_ACTION;
         watch_open(&w, &m.spec);
         for (int step = 0; step < 3; step++)
             watch_run(&w, returned[says]);
@@ -1552,7 +1554,7 @@ static void gradients_of_stages_in_turns(void **state)
 static int32_t long_backward(struct zr_core *c, struct zr_action *out)
 {
     int32_t n, n_returns = 0;
-    struct zr_core_event end = {.kind = ZR_EV_END, .backward = 1};
+    struct zr_core_event end = {.kind = ZR_EV_END, .phase = ZERO_BACKWARD};
     run_bare(c, "0[", 1, out);
     run_bare(c, "0(0)", 60, out);
     assert_int_equal(zr_core_step(c, &end, out, &n), 0);
@@ -1635,7 +1637,7 @@ static void random_spec(struct random_source *r, struct model *m)
     s->n_order = random_calls(r, s->n_units, m->order);
     int32_t uses[MOST_UNITS] = {0};
     for (int32_t i = 0; i < s->n_order; i++) /* a sum in place takes one contribution */
-        if (m->order[i].backward && !m->order[i].is_end && uses[m->order[i].unit]++)
+        if (zr_phase_has_grads(m->order[i].phase) && !m->order[i].is_end && uses[m->order[i].unit]++)
             m->units[m->order[i].unit].sum_in_place = false;
 }
 
@@ -1650,28 +1652,29 @@ static void stray(struct random_source *r, struct watch *w)
     int32_t unit = (int32_t)random_below(r, w->spec.n_units + 2) - 1;
     switch (random_below(r, 15)) {
     case 0:
-        watch_call(w, ZR_EV_STEP, 0, false);
+        watch_call(w, ZR_EV_STEP, 0, 0);
         break;
     case 3:
-        watch_call(w, ZR_EV_NORM, 0, false);
+        watch_call(w, ZR_EV_NORM, 0, 0);
         break;
     case 4:
-        watch_call(w, ZR_EV_DROP, 0, false);
+        watch_call(w, ZR_EV_DROP, 0, 0);
         break;
     case 5:
-        watch_call(w, ZR_EV_GATHER_ALL, 0, false);
+        watch_call(w, ZR_EV_GATHER_ALL, 0, 0);
         if (chance(r, 50))
-            watch_call(w, ZR_EV_RELEASE_ALL, 0, false);
+            watch_call(w, ZR_EV_RELEASE_ALL, 0, 0);
         break;
     case 1:
-        watch_call(w, ZR_EV_MICRO, 0, false);
+        watch_call(w, ZR_EV_MICRO, 0, 0);
         break;
     case 2:
-        watch_call(w, ZR_EV_REWRITE, unit, false);
+        watch_call(w, ZR_EV_REWRITE, unit, 0);
         break;
     default:
         if (brackets_allowed(w, unit))
-            watch_call(w, chance(r, 50) ? ZR_EV_BEGIN : ZR_EV_END, unit, (int)random_below(r, 4));
+            watch_call(w, chance(r, 50) ? ZR_EV_BEGIN : ZR_EV_END, unit,
+                       (enum zero_phase)(ZERO_FORWARD + random_below(r, 4)));
     }
 }
 
@@ -1685,16 +1688,16 @@ static bool may_begin(const struct watch *w, int32_t unit)
 static void finish_step(struct random_source *r, struct watch *w)
 {
     for (int32_t u = 0; u < w->spec.n_units; u++)
-        for (int b = 0; b < 4; b++)
-            if (w->unit[u].open[b])
-                assert_int_equal(watch_call(w, ZR_EV_END, u, b), 0);
+        for (enum zero_phase p = ZERO_FORWARD; p <= ZERO_BACKWARD_WEIGHT; p++)
+            if (w->unit[u].open[p])
+                assert_int_equal(watch_call(w, ZR_EV_END, u, p), 0);
     if (w->all)
-        assert_int_equal(watch_call(w, ZR_EV_RELEASE_ALL, 0, false), 0);
+        assert_int_equal(watch_call(w, ZR_EV_RELEASE_ALL, 0, 0), 0);
     if (chance(r, 20))
-        watch_call(w, ZR_EV_NORM, 0, false);
+        watch_call(w, ZR_EV_NORM, 0, 0);
     if (chance(r, 10))
-        watch_call(w, ZR_EV_DROP, 0, false);
-    for (int tries = 0; tries < 100 && watch_call(w, ZR_EV_STEP, 0, false); tries++) {
+        watch_call(w, ZR_EV_DROP, 0, 0);
+    for (int tries = 0; tries < 100 && watch_call(w, ZR_EV_STEP, 0, 0); tries++) {
         int32_t most = 0, unit = -1;
         for (int32_t u = 0; u < w->spec.n_units; u++)
             if (w->unit[u].n_bwd >= most && may_begin(w, u) && w->spec.units[u].trainable &&
@@ -1703,11 +1706,11 @@ static void finish_step(struct random_source *r, struct watch *w)
                 most = w->unit[u].n_bwd;
             }
         if (most == 0 && w->spec.model_holds && w->n_micro + 1 < w->spec.grad_accum_steps)
-            watch_call(w, ZR_EV_MICRO, 0, false);
+            watch_call(w, ZR_EV_MICRO, 0, 0);
         else if (w->unbracketed)
-            watch_call(w, ZR_EV_DROP, 0, false);
-        else if (unit >= 0 && !watch_call(w, ZR_EV_BEGIN, unit, true))
-            watch_call(w, ZR_EV_END, unit, true);
+            watch_call(w, ZR_EV_DROP, 0, 0);
+        else if (unit >= 0 && !watch_call(w, ZR_EV_BEGIN, unit, ZERO_BACKWARD))
+            watch_call(w, ZR_EV_END, unit, ZERO_BACKWARD);
     }
 }
 
@@ -1715,7 +1718,7 @@ static void walk(struct random_source *r)
 {
     struct model m;
     struct watch w;
-    struct zr_call calls[MOST_CALLS];
+    struct zero_call calls[MOST_CALLS];
     random_spec(r, &m);
     watch_open(&w, &m.spec);
     int unbracketed = !m.spec.model_holds ? 0 : chance(r, 30) ? 100 : chance(r, 20) ? 30 : 0;
@@ -1732,19 +1735,18 @@ static void walk(struct random_source *r)
                 n = random_calls(r, m.spec.n_units, calls);
             for (int32_t i = 0; i < n; i++) {
                 if (brackets_allowed(&w, calls[i].unit))
-                    watch_call(&w, calls[i].is_end ? ZR_EV_END : ZR_EV_BEGIN, calls[i].unit,
-                               calls[i].backward + 2 * calls[i].apart);
+                    watch_call(&w, calls[i].is_end ? ZR_EV_END : ZR_EV_BEGIN, calls[i].unit, calls[i].phase);
                 if (chance(r, strays))
                     stray(r, &w);
             }
             if (unbracketed && a + 1 < w.spec.grad_accum_steps)
-                watch_call(&w, ZR_EV_MICRO, 0, false);
+                watch_call(&w, ZR_EV_MICRO, 0, 0);
         }
         finish_step(r, &w);
         if (chance(r, 10))
-            watch_call(&w, ZR_EV_REWRITE, (int32_t)random_below(r, m.spec.n_units), false);
+            watch_call(&w, ZR_EV_REWRITE, (int32_t)random_below(r, m.spec.n_units), 0);
         if (chance(r, 5))
-            watch_call(&w, ZR_EV_SNAPSHOT, -1, false);
+            watch_call(&w, ZR_EV_SNAPSHOT, -1, 0);
     }
     watch_close(&w);
 }
@@ -1768,21 +1770,17 @@ static void a_copy_goes_on(void **state)
         struct zr_core *core = zr_core_init(a, &m.spec);
         int32_t n, half = (int32_t)random_below(&r, m.spec.n_order + 1);
         for (int32_t i = 0; i < m.spec.n_order; i++) {
-            const struct zr_call *c = &m.order[i];
-            struct zr_core_event ev = {.kind = c->is_end ? ZR_EV_END : ZR_EV_BEGIN,
-                                       .unit = c->unit,
-                                       .backward = c->backward,
-                                       .apart = c->apart};
+            const struct zero_call *c = &m.order[i];
+            struct zr_core_event ev = {
+                .kind = c->is_end ? ZR_EV_END : ZR_EV_BEGIN, .unit = c->unit, .phase = c->phase};
             if (i == half)
                 memcpy(b, a, bytes);
             zr_core_step(core, &ev, out, &n);
         }
         for (int32_t i = half; i < m.spec.n_order; i++) {
-            const struct zr_call *c = &m.order[i];
-            struct zr_core_event ev = {.kind = c->is_end ? ZR_EV_END : ZR_EV_BEGIN,
-                                       .unit = c->unit,
-                                       .backward = c->backward,
-                                       .apart = c->apart};
+            const struct zero_call *c = &m.order[i];
+            struct zr_core_event ev = {
+                .kind = c->is_end ? ZR_EV_END : ZR_EV_BEGIN, .unit = c->unit, .phase = c->phase};
             zr_core_step(b, &ev, out, &n);
         }
         CHECK(half == m.spec.n_order || !memcmp(a, b, bytes), "the copy went another way");

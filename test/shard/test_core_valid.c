@@ -33,8 +33,11 @@ static struct zr_core *core_in_backward(void)
     struct zr_core *c = zr_core_init(memory, &spec);
     struct zr_action out[100];
     int32_t n;
-    const struct zr_core_event calls[] = {
-        {ZR_EV_BEGIN, 0, 0}, {ZR_EV_BEGIN, 1, 0}, {ZR_EV_END, 0, 0}, {ZR_EV_END, 1, 0}, {ZR_EV_BEGIN, 1, 1}};
+    const struct zr_core_event calls[] = {{ZR_EV_BEGIN, 0, ZERO_FORWARD},
+                                          {ZR_EV_BEGIN, 1, ZERO_FORWARD},
+                                          {ZR_EV_END, 0, ZERO_FORWARD},
+                                          {ZR_EV_END, 1, ZERO_FORWARD},
+                                          {ZR_EV_BEGIN, 1, ZERO_BACKWARD}};
     assert_true(zr_core_max_actions(&spec) <= 100);
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
         assert_int_equal(zr_core_step(c, &calls[i], out, &n), 0);
@@ -65,7 +68,7 @@ static void each_invariant(void **state)
     NOTICED(zr_core_pin(c, units(c)[0].pslot, -1)); /* a negative number of pins */
     NOTICED(zr_core_pin(c, units(c)[1].pslot, -1)); /* a pin is lost */
     NOTICED(c->n_open++);
-    NOTICED(units(c)[2].open_fwd = true);
+    NOTICED(units(c)[2].open[ZERO_FORWARD] = true);
     NOTICED(units(c)[0].n_contrib = units(c)[0].depth = 2); /* too many sums */
     NOTICED(units(c)[0].n_contrib = 1);                     /* without a sum */
     NOTICED(units(c)[1].n_bwd = 3);                         /* of one in each of two micro-batches */

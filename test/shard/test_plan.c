@@ -15,7 +15,7 @@ struct planned {
     struct zr_layout *layout;
     struct zr_plan *plan;
     struct zr_options opt;
-    struct zr_call order[MOST_CALLS];
+    struct zero_call order[MOST_CALLS];
 };
 
 /* Bytes that a communicator keeps at the end of each arena. */
@@ -89,7 +89,7 @@ static bool shows_backward(const struct planned *p)
     for (int32_t u = 0; u < p->layout->n_units; u++)
         any |= p->opt.n_order == 0 && !p->layout->units[u].trainable;
     for (int i = 0; i < p->opt.n_order; i++)
-        any |= p->order[i].backward && p->layout->units[p->order[i].unit].trainable;
+        any |= zr_phase_has_grads(p->order[i].phase) && p->layout->units[p->order[i].unit].trainable;
     return any;
 }
 
@@ -99,7 +99,7 @@ static bool has_backward(const struct planned *p, int32_t unit)
 {
     bool any = p->opt.n_order == 0;
     for (int i = 0; i < p->opt.n_order; i++)
-        any |= p->order[i].backward && p->order[i].unit == unit;
+        any |= zr_phase_has_grads(p->order[i].phase) && p->order[i].unit == unit;
     return any;
 }
 
@@ -500,14 +500,13 @@ static void check_run(const struct planned *planned)
         int64_t gathers_before = w.n_gathers, reduces_before = w.n_reduces;
         for (int a = 0; a < p->spec.grad_accum_steps; a++) {
             for (int32_t i = 0; i < p->spec.n_order; i++) {
-                const struct zr_call *c = &p->spec.order[i];
-                int err =
-                    watch_call(&w, c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->backward + 2 * c->apart);
+                const struct zero_call *c = &p->spec.order[i];
+                int err = watch_call(&w, c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->phase);
                 CHECK(err == 0, "step %d: %s", step, zr_error_text());
             }
         }
         int64_t gathers_then = w.n_gathers;
-        CHECK(watch_call(&w, ZR_EV_STEP, 0, false) == 0, "step %d: %s", step, zr_error_text());
+        CHECK(watch_call(&w, ZR_EV_STEP, 0, 0) == 0, "step %d: %s", step, zr_error_text());
         gathers[step] += gathers_then - gathers_before;
         gathers[step + 1] = w.n_gathers - gathers_then; /* issued by this step for the next */
         CHECK(w.n_reduces - reduces_before == p->traffic.n_reduce, "step %d has %lld reduces", step,
@@ -571,7 +570,7 @@ static int64_t open_at_once(const struct planned *p, int64_t *n_units)
     int open[MOST_UNITS] = {0};
     for (int32_t i = 0; i < s->n_order; i++) {
         int64_t bytes = 0, n = 0;
-        if (zr_call_needs_param(&s->order[i]))
+        if (zr_phase_has_params(s->order[i].phase))
             open[s->order[i].unit] += s->order[i].is_end ? -1 : 1;
         for (int32_t u = 0; u < s->n_units; u++) {
             if (!open[u] || p->layout->units[u].resident)
@@ -666,9 +665,9 @@ static void small_budgets_are_refused(void **state)
     release(&p);
 }
 
-static bool is_use(const struct zr_call *c, int32_t unit)
+static bool is_use(const struct zero_call *c, int32_t unit)
 {
-    return !c->is_end && c->unit == unit && zr_call_needs_param(c);
+    return !c->is_end && c->unit == unit && zr_phase_has_params(c->phase);
 }
 
 /* Returns the fewest gathers with n_slots equal slots: a slot is taken from the unit whose next use is
@@ -678,8 +677,8 @@ static int64_t fewest_gathers(const struct zr_core_spec *s, int32_t n_slots)
     int32_t in[MOST_UNITS] = {0}, pins[MOST_UNITS] = {0}, n_in = 0;
     int64_t gathers = 0, n = (int64_t)s->n_order * s->grad_accum_steps;
     for (int64_t i = 0; i < n; i++) {
-        const struct zr_call *c = &s->order[i % s->n_order];
-        if (!zr_call_needs_param(c))
+        const struct zero_call *c = &s->order[i % s->n_order];
+        if (!zr_phase_has_params(c->phase))
             continue;
         pins[c->unit] += c->is_end ? -1 : 1;
         if (c->is_end || s->units[c->unit].resident || in[c->unit])
@@ -809,7 +808,8 @@ static void traffic_by_tensor(void **state)
             p.opt.order = p.order;
             p.opt.n_order = 4;
             for (int i = 0; i < 4; i++)
-                p.order[i] = (struct zr_call){.backward = i > 1, .is_end = i & 1};
+                p.order[i] =
+                    (struct zero_call){.phase = i > 1 ? ZERO_BACKWARD : ZERO_FORWARD, .is_end = i & 1};
             assert_int_equal(plan_again(&p), 0);
             assert_int_equal(zr_plan_gather_wire(p.plan, 0, zr_where_of(&p.plan->place, 0)),
                              gather + (p.plan->resident[0] ? 0 : 4 * 2 * N / 2));
@@ -848,12 +848,12 @@ static void script_order(struct planned *p, const char *script)
 {
     enum zr_core_event_kind kind;
     int32_t unit;
-    int phase;
+    enum zero_phase phase;
     p->opt.order = p->order;
     p->opt.n_order = 0;
     while (watch_parse(&script, &kind, &unit, &phase))
-        p->order[p->opt.n_order++] = (struct zr_call){
-            .unit = unit, .backward = phase & 1, .apart = phase >> 1, .is_end = kind == ZR_EV_END};
+        p->order[p->opt.n_order++] =
+            (struct zero_call){.unit = unit, .phase = (uint8_t)phase, .is_end = kind == ZR_EV_END};
 }
 
 /* Plans units of so many blocks of 256 bytes. */
@@ -1142,12 +1142,10 @@ static void steady_steps_gather_ahead(void **state)
         watch_open(&w, &p.plan->spec);
         for (int step = 0; step < 3; step++) {
             for (int32_t i = 0; i < p.plan->spec.n_order; i++) {
-                const struct zr_call *c = &p.plan->spec.order[i];
-                assert_int_equal(
-                    watch_call(&w, c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->backward + 2 * c->apart),
-                    0);
+                const struct zero_call *c = &p.plan->spec.order[i];
+                assert_int_equal(watch_call(&w, c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->phase), 0);
             }
-            assert_int_equal(watch_call(&w, ZR_EV_STEP, 0, false), 0);
+            assert_int_equal(watch_call(&w, ZR_EV_STEP, 0, 0), 0);
         }
         assert_int_equal(w.n_demand_gathers, 1);
         watch_close(&w);
@@ -1157,11 +1155,11 @@ static void steady_steps_gather_ahead(void **state)
 
 /* ---- orders ---- */
 
-static bool make_calls(struct watch *w, const struct zr_call *calls, int32_t n)
+static bool make_calls(struct watch *w, const struct zero_call *calls, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {
-        const struct zr_call *c = &calls[i];
-        int err = watch_call(w, c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->backward + 2 * c->apart);
+        const struct zero_call *c = &calls[i];
+        int err = watch_call(w, c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->phase);
         CHECK(err == 0, "call %d: %s", i, zr_error_text());
     }
     return n > 0;
@@ -1171,7 +1169,7 @@ static bool make_calls(struct watch *w, const struct zr_call *calls, int32_t n)
 static int32_t forward_calls(const struct planned *p)
 {
     int32_t n = 0, n_open = 0;
-    for (; n < p->opt.n_order && !p->order[n].backward && !p->order[n].apart; n++)
+    for (; n < p->opt.n_order && !zr_phase_is_backward(p->order[n].phase); n++)
         n_open += p->order[n].is_end ? -1 : 1;
     return n_open ? 0 : n;
 }
@@ -1180,12 +1178,11 @@ static int32_t forward_calls(const struct planned *p)
 static void disturb(struct random_source *r, struct watch *w)
 {
     if (chance(r, 30)) {
-        CHECK(watch_call(w, ZR_EV_GATHER_ALL, 0, false) == 0, "%s", zr_error_text());
-        CHECK(watch_call(w, ZR_EV_RELEASE_ALL, 0, false) == 0, "%s", zr_error_text());
+        CHECK(watch_call(w, ZR_EV_GATHER_ALL, 0, 0) == 0, "%s", zr_error_text());
+        CHECK(watch_call(w, ZR_EV_RELEASE_ALL, 0, 0) == 0, "%s", zr_error_text());
     }
     if (chance(r, 30))
-        CHECK(watch_call(w, ZR_EV_REWRITE, random_below(r, w->spec.n_units), false) == 0, "%s",
-              zr_error_text());
+        CHECK(watch_call(w, ZR_EV_REWRITE, random_below(r, w->spec.n_units), 0) == 0, "%s", zr_error_text());
 }
 
 /* A step in which everything is gathered, written and dropped in between, after evaluations. */
@@ -1201,10 +1198,10 @@ static void disturbed_step(struct random_source *r, struct watch *w, const struc
             if (n_open == 0)
                 disturb(r, w);
         }
-        if (chance(r, 20) && watch_call(w, ZR_EV_DROP, 0, false) == 0)
+        if (chance(r, 20) && watch_call(w, ZR_EV_DROP, 0, 0) == 0)
             return;
     }
-    CHECK(watch_call(w, ZR_EV_STEP, 0, false) == 0, "%s", zr_error_text());
+    CHECK(watch_call(w, ZR_EV_STEP, 0, 0) == 0, "%s", zr_error_text());
 }
 
 /* Each bracket of a declared order finds a slot, whatever came before. */
@@ -1239,9 +1236,10 @@ static void wrong_orders_are_refused(void **state)
 {
     struct planned p = {.opt = default_options(3)};
     plan_layers(&p, 3, 100, 2);
-    p.order[1].is_end = 1;
-    p.order[2] = (struct zr_call){.unit = 3, .backward = 1};
-    p.order[3] = (struct zr_call){.unit = 3, .backward = 1, .is_end = 1};
+    p.order[0] = (struct zero_call){.phase = ZERO_FORWARD};
+    p.order[1] = (struct zero_call){.phase = ZERO_FORWARD, .is_end = 1};
+    p.order[2] = (struct zero_call){.unit = 3, .phase = ZERO_BACKWARD};
+    p.order[3] = (struct zero_call){.unit = 3, .phase = ZERO_BACKWARD, .is_end = 1};
     p.opt.order = p.order;
     p.opt.n_order = 4;
     assert_int_equal(plan_again(&p), ZERO_ERR_ARG);
@@ -1256,7 +1254,7 @@ static void an_order_without_backward(void **state)
         struct planned p = {.opt = default_options(stage)};
         plan_layers(&p, 3, 100, 2);
         for (int i = 0; i < 6; i++)
-            p.order[i] = (struct zr_call){.unit = i / 2, .is_end = i & 1};
+            p.order[i] = (struct zero_call){.unit = i / 2, .phase = ZERO_FORWARD, .is_end = i & 1};
         p.opt.order = p.order;
         p.opt.n_order = 6;
         CHECK(plan_again(&p) == 0, "stage %d: %s", stage, zr_error_text());
@@ -1284,13 +1282,15 @@ static void hash_covers_the_options(void **state)
     DIFFERS(p.opt.grad_accum_steps = 2);
     DIFFERS(p.opt.param_budget_bytes = 2 * p.layout->units[0].param_bytes);
     for (int i = 0; i < 16; i++)
-        p.order[i] = (struct zr_call){.unit = i < 8 ? i / 2 : 7 - i / 2, .backward = i >= 8, .is_end = i & 1};
+        p.order[i] = (struct zero_call){.unit = i < 8 ? i / 2 : 7 - i / 2,
+                                        .phase = i < 8 ? ZERO_FORWARD : ZERO_BACKWARD,
+                                        .is_end = i & 1};
     p.opt = base;
     p.opt.order = p.order;
     p.opt.n_order = 16;
     assert_int_equal(plan_again(&p), 0);
     uint64_t declared = p.plan->hash;
-    struct zr_call swap = p.order[0];
+    struct zero_call swap = p.order[0];
     p.order[0] = p.order[2];
     p.order[2] = swap;
     swap = p.order[1];
@@ -1322,7 +1322,7 @@ static void declared_uses(void **state)
                 }
                 lay_out(&p, t, UNITS, 4);
                 if (by_order) {
-                    struct zr_call *order;
+                    struct zero_call *order;
                     p.layout->units[1].uses = 3;
                     assert_int_equal(zr_plan_assume_order(p.layout, &order, &p.opt.n_order), 0);
                     assert_int_equal(p.opt.n_order, 2 * UNITS + 2 * (UNITS + 2));
@@ -1338,7 +1338,8 @@ static void declared_uses(void **state)
                 if (by_order) {
                     for (int u = 0, n = p.opt.n_order = 0; u < UNITS; u++)
                         for (int k = 0; k < (u == 1 ? 4 : 2); k++, p.opt.n_order = ++n)
-                            p.order[n] = (struct zr_call){.unit = u, .backward = 1, .is_end = k & 1};
+                            p.order[n] =
+                                (struct zero_call){.unit = u, .phase = ZERO_BACKWARD, .is_end = k & 1};
                     assert_int_equal(p.opt.n_order, TWICE_OF_1);
                     p.layout->tensors[1].uses = 3;
                     assert_int_equal(plan_again(&p), ZERO_ERR_ARG);

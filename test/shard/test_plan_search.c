@@ -83,9 +83,8 @@ static int rehearse_fully(const struct zr_core_spec *spec, int64_t *gathers, int
         for (int64_t i = 0; i <= n_calls; i++) {
             struct zr_core_event ev = {.kind = ZR_EV_STEP};
             if (i < n_calls) {
-                const struct zr_call *c = &spec->order[i % spec->n_order];
-                ev = (struct zr_core_event){c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->backward,
-                                            c->apart};
+                const struct zero_call *c = &spec->order[i % spec->n_order];
+                ev = (struct zr_core_event){c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->phase};
             }
             int32_t n;
             err = zr_core_step(core, &ev, actions, &n);
@@ -179,8 +178,8 @@ static void param_need(const struct zr_core_spec *s, int32_t ahead, int64_t most
     memset(open, 0, (size_t)s->n_units * sizeof *open);
     memset(seen, 0xff, (size_t)s->n_units * sizeof *seen);
     for (int32_t i = 0; i < s->n_order; i++) {
-        const struct zr_call *c = &s->order[i];
-        if (!zr_call_needs_param(c))
+        const struct zero_call *c = &s->order[i];
+        if (!zr_phase_has_params(c->phase))
             continue;
         open[c->unit] += c->is_end ? -1 : 1;
         if (c->is_end || s->units[c->unit].resident)
@@ -195,8 +194,8 @@ static void param_need(const struct zr_core_spec *s, int32_t ahead, int64_t most
         }
         int32_t n = 0;
         for (int32_t j = 1; j < s->n_order && n < ahead; j++) {
-            const struct zr_call *next = &s->order[(i + j) % s->n_order];
-            if (next->is_end || !zr_call_needs_param(next) || s->units[next->unit].resident ||
+            const struct zero_call *next = &s->order[(i + j) % s->n_order];
+            if (next->is_end || !zr_phase_has_params(next->phase) || s->units[next->unit].resident ||
                 seen[next->unit] == i)
                 continue;
             seen[next->unit] = i;
@@ -364,7 +363,7 @@ struct planned {
     struct zr_layout *layout;
     struct zr_plan *plan;
     struct zr_options opt;
-    struct zr_call order[MOST_CALLS];
+    struct zero_call order[MOST_CALLS];
 };
 
 static void lay_out(struct planned *p, struct zr_tensor *t, int32_t n, int world)

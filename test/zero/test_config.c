@@ -703,7 +703,7 @@ static void test_order(void **state)
     assert_ptr_equal(c.options.order, c.order);
     for (int i = 0; i < n; i++) {
         assert_int_equal(c.order[i].unit, good[i].unit);
-        assert_int_equal(c.order[i].backward, good[i].phase == B);
+        assert_int_equal(c.order[i].phase, good[i].phase);
         assert_int_equal(c.order[i].is_end, good[i].is_end);
     }
     zr_config_release(&c);

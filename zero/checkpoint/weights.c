@@ -296,7 +296,7 @@ int zr_weights_check_call(struct zero_ctx *z, const char *dir, const char *call,
 int zero_export(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n,
                 int64_t max_file_bytes)
 {
-    ZR_IN_CALL(z, ZR_CALL_EXPORT, false, -1);
+    ZR_IN_CALL(z, ZR_CALL_EXPORT, 0, -1);
     ZR_TRY(zr_weights_check_call(z, dir, "zero_export", ZR_CALL_EXPORT));
     struct zr_weights ws = {.z = z, .dir = dir};
     max_file_bytes = max_file_bytes > 0 ? max_file_bytes : INT64_C(5000000000);

@@ -381,7 +381,7 @@ static int give_tied(struct zero_ctx *z, const struct zr_weights *ws)
 
 int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int32_t n)
 {
-    ZR_IN_CALL(z, ZR_CALL_IMPORT, false, -1);
+    ZR_IN_CALL(z, ZR_CALL_IMPORT, 0, -1);
     ZR_TRY(zr_weights_check_call(z, dir, "zero_import", ZR_CALL_IMPORT));
     struct zr_weights ws = {.z = z, .dir = dir};
     struct sources s = {0};

@@ -65,7 +65,7 @@ struct action_text {
 static struct action_text text_of(const struct zr_pipe_action *a)
 {
     struct action_text t;
-    const char *phase = zr_phase_name(zr_pipe_gives_weights(a->kind), zr_pipe_is_apart(a->kind));
+    const char *phase = zr_phase_name(zr_pipe_phase(a->kind));
     snprintf(t.text, sizeof t.text, "%s of micro-batch %d", phase, a->micro_batch);
     return t;
 }

@@ -46,6 +46,25 @@ static void expect_words(struct rank *me, int speaker, int err)
     RANK_CHECK(me, err && strcmp(zr_error_text(), want) == 0, "code %d: %s", err, zr_error_text());
 }
 
+/* A rank's record of an exchange with a result. */
+struct record {
+    int32_t err, rank;
+};
+
+/* Agrees, and exchanges records if me->arg is set. The records come also if a rank has failed. */
+static int agree_on(struct rank *me, struct meeting *m, const struct row *row)
+{
+    struct record mine = {.rank = me->w.rank}, all[N] = {{0}};
+    int code = row->code[me->w.rank];
+    if (!me->arg)
+        return zr_rendezvous_agree(m->r, code);
+    int err = zr_rendezvous_agree_and_exchange(m->r, code, &mine.err, sizeof mine, all);
+    for (int r = 0; r < N; r++)
+        if (all[r].rank != r || all[r].err != row->code[r])
+            rank_says(me, __FILE__, __LINE__, "exchange", "rank %d: %d", all[r].rank, all[r].err);
+    return err;
+}
+
 static void agree(struct rank *me)
 {
     struct meeting m;
@@ -53,12 +72,11 @@ static void agree(struct rank *me)
     RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
     for (size_t k = 0; k < 3 * sizeof rows / sizeof *rows; k++) {
         const struct row *row = &rows[k % (sizeof rows / sizeof *rows)];
-        int code = row->code[me->w.rank];
         words_of(me->w.rank, words);
         zr_fail(ZERO_ERR_FAILED, "%s", words);
         if (me->w.rank == (int)k % N)
             sleep_ms(5);
-        int err = zr_rendezvous_agree(m.r, code);
+        int err = agree_on(me, &m, row);
         RANK_CHECK(me, err == (row->speaks < 0 ? 0 : row->code[row->speaks]), "row %zu: %d", k, err);
         if (row->speaks >= 0)
             expect_words(me, row->speaks, err);
@@ -74,8 +92,10 @@ static void agree(struct rank *me)
 
 static void test_agree(void **state)
 {
+    bool exchanges = true;
     run_ranks(false, N, agree, NULL, NULL);
     run_ranks(true, N, agree, NULL, NULL);
+    run_ranks(false, N, agree, &exchanges, NULL);
 }
 
 static void test_alone(void **state)
@@ -125,7 +145,10 @@ static void die_before(struct rank *me)
     if (me->dies)
         kill(getpid(), SIGKILL);
     zr_fail(ZERO_ERR_IO, "the disk");
-    note_error(me, zr_rendezvous_agree(m.r, me->w.rank == 1 ? ZERO_ERR_IO : 0));
+    struct record mine = {0}, all[N];
+    int code = me->w.rank == 1 ? ZERO_ERR_IO : 0;
+    note_error(me, me->arg ? zr_rendezvous_agree_and_exchange(m.r, code, &mine.err, sizeof mine, all)
+                           : zr_rendezvous_agree(m.r, code));
     RANK_CHECK(me, part(&m), "handles are left");
 }
 
@@ -136,10 +159,13 @@ static void rank_2_dies(struct rank *r)
 
 static void test_death(void **state)
 {
-    struct rank *r = run_ranks(true, N, die_before, NULL, rank_2_dies);
-    expect_rank(&r[0], ZERO_ERR_PEER, "rank 2 was lost");
-    expect_rank(&r[1], ZERO_ERR_IO, "the disk");
-    expect_rank(&r[3], ZERO_ERR_PEER, "rank 2 was lost");
+    bool exchanges = true;
+    for (int k = 0; k < 2; k++) {
+        struct rank *r = run_ranks(true, N, die_before, k ? &exchanges : NULL, rank_2_dies);
+        expect_rank(&r[0], ZERO_ERR_PEER, "rank 2 was lost");
+        expect_rank(&r[1], ZERO_ERR_IO, "the disk");
+        expect_rank(&r[3], ZERO_ERR_PEER, "rank 2 was lost");
+    }
 }
 
 int main(void)

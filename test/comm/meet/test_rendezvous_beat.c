@@ -2,6 +2,7 @@
 /* test_rendezvous_beat.c: tests peers that fall silent without closing their connection. A relay of the
  * test's own lies between rank 0 and some other ranks; it can hold all traffic, as a cut network does. */
 #include "comm/topology.h"
+#include "kernels/limits.h"
 #include "test/cmocka.h"
 #include "test/comm/meet/meeting.h"
 
@@ -306,12 +307,97 @@ static void test_own_loop_stands(void **state)
     try(&t);
 }
 
+/* --- many ranks --- */
+
+enum { MANY = 100, MOST_AT_A_TIME = 34, ROUNDS = 4 };
+
+/* Rank 0's heartbeats: how many since the last tick, and the most of a tick; how many ticks; and which ranks
+ * they went to. */
+static struct {
+    int n_now, n_most, n_ticks, n_sent;
+    int to[(ROUNDS + 1) * MANY];
+    atomic_bool over;
+} sent;
+
+int __real_zr_link_send(struct zr_link *l, struct zr_frame f, const void *payload, size_t n);
+int __wrap_zr_link_send(struct zr_link *l, struct zr_frame f, const void *payload, size_t n);
+
+int __wrap_zr_link_send(struct zr_link *l, struct zr_frame f, const void *payload, size_t n)
+{
+    if (f.type == ZR_FRAME_BEAT && f.rank == 0 && sent.n_sent < (int)(sizeof sent.to / sizeof *sent.to)) {
+        sent.to[sent.n_sent++] = l->rank;
+        sent.n_now++;
+    }
+    return __real_zr_link_send(l, f, payload, n);
+}
+
+/* Rank 0 is asked for its last call when a tick begins. */
+static void note_tick(void *arg, int rank, char *text, size_t n_text)
+{
+    (void)arg, (void)rank, (void)n_text;
+    text[0] = 0;
+    sent.n_most = sent.n_now > sent.n_most ? sent.n_now : sent.n_most;
+    sent.n_now = 0;
+    sent.n_ticks++;
+}
+
+static void on_timer_of_many(uv_timer_t *timer)
+{
+    struct watch *w = timer->data;
+    if (w->me->w.rank == 0 && sent.n_sent >= ROUNDS * (MANY - 1))
+        atomic_store(&sent.over, true);
+    if (atomic_load(&sent.over))
+        stop(w);
+}
+
+static void watch_many(struct rank *me)
+{
+    struct watch w = {.me = me};
+    struct zr_sigpipe_hold hold;
+    zr_sigpipe_hold(&hold);
+    RANK_CHECK(me, meet(&w.m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
+    zr_rendezvous_silence(w.m.r, 3000);
+    if (me->w.rank == 0)
+        zr_rendezvous_describe(w.m.r, note_tick, NULL);
+    uv_timer_init(&w.m.loop, &w.timer);
+    w.timer.data = &w;
+    uv_timer_start(&w.timer, on_timer_of_many, 10, 10);
+    zr_rendezvous_detach(w.m.r, NULL, NULL, NULL);
+    uv_run(&w.m.loop, UV_RUN_DEFAULT);
+    zr_rendezvous_free(w.m.r);
+    RANK_CHECK(me, uv_loop_close(&w.m.loop) == 0, "handles are left");
+}
+
+/* Rank 0 sends few heartbeats at a time. In each interval every rank gets one. */
+static void test_many(void **state)
+{
+    int n = MANY - 1;
+    memset(&sent, 0, sizeof sent);
+    run_ranks(false, MANY, watch_many, NULL, NULL);
+    print_message("%d heartbeats in %d ticks, at most %d at a time\n", sent.n_sent, sent.n_ticks,
+                  sent.n_most);
+    assert_in_range(sent.n_most, 1, MOST_AT_A_TIME);
+    for (int round = 0; round < ROUNDS; round++) {
+        bool got[MANY] = {false};
+        for (int i = 0; i < n; i++) {
+            int to = sent.to[round * n + i];
+            assert_false(got[to]);
+            got[to] = true;
+        }
+    }
+}
+
 int main(void)
 {
+    zr_raise_descriptor_limit(4096);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_silent_for_a_while), cmocka_unit_test(test_silent_host),
-        cmocka_unit_test(test_silent_rank),        cmocka_unit_test(test_silent_of_unknown_host),
-        cmocka_unit_test(test_one_host),           cmocka_unit_test(test_own_loop_stands),
+        cmocka_unit_test(test_silent_for_a_while),
+        cmocka_unit_test(test_silent_host),
+        cmocka_unit_test(test_silent_rank),
+        cmocka_unit_test(test_silent_of_unknown_host),
+        cmocka_unit_test(test_one_host),
+        cmocka_unit_test(test_own_loop_stands),
+        cmocka_unit_test(test_many),
     };
     return cmocka_run_group_tests_name("rendezvous_beat", tests, NULL, NULL);
 }

@@ -293,6 +293,24 @@ static void test_others(void **state)
         }
 }
 
+/* Other ranks may read only what they know to be written: before a meeting, and not by the same operation. */
+static void test_others_read_too_early(void **state)
+{
+    struct bed t;
+    for (int how = 0; how < 3; how++) {
+        open_bed(&t, 2);
+        struct zr_check_part write = {t.x, 64, ZR_MINE_WRITE}, read = {t.x, 64, ZR_OTHERS_READ},
+                             both[] = {write, read};
+        if (how == 2) {
+            zr_check_collective(t.check, t.a, "all_gather", 5, 8, both, 2, true, false);
+        } else {
+            t.dev->ops->zero(t.a, t.x, 64);
+            zr_check_collective(t.check, t.a, "all_gather", 5, 8, &read, 1, how == 0, false);
+        }
+        close_bed(&t, how == 0 ? NULL : "all_gather (test, unit 5, step 8) on another rank's a reads");
+    }
+}
+
 static void test_snapshot(void **state)
 {
     struct bed t;
@@ -321,6 +339,7 @@ int main(void)
         cmocka_unit_test(test_host_waits),
         cmocka_unit_test(test_calls_say_what_they_touch),
         cmocka_unit_test(test_others),
+        cmocka_unit_test(test_others_read_too_early),
         cmocka_unit_test(test_snapshot),
         cmocka_unit_test(test_room),
     };

@@ -90,7 +90,7 @@ static void close_world(struct world *w)
 
 static void call(struct world *w, enum zr_core_event_kind kind, int unit, int backward)
 {
-    struct zr_core_event ev = {.kind = kind, .unit = unit, .backward = (uint8_t)backward};
+    struct zr_core_event ev = {.kind = kind, .unit = unit, .phase = backward ? ZERO_BACKWARD : ZERO_FORWARD};
     assert_int_equal(zr_engine_call(&w->e, &ev), 0);
 }
 

@@ -103,7 +103,7 @@ struct rank {
     atomic_int n_looks;
 };
 
-static int update(void *arg, const struct zr_user_update *u)
+static int update(void *arg, const struct zero_update *u)
 {
     return 0;
 }
@@ -215,7 +215,7 @@ static void close_rank(struct rank *k, void (*on_stop)(void *arg))
 
 static void call(struct rank *k, enum zr_core_event_kind kind, int unit, int backward)
 {
-    struct zr_core_event ev = {.kind = kind, .unit = unit, .backward = (uint8_t)backward};
+    struct zr_core_event ev = {.kind = kind, .unit = unit, .phase = backward ? ZERO_BACKWARD : ZERO_FORWARD};
     if (zr_engine_call(&k->e, &ev))
         fail_msg("%s", zr_error_text());
 }
