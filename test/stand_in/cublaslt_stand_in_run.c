@@ -389,6 +389,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
         free(r);
         return CUBLAS_STATUS_INVALID_VALUE;
     }
+    r->a = stand_in_reach(r->a);
+    r->b = stand_in_reach(r->b);
+    r->d = stand_in_reach(r->d);
+    r->aux = stand_in_reach(r->aux);
+    r->bias = stand_in_reach(r->bias);
+    r->workspace = stand_in_reach(r->workspace);
     pthread_mutex_lock(&csi.lock);
     csi.n_products++;
     csi.n_epilogues += has_aux(&r->p.op) || has_bias_gradient(&r->p.op);

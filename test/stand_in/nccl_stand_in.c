@@ -9,9 +9,12 @@
 #include <string.h>
 #include <time.h>
 
-#define AS_IT_COMES ((struct nccl_stand_in_machine){.version = 22809, .windows = true})
+#define AS_IT_COMES                                                                                          \
+    {                                                                                                        \
+        .version = 22809, .windows = true, .destroy_ms = 60000, .n_ctas = 132                                \
+    }
 
-struct nsi_state nsi = {.machine = {.version = 22809, .windows = true}};
+struct nsi_state nsi = {.machine = AS_IT_COMES};
 
 static _Thread_local struct {
     int depth;
@@ -113,7 +116,7 @@ bool nccl_stand_in_end(void)
     nsi.ending = nsi.hung = false;
     nsi.fail_call[0] = 0;
     nsi.counts = (struct nccl_stand_in_counts){0};
-    nsi.machine = AS_IT_COMES;
+    nsi.machine = (struct nccl_stand_in_machine)AS_IT_COMES;
     nsi_unlock();
     nsi_end_sharing();
     return hung;
@@ -323,6 +326,10 @@ static ncclResult_t join_team(const char *id, int n_ranks, int rank, const ncclC
 #ifdef NCCL_CTA_POLICY_ZERO
     c->no_ctas = config->CTAPolicy == NCCL_CTA_POLICY_ZERO;
 #endif
+    const char *order = getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+    c->in_order = order && strcmp(order, "1") == 0;
+    bool fewer = config->maxCTAs != NCCL_CONFIG_UNDEF_INT && config->maxCTAs < NSI_MOST_CTAS;
+    c->n_ctas = fewer ? config->maxCTAs : NSI_MOST_CTAS;
     nsi.counts.n_one_cta += config->maxCTAs == 1;
     nsi.counts.n_ordered +=
         nsi.machine.version >= 23200 && config->version >= 23200 && config->launchOrderImplicit == 1;
@@ -454,6 +461,37 @@ static void leave_windows(struct ncclComm *comm, const char *call)
         }
 }
 
+/* Returns a rank of this rank's host that has not destroyed or aborted its communicator; -1: none. */
+static int still_there(const struct nsi_team *k, int rank)
+{
+    for (int i = 0; i < k->n_ranks; i++)
+        if (nsi_same_host(k->slot[rank], k->slot[i]) && !k->left[i] && !k->aborted[i])
+            return i;
+    return -1;
+}
+
+/* The ranks of a host destroy their communicators together. */
+static ncclResult_t await_host(const struct ncclComm *comm)
+{
+    struct timespec from, now;
+    bool reported = false;
+    int other;
+    clock_gettime(CLOCK_MONOTONIC, &from);
+    while ((other = still_there(comm->team, comm->rank)) >= 0 && !nsi.ending) {
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        int64_t ms = (now.tv_sec - from.tv_sec) * 1000 + (now.tv_nsec - from.tv_nsec) / 1000000;
+        if (!reported && ms >= nsi.machine.destroy_ms) {
+            stand_in_misuse(
+                "ncclCommDestroy: rank %d has waited %lld ms for rank %d of its host, which did not "
+                "call it",
+                comm->rank, (long long)ms, other);
+            nsi.hung = reported = true;
+        }
+        nsi_wait();
+    }
+    return other < 0 ? ncclSuccess : ncclInternalError;
+}
+
 ncclResult_t ncclCommDestroy(ncclComm_t comm)
 {
     NSI_BEGIN("ncclCommDestroy", comm);
@@ -474,7 +512,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     comm->team->left[comm->rank] = true;
     stand_in_use(comm->device, -comm->bytes);
     comm->bytes = 0;
-    return nsi_leave(ncclSuccess);
+    nsi_wake();
+    return nsi_leave(await_host(comm));
 }
 
 /* May be called from any thread, even while another one is inside for this rank. Ends what runs, and makes
@@ -506,6 +545,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
                         "first",
                         comm->rank);
     nsi.n_inside++;
+    comm->team->aborted[comm->rank] = true;
     if (nsi.machine.abort_sticks) {
         nsi.hung = true;
         while (!nsi.ending)
@@ -675,6 +715,8 @@ static void free_calls(struct nsi_call *c)
     }
 }
 
+/* --- the first operations of ranks --- */
+
 /* Call with the lock held; releases it meanwhile. */
 static void connect(const struct nsi_call *c)
 {
@@ -686,6 +728,75 @@ static void connect(const struct nsi_call *c)
     nsi_unlock();
     nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, NULL);
     nsi_lock();
+}
+
+/* Returns what a rank sets with which this call cannot connect yet, or NULL; *missing is the rank. */
+static const bool *not_here(const struct nsi_call *c, int *missing)
+{
+    const struct nsi_team *k = c->comm->team;
+    if (c->kind >= NSI_SEND) {
+        *missing = c->root;
+        return k->has_come_to[c->root][c->comm->rank] ? NULL : &k->has_come_to[c->root][c->comm->rank];
+    }
+    for (int r = 0; r < k->n_ranks; r++) {
+        *missing = r;
+        if (!k->has_come[r])
+            return &k->has_come[r];
+    }
+    return NULL;
+}
+
+/* Reports ranks whose first operations wait for each other in a ring. The first of them does it. */
+static void look_for_ring(int from)
+{
+    struct nsi_slot *s = nsi_shared->slot, *at = &s[from];
+    char text[400] = "";
+    for (int i = 0; i < NSI_RANKS && at->connects && !*at->has_come; i++) {
+        size_t n = strlen(text);
+        int next = at->connects->slot[at->missing];
+        snprintf(text + n, sizeof text - n, "%srank %d waits in its first operation on [%.60s] for rank %d",
+                 i ? "; " : "", at->rank, at->connects->id, at->missing);
+        if (next < from)
+            return;
+        at = &s[next];
+        if (next == from && !at->reported) {
+            at->reported = nsi.hung = true;
+            stand_in_misuse("these wait for ever: %s", text);
+        }
+        if (next == from)
+            return;
+    }
+}
+
+static ncclResult_t connect_ranks(const struct nsi_call *calls)
+{
+    const char *late = getenv("NCCL_STAND_IN_CONNECT");
+    bool waits = late && strcmp(late, "1") == 0;
+    ncclResult_t res = ncclSuccess;
+    for (const struct nsi_call *c = calls; c; c = c->next) {
+        if (c->kind >= NSI_SEND)
+            c->comm->team->has_come_to[c->comm->rank][c->root] = true;
+        else
+            c->comm->team->has_come[c->comm->rank] = true;
+    }
+    nsi_wake();
+    for (const struct nsi_call *c = calls; c && !res && waits; c = c->next) {
+        struct ncclComm *m = c->comm;
+        struct nsi_slot *slot = &nsi_shared->slot[m->slot];
+        while (m->waits && !res && (slot->has_come = not_here(c, &slot->missing))) {
+            slot->rank = m->rank;
+            slot->connects = m->team;
+            look_for_ring(m->slot);
+            nsi_wait();
+            res = m->aborted                             ? ncclInternalError
+                  : nsi.ending                           ? ncclSystemError
+                  : nsi_ring_is_broken(m->team, m->rank) ? ncclRemoteError
+                                                         : ncclSuccess;
+        }
+        slot->connects = NULL;
+        slot->reported = false;
+    }
+    return res;
 }
 
 static ncclResult_t put_group(void)
@@ -702,6 +813,8 @@ static ncclResult_t put_group(void)
     if (n_symmetric > 1 && v >= 22803 && v < 22807)
         stand_in_misuse("ncclGroupEnd: %d symmetric collectives in a group may corrupt data before 2.28.7",
                         n_symmetric);
+    if (!res)
+        res = connect_ranks(c);
     while (c && !res) {
         struct nsi_call *last = c;
         while (last->next && last->next->comm == c->comm && last->next->stream == c->stream)
@@ -755,6 +868,11 @@ static const char *const names[] = {[NSI_ALL_GATHER] = "ncclAllGather",
                                     [NSI_ALL_REDUCE] = "ncclAllReduce",
                                     [NSI_SEND] = "ncclSend",
                                     [NSI_RECV] = "ncclRecv"};
+
+const char *nsi_name(enum nsi_kind kind)
+{
+    return names[kind];
+}
 
 /* A call's buffers must be in the device's memory. They must not overlap, or must be exactly in place: the
  * smaller buffer is this rank's part of the larger one. */
@@ -871,25 +989,24 @@ ncclResult_t ncclAllGather(const void *sendbuff, void *recvbuff, size_t sendcoun
 ncclResult_t ncclReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount,
                                ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
 {
-    (void)op;
-    return TAKE(NSI_REDUCE_SCATTER, .send = sendbuff, .recv = recvbuff, .count = recvcount);
+    return TAKE(NSI_REDUCE_SCATTER, .send = sendbuff, .recv = recvbuff, .count = recvcount, .op = op);
 }
 
 ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                         ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream)
 {
-    (void)op;
-    return TAKE(NSI_REDUCE, .send = sendbuff, .recv = recvbuff, .count = count, .root = root);
+    return TAKE(NSI_REDUCE, .send = sendbuff, .recv = recvbuff, .count = count, .op = op, .root = root);
 }
 
-/* Only for whole numbers, whose sums are the same in any order. */
+/* Only for what is the same in any order: sums of whole numbers, and maxima. */
 ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                            ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
 {
-    if ((datatype != ncclInt64 || op != ncclSum) && (datatype != ncclUint64 || op != ncclMax)) {
+    bool has_max = datatype == ncclUint64 || datatype == ncclFloat32 || datatype == ncclBfloat16;
+    if ((datatype != ncclInt64 || op != ncclSum) && (!has_max || op != ncclMax)) {
         stand_in_misuse(
-            "ncclAllReduce: type %d, operation %d: sums of ncclInt64 and maxima of ncclUint64 are "
-            "what the stand-in has",
+            "ncclAllReduce: type %d, operation %d: sums of ncclInt64, and maxima of ncclUint64, ncclFloat32 "
+            "and ncclBfloat16 are what the stand-in has",
             datatype, op);
         return ncclInvalidArgument;
     }

@@ -6,12 +6,21 @@
  * each, on the host that NCCL_HOSTID names. A collective runs in its stream's order. It first gives away a
  * copy of what it sends and then waits for what it needs from others. So it completes as early as NCCL may
  * let it, and a caller that takes it for a barrier fails. Sums go around a ring and are rounded to the
- * type at every hop, so they differ from a tree's.
+ * type at every hop, so they differ from a tree's. Maxima drop NaN.
  *
  * A process that dies is noticed as with NCCL:
  * - While a communicator is made, its two neighbours among the ranks get ncclRemoteError.
  * - In a collective, ranks of other hosts get ncclRemoteError and go on waiting until they are aborted.
  * - On its own host no rank notices it.
+ *
+ * A call waits for other ranks if they connect in it: ncclCommSplit, and the first operation of ranks on a
+ * communicator if the environment has NCCL_STAND_IN_CONNECT=1. Without it, ranks connect when the
+ * communicator is made, as in NCCL with NCCL_RUNTIME_CONNECT=0. ncclCommDestroy waits for the ranks of its
+ * host.
+ *
+ * A collective starts when all its CTAs fit on the device: 32, or maxCTAs. With NCCL_LAUNCH_ORDER_IMPLICIT=1
+ * those of a device start in the order of issue. Ranks that use communicators in different orders may then
+ * wait for each other for ever, which is reported.
  *
  * Two processes of one host with the same device are refused with ncclInvalidUsage. There are no windows
  * between hosts: registering succeeds and does not set the handle. A non-blocking communicator is in
@@ -31,8 +40,11 @@
  * - a communicator used after it was destroyed or while it is in progress
  * - known faults of the version: copy engines of two ranks, symmetric collectives in one group
  * - a query for errors by a thread that blocks SIGSEGV
- * - ncclCommDestroy with a dead rank, which does not return
+ * - ncclCommDestroy with a dead rank, which does not return; or without the other ranks of the host
  * - ncclCommAbort while a call with the communicator is in progress, if it could be revoked first
+ * - first operations of ranks that wait for each other
+ * - operations on GPUs that wait for each other, for a part of a GPU or behind each other (not reported
+ *   between ranks that are processes)
  * - ranks that differ in kind, count, type or root; they wait for ever, as in the real library */
 #ifndef ZR_TEST_NCCL_STAND_IN_H
 #define ZR_TEST_NCCL_STAND_IN_H
@@ -59,6 +71,10 @@ struct nccl_stand_in_machine {
     /* time that a communicator's first call takes to return: its first one of ncclAllReduce, of the other
      * collectives, and of messages; default 0 */
     int32_t connect_ms;
+    /* how long ncclCommDestroy waits for other ranks before that is reported; default 60000 */
+    int32_t destroy_ms;
+    /* CTAs that a device can hold; default 132 */
+    int32_t n_ctas;
 };
 
 /* May be changed while there are no communicators. */

@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-enum { NSI_RANKS = 16, NSI_POLLS = 3 };
+enum { NSI_RANKS = 16, NSI_POLLS = 3, NSI_MOST_CTAS = 32 };
 
 enum nsi_kind {
     NSI_ALL_GATHER = 1,
@@ -63,6 +63,10 @@ struct nsi_team {
     int slot[NSI_RANKS];
     /* the rank has destroyed its communicator and may end: the others need nothing more from it */
     bool left[NSI_RANKS];
+    /* the rank has aborted its communicator */
+    bool aborted[NSI_RANKS];
+    /* ranks that have come to a collective; and to a message with each other rank */
+    bool has_come[NSI_RANKS], has_come_to[NSI_RANKS][NSI_RANKS];
     /* registrations so far, over all ranks */
     uint64_t n_windows;
     /* from the first rank that came, for the even and the odd registration in progress */
@@ -91,6 +95,9 @@ struct ncclComm {
     int n_hung;
     /* it has connected for ncclAllReduce, for other collectives, for messages */
     bool connected[3];
+    /* CTAs of an operation; operations start in the order of issue */
+    int n_ctas;
+    bool in_order;
     /* device memory that it takes */
     int64_t bytes;
     /* it is blocking; otherwise a call returns before it is done */
@@ -123,6 +130,16 @@ struct nsi_call {
     uint64_t number, issue[NSI_RANKS];
     int64_t offset;
     struct nsi_call *next;
+    /* of the first call of a batch: all batches of this process that have not ended */
+    struct nsi_call *next_batch;
+    /* the call for which the batch waits; NULL before it has started */
+    const struct nsi_call *now;
+    /* a part of the GPU that it needs, and its number among those that start in the order of issue */
+    int n_ctas;
+    uint64_t order;
+    bool holds_ctas;
+    /* for finding out whether it can go on */
+    bool can_go, reported;
 };
 
 /* A rank's GPU: device number and process, and the host as which the process poses. */
@@ -130,6 +147,12 @@ struct nsi_slot {
     pid_t pid;
     int device;
     char host[64];
+    /* the team in whose first operation a call waits, NULL: none; and what it waits for: the missing rank
+     * sets *has_come */
+    const struct nsi_team *connects;
+    const bool *has_come;
+    int rank, missing;
+    bool reported;
 };
 
 /* State of all ranks. If ranks are processes, this and everything it points to is in shared memory. */
@@ -162,6 +185,10 @@ struct nsi_state {
     /* batches that were put on streams and not dropped; they refer to their communicator */
     int n_batches;
     int n_inside_device[STAND_IN_MOST_DEVICES];
+    /* batches that have not ended; CTAs that each device has given to some; batches numbered so far */
+    struct nsi_call *batches;
+    int n_ctas[STAND_IN_MOST_DEVICES];
+    uint64_t n_ordered;
     bool ending, hung;
     char fail_call[48];
     int fail_device, fail_k;
@@ -176,7 +203,8 @@ extern struct nsi_shared *nsi_shared;
 /* ---- nccl_stand_in_share.c; all but nsi_lock are called with the lock held ---- */
 void nsi_lock(void);
 void nsi_unlock(void);
-/* Releases the lock until another thread calls nsi_wake, or for a short time if ranks may die. */
+/* Releases the lock until another thread calls nsi_wake, or for a short time, since ranks may die and waits
+ * may have limits. */
 void nsi_wait(void);
 void nsi_wake(void);
 /* Returns zeroed memory that all ranks share. */
@@ -211,6 +239,7 @@ ncclResult_t nsi_leave(ncclResult_t res);
  * progress. Call with the lock held. */
 ncclResult_t nsi_later(struct ncclComm *comm, ncclResult_t res);
 size_t nsi_size(ncclDataType_t type);
+const char *nsi_name(enum nsi_kind kind);
 /* Returns comm's symmetric window that holds [at, at + bytes), or NULL. Call with the lock held. */
 struct ncclWindow_vidmem *nsi_window(const struct ncclComm *comm, const void *at, size_t bytes);
 /* Puts calls of one communicator and stream on the stream, and frees them. Call with the lock held;

@@ -7,6 +7,7 @@
 #include "test/stand_in/half.h"
 #include "test/stand_in/nccl_stand_in_inside.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -97,7 +98,7 @@ static void give(struct nsi_meeting *m, const struct nsi_call *c)
     compare(m, c);
     if (n) {
         m->given[me] = nsi_new(n);
-        memcpy(m->given[me], c->send, n);
+        memcpy(m->given[me], stand_in_reach(c->send), n);
     }
     m->here[me] = true;
 }
@@ -132,15 +133,21 @@ static float element(const char *at, ncclDataType_t type, size_t i)
     return f;
 }
 
-/* Element i of every rank's input, added along the ring that ends at rank last. */
-static void sum(const struct nsi_meeting *m, int n_ranks, int last, size_t first, size_t n,
-                ncclDataType_t type, char *to)
+/* NCCL's maximum is fmaxf's, which drops NaN: it is NaN only if all ranks have NaN. */
+static float combine(float a, float b, ncclRedOp_t op)
+{
+    return op == ncclMax ? fmaxf(a, b) : a + b;
+}
+
+/* Element i of every rank's input, combined along the ring that ends at rank last. */
+static void reduce(const struct nsi_meeting *m, int n_ranks, int last, size_t first, size_t n,
+                   ncclDataType_t type, char *to)
 {
     for (size_t i = 0; i < n; i++) {
         float acc = 0;
         for (int k = 1; k <= n_ranks; k++) {
             float x = element(m->given[(last + k) % n_ranks], type, first + i);
-            acc = k == 1 ? x : acc + x;
+            acc = k == 1 ? x : combine(acc, x, m->op);
             if (type == ncclBfloat16)
                 acc = bf16_to_float(bf16_from_float(acc));
         }
@@ -151,13 +158,18 @@ static void sum(const struct nsi_meeting *m, int n_ranks, int last, size_t first
 
 static void all_reduce(const struct nsi_meeting *m, int n_ranks, const struct nsi_call *c)
 {
+    char *recv = stand_in_reach(c->recv);
+    if (c->type == ncclFloat32 || c->type == ncclBfloat16) {
+        reduce(m, n_ranks, c->comm->rank, 0, c->count, c->type, recv);
+        return;
+    }
     for (size_t k = 0; k < c->count; k++) {
         uint64_t acc = 0, x;
         for (int i = 0; i < n_ranks; i++) {
             memcpy(&x, m->given[i] + k * sizeof x, sizeof x);
             acc = c->op == ncclSum ? acc + x : acc > x ? acc : x;
         }
-        memcpy(c->recv + k * sizeof acc, &acc, sizeof acc);
+        memcpy(recv + k * sizeof acc, &acc, sizeof acc);
     }
 }
 
@@ -165,21 +177,22 @@ static void take(const struct nsi_meeting *m, const struct nsi_call *c)
 {
     int me = c->comm->rank, n_ranks = c->comm->team->n_ranks;
     size_t n = c->count * nsi_size(c->type);
+    char *recv = stand_in_reach(c->recv);
     switch (c->kind) {
     case NSI_ALL_GATHER:
         for (int i = 0; i < n_ranks; i++)
-            memcpy(c->recv + n * (size_t)i, m->given[i], n);
+            memcpy(recv + n * (size_t)i, m->given[i], n);
         break;
     case NSI_REDUCE_SCATTER:
-        sum(m, n_ranks, me, c->count * (size_t)me, c->count, c->type, c->recv);
+        reduce(m, n_ranks, me, c->count * (size_t)me, c->count, c->type, recv);
         break;
     case NSI_REDUCE:
         if (me == c->root)
-            sum(m, n_ranks, me, 0, c->count, c->type, c->recv);
+            reduce(m, n_ranks, me, 0, c->count, c->type, recv);
         break;
     case NSI_BROADCAST:
     case NSI_RECV:
-        memcpy(c->recv, m->given[c->root], n);
+        memcpy(recv, m->given[c->root], n);
         break;
     case NSI_ALL_REDUCE:
         all_reduce(m, n_ranks, c);
@@ -225,6 +238,151 @@ static bool is_over(const struct ncclComm *comm)
     return comm->aborted || nsi.ending;
 }
 
+static void forget_batch(const struct nsi_call *calls)
+{
+    struct nsi_call **at = &nsi.batches;
+    while (*at && *at != calls)
+        at = &(*at)->next_batch;
+    if (*at)
+        *at = calls->next_batch;
+}
+
+/* --- room on the GPU, and operations that wait for ever --- */
+
+static bool may_start(const struct nsi_call *calls)
+{
+    int device = calls->comm->device;
+    for (const struct nsi_call *b = nsi.batches; b && calls->comm->in_order; b = b->next_batch)
+        if (b->comm->device == device && b->comm->in_order && !b->now && b->order < calls->order)
+            return false;
+    return nsi.n_ctas[device] + calls->n_ctas <= nsi.machine.n_ctas;
+}
+
+/* Returns the batch of another rank that has the call which this one needs from it; NULL: it was not
+ * issued. */
+static const struct nsi_call *batch_with(const struct nsi_call *call, int rank)
+{
+    for (const struct nsi_call *b = nsi.batches; b; b = b->next_batch)
+        for (const struct nsi_call *c = b; c; c = c->next)
+            if (c->comm->team == call->comm->team && c->comm->rank == rank && c->number == call->number &&
+                (c->kind >= NSI_SEND) == (call->kind >= NSI_SEND) &&
+                (call->kind != NSI_RECV || (c->kind == NSI_SEND && c->root == call->comm->rank)))
+                return b;
+    return NULL;
+}
+
+/* Returns a rank that a running batch needs and that cannot go on; -1: none. */
+static int waits_for(const struct nsi_call *calls)
+{
+    const struct nsi_call *c = calls->now;
+    const struct nsi_meeting *m = meeting_of(c);
+    bool one = c->kind == NSI_RECV || c->kind == NSI_BROADCAST;
+    if (is_served(m, c) || m->different)
+        return -1;
+    for (int r = 0; r < c->comm->team->n_ranks; r++) {
+        const struct nsi_call *b = m->here[r] || (one && r != c->root) ? NULL : batch_with(c, r);
+        if (b && !b->can_go)
+            return r;
+    }
+    return -1;
+}
+
+struct before {
+    bool all_go;
+    const struct nsi_call *stuck;
+};
+
+static void look_before(void *context, void *arg)
+{
+    struct before *all = context;
+    for (const struct nsi_call *b = nsi.batches; b; b = b->next_batch)
+        if (b == arg && !b->can_go) {
+            all->all_go = false;
+            all->stuck = b;
+        }
+}
+
+static bool can_go(const struct nsi_call *calls, struct before *before)
+{
+    const struct ncclComm *comm = calls->comm;
+    if (is_over(comm))
+        return true;
+    if (calls->now)
+        return waits_for(calls) < 0;
+    *before = (struct before){.all_go = true};
+    stand_in_before(calls, look_before, before);
+    if (!before->all_go || !calls->has_run)
+        return before->all_go;
+    for (const struct nsi_call *b = nsi.batches; b; b = b->next_batch) {
+        if (b->comm->device != comm->device || b == calls)
+            continue;
+        if (comm->in_order && b->comm->in_order && !b->now && b->order < calls->order)
+            return b->can_go;
+        if (b->holds_ctas && b->can_go)
+            return true;
+    }
+    return may_start(calls);
+}
+
+static void describe(const struct nsi_call *b, char *text, size_t n)
+{
+    const struct nsi_call *c = b->now ? b->now : b;
+    struct before before = {.all_go = true};
+    int at = snprintf(text, n, "rank %d's %s %llu of [%.48s]", b->comm->rank, nsi_name(c->kind),
+                      (unsigned long long)c->number, b->comm->team->id);
+    if (b->now) {
+        snprintf(text + at, n - (size_t)at, " runs and waits for rank %d", waits_for(b));
+        return;
+    }
+    can_go(b, &before);
+    if (before.stuck)
+        snprintf(text + at, n - (size_t)at, " has not started, behind %s %llu of [%.48s]",
+                 nsi_name(before.stuck->kind), (unsigned long long)before.stuck->number,
+                 before.stuck->comm->team->id);
+    else
+        snprintf(text + at, n - (size_t)at, " has not started: it needs %d CTAs, and %d of %d are taken",
+                 b->n_ctas, nsi.n_ctas[b->comm->device], nsi.machine.n_ctas);
+}
+
+/* Reports batches of which none can go on, whatever the host does. All others can: their peers' calls were
+ * not issued yet, or wait for batches that can go on. */
+static void look_for_hang(void)
+{
+    struct before before;
+    int n = 0;
+    for (struct nsi_call *b = nsi.batches; b; b = b->next_batch)
+        b->can_go = false;
+    for (bool more = true; more;) {
+        more = false;
+        for (struct nsi_call *b = nsi.batches; b; b = b->next_batch)
+            if (!b->can_go && can_go(b, &before))
+                b->can_go = more = true;
+    }
+    for (struct nsi_call *b = nsi.batches; b; b = b->next_batch)
+        n += !b->can_go && !b->reported;
+    if (n == 0)
+        return;
+    stand_in_misuse("%d operations on GPUs wait for each other for ever:", n);
+    for (struct nsi_call *b = nsi.batches; b; b = b->next_batch) {
+        char text[300];
+        if (b->can_go || b->reported)
+            continue;
+        b->reported = true;
+        describe(b, text, sizeof text);
+        stand_in_misuse("%s", text);
+    }
+    nsi.hung = true;
+}
+
+/* Waits until something has changed. If nothing does for a while, looks whether anything can. */
+static void wait_or_look(void)
+{
+    uint32_t seen = atomic_load(&nsi_shared->moved);
+    nsi_wait();
+    if (atomic_load(&nsi_shared->moved) == seen)
+        look_for_hang();
+}
+
 static void run_batch(void *arg)
 {
     struct nsi_call *calls = arg;
@@ -235,22 +393,31 @@ static void run_batch(void *arg)
     calls->has_run = true;
     comm->n_queued--;
     comm->n_running++;
+    while (!is_over(comm) && !may_start(calls))
+        wait_or_look();
+    calls->now = calls;
+    calls->holds_ctas = !is_over(comm);
+    nsi.n_ctas[comm->device] += calls->holds_ctas ? calls->n_ctas : 0;
     for (struct nsi_call *c = calls; c && !is_over(comm); c = c->next)
         give(meeting_of(c), c);
     nsi_wake();
     for (struct nsi_call *c = calls; c; c = c->next) {
         struct nsi_meeting *m = is_over(comm) ? NULL : meeting_of(c);
+        calls->now = c;
         while (!is_over(comm) && !is_served(m, c)) {
             /* The network tells its proxy thread; the kernel goes on waiting. */
             if (nsi_network_is_broken(comm->team, comm->rank))
                 comm->async = ncclRemoteError;
-            nsi_wait();
+            wait_or_look();
         }
         if (is_over(comm))
             break;
         take(m, c);
         leave(comm->team, m, comm->rank);
     }
+    nsi.n_ctas[comm->device] -= calls->holds_ctas ? calls->n_ctas : 0;
+    calls->holds_ctas = false;
+    forget_batch(calls);
     comm->n_running--;
     nsi_wake();
     nsi_unlock();
@@ -262,6 +429,7 @@ static void drop_batch(void *arg)
     struct nsi_call *c = arg;
     nsi_lock();
     c->comm->n_queued -= !c->has_run;
+    forget_batch(c);
     nsi.n_batches--;
     nsi_wake();
     nsi_unlock();
@@ -278,6 +446,10 @@ ncclResult_t nsi_run(struct nsi_call *calls)
     comm->n_queued++;
     nsi.n_batches++;
     nsi.counts.n_groups++;
+    calls->n_ctas = comm->no_ctas ? 0 : comm->n_ctas;
+    calls->order = nsi.n_ordered++;
+    calls->next_batch = nsi.batches;
+    nsi.batches = calls;
     nsi_unlock();
     cudaGetDevice(&before);
     cudaSetDevice(comm->device);

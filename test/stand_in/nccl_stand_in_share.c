@@ -69,7 +69,7 @@ void nsi_wait(void)
     const struct timespec most = {.tv_nsec = LOOK_MS * 1000000};
     uint32_t seen = atomic_load(&nsi_shared->moved);
     nsi_unlock();
-    futex(FUTEX_WAIT, seen, nsi_shared->owner ? &most : NULL);
+    futex(FUTEX_WAIT, seen, &most);
     nsi_lock();
 }
 

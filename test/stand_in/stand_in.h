@@ -21,8 +21,15 @@
  * its device. Tests can ask which devices have a context.
  *
  * Stream capture is modelled as far as it concerns other threads: the modes, and the unsafe calls that
- * invalidate a capture. Not modelled are captured work, the rule that the CPU may not access device
- * memory, graphs, managed memory, memory pools, peer access, and dynamic shared memory.
+ * invalidate a capture. Not modelled are captured work, graphs, managed memory, memory pools, peer access,
+ * and dynamic shared memory.
+ *
+ * Streams share the hardware queues of their device, of which there are 8 unless
+ * CUDA_DEVICE_MAX_CONNECTIONS says otherwise: an operation starts only when those in front of it in the
+ * queue have started.
+ *
+ * The CPU cannot access device memory: such a program ends by SIGSEGV after a line that names the access.
+ * With sanitizers it can.
  *
  * Environment, read at the first call: STAND_IN_DEVICES (1), STAND_IN_BYTES (of each device, 8 GiB), SEED. */
 #ifndef ZR_TEST_STAND_IN_H
@@ -74,6 +81,11 @@ bool stand_in_has_context(int device);
  * not. */
 void stand_in_forbid_unrecorded(bool forbid);
 
+/* Lets the calling thread access memory of its current device, which on a real one it cannot, until its
+ * next call of CUDA. Tests whose models compute on the CPU need it. Meanwhile other threads can access that
+ * device's memory too. */
+void stand_in_touch(void);
+
 /* Returns the number of misuses since the last call. Waits for all streams first. Memory, streams and
  * events that are still open are misuse too. If text is not NULL, *text gets the messages (one per line,
  * the first few KiB), valid until the next call. Forgets failures and lost devices. */
@@ -93,6 +105,10 @@ void stand_in_misuse(const char *fmt, ...) __attribute__((format(printf, 1, 2)))
  * when it never will. The stream must belong to the calling thread's current device. fn may block. */
 cudaError_t stand_in_put(cudaStream_t stream, const char *what, void (*fn)(void *arg), void *arg,
                          void (*drop)(void *arg));
+
+/* Calls visit(context, arg) for whatever stand_in_put has put and must be done before the work with the
+ * argument work may start. */
+void stand_in_before(const void *work, void (*visit)(void *context, void *arg), void *context);
 
 /* Allocates memory on the current device, like cudaMalloc, with an alignment (a power of two). kind is
  * kept for stand_in_find. Free it with cudaFree. */
@@ -115,9 +131,14 @@ bool stand_in_find(const void *p, struct stand_in_range *out);
  * named by what. */
 bool stand_in_check_device_range(const char *what, const void *p, size_t bytes, int device);
 
-/* Runs run(closure) for every thread of every block. The C++ template cudaLaunchKernel calls this. */
-cudaError_t stand_in_launch(void (*run)(void *closure), void *closure, void (*drop)(void *closure),
-                            struct dim3 grid, struct dim3 block, size_t shared_bytes, cudaStream_t stream);
+/* Returns where the stand-in and its kernels access the memory that programs know by the address p. */
+void *stand_in_reach(const void *p);
+
+/* Runs run(closure) for every thread of every block. The closure is the kernel's arguments, of that many
+ * bytes. The C++ template cudaLaunchKernel calls this. */
+cudaError_t stand_in_launch(void (*run)(void *closure), void *closure, size_t bytes,
+                            void (*drop)(void *closure), struct dim3 grid, struct dim3 block,
+                            size_t shared_bytes, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

@@ -48,6 +48,12 @@ struct si_op {
     void *arg;
     enum si_kind kind;
     int64_t done_ns;
+    struct CUstream_st *stream;
+    /* the work of another stream in front of it in the hardware queue, which must start first; referenced */
+    struct si_op *behind;
+    /* started; another operation may wait for that; seen by the walk of that number */
+    bool started, is_awaited;
+    unsigned walk;
     struct si_op *next;
     int n_after;
     /* operations that must be done first; a reference is held to each */
@@ -58,6 +64,8 @@ struct CUstream_st {
     int device;
     unsigned flags;
     int priority;
+    /* the hardware queue that it shares with other streams */
+    int queue;
     bool alive, ending;
     /* list of operations that wait or run */
     struct si_op *first, *end;
@@ -83,6 +91,8 @@ struct CUevent_st {
     struct CUevent_st *next;
 };
 
+enum { SI_MOST_QUEUES = 32 };
+
 struct si_device {
     int64_t used_bytes;
     /* the result of every call after the device is lost, when no work runs; 0: not lost */
@@ -92,6 +102,8 @@ struct si_device {
     bool has_context;
     /* only one host function runs at a time, on any stream */
     bool host_function_runs;
+    /* the last operation put into each hardware queue, referenced; NULL: none */
+    struct si_op *queue_end[SI_MOST_QUEUES];
 };
 
 struct si_state {
@@ -105,6 +117,9 @@ struct si_state {
     struct CUevent_st *events;
     /* number of stream threads */
     int n_threads;
+    /* hardware queues of each device, and walks over operations so far */
+    int n_queues;
+    unsigned n_walks;
     int64_t n_host_waits;
     bool forbid_unrecorded;
     uint64_t seed;
@@ -145,6 +160,23 @@ void si_memory_end(void);
 void si_streams_end(void);
 extern _Thread_local bool si_in_host_function;
 void si_misuse_locked(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* Returns whether p is in live memory, or just behind it. */
+bool si_is_in_block(const void *p);
+/* Finds the allocation, live or freed, that contains p. Call with the lock held. */
+bool si_find_any(const void *p, struct stand_in_range *out);
+
+/* stand_in_closed.c: takes memory of a device and gives it back; at stand_in_end its addresses are used
+ * again. Call with the lock held. */
+void *si_closed_take(int device, size_t bytes);
+void si_closed_release(void *at, size_t bytes);
+void si_closed_end(void);
+/* Makes a kernel's arguments accessible to it: translates each address of device memory in the bytes. */
+void si_reach_arguments(void *closure, size_t bytes);
+/* Ends what stand_in_touch began. */
+void si_touch_end(void);
+/* This thread is a stream's. */
+extern _Thread_local bool si_on_stream;
 
 /* stand_in_capture.c: returns what a call of that name must return because a stream is being captured.
  * Returns 0 if the call is safe, no stream is being captured, or the calling thread's mode allows it. Call

@@ -412,8 +412,9 @@ static void drop_launch(void *arg)
     free(l);
 }
 
-cudaError_t stand_in_launch(void (*run)(void *closure), void *closure, void (*drop)(void *closure),
-                            struct dim3 grid, struct dim3 block, size_t shared_bytes, cudaStream_t stream)
+cudaError_t stand_in_launch(void (*run)(void *closure), void *closure, size_t bytes,
+                            void (*drop)(void *closure), struct dim3 grid, struct dim3 block,
+                            size_t shared_bytes, cudaStream_t stream)
 {
     cudaError_t err = stand_in_begin("cudaLaunchKernel");
     uint64_t threads = (uint64_t)block.x * block.y * block.z;
@@ -430,5 +431,6 @@ cudaError_t stand_in_launch(void (*run)(void *closure), void *closure, void (*dr
         return stand_in_done(err ? err : cudaErrorMemoryAllocation);
     }
     *l = (struct launch){run, closure, drop, grid, block, si_device()};
+    si_reach_arguments(closure, bytes);
     return stand_in_done(si_put_work(stream, "cudaLaunchKernel", run_launch, l, drop_launch, SI_SHORT));
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* stand_in_memory.c: device memory, page-locked memory, copies and fills.
  *
- * New memory is filled with 0xFF. Blocks come from malloc, so AddressSanitizer watches their ends.
+ * New memory is filled with 0xFF. With AddressSanitizer blocks come from malloc, so it watches their ends.
  * Addresses have the alignment that CUDA promises, and no better. A copy from or to memory that is not
  * page-locked makes the host wait, which is the most that CUDA may do. */
 #include "test/stand_in/stand_in_inside.h"
@@ -23,6 +23,7 @@ struct block {
     struct stand_in_range range;
     int64_t charged; /* bytes taken from the device */
     void *base;
+    size_t base_bytes;
     struct block *next;
 };
 
@@ -42,6 +43,26 @@ static struct block *find(const void *p)
         if (within(&b->range, p))
             return b;
     return NULL;
+}
+
+bool si_is_in_block(const void *p)
+{
+    bool is = false;
+    si_lock();
+    for (struct block *b = blocks; b && !is; b = b->next)
+        is = within(&b->range, p) || (const char *)p == b->range.at + b->range.bytes;
+    si_unlock();
+    return is;
+}
+
+bool si_find_any(const void *p, struct stand_in_range *out)
+{
+    struct block *b = find(p);
+    for (struct block *f = freed; f && !b; f = f->next)
+        b = within(&f->range, p) ? f : NULL;
+    if (b)
+        *out = b->range;
+    return b != NULL;
 }
 
 bool stand_in_find(const void *p, struct stand_in_range *out)
@@ -71,6 +92,15 @@ void stand_in_use(int device, int64_t bytes)
     si_unlock();
 }
 
+static void free_block(struct block *b)
+{
+    if (b->range.type == cudaMemoryTypeDevice)
+        si_closed_release(b->base, b->base_bytes);
+    else
+        free(b->base);
+    free(b);
+}
+
 static cudaError_t take(void **out, size_t bytes, size_t align, enum cudaMemoryType type, const char *kind)
 {
     struct block *b = calloc(1, sizeof *b);
@@ -82,8 +112,10 @@ static cudaError_t take(void **out, size_t bytes, size_t align, enum cudaMemoryT
     bool fits =
         type != cudaMemoryTypeDevice || (bytes <= (size_t)si.machine.device_bytes &&
                                          dev->used_bytes + charge(bytes, kind) <= si.machine.device_bytes);
+    b->base_bytes = bytes + 2 * align;
     if (fits && bytes < (size_t)1 << 46)
-        b->base = malloc(bytes + 2 * align);
+        b->base =
+            type == cudaMemoryTypeDevice ? si_closed_take(si_device(), b->base_bytes) : malloc(b->base_bytes);
     if (!b->base) {
         si_unlock();
         free(b);
@@ -100,7 +132,7 @@ static cudaError_t take(void **out, size_t bytes, size_t align, enum cudaMemoryT
     if (type == cudaMemoryTypeDevice)
         dev->used_bytes += b->charged;
     si_unlock();
-    memset((void *)at, 0xff, bytes);
+    memset(stand_in_reach((void *)at), 0xff, bytes);
     *out = (void *)at;
     return cudaSuccess;
 }
@@ -120,8 +152,7 @@ static void forget_freed(size_t most_bytes)
     while (b) {
         struct block *next = b->next;
         ASAN_UNPOISON_MEMORY_REGION(b->range.at, b->range.bytes);
-        free(b->base);
-        free(b);
+        free_block(b);
         b = next;
     }
 }
@@ -144,7 +175,7 @@ static cudaError_t give_back(const char *call, void *p, enum cudaMemoryType type
     *at = b->next;
     if (type == cudaMemoryTypeDevice)
         si.device[b->range.device].used_bytes -= b->charged;
-    memset(b->range.at, 0xff, b->range.bytes);
+    memset(stand_in_reach(b->range.at), 0xff, b->range.bytes);
     ASAN_POISON_MEMORY_REGION(b->range.at, b->range.bytes);
     b->next = freed;
     freed = b;
@@ -264,9 +295,9 @@ static void run_move(void *arg)
 {
     const struct move *m = arg;
     if (m->src)
-        memmove(m->dst, m->src, m->bytes);
+        memmove(stand_in_reach(m->dst), stand_in_reach(m->src), m->bytes);
     else
-        memset(m->dst, m->value, m->bytes);
+        memset(stand_in_reach(m->dst), m->value, m->bytes);
 }
 
 static cudaError_t put_move(const char *call, struct move m, enum cudaMemcpyKind kind, cudaStream_t stream,
@@ -344,8 +375,7 @@ void si_memory_end(void)
                              b->range.kind);
         if (b->range.type == cudaMemoryTypeDevice)
             si.device[b->range.device].used_bytes -= b->charged;
-        free(b->base);
-        free(b);
+        free_block(b);
     }
     for (int i = 0; i < STAND_IN_MOST_DEVICES; i++)
         si.device[i].used_bytes = 0; /* left behind by a call */

@@ -10,6 +10,7 @@
 
 struct si_state si = {.lock = PTHREAD_MUTEX_INITIALIZER,
                       .moved = PTHREAD_COND_INITIALIZER,
+                      .n_queues = 8,
                       .machine = {.driver_version = CUDART_VERSION,
                                   .n_devices = 1,
                                   .major = 9,
@@ -18,7 +19,7 @@ struct si_state si = {.lock = PTHREAD_MUTEX_INITIALIZER,
 
 static _Thread_local int current_device;
 static _Thread_local cudaError_t last_error;
-_Thread_local bool si_in_host_function;
+_Thread_local bool si_in_host_function, si_on_stream;
 
 /* --- the lock --- */
 
@@ -52,9 +53,11 @@ void si_wait(pthread_cond_t *cond)
 __attribute__((constructor)) static void read_environment(void)
 {
     const char *devices = getenv("STAND_IN_DEVICES"), *bytes = getenv("STAND_IN_BYTES"),
-               *seed = getenv("SEED");
+               *seed = getenv("SEED"), *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
     if (devices)
         si.machine.n_devices = atoi(devices);
+    if (queues && atoi(queues) >= 1 && atoi(queues) <= SI_MOST_QUEUES)
+        si.n_queues = atoi(queues);
     if (bytes)
         si.machine.device_bytes = strtoll(bytes, NULL, 0);
     si.seed = seed ? strtoull(seed, NULL, 0) : (uint64_t)getpid();
@@ -223,6 +226,7 @@ static bool asks_again(const char *call)
 cudaError_t stand_in_begin(const char *call)
 {
     cudaError_t err = cudaSuccess;
+    si_touch_end();
     if (si_in_host_function) {
         stand_in_misuse("%s inside a host function", call);
         return cudaErrorNotPermitted;
@@ -265,6 +269,7 @@ int stand_in_end(const char **text)
     si_wait_for_device(-1);
     si_streams_end();
     si_memory_end();
+    si_closed_end();
     memset(&calls, 0, sizeof calls);
     si.n_host_waits = 0;
     si.forbid_unrecorded = false;

@@ -29,6 +29,7 @@ void si_let_go(struct si_op *op)
         return;
     for (int i = 0; i < op->n_after; i++)
         si_let_go(op->after[i]);
+    si_let_go(op->behind);
     free(op);
 }
 
@@ -67,7 +68,15 @@ struct si_op *si_put(struct CUstream_st *s, void (*fn)(void *arg), void *arg, vo
     } else if (legacy && !(s->flags & cudaStreamNonBlocking)) {
         add_after(op, legacy->last);
     }
-    op->n_refs = 3; /* references of the queue, s->last and the caller */
+    struct si_op **queue_end = &si.device[s->device].queue_end[s->queue];
+    op->stream = s;
+    if (*queue_end && !(*queue_end)->started && (*queue_end)->stream != s) {
+        op->behind = hold(*queue_end);
+        op->behind->is_awaited = true;
+    }
+    si_let_go(*queue_end);
+    *queue_end = op;
+    op->n_refs = 4; /* references of the hardware queue, the stream's queue, s->last and the caller */
     if (s->first)
         s->end->next = op;
     else
@@ -133,6 +142,7 @@ static void run(struct si_op *op, bool is_lost)
 static void *stream_main(void *arg)
 {
     struct CUstream_st *s = arg;
+    si_on_stream = true;
     si_lock();
     for (;;) {
         while (!s->first && !s->ending)
@@ -143,6 +153,13 @@ static void *stream_main(void *arg)
         for (int i = 0; i < op->n_after; i++)
             while (!op->after[i]->done)
                 si_wait(&si.moved);
+        while (op->behind && !op->behind->started)
+            si_wait(&si.moved);
+        si_let_go(op->behind);
+        op->behind = NULL;
+        op->started = true;
+        if (op->is_awaited)
+            pthread_cond_broadcast(&si.moved);
         bool *host_function_runs = &si.device[s->device].host_function_runs;
         while (op->kind == SI_HOST_FUNCTION && *host_function_runs)
             si_wait(&si.moved);
@@ -176,7 +193,55 @@ static void *stream_main(void *arg)
     return NULL;
 }
 
+/* Visits what must be done before op may start. */
+static void walk(struct si_op *op, void (*visit)(void *context, void *arg), void *context);
+
+static void walk_to(struct si_op *op, void (*visit)(void *context, void *arg), void *context)
+{
+    if (op->done || op->walk == si.n_walks)
+        return;
+    op->walk = si.n_walks;
+    if (op->kind == SI_OTHER && op->fn)
+        visit(context, op->arg);
+    walk(op, visit, context);
+}
+
+static void walk(struct si_op *op, void (*visit)(void *context, void *arg), void *context)
+{
+    if (op->started)
+        return;
+    for (struct si_op *p = op->stream->first; p && p != op; p = p->next)
+        walk_to(p, visit, context);
+    for (int i = 0; i < op->n_after; i++)
+        walk_to(op->after[i], visit, context);
+    if (op->behind)
+        walk(op->behind, visit, context);
+}
+
+void stand_in_before(const void *work, void (*visit)(void *context, void *arg), void *context)
+{
+    si_lock();
+    si.n_walks++;
+    for (struct CUstream_st *s = si.streams; s; s = s->next)
+        for (struct si_op *op = s->first; op; op = op->next)
+            if (op->arg == work && op->fn)
+                walk(op, visit, context);
+    si_unlock();
+}
+
 /* --- streams --- */
+
+/* Returns the hardware queue of the device that the fewest streams have. */
+static int free_queue(int device)
+{
+    int n[SI_MOST_QUEUES] = {0}, best = 0;
+    for (const struct CUstream_st *s = si.streams; s; s = s->next)
+        n[s->queue] += s->alive && s->device == device;
+    for (int q = 1; q < si.n_queues; q++)
+        if (n[q] < n[best])
+            best = q;
+    return best;
+}
 
 static struct CUstream_st *stream_new(int device, unsigned flags, int priority)
 {
@@ -186,11 +251,13 @@ static struct CUstream_st *stream_new(int device, unsigned flags, int priority)
     sigset_t all, old;
     if (!s)
         return NULL;
+    s->queue = free_queue(device);
     s->device = device, s->flags = flags, s->priority = priority, s->alive = true;
     pthread_cond_init(&s->cond, NULL);
     pthread_attr_init(&attr);
     pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
     sigfillset(&all);
+    sigdelset(&all, SIGSEGV); /* so that a handler hears of it */
     pthread_sigmask(SIG_SETMASK, &all, &old);
     int err = pthread_create(&thread, &attr, stream_main, s);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
@@ -547,8 +614,13 @@ void si_streams_end(void)
         pthread_cond_destroy(&s->cond);
         free(s);
     }
-    for (int i = 0; i < STAND_IN_MOST_DEVICES; i++)
+    for (int i = 0; i < STAND_IN_MOST_DEVICES; i++) {
         si.device[i].legacy = NULL;
+        for (int q = 0; q < SI_MOST_QUEUES; q++) {
+            si_let_go(si.device[i].queue_end[q]);
+            si.device[i].queue_end[q] = NULL;
+        }
+    }
     while (si.events) {
         struct CUevent_st *e = si.events;
         si.events = e->next;

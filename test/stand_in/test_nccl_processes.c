@@ -226,6 +226,8 @@ static void in_another_order(int rank)
     cudaStreamCreate(&s[0]);
     cudaStreamCreate(&s[1]);
     cudaMalloc((void **)&at, 256);
+    for (int i = 0; i < 2; i++) /* connects */
+        ncclAllGather(at + 128 * i + 4 * rank, at + 128 * i, 1, ncclFloat32, part[i], s[i]);
     for (int k = 0; k < 2; k++) {
         int i = rank ? 1 - k : k;
         ncclAllGather(at + 128 * i + 4 * rank, at + 128 * i, 1, ncclFloat32, part[i], s[i]);
@@ -233,8 +235,9 @@ static void in_another_order(int rank)
     for (int i = 0; i < 2; i++) {
         cudaStreamSynchronize(s[i]);
         cudaStreamDestroy(s[i]);
-        ncclCommDestroy(part[i]);
     }
+    for (int i = 0; i < 2; i++)
+        ncclCommDestroy(part[i]);
     ncclCommDestroy(all);
     cudaFree(at);
 }
@@ -355,6 +358,7 @@ static void test_destroys_after_death(void **state)
 
 int main(void)
 {
+    setenv("NCCL_STAND_IN_CONNECT", "1", 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_move),
         cmocka_unit_test(test_hosts),

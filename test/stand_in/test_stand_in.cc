@@ -6,9 +6,11 @@
 #include "bench/gpt2/tensor_core.h"
 
 #include <pthread.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csetjmp>
+#include <csignal>
 #include <cstdarg>
 #include <cstddef>
 #include <cstdio>
@@ -482,9 +484,131 @@ static void test_failures(void **)
     nothing_wrong();
 }
 
+/* --- hardware queues --- */
+
+static void waits_for_flag(void *flag)
+{
+    while (!__atomic_load_n(static_cast<int *>(flag), __ATOMIC_ACQUIRE))
+        usleep(1000);
+}
+
+/* Of nine streams two share a queue. There the second one's work waits for the first one's, which has not
+ * started; work that has started holds up nobody. */
+static void test_hardware_queues(void **)
+{
+    enum { N = 9 };
+    cudaStream_t s[N];
+    int flag = 0;
+    void *p;
+    OK(cudaMalloc(&p, N));
+    for (int i = 0; i < N; i++)
+        OK(cudaStreamCreateWithFlags(&s[i], cudaStreamNonBlocking));
+    OK(cudaLaunchHostFunc(s[0], waits_for_flag, &flag));
+    OK(cudaMemsetAsync(p, 0, 1, s[N - 1]));
+    OK(cudaStreamSynchronize(s[N - 1]));
+    OK(cudaMemsetAsync(p, 0, 1, s[0]));
+    for (int i = 1; i < N; i++)
+        OK(cudaMemsetAsync(static_cast<char *>(p) + i, 0, 1, s[i]));
+    for (int i = 1; i < N - 1; i++)
+        OK(cudaStreamSynchronize(s[i]));
+    usleep(20000);
+    assert_int_equal(cudaStreamQuery(s[N - 1]), cudaErrorNotReady);
+    __atomic_store_n(&flag, 1, __ATOMIC_RELEASE);
+    for (int i = 0; i < N; i++) {
+        OK(cudaStreamSynchronize(s[i]));
+        OK(cudaStreamDestroy(s[i]));
+    }
+    OK(cudaFree(p));
+    nothing_wrong();
+}
+
+/* --- memory that the CPU cannot access --- */
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+static const bool is_closed = false;
+#else
+static const bool is_closed = true;
+#endif
+
+static void reads_it(void *p)
+{
+    volatile char c = static_cast<volatile char *>(p)[12];
+    (void)c;
+}
+
+static void writes_behind_a_window(void *p)
+{
+    int device;
+    stand_in_touch();
+    std::memset(p, 0, 100);
+    reads_it(p);
+    OK(cudaGetDevice(&device));
+    static_cast<volatile char *>(p)[99] = 1;
+}
+
+static void reads_in_a_host_function(void *p)
+{
+    OK(cudaLaunchHostFunc(NULL, reads_it, p));
+    OK(cudaDeviceSynchronize());
+}
+
+__global__ static void load_kernel(void *p)
+{
+    **static_cast<int **>(p) = 1;
+}
+
+static void loads_an_address(void *p)
+{
+    void *args[] = {&p};
+    OK(cudaMemcpy(p, &p, sizeof p, cudaMemcpyHostToDevice));
+    OK(cudaLaunchKernel(load_kernel, dim3(1), dim3(1), args));
+    OK(cudaDeviceSynchronize());
+}
+
+/* Each ends the program that does it, after a line that names it. */
+static void test_closed_memory(void **)
+{
+    static const struct {
+        void (*fn)(void *p);
+        const char *says;
+    } cases[] = {
+        {reads_it, "host code reads device memory"},
+        {reads_it, "byte 12 of an allocation of 100 (cudaMalloc) of device 0"},
+        {writes_behind_a_window, "host code writes device memory"},
+        {writes_behind_a_window, "byte 99 of an"},
+        {reads_in_a_host_function, "or a host function, reads device memory"},
+        {loads_an_address, "a kernel that got the address from memory, or a host function, writes device"},
+    };
+    for (size_t i = 0; is_closed && i < sizeof cases / sizeof *cases; i++) {
+        char text[4096];
+        size_t n = 0;
+        int fd[2], status;
+        void *p;
+        assert_int_equal(pipe(fd), 0);
+        std::fflush(stdout);
+        pid_t pid = fork();
+        if (pid == 0) {
+            dup2(fd[1], STDERR_FILENO);
+            OK(cudaMalloc(&p, 100));
+            cases[i].fn(p);
+            _exit(0);
+        }
+        close(fd[1]);
+        for (ssize_t got; n + 1 < sizeof text && (got = read(fd[0], text + n, sizeof text - 1 - n)) > 0;)
+            n += (size_t)got;
+        text[n] = 0;
+        close(fd[0]);
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+        if (!std::strstr(text, cases[i].says))
+            fail_msg("case %zu says: %s", i, text);
+    }
+}
+
 int main()
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_closed_memory), /* first: it forks */
         cmocka_unit_test(test_kernel_with_barriers),
         cmocka_unit_test(test_exchanges),
         cmocka_unit_test(test_copies),
@@ -492,6 +616,7 @@ int main()
         cmocka_unit_test(test_null_stream),
         cmocka_unit_test(test_events),
         cmocka_unit_test(test_host_functions_one_at_a_time),
+        cmocka_unit_test(test_hardware_queues),
         cmocka_unit_test(test_misuse),
         cmocka_unit_test(test_contexts),
         cmocka_unit_test(test_capture),

@@ -105,6 +105,7 @@ static double value_of(int who, int b, int64_t i)
 
 static void fill(struct program *p, int who)
 {
+    where_wait(&p->cfg);
     for (int b = 0; b < N_BUFFERS; b++)
         for (int64_t i = 0; i < buffers[b].n; i++)
             put(p->buffer[b], b, i, value_of(who, b, i));
@@ -112,6 +113,7 @@ static void fill(struct program *p, int who)
 
 static void expect(struct program *p, const char *what, double (*value)(int arg, int b, int64_t i), int arg)
 {
+    where_wait(&p->cfg);
     for (int b = 0; b < N_BUFFERS; b++)
         for (int64_t i = 0; i < buffers[b].n; i++)
             if (get(p->buffer[b], b, i) != value(arg, b, i)) {
@@ -240,6 +242,7 @@ static void counters_differ(struct toy_rank *r)
         put(p->buffer[COUNTS], COUNTS, 4098, 1);
     if (!err)
         err = zero_sync_buffers(p->z, ZERO_SYNC_MEAN);
+    where_wait(&p->cfg);
     if (r->rank == 2)
         put(p->buffer[COUNTS], COUNTS, 4098, value_of(0, COUNTS, 4098));
     expect(p, "after the error", value_of, r->rank);
@@ -283,12 +286,14 @@ static void reads_and_writes(struct toy_rank *r)
     count = 1234567890123;
     if (!err)
         err = zero_write(p->z, FIRST + COUNT, ZERO_VALUE_PARAM, 0, 1, r->rank ? NULL : &count);
+    where_wait(&p->cfg);
     if (!err && get(p->buffer[COUNT], COUNT, 0) != 1234567890123.0)
         toy_wrong(r, "the count was not written\n");
     for (int64_t i = 0; i < n; i++)
         x[i] = r->rank ? -1 : (float)i;
     if (!err)
         err = zero_write(p->z, FIRST + BIG, ZERO_VALUE_PARAM, 11, n, x);
+    where_wait(&p->cfg);
     for (int64_t i = 0; !err && i < buffers[BIG].n; i++) {
         bool inside = i >= 11 && i < 11 + n;
         double want = inside ? (double)(i - 11) : value_of(r->rank, BIG, i);
@@ -412,9 +417,11 @@ static void pointer_gone(struct toy_rank *r)
             toy_wrong(r, "%s: %d %s\n", call[i], got, zero_last_error());
     }
     p->buffer[HALF] = where_alloc(200);
+    where_wait(&p->cfg);
     put(p->buffer[HALF], HALF, 0, 3);
     if (!err)
         err = zero_sync_buffers(p->z, ZERO_SYNC_RANK0); /* the model may move a buffer */
+    where_wait(&p->cfg);
     if (!err && get(p->buffer[HALF], HALF, 0) != 3)
         toy_wrong(r, "it has lost its value\n");
     where_release(was);

@@ -56,6 +56,7 @@ static int compare(struct toy_rank *r, struct toy *m, zero_ctx *z)
         unsigned char *x = malloc(n);
         memset(x, 0xff, n);
         TOY_TRY(zero_read(z, t, ZERO_VALUE_PARAM, 0, toy_elems(t), x));
+        wait_for_model();
         if (!err && (!m->param[t] || memcmp(m->param[t], x, n)))
             toy_wrong(r, "tensor %s is not what it should be", m->table[t].name);
         free(x);

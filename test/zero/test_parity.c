@@ -255,6 +255,7 @@ static int micro_batch(struct run *r, zero_ctx *z, struct place *p, int step, in
             continue;
         if (u != held)
             err = begin(r, z, u, ZERO_FORWARD);
+        where_wait(&r->cfg);
         if (!err)
             *seen += forward_unit(m, p, u);
         if (!err && u != held)
@@ -276,8 +277,10 @@ static int micro_batch(struct run *r, zero_ctx *z, struct place *p, int step, in
         bool twice = m->twice && u == visit(m, step, m->n_units / 2) && u != held;
         if (!err && u != held)
             err = begin(r, z, u, ZERO_BACKWARD);
-        if (!err)
+        if (!err) {
+            where_wait(&r->cfg);
             backward_unit(m, p, u, step, g, twice ? 0.5f : 1);
+        }
         if (!err && twice && r->brackets) {
             err = FIRST_ERROR(zero_end(z, u, ZERO_BACKWARD), begin(r, z, u, ZERO_BACKWARD));
         }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* where.h: the device on which a test's ranks train: the host, or a GPU that may be a stand-in. On the
- * stand-in the CPU computes in device memory, after waiting for the model's stream. */
+ * stand-in the CPU computes in device memory, after it waited for the model's stream, and until the thread
+ * calls the library again. */
 #ifndef ZR_TEST_ZERO_WHERE_H
 #define ZR_TEST_ZERO_WHERE_H
 
@@ -33,7 +34,8 @@ void where_reap(void);
 void where_enter(int on_host);
 bool where_leave(char *text, size_t n_text);
 
-/* Waits for what zero_begin enqueued on cfg's stream, so that the CPU may touch the unit. */
+/* Waits for what zero_begin enqueued on cfg's stream, so that the CPU may touch the unit until this thread's
+ * next call of the library. */
 void where_wait(const struct zero_config *cfg);
 
 /* Allocates zeroed memory where the model computes. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* where_cuda.c: runs ranks on the stand-in for CUDA, whose device memory the CPU may touch. */
+/* where_cuda.c: runs ranks on the stand-in for CUDA, which lets the CPU touch device memory where a test's
+ * model says that it will. */
 #include "test/zero/where.h"
 
 #include "test/stand_in/nccl_stand_in.h"
@@ -77,6 +78,7 @@ void where_wait(const struct zero_config *cfg)
 {
     if (cfg->device == ZERO_DEVICE_CUDA)
         must("cudaStreamSynchronize", cudaStreamSynchronize((cudaStream_t)cfg->stream));
+    stand_in_touch();
 }
 
 void *where_alloc(size_t n_bytes)

@@ -77,8 +77,8 @@ cudaError_t cudaLaunchKernel(void (*kernel)(A...), dim3 grid, dim3 block, void *
                              cudaStream_t stream = 0)
 {
     using call = stand_in_call<A...>;
-    return stand_in_launch(call::run, call::make(kernel, args, std::index_sequence_for<A...>()), call::drop,
-                           grid, block, shared, stream);
+    return stand_in_launch(call::run, call::make(kernel, args, std::index_sequence_for<A...>()), sizeof(call),
+                           call::drop, grid, block, shared, stream);
 }
 
 template <class T> cudaError_t cudaMalloc(T **p, size_t bytes)
