@@ -124,14 +124,14 @@ static int exchange_tables(struct zero_ctx *z, char **out, int64_t *each)
 /* Returns the message of the ranks at this place of pp. */
 static const char *message_of(const struct zero_ctx *z, const char *all, int64_t each, int32_t pp_at)
 {
-    return all + pp_at * (z->world.world / z->mesh.stages) * each;
+    return all + pp_at * (z->world.world / z->mesh.pp) * each;
 }
 
 static int64_t count_rows(const struct zero_ctx *z, const char *all, int64_t each)
 {
     int64_t n = 0;
     struct head h;
-    for (int32_t r = 0; r < z->mesh.stages; r++) {
+    for (int32_t r = 0; r < z->mesh.pp; r++) {
         memcpy(&h, message_of(z, all, each, r), sizeof h);
         n += h.n_tensors;
     }
@@ -145,9 +145,9 @@ static struct listed *list_stage(const struct zero_ctx *z, const char *at, int32
     memcpy(&h, at, sizeof h);
     const char *rows = at + sizeof h, *name = rows + (size_t)h.n_tensors * sizeof(struct row);
     for (int32_t i = 0; i < h.n_tensors; i++, name += strlen(name) + 1) {
-        struct listed x = {.name = name, .pp_at = stage % z->mesh.stages, .index = i};
+        struct listed x = {.name = name, .pp_at = stage % z->mesh.pp, .index = i};
         memcpy(&x.row, rows + (size_t)i * sizeof x.row, sizeof x.row);
-        if (x.row.pp_stage == stage / z->mesh.stages)
+        if (x.row.pp_stage == stage / z->mesh.pp)
             *list++ = x;
     }
     return list;
@@ -158,8 +158,8 @@ static void list_rows(struct zero_ctx *z, const char *all, int64_t each, struct 
 {
     uint64_t hash = 0;
     for (int32_t stage = 0; stage < zr_stages(z); stage++)
-        list = list_stage(z, message_of(z, all, each, stage % z->mesh.stages), stage, list);
-    for (int32_t r = 0; r < z->mesh.stages; r++) {
+        list = list_stage(z, message_of(z, all, each, stage % z->mesh.pp), stage, list);
+    for (int32_t r = 0; r < z->mesh.pp; r++) {
         struct head h;
         memcpy(&h, message_of(z, all, each, r), sizeof h);
         hash = XXH64(&h.layout_hash, sizeof h.layout_hash, hash);
@@ -187,7 +187,7 @@ static bool alike(const struct row *a, const struct row *b)
 /* Checks a row that has the name of a row in an earlier stage. */
 static int check_same_name(const struct zero_ctx *z, const struct listed *first, const struct listed *x)
 {
-    int32_t n_stage = z->world.world / z->mesh.stages;
+    int32_t n_stage = z->world.world / z->mesh.pp;
     if (first->row.tie == ZR_TIE_OWNER && x->row.tie == ZR_TIE_COPY)
         return 0;
     if (!first->row.stacked || !x->row.stacked)

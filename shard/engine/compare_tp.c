@@ -28,11 +28,11 @@ static uint64_t pair_of(int32_t a, int32_t b)
 /* Finds two ranks of this copy of the model whose hashes differ. */
 static int find_pair(struct zr_engine *e, uint64_t hash, const struct zr_tag *tag, uint64_t *pair)
 {
-    const struct zr_comm *c = e->role[ZR_ROLE_MODEL].comm;
-    uint64_t *all = (uint64_t *)e->model_base;
+    const struct zr_comm *c = e->role[ZR_ROLE_TP].comm;
+    uint64_t *all = (uint64_t *)e->tp_base;
     *pair = 0;
     ZR_TRY(e->dev->ops->copy(e->compute, all + e->tp_rank, &hash, sizeof hash));
-    ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, 0, sizeof hash, tag));
+    ZR_TRY(zr_role_exchange(e, ZR_ROLE_TP, 0, sizeof hash, tag));
     ZR_TRY(zr_engine_status(e));
     for (int32_t p = 1; p < e->tp && !*pair; p++)
         if (all[p] != all[0])
@@ -218,16 +218,16 @@ static uint64_t level_of(const struct zr_tp_gradient *a, const struct zr_tp_grad
 /* Finds the worst difference between any rank of this tp group and the first, over all tensors. */
 static int find_gradient(struct zr_engine *e, double norm, uint64_t *worst)
 {
-    const struct zr_comm *c = e->role[ZR_ROLE_MODEL].comm;
-    struct zr_tp_gradient *all = (struct zr_tp_gradient *)e->model_base;
+    const struct zr_comm *c = e->role[ZR_ROLE_TP].comm;
+    struct zr_tp_gradient *all = (struct zr_tp_gradient *)e->tp_base;
     const int32_t n_tensors = e->layout->n_tensors,
-                  most = ZR_MODEL_ELEMS * (int)sizeof(float) / e->tp / (int)sizeof *all;
+                  most = ZR_TP_ELEMS * (int)sizeof(float) / e->tp / (int)sizeof *all;
     for (int32_t at = 0, n; at < n_tensors; at += n) {
         n = (int32_t)zr_min(n_tensors - at, most);
         const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_NONE, n, at);
         const int64_t bytes = n * (int64_t)sizeof *all;
         ZR_TRY(e->dev->ops->copy(e->compute, all + e->tp_rank * n, e->tp_gradient + at, bytes));
-        ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, 0, bytes, &tag));
+        ZR_TRY(zr_role_exchange(e, ZR_ROLE_TP, 0, bytes, &tag));
         ZR_TRY(zr_engine_status(e));
         for (int32_t p = 1; p < e->tp; p++)
             for (int32_t k = 0; k < n; k++) {

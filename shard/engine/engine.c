@@ -108,8 +108,8 @@ static int open_arenas(struct zr_engine *e)
         ZR_TRY(open_pipe_arena(e, p->pipe_bytes));
     if (p->tied_bytes)
         ZR_TRY(open_arena(e, ZR_ROLE_TIED, ZR_ROLE_TIED, ZR_ROLE_TIED, p->tied_bytes, &e->tied_base));
-    if (p->model_bytes)
-        ZR_TRY(open_arena(e, ZR_ROLE_MODEL, ZR_ROLE_MODEL, ZR_ROLE_MODEL, p->model_bytes, &e->model_base));
+    if (p->tp_bytes)
+        ZR_TRY(open_arena(e, ZR_ROLE_TP, ZR_ROLE_TP, ZR_ROLE_TP, p->tp_bytes, &e->tp_base));
     return 0;
 }
 
@@ -164,8 +164,8 @@ static void count_arenas(struct zr_engine *e)
     int64_t gathered = zr_round_up(p->full_grad_bytes, ZR_PIECE_ALIGN);
     int64_t scratch = e->opt.gather_scratch_bytes + e->opt.reduce_scratch_bytes +
                       (p->control_bytes ? e->opt.control_scratch_bytes : 0);
-    int64_t communicators = scratch + (e->model_base ? p->model_bytes : 0) +
-                            (e->pipe_base ? p->pipe_bytes : 0) + (e->tied_base ? p->tied_bytes : 0);
+    int64_t communicators = scratch + (e->tp_base ? p->tp_bytes : 0) + (e->pipe_base ? p->pipe_bytes : 0) +
+                            (e->tied_base ? p->tied_bytes : 0);
     e->m.allocated[ZR_MEM_GRAD_SHARDS] = sums - further;
     e->m.allocated[ZR_MEM_GRAD_SUMS] = further + partial;
     e->m.allocated[ZR_MEM_GRAD_GATHERED] = gathered;
@@ -357,7 +357,7 @@ void zr_engine_facts(const struct zr_engine *e, struct zr_engine_facts *out)
                                     .n_outer_reduce = e->i.n_outer_reduce,
                                     .wire_bytes = zr_roles_wire_bytes(e) - e->m.wire_at_open,
                                     .outer_bytes = zr_roles_outer_bytes(e) - e->m.outer_at_open,
-                                    .model_bytes = zr_roles_model_bytes(e) - e->m.model_at_open,
+                                    .tp_bytes = zr_roles_tp_bytes(e) - e->m.tp_at_open,
                                     .pipe_bytes = zr_roles_pipe_bytes(e),
                                     .library_bytes = zr_roles_library_bytes(e),
                                     .backend = e->role[ZR_ROLE_GATHER].comm->ops->name,

@@ -134,7 +134,7 @@ struct zr_model_side {
 
     int64_t n_waits, wait_ns;
     /* bytes that were received for opening, which are not the model's traffic */
-    int64_t wire_at_open, outer_at_open, model_at_open;
+    int64_t wire_at_open, outer_at_open, tp_at_open;
     int64_t allocated[ZR_MEM_COUNT];
 };
 
@@ -207,7 +207,7 @@ struct zr_engine {
      * stages */
     char *gather_base, *reduce_base, *control_base;
     /* arena for activations over tp; NULL: no tensor parallelism */
-    char *model_base;
+    char *tp_base;
     /* arenas for activations between pipeline stages, and for tied tensors; NULL: one stage */
     char *pipe_base, *tied_base;
     float *master, *state[ZR_MAX_STATES];
@@ -322,7 +322,7 @@ bool zr_roles_may_stick(const struct zr_engine *e);
 /* Return bytes received: everything but activations; activations over tp; activations between pipeline
  * stages; the part of the first from other groups; and library_bytes of struct zr_comm_stats. */
 int64_t zr_roles_wire_bytes(const struct zr_engine *e);
-int64_t zr_roles_model_bytes(const struct zr_engine *e);
+int64_t zr_roles_tp_bytes(const struct zr_engine *e);
 int64_t zr_roles_pipe_bytes(const struct zr_engine *e);
 int64_t zr_roles_outer_bytes(const struct zr_engine *e);
 int64_t zr_roles_library_bytes(const struct zr_engine *e);

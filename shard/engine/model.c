@@ -357,7 +357,7 @@ static void report_called(struct zr_engine *e, const struct zr_logged_call *call
 {
     struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm, *all = zr_widest_comm(e);
     if (e->tp > 1)
-        call_comm(e->role[ZR_ROLE_MODEL].comm, call);
+        call_comm(e->role[ZR_ROLE_TP].comm, call);
     if (zr_call_log_is_of_tp(call->name)) /* data-parallel ranks may have activations of different sizes */
         return;
     call_comm(control, call);

@@ -20,13 +20,13 @@ enum {
     MOST_PARTS = 64,
     CUT_BYTES = 128,
     IN_AT = 0,
-    IN_BYTES = ZR_MODEL_ELEMS * (int)sizeof(float),
+    IN_BYTES = ZR_TP_ELEMS * (int)sizeof(float),
     /* slices are cut at 128 bytes; a bf16 slice is also stored as fp32 */
     OUT_BYTES = IN_BYTES + MOST_PARTS * CUT_BYTES * 2,
     FEW_ELEMS = 8, /* with fewer elements, equal gradients or activations prove nothing */
     COMPARED = -2, /* marks the tag of a comparison, in place of a dtype */
 };
-_Static_assert(ZR_MODEL_BYTES >= IN_BYTES + 2 * OUT_BYTES && ZR_MODEL_BYTES % 4096 == 0, "in, and out twice");
+_Static_assert(ZR_TP_BYTES >= IN_BYTES + 2 * OUT_BYTES && ZR_TP_BYTES % 4096 == 0, "in, and out twice");
 
 /* Returns the byte offset of out number 0 or 1. */
 static int64_t out_at(int out)
@@ -53,11 +53,11 @@ static int sum_piece(struct zr_engine *e, int64_t n, enum zero_dtype dtype, int 
                   sums = rounds ? at + e->tp * each : own;
     const struct zr_reduce_seg reduce = {.src = IN_AT, .dst = sums, .cut = cut, .dtype = dtype};
     const struct zr_gather_seg gather = {.src = at, .dst = at, .in_place = true, .cut = cut};
-    ZR_TRY(zr_role_reduce(e, ZR_ROLE_MODEL, &reduce, 1, tag));
+    ZR_TRY(zr_role_reduce(e, ZR_ROLE_TP, &reduce, 1, tag));
     if (rounds)
-        ZR_TRY(e->dev->ops->cast(e->compute, e->model_base + own, dtype, e->model_base + sums, ZERO_F32,
+        ZR_TRY(e->dev->ops->cast(e->compute, e->tp_base + own, dtype, e->tp_base + sums, ZERO_F32,
                                  zr_cut_bytes(&cut, e->tp_rank) / size));
-    return zr_role_gather(e, ZR_ROLE_MODEL, &gather, 1, tag);
+    return zr_role_gather(e, ZR_ROLE_TP, &gather, 1, tag);
 }
 
 static int sum_all(struct zr_engine *e, char *dst, const char *src, int64_t n, enum zero_dtype dtype,
@@ -66,11 +66,11 @@ static int sum_all(struct zr_engine *e, char *dst, const char *src, int64_t n, e
     const struct zr_device_ops *d = e->dev->ops;
     const int64_t size = zr_dtype_bytes(dtype);
     for (int64_t at = 0, k; at < n; at += k) {
-        k = zr_min(n - at, ZR_MODEL_ELEMS);
+        k = zr_min(n - at, ZR_TP_ELEMS);
         int out = e->m.tp_out ^= 1;
-        ZR_TRY(d->copy(e->compute, e->model_base + IN_AT, src + at * size, k * size));
+        ZR_TRY(d->copy(e->compute, e->tp_base + IN_AT, src + at * size, k * size));
         ZR_TRY(sum_piece(e, k, dtype, out, tag));
-        ZR_TRY(d->copy(e->compute, dst + at * size, e->model_base + out_at(out), k * size));
+        ZR_TRY(d->copy(e->compute, dst + at * size, e->tp_base + out_at(out), k * size));
     }
     return 0;
 }
@@ -85,13 +85,12 @@ static int scatter_pieces(struct zr_engine *e, char *dst, const char *src, int64
         k = zr_min(part - at, most);
         int64_t each = zr_round_up(k * size, CUT_BYTES), sums = out_at(e->m.tp_out ^= 1);
         for (int32_t p = 0; p < e->tp; p++)
-            ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + p * each, src + (p * part + at) * size,
-                           k * size));
+            ZR_TRY(
+                d->copy(e->compute, e->tp_base + IN_AT + p * each, src + (p * part + at) * size, k * size));
         const struct zr_reduce_seg reduce = {
             .src = IN_AT, .dst = sums, .cut = {.each = each, .total = e->tp * each}, .dtype = dtype};
-        ZR_TRY(zr_role_reduce(e, ZR_ROLE_MODEL, &reduce, 1, tag));
-        ZR_TRY(
-            d->cast(e->compute, dst + at * size, dtype, (const float *)(e->model_base + sums), ZERO_F32, k));
+        ZR_TRY(zr_role_reduce(e, ZR_ROLE_TP, &reduce, 1, tag));
+        ZR_TRY(d->cast(e->compute, dst + at * size, dtype, (const float *)(e->tp_base + sums), ZERO_F32, k));
     }
     return 0;
 }
@@ -105,10 +104,10 @@ static int gather_pieces(struct zr_engine *e, char *dst, const char *src, int64_
     for (int64_t at = 0, k; at < part; at += k) {
         k = zr_min(part - at, most);
         const int64_t slot = k * size;
-        ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + e->tp_rank * slot, src + at * size, slot));
-        ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, slot, tag));
+        ZR_TRY(d->copy(e->compute, e->tp_base + IN_AT + e->tp_rank * slot, src + at * size, slot));
+        ZR_TRY(zr_role_exchange(e, ZR_ROLE_TP, IN_AT, slot, tag));
         for (int32_t p = 0; p < e->tp; p++)
-            ZR_TRY(d->copy(e->compute, dst + (p * part + at) * size, e->model_base + IN_AT + p * slot, slot));
+            ZR_TRY(d->copy(e->compute, dst + (p * part + at) * size, e->tp_base + IN_AT + p * slot, slot));
     }
     return 0;
 }
@@ -140,16 +139,16 @@ static int most_of_all(struct zr_engine *e, char *dst, const char *src, int64_t 
                        const struct zr_tag *tag)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    const int64_t size = zr_dtype_bytes(dtype), most = ZR_MODEL_ELEMS / e->tp;
+    const int64_t size = zr_dtype_bytes(dtype), most = ZR_TP_ELEMS / e->tp;
     for (int64_t at = 0, k; at < n; at += k) {
         k = zr_min(n - at, most);
         const int64_t slot = k * size;
-        ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + e->tp_rank * slot, src + at * size, slot));
-        ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, slot, tag));
+        ZR_TRY(d->copy(e->compute, e->tp_base + IN_AT + e->tp_rank * slot, src + at * size, slot));
+        ZR_TRY(zr_role_exchange(e, ZR_ROLE_TP, IN_AT, slot, tag));
         ZR_TRY(zr_engine_status(e));
-        memcpy(dst + at * size, e->model_base + IN_AT, (size_t)slot);
+        memcpy(dst + at * size, e->tp_base + IN_AT, (size_t)slot);
         for (int32_t p = 1; p < e->tp; p++)
-            keep_most(dst + at * size, e->model_base + IN_AT + p * slot, k, dtype);
+            keep_most(dst + at * size, e->tp_base + IN_AT + p * slot, k, dtype);
     }
     return 0;
 }
@@ -158,12 +157,12 @@ static int broadcast_pieces(struct zr_engine *e, int32_t root, char *buf, int64_
                             const struct zr_tag *tag)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    char *in = e->model_base + IN_AT;
+    char *in = e->tp_base + IN_AT;
     for (int64_t at = 0, k; at < bytes; at += k) {
         k = zr_min(bytes - at, IN_BYTES);
         if (e->tp_rank == root)
             ZR_TRY(d->copy(e->compute, in, buf + at, k));
-        ZR_TRY(zr_role_broadcast(e, ZR_ROLE_MODEL, IN_AT, k, root, tag));
+        ZR_TRY(zr_role_broadcast(e, ZR_ROLE_TP, IN_AT, k, root, tag));
         if (e->tp_rank != root)
             ZR_TRY(d->copy(e->compute, buf + at, in, k));
     }
@@ -223,7 +222,7 @@ int zr_engine_copy(struct zr_engine *e, void *dst, const void *src, int64_t n_by
 
 struct zr_received zr_received_so_far(const struct zr_engine *e)
 {
-    return (struct zr_received){zr_roles_wire_bytes(e), zr_roles_outer_bytes(e), zr_roles_model_bytes(e)};
+    return (struct zr_received){zr_roles_wire_bytes(e), zr_roles_outer_bytes(e), zr_roles_tp_bytes(e)};
 }
 
 void zr_leave_out_since(struct zr_engine *e, struct zr_received before)
@@ -231,7 +230,7 @@ void zr_leave_out_since(struct zr_engine *e, struct zr_received before)
     struct zr_received now = zr_received_so_far(e);
     e->m.wire_at_open += now.wire - before.wire;
     e->m.outer_at_open += now.outer - before.outer;
-    e->m.model_at_open += now.model - before.model;
+    e->m.tp_at_open += now.model - before.model;
 }
 
 /* ---- gradients that are partial on each tp rank ---- */
@@ -267,7 +266,7 @@ static int move_partial(struct zr_engine *e, const struct zr_flat *f, char *full
         if (from < end && sums)
             ZR_TRY(d->copy(e->compute, x, sums + (from - at) * size, (end - from) * size));
         else if (from < end)
-            ZR_TRY(d->copy(e->compute, e->model_base + IN_AT + (from - at) * size, x, (end - from) * size));
+            ZR_TRY(d->copy(e->compute, e->tp_base + IN_AT + (from - at) * size, x, (end - from) * size));
         at -= p->n;
     }
     return 0;
@@ -296,12 +295,12 @@ static int compare_partial(struct zr_engine *e, const struct zr_flat *f, const c
     const struct zr_piece *pieces = &e->layout->pieces[f->first_piece];
     const int32_t most = IN_BYTES / e->tp / (int)sizeof(uint64_t);
     const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_END, f->n_pieces, f->unit);
-    uint64_t *all = (uint64_t *)(e->model_base + IN_AT);
+    uint64_t *all = (uint64_t *)(e->tp_base + IN_AT);
     for (int32_t at = 0, n; at < f->n_pieces; at += n) {
         n = (int32_t)zr_min(f->n_pieces - at, most);
         for (int32_t k = 0; k < n; k++)
             all[e->tp_rank * n + k] = digest_of_partial(e, f, full, &pieces[at + k]);
-        ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, n * (int64_t)sizeof *all, &tag));
+        ZR_TRY(zr_role_exchange(e, ZR_ROLE_TP, IN_AT, n * (int64_t)sizeof *all, &tag));
         ZR_TRY(zr_engine_status(e));
         for (int32_t k = 0; k < n && !e->m.said_partial; k++) {
             bool same = all[k] != 0;
@@ -336,11 +335,11 @@ int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
             zr_leave_out_since(e, before);
         }
         for (int64_t at = 0, k; at < n; at += k) {
-            k = zr_min(n - at, ZR_MODEL_ELEMS);
+            k = zr_min(n - at, ZR_TP_ELEMS);
             int out = e->m.tp_out ^= 1;
             ZR_TRY(move_partial(e, f, full, at, k, NULL));
             ZR_TRY(sum_piece(e, k, f->dtype, out, &tag));
-            ZR_TRY(move_partial(e, f, full, at, k, e->model_base + out_at(out)));
+            ZR_TRY(move_partial(e, f, full, at, k, e->tp_base + out_at(out)));
         }
         *any |= n > 0;
     }
@@ -354,12 +353,12 @@ static int exchange_hashes(struct zr_engine *e, enum zr_call_name call, const vo
                            int64_t n_bytes)
 {
     const struct zr_tag tag = zr_tp_tag(e, call, n, COMPARED);
-    uint64_t *all = (uint64_t *)(e->model_base + IN_AT);
+    uint64_t *all = (uint64_t *)(e->tp_base + IN_AT);
     bool zero = true;
     for (int64_t i = 0; i < n_bytes && zero; i++)
         zero = ((const char *)x)[i] == 0;
     all[e->tp_rank] = zero ? 0 : XXH3_64bits(x, (size_t)n_bytes);
-    int err = zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, sizeof *all, &tag);
+    int err = zr_role_exchange(e, ZR_ROLE_TP, IN_AT, sizeof *all, &tag);
     return err ? err : zr_engine_status(e);
 }
 
@@ -375,7 +374,7 @@ static void describe_call(const struct zr_engine *e, enum zr_call_name call, cha
 
 static int fail_apart(const struct zr_engine *e, const char *call, int32_t p)
 {
-    const struct zr_comm *c = e->role[ZR_ROLE_MODEL].comm;
+    const struct zr_comm *c = e->role[ZR_ROLE_TP].comm;
     return zr_fail(ZERO_ERR_MISMATCH,
                    "%s: check: src is not the same on all ranks of tp: rank %d and rank %d differ; allowed: "
                    "equal values on all of them, such as the result of zero_all_reduce or zero_all_gather",
@@ -395,7 +394,7 @@ static void warn_of_sum(struct zr_engine *e, const char *call)
 int zr_engine_compare_activation(struct zr_engine *e, enum zr_call_name call, const void *x, int64_t n,
                                  enum zero_dtype dtype, bool whole)
 {
-    const uint64_t *all = (const uint64_t *)(e->model_base + IN_AT);
+    const uint64_t *all = (const uint64_t *)(e->tp_base + IN_AT);
     char text[ZR_CALL_LOG_CHARS];
     if (e->tp == 1 || !zr_compare_is_due(e) || (!whole && n < FEW_ELEMS))
         return 0;
