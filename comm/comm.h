@@ -55,7 +55,7 @@ enum zr_role {
     ZR_ROLE_REDUCE_OUTER,
     ZR_ROLE_CONTROL,
     /* Activations, among the ranks that hold one copy of the model together (tensor parallelism). */
-    ZR_ROLE_MODEL,
+    ZR_ROLE_TP,
     /* The step's agreement of all ranks, if the control group has only the ranks of one part of the model. */
     ZR_ROLE_WORLD,
     /* Activations between two neighbours of a pipeline. Even: an even rank and the next one. Odd: an odd rank
@@ -70,7 +70,7 @@ enum zr_role {
 };
 /* Number of pair roles, from ZR_ROLE_EVEN_PAIR on. */
 #define ZR_PAIR_ROLES 3
-/* "gather", "reduce", "gather outer", "reduce outer", "control", "model", "world", "even pair", "odd pair",
+/* "gather", "reduce", "gather outer", "reduce outer", "control", "tp", "world", "even pair", "odd pair",
  * "closing pair", "tied" */
 const char *zr_role_name(enum zr_role r);
 

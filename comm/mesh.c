@@ -24,7 +24,7 @@ static void fill_members(const int32_t *list, int32_t first, int32_t step, int32
 /* Number of ranks of one pipeline stage. */
 static int32_t stage_size(const struct zr_topology *t, const struct zr_mesh *m)
 {
-    return t->world / m->stages;
+    return t->world / m->pp;
 }
 
 /* Whether a list of places puts b directly after a: on the same host, or the same rank if places are
@@ -34,18 +34,19 @@ static bool is_listed_with(const struct zr_topology *t, int32_t a, int32_t b)
     return t->by_rank ? a == b : t->host_of[a] == t->host_of[b];
 }
 
-/* Lists the ranks that have a part of a stage, and returns the place of rank among them, or -1. The order is
- * host by host, as in the topology, but hosts are ordered by the lowest of these ranks. If places are ranks,
- * the order is by number. */
-static int32_t list_part(const struct zr_topology *t, const struct zr_mesh *m, int32_t stage, int32_t part,
-                         int32_t rank, int32_t *members)
+/* Lists the data-parallel ranks with this pipeline stage and number along tp, and returns the place of rank
+ * among them, or -1. The order is host by host, as in the topology, but hosts are ordered by the lowest of
+ * these ranks. If places are ranks, the order is by number. */
+static int32_t list_dp(const struct zr_topology *t, const struct zr_mesh *m, int32_t pp_rank, int32_t tp_rank,
+                       int32_t rank, int32_t *members)
 {
-    int32_t n = 0, found = -1, first = stage * stage_size(t, m) + part, end = (stage + 1) * stage_size(t, m);
-    for (int32_t lowest = first; lowest < end; lowest += m->parts) {
+    int32_t n = 0, found = -1, first = pp_rank * stage_size(t, m) + tp_rank,
+            end = (pp_rank + 1) * stage_size(t, m);
+    for (int32_t lowest = first; lowest < end; lowest += m->tp) {
         bool is_listed = false;
         for (int32_t k = 0; k < n && !is_listed; k++)
             is_listed = is_listed_with(t, members[k], lowest);
-        for (int32_t r = lowest; r < end && !is_listed; r += m->parts) {
+        for (int32_t r = lowest; r < end && !is_listed; r += m->tp) {
             if (!is_listed_with(t, r, lowest))
                 continue;
             if (r == rank)
@@ -70,17 +71,17 @@ static struct zr_group group_of(const struct zr_topology *t, const int32_t *memb
     return g;
 }
 
-/* Whether any outer group has ranks on two hosts. all and across have room for a part's ranks, and for those
- * of an outer group. */
-static bool any_outer_spans_hosts(const struct zr_topology *t, const struct zr_mesh *m, int32_t *all,
-                                  int32_t *across)
+/* Whether any replicate group has ranks on two hosts. all and across have room for the ranks of a dp group
+ * and of a replicate group. */
+static bool any_replicas_span_hosts(const struct zr_topology *t, const struct zr_mesh *m, int32_t *all,
+                                    int32_t *across)
 {
     bool spans = false;
-    for (int32_t k = 0; k < m->stages * m->parts; k++) {
-        list_part(t, m, k / m->parts, k % m->parts, -1, all);
-        for (int32_t i = 0; i < m->inner; i++) {
-            fill_members(all, i, m->inner, m->outer, across);
-            spans |= spans_hosts(t, across, m->outer);
+    for (int32_t k = 0; k < m->pp * m->tp; k++) {
+        list_dp(t, m, k / m->tp, k % m->tp, -1, all);
+        for (int32_t i = 0; i < m->dp_shard; i++) {
+            fill_members(all, i, m->dp_shard, m->dp_replicate, across);
+            spans |= spans_hosts(t, across, m->dp_replicate);
         }
     }
     return spans;
@@ -90,67 +91,66 @@ static bool any_outer_spans_hosts(const struct zr_topology *t, const struct zr_m
  * if it has no such neighbour. Returns the number of ranks. */
 static int32_t list_pair(const struct zr_topology *t, const struct zr_mesh *m, int32_t odd, int32_t *members)
 {
-    bool first = m->stage % 2 == odd;
+    bool first = m->pp_rank % 2 == odd;
     int32_t next = t->rank + stage_size(t, m), before = t->rank - stage_size(t, m);
     members[0] = first || before < 0 ? t->rank : before;
     members[1] = first ? next : t->rank;
-    return first ? 1 + (m->stage + 1 < m->stages) : 1 + (before >= 0);
+    return first ? 1 + (m->pp_rank + 1 < m->pp) : 1 + (before >= 0);
 }
 
-/* Lists the ranks of the first and the last stage with this rank's part and place. The list is this rank
+/* Lists the ranks of the first and the last stage that correspond to this one. The list is this rank
  * alone in other stages. Returns the number of ranks. */
 static int32_t list_ends(const struct zr_topology *t, const struct zr_mesh *m, int32_t *members)
 {
-    int32_t n = stage_size(t, m), last = m->stages - 1;
-    bool at_end = last > 0 && m->stage % last == 0;
+    int32_t n = stage_size(t, m), last = m->pp - 1;
+    bool at_end = last > 0 && m->pp_rank % last == 0;
     members[0] = at_end ? t->rank % n : t->rank;
     members[1] = t->rank % n + last * n;
     return at_end ? 2 : 1;
 }
 
-static int check_division(const struct zr_topology *t, int32_t stages, int32_t parts, int32_t inner)
+static int check_division(const struct zr_topology *t, int32_t pp, int32_t tp, int32_t dp_shard)
 {
-    if (stages < 1 || parts < 1 || t->world / stages % parts || t->world % stages)
+    if (pp < 1 || tp < 1 || t->world / pp % tp || t->world % pp)
         return zr_fail(ZERO_ERR_ARG,
-                       "%d stages of %d parts in a world of %d: a product that divides the world is allowed",
-                       stages, parts, t->world);
-    int32_t n = t->world / stages / parts;
-    if (inner < 1 || n % inner)
+                       "pp %d and tp %d in a world of %d: a product that divides the world is allowed", pp,
+                       tp, t->world);
+    int32_t n = t->world / pp / tp;
+    if (dp_shard < 1 || n % dp_shard)
         return zr_fail(ZERO_ERR_ARG,
                        "groups of %d ranks in a world of %d: a number that divides the world is allowed",
-                       inner, n);
+                       dp_shard, n);
     return 0;
 }
 
-int zr_mesh_make(const struct zr_topology *t, int32_t stages, int32_t parts, int32_t inner,
-                 struct zr_mesh *out)
+int zr_mesh_make(const struct zr_topology *t, int32_t pp, int32_t tp, int32_t dp_shard, struct zr_mesh *out)
 {
-    *out = (struct zr_mesh){.inner = 0};
-    int err = check_division(t, stages, parts, inner);
+    *out = (struct zr_mesh){.dp_shard = 0};
+    int err = check_division(t, pp, tp, dp_shard);
     if (err)
         return err;
-    int32_t n = t->world / stages / parts;
-    struct zr_mesh m = {.stages = stages,
-                        .parts = parts,
-                        .stage = t->rank / (t->world / stages),
-                        .part = t->rank % parts,
-                        .inner = inner,
-                        .outer = n / inner};
-    ZR_TRY(ZR_ZALLOC(m.members, n + m.inner + m.outer + parts + t->world + 6, "the groups of %d ranks",
+    int32_t n = t->world / pp / tp;
+    struct zr_mesh m = {.pp = pp,
+                        .tp = tp,
+                        .pp_rank = t->rank / (t->world / pp),
+                        .tp_rank = t->rank % tp,
+                        .dp_shard = dp_shard,
+                        .dp_replicate = n / dp_shard};
+    ZR_TRY(ZR_ZALLOC(m.members, n + m.dp_shard + m.dp_replicate + tp + t->world + 6, "the groups of %d ranks",
                      t->world));
-    int32_t *in = m.members + n, *across = in + m.inner, *model = across + m.outer, *world = model + parts,
-            *pair = world + t->world;
-    m.outer_spans_hosts = any_outer_spans_hosts(t, &m, m.members, across);
-    int32_t place = list_part(t, &m, m.stage, m.part, t->rank, m.members);
-    fill_members(m.members, place / m.inner * m.inner, 1, m.inner, in);
-    fill_members(m.members, place % m.inner, m.inner, m.outer, across);
-    for (int32_t k = 0; k < parts; k++)
-        model[k] = t->rank - m.part + k;
+    int32_t *in = m.members + n, *across = in + m.dp_shard, *model = across + m.dp_replicate,
+            *world = model + tp, *pair = world + t->world;
+    m.replicas_span_hosts = any_replicas_span_hosts(t, &m, m.members, across);
+    int32_t place = list_dp(t, &m, m.pp_rank, m.tp_rank, t->rank, m.members);
+    fill_members(m.members, place / m.dp_shard * m.dp_shard, 1, m.dp_shard, in);
+    fill_members(m.members, place % m.dp_shard, m.dp_shard, m.dp_replicate, across);
+    for (int32_t k = 0; k < tp; k++)
+        model[k] = t->rank - m.tp_rank + k;
     fill_members(t->rank_at, 0, 1, t->world, world);
-    m.all = group_of(t, m.members, n);
-    m.in = group_of(t, in, m.inner);
-    m.out = group_of(t, across, m.outer);
-    m.model = group_of(t, model, parts);
+    m.dp_group = group_of(t, m.members, n);
+    m.shard_group = group_of(t, in, m.dp_shard);
+    m.replicate_group = group_of(t, across, m.dp_replicate);
+    m.tp_group = group_of(t, model, tp);
     m.world = group_of(t, world, t->world);
     for (int32_t odd = 0; odd < 2; odd++)
         m.pair[odd] = group_of(t, pair + 2 * odd, list_pair(t, &m, odd, pair + 2 * odd));
@@ -164,5 +164,5 @@ void zr_mesh_free(struct zr_mesh *mesh)
     if (!mesh)
         return;
     free(mesh->members);
-    *mesh = (struct zr_mesh){.inner = 0};
+    *mesh = (struct zr_mesh){.dp_shard = 0};
 }

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mesh.h: the groups of the world's ranks along four axes.
+/* mesh.h: the groups of the world's ranks along the axes of cfg.mesh.
  *
- *     pipeline  ranks with different pipeline stages
- *     parts     tensor parallelism: ranks that share one pipeline stage
- *     inner     data-parallel ranks that share one copy of what is cut
- *     outer     data-parallel ranks that have the same slice of each copy
+ *     pp            pipeline stages
+ *     tp            tensor parallelism: ranks that share one pipeline stage
+ *     dp_shard      data-parallel ranks that share one copy of what is cut
+ *     dp_replicate  data-parallel ranks that have the same slice of each copy
  *
- * Take a world of P pipeline stages and M parts, with N ranks for each stage. Rank r has stage r / N and part
- * r % M. It is number r % N / M of the W data-parallel ranks with that stage and part. Their places are host
- * by host as in the topology, or by number (zr_topology_order_by_rank).
+ * Each pipeline stage has N = world / pp ranks. Rank r has pipeline stage r / N and number r % tp along tp.
+ * It is number r % N / tp of the data-parallel ranks that have both in common. Their places are host by host
+ * as in the topology, or by number (zr_topology_order_by_rank).
  *
- * With inner groups of I places, place p is number p % I of inner group p / I. The places of an inner group
- * are neighbours. Its outer group is places p % I, p % I + I, p % I + 2 I, and so on. Without groups I is W,
- * and each outer group is a single rank. */
+ * Place p of them is number p % dp_shard of the shard group p / dp_shard, whose places are neighbours. Its
+ * replicate group is places p % dp_shard, p % dp_shard + dp_shard, and so on. Without replicas each replicate
+ * group is a single rank. */
 #ifndef ZR_COMM_MESH_H
 #define ZR_COMM_MESH_H
 
@@ -21,14 +21,14 @@
 
 struct zr_mesh {
     /* Sizes of the axes. Their product is the world's size. */
-    int32_t stages, parts, inner, outer;
-    /* The pipeline stage and the part of this rank. */
-    int32_t stage, part;
-    /* The ranks with this rank's stage and part, and this rank's inner and outer group among them, by places.
-     * The first of all is the one with the lowest number. */
-    struct zr_group all, in, out;
-    /* The ranks with all parts of this rank's stage, by number. The whole world, by places. */
-    struct zr_group model, world;
+    int32_t pp, tp, dp_shard, dp_replicate;
+    /* This rank's pipeline stage, and its number along tp. */
+    int32_t pp_rank, tp_rank;
+    /* The ranks with this rank's pipeline stage and number along tp, by places, and this rank's groups among
+     * them. The first of dp_group is the one with the lowest number. */
+    struct zr_group dp_group, shard_group, replicate_group;
+    /* The ranks along tp with this rank's pipeline stage, by number. The whole world, by places. */
+    struct zr_group tp_group, world;
     /* Pairs of ranks of neighbouring stages, by number: an even stage and the next, an odd stage and the
      * next. A single rank if this rank has no such neighbour. */
     struct zr_group pair[2];
@@ -37,15 +37,14 @@ struct zr_mesh {
     struct zr_group ends;
     /* Members of all groups. Owned by the mesh. */
     int32_t *members;
-    /* Some outer group has ranks on two hosts. Equal on all ranks. */
-    bool outer_spans_hosts;
+    /* Some replicate group has ranks on two hosts. Equal on all ranks. */
+    bool replicas_span_hosts;
 };
 
-/* Makes the groups for the given numbers of pipeline stages, parts of a stage, and ranks of an inner group.
- * Local. Returns ZERO_ERR_ARG if they do not divide the world, or ZERO_ERR_NOMEM; *out then holds nothing.
- * The topology is not needed afterwards. */
-int zr_mesh_make(const struct zr_topology *t, int32_t stages, int32_t parts, int32_t inner,
-                 struct zr_mesh *out);
+/* Makes the groups for these sizes of pp, tp and dp_shard; dp_replicate follows from the world. Local.
+ * Returns ZERO_ERR_ARG if they do not divide the world, or ZERO_ERR_NOMEM; *out then holds nothing. The
+ * topology is not needed afterwards. */
+int zr_mesh_make(const struct zr_topology *t, int32_t pp, int32_t tp, int32_t dp_shard, struct zr_mesh *out);
 
 /* NULL and a zeroed struct are allowed. */
 void zr_mesh_free(struct zr_mesh *mesh);

@@ -43,7 +43,7 @@ struct zr_options {
     int32_t dp_shard;
     /* Pipeline stages, and tensor-parallel ranks of each (parts). Each part of each pipeline stage has its
      * set of data-parallel ranks. 0 and 1: not divided. */
-    int32_t pp, parts;
+    int32_t pp, tp;
     /* Bytes of the arena for activations between pipeline stages (pipe.c). */
     int64_t pipe_bytes;
     /* Bytes of the arena for tensors that the first and the last pipeline stage share (tied.c). */
@@ -130,7 +130,7 @@ static inline int zr_most_micro_batches(const struct zr_options *o)
 /* Returns how many ranks hold one copy of the model together: pipeline stages times tensor-parallel ranks. */
 static inline int32_t zr_model_ranks(const struct zr_options *o)
 {
-    return (o->pp > 1 ? o->pp : 1) * (o->parts > 1 ? o->parts : 1);
+    return (o->pp > 1 ? o->pp : 1) * (o->tp > 1 ? o->tp : 1);
 }
 
 #endif

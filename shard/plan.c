@@ -257,10 +257,10 @@ static void place_grads(struct zr_plan *p, const struct zr_options *opt)
     p->control_bytes = control ? zr_round_up(control, 4096) + opt->control_scratch_bytes : 0;
     p->reduce_bytes = zr_round_up(end, 4096) + opt->reduce_scratch_bytes;
     int64_t scratch = opt->reduce_scratch_bytes + (control ? opt->control_scratch_bytes : 0);
-    p->model_bytes = p->parts > 1 ? ZR_MODEL_BYTES : 0;
+    p->tp_bytes = p->tp > 1 ? ZR_TP_BYTES : 0;
     p->pipe_bytes = opt->pipe_bytes;
     p->tied_bytes = opt->tied_bytes;
-    p->bytes[ZR_MEM_COMM] += scratch + p->model_bytes + p->pipe_bytes + p->tied_bytes;
+    p->bytes[ZR_MEM_COMM] += scratch + p->tp_bytes + p->pipe_bytes + p->tied_bytes;
     p->bytes[ZR_MEM_EXCHANGE] += p->control_bytes + p->reduce_bytes - scratch - p->bytes[ZR_MEM_GRAD_SLOTS] -
                                  p->bytes[ZR_MEM_GRAD_SHARDS] - p->bytes[ZR_MEM_GRAD_SUMS] -
                                  p->bytes[ZR_MEM_GRAD_GATHERED];
@@ -524,7 +524,7 @@ int zr_plan_make(const struct zr_layout *l, const struct zr_options *opt, struct
     err = ZERO_ERR_NOMEM;
     p->layout = l;
     p->world = l->world;
-    p->parts = opt->parts > 1 ? opt->parts : 1;
+    p->tp = opt->tp > 1 ? opt->tp : 1;
     p->model_ranks = zr_model_ranks(opt);
     p->gather_packs_up_to = opt->gather_packs_up_to;
     p->reduce_packs_up_to = opt->reduce_packs_up_to;

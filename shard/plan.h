@@ -41,8 +41,8 @@ const char *zr_mem_name(enum zr_mem m);
 #define ZR_CONTROL_BYTES      1024         /* step scalars, and at ZR_STRAY_AT a struct zr_exact_sum */
 #define ZR_OUTCOME_BYTES      1024         /* step results for the host: struct zr_agreed, and the same */
 #define ZR_STRAY_AT           256          /* offset of squares without brackets (check/lost_gradients.c) */
-#define ZR_MODEL_ELEMS        (256 << 10)  /* most elements of activations that tp ranks exchange at a time */
-#define ZR_MODEL_BYTES        (3192 << 10) /* bytes of the arena for them */
+#define ZR_TP_ELEMS           (256 << 10)  /* most elements of activations that tp ranks exchange at a time */
+#define ZR_TP_BYTES           (3192 << 10) /* bytes of the arena for them */
 #define ZR_SMALL_VALUES_BYTES (64 << 10)   /* least bytes for values, if the model has as many */
 #define ZR_VALUE_BYTES        (256 << 10)  /* most bytes for values, in zero_read and zero_write */
 
@@ -80,7 +80,7 @@ struct zr_plan {
 
     /* Data-parallel ranks; ranks that hold one copy of the model together; tensor-parallel ranks of a
      * pipeline stage. */
-    int32_t world, model_ranks, parts;
+    int32_t world, model_ranks, tp;
     struct zr_placement place;
     struct zr_hop hop[ZR_AXES];
     /* As in the options. */
@@ -143,7 +143,7 @@ struct zr_plan {
 
     /* Bytes of the arenas of activations between tensor-parallel ranks (tensor_parallel.c) and between
      * pipeline stages (pipe.c), and of tied tensors (tied.c). 0: there is no such arena. */
-    int64_t model_bytes, pipe_bytes, tied_bytes;
+    int64_t tp_bytes, pipe_bytes, tied_bytes;
 
     /* Optimizer state, in device memory outside the arenas. */
     /* (n_flats) Element in the master array. -1: f32 parameters, which are their own masters, or frozen. */

@@ -138,7 +138,7 @@ static struct zr_traffic traffic_of(const struct zr_plan *p, const struct zr_cor
 {
     const struct zr_where at = zr_where_of(&p->place, place);
     bool groups = p->spec.outer;
-    struct zr_traffic t = {.agreement_bytes = zr_agree_wire(p->world * p->model_ranks, place * p->parts,
+    struct zr_traffic t = {.agreement_bytes = zr_agree_wire(p->world * p->model_ranks, place * p->tp,
                                                             ZR_AGREE_SUMS, ZR_AGREE_MAXES)};
     for (int32_t u = 0; u < p->layout->n_units; u++)
         add_traffic(p, u, w, wire, at, &t);

@@ -123,7 +123,7 @@ static void fill_fingerprint(const struct zero_ctx *z, bool failed, struct finge
     c->copy_engine = z->config.user.launch.copy_engine;
     c->init_from = z->config.user.init_from;
     c->pp = o->pp;
-    c->tp = o->parts;
+    c->tp = o->tp;
     c->schedule = z->config.user.pipeline.schedule;
     c->activation_bytes = (double)z->config.user.pipeline.activation_bytes;
     c->hybrid = z->config.user.hybrid;
@@ -146,7 +146,7 @@ static void fill_fingerprint(const struct zero_ctx *z, bool failed, struct finge
     c->save_async = o->save_async;
     /* At other stages one rank may use check mode alone. At stage 3 check mode changes the plan. */
     bool of_all =
-        z->plan->place.shards_params || z->plan->hop[ZR_OUTER].sums_whole || o->parts > 1 || zr_stages(z) > 1;
+        z->plan->place.shards_params || z->plan->hop[ZR_OUTER].sums_whole || o->tp > 1 || zr_stages(z) > 1;
     c->check = z->layout->gaps || (o->check && of_all);
     c->n_tensors = z->layout->n_tensors;
     c->layout_hash = z->layout->hash;
@@ -468,7 +468,7 @@ int zr_agree_in_run(struct zero_ctx *z, int local_err)
 
 int zr_agree_in_stage(struct zero_ctx *z, int local_err)
 {
-    if (z->mesh.stages == 1)
+    if (z->mesh.pp == 1)
         return zr_agree_in_run(z, local_err);
     return local_err ? zr_engine_fail(z->engine, local_err, zr_error_text()) : 0;
 }

@@ -121,8 +121,7 @@ int zr_backend_choose(struct zr_config *config, int world, const struct zr_backe
         return zr_fail(ZERO_ERR_NOTSUP,
                        "%s is %d, but backend is %s, which has no such axis yet; allowed: %s 1, or "
                        "backend shm",
-                       o->parts > 1 ? "tp" : "pp", o->parts > 1 ? o->parts : o->pp, b->name,
-                       o->parts > 1 ? "tp" : "pp");
+                       o->tp > 1 ? "tp" : "pp", o->tp > 1 ? o->tp : o->pp, b->name, o->tp > 1 ? "tp" : "pp");
     if (b->costly_tree && config->user.deterministic == ZERO_AUTO)
         config->options.deterministic = false;
     *out = b;
@@ -287,7 +286,7 @@ void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, co
     if (!b->reserve)
         return;
     ask_roles(b, layout, o, ask);
-    for (int r = 0; r < (layout->outer > 1 ? ZR_ROLE_MODEL : ZR_ROLE_GATHER_OUTER); r++) {
+    for (int r = 0; r < (layout->outer > 1 ? ZR_ROLE_TP : ZR_ROLE_GATHER_OUTER); r++) {
         ask[r].group = &sizes[r / 2]; /* Roles come in pairs that share a group. */
         bytes[r] = b->reserve((enum zr_role)r, &ask[r], o->deterministic);
     }
@@ -311,24 +310,24 @@ int zr_backend_open_device(struct zero_ctx *z)
  * own. */
 static const struct zr_group *group_of(const struct zero_ctx *z, enum zr_role role)
 {
-    bool groups = z->plan->place.size[ZR_OUTER] > 1, parts = z->mesh.parts > 1, stages = z->mesh.stages > 1;
+    bool groups = z->plan->place.size[ZR_OUTER] > 1, parts = z->mesh.tp > 1, stages = z->mesh.pp > 1;
     switch (role) {
     case ZR_ROLE_GATHER:
     case ZR_ROLE_REDUCE:
-        return groups ? &z->mesh.in : &z->mesh.all;
+        return groups ? &z->mesh.shard_group : &z->mesh.dp_group;
     case ZR_ROLE_GATHER_OUTER:
     case ZR_ROLE_REDUCE_OUTER:
-        return groups ? &z->mesh.out : NULL;
+        return groups ? &z->mesh.replicate_group : NULL;
     case ZR_ROLE_CONTROL:
-        return groups || stages ? &z->mesh.all : NULL;
-    case ZR_ROLE_MODEL:
-        return parts ? &z->mesh.model : NULL;
+        return groups || stages ? &z->mesh.dp_group : NULL;
+    case ZR_ROLE_TP:
+        return parts ? &z->mesh.tp_group : NULL;
     case ZR_ROLE_WORLD:
         return parts || stages ? &z->mesh.world : NULL;
     case ZR_ROLE_EVEN_PAIR:
         return stages ? &z->mesh.pair[0] : NULL;
     case ZR_ROLE_ODD_PAIR:
-        return z->mesh.stages > 2 ? &z->mesh.pair[1] : NULL;
+        return z->mesh.pp > 2 ? &z->mesh.pair[1] : NULL;
     case ZR_ROLE_CLOSING_PAIR:
         return stages && z->config.user.pipeline.stages_per_rank > 1 ? &z->mesh.ends : NULL;
     case ZR_ROLE_TIED:

@@ -33,7 +33,7 @@ bool zr_buffers_exist(const struct zero_ctx *z)
 
 bool zr_buffers_are_saved_here(const struct zero_ctx *z)
 {
-    return z->world.rank % (z->world.world / z->mesh.stages) == 0;
+    return z->world.rank % (z->world.world / z->mesh.pp) == 0;
 }
 
 /* The first buffer element that differs from the one on the first rank, and its tensor. -1: all are equal. */

@@ -183,7 +183,7 @@ static int check_range(struct zero_ctx *z, bool writes, int32_t tensor, int32_t 
         return zr_fail(ZERO_ERR_ARG,
                        "%s: tensor %s is frozen: it has no master weights, no states and no gradient", call,
                        t->name);
-    const struct zr_tp_cut cut = zr_tp_of_tensor(t, z->mesh.parts);
+    const struct zr_tp_cut cut = zr_tp_of_tensor(t, z->mesh.tp);
     int64_t n_elems = writes && t->given_whole ? zr_tp_whole_elems(&cut) : t->n_elems;
     if (first < 0 || n < 0 || first > n_elems - n)
         return zr_fail(ZERO_ERR_ARG,
@@ -234,7 +234,7 @@ static int write_values(struct zero_ctx *z, int32_t tensor, int kind, int64_t fi
     if (kind < 0)
         zr_init_later_note(z, tensor, whole, first, n);
     bool all_have_values = lacks_values && !z->init_later;
-    return all_have_values && z->mesh.stages == 1 ? zr_engine_tp_compare(z->engine) : 0;
+    return all_have_values && z->mesh.pp == 1 ? zr_engine_tp_compare(z->engine) : 0;
 }
 
 int zr_values_write(struct zero_ctx *z, int32_t tensor, int kind, int64_t first, int64_t n, const void *src)
@@ -248,11 +248,11 @@ static int complete_gradients(struct zero_ctx *z)
     double norm;
     if (zr_engine_is_complete(z->engine))
         return 0;
-    if (z->mesh.stages > 1)
+    if (z->mesh.pp > 1)
         return zr_fail(ZERO_ERR_ORDER,
                        "zero_read: the gradients of this step are not complete; with pp %d, call zero_norm "
                        "on the ranks of all pipeline stages first",
-                       z->mesh.stages);
+                       z->mesh.pp);
     ZR_TRY(zr_need_gradients(z, "zero_read"));
     int err = zr_engine_norm(z->engine, &norm);
     return err ? zr_fail_more(err, "zero_read of a gradient") : 0;

@@ -17,7 +17,7 @@ struct asked {
 
 static int32_t axis_size(const struct zero_ctx *z, enum zero_axis axis)
 {
-    return axis == ZERO_AXIS_TP ? z->mesh.parts : axis == ZERO_AXIS_PP ? z->mesh.stages : 1;
+    return axis == ZERO_AXIS_TP ? z->mesh.tp : axis == ZERO_AXIS_PP ? z->mesh.pp : 1;
 }
 
 static int64_t bytes_of(const struct asked *a)
@@ -59,7 +59,7 @@ static int check_call(struct zero_ctx *z, const struct asked *a, bool computes)
 static int check_memory(const struct zero_ctx *z, const struct asked *a, const void *whole, const void *part)
 {
     const int64_t bytes = bytes_of(a);
-    const int32_t rank = a->axis == ZERO_AXIS_TP ? z->mesh.part : 0;
+    const int32_t rank = a->axis == ZERO_AXIS_TP ? z->mesh.tp_rank : 0;
     const uintptr_t first = (uintptr_t)whole, at = (uintptr_t)part,
                     end = first + (uintptr_t)(bytes * axis_size(z, a->axis));
     if (at == first + (uintptr_t)(bytes * rank) || at >= end || at + (uintptr_t)bytes <= first)

@@ -52,7 +52,7 @@ int zr_config_resolve(const struct zero_config *user, struct zr_config *out);
 /* The same without a log. For zero_find_place: the later zero_wrap logs what there is to log. */
 int zr_config_resolve_silently(const struct zero_config *user, struct zr_config *out);
 
-/* find_place.c. Computes place, options.pp and options.parts from cfg.mesh. Everything else here then takes
+/* find_place.c. Computes place, options.pp and options.tp from cfg.mesh. Everything else here then takes
  * the number of data-parallel ranks (place.n_data) for the world. ZERO_ERR_ARG if the axes do not make the
  * world. ZERO_ERR_NOTSUP if this library or the device does not have an axis. */
 int zr_config_mesh(struct zr_config *config, int32_t rank, int32_t world);

@@ -181,17 +181,17 @@ int zr_need_gradients(const struct zero_ctx *z, const char *call);
  * same part of the model. Before the mesh is made, all ranks count as data-parallel. */
 static inline int32_t zr_dp_world(const struct zero_ctx *z)
 {
-    return z->mesh.inner ? z->mesh.inner * z->mesh.outer : z->world.world;
+    return z->mesh.dp_shard ? z->mesh.dp_shard * z->mesh.dp_replicate : z->world.world;
 }
 static inline int32_t zr_dp_rank(const struct zero_ctx *z)
 {
-    return z->mesh.inner ? z->world.rank % (z->world.world / z->mesh.stages) / z->mesh.parts : z->world.rank;
+    return z->mesh.dp_shard ? z->world.rank % (z->world.world / z->mesh.pp) / z->mesh.tp : z->world.rank;
 }
 /* Returns the lowest rank that has the same part of the model as rank r. */
 static inline int32_t zr_first_of_part(const struct zero_ctx *z, int32_t r)
 {
-    int32_t n_stage = z->world.world / z->mesh.stages;
-    return r / n_stage * n_stage + r % z->mesh.parts;
+    int32_t n_stage = z->world.world / z->mesh.pp;
+    return r / n_stage * n_stage + r % z->mesh.tp;
 }
 
 /* whole.c. Collects the tensors of all pipeline stages, once the plans agree. Collective over the rendezvous
@@ -203,7 +203,7 @@ void zr_whole_free(struct zr_whole *w);
 /* Returns the number of pipeline stages of the whole model. */
 static inline int32_t zr_stages(const struct zero_ctx *z)
 {
-    return z->mesh.stages * z->config.user.pipeline.stages_per_rank;
+    return z->mesh.pp * z->config.user.pipeline.stages_per_rank;
 }
 
 static inline struct zr_place zr_place_of(const struct zero_ctx *z, int32_t tensor)

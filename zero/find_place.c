@@ -102,7 +102,7 @@ int zr_config_mesh(struct zr_config *c, int32_t rank, int32_t world)
     p.dp_replicate = p.n_dp_shard < 0 ? -1 : p.data / p.n_dp_shard;
     p.dp_shard = p.n_dp_shard < 0 ? -1 : p.data % p.n_dp_shard;
     c->place = p;
-    c->options.parts = p.n_tp;
+    c->options.tp = p.n_tp;
     c->options.pp = p.n_pp;
     return 0;
 }

@@ -32,7 +32,7 @@ struct zr_init_later {
 
 int zr_init_later_open(struct zero_ctx *z)
 {
-    size_t n = (size_t)z->layout->n_tensors, n_parts = (size_t)z->mesh.parts;
+    size_t n = (size_t)z->layout->n_tensors, n_parts = (size_t)z->mesh.tp;
     ZR_TRY(ZR_ZALLOC_BYTES(z->init_later, sizeof *z->init_later + n * n_parts * sizeof *z->init_later->of,
                            "a table of %zu tensors", n));
     z->init_later->n_tensors = (int32_t)n;
@@ -101,7 +101,7 @@ int zr_init_later_require(struct zero_ctx *z, const char *call, int32_t tensor)
 int zr_init_later_require_all(struct zero_ctx *z, const char *call)
 {
     int err = zr_init_later_require(z, call, -1);
-    if (z->mesh.stages == 1 || z->config.user.init_from != ZERO_INIT_LATER || z->stages_have_values)
+    if (z->mesh.pp == 1 || z->config.user.init_from != ZERO_INIT_LATER || z->stages_have_values)
         return err;
     err = zr_agree_in_run(z, err);
     if (!err)
@@ -164,7 +164,7 @@ void zr_init_later_note(struct zero_ctx *z, int32_t tensor, bool whole, int64_t 
     struct known *k;
     if (!z->init_later || z->layout->tensors[tensor].buffer || n == 0)
         return;
-    const struct zr_tp_cut cut = zr_tp_of_tensor(&z->layout->tensors[tensor], z->mesh.parts);
+    const struct zr_tp_cut cut = zr_tp_of_tensor(&z->layout->tensors[tensor], z->mesh.tp);
     int32_t n_lists = lists_of(z, tensor, &k);
     for (int32_t part = 0; part < n_lists; part++) {
         int64_t begin = whole ? zr_tp_from(&cut, part, first) : first,

@@ -12,7 +12,7 @@
 /* Checks the count of rank r. Ranks of tp are neighbours, and train on the same tokens. */
 static int check_count(const struct zero_ctx *z, const double *count, int r)
 {
-    int first = r - r % z->mesh.parts;
+    int first = r - r % z->mesh.tp;
     if (!isfinite(count[r]) || count[r] < 0)
         return zr_fail(ZERO_ERR_ARG, "zero_loss_scale: count is %g on rank %d; allowed: finite, 0 and more",
                        count[r], r);
@@ -30,11 +30,11 @@ static int add_up(const struct zero_ctx *z, double *sum)
 {
     const double *count = z->from_all;
     struct zr_exact_sum exact;
-    int last = z->world.world - z->world.world / z->mesh.stages;
+    int last = z->world.world - z->world.world / z->mesh.pp;
     zr_exact_reset(&exact);
     for (int r = 0; r < z->world.world; r++) {
         ZR_TRY(check_count(z, count, r));
-        if (r >= last && r % z->mesh.parts == 0)
+        if (r >= last && r % z->mesh.tp == 0)
             zr_exact_add(&exact, count[r]);
     }
     *sum = zr_exact_value(&exact);

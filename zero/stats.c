@@ -128,13 +128,13 @@ int zero_get_stats(zero_ctx *z, struct zero_stats *out)
                            .n_waits = f.n_waits,
                            .wait_ns = f.wait_ns,
                            .n_replans = f.n_replans,
-                           .dp_shard = z->mesh.inner,
+                           .dp_shard = z->mesh.dp_shard,
                            .hybrid = runs_as(&z->config),
                            .grad_accum_steps = zr_engine_tuned(z->engine)->grad_accum_steps,
                            .attempt = z->world.attempt,
                            .n_micro = z->n_micro,
                            .library_bytes = f.library_bytes,
-                           .tp_bytes = f.model_bytes,
+                           .tp_bytes = f.tp_bytes,
                            .pp_bytes = f.pipe_bytes,
                            .place = z->config.place};
     s.place.local_rank = z->world.local_rank;

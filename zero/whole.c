@@ -97,7 +97,7 @@ static int exchange_tables(struct zero_ctx *z, char **out, int64_t *each)
 {
     if (!z->rendezvous)
         return take_own_table(z, out, each);
-    int32_t world = z->world.world, n_stage = world / z->mesh.stages;
+    int32_t world = z->world.world, n_stage = world / z->mesh.pp;
     int64_t own = message_bytes(z->layout), *sizes;
     int err = ZR_ALLOC(sizes, world, "the tables of %d ranks", world);
     err = err ? zr_rendezvous_fail(z->rendezvous, err)
@@ -128,7 +128,7 @@ static int64_t count_rows(const struct zero_ctx *z, const char *all, int64_t eac
 {
     int64_t n = 0;
     struct head h;
-    for (int32_t r = 0; r < z->mesh.stages; r++) {
+    for (int32_t r = 0; r < z->mesh.pp; r++) {
         memcpy(&h, all + r * each, sizeof h);
         n += h.n_tensors;
     }
@@ -142,9 +142,9 @@ static struct listed *list_stage(const struct zero_ctx *z, const char *at, int32
     memcpy(&h, at, sizeof h);
     const char *rows = at + sizeof h, *name = rows + (size_t)h.n_tensors * sizeof(struct row);
     for (int32_t i = 0; i < h.n_tensors; i++, name += strlen(name) + 1) {
-        struct listed x = {.name = name, .pp_at = stage % z->mesh.stages, .index = i};
+        struct listed x = {.name = name, .pp_at = stage % z->mesh.pp, .index = i};
         memcpy(&x.row, rows + (size_t)i * sizeof x.row, sizeof x.row);
-        if (x.row.pp_stage == stage / z->mesh.stages)
+        if (x.row.pp_stage == stage / z->mesh.pp)
             *list++ = x;
     }
     return list;
@@ -155,8 +155,8 @@ static void list_rows(struct zero_ctx *z, const char *all, int64_t each, struct 
 {
     uint64_t hash = 0;
     for (int32_t stage = 0; stage < zr_stages(z); stage++)
-        list = list_stage(z, all + stage % z->mesh.stages * each, stage, list);
-    for (int32_t r = 0; r < z->mesh.stages; r++) {
+        list = list_stage(z, all + stage % z->mesh.pp * each, stage, list);
+    for (int32_t r = 0; r < z->mesh.pp; r++) {
         struct head h;
         memcpy(&h, all + r * each, sizeof h);
         hash = XXH64(&h.layout_hash, sizeof h.layout_hash, hash);
@@ -184,7 +184,7 @@ static bool alike(const struct row *a, const struct row *b)
 /* Checks a row that has the name of a row in an earlier stage. */
 static int check_same_name(const struct zero_ctx *z, const struct listed *first, const struct listed *x)
 {
-    int32_t n_stage = z->world.world / z->mesh.stages;
+    int32_t n_stage = z->world.world / z->mesh.pp;
     if (first->row.tie == ZR_TIE_OWNER && x->row.tie == ZR_TIE_COPY)
         return 0;
     if (!first->row.stacked || !x->row.stacked)

@@ -151,7 +151,7 @@ int zr_prepare(struct zr_config *c, int world, const struct zero_tensor *tensors
         return err;
     }
     ZR_TRY(zr_config_layout(c, t, n_tensors, world, &out->layout));
-    ZR_TRY(check_sizes(out->layout, c->options.parts > 1 ? c->options.parts : 1));
+    ZR_TRY(check_sizes(out->layout, c->options.tp > 1 ? c->options.tp : 1));
     zr_backend_reserve(c, out->backend, out->layout);
     ZR_TRY(zr_schedule_make(c, out->layout, &out->schedule));
     return zr_plan_make(out->layout, &c->options, &out->plan);
@@ -167,8 +167,8 @@ static int plan_model(struct zero_ctx *z, const struct zero_tensor *tensors, int
     ZR_TRY(zr_backend_choose(&z->config, z->world.world, &made.backend));
     const struct zr_options *o = &z->config.options;
     order_places(z);
-    ZR_TRY(zr_mesh_make(&z->topology, o->pp, o->parts, o->dp_shard, &z->mesh));
-    zr_config_mind_network(&z->config, z->mesh.outer > 1 && z->mesh.outer_spans_hosts);
+    ZR_TRY(zr_mesh_make(&z->topology, o->pp, o->tp, o->dp_shard, &z->mesh));
+    zr_config_mind_network(&z->config, z->mesh.dp_replicate > 1 && z->mesh.replicas_span_hosts);
     int err = zr_prepare(&z->config, z->config.place.n_data, tensors, n_tensors, zr_values_in(z), &made);
     z->backend = made.backend;
     z->layout = made.layout;

@@ -46,7 +46,7 @@ static void report_nothing_sharded(const struct zero_ctx *z)
     if (z->plan->world == 1 && z->world.world > 1)
         say(log,
             "stage %d shards nothing: each part of the model is on one rank (pp is %d, tp %d, the world %d)",
-            stage, z->mesh.stages, z->mesh.parts, z->world.world);
+            stage, z->mesh.pp, z->mesh.tp, z->world.world);
     else if (z->plan->world == 1)
         say(log, "stage %d shards nothing: this is rank 0 of world 1, found in: %s (%s)", stage,
             z->world.source, z->world.size_from);
@@ -72,15 +72,15 @@ static void report_parts(const struct zero_ctx *z)
     for (int32_t i = 0; i < z->layout->n_tensors; i++)
         if (z->layout->tensors[i].cut)
             return;
-    if (z->mesh.parts > 1 && z->mesh.stages == 1 && z->world.rank == 0)
+    if (z->mesh.tp > 1 && z->mesh.pp == 1 && z->world.rank == 0)
         zr_warn(z->config.options.log,
-                "tp is %d, but no tensor has tp_cut: every rank of tp has the whole model", z->mesh.parts);
+                "tp is %d, but no tensor has tp_cut: every rank of tp has the whole model", z->mesh.tp);
 }
 
 /* Logs how long pipeline stages wait for each other at the beginning and the end of a step. */
 static void report_bubble(const struct zero_ctx *z)
 {
-    int n = z->config.options.grad_accum_steps, pp = z->mesh.stages;
+    int n = z->config.options.grad_accum_steps, pp = z->mesh.pp;
     if (pp > 1 && n < pp && z->world.rank == 0)
         zr_warn(z->config.options.log,
                 "grad_accum_steps is %d, but pp is %d: with fewer micro-batches than stages some stages wait "

@@ -99,10 +99,10 @@ int comm_ranks_meet(struct comm_ranks *r, const struct comm_asked *a)
         err ? err : zr_mesh_make(&r->topology, 1, 1, a->group ? (int32_t)a->group : r->world.world, &r->mesh);
     if (err)
         return err;
-    r->group = a->across ? &r->mesh.out : &r->mesh.in;
-    return a->across && r->mesh.outer == 1
+    r->group = a->across ? &r->mesh.replicate_group : &r->mesh.shard_group;
+    return a->across && r->mesh.dp_replicate == 1
                ? zr_fail(ZERO_ERR_ARG, "groups of %d ranks in a world of %d: there is nothing between them",
-                         r->mesh.inner, r->world.world)
+                         r->mesh.dp_shard, r->world.world)
                : 0;
 }
 
@@ -145,7 +145,7 @@ static int choose(struct comm_ranks *r, const struct comm_asked *a)
             continue;
         if (!is_for(r, a, b))
             return refuse(r, a, b);
-        int err = b->check_hosts ? b->check_hosts(&r->topology, &r->mesh.all) : 0;
+        int err = b->check_hosts ? b->check_hosts(&r->topology, &r->mesh.dp_group) : 0;
         if (err && a->backends)
             return zr_fail_more(err, "--backend: %s", b->name);
         if (err)
@@ -189,11 +189,11 @@ static void ask_roles(const struct comm_ranks *r, const struct zr_backend *b, in
 {
     memset(ask, 0, ZR_ROLES * sizeof *ask);
     for (int role = 0; role < ZR_ROLES; role++) {
-        if (role > ZR_ROLE_REDUCE && r->mesh.outer == 1)
+        if (role > ZR_ROLE_REDUCE && r->mesh.dp_replicate == 1)
             continue;
-        ask[role].group = role == ZR_ROLE_CONTROL ? &r->mesh.all
-                          : role > ZR_ROLE_REDUCE ? &r->mesh.out
-                                                  : &r->mesh.in;
+        ask[role].group = role == ZR_ROLE_CONTROL ? &r->mesh.dp_group
+                          : role > ZR_ROLE_REDUCE ? &r->mesh.replicate_group
+                                                  : &r->mesh.shard_group;
         ask[role].largest_bytes = role == ZR_ROLE_CONTROL ? 0 : slice_bytes;
         ask[role].packed_bytes = role == ZR_ROLE_CONTROL ? 0 : b->small_bytes;
     }

@@ -50,7 +50,7 @@ void zr_sim_order_close(struct zr_sim_order *o)
 /* Whether the model's thread issues a role's collectives: activations and tied tensors. */
 static bool is_models(enum zr_role role)
 {
-    return role == ZR_ROLE_MODEL || (role >= ZR_ROLE_EVEN_PAIR && role <= ZR_ROLE_TIED);
+    return role == ZR_ROLE_TP || (role >= ZR_ROLE_EVEN_PAIR && role <= ZR_ROLE_TIED);
 }
 
 void zr_sim_order_keep(struct zr_sim_comm_world *d, int rank, const struct zr_post *p)

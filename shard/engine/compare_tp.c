@@ -95,7 +95,7 @@ static uint64_t pair_of(int32_t a, int32_t b)
 /* Finds two ranks of this copy of the model whose hashes differ. */
 static int find_pair(struct zr_engine *e, uint64_t hash, const struct zr_tag *tag, uint64_t *pair)
 {
-    const struct zr_comm *c = e->role[ZR_ROLE_MODEL].comm;
+    const struct zr_comm *c = e->role[ZR_ROLE_TP].comm;
     const void *hashes;
     *pair = 0;
     ZR_TRY(zr_tp_exchange(e, &hash, sizeof hash, tag, &hashes));
@@ -287,10 +287,10 @@ static uint64_t level_of(const struct gradient *a, const struct gradient *b, dou
 /* Finds the worst difference between any rank of this tp group and the first, over all tensors. */
 static int find_gradient(struct zr_engine *e, double norm, uint64_t *worst)
 {
-    const struct zr_comm *c = e->role[ZR_ROLE_MODEL].comm;
+    const struct zr_comm *c = e->role[ZR_ROLE_TP].comm;
     const struct gradient *mine = e->m.tp_findings->gradient, *all;
     const int32_t n_tensors = e->layout->n_tensors,
-                  most = ZR_MODEL_ELEMS * (int)sizeof(float) / e->tp / (int)sizeof *mine;
+                  most = ZR_TP_ELEMS * (int)sizeof(float) / e->tp / (int)sizeof *mine;
     for (int32_t at = 0, n; at < n_tensors; at += n) {
         n = (int32_t)zr_min(n_tensors - at, most);
         const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_NONE, n, at);

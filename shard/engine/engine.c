@@ -149,7 +149,7 @@ static void count_arenas(struct zr_engine *e)
     e->m.allocated[ZR_MEM_GRAD_SUMS] = further + partial;
     e->m.allocated[ZR_MEM_GRAD_GATHERED] = gathered;
     e->m.allocated[ZR_MEM_SNAPSHOT] = e->snapshot ? p->snapshot_bytes : 0;
-    e->m.allocated[ZR_MEM_COMM] = scratch + p->model_bytes + p->pipe_bytes + p->tied_bytes;
+    e->m.allocated[ZR_MEM_COMM] = scratch + p->tp_bytes + p->pipe_bytes + p->tied_bytes;
     e->m.allocated[ZR_MEM_EXCHANGE] = p->gather_bytes - shards - slots + p->control_bytes + p->reduce_bytes -
                                       p->sums_at - sums - partial - gathered - scratch + p->words_bytes;
 }
@@ -332,7 +332,7 @@ void zr_engine_facts(const struct zr_engine *e, struct zr_engine_facts *out)
                                     .n_outer_reduce = e->i.n_outer_reduce,
                                     .wire_bytes = received.wire - e->m.not_counted.wire,
                                     .outer_bytes = received.outer - e->m.not_counted.outer,
-                                    .model_bytes = received.model - e->m.not_counted.model,
+                                    .tp_bytes = received.model - e->m.not_counted.model,
                                     .pipe_bytes = zr_roles_pipe_bytes(e),
                                     .library_bytes = zr_roles_library_bytes(e),
                                     .backend = e->role[ZR_ROLE_GATHER].comm->ops->name,

@@ -223,7 +223,7 @@ struct zr_engine_facts {
      * there are groups. */
     int64_t wire_bytes, outer_bytes;
     /* Bytes of activations received over tp. */
-    int64_t model_bytes;
+    int64_t tp_bytes;
     /* Bytes received from neighbouring pipeline stages. */
     int64_t pipe_bytes;
     /* As in struct zr_comm_stats, for all communicators. */

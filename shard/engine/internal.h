@@ -256,7 +256,7 @@ bool zr_roles_may_stick(const struct zr_engine *e);
 /* Return bytes received: everything but activations; activations over tp; activations between pipeline
  * stages; the part of the first from other groups; and library_bytes of struct zr_comm_stats. */
 int64_t zr_roles_wire_bytes(const struct zr_engine *e);
-int64_t zr_roles_model_bytes(const struct zr_engine *e);
+int64_t zr_roles_tp_bytes(const struct zr_engine *e);
 int64_t zr_roles_pipe_bytes(const struct zr_engine *e);
 int64_t zr_roles_outer_bytes(const struct zr_engine *e);
 int64_t zr_roles_library_bytes(const struct zr_engine *e);

@@ -273,7 +273,7 @@ static bool is_of_stage(enum zr_call_name name)
 static void report_called(struct zr_engine *e, const struct zr_logged_call *call)
 {
     if (e->tp > 1)
-        zr_flight_called(e->flight, ZR_ROLE_MODEL, call);
+        zr_flight_called(e->flight, ZR_ROLE_TP, call);
     if (zr_call_log_is_of_tp(call->name)) /* data-parallel ranks may have activations of different sizes */
         return;
     zr_flight_called(e->flight, ZR_ROLE_CONTROL, call);

@@ -21,8 +21,8 @@ void zr_roles_take(struct zr_engine *e, struct zr_comm *const comm[ZR_ROLES])
     e->dp = all->size;
     e->dp_rank = all->rank;
     e->rank = zr_comm_rank(comm[ZR_ROLE_CONTROL], all->rank);
-    e->tp = comm[ZR_ROLE_MODEL] ? comm[ZR_ROLE_MODEL]->group.size : 1;
-    e->tp_rank = comm[ZR_ROLE_MODEL] ? comm[ZR_ROLE_MODEL]->group.rank : 0;
+    e->tp = comm[ZR_ROLE_TP] ? comm[ZR_ROLE_TP]->group.size : 1;
+    e->tp_rank = comm[ZR_ROLE_TP] ? comm[ZR_ROLE_TP]->group.rank : 0;
     e->n_all = comm[ZR_ROLE_WORLD] ? comm[ZR_ROLE_WORLD]->group.size : e->dp;
     e->pp = e->n_all / (e->dp * e->tp);
     e->pp_at = e->rank / (e->n_all / e->pp);
@@ -41,7 +41,7 @@ void zr_roles_streams(struct zr_engine *e)
         e->role[ZR_ROLE_GATHER_OUTER].stream = e->gather_outer_stream;
     if (e->reduce_outer_stream)
         e->role[ZR_ROLE_REDUCE_OUTER].stream = e->reduce_outer_stream;
-    e->role[ZR_ROLE_MODEL].stream = e->compute;
+    e->role[ZR_ROLE_TP].stream = e->compute;
     for (int i = 0; i < ZR_PAIR_ROLES; i++)
         e->role[ZR_ROLE_EVEN_PAIR + i].stream = e->pair_stream[i];
     e->role[ZR_ROLE_TIED].stream = e->tied_stream;
@@ -153,7 +153,7 @@ void zr_roles_abort(struct zr_engine *e, int code, const char *text)
  * model's thread issues these. */
 static bool moves_activations(const struct zr_engine *e, const struct zr_comm *c)
 {
-    bool moves = c == e->role[ZR_ROLE_MODEL].comm;
+    bool moves = c == e->role[ZR_ROLE_TP].comm;
     for (int r = ZR_ROLE_EVEN_PAIR; r <= ZR_ROLE_TIED; r++)
         moves |= c == e->role[r].comm;
     return moves;
@@ -210,9 +210,9 @@ int64_t zr_roles_wire_bytes(const struct zr_engine *e)
     return bytes;
 }
 
-int64_t zr_roles_model_bytes(const struct zr_engine *e)
+int64_t zr_roles_tp_bytes(const struct zr_engine *e)
 {
-    return e->role[ZR_ROLE_MODEL].comm ? wire_bytes(e->role[ZR_ROLE_MODEL].comm) : 0;
+    return e->role[ZR_ROLE_TP].comm ? wire_bytes(e->role[ZR_ROLE_TP].comm) : 0;
 }
 
 int64_t zr_roles_pipe_bytes(const struct zr_engine *e)
@@ -248,7 +248,7 @@ int64_t zr_roles_outer_bytes(const struct zr_engine *e)
 
 struct zr_received zr_received_so_far(const struct zr_engine *e)
 {
-    return (struct zr_received){zr_roles_wire_bytes(e), zr_roles_outer_bytes(e), zr_roles_model_bytes(e)};
+    return (struct zr_received){zr_roles_wire_bytes(e), zr_roles_outer_bytes(e), zr_roles_tp_bytes(e)};
 }
 
 void zr_do_not_count_since(struct zr_engine *e, struct zr_received before)

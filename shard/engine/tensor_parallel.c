@@ -20,13 +20,13 @@ enum {
     MOST_PARTS = 64,
     CUT_BYTES = 128,
     IN_AT = 0,
-    IN_BYTES = ZR_MODEL_ELEMS * (int)sizeof(float),
+    IN_BYTES = ZR_TP_ELEMS * (int)sizeof(float),
     /* slices are cut at 128 bytes; a bf16 slice is also stored as fp32 */
     OUT_BYTES = IN_BYTES + MOST_PARTS * CUT_BYTES * 2,
     FEW_ELEMS = 8, /* with fewer elements, equal gradients or activations prove nothing */
     COMPARED = -2, /* marks the tag of a comparison, in place of a dtype */
 };
-_Static_assert(ZR_MODEL_BYTES >= IN_BYTES + 2 * OUT_BYTES && ZR_MODEL_BYTES % 4096 == 0, "in, and out twice");
+_Static_assert(ZR_TP_BYTES >= IN_BYTES + 2 * OUT_BYTES && ZR_TP_BYTES % 4096 == 0, "in, and out twice");
 
 struct zr_tp {
     char *base;
@@ -46,8 +46,8 @@ int zr_tp_open(struct zr_engine *e)
 
 int zr_tp_allocate(struct zr_engine *e)
 {
-    const enum zr_role role = ZR_ROLE_MODEL;
-    return e->plan->model_bytes ? zr_engine_open_arena(e, &role, 1, e->plan->model_bytes, &e->m.tp->base) : 0;
+    const enum zr_role role = ZR_ROLE_TP;
+    return e->plan->tp_bytes ? zr_engine_open_arena(e, &role, 1, e->plan->tp_bytes, &e->m.tp->base) : 0;
 }
 
 /* Returns the byte offset of out number 0 or 1. */
@@ -75,11 +75,11 @@ static int sum_piece(struct zr_engine *e, int64_t n, enum zero_dtype dtype, int 
                   sums = rounds ? at + e->tp * each : slice;
     const struct zr_reduce_seg reduce = {.src = IN_AT, .dst = sums, .cut = cut, .dtype = dtype};
     const struct zr_gather_seg gather = {.src = at, .dst = at, .in_place = true, .cut = cut};
-    ZR_TRY(zr_role_reduce(e, ZR_ROLE_MODEL, &reduce, 1, tag));
+    ZR_TRY(zr_role_reduce(e, ZR_ROLE_TP, &reduce, 1, tag));
     if (rounds)
         ZR_TRY(e->dev->ops->cast(e->compute, e->m.tp->base + slice, dtype, e->m.tp->base + sums, ZERO_F32,
                                  zr_cut_bytes(&cut, e->tp_rank) / size));
-    return zr_role_gather(e, ZR_ROLE_MODEL, &gather, 1, tag);
+    return zr_role_gather(e, ZR_ROLE_TP, &gather, 1, tag);
 }
 
 static int sum_all(struct zr_engine *e, char *dst, const char *src, int64_t n, enum zero_dtype dtype,
@@ -88,7 +88,7 @@ static int sum_all(struct zr_engine *e, char *dst, const char *src, int64_t n, e
     const struct zr_device_ops *d = e->dev->ops;
     const int64_t size = zr_dtype_bytes(dtype);
     for (int64_t at = 0, k; at < n; at += k) {
-        k = zr_min(n - at, ZR_MODEL_ELEMS);
+        k = zr_min(n - at, ZR_TP_ELEMS);
         int out = e->m.tp->out ^= 1;
         ZR_TRY(d->copy(e->compute, e->m.tp->base + IN_AT, src + at * size, k * size));
         ZR_TRY(sum_piece(e, k, dtype, out, tag));
@@ -111,7 +111,7 @@ static int scatter_pieces(struct zr_engine *e, char *dst, const char *src, int64
                            k * size));
         const struct zr_reduce_seg reduce = {
             .src = IN_AT, .dst = sums, .cut = {.each = each, .total = e->tp * each}, .dtype = dtype};
-        ZR_TRY(zr_role_reduce(e, ZR_ROLE_MODEL, &reduce, 1, tag));
+        ZR_TRY(zr_role_reduce(e, ZR_ROLE_TP, &reduce, 1, tag));
         ZR_TRY(
             d->cast(e->compute, dst + at * size, dtype, (const float *)(e->m.tp->base + sums), ZERO_F32, k));
     }
@@ -128,7 +128,7 @@ static int gather_pieces(struct zr_engine *e, char *dst, const char *src, int64_
         k = zr_min(part - at, most);
         const int64_t slot = k * size;
         ZR_TRY(d->copy(e->compute, e->m.tp->base + IN_AT + e->tp_rank * slot, src + at * size, slot));
-        ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, slot, tag));
+        ZR_TRY(zr_role_exchange(e, ZR_ROLE_TP, IN_AT, slot, tag));
         for (int32_t p = 0; p < e->tp; p++)
             ZR_TRY(d->copy(e->compute, dst + (p * part + at) * size, e->m.tp->base + IN_AT + p * slot, slot));
     }
@@ -162,12 +162,12 @@ static int most_of_all(struct zr_engine *e, char *dst, const char *src, int64_t 
                        const struct zr_tag *tag)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    const int64_t size = zr_dtype_bytes(dtype), most = ZR_MODEL_ELEMS / e->tp;
+    const int64_t size = zr_dtype_bytes(dtype), most = ZR_TP_ELEMS / e->tp;
     for (int64_t at = 0, k; at < n; at += k) {
         k = zr_min(n - at, most);
         const int64_t slot = k * size;
         ZR_TRY(d->copy(e->compute, e->m.tp->base + IN_AT + e->tp_rank * slot, src + at * size, slot));
-        ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, slot, tag));
+        ZR_TRY(zr_role_exchange(e, ZR_ROLE_TP, IN_AT, slot, tag));
         ZR_TRY(zr_engine_status(e));
         memcpy(dst + at * size, e->m.tp->base + IN_AT, (size_t)slot);
         for (int32_t p = 1; p < e->tp; p++)
@@ -185,7 +185,7 @@ static int broadcast_pieces(struct zr_engine *e, int32_t root, char *buf, int64_
         k = zr_min(bytes - at, IN_BYTES);
         if (e->tp_rank == root)
             ZR_TRY(d->copy(e->compute, in, buf + at, k));
-        ZR_TRY(zr_role_broadcast(e, ZR_ROLE_MODEL, IN_AT, k, root, tag));
+        ZR_TRY(zr_role_broadcast(e, ZR_ROLE_TP, IN_AT, k, root, tag));
         if (e->tp_rank != root)
             ZR_TRY(d->copy(e->compute, buf + at, in, k));
     }
@@ -203,7 +203,7 @@ int zr_tp_exchange(struct zr_engine *e, const void *mine, int64_t bytes, const s
     char *in = e->m.tp->base + IN_AT;
     *all = in;
     ZR_TRY(e->dev->ops->copy(e->compute, in + e->tp_rank * bytes, mine, bytes));
-    ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, bytes, tag));
+    ZR_TRY(zr_role_exchange(e, ZR_ROLE_TP, IN_AT, bytes, tag));
     return zr_engine_status(e);
 }
 
@@ -320,7 +320,7 @@ static int compare_partial(struct zr_engine *e, const struct zr_flat *f, const c
         n = (int32_t)zr_min(f->n_pieces - at, most);
         for (int32_t k = 0; k < n; k++)
             all[e->tp_rank * n + k] = digest_of_partial(e, f, full, &pieces[at + k]);
-        ZR_TRY(zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, n * (int64_t)sizeof *all, &tag));
+        ZR_TRY(zr_role_exchange(e, ZR_ROLE_TP, IN_AT, n * (int64_t)sizeof *all, &tag));
         ZR_TRY(zr_engine_status(e));
         for (int32_t k = 0; k < n && !e->m.tp->said_partial; k++) {
             bool same = all[k] != 0;
@@ -355,7 +355,7 @@ int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
             zr_do_not_count_since(e, before);
         }
         for (int64_t at = 0, k; at < n; at += k) {
-            k = zr_min(n - at, ZR_MODEL_ELEMS);
+            k = zr_min(n - at, ZR_TP_ELEMS);
             int out = e->m.tp->out ^= 1;
             ZR_TRY(move_partial(e, f, full, at, k, NULL));
             ZR_TRY(sum_piece(e, k, f->dtype, out, &tag));
@@ -378,7 +378,7 @@ static int exchange_hashes(struct zr_engine *e, enum zr_call_name call, const vo
     for (int64_t i = 0; i < n_bytes && zero; i++)
         zero = ((const char *)x)[i] == 0;
     all[e->tp_rank] = zero ? 0 : XXH3_64bits(x, (size_t)n_bytes);
-    int err = zr_role_exchange(e, ZR_ROLE_MODEL, IN_AT, sizeof *all, &tag);
+    int err = zr_role_exchange(e, ZR_ROLE_TP, IN_AT, sizeof *all, &tag);
     return err ? err : zr_engine_status(e);
 }
 
@@ -394,7 +394,7 @@ static void describe_call(const struct zr_engine *e, enum zr_call_name call, cha
 
 static int fail_different(const struct zr_engine *e, const char *call, int32_t p)
 {
-    const struct zr_comm *c = e->role[ZR_ROLE_MODEL].comm;
+    const struct zr_comm *c = e->role[ZR_ROLE_TP].comm;
     return zr_fail(ZERO_ERR_MISMATCH,
                    "%s: check: src is not the same on all ranks of tp: rank %d and rank %d differ; allowed: "
                    "equal values on all of them, such as the result of zero_all_reduce or zero_all_gather",

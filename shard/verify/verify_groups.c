@@ -58,12 +58,12 @@ static const struct zr_group *group_of(const struct zr_mesh *mesh, enum zr_role 
     switch (role) {
     case ZR_ROLE_GATHER:
     case ZR_ROLE_REDUCE:
-        return &mesh->in;
+        return &mesh->shard_group;
     case ZR_ROLE_GATHER_OUTER:
     case ZR_ROLE_REDUCE_OUTER:
-        return &mesh->out;
-    case ZR_ROLE_MODEL:
-        return &mesh->model;
+        return &mesh->replicate_group;
+    case ZR_ROLE_TP:
+        return &mesh->tp_group;
     case ZR_ROLE_WORLD:
         return &mesh->world;
     case ZR_ROLE_EVEN_PAIR:
@@ -76,7 +76,7 @@ static const struct zr_group *group_of(const struct zr_mesh *mesh, enum zr_role 
     case ZR_ROLES:
         break;
     }
-    return &mesh->all;
+    return &mesh->dp_group;
 }
 
 /* The wrong group that a mutant uses, within the rank's pipeline stage. It takes neighbouring ranks instead
@@ -86,7 +86,7 @@ static struct zr_group other_group(const struct zr_verify_case *c, int id, const
                                    enum zr_role role, int32_t *members)
 {
     int32_t of_stage = c->world / (c->pp > 1 ? c->pp : 1), n = g->size, at = id % of_stage;
-    bool strided = role == ZR_ROLE_MODEL;
+    bool strided = role == ZR_ROLE_TP;
     for (int32_t k = 0; k < n; k++)
         members[k] = id - at + (strided ? at % (of_stage / n) + k * (of_stage / n) : at / n * n + k);
     return (struct zr_group){.size = n, .rank = strided ? at / (of_stage / n) : at % n, .members = members};
@@ -132,7 +132,7 @@ static bool is_opened(const struct zr_verify_world *v, enum zr_role role)
         return groups;
     case ZR_ROLE_CONTROL:
         return groups || stages;
-    case ZR_ROLE_MODEL:
+    case ZR_ROLE_TP:
         return parts;
     case ZR_ROLE_WORLD:
         return parts || stages;

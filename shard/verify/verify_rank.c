@@ -54,8 +54,8 @@ static int do_values(struct zr_verify_rank *r, const struct zr_script_op *op)
     r->mean[1] = 1;
     int err = zr_engine_mean(&r->engine, r->mean, 2);
     const struct zr_mesh *mesh = &r->v->mesh[r->id];
-    int to_last = (mesh->stages - 1 - mesh->stage) * (r->v->c->world / mesh->stages);
-    double mean = mean_rank(&mesh->all) + to_last;
+    int to_last = (mesh->pp - 1 - mesh->pp_rank) * (r->v->c->world / mesh->pp);
+    double mean = mean_rank(&mesh->dp_group) + to_last;
     if (!err && (r->mean[0] != mean || r->mean[1] != 1))
         zr_report(zr_sim_recorder(r->v->sim), "rank %d: the mean of ranks came out as %g, not %g", r->id,
                   r->mean[0], mean);
@@ -398,7 +398,7 @@ int zr_rank_user_update(void *arg, const struct zero_update *u)
 int zr_rank_open(struct zr_verify_world *v, int id)
 {
     struct zr_verify_rank *r = &v->ranks[id],
-                          *first = &v->ranks[v->by_symmetry ? 0 : zr_group_member(&v->mesh[id].all, 0)];
+                          *first = &v->ranks[v->by_symmetry ? 0 : zr_group_member(&v->mesh[id].dp_group, 0)];
     r->v = v;
     r->id = id;
     zr_stage_enter(v, r);

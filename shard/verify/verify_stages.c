@@ -267,7 +267,7 @@ static void set_options(const struct zr_verify_world *v, struct zr_verify_stage 
                                  .hybrid = (enum zr_hybrid)c->hybrid,
                                  .dp_shard = c->group,
                                  .pp = c->pp,
-                                 .parts = c->tp,
+                                 .tp = c->tp,
                                  .n_optims = ZR_OPTIMIZER_COUNT,
                                  .clip = 1,
                                  .grad_scale = 1,

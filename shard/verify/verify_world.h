@@ -71,7 +71,7 @@ enum zr_parts_move { ZR_PARTS_SUM, ZR_PARTS_SCATTER, ZR_PARTS_GATHER, ZR_PARTS_M
 
 /* Most elements of an activation, enough for more than one transfer, and of the array for MOST. The verifier
  * compares every element of the latter. */
-enum { ZR_VERIFY_PARTS_ELEMS = ZR_MODEL_ELEMS + 5000, ZR_VERIFY_MOST_ELEMS = 200 };
+enum { ZR_VERIFY_PARTS_ELEMS = ZR_TP_ELEMS + 5000, ZR_VERIFY_MOST_ELEMS = 200 };
 
 struct zr_script_op {
     uint8_t kind;

@@ -95,14 +95,15 @@ static void check_mesh(int32_t world, const int *host)
             struct zr_mesh m;
             memset(&m, 0x55, sizeof m);
             assert_int_equal(zr_mesh_make(&t, 1, 1, inner, &m), 0);
-            assert_true(m.inner == inner && m.outer == world / inner);
-            check_group(&t, &m.all, inner, everybody);
-            check_group(&t, &m.in, inner, same_inner);
-            check_group(&t, &m.out, inner, same_outer);
-            assert_true(m.in.size == inner && m.out.size == m.outer && m.all.size == world);
-            assert_int_equal(zr_group_member(&m.all, 0), 0); /* roots are rank 0 */
-            assert_int_equal(m.in.rank + m.out.rank * inner, t.place_of[rank]);
-            assert_true(m.outer_spans_hosts == spans(&t, inner, same_outer));
+            assert_true(m.dp_shard == inner && m.dp_replicate == world / inner);
+            check_group(&t, &m.dp_group, inner, everybody);
+            check_group(&t, &m.shard_group, inner, same_inner);
+            check_group(&t, &m.replicate_group, inner, same_outer);
+            assert_true(m.shard_group.size == inner && m.replicate_group.size == m.dp_replicate &&
+                        m.dp_group.size == world);
+            assert_int_equal(zr_group_member(&m.dp_group, 0), 0); /* roots are rank 0 */
+            assert_int_equal(m.shard_group.rank + m.replicate_group.rank * inner, t.place_of[rank]);
+            assert_true(m.replicas_span_hosts == spans(&t, inner, same_outer));
             zr_mesh_free(&m);
             zr_mesh_free(&m);
         }
@@ -113,9 +114,9 @@ static void check_mesh(int32_t world, const int *host)
  * the same position within their stages. */
 static void check_pair(const struct zr_mesh *m, int32_t rank, int32_t n_stage, int32_t odd)
 {
-    bool first = m->stage % 2 == odd;
+    bool first = m->pp_rank % 2 == odd;
     int32_t other = first ? rank + n_stage : rank - n_stage;
-    bool paired = first ? m->stage + 1 < m->stages : m->stage > 0;
+    bool paired = first ? m->pp_rank + 1 < m->pp : m->pp_rank > 0;
     assert_int_equal(m->pair[odd].size, 1 + paired);
     assert_int_equal(m->pair[odd].rank, paired && !first);
     assert_int_equal(zr_group_member(&m->pair[odd], m->pair[odd].rank), rank);
@@ -126,12 +127,12 @@ static void check_pair(const struct zr_mesh *m, int32_t rank, int32_t n_stage, i
 /* Checks the pair of the first and the last pipeline stage: the ranks at the same position within them. */
 static void check_ends(const struct zr_mesh *m, int32_t rank, int32_t n_stage)
 {
-    bool at_end = m->stages > 1 && (m->stage == 0 || m->stage == m->stages - 1);
+    bool at_end = m->pp > 1 && (m->pp_rank == 0 || m->pp_rank == m->pp - 1);
     assert_int_equal(m->ends.size, 1 + at_end);
-    assert_int_equal(m->ends.rank, at_end && m->stage > 0);
+    assert_int_equal(m->ends.rank, at_end && m->pp_rank > 0);
     for (int32_t k = 0; k < m->ends.size; k++)
         assert_int_equal(zr_group_member(&m->ends, k),
-                         at_end ? rank % n_stage + k * (m->stages - 1) * n_stage : rank);
+                         at_end ? rank % n_stage + k * (m->pp - 1) * n_stage : rank);
 }
 
 /* Returns the lowest rank on r's host with the same position on the tp axis and the same pipeline stage as
@@ -157,11 +158,12 @@ static void check_division(int32_t world, const int *host, int32_t stages, int32
         struct zr_mesh m;
         int32_t n = 0, place = -1;
         assert_int_equal(zr_mesh_make(&t, stages, parts, inner, &m), 0);
-        assert_true(m.stages == stages && m.stage == rank / n_stage);
-        assert_true(m.parts == parts && m.part == rank % parts && m.outer == n_stage / parts / inner);
+        assert_true(m.pp == stages && m.pp_rank == rank / n_stage);
+        assert_true(m.tp == parts && m.tp_rank == rank % parts && m.dp_replicate == n_stage / parts / inner);
         check_group(&t, &m.world, inner, everybody);
-        for (int32_t k = 0; k < m.all.size; k++) {
-            int32_t r = zr_group_member(&m.all, k), before = k ? zr_group_member(&m.all, k - 1) : -1;
+        for (int32_t k = 0; k < m.dp_group.size; k++) {
+            int32_t r = zr_group_member(&m.dp_group, k),
+                    before = k ? zr_group_member(&m.dp_group, k - 1) : -1;
             int32_t host_first = lowest_of_host(&t, r, parts, n_stage);
             assert_true(r % parts == rank % parts && r / n_stage == rank / n_stage);
             assert_true(k > 0 || r == rank / n_stage * n_stage + rank % parts);
@@ -172,26 +174,27 @@ static void check_division(int32_t world, const int *host, int32_t stages, int32
             place = r == rank ? k : place;
             n++;
         }
-        assert_true(n == n_stage / parts && place == m.all.rank);
-        assert_true(m.in.size == inner && m.out.size == m.outer && m.model.size == parts);
-        assert_true(m.in.rank == place % inner && m.out.rank == place / inner);
+        assert_true(n == n_stage / parts && place == m.dp_group.rank);
+        assert_true(m.shard_group.size == inner && m.replicate_group.size == m.dp_replicate &&
+                    m.tp_group.size == parts);
+        assert_true(m.shard_group.rank == place % inner && m.replicate_group.rank == place / inner);
         for (int32_t k = 0; k < inner; k++)
-            assert_int_equal(m.in.members[k], m.all.members[place / inner * inner + k]);
-        for (int32_t k = 0; k < m.outer; k++) {
-            assert_int_equal(m.out.members[k], m.all.members[place % inner + k * inner]);
-            spans_hosts |= t.host_of[m.out.members[k]] != t.host_of[m.out.members[0]];
+            assert_int_equal(m.shard_group.members[k], m.dp_group.members[place / inner * inner + k]);
+        for (int32_t k = 0; k < m.dp_replicate; k++) {
+            assert_int_equal(m.replicate_group.members[k], m.dp_group.members[place % inner + k * inner]);
+            spans_hosts |= t.host_of[m.replicate_group.members[k]] != t.host_of[m.replicate_group.members[0]];
         }
         for (int32_t k = 0; k < parts; k++)
-            assert_int_equal(m.model.members[k], rank / parts * parts + k);
-        assert_int_equal(m.model.rank, rank % parts);
+            assert_int_equal(m.tp_group.members[k], rank / parts * parts + k);
+        assert_int_equal(m.tp_group.rank, rank % parts);
         check_pair(&m, rank, n_stage, 0);
         check_pair(&m, rank, n_stage, 1);
         check_ends(&m, rank, n_stage);
-        assert_true(rank == 0 || m.outer_spans_hosts == last.outer_spans_hosts);
-        last.outer_spans_hosts = m.outer_spans_hosts;
+        assert_true(rank == 0 || m.replicas_span_hosts == last.replicas_span_hosts);
+        last.replicas_span_hosts = m.replicas_span_hosts;
         zr_mesh_free(&m);
     }
-    assert_true(last.outer_spans_hosts == spans_hosts);
+    assert_true(last.replicas_span_hosts == spans_hosts);
 }
 
 static void check_divisions(int32_t world, const int *host)
@@ -240,16 +243,17 @@ static void test_one_written_out(void **state)
     struct zr_topology t = topology_of(6, 4, host);
     struct zr_mesh m;
     assert_int_equal(zr_mesh_make(&t, 1, 1, 2, &m), 0);
-    assert_memory_equal(m.all.members, all, sizeof all);
-    assert_memory_equal(m.in.members, in, sizeof in);
-    assert_memory_equal(m.out.members, out, sizeof out);
-    assert_true(m.in.rank == 0 && m.in.local_size == 1 && m.in.local_rank == 0);
-    assert_true(m.out.rank == 1 && m.out.local_size == 2 && m.out.local_rank == 1);
-    assert_true(m.all.rank == 2 && m.all.local_size == 3 && m.all.local_rank == 2);
-    assert_true(m.outer_spans_hosts);
+    assert_memory_equal(m.dp_group.members, all, sizeof all);
+    assert_memory_equal(m.shard_group.members, in, sizeof in);
+    assert_memory_equal(m.replicate_group.members, out, sizeof out);
+    assert_true(m.shard_group.rank == 0 && m.shard_group.local_size == 1 && m.shard_group.local_rank == 0);
+    assert_true(m.replicate_group.rank == 1 && m.replicate_group.local_size == 2 &&
+                m.replicate_group.local_rank == 1);
+    assert_true(m.dp_group.rank == 2 && m.dp_group.local_size == 3 && m.dp_group.local_rank == 2);
+    assert_true(m.replicas_span_hosts);
     zr_mesh_free(&m);
     assert_int_equal(zr_mesh_make(&t, 1, 1, 3, &m), 0);
-    assert_true(m.outer_spans_hosts);
+    assert_true(m.replicas_span_hosts);
     zr_mesh_free(&m);
 }
 
@@ -263,11 +267,11 @@ static void test_refused(void **state)
         memset(&m, 0x55, sizeof m);
         assert_int_equal(zr_mesh_make(&t, 1, bad[i], 1, &m), ZERO_ERR_ARG);
         assert_null(m.members);
-        snprintf(text, sizeof text, "1 stages of %d parts in a world of 8", bad[i]);
+        snprintf(text, sizeof text, "pp 1 and tp %d in a world of 8", bad[i]);
         assert_non_null(strstr(zr_error_text(), text));
         assert_int_equal(zr_mesh_make(&t, bad[i], 1, 1, &m), ZERO_ERR_ARG);
         assert_null(m.members);
-        snprintf(text, sizeof text, "%d stages of 1 parts in a world of 8", bad[i]);
+        snprintf(text, sizeof text, "pp %d and tp 1 in a world of 8", bad[i]);
         assert_non_null(strstr(zr_error_text(), text));
         assert_int_equal(zr_mesh_make(&t, 1, 1, bad[i], &m), ZERO_ERR_ARG);
         assert_null(m.members);

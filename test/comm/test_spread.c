@@ -140,7 +140,9 @@ static void check_worst(const struct zr_topology *t, int inner, enum zr_role rol
         struct zr_spread s;
         own.rank = t->rank_at[place];
         assert_int_equal(zr_mesh_make(&own, 1, 1, inner, &mesh), 0);
-        const struct zr_group *g = role == ZR_ROLE_CONTROL ? &mesh.all : across ? &mesh.out : &mesh.in;
+        const struct zr_group *g = role == ZR_ROLE_CONTROL ? &mesh.dp_group
+                                   : across                ? &mesh.replicate_group
+                                                           : &mesh.shard_group;
         assert_int_equal(zr_spread_make(t, g, &s), 0);
         int remote = 0;
         for (int p = 0; p < g->size; p++)

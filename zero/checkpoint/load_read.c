@@ -150,7 +150,7 @@ static int check_model(struct zr_loading *l)
                   ? index_names(l)
                   : zr_fail(ZERO_ERR_NOMEM, "no memory to compare %d tensors", whole->n);
     for (int32_t i = 0; !err && i < whole->n; i++)
-        l->here[i] = zr_tp_of_tensor(&whole->tensors[i], l->z->mesh.parts);
+        l->here[i] = zr_tp_of_tensor(&whole->tensors[i], l->z->mesh.tp);
     for (int32_t i = 0; !err && i < m->n_tensors; i++) {
         err = check_tensor(l, &m->tensors[i]);
         if (err)
@@ -387,7 +387,7 @@ static void meet_extent(const struct meeting *m, const struct zr_extent *wanted)
     const struct zr_extent *x = &source;
     bool has_source = zr_loading_source(m->l, wanted, &source);
     const struct zr_tp_cut *here = &m->l->here[x->tensor], *saved = &m->l->saved[x->tensor];
-    int32_t own = here->parts > 1 ? m->l->z->mesh.part : 0;
+    int32_t own = here->parts > 1 ? m->l->z->mesh.tp_rank : 0;
     bool same = zr_tp_same(here, saved);
     for (int64_t at = x->first, n; at < x->first + x->n; at += n) {
         struct zr_tp_run run = zr_tp_run_of_part(here, own, at);

@@ -38,7 +38,7 @@ static uint64_t config_hash(const struct zr_options *o)
 /* Fills in how a cut tensor is cut, and the shape of the whole. */
 static void fill_cut(const struct zero_ctx *z, const struct zr_tensor *from, struct zr_manifest_tensor *t)
 {
-    const struct zr_tp_cut cut = zr_tp_of_tensor(from, z->mesh.parts);
+    const struct zr_tp_cut cut = zr_tp_of_tensor(from, z->mesh.tp);
     if (cut.parts == 1)
         return;
     t->parts = cut.parts;
@@ -444,7 +444,7 @@ static int report_unequal_buffers(struct zero_ctx *z)
         err = zr_fail_more(ZERO_ERR_MISMATCH, "call zero_sync_buffers first");
     else if (z->world.rank == 0 && !z->reported_unequal_buffers)
         zr_warn(z->config.options.log, "zero_save saves %s buffers, but %s; call zero_sync_buffers first",
-                z->mesh.stages == 1 ? "rank 0's" : "each pipeline stage's first rank's", zr_error_text());
+                z->mesh.pp == 1 ? "rank 0's" : "each pipeline stage's first rank's", zr_error_text());
     z->reported_unequal_buffers = true;
     return zr_agree_in_run(z, err); /* One rank alone may be in check mode. */
 }

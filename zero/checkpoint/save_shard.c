@@ -73,13 +73,13 @@ static int add_range(void *arg, const struct zr_flat *f, const struct zr_piece *
     struct collecting *c = arg;
     const struct zr_run *run = c->run;
     const struct zr_tensor *t = &c->z->layout->tensors[p->tensor];
-    const struct zr_tp_cut cut = zr_tp_of_tensor(t, c->z->mesh.parts);
+    const struct zr_tp_cut cut = zr_tp_of_tensor(t, c->z->mesh.tp);
     const struct zr_place place = zr_place_of(c->z, p->tensor);
     int64_t from = p->slice * p->n + (first - p->first);
-    if (c->saves && !t->cut && c->z->mesh.part > 0)
+    if (c->saves && !t->cut && c->z->mesh.tp_rank > 0)
         return 0;
     if (c->saves)
-        n = zr_min(n, zr_tp_elems(&cut, c->z->mesh.part) - from);
+        n = zr_min(n, zr_tp_elems(&cut, c->z->mesh.tp_rank) - from);
     if (n <= 0)
         return 0;
     if (c->out->list)
@@ -135,7 +135,7 @@ typedef int (*runs_fn)(struct zr_engine *e, int (*fn)(void *arg, const struct zr
 static int list_extents(struct zero_ctx *z, runs_fn runs, bool saves, char *base, int64_t buffers_at,
                         struct zr_extents *out)
 {
-    const struct zr_extents none = {.part = z->mesh.parts > 1 ? z->mesh.part : -1};
+    const struct zr_extents none = {.part = z->mesh.tp > 1 ? z->mesh.tp_rank : -1};
     *out = none;
     struct collecting c = {.z = z, .base = base, .saves = saves, .out = out};
     int64_t n_buffers = buffers_at < 0 ? 0 : z->layout->n_buffers;

@@ -133,7 +133,7 @@ int zr_unit_steps_save(struct zero_ctx *z, struct zr_manifest *m)
         for_layers(z, add_count, &own);
     for (int64_t i = 0; !err && m->tensors && i < own.n; i++)
         put_count(m, &own.list[i]);
-    if (!err && z->mesh.stages > 1)
+    if (!err && z->mesh.pp > 1)
         err = report_counts(z, &own, m);
     if (!err)
         close_counts(m);
@@ -217,7 +217,7 @@ static void report_mixed(const struct zr_loading *l)
     struct mixed m = {.l = l};
     for_layers(z, find_mixed, &m);
     /* Rank 0 knows only the units of its pipeline stage. */
-    if (m.n && (z->world.rank == 0 || z->mesh.stages > 1))
+    if (m.n && (z->world.rank == 0 || z->mesh.pp > 1))
         zr_warn(
             z->config.options.log,
             "%s: %lld steps have updated tensor %s, but its unit %d continues from step %lld, so the first "

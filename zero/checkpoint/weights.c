@@ -72,7 +72,7 @@ static int write_runs(struct zr_weights *ws, const struct zr_weight *w, const ch
                       int fd, const char *path, int64_t at)
 {
     int64_t size = elem_bytes(ws, w);
-    int32_t part = w->cut.parts > 1 ? ws->z->mesh.part : 0;
+    int32_t part = w->cut.parts > 1 ? ws->z->mesh.tp_rank : 0;
     int err = 0;
     for (int64_t done = 0, m; !err && done < n; done += m) {
         struct zr_tp_run run = zr_tp_run_of_part(&w->cut, part, k + done);
@@ -100,7 +100,7 @@ static int export_own(struct zr_weights *ws, const struct zr_weight *w, const st
                       const struct out *o, int *local)
 {
     struct zero_ctx *z = ws->z;
-    bool writes = o->fd >= 0 && (w->cut.parts > 1 || z->mesh.part == 0);
+    bool writes = o->fd >= 0 && (w->cut.parts > 1 || z->mesh.tp_rank == 0);
     int64_t size = elem_bytes(ws, w),
             piece = w->transposed ? w->n : zr_min(w->n, ZR_WEIGHTS_PIECE_BYTES / size);
     for (int64_t done = 0; done < own->n; done += piece) {
@@ -216,7 +216,7 @@ static int begin_export(struct zr_weights *ws, struct zr_export_folder *f, char 
 /* If several ranks write, they open the file that rank 0 has made, or all learn that it failed. */
 static int join_file(struct zr_weights *ws, const char *path, int *fd, int *local)
 {
-    if (ws->z->mesh.parts * ws->z->mesh.stages == 1)
+    if (ws->z->mesh.tp * ws->z->mesh.pp == 1)
         return 0;
     ZR_TRY(zr_agree_in_run(ws->z, *local));
     if (zr_weights_has_files(ws->z) && *fd < 0)

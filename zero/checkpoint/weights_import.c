@@ -228,7 +228,7 @@ static int read_runs(struct zr_weights *ws, const struct source *f, const struct
 {
     const struct zr_st_entry *e = &f->st.entries[w->entry];
     int64_t size = zr_st_dtype_bytes(e->dtype);
-    int32_t part = w->cut.parts > 1 ? ws->z->mesh.part : 0;
+    int32_t part = w->cut.parts > 1 ? ws->z->mesh.tp_rank : 0;
     int err = 0;
     for (int64_t done = 0, m; !err && done < n; done += m) {
         struct zr_tp_run run = zr_tp_run_of_part(&w->cut, part, k + done);
@@ -247,8 +247,7 @@ static int read_runs(struct zr_weights *ws, const struct source *f, const struct
 static int learn_of_failure(struct zero_ctx *z, bool reads, int local, bool *stopped)
 {
     double bad = reads && local;
-    int err =
-        z->mesh.parts * z->mesh.stages > 1 ? zr_agree_in_run(z, local) : zr_engine_mean(z->engine, &bad, 1);
+    int err = z->mesh.tp * z->mesh.pp > 1 ? zr_agree_in_run(z, local) : zr_engine_mean(z->engine, &bad, 1);
     *stopped = err || bad > 0;
     return err;
 }
@@ -275,7 +274,7 @@ static void report_non_finite(const struct zr_weights *ws, const struct in *in, 
     if (i < 0)
         return;
     *in->reported = true;
-    struct zr_tp_run run = zr_tp_run_of_part(&w->cut, w->cut.parts > 1 ? ws->z->mesh.part : 0, k + i);
+    struct zr_tp_run run = zr_tp_run_of_part(&w->cut, w->cut.parts > 1 ? ws->z->mesh.tp_rank : 0, k + i);
     zr_warn(
         ws->z->config.options.log,
         "zero_import: %s/%s: element %lld of tensor %s is %g as %s; training will not recover from it, and "

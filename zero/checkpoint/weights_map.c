@@ -77,14 +77,14 @@ static int check_entry(const struct zero_ctx *z, const struct zero_weight *m, in
     *e = (struct entry){.name = m->name,
                         .tensor = at.tensor,
                         .slice = slice < 0 ? -1 : slice + (int32_t)(at.first / (t->n_elems / t->shape[0])),
-                        .of_stage = t->pp_stage * z->mesh.stages + z->config.place.pp,
+                        .of_stage = t->pp_stage * z->mesh.pp + z->config.place.pp,
                         .transposed = m->transposed};
     return 0;
 }
 
 static int list_own(const struct zero_ctx *z, const struct zero_weight *map, int32_t n, struct entries *out)
 {
-    int32_t least = map && z->mesh.stages > 1 ? 0 : 1;
+    int32_t least = map && z->mesh.pp > 1 ? 0 : 1;
     int err = 0;
     n = map ? n : z->layout->n_tensors;
     if (n < least)
@@ -138,16 +138,16 @@ struct reported_size {
  * entries. */
 static int exchange_entries(struct zero_ctx *z, const struct entries *own, char **out, int64_t *n)
 {
-    int32_t n_stage = z->world.world / z->mesh.stages;
+    int32_t n_stage = z->world.world / z->mesh.pp;
     struct reported_size mine = {report_bytes_of(own), own->n}, *sizes = z->from_all;
-    int64_t *at = calloc((size_t)z->mesh.stages + 1, sizeof *at), most = 0;
+    int64_t *at = calloc((size_t)z->mesh.pp + 1, sizeof *at), most = 0;
     char *text = malloc((size_t)mine.bytes + 1), *said = z->from_all;
     int err = at && text ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for the names of %d weights", own->n);
     err = zr_agree_in_run(z, err);
     if (!err)
         err = zr_engine_exchange(z->engine, &mine, sizeof mine, sizes);
     *n = 0;
-    for (int32_t s = 0; !err && s < z->mesh.stages; s++) {
+    for (int32_t s = 0; !err && s < z->mesh.pp; s++) {
         const struct reported_size *its = &sizes[s * n_stage];
         at[s + 1] = at[s] + its->bytes;
         *n += its->n;
@@ -155,7 +155,7 @@ static int exchange_entries(struct zero_ctx *z, const struct entries *own, char 
     }
     if (!err) {
         report_entries(own, text);
-        err = ZR_ALLOC(*out, at[z->mesh.stages] + 1, "the names of %lld weights", (long long)*n);
+        err = ZR_ALLOC(*out, at[z->mesh.pp] + 1, "the names of %lld weights", (long long)*n);
         err = zr_agree_in_run(z, err);
     }
     for (int64_t done = 0; !err && done < most; done += ZR_EXCHANGE_BYTES) {
@@ -163,7 +163,7 @@ static int exchange_entries(struct zero_ctx *z, const struct entries *own, char 
         if (done < mine.bytes)
             memcpy(piece, text + done, (size_t)zr_min(mine.bytes - done, ZR_EXCHANGE_BYTES));
         err = zr_engine_exchange(z->engine, piece, sizeof piece, said);
-        for (int32_t s = 0; !err && s < z->mesh.stages; s++) {
+        for (int32_t s = 0; !err && s < z->mesh.pp; s++) {
             int64_t left = zr_min(at[s + 1] - at[s] - done, ZR_EXCHANGE_BYTES);
             if (left > 0)
                 memcpy(*out + at[s] + done, said + (size_t)(s * n_stage) * sizeof piece, (size_t)left);
@@ -261,7 +261,7 @@ static int take_all(struct zero_ctx *z, struct entries *own, char **names)
 
 static int join_stages(struct zero_ctx *z, struct entries *own, char **names)
 {
-    if (z->mesh.stages > 1) /* with one stage this rank has all entries */
+    if (z->mesh.pp > 1) /* with one stage this rank has all entries */
         ZR_TRY(take_all(z, own, names));
     sort_by_stage(own);
     return leave_out_repeated(own);
@@ -324,7 +324,7 @@ static int say_difference(struct zero_ctx *z, const struct entries *own, int a, 
     return zr_fail(ZERO_ERR_MISMATCH,
                    "map[%d] is %.*s on rank %d and %.*s on rank %d; all ranks%s must give the same", first,
                    (int)sizeof all->text, all[b].text, b, (int)sizeof all->text, all[a].text, a,
-                   z->mesh.stages > 1 ? " of a pipeline stage" : "");
+                   z->mesh.pp > 1 ? " of a pipeline stage" : "");
 }
 
 /* The arguments that ranks compare. */
@@ -337,7 +337,7 @@ struct map_card {
 static int compare_maps(struct zero_ctx *z, const struct entries *own, int64_t max_file_bytes)
 {
     struct map_card mine = {hash_entries(own, own->n), own->n, max_file_bytes}, *all = z->from_all;
-    int world = z->world.world, n_stage = world / z->mesh.stages;
+    int world = z->world.world, n_stage = world / z->mesh.pp;
     int err = world > 1 ? zr_engine_exchange(z->engine, &mine, sizeof mine, all) : 0;
     for (int r = 1; !err && r < world; r++) {
         int first = r / n_stage * n_stage;
@@ -361,7 +361,7 @@ static int place_in_file(const struct zero_ctx *z, const struct zr_tensor *t, bo
                          struct zr_weight *w)
 {
     w->cut = zr_tp_none(w->n);
-    if (z->mesh.parts > 1 && t->cut) {
+    if (z->mesh.tp > 1 && t->cut) {
         int32_t dim = t->cut_dim - sliced;
         if (dim < 0)
             return zr_fail(
@@ -370,7 +370,7 @@ static int place_in_file(const struct zero_ctx *z, const struct zr_tensor *t, bo
                 "allowed: 0 (all of it)",
                 i, w->name, t->name);
         dim = w->transposed ? 1 - dim : dim;
-        w->cut = zr_tp_along(w->shape, dim, t->cut_blocks, t->cut_size, z->mesh.parts);
+        w->cut = zr_tp_along(w->shape, dim, t->cut_blocks, t->cut_size, z->mesh.tp);
         w->shape[dim] = w->cut.rows;
     }
     w->n_whole = 1;
