@@ -40,8 +40,8 @@ static void name_fork(struct zr_world *w)
         snprintf(w->name, sizeof w->name, "%.51s%s(fork %d)", name, name[0] ? " " : "", w->forks);
 }
 
-/* Describes how ranks exchange bytes before they meet, if they can: over the program's communicator, by its
- * own all-gather, or over MPI if the launcher does not say where rank 0 waits. */
+/* Describes how ranks can exchange bytes before they meet: over the program's communicator, by its own
+ * all-gather, or over MPI if the launcher does not say where rank 0 waits. */
 static void find_user_comm(struct zero_ctx *z, const struct zero_config *cfg)
 {
     struct zr_user_comm *c = &z->user_comm;

@@ -140,9 +140,9 @@ void zr_engine_leave(struct zr_engine *e);
 
 /* Makes the step. If result is not NULL, waits for the norm. */
 int zr_engine_step(struct zr_engine *e, float lr, struct zero_step_info *result);
-/* Compares between ranks what must be equal, after a step: in steps 1, 2, 4, 8 and 16 of a tensor-parallel
- * model the gradients of tensors that are not cut (compare_tp.c), and in check mode the copies of weights.
- * Collective. ZERO_ERR_MISMATCH, on every rank, ends the context. */
+/* After a step, compares what must be equal between ranks. In steps 1, 2, 4, 8 and 16 of a tensor-parallel
+ * model these are the gradients of tensors that are not cut (compare_tp.c). In check mode they are the copies
+ * of weights too. Collective. ZERO_ERR_MISMATCH, on every rank, ends the context. */
 int zr_engine_end_step(struct zr_engine *e);
 /* Gives n values of this rank to the next zr_engine_step. Every rank must give the same number. Local. */
 void zr_engine_give(struct zr_engine *e, const double *values, int32_t n);

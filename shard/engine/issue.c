@@ -283,7 +283,7 @@ bool zr_room_for(const struct zr_engine *e, const struct zr_action *a)
 }
 
 /* Whether the job is an update by the program that may not be called yet. On a GPU optim.update puts kernels
- * on the stream itself, so it is called only when it is known that the step is not skipped. */
+ * on the stream itself. It is called only when it is known that the step is not skipped. */
 static bool awaits_norm(struct zr_engine *e, const struct zr_job *job)
 {
     bool by_program = job->action.kind == ZR_ACT_UPDATE && e->opt.update && !e->dev->ops->host_memory;

@@ -55,7 +55,7 @@ struct tied_tensor {
     bool bracketed, bracketed_in_sum;
 };
 
-/* Behind the gradient, or the sum, a word says whether the copy's unit was bracketed. */
+/* A word behind the gradient or the sum says whether the copy's unit was bracketed. */
 enum { WORD_BYTES = 8 };
 
 struct zr_tied {

@@ -344,8 +344,8 @@ static void describe(const struct nsi_call *b, char *text, size_t n)
                  b->n_ctas, nsi.n_ctas[b->comm->device], nsi.machine.n_ctas);
 }
 
-/* Reports batches of which none can go on, whatever the host does. All others can: their peers' calls were
- * not issued yet, or wait for batches that can go on. */
+/* Reports the batches that can never go on, whatever the host does. The others can, because the calls of
+ * their peers were not issued yet, or wait for batches that can go on. */
 static void look_for_hang(void)
 {
     struct before before;

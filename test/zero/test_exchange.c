@@ -159,7 +159,7 @@ static void expect(const struct toy_rank *r, int err, const char *text)
         fail_msg("rank %d: %d \"%s\" lacks \"%s\"", r->rank, r->err, r->text, text);
 }
 
-/* Runs three ranks, of which rank 1 has the fault. */
+/* Runs three ranks. Rank 1 has the fault. */
 static void expect_fault(enum fault fault, int odd_err, const char *odd_text, int err, const char *text)
 {
     struct toy_rank r[3];
