@@ -94,8 +94,8 @@ bool zr_engine_close(struct zr_engine *e);
 
 /* Carries out one job. arg is the engine. For the loop's thread. */
 void zr_engine_issue(void *arg, const struct zr_job *job);
-/* For zr_loop_ask: whether the loop's thread can carry out the job without a wait. arg is the engine. */
-bool zr_engine_is_ready(void *arg, const struct zr_job *job);
+/* For zr_loop_ask: whether a thread can carry out the job without a wait. arg is the engine. */
+bool zr_engine_is_ready(void *arg, const struct zr_job *job, bool is_loop);
 
 /* For zr_loop_limit: the loop has not moved for ms. Fails the engine, and names the job. arg is the engine.
  */

@@ -330,6 +330,10 @@ void zr_jobs_kick(struct zr_engine *e);
  * wait for them works. Returns the failure of the engine, if any; the job may not have been carried out
  * then. */
 int zr_jobs_await(struct zr_engine *e, uint64_t job);
+/* Every operation on a communicator takes its turn here. One that the model's thread issues itself comes
+ * after all jobs so far, which this thread carries out if the loop has not. So a rank issues all operations
+ * in the order of its program, whatever thread issues them. Inside a job this does nothing. */
+int zr_jobs_take_turn(struct zr_engine *e);
 /* Return the number of a job, 0: there was none. The last one that writes the unit's parameters; that uses
  * the gradient at that place (zr_grad_place); the last NORM; and the last of all. */
 uint64_t zr_job_writing_params(const struct zr_engine *e, int32_t unit);

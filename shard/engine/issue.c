@@ -282,20 +282,29 @@ bool zr_room_for(const struct zr_engine *e, const struct zr_action *a)
     return zr_stream_has_room(e->dev, e->reduce_stream, zr_room_of(e, (enum zr_action_kind)a->kind, a->unit));
 }
 
+/* Whether carrying out the job calls optim.update on the calling thread. */
+static bool calls_program(const struct zr_engine *e, const struct zr_job *job)
+{
+    return job->action.kind == ZR_ACT_UPDATE && e->opt.update && !e->dev->ops->host_memory;
+}
+
 /* Whether the job is an update by the program that may not be called yet. On a GPU optim.update puts kernels
  * on the stream itself. It is called only when it is known that the step is not skipped. */
 static bool awaits_norm(struct zr_engine *e, const struct zr_job *job)
 {
-    bool by_program = job->action.kind == ZR_ACT_UPDATE && e->opt.update && !e->dev->ops->host_memory;
-    return by_program && e->dev->ops->event_query(e->ev.step_norm) == 0 && zr_engine_status(e) == 0;
+    return calls_program(e, job) && e->dev->ops->event_query(e->ev.step_norm) == 0 &&
+           zr_engine_status(e) == 0;
 }
 
-/* Jobs of a failed engine are always ready, because they do nothing. */
-bool zr_engine_is_ready(void *arg, const struct zr_job *job)
+/* Jobs of a failed engine are always ready, because they do nothing. A job that calls the program is left to
+ * the loop's thread, because the model's thread notices if that one never returns. */
+bool zr_engine_is_ready(void *arg, const struct zr_job *job, bool is_loop)
 {
     struct zr_engine *e = arg;
     if (zr_engine_has_failed(e))
         return true;
+    if (!is_loop && calls_program(e, job))
+        return false;
     return zr_roles_have_room(e, MOST_JOB_OPS) && zr_room_for(e, &job->action) && !awaits_norm(e, job);
 }
 

@@ -99,6 +99,14 @@ int zr_jobs_await(struct zr_engine *e, uint64_t job)
     return zr_engine_has_failed(e) ? zr_engine_status(e) : 0;
 }
 
+int zr_jobs_take_turn(struct zr_engine *e)
+{
+    if (!e->loop || zr_loop_is_inside(e->loop))
+        return 0;
+    zr_loop_drain(e->loop);
+    return zr_engine_has_failed(e) ? zr_engine_status(e) : 0;
+}
+
 void zr_engine_await_jobs(struct zr_engine *e)
 {
     zr_jobs_await(e, e->m.jobs->n);

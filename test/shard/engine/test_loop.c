@@ -80,9 +80,9 @@ static void on_timer(uv_timer_t *t)
     uv_close((uv_handle_t *)t, NULL);
 }
 
-static bool is_ready(void *arg, const struct zr_job *job)
+static bool is_ready(void *arg, const struct zr_job *job, bool is_loop)
 {
-    (void)arg;
+    (void)arg, (void)is_loop;
     return job->t != 2 || atomic_load(&came);
 }
 
