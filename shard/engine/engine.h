@@ -340,13 +340,13 @@ int zr_engine_pipe_done(struct zr_engine *e, const struct zr_pipe_message *m);
 
 /* ---- tied tensors, which the first and the last stage share (tied.c); no effect without them ---- */
 
-/* On the first stage: starts to receive what the last stage sends, for as many of the step's n_micro
- * micro-batches as there are slots. */
-int zr_engine_tied_expect(struct zr_engine *e, int32_t n_micro);
+/* Starts to move the micro-batch's gradients from the last stage to the first: on the last stage after the
+ * action, on the first before it. If the last stage sends sums, they move with the last micro-batch. */
+int zr_engine_tied_move(struct zr_engine *e, int32_t micro_batch);
 /* Begins a backward action. The last stage's model gets zeroed memory for its gradients once there is room.
  * Brackets of the first stage begin with the gradients that were received. */
 int zr_engine_tied_begin(struct zr_engine *e, int32_t micro_batch);
-/* Ends the action, and sends what the last stage has written. If the unit was bracketed there and not here,
+/* Ends the action. If the unit was bracketed there and not here,
  * the first stage makes the bracket. ZERO_ERR_ORDER: the last stage's model wrote such a gradient outside a
  * bracket, or assigned its *grad. Nothing has changed then. */
 int zr_engine_tied_end(struct zr_engine *e);
