@@ -100,6 +100,9 @@ void zr_turn_awaited(void *arg, uint64_t number)
     }
     while (r->n_issued < number)
         issue_one(r);
+    struct zr_line *model = zr_sim_speaker(r->v->sim), *loop = zr_sim_host(r->v->sim, r->id, ZR_SIM_LOOP);
+    zr_line_join(zr_sim_recorder(r->v->sim), model, loop->clock);
+    zr_sim_speak(r->v->sim, model);
 }
 
 /* ---- waiting ---- */
