@@ -158,6 +158,22 @@ static int draw_schedule(const struct zr_verify_case *c, struct zr_pipeline **ou
     return err;
 }
 
+/* A mutant exchanges each message of tied gradients of the first stage with the message before it. */
+static void receive_early(struct zr_verify_world *v, struct zr_walk_row *row)
+{
+    struct zr_pipe_action *last = NULL;
+    for (int64_t i = 0; i < row->n; i++) {
+        struct zr_pipe_action *a = &row->actions[i];
+        if (a->kind == ZR_PIPE_TIE && last) {
+            const struct zr_pipe_action tie = *a;
+            memmove(last + 1, last, (size_t)(a - last) * sizeof *last);
+            *last = tie;
+            v->n_acted++;
+        }
+        last = zr_pipe_sends(a->kind) || zr_pipe_receives(a->kind) ? a : NULL;
+    }
+}
+
 static int take_rows(struct zr_verify_world *v, struct zr_pipeline *all, int32_t n_tied, bool evaluation)
 {
     int32_t n_onward, n_back;
@@ -174,6 +190,8 @@ static int take_rows(struct zr_verify_world *v, struct zr_pipeline *all, int32_t
         row->n = all->rows[s].n;
         ZR_TRY(ZR_ALLOC(row->actions, row->n, "a schedule"));
         memcpy(row->actions, all->rows[s].at, (size_t)row->n * sizeof *row->actions);
+        if (v->mutant && v->mutant->what == ZR_EARLY_TIE && s == 0 && !evaluation)
+            receive_early(v, row);
     }
     return err;
 }

@@ -182,7 +182,11 @@ enum zr_mutation {
     ZR_OTHER_ORDER,
     ZR_LESS_MESSAGE,
     /* Tied values are not sent after a step. */
-    ZR_LESS_TIED_VALUES
+    ZR_LESS_TIED_VALUES,
+    /* The model thread and the loop issue operations without knowing of each other's. */
+    ZR_TWO_ISSUERS,
+    /* The first pipeline stage starts to receive tied gradients before the message that comes first. */
+    ZR_EARLY_TIE
 };
 
 enum zr_stream_class {
