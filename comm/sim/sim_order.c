@@ -29,8 +29,8 @@ struct zr_sim_order {
     struct issues all[ZR_SIM_MOST_RANKS];
     int32_t class_of[ZR_SIM_MOST_RANKS];
     int64_t at[ZR_SIM_MOST_RANKS]; /* number of collectives that each rank has issued */
-    /* By rank: its collectives, and the first that has no place yet in the order of all ranks. It gets one when
-     * it is the first of all members. */
+    /* By rank: its collectives, and the first that has no place yet in the order of all ranks. It gets one
+     * when it is the first of all members. */
     struct issues own[ZR_SIM_MOST_RANKS];
     int64_t first[ZR_SIM_MOST_RANKS];
     /* Bytes of each rank that its collectives write, one for each role, and one that issuing writes. */
@@ -59,7 +59,7 @@ void zr_sim_order_close(struct zr_sim_order *o)
     free(o);
 }
 
-static void append(struct issues *to, struct issue i)
+static void add_issue(struct issues *to, struct issue i)
 {
     if (to->n == to->cap) {
         to->cap = to->cap ? to->cap * 2 : 256;
@@ -145,12 +145,12 @@ void zr_sim_order_keep(struct zr_sim_comm_world *d, int rank, const struct zr_po
     struct zr_line *host = zr_sim_speaker(d->w);
     zr_sim_begin(d->w, host, "issue", p->unit, p->step);
     zr_shadow_write(d->rec, host, &o->turn[rank][ZR_ROLES], 1);
-    append(&o->own[rank], (struct issue){d, *p, rank});
+    add_issue(&o->own[rank], (struct issue){d, *p, rank});
     if (o->first[rank] == o->own[rank].n - 1)
         place_first(o, rank);
     int64_t k = o->at[rank]++;
     if (k == all->n) {
-        append(all, (struct issue){d, *p, rank});
+        add_issue(all, (struct issue){d, *p, rank});
         return;
     }
     const struct issue *i = &all->issue[k];

@@ -7,7 +7,7 @@
  *
  * The model's thread runs the core itself. A decision costs less than handing it over, needs no lock, and
  * cannot depend on the loop's timing. The loop's thread only issues jobs, in the order of the queue, and does
- * not wait.
+ * not wait. The model's thread issues jobs, too, before an operation of its own.
  *
  * Functions are for the model's thread unless they say otherwise. */
 #ifndef ZR_SHARD_ENGINE_H
@@ -92,7 +92,7 @@ int zr_engine_allocate(struct zr_engine *e);
  * are left behind then, and all that they use must be left too. */
 bool zr_engine_close(struct zr_engine *e);
 
-/* Carries out one job. arg is the engine. For the loop's thread. */
+/* Carries out one job. arg is the engine. For zr_loop_open. */
 void zr_engine_issue(void *arg, const struct zr_job *job);
 /* For zr_loop_ask: whether a thread can carry out the job without a wait. arg is the engine. */
 bool zr_engine_is_ready(void *arg, const struct zr_job *job, bool is_loop);

@@ -3,7 +3,7 @@
  *
  * Each of three members of struct zr_engine belongs to a thread:
  *   m   the model's thread
- *   i   the thread that carries out jobs: the loop's, or without a loop the model's
+ *   i   the thread that carries out jobs just now: the loop's or the model's
  *   s   any thread, by locks and atomics
  * The other members do not change once the engine is allocated. Only zr_jobs_push passes data from m to i, in
  * a job (struct zr_job). events.h lists the events between streams.
@@ -68,7 +68,7 @@ struct zr_model_side {
     struct zr_tied *tied;
 };
 
-/* State of the thread that carries out jobs: the loop's, or without a loop the model's. */
+/* State of the thread that carries out jobs just now: the loop's or the model's. */
 struct zr_issuer {
     /* (n_flats) */
     struct zr_gather_seg *gather_segs;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* issue.c: carries out jobs on the loop's thread. A job becomes waits, collectives and kernels on a stream:
- * the gather or the reduce stream, or with groups one of the two that move data between groups. The stream
- * does the work later. Nothing here waits for it. */
+/* issue.c: carries out jobs, on the loop's thread or the model's. A job becomes waits, collectives and
+ * kernels on a stream: the gather or the reduce stream, or with groups one of the two that move data between
+ * groups. The stream does the work later. Nothing here waits for it. */
 #include "shard/engine/issue.h"
 #include "comm/flight.h"
 
@@ -296,7 +296,12 @@ static bool awaits_norm(struct zr_engine *e, const struct zr_job *job)
            zr_engine_status(e) == 0;
 }
 
-/* Jobs of a failed engine are always ready, because they do nothing. A job that calls the program is left to
+/* A job that is not ready holds up everything behind it, so it waits only for what comes before it. Room
+ * appears when this rank's earlier operations end, and the norm is known when an earlier job is over. Both
+ * happen whatever is issued later, because all ranks issue their operations in one order
+ * (comm/sim/sim_order.c).
+ *
+ * Jobs of a failed engine are always ready, because they do nothing. A job that calls the program is left to
  * the loop's thread, because the model's thread notices if that one never returns. */
 bool zr_engine_is_ready(void *arg, const struct zr_job *job, bool is_loop)
 {

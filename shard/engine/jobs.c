@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* jobs.c: gives the loop's thread its jobs, and knows which job last touched what. Without a loop, the
- * model's thread carries jobs out at once. */
+/* jobs.c: queues jobs, and knows which job last touched what. They are usually carried out by the loop's
+ * thread. Without a loop, the model's thread carries them out at once. */
 #include "comm/flight.h"
 #include "shard/engine/internal.h"
 

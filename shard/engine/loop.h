@@ -46,7 +46,8 @@ struct zr_job {
 
 struct zr_loop;
 
-/* Opens a loop. It calls issue for each job, on one thread at a time. n_jobs: capacity, rounded up to a power of two. */
+/* Opens a loop. It calls issue for each job, on one thread at a time. n_jobs: capacity, rounded up to a power
+ * of two. */
 int zr_loop_open(int32_t n_jobs, void (*issue)(void *arg, const struct zr_job *job), void *arg,
                  struct zr_loop **out);
 /* Makes both threads call ready before each job. is_loop: the calling thread is the loop's. While ready

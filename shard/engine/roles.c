@@ -156,7 +156,7 @@ void zr_roles_abort(struct zr_engine *e, int code, const char *text)
 }
 
 /* Whether the communicator moves activations over tp, messages between pipeline stages, or tied tensors. The
- * model's thread issues these. */
+ * model's thread issues these, when its turn comes (mark). */
 static bool moves_activations(const struct zr_engine *e, const struct zr_comm *c)
 {
     bool moves = c == e->role[ZR_ROLE_TP].comm;
@@ -176,6 +176,7 @@ bool zr_roles_have_room(const struct zr_engine *e, int n_ops)
     return true;
 }
 
+/* Waits only for operations that this rank has issued before, as zr_engine_is_ready does. */
 int zr_roles_make_room(struct zr_engine *e)
 {
     return zr_roles_have_room(e, 1) ? 0 : zr_engine_drain(e);

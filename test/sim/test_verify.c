@@ -310,8 +310,9 @@ static void order_over_communicators(void **state)
     }
 }
 
-/* Ranks in a ring, each of which shares a communicator with either neighbour. On each communicator the order is
- * right, whatever its ranks issue first. But if each rank begins with the next one, there is no order of all. */
+/* Ranks in a ring, each of which shares a communicator with either neighbour. On each communicator the order
+ * is right, whatever its ranks issue first. But if each rank begins with the next one, there is no order of
+ * all. */
 static void order_of_all_ranks(void **state)
 {
     static const int32_t pairs[3][2] = {{0, 1}, {1, 2}, {2, 0}};

@@ -136,8 +136,8 @@ static void model_check_call(struct zr_observer *o, const char *name, int32_t un
     zr_check_doing(w->check, name, unit, step);
 }
 
-/* The job takes the model thread's vector clock to the loop's thread, unless the model's thread carries it out
- * itself, as a part of its call. */
+/* The job takes the model thread's vector clock to the loop's thread, unless the model's thread carries it
+ * out itself, as a part of its call. */
 static void model_check_push(struct zr_observer *o, struct zr_job *job)
 {
     job->note = zr_check_hand(check_of(o)->check);
