@@ -190,6 +190,9 @@ struct nsi_state {
     int n_ctas[STAND_IN_MOST_DEVICES];
     uint64_t n_ordered;
     bool ending, hung;
+    /* nsi_shared->moved and n_ordered when look_for_hang was called last */
+    uint32_t looked_at_move;
+    uint64_t looked_at_order;
     char fail_call[48];
     int fail_device, fail_k;
     ncclResult_t fail_res;
