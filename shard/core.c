@@ -553,7 +553,7 @@ static int take(struct zr_core *c, const struct zr_core_event *ev, struct zr_act
     return zr_fail(ZERO_ERR_ARG, "unknown event %d", (int)ev->kind);
 }
 
-int zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n_out)
+int zr_core_take(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n_out)
 {
     *n_out = 0;
     int err = take(c, ev, out, n_out);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core.h: the schedule core decides what to gather, reduce, update and wait for, and when.
  *
- * It is a pure function of the calls that the model makes: zr_core_step(core, call) -> actions. The core is
+ * It is a pure function of the calls that the model makes: zr_core_take(core, call) -> actions. The core is
  * one block of plain data without pointers, so it can be copied, compared and hashed by bytes. It has no
  * clock, no thread and no allocation. Its decisions depend only on the sequence of calls, never on timing. So
  * all ranks that make the same calls issue the same collectives in the same order.
@@ -214,7 +214,7 @@ int32_t zr_core_max_actions(const struct zr_core_spec *spec);
 
 /* Takes one call, and writes *n_out actions to out. On failure returns ZERO_ERR_ORDER, ZERO_ERR_ARG or
  * ZERO_ERR_BUDGET with a message, and the core is unchanged. */
-int zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n_out);
+int zr_core_take(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n_out);
 
 /* The next steps have n micro-batches, each in the known order. Between steps only. */
 void zr_core_set_accum(struct zr_core *c, int32_t n);

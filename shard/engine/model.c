@@ -344,7 +344,7 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
         return err;
     err = zr_pointers_check(e, ev);
     if (!err)
-        err = zr_core_step(e->m.core, ev, e->m.actions, &n);
+        err = zr_core_take(e->m.core, ev, e->m.actions, &n);
     if (err)
         return err;
     zr_model_called(e, ev);

@@ -380,7 +380,7 @@ static int make_step(struct zr_engine *e, float lr, struct zero_step_info *resul
     struct zr_core_event ev = {.kind = ZR_EV_STEP, .unit = (int32_t)zr_tuned_digest(e, e->m.steps->next.n)};
     ZR_TRY(zr_pointers_check(e, &ev));
     ZR_TRY(zr_observe_step(e, ZR_STEP_CALLED, "zero_step"));
-    ZR_TRY(zr_core_step(e->m.core, &ev, e->m.actions, &n));
+    ZR_TRY(zr_core_take(e->m.core, &ev, e->m.actions, &n));
     zr_model_called(e, &ev);
     e->m.steps->n_calls++;
     e->m.steps->under_way = true;

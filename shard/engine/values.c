@@ -281,7 +281,7 @@ static int write_asked(struct zr_engine *e, const struct asked *a, const void *s
         zr_engine_tune(e)->has_states = true;
     for (int32_t s = 0; !err && a->kind < 0 && s < t->n_slices; s++) {
         struct zr_core_event ev = {.kind = ZR_EV_REWRITE, .unit = t->unit + s};
-        err = zr_core_step(e->m.core, &ev, e->m.actions, &n_actions);
+        err = zr_core_take(e->m.core, &ev, e->m.actions, &n_actions);
     }
     return err;
 }

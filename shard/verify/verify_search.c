@@ -259,7 +259,7 @@ static int trace(struct program *p, const struct zr_plan *plan, const struct zr_
                                    op->unit, op->phase};
         int32_t n;
         memcpy(next, now, bytes); /* the core's state is plain data */
-        err = zr_core_step(next, &ev, actions, &n);
+        err = zr_core_take(next, &ev, actions, &n);
         if (ev.kind == ZR_EV_STEP) {
             if (t.norm_job) {
                 add_op(&t, HOST_AWAIT, t.norm_job);

@@ -854,7 +854,7 @@ int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, enum
     if (expected)
         memcpy(w->before, w->core, w->bytes);
     w->n_out = -1;
-    int err = zr_core_step(w->core, &ev, w->out, &w->n_out);
+    int err = zr_core_take(w->core, &ev, w->out, &w->n_out);
     CHECK(err == expected, "call %lld (kind %d, unit %d, phase %d) gave %d, not %d: %s",
           (long long)w->n_calls, (int)kind, unit, (int)phase, err, expected, err ? zr_error_text() : "");
     if (err) {
@@ -866,7 +866,7 @@ int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, enum
     CHECK(w->n_out >= 0 && w->n_out <= max, "%d actions", w->n_out);
     for (const unsigned char *c = (void *)(w->out + max); c < (unsigned char *)(w->out + max + 8); c++)
         CHECK(*c == 0xee, "actions beyond the promised %d", max);
-    CHECK(zr_core_step(w->twin, &ev, w->twin_out, &n_twin) == 0 && n_twin == w->n_out, "the twin differs");
+    CHECK(zr_core_take(w->twin, &ev, w->twin_out, &n_twin) == 0 && n_twin == w->n_out, "the twin differs");
     for (int32_t i = 0; i < w->n_out; i++)
         CHECK(same_action(&w->out[i], &w->twin_out[i]), "the twin differs in action %d", i);
     w->collective = kind == ZR_EV_MICRO || kind == ZR_EV_STEP || kind == ZR_EV_NORM || kind == ZR_EV_DROP;

@@ -11,16 +11,16 @@ enum { MOST_UNITS = 12, MOST_CALLS = 8 * MOST_UNITS + 16 };
 
 static int64_t n_steps;
 
-int __real_zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out,
+int __real_zr_core_take(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out,
                         int32_t *n_out);
-int __wrap_zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out,
+int __wrap_zr_core_take(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out,
                         int32_t *n_out);
 
-int __wrap_zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out,
+int __wrap_zr_core_take(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out,
                         int32_t *n_out)
 {
     n_steps++;
-    return __real_zr_core_step(c, ev, out, n_out);
+    return __real_zr_core_take(c, ev, out, n_out);
 }
 
 /* ---- the slow search ---- */
@@ -87,7 +87,7 @@ static int rehearse_fully(const struct zr_core_spec *spec, int64_t *gathers, int
                 ev = (struct zr_core_event){c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->phase};
             }
             int32_t n;
-            err = zr_core_step(core, &ev, actions, &n);
+            err = zr_core_take(core, &ev, actions, &n);
             /* An order without backward passes has no step. Its calls are made again, as in an evaluation. */
             if (err == ZERO_ERR_ORDER && ev.kind == ZR_EV_STEP)
                 err = 0;
