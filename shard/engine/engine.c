@@ -332,7 +332,7 @@ void zr_engine_facts(const struct zr_engine *e, struct zr_engine_facts *out)
                                     .n_outer_reduce = e->i.n_outer_reduce,
                                     .wire_bytes = received.wire - e->m.not_counted.wire,
                                     .outer_bytes = received.outer - e->m.not_counted.outer,
-                                    .tp_bytes = received.model - e->m.not_counted.model,
+                                    .tp_bytes = received.tp - e->m.not_counted.tp,
                                     .pipe_bytes = zr_roles_pipe_bytes(e),
                                     .library_bytes = zr_roles_library_bytes(e),
                                     .backend = e->role[ZR_ROLE_GATHER].comm->ops->name,

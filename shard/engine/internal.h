@@ -30,7 +30,7 @@ struct zr_carried {
 
 /* Bytes received: everything but activations, from other groups, and activations over tp. */
 struct zr_received {
-    int64_t wire, outer, model;
+    int64_t wire, outer, tp;
 };
 
 /* The model's thread. */
