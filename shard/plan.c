@@ -436,7 +436,7 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
         units[u] = (struct zr_core_unit_spec){.param_bytes = l->units[u].param_bytes,
                                               .grad_bytes = l->units[u].grad_bytes,
                                               .resident = p->place.param[ZR_INNER] == ZR_WHOLE ||
-                                                          l->units[u].resident,
+                                                          l->units[u].asked_resident,
                                               .trainable = l->units[u].trainable};
     }
     s->n_units = l->n_units;
@@ -460,7 +460,7 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
     for (int32_t u = 0; u < l->n_units; u++)
         units[u].grad_home =
             p->place.model_holds ||
-            (units[u].trainable && (units[u].sum_in_place || !s->reduce_each || l->units[u].resident));
+            (units[u].trainable && (units[u].sum_in_place || !s->reduce_each || l->units[u].asked_resident));
     return 0;
 }
 

@@ -41,7 +41,7 @@ static void report_nothing_sharded(const struct zero_ctx *z)
         return;
     for (int32_t u = 0; u < n; u++) {
         n_resident += z->plan->resident[u];
-        n_declared += z->layout->units[u].resident;
+        n_declared += z->layout->units[u].asked_resident;
     }
     if (z->plan->world == 1 && z->world.world > 1)
         say(log,

@@ -70,7 +70,7 @@ static int64_t largest_unit(const struct zr_layout *l)
 {
     int64_t n = 0;
     for (int32_t u = 0; u < l->n_units; u++)
-        n = zr_max(n, l->units[u].resident ? 0 : l->units[u].param_bytes);
+        n = zr_max(n, l->units[u].asked_resident ? 0 : l->units[u].param_bytes);
     return n;
 }
 
@@ -79,7 +79,7 @@ static int64_t rest_of_units(const struct zr_layout *l)
 {
     int64_t n = 0;
     for (int32_t u = 0; u < l->n_units; u++)
-        n += l->units[u].resident ? 0 : l->units[u].param_bytes - l->units[u].shard_bytes;
+        n += l->units[u].asked_resident ? 0 : l->units[u].param_bytes - l->units[u].shard_bytes;
     return n;
 }
 
@@ -442,7 +442,7 @@ static void check_bytes(const struct zr_plan *p, const struct zr_options *o)
     bool all_home = true;
     for (int32_t u = 0; u < l->n_units; u++) {
         all_home &= !l->units[u].trainable || zr_plan_grad_home(p, u);
-        CHECK(zr_plan_grad_home(p, u) || !l->units[u].resident || !l->units[u].trainable, "unit %d", u);
+        CHECK(zr_plan_grad_home(p, u) || !l->units[u].asked_resident || !l->units[u].trainable, "unit %d", u);
     }
     CHECK((p->n_grad_slots == 0) == all_home, "%d gradient slots", p->n_grad_slots);
 }
@@ -573,7 +573,7 @@ static int64_t open_at_once(const struct planned *p, int64_t *n_units)
         if (zr_phase_has_params(s->order[i].phase))
             open[s->order[i].unit] += s->order[i].is_end ? -1 : 1;
         for (int32_t u = 0; u < s->n_units; u++) {
-            if (!open[u] || p->layout->units[u].resident)
+            if (!open[u] || p->layout->units[u].asked_resident)
                 continue;
             bytes += p->layout->units[u].param_bytes;
             n++;
@@ -799,12 +799,12 @@ static void traffic_by_tensor(void **state)
             p.opt.wire_dtype = (enum zero_dtype)wire;
             lay_out(&p, t, 3, 2);
             /* The flag makes it resident at stage 3, so that the three stages are equal here. */
-            p.layout->units[0].resident = true;
+            p.layout->units[0].asked_resident = true;
             assert_int_equal(plan_again(&p), 0);
             int64_t gather = (4 * N + 2 * 4 * N) / 2,
                     reduce = ((wire == ZERO_BF16 ? 2 : 4) * N + 2 * 4 * N) / 2;
             assert_int_equal(p.plan->traffic.wire_bytes, gather + reduce + agreement);
-            p.layout->units[0].resident = false;
+            p.layout->units[0].asked_resident = false;
             p.opt.order = p.order;
             p.opt.n_order = 4;
             for (int i = 0; i < 4; i++)

@@ -332,7 +332,7 @@ static int64_t reference_cost(const struct zr_plan *plan, const struct zr_option
     assert_true(units && wide && narrow);
     memcpy(units, plan->spec.units, (size_t)l->n_units * sizeof *units);
     for (int32_t u = 0; u < l->n_units; u++)
-        units[u].resident = l->units[u].resident;
+        units[u].resident = l->units[u].asked_resident;
     r.spec.units = units;
     int err = spend_budget(&r, opt, &w, wide + 2 * n, narrow, narrow + n, wide + 3 * n);
     assert_true(err == 0 || err == ZERO_ERR_BUDGET);
@@ -417,7 +417,7 @@ static int64_t sharded_bytes(const struct zr_layout *l)
 {
     int64_t n = 0;
     for (int32_t u = 0; u < l->n_units; u++)
-        n += l->units[u].resident ? 0 : l->units[u].param_bytes;
+        n += l->units[u].asked_resident ? 0 : l->units[u].param_bytes;
     return n;
 }
 
