@@ -123,7 +123,7 @@ struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
     c->outer = s->outer;
     c->outer_each = s->outer_each;
     c->outer_gathers = s->outer_gathers;
-    c->n_partial_slots = s->n_partial_slots;
+    c->n_group_slots = s->n_group_slots;
     c->reduce_each = s->reduce_each;
     c->order_of_step = s->order_of_step;
     c->in_stages = s->in_stages;

@@ -64,12 +64,12 @@ struct zr_core_spec {
     bool model_holds;
     /* HSDP and HFSDP: gradients have a second reduction, between groups */
     bool outer;
-    /* that reduction follows every contribution, through a partial slot; else once a step, in place */
+    /* that reduction follows every contribution, through a group slot; else once a step, in place */
     bool outer_each;
     /* HFSDP: a rank updates its fine slice, so a gather between groups follows */
     bool outer_gathers;
-    /* outer_each: partial slots, which hold a group's sums on their way; >= 1 */
-    int32_t n_partial_slots;
+    /* outer_each: group slots, which hold a group's sums on their way; >= 1 */
+    int32_t n_group_slots;
     /* stages 1 and 2: a rank updates its slice of a resident unit, so a gather follows */
     bool gathers_updated;
     /* Reduce every contribution when it ends. Otherwise all gradients have separate memory, and a unit's
@@ -152,7 +152,7 @@ enum zr_action_kind {
     /* reduces the gradient to sums[sum], adding if accumulate; then n_folds times: sums[sum-1] += sums[sum],
      * sum--. A unit that is summed in place stays where it is */
     ZR_ACT_REDUCE,
-    /* reduces unit's sum over a group, in the partial slot, to sums[sum] as above; without a partial slot, in
+    /* reduces unit's sum over a group, in the group slot, to sums[sum] as above; without a group slot, in
      * place. The REDUCE before it only makes the group's sum */
     ZR_ACT_REDUCE_OUTER,
     /* only the folds, from sums[sum] */
@@ -186,8 +186,8 @@ struct zr_action {
     /* -1: the unit's own memory */
     int32_t slot;
 
-    /* REDUCE, REDUCE_OUTER: the partial slot; -1: in place, or there are no groups */
-    int32_t partial;
+    /* REDUCE, REDUCE_OUTER: the group slot; -1: in place, or there are no groups */
+    int32_t group_slot;
 };
 
 /* The action's name for messages, such as "gather". */

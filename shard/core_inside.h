@@ -19,7 +19,7 @@ struct zr_core {
 
     bool model_holds, gathers_updated, reduce_each;
     bool outer, outer_each, outer_gathers;
-    int32_t n_partial_slots, next_partial;
+    int32_t n_group_slots, next_group_slot;
     /* bytes of the largest parameter slot if it is kept for units that need it, else 0 */
     int64_t reserved;
     /* bytes of the second largest */
@@ -221,7 +221,7 @@ static inline struct zr_action *zr_core_emit(struct zr_action *out, int32_t *n, 
                                              int32_t unit, int32_t slot)
 {
     struct zr_action *a = &out[(*n)++];
-    *a = (struct zr_action){.kind = (uint8_t)kind, .unit = unit, .slot = slot, .partial = -1};
+    *a = (struct zr_action){.kind = (uint8_t)kind, .unit = unit, .slot = slot, .group_slot = -1};
     return a;
 }
 

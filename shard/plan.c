@@ -42,7 +42,7 @@ void zr_plan_free(struct zr_plan *p)
     free(p->state_at);
     free(p->sum_in_place);
     free(p->sum_at);
-    free(p->partial_at);
+    free(p->in_group_slot);
     free((void *)p->spec.units);
     free((void *)p->spec.param_slot_bytes);
     free((void *)p->spec.grad_slot_bytes);
@@ -98,10 +98,10 @@ int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_
 }
 
 int64_t zr_plan_inner_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at,
-                          int32_t partial)
+                          int32_t group_slot)
 {
-    if (partial >= 0)
-        return p->partial_slots_at + partial * p->partial_slot_bytes + p->partial_at[f - p->layout->flats];
+    if (group_slot >= 0)
+        return p->group_slots_at + group_slot * p->group_slot_bytes + p->in_group_slot[f - p->layout->flats];
     return p->sum_in_place[f->unit] ? zr_plan_grad_full(p, f, -1) + zr_cut_at(&f->inner, at.inner)
                                     : sum_at(p, f, 0);
 }
@@ -171,28 +171,28 @@ static void place_params(struct zr_plan *p, int64_t scratch_bytes)
     p->bytes[ZR_MEM_EXCHANGE] += p->gather_bytes - scratch_bytes - end;
 }
 
-/* Places the sums of a step's contributions, and the partial slots that hold the sums of a group. */
+/* Places the sums of a step's contributions, and the group slots that hold the sums of a group. */
 static void place_sums(struct zr_plan *p, int64_t *end)
 {
     const struct zr_layout *l = p->layout;
     const int64_t size = sizeof(float);
-    int64_t partial = 0;
+    int64_t at = 0;
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
         bool has = f->trainable && !p->sum_in_place[f->unit];
         p->sum_at[i] = has ? p->sum_elems : -1;
         p->sum_elems += has ? (sums_are_inner(p) ? f->inner_elems : f->fine_elems) : 0;
-        partial = i == l->units[f->unit].first_flat ? 0 : partial;
-        p->partial_at[i] = p->outer_each && f->trainable ? partial : -1;
-        partial += p->outer_each && f->trainable ? f->inner_elems * size : 0;
-        p->partial_slot_bytes = zr_max(p->partial_slot_bytes, partial);
+        at = i == l->units[f->unit].first_flat ? 0 : at;
+        p->in_group_slot[i] = p->outer_each && f->trainable ? at : -1;
+        at += p->outer_each && f->trainable ? f->inner_elems * size : 0;
+        p->group_slot_bytes = zr_max(p->group_slot_bytes, at);
     }
     int64_t from = *end;
     p->sums_at = take(end, p->n_sums * p->sum_elems * size);
     p->bytes[ZR_MEM_GRAD_SUMS] = (p->n_sums - 1) * p->sum_elems * size;
     p->bytes[ZR_MEM_GRAD_SHARDS] = *end - from - p->bytes[ZR_MEM_GRAD_SUMS];
     from = *end;
-    p->partial_slots_at = take(end, p->n_partial_slots * p->partial_slot_bytes);
+    p->group_slots_at = take(end, p->n_group_slots * p->group_slot_bytes);
     p->bytes[ZR_MEM_GRAD_SUMS] += *end - from;
 }
 
@@ -395,10 +395,10 @@ static void choose_hops(struct zr_plan *p, const struct zr_options *opt, bool ag
     s->outer = p->hop[ZR_OUTER].size > 1;
     p->outer_each = s->outer && opt->deterministic && (zr_most_micro_batches(opt) > 1 || again);
     /* A group fills one of them while the other is reduced between groups. */
-    p->n_partial_slots = p->outer_each ? 2 : 0;
+    p->n_group_slots = p->outer_each ? 2 : 0;
     s->outer_each = p->outer_each;
     s->outer_gathers = s->outer && p->place.state[ZR_OUTER] == ZR_CUT;
-    s->n_partial_slots = p->n_partial_slots;
+    s->n_group_slots = p->n_group_slots;
 }
 
 /* Copies the program's order, or the assumed one, into the spec. */
@@ -536,9 +536,9 @@ int zr_plan_make(const struct zr_layout *l, const struct zr_options *opt, struct
     p->state_at = calloc((size_t)(p->n_states * (int64_t)l->n_flats + 1), sizeof *p->state_at);
     p->sum_in_place = calloc((size_t)l->n_units, sizeof *p->sum_in_place);
     p->sum_at = calloc((size_t)l->n_flats, sizeof *p->sum_at);
-    p->partial_at = calloc((size_t)l->n_flats, sizeof *p->partial_at);
+    p->in_group_slot = calloc((size_t)l->n_flats, sizeof *p->in_group_slot);
     if (!p->param_at || !p->grad_at || !p->resident || !p->master_at || !p->state_at || !p->sum_in_place ||
-        !p->sum_at || !p->partial_at) {
+        !p->sum_at || !p->in_group_slot) {
         zr_fail(err, "no memory for a plan of %d units", l->n_units);
         goto fail;
     }

@@ -121,11 +121,11 @@ struct zr_plan {
     /* n_sums arrays of sum_elems floats, end to end. With groups and without outer_each they are of inner
      * slices, which are reduced between groups in place. Otherwise they are of fine slices. */
     int64_t sums_at;
-    /* With outer_each: partial slots for the sum of one contribution over a group, before it is reduced
-     * between groups. partial_at: (n_flats) bytes in a partial slot; -1: none. */
-    int32_t n_partial_slots;
-    int64_t partial_slots_at, partial_slot_bytes;
-    int64_t *partial_at;
+    /* With outer_each: group slots for the sum of one contribution over a group, before it is reduced
+     * between groups. in_group_slot: (n_flats) bytes in a group slot; -1: none. */
+    int32_t n_group_slots;
+    int64_t group_slots_at, group_slot_bytes;
+    int64_t *in_group_slot;
     int64_t exchange_at, control_at;
     /* Places of struct zr_agreement, next to the exchanges, and of struct zr_own_squares, for this rank's
      * gradients. */
@@ -201,10 +201,10 @@ int64_t zr_plan_grad_full(const struct zr_plan *p, const struct zr_flat *f, int3
 bool zr_plan_grad_home(const struct zr_plan *p, int32_t unit);
 /* Offset of a rank's fine slice in sums[k], in a sums array or in the gradients. */
 int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at, int k);
-/* With groups only: offset of the sum of a rank's inner slice over its group, in a partial slot, or (-1) in
+/* With groups only: offset of the sum of a rank's inner slice over its group, in a group slot, or (-1) in
  * sums[0]. */
 int64_t zr_plan_inner_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at,
-                          int32_t partial);
+                          int32_t group_slot);
 /* Returns the most elements of the flat whose optimizer state a rank keeps. */
 int64_t zr_plan_kept_elems(const struct zr_plan *p, const struct zr_flat *f);
 

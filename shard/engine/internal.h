@@ -215,7 +215,7 @@ int zr_tp_exchange(struct zr_engine *e, const void *mine, int64_t bytes, const s
                    const void **all);
 /* Sums, on the model's stream, the unit's gradients that are partial on each tp rank (partial in struct
  * zr_tensor). They must be complete in that slot. *any: whether the unit has such a gradient. */
-int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any);
+int zr_tp_sum_grads(struct zr_engine *e, int32_t unit, int32_t slot, bool *any);
 
 struct zr_tag zr_tp_tag(const struct zr_engine *e, enum zr_call_name call, int64_t n, int32_t kind);
 
@@ -463,16 +463,16 @@ static inline int32_t zr_grad_place(const struct zr_plan *p, int32_t unit, int32
     return slot >= 0 ? p->layout->n_units + slot : unit;
 }
 
-/* Returns the index of a group's sum in partial_full and partial_free: the unit if groups' sums are reduced
- * between groups once a step, else the partial slot. */
-static inline int32_t zr_partial_place(const struct zr_action *a)
+/* Returns the index of a group's sum in group_sum_done and group_sum_free: the unit if groups' sums are reduced
+ * between groups once a step, else the group slot. */
+static inline int32_t zr_group_sum_index(const struct zr_action *a)
 {
-    return a->partial >= 0 ? a->partial : a->unit;
+    return a->group_slot >= 0 ? a->group_slot : a->unit;
 }
 
-static inline int32_t zr_n_partial_places(const struct zr_plan *p)
+static inline int32_t zr_n_group_sums(const struct zr_plan *p)
 {
-    int32_t n = p->outer_each ? p->n_partial_slots : p->layout->n_units;
+    int32_t n = p->outer_each ? p->n_group_slots : p->layout->n_units;
     return p->spec.outer ? n : 0;
 }
 

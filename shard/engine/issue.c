@@ -73,7 +73,7 @@ static int issue_gather_outer(struct zr_engine *e, const struct zr_job *job)
 
 /* ---- reduce ---- */
 
-/* Combines partial sums of the unit: adds sums[sum] to sums[sum-1], then that to sums[sum-2], n_folds times.
+/* Combines the sums of the unit: adds sums[sum] to sums[sum-1], then that to sums[sum-2], n_folds times.
  * Only `deterministic` keeps several sums, so that contributions are added in a fixed tree. Each sum is of
  * this rank's fine slice. */
 static int issue_folds(struct zr_engine *e, int32_t unit, int sum, int n_folds)
@@ -105,7 +105,7 @@ static int issue_reduce(struct zr_engine *e, const struct zr_job *job)
     bool has_groups = e->plan->spec.outer;
     ZR_TRY(d->stream_wait(s, e->ev.grad_done[place]));
     if (has_groups)
-        ZR_TRY(d->stream_wait(s, e->ev.partial_free[zr_partial_place(a)]));
+        ZR_TRY(d->stream_wait(s, e->ev.group_sum_free[zr_group_sum_index(a)]));
     ZR_TRY(zr_mark_job(e, s, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, job, false));
     ZR_TRY(zr_reduce_over_axis(e, &inner, job));
     if (e->plan->sum_in_place[a->unit])
@@ -113,7 +113,7 @@ static int issue_reduce(struct zr_engine *e, const struct zr_job *job)
     else
         ZR_TRY(d->event_record(e->ev.grad_free[place], s));
     if (has_groups)
-        ZR_TRY(d->event_record(e->ev.partial_full[zr_partial_place(a)], s));
+        ZR_TRY(d->event_record(e->ev.group_sum_done[zr_group_sum_index(a)], s));
     e->i.n_reduce++;
     ZR_TRY(issue_folds(e, a->unit, a->sum, a->n_folds));
     return zr_mark_job(e, s, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, job, true);
@@ -127,14 +127,14 @@ static int issue_reduce_outer(struct zr_engine *e, const struct zr_job *job)
     const struct zr_action *a = &job->action;
     const struct zr_axis_reduction outer = zr_outer_reduction(e);
     struct zr_stream *s = outer.stream;
-    bool once_a_step = a->partial < 0;
-    ZR_TRY(d->stream_wait(s, e->ev.partial_full[zr_partial_place(a)]));
+    bool once_a_step = a->group_slot < 0;
+    ZR_TRY(d->stream_wait(s, e->ev.group_sum_done[zr_group_sum_index(a)]));
     ZR_TRY(zr_mark_job(e, s, ZR_TRACK_REDUCE_OUTER, ZR_SPAN_REDUCE_OUTER, job, false));
     ZR_TRY(zr_reduce_over_axis(e, &outer, job));
     /* HSDP needs the whole sum. If contributions are reduced one by one, UPDATE gathers it instead. */
     if (once_a_step)
         ZR_TRY(zr_gather_sums(e, &outer, s, job));
-    ZR_TRY(d->event_record(e->ev.partial_free[zr_partial_place(a)], s));
+    ZR_TRY(d->event_record(e->ev.group_sum_free[zr_group_sum_index(a)], s));
     e->i.n_outer_reduce++;
     ZR_TRY(issue_folds(e, a->unit, a->sum, a->n_folds));
     return zr_mark_job(e, s, ZR_TRACK_REDUCE_OUTER, ZR_SPAN_REDUCE_OUTER, job, true);
@@ -153,7 +153,7 @@ static int issue_drop_sums(struct zr_engine *e, const struct zr_job *job)
         if (e->plan->sum_in_place[u])
             ZR_TRY(d->event_record(e->ev.grad_free[zr_grad_place(e->plan, u, -1)], last.stream));
         if (e->plan->spec.outer)
-            ZR_TRY(d->event_record(e->ev.partial_free[u], last.stream));
+            ZR_TRY(d->event_record(e->ev.group_sum_free[u], last.stream));
     }
     return 0;
 }

@@ -192,7 +192,7 @@ static int end_grad(struct zr_engine *e, const struct zr_action *a)
 static int reduce_grad(struct zr_engine *e, const struct zr_action *a)
 {
     bool any;
-    ZR_TRY(zr_partial_sum(e, a->unit, a->slot, &any));
+    ZR_TRY(zr_tp_sum_grads(e, a->unit, a->slot, &any));
     if (any) {
         ZR_TRY(zr_observe_reduce(e, a->unit, ZR_REDUCE_SUMMED));
         ZR_TRY(

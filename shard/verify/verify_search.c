@@ -137,8 +137,8 @@ static void trace_reduce(struct tracing *t, const struct zr_action *a, int32_t n
 {
     job_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_DONE, zr_grad_place(t->plan, a->unit, a->slot)));
     if (t->plan->spec.outer) {
-        job_op(t, HOST_WAIT, event_of(ZR_EVENT_PARTIAL_FREE, zr_partial_place(a)));
-        job_op(t, HOST_RECORD, event_of(ZR_EVENT_PARTIAL_FULL, zr_partial_place(a)));
+        job_op(t, HOST_WAIT, event_of(ZR_EVENT_GROUP_SUM_FREE, zr_group_sum_index(a)));
+        job_op(t, HOST_RECORD, event_of(ZR_EVENT_GROUP_SUM_DONE, zr_group_sum_index(a)));
     }
     if (!t->plan->sum_in_place[a->unit])
         trace_grad_free(t, a, number);
@@ -146,8 +146,8 @@ static void trace_reduce(struct tracing *t, const struct zr_action *a, int32_t n
 
 static void trace_reduce_outer(struct tracing *t, const struct zr_action *a)
 {
-    job_op(t, HOST_WAIT, event_of(ZR_EVENT_PARTIAL_FULL, zr_partial_place(a)));
-    job_op(t, HOST_RECORD, event_of(ZR_EVENT_PARTIAL_FREE, zr_partial_place(a)));
+    job_op(t, HOST_WAIT, event_of(ZR_EVENT_GROUP_SUM_DONE, zr_group_sum_index(a)));
+    job_op(t, HOST_RECORD, event_of(ZR_EVENT_GROUP_SUM_FREE, zr_group_sum_index(a)));
 }
 
 static void trace_norm(struct tracing *t, int32_t number)

@@ -1315,7 +1315,7 @@ static void groups_reduce_again(void **state)
             m.spec.outer = true;
             m.spec.outer_each = each;
             m.spec.outer_gathers = gathers;
-            m.spec.n_partial_slots = each;
+            m.spec.n_group_slots = each;
             m.spec.n_sums = each ? sums_for(accum) : 1;
             watch_open(&w, &m.spec);
             for (int step = 0; step < 3; step++) {
@@ -1626,7 +1626,7 @@ static void random_spec(struct random_source *r, struct model *m)
         s->outer = true;
         s->outer_gathers = chance(r, 50);
         s->outer_each = tree || chance(r, 30);
-        s->n_partial_slots = s->outer_each ? 1 + (int32_t)random_below(r, 3) : 0;
+        s->n_group_slots = s->outer_each ? 1 + (int32_t)random_below(r, 3) : 0;
         for (int32_t u = 0; u < s->n_units; u++)
             m->units[u].sum_in_place = false;
     }

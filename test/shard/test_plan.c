@@ -290,10 +290,10 @@ static void check_reduce_arena(const struct zr_plan *p)
     CHECK(p->exchange_at % 64 == 0 && p->control_at % 64 == 0 && p->values_at % 64 == 0, "alignment");
     put(&x, p->norm_at, sizeof(struct zr_own_squares));
     put(&x, p->control_at, ZR_CONTROL_BYTES);
-    put(&x, p->partial_slots_at, p->n_partial_slots * p->partial_slot_bytes);
-    CHECK(p->n_partial_slots == (p->outer_each ? 2 : 0), "%d", p->n_partial_slots);
-    CHECK(p->partial_slot_bytes == (p->outer_each ? most_inner_sums(l) : 0), "%lld",
-          (long long)p->partial_slot_bytes);
+    put(&x, p->group_slots_at, p->n_group_slots * p->group_slot_bytes);
+    CHECK(p->n_group_slots == (p->outer_each ? 2 : 0), "%d", p->n_group_slots);
+    CHECK(p->group_slot_bytes == (p->outer_each ? most_inner_sums(l) : 0), "%lld",
+          (long long)p->group_slot_bytes);
     /* What all ranks exchange lies here or, with groups, in a separate arena. */
     if (p->control_bytes) {
         struct intervals control = {.n = 0};
@@ -310,15 +310,15 @@ static void check_reduce_arena(const struct zr_plan *p)
     CHECK(p->values_bytes >= 4 && p->values_bytes <= ZR_VALUE_BYTES, "%lld", (long long)p->values_bytes);
     put(&x, p->full_grad_at, p->hop[ZR_INNER].sums_whole ? widest : p->full_grad_bytes);
     check_intervals(&x, p->reduce_bytes - REDUCE_SCRATCH);
-    /* Units take turns in a partial slot. The flats of a unit lie side by side in it. */
+    /* Units take turns in a group slot. The flats of a unit lie side by side in it. */
     for (int32_t u = 0; u < l->n_units && p->outer_each; u++) {
         for (int32_t i = 0; i < l->units[u].n_flats; i++) {
             const struct zr_flat *f = &l->flats[l->units[u].first_flat + i];
             if (f->trainable)
-                put(&x, zr_plan_inner_sum(p, f, zr_where_of(&p->place, 0), 0) - p->partial_slots_at,
+                put(&x, zr_plan_inner_sum(p, f, zr_where_of(&p->place, 0), 0) - p->group_slots_at,
                     f->inner_elems * 4);
         }
-        check_intervals(&x, p->partial_slot_bytes);
+        check_intervals(&x, p->group_slot_bytes);
     }
 }
 
@@ -414,7 +414,7 @@ static void check_bytes(const struct zr_plan *p, const struct zr_options *o)
     CHECK(p->bytes[ZR_MEM_GRAD_SHARDS] == sums * 4, "%lld", (long long)p->bytes[ZR_MEM_GRAD_SHARDS]);
     CHECK(p->bytes[ZR_MEM_GRAD_SUMS] ==
               (p->n_sums - 1) * sums * 4 +
-                  zr_round_up(p->n_partial_slots * p->partial_slot_bytes, ZR_PIECE_ALIGN),
+                  zr_round_up(p->n_group_slots * p->group_slot_bytes, ZR_PIECE_ALIGN),
           "%lld", (long long)p->bytes[ZR_MEM_GRAD_SUMS]);
     int64_t widest = 0;
     for (int32_t u = 0; u < l->n_units; u++) {
