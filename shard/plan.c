@@ -113,7 +113,7 @@ bool zr_plan_gathers(const struct zr_plan *p, const struct zr_flat *f)
 
 int64_t zr_plan_kept_elems(const struct zr_plan *p, const struct zr_flat *f)
 {
-    switch (zr_level_of(p->place.state)) {
+    switch (zr_level_of(p->placement.state)) {
     case ZR_LEVEL_FINE:
         return f->fine_elems;
     case ZR_LEVEL_INNER:
@@ -239,7 +239,7 @@ static void place_grads(struct zr_plan *p, const struct zr_options *opt)
     for (int32_t u = 0; u < l->n_units; u++)
         if (zr_plan_grad_home(p, u))
             p->grad_at[u] = take(&end, l->units[u].grad_bytes);
-    p->in_place_grad_at = take(&end, p->place.model_holds ? l->in_place_grad_bytes : 0);
+    p->in_place_grad_at = take(&end, p->placement.model_holds ? l->in_place_grad_bytes : 0);
     for (int32_t i = 0; i < p->n_grad_slots; i++)
         p->grad_slots[i].at = take(&end, p->grad_slots[i].bytes);
     p->bytes[ZR_MEM_GRAD_SLOTS] = end;
@@ -358,7 +358,7 @@ static int choose_sums(struct zr_plan *p, const struct zr_options *opt, struct z
                        bool *any_again)
 {
     const struct zr_core_spec *s = &p->spec;
-    bool whole = zr_level_of(p->place.state) == ZR_LEVEL_ALL;
+    bool whole = zr_level_of(p->placement.state) == ZR_LEVEL_ALL;
     bool narrowed = p->world > 1 && opt->wire_dtype && opt->wire_dtype != ZERO_F32;
     bool once = zr_most_micro_batches(opt) == 1 || !s->reduce_each;
     int err = 0;
@@ -397,7 +397,7 @@ static void choose_hops(struct zr_plan *p, const struct zr_options *opt, bool ag
     /* A group fills one of them while the other is reduced between groups. */
     p->n_group_slots = p->outer_each ? 2 : 0;
     s->outer_each = p->outer_each;
-    s->outer_gathers = s->outer && p->place.state[ZR_OUTER] == ZR_CUT;
+    s->outer_gathers = s->outer && p->placement.state[ZR_OUTER] == ZR_CUT;
     s->n_group_slots = p->n_group_slots;
 }
 
@@ -435,7 +435,7 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
     for (int32_t u = 0; u < l->n_units; u++) {
         units[u] = (struct zr_core_unit_spec){.param_bytes = l->units[u].param_bytes,
                                               .grad_bytes = l->units[u].grad_bytes,
-                                              .resident = p->place.param[ZR_INNER] == ZR_WHOLE ||
+                                              .resident = p->placement.param[ZR_INNER] == ZR_WHOLE ||
                                                           l->units[u].asked_resident,
                                               .trainable = l->units[u].trainable};
     }
@@ -445,8 +445,8 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
     s->prefetch = opt->prefetch;
     s->grad_accum_steps = opt->grad_accum_steps;
     s->max_grad_accum_steps = zr_most_micro_batches(opt);
-    s->model_holds = p->place.model_holds;
-    s->gathers_updated = p->place.state[ZR_INNER] == ZR_CUT;
+    s->model_holds = p->placement.model_holds;
+    s->gathers_updated = p->placement.state[ZR_INNER] == ZR_CUT;
     /* Only the model knows whether it zeroes its gradients between the micro-batches of a step. */
     s->reduce_each = !opt->grad_in_place || zr_most_micro_batches(opt) == 1;
     /* A backward that stores its gradient replaces that of the micro-batch before, which must be reduced
@@ -459,7 +459,7 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
     choose_hops(p, opt, again);
     for (int32_t u = 0; u < l->n_units; u++)
         units[u].grad_home =
-            p->place.model_holds ||
+            p->placement.model_holds ||
             (units[u].trainable && (units[u].sum_in_place || !s->reduce_each || l->units[u].asked_resident));
     return 0;
 }
@@ -467,14 +467,15 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
 static uint64_t hash_plan(const struct zr_plan *p)
 {
     const struct zr_core_spec *s = &p->spec;
-    int64_t head[] = {p->world,         p->place.model_holds, p->n_states,        p->n_sums,
-                      s->prefetch,      s->grad_accum_steps,  s->reduce_each,     s->reserve_largest,
-                      s->n_param_slots, s->n_grad_slots,      s->gathers_updated, p->place.size[ZR_INNER],
-                      p->outer_each};
+    int64_t head[] = {
+        p->world,         p->placement.model_holds, p->n_states,        p->n_sums,
+        s->prefetch,      s->grad_accum_steps,      s->reduce_each,     s->reserve_largest,
+        s->n_param_slots, s->n_grad_slots,          s->gathers_updated, p->placement.size[ZR_INNER],
+        p->outer_each};
     uint64_t h = XXH64(head, sizeof head, p->layout->hash);
-    h = XXH64(p->place.param, sizeof p->place.param, h);
-    h = XXH64(p->place.grad, sizeof p->place.grad, h);
-    h = XXH64(p->place.state, sizeof p->place.state, h);
+    h = XXH64(p->placement.param, sizeof p->placement.param, h);
+    h = XXH64(p->placement.grad, sizeof p->placement.grad, h);
+    h = XXH64(p->placement.state, sizeof p->placement.state, h);
     h = XXH64(p->bytes, sizeof p->bytes, h);
     h = XXH64(s->param_slot_bytes, (size_t)s->n_param_slots * sizeof *s->param_slot_bytes, h);
     h = XXH64(s->grad_slot_bytes, (size_t)s->n_grad_slots * sizeof *s->grad_slot_bytes, h);
@@ -487,10 +488,11 @@ static uint64_t hash_plan(const struct zr_plan *p)
 
 static int set_placement(struct zr_plan *p, const struct zr_layout *l, const struct zr_options *opt)
 {
-    int err = zr_placement_in(opt, l->world, &p->place);
+    int err = zr_placement_in(opt, l->world, &p->placement);
     for (int a = 0; !err && a < ZR_AXES; a++) {
-        int32_t size = p->place.size[a];
-        p->hop[a] = (struct zr_hop){.size = size, .sums_whole = size > 1 && p->place.state[a] == ZR_WHOLE};
+        int32_t size = p->placement.size[a];
+        p->hop[a] =
+            (struct zr_hop){.size = size, .sums_whole = size > 1 && p->placement.state[a] == ZR_WHOLE};
     }
     return err;
 }

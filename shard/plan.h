@@ -62,7 +62,7 @@ struct zr_traffic {
     int64_t n_outer_reduce, n_outer_gather, outer_bytes;
 };
 
-struct zr_slot_place {
+struct zr_slot_region {
     int64_t at, bytes;
 };
 
@@ -81,7 +81,7 @@ struct zr_plan {
     /* Data-parallel ranks; ranks that hold one copy of the model together; tensor-parallel ranks of a
      * pipeline stage. */
     int32_t world, model_ranks, tp;
-    struct zr_placement place;
+    struct zr_placement placement;
     struct zr_hop hop[ZR_AXES];
     /* As in the options. */
     int64_t gather_packs_up_to, reduce_packs_up_to;
@@ -97,7 +97,7 @@ struct zr_plan {
 
     int64_t in_place_param_at;
     int32_t n_param_slots;
-    struct zr_slot_place *param_slots;
+    struct zr_slot_region *param_slots;
     /* Bytes of the arena. The last opt->gather_scratch_bytes are the communicator's. */
     int64_t gather_bytes;
 
@@ -107,7 +107,7 @@ struct zr_plan {
 
     int64_t in_place_grad_at;
     int32_t n_grad_slots;
-    struct zr_slot_place *grad_slots;
+    struct zr_slot_region *grad_slots;
     /* The sums of a step's gradients, fp32. They lie in the gradients themselves if these are f32, one rank
      * keeps all of them, and a step has one contribution. */
     /* (n_units) The unit's sums lie in its gradients. */

@@ -29,7 +29,7 @@ int zr_flat_ranges(const struct zr_layout *l, const struct zr_flat *f, int64_t l
 
 struct zr_span zr_engine_kept(const struct zr_engine *e, const struct zr_flat *f)
 {
-    return zr_flat_span(f, e->at, zr_level_of(e->plan->place.state));
+    return zr_flat_span(f, e->at, zr_level_of(e->plan->placement.state));
 }
 
 char *zr_engine_param_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first)
@@ -192,7 +192,7 @@ static void take_parts(struct zr_engine *e, const struct zr_engine_parts *parts)
     zr_roles_take(e, parts->comm);
     e->plan = parts->plan;
     e->layout = parts->plan->layout;
-    e->at = zr_where_of(&e->plan->place, e->dp_rank);
+    e->at = zr_where_of(&e->plan->placement, e->dp_rank);
     e->opt = *parts->opt;
     e->loop = parts->loop;
     e->on_fail = parts->on_fail;

@@ -331,9 +331,9 @@ void zr_jobs_kick(struct zr_engine *e);
  * then. */
 int zr_jobs_await(struct zr_engine *e, uint64_t job);
 /* Return the number of a job, 0: there was none. The last one that writes the unit's parameters; that uses
- * the gradient at that place (zr_grad_place); the last NORM; and the last of all. */
+ * the gradient with that index (zr_grad_index); the last NORM; and the last of all. */
 uint64_t zr_job_writing_params(const struct zr_engine *e, int32_t unit);
-uint64_t zr_job_using_grad(const struct zr_engine *e, int32_t place);
+uint64_t zr_job_using_grad(const struct zr_engine *e, int32_t index);
 uint64_t zr_last_norm_job(const struct zr_engine *e);
 uint64_t zr_last_job(const struct zr_engine *e);
 
@@ -457,8 +457,8 @@ static inline int32_t zr_fine_place(const struct zr_engine *e, int32_t k)
     return k % e->layout->outer * e->layout->inner + k / e->layout->outer;
 }
 
-/* Returns the index of unit's gradient in grad_done, grad_free and grad_job. */
-static inline int32_t zr_grad_place(const struct zr_plan *p, int32_t unit, int32_t slot)
+/* Returns the index of unit's gradient in grad_done, grad_free and using_grad. */
+static inline int32_t zr_grad_index(const struct zr_plan *p, int32_t unit, int32_t slot)
 {
     return slot >= 0 ? p->layout->n_units + slot : unit;
 }

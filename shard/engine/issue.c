@@ -101,9 +101,9 @@ static int issue_reduce(struct zr_engine *e, const struct zr_job *job)
     const struct zr_action *a = &job->action;
     const struct zr_axis_reduction inner = zr_inner_reduction(e);
     struct zr_stream *s = inner.stream;
-    int32_t place = zr_grad_place(e->plan, a->unit, a->slot);
+    int32_t index = zr_grad_index(e->plan, a->unit, a->slot);
     bool has_groups = e->plan->spec.outer;
-    ZR_TRY(d->stream_wait(s, e->ev.grad_done[place]));
+    ZR_TRY(d->stream_wait(s, e->ev.grad_done[index]));
     if (has_groups)
         ZR_TRY(d->stream_wait(s, e->ev.group_sum_free[zr_group_sum_index(a)]));
     ZR_TRY(zr_mark_job(e, s, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, job, false));
@@ -111,7 +111,7 @@ static int issue_reduce(struct zr_engine *e, const struct zr_job *job)
     if (e->plan->sum_in_place[a->unit])
         ZR_TRY(zr_gather_sums(e, &inner, s, job));
     else
-        ZR_TRY(d->event_record(e->ev.grad_free[place], s));
+        ZR_TRY(d->event_record(e->ev.grad_free[index], s));
     if (has_groups)
         ZR_TRY(d->event_record(e->ev.group_sum_done[zr_group_sum_index(a)], s));
     e->i.n_reduce++;
@@ -151,7 +151,7 @@ static int issue_drop_sums(struct zr_engine *e, const struct zr_job *job)
     ZR_TRY(zr_sums_barrier(e, &last, &tag));
     for (int32_t u = 0; u < e->layout->n_units; u++) {
         if (e->plan->sum_in_place[u])
-            ZR_TRY(d->event_record(e->ev.grad_free[zr_grad_place(e->plan, u, -1)], last.stream));
+            ZR_TRY(d->event_record(e->ev.grad_free[zr_grad_index(e->plan, u, -1)], last.stream));
         if (e->plan->spec.outer)
             ZR_TRY(d->event_record(e->ev.group_sum_free[u], last.stream));
     }
@@ -242,7 +242,7 @@ int64_t zr_room_of(const struct zr_engine *e, enum zr_action_kind kind, int32_t 
         return usual;
     int32_t n;
     const struct zr_flat *f = zr_unit_flats(e, unit, &n);
-    int64_t n_pieces = count_pieces(e, f, n, zr_level_of(e->plan->place.state));
+    int64_t n_pieces = count_pieces(e, f, n, zr_level_of(e->plan->placement.state));
     return usual + n_pieces * (e->opt.update ? OPS_OF_USER_UPDATE : 1);
 }
 

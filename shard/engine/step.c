@@ -244,7 +244,7 @@ static const char *tensor_at(const struct zr_engine *e, int32_t rank, int64_t at
     int32_t place = place_like(e, rank);
     if (place == e->dp)
         return NULL;
-    const struct zr_where where = zr_where_of(&e->plan->place, place);
+    const struct zr_where where = zr_where_of(&e->plan->placement, place);
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
         struct zr_span own = zr_flat_span(f, where, ZR_LEVEL_FINE);

@@ -80,7 +80,7 @@ static char *value_at(const struct zr_engine *e, const struct chunk *c, int64_t 
 static bool whole(const struct zr_engine *e, const struct chunk *c)
 {
     bool param = c->kind == ZR_VALUE_PARAM || (c->kind == ZR_VALUE_MASTER && c->flat->dtype == ZERO_F32);
-    bool full = zr_level_of(e->plan->place.state) == ZR_LEVEL_ALL &&
+    bool full = zr_level_of(e->plan->placement.state) == ZR_LEVEL_ALL &&
                 c->kind != ZR_VALUE_GRAD; /* sums are sharded at every stage */
     return e->dp == 1 || full || (param && e->plan->resident[c->flat->unit]);
 }

@@ -68,11 +68,11 @@ static bool move_slot(const struct zr_plan *plan, struct zr_action *a)
 {
     bool gathers = a->kind == ZR_ACT_GATHER;
     int32_t n = gathers ? plan->n_param_slots : plan->n_grad_slots;
-    const struct zr_slot_place *place = gathers ? plan->param_slots : plan->grad_slots;
+    const struct zr_slot_region *slots = gathers ? plan->param_slots : plan->grad_slots;
     if (a->slot < 0 || n < 2)
         return false;
     int32_t other = (a->slot + 1) % n;
-    if (place[other].bytes < place[a->slot].bytes)
+    if (slots[other].bytes < slots[a->slot].bytes)
         return false;
     a->slot = other;
     return true;

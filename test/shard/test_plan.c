@@ -194,18 +194,18 @@ static void check_gather_arena(const struct zr_plan *p)
         if (p->resident[f->unit]) {
             put(&x, zr_plan_param_full(p, f, -1), f->fine.total);
             for (int r = 0; r < l->world; r++)
-                CHECK(zr_plan_param_own(p, f, zr_where_of(&p->place, r)) ==
+                CHECK(zr_plan_param_own(p, f, zr_where_of(&p->placement, r)) ==
                           zr_plan_param_full(p, f, -1) + zr_cut_at(&f->inner, r % l->inner),
                       "rank %d", r);
         } else {
             for (int r = 0; r < l->world; r++) /* every rank computes one and the same place */
-                CHECK(zr_plan_param_own(p, f, zr_where_of(&p->place, r)) ==
-                          zr_plan_param_own(p, f, zr_where_of(&p->place, 0)),
+                CHECK(zr_plan_param_own(p, f, zr_where_of(&p->placement, r)) ==
+                          zr_plan_param_own(p, f, zr_where_of(&p->placement, 0)),
                       "rank %d", r);
-            put(&x, zr_plan_param_own(p, f, zr_where_of(&p->place, 0)),
+            put(&x, zr_plan_param_own(p, f, zr_where_of(&p->placement, 0)),
                 f->inner_elems * zr_dtype_bytes(f->dtype));
         }
-        CHECK(f->in_place || zr_plan_param_own(p, f, zr_where_of(&p->place, 0)) % ZR_PIECE_ALIGN == 0,
+        CHECK(f->in_place || zr_plan_param_own(p, f, zr_where_of(&p->placement, 0)) % ZR_PIECE_ALIGN == 0,
               "flat %d", i);
     }
     for (int32_t s = 0; s < p->n_param_slots; s++) {
@@ -246,7 +246,7 @@ static int64_t most_inner_sums(const struct zr_layout *l)
 /* Elements of a rank's inner slice before its fine slice. */
 static int64_t before_in_group(const struct zr_plan *p, const struct zr_flat *f, int32_t r)
 {
-    struct zr_where at = zr_where_of(&p->place, r);
+    struct zr_where at = zr_where_of(&p->placement, r);
     return zr_flat_span(f, at, ZR_LEVEL_FINE).first - zr_flat_span(f, at, ZR_LEVEL_INNER).first;
 }
 
@@ -263,19 +263,19 @@ static void check_reduce_arena(const struct zr_plan *p)
         if (zr_plan_grad_home(p, f->unit))
             put(&x, zr_plan_grad_full(p, f, -1), f->fine.total);
         for (int r = 0, end = 0; p->sum_in_place[f->unit] && r < l->world; r++) {
-            int64_t first = zr_flat_span(f, zr_where_of(&p->place, r), ZR_LEVEL_FINE).first,
+            int64_t first = zr_flat_span(f, zr_where_of(&p->placement, r), ZR_LEVEL_FINE).first,
                     size = zr_dtype_bytes(f->dtype);
-            int64_t from = zr_plan_sum(p, f, zr_where_of(&p->place, r), 0) - zr_plan_grad_full(p, f, -1);
+            int64_t from = zr_plan_sum(p, f, zr_where_of(&p->placement, r), 0) - zr_plan_grad_full(p, f, -1);
             CHECK(size == (int64_t)sizeof(float) && from == first * size && from >= end,
                   "flat %d, rank %d: its sum is at %lld of its gradient", i, r, (long long)from);
         }
         for (int k = 0; !p->sum_in_place[f->unit] && k < p->n_sums; k++) {
-            put(&x, zr_plan_sum(p, f, zr_where_of(&p->place, 0), k),
+            put(&x, zr_plan_sum(p, f, zr_where_of(&p->placement, 0), k),
                 (sums_in_group(p) ? f->inner_elems : f->fine_elems) * (int64_t)sizeof(float));
-            CHECK(zr_plan_sum(p, f, zr_where_of(&p->place, 0), k) % 128 == 0, "flat %d", i);
+            CHECK(zr_plan_sum(p, f, zr_where_of(&p->placement, 0), k) % 128 == 0, "flat %d", i);
             for (int r = 0; r < l->world; r++)
-                CHECK(zr_plan_sum(p, f, zr_where_of(&p->place, r), k) ==
-                          zr_plan_sum(p, f, zr_where_of(&p->place, 0), k) +
+                CHECK(zr_plan_sum(p, f, zr_where_of(&p->placement, r), k) ==
+                          zr_plan_sum(p, f, zr_where_of(&p->placement, 0), k) +
                               (sums_in_group(p) ? before_in_group(p, f, r) * 4 : 0),
                       "flat %d", i);
         }
@@ -315,7 +315,7 @@ static void check_reduce_arena(const struct zr_plan *p)
         for (int32_t i = 0; i < l->units[u].n_flats; i++) {
             const struct zr_flat *f = &l->flats[l->units[u].first_flat + i];
             if (f->trainable)
-                put(&x, zr_plan_inner_sum(p, f, zr_where_of(&p->place, 0), 0) - p->group_slots_at,
+                put(&x, zr_plan_inner_sum(p, f, zr_where_of(&p->placement, 0), 0) - p->group_slots_at,
                     f->inner_elems * 4);
         }
         check_intervals(&x, p->group_slot_bytes);
@@ -437,7 +437,7 @@ static void check_bytes(const struct zr_plan *p, const struct zr_options *o)
     slots = 0;
     for (int32_t s = 0; s < p->n_grad_slots; s++)
         slots += p->grad_slots[s].bytes;
-    CHECK(p->place.model_holds || p->bytes[ZR_MEM_GRAD_SLOTS] == slots + homes, "%lld", (long long)slots);
+    CHECK(p->placement.model_holds || p->bytes[ZR_MEM_GRAD_SLOTS] == slots + homes, "%lld", (long long)slots);
     CHECK(p->n_param_slots == 0 || (stage == 3 && l->world > 1), "slots where nothing is sharded");
     bool all_home = true;
     for (int32_t u = 0; u < l->n_units; u++) {
@@ -595,7 +595,7 @@ static void any_budget(void **state)
         int64_t largest = largest_unit(p.layout), rest = rest_of_units(p.layout), n_open, wire = INT64_MAX;
         int64_t needed = open_at_once(&p, &n_open), resident_wire = 0;
         if (p.layout->world == 1 || rest == 0 ||
-            p.plan->place.param[ZR_INNER] == ZR_WHOLE) { /* nothing is sharded */
+            p.plan->placement.param[ZR_INNER] == ZR_WHOLE) { /* nothing is sharded */
             release(&p);
             continue;
         }
@@ -811,10 +811,10 @@ static void traffic_by_tensor(void **state)
                 p.order[i] =
                     (struct zero_call){.phase = i > 1 ? ZERO_BACKWARD : ZERO_FORWARD, .is_end = i & 1};
             assert_int_equal(plan_again(&p), 0);
-            assert_int_equal(zr_plan_gather_wire(p.plan, 0, zr_where_of(&p.plan->place, 0)),
+            assert_int_equal(zr_plan_gather_wire(p.plan, 0, zr_where_of(&p.plan->placement, 0)),
                              gather + (p.plan->resident[0] ? 0 : 4 * 2 * N / 2));
             assert_int_equal(
-                zr_plan_reduce_wire(p.plan, 0, zr_where_of(&p.plan->place, 1), (enum zero_dtype)wire),
+                zr_plan_reduce_wire(p.plan, 0, zr_where_of(&p.plan->placement, 1), (enum zero_dtype)wire),
                 reduce);
             release(&p);
         }
