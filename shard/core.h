@@ -13,13 +13,14 @@
  * could leave a large unit without one. If the order holds that many brackets open, each bracket takes a slot
  * of a fixed size in every step (zr_core_place_brackets).
  *
- * Gradients. A gradient has separate memory (stages 0 and 1, grad_in_place, resident units) or a slot. It is
- * reduced into an fp32 shard. The contributions of a step are added like a binary counter, as far as `n_sums`
- * allows. So the sum over global micro-batch numbers is one fixed binary tree at every power-of-two world. At
- * stages 0 and 1 the gradient is the model's own buffer, which the model may zero between micro-batches.
- * Therefore it is returned at the end of its micro-batch, once no reduction reads it any more. A gradient
- * that is summed in place is itself the sum. It is returned when the step has used it, and takes one
- * contribution a step.
+ * Gradients. A gradient has separate memory (grad_home) or a slot. It has separate memory at stages 0 and 1,
+ * with grad_in_place, if it is itself the sum, and in units that ask to be resident. At stage 2 the gradients
+ * of other units use slots, although their parameters are resident. A gradient is reduced into an fp32 shard.
+ * The contributions of a step are added like a binary counter, as far as `n_sums` allows. So the sum over
+ * global micro-batch numbers is one fixed binary tree at every power-of-two world. At stages 0 and 1 the
+ * gradient is the model's own buffer, which the model may zero between micro-batches. Therefore it is
+ * returned at the end of its micro-batch, once no reduction reads it any more. A gradient that is summed in
+ * place is itself the sum. It is returned when the step has used it, and takes one contribution a step.
  *
  * Brackets. The order declares how many backward brackets a unit has in a micro-batch: as many as it shows,
  * and one if it shows none. A step may have fewer for each of its micro-batches, and no more. A step updates
@@ -40,7 +41,7 @@
 
 /* A unit, as the core sees it. */
 struct zr_core_unit_spec {
-    /* bytes that a slot must hold; unused for resident units */
+    /* bytes that a slot must hold; param_bytes is unused if resident, grad_bytes if grad_home */
     int64_t param_bytes, grad_bytes;
 
     bool resident, trainable;
@@ -121,9 +122,9 @@ struct zr_core_event {
 };
 
 /* Kinds of actions. They are taken in the order in which the core gives them. The model's thread takes the
- * first group, on the compute stream. The loop's thread takes the others: GATHER, GATHER_OUTER and
- * REDUCE_OUTER on a stream each, the rest on the reduce stream. What follows a REDUCE_OUTER with its sum is
- * on its stream. */
+ * first group, on the compute stream. It also sums partial gradients over tp before a REDUCE. The loop's
+ * thread takes the others: GATHER, GATHER_OUTER and REDUCE_OUTER on a stream each, the rest on the reduce
+ * stream. What follows a REDUCE_OUTER with its sum is on its stream. */
 enum zr_action_kind {
     /* compute waits until the parameters of unit are in slot; point the model there */
     ZR_ACT_USE_PARAM = 1,
@@ -142,7 +143,7 @@ enum zr_action_kind {
     /* compute waits for the parameters of unit in slot and copies them to where all are gathered; record that
      * it is done with the slot */
     ZR_ACT_KEEP_PARAM,
-    /* from here on: taken by the loop's thread */
+    /* from here on: jobs for the loop's thread */
     ZR_ACT_FIRST_ISSUED,
     ZR_ACT_GATHER = ZR_ACT_FIRST_ISSUED,
     /* gathers unit's inner slice from the fine slices of the groups */

@@ -29,7 +29,8 @@ struct zr_core {
     int32_t n_open;
     /* of these, backward brackets that have the gradient */
     int32_t n_open_bwd;
-    /* the last unit whose resident gradient is being reduced since gradients were last returned; -1: none */
+    /* model_holds: the last unit whose gradient is being reduced since gradients were last returned; -1:
+     * none */
     int32_t last_reduced;
     /* zero_micro calls since the step */
     int32_t n_micro;
@@ -107,9 +108,9 @@ struct unit {
     bool gathered;
     /* the model has bracketed its forward, its backward: a model brackets all uses or none */
     bool used_fwd, used_bwd;
-    /* its resident gradient has contributions that are not reduced yet */
+    /* its gradient has contributions that are not reduced yet */
     bool pending;
-    /* its resident gradient was reduced and must be zeroed before it is added to */
+    /* grad_home: the gradient was reduced, and must be zeroed before it is added to */
     bool dirty;
 };
 

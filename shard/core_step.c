@@ -65,8 +65,8 @@ void zr_core_reduce(struct zr_core *c, int32_t u, int32_t slot, struct zr_action
     x->pending = false;
 }
 
-/* Returns resident gradients to the model once they are reduced, and those that are summed in place once the
- * step has used them. */
+/* Returns gradients to a model that holds them: once they are reduced, and those that are summed in place
+ * once the step has used them. */
 void zr_core_return_grads(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     if (c->last_reduced < 0)

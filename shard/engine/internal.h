@@ -463,8 +463,8 @@ static inline int32_t zr_grad_index(const struct zr_plan *p, int32_t unit, int32
     return slot >= 0 ? p->layout->n_units + slot : unit;
 }
 
-/* Returns the index of a group's sum in group_sum_done and group_sum_free: the unit if groups' sums are reduced
- * between groups once a step, else the group slot. */
+/* Returns the index of a group's sum in group_sum_done and group_sum_free: the unit if groups' sums are
+ * reduced between groups once a step, else the group slot. */
 static inline int32_t zr_group_sum_index(const struct zr_action *a)
 {
     return a->group_slot >= 0 ? a->group_slot : a->unit;

@@ -40,6 +40,8 @@ static int issue_gather(struct zr_engine *e, const struct zr_job *job)
         if (zr_plan_gathers(e->plan, &f[i]))
             e->i.gather_segs[n_segs++] = inner_gather_seg(e, &f[i], slot);
     struct zr_tag tag = zr_job_tag(job);
+    /* A resident unit (-1) is gathered only behind its UPDATE. That is behind the NORM, which has waited for
+     * step_compute, so nobody reads the old values any more. */
     if (slot >= 0)
         ZR_TRY(d->stream_wait(s, e->ev.param_free[slot]));
     ZR_TRY(d->stream_wait(s, shard_written(e, unit)));

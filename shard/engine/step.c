@@ -372,6 +372,8 @@ int zr_engine_last(struct zr_engine *e, bool *known, struct zero_step_info *resu
     return err;
 }
 
+/* Takes the call as zr_engine_call does, with more in between: once the core has taken it, and before its
+ * actions become jobs, the step must be counted and the numbers that its jobs read must be set. */
 static int make_step(struct zr_engine *e, float lr, struct zero_step_info *result)
 {
     int32_t n;
