@@ -302,7 +302,7 @@ static int build_unit(struct zr_layout *l, int32_t u, const struct member *m, in
     unit->first_flat = l->n_flats;
     for (int32_t i = head; i >= 0; i = m[i].next) {
         const struct zr_tensor *t = &l->tensors[m[i].tensor];
-        unit->resident |= t->resident;
+        unit->asked_resident |= t->resident;
         unit->trainable |= t->grad != NULL;
         if (done[i])
             continue;

@@ -137,7 +137,9 @@ struct zr_unit {
     /* Backward brackets in a micro-batch, as its tensors say. 0: none of them says. */
     int32_t uses;
 
-    bool trainable, resident;
+    bool trainable;
+    /* A tensor of it asks for its own memory (ZERO_RESIDENT, ZERO_TIED). zr_plan.resident has the result. */
+    bool asked_resident;
 };
 
 struct zr_layout {

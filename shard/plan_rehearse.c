@@ -26,7 +26,7 @@ struct rehearsal {
 static int call(struct rehearsal *r, const struct zr_core_event *ev)
 {
     int32_t n;
-    int err = zr_core_step(r->core, ev, r->actions, &n);
+    int err = zr_core_take(r->core, ev, r->actions, &n);
     for (int32_t i = 0; !err && i < n; i++) {
         const struct zr_action *a = &r->actions[i];
         if (a->kind == ZR_ACT_GATHER)

@@ -310,7 +310,7 @@ int zr_backend_open_device(struct zero_ctx *z)
  * own. */
 static const struct zr_group *group_of(const struct zero_ctx *z, enum zr_role role)
 {
-    bool groups = z->plan->place.size[ZR_OUTER] > 1, parts = z->mesh.tp > 1, stages = z->mesh.pp > 1;
+    bool groups = z->plan->placement.size[ZR_OUTER] > 1, parts = z->mesh.tp > 1, stages = z->mesh.pp > 1;
     switch (role) {
     case ZR_ROLE_GATHER:
     case ZR_ROLE_REDUCE:

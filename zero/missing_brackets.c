@@ -108,7 +108,7 @@ void zr_missing_brackets_step(struct zero_ctx *z)
     zr_engine_facts(z->engine, &facts);
     if (!c->reported_step)
         c->reported_step = report_step(z, facts.last_step, facts.left_out);
-    for (int k = BACKWARD; z->plan->place.model_holds && k >= FORWARD && !c->reported_micro_batch; k--)
+    for (int k = BACKWARD; z->plan->placement.model_holds && k >= FORWARD && !c->reported_micro_batch; k--)
         c->reported_micro_batch = report_phase(z, k, facts.last_step);
     zr_missing_brackets_drop(z);
 }

@@ -35,7 +35,7 @@ static bool is_copied(const struct zr_engine *e, int32_t tensor, bool on_host)
         return false;
     if (on_host)
         return true;
-    if (e->plan->place.model_holds)
+    if (e->plan->placement.model_holds)
         return false;
     return t->n_slices > 1 || !e->plan->resident[t->unit];
 }
@@ -131,11 +131,11 @@ static void point(struct zr_engine *e, bool whole)
         int32_t id = e->layout->piece_of[e->layout->slice_base[t]];
         const struct zr_flat *f = zr_piece_flat(e->layout, id);
         char *home = NULL; /* address of the first slice, which the others follow */
-        if (e->plan->place.model_holds || (e->plan->resident[x->unit] && x->n_slices == 1))
+        if (e->plan->placement.model_holds || (e->plan->resident[x->unit] && x->n_slices == 1))
             home = e->gather_base + zr_plan_param_full(e->plan, f, -1) +
                    e->layout->pieces[id].first * zr_dtype_bytes(f->dtype);
         char *to = whole ? whole_at(e, t) : zr_observed_closed(e, t, false);
-        if (!to && (whole || e->plan->place.model_holds))
+        if (!to && (whole || e->plan->placement.model_holds))
             to = home;
         zr_point_param(e, t, to);
     }

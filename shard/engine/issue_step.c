@@ -326,6 +326,6 @@ int zr_issue_update(struct zr_engine *e, const struct zr_job *job)
                             true));
     if (in_place)
         ZR_TRY(
-            e->dev->ops->event_record(e->ev.grad_free[zr_grad_place(e->plan, unit, -1)], e->reduce_stream));
+            e->dev->ops->event_record(e->ev.grad_free[zr_grad_index(e->plan, unit, -1)], e->reduce_stream));
     return e->dev->ops->event_record(e->ev.updated[unit], e->reduce_stream);
 }

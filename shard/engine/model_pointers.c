@@ -219,7 +219,7 @@ void zr_engine_point(struct zr_engine *e, bool values)
         if (e->layout->tensors[t].grad)
             zr_point_grad(e, t, zr_observed_closed(e, t, true));
     }
-    for (int32_t u = 0; values && e->plan->place.model_holds && u < e->layout->n_units; u++)
+    for (int32_t u = 0; values && e->plan->placement.model_holds && u < e->layout->n_units; u++)
         for_pieces_of_unit(e, u, -1, point_for_good);
 }
 

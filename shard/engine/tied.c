@@ -377,7 +377,7 @@ void zr_tied_bracketed(struct zr_engine *e, int32_t unit)
 /* Zeroes the gradients that backward overwrites, because this bracket has no backward that would. */
 static int zero_overwritten(struct zr_engine *e, int32_t unit)
 {
-    int32_t n, slot = e->plan->place.model_holds ? -1 : zr_shown_slot(e, unit, true);
+    int32_t n, slot = e->plan->placement.model_holds ? -1 : zr_shown_slot(e, unit, true);
     const struct zr_flat *f = zr_unit_flats(e, unit, &n);
     for (int32_t i = 0; i < n; i++)
         for (int32_t k = 0; f[i].trainable && k < f[i].n_pieces; k++) {

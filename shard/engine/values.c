@@ -80,7 +80,7 @@ static char *value_at(const struct zr_engine *e, const struct chunk *c, int64_t 
 static bool whole(const struct zr_engine *e, const struct chunk *c)
 {
     bool param = c->kind == ZR_VALUE_PARAM || (c->kind == ZR_VALUE_MASTER && c->flat->dtype == ZERO_F32);
-    bool full = zr_level_of(e->plan->place.state) == ZR_LEVEL_ALL &&
+    bool full = zr_level_of(e->plan->placement.state) == ZR_LEVEL_ALL &&
                 c->kind != ZR_VALUE_GRAD; /* sums are sharded at every stage */
     return e->dp == 1 || full || (param && e->plan->resident[c->flat->unit]);
 }
@@ -281,7 +281,7 @@ static int write_asked(struct zr_engine *e, const struct asked *a, const void *s
         zr_engine_tune(e)->has_states = true;
     for (int32_t s = 0; !err && a->kind < 0 && s < t->n_slices; s++) {
         struct zr_core_event ev = {.kind = ZR_EV_REWRITE, .unit = t->unit + s};
-        err = zr_core_step(e->m.core, &ev, e->m.actions, &n_actions);
+        err = zr_core_take(e->m.core, &ev, e->m.actions, &n_actions);
     }
     return err;
 }

@@ -68,21 +68,21 @@ static bool move_slot(const struct zr_plan *plan, struct zr_action *a)
 {
     bool gathers = a->kind == ZR_ACT_GATHER;
     int32_t n = gathers ? plan->n_param_slots : plan->n_grad_slots;
-    const struct zr_slot_place *place = gathers ? plan->param_slots : plan->grad_slots;
+    const struct zr_slot_region *slots = gathers ? plan->param_slots : plan->grad_slots;
     if (a->slot < 0 || n < 2)
         return false;
     int32_t other = (a->slot + 1) % n;
-    if (place[other].bytes < place[a->slot].bytes)
+    if (slots[other].bytes < slots[a->slot].bytes)
         return false;
     a->slot = other;
     return true;
 }
 
-static bool move_partial(const struct zr_plan *plan, struct zr_action *a)
+static bool move_group_slot(const struct zr_plan *plan, struct zr_action *a)
 {
-    if (a->partial < 0)
+    if (a->group_slot < 0)
         return false;
-    a->partial = (a->partial + 1) % plan->n_partial_slots;
+    a->group_slot = (a->group_slot + 1) % plan->n_group_slots;
     return true;
 }
 
@@ -107,8 +107,8 @@ static bool change(enum zr_mutation what, const struct zr_plan *plan, struct zr_
     switch (what) {
     case ZR_OTHER_SLOT:
         return move_slot(plan, a);
-    case ZR_OTHER_PARTIAL:
-        return move_partial(plan, a);
+    case ZR_OTHER_GROUP_SLOT:
+        return move_group_slot(plan, a);
     case ZR_NO_ACCUMULATE:
         return set_accumulate(a, false);
     case ZR_ALWAYS_ACCUMULATE:
@@ -125,7 +125,7 @@ static void issue_twice(struct zr_engine *e, struct zr_job job)
     struct zr_action *a = &job.action;
     zr_engine_issue(e, &job);
     /* A sum in place between groups never accumulates. */
-    if (a->kind == ZR_ACT_REDUCE || (a->kind == ZR_ACT_REDUCE_OUTER && a->partial >= 0))
+    if (a->kind == ZR_ACT_REDUCE || (a->kind == ZR_ACT_REDUCE_OUTER && a->group_slot >= 0))
         a->accumulate = true;
     zr_engine_issue(e, &job);
 }

@@ -233,8 +233,8 @@ static bool is_refusal(const struct zr_verify_rank *r, const struct zr_script_op
 static void look_at_opened(struct zr_verify_rank *r)
 {
     const struct zr_engine *e = &r->engine;
-    int32_t units = r->layout.n_units, places = units + r->plan.n_grad_slots;
-    int32_t n = r->plan.n_param_slots + 2 * units + 2 * places + 4; /* 4: events without an array */
+    int32_t units = r->layout.n_units, grads = units + r->plan.n_grad_slots;
+    int32_t n = r->plan.n_param_slots + 2 * units + 2 * grads + 4; /* 4: events without an array */
     if (!r->plan.spec.outer && (e->ev.n != n || e->gather_outer_stream || e->reduce_outer_stream))
         zr_report(zr_sim_recorder(r->v->sim), "rank %d opened %d events or streams that only groups need",
                   r->id, e->ev.n - n);
@@ -291,7 +291,7 @@ static int expect_kept(void *arg, const struct zr_flat *f, const struct zr_piece
  * Nothing is in flight. */
 static void look_at_kept(struct zr_verify_rank *r)
 {
-    struct zr_where at = zr_where_of(&r->plan.place, r->engine.dp_rank);
+    struct zr_where at = zr_where_of(&r->plan.placement, r->engine.dp_rank);
     for (int32_t i = 0; i < r->layout.n_flats; i++) {
         const struct zr_flat *f = &r->layout.flats[i];
         struct zr_span kept = zr_flat_span(f, at, r->plan.resident[f->unit] ? ZR_LEVEL_ALL : ZR_LEVEL_INNER);

@@ -128,17 +128,17 @@ static void trace_gather_outer(struct tracing *t, const struct zr_action *a)
 /* Records that the last reader of a gradient is done. */
 static void trace_grad_free(struct tracing *t, const struct zr_action *a, int32_t number)
 {
-    int32_t place = zr_grad_place(t->plan, a->unit, a->slot);
-    job_op(t, HOST_RECORD, event_of(ZR_EVENT_GRAD_FREE, place));
-    t->grad_job[place] = number;
+    int32_t index = zr_grad_index(t->plan, a->unit, a->slot);
+    job_op(t, HOST_RECORD, event_of(ZR_EVENT_GRAD_FREE, index));
+    t->grad_job[index] = number;
 }
 
 static void trace_reduce(struct tracing *t, const struct zr_action *a, int32_t number)
 {
-    job_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_DONE, zr_grad_place(t->plan, a->unit, a->slot)));
+    job_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_DONE, zr_grad_index(t->plan, a->unit, a->slot)));
     if (t->plan->spec.outer) {
-        job_op(t, HOST_WAIT, event_of(ZR_EVENT_PARTIAL_FREE, zr_partial_place(a)));
-        job_op(t, HOST_RECORD, event_of(ZR_EVENT_PARTIAL_FULL, zr_partial_place(a)));
+        job_op(t, HOST_WAIT, event_of(ZR_EVENT_GROUP_SUM_FREE, zr_group_sum_index(a)));
+        job_op(t, HOST_RECORD, event_of(ZR_EVENT_GROUP_SUM_DONE, zr_group_sum_index(a)));
     }
     if (!t->plan->sum_in_place[a->unit])
         trace_grad_free(t, a, number);
@@ -146,8 +146,8 @@ static void trace_reduce(struct tracing *t, const struct zr_action *a, int32_t n
 
 static void trace_reduce_outer(struct tracing *t, const struct zr_action *a)
 {
-    job_op(t, HOST_WAIT, event_of(ZR_EVENT_PARTIAL_FULL, zr_partial_place(a)));
-    job_op(t, HOST_RECORD, event_of(ZR_EVENT_PARTIAL_FREE, zr_partial_place(a)));
+    job_op(t, HOST_WAIT, event_of(ZR_EVENT_GROUP_SUM_DONE, zr_group_sum_index(a)));
+    job_op(t, HOST_RECORD, event_of(ZR_EVENT_GROUP_SUM_FREE, zr_group_sum_index(a)));
 }
 
 static void trace_norm(struct tracing *t, int32_t number)
@@ -201,7 +201,7 @@ static void trace_job(struct tracing *t, const struct zr_action *a)
 
 static void trace_action(struct tracing *t, const struct zr_action *a)
 {
-    int32_t place = zr_grad_place(t->plan, a->unit, a->slot);
+    int32_t index = zr_grad_index(t->plan, a->unit, a->slot);
     switch ((enum zr_action_kind)a->kind) {
     case ZR_ACT_USE_PARAM:
         if (a->slot >= 0 && t->slot_unit[a->slot] != a->unit)
@@ -220,15 +220,15 @@ static void trace_action(struct tracing *t, const struct zr_action *a)
         }
         break;
     case ZR_ACT_USE_GRAD:
-        add_op(t, HOST_AWAIT, t->grad_job[place]);
-        add_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_FREE, place));
+        add_op(t, HOST_AWAIT, t->grad_job[index]);
+        add_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_FREE, index));
         break;
     case ZR_ACT_RETURN_GRADS:
-        add_op(t, HOST_AWAIT, t->grad_job[place]);
-        add_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_FREE, place));
+        add_op(t, HOST_AWAIT, t->grad_job[index]);
+        add_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_FREE, index));
         break;
     case ZR_ACT_HIDE_GRAD:
-        add_op(t, HOST_RECORD, event_of(ZR_EVENT_GRAD_DONE, place));
+        add_op(t, HOST_RECORD, event_of(ZR_EVENT_GRAD_DONE, index));
         break;
     default:
         trace_job(t, a);
@@ -259,7 +259,7 @@ static int trace(struct program *p, const struct zr_plan *plan, const struct zr_
                                    op->unit, op->phase};
         int32_t n;
         memcpy(next, now, bytes); /* the core's state is plain data */
-        err = zr_core_step(next, &ev, actions, &n);
+        err = zr_core_take(next, &ev, actions, &n);
         if (ev.kind == ZR_EV_STEP) {
             if (t.norm_job) {
                 add_op(&t, HOST_AWAIT, t.norm_job);

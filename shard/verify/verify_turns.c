@@ -49,9 +49,9 @@ static bool behind(const struct zr_verify_rank *r)
 static void note_job(struct zr_verify_rank *r, const struct zr_job *job)
 {
     uint64_t word[] = {
-        job->action.kind, (uint64_t)job->action.unit,   (uint64_t)job->action.slot, job->action.fill,
-        job->action.sum,  job->action.accumulate,       job->action.n_folds,        job->call_hash,
-        job->step,        (uint64_t)job->action.partial};
+        job->action.kind, (uint64_t)job->action.unit,      (uint64_t)job->action.slot, job->action.fill,
+        job->action.sum,  job->action.accumulate,          job->action.n_folds,        job->call_hash,
+        job->step,        (uint64_t)job->action.group_slot};
     for (size_t i = 0; i < sizeof word / sizeof *word; i++)
         r->action_hash = (r->action_hash ^ word[i]) * UINT64_C(0x100000001b3) + 1;
 }

@@ -1122,7 +1122,7 @@ static void run_bare(struct zr_core *c, const char *script, int32_t times, struc
         enum zero_phase phase;
         while (watch_parse(&at, &kind, &unit, &phase)) {
             struct zr_core_event ev = {.kind = kind, .unit = unit, .phase = phase};
-            assert_int_equal(zr_core_step(c, &ev, out, &n), 0);
+            assert_int_equal(zr_core_take(c, &ev, out, &n), 0);
         }
     }
 }
@@ -1223,15 +1223,15 @@ static void hash_tells_calls_apart(void **state)
             ev = (struct zr_core_event){
                 .kind = ZR_EV_BEGIN, .unit = i / 8, .phase = ZERO_FORWARD + (i & 1) + (i >> 2 & 1) * 2};
             if (i & 2) { /* the end, after the same begin */
-                assert_int_equal(zr_core_step(c, &ev, out, &n_out), 0);
+                assert_int_equal(zr_core_take(c, &ev, out, &n_out), 0);
                 ev.kind = ZR_EV_END;
             }
         }
         if (i < N - 1) /* the last makes no call at all */
-            assert_int_equal(zr_core_step(c, &ev, out, &n_out), 0);
+            assert_int_equal(zr_core_take(c, &ev, out, &n_out), 0);
         hash[i] = zr_core_hash(c);
         ev = (struct zr_core_event){.kind = ZR_EV_END, .unit = N_UNITS};
-        assert_int_equal(zr_core_step(c, &ev, out, &n_out), ZERO_ERR_ARG);
+        assert_int_equal(zr_core_take(c, &ev, out, &n_out), ZERO_ERR_ARG);
         assert_int_equal(zr_core_hash(c), hash[i]);
         for (int j = 0; j < i; j++)
             CHECK(hash[i] != hash[j], "calls %d and %d have one hash", i, j);
@@ -1315,7 +1315,7 @@ static void groups_reduce_again(void **state)
             m.spec.outer = true;
             m.spec.outer_each = each;
             m.spec.outer_gathers = gathers;
-            m.spec.n_partial_slots = each;
+            m.spec.n_group_slots = each;
             m.spec.n_sums = each ? sums_for(accum) : 1;
             watch_open(&w, &m.spec);
             for (int step = 0; step < 3; step++) {
@@ -1557,7 +1557,7 @@ static int32_t long_backward(struct zr_core *c, struct zr_action *out)
     struct zr_core_event end = {.kind = ZR_EV_END, .phase = ZERO_BACKWARD};
     run_bare(c, "0[", 1, out);
     run_bare(c, "0(0)", 60, out);
-    assert_int_equal(zr_core_step(c, &end, out, &n), 0);
+    assert_int_equal(zr_core_take(c, &end, out, &n), 0);
     for (int32_t k = 0; k < n; k++)
         n_returns += out[k].kind == ZR_ACT_RETURN_GRADS;
     return n_returns;
@@ -1626,7 +1626,7 @@ static void random_spec(struct random_source *r, struct model *m)
         s->outer = true;
         s->outer_gathers = chance(r, 50);
         s->outer_each = tree || chance(r, 30);
-        s->n_partial_slots = s->outer_each ? 1 + (int32_t)random_below(r, 3) : 0;
+        s->n_group_slots = s->outer_each ? 1 + (int32_t)random_below(r, 3) : 0;
         for (int32_t u = 0; u < s->n_units; u++)
             m->units[u].sum_in_place = false;
     }
@@ -1775,13 +1775,13 @@ static void a_copy_goes_on(void **state)
                 .kind = c->is_end ? ZR_EV_END : ZR_EV_BEGIN, .unit = c->unit, .phase = c->phase};
             if (i == half)
                 memcpy(b, a, bytes);
-            zr_core_step(core, &ev, out, &n);
+            zr_core_take(core, &ev, out, &n);
         }
         for (int32_t i = half; i < m.spec.n_order; i++) {
             const struct zero_call *c = &m.order[i];
             struct zr_core_event ev = {
                 .kind = c->is_end ? ZR_EV_END : ZR_EV_BEGIN, .unit = c->unit, .phase = c->phase};
-            zr_core_step(b, &ev, out, &n);
+            zr_core_take(b, &ev, out, &n);
         }
         CHECK(half == m.spec.n_order || !memcmp(a, b, bytes), "the copy went another way");
         free(a);

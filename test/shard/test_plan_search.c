@@ -11,16 +11,16 @@ enum { MOST_UNITS = 12, MOST_CALLS = 8 * MOST_UNITS + 16 };
 
 static int64_t n_steps;
 
-int __real_zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out,
+int __real_zr_core_take(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out,
                         int32_t *n_out);
-int __wrap_zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out,
+int __wrap_zr_core_take(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out,
                         int32_t *n_out);
 
-int __wrap_zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out,
+int __wrap_zr_core_take(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out,
                         int32_t *n_out)
 {
     n_steps++;
-    return __real_zr_core_step(c, ev, out, n_out);
+    return __real_zr_core_take(c, ev, out, n_out);
 }
 
 /* ---- the slow search ---- */
@@ -87,7 +87,7 @@ static int rehearse_fully(const struct zr_core_spec *spec, int64_t *gathers, int
                 ev = (struct zr_core_event){c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->phase};
             }
             int32_t n;
-            err = zr_core_step(core, &ev, actions, &n);
+            err = zr_core_take(core, &ev, actions, &n);
             /* An order without backward passes has no step. Its calls are made again, as in an evaluation. */
             if (err == ZERO_ERR_ORDER && ev.kind == ZR_EV_STEP)
                 err = 0;
@@ -332,7 +332,7 @@ static int64_t reference_cost(const struct zr_plan *plan, const struct zr_option
     assert_true(units && wide && narrow);
     memcpy(units, plan->spec.units, (size_t)l->n_units * sizeof *units);
     for (int32_t u = 0; u < l->n_units; u++)
-        units[u].resident = l->units[u].resident;
+        units[u].resident = l->units[u].asked_resident;
     r.spec.units = units;
     int err = spend_budget(&r, opt, &w, wide + 2 * n, narrow, narrow + n, wide + 3 * n);
     assert_true(err == 0 || err == ZERO_ERR_BUDGET);
@@ -417,7 +417,7 @@ static int64_t sharded_bytes(const struct zr_layout *l)
 {
     int64_t n = 0;
     for (int32_t u = 0; u < l->n_units; u++)
-        n += l->units[u].resident ? 0 : l->units[u].param_bytes;
+        n += l->units[u].asked_resident ? 0 : l->units[u].param_bytes;
     return n;
 }
 

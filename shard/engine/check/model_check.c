@@ -272,7 +272,7 @@ static int guard_all(struct zr_model_check *w, enum zr_guard_mode mode)
 static int check_model_step(struct zr_model_check *w)
 {
     for (int32_t u = 0; u < w->layout->n_units; u++) {
-        if (w->reported[u] && w->o.e->plan->place.model_holds)
+        if (w->reported[u] && w->o.e->plan->placement.model_holds)
             declare(w, u, -1, false);
         w->reported[u] = false;
     }
@@ -484,9 +484,9 @@ int zr_model_check_open(struct zr_engine *e, const struct zr_engine_parts *parts
     w->unit = -1;
     w->log = e->opt.log;
     int err = ZR_ZALLOC(w->reported, e->layout->n_units, "the check of %d units", e->layout->n_units);
-    if (!err && !e->plan->place.model_holds && e->dev->ops->compute_on_caller)
+    if (!err && !e->plan->placement.model_holds && e->dev->ops->compute_on_caller)
         err = open_guard(w);
-    if (!err && !e->plan->place.model_holds && !e->dev->ops->compute_on_caller)
+    if (!err && !e->plan->placement.model_holds && !e->dev->ops->compute_on_caller)
         err = zr_places_open(e, &w->copies);
     if (w->copies)
         zr_info(w->log, "check: %lld bytes of the GPU for the model's copies of its units",
