@@ -373,10 +373,10 @@ int comm_command(const char *name, int argc, char **argv)
     struct comm_rounds rounds = {0};
     struct outcome out = {0};
     int err = run(&o, &ranks, &rounds, &out), n = rounds.n;
-    struct zr_kept kept;
-    zr_keep(&kept, err);
+    struct zr_saved_error kept;
+    zr_error_save(&kept, err);
     comm_rounds_close(&rounds);
-    zr_say_again(&kept);
+    zr_error_restore(&kept);
     comm_ranks_close(&ranks, err);
     if (err) {
         fprintf(stderr, "%s: %s\n", name, zr_error_text());

@@ -399,16 +399,16 @@ static bool may_be_inherited(const struct zr_launcher *l)
 const struct zr_launcher *zr_launcher_of_larger(int world, struct zr_world *said, bool *is_sure)
 {
     const struct zr_launcher *l = NULL;
-    struct zr_kept kept;
+    struct zr_saved_error kept;
     for (const struct zr_launcher *m = launchers; m < launchers + ZR_LAUNCHERS; m++)
         if (is_set(m) && (!l || (may_be_inherited(l) && !may_be_inherited(m))))
             l = m;
     if (!l)
         return NULL;
     *is_sure = !may_be_inherited(l);
-    zr_keep(&kept, 0);
+    zr_error_save(&kept, 0);
     bool is_legible = read_ranks(l, said) == 0;
-    zr_say_again(&kept);
+    zr_error_restore(&kept);
     return is_legible && said->world > world ? l : NULL;
 }
 

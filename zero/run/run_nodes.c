@@ -256,10 +256,10 @@ int zr_run_nodes_meet(const struct zr_run_options *o, uv_loop_t *loop, struct zr
         n->of[i] = all[i].member;
     free(all);
     if (err) {
-        struct zr_kept why;
-        zr_keep(&why, err);
+        struct zr_saved_error why;
+        zr_error_save(&why, err);
         zr_run_nodes_close(n);
-        return zr_say_again(&why);
+        return zr_error_restore(&why);
     }
     n->n = o->n_nodes;
     n->node = o->node;
