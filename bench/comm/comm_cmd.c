@@ -16,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define MOST_BYTES (INT64_C(1) << 40)
+#define MAX_BYTES (INT64_C(1) << 40)
 
 struct comm_options {
     struct comm_asked asked;
@@ -83,7 +83,7 @@ static error_t read_sizes(struct argp_state *state, const struct option_row *row
         err = option_bytes(state, &half, colon + 1, &o->asked.to_bytes);
     if (err)
         return err;
-    if (o->asked.from_bytes > o->asked.to_bytes || o->asked.to_bytes > MOST_BYTES)
+    if (o->asked.from_bytes > o->asked.to_bytes || o->asked.to_bytes > MAX_BYTES)
         return option_fault(state, "--%s: from %lld to %lld is not from less to more, up to 1T", row->name,
                             (long long)o->asked.from_bytes, (long long)o->asked.to_bytes);
     return 0;

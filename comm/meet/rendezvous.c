@@ -484,7 +484,7 @@ void zr_rendezvous_free(struct zr_rendezvous *r)
     free_tables(r);
 }
 
-enum { MOST_EXCHANGE_BYTES = 1 << 30 };
+enum { MAX_EXCHANGE_BYTES = 1 << 30 };
 
 /* --- exchanging --- */
 
@@ -636,10 +636,10 @@ static int begin_exchange(struct zr_rendezvous *r)
 
 int zr_rendezvous_exchange(struct zr_rendezvous *r, const void *mine, size_t n, void *all)
 {
-    if (n == 0 || n > MOST_EXCHANGE_BYTES / (size_t)r->w.world)
+    if (n == 0 || n > MAX_EXCHANGE_BYTES / (size_t)r->w.world)
         return zr_fail(ZERO_ERR_ARG,
                        "exchange: %zu bytes from each of %d ranks: 1 to %d bytes in all are allowed", n,
-                       r->w.world, MOST_EXCHANGE_BYTES);
+                       r->w.world, MAX_EXCHANGE_BYTES);
     int err = begin_exchange(r);
     if (err)
         return err;

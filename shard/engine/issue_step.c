@@ -29,7 +29,7 @@ static int put_squares(struct squares *q)
 {
     struct zr_engine *e = q->e;
     struct zr_own_squares *own = zr_engine_norm_at(e);
-    double from = ldexp(ZR_MOST_NORM_TO_SQUARE / fabs(zr_unclipped_scale(e, q->tuned)), -20);
+    double from = ldexp(ZR_MAX_NORM_TO_SQUARE / fabs(zr_unclipped_scale(e, q->tuned)), -20);
     const struct zr_largest largest = {
         .word = &own->largest, .at = q->x - (const float *)e->reduce_base, .from = from * from};
     return q->n ? e->dev->ops->sum_squares(e->reduce_stream, &own->sum, q->x, q->n, &largest) : 0;

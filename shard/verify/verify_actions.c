@@ -61,15 +61,15 @@ void zr_write_parts(struct zr_writing *w)
         return;
     int64_t most = zr_verify_chance(w->random, 90) ? FEW : ZR_VERIFY_PARTS_ELEMS;
     enum zr_parts_move how =
-        (enum zr_parts_move)zr_verify_below(w->random, c->caller ? ZR_PARTS_MOVES : ZR_PARTS_MOST);
-    if (how == ZR_PARTS_MOST)
-        most = ZR_VERIFY_MOST_ELEMS;
+        (enum zr_parts_move)zr_verify_below(w->random, c->caller ? ZR_PARTS_MOVES : ZR_TP_MAX);
+    if (how == ZR_TP_MAX)
+        most = ZR_VERIFY_MAX_ELEMS;
     int64_t n = (1 + zr_verify_below(w->random, most)) / c->tp * c->tp;
     zr_write(w->s, (struct zr_script_op){.kind = ZR_DO_PARTS,
                                          .unit = -1,
                                          .step = w->step,
                                          .how = (uint8_t)how,
-                                         .bf16 = how != ZR_PARTS_MOST && zr_verify_chance(w->random, 50),
+                                         .bf16 = how != ZR_TP_MAX && zr_verify_chance(w->random, 50),
                                          .in_place = zr_verify_chance(w->random, 50),
                                          .n = (int32_t)n});
 }

@@ -140,7 +140,7 @@ int zr_parts_do(struct zr_verify_rank *r, const struct zr_script_op *op)
         return scatter(&m);
     case ZR_PARTS_GATHER:
         return gather(&m);
-    case ZR_PARTS_MOST:
+    case ZR_TP_MAX:
         return take_most(&m);
     case ZR_PARTS_MOVES:
         break;

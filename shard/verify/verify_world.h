@@ -67,11 +67,11 @@ enum zr_script_op_kind {
 };
 
 /* Tensor-parallel collectives on an activation. MOST is a maximum of numbers on the host. */
-enum zr_parts_move { ZR_PARTS_SUM, ZR_PARTS_SCATTER, ZR_PARTS_GATHER, ZR_PARTS_MOST, ZR_PARTS_MOVES };
+enum zr_parts_move { ZR_PARTS_SUM, ZR_PARTS_SCATTER, ZR_PARTS_GATHER, ZR_TP_MAX, ZR_PARTS_MOVES };
 
 /* Most elements of an activation, enough for more than one transfer, and of the array for MOST. The verifier
  * compares every element of the latter. */
-enum { ZR_VERIFY_PARTS_ELEMS = ZR_TP_ELEMS + 5000, ZR_VERIFY_MOST_ELEMS = 200 };
+enum { ZR_VERIFY_PARTS_ELEMS = ZR_TP_ELEMS + 5000, ZR_VERIFY_MAX_ELEMS = 200 };
 
 struct zr_script_op {
     uint8_t kind;

@@ -15,7 +15,7 @@
 #define LOCK_NAME    ".lock"
 #define HOLDER_BYTES 256 /* size of the file; it is fixed, so that nothing of an earlier holder remains */
 #define HOST_BYTES   65
-#define MOST_TRIES   1000
+#define MAX_TRIES    1000
 
 /* ---- who holds it ---- */
 
@@ -116,7 +116,7 @@ static int take(const struct zr_files *fs, const char *folder, struct zr_log *lo
 {
     char path[ZR_PATH_BYTES], holder[HOLDER_BYTES + 1];
     int err = zr_path_join(path, folder, LOCK_NAME);
-    for (int i = 0; !err && i < MOST_TRIES; i++) {
+    for (int i = 0; !err && i < MAX_TRIES; i++) {
         enum zr_lock_outcome outcome = ZR_LOCKED;
         enum maker maker = UNKNOWN;
         bool is_there = false, is_new;
@@ -227,7 +227,7 @@ int zr_folder_lock(struct zr_folder_locks *locks, const struct zr_files *fs, con
     } else {
         snprintf(found.folder, sizeof found.folder, "%s", folder);
         ZR_TRY(take(fs, folder, log, &found));
-        if (locks->n == ZR_MOST_FOLDER_LOCKS)
+        if (locks->n == ZR_MAX_FOLDER_LOCKS)
             give_back(&list[--locks->n]);
         at = locks->n++;
     }

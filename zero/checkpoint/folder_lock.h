@@ -16,7 +16,7 @@
 
 /* Most locks that a context keeps. For one more folder it releases the least recently used lock. That folder
  * is unprotected until the context saves into it again. */
-#define ZR_MOST_FOLDER_LOCKS 8
+#define ZR_MAX_FOLDER_LOCKS 8
 
 /* A zeroed struct holds no lock. The most recently used lock is first. Thread-safety: one thread at a
  * time. */
@@ -31,7 +31,7 @@ struct zr_folder_locks {
         /* Process that took the lock. A forked child has a copy of this struct, but must not remove the
          * file. */
         int64_t pid;
-    } list[ZR_MOST_FOLDER_LOCKS];
+    } list[ZR_MAX_FOLDER_LOCKS];
     int n;
 };
 

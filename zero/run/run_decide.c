@@ -6,7 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-enum { MOST_WITHOUT_STEP = 2 };
+enum { MAX_WITHOUT_STEP = 2 };
 
 static void __attribute__((format(printf, 2, 3))) say(struct zr_run_next *out, const char *fmt, ...)
 {
@@ -82,10 +82,10 @@ static bool is_over(const struct zr_run_limits *l, const struct zr_run_ended *e,
     else if (e->n_attempts > l->restarts)
         say(out, "no restart: %s",
             l->restarts == 1 ? "the one restart is used up" : "all restarts are used up");
-    else if (e->n_without_step >= MOST_WITHOUT_STEP && e->most_t >= 0)
+    else if (e->n_without_step >= MAX_WITHOUT_STEP && e->most_t >= 0)
         say(out, "no restart: %d restarts in a row reached no new step (the last one was %lld)",
             e->n_without_step, (long long)e->most_t);
-    else if (e->n_without_step >= MOST_WITHOUT_STEP)
+    else if (e->n_without_step >= MAX_WITHOUT_STEP)
         say(out, "no restart: %d restarts in a row reached no step, according to the records of libzero",
             e->n_without_step);
     else if (e->leftovers)

@@ -139,9 +139,9 @@ static int check_sum(const struct card *c, int n, int min_ranks)
     int64_t all = 0;
     for (int i = 0; i < n; i++)
         all += c[i].member.n_ranks;
-    if (all > ZR_MOST_RANKS)
+    if (all > ZR_MAX_RANKS)
         return zr_fail(ZERO_ERR_ARG, "%d nodes have %lld ranks: up to %d are allowed", n, (long long)all,
-                       ZR_MOST_RANKS);
+                       ZR_MAX_RANKS);
     if (min_ranks > all)
         return zr_fail(ZERO_ERR_ARG, "--min-ranks is %d, and %d node%s %s %lld rank%s", min_ranks, n,
                        n == 1 ? "" : "s", n == 1 ? "has" : "have", (long long)all, all == 1 ? "" : "s");

@@ -494,7 +494,7 @@ int zr_run_node_open(struct zr_run_node *node)
 {
     ZR_TRY(zr_run_progress_open(&node->progress, node->o->n_ranks));
     /* uv_loop_init aborts the process if it cannot open a descriptor. */
-    ZR_TRY(-zr_no_descriptors(ZR_MOST_PROBED));
+    ZR_TRY(-zr_no_descriptors(ZR_MAX_PROBED));
     ZR_TRY(uv_loop_init(&node->loop));
     prctl(PR_SET_CHILD_SUBREAPER, 1); /* to know when the last process that a rank has started is gone */
     node->before = zr_run_descendants(&node->before);
