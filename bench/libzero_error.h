@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libzero_error.h: one error message for the program and for libzero. libzero keeps the message of its last
- * failure to itself, and zero-bench reports failures by kernels/error.h. */
+/* libzero_error.h: takes over the error message of a libzero call. libzero.so has hidden symbols and its own
+ * copy of kernels/error.c, and zero-bench links a second copy. zero-bench reports failures from that one. */
 #ifndef ZERO_BENCH_LIBZERO_ERROR_H
 #define ZERO_BENCH_LIBZERO_ERROR_H
 
@@ -12,12 +12,6 @@
 static inline int take_libzero_error(int err)
 {
     return err ? zr_fail(err, "%s", zero_last_error()) : 0;
-}
-
-/* This thread's message. */
-static inline const char *error_text(void)
-{
-    return zr_error_text();
 }
 
 #endif

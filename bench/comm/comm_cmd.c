@@ -282,7 +282,7 @@ static int keep_point(struct outcome *out, const struct comm_rounds *b, const st
 {
     ZR_TRY(ZR_GROW(out->point, out->n_points + 1, "a picture"));
     out->point[out->n_points++] = (struct comm_point){.op = row->op,
-                                                      .backend = comm_row_name(row),
+                                                      .row_name = comm_row_name(row),
                                                       .is_limit = !row->of,
                                                       .bytes = b->bytes,
                                                       .busbw = f->busbw};
