@@ -341,7 +341,7 @@ static int check_uses(const struct zr_layout *l, int32_t unit, int32_t brackets)
     if (!l->units[unit].uses || l->units[unit].uses == zr_max(brackets, 1))
         return 0;
     while (!l->tensors[t].uses || unit < l->tensors[t].unit ||
-           unit >= l->tensors[t].unit + l->tensors[t].n_slices)
+           unit >= l->tensors[t].unit + l->tensors[t].n_layers)
         t++;
     return zr_fail(
         ZERO_ERR_ARG,

@@ -79,7 +79,7 @@ static int find_stages(struct zr_schedule *s, const struct zr_layout *l)
         s->stage_of[u] = -1;
     for (int32_t t = 0; t < l->n_tensors; t++) {
         const struct zr_tensor *x = &l->tensors[t];
-        for (int64_t u = x->unit; u < x->unit + x->n_slices; u++) {
+        for (int64_t u = x->unit; u < x->unit + x->n_layers; u++) {
             if (s->stage_of[u] >= 0 && s->stage_of[u] != x->pp_stage)
                 return zr_fail(ZERO_ERR_ARG,
                                "tensors[%d] (%s): its unit %lld is on stage %d, but another tensor of the "

@@ -188,7 +188,7 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
                               .grad = t->grad,
                               .dtype = (enum zero_dtype)t->dtype,
                               .n_elems = n,
-                              .n_slices = buffer    ? 0
+                              .n_layers = buffer    ? 0
                                           : stacked ? t->shape[0]
                                                     : 1,
                               .unit = buffer ? 0 : t->unit,
@@ -343,7 +343,7 @@ int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct 
         if (!err && (one->group < 0 || one->group > cfg->n_optim_groups))
             err = zr_fail(ZERO_ERR_ARG, "tensors[%d] (%s): group is %d; allowed: 0..%d (see n_optim_groups)",
                           i, t[i].name, one->group, cfg->n_optim_groups);
-        slices += t[i].n_slices;
+        slices += t[i].n_layers;
         elems += t[i].n_elems;
         if (!err && elems > MAX_ELEMS)
             err =

@@ -42,12 +42,12 @@
  *     }
  *
  * Words. A *rank* is a process of the job; the *world* is all of them, and also their number. A *unit*,
- * usually a layer, is gathered whole. Stage 1 shards optimizer state over the ranks, stage 2 also gradients, and stage 3 also
- * parameters (ZeRO, arXiv:1910.02054; FSDP, arXiv:2304.11277). A *shard* is what one rank keeps, and a
- * *slot* is memory that gathered units use in turn. A *bracket* is a zero_begin/zero_end pair around the
- * model's use of a unit. A *micro-batch* is one forward and backward. A *step* is cfg.grad_accum_steps
- * micro-batches and zero_step. A *buffer* is state that is not trained. A *host* is the ranks that can
- * map each other's memory, usually a machine. The device "host" is the CPU.
+ * usually a layer, is gathered whole. Stage 1 shards optimizer state over the ranks, stage 2 also gradients,
+ * and stage 3 also parameters (ZeRO, arXiv:1910.02054; FSDP, arXiv:2304.11277). A *shard* is what one rank
+ * keeps, and a *slot* is memory that gathered units use in turn. A *bracket* is a zero_begin/zero_end pair
+ * around the model's use of a unit. A *micro-batch* is one forward and backward. A *step* is
+ * cfg.grad_accum_steps micro-batches and zero_step. A *buffer* is state that is not trained. A *host* is the
+ * ranks that can map each other's memory, usually a machine. The device "host" is the CPU.
  *
  * Errors. Every call that can fail returns 0 or a negative enum zero_err, and zero_last_error() explains it.
  * A failed call changes nothing. But if a rank is lost, ranks disagree, or a rank's own work fails (CUDA, the
@@ -170,7 +170,8 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  *         zero_end of a micro-batch blocks until gradients are reduced
  * GPU     both enqueue on cfg.stream
  * Errors: ORDER   open already, or not open; parameters have no values yet (ZERO_INIT_LATER); *param or *grad
- *                 set by the program; more backward brackets of the unit in a step than uses * grad_accum_steps
+ *                 set by the program; more backward brackets of the unit in a step than uses *
+ *                 grad_accum_steps
  *         BUDGET  open brackets hold every slot that is large enough */
 ZERO_API int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase);
 ZERO_API int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase);

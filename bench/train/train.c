@@ -199,7 +199,7 @@ int train_run(const struct train_options *o)
                     .report = {.json = o->json}};
     int err = train(&r);
     if (err)
-        fprintf(stderr, "zero-bench train: %s\n", zr_error_text());
+        fprintf(stderr, "zero-bench train: %s\n", error_text());
     zero_unwrap(&r.z);
     return train_close(&r, err);
 }

@@ -222,7 +222,8 @@ cudaError_t update_with(cudaStream_t s, const struct zr_update *u, const struct 
     for (int i = 0; i < n_spans; i++) {
         if (spans[i].n <= 0)
             continue;
-        const int width = update_is_aligned(u, update_n_written(KIND, VARIANT), out, spans[i].first) ? WIDTH : 1;
+        const int width =
+            update_is_aligned(u, update_n_written(KIND, VARIANT), out, spans[i].first) ? WIDTH : 1;
         t.span[t.n++] = {spans[i], (int32_t)n_blocks, width};
         n_blocks += ceil_div(spans[i].n, THREADS * width);
         if (n_blocks > INT32_MAX)

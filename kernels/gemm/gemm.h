@@ -7,8 +7,9 @@
  *
  * Bits: a product (shape, strides, types, beta, bias, epilogue) gives the same bits at every call and in
  * every process. This holds for one kind of CPU or GPU and one version of oneDNN or cuBLASLt, wherever the
- * matrices lie. There are two exceptions. On a GPU, an alignment below 16 bytes may change the bits. On the host, the
- * number of threads may change them: oneDNN then cuts a long k into parts, mostly if A is transposed. */
+ * matrices lie. There are two exceptions. On a GPU, an alignment below 16 bytes may change the bits. On the
+ * host, the number of threads may change them: oneDNN then cuts a long k into parts, mostly if A is
+ * transposed. */
 #ifndef ZR_KERNELS_GEMM_H
 #define ZR_KERNELS_GEMM_H
 
@@ -42,8 +43,8 @@ enum zr_gemm_epilogue {
     ZR_GEMM_GELU,
     /* C = P * gelu'(aux) */
     ZR_GEMM_DGELU,
-    /* C = P + beta * C; sum (m) = op(A) summed over k. If A is the gradient of a layer's output and trans_a is
-     * set, sum is the gradient of the layer's bias. */
+    /* C = P + beta * C; sum (m) = op(A) summed over k. If A is the gradient of a layer's output and trans_a
+     * is set, sum is the gradient of the layer's bias. */
     ZR_GEMM_SUM_A,
 };
 

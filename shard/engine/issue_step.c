@@ -204,7 +204,7 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
     struct user_call c = {e,
                           {.tensor = e->layout->tensors[p->tensor].name,
                            .tensor_index = p->tensor,
-                           .first = p->slice * p->n + (first - p->first),
+                           .first = p->layer * p->n + (first - p->first),
                            .n = k->n,
                            .master = k->master,
                            .grad = k->grad,

@@ -256,7 +256,7 @@ static int trace(struct program *p, const struct zr_plan *plan, const struct zr_
                                    : op->kind == ZR_DO_MICRO    ? ZR_EV_MICRO
                                    : op->kind == ZR_DO_SNAPSHOT ? ZR_EV_SNAPSHOT
                                                                 : ZR_EV_STEP,
-                                   op->unit, op->phase};
+                                   op->index, op->phase};
         int32_t n;
         memcpy(next, now, bytes); /* the core's state is plain data */
         err = zr_core_step(next, &ev, actions, &n);

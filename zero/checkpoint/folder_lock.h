@@ -6,8 +6,8 @@
  * The lock is an operating system lock on the file .lock in the folder, whose text says who holds it. It ends
  * when the last process that has the descriptor closes it or ends, in whatever way. A child that the holder
  * forked may have it, too. A .lock file that no process has locked means nothing: its holder has ended. A
- * file of this name that libzero did not write is the user's, and stays. An empty file, or one with only the beginning of what libzero writes, may
- * be the user's. It is locked, but neither written nor removed. */
+ * file of this name that libzero did not write is the user's, and stays. An empty file, or one with only the
+ * beginning of what libzero writes, may be the user's. It is locked, but neither written nor removed. */
 #ifndef ZR_ZERO_FOLDER_LOCK_H
 #define ZR_ZERO_FOLDER_LOCK_H
 

@@ -14,7 +14,7 @@
  *     run_ranks.c        the ranks of one attempt: starts, signals and ends them
  *     run_descendants.c  the processes that ranks have started
  *     run_flight.c       the last call of a rank, for messages about its end
- *     run_output.c        forwards the output of ranks, line by line
+ *     run_output.c       forwards the output of ranks, line by line
  *     run_terminal.c     a pseudo-terminal for a rank's standard output
  *
  * Everything runs on the main thread's loop, except that libuv's worker threads write output. So a slow

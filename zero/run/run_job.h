@@ -48,8 +48,8 @@ struct zr_run_role {
 };
 extern const struct zr_run_role zr_run_leads, zr_run_follows;
 
-/* Starts this node's ranks as j->assignment says. If that fails, the ranks that were started end, and the role
- * gets the failure. */
+/* Starts this node's ranks as j->assignment says. If that fails, the ranks that were started end, and the
+ * role gets the failure. */
 void zr_run_job_start(struct zr_run_job *j);
 /* Ends this node's ranks. The first exit code that is not 0 is kept. */
 void zr_run_job_end(struct zr_run_job *j, int exit_code);

@@ -150,7 +150,7 @@ static void make_layout(struct rank *k, int n)
                                   .optimizer = kind,
                                   .n_states = kind ? zr_optimizer_states(kind, 0.9f) : ZR_MAX_STATES,
                                   .n_elems = 64,
-                                  .n_slices = 1,
+                                  .n_layers = 1,
                                   .unit = i % UNITS,
                                   .uses = k->is_used_twice && i == 0 ? 2 : 0};
     }
