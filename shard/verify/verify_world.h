@@ -157,13 +157,13 @@ enum zr_mutation {
     ZR_LESS_JOB,
     ZR_TWICE_JOB,
     ZR_LATE_JOB,
-    /* A gather or reduce uses the next slot of the plan, or the next slot for partial sums. */
+    /* A gather or reduce uses the next slot of the plan, or the next partial slot. */
     ZR_WRONG_SLOT,
     ZR_WRONG_PARTIAL_SLOT,
     /* A reduce overwrites instead of adding to earlier micro-batches, or adds to old values. */
     ZR_NO_ACCUMULATE,
     ZR_ALWAYS_ACCUMULATE,
-    /* A reduce puts its result in the first of the sums that are folded later. */
+    /* A reduce puts its result in sums[0] (ZR_ACT_REDUCE), and nothing is folded. */
     ZR_OTHER_SUM,
     /* A job's copies go on the gather stream. */
     ZR_OTHER_STREAM,
