@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libzero_error.h: takes over the error message of a libzero call. libzero.so has hidden symbols and its own
- * copy of kernels/error.c, and zero-bench links a second copy. zero-bench reports failures from that one. */
+/* libzero_error.h: takes over the error message of a libzero call. The symbols of libzero.so are hidden, and
+ * it has its own copy of kernels/error.c. zero-bench links a second copy, and reports failures from that
+ * one. */
 #ifndef ZERO_BENCH_LIBZERO_ERROR_H
 #define ZERO_BENCH_LIBZERO_ERROR_H
 

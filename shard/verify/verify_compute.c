@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-/* Most tensors of a unit (verify_tensors.c): three of its own, and a layer of a stacked tensor. */
+/* Most pieces of a unit: up to three tensors and one layer of a stacked tensor (verify_tensors.c). */
 enum { MAX_PIECES = 4 };
 
 /* Reports a use outside the unit's bracket. At ZeRO stages 2 and 3 the model has no pointer then. Returns 0,
