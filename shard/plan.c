@@ -308,17 +308,17 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
 }
 
 /* Most calls of an assumed order. */
-#define MOST_ASSUMED (1 << 28)
+#define MAX_ASSUMED (1 << 28)
 
 int zr_plan_assume_order(const struct zr_layout *l, struct zero_call **out, int32_t *n_out)
 {
     int64_t all = 0;
     for (int32_t u = 0; u < l->n_units; u++)
         all += 2 + 2 * zr_max(l->units[u].uses, 1);
-    if (all > MOST_ASSUMED)
+    if (all > MAX_ASSUMED)
         return zr_fail(ZERO_ERR_ARG,
                        "by zero_tensor.uses the %d units have %lld calls in a micro-batch; allowed: %d",
-                       l->n_units, (long long)all, MOST_ASSUMED);
+                       l->n_units, (long long)all, MAX_ASSUMED);
     struct zero_call *order;
     int32_t n = 0;
     ZR_TRY(ZR_ALLOC(order, all, "an order of %lld calls", (long long)all));
@@ -341,7 +341,7 @@ static int check_uses(const struct zr_layout *l, int32_t unit, int32_t brackets)
     if (!l->units[unit].uses || l->units[unit].uses == zr_max(brackets, 1))
         return 0;
     while (!l->tensors[t].uses || unit < l->tensors[t].unit ||
-           unit >= l->tensors[t].unit + l->tensors[t].n_slices)
+           unit >= l->tensors[t].unit + l->tensors[t].n_layers)
         t++;
     return zr_fail(
         ZERO_ERR_ARG,

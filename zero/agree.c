@@ -64,7 +64,7 @@ struct fingerprint {
     double grad_in_place, grad_accum_steps, max_grad_accum_steps, prefetch, param_budget_bytes, deterministic,
         wire_dtype, n_order, n_tensors;
     uint64_t optim_hash, layout_hash, plan_hash, tied_hash, schedule_hash;
-    uint64_t groups[ZR_MOST_MEMORY_GROUPS]; /* memory control groups with a limit; 0: none */
+    uint64_t groups[ZR_MAX_MEMORY_GROUPS]; /* memory control groups with a limit; 0: none */
     int64_t host_bytes;
     /* These need not be equal, but rarely differ on purpose. */
     uint64_t sources;
@@ -411,7 +411,7 @@ static void note_sharers(struct zero_ctx *z, const struct fingerprint *prints)
         *s = (struct zr_sharer){.machine = zr_topology_same_machine(&z->topology, r),
                                 .bytes = prints[r].host_bytes};
         for (int i = 0; s->machine && i < z->memory.n_groups; i++)
-            for (int k = 0; k < ZR_MOST_MEMORY_GROUPS; k++)
+            for (int k = 0; k < ZR_MAX_MEMORY_GROUPS; k++)
                 if (prints[r].groups[k] == z->memory.group[i].id)
                     s->groups |= UINT32_C(1) << i;
     }

@@ -62,7 +62,7 @@ static const char *tensor_of(const struct zr_layout *l, int32_t unit, bool train
     const char *name = "none";
     for (int32_t i = l->n_tensors; i-- > 0;) {
         const struct zr_tensor *t = &l->tensors[i];
-        if (!t->buffer && unit >= t->unit && unit < t->unit + t->n_slices && (!trained || t->grad))
+        if (!t->buffer && unit >= t->unit && unit < t->unit + t->n_layers && (!trained || t->grad))
             name = t->name;
     }
     return name;

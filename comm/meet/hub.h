@@ -121,7 +121,7 @@ struct zr_rendezvous {
     bool awaits_handed;
     /* Rank 0: where it listens. Others: where they try to reach it, now at to[to_now]. The addresses of a
      * name were found at found_ms. */
-    union zr_address to[ZR_LOOKUP_MOST];
+    union zr_address to[ZR_LOOKUP_MAX];
     int n_to, to_now;
     int64_t found_ms;
     /* The look-up in progress, or NULL. */

@@ -97,7 +97,7 @@ struct zr_world {
     /* Addresses by which rank 0 has said that it can be reached, with that port. It listens on all of its
      * addresses, or on its interface, and the others try these one after the other. 0: none. */
     int n_at;
-    union zr_address at[ZR_LOOKUP_MOST];
+    union zr_address at[ZR_LOOKUP_MAX];
     /* A file, or a folder for it, in which rank 0 writes its address. "": none. */
     char file[1024];
     /* This host is assumed to be rank 0's, because nothing says on how many hosts the ranks are. */

@@ -45,12 +45,12 @@ static int hold_port(int *held, union zr_address *bound)
 static int offer_own(const struct zr_world *w, const union zr_address *bound,
                      char text[ZR_ADDRESS_LIST_CHARS])
 {
-    union zr_address at[ZR_LOOKUP_MOST];
+    union zr_address at[ZR_LOOKUP_MAX];
     struct zr_interfaces mine;
     int err =
         w->interface[0] ? zr_interfaces_find("interface", w->interface, &mine) : zr_interfaces_all(&mine);
     if (!err)
-        zr_address_list_print(at, zr_address_list_reaching(&mine, bound, ZR_LOOKUP_MOST, at), text);
+        zr_address_list_print(at, zr_address_list_reaching(&mine, bound, ZR_LOOKUP_MAX, at), text);
     return err;
 }
 

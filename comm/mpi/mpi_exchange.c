@@ -94,7 +94,7 @@ struct meeting {
     /* On other ranks: rank 0 has come; it has come only in a context of other_name; it has answered LEFT; the
      * failure that ALL reported, if any. */
     bool is_seen, has_other_name, has_left;
-    struct zr_kept reported;
+    struct zr_saved_error reported;
     char other_name[sizeof((struct zr_world *)0)->name];
 };
 
@@ -521,21 +521,21 @@ static int answer_all(struct meeting *k, int err)
 {
     struct note answer = {.kind = ALL};
     size_t n_world = (size_t)k->w->world;
-    struct zr_kept kept;
-    zr_keep(&kept, zr_first_error_put(&answer, err));
+    struct zr_saved_error kept;
+    zr_error_save(&kept, zr_first_error_put(&answer, err));
     struct post *post = make_post(k, &answer, all_bytes(k));
     if (!post)
-        return err ? zr_say_again(&kept) : ZERO_ERR_NOMEM;
+        return err ? zr_error_restore(&kept) : ZERO_ERR_NOMEM;
     for (size_t i = 0; i < n_world; i++)
         post->more[i] = k->come[i].attempt;
     memcpy(post->more + n_world, k->all, n_world * k->bytes);
     for (int i = 1, failed = 0; i < k->w->world && !failed; i++) {
         failed = post->more[i] ? send_post(k, i, post) : 0;
         if (failed && !err)
-            zr_keep(&kept, failed);
+            zr_error_save(&kept, failed);
     }
     drop_post(post);
-    return zr_say_again(&kept);
+    return zr_error_restore(&kept);
 }
 
 static int collect(struct meeting *k)
@@ -583,9 +583,9 @@ static void take_all(struct meeting *k, const struct post *p)
 {
     size_t n_world = (size_t)k->w->world;
     memcpy(k->all, p->more + n_world, n_world * k->bytes);
-    zr_keep(&k->reported, p->note.err ? zr_fail(zr_first_error_code(p->note.err), "%.*s",
-                                                (int)sizeof p->note.text - 1, p->note.text)
-                                      : 0);
+    zr_error_save(&k->reported, p->note.err ? zr_fail(zr_first_error_code(p->note.err), "%.*s",
+                                                      (int)sizeof p->note.text - 1, p->note.text)
+                                            : 0);
 }
 
 /* Returns 0 if ALL has not come yet, 1 if it has, or the failure. */
@@ -633,14 +633,14 @@ static int leave_rank_0(struct meeting *k)
 static int ask_rank_0(struct meeting *k, const void *mine)
 {
     const struct note card = {.kind = CARD, .attempt = k->attempt};
-    struct zr_kept kept;
+    struct zr_saved_error kept;
     int res = send_note(k, 0, &card, mine, k->bytes);
     res = res ? res : await_answer(k);
     if (res != 1) {
-        zr_keep(&kept, res ? res : say_over(k, describe_unanswered));
+        zr_error_save(&kept, res ? res : say_over(k, describe_unanswered));
         res = leave_rank_0(k);
     }
-    return zr_say_again(res == 1 ? &k->reported : &kept);
+    return zr_error_restore(res == 1 ? &k->reported : &kept);
 }
 
 /* --- all ranks --- */
@@ -671,10 +671,10 @@ int zr_mpi_exchange_over(struct zr_mpi_process *p, const struct zr_user_comm *c,
                         .until_ns = now + c->timeout_ms * 1000000,
                         .bytes = bytes,
                         .all = all};
-    struct zr_kept kept;
+    struct zr_saved_error kept;
     bool rests = true;
     int err = join_channel(&k, c->comm);
-    zr_keep(&kept, err ? err : gather_notes(&k, mine));
+    zr_error_save(&kept, err ? err : gather_notes(&k, mine));
     if (!err) {
         rests = have_left(&k);
         leave_channel(&k);
@@ -683,5 +683,5 @@ int zr_mpi_exchange_over(struct zr_mpi_process *p, const struct zr_user_comm *c,
         zr_mpi_process_drop(p, c->log, rests);
     else
         zr_mpi_process_leave_looking(p, c->log);
-    return zr_say_again(&kept);
+    return zr_error_restore(&kept);
 }

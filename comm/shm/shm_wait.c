@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SLICE_NS = 50 * 1000 * 1000, EXPLAIN_NS = 300 * 1000 * 1000, YIELDS = 4, MOST_HOPS = 4 };
+enum { SLICE_NS = 50 * 1000 * 1000, EXPLAIN_NS = 300 * 1000 * 1000, YIELDS = 4, MAX_HOPS = 4 };
 
 /* Not FUTEX_PRIVATE, as the other side may be another process. */
 static void futex_wake(_Atomic uint32_t *word)
@@ -320,11 +320,11 @@ static bool awaits_another(struct zr_shm *m, int32_t rank)
 static void describe_waits(struct zr_shm *m, int32_t rank, char *text, size_t n_text)
 {
     const struct zr_shm *w = widest_of(m);
-    int32_t named[MOST_HOPS + 1] = {rank};
+    int32_t named[MAX_HOPS + 1] = {rank};
     size_t used = 0;
     bool around = false;
     text[0] = 0;
-    for (int hop = 0; hop < MOST_HOPS && used < n_text && !around; hop++) {
+    for (int hop = 0; hop < MAX_HOPS && used < n_text && !around; hop++) {
         int32_t other = whom_it_awaits(w, named[hop]);
         if (other < 0)
             return;

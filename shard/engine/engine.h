@@ -158,7 +158,7 @@ int zr_engine_drop(struct zr_engine *e);
 
 /* Numbers of a step that may change between steps (tune.c). */
 struct zr_tuned {
-    struct zr_optim optim[ZR_MOST_OPTIMS];
+    struct zr_optim optim[ZR_MAX_OPTIMS];
     float clip;
     double grad_scale;
     /* Micro-batches of the step, set by zr_engine_set_accum. */

@@ -37,7 +37,7 @@ static bool is_copied(const struct zr_engine *e, int32_t tensor, bool on_host)
         return true;
     if (e->plan->placement.model_holds)
         return false;
-    return t->n_slices > 1 || !e->plan->resident[t->unit];
+    return t->n_layers > 1 || !e->plan->resident[t->unit];
 }
 
 static int64_t tensor_bytes(const struct zr_tensor *t)
@@ -114,7 +114,7 @@ int zr_all_keep(struct zr_engine *e, int32_t unit, int32_t slot)
             const struct zr_piece *p = &e->layout->pieces[f->first_piece + k];
             char *to = whole_at(e, p->tensor);
             if (to && p->n)
-                err = e->dev->ops->copy(e->compute, to + p->slice * p->n * size, full + p->first * size,
+                err = e->dev->ops->copy(e->compute, to + p->layer * p->n * size, full + p->first * size,
                                         p->n * size);
         }
     }
@@ -128,10 +128,10 @@ static void point(struct zr_engine *e, bool whole)
         const struct zr_tensor *x = &e->layout->tensors[t];
         if (x->buffer)
             continue;
-        int32_t id = e->layout->piece_of[e->layout->slice_base[t]];
+        int32_t id = e->layout->piece_of[e->layout->layer_base[t]];
         const struct zr_flat *f = zr_piece_flat(e->layout, id);
-        char *home = NULL; /* address of the first slice, which the others follow */
-        if (e->plan->placement.model_holds || (e->plan->resident[x->unit] && x->n_slices == 1))
+        char *home = NULL; /* address of layer 0, which the others follow */
+        if (e->plan->placement.model_holds || (e->plan->resident[x->unit] && x->n_layers == 1))
             home = e->gather_base + zr_plan_param_full(e->plan, f, -1) +
                    e->layout->pieces[id].first * zr_dtype_bytes(f->dtype);
         char *to = whole ? whole_at(e, t) : zr_observed_closed(e, t, false);

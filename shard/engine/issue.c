@@ -208,7 +208,7 @@ enum {
     /* per piece that optim.update updates: scale the gradient, call, round the weights */
     OPS_OF_USER_UPDATE = 3,
     /* most operations of a job on one communicator: a REDUCE, and the gather of its sum */
-    MOST_JOB_OPS = 2
+    MAX_JOB_OPS = 2
 };
 
 static int count_piece(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
@@ -298,7 +298,7 @@ bool zr_engine_is_ready(void *arg, const struct zr_job *job)
     struct zr_engine *e = arg;
     if (zr_engine_has_failed(e))
         return true;
-    return zr_roles_have_room(e, MOST_JOB_OPS) && zr_room_for(e, &job->action) && !awaits_norm(e, job);
+    return zr_roles_have_room(e, MAX_JOB_OPS) && zr_room_for(e, &job->action) && !awaits_norm(e, job);
 }
 
 void zr_engine_issue(void *arg, const struct zr_job *job)

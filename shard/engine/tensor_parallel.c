@@ -17,12 +17,12 @@
 /* Slices of a sum have equal sizes. Those of the last ranks may have fewer elements, but have memory for
  * all. */
 enum {
-    MOST_PARTS = 64,
+    MAX_PARTS = 64,
     CUT_BYTES = 128,
     IN_AT = 0,
     IN_BYTES = ZR_TP_ELEMS * (int)sizeof(float),
     /* slices are cut at 128 bytes; a bf16 slice is also stored as fp32 */
-    OUT_BYTES = IN_BYTES + MOST_PARTS * CUT_BYTES * 2,
+    OUT_BYTES = IN_BYTES + MAX_PARTS * CUT_BYTES * 2,
     FEW_ELEMS = 8, /* with fewer elements, equal gradients or activations prove nothing */
     COMPARED = -2, /* marks the tag of a comparison, in place of a dtype */
 };

@@ -337,7 +337,7 @@ static int add_to_sums(struct zr_engine *e)
 static const struct zr_piece *tied_piece(const struct zr_engine *e, const struct tied_tensor *t,
                                          const struct zr_flat **flat)
 {
-    int32_t piece = e->layout->piece_of[e->layout->slice_base[t->tensor]];
+    int32_t piece = e->layout->piece_of[e->layout->layer_base[t->tensor]];
     *flat = zr_piece_flat(e->layout, piece);
     return &e->layout->pieces[piece];
 }

@@ -181,11 +181,12 @@ static bool break_up(struct zr_verify_world *v)
     int saving = 0;
     while (saving < v->n_ranks && !v->ranks[saving].reading)
         saving++;
-    zr_report(zr_sim_recorder(v->sim), "hang%s: %s%s", v->ended ? " after the communicators failed" : "",
-              waits, saving < v->n_ranks ? "a rank waits for its snapshot" : "");
-    if (v->ended)
+    zr_report(zr_sim_recorder(v->sim), "hang%s: %s%s",
+              v->hang_broken ? " after the communicators failed" : "", waits,
+              saving < v->n_ranks ? "a rank waits for its snapshot" : "");
+    if (v->hang_broken)
         return false;
-    v->ended = true;
+    v->hang_broken = true;
     zr_groups_each(v, end_group, NULL);
     return true;
 }

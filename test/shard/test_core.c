@@ -5,13 +5,13 @@
 
 /* ---- scripted steps ---- */
 
-enum { MOST_UNITS = 8, MOST_CALLS = 128 };
+enum { MAX_UNITS = 8, MAX_CALLS = 128 };
 
 /* A spec and memory for its arrays. */
 struct model {
-    struct zr_core_unit_spec units[MOST_UNITS];
-    int64_t pslot[MOST_UNITS], gslot[MOST_UNITS];
-    struct zero_call order[MOST_CALLS];
+    struct zr_core_unit_spec units[MAX_UNITS];
+    int64_t pslot[MAX_UNITS], gslot[MAX_UNITS];
+    struct zero_call order[MAX_CALLS];
     struct zr_core_spec spec;
 };
 
@@ -20,7 +20,7 @@ struct model {
 static void make_model(struct model *m, int32_t n_units, int32_t n_slots, int32_t prefetch, const char *order)
 {
     memset(m, 0, sizeof *m);
-    for (int32_t i = 0; i < MOST_UNITS; i++) {
+    for (int32_t i = 0; i < MAX_UNITS; i++) {
         m->units[i] = (struct zr_core_unit_spec){.param_bytes = 100, .grad_bytes = 100, .trainable = true};
         m->pslot[i] = m->gslot[i] = 100;
     }
@@ -1591,7 +1591,7 @@ static void random_spec(struct random_source *r, struct model *m)
 {
     memset(m, 0, sizeof *m);
     struct zr_core_spec *s = &m->spec;
-    s->n_units = 1 + (int32_t)random_below(r, MOST_UNITS);
+    s->n_units = 1 + (int32_t)random_below(r, MAX_UNITS);
     int world = 1 + (int)random_below(r, 4), stage = (int)random_below(r, 4);
     s->gathers_updated = world > 1 && stage > 0;
     s->prefetch = chance(r, 10) ? 100 : (int32_t)random_below(r, 4);
@@ -1617,7 +1617,7 @@ static void random_spec(struct random_source *r, struct model *m)
     }
     s->n_param_slots = slots ? 1 + (int32_t)random_below(r, s->n_units) : 0;
     s->n_grad_slots = s->model_holds ? 0 : 1 + (int32_t)random_below(r, s->n_units);
-    for (int32_t i = 0; i < MOST_UNITS; i++) {
+    for (int32_t i = 0; i < MAX_UNITS; i++) {
         m->pslot[i] = chance(r, 40) ? largest : 1 + random_below(r, 100);
         m->gslot[i] = chance(r, 40) ? largest : 1 + random_below(r, 100);
     }
@@ -1635,7 +1635,7 @@ static void random_spec(struct random_source *r, struct model *m)
     s->grad_slot_bytes = m->gslot;
     s->order = m->order;
     s->n_order = random_calls(r, s->n_units, m->order);
-    int32_t uses[MOST_UNITS] = {0};
+    int32_t uses[MAX_UNITS] = {0};
     for (int32_t i = 0; i < s->n_order; i++) /* a sum in place takes one contribution */
         if (zr_phase_has_grads(m->order[i].phase) && !m->order[i].is_end && uses[m->order[i].unit]++)
             m->units[m->order[i].unit].sum_in_place = false;
@@ -1718,7 +1718,7 @@ static void walk(struct random_source *r)
 {
     struct model m;
     struct watch w;
-    struct zero_call calls[MOST_CALLS];
+    struct zero_call calls[MAX_CALLS];
     random_spec(r, &m);
     watch_open(&w, &m.spec);
     int unbracketed = !m.spec.model_holds ? 0 : chance(r, 30) ? 100 : chance(r, 20) ? 30 : 0;

@@ -9,13 +9,13 @@
 
 /* ---- plans to test ---- */
 
-enum { MOST_UNITS = 12, MOST_CALLS = 8 * MOST_UNITS + 16 };
+enum { MAX_UNITS = 12, MAX_CALLS = 8 * MAX_UNITS + 16 };
 
 struct planned {
     struct zr_layout *layout;
     struct zr_plan *plan;
     struct zr_options opt;
-    struct zero_call order[MOST_CALLS];
+    struct zero_call order[MAX_CALLS];
 };
 
 /* Bytes that a communicator keeps at the end of each arena. */
@@ -113,7 +113,7 @@ static bool all_have_backward(const struct planned *p)
 
 static bool leaves_out(const struct planned *p)
 {
-    bool used[MOST_UNITS] = {false}, all = true;
+    bool used[MAX_UNITS] = {false}, all = true;
     for (int i = 0; i < p->opt.n_order; i++)
         used[p->order[i].unit] = true;
     for (int32_t u = 0; u < p->layout->n_units; u++)
@@ -125,7 +125,7 @@ static void random_planned(struct random_source *r, struct planned *p, int stage
 {
     int32_t n;
     p->opt = default_options(stage);
-    struct zr_tensor *t = random_tensors(r, MOST_UNITS, &n);
+    struct zr_tensor *t = random_tensors(r, MAX_UNITS, &n);
     int world = chance(r, 20) ? 1 : 1 + (int)random_below(r, 16);
     if (stage == 3 && chance(r, 50)) {
         p->opt.hybrid = chance(r, 50) ? ZR_HSDP : ZR_HFSDP;
@@ -567,7 +567,7 @@ static int64_t open_at_once(const struct planned *p, int64_t *n_units)
     const struct zr_core_spec *s = &p->plan->spec;
     int64_t most = 0;
     *n_units = 0;
-    int open[MOST_UNITS] = {0};
+    int open[MAX_UNITS] = {0};
     for (int32_t i = 0; i < s->n_order; i++) {
         int64_t bytes = 0, n = 0;
         if (zr_phase_has_params(s->order[i].phase))
@@ -674,7 +674,7 @@ static bool is_use(const struct zero_call *c, int32_t unit)
  * last (Belady), found by looking ahead from each begin. Nothing is left from the step before. */
 static int64_t fewest_gathers(const struct zr_core_spec *s, int32_t n_slots)
 {
-    int32_t in[MOST_UNITS] = {0}, pins[MOST_UNITS] = {0}, n_in = 0;
+    int32_t in[MAX_UNITS] = {0}, pins[MAX_UNITS] = {0}, n_in = 0;
     int64_t gathers = 0, n = (int64_t)s->n_order * s->grad_accum_steps;
     for (int64_t i = 0; i < n; i++) {
         const struct zero_call *c = &s->order[i % s->n_order];
@@ -713,7 +713,7 @@ static void gathers_are_the_fewest(void **state)
     FOR_CASES(r, 500)
     {
         struct planned p = {.opt = default_options(3)};
-        int32_t n_units = 1 + (int32_t)random_below(&r, MOST_UNITS);
+        int32_t n_units = 1 + (int32_t)random_below(&r, MAX_UNITS);
         p.opt.prefetch = (int)random_below(&r, 4);
         p.opt.grad_accum_steps = 1 + (int)random_below(&r, 3);
         plan_layers(&p, n_units, 1000, 2);

@@ -5,7 +5,7 @@
 #include "shard/plan_slots.h"
 #include "test/shard/core_watch.h"
 
-enum { MOST_UNITS = 12, MOST_CALLS = 8 * MOST_UNITS + 16 };
+enum { MAX_UNITS = 12, MAX_CALLS = 8 * MAX_UNITS + 16 };
 
 /* ---- calls of the core are counted ---- */
 
@@ -58,7 +58,7 @@ static bool note_places(const struct zr_core *core, int32_t n_units, int32_t *pl
 static int rehearse_fully(const struct zr_core_spec *spec, int64_t *gathers, int64_t *reduces)
 {
     enum {
-        MOST_STEPS = 8
+        MAX_STEPS = 8
     }; /* copies of frozen units outlive a step: they settle after some steps, or alternate for ever */
     void *mem = malloc(zr_core_bytes(spec));
     struct zr_action *actions = malloc((size_t)zr_core_max_actions(spec) * sizeof *actions);
@@ -95,7 +95,7 @@ static int rehearse_fully(const struct zr_core_spec *spec, int64_t *gathers, int
                 goto out;
             /* Gathers at the end of a step belong to the next step. */
             if (i == n_calls) {
-                steady = (s > 0 && same) || s == MOST_STEPS - 1;
+                steady = (s > 0 && same) || s == MAX_STEPS - 1;
                 same = note_places(core, spec->n_units, places);
                 if (!steady)
                     memset(gathers, 0, (size_t)spec->n_units * sizeof *gathers);
@@ -363,7 +363,7 @@ struct planned {
     struct zr_layout *layout;
     struct zr_plan *plan;
     struct zr_options opt;
-    struct zero_call order[MOST_CALLS];
+    struct zero_call order[MAX_CALLS];
 };
 
 static void lay_out(struct planned *p, struct zr_tensor *t, int32_t n, int world)
@@ -392,7 +392,7 @@ static void random_planned(struct random_source *r, struct planned *p, int stage
 {
     int32_t n;
     p->opt = options(stage);
-    struct zr_tensor *t = random_tensors(r, MOST_UNITS, &n);
+    struct zr_tensor *t = random_tensors(r, MAX_UNITS, &n);
     lay_out(p, t, n, 2 + (int)random_below(r, 7));
     p->opt.grad_accum_steps = chance(r, 30) ? 1 : 1 + (int)random_below(r, 30);
     p->opt.prefetch = chance(r, 10) ? 100 : (int)random_below(r, 5);

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_BYTES = 8192, STAGE = 2, STEPS = 2, SHORT_MS = 1500, FAILURE = 7 };
+enum { MAX_BYTES = 8192, STAGE = 2, STEPS = 2, SHORT_MS = 1500, FAILURE = 7 };
 
 /* The program's all-gather of `world` ranks. */
 struct hall {
@@ -17,7 +17,7 @@ struct hall {
     pthread_cond_t changed;
     int world, n_here, n_calls;
     bool is_over;
-    char bytes[MOST_TOY_RANKS][MOST_BYTES];
+    char bytes[MAX_TOY_RANKS][MAX_BYTES];
 };
 
 /* What one rank does otherwise than the others, or all do with COUNTS_BACKWARDS. */
@@ -50,7 +50,7 @@ static int exchange(void *arg, const void *mine, void *all, size_t bytes)
 {
     const struct member *s = arg;
     struct hall *h = s->hall;
-    if (bytes > MOST_BYTES)
+    if (bytes > MAX_BYTES)
         return -1;
     pthread_mutex_lock(&h->lock);
     memcpy(h->bytes[s->rank], mine, bytes);
@@ -79,7 +79,7 @@ static int train(struct toy *m, zero_ctx *z, int rank)
 }
 
 /* A thread that is left behind in the exchange uses the member after its rank has ended. */
-static struct member members[MOST_TOY_RANKS];
+static struct member members[MAX_TOY_RANKS];
 
 static void one_rank(struct toy_rank *r)
 {

@@ -59,7 +59,7 @@ static void test_own_addresses(void **state)
 {
     struct zr_world w = {.rank = 0};
     struct zr_user_comm_card c[2];
-    union zr_address at[ZR_LOOKUP_MOST];
+    union zr_address at[ZR_LOOKUP_MAX];
     fill(&w, c);
     int n = zr_address_list_read(c[0].at, strlen(c[0].at), at);
     assert_true(n >= 0); /* a machine without a network has none */

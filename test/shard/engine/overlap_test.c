@@ -56,7 +56,7 @@ static void begin_world(struct world *w, struct zr_device *dev)
                                   .n_elems = 4096,
                                   .optimizer = ZERO_ADAMW,
                                   .n_states = 2,
-                                  .n_slices = 1,
+                                  .n_layers = 1,
                                   .unit = i};
     }
     w->dev = dev;
