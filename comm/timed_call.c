@@ -75,7 +75,7 @@ static void run_task(void *arg)
 int zr_task_start(const struct zr_task_call *call, const void *arg, size_t bytes, struct zr_task **out)
 {
     struct zr_task *t;
-    ZR_TRY(ZR_ZALLOC_BYTES(t, sizeof *t + bytes, "the thread of %s", call->what));
+    ZR_TRY(ZR_ZALLOC_ARRAY(t, sizeof *t, (int64_t)bytes, 1, "the thread of %s", call->what));
     pthread_mutex_init(&t->lock, NULL);
     zr_cond_init(&t->ended);
     t->call = *call;

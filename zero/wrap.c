@@ -185,7 +185,7 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
             z->config.options.update = user_update;
             z->config.options.update_arg = z;
         }
-    ZR_TRY(ZR_ZALLOC_BYTES(z->from_all, (int64_t)z->world.world * ZR_EXCHANGE_BYTES, "exchanges of %d ranks",
+    ZR_TRY(ZR_ZALLOC_ARRAY(z->from_all, 0, z->world.world, ZR_EXCHANGE_BYTES, "exchanges of %d ranks",
                            z->world.world));
     ZR_TRY(ZR_ZALLOC(z->sharers, z->world.world, "the memory use of %d ranks", z->world.world));
     ZR_TRY(plan_model(z, tensors, n_tensors));

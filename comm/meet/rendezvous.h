@@ -271,7 +271,8 @@ int zr_rendezvous_agree(struct zr_rendezvous *r, int err);
 /* Exchanges n bytes of each rank, and agrees on the result of a step. mine points to the first member of this
  * rank's record, an int32_t, which gets err. Messages are only sent if a rank has failed. That keeps records
  * small, which matters because rank 0 sends every record to every rank. Returns as zr_rendezvous_agree does.
- * After a failure all has the records too, if the ranks could exchange them. Collective. Blocks. */
+ * After a failure all has the records too, if the ranks could exchange them, and zeros otherwise. Collective.
+ * Blocks. */
 int zr_rendezvous_agree_and_exchange(struct zr_rendezvous *r, int err, int32_t *mine, size_t n, void *all);
 
 /* Reports that this rank cannot go on: every other rank's running or next exchange fails with code and this
