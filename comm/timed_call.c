@@ -137,8 +137,9 @@ int zr_timed_call(const struct zr_task_call *call, int64_t ms, void *arg, size_t
     if (err)
         return err;
     int64_t ns = ms * 1000000, until = zr_now_ns() + ns;
-    while (!err && ns > 0 && !wait_for(t, call->look && ns > LOOK_NS ? LOOK_NS : ns)) {
+    while (!err && ns > 0 && !wait_for(t, (call->look || call->watch) && ns > LOOK_NS ? LOOK_NS : ns)) {
         err = call->look ? zr_rendezvous_look(call->look) : 0;
+        err = !err && call->watch ? call->watch(call->watch_arg) : err;
         ns = until - zr_now_ns();
     }
     *left = stop_waiting(t);

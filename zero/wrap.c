@@ -219,6 +219,8 @@ static int exchange_place(struct zero_ctx *z, int *held)
     ZR_TRY(c->in_turn ? begin_to_open(z) : 0);
     if (c->comm)
         ZR_TRY(zr_backend_open_device(z));
+    else if (c->exchange && z->config.user.device == ZERO_DEVICE_CUDA && zr_backend_open_device(z))
+        z->device = NULL; /* prepare() fails for the same reason, when all ranks can be told */
     c->dev = z->device;
     c->log = z->config.options.log;
     int err = zr_user_comm_meet(c, &z->world, held);
