@@ -107,8 +107,8 @@ void zr_flight_unmap(const struct zr_flight_record *rec);
 /* Returns this rank's record. Valid until the recorder is closed. */
 const struct zr_flight_record *zr_flight_record_of(const struct zr_flight *f);
 struct zr_flight_call;
-/* Reads the call that the rank's program is in, or was in last. Returns false, with zeros, if it made none, or
- * makes calls faster than they can be read. Any thread. */
+/* Reads the call that the rank's program is in, or was in last. Returns false, with zeros, if it made none,
+ * or makes calls faster than they can be read. Any thread. */
 bool zr_flight_read_call(const struct zr_flight_record *rec, struct zr_flight_call *out);
 /* Gives the calls that two ranks must both make, as each of them made them. Returns false if they share no
  * communicator for which calls are recorded. Any thread. */

@@ -32,8 +32,8 @@ struct zr_task_call {
     /* For zr_timed_call, before zr_rendezvous_detach: a failure of another rank ends the wait. NULL: it does
      * not. */
     struct zr_rendezvous *look;
-    /* For zr_timed_call: called with watch_arg now and then while it waits. A failure ends the wait. NULL: none
-     * is called. */
+    /* For zr_timed_call: called with watch_arg now and then while it waits. A failure ends the wait. NULL:
+     * none is called. */
     int (*watch)(void *watch_arg);
     void *watch_arg;
     /* What limits the wait of zr_timed_call, for its message: " (start_timeout_ms)". NULL: no field does. */

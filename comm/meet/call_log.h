@@ -144,8 +144,8 @@ void zr_call_log_report(int rank_a, const struct zr_logged_call *a, int rank_b,
                         const struct zr_logged_call *b, enum zr_call_log_gap gap,
                         char text[ZR_CALL_LOG_BOTH_CHARS]);
 
-/* Writes what to say if no call differs: "; the latest 2048 calls of the programs do not differ", or that none
- * could be compared. */
+/* Writes what to say if no call differs: "; the latest 2048 calls of the programs do not differ", or that
+ * none could be compared. */
 void zr_call_log_report_none(bool compared, char *text, size_t n_text);
 
 /* Copies a ring. Calls that are added meanwhile may be missing. Any thread. */

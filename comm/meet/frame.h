@@ -53,8 +53,8 @@ enum zr_frame_type {
     /* 0 -> rank: send your program's latest calls. */
     ZR_FRAME_ASK_CALLS,
     /* Rank -> 0: the latest calls, one frame for each communicator. Payload: struct calls_frame (compare.c).
-     * If about is not 0, the sender asks for a comparison of all ranks. About is then the code of its failure,
-     * and the message follows the calls of the last frame. */
+     * If about is not 0, the sender asks for a comparison of all ranks. About is then the code of its
+     * failure, and the message follows the calls of the last frame. */
     ZR_FRAME_CALLS,
     /* 0 <-> rank: a message of the rendezvous' user. About: the rank that it is for. -1: all. */
     ZR_FRAME_MESSAGE,

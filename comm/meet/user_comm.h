@@ -19,8 +19,8 @@ struct zr_device;
 struct zr_user_comm {
     /* "exchange", "mpi_comm", "nccl_comm" or "MPI_COMM_WORLD", for messages. */
     const char *name;
-    /* Gathers the cards of all ranks, of `bytes` each, into all, in rank order. mine is not inside all. If only
-     * rank 0 gets all of them, it calls zr_user_comm_check, and the others get its card alone.
+    /* Gathers the cards of all ranks, of `bytes` each, into all, in rank order. mine is not inside all. If
+     * only rank 0 gets all of them, it calls zr_user_comm_check, and the others get its card alone.
      * Collective; blocks up to timeout_ms. */
     int (*gather)(struct zr_user_comm *c, const void *mine, void *all, size_t bytes);
     /* The program's MPI_Comm * or ncclComm_t. NULL: cfg.launch.exchange, or MPI_COMM_WORLD. */
@@ -76,8 +76,8 @@ struct zr_user_comm_card {
     ZR_FIRST_ERROR(320);
 };
 
-/* For gather, on rank 0: checks the cards of all ranks (w->world), and writes the result to the first. name is
- * that of struct zr_user_comm. */
+/* For gather, on rank 0: checks the cards of all ranks (w->world), and writes the result to the first. name
+ * is that of struct zr_user_comm. */
 void zr_user_comm_check(struct zr_user_comm_card *all, const char *name, const struct zr_world *w);
 
 /* Fills this rank's card. Its own failure is in the card, too. Local. */

@@ -4,9 +4,9 @@
  * nothing else says where they meet.
  *
  * Every rank sends its card to rank 0, which checks them once the last has come, and sends each rank the
- * result. Cards may belong to a zero_wrap that their rank has given up since. So rank 0 counts a rank only once that rank has confirmed
- * that it still waits. A rank that gives up afterwards asks rank 0 whether it was in time. Notes carry
- * cfg.launch.name, so contexts of one process may meet in any order.
+ * result. Cards may belong to a zero_wrap that their rank has given up since. So rank 0 counts a rank only
+ * once that rank has confirmed that it still waits. A rank that gives up afterwards asks rank 0 whether it
+ * was in time. Notes carry cfg.launch.name, so contexts of one process may meet in any order.
  *
  * No call here waits inside MPI. So a late rank blocks no other context of the process, and a zero_wrap that
  * fails leaves nothing pending in MPI. The messages use the communicator itself, with a separate tag. A new
@@ -601,8 +601,8 @@ static int await_answer(struct meeting *k)
     return res;
 }
 
-/* Tells rank 0 that this rank no longer waits. If rank 0 counts on it, RESULT may be on its way, and is then the
- * answer. Returns as await_answer. */
+/* Tells rank 0 that this rank no longer waits. If rank 0 counts on it, RESULT may be on its way, and is then
+ * the answer. Returns as await_answer. */
 static int leave_rank_0(struct meeting *k)
 {
     const struct note gone = {.kind = GONE, .attempt = k->attempt};
