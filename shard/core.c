@@ -131,7 +131,8 @@ struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
     copy_units(c, s);
     open_slots(c, s);
     if (s->n_order && s->n_order <= c->cap) {
-        memcpy(order(c), s->order, (size_t)s->n_order * sizeof *s->order);
+        for (int32_t i = 0; i < s->n_order; i++)
+            zr_core_copy_call(&order(c)[i], &s->order[i]);
         c->period = s->n_order;
         c->n_order = s->order_of_step ? s->n_order : (int64_t)s->n_order * c->accum;
     }

@@ -269,6 +269,8 @@ void zr_core_index_order(struct zr_core *c);
 /* Returns the position of the call in the order. -1: it is not there, or slots are not sized, so that it does
  * not matter. */
 int64_t zr_core_find_call(const struct zr_core *c, const struct zero_call *call);
+/* Copies a call without its padding, which stays zero in a core, because cores are compared by bytes. */
+void zr_core_copy_call(struct zero_call *to, const struct zero_call *call);
 /* Follows a bracket that opens or closes: advances in the order, and records the call. */
 void zr_core_follow(struct zr_core *c, const struct zero_call *call);
 /* Whether the call just passed ends a micro-batch of the order. */

@@ -41,8 +41,8 @@ struct zr_options {
     enum zr_hybrid hybrid;
     /* With a hybrid: ranks that share one copy of the parameters, >= 1. */
     int32_t dp_shard;
-    /* Pipeline stages, and tensor-parallel ranks of each (parts). Each part of each pipeline stage has its
-     * set of data-parallel ranks. 0 and 1: not divided. */
+    /* Pipeline stages, and tensor-parallel ranks of each (tp). Each tensor-parallel rank of each pipeline
+     * stage has its set of data-parallel ranks. 0 and 1: not divided. */
     int32_t pp, tp;
     /* Bytes of the arena for activations between pipeline stages (pipe.c). */
     int64_t pipe_bytes;

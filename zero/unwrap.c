@@ -108,7 +108,7 @@ int zero_unwrap(zero_ctx **z)
         *z = NULL;
         return zr_fail_more(ZERO_ERR_ORDER, "zero_unwrap");
     }
-    zr_engine_enter(ctx->engine, ZR_CALL_UNWRAP, false, -1);
+    zr_engine_enter(ctx->engine, ZR_CALL_UNWRAP, 0, -1);
     struct zr_saved_error save;
     zr_error_save(&save, zr_save_end(ctx));
     int err = zr_engine_check(ctx->engine);

@@ -185,7 +185,7 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
             z->config.options.update = user_update;
             z->config.options.update_arg = z;
         }
-    ZR_TRY(ZR_ZALLOC_BYTES(z->from_all, (int64_t)z->world.world * ZR_EXCHANGE_BYTES, "exchanges of %d ranks",
+    ZR_TRY(ZR_ZALLOC_ARRAY(z->from_all, 0, z->world.world, ZR_EXCHANGE_BYTES, "exchanges of %d ranks",
                            z->world.world));
     ZR_TRY(ZR_ZALLOC(z->sharers, z->world.world, "the memory use of %d ranks", z->world.world));
     ZR_TRY(plan_model(z, tensors, n_tensors));
@@ -219,6 +219,8 @@ static int exchange_place(struct zero_ctx *z, int *held)
     ZR_TRY(c->in_turn ? begin_to_open(z) : 0);
     if (c->comm)
         ZR_TRY(zr_backend_open_device(z));
+    else if (c->exchange && z->config.user.device == ZERO_DEVICE_CUDA && zr_backend_open_device(z))
+        z->device = NULL; /* prepare() fails for the same reason, when all ranks can be told */
     c->dev = z->device;
     c->log = z->config.options.log;
     int err = zr_user_comm_meet(c, &z->world, held);

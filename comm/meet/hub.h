@@ -57,8 +57,10 @@ struct zr_member {
     char *waits_as;
     /* The call that its latest beat named (beat.c). NULL: none, or no memory. */
     char *last_heard;
-    /* Rank 0, during a comparison: its program's calls. NULL: they have not come yet. */
-    struct zr_call_log *calls;
+    /* Rank 0, during a comparison: its program's calls. */
+    struct zr_shared_calls calls[ZR_SHARED_CALLS];
+    /* All of them have come. */
+    bool has_answered;
 };
 
 /* A failure that any thread passes to the loop's thread. code 0: none. */

@@ -736,6 +736,8 @@ int zr_rendezvous_agree_and_exchange(struct zr_rendezvous *r, int err, int32_t *
     *mine = zr_error_save(&own, err);
     int met = zr_rendezvous_exchange(r, mine, n, all);
     if (met)
+        memset(all, 0, (size_t)r->w.world * n); /* rank 0 may have got all bytes before it failed */
+    if (met)
         return err ? zr_error_restore(&own) : met;
     for (int i = 0; i < r->w.world; i++) {
         int32_t its;

@@ -269,7 +269,7 @@ int zr_guard_open(const struct zr_guard_region *want, int32_t n, void (*report)(
 {
     *out = NULL;
     struct zr_guard *g;
-    ZR_TRY(ZR_ZALLOC_BYTES(g, sizeof *g + (size_t)n * sizeof g->region[0], "a guard of %d regions", n));
+    ZR_TRY(ZR_ZALLOC_ARRAY(g, sizeof *g, n, sizeof g->region[0], "a guard of %d regions", n));
     g->page = sysconf(_SC_PAGESIZE);
     g->n = n;
     int64_t total = 0;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine.h: the engine runs a plan. It has the memory, streams and events of one rank, and carries out the
- * core's actions on two threads. Its state is in internal.h; other folders only call the functions here.
+ * core's actions on two threads. Each of its files has its own state; what they share is in internal.h. Other
+ * folders only call the functions here.
  *
  *   model's thread:  call -> core -> actions -> the model's pointers, the compute stream  (model.c)
  *   loop's thread:   -> queue -> jobs -> the gather and the reduce streams                (issue.c)

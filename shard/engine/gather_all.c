@@ -61,7 +61,7 @@ int zr_engine_all_open(struct zr_engine *e, bool on_host)
     struct zr_all *all = NULL;
     void *base = NULL;
     int64_t end = 0;
-    ZR_TRY(ZR_ZALLOC_BYTES(all, sizeof *all + (size_t)e->layout->n_tensors * sizeof *all->at, "%d tensors",
+    ZR_TRY(ZR_ZALLOC_ARRAY(all, sizeof *all, e->layout->n_tensors, sizeof *all->at, "%d tensors",
                            e->layout->n_tensors));
     for (int32_t t = 0; t < e->layout->n_tensors; t++) {
         bool copied = !guarded && is_copied(e, t, on_host);

@@ -3,6 +3,7 @@
  * loop. step.c has the step. */
 #include "comm/flight.h"
 #include "comm/fork.h"
+#include "kernels/asserts.h"
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
@@ -285,6 +286,7 @@ static void report_called(struct zr_engine *e, const struct zr_logged_call *call
 void zr_engine_called(struct zr_engine *e, uint64_t args)
 {
     struct zr_logged_call call = zr_flight_entered(e->flight);
+    ZR_ASSERT(!e->flight || call.name);
     call.args = args;
     report_called(e, &call);
 }

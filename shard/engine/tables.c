@@ -75,9 +75,8 @@ struct zr_table {
 
 int zr_table_open(struct zr_engine *e, void *field, int64_t n, size_t size)
 {
-    struct zr_table *t = calloc(1, sizeof *t + ((size_t)n + 1) * size);
-    if (!t)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for the tables of %d units", e->layout->n_units);
+    struct zr_table *t;
+    ZR_TRY(ZR_ZALLOC_ARRAY(t, sizeof *t, n + 1, size, "the tables of %d units", e->layout->n_units));
     void *at = t + 1;
     t->next = e->tables;
     e->tables = t;

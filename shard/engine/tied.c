@@ -392,7 +392,7 @@ static int zero_overwritten(struct zr_engine *e, int32_t unit)
 }
 
 /* Makes a bracket of the unit, because the owner's model had none in this pipeline action. It is a backward
- * of weights (apart), which needs no parameters. */
+ * of weights alone, which needs no parameters. */
 static int bracket_for_copy(struct zr_engine *e, int32_t unit)
 {
     struct zr_core_event ev = {.kind = ZR_EV_BEGIN, .unit = unit, .phase = ZERO_BACKWARD_WEIGHT};

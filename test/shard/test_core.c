@@ -517,6 +517,33 @@ static void other_micro_batches(void **state)
     }
 }
 
+/* The padding of the declared calls, which may be anything, does not reach the core's bytes. */
+static void padding_of_calls(void **state)
+{
+    char *core[2];
+    size_t bytes = 0;
+    for (int i = 0; i < 2; i++) {
+        struct zero_call order[MOST_CALLS];
+        struct model m;
+        make_model(&m, 4, 2, 1, DEFAULT_ORDER);
+        assert_true(m.spec.n_order <= MOST_CALLS);
+        memset(order, i ? 0xaa : 0x55, sizeof order);
+        for (int32_t k = 0; k < m.spec.n_order; k++) {
+            order[k].unit = m.order[k].unit;
+            order[k].phase = m.order[k].phase;
+            order[k].is_end = m.order[k].is_end;
+        }
+        m.spec.order = order;
+        bytes = zr_core_bytes(&m.spec);
+        core[i] = malloc(bytes);
+        assert_non_null(core[i]);
+        zr_core_init(core[i], &m.spec);
+    }
+    assert_memory_equal(core[0], core[1], bytes);
+    free(core[0]);
+    free(core[1]);
+}
+
 /* Forward passes between steps do not change the order, whatever their number and first units. */
 static void evaluation(void **state)
 {
@@ -1809,6 +1836,7 @@ int main(void)
         cmocka_unit_test(orders_are_learned),
         cmocka_unit_test(change_mid_run),
         cmocka_unit_test(other_micro_batches),
+        cmocka_unit_test(padding_of_calls),
         cmocka_unit_test(evaluation),
         cmocka_unit_test(evaluation_before_each_step),
         cmocka_unit_test(other_micro_batches_unequal),

@@ -6,6 +6,7 @@
  * Each communicator has one rank of four. Its collectives do nothing, except that the agreement waits
  * until the test releases it, as if the other ranks were late. */
 #include "kernels/host/host_device.h"
+#include "shard/engine/check/observers.h"
 #include "shard/engine/internal.h"
 #include "test/cmocka.h"
 
@@ -181,7 +182,11 @@ static void open_comm(struct rank *k, enum zr_role role, int size, struct zr_eng
 
 static void open_engine(struct rank *k)
 {
-    struct zr_engine_parts parts = {.dev = k->dev, .plan = k->plan, .opt = &k->opt, .loop = k->loop};
+    struct zr_engine_parts parts = {.dev = k->dev,
+                                    .plan = k->plan,
+                                    .opt = &k->opt,
+                                    .loop = k->loop,
+                                    .open_observers = zr_check_open_observers};
     bool groups = k->opt.hybrid;
     open_comm(k, ZR_ROLE_GATHER, groups ? GROUP : WORLD, &parts);
     open_comm(k, ZR_ROLE_REDUCE, groups ? GROUP : WORLD, &parts);
