@@ -61,7 +61,7 @@ struct zr_backend {
     const char *device;
     /* For a world of one rank, which has no rendezvous. */
     bool alone;
-    /* It has the roles of tensor and pipeline parallelism, from MODEL on. */
+    /* It has the roles of tensor and pipeline parallelism, from TP on. */
     bool has_parts;
     /* It sums in the fixed tree only on request, as it has a faster way. */
     bool costly_tree;

@@ -228,7 +228,7 @@ struct zero_config {
          * Default NULL: as the environment says, or else over the launcher's MPI. */
         const char *rendezvous;
         /* Network interface that ranks meet on (may differ): its name or an address of it. ZERO_INTERFACE
-         * overrides it. NCCL's own traffic ignores it. Default NULL: the system's routes decide. */
+         * overrides it. Default NULL: the system's routes decide. */
         const char *interface;
         /* + Longest wait for other ranks, in ms, 1 and more. Default 30000. */
         int64_t timeout_ms;
@@ -246,8 +246,8 @@ struct zero_config {
         /* The program's own ncclComm_t, which says who the ranks are; it is split. The program's NCCL traffic
          * must not overlap the library's (gpus.md). Default NULL. */
         void *nccl_comm;
-        /* The program's all-gather, by which ranks meet: all get `bytes` of each, in rank order. Returns 0.
-         * Needs rank and world. Default NULL. */
+        /* The program's all-gather, by which ranks meet: all get `bytes` of each, in rank order, of exactly
+         * `world` ranks. Returns 0. Needs rank and world. Default NULL. */
         int (*exchange)(void *arg, const void *mine, void *all, size_t bytes);
         void *exchange_arg;
         /* + nccl: 1 gathers with the GPU's copy engines, within a host; needs NCCL 2.30.7. Default ZERO_AUTO:
@@ -269,8 +269,7 @@ struct zero_config {
         int32_t check;
         /* + 1: record spans for zero_trace_write. Default 0. */
         int32_t trace;
-        /* Called with one line, without its newline, from any thread. Default NULL: warnings go to stderr.
-         * ZERO_LOG=stderr or ZERO_LOG=FILE also writes every line there; ZERO_LOG=off silences stderr. */
+        /* Called with one line, without its newline, from any thread. Default NULL: warnings go to stderr. */
         void (*log)(void *arg, const char *line);
         void *log_arg;
     } debug;

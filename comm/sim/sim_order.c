@@ -26,15 +26,15 @@ struct issues {
 
 struct zr_sim_order {
     /* By class of ranks: the collectives, as the first rank to come issued them. */
-    struct issues all[ZR_SIM_MOST_RANKS];
-    int32_t class_of[ZR_SIM_MOST_RANKS];
-    int64_t at[ZR_SIM_MOST_RANKS]; /* number of collectives that each rank has issued */
+    struct issues all[ZR_SIM_MAX_RANKS];
+    int32_t class_of[ZR_SIM_MAX_RANKS];
+    int64_t at[ZR_SIM_MAX_RANKS]; /* number of collectives that each rank has issued */
     /* By rank: its collectives, and the first that has no place yet in the order of all ranks. It gets one
      * when it is the first of all members. */
-    struct issues own[ZR_SIM_MOST_RANKS];
-    int64_t first[ZR_SIM_MOST_RANKS];
+    struct issues own[ZR_SIM_MAX_RANKS];
+    int64_t first[ZR_SIM_MAX_RANKS];
     /* Bytes of each rank that its collectives write, one for each role, and one that issuing writes. */
-    char turn[ZR_SIM_MOST_RANKS][ZR_ROLES + 1];
+    char turn[ZR_SIM_MAX_RANKS][ZR_ROLES + 1];
 };
 
 struct zr_sim_order *zr_sim_order_open(struct zr_sim *w, const int32_t *class_of)
@@ -52,7 +52,7 @@ struct zr_sim_order *zr_sim_order_open(struct zr_sim *w, const int32_t *class_of
 
 void zr_sim_order_close(struct zr_sim_order *o)
 {
-    for (int k = 0; o && k < ZR_SIM_MOST_RANKS; k++) {
+    for (int k = 0; o && k < ZR_SIM_MAX_RANKS; k++) {
         free(o->all[k].issue);
         free(o->own[k].issue);
     }
