@@ -331,8 +331,8 @@ static void order_of_all_ranks(void **state)
         }
         for (int r = 0; r < 3; r++)
             for (int k = 0; k < 2; k++) {
-                /* the pair with the next rank has the number r; case 1: rank 2 begins with its last one */
-                int pair = (n == 1 && r == 2) != k ? (r + 2) % 3 : r;
+                /* the pair with the next rank has the number r; later: rank 2 begins with its last one */
+                int pair = (n > 0 && r == 2) != k ? (r + 2) % 3 : r;
                 const struct zr_tag tag = {.unit = pair};
                 struct zr_device *dev = zr_sim_device(w, r);
                 struct zr_gather_seg nothing;
