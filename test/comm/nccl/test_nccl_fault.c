@@ -154,6 +154,56 @@ static void test_slow_to_connect(void **state)
     }
 }
 
+/* Devices of ranks whose calls into NCCL are left behind. These use them later. */
+static struct zr_device *left[STAND_IN_MOST_DEVICES];
+
+static void close_left(int n)
+{
+    for (int i = 0; i < n; i++)
+        left[i]->ops->close(left[i]);
+}
+
+/* Opens the fixture, which fails while calls into NCCL are under way, and closes the communicators. */
+static void fail_to_open(struct rank *me)
+{
+    struct fixture o;
+    int64_t from = zr_now_ns();
+    note_error(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES));
+    RANK_CHECK(me, zr_now_ns() - from < LONG_MS / 2 * INT64_C(1000000), "it took long");
+    left[me->w.rank] = o.dev;
+    for (int k = 0; k < 2; k++) {
+        o.dev->ops->stream_close(o.stream[k]);
+        o.stream[k] = NULL;
+    }
+    RANK_CHECK(me, all_at(me, 1), "a rank waits for ever");
+    o.dev = NULL;
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+static void start_in_less(struct zr_nccl_options *opt, int rank)
+{
+    (void)rank;
+    opt->start_timeout_ms = SHORT_MS;
+}
+
+/* Connecting takes longer than the ranks may take to start. The threads that connect go on when the
+ * communicator has no arena any more. */
+static void test_too_slow_to_connect(void **state)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        customize(fixed, LONG_MS);
+        custom.change = start_in_less;
+        nccl_stand_in_the_machine()->connect_ms = 2 * SHORT_MS;
+        struct rank *r = run_ranks(false, 3, fail_to_open, NULL, NULL);
+        sleep_ms(6 * SHORT_MS); /* until all have connected */
+        close_left(3);
+        for (int i = 0; i < 3; i++)
+            assert_int_equal(r[i].code, ZERO_ERR_TIMEOUT);
+        assert_non_null(strstr(r[0].note, "the first operations of NCCL's gather communicator"));
+    }
+    expected_misuse = -1; /* the memory of what was left behind */
+}
+
 enum difference {
     OTHER_UNIT,
     OTHER_STEP,
@@ -504,9 +554,13 @@ static void test_never_asks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_stays_away), TEST(test_slow_compute), TEST(test_slow_to_connect), TEST(test_differ),
-        TEST(test_hang),       TEST(test_nccl_fails),   TEST(test_query_fails),     TEST(test_hang_inside),
-        TEST(test_abort),      TEST(test_abort_sticks), TEST(test_deep_queue),      TEST(test_never_asks),
+        TEST(test_stays_away),      TEST(test_slow_compute),
+        TEST(test_slow_to_connect), TEST(test_too_slow_to_connect),
+        TEST(test_differ),          TEST(test_hang),
+        TEST(test_nccl_fails),      TEST(test_query_fails),
+        TEST(test_hang_inside),     TEST(test_abort),
+        TEST(test_abort_sticks),    TEST(test_deep_queue),
+        TEST(test_never_asks),
     };
     return cmocka_run_group_tests_name("nccl at fault", tests, NULL, NULL);
 }
