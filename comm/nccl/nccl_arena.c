@@ -2,6 +2,7 @@
 /* nccl_arena.c: arenas of NCCL communicators: memory from NCCL or the device, registered as a symmetric
  * window if all ranks can. */
 #include "comm/arena.h"
+#include "comm/meet/rendezvous.h"
 #include "comm/nccl/nccl_comm.h"
 #include "comm/nccl/nccl_versions.h"
 #include "kernels/alloc.h"
@@ -368,6 +369,13 @@ static int warm_on_stream(void *arg)
     return res;
 }
 
+/* Reports this rank's failure to the others, which wait for it inside NCCL. A lost peer is no cause to report:
+ * all ranks find it themselves, with its name. */
+static int fail_all(const struct zr_nccl_set *p, int err)
+{
+    return err == ZERO_ERR_PEER ? err : zr_rendezvous_fail(p->rdv, err);
+}
+
 /* Runs the first operations of a communicator while its arena is still zero, which they leave it. NCCL
  * connects in the first operation of a kind, which may take long with many ranks. Here it may take
  * start_timeout_ms instead of an operation's timeout_ms. All ranks attach their communicators in one
@@ -387,7 +395,7 @@ static int warm_up(struct zr_nccl *m)
     if (m->comm && !m->user_comm)
         err = zr_nccl_together(p, what, warm_on_stream, &w, sizeof w, &res);
     if (!err && res)
-        err = zr_nccl_say(p, NULL, res, what);
+        err = fail_all(p, zr_nccl_say(p, NULL, res, what));
     err = zr_nccl_agree(p, err, 0, NULL, NULL);
     if (err) {
         struct zr_kept kept;

@@ -204,6 +204,24 @@ static void test_too_slow_to_connect(void **state)
     expected_misuse = -1; /* the memory of what was left behind */
 }
 
+/* NCCL fails on one rank, while the others wait for it inside their first operation. */
+static void test_fails_to_connect(void **state)
+{
+    customize(false, LONG_MS);
+    setenv("NCCL_STAND_IN_CONNECT", "1", 1);
+    nccl_stand_in_fail("ncclAllGather", 1, 1, ncclInternalError);
+    struct rank *r = run_ranks(false, 3, fail_to_open, NULL, NULL);
+    nccl_stand_in_end(); /* the calls of the other ranks return */
+    unsetenv("NCCL_STAND_IN_CONNECT");
+    sleep_ms(SHORT_MS);
+    close_left(3);
+    expect_rank(&r[1], ZERO_ERR_SYSTEM,
+                "the first operations of NCCL's gather communicator: internal error: the stand-in says so");
+    expect_rank(&r[0], ZERO_ERR_SYSTEM, "rank 1: the first operations of NCCL's gather communicator");
+    expect_rank(&r[2], ZERO_ERR_SYSTEM, "rank 1: the first operations of NCCL's gather communicator");
+    expected_misuse = -1; /* the memory of what was left behind */
+}
+
 enum difference {
     OTHER_UNIT,
     OTHER_STEP,
@@ -554,12 +572,19 @@ static void test_never_asks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_stays_away),      TEST(test_slow_compute),
-        TEST(test_slow_to_connect), TEST(test_too_slow_to_connect),
-        TEST(test_differ),          TEST(test_hang),
-        TEST(test_nccl_fails),      TEST(test_query_fails),
-        TEST(test_hang_inside),     TEST(test_abort),
-        TEST(test_abort_sticks),    TEST(test_deep_queue),
+        TEST(test_stays_away),
+        TEST(test_slow_compute),
+        TEST(test_slow_to_connect),
+        TEST(test_too_slow_to_connect),
+        TEST(test_fails_to_connect),
+        TEST(test_differ),
+        TEST(test_hang),
+        TEST(test_nccl_fails),
+        TEST(test_query_fails),
+        TEST(test_hang_inside),
+        TEST(test_abort),
+        TEST(test_abort_sticks),
+        TEST(test_deep_queue),
         TEST(test_never_asks),
     };
     return cmocka_run_group_tests_name("nccl at fault", tests, NULL, NULL);
