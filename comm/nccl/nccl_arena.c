@@ -383,11 +383,10 @@ static int fail_all(const struct zr_nccl_set *p, int err)
 static int warm_up(struct zr_nccl *m)
 {
     struct zr_nccl_set *p = m->set;
-    int64_t most = m->room_at / m->base.group.size;
-    struct warming w = {.m = m,
-                        .comm = m->comm,
-                        .base = m->base.held->base,
-                        .bytes = (size_t)((m->largest < most ? m->largest : most) & -ZR_NCCL_ALIGN)};
+    int64_t most = m->room_at / m->base.group.size & -ZR_NCCL_ALIGN,
+            slice = (m->largest + ZR_NCCL_ALIGN - 1) & -ZR_NCCL_ALIGN;
+    struct warming w = {
+        .m = m, .comm = m->comm, .base = m->base.held->base, .bytes = (size_t)(slice < most ? slice : most)};
     ncclResult_t res = ncclSuccess;
     char what[96];
     int err = 0;

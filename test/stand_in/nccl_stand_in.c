@@ -966,6 +966,8 @@ static ncclResult_t take(struct nsi_call c)
         c.issue[r] = nsi.n_issued[m->slot][m->team->slot[r]]++;
     note_windows(&c, n_send, n_recv);
     nsi.counts.n_calls++;
+    if (c.kind == NSI_ALL_GATHER && (int64_t)n_send > nsi.counts.most_gathered)
+        nsi.counts.most_gathered = (int64_t)n_send;
     struct nsi_call *kept = malloc(sizeof *kept);
     *kept = c;
     if (group.last)

@@ -101,6 +101,8 @@ struct nccl_stand_in_counts {
     int64_t n_calls;
     /* groups of calls put on streams */
     int64_t n_groups;
+    /* the most bytes that a rank has sent to ncclAllGather */
+    int64_t most_gathered;
     /* of n_calls: collectives with both buffers in symmetric windows */
     int64_t n_symmetric;
     /* of n_symmetric: gathers of a communicator without CTAs */
