@@ -457,6 +457,20 @@ static void test_hang_inside(void **state)
     assert_int_equal(c.n_comms, 0);
 }
 
+/* The same, but revoking does not return. The communicator is aborted all the same. */
+static void test_revoke_sticks(void **state)
+{
+    customize(false, SHORT_MS);
+    nccl_stand_in_the_machine()->revoke_sticks = true;
+    struct rank *r = run_ranks(false, 2, hang_inside, NULL, NULL);
+    expect_rank(&r[1], ZERO_ERR_TIMEOUT, "exchange seq 1 unit 6: NCCL has not accepted it after 800 ms");
+    struct nccl_stand_in_counts c;
+    nccl_stand_in_counts(&c);
+    assert_int_equal(c.n_comms, 0);
+    assert_null(strstr(custom.log, "could not be aborted"));
+    expected_misuse = 3; /* rank 1's memory: both arenas and the comparison buffers on the host */
+}
+
 /* NCCL cannot end some kernels. Then libzero no longer touches NCCL's objects, and closing does not wait
  * for them. */
 static void abort_sticks(struct rank *me)
@@ -584,6 +598,7 @@ int main(void)
         TEST(test_hang_inside),
         TEST(test_abort),
         TEST(test_abort_sticks),
+        TEST(test_revoke_sticks),
         TEST(test_deep_queue),
         TEST(test_never_asks),
     };
