@@ -229,11 +229,11 @@ static int check_tree_size(const struct zr_nccl_set *p)
  * environment. */
 static void warn_of_order(const struct zr_nccl_set *p, const char *version)
 {
+    const char *set = getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
     int n = 0;
     for (int i = 0; i < p->n_open; i++)
         n += !zr_nccl_is_alone(p->open[i]);
-    if (n < 2 || p->rank || p->api.version >= ZR_NCCL_HAS_LAUNCH_ORDER ||
-        getenv("NCCL_LAUNCH_ORDER_IMPLICIT"))
+    if (n < 2 || p->rank || p->api.version >= ZR_NCCL_HAS_LAUNCH_ORDER || (set && strcmp(set, "1") == 0))
         return;
     if (p->api.version < ZR_NCCL_HAS_ORDER_VARIABLE)
         zr_warn(p->opt.log,

@@ -291,7 +291,7 @@ static void test_every_role(void **state)
 }
 
 /* NCCL is asked to start the kernels of all communicators in the order of the calls. Before 2.32 a variable
- * asks for that, and the log says so unless it is set. */
+ * asks for that, and the log says so unless it is 1. */
 static void test_order(void **state)
 {
     static const struct {
@@ -299,9 +299,10 @@ static void test_order(void **state)
         const char *variable, *said;
     } cases[] = {{23200, NULL, NULL},
                  {22809, NULL, "set NCCL_LAUNCH_ORDER_IMPLICIT=1 for every rank"},
+                 {22807, "0", "set NCCL_LAUNCH_ORDER_IMPLICIT=1 for every rank"},
                  {22809, "1", NULL},
                  {22205, NULL, "use 2.26 or newer"}};
-    for (int k = 0; k < 4; k++) {
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         struct nccl_stand_in_counts c;
         nccl_stand_in_the_machine()->version = cases[k].version;
         if (cases[k].variable)
