@@ -606,6 +606,13 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank)
     return nsi_leave(ncclSuccess);
 }
 
+ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device)
+{
+    NSI_BEGIN("ncclCommCuDevice", comm);
+    *device = comm->device;
+    return nsi_leave(ncclSuccess);
+}
+
 /* None of the memory can be freed before the communicator. */
 ncclResult_t ncclCommMemStats(ncclComm_t comm, int stat, uint64_t *value)
 {

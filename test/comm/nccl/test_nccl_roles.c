@@ -321,6 +321,35 @@ static void test_order(void **state)
     }
 }
 
+static void open_two(struct rank *me)
+{
+    struct fixture o, more;
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    if (*(const bool *)me->arg) {
+        RANK_CHECK(me, fixture_open_more(&more, &o, &me->w, NULL, &fixture_custom, LONG_MS) == 0, "%s",
+                   zr_error_text());
+        fixture_close_more(&more);
+    }
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+/* A second context on a GPU is opened with a warning. */
+static void test_two_contexts(void **state)
+{
+    for (int i = 0; i < 3; i++) {
+        bool two = i == 1;
+        customize(false, LONG_MS);
+        run_ranks(false, 2, open_two, &two, NULL);
+        for (int gpu = 0; gpu < 2; gpu++) {
+            char text[80];
+            snprintf(text, sizeof text, "another context of this process has NCCL communicators on GPU %d",
+                     gpu);
+            assert_int_equal(strstr(custom.log, text) != NULL, two);
+        }
+    }
+}
+
 static void open_flat(struct rank *me)
 {
     struct fixture o;
@@ -438,7 +467,7 @@ static void test_split_fails(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_every_role), TEST(test_several_ids), TEST(test_without_groups), TEST(test_order),
-        TEST(test_user_comm),  TEST(test_one_fails),   TEST(test_split_fails)};
+        TEST(test_every_role),   TEST(test_several_ids), TEST(test_without_groups), TEST(test_order),
+        TEST(test_two_contexts), TEST(test_user_comm),   TEST(test_one_fails),      TEST(test_split_fails)};
     return cmocka_run_group_tests_name("nccl's roles", tests, NULL, NULL);
 }
