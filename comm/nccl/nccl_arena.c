@@ -369,7 +369,7 @@ static int warm_on_stream(void *arg)
     return res;
 }
 
-/* Reports this rank's failure to the others, which wait for it inside NCCL. A lost peer is no cause to report:
+/* Reports this rank's failure to the others, which wait for it inside NCCL. A lost peer is not reported, as
  * all ranks find it themselves, with its name. */
 static int fail_all(const struct zr_nccl_set *p, int err)
 {
