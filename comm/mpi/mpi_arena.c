@@ -48,7 +48,7 @@ static int agree_mpi_cards(struct zr_mpi *m, int err, struct card *mine, struct 
 {
     struct zr_mpi_set *p = m->set;
     int met = zr_rendezvous_agree_and_exchange(p->rdv, err, &mine->err, sizeof *mine, all);
-    for (int i = 1; i < p->world && !met; i++) {
+    for (int i = 0; i < p->world && !met; i++) {
         const struct card *first = &all[all[i].first];
         if (all[i].role != all[0].role)
             met =
