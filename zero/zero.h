@@ -163,8 +163,7 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  * parameters, the second the gradient.
  *
  * A step updates the units that had a backward bracket; the log names the others once. A unit may have one
- * backward bracket per micro-batch, or as many as zero_tensor.uses or cfg.memory.order declares. At stages 0
- * and 1 a program may do without brackets, if it never uses any (guide.md).
+ * backward bracket per micro-batch, or as many as zero_tensor.uses or cfg.memory.order declares.
  *
  * Collective.
  * Blocks  host: zero_begin blocks until the parameters have arrived. At stages 0 and 1 the last backward
@@ -283,8 +282,8 @@ ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
 /* Get the factor that makes the step train on the mean over all tokens (or samples) of all ranks.
  *
  * count is how many tokens this rank has in all micro-batches of the next step. Add up the losses of the
- * tokens, and start backward with *scale for each. It does not matter how tokens are spread over ranks and
- * micro-batches. Ranks along tp give the same count; along pp the last pipeline stage's is used.
+ * tokens, and start backward with *scale for each. Ranks along tp give the same count; along pp the last
+ * pipeline stage's is used.
  *
  * Collective, before the step's first backward, outside brackets; a repeated call replaces the count.
  * Blocks.

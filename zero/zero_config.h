@@ -228,7 +228,7 @@ struct zero_config {
          * Default NULL: as the environment says, or else over the launcher's MPI. */
         const char *rendezvous;
         /* Network interface that ranks meet on (may differ): its name or an address of it. ZERO_INTERFACE
-         * overrides it. NCCL's own traffic ignores it. Default NULL: the system's routes decide. */
+         * overrides it. Default NULL: the system's routes decide. */
         const char *interface;
         /* + Longest wait for other ranks, in ms, 1 and more. Default 30000. */
         int64_t timeout_ms;
@@ -269,8 +269,7 @@ struct zero_config {
         int32_t check;
         /* + 1: record spans for zero_trace_write. Default 0. */
         int32_t trace;
-        /* Called with one line, without its newline, from any thread. Default NULL: warnings go to stderr.
-         * ZERO_LOG=stderr or ZERO_LOG=FILE also writes every line there; ZERO_LOG=off silences stderr. */
+        /* Called with one line, without its newline, from any thread. Default NULL: warnings go to stderr. */
         void (*log)(void *arg, const char *line);
         void *log_arg;
     } debug;
