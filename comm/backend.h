@@ -26,7 +26,7 @@ struct zr_role_ask {
 
 static inline bool zr_role_reduces(enum zr_role r)
 {
-    return r == ZR_ROLE_REDUCE || r == ZR_ROLE_REDUCE_OUTER;
+    return r == ZR_ROLE_REDUCE || r == ZR_ROLE_REDUCE_OUTER || r == ZR_ROLE_TP;
 }
 
 /* The program's choices. A backend ignores the fields that do not concern it. */
@@ -61,8 +61,6 @@ struct zr_backend {
     const char *device;
     /* For a world of one rank, which has no rendezvous. */
     bool alone;
-    /* It has the roles of tensor and pipeline parallelism, from TP on. */
-    bool has_parts;
     /* It sums in the fixed tree only on request, as it has a faster way. */
     bool costly_tree;
     /* It packs slices of at most this many bytes, and segments whose last slices are short (packed_bytes of

@@ -92,7 +92,7 @@ struct zr_options {
     bool order_assumed;
 
     /* Bytes that the communicators reserve at the end of their arenas; multiples of 256. */
-    int64_t gather_scratch_bytes, reduce_scratch_bytes, control_scratch_bytes;
+    int64_t gather_scratch_bytes, reduce_scratch_bytes, control_scratch_bytes, tp_scratch_bytes;
     /* Most bytes that the communicators pack, when they gather and reduce slices with a list of places
      * (packs_up_to of comm/segment.h). 0: none. It changes what a rank receives. */
     int64_t gather_packs_up_to, reduce_packs_up_to;

@@ -142,7 +142,8 @@ struct zr_plan {
     int64_t reduce_bytes;
 
     /* Bytes of the arenas of activations between tensor-parallel ranks (tensor_parallel.c) and between
-     * pipeline stages (pipe.c), and of tied tensors (tied.c). 0: there is no such arena. */
+     * pipeline stages (pipe.c), and of tied tensors (tied.c). 0: there is no such arena. The last
+     * opt->tp_scratch_bytes of the first are the communicator's. */
     int64_t tp_bytes, pipe_bytes, tied_bytes;
 
     /* Optimizer state, in device memory outside the arenas. */

@@ -116,12 +116,6 @@ int zr_backend_choose(struct zr_config *config, int world, const struct zr_backe
     if (!b)
         return zr_fail(ZERO_ERR_NOTSUP, "there is no backend for device %s with world %d",
                        device_name(config), world);
-    const struct zr_options *o = &config->options;
-    if (zr_model_ranks(o) > 1 && !b->has_parts)
-        return zr_fail(ZERO_ERR_NOTSUP,
-                       "%s is %d, but backend is %s, which has no such axis yet; allowed: %s 1, or "
-                       "backend shm",
-                       o->tp > 1 ? "tp" : "pp", o->tp > 1 ? o->tp : o->pp, b->name, o->tp > 1 ? "tp" : "pp");
     if (b->costly_tree && config->user.deterministic == ZERO_AUTO)
         config->options.deterministic = false;
     *out = b;
@@ -260,6 +254,7 @@ static void ask_roles(const struct zr_backend *b, const struct zr_layout *l, con
     ask[ZR_ROLE_GATHER].largest_bytes = gathered;
     ask[ZR_ROLE_REDUCE].largest_bytes = inner;
     ask[ZR_ROLE_GATHER_OUTER].largest_bytes = ask[ZR_ROLE_REDUCE_OUTER].largest_bytes = outer;
+    ask[ZR_ROLE_TP].largest_bytes = ZR_TP_ELEMS * (int64_t)sizeof(float) / zr_max(o->tp, 1);
     ask[ZR_ROLE_GATHER].packed_bytes = ask[ZR_ROLE_REDUCE].packed_bytes = packed_bytes(&a, inner_slices);
     ask[ZR_ROLE_GATHER_OUTER].packed_bytes = ask[ZR_ROLE_REDUCE_OUTER].packed_bytes =
         packed_bytes(&a, outer_slices);
@@ -283,6 +278,7 @@ void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, co
     struct zr_options *o = &config->options;
     struct zr_role_ask ask[ZR_ROLES];
     int64_t bytes[ZR_ROLES] = {0};
+    const struct zr_group tp = {.size = o->tp};
     const struct zr_group sizes[] = {
         {.size = layout->inner}, {.size = layout->outer}, {.size = layout->world}};
     if (!b->reserve)
@@ -295,6 +291,8 @@ void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, co
     o->gather_scratch_bytes = bytes[ZR_ROLE_GATHER] + bytes[ZR_ROLE_GATHER_OUTER];
     o->reduce_scratch_bytes = bytes[ZR_ROLE_REDUCE] + bytes[ZR_ROLE_REDUCE_OUTER];
     o->control_scratch_bytes = bytes[ZR_ROLE_CONTROL];
+    ask[ZR_ROLE_TP].group = &tp;
+    o->tp_scratch_bytes = o->tp > 1 ? b->reserve(ZR_ROLE_TP, &ask[ZR_ROLE_TP], o->deterministic) : 0;
     o->gather_packs_up_to = b->small_bytes;
     /* The fixed tree of deterministic sums packs nothing. */
     o->reduce_packs_up_to = o->deterministic ? 0 : b->small_bytes;

@@ -26,6 +26,8 @@ static int make_mpi_arena(const struct zr_mpi_set *p, int64_t bytes, struct zr_a
 struct card {
     int32_t err;
     int32_t role;
+    /* Rank of the group's first place. */
+    int32_t first;
     int64_t bytes;
     /* Process, descriptor and inode of this rank's arena, for other ranks of its host. */
     int32_t pid, fd;
@@ -40,19 +42,22 @@ static struct card *new_mpi_cards(const struct zr_mpi *m)
     return all;
 }
 
-/* Exchanges results, so that all ranks of the world go on or none does. err is this rank's result. */
+/* Exchanges results, so that all ranks of the world go on or none does. err is this rank's result. Sizes are
+ * equal within a group; pipeline stages have different ones. */
 static int agree_mpi_cards(struct zr_mpi *m, int err, struct card *mine, struct card *all)
 {
     struct zr_mpi_set *p = m->set;
     int met = zr_rendezvous_agree_and_exchange(p->rdv, err, &mine->err, sizeof *mine, all);
-    for (int i = 1; i < p->world && !met; i++)
+    for (int i = 0; i < p->world && !met; i++) {
+        const struct card *first = &all[all[i].first];
         if (all[i].role != all[0].role)
             met =
                 zr_fail(ZERO_ERR_MISMATCH, "rank 0 opens communicator \"%s\", rank %d \"%s\"",
                         zr_role_name((enum zr_role)all[0].role), i, zr_role_name((enum zr_role)all[i].role));
-        else if (all[i].bytes != all[0].bytes)
-            met = zr_fail(ZERO_ERR_MISMATCH, "mpi %s: the arena has %lld bytes on rank %d, %lld on rank 0",
-                          m->name, (long long)all[i].bytes, i, (long long)all[0].bytes);
+        else if (all[i].bytes != first->bytes)
+            met = zr_fail(ZERO_ERR_MISMATCH, "mpi %s: the arena has %lld bytes on rank %d, %lld on rank %d",
+                          m->name, (long long)all[i].bytes, i, (long long)first->bytes, all[i].first);
+    }
     return met;
 }
 
@@ -60,7 +65,8 @@ int zr_mpi_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
 {
     struct zr_mpi *m = zr_mpi_of(c);
     struct zr_arena *a = NULL;
-    struct card mine = {.bytes = bytes, .role = (int32_t)c->role}, *all = new_mpi_cards(m);
+    struct card mine = {.bytes = bytes, .role = (int32_t)c->role, .first = zr_comm_rank(c, 0)},
+                *all = new_mpi_cards(m);
     if (!all)
         return ZERO_ERR_NOMEM;
     int err = agree_mpi_cards(m, make_mpi_arena(m->set, bytes, &a), &mine, all);
@@ -100,7 +106,11 @@ int zr_mpi_attach(struct zr_comm *c, struct zr_arena *a)
 {
     struct zr_mpi *m = zr_mpi_of(c);
     int fd = zr_arena_fd(a);
-    struct card mine = {.bytes = a->bytes, .role = (int32_t)c->role, .pid = (int32_t)getpid(), .fd = fd},
+    struct card mine = {.bytes = a->bytes,
+                        .role = (int32_t)c->role,
+                        .first = zr_comm_rank(c, 0),
+                        .pid = (int32_t)getpid(),
+                        .fd = fd},
                 *all = new_mpi_cards(m);
     if (!all)
         return ZERO_ERR_NOMEM;

@@ -40,7 +40,8 @@ enum {
     /* Most bytes of any other message, and of a rank's part in one MPI collective. It is small enough that
      * each can have the operation's deadline. */
     ZR_MPI_MESSAGE = 64 << 20,
-    /* Most pending requests of one operation. The shim has room for all communicators at once. */
+    /* Most pending requests of one operation. The shim has room for all communicators at once; those of pairs
+     * have few. */
     ZR_MPI_WINDOW = 128,
     ZR_MPI_TEXT = 1024
 };

@@ -305,12 +305,18 @@ static void report_tiers(const struct zr_mpi *m)
                 m->name, s->least_local, s->most_local, s->n_hosts, ZR_MAX_SOURCES);
 }
 
+/* Whether the role gathers or reduces, which uses shared memory inside hosts. */
+static bool moves_slices(enum zr_role role)
+{
+    return role <= ZR_ROLE_TP && role != ZR_ROLE_CONTROL;
+}
+
 /* Finds how the group is distributed over hosts, if some host has several ranks. Returns ZERO_ERR_NOMEM. */
 static int find_spread(struct zr_mpi *m)
 {
     const struct zr_group *g = &m->base.group;
     struct zr_spread *s = &m->spread;
-    if (!m->set->tiers || g->size == 1 || m->base.role == ZR_ROLE_CONTROL)
+    if (!m->set->tiers || g->size == 1 || !moves_slices(m->base.role))
         return 0;
     int err = zr_spread_make(m->set->opt.topology, g, s);
     if (err)
@@ -405,7 +411,7 @@ static int open_all(struct zr_mpi_set *p, const struct zr_role_ask ask[ZR_ROLES]
     for (int r = 0; r < ZR_ROLES && !err; r++)
         if (ask[r].group) {
             err = make_role(p, (enum zr_role)r, &ask[r], &comm[r]);
-            n += r != ZR_ROLE_CONTROL; /* CONTROL works on the stream that reduces */
+            n += r != ZR_ROLE_CONTROL && r != ZR_ROLE_WORLD; /* these work on the stream that reduces */
         }
     p->spins = has_cores(p->opt.topology, p->world, n);
     err = zr_rendezvous_agree(p->rdv, err);

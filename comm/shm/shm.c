@@ -200,7 +200,6 @@ static int shm_check_hosts(const struct zr_topology *t, const struct zr_group *a
 const struct zr_backend zr_backend_shm = {
     .name = "shm",
     .device = "host",
-    .has_parts = true,
     .check_hosts = shm_check_hosts,
     .open = shm_open_roles,
 };

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training over MPI on several hosts, with two ranks on each, all started by one MPI launcher. It ends with
 the bits of the same training over shared memory on one host, even if a link is cut for a second. If the cut
-is permanent, every rank names the host behind it.
+is permanent, every rank names the host behind it. Tensor parallelism, pipelines or both go between hosts.
 
     test_hosts_train.py KEY ZERO_BENCH ZERO_RUN FOLDER
 
 KEY is ompi or mpich. FOLDER has libzero and its module for that MPI. In the environment: N_HOSTS (2);
-TIMEOUT_MS (4000), the time in which a permanent cut is found; ALL, to test everything instead of one hybrid
-and one cut that SEED draws."""
+TIMEOUT_MS (4000), the time in which a permanent cut is found; ALL, to test everything instead of one hybrid,
+one mesh and one cut that SEED draws."""
 import json
 import os
 import random
@@ -30,6 +30,9 @@ LIMIT = 4 * hosts.LIMIT
 WORLD = 2 * N_HOSTS
 DRAW = random.Random(library.SEED)
 HYBRIDS = ['hsdp', 'hfsdp'] if os.environ.get('ALL') else [DRAW.choice(['hsdp', 'hfsdp'])]
+# What goes between hosts: the number of hosts, and the options.
+MESHES = {'tp': (N_HOSTS, [f'--tp={WORLD}']), 'pp': (N_HOSTS, [f'--pp={N_HOSTS}']), 'both': (WORLD, [f'--pp={N_HOSTS}', '--tp=2'])}
+CROSSING = [*MESHES] if os.environ.get('ALL') else [DRAW.choice([*MESHES])]
 CUTS = ['for a second', 'for good'] if os.environ.get('ALL') else [DRAW.choice(['for a second', 'for good'])]
 
 LAUNCHER = {'ompi': 'mpirun.openmpi', 'mpich': 'mpiexec.hydra'}[KEY]
@@ -65,7 +68,7 @@ def launch(net, name, arguments, **variables):
     """Starts one job on all hosts."""
     own = {**SETTINGS, **without_leaks(), 'ZERO_BACKEND': 'mpi', **variables}
     exported = [word for variable in own for word in ('-x', variable)] if KEY == 'ompi' else []
-    return net.hosts[0].start([LAUNCHER, *LAUNCH, ','.join(f'{host.name}:2' for host in net.hosts), '-n', WORLD, *exported, 'sh', '-c', RANK, name, BENCH, *TRAIN,
+    return net.hosts[0].start([LAUNCHER, *LAUNCH, ','.join(f'{host.name}:{WORLD // len(net.hosts)}' for host in net.hosts), '-n', WORLD, *exported, 'sh', '-c', RANK, name, BENCH, *TRAIN,
                                *arguments], **own)
 
 
@@ -78,13 +81,13 @@ def said(net, name, rank):
 
 
 def bits(text):
-    found = re.search('^(?:\\[0\\] )?({"event":"summary".*})$', text, re.MULTILINE)
+    found = re.search('^(?:\\[\\d+\\] )?({"event":"summary".*})$', text, re.MULTILINE)
     return json.loads(found[1])['state_sha256']
 
 
 class Train(unittest.TestCase):
-    def start_hosts(self):
-        net = self.enterContext(Hosts(N_HOSTS))
+    def start_hosts(self, n_hosts=N_HOSTS):
+        net = self.enterContext(Hosts(n_hosts))
         with open(f'{net.run_folder}/shell', 'w', encoding='ascii') as shell:
             shell.write(SHELL)
         os.chmod(shell.name, 0o755)
@@ -104,6 +107,13 @@ class Train(unittest.TestCase):
         for hybrid in HYBRIDS:
             arguments = ['--steps=3', f'--hybrid={hybrid}', '--accum=2', '--deterministic=on']
             self.assertEqual(self.ends(net, hybrid, launch(net, hybrid, [*arguments, '--dp-replicate=auto'])), self.alone(net, [*arguments, '--dp-shard=2', f'--dp-replicate={WORLD // 2}']))
+
+    def test_meshes_between_hosts(self):
+        for crossing in CROSSING:
+            n_hosts, mesh = MESHES[crossing]
+            net = self.start_hosts(n_hosts)
+            arguments = ['--steps=3', '--accum=4', '--heads=12', '--channels=48', '--deterministic=on', *mesh]
+            self.assertEqual(self.ends(net, crossing, launch(net, crossing, arguments)), self.alone(net, arguments))
 
     def test_without_the_backend(self):
         """Then no rank knows where rank 0 is, and the error says what to set. (A launcher may end the others
@@ -139,7 +149,9 @@ class Train(unittest.TestCase):
         """Ranks of the host that was cut name rank 0's host, and the others name the one that was cut. The
         launcher is not waited for: with --enable-recovery Open MPI's does not end."""
         net = self.start_hosts()
-        job = launch(net, 'cut', ['--steps=100000'], ZERO_TIMEOUT_MS=TIMEOUT_MS, ZERO_START_TIMEOUT_MS=PATIENT_MS, **rendezvous(net))
+        mesh = DRAW.choice([[], MESHES['tp'][1], MESHES['pp'][1]])
+        print(*mesh)
+        job = launch(net, 'cut', ['--steps=100000', '--heads=12', '--channels=48', *mesh], ZERO_TIMEOUT_MS=TIMEOUT_MS, ZERO_START_TIMEOUT_MS=PATIENT_MS, **rendezvous(net))
         job.expect('"step":2,', LIMIT)
         net.cut(net.hosts[1])
         cut, left = time.monotonic(), set(range(WORLD))

@@ -2,6 +2,7 @@
 /* pipeline_ranks.c: helpers for tests of models with pipeline stages. */
 #include "test/zero/pipeline_ranks.h"
 #include "test/cmocka.h"
+#include "test/zero/where.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +12,7 @@
 int pipeline_place(struct zero_config *cfg, int stage, int pp, int dp, int tp, struct place *at)
 {
     struct zero_place p = {0};
+    where_open(cfg->launch.rank, cfg);
     cfg->mesh.pp = pp;
     cfg->mesh.dp_replicate = stage > 3 ? dp / 2 : 1;
     cfg->mesh.tp = tp;

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Kills a random one of four ranks over MPI at a random moment of training, at every stage and in groups.
+"""Kills a random one of four ranks over MPI at a random moment of training, at every stage, in groups and
+in meshes.
 
 Where the launcher is told to let the other ranks live, each of them ends soon, with an error that names the
 killed rank and its last call, and no process of the job is left. Otherwise the launcher ends the job.
@@ -29,7 +30,8 @@ KEY, BENCH = sys.argv[1], os.path.abspath(sys.argv[2])
 WORLD = 4
 LIVES_ON = {"ompi": ["--enable-recovery"], "mpich": ["-disable-auto-cleanup"]}[KEY]
 KINDS = [["--stage=0"], ["--stage=1"], ["--stage=2"], ["--stage=3"], ["--stage=3", "--dp-replicate=2"],
-         ["--stage=3", "--hybrid=hfsdp", "--dp-replicate=2"]]
+         ["--stage=3", "--hybrid=hfsdp", "--dp-replicate=2"], ["--stage=3", "--tp=2"], ["--stage=1", "--pp=2", "--accum=4"],
+         ["--stage=2", "--pp=2", "--tp=2", "--accum=4"]]
 N_LOST = int(os.environ.get("N_LOST", 2))
 MOST_MS = int(os.environ.get("MOST_MS", 60000))
 SEED = int(os.environ.get("SEED", time.time()))
