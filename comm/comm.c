@@ -104,7 +104,7 @@ static int check_range(const struct zr_comm *c, const struct zr_comm_op *op, int
 }
 
 /* Numbers a checked operation, and has the backend put it on the stream. */
-static int issue(struct zr_comm *c, struct zr_stream *s, struct zr_comm_op *op, const struct zr_tag *tag)
+static int put_op(struct zr_comm *c, struct zr_stream *s, struct zr_comm_op *op, const struct zr_tag *tag)
 {
     op->post.unit = tag->unit;
     op->post.step = tag->step;
@@ -139,7 +139,7 @@ int zr_comm_all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_g
         zr_post_cut(&op.post, &g->cut, c->group.size);
         op.wire_bytes += zr_gather_wire(&g->cut, c->group.size, c->group.rank, c->packs_gathers);
     }
-    return issue(c, s, &op, tag);
+    return put_op(c, s, &op, tag);
 }
 
 int zr_comm_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
@@ -160,7 +160,7 @@ int zr_comm_reduce_scatter(struct zr_comm *c, struct zr_stream *s, const struct 
         zr_post_cut(&op.post, &g->cut, c->group.size);
         op.wire_bytes += zr_reduce_wire(&g->cut, c->group.size, c->group.rank, c->packs_sums);
     }
-    return issue(c, s, &op, tag);
+    return put_op(c, s, &op, tag);
 }
 
 int zr_comm_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t bytes, int root,
@@ -177,7 +177,7 @@ int zr_comm_broadcast(struct zr_comm *c, struct zr_stream *s, int64_t off, int64
         return err;
     zr_post_numbers(&op.post, &off, 1);
     op.wire_bytes = c->group.rank == root ? 0 : bytes;
-    return issue(c, s, &op, tag);
+    return put_op(c, s, &op, tag);
 }
 
 int zr_comm_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_t slot_bytes,
@@ -191,7 +191,7 @@ int zr_comm_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_
         return err;
     zr_post_numbers(&op.post, &off, 1);
     op.wire_bytes = slot_bytes * (c->group.size - 1);
-    return issue(c, s, &op, tag);
+    return put_op(c, s, &op, tag);
 }
 
 int zr_comm_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n_sum, int32_t n_max,
@@ -215,7 +215,7 @@ int zr_comm_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n
         return err;
     zr_post_numbers(&op.post, v, sizeof v / sizeof *v);
     op.wire_bytes = zr_agree_wire(c->group.size, c->group.rank, n_sum, n_max);
-    return issue(c, s, &op, tag);
+    return put_op(c, s, &op, tag);
 }
 
 void zr_comm_done(struct zr_comm *c, const struct zr_comm_op *op)

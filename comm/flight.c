@@ -23,11 +23,12 @@
 enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, FIRST_FD = 3 };
 
 /* The latest calls that the program entered. Readers want the last one only; the others give a reader time to
- * copy it. */
-enum { ENTERED = 16 };
+ * copy it. A reader that is too slow for that tries again, up to TRIES times. */
+enum { ENTERED = 16, TRIES = 16 };
 
 /* The communicators whose ranks compare their programs' calls: ZR_ROLE_CONTROL, MODEL and WORLD. */
 enum { FIRST_LOG = ZR_ROLE_CONTROL, LOGS = ZR_ROLE_WORLD - ZR_ROLE_CONTROL + 1 };
+_Static_assert((int)LOGS == (int)ZR_SHARED_CALLS, "ranks send all of their logs to rank 0");
 
 /* A call. number is 0 while the entry is written. */
 struct call {
@@ -554,33 +555,42 @@ const struct zr_flight_record *zr_flight_record_of(const struct zr_flight *f)
 /* If a rank was killed while it wrote a call, the call before is returned. */
 bool zr_flight_read_call(const struct zr_flight_record *rec, struct zr_flight_call *out)
 {
-    uint64_t n = atomic_load_explicit(&rec->n_calls, memory_order_acquire);
-    return n && copy_call(&rec->call[n % ENTERED], n, out);
+    for (int i = 0; i < TRIES; i++) {
+        uint64_t n = atomic_load_explicit(&rec->n_calls, memory_order_acquire);
+        if (!n)
+            break;
+        if (copy_call(&rec->call[n % ENTERED], n, out))
+            return true;
+    }
+    memset(out, 0, sizeof *out);
+    return false;
+}
+
+void zr_flight_shared_calls(const struct zr_flight_record *rec, struct zr_shared_calls out[ZR_SHARED_CALLS])
+{
+    for (int i = 0; i < LOGS; i++) {
+        const struct role *r = &rec->role[FIRST_LOG + i];
+        int32_t size = atomic_load_explicit(&r->size, memory_order_acquire);
+        out[i] = size > 1 ? (struct zr_shared_calls){GET(r->group), size, &rec->log[i]}
+                          : (struct zr_shared_calls){0};
+    }
 }
 
 /* ZR_ROLE_WORLD comes last: pipeline stages have the fewest calls in common. */
 bool zr_flight_common_calls(const struct zr_flight_record *own, const struct zr_flight_record *its,
                             const struct zr_call_log **of_own, const struct zr_call_log **of_its)
 {
-    for (int i = 0; i < LOGS; i++) {
-        const struct role *a = &own->role[FIRST_LOG + i], *b = &its->role[FIRST_LOG + i];
-        int32_t size = atomic_load_explicit(&a->size, memory_order_acquire);
-        if (size < 2 || atomic_load_explicit(&b->size, memory_order_acquire) != size ||
-            GET(a->group) != GET(b->group))
-            continue;
-        *of_own = &own->log[i];
-        *of_its = &its->log[i];
-        return true;
-    }
-    return false;
-}
-
-const struct zr_call_log *zr_flight_calls_of_all(const struct zr_flight_record *rec)
-{
-    for (int i = 0; i < LOGS; i++)
-        if (atomic_load_explicit(&rec->role[FIRST_LOG + i].size, memory_order_acquire) == rec->world)
-            return &rec->log[i];
-    return NULL;
+    struct zr_shared_calls a[LOGS], b[LOGS];
+    int i = 0;
+    zr_flight_shared_calls(own, a);
+    zr_flight_shared_calls(its, b);
+    while (i < LOGS && !(a[i].log && b[i].log && a[i].size == b[i].size && a[i].group == b[i].group))
+        i++;
+    if (i == LOGS)
+        return false;
+    *of_own = a[i].log;
+    *of_its = b[i].log;
+    return true;
 }
 
 int zr_flight_read_failure(const struct zr_flight_record *rec, int64_t *failed_ns, char text[ZR_FLIGHT_TEXT])

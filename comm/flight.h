@@ -107,14 +107,16 @@ void zr_flight_unmap(const struct zr_flight_record *rec);
 /* Returns this rank's record. Valid until the recorder is closed. */
 const struct zr_flight_record *zr_flight_record_of(const struct zr_flight *f);
 struct zr_flight_call;
-/* Reads the call that the rank's program is in, or was in last. Returns false if it made none. Any thread. */
+/* Reads the call that the rank's program is in, or was in last. Returns false, with zeros, if it made none,
+ * or makes calls faster than they can be read. Any thread. */
 bool zr_flight_read_call(const struct zr_flight_record *rec, struct zr_flight_call *out);
 /* Gives the calls that two ranks must both make, as each of them made them. Returns false if they share no
  * communicator for which calls are recorded. Any thread. */
 bool zr_flight_common_calls(const struct zr_flight_record *own, const struct zr_flight_record *its,
                             const struct zr_call_log **of_own, const struct zr_call_log **of_its);
-/* Returns the rank's calls that all ranks of the world must make. NULL: none are recorded. Any thread. */
-const struct zr_call_log *zr_flight_calls_of_all(const struct zr_flight_record *rec);
+/* Gives the rank's calls of each communicator for which calls are recorded. The world's is the last. Any
+ * thread. */
+void zr_flight_shared_calls(const struct zr_flight_record *rec, struct zr_shared_calls out[ZR_SHARED_CALLS]);
 
 /* Returns the failure that the rank recorded, with its message and time (zr_now_ns), or 0. Any thread. */
 int zr_flight_read_failure(const struct zr_flight_record *rec, int64_t *failed_ns, char text[ZR_FLIGHT_TEXT]);

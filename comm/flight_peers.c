@@ -54,10 +54,11 @@ static void see(void *arg, int rank, struct zr_rank_seen *out)
     out->is_stopped = is_stopped(zr_flight_process_of(rec));
 }
 
-static const struct zr_call_log *calls_of_all(void *arg)
+static void shared_calls(void *arg, struct zr_shared_calls out[ZR_SHARED_CALLS])
 {
     const struct zr_flight_peers *p = arg;
-    return p->of[p->rank] ? zr_flight_calls_of_all(p->of[p->rank]) : NULL;
+    if (p->of[p->rank])
+        zr_flight_shared_calls(p->of[p->rank], out);
 }
 
 static bool common_calls(void *arg, int rank, const struct zr_call_log **own, const struct zr_call_log **its)
@@ -102,7 +103,7 @@ int zr_flight_peers_open(struct zr_rendezvous *rdv, const struct zr_topology *t,
         free(p);
         return err;
     }
-    zr_rendezvous_know(rdv, &(struct zr_known_ranks){last_call, see, calls_of_all, common_calls, p});
+    zr_rendezvous_know(rdv, &(struct zr_known_ranks){last_call, see, shared_calls, common_calls, p});
     *out = p;
     return 0;
 }

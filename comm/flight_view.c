@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { HEAD_BYTES = offsetof(struct zr_flight_view, ops), MOST_WORLD = 1 << 24 };
+enum { HEAD_BYTES = offsetof(struct zr_flight_view, ops), MAX_WORLD = 1 << 24 };
 
 _Static_assert(HEAD_BYTES % 8 == 0 && sizeof(struct zr_flight_op) % 8 == 0, "no padding before operations");
 
@@ -42,7 +42,7 @@ static int check_head(const struct zr_flight_view *v)
                        v->version, v->head_bytes, ZR_FLIGHT_VERSION, (int)HEAD_BYTES);
     if (v->state != ZR_FLIGHT_OPEN && v->state != ZR_FLIGHT_CLOSED)
         return refuse_file("its state is unknown");
-    if (v->world < 1 || v->world > MOST_WORLD || v->rank < 0 || v->rank >= v->world || v->attempt < 0)
+    if (v->world < 1 || v->world > MAX_WORLD || v->rank < 0 || v->rank >= v->world || v->attempt < 0)
         return refuse_file("its rank, world or attempt is out of range");
     if (!ends(v->job, sizeof v->job) || !ends(v->host, sizeof v->host) || !ends(v->text, sizeof v->text) ||
         !ends(v->loop.name, sizeof v->loop.name))

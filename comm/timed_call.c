@@ -75,7 +75,7 @@ static void run_task(void *arg)
 int zr_task_start(const struct zr_task_call *call, const void *arg, size_t bytes, struct zr_task **out)
 {
     struct zr_task *t;
-    ZR_TRY(ZR_ZALLOC_BYTES(t, sizeof *t + bytes, "the thread of %s", call->what));
+    ZR_TRY(ZR_ZALLOC_ARRAY(t, sizeof *t, (int64_t)bytes, 1, "the thread of %s", call->what));
     pthread_mutex_init(&t->lock, NULL);
     zr_cond_init(&t->ended);
     t->call = *call;
@@ -137,8 +137,9 @@ int zr_timed_call(const struct zr_task_call *call, int64_t ms, void *arg, size_t
     if (err)
         return err;
     int64_t ns = ms * 1000000, until = zr_now_ns() + ns;
-    while (!err && ns > 0 && !wait_for(t, call->look && ns > LOOK_NS ? LOOK_NS : ns)) {
+    while (!err && ns > 0 && !wait_for(t, (call->look || call->watch) && ns > LOOK_NS ? LOOK_NS : ns)) {
         err = call->look ? zr_rendezvous_look(call->look) : 0;
+        err = !err && call->watch ? call->watch(call->watch_arg) : err;
         ns = until - zr_now_ns();
     }
     *left = stop_waiting(t);

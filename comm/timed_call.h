@@ -32,6 +32,10 @@ struct zr_task_call {
     /* For zr_timed_call, before zr_rendezvous_detach: a failure of another rank ends the wait. NULL: it does
      * not. */
     struct zr_rendezvous *look;
+    /* For zr_timed_call: called with watch_arg now and then while it waits. A failure ends the wait. NULL:
+     * none is called. */
+    int (*watch)(void *watch_arg);
+    void *watch_arg;
     /* What limits the wait of zr_timed_call, for its message: " (start_timeout_ms)". NULL: no field does. */
     const char *limit;
 };
@@ -45,7 +49,7 @@ int zr_task_start(const struct zr_task_call *call, const void *arg, size_t bytes
 bool zr_task_await(struct zr_task *t, int64_t ms, void *arg, int *res);
 
 /* Starts a call and awaits it. Returns 0 with *res and arg set. Otherwise returns why the call could not be
- * started, or, with *left set, why it was left behind: ZERO_ERR_TIMEOUT, or the failure of another rank. */
+ * started, or, with *left set, why it was left behind: ZERO_ERR_TIMEOUT, or the failure of look or watch. */
 int zr_timed_call(const struct zr_task_call *call, int64_t ms, void *arg, size_t bytes, int *res, bool *left);
 
 /* Initializes a condition whose timed waits use the clock of zr_in_ns. */

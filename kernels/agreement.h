@@ -33,8 +33,8 @@ enum zr_agree_word {
 /* The greatest norms with which a step is taken, after scaling and clipping: if an optimizer squares elements
  * of the gradient, and if none does. Above them an element's square, or the element itself, may overflow
  * fp32, and a second moment would stay infinite. */
-#define ZR_MOST_NORM_TO_SQUARE 1.8e19
-#define ZR_MOST_NORM           ((double)FLT_MAX)
+#define ZR_MAX_NORM_TO_SQUARE 1.8e19
+#define ZR_MAX_NORM           ((double)FLT_MAX)
 
 /* The size does not depend on how many values are carried. Ranks that carry different numbers of values must
  * still meet in the all-reduce, so that the difference can be reported. */
@@ -101,7 +101,7 @@ struct zr_agreed {
  *   grad_norm  = sqrt(norm) * |scale|, in double
  *   clipped    = grad_norm is finite, clip > 0 and grad_norm > clip
  *   grad_scale = (float)(clipped ? scale * (clip / grad_norm) : scale)
- *   most_norm  = ZR_MOST_NORM_TO_SQUARE if an optimizer of any rank keeps squares, else ZR_MOST_NORM
+ *   most_norm  = ZR_MAX_NORM_TO_SQUARE if an optimizer of any rank keeps squares, else ZR_MAX_NORM
  *   too_large  = (clipped ? clip : grad_norm) > most_norm
  *   skip       = grad_norm is not finite, too_large, a word differs, or not n_ranks ranks are in it
  *   carried    = (exact sum, rounded once) / n_averaged */
@@ -212,7 +212,7 @@ ZR_HOST_DEVICE void zr_agree_conclude(const struct zr_agree_end *e, const double
     out.grad_norm = sqrt(sums[0]) * fabs(e->scale);
     bool finite = out.grad_norm - out.grad_norm == 0;
     out.clipped = finite && e->clip > 0 && out.grad_norm > (double)e->clip;
-    out.most_norm = e->all->max[2 * ZR_AGREE_SQUARES] ? ZR_MOST_NORM_TO_SQUARE : ZR_MOST_NORM;
+    out.most_norm = e->all->max[2 * ZR_AGREE_SQUARES] ? ZR_MAX_NORM_TO_SQUARE : ZR_MAX_NORM;
     out.too_large = finite && (out.clipped ? (double)e->clip : out.grad_norm) > out.most_norm;
     out.largest = e->all->max[2 * ZR_AGREE_LARGEST];
     out.skipped = !finite || out.too_large;

@@ -18,9 +18,18 @@
 #define ZR_ALLOC(p, n, ...)  (((p) = zr_alloc((n), sizeof *(p), false, __VA_ARGS__)) ? 0 : ZERO_ERR_NOMEM)
 #define ZR_ZALLOC(p, n, ...) (((p) = zr_alloc((n), sizeof *(p), true, __VA_ARGS__)) ? 0 : ZERO_ERR_NOMEM)
 
-/* Points p at a zeroed struct of `bytes` bytes, which has room for an array at its end. */
-#define ZR_ZALLOC_BYTES(p, bytes, ...)                                                                       \
-    (((p) = zr_alloc((int64_t)(bytes), 1, true, __VA_ARGS__)) ? 0 : ZERO_ERR_NOMEM)
+/* Points p at a zeroed struct of head_bytes, which an array of n elements of size bytes follows. */
+#define ZR_ZALLOC_ARRAY(p, head_bytes, n, size, ...)                                                         \
+    (((p) = zr_alloc(zr_array_bytes((head_bytes), (n), (size)), 1, true, __VA_ARGS__)) ? 0 : ZERO_ERR_NOMEM)
+
+/* Returns the bytes of such a struct. -1: they do not fit into the address space. */
+static inline int64_t zr_array_bytes(size_t head_bytes, int64_t n, size_t size)
+{
+    int64_t bytes;
+    bool fits = n >= 0 && !__builtin_mul_overflow(n, size, &bytes) &&
+                !__builtin_add_overflow(bytes, head_bytes, &bytes);
+    return fits ? bytes : -1;
+}
 
 /* Moves what p points at into memory for n elements. p may be NULL. On failure p is unchanged. */
 #define ZR_GROW(p, n, ...) zr_grow(&(p), (n), sizeof *(p), __VA_ARGS__)

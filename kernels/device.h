@@ -87,7 +87,7 @@ struct zr_largest {
     double from;
 };
 
-/* The host's kernels: one table per instruction set. All tables give the same bits. The kernels run
+/* The CPU kernels: one table per instruction set. All tables give the same bits. The kernels run
  * synchronously on the calling thread. Memory needs only the alignment of its elements. */
 enum zr_isa { ZR_ISA_PORTABLE, ZR_ISA_AVX2, ZR_ISA_AVX512, ZR_ISA_COUNT };
 
@@ -112,8 +112,8 @@ struct zr_host_kernels {
                      bool accumulate);
     /* dst[i] = dst[i] + src[i] */
     void (*add)(float *dst, const float *src, int64_t n);
-    /* Adds to acc, for each block of 32 elements, the block's sum of squares in double. The last block is
-     * padded with zeros. x must start on a block boundary of its tensor.
+    /* Adds to acc, for each block of ZR_NORM_BLOCK elements, the block's sum of squares in double. The last
+     * block is padded with zeros. x must start on a block boundary of its tensor.
      *
      *     a[j] = x[j]^2 + x[j+8]^2 + x[j+16]^2 + x[j+24]^2 for j in 0..7, in that order
      *     sum  = ((a0+a4)+(a2+a6)) + ((a1+a5)+(a3+a7)) */

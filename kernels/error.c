@@ -40,14 +40,14 @@ const char *zr_error_text(void)
     return message;
 }
 
-int zr_keep(struct zr_kept *k, int code)
+int zr_error_save(struct zr_saved_error *k, int code)
 {
     k->code = code;
     memcpy(k->text, message, sizeof k->text);
     return code;
 }
 
-int zr_say_again(const struct zr_kept *k)
+int zr_error_restore(const struct zr_saved_error *k)
 {
     memcpy(message, k->text, sizeof message);
     return k->code;

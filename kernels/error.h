@@ -33,15 +33,15 @@ int zr_fail_more(int code, const char *fmt, ...) __attribute__((format(printf, 2
 /* Returns this thread's message, or "" if nothing failed yet. It is valid until the thread's next failure. */
 const char *zr_error_text(void);
 
-/* A failure that is kept while later calls may fail too. */
-struct zr_kept {
+/* A failure that is saved while later calls may fail too. */
+struct zr_saved_error {
     int code;
     char text[ZR_ERROR_BYTES];
 };
-/* Keeps code and this thread's message. Returns code. */
-int zr_keep(struct zr_kept *k, int code);
-/* Sets this thread's message to the kept one. Returns the code. */
-int zr_say_again(const struct zr_kept *k);
+/* Saves code and this thread's message. Returns code. */
+int zr_error_save(struct zr_saved_error *k, int code);
+/* Sets this thread's message to the saved one. Returns the code. */
+int zr_error_restore(const struct zr_saved_error *k);
 
 /* The short text of a code ("invalid argument"), or "unknown error". */
 const char *zr_err_name(int code);

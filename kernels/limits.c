@@ -102,8 +102,8 @@ bool zr_is_descriptor_limit(int error)
 
 int zr_no_descriptors(int n)
 {
-    int fd[ZR_MOST_PROBED], n_open = 0, error = 0;
-    while (n_open < n && n_open < ZR_MOST_PROBED && (fd[n_open] = eventfd(0, EFD_CLOEXEC)) >= 0)
+    int fd[ZR_MAX_PROBED], n_open = 0, error = 0;
+    while (n_open < n && n_open < ZR_MAX_PROBED && (fd[n_open] = eventfd(0, EFD_CLOEXEC)) >= 0)
         n_open++;
     if (n_open < n && zr_is_descriptor_limit(errno))
         error = errno;

@@ -38,9 +38,9 @@ const char *zr_limit_words(int error, const char *words, char text[ZR_SYSTEM_WOR
 
 /* Returns whether the error is EMFILE or ENFILE. */
 bool zr_is_descriptor_limit(int error);
-enum { ZR_MOST_PROBED = 8 };
+enum { ZR_MAX_PROBED = 8 };
 /* Returns EMFILE or ENFILE if this process cannot open n more descriptors now, else 0. n is at most
- * ZR_MOST_PROBED. Without a descriptor, libuv aborts in some places, and closes connections in others. */
+ * ZR_MAX_PROBED. Without a descriptor, libuv aborts in some places, and closes connections in others. */
 int zr_no_descriptors(int n);
 /* Returns how many descriptors this process has open, or 0 if the system does not say. */
 int zr_count_descriptors(void);

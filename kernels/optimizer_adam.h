@@ -14,14 +14,14 @@ enum { ADAM_STATES = 2, ADAM_MOMENTUM_ONLY = 0, ADAM_FIRST_STEP = 0 };
     .granule = 1, .bias_correction = true, .eps_divides = true, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f
 
 /* Also used by AdamW. */
-ALWAYS_INLINE vec adam_of_moments(const struct update_numbers *k, vec g, vec *m, vec *v)
+ALWAYS_INLINE vec adam_of_moments(const struct update_constants *k, vec g, vec *m, vec *v)
 {
-    *m = vec_add(vec_mul(k->b1, *m), vec_mul(k->one_b1, g));
-    *v = vec_add(vec_mul(k->b2, *v), vec_mul(k->one_b2, vec_mul(g, g)));
+    *m = vec_add(vec_mul(k->b1, *m), vec_mul(k->one_minus_b1, g));
+    *v = vec_add(vec_mul(k->b2, *v), vec_mul(k->one_minus_b2, vec_mul(g, g)));
     return vec_div(vec_div_by(*m, &k->c1), vec_add(vec_sqrt(vec_div_by(*v, &k->c2)), k->eps));
 }
 
-ALWAYS_INLINE vec adam_direction(const struct update_numbers *k, enum update_variant variant, vec w, vec g,
+ALWAYS_INLINE vec adam_direction(const struct update_constants *k, enum update_variant variant, vec w, vec g,
                                  vec *m, vec *v)
 {
     (void)variant;

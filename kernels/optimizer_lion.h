@@ -26,12 +26,12 @@ ALWAYS_INLINE vec lion_sign(vec x)
     return vec_load(lane);
 }
 
-ALWAYS_INLINE vec lion_direction(const struct update_numbers *k, enum update_variant variant, vec w, vec g,
+ALWAYS_INLINE vec lion_direction(const struct update_constants *k, enum update_variant variant, vec w, vec g,
                                  vec *m, vec *unused)
 {
     (void)variant, (void)unused;
-    vec u = lion_sign(vec_add(vec_mul(k->b1, *m), vec_mul(k->one_b1, g)));
-    *m = vec_add(vec_mul(k->b2, *m), vec_mul(k->one_b2, g));
+    vec u = lion_sign(vec_add(vec_mul(k->b1, *m), vec_mul(k->one_minus_b1, g)));
+    *m = vec_add(vec_mul(k->b2, *m), vec_mul(k->one_minus_b2, g));
     return vec_add(u, vec_mul(k->decay, w));
 }
 

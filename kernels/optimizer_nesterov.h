@@ -16,7 +16,7 @@ enum { NESTEROV_STATES = 1, NESTEROV_MOMENTUM_ONLY = 1, NESTEROV_FIRST_STEP = 1 
     .source = "Sutskever et al., ICML 2013; PyTorch's SGD", .state = {"momentum"}, .granule = 1,             \
     .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f, .no_beta2 = true
 
-ALWAYS_INLINE vec nesterov_direction(const struct update_numbers *k, enum update_variant variant, vec w,
+ALWAYS_INLINE vec nesterov_direction(const struct update_constants *k, enum update_variant variant, vec w,
                                      vec g, vec *m, vec *unused)
 {
     (void)unused;

@@ -18,7 +18,7 @@ enum { SGD_STATES = 1, SGD_MOMENTUM_ONLY = 1, SGD_FIRST_STEP = 1 };
     .source = "PyTorch's SGD", .state = {"momentum"}, .granule = 1, .beta1 = 0, .beta2 = 0.999f,             \
     .eps = 1e-8f, .no_beta2 = true
 
-ALWAYS_INLINE vec sgd_direction(const struct update_numbers *k, enum update_variant variant, vec w, vec g,
+ALWAYS_INLINE vec sgd_direction(const struct update_constants *k, enum update_variant variant, vec w, vec g,
                                 vec *m, vec *unused)
 {
     (void)unused;

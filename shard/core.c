@@ -123,7 +123,7 @@ struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
     c->outer = s->outer;
     c->outer_each = s->outer_each;
     c->outer_gathers = s->outer_gathers;
-    c->n_partial_slots = s->n_partial_slots;
+    c->n_group_slots = s->n_group_slots;
     c->reduce_each = s->reduce_each;
     c->order_of_step = s->order_of_step;
     c->in_stages = s->in_stages;
@@ -131,7 +131,8 @@ struct zr_core *zr_core_init(void *mem, const struct zr_core_spec *s)
     copy_units(c, s);
     open_slots(c, s);
     if (s->n_order && s->n_order <= c->cap) {
-        memcpy(order(c), s->order, (size_t)s->n_order * sizeof *s->order);
+        for (int32_t i = 0; i < s->n_order; i++)
+            zr_core_copy_call(&order(c)[i], &s->order[i]);
         c->period = s->n_order;
         c->n_order = s->order_of_step ? s->n_order : (int64_t)s->n_order * c->accum;
     }
@@ -553,7 +554,7 @@ static int take(struct zr_core *c, const struct zr_core_event *ev, struct zr_act
     return zr_fail(ZERO_ERR_ARG, "unknown event %d", (int)ev->kind);
 }
 
-int zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n_out)
+int zr_core_take(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n_out)
 {
     *n_out = 0;
     int err = take(c, ev, out, n_out);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* core.h: the schedule core decides what to gather, reduce, update and wait for, and when.
  *
- * It is a pure function of the calls that the model makes: zr_core_step(core, call) -> actions. The core is
+ * It is a pure function of the calls that the model makes: zr_core_take(core, call) -> actions. The core is
  * one block of plain data without pointers, so it can be copied, compared and hashed by bytes. It has no
  * clock, no thread and no allocation. Its decisions depend only on the sequence of calls, never on timing. So
  * all ranks that make the same calls issue the same collectives in the same order.
@@ -13,13 +13,14 @@
  * could leave a large unit without one. If the order holds that many brackets open, each bracket takes a slot
  * of a fixed size in every step (zr_core_place_brackets).
  *
- * Gradients. A gradient has separate memory (stages 0 and 1, grad_in_place, resident units) or a slot. It is
- * reduced into an fp32 shard. The contributions of a step are added like a binary counter, as far as `n_sums`
- * allows. So the sum over global micro-batch numbers is one fixed binary tree at every power-of-two world. At
- * stages 0 and 1 the gradient is the model's own buffer, which the model may zero between micro-batches.
- * Therefore it is returned at the end of its micro-batch, once no reduction reads it any more. A gradient
- * that is summed in place is itself the sum. It is returned when the step has used it, and takes one
- * contribution a step.
+ * Gradients. A gradient has separate memory (grad_home) or a slot. It has separate memory at stages 0 and 1,
+ * with grad_in_place, if it is itself the sum, and in units that ask to be resident. At stage 2 the gradients
+ * of other units use slots, although their parameters are resident. A gradient is reduced into an fp32 shard.
+ * The contributions of a step are added like a binary counter, as far as `n_sums` allows. So the sum over
+ * global micro-batch numbers is one fixed binary tree at every power-of-two world. At stages 0 and 1 the
+ * gradient is the model's own buffer, which the model may zero between micro-batches. Therefore it is
+ * returned at the end of its micro-batch, once no reduction reads it any more. A gradient that is summed in
+ * place is itself the sum. It is returned when the step has used it, and takes one contribution a step.
  *
  * Brackets. The order declares how many backward brackets a unit has in a micro-batch: as many as it shows,
  * and one if it shows none. A step may have fewer for each of its micro-batches, and no more. A step updates
@@ -40,7 +41,7 @@
 
 /* A unit, as the core sees it. */
 struct zr_core_unit_spec {
-    /* bytes that a slot must hold; unused for resident units */
+    /* bytes that a slot must hold; param_bytes is unused if resident, grad_bytes if grad_home */
     int64_t param_bytes, grad_bytes;
 
     bool resident, trainable;
@@ -64,12 +65,12 @@ struct zr_core_spec {
     bool model_holds;
     /* HSDP and HFSDP: gradients have a second reduction, between groups */
     bool outer;
-    /* that reduction follows every contribution, through a partial slot; else once a step, in place */
+    /* that reduction follows every contribution, through a group slot; else once a step, in place */
     bool outer_each;
     /* HFSDP: a rank updates its fine slice, so a gather between groups follows */
     bool outer_gathers;
-    /* outer_each: partial slots, which hold a group's sums on their way; >= 1 */
-    int32_t n_partial_slots;
+    /* outer_each: group slots, which hold a group's sums on their way; >= 1 */
+    int32_t n_group_slots;
     /* stages 1 and 2: a rank updates its slice of a resident unit, so a gather follows */
     bool gathers_updated;
     /* Reduce every contribution when it ends. Otherwise all gradients have separate memory, and a unit's
@@ -121,9 +122,9 @@ struct zr_core_event {
 };
 
 /* Kinds of actions. They are taken in the order in which the core gives them. The model's thread takes the
- * first group, on the compute stream. The loop's thread takes the others: GATHER, GATHER_OUTER and
- * REDUCE_OUTER on a stream each, the rest on the reduce stream. What follows a REDUCE_OUTER with its sum is
- * on its stream. */
+ * first group, on the compute stream. It also sums partial gradients over tp before a REDUCE. The loop's
+ * thread takes the others: GATHER, GATHER_OUTER and REDUCE_OUTER on a stream each, the rest on the reduce
+ * stream. What follows a REDUCE_OUTER with its sum is on its stream. */
 enum zr_action_kind {
     /* compute waits until the parameters of unit are in slot; point the model there */
     ZR_ACT_USE_PARAM = 1,
@@ -142,7 +143,7 @@ enum zr_action_kind {
     /* compute waits for the parameters of unit in slot and copies them to where all are gathered; record that
      * it is done with the slot */
     ZR_ACT_KEEP_PARAM,
-    /* from here on: taken by the loop's thread */
+    /* from here on: jobs for the loop's thread */
     ZR_ACT_FIRST_ISSUED,
     ZR_ACT_GATHER = ZR_ACT_FIRST_ISSUED,
     /* gathers unit's inner slice from the fine slices of the groups */
@@ -152,7 +153,7 @@ enum zr_action_kind {
     /* reduces the gradient to sums[sum], adding if accumulate; then n_folds times: sums[sum-1] += sums[sum],
      * sum--. A unit that is summed in place stays where it is */
     ZR_ACT_REDUCE,
-    /* reduces unit's sum over a group, in the partial slot, to sums[sum] as above; without a partial slot, in
+    /* reduces unit's sum over a group, in the group slot, to sums[sum] as above; without a group slot, in
      * place. The REDUCE before it only makes the group's sum */
     ZR_ACT_REDUCE_OUTER,
     /* only the folds, from sums[sum] */
@@ -186,8 +187,8 @@ struct zr_action {
     /* -1: the unit's own memory */
     int32_t slot;
 
-    /* REDUCE, REDUCE_OUTER: the partial slot; -1: in place, or there are no groups */
-    int32_t partial;
+    /* REDUCE, REDUCE_OUTER: the group slot; -1: in place, or there are no groups */
+    int32_t group_slot;
 };
 
 /* The action's name for messages, such as "gather". */
@@ -214,7 +215,7 @@ int32_t zr_core_max_actions(const struct zr_core_spec *spec);
 
 /* Takes one call, and writes *n_out actions to out. On failure returns ZERO_ERR_ORDER, ZERO_ERR_ARG or
  * ZERO_ERR_BUDGET with a message, and the core is unchanged. */
-int zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n_out);
+int zr_core_take(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out, int32_t *n_out);
 
 /* The next steps have n micro-batches, each in the known order. Between steps only. */
 void zr_core_set_accum(struct zr_core *c, int32_t n);

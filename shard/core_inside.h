@@ -19,7 +19,7 @@ struct zr_core {
 
     bool model_holds, gathers_updated, reduce_each;
     bool outer, outer_each, outer_gathers;
-    int32_t n_partial_slots, next_partial;
+    int32_t n_group_slots, next_group_slot;
     /* bytes of the largest parameter slot if it is kept for units that need it, else 0 */
     int64_t reserved;
     /* bytes of the second largest */
@@ -29,7 +29,8 @@ struct zr_core {
     int32_t n_open;
     /* of these, backward brackets that have the gradient */
     int32_t n_open_bwd;
-    /* the last unit whose resident gradient is being reduced since gradients were last returned; -1: none */
+    /* model_holds: the last unit whose gradient is being reduced since gradients were last returned; -1:
+     * none */
     int32_t last_reduced;
     /* zero_micro calls since the step */
     int32_t n_micro;
@@ -107,9 +108,9 @@ struct unit {
     bool gathered;
     /* the model has bracketed its forward, its backward: a model brackets all uses or none */
     bool used_fwd, used_bwd;
-    /* its resident gradient has contributions that are not reduced yet */
+    /* its gradient has contributions that are not reduced yet */
     bool pending;
-    /* its resident gradient was reduced and must be zeroed before it is added to */
+    /* grad_home: the gradient was reduced, and must be zeroed before it is added to */
     bool dirty;
 };
 
@@ -221,7 +222,7 @@ static inline struct zr_action *zr_core_emit(struct zr_action *out, int32_t *n, 
                                              int32_t unit, int32_t slot)
 {
     struct zr_action *a = &out[(*n)++];
-    *a = (struct zr_action){.kind = (uint8_t)kind, .unit = unit, .slot = slot, .partial = -1};
+    *a = (struct zr_action){.kind = (uint8_t)kind, .unit = unit, .slot = slot, .group_slot = -1};
     return a;
 }
 
@@ -268,6 +269,8 @@ void zr_core_index_order(struct zr_core *c);
 /* Returns the position of the call in the order. -1: it is not there, or slots are not sized, so that it does
  * not matter. */
 int64_t zr_core_find_call(const struct zr_core *c, const struct zero_call *call);
+/* Copies a call without its padding, which stays zero in a core, because cores are compared by bytes. */
+void zr_core_copy_call(struct zero_call *to, const struct zero_call *call);
 /* Follows a bracket that opens or closes: advances in the order, and records the call. */
 void zr_core_follow(struct zr_core *c, const struct zero_call *call);
 /* Whether the call just passed ends a micro-batch of the order. */

@@ -155,16 +155,18 @@ void zr_core_note(struct zr_core *c, uint64_t word)
     c->hash = (c->hash ^ (word + 1)) * 0x100000001b3u;
 }
 
-/* Calls beyond the room are only counted. The padding of a call stays zero, because cores are compared by
- * bytes. */
+void zr_core_copy_call(struct zero_call *to, const struct zero_call *call)
+{
+    to->unit = call->unit;
+    to->phase = call->phase;
+    to->is_end = call->is_end;
+}
+
+/* Calls beyond the room are only counted. */
 static void record(struct zr_core *c, const struct zero_call *call)
 {
-    if (c->n_rec < c->cap) {
-        struct zero_call *to = &recorded(c)[c->n_rec];
-        to->unit = call->unit;
-        to->phase = call->phase;
-        to->is_end = call->is_end;
-    }
+    if (c->n_rec < c->cap)
+        zr_core_copy_call(&recorded(c)[c->n_rec], call);
     c->n_rec++;
 }
 

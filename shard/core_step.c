@@ -22,14 +22,14 @@ static void count_contribution(struct zr_core *c, struct unit *x, struct zr_acti
     }
 }
 
-/* Reduces a contribution inside the group to a partial slot, and then between groups, where it is counted. */
+/* Reduces a contribution inside the group to a group slot, and then between groups, where it is counted. */
 static void reduce_twice(struct zr_core *c, int32_t u, int32_t slot, struct zr_action *out, int32_t *n)
 {
-    int32_t partial = c->next_partial;
-    c->next_partial = partial + 1 == c->n_partial_slots ? 0 : partial + 1;
-    zr_core_emit(out, n, ZR_ACT_REDUCE, u, slot)->partial = partial;
+    int32_t group_slot = c->next_group_slot;
+    c->next_group_slot = group_slot + 1 == c->n_group_slots ? 0 : group_slot + 1;
+    zr_core_emit(out, n, ZR_ACT_REDUCE, u, slot)->group_slot = group_slot;
     struct zr_action *a = zr_core_emit(out, n, ZR_ACT_REDUCE_OUTER, u, -1);
-    a->partial = partial;
+    a->group_slot = group_slot;
     count_contribution(c, &units(c)[u], a);
 }
 
@@ -65,8 +65,8 @@ void zr_core_reduce(struct zr_core *c, int32_t u, int32_t slot, struct zr_action
     x->pending = false;
 }
 
-/* Returns resident gradients to the model once they are reduced, and those that are summed in place once the
- * step has used them. */
+/* Returns gradients to a model that holds them: once they are reduced, and those that are summed in place
+ * once the step has used them. */
 void zr_core_return_grads(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     if (c->last_reduced < 0)

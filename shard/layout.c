@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* layout.c: builds the layout. It groups tensors into units and flats, gives each tensor slice its offset,
- * and cuts each flat into the ranks' slices. */
+/* layout.c: builds the layout. It groups tensors into units and flats, gives each layer of a tensor its
+ * offset, and cuts each flat into the ranks' slices. */
 #include "shard/layout.h"
 #include "kernels/alloc.h"
 #include "kernels/asserts.h"
@@ -29,7 +29,7 @@ void zr_layout_free(struct zr_layout *l)
     free(l->flats);
     free(l->pieces);
     free(l->piece_of);
-    free(l->slice_base);
+    free(l->layer_base);
     free(l);
 }
 
@@ -64,9 +64,9 @@ int64_t zr_buffer_room(const struct zr_tensor *t)
     return zr_round_up(t->n_elems * zr_dtype_bytes(t->dtype), ZR_PIECE_ALIGN);
 }
 
-static int64_t slice_elems(const struct zr_tensor *t)
+static int64_t layer_elems(const struct zr_tensor *t)
 {
-    return t->n_elems / t->n_slices;
+    return t->n_elems / t->n_layers;
 }
 
 static int no_tensor(const struct zr_layout *l, int64_t unit, int64_t n)
@@ -85,16 +85,16 @@ static int count_units(const struct zr_layout *l, int32_t *n_units)
     int64_t n = 0;
     for (int32_t i = 0; i < l->n_tensors; i++)
         if (!l->tensors[i].buffer)
-            n = zr_max(n, l->tensors[i].unit + l->tensors[i].n_slices);
-    /* n_slices slices fill at most n_slices units. So if any unit is empty, one of the first n_slices + 1 is,
+            n = zr_max(n, l->tensors[i].unit + l->tensors[i].n_layers);
+    /* n_layers layers fill at most n_layers units. So if any unit is empty, one of the first n_layers + 1 is,
      * however high the numbers go. */
-    int64_t n_looked_at = zr_min(n, l->slice_base[l->n_tensors] + (int64_t)1), gap = 0;
+    int64_t n_looked_at = zr_min(n, l->layer_base[l->n_tensors] + (int64_t)1), gap = 0;
     unsigned char *seen;
     ZR_TRY(ZR_ZALLOC(seen, n_looked_at, "a table of %lld units", (long long)n_looked_at));
     for (int32_t i = 0; i < l->n_tensors; i++) {
         const struct zr_tensor *t = &l->tensors[i];
         if (!t->buffer && t->unit < n_looked_at)
-            memset(seen + t->unit, 1, (size_t)zr_min(t->n_slices, n_looked_at - t->unit));
+            memset(seen + t->unit, 1, (size_t)zr_min(t->n_layers, n_looked_at - t->unit));
     }
     while (gap < n_looked_at && seen[gap])
         gap++;
@@ -126,15 +126,15 @@ static int64_t gap_behind(const struct zr_layout *l, bool trainable)
     return l->gaps && trainable ? ZR_GAP_BYTES : 0;
 }
 
-/* Appends slice s of tensor t to the flat being built. */
+/* Appends layer s of tensor t to the flat being built. */
 static void add_piece(struct zr_layout *l, struct zr_flat *f, int32_t t, int32_t s)
 {
-    int64_t n = slice_elems(&l->tensors[t]);
+    int64_t n = layer_elems(&l->tensors[t]);
     int64_t size = zr_dtype_bytes(f->dtype);
     int64_t at = zr_round_up(f->fine.total, ZR_PIECE_ALIGN);
     ZR_ASSERT(size > 0 && n > 0 && at % size == 0);
-    l->piece_of[l->slice_base[t] + s] = l->n_pieces;
-    l->pieces[l->n_pieces++] = (struct zr_piece){.tensor = t, .slice = s, .first = at / size, .n = n};
+    l->piece_of[l->layer_base[t] + s] = l->n_pieces;
+    l->pieces[l->n_pieces++] = (struct zr_piece){.tensor = t, .layer = s, .first = at / size, .n = n};
     f->n_pieces++;
     f->fine.total = at + n * size + (f->in_place ? 0 : gap_behind(l, f->trainable));
 }
@@ -154,9 +154,9 @@ static struct zr_flat *open_flat(struct zr_layout *l, int32_t unit, const struct
     return f;
 }
 
-/* One slice in a unit. The slices of a unit form a list, in the order of the model's table. */
+/* One layer of a tensor. Those of a unit form a list, in the order of the model's table. */
 struct member {
-    int32_t tensor, slice, next;
+    int32_t tensor, layer, next;
 };
 
 /* Cuts a flat into equal slices. A packed flat is padded for this. */
@@ -302,7 +302,7 @@ static int build_unit(struct zr_layout *l, int32_t u, const struct member *m, in
     unit->first_flat = l->n_flats;
     for (int32_t i = head; i >= 0; i = m[i].next) {
         const struct zr_tensor *t = &l->tensors[m[i].tensor];
-        unit->resident |= t->resident;
+        unit->asked_resident |= t->resident;
         unit->trainable |= t->grad != NULL;
         if (done[i])
             continue;
@@ -312,7 +312,7 @@ static int build_unit(struct zr_layout *l, int32_t u, const struct member *m, in
             bool joins = f->in_place ? j == i : !done[j] && !goes_in_place(l, o) && same_key(t, o);
             if (!joins)
                 continue;
-            add_piece(l, f, m[j].tensor, m[j].slice);
+            add_piece(l, f, m[j].tensor, m[j].layer);
             done[j] = 1;
         }
         int err = cut_flat(l, f);
@@ -335,7 +335,7 @@ static int set_uses(struct zr_layout *l)
 {
     for (int32_t i = 0; i < l->n_tensors; i++) {
         const struct zr_tensor *t = &l->tensors[i];
-        for (int64_t u = t->unit; t->uses && u < t->unit + t->n_slices; u++) {
+        for (int64_t u = t->unit; t->uses && u < t->unit + t->n_layers; u++) {
             int32_t *uses = &l->units[u].uses;
             if (*uses && *uses != t->uses)
                 return zr_fail(ZERO_ERR_ARG,
@@ -348,7 +348,7 @@ static int set_uses(struct zr_layout *l)
     return 0;
 }
 
-/* Gives each stacked tensor that must be contiguous a region, in which its slices follow each other. */
+/* Gives each stacked tensor that must be contiguous a region, in which its layers follow each other. */
 static void place_in_place(struct zr_layout *l)
 {
     for (int32_t t = 0; t < l->n_tensors; t++) {
@@ -356,10 +356,10 @@ static void place_in_place(struct zr_layout *l)
         if (!goes_in_place(l, x))
             continue;
         int64_t bytes = x->n_elems * zr_dtype_bytes(x->dtype);
-        for (int32_t s = 0; s < x->n_slices; s++) {
-            struct zr_flat *f = (struct zr_flat *)zr_piece_flat(l, l->piece_of[l->slice_base[t] + s]);
-            f->param_at = l->in_place_param_bytes + s * (bytes / x->n_slices);
-            f->grad_at = l->in_place_grad_bytes + s * (bytes / x->n_slices);
+        for (int32_t s = 0; s < x->n_layers; s++) {
+            struct zr_flat *f = (struct zr_flat *)zr_piece_flat(l, l->piece_of[l->layer_base[t] + s]);
+            f->param_at = l->in_place_param_bytes + s * (bytes / x->n_layers);
+            f->grad_at = l->in_place_grad_bytes + s * (bytes / x->n_layers);
         }
         l->in_place_param_bytes += zr_round_up(bytes, ZR_PIECE_ALIGN);
         if (x->grad)
@@ -382,7 +382,7 @@ const struct zr_flat *zr_piece_flat(const struct zr_layout *l, int32_t piece)
 
 uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
 {
-    int64_t v[] = {t->dtype,     t->n_elems,  t->n_slices,          t->unit,      t->grad != NULL, t->stacked,
+    int64_t v[] = {t->dtype,     t->n_elems,  t->n_layers,          t->unit,      t->grad != NULL, t->stacked,
                    t->overwrite, t->resident, t->pointer_per_begin, t->optimizer, t->n_states,     t->group,
                    t->no_decay,  t->buffer};
     const int64_t cut[] = {t->cut_dim, t->cut_blocks, t->cut_size, -1};
@@ -423,15 +423,15 @@ static int no_memory(const struct zr_layout *l)
     return zr_fail(ZERO_ERR_NOMEM, "no memory for the layout of %d tensors", l->n_tensors);
 }
 
-/* Counts the slices before each tensor, the parameters and the buffers. */
+/* Counts the layers before each tensor, the parameters and the buffers. */
 static int count_tensors(struct zr_layout *l)
 {
-    l->slice_base = calloc((size_t)l->n_tensors + 1, sizeof *l->slice_base);
-    if (!l->slice_base)
+    l->layer_base = calloc((size_t)l->n_tensors + 1, sizeof *l->layer_base);
+    if (!l->layer_base)
         return no_memory(l);
     for (int32_t i = 0; i < l->n_tensors; i++) {
         const struct zr_tensor *t = &l->tensors[i];
-        l->slice_base[i + 1] = l->slice_base[i] + (int32_t)t->n_slices;
+        l->layer_base[i + 1] = l->layer_base[i] + (int32_t)t->n_layers;
         if (t->buffer) {
             l->n_buffers++;
             l->buffer_bytes += zr_buffer_room(t);
@@ -452,9 +452,9 @@ static int32_t *list_members(const struct zr_layout *l, struct member *members)
         head[u] = -1;
     int32_t k = 0;
     for (int32_t t = 0; head && tail && t < l->n_tensors; t++) {
-        for (int32_t s = 0; s < l->tensors[t].n_slices; s++, k++) {
+        for (int32_t s = 0; s < l->tensors[t].n_layers; s++, k++) {
             int32_t u = l->tensors[t].unit + s;
-            members[k] = (struct member){.tensor = t, .slice = s, .next = -1};
+            members[k] = (struct member){.tensor = t, .layer = s, .next = -1};
             if (head[u] < 0)
                 head[u] = k;
             else
@@ -472,7 +472,7 @@ static int32_t *list_members(const struct zr_layout *l, struct member *members)
 
 static int build_units(struct zr_layout *l)
 {
-    size_t n = (size_t)l->slice_base[l->n_tensors];
+    size_t n = (size_t)l->layer_base[l->n_tensors];
     l->units = calloc((size_t)l->n_units, sizeof *l->units);
     l->flats = calloc(n, sizeof *l->flats);
     l->pieces = calloc(n, sizeof *l->pieces);

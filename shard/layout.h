@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* layout.h: where every element of the model is, on every rank: tensors -> units -> flats -> pieces.
  *
- *   tensor  what the model names. A stacked tensor is n_slices equal slices; slice l is in unit + l.
+ *   tensor  what the model names. A stacked tensor is n_layers equal layers (ZERO_SLICE in the public
+ *           headers); layer l is in unit + l.
  *   unit    tensors that are gathered together.
  *   flat    the tensors of a unit that agree in dtype, trainability, optimizer, number of states, and in
  *           whether tensor parallelism cuts them. They lie end to end, and are cut into one slice for each
  *           data-parallel rank. Collectives move whole flats.
- *   piece   one tensor slice inside a flat.
+ *   piece   one layer of a tensor (usually all of it) inside a flat.
  *
  * There are two kinds of flat. A *packed* flat holds all pieces that agree, each aligned to 256 bytes, and is
- * padded so that all ranks' slices are equal. An *in-place* flat is one slice of a stacked tensor whose
- * slices must lie in one buffer. This is so at stages 0 and 1, where the model uses base + l*stride and no
+ * padded so that all ranks' slices are equal. An *in-place* flat is one layer of a stacked tensor whose
+ * layers must lie in one buffer. This is so at stages 0 and 1, where the model uses base + l*stride and no
  * bracket changes base. The flat has no padding, so its last ranks' slices may be short or empty.
  *
  * Slices of a rank and pieces start at multiples of 256 bytes from the flat's start. So every shard boundary
- * is a multiple of 32 elements from the start of its tensor slice, for every world and both kinds of flat. It
+ * is a multiple of 32 elements from the start of its layer, for every world and both kinds of flat. It
  * never cuts a canonical block of the gradient norm.
  *
  * If such boundaries would cut a granule, the flat is cut at a list of places instead. These are the places
@@ -43,11 +44,11 @@ struct zr_tensor {
     enum zero_dtype dtype;
     /* Row-major dimensions, ended by 0 if fewer than 8. Their product is n_elems. */
     int64_t shape[8];
-    /* Elements of all slices together. */
+    /* Elements of all layers together. */
     int64_t n_elems;
     /* Layers of a stacked tensor, else 1. 0: a buffer, which is in no unit. */
-    int64_t n_slices;
-    /* Unit of slice 0. 0 for a buffer. */
+    int64_t n_layers;
+    /* Unit of layer 0. 0 for a buffer. */
     int32_t unit;
     /* Pipeline stage on this rank. All tensors of a unit have the same. */
     int32_t pp_stage;
@@ -60,7 +61,7 @@ struct zr_tensor {
     int32_t uses;
     /* The group's weight decay does not apply. */
     bool no_decay;
-    /* Elements of a slice that stay together on one rank, counted from its first. 0 means 1. */
+    /* Elements of a layer that stay together on one rank, counted from its first. 0 means 1. */
     int64_t granule;
 
     bool stacked, overwrite, resident;
@@ -81,12 +82,12 @@ struct zr_tensor {
     void **tied_grad;
     /* Not trained. Its memory stays the model's (buffers.c). */
     bool buffer;
-    /* The model reads its pointers after each begin, so several slices may be open. */
+    /* The model reads its pointers after each begin, so several layers may be open. */
     bool pointer_per_begin;
 };
 
 struct zr_piece {
-    int32_t tensor, slice;
+    int32_t tensor, layer;
     /* Its first element in the flat. */
     int64_t first;
     /* Elements, > 0. */
@@ -137,7 +138,9 @@ struct zr_unit {
     /* Backward brackets in a micro-batch, as its tensors say. 0: none of them says. */
     int32_t uses;
 
-    bool trainable, resident;
+    bool trainable;
+    /* A tensor of it asks for its own memory (ZERO_RESIDENT, ZERO_TIED). zr_plan.resident has the result. */
+    bool asked_resident;
 };
 
 struct zr_layout {
@@ -156,10 +159,10 @@ struct zr_layout {
     struct zr_flat *flats;
     /* In the order of flats. */
     struct zr_piece *pieces;
-    /* Piece of each slice: slice l of tensor t is piece_of[slice_base[t] + l]. */
+    /* Piece of each layer: layer l of tensor t is piece_of[layer_base[t] + l]. */
     int32_t *piece_of;
     /* (n_tensors + 1) Slices of all tensors before this one. */
-    int32_t *slice_base;
+    int32_t *layer_base;
 
     int64_t in_place_param_bytes, in_place_grad_bytes;
     /* fp32 elements of one array with the fine slices of all trainable flats. */

@@ -10,8 +10,8 @@
 #include "kernels/device.h"
 #include "kernels/phase.h"
 
-#define ZR_MAX_STATES  4   /* most fp32 arrays, each the size of the weights, that an optimizer keeps */
-#define ZR_MOST_OPTIMS 256 /* most parameter groups */
+#define ZR_MAX_STATES 4   /* most fp32 arrays, each the size of the weights, that an optimizer keeps */
+#define ZR_MAX_OPTIMS 256 /* most parameter groups */
 
 /* A third value of is_end in struct zero_call: the zero_end also ends a backward action, and so a micro-batch
  * of its pipeline stage. Only orders in which the pipeline stages of a rank take turns have it. */
@@ -41,8 +41,8 @@ struct zr_options {
     enum zr_hybrid hybrid;
     /* With a hybrid: ranks that share one copy of the parameters, >= 1. */
     int32_t dp_shard;
-    /* Pipeline stages, and tensor-parallel ranks of each (parts). Each part of each pipeline stage has its
-     * set of data-parallel ranks. 0 and 1: not divided. */
+    /* Pipeline stages, and tensor-parallel ranks of each (tp). Each tensor-parallel rank of each pipeline
+     * stage has its set of data-parallel ranks. 0 and 1: not divided. */
     int32_t pp, tp;
     /* Bytes of the arena for activations between pipeline stages (pipe.c). */
     int64_t pipe_bytes;
@@ -50,7 +50,7 @@ struct zr_options {
     int64_t tied_bytes;
 
     /* The n_optims parameter groups. zr_engine_tune may change their numbers later. */
-    struct zr_optim optim[ZR_MOST_OPTIMS];
+    struct zr_optim optim[ZR_MAX_OPTIMS];
     int32_t n_optims;
     /* Global L2 norm above which gradients are scaled down. 0: no clipping. zr_engine_tune may change it. */
     float clip;

@@ -42,7 +42,7 @@ void zr_plan_free(struct zr_plan *p)
     free(p->state_at);
     free(p->sum_in_place);
     free(p->sum_at);
-    free(p->partial_at);
+    free(p->in_group_slot);
     free((void *)p->spec.units);
     free((void *)p->spec.param_slot_bytes);
     free((void *)p->spec.grad_slot_bytes);
@@ -98,10 +98,10 @@ int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_
 }
 
 int64_t zr_plan_inner_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at,
-                          int32_t partial)
+                          int32_t group_slot)
 {
-    if (partial >= 0)
-        return p->partial_slots_at + partial * p->partial_slot_bytes + p->partial_at[f - p->layout->flats];
+    if (group_slot >= 0)
+        return p->group_slots_at + group_slot * p->group_slot_bytes + p->in_group_slot[f - p->layout->flats];
     return p->sum_in_place[f->unit] ? zr_plan_grad_full(p, f, -1) + zr_cut_at(&f->inner, at.inner)
                                     : sum_at(p, f, 0);
 }
@@ -113,7 +113,7 @@ bool zr_plan_gathers(const struct zr_plan *p, const struct zr_flat *f)
 
 int64_t zr_plan_kept_elems(const struct zr_plan *p, const struct zr_flat *f)
 {
-    switch (zr_level_of(p->place.state)) {
+    switch (zr_level_of(p->placement.state)) {
     case ZR_LEVEL_FINE:
         return f->fine_elems;
     case ZR_LEVEL_INNER:
@@ -171,28 +171,28 @@ static void place_params(struct zr_plan *p, int64_t scratch_bytes)
     p->bytes[ZR_MEM_EXCHANGE] += p->gather_bytes - scratch_bytes - end;
 }
 
-/* Places the sums of a step's contributions, and the partial slots that hold the sums of a group. */
+/* Places the sums of a step's contributions, and the group slots that hold the sums of a group. */
 static void place_sums(struct zr_plan *p, int64_t *end)
 {
     const struct zr_layout *l = p->layout;
     const int64_t size = sizeof(float);
-    int64_t partial = 0;
+    int64_t at = 0;
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
         bool has = f->trainable && !p->sum_in_place[f->unit];
         p->sum_at[i] = has ? p->sum_elems : -1;
         p->sum_elems += has ? (sums_are_inner(p) ? f->inner_elems : f->fine_elems) : 0;
-        partial = i == l->units[f->unit].first_flat ? 0 : partial;
-        p->partial_at[i] = p->outer_each && f->trainable ? partial : -1;
-        partial += p->outer_each && f->trainable ? f->inner_elems * size : 0;
-        p->partial_slot_bytes = zr_max(p->partial_slot_bytes, partial);
+        at = i == l->units[f->unit].first_flat ? 0 : at;
+        p->in_group_slot[i] = p->outer_each && f->trainable ? at : -1;
+        at += p->outer_each && f->trainable ? f->inner_elems * size : 0;
+        p->group_slot_bytes = zr_max(p->group_slot_bytes, at);
     }
     int64_t from = *end;
     p->sums_at = take(end, p->n_sums * p->sum_elems * size);
     p->bytes[ZR_MEM_GRAD_SUMS] = (p->n_sums - 1) * p->sum_elems * size;
     p->bytes[ZR_MEM_GRAD_SHARDS] = *end - from - p->bytes[ZR_MEM_GRAD_SUMS];
     from = *end;
-    p->partial_slots_at = take(end, p->n_partial_slots * p->partial_slot_bytes);
+    p->group_slots_at = take(end, p->n_group_slots * p->group_slot_bytes);
     p->bytes[ZR_MEM_GRAD_SUMS] += *end - from;
 }
 
@@ -239,7 +239,7 @@ static void place_grads(struct zr_plan *p, const struct zr_options *opt)
     for (int32_t u = 0; u < l->n_units; u++)
         if (zr_plan_grad_home(p, u))
             p->grad_at[u] = take(&end, l->units[u].grad_bytes);
-    p->in_place_grad_at = take(&end, p->place.model_holds ? l->in_place_grad_bytes : 0);
+    p->in_place_grad_at = take(&end, p->placement.model_holds ? l->in_place_grad_bytes : 0);
     for (int32_t i = 0; i < p->n_grad_slots; i++)
         p->grad_slots[i].at = take(&end, p->grad_slots[i].bytes);
     p->bytes[ZR_MEM_GRAD_SLOTS] = end;
@@ -308,17 +308,17 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
 }
 
 /* Most calls of an assumed order. */
-#define MOST_ASSUMED (1 << 28)
+#define MAX_ASSUMED (1 << 28)
 
 int zr_plan_assume_order(const struct zr_layout *l, struct zero_call **out, int32_t *n_out)
 {
     int64_t all = 0;
     for (int32_t u = 0; u < l->n_units; u++)
         all += 2 + 2 * zr_max(l->units[u].uses, 1);
-    if (all > MOST_ASSUMED)
+    if (all > MAX_ASSUMED)
         return zr_fail(ZERO_ERR_ARG,
                        "by zero_tensor.uses the %d units have %lld calls in a micro-batch; allowed: %d",
-                       l->n_units, (long long)all, MOST_ASSUMED);
+                       l->n_units, (long long)all, MAX_ASSUMED);
     struct zero_call *order;
     int32_t n = 0;
     ZR_TRY(ZR_ALLOC(order, all, "an order of %lld calls", (long long)all));
@@ -341,7 +341,7 @@ static int check_uses(const struct zr_layout *l, int32_t unit, int32_t brackets)
     if (!l->units[unit].uses || l->units[unit].uses == zr_max(brackets, 1))
         return 0;
     while (!l->tensors[t].uses || unit < l->tensors[t].unit ||
-           unit >= l->tensors[t].unit + l->tensors[t].n_slices)
+           unit >= l->tensors[t].unit + l->tensors[t].n_layers)
         t++;
     return zr_fail(
         ZERO_ERR_ARG,
@@ -358,7 +358,7 @@ static int choose_sums(struct zr_plan *p, const struct zr_options *opt, struct z
                        bool *any_again)
 {
     const struct zr_core_spec *s = &p->spec;
-    bool whole = zr_level_of(p->place.state) == ZR_LEVEL_ALL;
+    bool whole = zr_level_of(p->placement.state) == ZR_LEVEL_ALL;
     bool narrowed = p->world > 1 && opt->wire_dtype && opt->wire_dtype != ZERO_F32;
     bool once = zr_most_micro_batches(opt) == 1 || !s->reduce_each;
     int err = 0;
@@ -395,10 +395,10 @@ static void choose_hops(struct zr_plan *p, const struct zr_options *opt, bool ag
     s->outer = p->hop[ZR_OUTER].size > 1;
     p->outer_each = s->outer && opt->deterministic && (zr_most_micro_batches(opt) > 1 || again);
     /* A group fills one of them while the other is reduced between groups. */
-    p->n_partial_slots = p->outer_each ? 2 : 0;
+    p->n_group_slots = p->outer_each ? 2 : 0;
     s->outer_each = p->outer_each;
-    s->outer_gathers = s->outer && p->place.state[ZR_OUTER] == ZR_CUT;
-    s->n_partial_slots = p->n_partial_slots;
+    s->outer_gathers = s->outer && p->placement.state[ZR_OUTER] == ZR_CUT;
+    s->n_group_slots = p->n_group_slots;
 }
 
 /* Copies the program's order, or the assumed one, into the spec. */
@@ -435,8 +435,8 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
     for (int32_t u = 0; u < l->n_units; u++) {
         units[u] = (struct zr_core_unit_spec){.param_bytes = l->units[u].param_bytes,
                                               .grad_bytes = l->units[u].grad_bytes,
-                                              .resident = p->place.param[ZR_INNER] == ZR_WHOLE ||
-                                                          l->units[u].resident,
+                                              .resident = p->placement.param[ZR_INNER] == ZR_WHOLE ||
+                                                          l->units[u].asked_resident,
                                               .trainable = l->units[u].trainable};
     }
     s->n_units = l->n_units;
@@ -445,8 +445,8 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
     s->prefetch = opt->prefetch;
     s->grad_accum_steps = opt->grad_accum_steps;
     s->max_grad_accum_steps = zr_most_micro_batches(opt);
-    s->model_holds = p->place.model_holds;
-    s->gathers_updated = p->place.state[ZR_INNER] == ZR_CUT;
+    s->model_holds = p->placement.model_holds;
+    s->gathers_updated = p->placement.state[ZR_INNER] == ZR_CUT;
     /* Only the model knows whether it zeroes its gradients between the micro-batches of a step. */
     s->reduce_each = !opt->grad_in_place || zr_most_micro_batches(opt) == 1;
     /* A backward that stores its gradient replaces that of the micro-batch before, which must be reduced
@@ -459,22 +459,23 @@ static int fill_spec(struct zr_plan *p, const struct zr_options *opt)
     choose_hops(p, opt, again);
     for (int32_t u = 0; u < l->n_units; u++)
         units[u].grad_home =
-            p->place.model_holds ||
-            (units[u].trainable && (units[u].sum_in_place || !s->reduce_each || l->units[u].resident));
+            p->placement.model_holds ||
+            (units[u].trainable && (units[u].sum_in_place || !s->reduce_each || l->units[u].asked_resident));
     return 0;
 }
 
 static uint64_t hash_plan(const struct zr_plan *p)
 {
     const struct zr_core_spec *s = &p->spec;
-    int64_t head[] = {p->world,         p->place.model_holds, p->n_states,        p->n_sums,
-                      s->prefetch,      s->grad_accum_steps,  s->reduce_each,     s->reserve_largest,
-                      s->n_param_slots, s->n_grad_slots,      s->gathers_updated, p->place.size[ZR_INNER],
-                      p->outer_each};
+    int64_t head[] = {
+        p->world,         p->placement.model_holds, p->n_states,        p->n_sums,
+        s->prefetch,      s->grad_accum_steps,      s->reduce_each,     s->reserve_largest,
+        s->n_param_slots, s->n_grad_slots,          s->gathers_updated, p->placement.size[ZR_INNER],
+        p->outer_each};
     uint64_t h = XXH64(head, sizeof head, p->layout->hash);
-    h = XXH64(p->place.param, sizeof p->place.param, h);
-    h = XXH64(p->place.grad, sizeof p->place.grad, h);
-    h = XXH64(p->place.state, sizeof p->place.state, h);
+    h = XXH64(p->placement.param, sizeof p->placement.param, h);
+    h = XXH64(p->placement.grad, sizeof p->placement.grad, h);
+    h = XXH64(p->placement.state, sizeof p->placement.state, h);
     h = XXH64(p->bytes, sizeof p->bytes, h);
     h = XXH64(s->param_slot_bytes, (size_t)s->n_param_slots * sizeof *s->param_slot_bytes, h);
     h = XXH64(s->grad_slot_bytes, (size_t)s->n_grad_slots * sizeof *s->grad_slot_bytes, h);
@@ -487,10 +488,11 @@ static uint64_t hash_plan(const struct zr_plan *p)
 
 static int set_placement(struct zr_plan *p, const struct zr_layout *l, const struct zr_options *opt)
 {
-    int err = zr_placement_in(opt, l->world, &p->place);
+    int err = zr_placement_in(opt, l->world, &p->placement);
     for (int a = 0; !err && a < ZR_AXES; a++) {
-        int32_t size = p->place.size[a];
-        p->hop[a] = (struct zr_hop){.size = size, .sums_whole = size > 1 && p->place.state[a] == ZR_WHOLE};
+        int32_t size = p->placement.size[a];
+        p->hop[a] =
+            (struct zr_hop){.size = size, .sums_whole = size > 1 && p->placement.state[a] == ZR_WHOLE};
     }
     return err;
 }
@@ -536,9 +538,9 @@ int zr_plan_make(const struct zr_layout *l, const struct zr_options *opt, struct
     p->state_at = calloc((size_t)(p->n_states * (int64_t)l->n_flats + 1), sizeof *p->state_at);
     p->sum_in_place = calloc((size_t)l->n_units, sizeof *p->sum_in_place);
     p->sum_at = calloc((size_t)l->n_flats, sizeof *p->sum_at);
-    p->partial_at = calloc((size_t)l->n_flats, sizeof *p->partial_at);
+    p->in_group_slot = calloc((size_t)l->n_flats, sizeof *p->in_group_slot);
     if (!p->param_at || !p->grad_at || !p->resident || !p->master_at || !p->state_at || !p->sum_in_place ||
-        !p->sum_at || !p->partial_at) {
+        !p->sum_at || !p->in_group_slot) {
         zr_fail(err, "no memory for a plan of %d units", l->n_units);
         goto fail;
     }

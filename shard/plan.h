@@ -62,7 +62,7 @@ struct zr_traffic {
     int64_t n_outer_reduce, n_outer_gather, outer_bytes;
 };
 
-struct zr_slot_place {
+struct zr_slot_region {
     int64_t at, bytes;
 };
 
@@ -81,7 +81,7 @@ struct zr_plan {
     /* Data-parallel ranks; ranks that hold one copy of the model together; tensor-parallel ranks of a
      * pipeline stage. */
     int32_t world, model_ranks, tp;
-    struct zr_placement place;
+    struct zr_placement placement;
     struct zr_hop hop[ZR_AXES];
     /* As in the options. */
     int64_t gather_packs_up_to, reduce_packs_up_to;
@@ -97,7 +97,7 @@ struct zr_plan {
 
     int64_t in_place_param_at;
     int32_t n_param_slots;
-    struct zr_slot_place *param_slots;
+    struct zr_slot_region *param_slots;
     /* Bytes of the arena. The last opt->gather_scratch_bytes are the communicator's. */
     int64_t gather_bytes;
 
@@ -107,7 +107,7 @@ struct zr_plan {
 
     int64_t in_place_grad_at;
     int32_t n_grad_slots;
-    struct zr_slot_place *grad_slots;
+    struct zr_slot_region *grad_slots;
     /* The sums of a step's gradients, fp32. They lie in the gradients themselves if these are f32, one rank
      * keeps all of them, and a step has one contribution. */
     /* (n_units) The unit's sums lie in its gradients. */
@@ -121,11 +121,11 @@ struct zr_plan {
     /* n_sums arrays of sum_elems floats, end to end. With groups and without outer_each they are of inner
      * slices, which are reduced between groups in place. Otherwise they are of fine slices. */
     int64_t sums_at;
-    /* With outer_each: partial slots for the sum of one contribution over a group, before it is reduced
-     * between groups. partial_at: (n_flats) bytes in a partial slot; -1: none. */
-    int32_t n_partial_slots;
-    int64_t partial_slots_at, partial_slot_bytes;
-    int64_t *partial_at;
+    /* With outer_each: group slots for the sum of one contribution over a group, before it is reduced
+     * between groups. in_group_slot: (n_flats) bytes in a group slot; -1: none. */
+    int32_t n_group_slots;
+    int64_t group_slots_at, group_slot_bytes;
+    int64_t *in_group_slot;
     int64_t exchange_at, control_at;
     /* Places of struct zr_agreement, next to the exchanges, and of struct zr_own_squares, for this rank's
      * gradients. */
@@ -202,10 +202,10 @@ int64_t zr_plan_grad_full(const struct zr_plan *p, const struct zr_flat *f, int3
 bool zr_plan_grad_home(const struct zr_plan *p, int32_t unit);
 /* Offset of a rank's fine slice in sums[k], in a sums array or in the gradients. */
 int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at, int k);
-/* With groups only: offset of the sum of a rank's inner slice over its group, in a partial slot, or (-1) in
+/* With groups only: offset of the sum of a rank's inner slice over its group, in a group slot, or (-1) in
  * sums[0]. */
 int64_t zr_plan_inner_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at,
-                          int32_t partial);
+                          int32_t group_slot);
 /* Returns the most elements of the flat whose optimizer state a rank keeps. */
 int64_t zr_plan_kept_elems(const struct zr_plan *p, const struct zr_flat *f);
 

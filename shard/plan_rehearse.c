@@ -7,7 +7,7 @@
 
 /* Copies of units that are not updated outlive a step. They may take a few steps to settle, or alternate
  * forever. */
-enum { MOST_STEPS = 8 };
+enum { MAX_STEPS = 8 };
 
 struct rehearsal {
     const struct zr_core_spec *spec;
@@ -26,7 +26,7 @@ struct rehearsal {
 static int call(struct rehearsal *r, const struct zr_core_event *ev)
 {
     int32_t n;
-    int err = zr_core_step(r->core, ev, r->actions, &n);
+    int err = zr_core_take(r->core, ev, r->actions, &n);
     for (int32_t i = 0; !err && i < n; i++) {
         const struct zr_action *a = &r->actions[i];
         if (a->kind == ZR_ACT_GATHER)
@@ -143,10 +143,10 @@ static int steps(struct rehearsal *r)
         bool settled = n_same > (r->spec->n_grad_slots > 0);
         for (int32_t u = 0; u < n_units; u++) {
             int64_t for_next = r->gathers[u] - own[u];
-            r->gathers[u] = settled ? r->gathers[u] - r->before[u] : s == MOST_STEPS ? own[u] : for_next;
+            r->gathers[u] = settled ? r->gathers[u] - r->before[u] : s == MAX_STEPS ? own[u] : for_next;
             r->before[u] = for_next;
         }
-        if (settled || s == MOST_STEPS)
+        if (settled || s == MAX_STEPS)
             return 0;
     }
 }

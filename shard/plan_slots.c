@@ -448,12 +448,12 @@ static int choose_param_slots(struct zr_plan *p, const struct zr_options *opt, s
     return !err && !opt->check && sum(w->need, w->n_need) >= rest ? keep_all(s, w) : err;
 }
 
-static struct zr_slot_place *to_places(const int64_t *bytes, int32_t n)
+static struct zr_slot_region *to_regions(const int64_t *bytes, int32_t n)
 {
-    struct zr_slot_place *places = calloc((size_t)n + 1, sizeof *places);
-    for (int32_t i = 0; places && i < n; i++)
-        places[i].bytes = bytes[i];
-    return places;
+    struct zr_slot_region *regions = calloc((size_t)n + 1, sizeof *regions);
+    for (int32_t i = 0; regions && i < n; i++)
+        regions[i].bytes = bytes[i];
+    return regions;
 }
 
 /* Returns the bytes of the rank that receives most. If slices differ, another rank may own the whole unit. */
@@ -487,7 +487,7 @@ int zr_plan_choose_slots(struct zr_plan *p, const struct zr_options *opt)
                         .counts = wide + 4 * n};
     for (int32_t u = 0; u < s->n_units; u++)
         work.wire[u] = most_gather_wire(p, u);
-    if (!p->place.model_holds) {
+    if (!p->placement.model_holds) {
         grad_need(s, opt->prefetch > 0, &w, &work);
         /* There is one slot even if the order has no backward bracket. */
         struct largest most = largest_units(s, true);
@@ -506,8 +506,8 @@ int zr_plan_choose_slots(struct zr_plan *p, const struct zr_options *opt)
         goto out;
     p->n_param_slots = s->n_param_slots;
     p->n_grad_slots = s->n_grad_slots;
-    p->param_slots = to_places(params, s->n_param_slots);
-    p->grad_slots = to_places(grads, s->n_grad_slots);
+    p->param_slots = to_regions(params, s->n_param_slots);
+    p->grad_slots = to_regions(grads, s->n_grad_slots);
     if (!p->param_slots || !p->grad_slots)
         err = zr_fail(ZERO_ERR_NOMEM, "no memory for %d slots", s->n_param_slots + s->n_grad_slots);
 out:

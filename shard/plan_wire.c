@@ -136,7 +136,7 @@ static void add_traffic(const struct zr_plan *p, int32_t u, const struct zr_core
 static struct zr_traffic traffic_of(const struct zr_plan *p, const struct zr_core_work *w,
                                     enum zero_dtype wire, int32_t place)
 {
-    const struct zr_where at = zr_where_of(&p->place, place);
+    const struct zr_where at = zr_where_of(&p->placement, place);
     bool groups = p->spec.outer;
     struct zr_traffic t = {.agreement_bytes = zr_agree_wire(p->world * p->model_ranks, place * p->tp,
                                                             ZR_AGREE_SUMS, ZR_AGREE_MAXES)};

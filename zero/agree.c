@@ -64,7 +64,7 @@ struct fingerprint {
     double grad_in_place, grad_accum_steps, max_grad_accum_steps, prefetch, param_budget_bytes, deterministic,
         wire_dtype, n_order, n_tensors;
     uint64_t optim_hash, layout_hash, plan_hash, tied_hash, schedule_hash;
-    uint64_t groups[ZR_MOST_MEMORY_GROUPS]; /* memory control groups with a limit; 0: none */
+    uint64_t groups[ZR_MAX_MEMORY_GROUPS]; /* memory control groups with a limit; 0: none */
     int64_t host_bytes;
     /* These need not be equal, but rarely differ on purpose. */
     uint64_t sources;
@@ -145,8 +145,8 @@ static void fill_fingerprint(const struct zero_ctx *z, bool failed, struct finge
     c->n_order = o->n_order;
     c->save_async = o->save_async;
     /* At other stages one rank may use check mode alone. At stage 3 check mode changes the plan. */
-    bool of_all =
-        z->plan->place.shards_params || z->plan->hop[ZR_OUTER].sums_whole || o->tp > 1 || zr_stages(z) > 1;
+    bool of_all = z->plan->placement.shards_params || z->plan->hop[ZR_OUTER].sums_whole || o->tp > 1 ||
+                  zr_stages(z) > 1;
     c->check = z->layout->gaps || (o->check && of_all);
     c->n_tensors = z->layout->n_tensors;
     c->layout_hash = z->layout->hash;
@@ -411,7 +411,7 @@ static void note_sharers(struct zero_ctx *z, const struct fingerprint *prints)
         *s = (struct zr_sharer){.machine = zr_topology_same_machine(&z->topology, r),
                                 .bytes = prints[r].host_bytes};
         for (int i = 0; s->machine && i < z->memory.n_groups; i++)
-            for (int k = 0; k < ZR_MOST_MEMORY_GROUPS; k++)
+            for (int k = 0; k < ZR_MAX_MEMORY_GROUPS; k++)
                 if (prints[r].groups[k] == z->memory.group[i].id)
                     s->groups |= UINT32_C(1) << i;
     }

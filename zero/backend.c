@@ -137,12 +137,12 @@ static void list_for_hosts(char *text, size_t n_text)
 
 int zr_backend_check_hosts(const struct zero_ctx *z)
 {
-    struct zr_kept why;
+    struct zr_saved_error why;
     char hosts[512], others[128];
     int err = z->backend->check_hosts ? z->backend->check_hosts(&z->topology, &z->mesh.world) : 0;
     if (!err || z->topology.n_hosts == 1)
         return err;
-    zr_keep(&why, err);
+    zr_error_save(&why, err);
     zr_topology_list_hosts(&z->topology, hosts, sizeof hosts);
     list_for_hosts(others, sizeof others);
     return zr_fail(err, "%s (%s); several hosts need %s", why.text, hosts, others);
@@ -308,7 +308,7 @@ int zr_backend_open_device(struct zero_ctx *z)
  * own. */
 static const struct zr_group *group_of(const struct zero_ctx *z, enum zr_role role)
 {
-    bool groups = z->plan->place.size[ZR_OUTER] > 1, parts = z->mesh.tp > 1, stages = z->mesh.pp > 1;
+    bool groups = z->plan->placement.size[ZR_OUTER] > 1, parts = z->mesh.tp > 1, stages = z->mesh.pp > 1;
     switch (role) {
     case ZR_ROLE_GATHER:
     case ZR_ROLE_REDUCE:
@@ -368,12 +368,12 @@ const char *zr_backend_path(const struct zero_ctx *z)
 
 void zr_backend_abort_comms(struct zero_ctx *z, int err)
 {
-    struct zr_kept why;
-    zr_keep(&why, err);
+    struct zr_saved_error why;
+    zr_error_save(&why, err);
     for (int r = 0; r < ZR_ROLES; r++)
         if (z->comm[r])
             z->comm[r]->ops->abort(z->comm[r], err, why.text);
-    zr_say_again(&why);
+    zr_error_restore(&why);
 }
 
 void zr_backend_close_comms(struct zero_ctx *z)

@@ -4,8 +4,9 @@
  *
  * Some rules depend on arguments, so the call checks them itself:
  *
- *     zero_begin, zero_end  compare their bracket with the schedule and with open brackets
- *     zero_read             needs values of one tensor only
+ *     zero_begin  compares its bracket with the schedule and with open brackets
+ *     zero_end    needs an open bracket of the unit and phase
+ *     zero_read   needs values of one tensor only
  *
  * zero_step, zero_read, zero_write, zero_broadcast and zero_evaluate check their arguments before these
  * rules, the other calls afterwards. */

@@ -285,9 +285,9 @@ static struct zr_optim resolve_group(const struct zero_optim *g)
 /* Copies the groups to *out and checks each. Group 0 is named by its fields alone. */
 static int copy_groups(const struct zero_config *c, struct zero_optim **out)
 {
-    if (c->n_optim_groups < 0 || c->n_optim_groups >= ZR_MOST_OPTIMS)
+    if (c->n_optim_groups < 0 || c->n_optim_groups >= ZR_MAX_OPTIMS)
         return zr_fail(ZERO_ERR_ARG, "n_optim_groups is %d; allowed: 0 to %d", c->n_optim_groups,
-                       ZR_MOST_OPTIMS - 1);
+                       ZR_MAX_OPTIMS - 1);
     if (!c->optim_groups != (c->n_optim_groups == 0))
         return zr_fail(ZERO_ERR_ARG,
                        "optim_groups is %s but n_optim_groups is %d; allowed: both given, or NULL and 0",

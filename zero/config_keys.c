@@ -81,11 +81,11 @@ struct field {
             KIND_FIXED, TEXT_ONLY, NULL, false, 0, 0, why                                                    \
     }
 
-#define BELOW_ONE   0x1.fffffep-1 /* the largest float below 1 */
-#define COUNT_MAX   2147483647.0
-#define MOST_STAGES 1024.0
-#define POINTER     "a pointer: set the field itself"
-#define HEAD        "set by ZERO_CONFIG_INIT"
+#define BELOW_ONE  0x1.fffffep-1 /* the largest float below 1 */
+#define COUNT_MAX  2147483647.0
+#define MAX_STAGES 1024.0
+#define POINTER    "a pointer: set the field itself"
+#define HEAD       "set by ZERO_CONFIG_INIT"
 
 /* The fields in the order of the struct. */
 static const struct field fields[] = {
@@ -138,7 +138,7 @@ static const struct field fields[] = {
     FIELD(pipeline., schedule, KIND_INT32, TEXT_AND_ENV, schedule_names, 0, 3,
           "1f1b (0), gpipe (1), interleaved (2), zero-bubble (3)"),
     FIXED(pipeline., schedule_file, POINTER),
-    FIELD(pipeline., stages_per_rank, KIND_INT32, TEXT_ONLY, NULL, 1, MOST_STAGES, "1 to 1024"),
+    FIELD(pipeline., stages_per_rank, KIND_INT32, TEXT_ONLY, NULL, 1, MAX_STAGES, "1 to 1024"),
     FIELD(pipeline., activation_bytes, KIND_BYTES, TEXT_ONLY, NULL, 0, 0x1p40, "0 to 1Ti"),
     FIELD(launch., rank, KIND_INT32, TEXT_ONLY, NULL, 0, COUNT_MAX, "0 to world - 1"),
     FIELD(launch., world, KIND_INT32, TEXT_ONLY, NULL, 0, COUNT_MAX,

@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-#define MOST_PIECE_BYTES (1 << 20)
+#define MAX_PIECE_BYTES (1 << 20)
 
 /* Searches a range for NaN and infinity. *found: the index in the tensor of the first such element. -1:
  * none. */
@@ -46,13 +46,13 @@ static int report(struct zero_ctx *z, struct zr_source *s, char *piece, int64_t 
     return err;
 }
 
-/* Returns how much to read at a time: the largest value that this rank owns, but at most MOST_PIECE_BYTES. */
+/* Returns how much to read at a time: the largest value that this rank owns, but at most MAX_PIECE_BYTES. */
 static int64_t bytes_of_a_piece(const struct zr_extents *own)
 {
     int64_t bytes = (int64_t)sizeof(float);
     for (int64_t i = 0; i < own->n; i++)
         bytes = zr_max(bytes, own->list[i].n * own->list[i].size);
-    return zr_min(bytes, MOST_PIECE_BYTES);
+    return zr_min(bytes, MAX_PIECE_BYTES);
 }
 
 void zr_first_values_report(struct zero_ctx *z)

@@ -10,7 +10,7 @@ static int check_budget(const struct zero_ctx *z, int64_t bytes)
     int64_t budget = z->config.options.param_budget_bytes, slots = 0;
     for (int32_t i = 0; i < z->plan->n_param_slots; i++)
         slots += z->plan->param_slots[i].bytes;
-    if (!z->plan->place.shards_params || budget < 0 || bytes + slots <= budget)
+    if (!z->plan->placement.shards_params || budget < 0 || bytes + slots <= budget)
         return 0;
     return zr_fail(ZERO_ERR_BUDGET,
                    "all parameters take %lld bytes on top of the %lld of the slots, but param_budget_bytes "

@@ -33,8 +33,8 @@ struct zr_init_later {
 int zr_init_later_open(struct zero_ctx *z)
 {
     size_t n = (size_t)z->layout->n_tensors, n_parts = (size_t)z->mesh.tp;
-    ZR_TRY(ZR_ZALLOC_BYTES(z->init_later, sizeof *z->init_later + n * n_parts * sizeof *z->init_later->of,
-                           "a table of %zu tensors", n));
+    ZR_TRY(ZR_ZALLOC_ARRAY(z->init_later, sizeof *z->init_later, (int64_t)n,
+                           n_parts * sizeof *z->init_later->of, "a table of %zu tensors", n));
     z->init_later->n_tensors = (int32_t)n;
     z->init_later->n_parts = (int32_t)n_parts;
     return 0;

@@ -94,7 +94,7 @@ static int64_t gpu_bytes(const struct zero_ctx *z)
                     on_gpu(p->master_elems * size);
     for (int i = 0; i < p->n_states; i++)
         bytes += on_gpu(p->state_elems[i] * size);
-    return bytes + (z->config.options.check && !p->place.model_holds ? zr_places_need(z->layout) : 0);
+    return bytes + (z->config.options.check && !p->placement.model_holds ? zr_places_need(z->layout) : 0);
 }
 
 static int n_communicators(const struct zero_ctx *z)

@@ -62,7 +62,7 @@ static const char *tensor_of(const struct zr_layout *l, int32_t unit, bool train
     const char *name = "none";
     for (int32_t i = l->n_tensors; i-- > 0;) {
         const struct zr_tensor *t = &l->tensors[i];
-        if (!t->buffer && unit >= t->unit && unit < t->unit + t->n_slices && (!trained || t->grad))
+        if (!t->buffer && unit >= t->unit && unit < t->unit + t->n_layers && (!trained || t->grad))
             name = t->name;
     }
     return name;
@@ -108,7 +108,7 @@ void zr_missing_brackets_step(struct zero_ctx *z)
     zr_engine_facts(z->engine, &facts);
     if (!c->reported_step)
         c->reported_step = report_step(z, facts.last_step, facts.left_out);
-    for (int k = BACKWARD; z->plan->place.model_holds && k >= FORWARD && !c->reported_micro_batch; k--)
+    for (int k = BACKWARD; z->plan->placement.model_holds && k >= FORWARD && !c->reported_micro_batch; k--)
         c->reported_micro_batch = report_phase(z, k, facts.last_step);
     zr_missing_brackets_drop(z);
 }

@@ -32,7 +32,7 @@ struct zr_schedule {
 };
 
 /* The most calls of a step whose order is known from the first step on. */
-#define MOST_CALLS (1 << 20)
+#define MAX_CALLS (1 << 20)
 
 /* ---- made with the plan ---- */
 
@@ -79,7 +79,7 @@ static int find_stages(struct zr_schedule *s, const struct zr_layout *l)
         s->stage_of[u] = -1;
     for (int32_t t = 0; t < l->n_tensors; t++) {
         const struct zr_tensor *x = &l->tensors[t];
-        for (int64_t u = x->unit; u < x->unit + x->n_slices; u++) {
+        for (int64_t u = x->unit; u < x->unit + x->n_layers; u++) {
             if (s->stage_of[u] >= 0 && s->stage_of[u] != x->pp_stage)
                 return zr_fail(ZERO_ERR_ARG,
                                "tensors[%d] (%s): its unit %lld is on stage %d, but another tensor of the "
@@ -248,7 +248,7 @@ static int make_order(struct zr_config *c, const struct zr_layout *l, struct zr_
     const struct zero_call *micro = assumed ? own : o->order;
     int64_t n = assumed ? n_own : o->n_order, forward = 0,
             all = 2 * n * s->walk.n_micro; /* at most, because backward may be split */
-    if (all > MOST_CALLS)
+    if (all > MAX_CALLS)
         all = 0; /* The order is then that of one micro-batch. */
     for (int32_t i = 0; i < o->n_order; i++)
         if (micro[i].unit >= l->n_units)
@@ -308,10 +308,10 @@ static int check_stages(const struct zr_config *c)
                        "max_grad_accum_steps is %d but grad_accum_steps is %d; allowed with several pipeline "
                        "stages: 0, or grad_accum_steps, because their schedule is fixed",
                        zr_most_micro_batches(&c->options), c->options.grad_accum_steps);
-    if (c->options.grad_accum_steps > ZR_PIPE_MOST_ALL / c->options.pp)
+    if (c->options.grad_accum_steps > ZR_PIPE_MAX_ALL / c->options.pp)
         return zr_fail(ZERO_ERR_ARG, "grad_accum_steps is %d; allowed with pp %d: 1..%lld",
                        c->options.grad_accum_steps, c->options.pp,
-                       (long long)(ZR_PIPE_MOST_ALL / c->options.pp));
+                       (long long)(ZR_PIPE_MAX_ALL / c->options.pp));
     return 0;
 }
 

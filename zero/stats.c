@@ -53,8 +53,8 @@ static int64_t paper_bytes(const struct zr_plan *p)
         grads += elems * size;
         state += elems * (4.0 * t->n_states + (t->dtype == ZERO_F32 ? 0 : 4));
     }
-    return (int64_t)(params / shares(p, p->place.param) + grads / shares(p, p->place.grad) +
-                     state / shares(p, p->place.state) + 0.5);
+    return (int64_t)(params / shares(p, p->placement.param) + grads / shares(p, p->placement.grad) +
+                     state / shares(p, p->placement.state) + 0.5);
 }
 
 static int32_t runs_as(const struct zr_config *c)
@@ -67,7 +67,7 @@ static void fill_info(int stage, const struct zr_plan *p, struct zero_plan_info 
     *out = (struct zero_plan_info){
         .world = p->world, .stage = stage, .n_params = p->layout->n_params, .paper_bytes = paper_bytes(p)};
     zr_plan_to_bytes(p->bytes, &out->bytes);
-    to_traffic(p->place.all_reduces, p->traffic.n_gather, p->traffic.n_reduce, p->traffic.wire_bytes,
+    to_traffic(p->placement.all_reduces, p->traffic.n_gather, p->traffic.n_reduce, p->traffic.wire_bytes,
                &out->traffic);
     out->traffic.n_outer = p->traffic.n_outer_reduce + p->traffic.n_outer_gather;
     out->traffic.outer_bytes = p->traffic.outer_bytes;
@@ -140,7 +140,7 @@ int zero_get_stats(zero_ctx *z, struct zero_stats *out)
     s.place.local_rank = z->world.local_rank;
     zr_plan_to_bytes(f.allocated, &s.allocated);
     zr_plan_to_bytes(z->plan->bytes, &s.planned);
-    to_traffic(z->plan->place.all_reduces, f.n_gather, f.n_reduce, f.wire_bytes, &s.traffic);
+    to_traffic(z->plan->placement.all_reduces, f.n_gather, f.n_reduce, f.wire_bytes, &s.traffic);
     s.traffic.n_outer = f.n_outer_gather + f.n_outer_reduce;
     s.traffic.outer_bytes = f.outer_bytes;
     *out = s;

@@ -13,9 +13,9 @@
 
 /* The most elements of all tensors together. Then no sum of bytes over states, gradient sums, ranks and
  * padding overflows int64_t, and tables over units need only 32-bit offsets. */
-#define MOST_ELEMS  (INT64_C(1) << 48)
-#define MOST_LAYERS (1 << 24)
-#define MOST_USES   1000
+#define MAX_ELEMS  (INT64_C(1) << 48)
+#define MAX_LAYERS (1 << 24)
+#define MAX_USES   1000
 
 static int bad(const struct zero_tensor *t, int32_t i, const char *what)
 {
@@ -33,10 +33,10 @@ static int64_t count_elems(const struct zero_tensor *t, int32_t i)
                     t->name, rank, (long long)t->shape[rank]);
             return -1;
         }
-        if (__builtin_mul_overflow(n, t->shape[rank], &n) || n > MOST_ELEMS) {
+        if (__builtin_mul_overflow(n, t->shape[rank], &n) || n > MAX_ELEMS) {
             zr_fail(ZERO_ERR_ARG,
                     "tensors[%d] (%s): shape overflows at shape[%d] = %lld; allowed: %lld elements in all", i,
-                    t->name, rank, (long long)t->shape[rank], (long long)MOST_ELEMS);
+                    t->name, rank, (long long)t->shape[rank], (long long)MAX_ELEMS);
             return -1;
         }
     }
@@ -165,9 +165,9 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
     if (t->unit < 0 && !buffer)
         return zr_fail(ZERO_ERR_ARG, "tensors[%d] (%s): unit is %d; allowed: 0 and more", i, t->name,
                        t->unit);
-    if (t->uses < 0 || t->uses > MOST_USES)
+    if (t->uses < 0 || t->uses > MAX_USES)
         return zr_fail(ZERO_ERR_ARG, "tensors[%d] (%s): uses is %d; allowed: 0..%d", i, t->name, t->uses,
-                       MOST_USES);
+                       MAX_USES);
     int64_t n = count_elems(t, i);
     if (n < 0)
         return ZERO_ERR_ARG;
@@ -188,7 +188,7 @@ static int check_one(const struct zero_tensor *t, int32_t i, enum zr_values_in v
                               .grad = t->grad,
                               .dtype = (enum zero_dtype)t->dtype,
                               .n_elems = n,
-                              .n_slices = buffer    ? 0
+                              .n_layers = buffer    ? 0
                                           : stacked ? t->shape[0]
                                                     : 1,
                               .unit = buffer ? 0 : t->unit,
@@ -343,16 +343,16 @@ int zr_tensors_check(const struct zero_tensor *tensors, int32_t n, const struct 
         if (!err && (one->group < 0 || one->group > cfg->n_optim_groups))
             err = zr_fail(ZERO_ERR_ARG, "tensors[%d] (%s): group is %d; allowed: 0..%d (see n_optim_groups)",
                           i, t[i].name, one->group, cfg->n_optim_groups);
-        slices += t[i].n_slices;
+        slices += t[i].n_layers;
         elems += t[i].n_elems;
-        if (!err && elems > MOST_ELEMS)
+        if (!err && elems > MAX_ELEMS)
             err =
                 zr_fail(ZERO_ERR_ARG, "tensors[0] to tensors[%d] have %lld elements together; allowed: %lld",
-                        i, (long long)elems, (long long)MOST_ELEMS);
+                        i, (long long)elems, (long long)MAX_ELEMS);
     }
-    if (!err && slices > MOST_LAYERS)
+    if (!err && slices > MAX_LAYERS)
         err = zr_fail(ZERO_ERR_ARG, "the tensors have %lld layers together; allowed: %d", (long long)slices,
-                      MOST_LAYERS);
+                      MAX_LAYERS);
     if (!err)
         err = check_names(t, n);
     if (!err && values != ZR_VALUES_UNSEEN)

@@ -142,9 +142,9 @@ int zero_tune(zero_ctx *z, int32_t group, const char *key, double value)
 int zero_set_step(zero_ctx *z, int64_t t)
 {
     ZR_BEGIN_CALL(z, ZR_CALL_SET_STEP);
-    if (t < 0 || t > ZR_MOST_STEPS)
+    if (t < 0 || t > ZR_MAX_STEPS)
         return zr_fail(ZERO_ERR_ARG, "zero_set_step: t is %lld; allowed: 0 to %lld", (long long)t,
-                       (long long)ZR_MOST_STEPS);
+                       (long long)ZR_MAX_STEPS);
     zr_engine_called(z->engine, (uint64_t)t);
     return zr_engine_set_step(z->engine, t);
 }

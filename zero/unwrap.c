@@ -37,8 +37,8 @@ static void leave_to(struct zero_ctx *z, const char *who)
 
 void zr_tear_down(struct zero_ctx *z)
 {
-    struct zr_kept kept;
-    zr_keep(&kept, 0);
+    struct zr_saved_error kept;
+    zr_error_save(&kept, 0);
     zr_progress_close(&z->progress);
     struct zr_open_name *open_name = z->open_name;
     bool loop_ended = zr_loop_close(z->loop, on_stop, z);
@@ -46,7 +46,7 @@ void zr_tear_down(struct zero_ctx *z)
     if (!loop_ended) {
         zr_open_name_drop(open_name);
         leave_to(z, "the library's own thread");
-        zr_say_again(&kept);
+        zr_error_restore(&kept);
         return;
     }
     bool rests = zr_engine_close(z->engine);
@@ -54,7 +54,7 @@ void zr_tear_down(struct zero_ctx *z)
     if (!rests) {
         zr_open_name_drop(open_name);
         leave_to(z, "an operation of the communicator");
-        zr_say_again(&kept);
+        zr_error_restore(&kept);
         return;
     }
     zr_rendezvous_free(z->rendezvous);
@@ -80,7 +80,7 @@ void zr_tear_down(struct zero_ctx *z)
     free(z->sharers);
     free(z);
     zr_open_name_drop(open_name);
-    zr_say_again(&kept);
+    zr_error_restore(&kept);
 }
 
 /* Warns about gradients that no zero_step has used. */
@@ -108,9 +108,9 @@ int zero_unwrap(zero_ctx **z)
         *z = NULL;
         return zr_fail_more(ZERO_ERR_ORDER, "zero_unwrap");
     }
-    zr_engine_enter(ctx->engine, ZR_CALL_UNWRAP, false, -1);
-    struct zr_kept save;
-    zr_keep(&save, zr_save_end(ctx));
+    zr_engine_enter(ctx->engine, ZR_CALL_UNWRAP, 0, -1);
+    struct zr_saved_error save;
+    zr_error_save(&save, zr_save_end(ctx));
     int err = zr_engine_check(ctx->engine);
     if (!err) {
         report_unused_gradients(ctx);
@@ -118,7 +118,7 @@ int zero_unwrap(zero_ctx **z)
         err = zr_engine_barrier(ctx->engine);
     }
     if (!err && save.code)
-        err = zr_say_again(&save);
+        err = zr_error_restore(&save);
     zr_engine_leave(ctx->engine);
     zr_engine_unpoint(ctx->engine);
     zr_tear_down(ctx);

@@ -232,7 +232,7 @@ static int add_whole(struct zr_whole *w, const struct listed *x)
                             .grad = r->trained ? &w->trained : NULL,
                             .dtype = (enum zero_dtype)r->dtype,
                             .n_elems = r->n_elems / r->shape[0] * x->layers,
-                            .n_slices = r->stacked ? x->layers : !r->buffer,
+                            .n_layers = r->stacked ? x->layers : !r->buffer,
                             .optimizer = (enum zero_optimizer)r->optimizer,
                             .n_states = r->n_states,
                             .stacked = r->stacked,

@@ -185,7 +185,7 @@ static int prepare(struct zero_ctx *z, const struct zero_tensor *tensors, int32_
             z->config.options.update = user_update;
             z->config.options.update_arg = z;
         }
-    ZR_TRY(ZR_ZALLOC_BYTES(z->from_all, (int64_t)z->world.world * ZR_EXCHANGE_BYTES, "exchanges of %d ranks",
+    ZR_TRY(ZR_ZALLOC_ARRAY(z->from_all, 0, z->world.world, ZR_EXCHANGE_BYTES, "exchanges of %d ranks",
                            z->world.world));
     ZR_TRY(ZR_ZALLOC(z->sharers, z->world.world, "the memory use of %d ranks", z->world.world));
     ZR_TRY(plan_model(z, tensors, n_tensors));
@@ -219,6 +219,8 @@ static int exchange_place(struct zero_ctx *z, int *held)
     ZR_TRY(c->in_turn ? begin_to_open(z) : 0);
     if (c->comm)
         ZR_TRY(zr_backend_open_device(z));
+    else if (c->exchange && z->config.user.device == ZERO_DEVICE_CUDA && zr_backend_open_device(z))
+        z->device = NULL; /* prepare() fails for the same reason, when all ranks can be told */
     c->dev = z->device;
     c->log = z->config.options.log;
     int err = zr_user_comm_meet(c, &z->world, held);
@@ -362,8 +364,8 @@ static int start(struct zero_ctx *z)
 static void find_world_anyway(struct zero_ctx *z, const struct zero_config *cfg)
 {
     struct zero_config legible;
-    struct zr_kept kept;
-    zr_keep(&kept, 0);
+    struct zr_saved_error kept;
+    zr_error_save(&kept, 0);
     zr_config_legible(cfg, &legible);
     z->config.options.timeout_ms = legible.launch.timeout_ms;
     if (find_world(z, &legible))
@@ -371,7 +373,7 @@ static void find_world_anyway(struct zero_ctx *z, const struct zero_config *cfg)
     if (legible.launch.start_timeout_ms == ZERO_AUTO) /* The user waits for the error of this rank. */
         z->start_ms = legible.launch.timeout_ms;
     (void)zr_world_interface(legible.launch.interface, &z->world);
-    zr_say_again(&kept);
+    zr_error_restore(&kept);
 }
 
 static void report_world(const struct zero_ctx *z)
@@ -457,9 +459,9 @@ static void report_topology(const struct zero_ctx *z)
  * that they hear of. */
 static int meet(struct zero_ctx *z, int err)
 {
-    struct zr_kept kept;
+    struct zr_saved_error kept;
     int loop_err = 0;
-    zr_keep(&kept, err);
+    zr_error_save(&kept, err);
     if (needs_loop(z))
         loop_err = zr_loop_open(QUEUE_JOBS, zr_engine_issue, z->engine, &z->loop);
     if (z->loop) {
@@ -469,8 +471,8 @@ static int meet(struct zero_ctx *z, int err)
         loop_err = connect_ranks(z);
     }
     if (loop_err)
-        return err ? zr_say_again(&kept) : loop_err;
-    zr_say_again(&kept);
+        return err ? zr_error_restore(&kept) : loop_err;
+    zr_error_restore(&kept);
     err = zr_topology_probe(z->rendezvous, NULL, err, &z->topology);
     if (err)
         return err;
@@ -512,12 +514,12 @@ static int open_comms_in_turn(struct zero_ctx *z)
 static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, int32_t n_tensors,
                         const struct zero_config *cfg)
 {
-    struct zr_kept resolved;
-    zr_keep(&resolved, resolve(z, cfg));
+    struct zr_saved_error resolved;
+    zr_error_save(&resolved, resolve(z, cfg));
     int err = take_name(z);
     if (err) /* Its ranks cannot be met: they would take this context for the other one. */
-        return resolved.code ? zr_say_again(&resolved) : err;
-    err = zr_say_again(&resolved);
+        return resolved.code ? zr_error_restore(&resolved) : err;
+    err = zr_error_restore(&resolved);
     if (!err)
         err = open_flight(z);
     if (err && z->world.world == 1)
@@ -539,14 +541,14 @@ static int open_context(struct zero_ctx *z, const struct zero_tensor *tensors, i
 /* Saves the flight recorder of a context that failed to open. Keeps the message of this thread. */
 static void save_flight(struct zero_ctx *z, int err)
 {
-    struct zr_kept kept;
+    struct zr_saved_error kept;
     char path[ZR_FLIGHT_PATH];
-    zr_keep(&kept, err);
+    zr_error_save(&kept, err);
     zr_flight_fail(z->flight, err, zr_error_text());
     if (zr_flight_save(z->flight, path))
         zr_warn(z->config.options.log, "this rank's flight recorder could not be written: %s",
                 zr_error_text());
-    zr_say_again(&kept);
+    zr_error_restore(&kept);
 }
 
 int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tensors,

@@ -36,12 +36,12 @@ static void report_nothing_sharded(const struct zero_ctx *z)
     int32_t n = z->layout->n_units, n_resident = 0, n_declared = 0;
     int stage = z->config.options.stage;
     struct zr_log *log = z->config.options.log;
-    void (*say)(struct zr_log *, const char *, ...) = z->plan->place.shards_params ? zr_warn : zr_info;
+    void (*say)(struct zr_log *, const char *, ...) = z->plan->placement.shards_params ? zr_warn : zr_info;
     if (stage == 0 || z->world.rank != 0) /* all ranks have the same plan */
         return;
     for (int32_t u = 0; u < n; u++) {
         n_resident += z->plan->resident[u];
-        n_declared += z->layout->units[u].resident;
+        n_declared += z->layout->units[u].asked_resident;
     }
     if (z->plan->world == 1 && z->world.world > 1)
         say(log,
@@ -50,7 +50,7 @@ static void report_nothing_sharded(const struct zero_ctx *z)
     else if (z->plan->world == 1)
         say(log, "stage %d shards nothing: this is rank 0 of world 1, found in: %s (%s)", stage,
             z->world.source, z->world.size_from);
-    else if (!z->plan->place.shards_params)
+    else if (!z->plan->placement.shards_params)
         return;
     else if (n_resident == n)
         zr_warn(
@@ -135,7 +135,7 @@ static void report_groups(const struct zero_ctx *z)
 
 void zr_wrap_report(struct zero_ctx *z)
 {
-    zr_info(z->config.options.log, "%s, %s, %lld bytes per rank for %lld parameters", z->plan->place.name,
+    zr_info(z->config.options.log, "%s, %s, %lld bytes per rank for %lld parameters", z->plan->placement.name,
             zr_backend_path(z), (long long)z->plan->total_bytes, (long long)z->layout->n_params);
     report_nothing_sharded(z);
     report_parts(z);

@@ -41,13 +41,13 @@
  *         must(zero_unwrap(&z));
  *     }
  *
- * Words. A *rank* is a process of the job; the *world* is how many there are. A *unit*, usually a layer, is
- * gathered whole. Stage 1 shards optimizer state over the ranks, stage 2 also gradients, and stage 3 also
- * parameters (ZeRO, arXiv:1910.02054; FSDP, arXiv:2304.11277). A *shard* is what one rank keeps, and a
- * *slot* is memory that gathered units use in turn. A *bracket* is a zero_begin/zero_end pair around the
- * model's use of a unit. A *micro-batch* is one forward and backward. A *step* is cfg.grad_accum_steps
- * micro-batches and zero_step. A *buffer* is state that is not trained. A *host* is a machine; the device
- * "host" is its CPU.
+ * Words. A *rank* is a process of the job; the *world* is all of them, and also their number. A *unit*,
+ * usually a layer, is gathered whole. Stage 1 shards optimizer state over the ranks, stage 2 also gradients,
+ * and stage 3 also parameters (ZeRO, arXiv:1910.02054; FSDP, arXiv:2304.11277). A *shard* is what one rank
+ * keeps, and a *slot* is memory that gathered units use in turn. A *bracket* is a zero_begin/zero_end pair
+ * around the model's use of a unit. A *micro-batch* is one forward and backward. A *step* is
+ * cfg.grad_accum_steps micro-batches and zero_step. A *buffer* is state that is not trained. A *host* is the
+ * ranks that can map each other's memory, usually a machine. The device "host" is the CPU.
  *
  * Errors. Every call that can fail returns 0 or a negative enum zero_err, and zero_last_error() explains it.
  * A failed call changes nothing. But if a rank is lost, ranks disagree, or a rank's own work fails (CUDA, the
@@ -169,8 +169,9 @@ ZERO_API int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_
  * Blocks  host: zero_begin blocks until the parameters have arrived. At stages 0 and 1 the last backward
  *         zero_end of a micro-batch blocks until gradients are reduced
  * GPU     both enqueue on cfg.stream
- * Errors: ORDER   open already, or not open; parameters lack values; *param or *grad set by
- *                 the program; more backward brackets of the unit in a step than uses * grad_accum_steps
+ * Errors: ORDER   open already, or not open; parameters have no values yet (ZERO_INIT_LATER); *param or *grad
+ *                 set by the program; more backward brackets of the unit in a step than uses *
+ *                 grad_accum_steps
  *         BUDGET  open brackets hold every slot that is large enough */
 ZERO_API int zero_begin(zero_ctx *z, int32_t unit, enum zero_phase phase);
 ZERO_API int zero_end(zero_ctx *z, int32_t unit, enum zero_phase phase);
@@ -211,7 +212,7 @@ enum { ZERO_PENDING = 1 };
  * Local; n must be equal on all ranks. values are copied. */
 ZERO_API int zero_carry(zero_ctx *z, const double *values, int32_t n);
 
-/* Compute the global norm of the step to come, scaled and before clipping.
+/* Compute the global gradient norm of the step to come, scaled and before clipping.
  *
  * It is NaN if a gradient is not finite. zero_step or zero_drop must follow. Until then backward brackets and
  * zero_micro are refused, and the model must not change gradients.
@@ -252,8 +253,9 @@ ZERO_API int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first
 
 /* Write elements of a tensor: the reverse of zero_read.
  *
- * For each index along tp the lowest rank gives src, others may give NULL. Writing parameters or master
- * weights sets both. Both pipeline stages of a ZERO_TIED tensor make the call, and src is the first one's.
+ * Of the ranks with the same tp index the lowest gives src; the others may give NULL. Writing parameters or
+ * master weights sets both. Both pipeline stages of a ZERO_TIED tensor make the call, and src is the first
+ * one's.
  *
  * Collective, as zero_read. Blocks.
  * Errors: ARG  ZERO_VALUE_GRAD */
@@ -415,7 +417,7 @@ enum zero_data { ZERO_DATA_JOB = -1, ZERO_DATA_RANK = -2 };
 
 /* Give later checkpoints data of the program, of any size: seeds, the position in the data set.
  *
- * The owner, whose, is an enum zero_data. Every checkpoint holds them until the next call or zero_load. 0
+ * `whose` is the owner, an enum zero_data. Every checkpoint holds them until the next call or zero_load. 0
  * bytes: none.
  *
  * Local.

@@ -16,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define MOST_BYTES (INT64_C(1) << 40)
+#define MAX_BYTES (INT64_C(1) << 40)
 
 struct comm_options {
     struct comm_asked asked;
@@ -83,7 +83,7 @@ static error_t read_sizes(struct argp_state *state, const struct option_row *row
         err = option_bytes(state, &half, colon + 1, &o->asked.to_bytes);
     if (err)
         return err;
-    if (o->asked.from_bytes > o->asked.to_bytes || o->asked.to_bytes > MOST_BYTES)
+    if (o->asked.from_bytes > o->asked.to_bytes || o->asked.to_bytes > MAX_BYTES)
         return option_fault(state, "--%s: from %lld to %lld is not from less to more, up to 1T", row->name,
                             (long long)o->asked.from_bytes, (long long)o->asked.to_bytes);
     return 0;
@@ -282,7 +282,7 @@ static int keep_point(struct outcome *out, const struct comm_rounds *b, const st
 {
     ZR_TRY(ZR_GROW(out->point, out->n_points + 1, "a picture"));
     out->point[out->n_points++] = (struct comm_point){.op = row->op,
-                                                      .backend = comm_row_name(row),
+                                                      .row_name = comm_row_name(row),
                                                       .is_limit = !row->of,
                                                       .bytes = b->bytes,
                                                       .busbw = f->busbw};
@@ -373,10 +373,10 @@ int comm_command(const char *name, int argc, char **argv)
     struct comm_rounds rounds = {0};
     struct outcome out = {0};
     int err = run(&o, &ranks, &rounds, &out), n = rounds.n;
-    struct zr_kept kept;
-    zr_keep(&kept, err);
+    struct zr_saved_error kept;
+    zr_error_save(&kept, err);
     comm_rounds_close(&rounds);
-    zr_say_again(&kept);
+    zr_error_restore(&kept);
     comm_ranks_close(&ranks, err);
     if (err) {
         fprintf(stderr, "%s: %s\n", name, zr_error_text());

@@ -7,7 +7,7 @@
 
 static bool same_curve(const struct comm_point *a, const struct comm_point *b)
 {
-    return a->op == b->op && a->is_limit == b->is_limit && !strcmp(a->backend, b->backend);
+    return a->op == b->op && a->is_limit == b->is_limit && !strcmp(a->row_name, b->row_name);
 }
 
 /* The first point of the same curve. */
@@ -19,21 +19,21 @@ static int first_of(const struct comm_point *point, int i)
     return k;
 }
 
-/* The same mark for all operations of a backend. */
+/* The same mark for all operations of a row name. */
 static int mark_of(const struct comm_point *point, int i)
 {
     const int first_filled = 5, n_marks = 10;
     int k = 0;
-    while (strcmp(point[k].backend, point[i].backend))
+    while (strcmp(point[k].row_name, point[i].row_name))
         k++;
     return first_filled + k % n_marks;
 }
 
-/* The curve that begins with point i: a colour for each operation, a mark for each backend. */
+/* The curve that begins with point i: a colour for each operation, a mark for each row name. */
 static void begin_curve(struct plot_curve *c, double (*points)[2], const struct comm_point *point, int i)
 {
     *c = (struct plot_curve){.points = points};
-    snprintf(c->title, sizeof c->title, "%s, %s", comm_op_names[point[i].op], point[i].backend);
+    snprintf(c->title, sizeof c->title, "%s, %s", comm_op_names[point[i].op], point[i].row_name);
     if (point[i].is_limit)
         snprintf(c->style, sizeof c->style, "lines dashtype 2 lw 2 lc %d", point[i].op + 1);
     else

@@ -1,22 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plot.h: draws the table of zero-bench comm. */
+/* plot.h: draws curves of bus bandwidth over size from the rows of zero-bench comm. */
 #ifndef ZERO_BENCH_COMM_PLOT_H
 #define ZERO_BENCH_COMM_PLOT_H
 
 #include "bench/comm/rounds.h"
 
-/* A row of the table. */
+/* A row of zero-bench comm. */
 struct comm_point {
     enum comm_op op;
-    /* the backend's name, or the limit's */
-    const char *backend;
+    /* name of a backend, of one of MPI's own calls, or of a limit */
+    const char *row_name;
+    /* A limit is the same copies or sums inside one rank's memory (limits.h). */
     bool is_limit;
+    /* bytes of the whole region: the slices of all ranks */
     int64_t bytes;
-    /* GB/s */
+    /* bus bandwidth in GB/s */
     double busbw;
 };
 
-/* Draws a curve for each operation of each backend, and a dashed one for each limit. Returns as plot_curves
+/* Draws a curve for each operation and row name, dashed for a limit. Returns as plot_curves
  * (bench/report/plot.h) does. */
 int comm_plot(const char *path, const char *title, const struct comm_point *point, int n);
 

@@ -388,8 +388,8 @@ static void stop_loop(struct comm_ranks *r, int err)
 
 void comm_ranks_close(struct comm_ranks *r, int err)
 {
-    struct zr_kept kept;
-    zr_keep(&kept, err);
+    struct zr_saved_error kept;
+    zr_error_save(&kept, err);
     stop_loop(r, err);
     bool stuck = err && is_stuck(r);
     if (r->stream && !stuck)
@@ -405,5 +405,5 @@ void comm_ranks_close(struct comm_ranks *r, int err)
     }
     zr_mesh_free(&r->mesh);
     zr_topology_free(&r->topology);
-    zr_say_again(&kept);
+    zr_error_restore(&kept);
 }

@@ -15,14 +15,14 @@ enum {
     CONTROL_BYTES = 4096,
     N_WARM_ROUNDS = 2,
     /* A round calls a row several times, one call after another: as often as moves CALLS_BYTES, but at
-     * most MOST_CALLS times. */
-    MOST_CALLS = 20,
+     * most MAX_CALLS times. */
+    MAX_CALLS = 20,
     CALLS_BYTES = 1 << 20,
     /* from the agreement to the common start of all ranks on a machine */
     START_NS = 200000,
 };
 
-_Static_assert(COMM_MOST_ROWS * sizeof(uint64_t) <= CONTROL_BYTES, "a word for each row");
+_Static_assert(COMM_MAX_ROWS * sizeof(uint64_t) <= CONTROL_BYTES, "a word for each row");
 
 const char *const comm_op_names[COMM_OPS] = {
     [COMM_ALL_GATHER] = "all_gather", [COMM_REDUCE_SCATTER] = "reduce_scatter", [COMM_AGREE] = "agree"};
@@ -52,7 +52,7 @@ static int64_t lay_out(struct comm_rounds *b, int64_t slice)
     b->reduce_at = region;
     b->sum_at = 2 * region;
     b->words_at = b->sum_at + (sum + 255) / 256 * 256;
-    b->control_at = b->words_at + COMM_MOST_AGREE;
+    b->control_at = b->words_at + COMM_MAX_AGREE;
     return b->control_at + CONTROL_BYTES;
 }
 
@@ -101,7 +101,7 @@ static int take(struct comm_rounds *b, int64_t slice)
 {
     struct zr_device *dev = b->ranks->dev;
     const struct zr_group *g = b->ranks->group;
-    ZR_TRY(ZR_ZALLOC(b->times, COMM_MOST_ROWS * b->asked.rounds, "the times of %lld rounds",
+    ZR_TRY(ZR_ZALLOC(b->times, COMM_MAX_ROWS * b->asked.rounds, "the times of %lld rounds",
                      (long long)b->asked.rounds));
     ZR_TRY(ZR_ZALLOC(b->source, b->n, "the sources of %d ranks", b->n));
     for (int i = 0; i < b->n; i++)
@@ -240,7 +240,7 @@ static int issue(struct comm_rounds *b, const struct comm_row *row)
 static int measure(struct comm_rounds *b, const struct comm_row *row, uint64_t *ns)
 {
     int64_t calls = CALLS_BYTES / b->bytes;
-    calls = calls < 1 ? 1 : calls > MOST_CALLS ? MOST_CALLS : calls;
+    calls = calls < 1 ? 1 : calls > MAX_CALLS ? MAX_CALLS : calls;
     int err = start_together(b, row->of ? row->of : &b->ranks->backend[0]);
     int64_t start = zr_now_ns();
     for (int64_t i = 0; i < calls && !err; i++)
@@ -438,7 +438,7 @@ static void choose_rows(struct comm_rounds *b)
 {
     b->n_rows = 0;
     for (int op = 0; op < COMM_OPS; op++) {
-        if (!is_asked(b, (enum comm_op)op) || (op == COMM_AGREE && b->bytes > COMM_MOST_AGREE))
+        if (!is_asked(b, (enum comm_op)op) || (op == COMM_AGREE && b->bytes > COMM_MAX_AGREE))
             continue;
         struct comm_row *limit =
             has_limit(b, (enum comm_op)op) ? add_row(b, (enum comm_op)op, NULL, NULL) : NULL;
@@ -453,7 +453,7 @@ static void choose_rows(struct comm_rounds *b)
 /* Times are those of the slowest rank. */
 static int run_round(struct comm_rounds *b, int64_t round)
 {
-    uint64_t ns[COMM_MOST_ROWS] = {0};
+    uint64_t ns[COMM_MAX_ROWS] = {0};
     int err = 0;
     for (int k = 0; k < b->n_rows && !err; k++) {
         int64_t which = (k + round + N_WARM_ROUNDS) % b->n_rows;

@@ -16,8 +16,8 @@ extern const char *const comm_op_names[COMM_OPS];
 
 enum {
     /* most bytes of an agreement; a step has fewer */
-    COMM_MOST_AGREE = 64 << 10,
-    COMM_MOST_ROWS = COMM_OPS * (COMM_BACKENDS + 1) + ZR_MPI_OWNS,
+    COMM_MAX_AGREE = 64 << 10,
+    COMM_MAX_ROWS = COMM_OPS * (COMM_BACKENDS + 1) + ZR_MPI_OWNS,
     /* value of comm_row.own */
     COMM_NOT_OWN = -1,
 };
@@ -44,9 +44,9 @@ struct comm_rounds {
     struct comm_limits limits;
     /* the size being measured: bytes of the region, and of one rank's slice */
     int64_t bytes, slice;
-    struct comm_row row[COMM_MOST_ROWS];
+    struct comm_row row[COMM_MAX_ROWS];
     int n_rows;
-    /* (COMM_MOST_ROWS * rounds) */
+    /* (COMM_MAX_ROWS * rounds) */
     double *times;
     /* Input of MPI's own sums if the backends add bf16, which MPI does not have: as many fp32 elements.
      * NULL: they use the backends' input. */

@@ -76,10 +76,10 @@ static int run_kernel(struct kernels_host *h, enum stream_mix mix)
     case STREAM_ADD:
         return dev->add(s, a->updated[0], a->read_f32[0], ZERO_F32, n);
     case STREAM_SUM_4_F32:
-        return dev->sum_tree(s, a->written_f32, (const void *const *)a->read_f32, LIMIT_MOST_READ, ZERO_F32,
-                             n, false);
+        return dev->sum_tree(s, a->written_f32, (const void *const *)a->read_f32, LIMIT_MAX_READ, ZERO_F32, n,
+                             false);
     default:
-        return dev->sum_tree(s, a->written_f32, (const void *const *)a->read_bf16, LIMIT_MOST_READ, ZERO_BF16,
+        return dev->sum_tree(s, a->written_f32, (const void *const *)a->read_bf16, LIMIT_MAX_READ, ZERO_BF16,
                              n, false);
     }
 }
@@ -226,12 +226,12 @@ static int open_arrays(struct kernels_host *h)
     const int64_t f32 = 4 * h->o.n;
     int err = 0;
     struct stream_arrays *a = &h->arrays;
-    for (int i = 0; i < LIMIT_MOST_READ && !err; i++)
+    for (int i = 0; i < LIMIT_MAX_READ && !err; i++)
         err = take_numbers(h, f32, (void **)&a->read_f32[i]);
     /* The bf16 inputs share these arrays' memory. */
-    for (int i = 0; i < LIMIT_MOST_READ && !err; i++)
+    for (int i = 0; i < LIMIT_MAX_READ && !err; i++)
         a->read_bf16[i] = (const uint16_t *)a->read_f32[i];
-    for (int i = 0; i < LIMIT_MOST_UPDATED && !err; i++)
+    for (int i = 0; i < LIMIT_MAX_UPDATED && !err; i++)
         err = take_numbers(h, f32, (void **)&a->updated[i]);
     err = err ? err : take_numbers(h, f32, (void **)&a->written_f32);
     return err ? err : take_numbers(h, f32 / 2, (void **)&a->written_bf16);

@@ -76,11 +76,11 @@ int64_t stream_bytes(enum stream_mix mix)
 struct stream_arrays stream_from(const struct stream_arrays *a, int64_t first)
 {
     struct stream_arrays from = *a;
-    for (int i = 0; i < LIMIT_MOST_READ; i++) {
+    for (int i = 0; i < LIMIT_MAX_READ; i++) {
         from.read_f32[i] += first;
         from.read_bf16[i] += first;
     }
-    for (int i = 0; i < LIMIT_MOST_UPDATED; i++)
+    for (int i = 0; i < LIMIT_MAX_UPDATED; i++)
         from.updated[i] += first;
     from.written_f32 += first;
     from.written_bf16 += first;

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-enum { LIMIT_MOST_READ = 4, LIMIT_MOST_UPDATED = 3 };
+enum { LIMIT_MAX_READ = 4, LIMIT_MAX_UPDATED = 3 };
 
 /* A mix is the number of arrays of each type that a loop reads and writes. It stands for the kernels with the
  * same memory traffic.
@@ -37,9 +37,9 @@ enum stream_mix {
 
 /* (n) elements each, without overlap. Those that a mix needs are not NULL. */
 struct stream_arrays {
-    const float *read_f32[LIMIT_MOST_READ];
-    const uint16_t *read_bf16[LIMIT_MOST_READ];
-    float *updated[LIMIT_MOST_UPDATED];
+    const float *read_f32[LIMIT_MAX_READ];
+    const uint16_t *read_bf16[LIMIT_MAX_READ];
+    float *updated[LIMIT_MAX_UPDATED];
     float *written_f32;
     uint16_t *written_bf16;
 };

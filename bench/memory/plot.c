@@ -8,7 +8,7 @@
 
 static const char who[] = "zero-bench memory";
 
-enum { MOST_BARS = N_COLUMNS + 1 };
+enum { MAX_BARS = N_COLUMNS + 1 };
 
 struct bar {
     char name[STAGE_TABLE_NAME];
@@ -16,7 +16,7 @@ struct bar {
 };
 
 struct bars {
-    struct bar bar[MOST_BARS];
+    struct bar bar[MAX_BARS];
     int n;
     /* unit of the axis */
     double unit;
@@ -85,7 +85,7 @@ static void put_totals(FILE *f, const struct bars *b)
 
 static void put_plot(FILE *f, const struct bars *b)
 {
-    int64_t bytes[MOST_BARS];
+    int64_t bytes[MAX_BARS];
     const char *join = "";
     char plot[2048] = "plot ";
     size_t at = 5;

@@ -30,10 +30,10 @@ static void find_zero_run(const char *self, char out[PATH_MAX + 32])
 }
 
 /* A command line, built word by word. */
-enum { MOST_WORDS = 32 };
+enum { MAX_WORDS = 32 };
 struct command {
-    char text[MOST_WORDS][48];
-    char *argv[MOST_WORDS + 1];
+    char text[MAX_WORDS][48];
+    char *argv[MAX_WORDS + 1];
     int n;
 };
 

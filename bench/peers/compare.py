@@ -3,8 +3,9 @@
 """Trains one GPT-2 with libzero and with others in turn, and compares speed, memory, time to the first forward, and losses.
 
 bench/peers/run.sh calls this program. It creates the virtual environment for the rows of PyTorch and DeepSpeed. If
---rows has only our rows (plain, stage0 to stage3), only zero-bench is needed. Every round runs each row once, and
-starts with a different one. All rows are measured in the same way:
+--rows has only our rows (plain, stage0 to stage3, tp, pp), only zero-bench is needed. Every round runs each row once, and
+starts with a different one. tp and pp divide the model among all ranks, which then work on the same micro-batches: one in
+a step of tp, and twice as many as ranks in a step of pp. All rows are measured in the same way:
 
 - Speed is the time of each step that the row reports.
 - Memory is the sum of the Pss of its processes, sampled from outside.
@@ -29,7 +30,8 @@ from row_process import Failed, run_row
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 ONE_RANK = ('plain', 'torch', 'llmc')
-OF_TORCH = {'torch': 'plain', 'ddp': 'ddp', 'fsdp2': 'fsdp2', 'deepspeed1': 'zero1', 'deepspeed2': 'zero2', 'deepspeed3': 'zero3'}
+OF_TORCH = {'torch': 'plain', 'ddp': 'ddp', 'fsdp2': 'fsdp2', 'torch_tp': 'tp', 'torch_pp': 'pp', 'torch_pp_patched': 'pp-patched',
+            'deepspeed1': 'zero1', 'deepspeed2': 'zero2', 'deepspeed3': 'zero3'}
 DEFAULT_ROWS = [who for who in peers_report.TITLES if who not in ('stage1', 'stage2')]
 SETTINGS = ('model', 'layers', 'heads', 'channels', 'vocab', 'context', 'batch', 'ranks', 'threads', 'lr', 'seed', 'data', 'device', 'compile')
 
@@ -40,7 +42,7 @@ def options():
     for name in ('layers', 'heads', 'channels', 'vocab'):
         p.add_argument('--' + name, type=int, help="instead of the model's own number")
     p.add_argument('--context', type=int, default=64, help='tokens in a row (64)')
-    p.add_argument('--batch', type=int, default=4, help='rows of one rank (4)')
+    p.add_argument('--batch', type=int, default=4, help='rows of one rank, or of a micro-batch of tp and pp (4)')
     p.add_argument('--steps', type=int, default=20, help='of each run; losses are compared over the first 20 (20)')
     p.add_argument('--rounds', type=int, default=3, help='runs of each row, 0: only report what --add finds (3)')
     p.add_argument('--dtype', default='f32,bf16', help='f32, bf16 or both (both)')
@@ -131,12 +133,12 @@ class Rows:
 
     def prepare(self, who, dtype):
         """Writes the weights and batches of a row that reads them from files."""
-        o, ranks = self.o, self.ranks(who)
+        o, n = self.o, self.micro_batches(who)
         if who in peers_report.OURS:
             return
-        if ranks not in self.batches:
-            self.batches[ranks] = os.path.join(o.work, f'batches-{ranks}')
-            peers_inputs.write_batches(self.text, self.batches[ranks], o.steps, ranks, o.batch, o.context, o.seed)
+        if n not in self.batches:
+            self.batches[n] = os.path.join(o.work, f'batches-{n}')
+            peers_inputs.write_batches(self.text, self.batches[n], o.steps, n, o.batch, o.context, o.seed)
         if dtype not in self.weights:
             self.weights[dtype] = os.path.join(o.work, f'weights-{dtype}')
             if not (o.add and os.path.isdir(self.weights[dtype])):
@@ -167,6 +169,10 @@ class Rows:
     def ranks(self, who):
         return 1 if who in ONE_RANK else self.o.ranks
 
+    def micro_batches(self, who):
+        """Those of all ranks in a step."""
+        return 1 if who in peers_report.TP else 2 * self.o.ranks if who in peers_report.PP else self.ranks(who)
+
     def threads(self, who):
         return self.o.threads * (self.o.ranks if who in ONE_RANK and self.o.device == 'host' else 1)
 
@@ -189,9 +195,11 @@ class Rows:
             train = [self.bench, 'train', '--json', *common, f'--threads={threads}', f'--seed={o.seed}', f'--data={self.text}', f'--device={o.device}']
             if who == 'plain':
                 return [([*train, '--plain'], env)]
-            return [([self.zero_run, '-n', str(o.ranks), '--raw', *train, f'--stage={who[-1]}'], env)]
+            how = {'tp': [f'--tp={o.ranks}'], 'pp': [f'--pp={o.ranks}', f'--accum={self.micro_batches(who)}']}.get(who) or [f'--stage={who[-1]}']
+            return [([self.zero_run, '-n', str(o.ranks), '--raw', *train, *how], env)]
         train = [o.python, os.path.join(HERE, 'torch_train.py'), f'--how={OF_TORCH[who]}', f'--model={o.model}', *common,
-                 f'--device={self.torch_device}', f'--weights={self.weights[dtype]}', f'--batches={self.batches[self.ranks(who)]}']
+                 f'--device={self.torch_device}', f'--weights={self.weights[dtype]}', f'--batches={self.batches[self.micro_batches(who)]}']
+        train += [f'--micro-batches={self.micro_batches(who)}'] if who in peers_report.PP else []
         train += ['--compile'] if o.compile else []
         with socket.socket() as s:
             s.bind(('127.0.0.1', 0))
@@ -204,7 +212,7 @@ class Rows:
     def run(self, who, dtype):
         """One run, which may have been refused or have failed."""
         o = self.o
-        about = {'who': who, 'dtype': dtype, 'ranks': self.ranks(who), 'threads': self.threads(who)}
+        about = {'who': who, 'dtype': dtype, 'ranks': self.ranks(who), 'threads': self.threads(who), 'micro_batches': self.micro_batches(who)}
         why = self.refusal(who, dtype)
         if why:
             return {**about, 'failed': why}
@@ -275,17 +283,21 @@ def about_lines(o, rows, versions, imported_gb):
     interleaved = not o.add and o.rounds > 1
     peers = sorted({r['peer'] for r in rows if r.get('peer')}) or [f'{k} {v}' for k, v in versions.items()]
     layers, heads, channels, context, vocab = o.sizes
+    meshes = f', with tp for all ranks, with pp in each of {2 * o.ranks} micro-batches'
+    meshes = meshes if any(r['who'] in peers_report.TP + peers_report.PP for r in rows) else ''
     return [f'{datetime.date.today().isoformat()}, {processor()}; Linux {".".join(platform.release().split(".")[:2])}',
             *(gpu_lines() if o.device == 'cuda' else []),
             f'libzero {"".join(version)}, this tree at {commit or "no commit"}; {"; ".join(peers) or "no peer"}; Python {platform.python_version()}',
-            f'{o.model}: {layers} layers, {heads} heads, {channels} channels, {vocab} token ids; rows of {context} tokens, {o.batch} for each rank and step; AdamW, '
+            f'{o.model}: {layers} layers, {heads} heads, {channels} channels, {vocab} token ids; rows of {context} tokens, {o.batch} for each rank and step{meshes}; AdamW, '
             f'clip 1, learning rate {o.lr:g} over 10 steps; on the {"GPU" if o.device == "cuda" else "CPU"}',
             'tokens/s: of a run the median step without the first two; then the median, lowest and highest of the rounds'
             + (', which were interleaved' if interleaved else ''),
             'peak Pss: the largest sum over a row\'s processes, sampled from outside; memory that they share counts once'
             + (f'; a process that has imported PyTorch and done nothing takes {peers_report.number(imported_gb)} GB' if imported_gb else ''),
             f'losses apart: the largest relative difference of the first {peers_report.n_compared(rows)} losses from the reference, which is ours with the same dtype '
-            'and ranks. Other numbers of ranks see other batches', *o.note]
+            'and as many micro-batches in a step. Others see other batches',
+            *(['PyTorch 1F1B, patched: without its first messages, which send an int64 to a float32. They only open connections, and gloo aborts on them']
+              if any(r['who'] == 'torch_pp_patched' for r in rows) else []), *o.note]
 
 
 def main():

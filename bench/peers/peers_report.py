@@ -4,11 +4,12 @@
 A run is a dict with these keys:
 
 - who (a key of TITLES), dtype, ranks, threads
+- micro_batches, those of all ranks in a step (one for each rank, if the key is missing)
 - ms and losses, one value for each step (None: not finite)
 - first_forward_s and first_step_s, counted from the start of its processes
 - pss_bytes, peer (versions) and device_bytes, which may be None
 
-A run that was not made has "failed", the reason, instead of all keys but the first four.
+A run that was not made has "failed", the reason, instead of the keys of steps and memory.
 """
 import json
 import math
@@ -20,18 +21,22 @@ N_LOSSES = 20  # losses that are compared
 LOSS_BAR = 1e-4
 TITLES = {
     'plain': 'zero-bench --plain', 'stage0': 'libzero, stage 0', 'stage1': 'libzero, stage 1', 'stage2': 'libzero, stage 2',
-    'stage3': 'libzero, stage 3', 'torch': 'PyTorch, plain', 'ddp': 'PyTorch DDP', 'fsdp2': 'PyTorch FSDP2',
+    'stage3': 'libzero, stage 3', 'tp': 'libzero, tp', 'pp': 'libzero, pp', 'torch': 'PyTorch, plain', 'ddp': 'PyTorch DDP', 'fsdp2': 'PyTorch FSDP2',
+    'torch_tp': 'PyTorch tensor parallelism', 'torch_pp': 'PyTorch 1F1B', 'torch_pp_patched': 'PyTorch 1F1B, patched',
     'deepspeed1': 'DeepSpeed ZeRO-1', 'deepspeed2': 'DeepSpeed ZeRO-2', 'deepspeed3': 'DeepSpeed ZeRO-3', 'llmc': 'llm.c on the CPU',
 }
-OURS = ['plain', 'stage0', 'stage1', 'stage2', 'stage3']
+OURS = ['plain', 'stage0', 'stage1', 'stage2', 'stage3', 'tp', 'pp']
+TP = ['tp', 'torch_tp']
+PP = ['pp', 'torch_pp', 'torch_pp_patched']
 
 # ours, peer, figure, {dtype: the bar of ours / peer}. tokens_per_s has a minimum, the others a maximum. llm.c's
-# runs are always f32. The bars are for CPUs. On a GPU both sides use cuBLAS: the same ratios are then reported
-# without a bar, and memory is that of the GPU.
+# runs are always f32. The ratio of pipelines is reported without a bar. The bars are for CPUs. On a GPU both sides
+# use cuBLAS: the same ratios are then reported without a bar, and memory is that of the GPU.
 BARS = [
     ('stage3', 'fsdp2', 'tokens_per_s', {'f32': 3.0, 'bf16': 3.0}), ('stage3', 'fsdp2', 'pss_gb', {'f32': 0.65, 'bf16': 0.75}),
     ('stage3', 'fsdp2', 'first_forward_s', {'f32': 0.1, 'bf16': 0.1}), ('stage0', 'ddp', 'tokens_per_s', {'f32': 2.2, 'bf16': 2.2}),
     ('plain', 'torch', 'tokens_per_s', {'f32': 2.0, 'bf16': 2.0}), ('plain', 'llmc', 'tokens_per_s', {'f32': 5.0, 'bf16': 10.0}),
+    ('tp', 'torch_tp', 'tokens_per_s', {'f32': 2.0, 'bf16': 2.3}), ('pp', 'torch_pp', 'tokens_per_s', {}), ('pp', 'torch_pp_patched', 'tokens_per_s', {}),
 ]
 NAMES = {'tokens_per_s': 'tokens/s', 'pss_gb': 'peak Pss', 'device_gb': "peak of the GPU's memory", 'first_forward_s': 'start to first forward'}
 
@@ -41,10 +46,14 @@ def spread(values):
     return {'median': statistics.median(values), 'low': min(values), 'high': max(values)}
 
 
+def micro_batches(run):
+    return run.get('micro_batches', run['ranks'])
+
+
 def tokens_per_s(run, batch, context):
     """Tokens per second of the run's median step, without its first ones, as zero-bench reports it."""
     ms = run['ms'][N_WARM_STEPS:] or run['ms']
-    return run['ranks'] * batch * context / statistics.median(ms) * 1e3
+    return micro_batches(run) * batch * context / statistics.median(ms) * 1e3
 
 
 def loss_distance(losses, reference):
@@ -69,6 +78,7 @@ def json_line(row):
 def row_of(runs, batch, context):
     """The row for the runs of one program: {"who", "dtype", "ranks", "threads", "tokens_per_s": {"median", ...}, ...}."""
     row = {k: runs[0][k] for k in ('who', 'dtype', 'ranks', 'threads')}
+    row['micro_batches'] = micro_batches(runs[0])
     made = [r for r in runs if not r.get('failed')]
     failures = [r['failed'] for r in runs if r.get('failed')]
     row['rounds'] = len(made)
@@ -86,9 +96,9 @@ def row_of(runs, batch, context):
 
 
 def add_distances(rows):
-    """Adds to each row with losses their distance from the reference, our row with the same dtype and ranks."""
+    """Adds to each row with losses their distance from the reference, our row with the same dtype and micro-batches."""
     for row in rows:
-        same = [r for r in rows if r.get('losses') and (r['dtype'], r['ranks']) == (row['dtype'], row['ranks'])]
+        same = [r for r in rows if r.get('losses') and (r['dtype'], r['micro_batches']) == (row['dtype'], row['micro_batches'])]
         reference = next((r for who in OURS for r in same if r['who'] == who), same[0] if same else None)
         if reference and row.get('losses'):
             row['loss_distance'], row['losses_compared'] = loss_distance(row['losses'], reference['losses'])
@@ -119,9 +129,11 @@ def bars_of(rows):
             x, y = (v['median'] if isinstance(v, dict) else v for v in (a[what], b[what]))
             name = f'{dtype}: {TITLES[ours]} / {TITLES[peer]}, {NAMES[what]}'
             at_least = what == 'tokens_per_s'
+            if on_gpu or dtype not in bars:
+                answers.append([name, x / y, '', None])
+                continue
             met = x / y >= bars[dtype] if at_least else x / y <= bars[dtype]
-            bar = f'{"at least" if at_least else "at most"} {bars[dtype]:g}'
-            answers.append([name, x / y, '' if on_gpu else bar, None if on_gpu else met])
+            answers.append([name, x / y, f'{"at least" if at_least else "at most"} {bars[dtype]:g}', met])
     for row in rows:
         if row['dtype'] == 'f32' and row['who'] not in OURS and row.get('loss_reference') in OURS:
             name = f'f32: losses of {TITLES[row["who"]]} from ours, relative, the first {row["losses_compared"]}'
@@ -183,16 +195,16 @@ def loss_text(losses, i):
 
 
 def losses_of(rows):
-    """The losses of all rows side by side, for each dtype and number of ranks: [(title, lines of cells)]."""
+    """The losses of all rows side by side, for each dtype and number of micro-batches: [(title, lines of cells)]."""
     answers = []
-    for key in dict.fromkeys((r['dtype'], r['ranks']) for r in rows):
-        those = [r for r in rows if (r['dtype'], r['ranks']) == key and r.get('losses')]
+    for key in dict.fromkeys((r['dtype'], r['micro_batches']) for r in rows):
+        those = [r for r in rows if (r['dtype'], r['micro_batches']) == key and r.get('losses')]
         if those:
             n = min(N_LOSSES, max(len(r['losses']) for r in those))
             lines = [['step', *(TITLES[r['who']] for r in those)]]
             for i in range(n):
                 lines.append([str(i + 1), *(loss_text(r['losses'], i) for r in those)])
-            answers.append((f'{key[0]}, {key[1]} rank{"s" if key[1] > 1 else ""}', lines))
+            answers.append((f'{key[0]}, {key[1]} micro-batch{"es" if key[1] > 1 else ""} in a step', lines))
     return answers
 
 

@@ -2,6 +2,8 @@
 """Runs the processes of one row, reads their reports of steps, and samples their memory. Standard library only."""
 import json
 import os
+import re
+import signal
 import subprocess
 import threading
 import time
@@ -87,9 +89,11 @@ def end_all(processes):
 
 
 def last_words(path):
+    """The last line of a log, without zero-run's own line after a rank has said why it exits."""
     with open(path, encoding='utf-8', errors='replace') as f:
         lines = [line.strip() for line in f if line.strip()]
-    return lines[-1] if lines else 'it said nothing'
+    told = [line for line in lines if not re.match(r'zero-run: rank \d+ exited with code', line)] or lines
+    return told[-1] if told else 'it said nothing'
 
 
 def read_lines(process, started, watch):
@@ -107,6 +111,13 @@ def read_lines(process, started, watch):
             if len(steps) == 1:
                 watch.sample()
     return steps, summary
+
+
+def cause_order(code):
+    """Sorts exit codes by how likely they are the cause. A process that aborts makes its peers fail and be ended here."""
+    if code in (-signal.SIGTERM, -signal.SIGKILL):
+        return 2
+    return 0 if code < 0 else 1
 
 
 def run_row(commands, log, every_s=0.5, limit_s=3600):
@@ -133,9 +144,10 @@ def run_row(commands, log, every_s=0.5, limit_s=3600):
             processes[0].stdout.close()
     if watch.timed_out:
         raise Failed(f'not done after {limit_s:g} s')
-    bad = [i for i, code in enumerate(codes) if code > 0] or [i for i, code in enumerate(codes) if code]
+    bad = [i for i, code in enumerate(codes) if code]
     if bad:
-        raise Failed(f'exit code {codes[bad[0]]}: {last_words(logs[bad[0]])}')
+        first = min(bad, key=lambda i: cause_order(codes[i]))
+        raise Failed(f'exit code {codes[first]}: {last_words(logs[first])}')
     if not steps:
         raise Failed('it told of no step')
     (first, arrived), ms = steps[0], [event['ms'] for event, _ in steps]

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Trains the same GPT-2 with libzero, PyTorch (plain, DDP, FSDP2), DeepSpeed and llm.c in turn, and compares
-# speed, memory, time to the first forward, and losses. It creates a virtual environment with PyTorch in
-# build/peers-venv, and prints its size first.
+# Trains the same GPT-2 with libzero, PyTorch (plain, DDP, FSDP2, tensor parallelism, 1F1B), DeepSpeed and llm.c
+# in turn, and compares speed, memory, time to the first forward, and losses. It creates a virtual environment
+# with PyTorch in build/peers-venv, and prints its size first.
 #
 #     sh bench/peers/run.sh                        GPT-2 124M on this machine's CPU, f32 and bf16, three rounds:
 #                                                  hours on two cores

@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains PyTorch's GPT-2 on one rank as zero-bench train does, and reports each step in the same JSON lines.
 
-    torch_train.py --how plain|ddp|fsdp2|zero1|zero2|zero3 [--dtype f32|bf16] [--model gpt2-124M] [--steps 20] ...
+    torch_train.py --how plain|ddp|fsdp2|tp|pp|zero1|zero2|zero3 [--dtype f32|bf16] [--model gpt2-124M] [--steps 20] ...
 
-zeroN is ZeRO stage N of DeepSpeed. Ranks find each other by torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR,
+zeroN is ZeRO stage N of DeepSpeed. tp and pp divide the model among all ranks (torch_axes.py). pp-patched is pp without
+the messages at its start, on which gloo aborts. Ranks find each other by torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR,
 MASTER_PORT). Without them there is one rank. The optimizer is PyTorch's fused AdamW. Only matrices decay, gradients are
 clipped to norm 1, and the learning rate ramps up.
 
 bf16 is the usual mode of each program, always with fp32 master weights:
 
-- plain and DDP: autocast over fp32 weights
+- plain, DDP, tp and pp: autocast over fp32 weights
 - FSDP2: mixed precision, gathered in bf16 and reduced in bf16, or in f32 with --reduce f32
 - DeepSpeed: its bf16 mode
 
@@ -27,7 +28,7 @@ import time
 
 from gpt2_sizes import MODELS, N_WARM_STEPS, N_WARMUP_STEPS, flop_per_token
 
-HOWS = ['plain', 'ddp', 'fsdp2', 'zero1', 'zero2', 'zero3']
+HOWS = ['plain', 'ddp', 'fsdp2', 'tp', 'pp', 'pp-patched', 'zero1', 'zero2', 'zero3']
 
 
 def options():
@@ -39,11 +40,12 @@ def options():
     for name in ('layers', 'heads', 'channels', 'vocab'):
         p.add_argument('--' + name, type=int, help="instead of the model's own number")
     p.add_argument('--context', type=int, default=1024)
-    p.add_argument('--batch', type=int, default=4, help='rows of one rank')
+    p.add_argument('--batch', type=int, default=4, help='rows of a micro-batch')
+    p.add_argument('--micro-batches', type=int, default=4, help='of a step of pp (4)')
     p.add_argument('--steps', type=int, default=20)
     p.add_argument('--lr', type=float, help='one that suits the model')
     p.add_argument('--weights', help='a folder of safetensors files')
-    p.add_argument('--batches', help='int32 of (step, rank, row, context + 1)')
+    p.add_argument('--batches', help='int32 of (step, rank or micro-batch, row, context + 1)')
     p.add_argument('--reduce', choices=['bf16', 'f32'], default='bf16', help="FSDP2's gradients between ranks, where the model is bf16")
     p.add_argument('--compile', action='store_true')
     p.add_argument('--peak-tflops', type=float, help="of one GPU; NVIDIA's data sheets give for dense bf16: A100 312, H100/H200 SXM 989.4")
@@ -57,31 +59,42 @@ def options():
     return o
 
 
-class Batches:
-    """The tokens and targets of each step for this rank, (batch, context) each."""
+def micro_batches(o, rank, world):
+    """The first micro-batch of this rank, how many it has, and how many a step of all ranks has."""
+    if o.how == 'tp':
+        return 0, 1, 1
+    if o.how.startswith('pp'):
+        return 0, o.micro_batches, o.micro_batches
+    return rank, 1, world
 
-    def __init__(self, o, rank, world):
-        self.o, self.rank = o, rank
-        self.generator = torch.Generator().manual_seed(1 + rank)
+
+class Batches:
+    """The tokens and targets of each step for this rank, (rows, context) each."""
+
+    def __init__(self, o, first, n, n_all):
+        self.o, self.first, self.n = o, first, n
+        self.generator = torch.Generator().manual_seed(1 + first)
         self.all = None
         if o.batches:
-            shape = (-1, world, o.batch, o.context + 1)
+            shape = (-1, n_all, o.batch, o.context + 1)
             self.all = torch.from_file(o.batches, dtype=torch.int32, size=os.path.getsize(o.batches) // 4).view(shape)
 
     def next(self, step):
         o = self.o
         if self.all is None:
-            rows = torch.randint(o.sizes[4], (o.batch, o.context + 1), generator=self.generator)
+            rows = torch.randint(o.sizes[4], (self.n * o.batch, o.context + 1), generator=self.generator)
         else:
-            rows = self.all[step, self.rank].long()
+            rows = self.all[step, self.first:self.first + self.n].flatten(0, 1).long()
         rows = rows.to(o.device)
         return rows[:, :-1], rows[:, 1:]
 
 
-def adamw(model, o):
-    matrices = [p for p in model.parameters() if p.dim() == 2]
-    vectors = [p for p in model.parameters() if p.dim() != 2]
-    groups = [{'params': matrices, 'weight_decay': 0.1}, {'params': vectors, 'weight_decay': 0.0}]
+def adamw(parameters, o):
+    """Only matrices decay. DTensors and plain tensors have groups of their own, because a fused kernel does not mix them."""
+    kinds = {}
+    for p in parameters:
+        kinds.setdefault((p.dim() == 2, type(p.data)), []).append(p)
+    groups = [{'params': ps, 'weight_decay': 0.1 if is_matrix else 0.0} for (is_matrix, _), ps in kinds.items()]
     return torch.optim.AdamW(groups, lr=o.lr, betas=(0.9, 0.95), eps=1e-8, fused=True)
 
 
@@ -90,16 +103,12 @@ class Torch:
 
     def __init__(self, o, model):
         self.cast = contextlib.nullcontext
-        if o.compile:
-            model.loss = torch.compile(model.loss)
-            for layer in model.h:
-                layer.compile()
         if o.how == 'fsdp2':
             self.shard(o, model)
         elif o.dtype == 'bf16':
             self.cast = lambda: torch.autocast(o.device, torch.bfloat16)
         self.parameters = list(model.parameters())
-        self.optimizer = adamw(model, o)
+        self.optimizer = adamw(self.parameters, o)
         self.model = torch.nn.parallel.DistributedDataParallel(model) if o.how == 'ddp' else model
 
     @staticmethod
@@ -134,7 +143,7 @@ class DeepSpeed:
             'train_micro_batch_size_per_gpu': o.batch, 'gradient_clipping': 1.0, 'zero_optimization': {'stage': int(o.how[-1])},
             'bf16': {'enabled': o.dtype == 'bf16'}, 'zero_allow_untested_optimizer': True, 'zero_force_ds_cpu_optimizer': False,
         }
-        self.engine, self.optimizer, _, _ = deepspeed.initialize(model=model, optimizer=adamw(model, o), config=config)
+        self.engine, self.optimizer, _, _ = deepspeed.initialize(model=model, optimizer=adamw(model.parameters(), o), config=config)
 
     def step(self, tokens, targets, lr):
         loss = self.engine(tokens, targets)
@@ -163,9 +172,22 @@ def wait_for(device):
         torch.cuda.synchronize()
 
 
-def summary(o, world, ms):
+def trainer_of(o, model):
+    if o.compile and not o.how.startswith('zero'):
+        model.loss = torch.compile(model.loss)
+        for layer in model.h:
+            layer.compile()
+    if o.how.startswith('zero'):
+        return DeepSpeed(o, model)
+    if o.how in ('plain', 'ddp', 'fsdp2'):
+        return Torch(o, model)
+    import torch_axes
+    return (torch_axes.TensorParallel if o.how == 'tp' else torch_axes.Pipeline)(o, model, adamw)
+
+
+def summary(o, world, n_batches, ms):
     median = statistics.median(ms[N_WARM_STEPS:])
-    tokens_per_s = world * o.batch * o.context / median * 1e3
+    tokens_per_s = n_batches * o.batch * o.context / median * 1e3
     layers, _, channels, context, vocab = o.sizes
     flop = flop_per_token(layers, channels, context, vocab)
     line = {'event': 'summary', 'peer': f'torch {torch.__version__}', 'model': o.model, 'how': o.how, 'dtype': o.dtype, 'world': world,
@@ -188,9 +210,9 @@ def main():
     out = os.fdopen(os.dup(1), 'w')  # only for JSON, since DeepSpeed logs on the standard output
     os.dup2(2, 1)
     torch.manual_seed(1)
-    model = torch_gpt2.build(o.sizes, o.device, o.weights)
-    trainer = (DeepSpeed if o.how.startswith('zero') else Torch)(o, model)
-    batches = Batches(o, rank, world)
+    trainer = trainer_of(o, torch_gpt2.build(o.sizes, o.device, o.weights))
+    first, n, n_all = micro_batches(o, rank, world)
+    batches = Batches(o, first, n, n_all)
     ms = []
     for step in range(o.steps):
         wait_for(o.device)
@@ -204,7 +226,7 @@ def main():
         if rank == 0:
             print(json.dumps({'event': 'step', 'step': step + 1, 'loss': loss, 'grad_norm': norm, 'ms': ms[-1]}), file=out, flush=True)
     if rank == 0:
-        print(json.dumps(summary(o, world, ms)), file=out, flush=True)
+        print(json.dumps(summary(o, world, n_all, ms)), file=out, flush=True)
     if dist.is_initialized():
         dist.destroy_process_group()
 

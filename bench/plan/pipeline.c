@@ -21,8 +21,8 @@ struct planning {
     int n_columns;
     int64_t layers;
     /* (pp) the lowest rank with the same layers, as pipe_find_alike finds it; and the plans of those ranks */
-    int64_t like[PIPE_MOST_STAGES];
-    struct stage_plan plans[PIPE_MOST_STAGES];
+    int64_t like[PIPE_MAX_STAGES];
+    struct stage_plan plans[PIPE_MAX_STAGES];
     struct pipe_result pipe;
 };
 
@@ -73,8 +73,8 @@ static int plan_rank(struct planning *p, int64_t rank)
 /* A stage is assumed to take as long as it has layers. */
 static int time_stages(struct planning *p)
 {
-    static int32_t layers[PIPE_MOST_STAGES * PIPE_MOST_OWN];
-    static int64_t kept[PIPE_MOST_STAGES * PIPE_MOST_OWN];
+    static int32_t layers[PIPE_MAX_STAGES * PIPE_MAX_OWN];
+    static int64_t kept[PIPE_MAX_STAGES * PIPE_MAX_OWN];
     for (int64_t s = 0; s < n_stages(p); s++) {
         layers[s] = (int32_t)layers_of(p, s);
         kept[s] = plan_kept_bytes(p->o, layers[s], s);

@@ -24,7 +24,7 @@ static const struct option_row rows[] = {
     {"pp", "N",
      "Layers in so many stages of a pipeline, on ranks of their own, or in --stages-per-rank times as many: "
      "tells what the fullest rank takes (1)",
-     OPTION_INT(pp, 1, PIPE_MOST_STAGES)},
+     OPTION_INT(pp, 1, PIPE_MAX_STAGES)},
     {"sequence-parallel", NULL,
      "With --tp and --batch: activations between products are cut by rows, a part on each of the N",
      OPTION_FLAG(model.own.sequence)},
@@ -34,7 +34,7 @@ static const struct option_row rows[] = {
      "of them than 1f1b (1f1b)",
      OPTION_WORD(schedule, pipe_schedules)},
     {"stages-per-rank", "N", "With --pp and --schedule interleaved or gpipe: stages on each of its ranks (1)",
-     OPTION_INT(stages_per_rank, 1, PIPE_MOST_OWN)},
+     OPTION_INT(stages_per_rank, 1, PIPE_MAX_OWN)},
     {"optimizer", "NAME", "One of:" OPTION_OPTIMIZERS " (adamw)", OPTION_WORD(optimizer, option_optimizers)},
     {"accum", "N", "Micro-batches per step (1; with --pp two for each of its ranks)",
      OPTION_INT(accum, 1, 100000)},

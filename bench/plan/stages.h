@@ -11,10 +11,10 @@
 struct plan_rank {
     /* in units as in zero-bench train; with --params the rest of the parameters is one more unit, on the
      * last rank */
-    struct zero_tensor tensors[PIPE_MOST_OWN * PLAN_N_TENSORS];
+    struct zero_tensor tensors[PIPE_MAX_OWN * PLAN_N_TENSORS];
     int32_t n;
     /* (n_stages) */
-    struct train_stage stages[PIPE_MOST_OWN];
+    struct train_stage stages[PIPE_MAX_OWN];
     int32_t n_stages;
 };
 

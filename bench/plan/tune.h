@@ -7,7 +7,7 @@
 #include "bench/train/train.h"
 
 /* Most timed steps of a candidate, over both rounds. */
-#define TUNE_MOST_STEPS 100
+#define TUNE_MAX_STEPS 100
 
 /* The gradients' dtype on the wire in the candidates: that of the tensors, bf16, or both. */
 enum tune_wire { TUNE_WIRE_OWN, TUNE_WIRE_BF16, TUNE_WIRE_ANY };
@@ -50,7 +50,7 @@ struct candidate {
 
     /* (n_ms) times of the probe's steps, ascending, each the mean over ranks; n_ms is 0 if it was not
      * probed */
-    double ms[TUNE_MOST_STEPS];
+    double ms[TUNE_MAX_STEPS];
     int64_t n_ms;
 };
 

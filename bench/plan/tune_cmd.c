@@ -48,7 +48,7 @@ static const struct option_row rows[] = {
     {.help = "The probe:"},
     {"probe", "N", "Kinds of candidates to time where several ranks were started; 0: none (3)",
      OPTION_INT(n_probe, 0, 100)},
-    {"steps", "N", "Timed steps of each (10)", OPTION_INT(steps, 4, TUNE_MOST_STEPS)},
+    {"steps", "N", "Timed steps of each (10)", OPTION_INT(steps, 4, TUNE_MAX_STEPS)},
     {"batch", "N", "Rows in a micro-batch of one rank (4)", OPTION_INT(train.batch, 1, 1000000)},
     {"data", "PATH", "A file of text, or a folder of them (the C headers under /usr/include)",
      OPTION_TEXT(data)},

@@ -28,7 +28,7 @@ static struct train_options options_of(const struct tune_options *o, const struc
 
 static int time_steps(const struct tune_options *o, struct candidate *c, int64_t steps)
 {
-    double ms[TUNE_MOST_STEPS + N_WARM];
+    double ms[TUNE_MAX_STEPS + N_WARM];
     const char *paths[] = {o->data};
     struct train_options t = options_of(o, c);
     t.paths = paths;
@@ -87,7 +87,7 @@ double tune_upper_ms(const struct candidate *c)
 
 double tune_median_ms(const struct candidate *c)
 {
-    double ms[TUNE_MOST_STEPS];
+    double ms[TUNE_MAX_STEPS];
     memcpy(ms, c->ms, (size_t)c->n_ms * sizeof *ms);
     return report_median(ms, c->n_ms);
 }

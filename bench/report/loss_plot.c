@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-enum { MOST_POINTS = 400, MOST_CURVES = 8 };
+enum { MAX_POINTS = 400, MAX_CURVES = 8 };
 
 /* From wide and light to narrow and dark, so that curves which lie on top of each other stay visible. */
 static const char *const styles[] = {"lines lw 11 lc rgb '#c6dbef'", "lines lw 7.5 lc rgb '#6baed6'",
@@ -18,7 +18,7 @@ static int64_t steps_of_point(const struct loss_curve *curves, int n)
     int64_t most = 1;
     for (int i = 0; i < n; i++)
         most = curves[i].n > most ? curves[i].n : most;
-    return (most + MOST_POINTS - 1) / MOST_POINTS;
+    return (most + MAX_POINTS - 1) / MAX_POINTS;
 }
 
 /* Leaves out steps whose loss is not finite. */
@@ -42,11 +42,11 @@ static void add_points(struct plot_curve *to, const struct loss_curve *c, int64_
 
 int loss_plot(const char *path, const char *title, const char *who, const struct loss_curve *curves, int n)
 {
-    double points[MOST_CURVES][MOST_POINTS][2];
-    struct plot_curve plots[MOST_CURVES] = {0};
+    double points[MAX_CURVES][MAX_POINTS][2];
+    struct plot_curve plots[MAX_CURVES] = {0};
     char settings[320], mean[48] = "";
     int64_t each = steps_of_point(curves, n);
-    n = n < MOST_CURVES ? n : MOST_CURVES;
+    n = n < MAX_CURVES ? n : MAX_CURVES;
     for (int i = 0; i < n; i++) {
         plots[i].points = points[i];
         snprintf(plots[i].title, sizeof plots[i].title, "%s", curves[i].name);

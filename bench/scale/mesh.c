@@ -29,8 +29,8 @@ struct mesh_run {
     const struct scale_job *j;
     int64_t tp, pp, dp, per_rank;
     /* (pp) the lowest rank with the same layers, as pipe_find_alike finds it; and the times of those ranks */
-    int64_t like[PIPE_MOST_STAGES];
-    struct rank_time times[PIPE_MOST_STAGES];
+    int64_t like[PIPE_MAX_STAGES];
+    struct rank_time times[PIPE_MAX_STAGES];
     int n_simulated;
 };
 
@@ -202,7 +202,7 @@ static int64_t kept_bytes(const struct mesh_run *r, int64_t stage)
 static int run_schedule(const struct mesh_run *r, const int32_t *forward_ns, bool free_links,
                         struct pipe_result *pipe)
 {
-    static int64_t moves_ns[PIPE_MOST_STAGES * PIPE_MOST_OWN], kept[PIPE_MOST_STAGES * PIPE_MOST_OWN];
+    static int64_t moves_ns[PIPE_MAX_STAGES * PIPE_MAX_OWN], kept[PIPE_MAX_STAGES * PIPE_MAX_OWN];
     for (int64_t s = 0; s < n_stages(r); s++) {
         moves_ns[s] = move_ns(r, s);
         kept[s] = kept_bytes(r, s);
@@ -221,7 +221,7 @@ static int run_schedule(const struct mesh_run *r, const int32_t *forward_ns, boo
 
 static int run_stages(struct mesh_run *r, bool free_links, struct pipe_result *pipe, double *step_s)
 {
-    static int32_t forward_ns[PIPE_MOST_STAGES * PIPE_MOST_OWN];
+    static int32_t forward_ns[PIPE_MAX_STAGES * PIPE_MAX_OWN];
     double once_s = 0;
     int err = 0, forwards = r->j->recompute ? 4 : 3; /* forward plus backward, in forward passes */
     for (int64_t rank = 0; !err && rank < r->pp; rank++) {

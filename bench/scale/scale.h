@@ -76,10 +76,10 @@ const struct scale_machine *scale_machine_of(const char *name);
 
 /* Limits for the options of a job. */
 enum {
-    SCALE_MOST_RANKS = 16384,
-    SCALE_MOST_BATCH = 1000000,
-    SCALE_MOST_CONTEXT = 10000000,
-    SCALE_MOST_ACCUM = 256
+    SCALE_MAX_RANKS = 16384,
+    SCALE_MAX_BATCH = 1000000,
+    SCALE_MAX_CONTEXT = 10000000,
+    SCALE_MAX_ACCUM = 256
 };
 
 struct scale_job {
@@ -133,7 +133,7 @@ struct scale_units {
 /* The part of a model that dp data-parallel ranks have. run.c runs its stages forward and then backward. */
 struct scale_part {
     /* (n_own) the units of each stage; without pp there is one stage */
-    struct scale_units own[PIPE_MOST_OWN];
+    struct scale_units own[PIPE_MAX_OWN];
     int32_t n_own;
     int64_t dp, accum;
     /* Communication takes no time. */
@@ -146,7 +146,7 @@ struct scale_part {
 struct scale_part_time {
     double step_s;
     /* (n_own) each stage's share of the compute */
-    double share[PIPE_MOST_OWN];
+    double share[PIPE_MAX_OWN];
     int64_t memory_bytes, wire_bytes, outer_bytes;
     int n_simulated;
 };

@@ -10,12 +10,12 @@
 
 #include <string.h>
 
-enum { MOST_WORLDS = 32 };
+enum { MAX_WORLDS = 32 };
 
 struct scale_options {
     /* the job of each line, without its world; hybrid and dp_shard are found at the end */
     struct scale_job job;
-    int64_t world[MOST_WORLDS];
+    int64_t world[MAX_WORLDS];
     int n_worlds;
     int64_t micro_batches, dp_shard;
     /* whether groups are hosts; enum zero_hybrid */
@@ -48,10 +48,10 @@ static error_t read_worlds(struct argp_state *state, const struct option_row *ro
     o->n_worlds = 0;
     for (char *p = arg, *end = ""; p == arg || *end; p = end + 1) {
         long long n = strtoll(p, &end, 10);
-        if (end == p || (*end && *end != ',') || n < 1 || n > SCALE_MOST_RANKS || o->n_worlds == MOST_WORLDS)
+        if (end == p || (*end && *end != ',') || n < 1 || n > SCALE_MAX_RANKS || o->n_worlds == MAX_WORLDS)
             return option_fault(state,
                                 "--%s: '%s' is not a list of up to %d numbers from 1 to %d, such as 8,64,512",
-                                row->name, arg, MOST_WORLDS, SCALE_MOST_RANKS);
+                                row->name, arg, MAX_WORLDS, SCALE_MAX_RANKS);
         o->world[o->n_worlds++] = n;
     }
     return 0;
@@ -64,11 +64,11 @@ static const struct option_row rows[] = {
     {"model", "NAME", "Such as gpt2-124M, llama-3-8B (default) or llama-3-405B", OPTION_BY(read_model)},
     {"machine", "NAME", "a100-40, a100-80, h100 (default), h200 or b200", OPTION_BY(read_machine)},
     {"worlds", "N,N,...", "Numbers of ranks, one a GPU (8,64,512,4096,16384)", OPTION_BY(read_worlds)},
-    {"batch", "ROWS", "Of a rank's micro-batch (1)", OPTION_INT(job.batch, 1, SCALE_MOST_BATCH)},
-    {"context", "N", "Tokens in a row (the model's)", OPTION_INT(job.context, 1, SCALE_MOST_CONTEXT)},
+    {"batch", "ROWS", "Of a rank's micro-batch (1)", OPTION_INT(job.batch, 1, SCALE_MAX_BATCH)},
+    {"context", "N", "Tokens in a row (the model's)", OPTION_INT(job.context, 1, SCALE_MAX_CONTEXT)},
     {"accum", "N", "Micro-batches of a step (1; with --pp two for each of its N)",
-     OPTION_INT(job.accum, 1, SCALE_MOST_ACCUM)},
-    {"micro-batches", "N", "The same", OPTION_INT(micro_batches, 1, SCALE_MOST_ACCUM)},
+     OPTION_INT(job.accum, 1, SCALE_MAX_ACCUM)},
+    {"micro-batches", "N", "The same", OPTION_INT(micro_batches, 1, SCALE_MAX_ACCUM)},
     {"recompute", NULL, "Backward computes forward again, as activation checkpointing does",
      OPTION_FLAG(job.recompute)},
     {"activations", NULL, "Counts in the memory what the model keeps, as with --tp and --pp",
@@ -78,17 +78,17 @@ static const struct option_row rows[] = {
      OPTION_INT(job.tp, 1, 1024)},
     {"pp", "N",
      "Layers in N stages of a pipeline, on GPUs of their own, or in --stages-per-rank times as many (1)",
-     OPTION_INT(job.pp, 1, PIPE_MOST_STAGES)},
+     OPTION_INT(job.pp, 1, PIPE_MAX_STAGES)},
     {"schedule", "1f1b|gpipe|interleaved|zero-bubble",
      "With --pp: the order in which stages take micro-batches (1f1b)",
      OPTION_WORD(job.schedule, pipe_schedules)},
     {"stages-per-rank", "N", "With --pp and --schedule interleaved or gpipe: stages on each GPU (1)",
-     OPTION_INT(job.stages_per_rank, 1, PIPE_MOST_OWN)},
+     OPTION_INT(job.stages_per_rank, 1, PIPE_MAX_OWN)},
     {"stage", "N", "0 to 3 (3)", OPTION_INT(job.stage, 0, 3)},
     {"dp-replicate", "auto", "Stage 3 in each host, with a copy of the parameters in each (not)",
      OPTION_WORD(per_host, only_auto)},
     {"dp-shard", "N", "The same in groups of N ranks, which are as many as the world leaves",
-     OPTION_INT(dp_shard, 1, SCALE_MOST_RANKS)},
+     OPTION_INT(dp_shard, 1, SCALE_MAX_RANKS)},
     {"hybrid", "hsdp|hfsdp",
      "With either: whether groups hold the same optimizer states, or shard them (hsdp)",
      OPTION_WORD(hybrid, option_hybrid)},
@@ -116,7 +116,7 @@ static const char *what_is_ignored(const struct scale_options *o)
 {
     if (o->job.accum && o->micro_batches)
         return "--micro-batches: says what --accum does";
-    if (o->job.pp > SCALE_MOST_ACCUM / 2 && !o->job.accum && !o->micro_batches)
+    if (o->job.pp > SCALE_MAX_ACCUM / 2 && !o->job.accum && !o->micro_batches)
         return "--pp: two micro-batches for each of so many are more than 256, so say --accum";
     if (is_hybrid(o) && o->job.stage != 3)
         return "--dp-replicate and --dp-shard: are of stage 3";

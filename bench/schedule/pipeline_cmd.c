@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_UNITS = 4096, MOST_COLUMNS = 120 };
+enum { MAX_UNITS = 4096, MAX_COLUMNS = 120 };
 
 struct pipeline_options {
     int kind;
@@ -29,11 +29,11 @@ static const struct option_word kinds[] = {{"gpipe", ZR_GPIPE},
 #define OPTION_STRUCT struct pipeline_options
 static const struct option_row rows[] = {
     {"schedule", "gpipe|1f1b|interleaved|zero-bubble", "Which one (1f1b)", OPTION_WORD(kind, kinds)},
-    {"ranks", "N", "Ranks of the pipeline", OPTION_INT(ranks, 1, ZR_PIPE_MOST_RANKS)},
+    {"ranks", "N", "Ranks of the pipeline", OPTION_INT(ranks, 1, ZR_PIPE_MAX_RANKS)},
     {"stages-per-rank", "N", "Stages of each (1; interleaved: 2)",
-     OPTION_INT(per_rank, 1, ZR_PIPE_MOST_NUMBERS)},
+     OPTION_INT(per_rank, 1, ZR_PIPE_MAX_NUMBERS)},
     {"micro-batches", "N", "Of a step (two for each rank)",
-     OPTION_INT(micro_batches, 1, ZR_PIPE_MOST_NUMBERS)},
+     OPTION_INT(micro_batches, 1, ZR_PIPE_MAX_NUMBERS)},
     {"forward-only", NULL, "For evaluation: no backward", OPTION_FLAG(forward_only)},
     {"read", "FILE",
      "Instead of these: a schedule in PyTorch's CSV, computations alone or with all that moves",
@@ -42,7 +42,7 @@ static const struct option_row rows[] = {
     {"messages", NULL, "Adds sends, receives, gathers and reductions to what is computed",
      OPTION_FLAG(messages)},
     {"unsharded", "N", "With --messages: stages of which a rank has whole parameters at a time (any number)",
-     OPTION_INT(unsharded, 1, ZR_PIPE_MOST_NUMBERS)},
+     OPTION_INT(unsharded, 1, ZR_PIPE_MAX_NUMBERS)},
     {"write", "FILE", "Writes the schedule, when it is right, in PyTorch's CSV", OPTION_TEXT(write)},
     {.help = "Costs, of a stage and a micro-batch:"},
     {"forward-us", "N", "Of a forward, in microseconds (1)", OPTION_INT(forward_us, 1, 1000000000)},
@@ -101,11 +101,11 @@ static const struct option_table table = {
 };
 
 /* Reads a list such as "3,4,4,1", one number for each stage. */
-static int read_units(const char *name, const char *text, int32_t n_stages, int32_t units[MOST_UNITS])
+static int read_units(const char *name, const char *text, int32_t n_stages, int32_t units[MAX_UNITS])
 {
     int32_t n = 0;
     const char *at = text;
-    for (char *end; n < MOST_UNITS; at = end + 1) {
+    for (char *end; n < MAX_UNITS; at = end + 1) {
         long long u = strtoll(at, &end, 10);
         if (end == at || u < 1 || u > 1000000 || (*end && *end != ','))
             break;
@@ -117,7 +117,7 @@ static int read_units(const char *name, const char *text, int32_t n_stages, int3
     }
     fprintf(stderr,
             "%s: --units: '%s' is no list of %d numbers from 1 to 1000000, one for each stage (at most %d)\n",
-            name, text, n_stages, MOST_UNITS);
+            name, text, n_stages, MAX_UNITS);
     return EXIT_USAGE;
 }
 
@@ -145,7 +145,7 @@ static char mark(struct zr_pipe_action a)
 static void draw_row(const struct zr_pipe_row *row, const struct zr_pipe_time *times, int64_t column_ns,
                      int64_t n_columns, int32_t rank)
 {
-    char line[MOST_COLUMNS + 1];
+    char line[MAX_COLUMNS + 1];
     memset(line, '.', sizeof line);
     line[n_columns] = 0;
     for (int64_t i = 0, k = 0; i < row->n; i++) {
@@ -170,9 +170,9 @@ static void draw(const struct zr_pipeline *p, const struct zr_pipe_report *repor
         }
     }
     int64_t n = report->span_ns / column_ns;
-    if (n > MOST_COLUMNS || p->n_ranks > 64) {
+    if (n > MAX_COLUMNS || p->n_ranks > 64) {
         printf("\nno picture: %lld columns and %d rows; %d and 64 can be drawn\n", (long long)n, p->n_ranks,
-               MOST_COLUMNS);
+               MAX_COLUMNS);
         return;
     }
     printf("\n  rank  a column is %g us; forwards are 0 1 2 ..., backwards a b c ..., of weights alone A B "
@@ -273,7 +273,7 @@ int pipeline_command(const char *name, int argc, char **argv)
     int status = options_parse(&table, name, argc, argv, &o);
     if (status)
         return status;
-    int32_t units[MOST_UNITS];
+    int32_t units[MAX_UNITS];
     struct zr_pipeline *p;
     int err = make(&p, &o);
     if (err) {

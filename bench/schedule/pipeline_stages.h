@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 /* Most ranks (or stages, with one on each rank), and most stages on a rank. */
-enum { PIPE_MOST_STAGES = 1024, PIPE_MOST_OWN = 16 };
+enum { PIPE_MAX_STAGES = 1024, PIPE_MAX_OWN = 16 };
 
 /* Names of enum zero_schedule: all schedules; and those whose backward passes are whole, as bench/gpt2
  * needs. */
@@ -63,12 +63,12 @@ struct pipe_result {
     int32_t n_slots;
     /* (pp) the most micro-batches that a rank keeps for a backward pass, over all its stages; and their
      * bytes */
-    int32_t kept[PIPE_MOST_STAGES];
-    int64_t kept_bytes[PIPE_MOST_STAGES];
+    int32_t kept[PIPE_MAX_STAGES];
+    int64_t kept_bytes[PIPE_MAX_STAGES];
 };
 
 /* Runs the library's schedule (shard/pipeline/), messages included, on its virtual clock. pp is at most
- * PIPE_MOST_STAGES. Returns 0 or a zero_err, with zr_error_text(). */
+ * PIPE_MAX_STAGES. Returns 0 or a zero_err, with zr_error_text(). */
 int pipe_simulate(const struct pipe_times *t, struct pipe_result *out);
 
 /* The most micro-batches that a stage of the model keeps for its backward pass; all, if there is no such

@@ -11,35 +11,35 @@
 int32_t train_call_order(struct zero_call *out, const struct gpt2_config *own)
 {
     int32_t n = 0, first = (int32_t)train_first_layer_unit(own), layers = (int32_t)own->layers;
-#define TRY_ZERO(u, p, e)                                                                                    \
+#define CALL(u, p, e)                                                                                        \
     out[n++] = (struct zero_call)                                                                            \
     {                                                                                                        \
         .unit = (u), .phase = (p), .is_end = (e)                                                             \
     }
     if (!own->no_embedding) {
-        TRY_ZERO(0, ZERO_FORWARD, 0);
-        TRY_ZERO(0, ZERO_FORWARD, 1);
+        CALL(0, ZERO_FORWARD, 0);
+        CALL(0, ZERO_FORWARD, 1);
     }
     for (int32_t l = 0; l < layers; l++) {
-        TRY_ZERO(first + l, ZERO_FORWARD, 0);
-        TRY_ZERO(first + l, ZERO_FORWARD, 1);
+        CALL(first + l, ZERO_FORWARD, 0);
+        CALL(first + l, ZERO_FORWARD, 1);
     }
     if (!own->no_head) {
-        TRY_ZERO(0, ZERO_FORWARD, 0);
-        TRY_ZERO(0, ZERO_FORWARD, 1);
+        CALL(0, ZERO_FORWARD, 0);
+        CALL(0, ZERO_FORWARD, 1);
         /* stays open during the whole backward pass if the embedding is here too */
-        TRY_ZERO(0, ZERO_BACKWARD, 0);
+        CALL(0, ZERO_BACKWARD, 0);
     }
     if (!own->no_head && own->no_embedding)
-        TRY_ZERO(0, ZERO_BACKWARD, 1);
+        CALL(0, ZERO_BACKWARD, 1);
     for (int32_t l = layers; l-- > 0;) {
-        TRY_ZERO(first + l, ZERO_BACKWARD, 0);
-        TRY_ZERO(first + l, ZERO_BACKWARD, 1);
+        CALL(first + l, ZERO_BACKWARD, 0);
+        CALL(first + l, ZERO_BACKWARD, 1);
     }
     if (!own->no_embedding && own->no_head)
-        TRY_ZERO(0, ZERO_BACKWARD, 0);
+        CALL(0, ZERO_BACKWARD, 0);
     if (!own->no_embedding)
-        TRY_ZERO(0, ZERO_BACKWARD, 1);
+        CALL(0, ZERO_BACKWARD, 1);
 #undef CALL
     return n;
 }

@@ -20,7 +20,7 @@ const char *const profile_names[PROFILE_N_PARTS] = {
  * measured one is needed too. The timeline's other tracks have fewer spans. */
 int64_t profile_most_micro_batches(int64_t layers, int64_t steps)
 {
-    int64_t room = PROFILE_MOST_SPANS - 3 * (steps + 1);
+    int64_t room = PROFILE_MAX_SPANS - 3 * (steps + 1);
     return room / (2 * (2 * layers + 3) + layers + 1 + 1);
 }
 
@@ -32,7 +32,7 @@ enum profile_part profile_enter(struct profile *p, enum profile_part part)
     int64_t now = report_now_ns();
     if (p->running)
         p->ns[before] += now - p->since_ns;
-    if (p->running && before == PROFILE_EXPOSED && p->n_means < PROFILE_MOST_STEPS) {
+    if (p->running && before == PROFILE_EXPOSED && p->n_means < PROFILE_MAX_STEPS) {
         p->means[p->n_means][0] = p->since_ns;
         p->means[p->n_means++][1] = now;
     }

@@ -31,7 +31,7 @@ extern const char *const profile_names[PROFILE_N_PARTS];
 
 /* The most steps that are measured, and the spans that the timeline keeps of the model's thread
  * (cfg.debug.trace). */
-enum { PROFILE_MOST_STEPS = 50, PROFILE_MOST_SPANS = 16384 };
+enum { PROFILE_MAX_STEPS = 50, PROFILE_MAX_SPANS = 16384 };
 
 struct profile {
     /* steps are measured from the end of step n_warm to the end of the last one */
@@ -43,7 +43,7 @@ struct profile {
     int64_t ns[PROFILE_N_PARTS], total_ns;
     /* Begin and end of each part EXPOSED of the model's thread. This is zero_mean, which waits for other
      * ranks and for updates. Then the time when the last step returned. Both are in ns of report_now_ns(). */
-    int64_t means[PROFILE_MOST_STEPS][2], n_means, last_step_ns;
+    int64_t means[PROFILE_MAX_STEPS][2], n_means, last_step_ns;
     /* operations of matrix products in PRODUCTS and ATTENTION */
     double flop[PROFILE_N_PARTS];
     int32_t rank, world;

@@ -37,7 +37,7 @@ static const struct option_row rows[] = {
     {"batch", "N", "Rows in a micro-batch of one rank (4)", OPTION_INT(train.batch, 1, 1000000)},
     {"accum", "N", "Micro-batches per step and rank (1)", OPTION_INT(train.accum, 1, 100000)},
     {"steps", "N", "Steps that are measured, after 2 that are not (5)",
-     OPTION_INT(steps, 1, PROFILE_MOST_STEPS)},
+     OPTION_INT(steps, 1, PROFILE_MAX_STEPS)},
     {"plain", NULL, "The same model without libzero, on one rank", OPTION_FLAG(train.plain)},
     {"stage", "0..3", "What is sharded (0)", OPTION_INT(train.stage, 0, 3)},
     {"threads", "N", "Of each rank, for its products and layers (1)", OPTION_INT(train.threads, 1, 1024)},

@@ -23,14 +23,14 @@ struct run {
     struct compute compute;
     /* (n_own) this rank's pipeline stages, and its part of the model for each. Without --pp: one stage, which
      * is the whole model. */
-    struct gpt2 model[PIPE_MOST_OWN];
-    struct train_stage stage[PIPE_MOST_OWN];
+    struct gpt2 model[PIPE_MAX_OWN];
+    struct train_stage stage[PIPE_MAX_OWN];
     int32_t n_own;
     struct bytes_data data;
     struct report report;
     /* (n_tensors) the tensors of all these stages, and the number of each in train_describe's table */
-    struct zero_tensor tensors[PIPE_MOST_OWN * TRAIN_N_TENSORS];
-    int32_t number[PIPE_MOST_OWN * TRAIN_N_TENSORS], n_tensors;
+    struct zero_tensor tensors[PIPE_MAX_OWN * TRAIN_N_TENSORS];
+    int32_t number[PIPE_MAX_OWN * TRAIN_N_TENSORS], n_tensors;
     /* cfg.memory.order, needed until zero_wrap has returned */
     struct zero_call *order;
     /* NULL with --plain */

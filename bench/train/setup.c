@@ -185,7 +185,7 @@ int train_close(struct run *r, int err)
 {
     int status = r->bad_input || err == ZERO_ERR_ARG || err == ZERO_ERR_BUDGET ? EXIT_USAGE : EXIT_FAILURE;
     plain_close(&r->plain);
-    for (int32_t k = 0; k < PIPE_MOST_OWN; k++)
+    for (int32_t k = 0; k < PIPE_MAX_OWN; k++)
         gpt2_close(&r->model[k]);
     compute_close(&r->compute);
     bytes_data_close(&r->data);

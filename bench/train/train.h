@@ -9,7 +9,7 @@
 
 #include <stdbool.h>
 
-#define TRAIN_MOST_STEP_MS 64 /* as many values as zero_mean takes */
+#define TRAIN_MAX_STEP_MS 64 /* as many values as zero_mean takes */
 
 struct train_options {
     struct model_options model;
@@ -78,7 +78,7 @@ struct train_options {
     /* most bytes of an exported file; 0: the default */
     int64_t export_max;
 
-    /* (steps, at most TRAIN_MOST_STEP_MS) filled with each step's time, the mean over ranks, by a run that
+    /* (steps, at most TRAIN_MAX_STEP_MS) filled with each step's time, the mean over ranks, by a run that
      * then prints nothing. NULL: train */
     double *step_ms;
 };

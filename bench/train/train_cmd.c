@@ -119,7 +119,7 @@ static const struct option_row rows[] = {
     {"stages-per-rank", "N",
      "With --pp N and --schedule interleaved or gpipe, or --schedule-file: so many stages on each of the N, "
      "so that they stand still less (1)",
-     OPTION_INT(stages_per_rank, 1, PIPE_MOST_OWN)},
+     OPTION_INT(stages_per_rank, 1, PIPE_MAX_OWN)},
     {"schedule-file", "FILE",
      "The same as PyTorch's CSV has it, a line for each of --pp, of --accum micro-batches",
      OPTION_TEXT(schedule_file)},

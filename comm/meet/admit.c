@@ -4,7 +4,7 @@
  *
  * An unidentified connection must not stop a job, nor learn more than that the job exists. A connection
  * without proof of the job's key is refused without a reason. One that is silent for seconds is dropped.
- * There are at most MOST_UNIDENTIFIED of them; others wait in the kernel's queue. If a rank of this job has a
+ * There are at most MAX_UNIDENTIFIED of them; others wait in the kernel's queue. If a rank of this job has a
  * wrong number or world, all ranks fail.
  *
  * A rank may come with another name than rank 0's. If another context of rank 0's process waits with that
@@ -21,9 +21,9 @@
 #include <unistd.h>
 
 enum {
-    MOST_UNIDENTIFIED = 128, /* connections that have not proved to be a rank's */
-    FAIR_MS = 100,           /* time that each has to answer before another may take its place */
-    UNIDENTIFIED_MS = 5000,  /* time that each has if no other wants its place */
+    MAX_UNIDENTIFIED = 128, /* connections that have not proved to be a rank's */
+    FAIR_MS = 100,          /* time that each has to answer before another may take its place */
+    UNIDENTIFIED_MS = 5000, /* time that each has if no other wants its place */
     SWEEP_MS = 500,
     LISTEN_AGAIN_MS = 20,
     BIND_MS = 2000, /* a port that another program has just released may still be held for a moment */
@@ -360,13 +360,13 @@ void zr_hub_admit(struct zr_rendezvous *r)
     struct zr_listener *s = find_awaited(r);
     if (r->closing || !s)
         return;
-    struct zr_link *oldest = r->n_unidentified >= MOST_UNIDENTIFIED ? oldest_unidentified(r) : NULL;
+    struct zr_link *oldest = r->n_unidentified >= MAX_UNIDENTIFIED ? oldest_unidentified(r) : NULL;
     int64_t left = oldest ? oldest->since_ms + FAIR_MS - zr_hub_now_ms(r) : 0;
-    if (r->n_unidentified >= MOST_UNIDENTIFIED && left <= 0 && oldest) {
+    if (r->n_unidentified >= MAX_UNIDENTIFIED && left <= 0 && oldest) {
         zr_link_drop(oldest);
         left = 1; /* it is gone after this round of the loop */
     }
-    if (r->n_unidentified < MOST_UNIDENTIFIED) {
+    if (r->n_unidentified < MAX_UNIDENTIFIED) {
         take_awaited(r, s);
         left = 1;
     }

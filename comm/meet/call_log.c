@@ -75,6 +75,14 @@ void zr_call_log_report(int rank_a, const struct zr_logged_call *a, int rank_b,
         rank_a, of_a, rank_b, of_b, strcmp(of_a, of_b) ? "" : other, left_out);
 }
 
+void zr_call_log_report_none(bool compared, char *text, size_t n_text)
+{
+    if (compared)
+        snprintf(text, n_text, "; the latest %d calls of the programs do not differ", ZR_CALL_LOG_KEPT);
+    else
+        snprintf(text, n_text, "; the calls of the programs could not be compared");
+}
+
 /* Packs a call into one word, so that it can be read at once: 6 bits name, 3 phase, 23 step, 32 subject.
  * The kept bits of the step are enough: calls that are far apart differ in their number. */
 uint64_t zr_call_log_pack(const struct zr_logged_call *c)
@@ -129,8 +137,6 @@ void zr_call_log_copy(const struct zr_call_log *ring, struct zr_call_log_copy *o
 {
     struct zr_logged_call c;
     memset(out, 0, sizeof *out);
-    if (!ring)
-        return;
     out->n = atomic_load_explicit(&ring->n, memory_order_acquire);
     for (uint64_t n = oldest(out->n); n <= out->n; n++)
         if (get(ring, n, &c)) {
@@ -168,6 +174,13 @@ uint64_t zr_call_log_differ(const struct zr_call_log *a, const struct zr_call_lo
         if (get(a, n, of_a) && get(b, n, of_b) && !same(of_a, of_b))
             return n;
     return 0;
+}
+
+bool zr_call_log_overlap(const struct zr_call_log *a, const struct zr_call_log *b)
+{
+    uint64_t n_a = atomic_load_explicit(&a->n, memory_order_acquire);
+    uint64_t n_b = atomic_load_explicit(&b->n, memory_order_acquire);
+    return oldest(n_a > n_b ? n_a : n_b) <= (n_a < n_b ? n_a : n_b);
 }
 
 /* Whether the calls are equal except for the step, as in another layer or step. */

@@ -103,6 +103,18 @@ struct zr_call_log_copy {
     } at[ZR_CALL_LOG_KEPT];
 };
 
+/* A communicator for which each rank logs the calls that all of its ranks must make. */
+struct zr_shared_calls {
+    /* Identifies its ranks, and their number. */
+    uint64_t group;
+    int32_t size;
+    /* This rank's calls. NULL: none are logged, and the rest is 0. */
+    const struct zr_call_log *log;
+};
+
+/* Most of them on a rank: data parallelism, tensor parallelism, and the world. */
+enum { ZR_SHARED_CALLS = 3 };
+
 /* Pack a call without its args into one word, which can be read at once, and unpack it. Any word unpacks to
  * some call. An unknown name has no text. */
 uint64_t zr_call_log_pack(const struct zr_logged_call *c);
@@ -132,7 +144,11 @@ void zr_call_log_report(int rank_a, const struct zr_logged_call *a, int rank_b,
                         const struct zr_logged_call *b, enum zr_call_log_gap gap,
                         char text[ZR_CALL_LOG_BOTH_CHARS]);
 
-/* Copies a ring, NULL as an empty one. Calls that are added meanwhile may be missing. Any thread. */
+/* Writes what to say if no call differs: "; the latest 2048 calls of the programs do not differ", or that
+ * none could be compared. */
+void zr_call_log_report_none(bool compared, char *text, size_t n_text);
+
+/* Copies a ring. Calls that are added meanwhile may be missing. Any thread. */
 void zr_call_log_copy(const struct zr_call_log *ring, struct zr_call_log_copy *out);
 /* Fills a ring from a copy, whose content may be anything. */
 void zr_call_log_restore(struct zr_call_log *ring, const struct zr_call_log_copy *from);
@@ -141,6 +157,8 @@ void zr_call_log_restore(struct zr_call_log *ring, const struct zr_call_log_copy
  * The first call is 1. 0: there is none. */
 uint64_t zr_call_log_differ(const struct zr_call_log *a, const struct zr_call_log *b,
                             struct zr_logged_call *of_a, struct zr_logged_call *of_b);
+/* Whether some call is kept in both, so that they can be compared. */
+bool zr_call_log_overlap(const struct zr_call_log *a, const struct zr_call_log *b);
 /* Finds which rank omitted a call, for calls number n, which differ. A rank has omitted the other's call if
  * it made the call that follows there. The other rank may not have come to the next call yet, since calls of
  * tensor parallelism wait. Then what followed earlier, as in the layer before, decides. Only calls of tensor

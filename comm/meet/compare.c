@@ -21,8 +21,16 @@ static uint64_t answer_ms(const struct zr_rendezvous *r)
     return (uint64_t)(r->timeout_ms / 2 < ANSWER_MS ? r->timeout_ms / 2 : ANSWER_MS);
 }
 
-/* A CALLS frame carries calls. A rank that asks for a comparison appends the text of its failure. */
-_Static_assert(sizeof(struct zr_call_log_copy) + ZR_FRAME_TEXT_BYTES <= ZR_FRAME_SMALL_BYTES,
+/* The payload of a CALLS frame: calls of one communicator. A rank that asks for a comparison appends the text
+ * of its failure to the last one. */
+struct calls_frame {
+    uint64_t group;
+    /* size is 0 if the rank logs no calls at all; the rest is 0 then. */
+    int32_t size;
+    uint16_t which, is_last;
+    struct zr_call_log_copy copy;
+};
+_Static_assert(sizeof(struct calls_frame) + ZR_FRAME_TEXT_BYTES <= ZR_FRAME_SMALL_BYTES,
                "a rank may send its calls at any time");
 
 bool zr_rendezvous_compare(struct zr_rendezvous *r, int code, const char *text)
@@ -32,61 +40,86 @@ bool zr_rendezvous_compare(struct zr_rendezvous *r, int code, const char *text)
 
 /* ---- rank 0 compares all calls ---- */
 
-/* NULL: they are unknown. */
-static const struct zr_call_log *own_calls(const struct zr_rendezvous *r)
+static void own_calls(const struct zr_rendezvous *r, struct zr_shared_calls out[ZR_SHARED_CALLS])
 {
-    return r->known.calls_of_all ? r->known.calls_of_all(r->known.arg) : NULL;
+    memset(out, 0, ZR_SHARED_CALLS * sizeof *out);
+    if (r->known.shared_calls)
+        r->known.shared_calls(r->known.arg, out);
 }
 
-static const struct zr_call_log *member_calls(const struct zr_rendezvous *r, int rank)
+static const struct zr_shared_calls *calls_of(const struct zr_rendezvous *r, int rank, int which)
 {
-    return rank == r->w.rank ? own_calls(r) : r->members[rank].calls;
+    return &r->members[rank].calls[which];
 }
 
-static uint64_t n_calls(const struct zr_rendezvous *r, int rank)
+static uint64_t n_calls(const struct zr_rendezvous *r, int rank, int which)
 {
-    const struct zr_call_log *calls = member_calls(r, rank);
-    return calls ? atomic_load(&calls->n) : 0;
+    return atomic_load(&calls_of(r, rank, which)->log->n);
 }
 
-/* Finds the first rank with the most calls, or with the fewest, among those that answered. */
-static int furthest(const struct zr_rendezvous *r, bool most)
+/* Whether the calls of both ranks are known and must be the same. */
+static bool must_be_same(const struct zr_rendezvous *r, int rank, int other, int which)
 {
-    int best = 0;
-    for (int i = 1; i < r->w.world; i++)
-        if (member_calls(r, i) &&
-            (most ? n_calls(r, i) > n_calls(r, best) : n_calls(r, i) < n_calls(r, best)))
+    const struct zr_shared_calls *a = calls_of(r, rank, which), *b = calls_of(r, other, which);
+    return a->log && b->log && a->size == b->size && a->group == b->group;
+}
+
+/* Finds the first rank with the most calls, or with the fewest, among those that must make the calls of this
+ * rank, which are known. */
+static int furthest(const struct zr_rendezvous *r, int rank, int which, bool most)
+{
+    int best = -1;
+    for (int i = 0; i < r->w.world; i++) {
+        if (!must_be_same(r, i, rank, which))
+            continue;
+        uint64_t n = n_calls(r, i, which), of_best = best < 0 ? 0 : n_calls(r, best, which);
+        if (best < 0 || (most ? n > of_best : n < of_best))
             best = i;
+    }
     return best;
 }
 
 /* Compares every rank with the one that has the most calls. If two others differ in a call, that one has made
- * this call too, so one of them differs from it. */
-static bool find_difference(const struct zr_rendezvous *r, char text[ZR_CALL_LOG_BOTH_CHARS])
+ * this call too, so one of them differs from it. *compared: some calls could be compared, otherwise
+ * unchanged. */
+static bool find_difference_in(const struct zr_rendezvous *r, int which, bool *compared,
+                               char text[ZR_CALL_LOG_BOTH_CHARS])
 {
-    int of = furthest(r, true);
     uint64_t first = 0;
     for (int i = 0; i < r->w.world; i++) {
         struct zr_logged_call here, there;
-        uint64_t n = i != of && n_calls(r, i)
-                         ? zr_call_log_differ(member_calls(r, i), member_calls(r, of), &there, &here)
-                         : 0;
+        int of = calls_of(r, i, which)->log ? furthest(r, i, which, true) : i;
+        if (of == i)
+            continue;
+        const struct zr_call_log *its = calls_of(r, i, which)->log, *most = calls_of(r, of, which)->log;
+        uint64_t n = zr_call_log_differ(its, most, &there, &here);
+        *compared |= zr_call_log_overlap(its, most);
         if (n && (!first || n < first)) {
             first = n;
-            zr_call_log_report(i, &there, of, &here,
-                               zr_call_log_left_out(member_calls(r, i), member_calls(r, of), n), text);
+            zr_call_log_report(i, &there, of, &here, zr_call_log_left_out(its, most, n), text);
         }
     }
     return first != 0;
 }
 
+/* Compares the calls of the world first, as they lead to the ranks that are furthest ahead. A call that only
+ * some ranks must make is found in the others. */
+static bool find_difference(const struct zr_rendezvous *r, bool *compared, char text[ZR_CALL_LOG_BOTH_CHARS])
+{
+    *compared = false;
+    for (int which = ZR_SHARED_CALLS; which-- > 0;)
+        if (find_difference_in(r, which, compared, text))
+            return true;
+    return false;
+}
+
 /* Writes "240 calls, the last zero_end(unit 3, forward) in step 4". */
-static void report_place(const struct zr_rendezvous *r, int rank, char *text, size_t n_text)
+static void report_place(const struct zr_rendezvous *r, int rank, int which, char *text, size_t n_text)
 {
     struct zr_logged_call last;
     char call[ZR_CALL_LOG_CHARS] = "";
-    uint64_t n = n_calls(r, rank);
-    if (n && zr_call_log_last(member_calls(r, rank), &last))
+    uint64_t n = n_calls(r, rank, which);
+    if (n && zr_call_log_last(calls_of(r, rank, which)->log, &last))
         zr_call_log_describe(&last, call);
     if (n)
         snprintf(text, n_text, "%llu calls, the last %s", (unsigned long long)n, call);
@@ -94,20 +127,44 @@ static void report_place(const struct zr_rendezvous *r, int rank, char *text, si
         snprintf(text, n_text, "no call");
 }
 
+/* Writes which rank is behind, among those that must make the same calls as this one. Returns false if none
+ * is, and then writes how far they are if text is empty. */
+static bool report_behind_of(const struct zr_rendezvous *r, int rank, int which, char *text, size_t n_text)
+{
+    int ahead = furthest(r, rank, which, true), behind = furthest(r, rank, which, false);
+    char there[192], here[192];
+    bool differ = n_calls(r, ahead, which) != n_calls(r, behind, which);
+    report_place(r, ahead, which, here, sizeof here);
+    report_place(r, behind, which, there, sizeof there);
+    if (differ)
+        snprintf(text, n_text, "; rank %d did not come: its program has made %s; that of rank %d %s", behind,
+                 there, ahead, here);
+    else if (!text[0] && !n_calls(r, ahead, which))
+        snprintf(text, n_text, "; no program has made a call");
+    else if (!text[0])
+        snprintf(text, n_text, "; the programs have made the same %s", here);
+    return differ;
+}
+
+/* Whether another rank's calls are known that this one must make. */
+static bool has_others(const struct zr_rendezvous *r, int rank, int which)
+{
+    int other = 0;
+    while (other < r->w.world && (other == rank || !must_be_same(r, rank, other, which)))
+        other++;
+    return other < r->w.world;
+}
+
 /* Writes which rank is behind, if all calls that were made are the same. */
 static void report_behind(const struct zr_rendezvous *r, char *text, size_t n_text)
 {
-    int ahead = furthest(r, true), behind = furthest(r, false);
-    char there[192], here[192];
-    report_place(r, ahead, here, sizeof here);
-    report_place(r, behind, there, sizeof there);
-    if (!n_calls(r, ahead))
-        snprintf(text, n_text, "; no program has made a call");
-    else if (n_calls(r, ahead) == n_calls(r, behind))
-        snprintf(text, n_text, "; the programs have made the same %s", here);
-    else
-        snprintf(text, n_text, "; rank %d did not come: its program has made %s; that of rank %d %s", behind,
-                 there, ahead, here);
+    bool found = false;
+    text[0] = 0;
+    for (int which = ZR_SHARED_CALLS; which-- > 0 && !found;)
+        for (int i = 0; i < r->w.world && !found; i++)
+            found = has_others(r, i, which) && report_behind_of(r, i, which, text, n_text);
+    if (!text[0])
+        zr_call_log_report_none(false, text, n_text);
 }
 
 /* Writes "; no answer came from rank 2, rank 5". */
@@ -116,7 +173,7 @@ static void report_silent(const struct zr_rendezvous *r, char *text, size_t n_te
     size_t at = 0;
     text[0] = 0;
     for (int i = 1; i < r->w.world && at + 32 < n_text; i++)
-        if (!r->members[i].calls)
+        if (!r->members[i].has_answered)
             at += (size_t)snprintf(text + at, n_text - at, "%srank %d", at ? ", " : "; no answer came from ",
                                    i);
 }
@@ -124,8 +181,11 @@ static void report_silent(const struct zr_rendezvous *r, char *text, size_t n_te
 static void forget_calls(struct zr_rendezvous *r)
 {
     for (int i = 0; i < r->w.world; i++) {
-        free(r->members[i].calls);
-        r->members[i].calls = NULL;
+        struct zr_member *m = &r->members[i];
+        for (int which = 0; which < ZR_SHARED_CALLS && i != r->w.rank; which++)
+            free((void *)(uintptr_t)m->calls[which].log);
+        memset(m->calls, 0, sizeof m->calls);
+        m->has_answered = false;
     }
 }
 
@@ -135,17 +195,17 @@ static void decide(struct zr_rendezvous *r)
     const struct zr_comparison *c = &r->comparison;
     uv_timer_stop(&r->answers);
     zr_hub_send_report(r, false);
-    bool first = !r->code; /* otherwise another failure is known by now, to all */
+    bool compared, first = !r->code; /* otherwise another failure is known by now, to all */
+    own_calls(r, r->members[r->w.rank].calls);
     report_silent(r, silent, sizeof silent);
     zr_rendezvous_describe_stopped(r, zr_rendezvous_stopped(r), stopped);
-    if (first && find_difference(r, calls)) {
+    if (first && find_difference(r, &compared, calls)) {
         zr_hub_fail(r, ZERO_ERR_MISMATCH, "%s (rank %d: %.400s)", calls, c->rank, c->text);
     } else if (first) {
         if (c->code == ZERO_ERR_TIMEOUT)
             report_behind(r, place, sizeof place);
         else if (c->code == ZERO_ERR_MISMATCH)
-            snprintf(place, sizeof place, "; the latest %d calls of the programs do not differ",
-                     ZR_CALL_LOG_KEPT);
+            zr_call_log_report_none(compared, place, sizeof place);
         zr_hub_fail(r, c->code, "%.400s%s%s%s" ZR_HUB_FOUND_BY "%d)", c->text, place, silent, stopped,
                     c->rank);
     }
@@ -171,7 +231,7 @@ static bool may_answer(const struct zr_rendezvous *r, int rank)
 static bool all_answered(const struct zr_rendezvous *r)
 {
     for (int i = 1; i < r->w.world; i++)
-        if (!r->members[i].calls && may_answer(r, i))
+        if (!r->members[i].has_answered && may_answer(r, i))
             return false;
     return true;
 }
@@ -187,7 +247,7 @@ static void begin_comparison(struct zr_rendezvous *r, int rank, int code, const 
     c->code = code < 0 ? code : ZERO_ERR_FAILED;
     snprintf(c->text, sizeof c->text, "%s", text);
     for (int i = 1; i < r->w.world; i++)
-        if (!r->members[i].calls)
+        if (!r->members[i].has_answered)
             zr_hub_send(r, i, ZR_FRAME_ASK_CALLS, 0, NULL, 0);
     uv_update_time(r->loop);
     uv_timer_start(&r->answers, on_answers_late, answer_ms(r), 0);
@@ -198,14 +258,27 @@ static void begin_comparison(struct zr_rendezvous *r, int rank, int code, const 
 /* Sends this rank's calls to rank 0. code 0: they are only an answer. */
 static void send_calls(struct zr_rendezvous *r, int code, const char *text)
 {
+    struct zr_shared_calls calls[ZR_SHARED_CALLS];
     size_t n_text = strlen(text);
-    struct zr_call_log_copy *copy = malloc(sizeof *copy + n_text);
-    if (!copy)
+    struct calls_frame *f = malloc(sizeof *f + n_text);
+    if (!f)
         return; /* the rank that asked waits until its time is over */
-    zr_call_log_copy(own_calls(r), copy);
-    memcpy(copy + 1, text, n_text);
-    zr_hub_send(r, 0, ZR_FRAME_CALLS, code, copy, sizeof *copy + n_text);
-    free(copy);
+    own_calls(r, calls);
+    for (int which = 0; which < ZR_SHARED_CALLS; which++) {
+        bool is_last = which == ZR_SHARED_CALLS - 1;
+        if (!calls[which].log && !is_last)
+            continue;
+        memset(f, 0, sizeof *f);
+        f->group = calls[which].group;
+        f->size = calls[which].size;
+        f->which = (uint16_t)which;
+        f->is_last = is_last;
+        if (calls[which].log)
+            zr_call_log_copy(calls[which].log, &f->copy);
+        memcpy(f + 1, text, n_text);
+        zr_hub_send(r, 0, ZR_FRAME_CALLS, is_last ? code : 0, f, sizeof *f + (is_last ? n_text : 0));
+    }
+    free(f);
 }
 
 void zr_hub_compare(struct zr_rendezvous *r)
@@ -229,19 +302,28 @@ void zr_hub_asked(struct zr_rendezvous *r)
     send_calls(r, 0, "");
 }
 
+/* Keeps the calls of a frame. A rank may ask and answer, so they may come twice. */
+static void keep_calls(struct zr_shared_calls *to, const struct calls_frame *f)
+{
+    struct zr_call_log *log = (void *)(uintptr_t)to->log;
+    log = log || !f->size ? log : malloc(sizeof *log);
+    if (log && f->size)
+        zr_call_log_restore(log, &f->copy);
+    if (log)
+        *to = (struct zr_shared_calls){f->group, f->size, log};
+}
+
 bool zr_hub_on_calls(struct zr_rendezvous *r, int rank, int code, const char *payload, size_t n)
 {
-    struct zr_member *member = &r->members[rank];
-    const struct zr_call_log_copy *copy = (const struct zr_call_log_copy *)payload;
+    const struct calls_frame *f = (const struct calls_frame *)payload;
     char text[ZR_FRAME_TEXT_BYTES];
-    if (n < sizeof *copy || n - sizeof *copy >= sizeof text)
+    if (n < sizeof *f || n - sizeof *f >= sizeof text || f->which >= ZR_SHARED_CALLS)
         return false;
     if (r->code)
         return true;
-    member->calls = member->calls ? member->calls : malloc(sizeof *member->calls);
-    if (member->calls)
-        zr_call_log_restore(member->calls, copy);
-    snprintf(text, sizeof text, "%.*s", (int)(n - sizeof *copy), payload + sizeof *copy);
+    keep_calls(&r->members[rank].calls[f->which], f);
+    r->members[rank].has_answered |= f->is_last != 0;
+    snprintf(text, sizeof text, "%.*s", (int)(n - sizeof *f), payload + sizeof *f);
     if (code)
         begin_comparison(r, rank, code, text);
     if (r->comparison.begun && all_answered(r))

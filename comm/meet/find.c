@@ -57,7 +57,7 @@ static bool take_interface(struct zr_rendezvous *r)
     }
     r->n_to = 0;
     for (int pass = 0; pass < 2 && !r->n_to; pass++)
-        for (int i = 0; i < mine.n && r->n_to < ZR_LOOKUP_MOST; i++) {
+        for (int i = 0; i < mine.n && r->n_to < ZR_LOOKUP_MAX; i++) {
             zr_address_set_port(&mine.of[i].address, r->w.port);
             if (pass || (is_number && zr_address_same(&mine.of[i].address, &given)))
                 r->to[r->n_to++] = mine.of[i].address;
@@ -104,7 +104,7 @@ static void say_listening(const struct zr_rendezvous *r, char *text, size_t n_te
 
 /* Lists the addresses by which a bound socket can be reached: those for other hosts, and loopback last.
  * Returns how many, at least 1. */
-static int list_reachable(const union zr_address *bound, union zr_address at[ZR_LOOKUP_MOST])
+static int list_reachable(const union zr_address *bound, union zr_address at[ZR_LOOKUP_MAX])
 {
     struct zr_interfaces here;
     if (!zr_address_is_any(bound)) {
@@ -113,7 +113,7 @@ static int list_reachable(const union zr_address *bound, union zr_address at[ZR_
     }
     if (zr_interfaces_all(&here))
         here.n = 0;
-    int n = zr_address_list_reaching(&here, bound, ZR_LOOKUP_MOST - 1, at);
+    int n = zr_address_list_reaching(&here, bound, ZR_LOOKUP_MAX - 1, at);
     zr_address_parse("127.0.0.1", zr_address_port(bound), &at[n]);
     return n + 1;
 }
@@ -149,7 +149,7 @@ static void leave_loopback(struct zr_rendezvous *r)
             r->to[r->n_to++] = r->to[i];
     if (r->n_to == n_found)
         return;
-    for (int i = 0; i < mine.n && r->n_to < ZR_LOOKUP_MOST; i++) {
+    for (int i = 0; i < mine.n && r->n_to < ZR_LOOKUP_MAX; i++) {
         zr_address_set_port(&mine.of[i].address, r->w.port);
         r->to[r->n_to++] = mine.of[i].address;
     }

@@ -13,7 +13,7 @@
 enum {
     /* The word "zero" in little-endian bytes. */
     ZR_FRAME_MAGIC = 0x6f72657a,
-    ZR_FRAME_VERSION = 8,
+    ZR_FRAME_VERSION = 9,
     /* Bytes of the longest message that is sent. */
     ZR_FRAME_TEXT_BYTES = 1024,
     /* Most bytes of a payload before both sides know each other. */
@@ -52,8 +52,9 @@ enum zr_frame_type {
     ZR_FRAME_EXIT,
     /* 0 -> rank: send your program's latest calls. */
     ZR_FRAME_ASK_CALLS,
-    /* Rank -> 0: the latest calls. Payload: struct zr_call_log_copy. If about is not 0, the sender asks for a
-     * comparison of all ranks. About is then the code of its failure, and the message follows the calls. */
+    /* Rank -> 0: the latest calls, one frame for each communicator. Payload: struct calls_frame (compare.c).
+     * If about is not 0, the sender asks for a comparison of all ranks. About is then the code of its
+     * failure, and the message follows the calls of the last frame. */
     ZR_FRAME_CALLS,
     /* 0 <-> rank: a message of the rendezvous' user. About: the rank that it is for. -1: all. */
     ZR_FRAME_MESSAGE,

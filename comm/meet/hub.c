@@ -11,7 +11,7 @@
 #include <string.h>
 
 enum {
-    MOST_KEPT = 64,  /* messages that came before the detach, besides one from each rank */
+    MAX_KEPT = 64,   /* messages that came before the detach, besides one from each rank */
     LINGER_MS = 300, /* for the other ends to read a goodbye */
 };
 
@@ -314,7 +314,7 @@ static bool keep_message(struct zr_rendezvous *r, int from, const char *data, si
         end = &(*end)->next;
         n_kept++;
     }
-    t = n_kept < MOST_KEPT + r->w.world ? malloc(sizeof *t + n) : NULL;
+    t = n_kept < MAX_KEPT + r->w.world ? malloc(sizeof *t + n) : NULL;
     if (!t)
         return false;
     *t = (struct zr_message){.from = from, .n = n};

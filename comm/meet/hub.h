@@ -57,8 +57,10 @@ struct zr_member {
     char *waits_as;
     /* The call that its latest beat named (beat.c). NULL: none, or no memory. */
     char *last_heard;
-    /* Rank 0, during a comparison: its program's calls. NULL: they have not come yet. */
-    struct zr_call_log *calls;
+    /* Rank 0, during a comparison: its program's calls. */
+    struct zr_shared_calls calls[ZR_SHARED_CALLS];
+    /* All of them have come. */
+    bool has_answered;
 };
 
 /* A failure that any thread passes to the loop's thread. code 0: none. */
@@ -121,7 +123,7 @@ struct zr_rendezvous {
     bool awaits_handed;
     /* Rank 0: where it listens. Others: where they try to reach it, now at to[to_now]. The addresses of a
      * name were found at found_ms. */
-    union zr_address to[ZR_LOOKUP_MOST];
+    union zr_address to[ZR_LOOKUP_MAX];
     int n_to, to_now;
     int64_t found_ms;
     /* The look-up in progress, or NULL. */

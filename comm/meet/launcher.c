@@ -154,7 +154,7 @@ static int read_optional(const char *name, int lo, int hi, int *out)
  * and with srun --preserve-env. */
 static int check_step(const struct zr_launcher *l, int world)
 {
-    int n = world, err = read_optional(slurm_step_tasks, 1, ZR_MOST_RANKS, &n);
+    int n = world, err = read_optional(slurm_step_tasks, 1, ZR_MAX_RANKS, &n);
     if (err || n == world)
         return err;
     return zr_fail(ZERO_ERR_ARG,
@@ -172,7 +172,7 @@ static int read_agents(int world, struct agents *a)
 {
     *a = (struct agents){0};
     int err = read_optional("LOCAL_WORLD_SIZE", 1, world, &a->n_local);
-    return err ? err : read_optional("GROUP_WORLD_SIZE", 1, ZR_MOST_RANKS, &a->n);
+    return err ? err : read_optional("GROUP_WORLD_SIZE", 1, ZR_MAX_RANKS, &a->n);
 }
 
 static int read_ranks(const struct zr_launcher *l, struct zr_world *w)
@@ -182,7 +182,7 @@ static int read_ranks(const struct zr_launcher *l, struct zr_world *w)
     if (!rank || !world)
         return zr_fail(ZERO_ERR_ARG, "%s is not set though %s is \"%.64s\": both or neither are allowed",
                        rank ? l->world : l->rank, rank ? l->rank : l->world, rank ? rank : world);
-    int err = zr_meeting_number(l->world, world, 1, ZR_MOST_RANKS, &w->world);
+    int err = zr_meeting_number(l->world, world, 1, ZR_MAX_RANKS, &w->world);
     if (!err && l->kind == ZR_LAUNCHER_SLURM)
         err = check_step(l, w->world);
     if (!err && (err = zr_meeting_number(l->rank, rank, 0, w->world - 1, &w->rank)))
@@ -399,16 +399,16 @@ static bool may_be_inherited(const struct zr_launcher *l)
 const struct zr_launcher *zr_launcher_of_larger(int world, struct zr_world *said, bool *is_sure)
 {
     const struct zr_launcher *l = NULL;
-    struct zr_kept kept;
+    struct zr_saved_error kept;
     for (const struct zr_launcher *m = launchers; m < launchers + ZR_LAUNCHERS; m++)
         if (is_set(m) && (!l || (may_be_inherited(l) && !may_be_inherited(m))))
             l = m;
     if (!l)
         return NULL;
     *is_sure = !may_be_inherited(l);
-    zr_keep(&kept, 0);
+    zr_error_save(&kept, 0);
     bool is_legible = read_ranks(l, said) == 0;
-    zr_say_again(&kept);
+    zr_error_restore(&kept);
     return is_legible && said->world > world ? l : NULL;
 }
 

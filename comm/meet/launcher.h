@@ -11,7 +11,7 @@
 
 #include <sys/types.h>
 
-enum { ZR_MOST_RANKS = 65536 };
+enum { ZR_MAX_RANKS = 65536 };
 
 /* In the order of precedence. */
 enum zr_launcher_kind {

@@ -278,7 +278,7 @@ struct sending {
 struct zr_shared_bytes *zr_shared_bytes_new(const void *bytes, size_t n)
 {
     struct zr_shared_bytes *s;
-    if (ZR_ZALLOC_BYTES(s, sizeof *s + n, "a frame of %zu bytes of the rendezvous", n))
+    if (ZR_ZALLOC_ARRAY(s, sizeof *s, (int64_t)n, 1, "a frame of %zu bytes of the rendezvous", n))
         return NULL;
     s->n_users = 1;
     s->n = n;

@@ -119,7 +119,7 @@ bool zr_meeting_file_parse(const char *text, size_t n, struct zr_meeting_file *o
         !take_text(&t, "host", f.host, sizeof f.host))
         return false;
     while (take_value(&t, "at", at))
-        if (f.n == ZR_LOOKUP_MOST || !zr_address_read(at, strlen(at), &f.at[f.n++]))
+        if (f.n == ZR_LOOKUP_MAX || !zr_address_read(at, strlen(at), &f.at[f.n++]))
             return false;
     /* Without its last line the text is incomplete. */
     if (f.n == 0 || t.end - t.at != 4 || memcmp(t.at, "end\n", 4) != 0)

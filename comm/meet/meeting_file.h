@@ -37,7 +37,7 @@ struct zr_meeting_file {
     char job[sizeof((struct zr_world *)0)->job], host[72];
     /* Rank 0's addresses, the likeliest first. */
     int n;
-    union zr_address at[ZR_LOOKUP_MOST];
+    union zr_address at[ZR_LOOKUP_MAX];
 };
 
 /* Begins a file for w's job, without addresses yet. */

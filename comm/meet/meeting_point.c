@@ -80,14 +80,14 @@ static int read_group(struct reader *r)
             return err;
         if (high < low)
             return refuse_list(r, "a range that goes down");
-        if (high - low >= ZR_HOSTLIST_MOST || (n += high - low + 1) > ZR_HOSTLIST_MOST)
+        if (high - low >= ZR_HOSTLIST_MAX || (n += high - low + 1) > ZR_HOSTLIST_MAX)
             return refuse_list(r, "more than 65536 names");
     }
     if (*r->at != ']')
         return refuse_list(r, "no ]");
     r->at++;
     r->n *= n;
-    return r->n > ZR_HOSTLIST_MOST ? refuse_list(r, "more than 65536 names") : 0;
+    return r->n > ZR_HOSTLIST_MAX ? refuse_list(r, "more than 65536 names") : 0;
 }
 
 static int read_name(struct reader *r)
@@ -121,7 +121,7 @@ int zr_hostlist_first(const char *variable, const char *list, char first[ZR_HOST
         if (!all)
             snprintf(found, sizeof found, "%.*s", r.n_name, r.name);
         all += r.n;
-        if (all > ZR_HOSTLIST_MOST)
+        if (all > ZR_HOSTLIST_MAX)
             return refuse_list(&r, "more than 65536 names");
         more = *r.at == ',';
         r.at += more;
@@ -255,7 +255,7 @@ static int read_slurm_hosts(struct hosts *h)
     int err = 0, n = 0;
     int64_t n_listed = 0;
     if (count)
-        err = zr_meeting_number(count, getenv(count), 1, ZR_HOSTLIST_MOST, &n);
+        err = zr_meeting_number(count, getenv(count), 1, ZR_HOSTLIST_MAX, &n);
     h->n = n;
     if (err || n == 1)
         return err;

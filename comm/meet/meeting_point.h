@@ -35,9 +35,9 @@ bool zr_meeting_host(const char *text, char host[sizeof((struct zr_world *)0)->h
  * A name has letters, digits, '.', '_' and '-', and groups in brackets: numbers and ranges of numbers. Each
  * number gives one name, with its leading zeros. Several groups of one name multiply. */
 
-enum { ZR_HOSTLIST_NAME = 256, ZR_HOSTLIST_MOST = 65536 };
+enum { ZR_HOSTLIST_NAME = 256, ZR_HOSTLIST_MAX = 65536 };
 
-/* Reads the first name, and how many there are (up to ZR_HOSTLIST_MOST). variable is the list's name in
+/* Reads the first name, and how many there are (up to ZR_HOSTLIST_MAX). variable is the list's name in
  * messages. ZERO_ERR_ARG names the character at which the list is invalid; nothing is written then. */
 int zr_hostlist_first(const char *variable, const char *list, char first[ZR_HOSTLIST_NAME], int64_t *n);
 

@@ -367,13 +367,13 @@ void zr_address_list_print(const union zr_address *at, int n, char text[ZR_ADDRE
     }
 }
 
-int zr_address_list_read(const char *text, size_t n, union zr_address at[ZR_LOOKUP_MOST])
+int zr_address_list_read(const char *text, size_t n, union zr_address at[ZR_LOOKUP_MAX])
 {
     int found = 0;
     for (size_t from = 0; from < n || (n && from == n);) {
         const char *space = memchr(text + from, ' ', n - from);
         size_t length = space ? (size_t)(space - text) - from : n - from;
-        if (found == ZR_LOOKUP_MOST || !zr_address_read(text + from, length, &at[found++]))
+        if (found == ZR_LOOKUP_MAX || !zr_address_read(text + from, length, &at[found++]))
             return -1;
         from += length + 1;
     }
@@ -427,7 +427,7 @@ static void drop_hold(struct zr_lookup *l)
 
 static void take_found(struct zr_looked_up *out, const struct addrinfo *all, int port)
 {
-    for (const struct addrinfo *a = all; a && out->n < ZR_LOOKUP_MOST; a = a->ai_next) {
+    for (const struct addrinfo *a = all; a && out->n < ZR_LOOKUP_MAX; a = a->ai_next) {
         if (a->ai_family != AF_INET && a->ai_family != AF_INET6)
             continue;
         memcpy(&out->at[out->n], a->ai_addr, a->ai_addrlen);

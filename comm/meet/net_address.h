@@ -81,12 +81,12 @@ void zr_interface_of(const union zr_address *a, char name[ZR_INTERFACE_CHARS]);
  * The system's resolver may take half a minute and more, and cannot be stopped. So it runs on another thread,
  * which is left behind if the caller stops waiting. */
 
-enum { ZR_LOOKUP_MOST = 8 };
+enum { ZR_LOOKUP_MAX = 8 };
 
 struct zr_looked_up {
     /* Addresses of both families, in the resolver's order. */
     int n;
-    union zr_address at[ZR_LOOKUP_MOST];
+    union zr_address at[ZR_LOOKUP_MAX];
     /* Why there are none. "": there are some. */
     char why[160];
 };
@@ -104,16 +104,16 @@ void zr_lookup_leave(struct zr_lookup *l);
 
 /* ---- text with ports: one rank sends it to another, so the input may be anything ---- */
 
-enum { ZR_ADDRESS_LIST_CHARS = ZR_LOOKUP_MOST * ZR_ADDRESS_CHARS };
+enum { ZR_ADDRESS_LIST_CHARS = ZR_LOOKUP_MAX * ZR_ADDRESS_CHARS };
 
 /* Reads n characters, "10.77.0.1:4000" or "[fd77::1]:4000". Returns false if they are neither. An address
  * with a zone is refused, because zones differ between hosts. */
 bool zr_address_read(const char *text, size_t n, union zr_address *out);
 
-/* Writes "10.77.0.1:4000 [fd77::1]:4000". n is at most ZR_LOOKUP_MOST. */
+/* Writes "10.77.0.1:4000 [fd77::1]:4000". n is at most ZR_LOOKUP_MAX. */
 void zr_address_list_print(const union zr_address *at, int n, char text[ZR_ADDRESS_LIST_CHARS]);
 /* Reads such a list of n characters; "" is empty. Returns how many there are, or -1 if it is no list. */
-int zr_address_list_read(const char *text, size_t n, union zr_address at[ZR_LOOKUP_MOST]);
+int zr_address_list_read(const char *text, size_t n, union zr_address at[ZR_LOOKUP_MAX]);
 
 /* Lists the addresses by which other hosts reach a socket that is bound to all addresses of its family, with
  * its port. Loopback and link-local addresses are left out. Returns how many, up to most. */

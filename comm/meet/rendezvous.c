@@ -484,7 +484,7 @@ void zr_rendezvous_free(struct zr_rendezvous *r)
     free_tables(r);
 }
 
-enum { MOST_EXCHANGE_BYTES = 1 << 30 };
+enum { MAX_EXCHANGE_BYTES = 1 << 30 };
 
 /* --- exchanging --- */
 
@@ -636,10 +636,10 @@ static int begin_exchange(struct zr_rendezvous *r)
 
 int zr_rendezvous_exchange(struct zr_rendezvous *r, const void *mine, size_t n, void *all)
 {
-    if (n == 0 || n > MOST_EXCHANGE_BYTES / (size_t)r->w.world)
+    if (n == 0 || n > MAX_EXCHANGE_BYTES / (size_t)r->w.world)
         return zr_fail(ZERO_ERR_ARG,
                        "exchange: %zu bytes from each of %d ranks: 1 to %d bytes in all are allowed", n,
-                       r->w.world, MOST_EXCHANGE_BYTES);
+                       r->w.world, MAX_EXCHANGE_BYTES);
     int err = begin_exchange(r);
     if (err)
         return err;
@@ -714,9 +714,9 @@ static int take_verdict(struct zr_rendezvous *r, int32_t *code, struct said *s)
 
 int zr_rendezvous_agree(struct zr_rendezvous *r, int err)
 {
-    struct zr_kept own;
+    struct zr_saved_error own;
     struct said s = {.rank = r->w.rank};
-    int32_t code = zr_keep(&own, err);
+    int32_t code = zr_error_save(&own, err);
     if (err)
         memcpy(s.text, own.text, sizeof s.text);
     int met = begin_exchange(r);
@@ -724,7 +724,7 @@ int zr_rendezvous_agree(struct zr_rendezvous *r, int err)
         met = take_verdict(r, &code, &s);
     r->phase = ZR_PHASE_IDLE;
     if (err && (met || s.rank == r->w.rank))
-        return zr_say_again(&own);
+        return zr_error_restore(&own);
     if (met)
         return met;
     return code ? zr_fail(code, "rank %d: %s", s.rank, s.text) : 0;
@@ -732,16 +732,18 @@ int zr_rendezvous_agree(struct zr_rendezvous *r, int err)
 
 int zr_rendezvous_agree_and_exchange(struct zr_rendezvous *r, int err, int32_t *mine, size_t n, void *all)
 {
-    struct zr_kept own;
-    *mine = zr_keep(&own, err);
+    struct zr_saved_error own;
+    *mine = zr_error_save(&own, err);
     int met = zr_rendezvous_exchange(r, mine, n, all);
     if (met)
-        return err ? zr_say_again(&own) : met;
+        memset(all, 0, (size_t)r->w.world * n); /* rank 0 may have got all bytes before it failed */
+    if (met)
+        return err ? zr_error_restore(&own) : met;
     for (int i = 0; i < r->w.world; i++) {
         int32_t its;
         memcpy(&its, (const char *)all + (size_t)i * n, sizeof its);
         if (its)
-            return zr_rendezvous_agree(r, err ? zr_say_again(&own) : 0);
+            return zr_rendezvous_agree(r, err ? zr_error_restore(&own) : 0);
     }
     return 0;
 }

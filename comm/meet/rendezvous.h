@@ -97,7 +97,7 @@ struct zr_world {
     /* Addresses by which rank 0 has said that it can be reached, with that port. It listens on all of its
      * addresses, or on its interface, and the others try these one after the other. 0: none. */
     int n_at;
-    union zr_address at[ZR_LOOKUP_MOST];
+    union zr_address at[ZR_LOOKUP_MAX];
     /* A file, or a folder for it, in which rank 0 writes its address. "": none. */
     char file[1024];
     /* This host is assumed to be rank 0's, because nothing says on how many hosts the ranks are. */
@@ -215,8 +215,8 @@ struct zr_known_ranks {
     /* Fills *out, with zeros for a rank of another host. A rank that is lost after it has recorded a failure
      * is not the cause: that failure is then reported to all ranks. */
     void (*see)(void *arg, int rank, struct zr_rank_seen *out);
-    /* Returns this rank's calls that every rank must make, or NULL. */
-    const struct zr_call_log *(*calls_of_all)(void *arg);
+    /* Writes this rank's calls over out, which is zero, in the same order on all ranks. */
+    void (*shared_calls)(void *arg, struct zr_shared_calls out[ZR_SHARED_CALLS]);
     /* Gives the calls that this rank and another must both make. Returns false if they are unknown. */
     bool (*common_calls)(void *arg, int rank, const struct zr_call_log **own, const struct zr_call_log **its);
     void *arg;
@@ -271,7 +271,8 @@ int zr_rendezvous_agree(struct zr_rendezvous *r, int err);
 /* Exchanges n bytes of each rank, and agrees on the result of a step. mine points to the first member of this
  * rank's record, an int32_t, which gets err. Messages are only sent if a rank has failed. That keeps records
  * small, which matters because rank 0 sends every record to every rank. Returns as zr_rendezvous_agree does.
- * After a failure all has the records too, if the ranks could exchange them. Collective. Blocks. */
+ * After a failure all has the records too, if the ranks could exchange them, and zeros otherwise. Collective.
+ * Blocks. */
 int zr_rendezvous_agree_and_exchange(struct zr_rendezvous *r, int err, int32_t *mine, size_t n, void *all);
 
 /* Reports that this rank cannot go on: every other rank's running or next exchange fails with code and this
@@ -314,9 +315,10 @@ void zr_rendezvous_on_message(struct zr_rendezvous *r,
  * then gets the latest calls of all ranks. on_failed of every rank, including this one, gets one of these
  * failures:
  *
- * - ZERO_ERR_MISMATCH with the first calls that differ. - If none differ: code and text. For ZERO_ERR_TIMEOUT
- * the text names the rank whose program is behind, and the ranks that did not answer within timeout_ms / 2,
- * at most 5 s. - Another failure, if one is known by then.
+ * - ZERO_ERR_MISMATCH with the first calls that differ.
+ * - If none differ: code and text. For ZERO_ERR_TIMEOUT the text names the rank whose program is behind, and
+ *   the ranks that did not answer within timeout_ms / 2, at most 5 s.
+ * - Another failure, if one is known by then.
  *
  * Only a rank's first request counts. If rank 0 does not answer nothing comes, so the caller limits its wait.
  * Returns false if nothing will come: before the detach, after zr_rendezvous_close, and if world is 1. Any

@@ -15,6 +15,8 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+static const char LIMIT[] = " (start_timeout_ms)";
+
 /* Returns a hash of this machine and the network that its processes see. Containers of one machine may
  * have two. */
 static uint64_t loopback_hash(void)
@@ -45,12 +47,12 @@ static int hold_port(int *held, union zr_address *bound)
 static int offer_own(const struct zr_world *w, const union zr_address *bound,
                      char text[ZR_ADDRESS_LIST_CHARS])
 {
-    union zr_address at[ZR_LOOKUP_MOST];
+    union zr_address at[ZR_LOOKUP_MAX];
     struct zr_interfaces mine;
     int err =
         w->interface[0] ? zr_interfaces_find("interface", w->interface, &mine) : zr_interfaces_all(&mine);
     if (!err)
-        zr_address_list_print(at, zr_address_list_reaching(&mine, bound, ZR_LOOKUP_MOST, at), text);
+        zr_address_list_print(at, zr_address_list_reaching(&mine, bound, ZR_LOOKUP_MAX, at), text);
     return err;
 }
 
@@ -116,10 +118,12 @@ static int check_gathered(const struct zr_user_comm_card *all, const char *name,
     return 0;
 }
 
-static int check_cards(const struct zr_user_comm_card *all, const char *name, const struct zr_world *w)
+/* rank: an error of this rank does not name it. */
+static int check_cards(const struct zr_user_comm_card *all, const char *name, const struct zr_world *w,
+                       int rank)
 {
     const struct zr_user_comm_card *zero = &all[0];
-    int err = zr_first_error_of(all, w->world, w->rank);
+    int err = zr_first_error_of(all, w->world, rank);
     for (int r = 1; r < w->world && !err; r++) {
         if (strncmp(all[r].name, zero->name, sizeof zero->name))
             return zr_fail(ZERO_ERR_MISMATCH,
@@ -144,14 +148,39 @@ static bool have_same_loopback(const struct zr_user_comm_card *all, int n)
     return r == n;
 }
 
+static int check_all(const struct zr_user_comm_card *all, const char *name, const struct zr_world *w,
+                     int rank)
+{
+    int err = check_gathered(all, name, w);
+    return err ? err : check_cards(all, name, w, rank);
+}
+
+void zr_user_comm_check(struct zr_user_comm_card *all, const char *name, const struct zr_world *w)
+{
+    zr_first_error_put(&all[0], check_all(all, name, w, -1));
+    all[0].is_checked = true;
+    all[0].has_one_loopback = have_same_loopback(all, w->world);
+    all[0].sum = sum_of(&all[0]);
+}
+
+/* Returns the error that rank 0 found when it checked all cards. */
+static int take_checked(const struct zr_user_comm_card *zero, const char *name, const struct zr_world *w)
+{
+    if (zero->sum != sum_of(zero))
+        return zr_fail(ZERO_ERR_FAILED,
+                       "%s gave rank %d wrong bytes for rank 0: all ranks need the same libzero", name,
+                       w->rank);
+    return zero->err ? zr_fail(zr_first_error_code(zero->err), "%.*s", (int)sizeof zero->text - 1, zero->text)
+                     : 0;
+}
+
 int zr_user_comm_choose(const struct zr_user_comm_card *all, const char *name, struct zr_world *w)
 {
     const struct zr_user_comm_card *zero = &all[0];
-    int err = check_gathered(all, name, w);
-    err = err ? err : check_cards(all, name, w);
+    int err = zero->is_checked ? take_checked(zero, name, w) : check_all(all, name, w, w->rank);
     if (err)
         return err;
-    bool same_loopback = have_same_loopback(all, w->world);
+    bool same_loopback = zero->is_checked ? zero->has_one_loopback : have_same_loopback(all, w->world);
     bool by_list = !zero->is_given && !same_loopback && !zero->address[0];
     int n_at = by_list ? zr_address_list_read(zero->at, strnlen(zero->at, sizeof zero->at), w->at) : 0;
     if (by_list && n_at < 1)
@@ -170,13 +199,22 @@ int zr_user_comm_choose(const struct zr_user_comm_card *all, const char *name, s
 
 /* --- gathering cards --- */
 
-/* A call of cfg.launch.exchange. data is mine and then all, so that a thread that is left behind in the call
- * keeps both. */
+enum { UNBEGUN = INT32_MIN, UNWRITTEN = 0xa5 };
+
+/* A call of cfg.launch.exchange. data is mine, all, and room for as much as all again, because the program's
+ * group may have more ranks than cfg.launch.world says. A thread that is left behind in the call keeps the
+ * data. */
 struct exchange_call {
     int (*exchange)(void *arg, const void *mine, void *all, size_t bytes);
     void *arg;
     size_t bytes;
     int64_t data[];
+};
+
+/* A wait for such a call. */
+struct exchange_wait {
+    const struct zr_user_comm *c;
+    int64_t begun_ns, reminded_ns;
 };
 
 static int call_exchange(void *arg)
@@ -185,26 +223,72 @@ static int call_exchange(void *arg)
     return k->exchange(k->arg, k->data, (char *)k->data + k->bytes, k->bytes);
 }
 
+/* Logs a long wait. Fails if a rank has ended, as it will not come. */
+static int watch_exchange(void *arg)
+{
+    struct exchange_wait *k = arg;
+    const struct zr_waiting *w = k->c->w->waiting;
+    char text[ZR_WAIT_CHARS], how[128];
+    int64_t now = zr_now_ns();
+    for (int i = 0; w && w->has_ended && i < k->c->w->world; i++)
+        if (i != k->c->w->rank && w->has_ended(w->arg, i, how, sizeof how))
+            return zr_fail(ZERO_ERR_PEER, "rank %d ended before it came to zero_wrap: %s", i, how);
+    if (!w || now - k->reminded_ns < w->remind_ms * 1000000)
+        return 0;
+    k->reminded_ns = now;
+    snprintf(
+        text, sizeof text,
+        "cfg.launch.exchange (do all ranks call zero_wrap, and is it set on all?) has not returned on rank "
+        "%d after %lld ms",
+        k->c->w->rank, (long long)((now - k->begun_ns) / 1000000));
+    zr_waiting_warn(w, text, k->c->timeout_ms, LIMIT);
+    return 0;
+}
+
+/* Returns an error if the call wrote more than the n_all bytes of all. */
+static int check_size(const struct zr_user_comm *c, const unsigned char *all, size_t n_all, size_t bytes)
+{
+    size_t n = 2 * n_all;
+    while (n > n_all && all[n - 1] == UNWRITTEN)
+        n--;
+    return n == n_all ? 0
+                      : zr_fail(ZERO_ERR_ARG,
+                                "cfg.launch.exchange gave rank %d the bytes of %zu ranks or more, but "
+                                "cfg.launch.world is %d: it must gather from these ranks only",
+                                c->w->rank, (n + bytes - 1) / bytes, c->w->world);
+}
+
 int zr_user_comm_call(struct zr_user_comm *c, const void *mine, void *all, size_t bytes)
 {
-    size_t n_all = bytes * (size_t)c->w->world, n = sizeof(struct exchange_call) + bytes + n_all;
+    size_t n_all = bytes * (size_t)c->w->world, n = sizeof(struct exchange_call) + bytes + 2 * n_all;
     struct exchange_call *k = calloc(1, n);
+    struct exchange_wait wait = {c, zr_now_ns(), zr_now_ns()};
     const struct zr_task_call call = {
         .what = "cfg.launch.exchange (do all ranks call zero_wrap, and is it set on all?)",
         .thread = "zero-exchange",
+        .dev = c->dev,
         .fn = call_exchange,
-        .limit = " (start_timeout_ms)"};
+        .unbegun = UNBEGUN,
+        .watch = watch_exchange,
+        .watch_arg = &wait,
+        .limit = LIMIT};
     bool left; /* what the call uses is its own */
     int res = 0;
     if (!k)
         return zr_fail(ZERO_ERR_NOMEM, "exchange: no memory for the cards of %d ranks", c->w->world);
     *k = (struct exchange_call){.exchange = c->exchange, .arg = c->exchange_arg, .bytes = bytes};
     memcpy(k->data, mine, bytes);
+    unsigned char *of_call = (unsigned char *)k->data + bytes;
+    memset(of_call + n_all, UNWRITTEN, n_all);
     int err = zr_timed_call(&call, c->timeout_ms, k, n, &res, &left);
-    if (!err && res)
+    if (!err && res == UNBEGUN)
+        err = zr_fail(ZERO_ERR_SYSTEM, "the thread of cfg.launch.exchange could not use the GPU of rank %d",
+                      c->w->rank);
+    else if (!err && res)
         err = zr_fail(ZERO_ERR_FAILED, "cfg.launch.exchange returned %d on rank %d", res, c->w->rank);
+    err = err ? err : check_size(c, of_call, n_all, bytes);
     if (!err)
-        memcpy(all, (char *)k->data + bytes, n_all);
+        memcpy(all, of_call, n_all);
     free(k);
     return err;
 }

@@ -19,7 +19,8 @@ struct zr_device;
 struct zr_user_comm {
     /* "exchange", "mpi_comm", "nccl_comm" or "MPI_COMM_WORLD", for messages. */
     const char *name;
-    /* Gathers `bytes` of each rank into all, in rank order. mine is not inside all.
+    /* Gathers the cards of all ranks, of `bytes` each, into all, in rank order. mine is not inside all. If
+     * only rank 0 gets all of them, it calls zr_user_comm_check, and the others get its card alone.
      * Collective; blocks up to timeout_ms. */
     int (*gather)(struct zr_user_comm *c, const void *mine, void *all, size_t bytes);
     /* The program's MPI_Comm * or ncclComm_t. NULL: cfg.launch.exchange, or MPI_COMM_WORLD. */
@@ -35,7 +36,7 @@ struct zr_user_comm {
     /* start_timeout_ms */
     int64_t timeout_ms;
     const struct zr_world *w;
-    /* NULL: gather needs none. */
+    /* The device that gather uses, or that is current while it calls exchange. NULL: none. */
     struct zr_device *dev;
     struct zr_log *log;
     /* A call of gather has not returned, and may still use dev. */
@@ -70,13 +71,19 @@ struct zr_user_comm_card {
     char name[sizeof((struct zr_world *)0)->name];
     /* Rank 0's key. */
     struct zr_job_key key;
-    ZR_FIRST_ERROR(256);
+    /* Rank 0 has checked all cards: the error is the first of any rank, and has_one_loopback is set. */
+    int32_t is_checked, has_one_loopback;
+    ZR_FIRST_ERROR(320);
 };
+
+/* For gather, on rank 0: checks the cards of all ranks (w->world), and writes the result to the first. name
+ * is that of struct zr_user_comm. */
+void zr_user_comm_check(struct zr_user_comm_card *all, const char *name, const struct zr_world *w);
 
 /* Fills this rank's card. Its own failure is in the card, too. Local. */
 int zr_user_comm_fill(const struct zr_world *w, int *held, struct zr_user_comm_card *c);
-/* Completes w from the cards of all ranks (w->world). All ranks have the same cards and find the same
- * result. name is that of struct zr_user_comm. */
+/* Completes w from the cards of all ranks (w->world), or from the first if it is checked. All ranks have the
+ * same cards and find the same result. name is that of struct zr_user_comm. */
 int zr_user_comm_choose(const struct zr_user_comm_card *all, const char *name, struct zr_world *w);
 
 #endif

@@ -13,9 +13,9 @@
 
 static int take_configured(int want_rank, int want_world, struct zr_world *w)
 {
-    if (want_world < 0 || want_world > ZR_MOST_RANKS)
+    if (want_world < 0 || want_world > ZR_MAX_RANKS)
         return zr_fail(ZERO_ERR_ARG, "world is %d: 1 to %d are allowed, or 0 to look in the environment",
-                       want_world, ZR_MOST_RANKS);
+                       want_world, ZR_MAX_RANKS);
     if (want_rank < 0 || want_rank >= want_world)
         return zr_fail(ZERO_ERR_ARG, "rank is %d: 0 to %d are allowed (world is %d)", want_rank,
                        want_world - 1, want_world);

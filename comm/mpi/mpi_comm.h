@@ -177,8 +177,9 @@ int zr_mpi_check_launched(const struct zr_mpi_library *lib);
 /* Returns ZERO_ERR_ARG if this rank (rank of world, by found_by) has another number in MPI_COMM_WORLD. */
 int zr_mpi_check_rank(int rank, int world, const char *found_by, int mpi_rank, int mpi_world);
 
-/* mpi_exchange.c: gathers `bytes` of each rank over c->comm (NULL: MPI_COMM_WORLD), which has the same ranks
- * as c->w. Contexts with the same c->w->name exchange. Drops p, which was opened with c->log.
+/* mpi_exchange.c: gathers the card of each rank over c->comm (NULL: MPI_COMM_WORLD), which has the same ranks
+ * as c->w, on rank 0, and sends that of rank 0 to all (gather of struct zr_user_comm). Contexts with the same
+ * c->w->name exchange. Drops p, which was opened with c->log.
  *
  * Collective over that communicator. */
 int zr_mpi_exchange_over(struct zr_mpi_process *p, const struct zr_user_comm *c, const void *mine, void *all,

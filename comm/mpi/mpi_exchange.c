@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_exchange.c: ranks exchange bytes over MPI before they meet (gather of struct zr_user_comm). They use
+/* mpi_exchange.c: ranks exchange cards over MPI before they meet (gather of struct zr_user_comm). They use
  * the program's communicator (mpi_user_comm.c), or MPI_COMM_WORLD if a launcher of MPI has started them and
  * nothing else says where they meet.
  *
- * Every rank sends its bytes to rank 0, which answers all of them once the last have come. They may belong to
- * a zero_wrap that their rank has given up since. So rank 0 counts a rank only once that rank has confirmed
- * that it still waits. A rank that gives up afterwards asks rank 0 whether it was in time. Notes carry
- * cfg.launch.name, so contexts of one process may meet in any order.
+ * Every rank sends its card to rank 0, which checks them once the last has come, and sends each rank the
+ * result. Cards may belong to a zero_wrap that their rank has given up since. So rank 0 counts a rank only
+ * once that rank has confirmed that it still waits. A rank that gives up afterwards asks rank 0 whether it
+ * was in time. Notes carry cfg.launch.name, so contexts of one process may meet in any order.
  *
  * No call here waits inside MPI. So a late rank blocks no other context of the process, and a zero_wrap that
  * fails leaves nothing pending in MPI. The messages use the communicator itself, with a separate tag. A new
@@ -28,29 +28,28 @@ static const char LIMIT[] = " (start_timeout_ms)";
 
 /* Kinds of notes. From other ranks to rank 0:
  *
- *    CARD   the rank is in zero_wrap; its bytes follow
+ *    CARD   the rank is in zero_wrap; its card follows
  *    HERE   the rank has got SEEN, and still waits
  *    GONE   the rank no longer waits
  *
  * From rank 0 to others:
  *
  *    SEEN   rank 0 is in zero_wrap, in the context that the note names
- *    ALL    the attempts and the bytes of all ranks follow, or a failure
- *    LEFT   rank 0 has got GONE in time, and sends no ALL */
-enum note_kind { CARD = 1, HERE, GONE, SEEN, ALL, LEFT };
+ *    RESULT the card of rank 0 follows, which has checked all cards, or a failure
+ *    LEFT   rank 0 has got GONE in time, and sends no RESULT */
+enum note_kind { CARD = 1, HERE, GONE, SEEN, RESULT, LEFT };
 
 struct note {
     int32_t kind;
-    /* The failure that ALL reports. */
+    /* The failure that RESULT reports. */
     ZR_FIRST_ERROR(256);
     char name[sizeof((struct zr_world *)0)->name];
-    /* Number of the zero_wrap of the rank that is not rank 0. In ALL each rank has another. */
+    /* Number of the zero_wrap of the rank that is not rank 0. */
     uint64_t attempt;
 };
 
-/* A note with what follows it. Several messages may send one. */
+/* A note with what follows it. */
 struct post {
-    int n_users;
     int64_t bytes;
     struct note note;
     uint64_t more[];
@@ -85,16 +84,16 @@ struct meeting {
     struct channel *channel;
     uint64_t attempt;
     struct message *sent;
-    /* Bytes of each rank, and (w->world) those of all. */
+    /* Bytes of a card. On rank 0 all has those of all ranks (w->world), and on others that of rank 0. */
     size_t bytes;
     char *all;
     /* On rank 0: (w->world) the state of the ranks; the number of ranks here, including rank 0. */
     struct arrival *come;
     int n_here;
     /* On other ranks: rank 0 has come; it has come only in a context of other_name; it has answered LEFT; the
-     * failure that ALL reported, if any. */
+     * failure that RESULT reported, if any. */
     bool is_seen, has_other_name, has_left;
-    struct zr_kept reported;
+    struct zr_saved_error reported;
     char other_name[sizeof((struct zr_world *)0)->name];
 };
 
@@ -192,7 +191,7 @@ static void leave_channel(struct meeting *k)
 
 /* --- messages --- */
 
-/* Returns a note that `bytes` may follow, with one user, or NULL with a message. */
+/* Returns a note that `bytes` may follow, or NULL with a message. */
 static struct post *make_post(const struct meeting *k, const struct note *note, size_t bytes)
 {
     struct post *p = calloc(1, sizeof *p + bytes);
@@ -200,25 +199,19 @@ static struct post *make_post(const struct meeting *k, const struct note *note, 
         zr_fail(ZERO_ERR_NOMEM, "%s: no memory to meet over it", k->over);
         return NULL;
     }
-    p->n_users = 1;
     p->bytes = (int64_t)(sizeof p->note + bytes);
     p->note = *note;
     memcpy(p->note.name, k->w->name, sizeof p->note.name);
     return p;
 }
 
-static void drop_post(struct post *p)
-{
-    if (p && --p->n_users == 0)
-        free(p);
-}
-
 static void free_message(struct message *m)
 {
-    drop_post(m->post);
+    free(m->post);
     free(m);
 }
 
+/* Takes the post over if it returns 0. */
 static int send_post(struct meeting *k, int to, struct post *post)
 {
     struct zr_mpi_process *p = k->process;
@@ -244,7 +237,6 @@ static int send_post(struct meeting *k, int to, struct post *post)
         return err ? err : zr_mpi_say(p, class, "MPI_Isend");
     }
     m->post = post;
-    post->n_users++;
     m->next = k->sent;
     k->sent = m;
     return 0;
@@ -259,7 +251,8 @@ static int send_note(struct meeting *k, int to, const struct note *note, const v
     if (bytes)
         memcpy(post->more, more, bytes);
     int err = send_post(k, to, post);
-    drop_post(post);
+    if (err)
+        free(post);
     return err;
 }
 
@@ -335,20 +328,14 @@ static bool is_named(const struct note *n, const struct meeting *k)
 
 static bool is_answer(const struct note *n)
 {
-    return n->kind == SEEN || n->kind == ALL || n->kind == LEFT;
-}
-
-/* Bytes that follow ALL. */
-static size_t all_bytes(const struct meeting *k)
-{
-    return (size_t)k->w->world * (sizeof(uint64_t) + k->bytes);
+    return n->kind == SEEN || n->kind == RESULT || n->kind == LEFT;
 }
 
 /* Whether this is an answer to k, which is not rank 0. */
 static bool answers(const struct post *p, const struct meeting *k)
 {
-    if (p->note.kind == ALL)
-        return p->bytes == (int64_t)(sizeof p->note + all_bytes(k)) && p->more[k->w->rank] == k->attempt;
+    if (p->note.kind == RESULT && p->bytes != (int64_t)(sizeof p->note + k->bytes))
+        return false;
     return is_answer(&p->note) && p->note.attempt == k->attempt;
 }
 
@@ -516,26 +503,21 @@ static void describe_missing(struct meeting *k, int64_t ms, const char *limit, c
              k->w->world, k->w->name, k->over, (long long)ms, limit, who, names);
 }
 
-/* Sends the ranks that have come the bytes of all, or why there are none. */
+/* Checks the cards, and sends the result to the ranks that have come, or why there is none. */
 static int answer_all(struct meeting *k, int err)
 {
-    struct note answer = {.kind = ALL};
-    size_t n_world = (size_t)k->w->world;
-    struct zr_kept kept;
-    zr_keep(&kept, zr_first_error_put(&answer, err));
-    struct post *post = make_post(k, &answer, all_bytes(k));
-    if (!post)
-        return err ? zr_say_again(&kept) : ZERO_ERR_NOMEM;
-    for (size_t i = 0; i < n_world; i++)
-        post->more[i] = k->come[i].attempt;
-    memcpy(post->more + n_world, k->all, n_world * k->bytes);
+    struct note answer = {.kind = RESULT};
+    struct zr_saved_error kept;
+    zr_error_save(&kept, zr_first_error_put(&answer, err));
+    if (!err)
+        zr_user_comm_check((struct zr_user_comm_card *)k->all, k->over, k->w);
     for (int i = 1, failed = 0; i < k->w->world && !failed; i++) {
-        failed = post->more[i] ? send_post(k, i, post) : 0;
+        answer.attempt = k->come[i].attempt;
+        failed = answer.attempt ? send_note(k, i, &answer, k->all, k->bytes) : 0;
         if (failed && !err)
-            zr_keep(&kept, failed);
+            zr_error_save(&kept, failed);
     }
-    drop_post(post);
-    return zr_say_again(&kept);
+    return zr_error_restore(&kept);
 }
 
 static int collect(struct meeting *k)
@@ -578,25 +560,24 @@ static int confirm(struct meeting *k)
     return send_note(k, 0, &here, NULL, 0);
 }
 
-/* Takes the bytes of all ranks, and the failure that rank 0 reports, if any. */
-static void take_all(struct meeting *k, const struct post *p)
+/* Takes the card of rank 0, and the failure that it reports, if any. */
+static void take_card(struct meeting *k, const struct post *p)
 {
-    size_t n_world = (size_t)k->w->world;
-    memcpy(k->all, p->more + n_world, n_world * k->bytes);
-    zr_keep(&k->reported, p->note.err ? zr_fail(zr_first_error_code(p->note.err), "%.*s",
+    memcpy(k->all, p->more, k->bytes);
+    zr_error_save(&k->reported, p->note.err ? zr_fail(zr_first_error_code(p->note.err), "%.*s",
                                                 (int)sizeof p->note.text - 1, p->note.text)
                                       : 0);
 }
 
-/* Returns 0 if ALL has not come yet, 1 if it has, or the failure. */
+/* Returns 0 if RESULT has not come yet, 1 if it has, or the failure. */
 static int take_answer(struct meeting *k)
 {
     int res = 0;
     for (struct message *m; !res && (m = take_next(k)); free_message(m)) {
         const struct note *n = &m->post->note;
         k->has_left |= n->kind == LEFT;
-        if (n->kind == ALL) {
-            take_all(k, m->post);
+        if (n->kind == RESULT) {
+            take_card(k, m->post);
             res = 1;
         } else if (n->kind == SEEN && is_named(n, k)) {
             res = confirm(k);
@@ -608,7 +589,7 @@ static int take_answer(struct meeting *k)
     return res;
 }
 
-/* Returns 0 if the time is over or rank 0 has answered LEFT, 1 if ALL has come, or the failure. */
+/* Returns 0 if the time is over or rank 0 has answered LEFT, 1 if RESULT has come, or the failure. */
 static int await_answer(struct meeting *k)
 {
     int res = 0;
@@ -620,8 +601,8 @@ static int await_answer(struct meeting *k)
     return res;
 }
 
-/* Tells rank 0 that this rank no longer waits. If rank 0 counts on it, ALL may be on its way, and is then the
- * answer. Returns as await_answer. */
+/* Tells rank 0 that this rank no longer waits. If rank 0 counts on it, RESULT may be on its way, and is then
+ * the answer. Returns as await_answer. */
 static int leave_rank_0(struct meeting *k)
 {
     const struct note gone = {.kind = GONE, .attempt = k->attempt};
@@ -633,14 +614,14 @@ static int leave_rank_0(struct meeting *k)
 static int ask_rank_0(struct meeting *k, const void *mine)
 {
     const struct note card = {.kind = CARD, .attempt = k->attempt};
-    struct zr_kept kept;
+    struct zr_saved_error kept;
     int res = send_note(k, 0, &card, mine, k->bytes);
     res = res ? res : await_answer(k);
     if (res != 1) {
-        zr_keep(&kept, res ? res : say_over(k, describe_unanswered));
+        zr_error_save(&kept, res ? res : say_over(k, describe_unanswered));
         res = leave_rank_0(k);
     }
-    return zr_say_again(res == 1 ? &k->reported : &kept);
+    return zr_error_restore(res == 1 ? &k->reported : &kept);
 }
 
 /* --- all ranks --- */
@@ -658,6 +639,7 @@ static int gather_notes(struct meeting *k, const void *mine)
     return err;
 }
 
+/* After a success MPI goes on to work, also if a message has not left yet: its rank still waits for it. */
 int zr_mpi_exchange_over(struct zr_mpi_process *p, const struct zr_user_comm *c, const void *mine, void *all,
                          size_t bytes)
 {
@@ -671,17 +653,17 @@ int zr_mpi_exchange_over(struct zr_mpi_process *p, const struct zr_user_comm *c,
                         .until_ns = now + c->timeout_ms * 1000000,
                         .bytes = bytes,
                         .all = all};
-    struct zr_kept kept;
+    struct zr_saved_error kept;
     bool rests = true;
     int err = join_channel(&k, c->comm);
-    zr_keep(&kept, err ? err : gather_notes(&k, mine));
+    zr_error_save(&kept, err ? err : gather_notes(&k, mine));
     if (!err) {
         rests = have_left(&k);
         leave_channel(&k);
     }
-    if (kept.code || !rests)
+    if (kept.code)
         zr_mpi_process_drop(p, c->log, rests);
     else
         zr_mpi_process_leave_looking(p, c->log);
-    return zr_say_again(&kept);
+    return zr_error_restore(&kept);
 }

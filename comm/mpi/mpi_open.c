@@ -221,7 +221,7 @@ struct making {
     int32_t comm;
     int class;
     /* The failure that prevented the call. */
-    struct zr_kept kept;
+    struct zr_saved_error kept;
 };
 
 static int make_in_time(void *arg)
@@ -229,7 +229,7 @@ static int make_in_time(void *arg)
     struct making *k = arg;
     int err = zr_mpi_enter(k->process, k->ms);
     if (err) {
-        zr_keep(&k->kept, err); /* the message belongs to this thread */
+        zr_error_save(&k->kept, err); /* the message belongs to this thread */
         return err;
     }
     k->class = zr_mpi_shim_of(k->process)
@@ -267,7 +267,7 @@ int zr_mpi_make(struct zr_mpi *m)
     }
     free(k.member);
     m->comm = err ? -1 : k.comm;
-    err = err ? err : res ? zr_say_again(&k.kept) : 0;
+    err = err ? err : res ? zr_error_restore(&k.kept) : 0;
     return err ? err : k.class ? zr_mpi_say(p->process, k.class, "MPI_Comm_create_group") : 0;
 }
 
@@ -453,8 +453,8 @@ int zr_mpi_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct z
     err = open_all(p, ask, comm);
     p->opt.library = NULL; /* it belongs to the caller */
     if (err) {
-        struct zr_kept kept;
-        zr_keep(&kept, err);
+        struct zr_saved_error kept;
+        zr_error_save(&kept, err);
         zr_first_keep(&p->failure, err, kept.text);
         for (int r = 0; r < ZR_ROLES; r++) {
             zr_comm_close(comm[r]);
@@ -462,7 +462,7 @@ int zr_mpi_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct z
         }
         p->n_open--;
         drop_set(p);
-        return zr_say_again(&kept);
+        return zr_error_restore(&kept);
     }
     p->n_open--;
     return 0;

@@ -415,12 +415,12 @@ static int begin_mpi(struct zr_mpi_process *p, const struct zr_mpi_library *lib,
 /* Ends MPI if it was begun here. MPI may still have the address of p. */
 static int give_up(struct zr_mpi_process *p, int err)
 {
-    struct zr_kept kept;
-    zr_keep(&kept, err);
+    struct zr_saved_error kept;
+    zr_error_save(&kept, err);
     atomic_store(&p->state, ENDING);
     if (p->is_ours && p->shim->is_initialized(p->world))
         finalize_in_time(p);
-    return zr_say_again(&kept);
+    return zr_error_restore(&kept);
 }
 
 /* Adds a process to the list. */

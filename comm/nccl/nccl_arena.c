@@ -115,11 +115,11 @@ int zr_nccl_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
         *out = &a->base;
         return 0;
     }
-    struct zr_kept kept;
-    zr_keep(&kept, err);
+    struct zr_saved_error kept;
+    zr_error_save(&kept, err);
     if (a)
         zr_arena_drop(&a->base);
-    return zr_say_again(&kept);
+    return zr_error_restore(&kept);
 }
 
 /* ---- windows ---- */
@@ -274,13 +274,13 @@ static void share_reserve(struct zr_nccl *m, int64_t at)
  * leaked. */
 static int attach_no_more(struct zr_nccl *m, struct zr_arena *a, int err)
 {
-    struct zr_kept kept;
-    zr_keep(&kept, err);
+    struct zr_saved_error kept;
+    zr_error_save(&kept, err);
     if (!zr_nccl_settle(m) || zr_nccl_close_window(m, m->comm)) {
         atomic_fetch_add(&a->n_held, 1);
         zr_nccl_leave_arena(a);
     }
-    return zr_say_again(&kept);
+    return zr_error_restore(&kept);
 }
 
 /* ---- the first operations ---- */
@@ -380,12 +380,12 @@ static int warm_up(struct zr_nccl *m)
         err = zr_nccl_say(p, NULL, res, what);
     err = zr_nccl_agree(p, err, 0, NULL, NULL);
     if (err) {
-        struct zr_kept kept;
-        zr_keep(&kept, err);
+        struct zr_saved_error kept;
+        zr_error_save(&kept, err);
         /* ncclCommDestroy would wait for operations that do not end. */
         for (int i = 0; i < p->n_open && !zr_nccl_is_stuck(p); i++)
             zr_nccl_fail(p->open[i], err, "%s", kept.text);
-        zr_say_again(&kept);
+        zr_error_restore(&kept);
     }
     return err;
 }

@@ -392,13 +392,13 @@ int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct 
     for (int r = 0; r < ZR_ROLES; r++)
         free(ids[r]);
     if (err) {
-        struct zr_kept kept;
-        zr_keep(&kept, err);
+        struct zr_saved_error kept;
+        zr_error_save(&kept, err);
         /* A rank may be dead, and ncclCommDestroy would wait for it. */
         for (int i = 0; i < p->n_open && !zr_nccl_is_stuck(p); i++)
             zr_nccl_fail(p->open[i], err, "%s", kept.text);
         close_all(p);
-        return zr_say_again(&kept);
+        return zr_error_restore(&kept);
     }
     for (int i = 0; i < p->n_open; i++)
         comm[p->open[i]->base.role] = &p->open[i]->base;

@@ -188,10 +188,10 @@ int zr_nccl_exchange(struct zr_user_comm *c, const void *mine, void *all, size_t
     if (!err)
         memcpy(all, pl.host, (size_t)pl.bytes);
     if (!c->is_left) {
-        struct zr_kept kept;
-        zr_keep(&kept, err);
+        struct zr_saved_error kept;
+        zr_error_save(&kept, err);
         close_place(dev, &pl);
-        zr_say_again(&kept);
+        zr_error_restore(&kept);
     }
     pthread_mutex_destroy(&p->lock);
     free(p);

@@ -470,8 +470,8 @@ static void watch(void *arg)
     int err = zr_thread_begin(p->dev);
     pthread_mutex_lock(&p->lock);
     if (err) {
-        struct zr_kept kept;
-        zr_keep(&kept, err);
+        struct zr_saved_error kept;
+        zr_error_save(&kept, err);
         found(p, err, kept.text);
     }
     while (!p->stop) {

@@ -42,14 +42,14 @@ struct card {
  * failure, which may be a consequence: a dead rank's memory is gone. */
 static int agree_cards(struct zr_shm *m, int err, struct card *mine, struct card *all)
 {
-    struct zr_kept own;
+    struct zr_saved_error own;
     bool failed = false;
-    mine->err = zr_keep(&own, err);
+    mine->err = zr_error_save(&own, err);
     int met = zr_rendezvous_exchange(m->rdv, mine, sizeof *mine, all);
     for (int r = 0; !met && r < zr_rendezvous_world(m->rdv); r++)
         failed |= all[r].err != 0;
     if (failed)
-        met = zr_rendezvous_agree(m->rdv, err ? zr_say_again(&own) : 0);
+        met = zr_rendezvous_agree(m->rdv, err ? zr_error_restore(&own) : 0);
     return met ? zr_fail_more(met, "%s", m->name) : 0;
 }
 

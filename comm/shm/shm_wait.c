@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SLICE_NS = 50 * 1000 * 1000, EXPLAIN_NS = 300 * 1000 * 1000, YIELDS = 4, MOST_HOPS = 4 };
+enum { SLICE_NS = 50 * 1000 * 1000, EXPLAIN_NS = 300 * 1000 * 1000, YIELDS = 4, MAX_HOPS = 4 };
 
 /* Not FUTEX_PRIVATE, as the other side may be another process. */
 static void futex_wake(_Atomic uint32_t *word)
@@ -105,8 +105,9 @@ int zr_shm_place_of(const struct zr_shm *k, int32_t rank)
     return -1;
 }
 
-/* Fails with the first calls of the programs that differ, if this rank and the peer made different ones. */
-static bool fail_called(struct zr_shm *m, const struct zr_post *mine, int place)
+/* Fails with the first calls of the programs that differ, if this rank and the peer made different ones.
+ * *compared: some calls of both are known, otherwise unchanged. */
+static bool fail_called(struct zr_shm *m, const struct zr_post *mine, int place, bool *compared)
 {
     const struct zr_call_log *of_own, *of_other;
     struct zr_logged_call own, other;
@@ -115,6 +116,7 @@ static bool fail_called(struct zr_shm *m, const struct zr_post *mine, int place)
     if (!zr_rendezvous_common_calls(m->rdv, rank, &of_own, &of_other))
         return false;
     uint64_t n = zr_call_log_differ(of_own, of_other, &own, &other);
+    *compared |= zr_call_log_overlap(of_own, of_other);
     if (!n)
         return false;
     zr_call_log_report(rank, &other, zr_shm_self(m), &own, zr_call_log_left_out(of_other, of_own, n), calls);
@@ -128,12 +130,12 @@ static int fail_mismatch(struct zr_shm *m, const struct zr_post *mine, int place
                          const struct zr_post *theirs)
 {
     char what[512];
-    if (fail_called(m, mine, place))
+    bool compared = false;
+    if (fail_called(m, mine, place, &compared))
         return zr_first_code(&m->failure);
     zr_post_differ(zr_comm_rank(&m->base, place), theirs, zr_shm_self(m), mine, what, sizeof what);
     size_t n = strlen(what);
-    snprintf(what + n, sizeof what - n, "; the latest %d calls of the programs do not differ",
-             ZR_CALL_LOG_KEPT);
+    zr_call_log_report_none(compared, what + n, sizeof what - n);
     return fail_op(m, ZERO_ERR_MISMATCH, mine, what);
 }
 
@@ -207,7 +209,8 @@ static int look_for_lost(struct zr_shm *m, const struct zr_post *mine, enum zr_s
 {
     for (uint64_t left = missing; left; left &= left - 1) {
         int i = __builtin_ctzll(left);
-        if (fail_called(m, mine, i))
+        bool compared = false;
+        if (fail_called(m, mine, i, &compared))
             return zr_first_code(&m->failure);
         bool closed = atomic_load(&m->peer[i].head->closed);
         if (!closed && !process_ended(&m->peer[i]))
@@ -320,11 +323,11 @@ static bool awaits_another(struct zr_shm *m, int32_t rank)
 static void describe_waits(struct zr_shm *m, int32_t rank, char *text, size_t n_text)
 {
     const struct zr_shm *w = widest_of(m);
-    int32_t named[MOST_HOPS + 1] = {rank};
+    int32_t named[MAX_HOPS + 1] = {rank};
     size_t used = 0;
     bool around = false;
     text[0] = 0;
-    for (int hop = 0; hop < MOST_HOPS && used < n_text && !around; hop++) {
+    for (int hop = 0; hop < MAX_HOPS && used < n_text && !around; hop++) {
         int32_t other = whom_it_awaits(w, named[hop]);
         if (other < 0)
             return;

@@ -255,8 +255,8 @@ int zr_sim_comm_open(struct zr_sim *w, enum zr_role role, int n_groups, const st
 {
     int world = zr_sim_config(w)->world, err = 0;
     const struct zr_group all = zr_group_of_all(0, world);
-    if (world > ZR_SIM_MOST_RANKS)
-        return zr_fail(ZERO_ERR_ARG, "sim: world is %d; allowed: 1..%d", world, ZR_SIM_MOST_RANKS);
+    if (world > ZR_SIM_MAX_RANKS)
+        return zr_fail(ZERO_ERR_ARG, "sim: world is %d; allowed: 1..%d", world, ZR_SIM_MAX_RANKS);
     for (int r = 0; r < world; r++)
         out[r] = NULL;
     struct zr_sim_opening o = {.w = w, .role = role, .order = order, .all = zr_sim_role_new()};

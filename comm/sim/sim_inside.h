@@ -12,7 +12,7 @@
 #include "comm/segment.h"
 #include "comm/sim/sim.h"
 
-enum { ZR_SIM_MOST_RANKS = 1024 };
+enum { ZR_SIM_MAX_RANKS = 1024 };
 
 /* One rank's part in a collective. */
 struct zr_sim_part {

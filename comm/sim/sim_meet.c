@@ -22,7 +22,7 @@ void zr_sim_part_free(struct zr_sim_meeting *m, int place)
  * end meetings when it goes on. */
 static void release_all(struct zr_sim_comm_world *d)
 {
-    struct zr_stream *standing[ZR_SIM_MOST_RANKS] = {NULL};
+    struct zr_stream *standing[ZR_SIM_MAX_RANKS] = {NULL};
     for (uint64_t k = 0; k < d->n_ring; k++) {
         struct zr_sim_meeting *m = d->ring[(d->first + k) % d->cap];
         for (int r = 0; r < d->n && !m->over; r++)
@@ -198,7 +198,7 @@ static bool sim_start(void *arg, struct zr_stream *s)
         return true;
     meet_all(d, m);
     m->over = true;
-    struct zr_stream *others[ZR_SIM_MOST_RANKS];
+    struct zr_stream *others[ZR_SIM_MAX_RANKS];
     for (int r = 0; r < d->n; r++)
         others[r] = m->part[r].stream;
     for (int r = d->n; r-- > 0;)

@@ -19,11 +19,11 @@ struct issues {
 
 struct zr_sim_order {
     /* Collectives by class of ranks, separately for the schedule and for the model's thread (is_models). */
-    struct issues all[2][ZR_SIM_MOST_RANKS];
-    int32_t class_of[ZR_SIM_MOST_RANKS];
-    int64_t at[2][ZR_SIM_MOST_RANKS]; /* number of collectives that each rank has issued */
+    struct issues all[2][ZR_SIM_MAX_RANKS];
+    int32_t class_of[ZR_SIM_MAX_RANKS];
+    int64_t at[2][ZR_SIM_MAX_RANKS]; /* number of collectives that each rank has issued */
     /* Bytes of each rank that its collectives write, one for each role, and one that issuing writes. */
-    char turn[ZR_SIM_MOST_RANKS][ZR_ROLES + 1];
+    char turn[ZR_SIM_MAX_RANKS][ZR_ROLES + 1];
 };
 
 struct zr_sim_order *zr_sim_order_open(struct zr_sim *w, const int32_t *class_of)
@@ -41,7 +41,7 @@ struct zr_sim_order *zr_sim_order_open(struct zr_sim *w, const int32_t *class_of
 
 void zr_sim_order_close(struct zr_sim_order *o)
 {
-    for (int k = 0; o && k < ZR_SIM_MOST_RANKS; k++)
+    for (int k = 0; o && k < ZR_SIM_MAX_RANKS; k++)
         for (int models = 0; models < 2; models++)
             free(o->all[models][k].issue);
     free(o);

@@ -150,11 +150,11 @@ int zr_symmetry_make(int32_t world, int32_t inner, int32_t per_host, struct zr_s
     int err = color && s.class_of ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %d ranks", world);
     if (!err) {
         s.n = refine(&s, color, room);
-        if (s.n > ZR_SIM_MOST_RANKS)
+        if (s.n > ZR_SIM_MAX_RANKS)
             err = zr_fail(ZERO_ERR_ARG,
                           "%d ranks in groups of %d on hosts of %d are of %d kinds; at most %d can be "
                           "simulated: make groups fill hosts, or hosts hold whole groups",
-                          world, inner, per_host, s.n, ZR_SIM_MOST_RANKS);
+                          world, inner, per_host, s.n, ZR_SIM_MAX_RANKS);
         else
             err = ZR_ALLOC(s.rank, s.n, "%d kinds of ranks", s.n);
     }

@@ -18,7 +18,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-enum { MOST_GUARDS = 64 };
+enum { MAX_GUARDS = 64 };
 
 struct region {
     char *from, *at; /* from: start of the space before the region */
@@ -42,7 +42,7 @@ struct zr_guard {
  * any more. */
 static struct {
     pthread_mutex_t lock; /* protects the list and the handler */
-    _Atomic(struct zr_guard *) open[MOST_GUARDS];
+    _Atomic(struct zr_guard *) open[MAX_GUARDS];
     int n_open;
     _Atomic bool has_callbacks;
     pthread_key_t callbacks; /* the name of the callback that each thread runs */
@@ -156,7 +156,7 @@ static void on_fault(int number, siginfo_t *info, void *context)
     bool sent = info->si_code <= 0; /* sent by kill() or the like: there is no address */
     bool ours = false;
     atomic_fetch_add(&guards.n_inside, 1);
-    for (int i = 0; i < MOST_GUARDS && !ours && !sent; i++) {
+    for (int i = 0; i < MAX_GUARDS && !ours && !sent; i++) {
         struct zr_guard *g = atomic_load(&guards.open[i]);
         ours = g && at >= g->base && at < g->base + g->bytes;
         if (ours)
@@ -200,7 +200,7 @@ static const char *forbidden(const struct zr_guard *g, const char *at, size_t n,
 static void on_call(const char *call, const void *at, size_t n, bool write)
 {
     atomic_fetch_add(&guards.n_inside, 1);
-    for (int i = 0; i < MOST_GUARDS; i++) {
+    for (int i = 0; i < MAX_GUARDS; i++) {
         struct zr_guard *g = atomic_load(&guards.open[i]);
         const char *first = g && !atomic_load(&g->noted) ? forbidden(g, at, n, write) : NULL;
         if (first)
@@ -222,11 +222,11 @@ static int enlist(struct zr_guard *g)
     int i = 0;
     pthread_mutex_lock(&guards.lock);
     int err = take_key();
-    while (i < MOST_GUARDS && atomic_load(&guards.open[i]))
+    while (i < MAX_GUARDS && atomic_load(&guards.open[i]))
         i++;
-    if (!err && i == MOST_GUARDS) {
+    if (!err && i == MAX_GUARDS) {
         err = zr_fail(ZERO_ERR_NOMEM, "%d contexts with check are open already, the most that are allowed",
-                      MOST_GUARDS);
+                      MAX_GUARDS);
     } else if (!err && guards.n_open == 0) {
         struct sigaction mine = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
         sigemptyset(&mine.sa_mask);
@@ -248,7 +248,7 @@ static int enlist(struct zr_guard *g)
 static void delist(struct zr_guard *g)
 {
     pthread_mutex_lock(&guards.lock);
-    for (int i = 0; i < MOST_GUARDS; i++) {
+    for (int i = 0; i < MAX_GUARDS; i++) {
         if (atomic_load(&guards.open[i]) != g)
             continue;
         atomic_store(&guards.open[i], NULL);
@@ -269,7 +269,7 @@ int zr_guard_open(const struct zr_guard_region *want, int32_t n, void (*report)(
 {
     *out = NULL;
     struct zr_guard *g;
-    ZR_TRY(ZR_ZALLOC_BYTES(g, sizeof *g + (size_t)n * sizeof g->region[0], "a guard of %d regions", n));
+    ZR_TRY(ZR_ZALLOC_ARRAY(g, sizeof *g, n, sizeof g->region[0], "a guard of %d regions", n));
     g->page = sysconf(_SC_PAGESIZE);
     g->n = n;
     int64_t total = 0;

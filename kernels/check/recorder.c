@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FIRST_INFOS = 1024, MOST_INFOS = 1 << 20 };
+enum { FIRST_INFOS = 1024, MAX_INFOS = 1 << 20 };
 
 int zr_recorder_open(struct zr_recorder *r, int32_t n_lines)
 {
@@ -106,7 +106,7 @@ void zr_line_join(struct zr_recorder *r, struct zr_line *l, const struct zr_vclo
 
 static bool more_infos(struct zr_recorder *r)
 {
-    if (r->n_infos < r->cap_infos || r->cap_infos >= MOST_INFOS)
+    if (r->n_infos < r->cap_infos || r->cap_infos >= MAX_INFOS)
         return true;
     struct zr_info *more = realloc(r->infos, 2 * (size_t)r->cap_infos * sizeof *more);
     r->broken |= !more;

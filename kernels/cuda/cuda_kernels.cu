@@ -155,7 +155,7 @@ static_assert(sizeof(struct update_table) <= 4096, "all that a kernel takes as a
 template <zero_optimizer KIND, update_variant VARIANT, update_param OUT, int W>
 __device__ __forceinline__ void update_elements(const struct zr_update &u, float lr, float decay, int64_t i)
 {
-    const int n_read = update_states_read(KIND, VARIANT), n_states = update_states(KIND, VARIANT);
+    const int n_read = update_n_read(KIND, VARIANT), n_written = update_n_written(KIND, VARIANT);
     floats<W> w, g, s0 = {}, s1 = {};
     w.load(u.master + i);
     g.load(u.grad + i);
@@ -168,12 +168,12 @@ __device__ __forceinline__ void update_elements(const struct zr_update &u, float
     struct zr_update own = u;
     own.lr = lr;
     own.decay = decay;
-    const struct update_numbers k = update_numbers_of(&own, u.scalars->grad_scale);
+    const struct update_constants k = update_constants_of(&own, u.scalars->grad_scale);
     for (int j = 0; j < W; j++)
         w.v[j] = update_element(&k, KIND, VARIANT, w.v[j], g.v[j], &s0.v[j], &s1.v[j]);
-    if (n_states > 0)
+    if (n_written > 0)
         s0.store(u.state[0] + i);
-    if (n_states > 1)
+    if (n_written > 1)
         s1.store(u.state[1] + i);
     w.store(u.master + i);
     if (OUT == PARAM_F32)
@@ -199,14 +199,14 @@ __global__ void __launch_bounds__(THREADS) update_spans(const __grid_constant__ 
 }
 
 /* Returns whether WIDTH elements from element first on are one access of every array. */
-bool update_is_aligned(const struct zr_update *u, int n_states, enum update_param out, int64_t first)
+bool update_is_aligned(const struct zr_update *u, int n_written, enum update_param out, int64_t first)
 {
     const int param_bytes = out == PARAM_BF16 ? 2 : 4;
     bool aligned = (uintptr_t)(u->master + first) % (WIDTH * 4) == 0 &&
                    (uintptr_t)(u->grad + first) % (WIDTH * 4) == 0 &&
-                   (out == PARAM_NONE ||
+                   (out == PARAM_NOT_WRITTEN ||
                     ((uintptr_t)u->param + (uintptr_t)(first * param_bytes)) % (WIDTH * param_bytes) == 0);
-    for (int i = 0; i < n_states; i++)
+    for (int i = 0; i < n_written; i++)
         aligned &= (uintptr_t)(u->state[i] + first) % (WIDTH * 4) == 0;
     return aligned;
 }
@@ -222,7 +222,8 @@ cudaError_t update_with(cudaStream_t s, const struct zr_update *u, const struct 
     for (int i = 0; i < n_spans; i++) {
         if (spans[i].n <= 0)
             continue;
-        const int width = update_is_aligned(u, update_states(KIND, VARIANT), out, spans[i].first) ? WIDTH : 1;
+        const int width =
+            update_is_aligned(u, update_n_written(KIND, VARIANT), out, spans[i].first) ? WIDTH : 1;
         t.span[t.n++] = {spans[i], (int32_t)n_blocks, width};
         n_blocks += ceil_div(spans[i].n, THREADS * width);
         if (n_blocks > INT32_MAX)
@@ -236,7 +237,7 @@ cudaError_t update_with(cudaStream_t s, const struct zr_update *u, const struct 
     case PARAM_BF16:
         return launch(update_spans<KIND, VARIANT, PARAM_BF16>, n_blocks, s, t);
     default:
-        return launch(update_spans<KIND, VARIANT, PARAM_NONE>, n_blocks, s, t);
+        return launch(update_spans<KIND, VARIANT, PARAM_NOT_WRITTEN>, n_blocks, s, t);
     }
 }
 
@@ -268,7 +269,7 @@ __global__ void __launch_bounds__(THREADS) narrow_first(uint16_t *dst, const flo
 {
     for (int base = 0; base < n; base += THREADS) {
         int i = base + (int)threadIdx.x;
-        float x = i < n ? vec_load_any(src + i) : 0;
+        float x = i < n ? vec_load_f32_bytes(src + i) : 0;
         __syncthreads();
         if (i < n)
             vec_store_bf16(dst + i, x);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gemm.c: the functions of gemm.h. It checks what holds for every library. */
+/* gemm.c: the functions of gemm.h. It checks what holds for oneDNN and cuBLASLt. */
 #include "kernels/gemm/gemm.h"
-#include "kernels/gemm/gemm_plans.h"
+#include "kernels/gemm/gemm_cache.h"
 
 static int check_sizes(const struct zr_gemm_args *a)
 {

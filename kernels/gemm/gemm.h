@@ -3,27 +3,28 @@
  * cuBLASLt on a CUDA device.
  *
  * This is a separate static library, not part of libzero. Only programs that multiply matrices link it. What
- * a product needs (a primitive, a plan) is made once per shape and kept. All matrices are row-major.
+ * oneDNN or cuBLASLt needs for a product is prepared once per shape and kept. All matrices are row-major.
  *
  * Bits: a product (shape, strides, types, beta, bias, epilogue) gives the same bits at every call and in
- * every process. This holds for one kind of CPU or GPU and one version of the library, wherever the matrices
- * lie. There are two exceptions. On a GPU, an alignment below 16 bytes may change the bits. On the host, the
- * number of threads may change them: oneDNN then cuts a long k into parts, mostly if A is transposed. */
+ * every process. This holds for one kind of CPU or GPU and one version of oneDNN or cuBLASLt, wherever the
+ * matrices lie. There are two exceptions. On a GPU, an alignment below 16 bytes may change the bits. On the
+ * host, the number of threads may change them: oneDNN then cuts a long k into parts, mostly if A is
+ * transposed. */
 #ifndef ZR_KERNELS_GEMM_H
 #define ZR_KERNELS_GEMM_H
 
 #include "kernels/device.h"
 
-/* Used by one thread at a time. */
+/* A handle for matrix products on one device, with what was prepared for them. One thread at a time. */
 struct zr_gemm;
 
-/* Opens products on the host. n_threads is the size of oneDNN's team for products of this thread. Returns
- * ZERO_ERR_NOTSUP if this build has no oneDNN. */
+/* Opens a handle for products on the host. n_threads: OpenMP threads of each product, whichever thread calls
+ * zr_gemm_run. The caller's own setting is restored. Returns ZERO_ERR_NOTSUP if this build has no oneDNN. */
 int zr_gemm_open(int n_threads, struct zr_gemm **out);
 
-/* Opens products on a CUDA device, and loads cuBLASLt. The device becomes the calling thread's current one,
- * and must be current at every product. Products are put on stream s, which must outlive *out.
- * workspace_bytes of device memory are taken (0: ZR_GEMM_WORKSPACE_BYTES). The library's choice of algorithms
+/* Opens a handle for products on a CUDA device, and loads cuBLASLt. The device becomes the calling thread's
+ * current one, and must be current at every product. Products are put on stream s, which must outlive *out.
+ * workspace_bytes of device memory are taken (0: ZR_GEMM_WORKSPACE_BYTES). cuBLASLt's choice of algorithms
  * depends on this size. f32 products are full fp32. With tf32, the tensor cores may round operands to 10 bits
  * of fraction. Returns ZERO_ERR_NOTSUP if this build has no cuBLASLt or dev is not a CUDA device, or
  * ZERO_ERR_NOMEM. */
@@ -42,8 +43,8 @@ enum zr_gemm_epilogue {
     ZR_GEMM_GELU,
     /* C = P * gelu'(aux) */
     ZR_GEMM_DGELU,
-    /* C = P + beta * C; sum (m) = op(A)'s columns added up. This is a bias's gradient if A is the transposed
-     * gradient of a layer's output. */
+    /* C = P + beta * C; sum (m) = op(A) summed over k. If A is the gradient of a layer's output and trans_a
+     * is set, sum is the gradient of the layer's bias. */
     ZR_GEMM_SUM_A,
 };
 
@@ -60,7 +61,7 @@ enum zr_gemm_epilogue {
  *
  * The host has f32 and bf16, and only ZR_GEMM_PLAIN. cuBLASLt also has f16. It takes a bias only of c_dtype,
  * and aux only 16-byte aligned with ldaux a multiple of 8. On a GPU the product is only put on the stream.
- * Returns 0, ZERO_ERR_NOTSUP for what this library or device cannot do, or another zero_err such as
+ * Returns 0, ZERO_ERR_NOTSUP for what oneDNN, cuBLASLt or the device cannot do, or another zero_err such as
  * ZERO_ERR_ARG. */
 struct zr_gemm_args {
     bool trans_a, trans_b;
@@ -78,7 +79,7 @@ struct zr_gemm_args {
 int zr_gemm_run(struct zr_gemm *g, const struct zr_gemm_args *args);
 
 /* Returns whether zr_gemm_run would accept args, if there is memory. Nothing is run. It is for models that do
- * an epilogue's work themselves if the library does not. */
+ * an epilogue's work themselves if oneDNN or cuBLASLt does not. */
 bool zr_gemm_can(struct zr_gemm *g, const struct zr_gemm_args *args);
 
 #endif

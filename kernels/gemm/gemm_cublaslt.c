@@ -2,19 +2,19 @@
 /* gemm_cublaslt.c: matrix products through cuBLASLt.
  *
  * cuBLASLt multiplies column-major matrices. A row-major (r, c) matrix has the memory of a column-major (c,
- * r) one. So C = A * B is requested as C^T = B^T * A^T: the library's A is our B, and its rows of D are our
+ * r) one. So C = A * B is requested as C^T = B^T * A^T: cuBLASLt's A is our B, and its rows of D are our
  * columns of C.
  *
- * Each product's plan is the first answer of the library's heuristic. It is requested once and kept. Its
+ * Each product's algorithm is the first answer of cuBLASLt's heuristic. It is requested once and kept. Its
  * terms are fixed: the size of our workspace, no alignment above 16 bytes, and splits of k that are added in
  * fp32 in a fixed order. The splits are not added in place, and not rounded to C's type in between. So the
- * plan depends on the shape, the kind of GPU and the library's version, and on nothing that differs between
+ * algorithm depends on the shape, the kind of GPU and cuBLASLt's version, and on nothing that differs between
  * ranks or runs. */
 #include "kernels/alloc.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/gemm/cublaslt_api.h"
 #include "kernels/gemm/gemm.h"
-#include "kernels/gemm/gemm_plans.h"
+#include "kernels/gemm/gemm_cache.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,13 +22,13 @@
 
 #define MAX_ALIGN 16 /* bytes; no algorithm needs a larger alignment of a matrix */
 
-struct plan {
-    struct zr_gemm_plan base;
+struct product {
+    struct zr_gemm_prepared base;
     cublasLtMatmulDesc_t desc;
-    cublasLtMatrixLayout_t a, b, c; /* as the library counts: a is our B, b is our A */
+    cublasLtMatrixLayout_t a, b, c; /* as cuBLASLt counts: a is our B, b is our A */
     cublasLtMatmulAlgo_t algo;
     size_t workspace_bytes; /* bytes that algo uses */
-    bool none;              /* the library has no algorithm for this product */
+    bool none;              /* cuBLASLt has no algorithm for this product */
 };
 
 struct cuda_gemm {
@@ -38,7 +38,7 @@ struct cuda_gemm {
     cudaStream_t native;
     cublasLtHandle_t handle;
     cublasLtMatmulPreference_t preference;
-    struct zr_gemm_plans plans;
+    struct zr_gemm_cache cache;
     void *workspace;
     int64_t workspace_bytes;
     cublasComputeType_t f32_compute;
@@ -76,11 +76,11 @@ static cudaDataType_t data_type(int32_t t)
     return t == ZERO_F32 ? CUDA_R_32F : t == ZERO_BF16 ? CUDA_R_16BF : CUDA_R_16F;
 }
 
-/* --- plans --- */
+/* --- preparing --- */
 
-static void plan_free(struct zr_gemm_plan *base)
+static void product_free(struct zr_gemm_prepared *base)
 {
-    struct plan *p = (struct plan *)base;
+    struct product *p = (struct product *)base;
     if (p->desc)
         lt.MatmulDescDestroy(p->desc);
     if (p->a)
@@ -128,7 +128,7 @@ static cublasLtEpilogue_t epilogue_of(const struct zr_gemm_key *k)
     return k->has_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-static cublasStatus_t make_desc(const struct cuda_gemm *g, struct plan *p, bool has_vector)
+static cublasStatus_t make_desc(const struct cuda_gemm *g, struct product *p, bool has_vector)
 {
     const struct zr_gemm_key *k = &p->base.key;
     cublasComputeType_t compute = k->ab_dtype == ZERO_F32 ? g->f32_compute : CUBLAS_COMPUTE_32F;
@@ -172,7 +172,7 @@ static cublasStatus_t set_alignments(struct cuda_gemm *g, int32_t align)
 }
 
 /* On failure p holds what must be freed. */
-static cublasStatus_t plan_build(struct cuda_gemm *g, struct plan *p, bool has_vector)
+static cublasStatus_t product_build(struct cuda_gemm *g, struct product *p, bool has_vector)
 {
     const struct zr_gemm_key *k = &p->base.key;
     cublasStatus_t s = make_layout(&p->b, k->ab_dtype, k->trans_a ? k->k : k->m, k->trans_a ? k->m : k->k,
@@ -234,18 +234,18 @@ static int check_pointers(const struct zr_gemm_args *a, int32_t *align)
     return 0;
 }
 
-static int plan_get(struct cuda_gemm *g, const struct zr_gemm_args *a, struct plan **out)
+static int product_get(struct cuda_gemm *g, const struct zr_gemm_args *a, struct product **out)
 {
     struct zr_gemm_key k = zr_gemm_key_of(a);
     ZR_TRY(check_pointers(a, &k.align));
-    struct plan *p = (struct plan *)zr_gemm_plans_find(&g->plans, &k);
+    struct product *p = (struct product *)zr_gemm_cache_find(&g->cache, &k);
     if (!p) {
         ZR_TRY(ZR_ZALLOC(p, 1, "a plan of cuBLASLt"));
         p->base.key = k;
-        int err = status_error(plan_build(g, p, a->bias || a->sum), "making a plan");
-        err = err ? zr_fail_more(err, "%s", describe(&k).text) : zr_gemm_plans_add(&g->plans, &p->base);
+        int err = status_error(product_build(g, p, a->bias || a->sum), "making a plan");
+        err = err ? zr_fail_more(err, "%s", describe(&k).text) : zr_gemm_cache_add(&g->cache, &p->base);
         if (err) {
-            plan_free(&p->base);
+            product_free(&p->base);
             return err;
         }
     }
@@ -310,8 +310,8 @@ static bool cut_long_side(const struct zr_gemm_args *a, struct zr_gemm_args *res
 
 static int run_one(struct cuda_gemm *g, const struct zr_gemm_args *a)
 {
-    struct plan *p;
-    ZR_TRY(plan_get(g, a, &p));
+    struct product *p;
+    ZR_TRY(product_get(g, a, &p));
     cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
     if (a->bias || a->sum)
         s = set_pointer(p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, a->bias ? a->bias : a->sum);
@@ -338,9 +338,9 @@ static bool cuda_can(struct zr_gemm *base, const struct zr_gemm_args *a)
 {
     struct cuda_gemm *g = (struct cuda_gemm *)base;
     struct zr_gemm_args rest, most;
-    struct plan *p;
+    struct product *p;
     bool two = cut_long_side(a, &rest, &most);
-    return (!two || !plan_get(g, &rest, &p)) && !plan_get(g, &most, &p);
+    return (!two || !product_get(g, &rest, &p)) && !product_get(g, &most, &p);
 }
 
 static void cuda_close(struct zr_gemm *base)
@@ -350,7 +350,7 @@ static void cuda_close(struct zr_gemm *base)
         g->dev->ops->stream_sync(g->stream);
         g->dev->ops->free(g->dev, g->workspace, g->workspace_bytes);
     }
-    zr_gemm_plans_close(&g->plans, plan_free);
+    zr_gemm_cache_close(&g->cache, product_free);
     if (g->preference)
         lt.MatmulPreferenceDestroy(g->preference);
     if (g->handle)
@@ -395,7 +395,7 @@ int zr_gemm_open_cuda(struct zr_device *dev, struct zr_stream *s, int64_t worksp
     g->native = dev->ops->stream_native(s);
     g->workspace_bytes = workspace_bytes ? workspace_bytes : ZR_GEMM_WORKSPACE_BYTES;
     g->f32_compute = tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
-    int err = zr_gemm_plans_open(&g->plans);
+    int err = zr_gemm_cache_open(&g->cache);
     if (!err)
         err = status_error(lt.Create(&g->handle), "opening");
     if (!err)

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gemm_onednn.c: matrix products through oneDNN's matmul primitive.
  *
- * Primitives are kept by shape, strides and types (gemm_plans.h), so that after the first call of a shape
+ * Primitives are kept by shape, strides and types (gemm_cache.h), so that after the first call of a shape
  * only pointers change. All primitives share one scratch buffer, as large as the largest request. If the CPU
  * has no bf16 products (oneDNN needs AVX-512), the matrices are widened to f32, multiplied, and rounded
  * once. */
 #include "kernels/alloc.h"
 #include "kernels/gemm/gemm.h"
-#include "kernels/gemm/gemm_plans.h"
+#include "kernels/gemm/gemm_cache.h"
 #include "kernels/gemm/onednn_api.h"
 
 #include <stdlib.h>
@@ -21,7 +21,7 @@ int omp_get_max_threads(void);
 enum { A, B, BIAS, C, SCRATCH, N_OPERANDS };
 
 struct product {
-    struct zr_gemm_plan plan;
+    struct zr_gemm_prepared base;
     bool widen; /* there is no primitive; see run_widened */
     dnnl_primitive_t primitive;
     dnnl_memory_t memory[N_OPERANDS]; /* NULL: not used */
@@ -38,7 +38,7 @@ struct host_gemm {
     const struct zr_host_kernels *kernels;
     dnnl_engine_t engine;
     dnnl_stream_t stream;
-    struct zr_gemm_plans plans;
+    struct zr_gemm_cache cache;
     struct buffer scratch; /* scratch memory of oneDNN */
     struct buffer bias;    /* a bias widened to f32 */
     struct buffer wide;    /* f32 copies of A, B and C */
@@ -75,9 +75,9 @@ static dnnl_data_type_t data_type(enum zero_dtype t)
     return t == ZERO_F32 ? dnnl_f32 : dnnl_bf16;
 }
 
-static void product_free(struct zr_gemm_plan *plan)
+static void product_free(struct zr_gemm_prepared *base)
 {
-    struct product *p = (struct product *)plan;
+    struct product *p = (struct product *)base;
     for (int i = 0; i < N_OPERANDS; i++)
         if (p->memory[i])
             dnnl_memory_destroy(p->memory[i]);
@@ -119,7 +119,7 @@ static dnnl_status_t make_attr(dnnl_primitive_attr_t *attr, const struct zr_gemm
  * what must be freed. */
 static dnnl_status_t product_build(struct host_gemm *g, struct product *p, size_t *scratch_bytes)
 {
-    const struct zr_gemm_key *k = &p->plan.key;
+    const struct zr_gemm_key *k = &p->base.key;
     const enum zero_dtype ab = (enum zero_dtype)k->ab_dtype, c = (enum zero_dtype)k->c_dtype;
     onednn_desc desc[4];
     dnnl_primitive_attr_t attr = NULL;
@@ -161,12 +161,12 @@ static dnnl_status_t product_build(struct host_gemm *g, struct product *p, size_
 
 static int product_get(struct host_gemm *g, const struct zr_gemm_key *k, struct product **out)
 {
-    *out = (struct product *)zr_gemm_plans_find(&g->plans, k);
+    *out = (struct product *)zr_gemm_cache_find(&g->cache, k);
     if (*out)
         return 0;
     struct product *p;
     ZR_TRY(ZR_ZALLOC(p, 1, "a plan of oneDNN"));
-    p->plan.key = *k;
+    p->base.key = *k;
     size_t scratch_bytes = 0;
     dnnl_status_t s = product_build(g, p, &scratch_bytes);
     if (s == dnnl_unimplemented && k->ab_dtype == ZERO_BF16) {
@@ -177,9 +177,9 @@ static int product_get(struct host_gemm *g, const struct zr_gemm_key *k, struct 
     if (!err)
         err = buffer_reserve(&g->scratch, scratch_bytes);
     if (!err)
-        err = zr_gemm_plans_add(&g->plans, &p->plan);
+        err = zr_gemm_cache_add(&g->cache, &p->base);
     if (err)
-        product_free(&p->plan);
+        product_free(&p->base);
     else
         *out = p;
     return err;
@@ -296,7 +296,7 @@ static int host_run(struct zr_gemm *base, const struct zr_gemm_args *a)
 static void host_close(struct zr_gemm *base)
 {
     struct host_gemm *g = (struct host_gemm *)base;
-    zr_gemm_plans_close(&g->plans, product_free);
+    zr_gemm_cache_close(&g->cache, product_free);
     if (g->stream)
         dnnl_stream_destroy(g->stream);
     if (g->engine)
@@ -319,7 +319,7 @@ int zr_gemm_open(int n_threads, struct zr_gemm **out)
     g->base.ops = &host_ops;
     g->n_threads = n_threads;
     g->kernels = zr_host_kernels_best();
-    int err = zr_gemm_plans_open(&g->plans);
+    int err = zr_gemm_cache_open(&g->cache);
     if (!err) {
         dnnl_status_t s = dnnl_engine_create(&g->engine, dnnl_cpu, 0);
         if (s == dnnl_success)

@@ -3,7 +3,8 @@
  * of a vec_*.h.
  *
  * host_portable.c, host_avx2.c and host_avx512.c include it after their vec_*.h. Elements after the last
- * whole vector go to the portable kernels. Every table gives the same bits, so they may be mixed. */
+ * whole vector go to the portable kernels, except in host_sum_squares, which pads its last block. Every
+ * struct zr_host_kernels gives the same bits, so they may be mixed. */
 
 static void host_zero(void *dst, int64_t bytes)
 {
@@ -30,14 +31,14 @@ static void host_cast(void *dst, enum zero_dtype dst_dtype, const void *src, enu
             memmove(dst, src, (size_t)(n * zr_dtype_bytes(dst_dtype)));
         return;
     }
-    /* In place to the smaller type, element i is read before any of its bytes are overwritten. So forward
-     * order is safe. */
+    /* In place to the smaller type, element i of the source is read before the destination reaches its bytes.
+     * In place to the larger type is not allowed (device.h). */
     if (dst_dtype == ZERO_BF16)
         for (; i + VEC_LANES <= n; i += VEC_LANES)
-            vec_store_bf16(to + 2 * i, vec_load_any(from + 4 * i));
+            vec_store_bf16(to + 2 * i, vec_load_f32_bytes(from + 4 * i));
     else
         for (; i + VEC_LANES <= n; i += VEC_LANES)
-            vec_store_any(to + 4 * i, vec_load_bf16(from + 2 * i));
+            vec_store_f32_bytes(to + 4 * i, vec_load_bf16(from + 2 * i));
 #if VEC_LANES > 1
     if (i < n)
         zr_host_portable.cast(to + i * zr_dtype_bytes(dst_dtype), dst_dtype,
@@ -74,10 +75,10 @@ static void host_sum_squares(struct zr_exact_sum *acc, const float *x, int64_t n
 {
     struct zr_exact_run run = {.to = acc};
     int64_t i = 0;
-    for (; i + 32 <= n; i += 32)
+    for (; i + ZR_NORM_BLOCK <= n; i += ZR_NORM_BLOCK)
         zr_exact_run_add(&run, vec_block_squares(x + i));
     if (i < n) {
-        float last[32] = {0};
+        float last[ZR_NORM_BLOCK] = {0};
         memcpy(last, x + i, (size_t)(n - i) * sizeof *x);
         zr_exact_run_add(&run, vec_block_squares(last));
     }
@@ -86,13 +87,15 @@ static void host_sum_squares(struct zr_exact_sum *acc, const float *x, int64_t n
 
 /* --- sum_tree ---
  *
- * Up to eight sources are summed in registers. A larger tree is cut where its definition cuts it. Its parts
- * meet in blocks that stay in the first-level cache. */
+ * Up to eight sources are summed in registers. More sources are split at the largest power of two below
+ * n_src, as device.h defines the sum. Each half is summed into a block that stays in the first-level
+ * cache. */
 
 enum {
     /* most sources that are added directly */
     TREE_DIRECT = 8,
-    /* Elements of a block: a multiple of every VEC_LANES. At most four blocks of 2 KiB are on the stack. */
+    /* Elements of a block: a multiple of every VEC_LANES. At most four blocks of 2 KiB are on the stack: sum
+     * in host_sum_tree, and right in tree_block for 64 (ZR_MAX_SOURCES), 32 and 16 sources. */
     TREE_BLOCK = 512
 };
 
@@ -120,10 +123,10 @@ ALWAYS_INLINE vec tree_8(const void *const *src, int n_src, enum zero_dtype dtyp
                       : vec_add(tree_4(src, 4, dtype, i), tree_4(src + 4, n_src - 4, dtype, i));
 }
 
-/* Writes or, with accumulate, adds the tree of elements [at, at + n) of n_src sources to dst[0..n). n_src is
- * at most 8, and n a multiple of VEC_LANES. */
-ALWAYS_INLINE void tree_flat(float *dst, const void *const *sources, int n_src, enum zero_dtype dtype,
-                             int64_t at, int64_t n, bool accumulate)
+/* Writes or, with accumulate, adds the tree sum of elements [at, at + n) of n_src sources to dst[0..n). n_src
+ * is at most 8, and n a multiple of VEC_LANES. */
+ALWAYS_INLINE void tree_unrolled(float *dst, const void *const *sources, int n_src, enum zero_dtype dtype,
+                                 int64_t at, int64_t n, bool accumulate)
 {
     const void *src[8]; /* copied, so that the compiler knows that dst does not overwrite them */
     for (int s = 0; s < n_src; s++)
@@ -137,31 +140,31 @@ ALWAYS_INLINE void tree_flat(float *dst, const void *const *sources, int n_src, 
 static void tree_direct(float *dst, const void *const *src, int n_src, enum zero_dtype dtype, int64_t at,
                         int64_t n, bool accumulate)
 {
-#define FLAT(count)                                                                                          \
+#define UNROLLED(count)                                                                                      \
     case count:                                                                                              \
         if (dtype == ZERO_BF16 && accumulate)                                                                \
-            tree_flat(dst, src, count, ZERO_BF16, at, n, true);                                              \
+            tree_unrolled(dst, src, count, ZERO_BF16, at, n, true);                                          \
         else if (dtype == ZERO_BF16)                                                                         \
-            tree_flat(dst, src, count, ZERO_BF16, at, n, false);                                             \
+            tree_unrolled(dst, src, count, ZERO_BF16, at, n, false);                                         \
         else if (accumulate)                                                                                 \
-            tree_flat(dst, src, count, ZERO_F32, at, n, true);                                               \
+            tree_unrolled(dst, src, count, ZERO_F32, at, n, true);                                           \
         else                                                                                                 \
-            tree_flat(dst, src, count, ZERO_F32, at, n, false);                                              \
+            tree_unrolled(dst, src, count, ZERO_F32, at, n, false);                                          \
         break
     switch (n_src) {
-        FLAT(1);
-        FLAT(2);
-        FLAT(3);
-        FLAT(4);
-        FLAT(5);
-        FLAT(6);
-        FLAT(7);
-        FLAT(8);
+        UNROLLED(1);
+        UNROLLED(2);
+        UNROLLED(3);
+        UNROLLED(4);
+        UNROLLED(5);
+        UNROLLED(6);
+        UNROLLED(7);
+        UNROLLED(8);
     }
-#undef FLAT
+#undef UNROLLED
 }
 
-/* out[0..n) = the tree. n is at most TREE_BLOCK and a multiple of VEC_LANES. */
+/* out[0..n) = the tree sum of elements [at, at + n). n is at most TREE_BLOCK and a multiple of VEC_LANES. */
 static void tree_block(float *out, const void *const *src, int n_src, enum zero_dtype dtype, int64_t at,
                        int64_t n)
 {

@@ -17,8 +17,8 @@ extern const struct zr_host_kernels zr_host_avx512;
 /* Returns the table of that name ("portable", "avx2", "avx512"), or NULL if there is none here. */
 const struct zr_host_kernels *zr_host_kernels_named(const char *name);
 
-/* The initialisers of a table, used after the bodies. */
-#define ZR_HOST_TABLE                                                                                        \
+/* The members of a struct zr_host_kernels: the functions of body_elements.h and body_update.h. */
+#define ZR_HOST_KERNEL_MEMBERS                                                                               \
     .zero = host_zero, .copy = host_copy, .cast = host_cast, .sum_tree = host_sum_tree, .add = host_add,     \
     .sum_squares = host_sum_squares, .scale = host_scale, .update = host_update
 

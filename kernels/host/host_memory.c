@@ -41,8 +41,8 @@ static const struct version v1 = {"/sys/fs/cgroup/memory",
 struct search {
     const char *root;
     struct zr_host_memory *out;
-    int64_t swap;                        /* least swap that the host and all groups leave */
-    int64_t both[ZR_MOST_MEMORY_GROUPS]; /* limit of memory and swap together, for version 1 */
+    int64_t swap;                       /* least swap that the host and all groups leave */
+    int64_t both[ZR_MAX_MEMORY_GROUPS]; /* limit of memory and swap together, for version 1 */
 };
 
 static int64_t least(int64_t a, int64_t b)
@@ -113,7 +113,7 @@ static void add_group(struct search *s, const struct version *v, const char *fol
     else if (swap < INT64_MAX)
         both = swap + cache;
     snprintf(path, sizeof path, "%s%s", s->root, folder);
-    if (s->out->n_groups == ZR_MOST_MEMORY_GROUPS || (memory == INT64_MAX && both == INT64_MAX) ||
+    if (s->out->n_groups == ZR_MAX_MEMORY_GROUPS || (memory == INT64_MAX && both == INT64_MAX) ||
         stat(path, &st))
         return;
     s->both[s->out->n_groups] = both;

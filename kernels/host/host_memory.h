@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-enum { ZR_MOST_MEMORY_GROUPS = 16, ZR_GROUP_PATH_BYTES = 512 };
+enum { ZR_MAX_MEMORY_GROUPS = 16, ZR_GROUP_PATH_BYTES = 512 };
 
 /* A memory control group that has a limit. */
 struct zr_memory_group {
@@ -27,7 +27,7 @@ struct zr_host_memory {
     int64_t swap_bytes;
     int32_t n_groups;
     /* this process's group first, then those around it */
-    struct zr_memory_group group[ZR_MOST_MEMORY_GROUPS];
+    struct zr_memory_group group[ZR_MAX_MEMORY_GROUPS];
 };
 
 /* Reads the current state, as far as it can be read. root is "", or a folder that contains proc and sys. */

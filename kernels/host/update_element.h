@@ -7,21 +7,21 @@
 #include "kernels/device.h"
 #include "kernels/host_device_code.h"
 
-enum update_param { PARAM_NONE, PARAM_F32, PARAM_BF16 };
+enum update_param { PARAM_NOT_WRITTEN, PARAM_F32, PARAM_BF16 };
 
 /* FIRST: step 1 of a kind that treats it separately (NAME_FIRST_STEP); states are only written. STATELESS: a
  * kind with only momentum (NAME_MOMENTUM_ONLY), used without it. */
 enum update_variant { UPDATE_USUAL, UPDATE_FIRST, UPDATE_STATELESS };
 
-struct update_numbers {
-    vec scale, lr, eps, decay, b1, one_b1, b2, one_b2;
+struct update_constants {
+    vec scale, lr, eps, decay, b1, one_minus_b1, b2, one_minus_b2;
     vec_divisor c1, c2;
 };
 
-/* A kind's file has its row, and
+/* kernels/optimizer_NAME.h has NAME_ROW (of struct zr_optimizer_kind), and
  *
  *     enum { NAME_STATES, NAME_MOMENTUM_ONLY, NAME_FIRST_STEP };
- *     ALWAYS_INLINE vec NAME_direction(const struct update_numbers *k, enum update_variant variant,
+ *     ALWAYS_INLINE vec NAME_direction(const struct update_constants *k, enum update_variant variant,
  *                                      vec w, vec g, vec *state_0, vec *state_1);
  *
  * NAME_direction returns the direction for weight w and scaled gradient g. The weight moves against it by lr.
@@ -34,28 +34,28 @@ struct update_numbers {
 ALWAYS_INLINE enum update_param update_param_of(const struct zr_update *u)
 {
     if (!u->param || u->param == u->master)
-        return PARAM_NONE;
+        return PARAM_NOT_WRITTEN;
     return u->param_dtype == ZERO_F32 ? PARAM_F32 : PARAM_BF16;
 }
 
-ALWAYS_INLINE struct update_numbers update_numbers_of(const struct zr_update *u, float grad_scale)
+ALWAYS_INLINE struct update_constants update_constants_of(const struct zr_update *u, float grad_scale)
 {
-    struct update_numbers k;
+    struct update_constants k;
     k.scale = vec_set(grad_scale);
     k.lr = vec_set(u->lr);
     k.eps = vec_set(u->eps);
     k.decay = vec_set(u->decay);
     k.b1 = vec_set(u->beta1);
-    k.one_b1 = vec_set(1.0f - u->beta1);
+    k.one_minus_b1 = vec_set(1.0f - u->beta1);
     k.b2 = vec_set(u->beta2);
-    k.one_b2 = vec_set(1.0f - u->beta2);
+    k.one_minus_b2 = vec_set(1.0f - u->beta2);
     k.c1 = vec_divisor_of(u->c1);
     k.c2 = vec_divisor_of(u->c2);
     return k;
 }
 
 /* Returns how many of state[] are written. */
-ALWAYS_INLINE int update_states(enum zero_optimizer kind, enum update_variant variant)
+ALWAYS_INLINE int update_n_written(enum zero_optimizer kind, enum update_variant variant)
 {
     if (variant == UPDATE_STATELESS)
         return 0;
@@ -71,13 +71,13 @@ ALWAYS_INLINE int update_states(enum zero_optimizer kind, enum update_variant va
 }
 
 /* Returns how many of state[] are read. */
-ALWAYS_INLINE int update_states_read(enum zero_optimizer kind, enum update_variant variant)
+ALWAYS_INLINE int update_n_read(enum zero_optimizer kind, enum update_variant variant)
 {
-    return variant == UPDATE_FIRST ? 0 : update_states(kind, variant);
+    return variant == UPDATE_FIRST ? 0 : update_n_written(kind, variant);
 }
 
 /* Returns the new weight for weight w and gradient g. The states are updated in place. */
-ALWAYS_INLINE vec update_element(const struct update_numbers *k, enum zero_optimizer kind,
+ALWAYS_INLINE vec update_element(const struct update_constants *k, enum zero_optimizer kind,
                                  enum update_variant variant, vec w, vec g, vec *s0, vec *s1)
 {
     vec direction = g;

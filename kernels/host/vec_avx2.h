@@ -70,12 +70,12 @@ static inline vec vec_div_by(vec a, const vec_divisor *d)
     return vec_div(a, d->by);
 }
 
-static inline vec vec_load_any(const void *p)
+static inline vec vec_load_f32_bytes(const void *p)
 {
     return _mm256_castsi256_ps(_mm256_loadu_si256(p));
 }
 
-static inline void vec_store_any(void *p, vec v)
+static inline void vec_store_f32_bytes(void *p, vec v)
 {
     _mm256_storeu_si256(p, _mm256_castps_si256(v));
 }
@@ -93,8 +93,8 @@ static inline void vec_store_bf16(void *p, vec v)
         _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
     __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
     __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
-    __m256i half = _mm256_blendv_epi8(rounded, quiet, is_nan);
-    _mm_storeu_si128(p, _mm_packus_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
+    __m256i bf16 = _mm256_blendv_epi8(rounded, quiet, is_nan);
+    _mm_storeu_si128(p, _mm_packus_epi32(_mm256_castsi256_si128(bf16), _mm256_extracti128_si256(bf16, 1)));
 }
 
 static inline __m256d vec_squares_of_4(const float *x)
@@ -106,7 +106,7 @@ static inline __m256d vec_squares_of_4(const float *x)
 static inline double vec_block_squares(const float *x)
 {
     __m256d low = vec_squares_of_4(x), high = vec_squares_of_4(x + 4); /* a0..a3, a4..a7 */
-    for (int row = 8; row < 32; row += 8) {
+    for (int row = 8; row < ZR_NORM_BLOCK; row += 8) {
         low = _mm256_add_pd(low, vec_squares_of_4(x + row));
         high = _mm256_add_pd(high, vec_squares_of_4(x + row + 4));
     }

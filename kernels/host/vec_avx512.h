@@ -88,12 +88,12 @@ static inline vec vec_div_by(vec a, const vec_divisor *d)
     return _mm512_mask_mov_ps(q, zero, a);
 }
 
-static inline vec vec_load_any(const void *p)
+static inline vec vec_load_f32_bytes(const void *p)
 {
     return _mm512_castsi512_ps(_mm512_loadu_si512(p));
 }
 
-static inline void vec_store_any(void *p, vec v)
+static inline void vec_store_f32_bytes(void *p, vec v)
 {
     _mm512_storeu_si512(p, _mm512_castps_si512(v));
 }
@@ -110,8 +110,8 @@ static inline void vec_store_bf16(void *p, vec v)
     __m512i rounded =
         _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
     __mmask16 is_nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-    __m512i half = _mm512_mask_or_epi32(rounded, is_nan, high, _mm512_set1_epi32(0x40));
-    _mm256_storeu_si256(p, _mm512_cvtepi32_epi16(half));
+    __m512i bf16 = _mm512_mask_or_epi32(rounded, is_nan, high, _mm512_set1_epi32(0x40));
+    _mm256_storeu_si256(p, _mm512_cvtepi32_epi16(bf16));
 }
 
 static inline __m512d vec_squares_of_8(const float *x)
@@ -123,7 +123,7 @@ static inline __m512d vec_squares_of_8(const float *x)
 static inline double vec_block_squares(const float *x)
 {
     __m512d a = vec_squares_of_8(x);
-    for (int row = 8; row < 32; row += 8)
+    for (int row = 8; row < ZR_NORM_BLOCK; row += 8)
         a = _mm512_add_pd(a, vec_squares_of_8(x + row));
     __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(a), _mm512_extractf64x4_pd(a, 1));
     __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));

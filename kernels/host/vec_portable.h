@@ -73,24 +73,24 @@ ZR_HOST_DEVICE vec vec_div_by(vec a, const vec_divisor *d)
 }
 
 /* Uses memcpy, because in a cast in place the same bytes are floats and bf16s. */
-ZR_HOST_DEVICE vec vec_load_any(const void *p)
+ZR_HOST_DEVICE vec vec_load_f32_bytes(const void *p)
 {
     float x;
     memcpy(&x, p, sizeof x);
     return x;
 }
 
-ZR_HOST_DEVICE void vec_store_any(void *p, vec v)
+ZR_HOST_DEVICE void vec_store_f32_bytes(void *p, vec v)
 {
     memcpy(p, &v, sizeof v);
 }
 
 /* A bf16 in memory. A memcpy of two bytes would keep the compiler from vectorizing. */
-typedef uint16_t __attribute__((may_alias)) vec_half;
+typedef uint16_t __attribute__((may_alias)) vec_bits16;
 
 ZR_HOST_DEVICE vec vec_load_bf16(const void *p)
 {
-    uint32_t bits = (uint32_t) * (const vec_half *)p << 16;
+    uint32_t bits = (uint32_t) * (const vec_bits16 *)p << 16;
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
@@ -104,10 +104,10 @@ ZR_HOST_DEVICE void vec_store_bf16(void *p, vec v)
      * even goes up. */
     uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     uint32_t quiet = bits >> 16 | 0x40; /* a NaN must not round up to an infinity */
-    *(vec_half *)p = (uint16_t)(v != v ? quiet : rounded);
+    *(vec_bits16 *)p = (uint16_t)(v != v ? quiet : rounded);
 }
 
-/* Returns the sum of squares of one block of 32, in the order that device.h defines. */
+/* Returns the sum of squares of one block of ZR_NORM_BLOCK elements, in the order that device.h defines. */
 ZR_HOST_DEVICE double vec_block_squares(const float *x)
 {
     double a[8];

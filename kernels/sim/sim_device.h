@@ -22,7 +22,7 @@ enum { ZR_SIM_MODEL, ZR_SIM_LOOP, ZR_SIM_READER, ZR_SIM_FIRST_STREAM };
 
 /* Returns one rank's contribution to a gradient as a number. Contributions may be added up; a lost or a
  * doubled one changes the sum. */
-static inline uint64_t zr_sim_share(int rank, uint32_t step, int32_t flat, int32_t contribution)
+static inline uint64_t zr_sim_contribution(int rank, uint32_t step, int32_t flat, int32_t contribution)
 {
     uint64_t x =
         (uint64_t)rank << 48 ^ (uint64_t)step << 32 ^ (uint64_t)(uint32_t)flat << 12 ^ (uint64_t)contribution;

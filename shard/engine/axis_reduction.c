@@ -35,7 +35,7 @@ static struct zr_cut group_sum_cut(const struct zr_engine *e, const struct zr_fl
 static struct zr_reduce_seg inner_seg(const struct zr_engine *e, const struct zr_flat *f,
                                       const struct zr_action *a)
 {
-    int64_t dst = e->plan->spec.outer ? zr_plan_inner_sum(e->plan, f, e->at, a->partial)
+    int64_t dst = e->plan->spec.outer ? zr_plan_inner_sum(e->plan, f, e->at, a->group_slot)
                                       : zr_plan_sum(e->plan, f, e->at, a->sum);
     return (struct zr_reduce_seg){.src = zr_plan_grad_full(e->plan, f, a->slot),
                                   .dst = dst,
@@ -44,11 +44,11 @@ static struct zr_reduce_seg inner_seg(const struct zr_engine *e, const struct zr
                                   .accumulate = a->accumulate && !e->plan->sum_in_place[a->unit]};
 }
 
-/* The source is a partial slot, or the sum in place. */
+/* The source is a group slot, or the sum in place. */
 static struct zr_reduce_seg outer_seg(const struct zr_engine *e, const struct zr_flat *f,
                                       const struct zr_action *a)
 {
-    return (struct zr_reduce_seg){.src = zr_plan_inner_sum(e->plan, f, e->at, a->partial),
+    return (struct zr_reduce_seg){.src = zr_plan_inner_sum(e->plan, f, e->at, a->group_slot),
                                   .dst = zr_plan_sum(e->plan, f, e->at, a->sum),
                                   .cut = group_sum_cut(e, f),
                                   .dtype = ZERO_F32,

@@ -66,8 +66,8 @@ int zr_digest_tensor(struct zr_engine *e, char *buffer, int32_t tensor, uint64_t
 {
     const struct zr_layout *l = e->layout;
     const struct zr_tensor *t = &l->tensors[tensor];
-    for (int64_t s = 0; !t->buffer && s < t->n_slices; s++) {
-        int32_t id = l->piece_of[l->slice_base[tensor] + s];
+    for (int64_t s = 0; !t->buffer && s < t->n_layers; s++) {
+        int32_t id = l->piece_of[l->layer_base[tensor] + s];
         const struct zr_piece *p = &l->pieces[id];
         const struct zr_flat *f = zr_piece_flat(l, id);
         struct zr_span kept = zr_engine_kept(e, f);
@@ -242,8 +242,8 @@ static struct gradient hash_gradient(const struct zr_engine *e, int32_t tensor)
 {
     const struct zr_layout *l = e->layout;
     struct gradient out = {.hash = 0};
-    for (int64_t s = 0; s < l->tensors[tensor].n_slices; s++) {
-        int32_t id = l->piece_of[l->slice_base[tensor] + s];
+    for (int64_t s = 0; s < l->tensors[tensor].n_layers; s++) {
+        int32_t id = l->piece_of[l->layer_base[tensor] + s];
         const struct zr_piece *p = &l->pieces[id];
         const struct zr_flat *f = zr_piece_flat(l, id);
         struct zr_span own = zr_engine_fine(e, f);

@@ -29,7 +29,7 @@ int zr_flat_ranges(const struct zr_layout *l, const struct zr_flat *f, int64_t l
 
 struct zr_span zr_engine_kept(const struct zr_engine *e, const struct zr_flat *f)
 {
-    return zr_flat_span(f, e->at, zr_level_of(e->plan->place.state));
+    return zr_flat_span(f, e->at, zr_level_of(e->plan->placement.state));
 }
 
 char *zr_engine_param_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first)
@@ -141,17 +141,17 @@ static void count_arenas(struct zr_engine *e)
     e->m.allocated[ZR_MEM_PARAM_SLOTS] = slots;
     e->m.allocated[ZR_MEM_GRAD_SLOTS] = p->sums_at;
     int64_t further = (p->n_sums - 1) * p->sum_elems * (int64_t)sizeof(float);
-    int64_t partial = zr_round_up(p->n_partial_slots * p->partial_slot_bytes, ZR_PIECE_ALIGN);
+    int64_t group_slots = zr_round_up(p->n_group_slots * p->group_slot_bytes, ZR_PIECE_ALIGN);
     int64_t gathered = zr_round_up(p->full_grad_bytes, ZR_PIECE_ALIGN);
     int64_t scratch = e->opt.gather_scratch_bytes + e->opt.reduce_scratch_bytes +
                       (p->control_bytes ? e->opt.control_scratch_bytes : 0);
     e->m.allocated[ZR_MEM_GRAD_SHARDS] = sums - further;
-    e->m.allocated[ZR_MEM_GRAD_SUMS] = further + partial;
+    e->m.allocated[ZR_MEM_GRAD_SUMS] = further + group_slots;
     e->m.allocated[ZR_MEM_GRAD_GATHERED] = gathered;
     e->m.allocated[ZR_MEM_SNAPSHOT] = e->snapshot ? p->snapshot_bytes : 0;
     e->m.allocated[ZR_MEM_COMM] = scratch + p->tp_bytes + p->pipe_bytes + p->tied_bytes;
     e->m.allocated[ZR_MEM_EXCHANGE] = p->gather_bytes - shards - slots + p->control_bytes + p->reduce_bytes -
-                                      p->sums_at - sums - partial - gathered - scratch + p->words_bytes;
+                                      p->sums_at - sums - group_slots - gathered - scratch + p->words_bytes;
 }
 
 int zr_engine_new(struct zr_engine **out)
@@ -192,7 +192,7 @@ static void take_parts(struct zr_engine *e, const struct zr_engine_parts *parts)
     zr_roles_take(e, parts->comm);
     e->plan = parts->plan;
     e->layout = parts->plan->layout;
-    e->at = zr_where_of(&e->plan->place, e->dp_rank);
+    e->at = zr_where_of(&e->plan->placement, e->dp_rank);
     e->opt = *parts->opt;
     e->loop = parts->loop;
     e->on_fail = parts->on_fail;
@@ -332,7 +332,7 @@ void zr_engine_facts(const struct zr_engine *e, struct zr_engine_facts *out)
                                     .n_outer_reduce = e->i.n_outer_reduce,
                                     .wire_bytes = received.wire - e->m.not_counted.wire,
                                     .outer_bytes = received.outer - e->m.not_counted.outer,
-                                    .tp_bytes = received.model - e->m.not_counted.model,
+                                    .tp_bytes = received.tp - e->m.not_counted.tp,
                                     .pipe_bytes = zr_roles_pipe_bytes(e),
                                     .library_bytes = zr_roles_library_bytes(e),
                                     .backend = e->role[ZR_ROLE_GATHER].comm->ops->name,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine.h: the engine runs a plan. It has the memory, streams and events of one rank, and carries out the
- * core's actions on two threads. Its state is in internal.h; other folders only call the functions here.
+ * core's actions on two threads. Each of its files has its own state; what they share is in internal.h. Other
+ * folders only call the functions here.
  *
  *   model's thread:  call -> core -> actions -> the model's pointers, the compute stream  (model.c)
  *   loop's thread:   -> queue -> jobs -> the gather and the reduce streams                (issue.c)
@@ -158,7 +159,7 @@ int zr_engine_drop(struct zr_engine *e);
 
 /* Numbers of a step that may change between steps (tune.c). */
 struct zr_tuned {
-    struct zr_optim optim[ZR_MOST_OPTIMS];
+    struct zr_optim optim[ZR_MAX_OPTIMS];
     float clip;
     double grad_scale;
     /* Micro-batches of the step, set by zr_engine_set_accum. */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* events.h: the events between an engine's streams.
  *
- * Each arrow between two streams is one event:
+ * Each arrow between two streams is one event. An index is that of zr_grad_index or zr_group_sum_index:
  *   param_free[slot]  compute -> gather   the last bracket that read the slot has ended
  *   ready[unit]       gather  -> compute  the unit's parameters are gathered
  *   updated[unit]     reduce  -> gather   the optimizer has written the shard (to compute if not gathered)
- *   grad_done[place]  compute -> reduce   backward has written the gradient
- *   grad_free[place]  reduce  -> compute  every rank has reduced it or, if it is summed in place, its update
+ *   grad_done[index]  compute -> reduce   backward has written the gradient
+ *   grad_free[index]  reduce  -> compute  every rank has reduced it or, if it is summed in place, its update
  *                                         is done, so its memory may be written again
  *   step_compute      compute -> reduce   calls before zero_step are done with the parameters
  *   gather_tail       gather  -> reduce   every gather of the old parameters is done
@@ -20,10 +20,10 @@
  *
  * If gradients are also reduced between groups, this is on another stream, reduce outer (outer in struct
  * zr_core_spec):
- *   partial_full[place] reduce       -> reduce outer   the sum over a group is there
- *   partial_free[place] reduce outer -> reduce         every group has read it, or it was dropped
- *   updated[unit]       reduce       -> reduce outer   the optimizer has read the unit's sum
- *   reduce_outer_tail   reduce outer -> reduce         every sum of the world is there
+ *   group_sum_done[index]  reduce       -> reduce outer   the sum over a group is there
+ *   group_sum_free[index]  reduce outer -> reduce         every group has read it, or it was dropped
+ *   updated[unit]          reduce       -> reduce outer   the optimizer has read the unit's sum
+ *   reduce_outer_tail      reduce outer -> reduce         every sum of the world is there
  *
  * pipe.c and tied.c list the events of messages between pipeline stages, and of tied tensors. */
 #ifndef ZR_SHARD_ENGINE_EVENTS_H
@@ -49,8 +49,8 @@ enum zr_event_class {
     ZR_EVENT_DRAINED,
     ZR_EVENT_WHOLE,
     ZR_EVENT_GATHER_OUTER_TAIL,
-    ZR_EVENT_PARTIAL_FULL,
-    ZR_EVENT_PARTIAL_FREE,
+    ZR_EVENT_GROUP_SUM_DONE,
+    ZR_EVENT_GROUP_SUM_FREE,
     ZR_EVENT_REDUCE_OUTER_TAIL,
     /* messages between pipeline stages (pipe.c), and tied tensors (tied.c) */
     ZR_EVENT_PIPE_DONE,
@@ -69,8 +69,8 @@ struct zr_events {
     struct zr_event **param_free, **ready, **updated, **grad_done, **grad_free;
     /* with outer_gathers only: (n_units); (1) */
     struct zr_event **whole, **gather_outer_tail;
-    /* with groups only: (partial places), indexed by zr_partial_place; (1) */
-    struct zr_event **partial_full, **partial_free, **reduce_outer_tail;
+    /* with groups only: (group sums), indexed by zr_group_sum_index; (1) */
+    struct zr_event **group_sum_done, **group_sum_free, **reduce_outer_tail;
     struct zr_event *step_compute, *gather_tail, *step_norm, *drained;
 };
 

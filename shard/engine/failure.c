@@ -46,14 +46,14 @@ int zr_engine_fail(struct zr_engine *e, int code, const char *text)
 
 void zr_engine_save_flight(struct zr_engine *e)
 {
-    struct zr_kept kept;
+    struct zr_saved_error kept;
     char path[ZR_FLIGHT_PATH];
-    zr_keep(&kept, 0);
+    zr_error_save(&kept, 0);
     if (zr_flight_save(e->flight, path))
         zr_warn(e->opt.log, "this rank's flight recorder could not be written: %s", zr_error_text());
     else if (path[0])
         zr_info(e->opt.log, "this rank's flight recorder is in %s (zero-bench flight reads it)", path);
-    zr_say_again(&kept);
+    zr_error_restore(&kept);
 }
 
 void zr_engine_stuck(void *arg, int64_t ms)

@@ -35,9 +35,9 @@ static bool is_copied(const struct zr_engine *e, int32_t tensor, bool on_host)
         return false;
     if (on_host)
         return true;
-    if (e->plan->place.model_holds)
+    if (e->plan->placement.model_holds)
         return false;
-    return t->n_slices > 1 || !e->plan->resident[t->unit];
+    return t->n_layers > 1 || !e->plan->resident[t->unit];
 }
 
 static int64_t tensor_bytes(const struct zr_tensor *t)
@@ -61,7 +61,7 @@ int zr_engine_all_open(struct zr_engine *e, bool on_host)
     struct zr_all *all = NULL;
     void *base = NULL;
     int64_t end = 0;
-    ZR_TRY(ZR_ZALLOC_BYTES(all, sizeof *all + (size_t)e->layout->n_tensors * sizeof *all->at, "%d tensors",
+    ZR_TRY(ZR_ZALLOC_ARRAY(all, sizeof *all, e->layout->n_tensors, sizeof *all->at, "%d tensors",
                            e->layout->n_tensors));
     for (int32_t t = 0; t < e->layout->n_tensors; t++) {
         bool copied = !guarded && is_copied(e, t, on_host);
@@ -114,7 +114,7 @@ int zr_all_keep(struct zr_engine *e, int32_t unit, int32_t slot)
             const struct zr_piece *p = &e->layout->pieces[f->first_piece + k];
             char *to = whole_at(e, p->tensor);
             if (to && p->n)
-                err = e->dev->ops->copy(e->compute, to + p->slice * p->n * size, full + p->first * size,
+                err = e->dev->ops->copy(e->compute, to + p->layer * p->n * size, full + p->first * size,
                                         p->n * size);
         }
     }
@@ -128,14 +128,14 @@ static void point(struct zr_engine *e, bool whole)
         const struct zr_tensor *x = &e->layout->tensors[t];
         if (x->buffer)
             continue;
-        int32_t id = e->layout->piece_of[e->layout->slice_base[t]];
+        int32_t id = e->layout->piece_of[e->layout->layer_base[t]];
         const struct zr_flat *f = zr_piece_flat(e->layout, id);
-        char *home = NULL; /* address of the first slice, which the others follow */
-        if (e->plan->place.model_holds || (e->plan->resident[x->unit] && x->n_slices == 1))
+        char *home = NULL; /* address of layer 0, which the others follow */
+        if (e->plan->placement.model_holds || (e->plan->resident[x->unit] && x->n_layers == 1))
             home = e->gather_base + zr_plan_param_full(e->plan, f, -1) +
                    e->layout->pieces[id].first * zr_dtype_bytes(f->dtype);
         char *to = whole ? whole_at(e, t) : zr_observed_closed(e, t, false);
-        if (!to && (whole || e->plan->place.model_holds))
+        if (!to && (whole || e->plan->placement.model_holds))
             to = home;
         zr_point_param(e, t, to);
     }

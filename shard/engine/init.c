@@ -104,7 +104,7 @@ static int ask_range(void *arg, const struct zr_flat *f, const struct zr_piece *
     struct asking *a = arg;
     int64_t size = zr_dtype_bytes(f->dtype), most = ZR_VALUE_BYTES / size;
     for (int64_t k = 0; k < n; k += most) {
-        int64_t part = zr_min(most, n - k), at = p->slice * p->n + (first - p->first) + k;
+        int64_t part = zr_min(most, n - k), at = p->layer * p->n + (first - p->first) + k;
         int err = ask_runs(a, p->tensor, at, part, size);
         if (!err)
             err = put(a, zr_engine_param_at(a->e, f, first + k), part * size);

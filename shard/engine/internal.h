@@ -30,7 +30,7 @@ struct zr_carried {
 
 /* Bytes received: everything but activations, from other groups, and activations over tp. */
 struct zr_received {
-    int64_t wire, outer, model;
+    int64_t wire, outer, tp;
 };
 
 /* The model's thread. */
@@ -215,7 +215,7 @@ int zr_tp_exchange(struct zr_engine *e, const void *mine, int64_t bytes, const s
                    const void **all);
 /* Sums, on the model's stream, the unit's gradients that are partial on each tp rank (partial in struct
  * zr_tensor). They must be complete in that slot. *any: whether the unit has such a gradient. */
-int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any);
+int zr_tp_sum_grads(struct zr_engine *e, int32_t unit, int32_t slot, bool *any);
 
 struct zr_tag zr_tp_tag(const struct zr_engine *e, enum zr_call_name call, int64_t n, int32_t kind);
 
@@ -331,9 +331,9 @@ void zr_jobs_kick(struct zr_engine *e);
  * then. */
 int zr_jobs_await(struct zr_engine *e, uint64_t job);
 /* Return the number of a job, 0: there was none. The last one that writes the unit's parameters; that uses
- * the gradient at that place (zr_grad_place); the last NORM; and the last of all. */
+ * the gradient with that index (zr_grad_index); the last NORM; and the last of all. */
 uint64_t zr_job_writing_params(const struct zr_engine *e, int32_t unit);
-uint64_t zr_job_using_grad(const struct zr_engine *e, int32_t place);
+uint64_t zr_job_using_grad(const struct zr_engine *e, int32_t index);
 uint64_t zr_last_norm_job(const struct zr_engine *e);
 uint64_t zr_last_job(const struct zr_engine *e);
 
@@ -457,22 +457,22 @@ static inline int32_t zr_fine_place(const struct zr_engine *e, int32_t k)
     return k % e->layout->outer * e->layout->inner + k / e->layout->outer;
 }
 
-/* Returns the index of unit's gradient in grad_done, grad_free and grad_job. */
-static inline int32_t zr_grad_place(const struct zr_plan *p, int32_t unit, int32_t slot)
+/* Returns the index of unit's gradient in grad_done, grad_free and using_grad. */
+static inline int32_t zr_grad_index(const struct zr_plan *p, int32_t unit, int32_t slot)
 {
     return slot >= 0 ? p->layout->n_units + slot : unit;
 }
 
-/* Returns the index of a group's sum in partial_full and partial_free: the unit if groups' sums are reduced
- * between groups once a step, else the partial slot. */
-static inline int32_t zr_partial_place(const struct zr_action *a)
+/* Returns the index of a group's sum in group_sum_done and group_sum_free: the unit if groups' sums are
+ * reduced between groups once a step, else the group slot. */
+static inline int32_t zr_group_sum_index(const struct zr_action *a)
 {
-    return a->partial >= 0 ? a->partial : a->unit;
+    return a->group_slot >= 0 ? a->group_slot : a->unit;
 }
 
-static inline int32_t zr_n_partial_places(const struct zr_plan *p)
+static inline int32_t zr_n_group_sums(const struct zr_plan *p)
 {
-    int32_t n = p->outer_each ? p->n_partial_slots : p->layout->n_units;
+    int32_t n = p->outer_each ? p->n_group_slots : p->layout->n_units;
     return p->spec.outer ? n : 0;
 }
 

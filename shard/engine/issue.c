@@ -40,6 +40,8 @@ static int issue_gather(struct zr_engine *e, const struct zr_job *job)
         if (zr_plan_gathers(e->plan, &f[i]))
             e->i.gather_segs[n_segs++] = inner_gather_seg(e, &f[i], slot);
     struct zr_tag tag = zr_job_tag(job);
+    /* A resident unit (-1) is gathered only behind its UPDATE. That is behind the NORM, which has waited for
+     * step_compute, so nobody reads the old values any more. */
     if (slot >= 0)
         ZR_TRY(d->stream_wait(s, e->ev.param_free[slot]));
     ZR_TRY(d->stream_wait(s, shard_written(e, unit)));
@@ -73,7 +75,7 @@ static int issue_gather_outer(struct zr_engine *e, const struct zr_job *job)
 
 /* ---- reduce ---- */
 
-/* Combines partial sums of the unit: adds sums[sum] to sums[sum-1], then that to sums[sum-2], n_folds times.
+/* Combines the sums of the unit: adds sums[sum] to sums[sum-1], then that to sums[sum-2], n_folds times.
  * Only `deterministic` keeps several sums, so that contributions are added in a fixed tree. Each sum is of
  * this rank's fine slice. */
 static int issue_folds(struct zr_engine *e, int32_t unit, int sum, int n_folds)
@@ -101,19 +103,19 @@ static int issue_reduce(struct zr_engine *e, const struct zr_job *job)
     const struct zr_action *a = &job->action;
     const struct zr_axis_reduction inner = zr_inner_reduction(e);
     struct zr_stream *s = inner.stream;
-    int32_t place = zr_grad_place(e->plan, a->unit, a->slot);
+    int32_t index = zr_grad_index(e->plan, a->unit, a->slot);
     bool has_groups = e->plan->spec.outer;
-    ZR_TRY(d->stream_wait(s, e->ev.grad_done[place]));
+    ZR_TRY(d->stream_wait(s, e->ev.grad_done[index]));
     if (has_groups)
-        ZR_TRY(d->stream_wait(s, e->ev.partial_free[zr_partial_place(a)]));
+        ZR_TRY(d->stream_wait(s, e->ev.group_sum_free[zr_group_sum_index(a)]));
     ZR_TRY(zr_mark_job(e, s, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, job, false));
     ZR_TRY(zr_reduce_over_axis(e, &inner, job));
     if (e->plan->sum_in_place[a->unit])
         ZR_TRY(zr_gather_sums(e, &inner, s, job));
     else
-        ZR_TRY(d->event_record(e->ev.grad_free[place], s));
+        ZR_TRY(d->event_record(e->ev.grad_free[index], s));
     if (has_groups)
-        ZR_TRY(d->event_record(e->ev.partial_full[zr_partial_place(a)], s));
+        ZR_TRY(d->event_record(e->ev.group_sum_done[zr_group_sum_index(a)], s));
     e->i.n_reduce++;
     ZR_TRY(issue_folds(e, a->unit, a->sum, a->n_folds));
     return zr_mark_job(e, s, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, job, true);
@@ -127,14 +129,14 @@ static int issue_reduce_outer(struct zr_engine *e, const struct zr_job *job)
     const struct zr_action *a = &job->action;
     const struct zr_axis_reduction outer = zr_outer_reduction(e);
     struct zr_stream *s = outer.stream;
-    bool once_a_step = a->partial < 0;
-    ZR_TRY(d->stream_wait(s, e->ev.partial_full[zr_partial_place(a)]));
+    bool once_a_step = a->group_slot < 0;
+    ZR_TRY(d->stream_wait(s, e->ev.group_sum_done[zr_group_sum_index(a)]));
     ZR_TRY(zr_mark_job(e, s, ZR_TRACK_REDUCE_OUTER, ZR_SPAN_REDUCE_OUTER, job, false));
     ZR_TRY(zr_reduce_over_axis(e, &outer, job));
     /* HSDP needs the whole sum. If contributions are reduced one by one, UPDATE gathers it instead. */
     if (once_a_step)
         ZR_TRY(zr_gather_sums(e, &outer, s, job));
-    ZR_TRY(d->event_record(e->ev.partial_free[zr_partial_place(a)], s));
+    ZR_TRY(d->event_record(e->ev.group_sum_free[zr_group_sum_index(a)], s));
     e->i.n_outer_reduce++;
     ZR_TRY(issue_folds(e, a->unit, a->sum, a->n_folds));
     return zr_mark_job(e, s, ZR_TRACK_REDUCE_OUTER, ZR_SPAN_REDUCE_OUTER, job, true);
@@ -151,9 +153,9 @@ static int issue_drop_sums(struct zr_engine *e, const struct zr_job *job)
     ZR_TRY(zr_sums_barrier(e, &last, &tag));
     for (int32_t u = 0; u < e->layout->n_units; u++) {
         if (e->plan->sum_in_place[u])
-            ZR_TRY(d->event_record(e->ev.grad_free[zr_grad_place(e->plan, u, -1)], last.stream));
+            ZR_TRY(d->event_record(e->ev.grad_free[zr_grad_index(e->plan, u, -1)], last.stream));
         if (e->plan->spec.outer)
-            ZR_TRY(d->event_record(e->ev.partial_free[u], last.stream));
+            ZR_TRY(d->event_record(e->ev.group_sum_free[u], last.stream));
     }
     return 0;
 }
@@ -206,7 +208,7 @@ enum {
     /* per piece that optim.update updates: scale the gradient, call, round the weights */
     OPS_OF_USER_UPDATE = 3,
     /* most operations of a job on one communicator: a REDUCE, and the gather of its sum */
-    MOST_JOB_OPS = 2
+    MAX_JOB_OPS = 2
 };
 
 static int count_piece(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
@@ -242,7 +244,7 @@ int64_t zr_room_of(const struct zr_engine *e, enum zr_action_kind kind, int32_t 
         return usual;
     int32_t n;
     const struct zr_flat *f = zr_unit_flats(e, unit, &n);
-    int64_t n_pieces = count_pieces(e, f, n, zr_level_of(e->plan->place.state));
+    int64_t n_pieces = count_pieces(e, f, n, zr_level_of(e->plan->placement.state));
     return usual + n_pieces * (e->opt.update ? OPS_OF_USER_UPDATE : 1);
 }
 
@@ -296,7 +298,7 @@ bool zr_engine_is_ready(void *arg, const struct zr_job *job)
     struct zr_engine *e = arg;
     if (zr_engine_has_failed(e))
         return true;
-    return zr_roles_have_room(e, MOST_JOB_OPS) && zr_room_for(e, &job->action) && !awaits_norm(e, job);
+    return zr_roles_have_room(e, MAX_JOB_OPS) && zr_room_for(e, &job->action) && !awaits_norm(e, job);
 }
 
 void zr_engine_issue(void *arg, const struct zr_job *job)

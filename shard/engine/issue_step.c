@@ -29,7 +29,7 @@ static int put_squares(struct squares *q)
 {
     struct zr_engine *e = q->e;
     struct zr_own_squares *own = zr_engine_norm_at(e);
-    double from = ldexp(ZR_MOST_NORM_TO_SQUARE / fabs(zr_unclipped_scale(e, q->tuned)), -20);
+    double from = ldexp(ZR_MAX_NORM_TO_SQUARE / fabs(zr_unclipped_scale(e, q->tuned)), -20);
     const struct zr_largest largest = {
         .word = &own->largest, .at = q->x - (const float *)e->reduce_base, .from = from * from};
     return q->n ? e->dev->ops->sum_squares(e->reduce_stream, &own->sum, q->x, q->n, &largest) : 0;
@@ -204,7 +204,7 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
     struct user_call c = {e,
                           {.tensor = e->layout->tensors[p->tensor].name,
                            .tensor_index = p->tensor,
-                           .first = p->slice * p->n + (first - p->first),
+                           .first = p->layer * p->n + (first - p->first),
                            .n = k->n,
                            .master = k->master,
                            .grad = k->grad,
@@ -326,6 +326,6 @@ int zr_issue_update(struct zr_engine *e, const struct zr_job *job)
                             true));
     if (in_place)
         ZR_TRY(
-            e->dev->ops->event_record(e->ev.grad_free[zr_grad_place(e->plan, unit, -1)], e->reduce_stream));
+            e->dev->ops->event_record(e->ev.grad_free[zr_grad_index(e->plan, unit, -1)], e->reduce_stream));
     return e->dev->ops->event_record(e->ev.updated[unit], e->reduce_stream);
 }

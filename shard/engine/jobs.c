@@ -11,7 +11,7 @@ struct zr_jobs {
     uint64_t n, norm;
     /* (n_units) number of the last job that writes the unit's parameters */
     uint64_t *writing_params;
-    /* (places of gradients) number of the last job after which the gradient may be written again */
+    /* (gradients, by zr_grad_index) number of the last job after which the gradient may be written again */
     uint64_t *using_grad;
 };
 
@@ -28,9 +28,9 @@ uint64_t zr_job_writing_params(const struct zr_engine *e, int32_t unit)
     return e->m.jobs->writing_params[unit];
 }
 
-uint64_t zr_job_using_grad(const struct zr_engine *e, int32_t place)
+uint64_t zr_job_using_grad(const struct zr_engine *e, int32_t index)
 {
-    return e->m.jobs->using_grad[place];
+    return e->m.jobs->using_grad[index];
 }
 
 uint64_t zr_last_norm_job(const struct zr_engine *e)
@@ -50,9 +50,9 @@ static void note_grads(struct zr_engine *e, const struct zr_action *a)
     const bool *sum_in_place = e->plan->sum_in_place;
     for (int32_t u = 0; a->kind == ZR_ACT_DROP_SUMS && u < e->layout->n_units; u++)
         if (sum_in_place[u])
-            jobs->using_grad[zr_grad_place(e->plan, u, -1)] = jobs->n;
+            jobs->using_grad[zr_grad_index(e->plan, u, -1)] = jobs->n;
     if (a->unit >= 0 && a->kind == (sum_in_place[a->unit] ? ZR_ACT_UPDATE : ZR_ACT_REDUCE))
-        jobs->using_grad[zr_grad_place(e->plan, a->unit, a->slot)] = jobs->n;
+        jobs->using_grad[zr_grad_index(e->plan, a->unit, a->slot)] = jobs->n;
 }
 
 void zr_jobs_push(struct zr_engine *e, const struct zr_action *a)

@@ -3,6 +3,7 @@
  * loop. step.c has the step. */
 #include "comm/flight.h"
 #include "comm/fork.h"
+#include "kernels/asserts.h"
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
@@ -95,8 +96,8 @@ static int fill_flat(struct zr_engine *e, const struct zr_flat *f, int32_t slot,
 /* Waits until the gradient's memory may be written again. Zeroes it if the action says so. */
 static int wait_grad(struct zr_engine *e, const struct zr_action *a)
 {
-    int32_t place = zr_grad_place(e->plan, a->unit, a->slot);
-    int err = wait_on(e, zr_job_using_grad(e, place), e->ev.grad_free[place], a->unit, false);
+    int32_t index = zr_grad_index(e->plan, a->unit, a->slot);
+    int err = wait_on(e, zr_job_using_grad(e, index), e->ev.grad_free[index], a->unit, false);
     const struct zr_unit *u = &e->layout->units[a->unit];
     for (int32_t i = 0; !err && a->fill && i < u->n_flats; i++) {
         const struct zr_flat *f = &e->layout->flats[u->first_flat + i];
@@ -127,7 +128,7 @@ static int wait_again(struct zr_engine *e, const struct zr_action *a)
 static int use_param(struct zr_engine *e, const struct zr_action *a)
 {
     int err = wait_again(e, a);
-    if (!e->plan->place.model_holds)
+    if (!e->plan->placement.model_holds)
         zr_show_params(e, a->unit, a->slot);
     return err;
 }
@@ -138,7 +139,7 @@ static int keep_param(struct zr_engine *e, const struct zr_action *a)
     int err = wait_param(e, a);
     if (!err)
         err = zr_all_keep(e, a->unit, a->slot);
-    if (!err && e->plan->place.model_holds)
+    if (!err && e->plan->placement.model_holds)
         err = zr_observe_begin(e, &g);
     return err || a->slot < 0 ? err : e->dev->ops->event_record(e->ev.param_free[a->slot], e->compute);
 }
@@ -147,7 +148,7 @@ static int end_param(struct zr_engine *e, const struct zr_action *a)
 {
     const struct zr_grant g = grant_of(a, ZR_GRANT_PARAM);
     ZR_TRY(zr_observe_end(e, &g));
-    if (!e->plan->place.model_holds)
+    if (!e->plan->placement.model_holds)
         zr_hide_params(e, a->unit);
     return a->slot >= 0 ? e->dev->ops->event_record(e->ev.param_free[a->slot], e->compute) : 0;
 }
@@ -168,7 +169,7 @@ static int prepare_grad(struct zr_engine *e, const struct zr_action *a)
 static int begin_grad(struct zr_engine *e, const struct zr_action *a)
 {
     int err = prepare_grad(e, a);
-    if (!e->plan->place.model_holds)
+    if (!e->plan->placement.model_holds)
         zr_show_grads(e, a->unit, a->slot);
     else if (a->bracket)
         zr_open_grads(e, a->unit);
@@ -179,11 +180,11 @@ static int end_grad(struct zr_engine *e, const struct zr_action *a)
 {
     const struct zr_grant g = grant_of(a, ZR_GRANT_GRAD);
     ZR_TRY(zr_observe_end(e, &g));
-    if (!e->plan->place.model_holds)
+    if (!e->plan->placement.model_holds)
         zr_hide_grads(e, a->unit);
     else if (a->bracket)
         zr_close_grads(e, a->unit, a->in_flight);
-    return e->dev->ops->event_record(e->ev.grad_done[zr_grad_place(e->plan, a->unit, a->slot)], e->compute);
+    return e->dev->ops->event_record(e->ev.grad_done[zr_grad_index(e->plan, a->unit, a->slot)], e->compute);
 }
 
 /* Sums the unit's partial gradients over tp, and then queues the reduction over the data-parallel ranks. This
@@ -192,11 +193,11 @@ static int end_grad(struct zr_engine *e, const struct zr_action *a)
 static int reduce_grad(struct zr_engine *e, const struct zr_action *a)
 {
     bool any;
-    ZR_TRY(zr_partial_sum(e, a->unit, a->slot, &any));
+    ZR_TRY(zr_tp_sum_grads(e, a->unit, a->slot, &any));
     if (any) {
         ZR_TRY(zr_observe_reduce(e, a->unit, ZR_REDUCE_SUMMED));
         ZR_TRY(
-            e->dev->ops->event_record(e->ev.grad_done[zr_grad_place(e->plan, a->unit, a->slot)], e->compute));
+            e->dev->ops->event_record(e->ev.grad_done[zr_grad_index(e->plan, a->unit, a->slot)], e->compute));
     }
     zr_jobs_push(e, a);
     return 0;
@@ -285,6 +286,7 @@ static void report_called(struct zr_engine *e, const struct zr_logged_call *call
 void zr_engine_called(struct zr_engine *e, uint64_t args)
 {
     struct zr_logged_call call = zr_flight_entered(e->flight);
+    ZR_ASSERT(!e->flight || call.name);
     call.args = args;
     report_called(e, &call);
 }
@@ -344,7 +346,7 @@ int zr_engine_call(struct zr_engine *e, const struct zr_core_event *ev)
         return err;
     err = zr_pointers_check(e, ev);
     if (!err)
-        err = zr_core_step(e->m.core, ev, e->m.actions, &n);
+        err = zr_core_take(e->m.core, ev, e->m.actions, &n);
     if (err)
         return err;
     zr_model_called(e, ev);

@@ -75,16 +75,16 @@ void zr_engine_unpoint(struct zr_engine *e)
     }
 }
 
-static int64_t slice_bytes(const struct zr_tensor *t)
+static int64_t layer_bytes(const struct zr_tensor *t)
 {
-    return t->n_elems / t->n_slices * zr_dtype_bytes(t->dtype);
+    return t->n_elems / t->n_layers * zr_dtype_bytes(t->dtype);
 }
 
-/* Returns the pointer for which base + slice*stride is the piece. It may lie outside any object, so the
+/* Returns the pointer for which base + layer*stride is the piece. It may lie outside any object, so the
  * arithmetic is on integers. */
 static void *biased(const struct zr_tensor *t, const struct zr_piece *p, const char *at)
 {
-    return (void *)((uintptr_t)at - (uintptr_t)(p->slice * slice_bytes(t)));
+    return (void *)((uintptr_t)at - (uintptr_t)(p->layer * layer_bytes(t)));
 }
 
 static void *param_pointer(const struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
@@ -134,12 +134,12 @@ static void show_grad(struct zr_engine *e, const struct zr_flat *f, const struct
     zr_point_grad(e, p->tensor, grad_pointer(e, f, p, slot));
 }
 
-/* Returns a slice of a stacked tensor that is still open (brackets nest), to which the pointer goes back. -1:
+/* Returns a layer of a stacked tensor that is still open (brackets nest), to which the pointer goes back. -1:
  * none. */
-static int32_t other_slice(const struct zr_engine *e, int32_t tensor, const int32_t *slot, int32_t n_shown)
+static int32_t other_layer(const struct zr_engine *e, int32_t tensor, const int32_t *slot, int32_t n_shown)
 {
     const struct zr_tensor *t = &e->layout->tensors[tensor];
-    for (int32_t s = 0; n_shown && s < t->n_slices; s++)
+    for (int32_t s = 0; n_shown && s < t->n_layers; s++)
         if (slot[t->unit + s] != ZR_NOT_SHOWN)
             return s;
     return -1;
@@ -150,10 +150,10 @@ static void hide_param(struct zr_engine *e, const struct zr_flat *f, const struc
     (void)f;
     (void)slot;
     int32_t other =
-        other_slice(e, p->tensor, e->m.pointers->param_slot, --e->m.pointers->n_shown_param[p->tensor]);
+        other_layer(e, p->tensor, e->m.pointers->param_slot, --e->m.pointers->n_shown_param[p->tensor]);
     void *pointer = zr_observed_closed(e, p->tensor, false);
     if (other >= 0) {
-        int32_t id = e->layout->piece_of[e->layout->slice_base[p->tensor] + other];
+        int32_t id = e->layout->piece_of[e->layout->layer_base[p->tensor] + other];
         const struct zr_flat *g = zr_piece_flat(e->layout, id);
         pointer = param_pointer(e, g, &e->layout->pieces[id], zr_shown_slot(e, g->unit, false));
     }
@@ -166,10 +166,10 @@ static void hide_grad(struct zr_engine *e, const struct zr_flat *f, const struct
     if (!f->trainable)
         return;
     int32_t other =
-        other_slice(e, p->tensor, e->m.pointers->grad_slot, --e->m.pointers->n_shown_grad[p->tensor]);
+        other_layer(e, p->tensor, e->m.pointers->grad_slot, --e->m.pointers->n_shown_grad[p->tensor]);
     void *pointer = zr_observed_closed(e, p->tensor, true);
     if (other >= 0) {
-        int32_t id = e->layout->piece_of[e->layout->slice_base[p->tensor] + other];
+        int32_t id = e->layout->piece_of[e->layout->layer_base[p->tensor] + other];
         const struct zr_flat *g = zr_piece_flat(e->layout, id);
         pointer = grad_pointer(e, g, &e->layout->pieces[id], zr_shown_slot(e, g->unit, true));
     }
@@ -203,8 +203,8 @@ void zr_hide_grads(struct zr_engine *e, int32_t unit)
 static void point_for_good(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
                            int32_t slot)
 {
-    if (p->slice)
-        return; /* slice 0 gives the base of all slices */
+    if (p->layer)
+        return; /* layer 0 gives the base of all layers */
     zr_point_param(e, p->tensor, param_pointer(e, f, p, slot));
     if (f->trainable)
         zr_point_grad(e, p->tensor, grad_pointer(e, f, p, slot));
@@ -219,7 +219,7 @@ void zr_engine_point(struct zr_engine *e, bool values)
         if (e->layout->tensors[t].grad)
             zr_point_grad(e, t, zr_observed_closed(e, t, true));
     }
-    for (int32_t u = 0; values && e->plan->place.model_holds && u < e->layout->n_units; u++)
+    for (int32_t u = 0; values && e->plan->placement.model_holds && u < e->layout->n_units; u++)
         for_pieces_of_unit(e, u, -1, point_for_good);
 }
 

@@ -10,8 +10,8 @@
 int zr_observer_new(struct zr_engine *e, const struct zr_observer_ops *ops, size_t bytes, int64_t n,
                     size_t size, struct zr_observer **out)
 {
-    ZR_ASSERT(e->observers.n < ZR_MOST_OBSERVERS);
-    ZR_TRY(ZR_ZALLOC_BYTES(*out, bytes + (size_t)n * size, "an observer of the model"));
+    ZR_ASSERT(e->observers.n < ZR_MAX_OBSERVERS);
+    ZR_TRY(ZR_ZALLOC_ARRAY(*out, bytes, n, size, "an observer of the model"));
     **out = (struct zr_observer){ops, e};
     e->observers.of[e->observers.n++] = *out;
     return 0;

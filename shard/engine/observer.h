@@ -103,11 +103,11 @@ struct zr_observer {
     struct zr_engine *e;
 };
 
-enum { ZR_MOST_OBSERVERS = 8 };
+enum { ZR_MAX_OBSERVERS = 8 };
 
 /* Observers in the order in which they see a begin. They see an end in the reverse order. */
 struct zr_observers {
-    struct zr_observer *of[ZR_MOST_OBSERVERS];
+    struct zr_observer *of[ZR_MAX_OBSERVERS];
     int n;
 };
 

@@ -133,7 +133,7 @@ int zr_engine_restore_end(struct zr_engine *e)
         err = spread_state(e, &e->layout->flats[i]);
     for (int32_t u = 0; !err && u < e->layout->n_units; u++) {
         struct zr_core_event ev = {.kind = ZR_EV_REWRITE, .unit = u};
-        err = zr_core_step(e->m.core, &ev, e->m.actions, &n_actions);
+        err = zr_core_take(e->m.core, &ev, e->m.actions, &n_actions);
     }
     if (err)
         return zr_engine_fail(e, err, zr_error_text());

@@ -256,7 +256,7 @@ void zr_do_not_count_since(struct zr_engine *e, struct zr_received before)
     struct zr_received now = zr_received_so_far(e);
     e->m.not_counted.wire += now.wire - before.wire;
     e->m.not_counted.outer += now.outer - before.outer;
-    e->m.not_counted.model += now.model - before.model;
+    e->m.not_counted.tp += now.tp - before.tp;
 }
 
 void zr_engine_last_op(const struct zr_engine *e, char *text, size_t n)

@@ -68,7 +68,7 @@ void zr_snapshot_listener_close(struct zr_snapshot_listener *l)
 static enum zr_level level_to_load(const struct zr_engine *e, const struct zr_flat *f, int kind)
 {
     bool param = kind == ZR_VALUE_PARAM || (kind == ZR_VALUE_MASTER && f->dtype == ZERO_F32);
-    return !param && e->plan->place.state[ZR_OUTER] == ZR_CUT ? ZR_LEVEL_FINE : ZR_LEVEL_INNER;
+    return !param && e->plan->placement.state[ZR_OUTER] == ZR_CUT ? ZR_LEVEL_FINE : ZR_LEVEL_INNER;
 }
 
 static void fill_run(struct zr_engine *e, struct zr_run *run, enum zr_level level)

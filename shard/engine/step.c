@@ -244,7 +244,7 @@ static const char *tensor_at(const struct zr_engine *e, int32_t rank, int64_t at
     int32_t place = place_like(e, rank);
     if (place == e->dp)
         return NULL;
-    const struct zr_where where = zr_where_of(&e->plan->place, place);
+    const struct zr_where where = zr_where_of(&e->plan->placement, place);
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
         struct zr_span own = zr_flat_span(f, where, ZR_LEVEL_FINE);
@@ -372,6 +372,8 @@ int zr_engine_last(struct zr_engine *e, bool *known, struct zero_step_info *resu
     return err;
 }
 
+/* Takes the call as zr_engine_call does, with more in between: once the core has taken it, and before its
+ * actions become jobs, the step must be counted and the numbers that its jobs read must be set. */
 static int make_step(struct zr_engine *e, float lr, struct zero_step_info *result)
 {
     int32_t n;
@@ -380,7 +382,7 @@ static int make_step(struct zr_engine *e, float lr, struct zero_step_info *resul
     struct zr_core_event ev = {.kind = ZR_EV_STEP, .unit = (int32_t)zr_tuned_digest(e, e->m.steps->next.n)};
     ZR_TRY(zr_pointers_check(e, &ev));
     ZR_TRY(zr_observe_step(e, ZR_STEP_CALLED, "zero_step"));
-    ZR_TRY(zr_core_step(e->m.core, &ev, e->m.actions, &n));
+    ZR_TRY(zr_core_take(e->m.core, &ev, e->m.actions, &n));
     zr_model_called(e, &ev);
     e->m.steps->n_calls++;
     e->m.steps->under_way = true;

@@ -12,8 +12,8 @@
 
 int zr_events_open(struct zr_device *dev, const struct zr_plan *p, struct zr_events *ev)
 {
-    int32_t units = p->layout->n_units, places = units + p->n_grad_slots;
-    int32_t partials = zr_n_partial_places(p);
+    int32_t units = p->layout->n_units, grads = units + p->n_grad_slots;
+    int32_t group_sums = zr_n_group_sums(p);
     bool outer = p->spec.outer, outer_gathers = p->spec.outer_gathers;
     const struct {
         enum zr_event_class class;
@@ -22,12 +22,12 @@ int zr_events_open(struct zr_device *dev, const struct zr_plan *p, struct zr_eve
     } rows[] = {{ZR_EVENT_PARAM_FREE, p->n_param_slots, &ev->param_free},
                 {ZR_EVENT_READY, units, &ev->ready},
                 {ZR_EVENT_UPDATED, units, &ev->updated},
-                {ZR_EVENT_GRAD_DONE, places, &ev->grad_done},
-                {ZR_EVENT_GRAD_FREE, places, &ev->grad_free},
+                {ZR_EVENT_GRAD_DONE, grads, &ev->grad_done},
+                {ZR_EVENT_GRAD_FREE, grads, &ev->grad_free},
                 {ZR_EVENT_WHOLE, outer_gathers ? units : 0, &ev->whole},
                 {ZR_EVENT_GATHER_OUTER_TAIL, outer_gathers, &ev->gather_outer_tail},
-                {ZR_EVENT_PARTIAL_FULL, partials, &ev->partial_full},
-                {ZR_EVENT_PARTIAL_FREE, partials, &ev->partial_free},
+                {ZR_EVENT_GROUP_SUM_DONE, group_sums, &ev->group_sum_done},
+                {ZR_EVENT_GROUP_SUM_FREE, group_sums, &ev->group_sum_free},
                 {ZR_EVENT_REDUCE_OUTER_TAIL, outer, &ev->reduce_outer_tail}};
     struct zr_event **const single[] = {[ZR_EVENT_STEP_COMPUTE] = &ev->step_compute,
                                         [ZR_EVENT_GATHER_TAIL] = &ev->gather_tail,
@@ -75,9 +75,8 @@ struct zr_table {
 
 int zr_table_open(struct zr_engine *e, void *field, int64_t n, size_t size)
 {
-    struct zr_table *t = calloc(1, sizeof *t + ((size_t)n + 1) * size);
-    if (!t)
-        return zr_fail(ZERO_ERR_NOMEM, "no memory for the tables of %d units", e->layout->n_units);
+    struct zr_table *t;
+    ZR_TRY(ZR_ZALLOC_ARRAY(t, sizeof *t, n + 1, size, "the tables of %d units", e->layout->n_units));
     void *at = t + 1;
     t->next = e->tables;
     e->tables = t;

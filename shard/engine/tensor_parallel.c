@@ -17,12 +17,12 @@
 /* Slices of a sum have equal sizes. Those of the last ranks may have fewer elements, but have memory for
  * all. */
 enum {
-    MOST_PARTS = 64,
+    MAX_PARTS = 64,
     CUT_BYTES = 128,
     IN_AT = 0,
     IN_BYTES = ZR_TP_ELEMS * (int)sizeof(float),
     /* slices are cut at 128 bytes; a bf16 slice is also stored as fp32 */
-    OUT_BYTES = IN_BYTES + MOST_PARTS * CUT_BYTES * 2,
+    OUT_BYTES = IN_BYTES + MAX_PARTS * CUT_BYTES * 2,
     FEW_ELEMS = 8, /* with fewer elements, equal gradients or activations prove nothing */
     COMPARED = -2, /* marks the tag of a comparison, in place of a dtype */
 };
@@ -271,8 +271,8 @@ static int64_t partial_elems(const struct zr_engine *e, const struct zr_flat *f)
 
 /* Copies elements [at, at + n) of the flat's partial gradients, counted end to end, to `in`, or back from
  * their sums. */
-static int move_partial(struct zr_engine *e, const struct zr_flat *f, char *full, int64_t at, int64_t n,
-                        const char *sums)
+static int move_group_slot(struct zr_engine *e, const struct zr_flat *f, char *full, int64_t at, int64_t n,
+                           const char *sums)
 {
     const struct zr_device_ops *d = e->dev->ops;
     const int64_t size = zr_dtype_bytes(f->dtype);
@@ -338,7 +338,7 @@ static int compare_partial(struct zr_engine *e, const struct zr_flat *f, const c
     return 0;
 }
 
-int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
+int zr_tp_sum_grads(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
 {
     const bool is_due = zr_compare_is_due(e) || zr_tp_compares(e, zr_step_calls(e) + 1),
                compares = e->tp > 1 && is_due && !e->m.tp->said_partial;
@@ -357,9 +357,9 @@ int zr_partial_sum(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
         for (int64_t at = 0, k; at < n; at += k) {
             k = zr_min(n - at, ZR_TP_ELEMS);
             int out = e->m.tp->out ^= 1;
-            ZR_TRY(move_partial(e, f, full, at, k, NULL));
+            ZR_TRY(move_group_slot(e, f, full, at, k, NULL));
             ZR_TRY(sum_piece(e, k, f->dtype, out, &tag));
-            ZR_TRY(move_partial(e, f, full, at, k, e->m.tp->base + out_at(out)));
+            ZR_TRY(move_group_slot(e, f, full, at, k, e->m.tp->base + out_at(out)));
         }
         *any |= n > 0;
     }

@@ -337,7 +337,7 @@ static int add_to_sums(struct zr_engine *e)
 static const struct zr_piece *tied_piece(const struct zr_engine *e, const struct tied_tensor *t,
                                          const struct zr_flat **flat)
 {
-    int32_t piece = e->layout->piece_of[e->layout->slice_base[t->tensor]];
+    int32_t piece = e->layout->piece_of[e->layout->layer_base[t->tensor]];
     *flat = zr_piece_flat(e->layout, piece);
     return &e->layout->pieces[piece];
 }
@@ -377,7 +377,7 @@ void zr_tied_bracketed(struct zr_engine *e, int32_t unit)
 /* Zeroes the gradients that backward overwrites, because this bracket has no backward that would. */
 static int zero_overwritten(struct zr_engine *e, int32_t unit)
 {
-    int32_t n, slot = e->plan->place.model_holds ? -1 : zr_shown_slot(e, unit, true);
+    int32_t n, slot = e->plan->placement.model_holds ? -1 : zr_shown_slot(e, unit, true);
     const struct zr_flat *f = zr_unit_flats(e, unit, &n);
     for (int32_t i = 0; i < n; i++)
         for (int32_t k = 0; f[i].trainable && k < f[i].n_pieces; k++) {
@@ -392,7 +392,7 @@ static int zero_overwritten(struct zr_engine *e, int32_t unit)
 }
 
 /* Makes a bracket of the unit, because the owner's model had none in this pipeline action. It is a backward
- * of weights (apart), which needs no parameters. */
+ * of weights alone, which needs no parameters. */
 static int bracket_for_copy(struct zr_engine *e, int32_t unit)
 {
     struct zr_core_event ev = {.kind = ZR_EV_BEGIN, .unit = unit, .phase = ZERO_BACKWARD_WEIGHT};

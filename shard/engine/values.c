@@ -40,7 +40,7 @@ static struct zr_tag values_tag(const struct zr_engine *e, int32_t unit, const s
                            .call_hash = XXH3_64bits_withSeed(words, sizeof words, calls)};
 }
 
-/* A range of elements of one tensor, inside one slice and not larger than staging. */
+/* A range of elements of one tensor, inside one layer and not larger than staging. */
 struct chunk {
     const struct zr_flat *flat;
     const struct zr_piece *piece;
@@ -55,12 +55,12 @@ struct chunk {
 static struct chunk chunk_at(const struct zr_engine *e, int32_t tensor, int kind, int64_t at, int64_t n)
 {
     const struct zr_tensor *t = &e->layout->tensors[tensor];
-    int64_t per_slice = t->n_elems / t->n_slices;
-    int32_t id = e->layout->piece_of[e->layout->slice_base[tensor] + at / per_slice];
+    int64_t per_layer = t->n_elems / t->n_layers;
+    int32_t id = e->layout->piece_of[e->layout->layer_base[tensor] + at / per_layer];
     struct chunk c = {.flat = zr_piece_flat(e->layout, id), .piece = &e->layout->pieces[id], .kind = kind};
     c.size = kind == ZR_VALUE_PARAM ? zr_dtype_bytes(t->dtype) : (int64_t)sizeof(float);
-    c.first = c.piece->first + at % per_slice;
-    c.n = zr_min(zr_min(n, per_slice - at % per_slice), e->plan->values_bytes / c.size);
+    c.first = c.piece->first + at % per_layer;
+    c.n = zr_min(zr_min(n, per_layer - at % per_layer), e->plan->values_bytes / c.size);
     return c;
 }
 
@@ -80,7 +80,7 @@ static char *value_at(const struct zr_engine *e, const struct chunk *c, int64_t 
 static bool whole(const struct zr_engine *e, const struct chunk *c)
 {
     bool param = c->kind == ZR_VALUE_PARAM || (c->kind == ZR_VALUE_MASTER && c->flat->dtype == ZERO_F32);
-    bool full = zr_level_of(e->plan->place.state) == ZR_LEVEL_ALL &&
+    bool full = zr_level_of(e->plan->placement.state) == ZR_LEVEL_ALL &&
                 c->kind != ZR_VALUE_GRAD; /* sums are sharded at every stage */
     return e->dp == 1 || full || (param && e->plan->resident[c->flat->unit]);
 }
@@ -184,7 +184,7 @@ static int send_chunks(struct zr_engine *e, const struct chunk *c, int32_t n_chu
 static int stage_runs(struct zr_engine *e, const struct chunk *c, const struct whole *w)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    int64_t at = c->piece->slice * c->piece->n + (c->first - c->piece->first), n;
+    int64_t at = c->piece->layer * c->piece->n + (c->first - c->piece->first), n;
     int32_t part = w->cut.parts > 1 ? e->tp_rank : 0;
     int err = 0;
     for (int64_t done = 0; !err && done < c->n; done += n) {
@@ -279,9 +279,9 @@ static int write_asked(struct zr_engine *e, const struct asked *a, const void *s
     int32_t n_actions;
     if (!err && a->kind >= 0 && (a->n || a->whole))
         zr_engine_tune(e)->has_states = true;
-    for (int32_t s = 0; !err && a->kind < 0 && s < t->n_slices; s++) {
+    for (int32_t s = 0; !err && a->kind < 0 && s < t->n_layers; s++) {
         struct zr_core_event ev = {.kind = ZR_EV_REWRITE, .unit = t->unit + s};
-        err = zr_core_step(e->m.core, &ev, e->m.actions, &n_actions);
+        err = zr_core_take(e->m.core, &ev, e->m.actions, &n_actions);
     }
     return err;
 }

@@ -200,18 +200,17 @@ static int add_zero_bubble(const struct part *b, int64_t first)
 
 static int check_numbers(enum zr_pipeline_kind kind, int32_t n_ranks, int32_t per_rank, int32_t n)
 {
-    if (n_ranks < 1 || n_ranks > ZR_PIPE_MOST_RANKS)
+    if (n_ranks < 1 || n_ranks > ZR_PIPE_MAX_RANKS)
         return zr_fail(ZERO_ERR_ARG, "the pipeline has %d ranks; allowed: 1 to %d", n_ranks,
-                       ZR_PIPE_MOST_RANKS);
-    if (per_rank > 0 && (int64_t)n_ranks * per_rank > ZR_PIPE_MOST_NUMBERS)
+                       ZR_PIPE_MAX_RANKS);
+    if (per_rank > 0 && (int64_t)n_ranks * per_rank > ZR_PIPE_MAX_NUMBERS)
         return zr_fail(ZERO_ERR_ARG, "a pipeline of %d ranks with %d stages each; allowed: at most %d stages",
-                       n_ranks, per_rank, ZR_PIPE_MOST_NUMBERS);
-    if (per_rank < 1 || n < 1 || n > ZR_PIPE_MOST_NUMBERS ||
-        (int64_t)n_ranks * per_rank * n > ZR_PIPE_MOST_ALL)
+                       n_ranks, per_rank, ZR_PIPE_MAX_NUMBERS);
+    if (per_rank < 1 || n < 1 || n > ZR_PIPE_MAX_NUMBERS || (int64_t)n_ranks * per_rank * n > ZR_PIPE_MAX_ALL)
         return zr_fail(ZERO_ERR_ARG,
                        "a pipeline of %d ranks with %d stages each and %d micro-batches: each must be 1 or "
                        "more, and their product at most %lld",
-                       n_ranks, per_rank, n, (long long)ZR_PIPE_MOST_ALL);
+                       n_ranks, per_rank, n, (long long)ZR_PIPE_MAX_ALL);
     if (kind == ZR_1F1B && per_rank > 1)
         return zr_fail(ZERO_ERR_ARG,
                        "1F1B has one stage per rank, not %d: for several, use the interleaved schedule",

@@ -98,9 +98,9 @@ enum zr_pipeline_kind {
 };
 
 /* Limits of ranks, of stages and of micro-batches, and of stages times micro-batches. */
-#define ZR_PIPE_MOST_RANKS   65536
-#define ZR_PIPE_MOST_NUMBERS (1 << 20)
-#define ZR_PIPE_MOST_ALL     (INT64_C(1) << 24)
+#define ZR_PIPE_MAX_RANKS   65536
+#define ZR_PIPE_MAX_NUMBERS (1 << 20)
+#define ZR_PIPE_MAX_ALL     (INT64_C(1) << 24)
 
 /* Builds a named schedule of computations. forward_only is for evaluation.
  * Errors: ZERO_ERR_ARG if the kind does not allow a number (the message names it); ZERO_ERR_NOMEM. */

@@ -33,7 +33,7 @@ static bool read_number(const char **at, int32_t *number)
     const char *p = *at;
     for (; *p >= '0' && *p <= '9'; p++) {
         n = 10 * n + (*p - '0');
-        if (n >= ZR_PIPE_MOST_NUMBERS)
+        if (n >= ZR_PIPE_MAX_NUMBERS)
             return false;
     }
     bool any = p > *at;
@@ -116,7 +116,7 @@ static int read_line(struct zr_pipeline *p, int32_t rank, char *line, const char
             err = zr_fail(ZERO_ERR_ARG,
                           "%s, line %d, cell %d: \"%.40s\" is not an action: a stage, a kind and a "
                           "micro-batch, as in 2F0 or 1SEND_B3, with numbers below %d",
-                          path, rank + 1, column, cell, ZR_PIPE_MOST_NUMBERS);
+                          path, rank + 1, column, cell, ZR_PIPE_MAX_NUMBERS);
     }
     return err;
 }
@@ -124,8 +124,8 @@ static int read_line(struct zr_pipeline *p, int32_t rank, char *line, const char
 /* Adds an empty row. */
 static int add_rank(struct zr_pipeline *p, const char *path)
 {
-    if (p->n_ranks == ZR_PIPE_MOST_RANKS)
-        return zr_fail(ZERO_ERR_ARG, "%s: more than %d ranks", path, ZR_PIPE_MOST_RANKS);
+    if (p->n_ranks == ZR_PIPE_MAX_RANKS)
+        return zr_fail(ZERO_ERR_ARG, "%s: more than %d ranks", path, ZR_PIPE_MAX_RANKS);
     ZR_TRY(ZR_GROW(p->rows, p->n_ranks + 1, "a pipeline schedule of %d ranks", p->n_ranks + 1));
     p->rows[p->n_ranks++] = (struct zr_pipe_row){0};
     return 0;
@@ -155,9 +155,9 @@ static int read_all(struct zr_pipeline *p, FILE *f, const char *path)
         err = zr_fail(ZERO_ERR_IO, "%s: %s", path, errno ? strerror(errno) : "it could not be read");
     if (!err && !p->n_stages)
         err = zr_fail(ZERO_ERR_ARG, "%s: no action is in it", path);
-    if (!err && (int64_t)p->n_stages * p->n_micro_batches > ZR_PIPE_MOST_ALL)
+    if (!err && (int64_t)p->n_stages * p->n_micro_batches > ZR_PIPE_MAX_ALL)
         err = zr_fail(ZERO_ERR_ARG, "%s: %d stages and %d micro-batches: their product may be at most %lld",
-                      path, p->n_stages, p->n_micro_batches, (long long)ZR_PIPE_MOST_ALL);
+                      path, p->n_stages, p->n_micro_batches, (long long)ZR_PIPE_MAX_ALL);
     return err;
 }
 

@@ -7,7 +7,7 @@
  *   verify_actions.c  the same for a pipeline stage, action by action
  *   verify_tensors.c  the tensors of a pipeline stage
  *   verify_compute.c  the bytes that the model's compute touches
- *   verify_parts.c    the tensor-parallel collectives of the model
+ *   verify_tp.c       the tensor-parallel collectives of the model
  *   verify_stages.c   each pipeline stage's plan, script and schedule; expected gradients
  *   verify_rank.c     one rank: engine, plan, loop and model thread
  *   verify_snapshot.c a rank's snapshots and their expected contents
@@ -74,8 +74,14 @@ struct zr_verify_case {
     /* Percent of units that are used without brackets. ZeRO stages 0 and 1 only. */
     int unbracketed;
 
-    bool deterministic, bf16, wire_bf16, user_update, stacked, overwrite, resident, declared, reversed, sgd,
-        mixed;
+    /* Options of the configuration: deterministic sums, and bf16 collectives of gradients. */
+    bool deterministic, wire_bf16;
+    /* The program updates the weights; the optimizer is SGD instead of AdamW; tensors have several kinds. */
+    bool user_update, sgd, mixed;
+    /* Some tensors are bf16; one is stacked; some gradients are overwritten; some parameters are resident. */
+    bool bf16, stacked, overwrite, resident;
+    /* The order is declared; units are used from the last to the first. */
+    bool declared, reversed;
     /* The model computes on its own thread, as it does on the host. */
     bool caller;
     /* Reads, writes and means between steps. */
@@ -151,7 +157,7 @@ struct zr_verify_result {
     /* Snapshots read, over all ranks. */
     int64_t n_snapshots;
     /* For mutants: number of places where the mutant changed something. */
-    int64_t n_unmatched;
+    int64_t n_acted;
 
     char text[ZR_ERROR_BYTES];
 };

@@ -10,7 +10,7 @@ static void write_action_op(struct zr_writing *w, enum zr_script_op_kind kind, c
 {
     zr_write(w->s, (struct zr_script_op){.kind = (uint8_t)kind,
                                          .phase = a ? (uint8_t)zr_pipe_phase(a->kind) : 0,
-                                         .unit = -1,
+                                         .index = -1,
                                          .step = w->step,
                                          .pp_stage = a ? a->stage : -1,
                                          .micro = a ? a->micro_batch : -1,
@@ -54,22 +54,22 @@ void zr_write_actions(struct zr_writing *w, const struct zr_walk_row *row, bool 
 
 enum { FEW = 3000 };
 
-void zr_write_parts(struct zr_writing *w)
+void zr_write_tp_collective(struct zr_writing *w)
 {
     const struct zr_verify_case *c = w->c;
     if (c->tp < 2 || !zr_verify_chance(w->random, c->sums))
         return;
-    int64_t most = zr_verify_chance(w->random, 90) ? FEW : ZR_VERIFY_PARTS_ELEMS;
-    enum zr_parts_move how =
-        (enum zr_parts_move)zr_verify_below(w->random, c->caller ? ZR_PARTS_MOVES : ZR_PARTS_MOST);
-    if (how == ZR_PARTS_MOST)
-        most = ZR_VERIFY_MOST_ELEMS;
+    int64_t most = zr_verify_chance(w->random, 90) ? FEW : ZR_VERIFY_TP_ELEMS;
+    enum zr_tp_collective how =
+        (enum zr_tp_collective)zr_verify_below(w->random, c->caller ? ZR_TP_COLLECTIVES : ZR_TP_MAX);
+    if (how == ZR_TP_MAX)
+        most = ZR_VERIFY_MAX_OP_ELEMS;
     int64_t n = (1 + zr_verify_below(w->random, most)) / c->tp * c->tp;
-    zr_write(w->s, (struct zr_script_op){.kind = ZR_DO_PARTS,
-                                         .unit = -1,
+    zr_write(w->s, (struct zr_script_op){.kind = ZR_DO_TP,
+                                         .index = -1,
                                          .step = w->step,
                                          .how = (uint8_t)how,
-                                         .bf16 = how != ZR_PARTS_MOST && zr_verify_chance(w->random, 50),
+                                         .bf16 = how != ZR_TP_MAX && zr_verify_chance(w->random, 50),
                                          .in_place = zr_verify_chance(w->random, 50),
                                          .n = (int32_t)n});
 }

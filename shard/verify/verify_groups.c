@@ -80,8 +80,8 @@ static const struct zr_group *group_of(const struct zr_mesh *mesh, enum zr_role 
 }
 
 /* The wrong group that a mutant uses, within the rank's pipeline stage. It takes neighbouring ranks instead
- * of ranks with the same tensor-parallel part; for the tensor-parallel role it takes the latter. members has
- * space for them. */
+ * of ranks with the same index in tensor parallelism; for the tensor-parallel role it takes the latter.
+ * members has space for them. */
 static struct zr_group other_group(const struct zr_verify_case *c, int id, const struct zr_group *g,
                                    enum zr_role role, int32_t *members)
 {
@@ -125,7 +125,7 @@ static int open_role(struct zr_verify_world *v, enum zr_role role, const struct 
  * REDUCE communicator also serves as CONTROL. */
 static bool is_opened(const struct zr_verify_world *v, enum zr_role role)
 {
-    bool groups = v->stages[0].plan->spec.outer, stages = v->c->pp > 1, parts = v->c->tp > 1;
+    bool groups = v->stages[0].plan->spec.outer, stages = v->c->pp > 1, has_tp = v->c->tp > 1;
     switch (role) {
     case ZR_ROLE_GATHER_OUTER:
     case ZR_ROLE_REDUCE_OUTER:
@@ -133,9 +133,9 @@ static bool is_opened(const struct zr_verify_world *v, enum zr_role role)
     case ZR_ROLE_CONTROL:
         return groups || stages;
     case ZR_ROLE_TP:
-        return parts;
+        return has_tp;
     case ZR_ROLE_WORLD:
-        return parts || stages;
+        return has_tp || stages;
     case ZR_ROLE_ODD_PAIR:
         return v->c->pp > 2;
     case ZR_ROLE_EVEN_PAIR:

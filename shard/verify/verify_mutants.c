@@ -22,7 +22,7 @@ static const struct zr_stream *stream_of(const struct zr_engine *e, enum zr_stre
         return e->role[ZR_ROLE_GATHER_OUTER].stream;
     case ZR_ON_REDUCE_OUTER:
         return e->role[ZR_ROLE_REDUCE_OUTER].stream;
-    case ZR_ON_EVEN_PAIR:
+    case ZR_ON_PAIR_0:
         return e->pair_stream[0];
     case ZR_ON_TIED:
         return e->tied_stream;
@@ -34,16 +34,16 @@ static const struct zr_stream *stream_of(const struct zr_engine *e, enum zr_stre
 bool zr_mutant_drops(void *arg, enum zr_sim_edge edge, int rank, const struct zr_event *event,
                      const struct zr_stream *stream)
 {
-    static const enum zr_mutation of[] = {[ZR_SIM_RECORD] = ZR_LESS_RECORD,
-                                          [ZR_SIM_WAIT] = ZR_LESS_WAIT,
-                                          [ZR_SIM_EVENT_SYNC] = ZR_LESS_EVENT_SYNC,
-                                          [ZR_SIM_STREAM_SYNC] = ZR_LESS_STREAM_SYNC,
-                                          [ZR_SIM_CLEAR] = ZR_LESS_CLEAR};
+    static const enum zr_mutation mutation_of[] = {[ZR_SIM_RECORD] = ZR_LESS_RECORD,
+                                                   [ZR_SIM_WAIT] = ZR_LESS_WAIT,
+                                                   [ZR_SIM_EVENT_SYNC] = ZR_LESS_EVENT_SYNC,
+                                                   [ZR_SIM_STREAM_SYNC] = ZR_LESS_STREAM_SYNC,
+                                                   [ZR_SIM_CLEAR] = ZR_LESS_CLEAR};
     struct zr_verify_world *v = arg;
     struct zr_verify_rank *r = &v->ranks[rank];
     const struct zr_mutant *m = v->mutant;
     const struct zr_engine *e = &r->engine;
-    if (m->what != of[edge] || !applies(r, m))
+    if (m->what != mutation_of[edge] || !applies(r, m))
         return false;
     if (m->event && (!event || zr_event_class_of(e, event) != m->event))
         return false;
@@ -68,21 +68,21 @@ static bool move_slot(const struct zr_plan *plan, struct zr_action *a)
 {
     bool gathers = a->kind == ZR_ACT_GATHER;
     int32_t n = gathers ? plan->n_param_slots : plan->n_grad_slots;
-    const struct zr_slot_place *place = gathers ? plan->param_slots : plan->grad_slots;
+    const struct zr_slot_region *slots = gathers ? plan->param_slots : plan->grad_slots;
     if (a->slot < 0 || n < 2)
         return false;
     int32_t other = (a->slot + 1) % n;
-    if (place[other].bytes < place[a->slot].bytes)
+    if (slots[other].bytes < slots[a->slot].bytes)
         return false;
     a->slot = other;
     return true;
 }
 
-static bool move_partial(const struct zr_plan *plan, struct zr_action *a)
+static bool move_group_slot(const struct zr_plan *plan, struct zr_action *a)
 {
-    if (a->partial < 0)
+    if (a->group_slot < 0)
         return false;
-    a->partial = (a->partial + 1) % plan->n_partial_slots;
+    a->group_slot = (a->group_slot + 1) % plan->n_group_slots;
     return true;
 }
 
@@ -105,10 +105,10 @@ static bool take_first_sum(struct zr_action *a)
 static bool change(enum zr_mutation what, const struct zr_plan *plan, struct zr_action *a)
 {
     switch (what) {
-    case ZR_OTHER_SLOT:
+    case ZR_WRONG_SLOT:
         return move_slot(plan, a);
-    case ZR_OTHER_PARTIAL:
-        return move_partial(plan, a);
+    case ZR_WRONG_GROUP_SLOT:
+        return move_group_slot(plan, a);
     case ZR_NO_ACCUMULATE:
         return set_accumulate(a, false);
     case ZR_ALWAYS_ACCUMULATE:
@@ -125,7 +125,7 @@ static void issue_twice(struct zr_engine *e, struct zr_job job)
     struct zr_action *a = &job.action;
     zr_engine_issue(e, &job);
     /* A sum in place between groups never accumulates. */
-    if (a->kind == ZR_ACT_REDUCE || (a->kind == ZR_ACT_REDUCE_OUTER && a->partial >= 0))
+    if (a->kind == ZR_ACT_REDUCE || (a->kind == ZR_ACT_REDUCE_OUTER && a->group_slot >= 0))
         a->accumulate = true;
     zr_engine_issue(e, &job);
 }
@@ -189,7 +189,8 @@ void zr_mutant_change_layout(struct zr_verify_world *v, struct zr_layout *l)
     enum zr_mutation what = v->mutant ? v->mutant->what : 0;
     for (int32_t t = 0; t < l->n_tensors; t++) {
         struct zr_tensor *x = &l->tensors[t];
-        bool changes = what == ZR_NO_PARTIAL ? x->partial : what == ZR_ALL_PARTIAL && !x->partial && !x->cut;
+        bool changes = what == ZR_SKIP_TP_GRAD_SUM ? x->partial
+                                                   : what == ZR_SUM_EQUAL_TP_GRADS && !x->partial && !x->cut;
         v->n_acted += changes;
         x->partial ^= changes;
     }
@@ -263,15 +264,15 @@ int64_t zr_mutant_hunt(const struct zr_mutant *m, uint64_t first_seed, int64_t n
     *n_acted = 0;
     for (int64_t i = 0; i < n_seeds; i++) {
         struct zr_verify_case c;
-        if (!m->on)
+        if (!m->case_text)
             zr_verify_case_random(first_seed + (uint64_t)i, &c);
-        else if (zr_verify_parse(m->on, &c))
+        else if (zr_verify_parse(m->case_text, &c))
             return -1;
         c.seed = first_seed + (uint64_t)i;
         /* Other faults would end the run before the mutant has an effect. */
         c.dead = -1;
         c.fail_alloc = 0;
-        if (c.world > 6 && !m->on)
+        if (c.world > 6 && !m->case_text)
             c.world = 2 + c.world % 3;
         if (!zr_verify_possible(&c)) { /* the smaller world is not divisible */
             c.group = c.hybrid = c.pp = c.tp = c.per_rank = c.schedule = c.partial = c.sums = 0;
@@ -279,7 +280,7 @@ int64_t zr_mutant_hunt(const struct zr_mutant *m, uint64_t first_seed, int64_t n
         }
         if (zr_verify_run(&c, m, out))
             continue;
-        *n_acted += out->n_unmatched > 0 || m->what == ZR_FLAWED_COMM;
+        *n_acted += out->n_acted > 0 || m->what == ZR_FLAWED_COMM;
         if (out->n_reports)
             return i;
     }

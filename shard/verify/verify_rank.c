@@ -16,10 +16,11 @@ static void touch_values(struct zr_verify_rank *r, int32_t tensor, enum zr_sim_h
 {
     const struct zr_layout *l = &r->layout;
     const struct zr_tensor *t = &l->tensors[tensor];
-    for (int64_t s = 0; s < t->n_slices; s++) {
-        int32_t id = l->piece_of[l->slice_base[tensor] + s];
+    for (int64_t s = 0; s < t->n_layers; s++) {
+        int32_t id = l->piece_of[l->layer_base[tensor] + s];
         int64_t bytes = l->pieces[id].n * zr_dtype_bytes(t->dtype);
-        struct zr_sim_touch touch = {r->scratch + s * bytes, bytes, how, zr_script_values(r, id, r->n_done)};
+        struct zr_sim_touch touch = {r->scratch + s * bytes, bytes, how,
+                                     zr_compute_expected_param(r, id, r->n_done)};
         zr_sim_host_touch(r->v->sim, how == ZR_SIM_READ ? "use of read values" : "new values", &touch, 1);
     }
 }
@@ -34,7 +35,7 @@ static double mean_rank(const struct zr_group *g)
 
 static int do_values(struct zr_verify_rank *r, const struct zr_script_op *op)
 {
-    int32_t tensor = op->kind == ZR_DO_MEAN ? 0 : op->unit % r->layout.n_tensors;
+    int32_t tensor = op->kind == ZR_DO_MEAN ? 0 : op->index % r->layout.n_tensors;
     int64_t n = r->layout.tensors[tensor].n_elems;
     if (op->kind == ZR_DO_READ) {
         int err = zr_engine_read(&r->engine, tensor, ZR_VALUE_PARAM, 0, n, r->scratch);
@@ -113,7 +114,7 @@ static int do_step(struct zr_verify_rank *r, const struct zr_script_op *op)
         zr_report(zr_sim_recorder(r->v->sim), "rank %d: step %d was %s", r->id, op->step,
                   skips ? "not skipped" : "skipped");
     for (int32_t u = 0; u < r->layout.n_units; u++)
-        r->n_done[u] += !skips && (r->n_used[u] || r->of_stage->script.unbracketed);
+        r->n_done[u] += !skips && (r->n_used[u] || r->of_stage->script.no_backward_brackets);
     start_rows(r);
     if (r->id == 0) {
         r->v->step_compute_ns = r->v->compute_ns;
@@ -162,14 +163,14 @@ static int do_op(struct zr_verify_rank *r, const struct zr_script_op *op)
     struct zr_core_event ev = {.kind = op->kind == ZR_DO_BEGIN ? ZR_EV_BEGIN
                                        : op->kind == ZR_DO_END ? ZR_EV_END
                                                                : ZR_EV_MICRO,
-                               .unit = op->unit,
+                               .unit = op->index,
                                .phase = op->phase};
     const struct zr_mutant *m = r->v->mutant;
     l->during = during[op->kind];
-    l->unit = op->kind <= ZR_DO_USE ? op->unit : -1;
+    l->unit = op->kind <= ZR_DO_USE ? op->index : -1;
     l->step = (uint32_t)(op->step + (op->kind == ZR_DO_STEP || op->kind == ZR_DO_NORM)); /* as in jobs */
     if (m && m->what == ZR_LESS_CALL && m->action == op->kind && r->id == r->v->c->world - 1 &&
-        op->unit == 0 && op->step == 1) {
+        op->index == 0 && op->step == 1) {
         r->v->n_acted++;
         return 0;
     }
@@ -179,13 +180,13 @@ static int do_op(struct zr_verify_rank *r, const struct zr_script_op *op)
     case ZR_DO_MICRO:
         return zr_engine_call(&r->engine, &ev);
     case ZR_DO_USE:
-        return zr_script_use(r, op);
+        return zr_compute_use(r, op);
     case ZR_DO_STEP:
         return do_step(r, op);
     case ZR_DO_SNAPSHOT:
         return zr_snapshot_take(r);
     case ZR_DO_ZERO:
-        return zr_script_zero(r);
+        return zr_compute_zero_grads(r);
     case ZR_DO_NORM:
         return do_norm(r, op);
     case ZR_DO_GATHER_ALL:
@@ -206,8 +207,8 @@ static int do_op(struct zr_verify_rank *r, const struct zr_script_op *op)
         return zr_actions_move(r, op);
     case ZR_DO_FINISH:
         return zr_actions_finish(r);
-    case ZR_DO_PARTS:
-        return zr_parts_do(r, op);
+    case ZR_DO_TP:
+        return zr_verify_tp_do(r, op);
     case ZR_DO_WRITE_TIED:
         return write_tied(r);
     default:
@@ -233,8 +234,8 @@ static bool is_refusal(const struct zr_verify_rank *r, const struct zr_script_op
 static void look_at_opened(struct zr_verify_rank *r)
 {
     const struct zr_engine *e = &r->engine;
-    int32_t units = r->layout.n_units, places = units + r->plan.n_grad_slots;
-    int32_t n = r->plan.n_param_slots + 2 * units + 2 * places + 4; /* 4: events without an array */
+    int32_t units = r->layout.n_units, grads = units + r->plan.n_grad_slots;
+    int32_t n = r->plan.n_param_slots + 2 * units + 2 * grads + 4; /* 4: events without an array */
     if (!r->plan.spec.outer && (e->ev.n != n || e->gather_outer_stream || e->reduce_outer_stream))
         zr_report(zr_sim_recorder(r->v->sim), "rank %d opened %d events or streams that only groups need",
                   r->id, e->ev.n - n);
@@ -279,7 +280,7 @@ static int wrap(struct zr_verify_rank *r)
 static int expect_kept(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
 {
     struct zr_verify_rank *r = arg;
-    struct zr_content content = zr_script_values(r, (int32_t)(p - r->layout.pieces), r->n_done);
+    struct zr_content content = zr_compute_expected_param(r, (int32_t)(p - r->layout.pieces), r->n_done);
     content.first = first;
     struct zr_sim_touch touch = {zr_engine_param_at(&r->engine, f, first), n * content.size, ZR_SIM_READ,
                                  content};
@@ -291,7 +292,7 @@ static int expect_kept(void *arg, const struct zr_flat *f, const struct zr_piece
  * Nothing is in flight. */
 static void look_at_kept(struct zr_verify_rank *r)
 {
-    struct zr_where at = zr_where_of(&r->plan.place, r->engine.dp_rank);
+    struct zr_where at = zr_where_of(&r->plan.placement, r->engine.dp_rank);
     for (int32_t i = 0; i < r->layout.n_flats; i++) {
         const struct zr_flat *f = &r->layout.flats[i];
         struct zr_span kept = zr_flat_span(f, at, r->plan.resident[f->unit] ? ZR_LEVEL_ALL : ZR_LEVEL_INNER);
@@ -356,10 +357,10 @@ static void own_values(struct zr_verify_rank *r)
         if (!r->own[t])
             abort();
         zr_sim_register(v->sim, r->id, x->name, r->own[t], x->n_elems * size);
-        for (int64_t s = 0; s < x->n_slices; s++) {
-            int32_t id = l->piece_of[l->slice_base[t] + s];
+        for (int64_t s = 0; s < x->n_layers; s++) {
+            int32_t id = l->piece_of[l->layer_base[t] + s];
             int64_t bytes = l->pieces[id].n * size;
-            zr_sim_mark(v->sim, r->own[t] + s * bytes, bytes, zr_script_values(r, id, NULL));
+            zr_sim_mark(v->sim, r->own[t] + s * bytes, bytes, zr_compute_expected_param(r, id, NULL));
         }
     }
 }
@@ -423,7 +424,7 @@ int zr_rank_open(struct zr_verify_world *v, int id)
     for (size_t t = 0; t < n; t++)
         largest = zr_max(largest, l->tensors[t].n_elems * zr_dtype_bytes(l->tensors[t].dtype));
     r->scratch = v->c->values ? malloc((size_t)largest) : NULL;
-    r->activations = v->c->tp > 1 ? malloc((size_t)zr_parts_bytes()) : NULL;
+    r->activations = v->c->tp > 1 ? malloc((size_t)zr_verify_tp_bytes()) : NULL;
     if (!r->tensors || !r->param || !r->grad || !r->own || !r->n_used || !r->n_done || !r->n_saved ||
         !r->stack || !r->pushed || (v->c->values && !r->scratch) || (v->c->tp > 1 && !r->activations))
         abort();
@@ -431,7 +432,7 @@ int zr_rank_open(struct zr_verify_world *v, int id)
     if (r->scratch)
         zr_sim_register(v->sim, id, "values", r->scratch, largest);
     if (r->activations)
-        zr_sim_register(v->sim, id, "activations", r->activations, zr_parts_bytes());
+        zr_sim_register(v->sim, id, "activations", r->activations, zr_verify_tp_bytes());
     memcpy(r->tensors, l->tensors, n * sizeof *r->tensors);
     r->layout.tensors = r->tensors;
     if (r == first)

@@ -36,14 +36,14 @@ static bool poisoned(void *arg, int rank, uint32_t step)
     const struct zr_verify_stage *first = first_trained(v);
     const struct zr_layout *l = first->layout;
     int32_t k = first_slice(l);
-    return v->c->poison >= 0 && v->c->poison + 1 == (int)step && r->of_stage == first && r->part == 0 &&
+    return v->c->poison >= 0 && v->c->poison + 1 == (int)step && r->of_stage == first && r->tp_rank == 0 &&
            r->engine.dp_rank == k % l->outer * l->inner + k / l->outer;
 }
 
 /* Whether the step has gradients of the unit. */
 static bool uses_unit(const struct zr_verify_rank *r, int32_t unit)
 {
-    return r->of_stage->script.unbracketed || r->n_used[unit];
+    return r->of_stage->script.no_backward_brackets || r->n_used[unit];
 }
 
 bool zr_verify_skips(const struct zr_verify_rank *r, int step)
@@ -80,17 +80,17 @@ void zr_verify_expect_norm(struct zr_verify_rank *r)
     for (int32_t i = 0; i < l->n_pieces; i++) {
         const struct zr_tensor *t = &l->tensors[l->pieces[i].tensor];
         bool has = uses_unit(r, zr_piece_flat(l, i)->unit);
-        v->n_expected[class] += t->grad && has && (t->cut || r->part == 0) ? l->pieces[i].n : 0;
+        v->n_expected[class] += t->grad && has && (t->cut || r->tp_rank == 0) ? l->pieces[i].n : 0;
     }
 }
 
 static void check_norms(struct zr_verify_world *v)
 {
     const struct zr_verify_case *c = v->c;
-    for (int32_t k = 0, parts = c->tp > 1 ? c->tp : 1; k < zr_case_pp(c) * parts; k++)
+    for (int32_t k = 0, n_tp = c->tp > 1 ? c->tp : 1; k < zr_case_pp(c) * n_tp; k++)
         if (v->n_squared[k] != v->n_expected[k])
             zr_report(zr_sim_recorder(v->sim), "stage %d, part %d: the norms have %lld elements, not %lld",
-                      k / parts, k % parts, (long long)v->n_squared[k], (long long)v->n_expected[k]);
+                      k / n_tp, k % n_tp, (long long)v->n_squared[k], (long long)v->n_expected[k]);
 }
 
 static void check_ends(struct zr_verify_world *v)
@@ -255,7 +255,7 @@ int zr_verify_world_run(struct zr_verify_world *v, struct zr_verify_result *out,
         out->n_ops = rec->n_ops;
         out->n_accesses = rec->n_accesses;
         out->n_reports = rec->n_reports;
-        out->n_unmatched = v->n_acted;
+        out->n_acted = v->n_acted;
         snprintf(out->text, sizeof out->text, "%s", rec->first_report);
         if (rec->broken)
             err = zr_fail(ZERO_ERR_NOMEM, "no memory to keep a record of the case");

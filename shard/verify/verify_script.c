@@ -21,7 +21,7 @@ enum { DROPPED_STEP = 100 }; /* added to the numbers of dropped steps; cases hav
 
 void zr_write_call(struct zr_writing *w, enum zr_script_op_kind kind)
 {
-    zr_write(w->s, (struct zr_script_op){.kind = (uint8_t)kind, .unit = -1, .step = w->step});
+    zr_write(w->s, (struct zr_script_op){.kind = (uint8_t)kind, .index = -1, .step = w->step});
 }
 
 static bool bracketed(const struct zr_writing *w, int32_t u, bool backward)
@@ -35,7 +35,7 @@ static struct zr_script_op op_of(const struct zr_writing *w, enum zr_script_op_k
 {
     return (struct zr_script_op){.kind = (uint8_t)kind,
                                  .phase = backward ? (uint8_t)w->phase : ZERO_FORWARD,
-                                 .unit = u,
+                                 .index = u,
                                  .step = w->step};
 }
 
@@ -57,7 +57,7 @@ static void use_as(struct zr_writing *w, int32_t u, bool backward, bool again)
     op.step += w->dropped ? DROPPED_STEP : 0;
     op.again = again;
     zr_write(w->s, op);
-    zr_write_parts(w);
+    zr_write_tp_collective(w);
     if (zr_phase_has_grads(op.phase) && !w->dropped)
         w->s->n_contrib[w->step * w->n_units + u]++;
 }
@@ -158,7 +158,7 @@ void zr_write_backward(struct zr_writing *w, const int32_t *list, int32_t n)
 static void snapshot(struct zr_writing *w, int32_t step)
 {
     if (zr_verify_chance(w->common, w->c->snapshots))
-        zr_write(w->s, (struct zr_script_op){.kind = ZR_DO_SNAPSHOT, .unit = -1, .step = step});
+        zr_write(w->s, (struct zr_script_op){.kind = ZR_DO_SNAPSHOT, .index = -1, .step = step});
 }
 
 /* Gathers all parameters, then uses units both without and inside brackets. */
@@ -187,9 +187,9 @@ static void values(struct zr_writing *w, int32_t step)
     int32_t t = (int32_t)zr_verify_below(w->common, 1 << 20);
     for (int k = 0; w->c->values && k < 3; k++)
         if (zr_verify_chance(w->common, 50))
-            zr_write(w->s, (struct zr_script_op){.kind = kinds[k], .unit = t, .step = step});
+            zr_write(w->s, (struct zr_script_op){.kind = kinds[k], .index = t, .step = step});
     if (w->c->values && w->c->tied && zr_in_stages(w->c) && zr_verify_chance(w->common, 50))
-        zr_write(w->s, (struct zr_script_op){.kind = ZR_DO_WRITE_TIED, .unit = -1, .step = step});
+        zr_write(w->s, (struct zr_script_op){.kind = ZR_DO_WRITE_TIED, .index = -1, .step = step});
 }
 
 /* cut: stop in the middle of backward. */
@@ -290,7 +290,7 @@ static void declare(struct zr_script *s, int32_t at, int32_t per_rank)
         const struct zr_script_op *op = &s->ops[at];
         if (op->kind == ZR_DO_BEGIN || op->kind == ZR_DO_END)
             s->order[s->n_order++] =
-                (struct zero_call){.unit = op->unit, .phase = op->phase, .is_end = op->kind == ZR_DO_END};
+                (struct zero_call){.unit = op->index, .phase = op->phase, .is_end = op->kind == ZR_DO_END};
         if (op->kind == ZR_DO_FINISH && zr_phase_has_grads(op->phase) && per_rank > 1)
             s->order[s->n_order - 1].is_end = ZR_ENDS_ACTION;
     }
@@ -330,7 +330,7 @@ static void before_step(struct zr_writing *w)
         return;
     zr_write_call(w, ZR_DO_NORM);
     if (w->c->values) /* a mean uses the memory in which norms are exchanged */
-        zr_write(w->s, (struct zr_script_op){.kind = ZR_DO_MEAN, .unit = 0, .step = w->step});
+        zr_write(w->s, (struct zr_script_op){.kind = ZR_DO_MEAN, .index = 0, .step = w->step});
     if (w->c->late_evals)
         zr_write_forward(w, w->all, w->n_units);
 }
@@ -349,13 +349,13 @@ static void after_step(struct zr_writing *w)
 static void choose_units(struct zr_writing *w)
 {
     const struct zr_verify_case *c = w->c;
-    w->s->unbracketed = zr_verify_model_holds(c) && zr_verify_chance(w->random, c->unbracketed);
-    w->needs_micro = w->s->unbracketed;
+    w->s->no_backward_brackets = zr_verify_model_holds(c) && zr_verify_chance(w->random, c->unbracketed);
+    w->needs_micro = w->s->no_backward_brackets;
     w->twice = zr_verify_used_twice(c, w->n_units);
     for (int32_t u = 0; u < w->n_units; u++) {
         w->all[u] = c->reversed ? w->n_units - 1 - u : u;
         w->no_forward[u] = zr_verify_model_holds(c) && zr_verify_chance(w->random, c->unbracketed);
-        w->no_backward[u] = w->s->unbracketed;
+        w->no_backward[u] = w->s->no_backward_brackets;
     }
 }
 

@@ -24,11 +24,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_OPS = 1000, MOST_JOBS = 500 };
-_Static_assert(MOST_OPS < 1024 && MOST_JOBS < 1024, "ten bits each: see pack()");
+enum { MAX_OPS = 1000, MAX_JOBS = 500 };
+_Static_assert(MAX_OPS < 1024 && MAX_JOBS < 1024, "ten bits each: see pack()");
 
 /* Events are numbered by class and by index in the class. */
-enum { OF_CLASS = 16, MOST_EVENTS = (ZR_EVENT_REDUCE_OUTER_TAIL + 1) * OF_CLASS };
+enum { OF_CLASS = 16, MAX_EVENTS = (ZR_EVENT_REDUCE_OUTER_TAIL + 1) * OF_CLASS };
 
 enum host_op_kind { HOST_PUSH, HOST_AWAIT, HOST_RECORD, HOST_WAIT, HOST_SYNC };
 
@@ -45,11 +45,11 @@ struct job_ops {
 
 /* The operations of one rank, which are the same on all ranks. */
 struct program {
-    struct host_op op[MOST_OPS];
-    struct job_ops job[MOST_JOBS];
+    struct host_op op[MAX_OPS];
+    struct job_ops job[MAX_JOBS];
     int32_t n_ops, n_jobs;
-    int32_t recorded[MOST_EVENTS][MOST_JOBS]; /* positions of its records, in op or job */
-    int32_t n_recorded[MOST_EVENTS];
+    int32_t recorded[MAX_EVENTS][MAX_JOBS]; /* positions of its records, in op or job */
+    int32_t n_recorded[MAX_EVENTS];
     char fault[160];
 };
 
@@ -72,7 +72,7 @@ static void add_op(struct tracing *t, enum host_op_kind kind, int32_t number)
     if ((t->flaw == ZR_SEARCH_NO_AWAIT && kind == HOST_AWAIT) ||
         (t->flaw == ZR_SEARCH_NO_PUSH && kind == HOST_PUSH && number == 3))
         return;
-    if (p->n_ops == MOST_OPS)
+    if (p->n_ops == MAX_OPS)
         abort();
     if (kind == HOST_RECORD)
         p->recorded[number][p->n_recorded[number]++] = p->n_ops;
@@ -128,17 +128,17 @@ static void trace_gather_outer(struct tracing *t, const struct zr_action *a)
 /* Records that the last reader of a gradient is done. */
 static void trace_grad_free(struct tracing *t, const struct zr_action *a, int32_t number)
 {
-    int32_t place = zr_grad_place(t->plan, a->unit, a->slot);
-    job_op(t, HOST_RECORD, event_of(ZR_EVENT_GRAD_FREE, place));
-    t->grad_job[place] = number;
+    int32_t index = zr_grad_index(t->plan, a->unit, a->slot);
+    job_op(t, HOST_RECORD, event_of(ZR_EVENT_GRAD_FREE, index));
+    t->grad_job[index] = number;
 }
 
 static void trace_reduce(struct tracing *t, const struct zr_action *a, int32_t number)
 {
-    job_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_DONE, zr_grad_place(t->plan, a->unit, a->slot)));
+    job_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_DONE, zr_grad_index(t->plan, a->unit, a->slot)));
     if (t->plan->spec.outer) {
-        job_op(t, HOST_WAIT, event_of(ZR_EVENT_PARTIAL_FREE, zr_partial_place(a)));
-        job_op(t, HOST_RECORD, event_of(ZR_EVENT_PARTIAL_FULL, zr_partial_place(a)));
+        job_op(t, HOST_WAIT, event_of(ZR_EVENT_GROUP_SUM_FREE, zr_group_sum_index(a)));
+        job_op(t, HOST_RECORD, event_of(ZR_EVENT_GROUP_SUM_DONE, zr_group_sum_index(a)));
     }
     if (!t->plan->sum_in_place[a->unit])
         trace_grad_free(t, a, number);
@@ -146,8 +146,8 @@ static void trace_reduce(struct tracing *t, const struct zr_action *a, int32_t n
 
 static void trace_reduce_outer(struct tracing *t, const struct zr_action *a)
 {
-    job_op(t, HOST_WAIT, event_of(ZR_EVENT_PARTIAL_FULL, zr_partial_place(a)));
-    job_op(t, HOST_RECORD, event_of(ZR_EVENT_PARTIAL_FREE, zr_partial_place(a)));
+    job_op(t, HOST_WAIT, event_of(ZR_EVENT_GROUP_SUM_DONE, zr_group_sum_index(a)));
+    job_op(t, HOST_RECORD, event_of(ZR_EVENT_GROUP_SUM_FREE, zr_group_sum_index(a)));
 }
 
 static void trace_norm(struct tracing *t, int32_t number)
@@ -172,7 +172,7 @@ static void trace_update(struct tracing *t, const struct zr_action *a, int32_t n
 static void trace_job(struct tracing *t, const struct zr_action *a)
 {
     int32_t number = ++t->p->n_jobs;
-    if (number > MOST_JOBS)
+    if (number > MAX_JOBS)
         abort();
     add_op(t, HOST_PUSH, number);
     switch ((enum zr_action_kind)a->kind) {
@@ -201,7 +201,7 @@ static void trace_job(struct tracing *t, const struct zr_action *a)
 
 static void trace_action(struct tracing *t, const struct zr_action *a)
 {
-    int32_t place = zr_grad_place(t->plan, a->unit, a->slot);
+    int32_t index = zr_grad_index(t->plan, a->unit, a->slot);
     switch ((enum zr_action_kind)a->kind) {
     case ZR_ACT_USE_PARAM:
         if (a->slot >= 0 && t->slot_unit[a->slot] != a->unit)
@@ -220,15 +220,15 @@ static void trace_action(struct tracing *t, const struct zr_action *a)
         }
         break;
     case ZR_ACT_USE_GRAD:
-        add_op(t, HOST_AWAIT, t->grad_job[place]);
-        add_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_FREE, place));
+        add_op(t, HOST_AWAIT, t->grad_job[index]);
+        add_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_FREE, index));
         break;
     case ZR_ACT_RETURN_GRADS:
-        add_op(t, HOST_AWAIT, t->grad_job[place]);
-        add_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_FREE, place));
+        add_op(t, HOST_AWAIT, t->grad_job[index]);
+        add_op(t, HOST_WAIT, event_of(ZR_EVENT_GRAD_FREE, index));
         break;
     case ZR_ACT_HIDE_GRAD:
-        add_op(t, HOST_RECORD, event_of(ZR_EVENT_GRAD_DONE, place));
+        add_op(t, HOST_RECORD, event_of(ZR_EVENT_GRAD_DONE, index));
         break;
     default:
         trace_job(t, a);
@@ -256,10 +256,10 @@ static int trace(struct program *p, const struct zr_plan *plan, const struct zr_
                                    : op->kind == ZR_DO_MICRO    ? ZR_EV_MICRO
                                    : op->kind == ZR_DO_SNAPSHOT ? ZR_EV_SNAPSHOT
                                                                 : ZR_EV_STEP,
-                                   op->unit, op->phase};
+                                   op->index, op->phase};
         int32_t n;
         memcpy(next, now, bytes); /* the core's state is plain data */
-        err = zr_core_step(next, &ev, actions, &n);
+        err = zr_core_take(next, &ev, actions, &n);
         if (ev.kind == ZR_EV_STEP) {
             if (t.norm_job) {
                 add_op(&t, HOST_AWAIT, t.norm_job);

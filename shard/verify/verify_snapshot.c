@@ -30,7 +30,8 @@ static int expect_saved(void *arg, const struct zr_flat *f, const struct zr_piec
 {
     const struct reading *g = arg;
     const struct zr_run *run = g->run;
-    struct zr_content content = zr_script_values(g->r, (int32_t)(p - g->r->layout.pieces), g->r->n_saved);
+    struct zr_content content =
+        zr_compute_expected_param(g->r, (int32_t)(p - g->r->layout.pieces), g->r->n_saved);
     content.kind = run->kind >= 0 ? ZR_CONTENT_STATE : ZR_CONTENT_PARAM;
     content.size = (uint8_t)run->size;
     content.first = first;

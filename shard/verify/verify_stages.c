@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Flat numbers in contents per tensor-parallel part of each pipeline stage. Replicated tensors use the
- * numbers of part 0. */
+/* Flat numbers in contents for each tensor-parallel rank of each pipeline stage. Replicated tensors use the
+ * numbers of tensor-parallel rank 0. */
 enum { FLATS = 1 << 16 };
 
 /* ---- which rank has which stage ---- */
@@ -18,14 +18,14 @@ int32_t zr_case_stages(const struct zr_verify_case *c)
     return zr_case_pp(c) * zr_case_per_rank(c);
 }
 
-static int32_t n_parts(const struct zr_verify_case *c)
+static int32_t n_tp_ranks(const struct zr_verify_case *c)
 {
     return c->tp > 1 ? c->tp : 1;
 }
 
 int32_t zr_verify_dp(const struct zr_verify_case *c)
 {
-    return c->world / zr_case_pp(c) / n_parts(c);
+    return c->world / zr_case_pp(c) / n_tp_ranks(c);
 }
 
 int32_t zr_stage_units(const struct zr_verify_case *c, int32_t stage)
@@ -43,41 +43,42 @@ void zr_stage_enter(struct zr_verify_world *v, struct zr_verify_rank *r)
 {
     int32_t rank = v->by_symmetry ? 0 : r->id;
     r->of_stage = &v->stages[place_in_pp(v->c, rank)];
-    r->part = rank % n_parts(v->c);
+    r->tp_rank = rank % n_tp_ranks(v->c);
     r->walk = r->of_stage->walk;
 }
 
 int zr_stage_class(const struct zr_verify_case *c, int32_t rank)
 {
-    return place_in_pp(c, rank) * n_parts(c) + rank % n_parts(c);
+    return place_in_pp(c, rank) * n_tp_ranks(c) + rank % n_tp_ranks(c);
 }
 
 int32_t zr_stage_flat(const struct zr_verify_rank *r, const struct zr_tensor *t, int32_t flat)
 {
     bool copy = t->tie == ZR_TIE_COPY;
-    int32_t group = (copy ? 0 : r->of_stage->at * n_parts(r->v->c)) + (t->cut ? r->part : 0);
+    int32_t group = (copy ? 0 : r->of_stage->at * n_tp_ranks(r->v->c)) + (t->cut ? r->tp_rank : 0);
     return group * FLATS + (copy ? r->v->stages[0].layout->units[0].first_flat : flat);
 }
 
 int zr_stage_contributor(const struct zr_verify_world *v, int rank, const struct zr_tensor *t)
 {
-    return t->cut || t->partial ? rank : rank - rank % n_parts(v->c);
+    return t->cut || t->partial ? rank : rank - rank % n_tp_ranks(v->c);
 }
 
 /* ---- expected gradients ---- */
 
 /* Adds the contributions of a pipeline stage's ranks to a tensor's gradient, n from each rank. If each
- * tensor-parallel rank has a partial gradient, all ranks contribute. Otherwise only those of one part do: the
- * others have other elements, or the same gradient. */
-static void add_shares(const struct zr_verify_world *v, const struct zr_verify_stage *stage,
-                       const struct zr_tensor *t, int32_t part, int32_t n, uint32_t step,
-                       struct zr_content *sum)
+ * tensor-parallel rank has a partial gradient, all ranks contribute. Otherwise only those with one
+ * index in tensor parallelism do: the others have other elements, or the same gradient. */
+static void add_contributions(const struct zr_verify_world *v, const struct zr_verify_stage *stage,
+                              const struct zr_tensor *t, int32_t tp_rank, int32_t n, uint32_t step,
+                              struct zr_content *sum)
 {
     for (int32_t rank = 0; rank < v->c->world; rank++) {
-        if (&v->stages[place_in_pp(v->c, rank)] != stage || (!t->partial && rank % n_parts(v->c) != part))
+        if (&v->stages[place_in_pp(v->c, rank)] != stage ||
+            (!t->partial && rank % n_tp_ranks(v->c) != tp_rank))
             continue;
         for (int32_t k = 0; k < n; k++)
-            sum->value += zr_sim_share(zr_stage_contributor(v, rank, t), step, sum->flat, k);
+            sum->value += zr_sim_contribution(zr_stage_contributor(v, rank, t), step, sum->flat, k);
         sum->n += n;
     }
 }
@@ -86,24 +87,24 @@ struct zr_content zr_stage_whole_grad(void *arg, int32_t flat, uint32_t step)
 {
     const struct zr_verify_world *v = arg;
     bool whole = v->c->pp < 2 && v->c->tp < 2;
-    int32_t parts = n_parts(v->c), group = whole ? 0 : flat / FLATS, at = whole ? flat : flat % FLATS;
+    int32_t n_tp = n_tp_ranks(v->c), group = whole ? 0 : flat / FLATS, at = whole ? flat : flat % FLATS;
     struct zr_content sum = {.kind = ZR_CONTENT_GRAD, .size = sizeof(float), .flat = flat};
-    if (v->by_symmetry || flat < 0 || group >= zr_case_pp(v->c) * parts || step < 1 ||
+    if (v->by_symmetry || flat < 0 || group >= zr_case_pp(v->c) * n_tp || step < 1 ||
         (int)step > v->c->n_steps)
         return sum;
-    const struct zr_verify_stage *stage = &v->stages[group / parts];
+    const struct zr_verify_stage *stage = &v->stages[group / n_tp];
     const struct zr_layout *l = stage->layout;
     if (at >= l->n_flats)
         return sum;
     const struct zr_flat *f = &l->flats[at];
     const struct zr_tensor *t = &l->tensors[l->pieces[f->first_piece].tensor];
     int32_t n = stage->script.n_contrib[((int)step - 1) * l->n_units + f->unit];
-    add_shares(v, stage, t, group % parts, n, step - 1, &sum);
+    add_contributions(v, stage, t, group % n_tp, n, step - 1, &sum);
     if (t->tie == ZR_TIE_OWNER) {
         const struct zr_verify_stage *last = &v->stages[v->c->pp - 1];
         int32_t unit = last->layout->n_units - 1;
         n = last->script.n_contrib[((int)step - 1) * last->layout->n_units + unit];
-        add_shares(v, last, t, group % parts, n, step - 1, &sum);
+        add_contributions(v, last, t, group % n_tp, n, step - 1, &sum);
     }
     return sum;
 }

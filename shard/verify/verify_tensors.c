@@ -40,7 +40,7 @@ static int tied_tensor(const struct zr_verify_case *c, bool owner, int32_t unit,
     uint64_t s = c->seed ^ 0x71ed;
     struct zr_tensor t = {.name = strdup("tied"),
                           .param = &nowhere,
-                          .n_slices = 1,
+                          .n_layers = 1,
                           .unit = unit,
                           .resident = true,
                           .tie = owner ? ZR_TIE_OWNER : ZR_TIE_COPY};
@@ -65,7 +65,7 @@ static int32_t tied_unit(const struct zr_verify_case *c, int32_t stage, int32_t 
 
 /* Decides whether a tensor is split over the tensor-parallel ranks. The tensors of a unit that are not split
  * have partial gradients either all or not at all. */
-static void place_on_parts(const struct zr_verify_case *c, uint64_t *s, bool partial, struct zr_tensor *t)
+static void place_on_tp_ranks(const struct zr_verify_case *c, uint64_t *s, bool partial, struct zr_tensor *t)
 {
     if (c->tp < 2)
         return;
@@ -92,13 +92,13 @@ static int add_stage(struct table *to, int32_t stage, int32_t own, int32_t first
 {
     const struct zr_verify_case *c = to->c;
     const struct zr_verify_speed *speed = to->speed;
-    uint64_t s = c->seed ^ 0x7e45 ^ (uint64_t)stage << 40, parts = s + 1;
+    uint64_t s = c->seed ^ 0x7e45 ^ (uint64_t)stage << 40, tp_random = s + 1;
     int32_t n_units = zr_stage_units(c, stage), tied = tied_unit(c, stage, n_units);
     /* One tensor spans several units if c->stacked. Each unit also has one to three tensors. */
     int32_t first = c->stacked ? (int32_t)zr_verify_below(&s, n_units) : 0;
     for (int32_t u = c->stacked ? -1 : 0; u < n_units; u++) {
         int32_t k = u < 0 || speed ? 1 : 1 + (int32_t)zr_verify_below(&s, 3);
-        bool partial = c->tp > 1 && zr_verify_chance(&parts, c->partial);
+        bool partial = c->tp > 1 && zr_verify_chance(&tp_random, c->partial);
         if (u >= 0 && u == tied) {
             struct zr_tensor *x = &to->t[to->n++];
             int err = tied_tensor(c, stage == 0, first_unit + u, x);
@@ -112,7 +112,7 @@ static int add_stage(struct table *to, int32_t stage, int32_t own, int32_t first
             *x = (struct zr_tensor){.param = &nowhere,
                                     .grad = &nowhere,
                                     .dtype = ZERO_F32,
-                                    .n_slices = 1,
+                                    .n_layers = 1,
                                     .unit = first_unit + (u < 0 ? first : u),
                                     .pp_stage = own};
             x->n_elems = !speed         ? any_size(&s)
@@ -123,8 +123,8 @@ static int add_stage(struct table *to, int32_t stage, int32_t own, int32_t first
                 return zr_fail(ZERO_ERR_NOMEM, "no memory for a name");
             if (u < 0) {
                 x->stacked = x->pointer_per_begin = true;
-                x->n_slices = n_units - first;
-                x->n_elems *= x->n_slices;
+                x->n_layers = n_units - first;
+                x->n_elems *= x->n_layers;
             }
             if (c->bf16 && (speed || zr_verify_chance(&s, 50)))
                 x->dtype = ZERO_BF16;
@@ -145,8 +145,8 @@ static int add_stage(struct table *to, int32_t stage, int32_t own, int32_t first
                 x->uses = 2;
             x->resident = (c->resident && zr_verify_chance(&s, 30)) ||
                           (speed && speed->units && speed->units[zr_max(u, 0)].resident);
-            x->granule = zr_min(c->granule, x->n_elems / x->n_slices);
-            place_on_parts(c, &parts, partial, x);
+            x->granule = zr_min(c->granule, x->n_elems / x->n_layers);
+            place_on_tp_ranks(c, &tp_random, partial, x);
         }
     }
     return 0;

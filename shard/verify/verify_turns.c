@@ -49,9 +49,9 @@ static bool behind(const struct zr_verify_rank *r)
 static void note_job(struct zr_verify_rank *r, const struct zr_job *job)
 {
     uint64_t word[] = {
-        job->action.kind, (uint64_t)job->action.unit,   (uint64_t)job->action.slot, job->action.fill,
-        job->action.sum,  job->action.accumulate,       job->action.n_folds,        job->call_hash,
-        job->step,        (uint64_t)job->action.partial};
+        job->action.kind, (uint64_t)job->action.unit,      (uint64_t)job->action.slot, job->action.fill,
+        job->action.sum,  job->action.accumulate,          job->action.n_folds,        job->call_hash,
+        job->step,        (uint64_t)job->action.group_slot};
     for (size_t i = 0; i < sizeof word / sizeof *word; i++)
         r->action_hash = (r->action_hash ^ word[i]) * UINT64_C(0x100000001b3) + 1;
 }
@@ -181,11 +181,12 @@ static bool break_up(struct zr_verify_world *v)
     int saving = 0;
     while (saving < v->n_ranks && !v->ranks[saving].reading)
         saving++;
-    zr_report(zr_sim_recorder(v->sim), "hang%s: %s%s", v->ended ? " after the communicators failed" : "",
-              waits, saving < v->n_ranks ? "a rank waits for its snapshot" : "");
-    if (v->ended)
+    zr_report(zr_sim_recorder(v->sim), "hang%s: %s%s",
+              v->hang_broken ? " after the communicators failed" : "", waits,
+              saving < v->n_ranks ? "a rank waits for its snapshot" : "");
+    if (v->hang_broken)
         return false;
-    v->ended = true;
+    v->hang_broken = true;
     zr_groups_each(v, end_group, NULL);
     return true;
 }

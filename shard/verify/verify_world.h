@@ -62,27 +62,27 @@ enum zr_script_op_kind {
     ZR_DO_TAKE,
     ZR_DO_GIVE,
     ZR_DO_FINISH,
-    /* A tensor-parallel collective, an enum zr_parts_move. */
-    ZR_DO_PARTS
+    /* A tensor-parallel collective, an enum zr_tp_collective. */
+    ZR_DO_TP
 };
 
-/* Tensor-parallel collectives on an activation. MOST is a maximum of numbers on the host. */
-enum zr_parts_move { ZR_PARTS_SUM, ZR_PARTS_SCATTER, ZR_PARTS_GATHER, ZR_PARTS_MOST, ZR_PARTS_MOVES };
+/* Tensor-parallel collectives on an activation. MAX is a maximum of numbers on the host. */
+enum zr_tp_collective { ZR_TP_SUM, ZR_TP_SCATTER, ZR_TP_GATHER, ZR_TP_MAX, ZR_TP_COLLECTIVES };
 
-/* Most elements of an activation, enough for more than one transfer, and of the array for MOST. The verifier
+/* Most elements of an activation, enough for more than one transfer, and of the array for MAX. The verifier
  * compares every element of the latter. */
-enum { ZR_VERIFY_PARTS_ELEMS = ZR_TP_ELEMS + 5000, ZR_VERIFY_MOST_ELEMS = 200 };
+enum { ZR_VERIFY_TP_ELEMS = ZR_TP_ELEMS + 5000, ZR_VERIFY_MAX_OP_ELEMS = 200 };
 
 struct zr_script_op {
     uint8_t kind;
     /* enum zero_phase: of a bracket or of an action; otherwise 0. */
     uint8_t phase;
-    /* READ and WRITE: the tensor. Otherwise the unit. */
-    int32_t unit;
+    /* READ and WRITE: the tensor's index. Otherwise the unit's. -1: none. */
+    int32_t index;
     int32_t step;
     /* USE: the second use, at the end of forward and the beginning of backward. */
     bool again;
-    /* PARTS: the collective, its data type and n elements, and whether it works in place. */
+    /* TP: the collective, its data type and n elements, and whether it works in place. */
     uint8_t how;
     bool bf16, in_place;
     int32_t n;
@@ -102,7 +102,7 @@ struct zr_script {
     /* The model changed its order. */
     bool reordered;
     /* No backward pass is bracketed. */
-    bool unbracketed;
+    bool no_backward_brackets;
 };
 
 /* The most pipeline stages per rank. */
@@ -115,7 +115,8 @@ struct zr_verify_stage {
     /* First unit of each pipeline stage of the rank, followed by the end of the last one. */
     int32_t first_unit[ZR_VERIFY_PER_RANK + 1];
     struct zr_layout *layout;
-    /* Its rows of the schedule. Each rank has its own position in them. */
+    /* Its rows of the pipeline schedule: the lists of actions of its ranks, for a step and for an evaluation.
+     * Each rank has its own position in them. */
     struct zr_walk walk;
     struct zr_pipe_room room;
     struct zr_script script;
@@ -132,28 +133,37 @@ int32_t zr_verify_used_twice(const struct zr_verify_case *c, int32_t n_units);
 /* The layout that takes the tensors frees them. */
 int zr_script_tensors(const struct zr_verify_case *c, int32_t at, const struct zr_verify_speed *speed,
                       struct zr_tensor **out, int32_t *n);
-/* verify_script.c: writes the script of a pipeline stage whose layout and rows exist. */
+/* verify_script.c: writes the script of a pipeline stage whose layout and rows (stage->walk) exist. */
 int zr_script_make(const struct zr_verify_case *c, const struct zr_verify_stage *stage,
                    struct zr_script *out);
 void zr_script_free(struct zr_script *s);
 
-/* The change that a mutant makes. LESS: it leaves something out. */
+/* The change that a mutant makes to the schedule, the plan or the model. LESS: it leaves one thing out. OTHER
+ * and WRONG: it takes another one of the same kind. TWICE, LATE and EARLY: it changes the time. */
 enum zr_mutation {
+    /* An event is not recorded, or nobody waits for it: a stream, or the host. */
     ZR_LESS_RECORD = 1,
     ZR_LESS_WAIT,
     ZR_LESS_EVENT_SYNC,
+    /* The host does not wait for a stream. */
     ZR_LESS_STREAM_SYNC,
+    /* Memory is not zeroed. */
     ZR_LESS_CLEAR,
     /* The model thread does not wait for the loop to issue a job. */
     ZR_LESS_AWAIT,
+    /* The communicators of zr_mutant.roles have zr_mutant.flaw. */
     ZR_FLAWED_COMM,
+    /* A job is not issued, issued twice, or issued after a later one. */
     ZR_LESS_JOB,
     ZR_TWICE_JOB,
     ZR_LATE_JOB,
-    ZR_OTHER_SLOT,
-    ZR_OTHER_PARTIAL,
+    /* A gather or reduce uses the next slot of the plan, or the next group slot. */
+    ZR_WRONG_SLOT,
+    ZR_WRONG_GROUP_SLOT,
+    /* A reduce overwrites instead of adding to earlier micro-batches, or adds to old values. */
     ZR_NO_ACCUMULATE,
     ZR_ALWAYS_ACCUMULATE,
+    /* A reduce puts its result in sums[0] (ZR_ACT_REDUCE), and nothing is folded. */
     ZR_OTHER_SUM,
     /* A job's copies go on the gather stream. */
     ZR_OTHER_STREAM,
@@ -164,27 +174,28 @@ enum zr_mutation {
     /* Nobody waits for the reader of the previous snapshot. */
     ZR_LESS_READER,
     /* Communicators of these roles join the same number of wrong ranks: neighbours of a pipeline stage
-     * instead of ranks with the same tensor-parallel part. For the tensor-parallel role it is the other way
-     * round. */
+     * instead of ranks with the same index in tensor parallelism. For the tensor-parallel role it is the
+     * other way round. */
     ZR_OTHER_GROUP,
-    /* NO: partial gradients are not summed over the tensor-parallel ranks. ALL: gradients that are equal on
-     * all of them are summed. */
-    ZR_NO_PARTIAL,
-    ZR_ALL_PARTIAL,
+    /* Partial gradients are not summed over the tensor-parallel ranks. */
+    ZR_SKIP_TP_GRAD_SUM,
+    /* Gradients that are equal on all tensor-parallel ranks are summed over them. */
+    ZR_SUM_EQUAL_TP_GRADS,
     /* ALL: the norm counts replicated tensors once per tensor-parallel rank. FIRST: it counts split tensors
      * on the first one only. */
     ZR_NORM_OF_ALL,
     ZR_NORM_OF_FIRST,
     /* Messages between pipeline stages have one slot too few. */
     ZR_LESS_SLOTS,
-    /* OTHER_ORDER: the last pipeline stage exchanges its first two messages in the wrong order. LESS_MESSAGE:
-     * the first one leaves out its last message. */
+    /* The last pipeline stage exchanges its first two messages in the wrong order. */
     ZR_OTHER_ORDER,
+    /* The first pipeline stage leaves out its last message. */
     ZR_LESS_MESSAGE,
     /* Tied values are not sent after a step. */
     ZR_LESS_TIED_VALUES
 };
 
+/* The stream on which a mutant acts. */
 enum zr_stream_class {
     ZR_ON_ANY,
     ZR_ON_COMPUTE,
@@ -192,7 +203,7 @@ enum zr_stream_class {
     ZR_ON_REDUCE,
     ZR_ON_GATHER_OUTER,
     ZR_ON_REDUCE_OUTER,
-    ZR_ON_EVEN_PAIR,
+    ZR_ON_PAIR_0,
     ZR_ON_TIED
 };
 
@@ -207,8 +218,8 @@ struct zr_mutant {
     int action;
     /* ZR_LATE_JOB: the job is issued after the next job of this kind. 0: of any other kind. */
     int until;
-    /* The case in which it is searched for, with varying seeds. NULL: random cases. */
-    const char *on;
+    /* The case in which it is searched for (zr_verify_parse), with varying seeds. NULL: random cases. */
+    const char *case_text;
     /* Flaws of the communicators, and the roles that have them, one bit each. No role: all roles. */
     unsigned flaw, roles;
     /* Acts on the last rank only. */
@@ -231,10 +242,10 @@ struct zr_verify_rank {
     bool refused;
 
     const struct zr_verify_stage *of_stage;
-    int32_t part;
+    int32_t tp_rank;
     struct zr_walk walk;
     struct zr_walk_slots slots;
-    /* Memory for tensor-parallel activations (zr_parts_bytes bytes). NULL without tensor parallelism. */
+    /* Memory for tensor-parallel activations (zr_verify_tp_bytes bytes). NULL without tensor parallelism. */
     char *activations;
 
     struct zr_layout layout;
@@ -298,16 +309,23 @@ struct zr_verify_world {
     struct zr_symmetry symmetry;
     /* (n_ranks) The groups of each rank. */
     struct zr_mesh *mesh;
-    /* Communicators by role, then by rank. NULL: nobody has the role. opened lists each array once. */
-    struct zr_comm **comm[ZR_ROLES], **opened[ZR_ROLES];
+    /* Communicators by role, then by rank. NULL: nobody has the role. */
+    struct zr_comm **comm[ZR_ROLES];
+    /* (n_opened) The distinct arrays of comm, to close. */
+    struct zr_comm **opened[ZR_ROLES];
     int n_opened;
     struct zr_verify_rank *ranks;
     int32_t *unit_of_flat;
     ucontext_t scheduler;
     struct zr_verify_rank *running;
-    /* A rank was lost; a hang was broken up. */
-    bool lost, ended;
-    int64_t n_turns, lose_at, n_acted, n_issued;
+    /* The others noticed the dead rank; a hang was broken up. */
+    bool lost, hang_broken;
+    /* Turns of threads so far, and the turn from which the others notice the dead rank. */
+    int64_t n_turns, lose_at;
+    /* Places where the mutant changed something. */
+    int64_t n_acted;
+    /* Jobs that loops have issued, over all ranks. */
+    int64_t n_issued;
     /* Per class of ranks: gradient elements in all norms, as counted and as the script expects. */
     int64_t n_squared[ZR_VERIFY_CLASSES], n_expected[ZR_VERIFY_CLASSES];
     int64_t n_snapshots;
@@ -332,9 +350,9 @@ void zr_mutant_issue(struct zr_verify_rank *r, const struct zr_job *job);
 /* verify_stages.c */
 int zr_stages_make(struct zr_verify_world *v);
 void zr_stages_free(struct zr_verify_world *v);
-/* Number of data-parallel ranks for each pipeline stage and tensor-parallel part; number of units of a
- * pipeline stage. */
+/* Number of data-parallel ranks: those with the same place in the pipeline and in tensor parallelism. */
 int32_t zr_verify_dp(const struct zr_verify_case *c);
+/* Number of units of a pipeline stage. */
 int32_t zr_stage_units(const struct zr_verify_case *c, int32_t stage);
 /* Stages of the whole pipeline. With more than one, ranks work by actions. */
 int32_t zr_case_stages(const struct zr_verify_case *c);
@@ -350,12 +368,12 @@ static inline int32_t zr_case_per_rank(const struct zr_verify_case *c)
 {
     return c->per_rank > 1 ? c->per_rank : 1;
 }
-/* The class of a rank, from 0 on. Ranks of a class have the same tensor-parallel part of the same pipeline
- * stage. */
+/* The class of a rank, from 0 on. Ranks of a class have the same pipeline stages and the same index in tensor
+ * parallelism. */
 int zr_stage_class(const struct zr_verify_case *c, int32_t rank);
-/* Sets the rank's pipeline stage and part, at the beginning of its rows. */
+/* Sets the rank's pipeline stage and its index in tensor parallelism, at the beginning of its rows. */
 void zr_stage_enter(struct zr_verify_world *v, struct zr_verify_rank *r);
-/* The number of the tensor's flat in contents. It is equal on all ranks that have the same elements. */
+/* The value of zr_content.flat for this tensor. It is equal on all ranks that have the same elements. */
 int32_t zr_stage_flat(const struct zr_verify_rank *r, const struct zr_tensor *t, int32_t flat);
 /* The rank whose contribution to the gradient this rank computes. Tensor-parallel ranks that compute the same
  * gradient all use the first one's. */
@@ -368,15 +386,17 @@ int zr_actions_next(struct zr_verify_rank *r, const struct zr_script_op *op);
 int zr_actions_move(struct zr_verify_rank *r, const struct zr_script_op *op);
 int zr_actions_finish(struct zr_verify_rank *r);
 
-/* verify_parts.c */
-int64_t zr_parts_bytes(void);
-int zr_parts_do(struct zr_verify_rank *r, const struct zr_script_op *op);
+/* verify_tp.c */
+int64_t zr_verify_tp_bytes(void);
+int zr_verify_tp_do(struct zr_verify_rank *r, const struct zr_script_op *op);
 
-/* verify_compute.c: the compute of one use of a unit, on the rank's compute stream. */
-int zr_script_use(struct zr_verify_rank *r, const struct zr_script_op *op);
-int zr_script_zero(struct zr_verify_rank *r);
-/* The expected content of a piece's parameters after n_updates of each unit. NULL: before the first. */
-struct zr_content zr_script_values(const struct zr_verify_rank *r, int32_t piece, const int32_t *n_updates);
+/* verify_compute.c: the compute of one use of a unit, on the rank's compute stream; and the model's zeroing
+ * of its gradients. */
+int zr_compute_use(struct zr_verify_rank *r, const struct zr_script_op *op);
+int zr_compute_zero_grads(struct zr_verify_rank *r);
+/* The expected content of a piece's parameters. n_updates: updates of each unit. NULL: before the first. */
+struct zr_content zr_compute_expected_param(const struct zr_verify_rank *r, int32_t piece,
+                                            const int32_t *n_updates);
 
 /* verify_groups.c: opens and closes the communicators of all roles, one for each group. */
 int zr_groups_open(struct zr_verify_world *v);

@@ -45,6 +45,6 @@ void zr_write_zero(struct zr_writing *w, int where, int micro);
 /* verify_actions.c: writes the calls of a row of the schedule; writes the tensor-parallel collectives around
  * a use. */
 void zr_write_actions(struct zr_writing *w, const struct zr_walk_row *row, bool evaluates);
-void zr_write_parts(struct zr_writing *w);
+void zr_write_tp_collective(struct zr_writing *w);
 
 #endif

@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST_WORLD = 8, MOST_OPS = 60 };
+enum { MAX_WORLD = 8, MAX_OPS = 60 };
 
 static unsigned seed;
 
@@ -66,8 +66,8 @@ static struct zr_tag tag_of(const struct job *j, int rank, int n)
 static void record(struct zr_flight *f, const struct job *j, int rank)
 {
     int first = rank / j->inner * j->inner, n_ops = rank == j->late ? j->n_ops - j->n_late : j->n_ops;
-    int32_t members[MOST_WORLD];
-    for (int i = 0; i < MOST_WORLD; i++)
+    int32_t members[MAX_WORLD];
+    for (int i = 0; i < MAX_WORLD; i++)
         members[i] = first + i;
     zr_flight_role(f, ZR_ROLE_GATHER,
                    &(struct zr_group){.size = j->inner, .rank = rank - first, .members = members});
@@ -128,7 +128,7 @@ static void on_finding(void *arg, const struct flight_finding *f)
 /* Reads the files in random order. */
 static void judge(const char *folder, const struct job *j, struct findings *out)
 {
-    char paths[MOST_WORLD][ZR_FLIGHT_PATH], *given[MOST_WORLD] = {0};
+    char paths[MAX_WORLD][ZR_FLIGHT_PATH], *given[MAX_WORLD] = {0};
     struct flight f;
     int n = 0;
     for (int rank = 0; rank < j->world; rank++)
@@ -154,11 +154,11 @@ static void judge(const char *folder, const struct job *j, struct findings *out)
 
 static struct job draw_job(void)
 {
-    static const int inner_of[MOST_WORLD + 1][2] = {{0, 0}, {0, 0}, {2, 2}, {3, 3}, {4, 2},
-                                                    {5, 5}, {6, 3}, {7, 7}, {8, 4}};
-    int world = 2 + (int)below(MOST_WORLD - 1);
+    static const int inner_of[MAX_WORLD + 1][2] = {{0, 0}, {0, 0}, {2, 2}, {3, 3}, {4, 2},
+                                                   {5, 5}, {6, 3}, {7, 7}, {8, 4}};
+    int world = 2 + (int)below(MAX_WORLD - 1);
     return (struct job){.world = world,
-                        .n_ops = 2 + (int)below(MOST_OPS),
+                        .n_ops = 2 + (int)below(MAX_OPS),
                         .inner = inner_of[world][below(2)],
                         .dead = -1,
                         .different = -1,

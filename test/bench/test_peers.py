@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """bench/peers without other projects: its arithmetic and tables, the common start of all rows, how processes
 are run and watched, and the whole program with our own rows only. PyTorch is not needed."""
+import argparse
 import array
 import json
 import math
@@ -108,6 +109,27 @@ class Rows(unittest.TestCase):
         self.assertEqual(bars.pop('f32: libzero, stage 3 / PyTorch FSDP2, start to first forward')[1:], ('', None))
         self.assertEqual([(bar, met) for _, bar, met in bars.values()], [('at most 0.0001', False)])  # the bar of losses, on any device
         self.assertIn("PyTorch FSDP2, peak of the GPU's memory | 0.75 |  |  |", report.markdown('', [], report.rows_of(runs, 4, 64)))
+
+    def test_meshes(self):
+        """Speed and the reference of tp and pp follow from the micro-batches of a step. Pipelines have a ratio, but no bar."""
+        runs = [made('plain', 'f32', 1, [1, 1, 100.0], [5.0]), made('tp', 'f32', 2, [1, 1, 100.0], [5.0], micro_batches=1),
+                made('torch_tp', 'f32', 2, [1, 1, 250.0], [5.0001], micro_batches=1), made('stage0', 'f32', 2, [1, 1, 100.0], [7.0]),
+                made('pp', 'f32', 2, [1, 1, 400.0], [6.0], micro_batches=4), made('torch_pp_patched', 'f32', 2, [1, 1, 800.0], [6.06], micro_batches=4),
+                {'who': 'torch_pp', 'dtype': 'f32', 'ranks': 2, 'threads': 1, 'micro_batches': 4, 'failed': 'exit code -6: 8 vs 4'}]
+        rows = report.rows_of(runs, 4, 64)
+        row = {r['who']: r for r in rows}
+        self.assertEqual([row[who]['tokens_per_s']['median'] for who in ('tp', 'torch_tp', 'stage0', 'pp')], [256 / 0.1, 256 / 0.25, 512 / 0.1, 1024 / 0.4])
+        self.assertEqual([row[who].get('loss_reference') for who in ('tp', 'torch_tp', 'stage0', 'torch_pp_patched', 'torch_pp')],
+                         ['plain', 'plain', 'stage0', 'pp', None])
+        bars = {name: (round(x, 6), bar, met) for name, x, bar, met in report.bars_of(rows)}
+        self.assertEqual(bars, {
+            'f32: libzero, tp / PyTorch tensor parallelism, tokens/s': (2.5, 'at least 2', True),
+            'f32: libzero, pp / PyTorch 1F1B, patched, tokens/s': (2.0, '', None),
+            'f32: losses of PyTorch tensor parallelism from ours, relative, the first 1': (2e-05, 'at most 0.0001', True),
+            'f32: losses of PyTorch 1F1B, patched from ours, relative, the first 1': (0.01, 'at most 0.0001', False)})
+        page = report.markdown('', [], rows)
+        self.assertIn('| PyTorch 1F1B | f32 | 2 x 1 | not run: exit code -6: 8 vs 4 |', page)
+        self.assertEqual([title for title, _ in report.losses_of(rows)], [f'f32, {n} in a step' for n in ('1 micro-batch', '2 micro-batches', '4 micro-batches')])
 
     def test_tables(self):
         page = report.markdown('Title', ['one', 'two'], self.rows)
@@ -253,6 +275,9 @@ class Processes(unittest.TestCase):
     def test_failures(self):
         self.assertEqual(self.failed('echo first >&2; echo why >&2; exit 3'), 'exit code 3: why')
         self.assertEqual(self.failed('exec sleep 600', 'echo the second >&2; exit 4'), 'exit code 4: the second')  # which ends the first
+        # A peer that lost it, or that was ended for it, does not hide an abort.
+        self.assertEqual(self.failed('echo reset >&2; exit 1', 'echo of no use >&2; echo the abort >&2; kill -ABRT $$'), 'exit code -6: the abort')
+        self.assertEqual(self.failed('exec sleep 600', 'echo the abort >&2; kill -ABRT $$'), 'exit code -6: the abort')
         self.assertEqual(self.failed('exec sleep 600', limit_s=0.1), 'not done after 0.1 s')
         self.assertEqual(self.failed('echo of no interest'), 'it told of no step')
 
@@ -365,6 +390,47 @@ class WholeProgram(unittest.TestCase):
             self.assertIn(f'\n- libzero {version}, this tree at ', page)
             self.check_added(common, dir_, done.stdout, out)
 
+    def test_our_meshes(self):
+        """tp and pp train on the micro-batches of one rank and of four."""
+        with tempfile.TemporaryDirectory() as dir_:
+            out = os.path.join(dir_, 'page.md')
+            done = self.compare(*TINY, '--batch=2', '--steps=4', '--dtype=f32', '--rows=tp,pp,plain', '--rounds=1', f'--work={dir_}', '--lr=0.01', f'--out={out}')
+            self.assertEqual((done.returncode, done.stderr), (0, ''))
+            with open(os.path.join(dir_, 'runs.jsonl'), encoding='utf-8') as f:
+                runs = {r['who']: r for r in lines(f.read())}
+            with open(out, encoding='utf-8') as f:
+                self.assertIn(', 2 for each rank and step, with tp for all ranks, with pp in each of 4 micro-batches; AdamW', f.read())
+            accum, _ = train(1, *TINY, '--batch=2', '--steps=4', '--lr=0.01', '--accum=4', f'--data={os.path.join(dir_, "text")}')
+        for r in runs.values():
+            self.assertAlmostEqual(report.tokens_per_s(r, 2, 16) / r['own_tokens_per_s'], 1, delta=1e-9)
+        self.assertEqual([(r['ranks'], r['threads'], r['micro_batches']) for r in runs.values()], [(2, 1, 1), (2, 1, 4), (1, 2, 1)])
+        for found, expected in [(runs['tp']['losses'], runs['plain']['losses']), (runs['pp']['losses'], [event['loss'] for event in accum])]:
+            self.assertEqual(report.loss_distance(found, expected)[1], 4)
+            self.assertLess(report.loss_distance(found, expected)[0], 1e-5)
+
+    def test_a_mesh_that_is_refused(self):
+        with tempfile.TemporaryDirectory() as dir_:
+            done = self.compare(*TINY, '--batch=2', '--steps=4', '--dtype=f32', '--rows=tp,pp', '--ranks=3', '--rounds=1', f'--work={dir_}', f'--out={dir_}/out')
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stdout, r'libzero, tp: not run: exit code \d+: .*--tp: 3 parts do not divide the 2 heads')
+        self.assertRegex(done.stdout, r'libzero, pp: not run: exit code \d+: .*--pp: 3 stages are more than the 2 layers')
+
+    def test_commands_of_pytorchs_meshes(self):
+        """torch_train.py and zero-bench get the same micro-batches."""
+        import compare
+        o = argparse.Namespace(build='b', work='w', data='d', rows=['tp'], device='host', ranks=2, threads=1, sizes=(2, 2, 32, 16, 256), model='gpt2-nano',
+                               batch=2, steps=4, lr=0.01, seed=1, compile=False, python='p')
+        rows = compare.Rows(o)
+        rows.weights['f32'] = 'weights'
+        rows.batches = {1: 'one', 4: 'four'}
+        for who, wanted in [('torch_tp', ['--how=tp', '--batches=one']), ('torch_pp', ['--how=pp', '--batches=four', '--micro-batches=4']),
+                            ('torch_pp_patched', ['--how=pp-patched', '--batches=four', '--micro-batches=4'])]:
+            (zero, env), (one, _) = rows.commands(who, 'f32')
+            self.assertEqual((zero, env['RANK'], env['WORLD_SIZE']), (one, '0', '2'))
+            self.assertEqual([x for x in zero if x.startswith(('--how', '--batches', '--micro'))], wanted)
+        self.assertEqual(rows.commands('tp', 'f32')[0][0][-1:], ['--tp=2'])
+        self.assertEqual(rows.commands('pp', 'f32')[0][0][-2:], ['--pp=2', '--accum=4'])
+
     def check_order(self, runs):
         rounds = [[r['who'] for r in runs[i:i + 3]] for i in (0, 3)]
         self.assertEqual([sorted(r) for r in rounds], [['plain', 'stage0', 'stage3']] * 2)
@@ -396,9 +462,9 @@ class WholeProgram(unittest.TestCase):
 
     def test_what_is_missing_is_said(self):
         with tempfile.TemporaryDirectory() as dir_:
-            done = self.compare(*TINY, '--rows=torch,fsdp2,deepspeed3,llmc', '--dtype=f32', '--rounds=1', '--python=/bin/false', f'--work={dir_}', f'--out={dir_}/out')
+            done = self.compare(*TINY, '--rows=torch,fsdp2,torch_tp,torch_pp,deepspeed3,llmc', '--dtype=f32', '--rounds=1', '--python=/bin/false', f'--work={dir_}', f'--out={dir_}/out')
             self.assertEqual(done.returncode, 1)
-            for who in ('PyTorch, plain', 'PyTorch FSDP2', 'DeepSpeed ZeRO-3'):
+            for who in ('PyTorch, plain', 'PyTorch FSDP2', 'PyTorch tensor parallelism', 'PyTorch 1F1B', 'DeepSpeed ZeRO-3'):
                 self.assertIn(f'{who}: not run: torch is not there', done.stdout)
             self.assertIn('llm.c on the CPU: not run: --llmc DIR was not given', done.stdout)
 

@@ -228,7 +228,7 @@ static void test_load_calls_fail(void **state)
 /* ---- the power fails for all ranks at the same moment ---- */
 
 #define MAX_CALLS 300
-#define MOST_STEP 4 /* a save of one rank makes about 100 calls */
+#define MAX_STEP  4 /* a save of one rank makes about 100 calls */
 
 /* The disks as they were when the power failed at call k of a third save. */
 struct outage {
@@ -247,7 +247,7 @@ static void lose_power(struct model_rank *m, void *arg)
     CHECK_OK(zero_save(m->z, "start", NULL));
     CHECK_OK(zero_save_wait(m->z, NULL));
     const struct zr_files *start = m->z->files;
-    int64_t step = (every + 2) / 3 < MOST_STEP ? (every + 2) / 3 : MOST_STEP;
+    int64_t step = (every + 2) / 3 < MAX_STEP ? (every + 2) / 3 : MAX_STEP;
     for (int64_t k = 1; !over; k += step) {
         /* Start again each time: two committed saves. The next one removes the first. */
         CHECK_THAT(k < MAX_CALLS);

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FILE_BYTES = 1200, MOST_TENSORS = MOST_OWN * MOST_TABLE };
+enum { FILE_BYTES = 1200, MAX_TENSORS = MAX_OWN * MAX_TABLE };
 
 static int64_t every = 4;
 
@@ -40,7 +40,7 @@ struct world {
     pthread_barrier_t barrier;
     bool later;
     /* (rank) */
-    int code[MOST_WORLD];
+    int code[MAX_WORLD];
     int64_t n_calls;
     /* imports that failed and changed nothing; that failed and changed a part; that succeeded */
     int n_none, n_part, n_well;
@@ -88,8 +88,8 @@ static bool end_fault(struct world *w, int rank, enum fault fault, int64_t at, i
 
 /* A rank's tensors, as zero_read gives them. Masters are zero where there are none. */
 struct values {
-    unsigned char param[MOST_TENSORS][MOST_ELEMS * 4];
-    float master[MOST_TENSORS][MOST_ELEMS];
+    unsigned char param[MAX_TENSORS][MAX_ELEMS * 4];
+    float master[MAX_TENSORS][MAX_ELEMS];
 };
 
 static struct values *take_values(const struct model *m, zero_ctx *z)
@@ -286,7 +286,7 @@ enum { N_MESHES = sizeof meshes / sizeof *meshes };
 
 static void run_world(struct world *w, void (*fn)(struct toy_rank *r), int64_t at)
 {
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     char what[TEXT];
     void *arg[] = {&at, w};
     int n = pp_world(w->mesh);

@@ -121,8 +121,8 @@ static void run_on_new_disk(int stage, int world, void (*fn)(struct model_rank *
 /* The names of folders have room for a large number. */
 static void save_late(struct model_rank *m, void *arg)
 {
-    CHECK_THAT(zero_set_step(m->z, ZR_MOST_STEPS + 1) == ZERO_ERR_ARG);
-    CHECK_OK(zero_set_step(m->z, ZR_MOST_STEPS));
+    CHECK_THAT(zero_set_step(m->z, ZR_MAX_STEPS + 1) == ZERO_ERR_ARG);
+    CHECK_OK(zero_set_step(m->z, ZR_MAX_STEPS));
     for (int i = 0; i < 3; i++)
         CHECK_OK(zero_save(m->z, "run", i == 1 ? &kept : NULL));
     saved_is(m, "run/save-00000003-step-100000000000000000");
@@ -130,7 +130,7 @@ static void save_late(struct model_rank *m, void *arg)
     CHECK_OK(zero_save(m->z, "run", NULL));
     CHECK_OK(zero_set_step(m->z, 0));
     CHECK_OK(zero_load(m->z, "run"));
-    CHECK_THAT(model_t(m) == ZR_MOST_STEPS + 1);
+    CHECK_THAT(model_t(m) == ZR_MAX_STEPS + 1);
 }
 
 static void test_large_step(void **state)

@@ -90,10 +90,10 @@ static void save_into_many(struct model_rank *m, void *arg)
 {
     char folder[sizeof base + 16];
     for (int turn = 0; turn < 2; turn++)
-        for (int i = 0; i < ZR_MOST_FOLDER_LOCKS + 3; i++) {
+        for (int i = 0; i < ZR_MAX_FOLDER_LOCKS + 3; i++) {
             snprintf(folder, sizeof folder, "%s/many%d", base, i);
             CHECK_OK(zero_save(m->z, folder, NULL));
-            CHECK_THAT(m->z->locks.n <= ZR_MOST_FOLDER_LOCKS);
+            CHECK_THAT(m->z->locks.n <= ZR_MAX_FOLDER_LOCKS);
         }
 }
 
@@ -101,7 +101,7 @@ static void test_many_folders(void **state)
 {
     char folder[sizeof base + 16];
     model_run(&alone, save_into_many, NULL);
-    for (int i = 0; i < ZR_MOST_FOLDER_LOCKS + 3; i++) {
+    for (int i = 0; i < ZR_MAX_FOLDER_LOCKS + 3; i++) {
         snprintf(folder, sizeof folder, "%s/many%d", base, i);
         clear(folder);
     }

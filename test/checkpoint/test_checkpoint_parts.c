@@ -13,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { MOST_DIMS = 4, MOST_ELEMS = 1 << 16 };
+enum { MAX_DIMS = 4, MAX_ELEMS = 1 << 16 };
 
 /* The shape of a whole tensor, ended by 0, and how it is cut. */
 struct drawn {
@@ -29,7 +29,7 @@ static int64_t random_in(uint64_t *seed, int64_t lo, int64_t hi)
 
 static void draw(uint64_t *seed, struct drawn *d)
 {
-    *d = (struct drawn){.n_dims = (int32_t)random_in(seed, 1, MOST_DIMS),
+    *d = (struct drawn){.n_dims = (int32_t)random_in(seed, 1, MAX_DIMS),
                         .parts = (int32_t)random_in(seed, 2, 6)};
     d->dim = (int32_t)random_in(seed, 0, d->n_dims - 1);
     d->padded = d->dim == 0 && random_in(seed, 0, 1);
@@ -53,7 +53,7 @@ static int64_t count(const int64_t shape[8])
 /* Returns the index of a part's element i in the whole; -1: padding. */
 static int64_t place_of(const struct drawn *d, int32_t part, int64_t i)
 {
-    int64_t at[MOST_DIMS], whole = 0;
+    int64_t at[MAX_DIMS], whole = 0;
     for (int32_t k = d->n_dims; k-- > 0; i /= d->part[k])
         at[k] = i % d->part[k];
     int64_t in_block = d->part[d->dim] / d->blocks, row = at[d->dim];
@@ -67,7 +67,7 @@ static int64_t place_of(const struct drawn *d, int32_t part, int64_t i)
 
 static void check_drawn(const struct drawn *d)
 {
-    static int owners[MOST_ELEMS * 4];
+    static int owners[MAX_ELEMS * 4];
     const struct zr_tp_cut c = zr_tp_along(d->part, d->dim, d->blocks, d->padded ? d->whole[0] : 0, d->parts);
     int64_t n_whole = count(d->whole), n_part = count(d->part), total = 0;
     assert_int_equal(zr_tp_whole_elems(&c), n_whole);

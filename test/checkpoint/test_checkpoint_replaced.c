@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_FILES = 32, MOST_CALLS = 1000 };
+enum { MAX_FILES = 32, MAX_CALLS = 1000 };
 static int n_subsets = 8;
 
 /* ---- a reader that shares no code with zero_import ---- */
@@ -60,7 +60,7 @@ static uint64_t hash_export(struct memory_files *m)
 {
     uint64_t sum = 0;
     int64_t *n;
-    const char *key, *done[MOST_FILES];
+    const char *key, *done[MAX_FILES];
     int n_done = 0;
     json_t *value;
     if (hash_file(m, "model.safetensors", &sum))
@@ -77,7 +77,7 @@ static uint64_t hash_export(struct memory_files *m)
             known |= !strcmp(done[i], json_string_value(value));
         if (known)
             continue;
-        assert_true(n_done < MOST_FILES);
+        assert_true(n_done < MAX_FILES);
         done[n_done++] = json_string_value(value);
         if (!hash_file(m, json_string_value(value), &sum))
             fail_msg("the index names %s, which is not there", json_string_value(value));
@@ -110,8 +110,8 @@ struct world {
     /* Bytes per file of the old export and of the new one. 0: a single file. -1: there is no old one. */
     int64_t old_bytes, new_bytes;
     /* Disks with the old export, with the new one only, and at each call that met a fault. */
-    struct memory_files *before, *after, *at[N_FAULTS][MOST_CALLS];
-    int n_at[N_FAULTS], code[MOST_WORLD];
+    struct memory_files *before, *after, *at[N_FAULTS][MAX_CALLS];
+    int n_at[N_FAULTS], code[MAX_WORLD];
     bool done;
 };
 
@@ -155,7 +155,7 @@ static void meet_fault(struct world *w, struct one_rank *o, enum fault fault, in
 {
     int rank = o->r->rank;
     if (rank == 0) {
-        CHECK_THAT(k < MOST_CALLS);
+        CHECK_THAT(k < MAX_CALLS);
         w->at[fault][k] = memory_files_crash(w->before, 1); /* all of it */
         memory_files_fault(w->at[fault][k], fault == KILLED ? FAULT_DEAD : FAULT_EIO, k + 1, false);
         w->n_at[fault] = k + 1;
@@ -265,7 +265,7 @@ static void check_found(const struct world *w, struct memory_files *disk, bool t
 
 static void replace(const struct mesh *mesh, int64_t old_bytes, int64_t new_bytes)
 {
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     struct world *w = calloc(1, sizeof *w);
     struct tally t = {0};
     char what[TEXT];

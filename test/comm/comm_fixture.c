@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-static const enum zr_role roles[MOST_COMMS] = {ZR_ROLE_GATHER, ZR_ROLE_REDUCE};
+static const enum zr_role roles[MAX_COMMS] = {ZR_ROLE_GATHER, ZR_ROLE_REDUCE};
 
 static int open_host(const struct zr_world *w, struct zr_device **out)
 {
@@ -111,7 +111,7 @@ void fixture_close_more(struct fixture *more)
 
 bool fixture_close(struct fixture *o)
 {
-    for (int i = 0; i < MOST_COMMS; i++) {
+    for (int i = 0; i < MAX_COMMS; i++) {
         if (o->stream[i])
             o->dev->ops->stream_close(o->stream[i]);
         if (o->comm[i])

@@ -7,7 +7,7 @@
 #include "comm/comm.h"
 #include "test/comm/ranks.h"
 
-enum { MOST_COMMS = 2 };
+enum { MAX_COMMS = 2 };
 
 struct fixture {
     uv_loop_t loop;
@@ -15,11 +15,11 @@ struct fixture {
     struct zr_device *dev;
     /* the group that all communicators connect */
     struct zr_group group;
-    int32_t members[MOST_RANKS];
+    int32_t members[MAX_RANKS];
     int n;
-    struct zr_comm *comm[MOST_COMMS];
-    struct zr_stream *stream[MOST_COMMS];
-    char *base[MOST_COMMS];
+    struct zr_comm *comm[MAX_COMMS];
+    struct zr_stream *stream[MAX_COMMS];
+    char *base[MAX_COMMS];
 };
 
 /* The kind of communicator, and the device it runs on. */
@@ -45,7 +45,7 @@ extern const struct fixture_kind fixture_self, fixture_shm;
 /* Splits a world into two groups: the first n_first ranks of deal, and the rest, each in that order. */
 struct fixture_groups {
     int n_first;
-    int32_t deal[MOST_RANKS];
+    int32_t deal[MAX_RANKS];
 };
 
 /* Opens n communicators of that kind among all ranks. With arena_bytes 0 they have no arena yet. Returns 0

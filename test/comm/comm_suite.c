@@ -11,7 +11,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { ARENA_BYTES = 1 << 19, TIMEOUT_MS = 60000, MOST_SEGS = 5, POISON = 0xff };
+enum { ARENA_BYTES = 1 << 19, TIMEOUT_MS = 60000, MAX_SEGS = 5, POISON = 0xff };
 
 /* --- input values --- */
 
@@ -83,15 +83,15 @@ static float tree(const float *x, int n)
 
 /* --- one operation: draw it, prepare its input, compute the expected result --- */
 
-enum { MOST_PLACES = 2 * MOST_RANKS + 1 };
+enum { MAX_PLACES = 2 * MAX_RANKS + 1 };
 
 struct drawn {
     enum zr_op op;
     int n_seg, root;
-    struct zr_gather_seg gather[MOST_SEGS];
-    struct zr_reduce_seg reduce[MOST_SEGS];
-    int64_t begin[MOST_SEGS][MOST_RANKS + 1]; /* expected start of each place's slice, in bytes */
-    int64_t list[MOST_SEGS][MOST_PLACES];     /* the places of a ragged cut */
+    struct zr_gather_seg gather[MAX_SEGS];
+    struct zr_reduce_seg reduce[MAX_SEGS];
+    int64_t begin[MAX_SEGS][MAX_RANKS + 1]; /* expected start of each place's slice, in bytes */
+    int64_t list[MAX_SEGS][MAX_PLACES];     /* the places of a ragged cut */
     int64_t off, bytes;
     int32_t n_sum, n_max;
     struct zr_tag tag;
@@ -142,7 +142,7 @@ static struct zr_cut draw_ragged(uint64_t *rng, int size, int64_t elem, int64_t 
     int64_t total = begin[size] - (begin[size] ? random_in(rng, 0, 16) * elem : 0);
     for (int p = 0; p <= size; p++)
         begin[p] = begin[p] < total ? begin[p] : total;
-    for (int k = 0; k < MOST_PLACES; k++)
+    for (int k = 0; k < MAX_PLACES; k++)
         list[k] = -1 - k;
     for (int p = 0; p <= size; p++)
         list[p * every] = origin + begin[p] / unit;
@@ -195,7 +195,7 @@ static void draw(uint64_t *rng, const struct fixture_kind *kind, int world, int 
         d->wire = zr_agree_wire(world, me, d->n_sum, d->n_max);
         return;
     }
-    int n = (int)random_in(rng, 0, MOST_SEGS);
+    int n = (int)random_in(rng, 0, MAX_SEGS);
     for (int i = 0; i < n; i++) {
         enum zero_dtype t = d->op == ZR_OP_REDUCE_SCATTER && random_in(rng, 0, 1) ? ZERO_F32 : ZERO_BF16;
         int64_t elem = d->op == ZR_OP_REDUCE_SCATTER ? zr_dtype_bytes(t) : 1;
@@ -292,7 +292,7 @@ static double finish(const struct drawn *d, uint64_t seed, int op, int world, in
         const struct zr_reduce_seg *g = &d->reduce[i];
         int64_t size = zr_dtype_bytes(g->dtype), n = bytes_of(d, i, me) / size;
         for (int64_t k = 0; k < n; k++) {
-            float x[MOST_RANKS], old, sum;
+            float x[MAX_RANKS], old, sum;
             double exact = 0, magnitude = 0;
             for (int r = 0; r < world; r++) {
                 x[r] = element(seed, g->dtype, op, r, g->src, begin_of(d, i, me) / size + k);
@@ -340,8 +340,8 @@ static int put_segments(struct zr_comm *c, struct zr_stream *s, const struct dra
     }
     int err = d->op == ZR_OP_ALL_GATHER ? zr_comm_all_gather(c, s, lent.gather, d->n_seg, &d->tag)
                                         : zr_comm_reduce_scatter(c, s, lent.reduce, d->n_seg, &d->tag);
-    for (int i = 0; i < MOST_SEGS; i++)
-        for (int k = 0; k < MOST_PLACES; k++)
+    for (int i = 0; i < MAX_SEGS; i++)
+        for (int k = 0; k < MAX_PLACES; k++)
             *(volatile int64_t *)&lent.list[i][k] = used_again;
     return err;
 }

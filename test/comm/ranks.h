@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* Ranks in most tests; ranks in tests of large worlds. */
-enum { MOST_RANKS = 18, MANY_RANKS = 1024 };
+enum { MAX_RANKS = 18, MANY_RANKS = 1024 };
 
 struct rank {
     struct zr_world w;

@@ -316,16 +316,71 @@ static void test_a_reader_meanwhile(void **state)
     zr_flight_close(b.f);
 }
 
+enum { READERS = 4, READS_MS = 300 };
+
+struct spinning {
+    struct zr_flight *f;
+    _Atomic bool is_over;
+    _Atomic int n_missing, n_torn;
+};
+
+static void *spin(void *arg)
+{
+    struct spinning *s = arg;
+    for (uint64_t n = 2; !atomic_load(&s->is_over); n++) {
+        const struct zr_logged_call call = call_of(n);
+        zr_flight_enter(s->f, &call);
+        zr_flight_leave(s->f);
+    }
+    return NULL;
+}
+
+static void *read_spinning(void *arg)
+{
+    struct spinning *s = arg;
+    int64_t until_ns = zr_now_ns() + READS_MS * INT64_C(1000000);
+    while (zr_now_ns() < until_ns) {
+        struct zr_flight_call c;
+        bool has_read = zr_flight_read_call(zr_flight_record_of(s->f), &c);
+        const struct zr_logged_call call = call_of(c.number);
+        s->n_missing += !has_read;
+        s->n_torn += c.number ? c.call != zr_call_log_pack(&call) : c.call || c.entered_ns;
+    }
+    return NULL;
+}
+
+/* Readers that are interrupted while the program makes many calls get a whole call. */
+static void test_calls_in_quick_succession(void **state)
+{
+    struct spinning s = {.f = open_one(0, 1)};
+    pthread_t writer, reader[READERS];
+    const struct zr_logged_call call = call_of(1);
+    zr_flight_enter(s.f, &call);
+    zr_flight_leave(s.f);
+    assert_int_equal(pthread_create(&writer, NULL, spin, &s), 0);
+    for (int i = 0; i < READERS; i++)
+        assert_int_equal(pthread_create(&reader[i], NULL, read_spinning, &s), 0);
+    for (int i = 0; i < READERS; i++)
+        pthread_join(reader[i], NULL);
+    atomic_store(&s.is_over, true);
+    pthread_join(writer, NULL);
+    assert_int_equal(s.n_torn, 0);
+    assert_int_equal(s.n_missing, 0);
+    zr_flight_close(s.f);
+}
+
 /* The calls of two recorders for the communicator that both ranks are in. Ranks of different pipeline stages
  * share only the world's. */
 static void test_calls_of_two_ranks(void **state)
 {
     static const int32_t stage[2][2] = {{0, 1}, {2, 3}}, all[] = {0, 1, 2, 3};
     const struct zr_logged_call begin = call_of(1), end = call_of(2);
+    struct zr_shared_calls shared[ZR_SHARED_CALLS];
     struct zr_flight *f[4];
     for (int i = 0; i < 4; i++) {
         f[i] = open_one(i, 4);
-        assert_null(zr_flight_calls_of_all(zr_flight_record_of(f[i])));
+        zr_flight_shared_calls(zr_flight_record_of(f[i]), shared);
+        assert_true(!shared[0].log && !shared[1].log && !shared[2].log);
         zr_flight_role(f[i], ZR_ROLE_CONTROL,
                        &(struct zr_group){.size = 2, .rank = i % 2, .members = stage[i / 2]});
         zr_flight_role(f[i], ZR_ROLE_WORLD, &(struct zr_group){.size = 4, .rank = i, .members = all});
@@ -340,7 +395,9 @@ static void test_calls_of_two_ranks(void **state)
         assert_int_equal(own->n, i == 1 ? 2 : 1);
         assert_int_equal(zr_call_log_differ(own, its, &of_own, &of_its), i == 1 ? 2 : 0);
     }
-    assert_int_equal(zr_flight_calls_of_all(zr_flight_record_of(f[3]))->n, 1);
+    zr_flight_shared_calls(zr_flight_record_of(f[3]), shared);
+    assert_true(shared[0].log->n == 2 && shared[0].size == 2 && !shared[1].log);
+    assert_true(shared[2].log->n == 1 && shared[2].size == 4);
     for (int i = 0; i < 4; i++)
         zr_flight_close(f[i]);
 }
@@ -439,6 +496,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_it_is_read_after_sigkill, begin, end),
         cmocka_unit_test_setup_teardown(test_one_context_has_it, begin, end),
         cmocka_unit_test_setup_teardown(test_a_reader_meanwhile, begin, end),
+        cmocka_unit_test(test_calls_in_quick_succession),
         cmocka_unit_test(test_calls_of_two_ranks),
         cmocka_unit_test_setup_teardown(test_files, begin, end),
         cmocka_unit_test_setup_teardown(test_damage, begin, end),

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 12, MOST_PLACES = 64 * 64 };
+enum { MOST = 12, MAX_PLACES = 64 * 64 };
 
 /* --- reference definitions --- */
 
@@ -209,9 +209,9 @@ static void test_every_topology(void **state)
  * other order shows. */
 static void test_cut(void **state)
 {
-    static float x[MOST_PLACES], of_host[64];
+    static float x[MAX_PLACES], of_host[64];
     uint32_t seed = 1;
-    for (int i = 0; i < MOST_PLACES; i++) {
+    for (int i = 0; i < MAX_PLACES; i++) {
         seed = seed * 1664525 + 1013904223;
         x[i] = (float)(seed >> 8) * 0x1p-20f;
     }

@@ -22,13 +22,13 @@
 /* What the ranks of a test pretend, and what must come of it. */
 struct posed {
     const char *what;
-    int machine[MOST_RANKS], container[MOST_RANKS]; /* per rank; any numbers */
-    const char *part[MOST_RANKS];                   /* per rank; NULL: "" */
-    int (*open[MOST_RANKS])(void *arg, int rank, int pid, int fd);
-    int host[MOST_RANKS];   /* expected; any numbers, equal for ranks on one host */
-    const char *why;        /* expected text in the reason; NULL: no reason */
-    bool real;              /* nothing is pretended */
-    bool lacks[MOST_RANKS]; /* the rank cannot make a file */
+    int machine[MAX_RANKS], container[MAX_RANKS]; /* per rank; any numbers */
+    const char *part[MAX_RANKS];                  /* per rank; NULL: "" */
+    int (*open[MAX_RANKS])(void *arg, int rank, int pid, int fd);
+    int host[MAX_RANKS];   /* expected; any numbers, equal for ranks on one host */
+    const char *why;       /* expected text in the reason; NULL: no reason */
+    bool real;             /* nothing is pretended */
+    bool lacks[MAX_RANKS]; /* the rank cannot make a file */
 };
 
 static _Thread_local bool may_make_no_file;
@@ -462,8 +462,8 @@ static void test_containers(void **state)
 /* --- ranks that fail --- */
 
 struct failing {
-    int err[MOST_RANKS]; /* per rank, before it probes */
-    int lacks_memory;    /* the rank whose k-th allocation fails; -1: none */
+    int err[MAX_RANKS]; /* per rank, before it probes */
+    int lacks_memory;   /* the rank whose k-th allocation fails; -1: none */
     int k;
     int dies; /* the rank that dies before it answers; -1: none */
     /* The rank that dies after it has answered, before the lowest rank looks at its memory; 0: none. */

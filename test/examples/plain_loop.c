@@ -7,7 +7,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { MOST_TENSORS = 8 };
+enum { MAX_TENSORS = 8 };
 
 struct plain {
     float **param, **grad;
@@ -16,7 +16,7 @@ struct plain {
 };
 
 struct zero_ctx {
-    struct plain tensors[MOST_TENSORS];
+    struct plain tensors[MAX_TENSORS];
     int32_t n_tensors;
     int64_t t;
 };
@@ -38,7 +38,7 @@ int zero_wrap(zero_ctx **out, const struct zero_tensor *tensors, int32_t n_tenso
 {
     zero_ctx *z = calloc(1, sizeof *z);
     (void)cfg;
-    if (!z || n_tensors > MOST_TENSORS)
+    if (!z || n_tensors > MAX_TENSORS)
         return ZERO_ERR_NOMEM;
     z->n_tensors = n_tensors;
     for (int32_t i = 0; i < n_tensors; i++) {

@@ -48,10 +48,10 @@ static void try_answer(const struct zr_frame *f, char *payload)
  * same addresses. */
 static void try_list(const struct zr_frame *f, const char *payload)
 {
-    union zr_address at[ZR_LOOKUP_MOST], again[ZR_LOOKUP_MOST];
+    union zr_address at[ZR_LOOKUP_MAX], again[ZR_LOOKUP_MAX];
     char text[ZR_ADDRESS_LIST_CHARS];
     int n = zr_address_list_read(payload ? payload : "", f->n_bytes, at);
-    demand(n >= -1 && n <= ZR_LOOKUP_MOST && (n == 0) == (f->n_bytes == 0));
+    demand(n >= -1 && n <= ZR_LOOKUP_MAX && (n == 0) == (f->n_bytes == 0));
     if (n < 1)
         return;
     zr_address_list_print(at, n, text);

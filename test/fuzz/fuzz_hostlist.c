@@ -27,7 +27,7 @@ static bool take_name(struct expansion *e, const char *name)
     if (e->n == 0)
         snprintf(e->first, sizeof e->first, "%s", name);
     e->has_begun = true;
-    return ++e->n <= ZR_HOSTLIST_MOST;
+    return ++e->n <= ZR_HOSTLIST_MAX;
 }
 
 static bool expand(struct expansion *e, const char *before, const char *rest);

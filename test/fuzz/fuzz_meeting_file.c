@@ -15,7 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
     memset(&f, 0x55, sizeof f);
     if (!zr_meeting_file_parse((const char *)data, n, &f))
         return 0;
-    if (f.n < 1 || f.n > ZR_LOOKUP_MOST || f.attempt < 0 || f.world < 2)
+    if (f.n < 1 || f.n > ZR_LOOKUP_MAX || f.attempt < 0 || f.world < 2)
         abort();
     zr_meeting_file_print(&f, text);
     if (!zr_meeting_file_parse(text, strlen(text), &again) || again.n != f.n || again.world != f.world)

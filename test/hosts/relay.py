@@ -21,7 +21,7 @@ import time
 
 SOL_PACKET, PACKET_STATISTICS, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING, SO_RCVBUFFORCE = 263, 6, 15, 23, 33
 ETH_P_ALL = 3
-MOST_BYTES = 64 << 20  # held in one direction
+MAX_BYTES = 64 << 20  # held in one direction
 
 
 def open_interface(name):
@@ -54,7 +54,7 @@ class Direction:
                 return
             if self.chance.random() < self.loss:
                 self.lost += 1
-            elif self.bytes + len(frame) > MOST_BYTES:
+            elif self.bytes + len(frame) > MAX_BYTES:
                 self.overrun += 1
             else:
                 self.held.append((time.monotonic() + self.delay, frame))

@@ -169,8 +169,8 @@ static void check_squares_pieces(void **state)
 static void check_squares_carry(void **state)
 {
     const struct zr_host_kernels *k = *state;
-    enum { N = 300000, MOST_ADDED = ZR_EXACT_MAX_ADDED - 1 };
-    static const uint32_t added[] = {0, ZR_EXACT_MAX_ADDED / 4 - 1, ZR_EXACT_MAX_ADDED / 2 - 3, MOST_ADDED};
+    enum { N = 300000, MAX_ADDED = ZR_EXACT_MAX_ADDED - 1 };
+    static const uint32_t added[] = {0, ZR_EXACT_MAX_ADDED / 4 - 1, ZR_EXACT_MAX_ADDED / 2 - 3, MAX_ADDED};
     float *x = malloc(N * sizeof *x);
     struct zr_exact_sum whole;
     zr_exact_reset(&whole);

@@ -10,17 +10,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_RANKS 1000
+#define MAX_RANKS 1000
 
 /* The ranks' inputs, and the expected result. */
 struct given {
     int n_ranks, n_carried;
     double scale;
     float clip;
-    struct zr_exact_sum norm[MOST_RANKS];
-    uint64_t largest[MOST_RANKS];
-    uint64_t words[MOST_RANKS][ZR_AGREE_WORDS];
-    double carried[MOST_RANKS][ZR_MAX_CARRIED];
+    struct zr_exact_sum norm[MAX_RANKS];
+    uint64_t largest[MAX_RANKS];
+    uint64_t words[MAX_RANKS][ZR_AGREE_WORDS];
+    double carried[MAX_RANKS][ZR_MAX_CARRIED];
 };
 
 static void *host_memory(struct zr_device *dev, int64_t bytes)
@@ -162,7 +162,7 @@ static double merged_mean(const struct given *g, int k)
 
 static void test_sums(void **state)
 {
-    static const int worlds[] = {1, 2, 3, 5, 8, 64, MOST_RANKS};
+    static const int worlds[] = {1, 2, 3, 5, 8, 64, MAX_RANKS};
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
         struct given *g = some_ranks(worlds[i]);
         struct zr_step_scalars scalars;

@@ -13,11 +13,11 @@
 
 /* --- closures --- */
 
-enum { LOG_MOST = 100000 };
+enum { LOG_MAX = 100000 };
 
 struct log {
     _Atomic int n;
-    int at[LOG_MOST];
+    int at[LOG_MAX];
 };
 
 struct note {
@@ -37,7 +37,7 @@ static void note_call(void *arg)
     const struct note *a = arg;
     sleep_us(a->delay_us);
     int i = atomic_fetch_add(&a->log->n, 1);
-    if (i < LOG_MOST)
+    if (i < LOG_MAX)
         a->log->at[i] = a->value;
 }
 

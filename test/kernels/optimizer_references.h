@@ -35,19 +35,20 @@ static const struct variant variants[] = {
 #define DEFINE_REFERENCE(name, real, root)                                                                   \
     static inline void name(const struct zr_update *u, real scale, real g, real *w, real *s0, real *s1)      \
     {                                                                                                        \
-        real b1 = u->beta1, b2 = u->beta2, lr = u->lr, one_b1 = 1.0f - u->beta1, one_b2 = 1.0f - u->beta2;   \
+        real b1 = u->beta1, b2 = u->beta2, lr = u->lr, one_minus_b1 = 1.0f - u->beta1,                       \
+             one_minus_b2 = 1.0f - u->beta2;                                                                 \
         real eps = u->eps, decay = u->decay, c1 = u->c1, c2 = u->c2;                                         \
         g = g * scale;                                                                                       \
         switch (u->kind) {                                                                                   \
         case ZERO_ADAMW:                                                                                     \
-            *s0 = b1 * *s0 + one_b1 * g;                                                                     \
-            *s1 = b2 * *s1 + one_b2 * (g * g);                                                               \
+            *s0 = b1 * *s0 + one_minus_b1 * g;                                                               \
+            *s1 = b2 * *s1 + one_minus_b2 * (g * g);                                                         \
             *w = *w - lr * ((*s0 / c1) / (root(*s1 / c2) + eps) + decay * *w);                               \
             break;                                                                                           \
         case ZERO_ADAM:                                                                                      \
             g = g + decay * *w;                                                                              \
-            *s0 = b1 * *s0 + one_b1 * g;                                                                     \
-            *s1 = b2 * *s1 + one_b2 * (g * g);                                                               \
+            *s0 = b1 * *s0 + one_minus_b1 * g;                                                               \
+            *s1 = b2 * *s1 + one_minus_b2 * (g * g);                                                         \
             *w = *w - lr * ((*s0 / c1) / (root(*s1 / c2) + eps));                                            \
             break;                                                                                           \
         case ZERO_SGD:                                                                                       \
@@ -58,13 +59,13 @@ static const struct variant variants[] = {
             break;                                                                                           \
         case ZERO_RMSPROP:                                                                                   \
             g = g + decay * *w;                                                                              \
-            *s0 = b2 * *s0 + one_b2 * (g * g);                                                               \
+            *s0 = b2 * *s0 + one_minus_b2 * (g * g);                                                         \
             *w = *w - lr * (g / (root(*s0) + eps));                                                          \
             break;                                                                                           \
         case ZERO_LION: /* sign as torch.sign: of 0 and NaN itself */                                        \
-            c1 = b1 * *s0 + one_b1 * g;                                                                      \
+            c1 = b1 * *s0 + one_minus_b1 * g;                                                                \
             *w = *w - lr * ((c1 > 0 ? 1 : c1 < 0 ? -1 : c1) + decay * *w);                                   \
-            *s0 = b2 * *s0 + one_b2 * g;                                                                     \
+            *s0 = b2 * *s0 + one_minus_b2 * g;                                                               \
             break;                                                                                           \
         case ZERO_NESTEROV: /* torch.optim.SGD: buf = buf * momentum + grad; grad + buf * momentum */        \
             g = g + decay * *w;                                                                              \

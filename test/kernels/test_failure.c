@@ -10,14 +10,14 @@
 
 static void put_aside(void **state)
 {
-    struct zr_kept k, none;
+    struct zr_saved_error k, none;
     zr_fail(0, "%s", "");
-    assert_int_equal(zr_keep(&none, 0), 0);
-    assert_int_equal(zr_keep(&k, zr_fail(ZERO_ERR_IO, "100%% of %s", "the disk")), ZERO_ERR_IO);
+    assert_int_equal(zr_error_save(&none, 0), 0);
+    assert_int_equal(zr_error_save(&k, zr_fail(ZERO_ERR_IO, "100%% of %s", "the disk")), ZERO_ERR_IO);
     zr_fail(ZERO_ERR_ARG, "another");
-    assert_int_equal(zr_say_again(&k), ZERO_ERR_IO);
+    assert_int_equal(zr_error_restore(&k), ZERO_ERR_IO);
     assert_string_equal(zr_error_text(), "100% of the disk");
-    assert_int_equal(zr_say_again(&none), 0);
+    assert_int_equal(zr_error_restore(&none), 0);
     assert_string_equal(zr_error_text(), "");
 }
 
@@ -25,12 +25,12 @@ static void put_aside(void **state)
 static void whole_text(void **state)
 {
     char text[ZR_ERROR_BYTES + 100];
-    struct zr_kept k;
+    struct zr_saved_error k;
     memset(text, 'x', sizeof text - 1);
     text[sizeof text - 1] = 0;
-    zr_keep(&k, zr_fail(ZERO_ERR_IO, "%s", text));
+    zr_error_save(&k, zr_fail(ZERO_ERR_IO, "%s", text));
     zr_fail(ZERO_ERR_ARG, "another");
-    zr_say_again(&k);
+    zr_error_restore(&k);
     assert_int_equal(strlen(zr_error_text()), ZR_ERROR_BYTES - 1);
 }
 

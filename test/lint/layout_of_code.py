@@ -17,7 +17,7 @@ import sys
 from tree_clean import tracked
 
 VERSION = 14
-MOST_CHARACTERS = 110
+MAX_CHARACTERS = 110
 
 
 def formatter():
@@ -30,13 +30,13 @@ def formatter():
 
 def long_comments(path, text):
     return [f"{path}:{number}: {len(line)} characters" for number, line in enumerate(text.splitlines(), 1)
-            if len(line) > MOST_CHARACTERS and line.lstrip().startswith(("/* ", "* "))]
+            if len(line) > MAX_CHARACTERS and line.lstrip().startswith(("/* ", "* "))]
 
 
 def self_test():
-    fits, long = "/* " + "a" * (MOST_CHARACTERS - 6) + " */\n", " * " + "b" * MOST_CHARACTERS + "\n"
+    fits, long = "/* " + "a" * (MAX_CHARACTERS - 6) + " */\n", " * " + "b" * MAX_CHARACTERS + "\n"
     found = long_comments("x.h", fits + "int a;\n" + long + "c" * 200)
-    return 0 if found == [f"x.h:3: {MOST_CHARACTERS + 3} characters"] else print(found) or 1
+    return 0 if found == [f"x.h:3: {MAX_CHARACTERS + 3} characters"] else print(found) or 1
 
 
 def main():

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 
-MOST_LINES, MOST_COLUMNS, MOST_PROGRAM = 140, 100, 45  # columns of prose; tables and code may be wider
+MAX_LINES, MAX_COLUMNS, MAX_PROGRAM = 140, 100, 45  # columns of prose; tables and code may be wider
 PROGRAMS = "apt-get|cc|gcc|git|meson|mpirun|mpiexec|ninja|python3|sh|sudo|torchrun|zero-bench|zero-run"
 COMMAND = re.compile(rf"(?:[A-Z][A-Z0-9_]*=\S+ )*(?:{PROGRAMS}|\./\S+)(?: .*)?")
 COMMENT = re.compile(r"\s+#.*")
@@ -87,14 +87,14 @@ def paragraphs(text):
 def faults_of(text, pages):
     """pages: returns the text of a page that README.md links, by its path."""
     lines = text.splitlines()
-    if len(lines) > MOST_LINES:
-        yield f"README.md:{len(lines)}: {len(lines)} lines; allowed: {MOST_LINES}"
+    if len(lines) > MAX_LINES:
+        yield f"README.md:{len(lines)}: {len(lines)} lines; allowed: {MAX_LINES}"
     for number, line in prose(text):
-        if len(line) > MOST_COLUMNS and not line.startswith("|"):
-            yield f"README.md:{number}: {len(line)} characters; allowed: {MOST_COLUMNS}"
+        if len(line) > MAX_COLUMNS and not line.startswith("|"):
+            yield f"README.md:{number}: {len(line)} characters; allowed: {MAX_COLUMNS}"
     n = len(program(text).splitlines())
-    if not 0 < n <= MOST_PROGRAM:
-        yield f"README.md:1: its program has {n} lines; allowed: 1 to {MOST_PROGRAM}"
+    if not 0 < n <= MAX_PROGRAM:
+        yield f"README.md:1: its program has {n} lines; allowed: 1 to {MAX_PROGRAM}"
     for number, paragraph in paragraphs(text):
         linked = "\n".join(pages(path) for path in LINK.findall(paragraph))
         for figure in FIGURE.findall(LINK.sub("", paragraph)):

@@ -14,7 +14,7 @@ import sys
 
 from tree_clean import CODE, tracked
 
-MOST_LINES = 85
+MAX_LINES = 85
 MEDIAN_BELOW = 15
 # By .clang-format's layout, the opening and the closing brace of a function have a line of their own.
 NAME = re.compile(r"(\w+)\(")
@@ -51,8 +51,8 @@ def check(texts, n_longest=0):
     for path, text in texts:
         for line, name, n in functions(text):
             lengths.append((n, f"{path}:{line}: {name}"))
-            if n > MOST_LINES:
-                yield f"{path}:{line}: {name} has {n} lines; {MOST_LINES} are allowed"
+            if n > MAX_LINES:
+                yield f"{path}:{line}: {name} has {n} lines; {MAX_LINES} are allowed"
     if not lengths:
         yield "no function was found"
         return
@@ -73,7 +73,7 @@ def self_test():
         yield "data are taken for functions"
     for what, files, expected in (
         ("short ones", [("zero/a.c", short)], 0),
-        ("a very long one", [("zero/a.c", short * 3 + "void c(void)\n{\n" + "    x++;\n" * MOST_LINES + "}\n")], 1),
+        ("a very long one", [("zero/a.c", short * 3 + "void c(void)\n{\n" + "    x++;\n" * MAX_LINES + "}\n")], 1),
         ("long functions", [("zero/a.c", long_ * 3 + short)], 1),
         ("nothing", [("zero/a.c", "")], 1),
     ):

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MICROS = 6, STEPS = 8, WORLDS = 3, MOST_TENSORS = 7 * BN_LAYERS };
+enum { MICROS = 6, STEPS = 8, WORLDS = 3, MAX_TENSORS = 7 * BN_LAYERS };
 #define SEED 23
 #define LR   0.02f
 
@@ -121,8 +121,8 @@ static void train_plain(const void *options, struct run_log *log)
 struct wrapped {
     zero_ctx *z;
     struct bn_net net;
-    struct zero_tensor tensors[MOST_TENSORS];
-    char names[MOST_TENSORS][24];
+    struct zero_tensor tensors[MAX_TENSORS];
+    char names[MAX_TENSORS][24];
     int n;
 };
 
@@ -237,13 +237,13 @@ static void train_rank(const void *options, const struct run_setup *setup, int r
     cfg.optim.optimizer = ZERO_SGD;
     cfg.grad_accum_steps = MICROS / setup->world;
     list_tensors(w);
-    void *old[2 * MOST_TENSORS] = {0};
+    void *old[2 * MAX_TENSORS] = {0};
     for (int i = 0; i < w->n; i++) {
         old[2 * i] = w->tensors[i].grad ? *w->tensors[i].param : NULL;
         old[2 * i + 1] = w->tensors[i].grad ? *w->tensors[i].grad : NULL;
     }
     RUN_TRY(log, zero_wrap(&w->z, w->tensors, w->n, &cfg));
-    for (int i = 0; i < 2 * MOST_TENSORS; i++)
+    for (int i = 0; i < 2 * MAX_TENSORS; i++)
         free(old[i]);
     int from = 0;
     if (o->load) {
@@ -269,7 +269,7 @@ static void train_rank(const void *options, const struct run_setup *setup, int r
     }
 out:
     if (!w->z && log->err)
-        for (int i = 0; i < 2 * MOST_TENSORS; i++)
+        for (int i = 0; i < 2 * MAX_TENSORS; i++)
             old[i] = NULL;
     run_unwrap(log, &w->z);
     bn_close(&w->net);

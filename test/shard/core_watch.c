@@ -30,9 +30,9 @@ void watch_open(struct watch *w, const struct zr_core_spec *s)
         w->pslot[i].unit = -1;
     for (int32_t i = 0; i < s->n_grad_slots; i++)
         w->gslot[i].unit = -1;
-    assert_true(s->n_partial_slots <= 4);
+    assert_true(s->n_group_slots <= 4);
     for (int i = 0; i < 4; i++)
-        w->partial[i].unit = -1;
+        w->group_slot[i].unit = -1;
     for (int32_t u = 0; u < s->n_units; u++) {
         w->unit[u].home_ready = w->unit[u].whole = true;
         w->unit[u].sum = calloc((size_t)s->n_sums, SUM_TEXT);
@@ -510,14 +510,14 @@ static void reduce(struct watch *w, const struct zr_action *a)
         return;
     }
     if (w->spec.outer_each) {
-        struct watch_partial *p = &w->partial[a->partial];
-        EXPECT(a->partial >= 0 && a->partial < w->spec.n_partial_slots && p->unit == -1 && !a->accumulate &&
-               a->n_folds == 0);
+        struct watch_group_slot *p = &w->group_slot[a->group_slot];
+        EXPECT(a->group_slot >= 0 && a->group_slot < w->spec.n_group_slots && p->unit == -1 &&
+               !a->accumulate && a->n_folds == 0);
         p->unit = a->unit;
         strcpy(p->text, what);
         return;
     }
-    EXPECT(a->partial == -1);
+    EXPECT(a->group_slot == -1);
     if (w->spec.outer) {
         EXPECT(!u->outer_done && a->accumulate == (*u->inner != 0) && a->sum == 0 && a->n_folds == 0);
         add_text(u->inner, what);
@@ -535,13 +535,13 @@ static void reduce_outer(struct watch *w, const struct zr_action *a)
     EXPECT(w->spec.outer && w->spec.units[a->unit].trainable && !w->normed && !u->outer_done);
     u->n_outer++;
     if (w->spec.outer_each) {
-        struct watch_partial *p = &w->partial[a->partial];
-        EXPECT(a->partial >= 0 && a->partial < w->spec.n_partial_slots && p->unit == a->unit);
+        struct watch_group_slot *p = &w->group_slot[a->group_slot];
+        EXPECT(a->group_slot >= 0 && a->group_slot < w->spec.n_group_slots && p->unit == a->unit);
         p->unit = -1;
         add_to_sum(w, a, p->text);
         return;
     }
-    EXPECT(a->partial == -1 && *u->inner && !*u->sum[0] && a->sum == 0 && a->n_folds == 0);
+    EXPECT(a->group_slot == -1 && *u->inner && !*u->sum[0] && a->sum == 0 && a->n_folds == 0);
     EXPECT(!a->accumulate);
     strcpy(u->sum[0], u->inner);
     u->outer_done = true;
@@ -673,7 +673,8 @@ static bool same_action(const struct zr_action *a, const struct zr_action *b)
 {
     return a->kind == b->kind && a->fill == b->fill && a->accumulate == b->accumulate && a->sum == b->sum &&
            a->n_folds == b->n_folds && a->bracket == b->bracket && a->in_flight == b->in_flight &&
-           a->gathered == b->gathered && a->partial == b->partial && a->unit == b->unit && a->slot == b->slot;
+           a->gathered == b->gathered && a->group_slot == b->group_slot && a->unit == b->unit &&
+           a->slot == b->slot;
 }
 
 /* Returns the number of actions of this kind for the unit. */
@@ -854,7 +855,7 @@ int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, enum
     if (expected)
         memcpy(w->before, w->core, w->bytes);
     w->n_out = -1;
-    int err = zr_core_step(w->core, &ev, w->out, &w->n_out);
+    int err = zr_core_take(w->core, &ev, w->out, &w->n_out);
     CHECK(err == expected, "call %lld (kind %d, unit %d, phase %d) gave %d, not %d: %s",
           (long long)w->n_calls, (int)kind, unit, (int)phase, err, expected, err ? zr_error_text() : "");
     if (err) {
@@ -866,7 +867,7 @@ int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, enum
     CHECK(w->n_out >= 0 && w->n_out <= max, "%d actions", w->n_out);
     for (const unsigned char *c = (void *)(w->out + max); c < (unsigned char *)(w->out + max + 8); c++)
         CHECK(*c == 0xee, "actions beyond the promised %d", max);
-    CHECK(zr_core_step(w->twin, &ev, w->twin_out, &n_twin) == 0 && n_twin == w->n_out, "the twin differs");
+    CHECK(zr_core_take(w->twin, &ev, w->twin_out, &n_twin) == 0 && n_twin == w->n_out, "the twin differs");
     for (int32_t i = 0; i < w->n_out; i++)
         CHECK(same_action(&w->out[i], &w->twin_out[i]), "the twin differs in action %d", i);
     w->collective = kind == ZR_EV_MICRO || kind == ZR_EV_STEP || kind == ZR_EV_NORM || kind == ZR_EV_DROP;

@@ -40,7 +40,7 @@ struct watch_unit {
     char grad[SUM_TEXT];
     /* for a unit that is summed in place, sum[0] is what its gradient holds after the reduce */
     char (*sum)[SUM_TEXT];
-    /* with groups, without partial slots: the sum over the group */
+    /* with groups, without group slots: the sum over the group */
     char inner[SUM_TEXT];
     /* sum[0] has the sum over all groups; they gather it in place */
     bool outer_done, spread;
@@ -80,11 +80,11 @@ struct watch {
     int32_t last_in_place;
     struct watch_unit *unit;
     struct watch_slot *pslot, *gslot;
-    struct watch_partial {
+    struct watch_group_slot {
         /* -1: the slot is empty */
         int32_t unit;
         char text[SUM_TEXT];
-    } partial[4];
+    } group_slot[4];
     /* collective: the call is a step, a norm or drop before it, or the end of a micro-batch */
     bool normed, stepping, collective;
     /* the norm was requested */

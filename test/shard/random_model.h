@@ -54,19 +54,19 @@ static inline struct zr_tensor make_tensor(const char *name, int64_t n_elems, in
                           .grad = &model_pointer,
                           .dtype = ZERO_F32,
                           .n_elems = n_elems,
-                          .n_slices = 1,
+                          .n_layers = 1,
                           .n_states = 2,
                           .unit = unit};
     assert_non_null(t.name);
     return t;
 }
 
-/* Makes t a stack of n_slices of its size, and the first of them is in t's unit. */
-static inline void stack_tensor(struct zr_tensor *t, int64_t n_slices)
+/* Makes t a stack of n_layers of its size, and the first of them is in t's unit. */
+static inline void stack_tensor(struct zr_tensor *t, int64_t n_layers)
 {
     t->stacked = true;
-    t->n_slices = n_slices;
-    t->n_elems *= n_slices;
+    t->n_layers = n_layers;
+    t->n_elems *= n_layers;
 }
 
 static inline struct zr_tensor random_tensor(struct random_source *r, int32_t i, int32_t unit,
@@ -100,9 +100,9 @@ static inline void mix_optimizers(struct zr_tensor *t, int32_t n)
 static inline void mix_granules(struct zr_tensor *t, int32_t n)
 {
     for (int32_t i = 0; n % 3 == 0 && i < n; i++) {
-        int64_t slice = t[i].n_elems / t[i].n_slices;
-        if ((slice + i) % 3)
-            t[i].granule = slice % 2 ? slice : slice / 2;
+        int64_t layer = t[i].n_elems / t[i].n_layers;
+        if ((layer + i) % 3)
+            t[i].granule = layer % 2 ? layer : layer / 2;
     }
 }
 
@@ -122,7 +122,7 @@ static inline struct zr_tensor *random_tensors(struct random_source *r, int32_t 
         int32_t unit = (int32_t)random_below(r, n_units);
         t[*n] = random_tensor(r, *n, unit, frozen_percent);
         stack_tensor(&t[*n], 1 + random_below(r, n_units - unit));
-        memset(covered + unit, 1, (size_t)t[*n].n_slices);
+        memset(covered + unit, 1, (size_t)t[*n].n_layers);
         ++*n;
     }
     for (int32_t u = 0; u < n_units; u++) {

@@ -5,13 +5,13 @@
 
 /* ---- scripted steps ---- */
 
-enum { MOST_UNITS = 8, MOST_CALLS = 128 };
+enum { MAX_UNITS = 8, MAX_CALLS = 128 };
 
 /* A spec and memory for its arrays. */
 struct model {
-    struct zr_core_unit_spec units[MOST_UNITS];
-    int64_t pslot[MOST_UNITS], gslot[MOST_UNITS];
-    struct zero_call order[MOST_CALLS];
+    struct zr_core_unit_spec units[MAX_UNITS];
+    int64_t pslot[MAX_UNITS], gslot[MAX_UNITS];
+    struct zero_call order[MAX_CALLS];
     struct zr_core_spec spec;
 };
 
@@ -20,7 +20,7 @@ struct model {
 static void make_model(struct model *m, int32_t n_units, int32_t n_slots, int32_t prefetch, const char *order)
 {
     memset(m, 0, sizeof *m);
-    for (int32_t i = 0; i < MOST_UNITS; i++) {
+    for (int32_t i = 0; i < MAX_UNITS; i++) {
         m->units[i] = (struct zr_core_unit_spec){.param_bytes = 100, .grad_bytes = 100, .trainable = true};
         m->pslot[i] = m->gslot[i] = 100;
     }
@@ -515,6 +515,33 @@ static void other_micro_batches(void **state)
         assert_true(zr_core_hash(w.core) != hash);
         watch_close(&w);
     }
+}
+
+/* The padding of the declared calls, which may be anything, does not reach the core's bytes. */
+static void padding_of_calls(void **state)
+{
+    char *core[2];
+    size_t bytes = 0;
+    for (int i = 0; i < 2; i++) {
+        struct zero_call order[MOST_CALLS];
+        struct model m;
+        make_model(&m, 4, 2, 1, DEFAULT_ORDER);
+        assert_true(m.spec.n_order <= MOST_CALLS);
+        memset(order, i ? 0xaa : 0x55, sizeof order);
+        for (int32_t k = 0; k < m.spec.n_order; k++) {
+            order[k].unit = m.order[k].unit;
+            order[k].phase = m.order[k].phase;
+            order[k].is_end = m.order[k].is_end;
+        }
+        m.spec.order = order;
+        bytes = zr_core_bytes(&m.spec);
+        core[i] = malloc(bytes);
+        assert_non_null(core[i]);
+        zr_core_init(core[i], &m.spec);
+    }
+    assert_memory_equal(core[0], core[1], bytes);
+    free(core[0]);
+    free(core[1]);
 }
 
 /* Forward passes between steps do not change the order, whatever their number and first units. */
@@ -1122,7 +1149,7 @@ static void run_bare(struct zr_core *c, const char *script, int32_t times, struc
         enum zero_phase phase;
         while (watch_parse(&at, &kind, &unit, &phase)) {
             struct zr_core_event ev = {.kind = kind, .unit = unit, .phase = phase};
-            assert_int_equal(zr_core_step(c, &ev, out, &n), 0);
+            assert_int_equal(zr_core_take(c, &ev, out, &n), 0);
         }
     }
 }
@@ -1223,15 +1250,15 @@ static void hash_tells_calls_apart(void **state)
             ev = (struct zr_core_event){
                 .kind = ZR_EV_BEGIN, .unit = i / 8, .phase = ZERO_FORWARD + (i & 1) + (i >> 2 & 1) * 2};
             if (i & 2) { /* the end, after the same begin */
-                assert_int_equal(zr_core_step(c, &ev, out, &n_out), 0);
+                assert_int_equal(zr_core_take(c, &ev, out, &n_out), 0);
                 ev.kind = ZR_EV_END;
             }
         }
         if (i < N - 1) /* the last makes no call at all */
-            assert_int_equal(zr_core_step(c, &ev, out, &n_out), 0);
+            assert_int_equal(zr_core_take(c, &ev, out, &n_out), 0);
         hash[i] = zr_core_hash(c);
         ev = (struct zr_core_event){.kind = ZR_EV_END, .unit = N_UNITS};
-        assert_int_equal(zr_core_step(c, &ev, out, &n_out), ZERO_ERR_ARG);
+        assert_int_equal(zr_core_take(c, &ev, out, &n_out), ZERO_ERR_ARG);
         assert_int_equal(zr_core_hash(c), hash[i]);
         for (int j = 0; j < i; j++)
             CHECK(hash[i] != hash[j], "calls %d and %d have one hash", i, j);
@@ -1315,7 +1342,7 @@ static void groups_reduce_again(void **state)
             m.spec.outer = true;
             m.spec.outer_each = each;
             m.spec.outer_gathers = gathers;
-            m.spec.n_partial_slots = each;
+            m.spec.n_group_slots = each;
             m.spec.n_sums = each ? sums_for(accum) : 1;
             watch_open(&w, &m.spec);
             for (int step = 0; step < 3; step++) {
@@ -1557,7 +1584,7 @@ static int32_t long_backward(struct zr_core *c, struct zr_action *out)
     struct zr_core_event end = {.kind = ZR_EV_END, .phase = ZERO_BACKWARD};
     run_bare(c, "0[", 1, out);
     run_bare(c, "0(0)", 60, out);
-    assert_int_equal(zr_core_step(c, &end, out, &n), 0);
+    assert_int_equal(zr_core_take(c, &end, out, &n), 0);
     for (int32_t k = 0; k < n; k++)
         n_returns += out[k].kind == ZR_ACT_RETURN_GRADS;
     return n_returns;
@@ -1591,7 +1618,7 @@ static void random_spec(struct random_source *r, struct model *m)
 {
     memset(m, 0, sizeof *m);
     struct zr_core_spec *s = &m->spec;
-    s->n_units = 1 + (int32_t)random_below(r, MOST_UNITS);
+    s->n_units = 1 + (int32_t)random_below(r, MAX_UNITS);
     int world = 1 + (int)random_below(r, 4), stage = (int)random_below(r, 4);
     s->gathers_updated = world > 1 && stage > 0;
     s->prefetch = chance(r, 10) ? 100 : (int32_t)random_below(r, 4);
@@ -1617,7 +1644,7 @@ static void random_spec(struct random_source *r, struct model *m)
     }
     s->n_param_slots = slots ? 1 + (int32_t)random_below(r, s->n_units) : 0;
     s->n_grad_slots = s->model_holds ? 0 : 1 + (int32_t)random_below(r, s->n_units);
-    for (int32_t i = 0; i < MOST_UNITS; i++) {
+    for (int32_t i = 0; i < MAX_UNITS; i++) {
         m->pslot[i] = chance(r, 40) ? largest : 1 + random_below(r, 100);
         m->gslot[i] = chance(r, 40) ? largest : 1 + random_below(r, 100);
     }
@@ -1626,7 +1653,7 @@ static void random_spec(struct random_source *r, struct model *m)
         s->outer = true;
         s->outer_gathers = chance(r, 50);
         s->outer_each = tree || chance(r, 30);
-        s->n_partial_slots = s->outer_each ? 1 + (int32_t)random_below(r, 3) : 0;
+        s->n_group_slots = s->outer_each ? 1 + (int32_t)random_below(r, 3) : 0;
         for (int32_t u = 0; u < s->n_units; u++)
             m->units[u].sum_in_place = false;
     }
@@ -1635,7 +1662,7 @@ static void random_spec(struct random_source *r, struct model *m)
     s->grad_slot_bytes = m->gslot;
     s->order = m->order;
     s->n_order = random_calls(r, s->n_units, m->order);
-    int32_t uses[MOST_UNITS] = {0};
+    int32_t uses[MAX_UNITS] = {0};
     for (int32_t i = 0; i < s->n_order; i++) /* a sum in place takes one contribution */
         if (zr_phase_has_grads(m->order[i].phase) && !m->order[i].is_end && uses[m->order[i].unit]++)
             m->units[m->order[i].unit].sum_in_place = false;
@@ -1718,7 +1745,7 @@ static void walk(struct random_source *r)
 {
     struct model m;
     struct watch w;
-    struct zero_call calls[MOST_CALLS];
+    struct zero_call calls[MAX_CALLS];
     random_spec(r, &m);
     watch_open(&w, &m.spec);
     int unbracketed = !m.spec.model_holds ? 0 : chance(r, 30) ? 100 : chance(r, 20) ? 30 : 0;
@@ -1775,13 +1802,13 @@ static void a_copy_goes_on(void **state)
                 .kind = c->is_end ? ZR_EV_END : ZR_EV_BEGIN, .unit = c->unit, .phase = c->phase};
             if (i == half)
                 memcpy(b, a, bytes);
-            zr_core_step(core, &ev, out, &n);
+            zr_core_take(core, &ev, out, &n);
         }
         for (int32_t i = half; i < m.spec.n_order; i++) {
             const struct zero_call *c = &m.order[i];
             struct zr_core_event ev = {
                 .kind = c->is_end ? ZR_EV_END : ZR_EV_BEGIN, .unit = c->unit, .phase = c->phase};
-            zr_core_step(b, &ev, out, &n);
+            zr_core_take(b, &ev, out, &n);
         }
         CHECK(half == m.spec.n_order || !memcmp(a, b, bytes), "the copy went another way");
         free(a);
@@ -1809,6 +1836,7 @@ int main(void)
         cmocka_unit_test(orders_are_learned),
         cmocka_unit_test(change_mid_run),
         cmocka_unit_test(other_micro_batches),
+        cmocka_unit_test(padding_of_calls),
         cmocka_unit_test(evaluation),
         cmocka_unit_test(evaluation_before_each_step),
         cmocka_unit_test(other_micro_batches_unequal),

@@ -40,7 +40,7 @@ static struct zr_core *core_in_backward(void)
                                           {ZR_EV_BEGIN, 1, ZERO_BACKWARD}};
     assert_true(zr_core_max_actions(&spec) <= 100);
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
-        assert_int_equal(zr_core_step(c, &calls[i], out, &n), 0);
+        assert_int_equal(zr_core_take(c, &calls[i], out, &n), 0);
     return c;
 }
 
@@ -49,7 +49,7 @@ static void refused(void *arg)
 {
     struct zr_action out[100];
     int32_t n;
-    zr_core_step(arg, &(struct zr_core_event){.kind = ZR_EV_RELEASE_ALL}, out, &n);
+    zr_core_take(arg, &(struct zr_core_event){.kind = ZR_EV_RELEASE_ALL}, out, &n);
 }
 
 /* Breaks the state of a core *c by a statement; the next call must end the process. */

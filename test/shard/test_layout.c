@@ -9,11 +9,11 @@ static void check_pieces(const struct zr_layout *l)
 {
     for (int32_t t = 0; t < l->n_tensors; t++) {
         const struct zr_tensor *x = &l->tensors[t];
-        for (int32_t s = 0; s < x->n_slices; s++) {
-            int32_t at = l->piece_of[l->slice_base[t] + s];
-            CHECK(at >= 0 && at < l->n_pieces, "tensor %d slice %d", t, s);
+        for (int32_t s = 0; s < x->n_layers; s++) {
+            int32_t at = l->piece_of[l->layer_base[t] + s];
+            CHECK(at >= 0 && at < l->n_pieces, "tensor %d layer %d", t, s);
             const struct zr_piece *p = &l->pieces[at];
-            CHECK(p->tensor == t && p->slice == s && p->n == x->n_elems / x->n_slices, "tensor %d slice %d",
+            CHECK(p->tensor == t && p->layer == s && p->n == x->n_elems / x->n_layers, "tensor %d layer %d",
                   t, s);
             const struct zr_flat *f = zr_piece_flat(l, at);
             CHECK(at >= f->first_piece && at < f->first_piece + f->n_pieces, "piece %d", at);
@@ -25,7 +25,7 @@ static void check_pieces(const struct zr_layout *l)
             CHECK(p->first * zr_dtype_bytes(f->dtype) % ZR_PIECE_ALIGN == 0, "piece %d", at);
         }
     }
-    CHECK(l->n_pieces == l->slice_base[l->n_tensors], "every slice is one piece");
+    CHECK(l->n_pieces == l->layer_base[l->n_tensors], "every layer is one piece");
 }
 
 static int64_t granule_of(const struct zr_layout *l, const struct zr_piece *p)
@@ -124,7 +124,7 @@ static void check_flat(const struct zr_layout *l, const struct zr_flat *f)
     }
     CHECK(end <= n, "pieces end at %lld of %lld", (long long)end, (long long)n);
     if (f->in_place)
-        CHECK(f->n_pieces == 1 && end == n, "a flat in place is its one slice");
+        CHECK(f->n_pieces == 1 && end == n, "a flat in place is its one layer");
     if (f->fine.at)
         check_places(l, f, end);
     else
@@ -177,7 +177,7 @@ static void check_unit(const struct zr_layout *l, const struct zr_unit *u)
     CHECK(elems == u->elems && trainable == u->trainable, "%lld", (long long)u->elems);
 }
 
-/* The slices of a stacked tensor form one buffer with the model's own stride. The buffers lie side by
+/* The layers of a stacked tensor form one buffer with the model's own stride. The buffers lie side by
  * side. */
 static void check_in_place(const struct zr_layout *l)
 {
@@ -186,13 +186,13 @@ static void check_in_place(const struct zr_layout *l)
         const struct zr_tensor *x = &l->tensors[t];
         if (!l->in_place || !x->stacked)
             continue;
-        int64_t bytes = x->n_elems * zr_dtype_bytes(x->dtype), stride = bytes / x->n_slices;
-        const struct zr_flat *first = zr_piece_flat(l, l->piece_of[l->slice_base[t]]);
-        for (int32_t s = 0; s < x->n_slices; s++) {
-            const struct zr_flat *f = zr_piece_flat(l, l->piece_of[l->slice_base[t] + s]);
+        int64_t bytes = x->n_elems * zr_dtype_bytes(x->dtype), stride = bytes / x->n_layers;
+        const struct zr_flat *first = zr_piece_flat(l, l->piece_of[l->layer_base[t]]);
+        for (int32_t s = 0; s < x->n_layers; s++) {
+            const struct zr_flat *f = zr_piece_flat(l, l->piece_of[l->layer_base[t] + s]);
             CHECK(f->param_at == first->param_at + s * stride && f->fine.total == stride,
-                  "tensor %d slice %d", t, s);
-            CHECK(!x->grad || f->grad_at == first->grad_at + s * stride, "tensor %d slice %d", t, s);
+                  "tensor %d layer %d", t, s);
+            CHECK(!x->grad || f->grad_at == first->grad_at + s * stride, "tensor %d layer %d", t, s);
         }
         CHECK(first->param_at >= param && first->param_at % ZR_PIECE_ALIGN == 0, "tensor %d", t);
         param = first->param_at + bytes;
@@ -232,14 +232,14 @@ static void check_layout(const struct zr_layout *l)
     CHECK(n_params == l->n_params, "%lld parameters", (long long)l->n_params);
 }
 
-/* Gives some tensors of a model a granule, up to a whole slice. */
+/* Gives some tensors of a model a granule, up to a whole layer. */
 static void random_granules(struct random_source *r, struct zr_tensor *t, int32_t n)
 {
     static const int64_t some[] = {1, 2, 16, 32, 33, 48, 64, 100, 128, 300};
     for (int32_t i = 0; i < n; i++) {
-        int64_t slice = t[i].n_elems / t[i].n_slices;
+        int64_t layer = t[i].n_elems / t[i].n_layers;
         if (chance(r, 50))
-            t[i].granule = zr_min(slice, chance(r, 20) ? 1 + random_below(r, slice)
+            t[i].granule = zr_min(layer, chance(r, 20) ? 1 + random_below(r, layer)
                                                        : some[random_below(r, sizeof some / sizeof *some)]);
     }
 }
@@ -395,7 +395,7 @@ static void hash_covers_what_must_agree(void **state)
     DIFFERS(t.dtype = ZERO_BF16);
     DIFFERS(t.n_elems = 101);
     DIFFERS(t.stacked = true);
-    DIFFERS((t.stacked = true, t.n_slices = 2));
+    DIFFERS((t.stacked = true, t.n_layers = 2));
     DIFFERS(t.no_decay = true);
     DIFFERS(t.group = 1);
     DIFFERS(t.n_states = 1);
@@ -424,14 +424,14 @@ static void hash_covers_the_order(void **state)
     assert_int_not_equal(h[0], h[1]);
 }
 
-static void refuse_gap(const int32_t *unit, const int64_t *n_slices, int32_t n, const char *message)
+static void refuse_gap(const int32_t *unit, const int64_t *n_layers, int32_t n, const char *message)
 {
     struct zr_tensor *t = calloc((size_t)n, sizeof *t);
     struct zr_layout *l = NULL;
     for (int32_t i = 0; i < n; i++) {
         t[i] = make_tensor("t", 10, unit[i]);
-        if (n_slices[i] > 1)
-            stack_tensor(&t[i], n_slices[i]);
+        if (n_layers[i] > 1)
+            stack_tensor(&t[i], n_layers[i]);
     }
     assert_int_equal(zr_layout_make(t, n, 2, 1, false, false, &l), ZERO_ERR_ARG);
     assert_null(l);

@@ -9,13 +9,13 @@
 
 /* ---- plans to test ---- */
 
-enum { MOST_UNITS = 12, MOST_CALLS = 8 * MOST_UNITS + 16 };
+enum { MAX_UNITS = 12, MAX_CALLS = 8 * MAX_UNITS + 16 };
 
 struct planned {
     struct zr_layout *layout;
     struct zr_plan *plan;
     struct zr_options opt;
-    struct zero_call order[MOST_CALLS];
+    struct zero_call order[MAX_CALLS];
 };
 
 /* Bytes that a communicator keeps at the end of each arena. */
@@ -70,7 +70,7 @@ static int64_t largest_unit(const struct zr_layout *l)
 {
     int64_t n = 0;
     for (int32_t u = 0; u < l->n_units; u++)
-        n = zr_max(n, l->units[u].resident ? 0 : l->units[u].param_bytes);
+        n = zr_max(n, l->units[u].asked_resident ? 0 : l->units[u].param_bytes);
     return n;
 }
 
@@ -79,7 +79,7 @@ static int64_t rest_of_units(const struct zr_layout *l)
 {
     int64_t n = 0;
     for (int32_t u = 0; u < l->n_units; u++)
-        n += l->units[u].resident ? 0 : l->units[u].param_bytes - l->units[u].shard_bytes;
+        n += l->units[u].asked_resident ? 0 : l->units[u].param_bytes - l->units[u].shard_bytes;
     return n;
 }
 
@@ -113,7 +113,7 @@ static bool all_have_backward(const struct planned *p)
 
 static bool leaves_out(const struct planned *p)
 {
-    bool used[MOST_UNITS] = {false}, all = true;
+    bool used[MAX_UNITS] = {false}, all = true;
     for (int i = 0; i < p->opt.n_order; i++)
         used[p->order[i].unit] = true;
     for (int32_t u = 0; u < p->layout->n_units; u++)
@@ -125,7 +125,7 @@ static void random_planned(struct random_source *r, struct planned *p, int stage
 {
     int32_t n;
     p->opt = default_options(stage);
-    struct zr_tensor *t = random_tensors(r, MOST_UNITS, &n);
+    struct zr_tensor *t = random_tensors(r, MAX_UNITS, &n);
     int world = chance(r, 20) ? 1 : 1 + (int)random_below(r, 16);
     if (stage == 3 && chance(r, 50)) {
         p->opt.hybrid = chance(r, 50) ? ZR_HSDP : ZR_HFSDP;
@@ -194,18 +194,18 @@ static void check_gather_arena(const struct zr_plan *p)
         if (p->resident[f->unit]) {
             put(&x, zr_plan_param_full(p, f, -1), f->fine.total);
             for (int r = 0; r < l->world; r++)
-                CHECK(zr_plan_param_own(p, f, zr_where_of(&p->place, r)) ==
+                CHECK(zr_plan_param_own(p, f, zr_where_of(&p->placement, r)) ==
                           zr_plan_param_full(p, f, -1) + zr_cut_at(&f->inner, r % l->inner),
                       "rank %d", r);
         } else {
             for (int r = 0; r < l->world; r++) /* every rank computes one and the same place */
-                CHECK(zr_plan_param_own(p, f, zr_where_of(&p->place, r)) ==
-                          zr_plan_param_own(p, f, zr_where_of(&p->place, 0)),
+                CHECK(zr_plan_param_own(p, f, zr_where_of(&p->placement, r)) ==
+                          zr_plan_param_own(p, f, zr_where_of(&p->placement, 0)),
                       "rank %d", r);
-            put(&x, zr_plan_param_own(p, f, zr_where_of(&p->place, 0)),
+            put(&x, zr_plan_param_own(p, f, zr_where_of(&p->placement, 0)),
                 f->inner_elems * zr_dtype_bytes(f->dtype));
         }
-        CHECK(f->in_place || zr_plan_param_own(p, f, zr_where_of(&p->place, 0)) % ZR_PIECE_ALIGN == 0,
+        CHECK(f->in_place || zr_plan_param_own(p, f, zr_where_of(&p->placement, 0)) % ZR_PIECE_ALIGN == 0,
               "flat %d", i);
     }
     for (int32_t s = 0; s < p->n_param_slots; s++) {
@@ -246,7 +246,7 @@ static int64_t most_inner_sums(const struct zr_layout *l)
 /* Elements of a rank's inner slice before its fine slice. */
 static int64_t before_in_group(const struct zr_plan *p, const struct zr_flat *f, int32_t r)
 {
-    struct zr_where at = zr_where_of(&p->place, r);
+    struct zr_where at = zr_where_of(&p->placement, r);
     return zr_flat_span(f, at, ZR_LEVEL_FINE).first - zr_flat_span(f, at, ZR_LEVEL_INNER).first;
 }
 
@@ -263,19 +263,19 @@ static void check_reduce_arena(const struct zr_plan *p)
         if (zr_plan_grad_home(p, f->unit))
             put(&x, zr_plan_grad_full(p, f, -1), f->fine.total);
         for (int r = 0, end = 0; p->sum_in_place[f->unit] && r < l->world; r++) {
-            int64_t first = zr_flat_span(f, zr_where_of(&p->place, r), ZR_LEVEL_FINE).first,
+            int64_t first = zr_flat_span(f, zr_where_of(&p->placement, r), ZR_LEVEL_FINE).first,
                     size = zr_dtype_bytes(f->dtype);
-            int64_t from = zr_plan_sum(p, f, zr_where_of(&p->place, r), 0) - zr_plan_grad_full(p, f, -1);
+            int64_t from = zr_plan_sum(p, f, zr_where_of(&p->placement, r), 0) - zr_plan_grad_full(p, f, -1);
             CHECK(size == (int64_t)sizeof(float) && from == first * size && from >= end,
                   "flat %d, rank %d: its sum is at %lld of its gradient", i, r, (long long)from);
         }
         for (int k = 0; !p->sum_in_place[f->unit] && k < p->n_sums; k++) {
-            put(&x, zr_plan_sum(p, f, zr_where_of(&p->place, 0), k),
+            put(&x, zr_plan_sum(p, f, zr_where_of(&p->placement, 0), k),
                 (sums_in_group(p) ? f->inner_elems : f->fine_elems) * (int64_t)sizeof(float));
-            CHECK(zr_plan_sum(p, f, zr_where_of(&p->place, 0), k) % 128 == 0, "flat %d", i);
+            CHECK(zr_plan_sum(p, f, zr_where_of(&p->placement, 0), k) % 128 == 0, "flat %d", i);
             for (int r = 0; r < l->world; r++)
-                CHECK(zr_plan_sum(p, f, zr_where_of(&p->place, r), k) ==
-                          zr_plan_sum(p, f, zr_where_of(&p->place, 0), k) +
+                CHECK(zr_plan_sum(p, f, zr_where_of(&p->placement, r), k) ==
+                          zr_plan_sum(p, f, zr_where_of(&p->placement, 0), k) +
                               (sums_in_group(p) ? before_in_group(p, f, r) * 4 : 0),
                       "flat %d", i);
         }
@@ -290,10 +290,10 @@ static void check_reduce_arena(const struct zr_plan *p)
     CHECK(p->exchange_at % 64 == 0 && p->control_at % 64 == 0 && p->values_at % 64 == 0, "alignment");
     put(&x, p->norm_at, sizeof(struct zr_own_squares));
     put(&x, p->control_at, ZR_CONTROL_BYTES);
-    put(&x, p->partial_slots_at, p->n_partial_slots * p->partial_slot_bytes);
-    CHECK(p->n_partial_slots == (p->outer_each ? 2 : 0), "%d", p->n_partial_slots);
-    CHECK(p->partial_slot_bytes == (p->outer_each ? most_inner_sums(l) : 0), "%lld",
-          (long long)p->partial_slot_bytes);
+    put(&x, p->group_slots_at, p->n_group_slots * p->group_slot_bytes);
+    CHECK(p->n_group_slots == (p->outer_each ? 2 : 0), "%d", p->n_group_slots);
+    CHECK(p->group_slot_bytes == (p->outer_each ? most_inner_sums(l) : 0), "%lld",
+          (long long)p->group_slot_bytes);
     /* What all ranks exchange lies here or, with groups, in a separate arena. */
     if (p->control_bytes) {
         struct intervals control = {.n = 0};
@@ -310,15 +310,15 @@ static void check_reduce_arena(const struct zr_plan *p)
     CHECK(p->values_bytes >= 4 && p->values_bytes <= ZR_VALUE_BYTES, "%lld", (long long)p->values_bytes);
     put(&x, p->full_grad_at, p->hop[ZR_INNER].sums_whole ? widest : p->full_grad_bytes);
     check_intervals(&x, p->reduce_bytes - REDUCE_SCRATCH);
-    /* Units take turns in a partial slot. The flats of a unit lie side by side in it. */
+    /* Units take turns in a group slot. The flats of a unit lie side by side in it. */
     for (int32_t u = 0; u < l->n_units && p->outer_each; u++) {
         for (int32_t i = 0; i < l->units[u].n_flats; i++) {
             const struct zr_flat *f = &l->flats[l->units[u].first_flat + i];
             if (f->trainable)
-                put(&x, zr_plan_inner_sum(p, f, zr_where_of(&p->place, 0), 0) - p->partial_slots_at,
+                put(&x, zr_plan_inner_sum(p, f, zr_where_of(&p->placement, 0), 0) - p->group_slots_at,
                     f->inner_elems * 4);
         }
-        check_intervals(&x, p->partial_slot_bytes);
+        check_intervals(&x, p->group_slot_bytes);
     }
 }
 
@@ -414,7 +414,7 @@ static void check_bytes(const struct zr_plan *p, const struct zr_options *o)
     CHECK(p->bytes[ZR_MEM_GRAD_SHARDS] == sums * 4, "%lld", (long long)p->bytes[ZR_MEM_GRAD_SHARDS]);
     CHECK(p->bytes[ZR_MEM_GRAD_SUMS] ==
               (p->n_sums - 1) * sums * 4 +
-                  zr_round_up(p->n_partial_slots * p->partial_slot_bytes, ZR_PIECE_ALIGN),
+                  zr_round_up(p->n_group_slots * p->group_slot_bytes, ZR_PIECE_ALIGN),
           "%lld", (long long)p->bytes[ZR_MEM_GRAD_SUMS]);
     int64_t widest = 0;
     for (int32_t u = 0; u < l->n_units; u++) {
@@ -437,12 +437,12 @@ static void check_bytes(const struct zr_plan *p, const struct zr_options *o)
     slots = 0;
     for (int32_t s = 0; s < p->n_grad_slots; s++)
         slots += p->grad_slots[s].bytes;
-    CHECK(p->place.model_holds || p->bytes[ZR_MEM_GRAD_SLOTS] == slots + homes, "%lld", (long long)slots);
+    CHECK(p->placement.model_holds || p->bytes[ZR_MEM_GRAD_SLOTS] == slots + homes, "%lld", (long long)slots);
     CHECK(p->n_param_slots == 0 || (stage == 3 && l->world > 1), "slots where nothing is sharded");
     bool all_home = true;
     for (int32_t u = 0; u < l->n_units; u++) {
         all_home &= !l->units[u].trainable || zr_plan_grad_home(p, u);
-        CHECK(zr_plan_grad_home(p, u) || !l->units[u].resident || !l->units[u].trainable, "unit %d", u);
+        CHECK(zr_plan_grad_home(p, u) || !l->units[u].asked_resident || !l->units[u].trainable, "unit %d", u);
     }
     CHECK((p->n_grad_slots == 0) == all_home, "%d gradient slots", p->n_grad_slots);
 }
@@ -567,13 +567,13 @@ static int64_t open_at_once(const struct planned *p, int64_t *n_units)
     const struct zr_core_spec *s = &p->plan->spec;
     int64_t most = 0;
     *n_units = 0;
-    int open[MOST_UNITS] = {0};
+    int open[MAX_UNITS] = {0};
     for (int32_t i = 0; i < s->n_order; i++) {
         int64_t bytes = 0, n = 0;
         if (zr_phase_has_params(s->order[i].phase))
             open[s->order[i].unit] += s->order[i].is_end ? -1 : 1;
         for (int32_t u = 0; u < s->n_units; u++) {
-            if (!open[u] || p->layout->units[u].resident)
+            if (!open[u] || p->layout->units[u].asked_resident)
                 continue;
             bytes += p->layout->units[u].param_bytes;
             n++;
@@ -595,7 +595,7 @@ static void any_budget(void **state)
         int64_t largest = largest_unit(p.layout), rest = rest_of_units(p.layout), n_open, wire = INT64_MAX;
         int64_t needed = open_at_once(&p, &n_open), resident_wire = 0;
         if (p.layout->world == 1 || rest == 0 ||
-            p.plan->place.param[ZR_INNER] == ZR_WHOLE) { /* nothing is sharded */
+            p.plan->placement.param[ZR_INNER] == ZR_WHOLE) { /* nothing is sharded */
             release(&p);
             continue;
         }
@@ -674,7 +674,7 @@ static bool is_use(const struct zero_call *c, int32_t unit)
  * last (Belady), found by looking ahead from each begin. Nothing is left from the step before. */
 static int64_t fewest_gathers(const struct zr_core_spec *s, int32_t n_slots)
 {
-    int32_t in[MOST_UNITS] = {0}, pins[MOST_UNITS] = {0}, n_in = 0;
+    int32_t in[MAX_UNITS] = {0}, pins[MAX_UNITS] = {0}, n_in = 0;
     int64_t gathers = 0, n = (int64_t)s->n_order * s->grad_accum_steps;
     for (int64_t i = 0; i < n; i++) {
         const struct zero_call *c = &s->order[i % s->n_order];
@@ -713,7 +713,7 @@ static void gathers_are_the_fewest(void **state)
     FOR_CASES(r, 500)
     {
         struct planned p = {.opt = default_options(3)};
-        int32_t n_units = 1 + (int32_t)random_below(&r, MOST_UNITS);
+        int32_t n_units = 1 + (int32_t)random_below(&r, MAX_UNITS);
         p.opt.prefetch = (int)random_below(&r, 4);
         p.opt.grad_accum_steps = 1 + (int)random_below(&r, 3);
         plan_layers(&p, n_units, 1000, 2);
@@ -799,22 +799,22 @@ static void traffic_by_tensor(void **state)
             p.opt.wire_dtype = (enum zero_dtype)wire;
             lay_out(&p, t, 3, 2);
             /* The flag makes it resident at stage 3, so that the three stages are equal here. */
-            p.layout->units[0].resident = true;
+            p.layout->units[0].asked_resident = true;
             assert_int_equal(plan_again(&p), 0);
             int64_t gather = (4 * N + 2 * 4 * N) / 2,
                     reduce = ((wire == ZERO_BF16 ? 2 : 4) * N + 2 * 4 * N) / 2;
             assert_int_equal(p.plan->traffic.wire_bytes, gather + reduce + agreement);
-            p.layout->units[0].resident = false;
+            p.layout->units[0].asked_resident = false;
             p.opt.order = p.order;
             p.opt.n_order = 4;
             for (int i = 0; i < 4; i++)
                 p.order[i] =
                     (struct zero_call){.phase = i > 1 ? ZERO_BACKWARD : ZERO_FORWARD, .is_end = i & 1};
             assert_int_equal(plan_again(&p), 0);
-            assert_int_equal(zr_plan_gather_wire(p.plan, 0, zr_where_of(&p.plan->place, 0)),
+            assert_int_equal(zr_plan_gather_wire(p.plan, 0, zr_where_of(&p.plan->placement, 0)),
                              gather + (p.plan->resident[0] ? 0 : 4 * 2 * N / 2));
             assert_int_equal(
-                zr_plan_reduce_wire(p.plan, 0, zr_where_of(&p.plan->place, 1), (enum zero_dtype)wire),
+                zr_plan_reduce_wire(p.plan, 0, zr_where_of(&p.plan->placement, 1), (enum zero_dtype)wire),
                 reduce);
             release(&p);
         }

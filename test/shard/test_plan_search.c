@@ -5,22 +5,22 @@
 #include "shard/plan_slots.h"
 #include "test/shard/core_watch.h"
 
-enum { MOST_UNITS = 12, MOST_CALLS = 8 * MOST_UNITS + 16 };
+enum { MAX_UNITS = 12, MAX_CALLS = 8 * MAX_UNITS + 16 };
 
 /* ---- calls of the core are counted ---- */
 
 static int64_t n_steps;
 
-int __real_zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out,
+int __real_zr_core_take(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out,
                         int32_t *n_out);
-int __wrap_zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out,
+int __wrap_zr_core_take(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out,
                         int32_t *n_out);
 
-int __wrap_zr_core_step(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out,
+int __wrap_zr_core_take(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out,
                         int32_t *n_out)
 {
     n_steps++;
-    return __real_zr_core_step(c, ev, out, n_out);
+    return __real_zr_core_take(c, ev, out, n_out);
 }
 
 /* ---- the slow search ---- */
@@ -58,7 +58,7 @@ static bool note_places(const struct zr_core *core, int32_t n_units, int32_t *pl
 static int rehearse_fully(const struct zr_core_spec *spec, int64_t *gathers, int64_t *reduces)
 {
     enum {
-        MOST_STEPS = 8
+        MAX_STEPS = 8
     }; /* copies of frozen units outlive a step: they settle after some steps, or alternate for ever */
     void *mem = malloc(zr_core_bytes(spec));
     struct zr_action *actions = malloc((size_t)zr_core_max_actions(spec) * sizeof *actions);
@@ -87,7 +87,7 @@ static int rehearse_fully(const struct zr_core_spec *spec, int64_t *gathers, int
                 ev = (struct zr_core_event){c->is_end ? ZR_EV_END : ZR_EV_BEGIN, c->unit, c->phase};
             }
             int32_t n;
-            err = zr_core_step(core, &ev, actions, &n);
+            err = zr_core_take(core, &ev, actions, &n);
             /* An order without backward passes has no step. Its calls are made again, as in an evaluation. */
             if (err == ZERO_ERR_ORDER && ev.kind == ZR_EV_STEP)
                 err = 0;
@@ -95,7 +95,7 @@ static int rehearse_fully(const struct zr_core_spec *spec, int64_t *gathers, int
                 goto out;
             /* Gathers at the end of a step belong to the next step. */
             if (i == n_calls) {
-                steady = (s > 0 && same) || s == MOST_STEPS - 1;
+                steady = (s > 0 && same) || s == MAX_STEPS - 1;
                 same = note_places(core, spec->n_units, places);
                 if (!steady)
                     memset(gathers, 0, (size_t)spec->n_units * sizeof *gathers);
@@ -332,7 +332,7 @@ static int64_t reference_cost(const struct zr_plan *plan, const struct zr_option
     assert_true(units && wide && narrow);
     memcpy(units, plan->spec.units, (size_t)l->n_units * sizeof *units);
     for (int32_t u = 0; u < l->n_units; u++)
-        units[u].resident = l->units[u].resident;
+        units[u].resident = l->units[u].asked_resident;
     r.spec.units = units;
     int err = spend_budget(&r, opt, &w, wide + 2 * n, narrow, narrow + n, wide + 3 * n);
     assert_true(err == 0 || err == ZERO_ERR_BUDGET);
@@ -363,7 +363,7 @@ struct planned {
     struct zr_layout *layout;
     struct zr_plan *plan;
     struct zr_options opt;
-    struct zero_call order[MOST_CALLS];
+    struct zero_call order[MAX_CALLS];
 };
 
 static void lay_out(struct planned *p, struct zr_tensor *t, int32_t n, int world)
@@ -392,7 +392,7 @@ static void random_planned(struct random_source *r, struct planned *p, int stage
 {
     int32_t n;
     p->opt = options(stage);
-    struct zr_tensor *t = random_tensors(r, MOST_UNITS, &n);
+    struct zr_tensor *t = random_tensors(r, MAX_UNITS, &n);
     lay_out(p, t, n, 2 + (int)random_below(r, 7));
     p->opt.grad_accum_steps = chance(r, 30) ? 1 : 1 + (int)random_below(r, 30);
     p->opt.prefetch = chance(r, 10) ? 100 : (int)random_below(r, 5);
@@ -417,7 +417,7 @@ static int64_t sharded_bytes(const struct zr_layout *l)
 {
     int64_t n = 0;
     for (int32_t u = 0; u < l->n_units; u++)
-        n += l->units[u].resident ? 0 : l->units[u].param_bytes;
+        n += l->units[u].asked_resident ? 0 : l->units[u].param_bytes;
     return n;
 }
 

@@ -139,7 +139,7 @@ static void outer_hides_behind_backward(void **state)
     assert_true(outer == BACKWARD_NS && updated == FORWARD_NS);
     assert_int_equal(shown_ns(ZR_HFSDP, 1, near, far),
                      updated + in_group + in_group + outer + agreement_ns(far));
-    /* Through partial slots, in each micro-batch. */
+    /* Through group slots, in each micro-batch. */
     assert_int_equal(shown_ns(ZR_HFSDP, 2, near, far),
                      updated + in_group + in_group + outer + agreement_ns(far));
 }

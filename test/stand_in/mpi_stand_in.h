@@ -72,6 +72,8 @@ void mpi_stand_in_die(int rank);
 struct mpi_stand_in_counts {
     /* begun, over all ranks */
     int64_t n_messages, n_collectives;
+    /* bytes of the longest message */
+    int64_t most_bytes;
     int64_t n_init, n_finalize;
     /* over all ranks: communicators, pending requests, and hanging calls */
     int64_t n_comms, n_pending, n_hung;

@@ -153,6 +153,7 @@ int msi_send(struct zr_mpi_world *w, int32_t comm, const void *at, int64_t bytes
     }
     compare_sizes(w, m);
     msi.counts.n_messages++;
+    msi.counts.most_bytes = bytes > msi.counts.most_bytes ? bytes : msi.counts.most_bytes;
     return msi_leave(w, 0);
 }
 

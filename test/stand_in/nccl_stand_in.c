@@ -328,8 +328,8 @@ static ncclResult_t join_team(const char *id, int n_ranks, int rank, const ncclC
 #endif
     const char *order = getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
     c->in_order = order && strcmp(order, "1") == 0;
-    bool fewer = config->maxCTAs != NCCL_CONFIG_UNDEF_INT && config->maxCTAs < NSI_MOST_CTAS;
-    c->n_ctas = fewer ? config->maxCTAs : NSI_MOST_CTAS;
+    bool fewer = config->maxCTAs != NCCL_CONFIG_UNDEF_INT && config->maxCTAs < NSI_MAX_CTAS;
+    c->n_ctas = fewer ? config->maxCTAs : NSI_MAX_CTAS;
     nsi.counts.n_one_cta += config->maxCTAs == 1;
     nsi.counts.n_ordered +=
         nsi.machine.version >= 23200 && config->version >= 23200 && config->launchOrderImplicit == 1;

@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-enum { NSI_RANKS = 16, NSI_POLLS = 3, NSI_MOST_CTAS = 32 };
+enum { NSI_RANKS = 16, NSI_POLLS = 3, NSI_MAX_CTAS = 32 };
 
 enum nsi_kind {
     NSI_ALL_GATHER = 1,
@@ -184,12 +184,15 @@ struct nsi_state {
     int n_inside;
     /* batches that were put on streams and not dropped; they refer to their communicator */
     int n_batches;
-    int n_inside_device[STAND_IN_MOST_DEVICES];
+    int n_inside_device[STAND_IN_MAX_DEVICES];
     /* batches that have not ended; CTAs that each device has given to some; batches numbered so far */
     struct nsi_call *batches;
-    int n_ctas[STAND_IN_MOST_DEVICES];
+    int n_ctas[STAND_IN_MAX_DEVICES];
     uint64_t n_ordered;
     bool ending, hung;
+    /* nsi_shared->moved and n_ordered when look_for_hang was called last */
+    uint32_t looked_at_move;
+    uint64_t looked_at_order;
     char fail_call[48];
     int fail_device, fail_k;
     ncclResult_t fail_res;

@@ -249,6 +249,9 @@ static void forget_batch(const struct nsi_call *calls)
 
 /* --- room on the GPU, and operations that wait for ever --- */
 
+/* Waits without any change after which operations are looked at. */
+enum { STILL_WAITS = 10 };
+
 static bool may_start(const struct nsi_call *calls)
 {
     int device = calls->comm->device;
@@ -374,19 +377,25 @@ static void look_for_hang(void)
     nsi.hung = true;
 }
 
-/* Waits until something has changed. If nothing does for a while, looks whether anything can. */
-static void wait_or_look(void)
+/* Waits until something has changed. If nothing does for a while, looks whether anything can. One look is
+ * enough until an operation is issued, starts or ends. */
+static void wait_or_look(int *n_still)
 {
     uint32_t seen = atomic_load(&nsi_shared->moved);
     nsi_wait();
-    if (atomic_load(&nsi_shared->moved) == seen)
-        look_for_hang();
+    *n_still = atomic_load(&nsi_shared->moved) == seen ? *n_still + 1 : 0;
+    if (*n_still < STILL_WAITS || (nsi.looked_at_move == seen && nsi.looked_at_order == nsi.n_ordered))
+        return;
+    nsi.looked_at_move = seen;
+    nsi.looked_at_order = nsi.n_ordered;
+    look_for_hang();
 }
 
 static void run_batch(void *arg)
 {
     struct nsi_call *calls = arg;
     struct ncclComm *comm = calls->comm;
+    int n_still = 0;
     if (nsi.machine.slow_us)
         usleep((useconds_t)nsi.machine.slow_us);
     nsi_lock();
@@ -394,7 +403,7 @@ static void run_batch(void *arg)
     comm->n_queued--;
     comm->n_running++;
     while (!is_over(comm) && !may_start(calls))
-        wait_or_look();
+        wait_or_look(&n_still);
     calls->now = calls;
     calls->holds_ctas = !is_over(comm);
     nsi.n_ctas[comm->device] += calls->holds_ctas ? calls->n_ctas : 0;
@@ -408,7 +417,7 @@ static void run_batch(void *arg)
             /* The network tells its proxy thread; the kernel goes on waiting. */
             if (nsi_network_is_broken(comm->team, comm->rank))
                 comm->async = ncclRemoteError;
-            wait_or_look();
+            wait_or_look(&n_still);
         }
         if (is_over(comm))
             break;

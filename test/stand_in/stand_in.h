@@ -57,7 +57,7 @@ struct stand_in_machine {
     int64_t device_bytes;
 };
 
-enum { STAND_IN_MOST_DEVICES = 16 };
+enum { STAND_IN_MAX_DEVICES = 16 };
 
 /* The machine's properties, which may be changed while no stream or memory exists. */
 struct stand_in_machine *stand_in_the_machine(void);

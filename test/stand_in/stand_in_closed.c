@@ -69,15 +69,15 @@ void si_touch_end(void)
 /* Pages that are not used cost nothing. The first mapping is asked for at a place whose addresses hardly
  * look like two small numbers side by side; the kernel may choose another one. */
 #define PART_BYTES ((size_t)256 << 30)
-#define ALL_BYTES  (PART_BYTES * STAND_IN_MOST_DEVICES)
+#define ALL_BYTES  (PART_BYTES * STAND_IN_MAX_DEVICES)
 #define WANTED     ((void *)(uintptr_t)0x5b3d40000000)
 enum { PAGE = 4096 };
 
 static struct {
     char *shown, *reached;
     /* of each device's part: bytes given out, and threads that may access it */
-    size_t used[STAND_IN_MOST_DEVICES];
-    int n_touching[STAND_IN_MOST_DEVICES];
+    size_t used[STAND_IN_MAX_DEVICES];
+    int n_touching[STAND_IN_MAX_DEVICES];
     /* allocations that are not released */
     int n_live;
     struct sigaction before;
@@ -232,7 +232,7 @@ static void protect(int device, int access)
 void si_closed_end(void)
 {
     struct sigaction now;
-    for (int d = 0; d < STAND_IN_MOST_DEVICES; d++) {
+    for (int d = 0; d < STAND_IN_MAX_DEVICES; d++) {
         if (closed.n_touching[d])
             protect(d, PROT_NONE);
         closed.n_touching[d] = 0;

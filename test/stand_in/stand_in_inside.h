@@ -91,7 +91,7 @@ struct CUevent_st {
     struct CUevent_st *next;
 };
 
-enum { SI_MOST_QUEUES = 32 };
+enum { SI_MAX_QUEUES = 32 };
 
 struct si_device {
     int64_t used_bytes;
@@ -103,7 +103,7 @@ struct si_device {
     /* only one host function runs at a time, on any stream */
     bool host_function_runs;
     /* the last operation put into each hardware queue, referenced; NULL: none */
-    struct si_op *queue_end[SI_MOST_QUEUES];
+    struct si_op *queue_end[SI_MAX_QUEUES];
 };
 
 struct si_state {
@@ -111,7 +111,7 @@ struct si_state {
     /* an operation is done */
     pthread_cond_t moved;
     struct stand_in_machine machine;
-    struct si_device device[STAND_IN_MOST_DEVICES];
+    struct si_device device[STAND_IN_MAX_DEVICES];
     /* all streams ever made, until stand_in_end */
     struct CUstream_st *streams;
     struct CUevent_st *events;

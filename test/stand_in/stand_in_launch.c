@@ -30,7 +30,7 @@ enum { STACK_BYTES = 256 << 10 };
 enum { STACK_BYTES = 64 << 10 };
 #endif
 
-enum { WARP = 32, MOST_THREADS = 1024 };
+enum { WARP = 32, MAX_THREADS = 1024 };
 
 /* As the C++ header declares them. */
 struct index {
@@ -68,8 +68,8 @@ struct thread {
 struct runner {
     struct fiber self; /* the scheduler's own context */
     struct fiber *free;
-    struct thread thread[MOST_THREADS];
-    int order[MOST_THREADS], n, current;
+    struct thread thread[MAX_THREADS];
+    int order[MAX_THREADS], n, current;
     void (*run)(void *closure);
     void *closure;
     uint64_t random;
@@ -418,7 +418,7 @@ cudaError_t stand_in_launch(void (*run)(void *closure), void *closure, size_t by
 {
     cudaError_t err = stand_in_begin("cudaLaunchKernel");
     uint64_t threads = (uint64_t)block.x * block.y * block.z;
-    if (!err && (threads == 0 || threads > MOST_THREADS || block.z > 64 || !grid.x || !grid.y || !grid.z ||
+    if (!err && (threads == 0 || threads > MAX_THREADS || block.z > 64 || !grid.x || !grid.y || !grid.z ||
                  grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535))
         err = cudaErrorInvalidConfiguration;
     if (!err && shared_bytes) {

@@ -17,7 +17,7 @@
 #define ASAN_UNPOISON_MEMORY_REGION(at, bytes) ((void)(at))
 #endif
 
-enum { ALIGN = 256, FREED_MOST_BYTES = 64 << 20, FREED_MOST = 256 };
+enum { ALIGN = 256, FREED_MAX_BYTES = 64 << 20, FREED_MAX = 256 };
 
 struct block {
     struct stand_in_range range;
@@ -143,7 +143,7 @@ static void forget_freed(size_t most_bytes)
     size_t bytes = 0;
     int n = 0;
     struct block **at = &freed;
-    while (*at && bytes + (*at)->range.bytes <= most_bytes && n++ < FREED_MOST) {
+    while (*at && bytes + (*at)->range.bytes <= most_bytes && n++ < FREED_MAX) {
         bytes += (*at)->range.bytes;
         at = &(*at)->next;
     }
@@ -179,7 +179,7 @@ static cudaError_t give_back(const char *call, void *p, enum cudaMemoryType type
     ASAN_POISON_MEMORY_REGION(b->range.at, b->range.bytes);
     b->next = freed;
     freed = b;
-    forget_freed(FREED_MOST_BYTES);
+    forget_freed(FREED_MAX_BYTES);
     si_unlock();
     return cudaSuccess;
 }
@@ -377,6 +377,6 @@ void si_memory_end(void)
             si.device[b->range.device].used_bytes -= b->charged;
         free_block(b);
     }
-    for (int i = 0; i < STAND_IN_MOST_DEVICES; i++)
+    for (int i = 0; i < STAND_IN_MAX_DEVICES; i++)
         si.device[i].used_bytes = 0; /* left behind by a call */
 }

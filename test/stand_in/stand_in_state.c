@@ -56,7 +56,7 @@ __attribute__((constructor)) static void read_environment(void)
                *seed = getenv("SEED"), *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
     if (devices)
         si.machine.n_devices = atoi(devices);
-    if (queues && atoi(queues) >= 1 && atoi(queues) <= SI_MOST_QUEUES)
+    if (queues && atoi(queues) >= 1 && atoi(queues) <= SI_MAX_QUEUES)
         si.n_queues = atoi(queues);
     if (bytes)
         si.machine.device_bytes = strtoll(bytes, NULL, 0);
@@ -120,13 +120,13 @@ __attribute__((destructor)) static void no_silent_misuse(void)
 
 /* --- failures and counts --- */
 
-enum { MOST_CALLS = 96 };
+enum { MAX_CALLS = 96 };
 
 static struct {
     struct {
         const char *name;
         int64_t n;
-    } call[MOST_CALLS];
+    } call[MAX_CALLS];
     int n_names;
     int64_t n;
     char fail_name[64];
@@ -144,7 +144,7 @@ static int64_t *count_of(const char *name)
     for (int i = 0; i < calls.n_names; i++)
         if (strcmp(calls.call[i].name, name) == 0)
             return &calls.call[i].n;
-    if (calls.n_names == MOST_CALLS)
+    if (calls.n_names == MAX_CALLS)
         abort();
     calls.call[calls.n_names].name = name;
     calls.call[calls.n_names].n = 0;
@@ -273,7 +273,7 @@ int stand_in_end(const char **text)
     memset(&calls, 0, sizeof calls);
     si.n_host_waits = 0;
     si.forbid_unrecorded = false;
-    for (int i = 0; i < STAND_IN_MOST_DEVICES; i++) {
+    for (int i = 0; i < STAND_IN_MAX_DEVICES; i++) {
         si.device[i].lost = cudaSuccess;
         si.device[i].has_context = false;
     }

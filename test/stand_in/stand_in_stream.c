@@ -234,7 +234,7 @@ void stand_in_before(const void *work, void (*visit)(void *context, void *arg), 
 /* Returns the hardware queue of the device that the fewest streams have. */
 static int free_queue(int device)
 {
-    int n[SI_MOST_QUEUES] = {0}, best = 0;
+    int n[SI_MAX_QUEUES] = {0}, best = 0;
     for (const struct CUstream_st *s = si.streams; s; s = s->next)
         n[s->queue] += s->alive && s->device == device;
     for (int q = 1; q < si.n_queues; q++)
@@ -614,9 +614,9 @@ void si_streams_end(void)
         pthread_cond_destroy(&s->cond);
         free(s);
     }
-    for (int i = 0; i < STAND_IN_MOST_DEVICES; i++) {
+    for (int i = 0; i < STAND_IN_MAX_DEVICES; i++) {
         si.device[i].legacy = NULL;
-        for (int q = 0; q < SI_MOST_QUEUES; q++) {
+        for (int q = 0; q < SI_MAX_QUEUES; q++) {
             si_let_go(si.device[i].queue_end[q]);
             si.device[i].queue_end[q] = NULL;
         }

@@ -56,22 +56,22 @@ struct copy {
     size_t bytes;
 };
 
-const int MOST_THREADS = 256, MOST_COPIES = 16;
+const int MAX_THREADS = 256, MAX_COPIES = 16;
 
 /* Of each thread of the block. */
 __shared__ struct copies {
-    copy list[MOST_COPIES];
+    copy list[MAX_COPIES];
     int n;
     uint3 block; /* that the thread is of */
-} begun[MOST_THREADS];
+} begun[MAX_THREADS];
 
 copies &copies_of_thread(void)
 {
     unsigned int i = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
-    if (i >= MOST_THREADS)
+    if (i >= MAX_THREADS)
         stand_in_misuse("copies to shared memory by blocks of more than %d threads are not modelled",
-                        MOST_THREADS);
-    return begun[i % MOST_THREADS];
+                        MAX_THREADS);
+    return begun[i % MAX_THREADS];
 }
 
 bool of_another_block(const uint3 &block)
@@ -89,8 +89,8 @@ void begin_copy(void *to, const void *from, size_t bytes, bool there)
         stand_in_misuse("a thread ended that had not waited for what it copies");
         mine.n = 0;
     }
-    if (mine.n == MOST_COPIES) {
-        stand_in_misuse("more than %d copies by a thread that waits for none are not modelled", MOST_COPIES);
+    if (mine.n == MAX_COPIES) {
+        stand_in_misuse("more than %d copies by a thread that waits for none are not modelled", MAX_COPIES);
         return;
     }
     mine.block = {blockIdx.x, blockIdx.y, blockIdx.z};

@@ -141,14 +141,14 @@ int fails(struct program *p)
 
 /* ---- running rows ---- */
 
-enum { MOST_ROWS = 128 };
+enum { MAX_ROWS = 128 };
 
-static const struct misuse *rows[MOST_ROWS];
+static const struct misuse *rows[MAX_ROWS];
 static int n_rows;
 
 void misuse_add(const struct misuse *row)
 {
-    if (n_rows == MOST_ROWS)
+    if (n_rows == MAX_ROWS)
         abort();
     rows[n_rows++] = row;
 }
@@ -200,11 +200,11 @@ static void run_rank(struct toy_rank *r)
 /* Trains the row's configuration correctly and returns the hash of the weights. */
 static uint64_t right_hash(const struct misuse *row, int stage, int world)
 {
-    struct program programs[MOST_WORLD];
+    struct program programs[MAX_WORLD];
     const struct misuse plain = {
         .name = row->name, .configure = row->configure, .run = train, .outcome = TRAINS};
     struct trial t = {&plain, stage, programs};
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     toy_ranks(world, run_rank, &t, r);
     for (int k = 0; k < world; k++)
         if (r[k].err)
@@ -223,9 +223,9 @@ static const char *missing(const struct misuse *row, const char *text)
 /* Runs the row once. If the outcome is not the row's, prints it and returns false. */
 static bool try_row(const struct misuse *row, int stage, int world)
 {
-    struct program programs[MOST_WORLD];
+    struct program programs[MAX_WORLD];
     struct trial t = {row, stage, programs};
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     uint64_t want = row->outcome == TRAINS ? right_hash(row, stage, world) : 0;
     if (row->variable)
         setenv(row->variable, row->value, 1);
@@ -256,7 +256,7 @@ static void test_misuse(void **state)
     int n_tried = 0, n_bad = 0;
     for (int i = 0; i < n_rows; i++)
         for (int stage = 0; stage < TOY_STAGES; stage++)
-            for (int world = 1; world <= MOST_WORLD; world++)
+            for (int world = 1; world <= MAX_WORLD; world++)
                 if (rows[i]->stages >> stage & 1 && rows[i]->worlds >> (world - 1) & 1) {
                     n_tried++;
                     n_bad += !try_row(rows[i], stage, world);

@@ -14,7 +14,7 @@
 #include <pthread.h>
 #include <string.h>
 
-enum { STEPS = 3, MOST_LINES = 8192, MOST_WORLD = TOY_HYBRID_WORLD };
+enum { STEPS = 3, MAX_LINES = 8192, MAX_WORLD = TOY_HYBRID_WORLD };
 
 /* One rank of one row. */
 struct program {
@@ -36,7 +36,7 @@ struct program {
     /* whether this rank is in the last group of 2 */
     bool odd_group;
     pthread_mutex_t lock;
-    char lines[MOST_LINES];
+    char lines[MAX_LINES];
     /* memory for pointers that a row spoils */
     void *spare[TOY_TENSORS];
 };

@@ -24,7 +24,7 @@ const struct mesh pp_meshes[PP_MESHES] = {{1, 1, 1, 0},    {2, 2, 1, 3},    {3, 
                                           {4, 2, 1, 2},    {2, 4, 1, 4},    {2, 2, 2, 3},   {3, 2, 1, 0},
                                           {4, 1, 2, 3},    {1, 4, 1, 5},    {2, 1, 1, 1},   {2, 4, 1, 5},
                                           {2, 2, 1, 2, 2}, {3, 1, 2, 3, 2}, {2, 1, 1, 0, 3}};
-struct bits pp_found[MOST_WORLD][2];
+struct bits pp_found[MAX_WORLD][2];
 bool pp_leaves_out;
 
 static int n_layers = LAYERS;
@@ -212,7 +212,7 @@ int pp_wrap(struct toy_rank *r, struct model **out, struct place *at, zero_ctx *
     cfg.pipeline.activation_bytes = ACTIVATIONS;
     cfg.grad_accum_steps = MICRO / at->n_dp;
     int v = on->v ? on->v : 1, n = 0, units = 0;
-    struct zero_tensor table[MOST_OWN * MOST_TABLE];
+    struct zero_tensor table[MAX_OWN * MAX_TABLE];
     cfg.pipeline.stages_per_rank = v;
     cfg.pipeline.schedule = v > 1 ? ZERO_SCHEDULE_INTERLEAVED : ZERO_SCHEDULE_1F1B;
     for (int k = 0; k < v; k++, out = &(*out)->next) {
@@ -252,7 +252,7 @@ static void run_rank(struct toy_rank *r)
     pp_free(m);
 }
 
-void pp_run_ranks(const struct setup *s, pp_fn *fn, struct toy_rank r[MOST_WORLD])
+void pp_run_ranks(const struct setup *s, pp_fn *fn, struct toy_rank r[MAX_WORLD])
 {
     struct job j = {s, fn};
     toy_ranks(pp_world(s->mesh), run_rank, &j, r);
@@ -260,7 +260,7 @@ void pp_run_ranks(const struct setup *s, pp_fn *fn, struct toy_rank r[MOST_WORLD
 
 void pp_run(const struct setup *s, pp_fn *fn, const char *what)
 {
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     char text[TEXT];
     pp_run_ranks(s, fn, r);
     toy_assert_well(r, pp_world(s->mesh), pp_text(s->mesh, what, text));
@@ -343,7 +343,7 @@ static int look_at_stage(const struct model *m, zero_ctx *z, struct bits *out)
         const struct own *o = &m->own[k];
         const struct shape *s = &pp_shapes[o->tensor];
         for (int v = 0; v < (s->frozen || o->copy ? 1 : 2 + s->n_states); v++) {
-            float x[MOST_ELEMS];
+            float x[MAX_ELEMS];
             bool narrow = v == 0 && s->dtype == ZERO_BF16;
             memset(x, 0x7f, sizeof x);
             OR_RETURN(zero_read(z, m->first_tensor + k, values[v], 0, o->n, x));
@@ -454,7 +454,7 @@ void pp_make_map(const struct model *first, struct map *out, bool head)
 {
     const struct model *m = first;
     bool backward = m->next && m->next->first_tensor < m->first_tensor;
-    const struct model *stages[MOST_OWN];
+    const struct model *stages[MAX_OWN];
     int n = 0;
     for (; m; m = m->next)
         stages[n++] = m;

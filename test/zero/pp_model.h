@@ -11,16 +11,16 @@
 #include "test/zero/pipeline_ranks.h"
 
 enum {
-    MOST_WORLD = 16,
+    MAX_WORLD = 16,
     TENSORS = 10,
     /* the default; pp_set_layers changes it */
     LAYERS = 5,
-    MOST_LAYERS = 12,
+    MAX_LAYERS = 12,
     MICRO = 4,
     STEPS = 2,
-    MOST_ELEMS = 1 << 11,
-    MOST_TABLE = 12,
-    MOST_OWN = 3
+    MAX_ELEMS = 1 << 11,
+    MAX_TABLE = 12,
+    MAX_OWN = 3
 };
 enum { TEXT = 128 };
 enum { EMBEDDING = 0, SEEN = 2, SCALE = 5, NORM = 8, MEAN = 9, ACTIVATIONS = 4 };
@@ -78,10 +78,10 @@ struct model {
     int first, n_layers, pp, stage, dp, tp, part, n;
     /* only the first pipeline stage has the embedding */
     bool untied;
-    struct own own[MOST_TABLE];
-    void *param[MOST_TABLE], *grad[MOST_TABLE];
-    float memory[MOST_TABLE][MOST_ELEMS];
-    struct zero_tensor table[MOST_TABLE];
+    struct own own[MAX_TABLE];
+    void *param[MAX_TABLE], *grad[MAX_TABLE];
+    float memory[MAX_TABLE][MAX_ELEMS];
+    struct zero_tensor table[MAX_TABLE];
     /* the pipeline stage's first unit and tensor in the rank's table */
     int first_unit, first_tensor;
     struct model *next;
@@ -93,7 +93,7 @@ struct bits {
     uint64_t all, tied;
 };
 /* Hashes of each rank, for the test to compare: before a save or after a load, and one step later. */
-extern struct bits pp_found[MOST_WORLD][2];
+extern struct bits pp_found[MAX_WORLD][2];
 
 /* A small number that is exact in bf16. draw: 0 for the initial weight, then one number per gradient. */
 float pp_value(int tensor, int draw, int64_t whole);
@@ -111,14 +111,14 @@ typedef int pp_fn(struct toy_rank *r, struct model *m, zero_ctx *z, const struct
  * zero_wrap must fail with s->code and s->says. what: the run's name in failure messages. */
 void pp_run(const struct setup *s, pp_fn *fn, const char *what);
 /* Does the same as pp_run, but leaves the outcome in r. */
-void pp_run_ranks(const struct setup *s, pp_fn *fn, struct toy_rank r[MOST_WORLD]);
+void pp_run_ranks(const struct setup *s, pp_fn *fn, struct toy_rank r[MAX_WORLD]);
 int pp_step(struct model *first, zero_ctx *z, int step, const struct place *at);
 int pp_look(const struct model *m, zero_ctx *z, struct bits *out);
 
-enum { MOST_MAP = 64 };
+enum { MAX_MAP = 64 };
 struct map {
-    struct zero_weight list[MOST_MAP];
-    char names[MOST_MAP][32];
+    struct zero_weight list[MAX_MAP];
+    char names[MAX_MAP][32];
     int n;
 };
 /* Maps the tensors of a rank's pipeline stages, in the order of its table. Names differ from the table's, and

@@ -18,12 +18,12 @@
 #include <unistd.h>
 
 enum {
-    MOST_UNIDENTIFIED = 128 /* most unidentified connections that rank 0 keeps */,
+    MAX_UNIDENTIFIED = 128 /* most unidentified connections that rank 0 keeps */,
     WORLD = 3,
     ATTACKER = 3,
     SILENT = 1000,
     SPEAKING = 400,
-    MOST_KIB = 64 << 10,
+    MAX_KIB = 64 << 10,
     STAGE = 3
 };
 
@@ -65,7 +65,7 @@ static void train(struct rank *me)
     if (!err)
         err = zero_unwrap(&z);
     RANK_CHECK(me, err == 0, "%s", zero_last_error());
-    RANK_CHECK(me, grown < MOST_KIB, "%ld KiB more", grown);
+    RANK_CHECK(me, grown < MAX_KIB, "%ld KiB more", grown);
     snprintf(me->note, sizeof me->note, "%016llx", (unsigned long long)hash);
     toy_free(&m);
 }
@@ -184,7 +184,7 @@ static void attack(struct rank *me)
     struct spoken_hello captured = hello_of(&me->w, &other, 1, WORLD);
     for (int fd; n < SILENT && (rlim_t)n + 100 < files.rlim_cur && (fd = dial(me->w.port)) >= 0;)
         fds[n++] = fd;
-    RANK_CHECK(me, n > MOST_UNIDENTIFIED, "only %d unidentified connections", n);
+    RANK_CHECK(me, n > MAX_UNIDENTIFIED, "only %d unidentified connections", n);
     for (int i = 0; i < SPEAKING / 10 && !me->wrong[0]; i++)
         speak(me, &s, i, &captured);
     atomic_store(&me->stage, 1);

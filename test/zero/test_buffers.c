@@ -169,7 +169,7 @@ static void close_program(struct program *p, int err)
 /* says: text that every rank's error contains; NULL: any */
 static void run(void (*fn)(struct toy_rank *r), const struct plan *p, int world, int code, const char *says)
 {
-    struct toy_rank r[MOST_TOY_RANKS];
+    struct toy_rank r[MAX_TOY_RANKS];
     toy_ranks(world, fn, (void *)(uintptr_t)p, r);
     for (int i = 0; i < world; i++) {
         if (r[i].wrong[0] || r[i].err != code)

@@ -85,7 +85,7 @@ static void sound_rank(struct toy_rank *r)
 
 static uint64_t run_sound(const struct sound *s, int world)
 {
-    struct toy_rank ranks[MOST_TOY_RANKS];
+    struct toy_rank ranks[MAX_TOY_RANKS];
     toy_ranks(world, sound_rank, (void *)s, ranks);
     for (int i = 0; i < world; i++)
         if (ranks[i].err || ranks[i].wrong[0])
@@ -257,7 +257,7 @@ static void test_faults_of_the_model(void **state)
         for (int stage = 2; stage < 4; stage++)
             for (int world = 1; world < 4; world += 2) {
                 struct faulty f = {.stage = stage, .wrong = (enum wrong)wrong};
-                struct toy_rank ranks[MOST_TOY_RANKS];
+                struct toy_rank ranks[MAX_TOY_RANKS];
                 toy_ranks(world, faulty_rank, &f, ranks);
                 for (int i = 0; i < world; i++)
                     if (ranks[i].err != ZERO_ERR_ORDER || !strstr(ranks[i].text, "the model's fault") ||
@@ -324,7 +324,7 @@ static void test_steps_go_on(void **state)
     for (int loads = 0; loads < 2; loads++)
         for (int world = 1; world < 3; world++) {
             struct numbered n = {.loads = loads, .folder = "/tmp/zero-check-XXXXXX"};
-            struct toy_rank ranks[MOST_TOY_RANKS];
+            struct toy_rank ranks[MAX_TOY_RANKS];
             toy_make_folder(n.folder);
             toy_ranks(world, numbering_rank, &n, ranks);
             toy_remove_folder(n.folder);
@@ -436,7 +436,7 @@ static void test_update_that_reads(void **state)
     for (int stage = 2; stage < 4; stage++)
         for (int world = 1; world < 3; world++) {
             struct faulty f = {.stage = stage};
-            struct toy_rank ranks[MOST_TOY_RANKS];
+            struct toy_rank ranks[MAX_TOY_RANKS];
             toy_ranks(world, reading_rank, &f, ranks);
             for (int i = 0; i < world; i++)
                 if (ranks[i].err != ZERO_ERR_ORDER || !strstr(ranks[i].text, text))

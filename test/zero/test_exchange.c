@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_BYTES = 8192, STAGE = 2, STEPS = 2, SHORT_MS = 1500, FAILURE = 7 };
+enum { MAX_BYTES = 8192, STAGE = 2, STEPS = 2, SHORT_MS = 1500, FAILURE = 7 };
 
 /* The program's all-gather of `world` ranks. */
 struct hall {
@@ -17,7 +17,7 @@ struct hall {
     pthread_cond_t changed;
     int world, n_here, n_calls;
     bool is_over;
-    char bytes[MOST_TOY_RANKS][MOST_BYTES];
+    char bytes[MAX_TOY_RANKS][MAX_BYTES];
 };
 
 /* What one rank does otherwise than the others, or all do with COUNTS_BACKWARDS. */
@@ -28,6 +28,7 @@ enum fault {
     GETS_OTHER_BYTES,
     COUNTS_BACKWARDS,
     SAYS_A_LARGER_WORLD,
+    SAYS_A_SMALLER_WORLD,
     BAD_TABLE,
     BAD_CONFIG
 };
@@ -50,7 +51,7 @@ static int exchange(void *arg, const void *mine, void *all, size_t bytes)
 {
     const struct member *s = arg;
     struct hall *h = s->hall;
-    if (bytes > MOST_BYTES)
+    if (bytes > MAX_BYTES)
         return -1;
     pthread_mutex_lock(&h->lock);
     memcpy(h->bytes[s->rank], mine, bytes);
@@ -79,7 +80,7 @@ static int train(struct toy *m, zero_ctx *z, int rank)
 }
 
 /* A thread that is left behind in the exchange uses the member after its rank has ended. */
-static struct member members[MOST_TOY_RANKS];
+static struct member members[MAX_TOY_RANKS];
 
 static void one_rank(struct toy_rank *r)
 {
@@ -98,7 +99,7 @@ static void one_rank(struct toy_rank *r)
         cfg.launch.exchange_arg = &members[r->rank];
     }
     cfg.launch.rank = p->fault == COUNTS_BACKWARDS ? r->world - 1 - r->rank : r->rank;
-    cfg.launch.world += fault == SAYS_A_LARGER_WORLD;
+    cfg.launch.world += (fault == SAYS_A_LARGER_WORLD) - (fault == SAYS_A_SMALLER_WORLD);
     cfg.clip = fault == BAD_CONFIG ? -1 : 0;
     toy_make(&m);
     if (fault == BAD_TABLE)
@@ -181,6 +182,9 @@ static void test_faults(void **state)
                  "the bytes of rank 2 in the place of rank 0");
     expect_fault(SAYS_A_LARGER_WORLD, ZERO_ERR_ARG, "world is 3 on rank 0 and 4 on rank 1", ZERO_ERR_ARG,
                  "world is 4 on rank 1 and 3 on rank");
+    expect_fault(SAYS_A_SMALLER_WORLD, ZERO_ERR_ARG,
+                 "gave rank 1 the bytes of 3 ranks or more, but cfg.launch.world is 2", ZERO_ERR_ARG,
+                 "world is 2 on rank 1 and 3 on rank");
     expect_fault(BAD_TABLE, ZERO_ERR_ARG, "tensors[1]", ZERO_ERR_ARG, "tensors[1]");
     expect_fault(BAD_CONFIG, ZERO_ERR_ARG, "clip is", ZERO_ERR_ARG, "clip is");
 }

@@ -80,7 +80,7 @@ static _Atomic int64_t *died_ms; /* when the victim was about to die; shared too
  * once the others have ended. */
 static void run_processes(int world, void (*fn)(struct toy_rank *r), void *arg, int victim, int kill_after_us)
 {
-    pid_t pid[MOST_TOY_RANKS];
+    pid_t pid[MAX_TOY_RANKS];
     toy_set_ranks(world, arg, shared);
     atomic_store(died_ms, 0);
     fflush(stdout);
@@ -1008,9 +1008,9 @@ static int64_t resident_kib(void)
 }
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { MOST_GROWTH_KIB = 1 << 20 }; /* sanitizers keep freed memory to watch it */
+enum { MAX_GROWTH_KIB = 1 << 20 }; /* sanitizers keep freed memory to watch it */
 #else
-enum { MOST_GROWTH_KIB = 4 << 10 };
+enum { MAX_GROWTH_KIB = 4 << 10 };
 #endif
 
 static void two_hundred_times(void **state)
@@ -1022,7 +1022,7 @@ static void two_hundred_times(void **state)
         /* The allocator's arenas grow by chance, depending on which threads meet in it. A leak grows in each
          * round. */
         int64_t growth = INT64_MAX;
-        for (int round = 0; round < 4 && growth > MOST_GROWTH_KIB; round++) {
+        for (int round = 0; round < 4 && growth > MAX_GROWTH_KIB; round++) {
             int64_t kib = resident_kib();
             toy_ranks(world, wrap_often, NULL, r);
             for (int k = 0; k < world; k++)
@@ -1031,7 +1031,7 @@ static void two_hundred_times(void **state)
             toy_assert_nothing_left(before);
             growth = resident_kib() - kib;
         }
-        if (growth > MOST_GROWTH_KIB)
+        if (growth > MAX_GROWTH_KIB)
             fail_msg("world %d: %lld KiB more after 200 times, each time", world, (long long)growth);
     }
 }
@@ -1094,11 +1094,11 @@ int main(void)
     verbose = getenv("VERBOSE");
     seed = given ? strtoull(given, NULL, 0) : (uint64_t)time(NULL);
     printf("SEED=%llu\n", (unsigned long long)seed);
-    shared = mmap(NULL, sizeof *shared * MOST_TOY_RANKS + sizeof *died_ms, PROT_READ | PROT_WRITE,
+    shared = mmap(NULL, sizeof *shared * MAX_TOY_RANKS + sizeof *died_ms, PROT_READ | PROT_WRITE,
                   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED)
         return 1;
-    died_ms = (_Atomic int64_t *)(shared + MOST_TOY_RANKS);
+    died_ms = (_Atomic int64_t *)(shared + MAX_TOY_RANKS);
     const struct CMUnitTest tests[] = {
         /* Tests that fork come first, before the process has threads. */
         cmocka_unit_test(killed_at_each_point),   cmocka_unit_test(killed_in_a_group),

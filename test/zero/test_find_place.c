@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_VARIABLES = 6 };
+enum { MAX_VARIABLES = 6 };
 
 struct variable {
     const char *name, *value;
@@ -65,7 +65,7 @@ static void environment(const struct variable *v)
 {
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         unsetenv(known[i]);
-    for (int i = 0; v && i < MOST_VARIABLES && v[i].name; i++)
+    for (int i = 0; v && i < MAX_VARIABLES && v[i].name; i++)
         setenv(v[i].name, v[i].value, 1);
 }
 
@@ -73,7 +73,7 @@ static void environment(const struct variable *v)
 
 static const struct found {
     const char *what;
-    struct variable v[MOST_VARIABLES];
+    struct variable v[MAX_VARIABLES];
     int32_t rank, world, local_rank;
 } found[] = {
     {"nothing", {{0}}, 0, 1, 0},
@@ -133,7 +133,7 @@ static void test_sources(void **state)
 /* Rank and world in cfg take precedence over a launcher's variables. */
 static void test_configuration(void **state)
 {
-    static const struct variable torchrun[MOST_VARIABLES] = {{"RANK", "3"}, {"WORLD_SIZE", "4"}};
+    static const struct variable torchrun[MAX_VARIABLES] = {{"RANK", "3"}, {"WORLD_SIZE", "4"}};
     static const struct found own = {.what = "cfg", .rank = 1, .world = 2, .local_rank = 1};
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.launch.rank = 1;
@@ -201,7 +201,7 @@ static void test_places(void **state)
 
 static const struct refused {
     const char *what;
-    struct variable v[MOST_VARIABLES];
+    struct variable v[MAX_VARIABLES];
     int32_t rank, world; /* values of the configuration */
     bool no_init;        /* the configuration does not begin with ZERO_CONFIG_INIT */
     const char *says;
@@ -316,11 +316,11 @@ static void test_after_wrap(void **state)
  * found. */
 static void test_before_wrap(void **state)
 {
-    static const struct variable misspelt[MOST_VARIABLES] = {{"ZERO_STGE", "3"},
-                                                             {"RANK", "0"},
-                                                             {"WORLD_SIZE", "1"},
-                                                             {"LOCAL_RANK", "0"},
-                                                             {"TORCHELASTIC_RESTART_COUNT", "2"}};
+    static const struct variable misspelt[MAX_VARIABLES] = {{"ZERO_STGE", "3"},
+                                                            {"RANK", "0"},
+                                                            {"WORLD_SIZE", "1"},
+                                                            {"LOCAL_RANK", "0"},
+                                                            {"TORCHELASTIC_RESTART_COUNT", "2"}};
     struct zero_config cfg = ZERO_CONFIG_INIT;
     struct zero_place place;
     struct zero_stats stats;

@@ -125,7 +125,7 @@ static void wraps(struct toy_rank *r)
 
 static uint64_t run(const struct plan *p, int world, int code, const char *says)
 {
-    struct toy_rank r[MOST_TOY_RANKS];
+    struct toy_rank r[MAX_TOY_RANKS];
     plan = p;
     memset((void *)n_asked, 0, sizeof n_asked);
     toy_ranks(world, wraps, NULL, r);

@@ -64,7 +64,7 @@ static void trains_a_copy(struct toy_rank *r)
 
 static uint64_t run(void (*fn)(struct toy_rank *r), struct plan p, int world)
 {
-    struct toy_rank r[MOST_TOY_RANKS];
+    struct toy_rank r[MAX_TOY_RANKS];
     toy_ranks(world, fn, &p, r);
     for (int i = 0; i < world; i++)
         if (r[i].err || r[i].wrong[0])

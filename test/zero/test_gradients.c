@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { STEPS = 3, WORLDS = 3, MOST_VALUES = 2048 };
+enum { STEPS = 3, WORLDS = 3, MAX_VALUES = 2048 };
 
 struct setup {
     int stage, accum;
@@ -22,8 +22,8 @@ struct setup {
 
 /* Gradients that the optimizer of one rank got in the last step. */
 struct given {
-    float grad[TOY_TENSORS][MOST_VALUES];
-    bool is[TOY_TENSORS][MOST_VALUES];
+    float grad[TOY_TENSORS][MAX_VALUES];
+    bool is[TOY_TENSORS][MAX_VALUES];
 };
 
 static int keep(void *arg, const struct zero_update *u)
@@ -51,7 +51,7 @@ static int micro_batches(struct toy_rank *r, struct toy *m, zero_ctx *z, int ste
 }
 
 /* Reads each gradient in two parts, cut anywhere in blocks of 32 and shards. */
-static int read_gradients(zero_ctx *z, int step, float grad[TOY_TENSORS][MOST_VALUES])
+static int read_gradients(zero_ctx *z, int step, float grad[TOY_TENSORS][MAX_VALUES])
 {
     int err = 0;
     for (int t = TOY_TENSORS; !err && t-- > 0;) {
@@ -71,7 +71,7 @@ static void train(struct toy_rank *r)
     struct toy m;
     zero_ctx *z = NULL;
     struct given *g = calloc(1, sizeof *g);
-    float(*grad)[MOST_VALUES] = calloc(TOY_TENSORS, sizeof *grad);
+    float(*grad)[MAX_VALUES] = calloc(TOY_TENSORS, sizeof *grad);
     struct zero_config cfg = toy_config(r, s->stage);
     int err = 0, n_given = 0, n_not_zero = 0;
     cfg.optim.weight_decay = 0;
@@ -177,7 +177,7 @@ static void find_what_is_not_finite(struct toy_rank *r)
     struct toy m;
     zero_ctx *z;
     struct zero_config cfg = toy_config(r, s->stage);
-    float x[MOST_VALUES];
+    float x[MAX_VALUES];
     cfg.clip = 0.5f;
     int err = toy_open(r, &m, &z, &cfg);
     TOY_TRY(toy_forward(&m, z, true));

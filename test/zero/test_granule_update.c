@@ -111,7 +111,7 @@ static void train(struct toy_rank *r)
 
 static struct grained run(int world, struct grained g, uint64_t *hash)
 {
-    struct toy_rank r[MOST_TOY_RANKS];
+    struct toy_rank r[MAX_TOY_RANKS];
     char what[64];
     snprintf(what, sizeof what, "world %d stage %d set %d", world, g.stage, g.set);
     toy_run(world, train, &g, r, what);
@@ -127,7 +127,7 @@ static void test_granules(void **state)
     for (int set = 0; set < N_SETS; set++) {
         uint64_t expected, hash;
         struct grained one = run(1, (struct grained){.set = set}, &expected);
-        for (int world = 1; world <= MOST_TOY_RANKS; world *= 2)
+        for (int world = 1; world <= MAX_TOY_RANKS; world *= 2)
             for (int stage = 0; stage < TOY_STAGES; stage++) {
                 bool tried = stage >= TOY_HSDP ? world == TOY_HYBRID_WORLD : world < 8 || stage == 3;
                 if (!tried)

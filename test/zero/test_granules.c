@@ -54,7 +54,7 @@ struct setup {
     bool granules, loose; /* loose: deterministic is off */
     int accum, wire;      /* wire: cfg.memory.wire_dtype; 0: the tensors' dtypes */
     struct zero_plan_info plan;
-    struct zero_traffic step[MOST_TOY_RANKS];
+    struct zero_traffic step[MAX_TOY_RANKS];
 };
 
 struct net {

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { STEPS = 8, SAVED = 5, MOST_ELEMS = 257 };
+enum { STEPS = 8, SAVED = 5, MAX_ELEMS = 257 };
 #define LR 0.02
 
 enum pattern { EVERY_UNIT, HALVES, LAYERS, UPPER, PATTERNS };
@@ -61,9 +61,9 @@ static bool has_step(const struct setup *s, int unit, int step)
 
 struct reference {
     struct toy m;
-    double master[TOY_TENSORS][MOST_ELEMS], m1[TOY_TENSORS][MOST_ELEMS], m2[TOY_TENSORS][MOST_ELEMS];
+    double master[TOY_TENSORS][MAX_ELEMS], m1[TOY_TENSORS][MAX_ELEMS], m2[TOY_TENSORS][MAX_ELEMS];
     int t[TOY_UNITS];
-    float grad[TOY_TENSORS][MOST_ELEMS];
+    float grad[TOY_TENSORS][MAX_ELEMS];
 };
 
 static double value(const struct toy *m, int tensor, const void *at, int64_t i)
@@ -100,7 +100,7 @@ static void update_reference(const struct setup *s, struct reference *r, int ten
 /* Computes all micro-batches of all ranks. */
 static void reference_step(const struct setup *s, struct reference *r, int step)
 {
-    static double sum[TOY_TENSORS][MOST_ELEMS];
+    static double sum[TOY_TENSORS][MAX_ELEMS];
     memset(sum, 0, sizeof sum);
     for (int k = 0; k < s->world * s->accum; k++) {
         memset(r->grad, 0, sizeof r->grad);
@@ -175,7 +175,7 @@ static struct zero_config config_of(struct toy_rank *r, const struct setup *s, i
 static void compare(struct toy_rank *r, zero_ctx *z, const struct toy *m, const struct reference *ref)
 {
     static const double allowed[] = {[ZERO_F32] = 2e-5, [ZERO_BF16] = 2e-3};
-    float *x = malloc(MOST_ELEMS * sizeof *x);
+    float *x = malloc(MAX_ELEMS * sizeof *x);
     int err = 0;
     for (int t = 0; !err && x && t < TOY_TENSORS; t++) {
         if (t == TOY_FROZEN)
@@ -229,7 +229,7 @@ static void train(struct toy_rank *r)
 
 static uint64_t run(const struct setup *s)
 {
-    struct toy_rank r[MOST_TOY_RANKS];
+    struct toy_rank r[MAX_TOY_RANKS];
     char what[160];
     snprintf(what, sizeof what,
              "pattern %d, stage %d, world %d, accum %d, prefetch %d, optimizer %d, loads at %d",

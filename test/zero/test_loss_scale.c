@@ -13,7 +13,7 @@
 #include <string.h>
 
 /* Each unit is a matrix w (OUT, IN). A token's loss is half of |w x - target|^2, summed over units. */
-enum { UNITS = 4, IN = 37, OUT = 5, N = OUT * IN, STEPS = 3, MOST_PARTS = 16 };
+enum { UNITS = 4, IN = 37, OUT = 5, N = OUT * IN, STEPS = 3, MAX_PARTS = 16 };
 
 struct setup {
     int stage, accum, tokens;
@@ -67,7 +67,7 @@ static void make_token(const struct setup *s, int step, int token, float x[IN], 
 
 /* Cuts the step's tokens into parts. Part p is micro-batch p / world of rank p % world, and has tokens at[p]
  * to at[p + 1] - 1. */
-static void cut_tokens(const struct setup *s, int step, int parts, int at[MOST_PARTS + 1])
+static void cut_tokens(const struct setup *s, int step, int parts, int at[MAX_PARTS + 1])
 {
     uint32_t seed = s->seed * 31u + (uint32_t)step;
     at[0] = 0;
@@ -178,7 +178,7 @@ static void train(struct toy_rank *r)
     zero_ctx *z = NULL;
     struct zero_config cfg = toy_config(r, s->stage);
     float w[UNITS][N];
-    int err = 0, at[MOST_PARTS + 1];
+    int err = 0, at[MAX_PARTS + 1];
     cfg.optim.optimizer = ZERO_SGD;
     cfg.optim.weight_decay = 0;
     cfg.grad_scale = s->grad_scale;

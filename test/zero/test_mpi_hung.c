@@ -143,7 +143,7 @@ static void run_hung(bool values)
     struct random_source random = random_open();
     const char *text = getenv("N_HUNG");
     for (int i = 0, n = text ? atoi(text) : 2; i < n; i++) {
-        struct toy_rank r[MOST_TOY_RANKS];
+        struct toy_rank r[MAX_TOY_RANKS];
         struct mpi_stand_in_counts counts;
         static struct plan p;
         const char *first;

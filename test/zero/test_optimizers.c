@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TENSORS = 11, UNITS = 4, MOST_ELEMS = 400, STEPS = 4, MOST_LINES = 4096 };
+enum { TENSORS = 11, UNITS = 4, MAX_ELEMS = 400, STEPS = 4, MAX_LINES = 4096 };
 
 struct spec {
     const char *name;
@@ -123,7 +123,7 @@ static int states_of(int t)
 /* ---- the plain program ---- */
 
 struct plain {
-    float w[TENSORS][MOST_ELEMS], state[2][TENSORS][MOST_ELEMS];
+    float w[TENSORS][MAX_ELEMS], state[2][TENSORS][MAX_ELEMS];
 };
 
 static void plain_step(struct plain *p, int step, int world)
@@ -279,7 +279,7 @@ static int64_t state_bytes(int stage, int world)
 static void compare(struct toy_rank *r, zero_ctx *z, int t, int32_t value, const float *want,
                     const char *what)
 {
-    float got[MOST_ELEMS];
+    float got[MAX_ELEMS];
     memset(got, 0xff, sizeof got);
     if (zero_read(z, t, value, 0, elems(t), got)) {
         toy_wrong(r, "%s of %s: %s\n", what, specs[t].name, zero_last_error());
@@ -356,7 +356,7 @@ static void run_rank(struct toy_rank *r)
 
 static void run_ranks(int world, void (*fn)(struct toy_rank *r), struct run *o)
 {
-    struct toy_rank ranks[MOST_TOY_RANKS];
+    struct toy_rank ranks[MAX_TOY_RANKS];
     toy_ranks(world, fn, o, ranks);
     for (int i = 0; i < world; i++)
         if (*ranks[i].wrong)
@@ -367,7 +367,7 @@ static void run_ranks(int world, void (*fn)(struct toy_rank *r), struct run *o)
 static void keep_line(void *arg, const char *line)
 {
     char *lines = arg;
-    snprintf(lines + strlen(lines), MOST_LINES - strlen(lines), "%s\n", line);
+    snprintf(lines + strlen(lines), MAX_LINES - strlen(lines), "%s\n", line);
 }
 
 static void kinds_are_reported(void **state)
@@ -380,7 +380,7 @@ static void kinds_are_reported(void **state)
         "group 3: lion (arXiv:2302.06675) updates 1 tensors of 65 elements; 1 state per weight: momentum\n",
         "group 7: sgd (PyTorch's SGD) updates 0 tensors of 0 elements; 1 state per weight: momentum\n",
         "optim_groups[6] has no tensor: no zero_tensor.group is 7\n"};
-    static char lines[MOST_LINES];
+    static char lines[MAX_LINES];
     struct model m = {0};
     void *own[TENSORS];
     zero_ctx *z;
@@ -454,7 +454,7 @@ static void stateless_kinds_take_none(void **state)
 /* How often all ranks together updated each element in this step. */
 struct ranges {
     pthread_mutex_t lock;
-    int seen[TENSORS][MOST_ELEMS];
+    int seen[TENSORS][MAX_ELEMS];
     char wrong[1024];
 };
 
@@ -513,7 +513,7 @@ static void run_own(struct toy_rank *r)
     make_model(&m);
     memcpy(own, m.param, sizeof own);
     int err = FIRST_ERROR(zero_wrap(&z, m.table, TENSORS, &cfg), train(r, &m, z, &cfg));
-    float x[MOST_ELEMS];
+    float x[MAX_ELEMS];
     for (int t = 0; !err && t < TENSORS; t++) {
         err = specs[t].frozen ? 0 : zero_read(z, t, ZERO_VALUE_STATE + 1, 0, elems(t), x);
         for (int64_t i = 0; !err && !specs[t].frozen && i < elems(t); i++)

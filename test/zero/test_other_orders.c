@@ -18,9 +18,9 @@
 #include <string.h>
 #include <time.h>
 
-enum { STEPS = 4, WORLD = TOY_HYBRID_WORLD, MOST_ACCUM = 4, MOST_USES = 4 };
-enum { MOST_ORDER = (2 + 2 * MOST_USES) * TOY_UNITS };
-enum { MOST_ELEMS = 257 };
+enum { STEPS = 4, WORLD = TOY_HYBRID_WORLD, MAX_ACCUM = 4, MAX_USES = 4 };
+enum { MAX_ORDER = (2 + 2 * MAX_USES) * TOY_UNITS };
+enum { MAX_ELEMS = 257 };
 
 struct program {
     uint64_t seed;
@@ -36,7 +36,7 @@ struct way {
     bool loose;
     /* results of rank 0; the first moment is linear in the gradients */
     double norm[STEPS];
-    float moment[TOY_TENSORS][MOST_ELEMS];
+    float moment[TOY_TENSORS][MAX_ELEMS];
     uint64_t hash;
     char what[128];
 };
@@ -62,7 +62,7 @@ static int use(struct toy *m, zero_ctx *z, int unit, int step, int micro)
 
 /* Draws the uses of every unit in every micro-batch. Unit 0 has one in each, which shows how many
  * micro-batches there were. */
-static void draw_uses(uint64_t *s, const struct program *p, int uses[MOST_ACCUM][TOY_UNITS])
+static void draw_uses(uint64_t *s, const struct program *p, int uses[MAX_ACCUM][TOY_UNITS])
 {
     for (int a = 0; a < p->accum; a++)
         for (int u = 0; u < TOY_UNITS; u++)
@@ -91,7 +91,7 @@ static int micro_batch(struct toy *m, zero_ctx *z, uint64_t *s, const int uses[T
 static int backward(struct toy_rank *r, struct toy *m, zero_ctx *z, uint64_t *s, int step, int stop)
 {
     const struct way *w = r->arg;
-    int uses[MOST_ACCUM][TOY_UNITS], err = 0;
+    int uses[MAX_ACCUM][TOY_UNITS], err = 0;
     draw_uses(s, w->p, uses);
     for (int a = 0; !err && a < w->p->accum && a < stop; a++)
         err = micro_batch(m, z, s, uses[a], step, a * WORLD + r->rank);
@@ -117,7 +117,7 @@ static int give_up(struct toy_rank *r, struct toy *m, zero_ctx *z, uint64_t *s, 
     int how = below(s, 3);
     const struct way *w = r->arg;
     double norm;
-    int err = backward(r, m, z, s, step + 10, how ? MOST_ACCUM : 1 + below(s, w->p->accum));
+    int err = backward(r, m, z, s, step + 10, how ? MAX_ACCUM : 1 + below(s, w->p->accum));
     if (!err && how == 2)
         err = zero_norm(z, &norm);
     return err ? err : zero_drop(z);
@@ -132,7 +132,7 @@ static int one_step(struct toy_rank *r, struct toy *m, zero_ctx *z, uint64_t *s,
     if (!err && one_in(s, 2))
         err = tune(z, s);
     if (!err)
-        err = backward(r, m, z, s, step, MOST_ACCUM);
+        err = backward(r, m, z, s, step, MAX_ACCUM);
     if (!err && one_in(s, 3))
         toy_expect(r, zero_begin(z, 0, ZERO_BACKWARD), ZERO_ERR_ORDER,
                    "and may have no more: zero_tensor.uses is 1");
@@ -166,7 +166,7 @@ static int32_t declare(struct zero_call *out, int uses)
 static int read_moments(struct toy_rank *r, zero_ctx *z)
 {
     struct way *w = r->arg;
-    float there[MOST_ELEMS];
+    float there[MAX_ELEMS];
     int err = 0;
     for (int t = 0; !err && t < TOY_TENSORS; t++)
         if (t != TOY_FROZEN)
@@ -178,7 +178,7 @@ static void run_rank(struct toy_rank *r)
 {
     const struct way *w = r->arg;
     struct toy m;
-    struct zero_call order[MOST_ORDER];
+    struct zero_call order[MAX_ORDER];
     zero_ctx *z = NULL;
     uint64_t s = random_mix(w->p->seed);
     int err = 0;
@@ -271,8 +271,8 @@ static void any_calls_give_the_same_bits(void **state)
     for (int i = 0; i < n_cases; i++) {
         uint64_t s = first + (uint64_t)i;
         struct program p = {.seed = s};
-        p.accum = one_in(&s, 2) ? 1 : 1 + below(&s, MOST_ACCUM);
-        p.uses = 1 + below(&s, MOST_USES);
+        p.accum = one_in(&s, 2) ? 1 : 1 + below(&s, MAX_ACCUM);
+        p.uses = 1 + below(&s, MAX_USES);
         p.by_order = one_in(&s, 2);
         p.bf16_wire = one_in(&s, 4);
         p.loose = i % 2;

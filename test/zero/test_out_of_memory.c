@@ -53,7 +53,7 @@ char *__wrap_strdup(const char *s)
     return refused() ? NULL : __real_strdup(s);
 }
 
-enum { TIMEOUT_MS = 2000, SOON_MS = 15000, MOST_ALLOCATIONS = 2000 };
+enum { TIMEOUT_MS = 2000, SOON_MS = 15000, MAX_ALLOCATIONS = 2000 };
 
 struct trial {
     int stage, who;
@@ -143,7 +143,7 @@ static void fail_each(int world, int stage, int who, struct toy_holdings before)
     struct toy_rank r[TOY_HYBRID_WORLD];
     struct trial t = {.stage = stage, .who = who, .fired = true};
     for (t.k = first; t.fired; t.k += every) {
-        assert_true(t.k < MOST_ALLOCATIONS);
+        assert_true(t.k < MAX_ALLOCATIONS);
         toy_ranks(world, train, &t, r);
         if (getenv("VERBOSE"))
             for (int i = 0; i < world; i++)

@@ -43,7 +43,7 @@ static void assigns(struct toy_rank *r)
     const struct plan *p = r->arg;
     struct toy m;
     zero_ctx *z = NULL;
-    static float lazy[MOST_TOY_RANKS][1024];
+    static float lazy[MAX_TOY_RANKS][1024];
     int err = wrap(r, &m, &z);
     for (int step = 0; !err && step < 2; step++) {
         for (int k = 0; k < 3; k++) {
@@ -131,7 +131,7 @@ static void two_layers(struct toy_rank *r)
 
 static void run(void (*fn)(struct toy_rank *r), struct plan p, int world, uint64_t *hash)
 {
-    struct toy_rank r[MOST_TOY_RANKS];
+    struct toy_rank r[MAX_TOY_RANKS];
     toy_ranks(world, fn, &p, r);
     for (int i = 0; i < world; i++)
         if (r[i].err || r[i].wrong[0])

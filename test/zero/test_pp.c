@@ -16,7 +16,7 @@
 
 /* Layers go to the pipeline stages evenly, and the first ones get the remainder. So most pipelines are
  * uneven. */
-enum { LAYERS = 5, C = 10, H = 12, ROWS = 2, OF_LAYER = 3, STEPS = 3, MICRO = 8, MOST_WORLD = 8 };
+enum { LAYERS = 5, C = 10, H = 12, ROWS = 2, OF_LAYER = 3, STEPS = 3, MICRO = 8, MAX_WORLD = 8 };
 
 struct layer {
     float *w1, *w2, *b, *dw1, *dw2, *db;
@@ -338,9 +338,9 @@ static int run_actions(struct toy_rank *r, struct model *m, zero_ctx *z, int ste
                        double *loss)
 {
     const struct setup *s = r->arg;
-    enum { MOST_STAGES = 4 };
+    enum { MAX_STAGES = 4 };
     int n_micro = MICRO / at->n_dp, n = 0, most = 0, v = per_rank(s);
-    int n_seen[ZERO_BACKWARD_WEIGHT + 1][MOST_STAGES] = {{0}}, *over = n_seen[ZERO_BACKWARD];
+    int n_seen[ZERO_BACKWARD_WEIGHT + 1][MAX_STAGES] = {{0}}, *over = n_seen[ZERO_BACKWARD];
     for (;; n++) {
         struct zero_action a;
         memset(&a, 0x55, sizeof a);
@@ -543,7 +543,7 @@ struct job {
 /* Returns the memory for the result of zero_plan on this rank, which is compared after zero_wrap. */
 static struct zero_plan_info *plan_of(struct toy_rank *r)
 {
-    static struct zero_plan_info plans[MOST_WORLD];
+    static struct zero_plan_info plans[MAX_WORLD];
     return &plans[r->rank];
 }
 
@@ -588,7 +588,7 @@ static void run_rank(struct toy_rank *r)
 }
 
 /* Wraps on all ranks, and calls fn unless it is NULL. Fails the test unless the outcome is that of s. */
-static void run(struct setup *s, rank_fn *fn, const char *what, struct toy_rank r[MOST_WORLD])
+static void run(struct setup *s, rank_fn *fn, const char *what, struct toy_rank r[MAX_WORLD])
 {
     struct job j = {s, fn};
     int world = s->pp * s->dp * s->tp;
@@ -637,10 +637,10 @@ static void the_same_bits_however_layers_are_divided(void **state)
         for (s.pp = 1; s.pp <= 4; s.pp++)
             for (s.dp = 1; s.dp <= 4; s.dp *= 2)
                 for (s.stage = 0; s.stage < TOY_STAGES; s.stage++) {
-                    struct toy_rank r[MOST_WORLD];
+                    struct toy_rank r[MAX_WORLD];
                     char what[128];
                     int world = s.pp * s.dp * s.tp;
-                    if (world > MOST_WORLD || (s.stage > 3 && s.dp != 4))
+                    if (world > MAX_WORLD || (s.stage > 3 && s.dp != 4))
                         continue;
                     s.prefetch = n % 3;
                     s.schedule = schedules[n % 4];
@@ -671,7 +671,7 @@ static void the_same_bits_however_layers_are_divided(void **state)
 static void the_same_bits_with_several_stages_on_a_rank(void **state)
 {
     struct setup s = {.dp = 1, .tp = 1, .pp = 1};
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     uint32_t seed = (uint32_t)time(NULL), drawn = seed;
     uint64_t want[1] = {0};
     run(&s, train, "one stage", r);
@@ -739,7 +739,7 @@ static void a_schedule_from_a_file(void **state)
                  {two_of_two, 2, 2, 2, {0}, false},
                  {two_of_two_apart, 2, 2, 2, {0}, true}};
     for (size_t i = 0; i < sizeof given / sizeof *given; i++) {
-        struct toy_rank r[MOST_WORLD];
+        struct toy_rank r[MAX_WORLD];
         char path[64];
         struct setup one = {.pp = 1, .dp = given[i].dp, .tp = 1, .stage = 1}, s = one;
         uint64_t want[1] = {0};
@@ -801,7 +801,7 @@ static void what_a_file_cannot_say_is_refused(void **state)
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct setup s = {.pp = 2, .dp = 2, .tp = 1, .micro = 2, .code = bad[i].code, .says = bad[i].says};
-        struct toy_rank r[MOST_WORLD];
+        struct toy_rank r[MAX_WORLD];
         char path[64];
         pipeline_write_file(path, bad[i].text ? bad[i].text : "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
         s.file = path;
@@ -814,7 +814,7 @@ static void what_a_file_cannot_say_is_refused(void **state)
 static void a_file_that_is_not_there(void **state)
 {
     struct setup s = {.pp = 2, .dp = 1, .tp = 1, .micro = 2, .file = "/nowhere/schedule.csv"};
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     char path[64];
     s.code = ZERO_ERR_IO;
     s.says = "schedule_file: /nowhere/schedule.csv: No such file";
@@ -845,7 +845,7 @@ static int scale_tokens(struct toy_rank *r, struct model *m, zero_ctx *z, const 
 static void tokens_count_where_the_loss_is(void **state)
 {
     struct setup s = {.pp = 2, .dp = 2, .tp = 2};
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     run(&s, scale_tokens, "pp 2, dp 2, tp 2", r);
 }
 
@@ -879,7 +879,7 @@ static int skip_step(struct toy_rank *r, struct model *m, zero_ctx *z, const str
 static void all_stages_skip_a_step(void **state)
 {
     struct setup s = {.pp = 3, .dp = 2, .tp = 1};
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     for (int k = 0; k < 8; k++) {
         s.stage = k % 4;
         s.per_rank = 1 + k / 4;
@@ -920,7 +920,7 @@ static int write_alone(struct toy_rank *r, struct model *m, zero_ctx *z, const s
 static void a_stage_reads_and_writes_its_own(void **state)
 {
     struct setup s = {.pp = 2, .dp = 2, .tp = 1, .stage = 3};
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     run(&s, write_alone, "pp 2, dp 2", r);
 }
 
@@ -961,7 +961,7 @@ static int drop_where_all_is_frozen(struct toy_rank *r, struct model *m, zero_ct
 static void a_frozen_stage_drops_with_the_others(void **state)
 {
     struct setup s = {.pp = 2, .dp = 2, .tp = 1, .micro = 2, .change = freeze_first_stage};
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     for (s.stage = 0; s.stage <= 3; s.stage++)
         run(&s, drop_where_all_is_frozen, "a frozen stage", r);
 }
@@ -1016,7 +1016,7 @@ static void optimizers_of_other_stages_are_tuned(void **state)
                          .change = more_accumulation_later,
                          .code = ZERO_ERR_ARG,
                          .says = "max_grad_accum_steps is 16 but grad_accum_steps is"};
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     for (s.stage = 0; s.stage <= 3; s.stage++) {
         more.stage = s.stage;
         run(&more, NULL, "max_grad_accum_steps", r);
@@ -1053,7 +1053,7 @@ static int train_without_brackets(struct toy_rank *r, struct model *m, zero_ctx 
 static void stages_without_brackets_are_refused(void **state)
 {
     struct setup s = {.pp = 2, .dp = 2, .tp = 1};
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     for (s.stage = 0; s.stage <= 1; s.stage++) {
         run(&s, train_without_brackets, "no brackets", r);
     }
@@ -1090,7 +1090,7 @@ static int read_first_values(struct toy_rank *r, struct model *m, zero_ctx *z, c
 static void first_values_by_a_callback(void **state)
 {
     struct setup s = {.pp = 3, .dp = 2, .tp = 1, .stage = 3, .change = init_by_call};
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     run(&s, read_first_values, "pp 3, dp 2", r);
 }
 
@@ -1160,7 +1160,7 @@ static int broadcast_other_roots(struct toy_rank *r, struct model *m, zero_ctx *
 
 static void calls_out_of_turn_are_named(void **state)
 {
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     for (int pp = 1; pp <= 2; pp++) {
         struct setup s = {.pp = pp, .dp = 1, .tp = 1};
         run(&s, misuse_calls, pp == 1 ? "pp 1" : "pp 2", r);
@@ -1235,7 +1235,7 @@ static int misuse_parts_of_a_backward(struct toy_rank *r, struct model *m, zero_
 
 static void parts_of_a_backward_are_named(void **state)
 {
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     struct setup s = {.pp = 2, .dp = 2, .tp = 1, .stage = 3, .schedule = ZERO_SCHEDULE_ZERO_BUBBLE};
     run(&s, misuse_parts_of_a_backward, "backwards apart", r);
 }
@@ -1369,7 +1369,7 @@ static void slots_of_stages_are_watched(void **state)
                 continue;
             struct setup s = k == 0 ? two : k == 1 ? four : one;
             const char *says = rows[i].says;
-            struct toy_rank r[MOST_WORLD];
+            struct toy_rank r[MAX_WORLD];
             char what[128];
             if (k == 2 && (rows[i].misuse == writes_to_in || rows[i].misuse == writes_to_in_later ||
                            rows[i].misuse == writes_to_gradient))
@@ -1480,7 +1480,7 @@ static void what_cannot_be_is_refused(void **state)
 {
     for (int i = 0; i < n_refused; i++) {
         struct setup s = *refused[i];
-        struct toy_rank r[MOST_WORLD];
+        struct toy_rank r[MAX_WORLD];
         run(&s, NULL, s.says, r);
     }
 }
@@ -1504,7 +1504,7 @@ static void keep_lines(struct zero_config *cfg, struct model *m, const struct pl
 
 static void fewer_micro_batches_than_stages_are_a_line(void **state)
 {
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     for (int pp = 2; pp <= 3; pp++) {
         struct setup s = {.pp = pp, .dp = 1, .tp = 1, .stage = 1, .micro = 2, .change = keep_lines};
         n_reported = 0;
@@ -1544,7 +1544,7 @@ static int bracket_another_stage(struct toy_rank *r, struct model *m, zero_ctx *
 static void units_of_another_stage_are_refused(void **state)
 {
     struct setup s = {.dp = 1, .tp = 1, .per_rank = 2, .stage = 3, .schedule = ZERO_SCHEDULE_INTERLEAVED};
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     for (s.pp = 1; s.pp <= 2; s.pp++) {
         run(&s, bracket_another_stage, "a bracket of another stage", r);
     }
@@ -1610,7 +1610,7 @@ static void calls_of_one_stage_are_named(void **state)
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct setup s = rows[i].s;
-        struct toy_rank r[MOST_WORLD];
+        struct toy_rank r[MAX_WORLD];
         alone = &rows[i];
         run(&s, call_alone, s.says, r);
     }
@@ -1651,7 +1651,7 @@ static int stop_in_the_middle(struct toy_rank *r, struct model *m, zero_ctx *z, 
 static void a_stage_that_leaves_ends_all(void **state)
 {
     struct setup s = {.pp = 2, .dp = 2, .tp = 1, .change = limit_waits_over_mpi};
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     for (int k = 0; k < 8; k++) {
         s.stage = k % 4;
         s.per_rank = 1 + k / 4;

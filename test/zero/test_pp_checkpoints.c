@@ -58,7 +58,7 @@ static int write_tensor(struct model *m, zero_ctx *z, int k)
 {
     const struct own *o = &m->own[k];
     const struct shape *s = &pp_shapes[o->tensor];
-    float x[MOST_ELEMS] = {0};
+    float x[MAX_ELEMS] = {0};
     int dtype = s->frozen ? s->dtype : ZERO_F32, value = s->frozen ? ZERO_VALUE_PARAM : ZERO_VALUE_MASTER;
     int64_t half = o->n / 2, size = dtype == ZERO_BF16 ? 2 : 4;
     for (int64_t i = 0; i < o->n; i++) {
@@ -102,7 +102,7 @@ static int write_one(struct toy_rank *r, struct model *m, zero_ctx *z, const str
         OR_RETURN(pp_step(m, z, step, at));
     /* zero_write of the same values after training */
     for (struct model *t = s->check ? m : NULL; t; t = t->next) {
-        float x[MOST_ELEMS];
+        float x[MAX_ELEMS];
         int64_t n = t->own[0].n;
         if (t->table[0].flags != ZERO_TIED)
             continue;

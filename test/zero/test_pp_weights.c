@@ -121,16 +121,16 @@ static void so_they_are_with_several_stages_on_a_rank(void **state)
     const char *wanted = getenv("N_MESHES");
     bool all = wanted && !strcmp(wanted, "all");
     struct reference ref;
-    pp_set_layers(MOST_LAYERS);
+    pp_set_layers(MAX_LAYERS);
     open_reference(&ref);
     int number = 0;
     for (struct mesh m = {.pp = 1}; m.pp <= 4; m.pp++)
-        for (m.v = 2; m.v <= MOST_OWN; m.v++)
+        for (m.v = 2; m.v <= MAX_OWN; m.v++)
             for (m.tp = 1; m.tp <= 2; m.tp++)
                 for (m.dp = 1; m.dp <= 2; m.dp++, number++)
                     for (m.stage = 0; m.stage < 4; m.stage++)
                         if ((all || m.stage == (number + number / 4) % 4) &&
-                            pp_world(&m) <= (all ? MOST_WORLD : 8))
+                            pp_world(&m) <= (all ? MAX_WORLD : 8))
                             check_mesh(&ref, &m, number);
     close_reference(&ref);
     pp_set_layers(LAYERS);
@@ -284,7 +284,7 @@ static void wrong_files_are_refused_alike(void **state)
                  folder, good, wrong[i].spoil, good);
         assert_int_equal(system(command), 0);
         for (size_t k = 0; k < sizeof mesh / sizeof *mesh; k++) {
-            struct toy_rank r[MOST_WORLD];
+            struct toy_rank r[MAX_WORLD];
             struct setup s = {.mesh = &mesh[k], .folder = folder};
             pp_run_ranks(&s, import_wrong_file, r);
             for (int rank = 0; rank < pp_world(&mesh[k]); rank++) {

@@ -21,7 +21,7 @@ enum {
     TENSORS = 4 * LAYERS,
     STEPS = 3,
 
-    MOST_WORLD = 8
+    MAX_WORLD = 8
 };
 
 #define REAL        double
@@ -305,7 +305,7 @@ static void count_line(void *arg, const char *line)
         snprintf(said_partial, sizeof said_partial, "%s", line);
 }
 
-static _Atomic uint64_t whole_hash[MOST_WORLD];
+static _Atomic uint64_t whole_hash[MAX_WORLD];
 
 /* A rank's work between zero_wrap and zero_unwrap. Returns the first error. */
 typedef int rank_fn(struct toy_rank *r, struct way *w, zero_ctx *z, const struct place *at);
@@ -344,7 +344,7 @@ static void run_rank(struct toy_rank *r)
 }
 
 /* Wraps on `world` ranks, and calls fn unless it is NULL. Fails the test unless the outcome is that of s. */
-static void run(struct setup *s, int world, rank_fn *fn, const char *what, struct toy_rank r[MOST_WORLD])
+static void run(struct setup *s, int world, rank_fn *fn, const char *what, struct toy_rank r[MAX_WORLD])
 {
     struct job j = {s, fn};
     toy_run(world, run_rank, &j, r, what);
@@ -367,7 +367,7 @@ static int train(struct toy_rank *r, struct way *w, zero_ctx *z, const struct pl
  * are not cut must have equal bits on all ranks. hash: (tp) hashes of earlier runs; 0: none. */
 static void run_setup(struct setup *s, int world, uint64_t *hash)
 {
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     char what[160];
     if (!sample_has())
         return;
@@ -399,7 +399,7 @@ static void the_same_bits_however_data_is_cut(void **state)
             uint64_t hash[4] = {0}, in_place[4] = {0}, pairs[4] = {0};
             int n = 0;
             struct setup s = {.tp = tp, .n_micro = 4, .bf16 = bf16, .sequence = true, .want = want};
-            for (int n_dp = 1; n_dp <= 4 && n_dp * tp <= MOST_WORLD; n_dp *= 2)
+            for (int n_dp = 1; n_dp <= 4 && n_dp * tp <= MAX_WORLD; n_dp *= 2)
                 for (s.stage = 0; s.stage < TOY_STAGES; s.stage++, n++) {
                     if (s.stage > 3 && n_dp != 4)
                         continue;
@@ -449,7 +449,7 @@ static void other_numbers_of_micro_batches(void **state)
 
 /* ---- the calls ---- */
 
-enum { MOST_PART = 300007, BEHIND = 64 };
+enum { MAX_PART = 300007, BEHIND = 64 };
 
 /* Returns an element on a tensor-parallel rank. Some are large and of both signs, so that the order of
  * additions shows. */
@@ -559,8 +559,8 @@ static int count_bytes(struct toy_rank *r, zero_ctx *z, struct buffers *b)
 
 static int move_parts(struct toy_rank *r, struct way *w, zero_ctx *z, const struct place *at)
 {
-    static const int64_t parts[] = {0, 1, 2, 31, 32, 33, 1000, 87360, 87381, 131072, 131073, MOST_PART};
-    static char memory[4][4][(size_t)MOST_PART * 4 * 4 + BEHIND];
+    static const int64_t parts[] = {0, 1, 2, 31, 32, 33, 1000, 87360, 87381, 131072, 131073, MAX_PART};
+    static char memory[4][4][(size_t)MAX_PART * 4 * 4 + BEHIND];
     char(*own)[sizeof memory[0][0]] = memory[r->rank];
     struct buffers b = {own[0], own[1], own[2], own[3]};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
@@ -577,7 +577,7 @@ static void parts_and_sums(void **state)
 {
     for (int world = 1; world <= 4; world++) {
         struct setup s = {.stage = 2, .tp = world, .check = world == 3};
-        struct toy_rank r[MOST_WORLD];
+        struct toy_rank r[MAX_WORLD];
         run(&s, world, move_parts, "parts", r);
     }
 }
@@ -634,7 +634,7 @@ static void what_is_refused(void **state)
 {
     for (int stage = 0; stage <= 3; stage += 3) {
         struct setup good = {.stage = stage, .tp = 2}, swapped = good, apart = good;
-        struct toy_rank r[MOST_WORLD];
+        struct toy_rank r[MAX_WORLD];
         swapped.code = apart.code = ZERO_ERR_MISMATCH;
         swapped.says = "every rank must make the same calls";
         apart.says = "tensors[0] (s0 on rank 1)";
@@ -683,7 +683,7 @@ static void a_flag_that_is_too_much(void **state)
     for (int check = 0; check < 2; check++)
         for (int stage = 0; stage <= 3; stage++)
             for (int bf16 = 0; bf16 < 2; bf16++) {
-                struct toy_rank r[MOST_WORLD];
+                struct toy_rank r[MAX_WORLD];
                 struct setup s = {
                     .stage = stage, .tp = 4, .check = check, .bf16 = bf16, .wrongly_partial = 5};
                 n_said_partial = 0;
@@ -709,7 +709,7 @@ static void a_flag_that_is_forgotten(void **state)
                           .unflagged = true,
                           .code = ZERO_ERR_MISMATCH,
                           .says = "has no tp_cut"};
-        struct toy_rank r[MOST_WORLD];
+        struct toy_rank r[MAX_WORLD];
         run(&s, 2, forget_the_flag, "a flag is forgotten", r);
     }
     free(want);

@@ -124,7 +124,7 @@ static void train(struct toy_rank *r)
 /* All ranks name the same tensor. */
 static void check_world(struct setup *s, int world)
 {
-    struct toy_rank r[MOST_TOY_RANKS];
+    struct toy_rank r[MAX_TOY_RANKS];
     char what[64];
     snprintf(what, sizeof what, "stage %d, optimizer %d, %g in %s of rank %d", s->stage, s->optimizer,
              (double)s->value, name_of[s->tensor], s->who);

@@ -178,7 +178,7 @@ static void test_file_limit(void **state)
 
 /* ---- a limit on descriptors ---- */
 
-enum { MOST_DESCRIPTORS = 256, LEAVE_MS = 300 };
+enum { MAX_DESCRIPTORS = 256, LEAVE_MS = 300 };
 
 /* Rank `limited` may open `more` descriptors than it has. */
 struct few {
@@ -190,7 +190,7 @@ static void limit_descriptors(int more)
     struct rlimit most;
     int used = 0;
     getrlimit(RLIMIT_NOFILE, &most);
-    for (int fd = 0; fd < MOST_DESCRIPTORS; fd++)
+    for (int fd = 0; fd < MAX_DESCRIPTORS; fd++)
         if (fcntl(fd, F_GETFD) >= 0)
             used = fd + 1;
     /* The limit is on descriptor numbers, so there must be no gap below. */
@@ -251,11 +251,11 @@ static void test_descriptor_limit(void **state)
     assert_non_null(strstr(zr_limit_words(ENFILE, "full", text), "full: all processes of this host"));
     assert_string_equal(zr_limit_words(EPERM, "forbidden", text), "forbidden");
     for (; few.limited < 2; few.limited++) {
-        for (few.more = 0; few.more < MOST_DESCRIPTORS; few.more++)
+        for (few.more = 0; few.more < MAX_DESCRIPTORS; few.more++)
             if (!run_ranks(true, 2, wrap_with_few_descriptors, &few, NULL)[few.limited].code)
                 break;
         printf("rank %d needs %d descriptors\n", few.limited, few.more);
-        assert_in_range(few.more, 6, MOST_DESCRIPTORS - 1);
+        assert_in_range(few.more, 6, MAX_DESCRIPTORS - 1);
     }
 }
 

@@ -342,7 +342,7 @@ static void run_rank(struct toy_rank *r)
 
 static void run(struct how h, int code, const char *says)
 {
-    struct toy_rank ranks[MOST_TOY_RANKS];
+    struct toy_rank ranks[MAX_TOY_RANKS];
     if (!code && !sample_has())
         return;
     toy_ranks(h.world, run_rank, &h, ranks);
@@ -457,7 +457,7 @@ static void more_than_declared_is_refused(void **state)
         for (int world = 1; world <= TOY_HYBRID_WORLD; world++) {
             uint64_t once = 0;
             for (int uses = 1; toy_has_stage(world, stage) && uses <= 3; uses++) {
-                struct toy_rank r[MOST_TOY_RANKS];
+                struct toy_rank r[MAX_TOY_RANKS];
                 struct often o = {
                     .stage = stage, .accum = 1 + world % 2, .deterministic = stage != 2, .uses = uses};
                 char what[64];

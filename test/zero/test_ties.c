@@ -17,7 +17,7 @@
  *
  * With a gain g per channel, x = g e[id] and the logits are (g y) e^T. Then e and g are both tied. If tensor
  * parallelism cuts e's rows, a rank's gradient of g comes from its rows only. */
-enum { V = 36, C = 10, ROWS = 3, LAYERS = 5, MICRO = 8, STEPS = 3, MOST_WORLD = 8 };
+enum { V = 36, C = 10, ROWS = 3, LAYERS = 5, MICRO = 8, STEPS = 3, MAX_WORLD = 8 };
 
 /* Values and gradients in f32 or bf16. */
 struct array {
@@ -433,7 +433,7 @@ static int make_stages(const struct setup *s, const struct place *at, struct mod
     return n;
 }
 
-static struct zero_plan_info plans[MOST_WORLD];
+static struct zero_plan_info plans[MAX_WORLD];
 
 static int wrap(struct toy_rank *r, struct model **m, struct place *at, zero_ctx **z)
 {
@@ -480,7 +480,7 @@ static void run_rank(struct toy_rank *r)
 }
 
 /* Wraps on all ranks, and calls fn. Fails the test unless the outcome is that of s. */
-static void run(struct setup *s, rank_fn *fn, const char *what, struct toy_rank r[MOST_WORLD])
+static void run(struct setup *s, rank_fn *fn, const char *what, struct toy_rank r[MAX_WORLD])
 {
     struct job j = {s, fn};
     int world = s->pp * s->dp * s->tp;
@@ -627,7 +627,7 @@ static void check_copies(const struct setup *s, const struct toy_rank *r, uint64
 
 static void one_layout(struct setup *s, uint64_t want[2], int n)
 {
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     char what[160];
     if (s->known && !sample_has())
         return;
@@ -658,7 +658,7 @@ static void every_layout(struct setup s, bool all_stages)
         for (s.pp = 1; s.pp <= 4; s.pp++)
             for (s.dp = 1; s.dp <= 4; s.dp *= 2)
                 for (s.stage = 0; s.stage < TOY_STAGES; s.stage++) {
-                    bool tried = s.pp * s.dp * s.tp <= MOST_WORLD && (s.stage <= 3 || s.dp == 4) &&
+                    bool tried = s.pp * s.dp * s.tp <= MAX_WORLD && (s.stage <= 3 || s.dp == 4) &&
                                  (all_stages || s.pp == 1 || s.stage == (s.pp + s.dp) % 4);
                     if (tried)
                         one_layout(&s, want, n++);
@@ -902,7 +902,7 @@ static void sums_go_once_a_step(void **state)
                           .check = n % 7 == 6,
                           .prefetch = n % 3,
                           .schedule = n % 2 ? ZERO_SCHEDULE_GPIPE : ZERO_SCHEDULE_1F1B};
-        struct toy_rank r[MOST_WORLD];
+        struct toy_rank r[MAX_WORLD];
         int64_t bytes[2];
         char what[128];
         if (s.pp * s.dp == 4 && s.dp == 1)
@@ -937,7 +937,7 @@ static void it_may_be_left_out_in_any_order(void **state)
                           .free_order = true,
                           .unclipped = true,
                           .schedule = n % 2 ? ZERO_SCHEDULE_GPIPE : ZERO_SCHEDULE_1F1B};
-        struct toy_rank r[MOST_WORLD];
+        struct toy_rank r[MAX_WORLD];
         char what[96];
         snprintf(what, sizeof what, "left out, pp %d, dp %d, stage %d, lacks %d", s.pp, s.dp, s.stage,
                  s.lacks);
@@ -970,7 +970,7 @@ static int skip_step(struct toy_rank *r, struct model *m, zero_ctx *z, const str
 static void all_stages_skip_a_step(void **state)
 {
     struct setup s = {.pp = 3, .dp = 2, .tp = 1};
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     for (s.stage = 0; s.stage <= 3; s.stage++)
         run(&s, skip_step, "a step that is skipped", r);
 }
@@ -1014,7 +1014,7 @@ static int forget_bracket(struct toy_rank *r, struct model *m, zero_ctx *z, cons
 static void what_is_written_outside_is_named(void **state)
 {
     struct setup s = {.pp = 2, .dp = 1, .tp = 1, .stage = 2};
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     run(&s, forget_bracket, "a gradient outside of a bracket", r);
 }
 
@@ -1071,7 +1071,7 @@ static void what_cannot_be_is_refused(void **state)
 {
     for (int i = 0; i < n_refused; i++) {
         struct setup s = *refused[i];
-        struct toy_rank r[MOST_WORLD];
+        struct toy_rank r[MAX_WORLD];
         run(&s, NULL, s.says, r);
     }
 }

@@ -15,7 +15,7 @@
 /* Layers are y = x + w2 tanh(w1 x) + b. Tensor parallelism cuts w1 by rows and w2 by columns. A token's loss
  * is half of |y - target|^2. Layers go to the pipeline stages evenly, and the first ones get the
  * remainder. */
-enum { LAYERS = 6, C = 6, H = 8, MOST_TOKENS = 29, MICRO = 12, STEPS = 2, MOST_WORLD = 8, MOST_STAGES = 8 };
+enum { LAYERS = 6, C = 6, H = 8, MAX_TOKENS = 29, MICRO = 12, STEPS = 2, MAX_WORLD = 8, MAX_STAGES = 8 };
 
 struct layer {
     float w1[H][C], w2[C][H], b[C];
@@ -39,7 +39,7 @@ static struct seen seen[STEPS];
 struct stage {
     int first, n_layers, first_unit;
     float *w1[LAYERS], *w2[LAYERS], *b[LAYERS], *dw1[LAYERS], *dw2[LAYERS], *db[LAYERS];
-    float x[MICRO][LAYERS + 1][MOST_TOKENS][C], h[MICRO][LAYERS][MOST_TOKENS][H];
+    float x[MICRO][LAYERS + 1][MAX_TOKENS][C], h[MICRO][LAYERS][MAX_TOKENS][H];
 };
 
 struct model {
@@ -281,7 +281,7 @@ static int backward(const struct model *m, const struct stage *g, zero_ctx *z, i
 {
     for (int l = g->n_layers; l-- > 0;) {
         const float(*x)[C] = g->x[micro][l], (*h)[H] = g->h[micro][l];
-        float du[MOST_TOKENS][C];
+        float du[MAX_TOKENS][C];
         OR_RETURN(zero_begin(z, g->first_unit + l, ZERO_BACKWARD));
         OR_RETURN(zero_expect_equal(z, ZERO_AXIS_TP, dx, (int64_t)n * C, ZERO_F32));
         for (int t = 0; t < n; t++) {
@@ -319,7 +319,7 @@ static int run_action(const struct setup *s, struct model *m, zero_ctx *z, const
 {
     struct stage *g = &m->stage[a->pp_stage];
     const size_t bytes = (size_t)n * C * sizeof(float);
-    float dx[MOST_TOKENS][C], own[C], target[C];
+    float dx[MAX_TOKENS][C], own[C], target[C];
     if (a->phase == ZERO_FORWARD) {
         for (int t = 0; t < n && !a->in; t++)
             make_token(s, step, first + t, g->x[a->micro_batch][0][t], target);
@@ -428,7 +428,7 @@ static void train(struct toy_rank *r)
     cfg.grad_sum = s->sum;
     cfg.grad_scale = s->grad_scale;
     cfg.grad_accum_steps = MICRO / s->dp;
-    cfg.pipeline.activation_bytes = sizeof(float[MOST_TOKENS][C]);
+    cfg.pipeline.activation_bytes = sizeof(float[MAX_TOKENS][C]);
     TOY_TRY(zero_wrap(&z, m->table, m->n_tensors, &cfg));
     for (int step = 0; !err && step < STEPS; step++)
         TOY_TRY(one_step(r, m, z, step));
@@ -440,7 +440,7 @@ static void train(struct toy_rank *r)
 
 static void run(struct setup *s, int n)
 {
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     char what[160];
     if (!sample_has())
         return;
@@ -451,7 +451,7 @@ static void run(struct setup *s, int n)
                   : s->per_rank > 1 || n % 3 == 0 ? ZERO_SCHEDULE_GPIPE
                                                   : ZERO_SCHEDULE_1F1B;
     s->prefetch = n % 3;
-    s->tokens = 5 + n * 7 % (MOST_TOKENS - 4);
+    s->tokens = 5 + n * 7 % (MAX_TOKENS - 4);
     s->sum = n % 4 == 1;
     s->check = n % 6 == 5;
     s->grad_scale = n % 5 == 2 ? -0.25 : 1;
@@ -475,7 +475,7 @@ static void however_they_are_spread(void **state)
                 for (int tp = 1; tp <= 4; tp *= 2)
                     for (int per_rank = 1; per_rank <= 3; per_rank++) {
                         struct setup s = {.pp = pp, .dp = dp, .tp = tp, .per_rank = per_rank};
-                        if (pp * dp * tp <= MOST_WORLD && pp * per_rank <= LAYERS)
+                        if (pp * dp * tp <= MAX_WORLD && pp * per_rank <= LAYERS)
                             run(&s, n++ + 2 * shift);
                     }
     assert_true(n >= 100);

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { LAYERS = 3, C = 10, H = 12, ROWS = 2, TENSORS = 4 * LAYERS, STEPS = 4, MICRO = 4, MOST_WORLD = 8 };
+enum { LAYERS = 3, C = 10, H = 12, ROWS = 2, TENSORS = 4 * LAYERS, STEPS = 4, MICRO = 4, MAX_WORLD = 8 };
 
 #define REAL        double
 #define NAME(x)     whole_##x
@@ -143,7 +143,7 @@ static void run_rank(struct toy_rank *r)
 }
 
 /* Wraps on `world` ranks, and calls fn unless it is NULL. Fails the test unless the outcome is that of s. */
-static void run(struct setup *s, int world, rank_fn *fn, const char *what, struct toy_rank r[MOST_WORLD])
+static void run(struct setup *s, int world, rank_fn *fn, const char *what, struct toy_rank r[MAX_WORLD])
 {
     struct job j = {s, fn};
     toy_run(world, run_rank, &j, r, what);
@@ -152,7 +152,7 @@ static void run(struct setup *s, int world, rank_fn *fn, const char *what, struc
 /* Does the same at stages 0 and 3, with two tensor-parallel ranks. */
 static void run_at_both_ends(struct setup s, int world, rank_fn *fn, const char *what)
 {
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     s.tp = 2;
     for (s.stage = 0; s.stage <= 3; s.stage += 3)
         run(&s, world, fn, what, r);
@@ -222,12 +222,12 @@ static void the_same_bits_however_data_is_cut(void **state)
     for (s.tp = 1; s.tp <= 4; s.tp++) {
         uint64_t hash[4] = {0};
         int n = 0;
-        for (int world = s.tp; world <= MOST_WORLD; world += s.tp)
+        for (int world = s.tp; world <= MAX_WORLD; world += s.tp)
             for (s.stage = 0; s.stage < TOY_STAGES; s.stage++) {
                 int n_dp = world / s.tp;
                 if (MICRO % n_dp || (s.stage > 3 && n_dp != 4))
                     continue;
-                struct toy_rank r[MOST_WORLD];
+                struct toy_rank r[MAX_WORLD];
                 char what[96];
                 s.prefetch = n % 3;
                 s.check = n % 4 == 3;
@@ -250,7 +250,7 @@ static void the_same_bits_however_data_is_cut(void **state)
 
 /* ---- sums, maxima and broadcasts ---- */
 
-enum { MOST_ELEMS = 600001 };
+enum { MAX_ELEMS = 600001 };
 
 static float bf16_value(uint16_t x)
 {
@@ -294,7 +294,7 @@ static int check_sum(struct toy_rank *r, zero_ctx *z, int64_t n, bool bf16, bool
 {
     const size_t size = bf16 ? 2 : 4;
     uint64_t bad = 0;
-    memset(dst, 0xff, MOST_ELEMS * size);
+    memset(dst, 0xff, MAX_ELEMS * size);
     for (int64_t i = 0; i < n; i++)
         put(src, i, bf16, element(r->rank, i, bf16));
     void *to = in_place ? src : dst;
@@ -378,8 +378,8 @@ static int check_copies(struct toy_rank *r, zero_ctx *z, void *src, void *dst)
 
 static int add_up(struct toy_rank *r, struct model *m, zero_ctx *z, const struct place *at)
 {
-    static const int64_t sizes[] = {0, 1, 2, 31, 32, 33, 128, 1000, 262143, 262144, 262145, MOST_ELEMS - 64};
-    static char memory[4][2][MOST_ELEMS * 4];
+    static const int64_t sizes[] = {0, 1, 2, 31, 32, 33, 128, 1000, 262143, 262144, 262145, MAX_ELEMS - 64};
+    static char memory[4][2][MAX_ELEMS * 4];
     void *src = memory[r->rank][0], *dst = memory[r->rank][1];
     struct zero_stats stats;
     int64_t n_summed = 0;
@@ -417,7 +417,7 @@ static void sums_and_maxima(void **state)
 {
     for (int world = 1; world <= 4; world++) {
         struct setup s = {.stage = 2, .tp = world};
-        struct toy_rank r[MOST_WORLD];
+        struct toy_rank r[MAX_WORLD];
         run(&s, world, add_up, "sums", r);
         for (int k = 1; k < world; k++)
             assert_true(r[k].hash == r[0].hash); /* every rank has the same bits */
@@ -446,7 +446,7 @@ static void cut_nothing(struct zero_config *cfg, struct model *m, int part)
 static void a_table_without_parts(void **state)
 {
     struct setup s = {.stage = 3, .tp = 2, .change = cut_nothing};
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     run(&s, 2, NULL, "no parts", r);
     assert_int_equal(n_reported, 1);
 }
@@ -809,7 +809,7 @@ static void values_that_differ(void **state)
     struct setup begun = {.tp = 2, .change = begin_apart, .code = ZERO_ERR_MISMATCH, .says = says},
                  frozen = {.tp = 2, .change = freeze_apart, .code = ZERO_ERR_MISMATCH, .says = says},
                  written = {.tp = 2, .change = values_later};
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     for (int stage = 0; stage <= 3; stage++) {
         begun.stage = frozen.stage = written.stage = stage;
         run(&begun, 4, NULL, "apart", r);
@@ -902,7 +902,7 @@ static void activations_that_are_not_what_they_should_be(void **state)
                               .check = k & 1,
                               .change = log_sums,
                               .way = (int)i + wrong * CROSS_WRONGLY};
-            struct toy_rank r[MOST_WORLD];
+            struct toy_rank r[MAX_WORLD];
             n_said_sum = 0;
             run(&s, 2, cross, x->name, r);
             assert_int_equal(n_said_sum, s.check && wrong && !x->whole ? 2 : 0);
@@ -925,7 +925,7 @@ static int forget_the_sum(struct toy_rank *r, struct model *m, zero_ctx *z, cons
 static void gradients_that_differ(void **state)
 {
     struct setup s = {.tp = 2, .check = true};
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     for (s.stage = 0; s.stage <= 3; s.stage++)
         run(&s, 4, forget_the_sum, "a sum is forgotten", r);
 }
@@ -1009,7 +1009,7 @@ static void gradients_that_differ_unchecked(void **state)
     struct setup s = {.tp = 2, .change = log_warnings};
     for (s.way = 0; s.way < (int)(sizeof cases / sizeof *cases); s.way++)
         for (s.stage = 0; s.stage <= 3; s.stage++) {
-            struct toy_rank r[MOST_WORLD];
+            struct toy_rank r[MAX_WORLD];
             seen_lines.n_rounding = seen_lines.n_saved = 0;
             run(&s, 4, train_apart, "gradients differ", r);
             assert_int_equal(seen_lines.n_rounding, cases[s.way].says);

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MOST_WORLD = 8, AROUND = 64, TENSORS = 8, MOST_ELEMS = 1 << 10, BUFFER = 6, VOCAB = 13 };
+enum { MAX_WORLD = 8, AROUND = 64, TENSORS = 8, MAX_ELEMS = 1 << 10, BUFFER = 6, VOCAB = 13 };
 
 /* A tensor of the whole model. cut: the dimension that tensor parallelism cuts; -1: none. */
 struct shape {
@@ -91,7 +91,7 @@ struct setup {
 
 struct model {
     void *param[TENSORS], *grad[TENSORS];
-    char own[TENSORS][AROUND + MOST_ELEMS * 4 + AROUND];
+    char own[TENSORS][AROUND + MAX_ELEMS * 4 + AROUND];
     struct zero_tensor table[TENSORS];
 };
 
@@ -197,7 +197,7 @@ static void run_rank(struct toy_rank *r)
 
 /* Wraps on all ranks of the mesh, and calls fn. Fails the test unless all goes well. what: the run's name in
  * failure messages. */
-static void run(const struct setup *s, rank_fn *fn, const char *what, struct toy_rank r[MOST_WORLD])
+static void run(const struct setup *s, rank_fn *fn, const char *what, struct toy_rank r[MAX_WORLD])
 {
     struct job j = {s, fn};
     char text[160];
@@ -219,7 +219,7 @@ static void add_to_hash(struct toy_rank *r, int tensor, int kind, int64_t whole,
 static int look(struct toy_rank *r, zero_ctx *z, int tp, int part, bool expected, bool alone)
 {
     static const int values[] = {ZERO_VALUE_PARAM, ZERO_VALUE_STATE, ZERO_VALUE_STATE + 1};
-    float x[MOST_ELEMS];
+    float x[MAX_ELEMS];
     for (int t = 0; t < TENSORS; t++)
         for (int k = 0; k <= (alone ? 0 : shapes[t].n_states); k++) {
             const struct shape *s = &shapes[t];
@@ -258,8 +258,8 @@ static int write_all(struct toy_rank *r, struct model *m, zero_ctx *z, int tp, i
     for (int t = 0; t < TENSORS; t++)
         for (int k = 0; k <= shapes[t].n_states; k++) {
             const struct shape *s = &shapes[t];
-            float x[MOST_ELEMS];
-            uint16_t narrow[MOST_ELEMS];
+            float x[MAX_ELEMS];
+            uint16_t narrow[MAX_ELEMS];
             int64_t n = n_elems(s, tp);
             if (t == BUFFER) {
                 for (int32_t i = 0; i < n; i++)
@@ -394,7 +394,7 @@ static void any_mesh_loads_any_others(void **state)
     uint64_t after = 0;
     for (int from = 0; from < N_MESHES; from++) {
         char folder[] = "/tmp/zero-tp-ckpt-XXXXXX", what[64];
-        struct toy_rank r[MOST_WORLD];
+        struct toy_rank r[MAX_WORLD];
         toy_make_folder(folder);
         struct setup s = {.mesh = &meshes[from], .folder = folder, .async = from % 2, .says = 7};
         run(&s, save_one, "saved", r);
@@ -424,7 +424,7 @@ static void expect_same_files(const char *folder, const char *first, const char 
 static void weights_are_the_whole_models(void **state)
 {
     char folder[N_MESHES][32], what[128];
-    struct toy_rank r[MOST_WORLD];
+    struct toy_rank r[MAX_WORLD];
     struct setup s = {0};
     for (int i = 0; i < N_MESHES; i++) {
         strcpy(folder[i], "/tmp/zero-tp-weights-XXXXXX");
@@ -458,7 +458,7 @@ static int write_whole(struct toy_rank *r, zero_ctx *z, int t, int k, bool lacks
     const struct setup *s = r->arg;
     enum zero_dtype dtype = k > 0 ? ZERO_F32 : (enum zero_dtype)shapes[t].dtype;
     int64_t n = n_elems(&shapes[t], 1), piece = n / 3 + 1;
-    float src[MOST_ELEMS];
+    float src[MAX_ELEMS];
     int err = 0;
     for (int64_t first = 0, m; !err && first < n; first += m) {
         m = first + piece < n ? piece : n - first;
@@ -523,7 +523,7 @@ static void whole_tensors_are_cut(void **state)
                                      {4, 2, 5}, {1, 8, 1}, {2, 1, 0}};
     for (size_t i = 0; i < sizeof on / sizeof *on; i++) {
         struct setup s = {.mesh = &on[i], .gives = true};
-        struct toy_rank r[MOST_WORLD];
+        struct toy_rank r[MAX_WORLD];
         char what[96];
         shapes = on[i].tp == 8 ? powers_of_two : twos_and_threes;
         run(&s, give_one, "cut by the program", r);

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { STEPS = 6, WORLDS = 3, MOST_VALUES = 2048 };
+enum { STEPS = 6, WORLDS = 3, MAX_VALUES = 2048 };
 
 /* A number that changes from first to then. */
 struct knob {
@@ -215,7 +215,7 @@ static void tuned_at_every_step(void **state)
 
 /* ---- micro-batches per step ---- */
 
-enum { MOST_ACCUM = 5 };
+enum { MAX_ACCUM = 5 };
 
 static int accumulate(struct toy *m, zero_ctx *z, const struct toy_rank *r, int step, int accum)
 {
@@ -233,7 +233,7 @@ static int accumulate(struct toy *m, zero_ctx *z, const struct toy_rank *r, int 
  * configuration. */
 static void other_accum(struct toy_rank *r)
 {
-    static const int accum_of[STEPS] = {2, 2, MOST_ACCUM, 1, 3, 4};
+    static const int accum_of[STEPS] = {2, 2, MAX_ACCUM, 1, 3, 4};
     const struct setup *s = r->arg;
     struct toy m;
     zero_ctx *z = NULL;
@@ -256,7 +256,7 @@ static void other_accum(struct toy_rank *r)
         if (!z) {
             m.table[4].flags = s->in_place ? 0 : m.table[4].flags;
             cfg.grad_accum_steps = accum_of[step];
-            cfg.max_grad_accum_steps = s->resumes ? 0 : MOST_ACCUM;
+            cfg.max_grad_accum_steps = s->resumes ? 0 : MAX_ACCUM;
             TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
             if (step)
                 TOY_TRY(zero_load(z, s->folder));
@@ -337,13 +337,13 @@ static void accumulate_wrongly(struct toy_rank *r)
     if (r->world > 1)
         toy_expect(r, zero_wrap(&z, m.table, TOY_TENSORS, &cfg), ZERO_ERR_MISMATCH,
                    "max_grad_accum_steps is 4 on rank 1 and 3 on rank 0");
-    cfg.max_grad_accum_steps = s->way ? 0 : MOST_ACCUM;
+    cfg.max_grad_accum_steps = s->way ? 0 : MAX_ACCUM;
     TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
 #define TUNE(x) zero_tune(z, ZERO_ALL, "grad_accum_steps", x)
     const char *most =
         s->way ? "allowed: 1 to 2 (see max_grad_accum_steps)" : "allowed: 1 to 5 (see max_grad_accum_steps)";
-    toy_expect(r, TUNE(MOST_ACCUM + 1), ZERO_ERR_ARG, "zero_tune: grad_accum_steps is 6; ");
-    const double wrong[] = {0, -1, 1.5, NAN, 4294967297.0, MOST_ACCUM + 1};
+    toy_expect(r, TUNE(MAX_ACCUM + 1), ZERO_ERR_ARG, "zero_tune: grad_accum_steps is 6; ");
+    const double wrong[] = {0, -1, 1.5, NAN, 4294967297.0, MAX_ACCUM + 1};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         toy_expect(r, TUNE(wrong[i]), ZERO_ERR_ARG, most);
     toy_expect(r, zero_tune(z, 0, "grad_accum_steps", 2), ZERO_ERR_ARG,
@@ -430,7 +430,7 @@ static void carry_over(struct toy_rank *r)
     TOY_TRY(zero_wrap(&to, other.table, TOY_TENSORS, &cfg));
     for (int t = 0; t < TOY_TENSORS; t++)
         for (int value = ZERO_VALUE_MASTER; t != TOY_FROZEN && value < ZERO_VALUE_STATE + n_states; value++) {
-            float x[MOST_VALUES];
+            float x[MAX_VALUES];
             TOY_TRY(zero_read(from, t, value, 0, toy_elems(t), x));
             TOY_TRY(zero_write(to, t, value, 0, toy_elems(t), x));
         }

@@ -237,8 +237,8 @@ static void *run(void *arg)
 
 void toy_ranks(int world, void (*fn)(struct toy_rank *r), void *arg, struct toy_rank *out)
 {
-    pthread_t thread[MOST_TOY_RANKS];
-    struct start s[MOST_TOY_RANKS];
+    pthread_t thread[MAX_TOY_RANKS];
+    struct start s[MAX_TOY_RANKS];
     toy_set_ranks(world, arg, out);
     for (int i = 0; i < world; i++) {
         s[i] = (struct start){fn, &out[i]};
@@ -372,15 +372,15 @@ bool toy_holds_no_more(struct toy_holdings before, struct toy_holdings *now)
 
 /* ---- folders ---- */
 
-enum { MOST_FOLDERS = 64 };
-static char folders[MOST_FOLDERS][64];
+enum { MAX_FOLDERS = 64 };
+static char folders[MAX_FOLDERS][64];
 
 void toy_make_folder(char *path)
 {
     int i = 0;
-    while (i < MOST_FOLDERS && folders[i][0])
+    while (i < MAX_FOLDERS && folders[i][0])
         i++;
-    assert_true(i < MOST_FOLDERS && strlen(path) < sizeof *folders);
+    assert_true(i < MAX_FOLDERS && strlen(path) < sizeof *folders);
     assert_non_null(mkdtemp(path));
     strcpy(folders[i], path);
 }
@@ -394,7 +394,7 @@ static int remove_all(const char *path)
 
 void toy_remove_folder(const char *path)
 {
-    for (int i = 0; i < MOST_FOLDERS; i++)
+    for (int i = 0; i < MAX_FOLDERS; i++)
         if (!strcmp(folders[i], path))
             folders[i][0] = 0;
     assert_int_equal(remove_all(path), 0);
@@ -416,7 +416,7 @@ void toy_forget_export_ids(const char *path)
 int toy_remove_folders(void **state)
 {
     int err = 0;
-    for (int i = 0; i < MOST_FOLDERS; i++)
+    for (int i = 0; i < MAX_FOLDERS; i++)
         if (folders[i][0])
             err |= remove_all(folders[i]);
     memset(folders, 0, sizeof folders);

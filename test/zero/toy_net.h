@@ -13,7 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { TOY_TENSORS = 5, TOY_UNITS = 4, TOY_FROZEN = 3, TOY_STACKED = 1, MOST_TOY_RANKS = 16 };
+enum { TOY_TENSORS = 5, TOY_UNITS = 4, TOY_FROZEN = 3, TOY_STACKED = 1, MAX_TOY_RANKS = 16 };
 
 struct toy {
     /* the pointers that zero_wrap takes over */

@@ -22,7 +22,7 @@ struct name {
 
 #define KEPT "-kept"
 /* A name has 18 digits for the serial number. */
-#define MOST_SERIAL INT64_C(999999999999999999)
+#define MAX_SERIAL INT64_C(999999999999999999)
 
 static void print_name(int64_t serial, int64_t t, bool kept, char out[ZR_CHECKPOINT_NAME_BYTES])
 {
@@ -140,7 +140,7 @@ int zr_checkpoint_begin(const struct zr_files *fs, struct zr_folder_locks *locks
     ZR_TRY(zr_folder_lock(locks, fs, root, log));
     int err = list_saves(fs, root, &missing, &l);
     int64_t last = !err && l.n ? l.names[0].serial : 0;
-    if (last == MOST_SERIAL)
+    if (last == MAX_SERIAL)
         err = zr_fail(ZERO_ERR_ARG,
                       "%s/%s: zero_load would not find a later save, because this number is the largest that "
                       "a name can hold; allowed: another folder, or a smaller number",

@@ -17,7 +17,7 @@
 
 #define ZR_CHECKPOINT_NAME_BYTES 64
 /* The largest step that zero_set_step accepts. A name holds 18 digits, which leaves room for later steps. */
-#define ZR_MOST_STEPS INT64_C(100000000000000000)
+#define ZR_MAX_STEPS INT64_C(100000000000000000)
 
 /* Makes the folder .NAME in root for a checkpoint of step t. Makes root if it is missing (one level), and
  * takes its lock. Returns NAME, the name of the finished checkpoint. kept: it is never removed. Blocks.

@@ -112,8 +112,8 @@ static int read_file_id(const struct zr_files *fs, const char *path, char id[ZR_
     return err;
 }
 
-/* *is: zero_export wrote this weight file. A file that cannot be read counts as somebody else's. */
-static int recognize(const struct zr_export_folder *f, const char *name, bool *is)
+/* *is_ours: zero_export wrote this weight file. A file that cannot be read counts as somebody else's. */
+static int recognize(const struct zr_export_folder *f, const char *name, bool *is_ours)
 {
     char path[ZR_PATH_BYTES], id[ZR_EXPORT_ID_BYTES] = "";
     bool is_index = !strcmp(name, ZR_WEIGHTS_INDEX);
@@ -122,7 +122,7 @@ static int recognize(const struct zr_export_folder *f, const char *name, bool *i
         err = read_index_id(f->fs, path, id);
     else if (!err && ends_with(name, ".safetensors"))
         err = read_file_id(f->fs, path, id);
-    *is = !err && *id && (is_index || is_name_of(name, id));
+    *is_ours = !err && *id && (is_index || is_name_of(name, id));
     return err == ZERO_ERR_NOMEM ? err : 0;
 }
 
@@ -188,7 +188,7 @@ int zr_export_begin(const struct zr_files *fs, const struct zr_folder_locks *hel
     ZR_TRY(zr_path_absolute(fs, path, f->path));
     if (zr_folder_make(fs, f->path, &exists) && !exists)
         return ZERO_ERR_IO;
-    ZR_TRY(zr_folder_is_locked(held, fs, f->path, &is_locked));
+    ZR_TRY(zr_folder_find_lock(held, fs, f->path, &is_locked));
     if (!is_locked)
         ZR_TRY(zr_folder_lock(&f->locks, fs, f->path, log));
     ZR_TRY(examine(f));

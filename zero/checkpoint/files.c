@@ -211,11 +211,11 @@ int zr_file_lock(const struct zr_files *fs, int fd, const char *path, enum zr_lo
     return err < 0 && *outcome == ZR_LOCKED ? fail_io(path, "lock", err) : 0;
 }
 
-int zr_file_is_at(const struct zr_files *fs, int fd, const char *path, bool *is)
+int zr_file_is_at(const struct zr_files *fs, int fd, const char *path, bool *is_there)
 {
     int err;
     RETRY(err, fs->is_at(fs->arg, fd, path));
-    *is = err == 1;
+    *is_there = err == 1;
     return err < 0 ? fail_io(path, "status", err) : 0;
 }
 

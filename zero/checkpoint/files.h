@@ -136,7 +136,8 @@ int zr_file_store(const struct zr_files *fs, const char *path, const void *data,
 enum zr_lock_outcome { ZR_LOCKED, ZR_LOCK_HELD, ZR_NO_LOCKS };
 /* Tries to take the lock, without waiting. */
 int zr_file_lock(const struct zr_files *fs, int fd, const char *path, enum zr_lock_outcome *outcome);
-int zr_file_is_at(const struct zr_files *fs, int fd, const char *path, bool *is);
+/* Sets *is_there: path leads to the file of this descriptor. */
+int zr_file_is_at(const struct zr_files *fs, int fd, const char *path, bool *is_there);
 /* Removes a file. A missing one is no error. */
 int zr_file_remove(const struct zr_files *fs, const char *path);
 int zr_path_absolute(const struct zr_files *fs, const char *path, char out[ZR_PATH_BYTES]);

@@ -15,7 +15,7 @@
 #define LOCK_NAME    ".lock"
 #define HOLDER_BYTES 256 /* size of the file; it is fixed, so that nothing of an earlier holder remains */
 #define HOST_BYTES   65
-#define MOST_TRIES   1000
+#define MAX_TRIES    1000
 
 /* ---- who holds it ---- */
 
@@ -37,7 +37,7 @@ static void write_holder(const struct zr_files *fs, int fd, const char *path)
     memset(text + n, ' ', (size_t)(HOLDER_BYTES - n));
     text[HOLDER_BYTES - 1] = '\n';
     if (zr_file_write(fs, fd, path, text, HOLDER_BYTES, 0))
-        zr_fail(0, "%s", "");
+        zr_fail(0, "%s", ""); /* clears the message, because the lock is taken all the same */
 }
 
 /* Who made the file. UNKNOWN: it is empty, or has only a beginning of what write_holder writes. A power
@@ -109,13 +109,14 @@ static int fail_held(const char *folder, char text[HOLDER_BYTES + 1])
 /* ---- taking and releasing ---- */
 
 /* Takes the lock. The last holder may remove the file after it was opened here and before it is locked.
- * Another file may then have its name, so the lock is tried again. A file that may be the user's is locked,
- * but not written. */
+ * Another file may then have its name, so the lock is tried again. The holder is read before the lock is
+ * taken, so that a file that is the user's is never locked. A file that may be the user's is locked, but not
+ * written. */
 static int take(const struct zr_files *fs, const char *folder, struct zr_log *log, struct zr_folder_lock *out)
 {
     char path[ZR_PATH_BYTES], holder[HOLDER_BYTES + 1];
     int err = zr_path_join(path, folder, LOCK_NAME);
-    for (int i = 0; !err && i < MOST_TRIES; i++) {
+    for (int i = 0; !err && i < MAX_TRIES; i++) {
         enum zr_lock_outcome outcome = ZR_LOCKED;
         enum maker maker = UNKNOWN;
         bool is_there = false, is_new;
@@ -139,11 +140,11 @@ static int take(const struct zr_files *fs, const char *folder, struct zr_log *lo
             out->fd = fd;
             return 0;
         }
-        struct zr_kept kept;
-        zr_keep(&kept, err);
+        struct zr_saved_error kept;
+        zr_error_save(&kept, err);
         zr_file_close(fs, fd, path);
         if (err)
-            return zr_say_again(&kept);
+            return zr_error_restore(&kept);
         if (outcome == ZR_NO_LOCKS) {
             zr_warn(log,
                     "%s: the file system has no locks, so another run that saves into this folder is not "
@@ -156,25 +157,25 @@ static int take(const struct zr_files *fs, const char *folder, struct zr_log *lo
     return err ? err : zr_fail(ZERO_ERR_IO, "%s: other processes keep taking and releasing its lock", path);
 }
 
-/* *is: the lock's path still leads to the file that is locked. It leads to another one, or to none, if
- * somebody renamed or removed the folder or the file. */
-static int is_in_place(const struct zr_folder_lock *l, bool *is)
+/* *in_place: the lock's path still leads to the file that is locked. It leads to another one, or to none, if
+ * somebody renamed or removed the folder or the file. Always true without file system locks. */
+static int check_in_place(const struct zr_folder_lock *l, bool *in_place)
 {
     char path[ZR_PATH_BYTES];
-    *is = l->fd < 0;
-    int err = *is ? 0 : zr_path_join(path, l->folder, LOCK_NAME);
-    return err || *is ? err : zr_file_is_at(l->fs, l->fd, path, is);
+    *in_place = l->fd < 0;
+    int err = *in_place ? 0 : zr_path_join(path, l->folder, LOCK_NAME);
+    return err || *in_place ? err : zr_file_is_at(l->fs, l->fd, path, in_place);
 }
 
 /* Finds the lock file in a folder that was renamed. A lock file that was renamed itself is not searched
  * for. */
 static bool find_renamed(const struct zr_folder_lock *l, char path[ZR_PATH_BYTES])
 {
-    bool is = false;
+    bool is_there = false;
     if (!l->fs->path_of || l->fs->path_of(l->fs->arg, l->fd, path, ZR_PATH_BYTES))
         return false;
     const char *name = strrchr(path, '/');
-    return name && !strcmp(name, "/" LOCK_NAME) && !zr_file_is_at(l->fs, l->fd, path, &is) && is;
+    return name && !strcmp(name, "/" LOCK_NAME) && !zr_file_is_at(l->fs, l->fd, path, &is_there) && is_there;
 }
 
 /* Releases a lock. The file is removed while the lock is held, because afterwards it may be another holder's.
@@ -182,11 +183,11 @@ static bool find_renamed(const struct zr_folder_lock *l, char path[ZR_PATH_BYTES
 static void give_back(const struct zr_folder_lock *l)
 {
     char path[ZR_PATH_BYTES];
-    bool is_there;
+    bool in_place;
     if (l->fd < 0 || zr_path_join(path, l->folder, LOCK_NAME))
         return;
     if (!l->stays && l->pid == (int64_t)getpid() &&
-        ((!is_in_place(l, &is_there) && is_there) || find_renamed(l, path)))
+        ((!check_in_place(l, &in_place) && in_place) || find_renamed(l, path)))
         zr_file_remove(l->fs, path);
     zr_file_close(l->fs, l->fd, path);
 }
@@ -199,14 +200,14 @@ static int find(const struct zr_folder_locks *locks, const struct zr_files *fs, 
     while (*at < locks->n && (locks->list[*at].fs != fs || strcmp(locks->list[*at].folder, folder) != 0))
         ++*at;
     *in_place = false;
-    return *at < locks->n ? is_in_place(&locks->list[*at], in_place) : 0;
+    return *at < locks->n ? check_in_place(&locks->list[*at], in_place) : 0;
 }
 
-int zr_folder_is_locked(const struct zr_folder_locks *locks, const struct zr_files *fs, const char *folder,
-                        bool *is)
+int zr_folder_find_lock(const struct zr_folder_locks *locks, const struct zr_files *fs, const char *folder,
+                        bool *held)
 {
     int at;
-    return find(locks, fs, folder, &at, is);
+    return find(locks, fs, folder, &at, held);
 }
 
 int zr_folder_lock(struct zr_folder_locks *locks, const struct zr_files *fs, const char *folder,
@@ -226,7 +227,7 @@ int zr_folder_lock(struct zr_folder_locks *locks, const struct zr_files *fs, con
     } else {
         snprintf(found.folder, sizeof found.folder, "%s", folder);
         ZR_TRY(take(fs, folder, log, &found));
-        if (locks->n == ZR_MOST_FOLDER_LOCKS)
+        if (locks->n == ZR_MAX_FOLDER_LOCKS)
             give_back(&list[--locks->n]);
         at = locks->n++;
     }

@@ -178,10 +178,10 @@ static int apply(struct zr_loading *l)
  * because zero_write may give others. */
 static void give_up(struct zero_ctx *z)
 {
-    struct zr_kept kept;
-    zr_keep(&kept, 0);
+    struct zr_saved_error kept;
+    zr_error_save(&kept, 0);
     zr_engine_zero_states(z->engine);
-    zr_say_again(&kept);
+    zr_error_restore(&kept);
 }
 
 /* Makes the path absolute, following links. Below it no link is followed. */

@@ -12,7 +12,7 @@
 
 /* The most files that stay open. Further ones are opened when they are read, because a process usually has
  * 1024 descriptors, and a file may take two. */
-#define MOST_OPEN_SHARDS 32
+#define MAX_OPEN_SHARDS 32
 
 void zr_loading_free(struct zr_loading *l)
 {
@@ -311,7 +311,7 @@ static int open_shards(struct zr_loading *l)
         if (err)
             break;
         n += l->shards[l->n_shards].st.n_entries;
-        if (l->n_shards >= MOST_OPEN_SHARDS)
+        if (l->n_shards >= MAX_OPEN_SHARDS)
             zr_shard_rest(&l->shards[l->n_shards]);
     }
     if (err)

@@ -67,8 +67,7 @@ int zr_loaded_prepare(struct zero_ctx *z, const char *folder, const struct zr_ma
                       struct zr_loaded **out)
 {
     struct zr_loaded *l;
-    ZR_TRY(ZR_ZALLOC_BYTES(l, sizeof *l + (size_t)m->n_files * sizeof *l->files, "the names of %d files",
-                           m->n_files));
+    ZR_TRY(ZR_ZALLOC_ARRAY(l, sizeof *l, m->n_files, sizeof *l->files, "the names of %d files", m->n_files));
     l->n = m->n_files;
     memcpy(l->files, m->files, (size_t)m->n_files * sizeof *l->files);
     int64_t bytes = 0;

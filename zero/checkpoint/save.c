@@ -309,7 +309,7 @@ static void fill_status(struct zr_save *s, enum zr_save_state state, struct stat
 {
     *mine = (struct status){.state = (int32_t)state};
     if (state == ZR_SAVE_FAILED)
-        zr_first_error_put(mine, zr_say_again(&s->failure));
+        zr_first_error_put(mine, zr_error_restore(&s->failure));
 }
 
 /* Acts on the states of all ranks. Returns whether all are done, or one has failed. */
@@ -322,7 +322,7 @@ static bool follow(struct zr_save *s, const struct status *all)
         atomic_store(&s->cancelled, true);
         if (n_writing)
             return false;
-        zr_keep(&s->failure, failed);
+        zr_error_save(&s->failure, failed);
         return true;
     }
     if (all[0].state == ZR_SAVE_COMMITTED)
@@ -367,7 +367,7 @@ static int await_copies(struct zero_ctx *z, struct zr_save *s)
 int zr_save_end(struct zero_ctx *z)
 {
     struct zr_save *s = z->save;
-    struct zr_kept kept;
+    struct zr_saved_error kept;
     if (!s)
         return 0;
     z->save = NULL;
@@ -378,7 +378,7 @@ int zr_save_end(struct zero_ctx *z)
     if (!err)
         err = await_copies(z, s);
     zr_engine_forget_snapshot(z->engine); /* After a failure it may still be on the stream. */
-    zr_keep(&kept, err);
+    zr_error_save(&kept, err);
     uv_mutex_lock(&s->lock);
     atomic_store(&s->cancelled, true);
     uv_cond_broadcast(&s->changed);
@@ -396,7 +396,7 @@ int zr_save_end(struct zero_ctx *z)
     if (!err)
         zr_path_join(z->saved_path, s->root, s->name); /* fits: see open_save */
     free_save(s);
-    return err ? zr_say_again(&kept) : 0;
+    return err ? zr_error_restore(&kept) : 0;
 }
 
 void zr_save_notice(struct zero_ctx *z)

@@ -36,7 +36,7 @@ struct zr_save {
     /* Every rank's file is written, so the thread of rank 0 may commit the checkpoint. */
     bool commit_reported;
     enum zr_save_state state;
-    struct zr_kept failure;
+    struct zr_saved_error failure;
 };
 
 /* ---- save_thread.c: the thread of a save, and how it and the model's thread signal each other ---- */

@@ -75,7 +75,7 @@ static int add_range(void *arg, const struct zr_flat *f, const struct zr_piece *
     const struct zr_tensor *t = &c->z->layout->tensors[p->tensor];
     const struct zr_tp_cut cut = zr_tp_of_tensor(t, c->z->mesh.tp);
     const struct zr_place place = zr_place_of(c->z, p->tensor);
-    int64_t from = p->slice * p->n + (first - p->first);
+    int64_t from = p->layer * p->n + (first - p->first);
     if (c->saves && !t->cut && c->z->mesh.tp_rank > 0)
         return 0;
     if (c->saves)

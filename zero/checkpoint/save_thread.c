@@ -13,7 +13,7 @@ void zr_save_set_state(struct zr_save *s, enum zr_save_state state, int err)
 {
     uv_mutex_lock(&s->lock);
     s->state = err ? ZR_SAVE_FAILED : state;
-    zr_keep(&s->failure, err);
+    zr_error_save(&s->failure, err);
     uv_cond_broadcast(&s->changed);
     uv_mutex_unlock(&s->lock);
 }

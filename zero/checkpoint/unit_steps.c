@@ -28,8 +28,8 @@ static void for_layers(const struct zero_ctx *z, void (*fn)(void *arg, int32_t u
         const struct zr_place place = zr_place_of(z, i);
         if (!t->grad || t->buffer)
             continue;
-        int64_t before = t->stacked ? place.first / (t->n_elems / t->n_slices) : 0;
-        for (int64_t s = 0; s < t->n_slices; s++)
+        int64_t before = t->stacked ? place.first / (t->n_elems / t->n_layers) : 0;
+        for (int64_t s = 0; s < t->n_layers; s++)
             fn(arg, (int32_t)(t->unit + s),
                (struct layer_count){.tensor = place.tensor, .layer = (int32_t)(before + s)});
     }
@@ -65,7 +65,7 @@ static int open_counts(const struct zero_ctx *z, struct zr_manifest *m)
 {
     for (int32_t i = 0; i < m->n_tensors; i++) {
         struct zr_manifest_tensor *t = &m->tensors[i];
-        int64_t n = z->whole.tensors[i].stacked ? z->whole.tensors[i].n_slices : 1;
+        int64_t n = z->whole.tensors[i].stacked ? z->whole.tensors[i].n_layers : 1;
         if (!t->trainable)
             continue;
         ZR_TRY(ZR_ZALLOC(t->updates, n, "the counts of %lld layers", (long long)n));

@@ -276,12 +276,12 @@ static int export_files(struct zr_weights *ws)
         err = write_files(ws, id);
     if (!err)
         err = zr_agree_in_run(z, z->world.rank == 0 ? publish(ws, f) : 0);
-    struct zr_kept kept;
-    zr_keep(&kept, err);
+    struct zr_saved_error kept;
+    zr_error_save(&kept, err);
     if (f)
         zr_export_end(f);
     free(f);
-    return err ? zr_say_again(&kept) : 0;
+    return err ? zr_error_restore(&kept) : 0;
 }
 
 int zr_weights_check_call(struct zero_ctx *z, const char *dir, enum zr_call_name name)

@@ -411,13 +411,13 @@ int zero_import(zero_ctx *z, const char *dir, const struct zero_weight *map, int
         err = zr_agree_in_run(z, local);
     if (begun && !err && !stopped)
         err = give_tied(z, &ws);
-    struct zr_kept kept;
-    zr_keep(&kept, err);
+    struct zr_saved_error kept;
+    zr_error_save(&kept, err);
     /* Both pipeline stages get the values from before the failure. */
     if (begun && err && !zr_engine_has_failed(z->engine))
         (void)zr_engine_tied_values(z->engine);
     close_sources(z->files, &s);
     free(in.buffer);
     zr_weights_free(&ws);
-    return err ? zr_fail_more(zr_say_again(&kept), "zero_import") : 0;
+    return err ? zr_fail_more(zr_error_restore(&kept), "zero_import") : 0;
 }

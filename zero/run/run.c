@@ -24,7 +24,7 @@ enum {
     NODES_MAX = 1024,
     RESTARTS_MAX = 1000000,
     SECONDS_MAX = 86400,
-    MEET_S = 300, /* a queue may start one node after another */
+    MEET_S = 300, /* a batch system such as Slurm may start one node after another */
     SILENT_S = 20 /* for a node that is cut off; one that ends is noticed at once */
 };
 
@@ -44,7 +44,7 @@ static int usage_error(const char *fmt, ...)
 
 /* Makes a key of 128 random bits, as hex digits. It is only in the environment of the ranks, because every
  * user can see command lines. */
-static bool make_key(char key[ZR_RUN_KEY_CHARS])
+static bool make_key(char key[ZR_RUN_KEY_BYTES])
 {
     unsigned char bytes[ZR_JOB_KEY_MIN_BYTES];
     if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes)
@@ -75,12 +75,12 @@ enum {
     KEY_NODES,
     KEY_NODE,
     KEY_RDZV,
-    KEY_MEET,
-    KEY_SILENT
+    KEY_RDZV_TIMEOUT,
+    KEY_NODE_TIMEOUT
 };
 
 /* Parses a whole number. If it is not allowed, ends with an error that names the option. */
-static int count(const char *option, const char *text, int lo, int hi)
+static int parse_count_or_exit(const char *option, const char *text, int lo, int hi)
 {
     int n;
     if (!parse_count(text, lo, hi, &n))
@@ -91,16 +91,16 @@ static int count(const char *option, const char *text, int lo, int hi)
 /* Parses where nodes meet: HOST:PORT, which may have tcp:// before it, or file:///PATH. */
 static void parse_meeting(const char *text, struct zr_run_options *o)
 {
-    struct zr_world at = {0};
+    struct zr_world parsed = {0};
     bool is_url = !strncmp(text, "tcp://", 6) || !strncmp(text, "file://", 7);
-    char url[sizeof at.file + 8];
+    char url[sizeof parsed.file + 8];
     int n = snprintf(url, sizeof url, "%s%s", is_url ? "" : "tcp://", text);
-    if (n >= (int)sizeof url || zr_meeting_url("--rdzv", url, &at))
+    if (n >= (int)sizeof url || zr_meeting_url("--rdzv", url, &parsed))
         exit(usage_error(
             "--rdzv is \"%.300s\"; allowed: HOST:PORT or [IPV6]:PORT, of node 0, or file:///PATH", text));
-    memcpy(o->meet_host, at.host, sizeof o->meet_host);
-    memcpy(o->meet_file, at.file, sizeof o->meet_file);
-    o->meet_port = at.port;
+    memcpy(o->meet_host, parsed.host, sizeof o->meet_host);
+    memcpy(o->meet_file, parsed.file, sizeof o->meet_file);
+    o->meet_port = parsed.port;
 }
 
 /* Parses an option about several nodes. Returns false if key is another option. */
@@ -108,19 +108,19 @@ static bool parse_node_option(int key, const char *arg, struct zr_run_options *o
 {
     switch (key) {
     case KEY_NODES:
-        o->n_nodes = count("--nnodes", arg, 1, NODES_MAX);
+        o->n_nodes = parse_count_or_exit("--nnodes", arg, 1, NODES_MAX);
         return true;
     case KEY_NODE:
-        o->node = count("--node-rank", arg, 0, NODES_MAX - 1);
+        o->node = parse_count_or_exit("--node-rank", arg, 0, NODES_MAX - 1);
         return true;
     case KEY_RDZV:
         parse_meeting(arg, o);
         return true;
-    case KEY_MEET:
-        o->meet_ms = 1000LL * count("--rdzv-timeout", arg, 1, SECONDS_MAX);
+    case KEY_RDZV_TIMEOUT:
+        o->meet_ms = 1000LL * parse_count_or_exit("--rdzv-timeout", arg, 1, SECONDS_MAX);
         return true;
-    case KEY_SILENT:
-        o->silent_ms = 1000LL * count("--node-timeout", arg, 1, SECONDS_MAX);
+    case KEY_NODE_TIMEOUT:
+        o->silent_ms = 1000LL * parse_count_or_exit("--node-timeout", arg, 1, SECONDS_MAX);
         return true;
     default:
         return false;
@@ -148,19 +148,19 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         state->err_stream = NULL; /* getopt has printed the error; argp would only add a hint */
         break;
     case 'n':
-        o->n_ranks = count("-n", arg, 1, RANKS_MAX);
+        o->n_ranks = parse_count_or_exit("-n", arg, 1, RANKS_MAX);
         break;
     case KEY_RAW:
         o->raw = true;
         break;
     case KEY_PORT:
-        o->port = count("--port", arg, 1, 65535);
+        o->port = parse_count_or_exit("--port", arg, 1, 65535);
         break;
     case KEY_RESTARTS:
-        o->limits.restarts = count("--restarts", arg, 0, RESTARTS_MAX);
+        o->limits.restarts = parse_count_or_exit("--restarts", arg, 0, RESTARTS_MAX);
         break;
     case KEY_MIN_RANKS:
-        o->limits.min_ranks = count("--min-ranks", arg, 1, RANKS_MAX);
+        o->limits.min_ranks = parse_count_or_exit("--min-ranks", arg, 1, RANKS_MAX);
         break;
     case KEY_ALLOW:
         o->limits.allow_batch_change = true;
@@ -178,12 +178,12 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
 }
 
 static const struct argp_option options[] = {
-    {"ranks", 'n', "N", 0, "How many ranks to start on this machine", 0},
+    {"ranks", 'n', "N", 0, "How many ranks to start on this node", 0},
     {"nproc-per-node", 0, NULL, OPTION_ALIAS, NULL, 0},
     {"raw", KEY_RAW, NULL, 0, "Ranks write to the terminal or file themselves, without prefix", 0},
     {"port", KEY_PORT, "P", 0, "MASTER_PORT; default: a free one, another one after a restart", 0},
     {"restarts", KEY_RESTARTS, "R", 0,
-     "How often all ranks are started again when one has failed; default: 0", 0},
+     "How often all ranks are started again after one has failed; default: 0", 0},
     {"max-restarts", 0, NULL, OPTION_ALIAS, NULL, 0},
     {"min-ranks", KEY_MIN_RANKS, "M", 0,
      "After the loss of a node, restart with no fewer than M ranks; default: all", 0},
@@ -193,50 +193,54 @@ static const struct argp_option options[] = {
      "Folder for the ranks' flight recorders when one fails or is killed (zero-bench flight reads them); "
      "default: ZERO_FLIGHT_DIR, else none",
      0},
-    {"nnodes", KEY_NODES, "N", 0, "On how many nodes a zero-run is started; default: 1", 1},
-    {"node-rank", KEY_NODE, "K", 0, "Which of them this is, 0 to N - 1", 1},
+    {"nnodes", KEY_NODES, "N", 0, "Number of nodes, each with its own zero-run; default: 1", 1},
+    {"node-rank", KEY_NODE, "K", 0, "Number of this node, 0 to N - 1", 1},
     {"rdzv", KEY_RDZV, "HOST:PORT", 0,
-     "Where node 0 is, and a port that is free there; or file:///PATH, a folder or file that all nodes share",
+     "Host of node 0, and a port that is free there; or file:///PATH, a folder or file that all nodes share",
      1},
     {"rdzv-endpoint", 0, NULL, OPTION_ALIAS, NULL, 1},
-    {"rdzv-timeout", KEY_MEET, "S", 0, "Seconds to wait for all nodes at the start; default: 300", 1},
-    {"node-timeout", KEY_SILENT, "S", 0, "Seconds after which a node that is silent is lost; default: 20", 1},
+    {"rdzv-timeout", KEY_RDZV_TIMEOUT, "S", 0, "Seconds to wait for all nodes at the beginning; default: 300",
+     1},
+    {"node-timeout", KEY_NODE_TIMEOUT, "S", 0,
+     "Seconds after which a node that is silent is lost; default: 20", 1},
     {0}};
 
 static const char doc[] =
-    "Starts N ranks of a program on this machine, or its part of those on several, and waits for them.\vEach "
-    "rank finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT, "
-    "ZERO_JOB, ZERO_ATTEMPT, ZERO_PROGRESS and ZERO_JOB_KEY (a random key, by which the ranks know each "
-    "other) in its environment, and, unless they are set already, OMP_NUM_THREADS, the number of cores "
-    "divided by N, and for GPUs NCCL_LAUNCH_ORDER_IMPLICIT (1) and CUDA_DEVICE_MAX_CONNECTIONS (32). "
-    "Variables of other launchers are removed.\n\nWhat a rank does last is kept until it ends "
-    "(ZERO_FLIGHT_FD in its environment), so that the message of a rank that fails or is killed says its "
-    "last call of libzero.\n\nOutput comes line by line, as it is written, with \"[rank] \" before it (lines "
-    "above 1 MiB in pieces). For that a rank's standard output is a pseudo-terminal; TERM is dumb where "
-    "zero-run's own is not a terminal. With --raw, or when pseudo-terminals run out, a program may hold "
+    "Starts the ranks of a program on this node, and waits for them. With --nnodes they are part of a "
+    "larger job.\vEach rank has RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, "
+    "MASTER_PORT, ZERO_JOB, ZERO_ATTEMPT, ZERO_PROGRESS and ZERO_JOB_KEY (a random key by which the ranks "
+    "recognize each other) in its environment. zero-run also sets OMP_NUM_THREADS to the number of cores "
+    "divided by N, and for GPUs NCCL_LAUNCH_ORDER_IMPLICIT to 1 and CUDA_DEVICE_MAX_CONNECTIONS to 32, "
+    "unless they are set already. Variables of other launchers are removed.\n\nzero-run keeps each rank's "
+    "last call of libzero (ZERO_FLIGHT_FD), and can read it after the rank has ended. So the message about "
+    "a rank that fails or is killed names that call.\n\nOutput is forwarded line by line, as it is "
+    "written, with \"[rank] \" before each line. Lines above 1 MiB come in pieces. A rank's standard "
+    "output is a pseudo-terminal, so that its program does not hold lines back. TERM is dumb unless "
+    "zero-run's own output is a terminal. With --raw, or when pseudo-terminals run out, a program may hold "
     "lines back until it ends. Standard input goes to rank 0.\n\nSIGINT, SIGTERM, SIGHUP, SIGUSR1 and "
-    "SIGUSR2 are forwarded to every rank, which leads a session and process group of its own; a second "
-    "SIGINT, SIGTERM or SIGHUP ends the ranks as a failure does, a third one at once. The first rank that "
-    "fails ends all: the others get SIGTERM, and SIGKILL 2 s later, as does all that ranks have started. If "
-    "zero-run itself is killed, even by SIGKILL, every rank is (but not what the ranks have "
-    "started).\n\nWith --restarts R the ranks are then started again, up to R times, with ZERO_ATTEMPT one "
-    "higher; by then only the output of the earlier ranks is left. The program must continue from its last "
-    "save. Standard input that it has read is gone. zero-run does not restart a job that a signal asked it "
-    "to end, a program that cannot be run (126, 127), or a job that reached no new step in two restarts in a "
-    "row, according to libzero's records. With fewer ranks ZERO_GRAD_ACCUM_STEPS is set, so that a step has "
-    "as many micro-batches as before.\n\nWith --nnodes N the same is started on N nodes, each with its "
-    "number and as many ranks as it says (-n may differ); all need the same ZERO_JOB_KEY or "
-    "ZERO_JOB_KEY_FILE (openssl rand -hex 16 makes a key). Node 0 leads: ranks are numbered node by node, "
-    "start when all nodes have come, and end on all when one fails on any; a signal to any zero-run is one "
-    "to all. Each node shows the output of its own ranks. With --rdzv file:///PATH node 0 says there where "
-    "it is, and the ranks meet by it, too (ZERO_RENDEZVOUS); MASTER_ADDR is then the name of node 0's host. "
-    "Without node 0 the job ends. Without another node the attempt does; with --min-ranks a restart goes on "
-    "without it.\n\nExit code: 0, or that of the rank that failed first (in the last attempt), or 128 + its "
-    "signal; 127 when the program is not found, 126 when it cannot be run, 2 for a bad command line, 141 "
-    "when nobody reads the output any longer.";
+    "SIGUSR2 are forwarded to every rank. Each rank leads its own session and process group. A second "
+    "SIGINT, SIGTERM or SIGHUP ends the ranks as a failure does, and a third one ends them at once. If a "
+    "rank fails, all ranks are ended: the others and all processes that ranks have started get SIGTERM, "
+    "and SIGKILL 2 s later. If zero-run itself is killed, even by SIGKILL, every rank is killed too, but "
+    "not the processes that ranks have started.\n\nWith --restarts R the ranks are then started again, up "
+    "to R times, with ZERO_ATTEMPT one higher. Before that, the earlier ranks and all their processes have "
+    "ended. The program must continue from its last save. Standard input that it has read is gone. "
+    "zero-run does not restart a job that a signal asked it to end, or a program that cannot be run (126, "
+    "127). Nor does it restart a job that reached no new step in two restarts in a row, according to "
+    "libzero's records. With fewer ranks it sets ZERO_GRAD_ACCUM_STEPS, so that a step has as many "
+    "micro-batches as before.\n\nWith --nnodes N, start zero-run on N nodes, each with its own "
+    "--node-rank. -n may differ. All need the same ZERO_JOB_KEY or ZERO_JOB_KEY_FILE (openssl rand -hex 16 "
+    "makes a key). Node 0 leads. Ranks are numbered node by node, and start when all nodes have come. If a "
+    "rank fails on any node, the ranks of all nodes are ended. A signal to any zero-run is forwarded to "
+    "the ranks of all nodes. Each node shows the output of its own ranks. With --rdzv file:///PATH node 0 "
+    "writes its address there, and the ranks meet by that file too (ZERO_RENDEZVOUS). MASTER_ADDR is then "
+    "the host name of node 0. If node 0 is lost, the job ends. If another node is lost, the attempt ends. "
+    "With --min-ranks the job then restarts without that node.\n\nExit code: 0, or that of the rank that "
+    "failed first (in the last attempt), or 128 + its signal; 127 if the program is not found, 126 if it "
+    "cannot be run, 2 for a bad command line, 141 if nobody reads the output any longer.";
 
-/* With several nodes, takes the key from the environment. It is equal on all nodes, and the ranks get it
- * too. */
+/* With several nodes, takes the key from the environment. It must be equal on all nodes, and the ranks get
+ * it too. */
 static int take_key(struct zr_run_options *o)
 {
     struct zr_job_key key;
@@ -259,12 +263,12 @@ static int check_options(struct zr_run_options *o)
         return usage_error("how many ranks? -n N is missing");
     if (!o->argv)
         return usage_error("no program to run");
-    bool has_place = o->meet_port || o->meet_file[0];
-    if (o->n_nodes == 0 && (o->node >= 0 || has_place))
+    bool has_meeting_point = o->meet_port || o->meet_file[0];
+    if (o->n_nodes == 0 && (o->node >= 0 || has_meeting_point))
         return usage_error("on how many nodes? --nnodes N is missing");
     if (o->n_nodes > 1 && o->node < 0)
         return usage_error("which of %d nodes? --node-rank K is missing", o->n_nodes);
-    if (o->n_nodes > 1 && !has_place)
+    if (o->n_nodes > 1 && !has_meeting_point)
         return usage_error("where is node 0? --rdzv HOST:PORT is missing");
     o->n_nodes = o->n_nodes ? o->n_nodes : 1;
     o->node = o->node < 0 ? 0 : o->node;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run.h: the parts of zero-run, which starts and watches the ranks of a job. On one node it depends on libuv
- * alone. Several nodes meet as ranks do (comm/meet/).
+/* run.h: the parts of zero-run, which starts and watches the ranks of a job. It links libuv and comm/, not
+ * libzero. A node is one zero-run, usually a machine. Several nodes meet as ranks do (comm/meet/).
  *
  *     run.c              the command line
  *     run_env.c          the environment of each rank
@@ -14,7 +14,7 @@
  *     run_ranks.c        the ranks of one attempt: starts, signals and ends them
  *     run_descendants.c  the processes that ranks have started
  *     run_flight.c       the last call of a rank, for messages about its end
- *     run_lines.c        forwards the output of ranks, line by line
+ *     run_output.c       forwards the output of ranks, line by line
  *     run_terminal.c     a pseudo-terminal for a rank's standard output
  *
  * Everything runs on the main thread's loop, except that libuv's worker threads write output. So a slow
@@ -29,7 +29,7 @@
 #include <stdint.h>
 #include <uv.h>
 
-enum { ZR_RUN_KEY_CHARS = 129, ZR_RUN_LAST_CHARS = 256 };
+enum { ZR_RUN_KEY_BYTES = 129, ZR_RUN_MESSAGE_BYTES = 256 };
 /* Exit codes of POSIX shells for what cannot be run. */
 enum { ZR_RUN_NOT_RUNNABLE = 126, ZR_RUN_NOT_FOUND = 127 };
 
@@ -45,7 +45,7 @@ struct zr_run_options {
     /* Arguments of the program, ended by NULL. */
     char **argv;
     /* ZERO_JOB_KEY of the ranks, in hex digits. */
-    char key[ZR_RUN_KEY_CHARS];
+    char key[ZR_RUN_KEY_BYTES];
     /* Number of nodes (1: this node alone), and the number of this one. */
     int n_nodes, node;
     /* Host and port of node 0, where nodes meet. Not used with one node. */
@@ -57,8 +57,8 @@ struct zr_run_options {
     int64_t meet_ms, silent_ms;
 };
 
-/* The ranks of this node in one attempt. */
-struct zr_run_start {
+/* The ranks that a node runs in one attempt. */
+struct zr_run_assignment {
     /* Number of the attempt in the job, from 0. */
     int attempt;
     /* Ranks of the job. Those of this node are n_ranks, from first_rank on. */
@@ -69,14 +69,14 @@ struct zr_run_start {
     /* Address at which rank 0 listens: MASTER_ADDR, MASTER_PORT. */
     char host[256];
     int port;
-    /* A name that no other job has, on this host and over time. */
+    /* ZERO_JOB: a name that no other job has, on this node and over time. */
     char job[64];
 };
 
 /* How far ranks have come. */
 struct zr_run_reached {
     /* The highest step. -1: no rank has reported one. */
-    int64_t t;
+    int64_t step;
     /* The ranks' grad_accum_steps. 0: no rank has reported it. */
     int accum;
 };
@@ -86,7 +86,7 @@ struct zr_run_reached {
 struct zr_progress;
 struct zr_run_progress {
     /* (n_ranks) Records of this node's ranks. */
-    struct zr_progress *of;
+    struct zr_progress *records;
     int n_ranks, fd;
     /* Path by which ranks open the records. */
     char path[48];
@@ -120,7 +120,7 @@ enum { ZR_RUN_FLIGHT_FD = 3 };
 
 /* Makes the environment of one rank, NULL-terminated, in one allocation that the caller frees. NULL: out of
  * memory. progress: the path of the records. flight: the rank gets ZR_RUN_FLIGHT_FD. */
-char **zr_run_environment(const struct zr_run_options *o, const struct zr_run_start *s, int local_rank,
+char **zr_run_environment(const struct zr_run_options *o, const struct zr_run_assignment *s, int local_rank,
                           const char *progress, bool flight);
 
 /* run_flight.c */
@@ -129,16 +129,16 @@ char **zr_run_environment(const struct zr_run_options *o, const struct zr_run_st
 int zr_run_flight_make(void);
 /* Describes the last call of a rank that has ended: "; its last call was ...". "" if fd is negative, or the
  * rank had no open context. */
-void zr_run_flight_words(int fd, char last[ZR_RUN_LAST_CHARS]);
-/* Writes the recorder's file into ZERO_FLIGHT_DIR if that is set and the rank did not end normally. Blocks on
- * the disk. why: the reason for a failure, otherwise "". */
+void zr_run_flight_last_call(int fd, char last[ZR_RUN_MESSAGE_BYTES]);
 struct zr_run_end;
-void zr_run_flight_write(int fd, const struct zr_run_end *end, char why[ZR_RUN_LAST_CHARS]);
+/* Writes the recorder's file into ZERO_FLIGHT_DIR if that is set and the rank did not end normally. Blocks on
+ * the disk. why: why the file could not be written, or "". */
+void zr_run_flight_write(int fd, const struct zr_run_end *end, char why[ZR_RUN_MESSAGE_BYTES]);
 
 /* run_descendants.c */
 
 struct zr_run_pids {
-    int *of;
+    int *pids;
     int n;
 };
 /* Returns the live processes that descend from this one, without those in `except` and their descendants. The
@@ -156,7 +156,7 @@ int zr_run_job(const struct zr_run_options *o);
  * columns of the prefix of each line. Returns 0, or a libuv error after which nothing is open. */
 int zr_run_terminal(uv_file ends[2], int n_prefix);
 
-/* run_lines.c */
+/* run_output.c */
 
 /* One of our output descriptors. Text is queued, and a worker thread writes it, a buffer at a time. */
 struct zr_sink {
@@ -189,7 +189,7 @@ bool zr_sink_idle(const struct zr_sink *s);
 
 /* One output stream of one rank. Splits what arrives into lines, and puts each with a prefix into the
  * sink. */
-struct zr_lines {
+struct zr_rank_output {
     uv_poll_t poll;
     int fd;
     struct zr_sink *sink;
@@ -199,17 +199,17 @@ struct zr_lines {
     size_t n_partial, cap_partial;
     bool open, reading;
     /* Called when the stream is closed and all that was read is in the sink. */
-    void (*on_end)(struct zr_lines *l);
+    void (*on_end)(struct zr_rank_output *l);
     void *arg;
 };
 
 /* Takes over fd, the non-blocking read end of a pipe or a terminal. It is closed at the end of the stream.
  * Returns 0 or a libuv error. */
-int zr_lines_open(struct zr_lines *l, uv_loop_t *loop, uv_file fd, int rank, struct zr_sink *sink,
-                  void (*on_end)(struct zr_lines *), void *arg);
+int zr_rank_output_open(struct zr_rank_output *l, uv_loop_t *loop, uv_file fd, int rank, struct zr_sink *sink,
+                        void (*on_end)(struct zr_rank_output *), void *arg);
 /* Reads while the sink has room. Call it when that has changed. */
-void zr_lines_update(struct zr_lines *l);
+void zr_rank_output_update(struct zr_rank_output *l);
 /* Stops reading, and on_end follows. Does nothing if the stream was closed already, or never opened. */
-void zr_lines_close(struct zr_lines *l);
+void zr_rank_output_close(struct zr_rank_output *l);
 
 #endif

@@ -6,7 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-enum { MOST_WITHOUT_STEP = 2 };
+enum { MAX_WITHOUT_STEP = 2 };
 
 static void __attribute__((format(printf, 2, 3))) say(struct zr_run_next *out, const char *fmt, ...)
 {
@@ -62,8 +62,8 @@ static void say_restart(const struct zr_run_limits *l, const struct zr_run_ended
 {
     char reached[64] = "no record tells of a step", accum[160] = "";
     int64_t all = batches_of(e), now = (int64_t)out->world * out->accum;
-    if (e->most_t >= 0)
-        snprintf(reached, sizeof reached, "step %lld was reached", (long long)e->most_t);
+    if (e->max_step >= 0)
+        snprintf(reached, sizeof reached, "step %lld was reached", (long long)e->max_step);
     if (out->accum && now != all)
         snprintf(accum, sizeof accum, ", grad_accum_steps %d: %lld micro-batches in a step instead of %lld",
                  out->accum, (long long)now, (long long)all);
@@ -82,10 +82,10 @@ static bool is_over(const struct zr_run_limits *l, const struct zr_run_ended *e,
     else if (e->n_attempts > l->restarts)
         say(out, "no restart: %s",
             l->restarts == 1 ? "the one restart is used up" : "all restarts are used up");
-    else if (e->n_without_step >= MOST_WITHOUT_STEP && e->most_t >= 0)
+    else if (e->n_without_step >= MAX_WITHOUT_STEP && e->max_step >= 0)
         say(out, "no restart: %d restarts in a row reached no new step (the last one was %lld)",
-            e->n_without_step, (long long)e->most_t);
-    else if (e->n_without_step >= MOST_WITHOUT_STEP)
+            e->n_without_step, (long long)e->max_step);
+    else if (e->n_without_step >= MAX_WITHOUT_STEP)
         say(out, "no restart: %d restarts in a row reached no step, according to the records of libzero",
             e->n_without_step);
     else if (e->leftovers)

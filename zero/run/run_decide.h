@@ -26,7 +26,7 @@ struct zr_run_ended {
     bool leftovers;
     /* The highest step of any attempt (-1: no record has one), and the number of restarts in a row that did
      * not get beyond it. */
-    int64_t most_t;
+    int64_t max_step;
     int n_without_step;
     /* Ranks and grad_accum_steps of the first attempt that recorded them. 0: none did. */
     int first_world, first_accum;

@@ -57,7 +57,7 @@ static struct process *read_processes(int *n)
 static bool has(const struct zr_run_pids *p, int pid)
 {
     for (int i = 0; i < p->n; i++)
-        if (p->of[i] == pid)
+        if (p->pids[i] == pid)
             return true;
     return false;
 }
@@ -66,13 +66,13 @@ struct zr_run_pids zr_run_descendants(const struct zr_run_pids *except)
 {
     int n, self = (int)getpid();
     struct process *all = read_processes(&n);
-    struct zr_run_pids found = {malloc(sizeof *found.of * (size_t)(n + 1)), 0};
-    for (int before = -1; found.of && before < found.n;) {
+    struct zr_run_pids found = {malloc(sizeof *found.pids * (size_t)(n + 1)), 0};
+    for (int before = -1; found.pids && before < found.n;) {
         before = found.n;
         for (int i = 0; i < n; i++) {
             const struct process *p = &all[i];
             if ((p->parent == self || has(&found, p->parent)) && !has(&found, p->pid) && !has(except, p->pid))
-                found.of[found.n++] = p->pid;
+                found.pids[found.n++] = p->pid;
         }
     }
     free(all);

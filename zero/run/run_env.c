@@ -63,7 +63,7 @@ static bool has_name(const char *entry, const char *name)
 
 /* Copies this process's environment without launcher variables and without what is set anew. plain: TERM is
  * set anew. */
-static bool copy_own(struct entries *e, const struct zr_run_start *s, bool plain)
+static bool copy_own(struct entries *e, const struct zr_run_assignment *s, bool plain)
 {
     size_t n = 0;
     while (environ[n])
@@ -80,7 +80,7 @@ static bool copy_own(struct entries *e, const struct zr_run_start *s, bool plain
     return true;
 }
 
-char **zr_run_environment(const struct zr_run_options *o, const struct zr_run_start *s, int local_rank,
+char **zr_run_environment(const struct zr_run_options *o, const struct zr_run_assignment *s, int local_rank,
                           const char *progress, bool flight)
 {
     /* If our output is not a terminal, ranks must not use colours or move the cursor. */

@@ -23,18 +23,18 @@ static struct zr_flight_view *look(int fd)
     return NULL;
 }
 
-void zr_run_flight_words(int fd, char last[ZR_RUN_LAST_CHARS])
+void zr_run_flight_last_call(int fd, char last[ZR_RUN_MESSAGE_BYTES])
 {
     struct zr_flight_view *v = look(fd);
     last[0] = 0;
     if (v && v->state == ZR_FLIGHT_OPEN)
-        zr_flight_last_words(v, last, ZR_RUN_LAST_CHARS);
+        zr_flight_last_words(v, last, ZR_RUN_MESSAGE_BYTES);
     free(v);
 }
 
 /* The rank may have written a file itself when something failed. That file does not say how the rank
  * ended. */
-void zr_run_flight_write(int fd, const struct zr_run_end *end, char why[ZR_RUN_LAST_CHARS])
+void zr_run_flight_write(int fd, const struct zr_run_end *end, char why[ZR_RUN_MESSAGE_BYTES])
 {
     const char *folder = getenv("ZERO_FLIGHT_DIR");
     struct zr_flight_view *v = folder && *folder ? look(fd) : NULL;
@@ -48,7 +48,7 @@ void zr_run_flight_write(int fd, const struct zr_run_end *end, char why[ZR_RUN_L
         v->copied_ns = (int64_t)end->at_ns;
         v->epoch_ns = end->epoch_ns;
         if (zr_flight_write_file(v, folder, path))
-            snprintf(why, ZR_RUN_LAST_CHARS, "the flight recorder of rank %d could not be written: %s",
+            snprintf(why, ZR_RUN_MESSAGE_BYTES, "the flight recorder of rank %d could not be written: %s",
                      end->rank, zr_error_text());
         else /* the rank may have been killed while it wrote its own */
             zr_flight_remove_part(v, path);

@@ -38,7 +38,7 @@ static void on_message(struct zr_run_job *j, int from, const struct zr_run_messa
         zr_run_say(&j->node, "%s", m->text);
     switch (m->word) {
     case ZR_RUN_START:
-        j->start = m->start;
+        j->assignment = m->assignment;
         zr_run_job_start(j);
         /* A signal on this node and this message may have crossed on the way. */
         if (j->n_asked && j->attempt)

@@ -68,17 +68,17 @@ static void on_over(void *arg)
 void zr_run_job_start(struct zr_run_job *j)
 {
     const struct zr_run_watch watch = {on_failed, on_over, j};
-    int err = zr_run_attempt_start(&j->node, &j->start, &watch, &j->attempt);
+    int err = zr_run_attempt_start(&j->node, &j->assignment, &watch, &j->attempt);
     if (!err)
         return;
     struct zr_run_failure f = {
         .kind = ZR_RUN_NOT_STARTED, .node = j->node.o->node, .code = err, .n_others = n_alive(j)};
-    f.rank = j->start.first_rank + (j->attempt ? zr_run_attempt_started(j->attempt) - 1 : 0);
+    f.rank = j->assignment.first_rank + (j->attempt ? zr_run_attempt_started(j->attempt) - 1 : 0);
     j->role->on_failure(j, &f);
     if (j->attempt)
         zr_run_attempt_end(j->attempt);
     else
-        j->role->on_over(j, false, (struct zr_run_reached){.t = -1});
+        j->role->on_over(j, false, (struct zr_run_reached){.step = -1});
 }
 
 /* --- output --- */

@@ -19,7 +19,7 @@ struct zr_run_job {
     bool leader_lost;
     /* This node's ranks. NULL: none run. */
     struct zr_run_attempt *attempt;
-    struct zr_run_start start;
+    struct zr_run_assignment assignment;
     int exit_code;
     /* No ranks run, and no more will be started. */
     bool over;
@@ -48,8 +48,8 @@ struct zr_run_role {
 };
 extern const struct zr_run_role zr_run_leads, zr_run_follows;
 
-/* Starts this node's ranks as j->start says. If that fails, the ranks that were started end, and the role
- * gets the failure. */
+/* Starts this node's ranks as j->assignment says. If that fails, the ranks that were started end, and the
+ * role gets the failure. */
 void zr_run_job_start(struct zr_run_job *j);
 /* Ends this node's ranks. The first exit code that is not 0 is kept. */
 void zr_run_job_end(struct zr_run_job *j, int exit_code);

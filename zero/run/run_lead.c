@@ -27,14 +27,14 @@ struct zr_run_lead {
         bool lost;
         /* Its ranks of this attempt and what they started are gone, or the node is lost. */
         bool over;
-        struct zr_run_start start;
-    } * of;
+        struct zr_run_assignment assignment;
+    } * nodes;
     int n_nodes;
     bool leftovers;
     /* How far the ranks of this attempt have come. */
     struct zr_run_reached reached;
     /* Over all attempts, as in struct zr_run_ended. */
-    int64_t most_t;
+    int64_t max_step;
     int n_without_step, first_world, first_accum;
     /* The likeliest cause of the attempt's failure so far. kind 0: none. */
     struct zr_run_failure failure;
@@ -53,7 +53,7 @@ struct zr_run_lead {
 static void send_all_but(struct zr_run_job *j, int but, const struct zr_run_message *m)
 {
     for (int i = 1; i < j->lead->n_nodes; i++)
-        if (i != but && !j->lead->of[i].lost)
+        if (i != but && !j->lead->nodes[i].lost)
             zr_run_nodes_send(j->nodes, i, m);
 }
 
@@ -105,7 +105,7 @@ static void say_others(const struct zr_run_job *j, const struct zr_run_failure *
 static void say_failure(const struct zr_run_job *j, const struct zr_run_failure *f, char text[FAILURE_CHARS])
 {
     char where[112], others[48], why[ZR_SYSTEM_WORDS];
-    const struct zr_run_start *s = &j->lead->of[f->node].start;
+    const struct zr_run_assignment *s = &j->lead->nodes[f->node].assignment;
     say_where(j, f->node, where, sizeof where);
     say_others(j, f, others, sizeof others);
     if (f->kind == ZR_RUN_NODE_LOST)
@@ -121,10 +121,10 @@ static void say_failure(const struct zr_run_job *j, const struct zr_run_failure 
                  f->node ? strerror(f->code) : zr_system_words(f->code, why), others);
     else if (f->signal)
         snprintf(text, FAILURE_CHARS, "rank %d%s was killed by signal %d (%s)%.*s%s", f->rank, where,
-                 f->signal, strsignal(f->signal), ZR_RUN_LAST_CHARS - 1, f->last, others);
+                 f->signal, strsignal(f->signal), ZR_RUN_MESSAGE_BYTES - 1, f->last, others);
     else
         snprintf(text, FAILURE_CHARS, "rank %d%s exited with code %d%.*s%s", f->rank, where, f->code,
-                 ZR_RUN_LAST_CHARS - 1, f->last, others);
+                 ZR_RUN_MESSAGE_BYTES - 1, f->last, others);
 }
 
 /* Suggests check mode after a crash that may come from memory outside its bracket. */
@@ -232,39 +232,39 @@ static void deal_ranks(struct zr_run_job *j)
     struct zr_run_lead *l = j->lead;
     int first = 0;
     for (int i = 0; i < l->n_nodes; i++) {
-        struct lead_node *n = &l->of[i];
+        struct lead_node *n = &l->nodes[i];
         n->over = n->lost;
-        n->start = j->start;
-        n->start.node = i;
-        n->start.first_rank = first;
-        n->start.n_ranks = n->lost ? 0 : zr_run_nodes_of(j->nodes, i)->n_ranks;
-        first += n->start.n_ranks;
+        n->assignment = j->assignment;
+        n->assignment.node = i;
+        n->assignment.first_rank = first;
+        n->assignment.n_ranks = n->lost ? 0 : zr_run_nodes_of(j->nodes, i)->n_ranks;
+        first += n->assignment.n_ranks;
     }
 }
 
-/* Starts the attempt that j->start describes. said: the reason for a restart, "" at first. */
+/* Starts the attempt that j->assignment describes. said: the reason for a restart, "" at first. */
 static void start_attempt(struct zr_run_job *j, const char *said)
 {
     struct zr_run_lead *l = j->lead;
     l->failure.kind = 0;
     l->judged = l->leftovers = false;
-    l->reached = (struct zr_run_reached){.t = -1};
-    int err = j->node.o->port ? 0 : hold_port(j, &j->start.port);
+    l->reached = (struct zr_run_reached){.step = -1};
+    int err = j->node.o->port ? 0 : hold_port(j, &j->assignment.port);
     deal_ranks(j);
     if (err) {
         on_failure(j, &(struct zr_run_failure){.kind = ZR_RUN_NOT_STARTED, .code = err});
         for (int i = 1; i < l->n_nodes; i++)
-            l->of[i].over = true;
+            l->nodes[i].over = true;
         j->role->on_over(j, false, l->reached);
         return;
     }
     for (int i = 1; i < l->n_nodes; i++) {
         struct zr_run_message m = message(ZR_RUN_START, 0, "%s", said);
-        m.start = l->of[i].start;
-        if (!l->of[i].lost)
+        m.assignment = l->nodes[i].assignment;
+        if (!l->nodes[i].lost)
             zr_run_nodes_send(j->nodes, i, &m);
     }
-    j->start = l->of[0].start;
+    j->assignment = l->nodes[0].assignment;
     zr_run_job_start(j);
 }
 
@@ -272,7 +272,7 @@ static int n_available(const struct zr_run_job *j)
 {
     int n = 0;
     for (int i = 0; i < j->lead->n_nodes; i++)
-        n += j->lead->of[i].lost ? 0 : zr_run_nodes_of(j->nodes, i)->n_ranks;
+        n += j->lead->nodes[i].lost ? 0 : zr_run_nodes_of(j->nodes, i)->n_ranks;
     return n;
 }
 
@@ -280,32 +280,32 @@ static int n_available(const struct zr_run_job *j)
 static void count_progress(struct zr_run_job *j)
 {
     struct zr_run_lead *l = j->lead;
-    bool is_new = l->reached.t > l->most_t;
-    if (j->start.attempt > 0)
+    bool is_new = l->reached.step > l->max_step;
+    if (j->assignment.attempt > 0)
         l->n_without_step = is_new ? 0 : l->n_without_step + 1;
     if (is_new)
-        l->most_t = l->reached.t;
+        l->max_step = l->reached.step;
     if (!l->first_accum && l->reached.accum) {
         l->first_accum = l->reached.accum;
-        l->first_world = j->start.world;
+        l->first_world = j->assignment.world;
     }
 }
 
-/* Returns whether there is another attempt, and sets j->start for it. */
+/* Returns whether there is another attempt, and sets j->assignment for it. */
 static bool decide(struct zr_run_job *j, struct zr_run_next *next)
 {
     const struct zr_run_ended ended = {
-        .n_attempts = j->start.attempt + 1,
-        .world = j->start.world,
+        .n_attempts = j->assignment.attempt + 1,
+        .world = j->assignment.world,
         .n_available = n_available(j),
         .asked = j->n_asked > 0 || j->output_lost,
         .cannot_start = j->lead->cannot_start,
         .leftovers = j->lead->leftovers,
-        .most_t = j->lead->most_t,
+        .max_step = j->lead->max_step,
         .n_without_step = j->lead->n_without_step,
         .first_world = j->lead->first_world,
         .first_accum = j->lead->first_accum,
-        .accum = j->start.accum,
+        .accum = j->assignment.accum,
     };
     zr_run_decide(&j->node.o->limits, &ended, next);
     size_t used = strlen(next->text);
@@ -314,9 +314,9 @@ static bool decide(struct zr_run_job *j, struct zr_run_next *next)
                  (double)(uv_hrtime() - j->lead->failed_ns) * 1e-9);
     if (next->text[0])
         zr_run_say(&j->node, "%s", next->text);
-    j->start.attempt++;
-    j->start.world = next->world;
-    j->start.accum = next->accum;
+    j->assignment.attempt++;
+    j->assignment.world = next->world;
+    j->assignment.accum = next->accum;
     return next->restart;
 }
 
@@ -340,12 +340,12 @@ static void end_attempt(struct zr_run_job *j)
 static void node_over(struct zr_run_job *j, int node, bool leftovers, struct zr_run_reached r)
 {
     struct zr_run_lead *l = j->lead;
-    l->reached.t = r.t > l->reached.t ? r.t : l->reached.t;
+    l->reached.step = r.step > l->reached.step ? r.step : l->reached.step;
     l->reached.accum = r.accum > l->reached.accum ? r.accum : l->reached.accum;
     l->leftovers |= leftovers;
-    l->of[node].over = true;
+    l->nodes[node].over = true;
     for (int i = 0; i < l->n_nodes; i++)
-        if (!l->of[i].over)
+        if (!l->nodes[i].over)
             return;
     end_attempt(j);
 }
@@ -387,10 +387,10 @@ static void on_message(struct zr_run_job *j, int from, const struct zr_run_messa
 static void on_lost(struct zr_run_job *j, int node, const char *why)
 {
     struct zr_run_lead *l = j->lead;
-    bool had_ranks = !l->of[node].over;
-    if (j->over || l->of[node].lost)
+    bool had_ranks = !l->nodes[node].over;
+    if (j->over || l->nodes[node].lost)
         return;
-    l->of[node].lost = true;
+    l->nodes[node].lost = true;
     if (!had_ranks || l->judged) {
         zr_run_say(&j->node, "node %d (%s) is lost: %s", node, zr_run_nodes_of(j->nodes, node)->host, why);
     } else {
@@ -398,7 +398,7 @@ static void on_lost(struct zr_run_job *j, int node, const char *why)
         on_failure(j, &(struct zr_run_failure){.kind = ZR_RUN_NODE_LOST, .node = node});
     }
     if (had_ranks)
-        node_over(j, node, false, (struct zr_run_reached){.t = -1});
+        node_over(j, node, false, (struct zr_run_reached){.step = -1});
 }
 
 /* --- the beginning --- */
@@ -413,7 +413,7 @@ static void name_job(char *text, size_t bytes)
 /* Writes the address of rank 0. If the nodes meet by a file, it is the name of this host, which may not be
  * reachable from everywhere. Only programs without libzero need it then: libzero's ranks find rank 0 by the
  * file. */
-static void name_place(const struct zr_run_options *o, char *text, size_t bytes)
+static void write_rank_0_host(const struct zr_run_options *o, char *text, size_t bytes)
 {
     if (o->n_nodes == 1)
         snprintf(text, bytes, "127.0.0.1");
@@ -430,9 +430,9 @@ static void begin(struct zr_run_job *j)
     const struct zr_run_options *o = j->node.o;
     struct zr_run_lead *l = j->lead = &lead;
     l->n_nodes = o->n_nodes;
-    l->most_t = -1;
-    l->of = calloc((size_t)o->n_nodes, sizeof *l->of);
-    if (!l->of) {
+    l->max_step = -1;
+    l->nodes = calloc((size_t)o->n_nodes, sizeof *l->nodes);
+    if (!l->nodes) {
         zr_run_say(&j->node, "no memory for %d nodes", o->n_nodes);
         j->exit_code = 1;
         zr_run_job_over(j);
@@ -440,10 +440,10 @@ static void begin(struct zr_run_job *j)
     }
     l->hearsay.data = j;
     uv_timer_init(&j->node.loop, &l->hearsay);
-    j->start.port = o->port;
-    name_place(o, j->start.host, sizeof j->start.host);
-    name_job(j->start.job, sizeof j->start.job);
-    j->start.world = n_available(j);
+    j->assignment.port = o->port;
+    write_rank_0_host(o, j->assignment.host, sizeof j->assignment.host);
+    name_job(j->assignment.job, sizeof j->assignment.job);
+    j->assignment.world = n_available(j);
     start_attempt(j, "");
 }
 

@@ -21,17 +21,17 @@
 
 /* A node's options, which nodes compare. In every version the struct has this size and begins with the
  * version. */
-struct card {
+struct node_options {
     char version[32];
     struct zr_run_member member;
     int32_t restarts, min_ranks, allow_batch_change, port, silent_ms, cannot_run, message_bytes;
     char reserved[368];
 };
-_Static_assert(sizeof(struct card) == 512, "versions are compared before anything else is");
+_Static_assert(sizeof(struct node_options) == 512, "versions are compared before anything else is");
 
 struct zr_run_nodes {
     struct zr_rendezvous *meet;
-    struct zr_run_member *of;
+    struct zr_run_member *members;
     int n, node;
     void (*on_message)(void *arg, int from, const struct zr_run_message *m);
     void (*on_lost)(void *arg, int node, const char *why);
@@ -76,23 +76,23 @@ static int fail_in_words_of_nodes(int err)
 
 /* --- what nodes were given --- */
 
-static struct card own_card(const struct zr_run_options *o)
+static struct node_options own_options(const struct zr_run_options *o)
 {
-    struct card c = {.version = ZR_RUN_VERSION,
-                     .member.n_ranks = o->n_ranks,
-                     .restarts = o->limits.restarts,
-                     .min_ranks = o->limits.min_ranks,
-                     .allow_batch_change = o->limits.allow_batch_change,
-                     .port = o->port,
-                     .silent_ms = (int32_t)o->silent_ms,
-                     .cannot_run = !o->path,
-                     .message_bytes = sizeof(struct zr_run_message)};
+    struct node_options c = {.version = ZR_RUN_VERSION,
+                             .member.n_ranks = o->n_ranks,
+                             .restarts = o->limits.restarts,
+                             .min_ranks = o->limits.min_ranks,
+                             .allow_batch_change = o->limits.allow_batch_change,
+                             .port = o->port,
+                             .silent_ms = (int32_t)o->silent_ms,
+                             .cannot_run = !o->path,
+                             .message_bytes = sizeof(struct zr_run_message)};
     if (gethostname(c.member.host, sizeof c.member.host - 1))
         strcpy(c.member.host, "?");
     return c;
 }
 
-static int differ(const struct card *c, int node, const char *what, int its, int of_0)
+static int differ(const struct node_options *c, int node, const char *what, int its, int of_0)
 {
     return zr_fail(ZERO_ERR_MISMATCH,
                    "%s is %d on node %d (%s), and %d on node 0 (%s): it must be the same on all nodes", what,
@@ -100,7 +100,7 @@ static int differ(const struct card *c, int node, const char *what, int its, int
 }
 
 /* Finds the first node that differs from node 0. All nodes find the same one. */
-static int compare(const struct card *c, int n)
+static int compare(const struct node_options *c, int n)
 {
     for (int i = 1; i < n; i++)
         if (strncmp(c[i].version, c[0].version, sizeof c->version) != 0)
@@ -134,14 +134,14 @@ static int compare(const struct card *c, int n)
     return 0;
 }
 
-static int check_sum(const struct card *c, int n, int min_ranks)
+static int check_sum(const struct node_options *c, int n, int min_ranks)
 {
     int64_t all = 0;
     for (int i = 0; i < n; i++)
         all += c[i].member.n_ranks;
-    if (all > ZR_MOST_RANKS)
+    if (all > ZR_MAX_RANKS)
         return zr_fail(ZERO_ERR_ARG, "%d nodes have %lld ranks: up to %d are allowed", n, (long long)all,
-                       ZR_MOST_RANKS);
+                       ZR_MAX_RANKS);
     if (min_ranks > all)
         return zr_fail(ZERO_ERR_ARG, "--min-ranks is %d, and %d node%s %s %lld rank%s", min_ranks, n,
                        n == 1 ? "" : "s", n == 1 ? "has" : "have", (long long)all, all == 1 ? "" : "s");
@@ -218,10 +218,10 @@ static int check_host(uv_loop_t *loop, const struct zr_world *w)
 }
 
 static int open_meeting(const struct zr_run_options *o, uv_loop_t *loop, struct zr_run_nodes *n,
-                        struct card *all)
+                        struct node_options *all)
 {
     struct zr_world w = {.rank = o->node, .world = o->n_nodes, .local_rank = o->node, .tells_late = true};
-    struct card own = own_card(o);
+    struct node_options own = own_options(o);
     snprintf(w.host, sizeof w.host, "%s", o->meet_host);
     snprintf(w.file, sizeof w.file, "%s", o->meet_file);
     w.port = o->meet_port;
@@ -241,25 +241,25 @@ static int open_meeting(const struct zr_run_options *o, uv_loop_t *loop, struct 
 int zr_run_nodes_meet(const struct zr_run_options *o, uv_loop_t *loop, struct zr_run_nodes **out)
 {
     struct zr_run_nodes *n = calloc(1, sizeof *n);
-    struct card *all = calloc((size_t)o->n_nodes, sizeof *all);
+    struct node_options *all = calloc((size_t)o->n_nodes, sizeof *all);
     *out = NULL;
     if (n)
-        n->of = calloc((size_t)o->n_nodes, sizeof *n->of);
-    int err = n && n->of && all ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %d nodes", o->n_nodes);
+        n->members = calloc((size_t)o->n_nodes, sizeof *n->members);
+    int err = n && n->members && all ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %d nodes", o->n_nodes);
     if (!err && o->n_nodes > 1)
         err = open_meeting(o, loop, n, all);
     else if (!err)
-        all[0] = own_card(o);
+        all[0] = own_options(o);
     if (!err)
         err = check_sum(all, o->n_nodes, o->limits.min_ranks);
     for (int i = 0; i < o->n_nodes && !err; i++)
-        n->of[i] = all[i].member;
+        n->members[i] = all[i].member;
     free(all);
     if (err) {
-        struct zr_kept why;
-        zr_keep(&why, err);
+        struct zr_saved_error why;
+        zr_error_save(&why, err);
         zr_run_nodes_close(n);
-        return zr_say_again(&why);
+        return zr_error_restore(&why);
     }
     n->n = o->n_nodes;
     n->node = o->node;
@@ -271,7 +271,7 @@ int zr_run_nodes_meet(const struct zr_run_options *o, uv_loop_t *loop, struct zr
 
 const struct zr_run_member *zr_run_nodes_of(const struct zr_run_nodes *n, int node)
 {
-    return &n->of[node];
+    return &n->members[node];
 }
 
 /* --- talking --- */
@@ -291,8 +291,8 @@ static void on_message(void *arg, int from, const void *data, size_t n_data)
     if (n_data != sizeof m)
         return; /* another build sent it, which compare() refuses */
     memcpy(&m, data, sizeof m);
-    m.text[sizeof m.text - 1] = m.start.host[sizeof m.start.host - 1] = m.start.job[sizeof m.start.job - 1] =
-        0;
+    m.text[sizeof m.text - 1] = m.assignment.host[sizeof m.assignment.host - 1] =
+        m.assignment.job[sizeof m.assignment.job - 1] = 0;
     n->on_message(n->arg, from, &m);
 }
 
@@ -321,6 +321,6 @@ void zr_run_nodes_close(struct zr_run_nodes *n)
     if (!n)
         return;
     zr_rendezvous_free(n->meet);
-    free(n->of);
+    free(n->members);
     free(n);
 }

@@ -41,14 +41,14 @@ struct zr_run_failure {
     /* Ranks of this node that are alive. Known on this node alone. */
     int n_others;
     /* For a rank that ended: "; its last call was ...", or "". */
-    char last[ZR_RUN_LAST_CHARS];
+    char last[ZR_RUN_MESSAGE_BYTES];
 };
 
 struct zr_run_message {
     enum zr_run_word word;
     int number;
     struct zr_run_failure failure;
-    struct zr_run_start start;
+    struct zr_run_assignment assignment;
     struct zr_run_reached reached;
     char text[640];
 };

@@ -13,14 +13,14 @@
 
 int zr_run_progress_open(struct zr_run_progress *p, int n_ranks)
 {
-    size_t n = (size_t)n_ranks * sizeof *p->of;
+    size_t n = (size_t)n_ranks * sizeof *p->records;
     p->fd = memfd_create("zero-run progress", MFD_CLOEXEC);
     void *all = p->fd >= 0 && !ftruncate(p->fd, (off_t)n)
                     ? mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, p->fd, 0)
                     : MAP_FAILED;
     if (all == MAP_FAILED)
         return -errno;
-    p->of = all;
+    p->records = all;
     p->n_ranks = n_ranks;
     snprintf(p->path, sizeof p->path, "/proc/%d/fd/%d", (int)getpid(), p->fd);
     return 0;
@@ -29,21 +29,21 @@ int zr_run_progress_open(struct zr_run_progress *p, int n_ranks)
 void zr_run_progress_clear(struct zr_run_progress *p)
 {
     for (int i = 0; i < p->n_ranks; i++)
-        p->of[i] = (struct zr_progress){.magic = ZR_PROGRESS_MAGIC, .t = -1};
+        p->records[i] = (struct zr_progress){.magic = ZR_PROGRESS_MAGIC, .t = -1};
 }
 
 void zr_run_progress_ended(struct zr_run_progress *p, int local_rank, int code, int signum)
 {
-    atomic_store(&p->of[local_rank].ended, signum ? -signum : 1 + code);
+    atomic_store(&p->records[local_rank].ended, signum ? -signum : 1 + code);
 }
 
 struct zr_run_reached zr_run_progress_read(const struct zr_run_progress *p)
 {
-    struct zr_run_reached r = {.t = -1};
+    struct zr_run_reached r = {.step = -1};
     for (int i = 0; i < p->n_ranks; i++) {
-        int64_t t = atomic_load(&p->of[i].t);
-        int32_t accum = atomic_load(&p->of[i].accum);
-        r.t = t > r.t ? t : r.t;
+        int64_t t = atomic_load(&p->records[i].t);
+        int32_t accum = atomic_load(&p->records[i].accum);
+        r.step = t > r.step ? t : r.step;
         r.accum = accum > r.accum ? accum : r.accum;
     }
     return r;

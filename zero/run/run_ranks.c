@@ -43,12 +43,12 @@ struct rank {
     uint32_t asked; /* signals that asked it to end: 1 << each */
     int flight;     /* descriptor of its flight recorder; negative: none */
     struct zr_run_end end;
-    struct zr_lines out[2]; /* standard output and error; not used with --raw */
+    struct zr_rank_output out[2]; /* standard output and error; not used with --raw */
 };
 
 struct zr_run_attempt {
     struct zr_run_node *node;
-    struct zr_run_start start;
+    struct zr_run_assignment assignment;
     struct zr_run_watch watch;
     struct rank *ranks;
     int n_started, n_alive;
@@ -139,8 +139,8 @@ static bool descendants_live(const struct zr_run_attempt *a)
         ;
     struct zr_run_pids left = zr_run_descendants(&a->node->before);
     for (int i = 0; i < left.n && a->phase >= KILLED; i++)
-        kill(left.of[i], SIGKILL);
-    free(left.of);
+        kill(left.pids[i], SIGKILL);
+    free(left.pids);
     return left.n > 0;
 }
 
@@ -195,7 +195,7 @@ static void close_all(struct zr_run_attempt *a)
     for (int i = 0; i < a->n_started; i++) {
         struct rank *r = &a->ranks[i];
         for (int stream = 0; stream < 2; stream++)
-            zr_lines_close(&r->out[stream]);
+            zr_rank_output_close(&r->out[stream]);
         if (r->spawned)
             close_handle(a, (uv_handle_t *)&r->process);
     }
@@ -254,8 +254,8 @@ static void on_exit_of(uv_process_t *process, int64_t code, int signum)
                                  .at_ns = a->turn_ns,
                                  .epoch_ns = a->epoch_ns};
     a->n_alive--;
-    zr_run_progress_ended(&a->node->progress, r->number - a->start.first_rank, (int)code, signum);
-    zr_run_flight_words(r->flight, r->end.last);
+    zr_run_progress_ended(&a->node->progress, r->number - a->assignment.first_rank, (int)code, signum);
+    zr_run_flight_last_call(r->flight, r->end.last);
     bool failed = code != 0 || signum != 0;
     if (failed && (!a->candidate || (signum && !a->candidate->end.signal)))
         a->candidate = r;
@@ -273,7 +273,7 @@ static void on_judge(uv_check_t *check)
     close_if_over(a);
 }
 
-static void on_end_of_output(struct zr_lines *l)
+static void on_end_of_output(struct zr_rank_output *l)
 {
     struct zr_run_attempt *a = l->arg;
     a->n_open--;
@@ -287,7 +287,7 @@ static void on_sink_written(struct zr_sink *sink)
     struct zr_run_attempt *a = node->attempt;
     for (int i = 0; a && i < a->n_started && !node->o->raw; i++)
         for (int stream = 0; stream < 2; stream++)
-            zr_lines_update(&a->ranks[i].out[stream]);
+            zr_rank_output_update(&a->ranks[i].out[stream]);
     node->on_written(node->arg);
 }
 
@@ -317,8 +317,8 @@ static int open_output(struct zr_run_attempt *a, struct rank *r, uv_stdio_contai
         if (err)
             return err;
         stdio[1 + stream] = (uv_stdio_container_t){.flags = UV_INHERIT_FD, .data.fd = ends[1]};
-        err = zr_lines_open(&r->out[stream], &a->node->loop, ends[0], r->number, sink_of(a->node, stream),
-                            on_end_of_output, a);
+        err = zr_rank_output_open(&r->out[stream], &a->node->loop, ends[0], r->number,
+                                  sink_of(a->node, stream), on_end_of_output, a);
         if (err) {
             close(ends[0]);
             return err;
@@ -353,7 +353,7 @@ static int spawn(struct zr_run_attempt *a, struct rank *r, int local_rank, uv_st
     const struct zr_run_options *o = a->node->o;
     char parent[16];
     char **args = arguments(o, parent),
-         **env = zr_run_environment(o, &a->start, local_rank, a->node->progress.path, r->flight >= 0);
+         **env = zr_run_environment(o, &a->assignment, local_rank, a->node->progress.path, r->flight >= 0);
     uv_process_options_t options = {
         .exit_cb = on_exit_of,
         .file = "/proc/self/exe",
@@ -384,7 +384,7 @@ static int start_rank(struct zr_run_attempt *a, int local_rank)
     struct rank *r = &a->ranks[local_rank];
     bool raw = a->node->o->raw;
     r->attempt = a;
-    r->number = a->start.first_rank + local_rank;
+    r->number = a->assignment.first_rank + local_rank;
     r->flight = zr_run_flight_make();
     char why[ZR_SYSTEM_WORDS];
     if (r->flight < 0)
@@ -407,13 +407,13 @@ static int start_rank(struct zr_run_attempt *a, int local_rank)
     return err;
 }
 
-int zr_run_attempt_start(struct zr_run_node *node, const struct zr_run_start *start,
+int zr_run_attempt_start(struct zr_run_node *node, const struct zr_run_assignment *assignment,
                          const struct zr_run_watch *watch, struct zr_run_attempt **out)
 {
     struct zr_run_attempt *a = calloc(1, sizeof *a);
     *out = NULL;
     if (a)
-        a->ranks = calloc((size_t)start->n_ranks, sizeof *a->ranks);
+        a->ranks = calloc((size_t)assignment->n_ranks, sizeof *a->ranks);
     if (!a || !a->ranks) {
         free(a);
         return UV_ENOMEM;
@@ -421,14 +421,14 @@ int zr_run_attempt_start(struct zr_run_node *node, const struct zr_run_start *st
     *out = node->attempt = a;
     zr_run_progress_clear(&node->progress);
     a->node = node;
-    a->start = *start;
+    a->assignment = *assignment;
     a->watch = *watch;
     uv_timer_init(&node->loop, &a->grace);
     a->grace.data = a;
     uv_check_init(&node->loop, &a->judge);
     a->judge.data = a;
     int err = uv_check_start(&a->judge, on_judge);
-    while (a->n_started < start->n_ranks && !err) {
+    while (a->n_started < assignment->n_ranks && !err) {
         err = start_rank(a, a->n_started);
         a->n_started++;
     }
@@ -461,16 +461,16 @@ static void report_leftovers(struct zr_run_attempt *a)
     char text[512] = "";
     struct zr_run_pids left = zr_run_descendants(&a->node->before);
     for (int i = 0; i < left.n && strlen(text) + 16 < sizeof text; i++)
-        sprintf(text + strlen(text), "%s%d", i ? ", " : "", left.of[i]);
+        sprintf(text + strlen(text), "%s%d", i ? ", " : "", left.pids[i]);
     if (left.n)
         zr_run_say(a->node, "processes of ranks that have not ended: %d (pid %s)", left.n, text);
-    free(left.of);
+    free(left.pids);
 }
 
 /* Writes a rank's flight recorder to a file. All ranks are gone, so nobody waits for the disk. */
 static void write_last(struct zr_run_attempt *a, const struct rank *r)
 {
-    char why[ZR_RUN_LAST_CHARS] = "";
+    char why[ZR_RUN_MESSAGE_BYTES] = "";
     if (r->pid && !a->hurry)
         zr_run_flight_write(r->flight, &r->end, why);
     if (why[0])
@@ -494,7 +494,7 @@ int zr_run_node_open(struct zr_run_node *node)
 {
     ZR_TRY(zr_run_progress_open(&node->progress, node->o->n_ranks));
     /* uv_loop_init aborts the process if it cannot open a descriptor. */
-    ZR_TRY(-zr_no_descriptors(ZR_MOST_PROBED));
+    ZR_TRY(-zr_no_descriptors(ZR_MAX_PROBED));
     ZR_TRY(uv_loop_init(&node->loop));
     prctl(PR_SET_CHILD_SUBREAPER, 1); /* to know when the last process that a rank has started is gone */
     node->before = zr_run_descendants(&node->before);

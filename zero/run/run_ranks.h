@@ -53,7 +53,7 @@ struct zr_run_end {
     uint64_t at_ns;
     int64_t epoch_ns;
     /* The rank's last call: "; its last call was ...", or "". */
-    char last[ZR_RUN_LAST_CHARS];
+    char last[ZR_RUN_MESSAGE_BYTES];
 };
 
 struct zr_run_watch {
@@ -69,7 +69,7 @@ struct zr_run_watch {
 
 /* Starts the ranks. Calls nothing of watch before it returns. After a libuv error some ranks may run, no more
  * will be started, and the caller ends those. If *out is NULL, memory ran out. */
-int zr_run_attempt_start(struct zr_run_node *node, const struct zr_run_start *start,
+int zr_run_attempt_start(struct zr_run_node *node, const struct zr_run_assignment *assignment,
                          const struct zr_run_watch *watch, struct zr_run_attempt **out);
 /* Sends signum to the ranks that are alive. */
 void zr_run_attempt_signal(struct zr_run_attempt *a, int signum);

@@ -166,7 +166,7 @@ int zr_changed_gradients_open(struct zr_engine *e)
                                                .on_end = changed_gradients_end,
                                                .on_reduce = changed_gradients_reduced,
                                                .on_step = changed_gradients_step};
-    if (!e->opt.check || !e->plan->place.model_holds || !e->dev->ops->compute_on_caller)
+    if (!e->opt.check || !e->plan->placement.model_holds || !e->dev->ops->compute_on_caller)
         return 0;
     return zr_observer_new(e, &ops, sizeof(struct changed_gradients), e->layout->n_pieces, sizeof(uint64_t),
                            &o);

@@ -237,7 +237,7 @@ int zr_lost_gradients_open(struct zr_engine *e)
     static const struct zr_observer_ops ops = {.on_begin = lost_gradients_begin,
                                                .on_step = lost_gradients_step};
     const size_t pieces = (size_t)e->layout->n_pieces, units = (size_t)e->layout->n_units;
-    if (!e->plan->place.model_holds)
+    if (!e->plan->placement.model_holds)
         return 0;
     ZR_TRY(zr_observer_new(e, &ops, sizeof(struct lost_gradients) + pieces * sizeof(uint64_t),
                            (int64_t)units * 2, sizeof(bool), &o));

@@ -31,7 +31,7 @@ enum { TURNS = 7 };
 /* What a region of the guard is for: a place of one piece, or a whole tensor that is closed outside
  * brackets. */
 struct place {
-    int32_t tensor, slice; /* slice -1: all slices */
+    int32_t tensor, layer; /* layer -1: all layers */
     bool grad;
 };
 
@@ -74,13 +74,13 @@ static int32_t region_of(const struct zr_model_check *w, int32_t piece, bool gra
 }
 
 /* Slices of a stacked tensor lie as in the model's memory, aligned no better than their stride. The next
- * slice begins right after, and must be found closed. */
-static struct zr_guard_region region_for(const struct zr_tensor *x, int64_t n_slices, bool grad)
+ * layer begins right after, and must be found closed. */
+static struct zr_guard_region region_for(const struct zr_tensor *x, int64_t n_layers, bool grad)
 {
     if (x->buffer) /* it is the model's own memory */
         return (struct zr_guard_region){.align = 64};
-    int64_t stride = x->n_elems / x->n_slices * zr_dtype_bytes(x->dtype);
-    return (struct zr_guard_region){.bytes = grad && !x->grad ? 0 : n_slices * stride,
+    int64_t stride = x->n_elems / x->n_layers * zr_dtype_bytes(x->dtype);
+    return (struct zr_guard_region){.bytes = grad && !x->grad ? 0 : n_layers * stride,
                                     .align = x->stacked && stride ? zr_min(stride & -stride, 64) : 64};
 }
 
@@ -101,13 +101,13 @@ static int open_guard(struct zr_model_check *w)
         for (int32_t t = 0; t < l->n_tensors; t++, at++) {
             const struct zr_tensor *x = &l->tensors[t];
             w->places[at] = (struct place){t, -1, grad};
-            want[at] = region_for(x, x->n_slices, grad);
+            want[at] = region_for(x, x->n_layers, grad);
         }
     for (int grad = 0; !err && grad < 2; grad++)
         for (int32_t p = 0; p < l->n_pieces; p++)
             for (int k = 0; k < TURNS; k++, at++) {
                 const struct zr_tensor *x = &l->tensors[l->pieces[p].tensor];
-                w->places[at] = (struct place){l->pieces[p].tensor, l->pieces[p].slice, grad};
+                w->places[at] = (struct place){l->pieces[p].tensor, l->pieces[p].layer, grad};
                 want[at] = region_for(x, 1, grad);
             }
     if (!err)
@@ -272,7 +272,7 @@ static int guard_all(struct zr_model_check *w, enum zr_guard_mode mode)
 static int check_model_step(struct zr_model_check *w)
 {
     for (int32_t u = 0; u < w->layout->n_units; u++) {
-        if (w->reported[u] && w->o.e->plan->place.model_holds)
+        if (w->reported[u] && w->o.e->plan->placement.model_holds)
             declare(w, u, -1, false);
         w->reported[u] = false;
     }
@@ -291,28 +291,28 @@ static void report_skipped_step(const struct zr_model_check *w)
 
 /* ---- faults ---- */
 
-static bool is_open(const struct zr_model_check *w, int32_t tensor, int64_t slice, bool grad)
+static bool is_open(const struct zr_model_check *w, int32_t tensor, int64_t layer, bool grad)
 {
     const struct zr_layout *l = w->layout;
     for (int32_t p = 0; p < l->n_pieces; p++)
-        if (l->pieces[p].tensor == tensor && l->pieces[p].slice == slice && w->open[grad][p])
+        if (l->pieces[p].tensor == tensor && l->pieces[p].layer == layer && w->open[grad][p])
             return true;
     return false;
 }
 
 /* Describes a touch of closed memory: how it relates to the brackets of the unit that the model meant. */
-static const char *wrong_bracket(const struct zr_model_check *w, const struct place *at, int64_t slice)
+static const char *wrong_bracket(const struct zr_model_check *w, const struct place *at, int64_t layer)
 {
-    bool kept = at->slice == slice;
-    if (is_open(w, at->tensor, slice, at->grad))
+    bool kept = at->layer == layer;
+    if (is_open(w, at->tensor, layer, at->grad))
         return kept ? "inside its bracket, by a pointer that it kept from an earlier one; read it again "
                       "after each zero_begin"
-               : at->slice < 0
+               : at->layer < 0
                    ? "inside its bracket, by a pointer that it took before zero_begin; read it after"
                    : "inside its bracket, by the pointer of another layer";
     if (kept)
         return "outside its bracket, by a pointer that it kept from an earlier one";
-    if (at->grad && is_open(w, at->tensor, slice, false))
+    if (at->grad && is_open(w, at->tensor, layer, false))
         return "outside its backward bracket";
     return "outside its bracket";
 }
@@ -322,11 +322,11 @@ static void describe(const struct zr_model_check *w, const struct zr_guard_touch
 {
     const struct place *at = &w->places[t->region];
     const struct zr_tensor *x = &w->layout->tensors[at->tensor];
-    int64_t size = zr_dtype_bytes(x->dtype), stride = x->n_elems / x->n_slices * size;
-    int64_t own = at->slice < 0 ? x->n_slices * stride : stride;
-    int64_t byte = (at->slice < 0 ? 0 : at->slice * stride) + t->offset;
+    int64_t size = zr_dtype_bytes(x->dtype), stride = x->n_elems / x->n_layers * size;
+    int64_t own = at->layer < 0 ? x->n_layers * stride : stride;
+    int64_t byte = (at->layer < 0 ? 0 : at->layer * stride) + t->offset;
     bool beside = byte < 0 || byte >= x->n_elems * size;
-    int64_t slice = beside ? 0 : byte / stride;
+    int64_t layer = beside ? 0 : byte / stride;
     const char *does = t->write > 0 ? "writes" : t->write == 0 ? "reads" : "touches";
     char where[96], why[128];
     if (beside)
@@ -334,7 +334,7 @@ static void describe(const struct zr_model_check *w, const struct zr_guard_touch
                  (long long)(byte < 0 ? -byte : byte - x->n_elems * size),
                  byte < 0 ? "before its start" : "beyond its end");
     else
-        snprintf(where, sizeof where, "unit %lld, element %lld", (long long)(x->unit + slice),
+        snprintf(where, sizeof where, "unit %lld, element %lld", (long long)(x->unit + layer),
                  (long long)(byte / size));
     if (beside)
         snprintf(why, sizeof why, "where no tensor is");
@@ -343,7 +343,7 @@ static void describe(const struct zr_model_check *w, const struct zr_guard_touch
     else if (t->mode == ZR_GUARD_READ && t->offset >= 0 && t->offset < own)
         snprintf(why, sizeof why, "which may only be read");
     else
-        snprintf(why, sizeof why, "%s", wrong_bracket(w, at, slice));
+        snprintf(why, sizeof why, "%s", wrong_bracket(w, at, layer));
     char after[96];
     if (t->callback)
         snprintf(after, sizeof after, "in %s", t->callback);
@@ -484,9 +484,9 @@ int zr_model_check_open(struct zr_engine *e, const struct zr_engine_parts *parts
     w->unit = -1;
     w->log = e->opt.log;
     int err = ZR_ZALLOC(w->reported, e->layout->n_units, "the check of %d units", e->layout->n_units);
-    if (!err && !e->plan->place.model_holds && e->dev->ops->compute_on_caller)
+    if (!err && !e->plan->placement.model_holds && e->dev->ops->compute_on_caller)
         err = open_guard(w);
-    if (!err && !e->plan->place.model_holds && !e->dev->ops->compute_on_caller)
+    if (!err && !e->plan->placement.model_holds && !e->dev->ops->compute_on_caller)
         err = zr_places_open(e, &w->copies);
     if (w->copies)
         zr_info(w->log, "check: %lld bytes of the GPU for the model's copies of its units",

@@ -176,7 +176,7 @@ static int fault(const struct zr_places *p, const struct place *was, bool grad, 
             const struct zr_piece *q = &l->pieces[f->first_piece + k];
             if (n >= q->first && n < q->first + q->n) {
                 t = &l->tensors[q->tensor];
-                element = q->slice * q->n + n - q->first;
+                element = q->layer * q->n + n - q->first;
             }
         }
     }

@@ -54,7 +54,7 @@ static int look_at_piece(struct zr_observer *o, const struct zr_flat *f, const s
                 "check: the model's fault: tensor %s has ZERO_GRAD_OVERWRITE, but between "
                 "zero_begin and zero_end of unit %d in backward it adds to its gradient, or leaves "
                 "element %lld unwritten: store every element, or drop the flag",
-                t->name, f->unit, (long long)(p->slice * p->n + i));
+                t->name, f->unit, (long long)(p->layer * p->n + i));
     }
     /* A conversion to 16 bits may have made it the usual NaN, which an overflow also makes. */
     if (t->overwrite && size == 2 && n_nan == p->n)
@@ -77,7 +77,7 @@ static int64_t gap_of(const struct zr_layout *l, const struct zr_flat *f, const 
     if (!f->in_place)
         *end = p + 1 < l->pieces + f->first_piece + f->n_pieces ? p[1].first * size : f->inner.total;
     else
-        *end = first + (p->slice == l->tensors[p->tensor].n_slices - 1 ? ZR_GAP_BYTES : 0);
+        *end = first + (p->layer == l->tensors[p->tensor].n_layers - 1 ? ZR_GAP_BYTES : 0);
     return first;
 }
 

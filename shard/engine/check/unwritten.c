@@ -45,7 +45,7 @@ static bool add_name(const struct zr_engine *e, const struct zr_piece *p, char *
     const struct zr_tensor *t = &e->layout->tensors[p->tensor];
     char name[160];
     if (t->stacked)
-        snprintf(name, sizeof name, "%.100s[%lld]", t->name, (long long)p->slice);
+        snprintf(name, sizeof name, "%.100s[%lld]", t->name, (long long)p->layer);
     else
         snprintf(name, sizeof name, "%.100s", t->name);
     size_t n = strlen(text);

@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { MOST_THREADS = 7, B = 3, MOST_BLOCK_BYTES = 1 << 22 };
+enum { MAX_THREADS = 7, B = 3, MAX_BLOCK_BYTES = 1 << 22 };
 
 /* Drawn for each case: rows, channels and other sizes of a layer, some smaller than the number of threads. */
 struct shape {
@@ -26,7 +26,7 @@ static void *piece(struct block *b, int64_t bytes)
 {
     void *p = b->at + b->used;
     b->used += (bytes + 63) / 64 * 64;
-    assert_true(b->used <= MOST_BLOCK_BYTES);
+    assert_true(b->used <= MAX_BLOCK_BYTES);
     return p;
 }
 
@@ -127,7 +127,7 @@ static void optimizer(const struct compute *on, struct block *b, struct random_s
 
 static struct block run(int n_threads, uint64_t seed)
 {
-    struct block b = {malloc(MOST_BLOCK_BYTES), 0};
+    struct block b = {malloc(MAX_BLOCK_BYTES), 0};
     struct random_source r = {seed};
     struct compute on = {.n_threads = n_threads};
     struct shape s = {.T = 1 + random_below(&r, 24),
@@ -137,7 +137,7 @@ static struct block run(int n_threads, uint64_t seed)
     for (int t = 0; t < 3; t++)
         s.n_params[t] = t ? 1 + random_below(&r, 70000) : 1 + random_below(&r, 8);
     assert_non_null(b.at);
-    memset(b.at, 0xff, MOST_BLOCK_BYTES);
+    memset(b.at, 0xff, MAX_BLOCK_BYTES);
     assert_int_equal(zr_host_device_open(&on.dev), 0);
     float *scratch = malloc((size_t)gpt2_layers_host.n_scratch(&on, B * s.T, s.C) * sizeof *scratch);
     assert_non_null(scratch);
@@ -155,7 +155,7 @@ static void test_same_bits(void **state)
     for (int k = 0; k < 20; k++) {
         uint64_t seed = random_bits(&r);
         struct block one = run(1, seed);
-        for (int n = 2; n <= MOST_THREADS; n += 1 + n / 3) {
+        for (int n = 2; n <= MAX_THREADS; n += 1 + n / 3) {
             struct block more = run(n, seed);
             assert_int_equal(more.used, one.used);
             for (int64_t i = 0; i < one.used; i++)

@@ -36,7 +36,7 @@ void open_and_note(struct rank *me)
 
 int exchange_ranks(struct meeting *m)
 {
-    int mine = zr_rendezvous_rank(m->r), all[MOST_RANKS];
+    int mine = zr_rendezvous_rank(m->r), all[MAX_RANKS];
     return zr_rendezvous_exchange(m->r, &mine, sizeof mine, all);
 }
 

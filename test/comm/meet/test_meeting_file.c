@@ -101,7 +101,7 @@ static void any_file(uint64_t *seed, struct zr_meeting_file *f)
     for (int i = 0; i < n; i++)
         w.job[i] = (char)random_in(seed, 1, 255);
     zr_meeting_file_begin(&w, f);
-    f->n = (int)random_in(seed, 1, ZR_LOOKUP_MOST);
+    f->n = (int)random_in(seed, 1, ZR_LOOKUP_MAX);
     for (int i = 0; i < f->n; i++) {
         char number[64];
         if (random_in(seed, 0, 1))
@@ -537,7 +537,7 @@ static void *rewrite(void *arg)
     struct rewriting *g = arg;
     for (int i = 0; i < REWRITES && !g->err; i++) {
         struct zr_meeting_file f = file_of(&g->w, 1000 + i);
-        f.n = 1 + i % ZR_LOOKUP_MOST;
+        f.n = 1 + i % ZR_LOOKUP_MAX;
         for (int k = 1; k < f.n; k++)
             f.at[k] = f.at[0];
         g->err = zr_meeting_file_write(&g->w, &f, true);

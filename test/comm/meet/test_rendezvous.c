@@ -44,7 +44,7 @@ static void meet_and_exchange(struct rank *me)
         if (me->w.rank == 0 && k == 3)
             sleep_ms(50); /* this rank's loop stands still; the others must get their results anyway */
     }
-    char c = 0, all[MOST_RANKS];
+    char c = 0, all[MAX_RANKS];
     RANK_CHECK(me, zr_rendezvous_exchange(m.r, &c, 0, all) == ZERO_ERR_ARG, "0 bytes");
     RANK_CHECK(me, part(&m), "handles are left");
 }

@@ -145,10 +145,12 @@ static void die_before(struct rank *me)
     if (me->dies)
         kill(getpid(), SIGKILL);
     zr_fail(ZERO_ERR_IO, "the disk");
-    struct record mine = {0}, all[N];
+    struct record mine = {0}, all[N], none[N] = {{0}};
     int code = me->w.rank == 1 ? ZERO_ERR_IO : 0;
+    memset(all, me->arg ? 0xff : 0, sizeof all);
     note_error(me, me->arg ? zr_rendezvous_agree_and_exchange(m.r, code, &mine.err, sizeof mine, all)
                            : zr_rendezvous_agree(m.r, code));
+    RANK_CHECK(me, !memcmp(all, none, sizeof all), "records of ranks that could not exchange them");
     RANK_CHECK(me, part(&m), "handles are left");
 }
 

@@ -15,13 +15,13 @@
 
 /* --- the relay --- */
 
-enum { MOST_LINKS = 4 };
+enum { MAX_LINKS = 4 };
 
 struct relay {
     pthread_t id;
     int listener, port, to_port;
     /* both ends of each connection; -1: it has ended */
-    int fd[MOST_LINKS][2], n_links;
+    int fd[MAX_LINKS][2], n_links;
     atomic_bool held, stop;
     atomic_long n_bytes;
 };
@@ -48,7 +48,7 @@ static void *run_relay(void *arg)
 {
     struct relay *y = arg;
     while (!atomic_load(&y->stop)) {
-        struct pollfd p[1 + 2 * MOST_LINKS] = {{.fd = y->listener, .events = POLLIN}};
+        struct pollfd p[1 + 2 * MAX_LINKS] = {{.fd = y->listener, .events = POLLIN}};
         bool held = atomic_load(&y->held);
         for (int i = 0; i < 2 * y->n_links; i++)
             p[1 + i] = (struct pollfd){.fd = y->fd[i / 2][i % 2], .events = POLLIN};
@@ -57,7 +57,7 @@ static void *run_relay(void *arg)
             if (p[1 + i].revents && y->fd[i / 2][0] >= 0 &&
                 !pass_on(y, y->fd[i / 2][i % 2], y->fd[i / 2][1 - i % 2]))
                 end_link(y->fd[i / 2]);
-        if (p[0].revents && y->n_links < MOST_LINKS) {
+        if (p[0].revents && y->n_links < MAX_LINKS) {
             y->fd[y->n_links][0] = accept(y->listener, NULL, NULL);
             y->fd[y->n_links++][1] = dial(y->to_port);
         }
@@ -309,7 +309,7 @@ static void test_own_loop_stands(void **state)
 
 /* --- many ranks --- */
 
-enum { MANY = 100, MOST_AT_A_TIME = 34, ROUNDS = 4 };
+enum { MANY = 100, MAX_AT_A_TIME = 34, ROUNDS = 4 };
 
 /* Rank 0's heartbeats: how many since the last tick, and the most of a tick; how many ticks; and which ranks
  * they went to. */
@@ -376,7 +376,7 @@ static void test_many(void **state)
     run_ranks(false, MANY, watch_many, NULL, NULL);
     print_message("%d heartbeats in %d ticks, at most %d at a time\n", sent.n_sent, sent.n_ticks,
                   sent.n_most);
-    assert_in_range(sent.n_most, 1, MOST_AT_A_TIME);
+    assert_in_range(sent.n_most, 1, MAX_AT_A_TIME);
     for (int round = 0; round < ROUNDS; round++) {
         bool got[MANY] = {false};
         for (int i = 0; i < n; i++) {

@@ -21,6 +21,8 @@ struct asking {
     int fails;      /* has failed before, for another cause; or NOBODY */
     int heard;      /* the code that all ranks hear */
     const char *says[2];
+    int n_unknown; /* the last ranks, whose calls are not known */
+    bool in_pairs; /* only ranks 0 and 1, and ranks 2 and 3, must make the calls; all make one more */
 };
 
 static const struct asking cases[] = {
@@ -161,6 +163,95 @@ static const struct asking cases[] = {
      0,
      ZERO_ERR_NOMEM,
      {"no apples", ""}},
+    {"other calls of ranks that share them",
+     1,
+     ZERO_ERR_TIMEOUT,
+     {20, 21, 20, 15},
+     3,
+     10,
+     NOBODY,
+     NOBODY,
+     ZERO_ERR_MISMATCH,
+     {"rank 3 called zero_read(tensor 3) in step 1; rank 2 called zero_begin(unit 3, forward) in step 1",
+      "(rank 1: what was met)"},
+     .in_pairs = true},
+    {"a rank is behind one that shares its calls",
+     1,
+     ZERO_ERR_TIMEOUT,
+     {20, 20, 30, 29},
+     NOBODY,
+     0,
+     NOBODY,
+     NOBODY,
+     ZERO_ERR_TIMEOUT,
+     {"what was met; rank 3 did not come: its program has made 29 calls, ", "; that of rank 2 30 calls, "},
+     .in_pairs = true},
+    {"no difference among ranks that share calls",
+     1,
+     ZERO_ERR_MISMATCH,
+     {20, 20, 30, 30},
+     NOBODY,
+     0,
+     NOBODY,
+     NOBODY,
+     ZERO_ERR_MISMATCH,
+     {"what was met; the latest 2048 calls of the programs do not differ (found by rank 1)", ""},
+     .in_pairs = true},
+    {"calls that nobody knows",
+     1,
+     ZERO_ERR_MISMATCH,
+     {20, 20, 20, 20},
+     2,
+     10,
+     NOBODY,
+     NOBODY,
+     ZERO_ERR_MISMATCH,
+     {"what was met; the calls of the programs could not be compared (found by rank 1)", ""},
+     .n_unknown = N},
+    {"progress that nobody knows",
+     1,
+     ZERO_ERR_TIMEOUT,
+     {20, 20, 20, 20},
+     NOBODY,
+     0,
+     NOBODY,
+     NOBODY,
+     ZERO_ERR_TIMEOUT,
+     {"what was met; the calls of the programs could not be compared (found by rank 1)", ""},
+     .n_unknown = N},
+    {"calls that one rank alone knows",
+     2,
+     ZERO_ERR_MISMATCH,
+     {20, 20, 20, 20},
+     2,
+     10,
+     NOBODY,
+     NOBODY,
+     ZERO_ERR_MISMATCH,
+     {"what was met; the calls of the programs could not be compared (found by rank 2)", ""},
+     .n_unknown = N - 1},
+    {"calls of one rank that are not known",
+     2,
+     ZERO_ERR_MISMATCH,
+     {20, 20, 20, 20},
+     1,
+     10,
+     NOBODY,
+     NOBODY,
+     ZERO_ERR_MISMATCH,
+     {"rank 1 called zero_read(tensor 3) in step 1; rank 0 called zero_begin(unit 3, forward) in step 1", ""},
+     .n_unknown = 1},
+    {"calls of which none are kept on both",
+     2,
+     ZERO_ERR_MISMATCH,
+     {1, 3000, 3000, 1},
+     NOBODY,
+     0,
+     NOBODY,
+     NOBODY,
+     ZERO_ERR_MISMATCH,
+     {"what was met; the calls of the programs could not be compared", ""},
+     .n_unknown = 2},
 };
 
 struct hearing {
@@ -168,12 +259,22 @@ struct hearing {
     struct meeting m;
     uv_timer_t stop;
     int n_heard;
-    struct zr_call_log calls;
+    /* The calls of the pair of ranks, and of all. Without pairs the second is unused. */
+    struct zr_call_log calls, of_all;
 };
 
-static const struct zr_call_log *give_calls(void *arg)
+static void give_calls(void *arg, struct zr_shared_calls out[ZR_SHARED_CALLS])
 {
-    return &((struct hearing *)arg)->calls;
+    const struct hearing *h = arg;
+    const struct asking *a = h->me->arg;
+    if (h->me->w.rank >= N - a->n_unknown)
+        return;
+    if (a->in_pairs) {
+        out[1] = (struct zr_shared_calls){.group = (uint64_t)h->me->w.rank / 2, .size = 2, .log = &h->calls};
+        out[2] = (struct zr_shared_calls){.group = 7, .size = N, .log = &h->of_all};
+    } else {
+        out[0] = (struct zr_shared_calls){.group = 7, .size = N, .log = &h->calls};
+    }
 }
 
 static void stop_closed(uv_handle_t *h)
@@ -224,6 +325,7 @@ static void make_calls(struct hearing *h, const struct asking *a)
             c.name = ZR_CALL_READ;
         zr_call_log_put(&h->calls, &c);
     }
+    zr_call_log_put(&h->of_all, &(struct zr_logged_call){.name = ZR_CALL_STEP, .subject = -1, .step = 1});
 }
 
 static void ask_or_learn(struct rank *me)
@@ -235,7 +337,7 @@ static void ask_or_learn(struct rank *me)
     RANK_CHECK(me, exchange_ranks(&h.m) == 0, "%s", zr_error_text());
     RANK_CHECK(me, !zr_rendezvous_compare(h.m.r, ZERO_ERR_TIMEOUT, "too early"), "before the detach");
     make_calls(&h, a);
-    zr_rendezvous_know(h.m.r, &(struct zr_known_ranks){.calls_of_all = give_calls, .arg = &h});
+    zr_rendezvous_know(h.m.r, &(struct zr_known_ranks){.shared_calls = give_calls, .arg = &h});
     uv_timer_init(&h.m.loop, &h.stop);
     h.stop.data = &h;
     uv_timer_start(&h.stop, look_around, 1, 1);

@@ -251,7 +251,7 @@ static void test_look(void **state)
 static void differ_in_size(struct rank *me)
 {
     struct meeting m;
-    char mine[32] = {0}, all[32 * MOST_RANKS];
+    char mine[32] = {0}, all[32 * MAX_RANKS];
     RANK_CHECK(me, meet(&m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
     note_error(me, zr_rendezvous_exchange(m.r, mine, me->w.rank == 1 ? 12 : 16, all));
     RANK_CHECK(me, part(&m), "handles are left");

@@ -9,12 +9,12 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { N = 4, MESSAGES = 12, MOST_BYTES = 64 * 1024 };
+enum { N = 4, MESSAGES = 12, MAX_BYTES = 64 * 1024 };
 
 /* From 1 byte to the largest size allowed. */
 static size_t bytes_of(int k)
 {
-    return k == MESSAGES - 1 ? MOST_BYTES : (size_t)1 + (size_t)k * (size_t)k * 37;
+    return k == MESSAGES - 1 ? MAX_BYTES : (size_t)1 + (size_t)k * (size_t)k * 37;
 }
 
 static void fill(char *data, int from, int to, int k)
@@ -55,7 +55,7 @@ static void time_over(uv_timer_t *timer)
 static void on_message(void *arg, int from, const void *data, size_t n)
 {
     struct talk *t = arg;
-    static _Thread_local char want[MOST_BYTES];
+    static _Thread_local char want[MAX_BYTES];
     int k = t->n_got[from]++;
     fill(want, from, t->me->w.rank, k % MESSAGES);
     t->n_wrong += !t->detached || n != bytes_of(k % MESSAGES) || memcmp(data, want, n) != 0;
@@ -77,7 +77,7 @@ static void on_lost(void *arg, int rank, const char *why)
 
 static int send_messages(struct talk *t, int to)
 {
-    static _Thread_local char data[MOST_BYTES];
+    static _Thread_local char data[MAX_BYTES];
     int err = 0;
     for (int k = 0; k < MESSAGES && !err; k++) {
         fill(data, t->me->w.rank, to, k);
@@ -148,7 +148,7 @@ static void send_to_everyone(struct rank *me)
     struct zr_sigpipe_hold hold; /* as above */
     zr_sigpipe_hold(&hold);
     struct talk t = {.me = me};
-    char large[MOST_BYTES + 1] = "";
+    char large[MAX_BYTES + 1] = "";
     RANK_CHECK(me, meet(&t.m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
     RANK_CHECK(me, exchange_ranks(&t.m) == 0, "%s", zr_error_text());
     if (me->dies)

@@ -2,9 +2,12 @@
 /* test_user_comm.c: tests where ranks meet that can exchange bytes already: on loopback, at the address that
  * the user gives, or at one of the addresses that rank 0 offers. */
 #include "comm/meet/user_comm.h"
+#include "kernels/device.h"
+#include "kernels/log.h"
 #include "test/cmocka.h"
 #include "test/comm/ranks.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -59,7 +62,7 @@ static void test_own_addresses(void **state)
 {
     struct zr_world w = {.rank = 0};
     struct zr_user_comm_card c[2];
-    union zr_address at[ZR_LOOKUP_MOST];
+    union zr_address at[ZR_LOOKUP_MAX];
     fill(&w, c);
     int n = zr_address_list_read(c[0].at, strlen(c[0].at), at);
     assert_true(n >= 0); /* a machine without a network has none */
@@ -134,6 +137,144 @@ static void test_wrong_bytes(void **state)
     sign(c);
     assert_int_equal(zr_user_comm_choose(c, "exchange", &w), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "world is 3 on rank 1 and 2 on rank 0"));
+}
+
+/* Rank 0 alone has all cards. The others need only its own to come to the same result. */
+static void test_checked_by_rank_0(void **state)
+{
+    const struct zr_world of_0 = {.rank = 0, .world = 2};
+    struct zr_world w = {.rank = 0}, want, found = {.rank = 1, .world = 2};
+    struct zr_user_comm_card c[2], first;
+    fill(&w, c);
+    choose(c, &want);
+    zr_user_comm_check(c, "mpi_comm", &of_0);
+    first = c[0];
+    assert_int_equal(zr_user_comm_choose(&first, "mpi_comm", &found), 0);
+    assert_string_equal(found.host, want.host);
+    assert_int_equal(found.port, want.port);
+    fill(&w, c);
+    strcpy(c[0].address, "node7");
+    c[1].loopback++;
+    sign(c);
+    zr_user_comm_check(c, "mpi_comm", &of_0);
+    first = c[0];
+    assert_int_equal(zr_user_comm_choose(&first, "mpi_comm", &found), 0);
+    assert_string_equal(found.host, "node7");
+    first.port ^= 1;
+    assert_int_equal(zr_user_comm_choose(&first, "mpi_comm", &found), ZERO_ERR_FAILED);
+    fill(&w, c);
+    zr_first_error_put(&c[1], zr_fail(ZERO_ERR_IO, "the disk"));
+    sign(c);
+    zr_user_comm_check(c, "mpi_comm", &of_0);
+    for (int rank = 0; rank < 2; rank++) {
+        found.rank = rank;
+        zr_fail(ZERO_ERR_FAILED, "another");
+        assert_int_equal(zr_user_comm_choose(c, "mpi_comm", &found), ZERO_ERR_IO);
+        assert_string_equal(zr_error_text(), "rank 1: the disk");
+    }
+}
+
+/* --- the program's all-gather --- */
+
+enum { WORLD = 3, PATIENCE_MS = 300 };
+
+/* An all-gather that writes n ranks' bytes, or waits until it may go on. */
+struct program {
+    int n;
+    atomic_bool waits, has_device;
+};
+
+static _Thread_local bool has_device;
+
+static int begin_thread(struct zr_device *dev)
+{
+    has_device = true;
+    return 0;
+}
+
+static int gather(void *arg, const void *mine, void *all, size_t bytes)
+{
+    struct program *p = arg;
+    atomic_store(&p->has_device, has_device);
+    while (atomic_load(&p->waits))
+        usleep(1000);
+    for (int i = 0; i < p->n; i++)
+        memcpy((char *)all + (size_t)i * bytes, mine, bytes);
+    return 0;
+}
+
+static bool has_ended(void *arg, int rank, char *how, size_t n_how)
+{
+    snprintf(how, n_how, "its program returned 3");
+    return arg && rank == *(int *)arg;
+}
+
+static void count_line(void *arg, const char *line)
+{
+    if (strstr(line,
+               "zero_wrap still waits: cfg.launch.exchange (do all ranks call zero_wrap, and is it set on "
+               "all?) has not returned on rank 1 after "))
+        ++*(int *)arg;
+}
+
+/* Calls the program's all-gather on rank 1 of WORLD. */
+static int call_program(struct program *p, struct zr_waiting *waiting, struct zr_device *dev)
+{
+    static struct zr_user_comm_card mine, all[WORLD];
+    const struct zr_world w = {.rank = 1, .world = WORLD, .waiting = waiting};
+    struct zr_user_comm c = {.name = "exchange",
+                             .exchange = gather,
+                             .exchange_arg = p,
+                             .timeout_ms = PATIENCE_MS,
+                             .w = &w,
+                             .dev = dev};
+    return zr_user_comm_call(&c, &mine, all, sizeof mine);
+}
+
+/* A group that is larger than the world is found, and overwrites nothing. */
+static void test_other_group(void **state)
+{
+    static struct program p;
+    p.n = WORLD;
+    assert_int_equal(call_program(&p, NULL, NULL), 0);
+    for (p.n = WORLD + 1; p.n <= 2 * WORLD; p.n++) {
+        char text[96];
+        snprintf(text, sizeof text, "gave rank 1 the bytes of %d ranks or more, but cfg.launch.world is 3",
+                 p.n);
+        assert_int_equal(call_program(&p, NULL, NULL), ZERO_ERR_ARG);
+        if (!strstr(zr_error_text(), text))
+            fail_msg("%s", zr_error_text());
+    }
+}
+
+static void test_device_of_thread(void **state)
+{
+    static struct program p = {.n = WORLD};
+    const struct zr_device_ops ops = {.thread_begin = begin_thread};
+    struct zr_device dev = {.ops = &ops};
+    assert_int_equal(call_program(&p, NULL, &dev), 0);
+    assert_true(p.has_device && !has_device);
+    assert_int_equal(call_program(&p, NULL, NULL), 0);
+    assert_false(p.has_device);
+}
+
+/* A wait says so now and then, and ends if a rank has ended. */
+static void test_long_wait(void **state)
+{
+    static struct program p[2] = {{WORLD, true}, {WORLD, true}};
+    struct zr_log *log;
+    int ended = 2, n_lines = 0;
+    assert_int_equal(zr_log_open(count_line, &n_lines, NULL, &log), 0);
+    struct zr_waiting waiting = {.log = log, .remind_ms = 50, .has_ended = has_ended};
+    assert_int_equal(call_program(&p[0], &waiting, NULL), ZERO_ERR_TIMEOUT);
+    assert_true(n_lines > 1);
+    waiting.arg = &ended;
+    assert_int_equal(call_program(&p[1], &waiting, NULL), ZERO_ERR_PEER);
+    if (!strstr(zr_error_text(), "rank 2 ended before it came to zero_wrap: its program returned 3"))
+        fail_msg("%s", zr_error_text());
+    for (int i = 0; i < 2; i++)
+        atomic_store(&p[i].waits, false);
+    zr_log_close(log);
 }
 
 /* --- meeting by a list of addresses --- */
@@ -248,9 +389,16 @@ static void test_another_job_is_there(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_loopback),         cmocka_unit_test(test_own_addresses),
-        cmocka_unit_test(test_several_hosts),        cmocka_unit_test(test_other_name),
-        cmocka_unit_test(test_wrong_bytes),          cmocka_unit_test(test_meet_by_list),
+        cmocka_unit_test(test_one_loopback),
+        cmocka_unit_test(test_own_addresses),
+        cmocka_unit_test(test_several_hosts),
+        cmocka_unit_test(test_other_name),
+        cmocka_unit_test(test_wrong_bytes),
+        cmocka_unit_test(test_checked_by_rank_0),
+        cmocka_unit_test(test_other_group),
+        cmocka_unit_test(test_device_of_thread),
+        cmocka_unit_test(test_long_wait),
+        cmocka_unit_test(test_meet_by_list),
         cmocka_unit_test(test_another_job_is_there),
     };
     return cmocka_run_group_tests_name("user_comm", tests, NULL, NULL);

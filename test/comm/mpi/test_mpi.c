@@ -50,7 +50,7 @@ static void test_mixed(void **state)
 
 struct layout {
     int world;
-    int32_t host_of[MOST_RANKS];
+    int32_t host_of[MAX_RANKS];
     /* sums over all ranks are made host by host; gathers use shared memory */
     bool by_host, shared;
 };

@@ -305,6 +305,30 @@ static void test_gives_up(void **state)
     expect_rank(&r[1], ZERO_ERR_TIMEOUT, " for rank 0 of MPI_COMM_WORLD, which ");
 }
 
+static void meet_once(struct rank *me)
+{
+    struct mpi_stand_in_counts counts;
+    struct zr_mpi_library lib;
+    struct zr_mpi_process *p;
+    mpi_stand_in_be(me->w.rank);
+    lib = mpi_fixture_library();
+    RANK_CHECK(me, zr_mpi_process_open(&lib, LONG_MS, NULL, NULL, &p) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, meet(me, LONG_MS, NULL) == 0, "%s", zr_error_text());
+    mpi_stand_in_counts(&counts);
+    RANK_CHECK(me, counts.most_bytes < 2 * (int64_t)sizeof(struct zr_user_comm_card),
+               "a message has %lld bytes, a card %zu", (long long)counts.most_bytes,
+               sizeof(struct zr_user_comm_card));
+    zr_mpi_process_drop(p, NULL, true);
+}
+
+/* Rank 0's answer does not grow with the number of ranks. */
+static void test_short_answers(void **state)
+{
+    struct rank *r = mpi_run_ranks(MPI_STAND_IN_RANKS, meet_once, NULL);
+    for (int i = 0; i < MPI_STAND_IN_RANKS; i++)
+        expect_rank(&r[i], 0, "");
+}
+
 /* --- abort --- */
 
 static void abort_while_waiting(struct rank *me)
@@ -340,6 +364,7 @@ int main(void)
         cmocka_unit_test(test_faults),
         cmocka_unit_test(test_loses_host_mate),
         cmocka_unit_test(test_gives_up),
+        cmocka_unit_test(test_short_answers),
         cmocka_unit_test(test_abort),
     };
     return cmocka_run_group_tests_name("mpi fault", tests, NULL, NULL);

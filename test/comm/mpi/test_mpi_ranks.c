@@ -36,8 +36,8 @@ int main(int n_args, char **args)
         return 1;
     }
     if (n_args > 4) {
-        int32_t host_of[MOST_RANKS];
-        for (int i = 0; i < me.w.world && i < MOST_RANKS; i++)
+        int32_t host_of[MAX_RANKS];
+        for (int i = 0; i < me.w.world && i < MAX_RANKS; i++)
             host_of[i] = i / atoi(args[4]);
         mpi_fixture_hosts(me.w.world, host_of);
     }

@@ -15,7 +15,7 @@ static void keep_log(void *arg, const char *text);
 int nccl_test_start(void **state)
 {
     assert_int_equal(zr_log_open(keep_log, NULL, NULL, &custom.to_log), 0);
-    stand_in_the_machine()->n_devices = STAND_IN_MOST_DEVICES;
+    stand_in_the_machine()->n_devices = STAND_IN_MAX_DEVICES;
     expected_misuse = 0;
     return 0;
 }

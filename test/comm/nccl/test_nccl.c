@@ -285,7 +285,7 @@ static void test_one_without_memory(void **state)
 /* --- what travels packed --- */
 
 enum {
-    MOST_SMALL = 8,
+    MAX_SMALL = 8,
     SMALL_BYTES = 256,
     LARGE_BYTES = 2 * NCCL_SMALL_BYTES,
     SMALL_APART = 2048,
@@ -302,8 +302,8 @@ struct layer_kind {
 
 struct layer {
     int n, world;
-    struct zr_gather_seg g[MOST_SMALL + 1];
-    struct zr_reduce_seg r[MOST_SMALL + 1];
+    struct zr_gather_seg g[MAX_SMALL + 1];
+    struct zr_reduce_seg r[MAX_SMALL + 1];
 };
 
 static void make_layer(struct layer *l, const struct layer_kind *k, int world)
@@ -448,7 +448,7 @@ static void test_packed(void **state)
             custom.copy_engine = HEADER_HAS_WINDOWS;
             nccl_stand_in_the_machine()->version = NCCL_SOUND;
             struct moved one = count_layer(world, 0, dtype, accumulate);
-            for (int n = 2; n <= MOST_SMALL - 1; n += 5) {
+            for (int n = 2; n <= MAX_SMALL - 1; n += 5) {
                 struct moved m = count_layer(world, n, dtype, accumulate);
                 assert_int_equal(m.nccl.n_calls, world * 2 * 2);
                 assert_int_equal(m.nccl.n_groups, world * 2);
@@ -472,7 +472,7 @@ static void test_packed_fixed(void **state)
             customize(true, LONG_MS);
             struct moved one = count_layer(world, 0, dtype, accumulate);
             assert_int_equal(one.nccl.n_calls, world + world * (world - 1) * 2);
-            for (int n = 2; n <= MOST_SMALL - 1; n += 5) {
+            for (int n = 2; n <= MAX_SMALL - 1; n += 5) {
                 struct moved m = count_layer(world, n, dtype, accumulate);
                 assert_int_equal(m.nccl.n_calls, world * 2 + world * (world - 1) * 2 * 2);
                 assert_int_equal(m.nccl.n_groups, world * 2);
@@ -785,7 +785,7 @@ static void test_reserve_bytes(void **state)
 
 /* --- the program's communicator --- */
 
-static ncclComm_t user_comm[MOST_RANKS];
+static ncclComm_t user_comm[MAX_RANKS];
 static int lend_from; /* ranks below this one lend none */
 
 static void lend(struct zr_nccl_options *opt, int rank)

@@ -25,7 +25,7 @@
 #define V1      "sys/fs/cgroup/memory"
 #define NONE_V1 "9223372036854771712\n" /* cgroup version 1's "no limit" */
 
-enum { MOST_FILES = 14, MOST_GROUPS = 3 };
+enum { MAX_FILES = 14, MAX_GROUPS = 3 };
 
 /* A file; with text NULL, a folder of that name, which cannot be read as a file. */
 struct file {
@@ -34,12 +34,12 @@ struct file {
 
 struct row {
     const char *what;
-    struct file files[MOST_FILES];
+    struct file files[MAX_FILES];
     int64_t host; /* MiB; -1: unknown */
     struct {
         const char *path; /* below /sys/fs/cgroup */
         int64_t mib;
-    } groups[MOST_GROUPS];
+    } groups[MAX_GROUPS];
     int64_t least; /* MiB; -1: unknown */
 };
 
@@ -255,7 +255,7 @@ static void make_file(const char *at, const char *text)
 static void make(const struct row *row)
 {
     shell("rm -rf %s/*");
-    for (int i = 0; i < MOST_FILES && row->files[i].path; i++)
+    for (int i = 0; i < MAX_FILES && row->files[i].path; i++)
         make_file(row->files[i].path, row->files[i].text);
 }
 
@@ -273,7 +273,7 @@ static void each_row(void **state)
         make(row);
         zr_host_memory_look(root, &m);
         int n = 0;
-        while (n < MOST_GROUPS && row->groups[n].path)
+        while (n < MAX_GROUPS && row->groups[n].path)
             n++;
         if (m.free_bytes != bytes_of(row->host) || m.n_groups != n ||
             zr_host_memory_least(&m) != bytes_of(row->least))
@@ -292,7 +292,7 @@ static void each_row(void **state)
 /* If there are more nested groups than fit, the nearest ones count. */
 static void nested_deeply(void **state)
 {
-    enum { DEPTH = ZR_MOST_MEMORY_GROUPS + 4 };
+    enum { DEPTH = ZR_MAX_MEMORY_GROUPS + 4 };
     char path[256] = "", text[512];
     shell("rm -rf %s/*");
     for (int i = 1; i <= DEPTH; i++) {
@@ -307,7 +307,7 @@ static void nested_deeply(void **state)
     make_file("proc/self/cgroup", text);
     struct zr_host_memory m;
     zr_host_memory_look(root, &m);
-    assert_int_equal(m.n_groups, ZR_MOST_MEMORY_GROUPS);
+    assert_int_equal(m.n_groups, ZR_MAX_MEMORY_GROUPS);
     snprintf(text, sizeof text, "/sys/fs/cgroup%s", path);
     assert_string_equal(m.group[0].path, text);
     for (int i = 1; i < m.n_groups; i++)

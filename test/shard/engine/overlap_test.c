@@ -2,6 +2,7 @@
 /* overlap_test.c: units of fixed cost on the device's timeline, as in PyTorch's FSDP2 overlap test. A unit
  * has compute c in forward and 2c in backward, and communication m, with m < c. Only the first gather and the
  * last reduce may be exposed: forward = m + L*c, backward = 2m + L*2c. */
+#include "shard/engine/check/observers.h"
 #include "shard/engine/internal.h"
 #include "test/cmocka.h"
 #include "test/shard/engine/overlap_device.h"
@@ -56,14 +57,15 @@ static void begin_world(struct world *w, struct zr_device *dev)
                                   .n_elems = 4096,
                                   .optimizer = ZERO_ADAMW,
                                   .n_states = 2,
-                                  .n_slices = 1,
+                                  .n_layers = 1,
                                   .unit = i};
     }
     w->dev = dev;
     assert_int_equal(
         zr_layout_make(t, n_units, 4, 1, zr_placement_asked(&w->opt).model_holds, false, &w->layout), 0);
     assert_int_equal(zr_plan_make(w->layout, &w->opt, &w->plan), 0);
-    struct zr_engine_parts parts = {.dev = w->dev, .plan = w->plan, .opt = &w->opt};
+    struct zr_engine_parts parts = {
+        .dev = w->dev, .plan = w->plan, .opt = &w->opt, .open_observers = zr_check_open_observers};
     parts.comm[ZR_ROLE_GATHER] = overlap_comm_open(w->dev, 4, w->m);
     parts.comm[ZR_ROLE_REDUCE] = parts.comm[ZR_ROLE_CONTROL] = overlap_comm_open(w->dev, 4, w->m);
     assert_int_equal(zr_engine_open(&w->e, &parts), 0);

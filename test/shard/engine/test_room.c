@@ -6,6 +6,7 @@
  * Each communicator has one rank of four. Its collectives do nothing, except that the agreement waits
  * until the test releases it, as if the other ranks were late. */
 #include "kernels/host/host_device.h"
+#include "shard/engine/check/observers.h"
 #include "shard/engine/internal.h"
 #include "test/cmocka.h"
 
@@ -14,7 +15,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { UNITS = 8, MOST_TENSORS = 2400, WORLD = 4, GROUP = 2, N_JOBS = 64, LONG_MS = 60000 };
+enum { UNITS = 8, MAX_TENSORS = 2400, WORLD = 4, GROUP = 2, N_JOBS = 64, LONG_MS = 60000 };
 
 /* ---- a communicator whose operations do not complete ---- */
 
@@ -87,7 +88,7 @@ static const struct zr_comm_ops comm_ops = {
 /* ---- a rank ---- */
 
 struct rank {
-    void *param[MOST_TENSORS], *grad[MOST_TENSORS];
+    void *param[MAX_TENSORS], *grad[MAX_TENSORS];
     struct zr_options opt;
     struct zr_layout *layout;
     struct zr_plan *plan;
@@ -150,7 +151,7 @@ static void make_layout(struct rank *k, int n)
                                   .optimizer = kind,
                                   .n_states = kind ? zr_optimizer_states(kind, 0.9f) : ZR_MAX_STATES,
                                   .n_elems = 64,
-                                  .n_slices = 1,
+                                  .n_layers = 1,
                                   .unit = i % UNITS,
                                   .uses = k->is_used_twice && i == 0 ? 2 : 0};
     }
@@ -181,7 +182,11 @@ static void open_comm(struct rank *k, enum zr_role role, int size, struct zr_eng
 
 static void open_engine(struct rank *k)
 {
-    struct zr_engine_parts parts = {.dev = k->dev, .plan = k->plan, .opt = &k->opt, .loop = k->loop};
+    struct zr_engine_parts parts = {.dev = k->dev,
+                                    .plan = k->plan,
+                                    .opt = &k->opt,
+                                    .loop = k->loop,
+                                    .open_observers = zr_check_open_observers};
     bool groups = k->opt.hybrid;
     open_comm(k, ZR_ROLE_GATHER, groups ? GROUP : WORLD, &parts);
     open_comm(k, ZR_ROLE_REDUCE, groups ? GROUP : WORLD, &parts);
@@ -284,7 +289,7 @@ static void open_loop(struct rank *k)
  * of all tensors are queued behind it. */
 static void sockets_are_served_behind_a_late_rank(void **state)
 {
-    static const int n_tensors[] = {10, 300, MOST_TENSORS};
+    static const int n_tensors[] = {10, 300, MAX_TENSORS};
     for (size_t i = 0; i < sizeof n_tensors / sizeof *n_tensors; i++)
         for (int more = 0; more < 4; more++) {
             struct zr_options opt = options(more & 1 ? 3 : 2, ZR_HYBRID_NONE);

@@ -192,18 +192,18 @@ static void test_every_call_fails(void **state)
     }
 }
 
-enum { MOST_TENSORS = 24 };
+enum { MAX_TENSORS = 24 };
 
 /* Counts the kernels of a run with one unit of n tensors, whose decay and learning rate alternate. */
 static int64_t launches_of_life(int n, int64_t elements, int n_steps)
 {
-    static const char *const names[MOST_TENSORS] = {"a", "b", "c", "d", "e", "f", "g", "h",
-                                                    "i", "j", "k", "l", "m", "n", "o", "p",
-                                                    "q", "r", "s", "t", "u", "v", "w", "x"};
+    static const char *const names[MAX_TENSORS] = {"a", "b", "c", "d", "e", "f", "g", "h",
+                                                   "i", "j", "k", "l", "m", "n", "o", "p",
+                                                   "q", "r", "s", "t", "u", "v", "w", "x"};
     struct zero_config cfg = config(3);
-    struct zero_tensor t[MOST_TENSORS] = {0};
+    struct zero_tensor t[MAX_TENSORS] = {0};
     struct zero_optim groups[2] = {ZERO_OPTIM_INIT, ZERO_OPTIM_INIT};
-    void *param[MOST_TENSORS], *grad[MOST_TENSORS];
+    void *param[MAX_TENSORS], *grad[MAX_TENSORS];
     zero_ctx *z;
     groups[0].lr_scale = 2;
     groups[1].weight_decay = 3;
@@ -220,7 +220,7 @@ static int64_t launches_of_life(int n, int64_t elements, int n_steps)
                                     .flags = i % 2 ? ZERO_NO_DECAY : 0,
                                     .group = i % 3};
     }
-    void *own[MOST_TENSORS];
+    void *own[MAX_TENSORS];
     memcpy(own, param, sizeof own);
     int64_t launches = -stand_in_calls("cudaLaunchKernel");
     assert_int_equal(zero_wrap(&z, t, n, &cfg), 0);
@@ -251,8 +251,8 @@ static int64_t launches_of_step(int n, int64_t elements)
 static void test_kernels_of_a_step(void **state)
 {
     int64_t one = launches_of_step(1, 256);
-    assert_int_equal(launches_of_step(MOST_TENSORS, 256), one);
-    assert_int_equal(launches_of_step(MOST_TENSORS, 200), one + MOST_TENSORS - 1);
+    assert_int_equal(launches_of_step(MAX_TENSORS, 256), one);
+    assert_int_equal(launches_of_step(MAX_TENSORS, 200), one + MAX_TENSORS - 1);
 }
 
 static void test_lost_gpu(void **state)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* run_lines.c: forwards the output of ranks to our own descriptors, in whole lines.
+/* run_output.c: forwards the output of ranks to our own descriptors, in whole lines.
  *
  * If a sink holds more than SINK_FULL bytes, its streams are not read. Their pipes fill, and the ranks wait
  * in write() as they would without zero-run. Nothing is dropped while somebody reads. */
@@ -121,7 +121,7 @@ bool zr_sink_idle(const struct zr_sink *s)
 }
 
 /* Puts the unfinished line, then text, then a newline. */
-static void put_line(struct zr_lines *l, const char *text, size_t n)
+static void put_line(struct zr_rank_output *l, const char *text, size_t n)
 {
     sink_append(l->sink, l->prefix, strlen(l->prefix));
     sink_append(l->sink, l->partial, l->n_partial);
@@ -130,7 +130,7 @@ static void put_line(struct zr_lines *l, const char *text, size_t n)
     l->n_partial = 0;
 }
 
-static void keep_partial(struct zr_lines *l, const char *text, size_t n)
+static void keep_partial(struct zr_rank_output *l, const char *text, size_t n)
 {
     if (n == 0)
         return;
@@ -146,14 +146,14 @@ static void keep_partial(struct zr_lines *l, const char *text, size_t n)
 
 static void closed(uv_handle_t *h)
 {
-    struct zr_lines *l = h->data;
+    struct zr_rank_output *l = h->data;
     close(l->fd);
     free(l->partial);
     l->partial = NULL;
     l->on_end(l);
 }
 
-void zr_lines_close(struct zr_lines *l)
+void zr_rank_output_close(struct zr_rank_output *l)
 {
     if (!l->open)
         return;
@@ -164,7 +164,7 @@ void zr_lines_close(struct zr_lines *l)
     uv_close((uv_handle_t *)&l->poll, closed);
 }
 
-static void take(struct zr_lines *l, const char *at, size_t n)
+static void take(struct zr_rank_output *l, const char *at, size_t n)
 {
     const char *end = at + n, *newline;
     while ((newline = memchr(at, '\n', (size_t)(end - at)))) {
@@ -178,21 +178,21 @@ static void take(struct zr_lines *l, const char *at, size_t n)
 static void on_readable(uv_poll_t *poll, int status, int events)
 {
     static char bytes[READ_BYTES]; /* for all streams, because each call uses up what it reads */
-    struct zr_lines *l = poll->data;
+    struct zr_rank_output *l = poll->data;
     (void)events;
     ssize_t n = read(l->fd, bytes, sizeof bytes);
     if (n > 0) {
         take(l, bytes, (size_t)n);
     } else if (n == 0 || status || (errno != EAGAIN && errno != EINTR)) {
-        zr_lines_close(l); /* the end of the file, which a terminal reports as EIO */
+        zr_rank_output_close(l); /* the end of the file, which a terminal reports as EIO */
     }
     write_next(l->sink);
     if (l->sink->error && zr_sink_idle(l->sink))
         l->sink->on_written(l->sink); /* memory ran out, which the owner must learn */
-    zr_lines_update(l);
+    zr_rank_output_update(l);
 }
 
-void zr_lines_update(struct zr_lines *l)
+void zr_rank_output_update(struct zr_rank_output *l)
 {
     bool want = l->open && !zr_sink_full(l->sink);
     if (want && !l->reading)
@@ -203,16 +203,16 @@ void zr_lines_update(struct zr_lines *l)
     }
 }
 
-int zr_lines_open(struct zr_lines *l, uv_loop_t *loop, uv_file fd, int rank, struct zr_sink *sink,
-                  void (*on_end)(struct zr_lines *), void *arg)
+int zr_rank_output_open(struct zr_rank_output *l, uv_loop_t *loop, uv_file fd, int rank, struct zr_sink *sink,
+                        void (*on_end)(struct zr_rank_output *), void *arg)
 {
-    *l = (struct zr_lines){.fd = fd, .sink = sink, .on_end = on_end, .arg = arg};
+    *l = (struct zr_rank_output){.fd = fd, .sink = sink, .on_end = on_end, .arg = arg};
     snprintf(l->prefix, sizeof l->prefix, "[%d] ", rank);
     int err = uv_poll_init(loop, &l->poll, fd);
     if (err)
         return err;
     l->poll.data = l;
     l->open = true;
-    zr_lines_update(l);
+    zr_rank_output_update(l);
     return 0;
 }

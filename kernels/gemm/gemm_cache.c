@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gemm_plans.c: a hash table of the plans of matrix products, by their arguments. */
-#include "kernels/gemm/gemm_plans.h"
+/* gemm_cache.c: a hash table of prepared matrix products, by their arguments. */
+#include "kernels/gemm/gemm_cache.h"
 #include "kernels/alloc.h"
 
 #include <stdlib.h>
@@ -47,56 +47,56 @@ static uint64_t hash_key(const struct zr_gemm_key *k)
     return h;
 }
 
-static struct zr_gemm_plan **place_of(const struct zr_gemm_plans *p, const struct zr_gemm_key *k,
-                                      uint64_t hash)
+static struct zr_gemm_prepared **bucket_of(const struct zr_gemm_cache *p, const struct zr_gemm_key *k,
+                                           uint64_t hash)
 {
-    size_t i = hash & (p->n_places - 1);
+    size_t i = hash & (p->n_buckets - 1);
     while (p->table[i] && (p->table[i]->hash != hash || memcmp(&p->table[i]->key, k, sizeof *k) != 0))
-        i = (i + 1) & (p->n_places - 1);
+        i = (i + 1) & (p->n_buckets - 1);
     return &p->table[i];
 }
 
-int zr_gemm_plans_open(struct zr_gemm_plans *p)
+int zr_gemm_cache_open(struct zr_gemm_cache *p)
 {
-    *p = (struct zr_gemm_plans){.n_places = 64};
-    return ZR_ZALLOC(p->table, p->n_places, "a table of %zu products", p->n_places);
+    *p = (struct zr_gemm_cache){.n_buckets = 64};
+    return ZR_ZALLOC(p->table, p->n_buckets, "a table of %zu products", p->n_buckets);
 }
 
-void zr_gemm_plans_close(struct zr_gemm_plans *p, void (*free_plan)(struct zr_gemm_plan *plan))
+void zr_gemm_cache_close(struct zr_gemm_cache *p, void (*free_one)(struct zr_gemm_prepared *prepared))
 {
-    for (size_t i = 0; p->table && i < p->n_places; i++)
+    for (size_t i = 0; p->table && i < p->n_buckets; i++)
         if (p->table[i])
-            free_plan(p->table[i]);
+            free_one(p->table[i]);
     free(p->table);
-    *p = (struct zr_gemm_plans){0};
+    *p = (struct zr_gemm_cache){0};
 }
 
-struct zr_gemm_plan *zr_gemm_plans_find(const struct zr_gemm_plans *p, const struct zr_gemm_key *key)
+struct zr_gemm_prepared *zr_gemm_cache_find(const struct zr_gemm_cache *p, const struct zr_gemm_key *key)
 {
-    return *place_of(p, key, hash_key(key));
+    return *bucket_of(p, key, hash_key(key));
 }
 
-static int grow(struct zr_gemm_plans *p)
+static int grow(struct zr_gemm_cache *p)
 {
-    struct zr_gemm_plan **old = p->table;
-    size_t n_old = p->n_places;
-    struct zr_gemm_plan **table;
+    struct zr_gemm_prepared **old = p->table;
+    size_t n_old = p->n_buckets;
+    struct zr_gemm_prepared **table;
     ZR_TRY(ZR_ZALLOC(table, 2 * n_old, "a table of %zu products", 2 * n_old));
     p->table = table;
-    p->n_places = 2 * n_old;
+    p->n_buckets = 2 * n_old;
     for (size_t i = 0; i < n_old; i++)
         if (old[i])
-            *place_of(p, &old[i]->key, old[i]->hash) = old[i];
+            *bucket_of(p, &old[i]->key, old[i]->hash) = old[i];
     free(old);
     return 0;
 }
 
-int zr_gemm_plans_add(struct zr_gemm_plans *p, struct zr_gemm_plan *plan)
+int zr_gemm_cache_add(struct zr_gemm_cache *p, struct zr_gemm_prepared *prepared)
 {
-    if (2 * (p->n_used + 1) > p->n_places)
+    if (2 * (p->n_used + 1) > p->n_buckets)
         ZR_TRY(grow(p));
-    plan->hash = hash_key(&plan->key);
-    *place_of(p, &plan->key, plan->hash) = plan;
+    prepared->hash = hash_key(&prepared->key);
+    *bucket_of(p, &prepared->key, prepared->hash) = prepared;
     p->n_used++;
     return 0;
 }
