@@ -17,7 +17,7 @@ struct zr_user_comm;
 struct zr_role_ask {
     /* The role's ranks. NULL: no rank has the role. */
     const struct zr_group *group;
-    /* Bytes of the largest slice that the role reduces. */
+    /* Bytes of the largest slice that the role gathers or reduces. Only a reducing role reserves for it. */
     int64_t largest_bytes;
     /* Most bytes that one call packs for one rank: small slices, and slices of segments whose last slices are
      * short. Each slice is rounded up to 128. */

@@ -26,7 +26,7 @@ enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, FIRST_FD = 3 };
  * copy it. A reader that is too slow for that tries again, up to TRIES times. */
 enum { ENTERED = 16, TRIES = 16 };
 
-/* The communicators whose ranks compare their programs' calls: ZR_ROLE_CONTROL, MODEL and WORLD. */
+/* The communicators whose ranks compare their programs' calls: ZR_ROLE_CONTROL, TP and WORLD. */
 enum { FIRST_LOG = ZR_ROLE_CONTROL, LOGS = ZR_ROLE_WORLD - ZR_ROLE_CONTROL + 1 };
 _Static_assert((int)LOGS == (int)ZR_SHARED_CALLS, "ranks send all of their logs to rank 0");
 

@@ -243,15 +243,17 @@ static void ask_roles(const struct zr_backend *b, const struct zr_layout *l, con
                       struct zr_role_ask ask[ZR_ROLES])
 {
     const struct asking a = {b, l, o};
-    int64_t inner = 0, outer = 0;
+    int64_t inner = 0, outer = 0, gathered = 0;
     memset(ask, 0, ZR_ROLES * sizeof *ask);
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
+        gathered = inner_slices(&a, f).travel ? zr_max(gathered, largest_inner(&a, f)) : gathered;
         inner = f->trainable ? zr_max(inner, f->inner_elems * zr_dtype_bytes(f->dtype)) : inner;
         outer = f->trainable ? zr_max(outer, f->fine_elems * (int64_t)sizeof(float)) : outer;
     }
+    ask[ZR_ROLE_GATHER].largest_bytes = gathered;
     ask[ZR_ROLE_REDUCE].largest_bytes = inner;
-    ask[ZR_ROLE_REDUCE_OUTER].largest_bytes = outer;
+    ask[ZR_ROLE_GATHER_OUTER].largest_bytes = ask[ZR_ROLE_REDUCE_OUTER].largest_bytes = outer;
     ask[ZR_ROLE_TP].largest_bytes = ZR_TP_ELEMS * (int64_t)sizeof(float) / zr_max(o->tp, 1);
     ask[ZR_ROLE_GATHER].packed_bytes = ask[ZR_ROLE_REDUCE].packed_bytes = packed_bytes(&a, inner_slices);
     ask[ZR_ROLE_GATHER_OUTER].packed_bytes = ask[ZR_ROLE_REDUCE_OUTER].packed_bytes =

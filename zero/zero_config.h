@@ -246,8 +246,8 @@ struct zero_config {
         /* The program's own ncclComm_t, which says who the ranks are; it is split. The program's NCCL traffic
          * must not overlap the library's (gpus.md). Default NULL. */
         void *nccl_comm;
-        /* The program's all-gather, by which ranks meet: all get `bytes` of each, in rank order, of exactly
-         * `world` ranks. Returns 0. Needs rank and world. Default NULL. */
+        /* The program's all-gather, by which ranks meet: `bytes` of exactly `world` ranks, in rank order.
+         * Returns 0. Needs rank and world. Default NULL. */
         int (*exchange)(void *arg, const void *mine, void *all, size_t bytes);
         void *exchange_arg;
         /* + nccl: 1 gathers with the GPU's copy engines, within a host; needs NCCL 2.30.7. Default ZERO_AUTO:

@@ -58,14 +58,16 @@ static int begin_issue(struct zr_nccl *m, struct zr_stream *s, const struct zr_c
     return err ? err : p->dev->ops->event_record(zr_nccl_entry(m, m->n_put)->begun, s);
 }
 
-/* Asks NCCL for its memory, now and then: it grows with the first collectives that need connections. No
- * thread aborts the communicator while this thread issues. */
+/* Asks NCCL for its memory, now and then: it grows with the first collectives that need connections. After a
+ * failure another thread may abort the communicator, even while this thread issues (abort_is_due). So the
+ * handle is read once, and is not used then. */
 static uint64_t ask_memory(const struct zr_nccl *m)
 {
     uint64_t value = 0, seq = m->base.n_issued;
     bool now = (seq & (seq - 1)) == 0 || seq % 256 == 0;
-    if (!now || !m->set->api.CommMemStats || !m->comm || m->user_comm ||
-        m->set->api.CommMemStats(m->comm, ZR_NCCL_STAT_GPU_MEM_TOTAL, &value))
+    ncclComm_t comm = m->comm;
+    if (!now || !m->set->api.CommMemStats || !comm || m->user_comm || zr_nccl_has_failed(m) ||
+        m->set->api.CommMemStats(comm, ZR_NCCL_STAT_GPU_MEM_TOTAL, &value))
         return 0;
     return value;
 }

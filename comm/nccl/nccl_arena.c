@@ -2,6 +2,7 @@
 /* nccl_arena.c: arenas of NCCL communicators: memory from NCCL or the device, registered as a symmetric
  * window if all ranks can. */
 #include "comm/arena.h"
+#include "comm/meet/rendezvous.h"
 #include "comm/nccl/nccl_comm.h"
 #include "comm/nccl/nccl_versions.h"
 #include "kernels/alloc.h"
@@ -285,29 +286,35 @@ static int attach_no_more(struct zr_nccl *m, struct zr_arena *a, int err)
 
 /* ---- the first operations ---- */
 
+/* What the first operations use. The communicator and the arena's address are copies: a thread that is left
+ * behind goes on after both were taken from struct zr_nccl. The arena and the set are leaked then. */
 struct warming {
     struct zr_nccl *m;
+    ncclComm_t comm;
+    char *base;
     /* Bytes for each rank of a gather or sum over the part of the arena before the communicator's own. */
     size_t bytes;
 };
 
 /* A gather, or a sum of zeros, over size times bytes. */
-static ncclResult_t warm_slices(struct zr_nccl *m, char *at, size_t bytes, cudaStream_t native)
+static ncclResult_t warm_slices(const struct warming *w, char *at, size_t bytes, cudaStream_t native)
 {
-    const struct zr_nccl_api *api = &m->set->api;
-    char *mine = at + bytes * (size_t)m->base.group.rank;
-    if (!zr_role_reduces(m->base.role))
-        return api->AllGather(mine, at, bytes, ncclInt8, m->comm, native);
-    return api->ReduceScatter(at, mine, bytes / sizeof(float), ncclFloat32, ncclSum, m->comm, native);
+    const struct zr_comm *c = &w->m->base;
+    const struct zr_nccl_api *api = &w->m->set->api;
+    char *mine = at + bytes * (size_t)c->group.rank;
+    if (!zr_role_reduces(c->role))
+        return api->AllGather(mine, at, bytes, ncclInt8, w->comm, native);
+    return api->ReduceScatter(at, mine, bytes / sizeof(float), ncclFloat32, ncclSum, w->comm, native);
 }
 
 /* The messages of the fixed tree: each rank sends to each other one. */
-static ncclResult_t warm_messages(struct zr_nccl *m, cudaStream_t native)
+static ncclResult_t warm_messages(const struct warming *w, cudaStream_t native)
 {
+    const struct zr_nccl *m = w->m;
     const struct zr_nccl_api *api = &m->set->api;
     int size = m->base.group.size;
     size_t bytes = (size_t)(m->scratch_bytes / (size - 1));
-    char *to = m->base.held->base + m->scratch_at;
+    char *to = w->base + m->scratch_at;
     if ((int64_t)bytes > m->room_at)
         bytes = (size_t)m->room_at;
     ncclResult_t res = api->GroupStart(), ended;
@@ -316,30 +323,31 @@ static ncclResult_t warm_messages(struct zr_nccl *m, cudaStream_t native)
     for (int i = 0; i < size && !res; i++) {
         if (i == m->base.group.rank)
             continue;
-        res = api->Send(m->base.held->base, bytes, ncclInt8, i, m->comm, native);
+        res = api->Send(w->base, bytes, ncclInt8, i, w->comm, native);
         if (!res)
-            res = api->Recv(to, bytes, ncclInt8, i, m->comm, native);
+            res = api->Recv(to, bytes, ncclInt8, i, w->comm, native);
         to += bytes;
     }
     ended = api->GroupEnd();
     return res ? res : ended;
 }
 
-static ncclResult_t warm_comparison(struct zr_nccl *m, cudaStream_t native)
+static ncclResult_t warm_comparison(const struct warming *w, cudaStream_t native)
 {
+    const struct zr_nccl *m = w->m;
     const struct zr_nccl_api *api = &m->set->api;
     const size_t bytes = sizeof m->set->ledger;
-    char *all = m->base.held->base + m->ledgers_at;
+    char *all = w->base + m->ledgers_at;
     ncclResult_t res =
-        api->AllGather(all + (size_t)m->base.group.rank * bytes, all, bytes, ncclInt8, m->comm, native);
-    return res ? res : api->AllReduce(all, all, 4, ncclUint64, ncclMax, m->comm, native);
+        api->AllGather(all + (size_t)m->base.group.rank * bytes, all, bytes, ncclInt8, w->comm, native);
+    return res ? res : api->AllReduce(all, all, 4, ncclUint64, ncclMax, w->comm, native);
 }
 
 /* Runs one operation of each kind and waits for them. Runs on a helper thread. */
 static int warm_on_stream(void *arg)
 {
     const struct warming *w = arg;
-    struct zr_nccl *m = w->m;
+    const struct zr_nccl *m = w->m;
     const struct zr_device_ops *d = m->set->dev->ops;
     struct zr_stream *s;
     if (d->stream_open(m->set->dev, ZR_STREAM_QUEUE, "first operations", NULL, &s))
@@ -348,17 +356,24 @@ static int warm_on_stream(void *arg)
     bool messages = m->set->opt.deterministic && zr_role_reduces(m->base.role);
     ncclResult_t res = ncclSuccess;
     if (messages)
-        res = warm_messages(m, native);
+        res = warm_messages(w, native);
     else if (m->room_bytes > 0)
-        res = warm_slices(m, m->base.held->base + m->room_at, ZR_NCCL_ALIGN, native);
+        res = warm_slices(w, w->base + m->room_at, ZR_NCCL_ALIGN, native);
     if (!messages && w->bytes && !res)
-        res = warm_slices(m, m->base.held->base, w->bytes, native);
+        res = warm_slices(w, w->base, w->bytes, native);
     if (m->compares && !res)
-        res = warm_comparison(m, native);
+        res = warm_comparison(w, native);
     if (!res && d->stream_sync(s))
         res = ncclUnhandledCudaError;
     d->stream_close(s);
     return res;
+}
+
+/* Reports this rank's failure to the others, which wait for it inside NCCL. A lost peer is not reported, as
+ * all ranks find it themselves, with its name. */
+static int fail_all(const struct zr_nccl_set *p, int err)
+{
+    return err == ZERO_ERR_PEER ? err : zr_rendezvous_fail(p->rdv, err);
 }
 
 /* Runs the first operations of a communicator while its arena is still zero, which they leave it. NCCL
@@ -368,8 +383,10 @@ static int warm_on_stream(void *arg)
 static int warm_up(struct zr_nccl *m)
 {
     struct zr_nccl_set *p = m->set;
-    int64_t most = m->room_at / m->base.group.size;
-    struct warming w = {.m = m, .bytes = (size_t)((m->largest < most ? m->largest : most) & -ZR_NCCL_ALIGN)};
+    int64_t most = m->room_at / m->base.group.size & -ZR_NCCL_ALIGN,
+            slice = (m->largest + ZR_NCCL_ALIGN - 1) & -ZR_NCCL_ALIGN;
+    struct warming w = {
+        .m = m, .comm = m->comm, .base = m->base.held->base, .bytes = (size_t)(slice < most ? slice : most)};
     ncclResult_t res = ncclSuccess;
     char what[96];
     int err = 0;
@@ -377,7 +394,7 @@ static int warm_up(struct zr_nccl *m)
     if (m->comm && !m->user_comm)
         err = zr_nccl_together(p, what, warm_on_stream, &w, sizeof w, &res);
     if (!err && res)
-        err = zr_nccl_say(p, NULL, res, what);
+        err = fail_all(p, zr_nccl_say(p, NULL, res, what));
     err = zr_nccl_agree(p, err, 0, NULL, NULL);
     if (err) {
         struct zr_saved_error kept;

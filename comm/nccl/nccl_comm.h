@@ -109,9 +109,10 @@ typedef void *zr_nccl_window;
     X(Send)                                                                                                  \
     X(Recv)
 #if ZR_NCCL_WINDOWS
-#define ZR_NCCL_OPTIONAL(X) X(CommSplit) X(MemAlloc) X(MemFree) X(CommWindowRegister) X(CommWindowDeregister)
+#define ZR_NCCL_OPTIONAL(X)                                                                                  \
+    X(CommSplit) X(CommCuDevice) X(MemAlloc) X(MemFree) X(CommWindowRegister) X(CommWindowDeregister)
 #else
-#define ZR_NCCL_OPTIONAL(X) X(CommSplit) X(MemAlloc) X(MemFree)
+#define ZR_NCCL_OPTIONAL(X) X(CommSplit) X(CommCuDevice) X(MemAlloc) X(MemFree)
 #endif
 
 /* Optional functions that older headers do not declare. The declarations follow NVIDIA's user guide (NCCL
@@ -261,6 +262,8 @@ struct zr_nccl_set {
     struct zr_nccl *open[ZR_ROLES];
     int n_open;
     struct zr_nccl *comparing;
+    /* The GPU that it counts for (nccl_open.c). -1: none. */
+    int gpu;
 
     /* Used by the issuing thread. */
     struct zr_nccl_ledger ledger;

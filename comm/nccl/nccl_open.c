@@ -229,11 +229,11 @@ static int check_tree_size(const struct zr_nccl_set *p)
  * environment. */
 static void warn_of_order(const struct zr_nccl_set *p, const char *version)
 {
+    const char *set = getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
     int n = 0;
     for (int i = 0; i < p->n_open; i++)
         n += !zr_nccl_is_alone(p->open[i]);
-    if (n < 2 || p->rank || p->api.version >= ZR_NCCL_HAS_LAUNCH_ORDER ||
-        getenv("NCCL_LAUNCH_ORDER_IMPLICIT"))
+    if (n < 2 || p->rank || p->api.version >= ZR_NCCL_HAS_LAUNCH_ORDER || (set && strcmp(set, "1") == 0))
         return;
     if (p->api.version < ZR_NCCL_HAS_ORDER_VARIABLE)
         zr_warn(p->opt.log,
@@ -245,6 +245,26 @@ static void warn_of_order(const struct zr_nccl_set *p, const char *version)
             "set NCCL_LAUNCH_ORDER_IMPLICIT=1 for every rank, as zero-run does: without it NCCL %s does not "
             "order several communicators, which may deadlock",
             version);
+}
+
+/* Contexts of this process with communicators on each GPU. */
+static atomic_int n_contexts[64];
+
+/* NCCL needs the operations of all contexts on a GPU in one order on all ranks, and each has a thread that
+ * issues them. */
+static void warn_of_contexts(struct zr_nccl_set *p)
+{
+    ncclComm_t comm = p->open[0]->comm;
+    int gpu = -1;
+    if (!comm || p->open[0]->user_comm || !p->api.CommCuDevice || p->api.CommCuDevice(comm, &gpu) ||
+        gpu < 0 || gpu >= (int)(sizeof n_contexts / sizeof *n_contexts))
+        return;
+    p->gpu = gpu;
+    if (atomic_fetch_add(&n_contexts[gpu], 1) > 0)
+        zr_warn(p->opt.log,
+                "another context of this process has NCCL communicators on GPU %d: if calls on both overlap, "
+                "the ranks may deadlock (gpus.md)",
+                gpu);
 }
 
 /* Checks and prepares what needs no other rank. */
@@ -336,6 +356,7 @@ static struct zr_nccl_set *make_set(struct zr_rendezvous *rdv, struct zr_device 
     if (!p)
         return NULL;
     p->n_users = 1;
+    p->gpu = -1;
     p->dev = dev;
     p->rdv = rdv;
     p->opt = *opt;
@@ -400,6 +421,7 @@ int zr_nccl_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct 
         close_all(p);
         return zr_error_restore(&kept);
     }
+    warn_of_contexts(p);
     for (int i = 0; i < p->n_open; i++)
         comm[p->open[i]->base.role] = &p->open[i]->base;
     return 0;
@@ -488,6 +510,8 @@ void zr_nccl_close(struct zr_comm *c)
     pthread_mutex_unlock(&p->lock);
     if (!last)
         return;
+    if (p->gpu >= 0)
+        atomic_fetch_sub(&n_contexts[p->gpu], 1);
     zr_nccl_unwatch(p);
     for (int i = 0; i < p->n_open; i++)
         close_events(p->open[i]);

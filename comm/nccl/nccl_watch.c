@@ -11,7 +11,8 @@
  *
  * After a failure a helper thread aborts the communicator. That ends the kernels that wait for peers, and the
  * streams go on. ncclCommAbort frees the communicator, so the issuing thread must not be inside NCCL with it.
- * If it is, ncclCommRevoke makes its call return first. NCCL cannot end a symmetric kernel or a copy-engine
+ * If it is, ncclCommRevoke makes its call return first. If NCCL has no such function, or if that does not
+ * help within some seconds, it is aborted all the same. NCCL cannot end a symmetric kernel or a copy-engine
  * gather that is stuck. If the abort does not return in time, the communicator and its memory are never
  * freed, and the log says so. */
 #include "comm/flight.h"
@@ -423,10 +424,12 @@ static void end_abort(const struct aborting *a)
 {
     struct zr_nccl_set *p = a->m->set;
     p->stuck |= a->late;
-    a->m->revoked_ns = zr_now_ns();
-    if (a->revokes && !a->late)
-        return; /* the abort is due as soon as the call in progress has returned */
-    a->m->abort_begun = a->m->abort_ended = true;
+    if (a->revokes) {
+        /* The abort is due as soon as the call in progress has returned, or at once if revoking is late. */
+        a->m->revoked_ns = zr_now_ns() - (a->late ? REVOKED_NS : 0);
+        return;
+    }
+    a->m->abort_ended = true;
     if (a->late)
         zr_warn(p->opt.log,
                 "NCCL's %s communicator could not be aborted: its memory is not freed, and its stream may "

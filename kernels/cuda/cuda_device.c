@@ -251,6 +251,20 @@ static int learn_clock(struct zr_cuda_device *dev)
     return err;
 }
 
+/* Finds the driver's cuEventQuery in the library that the runtime has loaded. */
+static int find_query(struct zr_cuda_device *dev)
+{
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    void *at = NULL;
+    ZR_TRY(ZR_CUDA(
+        dev, "cudaGetDriverEntryPointByVersion",
+        cudaGetDriverEntryPointByVersion("cuEventQuery", &at, DRIVER_NEEDED, cudaEnableDefault, &found)));
+    if (!at || found != cudaDriverEntryPointSuccess)
+        return zr_fail(ZERO_ERR_SYSTEM, "GPU %d: the driver has no cuEventQuery", dev->ordinal);
+    *(void **)&dev->query = at;
+    return 0;
+}
+
 int zr_cuda_device_open(int ordinal, struct zr_device **out)
 {
     const char *poison = getenv("ZERO_POISON");
@@ -268,6 +282,8 @@ int zr_cuda_device_open(int ordinal, struct zr_device **out)
     if (!err)
         err = ZR_CUDA(dev, "cudaDeviceGetAttribute",
                       cudaDeviceGetAttribute(&dev->n_processors, cudaDevAttrMultiProcessorCount, ordinal));
+    if (!err)
+        err = find_query(dev);
     if (!err)
         err = learn_clock(dev);
     if (err) {

@@ -32,6 +32,8 @@ struct zr_cuda_device {
     int n_processors;
     /* zr_now_ns() minus the GPU's global timer, in ns */
     int64_t clock_offset;
+    /* the driver's cuEventQuery, whose results are numbered as the runtime's */
+    cudaError_t (*query)(cudaEvent_t event);
     /* protects blocks */
     pthread_mutex_t lock;
     struct zr_cuda_block *blocks;

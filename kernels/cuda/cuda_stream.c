@@ -120,20 +120,20 @@ int zr_cuda_event_sync(struct zr_event *e)
     return ZR_CUDA_OUTSIDE(e->dev, "cudaEventSynchronize", cudaEventSynchronize(e->native));
 }
 
-/* A query that finds the event not ready is an error to CUDA, which replaces an error that the program has
- * not fetched yet (cudaGetLastError). While there is one, this waits for the event instead. */
+/* A query by the runtime that finds the event not ready is an error to it, which replaces an error that the
+ * program has not fetched yet (cudaGetLastError). While there is one, the driver is asked, which keeps no
+ * errors. */
 int zr_cuda_event_query(struct zr_event *e)
 {
     bool late = false;
     cudaError_t earlier = cudaPeekAtLastError();
-    if (earlier != cudaSuccess && earlier != cudaErrorNotReady) {
-        ZR_TRY(zr_cuda_event_sync(e));
-        return 1;
-    }
-    ZR_TRY(ZR_CUDA_OUTSIDE(e->dev, "cudaEventQuery", ({
-                               cudaError_t got = cudaEventQuery(e->native);
+    bool keep = earlier != cudaSuccess && earlier != cudaErrorNotReady;
+    ZR_TRY(ZR_CUDA_OUTSIDE(e->dev, keep ? "cuEventQuery" : "cudaEventQuery", ({
+                               cudaError_t got = keep ? e->dev->query(e->native) : cudaEventQuery(e->native);
                                late = got == cudaErrorNotReady;
-                               late ? cudaGetLastError(), cudaSuccess : got;
+                               if (late && !keep)
+                                   cudaGetLastError();
+                               late ? cudaSuccess : got;
                            })));
     return !late;
 }

@@ -523,10 +523,10 @@ static void padding_of_calls(void **state)
     char *core[2];
     size_t bytes = 0;
     for (int i = 0; i < 2; i++) {
-        struct zero_call order[MOST_CALLS];
+        struct zero_call order[MAX_CALLS];
         struct model m;
         make_model(&m, 4, 2, 1, DEFAULT_ORDER);
-        assert_true(m.spec.n_order <= MOST_CALLS);
+        assert_true(m.spec.n_order <= MAX_CALLS);
         memset(order, i ? 0xaa : 0x55, sizeof order);
         for (int32_t k = 0; k < m.spec.n_order; k++) {
             order[k].unit = m.order[k].unit;

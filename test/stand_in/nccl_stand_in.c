@@ -143,7 +143,7 @@ static ncclResult_t fault(const char *call, int device, struct ncclComm *comm)
         nsi.n_inside_device[device]--; /* left behind: no longer one of the rank's calls */
         if (comm)
             comm->n_hung++;
-        while (!nsi.ending && !(comm && comm->revoked))
+        while (!nsi.ending && !(comm && comm->aborted))
             nsi_wait();
         if (comm)
             comm->n_hung--;
@@ -525,7 +525,13 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags)
         stand_in_misuse("ncclCommRevoke: the communicator of rank %d is gone or revoked, or flags are %d",
                         comm->rank, revokeFlags);
     nsi.n_inside++;
-    comm->revoked = comm->aborted = true;
+    comm->revoked = true;
+    if (nsi.machine.revoke_sticks) {
+        nsi.hung = true;
+        while (!nsi.ending)
+            nsi_wait();
+    }
+    comm->aborted = true;
     nsi_wake();
     while (comm->n_running)
         nsi_wait();
@@ -540,7 +546,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
     nsi_lock();
     if (!comm->alive)
         stand_in_misuse("ncclCommAbort: the communicator of rank %d is gone", comm->rank);
-    if (comm->n_hung && nsi.machine.version >= 22807)
+    if (comm->n_hung && !comm->revoked && nsi.machine.version >= 22807)
         stand_in_misuse("ncclCommAbort: a call with the communicator of rank %d is in progress: revoke it "
                         "first",
                         comm->rank);
@@ -597,6 +603,13 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank)
 {
     NSI_BEGIN("ncclCommUserRank", comm);
     *rank = comm->rank;
+    return nsi_leave(ncclSuccess);
+}
+
+ncclResult_t ncclCommCuDevice(const ncclComm_t comm, int *device)
+{
+    NSI_BEGIN("ncclCommCuDevice", comm);
+    *device = comm->device;
     return nsi_leave(ncclSuccess);
 }
 
@@ -966,6 +979,8 @@ static ncclResult_t take(struct nsi_call c)
         c.issue[r] = nsi.n_issued[m->slot][m->team->slot[r]]++;
     note_windows(&c, n_send, n_recv);
     nsi.counts.n_calls++;
+    if (c.kind == NSI_ALL_GATHER && (int64_t)n_send > nsi.counts.most_gathered)
+        nsi.counts.most_gathered = (int64_t)n_send;
     struct nsi_call *kept = malloc(sizeof *kept);
     *kept = c;
     if (group.last)

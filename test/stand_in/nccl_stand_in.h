@@ -66,6 +66,8 @@ struct nccl_stand_in_machine {
     int64_t comm_bytes;
     /* default false; true: ncclCommAbort does not return, and running work goes on waiting */
     bool abort_sticks;
+    /* default false; true: ncclCommRevoke does not return, and does nothing */
+    bool revoke_sticks;
     /* the least time that a group takes on its stream; default 0 */
     int32_t slow_us;
     /* time that a communicator's first call takes to return: its first one of ncclAllReduce, of the other
@@ -91,7 +93,7 @@ void nccl_stand_in_stop(pid_t pid);
 /* From now on the k-th call (1-based) of that name on that device returns res, once. One such call is set
  * at a time; k 0: none. */
 void nccl_stand_in_fail(const char *call, int device, int k, ncclResult_t res);
-/* The same, but the call does not return, unless its communicator is revoked. */
+/* The same, but the call does not return, unless its communicator is revoked or aborted. */
 void nccl_stand_in_hang(const char *call, int device, int k);
 /* From now on all communicators of the device report res. */
 void nccl_stand_in_async(int device, ncclResult_t res);
@@ -101,6 +103,8 @@ struct nccl_stand_in_counts {
     int64_t n_calls;
     /* groups of calls put on streams */
     int64_t n_groups;
+    /* the most bytes that a rank has sent to ncclAllGather */
+    int64_t most_gathered;
     /* of n_calls: collectives with both buffers in symmetric windows */
     int64_t n_symmetric;
     /* of n_symmetric: gathers of a communicator without CTAs */

@@ -21,7 +21,7 @@ static bool is_unsafe(const char *call)
     static const char *const names[] = {
         "cudaMalloc",     "cudaFree",        "cudaHostAlloc",         "cudaFreeHost",
         "cudaEventQuery", "cudaStreamQuery", "cudaEventSynchronize",  "cudaStreamSynchronize",
-        "cudaMemcpy",     "cudaMemset",      "cudaDeviceSynchronize",
+        "cudaMemcpy",     "cudaMemset",      "cudaDeviceSynchronize", "cuEventQuery",
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(call, names[i]) == 0)

@@ -212,7 +212,7 @@ bool stand_in_has_context(int device)
  * encloses others. */
 static bool asks_again(const char *call)
 {
-    static const char *const asking[] = {"cudaEventQuery", "cudaStreamQuery", "cudaGetDevice",
+    static const char *const asking[] = {"cudaEventQuery", "cuEventQuery", "cudaStreamQuery", "cudaGetDevice",
                                          "cudaThreadExchangeStreamCaptureMode"};
     enum { N_ASKING = sizeof asking / sizeof *asking };
     static _Thread_local int n_asked[N_ASKING];

@@ -548,10 +548,12 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     return stand_in_done(err);
 }
 
+/* Queries the event, or waits for it. Keeps no error for cudaGetLastError. */
 static cudaError_t sync_event(const char *call, cudaEvent_t event, bool wait)
 {
-    cudaError_t err;
-    SI_BEGIN(call);
+    cudaError_t err = stand_in_begin(call);
+    if (err)
+        return err;
     si_lock();
     struct CUevent_st *e = event_of(call, event, &err);
     struct si_op *record = e && e->record ? hold(e->record) : NULL;
@@ -567,17 +569,35 @@ static cudaError_t sync_event(const char *call, cudaEvent_t event, bool wait)
     si_lock();
     si_let_go(record);
     si_unlock();
-    return stand_in_done(err);
+    return err;
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
-    return sync_event("cudaEventQuery", event, false);
+    return stand_in_done(sync_event("cudaEventQuery", event, false));
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
-    return sync_event("cudaEventSynchronize", event, true);
+    return stand_in_done(sync_event("cudaEventSynchronize", event, true));
+}
+
+/* The driver's function, which does not change the runtime's last error. */
+static cudaError_t driver_event_query(cudaEvent_t event)
+{
+    return sync_event("cuEventQuery", event, false);
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **funcPtr, unsigned int cudaVersion,
+                                             unsigned long long flags,
+                                             enum cudaDriverEntryPointQueryResult *driverStatus)
+{
+    SI_BEGIN("cudaGetDriverEntryPointByVersion");
+    bool has = strcmp(symbol, "cuEventQuery") == 0;
+    (void)cudaVersion, (void)flags;
+    *funcPtr = has ? (void *)driver_event_query : NULL;
+    *driverStatus = has ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
 }
 
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end)

@@ -154,6 +154,74 @@ static void test_slow_to_connect(void **state)
     }
 }
 
+/* Devices of ranks whose calls into NCCL are left behind. These use them later. */
+static struct zr_device *left[STAND_IN_MOST_DEVICES];
+
+static void close_left(int n)
+{
+    for (int i = 0; i < n; i++)
+        left[i]->ops->close(left[i]);
+}
+
+/* Opens the fixture, which fails while calls into NCCL are under way, and closes the communicators. */
+static void fail_to_open(struct rank *me)
+{
+    struct fixture o;
+    int64_t from = zr_now_ns();
+    note_error(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES));
+    RANK_CHECK(me, zr_now_ns() - from < LONG_MS / 2 * INT64_C(1000000), "it took long");
+    left[me->w.rank] = o.dev;
+    for (int k = 0; k < 2; k++) {
+        o.dev->ops->stream_close(o.stream[k]);
+        o.stream[k] = NULL;
+    }
+    RANK_CHECK(me, all_at(me, 1), "a rank waits for ever");
+    o.dev = NULL;
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+static void start_in_less(struct zr_nccl_options *opt, int rank)
+{
+    (void)rank;
+    opt->start_timeout_ms = SHORT_MS;
+}
+
+/* Connecting takes longer than the ranks may take to start. The threads that connect go on when the
+ * communicator has no arena any more. */
+static void test_too_slow_to_connect(void **state)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        customize(fixed, LONG_MS);
+        custom.change = start_in_less;
+        nccl_stand_in_the_machine()->connect_ms = 2 * SHORT_MS;
+        struct rank *r = run_ranks(false, 3, fail_to_open, NULL, NULL);
+        sleep_ms(6 * SHORT_MS); /* until all have connected */
+        close_left(3);
+        for (int i = 0; i < 3; i++)
+            assert_int_equal(r[i].code, ZERO_ERR_TIMEOUT);
+        assert_non_null(strstr(r[0].note, "the first operations of NCCL's gather communicator"));
+    }
+    expected_misuse = -1; /* the memory of what was left behind */
+}
+
+/* NCCL fails on one rank, while the others wait for it inside their first operation. */
+static void test_fails_to_connect(void **state)
+{
+    customize(false, LONG_MS);
+    setenv("NCCL_STAND_IN_CONNECT", "1", 1);
+    nccl_stand_in_fail("ncclAllGather", 1, 1, ncclInternalError);
+    struct rank *r = run_ranks(false, 3, fail_to_open, NULL, NULL);
+    nccl_stand_in_end(); /* the calls of the other ranks return */
+    unsetenv("NCCL_STAND_IN_CONNECT");
+    sleep_ms(SHORT_MS);
+    close_left(3);
+    expect_rank(&r[1], ZERO_ERR_SYSTEM,
+                "the first operations of NCCL's gather communicator: internal error: the stand-in says so");
+    expect_rank(&r[0], ZERO_ERR_SYSTEM, "rank 1: the first operations of NCCL's gather communicator");
+    expect_rank(&r[2], ZERO_ERR_SYSTEM, "rank 1: the first operations of NCCL's gather communicator");
+    expected_misuse = -1; /* the memory of what was left behind */
+}
+
 enum difference {
     OTHER_UNIT,
     OTHER_STEP,
@@ -389,6 +457,20 @@ static void test_hang_inside(void **state)
     assert_int_equal(c.n_comms, 0);
 }
 
+/* The same, but revoking does not return. The communicator is aborted all the same. */
+static void test_revoke_sticks(void **state)
+{
+    customize(false, SHORT_MS);
+    nccl_stand_in_the_machine()->revoke_sticks = true;
+    struct rank *r = run_ranks(false, 2, hang_inside, NULL, NULL);
+    expect_rank(&r[1], ZERO_ERR_TIMEOUT, "exchange seq 1 unit 6: NCCL has not accepted it after 800 ms");
+    struct nccl_stand_in_counts c;
+    nccl_stand_in_counts(&c);
+    assert_int_equal(c.n_comms, 0);
+    assert_null(strstr(custom.log, "could not be aborted"));
+    expected_misuse = 3; /* rank 1's memory: both arenas and the comparison buffers on the host */
+}
+
 /* NCCL cannot end some kernels. Then libzero no longer touches NCCL's objects, and closing does not wait
  * for them. */
 static void abort_sticks(struct rank *me)
@@ -504,9 +586,21 @@ static void test_never_asks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_stays_away), TEST(test_slow_compute), TEST(test_slow_to_connect), TEST(test_differ),
-        TEST(test_hang),       TEST(test_nccl_fails),   TEST(test_query_fails),     TEST(test_hang_inside),
-        TEST(test_abort),      TEST(test_abort_sticks), TEST(test_deep_queue),      TEST(test_never_asks),
+        TEST(test_stays_away),
+        TEST(test_slow_compute),
+        TEST(test_slow_to_connect),
+        TEST(test_too_slow_to_connect),
+        TEST(test_fails_to_connect),
+        TEST(test_differ),
+        TEST(test_hang),
+        TEST(test_nccl_fails),
+        TEST(test_query_fails),
+        TEST(test_hang_inside),
+        TEST(test_abort),
+        TEST(test_abort_sticks),
+        TEST(test_revoke_sticks),
+        TEST(test_deep_queue),
+        TEST(test_never_asks),
     };
     return cmocka_run_group_tests_name("nccl at fault", tests, NULL, NULL);
 }

@@ -291,7 +291,7 @@ static void test_every_role(void **state)
 }
 
 /* NCCL is asked to start the kernels of all communicators in the order of the calls. Before 2.32 a variable
- * asks for that, and the log says so unless it is set. */
+ * asks for that, and the log says so unless it is 1. */
 static void test_order(void **state)
 {
     static const struct {
@@ -299,9 +299,10 @@ static void test_order(void **state)
         const char *variable, *said;
     } cases[] = {{23200, NULL, NULL},
                  {22809, NULL, "set NCCL_LAUNCH_ORDER_IMPLICIT=1 for every rank"},
+                 {22807, "0", "set NCCL_LAUNCH_ORDER_IMPLICIT=1 for every rank"},
                  {22809, "1", NULL},
                  {22205, NULL, "use 2.26 or newer"}};
-    for (int k = 0; k < 4; k++) {
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         struct nccl_stand_in_counts c;
         nccl_stand_in_the_machine()->version = cases[k].version;
         if (cases[k].variable)
@@ -317,6 +318,35 @@ static void test_order(void **state)
         assert_true(!cases[k].said || strstr(custom.log, cases[k].said));
         assert_true(!order || !strstr(order + 1, "order several communicators")); /* rank 0 alone says it */
         nccl_stand_in_end();
+    }
+}
+
+static void open_two(struct rank *me)
+{
+    struct fixture o, more;
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    if (*(const bool *)me->arg) {
+        RANK_CHECK(me, fixture_open_more(&more, &o, &me->w, NULL, &fixture_custom, LONG_MS) == 0, "%s",
+                   zr_error_text());
+        fixture_close_more(&more);
+    }
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+/* A second context on a GPU is opened with a warning. */
+static void test_two_contexts(void **state)
+{
+    for (int i = 0; i < 3; i++) {
+        bool two = i == 1;
+        customize(false, LONG_MS);
+        run_ranks(false, 2, open_two, &two, NULL);
+        for (int gpu = 0; gpu < 2; gpu++) {
+            char text[80];
+            snprintf(text, sizeof text, "another context of this process has NCCL communicators on GPU %d",
+                     gpu);
+            assert_int_equal(strstr(custom.log, text) != NULL, two);
+        }
     }
 }
 
@@ -437,7 +467,7 @@ static void test_split_fails(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_every_role), TEST(test_several_ids), TEST(test_without_groups), TEST(test_order),
-        TEST(test_user_comm),  TEST(test_one_fails),   TEST(test_split_fails)};
+        TEST(test_every_role),   TEST(test_several_ids), TEST(test_without_groups), TEST(test_order),
+        TEST(test_two_contexts), TEST(test_user_comm),   TEST(test_one_fails),      TEST(test_split_fails)};
     return cmocka_run_group_tests_name("nccl's roles", tests, NULL, NULL);
 }

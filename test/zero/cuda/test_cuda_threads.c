@@ -387,6 +387,46 @@ static void test_what_a_gpu_takes_is_counted(void **state)
     }
 }
 
+/* --- the first operations of NCCL --- */
+
+enum { LARGE = 1 << 20 };
+
+static void gathers_much(struct toy_rank *r)
+{
+    static const struct zero_tensor shape = {.name = "w", .dtype = ZERO_F32, .shape = {LARGE}, .unit = 0};
+    struct nccl_stand_in_counts opened, counts;
+    struct zero_config cfg;
+    zero_ctx *z = NULL;
+    void *own = calloc(LARGE, sizeof(float)), *param = own, *grad = NULL;
+    struct zero_tensor t = shape;
+    t.param = &param;
+    t.grad = &grad;
+    cudaSetDevice(r->rank + 1);
+    cfg = toy_config(r, 3);
+    cfg.device = ZERO_DEVICE_CUDA;
+    toy_note(r, zero_wrap(&z, &t, 1, &cfg));
+    nccl_stand_in_counts(&opened);
+    if (!r->err)
+        toy_note(r, zero_begin(z, 0, ZERO_FORWARD));
+    if (!r->err)
+        toy_note(r, zero_end(z, 0, ZERO_FORWARD));
+    nccl_stand_in_counts(&counts);
+    if (r->err || counts.most_gathered != LARGE / RANKS * (int64_t)sizeof(float) ||
+        opened.most_gathered != counts.most_gathered)
+        toy_wrong(r, "%d \"%s\", %lld bytes gathered at most, %lld of them in zero_wrap", r->err, r->text,
+                  (long long)counts.most_gathered, (long long)opened.most_gathered);
+    zero_unwrap(&z);
+    free(own);
+}
+
+/* zero_wrap has gathered as many bytes as any later gather, so NCCL has connected for it. */
+static void test_the_first_gather_is_large(void **state)
+{
+    struct toy_rank r[RANKS];
+    run_ranks(RANKS, gathers_much, NULL, r);
+    nothing_wrong();
+}
+
 /* --- a call that does not return --- */
 
 static atomic_bool let_go;
@@ -473,6 +513,7 @@ int main(void)
         cmocka_unit_test(test_threads_choose_their_gpu),
         cmocka_unit_test(test_captures_are_not_disturbed),
         cmocka_unit_test(test_what_a_gpu_takes_is_counted),
+        cmocka_unit_test(test_the_first_gather_is_large),
         cmocka_unit_test(test_a_query_that_fails_is_no_completion),
         cmocka_unit_test(test_a_failure_is_reported_to_all),
         cmocka_unit_test(test_an_update_that_does_not_come_back),
