@@ -565,8 +565,8 @@ static void take_card(struct meeting *k, const struct post *p)
 {
     memcpy(k->all, p->more, k->bytes);
     zr_error_save(&k->reported, p->note.err ? zr_fail(zr_first_error_code(p->note.err), "%.*s",
-                                                (int)sizeof p->note.text - 1, p->note.text)
-                                      : 0);
+                                                      (int)sizeof p->note.text - 1, p->note.text)
+                                            : 0);
 }
 
 /* Returns 0 if RESULT has not come yet, 1 if it has, or the failure. */

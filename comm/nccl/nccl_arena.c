@@ -286,7 +286,7 @@ static int attach_no_more(struct zr_nccl *m, struct zr_arena *a, int err)
 
 /* ---- the first operations ---- */
 
-/* What the first operations use. The communicator and the arena's address are copies: a thread that is left
+/* Input of the first operations. The communicator and the arena's address are copies: a thread that is left
  * behind goes on after both were taken from struct zr_nccl. The arena and the set are leaked then. */
 struct warming {
     struct zr_nccl *m;

@@ -155,7 +155,7 @@ static void test_slow_to_connect(void **state)
 }
 
 /* Devices of ranks whose calls into NCCL are left behind. These use them later. */
-static struct zr_device *left[STAND_IN_MOST_DEVICES];
+static struct zr_device *left[STAND_IN_MAX_DEVICES];
 
 static void close_left(int n)
 {
