@@ -271,8 +271,8 @@ static int64_t partial_elems(const struct zr_engine *e, const struct zr_flat *f)
 
 /* Copies elements [at, at + n) of the flat's partial gradients, counted end to end, to `in`, or back from
  * their sums. */
-static int move_group_slot(struct zr_engine *e, const struct zr_flat *f, char *full, int64_t at, int64_t n,
-                           const char *sums)
+static int move_partial_grads(struct zr_engine *e, const struct zr_flat *f, char *full, int64_t at, int64_t n,
+                              const char *sums)
 {
     const struct zr_device_ops *d = e->dev->ops;
     const int64_t size = zr_dtype_bytes(f->dtype);
@@ -357,9 +357,9 @@ int zr_tp_sum_grads(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
         for (int64_t at = 0, k; at < n; at += k) {
             k = zr_min(n - at, ZR_TP_ELEMS);
             int out = e->m.tp->out ^= 1;
-            ZR_TRY(move_group_slot(e, f, full, at, k, NULL));
+            ZR_TRY(move_partial_grads(e, f, full, at, k, NULL));
             ZR_TRY(sum_piece(e, k, f->dtype, out, &tag));
-            ZR_TRY(move_group_slot(e, f, full, at, k, e->m.tp->base + out_at(out)));
+            ZR_TRY(move_partial_grads(e, f, full, at, k, e->m.tp->base + out_at(out)));
         }
         *any |= n > 0;
     }
