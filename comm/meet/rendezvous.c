@@ -706,7 +706,7 @@ static int agree_as_other(struct zr_rendezvous *r, int32_t *code, struct said *s
     return err;
 }
 
-static int take_result(struct zr_rendezvous *r, int32_t *code, struct said *s)
+static int agree_with_all(struct zr_rendezvous *r, int32_t *code, struct said *s)
 {
     int err = r->w.rank == 0 ? agree_as_first(r, code, s) : agree_as_other(r, code, s);
     return err ? zr_fail(r->code, "%s", r->text) : 0;
@@ -721,7 +721,7 @@ int zr_rendezvous_agree(struct zr_rendezvous *r, int err)
         memcpy(s.text, own.text, sizeof s.text);
     int met = begin_exchange(r);
     if (!met && r->w.world > 1)
-        met = take_result(r, &code, &s);
+        met = agree_with_all(r, &code, &s);
     r->phase = ZR_PHASE_IDLE;
     if (err && (met || s.rank == r->w.rank))
         return zr_error_restore(&own);
