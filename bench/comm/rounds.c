@@ -14,8 +14,7 @@ enum {
     PIECE_BYTES = 1 << 20,
     CONTROL_BYTES = 4096,
     N_WARM_ROUNDS = 2,
-    /* A round calls a row several times, one call after another: as often as moves CALLS_BYTES, but at
-     * most MAX_CALLS times. */
+    /* A round repeats a row's call until it has moved about CALLS_BYTES, at most MAX_CALLS times. */
     MAX_CALLS = 20,
     CALLS_BYTES = 1 << 20,
     /* from the agreement to the common start of all ranks on a machine */
@@ -56,12 +55,15 @@ static int64_t lay_out(struct comm_rounds *b, int64_t slice)
     return b->control_at + CONTROL_BYTES;
 }
 
+/* Whether the collective has a limit. The limit of sums adds those of all ranks in one call, which takes at
+ * most ZR_MAX_SOURCES. */
 static bool has_limit(const struct comm_rounds *b, enum comm_op op)
 {
     return op == COMM_ALL_GATHER ? b->n > 1 : op == COMM_REDUCE_SCATTER && b->n <= ZR_MAX_SOURCES;
 }
 
-/* Whether MPI's own collectives may be compared. */
+/* Whether MPI's own collectives may be measured. This is an upper bound, for memory that is planned before
+ * the backends are open. */
 static bool may_have_mpi(const struct comm_rounds *b)
 {
     const char mpi[] = "mpi";
@@ -80,6 +82,7 @@ static bool is_asked(const struct comm_rounds *b, enum comm_op op)
     return b->asked.ops >> op & 1;
 }
 
+/* Whether the mpi backend is open, so that MPI's own collectives can be measured. */
 static bool has_mpi(const struct comm_rounds *b)
 {
     for (int i = 0; i < b->ranks->n_backends; i++)
@@ -311,7 +314,8 @@ static int fill_words(struct comm_rounds *b, const struct comm_backend *of)
     return err ? err : dev->stream_sync(b->ranks->stream);
 }
 
-/* Fills the inputs of a backend's collectives, which no call changes. */
+/* Fills the inputs of a backend's gathers and sums. They keep their values in all calls. Ours and MPI's
+ * own sums only read them. MPI's own gather may write this rank's slice, but leaves the same values there. */
 static int fill_inputs(struct comm_rounds *b, const struct comm_backend *of)
 {
     int32_t me = b->ranks->world.rank;
@@ -328,6 +332,8 @@ static int fill_wide(struct comm_rounds *b)
     return b->wide ? fill(b, all, &source) : 0;
 }
 
+/* Fills the memory of a row's result with NaN, except for COMM_AGREE. An agreement works in place, so its
+ * input is renewed instead. */
 static int poison_result(struct comm_rounds *b, const struct comm_row *row)
 {
     if (row->op == COMM_AGREE)
@@ -382,9 +388,9 @@ static int check_words(struct comm_rounds *b, struct comm_row *row)
     return err;
 }
 
-/* Poisons the result, makes one call, and compares. MPI's own collectives may write all of their memory
- * while they run. Other ranks may still read this rank's slice after a gather of ours (comm.h), so ranks
- * meet first. */
+/* Poisons the result, makes one call, and compares. Before a call of MPI's own, ranks meet in a barrier.
+ * MPI's gather may write this rank's slice, which others may still read after a gather of ours (comm.h). Our
+ * calls do not write that slice, so they need no barrier. */
 static int check_row(struct comm_rounds *b, struct comm_row *row)
 {
     for (int i = 0; i < b->n; i++)

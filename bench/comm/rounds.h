@@ -3,8 +3,8 @@
  *
  * A row is a collective of one backend, or a limit of the machine. Every round runs each row once, in
  * changing order, so that other load on the machine hits all rows. The time of a row is that of the
- * slowest rank, from a common start. Before the first and after the last round, results are poisoned, made
- * and compared with the right values. */
+ * slowest rank, from a common start. Before the first and after the last round, each row is called once and
+ * its result compared with the right values. */
 #ifndef ZERO_BENCH_COMM_ROUNDS_H
 #define ZERO_BENCH_COMM_ROUNDS_H
 

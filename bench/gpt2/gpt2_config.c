@@ -46,7 +46,9 @@ static const struct option_row rows[] = {
     {0},
 };
 
-/* Sizes replace those of the preset, wherever they stand on the command line. */
+/* Makes config of the preset and of own. Sizes replace those of the preset, wherever they stand on the
+ * command line. Commands may add tp, sequence and label_smoothing to own by options that other tables do not
+ * have. */
 static error_t finish(struct argp_state *state, void *options)
 {
     struct model_options *m = options;
@@ -70,6 +72,7 @@ static error_t finish(struct argp_state *state, void *options)
     return 0;
 }
 
+/* Keeps the context. The other sizes become those of gpt2-nano, and all other fields of config 0. */
 void gpt2_take_nano(struct model_options *m)
 {
     int64_t context = m->config.context;

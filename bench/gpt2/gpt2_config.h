@@ -58,7 +58,8 @@ int64_t gpt2_n_params(const struct gpt2_config *c);
  * attention without regard to causality. */
 double gpt2_flop_per_token(const struct gpt2_config *c);
 
-/* The values of --model, --layers, --heads, --channels, --context and --vocab. */
+/* The values of --model, --layers, --heads, --channels, --context and --vocab, and of the command's options
+ * that add to own. */
 struct model_options {
     struct gpt2_config config;
     /* The name of the preset, whatever its context, or "custom". */
@@ -68,7 +69,8 @@ struct model_options {
 
     /* The preset as given. All fields above follow from it, and from the sizes in own. */
     int preset;
-    /* The sizes as given. 0: the preset's. The command itself sets tp. */
+    /* The sizes as given. 0: the preset's. Commands add tp, sequence and label_smoothing by their own
+     * options. */
     struct gpt2_config own;
 };
 
@@ -76,7 +78,7 @@ struct model_options {
  * preset. At the end the sizes are checked for consistency. */
 extern const struct option_table gpt2_config_options;
 
-/* Selects gpt2-nano, but keeps the context. */
+/* Selects gpt2-nano, with the context as it is. Drops every other size, tp, sequence and label_smoothing. */
 void gpt2_take_nano(struct model_options *m);
 
 /* For the option table of a command whose struct S has a struct model_options in a field. */

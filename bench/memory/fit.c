@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fit.c: estimates what a model takes, and makes it smaller until it fits. */
+/* fit.c: estimates the memory of a model, and makes the model smaller until it fits or is as small as it
+ * gets. */
 #include "bench/memory/fit.h"
 #include "bench/report/report.h"
 #include "bench/train/train.h"
@@ -11,7 +12,21 @@
 /* A rank's program, its libraries, and what they allocate. */
 #define PROCESS_BYTES (INT64_C(64) << 20)
 
-/* What gpt2_open() takes besides parameters, if attention is not in one piece. */
+/* Bytes that gpt2_open() takes besides parameters, without fused attention (bench/gpt2/gpt2.h), rounded up.
+ * Per token and layer:
+ *
+ *   16 C      ln1, qkv, atty, residual2, ln2, fch, fch_gelu and residual3
+ *   NH * T    att
+ *
+ * Per token:
+ *
+ *   V         dlogits
+ *   16 C      embedded, lnf and the buffers of backward, which have less
+ *
+ * In fp32, whatever the dtype:
+ *
+ *   T * V         logits of one row
+ *   NH * T * T    attention scores of one row */
 static int64_t activation_bytes(const struct memory_fit *f, const struct gpt2_config *c)
 {
     int64_t L = c->layers, C = c->channels, T = c->context, V = c->vocab, NH = c->heads, B = f->batch;

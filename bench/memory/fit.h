@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fit.h: whether this machine has the memory for a model, and which smaller model fits. */
+/* fit.h: estimates whether this machine has the memory for a model, and chooses a smaller one if not. The
+ * smallest choice may not fit either. */
 #ifndef ZERO_BENCH_MEMORY_FIT_H
 #define ZERO_BENCH_MEMORY_FIT_H
 
@@ -20,9 +21,9 @@ struct memory_fit {
 /* Estimates what zero-bench train takes at stage 0, all ranks together. The estimate is rather too high.
  * Returns 0 or a zero_err with its text. */
 int memory_fit_needed(const struct memory_fit *f, const struct gpt2_config *config, int64_t *out_bytes);
-/* Replaces *model by a smaller one if it needs too much: with fewer layers, or gpt2-nano if that is still
- * smaller. who begins the line on stderr that says so. Returns 0, or an exit code after one line on
- * stderr. */
+/* Replaces *model by a smaller one if it needs too much: with fewer layers, or gpt2-nano if one layer needs
+ * too much and gpt2-nano is smaller. The result may still need too much. who begins the line on stderr that
+ * says what was chosen. Returns 0, or an exit code after one line on stderr. */
 int memory_fit_choose(const struct memory_fit *f, struct model_options *model, const char *who);
 
 #endif

@@ -255,7 +255,7 @@ static void print_table(const struct memory_options *o, const struct measured *m
            "activations, text and code, pages that several ranks map counted in equal parts.\n");
 }
 
-/* Runs each stage, and then the plain program, which has no column. */
+/* Runs each column, and then the plain program, which the table does not show as a column. */
 static int measure(const struct memory_options *o, struct measured *m)
 {
     struct memory_runs runs = {.o = o, .progress = progress_on(stderr), .n_runs = m->n + m->has_plain};

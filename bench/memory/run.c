@@ -86,7 +86,8 @@ static int64_t filled(const struct report_rank *r)
     return r->allocated.total + r->activation_bytes;
 }
 
-/* Reads the summary of a run on so many ranks. With --pp it has an entry for each rank of the pipeline. */
+/* Reads the summary of a run on `ranks` ranks into a column. With --pp the summary has an entry for each rank
+ * of the pipeline, which out->n_ranks counts. Otherwise one entry stands for all ranks, and n_ranks is 1. */
 static int read_summary(const json_t *line, int64_t ranks, struct memory_stage *out)
 {
     const char *sha256 = json_string_value(json_object_get(line, "state_sha256"));
@@ -203,11 +204,12 @@ static int open_run(const struct memory_runs *runs, int column, struct child *ch
     if (hybrid) {
         int64_t tp = runs->o->model.config.tp > 1 ? runs->o->model.config.tp : 1,
                 n_dp = runs->o->ranks / (runs->o->pp * tp);
+        /* one copy of the model if dp_shard is n_dp; libzero refuses a dp_shard above n_dp */
         add(&a, "--hybrid=%s", option_word_of(option_hybrids, hybrid));
         add_number(&a, "dp-replicate", n_dp > runs->o->dp_shard ? n_dp / runs->o->dp_shard : 1);
         add_number(&a, "dp-shard", runs->o->dp_shard);
     }
-    if (child_open(child, a.argv, false)) {
+    if (child_open(child, a.argv, /* to_child */ false)) {
         fprintf(stderr, "zero-bench memory: cannot run %s: %s\n", zero_run, strerror(errno));
         return EXIT_FAILURE;
     }

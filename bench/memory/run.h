@@ -34,15 +34,16 @@ struct memory_runs {
 /* A column's number for the program without libzero. */
 enum { MEMORY_PLAIN = -1 };
 
+/* What a run measured: a column of the table, or the plain program. */
 struct memory_stage {
     /* (n_ranks) each rank of the pipeline, or one entry that stands for all ranks. In peak_rss_bytes, a
      * page that n processes map counts as 1/n. Freed by memory_stage_free. */
     struct report_rank *ranks;
     int32_t n_ranks;
-    /* the one with the most memory allocated, activations included */
+    /* the entry with the most memory allocated, activations included, and its index in ranks */
     struct report_rank fullest;
     int32_t which;
-    /* of all ranks together */
+    /* peak_rss_bytes of all ranks of the run together */
     int64_t all_resident;
     /* (steps) freed by memory_stage_free */
     double *loss;

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* llmc_peer.c: trains with llm.c on the CPU, on the batches of the other rows, and prints zero-bench's JSON
- * lines.
+/* llmc_peer.c: trains with llm.c on the CPU, on the batches that the other peers on one rank train on. Prints
+ * zero-bench's JSON lines.
  *
  *     cc -Ofast -march=native -fopenmp -DOMP -DTESTING -I DIR -include DIR/train_gpt2.c llmc_peer.c -lm
  *     llmc_peer WEIGHTS BATCHES BATCH CONTEXT STEPS LR
  *
  * Forward, backward and AdamW are llm.c's own. TESTING leaves out its main, as in llm.c's own test. That main
- * has no clipping, ramp or weight decay. So this program scales the gradients between backward and update,
- * and calls the update for each tensor with its decay. */
+ * has no clipping, warm-up or weight decay. So this program scales the gradients between backward and update,
+ * raises the learning rate over the first steps, and calls the update for each tensor with its decay. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
-#define N_WARMUP_STEPS 10
+#define N_WARMUP_STEPS 10 /* the same number is in gpt2_sizes.py and bench/train/train.c */
 
 static double now_ms(void)
 {
@@ -50,7 +50,8 @@ static int decays(int tensor)
 
 static void update(GPT2 *m, float lr, int step)
 {
-    if (!m->m_memory) { /* as llm.c's first update does */
+    /* llm.c's first update would allocate these in `part`, a copy of *m, and they would be lost. */
+    if (!m->m_memory) {
         m->m_memory = calloc(m->num_parameters, sizeof(float));
         m->v_memory = calloc(m->num_parameters, sizeof(float));
         if (!m->m_memory || !m->v_memory)
@@ -64,6 +65,7 @@ static void update(GPT2 *m, float lr, int step)
         part.m_memory += at;
         part.v_memory += at;
         part.num_parameters = m->param_sizes[t];
+        /* the same numbers are in torch_train.py and bench/train/train_cmd.c */
         gpt2_update(&part, lr, 0.9f, 0.95f, 1e-8f, decays(t) ? 0.1f : 0.0f, step);
         at += m->param_sizes[t];
     }

@@ -665,7 +665,7 @@ static size_t said_bytes(const struct said *s)
 }
 
 /* Reads a RESULT from another rank. */
-static int32_t read_verdict(const char *payload, size_t n, int32_t code, struct said *s)
+static int32_t read_result(const char *payload, size_t n, int32_t code, struct said *s)
 {
     memset(s, 0, sizeof *s);
     memcpy(s, payload, n < sizeof *s ? n : sizeof *s - 1);
@@ -673,13 +673,13 @@ static int32_t read_verdict(const char *payload, size_t n, int32_t code, struct 
 }
 
 /* Rank 0 takes the failure of the rank that decides (first_error.h), usually the lowest that failed. */
-static int gather_verdicts(struct zr_rendezvous *r, int32_t *code, struct said *s)
+static int gather_results(struct zr_rendezvous *r, int32_t *code, struct said *s)
 {
     struct said other = {.rank = -1};
     int err = gather(r);
     for (int i = 1; i < r->w.world; i++) {
         struct zr_member *member = &r->members[i];
-        int32_t its = err ? 0 : read_verdict(member->given, member->n_given, member->given_about, &other);
+        int32_t its = err ? 0 : read_result(member->given, member->n_given, member->given_about, &other);
         if (zr_first_error_rather(*code, its)) {
             *code = its;
             *s = other;
@@ -692,7 +692,7 @@ static int gather_verdicts(struct zr_rendezvous *r, int32_t *code, struct said *
 static int agree_as_first(struct zr_rendezvous *r, int32_t *code, struct said *s)
 {
     zr_hub_expect(r, ZR_FRAME_RESULT, sizeof *s);
-    int err = gather_verdicts(r, code, s);
+    int err = gather_results(r, code, s);
     return err ? err : send_result(r, ZR_FRAME_RESULT, *code, s, said_bytes(s));
 }
 
@@ -701,12 +701,12 @@ static int agree_as_other(struct zr_rendezvous *r, int32_t *code, struct said *s
     zr_hub_expect(r, ZR_FRAME_RESULT, sizeof *s);
     int err = await_result(r, *code, s, said_bytes(s));
     if (!err)
-        *code = read_verdict(r->all, r->n_all, r->all_about, s);
+        *code = read_result(r->all, r->n_all, r->all_about, s);
     forget_result(r);
     return err;
 }
 
-static int take_verdict(struct zr_rendezvous *r, int32_t *code, struct said *s)
+static int agree_with_all(struct zr_rendezvous *r, int32_t *code, struct said *s)
 {
     int err = r->w.rank == 0 ? agree_as_first(r, code, s) : agree_as_other(r, code, s);
     return err ? zr_fail(r->code, "%s", r->text) : 0;
@@ -721,7 +721,7 @@ int zr_rendezvous_agree(struct zr_rendezvous *r, int err)
         memcpy(s.text, own.text, sizeof s.text);
     int met = begin_exchange(r);
     if (!met && r->w.world > 1)
-        met = take_verdict(r, &code, &s);
+        met = agree_with_all(r, &code, &s);
     r->phase = ZR_PHASE_IDLE;
     if (err && (met || s.rank == r->w.rank))
         return zr_error_restore(&own);
@@ -735,10 +735,10 @@ int zr_rendezvous_agree_and_exchange(struct zr_rendezvous *r, int err, int32_t *
     struct zr_saved_error own;
     *mine = zr_error_save(&own, err);
     int met = zr_rendezvous_exchange(r, mine, n, all);
-    if (met)
+    if (met) {
         memset(all, 0, (size_t)r->w.world * n); /* rank 0 may have got all bytes before it failed */
-    if (met)
         return err ? zr_error_restore(&own) : met;
+    }
     for (int i = 0; i < r->w.world; i++) {
         int32_t its;
         memcpy(&its, (const char *)all + (size_t)i * n, sizeof its);

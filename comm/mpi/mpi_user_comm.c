@@ -36,13 +36,7 @@ int zr_mpi_user_comm_world(void *user_comm, int64_t timeout_ms, int *rank, int *
 
 int zr_mpi_job_world(int64_t timeout_ms, int *rank, int *world)
 {
-    struct zr_mpi_process *p;
-    int err = open_user_comm(timeout_ms, NULL, &p);
-    if (err)
-        return err;
-    err = zr_mpi_rank_of(p, NULL, timeout_ms, rank, world);
-    zr_mpi_process_drop(p, NULL, true);
-    return err;
+    return zr_mpi_user_comm_world(NULL, timeout_ms, rank, world);
 }
 
 /* --- an exchange of bytes --- */

@@ -240,7 +240,7 @@ struct zr_nccl {
     /* See issuing. */
     int64_t issuing_ns;
     bool abort_wanted, abort_begun, abort_ended;
-    /* Time at which ncclCommRevoke returned. 0: it was not called. */
+    /* Time at which ncclCommRevoke returned, or at which it was given up. 0: it was not called. */
     int64_t revoked_ns;
     bool closed;
     /* Written under the lock, together with abort_wanted. Any thread may read it. */
@@ -277,7 +277,7 @@ struct zr_nccl_set {
     /* The alarm of all communicators. */
     _Atomic uint32_t alarm;
     /* A call did not return. From then on NCCL is not called and nothing is freed, as that may wait for the
-     * device. */
+     * device. The exception is ncclCommAbort after an ncclCommRevoke that did not return. */
     bool stuck;
     /* (ZR_NCCL_LEDGERS, size of comparing) Copies in host memory. */
     struct zr_nccl_ledger *ledgers;

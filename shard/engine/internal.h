@@ -217,6 +217,8 @@ int zr_tp_exchange(struct zr_engine *e, const void *mine, int64_t bytes, const s
  * zr_tensor). They must be complete in that slot. *any: whether the unit has such a gradient. */
 int zr_tp_sum_grads(struct zr_engine *e, int32_t unit, int32_t slot, bool *any);
 
+/* Returns the tag of a collective over tp. The call, n and kind must be equal on all ranks of tp. kind: a
+ * dtype, a root, a unit, or anything else that must be equal. */
 struct zr_tag zr_tp_tag(const struct zr_engine *e, enum zr_call_name call, int64_t n, int32_t kind);
 
 /* ---- roles.c ---- */

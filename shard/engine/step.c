@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* step.c: the step on the model's thread, and what may come before it: zero_norm or zero_drop. Also the
- * number of the step, and the counts of steps. */
+/* step.c: the step on the model's thread, and the calls that may come before it, zero_norm and zero_drop. It
+ * also keeps the counts of steps, and the step's number for messages. */
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
@@ -22,20 +22,21 @@ struct zr_steps {
     int64_t t;
     /* (n_units) steps that updated the unit, and were not skipped */
     int64_t *unit_t;
-    /* (n_units) the step whose outcome is due updates the unit, unless it is skipped */
+    /* (n_units) whether the step that is not read yet updates the unit, unless it is skipped */
     bool *updating;
     /* first unit that the last step left out; -1: none */
     int32_t left_out;
     int64_t n_skipped, n_dropped;
     /* the last step's outcome is not read yet; the program reads that outcome, so no warning is due */
     bool result_due, program_reads;
-    /* outcome of the last step that was read, and its least number over ranks (zr_engine_least) */
+    /* outcome of the last step that was read, and the least of the numbers that ranks gave to
+     * zr_engine_report_least before it */
     struct zero_step_info result;
     uint64_t least;
     float lr;
     /* norm of the step to come, once zero_norm asked for it */
     double norm;
-    /* jobs that are pushed belong to the step to come */
+    /* a zero_norm is under way, so jobs that are pushed belong to the step to come */
     bool norming;
     /* values that the next step carries, and those of the last step that was begun, which its job reads */
     struct zr_carried next, carried;
@@ -100,7 +101,7 @@ int zr_engine_set_step(struct zr_engine *e, int64_t t)
     e->m.steps->t = t;
     for (int32_t u = 0; u < e->layout->n_units; u++)
         e->m.steps->unit_t[u] = t;
-    e->m.steps->renumber = true;
+    e->m.steps->renumber = true; /* the next zero_step does this, because ranks may load at different times */
     zr_engine_tune(e)->has_states = true;
     return 0;
 }
@@ -160,6 +161,8 @@ int zr_engine_wait(struct zr_engine *e, struct zr_event *event)
 {
     const struct zr_device_ops *d = e->dev->ops;
     const struct timespec nap = {.tv_nsec = 20000};
+    /* In host memory event_sync asks for failures while it waits. Elsewhere it does not, so this polls
+     * first. */
     int done = d->host_memory;
     for (int n = 0; !done; n++) {
         done = d->event_query(event);
@@ -175,7 +178,8 @@ int zr_engine_wait(struct zr_engine *e, struct zr_event *event)
     return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_status(e);
 }
 
-/* Makes the communicator find the first calls that differ, if it can, within a time limit. */
+/* Fails the context because ranks made different calls. The communicator finds the first calls that differ,
+ * if it can, and fails the context within its own time limit. */
 static int compare_calls(struct zr_engine *e, const char *text)
 {
     const struct timespec nap = {.tv_nsec = 20000};
@@ -194,7 +198,8 @@ static int disagreement(struct zr_engine *e, const struct zr_agreed *a)
 {
     uint32_t step = zr_last_step_number(e) + e->m.steps->norming;
     char text[256];
-    if (a->differs & ZR_AGREE_INCOMPLETE) { /* usually the reason that ended the collective is found first */
+    if (a->differs & ZR_AGREE_INCOMPLETE) {
+        /* rarely seen: the failure that ended the collective is usually reported instead */
         snprintf(text, sizeof text, "step %u: the ranks could not compare their results", step);
         return zr_engine_fail(e, ZERO_ERR_FAILED, text);
     }
@@ -212,7 +217,8 @@ static int disagreement(struct zr_engine *e, const struct zr_agreed *a)
     return compare_calls(e, text);
 }
 
-/* Waits for the last norm that was issued, and reads what all ranks agreed on. */
+/* Waits for the last NORM job, which zero_step and zero_norm both issue, and reads what all ranks agreed
+ * on. */
 static int look_at_result(struct zr_engine *e)
 {
     zr_jobs_await(e, zr_last_norm_job(e));
@@ -225,8 +231,8 @@ static int look_at_result(struct zr_engine *e)
     return zr_engine_check(e);
 }
 
-/* Returns the number, among the data-parallel ranks of this rank's part, of the one in the same copy of the
- * model as `rank`. Returns e->dp if there is none. */
+/* Finds the rank that has `rank`'s replica and this rank's tp number, and returns its data-parallel place.
+ * Returns e->dp if `rank` is in another pipeline stage. */
 static int32_t place_like(const struct zr_engine *e, int32_t rank)
 {
     const struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm;
@@ -236,8 +242,8 @@ static int32_t place_like(const struct zr_engine *e, int32_t rank)
     return place;
 }
 
-/* Returns the tensor whose reduced gradient `rank` has at that float of the arena, which has the same layout
- * on all ranks. NULL: it belongs to another pipeline stage. */
+/* Returns the name of the tensor whose reduced gradient `rank` has at float number `at` of the arena, counted
+ * from its beginning. Returns NULL if `rank` is in another pipeline stage. */
 static const char *tensor_at(const struct zr_engine *e, int32_t rank, int64_t at)
 {
     const struct zr_layout *l = e->layout;
@@ -280,8 +286,8 @@ static void report_skipped(const struct zr_engine *e, const struct zr_agreed *a)
                 zr_last_step_number(e), of, rank);
 }
 
-/* Reads the outcome of the previous step, which is known by then. Whether it was skipped decides the number
- * of the next step. */
+/* Waits for the outcome of the last step, if it is not read yet, and counts it. The counts of updates, t and
+ * unit_t, depend on whether the step was skipped. */
 int zr_engine_settle(struct zr_engine *e)
 {
     if (!e->m.steps->result_due)
@@ -319,12 +325,13 @@ int zr_engine_norm(struct zr_engine *e, double *norm)
     ZR_TRY(zr_engine_settle(e));
     *norm = e->m.steps->norm;
     if (zr_core_complete(e->m.core) && zr_core_open_unit(e->m.core) < 0)
-        return 0;
+        return 0; /* the norm was asked for already */
     ZR_TRY(zr_observe_step(e, ZR_STEP_CALLED, "zero_norm"));
-    e->m.steps->lr = 0;
+    e->m.steps->lr = 0; /* NORM compares lr over ranks, and zero_norm has none */
     e->m.steps->carried.n = 0;
     ZR_TRY(zr_engine_note(e, e->dev->ops->event_record(e->ev.step_compute, e->compute)));
     e->m.steps->norming = true;
+    /* NORM and STEP carry a number for the hash of calls in the field unit (struct zr_core_event). */
     struct zr_core_event ev = {.kind = ZR_EV_NORM, .unit = (int32_t)zr_tuned_digest(e, 0)};
     int err = zr_engine_call(e, &ev);
     if (!err)
@@ -372,8 +379,8 @@ int zr_engine_last(struct zr_engine *e, bool *known, struct zero_step_info *resu
     return err;
 }
 
-/* Takes the call as zr_engine_call does, with more in between: once the core has taken it, and before its
- * actions become jobs, the step must be counted and the numbers that its jobs read must be set. */
+/* Takes the call as zr_engine_call does. Once the core has taken it, and before its actions become jobs, the
+ * step is counted and the numbers that its jobs read are set. */
 static int make_step(struct zr_engine *e, float lr, struct zero_step_info *result)
 {
     int32_t n;

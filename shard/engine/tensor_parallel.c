@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tensor_parallel.c: sums, maxima, gathers and broadcasts over the tp ranks of one copy of the model, on the
- * model's stream.
+/* tensor_parallel.c: sums, reduce-scatters, gathers, maxima and broadcasts over the tp ranks of one copy of
+ * the model, on the model's stream.
  *
  * Activations are anywhere in the program's memory and of any size, but peers read arenas. So they go through
- * an arena in pieces. A piece is copied to `in`, its sum is scattered to one of two `out`, gathered there in
- * place, and copied back. If the rows of the sequence are cut between products, only this rank's part is
- * copied back, without the gather. The next piece uses the other `out`, because peers may still be gathering
- * from this one until each has reached the next sum (comm/comm.h). */
+ * an arena in pieces. For a sum, a piece is copied to `in`, its sum is scattered to one of two `out`,
+ * gathered there in place, and copied back. The next sum uses the other `out`, because peers may still be
+ * gathering from this one until each has reached the next sum (comm/comm.h). A reduce-scatter, which sequence
+ * parallelism uses, leaves out the gather, and copies only this rank's part back. Gathers, maxima and
+ * broadcasts stay in `in`. */
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
@@ -14,17 +15,19 @@
 #include <string.h>
 #include <xxhash.h>
 
-/* Slices of a sum have equal sizes. Those of the last ranks may have fewer elements, but have memory for
- * all. */
+/* A piece is cut into a slice for each rank. All slices have room for the same number of bytes; the last may
+ * be partly or wholly empty. */
 enum {
-    MAX_PARTS = 64,
+    MAX_PARTS = 64, /* tp ranks that OUT_BYTES is reckoned for, and the most that shm has */
     CUT_BYTES = 128,
     IN_AT = 0,
     IN_BYTES = ZR_TP_ELEMS * (int)sizeof(float),
-    /* slices are cut at 128 bytes; a bf16 slice is also stored as fp32 */
+    /* A slice has a multiple of CUT_BYTES. So tp slices take at most tp * CUT_BYTES more than their elements,
+     * which are IN_BYTES of f32, or half of that of bf16. For bf16, one slice is also stored as fp32, in
+     * IN_BYTES / tp + 2 * CUT_BYTES. As tp is at least 2, all fit into IN_BYTES + tp * CUT_BYTES * 2. */
     OUT_BYTES = IN_BYTES + MAX_PARTS * CUT_BYTES * 2,
     FEW_ELEMS = 8, /* with fewer elements, equal gradients or activations prove nothing */
-    COMPARED = -2, /* marks the tag of a comparison, in place of a dtype */
+    COMPARED = -2, /* kind of a comparison's tag, in place of a dtype */
 };
 _Static_assert(ZR_TP_BYTES >= IN_BYTES + 2 * OUT_BYTES && ZR_TP_BYTES % 4096 == 0, "in, and out twice");
 
@@ -64,8 +67,9 @@ struct zr_tag zr_tp_tag(const struct zr_engine *e, enum zr_call_name call, int64
                            .call_hash = XXH3_64bits_withSeed(words, sizeof words, zr_core_hash(e->m.core))};
 }
 
-/* Sums the piece in `in` over tp, to that out, in the same dtype. Each rank adds up its slice in fp32. If the
- * dtype is another one, the fp32 sums lie behind the piece, and are rounded before they are gathered. */
+/* Sums the piece in `in` over tp, to out number `out`, in the same dtype. Each rank adds up its slice in
+ * fp32. If dtype is not fp32, the fp32 sums lie behind the piece, and are rounded before they are
+ * gathered. */
 static int sum_piece(struct zr_engine *e, int64_t n, enum zero_dtype dtype, int out, const struct zr_tag *tag)
 {
     const bool rounds = dtype != ZERO_F32;
@@ -97,7 +101,8 @@ static int sum_all(struct zr_engine *e, char *dst, const char *src, int64_t n, e
     return 0;
 }
 
-/* `in` has a slice for each rank. Bytes behind a slice's elements are added up with them, and not used. */
+/* Reduce-scatters src, `part` elements for each rank. `in` has a slice for each rank. Bytes behind a slice's
+ * elements are added up with them, and not used. */
 static int scatter_pieces(struct zr_engine *e, char *dst, const char *src, int64_t part,
                           enum zero_dtype dtype, const struct zr_tag *tag)
 {
@@ -118,7 +123,8 @@ static int scatter_pieces(struct zr_engine *e, char *dst, const char *src, int64
     return 0;
 }
 
-/* Uses exchanges, after which no peer reads `in`. */
+/* Gathers `part` elements of each rank. It uses exchanges, after which no peer reads `in`, so it needs no
+ * `out`. */
 static int gather_pieces(struct zr_engine *e, char *dst, const char *src, int64_t part, enum zero_dtype dtype,
                          const struct zr_tag *tag)
 {
@@ -126,7 +132,7 @@ static int gather_pieces(struct zr_engine *e, char *dst, const char *src, int64_
     const int64_t size = zr_dtype_bytes(dtype), most = IN_BYTES / e->tp / size;
     for (int64_t at = 0, k; at < part; at += k) {
         k = zr_min(part - at, most);
-        const int64_t slot = k * size;
+        const int64_t slot = k * size; /* bytes of one rank's part of `in` */
         ZR_TRY(d->copy(e->compute, e->m.tp->base + IN_AT + e->tp_rank * slot, src + at * size, slot));
         ZR_TRY(zr_role_exchange(e, ZR_ROLE_TP, IN_AT, slot, tag));
         for (int32_t p = 0; p < e->tp; p++)
@@ -156,8 +162,8 @@ static void keep_most(char *x, const char *from, int64_t n, enum zero_dtype dtyp
     }
 }
 
-/* Works in host memory. Every rank goes through the parts in the same order, because 0 and -0 compare as
- * equal. */
+/* Works in host memory. Every rank goes through the parts in the same order, so that all ranks keep the same
+ * bits: 0 and -0 compare as equal. */
 static int most_of_all(struct zr_engine *e, char *dst, const char *src, int64_t n, enum zero_dtype dtype,
                        const struct zr_tag *tag)
 {
@@ -165,7 +171,7 @@ static int most_of_all(struct zr_engine *e, char *dst, const char *src, int64_t 
     const int64_t size = zr_dtype_bytes(dtype), most = ZR_TP_ELEMS / e->tp;
     for (int64_t at = 0, k; at < n; at += k) {
         k = zr_min(n - at, most);
-        const int64_t slot = k * size;
+        const int64_t slot = k * size; /* bytes of one rank's part of `in` */
         ZR_TRY(d->copy(e->compute, e->m.tp->base + IN_AT + e->tp_rank * slot, src + at * size, slot));
         ZR_TRY(zr_role_exchange(e, ZR_ROLE_TP, IN_AT, slot, tag));
         ZR_TRY(zr_engine_status(e));
@@ -269,10 +275,10 @@ static int64_t partial_elems(const struct zr_engine *e, const struct zr_flat *f)
     return n;
 }
 
-/* Copies elements [at, at + n) of the flat's partial gradients, counted end to end, to `in`, or back from
- * their sums. */
-static int move_group_slot(struct zr_engine *e, const struct zr_flat *f, char *full, int64_t at, int64_t n,
-                           const char *sums)
+/* Moves the flat's partial gradients, whose elements are counted end to end over its pieces. Copies elements
+ * [at, at + n) from full to `in`. If sums is not NULL, copies them from there back to full. */
+static int move_partial_grads(struct zr_engine *e, const struct zr_flat *f, char *full, int64_t at, int64_t n,
+                              const char *sums)
 {
     const struct zr_device_ops *d = e->dev->ops;
     const int64_t size = zr_dtype_bytes(f->dtype);
@@ -307,9 +313,9 @@ static uint64_t digest_of_partial(const struct zr_engine *e, const struct zr_fla
     return any ? XXH3_64bits(x, (size_t)(p->n * size)) : 0;
 }
 
-/* Warns if partial gradients are the same on all tp ranks. Gradients of different rows differ. Equal ones are
- * most likely gradients of all rows, and would be counted once per rank. But a loss that is linear in a bias
- * also gives equal ones, so this is no error. */
+/* Warns if partial gradients are the same on all tp ranks. With sequence parallelism each rank has other
+ * tokens, so gradients differ. Equal ones are most likely gradients of all tokens, and would be counted once
+ * per rank. But a loss that is linear in a bias also gives equal ones, so this is no error. */
 static int compare_partial(struct zr_engine *e, const struct zr_flat *f, const char *full)
 {
     const struct zr_piece *pieces = &e->layout->pieces[f->first_piece];
@@ -340,6 +346,8 @@ static int compare_partial(struct zr_engine *e, const struct zr_flat *f, const c
 
 int zr_tp_sum_grads(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
 {
+    /* Two schedules compare. Check mode has one (zr_compare_is_due). In any mode, steps 1, 2, 4, 8 and 16
+     * compare (zr_tp_compares). said_partial is the same on all ranks, which compare the same digests. */
     const bool is_due = zr_compare_is_due(e) || zr_tp_compares(e, zr_step_calls(e) + 1),
                compares = e->tp > 1 && is_due && !e->m.tp->said_partial;
     const struct zr_unit *u = &e->layout->units[unit];
@@ -357,9 +365,9 @@ int zr_tp_sum_grads(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
         for (int64_t at = 0, k; at < n; at += k) {
             k = zr_min(n - at, ZR_TP_ELEMS);
             int out = e->m.tp->out ^= 1;
-            ZR_TRY(move_group_slot(e, f, full, at, k, NULL));
+            ZR_TRY(move_partial_grads(e, f, full, at, k, NULL));
             ZR_TRY(sum_piece(e, k, f->dtype, out, &tag));
-            ZR_TRY(move_group_slot(e, f, full, at, k, e->m.tp->base + out_at(out)));
+            ZR_TRY(move_partial_grads(e, f, full, at, k, e->m.tp->base + out_at(out)));
         }
         *any |= n > 0;
     }

@@ -516,6 +516,20 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     return nsi_leave(await_host(comm));
 }
 
+/* Ends what runs on the communicator, and waits for it; or first sticks until the stand-in ends. */
+static void end_running(struct ncclComm *comm, bool sticks)
+{
+    if (sticks) {
+        nsi.hung = true;
+        while (!nsi.ending)
+            nsi_wait();
+    }
+    comm->aborted = true;
+    nsi_wake();
+    while (comm->n_running)
+        nsi_wait();
+}
+
 /* May be called from any thread, even while another one is inside for this rank. Ends what runs, and makes
  * that thread's call return. */
 ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags)
@@ -526,15 +540,7 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm, int revokeFlags)
                         comm->rank, revokeFlags);
     nsi.n_inside++;
     comm->revoked = true;
-    if (nsi.machine.revoke_sticks) {
-        nsi.hung = true;
-        while (!nsi.ending)
-            nsi_wait();
-    }
-    comm->aborted = true;
-    nsi_wake();
-    while (comm->n_running)
-        nsi_wait();
+    end_running(comm, nsi.machine.revoke_sticks);
     nsi.n_inside--;
     nsi_unlock();
     return ncclSuccess;
@@ -552,15 +558,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
                         comm->rank);
     nsi.n_inside++;
     comm->team->aborted[comm->rank] = true;
-    if (nsi.machine.abort_sticks) {
-        nsi.hung = true;
-        while (!nsi.ending)
-            nsi_wait();
-    }
-    comm->aborted = true;
-    nsi_wake();
-    while (comm->n_running)
-        nsi_wait();
+    end_running(comm, nsi.machine.abort_sticks);
     leave_windows(comm, NULL);
     comm->alive = false;
     stand_in_use(comm->device, -comm->bytes);

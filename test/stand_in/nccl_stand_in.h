@@ -44,7 +44,7 @@
  * - ncclCommAbort while a call with the communicator is in progress, if it could be revoked first
  * - first operations of ranks that wait for each other
  * - operations on GPUs that wait for each other, for a part of a GPU or behind each other (not reported
- *   between ranks that are processes)
+ *   between ranks that are processes, or for more than 200 operations)
  * - ranks that differ in kind, count, type or root; they wait for ever, as in the real library */
 #ifndef ZR_TEST_NCCL_STAND_IN_H
 #define ZR_TEST_NCCL_STAND_IN_H

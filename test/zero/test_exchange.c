@@ -11,15 +11,6 @@
 
 enum { MAX_BYTES = 8192, STAGE = 2, STEPS = 2, SHORT_MS = 1500, FAILURE = 7 };
 
-/* The program's all-gather of `world` ranks. */
-struct hall {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    int world, n_here, n_calls;
-    bool is_over;
-    char bytes[MAX_TOY_RANKS][MAX_BYTES];
-};
-
 /* What one rank does otherwise than the others, or all do with COUNTS_BACKWARDS. */
 enum fault {
     NONE,
@@ -33,18 +24,30 @@ enum fault {
     BAD_CONFIG
 };
 
+struct hall;
+
+struct member {
+    struct hall *hall;
+    int rank;
+    enum fault fault;
+};
+
+/* The program's all-gather of `world` ranks. */
+struct hall {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int world, n_here, n_calls;
+    bool is_over;
+    char bytes[MAX_TOY_RANKS][MAX_BYTES];
+    struct member members[MAX_TOY_RANKS];
+};
+
 struct plan {
     struct hall *hall;
     bool exchanges;
     enum fault fault;
     /* the rank with the fault */
     int odd;
-};
-
-struct member {
-    struct hall *hall;
-    int rank;
-    enum fault fault;
 };
 
 static int exchange(void *arg, const void *mine, void *all, size_t bytes)
@@ -79,9 +82,6 @@ static int train(struct toy *m, zero_ctx *z, int rank)
     return 0;
 }
 
-/* A thread that is left behind in the exchange uses the member after its rank has ended. */
-static struct member members[MAX_TOY_RANKS];
-
 static void one_rank(struct toy_rank *r)
 {
     const struct plan *p = r->arg;
@@ -90,13 +90,14 @@ static void one_rank(struct toy_rank *r)
     struct zero_place place;
     struct toy m;
     zero_ctx *z;
-    members[r->rank] = (struct member){p->hall, r->rank, fault};
+    struct member *member = &p->hall->members[r->rank];
+    *member = (struct member){p->hall, r->rank, fault};
     cfg.debug.log = toy_forget_line;
     cfg.launch.start_timeout_ms = p->fault ? SHORT_MS : 30000;
     if (p->exchanges && fault != HAS_NO_EXCHANGE) {
         cfg.launch.rendezvous = NULL;
         cfg.launch.exchange = exchange;
-        cfg.launch.exchange_arg = &members[r->rank];
+        cfg.launch.exchange_arg = member;
     }
     cfg.launch.rank = p->fault == COUNTS_BACKWARDS ? r->world - 1 - r->rank : r->rank;
     cfg.launch.world += (fault == SAYS_A_LARGER_WORLD) - (fault == SAYS_A_SMALLER_WORLD);

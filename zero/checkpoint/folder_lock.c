@@ -110,8 +110,8 @@ static int fail_held(const char *folder, char text[HOLDER_BYTES + 1])
 
 /* Takes the lock. The last holder may remove the file after it was opened here and before it is locked.
  * Another file may then have its name, so the lock is tried again. The holder is read before the lock is
- * taken, so that a file that is the user's is never locked. A file that may be the user's is locked, but not
- * written. */
+ * taken, so that a file that is the user's (USER) is never locked. A file that may be the user's (UNKNOWN) is
+ * locked, but not written, unless this call made it. */
 static int take(const struct zr_files *fs, const char *folder, struct zr_log *log, struct zr_folder_lock *out)
 {
     char path[ZR_PATH_BYTES], holder[HOLDER_BYTES + 1];

@@ -317,6 +317,7 @@ bool zr_is_utf8(const char *text)
     return true;
 }
 
+/* Counts escapes as json_dumps writes them without JSON_ENSURE_ASCII. */
 int64_t zr_json_bytes(const char *text)
 {
     int64_t n = 2;
@@ -358,7 +359,8 @@ static json_t *describe(const struct zr_st_entry *e, int64_t data_at)
 int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, const char *export_id, char **out,
                int64_t *n_out)
 {
-    int64_t end = 0, size = 3 * HEAD_ALIGN; /* size: an upper bound */
+    /* size: an upper bound of the JSON. Braces, __metadata__ and padding take less than 3 * HEAD_ALIGN. */
+    int64_t end = 0, size = 3 * HEAD_ALIGN;
     json_t *root = json_object();
     int err = root ? 0 : ZERO_ERR_NOMEM;
     if (!err && export_id &&
@@ -387,7 +389,7 @@ int zr_st_head(struct zr_st_entry *entries, int64_t n_entries, const char *expor
     int64_t used = text ? (int64_t)strlen(text) : 0,
             n = (8 + used + HEAD_ALIGN - 1) / HEAD_ALIGN * HEAD_ALIGN;
     char *head = text ? malloc((size_t)n) : NULL;
-    if (err != ZERO_ERR_ARG && !head)
+    if (err != ZERO_ERR_ARG && !head) /* ZERO_ERR_ARG has its message already */
         err = zr_fail(ZERO_ERR_NOMEM, "no memory for a header of %lld tensors", (long long)n_entries);
     if (!err) {
         for (int i = 0; i < 8; i++)

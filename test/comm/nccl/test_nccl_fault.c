@@ -154,12 +154,20 @@ static void test_slow_to_connect(void **state)
     }
 }
 
+/* Calls that are left behind end after some time, but ThreadSanitizer does not know that. With it, what
+ * they use is neither closed nor used again. */
+#ifdef __SANITIZE_THREAD__
+enum { CLOSES_LEFT = false };
+#else
+enum { CLOSES_LEFT = true };
+#endif
+
 /* Devices of ranks whose calls into NCCL are left behind. These use them later. */
 static struct zr_device *left[STAND_IN_MAX_DEVICES];
 
 static void close_left(int n)
 {
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n && CLOSES_LEFT; i++)
         left[i]->ops->close(left[i]);
 }
 
@@ -190,7 +198,7 @@ static void start_in_less(struct zr_nccl_options *opt, int rank)
  * communicator has no arena any more. */
 static void test_too_slow_to_connect(void **state)
 {
-    for (int fixed = 0; fixed < 2; fixed++) {
+    for (int fixed = 0; fixed < 1 + CLOSES_LEFT; fixed++) {
         customize(fixed, LONG_MS);
         custom.change = start_in_less;
         nccl_stand_in_the_machine()->connect_ms = 2 * SHORT_MS;
