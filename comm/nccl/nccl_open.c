@@ -362,7 +362,7 @@ static void init_comm(struct zr_nccl_set *p, enum zr_role role, const struct zr_
     m->set = p;
     m->name = zr_role_name(role);
     m->largest = ask->largest_bytes;
-    m->packed = role == ZR_ROLE_CONTROL ? 0 : ask->packed_bytes;
+    m->packed = role == ZR_ROLE_CONTROL || role == ZR_ROLE_WORLD ? 0 : ask->packed_bytes;
     m->hash = (uint64_t)zr_group_member(ask->group, 0) * ZR_ROLES + role;
     p->open[p->n_open++] = m;
 }
