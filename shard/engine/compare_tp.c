@@ -51,7 +51,7 @@ static int add_bytes(struct digesting *d, const void *at, int64_t bytes)
     return d->e->dev->ops->digest(d->e->reduce_stream, d->sum, at, bytes, first);
 }
 
-static int add_tensor(struct digesting *d, int32_t tensor)
+static int add_weights(struct digesting *d, int32_t tensor)
 {
     const struct zr_engine *e = d->e;
     const struct zr_layout *l = e->layout;
@@ -78,7 +78,7 @@ int zr_digest_tensors(struct zr_engine *e, int32_t first, int32_t end, bool whol
     ZR_TRY(ops->zero(e->reduce_stream, d.sum, sizeof *d.sum));
     for (int32_t t = first; t < end; t++)
         if (!whole_only || !e->layout->tensors[t].cut)
-            ZR_TRY(add_tensor(&d, t));
+            ZR_TRY(add_weights(&d, t));
     ZR_TRY(ops->copy(e->reduce_stream, e->words, d.sum, sizeof *digest));
     ZR_TRY(zr_engine_drain(e));
     memcpy(digest, e->words, sizeof *digest);
