@@ -398,6 +398,21 @@ static int bracket_for_copy(struct zr_engine *e, int32_t unit)
     return err ? err : zr_engine_call(e, &ev);
 }
 
+/* Reads the word of a message that has arrived. The host waits for it, because the word decides which
+ * brackets there are. It does so only if the owner's model had no bracket of the tensor's unit in this
+ * action. */
+static int read_word(struct zr_engine *e, const struct tied_tensor *t, int64_t *word)
+{
+    ZR_TRY(zr_model_wait_for(e, tied_event(e->m.tied, e->m.tied->micro_batch, true)));
+    ZR_TRY(e->dev->ops->copy(e->compute, e->words, tied_word(e, t), sizeof *word));
+    ZR_TRY(e->dev->ops->event_record(e->ev.drained, e->compute));
+    ZR_TRY(zr_engine_wait(e, e->ev.drained));
+    const struct zr_access seen = {e->words, sizeof *word, false};
+    zr_declare(e->dev, NULL, &seen, 1);
+    memcpy(word, e->words, sizeof *word);
+    return 0;
+}
+
 /* Makes contributions of the gradients that no bracket of the owner has started with. If the copy had no
  * bracket either, its gradient is zero and nothing is added. */
 static int bracket_unread(struct zr_engine *e)
@@ -405,22 +420,12 @@ static int bracket_unread(struct zr_engine *e)
     struct zr_tied *ties = e->m.tied;
     for (int32_t i = 0; i < ties->n; i++) {
         struct tied_tensor *t = &ties->list[i];
-        int64_t bracketed;
+        int64_t bracketed = 0;
         if (!t->unread)
             continue;
-        int err = zr_engine_note(e, zr_model_wait_for(e, tied_event(ties, ties->micro_batch, true)));
-        if (!err)
-            err = zr_engine_status(e);
-        if (err)
-            return err;
-        const struct zr_access seen = {tied_word(e, t), WORD_BYTES, false};
-        zr_declare(e->dev, NULL, &seen, 1);
-        /* The host reads the word directly: pp is refused on a GPU. */
-        memcpy(&bracketed, tied_word(e, t), sizeof bracketed);
+        ZR_TRY(zr_engine_note(e, read_word(e, t, &bracketed)));
         if (bracketed)
-            err = bracket_for_copy(e, tensor_of(e, t)->unit);
-        if (err)
-            return err;
+            ZR_TRY(bracket_for_copy(e, tensor_of(e, t)->unit));
         t->unread = false;
     }
     return 0;
