@@ -115,6 +115,7 @@ static void on_processes(struct net_run *n, int way)
     toy_set_ranks(world_of(n), n, shared->r);
     fflush(NULL);
     where_fork();
+    nccl_stand_in_the_machine()->sends_wait = draw(2);
     for (int i = 0; i < world_of(n); i++) {
         pid[i] = fork();
         assert_true(pid[i] >= 0);
