@@ -98,6 +98,13 @@ static int host_of(int way, int rank, int world)
     return host[way];
 }
 
+/* Gathers by copy engines, of a release without known faults. */
+static void by_copy_engines(struct zero_config *cfg)
+{
+    cfg->launch.copy_engine = 1;
+    nccl_stand_in_the_machine()->version = 23102;
+}
+
 static void one_process(struct toy_rank *r, int way)
 {
     char misuse[1024];
@@ -181,6 +188,7 @@ static void test_processes(void **state)
     for (int i = 0; i < n; i++) {
         struct net_run run = all[n == n_all ? i : draw(n_all)];
         run.deterministic = draw(4) > 0;
+        run.change = draw(4) > 0 ? NULL : by_copy_engines;
         on_processes(&run, draw(4));
         net_compare(&run, shared->r, want[run.tp], &of[run.tp], run.deterministic);
     }
