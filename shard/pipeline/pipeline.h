@@ -37,8 +37,9 @@ enum zr_pipe_kind {
     ZR_PIPE_MAP(X)
 #undef X
         ZR_PIPE_N_KINDS,
-    /* Gradients of tied tensors move from the last stage to the first (zr_pipeline_place_ties). No schedule
-     * is written or read with it. */
+    /* Gradients of tied tensors move from the last stage to the first (zr_pipeline_place_ties). It is put in
+     * after a schedule was checked, so no schedule is written, read, lowered or checked with it, and tables
+     * by kind leave it out. */
     ZR_PIPE_TIE = ZR_PIPE_N_KINDS
 };
 
