@@ -33,8 +33,8 @@
  * does this.
  *
  * One issuing thread. NCCL needs the calls of a process in the same order on all ranks, over all
- * communicators. So one thread at a time issues: the caller's while a context opens and closes, otherwise the
- * loop's. A communicator that the program lends is split. Its owner's traffic may deadlock with ours unless
+ * communicators. So one thread at a time issues, in the order of the program: the caller's while a context
+ * opens and closes, otherwise the loop's or the model's. A communicator that the program lends is split. Its owner's traffic may deadlock with ours unless
  * ours is drained first (zero.h, nccl_comm). NCCL allows three calls from any thread: ncclCommGetAsyncError,
  * ncclCommRevoke and ncclCommAbort.
  *
