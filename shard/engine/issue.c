@@ -316,7 +316,7 @@ bool zr_engine_is_ready(void *arg, const struct zr_job *job, bool is_loop)
 }
 
 /* Carries out the job under its name, so that a failure or a hang can be reported with it. */
-static void carry_out(struct zr_engine *e, const struct zr_job *job)
+static void issue_and_report(struct zr_engine *e, const struct zr_job *job)
 {
     atomic_store_explicit(&e->i.unit, job->action.unit, memory_order_relaxed);
     atomic_store_explicit(&e->i.kind, job->action.kind, memory_order_relaxed);
@@ -334,6 +334,6 @@ void zr_engine_issue(void *arg, const struct zr_job *job)
     zr_observe_job(e, job);
     if (!zr_engine_has_failed(
             e)) /* else a wait for this job's event ends at once, or with an earlier record */
-        carry_out(e, job);
+        issue_and_report(e, job);
     zr_observe_job_done(e);
 }

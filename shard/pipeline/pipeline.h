@@ -163,9 +163,9 @@ struct zr_pipe_report;
 int32_t zr_pipeline_tied_slots(const struct zr_pipeline *p, const struct zr_pipe_report *report);
 /* Adds the messages with these gradients, one for each micro-batch, to the rows of the first and the last
  * stage. All messages of all ranks then have one order, as NCCL requires: nothing waits for ever even if both
- * ranks wait for every message. Some messages move later for that. If it needs more slots, *slots grows. It
- * becomes 0, and no message is added, if no number is enough. p must have been checked, with stage s on rank
- * s % n_ranks. Errors: ZERO_ERR_NOMEM. */
+ * ranks wait for every message. For that the last stage may compute weight gradients earlier. If it needs
+ * more slots, *slots grows. It becomes 0, and no message is added, if no number is enough. p must have been
+ * checked, with stage s on rank s % n_ranks. Errors: ZERO_ERR_NOMEM. */
 int zr_pipeline_place_ties(struct zr_pipeline *p, int32_t *slots);
 
 struct zr_pipe_rank {

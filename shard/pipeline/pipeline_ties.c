@@ -228,20 +228,22 @@ static bool advance(struct placing *t, int32_t rank)
     return (a && compute(t, rank, a)) || any;
 }
 
-/* Moves the messages that the rank is waiting for behind its next computation, if that is one of weight
- * gradients alone, which has no part in them. Without tied tensors a schedule may have such messages early,
- * because the first stage needs nothing of the last stage's weight gradients. */
-static bool move_later(struct placing *t, int32_t rank)
+/* Moves the last stage's next weight gradients before whatever its rank is waiting for, if the backward of
+ * inputs before them is over. Without tied tensors a schedule may have them later, because the first stage
+ * needs nothing of them. */
+static bool move_forward(struct placing *t)
 {
-    const struct zr_pipe_row *row = &t->p->rows[rank];
-    struct zr_pipe_action *first = &row->at[t->at[rank]], *end = row->at + row->n, *a = first;
-    while (a < end && !zr_pipe_computes(a->kind))
+    const struct zr_pipe_row *row = &t->p->rows[t->copy];
+    struct zr_pipe_action *first = &row->at[t->at[t->copy]], *end = row->at + row->n, *a = first;
+    const int32_t stage = t->p->n_stages - 1;
+    while (a < end && !(a->stage == stage && (a->kind == ZR_PIPE_UNSHARD ||
+                                              (zr_pipe_computes(a->kind) && a->micro_batch == t->n_last))))
         a++;
     if (a == first || a == end || a->kind != ZR_PIPE_BACKWARD_WEIGHT)
         return false;
-    const struct zr_pipe_action computation = *a;
+    const struct zr_pipe_action weights = *a;
     memmove(first + 1, first, (size_t)(a - first) * sizeof *first);
-    *first = computation;
+    *first = weights;
     return true;
 }
 
@@ -255,7 +257,7 @@ static bool place(struct placing *t)
         for (int32_t r = 0; r < t->p->n_ranks; r++)
             any |= advance(t, r);
         if (!any)
-            any = move_later(t, t->copy);
+            any = move_forward(t);
     }
     bool all = t->n_moved == t->p->n_micro_batches;
     for (int32_t r = 0; r < t->p->n_ranks; r++)
