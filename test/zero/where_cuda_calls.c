@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* where_cuda_calls.c: lets tests whose models are written for the host run on the GPU stand-in. The linker
  * replaces their calls of the library by the functions here (--wrap). These copy activations to device memory
- * and back. After each call the CPU may access device memory, as after where_wait.
+ * and back. After each call the CPU may access device memory, as after where_wait, until the next call.
  *
- * The environment variable TESTS selects tests by a pattern. Tests of wrong uses are not written for a GPU,
+ * The environment variable TESTS selects tests by a pattern. Most tests of wrong uses are not for a GPU,
  * where calls return before they fail. */
 #include "test/cmocka.h"
 #include "test/zero/where.h"
@@ -21,12 +21,22 @@ static _Thread_local struct zero_config current;
     int __wrap_##name(__VA_ARGS__);                                                                          \
     int __wrap_##name(__VA_ARGS__)
 
+/* Any call of CUDA closes device memory, so that the library's own host code finds it closed. */
+static void close_memory(void)
+{
+    int device;
+    if (current.device == ZERO_DEVICE_CUDA && cudaGetDevice(&device))
+        abort();
+}
+
 static int then_touch(int err)
 {
     if (current.device == ZERO_DEVICE_CUDA)
         where_wait(&current);
     return err;
 }
+
+#define CLOSED(call) (close_memory(), then_touch(call))
 
 /* ---- streams, which end with their threads ---- */
 
@@ -70,7 +80,7 @@ static void set_current(const struct zero_config *cfg)
 REAL(zero_wrap, zero_ctx **z, const struct zero_tensor *tensors, int32_t n, const struct zero_config *cfg)
 {
     set_current(cfg);
-    return then_touch(__real_zero_wrap(z, tensors, n, cfg ? &current : NULL));
+    return CLOSED(__real_zero_wrap(z, tensors, n, cfg ? &current : NULL));
 }
 
 REAL(zero_plan, const struct zero_tensor *tensors, int32_t n, const struct zero_config *cfg,
@@ -82,27 +92,32 @@ REAL(zero_plan, const struct zero_tensor *tensors, int32_t n, const struct zero_
 
 REAL(zero_begin, zero_ctx *z, int32_t unit, enum zero_phase phase)
 {
-    return then_touch(__real_zero_begin(z, unit, phase));
+    return CLOSED(__real_zero_begin(z, unit, phase));
 }
 
 REAL(zero_end, zero_ctx *z, int32_t unit, enum zero_phase phase)
 {
-    return then_touch(__real_zero_end(z, unit, phase));
+    return CLOSED(__real_zero_end(z, unit, phase));
 }
 
 REAL(zero_micro, zero_ctx *z)
 {
-    return then_touch(__real_zero_micro(z));
+    return CLOSED(__real_zero_micro(z));
 }
 
 REAL(zero_next, zero_ctx *z, struct zero_action *action)
 {
-    return then_touch(__real_zero_next(z, action));
+    return CLOSED(__real_zero_next(z, action));
+}
+
+REAL(zero_finish, zero_ctx *z)
+{
+    return CLOSED(__real_zero_finish(z));
 }
 
 REAL(zero_step, zero_ctx *z, float lr, struct zero_step_info *info)
 {
-    return then_touch(__real_zero_step(z, lr, info));
+    return CLOSED(__real_zero_step(z, lr, info));
 }
 
 /* Copies of a call's memory on the device. Arrays that overlap do so in the copy. */
@@ -162,7 +177,7 @@ REAL(zero_all_reduce, zero_ctx *z, enum zero_axis axis, void *dst, const void *s
 {
     struct copies c = {.dst_bytes = bytes_of(n, dtype), .src_bytes = bytes_of(n, dtype)};
     if (!copy_in(&c, dst, src))
-        return then_touch(__real_zero_all_reduce(z, axis, dst, src, n, dtype, op));
+        return CLOSED(__real_zero_all_reduce(z, axis, dst, src, n, dtype, op));
     return copy_out(&c, dst, __real_zero_all_reduce(z, axis, c.dst, c.src, n, dtype, op));
 }
 
@@ -172,7 +187,7 @@ REAL(zero_all_gather, zero_ctx *z, enum zero_axis axis, void *dst, const void *s
     const size_t part = bytes_of(n, dtype), ranks = axis == ZERO_AXIS_TP ? (size_t)current.mesh.tp : 1;
     struct copies c = {.dst_bytes = part * ranks, .src_bytes = part};
     if (!copy_in(&c, dst, src))
-        return then_touch(__real_zero_all_gather(z, axis, dst, src, n, dtype));
+        return CLOSED(__real_zero_all_gather(z, axis, dst, src, n, dtype));
     return copy_out(&c, dst, __real_zero_all_gather(z, axis, c.dst, c.src, n, dtype));
 }
 
@@ -182,7 +197,7 @@ REAL(zero_reduce_scatter, zero_ctx *z, enum zero_axis axis, void *dst, const voi
     const size_t part = bytes_of(n, dtype), ranks = axis == ZERO_AXIS_TP ? (size_t)current.mesh.tp : 1;
     struct copies c = {.dst_bytes = part, .src_bytes = part * ranks};
     if (!copy_in(&c, dst, src))
-        return then_touch(__real_zero_reduce_scatter(z, axis, dst, src, n, dtype));
+        return CLOSED(__real_zero_reduce_scatter(z, axis, dst, src, n, dtype));
     return copy_out(&c, dst, __real_zero_reduce_scatter(z, axis, c.dst, c.src, n, dtype));
 }
 
@@ -190,7 +205,7 @@ REAL(zero_expect_equal, zero_ctx *z, enum zero_axis axis, const void *src, int64
 {
     struct copies c = {.dst_bytes = bytes_of(n, dtype), .src_bytes = bytes_of(n, dtype)};
     if (!copy_in(&c, src, src))
-        return then_touch(__real_zero_expect_equal(z, axis, src, n, dtype));
+        return CLOSED(__real_zero_expect_equal(z, axis, src, n, dtype));
     return copy_out(&c, NULL, __real_zero_expect_equal(z, axis, c.src, n, dtype));
 }
 
@@ -199,6 +214,6 @@ REAL(zero_broadcast, zero_ctx *z, enum zero_axis axis, int32_t root, void *buf, 
     struct copies c = {.dst_bytes = bytes > 0 ? (size_t)bytes : 0,
                        .src_bytes = bytes > 0 ? (size_t)bytes : 0};
     if (!copy_in(&c, buf, buf))
-        return then_touch(__real_zero_broadcast(z, axis, root, buf, bytes));
+        return CLOSED(__real_zero_broadcast(z, axis, root, buf, bytes));
     return copy_out(&c, buf, __real_zero_broadcast(z, axis, root, c.src, bytes));
 }
