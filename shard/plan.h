@@ -54,7 +54,7 @@ _Static_assert(ZR_STRAY_AT + sizeof(struct zr_exact_sum) <= ZR_DIGEST_AT &&
                    ZR_DIGEST_AT + sizeof(uint64_t) <= ZR_CONTROL_BYTES,
                "they follow each other");
 
-/* What tp ranks compare of a tensor's reduced gradient: squares and digest of this rank's shard. */
+/* Sum of squares and digest of this rank's shard of a tensor's reduced gradient, which tp ranks compare. */
 struct zr_shard_digest {
     struct zr_exact_sum squares;
     uint64_t digest;
@@ -174,8 +174,9 @@ struct zr_plan {
     int64_t snapshot_bytes;
     /* Offset in it of the buffers' copies, which are in the table's order. */
     int64_t snapshot_buffers_at;
-    /* Bytes for the outcome of a step, for each rank's entry in an exchange, with buffers for values_bytes of
-     * their values, and from shard_digests_at on for what tp ranks compare of each tensor's gradient. */
+    /* Bytes for the outcome of a step, for each rank's entry in an exchange, and with buffers for
+     * values_bytes of their values. With tp, a struct zr_shard_digest for each tensor follows at
+     * shard_digests_at. */
     int64_t words_bytes, shard_digests_at;
     /* The sum of both; part of total_bytes. */
     int64_t host_bytes;
