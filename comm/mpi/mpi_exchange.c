@@ -107,6 +107,8 @@ struct channel {
     struct meeting *meetings;
     /* Messages in the order in which MPI delivers them. */
     struct message *first;
+    /* Messages that contexts have left behind, and that MPI may still be sending. */
+    struct message *unsent;
 };
 
 /* A thread that holds the lock must not enter MPI; one inside MPI may take it. */
@@ -158,12 +160,32 @@ static int join_channel(struct meeting *k, void *user_comm)
                  : zr_fail(ZERO_ERR_NOMEM, "%s: no memory to meet over it", k->over);
 }
 
-/* Gives the communicator back if no context meets over it and no message has come. Called with the lock
- * held. */
+static void free_message(struct message *m)
+{
+    free(m->post);
+    free(m);
+}
+
+/* Frees what MPI has sent. Called with the lock held. */
+static void free_sent(struct channel *c)
+{
+    for (struct message **at = &c->unsent, *m; (m = *at);) {
+        if (atomic_load(&m->batch.n_left)) {
+            at = &m->next;
+            continue;
+        }
+        *at = m->next;
+        free_message(m);
+    }
+}
+
+/* Gives the communicator back if no context meets over it, no message has come, and all are sent. Called
+ * with the lock held. */
 static void drop_channel(struct channel *c)
 {
     struct channel **at = &channels;
-    if (c->meetings || c->first)
+    free_sent(c);
+    if (c->meetings || c->first || c->unsent)
         return;
     while (c->n_borrowed-- > 0)
         zr_mpi_shim_of(c->process)->free(zr_mpi_world_of(c->process), c->comm);
@@ -203,12 +225,6 @@ static struct post *make_post(const struct meeting *k, const struct note *note, 
     p->note = *note;
     memcpy(p->note.name, k->w->name, sizeof p->note.name);
     return p;
-}
-
-static void free_message(struct message *m)
-{
-    free(m->post);
-    free(m);
 }
 
 /* Takes the post over if it returns 0. */
@@ -302,7 +318,7 @@ static int receive_note(struct meeting *k, bool *more)
     return class ? zr_mpi_say(p, class, "MPI_Iprobe") : 0;
 }
 
-/* Waits for sent messages to leave. Returns false if MPI keeps one, and its memory. */
+/* Waits for sent messages to leave. Returns false if MPI keeps one. The channel then keeps its memory. */
 static bool have_left(struct meeting *k)
 {
     int64_t until_ns = zr_now_ns() + REST_MS * INT64_C(1000000);
@@ -312,10 +328,11 @@ static bool have_left(struct meeting *k)
         while (atomic_load(&m->batch.n_left) && !zr_mpi_ended(k->process) && zr_now_ns() < until_ns)
             if (!zr_mpi_poll(k->process))
                 nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
-        if (atomic_load(&m->batch.n_left))
-            left = false;
-        else
-            free_message(m);
+        left &= !atomic_load(&m->batch.n_left);
+        pthread_mutex_lock(&lock);
+        m->next = k->channel->unsent;
+        k->channel->unsent = m;
+        pthread_mutex_unlock(&lock);
     }
     k->sent = NULL;
     return left;
@@ -639,7 +656,8 @@ static int gather_notes(struct meeting *k, const void *mine)
     return err;
 }
 
-/* After a success MPI goes on to work, also if a message has not left yet: its rank still waits for it. */
+/* After a success MPI goes on to work, also if a message has not left yet: its rank still waits for it. If
+ * that rank has died, the message is pending when the process ends, which then skips MPI_Finalize. */
 int zr_mpi_exchange_over(struct zr_mpi_process *p, const struct zr_user_comm *c, const void *mine, void *all,
                          size_t bytes)
 {
