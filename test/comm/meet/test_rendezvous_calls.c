@@ -19,8 +19,8 @@ struct asking {
     int code;
     /* The calls of each rank's program. */
     int n_calls[N];
-    /* The calls that all ranks must make. Then only ranks 0 and 1, and ranks 2 and 3, must make the others. 0:
-     * all must make n_calls. */
+    /* The calls that all ranks must make. Then only ranks 0 and 1, and ranks 2 and 3, must make the others.
+     * 0: all must make n_calls. */
     int n_of_all[N];
     /* The rank whose at-th call differs. */
     enum who odd;

@@ -357,7 +357,7 @@ static void die_before_answer(struct rank *me)
 }
 
 /* Runs after libzero has ended its MPIs. */
-static void tell_finalized(void)
+static void report_finalized(void)
 {
     struct mpi_stand_in_counts counts;
     mpi_stand_in_counts(&counts);
@@ -366,13 +366,13 @@ static void tell_finalized(void)
 
 /* Rank 0's answer to rank 2 is still pending when the process ends. MPI_Finalize would wait for it, so rank 0
  * does not call it; rank 1 does. A child process ends, whose first MPI this is: a later one would end after
- * tell_finalized. */
+ * report_finalized. */
 static void test_unsent_at_the_end(void **state)
 {
     int status;
     pid_t child = fork();
     if (!child) {
-        atexit(tell_finalized);
+        atexit(report_finalized);
         mpi_stand_in_the_machine()->n_ranks = 3;
         mpi_stand_in_the_machine()->short_bytes = 0;
         run_ranks(false, 3, die_before_answer, NULL, NULL);
