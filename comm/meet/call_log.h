@@ -124,8 +124,8 @@ struct zr_sharing_rank {
     int32_t ahead, behind;
 };
 
-/* Sets ahead to the rank with the most calls among those of the same communicator, and behind to that with
- * the fewest, the lowest rank among equals; both to -1 if the rank is alone. Sorts the n ranks. */
+/* For each of n ranks, sets ahead and behind to the ranks of its communicator with the most and the fewest
+ * calls. Among equals the lowest rank counts. If a rank is alone, both are -1. Sorts s. */
 void zr_call_log_furthest(struct zr_sharing_rank *s, int n);
 
 /* Pack a call without its args into one word, which can be read at once, and unpack it. Any word unpacks to

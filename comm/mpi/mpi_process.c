@@ -315,8 +315,8 @@ static bool has_requests(const struct zr_mpi_process *p)
     return slot < ZR_MPI_SLOTS;
 }
 
-/* Ends MPI with the process. MPI_Finalize is skipped if it might wait for another rank: a user failed, after
- * which ranks may never call it, or a request is still pending, for example a message to a rank that died. */
+/* Ends MPI with the process. MPI_Finalize is skipped if it might wait for another rank. If a user failed,
+ * other ranks may never call it. A pending request may be a message to a rank that died. */
 static void end_process(struct zr_mpi_process *p)
 {
     if (p->pid != getpid() || zr_mpi_enter(p, 1000))
