@@ -41,9 +41,9 @@ json_t *report_bytes_json(const struct zero_bytes *b)
     return o;
 }
 
-json_t *report_rank_json(const struct report_rank *r, int32_t pp_stage)
+json_t *report_rank_json(const struct report_rank *r, int32_t pp_rank)
 {
-    return json_pack("{s:i, s:o, s:o, s:I, s:I}", "pp_stage", (int)pp_stage, "planned_bytes",
+    return json_pack("{s:i, s:o, s:o, s:I, s:I}", "pp_rank", (int)pp_rank, "planned_bytes",
                      report_bytes_json(&r->planned), "bytes", report_bytes_json(&r->allocated),
                      "activation_bytes", (json_int_t)r->activation_bytes, "peak_rss_bytes",
                      (json_int_t)r->peak_rss_bytes);
@@ -269,7 +269,7 @@ void report_summary(struct report *r, const struct report_summary *s)
         json_object_set_new(collectives, "outer_bytes", json_integer(s->traffic.outer_bytes));
     }
     if (s->n_ranks)
-        json_object_set_new(line, "pp_stages", ranks_json(s));
+        json_object_set_new(line, "pp_ranks", ranks_json(s));
     report_line(line);
 }
 
