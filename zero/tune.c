@@ -126,7 +126,7 @@ int zero_tune(zero_ctx *z, int32_t group, const char *key, double value)
     ZR_IN_CALL(z, knobs[knob].called, 0, -1);
     const double said[] = {group, x};
     zr_engine_called(z->engine, XXH3_64bits(said, sizeof said));
-    struct zr_tuned *next = zr_engine_tune(z->engine);
+    struct zr_tuned *next = zr_engine_change_tuned(z->engine);
     if (knob == CLIP)
         next->clip = (float)x;
     else if (knob == GRAD_SCALE)

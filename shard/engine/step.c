@@ -102,7 +102,7 @@ int zr_engine_set_step(struct zr_engine *e, int64_t t)
     for (int32_t u = 0; u < e->layout->n_units; u++)
         e->m.steps->unit_t[u] = t;
     e->m.steps->renumber = true; /* the next zero_step does this, because ranks may load at different times */
-    zr_engine_tune(e)->has_states = true;
+    zr_engine_change_tuned(e)->has_states = true;
     return 0;
 }
 
@@ -233,7 +233,7 @@ static int look_at_result(struct zr_engine *e)
 
 /* Finds the rank that has `rank`'s replica and this rank's tp number, and returns its data-parallel place.
  * Returns e->dp if `rank` is in another pipeline stage. */
-static int32_t place_like(const struct zr_engine *e, int32_t rank)
+static int32_t dp_place_of(const struct zr_engine *e, int32_t rank)
 {
     const struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm;
     int32_t like = rank - rank % e->tp + e->tp_rank, place = 0;
@@ -247,7 +247,7 @@ static int32_t place_like(const struct zr_engine *e, int32_t rank)
 static const char *tensor_at(const struct zr_engine *e, int32_t rank, int64_t at)
 {
     const struct zr_layout *l = e->layout;
-    int32_t place = place_like(e, rank);
+    int32_t place = dp_place_of(e, rank);
     if (place == e->dp)
         return NULL;
     const struct zr_where where = zr_where_of(&e->plan->placement, place);

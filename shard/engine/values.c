@@ -278,7 +278,7 @@ static int write_asked(struct zr_engine *e, const struct asked *a, const void *s
     const struct zr_tensor *t = &e->layout->tensors[a->tensor];
     int32_t n_actions;
     if (!err && a->kind >= 0 && (a->n || a->whole))
-        zr_engine_tune(e)->has_states = true;
+        zr_engine_change_tuned(e)->has_states = true;
     for (int32_t s = 0; !err && a->kind < 0 && s < t->n_layers; s++) {
         struct zr_core_event ev = {.kind = ZR_EV_REWRITE, .unit = t->unit + s};
         err = zr_core_take(e->m.core, &ev, e->m.actions, &n_actions);
