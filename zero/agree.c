@@ -408,9 +408,9 @@ static void note_sharers(struct zero_ctx *z, const struct fingerprint *prints)
 {
     for (int r = 0; r < z->world.world; r++) {
         struct zr_sharer *s = &z->sharers[r];
-        *s = (struct zr_sharer){.machine = zr_topology_same_machine(&z->topology, r),
+        *s = (struct zr_sharer){.same_machine = zr_topology_same_machine(&z->topology, r),
                                 .bytes = prints[r].host_bytes};
-        for (int i = 0; s->machine && i < z->memory.n_groups; i++)
+        for (int i = 0; s->same_machine && i < z->memory.n_groups; i++)
             for (int k = 0; k < ZR_MAX_MEMORY_GROUPS; k++)
                 if (prints[r].groups[k] == z->memory.group[i].id)
                     s->groups |= UINT32_C(1) << i;

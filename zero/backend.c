@@ -302,7 +302,7 @@ void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, co
 
 int zr_backend_open_device(struct zero_ctx *z)
 {
-    bool gpu = z->user_comm_of ? strcmp(z->user_comm_of->device, "cuda") == 0 : on_gpu(&z->config);
+    bool gpu = z->user_comm_backend ? strcmp(z->user_comm_backend->device, "cuda") == 0 : on_gpu(&z->config);
     return gpu ? zr_cuda_device_open(ZR_CUDA_CURRENT, &z->device) : zr_host_device_open(&z->device);
 }
 

@@ -28,7 +28,7 @@ static void add_sharers(const struct zero_ctx *z, uint32_t group, struct shared 
     *s = (struct shared){.alike = true};
     for (int r = 0; r < z->world.world; r++) {
         const struct zr_sharer *x = &z->sharers[r];
-        bool shares = group ? (x->groups & group) != 0 : x->machine;
+        bool shares = group ? (x->groups & group) != 0 : x->same_machine;
         if (!shares && r != z->world.rank)
             continue;
         s->n_ranks++;

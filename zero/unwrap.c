@@ -20,8 +20,8 @@ static zero_ctx *_Atomic all_left;
 
 static void leave(zero_ctx *z)
 {
-    z->next_left = atomic_load(&all_left);
-    while (!atomic_compare_exchange_weak(&all_left, &z->next_left, z))
+    z->next_unfreed = atomic_load(&all_left);
+    while (!atomic_compare_exchange_weak(&all_left, &z->next_unfreed, z))
         ;
 }
 

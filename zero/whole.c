@@ -257,9 +257,9 @@ static int number_tensors(struct zero_ctx *z, struct listed *list, int64_t n)
     if (n > INT32_MAX / 2)
         return zr_fail(ZERO_ERR_ARG, "the pipeline stages have %lld tensors; allowed: %d", (long long)n,
                        INT32_MAX / 2);
-    w->own_memory = true;
+    w->owns_tensors = true;
     ZR_TRY(ZR_ZALLOC(w->tensors, n, "the %lld tensors of all pipeline stages", (long long)n));
-    ZR_TRY(ZR_ZALLOC(w->own, z->layout->n_tensors, "the places of this rank's tensors"));
+    ZR_TRY(ZR_ZALLOC(w->at, z->layout->n_tensors, "the places of this rank's tensors"));
     for (int64_t i = 0; !err && i < n; i++) {
         struct listed *x = &list[i], *first = &list[x->first];
         if (x == first) {
@@ -267,11 +267,11 @@ static int number_tensors(struct zero_ctx *z, struct listed *list, int64_t n)
             err = add_whole(w, x);
         }
         if (x->pp_at == z->config.place.pp)
-            w->own[x->index] =
-                (struct zr_place){.tensor = first->number,
-                                  .first = x == first || x->row.tie == ZR_TIE_COPY
-                                               ? 0
-                                               : x->before * (x->row.n_elems / x->row.shape[0])};
+            w->at[x->index] =
+                (struct zr_whole_at){.tensor = first->number,
+                                     .first = x == first || x->row.tie == ZR_TIE_COPY
+                                                  ? 0
+                                                  : x->before * (x->row.n_elems / x->row.shape[0])};
     }
     return err;
 }
@@ -306,10 +306,10 @@ int zr_whole_make(struct zero_ctx *z)
 
 void zr_whole_free(struct zr_whole *w)
 {
-    for (int32_t i = 0; w->own_memory && i < w->n; i++)
+    for (int32_t i = 0; w->owns_tensors && i < w->n; i++)
         free(w->tensors[i].name);
-    if (w->own_memory)
+    if (w->owns_tensors)
         free(w->tensors);
-    free(w->own);
+    free(w->at);
     *w = (struct zr_whole){0};
 }

@@ -37,7 +37,7 @@ struct scale_unit {
     int64_t n_params;
     double flop_per_token;
     /* operations of the tied head, which uses the embedding's unit a second time */
-    double again_flop_per_token;
+    double head_flop_per_token;
 };
 
 /* All names, separated by commas. */

@@ -490,7 +490,7 @@ static int read_direct(struct zr_loading *l)
         if (!layout->tensors[t].buffer)
             continue;
         for (int64_t i = 0; i < l->own.n; i++)
-            if (l->own.list[i].tensor == zr_place_of(l->z, t).tensor)
+            if (l->own.list[i].tensor == zr_whole_at(l->z, t).tensor)
                 l->own.list[i].at = at;
         at += zr_buffer_room(&layout->tensors[t]);
     }

@@ -38,9 +38,9 @@ int zero_set_data(zero_ctx *z, int32_t whose, const void *data, int64_t bytes)
     if (bytes < 0)
         return zr_fail(ZERO_ERR_ARG, "%s: bytes is %lld; allowed: 0 and more", call, (long long)bytes);
     enum zr_data_kind kind = whose == ZERO_DATA_JOB ? ZR_DATA_JOB : ZR_DATA_RANK;
-    bool counts = kind == ZR_DATA_RANK || z->world.rank == 0;
+    bool is_saved = kind == ZR_DATA_RANK || z->world.rank == 0; /* the job's data are rank 0's */
     struct zr_data *d = NULL;
-    if (bytes && counts) {
+    if (bytes && is_saved) {
         d = bytes < INT64_MAX / 4 ? malloc(sizeof *d + (size_t)bytes) : NULL;
         if (!d)
             return zr_fail(ZERO_ERR_NOMEM, "%s: no memory for %lld bytes", call, (long long)bytes);
@@ -55,6 +55,7 @@ int zero_set_data(zero_ctx *z, int32_t whose, const void *data, int64_t bytes)
 
 /* ---- in the checkpoint that was loaded ---- */
 
+/* The files of the checkpoint that was loaded last. */
 struct zr_loaded {
     /* absolute path, if there is anything to read */
     char folder[ZR_PATH_BYTES];
@@ -106,6 +107,7 @@ int64_t zr_loaded_bytes(const struct zr_loaded *l, int kind)
     return n;
 }
 
+/* Reads n bytes from byte `first` of the data in a rank's file. */
 static int read_range(const struct zero_ctx *z, const struct zr_manifest_file *f, enum zr_data_kind kind,
                       int64_t first, int64_t n, void *dst)
 {

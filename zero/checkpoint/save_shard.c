@@ -74,7 +74,7 @@ static int add_range(void *arg, const struct zr_flat *f, const struct zr_piece *
     const struct zr_run *run = c->run;
     const struct zr_tensor *t = &c->z->layout->tensors[p->tensor];
     const struct zr_tp_cut cut = zr_tp_of_tensor(t, c->z->mesh.tp);
-    const struct zr_place place = zr_place_of(c->z, p->tensor);
+    const struct zr_whole_at place = zr_whole_at(c->z, p->tensor);
     int64_t from = p->layer * p->n + (first - p->first);
     if (c->saves && !t->cut && c->z->mesh.tp_rank > 0)
         return 0;
@@ -119,7 +119,7 @@ static void add_buffers(struct zero_ctx *z, char *base, struct zr_extents *out)
         const struct zr_tensor *t = &z->layout->tensors[i];
         if (!t->buffer)
             continue;
-        out->list[out->n++] = (struct zr_extent){.tensor = zr_place_of(z, i).tensor,
+        out->list[out->n++] = (struct zr_extent){.tensor = zr_whole_at(z, i).tensor,
                                                  .kind = ZR_VALUE_PARAM,
                                                  .n = t->n_elems,
                                                  .size = zr_dtype_bytes(t->dtype),
