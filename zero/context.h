@@ -134,7 +134,7 @@ struct zero_ctx {
     /* the program's own data for the next saves, by enum zr_data_kind; NULL: none */
     struct zr_data *data[ZR_N_DATA];
     /* the files of the checkpoint that was loaded last; NULL: none was */
-    struct zr_loaded *loaded;
+    struct zr_loaded_checkpoint *loaded;
     /* the program called zero_set_data since that load */
     bool data_set[ZR_N_DATA];
     /* the warning that the program did not call it was given */
@@ -369,12 +369,12 @@ struct zr_data *zr_data_keep(struct zr_data *d);
 void zr_data_drop(struct zr_data *d);
 /* The files of a loaded checkpoint, for zero_read_data. prepare may fail, and changes nothing then. use takes
  * them over, and drops the data that zero_set_data was given before the load. */
-int zr_loaded_prepare(struct zero_ctx *z, const char *folder, const struct zr_manifest *m,
-                      struct zr_loaded **out);
-void zr_loaded_use(struct zero_ctx *z, struct zr_loaded *loaded);
-void zr_loaded_free(struct zr_loaded *l);
+int zr_loaded_checkpoint_prepare(struct zero_ctx *z, const char *folder, const struct zr_manifest *m,
+                                 struct zr_loaded_checkpoint **out);
+void zr_loaded_checkpoint_use(struct zero_ctx *z, struct zr_loaded_checkpoint *loaded);
+void zr_loaded_checkpoint_free(struct zr_loaded_checkpoint *l);
 /* Bytes of the program's data of one enum zr_data_kind in all files. 0 if l is NULL. */
-int64_t zr_loaded_bytes(const struct zr_loaded *l, int kind);
+int64_t zr_loaded_checkpoint_bytes(const struct zr_loaded_checkpoint *l, int kind);
 
 /* save.c. Ends a save that was begun, and returns its error. Collective while the context is healthy. After a
  * failure it only frees what this rank has of it. */

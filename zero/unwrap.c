@@ -75,7 +75,7 @@ void zr_tear_down(struct zero_ctx *z)
     zr_missing_brackets_close(z);
     for (int kind = 0; kind < ZR_N_DATA; kind++)
         zr_data_drop(z->data[kind]);
-    zr_loaded_free(z->loaded);
+    zr_loaded_checkpoint_free(z->loaded);
     free(z->from_all);
     free(z->sharers);
     free(z);

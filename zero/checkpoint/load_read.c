@@ -27,7 +27,7 @@ void zr_loading_free(struct zr_loading *l)
     if (l->staged != zr_engine_snapshot(l->z->engine))
         free(l->staged);
     free(l->own.list);
-    zr_loaded_free(l->loaded);
+    zr_loaded_checkpoint_free(l->loaded);
     zr_manifest_free(&l->manifest);
 }
 
@@ -312,7 +312,7 @@ static int open_shards(struct zr_loading *l)
             break;
         n += l->shards[l->n_shards].st.n_entries;
         if (l->n_shards >= MAX_OPEN_SHARDS)
-            zr_shard_rest(&l->shards[l->n_shards]);
+            zr_shard_close_file(&l->shards[l->n_shards]);
     }
     if (err)
         return err;

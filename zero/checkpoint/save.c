@@ -177,7 +177,7 @@ struct wanted {
  * for the next save. */
 static void report_no_data(struct zero_ctx *z, int kind, int64_t bytes)
 {
-    int64_t before = zr_loaded_bytes(z->loaded, kind);
+    int64_t before = zr_loaded_checkpoint_bytes(z->loaded, kind);
     if (bytes || !before || z->data_set[kind] || z->reported_no_data[kind] || z->world.rank)
         return;
     z->reported_no_data[kind] = true;
