@@ -94,12 +94,12 @@ static int add_group(const struct zr_topology *t, int32_t first, int32_t step, i
     return 0;
 }
 
-int zr_spread_worst(const struct zr_topology *t, int32_t inner, enum zr_role role,
+int zr_spread_worst(const struct zr_topology *t, int32_t dp_shard, enum zr_role role,
                     struct zr_spread_worst *out)
 {
     bool across = role == ZR_ROLE_GATHER_OUTER || role == ZR_ROLE_REDUCE_OUTER,
          is_all = role == ZR_ROLE_CONTROL;
-    int32_t size = is_all ? t->world : across ? t->world / inner : inner, n_groups = t->world / size;
+    int32_t size = is_all ? t->world : across ? t->world / dp_shard : dp_shard, n_groups = t->world / size;
     int err = 0;
     *out = (struct zr_spread_worst){.all_cut = true, .all_one_host = true};
     int32_t *members;

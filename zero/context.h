@@ -352,8 +352,8 @@ bool zr_buffers_are_saved_here(const struct zero_ctx *z);
 /* ZERO_ERR_ORDER if the *param of a buffer is NULL. Local. */
 int zr_buffers_check(const struct zero_ctx *z);
 /* Compares buffers over all ranks. If they differ, this thread's message names the first that does.
- * whole_numbers: compares only buffers of integers. Collective. Blocks. */
-int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal);
+ * integers_only: compares only buffers of integers. Collective. Blocks. */
+int zr_buffers_compare(struct zero_ctx *z, bool integers_only, bool *equal);
 
 /* ---- program_data.c ---- */
 

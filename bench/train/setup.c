@@ -105,7 +105,7 @@ int train_open(struct run *r)
     TRY(compute_open(&r->compute, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads));
     r->bad_input = false;
     TRY(find_place(r));
-    r->stores_each = train_stores_each(o);
+    r->stores_each = train_stores_every_micro_batch(o);
     r->report.quiet = o->step_ms || o->profile;
     r->per_step = r->accum;
     return open_stages(r);

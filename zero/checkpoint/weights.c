@@ -20,7 +20,7 @@ static int64_t elem_bytes(const struct zr_weights *ws, const struct zr_weight *w
 }
 
 /* zr_weights_transpose takes squares with sides of this many elements. Their rows stay in the cache until all
- * columns are used. / */
+ * columns are used. */
 #define SQUARE 16
 
 static inline void transpose(char *restrict dst, const char *restrict src, int64_t rows, int64_t columns,
@@ -180,6 +180,7 @@ static int print_index(const struct zr_weights *ws, const char *id, char **out)
     return 0;
 }
 
+/* Gives the files their names, with an index if there are several. */
 static int publish(const struct zr_weights *ws, struct zr_export_folder *f)
 {
     char *index = NULL;
@@ -264,6 +265,7 @@ static int write_files(struct zr_weights *ws, const char *id)
     return err ? err : zr_agree_in_run(z, local);
 }
 
+/* Writes the files under hidden names, and then publishes them. */
 static int export_files(struct zr_weights *ws)
 {
     struct zero_ctx *z = ws->z;

@@ -15,13 +15,15 @@
 
 #include <stdlib.h>
 
+/* A comparison under way: memory to digest tensors in, and the digest so far. */
 struct digest {
     struct zr_engine *e;
     char *buffer;
     uint64_t hash;
 };
 
-/* Compares the tensors [first, end). differ gets two ranks that should be equal and are not, or -1 twice. */
+/* Compares the tensors [first, end) of all groups. all: (n_all) memory for the ranks' digests. differ gets
+ * two ranks that should be equal and are not, or -1 twice. */
 static int compare_tensors(struct digest *d, int32_t first, int32_t end, uint64_t *all, int32_t differ[2])
 {
     struct zr_engine *e = d->e;
@@ -30,16 +32,17 @@ static int compare_tensors(struct digest *d, int32_t first, int32_t end, uint64_
         ZR_TRY(zr_digest_tensor(e, d->buffer, t, &d->hash));
     ZR_TRY(zr_engine_exchange(e, &d->hash, sizeof d->hash, all));
     const struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm;
-    int32_t inner = e->plan->hop[ZR_INNER].size;
+    int32_t group_size = e->plan->hop[ZR_INNER].size;
     differ[0] = differ[1] = -1;
-    for (int32_t p = inner; differ[0] < 0 && p < e->dp; p++) {
-        int32_t a = zr_comm_rank(control, p % inner), b = zr_comm_rank(control, p);
+    for (int32_t p = group_size; differ[0] < 0 && p < e->dp; p++) {
+        int32_t a = zr_comm_rank(control, p % group_size), b = zr_comm_rank(control, p);
         if (all[a] != all[b])
             differ[0] = a, differ[1] = b;
     }
     return 0;
 }
 
+/* Fails with the name of the first tensor that differs. differ: two ranks whose copies differ somewhere. */
 static int report_difference(struct digest *d, uint64_t *all, int32_t differ[2])
 {
     struct zr_engine *e = d->e;
@@ -58,6 +61,7 @@ static int report_difference(struct digest *d, uint64_t *all, int32_t differ[2])
                                  : ", and one of them was changed by something else");
 }
 
+/* Compares the copies of the groups, and names a tensor if they differ. */
 static int compare_groups(struct zr_engine *e)
 {
     struct digest d = {.e = e, .buffer = malloc(ZR_DIGEST_BYTES), .hash = 0};
