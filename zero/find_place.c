@@ -10,17 +10,17 @@ int zr_find_rank(const struct zero_config *cfg, struct zr_world *out)
     struct zr_user_comm_ranks ranks = {
         .name = "exchange", .rank = cfg->launch.rank, .world = cfg->launch.world};
     void *comm;
-    const struct zr_backend *of = zr_backend_of_user_comm(cfg, &comm);
-    const struct zr_backend *asked = zr_backend_row(cfg->launch.backend);
-    if (!of && (!cfg->launch.exchange || !cfg->launch.world))
-        return (asked && asked->job_world ? zr_world_find_by_mpi : zr_world_find)(
+    const struct zr_backend *user_backend = zr_backend_of_user_comm(cfg, &comm);
+    const struct zr_backend *named_backend = zr_backend_row(cfg->launch.backend);
+    if (!user_backend && (!cfg->launch.exchange || !cfg->launch.world))
+        return (named_backend && named_backend->job_world ? zr_world_find_by_mpi : zr_world_find)(
             cfg->launch.rank, cfg->launch.world, cfg->launch.rendezvous, out);
-    if (of) {
-        ranks.name = of->user_comm_name;
-        ZR_TRY(of->user_comm_world(comm, zr_config_start_ms(cfg), &ranks.rank, &ranks.world));
+    if (user_backend) {
+        ranks.name = user_backend->user_comm_name;
+        ZR_TRY(user_backend->user_comm_world(comm, zr_config_start_ms(cfg), &ranks.rank, &ranks.world));
     }
-    if (of && of->job_world)
-        ZR_TRY(of->job_world(zr_config_start_ms(cfg), &ranks.job_rank, &ranks.job_world));
+    if (user_backend && user_backend->job_world)
+        ZR_TRY(user_backend->job_world(zr_config_start_ms(cfg), &ranks.job_rank, &ranks.job_world));
     return zr_world_of_user_comm(&ranks, cfg->launch.rank, cfg->launch.world, cfg->launch.rendezvous, out);
 }
 
@@ -42,7 +42,7 @@ static int size_axes(const struct zero_config *c, struct zero_place *p)
     const int32_t size[] = {c->mesh.pp, c->mesh.cp, c->mesh.tp,
                             c->mesh.dp_replicate == ZERO_AUTO ? 1 : c->mesh.dp_replicate,
                             c->mesh.dp_shard ? c->mesh.dp_shard : 1};
-    bool leaves_some = c->mesh.dp_replicate == ZERO_AUTO || !c->mesh.dp_shard;
+    bool leaves_ranks = c->mesh.dp_replicate == ZERO_AUTO || !c->mesh.dp_shard;
     int64_t product = 1;
     char sizes[128];
     if (c->mesh.dp_replicate == ZERO_AUTO && c->mesh.dp_shard)
@@ -52,9 +52,9 @@ static int size_axes(const struct zero_config *c, struct zero_place *p)
                        c->mesh.dp_shard);
     for (size_t i = 0; i < sizeof size / sizeof *size; i++)
         product *= product <= p->world ? size[i] : 1;
-    if (leaves_some ? p->world % product != 0 : product != p->world) {
+    if (leaves_ranks ? p->world % product != 0 : product != p->world) {
         list_sizes(c, sizes, sizeof sizes);
-        return leaves_some
+        return leaves_ranks
                    ? zr_fail(ZERO_ERR_ARG, "the axes of mesh (%s) do not divide the world of %d ranks", sizes,
                              p->world)
                    : zr_fail(ZERO_ERR_ARG, "the axes of mesh (%s) do not multiply to the world of %d ranks",
@@ -69,28 +69,29 @@ static int size_axes(const struct zero_config *c, struct zero_place *p)
     return 0;
 }
 
-static int refuse_later_axes(const struct zero_config *c)
+/* Refuses axes that this library does not have yet. */
+static int refuse_missing_axes(const struct zero_config *c)
 {
     const struct {
         const char *name;
         int32_t size;
-    } on_host[] = {{"pp", c->mesh.pp}, {"tp", c->mesh.tp}};
+    } host_only[] = {{"pp", c->mesh.pp}, {"tp", c->mesh.tp}};
     if (c->mesh.cp > 1)
         return zr_fail(ZERO_ERR_NOTSUP, "cp is %d: this library has no such axis yet; allowed: 1",
                        c->mesh.cp);
-    for (size_t i = 0; i < sizeof on_host / sizeof *on_host; i++)
-        if (c->device == ZERO_DEVICE_CUDA && on_host[i].size > 1)
+    for (size_t i = 0; i < sizeof host_only / sizeof *host_only; i++)
+        if (c->device == ZERO_DEVICE_CUDA && host_only[i].size > 1)
             return zr_fail(ZERO_ERR_NOTSUP,
                            "%s is %d, but device is cuda, where this library has no such axis yet; "
                            "allowed: %s 1, or device host",
-                           on_host[i].name, on_host[i].size, on_host[i].name);
+                           host_only[i].name, host_only[i].size, host_only[i].name);
     return 0;
 }
 
 int zr_config_mesh(struct zr_config *c, int32_t rank, int32_t world)
 {
     struct zero_place p = {.rank = rank, .world = world};
-    ZR_TRY(refuse_later_axes(&c->user));
+    ZR_TRY(refuse_missing_axes(&c->user));
     ZR_TRY(size_axes(&c->user, &p));
     int32_t left = rank;
     p.tp = left % p.n_tp;

@@ -89,10 +89,10 @@ static void note_reduce(struct checked *m, const struct zr_comm *c, const struct
 
 static void note_exchange(struct checked *m, const struct zr_comm *c, const struct zr_comm_op *op)
 {
-    int64_t slot = op->post.bytes, own = op->off + c->group.rank * slot;
-    add_others_read(m, c, own, slot);
+    int64_t bytes_per_rank = op->post.bytes, own = op->off + c->group.rank * bytes_per_rank;
+    add_others_read(m, c, own, bytes_per_rank);
     add_part(m, c, op->off, own - op->off, ZR_MINE_WRITE);
-    add_part(m, c, own + slot, (c->group.size - c->group.rank - 1) * slot, ZR_MINE_WRITE);
+    add_part(m, c, own + bytes_per_rank, (c->group.size - c->group.rank - 1) * bytes_per_rank, ZR_MINE_WRITE);
 }
 
 /* Notes the parts of the arena that an operation touches. For an agreement, notes only those that it
