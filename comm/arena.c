@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+/* An arena with its memory. It is shared, or plain device memory. */
 struct arena {
     struct zr_arena base;
     /* NULL: the arena is shared. */
@@ -17,14 +18,14 @@ struct arena {
 
 static void free_arena(struct zr_arena *a)
 {
-    struct arena *own = (struct arena *)a;
-    if (own->dev && a->base)
-        own->dev->ops->free(own->dev, a->base, a->bytes);
-    else if (!own->dev)
+    struct arena *arena = (struct arena *)a;
+    if (arena->dev && a->base)
+        arena->dev->ops->free(arena->dev, a->base, a->bytes);
+    else if (!arena->dev)
         zr_shared_unmap(a->base, a->bytes);
-    if (own->fd >= 0)
-        close(own->fd);
-    free(own);
+    if (arena->fd >= 0)
+        close(arena->fd);
+    free(arena);
 }
 
 int zr_plain_zero(struct zr_device *dev, void *at, int64_t bytes)
@@ -39,6 +40,7 @@ int zr_plain_zero(struct zr_device *dev, void *at, int64_t bytes)
     return err;
 }
 
+/* Makes an arena without memory. */
 static int new_arena(struct zr_device *dev, const char *who, int64_t bytes, struct arena **out)
 {
     ZR_TRY(ZR_ZALLOC(*out, 1, "%s's arena of %lld bytes", who, (long long)bytes));
@@ -49,6 +51,7 @@ static int new_arena(struct zr_device *dev, const char *who, int64_t bytes, stru
     return 0;
 }
 
+/* Hands an arena out, or drops it after a failure. */
 static int give(struct arena *a, int err, struct zr_arena **out)
 {
     if (err)

@@ -22,6 +22,7 @@ static void number_hosts(const struct zr_topology *t, const struct zr_group *g, 
     s->host = s->host_of[g->rank];
 }
 
+/* Lists the places host by host. */
 static void list_places(struct zr_spread *s)
 {
     for (int32_t h = 1; h < s->n_hosts; h++)
@@ -30,7 +31,8 @@ static void list_places(struct zr_spread *s)
         s->at[s->first[s->host_of[p]] + s->local_of[p]] = p;
 }
 
-static void judge(struct zr_spread *s)
+/* Finds which shape the table has (spread.h). */
+static void find_shape(struct zr_spread *s)
 {
     s->most_local = s->least_local = s->n_local[0];
     for (int32_t h = 1; h < s->n_hosts; h++) {
@@ -55,7 +57,7 @@ int zr_spread_make(const struct zr_topology *t, const struct zr_group *g, struct
     s.first = s.n_local + g->size;
     number_hosts(t, g, s.first + g->size, &s);
     list_places(&s);
-    judge(&s);
+    find_shape(&s);
     *out = s;
     return 0;
 }

@@ -12,16 +12,16 @@ static int32_t add_stage(struct plan_rank *out, int32_t k, const struct zero_ten
     struct train_stage *s = &out->stages[k];
     struct zero_tensor *table = out->tensors + out->n; /* this stage's part of it */
     int32_t number[TRAIN_N_TENSORS],                   /* not used here */
-        unit_after = s->unit + (int32_t)(train_first_layer_unit(&s->own) + s->own.layers);
+        unit_after = s->unit + (int32_t)(train_first_layer_unit(&s->config) + s->config.layers);
     memcpy(table, tensors, TRAIN_N_TENSORS * sizeof *tensors);
     for (int32_t t = 0; t < TRAIN_N_TENSORS; t++)
         if (table[t].flags & ZERO_STACKED)
-            table[t].shape[0] = s->own.layers;
+            table[t].shape[0] = s->config.layers;
     s->first = out->n;
-    s->n = train_stage_table(table, number, &s->own);
+    s->n = train_stage_table(table, number, &s->config);
     for (int32_t t = 0; t < s->n; t++)
         table[t].unit += s->unit;
-    for (int32_t t = TRAIN_N_TENSORS; t < n && !s->own.no_head; t++) {
+    for (int32_t t = TRAIN_N_TENSORS; t < n && !s->config.no_head; t++) {
         table[s->n] = tensors[t];
         table[s->n++].unit = unit_after;
     }
@@ -40,7 +40,7 @@ void plan_rank_of(struct plan_rank *out, const struct zero_tensor *tensors, int3
     out->n_stages = (int32_t)per_rank;
     for (int32_t k = 0; k < per_rank; k++) {
         out->stages[k] = (struct train_stage){
-            .own = train_stage_config(&whole, (int32_t)(k * pp + pp_at), (int32_t)(per_rank * pp)),
+            .config = train_stage_config(&whole, (int32_t)(k * pp + pp_at), (int32_t)(per_rank * pp)),
             .unit = unit};
         unit = add_stage(out, k, tensors, n);
     }

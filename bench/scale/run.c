@@ -93,6 +93,7 @@ static double flop_of(const struct zr_verify_unit *u)
     return u->forward_flop + u->backward_flop + u->again_forward_flop + u->again_backward_flop;
 }
 
+/* Fills in each stage's share of the compute. */
 static void take_shares(const struct scale_part *p, const struct zr_verify_unit *units, double *share)
 {
     double all = 0;
@@ -106,6 +107,7 @@ static void take_shares(const struct scale_part *p, const struct zr_verify_unit 
         share[k] /= all;
 }
 
+/* Checks that the virtual clock can count the steps. */
 static int check_time(const struct scale_job *j, const struct scale_part *p,
                       const struct zr_verify_unit *units)
 {

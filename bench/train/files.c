@@ -107,8 +107,8 @@ static int32_t name_weights(const struct run *r, struct zero_weight *map, char (
     for (int32_t k = 0; k < r->n_own; k++) {
         const struct train_stage *s = &r->stage[k];
         int32_t before = n;
-        n += gpt2_names(map + n, text + n, r->number + s->first, s->n, (int32_t)s->own.first_layer,
-                        (int32_t)s->own.layers);
+        n += gpt2_names(map + n, text + n, r->number + s->first, s->n, (int32_t)s->config.first_layer,
+                        (int32_t)s->config.layers);
         for (int32_t i = before; i < n; i++)
             map[i].tensor += s->first;
     }
@@ -121,7 +121,7 @@ static int move_weights(struct run *r, bool export)
     const struct train_options *o = r->o;
     int32_t n = 0;
     for (int32_t k = 0; k < r->n_own; k++)
-        n += GPT2_N_NAMES((int32_t)r->stage[k].own.layers);
+        n += GPT2_N_NAMES((int32_t)r->stage[k].config.layers);
     struct zero_weight *map = malloc((size_t)n * sizeof *map);
     char(*text)[40] = malloc((size_t)n * sizeof *text);
     int err = map && text ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %d names", n);

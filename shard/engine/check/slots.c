@@ -20,10 +20,14 @@
 #include <string.h>
 #include <xxhash.h>
 
-/* Contents of a slot when the model last got it, or gave it back (gave), and the action. */
-struct held {
+/* Contents of a slot when the model last got it, or gave it back. */
+struct slot_contents {
     uint64_t hash;
-    bool known, gave;
+    /* the slot must not change until it is given again or freed */
+    bool known;
+    /* the model gave it back */
+    bool gave;
+    /* the action that got it or gave it back */
     struct zr_pipe_action by;
 };
 
@@ -39,14 +43,14 @@ struct slot_check {
     int32_t *first_micro;
     bool said;
     /* (slots) */
-    struct held held[];
+    struct slot_contents contents[];
 };
 
 /* ---- contents of slots ---- */
 
-static struct held *held_of(struct slot_check *c, const void *slot)
+static struct slot_contents *contents_of(struct slot_check *c, const void *slot)
 {
-    return slot ? &c->held[zr_pipe_slot_number(c->o.e, slot)] : NULL;
+    return slot ? &c->contents[zr_pipe_slot_number(c->o.e, slot)] : NULL;
 }
 
 static uint64_t hash_of(const struct slot_check *c, const void *slot)
@@ -54,9 +58,9 @@ static uint64_t hash_of(const struct slot_check *c, const void *slot)
     return XXH3_64bits(slot, (size_t)c->room.activation_bytes);
 }
 
-static void hold_slot(struct slot_check *c, const void *slot, bool gave)
+static void note_contents(struct slot_check *c, const void *slot, bool gave)
 {
-    *held_of(c, slot) = (struct held){hash_of(c, slot), true, gave, c->now.action};
+    *contents_of(c, slot) = (struct slot_contents){hash_of(c, slot), true, gave, c->now.action};
 }
 
 /* Text such as "forward of micro-batch 3". */
@@ -73,7 +77,7 @@ static struct action_text text_of(const struct zr_pipe_action *a)
 
 static int compare_slot(struct slot_check *c, const void *slot, const char *name)
 {
-    const struct held *h = held_of(c, slot);
+    const struct slot_contents *h = contents_of(c, slot);
     if (!h || !h->known || h->hash == hash_of(c, slot))
         return 0;
     const struct action_text now = text_of(&c->now.action), then = text_of(&h->by);
@@ -143,10 +147,10 @@ static int slots_begin(struct zr_observer *o, const struct zr_grant *g)
     ZR_TRY(compare_slot(c, s->in, "a.in"));
     ZR_TRY(compare_slot(c, s->kept, "a.in"));
     ZR_TRY(compare_slot(c, s->out, "a.out"));
-    if (s->in && !held_of(c, s->in)->known)
-        hold_slot(c, s->in, false);
+    if (s->in && !contents_of(c, s->in)->known)
+        note_contents(c, s->in, false);
     if (s->out) {
-        held_of(c, s->out)->known = false;
+        contents_of(c, s->out)->known = false;
         memset(s->out, 0xff, (size_t)c->room.slot_bytes);
     }
     return 0;
@@ -162,14 +166,14 @@ static int slots_end(struct zr_observer *o, const struct zr_grant *g)
     ZR_TRY(compare_slot(c, s->kept, "a.kept"));
     if (s->out) {
         ZR_TRY(check_written(c, s->out));
-        hold_slot(c, s->out, true);
+        note_contents(c, s->out, true);
     }
     /* A slot that may be written again need not stay unchanged any more. */
     bool over = zr_pipe_gives_weights(s->action.kind) || c->evaluates;
     if (s->in && over)
-        held_of(c, s->in)->known = false;
+        contents_of(c, s->in)->known = false;
     if (s->kept && over)
-        held_of(c, s->kept)->known = false;
+        contents_of(c, s->kept)->known = false;
     return 0;
 }
 
@@ -190,7 +194,7 @@ int zr_slots_open(struct zr_engine *e, const struct zr_engine_parts *parts)
     if (!e->opt.check || !e->m.pipe)
         return 0;
     ZR_TRY(zr_observer_new(e, &ops, sizeof(struct slot_check), zr_pipe_room_bytes(room) / room->slot_bytes,
-                           sizeof(struct held), &o));
+                           sizeof(struct slot_contents), &o));
     struct slot_check *c = (struct slot_check *)o;
     c->room = *room;
     ZR_TRY(ZR_ALLOC(c->first_bytes, n, "the check of a pipeline's slots"));
