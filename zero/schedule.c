@@ -93,10 +93,12 @@ static int find_stages(struct zr_schedule *s, const struct zr_layout *l)
 }
 
 /* Copies this rank's row of a checked schedule, and counts the message slots that it needs. */
-static int take_row(struct zr_schedule *s, const struct zr_pipeline *all, struct zr_walk_row *row)
+static int take_row(struct zr_schedule *s, struct zr_pipeline *all, struct zr_walk_row *row)
 {
     int32_t n_onward, n_back;
     ZR_TRY(zr_pipeline_slots(all, &n_onward, &n_back));
+    if (row == &s->walk.step && s->room.tied_bytes)
+        ZR_TRY(zr_pipeline_place_ties(all, &s->room.n_tied));
     s->room.n_onward = (int32_t)zr_max(s->room.n_onward, n_onward);
     s->room.n_back = (int32_t)zr_max(s->room.n_back, n_back);
     row->n = all->rows[s->walk.pp_at].n;
@@ -107,7 +109,7 @@ static int take_row(struct zr_schedule *s, const struct zr_pipeline *all, struct
 
 /* Checks a schedule and takes this rank's row. Gradients must be added in the order of micro-batches, so that
  * sums have the bits of a program without a pipeline. */
-static int check_row(struct zr_schedule *s, const struct zr_pipeline *all, struct zr_walk_row *row)
+static int check_row(struct zr_schedule *s, struct zr_pipeline *all, struct zr_walk_row *row)
 {
     struct zr_pipe_report report;
     ZR_TRY(zr_pipeline_check(all, zr_pipe_assumed_cost(), &report));
@@ -343,6 +345,7 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
         return 0;
     s->room.pp = s->walk.pp;
     s->room.per_rank = s->walk.per_rank;
+    s->room.tied_bytes = zr_round_up(zr_ties_bytes(l), 4096);
     int err = check_stages(c);
     if (!err)
         err = find_stages(s, l);
@@ -352,7 +355,7 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
         err = make_row(s, kind_of(c), false, &s->walk.step);
     if (!err)
         err = make_row(s, kind_of_evaluation(c, &s->walk), true, &s->walk.evaluation);
-    if (!err && s->room.n_tied == 0 && zr_ties_bytes(l) > 0)
+    if (!err && s->room.n_tied == 0 && s->room.tied_bytes)
         err = zr_fail(ZERO_ERR_ARG, "a tensor is ZERO_TIED, but in this schedule the first stage computes "
                                     "weight gradients of a micro-batch before the last stage can send its "
                                     "part; allowed: a schedule in which the last stage's part comes first");
@@ -363,7 +366,6 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
     s->room.activation_bytes = c->user.pipeline.activation_bytes;
     s->room.guard_bytes = o->check ? 4096 : 0;
     s->room.slot_bytes = zr_round_up(c->user.pipeline.activation_bytes, 4096) + s->room.guard_bytes;
-    s->room.tied_bytes = zr_round_up(zr_ties_bytes(l), 4096);
     if (!o->deterministic && s->walk.n_micro > 1) {
         s->room.tied_sum_bytes = zr_round_up(zr_ties_sum_bytes(l), 4096);
         s->room.n_summed = s->walk.n_micro;

@@ -3,7 +3,7 @@
  *
  * Each of three members of struct zr_engine belongs to a thread:
  *   m   the model's thread
- *   i   the thread that carries out jobs: the loop's, or without a loop the model's
+ *   i   the thread that carries out jobs just now: the loop's or the model's
  *   s   any thread, by locks and atomics
  * The other members do not change once the engine is allocated. Only zr_jobs_push passes data from m to i, in
  * a job (struct zr_job). events.h lists the events between streams.
@@ -68,7 +68,7 @@ struct zr_model_side {
     struct zr_tied *tied;
 };
 
-/* State of the thread that carries out jobs: the loop's, or without a loop the model's. */
+/* State of the thread that carries out jobs just now: the loop's or the model's. */
 struct zr_issuer {
     /* (n_flats) */
     struct zr_gather_seg *gather_segs;
@@ -332,6 +332,10 @@ void zr_jobs_kick(struct zr_engine *e);
  * wait for them works. Returns the failure of the engine, if any; the job may not have been carried out
  * then. */
 int zr_jobs_await(struct zr_engine *e, uint64_t job);
+/* Every operation on a communicator takes its turn here. One that the model's thread issues itself comes
+ * after all jobs so far, which this thread carries out if the loop has not. So a rank issues all operations
+ * in the order of its program, whatever thread issues them. Inside a job this does nothing. */
+int zr_jobs_take_turn(struct zr_engine *e);
 /* Return the number of a job, 0: there was none. The last one that writes the unit's parameters; that uses
  * the gradient with that index (zr_grad_index); the last NORM; and the last of all. */
 uint64_t zr_job_writing_params(const struct zr_engine *e, int32_t unit);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* issue.c: carries out jobs on the loop's thread. A job becomes waits, collectives and kernels on a stream:
- * the gather or the reduce stream, or with groups one of the two that move data between groups. The stream
- * does the work later. Nothing here waits for it. */
+/* issue.c: carries out jobs, on the loop's thread or the model's. A job becomes waits, collectives and
+ * kernels on a stream: the gather or the reduce stream, or with groups one of the two that move data between
+ * groups. The stream does the work later. Nothing here waits for it. */
 #include "shard/engine/issue.h"
 #include "comm/flight.h"
 
@@ -284,29 +284,40 @@ bool zr_room_for(const struct zr_engine *e, const struct zr_action *a)
     return zr_stream_has_room(e->dev, e->reduce_stream, zr_room_of(e, (enum zr_action_kind)a->kind, a->unit));
 }
 
+/* Whether carrying out the job calls optim.update on the calling thread. */
+static bool calls_program(const struct zr_engine *e, const struct zr_job *job)
+{
+    return job->action.kind == ZR_ACT_UPDATE && e->opt.update && !e->dev->ops->host_memory;
+}
+
 /* Whether the job is an update by the program that may not be called yet. On a GPU optim.update puts kernels
  * on the stream itself. It is called only when it is known that the step is not skipped. */
 static bool awaits_norm(struct zr_engine *e, const struct zr_job *job)
 {
-    bool by_program = job->action.kind == ZR_ACT_UPDATE && e->opt.update && !e->dev->ops->host_memory;
-    return by_program && e->dev->ops->event_query(e->ev.step_norm) == 0 && zr_engine_status(e) == 0;
+    return calls_program(e, job) && e->dev->ops->event_query(e->ev.step_norm) == 0 &&
+           zr_engine_status(e) == 0;
 }
 
-/* Jobs of a failed engine are always ready, because they do nothing. */
-bool zr_engine_is_ready(void *arg, const struct zr_job *job)
+/* A job that is not ready holds up everything behind it, so it waits only for what comes before it. Room
+ * appears when this rank's earlier operations end, and the norm is known when an earlier job is over. Both
+ * happen whatever is issued later, because all ranks issue their operations in one order
+ * (comm/sim/sim_order.c).
+ *
+ * Jobs of a failed engine are always ready, because they do nothing. A job that calls the program is left to
+ * the loop's thread, because the model's thread notices if that one never returns. */
+bool zr_engine_is_ready(void *arg, const struct zr_job *job, bool is_loop)
 {
     struct zr_engine *e = arg;
     if (zr_engine_has_failed(e))
         return true;
+    if (!is_loop && calls_program(e, job))
+        return false;
     return zr_roles_have_room(e, MAX_JOB_OPS) && zr_room_for(e, &job->action) && !awaits_norm(e, job);
 }
 
-void zr_engine_issue(void *arg, const struct zr_job *job)
+/* Carries out the job under its name, so that a failure or a hang can be reported with it. */
+static void issue_and_report(struct zr_engine *e, const struct zr_job *job)
 {
-    struct zr_engine *e = arg;
-    zr_observe_job(e, job);
-    if (zr_engine_has_failed(e))
-        return; /* a wait for this job's event ends at once, or with an earlier record */
     atomic_store_explicit(&e->i.unit, job->action.unit, memory_order_relaxed);
     atomic_store_explicit(&e->i.kind, job->action.kind, memory_order_relaxed);
     zr_flight_job(e->flight, zr_action_name((enum zr_action_kind)job->action.kind), job->action.unit);
@@ -315,4 +326,14 @@ void zr_engine_issue(void *arg, const struct zr_job *job)
     atomic_store_explicit(&e->i.kind, 0, memory_order_relaxed);
     if (err)
         zr_engine_fail(e, err, zr_error_text());
+}
+
+void zr_engine_issue(void *arg, const struct zr_job *job)
+{
+    struct zr_engine *e = arg;
+    zr_observe_job(e, job);
+    if (!zr_engine_has_failed(
+            e)) /* else a wait for this job's event ends at once, or with an earlier record */
+        issue_and_report(e, job);
+    zr_observe_job_done(e);
 }

@@ -12,11 +12,11 @@
 #include <xxhash.h>
 
 /* An entry of a map: a weight's name in the file, and the tensor of the whole model that has its values.
- * slice: index into the tensor's first dimension; -1: all of it. stage: the pipeline stage of the model that
- * has the tensor. */
+ * slice: index into the tensor's first dimension; -1: all of it. pp_stage: the pipeline stage of the model
+ * that has the tensor. */
 struct entry {
     const char *name;
-    int32_t tensor, slice, stage;
+    int32_t tensor, slice, pp_stage;
     bool transposed;
     /* index before the entries were sorted by stage */
     int32_t given_index;
@@ -78,7 +78,7 @@ static int check_entry(const struct zero_ctx *z, const struct zero_weight *m, in
     *e = (struct entry){.name = m->name,
                         .tensor = at.tensor,
                         .slice = slice < 0 ? -1 : slice + (int32_t)(at.first / (t->n_elems / t->shape[0])),
-                        .stage = t->pp_stage * z->mesh.pp + z->config.place.pp,
+                        .pp_stage = t->pp_stage * z->mesh.pp + z->config.place.pp,
                         .transposed = m->transposed};
     return 0;
 }
@@ -104,12 +104,12 @@ static int list_own(const struct zero_ctx *z, const struct zero_weight *map, int
 
 /* An entry as ranks exchange it: this struct, then the name with its terminating zero. */
 struct reported_entry {
-    int32_t tensor, slice, stage, transposed;
+    int32_t tensor, slice, pp_stage, transposed;
 };
 
 static struct reported_entry report_of(const struct entry *e)
 {
-    return (struct reported_entry){e->tensor, e->slice, e->stage, e->transposed};
+    return (struct reported_entry){e->tensor, e->slice, e->pp_stage, e->transposed};
 }
 
 static int64_t report_bytes_of(const struct entries *own)
@@ -203,8 +203,8 @@ static struct entry **sort(const struct entries *all)
 static int by_stage(const void *a, const void *b)
 {
     const struct entry *x = a, *y = b;
-    return x->stage != y->stage ? (x->stage > y->stage) - (x->stage < y->stage)
-                                : (x->given_index > y->given_index) - (x->given_index < y->given_index);
+    return x->pp_stage != y->pp_stage ? (x->pp_stage > y->pp_stage) - (x->pp_stage < y->pp_stage)
+                                      : (x->given_index > y->given_index) - (x->given_index < y->given_index);
 }
 
 /* Sorts entries by pipeline stage, and keeps the order inside a stage. */
@@ -256,7 +256,7 @@ static int receive_all(struct zero_ctx *z, struct entries *entries, char **names
         entries->list[i] = (struct entry){.name = at + sizeof t,
                                           .tensor = t.tensor,
                                           .slice = t.slice,
-                                          .stage = t.stage,
+                                          .pp_stage = t.pp_stage,
                                           .transposed = t.transposed};
         at += sizeof t + strlen(at + sizeof t) + 1;
     }
