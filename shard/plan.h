@@ -42,6 +42,7 @@ const char *zr_mem_name(enum zr_mem m);
 #define ZR_OUTCOME_BYTES      1024         /* step results for the host: struct zr_agreed, and the same */
 #define ZR_STRAY_AT           256          /* offset of squares without brackets (check/lost_gradients.c) */
 #define ZR_TP_ELEMS           (256 << 10)  /* most elements of activations that tp ranks exchange at a time */
+#define ZR_TP_RANKS           64           /* most tp ranks: the arena has room for their slices */
 #define ZR_TP_BYTES           (3192 << 10) /* bytes of the arena for them */
 #define ZR_SMALL_VALUES_BYTES (64 << 10)   /* least bytes for values, if the model has as many */
 #define ZR_VALUE_BYTES        (256 << 10)  /* most bytes for values, in zero_read and zero_write */

@@ -18,14 +18,13 @@
 /* A piece is cut into a slice for each rank. All slices have room for the same number of bytes; the last may
  * be partly or wholly empty. */
 enum {
-    MAX_PARTS = 64, /* tp ranks that OUT_BYTES is reckoned for, and the most that shm has */
     CUT_BYTES = 128,
     IN_AT = 0,
     IN_BYTES = ZR_TP_ELEMS * (int)sizeof(float),
     /* A slice has a multiple of CUT_BYTES. So tp slices take at most tp * CUT_BYTES more than their elements,
      * which are IN_BYTES of f32, or half of that of bf16. For bf16, one slice is also stored as fp32, in
      * IN_BYTES / tp + 2 * CUT_BYTES. As tp is at least 2, all fit into IN_BYTES + tp * CUT_BYTES * 2. */
-    OUT_BYTES = IN_BYTES + MAX_PARTS * CUT_BYTES * 2,
+    OUT_BYTES = IN_BYTES + ZR_TP_RANKS * CUT_BYTES * 2,
     FEW_ELEMS = 8, /* with fewer elements, equal gradients or activations prove nothing */
     COMPARED = -2, /* kind of a comparison's tag, in place of a dtype */
 };
