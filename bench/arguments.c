@@ -14,15 +14,16 @@
 
 enum { KEY_HELP = 0x100, KEY_FIRST_ROW = 0x200 };
 
-/* A table and the struct that it fills, in argp's form. */
+/* A table, and the struct that it fills: argp's input for read_key. */
 struct reading {
     const struct option_table *table;
     char *to;
-    int n_rows;
+    int n_rows;                  /* of the table, headings included */
     struct argp_option *options; /* (n_rows + 2): the rows, --help in a command's table, the end */
-    struct reading *shared;
+    struct reading *shared;      /* of the table whose options come first; NULL: none */
 };
 
+/* Called by argp for each option, word and event (an argp_parser_t). */
 static error_t read_key(int key, char *arg, struct argp_state *state)
 {
     const struct reading *r = state->input;
@@ -49,6 +50,7 @@ static error_t read_key(int key, char *arg, struct argp_state *state)
     }
 }
 
+/* Translates a table into argp's options. */
 static struct reading reading_of(const struct option_table *table, void *to)
 {
     struct reading r = {.table = table, .to = to};

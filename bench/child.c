@@ -14,7 +14,7 @@ extern char **environ;
 
 int child_open(struct child *c, char *const argv[], bool to_child)
 {
-    int ends[2]; /* read, write */
+    int ends[2]; /* [0] is read from, [1] is written to */
     if (pipe2(ends, O_CLOEXEC))
         return -1;
     int ours = to_child ? ends[1] : ends[0], theirs = to_child ? ends[0] : ends[1];

@@ -75,10 +75,13 @@ void zr_arena_drop(struct zr_arena *a);
 
 /* The purpose of a communicator. */
 enum zr_role {
+    /* All-gathers and reduce-scatters of units in a shard group (mesh.h). */
     ZR_ROLE_GATHER,
     ZR_ROLE_REDUCE,
+    /* The same between shard groups, in a replicate group: HSDP and HFSDP. */
     ZR_ROLE_GATHER_OUTER,
     ZR_ROLE_REDUCE_OUTER,
+    /* Small values and agreements of all data-parallel ranks. */
     ZR_ROLE_CONTROL,
     /* Activations, among the ranks that hold one copy of the model together (tensor parallelism). */
     ZR_ROLE_TP,

@@ -7,7 +7,7 @@
  * come before consequences: a rank that timed out, or lost another, decides only if no rank has another
  * failure. If the ranks cannot reach each other, a rank that failed keeps its own message.
  *
- *     struct card {
+ *     struct record {
  *         ZR_FIRST_ERROR(240);
  *         int64_t bytes;
  *     } mine = {.bytes = 5}, *all = ...;
@@ -37,13 +37,13 @@
 #define zr_first_error_of(all, n, me)                                                                        \
     zr_first_error_find(&(all)->err, (all)->text, sizeof(all)->text, sizeof *(all), (n), (me))
 
-/* The same after an exchange that returned met. If that failed, the result is this rank's own failure, or
- * else met. */
+/* The same after an exchange of these records, which returned met. If met is an error, the result is this
+ * rank's own failure if it has one, and met otherwise. */
 #define zr_first_error(met, mine, all, n, me)                                                                \
     ((met) ? zr_first_error_alone((met), (mine)->err, (mine)->text, sizeof(mine)->text)                      \
            : zr_first_error_of((all), (n), (me)))
 
-/* The rule: whether of_next, the code of a rank, takes the place of so_far, the result of the ranks before
+/* Decides between ranks: whether of_next, the code of a rank, replaces so_far, the result of the ranks before
  * it. 0 is success. */
 bool zr_first_error_rather(int so_far, int of_next);
 /* Checks a code that another rank sent. Returns it, or ZERO_ERR_FAILED if it is not a known code. */

@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* flight.c: the flight recorder's memory, entries, and copies. Writers use atomic stores without locks. */
+/* flight.c: the flight recorder's memory, entries, and copies.
+ *
+ * The memory is shared, so that other processes can read it after this one has crashed. Writers use atomic
+ * stores without locks. An entry of a ring has a number, which is 0 while the entry is written: a reader that
+ * finds another number before or after its copy drops the copy. */
 #include "comm/flight_view.h"
 #include "kernels/alloc.h"
 #include "kernels/limits.h"
@@ -22,27 +26,33 @@
 
 enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, FIRST_FD = 3 };
 
-/* The latest calls that the program entered. Readers want the last one only; the others give a reader time to
- * copy it. A reader that is too slow for that tries again, up to TRIES times. */
-enum { ENTERED = 16, TRIES = 16 };
+/* CALLS: the ring of the latest calls that the program entered. Readers want the last one only; the others
+ * give a reader time to copy it. A reader that is too slow for that tries again, up to TRIES times. */
+enum { CALLS = 16, TRIES = 16 };
 
 /* The communicators whose ranks compare their programs' calls: ZR_ROLE_CONTROL, TP and WORLD. */
 enum { FIRST_LOG = ZR_ROLE_CONTROL, LOGS = ZR_ROLE_WORLD - ZR_ROLE_CONTROL + 1 };
 _Static_assert((int)LOGS == (int)ZR_SHARED_CALLS, "ranks send all of their logs to rank 0");
 
-/* A call. number is 0 while the entry is written. */
+/* A call of the program into the library. call is its name and arguments, packed by zr_call_log_pack. left_ns
+ * is 0 until it returns. */
 struct call {
     _Atomic uint64_t number, call;
     _Atomic int64_t entered_ns, left_ns;
 };
 
+/* An operation of a communicator. serial counts all operations, and seq those of one role. role_op is the
+ * enum zr_role and the enum zr_op, step_unit the step and the unit, each in one word. call is the call that
+ * queued the operation, and call_hash the hash of all calls up to it. */
 struct op {
     _Atomic uint64_t serial;
-    _Atomic uint64_t seq, what, where, bytes, call_hash, call;
+    _Atomic uint64_t seq, role_op, step_unit, bytes, call_hash, call;
     _Atomic int64_t queued_ns, issued_ns, started_ns, finished_ns;
 };
 
-/* Separate cache lines for the issuing thread and the stream's thread. */
+/* A communicator's role: its group (size, this rank's place, the first member, a hash of the members), and
+ * how many operations were issued, started and finished. The issuing thread and the stream's thread write to
+ * separate cache lines. */
 struct role {
     _Alignas(64) _Atomic int32_t size;
     _Atomic int32_t place, first;
@@ -69,14 +79,15 @@ struct zr_flight_record {
     _Alignas(64) _Atomic uint64_t n_calls;
     _Atomic uint64_t n_queued;
     _Atomic int64_t queued_ns;
-    /* Written by the thread that carries out jobs. The name is two words. */
+    /* Written by the thread that carries out jobs: the job that it carries out, and the number of jobs that
+     * are done. The name is two words. */
     _Alignas(64) _Atomic uint64_t job_name[ZR_FLIGHT_JOB / 8];
     _Atomic int32_t job_unit;
     _Atomic uint64_t n_done;
     _Atomic int64_t job_ns;
     /* Written by the thread that issues operations. */
     _Alignas(64) _Atomic uint64_t n_ops;
-    struct call call[ENTERED];
+    struct call call[CALLS];
     struct op op[ZR_FLIGHT_OPS];
     /* Written by the model's thread. */
     struct zr_call_log log[LOGS];
@@ -84,19 +95,22 @@ struct zr_flight_record {
 
 struct zr_flight {
     struct zr_flight_record *rec;
-    /* fd -1: memory of this process alone. given: zero-run's memory, which stays for the next context. */
+    /* the shared memory; -1: memory of this process alone */
     int fd;
+    /* zero-run made the memory, and it stays for the next context */
     bool given;
     char folder[ZR_FLIGHT_PATH];
+    /* the first failure was recorded; a file was written */
     _Atomic bool failed, saved;
     /* Used by the model's thread: depth of nested calls, and the outermost call. */
     int depth;
     struct zr_flight_from now;
 };
 
-#define PUT(to, value)  atomic_store_explicit(&(to), (value), memory_order_relaxed)
-#define SHOW(to, value) atomic_store_explicit(&(to), (value), memory_order_release)
-#define GET(from)       atomic_load_explicit(&(from), memory_order_relaxed)
+/* A reader that sees what PUBLISH stored also sees everything that was PUT before. */
+#define PUT(to, value)     atomic_store_explicit(&(to), (value), memory_order_relaxed)
+#define PUBLISH(to, value) atomic_store_explicit(&(to), (value), memory_order_release)
+#define GET(from)          atomic_load_explicit(&(from), memory_order_relaxed)
 
 /* ---- memory ---- */
 
@@ -121,7 +135,7 @@ int zr_flight_make(void)
     return -err;
 }
 
-/* Maps a record. Returns NULL if fd is none. */
+/* Maps a record. Returns NULL if fd is not the memory of a record. */
 static struct zr_flight_record *map_record(int fd, int protection)
 {
     struct stat st;
@@ -135,9 +149,9 @@ static struct zr_flight_record *map_record(int fd, int protection)
 /* Takes a record that has no owner, or whose owner has ended, such as a program that a script ran earlier. */
 static bool claim(struct zr_flight_record *rec)
 {
-    int32_t owner = 0, own = (int32_t)getpid();
-    while (!atomic_compare_exchange_strong(&rec->owner, &owner, own))
-        if (owner == own || kill(owner, 0) == 0 || errno != ESRCH)
+    int32_t owner = 0, pid = (int32_t)getpid();
+    while (!atomic_compare_exchange_strong(&rec->owner, &owner, pid))
+        if (owner == pid || kill(owner, 0) == 0 || errno != ESRCH)
             return false;
     return true;
 }
@@ -159,6 +173,7 @@ static struct zr_flight_record *take_given(int *fd)
     return rec;
 }
 
+/* Makes a record of this process: shared memory, or, with the reason in why, ordinary memory. */
 static struct zr_flight_record *make_own(int *fd, char why[ZR_FLIGHT_TEXT])
 {
     char words[ZR_SYSTEM_WORDS];
@@ -196,7 +211,7 @@ static void begin_record(struct zr_flight_record *rec, const struct zr_flight_ow
     gethostname(rec->host, sizeof rec->host - 1);
     rec->opened_ns = zr_now_ns();
     rec->epoch_ns = zr_flight_epoch_ns();
-    SHOW(rec->state, ZR_FLIGHT_OPEN);
+    PUBLISH(rec->state, ZR_FLIGHT_OPEN);
 }
 
 int zr_flight_open(const struct zr_flight_owner *owner, struct zr_flight **out, char why[ZR_FLIGHT_TEXT])
@@ -229,7 +244,7 @@ void zr_flight_close(struct zr_flight *f)
         f->depth = 1;
         zr_flight_leave(f);
     }
-    SHOW(f->rec->state, ZR_FLIGHT_CLOSED);
+    PUBLISH(f->rec->state, ZR_FLIGHT_CLOSED);
     atomic_store(&f->rec->owner, 0);
     if (f->fd < 0) {
         free(f->rec);
@@ -249,20 +264,20 @@ void zr_flight_enter(struct zr_flight *f, const struct zr_logged_call *call)
         return;
     f->now = (struct zr_flight_from){zr_now_ns(), zr_call_log_pack(call)};
     uint64_t n = GET(f->rec->n_calls) + 1;
-    struct call *c = &f->rec->call[n % ENTERED];
+    struct call *c = &f->rec->call[n % CALLS];
     PUT(c->number, 0);
     atomic_thread_fence(memory_order_release);
     PUT(c->call, f->now.call);
     PUT(c->entered_ns, f->now.queued_ns);
     PUT(c->left_ns, 0);
-    SHOW(c->number, n);
-    SHOW(f->rec->n_calls, n);
+    PUBLISH(c->number, n);
+    PUBLISH(f->rec->n_calls, n);
 }
 
 void zr_flight_leave(struct zr_flight *f)
 {
     if (f && --f->depth == 0)
-        SHOW(f->rec->call[GET(f->rec->n_calls) % ENTERED].left_ns, zr_now_ns());
+        PUBLISH(f->rec->call[GET(f->rec->n_calls) % CALLS].left_ns, zr_now_ns());
 }
 
 struct zr_logged_call zr_flight_entered(const struct zr_flight *f)
@@ -289,6 +304,7 @@ struct zr_flight_from zr_flight_queue(struct zr_flight *f)
 
 /* ---- the thread that carries out jobs ---- */
 
+/* Stores the name as words, because a reader may copy it at the same time. */
 static void name_job(struct zr_flight_record *rec, const char *name)
 {
     uint64_t words[ZR_FLIGHT_JOB / 8] = {0};
@@ -327,7 +343,7 @@ void zr_flight_role(struct zr_flight *f, enum zr_role role, const struct zr_grou
     PUT(r->place, group->rank);
     PUT(r->first, zr_group_member(group, 0));
     PUT(r->group, members);
-    SHOW(r->size, group->size);
+    PUBLISH(r->size, group->size);
 }
 
 void zr_flight_issue(struct zr_flight *f, enum zr_role role, enum zr_op which, int64_t bytes,
@@ -346,8 +362,8 @@ void zr_flight_issue(struct zr_flight *f, enum zr_role role, enum zr_op which, i
     PUT(o->serial, 0);
     atomic_thread_fence(memory_order_release);
     PUT(o->seq, GET(r->issued) + 1);
-    PUT(o->what, (uint64_t)role << 32 | (uint64_t)which);
-    PUT(o->where, (uint64_t)tag->step << 32 | (uint32_t)tag->unit);
+    PUT(o->role_op, (uint64_t)role << 32 | (uint64_t)which);
+    PUT(o->step_unit, (uint64_t)tag->step << 32 | (uint32_t)tag->unit);
     PUT(o->bytes, (uint64_t)bytes);
     PUT(o->call_hash, tag->call_hash);
     PUT(o->call, from.call);
@@ -355,40 +371,41 @@ void zr_flight_issue(struct zr_flight *f, enum zr_role role, enum zr_op which, i
     PUT(o->issued_ns, now);
     PUT(o->started_ns, 0);
     PUT(o->finished_ns, 0);
-    SHOW(o->serial, serial);
+    PUBLISH(o->serial, serial);
     PUT(r->issued, GET(r->issued) + 1);
     tag->mark = (struct zr_flight_mark){f, serial};
 }
 
-/* Returns NULL if the entry was overwritten by a later operation. */
-static struct op *marked(const struct zr_flight_mark *m, struct role **role)
+/* Finds the entry of an operation, and its role. Returns NULL if a later operation has overwritten the
+ * entry. */
+static struct op *entry_of(const struct zr_flight_mark *m, struct role **role)
 {
     if (!m->flight)
         return NULL;
     struct zr_flight_record *rec = m->flight->rec;
     struct op *o = &rec->op[m->serial % ZR_FLIGHT_OPS];
-    *role = &rec->role[(GET(o->what) >> 32) % ZR_ROLES];
+    *role = &rec->role[(GET(o->role_op) >> 32) % ZR_ROLES];
     return GET(o->serial) == m->serial ? o : NULL;
 }
 
 void zr_flight_start(const struct zr_flight_mark *m)
 {
     struct role *r;
-    struct op *o = marked(m, &r);
+    struct op *o = entry_of(m, &r);
     if (!o)
         return;
-    SHOW(o->started_ns, zr_now_ns());
-    SHOW(r->started, GET(o->seq));
+    PUBLISH(o->started_ns, zr_now_ns());
+    PUBLISH(r->started, GET(o->seq));
 }
 
 void zr_flight_finish(const struct zr_flight_mark *m)
 {
     struct role *r;
-    struct op *o = marked(m, &r);
+    struct op *o = entry_of(m, &r);
     if (!o)
         return;
-    SHOW(o->finished_ns, zr_now_ns());
-    SHOW(r->finished, GET(o->seq));
+    PUBLISH(o->finished_ns, zr_now_ns());
+    PUBLISH(r->finished, GET(o->seq));
 }
 
 /* ---- failures ---- */
@@ -399,7 +416,7 @@ void zr_flight_fail(struct zr_flight *f, int code, const char *text)
         return;
     snprintf(f->rec->text, sizeof f->rec->text, "%s", text);
     f->rec->failed_ns = zr_now_ns();
-    SHOW(f->rec->code, code);
+    PUBLISH(f->rec->code, code);
 }
 
 int zr_flight_save(struct zr_flight *f, char path[ZR_FLIGHT_PATH])
@@ -431,13 +448,13 @@ static bool copy_op(const struct op *o, uint64_t serial, struct zr_flight_op *ou
 {
     if (atomic_load_explicit(&o->serial, memory_order_acquire) != serial)
         return false;
-    uint64_t what = GET(o->what), where = GET(o->where);
+    uint64_t role_op = GET(o->role_op), step_unit = GET(o->step_unit);
     *out = (struct zr_flight_op){.serial = serial,
                                  .seq = GET(o->seq),
-                                 .role = (int32_t)(what >> 32),
-                                 .op = (int32_t)what,
-                                 .unit = (int32_t)where,
-                                 .step = (uint32_t)(where >> 32),
+                                 .role = (int32_t)(role_op >> 32),
+                                 .op = (int32_t)role_op,
+                                 .unit = (int32_t)step_unit,
+                                 .step = (uint32_t)(step_unit >> 32),
                                  .bytes = (int64_t)GET(o->bytes),
                                  .call_hash = GET(o->call_hash),
                                  .call = GET(o->call),
@@ -559,7 +576,7 @@ bool zr_flight_read_call(const struct zr_flight_record *rec, struct zr_flight_ca
         uint64_t n = atomic_load_explicit(&rec->n_calls, memory_order_acquire);
         if (!n)
             break;
-        if (copy_call(&rec->call[n % ENTERED], n, out))
+        if (copy_call(&rec->call[n % CALLS], n, out))
             return true;
     }
     memset(out, 0, sizeof *out);
@@ -576,20 +593,21 @@ void zr_flight_shared_calls(const struct zr_flight_record *rec, struct zr_shared
     }
 }
 
-/* ZR_ROLE_WORLD comes last: pipeline stages have the fewest calls in common. */
-bool zr_flight_common_calls(const struct zr_flight_record *own, const struct zr_flight_record *its,
-                            const struct zr_call_log **of_own, const struct zr_call_log **of_its)
+/* Finds a communicator that both ranks are in. ZR_ROLE_WORLD comes last, because pipeline stages have the
+ * fewest calls in common. */
+bool zr_flight_common_calls(const struct zr_flight_record *mine, const struct zr_flight_record *theirs,
+                            const struct zr_call_log **my_log, const struct zr_call_log **their_log)
 {
     struct zr_shared_calls a[LOGS], b[LOGS];
     int i = 0;
-    zr_flight_shared_calls(own, a);
-    zr_flight_shared_calls(its, b);
+    zr_flight_shared_calls(mine, a);
+    zr_flight_shared_calls(theirs, b);
     while (i < LOGS && !(a[i].log && b[i].log && a[i].size == b[i].size && a[i].group == b[i].group))
         i++;
     if (i == LOGS)
         return false;
-    *of_own = a[i].log;
-    *of_its = b[i].log;
+    *my_log = a[i].log;
+    *their_log = b[i].log;
     return true;
 }
 

@@ -112,8 +112,8 @@ struct zr_flight_call;
 bool zr_flight_read_call(const struct zr_flight_record *rec, struct zr_flight_call *out);
 /* Gives the calls that two ranks must both make, as each of them made them. Returns false if they share no
  * communicator for which calls are recorded. Any thread. */
-bool zr_flight_common_calls(const struct zr_flight_record *own, const struct zr_flight_record *its,
-                            const struct zr_call_log **of_own, const struct zr_call_log **of_its);
+bool zr_flight_common_calls(const struct zr_flight_record *mine, const struct zr_flight_record *theirs,
+                            const struct zr_call_log **my_log, const struct zr_call_log **their_log);
 /* Gives the rank's calls of each communicator for which calls are recorded. The world's is the last. Any
  * thread. */
 void zr_flight_shared_calls(const struct zr_flight_record *rec, struct zr_shared_calls out[ZR_SHARED_CALLS]);

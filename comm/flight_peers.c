@@ -14,16 +14,16 @@
 struct zr_flight_peers {
     int32_t world, rank;
     /* (world) Records by rank, including this one's. NULL: on another host, or not mapped. */
-    const struct zr_flight_record *of[];
+    const struct zr_flight_record *records[];
 };
 
-/* NULL: it is not known. */
+/* Returns a rank's record. NULL: it cannot be read here. */
 static const struct zr_flight_record *record_of(const struct zr_flight_peers *p, int rank)
 {
-    return rank >= 0 && rank < p->world ? p->of[rank] : NULL;
+    return rank >= 0 && rank < p->world ? p->records[rank] : NULL;
 }
 
-/* ---- what zr_rendezvous_know says of them ---- */
+/* ---- the functions of struct zr_known_ranks (rendezvous.h) ---- */
 
 static void last_call(void *arg, int rank, char *text, size_t n_text)
 {
@@ -57,15 +57,16 @@ static void see(void *arg, int rank, struct zr_rank_seen *out)
 static void shared_calls(void *arg, struct zr_shared_calls out[ZR_SHARED_CALLS])
 {
     const struct zr_flight_peers *p = arg;
-    if (p->of[p->rank])
-        zr_flight_shared_calls(p->of[p->rank], out);
+    if (p->records[p->rank])
+        zr_flight_shared_calls(p->records[p->rank], out);
 }
 
-static bool common_calls(void *arg, int rank, const struct zr_call_log **own, const struct zr_call_log **its)
+static bool common_calls(void *arg, int rank, const struct zr_call_log **mine,
+                         const struct zr_call_log **theirs)
 {
     const struct zr_flight_peers *p = arg;
     const struct zr_flight_record *rec = record_of(p, rank);
-    return rec && p->of[p->rank] && zr_flight_common_calls(p->of[p->rank], rec, own, its);
+    return rec && p->records[p->rank] && zr_flight_common_calls(p->records[p->rank], rec, mine, theirs);
 }
 
 /* ---- opening ---- */
@@ -73,7 +74,7 @@ static bool common_calls(void *arg, int rank, const struct zr_call_log **own, co
 static void map_peer(struct zr_flight_peers *p, struct zr_shared_at *where, int32_t rank, struct zr_log *log)
 {
     where->rank = rank;
-    if (where->fd >= 0 && zr_flight_map(where, &p->of[rank])) /* a rank without a file has logged that */
+    if (where->fd >= 0 && zr_flight_map(where, &p->records[rank])) /* a rank without a file has logged that */
         zr_warn(log, "the last call of rank %d cannot be read if it is lost: %s", rank, zr_error_text());
 }
 
@@ -81,7 +82,7 @@ int zr_flight_peers_open(struct zr_rendezvous *rdv, const struct zr_topology *t,
                          struct zr_log *log, struct zr_flight_peers **out)
 {
     const int32_t world = zr_rendezvous_world(rdv), rank = zr_rendezvous_rank(rdv);
-    struct zr_flight_peers *p = calloc(1, sizeof *p + (size_t)world * sizeof *p->of);
+    struct zr_flight_peers *p = calloc(1, sizeof *p + (size_t)world * sizeof *p->records);
     struct zr_shared_at mine, *all = calloc((size_t)world, sizeof *all);
     *out = NULL;
     if (!p || !all) {
@@ -92,7 +93,7 @@ int zr_flight_peers_open(struct zr_rendezvous *rdv, const struct zr_topology *t,
     }
     p->world = world;
     p->rank = rank;
-    p->of[rank] = zr_flight_record_of(f);
+    p->records[rank] = zr_flight_record_of(f);
     (void)zr_flight_where(f, &mine);
     int err = zr_rendezvous_exchange(rdv, &mine, sizeof mine, all);
     for (int32_t r = 0; r < world && !err; r++)
@@ -112,6 +113,6 @@ void zr_flight_peers_close(struct zr_flight_peers *p)
 {
     for (int32_t r = 0; p && r < p->world; r++)
         if (r != p->rank)
-            zr_flight_unmap(p->of[r]);
+            zr_flight_unmap(p->records[r]);
     free(p);
 }

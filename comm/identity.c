@@ -23,7 +23,7 @@ static void read_line(const char *path, char *text, int n_text)
     text[strcspn(text, "\n")] = 0;
 }
 
-static void read_part(char *part, size_t n_part)
+static void read_host_id(char *part, size_t n_part)
 {
     const char *text = getenv("ZERO_HOST_ID");
     size_t n = text ? strlen(text) : 0;
@@ -43,7 +43,7 @@ void zr_identity_read(struct zr_identity *out)
         snprintf(out->machine, sizeof out->machine, "%.47s", out->host_name);
     if (stat("/proc/self/ns/pid", &st) == 0)
         out->pid_namespace = (uint64_t)st.st_ino;
-    read_part(out->part, sizeof out->part);
+    read_host_id(out->host_id, sizeof out->host_id);
 }
 
 int zr_identity_open(const struct zr_identity *id, int rank, int pid, int fd)

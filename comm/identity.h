@@ -17,7 +17,7 @@ struct zr_identity {
     uint64_t pid_namespace;
     /* ZERO_HOST_ID, which splits a machine into several hosts. "" if it is not set. A long value is kept as
      * its beginning and a hash. */
-    char part[48];
+    char host_id[48];
 
     /* Opens file fd of process pid, which is rank's, for reading and writing. Returns a descriptor of this
      * process, or -1 with errno. NULL: opens it through /proc. */

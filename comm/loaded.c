@@ -14,6 +14,7 @@ struct names {
     int n;
 };
 
+/* Adds the name of a loaded library to the list (a callback of dl_iterate_phdr). */
 static int note_name(struct dl_phdr_info *info, size_t size, void *arg)
 {
     struct names *all = arg;
@@ -30,6 +31,7 @@ static int note_name(struct dl_phdr_info *info, size_t size, void *arg)
     return 0;
 }
 
+/* Counts the function `name` of a library in *s, unless it was found before. */
 static void look_in(void *handle, const char *name, struct zr_loaded *s)
 {
     void *function = dlsym(handle, name);
@@ -53,7 +55,7 @@ struct zr_loaded zr_loaded_find(const char *function)
         int before = s.n;
         if (handle)
             look_in(handle, function, &s);
-        if (handle && (s.n == before || before > 0))
+        if (handle && (s.n == before || before > 0)) /* only the first library that has it stays open */
             dlclose(handle);
         free(all.name[i]);
     }

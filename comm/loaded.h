@@ -7,6 +7,7 @@
 
 #include <stddef.h>
 
+/* The libraries in this process that export a function. */
 struct zr_loaded {
     /* Number of libraries that export the function. Each counts once, even if it is found in several ways. */
     int n;
@@ -17,6 +18,7 @@ struct zr_loaded {
     void *handle;
 };
 
+/* Looks for the libraries that export a function. */
 struct zr_loaded zr_loaded_find(const char *function);
 
 /* Writes the file that contains a function, or "an unknown file". */

@@ -57,6 +57,7 @@ static int32_t list_dp(const struct zr_topology *t, const struct zr_mesh *m, int
     return found;
 }
 
+/* The group of these members, with this rank's place among them if it is one. */
 static struct zr_group group_of(const struct zr_topology *t, const int32_t *members, int32_t n)
 {
     struct zr_group g = {.size = n, .members = members};
@@ -71,17 +72,17 @@ static struct zr_group group_of(const struct zr_topology *t, const int32_t *memb
     return g;
 }
 
-/* Whether any replicate group has ranks on two hosts. all and across have room for the ranks of a dp group
+/* Whether any replicate group has ranks on two hosts. all and replicate have room for the ranks of a dp group
  * and of a replicate group. */
 static bool any_replicas_span_hosts(const struct zr_topology *t, const struct zr_mesh *m, int32_t *all,
-                                    int32_t *across)
+                                    int32_t *replicate)
 {
     bool spans = false;
     for (int32_t k = 0; k < m->pp * m->tp; k++) {
         list_dp(t, m, k / m->tp, k % m->tp, -1, all);
         for (int32_t i = 0; i < m->dp_shard; i++) {
-            fill_members(all, i, m->dp_shard, m->dp_replicate, across);
-            spans |= spans_hosts(t, across, m->dp_replicate);
+            fill_members(all, i, m->dp_shard, m->dp_replicate, replicate);
+            spans |= spans_hosts(t, replicate, m->dp_replicate);
         }
     }
     return spans;
@@ -138,19 +139,19 @@ int zr_mesh_make(const struct zr_topology *t, int32_t pp, int32_t tp, int32_t dp
                         .dp_replicate = n / dp_shard};
     ZR_TRY(ZR_ZALLOC(m.members, n + m.dp_shard + m.dp_replicate + tp + t->world + 6, "the groups of %d ranks",
                      t->world));
-    int32_t *in = m.members + n, *across = in + m.dp_shard, *model = across + m.dp_replicate,
-            *world = model + tp, *pair = world + t->world;
-    m.replicas_span_hosts = any_replicas_span_hosts(t, &m, m.members, across);
+    int32_t *shard = m.members + n, *replicate = shard + m.dp_shard, *tp_ranks = replicate + m.dp_replicate,
+            *world = tp_ranks + tp, *pair = world + t->world;
+    m.replicas_span_hosts = any_replicas_span_hosts(t, &m, m.members, replicate);
     int32_t place = list_dp(t, &m, m.pp_rank, m.tp_rank, t->rank, m.members);
-    fill_members(m.members, place / m.dp_shard * m.dp_shard, 1, m.dp_shard, in);
-    fill_members(m.members, place % m.dp_shard, m.dp_shard, m.dp_replicate, across);
+    fill_members(m.members, place / m.dp_shard * m.dp_shard, 1, m.dp_shard, shard);
+    fill_members(m.members, place % m.dp_shard, m.dp_shard, m.dp_replicate, replicate);
     for (int32_t k = 0; k < tp; k++)
-        model[k] = t->rank - m.tp_rank + k;
+        tp_ranks[k] = t->rank - m.tp_rank + k;
     fill_members(t->rank_at, 0, 1, t->world, world);
     m.dp_group = group_of(t, m.members, n);
-    m.shard_group = group_of(t, in, m.dp_shard);
-    m.replicate_group = group_of(t, across, m.dp_replicate);
-    m.tp_group = group_of(t, model, tp);
+    m.shard_group = group_of(t, shard, m.dp_shard);
+    m.replicate_group = group_of(t, replicate, m.dp_replicate);
+    m.tp_group = group_of(t, tp_ranks, tp);
     m.world = group_of(t, world, t->world);
     for (int32_t odd = 0; odd < 2; odd++)
         m.pair[odd] = group_of(t, pair + 2 * odd, list_pair(t, &m, odd, pair + 2 * odd));

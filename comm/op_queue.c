@@ -27,13 +27,13 @@ bool zr_op_queue_open(struct zr_op_queue *q, struct zr_comm *c, struct zr_device
     q->dev = dev;
     q->entry = at;
     pthread_mutex_init(&q->lock, NULL);
-    pthread_cond_init(&q->moved, NULL);
+    pthread_cond_init(&q->freed_some, NULL);
     return true;
 }
 
 void zr_op_queue_close(struct zr_op_queue *q)
 {
-    pthread_cond_destroy(&q->moved);
+    pthread_cond_destroy(&q->freed_some);
     pthread_mutex_destroy(&q->lock);
     munmap(q->entry, RING_BYTES);
 }
@@ -44,12 +44,12 @@ void zr_op_queue_close(struct zr_op_queue *q)
  * predicts. */
 static uint64_t find_room(struct zr_op_queue *q, uint64_t n)
 {
-    uint64_t at = q->put % ZR_RING_ENTRIES;
+    uint64_t at = q->n_taken % ZR_RING_ENTRIES;
     /* Entries never wrap around the end. */
-    uint64_t put = q->put + (at + n > ZR_RING_ENTRIES ? ZR_RING_ENTRIES - at : 0);
+    uint64_t put = q->n_taken + (at + n > ZR_RING_ENTRIES ? ZR_RING_ENTRIES - at : 0);
     pthread_mutex_lock(&q->lock);
-    while (put + n - q->got > ZR_RING_ENTRIES)
-        pthread_cond_wait(&q->moved, &q->lock);
+    while (put + n - q->n_freed > ZR_RING_ENTRIES)
+        pthread_cond_wait(&q->freed_some, &q->lock);
     pthread_mutex_unlock(&q->lock);
     return put;
 }
@@ -87,7 +87,7 @@ bool zr_op_queue_has_room(struct zr_op_queue *q, int n_ops, int n_seg)
     if (each > ZR_RING_SEGS)
         each = ZR_RING_SEGS;
     pthread_mutex_lock(&q->lock);
-    uint64_t queued = q->put - q->got;
+    uint64_t queued = q->n_taken - q->n_freed;
     pthread_mutex_unlock(&q->lock);
     return queued == 0 || (uint64_t)(n_ops + 1) * each <= ZR_RING_ENTRIES - queued;
 }
@@ -95,8 +95,8 @@ bool zr_op_queue_has_room(struct zr_op_queue *q, int n_ops, int n_seg)
 static void free_segments(struct zr_op_queue *q, uint64_t end)
 {
     pthread_mutex_lock(&q->lock);
-    q->got = end;
-    pthread_cond_signal(&q->moved);
+    q->n_freed = end;
+    pthread_cond_signal(&q->freed_some);
     pthread_mutex_unlock(&q->lock);
 }
 
@@ -126,14 +126,14 @@ static void run_queued(void *arg)
 
 int zr_op_queue_put(struct zr_op_queue *q, struct zr_stream *s, const struct zr_comm_op *op)
 {
-    struct queued k = {.q = q, .op = *op, .end = q->put};
+    struct queued k = {.q = q, .op = *op, .end = q->n_taken};
     int err = op->post.n_seg ? keep_segments(q, &k) : 0;
     if (err)
         return err;
-    uint64_t put = q->put;
-    q->put = k.end;
+    uint64_t put = q->n_taken;
+    q->n_taken = k.end;
     err = q->dev->ops->call(s, run_queued, &k, sizeof k);
     if (err)
-        q->put = put;
+        q->n_taken = put;
     return err;
 }

@@ -21,6 +21,7 @@ enum {
     ZR_RING_ENTRIES = 4 * ZR_RING_SEGS
 };
 
+/* An entry of the ring. */
 union zr_any_seg {
     struct zr_gather_seg gather;
     struct zr_reduce_seg reduce;
@@ -40,10 +41,11 @@ struct zr_op_queue {
 
     /* (ZR_RING_ENTRIES) */
     union zr_any_seg *entry;
-    /* Entries put so far, by the putting thread, and freed so far, under the lock. */
-    uint64_t put, got;
+    /* Entries taken so far, by the putting thread, and freed so far, under the lock. freed_some is signalled
+     * when an operation has run. */
+    uint64_t n_taken, n_freed;
     pthread_mutex_t lock;
-    pthread_cond_t moved;
+    pthread_cond_t freed_some;
 };
 
 /* Opens the queue of c. The caller sets move and fail. Returns false if there is no memory. */

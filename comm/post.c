@@ -47,30 +47,31 @@ void zr_post_where(const struct zr_post *p, char *text, size_t n_text)
 }
 
 /* Writes how two posts of the same operation and unit differ. */
-static void describe_difference(const struct zr_post *theirs, int own, const struct zr_post *mine, char *text,
-                                size_t n_text)
+static void describe_difference(const struct zr_post *theirs, int my_rank, const struct zr_post *mine,
+                                char *text, size_t n_text)
 {
     if (mine->step != theirs->step)
-        snprintf(text, n_text, " of step %u, rank %d of step %u", theirs->step, own, mine->step);
+        snprintf(text, n_text, " of step %u, rank %d of step %u", theirs->step, my_rank, mine->step);
     else if (mine->bytes != theirs->bytes)
-        snprintf(text, n_text, " with %lld bytes, rank %d with %lld", (long long)theirs->bytes, own,
+        snprintf(text, n_text, " with %lld bytes, rank %d with %lld", (long long)theirs->bytes, my_rank,
                  (long long)mine->bytes);
     else if (mine->root != theirs->root)
-        snprintf(text, n_text, " with root %d, rank %d with root %d", theirs->root, own, mine->root);
+        snprintf(text, n_text, " with root %d, rank %d with root %d", theirs->root, my_rank, mine->root);
     else if (mine->n_seg != theirs->n_seg)
-        snprintf(text, n_text, " with %u segments, rank %d with %u", theirs->n_seg, own, mine->n_seg);
+        snprintf(text, n_text, " with %u segments, rank %d with %u", theirs->n_seg, my_rank, mine->n_seg);
     else if (mine->seg_hash != theirs->seg_hash)
-        snprintf(text, n_text, " with other segments (place, size, dtype or accumulation) than rank %d", own);
+        snprintf(text, n_text, " with other segments (place, size, dtype or accumulation) than rank %d",
+                 my_rank);
     else
-        snprintf(text, n_text, " after other calls of the program than rank %d", own);
+        snprintf(text, n_text, " after other calls of the program than rank %d", my_rank);
 }
 
-void zr_post_differ(int rank, const struct zr_post *theirs, int own, const struct zr_post *mine, char *text,
-                    size_t n_text)
+void zr_post_differ(int rank, const struct zr_post *theirs, int my_rank, const struct zr_post *mine,
+                    char *text, size_t n_text)
 {
     char op[96], more[256] = "";
     zr_post_describe(theirs, op, sizeof op);
     if (mine->op == theirs->op && mine->unit == theirs->unit)
-        describe_difference(theirs, own, mine, more, sizeof more);
+        describe_difference(theirs, my_rank, mine, more, sizeof more);
     snprintf(text, n_text, "rank %d is at %s%s", rank, op, more);
 }

@@ -16,9 +16,9 @@ bool zr_post_same(const struct zr_post *a, const struct zr_post *b);
 void zr_post_describe(const struct zr_post *p, char *text, size_t n_text);
 /* Writes "at seq 812 (reduce_scatter unit 14)", or "not at its first operation yet" if seq is 0. */
 void zr_post_where(const struct zr_post *p, char *text, size_t n_text);
-/* Writes how rank's post differs from that of rank own: "rank 3 is at reduce_scatter seq 3 unit 14 of step 8,
+/* Writes how rank's post differs from that of my_rank: "rank 3 is at reduce_scatter seq 3 unit 14 of step 8,
  * rank 0 of step 7". */
-void zr_post_differ(int rank, const struct zr_post *theirs, int own, const struct zr_post *mine, char *text,
-                    size_t n_text);
+void zr_post_differ(int rank, const struct zr_post *theirs, int my_rank, const struct zr_post *mine,
+                    char *text, size_t n_text);
 
 #endif

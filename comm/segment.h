@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* segment.h: which bytes of a segment belong to which place, how many bytes travel for it, and checks of
- * segments. */
+ * segments. A segment is a flat region that a collective gathers or sums, and a struct zr_cut (comm.h) says
+ * how it is cut into slices: all equally long (each), or at a list of places (at). */
 #ifndef ZR_COMM_SEGMENT_H
 #define ZR_COMM_SEGMENT_H
 
 #include "comm/comm.h"
 #include "kernels/asserts.h"
 
-/* Offset of a place's slice in its region. */
+/* Offset of a place's slice in its region. With place = the number of places it is the end of the last
+ * slice. */
 static inline int64_t zr_cut_at(const struct zr_cut *c, int place)
 {
     if (c->at)
@@ -17,6 +19,7 @@ static inline int64_t zr_cut_at(const struct zr_cut *c, int place)
     return at < c->total ? at : c->total;
 }
 
+/* Bytes of a place's slice. */
 static inline int64_t zr_cut_bytes(const struct zr_cut *c, int place)
 {
     return zr_cut_at(c, place + 1) - zr_cut_at(c, place);
@@ -86,34 +89,38 @@ static inline bool zr_cut_same(const struct zr_cut *a, const struct zr_cut *b, i
     return same;
 }
 
-/* Offset of this rank's slice before the gather. */
+/* Offset in the arena of this rank's slice before the gather. place is this rank's. */
 static inline int64_t zr_gather_own(const struct zr_gather_seg *g, int place)
 {
     return g->in_place ? g->dst + zr_cut_at(&g->cut, place) : g->src;
 }
 
-/* Whether the slices of a list of places are packed. NCCL packs them if the longest has at most packs_up_to
- * bytes (zr_nccl_options.small_bytes). Then each other rank sends a row as long as the longest slice, rounded
- * up to 128. Otherwise slices travel as they are. packs_up_to is 0 if nothing is packed. The functions below
- * count the bytes that a rank takes from the others for one segment. */
+/* Whether slices that are cut at a list of places are packed before they travel. The NCCL backend packs them
+ * if the longest has at most packs_up_to bytes (zr_nccl_options.small_bytes). Then every slice travels as a
+ * block of equal size: that of the longest slice, rounded up to 128 bytes. Otherwise slices travel as they
+ * are. packs_up_to is 0 if the backend never packs. */
 static inline bool zr_cut_packed(const struct zr_cut *c, int size, int64_t packs_up_to)
 {
     return c->at && packs_up_to && zr_cut_most(c, size) <= packs_up_to;
 }
 
-static inline int64_t zr_cut_rows(const struct zr_cut *c, int size)
+/* Bytes of the blocks that a rank receives from the others. */
+static inline int64_t zr_cut_packed_bytes(const struct zr_cut *c, int size)
 {
     return (zr_cut_most(c, size) + 127) / 128 * 128 * (size - 1);
 }
 
+/* Bytes that a rank receives from the others when one segment is gathered, and when it is summed. */
 static inline int64_t zr_gather_wire(const struct zr_cut *c, int size, int place, int64_t packs_up_to)
 {
-    return zr_cut_packed(c, size, packs_up_to) ? zr_cut_rows(c, size) : c->total - zr_cut_bytes(c, place);
+    return zr_cut_packed(c, size, packs_up_to) ? zr_cut_packed_bytes(c, size)
+                                               : c->total - zr_cut_bytes(c, place);
 }
 
 static inline int64_t zr_reduce_wire(const struct zr_cut *c, int size, int place, int64_t packs_up_to)
 {
-    return zr_cut_packed(c, size, packs_up_to) ? zr_cut_rows(c, size) : zr_cut_bytes(c, place) * (size - 1);
+    return zr_cut_packed(c, size, packs_up_to) ? zr_cut_packed_bytes(c, size)
+                                               : zr_cut_bytes(c, place) * (size - 1);
 }
 
 /* First of n words of an agreement that a place combines. Place p combines [zr_agree_part(p), zr_agree_part(p

@@ -8,11 +8,12 @@
 
 #include <stdlib.h>
 
+/* The communicator. */
 struct self {
     struct zr_comm base; /* must be first: callers hold its address */
     struct zr_device *dev;
     struct zr_first failure;
-    _Atomic uint32_t alarm;
+    _Atomic uint32_t alarm; /* 1: it was aborted, and failure says why */
 };
 
 static struct self *self_of(struct zr_comm *c)

@@ -22,6 +22,7 @@ static void number_hosts(const struct zr_topology *t, const struct zr_group *g, 
     s->host = s->host_of[g->rank];
 }
 
+/* Lists the places host by host. */
 static void list_places(struct zr_spread *s)
 {
     for (int32_t h = 1; h < s->n_hosts; h++)
@@ -30,7 +31,8 @@ static void list_places(struct zr_spread *s)
         s->at[s->first[s->host_of[p]] + s->local_of[p]] = p;
 }
 
-static void judge(struct zr_spread *s)
+/* Finds which shape the table has (spread.h). */
+static void find_shape(struct zr_spread *s)
 {
     s->most_local = s->least_local = s->n_local[0];
     for (int32_t h = 1; h < s->n_hosts; h++) {
@@ -55,7 +57,7 @@ int zr_spread_make(const struct zr_topology *t, const struct zr_group *g, struct
     s.first = s.n_local + g->size;
     number_hosts(t, g, s.first + g->size, &s);
     list_places(&s);
-    judge(&s);
+    find_shape(&s);
     *out = s;
     return 0;
 }
@@ -94,12 +96,12 @@ static int add_group(const struct zr_topology *t, int32_t first, int32_t step, i
     return 0;
 }
 
-int zr_spread_worst(const struct zr_topology *t, int32_t inner, enum zr_role role,
+int zr_spread_worst(const struct zr_topology *t, int32_t dp_shard, enum zr_role role,
                     struct zr_spread_worst *out)
 {
     bool across = role == ZR_ROLE_GATHER_OUTER || role == ZR_ROLE_REDUCE_OUTER,
          is_all = role == ZR_ROLE_CONTROL;
-    int32_t size = is_all ? t->world : across ? t->world / inner : inner, n_groups = t->world / size;
+    int32_t size = is_all ? t->world : across ? t->world / dp_shard : dp_shard, n_groups = t->world / size;
     int err = 0;
     *out = (struct zr_spread_worst){.all_cut = true, .all_one_host = true};
     int32_t *members;

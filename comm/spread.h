@@ -65,9 +65,9 @@ struct zr_spread_worst {
     bool all_cut, all_one_host;
 };
 
-/* Finds the worst case. inner is the size of an inner group (comm/mesh.h), or the world's size if there are
+/* Finds the worst case. dp_shard is the size of a shard group (comm/mesh.h), or the world's size if there are
  * no groups. A role without a communicator counts as one with groups of one rank. Returns ZERO_ERR_NOMEM. */
-int zr_spread_worst(const struct zr_topology *t, int32_t inner, enum zr_role role,
+int zr_spread_worst(const struct zr_topology *t, int32_t dp_shard, enum zr_role role,
                     struct zr_spread_worst *out);
 
 #endif

@@ -38,11 +38,11 @@ struct segment {
 static const uint64_t segment_magic = 0x7a65726f20746f70;
 
 /* A rank's identity and segment, as it sends them to all. */
-struct card {
+struct rank_record {
     int32_t err;
     int32_t pid, fd; /* fd -1: it could make no segment, and its finding says why */
     uint64_t nonce, pid_namespace;
-    char machine[48], host_name[64], part[48];
+    char machine[48], host_name[64], host_id[48];
 };
 
 /* A rank's result: the first rank whose memory it should be able to map and cannot (-1: none), and why. If it
@@ -52,15 +52,16 @@ struct finding {
     char text[124];
 };
 
+/* One zr_topology_probe. */
 struct probe {
     struct zr_rendezvous *rdv;
     const struct zr_identity *id;
     int32_t world, rank;
-    struct card *cards;       /* (world) */
-    struct finding *findings; /* (world) */
-    int32_t *lowest;          /* (world) lowest rank with the same machine, namespace and ZERO_HOST_ID */
-    int fd;                   /* this rank's segment, open while others may open it; -1: none */
-    struct segment *mine;     /* its mapping */
+    struct rank_record *records; /* (world) */
+    struct finding *findings;    /* (world) */
+    int32_t *lowest;             /* (world) lowest rank of the rank's set */
+    int fd;                      /* this rank's segment, open while others may open it; -1: none */
+    struct segment *mine;        /* its mapping */
 };
 
 /* --- memory --- */
@@ -150,6 +151,7 @@ int zr_topology_assume(int32_t world, int32_t local_size, struct zr_topology *ou
 
 /* --- this rank's segment --- */
 
+/* Notes why this rank has no segment. Returns -1. */
 static int cannot_make(struct probe *p, struct finding *f, const char *what)
 {
     char why[ZR_SYSTEM_WORDS];
@@ -162,7 +164,7 @@ static int cannot_make(struct probe *p, struct finding *f, const char *what)
 
 /* Returns the segment's descriptor, or -1 if this rank can have none. That is a fact about it and no
  * failure. */
-static int make_probe(struct probe *p, struct card *c, struct finding *f)
+static int make_probe(struct probe *p, struct rank_record *c, struct finding *f)
 {
     p->fd = zr_above_standard(memfd_create("zero-topology", MFD_CLOEXEC));
     if (p->fd < 0)
@@ -180,7 +182,7 @@ static int make_probe(struct probe *p, struct card *c, struct finding *f)
 }
 
 /* Returns err, or a failure that keeps this rank from asking. */
-static int fill_card(struct probe *p, int err, struct card *c, struct finding *f)
+static int fill_record(struct probe *p, int err, struct rank_record *c, struct finding *f)
 {
     char why[ZR_SYSTEM_WORDS];
     int none = zr_no_descriptors(PROBE_DESCRIPTORS);
@@ -195,7 +197,7 @@ static int fill_card(struct probe *p, int err, struct card *c, struct finding *f
     c->pid_namespace = p->id->pid_namespace;
     snprintf(c->machine, sizeof c->machine, "%s", p->id->machine);
     snprintf(c->host_name, sizeof c->host_name, "%s", p->id->host_name);
-    snprintf(c->part, sizeof c->part, "%s", p->id->part);
+    snprintf(c->host_id, sizeof c->host_id, "%s", p->id->host_id);
     c->fd = make_probe(p, c, f);
     return 0;
 }
@@ -203,7 +205,7 @@ static int fill_card(struct probe *p, int err, struct card *c, struct finding *f
 /* --- other ranks' segments --- */
 
 /* Whether fd is the segment of c. errno is 0 if it is another file. */
-static bool is_segment(int fd, const struct card *c)
+static bool is_segment(int fd, const struct rank_record *c)
 {
     struct stat st;
     if (fstat(fd, &st) < 0)
@@ -223,7 +225,7 @@ static bool is_segment(int fd, const struct card *c)
 /* Whether this rank can map rank's memory. If not, it fills f. */
 static bool can_map(const struct probe *p, int32_t rank, struct finding *f)
 {
-    const struct card *c = &p->cards[rank];
+    const struct rank_record *c = &p->records[rank];
     int fd = zr_identity_open(p->id, rank, c->pid, c->fd);
     bool same = fd >= 0 && is_segment(fd, c);
     if (!same) {
@@ -237,7 +239,8 @@ static bool can_map(const struct probe *p, int32_t rank, struct finding *f)
     return same;
 }
 
-static void look_at_others(const struct probe *p, struct finding *f)
+/* Opens the segments that this rank has to test. */
+static void open_others(const struct probe *p, struct finding *f)
 {
     if (p->lowest[p->rank] != p->rank) {
         can_map(p, p->lowest[p->rank], f);
@@ -255,23 +258,24 @@ static bool same_text(const char *a, const char *b, size_t n)
     return strncmp(a, b, n) == 0;
 }
 
-static bool same_machine(const struct card *a, const struct card *b)
+static bool same_machine(const struct rank_record *a, const struct rank_record *b)
 {
     return same_text(a->machine, b->machine, sizeof a->machine);
 }
 
-/* Whether two ranks try to open each other's segments. A rank without a segment becomes a separate host. */
-static bool may_ask(const struct card *a, const struct card *b)
+/* Whether two ranks are in one set (see above). A rank without a segment becomes a separate host. */
+static bool are_in_one_set(const struct rank_record *a, const struct rank_record *b)
 {
     return a->fd >= 0 && b->fd >= 0 && same_machine(a, b) && a->pid_namespace == b->pid_namespace &&
-           same_text(a->part, b->part, sizeof a->part);
+           same_text(a->host_id, b->host_id, sizeof a->host_id);
 }
 
-static void find_lowest(struct probe *p)
+/* Finds the lowest rank of each rank's set. */
+static void find_sets(struct probe *p)
 {
     for (int32_t r = 0; r < p->world; r++) {
         int32_t low = 0;
-        while (low < r && (p->lowest[low] != low || !may_ask(&p->cards[low], &p->cards[r])))
+        while (low < r && (p->lowest[low] != low || !are_in_one_set(&p->records[low], &p->records[r])))
             low++;
         p->lowest[r] = low;
     }
@@ -279,11 +283,12 @@ static void find_lowest(struct probe *p)
 
 /* Whether a rank becomes a separate host. If the lowest rank cannot map one of the others, all ranks of the
  * set are separate: no test shows whether they could map each other. */
-static bool is_apart(const struct probe *p, int32_t rank)
+static bool is_separate(const struct probe *p, int32_t rank)
 {
     return p->findings[p->lowest[rank]].cannot >= 0 || p->findings[rank].cannot >= 0;
 }
 
+/* Says which rank of the set could not open which segment. */
 static void say_why(const struct probe *p, int32_t rank, struct zr_host *h)
 {
     int32_t finder = p->findings[p->lowest[rank]].cannot >= 0 ? p->lowest[rank] : rank;
@@ -297,7 +302,8 @@ static void say_why(const struct probe *p, int32_t rank, struct zr_host *h)
 static int32_t earlier_on_machine(const struct probe *p, int32_t rank, bool has_segment)
 {
     int32_t r = 0;
-    while (r < rank && ((p->cards[r].fd >= 0) != has_segment || !same_machine(&p->cards[r], &p->cards[rank])))
+    while (r < rank &&
+           ((p->records[r].fd >= 0) != has_segment || !same_machine(&p->records[r], &p->records[rank])))
         r++;
     return r;
 }
@@ -306,20 +312,20 @@ static int32_t earlier_on_machine(const struct probe *p, int32_t rank, bool has_
  * none. */
 static int32_t earlier_in_namespace(const struct probe *p, int32_t rank)
 {
-    const struct card *c = &p->cards[rank];
+    const struct rank_record *c = &p->records[rank];
     int32_t r = 0;
-    while (r < rank && (c->fd < 0 || p->cards[r].fd < 0 || !same_machine(&p->cards[r], c) ||
-                        p->cards[r].pid_namespace != c->pid_namespace))
+    while (r < rank && (c->fd < 0 || p->records[r].fd < 0 || !same_machine(&p->records[r], c) ||
+                        p->records[r].pid_namespace != c->pid_namespace))
         r++;
     return r;
 }
 
 /* Writes "ZERO_HOST_ID is "a" on rank 0 and not set on rank 1". */
-static void say_parts(int32_t a, const char *part_a, int32_t b, const char *part_b, char *text, size_t n_text)
+static void say_host_ids(int32_t a, const char *id_a, int32_t b, const char *id_b, char *text, size_t n_text)
 {
-    const char *quote_a = *part_a ? "\"" : "", *quote_b = *part_b ? "\"" : "";
+    const char *quote_a = *id_a ? "\"" : "", *quote_b = *id_b ? "\"" : "";
     snprintf(text, n_text, "ZERO_HOST_ID is %s%.47s%s on rank %d and %s%.47s%s on rank %d", quote_a,
-             *part_a ? part_a : "not set", quote_a, a, quote_b, *part_b ? part_b : "not set", quote_b, b);
+             *id_a ? id_a : "not set", quote_a, a, quote_b, *id_b ? id_b : "not set", quote_b, b);
 }
 
 /* Says why two ranks of one machine did not try to open each other's segments. */
@@ -327,9 +333,9 @@ static void say_not_asked(const struct probe *p, int32_t rank, struct zr_host *h
 {
     int32_t other = earlier_on_machine(p, rank, true), without = earlier_on_machine(p, rank, false);
     int32_t split = earlier_in_namespace(p, rank);
-    bool lacks = p->cards[rank].fd < 0;
+    bool lacks = p->records[rank].fd < 0;
     if (split < rank)
-        say_parts(split, p->cards[split].part, rank, p->cards[rank].part, h->why, sizeof h->why);
+        say_host_ids(split, p->records[split].host_id, rank, p->records[rank].host_id, h->why, sizeof h->why);
     else if (other < rank && !lacks)
         snprintf(h->why, sizeof h->why,
                  "rank %d and rank %d are in different process namespaces (containers) of one machine", other,
@@ -341,21 +347,22 @@ static void say_not_asked(const struct probe *p, int32_t rank, struct zr_host *h
 
 static void begin_host(const struct probe *p, int32_t rank, struct zr_host *h)
 {
-    const struct card *c = &p->cards[rank];
+    const struct rank_record *c = &p->records[rank];
     snprintf(h->name, sizeof h->name, "%.63s", c->host_name);
     snprintf(h->machine, sizeof h->machine, "%.47s", c->machine);
     h->pid_namespace = c->pid_namespace;
-    snprintf(h->part, sizeof h->part, "%.47s", c->part);
+    snprintf(h->host_id, sizeof h->host_id, "%.47s", c->host_id);
     if (p->lowest[rank] == rank)
         say_not_asked(p, rank, h);
     else
         say_why(p, rank, h);
 }
 
-static void settle(const struct probe *p, struct zr_topology *t)
+/* Puts each rank on a host: that of its set's lowest rank, or a separate one. */
+static void make_hosts(const struct probe *p, struct zr_topology *t)
 {
     for (int32_t r = 0; r < p->world; r++) {
-        bool opens = p->lowest[r] == r || is_apart(p, r);
+        bool opens = p->lowest[r] == r || is_separate(p, r);
         int32_t host = opens ? add_host(t, r) : t->host_of[p->lowest[r]];
         if (opens)
             begin_host(p, r, &t->hosts[host]);
@@ -372,14 +379,14 @@ static void release(struct probe *p)
         munmap(p->mine, SEGMENT_BYTES);
     if (p->fd >= 0)
         close(p->fd);
-    free(p->cards);
+    free(p->records);
     free(p->findings);
     free(p->lowest);
 }
 
 /* A rank that has ended meanwhile has no memory to open either, but is not another host. So if any segment
  * could not be opened, all ranks exchange once more. A rank that does not answer is lost. */
-static int ask_who_is_left(const struct probe *p)
+static int check_all_alive(const struct probe *p)
 {
     int32_t r = 0;
     while (r < p->world && p->findings[r].cannot < 0)
@@ -390,19 +397,19 @@ static int ask_who_is_left(const struct probe *p)
 /* Makes two exchanges: where each rank is, and which ranks each could map. */
 static int ask(struct probe *p, int err, struct zr_topology *t)
 {
-    struct card mine;
+    struct rank_record mine;
     struct finding found;
-    err = fill_card(p, err, &mine, &found);
-    int met = zr_rendezvous_agree_and_exchange(p->rdv, err, &mine.err, sizeof mine, p->cards);
+    err = fill_record(p, err, &mine, &found);
+    int met = zr_rendezvous_agree_and_exchange(p->rdv, err, &mine.err, sizeof mine, p->records);
     if (met)
         return met;
-    find_lowest(p);
-    look_at_others(p, &found);
+    find_sets(p);
+    open_others(p, &found);
     met = zr_rendezvous_exchange(p->rdv, &found, sizeof found, p->findings);
     if (met)
         return met;
-    settle(p, t);
-    return ask_who_is_left(p);
+    make_hosts(p, t);
+    return check_all_alive(p);
 }
 
 int zr_topology_probe(struct zr_rendezvous *rdv, const struct zr_identity *id, int err,
@@ -416,10 +423,10 @@ int zr_topology_probe(struct zr_rendezvous *rdv, const struct zr_identity *id, i
         zr_identity_read(&own);
     struct probe p = {.rdv = rdv, .id = id ? id : &own, .world = zr_rendezvous_world(rdv), .fd = -1};
     p.rank = zr_rendezvous_rank(rdv);
-    p.cards = calloc((size_t)p.world, sizeof *p.cards);
+    p.records = calloc((size_t)p.world, sizeof *p.records);
     p.findings = calloc((size_t)p.world, sizeof *p.findings);
     p.lowest = calloc((size_t)p.world, sizeof *p.lowest);
-    if (p.cards && p.findings && p.lowest && allocate(p.world, p.rank, out))
+    if (p.records && p.findings && p.lowest && allocate(p.world, p.rank, out))
         err = ask(&p, err, out);
     else if (err)
         zr_rendezvous_fail(rdv, err);
@@ -471,11 +478,11 @@ int zr_topology_one_host(const struct zr_topology *t, const int32_t *members, in
                        "shared memory needs all ranks in one process namespace: rank %d (\"%s\") and rank %d "
                        "(\"%s\") are in different containers",
                        members[0], a->name, members[k], b->name);
-    if (!same_text(a->part, b->part, sizeof a->part)) {
-        char parts[192];
-        say_parts(members[0], a->part, members[k], b->part, parts, sizeof parts);
+    if (!same_text(a->host_id, b->host_id, sizeof a->host_id)) {
+        char host_ids[192];
+        say_host_ids(members[0], a->host_id, members[k], b->host_id, host_ids, sizeof host_ids);
         return zr_fail(ZERO_ERR_NOTSUP,
-                       "shared memory needs all ranks on one host: %s, which makes it two hosts", parts);
+                       "shared memory needs all ranks on one host: %s, which makes it two hosts", host_ids);
     }
     return zr_fail(ZERO_ERR_NOTSUP, "shared memory needs ranks that can map each other's memory: %s",
                    b->why[0] ? b->why : a->why);

@@ -27,12 +27,10 @@ struct zr_host {
     int32_t lowest_rank, n_ranks;
     /* Host name of its lowest rank, for messages. */
     char name[64];
-    /* See struct zr_identity. */
+    /* What its ranks have in common, as in struct zr_identity. */
     char machine[48];
-    /* See struct zr_identity. */
     uint64_t pid_namespace;
-    /* See struct zr_identity. */
-    char part[48];
+    char host_id[48];
     /* Why it is separate from an earlier host of the same machine: "rank 1 cannot open the memory of rank 0:
      * Permission denied". "" for a machine's first host. Equal on all ranks. */
     char why[192];

@@ -34,7 +34,7 @@ static void place(struct zr_core *c, const struct zr_core_spec *s)
     PLACE(begins_at, int32_t, c->cap);
     PLACE(by_size_at, int32_t, s->n_param_slots);
     PLACE(keys_at, uint64_t, 2 * zr_core_leaves(s->n_param_slots));
-    PLACE(places_at, int32_t, c->cap);
+    PLACE(bracket_sizes_at, int32_t, c->cap);
     PLACE(taken_at, int32_t, s->n_param_slots);
 #undef PLACE
     c->total = (at + 15) & ~15u;

@@ -53,6 +53,7 @@ struct zr_core_unit_spec {
     bool grad_home;
 };
 
+/* What the core is made for. */
 struct zr_core_spec {
     int32_t n_units;
     const struct zr_core_unit_spec *units;
@@ -63,7 +64,7 @@ struct zr_core_spec {
     int32_t max_grad_accum_steps;
     /* stages 0 and 1: the model has its gradients all the time */
     bool model_holds;
-    /* HSDP and HFSDP: gradients have a second reduction, between groups */
+    /* HSDP and HFSDP: gradients have a second reduction, between shard groups */
     bool outer;
     /* that reduction follows every contribution, through a group slot; else once a step, in place */
     bool outer_each;

@@ -13,6 +13,7 @@
 /* The tables follow this header in one allocation. They are found by offsets, not pointers, so that the whole
  * is plain data. */
 struct zr_core {
+    /* as in struct zr_core_spec; accum: micro-batches of a step */
     int32_t n_units, n_pslots, n_gslots, prefetch, accum, n_sums;
     /* units that need slots */
     int32_t n_sharded;
@@ -47,6 +48,7 @@ struct zr_core {
     /* counts releases of gradient slots: the slot that has been free for longest is used first */
     uint64_t clock;
 
+    /* of all calls so far */
     uint64_t hash;
     struct zr_core_counts counts;
 
@@ -65,16 +67,17 @@ struct zr_core {
     int64_t n_rec;
     /* room for calls, in the order and in the recording */
     int32_t cap;
-    /* brackets of the order take slots of the sizes in places; no_room: a bracket found no size */
+    /* brackets of the order take slots of the sizes in bracket_sizes; no_room: a bracket found no size */
     bool sized, no_room;
 
     /* leaves of the tree over slots; slots without the reserved one */
     int32_t n_leaves, n_small;
 
     uint32_t units_at, pslots_at, gslots_at, order_at, rec_at, next_at, begins_at, by_size_at, keys_at,
-        places_at, taken_at, total;
+        bracket_sizes_at, taken_at, total;
 };
 
+/* A unit of the model. */
 struct unit {
     int64_t param_bytes, grad_bytes;
     /* the parameter slot that it is in; -1: none, or it is resident */
@@ -114,19 +117,23 @@ struct unit {
     bool dirty;
 };
 
+/* A parameter slot. */
 struct pslot {
     int64_t bytes;
     /* -1: the slot is empty */
     int32_t unit;
+    /* open brackets of the unit, which keep it here */
     int32_t pins;
     /* position in the order of size, then of index */
     int32_t rank;
 };
 
+/* A gradient slot. */
 struct gslot {
     int64_t bytes;
     /* -1: the slot is free */
     int32_t unit;
+    /* `clock` when it was freed last */
     uint64_t released;
 };
 
@@ -184,9 +191,9 @@ static inline uint64_t *keys(const struct zr_core *c)
 
 /* If `sized`, and call i of the period begins a sharded unit: the size of the slot that it takes. A size is
  * the position, in the order of size, of the first slot that has it. */
-static inline int32_t *places(const struct zr_core *c)
+static inline int32_t *bracket_sizes(const struct zr_core *c)
 {
-    return (int32_t *)((char *)c + c->places_at);
+    return (int32_t *)((char *)c + c->bracket_sizes_at);
 }
 
 /* For zr_core_place_brackets: how many slots of a size are taken, by the first slot of the size. */

@@ -219,7 +219,7 @@ static bool place_brackets(struct zr_core *c)
                 return false;
             taken(c)[u->placed]++;
         }
-        places(c)[i] = u->placed;
+        bracket_sizes(c)[i] = u->placed;
     }
     return true;
 }
@@ -241,7 +241,7 @@ struct zr_slot_range zr_core_slots_at(const struct zr_core *c, int64_t at, const
     bool is_small = c->reserved && u->param_bytes <= c->second;
     if (!c->sized || at < 0)
         return (struct zr_slot_range){u->fits, is_small ? c->n_small : c->n_pslots};
-    int32_t first = places(c)[at % c->period];
+    int32_t first = bracket_sizes(c)[at % c->period];
     return (struct zr_slot_range){first, end_of_size(c, first)};
 }
 

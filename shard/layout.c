@@ -33,6 +33,7 @@ void zr_layout_free(struct zr_layout *l)
     free(l);
 }
 
+/* Returns slice k of a cut, in elements. */
 static struct zr_span span_of(const struct zr_flat *f, const struct zr_cut *cut, int32_t k)
 {
     int64_t size = zr_dtype_bytes(f->dtype);
@@ -109,7 +110,7 @@ static int count_units(const struct zr_layout *l, int32_t *n_units)
  * that each flat keeps only the states it needs. Tensors that are not cut are separate, because the norm
  * counts their gradients once. Copies of another pipeline stage's tensors are separate, because snapshots
  * leave them out. */
-static bool same_key(const struct zr_tensor *a, const struct zr_tensor *b)
+static bool can_share_flat(const struct zr_tensor *a, const struct zr_tensor *b)
 {
     return a->dtype == b->dtype && !a->grad == !b->grad &&
            (!a->grad || (a->optimizer == b->optimizer && a->n_states == b->n_states)) && a->cut == b->cut &&
@@ -180,6 +181,7 @@ static void cut_equally(const struct zr_layout *l, struct zr_flat *f)
  * taken, and the lower of two. So cuts ascend, and a granule larger than an equal share leaves some rank
  * nothing. */
 
+/* Whether equal slices could cut a granule of the flat. */
 static bool needs_places(const struct zr_layout *l, const struct zr_flat *f)
 {
     bool needs = false;
@@ -200,7 +202,7 @@ static int64_t common_divisor(int64_t a, int64_t b)
 
 /* Returns the elements between two possible cuts inside a piece, or the whole piece if there is none
  * inside. */
-static int64_t step_of(const struct zr_layout *l, const struct zr_piece *p)
+static int64_t cut_step(const struct zr_layout *l, const struct zr_piece *p)
 {
     int64_t granule = zr_max(l->tensors[p->tensor].granule, 1), step;
     if (__builtin_mul_overflow(granule / common_divisor(granule, ZR_NORM_BLOCK), (int64_t)ZR_NORM_BLOCK,
@@ -228,7 +230,7 @@ static const struct zr_piece *piece_at(const struct zr_layout *l, const struct z
 static int64_t nearest_place(const struct zr_layout *l, const struct zr_flat *f, int64_t t, int64_t n)
 {
     const struct zr_piece *p = piece_at(l, f, t), *end = &l->pieces[f->first_piece] + f->n_pieces;
-    int64_t step = step_of(l, p), last = (p->n - 1) / step * step, next = p + 1 < end ? p[1].first : n;
+    int64_t step = cut_step(l, p), last = (p->n - 1) / step * step, next = p + 1 < end ? p[1].first : n;
     int64_t below = zr_min((t - p->first) / step * step, last);
     int64_t above = below < last ? p->first + below + step : next;
     below += p->first;
@@ -242,7 +244,7 @@ static int64_t most_elems(const struct zr_cut *c, int32_t n, int64_t size)
 }
 
 /* Notes the bytes of the largest slices. groups has room for one number per inner slice. */
-static void know_most(const struct zr_layout *l, struct zr_flat *f, int64_t *groups)
+static void note_largest(const struct zr_layout *l, struct zr_flat *f, int64_t *groups)
 {
     for (int32_t k = 0; k < l->inner; k++) {
         const struct zr_cut part = zr_cut_part(&f->fine, k * l->outer, l->outer);
@@ -265,7 +267,7 @@ static int cut_at_places(const struct zr_layout *l, struct zr_flat *f)
         at[k] = k < l->world ? nearest_place(l, f, n / l->world * k + n % l->world * k / l->world, n) : n;
     f->fine = (struct zr_cut){.total = total, .at = at, .at_bytes = (int32_t)size};
     f->inner = zr_cut_merged(&f->fine, l->outer);
-    know_most(l, f, at + l->world + 1);
+    note_largest(l, f, at + l->world + 1);
     f->fine_elems = most_elems(&f->fine, l->world, size);
     f->inner_elems = most_elems(&f->inner, l->inner, size);
     f->elems = zr_round_up(total, ZR_SHARD_ALIGN) / size;
@@ -283,6 +285,7 @@ static int cut_flat(struct zr_layout *l, struct zr_flat *f)
     return cut_at_places(l, f);
 }
 
+/* Gives a packed flat its offsets in the unit. */
 static void place_packed(struct zr_unit *unit, struct zr_flat *f)
 {
     f->param_at = unit->param_bytes;
@@ -295,6 +298,7 @@ static void place_packed(struct zr_unit *unit, struct zr_flat *f)
     unit->grad_bytes = zr_round_up(f->grad_at + f->fine.total, ZR_PIECE_ALIGN);
 }
 
+/* Makes the flats of a unit. head: its first member. done: (all members) whether a member is in a flat. */
 static int build_unit(struct zr_layout *l, int32_t u, const struct member *m, int32_t head,
                       unsigned char *done)
 {
@@ -308,8 +312,9 @@ static int build_unit(struct zr_layout *l, int32_t u, const struct member *m, in
             continue;
         struct zr_flat *f = open_flat(l, u, t);
         for (int32_t j = i; j >= 0; j = m[j].next) {
-            const struct zr_tensor *o = &l->tensors[m[j].tensor];
-            bool joins = f->in_place ? j == i : !done[j] && !goes_in_place(l, o) && same_key(t, o);
+            const struct zr_tensor *other = &l->tensors[m[j].tensor];
+            bool joins =
+                f->in_place ? j == i : !done[j] && !goes_in_place(l, other) && can_share_flat(t, other);
             if (!joins)
                 continue;
             add_piece(l, f, m[j].tensor, m[j].layer);

@@ -86,6 +86,7 @@ struct zr_tensor {
     bool pointer_per_begin;
 };
 
+/* One layer of a tensor, or all of a tensor that is not stacked. */
 struct zr_piece {
     int32_t tensor, layer;
     /* Its first element in the flat. */
@@ -105,9 +106,9 @@ struct zr_flat {
     /* Another pipeline stage owns its tensors. That stage sends their values, and saves them. */
     bool copy;
     int32_t first_piece, n_pieces;
-    /* The same bytes, cut once for each rank of the world (fine) and once for each rank of a group (inner).
-     * Fine slices are ordered by inner index, then by group, so those of one inner slice lie next to each
-     * other in it. Without groups both cuts are equal. With granules both use one list of places, in
+    /* The same bytes, cut once for each rank of the world (fine) and once for each rank of a shard group
+     * (inner). Fine slices are ordered by inner index, then by group, so those of one inner slice lie next to
+     * each other in it. Without groups both cuts are equal. With granules both use one list of places, in
      * elements, which the flat owns. */
     struct zr_cut fine, inner;
     /* Bytes of the largest fine slice in each inner slice, so that collectives over all ranks need not search
@@ -144,7 +145,7 @@ struct zr_unit {
 };
 
 struct zr_layout {
-    /* Groups, and ranks of each. world is their product. */
+    /* Shard groups, and ranks of each. world is their product. */
     int32_t outer, inner, world;
     /* Stacked tensors lie in one buffer. */
     bool in_place;
@@ -161,7 +162,7 @@ struct zr_layout {
     struct zr_piece *pieces;
     /* Piece of each layer: layer l of tensor t is piece_of[layer_base[t] + l]. */
     int32_t *piece_of;
-    /* (n_tensors + 1) Slices of all tensors before this one. */
+    /* (n_tensors + 1) Layers of all tensors before this one. */
     int32_t *layer_base;
 
     int64_t in_place_param_bytes, in_place_grad_bytes;

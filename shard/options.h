@@ -49,13 +49,14 @@ struct zr_options {
     /* Bytes of the arena for tensors that the first and the last pipeline stage share (tied.c). */
     int64_t tied_bytes;
 
-    /* The n_optims parameter groups. zr_engine_tune may change their numbers later. */
+    /* The n_optims parameter groups. zr_engine_change_tuned may change their numbers later. */
     struct zr_optim optim[ZR_MAX_OPTIMS];
     int32_t n_optims;
-    /* Global L2 norm above which gradients are scaled down. 0: no clipping. zr_engine_tune may change it. */
-    float clip;
-    /* Factor that gradients are multiplied by before anything else; finite, not 0. zr_engine_tune may change
+    /* Global L2 norm above which gradients are scaled down. 0: no clipping. zr_engine_change_tuned may change
      * it. */
+    float clip;
+    /* Factor that gradients are multiplied by before anything else; finite, not 0. zr_engine_change_tuned may
+     * change it. */
     double grad_scale;
     /* Micro-batches per step, >= 1, at first; and the most that a later step may have, if that is more. */
     int grad_accum_steps, max_grad_accum_steps;

@@ -2,15 +2,16 @@
 /* placement.h: what is whole and what is cut, for parameters, gradients and optimizer state, on each axis of
  * data parallelism.
  *
- * The ranks that share one copy of the parameters form the inner axis, and the groups of them the outer axis.
- * Without a hybrid there is one group, and the outer axis has size 1. Each stage and hybrid is one row of a
- * table (placement.c). Only that table knows what a stage means. The plan, the schedule and the engine ask
- * what is whole. */
+ * The inner axis is dp_shard: the ranks of a shard group, which share one copy of the parameters. The outer
+ * axis is dp_replicate: the ranks with the same slice in all shard groups. Without a hybrid there is one
+ * shard group, and the outer axis has size 1. Each stage and hybrid is one row of a table (placement.c). Only
+ * that table knows what a stage means. The plan, the schedule and the engine ask what is whole. */
 #ifndef ZR_SHARD_PLACEMENT_H
 #define ZR_SHARD_PLACEMENT_H
 
 #include "shard/options.h"
 
+/* ZR_INNER: inside a shard group. ZR_OUTER: between shard groups. */
 enum zr_axis { ZR_INNER, ZR_OUTER, ZR_AXES };
 
 /* How a rank holds data on one axis. */
@@ -20,9 +21,10 @@ enum zr_hold {
     ZR_CUT_AT_LAST /* all of it, as a local sum, until the last micro-batch; then its slice */
 };
 
+/* A row of the table, for a world. */
 struct zr_placement {
-    /* Ranks of each axis; their product is the world. Groups of one rank are no axis: the world is then the
-     * inner axis, with the outer values of the row. */
+    /* Ranks of each axis; their product is the world. With shard groups of one rank, the world is the inner
+     * axis and has the outer values of the row. */
     int32_t size[ZR_AXES];
     /* enum zr_hold, by axis. ZR_WHOLE on an axis of size 1. */
     uint8_t param[ZR_AXES], grad[ZR_AXES], state[ZR_AXES];
@@ -38,7 +40,8 @@ struct zr_placement {
     const char *name;
 };
 
-/* Finds the row, for `outer` groups of `inner` ranks (>= 1). Returns ZERO_ERR_ARG if there is no such row. */
+/* Finds the row, for `outer` shard groups of `inner` ranks (>= 1). Returns ZERO_ERR_ARG if there is no such
+ * row. */
 int zr_placement_make(int stage, enum zr_hybrid hybrid, bool grad_in_place, int32_t inner, int32_t outer,
                       struct zr_placement *out);
 
@@ -51,7 +54,7 @@ struct zr_placement zr_placement_asked(const struct zr_options *o);
 /* A part of a flat. */
 enum zr_level {
     ZR_LEVEL_ALL,
-    ZR_LEVEL_INNER, /* the rank's inner slice */
+    ZR_LEVEL_INNER, /* the rank's inner slice, which it owns in its shard group */
     ZR_LEVEL_FINE   /* the rank's fine slice, which no other rank of the world owns */
 };
 

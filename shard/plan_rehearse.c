@@ -9,6 +9,7 @@
  * forever. */
 enum { MAX_STEPS = 8 };
 
+/* One zr_core_rehearse. */
 struct rehearsal {
     const struct zr_core_spec *spec;
     struct zr_core *core;
@@ -16,9 +17,9 @@ struct rehearsal {
     int64_t *gathers, *reduces;             /* (n_units) in the step so far */
     int64_t *outer_reduces, *outer_gathers; /* NULL: not counted */
     int64_t *then;                          /* (2 * n_units) gathers and reduces when `contents` was taken */
-    int64_t *before;         /* (n_units) gathers that the previous step's end made for this one */
+    int64_t *before;         /* (n_units) gathers for this step that the previous step's end made */
     int64_t *per_micro;      /* (n_units) contributions to the gradient in a micro-batch */
-    int32_t *places;         /* (n_units) */
+    int32_t *slot_of;        /* (n_units) */
     int32_t *contents, *now; /* (n_param_slots + n_grad_slots) */
 };
 
@@ -103,27 +104,27 @@ static int micro_batches(struct rehearsal *r)
     return 0;
 }
 
-/* Notes where each unit's copy is after a step. Apart from the order, the gathers of the next step depend on
+/* Notes the slot of each unit after a step. Apart from the order, the gathers of the next step depend on
  * nothing else. Returns whether nothing has changed. */
-static bool note_places(struct rehearsal *r)
+static bool note_slots(struct rehearsal *r)
 {
     bool same = true;
     for (int32_t u = 0, slot; u < r->spec->n_units; u++) {
         zr_core_present(r->core, u, &slot);
-        same &= r->places[u] == slot;
-        r->places[u] = slot;
+        same &= r->slot_of[u] == slot;
+        r->slot_of[u] = slot;
     }
     return same;
 }
 
-/* Runs steps until one leaves all copies where it found them. The next step will then gather as much.
- * Gradient slots are used in turns, so if there are any, one more step is run. */
+/* Runs steps until one leaves all units in the slots where it found them. The next step will then gather as
+ * much. Gradient slots are used in turns, so if there are any, one more step is run. */
 static int steps(struct rehearsal *r)
 {
     int32_t n_units = r->spec->n_units, n_same = 0;
     size_t units = (size_t)n_units * sizeof *r->gathers;
-    int64_t *own = r->then; /* gathers for this step, not for the next */
-    note_places(r);
+    int64_t *in_step = r->then; /* gathers for this step, not for the next */
+    note_slots(r);
     for (int s = 1;; s++) {
         memset(r->reduces, 0, units);
         if (r->outer_reduces)
@@ -133,17 +134,17 @@ static int steps(struct rehearsal *r)
         int err = micro_batches(r);
         if (err)
             return err;
-        memcpy(own, r->gathers, units);
+        memcpy(in_step, r->gathers, units);
         struct zr_core_event ev = {.kind = ZR_EV_STEP};
         err = call(r, &ev);
         /* An order without backward passes has no step to take. It is run again, as in an evaluation. */
         if (err && err != ZERO_ERR_ORDER)
             return err;
-        n_same += note_places(r);
+        n_same += note_slots(r);
         bool settled = n_same > (r->spec->n_grad_slots > 0);
         for (int32_t u = 0; u < n_units; u++) {
-            int64_t for_next = r->gathers[u] - own[u];
-            r->gathers[u] = settled ? r->gathers[u] - r->before[u] : s == MAX_STEPS ? own[u] : for_next;
+            int64_t for_next = r->gathers[u] - in_step[u];
+            r->gathers[u] = settled ? r->gathers[u] - r->before[u] : s == MAX_STEPS ? in_step[u] : for_next;
             r->before[u] = for_next;
         }
         if (settled || s == MAX_STEPS)
@@ -156,7 +157,7 @@ int zr_core_rehearse(const struct zr_core_spec *spec, const struct zr_core_work 
     size_t n = (size_t)spec->n_units, n_contents = (size_t)(spec->n_param_slots + spec->n_grad_slots) + 1;
     void *mem = malloc(zr_core_bytes(spec));
     int64_t *counts = calloc(4 * n, sizeof *counts);
-    int32_t *where = calloc(n + 2 * n_contents, sizeof *where);
+    int32_t *slots = calloc(n + 2 * n_contents, sizeof *slots);
     struct rehearsal r = {.spec = spec,
                           .actions = malloc((size_t)zr_core_max_actions(spec) * sizeof *r.actions),
                           .gathers = work->gathers,
@@ -165,14 +166,14 @@ int zr_core_rehearse(const struct zr_core_spec *spec, const struct zr_core_work 
                           .outer_gathers = work->outer_gathers,
                           .then = counts};
     int err;
-    if (!mem || !r.actions || !counts || !where) {
+    if (!mem || !r.actions || !counts || !slots) {
         err = zr_fail(ZERO_ERR_NOMEM, "no memory to rehearse a plan");
     } else {
         r.core = zr_core_init(mem, spec);
         r.before = counts + 2 * n;
         r.per_micro = counts + 3 * n;
-        r.places = where;
-        r.contents = where + n;
+        r.slot_of = slots;
+        r.contents = slots + n;
         r.now = r.contents + n_contents;
         memset(r.gathers, 0, n * sizeof *r.gathers);
         for (int32_t i = 0; i < spec->n_order; i++) {
@@ -188,7 +189,7 @@ int zr_core_rehearse(const struct zr_core_spec *spec, const struct zr_core_work 
     }
     free(mem);
     free(counts);
-    free(where);
+    free(slots);
     free(r.actions);
     return err;
 }

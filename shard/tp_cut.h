@@ -18,7 +18,7 @@ struct zr_tp_cut {
     int64_t rows, each;
     int64_t blocks;
     /* Elements of one row; elements of a part, with padding. */
-    int64_t inner, part_elems;
+    int64_t row_elems, part_elems;
 };
 
 /* The cut of a tensor that is not cut. */

@@ -56,7 +56,9 @@ static void read_command_line(struct command_line *out)
         fclose(f);
 }
 
+/* What a rank sends to the others: its settings and its plan, as numbers and hashes. */
 struct fingerprint {
+    /* its own failure, or 0 */
     int32_t err;
     double version, hybrid, dp_replicate, dp_shard, stage, n_optim_groups, clip, grad_scale, grad_sum;
     double save_async, device, backend, copy_engine, check, init_from;
@@ -156,27 +158,27 @@ static void fill_fingerprint(const struct zero_ctx *z, bool failed, struct finge
 }
 
 /* Returns the lowest rank of r's pipeline stage. The ranks must agree on pp. */
-static int first_of_stage(const struct zero_ctx *z, const struct fingerprint *prints, int r)
+static int first_of_stage(const struct zero_ctx *z, const struct fingerprint *fingerprints, int r)
 {
-    int n_stage = z->world.world / (int)prints[0].pp;
-    return r / n_stage * n_stage;
+    int ranks_per_stage = z->world.world / (int)fingerprints[0].pp;
+    return r / ranks_per_stage * ranks_per_stage;
 }
 
 /* Returns the number of tensors of the pipeline stage that has most. */
-static int32_t most_tensors(const struct zero_ctx *z, const struct fingerprint *prints)
+static int32_t most_tensors(const struct zero_ctx *z, const struct fingerprint *fingerprints)
 {
     double most = 0;
     for (int r = 0; r < z->world.world; r++)
-        most = prints[r].n_tensors > most ? prints[r].n_tensors : most;
+        most = fingerprints[r].n_tensors > most ? fingerprints[r].n_tensors : most;
     return (int32_t)most;
 }
 
-enum { SHOWN_NAME = 64 };
+enum { NAME_CHARS = 64 };
 
 /* Gives rank r's name of tensors[i] to all ranks. Other pipeline stages have other tensors at that index. */
-static int name_on(struct zero_ctx *z, int32_t i, int32_t r, char out[SHOWN_NAME])
+static int name_on(struct zero_ctx *z, int32_t i, int32_t r, char out[NAME_CHARS])
 {
-    char mine[SHOWN_NAME] = "", (*all)[SHOWN_NAME] = calloc((size_t)z->world.world, sizeof *all);
+    char mine[NAME_CHARS] = "", (*all)[NAME_CHARS] = calloc((size_t)z->world.world, sizeof *all);
     if (i < z->layout->n_tensors)
         snprintf(mine, sizeof mine, "%s", z->layout->tensors[i].name);
     if (!all)
@@ -185,14 +187,15 @@ static int name_on(struct zero_ctx *z, int32_t i, int32_t r, char out[SHOWN_NAME
             zr_fail(ZERO_ERR_NOMEM, "ranks disagree on tensors[%d] (%s); no memory to find out which ranks",
                     i, mine));
     int err = zr_rendezvous_exchange(z->rendezvous, mine, sizeof mine, all);
-    snprintf(out, SHOWN_NAME, "%.*s", SHOWN_NAME - 1, all[r]);
+    snprintf(out, NAME_CHARS, "%.*s", NAME_CHARS - 1, all[r]);
     free(all);
     return err;
 }
 
+/* Reports that tensors[i] differs between two ranks. */
 static int fail_tensor(struct zero_ctx *z, int32_t i, int32_t r, int32_t first)
 {
-    char name[SHOWN_NAME];
+    char name[NAME_CHARS];
     ZR_TRY(name_on(z, i, r, name));
     return zr_fail(ZERO_ERR_MISMATCH,
                    "tensors[%d] (%s on rank %d): rank %d and rank %d differ in its name, shape, dtype, "
@@ -203,9 +206,9 @@ static int fail_tensor(struct zero_ctx *z, int32_t i, int32_t r, int32_t first)
 
 /* Names the first tensor that differs between a rank and the first rank of its pipeline stage. All ranks have
  * the same hashes, so they find the same one. */
-static int name_tensor(struct zero_ctx *z, const struct fingerprint *prints)
+static int name_tensor(struct zero_ctx *z, const struct fingerprint *fingerprints)
 {
-    int32_t n = most_tensors(z, prints), world = z->world.world;
+    int32_t n = most_tensors(z, fingerprints), world = z->world.world;
     uint64_t *mine = calloc((size_t)n, sizeof *mine), *all = malloc((size_t)n * (size_t)world * sizeof *all);
     int err = ZERO_ERR_NOMEM;
     if (!mine || !all) {
@@ -218,7 +221,7 @@ static int name_tensor(struct zero_ctx *z, const struct fingerprint *prints)
     err = zr_rendezvous_exchange(z->rendezvous, mine, (size_t)n * sizeof *mine, all);
     for (int32_t i = 0; !err && i < n; i++)
         for (int32_t r = 1; !err && r < world; r++) {
-            int first = first_of_stage(z, prints, r);
+            int first = first_of_stage(z, fingerprints, r);
             if (all[(size_t)r * (size_t)n + (size_t)i] != all[(size_t)first * (size_t)n + (size_t)i])
                 err = fail_tensor(z, i, r, first);
         }
@@ -230,13 +233,14 @@ out:
     return err;
 }
 
-static int fail_field(const char *field, double its, int rank, double of_first, int first, bool of_stage)
+/* Reports that a rank and the first rank of its pipeline stage, or of the world, have different values. */
+static int fail_field(const char *field, double value, int rank, double first_value, int first, bool of_stage)
 {
-    bool own = !strcmp(field, "optimizer"); /* The number of auto is 0. */
-    struct zr_value_text a = zr_config_value_text(field, its), b = zr_config_value_text(field, of_first);
+    bool is_optimizer = !strcmp(field, "optimizer"); /* The number of auto is 0. */
+    struct zr_value_text a = zr_config_value_text(field, value), b = zr_config_value_text(field, first_value);
     return zr_fail(ZERO_ERR_MISMATCH, "%s is %s on rank %d and %s on rank %d; all ranks%s must have the same",
-                   field, own && its == 0 ? "optim.update" : a.text, rank,
-                   own && of_first == 0 ? "optim.update" : b.text, first,
+                   field, is_optimizer && value == 0 ? "optim.update" : a.text, rank,
+                   is_optimizer && first_value == 0 ? "optim.update" : b.text, first,
                    of_stage ? " of a pipeline stage" : "");
 }
 
@@ -250,12 +254,12 @@ static int fail_field(const char *field, double its, int rank, double of_first, 
     X(weight_decay)
 
 /* Names the first number of a parameter group that differs between rank r and rank 0. */
-static int compare_group(const struct zr_optim *its, const struct zr_optim *of_first, int32_t i, int r)
+static int compare_group(const struct zr_optim *group, const struct zr_optim *first_group, int32_t i, int r)
 {
     int err = 0;
 #define COMPARE(field)                                                                                       \
-    if (!err && its->field != of_first->field)                                                               \
-        err = fail_field(#field, (double)its->field, r, (double)of_first->field, 0, false);
+    if (!err && group->field != first_group->field)                                                          \
+        err = fail_field(#field, (double)group->field, r, (double)first_group->field, 0, false);
     GROUP_FIELDS(COMPARE)
 #undef COMPARE
     return err && i ? zr_fail_more(err, "optim_groups[%d]", i - 1) : err;
@@ -281,39 +285,39 @@ static int name_group(struct zero_ctx *z)
 
 /* Compares the number at this offset of the fingerprint among the ranks of each pipeline stage, which have
  * the same tensors. */
-static int compare_in_stages(const struct zero_ctx *z, const struct fingerprint *prints, const char *field,
-                             size_t at)
+static int compare_in_stages(const struct zero_ctx *z, const struct fingerprint *fingerprints,
+                             const char *field, size_t at)
 {
     for (int r = 1; r < z->world.world; r++) {
-        int first = first_of_stage(z, prints, r);
-        double its, of_first;
-        memcpy(&its, (const char *)&prints[r] + at, sizeof its);
-        memcpy(&of_first, (const char *)&prints[first] + at, sizeof of_first);
-        if (its != of_first)
-            return fail_field(field, its, r, of_first, first, prints[0].pp > 1);
+        int first = first_of_stage(z, fingerprints, r);
+        double value, first_value;
+        memcpy(&value, (const char *)&fingerprints[r] + at, sizeof value);
+        memcpy(&first_value, (const char *)&fingerprints[first] + at, sizeof first_value);
+        if (value != first_value)
+            return fail_field(field, value, r, first_value, first, fingerprints[0].pp > 1);
     }
     return 0;
 }
 
 /* Compares stages_per_rank. This comes before the errors of single ranks, which may be consequences. For
  * example, which tensors a rank checks depends on its pipeline stage. */
-static int compare_stages(const struct zero_ctx *z, const struct fingerprint *prints)
+static int compare_stages(const struct zero_ctx *z, const struct fingerprint *fingerprints)
 {
     for (int r = 1; r < z->world.world; r++)
-        if (prints[r].stages_per_rank != prints[0].stages_per_rank)
-            return fail_field("stages_per_rank", prints[r].stages_per_rank, r, prints[0].stages_per_rank, 0,
-                              false);
+        if (fingerprints[r].stages_per_rank != fingerprints[0].stages_per_rank)
+            return fail_field("stages_per_rank", fingerprints[r].stages_per_rank, r,
+                              fingerprints[0].stages_per_rank, 0, false);
     return 0;
 }
 
 /* Compares the tied tensors of the first and the last pipeline stage. The ranks of one stage have the same
  * ones. */
-static int compare_ties(const struct zero_ctx *z, const struct fingerprint *prints)
+static int compare_ties(const struct zero_ctx *z, const struct fingerprint *fingerprints)
 {
-    int last = first_of_stage(z, prints, z->world.world - 1);
-    if (prints[0].tied_hash == prints[last].tied_hash)
+    int last = first_of_stage(z, fingerprints, z->world.world - 1);
+    if (fingerprints[0].tied_hash == fingerprints[last].tied_hash)
         return 0;
-    int without = !prints[0].tied_hash ? 0 : !prints[last].tied_hash ? last : -1;
+    int without = !fingerprints[0].tied_hash ? 0 : !fingerprints[last].tied_hash ? last : -1;
     if (without >= 0)
         return zr_fail(ZERO_ERR_MISMATCH,
                        "rank %d has a tensor with ZERO_TIED, and rank %d has none: the first and the last "
@@ -326,37 +330,37 @@ static int compare_ties(const struct zero_ctx *z, const struct fingerprint *prin
                    last, 0);
 }
 
-static int compare(struct zero_ctx *z, const struct fingerprint *prints)
+static int compare(struct zero_ctx *z, const struct fingerprint *fingerprints)
 {
     int world = z->world.world;
     for (int r = 1; r < world; r++) {
 #define COMPARE(field)                                                                                       \
-    if (prints[r].field != prints[0].field)                                                                  \
-        return fail_field(#field, prints[r].field, r, prints[0].field, 0, false);
+    if (fingerprints[r].field != fingerprints[0].field)                                                      \
+        return fail_field(#field, fingerprints[r].field, r, fingerprints[0].field, 0, false);
         FINGERPRINT_FIELDS(COMPARE)
 #undef COMPARE
     }
     for (int r = 1; r < world; r++)
-        if (prints[r].optim_hash != prints[0].optim_hash)
+        if (fingerprints[r].optim_hash != fingerprints[0].optim_hash)
             return name_group(z);
-    ZR_TRY(compare_in_stages(z, prints, "n_tensors", offsetof(struct fingerprint, n_tensors)));
+    ZR_TRY(compare_in_stages(z, fingerprints, "n_tensors", offsetof(struct fingerprint, n_tensors)));
     for (int r = 1; r < world; r++)
-        if (prints[r].schedule_hash != prints[0].schedule_hash)
+        if (fingerprints[r].schedule_hash != fingerprints[0].schedule_hash)
             return zr_fail(ZERO_ERR_MISMATCH,
                            "rank %d and rank 0 read different schedules from schedule_file, or only one of "
                            "them has set it",
                            r);
     for (int r = 1; r < world; r++)
-        if (prints[r].layout_hash != prints[first_of_stage(z, prints, r)].layout_hash)
-            return name_tensor(z, prints);
+        if (fingerprints[r].layout_hash != fingerprints[first_of_stage(z, fingerprints, r)].layout_hash)
+            return name_tensor(z, fingerprints);
     /* An order that the program does not declare follows from the tensors. */
-    ZR_TRY(compare_in_stages(z, prints, "n_order", offsetof(struct fingerprint, n_order)));
+    ZR_TRY(compare_in_stages(z, fingerprints, "n_order", offsetof(struct fingerprint, n_order)));
     for (int r = 1; r < world; r++)
-        if (prints[r].plan_hash != prints[first_of_stage(z, prints, r)].plan_hash)
+        if (fingerprints[r].plan_hash != fingerprints[first_of_stage(z, fingerprints, r)].plan_hash)
             return zr_fail(ZERO_ERR_MISMATCH,
                            "order on rank %d differs from rank %d's; all ranks must make the same calls", r,
-                           first_of_stage(z, prints, r));
-    return compare_ties(z, prints);
+                           first_of_stage(z, fingerprints, r));
+    return compare_ties(z, fingerprints);
 }
 
 /* Appends the values of rank r and rank 0. */
@@ -367,30 +371,30 @@ static int say_other(char *text, size_t n_text, const char *field, int64_t its, 
 }
 
 /* For each of these fields, rank 0 logs the first rank that differs from it. Training goes on. */
-static void report_others(const struct zero_ctx *z, const struct fingerprint *prints)
+static void report_others(const struct zero_ctx *z, const struct fingerprint *fingerprints)
 {
     char text[768] = "";
     size_t used = 0;
     bool sources = true, save_keep = true, trace = true, timeout_ms = true, command = true;
     for (int r = 1; z->world.rank == 0 && r < z->world.world; r++) {
-        if (prints[0].err || prints[r].err) /* The configuration of that rank may be unknown. */
+        if (fingerprints[0].err || fingerprints[r].err) /* The configuration of that rank may be unknown. */
             continue;
-        if (sources && prints[r].sources != prints[0].sources) {
+        if (sources && fingerprints[r].sources != fingerprints[0].sources) {
             used += (size_t)snprintf(text + used, sizeof text - used,
                                      "; rank %d's libzero was built from different sources than rank 0's", r);
             sources = false;
         }
 #define COMPARE(field)                                                                                       \
-    if (field && prints[r].field != prints[0].field) {                                                       \
-        used +=                                                                                              \
-            (size_t)say_other(text + used, sizeof text - used, #field, prints[r].field, r, prints[0].field); \
+    if (field && fingerprints[r].field != fingerprints[0].field) {                                           \
+        used += (size_t)say_other(text + used, sizeof text - used, #field, fingerprints[r].field, r,         \
+                                  fingerprints[0].field);                                                    \
         field = false;                                                                                       \
     }
         COMPARE(save_keep)
         COMPARE(trace)
         COMPARE(timeout_ms)
 #undef COMPARE
-        const struct command_line *its = &prints[r].command, *of_first = &prints[0].command;
+        const struct command_line *its = &fingerprints[r].command, *of_first = &fingerprints[0].command;
         if (command && its->hash && of_first->hash && its->hash != of_first->hash) {
             used += (size_t)snprintf(text + used, sizeof text - used,
                                      "; the command line is \"%.127s\" on rank %d and \"%.127s\" on rank 0",
@@ -404,15 +408,15 @@ static void report_others(const struct zero_ctx *z, const struct fingerprint *pr
 
 /* Records which ranks share memory with this one. Memory control groups are numbered by machine, so another
  * machine may use the same number. */
-static void note_sharers(struct zero_ctx *z, const struct fingerprint *prints)
+static void note_sharers(struct zero_ctx *z, const struct fingerprint *fingerprints)
 {
     for (int r = 0; r < z->world.world; r++) {
         struct zr_sharer *s = &z->sharers[r];
-        *s = (struct zr_sharer){.machine = zr_topology_same_machine(&z->topology, r),
-                                .bytes = prints[r].host_bytes};
-        for (int i = 0; s->machine && i < z->memory.n_groups; i++)
+        *s = (struct zr_sharer){.same_machine = zr_topology_same_machine(&z->topology, r),
+                                .bytes = fingerprints[r].host_bytes};
+        for (int i = 0; s->same_machine && i < z->memory.n_groups; i++)
             for (int k = 0; k < ZR_MAX_MEMORY_GROUPS; k++)
-                if (prints[r].groups[k] == z->memory.group[i].id)
+                if (fingerprints[r].groups[k] == z->memory.group[i].id)
                     s->groups |= UINT32_C(1) << i;
     }
 }

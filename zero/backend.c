@@ -74,12 +74,12 @@ static void list_allowed(const char *device, int world, bool takes_comm, char *t
 }
 
 /* Checks the backend that the configuration names. */
-static int check_asked(const struct zr_config *config, const struct zr_backend *b, int world)
+static int check_named(const struct zr_config *config, const struct zr_backend *b, int world)
 {
     const char *device = device_name(config);
     char allowed[128];
     void *comm;
-    const struct zr_backend *of = zr_backend_of_user_comm(&config->user, &comm);
+    const struct zr_backend *user_backend = zr_backend_of_user_comm(&config->user, &comm);
     list_allowed(device, world, false, allowed, sizeof allowed);
     if (b->alone && world > 1)
         return zr_fail(ZERO_ERR_ARG, "backend is %s, which is for world 1, but world is %d; allowed: %s",
@@ -89,20 +89,20 @@ static int check_asked(const struct zr_config *config, const struct zr_backend *
                        allowed);
     list_allowed(device, world, true, allowed, sizeof allowed);
     if (comm && !b->user_comm_world)
-        return zr_fail(ZERO_ERR_ARG, "backend is %s, but %s is set; allowed: %s", b->name, of->user_comm_name,
-                       allowed);
+        return zr_fail(ZERO_ERR_ARG, "backend is %s, but %s is set; allowed: %s", b->name,
+                       user_backend->user_comm_name, allowed);
     return 0;
 }
 
 /* Returns the first backend that fits, or the one that a communicator of the program belongs to. */
-static const struct zr_backend *choose_any(const struct zr_config *config, int world)
+static const struct zr_backend *choose_automatically(const struct zr_config *config, int world)
 {
     const char *device = device_name(config);
     int i = 1;
     void *comm;
-    const struct zr_backend *of = zr_backend_of_user_comm(&config->user, &comm);
-    if (of)
-        return of;
+    const struct zr_backend *user_backend = zr_backend_of_user_comm(&config->user, &comm);
+    if (user_backend)
+        return user_backend;
     while (i < ZR_BACKEND_COUNT && !is_for(backends[i], device, world))
         i++;
     return i < ZR_BACKEND_COUNT ? backends[i] : NULL;
@@ -111,8 +111,8 @@ static const struct zr_backend *choose_any(const struct zr_config *config, int w
 int zr_backend_choose(struct zr_config *config, int world, const struct zr_backend **out)
 {
     const struct zr_backend *b = zr_backend_row(config->user.launch.backend);
-    ZR_TRY(b ? check_asked(config, b, world) : 0);
-    b = b ? b : choose_any(config, world);
+    ZR_TRY(b ? check_named(config, b, world) : 0);
+    b = b ? b : choose_automatically(config, world);
     if (!b)
         return zr_fail(ZERO_ERR_NOTSUP, "there is no backend for device %s with world %d",
                        device_name(config), world);
@@ -150,22 +150,25 @@ int zr_backend_check_hosts(const struct zero_ctx *z)
 
 /* ---- what the communicator of each role moves, and what it needs of the plan ---- */
 
-struct asking {
+/* What the functions below compute slices from. */
+struct plan_of_slices {
     const struct zr_backend *backend;
     const struct zr_layout *layout;
     const struct zr_options *options;
 };
 
-/* The slices of a flat that one axis moves. least and most are bytes of the largest slice. must_pack: they
- * are packed even if all others are large. travel: any of them travel. */
+/* The slices of a flat that the communicators of one axis move, inside shard groups (inner) or between them
+ * (outer). The bytes of the largest slice are between least, if gradients are narrowed on the wire, and most,
+ * if it travels in fp32. must_pack: they are packed even if the unit's other slices are large. travel: any of
+ * them travel. */
 struct slices {
     int64_t least, most;
     bool must_pack, travel;
 };
 
-/* The last slices may be short, so they are packed. Slices in a list of places are packed if they are small.
- */
-static struct slices packed_alone(struct slices s, const struct zr_cut *c, bool is_short, int64_t small_bytes)
+/* Adds to s whether its slices must be packed: if the last slices of an equal cut are short (is_short), or if
+ * slices that are cut at a list of places are small. */
+static struct slices with_packing(struct slices s, const struct zr_cut *c, bool is_short, int64_t small_bytes)
 {
     s.must_pack = c->at ? s.least <= small_bytes : is_short;
     s.most = c->at ? zr_min(s.most, small_bytes) : s.most;
@@ -174,26 +177,28 @@ static struct slices packed_alone(struct slices s, const struct zr_cut *c, bool 
 
 /* Returns the bytes of the largest slice. If every rank keeps all gradient sums, these are gathered too, in
  * fp32. */
-static int64_t largest_inner(const struct asking *a, const struct zr_flat *f)
+static int64_t largest_inner_slice(const struct plan_of_slices *a, const struct zr_flat *f)
 {
     bool sums = a->layout->outer == 1 && zr_placement_asked(a->options).all_reduces && f->trainable;
     return f->inner_elems * (sums ? (int64_t)sizeof(float) : zr_dtype_bytes(f->dtype));
 }
 
-/* Gradients may travel in a narrower dtype. */
-static struct slices inner_slices(const struct asking *a, const struct zr_flat *f)
+/* The slices of a shard group. Gradients may travel in a narrower dtype. */
+static struct slices inner_slices(const struct plan_of_slices *a, const struct zr_flat *f)
 {
     const struct zr_options *o = a->options;
-    int64_t own = f->inner_elems * zr_dtype_bytes(f->dtype);
+    int64_t slice_bytes = f->inner_elems * zr_dtype_bytes(f->dtype);
     const struct slices s = {
-        .least = o->wire_dtype ? zr_min(own, f->inner_elems * zr_dtype_bytes(o->wire_dtype)) : own,
-        .most = largest_inner(a, f),
+        .least =
+            o->wire_dtype ? zr_min(slice_bytes, f->inner_elems * zr_dtype_bytes(o->wire_dtype)) : slice_bytes,
+        .most = largest_inner_slice(a, f),
         .travel = f->trainable || zr_placement_asked(o).shards_params};
-    return packed_alone(s, &f->inner, f->inner.total < own * a->layout->inner, a->backend->small_bytes);
+    return with_packing(s, &f->inner, f->inner.total < slice_bytes * a->layout->inner,
+                        a->backend->small_bytes);
 }
 
-/* Returns the size of the largest slice of a part, for the part where it is smallest. Each part has groups of
- * its own that move it. */
+/* Each inner slice is cut into fine slices, which one replicate group moves. Returns the bytes of the largest
+ * fine slice of the inner slice where that is smallest. */
 static int64_t least_of_groups(const struct zr_layout *l, const struct zr_flat *f)
 {
     int64_t least = f->fine_elems * zr_dtype_bytes(f->dtype);
@@ -204,19 +209,19 @@ static int64_t least_of_groups(const struct zr_layout *l, const struct zr_flat *
     return least;
 }
 
-/* Between groups, parameters and fp32 sums travel. */
-static struct slices outer_slices(const struct asking *a, const struct zr_flat *f)
+/* The slices that travel between shard groups: of parameters, and of fp32 sums. */
+static struct slices outer_slices(const struct plan_of_slices *a, const struct zr_flat *f)
 {
     const struct slices s = {.least = least_of_groups(a->layout, f),
                              .most = f->fine_elems * (int64_t)sizeof(float),
                              .travel = true};
-    return packed_alone(s, &f->fine, f->fine.total < s.least * a->layout->world, a->backend->small_bytes);
+    return with_packing(s, &f->fine, f->fine.total < s.least * a->layout->world, a->backend->small_bytes);
 }
 
-typedef struct slices slices_of(const struct asking *a, const struct zr_flat *f);
+typedef struct slices slices_of(const struct plan_of_slices *a, const struct zr_flat *f);
 
 /* Returns the most bytes that one rank packs for one unit. Slices are packed if they are small or unequal. */
-static int64_t packed_bytes(const struct asking *a, slices_of *of)
+static int64_t packed_bytes(const struct plan_of_slices *a, slices_of *slices_of_flat)
 {
     const struct zr_layout *l = a->layout;
     int64_t most = 0;
@@ -225,7 +230,7 @@ static int64_t packed_bytes(const struct asking *a, slices_of *of)
         int n = 0;
         bool any_alone = false;
         for (int32_t i = 0; i < l->units[u].n_flats; i++) {
-            const struct slices s = of(a, &l->flats[l->units[u].first_flat + i]);
+            const struct slices s = slices_of_flat(a, &l->flats[l->units[u].first_flat + i]);
             if (!s.travel || (!s.must_pack && s.least > a->backend->small_bytes))
                 continue;
             bytes += s.most;
@@ -242,12 +247,12 @@ static int64_t packed_bytes(const struct asking *a, slices_of *of)
 static void ask_roles(const struct zr_backend *b, const struct zr_layout *l, const struct zr_options *o,
                       struct zr_role_ask ask[ZR_ROLES])
 {
-    const struct asking a = {b, l, o};
+    const struct plan_of_slices a = {b, l, o};
     int64_t inner = 0, outer = 0, gathered = 0;
     memset(ask, 0, ZR_ROLES * sizeof *ask);
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
-        gathered = inner_slices(&a, f).travel ? zr_max(gathered, largest_inner(&a, f)) : gathered;
+        gathered = inner_slices(&a, f).travel ? zr_max(gathered, largest_inner_slice(&a, f)) : gathered;
         inner = f->trainable ? zr_max(inner, f->inner_elems * zr_dtype_bytes(f->dtype)) : inner;
         outer = f->trainable ? zr_max(outer, f->fine_elems * (int64_t)sizeof(float)) : outer;
     }
@@ -265,11 +270,11 @@ static void ask_roles(const struct zr_backend *b, const struct zr_layout *l, con
 /* Whether some slices, or their sums, are too large to be packed. */
 static bool is_ragged(const struct zr_backend *b, const struct zr_layout *l, const struct zr_options *o)
 {
-    const struct asking a = {b, l, o};
+    const struct plan_of_slices a = {b, l, o};
     bool ragged = false;
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
-        bool large = largest_inner(&a, f) > b->small_bytes;
+        bool large = largest_inner_slice(&a, f) > b->small_bytes;
         ragged |= f->inner.at && large && inner_slices(&a, f).travel;
     }
     return ragged;
@@ -313,7 +318,7 @@ void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, co
 
 int zr_backend_open_device(struct zero_ctx *z)
 {
-    bool gpu = z->user_comm_of ? strcmp(z->user_comm_of->device, "cuda") == 0 : on_gpu(&z->config);
+    bool gpu = z->user_comm_backend ? strcmp(z->user_comm_backend->device, "cuda") == 0 : on_gpu(&z->config);
     return gpu ? zr_cuda_device_open(ZR_CUDA_CURRENT, &z->device) : zr_host_device_open(&z->device);
 }
 

@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 
-static bool is_whole_number(const struct zr_tensor *t)
+static bool is_integer(const struct zr_tensor *t)
 {
     return t->dtype == ZERO_I32 || t->dtype == ZERO_I64;
 }
@@ -46,14 +46,14 @@ _Static_assert(sizeof(struct unequal) <= ZR_EXCHANGE_BYTES, "as one part of an e
 
 /* Pipeline stages have different buffers, so each stage compares its own, and then all ranks exchange the
  * result. */
-int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal)
+int zr_buffers_compare(struct zero_ctx *z, bool integers_only, bool *equal)
 {
     struct unequal mine = {.element = -1}, *all = z->from_all;
     int err = 0, found = -1;
     for (int32_t i = 0; !err && i < z->layout->n_tensors; i++) {
         const struct zr_tensor *t = &z->layout->tensors[i];
         int64_t element;
-        if (!t->buffer || (whole_numbers && !is_whole_number(t)))
+        if (!t->buffer || (integers_only && !is_integer(t)))
             continue;
         err = zr_engine_compare_buffer(z->engine, i, &element);
         if (err || element < 0 || mine.element >= 0)
@@ -74,11 +74,12 @@ int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal)
     return err;
 }
 
+/* Synchronizes one buffer. Integers were compared before, so ZERO_SYNC_MEAN leaves them. */
 static int sync_one(struct zero_ctx *z, int32_t tensor, enum zero_sync how)
 {
     if (how == ZERO_SYNC_RANK0)
         return zr_engine_spread_buffer(z->engine, tensor);
-    return is_whole_number(&z->layout->tensors[tensor]) ? 0 : zr_engine_mean_buffer(z->engine, tensor);
+    return is_integer(&z->layout->tensors[tensor]) ? 0 : zr_engine_mean_buffer(z->engine, tensor);
 }
 
 static const char *how_name(int32_t how)

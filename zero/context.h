@@ -20,7 +20,7 @@
 
 /* Maps a tensor of this rank's table to the whole model: its number there, and its first element. With tp the
  * element counts within this rank's part of the tensor. */
-struct zr_place {
+struct zr_whole_at {
     int32_t tensor;
     int64_t first;
 };
@@ -31,11 +31,12 @@ struct zr_whole {
     /* (n) The layout's tensors, or with pipeline stages those of all stages with all layers. The latter have
      * names, shapes and kinds alone. Their grad says whether a tensor is trained, and is not followed. */
     struct zr_tensor *tensors;
-    /* (the layout's n_tensors) NULL: each tensor of the layout is whole */
-    struct zr_place *own;
+    /* (the layout's n_tensors) where each tensor of the layout is in `tensors`. NULL: it has the same number,
+     * and all of it is there */
+    struct zr_whole_at *at;
     uint64_t hash;
     /* whether tensors is allocated here; otherwise it is the layout's */
-    bool own_memory;
+    bool owns_tensors;
     /* grad of trained tensors points here */
     void *trained;
 };
@@ -43,7 +44,7 @@ struct zr_whole {
 /* memory.c: how another rank shares memory with this one. */
 struct zr_sharer {
     /* it runs on this rank's machine */
-    bool machine;
+    bool same_machine;
     /* the memory control groups that both are in, a bit for each */
     uint32_t groups;
     /* the host memory that it allocates, by its plan or by the present call */
@@ -59,9 +60,9 @@ struct zero_ctx {
      * communicator */
     struct zr_user_comm user_comm;
     /* the backend that the program's communicator belongs to; NULL: it gives none */
-    const struct zr_backend *user_comm_of;
+    const struct zr_backend *user_comm_backend;
     /* the backend that cfg.launch.backend names, which ranks compare when they meet; NULL: auto */
-    const struct zr_backend *asked;
+    const struct zr_backend *asked_backend;
     /* which ranks share a host, and the groups of ranks along each axis */
     struct zr_topology topology;
     struct zr_mesh mesh;
@@ -116,9 +117,10 @@ struct zero_ctx {
     int64_t n_saves;
     /* the last checkpoint that all ranks know to be on the disk; "": none */
     char saved_path[ZR_PATH_BYTES];
+    /* a warning was given that buffers differ between ranks */
     bool reported_unequal_buffers;
-    /* weights that have drifted apart over tp were reported */
-    bool reported_apart;
+    /* a warning was given that weights which tp ranks share have become different */
+    bool reported_tp_drift;
     /* micro-batches of all ranks, in all steps */
     int64_t n_micro;
     /* zero_loss_scale was called for the next step, and for the last one */
@@ -132,15 +134,15 @@ struct zero_ctx {
     /* the program's own data for the next saves, by enum zr_data_kind; NULL: none */
     struct zr_data *data[ZR_N_DATA];
     /* the files of the checkpoint that was loaded last; NULL: none was */
-    struct zr_loaded *loaded;
+    struct zr_loaded_checkpoint *loaded;
     /* the program called zero_set_data since that load */
     bool data_set[ZR_N_DATA];
     /* the warning that the program did not call it was given */
     bool reported_no_data[ZR_N_DATA];
-    /* the next context that zero_unwrap could not free (unwrap.c) */
-    struct zero_ctx *next_left;
-    /* (world * ZR_EXCHANGE_BYTES) for zr_engine_exchange, allocated early so that an exchange never lacks
-     * memory */
+    /* list of the contexts that zero_unwrap could not free (unwrap.c) */
+    struct zero_ctx *next_unfreed;
+    /* (world * ZR_EXCHANGE_BYTES) the records of all ranks, for zr_engine_exchange. It is allocated early, so
+     * that an exchange never lacks memory */
     void *from_all;
 };
 
@@ -206,9 +208,10 @@ static inline int32_t zr_stages(const struct zero_ctx *z)
     return z->mesh.pp * z->config.user.pipeline.stages_per_rank;
 }
 
-static inline struct zr_place zr_place_of(const struct zero_ctx *z, int32_t tensor)
+/* Returns where a tensor of this rank's table is in the whole model. */
+static inline struct zr_whole_at zr_whole_at(const struct zero_ctx *z, int32_t tensor)
 {
-    return z->whole.own ? z->whole.own[tensor] : (struct zr_place){.tensor = tensor};
+    return z->whole.at ? z->whole.at[tensor] : (struct zr_whole_at){.tensor = tensor};
 }
 
 /* find_place.c: finds this rank's number and world from cfg, which was checked, and the environment. */
@@ -349,8 +352,8 @@ bool zr_buffers_are_saved_here(const struct zero_ctx *z);
 /* ZERO_ERR_ORDER if the *param of a buffer is NULL. Local. */
 int zr_buffers_check(const struct zero_ctx *z);
 /* Compares buffers over all ranks. If they differ, this thread's message names the first that does.
- * whole_numbers: compares only buffers of integers. Collective. Blocks. */
-int zr_buffers_compare(struct zero_ctx *z, bool whole_numbers, bool *equal);
+ * integers_only: compares only buffers of integers. Collective. Blocks. */
+int zr_buffers_compare(struct zero_ctx *z, bool integers_only, bool *equal);
 
 /* ---- program_data.c ---- */
 
@@ -366,12 +369,12 @@ struct zr_data *zr_data_keep(struct zr_data *d);
 void zr_data_drop(struct zr_data *d);
 /* The files of a loaded checkpoint, for zero_read_data. prepare may fail, and changes nothing then. use takes
  * them over, and drops the data that zero_set_data was given before the load. */
-int zr_loaded_prepare(struct zero_ctx *z, const char *folder, const struct zr_manifest *m,
-                      struct zr_loaded **out);
-void zr_loaded_use(struct zero_ctx *z, struct zr_loaded *loaded);
-void zr_loaded_free(struct zr_loaded *l);
+int zr_loaded_checkpoint_prepare(struct zero_ctx *z, const char *folder, const struct zr_manifest *m,
+                                 struct zr_loaded_checkpoint **out);
+void zr_loaded_checkpoint_use(struct zero_ctx *z, struct zr_loaded_checkpoint *loaded);
+void zr_loaded_checkpoint_free(struct zr_loaded_checkpoint *l);
 /* Bytes of the program's data of one enum zr_data_kind in all files. 0 if l is NULL. */
-int64_t zr_loaded_bytes(const struct zr_loaded *l, int kind);
+int64_t zr_loaded_checkpoint_bytes(const struct zr_loaded_checkpoint *l, int kind);
 
 /* save.c. Ends a save that was begun, and returns its error. Collective while the context is healthy. After a
  * failure it only frees what this rank has of it. */

@@ -10,17 +10,17 @@ int zr_find_rank(const struct zero_config *cfg, struct zr_world *out)
     struct zr_user_comm_ranks ranks = {
         .name = "exchange", .rank = cfg->launch.rank, .world = cfg->launch.world};
     void *comm;
-    const struct zr_backend *of = zr_backend_of_user_comm(cfg, &comm);
-    const struct zr_backend *asked = zr_backend_row(cfg->launch.backend);
-    if (!of && (!cfg->launch.exchange || !cfg->launch.world))
-        return (asked && asked->job_world ? zr_world_find_by_mpi : zr_world_find)(
+    const struct zr_backend *user_backend = zr_backend_of_user_comm(cfg, &comm);
+    const struct zr_backend *named_backend = zr_backend_row(cfg->launch.backend);
+    if (!user_backend && (!cfg->launch.exchange || !cfg->launch.world))
+        return (named_backend && named_backend->job_world ? zr_world_find_by_mpi : zr_world_find)(
             cfg->launch.rank, cfg->launch.world, cfg->launch.rendezvous, out);
-    if (of) {
-        ranks.name = of->user_comm_name;
-        ZR_TRY(of->user_comm_world(comm, zr_config_start_ms(cfg), &ranks.rank, &ranks.world));
+    if (user_backend) {
+        ranks.name = user_backend->user_comm_name;
+        ZR_TRY(user_backend->user_comm_world(comm, zr_config_start_ms(cfg), &ranks.rank, &ranks.world));
     }
-    if (of && of->job_world)
-        ZR_TRY(of->job_world(zr_config_start_ms(cfg), &ranks.job_rank, &ranks.job_world));
+    if (user_backend && user_backend->job_world)
+        ZR_TRY(user_backend->job_world(zr_config_start_ms(cfg), &ranks.job_rank, &ranks.job_world));
     return zr_world_of_user_comm(&ranks, cfg->launch.rank, cfg->launch.world, cfg->launch.rendezvous, out);
 }
 
@@ -42,7 +42,7 @@ static int size_axes(const struct zero_config *c, struct zero_place *p)
     const int32_t size[] = {c->mesh.pp, c->mesh.cp, c->mesh.tp,
                             c->mesh.dp_replicate == ZERO_AUTO ? 1 : c->mesh.dp_replicate,
                             c->mesh.dp_shard ? c->mesh.dp_shard : 1};
-    bool leaves_some = c->mesh.dp_replicate == ZERO_AUTO || !c->mesh.dp_shard;
+    bool leaves_ranks = c->mesh.dp_replicate == ZERO_AUTO || !c->mesh.dp_shard;
     int64_t product = 1;
     char sizes[128];
     if (c->mesh.dp_replicate == ZERO_AUTO && c->mesh.dp_shard)
@@ -52,9 +52,9 @@ static int size_axes(const struct zero_config *c, struct zero_place *p)
                        c->mesh.dp_shard);
     for (size_t i = 0; i < sizeof size / sizeof *size; i++)
         product *= product <= p->world ? size[i] : 1;
-    if (leaves_some ? p->world % product != 0 : product != p->world) {
+    if (leaves_ranks ? p->world % product != 0 : product != p->world) {
         list_sizes(c, sizes, sizeof sizes);
-        return leaves_some
+        return leaves_ranks
                    ? zr_fail(ZERO_ERR_ARG, "the axes of mesh (%s) do not divide the world of %d ranks", sizes,
                              p->world)
                    : zr_fail(ZERO_ERR_ARG, "the axes of mesh (%s) do not multiply to the world of %d ranks",

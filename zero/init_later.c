@@ -16,9 +16,9 @@ struct range {
 };
 
 /* The ranges of one tensor that have values: sorted and disjoint. */
-struct known {
+struct known_ranges {
     struct range *list;
-    int32_t n, room;
+    int32_t n, capacity;
 };
 
 struct zr_init_later {
@@ -27,14 +27,14 @@ struct zr_init_later {
     /* (n_tensors, n_parts) With ZERO_WHOLE a write may reach only some parts. Every rank records what all
      * parts have, so all ranks complete the values in the same call. Other tensors use the first list only.
      */
-    struct known of[];
+    struct known_ranges lists[];
 };
 
 int zr_init_later_open(struct zero_ctx *z)
 {
     size_t n = (size_t)z->layout->n_tensors, n_parts = (size_t)z->mesh.tp;
     ZR_TRY(ZR_ZALLOC_ARRAY(z->init_later, sizeof *z->init_later, (int64_t)n,
-                           n_parts * sizeof *z->init_later->of, "a table of %zu tensors", n));
+                           n_parts * sizeof *z->init_later->lists, "a table of %zu tensors", n));
     z->init_later->n_tensors = (int32_t)n;
     z->init_later->n_parts = (int32_t)n_parts;
     return 0;
@@ -43,27 +43,29 @@ int zr_init_later_open(struct zero_ctx *z)
 void zr_init_later_close(struct zero_ctx *z)
 {
     for (int32_t i = 0; z->init_later && i < z->init_later->n_tensors * z->init_later->n_parts; i++)
-        free(z->init_later->of[i].list);
+        free(z->init_later->lists[i].list);
     free(z->init_later);
     z->init_later = NULL;
 }
 
-static int32_t lists_of(const struct zero_ctx *z, int32_t tensor, struct known **first)
+/* Finds the lists of a tensor. Returns their number. */
+static int32_t lists_of(const struct zero_ctx *z, int32_t tensor, struct known_ranges **first)
 {
-    *first = &z->init_later->of[tensor * z->init_later->n_parts];
+    *first = &z->init_later->lists[tensor * z->init_later->n_parts];
     return z->layout->tensors[tensor].given_whole ? z->init_later->n_parts : 1;
 }
 
 /* Returns how many elements need values, over all lists of the tensor. */
 static int64_t n_wanted(const struct zero_ctx *z, int32_t tensor)
 {
-    struct known *k;
+    struct known_ranges *k;
     return lists_of(z, tensor, &k) * z->layout->tensors[tensor].n_elems;
 }
 
+/* Returns how many elements have values, over all lists of the tensor. */
 static int64_t n_known(const struct zero_ctx *z, int32_t tensor)
 {
-    struct known *k;
+    struct known_ranges *k;
     int64_t n = 0;
     for (int32_t left = lists_of(z, tensor, &k); left > 0; left--, k++)
         for (int32_t i = 0; i < k->n; i++)
@@ -115,19 +117,19 @@ bool zr_init_later_nothing_written(const struct zero_ctx *z)
     return z->init_later && !z->init_later->written;
 }
 
-static int reserve(struct known *k)
+static int reserve(struct known_ranges *k)
 {
-    if (k->n < k->room)
+    if (k->n < k->capacity)
         return 0;
-    int32_t room = 2 * k->room + 4;
-    ZR_TRY(ZR_GROW(k->list, room, "%d ranges", room));
-    k->room = room;
+    int32_t capacity = 2 * k->capacity + 4;
+    ZR_TRY(ZR_GROW(k->list, capacity, "%d ranges", capacity));
+    k->capacity = capacity;
     return 0;
 }
 
 int zr_init_later_reserve(struct zero_ctx *z, int32_t tensor)
 {
-    struct known *k;
+    struct known_ranges *k;
     int err = 0;
     if (!z->init_later)
         return 0;
@@ -138,7 +140,7 @@ int zr_init_later_reserve(struct zero_ctx *z, int32_t tensor)
 }
 
 /* Inserts [first, end), and merges ranges that touch it. The caller has reserved memory. */
-static void add(struct known *k, int64_t first, int64_t end)
+static void add(struct known_ranges *k, int64_t first, int64_t end)
 {
     int32_t i = 0, j;
     while (i < k->n && k->list[i].end < first)
@@ -152,6 +154,7 @@ static void add(struct known *k, int64_t first, int64_t end)
     k->list[i] = (struct range){first, end};
 }
 
+/* Called when every element has a value: the model may read its parameters. */
 static void complete(struct zero_ctx *z)
 {
     zr_init_later_close(z);
@@ -161,7 +164,7 @@ static void complete(struct zero_ctx *z)
 
 void zr_init_later_note(struct zero_ctx *z, int32_t tensor, bool whole, int64_t first, int64_t n)
 {
-    struct known *k;
+    struct known_ranges *k;
     if (!z->init_later || z->layout->tensors[tensor].buffer || n == 0)
         return;
     const struct zr_tp_cut cut = zr_tp_of_tensor(&z->layout->tensors[tensor], z->mesh.tp);

@@ -2,7 +2,7 @@
 /* memory.c: checks that there is memory for the plan. It runs before anything is allocated, so that a lack of
  * memory is an error with a table. Otherwise the kernel might kill the process in the middle of the first
  * step. */
-#include "shard/engine/check/places.h"
+#include "shard/engine/check/bracket_copies.h"
 #include "zero/context.h"
 
 #include <stdbool.h>
@@ -28,7 +28,7 @@ static void add_sharers(const struct zero_ctx *z, uint32_t group, struct shared 
     *s = (struct shared){.alike = true};
     for (int r = 0; r < z->world.world; r++) {
         const struct zr_sharer *x = &z->sharers[r];
-        bool shares = group ? (x->groups & group) != 0 : x->machine;
+        bool shares = group ? (x->groups & group) != 0 : x->same_machine;
         if (!shares && r != z->world.rank)
             continue;
         s->n_ranks++;
@@ -95,7 +95,8 @@ static int64_t gpu_bytes(const struct zero_ctx *z)
                     on_gpu(p->master_elems * size);
     for (int i = 0; i < p->n_states; i++)
         bytes += on_gpu(p->state_elems[i] * size);
-    return bytes + (z->config.options.check && !p->placement.model_holds ? zr_places_need(z->layout) : 0);
+    return bytes +
+           (z->config.options.check && !p->placement.model_holds ? zr_bracket_copies_need(z->layout) : 0);
 }
 
 static int n_communicators(const struct zero_ctx *z)

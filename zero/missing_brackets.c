@@ -21,7 +21,7 @@ struct zr_missing_brackets {
         int32_t n[PHASES];
         bool ever[PHASES];
     } * unit;
-    /* a unit without brackets in a step; a unit without brackets in a micro-batch */
+    /* warnings that were given: about a unit without brackets in a step, and in a micro-batch */
     bool reported_step, reported_micro_batch;
 };
 
@@ -68,6 +68,7 @@ static const char *tensor_of(const struct zr_layout *l, int32_t unit, bool train
     return name;
 }
 
+/* Reports a unit that the step left out; -1: there is none. Returns whether it did. */
 static bool report_step(struct zero_ctx *z, int64_t step, int32_t unit)
 {
     if (unit < 0)

@@ -85,9 +85,9 @@ void zr_progress_open(struct zr_progress_map *m, struct zr_log *log)
 static bool is_number(const char *variable, int32_t number)
 {
     const char *text = getenv(variable);
-    char own[16];
-    snprintf(own, sizeof own, "%d", number);
-    return text && !strcmp(text, own);
+    char expected[16];
+    snprintf(expected, sizeof expected, "%d", number);
+    return text && !strcmp(text, expected);
 }
 
 void zr_progress_meet(struct zr_progress_map *m, int32_t rank, int32_t world)

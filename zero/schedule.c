@@ -71,6 +71,7 @@ static int32_t stage_here(const struct zr_walk *w, const struct zr_pipe_action *
     return a->stage / w->pp;
 }
 
+/* Finds the stage of each unit from its tensors, which must agree. */
 static int find_stages(struct zr_schedule *s, const struct zr_layout *l)
 {
     s->n_units = l->n_units;
@@ -122,6 +123,7 @@ static int check_row(struct zr_schedule *s, struct zr_pipeline *all, struct zr_w
     return take_row(s, all, row);
 }
 
+/* Builds a schedule with its messages, and takes this rank's row. */
 static int make_row(struct zr_schedule *s, enum zr_pipeline_kind kind, bool forward_only,
                     struct zr_walk_row *row)
 {
@@ -136,6 +138,7 @@ static int make_row(struct zr_schedule *s, enum zr_pipeline_kind kind, bool forw
     return err;
 }
 
+/* Checks an action of a schedule file. */
 static int check_action(const struct zr_pipe_action *a, int32_t rank, int32_t n_ranks)
 {
     char text[ZR_PIPE_TEXT];
@@ -160,6 +163,7 @@ static int check_actions(const struct zr_pipeline *p)
     return err;
 }
 
+/* Reads cfg.pipeline.schedule_file, and checks that it fits the configuration. */
 static int read_file(const struct zr_config *c, struct zr_pipeline **out)
 {
     const char *path = c->user.pipeline.schedule_file;
@@ -244,35 +248,35 @@ static int make_order(struct zr_config *c, const struct zr_layout *l, struct zr_
 {
     struct zr_options *o = &c->options;
     bool assumed = o->n_order == 0;
-    struct zero_call *own = NULL;
-    int32_t n_own = 0;
-    ZR_TRY(assumed ? zr_plan_assume_order(l, &own, &n_own) : 0);
-    const struct zero_call *micro = assumed ? own : o->order;
-    int64_t n = assumed ? n_own : o->n_order, forward = 0,
+    struct zero_call *assumed_calls = NULL;
+    int32_t n_assumed = 0;
+    ZR_TRY(assumed ? zr_plan_assume_order(l, &assumed_calls, &n_assumed) : 0);
+    const struct zero_call *calls = assumed ? assumed_calls : o->order;
+    int64_t n = assumed ? n_assumed : o->n_order, forward = 0,
             all = 2 * n * s->walk.n_micro; /* at most, because backward may be split */
     if (all > MAX_CALLS)
         all = 0; /* The order is then that of one micro-batch. */
     for (int32_t i = 0; i < o->n_order; i++)
-        if (micro[i].unit >= l->n_units)
-            return zr_fail(ZERO_ERR_ARG, "order[%d].unit is %d; allowed: 0..%d", i, micro[i].unit,
+        if (calls[i].unit >= l->n_units)
+            return zr_fail(ZERO_ERR_ARG, "order[%d].unit is %d; allowed: 0..%d", i, calls[i].unit,
                            l->n_units - 1);
     int err = ZR_ALLOC(s->order, all + 1, "the calls of %d micro-batches", s->walk.n_micro);
     if (err) {
-        free(own);
+        free(assumed_calls);
         return err;
     }
-    for (int64_t i = 0, n_open = 0; i < n && !zr_phase_is_backward(micro[i].phase); i++) {
-        n_open += micro[i].is_end ? -1 : 1;
+    for (int64_t i = 0, n_open = 0; i < n && !zr_phase_is_backward(calls[i].phase); i++) {
+        n_open += calls[i].is_end ? -1 : 1;
         forward = n_open ? forward : i + 1;
     }
     for (int64_t i = 0; all && i < s->walk.step.n; i++) {
         const struct zr_pipe_action *a = &s->walk.step.actions[i];
         bool first = a->kind == ZR_PIPE_FORWARD;
         if (zr_pipe_computes(a->kind))
-            add_calls(s, first ? micro : micro + forward, first ? forward : n - forward,
+            add_calls(s, first ? calls : calls + forward, first ? forward : n - forward,
                       stage_here(&s->walk, a), a->kind);
     }
-    free(own);
+    free(assumed_calls);
     if (s->n_order) {
         o->order = s->order;
         o->n_order = s->n_order;

@@ -8,6 +8,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+/* Checks tensor number i of the table, which has the flag ZERO_TIED. */
 static int check_tied(const struct zr_config *c, const struct zr_tensor *t, int32_t i)
 {
     const struct zr_options *o = &c->options;
@@ -36,7 +37,7 @@ int zr_ties_take(const struct zr_config *c, struct zr_tensor *t, int32_t n)
     for (int32_t i = 0; i < n; i++) {
         if (t[i].tie == ZR_TIE_NONE)
             continue;
-        t[i].tie = ZR_TIE_NONE;
+        t[i].tie = ZR_TIE_NONE; /* until it is known that there are two stages to tie */
         if (c->options.pp < 2 && c->user.pipeline.stages_per_rank > 1)
             return zr_fail(ZERO_ERR_NOTSUP,
                            "tensors[%d] (%s): ZERO_TIED with pp 1 and stages_per_rank %d, so this rank has "

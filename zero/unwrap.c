@@ -20,8 +20,8 @@ static zero_ctx *_Atomic all_left;
 
 static void leave(zero_ctx *z)
 {
-    z->next_left = atomic_load(&all_left);
-    while (!atomic_compare_exchange_weak(&all_left, &z->next_left, z))
+    z->next_unfreed = atomic_load(&all_left);
+    while (!atomic_compare_exchange_weak(&all_left, &z->next_unfreed, z))
         ;
 }
 
@@ -75,7 +75,7 @@ void zr_tear_down(struct zero_ctx *z)
     zr_missing_brackets_close(z);
     for (int kind = 0; kind < ZR_N_DATA; kind++)
         zr_data_drop(z->data[kind]);
-    zr_loaded_free(z->loaded);
+    zr_loaded_checkpoint_free(z->loaded);
     free(z->from_all);
     free(z->sharers);
     free(z);

@@ -45,10 +45,10 @@ static void name_fork(struct zr_world *w)
 static void find_user_comm(struct zero_ctx *z, const struct zero_config *cfg)
 {
     struct zr_user_comm *c = &z->user_comm;
-    const struct zr_backend *b = z->user_comm_of ? z->user_comm_of : z->asked;
+    const struct zr_backend *b = z->user_comm_backend ? z->user_comm_backend : z->asked_backend;
     c->timeout_ms = z->start_ms;
-    if (z->user_comm_of || z->world.by_mpi) {
-        c->name = z->user_comm_of ? b->user_comm_name : "MPI_COMM_WORLD";
+    if (z->user_comm_backend || z->world.by_mpi) {
+        c->name = z->user_comm_backend ? b->user_comm_name : "MPI_COMM_WORLD";
         c->gather = b->exchange;
         c->in_turn = b->exchanges_in_turn;
     } else if (cfg->launch.exchange && cfg->launch.world > 0) {
@@ -62,8 +62,8 @@ static void find_user_comm(struct zero_ctx *z, const struct zero_config *cfg)
 
 static int find_world(struct zero_ctx *z, const struct zero_config *cfg)
 {
-    z->user_comm_of = zr_backend_of_user_comm(cfg, &z->user_comm.comm);
-    z->asked = zr_backend_row(cfg->launch.backend);
+    z->user_comm_backend = zr_backend_of_user_comm(cfg, &z->user_comm.comm);
+    z->asked_backend = zr_backend_row(cfg->launch.backend);
     z->start_ms = zr_config_start_ms(cfg);
     int err = zr_find_rank(cfg, &z->world);
     find_user_comm(z, cfg);

@@ -33,7 +33,7 @@ static void report_default_stream(struct zero_ctx *z)
  * on one rank, where programs are tried out, so there it is information. */
 static void report_nothing_sharded(const struct zero_ctx *z)
 {
-    int32_t n = z->layout->n_units, n_resident = 0, n_declared = 0;
+    int32_t n = z->layout->n_units, n_resident = 0, n_declared = 0; /* declared: by flags of the table */
     int stage = z->config.options.stage;
     struct zr_log *log = z->config.options.log;
     void (*say)(struct zr_log *, const char *, ...) = z->plan->placement.shards_params ? zr_warn : zr_info;
@@ -66,8 +66,8 @@ static void report_nothing_sharded(const struct zero_ctx *z)
                 n_declared);
 }
 
-/* Warns if the table cuts nothing, because then all ranks of tp train the same whole model. */
-static void report_parts(const struct zero_ctx *z)
+/* Warns if the table cuts no tensor over tp, because then all tp ranks train the same whole model. */
+static void report_uncut_tp(const struct zero_ctx *z)
 {
     for (int32_t i = 0; i < z->layout->n_tensors; i++)
         if (z->layout->tensors[i].cut)
@@ -138,7 +138,7 @@ void zr_wrap_report(struct zero_ctx *z)
     zr_info(z->config.options.log, "%s, %s, %lld bytes per rank for %lld parameters", z->plan->placement.name,
             zr_backend_path(z), (long long)z->plan->total_bytes, (long long)z->layout->n_params);
     report_nothing_sharded(z);
-    report_parts(z);
+    report_uncut_tp(z);
     report_bubble(z);
     report_groups(z);
     report_how_gradients_add_up(z);

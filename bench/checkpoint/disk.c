@@ -13,11 +13,13 @@
 
 #define PATH 1024
 
+/* The file that process number i writes or reads. */
 static void file_of(const struct disk_dd *d, int32_t i, char out[PATH])
 {
     snprintf(out, PATH, "%s/dd-%d.tmp", d->dir, i);
 }
 
+/* The file in memory that process number i copies to. */
 static void memory_of(int32_t i, char out[PATH])
 {
     snprintf(out, PATH, "/dev/shm/zero-bench-dd-%ld-%d", (long)getpid(), i);
@@ -43,7 +45,7 @@ int disk_dd_start(struct disk_dd *d, enum disk_job job)
                               write ? "conv=fsync" : NULL,
                               job == DISK_WRITE_DIRECT ? "oflag=direct" : NULL,
                               NULL};
-        if (child_open(&d->child[i], argv, false)) {
+        if (child_open(&d->child[i], argv, /* to_child */ false)) {
             while (i-- > 0)
                 child_close(&d->child[i]);
             return zr_fail(ZERO_ERR_SYSTEM, "dd could not be started");
@@ -93,8 +95,9 @@ int disk_remove_folder(const char *path)
 {
     char *const argv[] = {"rm", "-rf", (char *)(uintptr_t)path, NULL};
     struct child c;
-    return child_open(&c, argv, false) || child_close(&c) ? zr_fail(ZERO_ERR_SYSTEM, "%s: not removed", path)
-                                                          : 0;
+    return child_open(&c, argv, /* to_child */ false) || child_close(&c)
+               ? zr_fail(ZERO_ERR_SYSTEM, "%s: not removed", path)
+               : 0;
 }
 
 /* Calls fn with every path in dir that matches the pattern. */
@@ -109,6 +112,7 @@ static void for_each(const char *dir, const char *pattern, void (*fn)(const char
     globfree(&found);
 }
 
+/* Drops a file from the page cache. */
 static void make_cold(const char *path)
 {
     int fd = open(path, O_RDONLY);
@@ -119,6 +123,7 @@ static void make_cold(const char *path)
     }
 }
 
+/* Reads a file into the page cache. */
 static void make_warm(const char *path)
 {
     static char buffer[1 << 20];

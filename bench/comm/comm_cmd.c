@@ -202,11 +202,11 @@ static void report_row(const struct comm_options *o, const struct comm_rounds *b
             json_array_append_new(ms, report_number(row->ns[i] * 1e-6));
         report_line(json_pack(
             "{s:s, s:s, s:s, s:s?, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "event", "row", "op",
-            comm_op_names[row->op], "backend", backend, "path", row->of ? row->of->path : NULL, "bytes",
-            (json_int_t)bytes, "slice", (json_int_t)b->slice, "ms", report_number(f->ms), "ms_min",
+            comm_op_names[row->op], "backend", backend, "path", row->backend ? row->backend->path : NULL,
+            "bytes", (json_int_t)bytes, "slice", (json_int_t)b->slice, "ms", report_number(f->ms), "ms_min",
             report_number(f->ms_min), "rounds_ms", ms, "algbw", report_number(f->algbw), "busbw",
             report_number(f->busbw), "limit", report_number(f->limit), "of_limit", report_number(f->of_limit),
-            "wrong", row->of ? json_integer(row->wrong) : json_null()));
+            "wrong", row->backend ? json_integer(row->wrong) : json_null()));
         return;
     }
     char limit[24] = "-", of_limit[24] = "-", wrong[24] = "-";
@@ -214,7 +214,7 @@ static void report_row(const struct comm_options *o, const struct comm_rounds *b
         snprintf(limit, sizeof limit, "%.2f", f->limit);
         snprintf(of_limit, sizeof of_limit, "%.0f%%", 100 * f->of_limit);
     }
-    if (row->of)
+    if (row->backend)
         snprintf(wrong, sizeof wrong, "%lld", (long long)row->wrong);
     printf("%-14s  %-*s  %11lld  %11lld  %11.1f  %7.2f  %7.2f  %7s  %8s  %7s\n", comm_op_names[row->op],
            name_width(b->ranks), backend, (long long)bytes, (long long)b->slice, f->ms * 1e3, f->algbw,
@@ -254,8 +254,8 @@ static void report_head(const struct comm_options *o, const struct comm_ranks *r
            r->group->size, dtype, (long long)a->rounds);
     printf("# %s, %ld cores, libzero %s\n", processor(), cores, zero_version());
     for (int i = 0; i < r->n_backends; i++)
-        if (strcmp(r->backend[i].row->name, r->backend[i].path))
-            printf("# %s: %s\n", r->backend[i].row->name, r->backend[i].path);
+        if (strcmp(r->backend[i].kind->name, r->backend[i].path))
+            printf("# %s: %s\n", r->backend[i].kind->name, r->backend[i].path);
     if (r->left_out[0])
         printf("# left out: %s\n", r->left_out);
     printf("# bytes: of the region, all slices together; bandwidths in GB/s (1e9)\n");
@@ -283,7 +283,7 @@ static int keep_point(struct outcome *out, const struct comm_rounds *b, const st
     ZR_TRY(ZR_GROW(out->point, out->n_points + 1, "a picture"));
     out->point[out->n_points++] = (struct comm_point){.op = row->op,
                                                       .row_name = comm_row_name(row),
-                                                      .is_limit = !row->of,
+                                                      .is_limit = !row->backend,
                                                       .bytes = b->bytes,
                                                       .busbw = f->busbw};
     return 0;

@@ -21,7 +21,7 @@ ZERO_BACKEND_MAP(DECLARED)
 #undef DECLARED
 
 static const struct {
-    const struct zr_backend *row;
+    const struct zr_backend *kind;
     int number;
 } known[] = {
 #define KNOWN(name, value, key, text) {&zr_backend_##key, value},
@@ -36,7 +36,7 @@ const char *comm_backend_names(void)
     static char text[256];
     text[0] = 0;
     for (int i = 0; i < N_KNOWN; i++)
-        option_list(text, sizeof text, known[i].row->name, i + 1 == N_KNOWN);
+        option_list(text, sizeof text, known[i].kind->name, i + 1 == N_KNOWN);
     return text;
 }
 
@@ -48,14 +48,14 @@ static int64_t bit_of(int i)
 int64_t comm_backend_bit(const char *name, size_t n_name)
 {
     for (int i = 0; i < N_KNOWN; i++)
-        if (strlen(known[i].row->name) == n_name && !memcmp(known[i].row->name, name, n_name))
+        if (strlen(known[i].kind->name) == n_name && !memcmp(known[i].kind->name, name, n_name))
             return bit_of(i);
     return 0;
 }
 
 bool comm_backend_is_mpi(const struct comm_backend *b)
 {
-    return b->row == &zr_backend_mpi;
+    return b->kind == &zr_backend_mpi;
 }
 
 /* ---- meeting ---- */
@@ -140,7 +140,7 @@ static void leave_out(struct comm_ranks *r, const struct zr_backend *b)
 static int choose(struct comm_ranks *r, const struct comm_asked *a)
 {
     for (int i = 0; i < N_KNOWN; i++) {
-        const struct zr_backend *b = known[i].row;
+        const struct zr_backend *b = known[i].kind;
         if (a->backends ? !(a->backends & bit_of(i)) : !is_for(r, a, b))
             continue;
         if (!is_for(r, a, b))
@@ -151,7 +151,7 @@ static int choose(struct comm_ranks *r, const struct comm_asked *a)
         if (err)
             leave_out(r, b);
         else
-            r->backend[r->n_backends++].row = b;
+            r->backend[r->n_backends++].kind = b;
     }
     return r->n_backends ? 0 : zr_fail(ZERO_ERR_NOTSUP, "no backend joins these ranks: %s", r->left_out);
 }
@@ -243,18 +243,18 @@ static int open_backend(struct comm_ranks *r, const struct comm_asked *a, struct
 {
     struct zr_role_ask ask[ZR_ROLES];
     const struct zr_backend_config config = {.timeout_ms = TIMEOUT_MS,
-                                             .deterministic = is_deterministic(a, b->row),
+                                             .deterministic = is_deterministic(a, b->kind),
                                              .flat = a->flat,
                                              .topology = &r->topology};
-    ask_roles(r, b->row, slice_bytes, ask);
-    int err = b->row->open(r->rdv, r->dev, &config, ask, b->comm);
-    err = err ? err : give_arena(b, arena_bytes_of(r, a, b->row, slice_bytes, bytes));
+    ask_roles(r, b->kind, slice_bytes, ask);
+    int err = b->kind->open(r->rdv, r->dev, &config, ask, b->comm);
+    err = err ? err : give_arena(b, arena_bytes_of(r, a, b->kind, slice_bytes, bytes));
     if (err)
         return err;
     b->gather = b->comm[a->across ? ZR_ROLE_GATHER_OUTER : ZR_ROLE_GATHER];
     b->reduce = b->comm[a->across ? ZR_ROLE_REDUCE_OUTER : ZR_ROLE_REDUCE];
     b->all = b->comm[b->comm[ZR_ROLE_CONTROL] ? ZR_ROLE_CONTROL : ZR_ROLE_REDUCE];
-    b->path = b->row->path ? b->row->path(b->comm[ZR_ROLE_GATHER]) : b->row->name;
+    b->path = b->kind->path ? b->kind->path(b->comm[ZR_ROLE_GATHER]) : b->kind->name;
     return 0;
 }
 
@@ -263,10 +263,10 @@ static int open_backends(struct comm_ranks *r, const struct comm_asked *a, int64
 {
     int n_open = 0, err = 0;
     for (int i = 0; i < r->n_backends && !err; i++) {
-        struct comm_backend b = {.row = r->backend[i].row};
+        struct comm_backend b = {.kind = r->backend[i].kind};
         err = open_backend(r, a, &b, slice_bytes, bytes);
         if (err == ZERO_ERR_NOTSUP && !a->backends) {
-            leave_out(r, b.row);
+            leave_out(r, b.kind);
             close_backend(&b);
             err = 0;
         } else
@@ -345,7 +345,7 @@ int comm_ranks_open(struct comm_ranks *r, const struct comm_asked *a, int64_t sl
     if (err) /* the same error on all ranks */
         return err;
     for (int i = 0; i < r->n_backends; i++)
-        bytes += arena_bytes_of(r, a, r->backend[i].row, slice_bytes, arena_bytes);
+        bytes += arena_bytes_of(r, a, r->backend[i].kind, slice_bytes, arena_bytes);
     err = agree(r, open_device(r, a, bytes), a);
     err = err ? err : open_backends(r, a, slice_bytes, arena_bytes);
     return err ? err : start_loop(r);

@@ -18,13 +18,13 @@ enum { COMM_BACKENDS = 16 };
 /* The options that all ranks must have in common. All fields have 64 bits, so that structs can be compared
  * by bytes. */
 struct comm_asked {
-    /* bits of ZERO_BACKEND_MAP's numbers, 0: all possible; bits of enum comm_op */
+    /* a bit for each number in ZERO_BACKEND_MAP, 0: all possible backends; a bit for each enum comm_op */
     int64_t backends, ops;
     /* smallest and largest size of the whole region, and the factor between two sizes */
     int64_t from_bytes, to_bytes, factor;
     /* ranks of a group, 0: all; whether collectives run between groups instead of inside them */
     int64_t group, across;
-    /* enum zero_dtype; ZERO_AUTO, 0 or 1; whether on a GPU */
+    /* enum zero_dtype; cfg.deterministic: ZERO_AUTO, 0 or 1; whether on a GPU */
     int64_t dtype, deterministic, cuda;
     /* MPI uses no shared memory inside hosts. */
     int64_t flat;
@@ -33,7 +33,7 @@ struct comm_asked {
 
 /* A backend's communicators, which share one arena. */
 struct comm_backend {
-    const struct zr_backend *row;
+    const struct zr_backend *kind;
     struct zr_comm *comm[ZR_ROLES];
     /* among these: the two that are measured, and one that spans the world */
     struct zr_comm *gather, *reduce, *all;
@@ -42,6 +42,7 @@ struct comm_backend {
     const char *path;
 };
 
+/* This rank of zero-bench comm. */
 struct comm_ranks {
     struct zr_world world;
     struct zr_topology topology;
@@ -55,6 +56,7 @@ struct comm_ranks {
     int n_backends;
     /* backends that were not asked for by name and cannot be here, with the reasons; or "" */
     char left_out[1024];
+    /* the loop that notices lost ranks, how to stop it, its thread, and which of these exist */
     uv_loop_t loop;
     uv_async_t stop;
     struct zr_thread thread;

@@ -11,7 +11,7 @@
 
 enum {
     SLICE_ALIGN = 128,
-    PIECE_BYTES = 1 << 20,
+    HOST_BUFFER_BYTES = 1 << 20,
     CONTROL_BYTES = 4096,
     N_WARM_ROUNDS = 2,
     /* A round repeats a row's call until it has moved about CALLS_BYTES, at most MAX_CALLS times. */
@@ -28,10 +28,10 @@ const char *const comm_op_names[COMM_OPS] = {
 
 const char *comm_row_name(const struct comm_row *row)
 {
-    return row->own != COMM_NOT_OWN     ? zr_mpi_own_name((enum zr_mpi_own)row->own)
-           : row->of                    ? row->of->row->name
-           : row->op == COMM_ALL_GATHER ? "copy limit"
-                                        : "add limit";
+    return row->mpi_call != COMM_NO_MPI_CALL ? zr_mpi_own_name((enum zr_mpi_own)row->mpi_call)
+           : row->backend                    ? row->backend->kind->name
+           : row->op == COMM_ALL_GATHER      ? "copy limit"
+                                             : "add limit";
 }
 
 int64_t comm_slice(int64_t bytes, int n)
@@ -71,7 +71,7 @@ static bool may_have_mpi(const struct comm_rounds *b)
            (!b->asked.backends || b->asked.backends & comm_backend_bit(mpi, strlen(mpi)));
 }
 
-static int64_t wide_bytes(const struct comm_rounds *b, int64_t slice)
+static int64_t mpi_input_bytes(const struct comm_rounds *b, int64_t slice)
 {
     bool sums = b->asked.ops >> COMM_REDUCE_SCATTER & 1;
     return may_have_mpi(b) && sums && b->dtype == ZERO_BF16 ? b->n * slice * 2 : 0;
@@ -91,12 +91,12 @@ static bool has_mpi(const struct comm_rounds *b)
     return false;
 }
 
-static int take_wide(struct comm_rounds *b, int64_t bytes)
+static int take_mpi_input(struct comm_rounds *b, int64_t bytes)
 {
     void *at = NULL;
     int err = bytes ? b->ranks->dev->ops->alloc(b->ranks->dev, bytes, &at) : 0;
-    b->wide = at;
-    b->wide_bytes = bytes;
+    b->mpi_input = at;
+    b->mpi_input_bytes = bytes;
     return err;
 }
 
@@ -109,10 +109,10 @@ static int take(struct comm_rounds *b, int64_t slice)
     ZR_TRY(ZR_ZALLOC(b->source, b->n, "the sources of %d ranks", b->n));
     for (int i = 0; i < b->n; i++)
         b->source[i].rank = zr_group_member(g, i);
-    int err = dev->ops->host_alloc(dev, PIECE_BYTES, (void **)&b->piece);
+    int err = dev->ops->host_alloc(dev, HOST_BUFFER_BYTES, (void **)&b->host_buffer);
     err = err ? err : dev->ops->host_alloc(dev, CONTROL_BYTES, (void **)&b->control);
     err = err ? err : comm_limits_open(&b->limits, dev, b->ranks->stream, b->n, slice, b->dtype);
-    return err || !has_mpi(b) ? err : take_wide(b, wide_bytes(b, slice));
+    return err || !has_mpi(b) ? err : take_mpi_input(b, mpi_input_bytes(b, slice));
 }
 
 int comm_rounds_open(struct comm_rounds *b, struct comm_ranks *r, const struct comm_asked *a)
@@ -120,8 +120,8 @@ int comm_rounds_open(struct comm_rounds *b, struct comm_ranks *r, const struct c
     *b = (struct comm_rounds){
         .ranks = r, .asked = *a, .dtype = (enum zero_dtype)a->dtype, .n = r->group->size};
     int64_t slice = comm_slice(a->to_bytes, b->n), arena = lay_out(b, slice);
-    int err =
-        comm_ranks_open(r, a, slice, arena, comm_limits_bytes(b->n, slice, b->dtype) + wide_bytes(b, slice));
+    int err = comm_ranks_open(r, a, slice, arena,
+                              comm_limits_bytes(b->n, slice, b->dtype) + mpi_input_bytes(b, slice));
     return err ? err : take(b, slice);
 }
 
@@ -129,12 +129,12 @@ void comm_rounds_close(struct comm_rounds *b)
 {
     struct zr_device *dev = b->ranks ? b->ranks->dev : NULL;
     comm_limits_close(&b->limits);
-    if (b->piece)
-        dev->ops->host_free(dev, b->piece, PIECE_BYTES);
+    if (b->host_buffer)
+        dev->ops->host_free(dev, b->host_buffer, HOST_BUFFER_BYTES);
     if (b->control)
         dev->ops->host_free(dev, b->control, CONTROL_BYTES);
-    if (b->wide)
-        dev->ops->free(dev, b->wide, b->wide_bytes);
+    if (b->mpi_input)
+        dev->ops->free(dev, b->mpi_input, b->mpi_input_bytes);
     free(b->times);
     free(b->source);
     memset(b, 0, sizeof *b);
@@ -196,7 +196,7 @@ static int64_t n_elements(const struct comm_rounds *b)
     return b->slice / zr_dtype_bytes(b->dtype);
 }
 
-static int issue_of(struct comm_rounds *b, enum comm_op op, struct comm_backend *of)
+static int issue_backend(struct comm_rounds *b, enum comm_op op, struct comm_backend *backend)
 {
     const struct zr_tag tag = {.unit = -1};
     struct zr_stream *s = b->ranks->stream;
@@ -207,44 +207,45 @@ static int issue_of(struct comm_rounds *b, enum comm_op op, struct comm_backend 
         .src = b->reduce_at, .dst = b->sum_at, .cut = cut_of(b), .dtype = b->dtype};
     switch (op) {
     case COMM_ALL_GATHER:
-        return zr_comm_all_gather(of->gather, s, &gather, 1, &tag);
+        return zr_comm_all_gather(backend->gather, s, &gather, 1, &tag);
     case COMM_REDUCE_SCATTER:
-        return zr_comm_reduce_scatter(of->reduce, s, &reduce, 1, &tag);
+        return zr_comm_reduce_scatter(backend->reduce, s, &reduce, 1, &tag);
     default:
-        return zr_comm_agree(of->reduce, s, b->words_at, (int32_t)(words / 2), (int32_t)(words - words / 2),
-                             &tag);
+        return zr_comm_agree(backend->reduce, s, b->words_at, (int32_t)(words / 2),
+                             (int32_t)(words - words / 2), &tag);
     }
 }
 
-/* MPI's gathers move bytes of any type. */
-static int issue_own(struct comm_rounds *b, const struct comm_row *row)
+/* Enqueues a call of MPI's own. Its gathers move bytes of any type. */
+static int issue_mpi_call(struct comm_rounds *b, const struct comm_row *row)
 {
-    struct comm_backend *of = row->of;
-    const enum zr_mpi_own which = (enum zr_mpi_own)row->own;
+    struct comm_backend *backend = row->backend;
+    const enum zr_mpi_own which = (enum zr_mpi_own)row->mpi_call;
     struct zr_stream *s = b->ranks->stream;
-    const char *from = b->wide ? b->wide : of->arena + b->reduce_at;
+    const char *from = b->mpi_input ? b->mpi_input : backend->arena + b->reduce_at;
     if (row->op == COMM_ALL_GATHER)
-        return zr_mpi_own_put(of->gather, s, which, NULL, (float *)(of->arena + b->gather_at),
+        return zr_mpi_own_put(backend->gather, s, which, NULL, (float *)(backend->arena + b->gather_at),
                               b->slice / (int64_t)sizeof(float));
-    return zr_mpi_own_put(of->reduce, s, which, (const float *)from, (float *)(of->arena + b->sum_at),
-                          n_elements(b));
+    return zr_mpi_own_put(backend->reduce, s, which, (const float *)from,
+                          (float *)(backend->arena + b->sum_at), n_elements(b));
 }
 
 /* Enqueues a row's call. */
 static int issue(struct comm_rounds *b, const struct comm_row *row)
 {
     struct zr_stream *s = b->ranks->stream;
-    return row->own != COMM_NOT_OWN     ? issue_own(b, row)
-           : row->of                    ? issue_of(b, row->op, row->of)
-           : row->op == COMM_ALL_GATHER ? comm_limits_copy(&b->limits, s, b->n, b->slice)
-                                        : comm_limits_add(&b->limits, s, b->n, b->slice);
+    return row->mpi_call != COMM_NO_MPI_CALL ? issue_mpi_call(b, row)
+           : row->backend                    ? issue_backend(b, row->op, row->backend)
+           : row->op == COMM_ALL_GATHER      ? comm_limits_copy(&b->limits, s, b->n, b->slice)
+                                             : comm_limits_add(&b->limits, s, b->n, b->slice);
 }
 
+/* Times a row's call on this rank. */
 static int measure(struct comm_rounds *b, const struct comm_row *row, uint64_t *ns)
 {
     int64_t calls = CALLS_BYTES / b->bytes;
     calls = calls < 1 ? 1 : calls > MAX_CALLS ? MAX_CALLS : calls;
-    int err = start_together(b, row->of ? row->of : &b->ranks->backend[0]);
+    int err = start_together(b, row->backend ? row->backend : &b->ranks->backend[0]);
     int64_t start = zr_now_ns();
     for (int64_t i = 0; i < calls && !err; i++)
         err = issue(b, row);
@@ -260,24 +261,26 @@ static uint64_t seed_of(enum comm_op op)
     return ((uint64_t)op + 1) << 32;
 }
 
-/* A range of device memory, which passes through b->piece. */
+/* A range of device memory. It passes through b->host_buffer, a chunk at a time. */
 struct range {
     char *at;
     int64_t bytes;
     enum zero_dtype dtype;
 };
 
-static int64_t piece_bytes(const struct range *x, int64_t at)
+/* Bytes of the chunk that begins at `at`. */
+static int64_t chunk_bytes(const struct range *x, int64_t at)
 {
-    return x->bytes - at < PIECE_BYTES ? x->bytes - at : PIECE_BYTES;
+    return x->bytes - at < HOST_BUFFER_BYTES ? x->bytes - at : HOST_BUFFER_BYTES;
 }
 
-/* Copies b->piece to the range at `at`, or back. */
-static int copy_piece(struct comm_rounds *b, const struct range *x, int64_t at, bool back)
+/* Copies b->host_buffer to the chunk at `at`, or back. */
+static int copy_chunk(struct comm_rounds *b, const struct range *x, int64_t at, bool back)
 {
     const struct zr_device_ops *dev = b->ranks->dev->ops;
     char *there = x->at + at;
-    ZR_TRY(dev->copy(b->ranks->stream, back ? b->piece : there, back ? there : b->piece, piece_bytes(x, at)));
+    ZR_TRY(dev->copy(b->ranks->stream, back ? b->host_buffer : there, back ? there : b->host_buffer,
+                     chunk_bytes(x, at)));
     return dev->stream_sync(b->ranks->stream);
 }
 
@@ -285,51 +288,53 @@ static int copy_piece(struct comm_rounds *b, const struct range *x, int64_t at, 
 static int fill(struct comm_rounds *b, struct range x, const struct comm_source *source)
 {
     int64_t size = zr_dtype_bytes(x.dtype);
-    for (int64_t at = 0; at < x.bytes; at += PIECE_BYTES) {
+    for (int64_t at = 0; at < x.bytes; at += HOST_BUFFER_BYTES) {
         if (source)
-            comm_values_fill(b->piece, x.dtype, *source, at / size, piece_bytes(&x, at) / size);
+            comm_values_fill(b->host_buffer, x.dtype, *source, at / size, chunk_bytes(&x, at) / size);
         else
-            memset(b->piece, 0xff, (size_t)piece_bytes(&x, at));
-        ZR_TRY(copy_piece(b, &x, at, false));
+            memset(b->host_buffer, 0xff, (size_t)chunk_bytes(&x, at));
+        ZR_TRY(copy_chunk(b, &x, at, false));
     }
     return 0;
 }
 
-static struct range slice_range(const struct comm_rounds *b, const struct comm_backend *of, int i)
+static struct range slice_range(const struct comm_rounds *b, const struct comm_backend *backend, int i)
 {
-    return (struct range){of->arena + b->gather_at + i * b->slice, b->slice, b->dtype};
+    return (struct range){backend->arena + b->gather_at + i * b->slice, b->slice, b->dtype};
 }
 
-static struct range sum_range(const struct comm_rounds *b, const struct comm_backend *of)
+static struct range sum_range(const struct comm_rounds *b, const struct comm_backend *backend)
 {
-    return (struct range){of->arena + b->sum_at, n_elements(b) * (int64_t)sizeof(float), ZERO_F32};
+    return (struct range){backend->arena + b->sum_at, n_elements(b) * (int64_t)sizeof(float), ZERO_F32};
 }
 
-static int fill_words(struct comm_rounds *b, const struct comm_backend *of)
+/* Fills the input of an agreement. */
+static int fill_words(struct comm_rounds *b, const struct comm_backend *backend)
 {
     const struct zr_device_ops *dev = b->ranks->dev->ops;
-    const struct comm_source own = {.seed = seed_of(COMM_AGREE), .rank = b->ranks->world.rank};
-    comm_words_fill((uint64_t *)b->piece, own, n_words(b));
-    int err = dev->copy(b->ranks->stream, of->arena + b->words_at, b->piece, n_words(b) * 8);
+    const struct comm_source source = {.seed = seed_of(COMM_AGREE), .rank = b->ranks->world.rank};
+    comm_words_fill((uint64_t *)b->host_buffer, source, n_words(b));
+    int err = dev->copy(b->ranks->stream, backend->arena + b->words_at, b->host_buffer, n_words(b) * 8);
     return err ? err : dev->stream_sync(b->ranks->stream);
 }
 
 /* Fills the inputs of a backend's gathers and sums. They keep their values in all calls. Ours and MPI's
  * own sums only read them. MPI's own gather may write this rank's slice, but leaves the same values there. */
-static int fill_inputs(struct comm_rounds *b, const struct comm_backend *of)
+static int fill_inputs(struct comm_rounds *b, const struct comm_backend *backend)
 {
     int32_t me = b->ranks->world.rank;
     const struct comm_source gathered = {seed_of(COMM_ALL_GATHER), me},
                              reduced = {seed_of(COMM_REDUCE_SCATTER), me};
-    ZR_TRY(fill(b, slice_range(b, of, b->ranks->group->rank), &gathered));
-    return fill(b, (struct range){of->arena + b->reduce_at, b->bytes, b->dtype}, &reduced);
+    ZR_TRY(fill(b, slice_range(b, backend, b->ranks->group->rank), &gathered));
+    return fill(b, (struct range){backend->arena + b->reduce_at, b->bytes, b->dtype}, &reduced);
 }
 
-static int fill_wide(struct comm_rounds *b)
+/* Fills the fp32 input of MPI's sums, if they have one. */
+static int fill_mpi_input(struct comm_rounds *b)
 {
     const struct comm_source source = {seed_of(COMM_REDUCE_SCATTER), b->ranks->world.rank};
-    struct range all = {b->wide, b->n * n_elements(b) * (int64_t)sizeof(float), ZERO_F32};
-    return b->wide ? fill(b, all, &source) : 0;
+    struct range all = {b->mpi_input, b->n * n_elements(b) * (int64_t)sizeof(float), ZERO_F32};
+    return b->mpi_input ? fill(b, all, &source) : 0;
 }
 
 /* Fills the memory of a row's result with NaN, except for COMM_AGREE. An agreement works in place, so its
@@ -337,12 +342,12 @@ static int fill_wide(struct comm_rounds *b)
 static int poison_result(struct comm_rounds *b, const struct comm_row *row)
 {
     if (row->op == COMM_AGREE)
-        return fill_words(b, row->of);
+        return fill_words(b, row->backend);
     if (row->op == COMM_REDUCE_SCATTER)
-        return fill(b, sum_range(b, row->of), NULL);
+        return fill(b, sum_range(b, row->backend), NULL);
     for (int i = 0; i < b->n; i++)
         if (i != b->ranks->group->rank)
-            ZR_TRY(fill(b, slice_range(b, row->of, i), NULL));
+            ZR_TRY(fill(b, slice_range(b, row->backend, i), NULL));
     return 0;
 }
 
@@ -350,11 +355,11 @@ static int check_gather(struct comm_rounds *b, struct comm_row *row)
 {
     int64_t size = zr_dtype_bytes(b->dtype);
     for (int i = 0; i < b->n; i++) {
-        const struct range slice = slice_range(b, row->of, i);
-        for (int64_t at = 0; at < slice.bytes; at += PIECE_BYTES) {
-            ZR_TRY(copy_piece(b, &slice, at, true));
-            row->wrong += comm_values_differ(b->piece, b->dtype, b->source[i], at / size,
-                                             piece_bytes(&slice, at) / size);
+        const struct range slice = slice_range(b, row->backend, i);
+        for (int64_t at = 0; at < slice.bytes; at += HOST_BUFFER_BYTES) {
+            ZR_TRY(copy_chunk(b, &slice, at, true));
+            row->wrong += comm_values_differ(b->host_buffer, b->dtype, b->source[i], at / size,
+                                             chunk_bytes(&slice, at) / size);
         }
     }
     return 0;
@@ -362,18 +367,18 @@ static int check_gather(struct comm_rounds *b, struct comm_row *row)
 
 static int check_sum(struct comm_rounds *b, struct comm_row *row)
 {
-    bool is_ours = row->own == COMM_NOT_OWN;
+    bool is_ours = row->mpi_call == COMM_NO_MPI_CALL;
     const struct comm_sum sum = {.source = b->source,
                                  .n_sources = b->n,
                                  .dtype = is_ours ? b->dtype : ZERO_F32,
-                                 .exact = is_ours && row->of->reduce->ops->deterministic &&
+                                 .exact = is_ours && row->backend->reduce->ops->deterministic &&
                                           b->n <= ZR_MAX_SOURCES};
-    const struct range own = sum_range(b, row->of);
+    const struct range result = sum_range(b, row->backend);
     const int64_t size = sizeof(float), first = b->ranks->group->rank * n_elements(b);
-    for (int64_t at = 0; at < own.bytes; at += PIECE_BYTES) {
-        ZR_TRY(copy_piece(b, &own, at, true));
-        row->wrong +=
-            comm_values_sum_differs((float *)b->piece, &sum, first + at / size, piece_bytes(&own, at) / size);
+    for (int64_t at = 0; at < result.bytes; at += HOST_BUFFER_BYTES) {
+        ZR_TRY(copy_chunk(b, &result, at, true));
+        row->wrong += comm_values_sum_differs((float *)b->host_buffer, &sum, first + at / size,
+                                              chunk_bytes(&result, at) / size);
     }
     return 0;
 }
@@ -382,9 +387,9 @@ static int check_words(struct comm_rounds *b, struct comm_row *row)
 {
     const struct zr_device_ops *dev = b->ranks->dev->ops;
     int64_t n = n_words(b);
-    int err = dev->copy(b->ranks->stream, b->piece, row->of->arena + b->words_at, n * 8);
+    int err = dev->copy(b->ranks->stream, b->host_buffer, row->backend->arena + b->words_at, n * 8);
     err = err ? err : dev->stream_sync(b->ranks->stream);
-    row->wrong += comm_words_differ((uint64_t *)b->piece, b->source, b->n, n / 2, n - n / 2);
+    row->wrong += comm_words_differ((uint64_t *)b->host_buffer, b->source, b->n, n / 2, n - n / 2);
     return err;
 }
 
@@ -395,7 +400,7 @@ static int check_row(struct comm_rounds *b, struct comm_row *row)
 {
     for (int i = 0; i < b->n; i++)
         b->source[i].seed = seed_of(row->op);
-    int err = row->own == COMM_NOT_OWN ? 0 : merge(b, row->of, 0, 1);
+    int err = row->mpi_call == COMM_NO_MPI_CALL ? 0 : merge(b, row->backend, 0, 1);
     err = err ? err : poison_result(b, row);
     err = err ? err : issue(b, row);
     err = err ? err : comm_ranks_sync(b->ranks);
@@ -409,20 +414,20 @@ static int check_row(struct comm_rounds *b, struct comm_row *row)
 static int check_all(struct comm_rounds *b)
 {
     for (int k = 0; k < b->n_rows; k++)
-        if (b->row[k].of)
+        if (b->row[k].backend)
             ZR_TRY(check_row(b, &b->row[k]));
     return 0;
 }
 
 /* ---- rounds ---- */
 
-static struct comm_row *add_row(struct comm_rounds *b, enum comm_op op, struct comm_backend *of,
+static struct comm_row *add_row(struct comm_rounds *b, enum comm_op op, struct comm_backend *backend,
                                 struct comm_row *limit)
 {
     struct comm_row *row = &b->row[b->n_rows];
     *row = (struct comm_row){.op = op,
-                             .of = of,
-                             .own = COMM_NOT_OWN,
+                             .backend = backend,
+                             .mpi_call = COMM_NO_MPI_CALL,
                              .limit = limit,
                              .ns = b->times + b->n_rows * b->asked.rounds};
     b->n_rows++;
@@ -430,14 +435,15 @@ static struct comm_row *add_row(struct comm_rounds *b, enum comm_op op, struct c
 }
 
 /* Adds MPI's own collectives. MPI counts elements in an int, over all ranks in some libraries. */
-static void add_own(struct comm_rounds *b, enum comm_op op, struct comm_backend *of, struct comm_row *limit)
+static void add_mpi_calls(struct comm_rounds *b, enum comm_op op, struct comm_backend *backend,
+                          struct comm_row *limit)
 {
     int first = op == COMM_ALL_GATHER ? ZR_MPI_OWN_ALLGATHER : ZR_MPI_OWN_REDUCE_SCATTER;
     int end = op == COMM_ALL_GATHER ? ZR_MPI_OWN_ALLGATHER + 1 : ZR_MPI_OWNS;
     if (op == COMM_AGREE || b->n == 1 || b->n * n_elements(b) > INT_MAX)
         return;
-    for (int own = first; own < end; own++)
-        add_row(b, op, of, limit)->own = own;
+    for (int call = first; call < end; call++)
+        add_row(b, op, backend, limit)->mpi_call = call;
 }
 
 static void choose_rows(struct comm_rounds *b)
@@ -452,7 +458,7 @@ static void choose_rows(struct comm_rounds *b)
             add_row(b, (enum comm_op)op, &b->ranks->backend[i], limit);
         for (int i = 0; i < b->ranks->n_backends; i++)
             if (comm_backend_is_mpi(&b->ranks->backend[i]))
-                add_own(b, (enum comm_op)op, &b->ranks->backend[i], limit);
+                add_mpi_calls(b, (enum comm_op)op, &b->ranks->backend[i], limit);
     }
 }
 
@@ -474,6 +480,7 @@ static int run_round(struct comm_rounds *b, int64_t round)
     return err;
 }
 
+/* Adds up each row's wrong elements over all ranks. */
 static int sum_wrong(struct comm_rounds *b)
 {
     for (int k = 0; k < b->n_rows; k++)
@@ -492,7 +499,7 @@ int comm_rounds_run(struct comm_rounds *b, int64_t slice)
     choose_rows(b);
     for (int i = 0; i < b->ranks->n_backends && !err; i++)
         err = fill_inputs(b, &b->ranks->backend[i]);
-    err = err ? err : fill_wide(b);
+    err = err ? err : fill_mpi_input(b);
     err = err ? err : check_all(b);
     for (int64_t round = -N_WARM_ROUNDS; round < b->asked.rounds && !err; round++)
         err = run_round(b, round);

@@ -18,17 +18,17 @@ enum {
     /* most bytes of an agreement; a step has fewer */
     COMM_MAX_AGREE = 64 << 10,
     COMM_MAX_ROWS = COMM_OPS * (COMM_BACKENDS + 1) + ZR_MPI_OWNS,
-    /* value of comm_row.own */
-    COMM_NOT_OWN = -1,
+    /* value of comm_row.mpi_call */
+    COMM_NO_MPI_CALL = -1,
 };
 
 /* A backend's collective, one of MPI's own, or a limit. */
 struct comm_row {
     enum comm_op op;
     /* NULL: this row is a limit */
-    struct comm_backend *of;
-    /* enum zr_mpi_own, for MPI's own call in the memory of backend mpi; or COMM_NOT_OWN */
-    int own;
+    struct comm_backend *backend;
+    /* enum zr_mpi_own, if MPI's own call is measured in the memory of backend mpi; or COMM_NO_MPI_CALL */
+    int mpi_call;
     /* the row of its limit; NULL: there is none */
     struct comm_row *limit;
     /* (rounds) nanoseconds of one call */
@@ -50,16 +50,18 @@ struct comm_rounds {
     double *times;
     /* Input of MPI's own sums if the backends add bf16, which MPI does not have: as many fp32 elements.
      * NULL: they use the backends' input. */
-    char *wide;
-    int64_t wide_bytes;
-    /* offsets in the arenas */
+    char *mpi_input;
+    int64_t mpi_input_bytes;
+    /* offsets in the arenas: the region of gathers, the input and the result of sums, the words of
+     * agreements, and those that control is merged in */
     int64_t gather_at, reduce_at, sum_at, words_at, control_at;
-    /* host memory that the stream can reach */
-    char *piece;
+    /* host memory that the stream can reach: for values, and for numbers that ranks merge */
+    char *host_buffer;
     uint64_t *control;
     /* (ZR_MAX_SOURCES) the ranks whose elements are combined, in the order of places */
     struct comm_source *source;
-    /* ranks of the group; sums of more than ZR_MAX_SOURCES ranks are not checked bit for bit */
+    /* ranks of the group that is measured; sums of more than ZR_MAX_SOURCES ranks are not checked bit for
+     * bit */
     int n;
 };
 

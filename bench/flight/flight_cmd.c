@@ -50,6 +50,8 @@ static const struct option_table table = {
     .finish = finish,
 };
 
+/* What became of a rank. code: it wrote an error into its recorder. has_ended: zero-run has added how its
+ * process ended. */
 static const char *state_of(const struct zr_flight_view *v)
 {
     return zr_flight_ended_by_launcher(v) ? "ended"
@@ -84,9 +86,9 @@ static void print_rank(const struct zr_flight_view *v)
 {
     char call[ZR_CALL_LOG_CHARS], roles[256], host[ZR_FLIGHT_NAME], text[ZR_FLIGHT_TEXT];
     bool inside;
+    int64_t ns; /* time since the call began, or, if it has returned, since then */
     make_plain(v->host, host, sizeof host);
     make_plain(v->text, text, sizeof text);
-    int64_t ns;
     flight_last_call(v, call, &inside, &ns);
     list_roles(v, roles, sizeof roles);
     printf("%-5d %-16.16s %-9s %-6s %10.3f s  %-44s %s\n", v->rank, host, state_of(v),

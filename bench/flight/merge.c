@@ -85,7 +85,8 @@ const char *flight_kind_name(enum flight_kind k)
     return name[k];
 }
 
-struct judge {
+/* Where findings go. */
+struct reporter {
     const struct flight *f;
     void (*found)(void *arg, const struct flight_finding *finding);
     void *arg;
@@ -170,7 +171,7 @@ static const struct zr_flight_view *next_dead(const struct flight *f, const stru
     return next;
 }
 
-static void judge_dead(const struct judge *j, const struct zr_flight_view *v)
+static void report_dead(const struct reporter *j, const struct zr_flight_view *v)
 {
     struct flight_finding out = {.kind = FLIGHT_DEAD, .rank = v->rank};
     char words[512];
@@ -233,8 +234,8 @@ static void put_op(const struct zr_flight_op *o, char *text, size_t n_text)
              call[0] ? call : "no call");
 }
 
-/* Each group is judged once, at its first rank. */
-static bool speaks(const struct flight *f, int32_t i, int role)
+/* Whether this rank is the first of its group in a role. Findings about a group are reported once, there. */
+static bool is_first_of_group(const struct flight *f, int32_t i, int role)
 {
     for (int32_t k = 0; k < i; k++)
         if (same_group(f->rank[k].view, f->rank[i].view, role))
@@ -242,7 +243,7 @@ static bool speaks(const struct flight *f, int32_t i, int role)
     return f->rank[i].view->role[role].size > 1;
 }
 
-static void judge_different(const struct judge *j, int32_t i, int role)
+static void report_different(const struct reporter *j, int32_t i, int role)
 {
     const struct flight *f = j->f;
     const struct zr_flight_view *a = f->rank[i].view, *found = NULL;
@@ -285,7 +286,7 @@ static void add_loop(const struct zr_flight_view *v, char *text, size_t n_text)
 }
 
 /* Finds ranks of a group that have not begun an operation that another rank has begun. */
-static void judge_late(const struct judge *j, int32_t i, int role)
+static void report_late(const struct reporter *j, int32_t i, int role)
 {
     const struct flight *f = j->f;
     uint64_t most = 0;
@@ -316,7 +317,7 @@ static void judge_late(const struct judge *j, int32_t i, int role)
     }
 }
 
-static void judge_missing(const struct judge *j)
+static void report_missing(const struct reporter *j)
 {
     int32_t at = 0;
     for (int32_t rank = 0; rank < j->f->world; rank++) {
@@ -333,16 +334,16 @@ static void judge_missing(const struct judge *j)
 void flight_judge(const struct flight *f, void (*found)(void *arg, const struct flight_finding *finding),
                   void *arg)
 {
-    const struct judge j = {f, found, arg};
+    const struct reporter j = {f, found, arg};
     for (const struct zr_flight_view *v = NULL; (v = next_dead(f, v));)
-        judge_dead(&j, v);
+        report_dead(&j, v);
     for (int role = 0; role < ZR_ROLES; role++)
         for (int32_t i = 0; i < f->n; i++)
-            if (speaks(f, i, role))
-                judge_different(&j, i, role);
+            if (is_first_of_group(f, i, role))
+                report_different(&j, i, role);
     for (int role = 0; role < ZR_ROLES; role++)
         for (int32_t i = 0; i < f->n; i++)
-            if (speaks(f, i, role))
-                judge_late(&j, i, role);
-    judge_missing(&j);
+            if (is_first_of_group(f, i, role))
+                report_late(&j, i, role);
+    report_missing(&j);
 }

@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* host.c: measures the host's kernels and products, and their limits.
+/* host.c: measures the host's kernels and matrix products, and their limits.
  *
- * Each round runs every kernel and its limit once, both after an untimed pass over the same arrays, so
- * that both find the caches in the same state. Then it runs the products. */
+ * The limit of a kernel is a loop over the same arrays that computes almost nothing (stream_pass, limits.h).
+ * The limit of a product is the fastest product of square matrices. Each round runs every kernel and its
+ * limit once, both after an untimed pass over the same arrays, so that both find the caches in the same
+ * state. Then it runs the products.
+ *
+ * A row is an entry of the table that is printed: first the kernels of stream_kernels, then two for each
+ * optimizer, then the products. */
 #include "bench/kernels/host.h"
 #include "bench/kernels/limits.h"
 #include "bench/random_bits.h"
@@ -14,10 +19,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* N_WARM: rounds before the first that counts. */
 enum { N_WARM = 2, N_SQUARES = 3, N_PRODUCTS = 2, N_STREAM_KERNELS = 8 };
 enum { N_UPDATES = 2 * (ZR_OPTIMIZER_COUNT - 1), N_STREAMED = N_STREAM_KERNELS + N_UPDATES };
 enum { N_ROWS = N_STREAMED + N_PRODUCTS };
-enum { ON_ONE, ON_ALL, N_THREADINGS };
+/* The two limits of a kernel: on one thread, where the kernel runs too, and on all threads. */
+enum { ON_ONE, ON_ALL, N_KERNEL_LIMITS };
 
 static const int64_t square_sizes[N_SQUARES] = {512, 768, 1024};
 static const enum zero_dtype product_dtypes[N_PRODUCTS] = {ZERO_F32, ZERO_BF16};
@@ -31,11 +38,10 @@ struct kernels_host {
     struct block {
         void *p;
         int64_t bytes;
-    } blocks[16]; /* all memory */
+    } blocks[16]; /* all memory, for kernels_host_close */
     int n_blocks;
     struct kernels_host_row rows[N_ROWS];
-    /* (n_rounds) each. The limits of a product are the squares; those of a kernel are ON_ONE thread and
-     * ON_ALL. */
+    /* (n_rounds) each. A product has a limit for each of square_sizes; a kernel has ON_ONE and ON_ALL. */
     double *seconds[N_ROWS], *limit[N_ROWS][N_SQUARES];
 };
 
@@ -84,13 +90,14 @@ static int run_kernel(struct kernels_host *h, enum stream_mix mix)
     }
 }
 
-/* Row N_STREAM_KERNELS + 2 * i + b is optimizer i + 1; with b it also writes bf16 weights. */
-static enum zero_optimizer kind_of(int row)
+/* Row N_STREAM_KERNELS + 2 * i + b is the update of optimizer i + 1; if b is 1 it also writes bf16
+ * weights. */
+static enum zero_optimizer optimizer_of(int row)
 {
     return (enum zero_optimizer)((row - N_STREAM_KERNELS) / 2 + 1);
 }
 
-static bool bf16_of(int row)
+static bool writes_bf16(int row)
 {
     return (row - N_STREAM_KERNELS) % 2;
 }
@@ -99,18 +106,18 @@ static enum stream_mix mix_of(int row)
 {
     if (row < N_STREAM_KERNELS)
         return stream_kernels[row].mix;
-    bool two = zr_optimizer_states(kind_of(row), 0.9f) == 2;
-    return bf16_of(row) ? two ? STREAM_UPDATE_2_BF16 : STREAM_UPDATE_1_BF16
-           : two        ? STREAM_UPDATE_2
-                        : STREAM_UPDATE_1;
+    bool two = zr_optimizer_states(optimizer_of(row), 0.9f) == 2;
+    return writes_bf16(row) ? two ? STREAM_UPDATE_2_BF16 : STREAM_UPDATE_1_BF16
+           : two            ? STREAM_UPDATE_2
+                            : STREAM_UPDATE_1;
 }
 
 static int run_update(struct kernels_host *h, int row)
 {
     const struct stream_arrays *a = &h->arrays;
     struct zr_update u = {
-        .kind = kind_of(row),
-        .param_dtype = bf16_of(row) ? ZERO_BF16 : ZERO_F32,
+        .kind = optimizer_of(row),
+        .param_dtype = writes_bf16(row) ? ZERO_BF16 : ZERO_F32,
         .lr = 1e-6f,
         .beta1 = 0.9f,
         .beta2 = 0.95f,
@@ -121,14 +128,15 @@ static int run_update(struct kernels_host *h, int row)
         .t = 2,
         .n = h->o.n,
         .master = a->updated[0],
-        .param = bf16_of(row) ? a->written_bf16 : NULL,
+        .param = writes_bf16(row) ? a->written_bf16 : NULL,
         .grad = a->read_f32[0],
-        .state = {a->updated[1], zr_optimizer_states(kind_of(row), 0.9f) == 2 ? a->updated[2] : NULL},
+        .state = {a->updated[1], zr_optimizer_states(optimizer_of(row), 0.9f) == 2 ? a->updated[2] : NULL},
         .scalars = &h->scalars,
     };
     return h->compute->dev->ops->update(h->compute->stream, &u);
 }
 
+/* A pass of the limit's loop, cut over all threads. */
 static void pass_on_all(struct kernels_host *h, enum stream_mix mix)
 {
     const struct compute *on = h->compute;
@@ -140,6 +148,7 @@ static void pass_on_all(struct kernels_host *h, enum stream_mix mix)
     }
 }
 
+/* Runs a kernel or an update, and its limits. A round below 0 is not kept. */
 static int measure_streamed(struct kernels_host *h, int row, int64_t round)
 {
     const enum stream_mix mix = mix_of(row);
@@ -164,6 +173,7 @@ static int measure_streamed(struct kernels_host *h, int row, int64_t round)
 
 /* ---- products ---- */
 
+/* Times one product of (m, k) and (k, n) matrices. */
 static int multiply(struct kernels_host *h, enum zero_dtype dtype, int64_t m, int64_t n, int64_t k,
                     double *seconds)
 {
@@ -174,6 +184,7 @@ static int multiply(struct kernels_host *h, enum zero_dtype dtype, int64_t m, in
     return err;
 }
 
+/* Runs a product of the options' size, and the squares. A round below 0 is not kept. */
 static int measure_product(struct kernels_host *h, int i, int64_t round)
 {
     const int64_t *g = h->o.gemm;
@@ -197,6 +208,7 @@ static double flop(int64_t m, int64_t n, int64_t k)
 
 /* ---- memory ---- */
 
+/* Allocates memory that kernels_host_close frees. */
 static int take(struct kernels_host *h, int64_t bytes, void **out)
 {
     struct zr_device *dev = h->compute->dev;
@@ -248,8 +260,8 @@ static int open_products(struct kernels_host *h)
 static int open_times(struct kernels_host *h)
 {
     for (int row = 0; row < N_ROWS; row++) {
-        for (int s = -1; s < (row < N_STREAMED ? N_THREADINGS : N_SQUARES); s++) {
-            double **to = s < 0 ? &h->seconds[row] : &h->limit[row][s];
+        for (int k = -1; k < (row < N_STREAMED ? N_KERNEL_LIMITS : N_SQUARES); k++) {
+            double **to = k < 0 ? &h->seconds[row] : &h->limit[row][k];
             ZR_TRY(ZR_ZALLOC(*to, h->o.n_rounds, "%lld times", (long long)h->o.n_rounds));
         }
     }
@@ -258,14 +270,15 @@ static int open_times(struct kernels_host *h)
 
 /* ---- results ---- */
 
+/* Fills in a row of the table from the medians. */
 static void finish_streamed(struct kernels_host *h, int row)
 {
     struct kernels_host_row *r = &h->rows[row];
     if (row < N_STREAM_KERNELS)
         snprintf(r->name, sizeof r->name, "%s", stream_kernels[row].name);
     else
-        snprintf(r->name, sizeof r->name, "%s %s", zr_optimizer_kind(kind_of(row))->name,
-                 bf16_of(row) ? "bf16" : "f32");
+        snprintf(r->name, sizeof r->name, "%s %s", zr_optimizer_kind(optimizer_of(row))->name,
+                 writes_bf16(row) ? "bf16" : "f32");
     r->bytes = stream_bytes(mix_of(row));
     r->rate = (double)(r->bytes * h->o.n) / report_median(h->seconds[row], h->o.n_rounds);
     r->limit = (double)(r->bytes * h->o.n) / report_median(h->limit[row][ON_ONE], h->o.n_rounds);

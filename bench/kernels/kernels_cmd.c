@@ -102,22 +102,27 @@ static const struct option_table table = {
 
 /* ---- measurements ---- */
 
+/* The buffers: AdamW's master weights, gradients, moments and parameters; the product's matrices C = A * B;
+ * and what attention reads and writes (bench/gpt2/gpt2_layers.h): its input, output and their gradients, and
+ * a float for each row of each head: the logarithm of the softmax's sum, and the backward pass's dot
+ * products. */
 enum { MASTER, GRAD, M, V, LOGSUM, DOTS, PARAM, A, B, C, QKV, ATTY, DATTY, DQKV, N_BUFFERS };
+/* What is measured. */
 enum { COPY, ADAMW, GEMM, ATTENTION, N_MEASURES };
 
 struct bench {
     const struct kernels_options *o;
     struct compute compute;
     enum zero_dtype dtype;
-    const struct gpt2_attention *attention; /* NULL: attention is not in one piece here */
+    const struct gpt2_attention *attention; /* fused attention; NULL: there is none here */
     struct buffer {
         void *p;
         int64_t bytes;
     } buffers[N_BUFFERS];
     struct zr_step_scalars *scalars;
-    int64_t *stamps;                  /* (2) in host memory */
+    int64_t *stamps;                  /* (2) times at the start and the end, in host memory */
     double *seconds[N_MEASURES];      /* (rounds) */
-    int64_t n_runs[N_MEASURES];       /* between two stamps */
+    int64_t n_runs[N_MEASURES];       /* between the two stamps */
     double bytes_or_flop[N_MEASURES]; /* of one run */
 };
 
@@ -128,28 +133,29 @@ static int64_t adamw_bytes(enum zero_dtype dtype)
     return 4 * 4 + 3 * 4 + (dtype == ZERO_F32 ? 0 : zr_dtype_bytes(dtype));
 }
 
-/* Fills a buffer with repeated copies of one piece of random numbers in (-1, 1). */
+/* Fills a buffer with random numbers in (-1, 1), which repeat after N_RANDOM numbers. */
 static int fill_random(struct bench *b, const struct buffer *to, enum zero_dtype dtype, uint64_t seed)
 {
-    enum { PIECE = 1 << 18 };
+    enum { N_RANDOM = 1 << 18 };
     const struct zr_device_ops *dev = b->compute.dev->ops;
     int64_t size = zr_dtype_bytes(dtype), n = to->bytes / size;
-    float *piece;
-    ZR_TRY(ZR_ALLOC(piece, PIECE, "random numbers"));
-    for (int64_t i = 0; i < PIECE; i++)
-        piece[i] = (float)((double)(random_bits(seed + (uint64_t)i) >> 11) * 0x1p-52 - 1.0);
-    zr_host_kernels_best()->cast(piece, dtype, piece, ZERO_F32, PIECE);
+    float *numbers;
+    ZR_TRY(ZR_ALLOC(numbers, N_RANDOM, "random numbers"));
+    for (int64_t i = 0; i < N_RANDOM; i++)
+        numbers[i] = (float)((double)(random_bits(seed + (uint64_t)i) >> 11) * 0x1p-52 - 1.0);
+    zr_host_kernels_best()->cast(numbers, dtype, numbers, ZERO_F32, N_RANDOM);
     int err = 0;
-    for (int64_t first = 0; first < n && !err; first += PIECE) {
-        int64_t here = n - first < PIECE ? n - first : PIECE;
-        err = dev->copy(b->compute.stream, (char *)to->p + first * size, piece, here * size);
+    for (int64_t first = 0; first < n && !err; first += N_RANDOM) {
+        int64_t n_copied = n - first < N_RANDOM ? n - first : N_RANDOM;
+        err = dev->copy(b->compute.stream, (char *)to->p + first * size, numbers, n_copied * size);
     }
     err = err ? err : dev->stream_sync(b->compute.stream);
-    free(piece);
+    free(numbers);
     return err;
 }
 
-static int64_t rows_of_heads(const struct bench *b)
+/* Vectors of one head and one token, over all rows. 0 without fused attention. */
+static int64_t n_head_vectors(const struct bench *b)
 {
     const int64_t *a = b->o->attention;
     return b->attention ? a[0] * a[1] * a[2] : 0;
@@ -159,13 +165,13 @@ static int64_t rows_of_heads(const struct bench *b)
 static int open_buffers(struct bench *b)
 {
     const int64_t n = b->o->params, *g = b->o->gemm, size = zr_dtype_bytes(b->dtype);
-    const int64_t n_rows = rows_of_heads(b), y = n_rows * b->o->attention[3] * size;
+    const int64_t n_vectors = n_head_vectors(b), y = n_vectors * b->o->attention[3] * size;
     const int64_t bytes[N_BUFFERS] = {[MASTER] = n * 4,
                                       [GRAD] = n * 4,
                                       [M] = n * 4,
                                       [V] = n * 4,
-                                      [LOGSUM] = n_rows * 4,
-                                      [DOTS] = n_rows * 4,
+                                      [LOGSUM] = n_vectors * 4,
+                                      [DOTS] = n_vectors * 4,
                                       [PARAM] = n * size,
                                       [A] = g[0] * g[2] * size,
                                       [B] = g[2] * g[1] * size,
@@ -197,7 +203,7 @@ static void count_work(struct bench *b)
     b->bytes_or_flop[GEMM] = 2.0 * (double)g[0] * (double)g[1] * (double)g[2];
     /* Two products forward and five backward, half of each because of the causal mask. Products that a
      * kernel repeats do not count. */
-    b->bytes_or_flop[ATTENTION] = 7.0 * (double)rows_of_heads(b) * (double)a[1] * (double)a[3];
+    b->bytes_or_flop[ATTENTION] = 7.0 * (double)n_head_vectors(b) * (double)a[1] * (double)a[3];
     for (int i = 0; i < N_MEASURES; i++)
         b->n_runs[i] = b->compute.cuda ? 5 : 1;
 }
@@ -284,6 +290,7 @@ static int run_gemm(struct bench *b)
     return zr_gemm_run(b->compute.gemm, &args);
 }
 
+/* Enqueues one run. */
 static int run_one(struct bench *b, int what)
 {
     switch (what) {
@@ -299,6 +306,7 @@ static int run_one(struct bench *b, int what)
     }
 }
 
+/* Times the runs that are timed together, and returns the seconds of one. */
 static int measure(struct bench *b, int what, double *seconds)
 {
     const struct zr_device_ops *dev = b->compute.dev->ops;

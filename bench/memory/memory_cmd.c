@@ -58,24 +58,24 @@ static const struct option_row rows[] = {
     {0},
 };
 
-static int64_t parts_of(const struct memory_options *o)
+static int64_t tp_of(const struct memory_options *o)
 {
     return o->model.config.tp > 1 ? o->model.config.tp : 1;
 }
 
-static bool has_axes(const struct memory_options *o)
+static bool has_tp_or_pp(const struct memory_options *o)
 {
-    return parts_of(o) > 1 || o->pp > 1;
+    return tp_of(o) > 1 || o->pp > 1;
 }
 
 /* Names options that do not go together, or returns NULL. */
 static const char *what_is_wrong(const struct memory_options *o)
 {
-    if (o->model.config.sequence && parts_of(o) == 1)
+    if (o->model.config.sequence && tp_of(o) == 1)
         return "--sequence-parallel: is for --tp of 2 or more";
-    if (o->plain && has_axes(o))
+    if (o->plain && has_tp_or_pp(o))
         return "--plain: has all layers in one process, so not with --tp or --pp";
-    if (o->fit >= 0 && (has_axes(o) || o->accum > 1))
+    if (o->fit >= 0 && (has_tp_or_pp(o) || o->accum > 1))
         return "--fit: reckons with one micro-batch of whole layers, so not with --accum, --tp or --pp";
     return pipe_options_fault(o->schedule, o->pp, o->stages_per_rank);
 }
@@ -83,7 +83,7 @@ static const char *what_is_wrong(const struct memory_options *o)
 static error_t check_numbers(struct argp_state *state, const struct memory_options *o)
 {
     const struct gpt2_config *c = &o->model.config;
-    long long tp = (long long)parts_of(o), pp = (long long)o->pp, stages = pp * (long long)o->stages_per_rank;
+    long long tp = (long long)tp_of(o), pp = (long long)o->pp, stages = pp * (long long)o->stages_per_rank;
     if (c->heads % tp)
         return option_fault(state, "--tp: %lld parts do not divide the %lld heads", tp, (long long)c->heads);
     if (c->sequence && o->batch * c->context % tp)
@@ -119,14 +119,15 @@ static const struct option_table table = {
     OPTIONS_WITH_MODEL(struct memory_options, model),
 };
 
-/* The measurements: a column for each stage and hybrid, and the plain program. */
+/* What was measured: columns 0 to n - 1 of the table (bench/report/stage_table.h), and the program without
+ * libzero. */
 struct measured {
-    struct memory_stage stages[N_COLUMNS], plain;
+    struct memory_column columns[N_COLUMNS], plain;
     int n;
     bool has_plain;
 };
 
-static json_t *losses_json(const struct memory_stage *m, int64_t steps)
+static json_t *losses_json(const struct memory_column *m, int64_t steps)
 {
     json_t *list = json_array();
     for (int64_t i = 0; i < steps; i++)
@@ -134,9 +135,9 @@ static json_t *losses_json(const struct memory_stage *m, int64_t steps)
     return list;
 }
 
-static void add_axes(const struct memory_options *o, const struct memory_stage *m, json_t *line)
+static void add_parallelism(const struct memory_options *o, const struct memory_column *m, json_t *line)
 {
-    json_object_set_new(line, "tp", json_integer(parts_of(o)));
+    json_object_set_new(line, "tp", json_integer(tp_of(o)));
     json_object_set_new(line, "sequence_parallel", json_boolean(o->model.config.sequence));
     json_object_set_new(line, "pp", json_integer(o->pp));
     json_object_set_new(line, "micro_batches", json_integer(o->accum));
@@ -148,11 +149,11 @@ static void add_axes(const struct memory_options *o, const struct memory_stage *
         json_array_append_new(ranks, report_rank_json(&m->ranks[i], i));
     json_object_set_new(line, "schedule", json_string(option_word_of(pipe_schedules, o->schedule)));
     json_object_set_new(line, "stages_per_rank", json_integer(o->stages_per_rank));
-    json_object_set_new(line, "pp_stage", json_integer(m->which));
-    json_object_set_new(line, "pp_stages", ranks);
+    json_object_set_new(line, "pp_rank", json_integer(m->fullest_rank));
+    json_object_set_new(line, "pp_ranks", ranks);
 }
 
-static void print_json(const struct memory_options *o, const struct memory_stage *m, int column)
+static void print_json(const struct memory_options *o, const struct memory_column *m, int column)
 {
     bool plain = column == MEMORY_PLAIN;
     json_t *line = json_pack(
@@ -167,22 +168,22 @@ static void print_json(const struct memory_options *o, const struct memory_stage
                             json_string(option_word_of(option_hybrids, hybrid_of_column(column))));
         json_object_set_new(line, "dp_shard", json_integer(o->dp_shard));
     }
-    if (has_axes(o))
-        add_axes(o, m, line);
+    if (has_tp_or_pp(o))
+        add_parallelism(o, m, line);
     report_line(line);
 }
 
 /* Prints the share of memory that stage 3 saves, over all ranks. */
 static void print_saved(const struct memory_options *o, const struct measured *m)
 {
-    int64_t least = m->stages[3].all_resident, most = m->stages[0].all_resident;
+    int64_t least = m->columns[3].resident_of_all, most = m->columns[0].resident_of_all;
     printf("\nAll %lld ranks together, measured (Pss): stage 3 holds %s; stage 0 %s, so %.0f%% are saved",
            (long long)o->ranks, report_bytes(least).text, report_bytes(most).text,
            100 * (1 - (double)least / (double)most));
     if (m->has_plain) {
-        int64_t copies = m->plain.all_resident * o->ranks;
+        int64_t copies = m->plain.resident_of_all * o->ranks;
         printf("; %lld plain programs of %s each %s, so %.0f%%", (long long)o->ranks,
-               report_bytes(m->plain.all_resident).text, report_bytes(copies).text,
+               report_bytes(m->plain.resident_of_all).text, report_bytes(copies).text,
                100 * (1 - (double)least / (double)copies));
     }
     printf(".\n");
@@ -194,27 +195,27 @@ static void print_head(const struct memory_options *o)
            (double)gpt2_n_params(&o->model.config) * 1e-6, option_word_of(option_dtypes, o->dtype),
            (long long)o->ranks, o->ranks == 1 ? "" : "s", (long long)o->batch, o->batch == 1 ? "" : "s",
            (long long)o->model.config.context);
-    if (has_axes(o))
-        printf("data on %lld of them", (long long)(o->ranks / (o->pp * parts_of(o))));
-    if (parts_of(o) > 1)
-        printf(", each layer in %lld parts%s", (long long)parts_of(o),
+    if (has_tp_or_pp(o))
+        printf("data on %lld of them", (long long)(o->ranks / (o->pp * tp_of(o))));
+    if (tp_of(o) > 1)
+        printf(", each layer in %lld parts%s", (long long)tp_of(o),
                o->model.config.sequence ? " with sequence parallelism" : "");
     if (o->pp > 1)
         printf(", %lld pipeline stages, %lld on a rank, %s, %lld micro-batches",
                (long long)(o->pp * o->stages_per_rank), (long long)o->stages_per_rank,
                option_word_of(pipe_schedules, o->schedule), (long long)o->accum);
-    printf(has_axes(o) ? "\n\n" : "\n");
+    printf(has_tp_or_pp(o) ? "\n\n" : "\n");
 }
 
 /* Prints each rank of the pipeline, in each column. */
 static void print_ranks(const struct measured *m)
 {
     int64_t allocated[N_COLUMNS], resident[N_COLUMNS];
-    for (int32_t i = 0; i < m->stages[0].n_ranks; i++) {
+    for (int32_t i = 0; i < m->columns[0].n_ranks; i++) {
         char name[40];
-        for (int s = 0; s < m->n; s++) {
-            allocated[s] = m->stages[s].ranks[i].allocated.total;
-            resident[s] = m->stages[s].ranks[i].peak_rss_bytes;
+        for (int c = 0; c < m->n; c++) {
+            allocated[c] = m->columns[c].ranks[i].allocated.total;
+            resident[c] = m->columns[c].ranks[i].peak_rss_bytes;
         }
         snprintf(name, sizeof name, "allocated, rank %d", i);
         stage_table_bytes(name, allocated, m->n);
@@ -226,21 +227,21 @@ static void print_ranks(const struct measured *m)
 static void print_table(const struct memory_options *o, const struct measured *m)
 {
     struct zero_bytes planned[N_COLUMNS];
-    int64_t allocated[N_COLUMNS], activations[N_COLUMNS], resident[N_COLUMNS], which[N_COLUMNS];
-    for (int s = 0; s < m->n; s++) {
-        planned[s] = m->stages[s].fullest.planned;
-        allocated[s] = m->stages[s].fullest.allocated.total;
-        activations[s] = m->stages[s].fullest.activation_bytes;
-        resident[s] = m->stages[s].fullest.peak_rss_bytes;
-        which[s] = m->stages[s].which;
+    int64_t allocated[N_COLUMNS], activations[N_COLUMNS], resident[N_COLUMNS], fullest_rank[N_COLUMNS];
+    for (int c = 0; c < m->n; c++) {
+        planned[c] = m->columns[c].fullest.planned;
+        allocated[c] = m->columns[c].fullest.allocated.total;
+        activations[c] = m->columns[c].fullest.activation_bytes;
+        resident[c] = m->columns[c].fullest.peak_rss_bytes;
+        fullest_rank[c] = m->columns[c].fullest_rank;
     }
     print_head(o);
     stage_table_head("memory per rank", m->n);
     if (o->pp > 1)
-        stage_table_counts("fullest rank of pp", which, m->n);
+        stage_table_counts("fullest rank of pp", fullest_rank, m->n);
     stage_table_memory(planned, "planned", m->n);
     stage_table_bytes("allocated", allocated, m->n);
-    if (has_axes(o))
+    if (has_tp_or_pp(o))
         stage_table_bytes("activations besides", activations, m->n);
     stage_table_bytes("peak resident", resident, m->n);
     if (o->pp > 1)
@@ -255,15 +256,16 @@ static void print_table(const struct memory_options *o, const struct measured *m
            "activations, text and code, pages that several ranks map counted in equal parts.\n");
 }
 
-/* Runs each column, and then the plain program, which the table does not show as a column. */
+/* Runs zero-bench train once for each column, and then the plain program, which the table does not show as a
+ * column. */
 static int measure(const struct memory_options *o, struct measured *m)
 {
     struct memory_runs runs = {.o = o, .progress = progress_on(stderr), .n_runs = m->n + m->has_plain};
     int status = 0;
-    for (int s = 0; !status && s < m->n; s++) {
-        status = memory_run(&runs, s, &m->stages[s]);
+    for (int c = 0; !status && c < m->n; c++) {
+        status = memory_run(&runs, c, &m->columns[c]);
         if (!status && o->json)
-            print_json(o, &m->stages[s], s);
+            print_json(o, &m->columns[c], c);
     }
     if (!status && m->has_plain) {
         status = memory_run(&runs, MEMORY_PLAIN, &m->plain);
@@ -277,10 +279,10 @@ static int draw_losses(const struct memory_options *o, const struct measured *m)
 {
     struct loss_curve curves[N_COLUMNS];
     char title[160];
-    for (int s = 0; s < m->n; s++) {
+    for (int c = 0; c < m->n; c++) {
         char text[STAGE_TABLE_NAME];
-        curves[s] = (struct loss_curve){.loss = m->stages[s].loss, .n = o->steps, .first = 1};
-        snprintf(curves[s].name, sizeof curves[s].name, "%s", column_name(s, text));
+        curves[c] = (struct loss_curve){.loss = m->columns[c].loss, .n = o->steps, .first = 1};
+        snprintf(curves[c].name, sizeof curves[c].name, "%s", column_name(c, text));
     }
     snprintf(title, sizeof title, "%s on %lld ranks, every stage on top of the others", o->model.name,
              (long long)o->ranks);
@@ -294,7 +296,7 @@ static int draw(const struct memory_options *o, const struct measured *m)
         char title[160];
         snprintf(title, sizeof title, "%s: memory of %s of %lld ranks, measured", o->model.name,
                  o->pp > 1 ? "the fullest" : "each", (long long)o->ranks);
-        status = memory_plot(o->plot, title, m->stages, m->n, m->has_plain ? &m->plain : NULL);
+        status = memory_plot(o->plot, title, m->columns, m->n, m->has_plain ? &m->plain : NULL);
         if (!status && !o->json)
             printf("Drawn in %s.\n", o->plot);
     }
@@ -331,8 +333,8 @@ int memory_command(const char *name, int argc, char **argv)
     if (!status && !o.json)
         print_saved(&o, &m);
     status = status ? status : drawn;
-    for (int s = 0; s < m.n; s++)
-        memory_stage_free(&m.stages[s]);
-    memory_stage_free(&m.plain);
+    for (int c = 0; c < m.n; c++)
+        memory_column_free(&m.columns[c]);
+    memory_column_free(&m.plain);
     return status;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plot.c: draws a bar for each stage. It shows what is allocated, by category, and above that the rest
- * of what was resident. A bar is as high as what was resident, and its label says the same. */
+/* plot.c: draws a bar for each stage, hybrid and the plain program. A bar is as high as the memory that was
+ * resident, and its label says how much. It is divided into the library's allocated memory, by category, and
+ * above that the rest, such as activations and program text. */
 #include "bench/memory/plot.h"
 #include "bench/report/plot.h"
 #include "bench/report/report.h"
@@ -12,7 +13,7 @@ enum { MAX_BARS = N_COLUMNS + 1 };
 
 struct bar {
     char name[STAGE_TABLE_NAME];
-    const struct memory_stage *stage;
+    const struct memory_column *column;
 };
 
 struct bars {
@@ -27,31 +28,31 @@ struct bars {
 static const char *const colours[] = {"#08519c", "#6baed6", "#d94801", "#fd8d3c", "#fdae6b", "#fdd0a2",
                                       "#006d2c", "#74c476", "#9e9ac8", "#756bb1", "#54278f"};
 
-static int64_t rest_of(const struct memory_stage *m)
+static int64_t height_of_rest(const struct memory_column *m)
 {
     int64_t rest = m->fullest.peak_rss_bytes - m->fullest.allocated.total;
     return rest > 0 ? rest : 0;
 }
 
-static int64_t height_of(const struct memory_stage *m)
+static int64_t height_of(const struct memory_column *m)
 {
     return m->fullest.peak_rss_bytes;
 }
 
-/* The height of a category. If less was resident than allocated, it is not known which pages were missing.
- * Then all categories shrink by the same factor. */
-static int64_t part_of(const struct memory_stage *m, int64_t bytes)
+/* The height of a category of `bytes`. If less was resident than allocated, it is not known which pages were
+ * missing. Then all categories shrink by the same factor. */
+static int64_t height_of_part(const struct memory_column *m, int64_t bytes)
 {
     int64_t resident = m->fullest.peak_rss_bytes, allocated = m->fullest.allocated.total;
     return resident < allocated ? (int64_t)((double)bytes * (double)resident / (double)allocated) : bytes;
 }
 
-static void add_bar(struct bars *b, const char *name, const struct memory_stage *stage)
+static void add_bar(struct bars *b, const char *name, const struct memory_column *column)
 {
     struct bar *bar = &b->bar[b->n++];
     snprintf(bar->name, sizeof bar->name, "%s", name);
-    bar->stage = stage;
-    if (height_of(stage) >= 1000000000) {
+    bar->column = column;
+    if (height_of(column) >= 1000000000) {
         b->unit = 1e9;
         b->unit_name = "GB";
     }
@@ -77,7 +78,7 @@ static void put_totals(FILE *f, const struct bars *b)
 {
     fputs("$total << END\n", f);
     for (int i = 0; i < b->n; i++) {
-        int64_t bytes = height_of(b->bar[i].stage);
+        int64_t bytes = height_of(b->bar[i].column);
         fprintf(f, "%d %.6f \"%s\"\n", i, (double)bytes / b->unit, report_bytes(bytes).text);
     }
     fputs("END\n", f);
@@ -101,25 +102,25 @@ static void put_plot(FILE *f, const struct bars *b)
     }                                                                                                        \
     which++;
 #define CATEGORY(name, text)                                                                                 \
-    PUT(text, part_of(b->bar[i].stage, b->bar[i].stage->fullest.allocated.name), colours[which])
+    PUT(text, height_of_part(b->bar[i].column, b->bar[i].column->fullest.allocated.name), colours[which])
     ZERO_MEM_MAP(CATEGORY)
-    PUT("the rest: activations, text, code", rest_of(b->bar[i].stage), "#d9d9d9")
+    PUT("the rest: activations, text, code", height_of_rest(b->bar[i].column), "#d9d9d9")
 #undef CATEGORY
 #undef PUT
     put_totals(f, b);
     fprintf(f, "%s, $total using 1:2:3 with labels offset 0,0.8 notitle\n", plot);
 }
 
-int memory_plot(const char *path, const char *title, const struct memory_stage *stages, int n,
-                const struct memory_stage *plain)
+int memory_plot(const char *path, const char *title, const struct memory_column *columns, int n,
+                const struct memory_column *plain)
 {
     struct child gnuplot;
     struct bars bars = {.unit = 1e6, .unit_name = "MB"};
     if (plain)
         add_bar(&bars, "not wrapped", plain);
-    for (int s = 0; s < n; s++) {
+    for (int c = 0; c < n; c++) {
         char name[STAGE_TABLE_NAME];
-        add_bar(&bars, column_name(s, name), &stages[s]);
+        add_bar(&bars, column_name(c, name), &columns[c]);
     }
     if (plot_open(&gnuplot, path, who))
         return 1;

@@ -7,7 +7,7 @@
 
 /* Draws n columns (N_STAGES or N_COLUMNS) into path, and before them the plain program unless it is NULL.
  * Returns 0, or 1 after one line on stderr. */
-int memory_plot(const char *path, const char *title, const struct memory_stage *stages, int n,
-                const struct memory_stage *plain);
+int memory_plot(const char *path, const char *title, const struct memory_column *columns, int n,
+                const struct memory_column *plain);
 
 #endif

@@ -59,6 +59,7 @@ static void add_path(struct command *c, char *path)
     c->argv[c->n++] = path;
 }
 
+/* A column's name in messages. */
 static const char *name_of(int column, char text[STAGE_TABLE_NAME])
 {
     return column == MEMORY_PLAIN ? "the plain program" : column_name(column, text);
@@ -81,34 +82,37 @@ static int read_rank(const json_t *o, struct report_rank *out)
     return read_bytes(o, "planned_bytes", &out->planned) || read_bytes(o, "bytes", &out->allocated);
 }
 
-static int64_t filled(const struct report_rank *r)
+/* Memory of the library and activations. */
+static int64_t allocated_bytes(const struct report_rank *r)
 {
     return r->allocated.total + r->activation_bytes;
 }
 
 /* Reads the summary of a run on `ranks` ranks into a column. With --pp the summary has an entry for each rank
  * of the pipeline, which out->n_ranks counts. Otherwise one entry stands for all ranks, and n_ranks is 1. */
-static int read_summary(const json_t *line, int64_t ranks, struct memory_stage *out)
+static int read_summary(const json_t *line, int64_t ranks, struct memory_column *out)
 {
     const char *sha256 = json_string_value(json_object_get(line, "state_sha256"));
-    const json_t *stages = json_object_get(line, "pp_stages");
+    const json_t *pp_ranks = json_object_get(line, "pp_ranks");
     snprintf(out->state_sha256, sizeof out->state_sha256, "%s", sha256 ? sha256 : "");
-    out->n_ranks = stages ? (int32_t)json_array_size(stages) : 1;
+    out->n_ranks = pp_ranks ? (int32_t)json_array_size(pp_ranks) : 1;
     out->ranks = calloc((size_t)out->n_ranks, sizeof *out->ranks);
     if (!out->ranks || out->n_ranks < 1)
         return -1;
     for (int32_t i = 0; i < out->n_ranks; i++) {
-        if (read_rank(stages ? json_array_get(stages, (size_t)i) : line, &out->ranks[i]))
+        if (read_rank(pp_ranks ? json_array_get(pp_ranks, (size_t)i) : line, &out->ranks[i]))
             return -1;
-        out->which = filled(&out->ranks[i]) > filled(&out->ranks[out->which]) ? i : out->which;
-        out->all_resident += out->ranks[i].peak_rss_bytes * (ranks / out->n_ranks);
+        if (allocated_bytes(&out->ranks[i]) > allocated_bytes(&out->ranks[out->fullest_rank]))
+            out->fullest_rank = i;
+        out->resident_of_all += out->ranks[i].peak_rss_bytes * (ranks / out->n_ranks);
     }
-    out->fullest = out->ranks[out->which];
+    out->fullest = out->ranks[out->fullest_rank];
     return 0;
 }
 
+/* Reads the line of one step: keeps its loss, and shows the progress. */
 static void read_step(struct memory_runs *runs, const json_t *line, const char *what,
-                      struct memory_stage *out)
+                      struct memory_column *out)
 {
     int64_t step = json_integer_value(json_object_get(line, "step"));
     const json_t *loss = json_object_get(line, "loss");
@@ -123,7 +127,7 @@ static void read_step(struct memory_runs *runs, const json_t *line, const char *
 
 /* Reads all lines of a run. Returns 0 if there was a summary. */
 static int read_lines(struct memory_runs *runs, int64_t ranks, FILE *lines, const char *what,
-                      struct memory_stage *out)
+                      struct memory_column *out)
 {
     char *line = NULL;
     size_t capacity = 0;
@@ -141,7 +145,7 @@ static int read_lines(struct memory_runs *runs, int64_t ranks, FILE *lines, cons
     return err;
 }
 
-/* The plain program is one process. */
+/* The number of ranks of a run. The plain program is one process. */
 static int64_t ranks_of(const struct memory_runs *runs, int column)
 {
     return column == MEMORY_PLAIN ? 1 : runs->o->ranks;
@@ -161,7 +165,7 @@ static void add_sizes(struct command *a, const struct memory_runs *runs)
 }
 
 /* Adds the options of tensor and pipeline parallelism. */
-static void add_axes(struct command *a, const struct memory_runs *runs)
+static void add_parallelism(struct command *a, const struct memory_runs *runs)
 {
     if (runs->o->model.config.tp > 1)
         add_number(a, "tp", runs->o->model.config.tp);
@@ -174,6 +178,7 @@ static void add_axes(struct command *a, const struct memory_runs *runs)
     add_number(a, "stages-per-rank", runs->o->stages_per_rank);
 }
 
+/* Starts "zero-run --raw -n N zero-bench train --json ..." for a column. */
 static int open_run(const struct memory_runs *runs, int column, struct child *child)
 {
     char self[PATH_MAX], zero_run[PATH_MAX + 32];
@@ -199,7 +204,7 @@ static int open_run(const struct memory_runs *runs, int column, struct child *ch
         add(&a, "--plain");
     } else {
         add_number(&a, "stage", stage_of_column(column));
-        add_axes(&a, runs);
+        add_parallelism(&a, runs);
     }
     if (hybrid) {
         int64_t tp = runs->o->model.config.tp > 1 ? runs->o->model.config.tp : 1,
@@ -216,12 +221,12 @@ static int open_run(const struct memory_runs *runs, int column, struct child *ch
     return 0;
 }
 
-int memory_run(struct memory_runs *runs, int column, struct memory_stage *out)
+int memory_run(struct memory_runs *runs, int column, struct memory_column *out)
 {
     char name[STAGE_TABLE_NAME];
     const char *what = name_of(column, name);
     struct child child;
-    *out = (struct memory_stage){.loss = malloc((size_t)runs->o->steps * sizeof *out->loss)};
+    *out = (struct memory_column){.loss = malloc((size_t)runs->o->steps * sizeof *out->loss)};
     if (!out->loss) {
         fprintf(stderr, "zero-bench memory: no memory for %lld losses\n", (long long)runs->o->steps);
         return EXIT_FAILURE;
@@ -244,9 +249,9 @@ int memory_run(struct memory_runs *runs, int column, struct memory_stage *out)
     return 0;
 }
 
-void memory_stage_free(struct memory_stage *m)
+void memory_column_free(struct memory_column *m)
 {
     free(m->ranks);
     free(m->loss);
-    *m = (struct memory_stage){0};
+    *m = (struct memory_column){0};
 }

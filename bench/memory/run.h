@@ -9,50 +9,55 @@
 
 struct memory_options {
     struct model_options model;
+    /* batch: rows in a micro-batch of one rank */
     int64_t ranks, steps, batch;
-    /* 0: not given */
+    /* micro-batches per step; 0: not given */
     int64_t accum;
-    /* 0: no hybrids */
+    /* ranks that share a copy of the parameters in HSDP and HFSDP; 0: the table has no hybrids */
     int64_t dp_shard;
     /* ranks of the pipeline (1: none), and stages on each */
     int64_t pp, stages_per_rank;
     /* enum zero_dtype; enum zero_schedule, -1: not given */
     int dtype, schedule;
-    /* -1: keep the model; 0: what is free; else bytes */
+    /* bytes that the model may take: a smaller model is chosen if it needs more. 0: what is free; -1: any
+     * size */
     int64_t fit;
     const char *plot, *plot_loss;
+    /* plain: also run the program without libzero */
     bool json, plain;
 };
 
-/* All runs of a command. */
+/* All runs of zero-bench train that one zero-bench memory makes. */
 struct memory_runs {
     const struct memory_options *o;
     struct progress progress;
+    /* how many there are, and how many have ended */
     int n_runs, n_done;
 };
 
-/* A column's number for the program without libzero. */
+/* Passed as a column: the program without libzero (zero-bench train --plain), in one process. */
 enum { MEMORY_PLAIN = -1 };
 
-/* What a run measured: a column of the table, or the plain program. */
-struct memory_stage {
-    /* (n_ranks) each rank of the pipeline, or one entry that stands for all ranks. In peak_rss_bytes, a
-     * page that n processes map counts as 1/n. Freed by memory_stage_free. */
+/* What one run of zero-bench train measured. It is a column of the table (bench/report/stage_table.h), which
+ * is a stage or a hybrid, or it is the plain program. */
+struct memory_column {
+    /* (n_ranks) an entry for each rank of the pipeline; without --pp, one for all ranks. In peak_rss_bytes, a
+     * page that n processes map counts as 1/n. Freed by memory_column_free. */
     struct report_rank *ranks;
     int32_t n_ranks;
     /* the entry with the most memory allocated, activations included, and its index in ranks */
     struct report_rank fullest;
-    int32_t which;
+    int32_t fullest_rank;
     /* peak_rss_bytes of all ranks of the run together */
-    int64_t all_resident;
-    /* (steps) freed by memory_stage_free */
+    int64_t resident_of_all;
+    /* (steps) freed by memory_column_free */
     double *loss;
     char state_sha256[STATE_HASH_CHARS];
 };
 
 /* Runs a column (bench/report/stage_table.h), or MEMORY_PLAIN. Returns 0, or the exit code after one line
  * on stderr. */
-int memory_run(struct memory_runs *runs, int column, struct memory_stage *out);
-void memory_stage_free(struct memory_stage *m);
+int memory_run(struct memory_runs *runs, int column, struct memory_column *out);
+void memory_column_free(struct memory_column *m);
 
 #endif

@@ -14,6 +14,7 @@ static struct gpt2_config sizes_for(int64_t n, int64_t tp)
     struct gpt2_config c = {.heads = 1, .context = large ? 1024 : 64, .vocab = large ? 50257 : 256};
     double layers = round(cbrt((double)n / 120000.0)); /* n = 12 * L * C^2 with C = 100 * L */
     c.layers = layers < 1 ? 1 : (int64_t)layers;
+    /* the parameters are a * C^2 + per_channel * C, solved for C */
     double per_channel = (double)(c.vocab + c.context + 13 * c.layers + 2), a = 12.0 * (double)c.layers;
     double channels = (sqrt(per_channel * per_channel + 4 * a * (double)n) - per_channel) / (2 * a);
     c.channels = (int64_t)channels + 1; /* makes up for rounding */
@@ -36,7 +37,7 @@ struct gpt2_config plan_sizes(const struct gpt2_config *model, int64_t params)
 int32_t plan_model(struct zero_tensor out[PLAN_N_TENSORS], int32_t *layers, const struct gpt2_config *model,
                    int64_t params, int dtype)
 {
-    static void *nowhere;
+    static void *nowhere; /* no memory is needed to plan */
     struct gpt2_config c = plan_sizes(model, params);
     int32_t n = 0;
     *layers = 0;

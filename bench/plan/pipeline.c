@@ -9,7 +9,9 @@
 
 #include <string.h>
 
-struct stage_plan {
+/* The plans of one rank: for each column of the table (bench/report/stage_table.h) the result, and the time
+ * that planning took. */
+struct rank_plan {
     struct zero_plan_info info[N_COLUMNS];
     int64_t ns[N_COLUMNS];
 };
@@ -20,9 +22,11 @@ struct planning {
     int32_t n;
     int n_columns;
     int64_t layers;
-    /* (pp) the lowest rank with the same layers, as pipe_find_alike finds it; and the plans of those ranks */
+    /* (pp) like[r] is the lowest rank whose plan rank r shares, as pipe_find_alike finds it; plans has
+     * entries for those ranks only */
     int64_t like[PIPE_MAX_STAGES];
-    struct stage_plan plans[PIPE_MAX_STAGES];
+    struct rank_plan plans[PIPE_MAX_STAGES];
+    /* the simulated schedule: the bubble, and what each rank keeps */
     struct pipe_result pipe;
 };
 
@@ -50,19 +54,19 @@ static const struct zero_plan_info *info_of(const struct planning *p, int64_t ra
 
 static int plan_rank(struct planning *p, int64_t rank)
 {
-    struct stage_plan *plan = &p->plans[rank];
-    struct plan_rank s;
+    struct rank_plan *plan = &p->plans[rank];
+    struct plan_rank own;
     if (p->like[rank] != rank)
         return 0;
-    plan_rank_of(&s, p->tensors, p->n, p->layers, p->o->pp, p->o->stages_per_rank, rank);
-    struct plan_table t = {.tensors = s.tensors, .n = s.n, .pp_at = rank};
-    t.order = malloc((size_t)train_n_calls(s.stages, s.n_stages) * sizeof *t.order);
+    plan_rank_of(&own, p->tensors, p->n, p->layers, p->o->pp, p->o->stages_per_rank, rank);
+    struct plan_table t = {.tensors = own.tensors, .n = own.n, .pp_at = rank};
+    t.order = malloc((size_t)train_n_calls(own.stages, own.n_stages) * sizeof *t.order);
     if (!t.order) {
         fprintf(stderr, "zero-bench plan: no memory for the calls of %lld layers\n",
                 (long long)layers_of_rank(p, rank));
         return EXIT_FAILURE;
     }
-    t.n_order = train_stages_order(t.order, s.stages, s.n_stages);
+    t.n_order = train_stages_order(t.order, own.stages, own.n_stages);
     int status = 0;
     for (int c = 0; !status && c < p->n_columns; c++)
         status = plan_column(p->o, c, &t, &plan->info[c], &plan->ns[c]);
@@ -70,7 +74,7 @@ static int plan_rank(struct planning *p, int64_t rank)
     return status;
 }
 
-/* A stage is assumed to take as long as it has layers. */
+/* Simulates the schedule. The forward pass of a stage takes as many nanoseconds as it has layers. */
 static int time_stages(struct planning *p)
 {
     static int32_t layers[PIPE_MAX_STAGES * PIPE_MAX_OWN];
@@ -92,6 +96,7 @@ static int time_stages(struct planning *p)
     return EXIT_USAGE;
 }
 
+/* Bytes of activations that a rank keeps, at most. */
 static int64_t kept_bytes(const struct planning *p, int64_t rank)
 {
     return p->pipe.kept_bytes[rank];
@@ -103,13 +108,13 @@ static int64_t all_bytes(const struct planning *p, int64_t rank, int column)
     return info_of(p, rank, column)->bytes.total + kept_bytes(p, rank);
 }
 
-/* The fullest of ranks [from, to), or -1. */
+/* The rank among [from, to) with the most memory, activations included, or -1. */
 static int64_t fullest(const struct planning *p, int64_t from, int64_t to, int column)
 {
     int64_t best = -1;
-    for (int64_t s = from; s < to; s++)
-        if (best < 0 || all_bytes(p, s, column) > all_bytes(p, best, column))
-            best = s;
+    for (int64_t rank = from; rank < to; rank++)
+        if (best < 0 || all_bytes(p, rank, column) > all_bytes(p, best, column))
+            best = rank;
     return best;
 }
 
@@ -165,26 +170,26 @@ static void print_part(const struct planning *p, const char *name, int64_t from,
 static void print_table(const struct planning *p)
 {
     struct zero_bytes bytes[N_COLUMNS];
-    int64_t which[N_COLUMNS], paper[N_COLUMNS], wire[N_COLUMNS], outer[N_COLUMNS], moved[N_COLUMNS],
+    int64_t fullest_rank[N_COLUMNS], paper[N_COLUMNS], wire[N_COLUMNS], outer[N_COLUMNS], moved[N_COLUMNS],
         kept[N_COLUMNS], n_kept[N_COLUMNS], all[N_COLUMNS], ns[N_COLUMNS] = {0};
     bool several = p->o->stages_per_rank > 1;
     for (int c = 0; c < p->n_columns; c++) {
-        int64_t s = which[c] = fullest(p, 0, p->o->pp, c);
-        const struct zero_plan_info *info = info_of(p, s, c);
+        int64_t rank = fullest_rank[c] = fullest(p, 0, p->o->pp, c);
+        const struct zero_plan_info *info = info_of(p, rank, c);
         bytes[c] = info->bytes;
-        kept[c] = kept_bytes(p, s);
-        n_kept[c] = p->pipe.kept[s];
-        all[c] = all_bytes(p, s, c);
+        kept[c] = kept_bytes(p, rank);
+        n_kept[c] = p->pipe.kept[rank];
+        all[c] = all_bytes(p, rank, c);
         paper[c] = info->paper_bytes;
         wire[c] = info->traffic.wire_bytes;
         outer[c] = hybrid_of_column(c) ? info->traffic.outer_bytes : -1;
-        moved[c] = moved_bytes(p, s);
+        moved[c] = moved_bytes(p, rank);
         for (int64_t r = 0; r < p->o->pp; r++)
             ns[c] += p->like[r] == r ? p->plans[r].ns[c] : 0;
     }
     print_head(p);
     stage_table_head("per rank", p->n_columns);
-    stage_table_counts(several ? "fullest rank of pp" : "fullest stage of pp", which, p->n_columns);
+    stage_table_counts(several ? "fullest rank of pp" : "fullest stage of pp", fullest_rank, p->n_columns);
     stage_table_memory(bytes, "total", p->n_columns);
     stage_table_counts("micro-batches kept", n_kept, p->n_columns);
     stage_table_bytes("activations of these", kept, p->n_columns);
@@ -203,7 +208,7 @@ static void print_table(const struct planning *p)
 static json_t *rank_json(const struct planning *p, int64_t rank, int column)
 {
     const struct zero_plan_info *info = info_of(p, rank, column);
-    return json_pack("{s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I}", "pp_stage", (json_int_t)rank, "layers",
+    return json_pack("{s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I}", "pp_rank", (json_int_t)rank, "layers",
                      (json_int_t)layers_of_rank(p, rank), "n_params", (json_int_t)info->n_params, "bytes",
                      report_bytes_json(&info->bytes), "kept", (json_int_t)p->pipe.kept[rank],
                      "activation_bytes", (json_int_t)kept_bytes(p, rank), "wire_bytes",
@@ -213,21 +218,21 @@ static json_t *rank_json(const struct planning *p, int64_t rank, int column)
 /* Fields that are also printed without --pp describe the fullest rank. */
 static void print_json(const struct planning *p, int column)
 {
-    int64_t s = fullest(p, 0, p->o->pp, column);
-    json_t *line = plan_line(column, info_of(p, s, column), p->plans[p->like[s]].ns[column]);
-    json_t *stages = json_array();
+    int64_t rank = fullest(p, 0, p->o->pp, column);
+    json_t *line = plan_line(column, info_of(p, rank, column), p->plans[p->like[rank]].ns[column]);
+    json_t *ranks = json_array();
     for (int64_t i = 0; i < p->o->pp; i++)
-        json_array_append_new(stages, rank_json(p, i, column));
+        json_array_append_new(ranks, rank_json(p, i, column));
     json_object_set_new(line, "pp", json_integer(p->o->pp));
     json_object_set_new(line, "schedule", json_string(option_word_of(pipe_schedules, p->o->schedule)));
     if (p->o->stages_per_rank > 1)
         json_object_set_new(line, "stages_per_rank", json_integer(p->o->stages_per_rank));
     json_object_set_new(line, "micro_batches", json_integer(p->o->accum));
     json_object_set_new(line, "bubble", report_number(p->pipe.bubble));
-    json_object_set_new(line, "pp_stage", json_integer(s));
-    json_object_set_new(line, "activation_bytes", json_integer(kept_bytes(p, s)));
-    json_object_set_new(line, "all_bytes", json_integer(all_bytes(p, s, column)));
-    json_object_set_new(line, "pp_stages", stages);
+    json_object_set_new(line, "pp_rank", json_integer(rank));
+    json_object_set_new(line, "activation_bytes", json_integer(kept_bytes(p, rank)));
+    json_object_set_new(line, "all_bytes", json_integer(all_bytes(p, rank, column)));
+    json_object_set_new(line, "pp_ranks", ranks);
     report_line(line);
 }
 

@@ -175,11 +175,11 @@ static void print_table(const struct plan_options *o, const struct zero_plan_inf
 {
     struct zero_bytes bytes[N_COLUMNS];
     int64_t paper[N_COLUMNS], wire[N_COLUMNS], outer[N_COLUMNS];
-    for (int s = 0; s < n_columns; s++) {
-        bytes[s] = info[s].bytes;
-        paper[s] = info[s].paper_bytes;
-        wire[s] = info[s].traffic.wire_bytes;
-        outer[s] = hybrid_of_column(s) ? info[s].traffic.outer_bytes : -1;
+    for (int c = 0; c < n_columns; c++) {
+        bytes[c] = info[c].bytes;
+        paper[c] = info[c].paper_bytes;
+        wire[c] = info[c].traffic.wire_bytes;
+        outer[c] = hybrid_of_column(c) ? info[c].traffic.outer_bytes : -1;
     }
     char parts[64] = "";
     if (o->model.config.tp > 1)
@@ -191,8 +191,8 @@ static void print_table(const struct plan_options *o, const struct zero_plan_inf
     stage_table_memory(bytes, "total", n_columns);
     if (o->batch) {
         int64_t kept[N_COLUMNS];
-        for (int s = 0; s < n_columns; s++)
-            kept[s] = plan_kept_bytes(o, plan_sizes(&o->model.config, o->params).layers, 0);
+        for (int c = 0; c < n_columns; c++)
+            kept[c] = plan_kept_bytes(o, plan_sizes(&o->model.config, o->params).layers, 0);
         stage_table_bytes("activations besides", kept, n_columns);
     }
     stage_table_bytes("the ZeRO paper says", paper, n_columns);
@@ -230,13 +230,13 @@ static int plan_whole(const struct plan_options *o, const struct zero_tensor *te
         return EXIT_FAILURE;
     }
     t.n_order = train_call_order(t.order, &(struct gpt2_config){.layers = layers});
-    for (int s = 0; !status && s < n_columns; s++)
-        status = plan_column(o, s, &t, &info[s], &ns[s]);
+    for (int c = 0; !status && c < n_columns; c++)
+        status = plan_column(o, c, &t, &info[c], &ns[c]);
     free(t.order);
     if (!status && !o->json)
         print_table(o, info, ns, n_columns, layers);
-    for (int s = 0; !status && o->json && s < n_columns; s++) {
-        json_t *line = plan_line(s, &info[s], ns[s]);
+    for (int c = 0; !status && o->json && c < n_columns; c++) {
+        json_t *line = plan_line(c, &info[c], ns[c]);
         if (o->batch)
             json_object_set_new(
                 line, "activation_bytes",

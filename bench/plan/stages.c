@@ -4,29 +4,31 @@
 
 #include <string.h>
 
-/* Appends a stage's tensors to the table. Returns the first unit after the stage. */
+/* Appends the tensors of the rank's stage number k to the table. tensors (n) are those of the whole model.
+ * The ones from TRAIN_N_TENSORS on are the rest of --params, which goes to the stage with the head, as one
+ * more unit. Returns the first unit after the layers of the stage. */
 static int32_t add_stage(struct plan_rank *out, int32_t k, const struct zero_tensor *tensors, int32_t n)
 {
     struct train_stage *s = &out->stages[k];
-    struct zero_tensor *own = out->tensors + out->n;
-    int32_t number[TRAIN_N_TENSORS],
-        behind = s->unit + (int32_t)(train_first_layer_unit(&s->own) + s->own.layers);
-    memcpy(own, tensors, TRAIN_N_TENSORS * sizeof *tensors);
+    struct zero_tensor *table = out->tensors + out->n; /* this stage's part of it */
+    int32_t number[TRAIN_N_TENSORS],                   /* not used here */
+        unit_after = s->unit + (int32_t)(train_first_layer_unit(&s->config) + s->config.layers);
+    memcpy(table, tensors, TRAIN_N_TENSORS * sizeof *tensors);
     for (int32_t t = 0; t < TRAIN_N_TENSORS; t++)
-        if (own[t].flags & ZERO_STACKED)
-            own[t].shape[0] = s->own.layers;
+        if (table[t].flags & ZERO_STACKED)
+            table[t].shape[0] = s->config.layers;
     s->first = out->n;
-    s->n = train_stage_table(own, number, &s->own);
+    s->n = train_stage_table(table, number, &s->config);
     for (int32_t t = 0; t < s->n; t++)
-        own[t].unit += s->unit;
-    for (int32_t t = TRAIN_N_TENSORS; t < n && !s->own.no_head; t++) {
-        own[s->n] = tensors[t];
-        own[s->n++].unit = behind;
+        table[t].unit += s->unit;
+    for (int32_t t = TRAIN_N_TENSORS; t < n && !s->config.no_head; t++) {
+        table[s->n] = tensors[t];
+        table[s->n++].unit = unit_after;
     }
     for (int32_t t = 0; t < s->n; t++)
-        own[t].pp_stage = k;
+        table[t].pp_stage = k;
     out->n += s->n;
-    return behind;
+    return unit_after;
 }
 
 void plan_rank_of(struct plan_rank *out, const struct zero_tensor *tensors, int32_t n, int64_t layers,
@@ -38,7 +40,7 @@ void plan_rank_of(struct plan_rank *out, const struct zero_tensor *tensors, int3
     out->n_stages = (int32_t)per_rank;
     for (int32_t k = 0; k < per_rank; k++) {
         out->stages[k] = (struct train_stage){
-            .own = train_stage_config(&whole, (int32_t)(k * pp + pp_at), (int32_t)(per_rank * pp)),
+            .config = train_stage_config(&whole, (int32_t)(k * pp + pp_at), (int32_t)(per_rank * pp)),
             .unit = unit};
         unit = add_stage(out, k, tensors, n);
     }
@@ -46,7 +48,8 @@ void plan_rank_of(struct plan_rank *out, const struct zero_tensor *tensors, int3
 
 int64_t plan_kept_elems(const struct gpt2_config *c, int64_t layers, int64_t n_stages, int64_t stage)
 {
-    /* With sequence parallelism, rows are cut over tp. */
+    /* A and F are this tp rank's part of the attention's channels and of the MLP's hidden ones. With sequence
+     * parallelism each rank keeps its part of the tokens between products, which comes to C = A per token. */
     int64_t A = gpt2_part_channels(c), F = gpt2_part_hidden(c), C = c->sequence ? A : c->channels;
     /* per layer: two norms, two sums; q, k, v and the attention's output; the MLP before and after GELU */
     int64_t n = layers * (4 * C + 4 * A + 2 * F) - C;

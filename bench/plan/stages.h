@@ -18,8 +18,8 @@ struct plan_rank {
     int32_t n_stages;
 };
 
-/* Fills in what rank pp_at of pp has, with per_rank stages. tensors (n) are the whole model's, from
- * plan_model. */
+/* Fills in what rank pp_at of a pipeline of pp ranks has: per_rank stages. tensors (n) are the whole model's,
+ * from plan_model. */
 void plan_rank_of(struct plan_rank *out, const struct zero_tensor *tensors, int32_t n, int64_t layers,
                   int64_t pp, int64_t per_rank, int64_t pp_at);
 

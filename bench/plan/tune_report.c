@@ -32,6 +32,7 @@ struct tune_name tune_name(const struct candidate *c)
 
 #define N_LINES 7
 
+/* A field of struct zero_config, without "cfg.", and its value in C and in the environment. */
 struct setting {
     const char *key;
     char c_value[32], env_value[32];
@@ -99,59 +100,62 @@ static const char *environment(const struct setting *s, int n, char text[512])
 
 /* ---- why a candidate is not the choice ---- */
 
-struct why {
+/* A text of the column "why not", or of the probe. */
+struct reason_text {
     char text[160];
 };
 
-static struct why more(int64_t bytes, const char *what)
+/* Such as "1.2 MB more between hosts". */
+static struct reason_text reason_more(int64_t bytes, const char *what)
 {
-    struct why w;
+    struct reason_text w;
     snprintf(w.text, sizeof w.text, "%s more %s", report_bytes(bytes).text, what);
     return w;
 }
 
-static struct why words(const char *text)
+static struct reason_text reason_is(const char *text)
 {
-    struct why w;
+    struct reason_text w;
     snprintf(w.text, sizeof w.text, "%s", text);
     return w;
 }
 
-static struct why why_not(const struct tune_options *o, const struct candidate *c,
-                          const struct candidate *chosen)
+static struct reason_text why_not(const struct tune_options *o, const struct candidate *c,
+                                  const struct candidate *chosen)
 {
     enum tune_reason reason;
     int order = tune_compare(chosen, c, &reason);
     if (!order)
-        return words("chosen");
+        return reason_is("chosen");
     if (!c->fits)
-        return more(c->bytes.total - o->limit, "than the limit");
+        return reason_more(c->bytes.total - o->limit, "than the limit");
     if (c->refused)
-        return words("rounds gradients to bf16 on their way; --wire-dtype any allows it");
+        return reason_is("rounds gradients to bf16 on their way; --wire-dtype any allows it");
     if (order > 0)
-        return words(c->n_ms ? "slower in the probe" : "before the choice, but not probed itself");
+        return reason_is(c->n_ms ? "slower in the probe" : "before the choice, but not probed itself");
     switch (reason) {
     case TUNE_HIDDEN:
-        return words("gathers nothing ahead: compute waits for every gather");
+        return reason_is("gathers nothing ahead: compute waits for every gather");
     case TUNE_BETWEEN:
-        return more(c->between_bytes - chosen->between_bytes, "between hosts");
+        return reason_more(c->between_bytes - chosen->between_bytes, "between hosts");
     case TUNE_ALL:
-        return more(c->wire_bytes - chosen->wire_bytes, "in all");
+        return reason_more(c->wire_bytes - chosen->wire_bytes, "in all");
     case TUNE_PREFETCH:
-        return words("as many bytes, but gathers less far ahead");
+        return reason_is("as many bytes, but gathers less far ahead");
     case TUNE_MEMORY:
-        return more(c->bytes.total - chosen->bytes.total, "memory for the same bytes");
+        return reason_more(c->bytes.total - chosen->bytes.total, "memory for the same bytes");
     default:
-        return words("the same bytes and memory, but not as simple");
+        return reason_is("the same bytes and memory, but not as simple");
     }
 }
 
 /* Returns what a choice gives up, or NULL. It follows zero_wrap's default of cfg.deterministic. */
 static const char *note_on(const struct tune_options *o, const struct candidate *c)
 {
-    bool off = c->hybrid && o->train.accum > 1 && c->deterministic == ZERO_AUTO &&
-               o->train.device == ZERO_DEVICE_HOST;
-    return off ? "its groups add micro-batches up in no fixed order, so it ends in other bits than stage 3; "
+    bool not_fixed = c->hybrid && o->train.accum > 1 && c->deterministic == ZERO_AUTO &&
+                     o->train.device == ZERO_DEVICE_HOST;
+    return not_fixed
+               ? "its groups add micro-batches up in no fixed order, so it ends in other bits than stage 3; "
                  "--deterministic on keeps them, for more bytes"
                : NULL;
 }
@@ -159,9 +163,9 @@ static const char *note_on(const struct tune_options *o, const struct candidate 
 /* ---- for people ---- */
 
 /* Median and quartiles, or "" if the candidate was not probed. */
-static struct why probe_text(const struct candidate *c)
+static struct reason_text probe_text(const struct candidate *c)
 {
-    struct why w = {""};
+    struct reason_text w = {""};
     if (c->n_ms)
         snprintf(w.text, sizeof w.text, "%.1f (%.1f to %.1f)", tune_median_ms(c), tune_lower_ms(c),
                  tune_upper_ms(c));
@@ -170,18 +174,19 @@ static struct why probe_text(const struct candidate *c)
 
 static void print_row(const struct tune_options *o, const struct candidates *c, int64_t i, int64_t chosen)
 {
-    const struct candidate *at = &c->all[i];
+    const struct candidate *candidate = &c->all[i];
     char prefetch[16] = "", budget[24] = "";
-    if (at->stage == 3) {
-        snprintf(prefetch, sizeof prefetch, "%d", at->prefetch);
-        snprintf(budget, sizeof budget, "%s", at->budget < 0 ? "auto" : report_bytes(at->budget).text);
+    if (candidate->stage == 3) {
+        snprintf(prefetch, sizeof prefetch, "%d", candidate->prefetch);
+        snprintf(budget, sizeof budget, "%s",
+                 candidate->budget < 0 ? "auto" : report_bytes(candidate->budget).text);
     }
-    printf("%5lld  %-37s %8s %8s %8s %13s %8s", (long long)i + 1, tune_kind_name(at).text, prefetch, budget,
-           report_bytes(at->bytes.total).text, report_bytes(at->between_bytes).text,
-           report_bytes(at->wire_bytes).text);
+    printf("%5lld  %-37s %8s %8s %8s %13s %8s", (long long)i + 1, tune_kind_name(candidate).text, prefetch,
+           budget, report_bytes(candidate->bytes.total).text, report_bytes(candidate->between_bytes).text,
+           report_bytes(candidate->wire_bytes).text);
     if (tune_probed(c))
-        printf("  %24s", probe_text(at).text);
-    printf("  %s\n", why_not(o, at, &c->all[chosen]).text);
+        printf("  %24s", probe_text(candidate).text);
+    printf("  %s\n", why_not(o, candidate, &c->all[chosen]).text);
 }
 
 /* The report shows the first of each kind, the chosen one, and those that were probed. */
@@ -274,18 +279,21 @@ static json_t *probe_json(const struct candidate *c)
 static json_t *candidate_json(const struct tune_options *o, const struct candidates *c, int64_t i,
                               int64_t chosen)
 {
-    const struct candidate *at = &c->all[i];
-    json_t *hybrid = at->hybrid ? json_string(option_word_of(option_hybrids, at->hybrid)) : json_null();
+    const struct candidate *candidate = &c->all[i];
+    json_t *hybrid =
+        candidate->hybrid ? json_string(option_word_of(option_hybrids, candidate->hybrid)) : json_null();
     return json_pack(
         "{s:s, s:I, s:i, s:o, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:b, s:I, s:I, s:o, s:s}", "event",
-        "candidate", "order", (json_int_t)i + 1, "stage", at->stage, "hybrid", hybrid, "dp_shard",
-        at->hybrid ? json_integer(at->dp_shard) : json_null(), "prefetch", at->prefetch, "budget",
-        at->budget < 0 ? json_null() : json_integer(at->budget), "wire_dtype",
-        at->wire_dtype ? json_string(option_word_of(option_dtypes, at->wire_dtype)) : json_null(),
-        "deterministic", at->deterministic < 0 ? json_null() : json_boolean(at->deterministic), "bytes",
-        report_bytes_json(&at->bytes), "limit", o->limit ? json_integer(o->limit) : json_null(), "fits",
-        at->fits, "between_bytes", (json_int_t)at->between_bytes, "wire_bytes", (json_int_t)at->wire_bytes,
-        "probe", probe_json(at), "why", why_not(o, at, &c->all[chosen]).text);
+        "candidate", "order", (json_int_t)i + 1, "stage", candidate->stage, "hybrid", hybrid, "dp_shard",
+        candidate->hybrid ? json_integer(candidate->dp_shard) : json_null(), "prefetch", candidate->prefetch,
+        "budget", candidate->budget < 0 ? json_null() : json_integer(candidate->budget), "wire_dtype",
+        candidate->wire_dtype ? json_string(option_word_of(option_dtypes, candidate->wire_dtype))
+                              : json_null(),
+        "deterministic", candidate->deterministic < 0 ? json_null() : json_boolean(candidate->deterministic),
+        "bytes", report_bytes_json(&candidate->bytes), "limit",
+        o->limit ? json_integer(o->limit) : json_null(), "fits", candidate->fits, "between_bytes",
+        (json_int_t)candidate->between_bytes, "wire_bytes", (json_int_t)candidate->wire_bytes, "probe",
+        probe_json(candidate), "why", why_not(o, candidate, &c->all[chosen]).text);
 }
 
 void tune_report_json(const struct tune_options *o, const struct candidates *c, int64_t chosen)

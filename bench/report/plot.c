@@ -8,17 +8,18 @@
 
 static const struct {
     const char *suffix, *terminal;
-} kinds[] = {
+} formats[] = {
     {".svg", "svg size 900,560 font 'sans,13' background rgb 'white'"},
     {".png", "pngcairo size 1350,840 fontscale 1.4"},
 };
 
+/* gnuplot's terminal for a path, or NULL if the path has another suffix. */
 static const char *terminal_for(const char *path)
 {
     size_t n = strlen(path);
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
-        if (n > 4 && !strcmp(path + n - 4, kinds[i].suffix))
-            return kinds[i].terminal;
+    for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++)
+        if (n > 4 && !strcmp(path + n - 4, formats[i].suffix))
+            return formats[i].terminal;
     return NULL;
 }
 
@@ -30,7 +31,7 @@ error_t plot_read_path(struct argp_state *state, const struct option_row *row, c
                : option_fault(state, "--%s: '%s' does not end in .svg or .png", row->name, path);
 }
 
-/* A quote inside is written twice. */
+/* gnuplot reads two single quotes inside a string as one. */
 void plot_quoted(FILE *f, const char *text)
 {
     fputc('\'', f);
@@ -42,7 +43,7 @@ void plot_quoted(FILE *f, const char *text)
 int plot_open(struct child *gnuplot, const char *path, const char *who)
 {
     char *argv[] = {"gnuplot", "-", NULL};
-    if (child_open(gnuplot, argv, true)) {
+    if (child_open(gnuplot, argv, /* to_child */ true)) {
         fprintf(stderr, "%s: --plot needs gnuplot: %s\n", who, strerror(errno));
         return EXIT_FAILURE;
     }
@@ -60,9 +61,10 @@ int plot_close(struct child *gnuplot, const char *path, const char *who)
     return code ? EXIT_FAILURE : 0;
 }
 
-static void put_points(FILE *f, const struct plot_curve *c, int which)
+/* Writes the points as gnuplot's data block $curveN. */
+static void put_points(FILE *f, const struct plot_curve *c, int number)
 {
-    fprintf(f, "$curve%d << END\n", which);
+    fprintf(f, "$curve%d << END\n", number);
     for (int64_t i = 0; i < c->n; i++)
         fprintf(f, "%.15g %.9g\n", c->points[i][0], c->points[i][1]);
     fputs("END\n", f);

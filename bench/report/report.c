@@ -41,9 +41,9 @@ json_t *report_bytes_json(const struct zero_bytes *b)
     return o;
 }
 
-json_t *report_rank_json(const struct report_rank *r, int32_t pp_stage)
+json_t *report_rank_json(const struct report_rank *r, int32_t pp_rank)
 {
-    return json_pack("{s:i, s:o, s:o, s:I, s:I}", "pp_stage", (int)pp_stage, "planned_bytes",
+    return json_pack("{s:i, s:o, s:o, s:I, s:I}", "pp_rank", (int)pp_rank, "planned_bytes",
                      report_bytes_json(&r->planned), "bytes", report_bytes_json(&r->allocated),
                      "activation_bytes", (json_int_t)r->activation_bytes, "peak_rss_bytes",
                      (json_int_t)r->peak_rss_bytes);
@@ -123,12 +123,12 @@ int report_step(struct report *r, const struct report_step *s, bool last)
     if (r->n_steps == 1)
         r->progress = progress_on(stdout);
     int64_t now = zr_now_ns();
-    bool bar = r->progress.file != NULL;
-    if (last || r->n_steps == 1 || s->skipped || (!bar && now - r->last_line_ns >= LINE_INTERVAL_NS)) {
+    bool has_bar = r->progress.file != NULL;
+    if (last || r->n_steps == 1 || s->skipped || (!has_bar && now - r->last_line_ns >= LINE_INTERVAL_NS)) {
         progress_clear(&r->progress);
         print_step(s);
         r->last_line_ns = now;
-    } else if (bar) {
+    } else if (has_bar) {
         progress_show(&r->progress, s->share_done, "step %lld  loss %.3f  %.0f ms  %.0f tokens/s  %s",
                       (long long)s->step, s->loss, s->ms, s->tokens_per_s,
                       report_bytes(s->resident_bytes).text);
@@ -173,7 +173,8 @@ static double used_share(const struct report *r, const struct report_summary *s)
     return s->peak_tflops > 0 ? tokens_per_s(r, s) * s->flop_per_token / (s->peak_tflops * 1e12) : NAN;
 }
 
-/* outer_bytes also counts the agreement, which is no reduction or gather. */
+/* Prints speed, loss and traffic. outer_bytes also counts the all-reduce that ends a step (the agreement),
+ * which n_outer does not count. */
 static void print_steps(const struct report *r, const struct report_summary *s)
 {
     double n_steps = (double)r->n_steps;
@@ -269,7 +270,7 @@ void report_summary(struct report *r, const struct report_summary *s)
         json_object_set_new(collectives, "outer_bytes", json_integer(s->traffic.outer_bytes));
     }
     if (s->n_ranks)
-        json_object_set_new(line, "pp_stages", ranks_json(s));
+        json_object_set_new(line, "pp_ranks", ranks_json(s));
     report_line(line);
 }
 
@@ -289,10 +290,10 @@ void report_close(struct report *r)
 
 void report_warning(void *arg, const char *line)
 {
-    const char *const *but = arg;
-    bool goes = but && strncmp(line, "warning: ", 9) == 0;
-    for (int i = 0; goes && but[i]; i++)
-        goes = !strstr(line, but[i]);
-    if (goes)
+    const char *const *left_out = arg;
+    bool print = left_out && strncmp(line, "warning: ", 9) == 0;
+    for (int i = 0; print && left_out[i]; i++)
+        print = !strstr(line, left_out[i]);
+    if (print)
         fprintf(stderr, "libzero: %s\n", line);
 }

@@ -105,9 +105,9 @@ struct report_size report_bytes(int64_t bytes);
 
 /* {"param_shards":, ..., "total":}, as a new reference. */
 json_t *report_bytes_json(const struct zero_bytes *b);
-/* {"pp_stage":, "planned_bytes":, "bytes":, "activation_bytes":, "peak_rss_bytes":}, as a new reference.
- * pp_stage is the rank of the pipeline. */
-json_t *report_rank_json(const struct report_rank *r, int32_t pp_stage);
+/* {"pp_rank":, "planned_bytes":, "bytes":, "activation_bytes":, "peak_rss_bytes":}, as a new reference.
+ * pp_rank counts the ranks of the pipeline from 0. */
+json_t *report_rank_json(const struct report_rank *r, int32_t pp_rank);
 /* A JSON number, or null for one that JSON cannot hold; a new reference. */
 json_t *report_number(double x);
 /* Prints object as one line and drops the reference. */

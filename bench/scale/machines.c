@@ -19,6 +19,8 @@
 
 #include <string.h>
 
+/* name, text, per_host, flop_per_s, memory_bytes, memory_bytes_per_s, near_bytes_per_s, far_bytes_per_s,
+ * near_ns, far_ns (struct scale_machine) */
 static const struct scale_machine machines[] = {
     {"a100-40", "8 x A100 SXM4 40 GB, 200 Gb/s a GPU", 8, 312e12, 40e9, 1555e9, 300e9, 25e9, 1900, 4000},
     {"a100-80", "8 x A100 SXM4 80 GB, 200 Gb/s a GPU", 8, 312e12, 80e9, 2039e9, 300e9, 25e9, 1900, 4000},

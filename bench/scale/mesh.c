@@ -18,17 +18,19 @@
 
 #include <math.h>
 
+/* The times of one rank of the pipeline. */
 struct rank_time {
     /* seconds of one more micro-batch, and of what happens once in a step */
     double micro_s, once_s;
-    struct scale_part_time like; /* a run that takes as much memory as the job */
+    struct scale_part_time job_run; /* a run that takes as much memory as the job */
     int64_t wire_bytes, outer_bytes;
 };
 
 struct mesh_run {
     const struct scale_job *j;
     int64_t tp, pp, dp, per_rank;
-    /* (pp) the lowest rank with the same layers, as pipe_find_alike finds it; and the times of those ranks */
+    /* (pp) like[r] is the lowest rank with the same layers as rank r (pipe_find_alike). times has entries for
+     * those ranks only */
     int64_t like[PIPE_MAX_STAGES];
     struct rank_time times[PIPE_MAX_STAGES];
     int n_simulated;
@@ -158,7 +160,7 @@ static int time_rank(struct mesh_run *r, int64_t rank, bool free_links)
     if (!err)
         err = scale_part_run(r->j, &four, &b);
     if (!err)
-        err = scale_part_run(r->j, &same, &t->like);
+        err = scale_part_run(r->j, &same, &t->job_run);
     if (err)
         return err;
     t->micro_s = (b.step_s - a.step_s) / 2;
@@ -230,7 +232,7 @@ static int run_stages(struct mesh_run *r, bool free_links, struct pipe_result *p
     }
     for (int64_t s = 0; !err && s < n_stages(r); s++) {
         const struct rank_time *t = time_of(r, s % r->pp);
-        double ns = t->micro_s * t->like.share[s / r->pp] * 1e9 / forwards;
+        double ns = t->micro_s * t->job_run.share[s / r->pp] * 1e9 / forwards;
         forward_ns[s] = (int32_t)fmin(fmax(ns, 1), 1e9);
         if (ns > 1e9)
             err = zr_fail(ZERO_ERR_ARG,
@@ -295,7 +297,7 @@ static void take_bytes(const struct mesh_run *r, const struct pipe_result *pipe,
     int64_t most = -1;
     for (int64_t k = 0; k < r->pp; k++) {
         const struct rank_time *t = time_of(r, k);
-        int64_t library = t->like.memory_bytes + bytes_between(r, k, pipe);
+        int64_t library = t->job_run.memory_bytes + bytes_between(r, k, pipe);
         int64_t acts = activation_bytes(r, k, pipe);
         int64_t received = t->wire_bytes + tp_bytes(r, k) + pp_bytes(r, k);
         if (library + acts > most) {
@@ -319,12 +321,12 @@ static int run_whole(struct mesh_run *r, bool free_links, struct pipe_result *pi
 {
     struct scale_part part = part_of(r, 0, r->j->accum, free_links);
     struct rank_time *t = &r->times[0];
-    int err = scale_part_run(r->j, &part, &t->like);
+    int err = scale_part_run(r->j, &part, &t->job_run);
     *pipe = (struct pipe_result){.kept_bytes = {kept_bytes(r, 0)}};
-    *step_s = t->like.step_s;
-    t->wire_bytes = t->like.wire_bytes;
-    t->outer_bytes = t->like.outer_bytes;
-    r->n_simulated += t->like.n_simulated;
+    *step_s = t->job_run.step_s;
+    t->wire_bytes = t->job_run.wire_bytes;
+    t->outer_bytes = t->job_run.outer_bytes;
+    r->n_simulated += t->job_run.n_simulated;
     return err;
 }
 

@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+/* The fields of struct scale_model in order. The last three are llama, qkv_bias and tied. */
 #define GPT(name, layers, heads, channels, context, vocab)                                                   \
     {                                                                                                        \
         name, layers, heads, heads, channels, 4 * channels, context, vocab, false, false, false              \
@@ -66,7 +67,7 @@ const struct scale_model *scale_model_of(const char *name)
     return NULL;
 }
 
-/* Whether the model has a head that is not the embedding. */
+/* Whether the model has a matrix for the head. Otherwise the head uses the embedding's. */
 static bool has_head(const struct scale_model *m)
 {
     return m->llama && !m->tied;
@@ -98,6 +99,7 @@ static double attention_flop(const struct scale_model *m, int64_t context)
     return 4.0 * (double)context * (double)m->channels;
 }
 
+/* One of tp parts of a block. */
 static struct scale_unit block(const struct scale_model *m, int64_t context, int64_t tp)
 {
     /* In a GPT the two norms and the biases after row-cut products are whole; the biases of q, k, v and of
@@ -111,16 +113,18 @@ static struct scale_unit block(const struct scale_model *m, int64_t context, int
 
 struct scale_unit scale_part_of(const struct scale_model *m, int64_t context, int32_t unit, int64_t tp)
 {
-    int64_t words = (m->vocab + tp - 1) / tp * m->channels;
+    /* this part of the embedding, or of the head, which is as large */
+    int64_t embedding = (m->vocab + tp - 1) / tp * m->channels;
     if (unit > 0 && unit <= m->layers)
         return block(m, context, tp);
     if (has_head(m) && unit == 0)
-        return (struct scale_unit){.n_params = words};
+        return (struct scale_unit){.n_params = embedding};
     if (has_head(m))
-        return (struct scale_unit){.n_params = words + m->channels, .flop_per_token = 2.0 * (double)words};
+        return (struct scale_unit){.n_params = embedding + m->channels,
+                                   .flop_per_token = 2.0 * (double)embedding};
     int64_t positions_and_norm = m->llama ? m->channels : context * m->channels + 2 * m->channels;
-    return (struct scale_unit){.n_params = words + positions_and_norm,
-                               .again_flop_per_token = 2.0 * (double)words};
+    return (struct scale_unit){.n_params = embedding + positions_and_norm,
+                               .head_flop_per_token = 2.0 * (double)embedding};
 }
 
 struct scale_unit scale_unit_of(const struct scale_model *m, int64_t context, int32_t unit)
@@ -153,7 +157,7 @@ double scale_flop_per_token(const struct scale_model *m, int64_t context)
     double flop = 0;
     for (int32_t u = 0; u < scale_n_units(m); u++) {
         struct scale_unit unit = scale_unit_of(m, context, u);
-        flop += 3 * (unit.flop_per_token + unit.again_flop_per_token);
+        flop += 3 * (unit.flop_per_token + unit.head_flop_per_token);
     }
     return flop;
 }

@@ -53,7 +53,7 @@ static struct scale_unit tied_head(const struct scale_job *j, int64_t tp)
 {
     return (struct scale_unit){.n_params = scale_n_last_norm(j->model),
                                .flop_per_token =
-                                   scale_part_of(j->model, j->context, 0, tp).again_flop_per_token};
+                                   scale_part_of(j->model, j->context, 0, tp).head_flop_per_token};
 }
 
 /* Describes unit u of the model, or the tied head in its place. */
@@ -69,8 +69,8 @@ static struct zr_verify_unit unit_of(const struct scale_job *j, const struct sca
                                  .forward_flop = unit.flop_per_token * tokens,
                                  .backward_flop =
                                      unit.flop_per_token * tokens * (u <= j->model->layers ? back : 2),
-                                 .again_forward_flop = twice ? unit.again_flop_per_token * tokens : 0,
-                                 .again_backward_flop = twice ? unit.again_flop_per_token * tokens * 2 : 0,
+                                 .again_forward_flop = twice ? unit.head_flop_per_token * tokens : 0,
+                                 .again_backward_flop = twice ? unit.head_flop_per_token * tokens * 2 : 0,
                                  /* units of tied tensors are resident, at the owner and at the copy */
                                  .resident = u == 0 ? p->tied_embedding : head};
     add_waits(j, p, u, &out);
@@ -93,6 +93,7 @@ static double flop_of(const struct zr_verify_unit *u)
     return u->forward_flop + u->backward_flop + u->again_forward_flop + u->again_backward_flop;
 }
 
+/* Fills in each stage's share of the compute. */
 static void take_shares(const struct scale_part *p, const struct zr_verify_unit *units, double *share)
 {
     double all = 0;
@@ -106,6 +107,7 @@ static void take_shares(const struct scale_part *p, const struct zr_verify_unit 
         share[k] /= all;
 }
 
+/* Checks that the virtual clock can count the steps. */
 static int check_time(const struct scale_job *j, const struct scale_part *p,
                       const struct zr_verify_unit *units)
 {

@@ -37,7 +37,7 @@ struct scale_unit {
     int64_t n_params;
     double flop_per_token;
     /* operations of the tied head, which uses the embedding's unit a second time */
-    double again_flop_per_token;
+    double head_flop_per_token;
 };
 
 /* All names, separated by commas. */
@@ -118,6 +118,7 @@ struct scale_result {
     /* of one rank: the library's memory without activations; bytes received in a step, and those of them
      * from other groups */
     int64_t memory_bytes, received_bytes, outer_bytes;
+    /* ranks of the job that were simulated one by one; the others have the same times */
     int n_simulated;
     /* Only with tp, pp or activations: bytes of activations of the fullest rank, whose memory_bytes is above,
      * and bytes received over tp and pp. The bubble is the mean share of the step in which ranks of the

@@ -8,15 +8,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-int32_t train_call_order(struct zero_call *out, const struct gpt2_config *own)
+/* Fills in the order for the layers of one pipeline stage, or of a whole model: forward over the embedding,
+ * the layers and the head, and back. The embedding and the head are unit 0. */
+int32_t train_call_order(struct zero_call *out, const struct gpt2_config *stage)
 {
-    int32_t n = 0, first = (int32_t)train_first_layer_unit(own), layers = (int32_t)own->layers;
+    int32_t n = 0, first = (int32_t)train_first_layer_unit(stage), layers = (int32_t)stage->layers;
+/* unit, phase, whether it ends the bracket */
 #define CALL(u, p, e)                                                                                        \
     out[n++] = (struct zero_call)                                                                            \
     {                                                                                                        \
         .unit = (u), .phase = (p), .is_end = (e)                                                             \
     }
-    if (!own->no_embedding) {
+    if (!stage->no_embedding) {
         CALL(0, ZERO_FORWARD, 0);
         CALL(0, ZERO_FORWARD, 1);
     }
@@ -24,31 +27,31 @@ int32_t train_call_order(struct zero_call *out, const struct gpt2_config *own)
         CALL(first + l, ZERO_FORWARD, 0);
         CALL(first + l, ZERO_FORWARD, 1);
     }
-    if (!own->no_head) {
+    if (!stage->no_head) {
         CALL(0, ZERO_FORWARD, 0);
         CALL(0, ZERO_FORWARD, 1);
         /* stays open during the whole backward pass if the embedding is here too */
         CALL(0, ZERO_BACKWARD, 0);
     }
-    if (!own->no_head && own->no_embedding)
+    if (!stage->no_head && stage->no_embedding)
         CALL(0, ZERO_BACKWARD, 1);
     for (int32_t l = layers; l-- > 0;) {
         CALL(first + l, ZERO_BACKWARD, 0);
         CALL(first + l, ZERO_BACKWARD, 1);
     }
-    if (!own->no_embedding && own->no_head)
+    if (!stage->no_embedding && stage->no_head)
         CALL(0, ZERO_BACKWARD, 0);
-    if (!own->no_embedding)
+    if (!stage->no_embedding)
         CALL(0, ZERO_BACKWARD, 1);
 #undef CALL
     return n;
 }
 
-bool train_stores_each(const struct train_options *o)
+bool train_stores_every_micro_batch(const struct train_options *o)
 {
     const char *in_place = getenv("ZERO_GRAD_IN_PLACE"); /* then the model adds gradients up */
-    bool adds = in_place && *in_place && strcmp(in_place, "0") != 0;
-    return !o->plain && ((o->stage >= 2 && !adds) || o->accum == 1);
+    bool model_adds = in_place && *in_place && strcmp(in_place, "0") != 0;
+    return !o->plain && ((o->stage >= 2 && !model_adds) || o->accum == 1);
 }
 
 bool train_read_position(const char *text, struct train_position *out)

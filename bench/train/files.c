@@ -24,16 +24,18 @@ int train_load_text(struct run *r)
 int train_next_text(struct run *r, struct gpt2 *m, int64_t micro_batch)
 {
     const struct train_options *o = r->o;
-    int64_t n = r->n_micro + micro_batch * r->at.n_dp + r->at.dp;
+    int64_t number =
+        r->n_micro + micro_batch * r->at.n_dp + r->at.dp; /* of this micro-batch, in the whole run */
     profile_enter(o->profile, PROFILE_REST);
     TRY(gpt2_next_batch(m));
     bytes_data_sample(&r->data, m->tokens, m->targets, o->batch, o->model.config.context, o->seed,
-                      n / r->per_step, n % r->per_step);
+                      number / r->per_step, number % r->per_step);
     gpt2_send_batch(m);
     profile_enter(o->profile, r->z ? PROFILE_LIBRARY : PROFILE_REST); /* until the model computes */
     return 0;
 }
 
+/* Saves a checkpoint, with the position in the text as the job's data. */
 static int save(struct run *r, int64_t step)
 {
     const struct train_options *o = r->o;
@@ -54,7 +56,7 @@ int train_save(struct run *r, int64_t steps_done, bool stop)
 
 /* Whether a checkpoint was ever begun in dir. If so, zero_load finds the latest valid one or says why not;
  * else --load latest starts from the beginning. */
-static bool anything_saved(const char *dir)
+static bool has_checkpoint(const char *dir)
 {
     DIR *d = opendir(dir);
     bool found = false;
@@ -69,7 +71,8 @@ int train_load(struct run *r, int64_t *step)
 {
     const struct train_options *o = r->o;
     bool latest = !strcmp(o->load, "latest");
-    double found[1] = {r->at.dp == 0 && latest && !anything_saved(o->save) ? 0.0 : 1.0};
+    /* its mean over ranks is below 1 if the first data-parallel rank finds none */
+    double found[1] = {r->at.dp == 0 && latest && !has_checkpoint(o->save) ? 0.0 : 1.0};
     TRY_ZERO(zero_mean(r->z, found, 1));
     if (found[0] < 1.0) {
         report_text(&r->report, "nothing saved in %s yet: from the start\n", o->save);
@@ -104,20 +107,21 @@ static int32_t name_weights(const struct run *r, struct zero_weight *map, char (
     for (int32_t k = 0; k < r->n_own; k++) {
         const struct train_stage *s = &r->stage[k];
         int32_t before = n;
-        n += gpt2_names(map + n, text + n, r->number + s->first, s->n, (int32_t)s->own.first_layer,
-                        (int32_t)s->own.layers);
+        n += gpt2_names(map + n, text + n, r->number + s->first, s->n, (int32_t)s->config.first_layer,
+                        (int32_t)s->config.layers);
         for (int32_t i = before; i < n; i++)
             map[i].tensor += s->first;
     }
     return n;
 }
 
+/* Exports or imports the weights under Hugging Face's names. */
 static int move_weights(struct run *r, bool export)
 {
     const struct train_options *o = r->o;
     int32_t n = 0;
     for (int32_t k = 0; k < r->n_own; k++)
-        n += GPT2_N_NAMES((int32_t)r->stage[k].own.layers);
+        n += GPT2_N_NAMES((int32_t)r->stage[k].config.layers);
     struct zero_weight *map = malloc((size_t)n * sizeof *map);
     char(*text)[40] = malloc((size_t)n * sizeof *text);
     int err = map && text ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %d names", n);
@@ -133,10 +137,10 @@ static int move_weights(struct run *r, bool export)
 
 int train_import(struct run *r)
 {
-    return r->o->import_from ? move_weights(r, false) : 0;
+    return r->o->import_from ? move_weights(r, /* export */ false) : 0;
 }
 
 int train_export(struct run *r)
 {
-    return r->o->export_to ? move_weights(r, true) : 0;
+    return r->o->export_to ? move_weights(r, /* export */ true) : 0;
 }

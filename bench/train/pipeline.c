@@ -12,42 +12,43 @@ enum { WTE, WPE, FIRST_OF_LAYERS, FIRST_OF_NORM = 14 }; /* indices into train_de
 
 struct gpt2_config train_stage_config(const struct gpt2_config *whole, int32_t stage, int32_t n_stages)
 {
-    struct gpt2_config own = *whole;
+    struct gpt2_config config = *whole;
     for (int32_t s = 0; s < stage; s++)
-        own.first_layer += pipe_layers_of(whole->layers, n_stages, s);
-    own.layers = pipe_layers_of(whole->layers, n_stages, stage);
-    own.no_embedding = stage > 0;
-    own.no_head = stage < n_stages - 1;
-    return own;
+        config.first_layer += pipe_layers_of(whole->layers, n_stages, s);
+    config.layers = pipe_layers_of(whole->layers, n_stages, stage);
+    config.no_embedding = stage > 0;
+    config.no_head = stage < n_stages - 1;
+    return config;
 }
 
-static bool has_tensor(const struct gpt2_config *own, int32_t number)
+/* Whether a stage has tensor number `number` of train_describe's table. */
+static bool has_tensor(const struct gpt2_config *stage, int32_t number)
 {
     if (number == WTE)
-        return !own->no_embedding || !own->no_head;
+        return !stage->no_embedding || !stage->no_head;
     if (number == WPE)
-        return !own->no_embedding;
-    return number < FIRST_OF_NORM || !own->no_head;
+        return !stage->no_embedding;
+    return number < FIRST_OF_NORM || !stage->no_head;
 }
 
-int64_t train_first_layer_unit(const struct gpt2_config *own)
+int64_t train_first_layer_unit(const struct gpt2_config *stage)
 {
-    return has_tensor(own, WTE) ? 1 : 0;
+    return has_tensor(stage, WTE) ? 1 : 0;
 }
 
-int32_t train_stage_table(struct zero_tensor *tensors, int32_t *number, const struct gpt2_config *own)
+int32_t train_stage_table(struct zero_tensor *tensors, int32_t *number, const struct gpt2_config *stage)
 {
     int32_t n = 0;
     for (int32_t t = 0; t < TRAIN_N_TENSORS; t++) {
-        if (!has_tensor(own, t))
+        if (!has_tensor(stage, t))
             continue;
         struct zero_tensor *to = &tensors[n];
         *to = tensors[t];
         if (to->flags & ZERO_STACKED)
-            to->unit = (int32_t)train_first_layer_unit(own);
-        if (t == WTE && (own->no_embedding || own->no_head)) {
+            to->unit = (int32_t)train_first_layer_unit(stage);
+        if (t == WTE && (stage->no_embedding || stage->no_head)) {
             to->flags |= ZERO_TIED;
-            if (!own->no_embedding) /* it adds to the head's gradient */
+            if (!stage->no_embedding) /* it adds to the head's gradient */
                 to->flags &= ~ZERO_GRAD_OVERWRITE;
         }
         number[n++] = t;
@@ -55,10 +56,10 @@ int32_t train_stage_table(struct zero_tensor *tensors, int32_t *number, const st
     return n;
 }
 
-int64_t train_elements_before(const struct zero_tensor *t, const struct gpt2_config *own)
+int64_t train_elements_before(const struct zero_tensor *t, const struct gpt2_config *stage)
 {
-    int64_t n_parts = t->tp_cut ? own->tp : 1;
-    return t->flags & ZERO_STACKED ? own->first_layer * (tensor_elements(t) / t->shape[0]) * n_parts : 0;
+    int64_t n_parts = t->tp_cut ? stage->tp : 1;
+    return t->flags & ZERO_STACKED ? stage->first_layer * (tensor_elements(t) / t->shape[0]) * n_parts : 0;
 }
 
 /* The number of pieces (state_hash.h) of the whole model. */
@@ -115,7 +116,7 @@ int train_stages_gather(zero_ctx *z, const struct train_items *t)
     return err;
 }
 
-/* The tensors of a rank's table from number n_before on. */
+/* What read_owned reads from: the tensors of a rank's table from number n_before on. */
 struct owned {
     zero_ctx *z;
     int32_t n_before;
@@ -133,7 +134,7 @@ static int hash_stage(struct state_digest *all, bool *mine, bool hash, zero_ctx 
                       const struct train_stage *s, int64_t whole_layers, const struct zero_tensor *tensors,
                       const int32_t *number, int n_states)
 {
-    bool copy = number[s->first] == WTE && s->own.no_embedding;
+    bool copy = number[s->first] == WTE && s->config.no_embedding;
     struct owned owned = {z, s->first + copy};
     int32_t n_tensors = s->n - copy;
     tensors += owned.n_before;
@@ -144,8 +145,8 @@ static int hash_stage(struct state_digest *all, bool *mine, bool hash, zero_ctx 
     err = err ? err : state_digests(here, hash, tensors, n_tensors, n_states, read_owned, &owned);
     for (int32_t t = 0; t < n_tensors && !err; t++) {
         bool stacked = tensors[t].flags & ZERO_STACKED;
-        int64_t to = piece_of(number[t], whole_layers) + (stacked ? s->own.first_layer : 0);
-        for (int64_t i = 0; i < (stacked ? s->own.layers : 1); i++, at++, to++) {
+        int64_t to = piece_of(number[t], whole_layers) + (stacked ? s->config.first_layer : 0);
+        for (int64_t i = 0; i < (stacked ? s->config.layers : 1); i++, at++, to++) {
             mine[to] = true;
             all[to] = here[at];
         }
@@ -177,9 +178,9 @@ int64_t train_n_calls(const struct train_stage *stages, int32_t n_stages)
 {
     int64_t n = 0, most = 0;
     for (int32_t k = 0; k < n_stages; k++) {
-        int64_t own = TRAIN_N_CALLS(stages[k].own.layers);
-        n += own;
-        most = own > most ? own : most;
+        int64_t n_of_stage = TRAIN_N_CALLS(stages[k].config.layers);
+        n += n_of_stage;
+        most = n_of_stage > most ? n_of_stage : most;
     }
     return n + most; /* add_calls writes a stage's calls before it drops half of them */
 }
@@ -187,7 +188,7 @@ int64_t train_n_calls(const struct train_stage *stages, int32_t n_stages)
 /* Writes a stage's forward or backward calls to out, which has room for both. */
 static int32_t add_calls(struct zero_call *out, const struct train_stage *s, bool backward)
 {
-    int32_t n = train_call_order(out, &s->own), n_forward = 0;
+    int32_t n = train_call_order(out, &s->config), n_forward = 0;
     while (n_forward < n && out[n_forward].phase == ZERO_FORWARD)
         n_forward++;
     if (backward)

@@ -12,7 +12,7 @@
 /* A pipeline stage of this rank: its part of the model, its first unit, and its n tensors from `first` on
  * in the rank's table. */
 struct train_stage {
-    struct gpt2_config own;
+    struct gpt2_config config;
     int32_t unit, first, n;
 };
 
@@ -22,13 +22,13 @@ struct gpt2_config train_stage_config(const struct gpt2_config *whole, int32_t s
 /* Reduces train_describe's table to a stage's tensors. The embedding and the head are unit 0, if the stage
  * has one of them, and its layers follow. number (TRAIN_N_TENSORS) gets each tensor's index in the full
  * table. Returns the number of tensors. */
-int32_t train_stage_table(struct zero_tensor *tensors, int32_t *number, const struct gpt2_config *own);
+int32_t train_stage_table(struct zero_tensor *tensors, int32_t *number, const struct gpt2_config *stage);
 
 /* The unit of a stage's first layer. */
-int64_t train_first_layer_unit(const struct gpt2_config *own);
+int64_t train_first_layer_unit(const struct gpt2_config *stage);
 
 /* The number of elements of a tensor in the stages before. */
-int64_t train_elements_before(const struct zero_tensor *t, const struct gpt2_config *own);
+int64_t train_elements_before(const struct zero_tensor *t, const struct gpt2_config *stage);
 
 /* cfg.pipeline.activation_bytes: a micro-batch's activations between two layers, with element_bytes each. */
 int64_t train_stage_bytes(const struct gpt2_config *whole, int64_t batch, int64_t element_bytes);

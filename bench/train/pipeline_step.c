@@ -11,7 +11,7 @@ static int forward(struct run *r, const struct zero_action *a)
 {
     struct gpt2 *m = &r->model[a->pp_stage];
     const struct train_stage *s = &r->stage[a->pp_stage];
-    int32_t first = s->unit + (int32_t)train_first_layer_unit(&s->own);
+    int32_t first = s->unit + (int32_t)train_first_layer_unit(&s->config);
     if (a->in) {
         m->acts.embedded = (real *)(uintptr_t)a->in; /* only read */
     } else {
@@ -40,7 +40,7 @@ static int backward(struct run *r, const struct zero_action *a)
 {
     struct gpt2 *m = &r->model[a->pp_stage];
     const struct train_stage *s = &r->stage[a->pp_stage];
-    int32_t first = s->unit + (int32_t)train_first_layer_unit(&s->own);
+    int32_t first = s->unit + (int32_t)train_first_layer_unit(&s->config);
     if (a->kept)
         m->acts.embedded = (real *)(uintptr_t)a->kept;
     if (a->in) {
@@ -67,15 +67,15 @@ static int backward(struct run *r, const struct zero_action *a)
     return m->err;
 }
 
-/* The embedding's backward pass needs the tokens again, because other micro-batches' forward passes may have
- * come between. */
+/* Carries out an action. The embedding's backward pass needs the tokens again, because other micro-batches'
+ * forward passes may have come between. */
 static int act(struct run *r, const struct zero_action *a)
 {
-    const struct gpt2_config *own = &r->stage[a->pp_stage].own;
+    const struct gpt2_config *config = &r->stage[a->pp_stage].config;
     struct gpt2 *m = &r->model[a->pp_stage];
     bool is_forward = a->phase == ZERO_FORWARD;
     gpt2_turn_to(m, a->micro_batch % m->n_kept);
-    if (!own->no_embedding || (is_forward && !own->no_head))
+    if (!config->no_embedding || (is_forward && !config->no_head))
         TRY(train_next_text(r, m, a->micro_batch));
     TRY(is_forward ? forward(r, a) : backward(r, a));
     return take_libzero_error(zero_finish(r->z));

@@ -109,6 +109,7 @@ static int64_t overlap(const struct span *s, size_t n, int64_t from, int64_t to)
     return sum;
 }
 
+/* Moves time from one part to another, at most what that part has. */
 static void move(struct profile *p, enum profile_part from, enum profile_part to, int64_t ns)
 {
     ns = ns < p->ns[from] ? ns : p->ns[from];
@@ -118,7 +119,7 @@ static void move(struct profile *p, enum profile_part from, enum profile_part to
 
 /* Divides the time that the model's thread waits in the library. It waits for what runs at that time: an
  * update, the norm, or else communication. With one rank the remaining wait is the library's own work. */
-static int deal(struct profile *p, json_t *events)
+static int divide_waits(struct profile *p, json_t *events)
 {
     static const char *const step[] = {"step", NULL}, *const wait[] = {"wait", "step", NULL},
                              *const update[] = {"update", NULL}, *const norm[] = {"norm", NULL};
@@ -173,7 +174,7 @@ int profile_finish(struct profile *p, zero_ctx *z)
     json_t *trace = err ? NULL : json_load_file(path, 0, NULL);
     unlink(path);
     if (!err)
-        err = trace ? deal(p, json_object_get(trace, "traceEvents"))
+        err = trace ? divide_waits(p, json_object_get(trace, "traceEvents"))
                     : zr_fail(ZERO_ERR_IO, "%s: the timeline cannot be read", path);
     json_decref(trace);
     return err;

@@ -47,7 +47,7 @@ struct run {
     /* micro-batches of all ranks: so far, and in a step when the run began */
     int64_t n_micro, per_step;
     int64_t peak_resident, peak_device, start_ns;
-    /* as train_stores_each says */
+    /* as train_stores_every_micro_batch says */
     bool stores_each;
     /* If the run fails now, an option or the data is wrong. */
     bool bad_input;

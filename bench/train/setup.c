@@ -57,7 +57,7 @@ static int find_place(struct run *r)
     }
     r->n_own = r->at.n_stages > 1 ? (int32_t)o->stages_per_rank : 1;
     for (int32_t k = 0; k < r->n_own; k++)
-        r->stage[k].own =
+        r->stage[k].config =
             train_stage_config(&o->model.config, k * r->at.n_stages + r->at.stage, r->n_own * r->at.n_stages);
     return 0;
 }
@@ -71,8 +71,8 @@ static void describe_stage(struct run *r, int32_t k, int32_t first_unit)
     struct zero_tensor *own = r->tensors + r->n_tensors;
     s->unit = first_unit;
     s->first = r->n_tensors;
-    train_describe(own, &s->own, &r->model[k], r->o->plain || r->stores_each);
-    s->n = train_stage_table(own, r->number + r->n_tensors, &s->own);
+    train_describe(own, &s->config, &r->model[k], r->o->plain || r->stores_each);
+    s->n = train_stage_table(own, r->number + r->n_tensors, &s->config);
     for (int32_t t = 0; t < s->n; t++) {
         own[t].unit += first_unit;
         own[t].pp_stage = k;
@@ -85,12 +85,12 @@ static int open_stages(struct run *r)
     int32_t unit = 0;
     for (int32_t k = 0; k < r->n_own; k++) {
         struct gpt2 *m = &r->model[k];
-        TRY(gpt2_open(m, &r->stage[k].own, r->o->batch, &r->compute));
+        TRY(gpt2_open(m, &r->stage[k].config, r->o->batch, &r->compute));
         m->stores = r->stores_each;
         m->profile = r->o->profile;
         train_join_tp(m, r->at.tp, &r->z);
         describe_stage(r, k, unit);
-        unit += (int32_t)(train_first_layer_unit(&r->stage[k].own) + r->stage[k].own.layers);
+        unit += (int32_t)(train_first_layer_unit(&r->stage[k].config) + r->stage[k].config.layers);
     }
     return 0;
 }
@@ -105,7 +105,7 @@ int train_open(struct run *r)
     TRY(compute_open(&r->compute, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads));
     r->bad_input = false;
     TRY(find_place(r));
-    r->stores_each = train_stores_each(o);
+    r->stores_each = train_stores_every_micro_batch(o);
     r->report.quiet = o->step_ms || o->profile;
     r->per_step = r->accum;
     return open_stages(r);
@@ -119,7 +119,7 @@ bool train_reads_weights(const struct train_options *o)
 int64_t train_first_element(const struct run *r, int32_t tensor)
 {
     const struct zero_tensor *t = &r->tensors[tensor];
-    return train_elements_before(t, &r->stage[t->pp_stage].own);
+    return train_elements_before(t, &r->stage[t->pp_stage].config);
 }
 
 /* ---- libzero ---- */

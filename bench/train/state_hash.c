@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define CHUNK (256 * 1024) /* elements read at a time */
+#define BUFFER_ELEMS (256 * 1024) /* elements read at a time */
 
 int64_t tensor_elements(const struct zero_tensor *t)
 {
@@ -35,7 +35,8 @@ void state_hash_text(char out[STATE_HASH_CHARS], const char *text, size_t n)
     finish(&sha, out);
 }
 
-static int64_t n_slices(const struct zero_tensor *t)
+/* Layers of a stacked tensor; 1 for any other. */
+static int64_t n_layers(const struct zero_tensor *t)
 {
     return t->flags & ZERO_STACKED ? t->shape[0] : 1;
 }
@@ -44,27 +45,28 @@ int64_t state_pieces(const struct zero_tensor *tensors, int32_t n_tensors)
 {
     int64_t n = 0;
     for (int32_t t = 0; t < n_tensors; t++)
-        n += n_slices(&tensors[t]);
+        n += n_layers(&tensors[t]);
     return n;
 }
 
-/* Hashes all values of n elements of tensor t. If chunk is NULL, this rank only takes part in reading. */
-static int digest_piece(struct state_digest *out, float *chunk, int32_t t, int64_t first, int64_t n,
+/* Hashes a piece (state_pieces): all values of n elements of tensor t. If buffer is NULL, this rank only
+ * takes part in reading. */
+static int digest_piece(struct state_digest *out, float *buffer, int32_t t, int64_t first, int64_t n,
                         int n_values, state_reader read, void *from)
 {
     struct sha256_ctx sha;
     sha256_init(&sha);
     for (int value = ZERO_VALUE_MASTER; value < ZERO_VALUE_MASTER + n_values; value++) {
-        for (int64_t at = 0; at < n; at += CHUNK) {
-            int64_t k = n - at < CHUNK ? n - at : CHUNK;
-            int err = read(from, t, value, first + at, k, chunk);
+        for (int64_t at = 0; at < n; at += BUFFER_ELEMS) {
+            int64_t k = n - at < BUFFER_ELEMS ? n - at : BUFFER_ELEMS;
+            int err = read(from, t, value, first + at, k, buffer);
             if (err)
                 return err;
-            if (chunk)
-                sha256_update(&sha, (size_t)k * sizeof *chunk, (const uint8_t *)chunk);
+            if (buffer)
+                sha256_update(&sha, (size_t)k * sizeof *buffer, (const uint8_t *)buffer);
         }
     }
-    if (chunk)
+    if (buffer)
         sha256_digest(&sha, sizeof out->byte, out->byte);
     return 0;
 }
@@ -73,15 +75,15 @@ int state_digests(struct state_digest *out, bool hash, const struct zero_tensor 
                   int n_states, state_reader read, void *from)
 {
     int n_values = ZERO_VALUE_STATE + n_states - ZERO_VALUE_MASTER, err = 0;
-    float *chunk = NULL;
+    float *buffer = NULL;
     if (hash)
-        ZR_TRY(ZR_ALLOC(chunk, CHUNK, "a part of the state"));
+        ZR_TRY(ZR_ALLOC(buffer, BUFFER_ELEMS, "a part of the state"));
     for (int32_t t = 0; t < n_tensors; t++) {
-        int64_t slices = n_slices(&tensors[t]), n = tensor_elements(&tensors[t]) / slices;
-        for (int64_t i = 0; i < slices && !err; i++)
-            err = digest_piece(out++, chunk, t, i * n, n, n_values, read, from);
+        int64_t layers = n_layers(&tensors[t]), n = tensor_elements(&tensors[t]) / layers;
+        for (int64_t i = 0; i < layers && !err; i++)
+            err = digest_piece(out++, buffer, t, i * n, n, n_values, read, from);
     }
-    free(chunk);
+    free(buffer);
     return err;
 }
 

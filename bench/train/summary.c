@@ -77,7 +77,8 @@ static int read_wrapped(void *from, int32_t tensor, int32_t value, int64_t first
     return take_libzero_error(zero_read(from, tensor, value, first, n, dst));
 }
 
-/* Collects what s says of each rank of the pipeline, on the last stage. The caller frees s->ranks. */
+/* Collects on the last stage what each rank of the pipeline has filled into its s. The caller frees
+ * s->ranks. */
 static int gather_ranks(struct run *r, struct report_summary *s)
 {
     const struct train_options *o = r->o;
@@ -99,6 +100,7 @@ static int gather_ranks(struct run *r, struct report_summary *s)
     return err;
 }
 
+/* Prints the result of the run. */
 static int summarize(struct run *r, double loss)
 {
     const struct train_options *o = r->o;
@@ -156,6 +158,7 @@ static int summarize(struct run *r, double loss)
     return err;
 }
 
+/* Gives the times of the steps, as means over ranks, to the caller of train_run (tune). */
 static int share_times(struct run *r)
 {
     const struct train_options *o = r->o;
@@ -163,6 +166,7 @@ static int share_times(struct run *r)
     return r->z ? take_libzero_error(zero_mean(r->z, o->step_ms, (int32_t)o->steps)) : 0;
 }
 
+/* Completes the profile, for zero-bench profile. */
 static int take_profile(struct run *r)
 {
     struct profile *p = r->o->profile;
@@ -172,7 +176,7 @@ static int take_profile(struct run *r)
     if (r->z) {
         struct zero_stats stats;
         TRY_ZERO(zero_get_stats(r->z, &stats));
-        p->n_kept = stats.allocated.moments / 8;
+        p->n_kept = stats.allocated.moments / 8; /* two fp32 moments for each weight */
     }
     return profile_finish(p, r->z);
 }

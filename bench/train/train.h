@@ -98,11 +98,11 @@ void train_describe_bf16(struct zero_tensor out[TRAIN_N_TENSORS], const struct g
 /* Writes the calls of one micro-batch, for cfg.memory.order, for a model or a pipeline stage's part of it
  * (pipeline.h). Returns their number: TRAIN_N_CALLS(layers) for a whole model, fewer for a part. */
 #define TRAIN_N_CALLS(layers) (4 * (layers) + 6)
-int32_t train_call_order(struct zero_call *out, const struct gpt2_config *own);
+int32_t train_call_order(struct zero_call *out, const struct gpt2_config *stage);
 
 /* Whether a wrapped model stores the gradients of matrices (struct gpt2) in every micro-batch. It does if
  * libzero adds them up, or if a step has one micro-batch. */
-bool train_stores_each(const struct train_options *o);
+bool train_stores_every_micro_batch(const struct train_options *o);
 
 /* The position of a run in its text, which a checkpoint contains. */
 struct train_position {

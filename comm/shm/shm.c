@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+/* How long a waiting thread spins, and the number of streams that is assumed until zr_shm_link knows it. */
 enum { SPIN_NS = 20000, LEAST_STREAMS = 2 };
 
 static struct zr_shm *shm_of(struct zr_comm *c)

@@ -2,7 +2,7 @@
 /* buffers.c: the model's buffers: state that is not trained, but must agree over ranks and be saved.
  *
  * Every rank has them whole, in the model's memory. The model may move a buffer between two calls, so *param
- * is read anew each time. Values go through the plan's staging, a piece at a time, over the control
+ * is read anew each time. Values go through the plan's staging, a range at a time, over the control
  * communicator. All functions block, and all ranks must call them in the same order. */
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
@@ -10,19 +10,21 @@
 #include <string.h>
 #include <xxhash.h>
 
-struct piece {
+/* A range of a buffer that fits in staging, and the tag of the collective that moves it. */
+struct range {
     const struct zr_tensor *t;
     int64_t first, n, size; /* elements of the tensor; bytes of one */
     struct zr_tag tag;
 };
 
+/* What is done with a buffer. Ranks compare it, as a part of the tag. */
 enum what { READ = 1, WRITE, SPREAD, COMPARE, MEAN };
 
-static struct piece piece_of(const struct zr_engine *e, enum what what, int32_t tensor, int64_t first)
+static struct range range_of(const struct zr_engine *e, enum what what, int32_t tensor, int64_t first)
 {
     const int64_t words[] = {-1, what, tensor, first};
     const struct zr_tensor *t = &e->layout->tensors[tensor];
-    return (struct piece){
+    return (struct range){
         .t = t,
         .first = first,
         .size = zr_dtype_bytes(t->dtype),
@@ -31,14 +33,14 @@ static struct piece piece_of(const struct zr_engine *e, enum what what, int32_t 
                 .call_hash = XXH3_64bits_withSeed(words, sizeof words, zr_core_hash(e->m.core))}};
 }
 
-/* Returns the piece in the model's memory. */
-static char *place_of(const struct piece *p)
+/* Returns the range's address in the model's memory. */
+static char *in_model(const struct range *p)
 {
     return (char *)*p->t->param + p->first * p->size;
 }
 
 /* Returns plan->values_bytes of host memory, behind the results of exchanges. */
-static char *room_of(const struct zr_engine *e)
+static char *host_room(const struct zr_engine *e)
 {
     return e->words + (int64_t)e->n_all * ZR_EXCHANGE_BYTES;
 }
@@ -48,13 +50,13 @@ static int copy(struct zr_engine *e, char *dst, const char *src, int64_t n_bytes
     return dst == src ? 0 : e->dev->ops->copy(e->reduce_stream, dst, src, n_bytes);
 }
 
-static int failed(struct zr_engine *e, int err)
+static int fail_if(struct zr_engine *e, int err)
 {
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }
 
-/* Copies the piece from src on rank 0 to dst on every rank. dst may be NULL. */
-static int bring(struct zr_engine *e, const struct piece *p, const char *src, char *dst)
+/* Copies the range from src on rank 0 to dst on every rank. dst may be NULL. */
+static int broadcast(struct zr_engine *e, const struct range *p, const char *src, char *dst)
 {
     int64_t n_bytes = p->n * p->size;
     ZR_TRY(zr_roles_make_room(e));
@@ -66,20 +68,21 @@ static int bring(struct zr_engine *e, const struct piece *p, const char *src, ch
     return 0;
 }
 
-/* Brings all pieces of a range. First waits for what the model has put on its stream. */
-static int bring_all(struct zr_engine *e, enum what what, int32_t tensor, int64_t first, int64_t n,
-                     const char *data, char *out)
+/* Broadcasts n elements, a range at a time, from data (WRITE) or rank 0's model, to out (READ) or every
+ * rank's model. First waits for what the model has put on its stream. */
+static int broadcast_all(struct zr_engine *e, enum what what, int32_t tensor, int64_t first, int64_t n,
+                         const char *data, char *out)
 {
-    struct piece p = piece_of(e, what, tensor, first);
+    struct range p = range_of(e, what, tensor, first);
     int64_t most = e->plan->values_bytes / p.size, end = first + n;
     int err = zr_engine_drain(e);
     for (; !err && p.first < end; p.first += p.n) {
         int64_t at = (p.first - first) * p.size;
         p.n = zr_min(most, end - p.first);
-        err = failed(e, bring(e, &p, what == WRITE ? data ? data + at : NULL : place_of(&p),
-                              what != READ ? place_of(&p)
-                              : out        ? out + at
-                                           : NULL));
+        err = fail_if(e, broadcast(e, &p, what == WRITE ? data ? data + at : NULL : in_model(&p),
+                                   what != READ ? in_model(&p)
+                                   : out        ? out + at
+                                                : NULL));
     }
     /* After a failure too, because the stream may still be reading the caller's memory. */
     int drained = zr_engine_drain(e);
@@ -88,17 +91,17 @@ static int bring_all(struct zr_engine *e, enum what what, int32_t tensor, int64_
 
 int zr_engine_read_buffer(struct zr_engine *e, int32_t tensor, int64_t first, int64_t n, void *dst)
 {
-    return bring_all(e, READ, tensor, first, n, NULL, dst);
+    return broadcast_all(e, READ, tensor, first, n, NULL, dst);
 }
 
 int zr_engine_write_buffer(struct zr_engine *e, int32_t tensor, int64_t first, int64_t n, const void *src)
 {
-    return bring_all(e, WRITE, tensor, first, n, src, NULL);
+    return broadcast_all(e, WRITE, tensor, first, n, src, NULL);
 }
 
 int zr_engine_spread_buffer(struct zr_engine *e, int32_t tensor)
 {
-    return bring_all(e, SPREAD, tensor, 0, e->layout->tensors[tensor].n_elems, NULL, NULL);
+    return broadcast_all(e, SPREAD, tensor, 0, e->layout->tensors[tensor].n_elems, NULL, NULL);
 }
 
 /* ---- comparing ---- */
@@ -111,17 +114,17 @@ static void declare_buffers(struct zr_engine *e, const char *at, int64_t n_bytes
 
 int zr_engine_compare_buffer(struct zr_engine *e, int32_t tensor, int64_t *element)
 {
-    struct piece p = piece_of(e, COMPARE, tensor, 0);
+    struct range p = range_of(e, COMPARE, tensor, 0);
     int64_t half = e->plan->values_bytes / 2 / p.size * p.size;
-    char *theirs = room_of(e), *mine = theirs + half;
+    char *theirs = host_room(e), *mine = theirs + half;
     int err = zr_engine_drain(e);
     *element = -1;
     for (; !err && p.first < p.t->n_elems; p.first += p.n) {
         p.n = zr_min(half / p.size, p.t->n_elems - p.first);
-        err = bring(e, &p, place_of(&p), theirs);
+        err = broadcast(e, &p, in_model(&p), theirs);
         if (!err)
-            err = copy(e, mine, place_of(&p), p.n * p.size);
-        failed(e, err);
+            err = copy(e, mine, in_model(&p), p.n * p.size);
+        fail_if(e, err);
         int drained = zr_engine_drain(e);
         err = err ? err : drained;
         if (err)
@@ -136,24 +139,25 @@ int zr_engine_compare_buffer(struct zr_engine *e, int32_t tensor, int64_t *eleme
 
 /* ---- averaging ---- */
 
+/* Returns an fp32 or bf16 element. */
 static double buffer_value_at(const char *at, enum zero_dtype dtype)
 {
-    uint16_t half;
+    uint16_t bf16;
     uint32_t bits;
     float x;
     if (dtype == ZERO_F32) {
         memcpy(&x, at, sizeof x);
         return (double)x;
     }
-    memcpy(&half, at, sizeof half);
-    bits = (uint32_t)half << 16;
+    memcpy(&bf16, at, sizeof bf16);
+    bits = (uint32_t)bf16 << 16;
     memcpy(&x, &bits, sizeof x);
     return (double)x;
 }
 
 /* Averages all ranks' values, which lie slot_bytes apart, and writes the means over the first rank's. The sum
  * is exact, so the order of ranks does not matter. */
-static void average(const struct zr_engine *e, const struct piece *p, char *room, int64_t slot_bytes)
+static void average(const struct zr_engine *e, const struct range *p, char *room, int64_t slot_bytes)
 {
     const struct zr_host_kernels *k = zr_host_kernels_best();
     for (int64_t i = 0; i < p->n; i++) {
@@ -166,34 +170,35 @@ static void average(const struct zr_engine *e, const struct piece *p, char *room
     }
 }
 
-static int mean_piece(struct zr_engine *e, const struct piece *p, int64_t slot_bytes)
+/* Replaces a range by its mean over ranks. Every rank gets all ranks' values, slot_bytes apart. */
+static int mean_of_range(struct zr_engine *e, const struct range *p, int64_t slot_bytes)
 {
-    char *staging = zr_values_staging(e), *room = room_of(e);
-    int err = copy(e, staging + e->dp_rank * slot_bytes, place_of(p), p->n * p->size);
+    char *staging = zr_values_staging(e), *room = host_room(e);
+    int err = copy(e, staging + e->dp_rank * slot_bytes, in_model(p), p->n * p->size);
     if (!err)
         err = zr_role_exchange(e, ZR_ROLE_CONTROL, e->plan->values_at, slot_bytes, &p->tag);
     if (!err)
         err = copy(e, room, staging, e->dp * slot_bytes);
-    failed(e, err);
+    fail_if(e, err);
     int drained = zr_engine_drain(e);
     if (err || drained)
         return err ? err : drained;
     declare_buffers(e, room, e->dp * slot_bytes, false);
     declare_buffers(e, room, p->n * p->size, true);
     average(e, p, room, slot_bytes);
-    err = failed(e, copy(e, place_of(p), room, p->n * p->size));
+    err = fail_if(e, copy(e, in_model(p), room, p->n * p->size));
     drained = zr_engine_drain(e);
     return err ? err : drained;
 }
 
 int zr_engine_mean_buffer(struct zr_engine *e, int32_t tensor)
 {
-    struct piece p = piece_of(e, MEAN, tensor, 0);
-    int64_t slot = e->plan->values_bytes / e->dp / ZR_PIECE_ALIGN * ZR_PIECE_ALIGN;
+    struct range p = range_of(e, MEAN, tensor, 0);
+    int64_t slot_bytes = e->plan->values_bytes / e->dp / ZR_PIECE_ALIGN * ZR_PIECE_ALIGN;
     int err = zr_engine_drain(e);
     for (; !err && p.first < p.t->n_elems; p.first += p.n) {
-        p.n = zr_min(slot / p.size, p.t->n_elems - p.first);
-        err = mean_piece(e, &p, slot);
+        p.n = zr_min(slot_bytes / p.size, p.t->n_elems - p.first);
+        err = mean_of_range(e, &p, slot_bytes);
     }
     return err;
 }
@@ -208,12 +213,12 @@ int zr_engine_copy_buffers(struct zr_engine *e, char *base, bool into_model)
         const struct zr_tensor *t = &e->layout->tensors[i];
         if (!t->buffer)
             continue;
-        char *own = *t->param;
-        err = e->dev->ops->copy(s, into_model ? own : base, into_model ? base : own,
+        char *model = *t->param;
+        err = e->dev->ops->copy(s, into_model ? model : base, into_model ? base : model,
                                 t->n_elems * zr_dtype_bytes(t->dtype));
         base += zr_buffer_room(t);
     }
-    failed(e, err);
+    fail_if(e, err);
     int drained = zr_engine_drain(e);
     return err ? err : drained;
 }

@@ -169,10 +169,10 @@ struct zr_tuned {
     /* For the engine only: the last job that reads these numbers. 0: none. */
     uint64_t last_job;
 };
-/* Returns the numbers of the next step. The caller changes them at once, equally on every rank. Between steps
- * only. Waits until the step before the last has been issued. */
-struct zr_tuned *zr_engine_tune(struct zr_engine *e);
-/* The same, for reading only. Local. */
+/* Returns the numbers of the next step for the caller to change, at once and equally on every rank. Between
+ * steps only. Waits until the step before the last has been issued. */
+struct zr_tuned *zr_engine_change_tuned(struct zr_engine *e);
+/* Returns them for reading only. Local. */
 const struct zr_tuned *zr_engine_tuned(const struct zr_engine *e);
 /* The next steps have n micro-batches, at most zr_most_micro_batches of the options. Between steps only, with
  * one pipeline stage, and equal on all ranks. */

@@ -12,18 +12,17 @@
  *   gather_tail       gather  -> reduce   every gather of the old parameters is done
  *   step_norm         reduce  -> host     norm, clip factor and skip flag of the step are known
  *
- * If updates are of fine slices, groups gather these on another stream, outer (outer_gathers in struct
- * zr_core_spec):
+ * With HFSDP updates are of fine slices, which shard groups gather from each other on another stream, outer
+ * (outer_gathers in struct zr_core_spec):
  *   updated[unit]     reduce  -> outer    the optimizer has written the fine slice
  *   whole[unit]       outer   -> gather   the inner slice is complete; replaces updated
  *   gather_outer_tail outer   -> reduce   every such gather of the old parameters is done
  *
- * If gradients are also reduced between groups, this is on another stream, reduce outer (outer in struct
- * zr_core_spec):
- *   group_sum_done[index]  reduce       -> reduce outer   the sum over a group is there
- *   group_sum_free[index]  reduce outer -> reduce         every group has read it, or it was dropped
- *   updated[unit]          reduce       -> reduce outer   the optimizer has read the unit's sum
- *   reduce_outer_tail      reduce outer -> reduce         every sum of the world is there
+ * With HSDP and HFSDP gradients are also reduced between shard groups. This is on another stream, reduce
+ * outer (outer in struct zr_core_spec): group_sum_done[index] reduce -> reduce outer the sum over a group is
+ * there group_sum_free[index] reduce outer -> reduce every group has read it, or it was dropped updated[unit]
+ * reduce -> reduce outer the optimizer has read the unit's sum reduce_outer_tail reduce outer -> reduce every
+ * sum of the world is there
  *
  * pipe.c and tied.c list the events of messages between pipeline stages, and of tied tensors. */
 #ifndef ZR_SHARD_ENGINE_EVENTS_H

@@ -10,6 +10,7 @@
 
 #include <stdlib.h>
 
+/* The copies of one zero_gather_all. */
 struct zr_all {
     /* memory for copies, and its bytes; NULL: none */
     char *base;
@@ -20,6 +21,7 @@ struct zr_all {
     int64_t at[];
 };
 
+/* Whether check mode has tensors in guarded memory. */
 static bool is_guarded(const struct zr_engine *e)
 {
     int32_t t = 0;
@@ -28,6 +30,7 @@ static bool is_guarded(const struct zr_engine *e)
     return t < e->layout->n_tensors && zr_observed_closed(e, t, false);
 }
 
+/* Whether a tensor needs a copy, because it is not whole at one address. */
 static bool is_copied(const struct zr_engine *e, int32_t tensor, bool on_host)
 {
     const struct zr_tensor *t = &e->layout->tensors[tensor];
@@ -122,7 +125,7 @@ int zr_all_keep(struct zr_engine *e, int32_t unit, int32_t slot)
 }
 
 /* Points the model at whole tensors, or back to what it has outside brackets. */
-static void point(struct zr_engine *e, bool whole)
+static void point_model(struct zr_engine *e, bool whole)
 {
     for (int32_t t = 0; t < e->layout->n_tensors; t++) {
         const struct zr_tensor *x = &e->layout->tensors[t];
@@ -130,7 +133,7 @@ static void point(struct zr_engine *e, bool whole)
             continue;
         int32_t id = e->layout->piece_of[e->layout->layer_base[t]];
         const struct zr_flat *f = zr_piece_flat(e->layout, id);
-        char *home = NULL; /* address of layer 0, which the others follow */
+        char *home = NULL; /* usual address of layer 0, which the other layers follow; NULL: none */
         if (e->plan->placement.model_holds || (e->plan->resident[x->unit] && x->n_layers == 1))
             home = e->gather_base + zr_plan_param_full(e->plan, f, -1) +
                    e->layout->pieces[id].first * zr_dtype_bytes(f->dtype);
@@ -152,7 +155,7 @@ int zr_engine_all_gather(struct zr_engine *e, int32_t where)
         err = zr_engine_drain(e);
     if (err)
         return zr_engine_fail(e, err, zr_error_text());
-    point(e, true);
+    point_model(e, /* whole */ true);
     return 0;
 }
 
@@ -166,7 +169,7 @@ int zr_engine_all_release(struct zr_engine *e)
         err = zr_observe_end(e, &(struct zr_grant){.kind = ZR_GRANT_ALL});
     if (err)
         return zr_engine_fail(e, err, zr_error_text());
-    point(e, false);
+    point_model(e, /* whole */ false);
     zr_engine_all_close(e);
     return 0;
 }

@@ -36,25 +36,25 @@ static int32_t slots_of(const struct zr_pipe_room *r, enum zr_pipe_way way)
     return way == ZR_PIPE_ONWARD ? r->n_onward : r->n_back;
 }
 
-/* Returns the places for pairs in the arena. A rank uses two, which must differ from those of its neighbours'
- * other pairs. A ring of an odd number of ranks needs three. */
-static int32_t pair_places(const struct zr_pipe_room *r)
+/* Returns how many regions for pairs the arena has. A rank uses two, which must differ from those of its
+ * neighbours' other pairs. A ring of an odd number of ranks needs three. */
+static int32_t pair_regions(const struct zr_pipe_room *r)
 {
     if (r->pp == 1)
         return 1;
     return r->per_rank > 1 && r->pp % 2 ? 3 : 2;
 }
 
-/* Returns the place of the pair whose earlier stage is on rank `pair` of the pipeline. */
-static int32_t place_of_pair(const struct zr_pipe_room *r, int32_t pair)
+/* Returns the region of the pair whose earlier stage is on rank `pair` of the pipeline. */
+static int32_t region_of_pair(const struct zr_pipe_room *r, int32_t pair)
 {
-    return pair == r->pp - 1 ? pair_places(r) - 1 : pair % 2;
+    return pair == r->pp - 1 ? pair_regions(r) - 1 : pair % 2;
 }
 
 /* Counts the slots of all pairs. */
 static int64_t count_slots(const struct zr_pipe_room *r)
 {
-    return (int64_t)pair_places(r) * r->per_rank * (r->n_onward + r->n_back);
+    return (int64_t)pair_regions(r) * r->per_rank * (r->n_onward + r->n_back);
 }
 
 int64_t zr_pipe_room_bytes(const struct zr_pipe_room *r)
@@ -65,7 +65,7 @@ int64_t zr_pipe_room_bytes(const struct zr_pipe_room *r)
 /* Returns the number of the message's slot among the slots of all pairs. */
 static int64_t slot_number(const struct zr_pipe_room *r, const struct zr_pipe_message *m)
 {
-    int64_t edge = (int64_t)place_of_pair(r, m->edge % r->pp) * r->per_rank + m->edge / r->pp;
+    int64_t edge = (int64_t)region_of_pair(r, m->edge % r->pp) * r->per_rank + m->edge / r->pp;
     return edge * (r->n_onward + r->n_back) + (m->way == ZR_PIPE_ONWARD ? 0 : r->n_onward) +
            m->micro_batch % slots_of(r, m->way);
 }

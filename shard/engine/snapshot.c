@@ -35,7 +35,7 @@ int zr_snapshot_listener_open(struct zr_snapshot_listener **out)
 }
 
 /* Drops one holder, and releases the lock. */
-static void let_go(struct zr_snapshot_listener *l)
+static void drop_holder(struct zr_snapshot_listener *l)
 {
     bool last = --l->n_holders == 0;
     uv_mutex_unlock(&l->lock);
@@ -45,6 +45,7 @@ static void let_go(struct zr_snapshot_listener *l)
     free(l);
 }
 
+/* Sets whom the next snapshot is reported to, or nobody. */
 static void set_listener(struct zr_snapshot_listener *l, void (*complete)(void *arg), void *arg)
 {
     uv_mutex_lock(&l->lock);
@@ -60,17 +61,18 @@ void zr_snapshot_listener_close(struct zr_snapshot_listener *l)
         return;
     set_listener(l, NULL, NULL);
     uv_mutex_lock(&l->lock);
-    let_go(l);
+    drop_holder(l);
 }
 
-/* Returns what this rank reads of a value: its inner slice if every group has a copy of the value, else its
- * fine slice. */
+/* Returns what this rank reads of a value: its slice within its shard group (ZR_LEVEL_INNER) if every group
+ * has a copy of the value, else its slice within the world (ZR_LEVEL_FINE). */
 static enum zr_level level_to_load(const struct zr_engine *e, const struct zr_flat *f, int kind)
 {
     bool param = kind == ZR_VALUE_PARAM || (kind == ZR_VALUE_MASTER && f->dtype == ZERO_F32);
     return !param && e->plan->placement.state[ZR_OUTER] == ZR_CUT ? ZR_LEVEL_FINE : ZR_LEVEL_INNER;
 }
 
+/* Fills in which elements of the flat the run has, and where they are now and in a snapshot. */
 static void fill_run(struct zr_engine *e, struct zr_run *run, enum zr_level level)
 {
     const struct zr_flat *f = run->flat;
@@ -84,6 +86,7 @@ static void fill_run(struct zr_engine *e, struct zr_run *run, enum zr_level leve
                                              : (char *)zr_engine_state_at(e, f, run->kind, run->first);
 }
 
+/* Calls fn for each run: the elements of one flat and one kind of value that this rank saves or loads. */
 static int for_runs(struct zr_engine *e, bool to_load, int (*fn)(void *arg, const struct zr_run *run),
                     void *arg)
 {
@@ -123,19 +126,20 @@ static int copy_run(void *arg, const struct zr_run *run)
                   : 0;
 }
 
-struct commit_report {
+/* What a call on the stream holds: the snapshot that it reports. */
+struct snapshot_report {
     struct zr_snapshot_listener *listener;
     uint64_t number;
 };
 
 static void report_snapshot(void *arg)
 {
-    const struct commit_report *t = arg;
-    struct zr_snapshot_listener *l = t->listener;
+    const struct snapshot_report *report = arg;
+    struct zr_snapshot_listener *l = report->listener;
     uv_mutex_lock(&l->lock);
-    if (l->complete && l->number == t->number)
+    if (l->complete && l->number == report->number)
         l->complete(l->arg);
-    let_go(l);
+    drop_holder(l);
 }
 
 int zr_engine_issue_snapshot(struct zr_engine *e)
@@ -146,13 +150,13 @@ int zr_engine_issue_snapshot(struct zr_engine *e)
     if (err)
         return err;
     uv_mutex_lock(&l->lock);
-    struct commit_report t = {l, l->number};
+    struct snapshot_report report = {l, l->number};
     l->n_holders++;
     uv_mutex_unlock(&l->lock);
-    err = e->dev->ops->call(e->reduce_stream, report_snapshot, &t, sizeof t);
+    err = e->dev->ops->call(e->reduce_stream, report_snapshot, &report, sizeof report);
     if (err) {
         uv_mutex_lock(&l->lock);
-        let_go(l);
+        drop_holder(l);
     }
     return err;
 }

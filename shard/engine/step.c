@@ -16,9 +16,11 @@ struct zr_steps {
     uint32_t n_calls;
     /* added to n_calls for the number in messages, which goes on after a load */
     int64_t offset;
-    /* the next zero_step computes the offset anew; a zero_step is under way */
-    bool renumber, under_way;
-    /* steps that were not skipped */
+    /* states were loaded, so the next zero_step computes the offset anew */
+    bool renumber;
+    /* a zero_step is under way; n_calls counts it already */
+    bool under_way;
+    /* steps that updated weights, so skipped ones do not count; the optimizer's t */
     int64_t t;
     /* (n_units) steps that updated the unit, and were not skipped */
     int64_t *unit_t;
@@ -27,8 +29,10 @@ struct zr_steps {
     /* first unit that the last step left out; -1: none */
     int32_t left_out;
     int64_t n_skipped, n_dropped;
-    /* the last step's outcome is not read yet; the program reads that outcome, so no warning is due */
-    bool result_due, program_reads;
+    /* the last step's outcome is not read yet */
+    bool result_due;
+    /* the program asked for that outcome, so a skipped step needs no warning */
+    bool program_reads;
     /* outcome of the last step that was read, and the least of the numbers that ranks gave to
      * zr_engine_report_least before it */
     struct zero_step_info result;
@@ -37,7 +41,7 @@ struct zr_steps {
     /* norm of the step to come, once zero_norm asked for it */
     double norm;
     /* a zero_norm is under way, so jobs that are pushed belong to the step to come */
-    bool norming;
+    bool in_norm;
     /* values that the next step carries, and those of the last step that was begun, which its job reads */
     struct zr_carried next, carried;
 };
@@ -64,7 +68,7 @@ uint32_t zr_last_step_number(const struct zr_engine *e)
 
 uint32_t zr_step_number(const struct zr_engine *e)
 {
-    return zr_last_step_number(e) + !e->m.steps->under_way; /* zero_step has counted itself already */
+    return zr_last_step_number(e) + !e->m.steps->under_way;
 }
 
 const struct zero_step_info *zr_last_result(const struct zr_engine *e)
@@ -102,7 +106,7 @@ int zr_engine_set_step(struct zr_engine *e, int64_t t)
     for (int32_t u = 0; u < e->layout->n_units; u++)
         e->m.steps->unit_t[u] = t;
     e->m.steps->renumber = true; /* the next zero_step does this, because ranks may load at different times */
-    zr_engine_tune(e)->has_states = true;
+    zr_engine_change_tuned(e)->has_states = true;
     return 0;
 }
 
@@ -136,6 +140,7 @@ uint32_t zr_tuned_digest(const struct zr_engine *e, int32_t n_carried)
     return (uint32_t)XXH3_64bits_withSeed(&all, sizeof all, optims);
 }
 
+/* Adds to a job what its action needs of the step: the numbers to update with, and the count of updates. */
 void zr_steps_fill_job(struct zr_engine *e, struct zr_job *job, uint64_t number)
 {
     struct zr_steps *s = e->m.steps;
@@ -157,6 +162,7 @@ void zr_steps_fill_job(struct zr_engine *e, struct zr_job *job, uint64_t number)
 
 /* ---- waits, and the outcome of a step ---- */
 
+/* Waits for an event of the device, and meanwhile for a failure of the context. */
 int zr_engine_wait(struct zr_engine *e, struct zr_event *event)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -194,9 +200,9 @@ static int compare_calls(struct zr_engine *e, const char *text)
 
 /* Reports that ranks gave different values, which all ranks have found. The device left the weights alone on
  * every rank. */
-static int disagreement(struct zr_engine *e, const struct zr_agreed *a)
+static int fail_disagreement(struct zr_engine *e, const struct zr_agreed *a)
 {
-    uint32_t step = zr_last_step_number(e) + e->m.steps->norming;
+    uint32_t step = zr_last_step_number(e) + e->m.steps->in_norm;
     char text[256];
     if (a->differs & ZR_AGREE_INCOMPLETE) {
         /* rarely seen: the failure that ended the collective is usually reported instead */
@@ -219,7 +225,7 @@ static int disagreement(struct zr_engine *e, const struct zr_agreed *a)
 
 /* Waits for the last NORM job, which zero_step and zero_norm both issue, and reads what all ranks agreed
  * on. */
-static int look_at_result(struct zr_engine *e)
+static int read_agreed(struct zr_engine *e)
 {
     zr_jobs_await(e, zr_last_norm_job(e));
     ZR_TRY(zr_engine_wait(e, e->ev.step_norm));
@@ -227,13 +233,13 @@ static int look_at_result(struct zr_engine *e)
     zr_declare(e->dev, NULL, &seen, 1);
     if (!e->agreed->differs)
         return zr_observe_step(e, ZR_STEP_AGREED, NULL);
-    disagreement(e, e->agreed);
+    fail_disagreement(e, e->agreed);
     return zr_engine_check(e);
 }
 
 /* Finds the rank that has `rank`'s replica and this rank's tp number, and returns its data-parallel place.
  * Returns e->dp if `rank` is in another pipeline stage. */
-static int32_t place_like(const struct zr_engine *e, int32_t rank)
+static int32_t dp_place_of(const struct zr_engine *e, int32_t rank)
 {
     const struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm;
     int32_t like = rank - rank % e->tp + e->tp_rank, place = 0;
@@ -247,13 +253,13 @@ static int32_t place_like(const struct zr_engine *e, int32_t rank)
 static const char *tensor_at(const struct zr_engine *e, int32_t rank, int64_t at)
 {
     const struct zr_layout *l = e->layout;
-    int32_t place = place_like(e, rank);
+    int32_t place = dp_place_of(e, rank);
     if (place == e->dp)
         return NULL;
     const struct zr_where where = zr_where_of(&e->plan->placement, place);
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
-        struct zr_span own = zr_flat_span(f, where, ZR_LEVEL_FINE);
+        struct zr_span own = zr_flat_span(f, where, ZR_LEVEL_FINE); /* the rank's slice, in elements */
         int64_t k = f->trainable ? at - zr_plan_sum(e->plan, f, where, 0) / (int64_t)sizeof(float) : -1;
         for (int32_t p = f->first_piece; k >= 0 && k < own.n && p < f->first_piece + f->n_pieces; p++)
             if (own.first + k >= l->pieces[p].first && own.first + k < l->pieces[p].first + l->pieces[p].n)
@@ -292,7 +298,7 @@ int zr_engine_settle(struct zr_engine *e)
 {
     if (!e->m.steps->result_due)
         return 0;
-    int err = look_at_result(e);
+    int err = read_agreed(e);
     const struct zr_agreed *a = e->agreed;
     e->m.steps->result_due = false;
     if (err)
@@ -330,13 +336,13 @@ int zr_engine_norm(struct zr_engine *e, double *norm)
     e->m.steps->lr = 0; /* NORM compares lr over ranks, and zero_norm has none */
     e->m.steps->carried.n = 0;
     ZR_TRY(zr_engine_note(e, e->dev->ops->event_record(e->ev.step_compute, e->compute)));
-    e->m.steps->norming = true;
+    e->m.steps->in_norm = true;
     /* NORM and STEP carry a number for the hash of calls in the field unit (struct zr_core_event). */
     struct zr_core_event ev = {.kind = ZR_EV_NORM, .unit = (int32_t)zr_tuned_digest(e, 0)};
     int err = zr_engine_call(e, &ev);
     if (!err)
-        err = look_at_result(e);
-    e->m.steps->norming = false;
+        err = read_agreed(e);
+    e->m.steps->in_norm = false;
     if (err)
         return err;
     *norm = e->m.steps->norm = e->agreed->grad_norm;
@@ -379,8 +385,8 @@ int zr_engine_last(struct zr_engine *e, bool *known, struct zero_step_info *resu
     return err;
 }
 
-/* Takes the call as zr_engine_call does. Once the core has taken it, and before its actions become jobs, the
- * step is counted and the numbers that its jobs read are set. */
+/* Hands the call to the schedule's core as zr_engine_call does. Once the core has taken it, and before its
+ * actions become jobs, the step is counted and the numbers that its jobs read are set. */
 static int make_step(struct zr_engine *e, float lr, struct zero_step_info *result)
 {
     int32_t n;
@@ -430,7 +436,7 @@ int zr_engine_end_step(struct zr_engine *e)
     return zr_observe_step(e, ZR_STEP_OVER, NULL);
 }
 
-/* s may be NULL. */
+/* Waits for all work on a stream. s may be NULL. */
 static int drain_stream(struct zr_engine *e, struct zr_stream *s)
 {
     const struct zr_device_ops *d = e->dev->ops;

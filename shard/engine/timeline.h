@@ -6,6 +6,7 @@
 
 #include "kernels/device.h"
 
+/* The model's thread, and the engine's streams. OUTER: between shard groups. */
 enum zr_track {
     ZR_TRACK_MODEL,
     ZR_TRACK_GATHER,

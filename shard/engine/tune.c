@@ -30,7 +30,7 @@ const struct zr_tuned *zr_engine_tuned(const struct zr_engine *e)
     return &e->m.tuning->copies[e->m.tuning->now];
 }
 
-struct zr_tuned *zr_engine_tune(struct zr_engine *e)
+struct zr_tuned *zr_engine_change_tuned(struct zr_engine *e)
 {
     const struct zr_tuned *now = zr_engine_tuned(e);
     if (!now->last_job) /* no step has begun with it */
@@ -45,7 +45,7 @@ struct zr_tuned *zr_engine_tune(struct zr_engine *e)
 
 void zr_engine_set_accum(struct zr_engine *e, int32_t n)
 {
-    struct zr_tuned *next = zr_engine_tune(e);
+    struct zr_tuned *next = zr_engine_change_tuned(e);
     if (next->grad_accum_steps != n)
         zr_core_set_accum(e->m.core, n);
     next->grad_accum_steps = n;

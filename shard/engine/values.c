@@ -11,7 +11,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-/* Values of a whole tensor, from which this rank's part is cut. Element `first` of the whole is at address
+/* Values of a whole tensor, from which this rank's tp part is cut. Element `first` of the whole is at address
  * `at`. */
 struct whole {
     const char *at;
@@ -22,33 +22,35 @@ struct whole {
 /* A call and its arguments, which are equal on every rank. They go into the tags of all that the call sends.
  * Otherwise a rank could get data that it did not ask for, because another rank makes another call or reads
  * another range. */
-struct asked {
-    enum { ASKED_BARRIER, ASKED_READ, ASKED_WRITE, ASKED_MEAN, ASKED_EXCHANGE, ASKED_BROADCAST } call;
+struct values_call {
+    enum { CALL_BARRIER, CALL_READ, CALL_WRITE, CALL_MEAN, CALL_EXCHANGE, CALL_BROADCAST } call;
     int32_t tensor, kind;
     int64_t first, n;
     /* A write takes its elements from this whole tensor. NULL: its elements are contiguous, as in a read. */
     const struct whole *whole;
 };
 
-static struct zr_tag values_tag(const struct zr_engine *e, int32_t unit, const struct asked *a)
+/* The tag of the collectives of a call. From CALL_MEAN on, calls are of the whole world. */
+static struct zr_tag values_tag(const struct zr_engine *e, int32_t unit, const struct values_call *a)
 {
     const int64_t words[] = {a->call, a->tensor, a->kind, a->first, a->n};
-    bool of_world = a->call >= ASKED_MEAN;
+    bool of_world = a->call >= CALL_MEAN;
     uint64_t calls = of_world ? zr_world_hash(e) : zr_core_hash(e->m.core);
     return (struct zr_tag){.unit = unit,
                            .step = zr_step_number(e),
                            .call_hash = XXH3_64bits_withSeed(words, sizeof words, calls)};
 }
 
-/* A range of elements of one tensor, inside one layer and not larger than staging. */
+/* A range of elements of one tensor, inside one layer and not larger than staging. A piece of a flat is a
+ * tensor in it, or one layer of a stacked tensor. */
 struct chunk {
     const struct zr_flat *flat;
     const struct zr_piece *piece;
     int64_t first, n; /* first element in the flat, and number of elements */
     int64_t size;     /* bytes of an element of the value */
     int64_t at;       /* byte offset in staging */
-    int kind;
-    const struct asked *asked;
+    int kind;         /* ZR_VALUE_PARAM, _MASTER or _GRAD, which are negative, or the number of a state */
+    const struct values_call *call;
 };
 
 /* Returns the chunk that begins at element `at` of the tensor and has at most n elements. */
@@ -64,6 +66,7 @@ static struct chunk chunk_at(const struct zr_engine *e, int32_t tensor, int kind
     return c;
 }
 
+/* Returns where this rank has the value of a flat's element. */
 static char *value_at(const struct zr_engine *e, const struct chunk *c, int64_t first)
 {
     if (c->kind == ZR_VALUE_PARAM)
@@ -77,7 +80,7 @@ static char *value_at(const struct zr_engine *e, const struct chunk *c, int64_t 
 }
 
 /* Whether every rank holds the whole value, so that nothing has to be sent to read it. */
-static bool whole(const struct zr_engine *e, const struct chunk *c)
+static bool is_everywhere(const struct zr_engine *e, const struct chunk *c)
 {
     bool param = c->kind == ZR_VALUE_PARAM || (c->kind == ZR_VALUE_MASTER && c->flat->dtype == ZERO_F32);
     bool full = zr_level_of(e->plan->placement.state) == ZR_LEVEL_ALL &&
@@ -86,20 +89,21 @@ static bool whole(const struct zr_engine *e, const struct chunk *c)
 }
 
 /* Returns how many elements of the chunk lie in the span. They begin at *first. */
-static int64_t part(const struct chunk *c, struct zr_span s, int64_t *first)
+static int64_t elems_in(const struct chunk *c, struct zr_span s, int64_t *first)
 {
     *first = zr_max(s.first, c->first);
     return zr_max(zr_min(s.first + s.n, c->first + c->n) - *first, 0);
 }
 
 /* The same for fine slice k, which one rank owns. */
-static int64_t owned_part(const struct chunk *c, int32_t k, int64_t *first)
+static int64_t elems_owned(const struct chunk *c, int32_t k, int64_t *first)
 {
     struct zr_span own;
     own.n = zr_flat_owned(c->flat, k, &own.first);
-    return part(c, own, first);
+    return elems_in(c, own, first);
 }
 
+/* Reads a chunk to dst: each rank that owns a part of it sends that to the others. */
 static int read_chunk(struct zr_engine *e, const struct chunk *c, char *dst)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -108,15 +112,15 @@ static int read_chunk(struct zr_engine *e, const struct chunk *c, char *dst)
             memset(dst, 0, (size_t)(c->n * c->size));
         return 0;
     }
-    if (whole(e, c)) {
+    if (is_everywhere(e, c)) {
         if (dst)
             return d->copy(e->reduce_stream, dst, value_at(e, c, c->first), c->n * c->size);
         return 0;
     }
     char *staging = zr_values_staging(e);
-    struct zr_tag tag = values_tag(e, c->flat->unit, c->asked);
+    struct zr_tag tag = values_tag(e, c->flat->unit, c->call);
     for (int32_t k = 0; k < e->dp; k++) {
-        int64_t first, n = owned_part(c, k, &first), at = (first - c->first) * c->size;
+        int64_t first, n = elems_owned(c, k, &first), at = (first - c->first) * c->size;
         int32_t owner = zr_fine_place(e, k);
         if (n == 0)
             continue;
@@ -131,6 +135,7 @@ static int read_chunk(struct zr_engine *e, const struct chunk *c, char *dst)
     return dst ? d->copy(e->reduce_stream, dst, staging, c->n * c->size) : 0;
 }
 
+/* Copies elements from staging to this rank's parameters or states. */
 static int store(struct zr_engine *e, const struct chunk *c, int64_t first, int64_t n)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -143,11 +148,12 @@ static int store(struct zr_engine *e, const struct chunk *c, int64_t first, int6
     return err;
 }
 
+/* Copies the chunk's elements from staging to this rank's fp32 masters, if there are any. */
 static int store_master(struct zr_engine *e, const struct chunk *c)
 {
     if (c->kind >= 0 || !c->flat->trainable || c->flat->dtype == ZERO_F32)
         return 0;
-    int64_t first, n = part(c, zr_engine_kept(e, c->flat), &first);
+    int64_t first, n = elems_in(c, zr_engine_kept(e, c->flat), &first);
     if (n == 0)
         return 0;
     const char *from = zr_values_staging(e) + c->at + (first - c->first) * c->size;
@@ -157,7 +163,7 @@ static int store_master(struct zr_engine *e, const struct chunk *c)
 }
 
 /* Returns the elements of the flat that this rank holds, as parameters or as states. */
-static struct zr_span held(const struct zr_engine *e, const struct chunk *c)
+static struct zr_span span_held(const struct zr_engine *e, const struct chunk *c)
 {
     if (c->kind < 0)
         return zr_flat_span(c->flat, e->at, e->plan->resident[c->flat->unit] ? ZR_LEVEL_ALL : ZR_LEVEL_INNER);
@@ -167,12 +173,12 @@ static struct zr_span held(const struct zr_engine *e, const struct chunk *c)
 /* Rank 0 sends the chunks, which lie in the first n_bytes of its staging, and every rank stores its part. */
 static int send_chunks(struct zr_engine *e, const struct chunk *c, int32_t n_chunks, int64_t n_bytes)
 {
-    struct zr_tag tag = values_tag(e, c->flat->unit, c->asked);
+    struct zr_tag tag = values_tag(e, c->flat->unit, c->call);
     int err = zr_roles_make_room(e);
     if (!err)
         err = zr_role_broadcast(e, ZR_ROLE_CONTROL, e->plan->values_at, n_bytes, 0, &tag);
     for (int32_t i = 0; !err && i < n_chunks; i++) {
-        int64_t first, n = part(&c[i], held(e, &c[i]), &first);
+        int64_t first, n = elems_in(&c[i], span_held(e, &c[i]), &first);
         err = n ? store(e, &c[i], first, n) : 0;
         if (!err)
             err = store_master(e, &c[i]);
@@ -210,11 +216,12 @@ static int stage_chunk(struct zr_engine *e, const struct chunk *c, const char *s
 
 static int write_chunk(struct zr_engine *e, const struct chunk *c, const char *src)
 {
-    int err = stage_chunk(e, c, src, c->asked->whole);
+    int err = stage_chunk(e, c, src, c->call->whole);
     return err ? err : send_chunks(e, c, 1, c->n * c->size);
 }
 
-static int wait_for_all(struct zr_engine *e, const struct asked *a)
+/* Waits for this rank's work on the device, and for the other ranks. */
+static int wait_for_all(struct zr_engine *e, const struct values_call *a)
 {
     struct zr_tag tag = values_tag(e, -1, a);
     ZR_TRY(zr_engine_drain(e));
@@ -224,13 +231,13 @@ static int wait_for_all(struct zr_engine *e, const struct asked *a)
 
 /* Runs fn over the chunks of a call. data may be NULL. Begins with a barrier, because a peer may still be
  * gathering a shard that is about to be written. */
-static int for_chunks(struct zr_engine *e, const struct asked *a, char *data,
+static int for_chunks(struct zr_engine *e, const struct values_call *a, char *data,
                       int (*fn)(struct zr_engine *, const struct chunk *, char *))
 {
     int err = wait_for_all(e, a);
     for (int64_t at = 0; !err && at < a->n;) {
         struct chunk c = chunk_at(e, a->tensor, a->kind, a->first + at, a->n - at);
-        c.asked = a;
+        c.call = a;
         err = fn(e, &c, data);
         if (data)
             data += c.n * c.size;
@@ -262,7 +269,7 @@ static int scale_grad(struct zr_engine *e, float *dst, int64_t n)
 
 int zr_engine_read(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, void *dst)
 {
-    struct asked a = {ASKED_READ, tensor, kind, first, n, NULL};
+    struct values_call a = {CALL_READ, tensor, kind, first, n, NULL};
     int err = for_chunks(e, &a, dst, read_chunk);
     return err || kind != ZR_VALUE_GRAD ? err : scale_grad(e, dst, n);
 }
@@ -272,13 +279,14 @@ static int write_any_chunk(struct zr_engine *e, const struct chunk *c, char *src
     return write_chunk(e, c, src);
 }
 
-static int write_asked(struct zr_engine *e, const struct asked *a, const void *src)
+/* Writes, and tells the core that parameters have changed. */
+static int write_values(struct zr_engine *e, const struct values_call *a, const void *src)
 {
     int err = for_chunks(e, a, (char *)(uintptr_t)src, write_any_chunk);
     const struct zr_tensor *t = &e->layout->tensors[a->tensor];
     int32_t n_actions;
     if (!err && a->kind >= 0 && (a->n || a->whole))
-        zr_engine_tune(e)->has_states = true;
+        zr_engine_change_tuned(e)->has_states = true;
     for (int32_t s = 0; !err && a->kind < 0 && s < t->n_layers; s++) {
         struct zr_core_event ev = {.kind = ZR_EV_REWRITE, .unit = t->unit + s};
         err = zr_core_take(e->m.core, &ev, e->m.actions, &n_actions);
@@ -288,8 +296,8 @@ static int write_asked(struct zr_engine *e, const struct asked *a, const void *s
 
 int zr_engine_write(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n, const void *src)
 {
-    struct asked a = {ASKED_WRITE, tensor, kind, first, n, NULL};
-    return write_asked(e, &a, src);
+    struct values_call a = {CALL_WRITE, tensor, kind, first, n, NULL};
+    return write_values(e, &a, src);
 }
 
 int zr_engine_write_whole(struct zr_engine *e, int32_t tensor, int kind, int64_t first, int64_t n,
@@ -298,8 +306,8 @@ int zr_engine_write_whole(struct zr_engine *e, int32_t tensor, int kind, int64_t
     const struct whole w = {src, first, zr_tp_of_tensor(&e->layout->tensors[tensor], e->tp)};
     const int32_t part = w.cut.parts > 1 ? e->tp_rank : 0;
     int64_t begin = zr_tp_from(&w.cut, part, first), end = zr_tp_from(&w.cut, part, first + n);
-    struct asked a = {ASKED_WRITE, tensor, kind, begin, end - begin, &w};
-    return write_asked(e, &a, NULL);
+    struct values_call a = {CALL_WRITE, tensor, kind, begin, end - begin, &w};
+    return write_values(e, &a, NULL);
 }
 
 /* Chunks that are sent together, side by side in staging. */
@@ -317,7 +325,8 @@ static int send_batch(struct zr_engine *e, struct batch *b)
     return err;
 }
 
-static int add_tensor(struct zr_engine *e, struct batch *b, int32_t tensor, const struct asked *a)
+/* Adds a tensor's parameters to the batch, which is sent whenever it is full. */
+static int add_tensor(struct zr_engine *e, struct batch *b, int32_t tensor, const struct values_call *a)
 {
     const struct zr_tensor *t = &e->layout->tensors[tensor];
     const char *src = *t->param;
@@ -328,7 +337,7 @@ static int add_tensor(struct zr_engine *e, struct batch *b, int32_t tensor, cons
         int64_t n_bytes = c.n * c.size;
         if (b->bytes + n_bytes > e->plan->values_bytes)
             err = send_batch(e, b);
-        c.asked = a;
+        c.call = a;
         c.at = b->bytes;
         if (!err)
             err = stage_chunk(e, &c, src, t->given_whole ? &w : NULL);
@@ -344,7 +353,7 @@ static int add_tensor(struct zr_engine *e, struct batch *b, int32_t tensor, cons
  * wait for each message. */
 static int adopt_params(struct zr_engine *e)
 {
-    struct asked a = {ASKED_WRITE, -1, ZR_VALUE_PARAM, 0, e->layout->n_params, NULL};
+    struct values_call a = {CALL_WRITE, -1, ZR_VALUE_PARAM, 0, e->layout->n_params, NULL};
     struct batch b = {0};
     int err = ZR_ALLOC(b.chunks, e->plan->values_bytes / ZR_PIECE_ALIGN + 1, "parameters to send");
     if (!err)
@@ -373,7 +382,7 @@ int zr_engine_adopt(struct zr_engine *e, bool params)
 
 /* Copies n_bytes at mine from every rank to e->words of every rank. Slots are in the order of the
  * communicator's ranks, words in the order of the job's. */
-static int exchange(struct zr_engine *e, const struct asked *a, const void *mine, int64_t n_bytes)
+static int exchange(struct zr_engine *e, const struct values_call *a, const void *mine, int64_t n_bytes)
 {
     int err = zr_engine_drain(e);
     if (err)
@@ -397,7 +406,7 @@ static int exchange(struct zr_engine *e, const struct asked *a, const void *mine
 
 int zr_engine_exchange(struct zr_engine *e, const void *mine, int64_t n_bytes, void *all)
 {
-    struct asked a = {.call = ASKED_EXCHANGE, .n = n_bytes};
+    struct values_call a = {.call = CALL_EXCHANGE, .n = n_bytes};
     int err = exchange(e, &a, mine, n_bytes);
     if (!err)
         memcpy(all, e->words, (size_t)((int64_t)e->n_all * n_bytes));
@@ -428,7 +437,7 @@ static double mean_of(const struct zr_engine *e, int64_t n_bytes, int32_t i)
 
 int zr_engine_mean(struct zr_engine *e, double *values, int32_t n)
 {
-    struct asked a = {.call = ASKED_MEAN, .n = n};
+    struct values_call a = {.call = CALL_MEAN, .n = n};
     int64_t n_bytes = n * (int64_t)sizeof *values;
     int err = exchange(e, &a, values, n_bytes);
     struct zr_access seen = {e->words, (int64_t)e->n_all * n_bytes, false};
@@ -441,7 +450,7 @@ int zr_engine_mean(struct zr_engine *e, double *values, int32_t n)
 
 int zr_engine_broadcast_stages(struct zr_engine *e, int32_t root, void *buf, int64_t bytes)
 {
-    struct asked a = {.call = ASKED_BROADCAST, .kind = root, .n = bytes};
+    struct values_call a = {.call = CALL_BROADCAST, .kind = root, .n = bytes};
     char *at = buf;
     int err = 0;
     while (!err && a.first < bytes) {
@@ -456,7 +465,7 @@ int zr_engine_broadcast_stages(struct zr_engine *e, int32_t root, void *buf, int
 
 int zr_engine_barrier(struct zr_engine *e)
 {
-    struct asked a = {.call = ASKED_BARRIER};
+    struct values_call a = {.call = CALL_BARRIER};
     return wait_for_all(e, &a);
 }
 

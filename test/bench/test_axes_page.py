@@ -72,7 +72,7 @@ class Page(unittest.TestCase):
         slow links."""
         for _, _, args, _ in rows_of(read()):
             if args[0] == 'plan' and '--pp' in args:
-                self.assertEqual([r['pp_stage'] for r in lines(bench(args[0], '--json', *args[1:]).stdout)[1:]], [0, 0, 0], ' '.join(args))
+                self.assertEqual([r['pp_rank'] for r in lines(bench(args[0], '--json', *args[1:]).stdout)[1:]], [0, 0, 0], ' '.join(args))
         slow = {row: args for _, row, args, _ in rows_of(read()) if 'a100-80' in args}
         for row, gb, moved in [('--pp 8 --stage 1 --micro-batches 32', 625, 1), ('--accum 4', 1651, 0)]:
             args = slow['--model llama-3-70B --worlds 512 ' + row]

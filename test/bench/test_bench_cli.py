@@ -442,9 +442,9 @@ class PlanOfStages(unittest.TestCase):
     can be computed by hand."""
     C, T, V, L = 64, 32, 256, 5
     SIZES = ['--layers=5', '--channels=64', '--heads=4', '--vocab=256', '--context=32', '--dtype=f32', '--pp=2', '--world=2']
-    KEYS = ['stage', 'bytes', 'paper_bytes', 'wire_bytes', 'plan_ns', 'pp', 'schedule', 'micro_batches', 'bubble', 'pp_stage',
-            'activation_bytes', 'all_bytes', 'pp_stages']
-    STAGE_KEYS = ['pp_stage', 'layers', 'n_params', 'bytes', 'kept', 'activation_bytes', 'wire_bytes', 'moved_bytes']
+    KEYS = ['stage', 'bytes', 'paper_bytes', 'wire_bytes', 'plan_ns', 'pp', 'schedule', 'micro_batches', 'bubble', 'pp_rank',
+            'activation_bytes', 'all_bytes', 'pp_ranks']
+    RANK_KEYS = ['pp_rank', 'layers', 'n_params', 'bytes', 'kept', 'activation_bytes', 'wire_bytes', 'moved_bytes']
 
     def of(self, *args, err=''):
         done = bench('plan', '--json', *args)
@@ -458,13 +458,13 @@ class PlanOfStages(unittest.TestCase):
             rows = self.of(*self.SIZES, f'--micro-batches={m}', f'--batch={batch}', f'--schedule={schedule}')
             self.assertEqual([r['stage'] for r in rows], [0, 1, 2, 3])
             row = rows[0]
-            first, last = row['pp_stages']
-            self.assertEqual((list(row), list(first)), (self.KEYS, self.STAGE_KEYS))
+            first, last = row['pp_ranks']
+            self.assertEqual((list(row), list(first)), (self.KEYS, self.RANK_KEYS))
             self.assertEqual((row['pp'], row['schedule'], row['micro_batches']), (2, schedule, m))
-            self.assertEqual([s['layers'] for s in row['pp_stages']], [3, 2])
+            self.assertEqual([s['layers'] for s in row['pp_ranks']], [3, 2])
             trained = [embedding + positions + 3 * layer, 2 * layer + norm]
             self.assertEqual([first['n_params'], last['n_params']], [trained[0], trained[1] + embedding])
-            for s, n in zip(row['pp_stages'], trained):
+            for s, n in zip(row['pp_ranks'], trained):
                 self.assertEqual(s['bytes']['param_shards'], 4 * s['n_params'])  # includes the copy of the embedding
                 self.assertEqual(s['bytes']['moments'], 8 * n)                   # the first stage has its states
                 self.assertEqual(s['bytes']['grad_shards'], 4 * n)
@@ -474,9 +474,9 @@ class PlanOfStages(unittest.TestCase):
             # layer's input is not counted, since it is in a slot. The final norm with its input, and the
             # logits, are added there.
             elems = [3 * 16 * c, 2 * 16 * c - c + 2 * c + v]
-            self.assertEqual([s['kept'] for s in row['pp_stages']], kept)
-            self.assertEqual([s['activation_bytes'] for s in row['pp_stages']], [k * 4 * batch * t * n for k, n in zip(kept, elems)])
-            self.assertEqual((row['pp_stage'], row['bytes']), (0, first['bytes']))
+            self.assertEqual([s['kept'] for s in row['pp_ranks']], kept)
+            self.assertEqual([s['activation_bytes'] for s in row['pp_ranks']], [k * 4 * batch * t * n for k, n in zip(kept, elems)])
+            self.assertEqual((row['pp_rank'], row['bytes']), (0, first['bytes']))
             self.assertEqual(row['all_bytes'], first['bytes']['total'] + first['activation_bytes'])
             if schedule == '1f1b' and m == 4:  # 2 slots to the next stage and 1 back, twice, and a gradient of the embedding with a word after it
                 self.assertEqual(first['bytes']['comm'], 6 * 4 * batch * t * c + 4 * embedding + PAGE)
@@ -503,14 +503,14 @@ class PlanOfStages(unittest.TestCase):
             self.assertAlmostEqual(row['bubble'], (pp - 1) / (v * m + pp - 1), delta=1e-12)
             self.assertEqual(row.get('stages_per_rank', 1), v)
             if v == 1:  # not 1F1B, which keeps one for each stage from here to the last
-                self.assertEqual([s['kept'] for s in row['pp_stages']], list(range(2 * pp - 1, 0, -2)))
-            self.assertEqual(sum(s['layers'] for s in row['pp_stages']), 12)
-            self.assertEqual(sum(s['n_params'] for s in row['pp_stages']), 124439808 + 50257 * 768)
+                self.assertEqual([s['kept'] for s in row['pp_ranks']], list(range(2 * pp - 1, 0, -2)))
+            self.assertEqual(sum(s['layers'] for s in row['pp_ranks']), 12)
+            self.assertEqual(sum(s['n_params'] for s in row['pp_ranks']), 124439808 + 50257 * 768)
         c, t, v = self.C, self.T, self.V
         row = self.of(*self.SIZES, '--layers=4', '--micro-batches=4', '--schedule=interleaved', '--stages-per-rank=2')[0]
-        first, last = row['pp_stages']
-        self.assertEqual([s['layers'] for s in row['pp_stages']], [2, 2])
-        self.assertEqual([s['moved_bytes'] for s in row['pp_stages']], 2 * [3 * 4 * 4 * t * c])
+        first, last = row['pp_ranks']
+        self.assertEqual([s['layers'] for s in row['pp_ranks']], [2, 2])
+        self.assertEqual([s['moved_bytes'] for s in row['pp_ranks']], 2 * [3 * 4 * 4 * t * c])
         layer, messages = 16 * c, 4 * t * c
         # Two pairs. Each of two stages has one slot back and four forward, as all that the first stage sends
         # may come before its neighbour's first backward of it. One gradient of the embedding with a word
@@ -532,15 +532,15 @@ class PlanOfStages(unittest.TestCase):
         Remaining layers go to the stages in the middle."""
         for pp, layers in [(5, [2, 3, 3, 2, 2]), (12, 12 * [1]), (3, 3 * [4])]:
             rows = self.of('--model=gpt2-124M', f'--pp={pp}', f'--world={2 * pp}')
-            self.assertEqual([s['layers'] for s in rows[3]['pp_stages']], layers)
-            self.assertEqual(sum(s['n_params'] for s in rows[0]['pp_stages']), 124439808 + 50257 * 768)
-            self.assertEqual([s['kept'] for s in rows[0]['pp_stages']], list(range(pp, 0, -1)))
+            self.assertEqual([s['layers'] for s in rows[3]['pp_ranks']], layers)
+            self.assertEqual(sum(s['n_params'] for s in rows[0]['pp_ranks']), 124439808 + 50257 * 768)
+            self.assertEqual([s['kept'] for s in rows[0]['pp_ranks']], list(range(pp, 0, -1)))
 
     def test_with_parts_and_groups(self):
         rows = self.of('--params=7e10', '--world=4096', '--pp=8', '--tp=8', '--dp-shard=8', '--accum=32', '--deterministic=on')
         self.assertEqual([(r['stage'], r.get('hybrid')) for r in rows], [(0, None), (1, None), (2, None), (3, None), (3, 'hsdp'), (3, 'hfsdp')])
         for r in rows:
-            self.assertEqual(max(s['bytes']['total'] + s['activation_bytes'] for s in r['pp_stages']), r['all_bytes'])
+            self.assertEqual(max(s['bytes']['total'] + s['activation_bytes'] for s in r['pp_ranks']), r['all_bytes'])
         text = bench('plan', '--params=7e10', '--world=4096', '--pp=8', '--tp=8').stdout
         for row in ['fullest stage of pp', 'with activations', '  so the first stage', '  between, the fullest', '  the last', 'from other stages']:
             self.assertRegex(text, rf'(?m)^{row} ')
@@ -679,8 +679,8 @@ class Scale(unittest.TestCase):
                 self.assertAlmostEqual(row['memory_bytes'] / plan['bytes']['total'], 1, delta=1e-4)
                 self.assertEqual(row['activation_bytes'], plan['activation_bytes'])
                 self.assertEqual(row.get('stages_per_rank'), plan.get('stages_per_rank'))
-                self.assertEqual(row['pp_bytes'], plan['pp_stages'][0]['moved_bytes'])
-                fullest.add(plan['pp_stage'])
+                self.assertEqual(row['pp_bytes'], plan['pp_ranks'][0]['moved_bytes'])
+                fullest.add(plan['pp_rank'])
             self.assertEqual(fullest, {0})
 
     def test_last_rank_is_the_fullest(self):
@@ -689,7 +689,7 @@ class Scale(unittest.TestCase):
         mesh = ['--model=gpt2-124M', '--pp=2', '--accum=16', '--schedule=gpipe', '--stages-per-rank=2']
         for plan in lines(bench('plan', '--json', '--world=4', '--batch=4', '--deterministic=off', *mesh).stdout):
             row, = self.of('--worlds=4', f"--stage={plan['stage']}", '--batch=4', *mesh)
-            self.assertEqual(plan['pp_stage'], 1)
+            self.assertEqual(plan['pp_rank'], 1)
             self.assertAlmostEqual(row['memory_bytes'] / plan['bytes']['total'], 1, delta=2e-3)
             self.assertEqual(row['activation_bytes'], plan['activation_bytes'])
 

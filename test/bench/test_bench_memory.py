@@ -184,11 +184,11 @@ class Axes(unittest.TestCase):
                         self.assertEqual(m['bytes'], p['bytes'])
                         continue
                     self.assertEqual([m[k] for k in ('schedule', 'micro_batches', 'stages_per_rank')], [p['schedule'], p['micro_batches'], p.get('stages_per_rank', 1)])
-                    for rank, plan in zip(m['pp_stages'], p['pp_stages'], strict=True):
-                        self.assertEqual((rank['pp_stage'], rank['planned_bytes'], rank['bytes']), (plan['pp_stage'], plan['bytes'], plan['bytes']))
+                    for rank, plan in zip(m['pp_ranks'], p['pp_ranks'], strict=True):
+                        self.assertEqual((rank['pp_rank'], rank['planned_bytes'], rank['bytes']), (plan['pp_rank'], plan['bytes'], plan['bytes']))
                         self.assertGreater(rank['activation_bytes'], plan['activation_bytes'])  # includes what plan does not count
                         self.assertGreater(rank['peak_rss_bytes'], rank['bytes']['total'])
-                    fullest = max(m['pp_stages'], key=lambda r: r['bytes']['total'] + r['activation_bytes'])
+                    fullest = max(m['pp_ranks'], key=lambda r: r['bytes']['total'] + r['activation_bytes'])
                     self.assertEqual({k: m[k] for k in fullest}, fullest)
 
     def test_table(self):

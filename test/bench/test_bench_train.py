@@ -479,10 +479,10 @@ class Stages(unittest.TestCase):
                 how = [f"--stage={row['stage']}", *([f"--hybrid={row['hybrid']}", f'--dp-replicate={n_dp // 2}', *hybrids] if 'hybrid' in row else [])]
                 with self.subTest(pp=pp, n_dp=n_dp, tp=tp, how=how):
                     _, summary = train(pp * n_dp * tp, *TINY, *args, '--steps=1', *how)
-                    self.assertEqual(summary['bytes'], row['pp_stages'][-1]['bytes'])
-                    for rank, planned in zip(summary['pp_stages'], row['pp_stages'], strict=True):
-                        self.assertEqual((rank['bytes'], rank['planned_bytes'], rank['pp_stage']), (planned['bytes'], planned['bytes'], planned['pp_stage']))
-                    *_, last = summary['pp_stages']
+                    self.assertEqual(summary['bytes'], row['pp_ranks'][-1]['bytes'])
+                    for rank, planned in zip(summary['pp_ranks'], row['pp_ranks'], strict=True):
+                        self.assertEqual((rank['bytes'], rank['planned_bytes'], rank['pp_rank']), (planned['bytes'], planned['bytes'], planned['pp_rank']))
+                    *_, last = summary['pp_ranks']
                     self.assertEqual([last[k] for k in ('activation_bytes', 'peak_rss_bytes')], [summary[k] for k in ('activation_bytes', 'peak_rss_bytes')])
 
     # The state of 5 layers has 64 digests of 32 bytes. They go from stage to stage like activations, which

@@ -57,10 +57,10 @@ static void read_bars(double drawn[], double label[], int n)
 
 static void test_nothing_beyond_what_was_resident(void **state)
 {
-    struct memory_stage stages[N_STAGES] = {0}, plain = {0};
+    struct memory_column stages[N_STAGES] = {0}, plain = {0};
     double drawn[N_STAGES + 1] = {0}, label[N_STAGES + 1] = {0}, unit = 1e6;
     for (int i = 0; i <= N_STAGES; i++) {
-        struct memory_stage *m = i ? &stages[i - 1] : &plain;
+        struct memory_column *m = i ? &stages[i - 1] : &plain;
         m->fullest.allocated.param_shards = 100 * 1000 * 1000;
         m->fullest.allocated.moments = 300 * 1000 * 1000;
         m->fullest.allocated.total = 400 * 1000 * 1000;

@@ -61,7 +61,7 @@ static int open_all(struct member *m, int without)
     struct zr_identity id;
     char why[ZR_FLIGHT_TEXT];
     zr_identity_read(&id);
-    snprintf(id.part, sizeof id.part, "host %d", m->me->w.rank / 2);
+    snprintf(id.host_id, sizeof id.host_id, "host %d", m->me->w.rank / 2);
     uv_loop_init(&m->loop);
     int err = zr_rendezvous_open(&m->loop, &m->me->w, TIMEOUT_MS, &m->rdv);
     if (!err)

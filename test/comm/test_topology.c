@@ -47,7 +47,7 @@ static void pose(const struct posed *p, int rank, struct zr_identity *id)
     memset(id, 0x55, sizeof *id); /* nothing may rely on bytes after a text's end */
     snprintf(id->machine, sizeof id->machine, "machine %d", p->machine[rank]);
     snprintf(id->host_name, sizeof id->host_name, "node%d", p->machine[rank]);
-    snprintf(id->part, sizeof id->part, "%s", p->part[rank] ? p->part[rank] : "");
+    snprintf(id->host_id, sizeof id->host_id, "%s", p->part[rank] ? p->part[rank] : "");
     id->pid_namespace = (uint64_t)p->container[rank];
     id->open = p->open[rank];
     id->arg = NULL;
@@ -339,12 +339,12 @@ static void test_long_parts(void **state)
         text[n - 1] = 'y';
         setenv("ZERO_HOST_ID", text, 1);
         zr_identity_read(&b);
-        assert_string_not_equal(a.part, b.part);
-        assert_true(n < (int)sizeof b.part ? !strcmp(b.part, text) : b.part[24] == '~');
+        assert_string_not_equal(a.host_id, b.host_id);
+        assert_true(n < (int)sizeof b.host_id ? !strcmp(b.host_id, text) : b.host_id[24] == '~');
     }
     unsetenv("ZERO_HOST_ID");
     zr_identity_read(&a);
-    assert_string_equal(a.part, "");
+    assert_string_equal(a.host_id, "");
 }
 
 /* --- ranks that have no file to open --- */

@@ -32,27 +32,28 @@ void zr_export_hidden_name(const char *id, int32_t file, char out[ZR_EXPORT_NAME
     snprintf(out, ZR_EXPORT_NAME_BYTES, HIDDEN "%s-%05d", id, file + 1);
 }
 
-/* The index is hidden file -1. */
+/* Whether an export has given a file this hidden name. The index is hidden file -1. */
 static bool is_hidden_name(const char *name)
 {
-    char id[ZR_EXPORT_ID_BYTES], again[ZR_EXPORT_NAME_BYTES];
+    char id[ZR_EXPORT_ID_BYTES], printed[ZR_EXPORT_NAME_BYTES];
     int file;
     if (sscanf(name, HIDDEN "%16[0-9a-f]-%8d", id, &file) != 2)
         return false;
-    zr_export_hidden_name(id, file - 1, again);
-    return strlen(id) == ZR_EXPORT_ID_BYTES - 1 && !strcmp(name, again);
+    zr_export_hidden_name(id, file - 1, printed);
+    return strlen(id) == ZR_EXPORT_ID_BYTES - 1 && !strcmp(name, printed);
 }
 
+/* Whether the export with this id could have given a file this final name. */
 static bool is_name_of(const char *name, const char *id)
 {
-    char again[ZR_EXPORT_NAME_BYTES];
+    char printed[ZR_EXPORT_NAME_BYTES];
     int file, n;
     if (!strcmp(name, ZR_WEIGHTS_SINGLE))
         return true;
     if (sscanf(name, "model-%*16[0-9a-f]-%8d-of-%8d.safetensors", &file, &n) != 2)
         return false;
-    zr_export_name(id, file - 1, n, again);
-    return !strcmp(name, again);
+    zr_export_name(id, file - 1, n, printed);
+    return !strcmp(name, printed);
 }
 
 static bool ends_with(const char *name, const char *end)
@@ -112,7 +113,7 @@ static int read_file_id(const struct zr_files *fs, const char *path, char id[ZR_
     return err;
 }
 
-/* *is_ours: zero_export wrote this weight file. A file that cannot be read counts as somebody else's. */
+/* Sets *is_ours: zero_export wrote this weight file. A file that cannot be read counts as somebody else's. */
 static int recognize(const struct zr_export_folder *f, const char *name, bool *is_ours)
 {
     char path[ZR_PATH_BYTES], id[ZR_EXPORT_ID_BYTES] = "";
@@ -126,6 +127,7 @@ static int recognize(const struct zr_export_folder *f, const char *name, bool *i
     return err == ZERO_ERR_NOMEM ? err : 0;
 }
 
+/* Appends to a list for a message; n: number of names in it. */
 static void append(char *list, size_t bytes, const char *name, int32_t n)
 {
     size_t at = strlen(list);
@@ -217,15 +219,15 @@ static int store_index(const struct zr_export_folder *f, const char *text)
  * loaders find it first. */
 static int remove_old(struct zr_export_folder *f)
 {
-    const char *head = f->n_files == 1 ? ZR_WEIGHTS_INDEX : ZR_WEIGHTS_SINGLE;
-    bool had_head = false;
+    const char *first_read = f->n_files == 1 ? ZR_WEIGHTS_INDEX : ZR_WEIGHTS_SINGLE;
+    bool had_it = false;
     int err = 0;
     for (size_t i = 0; !err && i < f->old.n; i++)
-        if (!strcmp(f->old.name[i], head)) {
-            had_head = true;
-            err = remove_in(f, head);
+        if (!strcmp(f->old.name[i], first_read)) {
+            had_it = true;
+            err = remove_in(f, first_read);
         }
-    if (!err && had_head)
+    if (!err && had_it)
         err = zr_folder_sync(f->fs, f->path);
     for (size_t i = 0; !err && i < f->old.n; i++)
         if (strcmp(f->old.name[i], ZR_WEIGHTS_SINGLE) != 0 && strcmp(f->old.name[i], ZR_WEIGHTS_INDEX) != 0)

@@ -207,8 +207,8 @@ int zr_file_lock(const struct zr_files *fs, int fd, const char *path, enum zr_lo
 {
     int err;
     RETRY(err, fs->lock(fs->arg, fd));
-    *outcome = err == -EAGAIN ? ZR_LOCK_HELD : err == -ENOLCK ? ZR_NO_LOCKS : ZR_LOCKED;
-    return err < 0 && *outcome == ZR_LOCKED ? fail_io(path, "lock", err) : 0;
+    *outcome = err == -EAGAIN ? ZR_LOCK_BUSY : err == -ENOLCK ? ZR_LOCK_UNSUPPORTED : ZR_LOCK_TAKEN;
+    return err < 0 && *outcome == ZR_LOCK_TAKEN ? fail_io(path, "lock", err) : 0;
 }
 
 int zr_file_is_at(const struct zr_files *fs, int fd, const char *path, bool *is_there)

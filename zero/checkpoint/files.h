@@ -132,8 +132,8 @@ int zr_file_load_linked(const struct zr_files *fs, const char *path, int64_t max
 /* Makes the file, or replaces it, then writes, syncs and closes it. */
 int zr_file_store(const struct zr_files *fs, const char *path, const void *data, int64_t n);
 
-/* ZR_LOCK_HELD: another has the lock. ZR_NO_LOCKS: the file system has no locks. */
-enum zr_lock_outcome { ZR_LOCKED, ZR_LOCK_HELD, ZR_NO_LOCKS };
+/* ZR_LOCK_BUSY: another process has the lock. ZR_LOCK_UNSUPPORTED: the file system has no locks. */
+enum zr_lock_outcome { ZR_LOCK_TAKEN, ZR_LOCK_BUSY, ZR_LOCK_UNSUPPORTED };
 /* Tries to take the lock, without waiting. */
 int zr_file_lock(const struct zr_files *fs, int fd, const char *path, enum zr_lock_outcome *outcome);
 /* Sets *is_there: path leads to the file of this descriptor. */

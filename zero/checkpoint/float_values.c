@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-static float of_bits(uint32_t bits)
+static float float_of_bits(uint32_t bits)
 {
     float x;
     memcpy(&x, &bits, sizeof x);
@@ -44,6 +44,7 @@ bool zr_floats_convert(const char *from, enum zero_dtype to)
            (!strcmp(from, "F32") || !strcmp(from, "BF16") || !strcmp(from, "F16"));
 }
 
+/* Returns the bits of element i as a float. from is safetensors' name of its dtype. */
 static uint32_t load(const void *src, const char *from, int64_t i)
 {
     uint32_t wide;
@@ -78,7 +79,7 @@ int64_t zr_find_non_finite(const void *values, enum zero_dtype dtype, enum zero_
 {
     for (int64_t i = 0; i < n; i++) {
         uint32_t bits = load(values, dtype == ZERO_F32 ? "F32" : "BF16", i);
-        float x = of_bits(held == ZERO_F32 ? bits : (uint32_t)round_to_bf16(bits) << 16);
+        float x = float_of_bits(held == ZERO_F32 ? bits : (uint32_t)round_to_bf16(bits) << 16);
         if (isfinite(x))
             continue;
         if (value)

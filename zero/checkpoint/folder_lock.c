@@ -117,7 +117,7 @@ static int take(const struct zr_files *fs, const char *folder, struct zr_log *lo
     char path[ZR_PATH_BYTES], holder[HOLDER_BYTES + 1];
     int err = zr_path_join(path, folder, LOCK_NAME);
     for (int i = 0; !err && i < MAX_TRIES; i++) {
-        enum zr_lock_outcome outcome = ZR_LOCKED;
+        enum zr_lock_outcome outcome = ZR_LOCK_TAKEN;
         enum maker maker = UNKNOWN;
         bool is_there = false, is_new;
         int fd = -1;
@@ -129,11 +129,11 @@ static int take(const struct zr_files *fs, const char *folder, struct zr_log *lo
         err = read_holder(fs, fd, path, holder, &maker);
         if (!err)
             err = zr_file_lock(fs, fd, path, &outcome);
-        if (!err && outcome == ZR_LOCK_HELD)
+        if (!err && outcome == ZR_LOCK_BUSY)
             err = fail_held(folder, holder);
-        if (!err && outcome == ZR_LOCKED)
+        if (!err && outcome == ZR_LOCK_TAKEN)
             err = zr_file_is_at(fs, fd, path, &is_there);
-        if (!err && outcome == ZR_LOCKED && is_there) {
+        if (!err && outcome == ZR_LOCK_TAKEN && is_there) {
             out->stays = maker == UNKNOWN && !is_new;
             if (!out->stays)
                 write_holder(fs, fd, path);
@@ -145,7 +145,7 @@ static int take(const struct zr_files *fs, const char *folder, struct zr_log *lo
         zr_file_close(fs, fd, path);
         if (err)
             return zr_error_restore(&kept);
-        if (outcome == ZR_NO_LOCKS) {
+        if (outcome == ZR_LOCK_UNSUPPORTED) {
             zr_warn(log,
                     "%s: the file system has no locks, so another run that saves into this folder is not "
                     "noticed; the two would remove each other's saves",

@@ -164,7 +164,7 @@ static int apply(struct zr_loading *l)
     ZR_TRY(zr_engine_tied_values(z->engine));
     zr_engine_set_skipped(z->engine, m->n_skipped);
     z->n_micro = m->n_micro;
-    zr_loaded_use(z, l->loaded);
+    zr_loaded_checkpoint_use(z, l->loaded);
     l->loaded = NULL;
     if (z->world.rank == 0)
         zr_info(z->config.options.log, "loaded %s: step %lld, saved at stage %d by %d ranks", l->folder,
@@ -214,7 +214,7 @@ static int load(struct zero_ctx *z, const char *given)
     if (!err)
         err = compare(z, l, open_chosen(l));
     if (!err) {
-        err = zr_loaded_prepare(z, l->folder, &l->manifest, &l->loaded);
+        err = zr_loaded_checkpoint_prepare(z, l->folder, &l->manifest, &l->loaded);
         if (!err)
             err = zr_loading_read(l);
         err = zr_agree_in_run(z, err);

@@ -37,7 +37,7 @@ struct zr_loading {
     /* Values are read directly to their places, and staged holds only buffers. */
     bool direct;
     struct zr_extents own;
-    struct zr_loaded *loaded;
+    struct zr_loaded_checkpoint *loaded;
 };
 
 /* unit_steps.c. Sets the step count of each unit to the largest count of its tensors. Call it after

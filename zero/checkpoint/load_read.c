@@ -27,7 +27,7 @@ void zr_loading_free(struct zr_loading *l)
     if (l->staged != zr_engine_snapshot(l->z->engine))
         free(l->staged);
     free(l->own.list);
-    zr_loaded_free(l->loaded);
+    zr_loaded_checkpoint_free(l->loaded);
     zr_manifest_free(&l->manifest);
 }
 
@@ -312,7 +312,7 @@ static int open_shards(struct zr_loading *l)
             break;
         n += l->shards[l->n_shards].st.n_entries;
         if (l->n_shards >= MAX_OPEN_SHARDS)
-            zr_shard_rest(&l->shards[l->n_shards]);
+            zr_shard_close_file(&l->shards[l->n_shards]);
     }
     if (err)
         return err;
@@ -490,7 +490,7 @@ static int read_direct(struct zr_loading *l)
         if (!layout->tensors[t].buffer)
             continue;
         for (int64_t i = 0; i < l->own.n; i++)
-            if (l->own.list[i].tensor == zr_place_of(l->z, t).tensor)
+            if (l->own.list[i].tensor == zr_whole_at(l->z, t).tensor)
                 l->own.list[i].at = at;
         at += zr_buffer_room(&layout->tensors[t]);
     }

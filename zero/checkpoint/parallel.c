@@ -11,10 +11,12 @@
 
 #define MAX_THREADS 8
 
+/* One zr_in_parallel, for its threads. */
 struct work {
     int64_t n, buffer_bytes;
     int (*fn)(void *arg, int64_t i, char *buffer);
     void *arg;
+    /* the next block that a thread may take */
     _Atomic int64_t next;
     struct zr_first failure;
 };
@@ -25,7 +27,7 @@ static void fail(struct work *w, int err)
 }
 
 /* Processes blocks until none is left. Returns false if there is no memory for a buffer. */
-static bool work(struct work *w)
+static bool process_blocks(struct work *w)
 {
     char *memory = malloc((size_t)w->buffer_bytes + ZR_DIRECT_ALIGN);
     if (!memory)
@@ -43,9 +45,9 @@ static bool work(struct work *w)
     return true;
 }
 
-static void help(void *arg)
+static void helper(void *arg)
 {
-    work(arg);
+    process_blocks(arg);
 }
 
 int zr_in_parallel(int64_t n, int n_threads, int64_t buffer_bytes,
@@ -55,9 +57,9 @@ int zr_in_parallel(int64_t n, int n_threads, int64_t buffer_bytes,
     struct zr_thread thread[MAX_THREADS];
     int n_helpers = 0;
     while (n_helpers + 1 < n_threads && n_helpers + 1 < n && n_helpers < MAX_THREADS &&
-           !zr_thread_start(&thread[n_helpers], "zero-file", help, &w))
+           !zr_thread_start(&thread[n_helpers], "zero-file", helper, &w))
         n_helpers++;
-    if (!work(&w))
+    if (!process_blocks(&w))
         fail(&w, zr_fail(ZERO_ERR_NOMEM, "no memory for a buffer of %lld bytes", (long long)buffer_bytes));
     for (int i = 0; i < n_helpers; i++)
         zr_thread_join(&thread[i]);

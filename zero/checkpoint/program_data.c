@@ -38,9 +38,9 @@ int zero_set_data(zero_ctx *z, int32_t whose, const void *data, int64_t bytes)
     if (bytes < 0)
         return zr_fail(ZERO_ERR_ARG, "%s: bytes is %lld; allowed: 0 and more", call, (long long)bytes);
     enum zr_data_kind kind = whose == ZERO_DATA_JOB ? ZR_DATA_JOB : ZR_DATA_RANK;
-    bool counts = kind == ZR_DATA_RANK || z->world.rank == 0;
+    bool is_saved = kind == ZR_DATA_RANK || z->world.rank == 0; /* the job's data are rank 0's */
     struct zr_data *d = NULL;
-    if (bytes && counts) {
+    if (bytes && is_saved) {
         d = bytes < INT64_MAX / 4 ? malloc(sizeof *d + (size_t)bytes) : NULL;
         if (!d)
             return zr_fail(ZERO_ERR_NOMEM, "%s: no memory for %lld bytes", call, (long long)bytes);
@@ -55,7 +55,8 @@ int zero_set_data(zero_ctx *z, int32_t whose, const void *data, int64_t bytes)
 
 /* ---- in the checkpoint that was loaded ---- */
 
-struct zr_loaded {
+/* The files of the checkpoint that was loaded last. */
+struct zr_loaded_checkpoint {
     /* absolute path, if there is anything to read */
     char folder[ZR_PATH_BYTES];
     int32_t n;
@@ -63,16 +64,16 @@ struct zr_loaded {
     struct zr_manifest_file files[];
 };
 
-int zr_loaded_prepare(struct zero_ctx *z, const char *folder, const struct zr_manifest *m,
-                      struct zr_loaded **out)
+int zr_loaded_checkpoint_prepare(struct zero_ctx *z, const char *folder, const struct zr_manifest *m,
+                                 struct zr_loaded_checkpoint **out)
 {
-    struct zr_loaded *l;
+    struct zr_loaded_checkpoint *l;
     ZR_TRY(ZR_ZALLOC_ARRAY(l, sizeof *l, m->n_files, sizeof *l->files, "the names of %d files", m->n_files));
     l->n = m->n_files;
     memcpy(l->files, m->files, (size_t)m->n_files * sizeof *l->files);
     int64_t bytes = 0;
     for (int kind = 0; kind < ZR_N_DATA; kind++)
-        bytes += zr_loaded_bytes(l, kind);
+        bytes += zr_loaded_checkpoint_bytes(l, kind);
     /* The program may change its working directory before it reads the data. */
     int err = bytes ? zr_path_absolute(z->files, folder, l->folder) : 0;
     if (err)
@@ -82,7 +83,7 @@ int zr_loaded_prepare(struct zero_ctx *z, const char *folder, const struct zr_ma
     return err;
 }
 
-void zr_loaded_use(struct zero_ctx *z, struct zr_loaded *loaded)
+void zr_loaded_checkpoint_use(struct zero_ctx *z, struct zr_loaded_checkpoint *loaded)
 {
     free(z->loaded);
     z->loaded = loaded;
@@ -93,12 +94,12 @@ void zr_loaded_use(struct zero_ctx *z, struct zr_loaded *loaded)
     }
 }
 
-void zr_loaded_free(struct zr_loaded *l)
+void zr_loaded_checkpoint_free(struct zr_loaded_checkpoint *l)
 {
     free(l);
 }
 
-int64_t zr_loaded_bytes(const struct zr_loaded *l, int kind)
+int64_t zr_loaded_checkpoint_bytes(const struct zr_loaded_checkpoint *l, int kind)
 {
     int64_t n = 0;
     for (int32_t r = 0; l && r < l->n; r++)
@@ -106,6 +107,7 @@ int64_t zr_loaded_bytes(const struct zr_loaded *l, int kind)
     return n;
 }
 
+/* Reads n bytes from byte `first` of the data in a rank's file. */
 static int read_range(const struct zero_ctx *z, const struct zr_manifest_file *f, enum zr_data_kind kind,
                       int64_t first, int64_t n, void *dst)
 {

@@ -177,7 +177,7 @@ struct wanted {
  * for the next save. */
 static void report_no_data(struct zero_ctx *z, int kind, int64_t bytes)
 {
-    int64_t before = zr_loaded_bytes(z->loaded, kind);
+    int64_t before = zr_loaded_checkpoint_bytes(z->loaded, kind);
     if (bytes || !before || z->data_set[kind] || z->reported_no_data[kind] || z->world.rank)
         return;
     z->reported_no_data[kind] = true;
@@ -453,11 +453,11 @@ static int report_unequal_buffers(struct zero_ctx *z)
 static int report_apart(struct zero_ctx *z)
 {
     bool apart = false;
-    int err = z->reported_apart ? 0 : zr_engine_tp_find_difference(z->engine, &apart);
+    int err = z->reported_tp_drift ? 0 : zr_engine_tp_find_difference(z->engine, &apart);
     if (apart && z->world.rank == 0)
         zr_warn(z->config.options.log, "zero_save saves the weights of one rank of tp, but %s",
                 zr_error_text());
-    z->reported_apart |= apart;
+    z->reported_tp_drift |= apart;
     return err;
 }
 

@@ -13,13 +13,18 @@ enum zr_save_state { ZR_SAVE_WRITING, ZR_SAVE_WRITTEN, ZR_SAVE_COMMITTED, ZR_SAV
 struct zr_save {
     struct zero_ctx *z;
     int64_t number;
+    /* the folder that zero_save was given, the checkpoint's folder while it is written, and its final name in
+     * root */
     char root[ZR_PATH_BYTES], folder[ZR_PATH_BYTES], name[ZR_CHECKPOINT_NAME_BYTES];
+    /* what this rank writes */
     struct zr_extents extents;
     /* On rank 0 only. */
     struct zr_manifest manifest;
+    /* the program's own data, by enum zr_data_kind */
     struct zr_data *data[ZR_N_DATA];
 
     struct zr_thread thread;
+    /* The thread runs. */
     bool started;
     /* The snapshot was requested. */
     bool copying;

@@ -59,23 +59,28 @@ void zr_shard_name(int rank, int world, char out[64])
 
 /* ---- extents ---- */
 
+/* What add_run and add_range need. */
 struct collecting {
     struct zero_ctx *z;
+    /* the snapshot; NULL: ranges are where the values are now */
     char *base;
     /* for a save: leaves out what other ranks save */
     bool saves;
-    struct zr_extents *out; /* list NULL: ranges are only counted */
+    /* list NULL: ranges are only counted */
+    struct zr_extents *out;
+    /* the run whose ranges are added */
     const struct zr_run *run;
 };
 
+/* Adds elements [first, first + n) of a flat, which are in one piece: a tensor, or one layer of it. */
 static int add_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
 {
     struct collecting *c = arg;
     const struct zr_run *run = c->run;
     const struct zr_tensor *t = &c->z->layout->tensors[p->tensor];
     const struct zr_tp_cut cut = zr_tp_of_tensor(t, c->z->mesh.tp);
-    const struct zr_place place = zr_place_of(c->z, p->tensor);
-    int64_t from = p->layer * p->n + (first - p->first);
+    const struct zr_whole_at whole = zr_whole_at(c->z, p->tensor);
+    int64_t from = p->layer * p->n + (first - p->first); /* in this rank's tensor */
     if (c->saves && !t->cut && c->z->mesh.tp_rank > 0)
         return 0;
     if (c->saves)
@@ -83,10 +88,10 @@ static int add_range(void *arg, const struct zr_flat *f, const struct zr_piece *
     if (n <= 0)
         return 0;
     if (c->out->list)
-        c->out->list[c->out->n] = (struct zr_extent){.tensor = place.tensor,
+        c->out->list[c->out->n] = (struct zr_extent){.tensor = whole.tensor,
                                                      .kind = run->kind,
                                                      .given = f->copy,
-                                                     .first = place.first + from,
+                                                     .first = whole.first + from,
                                                      .n = n,
                                                      .size = run->size,
                                                      .at = (c->base ? c->base + run->snapshot_at : run->at) +
@@ -95,6 +100,7 @@ static int add_range(void *arg, const struct zr_flat *f, const struct zr_piece *
     return 0;
 }
 
+/* Adds the ranges of a run: one kind of value of a part of a flat (struct zr_run). */
 static int add_run(void *arg, const struct zr_run *run)
 {
     struct collecting *c = arg;
@@ -102,7 +108,7 @@ static int add_run(void *arg, const struct zr_run *run)
     return zr_flat_ranges(c->z->layout, run->flat, run->first, run->first + run->n, add_range, c);
 }
 
-static int in_order(const void *a, const void *b)
+static int by_tensor_kind_first(const void *a, const void *b)
 {
     const struct zr_extent *x = a, *y = b;
     if (x->tensor != y->tensor)
@@ -119,7 +125,7 @@ static void add_buffers(struct zero_ctx *z, char *base, struct zr_extents *out)
         const struct zr_tensor *t = &z->layout->tensors[i];
         if (!t->buffer)
             continue;
-        out->list[out->n++] = (struct zr_extent){.tensor = zr_place_of(z, i).tensor,
+        out->list[out->n++] = (struct zr_extent){.tensor = zr_whole_at(z, i).tensor,
                                                  .kind = ZR_VALUE_PARAM,
                                                  .n = t->n_elems,
                                                  .size = zr_dtype_bytes(t->dtype),
@@ -132,6 +138,7 @@ static void add_buffers(struct zero_ctx *z, char *base, struct zr_extents *out)
 /* The type of zr_engine_runs and zr_engine_runs_to_load. */
 typedef int (*runs_fn)(struct zr_engine *e, int (*fn)(void *arg, const struct zr_run *run), void *arg);
 
+/* Lists the ranges of all runs, in the order of tensors. They are counted first, so that the list fits. */
 static int list_extents(struct zero_ctx *z, runs_fn runs, bool saves, char *base, int64_t buffers_at,
                         struct zr_extents *out)
 {
@@ -148,7 +155,7 @@ static int list_extents(struct zero_ctx *z, runs_fn runs, bool saves, char *base
     runs(z->engine, add_run, &c);
     if (n_buffers)
         add_buffers(z, base ? base + buffers_at : NULL, out);
-    qsort(list, (size_t)out->n, sizeof *list, in_order);
+    qsort(list, (size_t)out->n, sizeof *list, by_tensor_kind_first);
     return 0;
 }
 
@@ -164,6 +171,7 @@ int zr_extents_to_load(struct zero_ctx *z, char *base, int64_t buffers_at, struc
 
 /* ---- the head ---- */
 
+/* Whether range b continues range a, so that one entry has both. */
 static bool follows(const struct zr_extent *a, const struct zr_extent *b)
 {
     return a->tensor == b->tensor && a->kind == b->kind && a->first + a->n == b->first;
@@ -176,31 +184,31 @@ static void free_entries(struct zr_st_entry *e, int64_t n)
     free(e);
 }
 
-/* Prints "/model/0", or "/model/0@2" for a part. */
-#define PLACE_CHARS (ZR_KIND_CHARS + 40)
-static int print_place(const struct zr_tensor *tensors, const struct zr_extents *all,
-                       const struct zr_extent *x, char text[PLACE_CHARS])
+/* Prints what follows the tensor in an entry's name: "/model/0", or "/model/0@2" for a tp part. */
+#define ENTRY_END_CHARS (ZR_KIND_CHARS + 40)
+static int print_entry_end(const struct zr_tensor *tensors, const struct zr_extents *all,
+                           const struct zr_extent *x, char text[ENTRY_END_CHARS])
 {
     char kind[ZR_KIND_CHARS];
     zr_kind_print(x->kind, kind);
     if (all->part >= 0 && tensors[x->tensor].cut)
-        return snprintf(text, PLACE_CHARS, "/%s/%" PRId64 "@%d", kind, x->first, all->part);
-    return snprintf(text, PLACE_CHARS, "/%s/%" PRId64, kind, x->first);
+        return snprintf(text, ENTRY_END_CHARS, "/%s/%" PRId64 "@%d", kind, x->first, all->part);
+    return snprintf(text, ENTRY_END_CHARS, "/%s/%" PRId64, kind, x->first);
 }
 
 static char *entry_name(const struct zr_tensor *tensors, const struct zr_extents *all,
                         const struct zr_extent *x)
 {
-    char place[PLACE_CHARS];
+    char end[ENTRY_END_CHARS];
     const char *tensor = tensors[x->tensor].name;
-    size_t n = strlen(tensor) + (size_t)print_place(tensors, all, x, place) + 1;
+    size_t n = strlen(tensor) + (size_t)print_entry_end(tensors, all, x, end) + 1;
     char *name = malloc(n);
     if (name)
-        snprintf(name, n, "%s%s", tensor, place);
+        snprintf(name, n, "%s%s", tensor, end);
     return name;
 }
 
-#define ZR_DATA_HEAD 256 /* upper bound of an entry's bytes in the header */
+#define DATA_ENTRY_BYTES 256 /* upper bound of an entry's bytes in the header */
 
 int zr_shard_check(const struct zr_tensor *tensors, const struct zr_extents *x)
 {
@@ -208,7 +216,7 @@ int zr_shard_check(const struct zr_tensor *tensors, const struct zr_extents *x)
     int64_t n = ZR_DIRECT_ALIGN, n_entries = 0; /* n: an upper bound */
     for (int64_t i = 0, next; i < x->n; i = next) {
         const struct zr_extent *first = &x->list[i];
-        char place[PLACE_CHARS];
+        char end[ENTRY_END_CHARS];
         e.name = tensors[first->tensor].name;
         e.dtype = zr_kind_dtype(&tensors[first->tensor], first->kind);
         e.shape[0] = first->n;
@@ -216,11 +224,11 @@ int zr_shard_check(const struct zr_tensor *tensors, const struct zr_extents *x)
             e.shape[0] += x->list[next].n;
         e.begin = e.end;
         e.end += e.shape[0] * first->size;
-        n += zr_st_entry_bytes(&e) + print_place(tensors, x, first, place);
+        n += zr_st_entry_bytes(&e) + print_entry_end(tensors, x, first, end);
         n_entries++;
     }
     for (int k = 0; k < ZR_N_DATA; k++)
-        n += x->data[k].bytes ? ZR_DATA_HEAD : 0;
+        n += x->data[k].bytes ? DATA_ENTRY_BYTES : 0;
     return n <= ZR_ST_MAX_HEADER
                ? 0
                : zr_fail(ZERO_ERR_ARG,
@@ -229,6 +237,7 @@ int zr_shard_check(const struct zr_tensor *tensors, const struct zr_extents *x)
                          (long long)n, (long long)n_entries, ZR_ST_MAX_HEADER);
 }
 
+/* Makes the safetensors header: an entry for each range, and for the program's data. */
 static int make_head(const struct zr_tensor *tensors, const struct zr_extents *x, char **head, int64_t *n)
 {
     struct zr_st_entry *entries;
@@ -268,6 +277,7 @@ static int make_head(const struct zr_tensor *tensors, const struct zr_extents *x
 /* Enough to keep the disk busy while blocks are filled. */
 #define N_THREADS 4
 
+/* One zr_shard_write, for its threads. */
 struct writing {
     struct zr_block_file file;
     struct zr_source source;
@@ -275,6 +285,7 @@ struct writing {
     const _Atomic bool *cancelled;
 };
 
+/* Copies block number k from memory, and writes it. */
 static int write_block(void *arg, int64_t k, char *block)
 {
     struct writing *w = arg;
@@ -303,13 +314,13 @@ static int write_file(const struct zr_files *fs, const char *path, struct writin
 static int write_blocks(const struct zr_files *fs, const char *path, const struct zr_checksum *sums,
                         int64_t bytes, struct zr_checksum *blocks)
 {
-    char beside[ZR_PATH_BYTES];
+    char table_path[ZR_PATH_BYTES];
     unsigned char *table;
     int64_t n;
-    snprintf(beside, sizeof beside, "%.*s%s", (int)(sizeof beside - sizeof ZR_BLOCKS_SUFFIX - 1), path,
-             ZR_BLOCKS_SUFFIX);
+    snprintf(table_path, sizeof table_path, "%.*s%s", (int)(sizeof table_path - sizeof ZR_BLOCKS_SUFFIX - 1),
+             path, ZR_BLOCKS_SUFFIX);
     ZR_TRY(zr_blocks_print(sums, bytes, &table, &n));
-    int err = zr_file_store(fs, beside, table, n);
+    int err = zr_file_store(fs, table_path, table, n);
     *blocks = zr_checksum_of(table, n);
     free(table);
     return err;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* save_source.h: reads the bytes of a rank's file from memory, a piece at a time. The bytes are a head, then
- * the ranges, then the program's data. Ranges are in host memory, or in device memory that the CPU cannot
- * read. */
+/* save_source.h: reads the bytes of a rank's file from memory, a piece at a time. The bytes are a head, which
+ * lists the entries, then the ranges of memory with their values, and the program's data. Ranges are in host
+ * memory, or in device memory that the CPU cannot read. */
 #ifndef ZR_ZERO_SAVE_SOURCE_H
 #define ZR_ZERO_SAVE_SOURCE_H
 
@@ -11,7 +11,7 @@
 
 /* Thread-safety: several threads may call zr_source_read at once. The other functions are for one thread. */
 struct zr_source {
-    /* Memory of the caller, like x. */
+    /* The head of the file, and the ranges of memory that follow it. Both are the caller's. */
     const char *head;
     const struct zr_extents *x;
     /* Bytes of the head, and of the whole file. */

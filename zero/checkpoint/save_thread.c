@@ -43,7 +43,8 @@ void zr_save_on_snapshot(void *arg)
     zr_save_raise(s, &s->readable);
 }
 
-/* Collects the tables and sizes of the other ranks for the manifest. */
+/* Collects for the manifest the size of each rank's file, and the checksum of its table of block checksums,
+ * which lies in a file of its own until then. */
 static int collect_files(struct zr_save *s)
 {
     const struct zr_files *fs = s->z->files;
@@ -51,7 +52,7 @@ static int collect_files(struct zr_save *s)
     int err = 0;
     for (int r = 0; !err && r < m->n_files; r++) {
         struct zr_manifest_file *f = &m->files[r];
-        char path[ZR_PATH_BYTES], beside[ZR_PATH_BYTES + 8], *table = NULL;
+        char path[ZR_PATH_BYTES], blocks_path[ZR_PATH_BYTES + 8], *table = NULL;
         bool missing;
         int64_t n;
         int fd;
@@ -62,12 +63,12 @@ static int collect_files(struct zr_save *s)
             return err;
         err = zr_file_size(fs, fd, path, &f->bytes);
         zr_file_close(fs, fd, path);
-        snprintf(beside, sizeof beside, "%s%s", path, ZR_BLOCKS_SUFFIX);
+        snprintf(blocks_path, sizeof blocks_path, "%s%s", path, ZR_BLOCKS_SUFFIX);
         if (!err)
-            err = zr_file_load(fs, beside, INT32_MAX, &missing, &table, &n);
+            err = zr_file_load(fs, blocks_path, INT32_MAX, &missing, &table, &n);
         struct zr_checksum *sums = NULL;
         if (!err)
-            err = zr_blocks_parse(beside, (unsigned char *)table, n, f->bytes, &sums);
+            err = zr_blocks_parse(blocks_path, (unsigned char *)table, n, f->bytes, &sums);
         if (!err)
             f->blocks = zr_checksum_of(table, n);
         free(sums);
@@ -88,6 +89,7 @@ static int read_back(struct zr_save *s)
     return 0;
 }
 
+/* Writes the manifest, checks the checkpoint, and makes it the newest one. */
 static int commit(struct zr_save *s)
 {
     const struct zr_files *fs = s->z->files;
@@ -108,6 +110,7 @@ static void lower_priority(void)
 #endif
 }
 
+/* The thread. dev is the device that the values are read from; NULL: they are in host memory. */
 void zr_save_run(void *arg)
 {
     struct zr_save *s = arg;

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int by_place(const void *a, const void *b)
+static int by_offset(const void *a, const void *b)
 {
     const struct zr_request *x = a, *y = b;
     return (x->at > y->at) - (x->at < y->at);
@@ -38,9 +38,10 @@ static int damaged(const struct zr_shard *s, int64_t from, int64_t n)
 /* Enough to keep the disk busy while blocks are checked. */
 #define N_THREADS 4
 
+/* One zr_shard_fetch, for its threads. */
 struct fetching {
     struct zr_shard *s;
-    const struct zr_request *requests; /* sorted by place */
+    const struct zr_request *requests; /* sorted by offset */
     int64_t n;
     int64_t *blocks; /* indices of the blocks to read */
     int64_t n_blocks;
@@ -60,6 +61,7 @@ static int64_t find_request(const struct fetching *f, int64_t from)
     return lo;
 }
 
+/* Reads and checks block number i of the list, and copies from it what requests ask for. */
 static int fetch_block(void *arg, int64_t i, char *block)
 {
     struct fetching *f = arg;
@@ -81,7 +83,7 @@ static int fetch_block(void *arg, int64_t i, char *block)
 static int fetch(struct zr_shard *s, struct zr_request *requests, int64_t n)
 {
     struct fetching f = {.s = s, .requests = requests, .n = n};
-    qsort(requests, (size_t)n, sizeof *requests, by_place);
+    qsort(requests, (size_t)n, sizeof *requests, by_offset);
     ZR_TRY(ZR_ALLOC(f.blocks, zr_blocks_count(s->bytes) + 1, "reading %s", s->path));
     for (int64_t i = 0, k = 0; i < n; i++) {
         int64_t first = requests[i].at / ZR_BLOCK_BYTES;
@@ -95,14 +97,14 @@ static int fetch(struct zr_shard *s, struct zr_request *requests, int64_t n)
 
 int zr_shard_fetch(struct zr_shard *s, struct zr_request *requests, int64_t n)
 {
-    bool rests = s->file.fd < 0;
+    bool was_closed = s->file.fd < 0;
     if (!n)
         return 0;
-    int err = rests ? zr_block_file_open(s->fs, s->path, s->bytes, &s->file) : 0;
+    int err = was_closed ? zr_block_file_open(s->fs, s->path, s->bytes, &s->file) : 0;
     if (!err)
         err = fetch(s, requests, n);
-    if (rests)
-        zr_shard_rest(s);
+    if (was_closed)
+        zr_shard_close_file(s);
     return err;
 }
 
@@ -122,6 +124,7 @@ int zr_shard_find_data(const struct zr_shard *s, const struct zr_manifest_file *
                          s->path, zr_data_names[kind], (long long)bytes);
 }
 
+/* Reads the checksums of the blocks, which are in a file of their own. */
 static int read_sums(struct zr_shard *s, const char *folder, const struct zr_manifest_file *file)
 {
     char path[ZR_PATH_BYTES], name[sizeof file->name + sizeof ZR_BLOCKS_SUFFIX], *table;
@@ -145,7 +148,7 @@ static int read_sums(struct zr_shard *s, const char *folder, const struct zr_man
 
 /* Prints the header that was read, and compares it with the text. Without memory, jansson 2.14 may leave out
  * characters of a text or a number and still report success. */
-static int check_again(struct zr_shard *s, const char *json, int64_t n)
+static int check_header(struct zr_shard *s, const char *json, int64_t n)
 {
     char *head;
     int64_t head_bytes;
@@ -158,6 +161,7 @@ static int check_again(struct zr_shard *s, const char *json, int64_t n)
                           s->path);
 }
 
+/* Reads the safetensors header: 8 bytes with its length, then JSON. */
 static int read_head(struct zr_shard *s)
 {
     unsigned char length[8];
@@ -174,7 +178,7 @@ static int read_head(struct zr_shard *s)
     if (!err)
         err = zr_st_parse(s->path, json, (int64_t)n, s->bytes, &s->st);
     if (!err)
-        err = check_again(s, json, (int64_t)n);
+        err = check_header(s, json, (int64_t)n);
     free(json);
     return err;
 }
@@ -195,7 +199,7 @@ int zr_shard_open(const struct zr_files *fs, const char *folder, const struct zr
     return err;
 }
 
-void zr_shard_rest(struct zr_shard *s)
+void zr_shard_close_file(struct zr_shard *s)
 {
     zr_block_file_close(&s->file); /* nothing was written, so errors do not matter */
 }
@@ -203,7 +207,7 @@ void zr_shard_rest(struct zr_shard *s)
 void zr_shard_close(struct zr_shard *s)
 {
     if (s->fs)
-        zr_shard_rest(s);
+        zr_shard_close_file(s);
     free(s->sums);
     zr_st_free(&s->st);
     *s = (struct zr_shard){0};

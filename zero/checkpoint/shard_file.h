@@ -8,12 +8,15 @@
 #include "zero/checkpoint/manifest.h"
 #include "zero/checkpoint/safetensors.h"
 
+/* One rank's file. */
 struct zr_shard {
     const struct zr_files *fs;
     char path[ZR_PATH_BYTES];
     struct zr_block_file file;
     int64_t bytes;
+    /* (zr_blocks_count(bytes)) what the blocks' checksums should be */
     struct zr_checksum *sums;
+    /* the safetensors header: the entries, and where each lies in the file */
     struct zr_st st;
 };
 
@@ -29,7 +32,7 @@ int zr_shard_open(const struct zr_files *fs, const char *folder, const struct zr
                   struct zr_shard *out);
 void zr_shard_close(struct zr_shard *s);
 /* Closes the descriptors, but keeps the head. Each later fetch opens the file and closes it again. */
-void zr_shard_rest(struct zr_shard *s);
+void zr_shard_close_file(struct zr_shard *s);
 /* Finds the entry of this kind of program data. *out is NULL if the manifest lists none. ZERO_ERR_IO if the
  * file has no entry of the size that the manifest lists. */
 int zr_shard_find_data(const struct zr_shard *s, const struct zr_manifest_file *file, enum zr_data_kind kind,

@@ -25,7 +25,7 @@ static void for_layers(const struct zero_ctx *z, void (*fn)(void *arg, int32_t u
     const struct zr_layout *l = z->layout;
     for (int32_t i = 0; i < l->n_tensors; i++) {
         const struct zr_tensor *t = &l->tensors[i];
-        const struct zr_place place = zr_place_of(z, i);
+        const struct zr_whole_at place = zr_whole_at(z, i);
         if (!t->grad || t->buffer)
             continue;
         int64_t before = t->stacked ? place.first / (t->n_elems / t->n_layers) : 0;

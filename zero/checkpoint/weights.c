@@ -19,12 +19,12 @@ static int64_t elem_bytes(const struct zr_weights *ws, const struct zr_weight *w
     return zr_dtype_bytes(ws->z->whole.tensors[w->tensor].dtype);
 }
 
-/* Transposes a square of this many elements at a time. Its rows stay in the cache until all columns are used.
- */
+/* zr_weights_transpose takes squares with sides of this many elements. Their rows stay in the cache until all
+ * columns are used. */
 #define SQUARE 16
 
-static inline void turn(char *restrict dst, const char *restrict src, int64_t rows, int64_t columns,
-                        int64_t size)
+static inline void transpose(char *restrict dst, const char *restrict src, int64_t rows, int64_t columns,
+                             int64_t size)
 {
     for (int64_t r0 = 0; r0 < rows; r0 += SQUARE)
         for (int64_t c0 = 0; c0 < columns; c0 += SQUARE)
@@ -36,27 +36,28 @@ static inline void turn(char *restrict dst, const char *restrict src, int64_t ro
 void zr_weights_transpose(char *dst, const char *src, int64_t rows, int64_t columns, int64_t size)
 {
     if (size == 4) /* with a constant size a copy is two instructions */
-        turn(dst, src, rows, columns, 4);
+        transpose(dst, src, rows, columns, 4);
     else if (size == 2)
-        turn(dst, src, rows, columns, 2);
+        transpose(dst, src, rows, columns, 2);
     else
-        turn(dst, src, rows, columns, size);
+        transpose(dst, src, rows, columns, size);
 }
 
 /* ---- export ---- */
 
+/* Divides the weights over files of at most max_file_bytes, in their order. */
 static void assign_files(struct zr_weights *ws, int64_t max_file_bytes)
 {
     int64_t bytes = 0;
     for (int32_t i = 0; i < ws->n; i++) {
         struct zr_weight *w = &ws->list[i];
-        int64_t own = w->n_whole * elem_bytes(ws, w);
-        if (i && bytes + own > max_file_bytes) {
+        int64_t weight_bytes = w->n_whole * elem_bytes(ws, w);
+        if (i && bytes + weight_bytes > max_file_bytes) {
             ws->n_files++;
             bytes = 0;
         }
         w->file = ws->n_files;
-        bytes += own;
+        bytes += weight_bytes;
     }
     ws->n_files++;
 }
@@ -96,33 +97,34 @@ struct out {
 /* Reads the part of a weight that is in one tensor, on all ranks that have it. The first of them writes it,
  * or the first of each part. *local keeps the first failure to write, after which the rank only takes part in
  * reading. Returns a failure of communication only. */
-static int export_own(struct zr_weights *ws, const struct zr_weight *w, const struct zr_weight_own *own,
-                      const struct out *o, int *local)
+static int export_range(struct zr_weights *ws, const struct zr_weight *w, const struct zr_weight_range *range,
+                        const struct out *o, int *local)
 {
     struct zero_ctx *z = ws->z;
     bool writes = o->fd >= 0 && (w->cut.parts > 1 || z->mesh.tp_rank == 0);
     int64_t size = elem_bytes(ws, w),
             piece = w->transposed ? w->n : zr_min(w->n, ZR_WEIGHTS_PIECE_BYTES / size);
-    for (int64_t done = 0; done < own->n; done += piece) {
-        int64_t n = zr_min(piece, own->n - done);
+    for (int64_t done = 0; done < range->n; done += piece) {
+        int64_t n = zr_min(piece, range->n - done);
         char *dst = writes && !*local ? o->buffer : NULL;
-        ZR_TRY(zr_values_read(z, own->tensor, ZR_VALUE_PARAM, own->at + done, n, dst));
+        ZR_TRY(zr_values_read(z, range->tensor, ZR_VALUE_PARAM, range->at + done, n, dst));
         if (!dst)
             continue;
         if (w->transposed) {
             dst = o->buffer + o->buffer_bytes / 2;
             zr_weights_transpose(dst, o->buffer, w->rows, w->columns, size);
         }
-        *local = write_runs(ws, w, dst, own->begin + done, n, o->fd, o->path, o->at);
+        *local = write_runs(ws, w, dst, range->begin + done, n, o->fd, o->path, o->at);
     }
     return 0;
 }
 
+/* Exports a weight. */
 static int export_one(struct zr_weights *ws, const struct zr_weight *w, const struct out *o, int *local)
 {
     int err = 0;
-    for (int32_t i = 0; !err && i < w->n_own; i++)
-        err = export_own(ws, w, &ws->own[w->first_own + i], o, local);
+    for (int32_t i = 0; !err && i < w->n_ranges; i++)
+        err = export_range(ws, w, &ws->ranges[w->first_range + i], o, local);
     return err;
 }
 
@@ -178,6 +180,7 @@ static int print_index(const struct zr_weights *ws, const char *id, char **out)
     return 0;
 }
 
+/* Gives the files their names, with an index if there are several. */
 static int publish(const struct zr_weights *ws, struct zr_export_folder *f)
 {
     char *index = NULL;
@@ -188,6 +191,7 @@ static int publish(const struct zr_weights *ws, struct zr_export_folder *f)
     return err;
 }
 
+/* What rank 0 sends when it has prepared the folder. */
 struct begun {
     char id[ZR_EXPORT_ID_BYTES];
     ZR_FIRST_ERROR(ZR_EXCHANGE_BYTES - sizeof(int32_t) - 32);
@@ -261,6 +265,7 @@ static int write_files(struct zr_weights *ws, const char *id)
     return err ? err : zr_agree_in_run(z, local);
 }
 
+/* Writes the files under hidden names, and then publishes them. */
 static int export_files(struct zr_weights *ws)
 {
     struct zero_ctx *z = ws->z;

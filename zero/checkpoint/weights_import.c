@@ -10,6 +10,7 @@
 
 #include <jansson.h>
 
+/* A file that weights are read from. */
 struct source {
     char name[256], path[ZR_PATH_BYTES];
     int fd;
@@ -21,7 +22,7 @@ struct sources {
     int32_t n;
     /* Id of the export that these files belong to, and the first file that has it. "": no file has an id
      * yet. */
-    char export_id[ZR_EXPORT_ID_BYTES], said_by[256];
+    char export_id[ZR_EXPORT_ID_BYTES], id_from[256];
 };
 
 static void close_sources(const struct zr_files *fs, struct sources *s)
@@ -45,12 +46,13 @@ static int check_export(const struct zr_weights *ws, struct sources *s, const ch
             ZERO_ERR_IO,
             "%s/%s: it belongs to export %s, but %s belongs to export %s: the folder mixes files of "
             "two exports",
-            ws->dir, file, id, s->said_by, s->export_id);
+            ws->dir, file, id, s->id_from, s->export_id);
     snprintf(s->export_id, sizeof s->export_id, "%s", id);
-    snprintf(s->said_by, sizeof s->said_by, "%s", file);
+    snprintf(s->id_from, sizeof s->id_from, "%s", file);
     return 0;
 }
 
+/* Opens a file of the folder, unless it is open, and sets *out to its number. */
 static int open_source(const struct zr_weights *ws, struct sources *s, const char *name, int32_t *out)
 {
     const struct zr_files *fs = ws->z->files;
@@ -75,6 +77,7 @@ static int open_source(const struct zr_weights *ws, struct sources *s, const cha
     return check_export(ws, s, name, f->st.export_id);
 }
 
+/* Whether the folder has all weights in the file ZR_WEIGHTS_SINGLE. */
 static int has_single(const struct zr_weights *ws, bool *has)
 {
     char path[ZR_PATH_BYTES];
@@ -157,6 +160,8 @@ static void match(struct zr_weights *ws, struct zr_weight **sorted, const struct
     }
 }
 
+/* Checks that the file has a weight in the model's shape, and a dtype that can be converted to the
+ * model's. */
 static int check_weight(const struct zr_weights *ws, const struct sources *s, const struct zr_weight *w)
 {
     const struct zr_tensor *t = &ws->z->whole.tensors[w->tensor];
@@ -171,16 +176,17 @@ static int check_weight(const struct zr_weights *ws, const struct sources *s, co
         return zr_fail(ZERO_ERR_ARG, "%s/%s: tensor %s has shape %s; for %s of this model it should be %s",
                        ws->dir, file, w->name, theirs, t->name, ours);
     }
-    const char *own = zr_st_dtype_of(t->dtype);
-    if (!strcmp(e->dtype, own) || zr_floats_convert(e->dtype, t->dtype))
+    const char *expected = zr_st_dtype_of(t->dtype);
+    if (!strcmp(e->dtype, expected) || zr_floats_convert(e->dtype, t->dtype))
         return 0;
     if (zr_floats_convert("F32", t->dtype))
         return zr_fail(ZERO_ERR_NOTSUP, "%s/%s: tensor %s is %s; allowed: F32, BF16, F16", ws->dir, file,
                        w->name, e->dtype);
     return zr_fail(ZERO_ERR_NOTSUP, "%s/%s: tensor %s is %s, but %s is a buffer and %s", ws->dir, file,
-                   w->name, e->dtype, t->name, own);
+                   w->name, e->dtype, t->name, expected);
 }
 
+/* Opens the files, and finds the entry of each weight. */
 static int find_weights(struct zr_weights *ws, struct sources *s)
 {
     json_t *index;
@@ -242,9 +248,9 @@ static int read_runs(struct zr_weights *ws, const struct source *f, const struct
     return err;
 }
 
-/* Learns whether a rank could not read. With tp or pipeline stages the first failure is an error on all
- * ranks. */
-static int learn_of_failure(struct zero_ctx *z, bool reads, int local, bool *stopped)
+/* Sets *stopped on all ranks if one of them could not read. With tp or pipeline stages the first failure is
+ * an error on all ranks. */
+static int agree_on_failure(struct zero_ctx *z, bool reads, int local, bool *stopped)
 {
     double bad = reads && local;
     int err = z->mesh.tp * z->mesh.pp > 1 ? zr_agree_in_run(z, local) : zr_engine_mean(z->engine, &bad, 1);
@@ -284,10 +290,10 @@ static void report_non_finite(const struct zr_weights *ws, const struct in *in, 
 }
 
 /* Finds the elements [first, end) of the weight in this tensor. *k: the first of them. */
-static int64_t own_part(const struct zr_weight_own *own, int64_t first, int64_t end, int64_t *k)
+static int64_t part_of_range(const struct zr_weight_range *range, int64_t first, int64_t end, int64_t *k)
 {
-    *k = zr_max(first, own->begin);
-    return zr_max(zr_min(end, own->begin + own->n) - *k, 0);
+    *k = zr_max(first, range->begin);
+    return zr_max(zr_min(end, range->begin + range->n) - *k, 0);
 }
 
 /* Reads elements [k, k + n) to dst, in the dtype of the import. */
@@ -295,14 +301,14 @@ static int read_part(struct zr_weights *ws, const struct in *in, const struct zr
                      int64_t k, int64_t n)
 {
     const struct source *f = &in->s->list[w->file];
-    enum zero_dtype own = import_dtype(&ws->z->whole.tensors[w->tensor]);
+    enum zero_dtype dtype = import_dtype(&ws->z->whole.tensors[w->tensor]);
     const char *theirs = f->st.entries[w->entry].dtype;
     /* The values are read to the end of the memory, so that widening in place reads each before it writes
      * there. */
-    char *at = dst + n * zr_max(zr_dtype_bytes(own) - zr_st_dtype_bytes(theirs), 0);
+    char *at = dst + n * zr_max(zr_dtype_bytes(dtype) - zr_st_dtype_bytes(theirs), 0);
     ZR_TRY(read_runs(ws, f, w, at, k, n));
-    if (zr_floats_convert(theirs, own)) {
-        zr_floats_copy(dst, own, at, theirs, n);
+    if (zr_floats_convert(theirs, dtype)) {
+        zr_floats_copy(dst, dtype, at, theirs, n);
         report_non_finite(ws, in, w, dst, k, n);
     }
     return 0;
@@ -314,8 +320,8 @@ static int read_piece(struct zr_weights *ws, const struct in *in, const struct z
 {
     int64_t size = import_bytes(&ws->z->whole.tensors[w->tensor]), k, at = 0;
     int err = 0;
-    for (int32_t i = 0; !err && i < w->n_own; i++) {
-        int64_t n = own_part(&ws->own[w->first_own + i], first, end, &k);
+    for (int32_t i = 0; !err && i < w->n_ranges; i++) {
+        int64_t n = part_of_range(&ws->ranges[w->first_range + i], first, end, &k);
         if (n)
             err = read_part(ws, in, w, in->buffer + at * size, k, n);
         at += n;
@@ -333,17 +339,19 @@ static int write_piece(struct zr_weights *ws, const struct in *in, const struct 
     const char *src = w->transposed ? in->turned : in->buffer;
     int64_t k, at = 0;
     int err = 0;
-    for (int32_t i = 0; !err && i < w->n_own; i++) {
-        const struct zr_weight_own *own = &ws->own[w->first_own + i];
-        int64_t n = own_part(own, first, end, &k);
+    for (int32_t i = 0; !err && i < w->n_ranges; i++) {
+        const struct zr_weight_range *range = &ws->ranges[w->first_range + i];
+        int64_t n = part_of_range(range, first, end, &k);
         if (n)
-            err = zr_values_write(ws->z, own->tensor, t->grad ? ZR_VALUE_MASTER : ZR_VALUE_PARAM,
-                                  own->at + (k - own->begin), n, src ? src + at * import_bytes(t) : NULL);
+            err = zr_values_write(ws->z, range->tensor, t->grad ? ZR_VALUE_MASTER : ZR_VALUE_PARAM,
+                                  range->at + (k - range->begin), n, src ? src + at * import_bytes(t) : NULL);
         at += n;
     }
     return err;
 }
 
+/* Imports a weight, a piece at a time. *local: the first failure of this rank to read, after which it only
+ * takes part in the collectives. */
 static int import_one(struct zr_weights *ws, const struct in *in, const struct zr_weight *w, int *local,
                       bool *stopped)
 {
@@ -357,7 +365,7 @@ static int import_one(struct zr_weights *ws, const struct in *in, const struct z
         if (in->s && !*local)
             *local = read_piece(ws, in, w, first, end);
         /* All ranks learn whether the piece could be read. If not, none writes it. */
-        int err = learn_of_failure(ws->z, in->s != NULL, *local, stopped);
+        int err = agree_on_failure(ws->z, in->s != NULL, *local, stopped);
         if (err || *stopped)
             return err;
         err = write_piece(ws, in, w, first, end);
@@ -367,7 +375,7 @@ static int import_one(struct zr_weights *ws, const struct in *in, const struct z
     return 0;
 }
 
-/* Sends tied tensors from the first pipeline stage to the last. */
+/* Sends tied tensors from the first pipeline stage to the last, which records that its copies have values. */
 static int give_tied(struct zero_ctx *z, const struct zr_weights *ws)
 {
     int err = zr_engine_tied_values(z->engine);

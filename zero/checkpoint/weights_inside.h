@@ -9,13 +9,14 @@
 #include "zero/checkpoint/save.h"
 #include "zero/context.h"
 
+/* Weights are read and written in pieces of at most this size. */
 #ifndef ZR_WEIGHTS_PIECE_BYTES /* a test may set another size */
 #define ZR_WEIGHTS_PIECE_BYTES (4 << 20)
 #endif
 
-/* A piece of a weight in one tensor of this rank's table. It is elements [begin, begin + n) of what this rank
+/* A range of a weight in one tensor of this rank's table. It is elements [begin, begin + n) of what this rank
  * has of the weight. `at` is its first element in the tensor. */
-struct zr_weight_own {
+struct zr_weight_range {
     int32_t tensor;
     int64_t begin, n, at;
 };
@@ -25,14 +26,15 @@ struct zr_weight {
     const char *name;
     /* Tensor of the whole model. */
     int32_t tensor;
+    /* The number of the file that it is in, and of its entry in that file. */
     int32_t file, entry;
     bool transposed;
-    /* Elements [first, first + n) of the tensor, or of this rank's part of it. */
+    /* Elements [first, first + n) of the tensor, or, with tp, of this rank's part of it. */
     int64_t first, n;
-    /* Its pieces in this rank's table: n_own elements of zr_weights.own from first_own on, in any order.
-     * There may be several, because several pipeline stages on a rank may each have some layers of one
+    /* Its ranges in this rank's table: n_ranges elements of zr_weights.ranges from first_range on, in any
+     * order. There may be several, because several pipeline stages on a rank may each have some layers of one
      * tensor. */
-    int32_t first_own, n_own;
+    int32_t first_range, n_ranges;
     /* This table's copy of a tied tensor, on the last pipeline stage. -1: none. */
     int32_t copy;
     /* Shape of the whole weight in the file. */
@@ -50,7 +52,7 @@ struct zr_weights {
     const char *dir;
     struct zr_weight *list;
     int32_t n, n_files;
-    struct zr_weight_own *own;
+    struct zr_weight_range *ranges;
     /* With pipeline stages on several ranks: memory of the weights' names. */
     char *names;
 };

@@ -11,14 +11,15 @@
 
 #include <xxhash.h>
 
-/* An entry of a map, for the whole model. slice: -1 is all of the tensor. of_stage: the pipeline stage of the
- * model that has the tensor. */
+/* An entry of a map: a weight's name in the file, and the tensor of the whole model that has its values.
+ * slice: index into the tensor's first dimension; -1: all of it. pp_stage: the pipeline stage of the model
+ * that has the tensor. */
 struct entry {
     const char *name;
-    int32_t tensor, slice, of_stage;
+    int32_t tensor, slice, pp_stage;
     bool transposed;
     /* index before the entries were sorted by stage */
-    int32_t place;
+    int32_t given_index;
 };
 
 struct entries {
@@ -68,7 +69,7 @@ static int check_entry(const struct zero_ctx *z, const struct zero_weight *m, in
                        z->layout->n_tensors - 1);
     const struct zr_tensor *t = &z->layout->tensors[m->tensor];
     ZR_TRY(resolve_slice(m, i, t, &slice));
-    struct zr_place at = zr_place_of(z, m->tensor);
+    struct zr_whole_at at = zr_whole_at(z, m->tensor);
     if (m->transposed && slice < 0 && t->n_elems < z->whole.tensors[at.tensor].n_elems)
         return zr_fail(ZERO_ERR_ARG,
                        "map[%d] (%s): transposed is set for all layers of tensor %s, but they are on several "
@@ -77,11 +78,12 @@ static int check_entry(const struct zero_ctx *z, const struct zero_weight *m, in
     *e = (struct entry){.name = m->name,
                         .tensor = at.tensor,
                         .slice = slice < 0 ? -1 : slice + (int32_t)(at.first / (t->n_elems / t->shape[0])),
-                        .of_stage = t->pp_stage * z->mesh.pp + z->config.place.pp,
+                        .pp_stage = t->pp_stage * z->mesh.pp + z->config.place.pp,
                         .transposed = m->transposed};
     return 0;
 }
 
+/* Makes the list of this rank's entries. map NULL: each tensor under its own name. */
 static int list_own(const struct zero_ctx *z, const struct zero_weight *map, int32_t n, struct entries *out)
 {
     int32_t least = map && z->mesh.pp > 1 ? 0 : 1;
@@ -102,12 +104,12 @@ static int list_own(const struct zero_ctx *z, const struct zero_weight *map, int
 
 /* An entry as ranks exchange it: this struct, then the name with its terminating zero. */
 struct reported_entry {
-    int32_t tensor, slice, of_stage, transposed;
+    int32_t tensor, slice, pp_stage, transposed;
 };
 
 static struct reported_entry report_of(const struct entry *e)
 {
-    return (struct reported_entry){e->tensor, e->slice, e->of_stage, e->transposed};
+    return (struct reported_entry){e->tensor, e->slice, e->pp_stage, e->transposed};
 }
 
 static int64_t report_bytes_of(const struct entries *own)
@@ -130,28 +132,29 @@ static void report_entries(const struct entries *own, char *out)
     }
 }
 
+/* The size of a rank's list as ranks exchange it, and the number of its entries. */
 struct reported_size {
     int64_t bytes, n;
 };
 
-/* Collects the entries of the first rank of each place of pp in *out, one after the other. *n: number of
- * entries. */
+/* Collects in *out the entries of the first rank of each pp rank's ranks, one list after the other. *n:
+ * number of entries. */
 static int exchange_entries(struct zero_ctx *z, const struct entries *own, char **out, int64_t *n)
 {
     int32_t n_stage = z->world.world / z->mesh.pp;
     struct reported_size mine = {report_bytes_of(own), own->n}, *sizes = z->from_all;
     int64_t *at = calloc((size_t)z->mesh.pp + 1, sizeof *at), most = 0;
-    char *text = malloc((size_t)mine.bytes + 1), *said = z->from_all;
+    char *text = malloc((size_t)mine.bytes + 1), *blocks = z->from_all;
     int err = at && text ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for the names of %d weights", own->n);
     err = zr_agree_in_run(z, err);
     if (!err)
         err = zr_engine_exchange(z->engine, &mine, sizeof mine, sizes);
     *n = 0;
     for (int32_t s = 0; !err && s < z->mesh.pp; s++) {
-        const struct reported_size *its = &sizes[s * n_stage];
-        at[s + 1] = at[s] + its->bytes;
-        *n += its->n;
-        most = zr_max(most, its->bytes);
+        const struct reported_size *theirs = &sizes[s * n_stage];
+        at[s + 1] = at[s] + theirs->bytes;
+        *n += theirs->n;
+        most = zr_max(most, theirs->bytes);
     }
     if (!err) {
         report_entries(own, text);
@@ -159,14 +162,14 @@ static int exchange_entries(struct zero_ctx *z, const struct entries *own, char 
         err = zr_agree_in_run(z, err);
     }
     for (int64_t done = 0; !err && done < most; done += ZR_EXCHANGE_BYTES) {
-        char piece[ZR_EXCHANGE_BYTES] = {0};
+        char block[ZR_EXCHANGE_BYTES] = {0};
         if (done < mine.bytes)
-            memcpy(piece, text + done, (size_t)zr_min(mine.bytes - done, ZR_EXCHANGE_BYTES));
-        err = zr_engine_exchange(z->engine, piece, sizeof piece, said);
+            memcpy(block, text + done, (size_t)zr_min(mine.bytes - done, ZR_EXCHANGE_BYTES));
+        err = zr_engine_exchange(z->engine, block, sizeof block, blocks);
         for (int32_t s = 0; !err && s < z->mesh.pp; s++) {
             int64_t left = zr_min(at[s + 1] - at[s] - done, ZR_EXCHANGE_BYTES);
             if (left > 0)
-                memcpy(*out + at[s] + done, said + (size_t)(s * n_stage) * sizeof piece, (size_t)left);
+                memcpy(*out + at[s] + done, blocks + (size_t)(s * n_stage) * sizeof block, (size_t)left);
         }
     }
     free(at);
@@ -174,7 +177,7 @@ static int exchange_entries(struct zero_ctx *z, const struct entries *own, char 
     return err;
 }
 
-static bool same_thing(const struct entry *a, const struct entry *b)
+static bool same_weight(const struct entry *a, const struct entry *b)
 {
     return a->tensor == b->tensor && a->slice == b->slice && a->transposed == b->transposed;
 }
@@ -200,19 +203,20 @@ static struct entry **sort(const struct entries *all)
 static int by_stage(const void *a, const void *b)
 {
     const struct entry *x = a, *y = b;
-    return x->of_stage != y->of_stage ? (x->of_stage > y->of_stage) - (x->of_stage < y->of_stage)
-                                      : (x->place > y->place) - (x->place < y->place);
+    return x->pp_stage != y->pp_stage ? (x->pp_stage > y->pp_stage) - (x->pp_stage < y->pp_stage)
+                                      : (x->given_index > y->given_index) - (x->given_index < y->given_index);
 }
 
 /* Sorts entries by pipeline stage, and keeps the order inside a stage. */
 static void sort_by_stage(struct entries *all)
 {
     for (int32_t i = 0; i < all->n; i++)
-        all->list[i].place = i;
+        all->list[i].given_index = i;
     qsort(all->list, (size_t)all->n, sizeof *all->list, by_stage);
 }
 
-/* Removes repeated entries: each stage that has a tensor names it. */
+/* Removes repeated entries, which there are because each stage that has a tensor names it. A tensor of -1
+ * marks an entry that goes. */
 static int leave_out_repeated(struct entries *all)
 {
     struct entry **sorted = sort(all);
@@ -221,7 +225,7 @@ static int leave_out_repeated(struct entries *all)
         return zr_fail(ZERO_ERR_NOMEM, "no memory to compare %d weights", all->n);
     for (int32_t i = 0; i < all->n; i++)
         for (int32_t k = i; k-- > 0 && !strcmp(sorted[k]->name, sorted[i]->name);)
-            if (sorted[k]->tensor >= 0 && same_thing(sorted[k], sorted[i])) {
+            if (sorted[k]->tensor >= 0 && same_weight(sorted[k], sorted[i])) {
                 sorted[i]->tensor = -1;
                 break;
             }
@@ -234,37 +238,38 @@ static int leave_out_repeated(struct entries *all)
 }
 
 /* Replaces this rank's entries by those of all ranks. names: memory that holds their names. */
-static int take_all(struct zero_ctx *z, struct entries *own, char **names)
+static int receive_all(struct zero_ctx *z, struct entries *entries, char **names)
 {
     int64_t n;
-    ZR_TRY(exchange_entries(z, own, names, &n));
+    ZR_TRY(exchange_entries(z, entries, names, &n));
     if (n < 1 || n > INT32_MAX / 2)
         return zr_fail(ZERO_ERR_ARG, "n is %lld for all pipeline stages; allowed: 1..%d", (long long)n,
                        INT32_MAX / 2);
-    free(own->list);
-    own->n = 0;
-    ZR_TRY(ZR_ZALLOC(own->list, n, "%lld weights", (long long)n));
-    own->n = (int32_t)n;
+    free(entries->list);
+    entries->n = 0;
+    ZR_TRY(ZR_ZALLOC(entries->list, n, "%lld weights", (long long)n));
+    entries->n = (int32_t)n;
     const char *at = *names;
-    for (int32_t i = 0; i < own->n; i++) {
+    for (int32_t i = 0; i < entries->n; i++) {
         struct reported_entry t;
         memcpy(&t, at, sizeof t);
-        own->list[i] = (struct entry){.name = at + sizeof t,
-                                      .tensor = t.tensor,
-                                      .slice = t.slice,
-                                      .of_stage = t.of_stage,
-                                      .transposed = t.transposed};
+        entries->list[i] = (struct entry){.name = at + sizeof t,
+                                          .tensor = t.tensor,
+                                          .slice = t.slice,
+                                          .pp_stage = t.pp_stage,
+                                          .transposed = t.transposed};
         at += sizeof t + strlen(at + sizeof t) + 1;
     }
     return 0;
 }
 
-static int join_stages(struct zero_ctx *z, struct entries *own, char **names)
+/* Makes the list of the whole model from the lists of all pipeline stages. */
+static int join_stages(struct zero_ctx *z, struct entries *entries, char **names)
 {
     if (z->mesh.pp > 1) /* with one stage this rank has all entries */
-        ZR_TRY(take_all(z, own, names));
-    sort_by_stage(own);
-    return leave_out_repeated(own);
+        ZR_TRY(receive_all(z, entries, names));
+    sort_by_stage(entries);
+    return leave_out_repeated(entries);
 }
 
 /* ---- whether ranks give the same map ---- */
@@ -328,7 +333,7 @@ static int say_difference(struct zero_ctx *z, const struct entries *own, int a, 
 }
 
 /* The arguments that ranks compare. */
-struct map_card {
+struct map_arguments {
     uint64_t hash;
     int64_t n, max_file_bytes;
 };
@@ -336,7 +341,7 @@ struct map_card {
 /* Collective. Only the ranks of one pipeline stage give the same map. */
 static int compare_maps(struct zero_ctx *z, const struct entries *own, int64_t max_file_bytes)
 {
-    struct map_card mine = {hash_entries(own, own->n), own->n, max_file_bytes}, *all = z->from_all;
+    struct map_arguments mine = {hash_entries(own, own->n), own->n, max_file_bytes}, *all = z->from_all;
     int world = z->world.world, n_stage = world / z->mesh.pp;
     int err = world > 1 ? zr_engine_exchange(z->engine, &mine, sizeof mine, all) : 0;
     for (int r = 1; !err && r < world; r++) {
@@ -379,6 +384,7 @@ static int place_in_file(const struct zero_ctx *z, const struct zr_tensor *t, bo
     return 0;
 }
 
+/* Fills in a weight from entry number i. */
 static int resolve_one(const struct zero_ctx *z, const struct entry *e, int32_t i, struct zr_weight *w)
 {
     const struct zr_tensor *t = &z->whole.tensors[e->tensor];
@@ -400,80 +406,84 @@ static int resolve_one(const struct zero_ctx *z, const struct entry *e, int32_t 
     return place_in_file(z, t, !whole, i, w);
 }
 
-/* The tensors of this rank by tensor of the whole model. */
-struct here {
-    /* (whole.n) one of this rank's tensors that is part of the whole tensor, and the copy; -1: none */
-    int32_t *some, *copy;
+/* Finds this rank's tensors from a tensor of the whole model. A rank with several pipeline stages may have
+ * several that are parts of the same one. */
+struct own_tensors {
+    /* (whole.n) the first of this rank's tensors that are parts of the whole tensor, and this rank's copy of
+     * a tied tensor; -1: none */
+    int32_t *first, *copy;
     /* (layout.n_tensors) the next tensor that is part of the same whole tensor; -1: none */
     int32_t *next;
 };
 
-static void free_here(struct here *h)
+static void free_own_tensors(struct own_tensors *own)
 {
-    free(h->some);
-    free(h->copy);
-    free(h->next);
+    free(own->first);
+    free(own->copy);
+    free(own->next);
 }
 
-/* Fills in *h. The copy of a tied tensor on the last pipeline stage is kept apart, because the first stage
+/* Fills in *own. The copy of a tied tensor on the last pipeline stage is kept apart, because the first stage
  * has the same values. */
-static int find_here(const struct zero_ctx *z, struct here *h)
+static int find_own_tensors(const struct zero_ctx *z, struct own_tensors *own)
 {
     size_t n = (size_t)z->whole.n, n_table = (size_t)z->layout->n_tensors;
-    *h = (struct here){0};
-    ZR_TRY(ZR_ALLOC(h->some, n, "the places of %zu tensors", n));
-    ZR_TRY(ZR_ALLOC(h->copy, n, "the places of %zu tensors", n));
-    ZR_TRY(ZR_ALLOC(h->next, n_table, "the places of %zu tensors", n_table));
+    *own = (struct own_tensors){0};
+    ZR_TRY(ZR_ALLOC(own->first, n, "the places of %zu tensors", n));
+    ZR_TRY(ZR_ALLOC(own->copy, n, "the places of %zu tensors", n));
+    ZR_TRY(ZR_ALLOC(own->next, n_table, "the places of %zu tensors", n_table));
     for (size_t t = 0; t < n; t++)
-        h->some[t] = h->copy[t] = -1;
+        own->first[t] = own->copy[t] = -1;
     for (int32_t t = 0; t < z->layout->n_tensors; t++) {
         bool copy = z->layout->tensors[t].tie == ZR_TIE_COPY;
-        int32_t *link = &(copy ? h->copy : h->some)[zr_place_of(z, t).tensor];
-        h->next[t] = *link;
+        int32_t *link = &(copy ? own->copy : own->first)[zr_whole_at(z, t).tensor];
+        own->next[t] = *link;
         *link = t;
     }
     return 0;
 }
 
-/* Lists where a weight lies in this rank's tensors. own NULL: only counts. */
-static int32_t place_here(const struct zero_ctx *z, const struct here *h, const struct zr_weight *w,
-                          struct zr_weight_own *own)
+/* Lists where a weight lies in this rank's tensors. ranges NULL: only counts. */
+static int32_t list_ranges(const struct zero_ctx *z, const struct own_tensors *own, const struct zr_weight *w,
+                           struct zr_weight_range *ranges)
 {
     int32_t n = 0;
-    for (int32_t t = h->some[w->tensor]; t >= 0; t = h->next[t]) {
-        int64_t from = zr_place_of(z, t).first, begin = zr_max(w->first, from),
+    for (int32_t t = own->first[w->tensor]; t >= 0; t = own->next[t]) {
+        int64_t from = zr_whole_at(z, t).first, begin = zr_max(w->first, from),
                 end = zr_min(w->first + w->n, from + z->layout->tensors[t].n_elems);
         if (begin >= end)
             continue;
-        if (own)
-            own[n] = (struct zr_weight_own){
+        if (ranges)
+            ranges[n] = (struct zr_weight_range){
                 .tensor = t, .begin = begin - w->first, .n = end - begin, .at = begin - from};
         n++;
     }
     return n;
 }
 
+/* Fills in out->ranges, and where each weight's ranges begin. */
 static int place_all(const struct zero_ctx *z, struct zr_weights *out)
 {
-    struct here h;
+    struct own_tensors own;
     int64_t n = 0;
-    int err = find_here(z, &h);
+    int err = find_own_tensors(z, &own);
     for (int32_t i = 0; !err && i < out->n; i++)
-        n += place_here(z, &h, &out->list[i], NULL);
-    free(out->own);
-    out->own = err ? NULL : malloc(((size_t)n + 1) * sizeof *out->own);
-    if (!err && (!out->own || n > INT32_MAX))
+        n += list_ranges(z, &own, &out->list[i], NULL);
+    free(out->ranges);
+    out->ranges = err ? NULL : malloc(((size_t)n + 1) * sizeof *out->ranges);
+    if (!err && (!out->ranges || n > INT32_MAX))
         err = zr_fail(ZERO_ERR_NOMEM, "no memory for %lld places of weights", (long long)n);
     for (int32_t i = 0, k = 0; !err && i < out->n; i++) {
         struct zr_weight *w = &out->list[i];
-        w->copy = h.copy[w->tensor];
-        w->first_own = k;
-        k += w->n_own = place_here(z, &h, w, &out->own[k]);
+        w->copy = own.copy[w->tensor];
+        w->first_range = k;
+        k += w->n_ranges = list_ranges(z, &own, w, &out->ranges[k]);
     }
-    free_here(&h);
+    free_own_tensors(&own);
     return err;
 }
 
+/* Fills in all weights. */
 static int resolve_all(const struct zero_ctx *z, const struct entries *all, struct zr_weights *out)
 {
     free(out->list);
@@ -527,6 +537,6 @@ int zr_weights_check_names(const struct zr_weights *ws)
 void zr_weights_free(struct zr_weights *ws)
 {
     free(ws->list);
-    free(ws->own);
+    free(ws->ranges);
     free(ws->names);
 }

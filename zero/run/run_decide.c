@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+/* Restarts in a row that may reach no new step. */
 enum { MAX_WITHOUT_STEP = 2 };
 
 static void __attribute__((format(printf, 2, 3))) say(struct zr_run_next *out, const char *fmt, ...)
@@ -34,9 +35,10 @@ static int64_t batches_of(const struct zr_run_ended *e)
 
 /* Sets out->accum so that a step has as many micro-batches as in the first attempt. Returns false if that is
  * impossible. The text then says why. */
-static bool deal_batches(const struct zr_run_limits *l, const struct zr_run_ended *e, struct zr_run_next *out)
+static bool divide_batches(const struct zr_run_limits *l, const struct zr_run_ended *e,
+                           struct zr_run_next *out)
 {
-    int64_t all = batches_of(e), each = (all + out->world / 2) / out->world;
+    int64_t all = batches_of(e), per_rank = (all + out->world / 2) / out->world;
     if (out->world == (all ? e->first_world : e->world)) /* the program's own number is right */
         return true;
     if (!all) {
@@ -47,7 +49,7 @@ static bool deal_batches(const struct zr_run_limits *l, const struct zr_run_ende
                 out->world, e->world, are(out->world), out->world);
         return l->allow_batch_change;
     }
-    out->accum = (int)(each > 0 ? each : 1);
+    out->accum = (int)(per_rank > 0 ? per_rank : 1);
     if (out->accum * (int64_t)out->world == all || l->allow_batch_change)
         return true;
     say(out,
@@ -58,6 +60,7 @@ static bool deal_batches(const struct zr_run_limits *l, const struct zr_run_ende
     return false;
 }
 
+/* Writes why the job starts again, with how many ranks, and how far it had come. */
 static void say_restart(const struct zr_run_limits *l, const struct zr_run_ended *e, struct zr_run_next *out)
 {
     char reached[64] = "no record tells of a step", accum[160] = "";
@@ -74,7 +77,8 @@ static void say_restart(const struct zr_run_limits *l, const struct zr_run_ended
 }
 
 /* Whether there is a reason against any restart. The text then has it. */
-static bool is_over(const struct zr_run_limits *l, const struct zr_run_ended *e, struct zr_run_next *out)
+static bool forbids_restart(const struct zr_run_limits *l, const struct zr_run_ended *e,
+                            struct zr_run_next *out)
 {
     int least = l->min_ranks ? l->min_ranks : e->first_world ? e->first_world : e->world;
     if (e->cannot_start)
@@ -102,9 +106,9 @@ static bool is_over(const struct zr_run_limits *l, const struct zr_run_ended *e,
 void zr_run_decide(const struct zr_run_limits *l, const struct zr_run_ended *e, struct zr_run_next *out)
 {
     *out = (struct zr_run_next){.world = e->n_available};
-    if (e->asked || l->restarts == 0 || is_over(l, e, out))
+    if (e->asked || l->restarts == 0 || forbids_restart(l, e, out))
         return;
-    out->restart = deal_batches(l, e, out);
+    out->restart = divide_batches(l, e, out);
     if (out->restart)
         say_restart(l, e, out);
 }

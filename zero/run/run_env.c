@@ -23,7 +23,8 @@ static const char *const launcher_variables[] = {
     "OMPI_COMM_WORLD_", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "PMI_FD", "PMI_PORT", "MPI_LOCALRANKID",
     "MPI_LOCALNRANKS", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"};
 
-static bool is_launchers(const char *entry)
+/* Whether an entry of the environment, NAME=VALUE, is one of these variables. */
+static bool is_launcher_variable(const char *entry)
 {
     size_t n_name = strcspn(entry, "=");
     for (size_t i = 0; i < sizeof launcher_variables / sizeof *launcher_variables; i++) {
@@ -37,13 +38,14 @@ static bool is_launchers(const char *entry)
 }
 
 /* An environment under construction, in one allocation, and the memory of the next entry's text. */
-struct entries {
+struct environment {
     char **env, *text;
+    /* all entries, and those that are set here */
     size_t n, n_new;
 };
 enum { N_NEW = 21, NEW_BYTES = sizeof((struct zr_run_options *)0)->meet_file + 64 };
 
-static void __attribute__((format(printf, 2, 3))) add(struct entries *e, const char *fmt, ...)
+static void __attribute__((format(printf, 2, 3))) add(struct environment *e, const char *fmt, ...)
 {
     va_list ap;
     ZR_ASSERT(e->n_new < N_NEW);
@@ -63,7 +65,7 @@ static bool has_name(const char *entry, const char *name)
 
 /* Copies this process's environment without launcher variables and without what is set anew. plain: TERM is
  * set anew. */
-static bool copy_own(struct entries *e, const struct zr_run_assignment *s, bool plain)
+static bool copy_environment(struct environment *e, const struct zr_run_assignment *s, bool plain)
 {
     size_t n = 0;
     while (environ[n])
@@ -74,7 +76,7 @@ static bool copy_own(struct entries *e, const struct zr_run_assignment *s, bool 
         return false;
     e->text = (char *)(e->env + n + N_NEW + 1);
     for (size_t i = 0; i < n; i++)
-        if (!is_launchers(environ[i]) && !(plain && has_name(environ[i], "TERM")) &&
+        if (!is_launcher_variable(environ[i]) && !(plain && has_name(environ[i], "TERM")) &&
             !(s->accum && has_name(environ[i], "ZERO_GRAD_ACCUM_STEPS")))
             e->env[e->n++] = environ[i];
     return true;
@@ -85,8 +87,8 @@ char **zr_run_environment(const struct zr_run_options *o, const struct zr_run_as
 {
     /* If our output is not a terminal, ranks must not use colours or move the cursor. */
     bool plain = !o->raw && !isatty(STDOUT_FILENO);
-    struct entries e;
-    if (!copy_own(&e, s, plain))
+    struct environment e;
+    if (!copy_environment(&e, s, plain))
         return NULL;
     add(&e, "RANK=%d", s->first_rank + local_rank);
     add(&e, "WORLD_SIZE=%d", s->world);

@@ -14,6 +14,7 @@
 
 static const int forwarded[ZR_RUN_N_SIGNALS] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
 
+/* Stops the event loop, so that zero-run ends, if the job is over and its output is written. */
 static void stop_if_written(struct zr_run_job *j)
 {
     if (j->over && (j->hurry || zr_run_written(&j->node)))
@@ -41,6 +42,7 @@ static int n_alive(const struct zr_run_job *j)
 
 /* --- ranks --- */
 
+/* Called at the first failure of this node's ranks. */
 static void on_failed(void *arg, const struct zr_run_end *end)
 {
     struct zr_run_job *j = arg;
@@ -54,6 +56,7 @@ static void on_failed(void *arg, const struct zr_run_end *end)
     j->role->on_failure(j, &f);
 }
 
+/* Called when all ranks of this node's attempt are gone. */
 static void on_over(void *arg)
 {
     struct zr_run_job *j = arg;
@@ -83,6 +86,7 @@ void zr_run_job_start(struct zr_run_job *j)
 
 /* --- output --- */
 
+/* Called when output was written, or could not be: error is then an errno. */
 static void on_written(void *arg)
 {
     struct zr_run_job *j = arg;
@@ -178,7 +182,7 @@ int zr_run_job(const struct zr_run_options *o)
 {
     static struct zr_run_job job; /* not on the stack, because a worker may still write at the end */
     struct zr_run_job *j = &job;
-    j->node.o = o;
+    j->node.o = o; /* the command line */
     j->node.on_written = on_written;
     j->node.arg = j;
     j->role = o->node == 0 ? &zr_run_leads : &zr_run_follows;

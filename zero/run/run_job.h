@@ -9,6 +9,7 @@
 
 enum { ZR_RUN_N_SIGNALS = 5 };
 
+/* An attempt is one start of all ranks; a restart is another attempt. */
 struct zr_run_job {
     struct zr_run_node node;
     struct zr_run_nodes *nodes;
@@ -23,6 +24,7 @@ struct zr_run_job {
     int exit_code;
     /* No ranks run, and no more will be started. */
     bool over;
+    /* Standard output could not be written, which ends the ranks. */
     bool output_lost;
     /* Number of SIGINT, SIGTERM and SIGHUP so far, on any node. */
     int n_asked;
@@ -39,10 +41,12 @@ struct zr_run_role {
     void (*begin)(struct zr_run_job *j);
     /* Called at the first failure of this node's ranks, which are ended then. */
     void (*on_failure)(struct zr_run_job *j, const struct zr_run_failure *f);
-    /* Called when all ranks of this node are gone. r: how far they came. j->attempt is NULL again. */
+    /* Called when all ranks of this node are gone. leftovers: processes that they started are still there. r:
+     * how far they came. j->attempt is NULL again. */
     void (*on_over)(struct zr_run_job *j, bool leftovers, struct zr_run_reached r);
     /* Called when this node got a signal, which its own ranks have already. */
     void (*on_signal)(struct zr_run_job *j, int signum);
+    /* Called when another node sent a message, and when the connection to another node was lost. */
     void (*on_message)(struct zr_run_job *j, int from, const struct zr_run_message *m);
     void (*on_lost)(struct zr_run_job *j, int node, const char *why);
 };

@@ -16,8 +16,8 @@
 
 /* How long node 0 waits after a rank has returned an error. The cause may be a rank that was killed on
  * another node, and the report of that may still be on its way. */
-#ifndef ZR_RUN_HEARSAY_MS
-#define ZR_RUN_HEARSAY_MS 200
+#ifndef ZR_RUN_CAUSE_WAIT_MS
+#define ZR_RUN_CAUSE_WAIT_MS 200
 #endif
 enum { FAILURE_CHARS = 640 };
 
@@ -30,6 +30,7 @@ struct zr_run_lead {
         struct zr_run_assignment assignment;
     } * nodes;
     int n_nodes;
+    /* Processes that ranks had started are still there. */
     bool leftovers;
     /* How far the ranks of this attempt have come. */
     struct zr_run_reached reached;
@@ -43,17 +44,20 @@ struct zr_run_lead {
     /* Time at which the first failure was reported (uv_hrtime). */
     uint64_t failed_ns;
     /* The failure was printed, and all ranks are being ended. */
-    bool judged;
+    bool is_failed;
+    /* The program cannot be started, so another attempt would fail, too. */
     bool cannot_start;
-    uv_timer_t hearsay;
+    /* Runs for ZR_RUN_CAUSE_WAIT_MS after a rank has returned an error. */
+    uv_timer_t cause_wait;
+    /* Holds the port of rank 0 (hold_port). */
     uv_tcp_t *port_holder;
 };
 
-/* Sends a message to all other nodes that are not lost, except node `but`. */
-static void send_all_but(struct zr_run_job *j, int but, const struct zr_run_message *m)
+/* Sends a message to all other nodes that are not lost, except node `except`. */
+static void send_others(struct zr_run_job *j, int except, const struct zr_run_message *m)
 {
     for (int i = 1; i < j->lead->n_nodes; i++)
-        if (i != but && !j->lead->nodes[i].lost)
+        if (i != except && !j->lead->nodes[i].lost)
             zr_run_nodes_send(j->nodes, i, m);
 }
 
@@ -72,7 +76,7 @@ message(enum zr_run_word word, int number, const char *fmt, ...)
 
 /* Returns how likely a failure is the cause. A killed rank or a lost node is likelier than a rank that
  * returns an error. */
-static int weight(const struct zr_run_failure *f)
+static int likelihood(const struct zr_run_failure *f)
 {
     return f->kind == 0 ? 0 : f->kind == ZR_RUN_RANK_ENDED && !f->signal ? 1 : 2;
 }
@@ -141,13 +145,13 @@ static void advise(struct zr_run_job *j, const struct zr_run_failure *f)
 }
 
 /* Ends an attempt that has failed. Prints the cause on all nodes, and ends all ranks. */
-static void judge(struct zr_run_job *j)
+static void end_failed_attempt(struct zr_run_job *j)
 {
     struct zr_run_lead *l = j->lead;
     const struct zr_run_failure *f = &l->failure;
     char text[FAILURE_CHARS];
-    l->judged = true;
-    uv_timer_stop(&l->hearsay);
+    l->is_failed = true;
+    uv_timer_stop(&l->cause_wait);
     say_failure(j, f, text);
     zr_run_say(&j->node, "%s", text);
     advise(j, f);
@@ -156,30 +160,30 @@ static void judge(struct zr_run_job *j)
         f->kind == ZR_RUN_NOT_STARTED || (f->kind == ZR_RUN_RANK_ENDED && !f->signal &&
                                           (f->code == ZR_RUN_NOT_RUNNABLE || f->code == ZR_RUN_NOT_FOUND));
     const struct zr_run_message end = message(ZR_RUN_END, 0, "%s", text);
-    send_all_but(j, 0, &end);
+    send_others(j, 0, &end);
     zr_run_job_end(j, exit_code_of(f));
 }
 
-static void on_hearsay_over(uv_timer_t *t)
+static void on_cause_wait_over(uv_timer_t *t)
 {
     struct zr_run_job *j = t->data;
-    if (!j->lead->judged)
-        judge(j);
+    if (!j->lead->is_failed)
+        end_failed_attempt(j);
 }
 
 static void on_failure(struct zr_run_job *j, const struct zr_run_failure *f)
 {
     struct zr_run_lead *l = j->lead;
-    if (l->judged)
+    if (l->is_failed)
         return;
     if (!l->failure.kind)
         l->failed_ns = uv_hrtime();
-    if (weight(f) > weight(&l->failure))
+    if (likelihood(f) > likelihood(&l->failure))
         l->failure = *f;
-    if (l->n_nodes == 1 || weight(f) > 1)
-        judge(j);
-    else if (!uv_is_active((uv_handle_t *)&l->hearsay))
-        uv_timer_start(&l->hearsay, on_hearsay_over, ZR_RUN_HEARSAY_MS, 0);
+    if (l->n_nodes == 1 || likelihood(f) > 1)
+        end_failed_attempt(j);
+    else if (!uv_is_active((uv_handle_t *)&l->cause_wait))
+        uv_timer_start(&l->cause_wait, on_cause_wait_over, ZR_RUN_CAUSE_WAIT_MS, 0);
 }
 
 /* --- attempts --- */
@@ -226,8 +230,8 @@ static int hold_port(struct zr_run_job *j, int *port)
     return err;
 }
 
-/* Assigns the ranks to the nodes that are left, node by node. */
-static void deal_ranks(struct zr_run_job *j)
+/* Assigns ranks to the nodes that are left, node by node. */
+static void assign_ranks(struct zr_run_job *j)
 {
     struct zr_run_lead *l = j->lead;
     int first = 0;
@@ -247,10 +251,10 @@ static void start_attempt(struct zr_run_job *j, const char *said)
 {
     struct zr_run_lead *l = j->lead;
     l->failure.kind = 0;
-    l->judged = l->leftovers = false;
+    l->is_failed = l->leftovers = false;
     l->reached = (struct zr_run_reached){.step = -1};
     int err = j->node.o->port ? 0 : hold_port(j, &j->assignment.port);
-    deal_ranks(j);
+    assign_ranks(j);
     if (err) {
         on_failure(j, &(struct zr_run_failure){.kind = ZR_RUN_NOT_STARTED, .code = err});
         for (int i = 1; i < l->n_nodes; i++)
@@ -324,8 +328,8 @@ static bool decide(struct zr_run_job *j, struct zr_run_next *next)
 static void end_attempt(struct zr_run_job *j)
 {
     struct zr_run_next next = {0};
-    if (j->lead->failure.kind && !j->lead->judged)
-        judge(j);
+    if (j->lead->failure.kind && !j->lead->is_failed)
+        end_failed_attempt(j);
     count_progress(j);
     if (j->exit_code && decide(j, &next)) {
         j->exit_code = 0;
@@ -333,10 +337,11 @@ static void end_attempt(struct zr_run_job *j)
         return;
     }
     const struct zr_run_message quit = message(ZR_RUN_QUIT, j->exit_code, "%s", next.text);
-    send_all_but(j, 0, &quit);
+    send_others(j, 0, &quit);
     zr_run_job_over(j);
 }
 
+/* Called when the ranks of a node are gone. */
 static void node_over(struct zr_run_job *j, int node, bool leftovers, struct zr_run_reached r)
 {
     struct zr_run_lead *l = j->lead;
@@ -360,7 +365,7 @@ static void on_over(struct zr_run_job *j, bool leftovers, struct zr_run_reached 
 static void on_signal(struct zr_run_job *j, int signum)
 {
     const struct zr_run_message m = message(ZR_RUN_SIGNAL, signum, "%s", "");
-    send_all_but(j, 0, &m);
+    send_others(j, 0, &m);
 }
 
 static void on_message(struct zr_run_job *j, int from, const struct zr_run_message *m)
@@ -377,7 +382,7 @@ static void on_message(struct zr_run_job *j, int from, const struct zr_run_messa
         break;
     case ZR_RUN_SIGNAL:
         zr_run_job_signal(j, m->number);
-        send_all_but(j, from, &forward);
+        send_others(j, from, &forward);
         break;
     default:
         break; /* messages for the other nodes only */
@@ -391,7 +396,7 @@ static void on_lost(struct zr_run_job *j, int node, const char *why)
     if (j->over || l->nodes[node].lost)
         return;
     l->nodes[node].lost = true;
-    if (!had_ranks || l->judged) {
+    if (!had_ranks || l->is_failed) {
         zr_run_say(&j->node, "node %d (%s) is lost: %s", node, zr_run_nodes_of(j->nodes, node)->host, why);
     } else {
         snprintf(l->why, sizeof l->why, "%s", why);
@@ -438,8 +443,8 @@ static void begin(struct zr_run_job *j)
         zr_run_job_over(j);
         return;
     }
-    l->hearsay.data = j;
-    uv_timer_init(&j->node.loop, &l->hearsay);
+    l->cause_wait.data = j;
+    uv_timer_init(&j->node.loop, &l->cause_wait);
     j->assignment.port = o->port;
     write_rank_0_host(o, j->assignment.host, sizeof j->assignment.host);
     name_job(j->assignment.job, sizeof j->assignment.job);

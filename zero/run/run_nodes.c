@@ -41,7 +41,7 @@ struct zr_run_nodes {
 /* --- words --- */
 
 /* Translates a message of the rendezvous about ranks into one about nodes. Parts of paths are not changed. */
-static void in_words_of_nodes(const char *text, char *out, size_t n_out)
+static void reword_for_nodes(const char *text, char *out, size_t n_out)
 {
     static const char *const words[][2] = {{"rank", "node"}, {"ranks", "nodes"}, {"world", "--nnodes"}};
     size_t used = 0;
@@ -67,10 +67,10 @@ static void in_words_of_nodes(const char *text, char *out, size_t n_out)
     out[used] = 0;
 }
 
-static int fail_in_words_of_nodes(int err)
+static int fail_reworded(int err)
 {
     char text[ZR_ERROR_BYTES];
-    in_words_of_nodes(zr_error_text(), text, sizeof text);
+    reword_for_nodes(zr_error_text(), text, sizeof text);
     return zr_fail(err, "%s", text);
 }
 
@@ -92,11 +92,12 @@ static struct node_options own_options(const struct zr_run_options *o)
     return c;
 }
 
-static int differ(const struct node_options *c, int node, const char *what, int its, int of_0)
+/* Reports an option that differs between a node and node 0. */
+static int fail_option(const struct node_options *c, int node, const char *what, int value, int value_0)
 {
     return zr_fail(ZERO_ERR_MISMATCH,
                    "%s is %d on node %d (%s), and %d on node 0 (%s): it must be the same on all nodes", what,
-                   its, node, c[node].member.host, of_0, c[0].member.host);
+                   value, node, c[node].member.host, value_0, c[0].member.host);
 }
 
 /* Finds the first node that differs from node 0. All nodes find the same one. */
@@ -121,20 +122,22 @@ static int compare(const struct node_options *c, int n)
             return zr_fail(ZERO_ERR_ARG, "node %d (%s) cannot run the program", i, c[i].member.host);
     for (int i = 1; i < n; i++) {
         if (c[i].restarts != c[0].restarts)
-            return differ(c, i, "--restarts", c[i].restarts, c[0].restarts);
+            return fail_option(c, i, "--restarts", c[i].restarts, c[0].restarts);
         if (c[i].min_ranks != c[0].min_ranks)
-            return differ(c, i, "--min-ranks", c[i].min_ranks, c[0].min_ranks);
+            return fail_option(c, i, "--min-ranks", c[i].min_ranks, c[0].min_ranks);
         if (c[i].allow_batch_change != c[0].allow_batch_change)
-            return differ(c, i, "--allow-batch-change", c[i].allow_batch_change, c[0].allow_batch_change);
+            return fail_option(c, i, "--allow-batch-change", c[i].allow_batch_change,
+                               c[0].allow_batch_change);
         if (c[i].port != c[0].port)
-            return differ(c, i, "--port", c[i].port, c[0].port);
+            return fail_option(c, i, "--port", c[i].port, c[0].port);
         if (c[i].silent_ms != c[0].silent_ms)
-            return differ(c, i, "--node-timeout", c[i].silent_ms / 1000, c[0].silent_ms / 1000);
+            return fail_option(c, i, "--node-timeout", c[i].silent_ms / 1000, c[0].silent_ms / 1000);
     }
     return 0;
 }
 
-static int check_sum(const struct node_options *c, int n, int min_ranks)
+/* Checks the number of ranks on all nodes. */
+static int check_n_ranks(const struct node_options *c, int n, int min_ranks)
 {
     int64_t all = 0;
     for (int i = 0; i < n; i++)
@@ -158,6 +161,7 @@ static void name_meeting(struct zr_world *w)
     snprintf(w->job, sizeof w->job, "nodes of zero-run%s%s", given ? " " : "", given ? given : "");
 }
 
+/* The result of looking up a host name. */
 struct looked_up {
     bool is_done;
     struct zr_looked_up found;
@@ -227,7 +231,7 @@ static int open_meeting(const struct zr_run_options *o, uv_loop_t *loop, struct 
     w.port = o->meet_port;
     int err = zr_world_interface(NULL, &w);
     if (err)
-        return fail_in_words_of_nodes(err);
+        return fail_reworded(err);
     ZR_TRY(check_host(loop, &w));
     ZR_TRY(zr_job_key_find(&w.key));
     name_meeting(&w);
@@ -235,7 +239,7 @@ static int open_meeting(const struct zr_run_options *o, uv_loop_t *loop, struct 
     explicit_bzero(&w.key, sizeof w.key);
     if (!err)
         err = zr_rendezvous_exchange(n->meet, &own, sizeof own, all);
-    return err ? fail_in_words_of_nodes(err) : compare(all, o->n_nodes);
+    return err ? fail_reworded(err) : compare(all, o->n_nodes);
 }
 
 int zr_run_nodes_meet(const struct zr_run_options *o, uv_loop_t *loop, struct zr_run_nodes **out)
@@ -251,7 +255,7 @@ int zr_run_nodes_meet(const struct zr_run_options *o, uv_loop_t *loop, struct zr
     else if (!err)
         all[0] = own_options(o);
     if (!err)
-        err = check_sum(all, o->n_nodes, o->limits.min_ranks);
+        err = check_n_ranks(all, o->n_nodes, o->limits.min_ranks);
     for (int i = 0; i < o->n_nodes && !err; i++)
         n->members[i] = all[i].member;
     free(all);
@@ -280,7 +284,7 @@ static void on_lost(void *arg, int node, const char *why)
 {
     struct zr_run_nodes *n = arg;
     char text[640];
-    in_words_of_nodes(why, text, sizeof text);
+    reword_for_nodes(why, text, sizeof text);
     n->on_lost(n->arg, node, text);
 }
 

@@ -130,6 +130,7 @@ static void put_line(struct zr_rank_output *l, const char *text, size_t n)
     l->n_partial = 0;
 }
 
+/* Appends to the unfinished line. */
 static void keep_partial(struct zr_rank_output *l, const char *text, size_t n)
 {
     if (n == 0)
@@ -164,6 +165,7 @@ void zr_rank_output_close(struct zr_rank_output *l)
     uv_close((uv_handle_t *)&l->poll, closed);
 }
 
+/* Takes bytes that were read: puts whole lines, and keeps the rest. */
 static void take(struct zr_rank_output *l, const char *at, size_t n)
 {
     const char *end = at + n, *newline;

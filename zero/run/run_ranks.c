@@ -61,7 +61,7 @@ struct zr_run_attempt {
     uint64_t turn_ns;       /* when the first end in this turn was seen; 0: none was */
     int64_t epoch_ns;       /* zr_flight_epoch_ns at the first end of all; 0: none yet */
     uv_timer_t grace;
-    uv_check_t judge;
+    uv_check_t round_end; /* runs after every round of events of the loop */
 };
 
 static struct zr_sink *sink_of(struct zr_run_node *node, int stream)
@@ -200,7 +200,7 @@ static void close_all(struct zr_run_attempt *a)
             close_handle(a, (uv_handle_t *)&r->process);
     }
     close_handle(a, (uv_handle_t *)&a->grace);
-    close_handle(a, (uv_handle_t *)&a->judge);
+    close_handle(a, (uv_handle_t *)&a->round_end);
 }
 
 bool zr_run_attempt_leftovers(const struct zr_run_attempt *a)
@@ -261,8 +261,8 @@ static void on_exit_of(uv_process_t *process, int64_t code, int signum)
         a->candidate = r;
 }
 
-/* Runs after every round of events, so that exits that were seen together are judged together. */
-static void on_judge(uv_check_t *check)
+/* Runs after every round of events, so that exits that were seen together are compared. */
+static void on_round_end(uv_check_t *check)
 {
     struct zr_run_attempt *a = check->data;
     a->turn_ns = 0;
@@ -425,9 +425,9 @@ int zr_run_attempt_start(struct zr_run_node *node, const struct zr_run_assignmen
     a->watch = *watch;
     uv_timer_init(&node->loop, &a->grace);
     a->grace.data = a;
-    uv_check_init(&node->loop, &a->judge);
-    a->judge.data = a;
-    int err = uv_check_start(&a->judge, on_judge);
+    uv_check_init(&node->loop, &a->round_end);
+    a->round_end.data = a;
+    int err = uv_check_start(&a->round_end, on_round_end);
     while (a->n_started < assignment->n_ranks && !err) {
         err = start_rank(a, a->n_started);
         a->n_started++;

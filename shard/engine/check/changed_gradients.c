@@ -39,17 +39,20 @@ static const struct zr_tensor *tensor_of_piece(const struct zr_observer *o, cons
     return &o->e->layout->tensors[p->tensor];
 }
 
+/* Begins to watch a piece. */
 static int keep(struct zr_observer *o, const struct zr_flat *f, const struct zr_piece *p, char *full)
 {
     *kept_hash(o, p) = hash_grad(f, p, full);
     return 0;
 }
 
+/* Keeps a new hash if the piece is watched. */
 static int keep_again(struct zr_observer *o, const struct zr_flat *f, const struct zr_piece *p, char *full)
 {
     return *kept_hash(o, p) ? keep(o, f, p, full) : 0;
 }
 
+/* Ends watching a piece. */
 static int forget(struct zr_observer *o, const struct zr_flat *f, const struct zr_piece *p, char *full)
 {
     (void)f;

@@ -1,37 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_comm.c: declares to the recorder what each collective reads and writes, and passes it on. comm/comm.h
- * says what each collective promises about its order. */
+/* check_comm.c: check mode for collectives. It watches a communicator (struct zr_comm_watch), and tells the
+ * check (check_device.h) which memory each collective reads and writes before it begins. comm/comm.h says
+ * what each collective promises about its order. */
 #include "shard/engine/check/check_comm.h"
 #include "comm/segment.h"
 #include "kernels/alloc.h"
 
 #include <stdlib.h>
 
+/* A communicator that is watched. */
 struct checked {
     struct zr_comm_watch base; /* first, because the communicator holds its address */
     struct zr_check *check;
-    char *made;                  /* the arena that this communicator made, which is removed with it */
+    char *made_arena;            /* the arena that this communicator made, which is removed with it */
     struct zr_check_part *parts; /* (cap) parts of the operation that is being issued */
     int n_parts, cap;
 };
 
-static struct checked *of(struct zr_comm_watch *w)
+static struct checked *checked_of(struct zr_comm_watch *w)
 {
     return (struct checked *)w;
 }
 
 static void check_made(struct zr_comm_watch *w, struct zr_comm *c, const struct zr_arena *a)
 {
-    struct checked *m = of(w);
-    m->made = a->base;
+    struct checked *m = checked_of(w);
+    m->made_arena = a->base;
     /* The other ranks have their arenas and go on. This rank goes on too, unwatched. */
-    if (zr_check_add(m->check, zr_role_name(c->role), m->made, a->bytes))
+    if (zr_check_add(m->check, zr_role_name(c->role), m->made_arena, a->bytes))
         zr_check_stop(m->check);
 }
 
 /* ---- parts ---- */
 
-/* Makes room for n parts. Returns false if the check has stopped. */
+/* Begins the list of parts of an operation, with room for n. Returns false if the check has stopped. */
 static bool begin_parts(struct checked *m, int n)
 {
     m->n_parts = 0;
@@ -47,17 +49,18 @@ static bool begin_parts(struct checked *m, int n)
     return true;
 }
 
-static void check_part(struct checked *m, const struct zr_comm *c, int64_t at, int64_t bytes, int how)
+/* Adds bytes of the arena to the list, unless there are none. */
+static void add_part(struct checked *m, const struct zr_comm *c, int64_t at, int64_t bytes, int how)
 {
     if (bytes > 0)
         m->parts[m->n_parts++] = (struct zr_check_part){c->arena + at, bytes, how};
 }
 
-/* Notes what other ranks read, if there are any. */
-static void others_read(struct checked *m, const struct zr_comm *c, int64_t at, int64_t bytes)
+/* Adds bytes of this rank's arena that other ranks read, if there are other ranks. */
+static void add_others_read(struct checked *m, const struct zr_comm *c, int64_t at, int64_t bytes)
 {
     if (c->group.size > 1)
-        check_part(m, c, at, bytes, ZR_OTHERS_READ);
+        add_part(m, c, at, bytes, ZR_OTHERS_READ);
 }
 
 /* ---- collectives ---- */
@@ -67,29 +70,29 @@ static void note_gather(struct checked *m, const struct zr_comm *c, const struct
     int64_t before = zr_cut_at(&g->cut, c->group.rank), own = zr_cut_bytes(&g->cut, c->group.rank);
     int64_t from = zr_gather_own(g, c->group.rank);
     bool in_place = from == g->dst + before;
-    others_read(m, c, from, own);
+    add_others_read(m, c, from, own);
     if (!in_place)
-        check_part(m, c, from, own, ZR_MINE_READ);
-    check_part(m, c, g->dst, in_place ? before : g->cut.total, ZR_MINE_WRITE);
+        add_part(m, c, from, own, ZR_MINE_READ);
+    add_part(m, c, g->dst, in_place ? before : g->cut.total, ZR_MINE_WRITE);
     if (in_place)
-        check_part(m, c, from + own, g->cut.total - before - own, ZR_MINE_WRITE);
+        add_part(m, c, from + own, g->cut.total - before - own, ZR_MINE_WRITE);
 }
 
 static void note_reduce(struct checked *m, const struct zr_comm *c, const struct zr_reduce_seg *g)
 {
     int64_t before = zr_cut_at(&g->cut, c->group.rank), own = zr_cut_bytes(&g->cut, c->group.rank);
-    check_part(m, c, g->src + before, own, ZR_MINE_READ);
-    others_read(m, c, g->src, before);
-    others_read(m, c, g->src + before + own, g->cut.total - before - own);
-    check_part(m, c, g->dst, own / zr_dtype_bytes(g->dtype) * (int64_t)sizeof(float), ZR_MINE_WRITE);
+    add_part(m, c, g->src + before, own, ZR_MINE_READ);
+    add_others_read(m, c, g->src, before);
+    add_others_read(m, c, g->src + before + own, g->cut.total - before - own);
+    add_part(m, c, g->dst, own / zr_dtype_bytes(g->dtype) * (int64_t)sizeof(float), ZR_MINE_WRITE);
 }
 
 static void note_exchange(struct checked *m, const struct zr_comm *c, const struct zr_comm_op *op)
 {
-    int64_t slot = op->post.bytes, own = op->off + c->group.rank * slot;
-    others_read(m, c, own, slot);
-    check_part(m, c, op->off, own - op->off, ZR_MINE_WRITE);
-    check_part(m, c, own + slot, (c->group.size - c->group.rank - 1) * slot, ZR_MINE_WRITE);
+    int64_t bytes_per_rank = op->post.bytes, own = op->off + c->group.rank * bytes_per_rank;
+    add_others_read(m, c, own, bytes_per_rank);
+    add_part(m, c, op->off, own - op->off, ZR_MINE_WRITE);
+    add_part(m, c, own + bytes_per_rank, (c->group.size - c->group.rank - 1) * bytes_per_rank, ZR_MINE_WRITE);
 }
 
 /* Notes the parts of the arena that an operation touches. For an agreement, notes only those that it
@@ -108,16 +111,16 @@ static void note_parts(struct checked *m, const struct zr_comm *c, const struct 
         break;
     case ZR_OP_BROADCAST:
         if (mine)
-            others_read(m, c, op->off, op->post.bytes);
+            add_others_read(m, c, op->off, op->post.bytes);
         else
-            check_part(m, c, op->off, op->post.bytes, ZR_MINE_WRITE);
+            add_part(m, c, op->off, op->post.bytes, ZR_MINE_WRITE);
         break;
     case ZR_OP_EXCHANGE:
         note_exchange(m, c, op);
         break;
     case ZR_OP_AGREE:
-        others_read(m, c, op->off, op->post.bytes);
-        check_part(m, c, op->off, op->post.bytes, ZR_MINE_READ);
+        add_others_read(m, c, op->off, op->post.bytes);
+        add_part(m, c, op->off, op->post.bytes, ZR_MINE_READ);
         break;
     }
 }
@@ -128,7 +131,7 @@ static void note_parts(struct checked *m, const struct zr_comm *c, const struct 
 static struct zr_stream *check_puts(struct zr_comm_watch *w, struct zr_comm *c, struct zr_stream *s,
                                     const struct zr_comm_op *op)
 {
-    struct checked *m = of(w);
+    struct checked *m = checked_of(w);
     enum zr_op which = (enum zr_op)op->post.op;
     const char *name = zr_op_name(which);
     bool starts = which != ZR_OP_BROADCAST || op->post.root == c->group.rank;
@@ -139,7 +142,7 @@ static struct zr_stream *check_puts(struct zr_comm_watch *w, struct zr_comm *c, 
                         starts && which != ZR_OP_ALL_GATHER);
     if (which == ZR_OP_AGREE) {
         m->n_parts = 0;
-        check_part(m, c, op->off, op->post.bytes, ZR_MINE_WRITE);
+        add_part(m, c, op->off, op->post.bytes, ZR_MINE_WRITE);
         zr_check_collective(m->check, s, name, op->post.unit, op->post.step, m->parts, m->n_parts, true,
                             true);
     }
@@ -148,10 +151,10 @@ static struct zr_stream *check_puts(struct zr_comm_watch *w, struct zr_comm *c, 
 
 static void check_closes(struct zr_comm_watch *w, struct zr_comm *c)
 {
-    struct checked *m = of(w);
+    struct checked *m = checked_of(w);
     c->watch = NULL;
-    if (m->made)
-        zr_check_remove(m->check, m->made);
+    if (m->made_arena)
+        zr_check_remove(m->check, m->made_arena);
     free(m->parts);
     free(m);
 }

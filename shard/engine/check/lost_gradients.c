@@ -18,7 +18,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { LOOKED_AT_BYTES = 4096 };
+/* Bytes of a gradient that are hashed. */
+enum { HASHED_BYTES = 4096 };
 
 struct lost_gradients {
     struct zr_observer o;
@@ -26,11 +27,12 @@ struct lost_gradients {
     bool due;
     /* a hash of each gradient is kept at zero_norm */
     bool keeps;
-    /* (n_units) the last step that was asked for leaves the unit out; the unit was ever in a backward
-     * bracket */
-    bool *stray, *bracketed;
+    /* (n_units) the step leaves the unit out, so its gradient should be zero */
+    bool *stray;
+    /* (n_units) the unit was ever in a backward bracket */
+    bool *bracketed;
     /* (n_pieces) hashes at zero_norm, followed by the two arrays above */
-    uint64_t late[];
+    uint64_t norm_hash[];
 };
 
 static struct lost_gradients *self(struct zr_observer *o)
@@ -134,6 +136,7 @@ static int ask_device(struct zr_observer *o)
     return self(o)->due ? take_sum(o->e) : 0;
 }
 
+/* Looks for gradients that are not zero although their units are left out. */
 static int check_stray(struct zr_observer *o, const char *call)
 {
     struct zr_engine *e = o->e;
@@ -150,6 +153,7 @@ static int check_stray(struct zr_observer *o, const char *call)
     return zr_engine_note(e, ask_device(o));
 }
 
+/* Reads the GPU's answer, once the step's norm is known. */
 static int settle_stray(struct zr_observer *o)
 {
     struct zr_engine *e = o->e;
@@ -176,7 +180,7 @@ static uint64_t hash_piece(const struct zr_engine *e, const struct zr_flat *f, c
 {
     int64_t size = zr_dtype_bytes(f->dtype);
     const char *at = e->reduce_base + zr_plan_grad_full(e->plan, f, -1) + p->first * size;
-    return XXH3_64bits(at, (size_t)zr_min(p->n * size, LOOKED_AT_BYTES));
+    return XXH3_64bits(at, (size_t)zr_min(p->n * size, HASHED_BYTES));
 }
 
 /* Whether no call shows a write to this gradient, or it is the sum itself. */
@@ -190,9 +194,10 @@ static void keep_hashes(struct zr_observer *o)
     const struct zr_layout *l = o->e->layout;
     for (int32_t i = 0; self(o)->keeps && i < l->n_pieces; i++)
         if (is_unseen(o, zr_piece_flat(l, i)))
-            self(o)->late[i] = hash_piece(o->e, zr_piece_flat(l, i), &l->pieces[i]);
+            self(o)->norm_hash[i] = hash_piece(o->e, zr_piece_flat(l, i), &l->pieces[i]);
 }
 
+/* Compares the gradients with their hashes at zero_norm. */
 static int check_late(struct zr_observer *o, const char *call)
 {
     const struct zr_layout *l = o->e->layout;
@@ -201,7 +206,7 @@ static int check_late(struct zr_observer *o, const char *call)
     for (int32_t i = 0; i < l->n_pieces; i++) {
         const struct zr_flat *f = zr_piece_flat(l, i);
         const struct zr_piece *p = &l->pieces[i];
-        if (is_unseen(o, f) && hash_piece(o->e, f, p) != self(o)->late[i])
+        if (is_unseen(o, f) && hash_piece(o->e, f, p) != self(o)->norm_hash[i])
             return zr_fail(ZERO_ERR_ORDER,
                            "%s: the gradient of tensor %s (unit %d) was written after zero_norm, which "
                            "ended the gradients of this step. Run backward, and zero gradients, after "
@@ -243,7 +248,7 @@ int zr_lost_gradients_open(struct zr_engine *e)
                            (int64_t)units * 2, sizeof(bool), &o));
     struct lost_gradients *w = self(o);
     w->keeps = e->dev->ops->compute_on_caller && e->dev->ops->host_memory;
-    w->stray = (bool *)&w->late[pieces];
+    w->stray = (bool *)&w->norm_hash[pieces];
     w->bracketed = w->stray + units;
     return 0;
 }

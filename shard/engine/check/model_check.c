@@ -5,16 +5,16 @@
  * model. At stages 2 and 3 on the host, the model gets copies of its parameters and gradients in guarded
  * memory (kernels/check/guard.h), in each bracket at another address. That memory is closed outside brackets.
  * So a touch outside, a write to a parameter and a pointer kept from an earlier bracket are found. On a GPU,
- * whose memory cannot be closed, the copies are filled with NaN instead (places.h). At stages 0 and 1 the
- * model has its memory without brackets too, so nothing is guarded there.
+ * whose memory cannot be closed, the copies are filled with NaN instead (bracket_copies.h). At stages 0 and 1
+ * the model has its memory without brackets too, so nothing is guarded there.
  *
  * A fault ends the context with ZERO_ERR_ORDER and a message that names unit and tensor. The next call of the
  * program finds it. */
 #include "kernels/alloc.h"
 #include "kernels/check/check_device.h"
 #include "kernels/check/guard.h"
+#include "shard/engine/check/bracket_copies.h"
 #include "shard/engine/check/observers.h"
-#include "shard/engine/check/places.h"
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
@@ -24,13 +24,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A bracket's copy of a piece is in one of these places, in turn. The number is a prime. A model that keeps a
- * pointer uses it again after two brackets (forward, backward) or three, and not after as many as this. */
+/* The guard has this many regions for each piece (one layer of a tensor), which its brackets take in turn.
+ * The number is a prime. A model that keeps a pointer uses it again after two brackets (forward, backward) or
+ * three, and not after as many as this. */
 enum { TURNS = 7 };
 
-/* What a region of the guard is for: a place of one piece, or a whole tensor that is closed outside
- * brackets. */
-struct place {
+/* What a region of the guard is for: a bracket's copy of one piece, or a whole tensor, which is closed
+ * outside brackets. */
+struct region {
     int32_t tensor, layer; /* layer -1: all layers */
     bool grad;
 };
@@ -39,22 +40,23 @@ struct zr_model_check {
     struct zr_observer o;
     struct zr_check *check;
     const struct zr_layout *layout;
-    struct zr_guard *guard;   /* NULL: nothing is guarded */
-    struct zr_places *copies; /* the same on a GPU: copies that are filled with NaN outside brackets */
+    struct zr_guard *guard; /* NULL: nothing is guarded */
+    struct zr_bracket_copies
+        *copies; /* the same on a GPU: copies that are filled with NaN outside brackets */
     /* by region: tensors, their gradients, TURNS for each piece's parameters, TURNS for each piece's
      * gradient */
-    struct place *places;
+    struct region *regions;
     bool *reported; /* (n_units) the model was given the parameters in this step */
     bool said_stopped;
     _Atomic bool said_fault;
     /* Also read by reports on the guard's thread, while the model's thread may go on. */
     pthread_mutex_t lock;
-    uint8_t *turn[2]; /* (n_pieces) parameters, gradients: the place in use, or last used */
+    uint8_t *turn[2]; /* (n_pieces) parameters, gradients: which of the TURNS is in use, or was used last */
     bool *open[2];    /* (n_pieces) a bracket holds the piece */
     const char *call, *phase;
     int32_t unit;
     uint32_t step;              /* step of the last call */
-    char touch[ZR_ERROR_BYTES]; /* the guard's first fault, in words; "": none yet */
+    char touch[ZR_ERROR_BYTES]; /* message about the guard's first fault; "": none yet */
     struct zr_log *log;
 };
 
@@ -67,6 +69,7 @@ static void say(const struct zr_model_check *w, const char *text)
 
 static void report_touch(void *arg);
 
+/* Returns the region of a piece that is in use, or was used last. */
 static int32_t region_of(const struct zr_model_check *w, int32_t piece, bool grad)
 {
     const struct zr_layout *l = w->layout;
@@ -89,25 +92,25 @@ static int open_guard(struct zr_model_check *w)
     const struct zr_layout *l = w->layout;
     int32_t n = 2 * l->n_tensors + 2 * l->n_pieces * TURNS, at = 0;
     struct zr_guard_region *want = calloc((size_t)n, sizeof *want);
-    w->places = calloc((size_t)n, sizeof *w->places);
+    w->regions = calloc((size_t)n, sizeof *w->regions);
     w->turn[0] = calloc((size_t)l->n_pieces + 1, 1);
     w->turn[1] = calloc((size_t)l->n_pieces + 1, 1);
     w->open[0] = calloc((size_t)l->n_pieces + 1, sizeof *w->open[0]);
     w->open[1] = calloc((size_t)l->n_pieces + 1, sizeof *w->open[1]);
     int err = 0;
-    if (!want || !w->places || !w->turn[0] || !w->turn[1] || !w->open[0] || !w->open[1])
+    if (!want || !w->regions || !w->turn[0] || !w->turn[1] || !w->open[0] || !w->open[1])
         err = zr_fail(ZERO_ERR_NOMEM, "check: no memory for %d guarded places", n);
     for (int grad = 0; !err && grad < 2; grad++)
         for (int32_t t = 0; t < l->n_tensors; t++, at++) {
             const struct zr_tensor *x = &l->tensors[t];
-            w->places[at] = (struct place){t, -1, grad};
+            w->regions[at] = (struct region){t, -1, grad};
             want[at] = region_for(x, x->n_layers, grad);
         }
     for (int grad = 0; !err && grad < 2; grad++)
         for (int32_t p = 0; p < l->n_pieces; p++)
             for (int k = 0; k < TURNS; k++, at++) {
                 const struct zr_tensor *x = &l->tensors[l->pieces[p].tensor];
-                w->places[at] = (struct place){l->pieces[p].tensor, l->pieces[p].layer, grad};
+                w->regions[at] = (struct region){l->pieces[p].tensor, l->pieces[p].layer, grad};
                 want[at] = region_for(x, 1, grad);
             }
     if (!err)
@@ -175,7 +178,7 @@ static char *model_check_piece_at(const struct zr_observer *o, const struct zr_p
 {
     const struct zr_model_check *w = (const struct zr_model_check *)o;
     if (w->copies)
-        return zr_places_at(w->copies, p, grad);
+        return zr_bracket_copies_at(w->copies, p, grad);
     return w->guard ? zr_guard_at(w->guard, region_of(w, index_of(w, p), grad)) : NULL;
 }
 
@@ -185,6 +188,7 @@ static char *model_check_closed_at(const struct zr_observer *o, int32_t tensor, 
     return w->guard ? zr_guard_at(w->guard, grad * w->layout->n_tensors + tensor) : NULL;
 }
 
+/* Returns where the whole flat is, in a slot or in memory of its own. */
 static char *full_at(const struct zr_engine *e, const struct zr_flat *f, int32_t slot, bool grad)
 {
     return grad ? e->reduce_base + zr_plan_grad_full(e->plan, f, slot)
@@ -204,7 +208,7 @@ static void declare(struct zr_model_check *w, int32_t unit, int32_t slot, bool g
     }
 }
 
-/* Opens a new place for a piece, and copies the values there that the model is to see. */
+/* Opens the next region of a piece, and copies the values there that the model is to see. */
 static int open_piece(struct zr_model_check *w, int32_t piece, bool grad, const char *from, int64_t bytes)
 {
     pthread_mutex_lock(&w->lock);
@@ -217,6 +221,7 @@ static int open_piece(struct zr_model_check *w, int32_t piece, bool grad, const 
     return grad ? 0 : zr_guard_set(w->guard, region, ZR_GUARD_READ);
 }
 
+/* Closes the region of a piece, and takes the gradient from it. */
 static int close_piece(struct zr_model_check *w, int32_t piece, bool grad, char *to, int64_t bytes)
 {
     int32_t region = region_of(w, piece, grad);
@@ -228,6 +233,7 @@ static int close_piece(struct zr_model_check *w, int32_t piece, bool grad, char 
     return zr_guard_set(w->guard, region, ZR_GUARD_CLOSED);
 }
 
+/* Opens or closes all pieces of a unit. */
 static int for_pieces(struct zr_model_check *w, int32_t unit, int32_t slot, bool grad, bool open)
 {
     const struct zr_layout *l = w->layout;
@@ -247,21 +253,23 @@ static int for_pieces(struct zr_model_check *w, int32_t unit, int32_t slot, bool
     return err;
 }
 
+/* The model gets a unit's parameters, or its gradient. */
 static int hand_out(struct zr_model_check *w, int32_t unit, int32_t slot, bool grad)
 {
     declare(w, unit, slot, grad);
     w->reported[unit] |= !grad;
     bool shown = zr_shown_slot(w->o.e, unit, grad) != ZR_NOT_SHOWN;
     if (w->copies && !shown)
-        return zr_places_begin(w->copies, unit, slot, grad);
+        return zr_bracket_copies_begin(w->copies, unit, slot, grad);
     return w->guard && !shown ? for_pieces(w, unit, slot, grad, true) : 0;
 }
 
+/* The model gives them back. */
 static int take_back(struct zr_model_check *w, int32_t unit, int32_t slot, bool grad)
 {
     declare(w, unit, slot, grad);
     if (w->copies)
-        return zr_places_end(w->copies, unit, slot, grad);
+        return zr_bracket_copies_end(w->copies, unit, slot, grad);
     return w->guard ? for_pieces(w, unit, slot, grad, false) : 0;
 }
 
@@ -281,7 +289,7 @@ static int check_model_step(struct zr_model_check *w)
             declare(w, u, -1, false);
         w->reported[u] = false;
     }
-    return zr_engine_note(w->o.e, w->copies ? zr_places_look(w->copies) : 0);
+    return zr_engine_note(w->o.e, w->copies ? zr_bracket_copies_look(w->copies) : 0);
 }
 
 static void report_skipped_step(const struct zr_model_check *w)
@@ -306,7 +314,7 @@ static bool is_open(const struct zr_model_check *w, int32_t tensor, int64_t laye
 }
 
 /* Describes a touch of closed memory: how it relates to the brackets of the unit that the model meant. */
-static const char *wrong_bracket(const struct zr_model_check *w, const struct place *at, int64_t layer)
+static const char *wrong_bracket(const struct zr_model_check *w, const struct region *at, int64_t layer)
 {
     bool kept = at->layer == layer;
     if (is_open(w, at->tensor, layer, at->grad))
@@ -325,7 +333,7 @@ static const char *wrong_bracket(const struct zr_model_check *w, const struct pl
 /* Describes the tensor and element that a touch meant, and why it was wrong. Call it with the lock held. */
 static void describe(const struct zr_model_check *w, const struct zr_guard_touch *t, char *text, size_t n)
 {
-    const struct place *at = &w->places[t->region];
+    const struct region *at = &w->regions[t->region];
     const struct zr_tensor *x = &w->layout->tensors[at->tensor];
     int64_t size = zr_dtype_bytes(x->dtype), stride = x->n_elems / x->n_layers * size;
     int64_t own = at->layer < 0 ? x->n_layers * stride : stride;
@@ -443,7 +451,7 @@ static int model_check_step(struct zr_observer *o, enum zr_step_moment at, const
 
 static void model_check_give_back(struct zr_observer *o)
 {
-    zr_places_give_back(check_of(o)->copies);
+    zr_bracket_copies_give_back(check_of(o)->copies);
 }
 
 static void close_model_check(struct zr_observer *o)
@@ -451,8 +459,8 @@ static void close_model_check(struct zr_observer *o)
     struct zr_model_check *w = check_of(o);
     zr_info(w->log, "check: %lld operations were checked", (long long)zr_check_n_ops(w->check));
     zr_guard_close(w->guard);
-    zr_places_close(w->copies);
-    free(w->places);
+    zr_bracket_copies_close(w->copies);
+    free(w->regions);
     free(w->turn[0]);
     free(w->turn[1]);
     free(w->open[0]);
@@ -493,9 +501,9 @@ int zr_model_check_open(struct zr_engine *e, const struct zr_engine_parts *parts
     if (!err && !e->plan->placement.model_holds && e->dev->ops->compute_on_caller)
         err = open_guard(w);
     if (!err && !e->plan->placement.model_holds && !e->dev->ops->compute_on_caller)
-        err = zr_places_open(e, &w->copies);
+        err = zr_bracket_copies_open(e, &w->copies);
     if (w->copies)
         zr_info(w->log, "check: %lld bytes of the GPU for the model's copies of its units",
-                (long long)zr_places_need(w->layout));
+                (long long)zr_bracket_copies_need(w->layout));
     return err;
 }

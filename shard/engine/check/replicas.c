@@ -15,23 +15,25 @@
 
 #include <stdlib.h>
 
-/* Compares the tensors [first, end). differ gets two ranks that should be equal and are not, or -1 twice. */
+/* Compares the tensors [first, end) of all groups. all: (n_all) memory for the ranks' digests. differ gets
+ * two ranks that should be equal and are not, or -1 twice. */
 static int compare_tensors(struct zr_engine *e, int32_t first, int32_t end, uint64_t *all, int32_t differ[2])
 {
     uint64_t digest;
     ZR_TRY(zr_digest_tensors(e, first, end, false, &digest));
     ZR_TRY(zr_engine_exchange(e, &digest, sizeof digest, all));
     const struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm;
-    int32_t inner = e->plan->hop[ZR_INNER].size;
+    int32_t group_size = e->plan->hop[ZR_INNER].size;
     differ[0] = differ[1] = -1;
-    for (int32_t p = inner; differ[0] < 0 && p < e->dp; p++) {
-        int32_t a = zr_comm_rank(control, p % inner), b = zr_comm_rank(control, p);
+    for (int32_t p = group_size; differ[0] < 0 && p < e->dp; p++) {
+        int32_t a = zr_comm_rank(control, p % group_size), b = zr_comm_rank(control, p);
         if (all[a] != all[b])
             differ[0] = a, differ[1] = b;
     }
     return 0;
 }
 
+/* Fails with the name of the first tensor that differs. differ: two ranks whose copies differ somewhere. */
 static int report_difference(struct zr_engine *e, uint64_t *all, int32_t differ[2])
 {
     int32_t found[2] = {-1, -1}, t = 0;
@@ -49,6 +51,7 @@ static int report_difference(struct zr_engine *e, uint64_t *all, int32_t differ[
                                  : ", and one of them was changed by something else");
 }
 
+/* Compares the copies of the groups, and names a tensor if they differ. */
 static int compare_groups(struct zr_engine *e)
 {
     uint64_t *all = malloc((size_t)e->n_all * sizeof *all);

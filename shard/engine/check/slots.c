@@ -21,10 +21,14 @@
 #include <string.h>
 #include <xxhash.h>
 
-/* Contents of a slot when the model last got it, or gave it back (gave), and the action. */
-struct held {
+/* Contents of a slot when the model last got it, or gave it back. */
+struct slot_contents {
     uint64_t hash;
-    bool known, gave;
+    /* the slot must not change until it is given again or freed */
+    bool known;
+    /* the model gave it back */
+    bool gave;
+    /* the action that got it or gave it back */
     struct zr_pipe_action by;
 };
 
@@ -42,14 +46,14 @@ struct slot_check {
     /* (slot_bytes) a slot's content; NULL: the host reads and writes slots themselves */
     unsigned char *copy;
     /* (slots) */
-    struct held held[];
+    struct slot_contents contents[];
 };
 
 /* ---- contents of slots ---- */
 
-static struct held *held_of(struct slot_check *c, const void *slot)
+static struct slot_contents *contents_of(struct slot_check *c, const void *slot)
 {
-    return slot ? &c->held[zr_pipe_slot_number(c->o.e, slot)] : NULL;
+    return slot ? &c->contents[zr_pipe_slot_number(c->o.e, slot)] : NULL;
 }
 
 /* Copies to or from a slot in the order of the model's stream, and waits for it. */
@@ -82,10 +86,10 @@ static int hash_slot(struct slot_check *c, const void *slot, uint64_t *hash)
     return 0;
 }
 
-static int hold_slot(struct slot_check *c, const void *slot, bool gave)
+static int note_contents(struct slot_check *c, const void *slot, bool gave)
 {
-    struct held *h = held_of(c, slot);
-    *h = (struct held){.known = true, .gave = gave, .by = c->now.action};
+    struct slot_contents *h = contents_of(c, slot);
+    *h = (struct slot_contents){.known = true, .gave = gave, .by = c->now.action};
     return hash_slot(c, slot, &h->hash);
 }
 
@@ -103,7 +107,7 @@ static struct action_text text_of(const struct zr_pipe_action *a)
 
 static int compare_slot(struct slot_check *c, const void *slot, const char *name)
 {
-    const struct held *h = held_of(c, slot);
+    const struct slot_contents *h = contents_of(c, slot);
     uint64_t hash;
     if (!h || !h->known)
         return 0;
@@ -179,11 +183,11 @@ static int slots_begin(struct zr_observer *o, const struct zr_grant *g)
     ZR_TRY(compare_slot(c, s->in, "a.in"));
     ZR_TRY(compare_slot(c, s->kept, "a.in"));
     ZR_TRY(compare_slot(c, s->out, "a.out"));
-    if (s->in && !held_of(c, s->in)->known)
-        ZR_TRY(hold_slot(c, s->in, false));
+    if (s->in && !contents_of(c, s->in)->known)
+        ZR_TRY(note_contents(c, s->in, false));
     if (!s->out)
         return 0;
-    held_of(c, s->out)->known = false;
+    contents_of(c, s->out)->known = false;
     return fill_slot(c, s->out);
 }
 
@@ -197,14 +201,14 @@ static int slots_end(struct zr_observer *o, const struct zr_grant *g)
     ZR_TRY(compare_slot(c, s->kept, "a.kept"));
     if (s->out) {
         ZR_TRY(check_written(c, s->out));
-        ZR_TRY(hold_slot(c, s->out, true));
+        ZR_TRY(note_contents(c, s->out, true));
     }
     /* A slot that may be written again need not stay unchanged any more. */
     bool over = zr_pipe_gives_weights(s->action.kind) || c->evaluates;
     if (s->in && over)
-        held_of(c, s->in)->known = false;
+        contents_of(c, s->in)->known = false;
     if (s->kept && over)
-        held_of(c, s->kept)->known = false;
+        contents_of(c, s->kept)->known = false;
     return 0;
 }
 
@@ -226,7 +230,7 @@ int zr_slots_open(struct zr_engine *e, const struct zr_engine_parts *parts)
     if (!e->opt.check || !e->m.pipe)
         return 0;
     ZR_TRY(zr_observer_new(e, &ops, sizeof(struct slot_check), zr_pipe_room_bytes(room) / room->slot_bytes,
-                           sizeof(struct held), &o));
+                           sizeof(struct slot_contents), &o));
     struct slot_check *c = (struct slot_check *)o;
     c->room = *room;
     ZR_TRY(ZR_ALLOC(c->first_bytes, n, "the check of a pipeline's slots"));

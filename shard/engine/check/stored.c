@@ -24,23 +24,25 @@ static int fill(struct zr_observer *o, const struct zr_flat *f, const struct zr_
     return 0;
 }
 
+/* What an element holds. THE_NAN: the one that it was filled with. */
 enum seen { A_NUMBER, A_NAN, THE_NAN };
 
-/* Ignores the sign, which may have changed. */
+/* Tells what an element holds. Ignores the sign, which may have changed. */
 static enum seen look_at_stored(enum zero_dtype dtype, const char *at)
 {
     uint32_t word;
-    uint16_t half;
+    uint16_t bits16;
     if (dtype == ZERO_F32) {
         memcpy(&word, at, sizeof word);
         word &= 0x7fffffff;
         return word == 0x7fffffff ? THE_NAN : word > 0x7f800000 ? A_NAN : A_NUMBER;
     }
-    memcpy(&half, at, sizeof half);
-    half &= 0x7fff;
-    return half == 0x7fff ? THE_NAN : half > (dtype == ZERO_BF16 ? 0x7f80 : 0x7c00) ? A_NAN : A_NUMBER;
+    memcpy(&bits16, at, sizeof bits16);
+    bits16 &= 0x7fff;
+    return bits16 == 0x7fff ? THE_NAN : bits16 > (dtype == ZERO_BF16 ? 0x7f80 : 0x7c00) ? A_NAN : A_NUMBER;
 }
 
+/* Checks that backward wrote each element of a tensor with ZERO_GRAD_OVERWRITE. */
 static int look_at_piece(struct zr_observer *o, const struct zr_flat *f, const struct zr_piece *p, char *full)
 {
     const struct zr_tensor *t = &o->e->layout->tensors[p->tensor];
@@ -81,8 +83,8 @@ static int64_t gap_of(const struct zr_layout *l, const struct zr_flat *f, const 
     return first;
 }
 
-/* If the gradient was sent as bf16, it was narrowed in place, which moved the pieces together. A gradient
- * that backward overwrites has not been zeroed since. */
+/* Clears the gap. If the gradient was sent as bf16, it was narrowed in place, which moved the pieces
+ * together, and a gradient that backward overwrites has not been zeroed since. */
 static int clear_behind(struct zr_observer *o, const struct zr_flat *f, const struct zr_piece *p, char *full)
 {
     int64_t end, first = gap_of(o->e->layout, f, p, &end);
@@ -90,6 +92,7 @@ static int clear_behind(struct zr_observer *o, const struct zr_flat *f, const st
     return 0;
 }
 
+/* Checks that the gap is still zero. */
 static int look_behind(struct zr_observer *o, const struct zr_flat *f, const struct zr_piece *p, char *full)
 {
     int64_t end, first = gap_of(o->e->layout, f, p, &end);
