@@ -322,9 +322,8 @@ void gpt2_embed_forward(struct gpt2 *m)
     enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
     if (m->config.tp > 1) {
         real *embedded = m->config.sequence ? m->acts.all : m->acts.embedded;
-        RUN(m, gpt2_vocab_embed(m->compute, embedded, m->batch.tokens, m->params.wte,
-                                m->part == 0 ? m->params.wpe : NULL, m->B, m->config.context,
-                                m->config.channels));
+        LAYER(m, embedding_forward, embedded, m->batch.tokens, m->params.wte,
+              m->part == 0 ? m->params.wpe : NULL, m->B, m->config.context, m->config.channels);
         if (m->config.sequence)
             RUN(m, m->scatter(m->sum_arg, m->acts.embedded, embedded, gpt2_own_rows(m) * m->config.channels));
         else
@@ -392,13 +391,12 @@ static void loss_of_parts(struct gpt2 *m, int64_t b)
     float *top = m->stats.rows, *total = top + T, *wanted = total + T;
     const int32_t *targets = m->batch.targets + b * T;
     const struct gpt2_label label = label_of(&m->config);
-    RUN(m, gpt2_vocab_top(m->compute, top, m->stats.logits, T, n_ids(m), ld));
+    LAYER(m, vocab_top, top, m->stats.logits, T, n_ids(m), ld);
     RUN(m, m->reduce(m->sum_arg, top, T, true));
-    RUN(m, gpt2_vocab_exponentials(m->compute, m->stats.logits, total, wanted, top, targets, T, n_ids(m), ld,
-                                   label));
+    LAYER(m, vocab_exponentials, m->stats.logits, total, wanted, top, targets, T, n_ids(m), ld, label);
     RUN(m, m->reduce(m->sum_arg, total, 2 * T, false));
-    RUN(m, gpt2_vocab_loss(m->compute, m->acts.dlogits + b * T * ld, m->losses + b * T, m->stats.logits,
-                           total, wanted, targets, T, n_ids(m), U, ld, label, 1.0f / (float)(m->B * T)));
+    LAYER(m, vocab_loss, m->acts.dlogits + b * T * ld, m->losses + b * T, m->stats.logits, total, wanted,
+          targets, T, n_ids(m), U, ld, label, 1.0f / (float)(m->B * T));
 }
 
 void gpt2_head_forward(struct gpt2 *m)

@@ -123,7 +123,7 @@ struct gpt2 {
     /* Tensor parallelism; set before forward if config.tp is above 1. All functions return 0 or a zero_err.
      *   part     this rank's number
      *   sum      adds x (n) over the ranks, in place, on compute's stream
-     *   reduce   takes the sum or the maximum of each element of x (n), on the host
+     *   reduce   takes the sum or the maximum of each element of x (n), in place, on compute's stream
      *   gather   concatenates every rank's n elements of src in dst (with config.sequence)
      *   scatter  writes this rank's n elements of the sum of src to dst (with config.sequence)
      * For gather and scatter, the smaller array may lie at its position in the larger one. */
