@@ -92,10 +92,12 @@ static int find_stages(struct zr_schedule *s, const struct zr_layout *l)
 }
 
 /* Copies this rank's row of a checked schedule, and counts the message slots that it needs. */
-static int take_row(struct zr_schedule *s, const struct zr_pipeline *all, struct zr_walk_row *row)
+static int take_row(struct zr_schedule *s, struct zr_pipeline *all, struct zr_walk_row *row)
 {
     int32_t n_onward, n_back;
     ZR_TRY(zr_pipeline_slots(all, &n_onward, &n_back));
+    if (row == &s->walk.step && s->room.tied_bytes)
+        ZR_TRY(zr_pipeline_place_ties(all, &s->room.n_tied));
     s->room.n_onward = (int32_t)zr_max(s->room.n_onward, n_onward);
     s->room.n_back = (int32_t)zr_max(s->room.n_back, n_back);
     row->n = all->rows[s->walk.pp_at].n;
@@ -106,7 +108,7 @@ static int take_row(struct zr_schedule *s, const struct zr_pipeline *all, struct
 
 /* Checks a schedule and takes this rank's row. Gradients must be added in the order of micro-batches, so that
  * sums have the bits of a program without a pipeline. */
-static int check_row(struct zr_schedule *s, const struct zr_pipeline *all, struct zr_walk_row *row)
+static int check_row(struct zr_schedule *s, struct zr_pipeline *all, struct zr_walk_row *row)
 {
     struct zr_pipe_report report;
     ZR_TRY(zr_pipeline_check(all, zr_pipe_assumed_cost(), &report));
@@ -287,11 +289,6 @@ static int check_stages(const struct zr_config *c)
                        "pp is %d and stages_per_rank %d, but activation_bytes is 0; allowed: the bytes of "
                        "one micro-batch that a stage gives to the next",
                        c->options.pp, c->user.pipeline.stages_per_rank);
-    if (c->user.pipeline.stages_per_rank > 1 && c->user.device == ZERO_DEVICE_CUDA)
-        return zr_fail(ZERO_ERR_NOTSUP,
-                       "stages_per_rank is %d, but device is cuda, which has no pipeline stages yet; "
-                       "allowed: stages_per_rank 1, or device host",
-                       c->user.pipeline.stages_per_rank);
     if (c->user.pipeline.schedule == ZERO_SCHEDULE_1F1B && !c->user.pipeline.schedule_file &&
         c->user.pipeline.stages_per_rank > 1)
         return zr_fail(ZERO_ERR_ARG,
@@ -339,6 +336,7 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
         return 0;
     s->room.pp = s->walk.pp;
     s->room.per_rank = s->walk.per_rank;
+    s->room.tied_bytes = zr_round_up(zr_ties_bytes(l), 4096);
     int err = check_stages(c);
     if (!err)
         err = find_stages(s, l);
@@ -348,7 +346,7 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
         err = make_row(s, kind_of(c), false, &s->walk.step);
     if (!err)
         err = make_row(s, kind_of_evaluation(c, &s->walk), true, &s->walk.evaluation);
-    if (!err && s->room.n_tied == 0 && zr_ties_bytes(l) > 0)
+    if (!err && s->room.n_tied == 0 && s->room.tied_bytes)
         err = zr_fail(ZERO_ERR_ARG, "a tensor is ZERO_TIED, but in this schedule the first stage computes "
                                     "weight gradients of a micro-batch before the last stage can send its "
                                     "part; allowed: a schedule in which the last stage's part comes first");
@@ -359,7 +357,6 @@ int zr_schedule_make(struct zr_config *c, const struct zr_layout *l, struct zr_s
     s->room.activation_bytes = c->user.pipeline.activation_bytes;
     s->room.guard_bytes = o->check ? 4096 : 0;
     s->room.slot_bytes = zr_round_up(c->user.pipeline.activation_bytes, 4096) + s->room.guard_bytes;
-    s->room.tied_bytes = zr_round_up(zr_ties_bytes(l), 4096);
     if (!o->deterministic && s->walk.n_micro > 1) {
         s->room.tied_sum_bytes = zr_round_up(zr_ties_sum_bytes(l), 4096);
         s->room.n_summed = s->walk.n_micro;

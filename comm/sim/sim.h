@@ -11,16 +11,18 @@
 
 /* Checks the order in which ranks issue collectives over all communicators.
  *
- * As NCCL requires, the order must be the same on all ranks of a class. Each rank must issue from one thread,
- * or from threads that are ordered. The model's thread has an order separate from the loop's: it moves
- * activations and tied tensors. On one communicator collectives must also run in order: on one stream, or on
- * streams that wait.
+ * As NCCL requires, the order must be the same on all ranks of a class, and all ranks must issue theirs in
+ * one order of all collectives. Each rank must issue from one thread, or from threads that are ordered. On
+ * one communicator collectives must also run in order: on one stream, or on streams that wait.
  *
  * class_of has (world) the class of each rank, from 0. Ranks of a class have the same part of the same
  * pipeline stage. NULL: there is one class. Open one order for each world. Returns NULL if there is no
  * memory. */
 struct zr_sim_order;
 struct zr_sim_order *zr_sim_order_open(struct zr_sim *w, const int32_t *class_of);
+/* Call when all ranks have ended without a failure. Reports it if some collectives have no place in an order
+ * of all ranks: each rank of a circle issues a collective before one that the next rank issues first. */
+void zr_sim_order_end(const struct zr_sim_order *o, struct zr_sim *w);
 /* Call after the world was closed. NULL is allowed. */
 void zr_sim_order_close(struct zr_sim_order *o);
 

@@ -52,6 +52,8 @@ struct zr_sim_tiers {
 struct zr_sim_comm_world {
     struct zr_sim *w;
     struct zr_sim_order *order;
+    /* Ranks whose next collective, in the order of all ranks, is one of this communicator (sim_order.c). */
+    int n_first;
     /* The recorder of w. */
     struct zr_recorder *rec;
     enum zr_role role;
@@ -151,7 +153,8 @@ void zr_sim_agree_half(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, in
 void zr_sim_broadcast_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me);
 
 /* sim_order.c: notes that rank (of the world) issues p, its k-th collective over all communicators. Reports
- * it if the k-th collective of other ranks differs. */
+ * it if the k-th collective of other ranks of its class differs, or if nothing orders the threads that issued
+ * the rank's last two. */
 void zr_sim_order_keep(struct zr_sim_comm_world *d, int rank, const struct zr_post *p);
 /* Notes that a stream has come to p. Reports a race if nothing orders the rank's previous collective on this
  * communicator before it. */

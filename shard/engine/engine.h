@@ -8,7 +8,7 @@
  *
  * The model's thread runs the core itself. A decision costs less than handing it over, needs no lock, and
  * cannot depend on the loop's timing. The loop's thread only issues jobs, in the order of the queue, and does
- * not wait.
+ * not wait. The model's thread issues jobs, too, before an operation of its own.
  *
  * Functions are for the model's thread unless they say otherwise. */
 #ifndef ZR_SHARD_ENGINE_H
@@ -93,10 +93,10 @@ int zr_engine_allocate(struct zr_engine *e);
  * are left behind then, and all that they use must be left too. */
 bool zr_engine_close(struct zr_engine *e);
 
-/* Carries out one job. arg is the engine. For the loop's thread. */
+/* Carries out one job. arg is the engine. For zr_loop_open. */
 void zr_engine_issue(void *arg, const struct zr_job *job);
-/* For zr_loop_ask: whether the loop's thread can carry out the job without a wait. arg is the engine. */
-bool zr_engine_is_ready(void *arg, const struct zr_job *job);
+/* For zr_loop_ask: whether a thread can carry out the job without a wait. arg is the engine. */
+bool zr_engine_is_ready(void *arg, const struct zr_job *job, bool is_loop);
 
 /* For zr_loop_limit: the loop has not moved for ms. Fails the engine, and names the job. arg is the engine.
  */
@@ -341,13 +341,13 @@ int zr_engine_pipe_done(struct zr_engine *e, const struct zr_pipe_message *m);
 
 /* ---- tied tensors, which the first and the last stage share (tied.c); no effect without them ---- */
 
-/* On the first stage: starts to receive what the last stage sends, for as many of the step's n_micro
- * micro-batches as there are slots. */
-int zr_engine_tied_expect(struct zr_engine *e, int32_t n_micro);
+/* Starts to move the micro-batch's gradients from the last stage to the first: on the last stage after the
+ * action, on the first before it. If the last stage sends sums, they move with the last micro-batch. */
+int zr_engine_tied_move(struct zr_engine *e, int32_t micro_batch);
 /* Begins a backward action. The last stage's model gets zeroed memory for its gradients once there is room.
  * Brackets of the first stage begin with the gradients that were received. */
 int zr_engine_tied_begin(struct zr_engine *e, int32_t micro_batch);
-/* Ends the action, and sends what the last stage has written. If the unit was bracketed there and not here,
+/* Ends the action. If the unit was bracketed there and not here,
  * the first stage makes the bracket. ZERO_ERR_ORDER: the last stage's model wrote such a gradient outside a
  * bracket, or assigned its *grad. Nothing has changed then. */
 int zr_engine_tied_end(struct zr_engine *e);

@@ -3,7 +3,7 @@
  *
  * Each of three members of struct zr_engine belongs to a thread:
  *   m   the model's thread
- *   i   the thread that carries out jobs: the loop's, or without a loop the model's
+ *   i   the thread that carries out jobs just now: the loop's or the model's
  *   s   any thread, by locks and atomics
  * The other members do not change once the engine is allocated. Only zr_jobs_push passes data from m to i, in
  * a job (struct zr_job). events.h lists the events between streams.
@@ -68,7 +68,7 @@ struct zr_model_side {
     struct zr_tied *tied;
 };
 
-/* State of the thread that carries out jobs: the loop's, or without a loop the model's. */
+/* State of the thread that carries out jobs just now: the loop's or the model's. */
 struct zr_issuer {
     /* (n_flats) */
     struct zr_gather_seg *gather_segs;
@@ -209,13 +209,18 @@ void zr_tied_forget(struct zr_engine *e);
 int zr_tp_open(struct zr_engine *e);
 int zr_tp_allocate(struct zr_engine *e);
 int zr_compare_tp_open(struct zr_engine *e);
-/* Gives the bytes of every tp rank to all. *all: those of rank 0, 1, ..., until the next collective over
- * tp. */
+/* Gives the bytes of every tp rank to all, at most ZR_EXCHANGE_BYTES of each, and waits for them. mine is in
+ * any memory. *all: those of rank 0, 1, ..., in e->words. */
 int zr_tp_exchange(struct zr_engine *e, const void *mine, int64_t bytes, const struct zr_tag *tag,
                    const void **all);
 /* Sums, on the model's stream, the unit's gradients that are partial on each tp rank (partial in struct
  * zr_tensor). They must be complete in that slot. *any: whether the unit has such a gradient. */
 int zr_tp_sum_grads(struct zr_engine *e, int32_t unit, int32_t slot, bool *any);
+
+/* At the end of a step, compares the partial gradients that it has summed, in the steps that compare. */
+int zr_tp_compare_partial(struct zr_engine *e);
+/* Returns memory of the device, for the reduce stream. */
+struct zr_shard_digest *zr_tp_shard_digest(const struct zr_engine *e);
 
 /* Returns the tag of a collective over tp. The call, n and kind must be equal on all ranks of tp. kind: a
  * dtype, a root, a unit, or anything else that must be equal. */
@@ -332,6 +337,10 @@ void zr_jobs_kick(struct zr_engine *e);
  * wait for them works. Returns the failure of the engine, if any; the job may not have been carried out
  * then. */
 int zr_jobs_await(struct zr_engine *e, uint64_t job);
+/* Every operation on a communicator takes its turn here. One that the model's thread issues itself comes
+ * after all jobs so far, which this thread carries out if the loop has not. So a rank issues all operations
+ * in the order of its program, whatever thread issues them. Inside a job this does nothing. */
+int zr_jobs_take_turn(struct zr_engine *e);
 /* Return the number of a job, 0: there was none. The last one that writes the unit's parameters; that uses
  * the gradient with that index (zr_grad_index); the last NORM; and the last of all. */
 uint64_t zr_job_writing_params(const struct zr_engine *e, int32_t unit);
@@ -384,10 +393,9 @@ void zr_close_grads(struct zr_engine *e, int32_t unit, bool reducing);
  * if there is none left. sums_too: steps have used gradients that are summed where backward writes them. */
 int32_t zr_return_next_grad(struct zr_engine *e, bool sums_too);
 
-/* compare_tp.c: adds this rank's part of a tensor, weights and master weights, to a hash. buffer has
- * ZR_DIGEST_BYTES of host memory. */
-enum { ZR_DIGEST_BYTES = 1 << 20 };
-int zr_digest_tensor(struct zr_engine *e, char *buffer, int32_t tensor, uint64_t *hash);
+/* compare_tp.c: computes a digest of this rank's part of the tensors [first, end), weights and master
+ * weights, and waits for it. whole_only: leaves out tensors that are cut over tp. */
+int zr_digest_tensors(struct zr_engine *e, int32_t first, int32_t end, bool whole_only, uint64_t *digest);
 /* Whether ranks compare their copies in this step (cfg.debug.check): 1, 2, 4, 8 and so on, and every 64th. */
 bool zr_compare_is_due(const struct zr_engine *e);
 

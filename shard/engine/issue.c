@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* issue.c: carries out jobs on the loop's thread. A job becomes waits, collectives and kernels on a stream:
- * the gather or the reduce stream, or with groups one of the two that move data between groups. The stream
- * does the work later. Nothing here waits for it. */
+/* issue.c: carries out jobs, on the loop's thread or the model's. A job becomes waits, collectives and
+ * kernels on a stream: the gather or the reduce stream, or with groups one of the two that move data between
+ * groups. The stream does the work later. Nothing here waits for it. */
 #include "shard/engine/issue.h"
 #include "comm/flight.h"
 
@@ -237,7 +237,7 @@ int64_t zr_room_of(const struct zr_engine *e, enum zr_action_kind kind, int32_t 
     const int64_t n_folds = e->plan->n_sums - 1,
                   usual = OPS_OF_JOB + (OPS_OF_FLAT + n_folds) * (int64_t)e->most_segs;
     if (kind == ZR_ACT_NORM)
-        return usual + count_pieces(e, l->flats, l->n_flats, ZR_LEVEL_FINE);
+        return usual + count_pieces(e, l->flats, l->n_flats, ZR_LEVEL_FINE) + zr_tp_digest_ops(e);
     if (kind == ZR_ACT_SNAPSHOT)
         return usual + (e->plan->n_states - ZR_VALUE_PARAM) * (int64_t)l->n_flats;
     if (kind != ZR_ACT_UPDATE)
@@ -284,20 +284,34 @@ bool zr_room_for(const struct zr_engine *e, const struct zr_action *a)
     return zr_stream_has_room(e->dev, e->reduce_stream, zr_room_of(e, (enum zr_action_kind)a->kind, a->unit));
 }
 
+/* Whether carrying out the job calls optim.update on the calling thread. */
+static bool calls_program(const struct zr_engine *e, const struct zr_job *job)
+{
+    return job->action.kind == ZR_ACT_UPDATE && e->opt.update && !e->dev->ops->host_memory;
+}
+
 /* Whether the job is an update by the program that may not be called yet. On a GPU optim.update puts kernels
  * on the stream itself. It is called only when it is known that the step is not skipped. */
 static bool awaits_norm(struct zr_engine *e, const struct zr_job *job)
 {
-    bool by_program = job->action.kind == ZR_ACT_UPDATE && e->opt.update && !e->dev->ops->host_memory;
-    return by_program && e->dev->ops->event_query(e->ev.step_norm) == 0 && zr_engine_status(e) == 0;
+    return calls_program(e, job) && e->dev->ops->event_query(e->ev.step_norm) == 0 &&
+           zr_engine_status(e) == 0;
 }
 
-/* Jobs of a failed engine are always ready, because they do nothing. */
-bool zr_engine_is_ready(void *arg, const struct zr_job *job)
+/* A job that is not ready holds up everything behind it, so it waits only for what comes before it. Room
+ * appears when this rank's earlier operations end, and the norm is known when an earlier job is over. Both
+ * happen whatever is issued later, because all ranks issue their operations in one order
+ * (comm/sim/sim_order.c).
+ *
+ * Jobs of a failed engine are always ready, because they do nothing. A job that calls the program is left to
+ * the loop's thread, because the model's thread notices if that one never returns. */
+bool zr_engine_is_ready(void *arg, const struct zr_job *job, bool is_loop)
 {
     struct zr_engine *e = arg;
     if (zr_engine_has_failed(e))
         return true;
+    if (!is_loop && calls_program(e, job))
+        return false;
     return zr_roles_have_room(e, MAX_JOB_OPS) && zr_room_for(e, &job->action) && !awaits_norm(e, job);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* jobs.c: gives the loop's thread its jobs, and knows which job last touched what. Without a loop, the
- * model's thread carries jobs out at once. */
+/* jobs.c: queues jobs, and knows which job last touched what. They are usually carried out by the loop's
+ * thread. Without a loop, the model's thread carries them out at once. */
 #include "comm/flight.h"
 #include "shard/engine/internal.h"
 
@@ -96,6 +96,14 @@ int zr_jobs_await(struct zr_engine *e, uint64_t job)
         zr_jobs_kick(e);
         zr_loop_await(e->loop, job);
     }
+    return zr_engine_has_failed(e) ? zr_engine_status(e) : 0;
+}
+
+int zr_jobs_take_turn(struct zr_engine *e)
+{
+    if (!e->loop || zr_loop_is_inside(e->loop))
+        return 0;
+    zr_loop_drain(e->loop);
     return zr_engine_has_failed(e) ? zr_engine_status(e) : 0;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* loop.c: the loop's thread, and the queue of jobs for it. */
+/* loop.c: the loop's thread, and the queue of jobs. */
 #include "shard/engine/loop.h"
 #include "kernels/alloc.h"
 #include "kernels/limits.h"
@@ -12,9 +12,13 @@
 
 enum {
     SLICE_MS = 50,       /* how often a wait looks whether the loop has moved */
+    DRAIN_TRIES = 200,   /* of zr_loop_drain, before it waits for the loop's thread */
     CLOSE_MS = 5000,     /* least time for the thread to end */
     LOOP_DESCRIPTORS = 6 /* of the first loop of a process: poll, signals and wake-up */
 };
+
+/* The loop whose thread this is, and the loop whose job this thread is carrying out. */
+static _Thread_local const struct zr_loop *own, *inside;
 
 struct zr_loop {
     uv_loop_t uv;
@@ -24,9 +28,10 @@ struct zr_loop {
     int64_t spin_ns;
 
     void (*issue)(void *arg, const struct zr_job *job);
-    bool (*ready)(void *arg, const struct zr_job *job); /* NULL: every job is ready */
+    bool (*ready)(void *arg, const struct zr_job *job, bool is_loop); /* NULL: every job is ready */
     void *arg;
 
+    uv_mutex_t issuing; /* held by the thread that carries out jobs */
     uint64_t mask;
     struct zr_job *ring; /* (mask + 1) */
     _Atomic uint64_t n_pushed, n_issued;
@@ -53,7 +58,7 @@ struct zr_loop {
     struct zr_loop_driver driver;
 };
 
-void zr_loop_ask(struct zr_loop *l, bool (*ready)(void *arg, const struct zr_job *job))
+void zr_loop_ask(struct zr_loop *l, bool (*ready)(void *arg, const struct zr_job *job, bool is_loop))
 {
     l->ready = ready;
 }
@@ -70,27 +75,40 @@ uv_loop_t *zr_loop_uv(struct zr_loop *l)
     return &l->uv;
 }
 
-/* Counts a move of the loop. Only its thread calls this. */
+/* Counts a move of the loop, or a job of either thread. */
 static void turn(struct zr_loop *l)
 {
-    uint64_t n = atomic_load_explicit(&l->turns, memory_order_relaxed);
-    atomic_store_explicit(&l->turns, n + 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&l->turns, 1, memory_order_relaxed);
 }
 
-/* Carries out jobs up to the first that is not ready. *held: whether there is such a job. */
-static bool issue_all(struct zr_loop *l, bool *held)
+static void issue_one(struct zr_loop *l, const struct zr_job *job)
+{
+    const struct zr_loop *outer = inside;
+    inside = l;
+    l->issue(l->arg, job);
+    inside = outer;
+}
+
+bool zr_loop_is_own(const struct zr_loop *l)
+{
+    return own == l;
+}
+
+bool zr_loop_is_inside(const struct zr_loop *l)
+{
+    return inside == l;
+}
+
+/* Carries out jobs up to the first that is not ready. The calling thread holds the lock. Returns whether such
+ * a job is left. */
+static bool issue_ready(struct zr_loop *l, bool is_loop)
 {
     uint64_t done = atomic_load_explicit(&l->n_issued, memory_order_relaxed);
     uint64_t pushed = atomic_load_explicit(&l->n_pushed, memory_order_acquire);
-    *held = false;
-    turn(l);
-    if (done == pushed)
-        return false;
     for (; done < pushed; done++) {
-        *held = l->ready && !l->ready(l->arg, &l->ring[done & l->mask]);
-        if (*held)
-            break;
-        l->issue(l->arg, &l->ring[done & l->mask]);
+        if (l->ready && !l->ready(l->arg, &l->ring[done & l->mask], is_loop))
+            return true;
+        issue_one(l, &l->ring[done & l->mask]);
         turn(l);
         /* Sequentially consistent against waited_for: either the waiter sees the count or we see the waiter.
          */
@@ -101,6 +119,21 @@ static bool issue_all(struct zr_loop *l, bool *held)
             uv_mutex_unlock(&l->lock);
         }
     }
+    return false;
+}
+
+/* Carries out jobs, unless the other thread is doing so. Neither thread waits for the other here. *held:
+ * whether jobs may be left. */
+static bool issue_all(struct zr_loop *l, bool is_loop, bool *held)
+{
+    *held = false;
+    if (atomic_load_explicit(&l->n_issued, memory_order_acquire) == atomic_load(&l->n_pushed))
+        return false;
+    *held = true;
+    if (uv_mutex_trylock(&l->issuing))
+        return false;
+    *held = issue_ready(l, is_loop);
+    uv_mutex_unlock(&l->issuing);
     return true;
 }
 
@@ -110,7 +143,8 @@ static void on_wake(uv_async_t *a)
     atomic_store(&l->asleep, false);
     int64_t until = 0;
     for (;;) {
-        bool held, issued = issue_all(l, &held);
+        turn(l);
+        bool held, issued = issue_all(l, true, &held);
         if (held) { /* sockets are served first, then the job is tried again */
             const struct timespec nap = {.tv_nsec = 20000};
             nanosleep(&nap, NULL);
@@ -148,11 +182,22 @@ static int open_queue(int32_t n_jobs, void (*issue)(void *, const struct zr_job 
     while (l->mask + 1 < (uint64_t)n_jobs)
         l->mask = l->mask << 1 | 1;
     int err = ZR_ZALLOC(l->ring, (int64_t)l->mask + 1, "a queue of %d jobs", n_jobs);
-    if (err)
+    if (err) {
         free(l);
-    else
-        *out = l;
-    return err;
+        return err;
+    }
+    uv_mutex_init(&l->issuing);
+    *out = l;
+    return 0;
+}
+
+static void close_queue(struct zr_loop *l)
+{
+    if (inside == l) /* a simulated rank died in a job */
+        inside = NULL;
+    uv_mutex_destroy(&l->issuing);
+    free(l->ring);
+    free(l);
 }
 
 int zr_loop_open_driven(int32_t n_jobs, void (*issue)(void *, const struct zr_job *), void *arg,
@@ -171,7 +216,7 @@ uint64_t zr_loop_issue_next(struct zr_loop *l)
     uint64_t done = atomic_load(&l->n_issued);
     if (done == atomic_load(&l->n_pushed))
         return 0;
-    l->issue(l->arg, &l->ring[done & l->mask]);
+    issue_one(l, &l->ring[done & l->mask]);
     atomic_store(&l->n_issued, done + 1);
     return done + 1;
 }
@@ -190,15 +235,13 @@ int zr_loop_open(int32_t n_jobs, void (*issue)(void *, const struct zr_job *), v
         err = uv_loop_init(&l->uv);
     if (err) {
         char why[ZR_SYSTEM_WORDS];
-        free(l->ring);
-        free(l);
+        close_queue(l);
         return zr_fail(ZERO_ERR_SYSTEM, "uv_loop_init: %s", zr_limit_words(-err, uv_strerror(err), why));
     }
     err = uv_async_init(&l->uv, &l->wake, on_wake);
     if (err) {
         uv_loop_close(&l->uv);
-        free(l->ring);
-        free(l);
+        close_queue(l);
         return zr_fail(ZERO_ERR_SYSTEM, "uv_async_init: %s", uv_strerror(err));
     }
     l->wake.data = l;
@@ -213,6 +256,7 @@ int zr_loop_open(int32_t n_jobs, void (*issue)(void *, const struct zr_job *), v
 static void run(void *arg)
 {
     struct zr_loop *l = arg;
+    own = l;
     if (l->on_start)
         l->on_start(l->start_arg);
     uv_run(&l->uv, UV_RUN_DEFAULT);
@@ -330,6 +374,24 @@ bool zr_loop_await(struct zr_loop *l, uint64_t number)
     return issued;
 }
 
+bool zr_loop_drain(struct zr_loop *l)
+{
+    uint64_t number = atomic_load_explicit(&l->n_pushed, memory_order_relaxed);
+    bool held;
+    if (l->driven) {
+        l->driver.awaited(l->driver.arg, number);
+        return true;
+    }
+    /* If the loop's thread carries out a job just now, it usually takes no longer than this. */
+    for (int i = 0; i < DRAIN_TRIES && !l->is_stuck; i++) {
+        issue_all(l, false, &held);
+        if (zr_loop_issued(l, number))
+            return true;
+    }
+    zr_loop_kick(l);
+    return zr_loop_await(l, number);
+}
+
 /* Waits for the thread of a loop that is stopping. Returns false if it does not end. */
 static bool has_ended(struct zr_loop *l)
 {
@@ -349,8 +411,7 @@ bool zr_loop_close(struct zr_loop *l, void (*on_stop)(void *), void *arg)
     if (!l)
         return true;
     if (l->driven) {
-        free(l->ring);
-        free(l);
+        close_queue(l);
         return true;
     }
     l->on_stop = on_stop;
@@ -370,7 +431,6 @@ bool zr_loop_close(struct zr_loop *l, void (*on_stop)(void *), void *arg)
     uv_loop_close(&l->uv);
     uv_mutex_destroy(&l->lock);
     uv_cond_destroy(&l->issued);
-    free(l->ring);
-    free(l);
+    close_queue(l);
     return true;
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* loop.h: the libuv loop on its thread, and the queue through which the model's thread gives it jobs.
+/* loop.h: the libuv loop on its thread, and the queue of jobs from the model's thread.
  *
- * There is one producer (the model's thread) and one consumer (the loop's thread). Jobs are carried out in
- * order. The model's thread waits for the loop only if the queue is full, or to learn that a job has been
- * carried out (zr_loop_await).
+ * The model's thread alone pushes jobs. They are carried out in order, one at a time: usually by the loop's
+ * thread, or by the model's thread when it needs the queue to be empty (zr_loop_drain). A lock says whose
+ * turn it is, and no thread waits for it. The model's thread waits for the loop only if the queue is full, or
+ * until a job has been carried out (zr_loop_await).
  *
  * Waking a loop costs a system call. So the producer makes it only when the loop has announced that it is
  * about to sleep.
@@ -45,13 +46,14 @@ struct zr_job {
 
 struct zr_loop;
 
-/* Opens a loop. It calls issue on its thread for each job. n_jobs: capacity, rounded up to a power of two. */
+/* Opens a loop. It calls issue for each job, on one thread at a time. n_jobs: capacity, rounded up to a power
+ * of two. */
 int zr_loop_open(int32_t n_jobs, void (*issue)(void *arg, const struct zr_job *job), void *arg,
                  struct zr_loop **out);
-/* Makes the loop's thread call ready before each job. While ready returns false, the job and those behind it
- * stay queued, and the loop serves other handles, because a job must not wait for what these bring. Before
- * zr_loop_start. */
-void zr_loop_ask(struct zr_loop *l, bool (*ready)(void *arg, const struct zr_job *job));
+/* Makes both threads call ready before each job. is_loop: the calling thread is the loop's. While ready
+ * returns false, the job and those behind it stay queued, and the loop serves other handles, because a job
+ * must not wait for what these bring. Nor may it wait for what a later job brings. Before zr_loop_start. */
+void zr_loop_ask(struct zr_loop *l, bool (*ready)(void *arg, const struct zr_job *job, bool is_loop));
 /* Limits how long the loop may be in one job, or in one handle, while the model's thread waits for it. After
  * limit_ms the waiting thread calls stuck once, and nothing waits for the loop any more. A job that is not
  * ready does not count. ms: how long the loop has not moved. Without this call waits have no end. Before
@@ -80,6 +82,12 @@ uint64_t zr_loop_push(struct zr_loop *l, const struct zr_job *job);
 void zr_loop_kick(struct zr_loop *l);
 /* Blocks until job `number` has been carried out. Returns false if the loop is stuck and has not done so. */
 bool zr_loop_await(struct zr_loop *l, uint64_t number);
+/* Returns once the queue is empty. The calling thread, which is the one that pushes, carries out the jobs
+ * that are ready. It waits for the loop's thread only for the others. Returns false if the loop is stuck. */
+bool zr_loop_drain(struct zr_loop *l);
+/* Whether the calling thread is the loop's; whether it is carrying out a job of the loop. */
+bool zr_loop_is_own(const struct zr_loop *l);
+bool zr_loop_is_inside(const struct zr_loop *l);
 /* Whether job `number` has been carried out. */
 bool zr_loop_issued(const struct zr_loop *l, uint64_t number);
 /* Carries out queued jobs, calls on_stop on the loop's thread (where other handles can be closed), joins the

@@ -49,14 +49,15 @@ void zr_roles_streams(struct zr_engine *e)
 
 /* ---- collectives ---- */
 
-/* Records an operation that is about to be put on the role's communicator. Returns the tag for the
- * communicator. */
-static struct zr_tag mark(struct zr_engine *e, enum zr_role role, enum zr_op op, int64_t bytes,
-                          const struct zr_tag *tag)
+/* Records an operation that is about to be put on the role's communicator, when its turn has come. *marked:
+ * the tag for the communicator. */
+static int mark(struct zr_engine *e, enum zr_role role, enum zr_op op, int64_t bytes,
+                const struct zr_tag *tag, struct zr_tag *marked)
 {
-    struct zr_tag marked = *tag;
-    zr_flight_issue(e->flight, role, op, bytes, &marked);
-    return marked;
+    ZR_TRY(zr_jobs_take_turn(e));
+    *marked = *tag;
+    zr_flight_issue(e->flight, role, op, bytes, marked);
+    return 0;
 }
 
 int zr_role_gather_on(struct zr_engine *e, enum zr_role role, struct zr_stream *s,
@@ -66,7 +67,8 @@ int zr_role_gather_on(struct zr_engine *e, enum zr_role role, struct zr_stream *
     int64_t bytes = 0;
     for (int i = 0; i < n; i++)
         bytes += seg[i].cut.total;
-    const struct zr_tag marked = mark(e, role, ZR_OP_ALL_GATHER, bytes, tag);
+    struct zr_tag marked;
+    ZR_TRY(mark(e, role, ZR_OP_ALL_GATHER, bytes, tag, &marked));
     return zr_comm_all_gather(c, s, seg, n, &marked);
 }
 
@@ -83,7 +85,8 @@ int zr_role_reduce(struct zr_engine *e, enum zr_role role, const struct zr_reduc
     int64_t bytes = 0;
     for (int i = 0; i < n; i++)
         bytes += seg[i].cut.total;
-    const struct zr_tag marked = mark(e, role, ZR_OP_REDUCE_SCATTER, bytes, tag);
+    struct zr_tag marked;
+    ZR_TRY(mark(e, role, ZR_OP_REDUCE_SCATTER, bytes, tag, &marked));
     return zr_comm_reduce_scatter(r->comm, r->stream, seg, n, &marked);
 }
 
@@ -91,7 +94,8 @@ int zr_role_exchange(struct zr_engine *e, enum zr_role role, int64_t off, int64_
                      const struct zr_tag *tag)
 {
     const struct zr_role_run *r = &e->role[role];
-    const struct zr_tag marked = mark(e, role, ZR_OP_EXCHANGE, slot_bytes * r->comm->group.size, tag);
+    struct zr_tag marked;
+    ZR_TRY(mark(e, role, ZR_OP_EXCHANGE, slot_bytes * r->comm->group.size, tag, &marked));
     return zr_comm_exchange(r->comm, r->stream, off, slot_bytes, &marked);
 }
 
@@ -104,7 +108,8 @@ int zr_role_barrier(struct zr_engine *e, enum zr_role role, const struct zr_tag 
      * rewritten before its next use. The previous step's norm has been read by now, though that happens on
      * the reduce stream. A job with a barrier (DROP_SUMS) follows a REDUCE_OUTER of its step, which waits
      * for a REDUCE on that stream. Or it follows a norm that the host has waited for. */
-    const struct zr_tag marked = mark(e, role, ZR_OP_AGREE, sizeof(uint64_t), tag);
+    struct zr_tag marked;
+    ZR_TRY(mark(e, role, ZR_OP_AGREE, sizeof(uint64_t), tag, &marked));
     return zr_comm_agree(r->comm, r->stream, e->plan->norm_at, 0, 1, &marked);
 }
 
@@ -112,7 +117,8 @@ int zr_role_broadcast(struct zr_engine *e, enum zr_role role, int64_t off, int64
                       const struct zr_tag *tag)
 {
     const struct zr_role_run *r = &e->role[role];
-    const struct zr_tag marked = mark(e, role, ZR_OP_BROADCAST, bytes, tag);
+    struct zr_tag marked;
+    ZR_TRY(mark(e, role, ZR_OP_BROADCAST, bytes, tag, &marked));
     return zr_comm_broadcast(r->comm, r->stream, off, bytes, root, &marked);
 }
 
@@ -120,8 +126,8 @@ int zr_world_agree(struct zr_engine *e, int64_t off, int32_t n_sum, int32_t n_ma
 {
     const enum zr_role role = zr_widest_role(e);
     const struct zr_role_run *r = &e->role[role];
-    const struct zr_tag marked =
-        mark(e, role, ZR_OP_AGREE, ((int64_t)n_sum + n_max) * (int64_t)sizeof(uint64_t), tag);
+    struct zr_tag marked;
+    ZR_TRY(mark(e, role, ZR_OP_AGREE, ((int64_t)n_sum + n_max) * (int64_t)sizeof(uint64_t), tag, &marked));
     return zr_comm_agree(r->comm, r->stream, off, n_sum, n_max, &marked);
 }
 
@@ -150,7 +156,7 @@ void zr_roles_abort(struct zr_engine *e, int code, const char *text)
 }
 
 /* Whether the communicator moves activations over tp, messages between pipeline stages, or tied tensors. The
- * model's thread issues these. */
+ * model's thread issues these, when its turn comes (mark). */
 static bool moves_activations(const struct zr_engine *e, const struct zr_comm *c)
 {
     bool moves = c == e->role[ZR_ROLE_TP].comm;
@@ -170,6 +176,7 @@ bool zr_roles_have_room(const struct zr_engine *e, int n_ops)
     return true;
 }
 
+/* Waits only for operations that this rank has issued before, as zr_engine_is_ready does. */
 int zr_roles_make_room(struct zr_engine *e)
 {
     return zr_roles_have_room(e, 1) ? 0 : zr_engine_drain(e);

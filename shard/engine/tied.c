@@ -74,8 +74,6 @@ struct zr_tied {
     struct zr_event **slot;
     /* the copy has received its values */
     struct zr_event *received_values;
-    /* receives that the owner has posted in this step, one for each micro-batch */
-    int32_t n_expected;
     /* micro-batch of the current pipeline action; -1: none */
     int32_t micro_batch;
 };
@@ -135,9 +133,9 @@ static char *tied_word(const struct zr_engine *e, const struct tied_tensor *t)
     return end - WORD_BYTES;
 }
 
-static bool is_last_of_sum(const struct zr_tied *ties)
+static bool is_last_of_sum(const struct zr_tied *ties, int32_t micro_batch)
 {
-    return ties->micro_batch == ties->n_summed - 1;
+    return micro_batch == ties->n_summed - 1;
 }
 
 static struct zr_event *tied_event(const struct zr_tied *ties, int32_t micro_batch, bool moved)
@@ -253,17 +251,13 @@ static bool trains_any(const struct zr_tied *ties)
     return any;
 }
 
-int zr_engine_tied_expect(struct zr_engine *e, int32_t n_micro)
+/* Sums have one slot. The schedule has a message for each micro-batch, of which only the last one moves. */
+int zr_engine_tied_move(struct zr_engine *e, int32_t micro_batch)
 {
-    struct zr_tied *ties = e->m.tied;
-    int err = 0;
-    if (!trains_any(ties) || !ties->owner || ties->sum_bytes)
+    const struct zr_tied *ties = e->m.tied;
+    if (!trains_any(ties) || (ties->sum_bytes && !is_last_of_sum(ties, micro_batch)))
         return 0;
-    /* Post one receive for each slot ahead of the current micro-batch. */
-    int32_t until = ties->micro_batch < 0 ? ties->n_slots : ties->micro_batch + 1 + ties->n_slots;
-    for (until = (int32_t)zr_min(until, n_micro); !err && ties->n_expected < until; ties->n_expected++)
-        err = move_grads(e, ties->n_expected);
-    return zr_engine_note(e, err);
+    return zr_engine_note(e, move_grads(e, micro_batch));
 }
 
 /* ---- gradients ---- */
@@ -287,14 +281,12 @@ static int show_grads(struct zr_engine *e)
 }
 
 /* Expects gradients in this action: those of the micro-batch, or in the last one the sums. */
-static int expect_grads(struct zr_engine *e)
+static void expect_grads(struct zr_engine *e)
 {
     struct zr_tied *ties = e->m.tied;
-    bool sums = ties->sum_bytes, comes = !sums || is_last_of_sum(ties);
+    bool comes = !ties->sum_bytes || is_last_of_sum(ties, ties->micro_batch);
     for (int32_t i = 0; i < ties->n; i++)
         ties->list[i].unread = ties->list[i].trained && comes;
-    /* Sums are not received earlier, because a wait for a message has a time limit. */
-    return sums && comes ? move_grads(e, 0) : 0;
 }
 
 int zr_engine_tied_begin(struct zr_engine *e, int32_t micro_batch)
@@ -303,8 +295,11 @@ int zr_engine_tied_begin(struct zr_engine *e, int32_t micro_batch)
     if (!trains_any(ties))
         return 0;
     ties->micro_batch = micro_batch;
-    int err = zr_engine_note(e, ties->owner ? expect_grads(e) : show_grads(e));
-    return err ? err : zr_engine_status(e);
+    if (ties->owner)
+        expect_grads(e);
+    else
+        ZR_TRY(zr_engine_note(e, show_grads(e)));
+    return zr_engine_status(e);
 }
 
 bool zr_tied_has_received(const struct zr_engine *e, int32_t tensor)
@@ -403,6 +398,21 @@ static int bracket_for_copy(struct zr_engine *e, int32_t unit)
     return err ? err : zr_engine_call(e, &ev);
 }
 
+/* Reads the word of a message that has arrived. The host waits for it, because the word decides which
+ * brackets there are. It does so only if the owner's model had no bracket of the tensor's unit in this
+ * action. */
+static int read_word(struct zr_engine *e, const struct tied_tensor *t, int64_t *word)
+{
+    ZR_TRY(zr_model_wait_for(e, tied_event(e->m.tied, e->m.tied->micro_batch, true)));
+    ZR_TRY(e->dev->ops->copy(e->compute, e->words, tied_word(e, t), sizeof *word));
+    ZR_TRY(e->dev->ops->event_record(e->ev.drained, e->compute));
+    ZR_TRY(zr_engine_wait(e, e->ev.drained));
+    const struct zr_access seen = {e->words, sizeof *word, false};
+    zr_declare(e->dev, NULL, &seen, 1);
+    memcpy(word, e->words, sizeof *word);
+    return 0;
+}
+
 /* Makes contributions of the gradients that no bracket of the owner has started with. If the copy had no
  * bracket either, its gradient is zero and nothing is added. */
 static int bracket_unread(struct zr_engine *e)
@@ -410,22 +420,12 @@ static int bracket_unread(struct zr_engine *e)
     struct zr_tied *ties = e->m.tied;
     for (int32_t i = 0; i < ties->n; i++) {
         struct tied_tensor *t = &ties->list[i];
-        int64_t bracketed;
+        int64_t bracketed = 0;
         if (!t->unread)
             continue;
-        int err = zr_engine_note(e, zr_model_wait_for(e, tied_event(ties, ties->micro_batch, true)));
-        if (!err)
-            err = zr_engine_status(e);
-        if (err)
-            return err;
-        const struct zr_access seen = {tied_word(e, t), WORD_BYTES, false};
-        zr_declare(e->dev, NULL, &seen, 1);
-        /* The host reads the word directly: pp is refused on a GPU. */
-        memcpy(&bracketed, tied_word(e, t), sizeof bracketed);
+        ZR_TRY(zr_engine_note(e, read_word(e, t, &bracketed)));
         if (bracketed)
-            err = bracket_for_copy(e, tensor_of(e, t)->unit);
-        if (err)
-            return err;
+            ZR_TRY(bracket_for_copy(e, tensor_of(e, t)->unit));
         t->unread = false;
     }
     return 0;
@@ -478,7 +478,7 @@ static int complete_message(struct zr_engine *e)
     return e->dev->ops->event_record(tied_event(ties, ties->micro_batch, false), e->compute);
 }
 
-/* Takes the memory for gradients back from the copy's model, and sends what is complete. */
+/* Takes the memory for gradients back from the copy's model. */
 static int end_copy(struct zr_engine *e)
 {
     struct zr_tied *ties = e->m.tied;
@@ -486,10 +486,6 @@ static int end_copy(struct zr_engine *e)
     for (int32_t i = 0; i < ties->n; i++)
         if (ties->list[i].trained)
             *tensor_of(e, &ties->list[i])->tied_grad = NULL;
-    if (!err && !ties->sum_bytes)
-        err = move_grads(e, ties->micro_batch);
-    else if (!err && is_last_of_sum(ties))
-        err = move_grads(e, 0);
     return err;
 }
 
@@ -561,7 +557,6 @@ void zr_tied_forget(struct zr_engine *e)
     if (!e->m.tied)
         return;
     e->m.tied->micro_batch = -1;
-    e->m.tied->n_expected = 0;
     for (int32_t i = 0; i < e->m.tied->n; i++)
         e->m.tied->list[i].bracketed = e->m.tied->list[i].bracketed_in_sum = false;
 }

@@ -67,10 +67,11 @@ int zr_walk_move(struct zr_engine *e, struct zr_walk *w)
         struct zr_pipe_action a = zr_walk_action(w, w->at);
         if (zr_pipe_computes(a.kind))
             break;
-        if (!zr_pipe_sends(a.kind) && !zr_pipe_receives(a.kind))
-            continue; /* gathers and reductions follow from brackets */
         struct zr_pipe_message m = message_of(&a);
-        err = zr_engine_pipe_move(e, &m, zr_pipe_sends(a.kind));
+        if (a.kind == ZR_PIPE_TIE)
+            err = zr_engine_tied_move(e, a.micro_batch);
+        else if (zr_pipe_sends(a.kind) || zr_pipe_receives(a.kind)) /* others follow from brackets */
+            err = zr_engine_pipe_move(e, &m, zr_pipe_sends(a.kind));
     }
     return err;
 }
@@ -101,10 +102,8 @@ static int give_slots(struct zr_engine *e, const struct zr_walk *w, struct zr_wa
 
 int zr_walk_next(struct zr_engine *e, struct zr_walk *w, struct zr_walk_slots *out, bool *more)
 {
-    int err = w->evaluates ? 0 : zr_engine_tied_expect(e, w->n_micro);
+    int err = zr_walk_move(e, w);
     *more = false;
-    if (!err)
-        err = zr_walk_move(e, w);
     if (err || zr_walk_is_over(w))
         return err;
     *out = (struct zr_walk_slots){.action = zr_walk_action(w, w->at)};

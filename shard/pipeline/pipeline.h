@@ -36,7 +36,10 @@ enum zr_pipe_kind {
 #define X(name, text, has_micro_batch) ZR_PIPE_##name,
     ZR_PIPE_MAP(X)
 #undef X
-        ZR_PIPE_N_KINDS
+        ZR_PIPE_N_KINDS,
+    /* Gradients of tied tensors move from the last stage to the first (zr_pipeline_place_ties). No schedule
+     * is written or read with it. */
+    ZR_PIPE_TIE = ZR_PIPE_N_KINDS
 };
 
 static inline bool zr_pipe_computes(enum zr_pipe_kind kind)
@@ -157,6 +160,12 @@ struct zr_pipe_report;
  * may be in flight. Returns 0 if the ranks cannot finish with any number of slots. report belongs
  * to p. */
 int32_t zr_pipeline_tied_slots(const struct zr_pipeline *p, const struct zr_pipe_report *report);
+/* Adds the messages with these gradients, one for each micro-batch, to the rows of the first and the last
+ * stage. All messages of all ranks then have one order, as NCCL requires: nothing waits for ever even if both
+ * ranks wait for every message. Some messages move later for that. If it needs more slots, *slots grows. It
+ * becomes 0, and no message is added, if no number is enough. p must have been checked, with stage s on rank
+ * s % n_ranks. Errors: ZERO_ERR_NOMEM. */
+int zr_pipeline_place_ties(struct zr_pipeline *p, int32_t *slots);
 
 struct zr_pipe_rank {
     /* Computing time; idle time from the first action of any rank to the last of any rank. */

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pipeline_ties.c: handles tensors that the first and the last stage share. It computes how many
- * micro-batches' gradients may be in flight from the last stage to the first, whose backward needs them. */
+ * micro-batches' gradients may be in flight from the last stage to the first, whose backward needs them. Then
+ * it places these messages among the others. */
+#include "kernels/error.h"
 #include "shard/pipeline/pipeline.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static bool are_apart(const struct zr_pipeline *p)
 {
@@ -146,4 +149,159 @@ int32_t zr_pipeline_tied_slots(const struct zr_pipeline *p, const struct zr_pipe
         return try_with(p, n) != 0 ? n : 0;
     }
     return p->n_stages <= p->n_ranks || p->n_ranks == 1 ? least : that_nobody_waits(p, report);
+}
+
+/* ---- places of the messages ---- */
+
+/* Runs the schedule with messages for which both ranks wait, action by action on all ranks. A tied message
+ * moves as soon as it can, and its places in both rows are where the two ranks are at that moment. So there
+ * is one order of all messages. */
+struct placing {
+    struct zr_pipeline *p;
+    int32_t owner, copy, slots;
+    /* (n_ranks) Index of each rank's next action. */
+    int64_t *at;
+    /* Micro-batches whose weight gradients the first and the last stage have, and whose message has moved. */
+    int32_t n_first, n_last, n_moved;
+    /* (n_micro_batches) Index of the action that follows the message, on both ranks. */
+    int64_t *owner_at, *copy_at;
+};
+
+static void move_ties(struct placing *t)
+{
+    for (int32_t m; (m = t->n_moved) < t->p->n_micro_batches && t->n_last > m && t->n_first + t->slots > m;
+         t->n_moved++) {
+        t->owner_at[m] = t->at[t->owner];
+        t->copy_at[m] = t->at[t->copy];
+    }
+}
+
+static const struct zr_pipe_action *next_of(const struct placing *t, int32_t rank)
+{
+    const struct zr_pipe_row *row = &t->p->rows[rank];
+    return t->at[rank] < row->n ? &row->at[t->at[rank]] : NULL;
+}
+
+/* A gradient of the first stage waits for its message. One of the last stage waits for the message before it
+ * that used its slot. */
+static bool compute(struct placing *t, int32_t rank, const struct zr_pipe_action *a)
+{
+    bool gives = zr_pipe_gives_weights(a->kind), first = gives && a->stage == 0,
+         last = gives && a->stage == t->p->n_stages - 1;
+    if ((first && t->n_moved <= a->micro_batch) || (last && t->n_moved + t->slots <= a->micro_batch))
+        return false;
+    t->at[rank]++;
+    t->n_first += first;
+    t->n_last += last;
+    move_ties(t);
+    return true;
+}
+
+/* Moves the rank's next message, if the other rank has come to it. */
+static bool meet(struct placing *t, int32_t rank, const struct zr_pipe_action *a)
+{
+    bool to_next = a->kind == ZR_PIPE_SEND_F || a->kind == ZR_PIPE_RECV_B;
+    enum zr_pipe_kind other = a->kind == ZR_PIPE_SEND_F   ? ZR_PIPE_RECV_F
+                              : a->kind == ZR_PIPE_RECV_F ? ZR_PIPE_SEND_F
+                              : a->kind == ZR_PIPE_SEND_B ? ZR_PIPE_RECV_B
+                                                          : ZR_PIPE_SEND_B;
+    int32_t stage = a->stage + (to_next ? 1 : -1), peer = stage % t->p->n_ranks;
+    const struct zr_pipe_action *its = next_of(t, peer);
+    if (!its || its->kind != other || its->stage != stage || its->micro_batch != a->micro_batch)
+        return false;
+    t->at[rank]++;
+    t->at[peer]++;
+    return true;
+}
+
+/* Takes a rank up to its next computation, and through that. Returns whether it has moved. */
+static bool advance(struct placing *t, int32_t rank)
+{
+    const struct zr_pipe_action *a;
+    bool any = false;
+    for (; (a = next_of(t, rank)) && !zr_pipe_computes(a->kind); any = true) {
+        if (!zr_pipe_sends(a->kind) && !zr_pipe_receives(a->kind))
+            t->at[rank]++;
+        else if (!meet(t, rank, a))
+            return any;
+    }
+    return (a && compute(t, rank, a)) || any;
+}
+
+/* Moves the rank's next computation before the messages that come first, if it is one of weight gradients
+ * alone, which has no part in them. Without tied tensors a schedule may have such messages early, because the
+ * first stage needs nothing of the last stage's weight gradients. */
+static bool move_later(struct placing *t, int32_t rank)
+{
+    const struct zr_pipe_row *row = &t->p->rows[rank];
+    struct zr_pipe_action *first = &row->at[t->at[rank]], *end = row->at + row->n, *a = first;
+    while (a < end && !zr_pipe_computes(a->kind))
+        a++;
+    if (a == first || a == end || a->kind != ZR_PIPE_BACKWARD_WEIGHT)
+        return false;
+    const struct zr_pipe_action computation = *a;
+    memmove(first + 1, first, (size_t)(a - first) * sizeof *first);
+    *first = computation;
+    return true;
+}
+
+static bool place(struct placing *t)
+{
+    t->n_first = t->n_last = t->n_moved = 0;
+    for (int32_t r = 0; r < t->p->n_ranks; r++)
+        t->at[r] = 0;
+    for (bool any = true; any;) {
+        any = false;
+        for (int32_t r = 0; r < t->p->n_ranks; r++)
+            any |= advance(t, r);
+        for (int32_t r = 0; r < t->p->n_ranks && !any; r++)
+            any = move_later(t, r);
+    }
+    bool all = t->n_moved == t->p->n_micro_batches;
+    for (int32_t r = 0; r < t->p->n_ranks; r++)
+        all &= !next_of(t, r);
+    return all;
+}
+
+/* Inserts the messages into a row. */
+static int insert(struct zr_pipe_row *row, const int64_t *at, int32_t n, int32_t stage)
+{
+    struct zr_pipe_action *longer = malloc((size_t)(row->n + n) * sizeof *longer);
+    int64_t to = 0;
+    int32_t m = 0;
+    if (!longer)
+        return zr_fail(ZERO_ERR_NOMEM, "no memory for the messages of %d micro-batches", n);
+    for (int64_t i = 0; i <= row->n; i++) {
+        for (; m < n && at[m] == i; m++)
+            longer[to++] = (struct zr_pipe_action){.kind = ZR_PIPE_TIE, .stage = stage, .micro_batch = m};
+        if (i < row->n)
+            longer[to++] = row->at[i];
+    }
+    free(row->at);
+    *row = (struct zr_pipe_row){.at = longer, .n = to, .capacity = to};
+    return 0;
+}
+
+int zr_pipeline_place_ties(struct zr_pipeline *p, int32_t *slots)
+{
+    const int32_t n = p->n_micro_batches;
+    if (p->n_ranks == 1 || !*slots)
+        return 0;
+    struct placing t = {.p = p, .copy = (p->n_stages - 1) % p->n_ranks, .slots = *slots};
+    t.at = malloc(((size_t)p->n_ranks + 2 * (size_t)n) * sizeof *t.at);
+    if (!t.at)
+        return zr_fail(ZERO_ERR_NOMEM, "no memory to place the messages of %d micro-batches", n);
+    t.owner_at = t.at + p->n_ranks;
+    t.copy_at = t.owner_at + n;
+    bool placed = place(&t);
+    while (!placed && t.slots < n) {
+        t.slots = 2 * t.slots < n ? 2 * t.slots : n;
+        placed = place(&t);
+    }
+    *slots = placed ? t.slots : 0;
+    int err = placed ? insert(&p->rows[t.owner], t.owner_at, n, 0) : 0;
+    if (placed && !err)
+        err = insert(&p->rows[t.copy], t.copy_at, n, p->n_stages - 1);
+    free(t.at);
+    return err;
 }

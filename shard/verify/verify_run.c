@@ -116,6 +116,8 @@ static void check_ends(struct zr_verify_world *v)
     }
     if (all_ended && !v->by_symmetry)
         check_norms(v);
+    if (all_ended)
+        zr_sim_order_end(v->order, v->sim);
 }
 
 static void set_speed(const struct zr_verify_world *v, struct zr_sim_options *o)

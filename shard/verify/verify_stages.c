@@ -159,18 +159,40 @@ static int draw_schedule(const struct zr_verify_case *c, struct zr_pipeline **ou
     return err;
 }
 
-static int take_rows(struct zr_verify_world *v, const struct zr_pipeline *all, bool evaluation)
+/* A mutant exchanges each message of tied gradients of the first stage with the message before it. */
+static void receive_early(struct zr_verify_world *v, struct zr_walk_row *row)
+{
+    struct zr_pipe_action *last = NULL;
+    for (int64_t i = 0; i < row->n; i++) {
+        struct zr_pipe_action *a = &row->actions[i];
+        if (a->kind == ZR_PIPE_TIE && last) {
+            const struct zr_pipe_action tie = *a;
+            memmove(last + 1, last, (size_t)(a - last) * sizeof *last);
+            *last = tie;
+            v->n_acted++;
+        }
+        last = zr_pipe_sends(a->kind) || zr_pipe_receives(a->kind) ? a : NULL;
+    }
+}
+
+static int take_rows(struct zr_verify_world *v, struct zr_pipeline *all, int32_t n_tied, bool evaluation)
 {
     int32_t n_onward, n_back;
     int err = zr_pipeline_slots(all, &n_onward, &n_back);
+    if (!err && !evaluation && v->c->tied)
+        err = zr_pipeline_place_ties(all, &n_tied);
     for (int32_t s = 0; !err && s < zr_case_pp(v->c); s++) {
         struct zr_verify_stage *stage = &v->stages[s];
         struct zr_walk_row *row = evaluation ? &stage->walk.evaluation : &stage->walk.step;
         stage->room.n_onward = (int32_t)zr_max(stage->room.n_onward, n_onward);
         stage->room.n_back = (int32_t)zr_max(stage->room.n_back, n_back);
+        if (!evaluation)
+            stage->room.n_tied = n_tied;
         row->n = all->rows[s].n;
         ZR_TRY(ZR_ALLOC(row->actions, row->n, "a schedule"));
         memcpy(row->actions, all->rows[s].at, (size_t)row->n * sizeof *row->actions);
+        if (v->mutant && v->mutant->what == ZR_EARLY_TIE && s == 0 && !evaluation)
+            receive_early(v, row);
     }
     return err;
 }
@@ -201,10 +223,9 @@ static int make_rows(struct zr_verify_world *v, bool evaluation)
     if (!err)
         err = zr_pipeline_check(all, zr_pipe_assumed_cost(), &report);
     if (!err) {
-        for (int32_t s = 0; !evaluation && s < zr_case_pp(c); s++)
-            v->stages[s].room.n_tied = zr_pipeline_tied_slots(all, &report);
+        int32_t n_tied = evaluation ? 0 : zr_pipeline_tied_slots(all, &report);
         zr_pipe_report_close(&report, all);
-        err = take_rows(v, all, evaluation);
+        err = take_rows(v, all, n_tied, evaluation);
     }
     zr_pipeline_close(all);
     zr_pipeline_close(computed);

@@ -93,13 +93,20 @@ void zr_turn_awaited(void *arg, uint64_t number)
 {
     struct zr_verify_rank *r = arg;
     const struct zr_mutant *m = r->v->mutant;
-    if (m && m->what == ZR_LESS_AWAIT &&
+    if (m && m->what == ZR_LESS_AWAIT && (!m->one_rank || r->id == r->v->c->world - 1) &&
         (!m->during || !strcmp(m->during, zr_sim_speaker(r->v->sim)->during))) {
         r->v->n_acted++;
         return;
     }
     while (r->n_issued < number)
         issue_one(r);
+    if (m && m->what == ZR_TWO_ISSUERS) {
+        r->v->n_acted++;
+        return;
+    }
+    struct zr_line *model = zr_sim_speaker(r->v->sim), *loop = zr_sim_host(r->v->sim, r->id, ZR_SIM_LOOP);
+    zr_line_join(zr_sim_recorder(r->v->sim), model, loop->clock);
+    zr_sim_speak(r->v->sim, model);
 }
 
 /* ---- waiting ---- */

@@ -192,7 +192,11 @@ enum zr_mutation {
     /* The first pipeline stage leaves out its last message. */
     ZR_LESS_MESSAGE,
     /* Tied values are not sent after a step. */
-    ZR_LESS_TIED_VALUES
+    ZR_LESS_TIED_VALUES,
+    /* The model thread and the loop issue operations without knowing of each other's. */
+    ZR_TWO_ISSUERS,
+    /* The first pipeline stage starts to receive tied gradients before the message that comes first. */
+    ZR_EARLY_TIE
 };
 
 /* The stream on which a mutant acts. */

@@ -310,6 +310,54 @@ static void order_over_communicators(void **state)
     }
 }
 
+/* Ranks in a ring, each of which shares a communicator with either neighbour. On each communicator the order
+ * is right, whatever its ranks issue first. But if each rank begins with the next one, there is no order of
+ * all. */
+static void order_of_all_ranks(void **state)
+{
+    static const int32_t pairs[3][2] = {{0, 1}, {1, 2}, {2, 0}};
+    for (int n = 0; n < 2; n++) {
+        const struct zr_sim_options o = {.world = 3, .yield = never};
+        static const int32_t class_of[] = {0, 1, 2};
+        struct zr_sim *w;
+        struct zr_comm *comm[3][3] = {{NULL}};
+        struct zr_stream *stream[3][2];
+        assert_int_equal(zr_sim_open(&o, &w), 0);
+        struct zr_sim_order *order = zr_sim_order_open(w, class_of);
+        for (int k = 0; k < 3; k++) {
+            const struct zr_group group = {.size = 2, .members = pairs[k]};
+            assert_int_equal(
+                zr_sim_comm_open(w, (enum zr_role)(ZR_ROLE_EVEN_PAIR + k), 1, &group, order, comm[k]), 0);
+        }
+        for (int r = 0; r < 3; r++)
+            for (int k = 0; k < 2; k++) {
+                /* the pair with the next rank has the number r; in case 1 rank 2 begins with its last one */
+                int pair = (n == 1 && r == 2) != k ? (r + 2) % 3 : r;
+                const struct zr_tag tag = {.unit = pair};
+                struct zr_device *dev = zr_sim_device(w, r);
+                struct zr_gather_seg nothing;
+                zr_sim_host(w, r, ZR_SIM_LOOP);
+                assert_int_equal(dev->ops->stream_open(dev, ZR_STREAM_QUEUE, "s", NULL, &stream[r][k]), 0);
+                assert_int_equal(zr_comm_all_gather(comm[pair][r], stream[r][k], &nothing, 0, &tag), 0);
+            }
+        zr_sim_order_end(order, w);
+        const struct zr_recorder *rec = zr_sim_recorder(w);
+        assert_int_equal(rec->n_reports > 0, n == 0);
+        for (int r = 0; n == 0 && r < 3; r++) {
+            char text[64];
+            snprintf(text, sizeof text, "rank %d issues", r);
+            assert_non_null(strstr(rec->first_report, text));
+        }
+        for (int r = 0; r < 3; r++)
+            for (int k = 0; k < 2; k++) {
+                zr_sim_device(w, r)->ops->stream_close(stream[r][k]);
+                zr_comm_close(comm[k ? r : (r + 2) % 3][r]);
+            }
+        zr_sim_close(w);
+        zr_sim_order_close(order);
+    }
+}
+
 /* Two collectives on one communicator, each on its own stream, are reported unless the second stream waits
  * for the first. */
 static void order_on_one_communicator(void **state)
@@ -607,6 +655,7 @@ int main(void)
         cmocka_unit_test(dies_at_every_point),
         cmocka_unit_test(every_allocation_refused),
         cmocka_unit_test(order_over_communicators),
+        cmocka_unit_test(order_of_all_ranks),
         cmocka_unit_test(order_on_one_communicator),
         cmocka_unit_test(groups),
         cmocka_unit_test(shared_arena),

@@ -136,7 +136,8 @@ static void model_check_call(struct zr_observer *o, const char *name, int32_t un
     zr_check_doing(w->check, name, unit, step);
 }
 
-/* The job takes the model thread's vector clock to the loop's thread. */
+/* The job takes the model thread's vector clock to the loop's thread, unless the model's thread carries it
+ * out itself, as a part of its call. */
 static void model_check_push(struct zr_observer *o, struct zr_job *job)
 {
     job->note = zr_check_hand(check_of(o)->check);
@@ -144,8 +145,11 @@ static void model_check_push(struct zr_observer *o, struct zr_job *job)
 
 static void model_check_job(struct zr_observer *o, const struct zr_job *job)
 {
+    bool is_loop = o->e->loop && zr_loop_is_own(o->e->loop);
     if (o->e->loop)
-        zr_check_take(check_of(o)->check, job->note, true);
+        zr_check_take(check_of(o)->check, job->note, is_loop);
+    if (o->e->loop && !is_loop)
+        return;
     zr_check_doing(check_of(o)->check, zr_action_name((enum zr_action_kind)job->action.kind),
                    job->action.unit, job->step);
 }

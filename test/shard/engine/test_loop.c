@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Written by the loop's thread. */
+/* Written by the thread that carries out jobs, one at a time. */
 struct sink {
     struct random_source r;
     int pause_percent;
@@ -80,9 +80,9 @@ static void on_timer(uv_timer_t *t)
     uv_close((uv_handle_t *)t, NULL);
 }
 
-static bool is_ready(void *arg, const struct zr_job *job)
+static bool is_ready(void *arg, const struct zr_job *job, bool is_loop)
 {
-    (void)arg;
+    (void)arg, (void)is_loop;
     return job->t != 2 || atomic_load(&came);
 }
 
@@ -92,7 +92,7 @@ static int deadline(void **state)
     return 0;
 }
 
-/* Pushes, pauses, kicks and waits at random. In the end every job was issued. */
+/* Pushes, pauses, kicks, waits and carries out jobs at random. In the end every job was issued. */
 static void everything_in_order(void **state)
 {
     FOR_CASES(r, 60)
@@ -102,7 +102,7 @@ static void everything_in_order(void **state)
         struct sink s = {.r = {r.state ^ 1}, .pause_percent = (int)random_below(&r, 3) * 10};
         struct zr_loop *l;
         int pauses = (int)random_below(&r, 3) * 10, waits = (int)random_below(&r, 3) * 5,
-            kicks = chance(&r, 50) ? 100 : 30;
+            kicks = chance(&r, 50) ? 100 : 30, drains = (int)random_below(&r, 3) * 25;
         assert_int_equal(zr_loop_open(sizes[random_below(&r, 5)], issue, &s, &l), 0);
         assert_int_equal(zr_loop_start(l, spins[random_below(&r, 3)], NULL, NULL), 0);
         int64_t n = random_below(&r, 500);
@@ -120,6 +120,9 @@ static void everything_in_order(void **state)
             } else if (chance(&r, waits)) {
                 zr_loop_kick(l);
                 zr_loop_await(l, (uint64_t)(1 + random_below(&r, i)));
+            } else if (chance(&r, drains)) {
+                CHECK(zr_loop_drain(l) && s.n == i, "job %lld was the last, %lld are issued", (long long)i,
+                      (long long)s.n);
             }
         }
         zr_loop_close(l, on_stop, &s);
@@ -303,6 +306,47 @@ static void a_job_that_is_not_ready(void **state)
     }
 }
 
+struct issuers {
+    struct zr_loop *l;
+    pthread_t of[4];
+    bool inside[4];
+};
+
+static void issue_by(void *arg, const struct zr_job *job)
+{
+    struct issuers *s = arg;
+    s->of[job->t] = pthread_self();
+    s->inside[job->t] = zr_loop_is_inside(s->l);
+}
+
+static bool is_ready_there(void *arg, const struct zr_job *job, bool is_loop)
+{
+    (void)arg;
+    return is_loop || job->t != 2;
+}
+
+/* The second job is for the loop's thread alone. */
+static void jobs_of_either_thread(void **state)
+{
+    for (int i = 0; i < 50; i++) {
+        struct issuers s = {0};
+        assert_int_equal(zr_loop_open(8, issue_by, &s, &s.l), 0);
+        zr_loop_ask(s.l, is_ready_there);
+        assert_int_equal(zr_loop_start(s.l, i % 2 * 50000, NULL, NULL), 0);
+        for (int64_t k = 1; k <= 3; k++) {
+            struct zr_job job = job_of(k);
+            zr_loop_push(s.l, &job);
+            if (i % 3 == 0)
+                assert_true(zr_loop_drain(s.l));
+        }
+        assert_true(zr_loop_drain(s.l));
+        assert_false(zr_loop_is_inside(s.l) || zr_loop_is_own(s.l));
+        assert_true(s.inside[1] && s.inside[2] && s.inside[3]);
+        assert_false(pthread_equal(s.of[2], pthread_self()));
+        zr_loop_close(s.l, NULL, NULL);
+    }
+}
+
 /* ---- a job that does not return ---- */
 
 /* Job 2 blocks until the test releases it. */
@@ -462,7 +506,8 @@ int main(void)
         cmocka_unit_test(close_without_start),          cmocka_unit_test(handles_of_others),
         cmocka_unit_test(a_job_that_is_not_ready),      cmocka_unit_test(signals_are_not_the_loops),
         cmocka_unit_test(out_of_memory_leaves_nothing), cmocka_unit_test(a_job_that_stands),
-        cmocka_unit_test(a_job_that_is_held_for_long),  cmocka_unit_test(a_thread_that_is_left_behind),
+        cmocka_unit_test(jobs_of_either_thread),        cmocka_unit_test(a_job_that_is_held_for_long),
+        cmocka_unit_test(a_thread_that_is_left_behind),
     };
     return cmocka_run_group_tests(tests, deadline, NULL);
 }
