@@ -81,9 +81,9 @@ struct gpt2_layers {
     int (*cross_entropy)(const struct compute *on, real *dlogits, double *loss, float *logits,
                          const int32_t *targets, int64_t N, int64_t V, int64_t ld, struct gpt2_label label,
                          float scale);
-    /* Cross entropy in three steps, if the token ids are split over tensor-parallel ranks. V is the number of this
-     * rank's ids. A negative target belongs to another rank. The first two steps write values over the rank's
-     * ids, one for each row, which the caller reduces over the ranks before the next step:
+    /* Cross entropy in three steps, if the token ids are split over tensor-parallel ranks. V is the number of
+     * this rank's ids. A negative target belongs to another rank. The first two steps write values over the
+     * rank's ids, one for each row, which the caller reduces over the ranks before the next step:
      *
      *   vocab_top           top (N), the largest logit: by maximum
      *   vocab_exponentials  total (N), the sum of exp(logit - top), and wanted (N), the sum of logit - top
