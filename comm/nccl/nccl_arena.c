@@ -106,11 +106,12 @@ int zr_nccl_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
                       (long long)bytes);
     err = zr_nccl_agree(p, err, bytes, m, &t);
     if (!err && t.odd >= 0)
-        err = zr_fail(ZERO_ERR_MISMATCH, "nccl %s: the arena is %lld bytes on rank %d and %lld on rank 0",
-                      m->name, (long long)t.odd_number, t.odd, (long long)t.first);
-    if (err)
-        return err;
-    err = make_nccl_arena(p, bytes, &a);
+        err = zr_fail(ZERO_ERR_MISMATCH, "nccl %s: the arena is %lld bytes on rank %d and %lld on rank %d",
+                      m->name, (long long)t.odd_number, t.odd, (long long)t.first, zr_comm_rank(c, 0));
+    else if (err)
+        return err; /* on all ranks */
+    if (!err)
+        err = make_nccl_arena(p, bytes, &a);
     err = zr_nccl_agree(p, err, 0, NULL, NULL);
     if (!err) {
         *out = &a->base;

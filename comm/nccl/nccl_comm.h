@@ -403,17 +403,18 @@ struct zr_nccl_card {
     int32_t err;
     int32_t version, deterministic, copy_engine, user_comm;
     int64_t small_bytes, ranks_per_id, largest[ZR_ROLES], packed[ZR_ROLES];
+    /* The first rank of this rank's group in the role. */
+    int32_t first[ZR_ROLES];
     /* Whether this rank makes an id for the role. */
     bool makes_id[ZR_ROLES];
 };
 
-/* Summary of the numbers that ranks sent with their errors. */
+/* Summary of the numbers that the ranks of a group sent with their errors. */
 struct zr_nccl_tally {
-    /* Sum over the ranks of a group. */
     int64_t sum;
-    /* Number of the world's rank 0. */
+    /* Number of the group's first rank. */
     int64_t first;
-    /* The first rank of the world whose number differs from rank 0's. -1: none. */
+    /* A rank whose number differs from that. -1: none. */
     int odd;
     int64_t odd_number;
 };

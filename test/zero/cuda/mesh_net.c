@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LAYERS = 8, C = 10, H = 24, ROWS = 2, ACT = ROWS * C, MICRO = 8, OF_LAYER = 3, MOST_STAGES = 2 };
+enum { LAYERS = 9, C = 10, H = 24, ROWS = 2, ACT = ROWS * C, MICRO = 8, OF_LAYER = 3, MOST_STAGES = 2 };
 
 struct layer {
     float *param[OF_LAYER], *grad[OF_LAYER];
