@@ -610,11 +610,11 @@ int layernorm_backward(const struct compute *on, real *dinp, real *dweight, real
                        const real *inp, const real *weight, const float *mean, const float *rstd,
                        float *scratch, int64_t N, int64_t C)
 {
-    int err = sum_columns(on, dbias, dweight, dout, inp, mean, rstd, scratch, N, C);
-    return err ? err
-               : launch(on, "layer norm backward",
-                        BY_WIDTH(wide(C, dinp, dout, inp, weight), layernorm_backward_kernel),
-                        ceil_div(N, ROWS), warps, dinp, dout, inp, weight, mean, rstd, N, (int)C);
+    int err = dweight ? sum_columns(on, dbias, dweight, dout, inp, mean, rstd, scratch, N, C) : 0;
+    return err || !dinp ? err
+                        : launch(on, "layer norm backward",
+                                 BY_WIDTH(wide(C, dinp, dout, inp, weight), layernorm_backward_kernel),
+                                 ceil_div(N, ROWS), warps, dinp, dout, inp, weight, mean, rstd, N, (int)C);
 }
 
 int gelu_forward(const struct compute *on, real *out, const real *inp, int64_t n)

@@ -179,11 +179,13 @@ static int layernorm_backward(const struct compute *on, real *dinp, real *dweigh
     {
         float *mine = scratch + part * 2 * C;
         int64_t from = part_at(on, N, part), n = part_at(on, N, part + 1) - from;
-        normalize_rows_backward(dinp + from * C, dout + from * C, inp + from * C, weight, mean + from,
-                                rstd + from, mine, n, C);
+        if (dinp)
+            normalize_rows_backward(dinp + from * C, dout + from * C, inp + from * C, weight, mean + from,
+                                    rstd + from, mine, n, C);
         from = part_at(on, C, part), n = part_at(on, C, part + 1) - from;
-        normalize_columns_backward(dweight + from, dbias + from, dout + from, inp + from, mean, rstd, mine, n,
-                                   N, C);
+        if (dweight)
+            normalize_columns_backward(dweight + from, dbias + from, dout + from, inp + from, mean, rstd,
+                                       mine, n, N, C);
     }
     return 0;
 }

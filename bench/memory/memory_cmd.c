@@ -42,8 +42,8 @@ static const struct option_row rows[] = {
      "Layers in N stages of a pipeline, on ranks of their own, or in --stages-per-rank times as many: shows "
      "the fullest rank, and --json all of them (1)",
      OPTION_INT(pp, 1, PIPE_MAX_STAGES)},
-    {"schedule", "1f1b|gpipe|interleaved", "With --pp: the order in which stages take micro-batches (1f1b)",
-     OPTION_WORD(schedule, pipe_whole_schedules)},
+    {"schedule", "1f1b|gpipe|interleaved|zero-bubble",
+     "With --pp: the order in which stages take micro-batches (1f1b)", OPTION_WORD(schedule, pipe_schedules)},
     {"stages-per-rank", "N", "With --pp and --schedule interleaved or gpipe: stages on each of its ranks (1)",
      OPTION_INT(stages_per_rank, 1, PIPE_MAX_OWN)},
     {"steps", "N", "Steps at each stage (3)", OPTION_INT(steps, 1, 1000000)},

@@ -534,6 +534,52 @@ static void check_stores(void **state)
     }
 }
 
+static void backward_part(struct fixture *f, enum gpt2_computes part)
+{
+    f->m.computes = part;
+    backward(f);
+}
+
+/* A backward pass in two parts gives the bits of a whole one. The first part has no gradients and the second
+ * no parameters, and in between other passes have used the shared buffers. */
+static void check_two_parts(void **state)
+{
+    for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
+        struct fixture f, g;
+        struct gpt2_config c = shapes[s];
+        uint64_t start = seed;
+        open_fixture(&f, &c, rows[s]);
+        forward(&f);
+        backward(&f);
+        seed = start;
+        c.two_parts = true;
+        open_fixture(&g, &c, rows[s]);
+        poison(&g);
+        struct params params = g.m.params, grads = g.m.grads;
+        int64_t RC = gpt2_own_rows(&g.m) * c.channels;
+        forward(&g);
+        g.m.grads = (struct params){0};
+        backward_part(&g, GPT2_INPUTS);
+        g.m.params = (struct params){0};
+        g.m.grads = grads;
+        void *nans = malloc((size_t)RC * sizeof(real));
+        memset(nans, 0xFF, (size_t)RC * sizeof(real));
+        move(&g, g.m.acts.dresidual, nans, RC);
+        move(&g, g.m.acts.dbtc, nans, RC);
+        free(nans);
+        backward_part(&g, GPT2_WEIGHTS);
+        g.m.params = params;
+        for (int t = 0; t < GPT2_N_TENSORS; t++) {
+            real *x = gradient(&f, t), *y = gradient(&g, t);
+            assert_memory_equal(x, y, (size_t)f.sizes[t] * sizeof(real));
+            free(x);
+            free(y);
+        }
+        close_fixture(&f);
+        close_fixture(&g);
+    }
+}
+
 static void check_repeats(void **state)
 {
     struct fixture f, g;
@@ -921,8 +967,9 @@ int main(void)
         cmocka_unit_test(check_loss_of_parts), cmocka_unit_test(check_nan_of_parts),
         cmocka_unit_test(check_parts),         cmocka_unit_test(check_loss),
         cmocka_unit_test(check_gradients),     cmocka_unit_test(check_adds),
-        cmocka_unit_test(check_stores),        cmocka_unit_test(check_repeats),
-        cmocka_unit_test(check_nan),           cmocka_unit_test(check_draw),
+        cmocka_unit_test(check_stores),        cmocka_unit_test(check_two_parts),
+        cmocka_unit_test(check_repeats),       cmocka_unit_test(check_nan),
+        cmocka_unit_test(check_draw),
 #ifdef GPT2_TEST_STAND_IN
         cmocka_unit_test(check_epilogues),
 #endif
