@@ -214,7 +214,7 @@ class Gpu:
     def on_mesh(self, apart, pp, dp, tp, *more):
         """Trains on a mesh. apart: with a GPU for each rank, else all on GPU 0. Returns the state's hash and
         the losses."""
-        sizes = ['--layers=8', '--heads=8', '--channels=64', '--context=64', '--batch=2', '--steps=4',
+        sizes = ['--layers=8', '--heads=8', '--channels=32', '--context=16', '--batch=1', '--steps=3',
                  f'--accum={8 // dp}', f'--pp={pp}', f'--tp={tp}', '--deterministic=on']
         n = pp * dp * tp
         if apart:

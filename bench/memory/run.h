@@ -16,8 +16,8 @@ struct memory_options {
     int64_t dp_shard;
     /* ranks of the pipeline (1: none), and stages on each */
     int64_t pp, stages_per_rank;
-    /* enum zero_dtype; enum zero_schedule, -1: not given */
-    int dtype, schedule;
+    /* enum zero_dtype; enum zero_device; enum zero_schedule, -1: not given */
+    int dtype, device, schedule;
     /* -1: keep the model; 0: what is free; else bytes */
     int64_t fit;
     const char *plot, *plot_loss;
@@ -45,6 +45,8 @@ struct memory_stage {
     int32_t which;
     /* peak_rss_bytes of all ranks of the run together */
     int64_t all_resident;
+    /* of the reporting rank's GPU, all processes together; 0 on the host */
+    int64_t peak_device_bytes;
     /* (steps) freed by memory_stage_free */
     double *loss;
     char state_sha256[STATE_HASH_CHARS];

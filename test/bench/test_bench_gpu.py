@@ -4,6 +4,7 @@ host's results. So do meshes of several ranks, which need a GPU for each on a ma
 import os
 import random
 import sys
+import tempfile
 import time
 import unittest
 
@@ -113,6 +114,29 @@ class Meshes(unittest.TestCase):
                 gpu, host = train_on('cuda', *how)[0], train_on('host', *how)[0]
                 for (a, _), (b, _) in zip(gpu, host):
                     self.assertAlmostEqual(a, b, 1 if '--dtype=bf16' in how else 4)
+
+
+class Memory(unittest.TestCase):
+    @unittest.skipUnless(STAND_IN, 'it would need two GPUs')
+    def test_planned_and_allocated(self):
+        """A plan for GPUs, which needs none, has what a run allocates. On the stand-in a script starts the
+        ranks, in place of zero-run."""
+        with tempfile.TemporaryDirectory() as folder:
+            script = os.path.join(folder, 'zero-run')
+            with open(script, 'w', encoding='utf-8') as f:
+                f.write('#!/bin/sh\nshift 2; STAND_IN_RANKS=$1; export STAND_IN_RANKS; shift; exec "$@"\n')
+            os.chmod(script, 0o755)
+            for axis in '--tp=2', '--pp=2':
+                plan = bench('plan', '--json', '--device=cuda', '--dtype=f32', '--world=2', '--batch=1', axis, *SIZES[:4])
+                self.assertEqual(plan.returncode, 0, plan.stderr)
+                done = bench('memory', '--json', '--device=cuda', '--ranks=2', '--batch=1', axis, *SIZES[:4], '--steps=1', env={'PATH': folder + ':' + os.environ['PATH']})
+                self.assertEqual(done.returncode, 0, done.stderr)
+                rows = lines(done.stdout)
+                self.assertEqual([row['stage'] for row in rows], list(range(4)))
+                for row, planned in zip(rows, lines(plan.stdout)):
+                    self.assertEqual(row['bytes'], row['planned_bytes'])
+                    self.assertEqual(planned['bytes'], row['planned_bytes'])
+                    self.assertGreater(row['peak_device_bytes'], row['bytes']['total'])
 
 
 class Kernels(unittest.TestCase):
