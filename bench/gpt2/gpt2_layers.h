@@ -58,8 +58,8 @@ struct gpt2_layers {
      * kept for backward. */
     int (*layernorm_forward)(const struct compute *on, real *out, float *mean, float *rstd, const real *inp,
                              const real *weight, const real *bias, float *scratch, int64_t N, int64_t C);
-    /* dinp (N, C) += gradient of the input, unless it is NULL. If dweight is NULL, so is dbias, and neither is
-     * added to. weight is used for dinp only. */
+    /* dinp (N, C) += gradient of the input, unless it is NULL. If dweight is NULL, so is dbias, and neither
+     * is added to. weight is used for dinp only. */
     int (*layernorm_backward)(const struct compute *on, real *dinp, real *dweight, real *dbias,
                               const real *dout, const real *inp, const real *weight, const float *mean,
                               const float *rstd, float *scratch, int64_t N, int64_t C);
