@@ -17,8 +17,8 @@
  * comm.c is the front end of all backends. It checks arguments, numbers operations, and counts them when they
  * are done. A backend opens communicators, makes arenas, and runs operations.
  *
- * Thread-safety: one thread issues the operations of a communicator. Any thread may call abort and
- * zr_comm_status. */
+ * Thread-safety: one thread at a time issues the operations of all of a rank's communicators. Any thread may
+ * call abort and zr_comm_status. */
 #ifndef ZR_COMM_COMM_H
 #define ZR_COMM_COMM_H
 

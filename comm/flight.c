@@ -69,12 +69,12 @@ struct zr_flight_record {
     _Alignas(64) _Atomic uint64_t n_calls;
     _Atomic uint64_t n_queued;
     _Atomic int64_t queued_ns;
-    /* Written by the loop's thread. The name is two words. */
+    /* Written by the thread that carries out jobs. The name is two words. */
     _Alignas(64) _Atomic uint64_t job_name[ZR_FLIGHT_JOB / 8];
     _Atomic int32_t job_unit;
     _Atomic uint64_t n_done;
     _Atomic int64_t job_ns;
-    /* Written by the issuing threads. */
+    /* Written by the thread that issues operations. */
     _Alignas(64) _Atomic uint64_t n_ops;
     struct call call[ENTERED];
     struct op op[ZR_FLIGHT_OPS];

@@ -59,7 +59,7 @@ struct zr_logged_call zr_flight_entered(const struct zr_flight *f);
 /* Records a call that every rank of a role's communicator must make, so that ranks can compare their
  * programs. role: ZR_ROLE_CONTROL, ZR_ROLE_TP or ZR_ROLE_WORLD. */
 void zr_flight_called(struct zr_flight *f, enum zr_role role, const struct zr_logged_call *call);
-/* Records that a job is queued for the loop's thread. Returns the time and the call. */
+/* Records that a job is queued. Returns the time and the call. */
 struct zr_flight_from zr_flight_queue(struct zr_flight *f);
 
 /* ---- the thread that carries out jobs ---- */
@@ -68,7 +68,7 @@ struct zr_flight_from zr_flight_queue(struct zr_flight *f);
 void zr_flight_job(struct zr_flight *f, const char *name, int32_t unit);
 void zr_flight_job_done(struct zr_flight *f);
 
-/* ---- the threads that issue operations: one thread for each role ---- */
+/* ---- the thread that issues operations: one at a time ---- */
 
 /* Records the group of a role, before its first operation. */
 void zr_flight_role(struct zr_flight *f, enum zr_role role, const struct zr_group *group);

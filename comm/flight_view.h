@@ -39,7 +39,7 @@ struct zr_flight_role_view {
     uint64_t issued, started, finished;
 };
 
-/* The job that the loop's thread is running. name is "" if it runs none. */
+/* The job that is being carried out. name is "" if it runs none. */
 struct zr_flight_loop {
     char name[ZR_FLIGHT_JOB];
     int32_t unit, pad;

@@ -5,7 +5,7 @@
  * Segments and their lists of places are kept in a ring until their operation has run. Entries are taken in
  * the order of operations, and freed in the same order.
  *
- * Thread-safety: one thread puts operations, and one other thread runs them. */
+ * Thread-safety: one thread at a time puts operations, and one other thread runs them. */
 #ifndef ZR_COMM_OP_QUEUE_H
 #define ZR_COMM_OP_QUEUE_H
 

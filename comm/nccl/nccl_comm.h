@@ -38,10 +38,10 @@
  * (part_of_sum).
  *
  * One issuing thread. NCCL needs the calls of a process in the same order on all ranks, over all
- * communicators. So one thread at a time issues: the caller's while a context opens and closes, otherwise the
- * loop's. A communicator that the program lends is split. Its owner's traffic may deadlock with ours unless
- * ours is drained first (zero.h, nccl_comm). NCCL allows three calls from any thread: ncclCommGetAsyncError,
- * ncclCommRevoke and ncclCommAbort.
+ * communicators. So one thread at a time issues, in the order of the program: the caller's while a context
+ * opens and closes, otherwise the loop's or the model's. A communicator that the program lends is split. Its
+ * owner's traffic may deadlock with ours unless ours is drained first (zero.h, nccl_comm). NCCL allows three
+ * calls from any thread: ncclCommGetAsyncError, ncclCommRevoke and ncclCommAbort.
  *
  * Doubts. The programs may have made different calls. Then the watching thread finds a different ledger, an
  * operation that never ends, or an error because a peer has left. This is only a doubt at first. The ranks

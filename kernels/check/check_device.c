@@ -262,8 +262,8 @@ static int sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const floa
 static int maximum(struct zr_stream *s, void *dst, const void *const *src, int n_src, enum zero_dtype dtype,
                    int64_t n)
 {
-    const int64_t bytes = n * zr_dtype_bytes(dtype);
     ZR_TRY(zr_check_sources("maximum", n_src, dtype, n));
+    const int64_t bytes = n * zr_dtype_bytes(dtype);
     struct zr_line *l = zr_check_issue(s, "maximum");
     for (int i = 0; i < n_src; i++)
         zr_shadow_read(&s->check->rec, l, src[i], bytes);
@@ -274,6 +274,7 @@ static int maximum(struct zr_stream *s, void *dst, const void *const *src, int n
 
 static int digest(struct zr_stream *s, uint64_t *sum, const void *at, int64_t bytes, uint64_t first)
 {
+    ZR_TRY(zr_check_count("digest", "bytes", bytes));
     note(s, "digest", at, bytes, sum, sizeof *sum, true);
     return s->check->inner->ops->digest(s->inner, sum, at, bytes, first);
 }

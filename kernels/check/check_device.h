@@ -38,11 +38,13 @@ void zr_check_remove(struct zr_check *c, const void *at);
 
 /* Says what the calling thread does from here on, for reports. name must outlive the check. */
 void zr_check_doing(struct zr_check *c, const char *name, int32_t unit, uint32_t step);
-/* The calling thread hands something over to another thread, which calls zr_check_take. Returns what the
- * calling thread knows, or NULL if the check has stopped. */
+/* The calling thread queues a job, for which zr_check_job is called later. Returns what the thread knows, or
+ * NULL if the check has stopped. */
 struct zr_vclock *zr_check_hand(struct zr_check *c);
-/* The calling thread was handed something. With loop, it is the loop's thread from now on. */
-void zr_check_take(struct zr_check *c, struct zr_vclock *known, bool loop);
+/* The calling thread carries out a job until zr_check_job_done. Until then its calls count as those of the
+ * loop's thread, which usually carries out jobs. So a check finds the same whichever thread does. */
+void zr_check_job(struct zr_check *c, struct zr_vclock *known);
+void zr_check_job_done(struct zr_check *c);
 /* Records something that the program itself does on a stream of the device. Nothing is run. */
 void zr_check_compute(struct zr_check *c, struct zr_stream *s, const char *name, const struct zr_access *a);
 /* With zr_check_reader, a thread of the program reads memory once the work on s so far is done. With

@@ -23,8 +23,9 @@ struct zr_check {
     pthread_mutex_t lock;
     struct zr_recorder rec;
     bool used[ZR_CHECK_LINES];
-    pthread_t loop;
-    bool has_loop;
+    /* a job is being carried out, by this thread */
+    bool in_job;
+    pthread_t job_thread;
 };
 
 struct zr_stream {

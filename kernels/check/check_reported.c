@@ -21,15 +21,20 @@ struct zr_vclock *zr_check_hand(struct zr_check *c)
     return s;
 }
 
-void zr_check_take(struct zr_check *c, struct zr_vclock *known, bool loop)
+void zr_check_job(struct zr_check *c, struct zr_vclock *known)
 {
     pthread_mutex_lock(&c->lock);
-    if (loop) {
-        c->loop = pthread_self();
-        c->has_loop = true;
-    }
+    c->job_thread = pthread_self();
+    c->in_job = true;
     zr_line_join(&c->rec, zr_check_host_line(c), known);
     zr_vclock_drop(known);
+    pthread_mutex_unlock(&c->lock);
+}
+
+void zr_check_job_done(struct zr_check *c)
+{
+    pthread_mutex_lock(&c->lock);
+    c->in_job = false;
     pthread_mutex_unlock(&c->lock);
 }
 

@@ -8,8 +8,8 @@
 
 struct zr_line *zr_check_host_line(struct zr_check *c)
 {
-    bool loop = c->has_loop && pthread_equal(c->loop, pthread_self());
-    return &c->rec.lines[loop ? ZR_CHECK_LOOP : ZR_CHECK_MODEL];
+    bool job = c->in_job && pthread_equal(c->job_thread, pthread_self());
+    return &c->rec.lines[job ? ZR_CHECK_LOOP : ZR_CHECK_MODEL];
 }
 
 struct zr_line *zr_check_issue(struct zr_stream *s, const char *name)

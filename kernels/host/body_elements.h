@@ -95,14 +95,15 @@ ALWAYS_INLINE float bits_as_float(uint32_t bits, enum zero_dtype dtype)
 }
 
 #define MAXIMUM(T, dtype)                                                                                    \
-    for (int64_t i = 0; i < n; i++) {                                                                        \
-        T greatest = ((const T *)src[0])[i];                                                                 \
+    for (int64_t at = 0; at < n * (int64_t)sizeof(T); at += (int64_t)sizeof(T)) {                            \
+        T greatest, x;                                                                                       \
+        memcpy(&greatest, (const char *)src[0] + at, sizeof(T));                                             \
         for (int s = 1; s < n_src; s++) {                                                                    \
-            T x = ((const T *)src[s])[i];                                                                    \
+            memcpy(&x, (const char *)src[s] + at, sizeof(T));                                                \
             if (zr_is_greater(bits_as_float(x, dtype), bits_as_float(greatest, dtype)))                      \
                 greatest = x;                                                                                \
         }                                                                                                    \
-        ((T *)dst)[i] = greatest;                                                                            \
+        memcpy((char *)dst + at, &greatest, sizeof(T));                                                      \
     }
 
 static void host_maximum(void *dst, const void *const *src, int n_src, enum zero_dtype dtype, int64_t n)
@@ -119,6 +120,8 @@ static void host_digest(uint64_t *sum, const void *at, int64_t bytes, uint64_t f
     const int64_t whole = bytes / 8;
     const char *from = at;
     uint64_t word, total = 0;
+    if (bytes <= 0)
+        return;
     for (int64_t i = 0; i < whole; i++) {
         memcpy(&word, from + 8 * i, sizeof word);
         total += zr_digest_word(word, first + (uint64_t)i);

@@ -18,17 +18,6 @@ struct gradient {
     double squares;
 };
 
-struct zr_tp_findings {
-    /* warned that gradients of tensors that are not cut differ by rounding */
-    bool said_rounding;
-};
-
-int zr_compare_tp_open(struct zr_engine *e)
-{
-    ZR_TABLE(e, e->m.tp_findings, 1);
-    return 0;
-}
-
 /* ---- weights ---- */
 
 bool zr_compare_is_due(const struct zr_engine *e)
@@ -332,13 +321,13 @@ static int report_gradient(struct zr_engine *e, uint64_t found, uint64_t here)
             "rank %d and rank %d differ by more than rounding: a sum over tp is missing in backward "
             "(zero_all_reduce, zero_reduce_scatter or ZERO_TP_PARTIAL), or ranks of tp read different data",
             zr_last_step_number(e), name, a, b);
-    if (!e->m.tp_findings->said_rounding && e->rank == a)
+    if (!e->m.said_rounding && e->rank == a)
         zr_warn(
             e->opt.log,
             "step %u: the gradients of tensor %s, which has no tp_cut, differ by rounding between rank %d "
             "and rank %d of tp: the copies drift apart; allowed: the same bits on all ranks of tp",
             zr_last_step_number(e), name, a, b);
-    e->m.tp_findings->said_rounding = true;
+    e->m.said_rounding = true;
     return 0;
 }
 

@@ -246,8 +246,8 @@ int zr_engine_trace_write(struct zr_engine *e, const char *path);
  * communicator knows it. Any thread. */
 void zr_engine_last_op(const struct zr_engine *e, char *text, size_t n);
 
-/* Waits until the loop has issued everything that the model's thread has given it. Returns early if the loop
- * is stuck; the engine has failed then. */
+/* Waits until all jobs have been carried out. Returns early if the loop is stuck; the engine has failed
+ * then. */
 void zr_engine_await_jobs(struct zr_engine *e);
 
 /* Waits until everything issued so far is done. */

@@ -46,6 +46,8 @@ struct zr_model_side {
     /* bytes that were received for opening and for comparisons, which are not the program's traffic */
     struct zr_received not_counted;
     int64_t allocated[ZR_MEM_COUNT];
+    /* warned that gradients of tensors that are not cut differ by rounding between tp ranks */
+    bool said_rounding;
 
     /* ---- defined in the file that works on them */
     /* jobs.c */
@@ -60,8 +62,6 @@ struct zr_model_side {
     struct zr_all *all;
     /* tensor_parallel.c */
     struct zr_tp *tp;
-    /* compare_tp.c. A step's NORM writes it, and the model's thread reads it after that job. */
-    struct zr_tp_findings *tp_findings;
     /* pipe.c. NULL: there is one pipeline stage */
     struct zr_pipe *pipe;
     /* tied.c. NULL: no tensor is tied to one of another pipeline stage */
@@ -208,7 +208,6 @@ void zr_tied_forget(struct zr_engine *e);
 
 int zr_tp_open(struct zr_engine *e);
 int zr_tp_allocate(struct zr_engine *e);
-int zr_compare_tp_open(struct zr_engine *e);
 /* Gives the bytes of every tp rank to all, at most ZR_EXCHANGE_BYTES of each, and waits for them. mine is in
  * any memory. *all: those of rank 0, 1, ..., in e->words. */
 int zr_tp_exchange(struct zr_engine *e, const void *mine, int64_t bytes, const struct zr_tag *tag,

@@ -315,12 +315,9 @@ bool zr_engine_is_ready(void *arg, const struct zr_job *job, bool is_loop)
     return zr_roles_have_room(e, MAX_JOB_OPS) && zr_room_for(e, &job->action) && !awaits_norm(e, job);
 }
 
-void zr_engine_issue(void *arg, const struct zr_job *job)
+/* Carries out the job under its name, so that a failure or a hang can be reported with it. */
+static void issue_and_report(struct zr_engine *e, const struct zr_job *job)
 {
-    struct zr_engine *e = arg;
-    zr_observe_job(e, job);
-    if (zr_engine_has_failed(e))
-        return; /* a wait for this job's event ends at once, or with an earlier record */
     atomic_store_explicit(&e->i.unit, job->action.unit, memory_order_relaxed);
     atomic_store_explicit(&e->i.kind, job->action.kind, memory_order_relaxed);
     zr_flight_job(e->flight, zr_action_name((enum zr_action_kind)job->action.kind), job->action.unit);
@@ -329,4 +326,14 @@ void zr_engine_issue(void *arg, const struct zr_job *job)
     atomic_store_explicit(&e->i.kind, 0, memory_order_relaxed);
     if (err)
         zr_engine_fail(e, err, zr_error_text());
+}
+
+void zr_engine_issue(void *arg, const struct zr_job *job)
+{
+    struct zr_engine *e = arg;
+    zr_observe_job(e, job);
+    if (!zr_engine_has_failed(
+            e)) /* else a wait for this job's event ends at once, or with an earlier record */
+        issue_and_report(e, job);
+    zr_observe_job_done(e);
 }

@@ -17,8 +17,8 @@ enum {
     LOOP_DESCRIPTORS = 6 /* of the first loop of a process: poll, signals and wake-up */
 };
 
-/* The loop whose thread this is, and the loop whose job this thread is carrying out. */
-static _Thread_local const struct zr_loop *own, *inside;
+/* The loop whose job this thread is carrying out. */
+static _Thread_local const struct zr_loop *inside;
 
 struct zr_loop {
     uv_loop_t uv;
@@ -89,11 +89,6 @@ static void issue_one(struct zr_loop *l, const struct zr_job *job)
     inside = outer;
 }
 
-bool zr_loop_is_own(const struct zr_loop *l)
-{
-    return own == l;
-}
-
 bool zr_loop_is_inside(const struct zr_loop *l)
 {
     return inside == l;
@@ -122,8 +117,8 @@ static bool issue_ready(struct zr_loop *l, bool is_loop)
     return false;
 }
 
-/* Carries out jobs, unless the other thread is doing so. Neither thread waits for the other here. *held:
- * whether jobs may be left. */
+/* Carries out jobs, unless the other thread is doing so. Neither thread waits for the other here. Returns
+ * whether it was this thread's turn. *held: whether jobs may be left. */
 static bool issue_all(struct zr_loop *l, bool is_loop, bool *held)
 {
     *held = false;
@@ -256,7 +251,6 @@ int zr_loop_open(int32_t n_jobs, void (*issue)(void *, const struct zr_job *), v
 static void run(void *arg)
 {
     struct zr_loop *l = arg;
-    own = l;
     if (l->on_start)
         l->on_start(l->start_arg);
     uv_run(&l->uv, UV_RUN_DEFAULT);
@@ -303,7 +297,9 @@ void zr_loop_kick(struct zr_loop *l)
 {
     /* uv_async_send itself begins with a relaxed read of its pending flag: having seen `asleep` here, it
      * cannot see that flag as it was before the loop's last round (libuv issues 349 and 4584). */
-    if (!l->driven && atomic_load(&l->asleep))
+    if (l->driven || atomic_load(&l->n_issued) == atomic_load_explicit(&l->n_pushed, memory_order_relaxed))
+        return;
+    if (atomic_load(&l->asleep))
         uv_async_send(&l->wake);
 }
 
@@ -384,9 +380,11 @@ bool zr_loop_drain(struct zr_loop *l)
     }
     /* If the loop's thread carries out a job just now, it usually takes no longer than this. */
     for (int i = 0; i < DRAIN_TRIES && !l->is_stuck; i++) {
-        issue_all(l, false, &held);
+        bool had_turn = issue_all(l, false, &held);
         if (zr_loop_issued(l, number))
             return true;
+        if (had_turn && held)
+            break;
     }
     zr_loop_kick(l);
     return zr_loop_await(l, number);

@@ -85,8 +85,7 @@ bool zr_loop_await(struct zr_loop *l, uint64_t number);
 /* Returns once the queue is empty. The calling thread, which is the one that pushes, carries out the jobs
  * that are ready. It waits for the loop's thread only for the others. Returns false if the loop is stuck. */
 bool zr_loop_drain(struct zr_loop *l);
-/* Whether the calling thread is the loop's; whether it is carrying out a job of the loop. */
-bool zr_loop_is_own(const struct zr_loop *l);
+/* Whether the calling thread is carrying out a job of the loop. */
 bool zr_loop_is_inside(const struct zr_loop *l);
 /* Whether job `number` has been carried out. */
 bool zr_loop_issued(const struct zr_loop *l, uint64_t number);

@@ -83,6 +83,11 @@ void zr_observe_job(struct zr_engine *e, const struct zr_job *job)
     FOR_OBSERVERS(on_job, o->ops->on_job(o, job));
 }
 
+void zr_observe_job_done(struct zr_engine *e)
+{
+    FOR_OBSERVERS(on_job_done, o->ops->on_job_done(o));
+}
+
 void zr_observe_snapshot(struct zr_engine *e, enum zr_snapshot_moment at)
 {
     FOR_OBSERVERS(on_snapshot, o->ops->on_snapshot(o, at));

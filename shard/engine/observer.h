@@ -82,8 +82,9 @@ struct zr_observer_ops {
     void (*on_call)(struct zr_observer *o, const char *name, int32_t unit, const char *phase, uint32_t step);
     /* The job is about to be given to the loop. An observer may leave a note in it. */
     void (*on_push)(struct zr_observer *o, struct zr_job *job);
-    /* The job is about to be carried out. Called by the thread that does so. */
+    /* The job is about to be carried out; it was. Called by the thread that does so. */
     void (*on_job)(struct zr_observer *o, const struct zr_job *job);
+    void (*on_job_done)(struct zr_observer *o);
     void (*on_snapshot)(struct zr_observer *o, enum zr_snapshot_moment at);
     /* Returns 0, or the code of the first fault so far, with its message set and logged. */
     int (*find_fault)(struct zr_observer *o);
@@ -126,6 +127,7 @@ int zr_observe_step(struct zr_engine *e, enum zr_step_moment at, const char *cal
 void zr_observe_call(struct zr_engine *e, const char *name, int32_t unit, const char *phase, uint32_t step);
 void zr_observe_push(struct zr_engine *e, struct zr_job *job);
 void zr_observe_job(struct zr_engine *e, const struct zr_job *job);
+void zr_observe_job_done(struct zr_engine *e);
 void zr_observe_snapshot(struct zr_engine *e, enum zr_snapshot_moment at);
 int zr_observe_fault(struct zr_engine *e);
 /* Return the first address that an observer gives, or NULL. */

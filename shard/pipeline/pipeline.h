@@ -37,8 +37,9 @@ enum zr_pipe_kind {
     ZR_PIPE_MAP(X)
 #undef X
         ZR_PIPE_N_KINDS,
-    /* Gradients of tied tensors move from the last stage to the first (zr_pipeline_place_ties). No schedule
-     * is written or read with it. */
+    /* Gradients of tied tensors move from the last stage to the first (zr_pipeline_place_ties). It is put in
+     * after a schedule was checked, so no schedule is written, read, lowered or checked with it, and tables
+     * by kind leave it out. */
     ZR_PIPE_TIE = ZR_PIPE_N_KINDS
 };
 
@@ -162,9 +163,9 @@ struct zr_pipe_report;
 int32_t zr_pipeline_tied_slots(const struct zr_pipeline *p, const struct zr_pipe_report *report);
 /* Adds the messages with these gradients, one for each micro-batch, to the rows of the first and the last
  * stage. All messages of all ranks then have one order, as NCCL requires: nothing waits for ever even if both
- * ranks wait for every message. Some messages move later for that. If it needs more slots, *slots grows. It
- * becomes 0, and no message is added, if no number is enough. p must have been checked, with stage s on rank
- * s % n_ranks. Errors: ZERO_ERR_NOMEM. */
+ * ranks wait for every message. For that the last stage may compute weight gradients earlier. If it needs
+ * more slots, *slots grows. It becomes 0, and no message is added, if no number is enough. p must have been
+ * checked, with stage s on rank s % n_ranks. Errors: ZERO_ERR_NOMEM. */
 int zr_pipeline_place_ties(struct zr_pipeline *p, int32_t *slots);
 
 struct zr_pipe_rank {

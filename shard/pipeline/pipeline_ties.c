@@ -228,20 +228,22 @@ static bool advance(struct placing *t, int32_t rank)
     return (a && compute(t, rank, a)) || any;
 }
 
-/* Moves the rank's next computation before the messages that come first, if it is one of weight gradients
- * alone, which has no part in them. Without tied tensors a schedule may have such messages early, because the
- * first stage needs nothing of the last stage's weight gradients. */
-static bool move_later(struct placing *t, int32_t rank)
+/* Moves the last stage's next weight gradients before whatever its rank is waiting for, if the backward of
+ * inputs before them is over. Without tied tensors a schedule may have them later, because the first stage
+ * needs nothing of them. */
+static bool move_forward(struct placing *t)
 {
-    const struct zr_pipe_row *row = &t->p->rows[rank];
-    struct zr_pipe_action *first = &row->at[t->at[rank]], *end = row->at + row->n, *a = first;
-    while (a < end && !zr_pipe_computes(a->kind))
+    const struct zr_pipe_row *row = &t->p->rows[t->copy];
+    struct zr_pipe_action *first = &row->at[t->at[t->copy]], *end = row->at + row->n, *a = first;
+    const int32_t stage = t->p->n_stages - 1;
+    while (a < end && !(a->stage == stage && (a->kind == ZR_PIPE_UNSHARD ||
+                                              (zr_pipe_computes(a->kind) && a->micro_batch == t->n_last))))
         a++;
     if (a == first || a == end || a->kind != ZR_PIPE_BACKWARD_WEIGHT)
         return false;
-    const struct zr_pipe_action computation = *a;
+    const struct zr_pipe_action weights = *a;
     memmove(first + 1, first, (size_t)(a - first) * sizeof *first);
-    *first = computation;
+    *first = weights;
     return true;
 }
 
@@ -254,8 +256,8 @@ static bool place(struct placing *t)
         any = false;
         for (int32_t r = 0; r < t->p->n_ranks; r++)
             any |= advance(t, r);
-        for (int32_t r = 0; r < t->p->n_ranks && !any; r++)
-            any = move_later(t, r);
+        if (!any)
+            any = move_forward(t);
     }
     bool all = t->n_moved == t->p->n_micro_batches;
     for (int32_t r = 0; r < t->p->n_ranks; r++)
@@ -282,26 +284,46 @@ static int insert(struct zr_pipe_row *row, const int64_t *at, int32_t n, int32_t
     return 0;
 }
 
+/* Tries more and more slots, each time with the rows as they were. Returns whether all ranks can finish. */
+static bool place_with_enough(struct placing *t, const struct zr_pipe_action *owner_row,
+                              const struct zr_pipe_action *copy_row)
+{
+    const struct zr_pipe_row *owner = &t->p->rows[t->owner], *copy = &t->p->rows[t->copy];
+    const int32_t most = t->p->n_micro_batches;
+    bool placed = place(t);
+    while (!placed && t->slots < most) {
+        t->slots = 2 * t->slots < most ? 2 * t->slots : most;
+        memcpy(owner->at, owner_row, (size_t)owner->n * sizeof *owner->at);
+        memcpy(copy->at, copy_row, (size_t)copy->n * sizeof *copy->at);
+        placed = place(t);
+    }
+    return placed;
+}
+
 int zr_pipeline_place_ties(struct zr_pipeline *p, int32_t *slots)
 {
     const int32_t n = p->n_micro_batches;
     if (p->n_ranks == 1 || !*slots)
         return 0;
     struct placing t = {.p = p, .copy = (p->n_stages - 1) % p->n_ranks, .slots = *slots};
+    struct zr_pipe_row *owner = &p->rows[t.owner], *copy = &p->rows[t.copy];
+    struct zr_pipe_action *saved = malloc((size_t)(owner->n + copy->n) * sizeof *saved);
     t.at = malloc(((size_t)p->n_ranks + 2 * (size_t)n) * sizeof *t.at);
-    if (!t.at)
+    if (!t.at || !saved) {
+        free(t.at);
+        free(saved);
         return zr_fail(ZERO_ERR_NOMEM, "no memory to place the messages of %d micro-batches", n);
+    }
     t.owner_at = t.at + p->n_ranks;
     t.copy_at = t.owner_at + n;
-    bool placed = place(&t);
-    while (!placed && t.slots < n) {
-        t.slots = 2 * t.slots < n ? 2 * t.slots : n;
-        placed = place(&t);
-    }
+    memcpy(saved, owner->at, (size_t)owner->n * sizeof *saved);
+    memcpy(saved + owner->n, copy->at, (size_t)copy->n * sizeof *saved);
+    bool placed = place_with_enough(&t, saved, saved + owner->n);
     *slots = placed ? t.slots : 0;
-    int err = placed ? insert(&p->rows[t.owner], t.owner_at, n, 0) : 0;
+    int err = placed ? insert(owner, t.owner_at, n, 0) : 0;
     if (placed && !err)
-        err = insert(&p->rows[t.copy], t.copy_at, n, p->n_stages - 1);
+        err = insert(copy, t.copy_at, n, p->n_stages - 1);
     free(t.at);
+    free(saved);
     return err;
 }

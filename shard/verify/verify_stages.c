@@ -181,6 +181,8 @@ static int take_rows(struct zr_verify_world *v, struct zr_pipeline *all, int32_t
     int err = zr_pipeline_slots(all, &n_onward, &n_back);
     if (!err && !evaluation && v->c->tied)
         err = zr_pipeline_place_ties(all, &n_tied);
+    if (!err && !evaluation && v->c->tied && !n_tied)
+        err = zr_fail(ZERO_ERR_ARG, "the messages of tied tensors have no place in the schedule");
     for (int32_t s = 0; !err && s < zr_case_pp(v->c); s++) {
         struct zr_verify_stage *stage = &v->stages[s];
         struct zr_walk_row *row = evaluation ? &stage->walk.evaluation : &stage->walk.step;

@@ -328,6 +328,9 @@ struct drawing {
     /* (stages, micro-batches): 1: forward, 2: gradient of the input, 4: of the weights */
     uint8_t *done;
     int32_t S, M;
+    /* stage s is on rank s % ranks, its weight gradients are in the order of micro-batches, and those of the
+     * first stage come after those of the last */
+    bool tied;
     /* the rank that drew the last action */
     int32_t latest;
 };
@@ -354,6 +357,13 @@ static void draw_pair(struct drawing *d, int32_t rank)
     a->with_next = true;
 }
 
+/* Whether the stage may compute the micro-batch's weight gradients now. */
+static bool may_weigh(const struct drawing *d, int32_t s, int32_t m)
+{
+    return !d->tied ||
+           ((m == 0 || *done_of(d, s, m - 1) & 4) && (s > 0 || d->S == 1 || *done_of(d, d->S - 1, m) & 4));
+}
+
 /* Draws one action that is ready. Returns false if none is left. */
 static bool draw_one(struct drawing *d)
 {
@@ -366,10 +376,10 @@ static bool draw_one(struct drawing *d)
             a.kind = ZR_PIPE_FORWARD;
             *done |= 1;
         } else if (*done == 1 && (s == d->S - 1 || *done_of(d, s + 1, m) & 2)) {
-            bool whole = chance(d->r, 60);
+            bool whole = chance(d->r, 60) && may_weigh(d, s, m);
             a.kind = whole ? ZR_PIPE_BACKWARD : ZR_PIPE_BACKWARD_INPUT;
             *done |= whole ? 6 : 2;
-        } else if (*done == 3) {
+        } else if (*done == 3 && may_weigh(d, s, m)) {
             a.kind = ZR_PIPE_BACKWARD_WEIGHT;
             *done |= 4;
         } else {
@@ -383,17 +393,19 @@ static bool draw_one(struct drawing *d)
     return false;
 }
 
-static struct zr_pipeline *draw(struct random_source *r)
+static struct zr_pipeline *draw(struct random_source *r, bool tied)
 {
     struct drawing d = {
-        .r = r, .S = (int32_t)(1 + random_below(r, 9)), .M = (int32_t)(1 + random_below(r, 7))};
-    int32_t ranks = (int32_t)(1 + random_below(r, d.S));
+        .r = r, .S = (int32_t)(1 + random_below(r, 9)), .M = (int32_t)(1 + random_below(r, 7)), .tied = tied};
+    int32_t ranks = (int32_t)(1 + random_below(r, tied && d.S > 8 ? 8 : d.S));
+    if (tied)
+        d.S -= d.S % ranks;
     d.p = zr_pipeline_new(ranks);
     d.rank_of = malloc((size_t)d.S * sizeof *d.rank_of);
     d.done = calloc((size_t)d.S * (size_t)d.M, 1);
     assert_true(d.p && d.rank_of && d.done);
     for (int32_t s = 0; s < d.S; s++)
-        d.rank_of[s] = s < ranks ? s : (int32_t)random_below(r, ranks);
+        d.rank_of[s] = s < ranks ? s : tied ? s % ranks : (int32_t)random_below(r, ranks);
     while (draw_one(&d)) {
     }
     free(d.rank_of);
@@ -425,7 +437,7 @@ static void test_any_order(void **state)
     for (int k = 0; k < n_cases(); k++) {
         uint64_t seed = r.state;
         int32_t units[16], most = 2 * (int32_t)random_below(&r, 3);
-        struct zr_pipeline *p = draw(&r), *lowered;
+        struct zr_pipeline *p = draw(&r, false), *lowered;
         struct zr_pipe_cost cost = draw_cost(&r, p->n_stages, units);
         struct zr_pipe_report of_p, report;
         if (zr_pipeline_check(p, &cost, &of_p) || zr_pipeline_lower(&lowered, p, &cost, most) ||
@@ -443,6 +455,155 @@ static void test_any_order(void **state)
             goes_through_a_file(lowered);
         zr_pipeline_close(lowered);
         zr_pipeline_close(p);
+    }
+}
+
+/* ---- messages of tied tensors ---- */
+
+/* Returns the action of the other rank that goes with a message. */
+static struct zr_pipe_action other_end(const struct zr_pipeline *p, const struct zr_pipe_action *a)
+{
+    struct zr_pipe_action b = *a;
+    if (a->kind == ZR_PIPE_TIE) {
+        b.stage = a->stage ? 0 : p->n_stages - 1;
+        return b;
+    }
+    b.kind = a->kind == ZR_PIPE_SEND_F   ? ZR_PIPE_RECV_F
+             : a->kind == ZR_PIPE_RECV_F ? ZR_PIPE_SEND_F
+             : a->kind == ZR_PIPE_SEND_B ? ZR_PIPE_RECV_B
+                                         : ZR_PIPE_SEND_B;
+    b.stage += a->kind == ZR_PIPE_SEND_F || a->kind == ZR_PIPE_RECV_B ? 1 : -1;
+    return b;
+}
+
+/* Whether all ranks finish if both ends of every message wait for each other. */
+static bool ends_with_waits(const struct zr_pipeline *p)
+{
+    int64_t at[8] = {0}, left = 0;
+    for (int32_t r = 0; r < p->n_ranks; r++)
+        left += p->rows[r].n;
+    for (bool any = true; any && left;) {
+        any = false;
+        for (int32_t r = 0; r < p->n_ranks; r++) {
+            if (at[r] == p->rows[r].n)
+                continue;
+            const struct zr_pipe_action *a = &p->rows[r].at[at[r]];
+            bool message = zr_pipe_sends(a->kind) || zr_pipe_receives(a->kind) || a->kind == ZR_PIPE_TIE;
+            struct zr_pipe_action b = message ? other_end(p, a) : *a;
+            int32_t peer = b.stage % p->n_ranks;
+            const struct zr_pipe_action *its = &p->rows[peer].at[at[peer]];
+            if (message && (at[peer] == p->rows[peer].n || its->kind != b.kind || its->stage != b.stage ||
+                            its->micro_batch != b.micro_batch))
+                continue;
+            at[r]++;
+            at[peer] += message;
+            left -= 1 + message;
+            any = true;
+        }
+    }
+    return !left;
+}
+
+/* Returns the index in the row of the message, or of the action that computes the weights' gradients. */
+static int64_t find_in_row(const struct zr_pipe_row *row, bool message, int32_t stage, int32_t micro_batch)
+{
+    for (int64_t i = 0; i < row->n; i++)
+        if ((message ? row->at[i].kind == ZR_PIPE_TIE : zr_pipe_gives_weights(row->at[i].kind)) &&
+            row->at[i].stage == stage && row->at[i].micro_batch == micro_batch)
+            return i;
+    fail_msg("stage %d, micro-batch %d is missing", stage, micro_batch);
+    return -1;
+}
+
+/* The first stage receives a gradient before it computes its own. The last stage sends it after it has
+ * computed it, and before it needs the slot again. */
+static void has_tie_places(const struct zr_pipeline *p, int32_t slots)
+{
+    const int32_t end = p->n_stages - 1;
+    const struct zr_pipe_row *first = &p->rows[0], *last = &p->rows[end % p->n_ranks];
+    for (int32_t m = 0; m < p->n_micro_batches; m++) {
+        int64_t sent = find_in_row(last, true, end, m);
+        assert_true(find_in_row(first, true, 0, m) < find_in_row(first, false, 0, m));
+        assert_true(find_in_row(last, false, end, m) < sent);
+        assert_true(m + slots >= p->n_micro_batches || sent < find_in_row(last, false, end, m + slots));
+    }
+    assert_true(ends_with_waits(p));
+}
+
+static void leave_out_ties(struct zr_pipeline *p)
+{
+    for (int32_t r = 0; r < p->n_ranks; r++) {
+        int64_t n = 0;
+        for (int64_t i = 0; i < p->rows[r].n; i++)
+            if (p->rows[r].at[i].kind != ZR_PIPE_TIE)
+                p->rows[r].at[n++] = p->rows[r].at[i];
+        p->rows[r].n = n;
+    }
+}
+
+/* Where weight gradients are not apart, the messages change nothing else in a row, and need no more slots.
+ * Attempts with too few slots leave no trace. Returns whether there is a place for all messages. */
+static bool places_ties(struct zr_pipeline *p, bool apart)
+{
+    struct zr_pipeline *before, *after;
+    struct zr_pipe_report report;
+    expect_ok(zr_pipeline_lower(&before, p, &unit_cost, 0));
+    expect_ok(zr_pipeline_lower(&after, p, &unit_cost, 0));
+    expect_ok(zr_pipeline_check(after, &unit_cost, &report));
+    int32_t least = zr_pipeline_tied_slots(after, &report), slots = least;
+    expect_ok(zr_pipeline_place_ties(after, &slots));
+    int32_t same = slots;
+    bool placed = slots > 0;
+    if (placed) {
+        assert_true(slots >= least);
+        assert_true(apart || slots == least);
+        has_tie_places(after, slots);
+    }
+    if (apart)
+        expect_ok(zr_pipeline_place_ties(before, &same));
+    else
+        leave_out_ties(after);
+    assert_int_equal(same, slots);
+    same_schedule(before, after);
+    zr_pipe_report_close(&report, after);
+    zr_pipeline_close(after);
+    zr_pipeline_close(before);
+    zr_pipeline_close(p);
+    return placed;
+}
+
+static void named_places_ties(enum zr_pipeline_kind kind, int32_t ranks, int32_t per_rank, int32_t n)
+{
+    struct zr_pipeline *p;
+    expect_ok(zr_pipeline_build(&p, kind, ranks, per_rank, n, false));
+    assert_true(places_ties(p, kind == ZR_ZERO_BUBBLE));
+}
+
+static void test_ties(void **state)
+{
+    for (int32_t ranks = 2; ranks <= 6; ranks++)
+        for (int32_t n = 1; n <= 20; n++) {
+            named_places_ties(ZR_1F1B, ranks, 1, n);
+            named_places_ties(ZR_GPIPE, ranks, 1, n);
+            named_places_ties(ZR_ZERO_BUBBLE, ranks, 1, n);
+            for (int32_t per_rank = 2; per_rank <= 3; per_rank++) {
+                named_places_ties(ZR_GPIPE, ranks, per_rank, n);
+                if (n <= ranks || n % (n / ranks) == 0)
+                    named_places_ties(ZR_INTERLEAVED, ranks, per_rank, n);
+            }
+        }
+}
+
+static void test_ties_in_any_order(void **state)
+{
+    struct random_source r = random_open();
+    for (int k = 0; k < n_cases(); k++) {
+        uint64_t seed = r.state;
+        struct zr_pipeline *p = draw(&r, true);
+        if (p->n_ranks == 1)
+            zr_pipeline_close(p);
+        else if (!places_ties(p, true))
+            fail_msg("SEED=%llu: no place", (unsigned long long)seed);
     }
 }
 
@@ -561,7 +722,7 @@ static void test_mutants(void **state)
     struct random_source r = random_open();
     for (int k = 0; k < n_cases(); k++) {
         uint64_t seed = r.state;
-        struct zr_pipeline *p = draw(&r), *lowered;
+        struct zr_pipeline *p = draw(&r, false), *lowered;
         struct zr_pipe_report report;
         expect_ok(zr_pipeline_lower(&lowered, p, &unit_cost, 2 * (int32_t)random_below(&r, 2)));
         struct zr_pipeline *mutant = copy_of(lowered);
@@ -818,6 +979,8 @@ int main(void)
         cmocka_unit_test(test_slots_of_several),
         cmocka_unit_test(test_uneven),
         cmocka_unit_test(test_any_order),
+        cmocka_unit_test(test_ties),
+        cmocka_unit_test(test_ties_in_any_order),
         cmocka_unit_test(test_wrong),
         cmocka_unit_test(test_mutants),
         cmocka_unit_test(test_numbers),

@@ -136,8 +136,7 @@ static void model_check_call(struct zr_observer *o, const char *name, int32_t un
     zr_check_doing(w->check, name, unit, step);
 }
 
-/* The job takes the model thread's vector clock to the loop's thread, unless the model's thread carries it
- * out itself, as a part of its call. */
+/* The job takes the vector clock of the model's thread along. */
 static void model_check_push(struct zr_observer *o, struct zr_job *job)
 {
     job->note = zr_check_hand(check_of(o)->check);
@@ -145,13 +144,15 @@ static void model_check_push(struct zr_observer *o, struct zr_job *job)
 
 static void model_check_job(struct zr_observer *o, const struct zr_job *job)
 {
-    bool is_loop = o->e->loop && zr_loop_is_own(o->e->loop);
     if (o->e->loop)
-        zr_check_take(check_of(o)->check, job->note, is_loop);
-    if (o->e->loop && !is_loop)
-        return;
+        zr_check_job(check_of(o)->check, job->note);
     zr_check_doing(check_of(o)->check, zr_action_name((enum zr_action_kind)job->action.kind),
                    job->action.unit, job->step);
+}
+
+static void model_check_job_done(struct zr_observer *o)
+{
+    zr_check_job_done(check_of(o)->check);
 }
 
 static void model_check_snapshot(struct zr_observer *o, enum zr_snapshot_moment at)
@@ -469,6 +470,7 @@ int zr_model_check_open(struct zr_engine *e, const struct zr_engine_parts *parts
                                                .on_call = model_check_call,
                                                .on_push = model_check_push,
                                                .on_job = model_check_job,
+                                               .on_job_done = model_check_job_done,
                                                .on_snapshot = model_check_snapshot,
                                                .find_fault = model_check_fault,
                                                .piece_at = model_check_piece_at,

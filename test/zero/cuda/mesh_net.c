@@ -117,6 +117,20 @@ static int begin(struct net *m, int unit, enum zero_phase phase)
     return 0;
 }
 
+/* Any call of CUDA ends what where_wait began, so that the library's host code finds device memory closed. */
+static void close_memory(const struct net *m)
+{
+    int device;
+    if (m->cfg->device == ZERO_DEVICE_CUDA && cudaGetDevice(&device))
+        abort();
+}
+
+static int end(struct net *m, int unit, enum zero_phase phase)
+{
+    close_memory(m);
+    return zero_end(m->z, unit, phase);
+}
+
 static int layer_forward(struct net *m, int micro, int u)
 {
     float *x = m->x[micro][u], *y = m->x[micro][u + 1], *h = m->h[micro][u], bias[C];
@@ -139,7 +153,7 @@ static int layer_forward(struct net *m, int micro, int u)
     OR_RETURN(net_sum(m->z, m->cfg, y, ACT));
     for (int i = 0; i < ACT; i++)
         y[i] += x[i] + bias[i % C];
-    return zero_end(m->z, u, ZERO_FORWARD);
+    return end(m, u, ZERO_FORWARD);
 }
 
 static void layer_weights(struct net *m, int micro, int u)
@@ -186,7 +200,7 @@ static int layer_backward(struct net *m, int micro, int u, float dx[ACT], enum z
         OR_RETURN(net_sum(m->z, m->cfg, du, ACT));
     for (int i = 0; i < ACT && phase != ZERO_BACKWARD_WEIGHT; i++)
         dx[i] += du[i];
-    return zero_end(m->z, u, phase);
+    return end(m, u, phase);
 }
 
 /* ---- training ---- */
@@ -207,6 +221,7 @@ static void copy_message(struct net *m, void *dst, const void *src)
 {
     where_wait(m->cfg);
     memcpy(dst, src, ACT * sizeof(float));
+    close_memory(m);
 }
 
 static int run_action(struct net *m, const struct zero_action *a, int batch, double *loss)

@@ -98,6 +98,13 @@ static int host_of(int way, int rank, int world)
     return host[way];
 }
 
+/* Gathers by copy engines, of a release without known faults. */
+static void by_copy_engines(struct zero_config *cfg)
+{
+    cfg->launch.copy_engine = 1;
+    nccl_stand_in_the_machine()->version = 23102;
+}
+
 static void one_process(struct toy_rank *r, int way)
 {
     char misuse[1024];
@@ -115,6 +122,7 @@ static void on_processes(struct net_run *n, int way)
     toy_set_ranks(world_of(n), n, shared->r);
     fflush(NULL);
     where_fork();
+    nccl_stand_in_the_machine()->sends_wait = draw(2);
     for (int i = 0; i < world_of(n); i++) {
         pid[i] = fork();
         assert_true(pid[i] >= 0);
@@ -180,6 +188,7 @@ static void test_processes(void **state)
     for (int i = 0; i < n; i++) {
         struct net_run run = all[n == n_all ? i : draw(n_all)];
         run.deterministic = draw(4) > 0;
+        run.change = draw(4) > 0 ? NULL : by_copy_engines;
         on_processes(&run, draw(4));
         net_compare(&run, shared->r, want[run.tp], &of[run.tp], run.deterministic);
     }
