@@ -81,7 +81,7 @@ static const real *all_rows_for_weights(struct gpt2 *m, const real *x)
 static const real *kept_gradient(struct gpt2 *m, int64_t k, const real *x)
 {
     const int64_t n = gpt2_own_rows(m) * m->config.channels;
-    real *kept = m->config.two_parts ? m->acts.kept + k * n : NULL;
+    real *kept = m->config.two_parts ? m->acts.kept + k * gpt2_apart(n) : NULL;
     if (m->computes == GPT2_INPUTS)
         copy(m, kept, x, n);
     return m->computes == GPT2_WEIGHTS ? kept : x;
@@ -507,7 +507,7 @@ void gpt2_layer_backward(struct gpt2 *m, int64_t l)
     const real *atty = a->atty + l * BT * A, *residual2 = a->residual2 + l * R * C, *ln2 = a->ln2 + l * R * C;
     const real *fch = a->fch + l * BT * F, *fch_gelu = a->fch_gelu + l * BT * F;
     int64_t own = m->config.two_parts ? l : 0;
-    real *dfch = a->dfch + own * BT * F, *dqkv = a->dqkv + own * BT * 3 * A;
+    real *dfch = a->dfch + own * gpt2_apart(BT * F), *dqkv = a->dqkv + own * gpt2_apart(BT * 3 * A);
 
     const real *dout = all_rows(m, kept_gradient(m, 4 * l, a->dresidual));
     linear_backward_input(m, dfch, dout, C, of_layer(p->fcprojw, l, C * F), fch, F, C);

@@ -70,6 +70,9 @@ struct params {
  *
  *     kept                 (4*L + 2, R, C) gradients that the first part of backward leaves for the second
  *
+ * Arrays of these three begin gpt2_apart(n) elements apart. They are aligned as a single one is, because the
+ * alignment may decide how a GPU adds up.
+ *
  * NH counts the rank's own heads. */
 struct activations {
     real *embedded;
@@ -174,6 +177,12 @@ struct gpt2 {
     /* Borrowed; NULL: no profile. */
     struct profile *profile;
 };
+
+/* The distance between arrays of n elements whose alignment is that of the first. */
+static inline int64_t gpt2_apart(int64_t n)
+{
+    return (n + 127) / 128 * 128;
+}
 
 /* R, the rows between products. */
 static inline int64_t gpt2_own_rows(const struct gpt2 *m)
