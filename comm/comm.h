@@ -22,7 +22,6 @@
 #ifndef ZR_COMM_COMM_H
 #define ZR_COMM_COMM_H
 
-#include "comm/group.h"
 #include "comm/meet/call_log.h"
 #include "kernels/device.h"
 #include "kernels/first_failure.h"
@@ -31,6 +30,33 @@
 
 struct zr_comm;
 struct zr_flight;
+
+/* An ordered set of ranks that work together, and not only a group of HSDP or HFSDP. A communicator is opened
+ * on a group. A rank's place in it selects the slice that the rank owns. A fixed tree adds in the order of
+ * places, so two groups of the same ranks in another order give different bits. Users see a rank's number in
+ * the world.
+ *
+ * Plain data. The members belong to the group's maker, and outlive what was opened on it. */
+struct zr_group {
+    /* Number of ranks in the group, and this rank's place among them, from 0. */
+    int32_t size, rank;
+    /* (size) ranks of the world, by place. NULL: ranks 0 to size - 1 in their order. */
+    const int32_t *members;
+    /* Number of members on this rank's host, and this rank's place among these members. 0, 0: unknown. */
+    int32_t local_size, local_rank;
+};
+
+/* The rank of the world at a place. */
+static inline int32_t zr_group_member(const struct zr_group *g, int32_t place)
+{
+    return g->members ? g->members[place] : place;
+}
+
+/* All ranks of a world, in their order. */
+static inline struct zr_group zr_group_of_all(int32_t rank, int32_t world)
+{
+    return (struct zr_group){.size = world, .rank = rank};
+}
 
 /* One rank's memory, made by a communicator's backend. It lives until all its holders have dropped it: its
  * maker, and each communicator that it is attached to. */

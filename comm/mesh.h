@@ -16,7 +16,7 @@
 #ifndef ZR_COMM_MESH_H
 #define ZR_COMM_MESH_H
 
-#include "comm/group.h"
+#include "comm/comm.h"
 #include "comm/topology.h"
 
 struct zr_mesh {

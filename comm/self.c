@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* self.c: the communicator of a single rank, which has all data already. A gather in place, a broadcast, an
  * exchange and an agreement do nothing. A sum is one pass from src to dst. */
-#include "comm/arena.h"
 #include "comm/backend.h"
 #include "comm/flight.h"
+#include "comm/shared_memory.h"
 #include "kernels/alloc.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shared_memory.h: memory that other ranks of this host can map.
+/* shared_memory.h: memory that other ranks of this host can map, and the arenas of backends.
  *
  * It is a memfd and not a name in /dev/shm. So no name is left behind when ranks are killed, and the 64 MiB
  * that containers give /dev/shm by default do not limit it. Peers open it through /proc/PID/fd/FD while its
@@ -11,7 +11,7 @@
 #ifndef ZR_COMM_SHARED_MEMORY_H
 #define ZR_COMM_SHARED_MEMORY_H
 
-#include <stdint.h>
+#include "comm/comm.h"
 
 /* Makes a zeroed file of this many bytes, rounded up to pages, and maps it for reading and writing. name is
  * its name in /proc. The caller closes *fd unless it is -1, also after a failure. Returns ZERO_ERR_NOMEM or
@@ -36,5 +36,23 @@ int zr_shared_map(const struct zr_shared_at *where, int64_t bytes, int protectio
 
 /* Unmaps memory of zr_shared_make or zr_shared_map. NULL is allowed. */
 void zr_shared_unmap(void *at, int64_t bytes);
+
+/* ---- arenas ---- */
+
+/* The two kinds of arenas that several backends use: memory of the device, which no other rank reads, and
+ * memory that ranks of the same host map. Both functions make a zeroed arena, and neither is collective. who
+ * is the backend's name, for messages. Errors are ZERO_ERR_NOMEM, ZERO_ERR_SYSTEM, and those of the
+ * device. */
+
+/* The device must outlive the arena. Also returns ZERO_ERR_ARG if bytes is not more than 0. */
+int zr_plain_arena(struct zr_device *dev, const char *who, int64_t bytes, struct zr_arena **out);
+/* name is the file's name in /proc. */
+int zr_shared_arena(const char *who, const char *name, int64_t bytes, struct zr_arena **out);
+
+/* The file that other ranks map. -1 for a plain arena. */
+int zr_arena_fd(const struct zr_arena *a);
+
+/* Zeroes memory of the device. Blocks. */
+int zr_plain_zero(struct zr_device *dev, void *at, int64_t bytes);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* raw_bits.h: what kernels do with the bits of elements, for the host and a GPU: a digest of bytes whose
- * value does not depend on the order of threads, and the comparison of a maximum that keeps NaN. */
+/* raw_bits.h: what kernels do with the bits of elements, for the host and a GPU. A digest of bytes has a
+ * value that does not depend on the order of threads. A maximum keeps NaN. */
 #ifndef ZR_KERNELS_RAW_BITS_H
 #define ZR_KERNELS_RAW_BITS_H
 

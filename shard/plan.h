@@ -43,6 +43,7 @@ const char *zr_mem_name(enum zr_mem m);
 #define ZR_STRAY_AT           256  /* offset of squares without brackets (check/lost_gradients.c) */
 #define ZR_DIGEST_AT          832  /* offset of the digest of tensors, in ZR_CONTROL_BYTES (compare_tp.c) */
 #define ZR_TP_ELEMS           (256 << 10)  /* most elements of activations that tp ranks exchange at a time */
+#define ZR_TP_RANKS           64           /* most tp ranks: the arena has room for their slices */
 #define ZR_TP_BYTES           (3192 << 10) /* bytes of the arena for them */
 #define ZR_SMALL_VALUES_BYTES (64 << 10)   /* least bytes for values, if the model has as many */
 #define ZR_VALUE_BYTES        (256 << 10)  /* most bytes for values, in zero_read and zero_write */
@@ -54,7 +55,7 @@ _Static_assert(ZR_STRAY_AT + sizeof(struct zr_exact_sum) <= ZR_DIGEST_AT &&
                    ZR_DIGEST_AT + sizeof(uint64_t) <= ZR_CONTROL_BYTES,
                "they follow each other");
 
-/* What tp ranks compare of a tensor's reduced gradient: squares and digest of this rank's shard. */
+/* Sum of squares and digest of this rank's shard of a tensor's reduced gradient, which tp ranks compare. */
 struct zr_shard_digest {
     struct zr_exact_sum squares;
     uint64_t digest;
@@ -174,8 +175,9 @@ struct zr_plan {
     int64_t snapshot_bytes;
     /* Offset in it of the buffers' copies, which are in the table's order. */
     int64_t snapshot_buffers_at;
-    /* Bytes for the outcome of a step, for each rank's entry in an exchange, with buffers for values_bytes of
-     * their values, and from shard_digests_at on for what tp ranks compare of each tensor's gradient. */
+    /* Bytes for the outcome of a step, for each rank's entry in an exchange, and with buffers for
+     * values_bytes of their values. With tp, a struct zr_shard_digest for each tensor follows at
+     * shard_digests_at. */
     int64_t words_bytes, shard_digests_at;
     /* The sum of both; part of total_bytes. */
     int64_t host_bytes;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* config_keys.c: the table of configuration fields, and what works field by field: setting from text, setting
  * from the environment, and checking. */
+#include "shard/plan.h"
 #include "zero/config.h"
 
 #include <ctype.h>
@@ -110,7 +111,7 @@ static const struct field fields[] = {
     FIELD(mesh., dp_shard, KIND_INT32, TEXT_AND_ENV, NULL, 0, COUNT_MAX,
           "1 and more, or 0 for what the other axes leave"),
     FIELD(mesh., cp, KIND_INT32, TEXT_AND_ENV, NULL, 1, COUNT_MAX, "1 and more"),
-    FIELD(mesh., tp, KIND_INT32, TEXT_AND_ENV, NULL, 1, COUNT_MAX, "1 and more"),
+    FIELD(mesh., tp, KIND_INT32, TEXT_AND_ENV, NULL, 1, ZR_TP_RANKS, "1 to 64"),
     FIELD(optim., optimizer, KIND_INT32, TEXT_AND_ENV, optimizer_names, 1, ZR_OPTIMIZER_COUNT - 1,
           ZR_OPTIMIZER_KEYS),
     FIELD(optim., lr_scale, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more"),

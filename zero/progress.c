@@ -98,16 +98,16 @@ void zr_progress_meet(struct zr_progress_map *m, int32_t rank, int32_t world)
     m->n_wraps = atomic_fetch_add(&m->own->n_wraps, 1) + 1;
 }
 
-bool zr_progress_has_ended(void *arg, int rank, char *how, size_t n_how)
+bool zr_progress_has_ended(void *arg, int rank, bool *has_begun, char *how, size_t n_how)
 {
     const struct zr_progress_map *m = arg;
     int64_t at = m->own - m->all + rank - m->rank;
     if (!m->n_wraps || at < 0 || at >= m->n_bytes / (int64_t)sizeof *m->all)
         return false;
     int32_t ended = atomic_load(&m->all[at].ended);
-    bool knows = m->rank == 0; /* other ranks see from the number of wraps who has come */
-    if (!ended || (!knows && atomic_load(&m->all[at].n_wraps) >= m->n_wraps))
+    if (!ended)
         return false;
+    *has_begun = atomic_load(&m->all[at].n_wraps) >= m->n_wraps;
     if (ended > 0)
         snprintf(how, n_how, "its program returned %d", ended - 1);
     else

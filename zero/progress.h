@@ -49,9 +49,9 @@ void zr_progress_open(struct zr_progress_map *m, struct zr_log *log);
 /* Records that this rank begins to meet the others of its job. Does nothing if zero-run did not start them as
  * these ranks. */
 void zr_progress_meet(struct zr_progress_map *m, int32_t rank, int32_t world);
-/* Whether a rank of this node has ended before it began to meet this one. If so, how says, for example, "its
- * program returned 0". m points to a struct zr_progress_map. Any thread. */
-bool zr_progress_has_ended(void *m, int rank, char *how, size_t n_how);
+/* Whether a rank of this node has ended. If so, how says, for example, "its program returned 0". *has_begun:
+ * it had begun to meet this rank. m points to a struct zr_progress_map. Any thread. */
+bool zr_progress_has_ended(void *m, int rank, bool *has_begun, char *how, size_t n_how);
 /* Begins to report for an open context. Does nothing if another context of this process reports already. */
 void zr_progress_begin(struct zr_progress_map *m, int32_t accum);
 void zr_progress_step(struct zr_progress_map *m, int64_t t);

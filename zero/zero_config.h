@@ -130,7 +130,8 @@ struct zero_mesh {
     int32_t dp_shard;
     /* + Context parallelism. Not implemented yet: must be 1, the default. */
     int32_t cp;
-    /* + Tensor parallelism: ranks that divide every layer and compute on the same data. Default 1. */
+    /* + Tensor parallelism: ranks that divide every layer and compute on the same data, 1 to 64. Default
+     * 1. */
     int32_t tp;
 };
 

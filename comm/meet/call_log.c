@@ -3,6 +3,7 @@
 #include "comm/meet/call_log.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct name {
@@ -229,4 +230,28 @@ bool zr_call_log_last(const struct zr_call_log *ring, struct zr_logged_call *out
 {
     uint64_t n = atomic_load_explicit(&ring->n, memory_order_acquire);
     return n && get(ring, n, out);
+}
+
+static int by_communicator(const void *a, const void *b)
+{
+    const struct zr_sharing_rank *x = a, *y = b;
+    if (x->group != y->group)
+        return x->group < y->group ? -1 : 1;
+    return x->size != y->size ? x->size - y->size : x->rank - y->rank;
+}
+
+void zr_call_log_furthest(struct zr_sharing_rank *s, int n)
+{
+    qsort(s, (size_t)n, sizeof *s, by_communicator);
+    for (int first = 0, end; first < n; first = end) {
+        const struct zr_sharing_rank *most = &s[first], *fewest = most;
+        for (end = first + 1; end < n && s[end].group == most->group && s[end].size == most->size; end++) {
+            most = s[end].n_calls > most->n_calls ? &s[end] : most;
+            fewest = s[end].n_calls < fewest->n_calls ? &s[end] : fewest;
+        }
+        for (int k = first; k < end; k++) {
+            s[k].ahead = end - first > 1 ? most->rank : -1;
+            s[k].behind = end - first > 1 ? fewest->rank : -1;
+        }
+    }
 }

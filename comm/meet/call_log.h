@@ -115,6 +115,19 @@ struct zr_shared_calls {
 /* Most of them on a rank: data parallelism, tensor parallelism, and the world. */
 enum { ZR_SHARED_CALLS = 3 };
 
+/* A rank that logs the calls of a communicator. */
+struct zr_sharing_rank {
+    /* As in struct zr_shared_calls, and the number of its calls. */
+    uint64_t group, n_calls;
+    int32_t size, rank;
+    /* Set by zr_call_log_furthest. */
+    int32_t ahead, behind;
+};
+
+/* For each of n ranks, sets ahead and behind to the ranks of its communicator with the most and the fewest
+ * calls. Among equals the lowest rank counts. If a rank is alone, both are -1. Sorts s. */
+void zr_call_log_furthest(struct zr_sharing_rank *s, int n);
+
 /* Pack a call without its args into one word, which can be read at once, and unpack it. Any word unpacks to
  * some call. An unknown name has no text. */
 uint64_t zr_call_log_pack(const struct zr_logged_call *c);

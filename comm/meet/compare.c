@@ -57,26 +57,27 @@ static uint64_t n_calls(const struct zr_rendezvous *r, int rank, int which)
     return atomic_load(&calls_of(r, rank, which)->log->n);
 }
 
-/* Whether the calls of both ranks are known and must be the same. */
-static bool must_be_same(const struct zr_rendezvous *r, int rank, int other, int which)
+/* Finds, for each rank, who has made the most and the fewest of the calls that it must make too. With no
+ * memory for that, nothing can be compared. */
+static void find_furthest(struct zr_rendezvous *r)
 {
-    const struct zr_shared_calls *a = calls_of(r, rank, which), *b = calls_of(r, other, which);
-    return a->log && b->log && a->size == b->size && a->group == b->group;
-}
-
-/* Finds the first rank with the most calls, or with the fewest, among those that must make the calls of this
- * rank, which are known. */
-static int furthest(const struct zr_rendezvous *r, int rank, int which, bool most)
-{
-    int best = -1;
-    for (int i = 0; i < r->w.world; i++) {
-        if (!must_be_same(r, i, rank, which))
-            continue;
-        uint64_t n = n_calls(r, i, which), of_best = best < 0 ? 0 : n_calls(r, best, which);
-        if (best < 0 || (most ? n > of_best : n < of_best))
-            best = i;
+    struct zr_sharing_rank *s = malloc((size_t)r->w.world * sizeof *s);
+    for (int which = 0; which < ZR_SHARED_CALLS; which++) {
+        int n = 0;
+        for (int i = 0; i < r->w.world; i++) {
+            const struct zr_shared_calls *c = calls_of(r, i, which);
+            r->members[i].ahead[which] = r->members[i].behind[which] = -1;
+            if (s && c->log)
+                s[n++] = (struct zr_sharing_rank){c->group, n_calls(r, i, which), c->size, i};
+        }
+        if (n)
+            zr_call_log_furthest(s, n);
+        for (int k = 0; k < n; k++) {
+            r->members[s[k].rank].ahead[which] = s[k].ahead;
+            r->members[s[k].rank].behind[which] = s[k].behind;
+        }
     }
-    return best;
+    free(s);
 }
 
 /* Compares every rank with the one that has the most calls. If two others differ in a call, that one has made
@@ -88,8 +89,8 @@ static bool find_difference_in(const struct zr_rendezvous *r, int which, bool *c
     uint64_t first = 0;
     for (int i = 0; i < r->w.world; i++) {
         struct zr_logged_call here, there;
-        int of = calls_of(r, i, which)->log ? furthest(r, i, which, true) : i;
-        if (of == i)
+        int of = r->members[i].ahead[which];
+        if (of < 0 || of == i)
             continue;
         const struct zr_call_log *its = calls_of(r, i, which)->log, *most = calls_of(r, of, which)->log;
         uint64_t n = zr_call_log_differ(its, most, &there, &here);
@@ -127,44 +128,67 @@ static void report_place(const struct zr_rendezvous *r, int rank, int which, cha
         snprintf(text, n_text, "no call");
 }
 
-/* Writes which rank is behind, among those that must make the same calls as this one. Returns false if none
- * is, and then writes how far they are if text is empty. */
-static bool report_behind_of(const struct zr_rendezvous *r, int rank, int which, char *text, size_t n_text)
+/* Finds the rank that has made the fewest calls of a communicator, if they are fewer than this rank's, which
+ * then waits for it. Sets *which to that communicator. Returns -1 if there is none. */
+static int awaited_by(const struct zr_rendezvous *r, int rank, int *which)
 {
-    int ahead = furthest(r, rank, which, true), behind = furthest(r, rank, which, false);
-    char there[192], here[192];
-    bool differ = n_calls(r, ahead, which) != n_calls(r, behind, which);
-    report_place(r, ahead, which, here, sizeof here);
-    report_place(r, behind, which, there, sizeof there);
-    if (differ)
-        snprintf(text, n_text, "; rank %d did not come: its program has made %s; that of rank %d %s", behind,
-                 there, ahead, here);
-    else if (!text[0] && !n_calls(r, ahead, which))
-        snprintf(text, n_text, "; no program has made a call");
-    else if (!text[0])
-        snprintf(text, n_text, "; the programs have made the same %s", here);
-    return differ;
+    for (int k = ZR_SHARED_CALLS; k-- > 0;) {
+        int behind = r->members[rank].behind[k];
+        if (behind >= 0 && n_calls(r, behind, k) < n_calls(r, rank, k)) {
+            *which = k;
+            return behind;
+        }
+    }
+    return -1;
 }
 
-/* Whether another rank's calls are known that this one must make. */
-static bool has_others(const struct zr_rendezvous *r, int rank, int which)
+/* Finds the rank that this one waits for, and which waits for nobody itself. A rank that data-parallel ranks
+ * wait for may itself wait for one of tensor parallelism, for example. *which: as awaited_by sets it for the
+ * last wait. Returns -1 if this rank waits for nobody. Calls are read while they are made, so waits may seem
+ * to form a circle. */
+static int last_awaited(const struct zr_rendezvous *r, int rank, int *which)
 {
-    int other = 0;
-    while (other < r->w.world && (other == rank || !must_be_same(r, rank, other, which)))
-        other++;
-    return other < r->w.world;
+    int last = -1;
+    for (int n = 0, next; n < r->w.world && (next = awaited_by(r, rank, which)) >= 0; n++)
+        last = rank = next;
+    return last;
 }
 
-/* Writes which rank is behind, if all calls that were made are the same. */
+/* Writes how far the programs are, none of which is behind another. */
+static void report_equal(const struct zr_rendezvous *r, char *text, size_t n_text)
+{
+    char here[192];
+    for (int which = ZR_SHARED_CALLS; which-- > 0;)
+        for (int i = 0; i < r->w.world; i++) {
+            if (r->members[i].ahead[which] < 0)
+                continue;
+            report_place(r, i, which, here, sizeof here);
+            if (n_calls(r, i, which))
+                snprintf(text, n_text, "; the programs have made the same %s", here);
+            else
+                snprintf(text, n_text, "; no program has made a call");
+            return;
+        }
+    zr_call_log_report_none(false, text, n_text);
+}
+
+/* Writes which rank is behind, if all calls that were made are the same. The wait that timed out leads to it,
+ * or any other wait. */
 static void report_behind(const struct zr_rendezvous *r, char *text, size_t n_text)
 {
-    bool found = false;
-    text[0] = 0;
-    for (int which = ZR_SHARED_CALLS; which-- > 0 && !found;)
-        for (int i = 0; i < r->w.world && !found; i++)
-            found = has_others(r, i, which) && report_behind_of(r, i, which, text, n_text);
-    if (!text[0])
-        zr_call_log_report_none(false, text, n_text);
+    char there[192], here[192];
+    int which = 0, behind = last_awaited(r, r->comparison.rank, &which);
+    for (int i = 0; i < r->w.world && behind < 0; i++)
+        behind = last_awaited(r, i, &which);
+    if (behind < 0) {
+        report_equal(r, text, n_text);
+        return;
+    }
+    int ahead = r->members[behind].ahead[which];
+    report_place(r, ahead, which, here, sizeof here);
+    report_place(r, behind, which, there, sizeof there);
+    snprintf(text, n_text, "; rank %d did not come: its program has made %s; that of rank %d %s", behind,
+             there, ahead, here);
 }
 
 /* Writes "; no answer came from rank 2, rank 5". */
@@ -197,6 +221,7 @@ static void decide(struct zr_rendezvous *r)
     zr_hub_send_report(r, false);
     bool compared, first = !r->code; /* otherwise another failure is known by now, to all */
     own_calls(r, r->members[r->w.rank].calls);
+    find_furthest(r);
     report_silent(r, silent, sizeof silent);
     zr_rendezvous_describe_stopped(r, zr_rendezvous_stopped(r), stopped);
     if (first && find_difference(r, &compared, calls)) {

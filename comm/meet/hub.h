@@ -59,6 +59,9 @@ struct zr_member {
     char *last_heard;
     /* Rank 0, during a comparison: its program's calls. */
     struct zr_shared_calls calls[ZR_SHARED_CALLS];
+    /* The ranks with the most and the fewest calls, among those that must make these calls, too. -1: no other
+     * rank is known to. */
+    int ahead[ZR_SHARED_CALLS], behind[ZR_SHARED_CALLS];
     /* All of them have come. */
     bool has_answered;
 };

@@ -57,14 +57,17 @@ static bool is_not_missing(const struct zr_rendezvous *r, int rank)
     return rank == r->w.rank || m->state != ZR_MEMBER_EMPTY;
 }
 
-/* Fails if a rank has ended before it came here, as it will not come. */
+/* Fails if a rank has ended before it came here, as it will not come. Only rank 0 knows whether a rank that
+ * had begun to come has reached it. */
 static void look_for_ended(struct zr_rendezvous *r)
 {
     const struct zr_waiting *w = r->w.waiting;
-    char how[128], text[256];
+    char how[128], text[ZR_ENDED_CHARS];
+    bool has_begun;
     for (int i = 0; w->has_ended && i < r->w.world && !r->code; i++)
-        if (!is_not_missing(r, i) && w->has_ended(w->arg, i, how, sizeof how)) {
-            snprintf(text, sizeof text, "rank %d ended before it came to zero_wrap: %s", i, how);
+        if (!is_not_missing(r, i) && w->has_ended(w->arg, i, &has_begun, how, sizeof how) &&
+            (r->w.rank == 0 || !has_begun)) {
+            zr_waiting_say_ended(i, has_begun, how, text);
             zr_hub_fail_all(r, ZERO_ERR_PEER, text);
         }
 }
@@ -78,6 +81,12 @@ static const char *limit_of(const struct zr_rendezvous *r, int64_t ms)
 void zr_waiting_warn(const struct zr_waiting *w, const char *text, int64_t ms, const char *limit)
 {
     zr_warn(w->log, "zero_wrap still waits: %s; it gives up after %lld ms%s", text, (long long)ms, limit);
+}
+
+void zr_waiting_say_ended(int rank, bool has_begun, const char *how, char text[ZR_ENDED_CHARS])
+{
+    snprintf(text, ZR_ENDED_CHARS, "rank %d ended %s zero_wrap: %s", rank,
+             has_begun ? "in" : "before it came to", how);
 }
 
 /* Logs which ranks this rank still waits for. */

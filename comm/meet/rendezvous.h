@@ -49,9 +49,9 @@ struct zr_waiting {
     /* Log and interval of the lines that say which ranks this rank waits for. */
     struct zr_log *log;
     int64_t remind_ms;
-    /* Returns whether a rank's process has ended and cannot come, and how it ended. Called on the thread that
-     * waits. NULL: unknown. */
-    bool (*has_ended)(void *arg, int rank, char *how, size_t n_how);
+    /* Returns whether a rank's process has ended, and how it ended. *has_begun: it had begun to meet this
+     * rank. Called on the thread that waits. NULL: unknown. */
+    bool (*has_ended)(void *arg, int rank, bool *has_begun, char *how, size_t n_how);
     void *arg;
 };
 
@@ -59,6 +59,9 @@ struct zr_waiting {
  * limits the wait, as " (start_timeout_ms)". */
 enum { ZR_WAIT_CHARS = 2560 };
 void zr_waiting_warn(const struct zr_waiting *w, const char *text, int64_t ms, const char *limit);
+/* Writes "rank 1 ended before it came to zero_wrap: its program returned 0", or "in zero_wrap". */
+enum { ZR_ENDED_CHARS = 192 };
+void zr_waiting_say_ended(int rank, bool has_begun, const char *how, char text[ZR_ENDED_CHARS]);
 
 /* How a launcher started a rank, if its job, rank and world do not show it. Ranks that were started for
  * different jobs, or different parts of one, refuse each other. All bytes of it are sent. */

@@ -223,16 +223,20 @@ static int call_exchange(void *arg)
     return k->exchange(k->arg, k->data, (char *)k->data + k->bytes, k->bytes);
 }
 
-/* Logs a long wait. Fails if a rank has ended, as it will not come. */
+/* Logs a long wait. Fails if a rank has ended: it will not meet the others, whether it has come here or
+ * not. */
 static int watch_exchange(void *arg)
 {
     struct exchange_wait *k = arg;
     const struct zr_waiting *w = k->c->w->waiting;
-    char text[ZR_WAIT_CHARS], how[128];
+    char text[ZR_WAIT_CHARS], how[128], ended[ZR_ENDED_CHARS];
+    bool has_begun;
     int64_t now = zr_now_ns();
     for (int i = 0; w && w->has_ended && i < k->c->w->world; i++)
-        if (i != k->c->w->rank && w->has_ended(w->arg, i, how, sizeof how))
-            return zr_fail(ZERO_ERR_PEER, "rank %d ended before it came to zero_wrap: %s", i, how);
+        if (i != k->c->w->rank && w->has_ended(w->arg, i, &has_begun, how, sizeof how)) {
+            zr_waiting_say_ended(i, has_begun, how, ended);
+            return zr_fail(ZERO_ERR_PEER, "%s", ended);
+        }
     if (!w || now - k->reminded_ns < w->remind_ms * 1000000)
         return 0;
     k->reminded_ns = now;

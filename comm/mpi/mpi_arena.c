@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_arena.c: arenas of the communicators over MPI. If hosts have several ranks, the ranks of a host map
  * each other's arenas. Each communicator reserves a part at the end of its arena. */
-#include "comm/arena.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/mpi/mpi_comm.h"
 #include "comm/shared_memory.h"

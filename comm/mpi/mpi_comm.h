@@ -17,12 +17,12 @@
  *    mpi_arena.c   arenas, and the part that each communicator reserves
  *    mpi_open.c    opens and closes communicators
  *    mpi_own.c     MPI's own collectives, for comparison
- *    mpi_user_comm.c    queries of the program's communicator, or of MPI_COMM_WORLD
- *    mpi_exchange.c  ranks agree over MPI on where they meet */
+ *    mpi_exchange.c  the program's communicator, or MPI_COMM_WORLD, and how ranks agree over it on where they
+ *                    meet */
 #ifndef ZR_COMM_MPI_COMM_H
 #define ZR_COMM_MPI_COMM_H
 
-#include "comm/mpi/mpi_options.h"
+#include "comm/backend.h"
 #include "comm/mpi/mpi_process.h"
 #include "comm/op_queue.h"
 #include "comm/post.h"
@@ -30,7 +30,28 @@
 
 #include <pthread.h>
 
+struct zr_rendezvous;
 struct zr_world;
+
+/* How to open communicators, for ranks on the host device. */
+struct zr_mpi_options {
+    /* Time that an operation waits for peers while no request ends, in ms. */
+    int64_t timeout_ms;
+    /* Time that opening waits for a call into MPI to return, in ms. */
+    int64_t start_timeout_ms;
+    /* Do not use shared memory inside a host. */
+    bool flat;
+    /* The program's own MPI_Comm *, which has all ranks of the rendezvous, or NULL. */
+    void *user_comm;
+    /* See struct zr_backend_config. */
+    const char *found_by;
+    /* The world's topology. Outlives the communicators. NULL: all ranks share the cores of one host. */
+    const struct zr_topology *topology;
+    /* NULL: libzero's module. */
+    const struct zr_mpi_library *library;
+    /* May be NULL. */
+    struct zr_log *log;
+};
 
 enum {
     /* Alignment of a communicator's reserved part of the arena. */
@@ -162,6 +183,16 @@ void zr_mpi_unmap(struct zr_mpi *m);
 /* mpi.c */
 extern const struct zr_comm_ops zr_mpi_ops;
 /* mpi_open.c */
+/* Opens a communicator for each role that any rank has. The caller closes each. Initializes MPI if the
+ * program has not. Contexts of a process that open at the same time take turns. rdv, dev and the groups'
+ * members must outlive the communicators.
+ *
+ * Collective over all ranks of rdv, each with its own groups; blocks. */
+int zr_mpi_open(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_mpi_options *opt,
+                const struct zr_role_ask ask[ZR_ROLES], struct zr_comm *comm[ZR_ROLES]);
+
+/* Bytes that a role's communicator reserves at the end of its arena, a multiple of 256. */
+int64_t zr_mpi_role_bytes(enum zr_role role, const struct zr_role_ask *ask, bool deterministic);
 void zr_mpi_close(struct zr_comm *c);
 /* Makes the MPI communicator of the group. Collective over the group. */
 int zr_mpi_make(struct zr_mpi *m);
@@ -185,7 +216,7 @@ int zr_mpi_check_rank(int rank, int world, const char *found_by, int mpi_rank, i
 int zr_mpi_exchange_over(struct zr_mpi_process *p, const struct zr_user_comm *c, const void *mine, void *all,
                          size_t bytes);
 
-/* mpi_user_comm.c: functions of the backend's row. */
+/* mpi_exchange.c: functions of the backend's row. */
 int zr_mpi_user_comm_world(void *user_comm, int64_t timeout_ms, int *rank, int *world);
 int zr_mpi_job_world(int64_t timeout_ms, int *rank, int *world);
 int zr_mpi_exchange(struct zr_user_comm *c, const void *mine, void *all, size_t bytes);

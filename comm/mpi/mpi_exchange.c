@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mpi_exchange.c: ranks exchange cards over MPI before they meet (gather of struct zr_user_comm). They use
- * the program's communicator (mpi_user_comm.c), or MPI_COMM_WORLD if a launcher of MPI has started them and
- * nothing else says where they meet.
+ * the program's communicator, or MPI_COMM_WORLD if a launcher of MPI has started them and nothing else says
+ * where they meet. libzero's communicators are made from it later (mpi_open.c).
  *
  * Every rank sends its card to rank 0, which checks them once the last has come, and sends each rank the
  * result. Cards may belong to a zero_wrap that their rank has given up since. So rank 0 counts a rank only
@@ -107,6 +107,8 @@ struct channel {
     struct meeting *meetings;
     /* Messages in the order in which MPI delivers them. */
     struct message *first;
+    /* Messages that contexts have left behind, and that MPI may still be sending. */
+    struct message *unsent;
 };
 
 /* A thread that holds the lock must not enter MPI; one inside MPI may take it. */
@@ -158,12 +160,32 @@ static int join_channel(struct meeting *k, void *user_comm)
                  : zr_fail(ZERO_ERR_NOMEM, "%s: no memory to meet over it", k->over);
 }
 
-/* Gives the communicator back if no context meets over it and no message has come. Called with the lock
- * held. */
+static void free_message(struct message *m)
+{
+    free(m->post);
+    free(m);
+}
+
+/* Frees what MPI has sent. Called with the lock held. */
+static void free_sent(struct channel *c)
+{
+    for (struct message **at = &c->unsent, *m; (m = *at);) {
+        if (atomic_load(&m->batch.n_left)) {
+            at = &m->next;
+            continue;
+        }
+        *at = m->next;
+        free_message(m);
+    }
+}
+
+/* Gives the communicator back if no context meets over it, no message has come, and all are sent. Called
+ * with the lock held. */
 static void drop_channel(struct channel *c)
 {
     struct channel **at = &channels;
-    if (c->meetings || c->first)
+    free_sent(c);
+    if (c->meetings || c->first || c->unsent)
         return;
     while (c->n_borrowed-- > 0)
         zr_mpi_shim_of(c->process)->free(zr_mpi_world_of(c->process), c->comm);
@@ -203,12 +225,6 @@ static struct post *make_post(const struct meeting *k, const struct note *note, 
     p->note = *note;
     memcpy(p->note.name, k->w->name, sizeof p->note.name);
     return p;
-}
-
-static void free_message(struct message *m)
-{
-    free(m->post);
-    free(m);
 }
 
 /* Takes the post over if it returns 0. */
@@ -302,7 +318,7 @@ static int receive_note(struct meeting *k, bool *more)
     return class ? zr_mpi_say(p, class, "MPI_Iprobe") : 0;
 }
 
-/* Waits for sent messages to leave. Returns false if MPI keeps one, and its memory. */
+/* Waits for sent messages to leave. Returns false if MPI keeps one. The channel then keeps its memory. */
 static bool have_left(struct meeting *k)
 {
     int64_t until_ns = zr_now_ns() + REST_MS * INT64_C(1000000);
@@ -312,10 +328,11 @@ static bool have_left(struct meeting *k)
         while (atomic_load(&m->batch.n_left) && !zr_mpi_ended(k->process) && zr_now_ns() < until_ns)
             if (!zr_mpi_poll(k->process))
                 nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
-        if (atomic_load(&m->batch.n_left))
-            left = false;
-        else
-            free_message(m);
+        left &= !atomic_load(&m->batch.n_left);
+        pthread_mutex_lock(&lock);
+        m->next = k->channel->unsent;
+        k->channel->unsent = m;
+        pthread_mutex_unlock(&lock);
     }
     k->sent = NULL;
     return left;
@@ -639,7 +656,8 @@ static int gather_notes(struct meeting *k, const void *mine)
     return err;
 }
 
-/* After a success MPI goes on to work, also if a message has not left yet: its rank still waits for it. */
+/* After a success MPI goes on to work, also if a message has not left yet: its rank still waits for it. If
+ * that rank has died, the message is pending when the process ends, which then skips MPI_Finalize. */
 int zr_mpi_exchange_over(struct zr_mpi_process *p, const struct zr_user_comm *c, const void *mine, void *all,
                          size_t bytes)
 {
@@ -666,4 +684,67 @@ int zr_mpi_exchange_over(struct zr_mpi_process *p, const struct zr_user_comm *c,
     else
         zr_mpi_process_leave_looking(p, c->log);
     return zr_error_restore(&kept);
+}
+
+/* --- the program's communicator, and MPI_COMM_WORLD --- */
+
+/* Opens MPI, which must have begun: otherwise there could be no communicator. The caller drops it. */
+static int open_user_comm(int64_t ms, struct zr_log *log, struct zr_mpi_process **out)
+{
+    struct zr_mpi_library lib;
+    int err = zr_mpi_load(NULL, &lib);
+    *out = NULL;
+    if (!err && !lib.shim->is_initialized(lib.world))
+        err = zr_fail(ZERO_ERR_ORDER, "mpi_comm is set, but MPI has not begun: MPI_Init_thread comes first");
+    return err ? err : zr_mpi_process_open(&lib, ms, NULL, log, out);
+}
+
+static int ask_user_comm(struct zr_mpi_process *p, void *user_comm, int64_t ms, int *rank, int *world)
+{
+    int err = zr_mpi_rank_of(p, user_comm, ms, rank, world);
+    if (err)
+        return err;
+    return *rank >= 0 ? 0 : zr_fail(ZERO_ERR_ARG, "mpi_comm points to MPI_COMM_NULL on this rank");
+}
+
+int zr_mpi_user_comm_world(void *user_comm, int64_t timeout_ms, int *rank, int *world)
+{
+    struct zr_mpi_process *p;
+    int err = open_user_comm(timeout_ms, NULL, &p);
+    if (err)
+        return err;
+    err = ask_user_comm(p, user_comm, timeout_ms, rank, world);
+    zr_mpi_process_drop(p, NULL, true);
+    return err;
+}
+
+int zr_mpi_job_world(int64_t timeout_ms, int *rank, int *world)
+{
+    return zr_mpi_user_comm_world(NULL, timeout_ms, rank, world);
+}
+
+/* Opens MPI for ranks that a launcher of MPI has started, and checks that this rank's number is the one in
+ * the launcher's variables. Nothing is logged about the MPI here, as that happens when communicators are
+ * opened. */
+static int open_world(const struct zr_user_comm *c, struct zr_mpi_process **out)
+{
+    struct zr_mpi_library lib;
+    int rank, size, err = zr_mpi_check_launcher();
+    err = err ? err : zr_mpi_load(NULL, &lib);
+    err = err ? err : zr_mpi_check_launched(&lib);
+    err = err ? err : zr_mpi_process_open(&lib, c->timeout_ms, NULL, c->log, out);
+    if (err)
+        return err;
+    err = zr_mpi_rank_of(*out, NULL, c->timeout_ms, &rank, &size);
+    err = err ? err : zr_mpi_check_rank(c->w->rank, c->w->world, c->w->size_from, rank, size);
+    if (err)
+        zr_mpi_process_drop(*out, c->log, true);
+    return err;
+}
+
+int zr_mpi_exchange(struct zr_user_comm *c, const void *mine, void *all, size_t bytes)
+{
+    struct zr_mpi_process *p;
+    int err = c->comm ? open_user_comm(c->timeout_ms, c->log, &p) : open_world(c, &p);
+    return err ? err : zr_mpi_exchange_over(p, c, mine, all, bytes);
 }

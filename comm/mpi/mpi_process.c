@@ -306,8 +306,17 @@ static void look_before_finalize(struct zr_mpi_process *p)
     }
 }
 
-/* Ends MPI with the process. If a user failed or left requests pending, other ranks may never call
- * MPI_Finalize. Then it is skipped. */
+/* Whether a request has not ended. Called inside MPI. */
+static bool has_requests(const struct zr_mpi_process *p)
+{
+    int slot = 0;
+    while (slot < ZR_MPI_SLOTS && !p->of[slot])
+        slot++;
+    return slot < ZR_MPI_SLOTS;
+}
+
+/* Ends MPI with the process. MPI_Finalize is skipped if it might wait for another rank. If a user failed,
+ * other ranks may never call it. A pending request may be a message to a rank that died. */
 static void end_process(struct zr_mpi_process *p)
 {
     if (p->pid != getpid() || zr_mpi_enter(p, 1000))
@@ -318,6 +327,7 @@ static void end_process(struct zr_mpi_process *p)
         look_before_finalize(p);
     if (zr_mpi_enter(p, 1000))
         return;
+    ends_here = ends_here && !has_requests(p);
     if (ends_here)
         p->shim->on_finalize(p->world, NULL, NULL);
     atomic_store(&p->state, ENDING);

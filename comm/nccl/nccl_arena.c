@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_arena.c: arenas of NCCL communicators: memory from NCCL or the device, registered as a symmetric
  * window if all ranks can. */
-#include "comm/arena.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/nccl/nccl_comm.h"
 #include "comm/nccl/nccl_versions.h"
+#include "comm/shared_memory.h"
 #include "kernels/alloc.h"
 
 #include <stdio.h>

@@ -3,7 +3,6 @@
  *
  * Each step that may fail on one rank ends with an exchange of its result, so that either all ranks go on or
  * none does. A rank without memory for that exchange reports it by zr_rendezvous_fail. */
-#include "comm/arena.h"
 #include "comm/meet/rendezvous.h"
 #include "comm/shared_memory.h"
 #include "comm/shm/shm.h"

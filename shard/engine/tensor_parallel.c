@@ -18,14 +18,13 @@
 /* A piece is cut into a slice for each rank. All slices have room for the same number of bytes; the last may
  * be partly or wholly empty. */
 enum {
-    MAX_PARTS = 64, /* tp ranks that OUT_BYTES is reckoned for, and the most that shm has */
     CUT_BYTES = 128,
     IN_AT = 0,
     IN_BYTES = ZR_TP_ELEMS * (int)sizeof(float),
     /* A slice has a multiple of CUT_BYTES. So tp slices take at most tp * CUT_BYTES more than their elements,
      * which are IN_BYTES of f32, or half of that of bf16. For bf16, one slice is also stored as fp32, in
      * IN_BYTES / tp + 2 * CUT_BYTES. As tp is at least 2, all fit into IN_BYTES + tp * CUT_BYTES * 2. */
-    OUT_BYTES = IN_BYTES + MAX_PARTS * CUT_BYTES * 2,
+    OUT_BYTES = IN_BYTES + ZR_TP_RANKS * CUT_BYTES * 2,
     /* a struct zr_shard_digest, and behind it the digests of partial gradients */
     DIGESTS_AT = IN_BYTES + 2 * OUT_BYTES,
     MAX_PARTIAL = (ZR_TP_BYTES - DIGESTS_AT - (int)sizeof(struct zr_shard_digest)) / (int)sizeof(uint64_t),
@@ -33,7 +32,7 @@ enum {
     COMPARED = -2, /* kind of a comparison's tag, in place of a dtype */
 };
 _Static_assert(MAX_PARTIAL >= 8192 && ZR_TP_BYTES % 4096 == 0, "in, out twice, and digests");
-_Static_assert(MAX_PARTS <= ZR_MAX_SOURCES, "a maximum has a source for each rank");
+_Static_assert(ZR_TP_RANKS <= ZR_MAX_SOURCES, "a maximum has a source for each rank");
 
 struct zr_tp {
     char *base;
@@ -176,7 +175,7 @@ static int most_of_all(struct zr_engine *e, char *dst, const char *src, int64_t 
     for (int64_t at = 0, k; at < n; at += k) {
         k = zr_min(n - at, most);
         const int64_t slot = k * size; /* bytes of one rank's part of `in` */
-        const void *parts[MAX_PARTS];
+        const void *parts[ZR_TP_RANKS];
         for (int32_t p = 0; p < e->tp; p++)
             parts[p] = e->m.tp->base + IN_AT + p * slot;
         ZR_TRY(d->copy(e->compute, e->m.tp->base + IN_AT + e->tp_rank * slot, src + at * size, slot));

@@ -302,7 +302,7 @@ static const struct text_case text_cases[] = {
     {AT(mesh., dp_replicate), 'i', true, "2", 2, "-2", "1 and more; auto (-1)"},
     {AT(mesh., dp_shard), 'i', true, "0", 0, "auto", "1 and more, or 0 for what the other axes leave"},
     {AT(mesh., cp), 'i', true, "1", 1, "0", "allowed: 1 and more"},
-    {AT(mesh., tp), 'i', true, "2", 2, "auto", "allowed: 1 and more"},
+    {AT(mesh., tp), 'i', true, "2", 2, "65", "allowed: 1 to 64"},
     {AT(launch., start_timeout_ms), 'l', true, "1500", 1500, "0", "allowed: 1 to 2147483647; auto (-1)"},
     {AT(launch., start_timeout_ms), 'l', true, "auto", -1, "-2", "allowed: 1 to 2147483647; auto (-1)"},
 };
@@ -508,7 +508,8 @@ static void test_bad_fields(void **state)
     BAD(hybrid, 2, "hybrid is 2; allowed: hsdp (0), hfsdp (1); for neither, set dp_replicate to 1");
     BAD(mesh.dp_replicate, 0, "dp_replicate is 0; allowed: 1 and more; auto (-1) for one replica per host");
     BAD(mesh.dp_shard, -1, "dp_shard is -1; allowed: 1 and more, or 0 for what the other axes leave");
-    BAD(mesh.tp, 0, "tp is 0; allowed: 1 and more");
+    BAD(mesh.tp, 0, "tp is 0; allowed: 1 to 64");
+    BAD(mesh.tp, 65, "tp is 65; allowed: 1 to 64");
     BAD(optim.weight_decay, NAN, "weight_decay is nan; allowed: ");
     BAD(deterministic, 2, "deterministic is 2; allowed: on (1), off (0), auto (-1)");
     BAD(memory.wire_dtype, 3, "wire_dtype is f16; allowed: f32, bf16, or 0");

@@ -153,10 +153,15 @@ static void count_reminders(void *arg, const char *line)
         snprintf(last, sizeof((struct rank *)0)->note, "%s", line);
 }
 
-static bool has_rank_1_ended(void *arg, int rank, char *how, size_t n_how)
+/* How rank 1 has ended: not yet, before zero_wrap or in it. */
+enum ending { NOT_ENDED, ENDED_BEFORE, ENDED_INSIDE };
+
+static bool has_rank_1_ended(void *arg, int rank, bool *has_begun, char *how, size_t n_how)
 {
+    const enum ending *e = arg;
+    *has_begun = *e == ENDED_INSIDE;
     snprintf(how, n_how, "its program returned 7");
-    return *(bool *)arg && rank == 1;
+    return *e != NOT_ENDED && rank == 1;
 }
 
 /* Rank 1 never comes. */
@@ -165,7 +170,7 @@ static void wait_with_a_log(struct rank *me)
     struct meeting m;
     char last[sizeof me->note] = "";
     struct zr_log *log;
-    bool ended = *(bool *)me->arg;
+    enum ending ended = *(enum ending *)me->arg;
     if (me->w.rank == 1)
         return;
     RANK_CHECK(me, zr_log_open(count_reminders, last, NULL, &log) == 0, "%s", zr_error_text());
@@ -184,14 +189,18 @@ static void wait_with_a_log(struct rank *me)
 
 static void test_waiting(void **state)
 {
-    bool ended = false;
+    enum ending ended = NOT_ENDED;
     struct rank *r = run_ranks(true, 3, wait_with_a_log, &ended, NULL);
     for (int i = 0; i < 3; i += 2)
         expect_rank(&r[i], ZERO_ERR_TIMEOUT, " in 1500 ms (start_timeout_ms): rank 1");
-    ended = true;
-    r = run_ranks(true, 3, wait_with_a_log, &ended, NULL);
-    for (int i = 0; i < 3; i += 2)
-        expect_rank(&r[i], ZERO_ERR_PEER, "rank 1 ended before it came to zero_wrap: its program returned 7");
+    for (ended = ENDED_BEFORE; ended <= ENDED_INSIDE; ended++) {
+        r = run_ranks(true, 3, wait_with_a_log, &ended, NULL);
+        for (int i = 0; i < 3; i += 2)
+            expect_rank(&r[i], ZERO_ERR_PEER,
+                        ended == ENDED_BEFORE
+                            ? "rank 1 ended before it came to zero_wrap: its program returned 7"
+                            : "rank 1 ended in zero_wrap: its program returned 7");
+    }
 }
 
 static void all_but_first(struct rank *me)

@@ -203,10 +203,18 @@ static int gather(void *arg, const void *mine, void *all, size_t bytes)
     return 0;
 }
 
-static bool has_ended(void *arg, int rank, char *how, size_t n_how)
+/* A rank that has ended. begun: it had begun to meet the others. */
+struct ending {
+    int rank;
+    bool begun;
+};
+
+static bool has_ended(void *arg, int rank, bool *has_begun, char *how, size_t n_how)
 {
+    const struct ending *e = arg;
+    *has_begun = e && e->begun;
     snprintf(how, n_how, "its program returned 3");
-    return arg && rank == *(int *)arg;
+    return e && rank == e->rank;
 }
 
 static void count_line(void *arg, const char *line)
@@ -261,9 +269,10 @@ static void test_device_of_thread(void **state)
 /* A wait says so now and then, and ends if a rank has ended. */
 static void test_long_wait(void **state)
 {
-    static struct program p[2] = {{WORLD, true}, {WORLD, true}};
+    static struct program p[3] = {{WORLD, true}, {WORLD, true}, {WORLD, true}};
+    struct ending ended = {.rank = 2};
     struct zr_log *log;
-    int ended = 2, n_lines = 0;
+    int n_lines = 0;
     assert_int_equal(zr_log_open(count_line, &n_lines, NULL, &log), 0);
     struct zr_waiting waiting = {.log = log, .remind_ms = 50, .has_ended = has_ended};
     assert_int_equal(call_program(&p[0], &waiting, NULL), ZERO_ERR_TIMEOUT);
@@ -272,7 +281,11 @@ static void test_long_wait(void **state)
     assert_int_equal(call_program(&p[1], &waiting, NULL), ZERO_ERR_PEER);
     if (!strstr(zr_error_text(), "rank 2 ended before it came to zero_wrap: its program returned 3"))
         fail_msg("%s", zr_error_text());
-    for (int i = 0; i < 2; i++)
+    ended.begun = true;
+    assert_int_equal(call_program(&p[2], &waiting, NULL), ZERO_ERR_PEER);
+    if (!strstr(zr_error_text(), "rank 2 ended in zero_wrap: its program returned 3"))
+        fail_msg("%s", zr_error_text());
+    for (int i = 0; i < 3; i++)
         atomic_store(&p[i].waits, false);
     zr_log_close(log);
 }

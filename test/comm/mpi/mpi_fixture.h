@@ -4,7 +4,7 @@
 #ifndef ZR_TEST_COMM_MPI_FIXTURE_H
 #define ZR_TEST_COMM_MPI_FIXTURE_H
 
-#include "comm/mpi/mpi_options.h"
+#include "comm/mpi/mpi_comm.h"
 #include "test/comm/comm_fixture.h"
 
 /* Size of the buffers for slices: small enough that most reduces take several chunks. */

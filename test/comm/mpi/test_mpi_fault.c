@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 enum { LONG_MS = 60000, SHORT_MS = 800, ARENA_BYTES = 1 << 16 };
@@ -329,6 +330,59 @@ static void test_short_answers(void **state)
         expect_rank(&r[i], 0, "");
 }
 
+/* --- a rank that dies before the answer has reached it --- */
+
+/* Rank 0 waits for rank 1 alone: rank 2 has come. Then rank 2 dies, and rank 1 may come. */
+static void lose_rank_2(void *arg, const char *line)
+{
+    struct rank *me = arg;
+    if (!strstr(line, "1 of 3 ranks did not come") || atomic_load(&me->stage))
+        return;
+    mpi_stand_in_die(2);
+    mpi_stand_in_fail("progress", 2, 1, MPI_STAND_IN_OTHER);
+    atomic_store(&me->stage, 1);
+}
+
+static void die_before_answer(struct rank *me)
+{
+    struct zr_log *log;
+    mpi_stand_in_be(me->w.rank);
+    RANK_CHECK(me, zr_log_open(lose_rank_2, me, NULL, &log) == 0, "%s", zr_error_text());
+    const struct zr_waiting waiting = {.log = log, .remind_ms = 20};
+    if (me->w.rank == 1)
+        RANK_CHECK(me, wait_stage(&me->all[0], 1), "rank 0 does not see rank 2");
+    int err = meet(me, LONG_MS, me->w.rank == 0 ? &waiting : NULL);
+    RANK_CHECK(me, (err != 0) == (me->w.rank == 2), "%d \"%s\"", err, zr_error_text());
+    zr_log_close(log);
+}
+
+/* Runs after libzero has ended its MPIs. */
+static void report_finalized(void)
+{
+    struct mpi_stand_in_counts counts;
+    mpi_stand_in_counts(&counts);
+    _exit(10 + (int)counts.n_finalize);
+}
+
+/* Rank 0's answer to rank 2 is still pending when the process ends. MPI_Finalize would wait for it, so rank 0
+ * does not call it; rank 1 does. A child process ends, whose first MPI this is: a later one would end after
+ * report_finalized. */
+static void test_unsent_at_the_end(void **state)
+{
+    int status;
+    pid_t child = fork();
+    if (!child) {
+        atexit(report_finalized);
+        mpi_stand_in_the_machine()->n_ranks = 3;
+        mpi_stand_in_the_machine()->short_bytes = 0;
+        run_ranks(false, 3, die_before_answer, NULL, NULL);
+        exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 10 + 1);
+}
+
 /* --- abort --- */
 
 static void abort_while_waiting(struct rank *me)
@@ -359,6 +413,7 @@ static void test_abort(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_unsent_at_the_end), /* first */
         cmocka_unit_test(test_operations_differ),
         cmocka_unit_test(test_stays_away),
         cmocka_unit_test(test_faults),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""test_ended_early.py ZERO_RUN PROGRAM: if a rank ends before its zero_wrap, the other ranks stop waiting at once. Otherwise they would
-wait for 10 minutes. The test fails if a run takes more than a minute."""
+"""test_ended_early.py ZERO_RUN PROGRAM: if a rank ends before its zero_wrap, or in it, the other ranks stop waiting at once. Otherwise
+they would wait for 10 minutes. The test fails if a run takes more than a minute."""
 import os
 import subprocess
 import sys
@@ -12,12 +12,20 @@ LIMIT = int(os.environ.get("TEST_LIMIT", 60))
 
 
 class EndedEarly(unittest.TestCase):
+    def told(self, n, *args):
+        # zero-run ends all ranks after the first failure, so only one rank may print the error.
+        done = subprocess.run([ZERO_RUN, "-n", str(n), PROGRAM, *args], capture_output=True, text=True, timeout=LIMIT)
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        return done.stdout
+
     def test_rank_1_returns(self):
         for n in (2, 3):
-            # zero-run ends all ranks after the first failure, so only one rank may print the error.
-            done = subprocess.run([ZERO_RUN, "-n", str(n), PROGRAM], capture_output=True, text=True, timeout=LIMIT)
-            self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
-            self.assertIn("rank 1 ended before it came to zero_wrap: its program returned 0", done.stdout)
+            self.assertIn("rank 1 ended before it came to zero_wrap: its program returned 0", self.told(n))
+
+    def test_inside_exchange(self):
+        """The other rank, be it rank 0 or not, sees it."""
+        for rank in "01":
+            self.assertIn(f"rank {rank} ended in zero_wrap: its program returned 0", self.told(2, rank))
 
 
 unittest.main()
