@@ -1,10 +1,14 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# On a machine with one or more NVIDIA GPUs: builds with CUDA, runs the tests that need a GPU, the training parity and the
-# benches, and prints one table; the same goes as JSON to OUT. Under ten minutes on one H200. The exit code is 0 if nothing
-# failed; what a machine lacks is skipped, with the reason.
+# On a machine with one or more NVIDIA GPUs: builds with CUDA and runs what needs a GPU, in sections. Each takes at most
+# four minutes after the build, and prints a table and what it proved; the table also goes as JSON to FILE. The exit code is
+# 0 if nothing failed; what a machine lacks is skipped, with the reason.
 #
-#     sh test/gpu.sh [--sanitize] [--packages DIR] [--out FILE]
+#     sh test/gpu.sh [--only kernels|train|mesh|peers]... [--sanitize] [--packages DIR] [--out FILE]
+#
+# kernels: the tests on the GPU, and how fast kernels are. train: stages against the program without libzero, and their
+# speed. mesh: data, tensor and pipeline parallelism on 2, 4 and 8 ranks, with a GPU for each, or on one GPU. peers: the same
+# models by PyTorch.
 #
 # --sanitize: also under compute-sanitizer (memcheck, racecheck), which takes several times as long.
 # --packages DIR: Debian packages (.deb) to unpack for this build alone, where nothing can be installed. Besides CUDA, NCCL,
@@ -15,17 +19,28 @@ set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 cd "$root"
-build=build-gpu
-out=$build/gpu.json
+build='build-gpu'
+out=
 packages=
 sanitize=
+only=
 while [ $# -gt 0 ]; do
     case $1 in
     --sanitize) sanitize=--sanitize ;;
     --packages) packages=$2 && shift ;;
     --out) out=$2 && shift ;;
+    --only)
+        case ${2-} in
+        kernels | train | mesh | peers) only="$only --only $2" ;;
+        *)
+            echo "test/gpu.sh: --only takes kernels, train, mesh or peers" >&2
+            exit 2
+            ;;
+        esac
+        shift
+        ;;
     *)
-        echo "usage: sh test/gpu.sh [--sanitize] [--packages DIR] [--out FILE]" >&2
+        echo "usage: sh test/gpu.sh [--only kernels|train|mesh|peers]... [--sanitize] [--packages DIR] [--out FILE]" >&2
         exit 2
         ;;
     esac
@@ -71,4 +86,7 @@ else
 fi
 meson compile -C "$build" </dev/null
 
-exec "$python" test/gpu_report.py --build "$build" --out "$out" $sanitize
+# gpu.json, or gpu-mesh.json with --only mesh
+name=gpu$(echo "$only" | sed 's/ --only /-/g')
+# shellcheck disable=SC2086 # a list of words
+exec "$python" test/gpu_report.py --build "$build" --out "${out:-$build/$name.json}" $sanitize $only

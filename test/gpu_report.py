@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs what test/gpu.sh has built, step by step, each with its own time-out. Prints a table and writes it as
-JSON."""
+"""Runs what test/gpu.sh has built, in sections of at most SECTION_S seconds. A section prints a row for each
+step and at its end what it proved. All rows are written as JSON."""
 import argparse
 import concurrent.futures
 import datetime
@@ -11,9 +11,13 @@ import statistics
 import subprocess
 import sys
 import threading
+import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# Several ranks on one GPU: NCCL must take each for a separate host, and they meet over loopback.
+SECTIONS = ('kernels', 'train', 'mesh', 'peers')
+SECTION_S = 240
+# NCCL refuses several ranks of a host on one GPU. With a host's name for each rank it accepts them, and they meet
+# over loopback.
 ONE_GPU = {'NCCL_SOCKET_IFNAME': 'lo', 'NCCL_NET': 'Socket', 'NCCL_IB_DISABLE': '1', 'NCCL_MNNVL_ENABLE': '0',
            'NCCL_NET_PLUGIN': 'none', 'NCCL_MAX_CTAS': '2'}
 
@@ -24,6 +28,11 @@ class Skipped(Exception):
 
 class Failed(Exception):
     pass
+
+
+class Limit:
+    """When the current section ends."""
+    until = float('inf')
 
 
 # Dense bf16 TFLOP/s from NVIDIA's data sheets, to compute the share that is used.
@@ -38,11 +47,16 @@ def last_line(text):
 
 def run(command, timeout, env=None, may_refuse=False):
     """Returns a command's standard output. If it is refused, raises Failed, or Skipped where a refusal is
-    allowed."""
+    allowed. Raises Skipped if the section's time is over."""
+    left = Limit.until - time.monotonic()
+    if left < 1:
+        raise Skipped('the time of this section was over')
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False,
+        done = subprocess.run(command, capture_output=True, text=True, timeout=min(timeout, left), cwd=ROOT, check=False,
                               env={**os.environ, **(env or {})})
     except subprocess.TimeoutExpired as late:
+        if left < timeout:
+            raise Skipped('the time of this section was over') from late
         raise (Skipped if may_refuse else Failed)(f'not done after {timeout} s') from late
     if done.returncode:
         raise (Skipped if may_refuse else Failed)(f'exit code {done.returncode}: {last_line(done.stderr or done.stdout)}')
@@ -60,7 +74,22 @@ class Gpu:
         self.peak = [f'--peak-tflops={peak}' for known, peak in PEAK_TFLOPS.items() if known in about['gpu']]
         self.bench = os.path.join(build, 'bench', 'zero-bench')
         self.zero_run = os.path.join(build, 'zero', 'zero-run')
-        self.rows = []
+        self.rows, self.section = [], None
+
+    def run_section(self, name, steps):
+        """Runs the steps of a section, and prints what those that passed have proved."""
+        began = time.monotonic()
+        self.section, Limit.until = name, began + SECTION_S
+        print(f'== {name}', flush=True)
+        steps(self)
+        rows = [row for row in self.rows if row['section'] == name]
+        print(f'== {name}: {time.monotonic() - began:.0f} s; proved:')
+        for row in rows:
+            if row['status'] == 'ok' and row['proves']:
+                print(f"   {row['proves']}")
+        for row in rows:
+            if row['status'] != 'ok':
+                print(f"   not proved: {row['what']} ({row['status']})")
 
     def rows_together(self, rows):
         """Runs rows that measure no time, several at once."""
@@ -68,9 +97,10 @@ class Gpu:
             for done in [pool.submit(self.row, *row) for row in rows]:
                 done.result()
 
-    def row(self, what, fn, *args):
-        """Makes one line of the table: fn returns a dictionary of figures."""
-        row = {'what': what}
+    def row(self, what, proves, fn, *args):
+        """Makes one line of the table: fn returns a dictionary of figures. proves: a sentence, or None for a
+        measurement."""
+        row = {'section': self.section, 'what': what, 'proves': proves}
         try:
             row.update(status='ok', **fn(*args))
         except Skipped as why:
@@ -79,7 +109,7 @@ class Gpu:
             row.update(status='failed', why=f'{type(why).__name__}: {why}')
         self.rows.append(row)
         self.write()
-        figures = ', '.join(f'{k} {v}' for k, v in row.items() if k not in ('what', 'status'))
+        figures = ', '.join(f'{k} {v}' for k, v in row.items() if k not in ('section', 'what', 'proves', 'status'))
         print(f"{row['status']:8} {what:44} {figures}", flush=True)
         return row
 
@@ -97,12 +127,12 @@ class Gpu:
             os.remove(log)
         try:
             # Meson's own time limits assume that a test has the machine for itself. These share it, and have
-            # 400 s together.
+            # the section's time together.
             subprocess.run(['meson', 'test', '-C', self.build, '--no-rebuild', '--suite', suite, '--timeout-multiplier', '0',
                             '--num-processes', str(max(1, min(8, (os.cpu_count() or 1) // 2)))],
-                           cwd=ROOT, capture_output=True, timeout=400, check=False, stdin=subprocess.DEVNULL)
+                           cwd=ROOT, capture_output=True, timeout=max(1, Limit.until - time.monotonic()), check=False, stdin=subprocess.DEVNULL)
         except subprocess.TimeoutExpired as late:
-            raise Failed('not done after 400 s') from late
+            raise Failed('not done when the time of this section was over') from late
         if not os.path.exists(log):
             raise Failed('meson ran nothing')
         with open(log, encoding='utf-8') as f:
@@ -166,19 +196,64 @@ class Gpu:
             raise Failed(f'states differ: {hashes}')
         return {'state_sha256': hashes.pop()[:16]}
 
-    def several_gpus(self, gpus, ranks, more, env):
-        """Runs one rank per GPU."""
-        if gpus < ranks:
-            raise Skipped(f'{ranks} GPUs are needed, here {"is" if gpus == 1 else "are"} {gpus}')
-        hashes = set()
-        for stage in range(4):
-            command = [self.zero_run, '-n', str(ranks), '--raw', self.bench, 'train', '--json', '--device', 'cuda',
-                       '--model=gpt2-nano', '--steps=4', f'--stage={stage}', '--deterministic=on', *more]
-            *_, summary = events(run(command, 120, env))
-            hashes.add(summary['state_sha256'])
-        if len(hashes) != 1:
-            raise Failed(f'states differ: {hashes}')
-        return {'state_sha256': hashes.pop()[:16]}
+    def sharing(self):
+        """Tries 2 ranks on GPU 0: as ranks of one host, and as a host each. Raises Skipped if NCCL refuses
+        both."""
+        tiny = ['--model=gpt2-nano', '--steps=1', '--gpu=0']
+        try:
+            run([self.zero_run, '-n', '2', '--raw', self.bench, 'train', '--json', '--device', 'cuda', *tiny], 60, {'NCCL_DEBUG': 'WARN'})
+            of_one_host = 'accepted'
+        except Failed as why:
+            of_one_host = f'refused: {why}'
+        try:
+            self.train(*tiny, ranks=2, timeout=60)
+        except Failed as why:
+            raise Skipped(f'NCCL refuses several ranks on one GPU, even as a host each: {why}') from why
+        return {'ranks of one host': of_one_host, 'a host each': 'accepted'}
+
+    def on_mesh(self, apart, pp, dp, tp, *more):
+        """Trains on a mesh. apart: with a GPU for each rank, else all on GPU 0. Returns the state's hash and
+        the losses."""
+        sizes = ['--layers=8', '--heads=8', '--channels=32', '--context=16', '--batch=1', '--steps=3',
+                 f'--accum={8 // dp}', f'--pp={pp}', f'--tp={tp}', '--deterministic=on']
+        n = pp * dp * tp
+        if apart:
+            command = [self.zero_run, '-n', str(n), '--raw', self.bench, 'train', '--json', '--device', 'cuda']
+            *steps, summary = events(run([*command, *sizes, *more], 90))
+        else:
+            steps, summary = self.train(*sizes, *more, '--gpu=0', ranks=n, timeout=90)
+        if summary['bytes'] != summary['planned_bytes']:
+            raise Failed(f'{pp} x {dp} x {tp}: allocated and planned bytes differ')
+        return summary['state_sha256'], steps[-1]['loss']
+
+    def meshes(self, n, apart):
+        """All meshes of n ranks, pp x dp x tp: those with the same tp end in the same state, whatever the
+        stage and the schedule."""
+        if not apart and self.refused:
+            raise Skipped('NCCL refuses several ranks on one GPU')
+        meshes = [(n // dp // tp, dp, tp) for tp in (1, 2, 4, 8) for dp in (1, 2, 4, 8) if n % (dp * tp) == 0]
+        states, losses = {}, {}
+        for i, (pp, dp, tp) in enumerate(meshes):
+            how = [f'--stage={i % 4}', *([['--schedule=1f1b', '--schedule=gpipe', '--schedule=zero-bubble'][i % 3]] if pp > 1 else []),
+                   *(['--sequence-parallel'] if tp > 1 and pp == 1 and dp == 1 else [])]
+            try:
+                state, losses[pp, dp, tp] = self.on_mesh(apart, pp, dp, tp, *how)
+            except Skipped as why:
+                raise Skipped(f'{i} of {len(meshes)} meshes passed; then: {why}') from why
+            kind = (tp, '--sequence-parallel' in how)
+            if states.setdefault(kind, state) != state:
+                raise Failed(f'{pp} x {dp} x {tp}: another state than that of other meshes with tp {tp}')
+        middle = statistics.median(losses.values())
+        far = [mesh for mesh, loss in losses.items() if abs(loss - middle) > 1e-4 * middle]
+        if far:
+            raise Failed(f'losses differ: {losses}')
+        return {'meshes': len(meshes), 'states': ' '.join(f'tp {tp}: {x[:8]}' for (tp, _), x in states.items()), 'loss': middle}
+
+    def mesh_speed(self, n, *axes):
+        *_, summary = events(run([self.zero_run, '-n', str(n), '--raw', self.bench, 'train', '--json', '--device', 'cuda', '--model=gpt2-124M',
+                                  '--dtype=bf16', '--context=1024', '--batch=8', '--steps=10', *axes], 120))
+        return {'ms_median': summary['ms_median'], 'tokens_per_s': summary['tokens_per_s'], 'planned_bytes': summary['bytes']['total'],
+                'peak_device_bytes': summary['peak_device_bytes']}
 
     def speed(self, model, batch, steps, stage3_ratio):
         """Compares stage 3 with --plain, alternately; uses medians."""
@@ -217,36 +292,64 @@ def machine():
             'date': datetime.date.today().isoformat()}
 
 
+def kernels(gpu, o):
+    together = [('tests on the GPU', "kernels, products and the model's layers agree with their references", gpu.tests, 'gpu')]
+    if o.sanitize:
+        together += [(f"{tool}: the device's conformance suite", f'{tool} finds no fault in the conformance suite', gpu.sanitizer, tool,
+                      ['test', 'kernels', 'test_gpu_device']) for tool in ('memcheck', 'racecheck')]
+    gpu.rows_together(together)
+    gpu.row('AdamW against a copy; GEMM 8192^3 and attention, bf16', None, gpu.json_of, [gpu.bench, 'kernels', '--device=cuda', '--json'])
+
+
+def train(gpu, _):
+    gpu.rows_together([(f'stages 0 to 3, {dtype}: one state', f'every stage trains to the state of the program without libzero, in {dtype}',
+                        gpu.parity, dtype) for dtype in ('f32', 'bf16')])
+    for model, batch, steps, rounds in MODELS:
+        gpu.row(f'{model}, batch {batch} x 1024, bf16', None, gpu.speed, model, batch, steps, rounds)
+
+
+def mesh(gpu, _):
+    n_gpus, one = gpu.about['gpus'], 'on one GPU'
+    gpu.refused = gpu.row('2 ranks on one GPU, as NCCL sees them', 'NCCL accepts ranks that share a GPU if each poses as a host',
+                          gpu.sharing)['status'] != 'ok'
+    gpu.rows_together([
+        (f'all meshes of {n} ranks, ' + ('a GPU for each' if n <= n_gpus else one),
+         f'all meshes of {n} ranks with the same tp end in the same bits, at stages and schedules that vary', gpu.meshes, n, n <= n_gpus) for n in (2, 4, 8)])
+    gpu.rows_together([
+        ('2 ranks ' + one, 'stages 0 to 3 end in one state on 2 ranks', gpu.several_ranks, 2, [], {}),
+        ('3 ranks ' + one, 'stages 0 to 3 end in one state on 3 ranks', gpu.several_ranks, 3, [], {}),
+        (f'2 ranks {one}, bf16, without PAT', 'stages 0 to 3 end in one state in bf16, without the PAT algorithm', gpu.several_ranks, 2, ['--dtype=bf16'],
+         {'NCCL_PAT_ENABLE': '0'}),
+        (f'4 ranks {one}, in groups of 2', 'HSDP and HFSDP end in the state of stage 3 without groups', gpu.groups, 4, 2)])
+    for axes in [['--stage=3'], ['--tp=2'], ['--pp=2', '--accum=4']] if n_gpus % 2 == 0 else []:
+        gpu.row(f"gpt2-124M on {n_gpus} GPUs, {' '.join(axes)}", None, gpu.mesh_speed, n_gpus, *axes)
+
+
+def peers(gpu, _):
+    gpu.row('GEMM 8192^3 and attention, bf16, PyTorch', None, gpu.json_of, [sys.executable, 'bench/peers/kernels_peer.py'], 120, True)
+    for model, batch, steps, _ in MODELS:
+        gpu.row(f'{model}, batch {batch} x 1024, bf16, PyTorch FSDP2', None, gpu.json_of,
+                [sys.executable, 'bench/peers/torch_train.py', '--how=fsdp2', '--device=cuda', '--dtype=bf16', '--compile', f'--model={model}', f'--batch={batch}',
+                 f'--steps={steps}', *gpu.peak], 200, True)
+        gpu.row(f'{model}, the same by libzero', None, gpu.speed, model, batch, steps, 1)
+
+
+# name, rows of a batch, steps, rounds
+MODELS = (('gpt2-124M', 32, 20, 3), ('gpt2-1.5B', 8, 16, 1))
+
+
 def main():
     options = argparse.ArgumentParser()
     options.add_argument('--build', required=True)
     options.add_argument('--out', required=True)
     options.add_argument('--sanitize', action='store_true')
+    options.add_argument('--only', action='append', choices=SECTIONS)
     o = options.parse_args()
     about = machine()
     gpu = Gpu(o.build, about, o.out)
     print(', '.join(f'{k} {v}' for k, v in about.items()), flush=True)
-
-    together = [('tests on the GPU', gpu.tests, 'gpu')]
-    if o.sanitize:
-        together += [(f'{tool}: the device\'s conformance suite', gpu.sanitizer, tool, ['test', 'kernels', 'test_gpu_device'])
-                     for tool in ('memcheck', 'racecheck')]
-    together += [(f'stages 0 to 3, {dtype}: one state', gpu.parity, dtype) for dtype in ('f32', 'bf16')]
-    together += [(f'{ranks} ranks on one GPU', gpu.several_ranks, ranks, [], {}) for ranks in (2, 3)]
-    for ranks in sorted({2, about['gpus']} - {1}):
-        together += [(f'{ranks} ranks, a GPU for each', gpu.several_gpus, about['gpus'], ranks, [], {}),
-                     (f'{ranks} ranks, a GPU for each, bf16, checked', gpu.several_gpus, about['gpus'], ranks, ['--dtype=bf16'],
-                      {'ZERO_CHECK': '1'})]
-    together += [('2 ranks on one GPU, bf16, without PAT', gpu.several_ranks, 2, ['--dtype=bf16'], {'NCCL_PAT_ENABLE': '0'}),
-                 ('4 ranks on one GPU, in groups of 2', gpu.groups, 4, 2)]
-    gpu.rows_together(together)
-    gpu.row('AdamW against a copy; GEMM 8192^3 and attention, bf16', gpu.json_of, [gpu.bench, 'kernels', '--device=cuda', '--json'])
-    gpu.row('GEMM 8192^3 and attention, bf16, PyTorch', gpu.json_of, [sys.executable, 'bench/peers/kernels_peer.py'], 120, True)
-    for model, batch, steps, rounds in (('gpt2-124M', 32, 20, 3), ('gpt2-1.5B', 8, 16, 1)):
-        gpu.row(f'{model}, batch {batch} x 1024, bf16', gpu.speed, model, batch, steps, rounds)
-        gpu.row(f'{model}, the same by PyTorch FSDP2', gpu.json_of,
-                [sys.executable, 'bench/peers/torch_train.py', '--how=fsdp2', '--device=cuda', '--dtype=bf16', '--compile', f'--model={model}', f'--batch={batch}',
-                 f'--steps={steps}', *gpu.peak], 300, True)
+    for name in o.only or SECTIONS:
+        gpu.run_section(name, lambda g, steps=globals()[name]: steps(g, o))
     count = {s: sum(r['status'] == s for r in gpu.rows) for s in ('ok', 'failed', 'skipped')}
     print(', '.join(f'{n} {s}' for s, n in count.items()), f'({o.out})')
     return 1 if count['failed'] or not count['ok'] else 0

@@ -70,16 +70,36 @@ static const real *all_rows(struct gpt2 *m, const real *x)
     return m->acts.all;
 }
 
-/* Sums x (B*T, C) over the ranks in place, and returns this rank's rows (R, C) of the sum. */
-static const real *own_sum(struct gpt2 *m, real *x)
+/* The same for an input of the gradients of weights, if they are computed now. */
+static const real *all_rows_for_weights(struct gpt2 *m, const real *x)
+{
+    return m->computes == GPT2_INPUTS ? NULL : all_rows(m, x);
+}
+
+/* Returns a gradient x (R, C) that both parts of a backward pass use. The first part keeps it as number k,
+ * and the second returns what was kept. */
+static const real *kept_gradient(struct gpt2 *m, int64_t k, const real *x)
+{
+    const int64_t n = gpt2_own_rows(m) * m->config.channels;
+    real *kept = m->config.two_parts ? m->acts.kept + k * gpt2_apart(n) : NULL;
+    if (m->computes == GPT2_INPUTS)
+        copy(m, kept, x, n);
+    return m->computes == GPT2_WEIGHTS ? kept : x;
+}
+
+/* Sums x (B*T, C) over the ranks in place, and returns this rank's rows (R, C) of the sum, which is kept as
+ * number k. */
+static const real *own_sum(struct gpt2 *m, int64_t k, real *x)
 {
     const int64_t n = gpt2_own_rows(m) * m->config.channels;
     real *own = m->config.sequence ? x + m->part * n : x;
+    if (m->computes == GPT2_WEIGHTS)
+        return kept_gradient(m, k, NULL);
     if (m->config.sequence)
         RUN(m, m->scatter(m->sum_arg, own, x, n));
     else
         sum_parts(m, x);
-    return own;
+    return kept_gradient(m, k, own);
 }
 
 /* Like project, but out and x have this rank's rows only: each rank adds its own rows of x. */
@@ -130,6 +150,8 @@ static void linear_gelu_forward(struct gpt2 *m, real *out, real *before, const r
 static void linear_backward_input(struct gpt2 *m, real *dinp, const real *dout, int64_t ld_dout,
                                   const real *weight, const real *before, int64_t C, int64_t OC)
 {
+    if (m->computes == GPT2_WEIGHTS)
+        return;
     struct zr_gemm_args args =
         product_of(GPT2_GEMM_DTYPE, m->B * m->config.context, C, OC, dout, ld_dout, weight, C, dinp, C);
     struct zr_gemm_args fused = args;
@@ -150,6 +172,8 @@ static void linear_backward_input(struct gpt2 *m, real *dinp, const real *dout, 
 static void linear_backward_weight(struct gpt2 *m, real *dweight, real *dbias, const real *dout,
                                    int64_t ld_dout, const real *inp, int64_t C, int64_t OC)
 {
+    if (m->computes == GPT2_INPUTS)
+        return;
     int64_t BT = m->B * m->config.context;
     struct zr_gemm_args args = product_of(GPT2_GEMM_DTYPE, OC, C, BT, dout, ld_dout, inp, C, dweight, C);
     args.trans_a = true;
@@ -167,11 +191,21 @@ static void linear_backward_weight(struct gpt2 *m, real *dweight, real *dbias, c
         LAYER(m, bias_backward, dbias, dout, m->stats.scratch, BT, OC);
 }
 
-static void linear_backward(struct gpt2 *m, real *dinp, real *dweight, real *dbias, const real *dout,
-                            const real *inp, const real *weight, int64_t C, int64_t OC)
+/* A layer's slice of a stacked tensor, with n elements for each layer. The tensor is NULL where a part of
+ * backward does not use it. */
+static real *of_layer(real *tensor, int64_t l, int64_t n)
 {
-    linear_backward_input(m, dinp, dout, OC, weight, NULL, C, OC);
-    linear_backward_weight(m, dweight, dbias, dout, OC, inp, C, OC);
+    return tensor ? tensor + l * n : NULL;
+}
+
+/* Adds to dresidual and to the gradients of a norm's weights, or to one of them in a part of backward. */
+static void norm_backward(struct gpt2 *m, real *dweight, real *dbias, const real *dout, const real *inp,
+                          const real *weight, const float *mean, const float *rstd)
+{
+    bool inputs = m->computes != GPT2_WEIGHTS, weights = m->computes != GPT2_INPUTS;
+    LAYER(m, layernorm_backward, inputs ? m->acts.dresidual : NULL, weights ? dweight : NULL,
+          weights ? dbias : NULL, dout, inp, weight, mean, rstd, m->stats.scratch, gpt2_own_rows(m),
+          m->config.channels);
 }
 
 /* One matrix per head; distances between heads and between rows are in elements. */
@@ -247,6 +281,8 @@ static void attention_forward(struct gpt2 *m, int64_t l, real *atty, const real 
 static void attention_backward(struct gpt2 *m, int64_t l, real *dqkv, const real *datty, const real *atty,
                                const real *qkv)
 {
+    if (m->computes == GPT2_WEIGHTS)
+        return;
     int64_t T = m->config.context, NH = gpt2_part_heads(&m->config), HS = gpt2_part_channels(&m->config) / NH;
     int64_t rows = m->B * NH * T;
     enum profile_part before = profile_enter(m->profile, PROFILE_ATTENTION);
@@ -322,9 +358,8 @@ void gpt2_embed_forward(struct gpt2 *m)
     enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
     if (m->config.tp > 1) {
         real *embedded = m->config.sequence ? m->acts.all : m->acts.embedded;
-        RUN(m, gpt2_vocab_embed(m->compute, embedded, m->batch.tokens, m->params.wte,
-                                m->part == 0 ? m->params.wpe : NULL, m->B, m->config.context,
-                                m->config.channels));
+        LAYER(m, embedding_forward, embedded, m->batch.tokens, m->params.wte,
+              m->part == 0 ? m->params.wpe : NULL, m->B, m->config.context, m->config.channels);
         if (m->config.sequence)
             RUN(m, m->scatter(m->sum_arg, m->acts.embedded, embedded, gpt2_own_rows(m) * m->config.channels));
         else
@@ -392,13 +427,12 @@ static void loss_of_parts(struct gpt2 *m, int64_t b)
     float *top = m->stats.rows, *total = top + T, *wanted = total + T;
     const int32_t *targets = m->batch.targets + b * T;
     const struct gpt2_label label = label_of(&m->config);
-    RUN(m, gpt2_vocab_top(m->compute, top, m->stats.logits, T, n_ids(m), ld));
+    LAYER(m, vocab_top, top, m->stats.logits, T, n_ids(m), ld);
     RUN(m, m->reduce(m->sum_arg, top, T, true));
-    RUN(m, gpt2_vocab_exponentials(m->compute, m->stats.logits, total, wanted, top, targets, T, n_ids(m), ld,
-                                   label));
+    LAYER(m, vocab_exponentials, m->stats.logits, total, wanted, top, targets, T, n_ids(m), ld, label);
     RUN(m, m->reduce(m->sum_arg, total, 2 * T, false));
-    RUN(m, gpt2_vocab_loss(m->compute, m->acts.dlogits + b * T * ld, m->losses + b * T, m->stats.logits,
-                           total, wanted, targets, T, n_ids(m), U, ld, label, 1.0f / (float)(m->B * T)));
+    LAYER(m, vocab_loss, m->acts.dlogits + b * T * ld, m->losses + b * T, m->stats.logits, total, wanted,
+          targets, T, n_ids(m), U, ld, label, 1.0f / (float)(m->B * T));
 }
 
 void gpt2_head_forward(struct gpt2 *m)
@@ -448,12 +482,13 @@ void gpt2_head_backward(struct gpt2 *m)
     int64_t C = m->config.channels, U = gpt2_part_vocab(&m->config), R = gpt2_own_rows(m);
     const struct activations *a = &m->acts;
     linear_backward_input(m, a->dbtc, a->dlogits, m->ld_logits, m->params.wte, NULL, C, U);
-    linear_backward_weight(m, m->grads.wte, NULL, a->dlogits, m->ld_logits, all_rows(m, a->lnf), C, U);
-    const real *dlnf = own_sum(m, a->dbtc);
-    RUN(m, m->compute->dev->ops->zero(m->compute->stream, a->dresidual, R * C * (int64_t)sizeof(real)));
-    LAYER(m, layernorm_backward, a->dresidual, m->grads.lnfw, m->grads.lnfb, dlnf,
-          residual_before(m, m->config.layers), m->params.lnfw, m->stats.lnf_mean, m->stats.lnf_rstd,
-          m->stats.scratch, R, C);
+    linear_backward_weight(m, m->grads.wte, NULL, a->dlogits, m->ld_logits, all_rows_for_weights(m, a->lnf),
+                           C, U);
+    const real *dlnf = own_sum(m, 4 * m->config.layers, a->dbtc);
+    if (m->computes != GPT2_WEIGHTS)
+        RUN(m, m->compute->dev->ops->zero(m->compute->stream, a->dresidual, R * C * (int64_t)sizeof(real)));
+    norm_backward(m, m->grads.lnfw, m->grads.lnfb, dlnf, residual_before(m, m->config.layers), m->params.lnfw,
+                  m->stats.lnf_mean, m->stats.lnf_rstd);
     profile_enter(m->profile, before);
 }
 
@@ -471,30 +506,39 @@ void gpt2_layer_backward(struct gpt2 *m, int64_t l)
     const real *ln1 = a->ln1 + l * R * C, *qkv = a->qkv + l * BT * 3 * A;
     const real *atty = a->atty + l * BT * A, *residual2 = a->residual2 + l * R * C, *ln2 = a->ln2 + l * R * C;
     const real *fch = a->fch + l * BT * F, *fch_gelu = a->fch_gelu + l * BT * F;
+    int64_t own = m->config.two_parts ? l : 0;
+    real *dfch = a->dfch + own * gpt2_apart(BT * F), *dqkv = a->dqkv + own * gpt2_apart(BT * 3 * A);
 
-    const real *dout = all_rows(m, a->dresidual);
-    linear_backward_input(m, a->dfch, dout, C, p->fcprojw + l * C * F, fch, F, C);
-    linear_backward_weight(m, g->fcprojw + l * C * F, g->fcprojb + l * C, dout, C, fch_gelu, F, C);
-    linear_backward(m, a->dbtc, g->fcw + l * F * C, g->fcb + l * F, a->dfch, all_rows(m, ln2),
-                    p->fcw + l * F * C, C, F);
-    const real *dln = own_sum(m, a->dbtc);
-    LAYER(m, layernorm_backward, a->dresidual, g->ln2w + l * C, g->ln2b + l * C, dln, residual2,
-          p->ln2w + l * C, s->ln2_mean + l * R, s->ln2_rstd + l * R, s->scratch, R, C);
-    linear_backward(m, a->dbtc, g->attprojw + l * C * A, g->attprojb + l * C, all_rows(m, a->dresidual), atty,
-                    p->attprojw + l * C * A, A, C);
-    attention_backward(m, l, a->dqkv, a->dbtc, atty, qkv);
-    linear_backward(m, a->dbtc, g->qkvw + l * 3 * A * C, g->qkvb + l * 3 * A, a->dqkv, all_rows(m, ln1),
-                    p->qkvw + l * 3 * A * C, C, 3 * A);
-    dln = own_sum(m, a->dbtc);
-    LAYER(m, layernorm_backward, a->dresidual, g->ln1w + l * C, g->ln1b + l * C, dln, x, p->ln1w + l * C,
-          s->ln1_mean + l * R, s->ln1_rstd + l * R, s->scratch, R, C);
+    const real *dout = all_rows(m, kept_gradient(m, 4 * l, a->dresidual));
+    linear_backward_input(m, dfch, dout, C, of_layer(p->fcprojw, l, C * F), fch, F, C);
+    linear_backward_weight(m, of_layer(g->fcprojw, l, C * F), of_layer(g->fcprojb, l, C), dout, C, fch_gelu,
+                           F, C);
+    linear_backward_input(m, a->dbtc, dfch, F, of_layer(p->fcw, l, F * C), NULL, C, F);
+    linear_backward_weight(m, of_layer(g->fcw, l, F * C), of_layer(g->fcb, l, F), dfch, F,
+                           all_rows_for_weights(m, ln2), C, F);
+    const real *dln = own_sum(m, 4 * l + 1, a->dbtc);
+    norm_backward(m, of_layer(g->ln2w, l, C), of_layer(g->ln2b, l, C), dln, residual2,
+                  of_layer(p->ln2w, l, C), s->ln2_mean + l * R, s->ln2_rstd + l * R);
+    dout = all_rows(m, kept_gradient(m, 4 * l + 2, a->dresidual));
+    linear_backward_input(m, a->dbtc, dout, C, of_layer(p->attprojw, l, C * A), NULL, A, C);
+    linear_backward_weight(m, of_layer(g->attprojw, l, C * A), of_layer(g->attprojb, l, C), dout, C, atty, A,
+                           C);
+    attention_backward(m, l, dqkv, a->dbtc, atty, qkv);
+    linear_backward_input(m, a->dbtc, dqkv, 3 * A, of_layer(p->qkvw, l, 3 * A * C), NULL, C, 3 * A);
+    linear_backward_weight(m, of_layer(g->qkvw, l, 3 * A * C), of_layer(g->qkvb, l, 3 * A), dqkv, 3 * A,
+                           all_rows_for_weights(m, ln1), C, 3 * A);
+    dln = own_sum(m, 4 * l + 3, a->dbtc);
+    norm_backward(m, of_layer(g->ln1w, l, C), of_layer(g->ln1b, l, C), dln, x, of_layer(p->ln1w, l, C),
+                  s->ln1_mean + l * R, s->ln1_rstd + l * R);
     profile_enter(m->profile, before);
 }
 
 void gpt2_embed_backward(struct gpt2 *m)
 {
     enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
-    LAYER(m, embedding_backward, m->grads.wte, m->grads.wpe, all_rows(m, m->acts.dresidual), &m->batch,
-          m->stats.scratch, m->B, m->config.context, m->config.channels);
+    const real *dout = kept_gradient(m, 4 * m->config.layers + 1, m->acts.dresidual);
+    if (m->computes != GPT2_INPUTS)
+        LAYER(m, embedding_backward, m->grads.wte, m->grads.wpe, all_rows(m, dout), &m->batch,
+              m->stats.scratch, m->B, m->config.context, m->config.channels);
     profile_enter(m->profile, before);
 }

@@ -66,15 +66,22 @@ struct params {
  *     dbias                (4*C)
  *     all                  (B, T, C) if R is not B*T: the rows of all ranks, also in forward
  *
+ * If config.two_parts is set, dqkv and dfch have L such arrays and belong to a micro-batch, as does
+ *
+ *     kept                 (4*L + 2, R, C) gradients that the first part of backward leaves for the second
+ *
+ * Arrays of these three begin gpt2_apart(n) elements apart. They are aligned as a single one is, because the
+ * alignment may decide how a GPU adds up.
+ *
  * NH counts the rank's own heads. */
 struct activations {
     real *embedded;
     real *ln1, *qkv, *att, *atty, *residual2;
     real *ln2, *fch, *fch_gelu, *residual3;
     real *lnf, *dlogits;
-    real *dresidual, *dbtc, *dqkv, *dfch, *dscores, *dbias, *all;
+    real *dresidual, *dbtc, *dqkv, *dfch, *dscores, *dbias, *all, *kept;
 };
-#define GPT2_N_ACTIVATIONS 19
+#define GPT2_N_ACTIVATIONS 20
 
 /* Statistics and buffers in fp32, whatever the dtype. */
 struct statistics {
@@ -107,6 +114,10 @@ struct gpt2_kept {
     struct gpt2_block acts_memory, stats_memory;
 };
 
+/* What backward computes: everything; or, with config.two_parts, the gradients of inputs, which need the
+ * parameters only, and later of the same micro-batch those of weights, which need no parameters. */
+enum gpt2_computes { GPT2_ALL, GPT2_INPUTS, GPT2_WEIGHTS };
+
 struct gpt2 {
     struct gpt2_config config;
     /* Rows of a batch; distance between rows of logits in elements. */
@@ -120,10 +131,12 @@ struct gpt2 {
     /* Backward stores the gradients of matrices (wte, qkvw, attprojw, fcw, fcprojw) and adds all others. If
      * false, it adds all. Set by the caller before a backward pass. */
     bool stores;
+    /* Set by the caller before a backward pass. */
+    enum gpt2_computes computes;
     /* Tensor parallelism; set before forward if config.tp is above 1. All functions return 0 or a zero_err.
      *   part     this rank's number
      *   sum      adds x (n) over the ranks, in place, on compute's stream
-     *   reduce   takes the sum or the maximum of each element of x (n), on the host
+     *   reduce   takes the sum or the maximum of each element of x (n), in place, on compute's stream
      *   gather   concatenates every rank's n elements of src in dst (with config.sequence)
      *   scatter  writes this rank's n elements of the sum of src to dst (with config.sequence)
      * For gather and scatter, the smaller array may lie at its position in the larger one. */
@@ -164,6 +177,12 @@ struct gpt2 {
     /* Borrowed; NULL: no profile. */
     struct profile *profile;
 };
+
+/* The distance between arrays of n elements whose alignment is that of the first. */
+static inline int64_t gpt2_apart(int64_t n)
+{
+    return (n + 127) / 128 * 128;
+}
 
 /* R, the rows between products. */
 static inline int64_t gpt2_own_rows(const struct gpt2 *m)
@@ -208,8 +227,9 @@ void gpt2_head_forward(struct gpt2 *m);
 real *gpt2_last_residual(struct gpt2 *m);
 /* Copies such an output, or its gradient. */
 void gpt2_copy_residual(struct gpt2 *m, void *dst, const void *src);
-/* Backward: head, layers in reverse, embed. Between them, the gradient is at m->acts.dresidual (B, T, C).
- * Gradients of parameters are added to m->grads, or stored (m->stores). */
+/* Backward: head, layers in reverse, embed. Between them, the gradient is at m->acts.dresidual (B, T, C),
+ * which the part for weights does not use. Gradients of parameters are added to m->grads, or stored
+ * (m->stores). */
 void gpt2_head_backward(struct gpt2 *m);
 void gpt2_layer_backward(struct gpt2 *m, int64_t l);
 void gpt2_embed_backward(struct gpt2 *m);

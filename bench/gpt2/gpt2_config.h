@@ -27,6 +27,8 @@ struct gpt2_config {
     /* On a pipeline stage: the number of its first layer, and whether embedding and head are missing. */
     int64_t first_layer;
     bool no_embedding, no_head;
+    /* A backward pass may come in two parts, which takes memory for what the first leaves for the second. */
+    bool two_parts;
 };
 
 /* U, the token ids of a tensor-parallel rank. The last rank may have unused ids at the end. */

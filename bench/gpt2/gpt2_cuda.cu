@@ -36,6 +36,17 @@ template <int W> __device__ __forceinline__ void load(float x[W], const real *fr
         x[j] = to_float(p.x[j]);
 }
 
+template <int W> __device__ __forceinline__ void store_floats(float *to, const float x[W])
+{
+    const int N = W < 4 ? W : 4;
+    for (int j = 0; j < W; j += N) {
+        pack<float, N> p;
+        for (int k = 0; k < N; k++)
+            p.x[k] = x[j + k];
+        *reinterpret_cast<pack<float, N> *>(to + j) = p;
+    }
+}
+
 template <int W> __device__ __forceinline__ void store(real *to, const float x[W])
 {
     pack<real, W> p;
@@ -381,6 +392,107 @@ __global__ void __launch_bounds__(ROW_THREADS)
     loss[blockIdx.x] = log((double)e.sum) - wanted;
 }
 
+/* ---- the loss if the token ids are split over ranks: a block per row ---- */
+
+struct larger {
+    /* A NaN counts as the largest number, so that it reaches the loss. */
+    __device__ __forceinline__ float operator()(float a, float b) const
+    {
+        return b > a || b != b ? b : a;
+    }
+};
+
+struct added {
+    __device__ __forceinline__ float operator()(float a, float b) const
+    {
+        return a + b;
+    }
+};
+
+/* Combines the values of all threads of the block: the lanes of a warp in a fixed tree, and then the warps in
+ * order. Every thread gets the result. */
+template <class F> __device__ __forceinline__ float over_block(F combine, float x)
+{
+    __shared__ float parts[32];
+    for (int step = 16; step > 0; step /= 2)
+        x = combine(x, __shfl_xor_sync(0xffffffffu, x, step));
+    if (threadIdx.x % 32 == 0)
+        parts[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = parts[0];
+    for (int w = 1; w < (int)blockDim.x / 32; w++)
+        x = combine(x, parts[w]);
+    __syncthreads(); /* then parts may be written again */
+    return x;
+}
+
+template <int W>
+__global__ void __launch_bounds__(ROW_THREADS)
+    vocab_top_kernel(float *top, const float *logits, int V, int64_t ld)
+{
+    float x[W], most = -INFINITY;
+    logits += (int64_t)blockIdx.x * ld;
+    for (int i = (int)threadIdx.x * W; i < V; i += (int)blockDim.x * W) {
+        load_floats<W>(x, logits + i);
+        for (int j = 0; j < W; j++)
+            most = i + j < V ? larger()(most, x[j]) : most;
+    }
+    most = over_block(larger(), most);
+    if (threadIdx.x == 0)
+        top[blockIdx.x] = most;
+}
+
+template <int W>
+__global__ void __launch_bounds__(ROW_THREADS)
+    vocab_exponentials_kernel(float *logits, float *total, float *wanted, const float *top,
+                              const int32_t *targets, int V, int64_t ld, gpt2_label label)
+{
+    int target = targets[blockIdx.x];
+    float x[W], most = top[blockIdx.x], sum = 0, below = 0, at_target = 0;
+    logits += (int64_t)blockIdx.x * ld;
+    for (int i = (int)threadIdx.x * W; i < V; i += (int)blockDim.x * W) {
+        load_floats<W>(x, logits + i);
+        for (int j = 0; j < W && i + j < V; j++) {
+            x[j] -= most;
+            below += x[j];
+            at_target += i + j == target ? x[j] : 0.0f;
+            x[j] = expf(x[j]);
+            sum += x[j];
+        }
+        store_floats<W>(logits + i, x);
+    }
+    sum = over_block(added(), sum);
+    at_target = over_block(added(), at_target);
+    below = over_block(added(), below);
+    if (threadIdx.x)
+        return;
+    total[blockIdx.x] = sum;
+    /* Without label smoothing `below` may be infinite. */
+    wanted[blockIdx.x] = label.target * at_target + (label.each > 0 ? label.each * below : 0.0f);
+}
+
+template <int W>
+__global__ void __launch_bounds__(ROW_THREADS)
+    vocab_loss_kernel(real *dlogits, double *loss, const float *logits, const float *total,
+                      const float *wanted, const int32_t *targets, int V, int width, int64_t ld,
+                      gpt2_label label, float scale)
+{
+    int target = targets[blockIdx.x];
+    float x[W], factor = scale / total[blockIdx.x];
+    logits += (int64_t)blockIdx.x * ld;
+    dlogits += (int64_t)blockIdx.x * ld;
+    for (int i = (int)threadIdx.x * W; i < width; i += (int)blockDim.x * W) {
+        load_floats<W>(x, logits + i);
+        for (int j = 0; j < W; j++) {
+            x[j] = i + j < V ? x[j] * factor - scale * label.each : 0.0f;
+            x[j] -= i + j < V && i + j == target ? scale * label.target : 0.0f;
+        }
+        store<W>(dlogits + i, x);
+    }
+    if (threadIdx.x == 0)
+        loss[blockIdx.x] = log((double)total[blockIdx.x]) - (double)wanted[blockIdx.x];
+}
+
 __global__ void add_loss_kernel(double *total, const double *loss, int64_t N)
 {
     __shared__ double sums[256];
@@ -409,8 +521,12 @@ __global__ void embedding_forward_kernel(real *out, const int32_t *tokens, const
     if (i >= n)
         return;
     int64_t row = i / C, c = i % C;
-    load<W>(x, wte + (int64_t)tokens[row] * C + c);
-    load<W>(y, wpe + row % T * C + c);
+    for (int j = 0; j < W; j++)
+        x[j] = y[j] = 0;
+    if (tokens[row] >= 0)
+        load<W>(x, wte + (int64_t)tokens[row] * C + c);
+    if (wpe)
+        load<W>(y, wpe + row % T * C + c);
     for (int j = 0; j < W; j++)
         x[j] += y[j];
     store<W>(out + i, x);
@@ -494,11 +610,11 @@ int layernorm_backward(const struct compute *on, real *dinp, real *dweight, real
                        const real *inp, const real *weight, const float *mean, const float *rstd,
                        float *scratch, int64_t N, int64_t C)
 {
-    int err = sum_columns(on, dbias, dweight, dout, inp, mean, rstd, scratch, N, C);
-    return err ? err
-               : launch(on, "layer norm backward",
-                        BY_WIDTH(wide(C, dinp, dout, inp, weight), layernorm_backward_kernel),
-                        ceil_div(N, ROWS), warps, dinp, dout, inp, weight, mean, rstd, N, (int)C);
+    int err = dweight ? sum_columns(on, dbias, dweight, dout, inp, mean, rstd, scratch, N, C) : 0;
+    return err || !dinp ? err
+                        : launch(on, "layer norm backward",
+                                 BY_WIDTH(wide(C, dinp, dout, inp, weight), layernorm_backward_kernel),
+                                 ceil_div(N, ROWS), warps, dinp, dout, inp, weight, mean, rstd, N, (int)C);
 }
 
 int gelu_forward(const struct compute *on, real *out, const real *inp, int64_t n)
@@ -530,15 +646,43 @@ int causal_softmax_backward(const struct compute *on, real *dscores, float *datt
                   ceil_div(NH * T, ROWS), warps, dscores, datt, att, NH * T, (int)T, scale);
 }
 
+/* The threads for a row of n logits: no more than it has work for, in whole warps, and at least one warp. */
+unsigned row_threads(bool is_wide, int64_t n)
+{
+    int64_t each = is_wide ? WIDE : 1, threads = (n + 32 * each - 1) / (32 * each) * 32;
+    return (unsigned)(threads < 32 ? 32 : threads < ROW_THREADS ? threads : ROW_THREADS);
+}
+
 int cross_entropy(const struct compute *on, real *dlogits, double *loss, float *logits,
                   const int32_t *targets, int64_t N, int64_t V, int64_t ld, gpt2_label label, float scale)
 {
     bool w = wide(ld, dlogits, logits);
-    /* Use no more threads than a row has work for, in whole warps. */
-    int64_t threads = ceil_div(V, 32 * (w ? WIDE : 1)) * (int64_t)32;
-    threads = threads < ROW_THREADS ? threads : ROW_THREADS;
-    return launch(on, "cross-entropy", BY_WIDTH(w, cross_entropy_kernel), (unsigned)N, (unsigned)threads,
+    return launch(on, "cross-entropy", BY_WIDTH(w, cross_entropy_kernel), (unsigned)N, row_threads(w, V),
                   dlogits, loss, logits, targets, (int)V, ld, label, scale);
+}
+
+int vocab_top(const struct compute *on, float *top, const float *logits, int64_t N, int64_t V, int64_t ld)
+{
+    bool w = wide(ld, logits);
+    return launch(on, "largest logits", BY_WIDTH(w, vocab_top_kernel), (unsigned)N, row_threads(w, V), top,
+                  logits, (int)V, ld);
+}
+
+int vocab_exponentials(const struct compute *on, float *logits, float *total, float *wanted, const float *top,
+                       const int32_t *targets, int64_t N, int64_t V, int64_t ld, gpt2_label label)
+{
+    bool w = wide(ld, logits);
+    return launch(on, "exponentials", BY_WIDTH(w, vocab_exponentials_kernel), (unsigned)N, row_threads(w, V),
+                  logits, total, wanted, top, targets, (int)V, ld, label);
+}
+
+int vocab_loss(const struct compute *on, real *dlogits, double *loss, const float *logits, const float *total,
+               const float *wanted, const int32_t *targets, int64_t N, int64_t V, int64_t width, int64_t ld,
+               gpt2_label label, float scale)
+{
+    bool w = wide(ld, dlogits, logits);
+    return launch(on, "loss of parts", BY_WIDTH(w, vocab_loss_kernel), (unsigned)N, row_threads(w, width),
+                  dlogits, loss, logits, total, wanted, targets, (int)V, (int)width, ld, label, scale);
 }
 
 int add_loss(const struct compute *on, double *total, const double *loss, int64_t N)
@@ -569,7 +713,9 @@ int embedding_forward(const struct compute *on, real *out, const int32_t *tokens
 int embedding_backward(const struct compute *on, real *dwte, real *dwpe, const real *dout,
                        const struct gpt2_batch *batch, float *, int64_t B, int64_t T, int64_t C)
 {
-    int err = launch(on, "embedding backward", embedding_backward_kernel,
+    int err = 0;
+    if (batch->n_distinct) /* else all tokens belong to other ranks, and CUDA refuses an empty grid */
+        err = launch(on, "embedding backward", embedding_backward_kernel,
                      dim3((unsigned)batch->n_distinct, ceil_div(C, 32)), warps, dwte, dout, batch->order,
                      batch->distinct, batch->first, (int)C);
     return err ? err
@@ -595,6 +741,9 @@ const struct gpt2_layers gpt2_layers_cuda = {
     causal_softmax_forward,
     causal_softmax_backward,
     cross_entropy,
+    vocab_top,
+    vocab_exponentials,
+    vocab_loss,
     add_loss,
     bias_backward,
     add,

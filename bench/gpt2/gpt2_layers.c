@@ -5,7 +5,7 @@
  *
  * A compiler can vectorise the loops without reordering floating-point operations: element-wise loops as they
  * are, sums over 16 lanes in a fixed order. */
-#include "bench/gpt2/gpt2_layers.h"
+#include "bench/gpt2/gpt2_vocab.h"
 #include "bench/threads.h"
 
 #include <math.h>
@@ -179,11 +179,13 @@ static int layernorm_backward(const struct compute *on, real *dinp, real *dweigh
     {
         float *mine = scratch + part * 2 * C;
         int64_t from = part_at(on, N, part), n = part_at(on, N, part + 1) - from;
-        normalize_rows_backward(dinp + from * C, dout + from * C, inp + from * C, weight, mean + from,
-                                rstd + from, mine, n, C);
+        if (dinp)
+            normalize_rows_backward(dinp + from * C, dout + from * C, inp + from * C, weight, mean + from,
+                                    rstd + from, mine, n, C);
         from = part_at(on, C, part), n = part_at(on, C, part + 1) - from;
-        normalize_columns_backward(dweight + from, dbias + from, dout + from, inp + from, mean, rstd, mine, n,
-                                   N, C);
+        if (dweight)
+            normalize_columns_backward(dweight + from, dbias + from, dout + from, inp + from, mean, rstd,
+                                       mine, n, N, C);
     }
     return 0;
 }
@@ -370,9 +372,11 @@ GPT2_CLONES static void embed_rows(real *restrict out, const int32_t *restrict t
 {
     out += from * C;
     for (int64_t bt = from; bt < to; bt++, out += C) {
-        const real *token = wte + tokens[bt] * C, *position = wpe + bt % T * C;
+        const real *token = tokens[bt] < 0 ? NULL : wte + tokens[bt] * C;
+        const real *position = wpe ? wpe + bt % T * C : NULL;
         for (int64_t i = 0; i < C; i++)
-            out[i] = from_float(to_float(token[i]) + to_float(position[i]));
+            out[i] =
+                from_float((token ? to_float(token[i]) : 0.0f) + (position ? to_float(position[i]) : 0.0f));
     }
 }
 
@@ -440,6 +444,9 @@ const struct gpt2_layers gpt2_layers_host = {
     .causal_softmax_forward = causal_softmax_forward,
     .causal_softmax_backward = causal_softmax_backward,
     .cross_entropy = cross_entropy,
+    .vocab_top = gpt2_vocab_top,
+    .vocab_exponentials = gpt2_vocab_exponentials,
+    .vocab_loss = gpt2_vocab_loss,
     .add_loss = add_loss,
     .bias_backward = bias_backward,
     .add = add,

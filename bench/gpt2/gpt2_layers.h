@@ -58,7 +58,8 @@ struct gpt2_layers {
      * kept for backward. */
     int (*layernorm_forward)(const struct compute *on, real *out, float *mean, float *rstd, const real *inp,
                              const real *weight, const real *bias, float *scratch, int64_t N, int64_t C);
-    /* dinp (N, C) += gradient of the input. */
+    /* dinp (N, C) += gradient of the input, unless it is NULL. If dweight is NULL, so is dbias, and neither
+     * is added to. weight is used for dinp only. */
     int (*layernorm_backward)(const struct compute *on, real *dinp, real *dweight, real *dbias,
                               const real *dout, const real *inp, const real *weight, const float *mean,
                               const float *rstd, float *scratch, int64_t N, int64_t C);
@@ -81,6 +82,26 @@ struct gpt2_layers {
     int (*cross_entropy)(const struct compute *on, real *dlogits, double *loss, float *logits,
                          const int32_t *targets, int64_t N, int64_t V, int64_t ld, struct gpt2_label label,
                          float scale);
+    /* Cross entropy in three steps, if the token ids are split over tensor-parallel ranks. V is the number of
+     * this rank's ids. A negative target belongs to another rank. The first two steps write values over the
+     * rank's ids, one for each row, which the caller reduces over the ranks before the next step:
+     *
+     *   vocab_top           top (N), the largest logit: by maximum
+     *   vocab_exponentials  total (N), the sum of exp(logit - top), and wanted (N), the sum of logit - top
+     *                       weighted by the label: both by sum
+     *
+     * The exponentials replace logits. vocab_loss computes loss (N) = log(total) - wanted, and dlogits (N,
+     * width) = scale * its gradient. width is the same on all ranks. Columns V to width - 1 belong to no id
+     * and become 0: they pad a rank that has fewer ids. */
+    int (*vocab_top)(const struct compute *on, float *top, const float *logits, int64_t N, int64_t V,
+                     int64_t ld);
+    int (*vocab_exponentials)(const struct compute *on, float *logits, float *total, float *wanted,
+                              const float *top, const int32_t *targets, int64_t N, int64_t V, int64_t ld,
+                              struct gpt2_label label);
+    int (*vocab_loss)(const struct compute *on, real *dlogits, double *loss, const float *logits,
+                      const float *total, const float *wanted, const int32_t *targets, int64_t N, int64_t V,
+                      int64_t width, int64_t ld, struct gpt2_label label, float scale);
+
     /* *total += the mean of loss (N), rounded to a multiple of 2^-36. So adding up to 2^17 of them is exact,
      * and the mean over ranks and micro-batches does not depend on how micro-batches are distributed over
      * ranks (for powers of two). */
@@ -92,9 +113,11 @@ struct gpt2_layers {
     /* grad (n) += x (n) */
     int (*add)(const struct compute *on, real *grad, const real *x, int64_t n);
 
-    /* out (B, T, C) = wte (V, C) at tokens (B, T) + wpe (T, C) */
+    /* out (B, T, C) = wte (V, C) at tokens (B, T) + wpe (T, C). A negative token, which belongs to another
+     * tensor-parallel rank, and a wpe that is NULL count as 0. */
     int (*embedding_forward)(const struct compute *on, real *out, const int32_t *tokens, const real *wte,
                              const real *wpe, int64_t B, int64_t T, int64_t C);
+    /* Adds to the rows of wte that batch lists, which may be none, and to all of wpe. */
     int (*embedding_backward)(const struct compute *on, real *dwte, real *dwpe, const real *dout,
                               const struct gpt2_batch *batch, float *scratch, int64_t B, int64_t T,
                               int64_t C);

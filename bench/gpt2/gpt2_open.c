@@ -73,37 +73,41 @@ static int open_activations(struct gpt2 *m, struct gpt2_kept *k, bool first)
     int64_t B = m->B, TT = m->attention ? 0 : T * T;
     int64_t R = gpt2_own_rows(m), R_in = m->config.no_embedding ? 0 : R, R_head = m->config.no_head ? 0 : R;
     int64_t BT_head = m->config.no_head ? 0 : B * T, BT_aside = first ? B * T : 0;
+    bool parts = m->config.two_parts;
     const int64_t sizes[GPT2_N_ACTIVATIONS] = {
-        R_in * C,                              /* embedded */
-        L * R * C,                             /* ln1 */
-        L * B * T * 3 * A,                     /* qkv */
-        L * B * NH * TT,                       /* att */
-        L * B * T * A,                         /* atty */
-        L * R * C,                             /* residual2 */
-        L * R * C,                             /* ln2 */
-        L * B * T * F,                         /* fch */
-        L * B * T * F,                         /* fch_gelu */
-        L * R * C,                             /* residual3 */
-        R_head * C,                            /* lnf */
-        BT_head * m->ld_logits,                /* dlogits */
-        first ? R * C : 0,                     /* dresidual */
-        BT_aside * C,                          /* dbtc */
-        BT_aside * 3 * A,                      /* dqkv */
-        BT_aside * F,                          /* dfch */
-        first ? NH * TT : 0,                   /* dscores */
-        first ? 4 * C : 0,                     /* dbias */
-        m->config.sequence ? BT_aside * C : 0, /* all */
+        R_in * C,                                                 /* embedded */
+        L * R * C,                                                /* ln1 */
+        L * B * T * 3 * A,                                        /* qkv */
+        L * B * NH * TT,                                          /* att */
+        L * B * T * A,                                            /* atty */
+        L * R * C,                                                /* residual2 */
+        L * R * C,                                                /* ln2 */
+        L * B * T * F,                                            /* fch */
+        L * B * T * F,                                            /* fch_gelu */
+        L * R * C,                                                /* residual3 */
+        R_head * C,                                               /* lnf */
+        BT_head * m->ld_logits,                                   /* dlogits */
+        first ? R * C : 0,                                        /* dresidual */
+        BT_aside * C,                                             /* dbtc */
+        parts ? L * gpt2_apart(B * T * 3 * A) : BT_aside * 3 * A, /* dqkv */
+        parts ? L * gpt2_apart(B * T * F) : BT_aside * F,         /* dfch */
+        first ? NH * TT : 0,                                      /* dscores */
+        first ? 4 * C : 0,                                        /* dbias */
+        m->config.sequence ? BT_aside * C : 0,                    /* all */
+        parts ? (4 * L + 2) * gpt2_apart(R * C) : 0,              /* kept */
     };
     int err = lay_out(m, &k->acts_memory, (void **)&k->acts, sizes, GPT2_N_ACTIVATIONS, sizeof(real));
     if (!err && !first) {
         const struct activations *shared = &m->kept[0].acts;
         k->acts.dresidual = shared->dresidual;
         k->acts.dbtc = shared->dbtc;
-        k->acts.dqkv = shared->dqkv;
-        k->acts.dfch = shared->dfch;
         k->acts.dscores = shared->dscores;
         k->acts.dbias = shared->dbias;
         k->acts.all = shared->all;
+        if (!parts) {
+            k->acts.dqkv = shared->dqkv;
+            k->acts.dfch = shared->dfch;
+        }
     }
     return err;
 }

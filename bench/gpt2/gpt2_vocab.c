@@ -13,23 +13,6 @@ void gpt2_vocab_localize(int32_t *ids, int64_t n, int64_t first, int64_t V)
     }
 }
 
-static void embed_row(real *restrict out, const real *restrict token, const real *restrict position,
-                      int64_t C)
-{
-    for (int64_t i = 0; i < C; i++)
-        out[i] = from_float((token ? to_float(token[i]) : 0.0f) + (position ? to_float(position[i]) : 0.0f));
-}
-
-int gpt2_vocab_embed(const struct compute *on, real *out, const int32_t *tokens, const real *wte,
-                     const real *wpe, int64_t B, int64_t T, int64_t C)
-{
-    IN_PARTS(on)
-    for (int64_t row = part_at(on, B * T, part); row < part_at(on, B * T, part + 1); row++)
-        embed_row(out + row * C, tokens[row] < 0 ? NULL : wte + tokens[row] * C,
-                  wpe ? wpe + row % T * C : NULL, C);
-    return 0;
-}
-
 int gpt2_vocab_top(const struct compute *on, float *top, const float *logits, int64_t N, int64_t V,
                    int64_t ld)
 {

@@ -42,11 +42,13 @@ static const struct option_row rows[] = {
      "Layers in N stages of a pipeline, on ranks of their own, or in --stages-per-rank times as many: shows "
      "the fullest rank, and --json all of them (1)",
      OPTION_INT(pp, 1, PIPE_MAX_STAGES)},
-    {"schedule", "1f1b|gpipe|interleaved", "With --pp: the order in which stages take micro-batches (1f1b)",
-     OPTION_WORD(schedule, pipe_whole_schedules)},
+    {"schedule", "1f1b|gpipe|interleaved|zero-bubble",
+     "With --pp: the order in which stages take micro-batches (1f1b)", OPTION_WORD(schedule, pipe_schedules)},
     {"stages-per-rank", "N", "With --pp and --schedule interleaved or gpipe: stages on each of its ranks (1)",
      OPTION_INT(stages_per_rank, 1, PIPE_MAX_OWN)},
     {"steps", "N", "Steps at each stage (3)", OPTION_INT(steps, 1, 1000000)},
+    {"device", "host|cuda", "Where the model computes; cuda: a GPU for each rank (host)",
+     OPTION_WORD(device, option_devices)},
     {"plain", NULL, "The program without libzero, too, in one process", OPTION_FLAG(plain)},
     {"fit", "free|BYTES",
      "Take a smaller model, and say so, where stage 0 of all ranks needs more than is free here, or than "
@@ -77,6 +79,8 @@ static const char *what_is_wrong(const struct memory_options *o)
         return "--plain: has all layers in one process, so not with --tp or --pp";
     if (o->fit >= 0 && (has_tp_or_pp(o) || o->accum > 1))
         return "--fit: reckons with one micro-batch of whole layers, so not with --accum, --tp or --pp";
+    if (o->fit >= 0 && o->device == ZERO_DEVICE_CUDA)
+        return "--fit: reckons with memory of the host, so not with --device cuda";
     return pipe_options_fault(o->schedule, o->pp, o->stages_per_rank);
 }
 
@@ -168,6 +172,8 @@ static void print_json(const struct memory_options *o, const struct memory_colum
                             json_string(option_word_of(option_hybrids, hybrid_of_column(column))));
         json_object_set_new(line, "dp_shard", json_integer(o->dp_shard));
     }
+    if (o->device == ZERO_DEVICE_CUDA)
+        json_object_set_new(line, "peak_device_bytes", json_integer(m->peak_device_bytes));
     if (has_tp_or_pp(o))
         add_parallelism(o, m, line);
     report_line(line);
@@ -227,13 +233,15 @@ static void print_ranks(const struct measured *m)
 static void print_table(const struct memory_options *o, const struct measured *m)
 {
     struct zero_bytes planned[N_COLUMNS];
-    int64_t allocated[N_COLUMNS], activations[N_COLUMNS], resident[N_COLUMNS], fullest_rank[N_COLUMNS];
+    int64_t allocated[N_COLUMNS], activations[N_COLUMNS], resident[N_COLUMNS], fullest_rank[N_COLUMNS],
+        gpu[N_COLUMNS];
     for (int c = 0; c < m->n; c++) {
         planned[c] = m->columns[c].fullest.planned;
         allocated[c] = m->columns[c].fullest.allocated.total;
         activations[c] = m->columns[c].fullest.activation_bytes;
         resident[c] = m->columns[c].fullest.peak_rss_bytes;
         fullest_rank[c] = m->columns[c].fullest_rank;
+        gpu[c] = m->columns[c].peak_device_bytes;
     }
     print_head(o);
     stage_table_head("memory per rank", m->n);
@@ -244,6 +252,8 @@ static void print_table(const struct memory_options *o, const struct measured *m
     if (has_tp_or_pp(o))
         stage_table_bytes("activations besides", activations, m->n);
     stage_table_bytes("peak resident", resident, m->n);
+    if (o->device == ZERO_DEVICE_CUDA)
+        stage_table_bytes(o->pp > 1 ? "peak of the last GPU" : "peak of a GPU", gpu, m->n);
     if (o->pp > 1)
         print_ranks(m);
     if (m->has_plain)
@@ -253,7 +263,8 @@ static void print_table(const struct memory_options *o, const struct measured *m
                report_bytes(m->plain.fullest.peak_rss_bytes).text);
     printf("\nPlanned and allocated are libzero's: weights, gradients, optimizer state. Resident is all of a "
            "rank: those,\n"
-           "activations, text and code, pages that several ranks map counted in equal parts.\n");
+           "activations, text and code, pages that several ranks map counted in equal parts.%s\n",
+           o->device == ZERO_DEVICE_CUDA ? " It is memory of the host." : "");
 }
 
 /* Runs zero-bench train once for each column, and then the plain program, which the table does not show as a
@@ -316,6 +327,7 @@ int memory_command(const char *name, int argc, char **argv)
                                .pp = 1,
                                .stages_per_rank = 1,
                                .dtype = ZERO_F32,
+                               .device = ZERO_DEVICE_HOST,
                                .schedule = -1,
                                .fit = -1};
     int status = options_parse(&table, name, argc, argv, &o);

@@ -95,6 +95,7 @@ static int read_summary(const json_t *line, int64_t ranks, struct memory_column 
     const char *sha256 = json_string_value(json_object_get(line, "state_sha256"));
     const json_t *pp_ranks = json_object_get(line, "pp_ranks");
     snprintf(out->state_sha256, sizeof out->state_sha256, "%s", sha256 ? sha256 : "");
+    out->peak_device_bytes = json_integer_value(json_object_get(line, "peak_device_bytes"));
     out->n_ranks = pp_ranks ? (int32_t)json_array_size(pp_ranks) : 1;
     out->ranks = calloc((size_t)out->n_ranks, sizeof *out->ranks);
     if (!out->ranks || out->n_ranks < 1)
@@ -199,6 +200,7 @@ static int open_run(const struct memory_runs *runs, int column, struct child *ch
     add(&a, "train");
     add(&a, "--json");
     add(&a, "--dtype=%s", option_word_of(option_dtypes, runs->o->dtype));
+    add(&a, "--device=%s", option_word_of(option_devices, runs->o->device));
     add_sizes(&a, runs);
     if (column == MEMORY_PLAIN) {
         add(&a, "--plain");

@@ -17,8 +17,8 @@ struct memory_options {
     int64_t dp_shard;
     /* ranks of the pipeline (1: none), and stages on each */
     int64_t pp, stages_per_rank;
-    /* enum zero_dtype; enum zero_schedule, -1: not given */
-    int dtype, schedule;
+    /* enum zero_dtype; enum zero_device; enum zero_schedule, -1: not given */
+    int dtype, device, schedule;
     /* bytes that the model may take: a smaller model is chosen if it needs more. 0: what is free; -1: any
      * size */
     int64_t fit;
@@ -50,6 +50,8 @@ struct memory_column {
     int32_t fullest_rank;
     /* peak_rss_bytes of all ranks of the run together */
     int64_t resident_of_all;
+    /* of the reporting rank's GPU, all processes together; 0 on the host */
+    int64_t peak_device_bytes;
     /* (steps) freed by memory_column_free */
     double *loss;
     char state_sha256[STATE_HASH_CHARS];

@@ -154,7 +154,8 @@ static void print_head(const struct planning *p)
            : parts > 1            ? "3"
                                   : "");
     printf("Activations are those of bench/gpt2, kept from forward to backward, nothing computed again; not "
-           "counted are attention's matrices, statistics, scratch\n\n");
+           "counted are attention's matrices, statistics, scratch%s\n\n",
+           o->schedule == ZERO_SCHEDULE_ZERO_BUBBLE ? ", gradients between the parts of a backward" : "");
 }
 
 /* Prints the fullest of some ranks, activations included, if there are any. */

@@ -46,8 +46,10 @@ static const struct option_row rows[] = {
     {"wire-dtype", "f32|bf16", "Of gradients between ranks (that of the model)",
      OPTION_WORD(wire_dtype, option_dtypes)},
     {"deterministic", "on|off",
-     "Sums in a fixed order (on; with --dp-shard and --accum above 1 off, each group taken for a host)",
+     "Sums in a fixed order (on; off with --device cuda, and with --dp-shard and --accum above 1, each group "
+     "taken for a host)",
      OPTION_WORD(deterministic, option_on_off)},
+    {"device", "host|cuda", "Where the model is to compute (host)", OPTION_WORD(device, option_devices)},
     {"json", NULL, "A JSON line per stage", OPTION_FLAG(json), .group = 3},
     {0},
 };
@@ -126,6 +128,7 @@ int plan_column(const struct plan_options *o, int column, const struct plan_tabl
     cfg.launch.rank = (int32_t)(t->pp_at * (o->world / o->pp));
     cfg.debug.log = column > 0 && t->pp_at == 0 ? report_groups : NULL;
     cfg.launch.world = (int32_t)o->world;
+    cfg.device = o->device;
     cfg.optim.optimizer = o->optimizer;
     cfg.optim.beta1 = 0.9f;
     cfg.grad_accum_steps = (int32_t)o->accum;
@@ -256,6 +259,7 @@ int plan_command(const char *name, int argc, char **argv)
                              .budget = ZERO_AUTO,
                              .deterministic = ZERO_AUTO,
                              .dtype = ZERO_BF16,
+                             .device = ZERO_DEVICE_HOST,
                              .optimizer = ZERO_ADAMW};
     int status = options_parse(&table, name, argc, argv, &o);
     if (status)

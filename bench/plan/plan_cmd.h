@@ -20,6 +20,8 @@ struct plan_options {
     /* rows of a micro-batch; 0: activations are not printed */
     int64_t batch;
     int dtype, optimizer, wire_dtype, deterministic;
+    /* enum zero_device */
+    int device;
     /* enum zero_schedule; -1: not given */
     int schedule;
     bool json;

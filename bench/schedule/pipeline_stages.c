@@ -14,11 +14,6 @@ const struct option_word pipe_schedules[] = {{"1f1b", ZERO_SCHEDULE_1F1B},
                                              {"zero-bubble", ZERO_SCHEDULE_ZERO_BUBBLE},
                                              {0}};
 
-const struct option_word pipe_whole_schedules[] = {{"1f1b", ZERO_SCHEDULE_1F1B},
-                                                   {"gpipe", ZERO_SCHEDULE_GPIPE},
-                                                   {"interleaved", ZERO_SCHEDULE_INTERLEAVED},
-                                                   {0}};
-
 const char *pipe_options_fault(int schedule, int64_t pp, int64_t per_rank)
 {
     bool may_have_several = schedule == ZERO_SCHEDULE_GPIPE || schedule == ZERO_SCHEDULE_INTERLEAVED;

@@ -12,9 +12,8 @@
 /* Most ranks (or stages, with one on each rank), and most stages on a rank. */
 enum { PIPE_MAX_STAGES = 1024, PIPE_MAX_OWN = 16 };
 
-/* Names of enum zero_schedule: all schedules; and those whose backward passes are whole, as bench/gpt2
- * needs. */
-extern const struct option_word pipe_schedules[], pipe_whole_schedules[];
+/* Names of enum zero_schedule. */
+extern const struct option_word pipe_schedules[];
 
 /* Checks --schedule (-1: not given) and --stages-per-rank against --pp. Returns the message, or NULL. */
 const char *pipe_options_fault(int schedule, int64_t pp, int64_t per_rank);

@@ -84,35 +84,48 @@ int64_t train_stage_bytes(const struct gpt2_config *whole, int64_t batch, int64_
     return batch * whole->context * whole->channels * element_bytes / (whole->sequence ? whole->tp : 1);
 }
 
-/* Passes on the bytes from `first` on: receives those that this rank has not made, and sends all. */
-static void pass_message(const struct train_items *t, int64_t first, const struct zero_action *a)
+/* Copies n bytes between the host and the device, and waits. */
+static int copy_message(const struct train_items *t, void *dst, const void *src, int64_t n)
 {
-    const uint8_t *in = a->in;
+    const struct zr_device_ops *dev = t->compute->dev->ops;
+    ZR_TRY(dev->copy(t->compute->stream, dst, src, n));
+    return dev->stream_sync(t->compute->stream);
+}
+
+/* Passes on the bytes from `first` on: receives those that this rank has not made, and sends all. in is a
+ * buffer of in_message bytes. */
+static int pass_message(const struct train_items *t, int64_t first, const struct zero_action *a, uint8_t *in)
+{
     uint8_t *bytes = t->items;
     int64_t left = t->n * t->item_bytes - first, n = left < t->in_message ? left : t->in_message;
-    for (int64_t i = 0; i < n && in; i++)
+    if (n <= 0)
+        return 0;
+    if (a->in)
+        ZR_TRY(copy_message(t, in, a->in, n));
+    for (int64_t i = 0; i < n && a->in; i++)
         if (!t->mine[(first + i) / t->item_bytes])
             bytes[first + i] = in[i];
-    if (a->out && n > 0)
-        memcpy(a->out, bytes + first, (size_t)n);
+    return a->out ? copy_message(t, a->out, bytes + first, n) : 0;
 }
 
 int train_stages_gather(zero_ctx *z, const struct train_items *t)
 {
     struct zero_action a;
     int64_t n_messages, all = t->n * t->item_bytes;
-    int err = 0;
+    uint8_t *in;
+    int err = ZR_ALLOC(in, t->in_message, "a message of %lld bytes", (long long)t->in_message);
     for (int64_t first = 0; !err && first < all; first += n_messages * t->in_message) {
         n_messages = 0;
         err = take_libzero_error(zero_evaluate(z));
         err = err ? err : take_libzero_error(zero_next(z, &a));
         while (!err && a.micro_batch >= 0) {
             n_messages = a.micro_batch < n_messages ? n_messages : a.micro_batch + 1;
-            pass_message(t, first + a.micro_batch * t->in_message, &a);
-            err = take_libzero_error(zero_finish(z));
+            err = pass_message(t, first + a.micro_batch * t->in_message, &a, in);
+            err = err ? err : take_libzero_error(zero_finish(z));
             err = err ? err : take_libzero_error(zero_next(z, &a));
         }
     }
+    free(in);
     return err;
 }
 
@@ -157,7 +170,8 @@ static int hash_stage(struct state_digest *all, bool *mine, bool hash, zero_ctx 
 
 int train_stages_hash(char out[STATE_HASH_CHARS], bool hash, zero_ctx *z, const struct train_stage *stages,
                       int32_t n_stages, int64_t whole_layers, const struct zero_tensor *tensors,
-                      const int32_t *number, int n_states, int64_t message_bytes)
+                      const int32_t *number, int n_states, int64_t message_bytes,
+                      const struct compute *compute)
 {
     int64_t n = n_pieces(whole_layers);
     struct state_digest *all = calloc((size_t)n, sizeof *all);
@@ -165,7 +179,7 @@ int train_stages_hash(char out[STATE_HASH_CHARS], bool hash, zero_ctx *z, const 
     int err = all && mine ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %lld digests", (long long)n);
     for (int32_t k = 0; k < n_stages && !err; k++)
         err = hash_stage(all, mine, hash, z, &stages[k], whole_layers, tensors, number, n_states);
-    const struct train_items digests = {all, n, sizeof *all, message_bytes, mine};
+    const struct train_items digests = {all, n, sizeof *all, message_bytes, mine, compute};
     err = err ? err : train_stages_gather(z, &digests);
     if (!err)
         state_hash_of(out, all, n);

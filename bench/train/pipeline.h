@@ -5,6 +5,7 @@
 #ifndef ZERO_BENCH_TRAIN_STAGES_H
 #define ZERO_BENCH_TRAIN_STAGES_H
 
+#include "bench/compute.h"
 #include "bench/gpt2/gpt2_config.h"
 #include "bench/train/state_hash.h"
 #include "bench/train/train.h"
@@ -33,15 +34,16 @@ int64_t train_elements_before(const struct zero_tensor *t, const struct gpt2_con
 /* cfg.pipeline.activation_bytes: a micro-batch's activations between two layers, with element_bytes each. */
 int64_t train_stage_bytes(const struct gpt2_config *whole, int64_t batch, int64_t element_bytes);
 
-/* A table of n items, to be collected on the last stage. Each rank of the pipeline has made some items,
- * receives the others from the stage before, and sends all to the next one. A micro-batch carries
- * in_message bytes, and evaluations are repeated until all are sent. Every rank calls, between steps.
- * Returns 0 or an error. */
+/* A table of n items on the host, to be collected on the last stage. Each rank of the pipeline has made some
+ * items, receives the others from the stage before, and sends all to the next one. A micro-batch carries
+ * in_message bytes, and evaluations are repeated until all are sent. Messages are in memory of the device of
+ * `compute`. Every rank calls, between steps. Returns 0 or an error. */
 struct train_items {
     void *items;
     int64_t n, item_bytes, in_message;
     /* (n) whether this rank has made the item */
     const bool *mine;
+    const struct compute *compute;
 };
 int train_stages_gather(zero_ctx *z, const struct train_items *t);
 
@@ -49,7 +51,8 @@ int train_stages_gather(zero_ctx *z, const struct train_items *t);
  * rank calls, as for train_stages_gather with message_bytes. Returns 0 or an error. */
 int train_stages_hash(char out[STATE_HASH_CHARS], bool hash, zero_ctx *z, const struct train_stage *stages,
                       int32_t n_stages, int64_t whole_layers, const struct zero_tensor *tensors,
-                      const int32_t *number, int n_states, int64_t message_bytes);
+                      const int32_t *number, int n_states, int64_t message_bytes,
+                      const struct compute *compute);
 
 /* The calls of all of a rank's stages: all forward passes, then all backward passes in reverse order.
  * train_n_calls is the room that out needs. */

@@ -35,35 +35,40 @@ static int forward(struct run *r, const struct zero_action *a)
 }
 
 /* A stage without the head reads its output's gradient from a->in, and one without the embedding writes its
- * input's gradient to a->out. */
+ * input's gradient to a->out. The zero-bubble schedule has a backward pass in two parts, of which the one for
+ * weights uses neither. */
 static int backward(struct run *r, const struct zero_action *a)
 {
+    const enum zero_phase phase = (enum zero_phase)a->phase;
     struct gpt2 *m = &r->model[a->pp_stage];
     const struct train_stage *s = &r->stage[a->pp_stage];
     int32_t first = s->unit + (int32_t)train_first_layer_unit(&s->config);
     if (a->kept)
         m->acts.embedded = (real *)(uintptr_t)a->kept;
-    if (a->in) {
+    m->computes = phase == ZERO_BACKWARD_INPUT    ? GPT2_INPUTS
+                  : phase == ZERO_BACKWARD_WEIGHT ? GPT2_WEIGHTS
+                                                  : GPT2_ALL;
+    if (a->in && phase != ZERO_BACKWARD_WEIGHT)
         gpt2_copy_residual(m, m->acts.dresidual, a->in);
-    } else {
-        TRY_ZERO(zero_begin(r->z, s->unit, ZERO_BACKWARD));
+    if (!s->config.no_head) {
+        TRY_ZERO(zero_begin(r->z, s->unit, phase));
         gpt2_head_backward(m);
-        if (a->out)
-            TRY_ZERO(zero_end(r->z, s->unit, ZERO_BACKWARD));
+        if (s->config.no_embedding)
+            TRY_ZERO(zero_end(r->z, s->unit, phase));
     }
     for (int32_t l = (int32_t)m->config.layers; l-- > 0;) {
-        TRY_ZERO(zero_begin(r->z, first + l, ZERO_BACKWARD));
+        TRY_ZERO(zero_begin(r->z, first + l, phase));
         gpt2_layer_backward(m, l);
-        TRY_ZERO(zero_end(r->z, first + l, ZERO_BACKWARD));
+        TRY_ZERO(zero_end(r->z, first + l, phase));
     }
-    if (a->out) {
-        gpt2_copy_residual(m, a->out, m->acts.dresidual);
-    } else {
-        if (a->in)
-            TRY_ZERO(zero_begin(r->z, s->unit, ZERO_BACKWARD));
+    if (!s->config.no_embedding) {
+        if (s->config.no_head)
+            TRY_ZERO(zero_begin(r->z, s->unit, phase));
         gpt2_embed_backward(m);
-        TRY_ZERO(zero_end(r->z, s->unit, ZERO_BACKWARD));
+        TRY_ZERO(zero_end(r->z, s->unit, phase));
     }
+    if (a->out)
+        gpt2_copy_residual(m, a->out, m->acts.dresidual);
     return m->err;
 }
 
@@ -75,7 +80,7 @@ static int act(struct run *r, const struct zero_action *a)
     struct gpt2 *m = &r->model[a->pp_stage];
     bool is_forward = a->phase == ZERO_FORWARD;
     gpt2_turn_to(m, a->micro_batch % m->n_kept);
-    if (!config->no_embedding || (is_forward && !config->no_head))
+    if ((!config->no_embedding && a->phase != ZERO_BACKWARD_INPUT) || (is_forward && !config->no_head))
         TRY(train_next_text(r, m, a->micro_batch));
     TRY(is_forward ? forward(r, a) : backward(r, a));
     return take_libzero_error(zero_finish(r->z));
@@ -101,12 +106,23 @@ int pipeline_train_step(struct run *r, struct train_step *s)
     return 0;
 }
 
-/* Micro-batches whose forward passes come before the first one's backward pass. If the environment may have
- * changed the schedule, all of them. */
-static int64_t n_kept(const struct run *r, int32_t k)
+/* Whether a file or the environment may say another schedule than the options. */
+static bool other_schedule(const struct run *r)
 {
     const char *schedule = getenv("ZERO_SCHEDULE");
-    if (r->o->schedule_file || (schedule && *schedule))
+    return r->o->schedule_file || (schedule && *schedule);
+}
+
+bool pipeline_has_two_parts(const struct run *r)
+{
+    return r->at.n_stages > 1 && (r->o->schedule == ZERO_SCHEDULE_ZERO_BUBBLE || other_schedule(r));
+}
+
+/* Micro-batches whose forward passes come before the first one's backward pass. If the schedule is not known,
+ * all of them. */
+static int64_t n_kept(const struct run *r, int32_t k)
+{
+    if (other_schedule(r))
         return r->accum;
     return pipe_kept_of(r->o->schedule, r->at.n_stages, r->n_own, r->accum, k * r->at.n_stages + r->at.stage);
 }

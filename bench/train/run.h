@@ -90,6 +90,8 @@ int plain_train_open(struct run *r);
 int plain_train_step(struct run *r, struct train_step *s);
 /* --pp: runs the actions that zero_next returns. */
 int pipeline_train_step(struct run *r, struct train_step *s);
+/* Whether a backward pass may come in two parts. */
+bool pipeline_has_two_parts(const struct run *r);
 /* Opens the memory for the micro-batches that each pipeline stage keeps. */
 int pipeline_keep(struct run *r);
 

@@ -56,9 +56,11 @@ static int find_place(struct run *r)
         TRY(take_place(r, &place));
     }
     r->n_own = r->at.n_stages > 1 ? (int32_t)o->stages_per_rank : 1;
-    for (int32_t k = 0; k < r->n_own; k++)
+    for (int32_t k = 0; k < r->n_own; k++) {
         r->stage[k].config =
             train_stage_config(&o->model.config, k * r->at.n_stages + r->at.stage, r->n_own * r->at.n_stages);
+        r->stage[k].config.two_parts = pipeline_has_two_parts(r);
+    }
     return 0;
 }
 

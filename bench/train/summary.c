@@ -34,7 +34,7 @@ int train_take_loss(struct run *r, struct train_step *s)
         TRY_ZERO(zero_mean(r->z, values, 2));
     float stop = values[1] > 0.0;
     if (r->z) /* each rank of a tp group has read its own clock */
-        TRY_ZERO(zero_all_reduce(r->z, ZERO_AXIS_TP, &stop, &stop, 1, ZERO_F32, ZERO_MAX));
+        TRY(train_reduce_tp(&r->model[0], &stop, 1, true));
     profile_enter(r->o->profile, PROFILE_REST);
     s->loss = values[0] / (double)r->accum;
     s->stop = stop > 0.0f;
@@ -90,8 +90,9 @@ static int gather_ranks(struct run *r, struct report_summary *s)
         ranks[r->at.stage] =
             (struct report_rank){s->planned_bytes, s->bytes, s->activation_bytes, s->peak_rss_bytes};
         mine[r->at.stage] = true;
-        const struct train_items all = {ranks, n, sizeof *ranks,
-                                        train_stage_bytes(&o->model.config, o->batch, sizeof(real)), mine};
+        const struct train_items all = {
+            ranks, n,          sizeof *ranks, train_stage_bytes(&o->model.config, o->batch, sizeof(real)),
+            mine,  &r->compute};
         err = train_stages_gather(r->z, &all);
     }
     free(mine);
@@ -127,12 +128,12 @@ static int summarize(struct run *r, double loss)
         if (stats.place.n_pp > 1)
             TRY(train_stages_hash(s.state_sha256, r->at.dp == 0, r->z, r->stage, r->n_own,
                                   o->model.config.layers, r->tensors, r->number, n_states,
-                                  train_stage_bytes(&o->model.config, o->batch, sizeof(real))));
+                                  train_stage_bytes(&o->model.config, o->batch, sizeof(real)), &r->compute));
         else
             TRY(state_hash(s.state_sha256, r->at.dp == 0, r->tensors, r->n_tensors, n_states, read_wrapped,
                            r->z));
         if (stats.place.n_tp > 1)
-            TRY_ZERO(train_hash_tp(r->z, r->at.tp, stats.place.n_tp, s.state_sha256));
+            TRY(train_hash_tp(&r->model[0], s.state_sha256));
         s.stage = stats.stage;
         s.hybrid = hybrid_of_run(stats.hybrid, stats.dp_shard, stats.place.n_data);
         s.dp_shard = stats.dp_shard;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tensor_parallel.c: the collectives of a model that is cut over tp. They run through libzero. */
 #include "bench/train/tensor_parallel.h"
-#include "kernels/error.h"
+#include "kernels/alloc.h"
 
 #include <stdlib.h>
 
@@ -39,23 +39,40 @@ void train_join_tp(struct gpt2 *model, int32_t tp, zero_ctx **z)
     model->sum_arg = z;
 }
 
+/* Collectives take memory of the model's device. The model does not use stats.rows between its passes. */
+int train_reduce_tp(struct gpt2 *model, float *x, int64_t n, bool largest)
+{
+    const struct compute *on = model->compute;
+    const int64_t room = 3 * model->config.context;
+    float *there = model->stats.rows;
+    for (int64_t at = 0, k; at < n && model->config.tp > 1; at += k) {
+        k = n - at < room ? n - at : room;
+        ZR_TRY(on->dev->ops->copy(on->stream, there, x + at, k * (int64_t)sizeof *x));
+        ZR_TRY(model->reduce(model->sum_arg, there, k, largest));
+        ZR_TRY(on->dev->ops->copy(on->stream, x + at, there, k * (int64_t)sizeof *x));
+        ZR_TRY(on->dev->ops->stream_sync(on->stream));
+    }
+    return 0;
+}
+
 /* Each rank writes its digits to its own place among zeros, and an all-reduce adds them up. */
-int train_hash_tp(zero_ctx *z, int32_t tp, int64_t n_tp, char hash[STATE_HASH_CHARS])
+int train_hash_tp(struct gpt2 *model, char hash[STATE_HASH_CHARS])
 {
     enum { DIGITS = STATE_HASH_CHARS - 1 };
-    float *digits = calloc((size_t)n_tp * DIGITS, sizeof *digits);
-    char *all = malloc((size_t)n_tp * DIGITS + 1);
-    int err = digits && all
-                  ? 0
-                  : zr_fail(ZERO_ERR_NOMEM, "no memory for the hashes of %lld parts", (long long)n_tp);
+    const int64_t n = model->config.tp * DIGITS;
+    float *digits;
+    char *all;
+    int err = ZR_ZALLOC(digits, n, "the hashes of %lld parts", (long long)model->config.tp);
+    if (err)
+        return err;
+    err = ZR_ALLOC(all, n, "the hashes of %lld parts", (long long)model->config.tp);
     for (int i = 0; !err && i < DIGITS; i++)
-        digits[tp * DIGITS + i] = (float)hash[i];
-    if (!err)
-        err = zero_all_reduce(z, ZERO_AXIS_TP, digits, digits, n_tp * DIGITS, ZERO_F32, ZERO_SUM);
-    for (int64_t i = 0; !err && i < n_tp * DIGITS; i++)
+        digits[model->part * DIGITS + i] = (float)hash[i];
+    err = err ? err : train_reduce_tp(model, digits, n, false);
+    for (int64_t i = 0; !err && i < n; i++)
         all[i] = (char)digits[i];
     if (!err)
-        state_hash_text(hash, all, (size_t)n_tp * DIGITS);
+        state_hash_text(hash, all, (size_t)n);
     free(digits);
     free(all);
     return err;

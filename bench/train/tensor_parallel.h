@@ -20,7 +20,11 @@ struct train_place {
 /* Tells the model its rank on the tp axis, and to communicate through *z, which zero_wrap will open. */
 void train_join_tp(struct gpt2 *model, int32_t tp, zero_ctx **z);
 
-/* Replaces the hash of this rank's part of the state by one of all n_tp parts. Collective over tp. */
-int train_hash_tp(zero_ctx *z, int32_t tp, int64_t n_tp, char hash[STATE_HASH_CHARS]);
+/* Replaces each of n values on the host by its sum over the tp ranks, or by the largest. Collective over tp,
+ * between passes of the model. Waits for the model's stream. */
+int train_reduce_tp(struct gpt2 *model, float *x, int64_t n, bool largest);
+
+/* Replaces the hash of this rank's part of the state by one of all tp parts. Collective over tp. */
+int train_hash_tp(struct gpt2 *model, char hash[STATE_HASH_CHARS]);
 
 #endif

@@ -112,10 +112,10 @@ static const struct option_row rows[] = {
      "Divide the layers into N stages of a pipeline, on as many ranks, or into --stages-per-rank times N; "
      "divides ranks. The last stage's first rank reports, instead of rank 0 (1)",
      OPTION_INT(pp, 1, 10000)},
-    {"schedule", "1f1b|gpipe|interleaved",
+    {"schedule", "1f1b|gpipe|interleaved|zero-bubble",
      "With --pp: which micro-batch's turn it is; interleaved, for several stages on a rank, keeps more of "
-     "them (1f1b)",
-     OPTION_WORD(schedule, pipe_whole_schedules)},
+     "them; zero-bubble has backwards in two parts and keeps gradients between them (1f1b)",
+     OPTION_WORD(schedule, pipe_schedules)},
     {"stages-per-rank", "N",
      "With --pp N and --schedule interleaved or gpipe, or --schedule-file: so many stages on each of the N, "
      "so that they stand still less (1)",

@@ -188,7 +188,7 @@ class Refused(unittest.TestCase):
         self.refused(['plan', '--pp=2', '--world=2', '--schedule=zb'], '--schedule', '1f1b', 'gpipe')
         self.refused(['plan', '--schedule=gpipe'], '--schedule', '--pp')
         self.refused(['plan', '--pp=2', '--world=2', '--schedule=zero-bubble', '--stages-per-rank=2'], '--stages-per-rank', 'interleaved or gpipe')
-        self.refused(['train', '--pp=2', '--schedule=zero-bubble'], '--schedule', '1f1b, gpipe or interleaved')
+        self.refused(['train', '--pp=2', '--schedule=zbv'], '--schedule', '1f1b, gpipe, interleaved or zero-bubble')
         self.refused(['plan', '--accum=2', '--micro-batches=2'], '--micro-batches', '--accum')
         self.refused(['plan', '--micro-batches=0'], '--micro-batches')
         self.refused(['plan', '--batch=0'], '--batch')

@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """zero-bench on a GPU, or on the stand-in for one: training plain and wrapped gives the same bits, and the
-host's results."""
+host's results. So do meshes of several ranks, which need a GPU for each on a machine that has some."""
 import os
+import random
 import sys
+import tempfile
+import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from bench_program import TINY, ZERO_BENCH, bench, lines, train  # noqa: E402
+from bench_program import TEXT, TINY, ZERO_BENCH, bench, lines, train  # noqa: E402
 
 GPU = ['--device=cuda', *TINY, '--steps=4']
+
+
+STAND_IN = ZERO_BENCH.endswith('stand-in')
 
 
 def result(*args):
@@ -69,6 +75,70 @@ class Training(unittest.TestCase):
         self.assertIn('peak of the GPU', done.stdout)
 
 
+MICRO = 4  # micro-batches of a step, over all data-parallel ranks
+SIZES = ['--layers=4', '--heads=4', '--channels=16', '--context=8', '--batch=1', '--steps=2', '--data', TEXT]
+MESHES = [(pp, dp, tp) for pp in (1, 2, 4) for dp in (1, 2, 4) for tp in (1, 2, 4) if 2 <= pp * dp * tp <= 4]
+
+
+def train_on(device, pp, dp, tp, *how):
+    n, axes = pp * dp * tp, [f'--accum={MICRO // dp}', f'--pp={pp}', f'--tp={tp}', '--deterministic=on']
+    args = [f'--device={device}', *SIZES, *axes, *how]
+    if device == 'cuda' and STAND_IN:
+        steps, summary = train(1, *args, env={'STAND_IN_RANKS': str(n)})
+    else:
+        steps, summary = train(n, *args)
+    assert (summary['world'], summary['device']) == (n, device)
+    assert summary['bytes'] == summary['planned_bytes'], how
+    return [(s['loss'], s['grad_norm']) for s in steps], summary['state_sha256']
+
+
+class Meshes(unittest.TestCase):
+    def test_the_same_bits(self):
+        """Meshes with the same tp end in the same bits. A sample is run, drawn from SEED, or all with
+        N_MESHES=all."""
+        seed = int(os.environ.get('SEED') or time.time_ns() % 10**9)
+        print(f'SEED={seed}', flush=True)
+        cases = [(mesh, stage, schedule) for mesh in MESHES for stage in range(4)
+                 for schedule in (['1f1b', 'gpipe', 'zero-bubble'] if mesh[0] > 1 else ['1f1b'])]
+        if os.environ.get('N_MESHES') != 'all':
+            cases = random.Random(seed).sample(cases, 6)
+        want = {tp: train_on('cuda', 1, 4 // tp, tp) for tp in {mesh[2] for mesh, _, _ in cases}}
+        for mesh, stage, schedule in cases:
+            how = [f'--stage={stage}', *([f'--schedule={schedule}'] if mesh[0] > 1 else [])]
+            with self.subTest(mesh=mesh, how=how):
+                self.assertEqual(train_on('cuda', *mesh, *how), want[mesh[2]])
+
+    def test_as_on_the_host(self):
+        for how in ([1, 1, 2], [1, 1, 2, '--sequence-parallel', '--dtype=bf16'], [2, 1, 1, '--stage=3']):
+            with self.subTest(how=how):
+                gpu, host = train_on('cuda', *how)[0], train_on('host', *how)[0]
+                for (a, _), (b, _) in zip(gpu, host):
+                    self.assertAlmostEqual(a, b, 1 if '--dtype=bf16' in how else 4)
+
+
+class Memory(unittest.TestCase):
+    @unittest.skipUnless(STAND_IN, 'it would need two GPUs')
+    def test_planned_and_allocated(self):
+        """A plan for GPUs, which needs none, has what a run allocates. On the stand-in a script starts the
+        ranks, in place of zero-run."""
+        with tempfile.TemporaryDirectory() as folder:
+            script = os.path.join(folder, 'zero-run')
+            with open(script, 'w', encoding='utf-8') as f:
+                f.write('#!/bin/sh\nshift 2; STAND_IN_RANKS=$1; export STAND_IN_RANKS; shift; exec "$@"\n')
+            os.chmod(script, 0o755)
+            for axis in '--tp=2', '--pp=2':
+                plan = bench('plan', '--json', '--device=cuda', '--dtype=f32', '--world=2', '--batch=1', axis, *SIZES[:4])
+                self.assertEqual(plan.returncode, 0, plan.stderr)
+                done = bench('memory', '--json', '--device=cuda', '--ranks=2', '--batch=1', axis, *SIZES[:4], '--steps=1', env={'PATH': folder + ':' + os.environ['PATH']})
+                self.assertEqual(done.returncode, 0, done.stderr)
+                rows = lines(done.stdout)
+                self.assertEqual([row['stage'] for row in rows], list(range(4)))
+                for row, planned in zip(rows, lines(plan.stdout)):
+                    self.assertEqual(row['bytes'], row['planned_bytes'])
+                    self.assertEqual(planned['bytes'], row['planned_bytes'])
+                    self.assertGreater(row['peak_device_bytes'], row['bytes']['total'])
+
+
 class Kernels(unittest.TestCase):
     def test_numbers(self):
         for dtype in ['f32', 'bf16']:
@@ -101,7 +171,7 @@ class Communicators(unittest.TestCase):
                 self.assertEqual((done.returncode, done.stderr), (0, ''))
                 head, *rows = lines(done.stdout)
                 backends = ['self'] if head['left_out'] else ['self', 'nccl']
-                self.assertFalse(ZERO_BENCH.endswith('stand-in') and head['left_out'], head)
+                self.assertFalse(STAND_IN and head['left_out'], head)
                 self.assertEqual((head['device'], head['dtype']), ('cuda', dtype))
                 told = [('all_gather', b, 0) for b in backends] + [('reduce_scatter', 'add limit', None)]
                 told += [(op, b, 0) for op in ['reduce_scatter', 'agree'] for b in backends]

@@ -39,7 +39,7 @@ def schedules(pp):
     if pp == 1:
         return [[]]
     two = '--stages-per-rank=2'
-    return [['--schedule=1f1b'], ['--schedule=gpipe'], ['--schedule=gpipe', two], ['--schedule=interleaved', two]]
+    return [['--schedule=1f1b'], ['--schedule=zero-bubble'], ['--schedule=gpipe'], ['--schedule=gpipe', two], ['--schedule=interleaved', two]]
 
 
 class Meshes(unittest.TestCase):
@@ -82,10 +82,12 @@ class Curves(unittest.TestCase):
         one = self.curve(1, 1, 1)
         self.assertLess(sum(one[-10:]) / 10, 0.75 * one[0])  # it learns
         two = '--stages-per-rank=2'
-        for mesh, how in [((2, 2, 1), ['--stage=3']), ((4, 1, 1), ['--stage=1', '--schedule=gpipe']), ((2, 1, 1), ['--stage=2', '--schedule=interleaved', two])]:
+        for mesh, how in [((2, 2, 1), ['--stage=3']), ((4, 1, 1), ['--stage=1', '--schedule=gpipe']), ((2, 1, 1), ['--stage=2', '--schedule=interleaved', two]),
+                          ((4, 1, 1), ['--stage=1', '--schedule=zero-bubble'])]:
             with self.subTest(mesh=mesh, how=how):
                 self.assertEqual(self.curve(*mesh, *how), one)
-        for mesh, how in [((1, 1, 2), ['--stage=0']), ((2, 2, 2), ['--stage=3', '--schedule=interleaved', two]), ((2, 1, 4), ['--stage=1', '--sequence-parallel'])]:
+        for mesh, how in [((1, 1, 2), ['--stage=0']), ((2, 2, 2), ['--stage=3', '--schedule=interleaved', two]), ((2, 1, 4), ['--stage=1', '--sequence-parallel']),
+                          ((2, 1, 2), ['--stage=1', '--sequence-parallel', '--schedule=zero-bubble'])]:
             with self.subTest(mesh=mesh, how=how):
                 for step, (loss, want) in enumerate(zip(self.curve(*mesh, *how), one)):
                     self.assertLess(abs(loss - want), 5e-3 * want, step)
