@@ -29,6 +29,12 @@ static inline bool zr_role_reduces(enum zr_role r)
     return r == ZR_ROLE_REDUCE || r == ZR_ROLE_REDUCE_OUTER || r == ZR_ROLE_TP;
 }
 
+/* Whether the role's groups are pairs, or single ranks. Its broadcasts are messages. */
+static inline bool zr_role_is_pair(enum zr_role r)
+{
+    return r >= ZR_ROLE_EVEN_PAIR && r <= ZR_ROLE_TIED;
+}
+
 /* The program's choices. A backend ignores the fields that do not concern it. */
 struct zr_backend_config {
     /* Time that an operation waits for peers, in ms. */
@@ -74,9 +80,9 @@ struct zr_backend {
      * ask->group is known. Local, with the same result on all ranks. NULL: none. */
     int64_t (*reserve)(enum zr_role role, const struct zr_role_ask *ask, bool deterministic);
     /* Opens a communicator for each role that has a group: at least GATHER and REDUCE. comm is all NULL
-     * before. Without CONTROL, all roles have the same group. rdv (NULL: a single rank), dev and the groups'
-     * members must outlive the communicators. A failure is one of all ranks, unless it follows from the
-     * arguments. comm then holds what the caller must close.
+     * before. WORLD's group is the world; without it CONTROL's is, and without that GATHER's. rdv (NULL: a
+     * single rank), dev and the groups' members must outlive the communicators. A failure is one of all
+     * ranks, unless it follows from the arguments. comm then holds what the caller must close.
      *
      * Collective over all ranks of rdv; blocks. */
     int (*open)(struct zr_rendezvous *rdv, struct zr_device *dev, const struct zr_backend_config *config,

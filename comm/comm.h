@@ -306,9 +306,9 @@ struct zr_comm {
 
 /* ---- use ---- */
 
-/* Makes a zeroed arena of this many bytes on every rank. bytes must be equal everywhere. The arena can be
- * attached to communicators of the same backend; the caller drops it. If it fails on one rank it fails on
- * all, and nothing stays allocated.
+/* Makes a zeroed arena of this many bytes on every rank. bytes must be equal on all ranks of a group that the
+ * arena is attached for. It can be attached to communicators of the same backend; the caller drops it. If it
+ * fails on one rank it fails on all, and nothing stays allocated.
  *
  * Collective over all ranks of the world; blocks. */
 int zr_comm_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out);

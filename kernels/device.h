@@ -118,6 +118,15 @@ struct zr_host_kernels {
      *     a[j] = x[j]^2 + x[j+8]^2 + x[j+16]^2 + x[j+24]^2 for j in 0..7, in that order
      *     sum  = ((a0+a4)+(a2+a6)) + ((a1+a5)+(a3+a7)) */
     void (*sum_squares)(struct zr_exact_sum *acc, const float *x, int64_t n);
+    /* dst[i] = the greatest of src[0][i], ..., src[n_src-1][i], with its bits. NaN is greater than any
+     * number. Of several NaNs the last one is taken, and of equal numbers, such as 0 and -0, the first. n_src
+     * is 1 to ZR_MAX_SOURCES. dst and the sources are of one dtype, F32 or BF16; dst may be one of the
+     * sources. */
+    void (*maximum)(void *dst, const void *const *src, int n_src, enum zero_dtype dtype, int64_t n);
+    /* *sum = *sum + digest, modulo 2^64, where the digest is the sum of zr_digest_word (raw_bits.h) over all
+     * words of 8 bytes. The first word has the number `first`; the last one is padded with zeros. So bytes
+     * that are all zero have the digest 0, and others almost certainly another one. */
+    void (*digest)(uint64_t *sum, const void *at, int64_t bytes, uint64_t first);
     /* x[i] = x[i] * factor. Factor 1 changes nothing. */
     void (*scale)(float *x, int64_t n, float factor);
     /* param_dtype is F32 or BF16. */
@@ -280,6 +289,11 @@ struct zr_device_ops {
     /* largest is copied. NULL: no block is recorded. */
     int (*sum_squares)(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n,
                        const struct zr_largest *largest);
+    /* The array src is copied. */
+    int (*maximum)(struct zr_stream *s, void *dst, const void *const *src, int n_src, enum zero_dtype dtype,
+                   int64_t n);
+    /* sum is 8-byte aligned. */
+    int (*digest)(struct zr_stream *s, uint64_t *sum, const void *at, int64_t bytes, uint64_t first);
     /* x[i] = x[i] * scalars->grad_scale, or nothing if scalars->skip is set. */
     int (*scale)(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars);
     int (*update)(struct zr_stream *s, const struct zr_update *u);

@@ -88,12 +88,12 @@ int zr_check_cast(enum zero_dtype dst, enum zero_dtype src, int64_t n)
     return zr_check_count("cast", "n", n);
 }
 
-int zr_check_sum_tree(int n_src, enum zero_dtype src, int64_t n)
+int zr_check_sources(const char *op, int n_src, enum zero_dtype src, int64_t n)
 {
-    ZR_TRY(zr_check_dtype("sum_tree", src));
-    ZR_TRY(zr_check_count("sum_tree", "n", n));
+    ZR_TRY(zr_check_dtype(op, src));
+    ZR_TRY(zr_check_count(op, "n", n));
     if (n_src < 1 || n_src > ZR_MAX_SOURCES)
-        return zr_fail(ZERO_ERR_ARG, "sum_tree: n_src is %d, must be 1 to %d", n_src, ZR_MAX_SOURCES);
+        return zr_fail(ZERO_ERR_ARG, "%s: n_src is %d, must be 1 to %d", op, n_src, ZR_MAX_SOURCES);
     return 0;
 }
 

@@ -13,7 +13,8 @@ int zr_check_call(size_t arg_bytes);
 int zr_check_put(int64_t bytes);
 int zr_check_copy_rows(const struct zr_copy_rows *table, int n);
 int zr_check_cast(enum zero_dtype dst, enum zero_dtype src, int64_t n);
-int zr_check_sum_tree(int n_src, enum zero_dtype src, int64_t n);
+/* For operations on several sources. */
+int zr_check_sources(const char *op, int n_src, enum zero_dtype src, int64_t n);
 int zr_check_sum_ranges(const struct zr_sum_range *table, int n_sums, int n_src, enum zero_dtype src);
 int zr_check_update(const struct zr_update *u);
 int zr_check_update_spans(const struct zr_update *u, const struct zr_update_span *spans, int n_spans);

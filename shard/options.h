@@ -75,7 +75,7 @@ struct zr_options {
     int prefetch;
     /* Bytes for gathered parameters at stage 3, without the shards. Negative: what prefetch needs. */
     int64_t param_budget_bytes;
-    /* On the host, gradients of tensors that are not cut are compared over tp in the first steps. */
+    /* Gradients of tensors that are not cut are compared over tp in the first steps. */
     bool compares_tp;
     /* The same bits at every stage, prefetch, budget and power-of-two world. */
     bool deterministic;

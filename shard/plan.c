@@ -299,6 +299,9 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
         p->snapshot_bytes = ZR_PIECE_ALIGN;
     p->words_bytes = ZR_OUTCOME_BYTES + (int64_t)p->world * p->model_ranks * ZR_EXCHANGE_BYTES;
     p->words_bytes += l->n_buffers ? p->values_bytes : 0;
+    p->shard_digests_at = p->words_bytes = zr_round_up(p->words_bytes, (int64_t)sizeof(uint64_t));
+    if (p->tp > 1 && opt->compares_tp)
+        p->words_bytes += l->n_tensors * (int64_t)sizeof(struct zr_shard_digest);
     p->host_bytes = p->snapshot_bytes + p->words_bytes;
     p->bytes[ZR_MEM_SNAPSHOT] = p->snapshot_bytes;
     p->bytes[ZR_MEM_EXCHANGE] += p->words_bytes;

@@ -37,10 +37,11 @@ enum zr_mem {
 };
 const char *zr_mem_name(enum zr_mem m);
 
-#define ZR_EXCHANGE_BYTES     704          /* bytes of one rank's entry in an exchange */
-#define ZR_CONTROL_BYTES      1024         /* step scalars, and at ZR_STRAY_AT a struct zr_exact_sum */
-#define ZR_OUTCOME_BYTES      1024         /* step results for the host: struct zr_agreed, and the same */
-#define ZR_STRAY_AT           256          /* offset of squares without brackets (check/lost_gradients.c) */
+#define ZR_EXCHANGE_BYTES     704  /* bytes of one rank's entry in an exchange */
+#define ZR_CONTROL_BYTES      1024 /* step scalars, and at ZR_STRAY_AT a struct zr_exact_sum */
+#define ZR_OUTCOME_BYTES      1024 /* step results for the host: struct zr_agreed, and the same */
+#define ZR_STRAY_AT           256  /* offset of squares without brackets (check/lost_gradients.c) */
+#define ZR_DIGEST_AT          832  /* offset of the digest of tensors, in ZR_CONTROL_BYTES (compare_tp.c) */
 #define ZR_TP_ELEMS           (256 << 10)  /* most elements of activations that tp ranks exchange at a time */
 #define ZR_TP_RANKS           64           /* most tp ranks: the arena has room for their slices */
 #define ZR_TP_BYTES           (3192 << 10) /* bytes of the arena for them */
@@ -50,6 +51,15 @@ const char *zr_mem_name(enum zr_mem m);
 _Static_assert(sizeof(struct zr_agreed) <= ZR_STRAY_AT &&
                    ZR_STRAY_AT + sizeof(struct zr_exact_sum) <= ZR_OUTCOME_BYTES,
                "what a step found out must fit");
+_Static_assert(ZR_STRAY_AT + sizeof(struct zr_exact_sum) <= ZR_DIGEST_AT &&
+                   ZR_DIGEST_AT + sizeof(uint64_t) <= ZR_CONTROL_BYTES,
+               "they follow each other");
+
+/* Sum of squares and digest of this rank's shard of a tensor's reduced gradient, which tp ranks compare. */
+struct zr_shard_digest {
+    struct zr_exact_sum squares;
+    uint64_t digest;
+};
 
 struct zr_traffic {
     /* Gathers and reductions of units. */
@@ -166,8 +176,9 @@ struct zr_plan {
     /* Offset in it of the buffers' copies, which are in the table's order. */
     int64_t snapshot_buffers_at;
     /* Bytes for the outcome of a step, for each rank's entry in an exchange, and with buffers for
-     * values_bytes of their values. */
-    int64_t words_bytes;
+     * values_bytes of their values. With tp, a struct zr_shard_digest for each tensor follows at
+     * shard_digests_at. */
+    int64_t words_bytes, shard_digests_at;
     /* The sum of both; part of total_bytes. */
     int64_t host_bytes;
 

@@ -259,7 +259,9 @@ static void ask_roles(const struct zr_backend *b, const struct zr_layout *l, con
     ask[ZR_ROLE_GATHER].largest_bytes = gathered;
     ask[ZR_ROLE_REDUCE].largest_bytes = inner;
     ask[ZR_ROLE_GATHER_OUTER].largest_bytes = ask[ZR_ROLE_REDUCE_OUTER].largest_bytes = outer;
-    ask[ZR_ROLE_TP].largest_bytes = ZR_TP_ELEMS * (int64_t)sizeof(float) / zr_max(o->tp, 1);
+    /* The last slice of an activation may be short. */
+    ask[ZR_ROLE_TP].largest_bytes = ask[ZR_ROLE_TP].packed_bytes =
+        zr_round_up(ZR_TP_ELEMS * (int64_t)sizeof(float) / zr_max(o->tp, 1), ZR_PIECE_ALIGN);
     ask[ZR_ROLE_GATHER].packed_bytes = ask[ZR_ROLE_REDUCE].packed_bytes = packed_bytes(&a, inner_slices);
     ask[ZR_ROLE_GATHER_OUTER].packed_bytes = ask[ZR_ROLE_REDUCE_OUTER].packed_bytes =
         packed_bytes(&a, outer_slices);
@@ -283,21 +285,30 @@ void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, co
     struct zr_options *o = &config->options;
     struct zr_role_ask ask[ZR_ROLES];
     int64_t bytes[ZR_ROLES] = {0};
-    const struct zr_group tp = {.size = o->tp};
-    const struct zr_group sizes[] = {
-        {.size = layout->inner}, {.size = layout->outer}, {.size = layout->world}};
+    const bool groups = layout->outer > 1, stages = o->pp > 1, parts = o->tp > 1;
+    /* The ranks of each role. 0: no rank has it, or it reserves nothing. */
+    const struct zr_group size[ZR_ROLES] = {
+        [ZR_ROLE_GATHER].size = layout->inner,
+        [ZR_ROLE_REDUCE].size = layout->inner,
+        [ZR_ROLE_GATHER_OUTER].size = groups ? layout->outer : 0,
+        [ZR_ROLE_REDUCE_OUTER].size = groups ? layout->outer : 0,
+        [ZR_ROLE_CONTROL].size = groups || stages ? layout->world : 0,
+        [ZR_ROLE_TP].size = parts ? o->tp : 0,
+        [ZR_ROLE_WORLD].size = parts || stages ? layout->world * zr_max(o->tp, 1) * zr_max(o->pp, 1) : 0};
     if (!b->reserve)
         return;
     ask_roles(b, layout, o, ask);
-    for (int r = 0; r < (layout->outer > 1 ? ZR_ROLE_TP : ZR_ROLE_GATHER_OUTER); r++) {
-        ask[r].group = &sizes[r / 2]; /* Roles come in pairs that share a group. */
-        bytes[r] = b->reserve((enum zr_role)r, &ask[r], o->deterministic);
+    for (int r = 0; r < ZR_ROLES; r++) {
+        ask[r].group = &size[r];
+        bytes[r] = size[r].size ? b->reserve((enum zr_role)r, &ask[r], o->deterministic) : 0;
     }
+    /* Without an arena of its own, the world's communicator has that of gradients (engine.c). */
+    const bool in_control = groups || stages;
     o->gather_scratch_bytes = bytes[ZR_ROLE_GATHER] + bytes[ZR_ROLE_GATHER_OUTER];
-    o->reduce_scratch_bytes = bytes[ZR_ROLE_REDUCE] + bytes[ZR_ROLE_REDUCE_OUTER];
-    o->control_scratch_bytes = bytes[ZR_ROLE_CONTROL];
-    ask[ZR_ROLE_TP].group = &tp;
-    o->tp_scratch_bytes = o->tp > 1 ? b->reserve(ZR_ROLE_TP, &ask[ZR_ROLE_TP], o->deterministic) : 0;
+    o->reduce_scratch_bytes =
+        bytes[ZR_ROLE_REDUCE] + bytes[ZR_ROLE_REDUCE_OUTER] + (in_control ? 0 : bytes[ZR_ROLE_WORLD]);
+    o->control_scratch_bytes = bytes[ZR_ROLE_CONTROL] + (in_control ? bytes[ZR_ROLE_WORLD] : 0);
+    o->tp_scratch_bytes = bytes[ZR_ROLE_TP];
     o->gather_packs_up_to = b->small_bytes;
     /* The fixed tree of deterministic sums packs nothing. */
     o->reduce_packs_up_to = o->deterministic ? 0 : b->small_bytes;

@@ -69,29 +69,12 @@ static int size_axes(const struct zero_config *c, struct zero_place *p)
     return 0;
 }
 
-/* Refuses axes that this library does not have yet. */
-static int refuse_missing_axes(const struct zero_config *c)
-{
-    const struct {
-        const char *name;
-        int32_t size;
-    } host_only[] = {{"pp", c->mesh.pp}, {"tp", c->mesh.tp}};
-    if (c->mesh.cp > 1)
-        return zr_fail(ZERO_ERR_NOTSUP, "cp is %d: this library has no such axis yet; allowed: 1",
-                       c->mesh.cp);
-    for (size_t i = 0; i < sizeof host_only / sizeof *host_only; i++)
-        if (c->device == ZERO_DEVICE_CUDA && host_only[i].size > 1)
-            return zr_fail(ZERO_ERR_NOTSUP,
-                           "%s is %d, but device is cuda, where this library has no such axis yet; "
-                           "allowed: %s 1, or device host",
-                           host_only[i].name, host_only[i].size, host_only[i].name);
-    return 0;
-}
-
 int zr_config_mesh(struct zr_config *c, int32_t rank, int32_t world)
 {
     struct zero_place p = {.rank = rank, .world = world};
-    ZR_TRY(refuse_missing_axes(&c->user));
+    if (c->user.mesh.cp > 1)
+        return zr_fail(ZERO_ERR_NOTSUP, "cp is %d: this library has no such axis yet; allowed: 1",
+                       c->user.mesh.cp);
     ZR_TRY(size_axes(&c->user, &p));
     int32_t left = rank;
     p.tp = left % p.n_tp;

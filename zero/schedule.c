@@ -293,11 +293,6 @@ static int check_stages(const struct zr_config *c)
                        "pp is %d and stages_per_rank %d, but activation_bytes is 0; allowed: the bytes of "
                        "one micro-batch that a stage gives to the next",
                        c->options.pp, c->user.pipeline.stages_per_rank);
-    if (c->user.pipeline.stages_per_rank > 1 && c->user.device == ZERO_DEVICE_CUDA)
-        return zr_fail(ZERO_ERR_NOTSUP,
-                       "stages_per_rank is %d, but device is cuda, which has no pipeline stages yet; "
-                       "allowed: stages_per_rank 1, or device host",
-                       c->user.pipeline.stages_per_rank);
     if (c->user.pipeline.schedule == ZERO_SCHEDULE_1F1B && !c->user.pipeline.schedule_file &&
         c->user.pipeline.stages_per_rank > 1)
         return zr_fail(ZERO_ERR_ARG,

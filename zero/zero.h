@@ -119,7 +119,7 @@ ZERO_API int zero_config_set(struct zero_config *cfg, const char *key, const cha
  *
  * Local; any thread. Blocks until cfg.launch.nccl_comm is ready, if it is nonblocking.
  * Errors: ARG     the product of cfg.mesh is not the world, or zero_wrap would refuse cfg
- *         NOTSUP  cp is above 1, or pp or tp on a GPU */
+ *         NOTSUP  cp is above 1 */
 ZERO_API int zero_find_place(const struct zero_config *cfg, struct zero_place *out);
 
 /* Count what one rank would allocate and send after zero_wrap, for any stage and world.

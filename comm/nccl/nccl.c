@@ -4,10 +4,12 @@
 #include "comm/meet/rendezvous.h"
 #include "comm/nccl/nccl_comm.h"
 
+#include <time.h>
 #include <xxhash.h>
 
-/* Adds an operation to the ledger. It comes first, as all ranks must have equal ledgers even if this rank
- * then fails. Sizes between groups are left out: they differ between parts of the model. */
+/* Adds an operation to the ledgers. It comes first, as all ranks must have equal ledgers even if this rank
+ * then fails. Data-parallel ranks may have activations of different sizes, so their ledger leaves out tensor
+ * parallelism. It also leaves out sizes between groups, which differ between parts of the model. */
 static void enter(struct zr_nccl *m, const struct zr_post *p)
 {
     struct zr_nccl_ledger *l = &m->set->ledger;
@@ -21,8 +23,34 @@ static void enter(struct zr_nccl *m, const struct zr_post *p)
                               same ? (uint64_t)p->root : 0,
                               same ? (uint64_t)p->bytes : 0,
                               same ? p->seg_hash : 0};
+    const uint64_t own[] = {(uint64_t)p->op,   (uint64_t)p->unit,  p->step,    p->call_hash, p->n_seg,
+                            (uint64_t)p->root, (uint64_t)p->bytes, p->seg_hash};
+    m->hash = XXH3_64bits_withSeed(own, sizeof own, m->hash);
+    if (m->base.role == ZR_ROLE_TP)
+        return;
     l->hash = XXH3_64bits_withSeed(words, sizeof words, l->hash);
     l->n_issued++;
+}
+
+static bool is_full(const struct zr_nccl *m)
+{
+    return m->n_put - m->n_got == ZR_NCCL_PENDING;
+}
+
+/* Waits until there is a free entry, or a failure. Only for roles that move activations, whose issuer does
+ * not call has_room. It waits for operations that this rank has issued before. */
+static void await_entry(struct zr_nccl *m)
+{
+    bool waits = m->base.role == ZR_ROLE_TP || zr_role_is_pair(m->base.role);
+    while (waits) {
+        pthread_mutex_lock(&m->set->lock);
+        waits = is_full(m) && !zr_nccl_has_failed(m) && !atomic_load(&m->set->alarm);
+        pthread_mutex_unlock(&m->set->lock);
+        if (!waits)
+            return;
+        nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+        zr_nccl_reap(m);
+    }
 }
 
 /* Takes a free entry for the operation. There is one, as the issuer has called has_room. Returns 1 if there
@@ -30,10 +58,9 @@ static void enter(struct zr_nccl *m, const struct zr_post *p)
 static int take_entry(struct zr_nccl *m, const struct zr_comm_op *op)
 {
     struct zr_nccl_pending *e = zr_nccl_entry(m, m->n_put);
-    bool full = m->n_put - m->n_got == ZR_NCCL_PENDING;
-    if (zr_nccl_has_failed(m) || (full && atomic_load(&m->set->alarm)))
+    if (zr_nccl_has_failed(m) || (is_full(m) && atomic_load(&m->set->alarm)))
         return 1;
-    if (full)
+    if (is_full(m))
         return zr_fail(ZERO_ERR_ORDER, "%d operations are pending, and has_room was not called",
                        ZR_NCCL_PENDING);
     e->op = *op;
@@ -52,6 +79,7 @@ static int begin_issue(struct zr_nccl *m, struct zr_stream *s, const struct zr_c
 {
     struct zr_nccl_set *p = m->set;
     zr_nccl_reap(m);
+    await_entry(m);
     pthread_mutex_lock(&p->lock);
     int err = take_entry(m, op);
     pthread_mutex_unlock(&p->lock);
@@ -117,11 +145,25 @@ static int nccl_reduce(struct zr_nccl *m, struct zr_stream *s, const struct zr_c
     return (fixed ? zr_nccl_reduce_fixed : zr_nccl_reduce_fast)(m, s, op->reduce, (int)op->post.n_seg, res);
 }
 
+/* Between two ranks a message does what a broadcast does, with fewer steps inside NCCL. Both ranks issue
+ * their messages in one order. */
+static ncclResult_t nccl_message(struct zr_nccl *m, cudaStream_t native, char *at,
+                                 const struct zr_comm_op *op)
+{
+    const struct zr_nccl_api *api = &m->set->api;
+    size_t bytes = (size_t)op->post.bytes;
+    int peer = 1 - m->base.group.rank;
+    return op->post.root == peer ? api->Recv(at, bytes, ncclInt8, peer, m->comm, native)
+                                 : api->Send(at, bytes, ncclInt8, peer, m->comm, native);
+}
+
 static ncclResult_t nccl_broadcast(struct zr_nccl *m, cudaStream_t native, const struct zr_comm_op *op)
 {
     char *at = m->base.arena + op->off;
     if (op->post.bytes == 0 || zr_nccl_is_alone(m))
         return ncclSuccess;
+    if (zr_role_is_pair(m->base.role))
+        return nccl_message(m, native, at, op);
     return m->set->api.Broadcast(at, at, (size_t)op->post.bytes, ncclInt8, op->post.root, m->comm, native);
 }
 
@@ -141,13 +183,29 @@ static int32_t free_ledgers(struct zr_nccl_set *p)
     return k;
 }
 
-/* Puts this rank's ledger into its slot. For an agreement, puts the ledger's words and their complements. */
+/* Returns this rank's part of a sum over the world that is 0 if the ranks of each communicator have issued
+ * the same operations on it: the first rank's hash once for each other rank, less the others' hashes. */
+static uint64_t part_of_sum(const struct zr_nccl_set *p)
+{
+    uint64_t sum = 0;
+    for (int i = 0; i < p->n_open; i++) {
+        const struct zr_group *g = &p->open[i]->base.group;
+        sum += p->open[i]->hash * (uint64_t)(g->rank == 0 ? g->size - 1 : -1);
+    }
+    return sum;
+}
+
+/* Puts this rank's ledger into its slot. For an agreement, puts the ledger's words and their complements, or
+ * this rank's part of the world's sum. */
 static int put_ledger(struct zr_nccl *m, struct zr_stream *s, bool most)
 {
     struct zr_nccl_set *p = m->set;
     const int64_t size = sizeof p->ledger;
     char *all = m->base.arena + m->ledgers_at;
+    const uint64_t part = part_of_sum(p);
     p->ledger.exchange++;
+    if (m->base.role == ZR_ROLE_WORLD)
+        return p->dev->ops->put(s, all, &part, sizeof part);
     if (!most)
         return p->dev->ops->put(s, all + m->base.group.rank * size, &p->ledger, size);
     const uint64_t words[4] = {p->ledger.hash, ~p->ledger.hash, p->ledger.n_issued, ~p->ledger.n_issued};
@@ -160,13 +218,12 @@ static int fetch_ledgers(struct zr_nccl *m, struct zr_stream *s, bool most)
 {
     struct zr_nccl_set *p = m->set;
     struct zr_nccl_pending *e = zr_nccl_entry(m, m->n_put);
-    int size = m->base.group.size;
     e->most = most;
     e->ledger = free_ledgers(p);
     if (e->ledger < 0)
         return 0;
-    return p->dev->ops->copy(s, p->ledgers + e->ledger * size, m->base.arena + m->ledgers_at,
-                             (int64_t)sizeof *p->ledgers * (most ? 1 : size));
+    return p->dev->ops->copy(s, zr_nccl_ledgers(p, e->ledger), m->base.arena + m->ledgers_at,
+                             (int64_t)sizeof *p->ledgers * (most ? 1 : m->base.group.size));
 }
 
 static ncclResult_t exchange_all(struct zr_nccl *m, cudaStream_t native, const struct zr_comm_op *op,
@@ -199,7 +256,9 @@ static ncclResult_t agree_all(struct zr_nccl *m, cudaStream_t native, const stru
         res = api->AllReduce(at, at, (size_t)op->n_sum, ncclInt64, ncclSum, m->comm, native);
     if (op->n_max > 0 && !res)
         res = api->AllReduce(maxima, maxima, (size_t)op->n_max, ncclUint64, ncclMax, m->comm, native);
-    if (ledgers && !res)
+    if (ledgers && !res && m->base.role == ZR_ROLE_WORLD)
+        res = api->AllReduce(words, words, 1, ncclInt64, ncclSum, m->comm, native);
+    else if (ledgers && !res)
         res = api->AllReduce(words, words, 4, ncclUint64, ncclMax, m->comm, native);
     return end_group(m->set, res);
 }
@@ -207,7 +266,8 @@ static ncclResult_t agree_all(struct zr_nccl *m, cudaStream_t native, const stru
 static int nccl_with_ledgers(struct zr_nccl *m, struct zr_stream *s, cudaStream_t native,
                              const struct zr_comm_op *op, ncclResult_t *res)
 {
-    bool ledgers = m->compares && !zr_nccl_is_alone(m), most = op->post.op == ZR_OP_AGREE;
+    bool most = op->post.op == ZR_OP_AGREE,
+         ledgers = m->compares && !zr_nccl_is_alone(m) && (most || m->base.role != ZR_ROLE_WORLD);
     int err = ledgers ? put_ledger(m, s, most) : 0;
     if (!err && !zr_nccl_is_alone(m) && (ledgers || op->post.bytes > 0))
         *res = (most ? agree_all : exchange_all)(m, native, op, ledgers);

@@ -34,15 +34,34 @@ int zr_nccl_agree(struct zr_nccl_set *p, int err, int64_t number, const struct z
         return no_memory_to_compare(p, err);
     int met = zr_rendezvous_agree_and_exchange(p->rdv, err, &mine.err, sizeof mine, all);
     if (!met)
-        *t = (struct zr_nccl_tally){.first = all[0].number, .odd = -1};
-    for (int i = 0; !met && i < m->base.group.size; i++)
-        t->sum += all[zr_comm_rank(&m->base, i)].number;
-    for (int r = 0; !met && r < p->world; r++) {
+        *t = (struct zr_nccl_tally){.first = all[zr_comm_rank(&m->base, 0)].number, .odd = -1};
+    for (int i = 0; !met && i < m->base.group.size; i++) {
+        int r = zr_comm_rank(&m->base, i);
+        t->sum += all[r].number;
         if (t->odd < 0 && all[r].number != t->first)
             t->odd = r, t->odd_number = all[r].number;
     }
     free(all);
     return met;
+}
+
+/* Compares what a rank moves in a role with the first rank of its group. Pipeline stages may differ. */
+static int compare_role(const struct zr_nccl_card *all, int r, int role)
+{
+    const int first = all[r].first[role];
+    const struct {
+        const char *what;
+        int64_t own, firsts;
+    } rows[] = {{"the largest slice", all[r].largest[role], all[first].largest[role]},
+                {"packed_bytes", all[r].packed[role], all[first].packed[role]}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i].own != rows[i].firsts)
+            return zr_fail(
+                ZERO_ERR_MISMATCH,
+                "nccl: %s (%s) is %lld on rank %d and %lld on rank %d; all ranks must have the same",
+                rows[i].what, zr_role_name((enum zr_role)role), (long long)rows[i].own, r,
+                (long long)rows[i].firsts, first);
+    return 0;
 }
 
 static int compare_cards(const struct zr_nccl_set *p, const struct zr_nccl_card *all)
@@ -65,15 +84,9 @@ static int compare_cards(const struct zr_nccl_set *p, const struct zr_nccl_card 
         SAME(small_bytes, "small_bytes");
         SAME(ranks_per_id, "ranks_per_id");
         SAME(user_comm, "the use of nccl_comm");
-        for (int i = 0; i < ZR_ROLES; i++) {
-            char what[64];
-            const char *name = zr_role_name((enum zr_role)i);
-            snprintf(what, sizeof what, "the largest slice (%s)", name);
-            SAME(largest[i], what);
-            snprintf(what, sizeof what, "packed_bytes (%s)", name);
-            SAME(packed[i], what);
-        }
 #undef SAME
+        for (int role = 0; role < ZR_ROLES; role++)
+            ZR_TRY(compare_role(all, r, role));
     }
     return 0;
 }
@@ -119,8 +132,10 @@ static void write_card(const struct zr_nccl_set *p, struct zr_nccl_card *card)
                                   .small_bytes = p->opt.small_bytes,
                                   .ranks_per_id = p->opt.ranks_per_id};
     for (int i = 0; i < p->n_open; i++) {
-        card->largest[p->open[i]->base.role] = p->open[i]->largest;
-        card->packed[p->open[i]->base.role] = p->open[i]->packed;
+        const struct zr_nccl *m = p->open[i];
+        card->largest[m->base.role] = m->largest;
+        card->packed[m->base.role] = m->packed;
+        card->first[m->base.role] = zr_comm_rank(&m->base, 0);
     }
 }
 

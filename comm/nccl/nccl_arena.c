@@ -106,11 +106,12 @@ int zr_nccl_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
                       (long long)bytes);
     err = zr_nccl_agree(p, err, bytes, m, &t);
     if (!err && t.odd >= 0)
-        err = zr_fail(ZERO_ERR_MISMATCH, "nccl %s: the arena is %lld bytes on rank %d and %lld on rank 0",
-                      m->name, (long long)t.odd_number, t.odd, (long long)t.first);
-    if (err)
-        return err;
-    err = make_nccl_arena(p, bytes, &a);
+        err = zr_fail(ZERO_ERR_MISMATCH, "nccl %s: the arena is %lld bytes on rank %d and %lld on rank %d",
+                      m->name, (long long)t.odd_number, t.odd, (long long)t.first, zr_comm_rank(c, 0));
+    else if (err)
+        return err; /* on all ranks */
+    if (!err)
+        err = make_nccl_arena(p, bytes, &a);
     err = zr_nccl_agree(p, err, 0, NULL, NULL);
     if (!err) {
         *out = &a->base;
@@ -206,6 +207,8 @@ static const char *why_plain(const struct zr_nccl *m, int64_t n_of_nccl)
     const struct zr_nccl_set *p = m->set;
     if (zr_nccl_is_alone(m))
         return "one rank, no communicator";
+    if (zr_role_is_pair(m->base.role))
+        return "messages between two ranks";
     if (p->opt.deterministic && zr_role_reduces(m->base.role))
         return "plain, sums in the fixed tree";
     if (!p->opt.copy_engine)
@@ -263,7 +266,7 @@ static void share_reserve(struct zr_nccl *m, int64_t at)
     int64_t ledgers =
         (size * (int64_t)sizeof(struct zr_nccl_ledger) + ZR_NCCL_ALIGN - 1) / ZR_NCCL_ALIGN * ZR_NCCL_ALIGN;
     m->room_at = at;
-    m->room_bytes = zr_nccl_room_bytes(size, m->packed);
+    m->room_bytes = zr_role_is_pair(m->base.role) ? 0 : zr_nccl_room_bytes(size, m->packed);
     if (!m->compares && !zr_role_reduces(m->base.role))
         return;
     m->ledgers_at = m->room_at + m->room_bytes;
@@ -296,15 +299,33 @@ struct warming {
     size_t bytes;
 };
 
-/* A gather, or a sum of zeros, over size times bytes. */
+/* A gather, or a sum of zeros, over size times bytes. Tensor parallelism has both. */
 static ncclResult_t warm_slices(const struct warming *w, char *at, size_t bytes, cudaStream_t native)
 {
     const struct zr_comm *c = &w->m->base;
     const struct zr_nccl_api *api = &w->m->set->api;
     char *mine = at + bytes * (size_t)c->group.rank;
-    if (!zr_role_reduces(c->role))
-        return api->AllGather(mine, at, bytes, ncclInt8, w->comm, native);
-    return api->ReduceScatter(at, mine, bytes / sizeof(float), ncclFloat32, ncclSum, w->comm, native);
+    ncclResult_t res = ncclSuccess;
+    if (zr_role_reduces(c->role) && !w->m->set->opt.deterministic)
+        res = api->ReduceScatter(at, mine, bytes / sizeof(float), ncclFloat32, ncclSum, w->comm, native);
+    if ((!zr_role_reduces(c->role) || c->role == ZR_ROLE_TP) && !res)
+        res = api->AllGather(mine, at, bytes, ncclInt8, w->comm, native);
+    return res;
+}
+
+/* A message each way between two ranks. */
+static ncclResult_t warm_pair(const struct warming *w, cudaStream_t native)
+{
+    const struct zr_nccl_api *api = &w->m->set->api;
+    int peer = 1 - w->m->base.group.rank;
+    ncclResult_t res = api->GroupStart(), ended;
+    if (res)
+        return res;
+    res = api->Send(w->base, ZR_NCCL_ALIGN, ncclInt8, peer, w->comm, native);
+    if (!res)
+        res = api->Recv(w->base + ZR_NCCL_ALIGN, ZR_NCCL_ALIGN, ncclInt8, peer, w->comm, native);
+    ended = api->GroupEnd();
+    return res ? res : ended;
 }
 
 /* The messages of the fixed tree: each rank sends to each other one. */
@@ -353,13 +374,14 @@ static int warm_on_stream(void *arg)
     if (d->stream_open(m->set->dev, ZR_STREAM_QUEUE, "first operations", NULL, &s))
         return ncclUnhandledCudaError;
     cudaStream_t native = d->stream_native(s);
-    bool messages = m->set->opt.deterministic && zr_role_reduces(m->base.role);
     ncclResult_t res = ncclSuccess;
-    if (messages)
+    if (zr_role_is_pair(m->base.role))
+        res = warm_pair(w, native);
+    else if (m->set->opt.deterministic && zr_role_reduces(m->base.role))
         res = warm_messages(w, native);
-    else if (m->room_bytes > 0)
+    if (m->room_bytes > 0 && !res)
         res = warm_slices(w, w->base + m->room_at, ZR_NCCL_ALIGN, native);
-    if (!messages && w->bytes && !res)
+    if (w->bytes && !res)
         res = warm_slices(w, w->base, w->bytes, native);
     if (m->compares && !res)
         res = warm_comparison(w, native);

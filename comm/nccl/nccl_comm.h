@@ -12,7 +12,7 @@
  *                   deterministic: every rank sends each owner its slice (grouped ncclSend and ncclRecv into
  *                   scratch memory, piece by piece). The owner adds them in the fixed binary tree in fp32.
  *                   The bits are those of shm and self.
- *   broadcast       ncclBroadcast in place.
+ *   broadcast       ncclBroadcast in place. In a role of pairs, ncclSend and ncclRecv.
  *   exchange        ncclAllGather in place. A second one in the same group gathers the ledgers (below).
  *   agree           ncclAllReduce in place of the sums, the maxima, and the ledgers, in one group.
  *
@@ -24,13 +24,18 @@
  * rank may reuse both buffers. Kernels with symmetric windows begin and end with barriers for that reason.
  *
  * Ledgers. If ranks issue different operations, NCCL hangs, or moves wrong bytes if sizes happen to agree. So
- * the communicators of a context share a ledger: the number of operations on any of them, and a hash of their
- * roles, kinds, order, tags and sizes. Sizes between groups are left out, as they differ between parts of the
- * model. An exchange on the control communicator gathers all ranks' ledgers, 32 bytes per rank at the end of
- * its arena. An agreement reduces each word and its complement to the maximum, 32 bytes in all. That shows
- * that ledgers differ, but not which. The result is copied to the host and compared when the copy is done;
- * nothing waits for it. Without a control communicator all roles have one group, and the reduce communicator
- * does this.
+ * the communicators of a context share a ledger, which data-parallel ranks must have in common: the number of
+ * operations on any of them, and a hash of their roles, kinds, order, tags and sizes. Sizes between groups
+ * are left out, as they differ between parts of the model, and so is tensor parallelism. An exchange on the
+ * control communicator gathers all ranks' ledgers, 32 bytes per rank at the end of its arena. An agreement
+ * reduces each word and its complement to the maximum, 32 bytes in all. That shows that ledgers differ, but
+ * not which. The result is copied to the host and compared when the copy is done; nothing waits for it.
+ * Without a control communicator the reduce communicator does this.
+ *
+ * With tensor parallelism or pipeline stages the world's communicator makes the step's agreement. Ranks of
+ * different stages issue different operations. But each communicator also has a hash of its operations, which
+ * is the same on all its ranks. The agreement sums one word over the world, which is 0 if they are
+ * (part_of_sum).
  *
  * One issuing thread. NCCL needs the calls of a process in the same order on all ranks, over all
  * communicators. So one thread at a time issues, in the order of the program: the caller's while a context
@@ -221,6 +226,9 @@ struct zr_nccl {
     bool copy_engine;
     /* From struct zr_role_ask: bytes of the largest slice, and of what is packed. */
     int64_t largest, packed;
+    /* Hash of its operations so far, which all ranks of its group have. It begins with a number that no other
+     * communicator of the world has. Used by the issuing thread. */
+    uint64_t hash;
 
     /* NULL: the arena is no symmetric window. */
     zr_nccl_window window;
@@ -302,6 +310,12 @@ static inline struct zr_nccl *zr_nccl_of(struct zr_comm *c)
 static inline bool zr_nccl_is_alone(const struct zr_nccl *m)
 {
     return m->base.group.size == 1;
+}
+
+/* Host memory of the ledgers with this index. */
+static inline struct zr_nccl_ledger *zr_nccl_ledgers(const struct zr_nccl_set *p, int32_t index)
+{
+    return p->ledgers + index * p->comparing->base.group.size;
 }
 
 /* Pending entry number i. */
@@ -389,17 +403,18 @@ struct zr_nccl_card {
     int32_t err;
     int32_t version, deterministic, copy_engine, user_comm;
     int64_t small_bytes, ranks_per_id, largest[ZR_ROLES], packed[ZR_ROLES];
+    /* The first rank of this rank's group in the role. */
+    int32_t first[ZR_ROLES];
     /* Whether this rank makes an id for the role. */
     bool makes_id[ZR_ROLES];
 };
 
-/* Summary of the numbers that ranks sent with their errors. */
+/* Summary of the numbers that the ranks of a group sent with their errors. */
 struct zr_nccl_tally {
-    /* Sum over the ranks of a group. */
     int64_t sum;
-    /* Number of the world's rank 0. */
+    /* Number of the group's first rank. */
     int64_t first;
-    /* The first rank of the world whose number differs from rank 0's. -1: none. */
+    /* A rank whose number differs from that. -1: none. */
     int odd;
     int64_t odd_number;
 };

@@ -25,9 +25,26 @@ struct opening {
     struct zr_nccl_config config;
 };
 
+/* Most blocks of threads that a role's kernels may use, as the GPU has other work. Agreements and tied
+ * tensors are small or rare. The messages of a pipeline are hidden behind compute. */
+static int most_blocks(enum zr_role role)
+{
+    switch (role) {
+    case ZR_ROLE_CONTROL:
+    case ZR_ROLE_WORLD:
+    case ZR_ROLE_TIED:
+        return 1;
+    case ZR_ROLE_EVEN_PAIR:
+    case ZR_ROLE_ODD_PAIR:
+    case ZR_ROLE_CLOSING_PAIR:
+        return 4;
+    default:
+        return NCCL_CONFIG_UNDEF_INT;
+    }
+}
+
 /* Communicators run at the same time, so they share no resources (splitShare), and NCCL starts their kernels
- * in the order of the calls (launchOrderImplicit). Comparing ranks moves little data and may use one block of
- * threads, as the GPU has other work. */
+ * in the order of the calls (launchOrderImplicit). */
 static struct zr_nccl_config make_config(const struct zr_nccl *m)
 {
     enum { UNSET = NCCL_CONFIG_UNDEF_INT };
@@ -39,7 +56,7 @@ static struct zr_nccl_config make_config(const struct zr_nccl *m)
         .blocking = 1,
         .cgaClusterSize = UNSET,
         .minCTAs = UNSET,
-        .maxCTAs = m->base.role == ZR_ROLE_CONTROL ? 1 : UNSET,
+        .maxCTAs = most_blocks(m->base.role),
         .splitShare = 0,
         .trafficClass = UNSET,
         .commName = m->name,
@@ -345,8 +362,17 @@ static void init_comm(struct zr_nccl_set *p, enum zr_role role, const struct zr_
     m->set = p;
     m->name = zr_role_name(role);
     m->largest = ask->largest_bytes;
-    m->packed = role == ZR_ROLE_CONTROL ? 0 : ask->packed_bytes;
+    m->packed = role == ZR_ROLE_CONTROL || role == ZR_ROLE_WORLD ? 0 : ask->packed_bytes;
+    m->hash = (uint64_t)zr_group_member(ask->group, 0) * ZR_ROLES + role;
     p->open[p->n_open++] = m;
+}
+
+/* Returns a role whose group is the world. */
+static enum zr_role widest(const struct zr_role_ask ask[ZR_ROLES])
+{
+    return ask[ZR_ROLE_WORLD].group     ? ZR_ROLE_WORLD
+           : ask[ZR_ROLE_CONTROL].group ? ZR_ROLE_CONTROL
+                                        : ZR_ROLE_GATHER;
 }
 
 static struct zr_nccl_set *make_set(struct zr_rendezvous *rdv, struct zr_device *dev,
@@ -367,12 +393,15 @@ static struct zr_nccl_set *make_set(struct zr_rendezvous *rdv, struct zr_device 
     p->rank = zr_rendezvous_rank(rdv);
     p->world = zr_rendezvous_world(rdv);
     p->timeout_ns = opt->timeout_ms * 1000000;
-    /* CONTROL has all ranks, so that the others can be split off it. */
-    init_comm(p, ZR_ROLE_CONTROL, &ask[ZR_ROLE_CONTROL]);
-    for (int r = 0; r < ZR_ROLE_CONTROL; r++)
-        init_comm(p, (enum zr_role)r, &ask[r]);
+    /* The first one has all ranks, so that the others can be split off it. */
+    enum zr_role first = widest(ask);
+    init_comm(p, first, &ask[first]);
+    for (int r = 0; r < ZR_ROLES; r++)
+        if (r != (int)first)
+            init_comm(p, (enum zr_role)r, &ask[r]);
     p->comparing = &p->of[ask[ZR_ROLE_CONTROL].group ? ZR_ROLE_CONTROL : ZR_ROLE_REDUCE];
     p->comparing->compares = true;
+    p->of[ZR_ROLE_WORLD].compares = ask[ZR_ROLE_WORLD].group != NULL;
     return p;
 }
 

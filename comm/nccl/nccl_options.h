@@ -81,7 +81,9 @@ static inline int64_t zr_nccl_reserve_bytes(int size, bool deterministic, int64_
  * an arena has separate bytes. */
 static inline int64_t zr_nccl_role_bytes(enum zr_role role, const struct zr_role_ask *ask, bool deterministic)
 {
-    if (role == ZR_ROLE_CONTROL)
+    if (zr_role_is_pair(role))
+        return 0; /* messages need no more than their own memory */
+    if (role == ZR_ROLE_CONTROL || role == ZR_ROLE_WORLD)
         return zr_nccl_reserve_bytes(ask->group->size, false, 0, 0);
     return zr_role_reduces(role)
                ? zr_nccl_reserve_bytes(ask->group->size, deterministic, ask->largest_bytes, ask->packed_bytes)
@@ -91,16 +93,18 @@ static inline int64_t zr_nccl_role_bytes(enum zr_role role, const struct zr_role
 /* Opens a communicator for each role that any rank has, at least GATHER and REDUCE; close each.
  *
  * Each rank passes the groups that it belongs to. rdv and the groups' members must outlive the communicators.
- * Without CONTROL, all roles have the same group. Make and attach the arenas before zr_rendezvous_detach. One
- * thread at a time issues the operations of all communicators, in the same order on all ranks.
+ * WORLD's group is the world; without it CONTROL's is, and without that GATHER's. Make and attach the arenas
+ * before zr_rendezvous_detach. One thread at a time issues the operations of all communicators, in an order
+ * that is the same on all ranks which two communicators have in common.
  *
  * Ranks compare what they issued at each exchange and agreement of CONTROL, or of REDUCE if no rank has
- * CONTROL. Before that, ranks that differ may move wrong bytes or wait until timeout_ms. Once rdv is
+ * CONTROL, and at each agreement of WORLD. Before that, ranks that differ may move wrong bytes or wait until
+ * timeout_ms. Once rdv is
  * detached, a failure goes to all ranks over it. If different calls of the programs may explain the failure,
  * these are compared first (zr_rendezvous_compare). That delays the failure by at most timeout_ms, or 8 s.
  *
- * Only REDUCE and REDUCE_OUTER reduce. If ops->deterministic is false, a reduce_scatter leaves this rank's
- * slice of src unspecified.
+ * Only REDUCE, REDUCE_OUTER and TP reduce. A broadcast of a role of pairs is a message. If ops->deterministic
+ * is false, a reduce_scatter leaves this rank's slice of src unspecified.
  *
  * Collective over all ranks of rdv; blocks.
  * Errors: NOTSUP   built without NCCL, or there is no library */

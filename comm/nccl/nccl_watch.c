@@ -219,7 +219,7 @@ static void compare_ledgers(struct zr_nccl *m, int index)
 {
     struct zr_nccl_set *p = m->set;
     const struct zr_group *group = &m->base.group;
-    const struct zr_nccl_ledger *l = p->ledgers + index * group->size;
+    const struct zr_nccl_ledger *l = zr_nccl_ledgers(p, index);
     p->ledger_busy[index] = false;
     for (int i = 1; i < group->size; i++) {
         if (memcmp(&l[i], &l[0], sizeof *l) == 0)
@@ -249,7 +249,7 @@ static void compare_most(struct zr_nccl *m, int index)
     struct zr_nccl_set *p = m->set;
     uint64_t most[4];
     char text[ZR_NCCL_TEXT];
-    memcpy(most, p->ledgers + index * m->base.group.size, sizeof most);
+    memcpy(most, zr_nccl_ledgers(p, index), sizeof most);
     p->ledger_busy[index] = false;
     if (most[0] == ~most[1] && most[2] == ~most[3])
         return;
@@ -264,6 +264,21 @@ static void compare_most(struct zr_nccl *m, int index)
                  "step, size or call of the model",
                  (unsigned long long)most[2]);
     doubt_all(p, ZERO_ERR_MISMATCH, text);
+}
+
+/* Looks at the world's sum, which is 0 if the ranks of each communicator have issued the same operations on
+ * it. */
+static void compare_world(struct zr_nccl *m, int index)
+{
+    struct zr_nccl_set *p = m->set;
+    uint64_t sum;
+    memcpy(&sum, zr_nccl_ledgers(p, index), sizeof sum);
+    p->ledger_busy[index] = false;
+    if (sum)
+        doubt_all(
+            p, ZERO_ERR_MISMATCH,
+            "the ranks of a communicator issued different operations up to a comparison: another order, "
+            "unit, step, size or call of the model");
 }
 
 /* Queries an event as the device does, and keeps a failure. */
@@ -296,7 +311,9 @@ static void reap(struct zr_nccl *m)
             zr_flight_start(&e->op.mark);
         zr_comm_done(&m->base, &e->op);
         m->n_got++;
-        if (e->ledger >= 0 && e->most)
+        if (e->ledger >= 0 && m->base.role == ZR_ROLE_WORLD)
+            compare_world(m, e->ledger);
+        else if (e->ledger >= 0 && e->most)
             compare_most(m, e->ledger);
         else if (e->ledger >= 0)
             compare_ledgers(m, e->ledger);

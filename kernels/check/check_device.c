@@ -192,7 +192,7 @@ static int add(struct zr_stream *s, float *dst, const void *src, enum zero_dtype
 static int sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zero_dtype st,
                     int64_t n, bool accumulate)
 {
-    ZR_TRY(zr_check_sum_tree(n_src, st, n));
+    ZR_TRY(zr_check_sources("sum_tree", n_src, st, n));
     struct zr_line *l = zr_check_issue(s, "sum_tree");
     for (int i = 0; i < n_src; i++)
         zr_shadow_read(&s->check->rec, l, src[i], n * zr_dtype_bytes(st));
@@ -257,6 +257,26 @@ static int sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const floa
     }
     zr_check_issued(s);
     return s->check->inner->ops->sum_squares(s->inner, acc, x, n, largest);
+}
+
+static int maximum(struct zr_stream *s, void *dst, const void *const *src, int n_src, enum zero_dtype dtype,
+                   int64_t n)
+{
+    ZR_TRY(zr_check_sources("maximum", n_src, dtype, n));
+    const int64_t bytes = n * zr_dtype_bytes(dtype);
+    struct zr_line *l = zr_check_issue(s, "maximum");
+    for (int i = 0; i < n_src; i++)
+        zr_shadow_read(&s->check->rec, l, src[i], bytes);
+    zr_shadow_write(&s->check->rec, l, dst, bytes);
+    zr_check_issued(s);
+    return s->check->inner->ops->maximum(s->inner, dst, src, n_src, dtype, n);
+}
+
+static int digest(struct zr_stream *s, uint64_t *sum, const void *at, int64_t bytes, uint64_t first)
+{
+    ZR_TRY(zr_check_count("digest", "bytes", bytes));
+    note(s, "digest", at, bytes, sum, sizeof *sum, true);
+    return s->check->inner->ops->digest(s->inner, sum, at, bytes, first);
 }
 
 static int scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars)
@@ -344,6 +364,8 @@ static const struct zr_device_ops check_ops = {
     .sum_tree = sum_tree,
     .sum_ranges = sum_ranges,
     .sum_squares = sum_squares,
+    .maximum = maximum,
+    .digest = digest,
     .scale = scale,
     .update = update,
     .update_spans = update_spans,
@@ -351,7 +373,7 @@ static const struct zr_device_ops check_ops = {
     .agree_end = agree_end,
 };
 
-_Static_assert(sizeof(void *) != 8 || sizeof(struct zr_device_ops) == 8 * 40,
+_Static_assert(sizeof(void *) != 8 || sizeof(struct zr_device_ops) == 8 * 42,
                "a device has another call now: it must be passed on here");
 
 int zr_check_open(struct zr_device *inner, int rank, int world, struct zr_check **out)

@@ -8,6 +8,7 @@
 #include "kernels/cuda/cuda_kernels.h"
 
 #include "kernels/host/vec_portable.h"
+#include "kernels/raw_bits.h"
 
 #include "kernels/host/update_element.h"
 
@@ -107,6 +108,49 @@ template <class From, int N> struct tree_op {
         from.template keep<W>(dst + i, i, accumulate);
     }
 };
+
+__device__ __forceinline__ float bits_as_float(uint32_t bits)
+{
+    return __uint_as_float(bits);
+}
+
+__device__ __forceinline__ float bits_as_float(uint16_t bits)
+{
+    return __uint_as_float((uint32_t)bits << 16);
+}
+
+/* Bits is the unsigned type of the element's size. */
+template <class Bits> struct maximum_op {
+    Bits *dst;
+    int n_src;
+    const Bits *src[ZR_MAX_SOURCES];
+    template <int W> __device__ __forceinline__ void run(int64_t i) const
+    {
+        for (int64_t end = i + W; i < end; i++) {
+            Bits greatest = src[0][i];
+            for (int k = 1; k < n_src; k++) {
+                const Bits x = src[k][i];
+                if (zr_is_greater(bits_as_float(x), bits_as_float(greatest)))
+                    greatest = x;
+            }
+            dst[i] = greatest;
+        }
+    }
+};
+
+template <class Bits>
+cudaError_t maximum(cudaStream_t s, void *dst, const void *const *src, int n_src, int64_t n)
+{
+    struct maximum_op<Bits> op = {
+        static_cast<Bits *>(dst), n_src,
+        {
+        }
+    };
+    for (int k = 0; k < n_src; k++)
+        op.src[k] = static_cast<const Bits *>(src[k]);
+    const struct operand any = {NULL, 1}; /* elements are read one by one, so alignment does not matter */
+    return run_each(s, op, n, &any, 1);
+}
 
 /* An entry of a table of sums. A block of threads works on one entry. */
 struct sum_range {
@@ -435,6 +479,13 @@ cudaError_t zr_cuda_sum_ranges(cudaStream_t s, const struct zr_sum_range *table,
 {
     return st == ZERO_F32 ? ranges<float>(s, table, n_sums, src, n_src)
                           : ranges<uint16_t>(s, table, n_sums, src, n_src);
+}
+
+cudaError_t zr_cuda_maximum(cudaStream_t s, void *dst, const void *const *src, int n_src,
+                            enum zero_dtype dtype, int64_t n)
+{
+    return dtype == ZERO_F32 ? maximum<uint32_t>(s, dst, src, n_src, n)
+                             : maximum<uint16_t>(s, dst, src, n_src, n);
 }
 
 cudaError_t zr_cuda_scale(cudaStream_t s, float *x, int64_t n, const struct zr_step_scalars *scalars)

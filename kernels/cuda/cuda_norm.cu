@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_norm.cu: the kernels whose threads need each other: the exact sum of squares, and begin and end of a
- * step's agreement.
+/* cuda_norm.cu: the kernels whose threads need each other: the exact sum of squares, the digest, and begin
+ * and end of a step's agreement.
  *
  * It is compiled like cuda_kernels.cu. */
 #include "kernels/cuda/cuda_kernels.h"
 
 #include "kernels/agreement.h"
 #include "kernels/exact_sum.h"
+#include "kernels/raw_bits.h"
 
 #include <cuda_runtime.h>
 
@@ -142,6 +143,46 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* --- digest --- */
+
+constexpr unsigned ALL_LANES = 0xffffffffu;
+
+/* Reads 8 bytes that are aligned for T. */
+template <class T> __device__ __forceinline__ uint64_t load_word(const char *at)
+{
+    uint64_t word = 0;
+    for (int i = 0; i < (int)(8 / sizeof(T)); i++)
+        word |= (uint64_t) reinterpret_cast<const T *>(at)[i] << (8 * sizeof(T) * i);
+    return word;
+}
+
+template <class T>
+__global__ void __launch_bounds__(THREADS)
+    digest(uint64_t *sum, const char *at, int64_t bytes, uint64_t first)
+{
+    __shared__ unsigned long long total;
+    const int64_t whole = bytes / 8;
+    uint64_t own = 0;
+    if (threadIdx.x == 0)
+        total = 0;
+    for (int64_t i = thread_index(); i < whole; i += (int64_t)gridDim.x * THREADS)
+        own += zr_digest_word(load_word<T>(at + 8 * i), first + (uint64_t)i);
+    if (thread_index() == 0) {
+        uint64_t last = 0;
+        for (int64_t i = 8 * whole; i < bytes; i++)
+            last |= (uint64_t)(unsigned char)at[i] << (8 * (i - 8 * whole));
+        own += zr_digest_word(last, first + (uint64_t)whole);
+    }
+    for (int step = 16; step > 0; step /= 2)
+        own += __shfl_xor_sync(ALL_LANES, own, step);
+    __syncthreads(); /* total is zero */
+    if (threadIdx.x % 32 == 0)
+        atomicAdd(&total, (unsigned long long)own);
+    __syncthreads();
+    if (threadIdx.x == 0)
+        atomicAdd(reinterpret_cast<unsigned long long *>(sum), total);
+}
+
 /* --- a step's agreement: one sum or one word per thread --- */
 
 static_assert(1 + ZR_MAX_CARRIED <= 32 && ZR_AGREE_WORDS <= 32, "a warp is enough");
@@ -174,6 +215,20 @@ cudaError_t zr_cuda_sum_squares(cudaStream_t s, struct zr_exact_sum *acc, const 
     int64_t tiles = ceil_div(n, TILE);
     return n <= 0 ? cudaSuccess
                   : launch(squares, tiles < most_blocks ? tiles : most_blocks, s, acc, x, n, *largest);
+}
+
+cudaError_t zr_cuda_digest(cudaStream_t s, uint64_t *sum, const void *at, int64_t bytes, uint64_t first,
+                           int most_blocks)
+{
+    const char *from = static_cast<const char *>(at);
+    const int64_t n = ceil_div(bytes, 8 * THREADS), n_blocks = n < most_blocks ? n : most_blocks;
+    if (bytes <= 0)
+        return cudaSuccess;
+    if ((uintptr_t)from % 8 == 0)
+        return launch(digest<uint64_t>, n_blocks, s, sum, from, bytes, first);
+    if ((uintptr_t)from % 4 == 0)
+        return launch(digest<uint32_t>, n_blocks, s, sum, from, bytes, first);
+    return launch(digest<unsigned char>, n_blocks, s, sum, from, bytes, first);
 }
 
 cudaError_t zr_cuda_agree_begin(cudaStream_t s, const struct zr_agree_begin *b)

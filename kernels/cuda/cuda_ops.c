@@ -58,7 +58,7 @@ static int op_add(struct zr_stream *s, float *dst, const void *src, enum zero_dt
 static int op_sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zero_dtype st,
                        int64_t n, bool accumulate)
 {
-    ZR_TRY(zr_check_sum_tree(n_src, st, n));
+    ZR_TRY(zr_check_sources("sum_tree", n_src, st, n));
     return ZR_CUDA(s->dev, "sum_tree", zr_cuda_sum_tree(s->native, dst, src, n_src, st, n, accumulate));
 }
 
@@ -81,6 +81,23 @@ static int op_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const f
     return ZR_CUDA(s->dev, "sum_squares",
                    zr_cuda_sum_squares(s->native, acc, x, n, largest ? largest : &none,
                                        SQUARES_BLOCKS * s->dev->n_processors));
+}
+
+static int op_maximum(struct zr_stream *s, void *dst, const void *const *src, int n_src,
+                      enum zero_dtype dtype, int64_t n)
+{
+    ZR_TRY(zr_check_sources("maximum", n_src, dtype, n));
+    return ZR_CUDA(s->dev, "maximum", zr_cuda_maximum(s->native, dst, src, n_src, dtype, n));
+}
+
+/* All threads that a multiprocessor has room for. */
+enum { DIGEST_BLOCKS = 8 };
+
+static int op_digest(struct zr_stream *s, uint64_t *sum, const void *at, int64_t bytes, uint64_t first)
+{
+    ZR_TRY(zr_check_count("digest", "bytes", bytes));
+    return ZR_CUDA(s->dev, "digest",
+                   zr_cuda_digest(s->native, sum, at, bytes, first, DIGEST_BLOCKS * s->dev->n_processors));
 }
 
 static int op_scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars)
@@ -144,6 +161,8 @@ const struct zr_device_ops zr_cuda_ops = {
     .sum_tree = op_sum_tree,
     .sum_ranges = op_sum_ranges,
     .sum_squares = op_sum_squares,
+    .maximum = op_maximum,
+    .digest = op_digest,
     .scale = op_scale,
     .update = op_update,
     .update_spans = op_update_spans,

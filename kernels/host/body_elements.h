@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* body_elements.h: zero, copy, cast, sums, scale and sum of squares, written once with the vector functions
- * of a vec_*.h.
+/* body_elements.h: zero, copy, cast, sums, scale, maximum, digest and sum of squares, written once with the
+ * vector functions of a vec_*.h.
  *
  * host_portable.c, host_avx2.c and host_avx512.c include it after their vec_*.h. Elements after the last
  * whole vector go to the portable kernels, except in host_sum_squares, which pads its last block. Every
@@ -83,6 +83,52 @@ static void host_sum_squares(struct zr_exact_sum *acc, const float *x, int64_t n
         zr_exact_run_add(&run, vec_block_squares(last));
     }
     zr_exact_run_end(&run);
+}
+
+/* The compiler knows dtype where this is inlined. */
+ALWAYS_INLINE float bits_as_float(uint32_t bits, enum zero_dtype dtype)
+{
+    float x;
+    bits = dtype == ZERO_BF16 ? bits << 16 : bits;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+#define MAXIMUM(T, dtype)                                                                                    \
+    for (int64_t at = 0; at < n * (int64_t)sizeof(T); at += (int64_t)sizeof(T)) {                            \
+        T greatest, x;                                                                                       \
+        memcpy(&greatest, (const char *)src[0] + at, sizeof(T));                                             \
+        for (int s = 1; s < n_src; s++) {                                                                    \
+            memcpy(&x, (const char *)src[s] + at, sizeof(T));                                                \
+            if (zr_is_greater(bits_as_float(x, dtype), bits_as_float(greatest, dtype)))                      \
+                greatest = x;                                                                                \
+        }                                                                                                    \
+        memcpy((char *)dst + at, &greatest, sizeof(T));                                                      \
+    }
+
+static void host_maximum(void *dst, const void *const *src, int n_src, enum zero_dtype dtype, int64_t n)
+{
+    if (dtype == ZERO_BF16)
+        MAXIMUM(uint16_t, ZERO_BF16)
+    else
+        MAXIMUM(uint32_t, ZERO_F32)
+}
+#undef MAXIMUM
+
+static void host_digest(uint64_t *sum, const void *at, int64_t bytes, uint64_t first)
+{
+    const int64_t whole = bytes / 8;
+    const char *from = at;
+    uint64_t word, total = 0;
+    if (bytes <= 0)
+        return;
+    for (int64_t i = 0; i < whole; i++) {
+        memcpy(&word, from + 8 * i, sizeof word);
+        total += zr_digest_word(word, first + (uint64_t)i);
+    }
+    word = 0;
+    memcpy(&word, from + 8 * whole, (size_t)(bytes - 8 * whole));
+    *sum += total + zr_digest_word(word, first + (uint64_t)whole);
 }
 
 /* --- sum_tree ---

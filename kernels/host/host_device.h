@@ -144,6 +144,9 @@ int zr_host_sum_tree(struct zr_stream *s, float *dst, const void *const *src, in
                      int64_t n, bool accumulate);
 int zr_host_sum_ranges(struct zr_stream *s, const struct zr_sum_range *table, int n_sums,
                        const void *const *src, int n_src, enum zero_dtype st);
+int zr_host_maximum(struct zr_stream *s, void *dst, const void *const *src, int n_src, enum zero_dtype dtype,
+                    int64_t n);
+int zr_host_digest(struct zr_stream *s, uint64_t *sum, const void *at, int64_t bytes, uint64_t first);
 int zr_host_agree_begin(struct zr_stream *s, const struct zr_agree_begin *b);
 int zr_host_agree_end(struct zr_stream *s, const struct zr_agree_end *e);
 int zr_host_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n,

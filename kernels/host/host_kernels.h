@@ -9,6 +9,7 @@
 #include "kernels/device.h"
 #include "kernels/exact_sum.h"
 #include "kernels/host_device_code.h"
+#include "kernels/raw_bits.h"
 
 extern const struct zr_host_kernels zr_host_portable;
 extern const struct zr_host_kernels zr_host_avx2;
@@ -20,6 +21,7 @@ const struct zr_host_kernels *zr_host_kernels_named(const char *name);
 /* The members of a struct zr_host_kernels: the functions of body_elements.h and body_update.h. */
 #define ZR_HOST_KERNEL_MEMBERS                                                                               \
     .zero = host_zero, .copy = host_copy, .cast = host_cast, .sum_tree = host_sum_tree, .add = host_add,     \
-    .sum_squares = host_sum_squares, .scale = host_scale, .update = host_update
+    .sum_squares = host_sum_squares, .maximum = host_maximum, .digest = host_digest, .scale = host_scale,    \
+    .update = host_update
 
 #endif

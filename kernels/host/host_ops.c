@@ -172,7 +172,7 @@ static void tree_op(void *arg)
 int zr_host_sum_tree(struct zr_stream *s, float *dst, const void *const *src, int n_src, enum zero_dtype st,
                      int64_t n, bool accumulate)
 {
-    ZR_TRY(zr_check_sum_tree(n_src, st, n));
+    ZR_TRY(zr_check_sources("sum_tree", n_src, st, n));
     struct tree *t = zr_host_take(s->dev, sizeof *t);
     if (!t)
         return zr_fail(ZERO_ERR_NOMEM, "sum_tree: no memory for %d sources", n_src);
@@ -181,6 +181,46 @@ int zr_host_sum_tree(struct zr_stream *s, float *dst, const void *const *src, in
     t->accumulate = accumulate;
     memcpy(t->src, src, (size_t)n_src * sizeof *src);
     zr_host_put(s, tree_op, &t, sizeof t);
+    return 0;
+}
+
+static void maximum_op(void *arg)
+{
+    struct tree *t = *(struct tree **)arg;
+    t->a.k->maximum(t->a.dst, t->src, t->n_src, t->a.src_dtype, t->a.n);
+    free(t);
+}
+
+int zr_host_maximum(struct zr_stream *s, void *dst, const void *const *src, int n_src, enum zero_dtype dtype,
+                    int64_t n)
+{
+    ZR_TRY(zr_check_sources("maximum", n_src, dtype, n));
+    struct tree *t = zr_host_take(s->dev, sizeof *t);
+    if (!t)
+        return zr_fail(ZERO_ERR_NOMEM, "maximum: no memory for %d sources", n_src);
+    t->a = (struct args){.k = s->dev->kernels, .dst = dst, .n = n, .src_dtype = dtype};
+    t->n_src = n_src;
+    memcpy(t->src, src, (size_t)n_src * sizeof *src);
+    zr_host_put(s, maximum_op, &t, sizeof t);
+    return 0;
+}
+
+struct digest_args {
+    struct args a;
+    uint64_t first;
+};
+
+static void digest_op(void *arg)
+{
+    const struct digest_args *d = arg;
+    d->a.k->digest(d->a.dst, d->a.src, d->a.n, d->first);
+}
+
+int zr_host_digest(struct zr_stream *s, uint64_t *sum, const void *at, int64_t bytes, uint64_t first)
+{
+    struct digest_args d = {.a = {.k = s->dev->kernels, .dst = sum, .src = at, .n = bytes}, .first = first};
+    ZR_TRY(zr_check_count("digest", "bytes", bytes));
+    zr_host_put(s, digest_op, &d, sizeof d);
     return 0;
 }
 

@@ -208,6 +208,49 @@ static int sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const floa
     return zr_sim_op_put(s, op);
 }
 
+struct maximum {
+    void *dst;
+    enum zero_dtype dtype;
+    int n_src;
+    int64_t n;
+    const void *src[8];
+};
+
+/* Programs of the simulation use real numbers for it. */
+static void take_maximum(void *arg)
+{
+    const struct maximum *m = arg;
+    zr_host_kernels(ZR_ISA_PORTABLE)->maximum(m->dst, m->src, m->n_src, m->dtype, m->n);
+}
+
+static int maximum(struct zr_stream *s, void *dst, const void *const *src, int n_src, enum zero_dtype dtype,
+                   int64_t n)
+{
+    struct maximum m = {.dst = dst, .dtype = dtype, .n_src = n_src, .n = n};
+    struct zr_access a[1 + sizeof m.src / sizeof *m.src];
+    const int64_t bytes = n * zr_dtype_bytes(dtype);
+    if (n_src > (int)(sizeof m.src / sizeof *m.src))
+        return zr_fail(ZERO_ERR_NOTSUP, "sim: a maximum of %d sources; allowed: 8", n_src);
+    for (int i = 0; i < n_src; i++) {
+        m.src[i] = src[i];
+        a[i] = (struct zr_access){src[i], bytes, false};
+    }
+    a[n_src] = (struct zr_access){dst, bytes, true};
+    return call_with(s, "maximum", take_maximum, &m, sizeof m, a, n_src + 1);
+}
+
+static void leave_digest(void *arg)
+{
+    (void)arg;
+}
+
+/* The memory has no values here, so that all digests stay as they are. */
+static int digest(struct zr_stream *s, uint64_t *sum, const void *at, int64_t bytes, uint64_t first)
+{
+    const struct zr_access a[] = {{at, bytes, false}, {sum, sizeof *sum, false}, {sum, sizeof *sum, true}};
+    return call_with(s, "digest", leave_digest, &first, sizeof first, a, 3);
+}
+
 static int scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars)
 {
     struct zr_sim_op *op = zr_sim_op_new(s, ZR_SIM_OP_SCALE, "scale");
@@ -294,6 +337,8 @@ const struct zr_device_ops zr_sim_ops = {
     .sum_tree = sum_tree,
     .sum_ranges = sum_ranges,
     .sum_squares = sum_squares,
+    .maximum = maximum,
+    .digest = digest,
     .scale = scale,
     .update = update,
     .update_spans = update_spans,

@@ -3,44 +3,20 @@
  *
  * Each tp rank by itself computes the gradient of a tensor that is not cut. If a program leaves out a sum
  * over tp, the gradients differ, and the copies drift apart. Nothing shows this but a loss that is a little
- * off. So in the first steps the ranks compare their shards of these gradients, which the norm's job hashes
+ * off. So in the first steps the ranks compare their shards of these gradients, which the norm's job digests
  * before the update. The result is the same on all ranks of the job. */
-#include "kernels/alloc.h"
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
-/* What is known of this rank's shard of a tensor's reduced gradient, before scaling. */
+/* What ranks exchange of a tensor's reduced gradient, before scaling: digest and squares of the shard. */
 struct gradient {
-    /* 0: this rank has no element of it */
-    uint64_t hash;
+    uint64_t digest;
     double squares;
 };
-
-/* A step's NORM writes the arrays, and the model's thread reads them after that job. */
-struct zr_tp_findings {
-    /* (n_tensors) */
-    struct gradient *gradient;
-    /* (n_units) the step leaves the unit out */
-    bool *left_out;
-    /* warned that gradients of tensors that are not cut differ by rounding */
-    bool said_rounding;
-};
-
-int zr_compare_tp_open(struct zr_engine *e)
-{
-    ZR_TABLE(e, e->m.tp_findings, 1);
-    ZR_TABLE(e, e->m.tp_findings->gradient, e->layout->n_tensors);
-    ZR_TABLE(e, e->m.tp_findings->left_out, e->layout->n_units);
-    return 0;
-}
 
 /* ---- weights ---- */
 
@@ -51,19 +27,22 @@ bool zr_compare_is_due(const struct zr_engine *e)
     return e->opt.check && ((step & (step - 1)) == 0 || step % EVERY == 0);
 }
 
-static int add_bytes(struct zr_engine *e, char *buffer, const char *from, int64_t bytes, uint64_t *hash)
+/* Numbers of the next words, and the sum of the digests. */
+struct digesting {
+    struct zr_engine *e;
+    uint64_t next, *sum;
+};
+
+static int add_bytes(struct digesting *d, const void *at, int64_t bytes)
 {
-    for (int64_t n; bytes > 0; from += n, bytes -= n) {
-        n = zr_min(bytes, ZR_DIGEST_BYTES);
-        ZR_TRY(e->dev->ops->copy(e->reduce_stream, buffer, from, n));
-        ZR_TRY(zr_engine_drain(e));
-        *hash = XXH3_64bits_withSeed(buffer, (size_t)n, *hash);
-    }
-    return 0;
+    const uint64_t first = d->next;
+    d->next += (uint64_t)(bytes + 7) / 8;
+    return d->e->dev->ops->digest(d->e->reduce_stream, d->sum, at, bytes, first);
 }
 
-int zr_digest_tensor(struct zr_engine *e, char *buffer, int32_t tensor, uint64_t *hash)
+static int add_weights(struct digesting *d, int32_t tensor)
 {
+    const struct zr_engine *e = d->e;
     const struct zr_layout *l = e->layout;
     const struct zr_tensor *t = &l->tensors[tensor];
     for (int64_t s = 0; !t->buffer && s < t->n_layers; s++) {
@@ -74,12 +53,24 @@ int zr_digest_tensor(struct zr_engine *e, char *buffer, int32_t tensor, uint64_t
         int64_t from = zr_max(kept.first, p->first), end = zr_min(kept.first + kept.n, p->first + p->n);
         if (from >= end)
             continue;
-        ZR_TRY(add_bytes(e, buffer, zr_engine_param_at(e, f, from), (end - from) * zr_dtype_bytes(f->dtype),
-                         hash));
+        ZR_TRY(add_bytes(d, zr_engine_param_at(e, f, from), (end - from) * zr_dtype_bytes(f->dtype)));
         if (t->grad && f->dtype != ZERO_F32)
-            ZR_TRY(add_bytes(e, buffer, (const char *)zr_engine_master_at(e, f, from),
-                             (end - from) * (int64_t)sizeof(float), hash));
+            ZR_TRY(add_bytes(d, zr_engine_master_at(e, f, from), (end - from) * (int64_t)sizeof(float)));
     }
+    return 0;
+}
+
+int zr_digest_tensors(struct zr_engine *e, int32_t first, int32_t end, bool whole_only, uint64_t *digest)
+{
+    const struct zr_device_ops *ops = e->dev->ops;
+    struct digesting d = {e, 0, (uint64_t *)(e->reduce_base + e->plan->control_at + ZR_DIGEST_AT)};
+    ZR_TRY(ops->zero(e->reduce_stream, d.sum, sizeof *d.sum));
+    for (int32_t t = first; t < end; t++)
+        if (!whole_only || !e->layout->tensors[t].cut)
+            ZR_TRY(add_weights(&d, t));
+    ZR_TRY(ops->copy(e->reduce_stream, e->words, d.sum, sizeof *digest));
+    ZR_TRY(zr_engine_drain(e));
+    memcpy(digest, e->words, sizeof *digest);
     return 0;
 }
 
@@ -92,14 +83,14 @@ static uint64_t pair_of(int32_t a, int32_t b)
     return (uint64_t)(uint32_t)(a + 1) << 32 | (uint32_t)b;
 }
 
-/* Finds two ranks of this copy of the model whose hashes differ. */
-static int find_pair(struct zr_engine *e, uint64_t hash, const struct zr_tag *tag, uint64_t *pair)
+/* Finds two ranks of this copy of the model whose digests differ. */
+static int find_pair(struct zr_engine *e, uint64_t digest, const struct zr_tag *tag, uint64_t *pair)
 {
     const struct zr_comm *c = e->role[ZR_ROLE_TP].comm;
-    const void *hashes;
+    const void *digests;
     *pair = 0;
-    ZR_TRY(zr_tp_exchange(e, &hash, sizeof hash, tag, &hashes));
-    const uint64_t *all = hashes;
+    ZR_TRY(zr_tp_exchange(e, &digest, sizeof digest, tag, &digests));
+    const uint64_t *all = digests;
     for (int32_t p = 1; p < e->tp && !*pair; p++)
         if (all[p] != all[0])
             *pair = pair_of(zr_comm_rank(c, 0), zr_comm_rank(c, p));
@@ -122,15 +113,12 @@ static int most_of_world(struct zr_engine *e, const struct zr_tag *tag, uint64_t
 
 /* Finds two ranks that keep different bytes of an element, among the tensors [first, end) that are not cut.
  * *here: such a pair in this rank's tp group, or 0. *pair: the greatest pair of the job. */
-static int compare_whole(struct zr_engine *e, char *buffer, int32_t first, int32_t end, uint64_t *here,
-                         uint64_t *pair)
+static int compare_whole(struct zr_engine *e, int32_t first, int32_t end, uint64_t *here, uint64_t *pair)
 {
     const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_NONE, end, first);
-    uint64_t hash = 0;
-    for (int32_t t = first; t < end; t++)
-        if (!e->layout->tensors[t].cut)
-            ZR_TRY(zr_digest_tensor(e, buffer, t, &hash));
-    ZR_TRY(find_pair(e, hash, &tag, here));
+    uint64_t digest;
+    ZR_TRY(zr_digest_tensors(e, first, end, true, &digest));
+    ZR_TRY(find_pair(e, digest, &tag, here));
     *pair = *here;
     return most_of_world(e, &tag, pair);
 }
@@ -153,7 +141,7 @@ static int share_name(struct zr_engine *e, const char *name, char out[SHOWN_NAME
 
 /* Compares tensor by tensor, and names the first that differs. Pipeline stages have different tensors, and
  * different numbers of them. */
-static int name_difference(struct zr_engine *e, char *buffer, uint64_t pair, bool *differ)
+static int name_difference(struct zr_engine *e, uint64_t pair, bool *differ)
 {
     const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_NONE, 0, 0);
     const int32_t n_tensors = e->layout->n_tensors;
@@ -162,7 +150,7 @@ static int name_difference(struct zr_engine *e, char *buffer, uint64_t pair, boo
     ZR_TRY(most_of_world(e, &tag, &most));
     for (int32_t t = 0; !of_tensor && t < (int32_t)most; t++) {
         uint64_t here = 0;
-        ZR_TRY(compare_whole(e, buffer, t, t < n_tensors ? t + 1 : t, &here, &of_tensor));
+        ZR_TRY(compare_whole(e, t, t < n_tensors ? t + 1 : t, &here, &of_tensor));
         if (of_tensor) {
             ZR_TRY(share_name(e, here == of_tensor ? e->layout->tensors[t].name : NULL, name));
             pair = of_tensor;
@@ -184,15 +172,11 @@ int zr_engine_tp_find_difference(struct zr_engine *e, bool *differ)
     if (e->tp == 1)
         return 0;
     struct zr_received before = zr_received_so_far(e);
-    char *buffer;
-    int err = ZR_ALLOC(buffer, ZR_DIGEST_BYTES, "a comparison of the model's parts");
+    int err = zr_engine_drain(e);
     if (!err)
-        err = zr_engine_drain(e);
-    if (!err)
-        err = compare_whole(e, buffer, 0, e->layout->n_tensors, &here, &pair);
+        err = compare_whole(e, 0, e->layout->n_tensors, &here, &pair);
     if (!err && pair)
-        err = name_difference(e, buffer, pair, differ);
-    free(buffer);
+        err = name_difference(e, pair, differ);
     zr_do_not_count_since(e, before);
     return err && !*differ ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }
@@ -231,53 +215,64 @@ bool zr_tp_compares(const struct zr_engine *e, uint32_t step)
     return e->opt.compares_tp && e->tp > 1 && step <= LAST_STEP && (step & (step - 1)) == 0;
 }
 
+/* Returns what a step's NORM has found of each tensor: (n_tensors) in host memory, to be read after that
+ * job. */
+static struct zr_shard_digest *shard_digests(const struct zr_engine *e)
+{
+    return (struct zr_shard_digest *)((char *)e->agreed + e->plan->shard_digests_at);
+}
+
 /* Whether the tensor has a gradient that must be the same on all tp ranks. */
 static bool has_whole_gradient(const struct zr_tensor *t)
 {
     return t->grad && !t->buffer && !t->cut;
 }
 
-/* Hashes this rank's shard of a tensor's reduced gradient. */
-static struct gradient hash_gradient(const struct zr_engine *e, int32_t tensor)
+/* Puts digest and squares of this rank's shard of a tensor's reduced gradient on the reduce stream. */
+static int digest_gradient(struct zr_engine *e, int32_t tensor, struct zr_shard_digest *to)
 {
     const struct zr_layout *l = e->layout;
-    struct gradient out = {.hash = 0};
+    struct zr_shard_digest *sum = zr_tp_shard_digest(e);
+    struct digesting d = {e, 0, &sum->digest};
+    ZR_TRY(e->dev->ops->zero(e->reduce_stream, sum, sizeof *sum));
     for (int64_t s = 0; s < l->tensors[tensor].n_layers; s++) {
         int32_t id = l->piece_of[l->layer_base[tensor] + s];
         const struct zr_piece *p = &l->pieces[id];
         const struct zr_flat *f = zr_piece_flat(l, id);
         struct zr_span own = zr_engine_fine(e, f);
         int64_t from = zr_max(own.first, p->first), end = zr_min(own.first + own.n, p->first + p->n);
-        if (from >= end || e->m.tp_findings->left_out[f->unit])
+        if (from >= end || e->i.left_out[f->unit])
             continue;
         const float *x = zr_sum_at(e, f, 0) + (from - own.first);
-        out.hash = XXH3_64bits_withSeed(x, (size_t)(end - from) * sizeof *x, out.hash);
-        for (int64_t i = 0; i < end - from; i++)
-            out.squares += (double)x[i] * x[i];
+        ZR_TRY(add_bytes(&d, x, (end - from) * (int64_t)sizeof *x));
+        ZR_TRY(e->dev->ops->sum_squares(e->reduce_stream, &sum->squares, x, end - from, NULL));
     }
-    return out;
+    return e->dev->ops->copy(e->reduce_stream, to, sum, sizeof *sum);
 }
 
-static void hash_gradients(void *arg)
+int zr_tp_digest_gradients(struct zr_engine *e)
 {
-    struct zr_engine *e = *(struct zr_engine **)arg;
+    struct zr_shard_digest *all = shard_digests(e);
     for (int32_t t = 0; t < e->layout->n_tensors; t++)
         if (has_whole_gradient(&e->layout->tensors[t]))
-            e->m.tp_findings->gradient[t] = hash_gradient(e, t);
+            ZR_TRY(digest_gradient(e, t, &all[t]));
+    return 0;
 }
 
-int zr_tp_hash_gradients(struct zr_engine *e)
+int64_t zr_tp_digest_ops(const struct zr_engine *e)
 {
-    bool *left_out = e->m.tp_findings->left_out;
-    memcpy(left_out, e->i.left_out, (size_t)e->layout->n_units * sizeof *left_out);
-    return e->dev->ops->call(e->reduce_stream, hash_gradients, &e, sizeof e);
+    int64_t n = 0;
+    for (int32_t t = 0; t < e->layout->n_tensors; t++)
+        if (has_whole_gradient(&e->layout->tensors[t]))
+            n += 2 + 2 * e->layout->tensors[t].n_layers;
+    return e->opt.compares_tp && e->tp > 1 ? n : 0;
 }
 
 /* norm: that of the whole gradient, before scaling. */
 static uint64_t level_of(const struct gradient *a, const struct gradient *b, double norm)
 {
     double most = fmax(a->squares, b->squares);
-    if (a->hash == b->hash)
+    if (a->digest == b->digest)
         return EQUAL;
     if (!isfinite(a->squares) || !isfinite(b->squares))
         return DIFFERENT;
@@ -288,15 +283,18 @@ static uint64_t level_of(const struct gradient *a, const struct gradient *b, dou
 static int find_gradient(struct zr_engine *e, double norm, uint64_t *worst)
 {
     const struct zr_comm *c = e->role[ZR_ROLE_TP].comm;
-    const struct gradient *mine = e->m.tp_findings->gradient, *all;
-    const int32_t n_tensors = e->layout->n_tensors,
-                  most = ZR_TP_ELEMS * (int)sizeof(float) / e->tp / (int)sizeof *mine;
+    enum { MOST = ZR_EXCHANGE_BYTES / (int)sizeof(struct gradient) };
+    const struct zr_shard_digest *own = shard_digests(e);
+    const int32_t n_tensors = e->layout->n_tensors;
+    struct gradient mine[MOST];
     for (int32_t at = 0, n; at < n_tensors; at += n) {
-        n = (int32_t)zr_min(n_tensors - at, most);
+        n = (int32_t)zr_min(n_tensors - at, MOST);
+        for (int32_t k = 0; k < n; k++)
+            mine[k] = (struct gradient){own[at + k].digest, zr_exact_value(&own[at + k].squares)};
         const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_NONE, n, at);
         const void *gradients;
-        ZR_TRY(zr_tp_exchange(e, mine + at, n * (int64_t)sizeof *mine, &tag, &gradients));
-        all = gradients;
+        ZR_TRY(zr_tp_exchange(e, mine, n * (int64_t)sizeof *mine, &tag, &gradients));
+        const struct gradient *all = gradients;
         for (int32_t p = 1; p < e->tp; p++)
             for (int32_t k = 0; k < n; k++) {
                 uint64_t level = level_of(&all[k], &all[p * n + k], norm),
@@ -323,13 +321,13 @@ static int report_gradient(struct zr_engine *e, uint64_t found, uint64_t here)
             "rank %d and rank %d differ by more than rounding: a sum over tp is missing in backward "
             "(zero_all_reduce, zero_reduce_scatter or ZERO_TP_PARTIAL), or ranks of tp read different data",
             zr_last_step_number(e), name, a, b);
-    if (!e->m.tp_findings->said_rounding && e->rank == a)
+    if (!e->m.said_rounding && e->rank == a)
         zr_warn(
             e->opt.log,
             "step %u: the gradients of tensor %s, which has no tp_cut, differ by rounding between rank %d "
             "and rank %d of tp: the copies drift apart; allowed: the same bits on all ranks of tp",
             zr_last_step_number(e), name, a, b);
-    e->m.tp_findings->said_rounding = true;
+    e->m.said_rounding = true;
     return 0;
 }
 

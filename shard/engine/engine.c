@@ -206,7 +206,6 @@ static int open_local(struct zr_engine *e, const struct zr_engine_parts *parts)
     ZR_TRY(zr_pipe_open(e, &parts->pipe_room));
     ZR_TRY(zr_tied_open(e, &parts->pipe_room));
     ZR_TRY(zr_tp_open(e));
-    ZR_TRY(zr_compare_tp_open(e));
     ZR_TRY(zr_pointers_open(e));
     ZR_TRY(zr_jobs_open(e));
     ZR_TRY(zr_steps_open(e));

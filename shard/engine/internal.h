@@ -46,6 +46,8 @@ struct zr_model_side {
     /* bytes that were received for opening and for comparisons, which are not the program's traffic */
     struct zr_received not_counted;
     int64_t allocated[ZR_MEM_COUNT];
+    /* warned that gradients of tensors that are not cut differ by rounding between tp ranks */
+    bool said_rounding;
 
     /* ---- defined in the file that works on them */
     /* jobs.c */
@@ -60,8 +62,6 @@ struct zr_model_side {
     struct zr_all *all;
     /* tensor_parallel.c */
     struct zr_tp *tp;
-    /* compare_tp.c. A step's NORM writes it, and the model's thread reads it after that job. */
-    struct zr_tp_findings *tp_findings;
     /* pipe.c. NULL: there is one pipeline stage */
     struct zr_pipe *pipe;
     /* tied.c. NULL: no tensor is tied to one of another pipeline stage */
@@ -208,14 +208,18 @@ void zr_tied_forget(struct zr_engine *e);
 
 int zr_tp_open(struct zr_engine *e);
 int zr_tp_allocate(struct zr_engine *e);
-int zr_compare_tp_open(struct zr_engine *e);
-/* Gives the bytes of every tp rank to all. *all: those of rank 0, 1, ..., until the next collective over
- * tp. */
+/* Gives the bytes of every tp rank to all, at most ZR_EXCHANGE_BYTES of each, and waits for them. mine is in
+ * any memory. *all: those of rank 0, 1, ..., in e->words. */
 int zr_tp_exchange(struct zr_engine *e, const void *mine, int64_t bytes, const struct zr_tag *tag,
                    const void **all);
 /* Sums, on the model's stream, the unit's gradients that are partial on each tp rank (partial in struct
  * zr_tensor). They must be complete in that slot. *any: whether the unit has such a gradient. */
 int zr_tp_sum_grads(struct zr_engine *e, int32_t unit, int32_t slot, bool *any);
+
+/* At the end of a step, compares the partial gradients that it has summed, in the steps that compare. */
+int zr_tp_compare_partial(struct zr_engine *e);
+/* Returns memory of the device, for the reduce stream. */
+struct zr_shard_digest *zr_tp_shard_digest(const struct zr_engine *e);
 
 /* Returns the tag of a collective over tp. The call, n and kind must be equal on all ranks of tp. kind: a
  * dtype, a root, a unit, or anything else that must be equal. */
@@ -388,10 +392,9 @@ void zr_close_grads(struct zr_engine *e, int32_t unit, bool reducing);
  * if there is none left. sums_too: steps have used gradients that are summed where backward writes them. */
 int32_t zr_return_next_grad(struct zr_engine *e, bool sums_too);
 
-/* compare_tp.c: adds this rank's part of a tensor, weights and master weights, to a hash. buffer has
- * ZR_DIGEST_BYTES of host memory. */
-enum { ZR_DIGEST_BYTES = 1 << 20 };
-int zr_digest_tensor(struct zr_engine *e, char *buffer, int32_t tensor, uint64_t *hash);
+/* compare_tp.c: computes a digest of this rank's part of the tensors [first, end), weights and master
+ * weights, and waits for it. whole_only: leaves out tensors that are cut over tp. */
+int zr_digest_tensors(struct zr_engine *e, int32_t first, int32_t end, bool whole_only, uint64_t *digest);
 /* Whether ranks compare their copies in this step (cfg.debug.check): 1, 2, 4, 8 and so on, and every 64th. */
 bool zr_compare_is_due(const struct zr_engine *e);
 

@@ -237,7 +237,7 @@ int64_t zr_room_of(const struct zr_engine *e, enum zr_action_kind kind, int32_t 
     const int64_t n_folds = e->plan->n_sums - 1,
                   usual = OPS_OF_JOB + (OPS_OF_FLAT + n_folds) * (int64_t)e->most_segs;
     if (kind == ZR_ACT_NORM)
-        return usual + count_pieces(e, l->flats, l->n_flats, ZR_LEVEL_FINE);
+        return usual + count_pieces(e, l->flats, l->n_flats, ZR_LEVEL_FINE) + zr_tp_digest_ops(e);
     if (kind == ZR_ACT_SNAPSHOT)
         return usual + (e->plan->n_states - ZR_VALUE_PARAM) * (int64_t)l->n_flats;
     if (kind != ZR_ACT_UPDATE)

@@ -82,6 +82,8 @@ bool zr_tp_compares(const struct zr_engine *e, uint32_t step);
  * Collective. ZERO_ERR_MISMATCH, on every rank, ends the context. */
 int zr_compare_gradients(struct zr_engine *e);
 /* Hashes the gradients in that step's NORM, when sums are complete. */
-int zr_tp_hash_gradients(struct zr_engine *e);
+int zr_tp_digest_gradients(struct zr_engine *e);
+/* Most operations that it puts on the reduce stream. */
+int64_t zr_tp_digest_ops(const struct zr_engine *e);
 
 #endif

@@ -131,7 +131,7 @@ int zr_issue_norm(struct zr_engine *e, const struct zr_job *job)
         zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_NORM, -1, job->step, false));
     ZR_TRY(sum_own_squares(e, job->tuned));
     if (job->compares_tp)
-        ZR_TRY(zr_tp_hash_gradients(e));
+        ZR_TRY(zr_tp_digest_gradients(e));
     memset(e->i.left_out, 0, (size_t)e->layout->n_units * sizeof *e->i.left_out);
     ZR_TRY(begin_agreement(e, job));
     ZR_TRY(zr_world_agree(e, e->plan->agreement_at, ZR_AGREE_SUMS, ZR_AGREE_MAXES, &tag));

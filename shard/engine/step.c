@@ -431,6 +431,7 @@ int zr_engine_step(struct zr_engine *e, float lr, struct zero_step_info *result)
 
 int zr_engine_end_step(struct zr_engine *e)
 {
+    ZR_TRY(zr_tp_compare_partial(e));
     ZR_TRY(zr_compare_gradients(e));
     return zr_observe_step(e, ZR_STEP_OVER, NULL);
 }

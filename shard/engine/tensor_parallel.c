@@ -25,10 +25,14 @@ enum {
      * which are IN_BYTES of f32, or half of that of bf16. For bf16, one slice is also stored as fp32, in
      * IN_BYTES / tp + 2 * CUT_BYTES. As tp is at least 2, all fit into IN_BYTES + tp * CUT_BYTES * 2. */
     OUT_BYTES = IN_BYTES + ZR_TP_RANKS * CUT_BYTES * 2,
+    /* a struct zr_shard_digest, and behind it the digests of partial gradients */
+    DIGESTS_AT = IN_BYTES + 2 * OUT_BYTES,
+    MAX_PARTIAL = (ZR_TP_BYTES - DIGESTS_AT - (int)sizeof(struct zr_shard_digest)) / (int)sizeof(uint64_t),
     FEW_ELEMS = 8, /* with fewer elements, equal gradients or activations prove nothing */
     COMPARED = -2, /* kind of a comparison's tag, in place of a dtype */
 };
-_Static_assert(ZR_TP_BYTES >= IN_BYTES + 2 * OUT_BYTES && ZR_TP_BYTES % 4096 == 0, "in, and out twice");
+_Static_assert(MAX_PARTIAL >= 8192 && ZR_TP_BYTES % 4096 == 0, "in, out twice, and digests");
+_Static_assert(ZR_TP_RANKS <= ZR_MAX_SOURCES, "a maximum has a source for each rank");
 
 struct zr_tp {
     char *base;
@@ -36,20 +40,41 @@ struct zr_tp {
     int out;
     /* hash of all collectives over tp so far, even those that move nothing */
     uint64_t calls;
+    /* (n_pieces) number of the piece's digest among those of n_partial partial gradients, -1: none */
+    int32_t *partial;
+    int32_t n_partial;
+    /* the digests have contributions that were not compared yet */
+    bool digested;
     /* warned that a partial gradient, or the contributions to a sum, were the same on all tp ranks */
     bool said_partial, said_sum;
 };
 
+/* Numbers the partial gradients that are compared. */
+static int number_partial(struct zr_engine *e)
+{
+    const struct zr_layout *l = e->layout;
+    ZR_TABLE(e, e->m.tp->partial, l->n_pieces);
+    for (int32_t k = 0; k < l->n_pieces; k++) {
+        bool compared = l->tensors[l->pieces[k].tensor].partial && l->pieces[k].n >= FEW_ELEMS &&
+                        zr_piece_flat(l, k)->trainable && e->m.tp->n_partial < MAX_PARTIAL;
+        e->m.tp->partial[k] = compared ? e->m.tp->n_partial++ : -1;
+    }
+    return 0;
+}
+
 int zr_tp_open(struct zr_engine *e)
 {
     ZR_TABLE(e, e->m.tp, 1);
-    return 0;
+    return number_partial(e);
 }
 
 int zr_tp_allocate(struct zr_engine *e)
 {
     const enum zr_role role = ZR_ROLE_TP;
-    return e->plan->tp_bytes ? zr_engine_open_arena(e, &role, 1, e->plan->tp_bytes, &e->m.tp->base) : 0;
+    if (!e->plan->tp_bytes)
+        return 0;
+    ZR_TRY(zr_engine_open_arena(e, &role, 1, e->plan->tp_bytes, &e->m.tp->base));
+    return e->dev->ops->zero(e->compute, e->m.tp->base + DIGESTS_AT, ZR_TP_BYTES - DIGESTS_AT);
 }
 
 /* Returns the byte offset of out number 0 or 1. */
@@ -140,29 +165,8 @@ static int gather_pieces(struct zr_engine *e, char *dst, const char *src, int64_
     return 0;
 }
 
-static float value_of(const char *x, enum zero_dtype dtype)
-{
-    uint16_t half;
-    uint32_t bits;
-    float value;
-    memcpy(&half, x, sizeof half);
-    bits = (uint32_t)half << 16;
-    memcpy(&value, dtype == ZERO_F32 ? (const void *)x : &bits, sizeof value);
-    return value;
-}
-
-static void keep_most(char *x, const char *from, int64_t n, enum zero_dtype dtype)
-{
-    const int64_t size = zr_dtype_bytes(dtype);
-    for (int64_t at = 0; at < n * size; at += size) {
-        float its = value_of(from + at, dtype);
-        if (its > value_of(x + at, dtype) || its != its) /* NaN wins, as in a sum */
-            memcpy(x + at, from + at, (size_t)size);
-    }
-}
-
-/* Works in host memory. Every rank goes through the parts in the same order, so that all ranks keep the same
- * bits: 0 and -0 compare as equal. */
+/* Every rank goes through the parts in the same order, so that all ranks keep the same bits: 0 and -0 compare
+ * as equal. */
 static int most_of_all(struct zr_engine *e, char *dst, const char *src, int64_t n, enum zero_dtype dtype,
                        const struct zr_tag *tag)
 {
@@ -171,12 +175,12 @@ static int most_of_all(struct zr_engine *e, char *dst, const char *src, int64_t 
     for (int64_t at = 0, k; at < n; at += k) {
         k = zr_min(n - at, most);
         const int64_t slot = k * size; /* bytes of one rank's part of `in` */
+        const void *parts[ZR_TP_RANKS];
+        for (int32_t p = 0; p < e->tp; p++)
+            parts[p] = e->m.tp->base + IN_AT + p * slot;
         ZR_TRY(d->copy(e->compute, e->m.tp->base + IN_AT + e->tp_rank * slot, src + at * size, slot));
         ZR_TRY(zr_role_exchange(e, ZR_ROLE_TP, IN_AT, slot, tag));
-        ZR_TRY(zr_engine_status(e));
-        memcpy(dst + at * size, e->m.tp->base + IN_AT, (size_t)slot);
-        for (int32_t p = 1; p < e->tp; p++)
-            keep_most(dst + at * size, e->m.tp->base + IN_AT + p * slot, k, dtype);
+        ZR_TRY(d->maximum(e->compute, dst + at * size, parts, e->tp, dtype, k));
     }
     return 0;
 }
@@ -202,14 +206,26 @@ void zr_engine_tp_called(struct zr_engine *e, uint64_t call)
     e->m.tp->calls = XXH3_64bits_withSeed(&call, sizeof call, e->m.tp->calls);
 }
 
+/* Exchanges what each rank has in its part of `in`, and copies all parts to host memory. */
+static int exchange_in(struct zr_engine *e, int64_t bytes, const struct zr_tag *tag, const void **all)
+{
+    *all = e->words;
+    ZR_TRY(zr_role_exchange(e, ZR_ROLE_TP, IN_AT, bytes, tag));
+    ZR_TRY(e->dev->ops->copy(e->compute, e->words, e->m.tp->base + IN_AT, e->tp * bytes));
+    ZR_TRY(e->dev->ops->event_record(e->ev.drained, e->compute));
+    return zr_engine_wait(e, e->ev.drained);
+}
+
 int zr_tp_exchange(struct zr_engine *e, const void *mine, int64_t bytes, const struct zr_tag *tag,
                    const void **all)
 {
-    char *in = e->m.tp->base + IN_AT;
-    *all = in;
-    ZR_TRY(e->dev->ops->copy(e->compute, in + e->tp_rank * bytes, mine, bytes));
-    ZR_TRY(zr_role_exchange(e, ZR_ROLE_TP, IN_AT, bytes, tag));
-    return zr_engine_status(e);
+    ZR_TRY(e->dev->ops->copy(e->compute, e->m.tp->base + IN_AT + e->tp_rank * bytes, mine, bytes));
+    return exchange_in(e, bytes, tag, all);
+}
+
+struct zr_shard_digest *zr_tp_shard_digest(const struct zr_engine *e)
+{
+    return (struct zr_shard_digest *)(e->m.tp->base + DIGESTS_AT);
 }
 
 /* A failure of a collective over tp ends the context. */
@@ -297,50 +313,71 @@ static int move_partial_grads(struct zr_engine *e, const struct zr_flat *f, char
     return 0;
 }
 
-/* Hashes a partial gradient in host memory before it is summed. Returns 0 if all elements are 0, or if there
- * are too few to prove anything. */
-static uint64_t digest_of_partial(const struct zr_engine *e, const struct zr_flat *f, const char *full,
-                                  const struct zr_piece *p)
+/* Returns the digests of partial gradients, in the arena. */
+static uint64_t *partial_digests(const struct zr_engine *e)
+{
+    return (uint64_t *)(zr_tp_shard_digest(e) + 1);
+}
+
+/* Adds the flat's partial gradients, before they are summed, to their digests. Each contribution of a step
+ * has other numbers of words, which are the same on all tp ranks. */
+static int digest_partial(struct zr_engine *e, const struct zr_flat *f, const char *full)
 {
     const int64_t size = zr_dtype_bytes(f->dtype);
-    const char *x = full + p->first * size;
-    bool any = false;
-    if (!is_partial(e, p) || p->n < FEW_ELEMS)
-        return 0;
-    for (int64_t i = 0; i < p->n * size && !any; i++)
-        any = x[i] != 0;
-    return any ? XXH3_64bits(x, (size_t)(p->n * size)) : 0;
+    const int32_t *number = e->m.tp->partial + f->first_piece;
+    const struct zr_piece *p = &e->layout->pieces[f->first_piece];
+    for (int32_t k = 0; k < f->n_pieces; k++)
+        if (number[k] >= 0)
+            ZR_TRY(e->dev->ops->digest(e->compute, partial_digests(e) + number[k], full + p[k].first * size,
+                                       p[k].n * size, e->m.tp->calls));
+    e->m.tp->digested = true;
+    return 0;
+}
+
+static void warn_of_partial(struct zr_engine *e, int32_t number)
+{
+    int32_t k = 0;
+    while (e->m.tp->partial[k] != number)
+        k++;
+    zr_warn(e->opt.log,
+            "the gradient of tensor %s is the same on all %d ranks of tp, but with ZERO_TP_PARTIAL each must "
+            "give that of its own rows: if each gives that of all rows, it counts %d times",
+            e->layout->tensors[e->layout->pieces[k].tensor].name, e->tp, e->tp);
+    e->m.tp->said_partial = true;
 }
 
 /* Warns if partial gradients are the same on all tp ranks. With sequence parallelism each rank has other
  * tokens, so gradients differ. Equal ones are most likely gradients of all tokens, and would be counted once
  * per rank. But a loss that is linear in a bias also gives equal ones, so this is no error. */
-static int compare_partial(struct zr_engine *e, const struct zr_flat *f, const char *full)
+static int compare_partial(struct zr_engine *e)
 {
-    const struct zr_piece *pieces = &e->layout->pieces[f->first_piece];
-    const int32_t most = IN_BYTES / e->tp / (int)sizeof(uint64_t);
-    const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_END, f->n_pieces, f->unit);
-    uint64_t *all = (uint64_t *)(e->m.tp->base + IN_AT);
-    for (int32_t at = 0, n; at < f->n_pieces; at += n) {
-        n = (int32_t)zr_min(f->n_pieces - at, most);
-        for (int32_t k = 0; k < n; k++)
-            all[e->tp_rank * n + k] = digest_of_partial(e, f, full, &pieces[at + k]);
-        ZR_TRY(zr_role_exchange(e, ZR_ROLE_TP, IN_AT, n * (int64_t)sizeof *all, &tag));
-        ZR_TRY(zr_engine_status(e));
+    const int32_t most = ZR_EXCHANGE_BYTES / (int)sizeof(uint64_t);
+    for (int32_t at = 0, n; at < e->m.tp->n_partial; at += n) {
+        n = (int32_t)zr_min(e->m.tp->n_partial - at, most);
+        const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_STEP, n, at);
+        const void *words;
+        ZR_TRY(zr_tp_exchange(e, partial_digests(e) + at, n * (int64_t)sizeof(uint64_t), &tag, &words));
+        const uint64_t *all = words;
         for (int32_t k = 0; k < n && !e->m.tp->said_partial; k++) {
             bool same = all[k] != 0;
             for (int32_t p = 1; p < e->tp; p++)
                 same &= all[p * n + k] == all[k];
-            e->m.tp->said_partial = same;
             if (same)
-                zr_warn(
-                    e->opt.log,
-                    "the gradient of tensor %s is the same on all %d ranks of tp, but with ZERO_TP_PARTIAL "
-                    "each must give that of its own rows: if each gives that of all rows, it counts %d times",
-                    e->layout->tensors[pieces[at + k].tensor].name, e->tp, e->tp);
+                warn_of_partial(e, at + k);
         }
     }
-    return 0;
+    e->m.tp->digested = false;
+    return e->dev->ops->zero(e->compute, partial_digests(e), e->m.tp->n_partial * (int64_t)sizeof(uint64_t));
+}
+
+int zr_tp_compare_partial(struct zr_engine *e)
+{
+    if (!e->m.tp->digested)
+        return 0;
+    struct zr_received before = zr_received_so_far(e);
+    int err = zr_engine_note(e, compare_partial(e));
+    zr_do_not_count_since(e, before);
+    return err;
 }
 
 int zr_tp_sum_grads(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
@@ -356,11 +393,8 @@ int zr_tp_sum_grads(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
         const int64_t n = partial_elems(e, f);
         char *full = n ? e->reduce_base + zr_plan_grad_full(e->plan, f, slot) : NULL;
         const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_END, n, unit);
-        if (n && compares) {
-            struct zr_received before = zr_received_so_far(e);
-            ZR_TRY(compare_partial(e, f, full));
-            zr_do_not_count_since(e, before);
-        }
+        if (n && compares)
+            ZR_TRY(digest_partial(e, f, full));
         for (int64_t at = 0, k; at < n; at += k) {
             k = zr_min(n - at, ZR_TP_ELEMS);
             int out = e->m.tp->out ^= 1;
@@ -375,18 +409,20 @@ int zr_tp_sum_grads(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
 
 /* ---- whole and partial activations ---- */
 
-/* Exchanges hashes of each tp rank's x. A hash is 0 if all of x is 0. */
-static int exchange_hashes(struct zr_engine *e, enum zr_call_name call, const void *x, int64_t n,
-                           int64_t n_bytes)
+/* Exchanges digests of each tp rank's x. A digest is 0 if all of x is 0. */
+static int exchange_digests(struct zr_engine *e, enum zr_call_name call, const void *x, int64_t n,
+                            int64_t n_bytes, const uint64_t **all)
 {
     const struct zr_tag tag = zr_tp_tag(e, call, n, COMPARED);
-    uint64_t *all = (uint64_t *)(e->m.tp->base + IN_AT);
-    bool zero = true;
-    for (int64_t i = 0; i < n_bytes && zero; i++)
-        zero = ((const char *)x)[i] == 0;
-    all[e->tp_rank] = zero ? 0 : XXH3_64bits(x, (size_t)n_bytes);
-    int err = zr_role_exchange(e, ZR_ROLE_TP, IN_AT, sizeof *all, &tag);
-    return err ? err : zr_engine_status(e);
+    uint64_t *mine = (uint64_t *)(e->m.tp->base + IN_AT) + e->tp_rank;
+    const void *words = NULL;
+    int err = e->dev->ops->zero(e->compute, mine, sizeof *mine);
+    if (!err)
+        err = e->dev->ops->digest(e->compute, mine, x, n_bytes, 0);
+    if (!err)
+        err = exchange_in(e, sizeof *mine, &tag, &words);
+    *all = words;
+    return err;
 }
 
 /* Describes the call, with the unit, because a model makes the same call in each layer. */
@@ -421,12 +457,12 @@ static void warn_of_sum(struct zr_engine *e, const char *call)
 int zr_engine_compare_activation(struct zr_engine *e, enum zr_call_name call, const void *x, int64_t n,
                                  enum zero_dtype dtype, bool whole)
 {
-    const uint64_t *all = (const uint64_t *)(e->m.tp->base + IN_AT);
+    const uint64_t *all;
     char text[ZR_CALL_LOG_CHARS];
     if (e->tp == 1 || !zr_compare_is_due(e) || (!whole && n < FEW_ELEMS))
         return 0;
     struct zr_received before = zr_received_so_far(e);
-    int err = exchange_hashes(e, call, x, n, n * zr_dtype_bytes(dtype));
+    int err = exchange_digests(e, call, x, n, n * zr_dtype_bytes(dtype), &all);
     zr_do_not_count_since(e, before);
     int32_t p = 1;
     while (!err && p < e->tp && all[p] == all[0])

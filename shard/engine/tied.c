@@ -398,6 +398,26 @@ static int bracket_for_copy(struct zr_engine *e, int32_t unit)
     return err ? err : zr_engine_call(e, &ev);
 }
 
+/* Reads the word behind the gradient, or behind the sum, and waits for it. */
+static int read_word(struct zr_engine *e, const struct tied_tensor *t, int64_t *word)
+{
+    ZR_TRY(e->dev->ops->copy(e->compute, e->words, tied_word(e, t), sizeof *word));
+    ZR_TRY(e->dev->ops->event_record(e->ev.drained, e->compute));
+    ZR_TRY(zr_engine_wait(e, e->ev.drained));
+    const struct zr_access seen = {e->words, sizeof *word, false};
+    zr_declare(e->dev, NULL, &seen, 1);
+    memcpy(word, e->words, sizeof *word);
+    return 0;
+}
+
+/* Reads the word of the message. The host waits for it, because it decides which brackets there are. It does
+ * so only if the owner's model had no bracket of the tensor's unit in this action. */
+static int receive_word(struct zr_engine *e, const struct tied_tensor *t, int64_t *word)
+{
+    ZR_TRY(zr_model_wait_for(e, tied_event(e->m.tied, e->m.tied->micro_batch, true)));
+    return read_word(e, t, word);
+}
+
 /* Makes contributions of the gradients that no bracket of the owner has started with. If the copy had no
  * bracket either, its gradient is zero and nothing is added. */
 static int bracket_unread(struct zr_engine *e)
@@ -405,22 +425,12 @@ static int bracket_unread(struct zr_engine *e)
     struct zr_tied *ties = e->m.tied;
     for (int32_t i = 0; i < ties->n; i++) {
         struct tied_tensor *t = &ties->list[i];
-        int64_t bracketed;
+        int64_t bracketed = 0;
         if (!t->unread)
             continue;
-        int err = zr_engine_note(e, zr_model_wait_for(e, tied_event(ties, ties->micro_batch, true)));
-        if (!err)
-            err = zr_engine_status(e);
-        if (err)
-            return err;
-        const struct zr_access seen = {tied_word(e, t), WORD_BYTES, false};
-        zr_declare(e->dev, NULL, &seen, 1);
-        /* The host reads the word directly: pp is refused on a GPU. */
-        memcpy(&bracketed, tied_word(e, t), sizeof bracketed);
+        ZR_TRY(zr_engine_note(e, receive_word(e, t, &bracketed)));
         if (bracketed)
-            err = bracket_for_copy(e, tensor_of(e, t)->unit);
-        if (err)
-            return err;
+            ZR_TRY(bracket_for_copy(e, tensor_of(e, t)->unit));
         t->unread = false;
     }
     return 0;
@@ -438,16 +448,36 @@ static int write_word(struct zr_engine *e, struct tied_tensor *t)
     return d->put(e->compute, tied_word(e, t), &word, sizeof word);
 }
 
+/* Whether the copy's gradient is still zero. On a GPU a kernel looks for bytes that are not, and leaves its
+ * answer where the message's word comes later. The host waits for it, in actions without a bracket alone. */
+static int is_grad_zero(struct zr_engine *e, const struct tied_tensor *t, bool *zero)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    int64_t digest = 0;
+    *zero = true;
+    if (d->compute_on_caller) {
+        *zero = zr_all_zero(tied_grad(e, t), tensor_of(e, t)->n_elems, tensor_of(e, t)->dtype);
+    } else if (!d->host_memory) { /* a simulated device has no values */
+        uint64_t *word = (uint64_t *)tied_word(e, t);
+        ZR_TRY(d->zero(e->compute, word, sizeof *word));
+        ZR_TRY(d->digest(e->compute, word, tied_grad(e, t), tied_tensor_bytes(e, t), 0));
+        ZR_TRY(read_word(e, t, &digest));
+        *zero = digest == 0;
+    }
+    return 0;
+}
+
 /* Checks what the model did with its tied gradients in this pipeline action. */
-static int check_end(const struct zr_engine *e)
+static int check_end(struct zr_engine *e)
 {
     const struct zr_tied *ties = e->m.tied;
     for (int32_t i = 0; i < ties->n; i++) {
         const struct tied_tensor *t = &ties->list[i];
         const struct zr_tensor *of = tensor_of(e, t);
-        bool looked_at = !ties->owner && t->trained && !t->bracketed && !of->overwrite;
-        if (looked_at && e->dev->ops->compute_on_caller &&
-            !zr_all_zero(tied_grad(e, t), of->n_elems, of->dtype))
+        bool zero = true;
+        if (!ties->owner && t->trained && !t->bracketed && !of->overwrite)
+            ZR_TRY(zr_engine_note(e, is_grad_zero(e, t, &zero)));
+        if (!zero)
             return zr_fail(ZERO_ERR_ORDER,
                            "zero_finish: micro-batch %d has no backward bracket of unit %d here, but the "
                            "gradient of tensor %s is not zero: bracket the backward of unit %d",

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check_elements.c: checks and times zero, copy, cast, add and scale. */
+/* check_elements.c: checks and times zero, copy, cast, add, scale, maximum and digest. */
+#include "kernels/raw_bits.h"
 #include "test/kernels/check.h"
 
 static struct random_source rng;
@@ -172,6 +173,143 @@ static void check_add_scale(void **state)
     }
 }
 
+/* Bits of an element: often a NaN with any payload and sign, an infinity, or a zero of either sign. */
+static uint32_t check_bits(bool half)
+{
+    const uint32_t sign = (uint32_t)random_below(&rng, 2) << 31,
+                   payload = (uint32_t)random_bits(&rng) & 0x7fffff;
+    const uint32_t of[] = {bits_of_float(check_value(&rng)), sign, sign | 0x7f800000,
+                           sign | 0x7f800000 | payload, sign | 0x3f800000};
+    return of[random_below(&rng, 5)] >> (half ? 16 : 0);
+}
+
+static bool is_nan_bits(uint32_t bits)
+{
+    return (bits & 0x7fffffff) > 0x7f800000;
+}
+
+/* The maximum by its definition: the last NaN, or else the first of the greatest numbers. */
+static uint32_t greatest_bits(const uint32_t *x, int n, bool half)
+{
+    int best = 0;
+    for (int s = 0; s < n; s++) {
+        uint32_t wide = x[s] << (half ? 16 : 0), was = x[best] << (half ? 16 : 0);
+        if (is_nan_bits(wide) || (!is_nan_bits(was) && float_of_bits(wide) > float_of_bits(was)))
+            best = s;
+    }
+    return x[best];
+}
+
+static void check_maximum_one(const struct zr_host_kernels *k, int n_src, bool half, int64_t n, int64_t shift,
+                              int in_place)
+{
+    const int64_t size = half ? 2 : 4;
+    struct guarded src[ZR_MAX_SOURCES], own = guarded_open(size * n, size * shift);
+    const void *p[ZR_MAX_SOURCES];
+    uint32_t *want = malloc((size_t)(4 * n) + 1);
+    for (int s = 0; s < n_src; s++) {
+        src[s] = guarded_open(size * n, size * ((shift + s) % 16));
+        p[s] = src[s].p;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t x[ZR_MAX_SOURCES];
+        for (int s = 0; s < n_src; s++) {
+            x[s] = check_bits(half);
+            memcpy((char *)src[s].p + size * i, &x[s], (size_t)size);
+        }
+        want[i] = greatest_bits(x, n_src, half);
+    }
+    char *dst = in_place < n_src ? src[in_place].p : own.p;
+    k->maximum(dst, p, n_src, half ? ZERO_BF16 : ZERO_F32, n);
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t got = 0;
+        memcpy(&got, dst + size * i, (size_t)size);
+        if (got != want[i])
+            fail_msg("%s: maximum of %d: [%lld] of %lld is %#x, not %#x", k->name, n_src, (long long)i,
+                     (long long)n, got, want[i]);
+    }
+    for (int s = 0; s < n_src; s++)
+        guarded_close(&src[s]);
+    guarded_close(&own);
+    free(want);
+}
+
+static void check_maximum(void **state)
+{
+    for (int n_src = 1; n_src <= ZR_MAX_SOURCES; n_src += n_src < 9 ? 1 : 11)
+        FOR_EACH(int64_t, n, check_sizes)
+    FOR_EACH(int64_t, shift, check_shifts)
+    if (*n <= 1000 || (n_src <= 4 && *shift == 3))
+        check_maximum_one(*state, n_src, (n_src + *n + *shift) % 2, *n, *shift, (int)random_below(&rng, 6));
+}
+
+/* --- digest --- */
+
+/* The digest by its definition, byte by byte. */
+static uint64_t digest_of(const unsigned char *at, int64_t n, uint64_t first)
+{
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < n; i += 8) {
+        uint64_t word = 0;
+        for (int64_t k = i; k < n && k < i + 8; k++)
+            word |= (uint64_t)at[k] << 8 * (k - i);
+        sum += zr_digest_word(word, first + (uint64_t)(i / 8));
+    }
+    return sum;
+}
+
+/* Sizes that end inside a word, at every alignment. All are added to one number. */
+static void check_digest(void **state)
+{
+    const struct zr_host_kernels *k = *state;
+    static const int64_t sizes[] = {0, 1, 7, 8, 9, 63, 64, 65, 1000, 8191, 70001};
+    uint64_t got = 17, want = 17;
+    FOR_EACH(int64_t, n, sizes)
+    for (int shift = 0; shift < 9; shift++) {
+        struct guarded g = guarded_open(*n, shift);
+        unsigned char *x = g.p;
+        const uint64_t first = random_bits(&rng);
+        fill_random(&g);
+        for (int64_t i = 0; i < *n; i++)
+            x[i] = random_below(&rng, 3) ? x[i] : 0;
+        want += digest_of(x, *n, first);
+        k->digest(&got, x, *n, first);
+        assert_true(got == want);
+        guarded_close(&g);
+    }
+}
+
+/* Zeros have the digest 0. Changing a byte, or swapping two words, changes the digest. Pieces that continue
+ * the numbers of words have the digest of the whole. */
+static void check_digest_meaning(void **state)
+{
+    const struct zr_host_kernels *k = *state;
+    enum { BYTES = 4096, CUT = 1032 };
+    struct guarded g = guarded_open(BYTES, 0);
+    uint64_t *word = g.p, sum = 0, whole = 0;
+    memset(g.p, 0, BYTES);
+    k->digest(&sum, g.p, BYTES, 5);
+    assert_true(sum == 0);
+    fill_random(&g);
+    k->digest(&whole, g.p, BYTES, 5);
+    k->digest(&sum, (char *)g.p + CUT, BYTES - CUT, 5 + CUT / 8);
+    k->digest(&sum, g.p, CUT, 5);
+    assert_true(sum == whole && whole != 0);
+    for (int i = 0; i < 200; i++) {
+        const int a = (int)random_below(&rng, BYTES / 8), b = (int)random_below(&rng, BYTES / 8);
+        const uint64_t was[] = {word[a], word[b]};
+        if (i % 2 || a == b)
+            ((unsigned char *)g.p)[8 * a + i / 2 % 8] ^= 1 << (i / 16 % 8);
+        else
+            word[a] = was[1], word[b] = was[0];
+        sum = 0;
+        k->digest(&sum, g.p, BYTES, 5);
+        assert_true(sum != whole);
+        word[a] = was[0], word[b] = was[1];
+    }
+    guarded_close(&g);
+}
+
 struct timed {
     const struct zr_host_kernels *k;
     float *x, *y;
@@ -214,6 +352,20 @@ static void run_scale(void *arg)
     a->k->scale(a->x, a->n, -1);
 }
 
+static void run_maximum(void *arg)
+{
+    struct timed *a = arg;
+    const void *src[] = {a->x, a->y};
+    a->k->maximum(a->x, src, 2, ZERO_F32, a->n);
+}
+
+static void run_digest(void *arg)
+{
+    struct timed *a = arg;
+    uint64_t sum = 0;
+    a->k->digest(&sum, a->x, 4 * a->n, 0);
+}
+
 static void time_elements(const struct zr_host_kernels *k)
 {
     FOR_EACH(struct bench_size, s, bench_sizes)
@@ -228,6 +380,9 @@ static void time_elements(const struct zr_host_kernels *k)
         bench("cast bf16 -> f32", k->name, s->where, 6 * s->n, run_widen, &a);
         bench("add", k->name, s->where, 12 * s->n, run_add, &a);
         bench("scale", k->name, s->where, 8 * s->n, run_scale, &a);
+        bench("maximum", k->name, s->where, 12 * s->n, run_maximum, &a);
+        memset(a.x, 1, (size_t)s->n * 4);
+        bench("digest", k->name, s->where, 4 * s->n, run_digest, &a);
         free(a.x), free(a.y);
     }
 }
@@ -237,7 +392,9 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(check_zero),          cmocka_unit_test(check_copy),
         cmocka_unit_test(check_cast_all),      cmocka_unit_test(check_cast),
-        cmocka_unit_test(check_cast_in_place), cmocka_unit_test(check_add_scale)};
+        cmocka_unit_test(check_cast_in_place), cmocka_unit_test(check_add_scale),
+        cmocka_unit_test(check_maximum),       cmocka_unit_test(check_digest),
+        cmocka_unit_test(check_digest_meaning)};
     rng = random_open();
     return check_main(argc, argv, tests, sizeof tests / sizeof *tests, time_elements);
 }

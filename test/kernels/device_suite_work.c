@@ -280,6 +280,59 @@ static void test_sums(void **state)
     dev->ops->stream_close(s);
 }
 
+/* Maxima and digests equal the portable kernel's. The digest goes over more threads than run at once. */
+static void run_raw_bits(struct zr_device *dev, struct zr_stream *s)
+{
+    enum { LARGE = 1 << 20 };
+    const struct zr_host_kernels *k = zr_host_kernels(ZR_ISA_PORTABLE);
+    const struct zr_device_ops *ops = dev->ops;
+    uint32_t *host = malloc(3 * LARGE), *got = malloc(LARGE), *want = malloc(LARGE);
+    char *x = device_memory(dev, 3 * LARGE), *dst = device_memory(dev, LARGE);
+    uint64_t *sum = device_memory(dev, sizeof *sum), start = random_bits(&suite_rng), digest,
+             want_digest = start;
+    for (int64_t i = 0; i < 3 * LARGE / 4; i++)
+        host[i] = (uint32_t)random_bits(&suite_rng);
+    for (int round = 0; round < 6; round++) {
+        const enum zero_dtype dtype = round % 2 ? ZERO_BF16 : ZERO_F32;
+        const int64_t n = round < 2 ? LARGE / 4 : random_below(&suite_rng, N), size = zr_dtype_bytes(dtype);
+        const int64_t bytes = 3 * LARGE - random_below(&suite_rng, 9);
+        const void *src[3], *from[3];
+        for (int i = 0; i < 3; i++) {
+            src[i] = x + i * LARGE;
+            from[i] = (char *)host + i * LARGE;
+        }
+        assert_int_equal(ops->copy(s, x, host, 3 * LARGE), 0);
+        assert_int_equal(ops->maximum(s, dst, src, 3, dtype, n), 0);
+        memset(src, 0, sizeof src); /* the array was copied */
+        assert_int_equal(ops->put(s, sum, &start, sizeof start), 0);
+        assert_int_equal(ops->digest(s, sum, x, bytes, start), 0);
+        assert_int_equal(ops->copy(s, got, dst, n * size), 0);
+        assert_int_equal(ops->copy(s, &digest, sum, sizeof digest), 0);
+        assert_int_equal(ops->stream_sync(s), 0);
+        k->maximum(want, from, 3, dtype, n);
+        assert_memory_equal(got, want, (size_t)(n * size));
+        want_digest = start;
+        k->digest(&want_digest, host, bytes, start);
+        assert_true(digest == want_digest);
+    }
+    const void *one = x;
+    assert_int_equal(ops->maximum(s, dst, &one, 0, ZERO_F32, 4), ZERO_ERR_ARG);
+    assert_int_equal(ops->maximum(s, dst, &one, 1, ZERO_F16, 4), ZERO_ERR_NOTSUP);
+    assert_int_equal(ops->maximum(s, dst, &one, 1, ZERO_F32, -1), ZERO_ERR_ARG);
+    ops->free(dev, x, 3 * LARGE);
+    ops->free(dev, dst, LARGE);
+    ops->free(dev, sum, sizeof *sum);
+    free(host), free(got), free(want);
+}
+
+static void test_raw_bits(void **state)
+{
+    struct zr_device *dev = *state;
+    struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
+    run_raw_bits(dev, s);
+    dev->ops->stream_close(s);
+}
+
 /* --- tables of sums --- */
 
 /* Ranges of sources with a common layout. Lengths are arbitrary, and so are alignments to an element. */
@@ -657,7 +710,7 @@ int suite_of_work(struct zr_device *dev)
         cmocka_unit_test(test_put),           cmocka_unit_test(test_host_memory_and_stamps),
         cmocka_unit_test(test_copy_rows),     cmocka_unit_test(test_copy_rows_refused),
         cmocka_unit_test(test_sum_ranges),    cmocka_unit_test(test_update_spans),
-        cmocka_unit_test(test_largest_block),
+        cmocka_unit_test(test_largest_block), cmocka_unit_test(test_raw_bits),
     };
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
         tests[i].initial_state = dev;

@@ -2,11 +2,12 @@
 /* nccl_stand_in.h: NCCL between threads of one process, or between processes, over the CUDA stand-in's
  * streams.
  *
- * Ranks are threads with one device each. With nccl_stand_in_share they are processes with one machine
- * each, on the host that NCCL_HOSTID names. A collective runs in its stream's order. It first gives away a
- * copy of what it sends and then waits for what it needs from others. So it completes as early as NCCL may
- * let it, and a caller that takes it for a barrier fails. Sums go around a ring and are rounded to the
- * type at every hop, so they differ from a tree's. Maxima drop NaN.
+ * Ranks are threads with one device each. With nccl_stand_in_share they are processes with one machine each,
+ * on the host that NCCL_HOSTID names. A collective runs in its stream's order. It first gives away a copy of
+ * what it sends and then waits for what it needs from others. So it completes as early as NCCL may let it,
+ * and a caller that takes it for a barrier fails. A sender may also wait for its receiver, as NCCL does when
+ * a message fills its buffers, and two ranks that both send first then fail. Sums go around a ring and are
+ * rounded to the type at every hop, so they differ from a tree's. Maxima drop NaN.
  *
  * A process that dies is noticed as with NCCL:
  * - While a communicator is made, its two neighbours among the ranks get ncclRemoteError.
@@ -68,6 +69,8 @@ struct nccl_stand_in_machine {
     bool abort_sticks;
     /* default false; true: ncclCommRevoke does not return, and does nothing */
     bool revoke_sticks;
+    /* default false; true: what sends a message completes when the receiver has come */
+    bool sends_wait;
     /* the least time that a group takes on its stream; default 0 */
     int32_t slow_us;
     /* time that a communicator's first call takes to return: its first one of ncclAllReduce, of the other

@@ -3,7 +3,7 @@
  *
  * A group first gives away copies of everything it sends, and then waits for what each of its calls needs,
  * in turn. So a broadcast's root, a reduce's other ranks and a sender are done at once, as NCCL's own
- * buffers allow. */
+ * buffers allow. A sender waits with sends_wait. */
 #include "test/stand_in/half.h"
 #include "test/stand_in/nccl_stand_in_inside.h"
 
@@ -109,9 +109,9 @@ static bool is_served(const struct nsi_meeting *m, const struct nsi_call *c)
     int me = c->comm->rank;
     if (m->different)
         return false;
-    if (c->kind == NSI_SEND || (c->kind == NSI_REDUCE && me != c->root))
+    if ((c->kind == NSI_SEND && !nsi.machine.sends_wait) || (c->kind == NSI_REDUCE && me != c->root))
         return true;
-    if (c->kind == NSI_RECV || c->kind == NSI_BROADCAST)
+    if (c->kind >= NSI_SEND || c->kind == NSI_BROADCAST)
         return m->here[c->root];
     for (int i = 0; i < c->comm->team->n_ranks; i++)
         if (!m->here[i])
@@ -273,7 +273,7 @@ static const struct nsi_call *batch_with(const struct nsi_call *call, int rank)
         for (const struct nsi_call *c = b; c; c = c->next)
             if (c->comm->team == call->comm->team && c->comm->rank == rank && c->number == call->number &&
                 (c->kind >= NSI_SEND) == (call->kind >= NSI_SEND) &&
-                (call->kind != NSI_RECV || (c->kind == NSI_SEND && c->root == call->comm->rank)))
+                (call->kind < NSI_SEND || (c->kind != call->kind && c->root == call->comm->rank)))
                 return b;
     return NULL;
 }
@@ -283,7 +283,7 @@ static int waits_for(const struct nsi_call *calls)
 {
     const struct nsi_call *c = calls->now;
     const struct nsi_meeting *m = meeting_of(c);
-    bool one = c->kind == NSI_RECV || c->kind == NSI_BROADCAST;
+    bool one = c->kind >= NSI_SEND || c->kind == NSI_BROADCAST;
     if (is_served(m, c) || m->different)
         return -1;
     for (int r = 0; r < c->comm->team->n_ranks; r++) {

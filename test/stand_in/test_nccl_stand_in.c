@@ -499,6 +499,29 @@ static void test_one_queue(void **state)
     run_hung(one_queue);
 }
 
+static int message(bool sends, int rank, ncclComm_t all, char *at, cudaStream_t s)
+{
+    return sends ? (int)ncclSend(at, 1, ncclFloat32, 1 - rank, all, s)
+                 : (int)ncclRecv(at + 4, 1, ncclFloat32, 1 - rank, all, s);
+}
+
+/* Both ranks connect in one group, and then send before they receive. */
+static void both_send(int rank, ncclComm_t all, ncclComm_t part[2], char *at, cudaStream_t s[2])
+{
+    assert_int_equal(ncclGroupStart(), 0);
+    assert_int_equal(message(true, rank, all, at, s[0]) || message(false, rank, all, at, s[0]), 0);
+    assert_int_equal(ncclGroupEnd(), 0);
+    assert_int_equal(message(true, rank, all, at, s[0]) || message(false, rank, all, at, s[0]), 0);
+}
+
+/* Short messages leave at once. Long ones wait for each other. */
+static void test_both_send(void **state)
+{
+    run_late_ranks(both_send, 0);
+    nccl_stand_in_the_machine()->sends_wait = true;
+    run_hung(both_send);
+}
+
 static int start(void **state)
 {
     stand_in_the_machine()->n_devices = RANKS;
@@ -529,6 +552,7 @@ int main(void)
                           three = {3, ""}, alone = {1, "rank 0 has waited"},
                           room = {5, "has not started: it needs 32 CTAs, and 32 of 32 are taken"},
                           queue = {5, "has not started, behind ncclAllGather 1 of"},
+                          sends = {5, "has not started, behind ncclSend 1 of"},
                           ring = {1, "rank 0 waits in its first operation on [color 0 of split 1 of"};
     setenv("NCCL_STAND_IN_CONNECT", "1", 1);
     const struct CMUnitTest tests[] = {
@@ -542,6 +566,7 @@ int main(void)
         cmocka_unit_test_prestate_setup_teardown(test_no_room, start, finish, &room),
         cmocka_unit_test_setup_teardown(test_order_of_issue, start, finish),
         cmocka_unit_test_prestate_setup_teardown(test_one_queue, start, finish, &queue),
+        cmocka_unit_test_prestate_setup_teardown(test_both_send, start, finish, &sends),
         cmocka_unit_test_setup_teardown(test_scalable, start, finish),
         cmocka_unit_test_prestate_setup_teardown(test_scalable_refused, start, finish, &three),
         cmocka_unit_test_prestate_setup_teardown(test_scalable_differs, start, finish, &one),

@@ -156,7 +156,7 @@ static int work(struct toy_rank *r, struct zero_config *cfg, zero_ctx **z, struc
     struct view *v = &shared->view[r->rank];
     enum doing failed_in = NOTHING;
     int err = 0;
-    float x[8] = {0};
+    float x[8] = {0}, *activations = where_alloc(sizeof x);
     double value = r->rank;
     cfg->launch.timeout_ms = l->timeout_ms;
     cfg->launch.start_timeout_ms = l->timeout_ms;
@@ -185,7 +185,7 @@ static int work(struct toy_rank *r, struct zero_config *cfg, zero_ctx **z, struc
             if (l->pp == 1)
                 DO(BRACKETS, toy_forward(m, *z, true));
             if (l->tp > 1)
-                DO(PARTS, zero_all_reduce(*z, ZERO_AXIS_TP, x, x, 8, ZERO_F32, ZERO_SUM));
+                DO(PARTS, zero_all_reduce(*z, ZERO_AXIS_TP, activations, activations, 8, ZERO_F32, ZERO_SUM));
             if (l->pp == 1)
                 DO(BRACKETS, toy_backward(m, *z, true, step, r->rank / l->tp));
             if (step)
@@ -203,6 +203,7 @@ static int work(struct toy_rank *r, struct zero_config *cfg, zero_ctx **z, struc
     atomic_store(&v->before, atomic_load(&v->doing));
     atomic_store(&v->doing, NOTHING);
     *in = failed_in;
+    where_release(activations);
     return err;
 }
 
@@ -465,7 +466,7 @@ static struct loss any_loss(int i, int signal)
                      .prefetch = (int)(draw() % 2),
                      .n_hosts = 1};
     /* tensor parallelism, pipeline stages, or neither */
-    int kind = where_has_parts && l.stage <= 3 ? (int)(draw() % 3) : 0;
+    int kind = l.stage <= 3 ? (int)(draw() % 3) : 0;
     l.tp = kind == 1 ? 2 : 1;
     l.pp = kind == 2 ? 2 : 1;
     if ((l.at == PARTS && l.tp == 1) || (l.at == ACTIONS && l.pp == 1))

@@ -1471,8 +1471,6 @@ REFUSED((TWO_EACH(1)), m->table[OF_LAYER * 2].name = m->table[0].name, ARG,
         "are both named w10; names must be unique")
 REFUSED((TWO_EACH(1)), m->table[0].flags = ZERO_TIED, NOTSUP,
         "(w10): ZERO_TIED with pp 1 and stages_per_rank 2")
-REFUSED((TWO_EACH(1)), (cfg->launch.backend = ZERO_BACKEND_AUTO, cfg->device = ZERO_DEVICE_CUDA), NOTSUP,
-        "stages_per_rank is 2, but device is cuda")
 REFUSED((TWO_EACH(1)), cfg->pipeline.activation_bytes = 0, ARG,
         "pp is 1 and stages_per_rank 2, but activation_bytes is 0")
 

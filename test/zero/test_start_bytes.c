@@ -60,8 +60,8 @@ static void test_pipeline(void **state)
     static const struct mesh mesh = {.pp = 2, .dp = 4, .tp = 2, .stage = 1};
     const struct setup s = {.mesh = &mesh};
     (void)state;
-    if (!where_has_parts)
-        skip();
+    if (where_has_gpu)
+        skip(); /* the stand-in has fewer devices */
     n_sent = 0;
     pp_run(&s, do_nothing, "2 pipeline stages of 8 ranks");
     check_bytes(16, 3000, "2 pipeline stages of 8 ranks");

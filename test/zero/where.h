@@ -14,9 +14,6 @@
 /* Whether this program trains on a GPU. */
 extern const bool where_has_gpu;
 
-/* Whether this program's ranks may use tensor and pipeline parallelism. */
-extern const bool where_has_parts;
-
 /* A rank's thread calls where_open before zero_wrap, to select the device and set cfg. It calls where_close
  * after zero_unwrap. */
 void where_open(int rank, struct zero_config *cfg);

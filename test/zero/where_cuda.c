@@ -12,7 +12,6 @@
 #include <stdlib.h>
 
 const bool where_has_gpu = true;
-const bool where_has_parts = false;
 
 static void must(const char *call, cudaError_t err)
 {

@@ -7,7 +7,6 @@
 #include <sys/wait.h>
 
 const bool where_has_gpu = false;
-const bool where_has_parts = true;
 
 void where_open(int rank, struct zero_config *cfg)
 {

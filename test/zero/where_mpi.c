@@ -10,7 +10,6 @@
 #include <string.h>
 
 const bool where_has_gpu = false;
-const bool where_has_parts = true;
 
 /* Read by AddressSanitizer: what an MPI communicator leaves behind on purpose after a failure. Requests and
  * threads may still use it (comm/mpi/README.md). */

@@ -15,22 +15,12 @@
 
 #include <stdlib.h>
 
-/* A comparison under way: memory to digest tensors in, and the digest so far. */
-struct digest {
-    struct zr_engine *e;
-    char *buffer;
-    uint64_t hash;
-};
-
-/* Compares the tensors [first, end) of all groups. all: (n_all) memory for the ranks' digests. differ gets
- * two ranks that should be equal and are not, or -1 twice. */
-static int compare_tensors(struct digest *d, int32_t first, int32_t end, uint64_t *all, int32_t differ[2])
+/* Compares the tensors [first, end). differ gets two ranks that should be equal and are not, or -1 twice. */
+static int compare_tensors(struct zr_engine *e, int32_t first, int32_t end, uint64_t *all, int32_t differ[2])
 {
-    struct zr_engine *e = d->e;
-    d->hash = 0;
-    for (int32_t t = first; t < end; t++)
-        ZR_TRY(zr_digest_tensor(e, d->buffer, t, &d->hash));
-    ZR_TRY(zr_engine_exchange(e, &d->hash, sizeof d->hash, all));
+    uint64_t digest;
+    ZR_TRY(zr_digest_tensors(e, first, end, false, &digest));
+    ZR_TRY(zr_engine_exchange(e, &digest, sizeof digest, all));
     const struct zr_comm *control = e->role[ZR_ROLE_CONTROL].comm;
     int32_t group_size = e->plan->hop[ZR_INNER].size;
     differ[0] = differ[1] = -1;
@@ -42,14 +32,12 @@ static int compare_tensors(struct digest *d, int32_t first, int32_t end, uint64_
     return 0;
 }
 
-/* Fails with the name of the first tensor that differs. differ: two ranks whose copies differ somewhere. */
-static int report_difference(struct digest *d, uint64_t *all, int32_t differ[2])
+static int report_difference(struct zr_engine *e, uint64_t *all, int32_t differ[2])
 {
-    struct zr_engine *e = d->e;
     int32_t found[2] = {-1, -1}, t = 0;
     /* pipeline stages have different tensors */
     for (; e->pp == 1 && found[0] < 0 && t < e->layout->n_tensors; t++)
-        ZR_TRY(compare_tensors(d, t, t + 1, all, found));
+        ZR_TRY(compare_tensors(e, t, t + 1, all, found));
     const char *name = found[0] < 0 ? "?" : e->layout->tensors[t - 1].name;
     if (found[0] >= 0)
         differ = found;
@@ -64,17 +52,15 @@ static int report_difference(struct digest *d, uint64_t *all, int32_t differ[2])
 /* Compares the copies of the groups, and names a tensor if they differ. */
 static int compare_groups(struct zr_engine *e)
 {
-    struct digest d = {.e = e, .buffer = malloc(ZR_DIGEST_BYTES), .hash = 0};
     uint64_t *all = malloc((size_t)e->n_all * sizeof *all);
     int32_t differ[2];
-    int err = d.buffer && all ? 0 : zr_fail(ZERO_ERR_NOMEM, "check: no memory to compare the groups' copies");
+    int err = all ? 0 : zr_fail(ZERO_ERR_NOMEM, "check: no memory to compare the groups' copies");
     if (!err)
         err = zr_engine_drain(e);
     if (!err)
-        err = compare_tensors(&d, 0, e->layout->n_tensors, all, differ);
+        err = compare_tensors(e, 0, e->layout->n_tensors, all, differ);
     if (!err && differ[0] >= 0)
-        err = report_difference(&d, all, differ);
-    free(d.buffer);
+        err = report_difference(e, all, differ);
     free(all);
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }

@@ -8,7 +8,8 @@
  *   a.in    is hashed when an action gets it, and must be unchanged at the action's end. That of a forward
  *           must stay so until its backward, which has it as a.kept, is over.
  *
- * The last byte that is not 0xff shows how much a micro-batch has written. For the model's thread only. */
+ * The last byte that is not 0xff shows how much a micro-batch has written. On a GPU the host looks at a copy
+ * of the slot, for which it waits. For the model's thread only. */
 #include "kernels/alloc.h"
 #include "shard/engine/check/observers.h"
 #include "shard/engine/internal.h"
@@ -42,6 +43,8 @@ struct slot_check {
     int64_t *first_bytes;
     int32_t *first_micro;
     bool said;
+    /* (slot_bytes) a slot's content; NULL: the host reads and writes slots themselves */
+    unsigned char *copy;
     /* (slots) */
     struct slot_contents contents[];
 };
@@ -53,14 +56,41 @@ static struct slot_contents *contents_of(struct slot_check *c, const void *slot)
     return slot ? &c->contents[zr_pipe_slot_number(c->o.e, slot)] : NULL;
 }
 
-static uint64_t hash_of(const struct slot_check *c, const void *slot)
+/* Copies to or from a slot in the order of the model's stream, and waits for it. */
+static int copy_slot(struct slot_check *c, void *to, const void *from)
 {
-    return XXH3_64bits(slot, (size_t)c->room.activation_bytes);
+    struct zr_engine *e = c->o.e;
+    ZR_TRY(e->dev->ops->copy(e->compute, to, from, c->room.slot_bytes));
+    ZR_TRY(e->dev->ops->event_record(e->ev.drained, e->compute));
+    return zr_engine_wait(e, e->ev.drained);
 }
 
-static void note_contents(struct slot_check *c, const void *slot, bool gave)
+/* Points *content at the slot's content, until the next call. */
+static int look_at_slot(struct slot_check *c, const void *slot, const unsigned char **content)
 {
-    *contents_of(c, slot) = (struct slot_contents){hash_of(c, slot), true, gave, c->now.action};
+    *content = c->copy ? c->copy : slot;
+    return c->copy ? zr_engine_note(c->o.e, copy_slot(c, c->copy, slot)) : 0;
+}
+
+static int fill_slot(struct slot_check *c, void *slot)
+{
+    memset(c->copy ? c->copy : slot, 0xff, (size_t)c->room.slot_bytes);
+    return c->copy ? zr_engine_note(c->o.e, copy_slot(c, slot, c->copy)) : 0;
+}
+
+static int hash_slot(struct slot_check *c, const void *slot, uint64_t *hash)
+{
+    const unsigned char *content;
+    ZR_TRY(look_at_slot(c, slot, &content));
+    *hash = XXH3_64bits(content, (size_t)c->room.activation_bytes);
+    return 0;
+}
+
+static int note_contents(struct slot_check *c, const void *slot, bool gave)
+{
+    struct slot_contents *h = contents_of(c, slot);
+    *h = (struct slot_contents){.known = true, .gave = gave, .by = c->now.action};
+    return hash_slot(c, slot, &h->hash);
 }
 
 /* Text such as "forward of micro-batch 3". */
@@ -78,7 +108,11 @@ static struct action_text text_of(const struct zr_pipe_action *a)
 static int compare_slot(struct slot_check *c, const void *slot, const char *name)
 {
     const struct slot_contents *h = contents_of(c, slot);
-    if (!h || !h->known || h->hash == hash_of(c, slot))
+    uint64_t hash;
+    if (!h || !h->known)
+        return 0;
+    ZR_TRY(hash_slot(c, slot, &hash));
+    if (hash == h->hash)
         return 0;
     const struct action_text now = text_of(&c->now.action), then = text_of(&h->by);
     if (h->gave)
@@ -123,7 +157,9 @@ static void report_sizes(struct slot_check *c, int64_t n)
 
 static int check_written(struct slot_check *c, const void *out)
 {
-    const int64_t n = written_bytes(c, out), most = c->room.activation_bytes;
+    const unsigned char *content;
+    ZR_TRY(look_at_slot(c, out, &content));
+    const int64_t n = written_bytes(c, content), most = c->room.activation_bytes;
     if (n > zr_round_up(most, 4))
         return zr_engine_note(
             c->o.e, zr_fail(ZERO_ERR_ORDER,
@@ -148,12 +184,11 @@ static int slots_begin(struct zr_observer *o, const struct zr_grant *g)
     ZR_TRY(compare_slot(c, s->kept, "a.in"));
     ZR_TRY(compare_slot(c, s->out, "a.out"));
     if (s->in && !contents_of(c, s->in)->known)
-        note_contents(c, s->in, false);
-    if (s->out) {
-        contents_of(c, s->out)->known = false;
-        memset(s->out, 0xff, (size_t)c->room.slot_bytes);
-    }
-    return 0;
+        ZR_TRY(note_contents(c, s->in, false));
+    if (!s->out)
+        return 0;
+    contents_of(c, s->out)->known = false;
+    return fill_slot(c, s->out);
 }
 
 static int slots_end(struct zr_observer *o, const struct zr_grant *g)
@@ -166,7 +201,7 @@ static int slots_end(struct zr_observer *o, const struct zr_grant *g)
     ZR_TRY(compare_slot(c, s->kept, "a.kept"));
     if (s->out) {
         ZR_TRY(check_written(c, s->out));
-        note_contents(c, s->out, true);
+        ZR_TRY(note_contents(c, s->out, true));
     }
     /* A slot that may be written again need not stay unchanged any more. */
     bool over = zr_pipe_gives_weights(s->action.kind) || c->evaluates;
@@ -182,6 +217,7 @@ static void close_slots(struct zr_observer *o)
     struct slot_check *c = (struct slot_check *)o;
     free(c->first_bytes);
     free(c->first_micro);
+    free(c->copy);
 }
 
 int zr_slots_open(struct zr_engine *e, const struct zr_engine_parts *parts)
@@ -199,6 +235,8 @@ int zr_slots_open(struct zr_engine *e, const struct zr_engine_parts *parts)
     c->room = *room;
     ZR_TRY(ZR_ALLOC(c->first_bytes, n, "the check of a pipeline's slots"));
     ZR_TRY(ZR_ZALLOC(c->first_micro, n, "the check of a pipeline's slots"));
+    if (!e->dev->ops->host_memory)
+        ZR_TRY(ZR_ALLOC(c->copy, room->slot_bytes, "the check of a pipeline's slots"));
     for (int32_t i = 0; i < n; i++)
         c->first_bytes[i] = -1;
     return 0;

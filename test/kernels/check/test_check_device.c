@@ -157,6 +157,8 @@ static void test_refused(void **state)
     assert_int_equal(d->add(t.a, x, src[0], none, 16), ZERO_ERR_ARG);
     assert_int_equal(d->sum_tree(t.a, x, src, 1, none, 16, true), ZERO_ERR_ARG);
     assert_int_equal(d->sum_ranges(t.a, sums, 1, src, 1, none), ZERO_ERR_ARG);
+    assert_int_equal(d->maximum(t.a, x, src, 1, none, 16), ZERO_ERR_ARG);
+    assert_int_equal(d->digest(t.a, (uint64_t *)t.x, src[0], -1, 0), ZERO_ERR_ARG);
     assert_int_equal(d->update(t.a, &u), ZERO_ERR_ARG);
     assert_int_equal(d->update_spans(t.a, &u, NULL, 65), ZERO_ERR_ARG);
     d->zero(t.b, t.x, BYTES);
@@ -208,6 +210,36 @@ static void test_tables_of_sums(void **state)
                           : at == 256 ? "at +1280: sum_ranges (test, unit 3, step 7) on rank 0's a reads"
                           : at == 1024 ? "at +2048: sum_ranges (test, unit 3, step 7) on rank 0's a reads"
                                        : NULL);
+        }
+}
+
+/* A maximum reads every source and writes its destination. A digest reads its bytes, and adds to the sum. */
+static void test_raw_bits(void **state)
+{
+    static const struct {
+        int64_t at;
+        const char *maximum, *digest;
+    } rows[] = {{0, "maximum (test, unit 3, step 7) on rank 0's a overwrites what copy",
+                 "digest (test, unit 3, step 7) on rank 0's a overwrites what copy"},
+                {1024, "at +1024: maximum (test, unit 3, step 7) on rank 0's a reads",
+                 "at +1024: digest (test, unit 3, step 7) on rank 0's a reads"},
+                {1792, "at +1792: maximum (test, unit 3, step 7) on rank 0's a reads", NULL}};
+    struct bed t;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int digests = 0; digests < 2; digests++) {
+            open_bed(&t, 1);
+            const struct zr_device_ops *d = t.dev->ops;
+            static char out[8];
+            const void *src[] = {t.x + 1024, t.x + 1792};
+            if (i == 0)
+                d->copy(t.b, out, t.x, 8);
+            else
+                d->zero(t.b, t.x + rows[i].at, 64);
+            if (digests)
+                d->digest(t.a, (uint64_t *)t.x, t.x + 1024, 64, 0);
+            else
+                d->maximum(t.a, t.x, src, 2, ZERO_F32, 16);
+            close_bed(&t, digests ? rows[i].digest : rows[i].maximum);
         }
 }
 
@@ -329,19 +361,13 @@ static void test_snapshot(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_two_streams),
-        cmocka_unit_test(test_reads),
-        cmocka_unit_test(test_tables),
-        cmocka_unit_test(test_spans),
-        cmocka_unit_test(test_tables_of_sums),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_old_record),
-        cmocka_unit_test(test_host_waits),
-        cmocka_unit_test(test_calls_say_what_they_touch),
-        cmocka_unit_test(test_others),
-        cmocka_unit_test(test_others_read_too_early),
-        cmocka_unit_test(test_snapshot),
-        cmocka_unit_test(test_room),
+        cmocka_unit_test(test_two_streams),    cmocka_unit_test(test_reads),
+        cmocka_unit_test(test_tables),         cmocka_unit_test(test_spans),
+        cmocka_unit_test(test_tables_of_sums), cmocka_unit_test(test_raw_bits),
+        cmocka_unit_test(test_refused),        cmocka_unit_test(test_old_record),
+        cmocka_unit_test(test_host_waits),     cmocka_unit_test(test_calls_say_what_they_touch),
+        cmocka_unit_test(test_others),         cmocka_unit_test(test_others_read_too_early),
+        cmocka_unit_test(test_snapshot),       cmocka_unit_test(test_room),
     };
     struct zr_device *host;
     struct zr_check *check;

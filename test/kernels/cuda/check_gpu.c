@@ -127,6 +127,23 @@ static void gpu_sum_squares(struct zr_exact_sum *acc, const float *x, int64_t n)
     finish("sum_squares");
 }
 
+static void gpu_maximum(void *dst, const void *const *src, int n_src, enum zero_dtype dtype, int64_t n)
+{
+    const int64_t bytes = n * zr_dtype_bytes(dtype);
+    const void *from[ZR_MAX_SOURCES];
+    for (int i = 0; i < n_src; i++)
+        from[i] = place(src[i], NULL, bytes);
+    must(dev->ops->maximum(s, place_out(dst, bytes), from, n_src, dtype, n));
+    finish("maximum");
+}
+
+static void gpu_digest(uint64_t *sum, const void *at, int64_t bytes, uint64_t first)
+{
+    const void *from = place(at, NULL, bytes);
+    must(dev->ops->digest(s, place_out(sum, sizeof *sum), from, bytes, first));
+    finish("digest");
+}
+
 static void gpu_scale(float *x, int64_t n, float factor)
 {
     const struct zr_step_scalars scalars = {.grad_scale = factor};
@@ -157,6 +174,8 @@ static const struct zr_host_kernels table = {.name = "gpu",
                                              .sum_tree = gpu_sum_tree,
                                              .add = gpu_add,
                                              .sum_squares = gpu_sum_squares,
+                                             .maximum = gpu_maximum,
+                                             .digest = gpu_digest,
                                              .scale = gpu_scale,
                                              .update = gpu_update};
 
