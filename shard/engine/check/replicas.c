@@ -15,7 +15,8 @@
 
 #include <stdlib.h>
 
-/* Compares the tensors [first, end). differ gets two ranks that should be equal and are not, or -1 twice. */
+/* Compares the tensors [first, end) of all groups. all: (n_all) memory for the ranks' digests. differ gets
+ * two ranks that should be equal and are not, or -1 twice. */
 static int compare_tensors(struct zr_engine *e, int32_t first, int32_t end, uint64_t *all, int32_t differ[2])
 {
     uint64_t digest;
@@ -32,6 +33,7 @@ static int compare_tensors(struct zr_engine *e, int32_t first, int32_t end, uint
     return 0;
 }
 
+/* Fails with the name of the first tensor that differs. differ: two ranks whose copies differ somewhere. */
 static int report_difference(struct zr_engine *e, uint64_t *all, int32_t differ[2])
 {
     int32_t found[2] = {-1, -1}, t = 0;
