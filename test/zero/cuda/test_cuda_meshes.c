@@ -3,7 +3,8 @@
  * mesh has the bits of the host. With it off, all ranks of an axis have the same bits.
  *
  * Some meshes run on threads. Others run on processes, which pose as one host or several: a sample that is
- * drawn from SEED (printed; by default the time), or all with N_MESHES=all, which takes some minutes. */
+ * drawn from SEED (printed; by default the time). N_MESHES is their number; with N_MESHES=all all of them
+ * run, which takes some minutes. */
 #include "test/cmocka.h"
 #include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
