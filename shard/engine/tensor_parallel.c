@@ -167,7 +167,7 @@ static int gather_pieces(struct zr_engine *e, char *dst, const char *src, int64_
 
 /* Every rank goes through the parts in the same order, so that all ranks keep the same bits: 0 and -0 compare
  * as equal. */
-static int most_of_all(struct zr_engine *e, char *dst, const char *src, int64_t n, enum zero_dtype dtype,
+static int max_over_tp(struct zr_engine *e, char *dst, const char *src, int64_t n, enum zero_dtype dtype,
                        const struct zr_tag *tag)
 {
     const struct zr_device_ops *d = e->dev->ops;
@@ -259,7 +259,7 @@ int zr_engine_tp_max(struct zr_engine *e, enum zr_call_name call, void *dst, con
                      enum zero_dtype dtype)
 {
     const struct zr_tag tag = zr_tp_tag(e, call, n, dtype);
-    return end_collective(e, most_of_all(e, dst, src, n, dtype, &tag));
+    return end_collective(e, max_over_tp(e, dst, src, n, dtype, &tag));
 }
 
 int zr_engine_tp_broadcast(struct zr_engine *e, enum zr_call_name call, int32_t root, void *buf,
