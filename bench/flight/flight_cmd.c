@@ -50,7 +50,7 @@ static const struct option_table table = {
     .finish = finish,
 };
 
-/* What became of a rank. code: it wrote an error into its recorder. has_ended: zero-run has added how its
+/* Says what became of a rank. code: it wrote an error into its recorder. has_ended: zero-run has added how its
  * process ended. */
 static const char *state_of(const struct zr_flight_view *v)
 {
