@@ -58,19 +58,15 @@ static int plan_rank(struct planning *p, int64_t rank)
     struct plan_rank own;
     if (p->like[rank] != rank)
         return 0;
-    plan_rank_of(&own, p->tensors, p->n, p->layers, p->o->pp, p->o->stages_per_rank, rank);
-    struct plan_table t = {.tensors = own.tensors, .n = own.n, .pp_at = rank};
-    t.order = malloc((size_t)train_n_calls(own.stages, own.n_stages) * sizeof *t.order);
-    if (!t.order) {
+    if (!plan_rank_of(&own, p->tensors, p->n, p->layers, p->o->pp, p->o->stages_per_rank, rank)) {
         fprintf(stderr, "zero-bench plan: no memory for the calls of %lld layers\n",
                 (long long)layers_of_rank(p, rank));
         return EXIT_FAILURE;
     }
-    t.n_order = train_stages_order(t.order, own.stages, own.n_stages);
     int status = 0;
     for (int c = 0; !status && c < p->n_columns; c++)
-        status = plan_column(p->o, c, &t, &plan->info[c], &plan->ns[c]);
-    free(t.order);
+        status = plan_column(p->o, c, &own, &plan->info[c], &plan->ns[c]);
+    free(own.order);
     return status;
 }
 
