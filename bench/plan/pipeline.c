@@ -205,11 +205,15 @@ static void print_table(const struct planning *p)
 static json_t *rank_json(const struct planning *p, int64_t rank, int column)
 {
     const struct zero_plan_info *info = info_of(p, rank, column);
-    return json_pack("{s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I}", "pp_rank", (json_int_t)rank, "layers",
-                     (json_int_t)layers_of_rank(p, rank), "n_params", (json_int_t)info->n_params, "bytes",
-                     report_bytes_json(&info->bytes), "kept", (json_int_t)p->pipe.kept[rank],
-                     "activation_bytes", (json_int_t)kept_bytes(p, rank), "wire_bytes",
-                     (json_int_t)info->traffic.wire_bytes, "moved_bytes", (json_int_t)moved_bytes(p, rank));
+    json_t *object =
+        json_pack("{s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I}", "pp_rank", (json_int_t)rank, "layers",
+                  (json_int_t)layers_of_rank(p, rank), "n_params", (json_int_t)info->n_params, "bytes",
+                  report_bytes_json(&info->bytes), "kept", (json_int_t)p->pipe.kept[rank], "activation_bytes",
+                  (json_int_t)kept_bytes(p, rank), "wire_bytes", (json_int_t)info->traffic.wire_bytes,
+                  "moved_bytes", (json_int_t)moved_bytes(p, rank));
+    if (hybrid_of_column(column))
+        json_object_set_new(object, "outer_bytes", json_integer(info->traffic.outer_bytes));
+    return object;
 }
 
 /* Fields that are also printed without --pp describe the fullest rank. */

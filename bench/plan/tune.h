@@ -13,8 +13,8 @@
 enum tune_wire { TUNE_WIRE_OWN, TUNE_WIRE_BF16, TUNE_WIRE_ANY };
 
 struct tune_options {
-    /* What candidates have in common: all but prefetch, budget and wire_dtype. dp_shard is the size of groups;
-     * 0: every size that divides the data-parallel ranks. */
+    /* What candidates have in common: all but prefetch, budget and wire_dtype. dp_shard is the size of
+     * groups; 0: every size that divides the data-parallel ranks. */
     struct plan_options plan;
     /* enum tune_wire */
     int wire;
@@ -55,7 +55,8 @@ struct candidate {
     /* bytes that a rank receives from data-parallel ranks in a step: all, and those of them from other hosts;
      * with pp, the most of any pipeline rank */
     int64_t wire_bytes, between_bytes;
-    /* Any pipeline rank gathers parameters into slots. The largest memory of such a rank without its slots. */
+    /* Any pipeline rank gathers parameters into slots. The largest memory of such a rank without its
+     * slots. */
     bool gathers;
     int64_t without_slots;
     /* sums over the pipeline ranks that are planned, which tell two plans apart */

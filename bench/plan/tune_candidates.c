@@ -144,9 +144,9 @@ static int64_t used_budget(const struct planning *p)
     return most;
 }
 
-/* Raises the budget of *c, which was planned last, from what prefetch needs to all that the limit leaves. A budget that the plan does
- * not use up is lowered to what is used, if that gives the same plan. Returns false if there is no other
- * plan. */
+/* Raises the budget of *c, which was planned last, from what prefetch needs to all that the limit leaves. A
+ * budget that the plan does not use up is lowered to what is used, if that gives the same plan. Returns false
+ * if there is no other plan. */
 static bool spend_limit(struct planning *p, struct candidate *c)
 {
     const struct candidate least = *c;
@@ -202,8 +202,8 @@ static bool is_group(const struct tune_options *o, int64_t n)
            (!o->plan.dp_shard || o->plan.dp_shard == n);
 }
 
-/* Within one host, groups that add up micro-batches keep the fixed order of sums, as zero_wrap decides. zero_plan
- * takes each group for a host, so deterministic must be set for it. */
+/* Within one host, groups that add up micro-batches keep the fixed order of sums, as zero_wrap decides.
+ * zero_plan takes each group for a host, so deterministic must be set for it. */
 static int32_t deterministic_of(const struct tune_options *o)
 {
     bool one_host = o->plan.world / o->plan.pp <= o->per_host;

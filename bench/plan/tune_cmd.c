@@ -141,12 +141,15 @@ static int check_mesh(const char *name, const struct tune_options *o)
             "--tp and --pp: each of the %lld ranks has another part of the model, so there is nothing to "
             "shard and nothing to choose",
             world);
-    const int64_t parts[] = {tp, world / pp};
+    const struct {
+        const char *option, *group;
+        long long n;
+    } groups[] = {{"tp", "tensor-parallel group", tp}, {"pp", "pipeline stage", world / pp}};
     for (int i = 0; i < 2; i++)
-        if (!tune_on_hosts(o, parts[i]))
-            return refuse(name, "%s: its %lld ranks neither divide the %lld ranks of a host nor fill hosts",
-                          i ? "--pp: a pipeline stage has ranks side by side" : "--tp", (long long)parts[i],
-                          (long long)o->per_host);
+        if (!tune_on_hosts(o, groups[i].n))
+            return refuse(
+                name, "--%s: the %lld ranks of a %s neither divide the %lld ranks of a host nor fill hosts",
+                groups[i].option, groups[i].n, groups[i].group, (long long)o->per_host);
     return 0;
 }
 
