@@ -60,7 +60,7 @@ error_t plan_finish_axes(struct argp_state *state, struct plan_options *o);
 /* The tensor-parallel ranks: 1 if --tp was not given. */
 int64_t plan_tp(const struct plan_options *o);
 
-/* What the library is asked to plan for a rank. hybrid is an enum hybrid. */
+/* Returns the configuration to plan a rank with. hybrid is an enum hybrid. */
 struct zero_config plan_config(const struct plan_options *o, int stage, int hybrid,
                                const struct plan_rank *rank);
 

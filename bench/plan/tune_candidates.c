@@ -17,12 +17,13 @@
 struct planning {
     const struct tune_options *o;
     struct candidates *candidates;
-    /* (n_ranks) the pipeline ranks whose plans differ, or one with the whole model; what zero_plan said of
-     * each for the candidate that was planned last; and the parameters that each holds at least */
+    /* (n_ranks) the pipeline ranks whose plans differ, or one with the whole model */
     struct plan_rank *ranks;
-    struct zero_plan_info *info;
-    int64_t *least_params;
     int32_t n_ranks;
+    /* (n_ranks) what zero_plan says of the candidate that was planned last */
+    struct zero_plan_info *info;
+    /* (n_ranks) bytes of parameters that stay with the least budget */
+    int64_t *least_params;
     /* the warnings of zero_plan have been printed, by the first candidate */
     bool warned;
 };
@@ -99,7 +100,7 @@ static void take_info(struct candidate *c, const struct tune_options *o, const s
     c->sum_wire += info->traffic.wire_bytes;
 }
 
-/* Fills in the plan of a candidate, of which the first fields are set. */
+/* Plans a candidate for all pipeline ranks, and fills in the fields that depend on it. */
 static int plan(struct planning *p, struct candidate *c)
 {
     c->bytes = (struct zero_bytes){0};
@@ -133,8 +134,8 @@ static bool same_plan(const struct candidate *a, const struct candidate *b)
            a->sum_wire == b->sum_wire;
 }
 
-/* What the budget of the candidate that was planned last has added to the memory of parameters: the most of
- * any pipeline rank. */
+/* Returns the budget that the candidate which was planned last uses: the most that it has added to the memory
+ * of parameters of any pipeline rank. */
 static int64_t used_budget(const struct planning *p)
 {
     int64_t most = 0;
@@ -202,7 +203,7 @@ static bool is_group(const struct tune_options *o, int64_t n)
            (!o->plan.dp_shard || o->plan.dp_shard == n);
 }
 
-/* Within one host, groups that add up micro-batches keep the fixed order of sums, as zero_wrap decides.
+/* Inside one host, groups that add up micro-batches keep the fixed order of sums, as zero_wrap decides.
  * zero_plan takes each group for a host, so deterministic must be set for it. */
 static int32_t deterministic_of(const struct tune_options *o)
 {

@@ -232,8 +232,7 @@ static void print_mesh(const struct plan_options *o, int64_t n_dp)
         printf(", each layer in %lld parts", (long long)plan_tp(o));
     if (o->pp > 1)
         printf(", %lld pipeline stages by %s with %lld micro-batches of %lld x %lld tokens; the numbers are "
-               "those "
-               "of the rank with the most",
+               "those of the rank with the most",
                (long long)(o->pp * o->stages_per_rank), option_word_of(pipe_schedules, o->schedule),
                (long long)o->accum, (long long)o->batch, (long long)sizes.context);
     printf(
