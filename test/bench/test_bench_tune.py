@@ -112,7 +112,7 @@ def numbers(c):
 CASES = [(NANO, 4, 4, 4500000, 'bf16', 1), (NANO, 8, 4, 5200000, 'bf16', 1), (DEEP, 8, 2, 4300000, 'bf16', 2), (DEEP, 4, 4, 7000000, 'f32', 3),
          (NANO, 12, 4, 4000000, 'f32', 1), (['--params=3e8'], 64, 8, 900000000, 'bf16', 1), (DEEP, 3, 1, 3900000, 'bf16', 1)]
 # the same, then tp, pp and options of the pipeline
-MESHES = [(DEEP, 8, 4, 5100000, 'bf16', 1, 2), (DEEP, 16, 2, 4800000, 'bf16', 2, 2), (DEEP, 8, 4, 2650000, 'bf16', 4, 1, 2), (DEEP, 16, 16, 5150000, 'f32', 4, 2, 2),
+MESHES = [(DEEP, 8, 4, 5100000, 'bf16', 1, 2), (DEEP, 12, 6, 4700000, 'bf16', 1, 2), (DEEP, 16, 2, 4800000, 'bf16', 2, 2), (DEEP, 8, 4, 2650000, 'bf16', 4, 1, 2), (DEEP, 16, 16, 5150000, 'f32', 4, 2, 2),
           (DEEP, 8, 8, 2600000, 'bf16', 4, 1, 2, '--schedule=interleaved', '--stages-per-rank=3'), (['--params=3e8'], 64, 8, 560000000, 'bf16', 6, 2, 4, '--schedule=zero-bubble'),
           (DEEP, 12, 2, 2500000, 'bf16', 6, 1, 3, '--schedule=gpipe', '--stages-per-rank=2')]
 
