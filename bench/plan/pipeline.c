@@ -58,19 +58,15 @@ static int plan_rank(struct planning *p, int64_t rank)
     struct plan_rank own;
     if (p->like[rank] != rank)
         return 0;
-    plan_rank_of(&own, p->tensors, p->n, p->layers, p->o->pp, p->o->stages_per_rank, rank);
-    struct plan_table t = {.tensors = own.tensors, .n = own.n, .pp_at = rank};
-    t.order = malloc((size_t)train_n_calls(own.stages, own.n_stages) * sizeof *t.order);
-    if (!t.order) {
+    if (!plan_rank_of(&own, p->tensors, p->n, p->layers, p->o->pp, p->o->stages_per_rank, rank)) {
         fprintf(stderr, "zero-bench plan: no memory for the calls of %lld layers\n",
                 (long long)layers_of_rank(p, rank));
         return EXIT_FAILURE;
     }
-    t.n_order = train_stages_order(t.order, own.stages, own.n_stages);
     int status = 0;
     for (int c = 0; !status && c < p->n_columns; c++)
-        status = plan_column(p->o, c, &t, &plan->info[c], &plan->ns[c]);
-    free(t.order);
+        status = plan_column(p->o, c, &own, &plan->info[c], &plan->ns[c]);
+    free(own.order);
     return status;
 }
 
@@ -209,11 +205,15 @@ static void print_table(const struct planning *p)
 static json_t *rank_json(const struct planning *p, int64_t rank, int column)
 {
     const struct zero_plan_info *info = info_of(p, rank, column);
-    return json_pack("{s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I}", "pp_rank", (json_int_t)rank, "layers",
-                     (json_int_t)layers_of_rank(p, rank), "n_params", (json_int_t)info->n_params, "bytes",
-                     report_bytes_json(&info->bytes), "kept", (json_int_t)p->pipe.kept[rank],
-                     "activation_bytes", (json_int_t)kept_bytes(p, rank), "wire_bytes",
-                     (json_int_t)info->traffic.wire_bytes, "moved_bytes", (json_int_t)moved_bytes(p, rank));
+    json_t *object =
+        json_pack("{s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I}", "pp_rank", (json_int_t)rank, "layers",
+                  (json_int_t)layers_of_rank(p, rank), "n_params", (json_int_t)info->n_params, "bytes",
+                  report_bytes_json(&info->bytes), "kept", (json_int_t)p->pipe.kept[rank], "activation_bytes",
+                  (json_int_t)kept_bytes(p, rank), "wire_bytes", (json_int_t)info->traffic.wire_bytes,
+                  "moved_bytes", (json_int_t)moved_bytes(p, rank));
+    if (hybrid_of_column(column))
+        json_object_set_new(object, "outer_bytes", json_integer(info->traffic.outer_bytes));
+    return object;
 }
 
 /* Fields that are also printed without --pp describe the fullest rank. */

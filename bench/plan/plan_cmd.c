@@ -18,23 +18,7 @@ static const struct option_row rows[] = {
     {"world", "N", "Ranks (1)", OPTION_INT(world, 1, 1000000)},
     {"dp-shard", "N", "Groups of N ranks, a number that divides the world: tells of HSDP and HFSDP, too",
      OPTION_INT(dp_shard, 1, 1000000)},
-    {"tp", "N",
-     "Layers in parts, on N ranks each, which have the same data: tells what one of them takes (1)",
-     OPTION_INT(model.own.tp, 1, 1024)},
-    {"pp", "N",
-     "Layers in so many stages of a pipeline, on ranks of their own, or in --stages-per-rank times as many: "
-     "tells what the fullest rank takes (1)",
-     OPTION_INT(pp, 1, PIPE_MAX_STAGES)},
-    {"sequence-parallel", NULL,
-     "With --tp and --batch: activations between products are cut by rows, a part on each of the N",
-     OPTION_FLAG(model.own.sequence)},
-    {"schedule", "1f1b|gpipe|interleaved|zero-bubble",
-     "With --pp: the order in which stages take micro-batches; interleaved, for several on a rank, keeps "
-     "more "
-     "of them than 1f1b (1f1b)",
-     OPTION_WORD(schedule, pipe_schedules)},
-    {"stages-per-rank", "N", "With --pp and --schedule interleaved or gpipe: stages on each of its ranks (1)",
-     OPTION_INT(stages_per_rank, 1, PIPE_MAX_OWN)},
+    PLAN_MESH_ROWS(),
     {"optimizer", "NAME", "One of:" OPTION_OPTIMIZERS " (adamw)", OPTION_WORD(optimizer, option_optimizers)},
     {"accum", "N", "Micro-batches per step (1; with --pp two for each of its ranks)",
      OPTION_INT(accum, 1, 100000)},
@@ -57,7 +41,7 @@ static const struct option_row rows[] = {
 /* Refuses axes that do not fit the model or the world. */
 static error_t check_axes(struct argp_state *state, const struct plan_options *o)
 {
-    long long tp = o->model.config.tp > 1 ? (long long)o->model.config.tp : 1, pp = (long long)o->pp;
+    long long tp = (long long)plan_tp(o), pp = (long long)o->pp;
     long long stages = pp * (long long)o->stages_per_rank, world = (long long)o->world;
     struct gpt2_config c = plan_sizes(&o->model.config, o->params);
     long long heads = (long long)o->model.config.heads, tokens = (long long)(o->batch * c.context);
@@ -82,18 +66,23 @@ static error_t check_axes(struct argp_state *state, const struct plan_options *o
     return 0;
 }
 
+error_t plan_finish_axes(struct argp_state *state, struct plan_options *o)
+{
+    const char *fault = pipe_options_fault(o->schedule, o->pp, o->stages_per_rank);
+    if (fault)
+        return option_fault(state, "%s", fault);
+    pipe_options_default(&o->schedule, &o->accum, o->pp);
+    o->batch = o->batch || o->pp == 1 ? o->batch : 1;
+    return check_axes(state, o);
+}
+
 static error_t finish(struct argp_state *state, void *options)
 {
     struct plan_options *o = options;
     if (o->accum && o->micro_batches)
         return option_fault(state, "--micro-batches: says what --accum does");
-    const char *fault = pipe_options_fault(o->schedule, o->pp, o->stages_per_rank);
-    if (fault)
-        return option_fault(state, "%s", fault);
     o->accum = o->accum ? o->accum : o->micro_batches;
-    pipe_options_default(&o->schedule, &o->accum, o->pp);
-    o->batch = o->batch || o->pp == 1 ? o->batch : 1;
-    return check_axes(state, o);
+    return plan_finish_axes(state, o);
 }
 
 static const struct option_table table = {
@@ -115,18 +104,21 @@ static void report_groups(void *arg, const char *line)
         fprintf(stderr, "libzero: %s\n", line);
 }
 
-int plan_column(const struct plan_options *o, int column, const struct plan_table *t,
-                struct zero_plan_info *info, int64_t *ns)
+int64_t plan_tp(const struct plan_options *o)
+{
+    return o->model.config.tp > 1 ? o->model.config.tp : 1;
+}
+
+struct zero_config plan_config(const struct plan_options *o, int stage, int hybrid,
+                               const struct plan_rank *rank)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    cfg.stage = stage_of_column(column);
-    int64_t tp = o->model.config.tp > 1 ? o->model.config.tp : 1;
-    hybrid_to_config(&cfg, hybrid_of_column(column), o->world / (o->pp * tp), o->dp_shard);
+    cfg.stage = stage;
+    hybrid_to_config(&cfg, hybrid, o->world / (o->pp * plan_tp(o)), o->dp_shard);
     cfg.mesh.pp = (int32_t)o->pp;
-    cfg.mesh.tp = (int32_t)tp;
+    cfg.mesh.tp = (int32_t)plan_tp(o);
     /* any rank of this pipeline stage; here the first */
-    cfg.launch.rank = (int32_t)(t->pp_at * (o->world / o->pp));
-    cfg.debug.log = column > 0 && t->pp_at == 0 ? report_groups : NULL;
+    cfg.launch.rank = (int32_t)(rank->pp_at * (o->world / o->pp));
     cfg.launch.world = (int32_t)o->world;
     cfg.device = o->device;
     cfg.optim.optimizer = o->optimizer;
@@ -136,13 +128,21 @@ int plan_column(const struct plan_options *o, int column, const struct plan_tabl
     cfg.memory.param_budget_bytes = o->budget;
     cfg.memory.wire_dtype = o->wire_dtype;
     cfg.deterministic = o->deterministic;
-    cfg.memory.order = t->order;
-    cfg.memory.n_order = t->n_order;
+    cfg.memory.order = rank->order;
+    cfg.memory.n_order = rank->n_order;
     cfg.pipeline.schedule = o->schedule;
     cfg.pipeline.stages_per_rank = (int32_t)o->stages_per_rank;
     cfg.pipeline.activation_bytes = o->pp > 1 ? plan_move_bytes(o) : 0;
+    return cfg;
+}
+
+int plan_column(const struct plan_options *o, int column, const struct plan_rank *rank,
+                struct zero_plan_info *info, int64_t *ns)
+{
+    struct zero_config cfg = plan_config(o, stage_of_column(column), hybrid_of_column(column), rank);
+    cfg.debug.log = column > 0 && rank->pp_at == 0 ? report_groups : NULL;
     int64_t start = zr_now_ns();
-    int err = zero_plan(t->tensors, t->n, &cfg, info);
+    int err = zero_plan(rank->tensors, rank->n, &cfg, info);
     *ns = zr_now_ns() - start;
     if (err) {
         fprintf(stderr, "zero-bench plan: stage %d: %s\n", cfg.stage, zero_last_error());
@@ -226,16 +226,14 @@ static int plan_whole(const struct plan_options *o, const struct zero_tensor *te
     struct zero_plan_info info[N_COLUMNS];
     int64_t ns[N_COLUMNS];
     int n_columns = o->dp_shard ? N_COLUMNS : N_STAGES, status = 0;
-    struct plan_table t = {.tensors = tensors, .n = n};
-    t.order = malloc((size_t)TRAIN_N_CALLS(layers) * sizeof *t.order);
-    if (!t.order) {
+    struct plan_rank rank;
+    if (!plan_rank_of(&rank, tensors, n, layers, 1, 1, 0)) {
         fprintf(stderr, "zero-bench plan: no memory for %d units\n", layers);
         return EXIT_FAILURE;
     }
-    t.n_order = train_call_order(t.order, &(struct gpt2_config){.layers = layers});
     for (int c = 0; !status && c < n_columns; c++)
-        status = plan_column(o, c, &t, &info[c], &ns[c]);
-    free(t.order);
+        status = plan_column(o, c, &rank, &info[c], &ns[c]);
+    free(rank.order);
     if (!status && !o->json)
         print_table(o, info, ns, n_columns, layers);
     for (int c = 0; !status && o->json && c < n_columns; c++) {
@@ -249,18 +247,23 @@ static int plan_whole(const struct plan_options *o, const struct zero_tensor *te
     return status;
 }
 
+struct plan_options plan_defaults(void)
+{
+    return (struct plan_options){.world = 1,
+                                 .pp = 1,
+                                 .stages_per_rank = 1,
+                                 .schedule = -1,
+                                 .prefetch = 2,
+                                 .budget = ZERO_AUTO,
+                                 .deterministic = ZERO_AUTO,
+                                 .dtype = ZERO_BF16,
+                                 .device = ZERO_DEVICE_HOST,
+                                 .optimizer = ZERO_ADAMW};
+}
+
 int plan_command(const char *name, int argc, char **argv)
 {
-    struct plan_options o = {.world = 1,
-                             .pp = 1,
-                             .stages_per_rank = 1,
-                             .schedule = -1,
-                             .prefetch = 2,
-                             .budget = ZERO_AUTO,
-                             .deterministic = ZERO_AUTO,
-                             .dtype = ZERO_BF16,
-                             .device = ZERO_DEVICE_HOST,
-                             .optimizer = ZERO_ADAMW};
+    struct plan_options o = plan_defaults();
     int status = options_parse(&table, name, argc, argv, &o);
     if (status)
         return status;

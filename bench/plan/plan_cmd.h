@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_cmd.h: declarations for the files of zero-bench plan. */
+/* plan_cmd.h: the options of zero-bench plan and what it makes of them. tune shares most of it. */
 #ifndef ZERO_BENCH_PLAN_CMD_H
 #define ZERO_BENCH_PLAN_CMD_H
 
-#include "bench/plan/model.h"
+#include "bench/plan/stages.h"
 #include "bench/report/report.h"
 #include "bench/report/stage_table.h"
 
@@ -27,19 +27,46 @@ struct plan_options {
     bool json;
 };
 
-/* What is planned: a table of tensors, the order of calls in a micro-batch, and the rank of the pipeline
- * that has them (0 without pp). */
-struct plan_table {
-    const struct zero_tensor *tensors;
-    int32_t n;
-    struct zero_call *order;
-    int32_t n_order;
-    int64_t pp_at;
-};
+/* The options of the mesh, for plan and tune. `in` is empty or the field, with a dot, that has the struct
+ * plan_options in OPTION_STRUCT. */
+#define PLAN_MESH_ROWS(in)                                                                                   \
+    {"tp", "N",                                                                                              \
+     "Layers in parts, on N ranks each, which have the same data: tells what one of them takes (1)",         \
+     OPTION_INT(in model.own.tp, 1, 1024)},                                                                  \
+        {"pp", "N",                                                                                          \
+         "Layers in so many stages of a pipeline, on ranks of their own, or in --stages-per-rank times as "  \
+         "many: tells what the fullest rank takes (1)",                                                      \
+         OPTION_INT(in pp, 1, PIPE_MAX_STAGES)},                                                             \
+        {"sequence-parallel", NULL,                                                                          \
+         "With --tp and --batch: activations between products are cut by rows, a part on each of the N",     \
+         OPTION_FLAG(in model.own.sequence)},                                                                \
+        {"schedule", "1f1b|gpipe|interleaved|zero-bubble",                                                   \
+         "With --pp: the order in which stages take micro-batches; interleaved, for several on a rank, "     \
+         "keeps more of them than 1f1b (1f1b)",                                                              \
+         OPTION_WORD(in schedule, pipe_schedules)},                                                          \
+    {                                                                                                        \
+        "stages-per-rank", "N",                                                                              \
+            "With --pp and --schedule interleaved or gpipe: stages on each of its ranks (1)",                \
+            OPTION_INT(in stages_per_rank, 1, PIPE_MAX_OWN)                                                  \
+    }
 
-/* Plans one column (bench/report/stage_table.h) for a rank with that table. *ns is the time that planning
- * took. Returns 0, or the program's exit code after one line on stderr. */
-int plan_column(const struct plan_options *o, int column, const struct plan_table *table,
+/* The defaults of zero-bench plan. */
+struct plan_options plan_defaults(void);
+
+/* Fills in what was not given of the mesh, the micro-batches and their rows. Refuses axes that do not fit
+ * each other, the model or the world, as a finish of arguments.h does. A world of 0 is not known yet. */
+error_t plan_finish_axes(struct argp_state *state, struct plan_options *o);
+
+/* The tensor-parallel ranks: 1 if --tp was not given. */
+int64_t plan_tp(const struct plan_options *o);
+
+/* Returns the configuration to plan a rank with. hybrid is an enum hybrid. */
+struct zero_config plan_config(const struct plan_options *o, int stage, int hybrid,
+                               const struct plan_rank *rank);
+
+/* Plans one column (bench/report/stage_table.h) for a rank. *ns is the time that planning took. Returns 0,
+ * or the program's exit code after one line on stderr. */
+int plan_column(const struct plan_options *o, int column, const struct plan_rank *rank,
                 struct zero_plan_info *info, int64_t *ns);
 
 /* Bytes of a micro-batch's activations between two layers. */

@@ -31,19 +31,34 @@ static int32_t add_stage(struct plan_rank *out, int32_t k, const struct zero_ten
     return unit_after;
 }
 
-void plan_rank_of(struct plan_rank *out, const struct zero_tensor *tensors, int32_t n, int64_t layers,
+/* Takes all tensors of the model as they are. */
+static void add_model(struct plan_rank *out, const struct zero_tensor *tensors, int32_t n)
+{
+    memcpy(out->tensors, tensors, (size_t)n * sizeof *tensors);
+    out->n = n;
+}
+
+bool plan_rank_of(struct plan_rank *out, const struct zero_tensor *tensors, int32_t n, int64_t layers,
                   int64_t pp, int64_t per_rank, int64_t pp_at)
 {
     const struct gpt2_config whole = {.layers = layers};
     int32_t unit = 0;
     out->n = 0;
     out->n_stages = (int32_t)per_rank;
+    out->pp_at = pp_at;
     for (int32_t k = 0; k < per_rank; k++) {
         out->stages[k] = (struct train_stage){
             .config = train_stage_config(&whole, (int32_t)(k * pp + pp_at), (int32_t)(per_rank * pp)),
             .unit = unit};
-        unit = add_stage(out, k, tensors, n);
+        if (pp > 1)
+            unit = add_stage(out, k, tensors, n);
+        else
+            add_model(out, tensors, n);
     }
+    out->order = malloc((size_t)train_n_calls(out->stages, out->n_stages) * sizeof *out->order);
+    if (out->order)
+        out->n_order = train_stages_order(out->order, out->stages, out->n_stages);
+    return out->order;
 }
 
 int64_t plan_kept_elems(const struct gpt2_config *c, int64_t layers, int64_t n_stages, int64_t stage)

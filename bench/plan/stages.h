@@ -7,7 +7,7 @@
 #include "bench/schedule/pipeline_stages.h"
 #include "bench/train/pipeline.h"
 
-/* The part of the model on one rank of a pipeline. */
+/* The part of the model on one rank of a pipeline, or the whole model. */
 struct plan_rank {
     /* in units as in zero-bench train; with --params the rest of the parameters is one more unit, on the
      * last rank */
@@ -16,11 +16,17 @@ struct plan_rank {
     /* (n_stages) */
     struct train_stage stages[PIPE_MAX_OWN];
     int32_t n_stages;
+    /* (n_order) the calls of a micro-batch; the caller frees it */
+    struct zero_call *order;
+    int32_t n_order;
+    /* its number in the pipeline */
+    int64_t pp_at;
 };
 
 /* Fills in what rank pp_at of a pipeline of pp ranks has: per_rank stages. tensors (n) are the whole model's,
- * from plan_model. */
-void plan_rank_of(struct plan_rank *out, const struct zero_tensor *tensors, int32_t n, int64_t layers,
+ * from plan_model. Only with pp 1 do layers include the rest of --params. Returns false if there is no
+ * memory. */
+bool plan_rank_of(struct plan_rank *out, const struct zero_tensor *tensors, int32_t n, int64_t layers,
                   int64_t pp, int64_t per_rank, int64_t pp_at);
 
 /* Elements that a stage keeps for each token until its backward pass, as bench/gpt2/gpt2.h lists them. It

@@ -4,7 +4,7 @@
 #define ZERO_BENCH_TUNE_H
 
 #include "bench/hybrids.h"
-#include "bench/train/train.h"
+#include "bench/plan/plan_cmd.h"
 
 /* Most timed steps of a candidate, over both rounds. */
 #define TUNE_MAX_STEPS 100
@@ -13,26 +13,35 @@
 enum tune_wire { TUNE_WIRE_OWN, TUNE_WIRE_BF16, TUNE_WIRE_ANY };
 
 struct tune_options {
-    /* what candidates have in common: model, dtype, optimizer, accum, device, deterministic, and the probe's
-     * batch, threads, gpu and log */
-    struct train_options train;
-    /* 0: those of the model */
-    int64_t params;
+    /* What candidates have in common: all but prefetch, budget and wire_dtype. dp_shard is the size of
+     * groups; 0: every size that divides the data-parallel ranks. */
+    struct plan_options plan;
     /* enum tune_wire */
     int wire;
-    int64_t world;
     /* ranks on each host */
     int64_t per_host;
-    /* size of groups; 0: every size that divides the world */
-    int64_t dp_shard;
     /* bytes of a rank; 0: no limit */
     int64_t limit;
 
     /* number of candidates to time, and steps of each */
     int64_t n_probe, steps;
+    /* as in struct train_options */
     const char *data;
-    bool json;
+    int64_t threads, gpu;
+    bool log;
 };
+
+/* The data-parallel ranks: those with the same part of the model. */
+static inline int64_t tune_n_dp(const struct tune_options *o)
+{
+    return o->plan.world / (o->plan.pp * plan_tp(&o->plan));
+}
+
+/* Whether n consecutive ranks from a multiple of n on lie inside one host, or fill hosts. */
+static inline bool tune_on_hosts(const struct tune_options *o, int64_t n)
+{
+    return o->per_host % n == 0 || n % o->per_host == 0;
+}
 
 /* One configuration, and its plan. */
 struct candidate {
@@ -40,9 +49,18 @@ struct candidate {
     int32_t stage, hybrid, dp_shard, prefetch, wire_dtype, deterministic;
     int64_t budget;
 
+    /* memory of the pipeline rank with the most, and its number; 0 without pp */
     struct zero_bytes bytes;
-    /* bytes that a rank receives in a step: all, and those of them from other hosts */
+    int64_t pp_rank;
+    /* bytes that a rank receives from data-parallel ranks in a step: all, and those of them from other hosts;
+     * with pp, the most of any pipeline rank */
     int64_t wire_bytes, between_bytes;
+    /* Any pipeline rank gathers parameters into slots. The largest memory of such a rank without its
+     * slots. */
+    bool gathers;
+    int64_t without_slots;
+    /* sums over the pipeline ranks that are planned, which tell two plans apart */
+    int64_t sum_memory, sum_wire;
     /* Its memory is within the limit. */
     bool fits;
     /* It rounds gradients to bf16, and the options do not allow that. */

@@ -3,7 +3,6 @@
  * sorted. */
 #include "bench/hybrids.h"
 #include "bench/libzero_error.h"
-#include "bench/plan/model.h"
 #include "bench/plan/tune.h"
 #include "bench/report/report.h"
 #include "kernels/alloc.h"
@@ -18,11 +17,13 @@
 struct planning {
     const struct tune_options *o;
     struct candidates *candidates;
-    struct zero_tensor tensors[PLAN_N_TENSORS];
-    int32_t n_tensors;
-    /* the calls of a micro-batch, for cfg.memory.order */
-    struct zero_call *order;
-    int32_t n_order;
+    /* (n_ranks) the pipeline ranks whose plans differ, or one with the whole model */
+    struct plan_rank *ranks;
+    int32_t n_ranks;
+    /* (n_ranks) what zero_plan says of the candidate that was planned last */
+    struct zero_plan_info *info;
+    /* (n_ranks) bytes of parameters that stay with the least budget */
+    int64_t *least_params;
     /* the warnings of zero_plan have been printed, by the first candidate */
     bool warned;
 };
@@ -42,15 +43,15 @@ static int64_t members_on_host(int64_t per_host, int64_t group_size, int64_t str
     return n < group_size ? n : group_size;
 }
 
-/* Bytes that a rank receives from other hosts in a step. The ranks of a shard group have consecutive numbers.
- * Those of a replicate group, one of each shard group, are dp_shard apart. */
+/* Bytes that a rank receives from other hosts in a step. The ranks of a shard group are tp apart. Those of a
+ * replicate group, one of each shard group, are dp_shard times tp apart. */
 static int64_t between_hosts(const struct tune_options *o, const struct zero_plan_info *info)
 {
-    int64_t dp_shard = info->dp_shard, dp_replicate = o->world / dp_shard;
+    int64_t dp_shard = info->dp_shard, dp_replicate = tune_n_dp(o) / dp_shard, tp = plan_tp(&o->plan);
     int64_t replicate_bytes = info->traffic.outer_bytes,
             shard_bytes = info->traffic.wire_bytes - replicate_bytes;
-    int64_t shard_on_host = members_on_host(o->per_host, dp_shard, 1),
-            replicate_on_host = members_on_host(o->per_host, dp_replicate, dp_shard);
+    int64_t shard_on_host = members_on_host(o->per_host, dp_shard, tp),
+            replicate_on_host = members_on_host(o->per_host, dp_replicate, dp_shard * tp);
     return remote_bytes(shard_bytes, dp_shard - shard_on_host, dp_shard) +
            remote_bytes(replicate_bytes, dp_replicate - replicate_on_host, dp_replicate);
 }
@@ -58,37 +59,58 @@ static int64_t between_hosts(const struct tune_options *o, const struct zero_pla
 /* For report_warning (report.h): an empty list of warnings to leave out, so all are printed. */
 static const char *print_all[] = {NULL};
 
-/* Fills in what zero_plan says about a candidate. Only the first candidate prints warnings, because the
- * others' are the same. */
-static int plan(struct planning *p, struct candidate *c)
+/* Plans a candidate for one pipeline rank. Only the first candidate prints warnings, because the others' are
+ * the same. */
+static int plan_rank(struct planning *p, const struct candidate *c, int32_t i)
 {
-    const struct tune_options *o = p->o;
-    struct zero_plan_info info;
-    struct zero_config cfg = ZERO_CONFIG_INIT;
+    const struct plan_rank *rank = &p->ranks[i];
+    struct plan_options o = p->o->plan;
+    o.prefetch = c->prefetch;
+    o.budget = c->budget;
+    o.wire_dtype = c->wire_dtype;
+    o.deterministic = c->deterministic;
+    o.dp_shard = c->dp_shard;
+    struct zero_config cfg = plan_config(&o, c->stage, c->hybrid, rank);
     cfg.debug.log = report_warning;
     cfg.debug.log_arg = p->warned ? NULL : print_all;
     p->warned = true;
-    cfg.launch.world = (int32_t)o->world;
-    cfg.device = o->train.device;
-    cfg.optim.optimizer = o->train.optimizer;
-    cfg.optim.beta1 = 0.9f;
-    cfg.grad_accum_steps = (int32_t)o->train.accum;
-    cfg.memory.order = p->order;
-    cfg.memory.n_order = p->n_order;
-    cfg.stage = c->stage;
-    hybrid_to_config(&cfg, c->hybrid, o->world, c->dp_shard);
-    cfg.memory.prefetch = c->prefetch;
-    cfg.memory.param_budget_bytes = c->budget;
-    cfg.memory.wire_dtype = c->wire_dtype;
-    cfg.deterministic = c->deterministic;
-    int err = zero_plan(p->tensors, p->n_tensors, &cfg, &info);
-    if (err)
-        return take_libzero_error(err);
-    c->bytes = info.bytes;
-    c->wire_bytes = info.traffic.wire_bytes;
-    c->between_bytes = between_hosts(o, &info);
-    c->fits = !o->limit || c->bytes.total <= o->limit;
-    p->candidates->n_params = info.n_params;
+    return take_libzero_error(zero_plan(rank->tensors, rank->n, &cfg, &p->info[i]));
+}
+
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Adds to a candidate what zero_plan says of one pipeline rank. */
+static void take_info(struct candidate *c, const struct tune_options *o, const struct zero_plan_info *info,
+                      int64_t pp_rank)
+{
+    if (info->bytes.total > c->bytes.total) {
+        c->bytes = info->bytes;
+        c->pp_rank = pp_rank;
+    }
+    if (info->bytes.param_slots) {
+        c->gathers = true;
+        c->without_slots = larger(c->without_slots, info->bytes.total - info->bytes.param_slots);
+    }
+    c->wire_bytes = larger(c->wire_bytes, info->traffic.wire_bytes);
+    c->between_bytes = larger(c->between_bytes, between_hosts(o, info));
+    c->sum_memory += info->bytes.total;
+    c->sum_wire += info->traffic.wire_bytes;
+}
+
+/* Plans a candidate for all pipeline ranks, and fills in the fields that depend on it. */
+static int plan(struct planning *p, struct candidate *c)
+{
+    c->bytes = (struct zero_bytes){0};
+    c->wire_bytes = c->between_bytes = c->without_slots = c->sum_memory = c->sum_wire = 0;
+    c->gathers = false;
+    for (int32_t i = 0; i < p->n_ranks; i++) {
+        ZR_TRY(plan_rank(p, c, i));
+        take_info(c, p->o, &p->info[i], p->ranks[i].pp_at);
+    }
+    c->fits = !p->o->limit || c->bytes.total <= p->o->limit;
     return 0;
 }
 
@@ -108,19 +130,33 @@ static int keep(struct planning *p, const struct candidate *c)
 /* Whether two candidates come to the same memory and traffic. */
 static bool same_plan(const struct candidate *a, const struct candidate *b)
 {
-    return !memcmp(&a->bytes, &b->bytes, sizeof a->bytes) && a->wire_bytes == b->wire_bytes;
+    return !memcmp(&a->bytes, &b->bytes, sizeof a->bytes) && a->sum_memory == b->sum_memory &&
+           a->sum_wire == b->sum_wire;
 }
 
-/* Raises the budget of *c from what prefetch needs to all that the limit leaves. A budget that the plan does
- * not use up is lowered to what is used, if that gives the same plan. Returns false if there is no other
- * plan. */
+/* Returns the budget that the candidate which was planned last uses: the most that it has added to the memory
+ * of parameters of any pipeline rank. */
+static int64_t used_budget(const struct planning *p)
+{
+    int64_t most = 0;
+    for (int32_t i = 0; i < p->n_ranks; i++)
+        most =
+            larger(most, p->info[i].bytes.param_shards + p->info[i].bytes.param_slots - p->least_params[i]);
+    return most;
+}
+
+/* Raises the budget of *c, which was planned last, from what prefetch needs to all that the limit leaves. A
+ * budget that the plan does not use up is lowered to what is used, if that gives the same plan. Returns false
+ * if there is no other plan. */
 static bool spend_limit(struct planning *p, struct candidate *c)
 {
     const struct candidate least = *c;
     int64_t limit = p->o->limit;
-    if (!least.bytes.param_slots) /* everything is resident */
+    if (!least.gathers) /* everything is resident */
         return false;
-    c->budget = limit ? limit - (least.bytes.total - least.bytes.param_slots) : NO_LIMIT;
+    for (int32_t i = 0; i < p->n_ranks; i++)
+        p->least_params[i] = p->info[i].bytes.param_shards;
+    c->budget = limit ? limit - least.without_slots : NO_LIMIT;
     if (c->budget < 1 || plan(p, c))
         return false;
     if (!c->fits) { /* rounding has added to its memory */
@@ -128,9 +164,8 @@ static bool spend_limit(struct planning *p, struct candidate *c)
         if (c->budget < 1 || plan(p, c))
             return false;
     }
-    /* what the larger budget has added to the memory of parameters */
     struct candidate used = *c;
-    used.budget = c->bytes.param_shards + c->bytes.param_slots - least.bytes.param_shards;
+    used.budget = used_budget(p);
     if (used.budget > 0 && !plan(p, &used) && same_plan(&used, c))
         *c = used;
     return !same_plan(c, &least);
@@ -141,7 +176,7 @@ static bool spend_limit(struct planning *p, struct candidate *c)
  * because its groups differ from stage 2. */
 static int keep_sharded(struct planning *p, const struct candidate *c)
 {
-    return c->hybrid || c->bytes.param_slots ? keep(p, c) : 0;
+    return c->hybrid || c->gathers ? keep(p, c) : 0;
 }
 
 /* Adds stage 3 or a hybrid of it with each prefetch, once with the budget that prefetch needs and once
@@ -163,22 +198,24 @@ static int add_sharded(struct planning *p, struct candidate c)
 /* Whether dp_shard may be n: groups must lie inside one host, or fill hosts. */
 static bool is_group(const struct tune_options *o, int64_t n)
 {
-    return n > 1 && n < o->world && o->world % n == 0 && (o->per_host % n == 0 || n % o->per_host == 0) &&
-           (!o->dp_shard || o->dp_shard == n);
+    int64_t n_dp = tune_n_dp(o);
+    return n > 1 && n < n_dp && n_dp % n == 0 && tune_on_hosts(o, n * plan_tp(&o->plan)) &&
+           (!o->plan.dp_shard || o->plan.dp_shard == n);
 }
 
-/* On one host, groups that add up micro-batches keep the fixed order of sums, as zero_wrap decides. zero_plan
- * takes each group for a host, so deterministic must be set for it. */
+/* Inside one host, groups that add up micro-batches keep the fixed order of sums, as zero_wrap decides.
+ * zero_plan takes each group for a host, so deterministic must be set for it. */
 static int32_t deterministic_of(const struct tune_options *o)
 {
-    bool on = o->train.accum > 1 && o->per_host == o->world && o->train.device == ZERO_DEVICE_HOST;
-    return o->train.deterministic == ZERO_AUTO && on ? 1 : o->train.deterministic;
+    bool one_host = o->plan.world / o->plan.pp <= o->per_host;
+    bool on = o->plan.accum > 1 && one_host && o->plan.device == ZERO_DEVICE_HOST;
+    return o->plan.deterministic == ZERO_AUTO && on ? 1 : o->plan.deterministic;
 }
 
 static int add_hybrids(struct planning *p, struct candidate c)
 {
     c.deterministic = deterministic_of(p->o);
-    for (int64_t n = 2; n <= p->o->world / 2; n++) {
+    for (int64_t n = 2; n <= tune_n_dp(p->o) / 2; n++) {
         for (c.hybrid = HYBRID_HSDP; is_group(p->o, n) && c.hybrid <= HYBRID_HFSDP; c.hybrid++) {
             c.dp_shard = (int32_t)n;
             int err = add_sharded(p, c);
@@ -194,12 +231,12 @@ static int add_hybrids(struct planning *p, struct candidate c)
  * bring. */
 static int add_kinds(struct planning *p, int32_t wire, bool refused)
 {
-    struct candidate c = {.dp_shard = (int32_t)p->o->world,
+    struct candidate c = {.dp_shard = (int32_t)tune_n_dp(p->o),
                           .prefetch = 2,
                           .budget = ZERO_AUTO,
                           .wire_dtype = wire,
                           .refused = refused,
-                          .deterministic = p->o->train.deterministic};
+                          .deterministic = p->o->plan.deterministic};
     for (; c.stage < 3; c.stage++) {
         int err = plan(p, &c);
         err = err ? err : keep(p, &c);
@@ -213,7 +250,7 @@ static int add_kinds(struct planning *p, int32_t wire, bool refused)
 /* Without prefetch, the compute waits for each gather of parameters that have no memory of their own. */
 static bool waits_for_gathers(const struct candidate *c)
 {
-    return c->prefetch == 0 && c->bytes.param_slots > 0;
+    return c->prefetch == 0 && c->gathers;
 }
 
 /* Compares what a user has to configure: negative if a is simpler than b. */
@@ -283,23 +320,47 @@ static int add_all(struct planning *p)
 {
     const struct tune_options *o = p->o;
     /* bf16 gradients are bf16 on the wire anyway. */
-    bool may_round = o->train.dtype == ZERO_F32, unrounded = !may_round || o->wire != TUNE_WIRE_BF16;
+    bool may_round = o->plan.dtype == ZERO_F32, unrounded = !may_round || o->wire != TUNE_WIRE_BF16;
     int err = unrounded ? add_kinds(p, 0, false) : 0;
     if (!err && may_round)
         err = add_kinds(p, ZERO_BF16, o->wire == TUNE_WIRE_OWN);
     return err;
 }
 
+/* Makes the ranks to plan for. layers are those of plan_model. */
+static int make_ranks(struct planning *p, const struct zero_tensor *tensors, int32_t n, int32_t layers)
+{
+    const struct plan_options *o = &p->o->plan;
+    static int64_t like[PIPE_MAX_STAGES];
+    int64_t n_layers = o->pp > 1 ? plan_sizes(&o->model.config, o->params).layers : layers;
+    pipe_find_alike(like, n_layers, o->pp, o->stages_per_rank);
+    for (int64_t rank = 0; rank < o->pp; rank++) {
+        if (like[rank] != rank)
+            continue;
+        ZR_TRY(ZR_GROW(p->ranks, p->n_ranks + 1, "the tensors of pipeline rank %lld", (long long)rank));
+        struct plan_rank *to = &p->ranks[p->n_ranks];
+        if (!plan_rank_of(to, tensors, n, n_layers, o->pp, o->stages_per_rank, rank))
+            return zr_fail(ZERO_ERR_NOMEM, "no memory for the calls of %lld layers", (long long)n_layers);
+        p->n_ranks++;
+    }
+    ZR_TRY(ZR_ALLOC(p->info, p->n_ranks, "plans of %d ranks", p->n_ranks));
+    return ZR_ALLOC(p->least_params, p->n_ranks, "sizes of %d ranks", p->n_ranks);
+}
+
 int tune_plan(const struct tune_options *o, struct candidates *c)
 {
     struct planning p = {.o = o, .candidates = c};
-    int32_t layers;
-    p.n_tensors = plan_model(p.tensors, &layers, &o->train.model.config, o->params, o->train.dtype);
+    struct zero_tensor tensors[PLAN_N_TENSORS];
+    int32_t layers, n = plan_model(tensors, &layers, &o->plan.model.config, o->plan.params, o->plan.dtype);
     c->n_units = layers + 1;
-    ZR_TRY(ZR_ALLOC(p.order, TRAIN_N_CALLS(layers), "%d units", layers));
-    p.n_order = train_call_order(p.order, &(struct gpt2_config){.layers = layers});
-    int err = add_all(&p);
-    free(p.order);
+    c->n_params = plan_n_params(tensors, n);
+    int err = make_ranks(&p, tensors, n, layers);
+    err = err ? err : add_all(&p);
+    for (int32_t i = 0; i < p.n_ranks; i++)
+        free(p.ranks[i].order);
+    free(p.ranks);
+    free(p.info);
+    free(p.least_params);
     if (!err)
         qsort(c->all, (size_t)c->n, sizeof *c->all, compare_for_qsort);
     return err;

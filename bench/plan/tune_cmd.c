@@ -14,49 +14,53 @@ static const struct option_word wire_words[] = {
 
 static error_t finish(struct argp_state *state, void *options)
 {
-    const struct tune_options *o = options;
-    if (!o->params && o->train.model.config.vocab < 256)
+    struct tune_options *o = options;
+    if (!o->plan.params && o->plan.model.config.vocab < 256)
         return option_fault(state, "--vocab: %lld ids are too few for bytes, which need 256",
-                            (long long)o->train.model.config.vocab);
-    return 0;
+                            (long long)o->plan.model.config.vocab);
+    return plan_finish_axes(state, &o->plan);
 }
 
 #define OPTION_STRUCT struct tune_options
 static const struct option_row rows[] = {
     {"params", "N", "A GPT of this many parameters, such as 7.5e9, instead of a named model (no probe)",
-     OPTION_INT(params, 1, 1000000000000000)},
-    {"dtype", "f32|bf16", "Of weights and gradients (bf16)", OPTION_WORD(train.dtype, option_dtypes)},
+     OPTION_INT(plan.params, 1, 1000000000000000)},
+    {"dtype", "f32|bf16", "Of weights and gradients (bf16)", OPTION_WORD(plan.dtype, option_dtypes)},
     {.help = "Where it is to run:"},
-    {"world", "N", "Ranks (as many as a launcher has started)", OPTION_INT(world, 1, 1000000)},
+    {"world", "N", "Ranks (as many as a launcher has started)", OPTION_INT(plan.world, 1, 1000000)},
     {"ranks-per-host", "N",
      "Of them on each host, a number that divides the world (as the launcher says; else all)",
      OPTION_INT(per_host, 1, 1000000)},
     {"limit", "BYTES", "Memory of a rank for what libzero holds, without activations (no limit)",
      OPTION_BYTES(limit, 1)},
-    {"device", "host|cuda", "Where the model computes (host)", OPTION_WORD(train.device, option_devices)},
+    {"device", "host|cuda", "Where the model computes (host)", OPTION_WORD(plan.device, option_devices)},
+    PLAN_MESH_ROWS(plan.),
     {.help = "Training:"},
     {"optimizer", "NAME", "One of:" OPTION_OPTIMIZERS " (adamw)",
-     OPTION_WORD(train.optimizer, option_optimizers)},
-    {"accum", "N", "Micro-batches per step and rank (1)", OPTION_INT(train.accum, 1, 100000)},
-    {"dp-shard", "N", "Groups of N ranks only, a number that divides the world (every size that does)",
-     OPTION_INT(dp_shard, 1, 1000000)},
+     OPTION_WORD(plan.optimizer, option_optimizers)},
+    {"accum", "N", "Micro-batches per step and rank (1; with --pp two for each of its ranks)",
+     OPTION_INT(plan.accum, 1, 100000)},
+    {"dp-shard", "N",
+     "Groups of N ranks only, a number that divides the data-parallel ranks (every size that does)",
+     OPTION_INT(plan.dp_shard, 1, 1000000)},
     {"wire-dtype", "own|bf16|any",
      "Of gradients between ranks: the model's own; bf16, to which gradients of f32 are rounded; both (own)",
      OPTION_WORD(wire, wire_words)},
     {"deterministic", "on|off", "Sums in a fixed order (as the library chooses)",
-     OPTION_WORD(train.deterministic, option_on_off)},
+     OPTION_WORD(plan.deterministic, option_on_off)},
     {.help = "The probe:"},
     {"probe", "N", "Kinds of candidates to time where several ranks were started; 0: none (3)",
      OPTION_INT(n_probe, 0, 100)},
     {"steps", "N", "Timed steps of each (10)", OPTION_INT(steps, 4, TUNE_MAX_STEPS)},
-    {"batch", "N", "Rows in a micro-batch of one rank (4)", OPTION_INT(train.batch, 1, 1000000)},
+    {"batch", "N", "Rows in a micro-batch of one rank; messages between pipeline stages have as many (4)",
+     OPTION_INT(plan.batch, 1, 1000000)},
     {"data", "PATH", "A file of text, or a folder of them (the C headers under /usr/include)",
      OPTION_TEXT(data)},
     {"threads", "N", "Of each rank on the host, for its products and layers (1)",
-     OPTION_INT(train.threads, 1, 1024)},
-    {"gpu", "N", "Which GPU (the rank's number on this host)", OPTION_INT(train.gpu, 0, 1000)},
-    {"json", NULL, "A JSON line per candidate, and one of the choice", OPTION_FLAG(json), .group = 5},
-    {"log", NULL, "Show libzero's log on stderr, and what each rank has chosen", OPTION_FLAG(train.log)},
+     OPTION_INT(threads, 1, 1024)},
+    {"gpu", "N", "Which GPU (the rank's number on this host)", OPTION_INT(gpu, 0, 1000)},
+    {"json", NULL, "A JSON line per candidate, and one of the choice", OPTION_FLAG(plan.json), .group = 5},
+    {"log", NULL, "Show libzero's log on stderr, and what each rank has chosen", OPTION_FLAG(log)},
     {0},
 };
 
@@ -76,7 +80,7 @@ static const struct option_table table = {
         "leaves the order as it is.",
     .read_word = option_refuse_word,
     .finish = finish,
-    OPTIONS_WITH_MODEL(struct tune_options, train.model),
+    OPTIONS_WITH_MODEL(struct tune_options, plan.model),
 };
 
 static int refuse(const char *name, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -94,19 +98,13 @@ static int refuse(const char *name, const char *fmt, ...)
 /* Refuses environment variables that would override every candidate. */
 static int check_environment(const char *name)
 {
-    static const char *const chosen[] = {"ZERO_STAGE",
-                                         "ZERO_HYBRID",
-                                         "ZERO_DP_REPLICATE",
-                                         "ZERO_DP_SHARD",
-                                         "ZERO_TP",
-                                         "ZERO_PP",
-                                         "ZERO_PREFETCH",
-                                         "ZERO_WIRE_DTYPE",
-                                         "ZERO_PARAM_BUDGET_BYTES",
-                                         "ZERO_DEVICE",
-                                         "ZERO_DETERMINISTIC",
-                                         "ZERO_OPTIMIZER",
-                                         "ZERO_GRAD_ACCUM_STEPS"};
+    static const char *const chosen[] = {"ZERO_STAGE",        "ZERO_HYBRID",
+                                         "ZERO_DP_REPLICATE", "ZERO_DP_SHARD",
+                                         "ZERO_TP",           "ZERO_PP",
+                                         "ZERO_SCHEDULE",     "ZERO_PREFETCH",
+                                         "ZERO_WIRE_DTYPE",   "ZERO_PARAM_BUDGET_BYTES",
+                                         "ZERO_DEVICE",       "ZERO_DETERMINISTIC",
+                                         "ZERO_OPTIMIZER",    "ZERO_GRAD_ACCUM_STEPS"};
     for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++) {
         const char *value = getenv(chosen[i]);
         if (value && *value)
@@ -129,35 +127,68 @@ static int64_t ranks_of_host(void)
     return 0;
 }
 
+/* Refuses a mesh that does not fit the ranks and their hosts, or leaves no ranks to shard over. */
+static int check_mesh(const char *name, const struct tune_options *o)
+{
+    long long tp = (long long)plan_tp(&o->plan), pp = (long long)o->plan.pp, world = (long long)o->plan.world;
+    if (world % (pp * tp))
+        return refuse(
+            name, "--tp and --pp: %lld parts of a layer on %lld pipeline ranks do not divide the %lld ranks",
+            tp, pp, world);
+    if (tune_n_dp(o) == 1)
+        return refuse(
+            name,
+            "--tp and --pp: each of the %lld ranks has another part of the model, so there is nothing to "
+            "shard and nothing to choose",
+            world);
+    const struct {
+        const char *option, *group;
+        long long n;
+    } groups[] = {{"tp", "tensor-parallel group", tp}, {"pp", "pipeline stage", world / pp}};
+    for (int i = 0; i < 2; i++)
+        if (!tune_on_hosts(o, groups[i].n))
+            return refuse(
+                name, "--%s: the %lld ranks of a %s neither divide the %lld ranks of a host nor fill hosts",
+                groups[i].option, groups[i].n, groups[i].group, (long long)o->per_host);
+    return 0;
+}
+
+static int check_groups(const char *name, const struct tune_options *o)
+{
+    long long dp_shard = (long long)o->plan.dp_shard, n_dp = (long long)tune_n_dp(o);
+    const char *which = n_dp < o->plan.world ? "data-parallel ranks" : "ranks";
+    if (dp_shard && n_dp % dp_shard)
+        return refuse(name, "--dp-shard: %lld does not divide the %lld %s", dp_shard, n_dp, which);
+    if (dp_shard == 1 || dp_shard == n_dp)
+        return refuse(name, "--dp-shard: %lld of %lld %s are no groups; more than 1 and less than all are",
+                      dp_shard, n_dp, which);
+    if (dp_shard && !tune_on_hosts(o, dp_shard * plan_tp(&o->plan)))
+        return refuse(name,
+                      "--dp-shard: groups of %lld neither divide the %lld ranks of a host nor fill hosts",
+                      dp_shard, (long long)o->per_host);
+    return 0;
+}
+
 /* Fills in what the launcher says, and refuses sizes that do not divide each other. */
 static int check_world(const char *name, struct tune_options *o, int32_t started)
 {
-    if (started > 1 && o->world && o->world != started)
+    if (started > 1 && o->plan.world && o->plan.world != started)
         return refuse(name,
                       "--world: %lld, but %d ranks were started; leave it out, or run one program alone",
-                      (long long)o->world, started);
-    o->world = o->world ? o->world : started;
-    if (o->world == 1)
+                      (long long)o->plan.world, started);
+    o->plan.world = o->plan.world ? o->plan.world : started;
+    if (o->plan.world == 1)
         return refuse(name,
                       "--world: with 1 rank there is nothing to shard and nothing to choose; give 2 and "
                       "more, or start as many by zero-run");
     if (!o->per_host && started > 1)
         o->per_host = ranks_of_host();
-    o->per_host = o->per_host ? o->per_host : o->world;
-    if (o->world % o->per_host)
+    o->per_host = o->per_host ? o->per_host : o->plan.world;
+    if (o->plan.world % o->per_host)
         return refuse(name, "--ranks-per-host: %lld does not divide the %lld ranks", (long long)o->per_host,
-                      (long long)o->world);
-    if (o->dp_shard && o->world % o->dp_shard)
-        return refuse(name, "--dp-shard: %lld does not divide the %lld ranks", (long long)o->dp_shard,
-                      (long long)o->world);
-    if (o->dp_shard == 1 || o->dp_shard == o->world)
-        return refuse(name, "--dp-shard: %lld of %lld ranks are no groups; more than 1 and less than all are",
-                      (long long)o->dp_shard, (long long)o->world);
-    if (o->dp_shard && o->per_host % o->dp_shard && o->dp_shard % o->per_host)
-        return refuse(name,
-                      "--dp-shard: groups of %lld neither divide the %lld ranks of a host nor fill hosts",
-                      (long long)o->dp_shard, (long long)o->per_host);
-    return 0;
+                      (long long)o->plan.world);
+    int status = check_mesh(name, o);
+    return status ? status : check_groups(name, o);
 }
 
 static int refuse_limit(const char *name, const struct tune_options *o, const struct candidates *c)
@@ -173,7 +204,7 @@ static int refuse_limit(const char *name, const struct tune_options *o, const st
 
 static void probe(const char *name, const struct tune_options *o, struct candidates *c, int32_t rank)
 {
-    if (o->params) {
+    if (o->plan.params) {
         if (rank == 0)
             fprintf(stderr, "%s: no probe: --params names sizes, not a model that runs\n", name);
     } else if (tune_probe(o, c)) {
@@ -184,6 +215,8 @@ static void probe(const char *name, const struct tune_options *o, struct candida
 static int tune(const char *name, const struct tune_options *o, struct candidates *c, int32_t rank,
                 int32_t started)
 {
+    if (rank == 0)
+        pipe_warn_of_few(name, o->plan.accum, o->plan.pp);
     if (tune_plan(o, c)) {
         fprintf(stderr, "%s: %s\n", name, zr_error_text());
         return EXIT_USAGE;
@@ -193,18 +226,19 @@ static int tune(const char *name, const struct tune_options *o, struct candidate
     if (started > 1 && o->n_probe)
         probe(name, o, c, rank);
     int64_t chosen = tune_choose(c);
-    if (o->train.log)
+    if (o->log)
         fprintf(stderr, "%s: rank %d chose %s\n", name, rank, tune_name(&c->all[chosen]).text);
     if (rank == 0)
-        (o->json ? tune_report_json : tune_report)(o, c, chosen);
+        (o->plan.json ? tune_report_json : tune_report)(o, c, chosen);
     return 0;
 }
 
 int tune_command(const char *name, int argc, char **argv)
 {
-    struct tune_options o = {.n_probe = 3, .steps = 10};
-    o.train = train_defaults(&(struct model_options){0});
-    o.train.dtype = ZERO_BF16;
+    struct tune_options o = {
+        .plan = plan_defaults(), .n_probe = 3, .steps = 10, .threads = 1, .gpu = GPU_OF_LOCAL_RANK};
+    o.plan.world = 0; /* not known yet */
+    o.plan.batch = 4;
     struct candidates c = {0};
     struct zero_place at = {.world = 1};
     int status = options_parse(&table, name, argc, argv, &o);

@@ -12,12 +12,23 @@
 /* The options of zero-bench train for a candidate. */
 static struct train_options options_of(const struct tune_options *o, const struct candidate *c)
 {
-    struct train_options t = o->train;
-    t.lr = t.model.default_lr;
+    const struct plan_options *p = &o->plan;
+    struct train_options t = train_defaults(&p->model);
+    t.dtype = (enum zero_dtype)p->dtype;
+    t.optimizer = (enum zero_optimizer)p->optimizer;
+    t.batch = p->batch;
+    t.accum = p->accum;
+    t.pp = p->pp;
+    t.schedule = p->schedule;
+    t.stages_per_rank = p->stages_per_rank;
+    t.device = p->device;
+    t.threads = o->threads;
+    t.gpu = o->gpu;
+    t.log = o->log;
     t.stage = c->stage;
     if (c->hybrid) {
         t.hybrid = c->hybrid == HYBRID_HFSDP ? ZERO_HFSDP : ZERO_HSDP;
-        t.dp_replicate = o->world / c->dp_shard;
+        t.dp_replicate = tune_n_dp(o) / c->dp_shard;
     }
     t.prefetch = c->prefetch;
     t.budget = c->budget;

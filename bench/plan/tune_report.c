@@ -30,9 +30,10 @@ struct tune_name tune_name(const struct candidate *c)
 
 /* ---- the lines to paste: the stage, and whatever differs from ZERO_CONFIG_INIT ---- */
 
-#define N_LINES 7
+#define N_LINES 11
 
-/* A field of struct zero_config, without "cfg.", and its value in C and in the environment. */
+/* A field of struct zero_config, without "cfg.", and its value in C and in the environment ("": it has no
+ * variable). */
 struct setting {
     const char *key;
     char c_value[32], env_value[32];
@@ -52,15 +53,36 @@ static void set_number(struct setting *s, const char *key, int64_t n)
     set(s, key, text, text);
 }
 
+/* Adds up to three settings of a pipeline, and returns their number. */
+static int pipeline_settings(const struct plan_options *o, struct setting out[3])
+{
+    static const char *const names[] = {[ZERO_SCHEDULE_1F1B] = "ZERO_SCHEDULE_1F1B",
+                                        [ZERO_SCHEDULE_GPIPE] = "ZERO_SCHEDULE_GPIPE",
+                                        [ZERO_SCHEDULE_INTERLEAVED] = "ZERO_SCHEDULE_INTERLEAVED",
+                                        [ZERO_SCHEDULE_ZERO_BUBBLE] = "ZERO_SCHEDULE_ZERO_BUBBLE"};
+    int n = 0;
+    set_number(&out[n++], "mesh.pp", o->pp);
+    if (o->schedule != ZERO_SCHEDULE_1F1B)
+        set(&out[n++], "pipeline.schedule", names[o->schedule], option_word_of(pipe_schedules, o->schedule));
+    if (o->stages_per_rank > 1) {
+        set_number(&out[n], "pipeline.stages_per_rank", o->stages_per_rank);
+        out[n++].env_value[0] = 0;
+    }
+    return n;
+}
+
 /* Returns the number of settings. */
 static int settings_of(const struct tune_options *o, const struct candidate *c, struct setting out[N_LINES])
 {
     const struct zero_config init = ZERO_CONFIG_INIT;
     int n = 0;
     set_number(&out[n++], "stage", c->stage);
-    if (c->hybrid) {
-        set_number(&out[n++], "mesh.dp_replicate", o->world / c->dp_shard);
-    }
+    if (plan_tp(&o->plan) > 1)
+        set_number(&out[n++], "mesh.tp", plan_tp(&o->plan));
+    if (o->plan.pp > 1)
+        n += pipeline_settings(&o->plan, &out[n]);
+    if (c->hybrid)
+        set_number(&out[n++], "mesh.dp_replicate", tune_n_dp(o) / c->dp_shard);
     if (c->hybrid == HYBRID_HFSDP)
         set(&out[n++], "hybrid", "ZERO_HFSDP", "hfsdp");
     if (c->prefetch != init.memory.prefetch)
@@ -87,6 +109,8 @@ static const char *environment(const struct setting *s, int n, char text[512])
     size_t used = 0;
     text[0] = 0;
     for (int i = 0; i < n; i++) {
+        if (!s[i].env_value[0])
+            continue;
         char name[32];
         size_t k = 0;
         const char *key = strrchr(s[i].key, '.') ? strrchr(s[i].key, '.') + 1 : s[i].key;
@@ -152,8 +176,8 @@ static struct reason_text why_not(const struct tune_options *o, const struct can
 /* Returns what a choice gives up, or NULL. It follows zero_wrap's default of cfg.deterministic. */
 static const char *note_on(const struct tune_options *o, const struct candidate *c)
 {
-    bool not_fixed = c->hybrid && o->train.accum > 1 && c->deterministic == ZERO_AUTO &&
-                     o->train.device == ZERO_DEVICE_HOST;
+    bool not_fixed =
+        c->hybrid && o->plan.accum > 1 && c->deterministic == ZERO_AUTO && o->plan.device == ZERO_DEVICE_HOST;
     return not_fixed
                ? "its groups add micro-batches up in no fixed order, so it ends in other bits than stage 3; "
                  "--deterministic on keeps them, for more bytes"
@@ -200,18 +224,37 @@ static bool is_shown(const struct candidates *c, int64_t i, int64_t chosen)
     return true;
 }
 
+static void print_mesh(const struct plan_options *o, int64_t n_dp)
+{
+    struct gpt2_config sizes = plan_sizes(&o->model.config, o->params);
+    printf("Data on %lld ranks", (long long)n_dp);
+    if (plan_tp(o) > 1)
+        printf(", each layer in %lld parts", (long long)plan_tp(o));
+    if (o->pp > 1)
+        printf(", %lld pipeline stages by %s with %lld micro-batches of %lld x %lld tokens; the numbers are "
+               "those of the rank with the most",
+               (long long)(o->pp * o->stages_per_rank), option_word_of(pipe_schedules, o->schedule),
+               (long long)o->accum, (long long)o->batch, (long long)sizes.context);
+    printf(
+        ".\nNot counted is what ranks send along these axes, because it is the same for all candidates.\n");
+}
+
 static void print_head(const struct tune_options *o, const struct candidates *c)
 {
-    int64_t hosts = o->world / o->per_host;
-    printf("%lld parameters in %d units, %s, %s, %lld ranks on ", (long long)c->n_params, c->n_units,
-           option_word_of(option_dtypes, o->train.dtype),
-           option_word_of(option_optimizers, o->train.optimizer), (long long)o->world);
+    int64_t hosts = o->plan.world / o->per_host, n_dp = tune_n_dp(o);
+    printf("%lld parameters%s in %d units, %s, %s, %lld ranks on ", (long long)c->n_params,
+           plan_tp(&o->plan) > 1 ? " of a part" : "", c->n_units,
+           option_word_of(option_dtypes, o->plan.dtype), option_word_of(option_optimizers, o->plan.optimizer),
+           (long long)o->plan.world);
     if (hosts == 1)
         printf("one host");
     else
         printf("%lld hosts of %lld", (long long)hosts, (long long)o->per_host);
-    printf("; %s%s per rank\n\n", o->limit ? "at most " : "no limit of memory",
+    printf("; %s%s per rank\n", o->limit ? "at most " : "no limit of memory",
            o->limit ? report_bytes(o->limit).text : "");
+    if (n_dp < o->plan.world)
+        print_mesh(&o->plan, n_dp);
+    printf("\n");
 }
 
 static const char *chosen_by(const struct candidates *c, int64_t chosen)
@@ -256,7 +299,7 @@ void tune_report(const struct tune_options *o, const struct candidates *c, int64
            "%lld "
            "shown are\nthe first of each kind%s; --json has all.\n",
            (long long)c->n, (long long)n_shown, tune_probed(c) ? ", and those that were probed" : "");
-    if (!chosen && o->per_host < o->world)
+    if (!chosen && o->per_host < o->plan.world)
         printf("\nThe first of the order also takes the least time for its bytes wherever one between hosts "
                "takes at "
                "least %.2f times\nas long as one inside.\n",
@@ -283,10 +326,12 @@ static json_t *candidate_json(const struct tune_options *o, const struct candida
     json_t *hybrid =
         candidate->hybrid ? json_string(option_word_of(option_hybrids, candidate->hybrid)) : json_null();
     return json_pack(
-        "{s:s, s:I, s:i, s:o, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:b, s:I, s:I, s:o, s:s}", "event",
-        "candidate", "order", (json_int_t)i + 1, "stage", candidate->stage, "hybrid", hybrid, "dp_shard",
-        candidate->hybrid ? json_integer(candidate->dp_shard) : json_null(), "prefetch", candidate->prefetch,
-        "budget", candidate->budget < 0 ? json_null() : json_integer(candidate->budget), "wire_dtype",
+        "{s:s, s:I, s:i, s:o, s:o, s:I, s:I, s:I, s:i, s:o, s:o, s:o, s:o, s:o, s:b, s:I, s:I, s:o, s:s}",
+        "event", "candidate", "order", (json_int_t)i + 1, "stage", candidate->stage, "hybrid", hybrid,
+        "dp_shard", candidate->hybrid ? json_integer(candidate->dp_shard) : json_null(), "tp",
+        (json_int_t)plan_tp(&o->plan), "pp", (json_int_t)o->plan.pp, "pp_rank",
+        (json_int_t)candidate->pp_rank, "prefetch", candidate->prefetch, "budget",
+        candidate->budget < 0 ? json_null() : json_integer(candidate->budget), "wire_dtype",
         candidate->wire_dtype ? json_string(option_word_of(option_dtypes, candidate->wire_dtype))
                               : json_null(),
         "deterministic", candidate->deterministic < 0 ? json_null() : json_boolean(candidate->deterministic),

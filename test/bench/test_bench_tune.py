@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""zero-bench tune: its choice and order are compared with a search over the numbers of zero-bench plan. Also
-tests its lines, its probe, and what it refuses."""
+"""zero-bench tune: its choice and order are compared with a search over the numbers of zero-bench plan, also
+with tensor parallelism and pipeline stages. Also tests its lines, its probe, and what it refuses."""
 import os
 import random
 import shutil
@@ -14,7 +14,8 @@ from bench_program import ROOT, TEXT, ZERO_BENCH, ZERO_RUN, bench, lines, run, t
 
 NANO = ['--model=gpt2-nano']
 DEEP = ['--layers=9', '--heads=2', '--channels=64', '--context=32', '--vocab=512']
-FIELDS = {'stage': 0, 'hybrid': 0, 'mesh.dp_replicate': 1, 'memory.prefetch': 2, 'memory.param_budget_bytes': -1, 'memory.wire_dtype': 0, 'deterministic': -1}
+FIELDS = {'stage': 0, 'mesh.tp': 1, 'mesh.pp': 1, 'pipeline.schedule': 0, 'pipeline.stages_per_rank': 1, 'hybrid': 0, 'mesh.dp_replicate': 1, 'memory.prefetch': 2, 'memory.param_budget_bytes': -1, 'memory.wire_dtype': 0, 'deterministic': -1}
+SCHEDULES = ['1f1b', 'gpipe', 'interleaved', 'zero-bubble']
 WORDS = {'hsdp': 0, 'hfsdp': 1, 'bf16': 2}
 
 
@@ -29,56 +30,68 @@ def tune(*args):
 class Search:
     """Finds every candidate again by running zero-bench plan."""
 
-    def __init__(self, model, world, per_host, limit, dtype, accum):
+    def __init__(self, model, world, per_host, limit, dtype, accum, tp=1, pp=1, *how):
         self.model, self.world, self.per_host, self.limit, self.dtype, self.accum = model, world, per_host, limit, dtype, accum
+        self.tp, self.mesh, self.of_stage, self.n_dp = tp, mesh_arguments(tp, pp, *how), world // pp, world // pp // tp
         self.found = []
         for wire in [None] if dtype == 'bf16' else [None, 'bf16']:
             for stage in range(3):
                 self.keep(self.plan(None, wire, 2)[stage], None, wire, 2, None)
-            for group in [None] + [g for g in range(2, world) if world % g == 0 and (per_host % g == 0 or g % per_host == 0)]:
+            for group in [None] + [g for g in range(2, self.n_dp) if self.n_dp % g == 0 and (per_host % (g * tp) == 0 or g * tp % per_host == 0)]:
                 for prefetch in [0, 1, 2]:
                     for kind in [3] if group is None else ['hsdp', 'hfsdp']:
                         self.sharded(kind, group, wire, prefetch)
 
     def plan(self, group, wire, prefetch, budget=None):
-        args = [*self.model, f'--world={self.world}', f'--dtype={self.dtype}', f'--accum={self.accum}', f'--prefetch={prefetch}']
+        args = [*self.model, *self.mesh, f'--world={self.world}', f'--dtype={self.dtype}', f'--accum={self.accum}', f'--prefetch={prefetch}']
         args += [f'--dp-shard={group}'] if group else []
         args += [f'--wire-dtype={wire}'] if wire else []
         args += [f'--budget={budget}'] if budget else []
-        args += ['--deterministic=on'] if group and self.accum > 1 and self.per_host == self.world else []
+        args += ['--deterministic=on'] if group and self.accum > 1 and self.of_stage <= self.per_host else []
         done = bench('plan', '--json', *args)
         return {p.get('hybrid', p['stage']): p for p in lines(done.stdout)} if done.returncode == 0 else None
 
     def far(self, plan, group):
         """Bytes that a rank receives from other hosts, axis by axis."""
-        inner, total = group or self.world, 0
+        inner, total = (group or self.n_dp) * self.tp, 0
         outer_bytes = plan.get('outer_bytes', 0)
-        for bytes_, ranks in [(plan['wire_bytes'] - outer_bytes, range(inner)), (outer_bytes, range(0, self.world, inner))]:
+        for bytes_, ranks in [(plan['wire_bytes'] - outer_bytes, range(0, inner, self.tp)), (outer_bytes, range(0, self.of_stage, inner))]:
             others = len(ranks) - 1
             total += bytes_ * sum(r // self.per_host != 0 for r in ranks) // others if others else 0
         return total
 
     def keep(self, plan, group, wire, prefetch, budget):
-        if plan['stage'] == 3 and not group and not plan['bytes']['param_slots']:
+        ranks = ranks_of(plan)
+        most, gathers = fullest(plan), any(r['bytes']['param_slots'] for r in ranks)
+        if plan['stage'] == 3 and not group and not gathers:
             return  # the same as stage 2
         self.found.append({'stage': plan['stage'], 'hybrid': plan.get('hybrid'), 'dp_shard': group, 'wire_dtype': wire, 'prefetch': prefetch,
-                           'bytes': plan['bytes'], 'wire_bytes': plan['wire_bytes'], 'between_bytes': self.far(plan, group),
-                           'fits': plan['bytes']['total'] <= self.limit, 'auto': budget is None})
+                           'bytes': most['bytes'], 'pp_rank': most.get('pp_rank', 0), 'wire_bytes': max(r['wire_bytes'] for r in ranks),
+                           'between_bytes': max(self.far(r, group) for r in ranks), 'fits': most['bytes']['total'] <= self.limit,
+                           'auto': budget is None, 'gathers': gathers})
 
     def sharded(self, kind, group, wire, prefetch):
         least = self.plan(group, wire, prefetch)[kind]
         self.keep(least, group, wire, prefetch, None)
-        slots = least['bytes']['param_slots']
-        budget = self.limit - least['bytes']['total'] + slots
-        if not slots or budget < 1:
+        budget = min([self.limit - r['bytes']['total'] + r['bytes']['param_slots'] for r in ranks_of(least) if r['bytes']['param_slots']], default=0)
+        if budget < 1:
             return
         planned = self.plan(group, wire, prefetch, budget)
-        over = planned[kind]['bytes']['total'] - self.limit if planned else 0
+        over = fullest(planned[kind])['bytes']['total'] - self.limit if planned else 0
         if over > 0:
             budget -= over
             planned = self.plan(group, wire, prefetch, budget)
-        if planned and (planned[kind]['bytes'], planned[kind]['wire_bytes']) != (least['bytes'], least['wire_bytes']):
+        if planned and [(r['bytes'], r['wire_bytes']) for r in ranks_of(planned[kind])] != [(r['bytes'], r['wire_bytes']) for r in ranks_of(least)]:
             self.keep(planned[kind], group, wire, prefetch, budget)
+
+
+def ranks_of(plan):
+    """The numbers of each rank of a pipeline, or of a whole model."""
+    return plan.get('pp_ranks', [plan])
+
+
+def fullest(plan):
+    return max(ranks_of(plan), key=lambda r: r['bytes']['total'])
 
 
 def place(c):
@@ -86,34 +99,45 @@ def place(c):
     refused = c['wire_dtype'] is not None
     if not c['fits']:
         return (True, refused, c['bytes']['total'])
-    waits = c['prefetch'] == 0 and c['bytes']['param_slots'] > 0
+    waits = c['prefetch'] == 0 and c['gathers']
     return (False, refused, waits, c['between_bytes'], c['wire_bytes'], -c['prefetch'], c['bytes']['total'], c['stage'], c['hybrid'] == 'hfsdp',
             -(c['dp_shard'] or 0))
 
 
 def numbers(c):
-    return [c[k] for k in ('stage', 'hybrid', 'dp_shard', 'wire_dtype', 'prefetch', 'bytes', 'wire_bytes', 'between_bytes', 'fits')] + [
+    return [c[k] for k in ('stage', 'hybrid', 'dp_shard', 'wire_dtype', 'prefetch', 'bytes', 'pp_rank', 'wire_bytes', 'between_bytes', 'fits')] + [
         c['auto'] if 'auto' in c else c['budget'] is None]
 
 
 CASES = [(NANO, 4, 4, 4500000, 'bf16', 1), (NANO, 8, 4, 5200000, 'bf16', 1), (DEEP, 8, 2, 4300000, 'bf16', 2), (DEEP, 4, 4, 7000000, 'f32', 3),
          (NANO, 12, 4, 4000000, 'f32', 1), (['--params=3e8'], 64, 8, 900000000, 'bf16', 1), (DEEP, 3, 1, 3900000, 'bf16', 1)]
+# the same, then tp, pp and options of the pipeline
+MESHES = [(DEEP, 8, 4, 5100000, 'bf16', 1, 2), (DEEP, 12, 6, 4700000, 'bf16', 1, 2), (DEEP, 16, 2, 4800000, 'bf16', 2, 2), (DEEP, 8, 4, 2650000, 'bf16', 4, 1, 2), (DEEP, 16, 16, 5150000, 'f32', 4, 2, 2),
+          (DEEP, 8, 8, 2600000, 'bf16', 4, 1, 2, '--schedule=interleaved', '--stages-per-rank=3'), (['--params=3e8'], 64, 8, 560000000, 'bf16', 6, 2, 4, '--schedule=zero-bubble'),
+          (DEEP, 12, 2, 2500000, 'bf16', 6, 1, 3, '--schedule=gpipe', '--stages-per-rank=2')]
 
 
-def arguments(model, world, per_host, limit, dtype, accum):
-    return [*model, f'--world={world}', f'--ranks-per-host={per_host}', f'--limit={limit}', f'--dtype={dtype}', f'--accum={accum}']
+def mesh_arguments(tp=1, pp=1, *how):
+    return [f'--tp={tp}', f'--pp={pp}', '--batch=2', *how]
+
+
+def arguments(model, world, per_host, limit, dtype, accum, *mesh):
+    return [*model, f'--world={world}', f'--ranks-per-host={per_host}', f'--limit={limit}', f'--dtype={dtype}', f'--accum={accum}', *mesh_arguments(*mesh)]
 
 
 class Order(unittest.TestCase):
     def test_against_a_search(self):
         kinds = set()
-        for case in CASES:
+        for case in CASES + MESHES:
             with self.subTest(case=case):
                 search = Search(*case).found
                 candidates, choice = tune(*arguments(*case))
                 best = min((c for c in search if c['fits'] and not c['wire_dtype']), key=place)
                 self.assertEqual(numbers(choice), numbers(best))
                 self.assertEqual(sorted(map(str, map(numbers, candidates))), sorted(map(str, map(numbers, search))))
+                gathers = {str(numbers(c)): c['gathers'] for c in search}
+                for c in candidates:
+                    c['gathers'] = gathers[str(numbers(c))]
                 self.assertEqual([place(c) for c in candidates], sorted(place(c) for c in candidates))
                 self.assertEqual([c['order'] for c in candidates], list(range(1, len(candidates) + 1)))
                 self.assertTrue(any(not c['fits'] for c in candidates), 'a limit that everything fits')
@@ -189,10 +213,11 @@ class Order(unittest.TestCase):
         self.assertEqual({c['dp_shard'] for c in candidates}, {None, 4})
 
 
-def fields_of(choice, world):
+def fields_of(choice, world, tp=1, pp=1, schedule='--schedule=1f1b', stages_per_rank='=1'):
     want = dict(FIELDS, stage=choice['stage'])
+    want.update({'mesh.tp': tp, 'mesh.pp': pp, 'pipeline.schedule': SCHEDULES.index(schedule.split('=')[1]), 'pipeline.stages_per_rank': int(stages_per_rank.split('=')[1])})
     if choice['hybrid']:
-        want.update({'hybrid': WORDS[choice['hybrid']], 'mesh.dp_replicate': world // choice['dp_shard']})
+        want.update({'hybrid': WORDS[choice['hybrid']], 'mesh.dp_replicate': world // pp // tp // choice['dp_shard']})
     if choice['stage'] == 3:
         want.update({'memory.prefetch': choice['prefetch'], 'memory.param_budget_bytes': -1 if choice['budget'] is None else choice['budget']})
     want['memory.wire_dtype'] = WORDS[choice['wire_dtype']] if choice['wire_dtype'] else 0
@@ -204,14 +229,15 @@ class Lines(unittest.TestCase):
     """The lines to be pasted select the choice, and take the planned memory."""
 
     def test_environment(self):
-        for model, world, per_host, limit, dtype, accum in CASES:
-            with self.subTest(model=model, world=world):
-                _, choice = tune(*arguments(model, world, per_host, limit, dtype, accum))
+        for model, world, per_host, limit, dtype, accum, *mesh in CASES + MESHES:
+            with self.subTest(model=model, world=world, mesh=mesh):
+                _, choice = tune(*arguments(model, world, per_host, limit, dtype, accum, *mesh))
                 env = dict(pair.split('=') for pair in choice['environment'].split())
-                told = bench('plan', '--json', *model, f'--world={world}', f'--dtype={dtype}', f'--accum={accum}', env=env)
+                told = bench('plan', '--json', *model, f'--world={world}', f'--dtype={dtype}', f'--accum={accum}', *mesh_arguments(*mesh), env=env)
                 self.assertEqual(told.returncode, 0, told.stderr)
                 for stage in lines(told.stdout):  # the variables override all of them
-                    self.assertEqual((stage['bytes'], stage['wire_bytes']), (choice['bytes'], choice['wire_bytes']))
+                    self.assertEqual(fullest(stage)['bytes'], choice['bytes'])
+                    self.assertEqual(max(r['wire_bytes'] for r in ranks_of(stage)), choice['wire_bytes'])
 
     def test_run(self):
         """Two hosts of two ranks are one host here. Its ranks still take the planned memory."""
@@ -222,11 +248,23 @@ class Lines(unittest.TestCase):
             _, summary = train(4, *args, '--batch=1', '--data', TEXT, '--steps=1', env=env)
             self.assertEqual((summary['bytes'], summary['stage']), (choice['bytes'], choice['stage']))
 
+    def test_run_on_a_mesh(self):
+        """The fullest rank takes the planned memory."""
+        args = [*DEEP, '--dtype=bf16', '--batch=1']
+        for limit, mesh in [(6050000, ['--tp=2']), (7000000, ['--tp=2']), (3950000, ['--pp=2']), (3700000, ['--pp=2', '--schedule=interleaved', '--stages-per-rank=2'])]:
+            _, choice = tune(*args, *mesh, '--world=4', f'--limit={limit}')
+            env = dict(pair.split('=') for pair in choice['environment'].split())
+            accum = [] if '--tp=2' in mesh else ['--accum=4']
+            _, summary = train(4, *args, *mesh, *accum, '--data', TEXT, '--steps=1', env=env)
+            self.assertEqual((fullest(summary)['bytes'], summary['stage']), (choice['bytes'], choice['stage']))
+            self.assertEqual((choice['tp'], choice['pp']), (2, 1) if '--tp=2' in mesh else (1, 2))
+
     def test_c(self):
         cc = shutil.which('cc') or shutil.which('gcc')
         if not cc:
             self.skipTest('no C compiler in PATH')
-        choices = [(tune(*arguments(*case), *more)[1], case[1]) for case in CASES[:5] for more in [[], ['--wire-dtype=any'], ['--deterministic=off'], ['--dp-shard=2']] if case[1] % 4 == 0]
+        choices = [(tune(*arguments(*case), *more)[1], case) for case in CASES[:5] for more in [[], ['--wire-dtype=any'], ['--deterministic=off'], ['--dp-shard=2']] if case[1] % 4 == 0]
+        choices += [(tune(*arguments(*case))[1], case) for case in MESHES]
         body = ''
         for choice, _ in choices:
             body += '{ struct zero_config cfg = ZERO_CONFIG_INIT;\n' + '\n'.join(choice['c']) + '\n'
@@ -238,18 +276,19 @@ class Lines(unittest.TestCase):
             subprocess.run([cc, '-Wall', '-Werror', '-I', ROOT, source, '-o', program], check=True)
             rows = subprocess.run([program], check=True, capture_output=True, text=True).stdout.splitlines()
         self.assertEqual(len(rows), len(choices))
-        for (choice, world), row in zip(choices, rows):
+        for (choice, case), row in zip(choices, rows):
             got = dict(zip(FIELDS, map(int, row.split())))
-            self.assertEqual(got, fields_of(choice, world))
+            self.assertEqual(got, fields_of(choice, case[1], *case[6:]))
 
     def test_sums_of_groups_on_one_host(self):
         """If groups on one host add up micro-batches, zero_wrap keeps the fixed order. A plan has to be asked
         for it."""
         args = [*DEEP, '--accum=4', '--dtype=f32']
-        for c in tune(*args, '--world=4')[0]:
-            if c['hybrid'] and c['prefetch'] == 2 and c['budget'] is None and not c['wire_dtype']:
-                _, summary = train(4, *args, '--batch=1', '--data', TEXT, '--steps=1', '--stage=3', f"--hybrid={c['hybrid']}", '--dp-replicate=2')
-                self.assertEqual(summary['bytes'], c['bytes'])
+        for world, mesh in [(4, []), (8, ['--pp=2'])]:
+            for c in tune(*args, *mesh, '--batch=1', f'--world={world}')[0]:
+                if c['hybrid'] and c['prefetch'] == 2 and c['budget'] is None and not c['wire_dtype']:
+                    _, summary = train(world, *args, *mesh, '--batch=1', '--data', TEXT, '--steps=1', '--stage=3', f"--hybrid={c['hybrid']}", '--dp-replicate=2')
+                    self.assertEqual(fullest(summary)['bytes'], c['bytes'])
         _, off = tune(*args, '--world=4', '--deterministic=off')
         self.assertEqual((off['c'][-1], off['environment'].split()[-1]), ('cfg.deterministic = 0;', 'ZERO_DETERMINISTIC=0'))
 
@@ -301,6 +340,15 @@ class Probe(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (0, ''))
         self.assertEqual(lines(done.stdout)[:-1], alone)
 
+    def test_a_mesh(self):
+        """Pipeline ranks have different parts of the model, but choose the same."""
+        for mesh in ['--pp=2'], ['--tp=2']:
+            done = run([ZERO_RUN, '-n', '4', *self.RANKS[3:], *DEEP, '--json', '--log', '--steps=4', *mesh])
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual([c['probe']['steps'] for c in lines(done.stdout)[:-1] if c['probe']], [4] * 3)
+            said = [line.split(' chose ')[1] for line in done.stderr.splitlines() if ' chose ' in line]
+            self.assertEqual(said, said[:1] * 4)
+
     def test_sizes_alone_are_not_run(self):
         done = run([*self.RANKS, '--params=1e6', '--json'])
         self.assertEqual((done.returncode, done.stderr), (0, 'zero-bench tune: no probe: --params names sizes, not a model that runs\n'))
@@ -332,6 +380,19 @@ class Refused(unittest.TestCase):
         self.refused(['--world=4', '--wire-dtype=f16'], "--wire-dtype: 'f16' is not own, bf16 or any")
         self.refused(['--world=4', '--vocab=10'], '--vocab')
 
+    def test_meshes(self):
+        self.refused(['--world=8', '--tp=4'], '--tp: 4 parts do not divide the 6 heads')
+        self.refused(['--world=8', '--tp=3'], '--tp and --pp: 3 parts', 'do not divide the 8 ranks')
+        self.refused(['--world=8', '--pp=3'], '--pp: 3 stages', 'world of 8')
+        self.refused(['--world=8', '--schedule=gpipe'], '--schedule: is of a pipeline')
+        self.refused(['--world=8', '--pp=2', '--stages-per-rank=2'], '--stages-per-rank: is of --pp with')
+        self.refused(['--world=8', '--sequence-parallel'], '--sequence-parallel')
+        self.refused(['--world=4', '--tp=2', '--pp=2'], 'each of the 4 ranks has another part of the model')
+        self.refused(['--world=12', '--tp=3', '--ranks-per-host=4'], '--tp: the 3 ranks of a tensor-parallel group neither divide the 4 ranks of a host nor fill hosts')
+        self.refused(['--world=12', '--pp=2', '--ranks-per-host=4'], '--pp: the 6 ranks of a pipeline stage neither divide the 4 ranks of a host nor fill hosts')
+        self.refused(['--world=16', '--tp=2', '--dp-shard=8'], '--dp-shard: 8 of 8 data-parallel ranks are no groups')
+        self.refused(['--world=16', '--pp=2', '--dp-shard=3'], '--dp-shard: 3 does not divide the 8 data-parallel ranks')
+
     def test_nothing_fits(self):
         for dtype in ['bf16', 'f32']:
             args = [*DEEP, '--world=4', f'--dtype={dtype}']
@@ -341,7 +402,8 @@ class Refused(unittest.TestCase):
             self.assertEqual(choice['bytes']['total'], least)
 
     def test_variables_that_would_decide(self):
-        for name, value in [('ZERO_STAGE', '2'), ('ZERO_PREFETCH', '1'), ('ZERO_HYBRID', 'hfsdp'), ('ZERO_DP_REPLICATE', '2'), ('ZERO_PARAM_BUDGET_BYTES', '1G')]:
+        for name, value in [('ZERO_STAGE', '2'), ('ZERO_PREFETCH', '1'), ('ZERO_HYBRID', 'hfsdp'), ('ZERO_DP_REPLICATE', '2'), ('ZERO_PARAM_BUDGET_BYTES', '1G'), ('ZERO_SCHEDULE', 'gpipe'),
+                            ('ZERO_TP', '2')]:
             self.refused(['--world=4'], f'{name} is set in the environment and would override every candidate', env={name: value})
 
     def test_another_world(self):
