@@ -7,7 +7,7 @@
 #include "bench/report/report.h"
 #include "bench/report/stage_table.h"
 
-static const char who[] = "zero-bench memory";
+static const char prefix[] = "zero-bench memory";
 
 enum { MAX_BARS = N_COLUMNS + 1 };
 
@@ -122,7 +122,7 @@ int memory_plot(const char *path, const char *title, const struct memory_column 
         char name[STAGE_TABLE_NAME];
         add_bar(&bars, column_name(c, name), &columns[c]);
     }
-    if (plot_open(&gnuplot, path, who))
+    if (plot_open(&gnuplot, path, prefix))
         return 1;
     FILE *f = gnuplot.pipe;
     fprintf(f, "set title \"%s\" noenhanced\n", title);
@@ -140,5 +140,5 @@ int memory_plot(const char *path, const char *title, const struct memory_column 
           "set xtics scale 0\n",
           f);
     put_plot(f, &bars);
-    return plot_close(&gnuplot, path, who);
+    return plot_close(&gnuplot, path, prefix);
 }
