@@ -23,8 +23,8 @@ struct grad_layers {
     int32_t n_reducing, n_open;
 };
 
-/* What this file keeps. Its tables are allocated with ZR_TABLE, which returns from the function if that
- * fails. The member m of the engine belongs to the model's thread. */
+/* The state of this file. The engine's member m, which has it, belongs to the model's thread. ZR_TABLE
+ * allocates its tables. It returns from the calling function if that fails. */
 struct zr_pointers {
     /* (n_tensors) values last stored in the model's pointers */
     void **stored_param, **stored_grad;

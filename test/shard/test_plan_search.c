@@ -57,9 +57,9 @@ static bool note_places(const struct zr_core *core, int32_t n_units, int32_t *pl
     return same;
 }
 
-/* Counts the gathers and the reductions of each unit in a step that repeats, by running every micro-batch. If
- * no step repeats, counts those of step MAX_STEPS: gathered copies of frozen units outlive a step, so their
- * slots may alternate for ever. */
+/* Counts the gathers and the reductions of each unit in a step that repeats, by running every micro-batch.
+ * Gathered copies of frozen units outlive a step, so units may be in other slots after every step. Then no
+ * step repeats, and those of step MAX_STEPS are counted. */
 static int rehearse_fully(const struct zr_core_spec *spec, int64_t *gathers, int64_t *reduces)
 {
     enum { MAX_STEPS = 8 };
@@ -250,9 +250,9 @@ static int depth_slots(struct reference *p, const struct zr_options *opt, int32_
     struct zr_core_spec *s = &p->spec;
     int64_t largest, second;
     largest_two(s, false, &largest, &second);
-    /* pairs: no order was declared, so any two units may be open at once; reserve: a single slot is as large
-     * as the largest unit, and is left to units that fit no other */
+    /* no order was declared, so any two units may be open at once */
     bool pairs = !opt->n_order && ahead > 0 && second;
+    /* a single slot is as large as the largest unit, and is left to units that fit no other */
     bool reserve = pairs && second < largest;
     param_need(s, ahead, reserve ? second : largest, w, open, seen);
     if (reserve) {
@@ -284,9 +284,9 @@ static int64_t next_size(const struct zr_core_spec *s, int64_t above)
     return best;
 }
 
-/* Finds in w the slots for the budget: those of the deepest prefetch that fits, and then single slots as long
- * as they save traffic, the smallest first. need (n_units): the slots of a prefetch depth that is tried.
- * open, seen and scratch: as for depth_slots. */
+/* Finds the slots for the budget. These are the slots of the deepest prefetch that fits and saves traffic,
+ * and then single slots that save traffic, the smallest first. w gets them. need (n_units) is memory for the
+ * slots that are tried. The last three parameters are those of depth_slots. */
 static int spend_budget(struct reference *p, const struct zr_options *opt, struct window *w, int64_t *need,
                         int32_t *open, int32_t *seen, int64_t *scratch)
 {

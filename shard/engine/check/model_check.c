@@ -52,7 +52,7 @@ struct zr_model_check {
     /* Also read by reports on the guard's thread, while the model's thread may go on. */
     pthread_mutex_t lock;
     uint8_t *turn[2]; /* (n_pieces) parameters, gradients: which of the TURNS is in use, or was used last */
-    bool *open[2];    /* (n_pieces) a bracket holds the piece */
+    bool *open[2];    /* (n_pieces) the piece's unit has an open bracket */
     const char *call, *phase;
     int32_t unit;
     uint32_t step;              /* step of the last call */
@@ -195,7 +195,7 @@ static char *full_at(const struct zr_engine *e, const struct zr_flat *f, int32_t
                 : e->gather_base + zr_plan_param_full(e->plan, f, slot);
 }
 
-/* Declares what the model may do with a unit that it holds, as an operation of the model. */
+/* Declares what the model may do with a unit while its bracket is open, as an operation of the model. */
 static void declare(struct zr_model_check *w, int32_t unit, int32_t slot, bool grad)
 {
     const struct zr_engine *e = w->o.e;
@@ -253,7 +253,8 @@ static int for_pieces(struct zr_model_check *w, int32_t unit, int32_t slot, bool
     return err;
 }
 
-/* The model gets a unit's parameters, or its gradient. */
+/* Called when the model gets a unit's parameters or gradient. A unit whose pointers are set already
+ * (zr_shown_slot) needs no other copy. */
 static int hand_out(struct zr_model_check *w, int32_t unit, int32_t slot, bool grad)
 {
     declare(w, unit, slot, grad);
@@ -264,7 +265,7 @@ static int hand_out(struct zr_model_check *w, int32_t unit, int32_t slot, bool g
     return w->guard && !shown ? for_pieces(w, unit, slot, grad, true) : 0;
 }
 
-/* The model gives them back. */
+/* Called when the model gives a unit's parameters or gradient back. */
 static int take_back(struct zr_model_check *w, int32_t unit, int32_t slot, bool grad)
 {
     declare(w, unit, slot, grad);
