@@ -19,8 +19,8 @@ static int first_of(const struct comm_point *point, int i)
     return k;
 }
 
-/* Returns gnuplot's number of the mark for a row name. Each backend, and each of MPI's own calls, has its mark
- * in the curves of all operations. */
+/* Returns gnuplot's number of the mark for a row name. Each backend, and each of MPI's own calls, has its
+ * mark in the curves of all operations. */
 static int mark_of(const struct comm_point *point, int i)
 {
     const int first_filled = 5, n_marks = 10;
@@ -30,8 +30,8 @@ static int mark_of(const struct comm_point *point, int i)
     return first_filled + k % n_marks;
 }
 
-/* Sets title and style of the curve that begins with point i: a colour for each operation, a mark for each row
- * name. A limit has a dashed line without marks. */
+/* Sets title and style of the curve that begins with point i: a colour for each operation, a mark for each
+ * row name. A limit has a dashed line without marks. */
 static void begin_curve(struct plot_curve *c, double (*points)[2], const struct comm_point *point, int i)
 {
     *c = (struct plot_curve){.points = points};

@@ -21,8 +21,8 @@ struct plot_curve {
     int64_t n;
 };
 
-/* Draws curves. settings are lines of gnuplot, such as "set grid\n". If this fails, it prints a line on stderr
- * that begins with prefix ("zero-bench comm"). Returns 0, or 1 after that line. */
+/* Draws curves. settings are lines of gnuplot, such as "set grid\n". If this fails, it prints a line on
+ * stderr that begins with prefix ("zero-bench comm"). Returns 0, or 1 after that line. */
 int plot_curves(const char *path, const char *prefix, const char *title, const char *settings,
                 const struct plot_curve *curves, int n);
 
