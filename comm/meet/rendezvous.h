@@ -200,9 +200,9 @@ void zr_rendezvous_last_call(const struct zr_rendezvous *r, int rank, char text[
 
 /* A look at the process of a rank on this host. */
 struct zr_rank_seen {
-    /* It is stopped by SIGSTOP or a debugger, and does nothing until it is continued. */
+    /* The process is stopped by SIGSTOP or a debugger, and does nothing until it is continued. */
     bool is_stopped;
-    /* The failure that it recorded, and when (zr_now_ns). 0: none. */
+    /* The failure that the process recorded, and when (zr_now_ns). 0: none. */
     int code;
     int64_t failed_ns;
     char text[ZR_FRAME_TEXT_BYTES];

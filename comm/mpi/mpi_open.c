@@ -528,7 +528,7 @@ void zr_mpi_close(struct zr_comm *c)
         free(m->peer);
         zr_spread_free(&m->spread);
         free(m);
-    } else { /* MPI uses memory of it and of its arena for as long as the process lives */
+    } else { /* MPI uses memory of the communicator and of its arena for as long as the process lives */
         zr_warn(p->opt.log,
                 "mpi %s: other ranks do not answer pending requests: the communicator and its memory are not "
                 "freed; the process should end",

@@ -79,7 +79,7 @@ struct zr_shm {
     /* Name of the role. */
     const char *name;
     struct zr_rendezvous *rdv;
-    /* By role: the communicators that it is linked with, including itself. */
+    /* By role: the communicators that this one is linked with, including itself. */
     struct zr_shm *sibling[ZR_ROLES];
     const struct zr_host_kernels *kernels;
     int64_t timeout_ns, spin_ns;

@@ -304,8 +304,8 @@ static int32_t whom_it_awaits(const struct zr_shm *w, int32_t rank)
     return -1;
 }
 
-/* Whether rank waits for a third rank, in a communicator where it does not wait for this one. Then it may
- * still come, once the third does. */
+/* Whether rank waits for a third rank, in a communicator where it does not wait for this one. That rank may
+ * still come, once the third rank does. */
 static bool awaits_another(struct zr_shm *m, int32_t rank)
 {
     const struct zr_shm *w = widest_of(m);
