@@ -284,9 +284,10 @@ static int64_t next_size(const struct zr_core_spec *s, int64_t above)
     return best;
 }
 
-/* Finds the slots for the budget. These are the slots of the deepest prefetch that fits and saves traffic,
- * and then single slots that save traffic, the smallest first. w gets them. need (n_units) is memory for the
- * slots that are tried. The last three parameters are those of depth_slots. */
+/* Finds the slots for the budget. Begins with those of the deepest prefetch that fits and does not raise the
+ * traffic. Then adds single slots that save traffic, the smallest first. The window w gets the slots. The
+ * array need (n_units) is memory for slots that are tried. The last three parameters are those of
+ * depth_slots. */
 static int spend_budget(struct reference *p, const struct zr_options *opt, struct window *w, int64_t *need,
                         int32_t *open, int32_t *seen, int64_t *scratch)
 {
