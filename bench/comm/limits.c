@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* limits.c: plain copies and sums in a rank's own memory. zero-bench comm prints their speed as an upper bound
- * of what a collective with the same copies or sums can reach. */
+/* limits.c: plain copies and sums in a rank's own memory. zero-bench comm prints their speed as an upper
+ * bound of what a collective with the same copies or sums can reach. */
 #include "bench/comm/limits.h"
 #include "kernels/error.h"
 
