@@ -255,7 +255,7 @@ static int for_pieces(struct zr_model_check *w, int32_t unit, int32_t slot, bool
 
 /* Called when the model gets a unit's parameters or gradient. A unit whose pointers are set already
  * (zr_shown_slot) needs no other copy. */
-static int hand_out(struct zr_model_check *w, int32_t unit, int32_t slot, bool grad)
+static int open_unit(struct zr_model_check *w, int32_t unit, int32_t slot, bool grad)
 {
     declare(w, unit, slot, grad);
     w->reported[unit] |= !grad;
@@ -266,7 +266,7 @@ static int hand_out(struct zr_model_check *w, int32_t unit, int32_t slot, bool g
 }
 
 /* Called when the model gives a unit's parameters or gradient back. */
-static int take_back(struct zr_model_check *w, int32_t unit, int32_t slot, bool grad)
+static int close_unit(struct zr_model_check *w, int32_t unit, int32_t slot, bool grad)
 {
     declare(w, unit, slot, grad);
     if (w->copies)
@@ -427,19 +427,20 @@ static int model_check_begin(struct zr_observer *o, const struct zr_grant *g)
         return guard_all(check_of(o), g->ready ? ZR_GUARD_READ : ZR_GUARD_OPEN);
     if (g->kind == ZR_GRANT_SLOTS || !g->ready)
         return 0;
-    return hand_out(check_of(o), g->unit, g->slot, g->kind == ZR_GRANT_GRAD);
+    return open_unit(check_of(o), g->unit, g->slot, g->kind == ZR_GRANT_GRAD);
 }
 
 static int model_check_end(struct zr_observer *o, const struct zr_grant *g)
 {
     if (g->kind == ZR_GRANT_ALL)
         return guard_all(check_of(o), ZR_GUARD_CLOSED);
-    return g->kind == ZR_GRANT_SLOTS ? 0 : take_back(check_of(o), g->unit, g->slot, g->kind == ZR_GRANT_GRAD);
+    return g->kind == ZR_GRANT_SLOTS ? 0
+                                     : close_unit(check_of(o), g->unit, g->slot, g->kind == ZR_GRANT_GRAD);
 }
 
 static int model_check_reduced(struct zr_observer *o, int32_t unit, enum zr_reduce_moment at)
 {
-    return at == ZR_REDUCE_RETURNED ? hand_out(check_of(o), unit, -1, true) : 0;
+    return at == ZR_REDUCE_RETURNED ? open_unit(check_of(o), unit, -1, true) : 0;
 }
 
 static int model_check_step(struct zr_observer *o, enum zr_step_moment at, const char *call)
