@@ -231,7 +231,7 @@ int zr_shm_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
 }
 
 /* Makes this rank's header, and fills its record with what peers need to open its header and arena. */
-static int fill_record(struct zr_shm *m, struct record *mine)
+static int fill_shm_record(struct zr_shm *m, struct record *mine)
 {
     mine->arena_fd = zr_arena_fd(m->base.held);
     int err = zr_shared_inode(mine->arena_fd, &mine->arena_ino);
@@ -245,7 +245,7 @@ int zr_shm_map(struct zr_shm *m, struct zr_arena *a)
     if (!all)
         return ZERO_ERR_NOMEM;
     m->peer[m->base.group.rank].arena = a->base;
-    int err = agree_records(m, fill_record(m, &mine), &mine, all);
+    int err = agree_records(m, fill_shm_record(m, &mine), &mine, all);
     if (!err)
         err = agree_records(m, open_peers(m, all), &mine, all);
     if (mine.head_fd >= 0)
