@@ -46,8 +46,8 @@ struct option_row {
     int group;
 };
 
-/* The offset of a field in struct S. It does not compile for a field of a type that is not named, because
- * _Generic has no case for it. */
+/* The offset of a field in struct S. This does not compile for a field of a type that is not named, because
+ * _Generic has no case for that type. */
 #define OPTION_AT(S, field, ...) (offsetof(S, field) + _Generic(((S *)0)->field, __VA_ARGS__))
 
 /* The end of a row: the kind of value, and the field that it fills. The file defines OPTION_STRUCT, the

@@ -26,8 +26,8 @@ int child_open(struct child *c, char *const argv[], bool to_child)
         posix_spawn_file_actions_destroy(&actions);
     }
     close(theirs);
-    /* SIGPIPE is ignored, because the exit code says when a child ends early. It is set after the spawn, so
-     * the child does not inherit it. */
+    /* From now on this process ignores SIGPIPE: if a child ends early, its exit code says so. This child has
+     * been started before and does not inherit that. Children that are started later do. */
     if (to_child)
         signal(SIGPIPE, SIG_IGN);
     c->pipe = err ? NULL : fdopen(ours, to_child ? "w" : "r");

@@ -63,14 +63,14 @@ struct zr_backend_config {
 struct zr_backend {
     /* As in ZERO_BACKEND_MAP and in zr_comm_ops. */
     const char *name;
-    /* Device that it works with, "host" or "cuda". NULL: any. */
+    /* Device that the backend works with, "host" or "cuda". NULL: any. */
     const char *device;
-    /* For a world of one rank, which has no rendezvous. */
+    /* The backend is for a world of one rank, which has no rendezvous. */
     bool alone;
-    /* It sums in the fixed tree only on request, as it has a faster way. */
+    /* The backend sums in the fixed tree only on request, as it has a faster way. */
     bool costly_tree;
-    /* It packs slices of at most this many bytes, and segments whose last slices are short (packed_bytes of
-     * zr_role_ask). */
+    /* The backend packs slices of at most this many bytes, and segments whose last slices are short
+     * (packed_bytes of zr_role_ask). */
     int64_t small_bytes;
 
     /* Returns 0 if all ranks can use the backend, else ZERO_ERR_NOTSUP naming some that cannot. t says who

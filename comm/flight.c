@@ -346,8 +346,7 @@ void zr_flight_role(struct zr_flight *f, enum zr_role role, const struct zr_grou
     PUBLISH(r->size, group->size);
 }
 
-void zr_flight_issue(struct zr_flight *f, enum zr_role role, enum zr_op which, int64_t bytes,
-                     struct zr_tag *tag)
+void zr_flight_issue(struct zr_flight *f, enum zr_role role, enum zr_op op, int64_t bytes, struct zr_tag *tag)
 {
     if (!f)
         return;
@@ -361,7 +360,7 @@ void zr_flight_issue(struct zr_flight *f, enum zr_role role, enum zr_op which, i
     PUT(o->serial, 0);
     atomic_thread_fence(memory_order_release);
     PUT(o->seq, GET(r->issued) + 1);
-    PUT(o->role_op, (uint64_t)role << 32 | (uint64_t)which);
+    PUT(o->role_op, (uint64_t)role << 32 | (uint64_t)op);
     PUT(o->step_unit, (uint64_t)tag->step << 32 | (uint32_t)tag->unit);
     PUT(o->bytes, (uint64_t)bytes);
     PUT(o->call_hash, tag->call_hash);

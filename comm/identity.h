@@ -19,8 +19,9 @@ struct zr_identity {
      * its beginning and a hash. */
     char host_id[48];
 
-    /* Opens file fd of process pid, which is rank's, for reading and writing. Returns a descriptor of this
-     * process, or -1 with errno. NULL: opens it through /proc. */
+    /* Opens the file behind descriptor fd of process pid for reading and writing. That process is the one of
+     * rank `rank`. Returns a descriptor of this process, or -1 with errno. NULL: the file is opened through
+     * /proc. */
     int (*open)(void *arg, int rank, int pid, int fd);
     void *arg;
 };
@@ -28,7 +29,7 @@ struct zr_identity {
 /* Reads the identity of this process. Local. */
 void zr_identity_read(struct zr_identity *out);
 
-/* Calls id->open, or opens the file through /proc if that is NULL. */
+/* Calls id->open, or opens the file through /proc if id->open is NULL. */
 int zr_identity_open(const struct zr_identity *id, int rank, int pid, int fd);
 
 #endif

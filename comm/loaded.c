@@ -49,7 +49,8 @@ struct zr_loaded zr_loaded_find(const char *function)
     struct names all = {0};
     struct zr_loaded s = {0};
     look_in(RTLD_DEFAULT, function, &s);
-    dl_iterate_phdr(note_name, &all); /* it holds the loader's lock, so libraries are opened afterwards */
+    dl_iterate_phdr(note_name,
+                    &all); /* this call holds the loader's lock, so libraries are opened afterwards */
     for (int i = 0; i < all.n; i++) {
         void *handle = dlopen(all.name[i], RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
         int before = s.n;

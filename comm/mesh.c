@@ -99,8 +99,8 @@ static int32_t list_pair(const struct zr_topology *t, const struct zr_mesh *m, i
     return first ? 1 + (m->pp_rank + 1 < m->pp) : 1 + (before >= 0);
 }
 
-/* Lists the ranks of the first and the last stage that correspond to this one. The list is this rank
- * alone in other stages. Returns the number of ranks. */
+/* Lists the ranks of the first and the last pipeline stage at the same place as this rank in its stage. For a
+ * rank of another stage the list has that rank alone. Returns the number of ranks. */
 static int32_t list_ends(const struct zr_topology *t, const struct zr_mesh *m, int32_t *members)
 {
     int32_t n = stage_size(t, m), last = m->pp - 1;

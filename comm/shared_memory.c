@@ -212,9 +212,9 @@ int zr_plain_zero(struct zr_device *dev, void *at, int64_t bytes)
     return err;
 }
 
-static int new_arena(struct zr_device *dev, const char *who, int64_t bytes, struct arena **out)
+static int new_arena(struct zr_device *dev, const char *backend, int64_t bytes, struct arena **out)
 {
-    ZR_TRY(ZR_ZALLOC(*out, 1, "%s's arena of %lld bytes", who, (long long)bytes));
+    ZR_TRY(ZR_ZALLOC(*out, 1, "%s's arena of %lld bytes", backend, (long long)bytes));
     struct arena *a = *out;
     a->base = (struct zr_arena){.free = free_arena, .bytes = bytes, .n_held = 1};
     a->dev = dev;
@@ -231,14 +231,14 @@ static int give(struct arena *a, int err, struct zr_arena **out)
     return err;
 }
 
-int zr_plain_arena(struct zr_device *dev, const char *who, int64_t bytes, struct zr_arena **out)
+int zr_plain_arena(struct zr_device *dev, const char *backend, int64_t bytes, struct zr_arena **out)
 {
     struct arena *a;
     void *at = NULL;
     if (bytes <= 0)
-        return zr_fail(ZERO_ERR_ARG, "%s: the arena is %lld bytes: more than 0 are allowed", who,
+        return zr_fail(ZERO_ERR_ARG, "%s: the arena is %lld bytes: more than 0 are allowed", backend,
                        (long long)bytes);
-    int err = new_arena(dev, who, bytes, &a);
+    int err = new_arena(dev, backend, bytes, &a);
     if (err)
         return err;
     err = dev->ops->alloc(dev, bytes, &at);
@@ -246,10 +246,10 @@ int zr_plain_arena(struct zr_device *dev, const char *who, int64_t bytes, struct
     return give(a, err ? err : zr_plain_zero(dev, at, bytes), out);
 }
 
-int zr_shared_arena(const char *who, const char *name, int64_t bytes, struct zr_arena **out)
+int zr_shared_arena(const char *backend, const char *name, int64_t bytes, struct zr_arena **out)
 {
     struct arena *a;
-    int err = new_arena(NULL, who, bytes, &a);
+    int err = new_arena(NULL, backend, bytes, &a);
     return err ? err : give(a, zr_shared_make(name, bytes, &a->fd, &a->base.base), out);
 }
 

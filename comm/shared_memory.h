@@ -40,14 +40,14 @@ void zr_shared_unmap(void *at, int64_t bytes);
 /* ---- arenas ---- */
 
 /* The two kinds of arenas that several backends use: memory of the device, which no other rank reads, and
- * memory that ranks of the same host map. Both functions make a zeroed arena, and neither is collective. who
- * is the backend's name, for messages. Errors are ZERO_ERR_NOMEM, ZERO_ERR_SYSTEM, and those of the
+ * memory that ranks of the same host map. Both functions make a zeroed arena, and neither is collective.
+ * backend is the backend's name, for messages. Errors are ZERO_ERR_NOMEM, ZERO_ERR_SYSTEM, and those of the
  * device. */
 
 /* The device must outlive the arena. Also returns ZERO_ERR_ARG if bytes is not more than 0. */
-int zr_plain_arena(struct zr_device *dev, const char *who, int64_t bytes, struct zr_arena **out);
+int zr_plain_arena(struct zr_device *dev, const char *backend, int64_t bytes, struct zr_arena **out);
 /* name is the file's name in /proc. */
-int zr_shared_arena(const char *who, const char *name, int64_t bytes, struct zr_arena **out);
+int zr_shared_arena(const char *backend, const char *name, int64_t bytes, struct zr_arena **out);
 
 /* The file that other ranks map. -1 for a plain arena. */
 int zr_arena_fd(const struct zr_arena *a);

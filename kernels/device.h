@@ -99,7 +99,7 @@ enum { ZR_COPY_STREAM_BYTES = 4 << 20 };
 struct zr_host_kernels {
     const char *name;
     void (*zero)(void *dst, int64_t bytes);
-    /* It may use non-temporal stores from ZR_COPY_STREAM_BYTES on. */
+    /* copy may use non-temporal stores from ZR_COPY_STREAM_BYTES on. */
     void (*copy)(void *dst, const void *src, int64_t bytes);
     /* dst[i] = src[i] in dst_dtype, for F32 and BF16. To BF16 it rounds to nearest even; a NaN keeps its sign
      * and upper payload and becomes quiet. To F32 it shifts the bits. dst may be src if the destination's

@@ -13,7 +13,7 @@ int32_t zr_core_leaves(int32_t n_slots)
     return n;
 }
 
-/* How good the slot is to be filled anew: 0 if an open bracket holds it, most if it is empty. */
+/* How good the slot is to be filled anew: 0 if it has a unit with an open bracket, most if it is empty. */
 static uint64_t key_of(const struct zr_core *c, const struct pslot *s)
 {
     if (s->pins)
@@ -88,7 +88,7 @@ int32_t zr_core_first_fit(const struct zr_core *c, int64_t bytes)
 /* ---- parameter slots ---- */
 
 /* Returns the slot with the largest key among [first, last) in the order of size, the smallest of several.
- * -1: open brackets hold them all. */
+ * -1: all of them have units with open brackets. */
 static int32_t best_slot(const struct zr_core *c, int32_t first, int32_t last)
 {
     const uint64_t *k = keys(c);
@@ -167,7 +167,7 @@ static int32_t end_of_size(const struct zr_core *c, int32_t first)
     return zr_core_first_fit(c, pslots(c)[by_size(c)[first]].bytes + 1);
 }
 
-/* Whether open brackets could hold every slot that is large enough for a bracket of the order. */
+/* Whether units with open brackets could be in every slot that is large enough for a bracket of the order. */
 static bool can_run_out(struct zr_core *c)
 {
     int32_t n_open = 0;

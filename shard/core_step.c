@@ -65,8 +65,8 @@ void zr_core_reduce(struct zr_core *c, int32_t u, int32_t slot, struct zr_action
     x->pending = false;
 }
 
-/* Returns gradients to a model that holds them: once they are reduced, and those that are summed in place
- * once the step has used them. */
+/* Stages 0 and 1: gives the model its gradients back after they are reduced. Gradients that are summed in
+ * place come back after the step has used them. */
 void zr_core_return_grads(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     if (c->last_reduced < 0)
@@ -317,7 +317,8 @@ static bool is_begun(const struct zr_core *c)
     return c->complete || is_bracketed(c) || c->n_micro || unseen;
 }
 
-/* Zeroes gradients that the model holds. The next contribution overwrites those in shards. */
+/* Drops the step. Zeroes gradients that the model has at all times (stages 0 and 1). Sums in shards need no
+ * zeroing, because the next contribution overwrites them. */
 int zr_core_drop(struct zr_core *c, struct zr_action *out, int32_t *n)
 {
     int err = zr_core_refuse_open(c, "zero_drop");

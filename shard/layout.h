@@ -98,7 +98,7 @@ struct zr_piece {
 struct zr_flat {
     int32_t unit;
     enum zero_dtype dtype;
-    /* Those of its tensors. NONE and 0 if frozen. */
+    /* The optimizer of the flat's tensors, and the number of its states. NONE and 0 if frozen. */
     enum zero_optimizer optimizer;
     int32_t n_states;
 

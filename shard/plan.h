@@ -21,7 +21,7 @@ enum zr_mem {
     ZR_MEM_PARAM_SLOTS,
     /* Reduced gradients, fp32. */
     ZR_MEM_GRAD_SHARDS,
-    /* Memory that backward writes to: slots, or whole gradients if the model holds them. */
+    /* Memory that backward writes to: slots, or whole gradients at stages 0 and 1. */
     ZR_MEM_GRAD_SLOTS,
     /* Further sums, for deterministic accumulation. */
     ZR_MEM_GRAD_SUMS,

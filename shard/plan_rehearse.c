@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Copies of units that are not updated outlive a step. They may take a few steps to settle, or alternate
- * forever. */
+/* Copies of units that are not updated outlive a step. It may take a few steps until they are in the same
+ * slots after every step, or this may never happen. */
 enum { MAX_STEPS = 8 };
 
 /* One zr_core_rehearse. */

@@ -364,10 +364,10 @@ static int compare(struct zero_ctx *z, const struct fingerprint *fingerprints)
 }
 
 /* Appends the values of rank r and rank 0. */
-static int say_other(char *text, size_t n_text, const char *field, int64_t its, int r, int64_t of_first)
+static int say_other(char *text, size_t n_text, const char *field, int64_t on_rank, int r, int64_t on_rank_0)
 {
-    return snprintf(text, n_text, "; %s is %lld on rank %d and %lld on rank 0", field, (long long)its, r,
-                    (long long)of_first);
+    return snprintf(text, n_text, "; %s is %lld on rank %d and %lld on rank 0", field, (long long)on_rank, r,
+                    (long long)on_rank_0);
 }
 
 /* For each of these fields, rank 0 logs the first rank that differs from it. Training goes on. */
@@ -394,11 +394,11 @@ static void report_others(const struct zero_ctx *z, const struct fingerprint *fi
         COMPARE(trace)
         COMPARE(timeout_ms)
 #undef COMPARE
-        const struct command_line *its = &fingerprints[r].command, *of_first = &fingerprints[0].command;
-        if (command && its->hash && of_first->hash && its->hash != of_first->hash) {
+        const struct command_line *on_rank = &fingerprints[r].command, *on_rank_0 = &fingerprints[0].command;
+        if (command && on_rank->hash && on_rank_0->hash && on_rank->hash != on_rank_0->hash) {
             used += (size_t)snprintf(text + used, sizeof text - used,
                                      "; the command line is \"%.127s\" on rank %d and \"%.127s\" on rank 0",
-                                     its->text, r, of_first->text);
+                                     on_rank->text, r, on_rank_0->text);
             command = false;
         }
     }

@@ -25,12 +25,13 @@ static void leave(zero_ctx *z)
         ;
 }
 
-/* Leaves the context in memory because `who` has not returned and may still use it. */
-static void leave_to(struct zero_ctx *z, const char *who)
+/* Leaves the context in memory because a thread or an operation has not returned and may still use it. user:
+ * names it for the warning. */
+static void leave_to(struct zero_ctx *z, const char *user)
 {
     struct zr_log *log = z->config.options.log;
     zr_warn(log, "%s has not returned, so the memory of its context is not freed; the process should end",
-            who);
+            user);
     zr_log_let_go(log);
     leave(z);
 }

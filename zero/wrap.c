@@ -76,12 +76,12 @@ static int find_world(struct zero_ctx *z, const struct zero_config *cfg)
 static int take_name(struct zero_ctx *z)
 {
     const struct zr_user_comm *c = &z->user_comm;
-    const void *which = c->comm ? c->comm : c->exchange_arg;
+    const void *used = c->comm ? c->comm : c->exchange_arg;
     char where[48];
     if (z->world.world == 1)
         return 0;
-    if (which)
-        snprintf(where, sizeof where, "%s %p", c->name, which);
+    if (used)
+        snprintf(where, sizeof where, "%s %p", c->name, used);
     else
         snprintf(where, sizeof where, "%s", c->gather ? c->name : "");
     int err = zr_open_name_take(&z->world, c->gather ? where : NULL, &z->open_name);

@@ -159,7 +159,8 @@ struct results {
     double call_ms, written_ms, dd_written_ms;
 };
 
-static void settle(struct pair *p, int64_t n)
+/* Computes the medians of n measurements of libzero (ours) and of dd (theirs). */
+static void set_medians(struct pair *p, int64_t n)
 {
     double ratio[MAX_REPEAT];
     for (int64_t i = 0; i < n; i++)
@@ -268,7 +269,7 @@ static int measure_blocking(struct bench *b, struct results *r)
     for (int64_t i = 0; !err && i < n; i++)
         err = measure_round(b, r, i);
     for (int k = 0; !err && k < N_PAIRS; k++)
-        settle(&r->pair[k], n);
+        set_medians(&r->pair[k], n);
     zero_unwrap(&b->z);
     return err;
 }

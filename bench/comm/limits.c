@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* limits.c: copies and sums in a rank's own memory, as limits.h declares them. */
+/* limits.c: plain copies and sums in a rank's own memory. zero-bench comm prints their speed as an upper
+ * bound of what a collective with the same copies or sums can reach. */
 #include "bench/comm/limits.h"
 #include "kernels/error.h"
 
-static int64_t from_bytes(int n, int64_t slice)
+/* Size of the buffer `from`: n slices. */
+static int64_t source_bytes(int n, int64_t slice)
 {
     return n * slice;
 }
 
-static int64_t to_bytes(int n, int64_t slice, enum zero_dtype dtype)
+/* Size of the buffer `to`: the copies, or the sum of all slices in fp32. */
+static int64_t target_bytes(int n, int64_t slice, enum zero_dtype dtype)
 {
     int64_t sum = slice / zr_dtype_bytes(dtype) * (int64_t)sizeof(float), copies = (n - 1) * slice;
     return sum > copies ? sum : copies;
@@ -16,7 +19,7 @@ static int64_t to_bytes(int n, int64_t slice, enum zero_dtype dtype)
 
 int64_t comm_limits_bytes(int n, int64_t slice, enum zero_dtype dtype)
 {
-    return from_bytes(n, slice) + to_bytes(n, slice, dtype);
+    return source_bytes(n, slice) + target_bytes(n, slice, dtype);
 }
 
 int comm_limits_open(struct comm_limits *l, struct zr_device *dev, struct zr_stream *s, int n, int64_t slice,
@@ -25,8 +28,8 @@ int comm_limits_open(struct comm_limits *l, struct zr_device *dev, struct zr_str
     void *from = NULL, *to = NULL;
     *l = (struct comm_limits){.dev = dev,
                               .dtype = dtype,
-                              .from_bytes = from_bytes(n, slice),
-                              .to_bytes = to_bytes(n, slice, dtype)};
+                              .from_bytes = source_bytes(n, slice),
+                              .to_bytes = target_bytes(n, slice, dtype)};
     int err = dev->ops->alloc(dev, l->from_bytes, &from);
     err = err ? err : dev->ops->alloc(dev, l->to_bytes, &to);
     l->from = from;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* limits.h: the limits that zero-bench comm prints next to its collectives. They are the copies of an
- * all-gather and the sums of a reduce-scatter, inside this rank's memory. All ranks run them at the same
- * time, each on the thread that its collectives run on. */
+/* limits.h: the speed limits that zero-bench comm prints next to its collectives. A limit is the speed of the
+ * copies of an all-gather, or of the sums of a reduce-scatter, inside this rank's memory. All ranks run them
+ * at the same time, each on the thread that its collectives run on. */
 #ifndef ZERO_BENCH_COMM_LIMITS_H
 #define ZERO_BENCH_COMM_LIMITS_H
 
@@ -10,12 +10,13 @@
 struct comm_limits {
     struct zr_device *dev;
     enum zero_dtype dtype;
-    /* n slices that are copied or summed, and their destination, which also has room for the sum */
+    /* buffers: n slices that are copied or summed, and the destination of the copies or of the sum */
     char *from, *to;
+    /* sizes of the buffers */
     int64_t from_bytes, to_bytes;
 };
 
-/* Bytes of device memory that both take. */
+/* Bytes of device memory that both buffers take. */
 int64_t comm_limits_bytes(int n, int64_t slice, enum zero_dtype dtype);
 /* Opens memory for up to n slices of slice bytes, a multiple of 128. Blocks. Returns 0 or a zero_err, and
  * then holds nothing. */

@@ -10,7 +10,7 @@ static bool same_curve(const struct comm_point *a, const struct comm_point *b)
     return a->op == b->op && a->is_limit == b->is_limit && !strcmp(a->row_name, b->row_name);
 }
 
-/* The first point of the same curve. */
+/* Returns the index of the first point on the curve of point i. */
 static int first_of(const struct comm_point *point, int i)
 {
     int k = 0;
@@ -19,7 +19,8 @@ static int first_of(const struct comm_point *point, int i)
     return k;
 }
 
-/* The same mark for all operations of a row name. */
+/* Returns gnuplot's number of the mark for a row name. Each backend, and each of MPI's own calls, has its
+ * mark in the curves of all operations. */
 static int mark_of(const struct comm_point *point, int i)
 {
     const int first_filled = 5, n_marks = 10;
@@ -29,7 +30,8 @@ static int mark_of(const struct comm_point *point, int i)
     return first_filled + k % n_marks;
 }
 
-/* The curve that begins with point i: a colour for each operation, a mark for each row name. */
+/* Sets title and style of the curve that begins with point i: a colour for each operation, a mark for each
+ * row name. A limit has a dashed line without marks. */
 static void begin_curve(struct plot_curve *c, double (*points)[2], const struct comm_point *point, int i)
 {
     *c = (struct plot_curve){.points = points};
@@ -46,7 +48,7 @@ int comm_plot(const char *path, const char *title, const struct comm_point *poin
     static const char settings[] = "set logscale x 2\n"
                                    "set logscale y 10\n"
                                    "set format x '%.0b %BB'\n"
-                                   "set xlabel 'the whole region'\n"
+                                   "set xlabel 'bytes of all ranks'\n"
                                    "set ylabel 'bus bandwidth, GB/s'\n"
                                    "set key right bottom Left reverse noenhanced\n"
                                    "set grid\n";

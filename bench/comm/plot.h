@@ -12,7 +12,7 @@ struct comm_point {
     const char *row_name;
     /* A limit is the same copies or sums inside one rank's memory (limits.h). */
     bool is_limit;
-    /* bytes of the whole region: the slices of all ranks */
+    /* bytes of the slices of all ranks */
     int64_t bytes;
     /* bus bandwidth in GB/s */
     double busbw;

@@ -29,7 +29,7 @@ static const struct {
 #undef KNOWN
 };
 #define N_KNOWN ((int)(sizeof known / sizeof known[0]))
-_Static_assert(N_KNOWN <= COMM_BACKENDS, "each has its place");
+_Static_assert(N_KNOWN <= COMM_BACKENDS, "struct comm_ranks has an element for each backend");
 
 const char *comm_backend_names(void)
 {
@@ -60,18 +60,20 @@ bool comm_backend_is_mpi(const struct comm_backend *b)
 
 /* ---- meeting ---- */
 
-/* The message that each rank sends to the others before anything is opened. */
-struct card {
+/* The record that each rank sends to the others before communicators are opened: its error, if it has one,
+ * and its options. */
+struct record {
     ZR_FIRST_ERROR(256);
     struct comm_asked asked;
 };
 
-/* Tells the other ranks err and this thread's message. All ranks go on, or none does. */
+/* Tells the other ranks err and this thread's message. Returns the error of the first rank that has one, so
+ * that all ranks go on or none does. Ranks must also have the same options. */
 static int agree(struct comm_ranks *r, int err, const struct comm_asked *a)
 {
     int n = r->world.world, me = r->world.rank;
-    struct card mine = {.asked = *a}, *all;
-    if (ZR_ZALLOC(all, n, "the words of %d ranks", n))
+    struct record mine = {.asked = *a}, *all;
+    if (ZR_ZALLOC(all, n, "the messages of %d ranks", n))
         return zr_rendezvous_fail(r->rdv, ZERO_ERR_NOMEM);
     zr_first_error_put(&mine, err);
     int met = zr_rendezvous_exchange(r->rdv, &mine, sizeof mine, all);
@@ -86,7 +88,7 @@ static int agree(struct comm_ranks *r, int err, const struct comm_asked *a)
 int comm_ranks_meet(struct comm_ranks *r, const struct comm_asked *a)
 {
     int err = zr_world_find(-1, 0, NULL, &r->world);
-    err = err ? err : zr_world_interface(NULL, &r->world);
+    err = err ? err : zr_world_interface(NULL, &r->world); /* the network interface: ZERO_INTERFACE, or any */
     if (err)
         return err;
     if (uv_loop_init(&r->loop))
@@ -118,7 +120,8 @@ static bool is_for(const struct comm_ranks *r, const struct comm_asked *a, const
     return (!b->device || strcmp(b->device, device_of(a)) == 0) && (!b->alone || r->world.world == 1);
 }
 
-/* The error for a backend that was asked for by name and cannot be here. */
+/* Returns the error for a backend that was asked for by name, but does not work with this device or number of
+ * ranks. */
 static int refuse(const struct comm_ranks *r, const struct comm_asked *a, const struct zr_backend *b)
 {
     return b->alone && r->world.world > 1
@@ -136,7 +139,8 @@ static void leave_out(struct comm_ranks *r, const struct zr_backend *b)
              zr_error_text());
 }
 
-/* Chooses the backends that were asked for, or all that can be here. The result is the same on all ranks. */
+/* Chooses the backends that were asked for. If none was, chooses all that work with this device and these
+ * ranks. The result is the same on all ranks. */
 static int choose(struct comm_ranks *r, const struct comm_asked *a)
 {
     for (int i = 0; i < N_KNOWN; i++) {
@@ -158,17 +162,19 @@ static int choose(struct comm_ranks *r, const struct comm_asked *a)
 
 static int no_room(int64_t bytes, int64_t free_bytes, const char *where)
 {
-    return zr_fail(ZERO_ERR_NOMEM, "%s are wanted by each rank, and %s are free %s: --bytes with less",
+    return zr_fail(ZERO_ERR_NOMEM,
+                   "%s are wanted by each rank, and %s are free %s: give smaller sizes with --bytes",
                    report_bytes(bytes).text, report_bytes(free_bytes).text, where);
 }
 
-/* Checks that there is memory for everything at once. Otherwise the kernel would kill a process later. */
+/* Checks that there is memory for everything at once: `bytes` on this rank's GPU, or in host memory for each
+ * rank of this machine. Otherwise the kernel would kill a process later. */
 static int check_room(const struct comm_ranks *r, int64_t bytes)
 {
     struct zr_host_memory m;
     int64_t free_bytes = INT64_MAX, total_bytes;
     char where[ZR_GROUP_PATH_BYTES + 64];
-    int n = zr_topology_on_machine(&r->topology);
+    int n_ranks = zr_topology_on_machine(&r->topology);
     if (r->dev->ops->memory) {
         int err = r->dev->ops->memory(r->dev, &free_bytes, &total_bytes);
         return err || bytes <= free_bytes ? err : no_room(bytes, free_bytes, "on this GPU");
@@ -179,31 +185,39 @@ static int check_room(const struct comm_ranks *r, int64_t bytes)
             snprintf(where, sizeof where, "in memory control group %s", m.group[i].path);
             return no_room(bytes, m.group[i].free_bytes, where);
         }
-    snprintf(where, sizeof where, "for %d on this machine", n);
-    return bytes <= m.free_bytes / n ? 0 : no_room(bytes, m.free_bytes, where);
+    snprintf(where, sizeof where, "for %d on this machine", n_ranks);
+    return bytes <= m.free_bytes / n_ranks ? 0 : no_room(bytes, m.free_bytes, where);
 }
 
-/* What each role is opened for: gather and reduce are measured, control spans the whole world. */
+/* Sets what a backend opens for each role. With one shard group, only gather and reduce are opened, and both
+ * span all ranks. With several, control spans all ranks, and the other roles join the shard groups. Of those,
+ * only gather outer and reduce outer are used.
+ *
+ * A call has one slice for each rank, so it packs at most one, of small_bytes. */
 static void ask_roles(const struct comm_ranks *r, const struct zr_backend *b, int64_t slice_bytes,
                       struct zr_role_ask ask[ZR_ROLES])
 {
     memset(ask, 0, ZR_ROLES * sizeof *ask);
     for (int role = 0; role < ZR_ROLES; role++) {
-        if (role > ZR_ROLE_REDUCE && r->mesh.dp_replicate == 1)
+        bool in_shard_group = role == ZR_ROLE_GATHER || role == ZR_ROLE_REDUCE;
+        if (!in_shard_group && r->mesh.dp_replicate == 1)
             continue;
         ask[role].group = role == ZR_ROLE_CONTROL ? &r->mesh.dp_group
-                          : role > ZR_ROLE_REDUCE ? &r->mesh.replicate_group
-                                                  : &r->mesh.shard_group;
+                          : in_shard_group        ? &r->mesh.shard_group
+                                                  : &r->mesh.replicate_group;
         ask[role].largest_bytes = role == ZR_ROLE_CONTROL ? 0 : slice_bytes;
         ask[role].packed_bytes = role == ZR_ROLE_CONTROL ? 0 : b->small_bytes;
     }
 }
 
+/* Whether a backend sums in the fixed tree. Without --deterministic it does, unless it has a faster way. */
 static bool is_deterministic(const struct comm_asked *a, const struct zr_backend *b)
 {
     return a->deterministic == ZERO_AUTO ? !b->costly_tree : a->deterministic;
 }
 
+/* Returns the bytes of a backend's arena: `bytes` for slices, and what its communicators reserve at the
+ * end. */
 static int64_t arena_bytes_of(const struct comm_ranks *r, const struct comm_asked *a,
                               const struct zr_backend *b, int64_t slice_bytes, int64_t bytes)
 {
@@ -254,6 +268,7 @@ static int open_backend(struct comm_ranks *r, const struct comm_asked *a, struct
     b->gather = b->comm[a->across ? ZR_ROLE_GATHER_OUTER : ZR_ROLE_GATHER];
     b->reduce = b->comm[a->across ? ZR_ROLE_REDUCE_OUTER : ZR_ROLE_REDUCE];
     b->all = b->comm[b->comm[ZR_ROLE_CONTROL] ? ZR_ROLE_CONTROL : ZR_ROLE_REDUCE];
+    /* the transport: how bytes travel between ranks */
     b->path = b->kind->path ? b->kind->path(b->comm[ZR_ROLE_GATHER]) : b->kind->name;
     return 0;
 }
@@ -276,7 +291,7 @@ static int open_backends(struct comm_ranks *r, const struct comm_asked *a, int64
     return err || n_open ? err : zr_fail(ZERO_ERR_NOTSUP, "no backend joins these ranks: %s", r->left_out);
 }
 
-/* The part of opening that this rank does alone. */
+/* Opens the device and its stream, and checks memory: the part of opening that this rank does alone. */
 static int open_device(struct comm_ranks *r, const struct comm_asked *a, int64_t bytes)
 {
     int err = a->cuda ? zr_cuda_device_open(r->world.local_rank, &r->dev) : zr_host_device_open(&r->dev);
@@ -284,15 +299,16 @@ static int open_device(struct comm_ranks *r, const struct comm_asked *a, int64_t
     return err ? err : check_room(r, bytes);
 }
 
-/* ---- losses ---- */
+/* ---- lost ranks ---- */
 
+/* Ends all collectives that wait. */
 static void abort_all(struct comm_ranks *r, int code, const char *why)
 {
     for (int i = 0; i < r->n_backends; i++)
         for (int role = 0; role < ZR_ROLES; role++)
             if (r->backend[i].comm[role])
                 r->backend[i].comm[role]->ops->abort(r->backend[i].comm[role], code, why);
-    if (zr_mpi_own_blocks()) { /* the call may never return */
+    if (zr_mpi_own_blocks()) { /* a blocking collective of MPI, such as MPI_Allgather, may never return */
         fprintf(stderr, "zero-bench comm: %s\n", why);
         _exit(EXIT_FAILURE);
     }
@@ -323,7 +339,8 @@ static void run_loop(void *arg)
     uv_run(&r->loop, UV_RUN_DEFAULT);
 }
 
-/* From here on, lost ranks are noticed while collectives wait. */
+/* Gives the loop to a thread. From then on, on_lost and on_failed are called when a rank is lost or fails,
+ * while collectives wait. */
 static int start_loop(struct comm_ranks *r)
 {
     if (uv_async_init(&r->loop, &r->stop, on_stop))
@@ -364,7 +381,8 @@ int comm_ranks_sync(struct comm_ranks *r)
     return err;
 }
 
-/* Whether work of a failed communicator will never end. Its memory is then left behind. */
+/* Whether some work of a failed communicator will never end. It may still use the device's memory, which is
+ * then not freed. */
 static bool is_stuck(const struct comm_ranks *r)
 {
     for (int i = 0; i < r->n_backends; i++)

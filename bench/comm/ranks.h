@@ -20,7 +20,8 @@ enum { COMM_BACKENDS = 16 };
 struct comm_asked {
     /* a bit for each number in ZERO_BACKEND_MAP, 0: all possible backends; a bit for each enum comm_op */
     int64_t backends, ops;
-    /* smallest and largest size of the whole region, and the factor between two sizes */
+    /* smallest and largest size of the slices of all ranks together, in bytes, and the factor between two
+     * sizes */
     int64_t from_bytes, to_bytes, factor;
     /* ranks of a group, 0: all; whether collectives run between groups instead of inside them */
     int64_t group, across;
@@ -54,7 +55,7 @@ struct comm_ranks {
     struct zr_stream *stream;
     struct comm_backend backend[COMM_BACKENDS];
     int n_backends;
-    /* backends that were not asked for by name and cannot be here, with the reasons; or "" */
+    /* backends that were not asked for by name and that cannot be opened, with the reasons; or "" */
     char left_out[1024];
     /* the loop that notices lost ranks, how to stop it, its thread, and which of these exist */
     uv_loop_t loop;
@@ -76,7 +77,7 @@ bool comm_backend_is_mpi(const struct comm_backend *b);
 int comm_ranks_meet(struct comm_ranks *r, const struct comm_asked *a);
 
 /* Opens the device and the communicators for slices of slice_bytes. Each backend has a zeroed arena of
- * arena_bytes besides what it needs itself. other_bytes are those that the caller will allocate.
+ * arena_bytes besides what it needs itself. other_bytes: what the caller will allocate besides.
  * Collective, blocking. Returns 0 or a zero_err, the same on all ranks. */
 int comm_ranks_open(struct comm_ranks *r, const struct comm_asked *a, int64_t slice_bytes,
                     int64_t arena_bytes, int64_t other_bytes);

@@ -220,13 +220,13 @@ static int issue_backend(struct comm_rounds *b, enum comm_op op, struct comm_bac
 static int issue_mpi_call(struct comm_rounds *b, const struct comm_row *row)
 {
     struct comm_backend *backend = row->backend;
-    const enum zr_mpi_own which = (enum zr_mpi_own)row->mpi_call;
+    const enum zr_mpi_own call = (enum zr_mpi_own)row->mpi_call;
     struct zr_stream *s = b->ranks->stream;
     const char *from = b->mpi_input ? b->mpi_input : backend->arena + b->reduce_at;
     if (row->op == COMM_ALL_GATHER)
-        return zr_mpi_own_put(backend->gather, s, which, NULL, (float *)(backend->arena + b->gather_at),
+        return zr_mpi_own_put(backend->gather, s, call, NULL, (float *)(backend->arena + b->gather_at),
                               b->slice / (int64_t)sizeof(float));
-    return zr_mpi_own_put(backend->reduce, s, which, (const float *)from,
+    return zr_mpi_own_put(backend->reduce, s, call, (const float *)from,
                           (float *)(backend->arena + b->sum_at), n_elements(b));
 }
 
@@ -468,8 +468,8 @@ static int run_round(struct comm_rounds *b, int64_t round)
     uint64_t ns[COMM_MAX_ROWS] = {0};
     int err = 0;
     for (int k = 0; k < b->n_rows && !err; k++) {
-        int64_t which = (k + round + N_WARM_ROUNDS) % b->n_rows;
-        err = measure(b, &b->row[which], &ns[which]);
+        int64_t i = (k + round + N_WARM_ROUNDS) % b->n_rows;
+        err = measure(b, &b->row[i], &ns[i]);
     }
     if (err || round < 0)
         return err;

@@ -29,7 +29,7 @@ struct comm_row {
     struct comm_backend *backend;
     /* enum zr_mpi_own, if MPI's own call is measured in the memory of backend mpi; or COMM_NO_MPI_CALL */
     int mpi_call;
-    /* the row of its limit; NULL: there is none */
+    /* the row with the limit of this row's collective; NULL: there is none */
     struct comm_row *limit;
     /* (rounds) nanoseconds of one call */
     double *ns;
@@ -53,7 +53,7 @@ struct comm_rounds {
     char *mpi_input;
     int64_t mpi_input_bytes;
     /* offsets in the arenas: the region of gathers, the input and the result of sums, the words of
-     * agreements, and those that control is merged in */
+     * agreements, and the words in which ranks merge `control` */
     int64_t gather_at, reduce_at, sum_at, words_at, control_at;
     /* host memory that the stream can reach: for values, and for numbers that ranks merge */
     char *host_buffer;

@@ -16,7 +16,7 @@ struct comm_source {
  * 1, so that sums of more than two elements in another order have other bits. */
 void comm_values_fill(void *at, enum zero_dtype dtype, struct comm_source s, int64_t first, int64_t n);
 
-/* The number of those elements that differ from at in any bit. */
+/* Returns how many of these elements differ from those at `at` in any bit. */
 int64_t comm_values_differ(const void *at, enum zero_dtype dtype, struct comm_source s, int64_t first,
                            int64_t n);
 

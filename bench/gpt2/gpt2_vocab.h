@@ -1,15 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gpt2_vocab.h: token ids that are split over tensor-parallel ranks. Each rank has a range of the ids, and
- * their rows of wte. The loss is the host's; gpt2_layers.h says what its steps compute. */
+ * their rows of wte.
+ *
+ * The steps of the loss here are those for the CPU; gpt2_cuda.cu has those for GPUs. gpt2_layers.h says what
+ * each step computes. */
 #ifndef ZERO_BENCH_GPT2_VOCAB_H
 #define ZERO_BENCH_GPT2_VOCAB_H
 
 #include "bench/gpt2/gpt2_layers.h"
 
-/* Converts global ids (n), in memory of the host, to those of the rank with ids first .. first + V - 1. Other
- * ids become -1. */
+/* Converts n ids of the whole vocabulary, in host memory, to numbers from 0 for the rank that has the V ids
+ * from `first` on. Ids of other ranks become -1. */
 void gpt2_vocab_localize(int32_t *ids, int64_t n, int64_t first, int64_t V);
 
+/* N is the number of rows, V the number of this rank's ids. Rows of logits and dlogits are ld elements apart.
+ * Each has `width` columns in dlogits, as many on all ranks; the columns from V on become 0. The targets (N)
+ * are the converted ids of each row's next token. The label says which probability each token should have. */
 int gpt2_vocab_top(const struct compute *on, float *top, const float *logits, int64_t N, int64_t V,
                    int64_t ld);
 int gpt2_vocab_exponentials(const struct compute *on, float *logits, float *total, float *wanted,

@@ -4,13 +4,16 @@
 #define GPT2_BF16
 #include "bench/gpt2/gpt2_real.h"
 
-/* The distance between dependent operations, so that none waits for the one before. */
+/* The number of sums that a pass keeps. Each addition goes to another sum than the one before, so that it
+ * need not wait for that one. */
 enum { LANES = 64 };
 
 /* Takes sums that nobody reads, so that the compiler cannot drop them. */
 static _Thread_local volatile float sink;
 
-/* One pass. The counts are constants at every call, so no loop over arrays remains. */
+/* Makes one pass over n elements. The last five parameters are the numbers of X in limits.h. r32 and r16 are
+ * 0, 1 or 4, and at most one of them is not 0. Each is a constant at every call, so the compiler drops the
+ * branches on them. */
 static inline __attribute__((always_inline)) void pass(const struct stream_arrays *a, int64_t n, int r32,
                                                        int r16, int updated, int w32, int w16)
 {

@@ -79,7 +79,7 @@ static int halve_layers(const struct memory_fit *f, int64_t limit, struct model_
     return err;
 }
 
-int memory_fit_choose(const struct memory_fit *f, struct model_options *model, const char *who)
+int memory_fit_choose(const struct memory_fit *f, struct model_options *model, const char *prefix)
 {
     int64_t limit = limit_of(f), first = 0, needed = 0;
     const char *asked = model->name;
@@ -93,13 +93,13 @@ int memory_fit_choose(const struct memory_fit *f, struct model_options *model, c
         err = memory_fit_needed(f, &model->config, &needed);
     }
     if (err) {
-        fprintf(stderr, "%s: --fit: %s\n", who, zero_last_error());
+        fprintf(stderr, "%s: --fit: %s\n", prefix, zero_last_error());
         return EXIT_FAILURE;
     }
     if (first > limit)
         fprintf(stderr,
-                "%s: stage 0 of %s on %lld ranks takes about %s, and %s are %s: taking %s, about %s\n", who,
-                asked, (long long)f->ranks, report_bytes(first).text, report_bytes(limit).text,
+                "%s: stage 0 of %s on %lld ranks takes about %s, and %s are %s: taking %s, about %s\n",
+                prefix, asked, (long long)f->ranks, report_bytes(first).text, report_bytes(limit).text,
                 f->limit ? "allowed" : "free", model->name, report_bytes(needed).text);
     return 0;
 }

@@ -11,19 +11,20 @@ struct memory_fit {
     /* the run: its ranks, and the rows of each micro-batch */
     int64_t ranks, batch;
     enum zero_dtype dtype;
-    /* bytes that it may take; 0: what the host and the memory control groups around this process have
+    /* bytes that the run may take; 0: what the host and the memory control groups around this process have
      * free, without swap */
     int64_t limit;
     /* "", or a folder that has proc and sys in it */
     const char *root;
 };
 
-/* Estimates what zero-bench train takes at stage 0, all ranks together. The estimate is rather too high.
- * Returns 0 or a zero_err with its text. */
+/* Estimates the bytes that zero-bench train takes at stage 0, all ranks together. The estimate is rather too
+ * high. Returns 0 or a zero_err with its text. */
 int memory_fit_needed(const struct memory_fit *f, const struct gpt2_config *config, int64_t *out_bytes);
 /* Replaces *model by a smaller one if it needs too much: with fewer layers, or gpt2-nano if one layer needs
- * too much and gpt2-nano is smaller. The result may still need too much. who begins the line on stderr that
- * says what was chosen. Returns 0, or an exit code after one line on stderr. */
-int memory_fit_choose(const struct memory_fit *f, struct model_options *model, const char *who);
+ * too much and gpt2-nano is smaller. The result may still need too much. A line on stderr says what was
+ * chosen. It begins with prefix ("zero-bench memory"). Returns 0, or an exit code after one line on stderr,
+ * which begins with prefix too. */
+int memory_fit_choose(const struct memory_fit *f, struct model_options *model, const char *prefix);
 
 #endif

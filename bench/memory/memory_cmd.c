@@ -15,7 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char who[] = "zero-bench memory";
+static const char prefix[] = "zero-bench memory";
 
 static error_t read_fit(struct argp_state *state, const struct option_row *row, char *arg, void *options)
 {
@@ -297,7 +297,7 @@ static int draw_losses(const struct memory_options *o, const struct measured *m)
     }
     snprintf(title, sizeof title, "%s on %lld ranks, every stage on top of the others", o->model.name,
              (long long)o->ranks);
-    return loss_plot(o->plot_loss, title, who, curves, m->n);
+    return loss_plot(o->plot_loss, title, prefix, curves, m->n);
 }
 
 static int draw(const struct memory_options *o, const struct measured *m)
@@ -333,7 +333,7 @@ int memory_command(const char *name, int argc, char **argv)
     int status = options_parse(&table, name, argc, argv, &o);
     if (!status && o.fit >= 0) {
         const struct memory_fit fit = {o.ranks, o.batch, (enum zero_dtype)o.dtype, o.fit, ""};
-        status = memory_fit_choose(&fit, &o.model, who);
+        status = memory_fit_choose(&fit, &o.model, prefix);
     }
     if (status)
         return status;

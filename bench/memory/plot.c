@@ -7,7 +7,7 @@
 #include "bench/report/report.h"
 #include "bench/report/stage_table.h"
 
-static const char who[] = "zero-bench memory";
+static const char prefix[] = "zero-bench memory";
 
 enum { MAX_BARS = N_COLUMNS + 1 };
 
@@ -59,14 +59,14 @@ static void add_bar(struct bars *b, const char *name, const struct memory_column
 }
 
 /* Writes the data of a category, unless no bar has it; then it is not in the key either. */
-static bool put_category(FILE *f, const struct bars *b, int which, const int64_t *bytes)
+static bool put_category(FILE *f, const struct bars *b, int number, const int64_t *bytes)
 {
     int64_t any = 0;
     for (int i = 0; i < b->n; i++)
         any |= bytes[i];
     if (!any)
         return false;
-    fprintf(f, "$category%d << END\n", which);
+    fprintf(f, "$category%d << END\n", number);
     for (int i = 0; i < b->n; i++)
         fprintf(f, "\"%s\" %.6f\n", b->bar[i].name, (double)bytes[i] / b->unit);
     fputs("END\n", f);
@@ -90,19 +90,19 @@ static void put_plot(FILE *f, const struct bars *b)
     const char *join = "";
     char plot[2048] = "plot ";
     size_t at = 5;
-    int which = 0;
+    int number = 0;
 #define PUT(title, value, colour)                                                                            \
     for (int i = 0; i < b->n; i++)                                                                           \
         bytes[i] = (value);                                                                                  \
-    if (put_category(f, b, which, bytes)) {                                                                  \
+    if (put_category(f, b, number, bytes)) {                                                                 \
         at += (size_t)snprintf(plot + at, sizeof plot - at,                                                  \
-                               "%s$category%d using 2:xtic(1) title '" title "' lc rgb '%s'", join, which,   \
+                               "%s$category%d using 2:xtic(1) title '" title "' lc rgb '%s'", join, number,  \
                                colour);                                                                      \
         join = ", ";                                                                                         \
     }                                                                                                        \
-    which++;
+    number++;
 #define CATEGORY(name, text)                                                                                 \
-    PUT(text, height_of_part(b->bar[i].column, b->bar[i].column->fullest.allocated.name), colours[which])
+    PUT(text, height_of_part(b->bar[i].column, b->bar[i].column->fullest.allocated.name), colours[number])
     ZERO_MEM_MAP(CATEGORY)
     PUT("the rest: activations, text, code", height_of_rest(b->bar[i].column), "#d9d9d9")
 #undef CATEGORY
@@ -122,7 +122,7 @@ int memory_plot(const char *path, const char *title, const struct memory_column 
         char name[STAGE_TABLE_NAME];
         add_bar(&bars, column_name(c, name), &columns[c]);
     }
-    if (plot_open(&gnuplot, path, who))
+    if (plot_open(&gnuplot, path, prefix))
         return 1;
     FILE *f = gnuplot.pipe;
     fprintf(f, "set title \"%s\" noenhanced\n", title);
@@ -140,5 +140,5 @@ int memory_plot(const char *path, const char *title, const struct memory_column 
           "set xtics scale 0\n",
           f);
     put_plot(f, &bars);
-    return plot_close(&gnuplot, path, who);
+    return plot_close(&gnuplot, path, prefix);
 }

@@ -40,7 +40,7 @@ static void add_points(struct plot_curve *to, const struct loss_curve *c, int64_
     }
 }
 
-int loss_plot(const char *path, const char *title, const char *who, const struct loss_curve *curves, int n)
+int loss_plot(const char *path, const char *title, const char *prefix, const struct loss_curve *curves, int n)
 {
     double points[MAX_CURVES][MAX_POINTS][2];
     struct plot_curve plots[MAX_CURVES] = {0};
@@ -64,5 +64,5 @@ int loss_plot(const char *path, const char *title, const char *who, const struct
              "set key right top Left reverse noenhanced\n"
              "set xlabel 'step%s'\n",
              mean);
-    return plot_curves(path, who, title, settings, plots, n);
+    return plot_curves(path, prefix, title, settings, plots, n);
 }

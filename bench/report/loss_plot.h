@@ -15,6 +15,7 @@ struct loss_curve {
 
 /* Draws the curves into path, as plot_curves (plot.h) does. In a long run a point is the mean of several
  * steps, and the picture says so. */
-int loss_plot(const char *path, const char *title, const char *who, const struct loss_curve *curves, int n);
+int loss_plot(const char *path, const char *title, const char *prefix, const struct loss_curve *curves,
+              int n);
 
 #endif

@@ -40,11 +40,11 @@ void plot_quoted(FILE *f, const char *text)
     fputc('\'', f);
 }
 
-int plot_open(struct child *gnuplot, const char *path, const char *who)
+int plot_open(struct child *gnuplot, const char *path, const char *prefix)
 {
     char *argv[] = {"gnuplot", "-", NULL};
     if (child_open(gnuplot, argv, /* to_child */ true)) {
-        fprintf(stderr, "%s: --plot needs gnuplot: %s\n", who, strerror(errno));
+        fprintf(stderr, "%s: --plot needs gnuplot: %s\n", prefix, strerror(errno));
         return EXIT_FAILURE;
     }
     fprintf(gnuplot->pipe, "set terminal %s\nset output ", terminal_for(path));
@@ -53,11 +53,11 @@ int plot_open(struct child *gnuplot, const char *path, const char *who)
     return 0;
 }
 
-int plot_close(struct child *gnuplot, const char *path, const char *who)
+int plot_close(struct child *gnuplot, const char *path, const char *prefix)
 {
     int code = child_close(gnuplot);
     if (code)
-        fprintf(stderr, "%s: gnuplot ended with code %d and did not draw %s\n", who, code, path);
+        fprintf(stderr, "%s: gnuplot ended with code %d and did not draw %s\n", prefix, code, path);
     return code ? EXIT_FAILURE : 0;
 }
 
@@ -70,11 +70,11 @@ static void put_points(FILE *f, const struct plot_curve *c, int number)
     fputs("END\n", f);
 }
 
-int plot_curves(const char *path, const char *who, const char *title, const char *settings,
+int plot_curves(const char *path, const char *prefix, const char *title, const char *settings,
                 const struct plot_curve *curves, int n)
 {
     struct child gnuplot;
-    if (plot_open(&gnuplot, path, who))
+    if (plot_open(&gnuplot, path, prefix))
         return EXIT_FAILURE;
     FILE *f = gnuplot.pipe;
     for (int i = 0; i < n; i++)
@@ -87,5 +87,5 @@ int plot_curves(const char *path, const char *who, const char *title, const char
         plot_quoted(f, curves[i].title);
     }
     fputc('\n', f);
-    return plot_close(&gnuplot, path, who);
+    return plot_close(&gnuplot, path, prefix);
 }

@@ -21,15 +21,16 @@ struct plot_curve {
     int64_t n;
 };
 
-/* Draws curves. settings are lines of gnuplot, such as "set grid\n". who ("zero-bench comm") begins the line
- * on stderr that a failure prints. Returns 0, or 1 after that line. */
-int plot_curves(const char *path, const char *who, const char *title, const char *settings,
+/* Draws curves. settings are lines of gnuplot, such as "set grid\n". If this fails, it prints a line on
+ * stderr that begins with prefix ("zero-bench comm"). Returns 0, or 1 after that line. */
+int plot_curves(const char *path, const char *prefix, const char *title, const char *settings,
                 const struct plot_curve *curves, int n);
 
-/* For other pictures: starts gnuplot with terminal and file set, and returns when it has drawn what was
- * written to gnuplot->pipe. Both return 0, or 1 after one line on stderr. */
-int plot_open(struct child *gnuplot, const char *path, const char *who);
-int plot_close(struct child *gnuplot, const char *path, const char *who);
+/* For other pictures. plot_open starts gnuplot with terminal and file set. The caller writes commands to
+ * gnuplot->pipe. plot_close returns when gnuplot has carried them out. Both return 0, or 1 after one line on
+ * stderr, which begins with prefix. */
+int plot_open(struct child *gnuplot, const char *path, const char *prefix);
+int plot_close(struct child *gnuplot, const char *path, const char *prefix);
 /* Writes a string in gnuplot's quotes. */
 void plot_quoted(FILE *f, const char *text);
 

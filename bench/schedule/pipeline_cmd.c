@@ -219,10 +219,10 @@ static void print_json(const struct pipeline_options *o, const struct zr_pipelin
                                         (json_int_t)rank->peak_bytes, "sends", (json_int_t)rank->n_sends,
                                         "peak_unsharded", (json_int_t)rank->peak_unsharded));
     }
-    json_t *which = json_string(o->read ? o->read : option_word_of(kinds, o->kind));
-    which = which ? which : json_null(); /* the path is not valid UTF-8 */
-    report_line(json_pack("{s:s, s:o, s:i, s:i, s:i, s:I, s:b, s:o}", "event", "pipeline", "schedule", which,
-                          "n_ranks", p->n_ranks, "n_stages", p->n_stages, "n_micro_batches",
+    json_t *schedule = json_string(o->read ? o->read : option_word_of(kinds, o->kind));
+    schedule = schedule ? schedule : json_null(); /* the path is not valid UTF-8 */
+    report_line(json_pack("{s:s, s:o, s:i, s:i, s:i, s:I, s:b, s:o}", "event", "pipeline", "schedule",
+                          schedule, "n_ranks", p->n_ranks, "n_stages", p->n_stages, "n_micro_batches",
                           p->n_micro_batches, "span_ns", (json_int_t)report->span_ns, "in_order",
                           report->in_order, "ranks", ranks));
 }

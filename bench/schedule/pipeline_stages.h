@@ -32,9 +32,9 @@ int64_t pipe_layers_of(int64_t layers, int64_t pp, int64_t stage);
 /* Layers in all stages of a rank. The nth stage of rank r is stage n * pp + r of the model. */
 int64_t pipe_layers_of_rank(int64_t layers, int64_t pp, int64_t per_rank, int64_t rank);
 
-/* Fills in like (pp): for each rank, the lowest rank with as many layers in each of its stages, whose plan it
- * shares. The first and the last rank share no plan, because of the embedding and the head. Kept activations
- * may differ. */
+/* Fills in like (pp): for each rank, the lowest rank with as many layers in each of its stages. Both have the
+ * same plan. The first and the last rank share no plan, because of the embedding and the head. Kept
+ * activations may differ. */
 void pipe_find_alike(int64_t *like, int64_t layers, int64_t pp, int64_t per_rank);
 
 struct pipe_times {

@@ -64,7 +64,7 @@ struct train_step {
     /* mean over ranks, micro-batches and tokens */
     double loss;
     struct zero_step_info info;
-    /* It is the last step. The value is the same on every rank. */
+    /* This step is the last. The value is the same on every rank. */
     bool stop;
 };
 

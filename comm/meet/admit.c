@@ -55,8 +55,8 @@ static size_t say_name(const struct zr_rendezvous *r, int first, bool is_first, 
     size_t used =
         (size_t)snprintf(text, n_text, "%s \"%s\" on", is_first ? "cfg.launch.name is" : " and", name);
     for (int i = first; i < r->w.world && used < n_text && n <= 4; i++) {
-        const char *its = waiting_name(r, i);
-        if (!its || strcmp(its, name))
+        const char *waiting = waiting_name(r, i);
+        if (!waiting || strcmp(waiting, name))
             continue;
         used += (size_t)snprintf(text + used, n_text - used,
                                  n == 4 ? ", ..."

@@ -27,7 +27,7 @@ struct calls_frame {
     uint64_t group;
     /* size is 0 if the rank logs no calls at all; the rest is 0 then. */
     int32_t size;
-    uint16_t which, is_last;
+    uint16_t comm, is_last;
     struct zr_call_log_copy copy;
 };
 _Static_assert(sizeof(struct calls_frame) + ZR_FRAME_TEXT_BYTES <= ZR_FRAME_SMALL_BYTES,
@@ -47,57 +47,58 @@ static void own_calls(const struct zr_rendezvous *r, struct zr_shared_calls out[
         r->known.shared_calls(r->known.arg, out);
 }
 
-static const struct zr_shared_calls *calls_of(const struct zr_rendezvous *r, int rank, int which)
+/* Returns a rank's calls of communicator number comm, 0 to ZR_SHARED_CALLS - 1. */
+static const struct zr_shared_calls *calls_of(const struct zr_rendezvous *r, int rank, int comm)
 {
-    return &r->members[rank].calls[which];
+    return &r->members[rank].calls[comm];
 }
 
-static uint64_t n_calls(const struct zr_rendezvous *r, int rank, int which)
+static uint64_t n_calls(const struct zr_rendezvous *r, int rank, int comm)
 {
-    return atomic_load(&calls_of(r, rank, which)->log->n);
+    return atomic_load(&calls_of(r, rank, comm)->log->n);
 }
 
-/* Finds, for each rank, who has made the most and the fewest of the calls that it must make too. With no
- * memory for that, nothing can be compared. */
+/* Finds, for each rank and communicator, which of its ranks have made the most and the fewest calls. If there
+ * is no memory for that, nothing can be compared. */
 static void find_furthest(struct zr_rendezvous *r)
 {
     struct zr_sharing_rank *s = malloc((size_t)r->w.world * sizeof *s);
-    for (int which = 0; which < ZR_SHARED_CALLS; which++) {
+    for (int comm = 0; comm < ZR_SHARED_CALLS; comm++) {
         int n = 0;
         for (int i = 0; i < r->w.world; i++) {
-            const struct zr_shared_calls *c = calls_of(r, i, which);
-            r->members[i].ahead[which] = r->members[i].behind[which] = -1;
+            const struct zr_shared_calls *c = calls_of(r, i, comm);
+            r->members[i].ahead[comm] = r->members[i].behind[comm] = -1;
             if (s && c->log)
-                s[n++] = (struct zr_sharing_rank){c->group, n_calls(r, i, which), c->size, i};
+                s[n++] = (struct zr_sharing_rank){c->group, n_calls(r, i, comm), c->size, i};
         }
         if (n)
             zr_call_log_furthest(s, n);
         for (int k = 0; k < n; k++) {
-            r->members[s[k].rank].ahead[which] = s[k].ahead;
-            r->members[s[k].rank].behind[which] = s[k].behind;
+            r->members[s[k].rank].ahead[comm] = s[k].ahead;
+            r->members[s[k].rank].behind[comm] = s[k].behind;
         }
     }
     free(s);
 }
 
-/* Compares every rank with the one that has the most calls. If two others differ in a call, that one has made
- * this call too, so one of them differs from it. *compared: some calls could be compared, otherwise
- * unchanged. */
-static bool find_difference_in(const struct zr_rendezvous *r, int which, bool *compared,
+/* Compares the calls of every rank with those of the rank that has made the most. If two other ranks differ
+ * in a call, that rank has made the call too, so one of the two differs from it. Sets *compared if some calls
+ * could be compared. */
+static bool find_difference_in(const struct zr_rendezvous *r, int comm, bool *compared,
                                char text[ZR_CALL_LOG_BOTH_CHARS])
 {
     uint64_t first = 0;
     for (int i = 0; i < r->w.world; i++) {
         struct zr_logged_call here, there;
-        int of = r->members[i].ahead[which];
+        int of = r->members[i].ahead[comm];
         if (of < 0 || of == i)
             continue;
-        const struct zr_call_log *its = calls_of(r, i, which)->log, *most = calls_of(r, of, which)->log;
-        uint64_t n = zr_call_log_differ(its, most, &there, &here);
-        *compared |= zr_call_log_overlap(its, most);
+        const struct zr_call_log *own = calls_of(r, i, comm)->log, *most = calls_of(r, of, comm)->log;
+        uint64_t n = zr_call_log_differ(own, most, &there, &here);
+        *compared |= zr_call_log_overlap(own, most);
         if (n && (!first || n < first)) {
             first = n;
-            zr_call_log_report(i, &there, of, &here, zr_call_log_left_out(its, most, n), text);
+            zr_call_log_report(i, &there, of, &here, zr_call_log_left_out(own, most, n), text);
         }
     }
     return first != 0;
@@ -108,19 +109,19 @@ static bool find_difference_in(const struct zr_rendezvous *r, int which, bool *c
 static bool find_difference(const struct zr_rendezvous *r, bool *compared, char text[ZR_CALL_LOG_BOTH_CHARS])
 {
     *compared = false;
-    for (int which = ZR_SHARED_CALLS; which-- > 0;)
-        if (find_difference_in(r, which, compared, text))
+    for (int comm = ZR_SHARED_CALLS; comm-- > 0;)
+        if (find_difference_in(r, comm, compared, text))
             return true;
     return false;
 }
 
 /* Writes "240 calls, the last zero_end(unit 3, forward) in step 4". */
-static void report_place(const struct zr_rendezvous *r, int rank, int which, char *text, size_t n_text)
+static void report_place(const struct zr_rendezvous *r, int rank, int comm, char *text, size_t n_text)
 {
     struct zr_logged_call last;
     char call[ZR_CALL_LOG_CHARS] = "";
-    uint64_t n = n_calls(r, rank, which);
-    if (n && zr_call_log_last(calls_of(r, rank, which)->log, &last))
+    uint64_t n = n_calls(r, rank, comm);
+    if (n && zr_call_log_last(calls_of(r, rank, comm)->log, &last))
         zr_call_log_describe(&last, call);
     if (n)
         snprintf(text, n_text, "%llu calls, the last %s", (unsigned long long)n, call);
@@ -128,42 +129,42 @@ static void report_place(const struct zr_rendezvous *r, int rank, int which, cha
         snprintf(text, n_text, "no call");
 }
 
-/* Finds the rank that has made the fewest calls of a communicator, if they are fewer than this rank's, which
- * then waits for it. Sets *which to that communicator. Returns -1 if there is none. */
-static int awaited_by(const struct zr_rendezvous *r, int rank, int *which)
+/* Finds the rank that has made the fewest calls of a communicator, if they are fewer than this rank's. This
+ * rank then waits for it. Sets *comm to that communicator. Returns -1 if there is no such rank. */
+static int awaited_by(const struct zr_rendezvous *r, int rank, int *comm)
 {
     for (int k = ZR_SHARED_CALLS; k-- > 0;) {
         int behind = r->members[rank].behind[k];
         if (behind >= 0 && n_calls(r, behind, k) < n_calls(r, rank, k)) {
-            *which = k;
+            *comm = k;
             return behind;
         }
     }
     return -1;
 }
 
-/* Finds the rank that this one waits for, and which waits for nobody itself. A rank that data-parallel ranks
- * wait for may itself wait for one of tensor parallelism, for example. *which: as awaited_by sets it for the
- * last wait. Returns -1 if this rank waits for nobody. Calls are read while they are made, so waits may seem
- * to form a circle. */
-static int last_awaited(const struct zr_rendezvous *r, int rank, int *which)
+/* Follows the waits from this rank to one that waits for nobody. A rank that data-parallel ranks wait for may
+ * itself wait for one of tensor parallelism, for example. Sets *comm as awaited_by does for the last wait.
+ * Returns -1 if this rank waits for nobody. Calls are read while they are made, so waits may seem to form a
+ * circle. */
+static int last_awaited(const struct zr_rendezvous *r, int rank, int *comm)
 {
     int last = -1;
-    for (int n = 0, next; n < r->w.world && (next = awaited_by(r, rank, which)) >= 0; n++)
+    for (int n = 0, next; n < r->w.world && (next = awaited_by(r, rank, comm)) >= 0; n++)
         last = rank = next;
     return last;
 }
 
-/* Writes how far the programs are, none of which is behind another. */
+/* Writes how far the programs are. None of them is behind another. */
 static void report_equal(const struct zr_rendezvous *r, char *text, size_t n_text)
 {
     char here[192];
-    for (int which = ZR_SHARED_CALLS; which-- > 0;)
+    for (int comm = ZR_SHARED_CALLS; comm-- > 0;)
         for (int i = 0; i < r->w.world; i++) {
-            if (r->members[i].ahead[which] < 0)
+            if (r->members[i].ahead[comm] < 0)
                 continue;
-            report_place(r, i, which, here, sizeof here);
-            if (n_calls(r, i, which))
+            report_place(r, i, comm, here, sizeof here);
+            if (n_calls(r, i, comm))
                 snprintf(text, n_text, "; the programs have made the same %s", here);
             else
                 snprintf(text, n_text, "; no program has made a call");
@@ -177,16 +178,16 @@ static void report_equal(const struct zr_rendezvous *r, char *text, size_t n_tex
 static void report_behind(const struct zr_rendezvous *r, char *text, size_t n_text)
 {
     char there[192], here[192];
-    int which = 0, behind = last_awaited(r, r->comparison.rank, &which);
+    int comm = 0, behind = last_awaited(r, r->comparison.rank, &comm);
     for (int i = 0; i < r->w.world && behind < 0; i++)
-        behind = last_awaited(r, i, &which);
+        behind = last_awaited(r, i, &comm);
     if (behind < 0) {
         report_equal(r, text, n_text);
         return;
     }
-    int ahead = r->members[behind].ahead[which];
-    report_place(r, ahead, which, here, sizeof here);
-    report_place(r, behind, which, there, sizeof there);
+    int ahead = r->members[behind].ahead[comm];
+    report_place(r, ahead, comm, here, sizeof here);
+    report_place(r, behind, comm, there, sizeof there);
     snprintf(text, n_text, "; rank %d did not come: its program has made %s; that of rank %d %s", behind,
              there, ahead, here);
 }
@@ -206,8 +207,8 @@ static void forget_calls(struct zr_rendezvous *r)
 {
     for (int i = 0; i < r->w.world; i++) {
         struct zr_member *m = &r->members[i];
-        for (int which = 0; which < ZR_SHARED_CALLS && i != r->w.rank; which++)
-            free((void *)(uintptr_t)m->calls[which].log);
+        for (int comm = 0; comm < ZR_SHARED_CALLS && i != r->w.rank; comm++)
+            free((void *)(uintptr_t)m->calls[comm].log);
         memset(m->calls, 0, sizeof m->calls);
         m->has_answered = false;
     }
@@ -289,17 +290,17 @@ static void send_calls(struct zr_rendezvous *r, int code, const char *text)
     if (!f)
         return; /* the rank that asked waits until its time is over */
     own_calls(r, calls);
-    for (int which = 0; which < ZR_SHARED_CALLS; which++) {
-        bool is_last = which == ZR_SHARED_CALLS - 1;
-        if (!calls[which].log && !is_last)
+    for (int comm = 0; comm < ZR_SHARED_CALLS; comm++) {
+        bool is_last = comm == ZR_SHARED_CALLS - 1;
+        if (!calls[comm].log && !is_last)
             continue;
         memset(f, 0, sizeof *f);
-        f->group = calls[which].group;
-        f->size = calls[which].size;
-        f->which = (uint16_t)which;
+        f->group = calls[comm].group;
+        f->size = calls[comm].size;
+        f->comm = (uint16_t)comm;
         f->is_last = is_last;
-        if (calls[which].log)
-            zr_call_log_copy(calls[which].log, &f->copy);
+        if (calls[comm].log)
+            zr_call_log_copy(calls[comm].log, &f->copy);
         memcpy(f + 1, text, n_text);
         zr_hub_send(r, 0, ZR_FRAME_CALLS, is_last ? code : 0, f, sizeof *f + (is_last ? n_text : 0));
     }
@@ -342,11 +343,11 @@ bool zr_hub_on_calls(struct zr_rendezvous *r, int rank, int code, const char *pa
 {
     const struct calls_frame *f = (const struct calls_frame *)payload;
     char text[ZR_FRAME_TEXT_BYTES];
-    if (n < sizeof *f || n - sizeof *f >= sizeof text || f->which >= ZR_SHARED_CALLS)
+    if (n < sizeof *f || n - sizeof *f >= sizeof text || f->comm >= ZR_SHARED_CALLS)
         return false;
     if (r->code)
         return true;
-    keep_calls(&r->members[rank].calls[f->which], f);
+    keep_calls(&r->members[rank].calls[f->comm], f);
     r->members[rank].has_answered |= f->is_last != 0;
     snprintf(text, sizeof text, "%.*s", (int)(n - sizeof *f), payload + sizeof *f);
     if (code)

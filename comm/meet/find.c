@@ -202,8 +202,8 @@ static void listen_for_file(struct zr_rendezvous *r)
     zr_hub_listen(r);
 }
 
-/* Returns whether a file of this job is there, and this rank 0 tries to reach the one that wrote it. If not,
- * may_replace says whether there is a file that leads nowhere. */
+/* Returns whether a file of this job is there. This rank 0 then tries to reach the rank 0 that wrote the
+ * file. If not, *may_replace says whether there is a file that leads nowhere. */
 static bool goes_to_first(struct zr_rendezvous *r, bool *may_replace)
 {
     char why[ZR_MEETING_WHY_CHARS];

@@ -44,14 +44,14 @@ struct zr_member {
     enum zr_member_state state;
     /* The link to this member. Rank 0 has one to each other rank, and the others have one to rank 0. */
     struct zr_link *link;
-    /* Its part of the current exchange. gave is GIVE or RESULT, or 0 if nothing has come yet. */
+    /* The rank's part of the current exchange. gave is GIVE or RESULT, or 0 if nothing has come yet. */
     uint16_t gave;
     char *given;
     size_t n_given;
     int32_t given_about;
-    /* It was lost before the detach, and on_lost was not called yet. */
+    /* The rank was lost before the detach, and on_lost was not called yet. */
     bool unreported;
-    /* How it was lost. NULL: it was not, or there was no memory. */
+    /* How the rank was lost. NULL: it was not lost, or there was no memory. */
     char *how;
     /* Rank 0: the name with which it waits, if that differs from this rank's. NULL: none, or no memory. */
     char *waits_as;
@@ -59,8 +59,8 @@ struct zr_member {
     char *last_heard;
     /* Rank 0, during a comparison: its program's calls. */
     struct zr_shared_calls calls[ZR_SHARED_CALLS];
-    /* The ranks with the most and the fewest calls, among those that must make these calls, too. -1: no other
-     * rank is known to. */
+    /* The ranks with the most and the fewest calls, among those that must make these calls too. -1: no other
+     * rank is known that must make them. */
     int ahead[ZR_SHARED_CALLS], behind[ZR_SHARED_CALLS];
     /* All of them have come. */
     bool has_answered;
@@ -234,7 +234,8 @@ int zr_hub_send_all(struct zr_rendezvous *r, enum zr_frame_type type, int32_t ab
 /* Keeps the failure if it is the first. Rank 0 then sends it to the others. Returns the code that is kept. */
 int zr_hub_fail(struct zr_rendezvous *r, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-/* The same for a failure that this rank has found itself, which is also sent to rank 0. Before the detach. */
+/* Like zr_hub_fail, for a failure that this rank has found itself. It is also sent to rank 0. Call it before
+ * the detach. */
 int zr_hub_fail_all(struct zr_rendezvous *r, int code, const char *text);
 /* Notes what went wrong during a wait. */
 void zr_hub_note(struct zr_rendezvous *r, enum zr_trouble trouble, const char *fmt, ...)
@@ -256,7 +257,7 @@ void zr_hub_report_unreported(struct zr_rendezvous *r);
 int zr_hub_check(struct zr_rendezvous *r);
 /* Treats the other end of a link as lost, though it has not closed the link. */
 void zr_hub_lose(struct zr_rendezvous *r, struct zr_link *l, const char *why);
-/* The same for a link that is lost together with another one. This is not reported. */
+/* Like zr_hub_lose, for a link that is lost together with another one. The loss is not reported. */
 void zr_hub_let_go(struct zr_rendezvous *r, struct zr_link *l);
 /* Write what this process knows of a rank (zr_rendezvous_know). Any thread. */
 enum { ZR_HUB_CALL_CHARS = 192 };

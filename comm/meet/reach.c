@@ -27,7 +27,7 @@ static void connect_again(uv_timer_t *t)
     struct zr_rendezvous *r = t->data;
     if (++r->to_now < r->n_to)
         zr_hub_connect(r);
-    else if (r->w.rank == 0) /* it follows a file that it has found (find.c) */
+    else if (r->w.rank == 0) /* this rank 0 follows a file that it has found (find.c) */
         zr_hub_no_first(r);
     else
         zr_hub_find(r);

@@ -339,9 +339,9 @@ void zr_rendezvous_know(struct zr_rendezvous *r, const struct zr_known_ranks *kn
 }
 
 bool zr_rendezvous_common_calls(const struct zr_rendezvous *r, int rank, const struct zr_call_log **own,
-                                const struct zr_call_log **its)
+                                const struct zr_call_log **other)
 {
-    return r->known.common_calls && r->known.common_calls(r->known.arg, rank, own, its);
+    return r->known.common_calls && r->known.common_calls(r->known.arg, rank, own, other);
 }
 
 void zr_rendezvous_last_call(const struct zr_rendezvous *r, int rank, char text[ZR_LAST_CALL_CHARS])
@@ -688,9 +688,10 @@ static int gather_results(struct zr_rendezvous *r, int32_t *code, struct said *s
     int err = gather(r);
     for (int i = 1; i < r->w.world; i++) {
         struct zr_member *member = &r->members[i];
-        int32_t its = err ? 0 : read_result(member->given, member->n_given, member->given_about, &other);
-        if (zr_first_error_rather(*code, its)) {
-            *code = its;
+        int32_t member_code =
+            err ? 0 : read_result(member->given, member->n_given, member->given_about, &other);
+        if (zr_first_error_rather(*code, member_code)) {
+            *code = member_code;
             *s = other;
         }
         forget_given(member);
@@ -749,9 +750,9 @@ int zr_rendezvous_agree_and_exchange(struct zr_rendezvous *r, int err, int32_t *
         return err ? zr_error_restore(&own) : met;
     }
     for (int i = 0; i < r->w.world; i++) {
-        int32_t its;
-        memcpy(&its, (const char *)all + (size_t)i * n, sizeof its);
-        if (its)
+        int32_t member_code;
+        memcpy(&member_code, (const char *)all + (size_t)i * n, sizeof member_code);
+        if (member_code)
             return zr_rendezvous_agree(r, err ? zr_error_restore(&own) : 0);
     }
     return 0;

@@ -200,9 +200,9 @@ void zr_rendezvous_last_call(const struct zr_rendezvous *r, int rank, char text[
 
 /* A look at the process of a rank on this host. */
 struct zr_rank_seen {
-    /* It is stopped by SIGSTOP or a debugger, and does nothing until it is continued. */
+    /* The process is stopped by SIGSTOP or a debugger, and does nothing until it is continued. */
     bool is_stopped;
-    /* The failure that it recorded, and when (zr_now_ns). 0: none. */
+    /* The failure that the process recorded, and when (zr_now_ns). 0: none. */
     int code;
     int64_t failed_ns;
     char text[ZR_FRAME_TEXT_BYTES];
@@ -220,14 +220,16 @@ struct zr_known_ranks {
     void (*see)(void *arg, int rank, struct zr_rank_seen *out);
     /* Writes this rank's calls over out, which is zero, in the same order on all ranks. */
     void (*shared_calls)(void *arg, struct zr_shared_calls out[ZR_SHARED_CALLS]);
-    /* Gives the calls that this rank and another must both make. Returns false if they are unknown. */
-    bool (*common_calls)(void *arg, int rank, const struct zr_call_log **own, const struct zr_call_log **its);
+    /* Gives the calls that this rank and another must both make, as each has made them. Returns false if they
+     * are unknown. */
+    bool (*common_calls)(void *arg, int rank, const struct zr_call_log **own,
+                         const struct zr_call_log **other);
     void *arg;
 };
 void zr_rendezvous_know(struct zr_rendezvous *r, const struct zr_known_ranks *known);
 /* As common_calls above. Any thread, until r is freed. */
 bool zr_rendezvous_common_calls(const struct zr_rendezvous *r, int rank, const struct zr_call_log **own,
-                                const struct zr_call_log **its);
+                                const struct zr_call_log **other);
 /* Returns the first rank of this host whose process is stopped; -1: none. Any thread, until r is freed. */
 int zr_rendezvous_stopped(const struct zr_rendezvous *r);
 /* Writes "; rank 3 is stopped, by SIGSTOP or a debugger", with its last call; "" for rank -1. */

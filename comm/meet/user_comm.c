@@ -303,7 +303,7 @@ int zr_user_comm_meet(struct zr_user_comm *c, struct zr_world *w, int *held)
     *held = -1;
     if (!all)
         return zr_fail(ZERO_ERR_NOMEM, "%s: no memory for the cards of %d ranks", c->name, w->world);
-    (void)zr_user_comm_fill(w, held, &mine); /* all ranks learn of its failure */
+    (void)zr_user_comm_fill(w, held, &mine); /* a failure is in the card, so all ranks learn of it */
     c->w = w;
     int err = c->gather(c, &mine, all, sizeof mine);
     err = err ? err : zr_user_comm_choose(all, c->name, w);

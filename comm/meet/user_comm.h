@@ -2,10 +2,11 @@
 /* user_comm.h: how ranks meet if they can exchange bytes already: by cfg.launch.exchange, over the program's
  * MPI_Comm or ncclComm_t, or over MPI_COMM_WORLD.
  *
- * Rank 0 takes a free port. One all-gather of cards sends its address to all ranks, with a new key for the
- * job that keeps others out. With several hosts it is unknown which of rank 0's addresses the others can
- * reach. So rank 0 sends those that lead beyond its host, or those of the requested interface, and the others
- * try them. After that they use the usual rendezvous, because it also notices a lost rank. */
+ * Every rank fills a card, a record for the other ranks. Rank 0 takes a free port. One all-gather of the
+ * cards sends rank 0's address to all ranks, with a new key for the job that keeps others out. With several
+ * hosts it is unknown which of rank 0's addresses the others can reach. So rank 0 sends those that lead
+ * beyond its host, or those of the requested interface, and the others try them. After that they use the
+ * usual rendezvous, because it also notices a lost rank. */
 #ifndef ZR_COMM_MEET_USER_COMM_H
 #define ZR_COMM_MEET_USER_COMM_H
 
@@ -19,9 +20,9 @@ struct zr_device;
 struct zr_user_comm {
     /* "exchange", "mpi_comm", "nccl_comm" or "MPI_COMM_WORLD", for messages. */
     const char *name;
-    /* Gathers the cards of all ranks, of `bytes` each, into all, in rank order. mine is not inside all. If
-     * only rank 0 gets all of them, it calls zr_user_comm_check, and the others get its card alone.
-     * Collective; blocks up to timeout_ms. */
+    /* Gathers the cards of all ranks, of `bytes` each, into all, in rank order. mine, the card of this rank,
+     * is not inside all. If only rank 0 gets all cards, rank 0 calls zr_user_comm_check, and the others get
+     * its card alone. Collective; blocks up to timeout_ms. */
     int (*gather)(struct zr_user_comm *c, const void *mine, void *all, size_t bytes);
     /* The program's MPI_Comm * or ncclComm_t. NULL: cfg.launch.exchange, or MPI_COMM_WORLD. */
     void *comm;
@@ -54,7 +55,7 @@ int zr_user_comm_meet(struct zr_user_comm *c, struct zr_world *w, int *held);
 
 /* ---- the two halves, for tests ---- */
 
-/* A rank's data for the others, which is gathered as bytes. */
+/* A card: a rank's data for the others, which is gathered as bytes. */
 struct zr_user_comm_card {
     /* Hash of the rest. */
     uint64_t sum;

@@ -21,11 +21,11 @@ static int make_mpi_arena(const struct zr_mpi_set *p, int64_t bytes, struct zr_a
     return p->tiers ? zr_shared_arena("mpi", name, bytes, out) : zr_plain_arena(p->dev, "mpi", bytes, out);
 }
 
-/* A rank's result of one step. */
-struct card {
+/* What a rank tells the others in each exchange: its error, and its arena. */
+struct record {
     int32_t err;
     int32_t role;
-    /* Rank of the group's first place. */
+    /* Rank at the first place of the group. */
     int32_t first;
     int64_t bytes;
     /* Process, descriptor and inode of this rank's arena, for other ranks of its host. */
@@ -33,9 +33,9 @@ struct card {
     uint64_t inode;
 };
 
-static struct card *new_mpi_cards(const struct zr_mpi *m)
+static struct record *new_mpi_records(const struct zr_mpi *m)
 {
-    struct card *all;
+    struct record *all;
     if (ZR_ZALLOC(all, m->set->world, "%d ranks of mpi %s", m->set->world, m->name))
         zr_rendezvous_fail(m->set->rdv, ZERO_ERR_NOMEM);
     return all;
@@ -43,12 +43,12 @@ static struct card *new_mpi_cards(const struct zr_mpi *m)
 
 /* Exchanges results, so that all ranks of the world go on or none does. err is this rank's result. Sizes are
  * equal within a group; pipeline stages have different ones. */
-static int agree_mpi_cards(struct zr_mpi *m, int err, struct card *mine, struct card *all)
+static int agree_mpi_records(struct zr_mpi *m, int err, struct record *mine, struct record *all)
 {
     struct zr_mpi_set *p = m->set;
     int met = zr_rendezvous_agree_and_exchange(p->rdv, err, &mine->err, sizeof *mine, all);
     for (int i = 0; i < p->world && !met; i++) {
-        const struct card *first = &all[all[i].first];
+        const struct record *first = &all[all[i].first];
         if (all[i].role != all[0].role)
             met =
                 zr_fail(ZERO_ERR_MISMATCH, "rank 0 opens communicator \"%s\", rank %d \"%s\"",
@@ -64,11 +64,11 @@ int zr_mpi_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
 {
     struct zr_mpi *m = zr_mpi_of(c);
     struct zr_arena *a = NULL;
-    struct card mine = {.bytes = bytes, .role = (int32_t)c->role, .first = zr_comm_rank(c, 0)},
-                *all = new_mpi_cards(m);
+    struct record mine = {.bytes = bytes, .role = (int32_t)c->role, .first = zr_comm_rank(c, 0)},
+                  *all = new_mpi_records(m);
     if (!all)
         return ZERO_ERR_NOMEM;
-    int err = agree_mpi_cards(m, make_mpi_arena(m->set, bytes, &a), &mine, all);
+    int err = agree_mpi_records(m, make_mpi_arena(m->set, bytes, &a), &mine, all);
     free(all);
     if (err)
         zr_arena_drop(a);
@@ -87,7 +87,7 @@ void zr_mpi_unmap(struct zr_mpi *m)
 }
 
 /* Maps the arenas of the group's ranks on this host, read-only, so that a stray write faults. */
-static int map_mpi_peers(struct zr_mpi *m, const struct card *all)
+static int map_mpi_peers(struct zr_mpi *m, const struct record *all)
 {
     int err = 0;
     for (int i = 0; i < m->spread.size && !err; i++) {
@@ -105,20 +105,20 @@ int zr_mpi_attach(struct zr_comm *c, struct zr_arena *a)
 {
     struct zr_mpi *m = zr_mpi_of(c);
     int fd = zr_arena_fd(a);
-    struct card mine = {.bytes = a->bytes,
-                        .role = (int32_t)c->role,
-                        .first = zr_comm_rank(c, 0),
-                        .pid = (int32_t)getpid(),
-                        .fd = fd},
-                *all = new_mpi_cards(m);
+    struct record mine = {.bytes = a->bytes,
+                          .role = (int32_t)c->role,
+                          .first = zr_comm_rank(c, 0),
+                          .pid = (int32_t)getpid(),
+                          .fd = fd},
+                  *all = new_mpi_records(m);
     if (!all)
         return ZERO_ERR_NOMEM;
     int err = zr_comm_check_reserve(c, a);
     if (!err && fd >= 0)
         err = zr_shared_inode(fd, &mine.inode);
-    err = agree_mpi_cards(m, err, &mine, all);
+    err = agree_mpi_records(m, err, &mine, all);
     if (!err && m->set->tiers)
-        err = agree_mpi_cards(m, map_mpi_peers(m, all), &mine, all);
+        err = agree_mpi_records(m, map_mpi_peers(m, all), &mine, all);
     free(all);
     if (err)
         zr_mpi_unmap(m);

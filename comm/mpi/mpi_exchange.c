@@ -67,9 +67,9 @@ struct message {
 
 /* Another rank, as rank 0 knows it. */
 struct arrival {
-    /* The attempt that its card belongs to. 0: no card has come. */
+    /* The attempt that the rank's card belongs to. 0: no card has come. */
     uint64_t attempt;
-    /* It has confirmed that attempt. */
+    /* The rank has confirmed that attempt. */
     bool is_here;
 };
 

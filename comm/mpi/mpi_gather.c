@@ -27,9 +27,9 @@ static int64_t message_bytes(int64_t bytes, int64_t at)
     return bytes - at < ZR_MPI_MESSAGE ? bytes - at : ZR_MPI_MESSAGE;
 }
 
-/* Begins to send my slice to those that fetch it, and to receive the slices that I fetch. It sends to the
- * place ahead and receives from the place behind, with the same distance on all ranks at a time. So a rank's
- * pending messages are pending on its peers, too. */
+/* Begins to send this rank's slice to the ranks that fetch it, and to receive the slices that this rank
+ * fetches. Messages go to the place ahead and come from the place behind, with the same distance on all ranks
+ * at a time. So a rank's pending messages are pending on its peers, too. */
 static int begin_fetching(struct zr_mpi *m, const struct zr_gather_seg *g)
 {
     int size = m->base.group.size, me = m->base.group.rank, err = 0;

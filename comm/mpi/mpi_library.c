@@ -97,10 +97,12 @@ struct launcher {
     char words[WORDS_BYTES];
 };
 
-static void note(struct launcher *l, enum kind kind, const char *who, const char *name, const char *other)
+/* Writes "Open MPI's mpirun (OMPI_COMM_WORLD_SIZE is 4)". name, other: environment variables that show that
+ * program; other may be NULL. */
+static void note(struct launcher *l, enum kind kind, const char *program, const char *name, const char *other)
 {
     l->kind = kind;
-    int n = snprintf(l->words, sizeof l->words, "%s (%s is %.20s", who, name, getenv(name));
+    int n = snprintf(l->words, sizeof l->words, "%s (%s is %.20s", program, name, getenv(name));
     if (n > 0 && n < WORDS_BYTES)
         snprintf(l->words + n, sizeof l->words - (size_t)n, other ? ", %s is %.20s)" : ")", other,
                  other ? getenv(other) : "");

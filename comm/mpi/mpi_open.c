@@ -22,10 +22,10 @@ enum { CLOSE_MS = 5000, REST_NS = 100 * 1000 * 1000, RETRY_NS = 2 * 1000 * 1000 
 
 /* ---- what ranks exchange ---- */
 
-struct card {
+struct record {
     int32_t err;
     int32_t is_user_comm;
-    /* Rank and size of the communicator that others are made from. */
+    /* Rank and size of the communicator from which the set's communicators are made. */
     int32_t mpi_rank, mpi_size;
     /* The time when the rank began, and whether it has its process's turn to make communicators. */
     int64_t begun_ns;
@@ -33,12 +33,12 @@ struct card {
     char version[ZR_MPI_VERSION_BYTES];
 };
 
-static int exchange_cards(struct zr_mpi_set *p, int err, struct card *mine, struct card *all)
+static int exchange_records(struct zr_mpi_set *p, int err, struct record *mine, struct record *all)
 {
     return zr_rendezvous_agree_and_exchange(p->rdv, err, &mine->err, sizeof *mine, all);
 }
 
-static int check_same_mpi(const struct zr_mpi_set *p, const struct card *all)
+static int check_same_mpi(const struct zr_mpi_set *p, const struct record *all)
 {
     for (int i = 1; i < p->world; i++) {
         if (all[i].is_user_comm != all[0].is_user_comm)
@@ -63,11 +63,11 @@ int zr_mpi_check_rank(int rank, int world, const char *found_by, int mpi_rank, i
 
 /* Checks that every rank of the world is in the MPI communicator, and that no two have the same number
  * there. */
-static int check_ranks(const struct zr_mpi_set *p, const struct card *all)
+static int check_ranks(const struct zr_mpi_set *p, const struct record *all)
 {
     const char *of = all[0].is_user_comm ? "mpi_comm" : "MPI_COMM_WORLD";
     for (int i = 0; i < p->world; i++) {
-        const struct card *c = &all[i];
+        const struct record *c = &all[i];
         if (c->mpi_rank < 0)
             return zr_fail(ZERO_ERR_ARG, "rank %d is not in %s (it is MPI_COMM_NULL there)", i, of);
         if (c->mpi_size < p->world)
@@ -126,7 +126,7 @@ int zr_mpi_rank_of(struct zr_mpi_process *p, void *user_comm, int64_t ms, int *r
     return class ? zr_mpi_say(p, class, user_comm ? "mpi_comm" : "MPI_COMM_WORLD") : 0;
 }
 
-static int ask_rank(const struct zr_mpi_set *p, struct card *mine)
+static int ask_rank(const struct zr_mpi_set *p, struct record *mine)
 {
     int rank, size, err = zr_mpi_rank_of(p->process, p->opt.user_comm, p->opt.start_timeout_ms, &rank, &size);
     mine->mpi_rank = rank;
@@ -142,16 +142,16 @@ static int64_t day_ns(void)
 }
 
 /* Begins MPI on all ranks, or on none that did not have it already. */
-static int meet_in_mpi(struct zr_mpi_set *p, struct card *all)
+static int meet_in_mpi(struct zr_mpi_set *p, struct record *all)
 {
     struct zr_mpi_library lib;
-    struct card mine = {.is_user_comm = p->opt.user_comm != NULL};
+    struct record mine = {.is_user_comm = p->opt.user_comm != NULL};
     int err = find_library(&p->opt, &lib);
     if (!err) {
         snprintf(mine.version, sizeof mine.version, "%s", lib.version);
         err = zr_mpi_check_launched(&lib);
     }
-    err = exchange_cards(p, err, &mine, all);
+    err = exchange_records(p, err, &mine, all);
     err = err ? err : check_same_mpi(p, all);
     if (err)
         return err;
@@ -159,7 +159,7 @@ static int meet_in_mpi(struct zr_mpi_set *p, struct card *all)
     err = zr_mpi_process_open(&lib, p->opt.start_timeout_ms, p->rdv, p->opt.log, &p->process);
     err = err ? err : ask_rank(p, &mine);
     mine.begun_ns = day_ns();
-    err = exchange_cards(p, err, &mine, all);
+    err = exchange_records(p, err, &mine, all);
     err = err ? err : check_ranks(p, all);
     for (int i = 0; i < p->world && !err; i++)
         p->mpi_rank[i] = all[i].mpi_rank;
@@ -167,7 +167,7 @@ static int meet_in_mpi(struct zr_mpi_set *p, struct card *all)
     return err;
 }
 
-static bool all_have_turns(const struct zr_mpi_set *p, const struct card *all)
+static bool all_have_turns(const struct zr_mpi_set *p, const struct record *all)
 {
     int n = 0;
     while (n < p->world && all[n].has_turn)
@@ -176,10 +176,10 @@ static bool all_have_turns(const struct zr_mpi_set *p, const struct card *all)
 }
 
 /* Takes the turn on all ranks, or on none. */
-static int take_turns(struct zr_mpi_set *p, struct card *all)
+static int take_turns(struct zr_mpi_set *p, struct record *all)
 {
     int64_t until = zr_now_ns() + p->opt.start_timeout_ms * 1000000;
-    for (struct card mine = {0};;) {
+    for (struct record mine = {0};;) {
         mine.has_turn = zr_mpi_turn_take(p->process, p->begun_ns);
         int err = mine.has_turn || zr_now_ns() <= until
                       ? 0
@@ -187,7 +187,7 @@ static int take_turns(struct zr_mpi_set *p, struct card *all)
                                 "another context of this process has been opening its communicators for %lld "
                                 "ms (start_timeout_ms)",
                                 (long long)p->opt.start_timeout_ms);
-        err = exchange_cards(p, err, &mine, all);
+        err = exchange_records(p, err, &mine, all);
         if (!err && all_have_turns(p, all))
             return 0;
         if (mine.has_turn)
@@ -406,7 +406,7 @@ static int make_mpi_set(struct zr_rendezvous *rdv, struct zr_device *dev, const 
 static int open_all(struct zr_mpi_set *p, const struct zr_role_ask ask[ZR_ROLES],
                     struct zr_comm *comm[ZR_ROLES])
 {
-    struct card *all;
+    struct record *all;
     int err = ZR_ZALLOC(all, p->world, "%d ranks of mpi", p->world), n = 0;
     for (int r = 0; r < ZR_ROLES && !err; r++)
         if (ask[r].group) {
@@ -528,7 +528,7 @@ void zr_mpi_close(struct zr_comm *c)
         free(m->peer);
         zr_spread_free(&m->spread);
         free(m);
-    } else { /* MPI uses memory of it and of its arena for as long as the process lives */
+    } else { /* MPI uses memory of the communicator and of its arena for as long as the process lives */
         zr_warn(p->opt.log,
                 "mpi %s: other ranks do not answer pending requests: the communicator and its memory are not "
                 "freed; the process should end",

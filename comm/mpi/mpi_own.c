@@ -19,7 +19,7 @@ static _Atomic bool blocks;
 
 struct own {
     struct zr_mpi *m;
-    enum zr_mpi_own which;
+    enum zr_mpi_own call;
     const float *in;
     float *out;
     int64_t n;
@@ -27,9 +27,9 @@ struct own {
 
 _Static_assert(sizeof(struct own) <= ZR_CALL_BYTES, "it travels in a call");
 
-const char *zr_mpi_own_name(enum zr_mpi_own which)
+const char *zr_mpi_own_name(enum zr_mpi_own call)
 {
-    return owns[which].name;
+    return owns[call].name;
 }
 
 bool zr_mpi_own_blocks(void)
@@ -45,10 +45,10 @@ static int run_blocking(const struct own *k)
         return err;
     atomic_store(&blocks, true);
     int class = zr_mpi_shim_of(p->process)
-                    ->own(zr_mpi_world_of(p->process), k->m->comm, owns[k->which].call, k->in, k->out, k->n);
+                    ->own(zr_mpi_world_of(p->process), k->m->comm, owns[k->call].call, k->in, k->out, k->n);
     atomic_store(&blocks, false);
     zr_mpi_leave(p->process);
-    return class ? zr_mpi_say(p->process, class, owns[k->which].name) : 0;
+    return class ? zr_mpi_say(p->process, class, owns[k->call].name) : 0;
 }
 
 static void run_own(void *arg)
@@ -57,7 +57,7 @@ static void run_own(void *arg)
     int err = zr_first_code(&k->m->set->failure);
     if (err)
         return;
-    if (k->which == ZR_MPI_OWN_IREDUCE_SCATTER_BLOCK) {
+    if (k->call == ZR_MPI_OWN_IREDUCE_SCATTER_BLOCK) {
         zr_mpi_reduce_block(k->m, k->in, k->out, k->n); /* it keeps its failure itself */
         return;
     }
@@ -66,10 +66,10 @@ static void run_own(void *arg)
         zr_mpi_fail(k->m->set, err, zr_error_text());
 }
 
-int zr_mpi_own_put(struct zr_comm *c, struct zr_stream *s, enum zr_mpi_own which, const float *in, float *out,
+int zr_mpi_own_put(struct zr_comm *c, struct zr_stream *s, enum zr_mpi_own call, const float *in, float *out,
                    int64_t n)
 {
     struct zr_mpi *m = zr_mpi_of(c);
-    const struct own k = {.m = m, .which = which, .in = in, .out = out, .n = n};
+    const struct own k = {.m = m, .call = call, .in = in, .out = out, .n = n};
     return m->set->dev->ops->call(s, run_own, &k, sizeof k);
 }

@@ -17,13 +17,13 @@ enum zr_mpi_own {
 };
 
 /* Returns "MPI_Allgather" and so on. */
-const char *zr_mpi_own_name(enum zr_mpi_own which);
+const char *zr_mpi_own_name(enum zr_mpi_own call);
 
 /* Puts a collective of floats on the stream. A sum (MPI_SUM) reads (size, n) from `in`, and place p gets the
  * sum of row p in out. A gather fills out (size, n) with n floats of every rank; this rank's are there
  * already. size is more than 1, and size * n at most INT_MAX. Returns 0 or a zero_err; zr_comm_status reports
  * later failures. */
-int zr_mpi_own_put(struct zr_comm *c, struct zr_stream *s, enum zr_mpi_own which, const float *in, float *out,
+int zr_mpi_own_put(struct zr_comm *c, struct zr_stream *s, enum zr_mpi_own call, const float *in, float *out,
                    int64_t n);
 
 /* Whether this process is inside a blocking collective. Any thread. */

@@ -32,9 +32,9 @@ struct zr_mpi_batch {
  *         NOTSUP    threads may not do what is needed, or this process was forked after MPI was opened */
 int zr_mpi_process_open(const struct zr_mpi_library *lib, int64_t ms, struct zr_rendezvous *look,
                         struct zr_log *log, struct zr_mpi_process **out);
-/* Drops one use. log is the log that it was opened with. Until it is dropped, a call of MPI_Finalize by the
- * program is reported there. in_order: this user has nothing pending, and no peer was lost. If it is false,
- * MPI_Finalize could wait for ever, and the process ends without it. p NULL is allowed. */
+/* Drops one use of p. log is the log that p was opened with. Until p is dropped, a call of MPI_Finalize by
+ * the program is reported there. in_order: this user has nothing pending, and no peer was lost. If in_order
+ * is false, MPI_Finalize could wait for ever, and the process ends without it. p NULL is allowed. */
 void zr_mpi_process_drop(struct zr_mpi_process *p, struct zr_log *log, bool in_order);
 /* Drops one use, in order, and keeps the polling thread. Use it if MPI will soon be opened again, and other
  * ranks may until then wait for messages that MPI has not sent yet. The thread polls until the next use is

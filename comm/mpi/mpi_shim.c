@@ -445,11 +445,11 @@ static int scatter_sums(MPI_Comm comm, const float *in, float *out, int n)
     return err;
 }
 
-static int shim_own(struct zr_mpi_world *w, int32_t comm, enum zr_mpi_own_call which, const float *in,
+static int shim_own(struct zr_mpi_world *w, int32_t comm, enum zr_mpi_own_call call, const float *in,
                     float *out, int64_t n)
 {
     MPI_Comm c = w->comm[comm];
-    switch (which) {
+    switch (call) {
     case ZR_MPI_ALLGATHER:
         return mpi_class_of(MPI_Allgather(MPI_IN_PLACE, 0, MPI_FLOAT, out, (int)n, MPI_FLOAT, c));
     case ZR_MPI_REDUCE_SCATTER:

@@ -107,7 +107,7 @@ struct zr_mpi_shim {
     /* A call that blocks until this rank's part of it is done. No request may be pending. For comparison
      * only. The sums are as in reduce_block. The all-gather ignores in, and fills out (size, n) with n floats
      * of each rank; this rank's are there already. size * n is at most INT_MAX. */
-    int (*own)(struct zr_mpi_world *w, int32_t comm, enum zr_mpi_own_call which, const float *in, float *out,
+    int (*own)(struct zr_mpi_world *w, int32_t comm, enum zr_mpi_own_call call, const float *in, float *out,
                int64_t n);
     /* Lets MPI work, and reports which requests have ended; their slots are free again. Returns how many, or
      * minus the class of an error that belongs to none of them. Does not block if MPI does not. */

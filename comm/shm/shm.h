@@ -79,7 +79,7 @@ struct zr_shm {
     /* Name of the role. */
     const char *name;
     struct zr_rendezvous *rdv;
-    /* By role: the communicators that it is linked with, including itself. */
+    /* By role: the communicators that this one is linked with, including itself. */
     struct zr_shm *sibling[ZR_ROLES];
     const struct zr_host_kernels *kernels;
     int64_t timeout_ns, spin_ns;
@@ -132,10 +132,10 @@ int zr_shm_adopt(struct zr_shm *m);
 /* Wakes every rank that sleeps on a word, so that it looks for failures. */
 void zr_shm_wake_all(struct zr_shm *m);
 /* Raises this rank's word to the operation's number. */
-void zr_shm_raise(struct zr_shm *m, enum zr_shm_word which, uint64_t seq);
+void zr_shm_raise(struct zr_shm *m, enum zr_shm_word word, uint64_t seq);
 /* Waits until every peer's word has reached the operation's number. For ENTERED it also compares what they
  * posted. Returns 0 or the failure. */
-int zr_shm_wait(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word which);
+int zr_shm_wait(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word word);
 
 /* shm_run.c: moves the data of an operation (op_queue.h). */
 int zr_shm_move(struct zr_comm *c, const struct zr_comm_op *op);

@@ -24,22 +24,23 @@ _Static_assert(ZR_SHM_SIZE <= ZR_MAX_SOURCES, "sum_tree takes a source from ever
 
 static const uint64_t segment_magic = 0x7a65726f2073686d;
 
-/* A rank's result of one step. */
-struct card {
+/* What a rank tells the others in each exchange: its error, its memory, and where they can open it. Fields
+ * that an exchange does not need are 0. */
+struct record {
     int32_t err;
     int32_t pid, role;
     int32_t head_fd, arena_fd;
     uint64_t nonce;     /* of the header */
     uint64_t arena_ino; /* of the arena's file */
     int64_t bytes, room;
-    int32_t first;     /* rank of the group's first place */
-    int32_t n_machine; /* ranks on this machine; room is its free memory */
+    int32_t first;     /* rank at the first place of the group */
+    int32_t n_machine; /* ranks on this machine; room is the free memory of the machine */
 };
 
-/* Exchanges cards among all ranks of the world. err is this rank's result. Returns the first failure of any
+/* Exchanges records among all ranks of the world. err is this rank's result. Returns the first failure of any
  * rank. This is zr_rendezvous_agree_and_exchange, except that the loss of a rank comes before this rank's own
  * failure, which may be a consequence: a dead rank's memory is gone. */
-static int agree_cards(struct zr_shm *m, int err, struct card *mine, struct card *all)
+static int agree_records(struct zr_shm *m, int err, struct record *mine, struct record *all)
 {
     struct zr_saved_error own;
     bool failed = false;
@@ -65,7 +66,7 @@ static struct name name_segment(const struct zr_shm *m, const char *what)
     return n;
 }
 
-static int make_head(struct zr_shm *m, struct card *mine)
+static int make_head(struct zr_shm *m, struct record *mine)
 {
     char *p;
     int err = zr_shared_make(name_segment(m, "head").text, ZR_SHM_HEAD_BYTES, &mine->head_fd, &p);
@@ -81,35 +82,36 @@ static int make_head(struct zr_shm *m, struct card *mine)
 
 /* --- a peer's segments --- */
 
-static int open_peer(struct zr_shm *m, int place, const struct card *card, int64_t bytes)
+static int open_peer(struct zr_shm *m, int place, const struct record *record, int64_t bytes)
 {
     struct zr_shm_peer *peer = &m->peer[place];
-    struct zr_shared_at at = {.rank = zr_comm_rank(&m->base, place), .pid = card->pid, .fd = card->head_fd};
+    struct zr_shared_at at = {
+        .rank = zr_comm_rank(&m->base, place), .pid = record->pid, .fd = record->head_fd};
     char *p;
-    peer->pid = card->pid;
+    peer->pid = record->pid;
     /* Open it before the segments. If another process has the number by then, the nonce shows it. */
     if (peer->pid != getpid())
         peer->pidfd = (int)syscall(SYS_pidfd_open, peer->pid, 0);
     if (peer->pidfd < 0 && peer->pid != getpid() && zr_is_descriptor_limit(errno)) {
         char why[ZR_SYSTEM_WORDS];
-        return zr_fail(ZERO_ERR_SYSTEM, "watching process %d, which is rank %d: %s", card->pid, at.rank,
+        return zr_fail(ZERO_ERR_SYSTEM, "watching process %d, which is rank %d: %s", record->pid, at.rank,
                        zr_system_words(errno, why));
     }
     int err = zr_shared_map(&at, ZR_SHM_HEAD_BYTES, PROT_READ | PROT_WRITE, &p);
     if (err)
         return err;
     peer->head = (struct zr_shm_head *)p;
-    if (peer->head->magic != segment_magic || peer->head->nonce != card->nonce)
+    if (peer->head->magic != segment_magic || peer->head->nonce != record->nonce)
         return zr_fail(ZERO_ERR_SYSTEM,
-                       "process %d has descriptor %d, but it is not the shared memory of rank %d", card->pid,
-                       card->head_fd, at.rank);
-    at.fd = card->arena_fd;
-    at.inode = card->arena_ino;
+                       "process %d has descriptor %d, but it is not the shared memory of rank %d",
+                       record->pid, record->head_fd, at.rank);
+    at.fd = record->arena_fd;
+    at.inode = record->arena_ino;
     /* Read-only, so that a stray write faults. */
     return zr_shared_map(&at, bytes, PROT_READ, &peer->arena);
 }
 
-static int open_peers(struct zr_shm *m, const struct card *all)
+static int open_peers(struct zr_shm *m, const struct record *all)
 {
     int err = 0;
     for (int i = 0; i < m->base.group.size && !err; i++)
@@ -151,9 +153,9 @@ static int check_groups(int64_t bytes, int64_t *on_host)
 
 /* Checks that a rank's machine has room for the arenas of all ranks on it. If the whole world is there, their
  * sizes are known; otherwise they are assumed to be equal. */
-static int check_room(const struct zr_shm *m, int rank, const struct card *all)
+static int check_room(const struct zr_shm *m, int rank, const struct record *all)
 {
-    const struct card *c = &all[rank];
+    const struct record *c = &all[rank];
     int world = zr_rendezvous_world(m->rdv);
     int64_t want = 0;
     bool fits = true;
@@ -169,7 +171,7 @@ static int check_room(const struct zr_shm *m, int rank, const struct card *all)
 
 /* Checks that roles are equal, sizes are equal within each group, and all arenas fit at once. Every rank
  * has the same numbers, and so the same result. */
-static int check_sizes(struct zr_shm *m, const struct card *all)
+static int check_sizes(struct zr_shm *m, const struct record *all)
 {
     int world = zr_rendezvous_world(m->rdv), err = 0;
     for (int i = 0; i < world; i++) {
@@ -177,7 +179,7 @@ static int check_sizes(struct zr_shm *m, const struct card *all)
             return zr_fail(ZERO_ERR_MISMATCH, "rank 0 opens communicator \"%s\", rank %d \"%s\"",
                            zr_role_name((enum zr_role)all[0].role), i,
                            zr_role_name((enum zr_role)all[i].role));
-        const struct card *first = &all[all[i].first];
+        const struct record *first = &all[all[i].first];
         if (all[i].bytes != first->bytes)
             return zr_fail(ZERO_ERR_MISMATCH, "%s: the arena has %lld bytes on rank %d, %lld on rank %d",
                            m->name, (long long)all[i].bytes, i, (long long)first->bytes, all[i].first);
@@ -187,10 +189,10 @@ static int check_sizes(struct zr_shm *m, const struct card *all)
     return err;
 }
 
-static struct card *new_cards(const struct zr_shm *m)
+static struct record *new_records(const struct zr_shm *m)
 {
     int world = zr_rendezvous_world(m->rdv);
-    struct card *all;
+    struct record *all;
     if (ZR_ZALLOC(all, world, "%d ranks of %s", world, m->name))
         zr_rendezvous_fail(m->rdv, ZERO_ERR_NOMEM);
     return all;
@@ -199,11 +201,11 @@ static struct card *new_cards(const struct zr_shm *m)
 int zr_shm_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
 {
     struct zr_shm *m = (struct zr_shm *)c;
-    struct card mine = {.role = (int32_t)c->role,
-                        .n_machine = m->n_machine,
-                        .first = zr_comm_rank(c, 0),
-                        .bytes = bytes},
-                *all = new_cards(m);
+    struct record mine = {.role = (int32_t)c->role,
+                          .n_machine = m->n_machine,
+                          .first = zr_comm_rank(c, 0),
+                          .bytes = bytes},
+                  *all = new_records(m);
     struct zr_arena *a = NULL;
     if (!all)
         return ZERO_ERR_NOMEM;
@@ -213,12 +215,12 @@ int zr_shm_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
             : zr_fail(ZERO_ERR_ARG, "the arena is %lld bytes: more than 0 are allowed", (long long)bytes);
     if (!err)
         err = check_groups(bytes, &mine.room);
-    err = agree_cards(m, err, &mine, all);
+    err = agree_records(m, err, &mine, all);
     if (!err)
         err = check_sizes(m, all);
     if (!err) {
         err = zr_shared_arena("shm", name_segment(m, "arena").text, bytes, &a);
-        err = agree_cards(m, err, &mine, all);
+        err = agree_records(m, err, &mine, all);
     }
     free(all);
     if (err)
@@ -228,8 +230,8 @@ int zr_shm_arena(struct zr_comm *c, int64_t bytes, struct zr_arena **out)
     return err;
 }
 
-/* Makes this rank's header, and fills in what peers need to find its arena. */
-static int show_mine(struct zr_shm *m, struct card *mine)
+/* Makes this rank's header, and fills its record with what peers need to open its header and arena. */
+static int fill_shm_record(struct zr_shm *m, struct record *mine)
 {
     mine->arena_fd = zr_arena_fd(m->base.held);
     int err = zr_shared_inode(mine->arena_fd, &mine->arena_ino);
@@ -238,14 +240,14 @@ static int show_mine(struct zr_shm *m, struct card *mine)
 
 int zr_shm_map(struct zr_shm *m, struct zr_arena *a)
 {
-    struct card mine = {.pid = (int32_t)getpid(), .role = (int32_t)m->base.role, .head_fd = -1},
-                *all = new_cards(m);
+    struct record mine = {.pid = (int32_t)getpid(), .role = (int32_t)m->base.role, .head_fd = -1},
+                  *all = new_records(m);
     if (!all)
         return ZERO_ERR_NOMEM;
     m->peer[m->base.group.rank].arena = a->base;
-    int err = agree_cards(m, show_mine(m, &mine), &mine, all);
+    int err = agree_records(m, fill_shm_record(m, &mine), &mine, all);
     if (!err)
-        err = agree_cards(m, open_peers(m, all), &mine, all);
+        err = agree_records(m, open_peers(m, all), &mine, all);
     if (mine.head_fd >= 0)
         close(mine.head_fd);
     if (err)

@@ -35,9 +35,9 @@ static void futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t ns)
     syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, NULL, 0);
 }
 
-static _Atomic uint32_t *word_of(struct zr_shm_head *h, enum zr_shm_word which)
+static _Atomic uint32_t *word_of(struct zr_shm_head *h, enum zr_shm_word word)
 {
-    return which == ZR_SHM_ENTERED ? &h->entered : which == ZR_SHM_MIDDLE ? &h->middle : &h->done;
+    return word == ZR_SHM_ENTERED ? &h->entered : word == ZR_SHM_MIDDLE ? &h->middle : &h->done;
 }
 
 static bool reached(uint32_t word, uint64_t seq)
@@ -140,17 +140,17 @@ static int fail_mismatch(struct zr_shm *m, const struct zr_post *mine, int place
 }
 
 /* Removes the peers that have arrived from the mask. Fails if one of them is at another operation. */
-static uint64_t take_arrived(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word which,
+static uint64_t take_arrived(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word word,
                              uint64_t missing)
 {
     for (uint64_t left = missing; left; left &= left - 1) {
         int i = __builtin_ctzll(left);
         struct zr_shm_head *h = m->peer[i].head;
-        if (!reached(atomic_load_explicit(word_of(h, which), memory_order_acquire), mine->seq))
+        if (!reached(atomic_load_explicit(word_of(h, word), memory_order_acquire), mine->seq))
             continue;
         missing &= ~(UINT64_C(1) << i);
         const struct zr_post *theirs = &h->post[mine->seq % ZR_SHM_POSTS];
-        if (which == ZR_SHM_ENTERED && !zr_post_same(mine, theirs))
+        if (word == ZR_SHM_ENTERED && !zr_post_same(mine, theirs))
             fail_mismatch(m, mine, i, theirs);
     }
     return missing;
@@ -204,7 +204,7 @@ static int adopt_recorded(struct zr_shm *m, int32_t rank)
 
 /* Fails if a missing peer will not come any more, or made different calls. The mask is computed again
  * before a peer counts as lost, as arriving may have been the last thing that it did. */
-static int look_for_lost(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word which,
+static int look_for_lost(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word word,
                          uint64_t missing)
 {
     for (uint64_t left = missing; left; left &= left - 1) {
@@ -215,7 +215,7 @@ static int look_for_lost(struct zr_shm *m, const struct zr_post *mine, enum zr_s
         bool closed = atomic_load(&m->peer[i].head->closed);
         if (!closed && !process_ended(&m->peer[i]))
             continue;
-        if (!(take_arrived(m, mine, which, UINT64_C(1) << i)))
+        if (!(take_arrived(m, mine, word, UINT64_C(1) << i)))
             continue; /* it arrived before it ended */
         if (adopt_any(m) || adopt_recorded(m, zr_comm_rank(&m->base, i)))
             return zr_first_code(&m->failure);
@@ -304,8 +304,8 @@ static int32_t whom_it_awaits(const struct zr_shm *w, int32_t rank)
     return -1;
 }
 
-/* Whether rank waits for a third rank, in a communicator where it does not wait for this one. Then it may
- * still come, once the third does. */
+/* Whether rank waits for a third rank, in a communicator where it does not wait for this one. That rank may
+ * still come, once the third rank does. */
 static bool awaits_another(struct zr_shm *m, int32_t rank)
 {
     const struct zr_shm *w = widest_of(m);
@@ -396,24 +396,24 @@ static int fail_late(struct zr_shm *m, const struct zr_post *mine, uint64_t miss
 
 /* --- waiting --- */
 
-void zr_shm_raise(struct zr_shm *m, enum zr_shm_word which, uint64_t seq)
+void zr_shm_raise(struct zr_shm *m, enum zr_shm_word word, uint64_t seq)
 {
     struct zr_shm_head *h = m->peer[m->base.group.rank].head;
     /* This rank writes the word and then reads waiters. A sleeper writes waiters and then reads the word.
      * All are sequentially consistent, so that one sees the other. */
     /* Peers wait for the word to pass. */
-    ZR_ASSERT((int32_t)((uint32_t)seq - atomic_load(word_of(h, which))) > 0);
-    atomic_store(word_of(h, which), (uint32_t)seq);
+    ZR_ASSERT((int32_t)((uint32_t)seq - atomic_load(word_of(h, word))) > 0);
+    atomic_store(word_of(h, word), (uint32_t)seq);
     if (atomic_load(&h->waiters))
-        futex_wake(word_of(h, which));
+        futex_wake(word_of(h, word));
 }
 
-static uint64_t spin(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word which, uint64_t missing)
+static uint64_t spin(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word word, uint64_t missing)
 {
-    missing = take_arrived(m, mine, which, missing);
+    missing = take_arrived(m, mine, word, missing);
     for (int i = 0; m->spin_ns == 0 && missing && i < YIELDS; i++) {
         sched_yield(); /* with more ranks than cores, the peer may need this core */
-        missing = take_arrived(m, mine, which, missing);
+        missing = take_arrived(m, mine, word, missing);
     }
     if (m->spin_ns == 0 || !missing)
         return missing;
@@ -421,26 +421,26 @@ static uint64_t spin(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_w
     do {
         for (int i = 0; i < 32 && missing; i++) {
             zr_relax();
-            missing = take_arrived(m, mine, which, missing);
+            missing = take_arrived(m, mine, word, missing);
         }
     } while (missing && zr_now_ns() < until);
     return missing;
 }
 
-static void sleep_on(struct zr_shm_head *h, enum zr_shm_word which, uint64_t seq, int64_t ns)
+static void sleep_on(struct zr_shm_head *h, enum zr_shm_word word, uint64_t seq, int64_t ns)
 {
     atomic_fetch_add(&h->waiters, 1);
-    uint32_t seen = atomic_load(word_of(h, which));
+    uint32_t seen = atomic_load(word_of(h, word));
     if (!reached(seen, seq))
-        futex_wait(word_of(h, which), seen, ns);
+        futex_wait(word_of(h, word), seen, ns);
     atomic_fetch_sub(&h->waiters, 1);
 }
 
-int zr_shm_wait(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word which)
+int zr_shm_wait(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word word)
 {
     int size = m->base.group.size;
     uint64_t all = size == 64 ? UINT64_MAX : (UINT64_C(1) << size) - 1;
-    uint64_t missing = spin(m, mine, which, all & ~(UINT64_C(1) << m->base.group.rank));
+    uint64_t missing = spin(m, mine, word, all & ~(UINT64_C(1) << m->base.group.rank));
     if (!missing)
         return zr_first_code(&m->failure);
     const int64_t begun = zr_now_ns();
@@ -449,9 +449,9 @@ int zr_shm_wait(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word w
         int64_t left = m->timeout_ns - waited;
         note_wait(m, zr_comm_rank(&m->base, __builtin_ctzll(missing)));
         if (left > 0)
-            sleep_on(m->peer[__builtin_ctzll(missing)].head, which, mine->seq,
+            sleep_on(m->peer[__builtin_ctzll(missing)].head, word, mine->seq,
                      left < SLICE_NS ? left : SLICE_NS);
-        missing = take_arrived(m, mine, which, missing);
+        missing = take_arrived(m, mine, word, missing);
         int64_t now = zr_now_ns();
         if (!missing || zr_first_code(&m->failure))
             break;
@@ -464,9 +464,9 @@ int zr_shm_wait(struct zr_shm *m, const struct zr_post *mine, enum zr_shm_word w
                                 : fail_late(m, mine, missing, (now - begun) / 1000000);
         if (now - looked >= SLICE_NS) {
             looked = now;
-            if (look_for_lost(m, mine, which, missing))
+            if (look_for_lost(m, mine, word, missing))
                 break;
-            missing = take_arrived(m, mine, which, missing);
+            missing = take_arrived(m, mine, word, missing);
         }
     }
     if (!missing)

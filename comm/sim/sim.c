@@ -65,12 +65,12 @@ static bool lacks_barrier(struct zr_comm *c)
 static int sim_run(struct zr_comm *c, struct zr_stream *s, const struct zr_comm_op *op)
 {
     const struct zr_sim_comm_world *d = zr_sim_comm_of(c)->world;
-    enum zr_op which = (enum zr_op)op->post.op;
-    if (which == ZR_OP_BROADCAST && d->symmetric)
+    enum zr_op kind = (enum zr_op)op->post.op;
+    if (kind == ZR_OP_BROADCAST && d->symmetric)
         return zr_fail(ZERO_ERR_NOTSUP, "sim: representatives of a world have no broadcast");
-    if (which == ZR_OP_ALL_GATHER && zr_sim_comm_flawed(d, ZR_SIM_NO_GATHER))
+    if (kind == ZR_OP_ALL_GATHER && zr_sim_comm_flawed(d, ZR_SIM_NO_GATHER))
         return 0;
-    if ((which == ZR_OP_EXCHANGE || (which == ZR_OP_AGREE && op->n_sum == 0)) && lacks_barrier(c))
+    if ((kind == ZR_OP_EXCHANGE || (kind == ZR_OP_AGREE && op->n_sum == 0)) && lacks_barrier(c))
         return 0;
     return zr_sim_meeting_join(c, s, op);
 }

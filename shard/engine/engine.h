@@ -191,8 +191,8 @@ void zr_engine_renumber(struct zr_engine *e, int64_t last);
  * many values it carries. */
 uint32_t zr_tuned_digest(const struct zr_engine *e, int32_t n_carried);
 
-/* Points the model at its parameters and gradients if it holds them (stages 0 and 1) and `values` is true.
- * Otherwise sets its pointers to NULL. */
+/* Points the model at its parameters and gradients if it has them at all times (stages 0 and 1) and `values`
+ * is true: the parameters have values. Otherwise sets its pointers to NULL. */
 void zr_engine_point(struct zr_engine *e, bool values);
 /* Sets all pointers to NULL, except those that the model has assigned. */
 void zr_engine_unpoint(struct zr_engine *e);

@@ -386,8 +386,9 @@ void zr_hide_grads(struct zr_engine *e, int32_t unit);
 /* Returns the slot where the model's pointers show a unit's parameters or gradients, or ZR_NOT_SHOWN. */
 enum { ZR_NOT_SHOWN = -2 };
 int32_t zr_shown_slot(const struct zr_engine *e, int32_t unit, bool grad);
-/* For models that hold their gradients: a backward bracket of the unit begins; it ends, and if `reducing` the
- * gradient is being reduced from then on. */
+/* At stages 0 and 1, where the model has its gradients at all times. Call zr_open_grads when a backward
+ * bracket of the unit begins, and zr_close_grads when it ends. If `reducing`, the gradient is being reduced
+ * from then on. */
 void zr_open_grads(struct zr_engine *e, int32_t unit);
 void zr_close_grads(struct zr_engine *e, int32_t unit, bool reducing);
 /* Gives the model the pointer of one gradient again that has been reduced, and returns its unit. Returns -1

@@ -1,27 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model_pointers.c: sets the model's pointers, and checks them. At stages 2 and 3 they point at what is open.
- * At stages 0 and 1 they stay, but a gradient's pointer is NULL while it is being reduced.
+/* model_pointers.c: sets the model's pointers, and checks them.
  *
- * A model might assign one of them, by a lazy allocation after zero_wrap or by copying a struct over it. It
- * would then compute in memory that nobody reduces. So each call first checks that the pointers are as the
- * library stored them. */
+ * At stages 2 and 3 the pointers of a unit are set in its brackets, and are NULL outside them. Stage 2 keeps
+ * whole weights all the time, but their pointers follow the same rule as at stage 3. A unit is shown while
+ * its pointers are set. Brackets of one unit nest: it is shown from the first begin to the last end.
+ *
+ * At stages 0 and 1 the pointers are always set, except that a gradient's pointer is NULL while the gradient
+ * is being reduced.
+ *
+ * A model might assign a pointer, by a lazy allocation after zero_wrap or by copying a struct over it. The
+ * model would then compute in memory that nobody reduces. So calls first check that the pointers are as the
+ * library stored them: a bracket those of its unit, most other calls all of them.
+ *
+ * In check mode an observer (observer.h) chooses where pointers point. zr_observed_piece returns its address
+ * for a piece that is open, and zr_observed_closed its address for a tensor that is not. Both return NULL if
+ * no observer wants one: then pointers have the library's address, or NULL. */
 #include "shard/engine/internal.h"
 
-/* How many layers of a tensor have their gradient in a reduction, and in an open bracket. */
+/* Numbers of layers of a tensor: those whose gradients are being reduced, and those with an open backward
+ * bracket. */
 struct grad_layers {
     int32_t n_reducing, n_open;
 };
 
+/* The state of this file. The engine's member m, which has it, belongs to the model's thread. ZR_TABLE
+ * allocates its tables. It returns from the calling function if that fails. */
 struct zr_pointers {
     /* (n_tensors) values last stored in the model's pointers */
     void **stored_param, **stored_grad;
     /* (n_tensors) layers of the tensor that are shown */
     int32_t *n_shown_param, *n_shown_grad;
-    /* (n_units) the slot at which the pointers show the unit, or ZR_NOT_SHOWN */
+    /* (n_units) the slot where the unit is shown, -1 for resident memory, or ZR_NOT_SHOWN */
     int32_t *param_slot, *grad_slot;
-    /* Stages 0 and 1. (n_tensors) The model has one pointer for all layers. It is NULL while a layer is being
-     * reduced, unless another is open. So a model that zeroes its gradients meanwhile fails at once, instead
-     * of changing what is being added up. */
+    /* Stages 0 and 1. (n_tensors) The model has one pointer for all layers. It is NULL while the gradient of
+     * a layer is being reduced, unless a layer is open. So a model that zeroes its gradients meanwhile fails
+     * at once, instead of changing what is being reduced. */
     struct grad_layers *layers;
     /* stages 0 and 1: (n_units) the gradient is being reduced; (n_reducing) the list of these units */
     bool *is_reducing;
@@ -80,30 +93,31 @@ static int64_t layer_bytes(const struct zr_tensor *t)
     return t->n_elems / t->n_layers * zr_dtype_bytes(t->dtype);
 }
 
-/* Returns the pointer for which base + layer*stride is the piece. It may lie outside any object, so the
- * arithmetic is on integers. */
+/* Returns the base for which base + layer*stride is `at`, the address of the piece. The base may lie outside
+ * any object, so the arithmetic is on integers. */
 static void *biased(const struct zr_tensor *t, const struct zr_piece *p, const char *at)
 {
     return (void *)((uintptr_t)at - (uintptr_t)(p->layer * layer_bytes(t)));
 }
 
+/* Returns the pointer for a piece in a slot, or (-1) in resident memory. */
 static void *param_pointer(const struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
                            int32_t slot)
 {
-    const char *guarded = zr_observed_piece(e, p, false);
+    const char *observed = zr_observed_piece(e, p, false);
     const char *at =
         e->gather_base + zr_plan_param_full(e->plan, f, slot) + p->first * zr_dtype_bytes(f->dtype);
-    at = guarded ? guarded : at;
+    at = observed ? observed : at;
     return biased(&e->layout->tensors[p->tensor], p, at);
 }
 
 static void *grad_pointer(const struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
                           int32_t slot)
 {
-    const char *guarded = zr_observed_piece(e, p, true);
+    const char *observed = zr_observed_piece(e, p, true);
     const char *at =
         e->reduce_base + zr_plan_grad_full(e->plan, f, slot) + p->first * zr_dtype_bytes(f->dtype);
-    at = guarded ? guarded : at;
+    at = observed ? observed : at;
     return biased(&e->layout->tensors[p->tensor], p, at);
 }
 
@@ -134,8 +148,9 @@ static void show_grad(struct zr_engine *e, const struct zr_flat *f, const struct
     zr_point_grad(e, p->tensor, grad_pointer(e, f, p, slot));
 }
 
-/* Returns a layer of a stacked tensor that is still open (brackets nest), to which the pointer goes back. -1:
- * none. */
+/* Returns a layer of a stacked tensor that is still shown, or -1 if there is none. The tensor's pointer then
+ * goes back to that layer. slot: where each unit is shown. n_shown: the tensor's number of layers that
+ * are. */
 static int32_t other_layer(const struct zr_engine *e, int32_t tensor, const int32_t *slot, int32_t n_shown)
 {
     const struct zr_tensor *t = &e->layout->tensors[tensor];
@@ -185,7 +200,7 @@ void zr_show_params(struct zr_engine *e, int32_t unit, int32_t slot)
 void zr_hide_params(struct zr_engine *e, int32_t unit)
 {
     e->m.pointers->param_slot[unit] = ZR_NOT_SHOWN;
-    for_pieces_of_unit(e, unit, -1, hide_param);
+    for_pieces_of_unit(e, unit, ZR_NOT_SHOWN, hide_param);
 }
 
 void zr_show_grads(struct zr_engine *e, int32_t unit, int32_t slot)
@@ -197,9 +212,10 @@ void zr_show_grads(struct zr_engine *e, int32_t unit, int32_t slot)
 void zr_hide_grads(struct zr_engine *e, int32_t unit)
 {
     e->m.pointers->grad_slot[unit] = ZR_NOT_SHOWN;
-    for_pieces_of_unit(e, unit, -1, hide_grad);
+    for_pieces_of_unit(e, unit, ZR_NOT_SHOWN, hide_grad);
 }
 
+/* Stages 0 and 1: sets the pointers of a piece's tensor, which brackets do not change. */
 static void point_for_good(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p,
                            int32_t slot)
 {
@@ -210,6 +226,7 @@ static void point_for_good(struct zr_engine *e, const struct zr_flat *f, const s
         zr_point_grad(e, p->tensor, grad_pointer(e, f, p, slot));
 }
 
+/* values: the parameters have values, so the model may have pointers to them. */
 void zr_engine_point(struct zr_engine *e, bool values)
 {
     for (int32_t t = 0; t < e->layout->n_tensors; t++) {
@@ -219,20 +236,23 @@ void zr_engine_point(struct zr_engine *e, bool values)
         if (e->layout->tensors[t].grad)
             zr_point_grad(e, t, zr_observed_closed(e, t, true));
     }
+    /* model_holds: the model has its parameters and gradients at all times, in resident memory (slot -1) */
     for (int32_t u = 0; values && e->plan->placement.model_holds && u < e->layout->n_units; u++)
         for_pieces_of_unit(e, u, -1, point_for_good);
 }
 
-/* ---- gradients that the model holds, at stages 0 and 1 ---- */
+/* ---- gradients that the model has at all times, at stages 0 and 1 ---- */
 
+/* Sets a gradient's pointer from the tensor's counts. All gradients are in resident memory (slot -1). */
 static void set_grad_pointer(struct zr_engine *e, const struct zr_flat *f, const struct zr_piece *p)
 {
     const struct grad_layers *l = &e->m.pointers->layers[p->tensor];
-    bool away = l->n_reducing && !l->n_open;
-    zr_point_grad(e, p->tensor, away ? zr_observed_closed(e, p->tensor, true) : grad_pointer(e, f, p, -1));
+    bool hidden = l->n_reducing && !l->n_open;
+    zr_point_grad(e, p->tensor, hidden ? zr_observed_closed(e, p->tensor, true) : grad_pointer(e, f, p, -1));
 }
 
-/* Changes the counts of the unit's tensors, and then sets their pointers. */
+/* Adds `opened` and `reducing` (1, 0 or -1) to the counts of the unit's tensors, and then sets their
+ * pointers. */
 static void count_layers(struct zr_engine *e, int32_t unit, int32_t opened, int32_t reducing)
 {
     const struct zr_unit *u = &e->layout->units[unit];
@@ -272,6 +292,8 @@ void zr_close_grads(struct zr_engine *e, int32_t unit, bool reducing)
     count_layers(e, unit, -1, reducing);
 }
 
+/* If a gradient is also the only copy of its sum (sum_in_place), the model gets it back after the update has
+ * used the sum. Without sums_too such units are skipped. */
 int32_t zr_return_next_grad(struct zr_engine *e, bool sums_too)
 {
     struct zr_pointers *p = e->m.pointers;
@@ -286,16 +308,17 @@ int32_t zr_return_next_grad(struct zr_engine *e, bool sums_too)
     return unit;
 }
 
-/* ---- checking them ---- */
+/* ---- checking the pointers ---- */
 
-static int moved(const struct zr_core_event *ev, const struct zr_tensor *t, const char *which, const void *is,
+/* Returns the error for a pointer that the model has assigned. name: "param" or "grad". */
+static int moved(const struct zr_core_event *ev, const struct zr_tensor *t, const char *name, const void *now,
                  const void *stored)
 {
     return zr_fail(ZERO_ERR_ORDER,
                    "%s: *%s of tensor %s (unit %d) is %p; the library stored %p there. The model must not "
                    "assign it after zero_wrap: allocate before, read the pointer again after each "
                    "zero_begin, and restore the library's pointer",
-                   zr_model_call_name(ev->kind), which, t->name, t->unit, is, stored);
+                   zr_model_call_name(ev->kind), name, t->name, t->unit, now, stored);
 }
 
 static int check_tensor(const struct zr_engine *e, const struct zr_core_event *ev, int32_t i)
@@ -310,8 +333,8 @@ static int check_tensor(const struct zr_engine *e, const struct zr_core_event *e
     return 0;
 }
 
-/* Refuses to open a layer while another layer of the tensor is open, because the model may still use the base
- * for that one. */
+/* Refuses to open a layer of a stacked tensor while another one is open. The tensor has one base, and the
+ * model may still use it for the other layer. */
 static int check_layer(const struct zr_engine *e, int32_t unit, int32_t i)
 {
     const struct zr_tensor *t = &e->layout->tensors[i];
@@ -333,6 +356,7 @@ int zr_pointers_check(const struct zr_engine *e, const struct zr_core_event *ev)
 {
     int err = 0;
     bool bracket = ev->kind == ZR_EV_BEGIN || ev->kind == ZR_EV_END;
+    /* Writing parameters (REWRITE) and saving (SNAPSHOT) use the library's own memory, not these pointers. */
     if (!bracket && ev->kind != ZR_EV_REWRITE && ev->kind != ZR_EV_SNAPSHOT)
         for (int32_t i = 0; !err && i < e->layout->n_tensors; i++)
             err = check_tensor(e, ev, i);

@@ -36,8 +36,8 @@ struct trial {
 
 static bool *met(const struct trial *t, enum zr_pipe_kind message, int32_t stage, int32_t micro_batch)
 {
-    int64_t which = message - ZR_PIPE_SEND_F;
-    return &t->met[(which * t->p->n_stages + stage) * t->p->n_micro_batches + micro_batch];
+    int64_t kind = message - ZR_PIPE_SEND_F;
+    return &t->met[(kind * t->p->n_stages + stage) * t->p->n_micro_batches + micro_batch];
 }
 
 /* Stages of one rank need no message. */
@@ -206,8 +206,9 @@ static bool meet(struct placing *t, int32_t rank, const struct zr_pipe_action *a
                               : a->kind == ZR_PIPE_SEND_B ? ZR_PIPE_RECV_B
                                                           : ZR_PIPE_SEND_B;
     int32_t stage = a->stage + (to_next ? 1 : -1), peer = stage % t->p->n_ranks;
-    const struct zr_pipe_action *its = next_of(t, peer);
-    if (!its || its->kind != other || its->stage != stage || its->micro_batch != a->micro_batch)
+    const struct zr_pipe_action *of_peer = next_of(t, peer);
+    if (!of_peer || of_peer->kind != other || of_peer->stage != stage ||
+        of_peer->micro_batch != a->micro_batch)
         return false;
     t->at[rank]++;
     t->at[peer]++;

@@ -119,10 +119,10 @@ int zr_actions_finish(struct zr_verify_rank *r)
 static struct zr_content activation(const struct zr_verify_rank *r, const struct zr_script_op *op,
                                     enum zr_pipe_way way, int32_t edge)
 {
-    int64_t which =
+    int64_t value =
         ((int64_t)op->pass * 100 + op->micro) * 100 + r->id % (r->v->c->world / zr_case_pp(r->v->c));
     return (struct zr_content){
-        .kind = ZR_CONTENT_ACTIVATION, .size = 1, .flat = 2 * edge + (int32_t)way, .value = (uint64_t)which};
+        .kind = ZR_CONTENT_ACTIVATION, .size = 1, .flat = 2 * edge + (int32_t)way, .value = (uint64_t)value};
 }
 
 /* The touched bytes are fewer than a slot has, as for most activations. */

@@ -161,7 +161,7 @@ static void draw_faults(uint64_t *s, struct zr_verify_case *c)
         c->fail_alloc = 1 + (int)zr_verify_below(s, (12 + 6 * c->n_units) * c->world);
 }
 
-/* Draws grad_in_place, either for models that hold their gradients or for the others. */
+/* Draws grad_in_place, either for stages where the model has its gradients at all times or for the others. */
 static void draw_grad_in_place(uint64_t *s, struct zr_verify_case *c, bool model_holds, int percent)
 {
     if (zr_verify_model_holds(c) != model_holds || c->accum == 1 || !zr_verify_chance(s, percent))

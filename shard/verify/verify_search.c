@@ -61,9 +61,9 @@ struct tracing {
     enum zr_search_flaw flaw;
 };
 
-static int32_t event_of(int class, int32_t which)
+static int32_t event_of(int class, int32_t number)
 {
-    return class * OF_CLASS + which;
+    return class * OF_CLASS + number;
 }
 
 static void add_op(struct tracing *t, enum host_op_kind kind, int32_t number)

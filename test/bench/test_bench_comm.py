@@ -229,7 +229,7 @@ class Refused(unittest.TestCase):
     def test_memory(self):
         done = bench('comm', '--bytes=1T')
         self.assertEqual((done.returncode, done.stdout), (1, ''))
-        self.assertRegex(done.stderr, r'\Azero-bench comm: \d.*B are wanted by each rank, and .* are free .*: --bytes with less\n\Z')
+        self.assertRegex(done.stderr, r'\Azero-bench comm: \d.*B are wanted by each rank, and .* are free .*: give smaller sizes with --bytes\n\Z')
 
     def ranks_refused(self, told, world, *command):
         done = run([ZERO_RUN, '-n', str(world), '--raw', *command])

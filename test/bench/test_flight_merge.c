@@ -171,19 +171,19 @@ static void test_what_stands_out(void **state)
     struct findings all;
     for (int round = 0; round < 200; round++) {
         struct job j = draw_job();
-        int who = (int)below((uint32_t)j.world), what = (int)below(5);
+        int faulty = (int)below((uint32_t)j.world), what = (int)below(5);
         char call[ZR_CALL_LOG_CHARS];
         if (what == 1) {
-            j.dead = who;
+            j.dead = faulty;
             j.signal = below(2) ? 9 : 0;
         } else if (what == 2) {
-            j.different = who;
+            j.different = faulty;
             j.at = 1 + (int)below((uint32_t)j.n_ops);
         } else if (what == 3) {
-            j.late = who;
+            j.late = faulty;
             j.n_late = 1 + (int)below((uint32_t)j.n_ops);
         } else if (what == 4) {
-            j.missing = who;
+            j.missing = faulty;
         }
         judge(*state, &j, &all);
         if (what == 0) {
@@ -196,9 +196,9 @@ static void test_what_stands_out(void **state)
         snprintf(call, sizeof call, "zero_begin(unit %d, forward) in step %d", n % 7, n / 10 + 1);
         /* If two differ, neither is known to be right. The later one is compared with the first. */
         if (what == 2)
-            assert_true(f->rank == who || (who % j.inner == 0 && f->rank == who + 1));
+            assert_true(f->rank == faulty || (faulty % j.inner == 0 && f->rank == faulty + 1));
         else
-            assert_int_equal(f->rank, who);
+            assert_int_equal(f->rank, faulty);
         assert_int_equal(f->kind, what == 1   ? FLIGHT_DEAD
                                   : what == 2 ? FLIGHT_DIFFERENT
                                   : what == 3 ? FLIGHT_LATE

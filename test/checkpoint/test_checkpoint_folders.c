@@ -21,7 +21,7 @@ enum fault { MISSING, ANOTHER, SHORTER, ONE_FILE_SYSTEM };
 
 struct two_disks {
     enum fault fault;
-    int who; /* the rank with the other disk */
+    int other_rank; /* the rank with the other disk */
     struct memory_files *disk, *other;
 };
 
@@ -53,8 +53,8 @@ static void check_words(const struct model_rank *m, const struct two_disks *d)
         [SHORTER] = HIDDEN " is not the folder that rank 0 made",
     };
     char start[64] = "zero_save: ";
-    if (m->rank != d->who)
-        snprintf(start, sizeof start, "zero_save: rank %d: ", d->who);
+    if (m->rank != d->other_rank)
+        snprintf(start, sizeof start, "zero_save: rank %d: ", d->other_rank);
     const char *text = zero_last_error();
     bool well = !strncmp(text, start, strlen(start)) && strstr(text, says[d->fault]) &&
                 strstr(text, "; all ranks must share a file system") &&
@@ -70,7 +70,7 @@ static void save_apart(struct model_rank *m, void *arg)
     int n_marks = 0;
     CHECK_OK(model_steps(m, 1));
     if (d->fault != ONE_FILE_SYSTEM) {
-        m->z->files = memory_files_table(m->rank == d->who ? d->other : d->disk);
+        m->z->files = memory_files_table(m->rank == d->other_rank ? d->other : d->disk);
         CHECK_THAT(zero_save(m->z, "run", NULL) == ZERO_ERR_IO);
         check_words(m, d);
     }
@@ -91,7 +91,7 @@ static void test_ranks_that_see_other_folders(void **state)
 {
     for (int k = 0; k < 2 * (ONE_FILE_SYSTEM + 1); k++) {
         struct two_disks d = {.fault = (enum fault)(k / 2),
-                              .who = 1 + k % (RANKS - 1),
+                              .other_rank = 1 + k % (RANKS - 1),
                               .disk = memory_files_open(),
                               .other = memory_files_open()};
         struct model_options o = {.stage = k % 2 ? 3 : 1, .world = RANKS, .async = k % 2};
@@ -113,7 +113,7 @@ enum instead { NO_FOLDER, CUT_FILE, ANOTHER_SAVE, COPY };
 
 struct two_saves {
     enum instead instead;
-    int who;
+    int other_rank;
     struct memory_files *disk, *other;
 };
 
@@ -135,10 +135,10 @@ static void load_words(const struct two_saves *d, char starts[256], const char *
     *ends = "; all ranks must find the same files there";
     if (d->instead == ANOTHER_SAVE) { /* every rank finds this by itself */
         snprintf(starts, 256, SAVED ": rank %d finds a different checkpoint there than rank 0; all ",
-                 d->who ? d->who : 1);
+                 d->other_rank ? d->other_rank : 1);
         return;
     }
-    if (d->who == 0) { /* no rank knows that others have one */
+    if (d->other_rank == 0) { /* no rank knows that others have one */
         *ends = "";
         strcpy(starts, "run: not a checkpoint: ");
         return;
@@ -153,8 +153,8 @@ static void check_load_words(const struct model_rank *m, const struct two_saves 
     char starts[256], before[64] = "zero_load: ";
     const char *text = zero_last_error(), *ends;
     load_words(d, starts, &ends);
-    if (m->rank != d->who && d->instead != ANOTHER_SAVE)
-        snprintf(before, sizeof before, "zero_load: rank %d: ", d->who);
+    if (m->rank != d->other_rank && d->instead != ANOTHER_SAVE)
+        snprintf(before, sizeof before, "zero_load: rank %d: ", d->other_rank);
     size_t n_before = strlen(before), n = strlen(text), n_ends = strlen(ends);
     bool well = !strncmp(text, before, n_before) && !strncmp(text + n_before, starts, strlen(starts)) &&
                 n > n_ends && !strcmp(text + n - n_ends, ends);
@@ -169,7 +169,7 @@ static void load_apart(struct model_rank *m, void *arg)
     struct zero_data_info info;
     char own[3];
     uint64_t before = model_hash(m);
-    m->z->files = memory_files_table(m->rank == d->who ? d->other : d->disk);
+    m->z->files = memory_files_table(m->rank == d->other_rank ? d->other : d->disk);
     if (d->instead != COPY) {
         CHECK_THAT(zero_load(m->z, "run") == ZERO_ERR_IO);
         check_load_words(m, d);
@@ -188,7 +188,7 @@ static void test_ranks_that_load_other_folders(void **state)
     for (int k = 0; k < RANKS * (COPY + 1); k++) {
         int64_t *size;
         struct two_saves d = {.instead = (enum instead)(k / RANKS),
-                              .who = k % RANKS,
+                              .other_rank = k % RANKS,
                               .disk = memory_files_open(),
                               .other = memory_files_open()};
         struct model_options o = {.stage = 1 + k % 3, .world = RANKS, .log = not_said};

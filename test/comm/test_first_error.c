@@ -9,7 +9,7 @@
 
 enum { N = 4, TEXT = 24 };
 
-struct card {
+struct record {
     int64_t before; /* nothing depends on the alignment of members */
     ZR_FIRST_ERROR(TEXT);
     char after[3];
@@ -70,7 +70,7 @@ static const struct row rows[] = {
 static void first_that_failed(void **state)
 {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        struct card all[N];
+        struct record all[N];
         memset(all, 0x5a, sizeof all);
         for (int r = 0; r < N; r++) {
             zr_fail(0, "%s", rows[i].text[r] ? rows[i].text[r] : "left over");
@@ -89,7 +89,7 @@ static void first_that_failed(void **state)
 /* Another process may send anything, such as a text without an end. */
 static void text_without_end(void **state)
 {
-    struct card all[N] = {0};
+    struct record all[N] = {0};
     all[1].err = ZERO_ERR_IO;
     memset(all[1].text, 'x', sizeof all[1].text);
     memset(all[1].after, 'y', sizeof all[1].after);
@@ -100,7 +100,7 @@ static void text_without_end(void **state)
 /* No old bytes of the memory are sent to other ranks. */
 static void nothing_else_is_sent(void **state)
 {
-    struct card mine;
+    struct record mine;
     memset(&mine, 0x5a, sizeof mine);
     zr_fail(0, "abc");
     zr_first_error_put(&mine, ZERO_ERR_IO);

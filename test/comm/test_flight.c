@@ -389,11 +389,12 @@ static void test_calls_of_two_ranks(void **state)
         zr_flight_called(f[i], ZR_ROLE_WORLD, &end);
     }
     for (int i = 1; i < 4; i++) {
-        const struct zr_call_log *own, *its;
-        struct zr_logged_call of_own, of_its;
-        assert_true(zr_flight_common_calls(zr_flight_record_of(f[0]), zr_flight_record_of(f[i]), &own, &its));
+        const struct zr_call_log *own, *other;
+        struct zr_logged_call of_own, of_other;
+        assert_true(
+            zr_flight_common_calls(zr_flight_record_of(f[0]), zr_flight_record_of(f[i]), &own, &other));
         assert_int_equal(own->n, i == 1 ? 2 : 1);
-        assert_int_equal(zr_call_log_differ(own, its, &of_own, &of_its), i == 1 ? 2 : 0);
+        assert_int_equal(zr_call_log_differ(own, other, &of_own, &of_other), i == 1 ? 2 : 0);
     }
     zr_flight_shared_calls(zr_flight_record_of(f[3]), shared);
     assert_true(shared[0].log->n == 2 && shared[0].size == 2 && !shared[1].log);

@@ -226,12 +226,12 @@ static void test_words(void **state)
     for (int w = 0; w <= ZR_AGREE_LEAST; w++) {
         struct given *g = some_ranks(5);
         struct zr_step_scalars scalars;
-        int who = (int)random_below(&suite_rng, 5);
-        g->words[who][w] = w == ZR_AGREE_LR ? zr_agree_lr_word(0.05f, who) : g->words[who][w] - 1;
+        int chosen = (int)random_below(&suite_rng, 5);
+        g->words[chosen][w] = w == ZR_AGREE_LR ? zr_agree_lr_word(0.05f, chosen) : g->words[chosen][w] - 1;
         struct zr_agreed a = agree(*state, g, &scalars);
-        assert_true(a.lr[0].lr == 0.1f && a.lr[0].rank == (w == ZR_AGREE_LR && who == 4 ? 3 : 4));
+        assert_true(a.lr[0].lr == 0.1f && a.lr[0].rank == (w == ZR_AGREE_LR && chosen == 4 ? 3 : 4));
         assert_true(a.lr[1].lr == (w == ZR_AGREE_LR ? 0.05f : 0.1f) &&
-                    a.lr[1].rank == (w == ZR_AGREE_LR ? who : 0));
+                    a.lr[1].rank == (w == ZR_AGREE_LR ? chosen : 0));
         assert_int_equal(a.differs, w == ZR_AGREE_LEAST ? 0 : 1 << w);
         assert_int_equal(scalars.skip, w != ZR_AGREE_LEAST);
         assert_true(!a.skipped);
@@ -254,13 +254,13 @@ static void test_too_large(void **state)
     struct given *g = some_ranks(5);
     struct zr_step_scalars scalars;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        int who = (int)random_below(&suite_rng, 5);
+        int chosen = (int)random_below(&suite_rng, 5);
         for (int r = 0; r < 5; r++) {
             zr_exact_reset(&g->norm[r]);
-            g->words[r][ZR_AGREE_SQUARES] = rows[i].keeps && r == who;
+            g->words[r][ZR_AGREE_SQUARES] = rows[i].keeps && r == chosen;
         }
         g->clip = rows[i].clip;
-        zr_exact_add(&g->norm[who], 64 * rows[i].norm * rows[i].norm); /* the scale is 1/8 */
+        zr_exact_add(&g->norm[chosen], 64 * rows[i].norm * rows[i].norm); /* the scale is 1/8 */
         struct zr_agreed a = agree(*state, g, &scalars);
         assert_true(a.too_large == rows[i].too_large && a.skipped == rows[i].too_large);
         assert_true(scalars.skip == (uint32_t)rows[i].too_large && isfinite(a.grad_norm));

@@ -211,7 +211,7 @@ static bool has_backward(const struct watch *w)
     return false;
 }
 
-/* Returns whether the model holds its gradients, and no backward bracket has ended. */
+/* Returns whether the model has its gradients at all times, and no backward bracket has ended. */
 static bool is_unbracketed(const struct watch *w)
 {
     return w->spec.model_holds && !has_backward(w) && !w->spec.in_stages;

@@ -491,9 +491,9 @@ static bool ends_with_waits(const struct zr_pipeline *p)
             bool message = zr_pipe_sends(a->kind) || zr_pipe_receives(a->kind) || a->kind == ZR_PIPE_TIE;
             struct zr_pipe_action b = message ? other_end(p, a) : *a;
             int32_t peer = b.stage % p->n_ranks;
-            const struct zr_pipe_action *its = &p->rows[peer].at[at[peer]];
-            if (message && (at[peer] == p->rows[peer].n || its->kind != b.kind || its->stage != b.stage ||
-                            its->micro_batch != b.micro_batch))
+            const struct zr_pipe_action *of_peer = &p->rows[peer].at[at[peer]];
+            if (message && (at[peer] == p->rows[peer].n || of_peer->kind != b.kind ||
+                            of_peer->stage != b.stage || of_peer->micro_batch != b.micro_batch))
                 continue;
             at[r]++;
             at[peer] += message;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_plan_search.c: compares the search for slots with one that tries everything, one slot at a time,
- * and rehearses every micro-batch of every step. The search never takes more bytes on the wire, and never
- * many calls of the core. */
+/* test_plan_search.c: compares the plan's search for slots with a slow search, which tries slots one at a
+ * time and rehearses every micro-batch of every step. With the plan's slots a step never receives more bytes
+ * than with those of the slow search. The plan's search makes few calls of the core. */
 #include "shard/plan_slots.h"
 #include "test/shard/core_watch.h"
 
@@ -9,7 +9,8 @@ enum { MAX_UNITS = 12, MAX_CALLS = 8 * MAX_UNITS + 16 };
 
 /* ---- calls of the core are counted ---- */
 
-static int64_t n_steps;
+/* calls of zr_core_take */
+static int64_t n_takes;
 
 int __real_zr_core_take(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out,
                         int32_t *n_out);
@@ -19,7 +20,7 @@ int __wrap_zr_core_take(struct zr_core *c, const struct zr_core_event *ev, struc
 int __wrap_zr_core_take(struct zr_core *c, const struct zr_core_event *ev, struct zr_action *out,
                         int32_t *n_out)
 {
-    n_steps++;
+    n_takes++;
     return __real_zr_core_take(c, ev, out, n_out);
 }
 
@@ -33,17 +34,18 @@ struct reference {
 /* Bytes that rank 0 receives to gather a unit that needs a slot. */
 static int64_t gather_wire(const struct zr_layout *l, int32_t unit)
 {
-    int64_t n = 0;
+    int64_t bytes = 0;
     for (int32_t i = 0; i < l->units[unit].n_flats; i++) {
         const struct zr_flat *f = &l->flats[l->units[unit].first_flat + i];
         int64_t first;
-        n += f->fine.total - zr_flat_owned(f, 0, &first) * zr_dtype_bytes(f->dtype);
+        /* fine.total is in bytes */
+        bytes += f->fine.total - zr_flat_owned(f, 0, &first) * zr_dtype_bytes(f->dtype);
     }
-    return n;
+    return bytes;
 }
 
-/* Notes where each unit's copy is after a step. Together with the order, this determines all gathers of
- * the next step. */
+/* Notes the slot of each unit after a step. Together with the order, this determines all gathers of the next
+ * step. Returns whether no slot has changed. */
 static bool note_places(const struct zr_core *core, int32_t n_units, int32_t *places)
 {
     bool same = true;
@@ -55,11 +57,12 @@ static bool note_places(const struct zr_core *core, int32_t n_units, int32_t *pl
     return same;
 }
 
+/* Counts the gathers and the reductions of each unit in a step that repeats, by running every micro-batch.
+ * Gathered copies of frozen units outlive a step, so units may be in other slots after every step. Then no
+ * step repeats, and those of step MAX_STEPS are counted. */
 static int rehearse_fully(const struct zr_core_spec *spec, int64_t *gathers, int64_t *reduces)
 {
-    enum {
-        MAX_STEPS = 8
-    }; /* copies of frozen units outlive a step: they settle after some steps, or alternate for ever */
+    enum { MAX_STEPS = 8 };
     void *mem = malloc(zr_core_bytes(spec));
     struct zr_action *actions = malloc((size_t)zr_core_max_actions(spec) * sizeof *actions);
     int32_t *places = calloc((size_t)spec->n_units, sizeof *places);
@@ -69,15 +72,17 @@ static int rehearse_fully(const struct zr_core_spec *spec, int64_t *gathers, int
         goto out;
     }
     struct zr_core *core = zr_core_init(mem, spec);
-    if (!zr_core_has_room(core)) { /* enough slots for the steps, but not after everything else */
+    /* A step alone may find enough slots and yet have no room: evaluations or writes before a step can leave
+     * units in other slots. */
+    if (!zr_core_has_room(core)) {
         err = ZERO_ERR_BUDGET;
         goto out;
     }
     note_places(core, spec->n_units, places);
     memset(gathers, 0, (size_t)spec->n_units * sizeof *gathers);
     int64_t n_calls = (int64_t)spec->n_order * spec->grad_accum_steps;
-    bool steady = false,
-         same = false; /* same: the step left the places as it found them, so the next one is steady */
+    /* same: the step left all units in the slots where it found them, so the next step is steady */
+    bool steady = false, same = false;
     for (int s = 0; !steady; s++) {
         memset(reduces, 0, (size_t)spec->n_units * sizeof *reduces);
         for (int64_t i = 0; i <= n_calls; i++) {
@@ -207,14 +212,16 @@ static void param_need(const struct zr_core_spec *s, int32_t ahead, int64_t most
     }
 }
 
-/* Bytes that a step with these slots receives for gathers. */
+/* Finds the bytes that a step with these slots receives for gathers. scratch: (2 * n_units). */
 static int gather_cost(const struct reference *p, const int64_t *slots, int32_t n, int64_t *scratch,
                        int64_t *bytes)
 {
     struct zr_core_spec s = p->spec;
     s.param_slot_bytes = slots;
     s.n_param_slots = n;
-    s.model_holds = true; /* gathers do not depend on gradient slots, which are not chosen yet */
+    /* Gradient slots are not chosen yet, and gathers do not depend on them. As if the model had its gradients
+     * at all times, the rehearsal then needs none. */
+    s.model_holds = true;
     int err = rehearse_fully(&s, scratch, scratch + s.n_units);
     *bytes = 0;
     for (int32_t u = 0; !err && u < s.n_units; u++)
@@ -222,9 +229,10 @@ static int gather_cost(const struct reference *p, const int64_t *slots, int32_t 
     return err;
 }
 
-/* The windows give the number and sizes of the slots. They do not ensure that the core's way to fill slots
- * has one for every bracket. As long as it has not, one more slot is made as large as the largest. Few
- * models need this: brackets of odd sizes that overlap. slots and n_slots are those of s to be mended. */
+/* Enlarges slots until every bracket finds one. A window says how many slots are needed and how large, but
+ * the core may fill them so that a bracket finds none. Each attempt then makes one more slot as large as the
+ * largest. Few models need this: those with overlapping brackets of odd sizes. slots are the parameter slots
+ * of s. */
 static int mend(const struct zr_core_spec *s, int64_t *slots, int32_t n_slots, int64_t *scratch)
 {
     for (int32_t i = 1;; i++) {
@@ -235,16 +243,18 @@ static int mend(const struct zr_core_spec *s, int64_t *slots, int32_t n_slots, i
     }
 }
 
-/* Chooses the slots for a prefetch depth. */
+/* Chooses the slots for a prefetch depth. open, seen: (n_units) each, for param_need. */
 static int depth_slots(struct reference *p, const struct zr_options *opt, int32_t ahead, struct window *w,
-                       int32_t *a, int32_t *b, int64_t *scratch)
+                       int32_t *open, int32_t *seen, int64_t *scratch)
 {
     struct zr_core_spec *s = &p->spec;
     int64_t largest, second;
     largest_two(s, false, &largest, &second);
+    /* no order was declared, so any two units may be open at once */
     bool pairs = !opt->n_order && ahead > 0 && second;
+    /* a single slot is as large as the largest unit, and is left to units that fit no other */
     bool reserve = pairs && second < largest;
-    param_need(s, ahead, reserve ? second : largest, w, a, b);
+    param_need(s, ahead, reserve ? second : largest, w, open, seen);
     if (reserve) {
         memmove(w->need + 1, w->need, (size_t)w->n_need++ * sizeof *w->need);
         w->need[0] = largest;
@@ -274,30 +284,33 @@ static int64_t next_size(const struct zr_core_spec *s, int64_t above)
     return best;
 }
 
-/* Adds slots as far as the budget allows. `trial` is a second window. */
-static int spend_budget(struct reference *p, const struct zr_options *opt, struct window *w, int64_t *trial,
-                        int32_t *a, int32_t *b, int64_t *scratch)
+/* Finds the slots for the budget. Begins with those of the deepest prefetch that fits and does not raise the
+ * traffic. Then adds single slots that save traffic, the smallest first. The window w gets the slots. The
+ * array need (n_units) is memory for slots that are tried. The last three parameters are those of
+ * depth_slots. */
+static int spend_budget(struct reference *p, const struct zr_options *opt, struct window *w, int64_t *need,
+                        int32_t *open, int32_t *seen, int64_t *scratch)
 {
     struct zr_core_spec *s = &p->spec;
     int64_t budget = opt->param_budget_bytes, used = 0, cost = 0, bytes;
     int32_t n = 0;
     bool reserve = false, deep = true;
-    struct window next = {.live = w->live, .need = trial};
+    struct window trial = {.live = w->live, .need = need};
     for (int32_t ahead = 0; deep && ahead <= s->prefetch; ahead = ahead ? 2 * ahead : 1) {
-        int err = depth_slots(p, opt, ahead, &next, a, b, scratch);
-        int64_t need = sum(trial, next.n_need);
-        if (!err && need > budget && n == 0)
+        int err = depth_slots(p, opt, ahead, &trial, open, seen, scratch);
+        int64_t needed = sum(need, trial.n_need);
+        if (!err && needed > budget && n == 0)
             err = ZERO_ERR_BUDGET;
-        deep = need <= budget;
+        deep = needed <= budget;
         if (!err && deep)
-            err = gather_cost(p, trial, next.n_need, scratch, &bytes);
+            err = gather_cost(p, need, trial.n_need, scratch, &bytes);
         if (err)
             return err;
         if (!deep || (n && bytes > cost))
             continue;
-        memcpy(w->need, trial, (size_t)next.n_need * sizeof *trial);
-        w->n_need = n = next.n_need;
-        used = need;
+        memcpy(w->need, need, (size_t)trial.n_need * sizeof *need);
+        w->n_need = n = trial.n_need;
+        used = needed;
         cost = bytes;
         reserve = s->reserve_largest;
     }
@@ -308,7 +321,8 @@ static int spend_budget(struct reference *p, const struct zr_options *opt, struc
         if (err && err != ZERO_ERR_BUDGET)
             return err;
         if (err || bytes >= cost) {
-            size = next_size(s, size); /* it keeps nothing, or leaves a bracket without a slot */
+            /* this slot saves no traffic, or with it a bracket finds no slot: tries the next size */
+            size = next_size(s, size);
             continue;
         }
         w->n_need = ++n;
@@ -344,7 +358,7 @@ static int64_t reference_cost(const struct zr_plan *plan, const struct zr_option
     return err ? -1 : cost;
 }
 
-/* The same for the plan's own slots, with every step rehearsed. */
+/* Returns the bytes that a step's gathers take with the plan's own slots. */
 static int64_t cost_of(const struct zr_plan *plan)
 {
     struct reference r = {.layout = plan->layout, .spec = plan->spec};
@@ -403,8 +417,9 @@ static void random_planned(struct random_source *r, struct planned *p, int stage
     }
 }
 
-/* Plans units of `elems(u)` elements, used in turn. */
-static void plan_units(struct planned *p, int32_t n, int64_t (*elems)(int32_t u))
+/* Lays out n units for 8 ranks. Unit u has elems(u) elements. The model uses the units one after the
+ * other. */
+static void lay_out_units(struct planned *p, int32_t n, int64_t (*elems)(int32_t u))
 {
     struct zr_tensor *t = calloc((size_t)n, sizeof *t);
     assert_non_null(t);
@@ -423,7 +438,8 @@ static int64_t sharded_bytes(const struct zr_layout *l)
 
 /* ---- tests ---- */
 
-/* Counts found by multiplication equal those of every micro-batch of every step. */
+/* zr_core_rehearse runs micro-batches until they repeat, and counts the rest by multiplication. The counts
+ * equal those of rehearse_fully, which runs every micro-batch of every step. */
 static void a_rehearsal_is_exact(void **state)
 {
     int64_t n_rehearsed = 0;
@@ -440,7 +456,7 @@ static void a_rehearsal_is_exact(void **state)
             int64_t *fast = calloc(4 * n, sizeof *fast), *slow = fast + 2 * n;
             assert_non_null(fast);
             assert_int_equal(zr_core_rehearse(&p.plan->spec, &(struct zr_core_work){fast, fast + n}), 0);
-            n_steps = 0;
+            n_takes = 0;
             assert_int_equal(rehearse_fully(&p.plan->spec, slow, slow + n), 0);
             n_rehearsed++;
             for (size_t u = 0; u < n; u++)
@@ -470,7 +486,7 @@ static void compare(struct planned *p, int64_t *n_compared)
     ++*n_compared;
 }
 
-/* 1000 random models with a budget. */
+/* Compares the two searches on 1000 random models with a budget. */
 static void no_more_traffic(void **state)
 {
     int64_t n_compared = 0;
@@ -497,13 +513,14 @@ static int64_t three_sizes(int32_t u)
     return 4096 * (1 + u % 3);
 }
 
-/* More units than are tried one by one. */
+/* The same with more than 256 units (FEW_UNITS in plan_slots.c). The plan's search then tries several slots
+ * at once. */
 static void no_more_traffic_of_many_units(void **state)
 {
     for (int k = 0; k < 4; k++) {
         struct planned p = {.opt = options(3)};
         int64_t n_compared = 0;
-        plan_units(&p, 300, k % 2 ? three_sizes : alike);
+        lay_out_units(&p, 300, k % 2 ? three_sizes : alike);
         p.opt.param_budget_bytes = sharded_bytes(p.layout) * (k < 2 ? 1 : 6) / 10;
         compare(&p, &n_compared);
         assert_int_equal(n_compared, 1);
@@ -516,32 +533,33 @@ static int64_t many_sizes(int32_t u)
     return 1024 * (1 + (int64_t)u * 7919 % 5003);
 }
 
-/* A rehearsal for every slot would take millions of calls, and one for every micro-batch of a step a
- * thousand times as many. */
+/* The plan's search makes less than 4 million calls of the core. With 2000 units, a rehearsal for every slot
+ * would make more than 10 million. With 1024 micro-batches, running each of them would make several hundred
+ * times as many as running the few until they repeat. */
 static void a_plan_takes_few_calls(void **state)
 {
     static const struct {
         int32_t n_units, accum;
         int64_t (*elems)(int32_t u);
-    } of[] = {{2000, 1, alike}, {2000, 1, many_sizes}, {1000, 1024, alike}, {100, 1024, many_sizes}};
-    for (size_t k = 0; k < sizeof of / sizeof *of; k++) {
+    } cases[] = {{2000, 1, alike}, {2000, 1, many_sizes}, {1000, 1024, alike}, {100, 1024, many_sizes}};
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
         struct planned p = {.opt = options(3)};
-        plan_units(&p, of[k].n_units, of[k].elems);
-        p.opt.grad_accum_steps = of[k].accum;
+        lay_out_units(&p, cases[k].n_units, cases[k].elems);
+        p.opt.grad_accum_steps = cases[k].accum;
         p.opt.param_budget_bytes = sharded_bytes(p.layout) / 2;
-        n_steps = 0;
+        n_takes = 0;
         CHECK(zr_plan_make(p.layout, &p.opt, &p.plan) == 0, "%s", zr_error_text());
-        CHECK(n_steps < 4000000, "%lld calls for %d units", (long long)n_steps, of[k].n_units);
-        assert_true(p.plan->n_param_slots > of[k].n_units / 4);
+        CHECK(n_takes < 4000000, "%lld calls for %d units", (long long)n_takes, cases[k].n_units);
+        assert_true(p.plan->n_param_slots > cases[k].n_units / 4);
         release(&p);
     }
 }
 
-/* The core stores one micro-batch of the order, however many there are. */
+/* The core stores the order of one micro-batch, however many micro-batches a step has. */
 static void many_micro_batches_take_no_memory(void **state)
 {
     struct planned p = {.opt = options(3)};
-    plan_units(&p, 1000, alike);
+    lay_out_units(&p, 1000, alike);
     p.opt.grad_accum_steps = 1024;
     assert_int_equal(zr_plan_make(p.layout, &p.opt, &p.plan), 0);
     size_t bytes = zr_core_bytes(&p.plan->spec);

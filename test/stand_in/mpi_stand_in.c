@@ -17,7 +17,7 @@ struct msi_state msi = {
     .moved = PTHREAD_COND_INITIALIZER,
     .machine = {.n_ranks = 1, .level = ZR_MPI_MULTIPLE, .short_bytes = 4096, .library = "MPI stand-in 1.0"}};
 
-static _Thread_local int who = -1;
+static _Thread_local int this_rank = -1;
 
 void msi_misuse(const char *fmt, ...)
 {
@@ -38,7 +38,7 @@ struct mpi_stand_in_machine *mpi_stand_in_the_machine(void)
 
 void mpi_stand_in_be(int rank)
 {
-    who = rank;
+    this_rank = rank;
     pthread_mutex_lock(&msi.lock);
     msi.world[rank].rank = rank;
     pthread_mutex_unlock(&msi.lock);
@@ -249,10 +249,10 @@ int msi_leave(struct zr_mpi_world *w, int res)
 static struct zr_mpi_world *world(void)
 {
     pthread_mutex_lock(&msi.lock);
-    if (who < 0)
+    if (this_rank < 0)
         msi_misuse("a thread that is no rank asks for MPI");
     pthread_mutex_unlock(&msi.lock);
-    return &msi.world[who < 0 ? 0 : who];
+    return &msi.world[this_rank < 0 ? 0 : this_rank];
 }
 
 static void library(struct zr_mpi_world *w, char *text, size_t n)

@@ -14,16 +14,16 @@
 
 enum { RANKS = 8 };
 
-struct who {
+struct rank {
     int rank;
     struct zr_mpi_world *w;
     int32_t comm;
-    void (*fn)(struct who *s);
+    void (*fn)(struct rank *s);
     char wrong[512];
 };
 
 static const struct zr_mpi_shim *shim;
-static struct who ranks[RANKS];
+static struct rank ranks[RANKS];
 /* of the running test */
 static int n_ranks;
 static void *user_comm;
@@ -38,7 +38,7 @@ static void *user_comm;
     } while (0)
 
 /* Begins MPI, and makes a communicator of all ranks. */
-static bool begin(struct who *s)
+static bool begin(struct rank *s)
 {
     enum zr_mpi_level level;
     int32_t member[RANKS];
@@ -52,7 +52,7 @@ static bool begin(struct who *s)
     return shim->make(s->w, NULL, member, n_ranks, 1, &s->comm) == 0;
 }
 
-static bool end(struct who *s)
+static bool end(struct rank *s)
 {
     return shim->free(s->w, s->comm) == 0 && shim->finalize(s->w) == 0 && shim->is_finalized(s->w);
 }
@@ -64,7 +64,7 @@ static void nap(void)
 
 /* Waits until so many requests have ended, or for so many milliseconds. Returns how many did, or minus the
  * class of an error. */
-static int ended_within(struct who *s, int n, int ms)
+static int ended_within(struct rank *s, int n, int ms)
 {
     struct zr_mpi_done done[ZR_MPI_SLOTS];
     int all = 0;
@@ -81,26 +81,26 @@ static int ended_within(struct who *s, int n, int ms)
     return all;
 }
 
-static int ended(struct who *s, int n)
+static int ended(struct rank *s, int n)
 {
     return ended_within(s, n, 60000);
 }
 
 /* Returns whether no request in progress ends. */
-static bool none_ends(struct who *s)
+static bool none_ends(struct rank *s)
 {
     return ended_within(s, 1, 30) == 0;
 }
 
 static void *run_rank(void *arg)
 {
-    struct who *s = arg;
+    struct rank *s = arg;
     s->fn(s);
     return NULL;
 }
 
 /* Runs fn as n ranks. Then expects a misuse with this text, or none (NULL). */
-static void run(int n, void (*fn)(struct who *s), const char *misuse)
+static void run(int n, void (*fn)(struct rank *s), const char *misuse)
 {
     pthread_t id[RANKS];
     const char *first;
@@ -108,7 +108,7 @@ static void run(int n, void (*fn)(struct who *s), const char *misuse)
     shim = mpi_stand_in_shim();
     mpi_stand_in_the_machine()->n_ranks = n;
     for (int i = 0; i < n; i++) {
-        ranks[i] = (struct who){.rank = i, .fn = fn};
+        ranks[i] = (struct rank){.rank = i, .fn = fn};
         assert_int_equal(pthread_create(&id[i], NULL, run_rank, &ranks[i]), 0);
     }
     for (int i = 0; i < n; i++)
@@ -123,7 +123,7 @@ static void run(int n, void (*fn)(struct who *s), const char *misuse)
 
 /* --- what is allowed --- */
 
-static void traffic(struct who *s)
+static void traffic(struct rank *s)
 {
     CHECK(s, begin(s));
     if (!mpi_traffic(shim, s->w, user_comm, s->wrong, sizeof s->wrong))
@@ -145,7 +145,7 @@ static void test_user_comm(void **state)
     run(5, traffic, NULL);
 }
 
-static void no_comm(struct who *s)
+static void no_comm(struct rank *s)
 {
     struct mpi_stand_in_comm none = {0}, part = {.n = 2, .member = {2, 1}};
     int rank, size;
@@ -162,7 +162,7 @@ static void test_no_comm(void **state)
 }
 
 /* A broadcast's root does not wait for the other ranks; a gather does. */
-static void no_barrier(struct who *s)
+static void no_barrier(struct rank *s)
 {
     static atomic_bool gone;
     char at[4] = "abc", to[8];
@@ -194,7 +194,7 @@ static void test_no_barrier(void **state)
 
 /* --- misuse --- */
 
-static void two_threads(struct who *s)
+static void two_threads(struct rank *s)
 {
     CHECK(s, begin(s));
     CHECK(s, end(s));
@@ -203,12 +203,12 @@ static void two_threads(struct who *s)
 static void *poll_once(void *arg)
 {
     struct zr_mpi_done done[ZR_MPI_SLOTS];
-    struct who *s = arg;
+    struct rank *s = arg;
     shim->poll(s->w, done);
     return NULL;
 }
 
-static void other_thread(struct who *s)
+static void other_thread(struct rank *s)
 {
     pthread_t id;
     CHECK(s, begin(s));
@@ -217,7 +217,7 @@ static void other_thread(struct who *s)
     CHECK(s, end(s));
 }
 
-static void early(struct who *s)
+static void early(struct rank *s)
 {
     struct zr_mpi_done done[ZR_MPI_SLOTS];
     mpi_stand_in_be(s->rank);
@@ -225,19 +225,19 @@ static void early(struct who *s)
     CHECK(s, shim->poll(s->w, done) < 0);
 }
 
-static void late(struct who *s)
+static void late(struct rank *s)
 {
     CHECK(s, begin(s));
     CHECK(s, end(s));
     CHECK(s, shim->free(s->w, s->comm) != 0);
 }
 
-static void no_rank(struct who *s)
+static void no_rank(struct rank *s)
 {
     shim->world();
 }
 
-static void pending_free(struct who *s)
+static void pending_free(struct rank *s)
 {
     static char at;
     int32_t slot;
@@ -246,13 +246,13 @@ static void pending_free(struct who *s)
     CHECK(s, shim->free(s->w, s->comm) != 0);
 }
 
-static void never_freed(struct who *s)
+static void never_freed(struct rank *s)
 {
     CHECK(s, begin(s));
     CHECK(s, shim->finalize(s->w) == 0);
 }
 
-static void never_received(struct who *s)
+static void never_received(struct rank *s)
 {
     static char at;
     int32_t slot;
@@ -260,7 +260,7 @@ static void never_received(struct who *s)
     CHECK(s, shim->receive(s->w, s->comm, &at, 1, 0, 3, &slot) == 0);
 }
 
-static void touched(struct who *s)
+static void touched(struct rank *s)
 {
     static char at[9000], to[9000];
     int32_t slot;
@@ -273,7 +273,7 @@ static void touched(struct who *s)
 }
 
 /* Memory to be filled holds no useful data until its request has ended. */
-static void poisoned(struct who *s)
+static void poisoned(struct rank *s)
 {
     static char at[4] = "abc", to[4] = "def";
     int32_t slot;
@@ -283,7 +283,7 @@ static void poisoned(struct who *s)
     CHECK(s, end(s));
 }
 
-static void other_room(struct who *s)
+static void other_room(struct rank *s)
 {
     static char at[8], to[4];
     int32_t slot;
@@ -292,7 +292,7 @@ static void other_room(struct who *s)
     CHECK(s, shim->receive(s->w, s->comm, to, 4, 0, 3, &slot) == 0);
 }
 
-static void too_large(struct who *s)
+static void too_large(struct rank *s)
 {
     static char at;
     int32_t slot;
@@ -301,7 +301,7 @@ static void too_large(struct who *s)
     CHECK(s, end(s));
 }
 
-static void large_tag(struct who *s)
+static void large_tag(struct rank *s)
 {
     static char at;
     int32_t slot;
@@ -313,7 +313,7 @@ static void large_tag(struct who *s)
 /* Two collectives; rank 1 changes the order, the size or the root. */
 static int other;
 
-static void collectives(struct who *s)
+static void collectives(struct rank *s)
 {
     static int64_t words[2][2];
     static char bytes[2][64];
@@ -331,7 +331,7 @@ static void test_misuse(void **state)
 {
     static const struct {
         int n;
-        void (*fn)(struct who *s);
+        void (*fn)(struct rank *s);
         const char *misuse;
     } rows[] = {
         {1, two_threads, NULL},
@@ -360,7 +360,7 @@ static void test_other_collectives(void **state)
 
 /* --- faults --- */
 
-static void faults(struct who *s)
+static void faults(struct rank *s)
 {
     static char at;
     int32_t slot;
@@ -375,7 +375,7 @@ static void faults(struct who *s)
 }
 
 /* Requests that involve a dead rank never end. Others do. */
-static void death(struct who *s)
+static void death(struct rank *s)
 {
     static char at[3][8], to[3][8];
     int next = s->rank == 0 ? 1 : s->rank == 1 ? 0 : 2;
@@ -390,7 +390,7 @@ static void death(struct who *s)
         CHECK(s, shim->receive(s->w, s->comm, to[s->rank], 8, 2, 3, &slot) == 0 && none_ends(s));
 }
 
-static void hang(struct who *s)
+static void hang(struct rank *s)
 {
     struct zr_mpi_done done[ZR_MPI_SLOTS];
     CHECK(s, begin(s));
@@ -405,7 +405,7 @@ static void test_faults(void **state)
     const char *first;
     run(1, faults, NULL);
     run(3, death, NULL);
-    ranks[0] = (struct who){.fn = hang};
+    ranks[0] = (struct rank){.fn = hang};
     n_ranks = 1;
     assert_int_equal(pthread_create(&id, NULL, run_rank, &ranks[0]), 0);
     for (int i = 0; i < 60000 && c.n_hung == 0; i++, nap())

@@ -94,21 +94,21 @@ static double get(const void *at, int b, int64_t i)
                         : narrow;
 }
 
-/* Returns a value of rank `who`'s buffer. Integers are equal on all ranks. */
-static double value_of(int who, int b, int64_t i)
+/* Returns a value of rank `source`'s buffer. Integers are equal on all ranks. */
+static double value_of(int source, int b, int64_t i)
 {
     if (b >= COUNT)
         return (double)(3 + i + b);
-    float x = number(who, b, i);
+    float x = number(source, b, i);
     return (double)(b == HALF ? bf16_to_float(bf16_from_float(x)) : x);
 }
 
-static void fill(struct program *p, int who)
+static void fill(struct program *p, int source)
 {
     where_wait(&p->cfg);
     for (int b = 0; b < N_BUFFERS; b++)
         for (int64_t i = 0; i < buffers[b].n; i++)
-            put(p->buffer[b], b, i, value_of(who, b, i));
+            put(p->buffer[b], b, i, value_of(source, b, i));
 }
 
 static void expect(struct program *p, const char *what, double (*value)(int arg, int b, int64_t i), int arg)
@@ -199,15 +199,15 @@ static double mean_value(int arg, int b, int64_t i)
 static void agrees(struct toy_rank *r)
 {
     struct program *p = calloc(1, sizeof *p);
-    int err = open_program(p, r), who = (r->rank + p->plan->shift) % r->world;
+    int err = open_program(p, r), source = (r->rank + p->plan->shift) % r->world;
     if (!err)
         expect(p, "after zero_wrap", value_of, 0);
-    fill(p, who);
+    fill(p, source);
     if (!err)
         err = zero_sync_buffers(p->z, ZERO_SYNC_MEAN);
     if (!err)
         expect(p, "the mean", mean_value, 0);
-    fill(p, who);
+    fill(p, source);
     if (!err)
         err = zero_sync_buffers(p->z, ZERO_SYNC_RANK0);
     if (!err)

@@ -297,8 +297,8 @@ static void train_until_death(struct toy_rank *r)
 static void assert_survivors(const char *what, const struct death *d, int code, int alone_code,
                              bool names_operation)
 {
-    char who[16];
-    snprintf(who, sizeof who, "rank %d", d->victim);
+    char name[16];
+    snprintf(name, sizeof name, "rank %d", d->victim);
     report(what, d->stage, shared);
     for (int k = 0; k < d->world; k++) {
         const struct toy_rank *r = &shared[k];
@@ -309,9 +309,9 @@ static void assert_survivors(const char *what, const struct death *d, int code, 
         }
         /* After zero_wrap the message names an operation. */
         bool reported =
-            r->err == code && strstr(r->text, who) && (!names_operation || strstr(r->text, " seq "));
+            r->err == code && strstr(r->text, name) && (!names_operation || strstr(r->text, " seq "));
         bool alone =
-            alone_code && r->err == alone_code && (strstr(r->text, who) || strstr(r->text, "for rank 0"));
+            alone_code && r->err == alone_code && (strstr(r->text, name) || strstr(r->text, "for rank 0"));
         if (r->wrong[0] || !(reported || alone) || r->ms > SOON_MS)
             fail_msg("%s: stage %d world %d victim %d, rank %d: code %d after %lld ms: \"%s\"; %s", what,
                      d->stage, d->world, d->victim, k, r->err, (long long)r->ms, r->text, r->wrong);
@@ -881,14 +881,14 @@ static void ranks_call_differently(void **state)
 
 struct training {
     int stage;
-    int64_t k; /* the number of the allocation that fails, on rank `who` (-1: on every rank) */
-    int who;
+    int64_t k; /* the number of the allocation that fails, on rank `failing` (-1: on every rank) */
+    int failing;
 };
 
 static void train_without_memory(struct toy_rank *r)
 {
     const struct training *t = r->arg;
-    struct toy_holdings before = t->who >= 0 ? toy_holdings() : (struct toy_holdings){0};
+    struct toy_holdings before = t->failing >= 0 ? toy_holdings() : (struct toy_holdings){0};
     struct toy m;
     zero_ctx *z = NULL;
     struct zero_config cfg = toy_config(r, t->stage);
@@ -896,7 +896,7 @@ static void train_without_memory(struct toy_rank *r)
     cfg.debug.trace = 1;
     toy_make(&m);
     snprintf(text, sizeof text, "%lld", (long long)t->k);
-    if (t->who == r->rank)
+    if (t->failing == r->rank)
         setenv("ZERO_FAIL_ALLOC", text, 1);
     int64_t from = toy_now_ms();
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
@@ -918,16 +918,16 @@ static void train_without_memory(struct toy_rank *r)
 /* Checks that all ranks succeeded or all failed. Returns whether they succeeded. */
 static bool check_without_memory(const struct toy_rank *r, int world, const struct training *t)
 {
-    char who[16];
-    snprintf(who, sizeof who, "rank %d", t->who);
+    char name[16];
+    snprintf(name, sizeof name, "rank %d", t->failing);
     for (int i = 0; i < world; i++) {
-        bool reported = t->who < 0 || i == t->who || strstr(r[i].text, who);
+        bool reported = t->failing < 0 || i == t->failing || strstr(r[i].text, name);
         bool right = r[i].err == ZERO_ERR_NOMEM || r[i].err == ZERO_ERR_SYSTEM;
         if (r[i].wrong[0] || r[i].ms > SOON_MS || (r[i].err && (!reported || !right || !r[i].text[0])) ||
             !r[i].err != !r[0].err)
             fail_msg("stage %d world %d, allocation %lld of rank %d fails; rank %d: code %d after %lld ms "
                      "\"%s\"; %s",
-                     t->stage, world, (long long)t->k, t->who, i, r[i].err, (long long)r[i].ms, r[i].text,
+                     t->stage, world, (long long)t->k, t->failing, i, r[i].err, (long long)r[i].ms, r[i].text,
                      r[i].wrong);
     }
     return !r[0].err;
@@ -936,8 +936,8 @@ static bool check_without_memory(const struct toy_rank *r, int world, const stru
 static void no_memory_in_a_process(void **state)
 {
     for (int stage = 0; stage <= 3; stage += 3)
-        for (int who = 0; who <= 1; who++) {
-            struct training t = {.stage = stage, .who = who};
+        for (int failing = 0; failing <= 1; failing++) {
+            struct training t = {.stage = stage, .failing = failing};
             do {
                 t.k++;
                 run_processes(2, train_without_memory, &t, -1, -1);
@@ -948,7 +948,7 @@ static void no_memory_in_a_process(void **state)
 
 static void fail_each_allocation(int stage, int world)
 {
-    struct training t = {.stage = stage, .who = -1};
+    struct training t = {.stage = stage, .failing = -1};
     struct toy_rank r[TOY_HYBRID_WORLD];
     bool well;
     do {

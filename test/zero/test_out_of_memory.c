@@ -56,8 +56,8 @@ char *__wrap_strdup(const char *s)
 enum { TIMEOUT_MS = 2000, SOON_MS = 15000, MAX_ALLOCATIONS = 2000 };
 
 struct trial {
-    int stage, who;
-    int64_t k;        /* number of the allocation that fails in zero_wrap of rank `who` */
+    int stage, failing;
+    int64_t k;        /* number of the allocation that fails in zero_wrap of rank `failing` */
     int64_t k_unwrap; /* the same in zero_unwrap */
     int64_t k_run;    /* the same in the step between them */
     bool fired;       /* the allocation was reached */
@@ -85,7 +85,7 @@ static void train(struct toy_rank *r)
     cfg.debug.trace = 1;
     toy_make(&m);
     int64_t from = toy_now_ms();
-    bool victim = r->rank == t->who;
+    bool victim = r->rank == t->failing;
     fail_in = victim ? t->k : 0;
     int err = zero_wrap(&z, m.table, TOY_TENSORS, &cfg);
     if (victim && t->k)
@@ -130,44 +130,44 @@ static bool knows(const struct toy_rank *r, bool victim)
 static void check(const struct toy_rank *r, int world, const struct trial *t)
 {
     for (int i = 0; i < world; i++)
-        if (r[i].wrong[0] || r[i].ms > SOON_MS || !r[i].err != !r[0].err || !knows(&r[i], i == t->who))
+        if (r[i].wrong[0] || r[i].ms > SOON_MS || !r[i].err != !r[0].err || !knows(&r[i], i == t->failing))
             fail_msg("stage %d world %d, allocation %lld (%lld in zero_unwrap) of rank %d fails; rank %d: "
                      "code %d after %lld ms \"%s\"; %s",
-                     t->stage, world, (long long)t->k, (long long)t->k_unwrap, t->who, i, r[i].err,
+                     t->stage, world, (long long)t->k, (long long)t->k_unwrap, t->failing, i, r[i].err,
                      (long long)r[i].ms, r[i].text, r[i].wrong);
 }
 
-static void fail_each(int world, int stage, int who, struct toy_holdings before)
+static void fail_each(int world, int stage, int failing, struct toy_holdings before)
 {
     struct toy_holdings now;
     struct toy_rank r[TOY_HYBRID_WORLD];
-    struct trial t = {.stage = stage, .who = who, .fired = true};
+    struct trial t = {.stage = stage, .failing = failing, .fired = true};
     for (t.k = first; t.fired; t.k += every) {
         assert_true(t.k < MAX_ALLOCATIONS);
         toy_ranks(world, train, &t, r);
         if (getenv("VERBOSE"))
             for (int i = 0; i < world; i++)
                 printf("world %d, allocation %lld of rank %d: rank %d %4d %5lld ms %.150s\n", world,
-                       (long long)t.k, who, i, r[i].err, (long long)r[i].ms, r[i].err ? r[i].text : "");
+                       (long long)t.k, failing, i, r[i].err, (long long)r[i].ms, r[i].err ? r[i].text : "");
         check(r, world, &t);
         if (!toy_holds_no_more(before, &now))
             fail_msg("world %d allocation %lld of rank %d: fds %d -> %d, threads %d -> %d, maps %d -> %d",
-                     world, (long long)t.k, who, before.n_fds, now.n_fds, before.n_threads, now.n_threads,
+                     world, (long long)t.k, failing, before.n_fds, now.n_fds, before.n_threads, now.n_threads,
                      before.n_maps, now.n_maps);
     }
     assert_true(t.k > 20); /* otherwise no allocation failed */
-    t = (struct trial){.stage = stage, .who = who, .fired = true};
+    t = (struct trial){.stage = stage, .failing = failing, .fired = true};
     for (t.k_unwrap = 1; t.fired; t.k_unwrap++) {
         toy_ranks(world, train, &t, r);
         check(r, world, &t);
         assert_true(toy_holds_no_more(before, &now));
     }
     /* Without memory check mode stops watching, and training goes on. */
-    t = (struct trial){.stage = stage, .who = who, .fired = checked()};
+    t = (struct trial){.stage = stage, .failing = failing, .fired = checked()};
     for (t.k_run = first; t.fired; t.k_run += every) {
         toy_ranks(world, train, &t, r);
         check(r, world, &t);
-        assert_true(!r[who].err && toy_holds_no_more(before, &now));
+        assert_true(!r[failing].err && toy_holds_no_more(before, &now));
     }
 }
 

@@ -15,8 +15,8 @@
 enum { WORLDS = 3, LINE = 1024 };
 
 struct setup {
-    int stage, optimizer, tensor, who;
-    /* first element of the tensor's gradient on rank who, in the second step */
+    int stage, optimizer, tensor, bad_rank;
+    /* first element of the tensor's gradient on rank bad_rank, in the second step */
     float value;
     float clip;
     bool own_update;
@@ -64,7 +64,7 @@ static int backward(struct toy *m, zero_ctx *z, const struct setup *s, int step,
         OR_RETURN(zero_begin(z, u, ZERO_BACKWARD));
         toy_wait();
         toy_add_gradient(m, u, step, rank);
-        if (step == 1 && rank == s->who && u == unit_of[s->tensor])
+        if (step == 1 && rank == s->bad_rank && u == unit_of[s->tensor])
             toy_poison_gradient(m, s->tensor, s->value);
         OR_RETURN(zero_end(z, u, ZERO_BACKWARD));
     }
@@ -127,7 +127,7 @@ static void check_world(struct setup *s, int world)
     struct toy_rank r[MAX_TOY_RANKS];
     char what[64];
     snprintf(what, sizeof what, "stage %d, optimizer %d, %g in %s of rank %d", s->stage, s->optimizer,
-             (double)s->value, name_of[s->tensor], s->who);
+             (double)s->value, name_of[s->tensor], s->bad_rank);
     toy_run(world, train, s, r, what);
     for (int k = 1; k < world; k++)
         if (r[k].hash != r[0].hash)
@@ -144,7 +144,7 @@ static void check_everywhere(struct setup s)
             do
                 s.tensor = (int)(n++ % TOY_TENSORS);
             while (s.tensor == TOY_FROZEN);
-            s.who = (int)(n % (unsigned)world);
+            s.bad_rank = (int)(n % (unsigned)world);
             check_world(&s, world);
         }
 }

@@ -132,15 +132,15 @@ static struct zr_stream *check_puts(struct zr_comm_watch *w, struct zr_comm *c, 
                                     const struct zr_comm_op *op)
 {
     struct checked *m = checked_of(w);
-    enum zr_op which = (enum zr_op)op->post.op;
-    const char *name = zr_op_name(which);
-    bool starts = which != ZR_OP_BROADCAST || op->post.root == c->group.rank;
+    enum zr_op kind = (enum zr_op)op->post.op;
+    const char *name = zr_op_name(kind);
+    bool starts = kind != ZR_OP_BROADCAST || op->post.root == c->group.rank;
     if (!begin_parts(m, 4 * ((int)op->post.n_seg + 1)))
         return zr_check_inner(s);
     note_parts(m, c, op);
     zr_check_collective(m->check, s, name, op->post.unit, op->post.step, m->parts, m->n_parts, starts,
-                        starts && which != ZR_OP_ALL_GATHER);
-    if (which == ZR_OP_AGREE) {
+                        starts && kind != ZR_OP_ALL_GATHER);
+    if (kind == ZR_OP_AGREE) {
         m->n_parts = 0;
         add_part(m, c, op->off, op->post.bytes, ZR_MINE_WRITE);
         zr_check_collective(m->check, s, name, op->post.unit, op->post.step, m->parts, m->n_parts, true,

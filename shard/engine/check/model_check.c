@@ -52,7 +52,7 @@ struct zr_model_check {
     /* Also read by reports on the guard's thread, while the model's thread may go on. */
     pthread_mutex_t lock;
     uint8_t *turn[2]; /* (n_pieces) parameters, gradients: which of the TURNS is in use, or was used last */
-    bool *open[2];    /* (n_pieces) a bracket holds the piece */
+    bool *open[2];    /* (n_pieces) the piece's unit has an open bracket */
     const char *call, *phase;
     int32_t unit;
     uint32_t step;              /* step of the last call */
@@ -195,7 +195,7 @@ static char *full_at(const struct zr_engine *e, const struct zr_flat *f, int32_t
                 : e->gather_base + zr_plan_param_full(e->plan, f, slot);
 }
 
-/* Declares what the model may do with a unit that it holds, as an operation of the model. */
+/* Declares what the model may do with a unit while its bracket is open, as an operation of the model. */
 static void declare(struct zr_model_check *w, int32_t unit, int32_t slot, bool grad)
 {
     const struct zr_engine *e = w->o.e;
@@ -253,8 +253,9 @@ static int for_pieces(struct zr_model_check *w, int32_t unit, int32_t slot, bool
     return err;
 }
 
-/* The model gets a unit's parameters, or its gradient. */
-static int hand_out(struct zr_model_check *w, int32_t unit, int32_t slot, bool grad)
+/* Called when the model gets a unit's parameters or gradient. A unit whose pointers are set already
+ * (zr_shown_slot) needs no other copy. */
+static int open_unit(struct zr_model_check *w, int32_t unit, int32_t slot, bool grad)
 {
     declare(w, unit, slot, grad);
     w->reported[unit] |= !grad;
@@ -264,8 +265,8 @@ static int hand_out(struct zr_model_check *w, int32_t unit, int32_t slot, bool g
     return w->guard && !shown ? for_pieces(w, unit, slot, grad, true) : 0;
 }
 
-/* The model gives them back. */
-static int take_back(struct zr_model_check *w, int32_t unit, int32_t slot, bool grad)
+/* Called when the model gives a unit's parameters or gradient back. */
+static int close_unit(struct zr_model_check *w, int32_t unit, int32_t slot, bool grad)
 {
     declare(w, unit, slot, grad);
     if (w->copies)
@@ -426,19 +427,20 @@ static int model_check_begin(struct zr_observer *o, const struct zr_grant *g)
         return guard_all(check_of(o), g->ready ? ZR_GUARD_READ : ZR_GUARD_OPEN);
     if (g->kind == ZR_GRANT_SLOTS || !g->ready)
         return 0;
-    return hand_out(check_of(o), g->unit, g->slot, g->kind == ZR_GRANT_GRAD);
+    return open_unit(check_of(o), g->unit, g->slot, g->kind == ZR_GRANT_GRAD);
 }
 
 static int model_check_end(struct zr_observer *o, const struct zr_grant *g)
 {
     if (g->kind == ZR_GRANT_ALL)
         return guard_all(check_of(o), ZR_GUARD_CLOSED);
-    return g->kind == ZR_GRANT_SLOTS ? 0 : take_back(check_of(o), g->unit, g->slot, g->kind == ZR_GRANT_GRAD);
+    return g->kind == ZR_GRANT_SLOTS ? 0
+                                     : close_unit(check_of(o), g->unit, g->slot, g->kind == ZR_GRANT_GRAD);
 }
 
 static int model_check_reduced(struct zr_observer *o, int32_t unit, enum zr_reduce_moment at)
 {
-    return at == ZR_REDUCE_RETURNED ? hand_out(check_of(o), unit, -1, true) : 0;
+    return at == ZR_REDUCE_RETURNED ? open_unit(check_of(o), unit, -1, true) : 0;
 }
 
 static int model_check_step(struct zr_observer *o, enum zr_step_moment at, const char *call)

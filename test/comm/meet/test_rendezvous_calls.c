@@ -10,12 +10,13 @@
 #include <string.h>
 
 enum { N = 4 };
-enum who { NOBODY, EVERYONE, RANK_0, RANK_1, RANK_2, RANK_3 };
+/* One rank, all, or none. */
+enum subject { NOBODY, EVERYONE, RANK_0, RANK_1, RANK_2, RANK_3 };
 
 struct asking {
     const char *what;
-    /* Who asks, and with which code. */
-    enum who who;
+    /* The rank that asks, or all of them, and the code of the failure that it asks about. */
+    enum subject asks;
     int code;
     /* The calls of each rank's program. */
     int n_calls[N];
@@ -23,12 +24,12 @@ struct asking {
      * 0: all must make n_calls. */
     int n_of_all[N];
     /* The rank whose at-th call differs. */
-    enum who odd;
+    enum subject odd;
     int at;
     /* The rank whose loop stands still until all others have heard. */
-    enum who silent;
+    enum subject silent;
     /* The rank that has failed before, for another cause. */
-    enum who fails;
+    enum subject fails;
     /* The code that all ranks hear. 0: the code of the asking rank. */
     int heard;
     /* What all ranks hear. NULL: nothing else. */
@@ -38,85 +39,85 @@ struct asking {
 };
 
 static const struct asking cases[] = {
-    {"other calls", .who = RANK_1, .code = ZERO_ERR_MISMATCH, .n_calls = {20, 20, 20, 20}, .odd = RANK_2,
+    {"other calls", .asks = RANK_1, .code = ZERO_ERR_MISMATCH, .n_calls = {20, 20, 20, 20}, .odd = RANK_2,
      .at = 10,
      .says = {"rank 2 called zero_read(tensor 3) in step 1; rank 0 called zero_begin(unit 3, forward) in "
               "step 1; every rank must make the same calls, in the same order",
               "(rank 1: what was met)"}},
-    {"other calls of rank 0", .who = RANK_3, .code = ZERO_ERR_TIMEOUT, .n_calls = {20, 20, 15, 20},
+    {"other calls of rank 0", .asks = RANK_3, .code = ZERO_ERR_TIMEOUT, .n_calls = {20, 20, 15, 20},
      .odd = RANK_0, .at = 12, .heard = ZERO_ERR_MISMATCH,
      .says =
          {"rank 1 called zero_begin(unit 5, forward) in step 1; rank 0 called zero_read(tensor 5) in step 1",
           "(rank 3: what was met)"}},
-    {"other calls long ago", .who = RANK_0, .code = ZERO_ERR_MISMATCH, .n_calls = {3000, 3010, 3000, 3000},
+    {"other calls long ago", .asks = RANK_0, .code = ZERO_ERR_MISMATCH, .n_calls = {3000, 3010, 3000, 3000},
      .odd = RANK_3, .at = 1000,
      .says = {"rank 3 called zero_read(tensor 6) in step 21; rank 1 called zero_begin(unit 6"}},
-    {"other calls too long ago", .who = EVERYONE, .code = ZERO_ERR_MISMATCH,
+    {"other calls too long ago", .asks = EVERYONE, .code = ZERO_ERR_MISMATCH,
      .n_calls = {3000, 3000, 3000, 3000}, .odd = RANK_3, .at = 900,
      .says = {"what was met; the latest 2048 calls of the programs do not differ", " (found by rank "}},
-    {"other calls, and rank 0 is behind", .who = RANK_2, .code = ZERO_ERR_TIMEOUT, .n_calls = {5, 20, 18, 20},
-     .odd = RANK_2, .at = 15, .heard = ZERO_ERR_MISMATCH,
+    {"other calls, and rank 0 is behind", .asks = RANK_2, .code = ZERO_ERR_TIMEOUT,
+     .n_calls = {5, 20, 18, 20}, .odd = RANK_2, .at = 15, .heard = ZERO_ERR_MISMATCH,
      .says = {"rank 2 called zero_read(tensor 1) in step 1; rank 1 called zero_begin(unit 1, forward) in "
               "step 1"}},
-    {"a rank is behind", .who = RANK_0, .code = ZERO_ERR_TIMEOUT, .n_calls = {60, 60, 12, 60},
+    {"a rank is behind", .asks = RANK_0, .code = ZERO_ERR_TIMEOUT, .n_calls = {60, 60, 12, 60},
      .says = {"what was met; rank 2 did not come: its program has made 12 calls, the last zero_begin(unit 5, "
               "forward) in step 1; that of rank 0 60 calls, the last zero_begin(unit 4, forward) in step 2",
               " (found by rank 0)"}},
-    {"a rank has not begun", .who = EVERYONE, .code = ZERO_ERR_TIMEOUT, .n_calls = {3, 0, 3, 3},
+    {"a rank has not begun", .asks = EVERYONE, .code = ZERO_ERR_TIMEOUT, .n_calls = {3, 0, 3, 3},
      .says = {"rank 1 did not come: its program has made no call; that of rank 0 3 calls"}},
-    {"nobody has begun", .who = RANK_1, .code = ZERO_ERR_TIMEOUT, .n_calls = {0, 0, 0, 0},
+    {"nobody has begun", .asks = RANK_1, .code = ZERO_ERR_TIMEOUT, .n_calls = {0, 0, 0, 0},
      .says = {"what was met; no program has made a call (found by rank 1)"}},
-    {"all are equal", .who = RANK_2, .code = ZERO_ERR_TIMEOUT, .n_calls = {9, 9, 9, 9},
+    {"all are equal", .asks = RANK_2, .code = ZERO_ERR_TIMEOUT, .n_calls = {9, 9, 9, 9},
      .says = {"what was met; the programs have made the same 9 calls, the last", " (found by rank 2)"}},
-    {"another cause", .who = RANK_2, .code = ZERO_ERR_SYSTEM, .n_calls = {9, 8, 7, 9},
+    {"another cause", .asks = RANK_2, .code = ZERO_ERR_SYSTEM, .n_calls = {9, 8, 7, 9},
      .says = {"what was met (found by rank 2)"}},
-    {"a rank is silent", .who = RANK_1, .code = ZERO_ERR_TIMEOUT, .n_calls = {9, 9, 9, 9}, .silent = RANK_3,
+    {"a rank is silent", .asks = RANK_1, .code = ZERO_ERR_TIMEOUT, .n_calls = {9, 9, 9, 9}, .silent = RANK_3,
      .says = {"what was met; the programs have made the same 9 calls, the last",
               "; no answer came from rank 3"}},
-    {"a rank failed before", .who = RANK_2, .code = ZERO_ERR_PEER, .n_calls = {9, 9, 9, 9}, .odd = RANK_1,
+    {"a rank failed before", .asks = RANK_2, .code = ZERO_ERR_PEER, .n_calls = {9, 9, 9, 9}, .odd = RANK_1,
      .at = 3, .fails = RANK_3, .heard = ZERO_ERR_NOMEM, .says = {"no apples"}},
-    {"rank 0 failed before", .who = RANK_2, .code = ZERO_ERR_PEER, .n_calls = {9, 9, 9, 9}, .odd = RANK_1,
+    {"rank 0 failed before", .asks = RANK_2, .code = ZERO_ERR_PEER, .n_calls = {9, 9, 9, 9}, .odd = RANK_1,
      .at = 3, .fails = RANK_0, .heard = ZERO_ERR_NOMEM, .says = {"no apples"}},
-    {"other calls of ranks that share them", .who = RANK_1, .code = ZERO_ERR_TIMEOUT,
+    {"other calls of ranks that share them", .asks = RANK_1, .code = ZERO_ERR_TIMEOUT,
      .n_calls = {20, 21, 20, 15}, .odd = RANK_3, .at = 10, .heard = ZERO_ERR_MISMATCH,
      .says =
          {"rank 3 called zero_read(tensor 3) in step 1; rank 2 called zero_begin(unit 3, forward) in step 1",
           "(rank 1: what was met)"},
      .n_of_all = {1, 1, 1, 1}},
-    {"a rank is behind one that shares its calls", .who = RANK_1, .code = ZERO_ERR_TIMEOUT,
+    {"a rank is behind one that shares its calls", .asks = RANK_1, .code = ZERO_ERR_TIMEOUT,
      .n_calls = {20, 20, 30, 29},
      .says = {"what was met; rank 3 did not come: its program has made 29 calls, ",
               "; that of rank 2 30 calls, "},
      .n_of_all = {1, 1, 1, 1}},
-    {"a rank is behind one that others wait for", .who = RANK_0, .code = ZERO_ERR_TIMEOUT,
+    {"a rank is behind one that others wait for", .asks = RANK_0, .code = ZERO_ERR_TIMEOUT,
      .n_calls = {20, 20, 11, 10}, .n_of_all = {2, 2, 1, 1},
      .says = {"what was met; rank 3 did not come: its program has made 10 calls, ",
               "; that of rank 2 11 calls, "}},
-    {"a rank that others wait for waits itself", .who = RANK_1, .code = ZERO_ERR_TIMEOUT,
+    {"a rank that others wait for waits itself", .asks = RANK_1, .code = ZERO_ERR_TIMEOUT,
      .n_calls = {20, 21, 10, 20}, .n_of_all = {3, 3, 2, 3},
      .says = {"what was met; rank 2 did not come: its program has made 2 calls, ",
               "; that of rank 0 3 calls, "}},
-    {"no difference among ranks that share calls", .who = RANK_1, .code = ZERO_ERR_MISMATCH,
+    {"no difference among ranks that share calls", .asks = RANK_1, .code = ZERO_ERR_MISMATCH,
      .n_calls = {20, 20, 30, 30},
      .says = {"what was met; the latest 2048 calls of the programs do not differ (found by rank 1)"},
      .n_of_all = {1, 1, 1, 1}},
-    {"calls that nobody knows", .who = RANK_1, .code = ZERO_ERR_MISMATCH, .n_calls = {20, 20, 20, 20},
+    {"calls that nobody knows", .asks = RANK_1, .code = ZERO_ERR_MISMATCH, .n_calls = {20, 20, 20, 20},
      .odd = RANK_2, .at = 10,
      .says = {"what was met; the calls of the programs could not be compared (found by rank 1)"},
      .n_unknown = N},
-    {"progress that nobody knows", .who = RANK_1, .code = ZERO_ERR_TIMEOUT, .n_calls = {20, 20, 20, 20},
+    {"progress that nobody knows", .asks = RANK_1, .code = ZERO_ERR_TIMEOUT, .n_calls = {20, 20, 20, 20},
      .says = {"what was met; the calls of the programs could not be compared (found by rank 1)"},
      .n_unknown = N},
-    {"calls that one rank alone knows", .who = RANK_2, .code = ZERO_ERR_MISMATCH, .n_calls = {20, 20, 20, 20},
-     .odd = RANK_2, .at = 10,
+    {"calls that one rank alone knows", .asks = RANK_2, .code = ZERO_ERR_MISMATCH,
+     .n_calls = {20, 20, 20, 20}, .odd = RANK_2, .at = 10,
      .says = {"what was met; the calls of the programs could not be compared (found by rank 2)"},
      .n_unknown = N - 1},
-    {"calls of one rank that are not known", .who = RANK_2, .code = ZERO_ERR_MISMATCH,
+    {"calls of one rank that are not known", .asks = RANK_2, .code = ZERO_ERR_MISMATCH,
      .n_calls = {20, 20, 20, 20}, .odd = RANK_1, .at = 10,
      .says =
          {"rank 1 called zero_read(tensor 3) in step 1; rank 0 called zero_begin(unit 3, forward) in step 1"},
      .n_unknown = 1},
-    {"calls of which none are kept on both", .who = RANK_2, .code = ZERO_ERR_MISMATCH,
+    {"calls of which none are kept on both", .asks = RANK_2, .code = ZERO_ERR_MISMATCH,
      .n_calls = {1, 3000, 3000, 1}, .says = {"what was met; the calls of the programs could not be compared"},
      .n_unknown = 2},
 };
@@ -130,9 +131,9 @@ struct hearing {
     struct zr_call_log calls, of_all;
 };
 
-static bool is(enum who who, int rank)
+static bool is(enum subject subject, int rank)
 {
-    return who == EVERYONE || (int)who - RANK_0 == rank;
+    return subject == EVERYONE || (int)subject - RANK_0 == rank;
 }
 
 static void give_calls(void *arg, struct zr_shared_calls out[ZR_SHARED_CALLS])
@@ -221,7 +222,7 @@ static void ask_or_learn(struct rank *me)
     if (is(a->fails, rank))
         zr_rendezvous_report(h.m.r, ZERO_ERR_NOMEM, "no apples");
     RANK_CHECK(me, all_at(me, 2), "a rank is missing");
-    if (is(a->who, rank))
+    if (is(a->asks, rank))
         RANK_CHECK(me, zr_rendezvous_compare(h.m.r, a->code, "what was met"), "nothing will come");
     for (int i = 0; is(a->silent, rank) && i < me->w.world; i++)
         RANK_CHECK(me, i == rank || wait_stage(&me->all[i], 3), "rank %d has not heard", i);

@@ -160,12 +160,12 @@ static void leave_early(struct rank *me)
 
 static void test_leaving_early(void **state)
 {
-    for (int who = 0; who < 3; who++) {
+    for (int victim = 0; victim < 3; victim++) {
         char text[32];
-        snprintf(text, sizeof text, "rank %d left", who);
-        struct rank *r = run_ranks(false, 3, leave_early, &who, NULL);
+        snprintf(text, sizeof text, "rank %d left", victim);
+        struct rank *r = run_ranks(false, 3, leave_early, &victim, NULL);
         for (int i = 0; i < 3; i++)
-            if (i != who)
+            if (i != victim)
                 expect_rank(&r[i], ZERO_ERR_PEER, text);
     }
 }
@@ -189,10 +189,10 @@ static void fail_instead(struct rank *me)
 
 static void test_failing_rank(void **state)
 {
-    for (int who = 0; who < 3; who++) {
+    for (int victim = 0; victim < 3; victim++) {
         char text[64];
-        snprintf(text, sizeof text, "rank %d: no memory for 7 apples", who);
-        struct rank *r = run_ranks(false, 4, fail_instead, &who, NULL);
+        snprintf(text, sizeof text, "rank %d: no memory for 7 apples", victim);
+        struct rank *r = run_ranks(false, 4, fail_instead, &victim, NULL);
         for (int i = 0; i < 4; i++)
             expect_rank(&r[i], ZERO_ERR_NOMEM, text);
     }
@@ -282,12 +282,12 @@ static void skip_exchange(struct rank *me)
 
 static void test_exchange_timeout(void **state)
 {
-    int who = 2;
-    struct rank *r = run_ranks(false, 3, skip_exchange, &who, NULL);
+    int victim = 2;
+    struct rank *r = run_ranks(false, 3, skip_exchange, &victim, NULL);
     expect_rank(&r[0], ZERO_ERR_TIMEOUT, "1 of 3 ranks did not come");
     expect_rank(&r[1], ZERO_ERR_TIMEOUT, "rank 2");
-    who = 0;
-    r = run_ranks(false, 3, skip_exchange, &who, NULL);
+    victim = 0;
+    r = run_ranks(false, 3, skip_exchange, &victim, NULL);
     expect_rank(&r[1], ZERO_ERR_TIMEOUT, "for rank 0");
 }
 
@@ -370,9 +370,9 @@ static void watch(struct rank *me)
 
 static void test_death_after_detach(void **state)
 {
-    int who = 2;
+    int victim = 2;
     char text[64];
-    struct rank *r = run_ranks(true, 4, watch, &who, rank_2_dies);
+    struct rank *r = run_ranks(true, 4, watch, &victim, rank_2_dies);
     for (int i = 0; i < 4; i++)
         if (i != 2)
             expect_rank(&r[i], 2, "connection");
@@ -382,8 +382,8 @@ static void test_death_after_detach(void **state)
     for (int i = 0; i < 4; i++)
         if (i != 2)
             expect_rank(&r[i], 2, "007, says rank 0 of rank 2");
-    who = 0;
-    r = run_ranks(true, 3, watch, &who, rank_0_dies);
+    victim = 0;
+    r = run_ranks(true, 3, watch, &victim, rank_0_dies);
     for (int i = 1; i < 3; i++) {
         snprintf(text, sizeof text, "007, says rank %d of rank 0", i);
         expect_rank(&r[i], 0, "connection");
@@ -444,15 +444,15 @@ static void test_last_call_of_other_hosts(void **state)
 {
     static const int reader[3][4] = {{-1, 1, -1, -1}, {0, -1, 0, 0}, {-1, -1, -1, 3}}; /* -1: nobody */
     char expected[96];
-    for (int who = 0; who < 3; who++) {
-        struct rank *r = run_ranks(true, 4, watch_from_hosts, &who, it_dies);
+    for (int victim = 0; victim < 3; victim++) {
+        struct rank *r = run_ranks(true, 4, watch_from_hosts, &victim, it_dies);
         for (int i = 0; i < 4; i++) {
-            int by = reader[who][i];
-            if (i == who)
+            int by = reader[victim][i];
+            if (i == victim)
                 continue;
             snprintf(expected, sizeof expected, "; %s call of rank %d, says rank %d",
-                     by < 0 ? "last heard:" : "its last call was", who, by < 0 ? who : by);
-            expect_rank(&r[i], who, expected);
+                     by < 0 ? "last heard:" : "its last call was", victim, by < 0 ? victim : by);
+            expect_rank(&r[i], victim, expected);
             assert_string_equal(strstr(r[i].note, "; "), expected); /* once, and nothing after it */
         }
     }
@@ -473,24 +473,24 @@ static void with_child_0(struct rank *r)
 /* The rank that dies has a child process. Without precautions the child would hold copies of its sockets. */
 static void test_death_of_a_parent(void **state)
 {
-    for (int who = 0; who <= 2; who += 2) {
-        struct rank *r = run_ranks(true, 3, watch, &who, who ? with_child_2 : with_child_0);
-        assert_int_equal(kill(r[who].stage, SIGKILL), 0); /* the child was still alive */
+    for (int victim = 0; victim <= 2; victim += 2) {
+        struct rank *r = run_ranks(true, 3, watch, &victim, victim ? with_child_2 : with_child_0);
+        assert_int_equal(kill(r[victim].stage, SIGKILL), 0); /* the child was still alive */
         for (int i = 0; i < 3; i++)
-            if (i != who)
-                expect_rank(&r[i], who, "connection");
+            if (i != victim)
+                expect_rank(&r[i], victim, "connection");
     }
 }
 
 static void test_goodbye_is_no_death(void **state)
 {
-    for (int who = 0; who < 3; who++)
-        run_ranks(false, 3, watch, &who, NULL);
+    for (int victim = 0; victim < 3; victim++)
+        run_ranks(false, 3, watch, &victim, NULL);
 }
 
-/* Rank who fails: another thread reports the failure, twice, and the rank closes a moment later. */
+/* Rank `victim` fails: another thread reports the failure, twice, and the rank closes a moment later. */
 struct failure {
-    int who, code, close_ms;
+    int victim, code, close_ms;
     size_t n_text;
 };
 
@@ -529,7 +529,7 @@ static void no_loss(void *arg, int rank, const char *why)
 static void report_or_learn(struct rank *me)
 {
     struct hearing h = {.w.me = me, .f = me->arg};
-    bool fails = me->w.rank == h.f->who;
+    bool fails = me->w.rank == h.f->victim;
     uv_thread_t reporter;
     RANK_CHECK(me, meet(&h.w.m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
     RANK_CHECK(me, exchange_ranks(&h.w.m) == 0, "%s", zr_error_text());
@@ -558,7 +558,7 @@ static void report_or_learn(struct rank *me)
 static void test_failure_after_detach(void **state)
 {
     for (int k = 0; k < 24; k++) {
-        struct failure f = {.who = k % 3,
+        struct failure f = {.victim = k % 3,
                             .code = k & 4 ? ZERO_ERR_PEER : ZERO_ERR_NOMEM,
                             .close_ms = k & 8 ? 100 : 0,
                             .n_text = k & 1 ? 2000 : 20};
@@ -571,7 +571,7 @@ static void test_failure_after_detach(void **state)
 static void exit_after_a_failure(struct rank *me)
 {
     static struct hearing h; /* static, because it is open when the process exits; no leak */
-    const int who = *(int *)me->arg;
+    const int victim = *(int *)me->arg;
     struct zr_topology hosts;
     h.w.me = me;
     RANK_CHECK(me, meet(&h.w.m, &me->w, LONG_MS) == 0, "%s", zr_error_text());
@@ -580,7 +580,7 @@ static void exit_after_a_failure(struct rank *me)
     zr_rendezvous_hosts(h.w.m.r, &hosts);
     zr_rendezvous_detach(h.w.m.r, no_loss, note_failure, &h);
     atomic_store(&me->stage, 1);
-    if (me->w.rank == who) {
+    if (me->w.rank == victim) {
         for (int i = 0; i < me->w.world; i++)
             RANK_CHECK(me, wait_stage(&me->all[i], 1), "rank %d did not detach", i);
         zr_rendezvous_report(h.w.m.r, ZERO_ERR_NOMEM, "no memory for 7 apples");
@@ -600,8 +600,8 @@ static void exit_after_a_failure(struct rank *me)
 
 static void test_exit_after_a_failure(void **state)
 {
-    for (int who = 0; who < 3; who++)
-        run_ranks(true, 3, exit_after_a_failure, &who, NULL);
+    for (int victim = 0; victim < 3; victim++)
+        run_ranks(true, 3, exit_after_a_failure, &victim, NULL);
 }
 
 /* All ranks close at once while messages are under way. No message is lost and nothing leaks. */

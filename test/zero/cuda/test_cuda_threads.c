@@ -246,8 +246,8 @@ static const struct {
 
 struct failing {
     enum cause cause;
-    int who;     /* with BY_QUERY, any rank that asks first fails instead */
-    bool leaves; /* the failing rank closes its context at once; else after all ranks have the error */
+    int bad_rank; /* with BY_QUERY, any rank that asks first fails instead */
+    bool leaves;  /* the failing rank closes its context at once; else after all ranks have the error */
     atomic_int n_reported;
 };
 
@@ -269,7 +269,7 @@ static void trains_with_one_that_fails(struct toy_rank *r)
     struct toy m;
     struct zero_config cfg;
     struct zero_step_info info;
-    struct optimizer o = {.fails = f->cause == BY_UPDATE && r->rank == f->who};
+    struct optimizer o = {.fails = f->cause == BY_UPDATE && r->rank == f->bad_rank};
     zero_ctx *z;
     cudaSetDevice(r->rank + 1);
     cfg = toy_config(r, 3);
@@ -285,7 +285,7 @@ static void trains_with_one_that_fails(struct toy_rank *r)
     if (err)
         toy_wrong(r, "zero_wrap: %s", zero_last_error());
     pthread_barrier_wait(&all_wrapped);
-    if (f->cause == BY_QUERY && r->rank == f->who)
+    if (f->cause == BY_QUERY && r->rank == f->bad_rank)
         stand_in_fail("cudaEventQuery", 5, cudaErrorLaunchFailure, false);
     int64_t from = toy_now_ms();
     for (int s = 0; !err && toy_now_ms() - from < TOO_LONG_MS; s++) {
@@ -295,7 +295,7 @@ static void trains_with_one_that_fails(struct toy_rank *r)
             err = zero_end(z, 0, ZERO_FORWARD);
         cudaStreamSynchronize((cudaStream_t)cfg.stream);
         stand_in_touch();
-        if (!err && f->cause == BY_CHECK && r->rank == f->who && s == 2)
+        if (!err && f->cause == BY_CHECK && r->rank == f->bad_rank && s == 2)
             kept[7] = 1;
         if (!err)
             err = bare_step(&m, (cudaStream_t)cfg.stream, z, s % 2 ? &info : NULL);
@@ -313,18 +313,19 @@ static void trains_with_one_that_fails(struct toy_rank *r)
 static void test_a_failure_is_reported_to_all(void **state)
 {
     for (int k = 0; k < N_CAUSES * MOST * 2; k++) {
-        struct failing f = {.cause = k % N_CAUSES, .who = k / N_CAUSES % MOST, .leaves = k < N_CAUSES * MOST};
-        int world = f.who < 2 && k % 2 ? 2 : MOST, n_found = 0;
+        struct failing f = {
+            .cause = k % N_CAUSES, .bad_rank = k / N_CAUSES % MOST, .leaves = k < N_CAUSES * MOST};
+        int world = f.bad_rank < 2 && k % 2 ? 2 : MOST, n_found = 0;
         struct toy_rank r[MOST] = {0};
         pthread_barrier_init(&all_wrapped, NULL, (unsigned)world);
         run_ranks(world, trains_with_one_that_fails, &f, r);
         pthread_barrier_destroy(&all_wrapped);
-        int finder = f.who;
+        int finder = f.bad_rank;
         for (int i = 0; i < world; i++) {
             const char *found_by = strstr(r[i].text, " (found by rank ");
             if (r[i].err != causes[f.cause].code || !strstr(r[i].text, causes[f.cause].says))
-                fail_msg("world %d, cause %d of rank %d: rank %d has %d \"%s\"", world, f.cause, f.who, i,
-                         r[i].err, r[i].text);
+                fail_msg("world %d, cause %d of rank %d: rank %d has %d \"%s\"", world, f.cause, f.bad_rank,
+                         i, r[i].err, r[i].text);
             n_found += !found_by;
             if (!found_by && f.cause == BY_QUERY)
                 finder = i;
