@@ -137,6 +137,10 @@ class Memory(unittest.TestCase):
                     self.assertEqual(row['bytes'], row['planned_bytes'])
                     self.assertEqual(planned['bytes'], row['planned_bytes'])
                     self.assertGreater(row['peak_device_bytes'], row['bytes']['total'])
+            done = bench('memory', '--device=cuda', '--ranks=2', '--batch=1', *SIZES[:4], '--steps=1', env={'PATH': folder + ':' + os.environ['PATH']})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn('\npeak of a GPU', done.stdout)
+            self.assertNotIn('saved', done.stdout)  # that would be memory of the host
 
 
 class Kernels(unittest.TestCase):
