@@ -232,9 +232,9 @@ class Gpu:
         smallest model that all meshes of their number can divide, and only two steps. Returns the state's hash
         and the losses."""
         n = pp * dp * tp
-        layers, micro, steps = (8, 8, 3) if n <= self.about['gpus'] else (n, n, 2)
+        layers, micro, steps, timeout = (8, 8, 3, 60) if n <= self.about['gpus'] else (n, n, 2, 90)
         steps, summary = self.train(f'--layers={layers}', '--heads=8', '--channels=32', '--context=16', '--batch=1', f'--steps={steps}',
-                                    f'--accum={micro // dp}', f'--pp={pp}', f'--tp={tp}', '--deterministic=on', *more, ranks=n)
+                                    f'--accum={micro // dp}', f'--pp={pp}', f'--tp={tp}', '--deterministic=on', *more, ranks=n, timeout=timeout)
         if summary['bytes'] != summary['planned_bytes']:
             raise Failed(f'{pp} x {dp} x {tp}: allocated and planned bytes differ')
         return summary['state_sha256'], [step['loss'] for step in steps]
