@@ -107,7 +107,8 @@ struct gpt2_block {
     int64_t bytes;
 };
 
-/* The results of one micro-batch's forward. Backward buffers are shared by all micro-batches. */
+/* The results of one micro-batch's forward. All micro-batches share the buffers of backward, but with
+ * config.two_parts each has its own dqkv, dfch and kept. */
 struct gpt2_kept {
     struct activations acts;
     struct statistics stats;

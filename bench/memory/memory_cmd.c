@@ -81,6 +81,8 @@ static const char *what_is_wrong(const struct memory_options *o)
         return "--fit: reckons with one micro-batch of whole layers, so not with --accum, --tp or --pp";
     if (o->fit >= 0 && o->device == ZERO_DEVICE_CUDA)
         return "--fit: reckons with memory of the host, so not with --device cuda";
+    if (o->plot && o->device == ZERO_DEVICE_CUDA)
+        return "--plot: draws memory of the host, so not with --device cuda";
     return pipe_options_fault(o->schedule, o->pp, o->stages_per_rank);
 }
 
@@ -179,7 +181,7 @@ static void print_json(const struct memory_options *o, const struct memory_colum
     report_line(line);
 }
 
-/* Prints the share of memory that stage 3 saves, over all ranks. */
+/* Prints the share of the host's memory that stage 3 saves, over all ranks. */
 static void print_saved(const struct memory_options *o, const struct measured *m)
 {
     int64_t least = m->columns[3].resident_of_all, most = m->columns[0].resident_of_all;
@@ -342,7 +344,7 @@ int memory_command(const char *name, int argc, char **argv)
     if (!status && !o.json)
         print_table(&o, &m);
     int drawn = status ? 0 : draw(&o, &m); /* if it fails, the measurements are printed anyway */
-    if (!status && !o.json)
+    if (!status && !o.json && o.device == ZERO_DEVICE_HOST)
         print_saved(&o, &m);
     status = status ? status : drawn;
     for (int c = 0; c < m.n; c++)

@@ -3,6 +3,7 @@
 host's results. So do meshes of several ranks, which need a GPU for each on a machine that has some."""
 import os
 import random
+import re
 import sys
 import tempfile
 import time
@@ -12,9 +13,22 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from bench_program import TEXT, TINY, ZERO_BENCH, bench, lines, train  # noqa: E402
 
 GPU = ['--device=cuda', *TINY, '--steps=4']
-
-
 STAND_IN = ZERO_BENCH.endswith('stand-in')
+
+
+def count_gpus():
+    """Returns how many GPUs the library sees, which CUDA_VISIBLE_DEVICES may limit. A number that is too high
+    is refused, and the message has the highest."""
+    last = re.search(r'GPU number is 1000, must be 0 to (\d+)', bench('train', *GPU, '--plain', '--gpu=1000').stderr)
+    return int(last[1]) + 1 if last else 0
+
+
+N_GPUS = count_gpus()
+
+
+def needs_gpus(n):
+    """Skips a test that has n ranks, each with a GPU. The stand-in has as many GPUs as ranks."""
+    return unittest.skipUnless(STAND_IN or N_GPUS >= n, f'it needs {n} GPUs, and the library sees {N_GPUS}')
 
 
 def result(*args):
@@ -93,6 +107,7 @@ def train_on(device, pp, dp, tp, *how):
 
 
 class Meshes(unittest.TestCase):
+    @needs_gpus(4)
     def test_the_same_bits(self):
         """Meshes with the same tp end in the same bits. A sample is run, drawn from SEED, or all with
         N_MESHES=all."""
@@ -108,6 +123,7 @@ class Meshes(unittest.TestCase):
             with self.subTest(mesh=mesh, how=how):
                 self.assertEqual(train_on('cuda', *mesh, *how), want[mesh[2]])
 
+    @needs_gpus(2)
     def test_as_on_the_host(self):
         for how in ([1, 1, 2], [1, 1, 2, '--sequence-parallel', '--dtype=bf16'], [2, 1, 1, '--stage=3']):
             with self.subTest(how=how):
@@ -137,6 +153,10 @@ class Memory(unittest.TestCase):
                     self.assertEqual(row['bytes'], row['planned_bytes'])
                     self.assertEqual(planned['bytes'], row['planned_bytes'])
                     self.assertGreater(row['peak_device_bytes'], row['bytes']['total'])
+            done = bench('memory', '--device=cuda', '--ranks=2', '--batch=1', *SIZES[:4], '--steps=1', env={'PATH': folder + ':' + os.environ['PATH']})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn('\npeak of a GPU', done.stdout)
+            self.assertNotIn('saved', done.stdout)  # that would be memory of the host
 
 
 class Kernels(unittest.TestCase):

@@ -217,7 +217,8 @@ class Axes(unittest.TestCase):
                            (['--tp=2', '--sequence-parallel', '--context=15', '--batch=1'], '--sequence-parallel: 2 parts do not divide the 15 tokens'),
                            (['--pp=7', '--ranks=7'], '--pp: 7 stages are more than the 6 layers'), (['--pp=2', '--ranks=3'], '--ranks: 3 are not a multiple of 2 (--pp)'),
                            (['--schedule=gpipe'], '--schedule: is of a pipeline'), (['--pp=2', '--stages-per-rank=2'], '--stages-per-rank: is of --pp with --schedule'),
-                           (['--pp=2', '--plain'], '--plain: has all layers'), (['--tp=2', '--fit=free'], '--fit: reckons with'), (['--accum=2', '--fit=1G'], '--fit: reckons with')]:
+                           (['--pp=2', '--plain'], '--plain: has all layers'), (['--tp=2', '--fit=free'], '--fit: reckons with'), (['--accum=2', '--fit=1G'], '--fit: reckons with'),
+                           (['--device=cuda', '--plot=a.svg'], '--plot: draws memory of the host')]:
             done = bench('memory', *self.SIZES, *args)
             self.assertEqual((done.returncode, done.stdout, len(done.stderr.splitlines())), (2, '', 1), done.stderr)
             self.assertIn(word, done.stderr)
