@@ -368,7 +368,7 @@ def mesh(gpu, _):
     if most <= n_gpus:
         rows += [(f'{most} ranks, {where(most)}, bf16, checked', f'stages 0 to 3 end in one state on {most} ranks in bf16, with ZERO_CHECK=1',
                   gpu.several_ranks, most, ['--dtype=bf16'], {'ZERO_CHECK': '1'}),
-                 (f'{most} ranks, {where(most)}, in groups of 2, bf16, checked', 'so do HSDP and HFSDP in bf16, with ZERO_CHECK=1', gpu.groups, most,
+                 (f'{most} ranks, {where(most)}, in groups of 2, bf16, checked', 'HSDP and HFSDP do so in bf16, too, with ZERO_CHECK=1', gpu.groups, most,
                   ['--dtype=bf16'], {'ZERO_CHECK': '1'})]
     gpu.rows_together(rows)
     rows = [[(f'all meshes of {n} ranks, {where(n)}', f'all meshes of {n} ranks with the same tp end in the same bits, at stages and schedules that vary',
