@@ -298,8 +298,11 @@ ZERO_API int zero_loss_scale(zero_ctx *z, double count, double *scale);
  * of all ranks in their order. zero_reduce_scatter gives it its part of the sum.
  *
  * n counts the elements of the smaller of dst and src; the larger one has n for each rank of the axis. Sums
- * are added in fp32 in a fixed tree and rounded once. In zero_all_reduce dst may be src. In the others the
- * smaller array may lie at this rank's place in the larger one. tensor_parallel.md has an example.
+ * are added in fp32 in a fixed tree and rounded once. With NCCL and cfg.deterministic 0 they are added in
+ * another order, and bf16 is rounded at every hop.
+ *
+ * In zero_all_reduce dst may be src. In the others the smaller array may lie at this rank's place in the
+ * larger one. tensor_parallel.md has an example.
  *
  * Collective over the axis; inside or outside brackets.
  * Blocks  host: until the other ranks of the axis have come

@@ -2,8 +2,9 @@
 /* tensor_parallel.c: sums, reduce-scatters, gathers, maxima and broadcasts over the tp ranks of one copy of
  * the model, on the model's stream.
  *
- * Activations are anywhere in the program's memory and of any size, but peers read arenas. So they go through
- * an arena in pieces. For a sum, a piece is copied to `in`, its sum is scattered to one of two `out`,
+ * Activations are anywhere in the program's memory and of any size. NCCL gathers them there, and adds them up
+ * there if `deterministic` is off (zr_comm_arrays). Otherwise peers read arenas, so activations go through an
+ * arena in pieces. For a sum, a piece is copied to `in`, its sum is scattered to one of two `out`,
  * gathered there in place, and copied back. The next sum uses the other `out`, because peers may still be
  * gathering from this one until each has reached the next sum (comm/comm.h). A reduce-scatter, which sequence
  * parallelism uses, leaves out the gather, and copies only this rank's part back. Gathers, maxima and
@@ -206,6 +207,21 @@ void zr_engine_tp_called(struct zr_engine *e, uint64_t call)
     e->m.tp->calls = XXH3_64bits_withSeed(&call, sizeof call, e->m.tp->calls);
 }
 
+/* Combines arrays over tp, by one operation if the communicator can, otherwise through the arena. n is the
+ * number of elements of the smaller array. */
+static int combine(struct zr_engine *e, enum zr_op op, void *dst, const void *src, int64_t n,
+                   enum zero_dtype dtype, const struct zr_tag *tag)
+{
+    const struct zr_arrays arrays = {dst, src, n, dtype};
+    if (!n)
+        return 0;
+    if (zr_comm_has_arrays(e->role[ZR_ROLE_TP].comm, op))
+        return zr_role_arrays(e, ZR_ROLE_TP, op, &arrays, tag);
+    return (op == ZR_OP_ALL_GATHER       ? gather_pieces
+            : op == ZR_OP_REDUCE_SCATTER ? scatter_pieces
+                                         : sum_all)(e, dst, src, n, dtype, tag);
+}
+
 /* Exchanges what each rank has in its part of `in`, and copies all parts to host memory. */
 static int exchange_in(struct zr_engine *e, int64_t bytes, const struct zr_tag *tag, const void **all)
 {
@@ -238,21 +254,21 @@ int zr_engine_tp_sum(struct zr_engine *e, enum zr_call_name call, void *dst, con
                      enum zero_dtype dtype)
 {
     const struct zr_tag tag = zr_tp_tag(e, call, n, dtype);
-    return end_collective(e, sum_all(e, dst, src, n, dtype, &tag));
+    return end_collective(e, combine(e, ZR_OP_ALL_REDUCE, dst, src, n, dtype, &tag));
 }
 
 int zr_engine_tp_scatter(struct zr_engine *e, enum zr_call_name call, void *dst, const void *src, int64_t n,
                          enum zero_dtype dtype)
 {
     const struct zr_tag tag = zr_tp_tag(e, call, n, dtype);
-    return end_collective(e, scatter_pieces(e, dst, src, n / e->tp, dtype, &tag));
+    return end_collective(e, combine(e, ZR_OP_REDUCE_SCATTER, dst, src, n / e->tp, dtype, &tag));
 }
 
 int zr_engine_tp_gather(struct zr_engine *e, enum zr_call_name call, void *dst, const void *src, int64_t n,
                         enum zero_dtype dtype)
 {
     const struct zr_tag tag = zr_tp_tag(e, call, n, dtype);
-    return end_collective(e, gather_pieces(e, dst, src, n / e->tp, dtype, &tag));
+    return end_collective(e, combine(e, ZR_OP_ALL_GATHER, dst, src, n / e->tp, dtype, &tag));
 }
 
 int zr_engine_tp_max(struct zr_engine *e, enum zr_call_name call, void *dst, const void *src, int64_t n,
