@@ -232,19 +232,13 @@ static int64_t arrays_wire(const struct zr_group *g, enum zr_op op, const struct
 static int check_arrays(const struct zr_comm *c, const struct zr_comm_op *op)
 {
     const struct zr_arrays *a = &op->arrays;
-    const enum zr_op which = (enum zr_op)op->post.op;
-    const uintptr_t size = (uintptr_t)zr_dtype_bytes(a->dtype);
-    if (!zr_comm_has_arrays(c, which) || !a->dst || !a->src || a->n < 1)
+    if (!zr_comm_has_arrays(c, (enum zr_op)op->post.op) || !a->dst || !a->src || a->n < 1)
         return refuse_op(
             c, op,
             zr_fail(
                 ZERO_ERR_ARG,
                 "%lld elements at %p and %p: 1 and more, on a communicator that combines arrays, are allowed",
                 (long long)a->n, a->dst, a->src));
-    if (which != ZR_OP_ALL_GATHER && ((uintptr_t)a->dst % size || (uintptr_t)a->src % size))
-        return refuse_op(c, op,
-                         zr_fail(ZERO_ERR_ARG, "dst is %p, src is %p: multiples of %d are allowed", a->dst,
-                                 a->src, (int)size));
     return 0;
 }
 

@@ -367,8 +367,9 @@ int zr_comm_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_
 int zr_comm_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n_sum, int32_t n_max,
                   const struct zr_tag *tag);
 /* Combines arrays of any size over ranks, by ZR_OP_ALL_GATHER, ZR_OP_REDUCE_SCATTER or ZR_OP_ALL_REDUCE. The
- * last two add f32 or bf16. dst may be src in an all_reduce. In the others the smaller array may lie at this
- * rank's place in the larger one. When it completes, no peer reads this rank's src.
+ * last two add f32 or bf16, whose addresses are multiples of the element's size. dst may be src in an
+ * all_reduce. In the others the smaller array may lie at this rank's place in the larger one. When it
+ * completes, no peer reads this rank's src.
  *
  * The backend's library chooses the order of additions, and may round each partial sum to the dtype. So a
  * deterministic communicator only gathers. */

@@ -306,8 +306,9 @@ ZERO_API int zero_loss_scale(zero_ctx *z, double count, double *scale);
  *
  * Collective over the axis; inside or outside brackets.
  * Blocks  host: until the other ranks of the axis have come
- * GPU     enqueues on cfg.stream
- * Errors: ARG  any other overlap; or a sum with a dtype other than f32 and bf16 */
+ * GPU     enqueues on cfg.stream; dst and src are device memory
+ * Errors: ARG  any other overlap; a sum or maximum with a dtype other than f32 and bf16, or on a GPU at an
+ *              address that is not a multiple of the element's size */
 ZERO_API int zero_all_reduce(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
                              enum zero_dtype dtype, enum zero_reduce op);
 ZERO_API int zero_all_gather(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,

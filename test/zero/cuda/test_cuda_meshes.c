@@ -166,11 +166,19 @@ static int64_t tp_bytes(zero_ctx *z)
     return zero_get_stats(z, &stats) ? -1 : stats.tp_bytes;
 }
 
-/* Bytes that a rank receives if the call is one operation. */
-static int64_t bytes_received(const struct combined *c, int rank, int tp)
+/* Whether the call is one of NCCL's on each rank: any call without deterministic; with it, gathers, and sums
+ * of up to 512 KiB. */
+static bool is_one_call(const struct combined *c, bool deterministic)
+{
+    return !deterministic || c->op == GATHER || (c->op == SUM && c->n * (int64_t)size_of(c) <= 512 << 10);
+}
+
+/* Bytes that a rank receives in one call. Small deterministic sums gather. */
+static int64_t bytes_received(const struct combined *c, bool deterministic, int rank, int tp)
 {
     const int64_t own = c->n * (rank + 1) / tp - c->n * rank / tp;
-    return (int64_t)size_of(c) * (c->op == SUM ? own * (tp - 1) + c->n - own : c->n * (tp - 1));
+    bool sums = c->op == SUM && !deterministic;
+    return (int64_t)size_of(c) * (sums ? own * (tp - 1) + c->n - own : c->n * (tp - 1));
 }
 
 static int combine(struct toy_rank *r, zero_ctx *z, const struct zero_config *cfg, const struct combined *c)
@@ -190,7 +198,8 @@ static int combine(struct toy_rank *r, zero_ctx *z, const struct zero_config *cf
     if (!err && memcmp(m.before, m.after, bytes))
         toy_wrong(r, "call %d of %lld elements, in place %d, bf16 %d: wrong values. ", c->op, (long long)c->n,
                   c->in_place, c->bf16);
-    if (!err && !cfg->deterministic && received != bytes_received(c, r->rank, cfg->mesh.tp))
+    if (!err && is_one_call(c, cfg->deterministic) &&
+        received != bytes_received(c, cfg->deterministic, r->rank, cfg->mesh.tp))
         toy_wrong(r, "call %d of %lld elements, bf16 %d: %lld bytes received. ", c->op, (long long)c->n,
                   c->bf16, (long long)received);
     free(m.before);
@@ -198,20 +207,39 @@ static int combine(struct toy_rank *r, zero_ctx *z, const struct zero_config *cf
     return err;
 }
 
-/* The third and fourth are more than a piece of the arena in bf16, and in f32. */
-static const int64_t array_sizes[] = {0, 1, 1027, 299993, 600011};
-enum { N_SIZES = sizeof array_sizes / sizeof *array_sizes, N_CALLS = N_COMBINES * (N_SIZES - 1) * 4 };
+/* The last two are more than a piece of the arena in bf16, and in f32. */
+static const int64_t array_sizes[] = {0, 1, 1027, 131072, 262145, 600011};
+enum { N_SIZES = sizeof array_sizes / sizeof *array_sizes, N_COMBINED = N_COMBINES * N_SIZES * 4 };
 
-static int combine_all(struct toy_rank *r, zero_ctx *z, const struct zero_config *cfg)
+static struct combined combined_at(int i)
 {
-    for (int i = 0; i < N_COMBINES * N_SIZES * 4; i++) {
-        const struct combined c = {.op = (enum combines)(i % N_COMBINES),
-                                   .n = array_sizes[i / N_COMBINES % N_SIZES],
-                                   .in_place = i / (N_COMBINES * N_SIZES) % 2,
-                                   .bf16 = i / (N_COMBINES * N_SIZES) / 2};
-        OR_RETURN(combine(r, z, cfg, &c));
+    return (struct combined){.op = (enum combines)(i % N_COMBINES),
+                             .n = array_sizes[i / N_COMBINES % N_SIZES],
+                             .in_place = i / (N_COMBINES * N_SIZES) % 2,
+                             .bf16 = i / (N_COMBINES * N_SIZES) / 2};
+}
+
+static int combine_those(struct toy_rank *r, zero_ctx *z, const struct zero_config *cfg, bool one_call)
+{
+    for (int i = 0; i < N_COMBINED; i++) {
+        const struct combined c = combined_at(i);
+        if (is_one_call(&c, cfg->deterministic) == one_call)
+            OR_RETURN(combine(r, z, cfg, &c));
     }
     return 0;
+}
+
+static int combine_by_one_call(struct toy_rank *r, zero_ctx *z, const struct zero_config *cfg)
+{
+    char *odd = (char *)1;
+    toy_expect(r, zero_all_reduce(z, ZERO_AXIS_TP, odd, odd, 1, ZERO_BF16, ZERO_SUM), ZERO_ERR_ARG,
+               "allowed: multiples of 2, the size of an element");
+    return combine_those(r, z, cfg, true);
+}
+
+static int combine_by_more(struct toy_rank *r, zero_ctx *z, const struct zero_config *cfg)
+{
+    return combine_those(r, z, cfg, false);
 }
 
 /* Trains, then calls more. Returns the number of NCCL's calls, over all ranks. */
@@ -230,15 +258,20 @@ static int64_t calls_with(struct net_run n,
     return counts.n_calls;
 }
 
-/* Without deterministic, an array of any size is one call of NCCL on each rank. */
 static void test_arrays(void **state)
 {
     for (int i = 0; i < 6; i++) {
         struct net_run n = {.pp = 1, .dp = 1, .tp = 2 + i % 3, .gpu = true, .deterministic = i / 3};
-        int64_t calls = calls_with(n, combine_all) - calls_with(n, NULL);
-        if (n.deterministic ? calls <= n.tp * N_CALLS : calls != n.tp * N_CALLS)
-            fail_msg("tp %d, deterministic %d: %lld calls of NCCL for %d arrays", n.tp, n.deterministic,
-                     (long long)calls, N_CALLS);
+        int64_t want = 0, base = calls_with(n, NULL), calls = calls_with(n, combine_by_one_call) - base;
+        for (int k = 0; k < N_COMBINED; k++) {
+            const struct combined c = combined_at(k);
+            want += c.n && is_one_call(&c, n.deterministic) ? n.tp : 0;
+        }
+        if (calls != want)
+            fail_msg("tp %d, deterministic %d: %lld calls of NCCL instead of %lld", n.tp, n.deterministic,
+                     (long long)calls, (long long)want);
+        if (n.deterministic)
+            calls_with(n, combine_by_more);
     }
 }
 
