@@ -352,7 +352,6 @@ void zr_flight_issue(struct zr_flight *f, enum zr_role role, enum zr_op which, i
     if (!f)
         return;
     struct role *r = &f->rec->role[role];
-    /* Two roles may be issued by two threads. */
     uint64_t serial = atomic_fetch_add_explicit(&f->rec->n_ops, 1, memory_order_relaxed) + 1;
     struct op *o = &f->rec->op[serial % ZR_FLIGHT_OPS];
     struct zr_flight_from from = tag->from;

@@ -2,7 +2,7 @@
 /* flight.h: the flight recorder, which records what a rank is doing in memory that others can read after the
  * rank was killed.
  *
- * It holds the program's current call, the job of the loop's thread, the first failure, and the latest
+ * It holds the program's current call, the job that is being carried out, the first failure, and the latest
  * operations of the communicators. For each operation it has the times at which it was queued, issued,
  * started and finished. It also holds the latest calls that other ranks must make too (meet/call_log.h), so
  * that ranks can find the first one that differs.

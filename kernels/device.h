@@ -91,7 +91,7 @@ struct zr_largest {
  * synchronously on the calling thread. Memory needs only the alignment of its elements. */
 enum zr_isa { ZR_ISA_PORTABLE, ZR_ISA_AVX2, ZR_ISA_AVX512, ZR_ISA_COUNT };
 
-#define ZR_MAX_SOURCES 64 /* most sources of sum_tree */
+#define ZR_MAX_SOURCES 64 /* most sources of sum_tree and maximum */
 
 /* Copies of at least this many bytes may bypass the caches. */
 enum { ZR_COPY_STREAM_BYTES = 4 << 20 };

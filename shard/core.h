@@ -144,7 +144,7 @@ enum zr_action_kind {
     /* compute waits for the parameters of unit in slot and copies them to where all are gathered; record that
      * it is done with the slot */
     ZR_ACT_KEEP_PARAM,
-    /* from here on: jobs for the loop's thread */
+    /* from here on: jobs */
     ZR_ACT_FIRST_ISSUED,
     ZR_ACT_GATHER = ZR_ACT_FIRST_ISSUED,
     /* gathers unit's inner slice from the fine slices of the groups */

@@ -294,15 +294,13 @@ ZERO_API int zero_loss_scale(zero_ctx *z, double count, double *scale);
 
 /* Combine arrays over the ranks of an axis.
  *
- * zero_all_reduce gives each rank the sum or the largest of every element. zero_all_gather gives it the src
- * of all ranks in their order. zero_reduce_scatter gives it its part of the sum.
+ * zero_all_reduce gives each rank the sum or the largest of every element. zero_all_gather gives it all
+ * ranks' src in order. zero_reduce_scatter gives it its part of the sum.
  *
  * n counts the elements of the smaller of dst and src; the larger one has n for each rank of the axis. Sums
- * are added in fp32 in a fixed tree and rounded once. With NCCL and cfg.deterministic 0 they are added in
- * another order, and bf16 is rounded at every hop.
- *
- * In zero_all_reduce dst may be src. In the others the smaller array may lie at this rank's place in the
- * larger one. tensor_parallel.md has an example.
+ * are added in fp32 in a fixed tree and rounded once. NCCL does so only with cfg.deterministic; without it,
+ * bf16 is rounded at every hop. In zero_all_reduce dst may be src. In the others the smaller array may lie at
+ * this rank's place in the larger one. tensor_parallel.md has an example.
  *
  * Collective over the axis; inside or outside brackets.
  * Blocks  host: until the other ranks of the axis have come
@@ -321,7 +319,7 @@ ZERO_API int zero_reduce_scatter(zero_ctx *z, enum zero_axis axis, void *dst, co
  * root is a rank's number along the axis.
  *
  * Collective over the axis; with ZERO_AXIS_PP over the world, before the first or after the last
- * action of zero_next. Blocks until the others have come. */
+ * action of zero_next. There it blocks until the others have come, elsewhere as zero_all_reduce. */
 ZERO_API int zero_broadcast(zero_ctx *z, enum zero_axis axis, int32_t root, void *buf, int64_t bytes);
 
 /* Assert that all ranks of an axis have the same n elements in src.

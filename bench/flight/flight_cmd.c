@@ -50,8 +50,8 @@ static const struct option_table table = {
     .finish = finish,
 };
 
-/* Says what became of a rank. code: it wrote an error into its recorder. has_ended: zero-run has added how its
- * process ended. */
+/* Says what became of a rank. code: it wrote an error into its recorder. has_ended: zero-run has added how
+ * its process ended. */
 static const char *state_of(const struct zr_flight_view *v)
 {
     return zr_flight_ended_by_launcher(v) ? "ended"

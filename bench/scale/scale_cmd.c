@@ -210,7 +210,7 @@ static void print_mesh_head(const struct scale_options *o, const struct scale_jo
         printf(
             "tp: all-reduces that compute waits for, on links inside a host up to %d parts; not counted: the "
             "loss's reductions over tp, what a tied embedding moves; "
-            "the library runs tp and pp on CPUs alone yet; micro-batches are of the GPUs that share them\n",
+            "tp and pp have not run on real GPUs yet; micro-batches are of the GPUs that share them\n",
             o->job.machine->per_host);
 }
 

@@ -225,7 +225,7 @@ static int read_stages(const char *name, const struct verify_options *o, struct 
         c->schedule = o->schedule < 0 ? ZR_RUN_1F1B : o->schedule;
         c->n_units = 1;
         speed->unit_elems = o->elements * o->units / n;
-        c->deterministic = true; /* as on CPUs, where pipelines run */
+        c->deterministic = true; /* as by default on CPUs */
     }
     if (zr_verify_possible(c) && (n > 1 || o->schedule < 0))
         return 0;

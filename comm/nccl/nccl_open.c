@@ -25,15 +25,15 @@ struct opening {
     struct zr_nccl_config config;
 };
 
-/* Most blocks of threads that a role's kernels may use, as the GPU has other work. Agreements and tied
- * tensors are small or rare. The messages of a pipeline are hidden behind compute. */
+/* Most blocks of threads that a role's kernels may use, as the GPU has other work. Agreements are small. The
+ * messages of a pipeline and tied gradients are mostly hidden behind compute. */
 static int most_blocks(enum zr_role role)
 {
     switch (role) {
     case ZR_ROLE_CONTROL:
     case ZR_ROLE_WORLD:
-    case ZR_ROLE_TIED:
         return 1;
+    case ZR_ROLE_TIED:
     case ZR_ROLE_EVEN_PAIR:
     case ZR_ROLE_ODD_PAIR:
     case ZR_ROLE_CLOSING_PAIR:

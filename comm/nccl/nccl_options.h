@@ -92,16 +92,17 @@ static inline int64_t zr_nccl_role_bytes(enum zr_role role, const struct zr_role
 
 /* Opens a communicator for each role that any rank has, at least GATHER and REDUCE; close each.
  *
- * Each rank passes the groups that it belongs to. rdv and the groups' members must outlive the communicators.
- * WORLD's group is the world; without it CONTROL's is, and without that GATHER's. Make and attach the arenas
- * before zr_rendezvous_detach. One thread at a time issues the operations of all communicators, in an order
- * that is the same on all ranks which two communicators have in common.
+ * Every rank passes a group for each of these roles, of itself alone if it has no partner. rdv and the
+ * groups' members must outlive the communicators. WORLD's group is the world; without it CONTROL's is, and
+ * without that GATHER's. Make and attach the arenas before zr_rendezvous_detach. One thread at a time issues
+ * the operations of all communicators, in an order that is the same on all ranks which two communicators have
+ * in common.
  *
  * Ranks compare what they issued at each exchange and agreement of CONTROL, or of REDUCE if no rank has
  * CONTROL, and at each agreement of WORLD. Before that, ranks that differ may move wrong bytes or wait until
- * timeout_ms. Once rdv is
- * detached, a failure goes to all ranks over it. If different calls of the programs may explain the failure,
- * these are compared first (zr_rendezvous_compare). That delays the failure by at most timeout_ms, or 8 s.
+ * timeout_ms. Once rdv is detached, a failure goes to all ranks over it. If different calls of the programs
+ * may explain the failure, these are compared first (zr_rendezvous_compare). That delays the failure by at
+ * most timeout_ms, or 8 s.
  *
  * Only REDUCE, REDUCE_OUTER and TP reduce. A broadcast of a role of pairs is a message. If ops->deterministic
  * is false, a reduce_scatter leaves this rank's slice of src unspecified.

@@ -171,8 +171,8 @@ int zr_engine_tp_find_difference(struct zr_engine *e, bool *differ)
     *differ = false;
     if (e->tp == 1)
         return 0;
-    struct zr_received before = zr_received_so_far(e);
     int err = zr_engine_drain(e);
+    struct zr_received before = zr_received_so_far(e);
     if (!err)
         err = compare_whole(e, 0, e->layout->n_tensors, &here, &pair);
     if (!err && pair)

@@ -89,9 +89,10 @@ static int open_arenas(struct zr_engine *e)
     e->control_base = e->reduce_base;
     if (p->control_bytes)
         ZR_TRY(zr_engine_open_arena(e, control, 2, p->control_bytes, &e->control_base));
+    ZR_TRY(zr_tp_allocate(e));
+    /* Without other ranks in the pipeline these are local, so they come after what all ranks do. */
     ZR_TRY(zr_pipe_allocate(e));
-    ZR_TRY(zr_tied_allocate(e));
-    return zr_tp_allocate(e);
+    return zr_tied_allocate(e);
 }
 
 /* Allocates memory, and counts it. */

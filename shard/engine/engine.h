@@ -347,9 +347,9 @@ int zr_engine_tied_move(struct zr_engine *e, int32_t micro_batch);
 /* Begins a backward action. The last stage's model gets zeroed memory for its gradients once there is room.
  * Brackets of the first stage begin with the gradients that were received. */
 int zr_engine_tied_begin(struct zr_engine *e, int32_t micro_batch);
-/* Ends the action. If the unit was bracketed there and not here,
- * the first stage makes the bracket. ZERO_ERR_ORDER: the last stage's model wrote such a gradient outside a
- * bracket, or assigned its *grad. Nothing has changed then. */
+/* Ends the action. If the unit was bracketed there and not here, the first stage makes the bracket.
+ * ZERO_ERR_ORDER: the last stage's model wrote such a gradient outside a bracket, or assigned its *grad.
+ * Nothing has changed then. */
 int zr_engine_tied_end(struct zr_engine *e);
 /* Send the first stage's values to the last stage, whose model waits for them. _values: at first, and when
  * they were set from outside. _step: after a step, if the tensors are trained. */

@@ -19,10 +19,11 @@
  *   gather_outer_tail outer   -> reduce   every such gather of the old parameters is done
  *
  * With HSDP and HFSDP gradients are also reduced between shard groups. This is on another stream, reduce
- * outer (outer in struct zr_core_spec): group_sum_done[index] reduce -> reduce outer the sum over a group is
- * there group_sum_free[index] reduce outer -> reduce every group has read it, or it was dropped updated[unit]
- * reduce -> reduce outer the optimizer has read the unit's sum reduce_outer_tail reduce outer -> reduce every
- * sum of the world is there
+ * outer (outer in struct zr_core_spec):
+ *   group_sum_done[index]  reduce       -> reduce outer   the sum over a group is there
+ *   group_sum_free[index]  reduce outer -> reduce         every group has read it, or it was dropped
+ *   updated[unit]          reduce       -> reduce outer   the optimizer has read the unit's sum
+ *   reduce_outer_tail      reduce outer -> reduce         every sum of the world is there
  *
  * pipe.c and tied.c list the events of messages between pipeline stages, and of tied tensors. */
 #ifndef ZR_SHARD_ENGINE_EVENTS_H

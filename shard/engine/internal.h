@@ -269,8 +269,10 @@ int64_t zr_roles_pipe_bytes(const struct zr_engine *e);
 int64_t zr_roles_outer_bytes(const struct zr_engine *e);
 int64_t zr_roles_library_bytes(const struct zr_engine *e);
 struct zr_received zr_received_so_far(const struct zr_engine *e);
-/* Takes the bytes received since `before` out of the program's traffic. */
+/* Take bytes out of the program's traffic: those received since `before`, when nothing was under way; and
+ * those of an exchange over tp, to which each rank gives so many. */
 void zr_do_not_count_since(struct zr_engine *e, struct zr_received before);
+void zr_do_not_count_tp(struct zr_engine *e, int64_t bytes);
 
 /* ---- issue.c ---- */
 

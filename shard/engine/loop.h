@@ -10,7 +10,8 @@
  * about to sleep.
  *
  * A job may call foreign code (a driver, optim.update, a log function) that never returns. So a thread that
- * waits for the loop watches whether it still moves (zr_loop_limit). */
+ * waits for the loop watches whether it still moves (zr_loop_limit). Nobody watches the model's thread in a
+ * job; as in any call of the program, the other ranks then miss this one. */
 #ifndef ZR_SHARD_LOOP_H
 #define ZR_SHARD_LOOP_H
 

@@ -276,6 +276,11 @@ void zr_do_not_count_since(struct zr_engine *e, struct zr_received before)
     e->m.not_counted.tp += now.tp - before.tp;
 }
 
+void zr_do_not_count_tp(struct zr_engine *e, int64_t bytes)
+{
+    e->m.not_counted.tp += (e->tp - 1) * bytes;
+}
+
 void zr_engine_last_op(const struct zr_engine *e, char *text, size_t n)
 {
     char last[96];

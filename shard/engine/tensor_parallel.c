@@ -45,6 +45,8 @@ struct zr_tp {
     /* (n_pieces) number of the piece's digest among those of n_partial partial gradients, -1: none */
     int32_t *partial;
     int32_t n_partial;
+    /* contributions to digests so far */
+    uint64_t n_digested;
     /* the digests have contributions that were not compared yet */
     bool digested;
     /* warned that a partial gradient, or the contributions to a sum, were the same on all tp ranks */
@@ -365,17 +367,18 @@ static uint64_t *partial_digests(const struct zr_engine *e)
     return (uint64_t *)(zr_tp_shard_digest(e) + 1);
 }
 
-/* Adds the flat's partial gradients, before they are summed, to their digests. Each contribution of a step
- * has other numbers of words, which are the same on all tp ranks. */
+/* Adds the flat's partial gradients, before they are summed, to their digests. Each contribution has other
+ * numbers of words, which are the same on all tp ranks. So ranks differ if they swap two contributions. */
 static int digest_partial(struct zr_engine *e, const struct zr_flat *f, const char *full)
 {
     const int64_t size = zr_dtype_bytes(f->dtype);
     const int32_t *number = e->m.tp->partial + f->first_piece;
     const struct zr_piece *p = &e->layout->pieces[f->first_piece];
+    const uint64_t first_word = ++e->m.tp->n_digested << 40;
     for (int32_t k = 0; k < f->n_pieces; k++)
         if (number[k] >= 0)
             ZR_TRY(e->dev->ops->digest(e->compute, partial_digests(e) + number[k], full + p[k].first * size,
-                                       p[k].n * size, e->m.tp->calls));
+                                       p[k].n * size, first_word));
     e->m.tp->digested = true;
     return 0;
 }
@@ -420,10 +423,8 @@ int zr_tp_compare_partial(struct zr_engine *e)
 {
     if (!e->m.tp->digested)
         return 0;
-    struct zr_received before = zr_received_so_far(e);
-    int err = zr_engine_note(e, compare_partial(e));
-    zr_do_not_count_since(e, before);
-    return err;
+    zr_do_not_count_tp(e, e->m.tp->n_partial * (int64_t)sizeof(uint64_t));
+    return zr_engine_note(e, compare_partial(e));
 }
 
 int zr_tp_sum_grads(struct zr_engine *e, int32_t unit, int32_t slot, bool *any)
@@ -507,9 +508,8 @@ int zr_engine_compare_activation(struct zr_engine *e, enum zr_call_name call, co
     char text[ZR_CALL_LOG_CHARS];
     if (e->tp == 1 || !zr_compare_is_due(e) || (!whole && n < FEW_ELEMS))
         return 0;
-    struct zr_received before = zr_received_so_far(e);
     int err = exchange_digests(e, call, x, n, n * zr_dtype_bytes(dtype), &all);
-    zr_do_not_count_since(e, before);
+    zr_do_not_count_tp(e, sizeof *all);
     int32_t p = 1;
     while (!err && p < e->tp && all[p] == all[0])
         p++;

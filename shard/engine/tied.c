@@ -449,7 +449,8 @@ static int write_word(struct zr_engine *e, struct tied_tensor *t)
 }
 
 /* Whether the copy's gradient is still zero. On a GPU a kernel looks for bytes that are not, and leaves its
- * answer where the message's word comes later. The host waits for it, in actions without a bracket alone. */
+ * answer where the message's word comes later. The host waits for it, in actions without a bracket alone. It
+ * takes -0 for a value that was written, which the CPU does not. */
 static int is_grad_zero(struct zr_engine *e, const struct tied_tensor *t, bool *zero)
 {
     const struct zr_device_ops *d = e->dev->ops;

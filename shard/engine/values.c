@@ -457,7 +457,9 @@ int zr_engine_broadcast_stages(struct zr_engine *e, int32_t root, void *buf, int
         int64_t k = zr_min(bytes - a.first, ZR_EXCHANGE_BYTES);
         err = exchange(e, &a, at + a.first, k);
         if (!err)
-            memcpy(at + a.first, e->words + rank_in_stage(e, root) * k, (size_t)k);
+            err = e->dev->ops->copy(e->reduce_stream, at + a.first, e->words + rank_in_stage(e, root) * k, k);
+        if (!err) /* before the next exchange writes to e->words */
+            err = zr_engine_drain(e);
         a.first += k;
     }
     return err;

@@ -416,8 +416,7 @@ static int evaluate(struct toy_rank *r, struct model *m, zero_ctx *z, int step, 
     }
     loss /= n_micro;
     OR_RETURN(zero_mean(z, &loss, 1)); /* the last pipeline stage's loss, on all ranks */
-    if (step == 0)
-        OR_RETURN(send_to_all_stages(r, z, s->pp));
+    OR_RETURN(send_to_all_stages(r, z, s->pp));
     if (n != n_micro * per_rank(s) || (s->known && !(fabs(loss - s->loss[step]) <= 1e-5 * s->loss[step])))
         toy_wrong(r, "evaluated at step %d: %d micro-batches, loss %.17g", step, n, loss);
     return 0;
