@@ -62,6 +62,7 @@ void __wrap_where_open(int rank, struct zero_config *cfg)
 {
     void *own = pthread_getspecific(at_end);
     __real_where_open(rank, cfg);
+    cfg->deterministic = ZERO_AUTO; /* set_current decides */
     if (own)
         cudaStreamDestroy((cudaStream_t)own);
     pthread_setspecific(at_end, cfg->stream);
@@ -69,7 +70,7 @@ void __wrap_where_open(int rank, struct zero_config *cfg)
 
 /* ---- calls ---- */
 
-/* Sums in a fixed order give the host's bits. */
+/* Sums in a fixed order give the host's bits. A model that sums its micro-batches itself does not allow it. */
 static void set_current(const struct zero_config *cfg)
 {
     current = cfg ? *cfg : (struct zero_config)ZERO_CONFIG_INIT;
