@@ -13,9 +13,9 @@
 
 const char *zr_op_name(enum zr_op op)
 {
-    static const char *const names[] = {NULL,        "all_gather", "reduce_scatter",
-                                        "broadcast", "exchange",   "agree"};
-    return op >= ZR_OP_ALL_GATHER && op <= ZR_OP_AGREE ? names[op] : "unknown operation";
+    static const char *const names[] = {NULL,       "all_gather", "reduce_scatter", "broadcast",
+                                        "exchange", "agree",      "all_reduce"};
+    return op >= ZR_OP_ALL_GATHER && op <= ZR_OP_ALL_REDUCE ? names[op] : "unknown operation";
 }
 
 const char *zr_role_name(enum zr_role r)
@@ -115,7 +115,7 @@ static int put_op(struct zr_comm *c, struct zr_stream *s, struct zr_comm_op *op,
     if (!c->ops->runs_failed && zr_first_code(c->failure))
         return 0;
     op->post.seq = ++c->n_issued;
-    int err = c->ops->run(c, s, op);
+    int err = (op->arrays.src ? c->ops->run_arrays : c->ops->run)(c, s, op);
     if (err)
         c->n_issued--;
     return err;
@@ -218,6 +218,42 @@ int zr_comm_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n
     return put_op(c, s, &op, tag);
 }
 
+/* Bytes that this rank takes from others for an operation of arrays. For an all_reduce it adds up its share
+ * of the elements, and gathers the others' shares. */
+static int64_t arrays_wire(const struct zr_group *g, enum zr_op op, const struct zr_arrays *a)
+{
+    const int64_t size = zr_dtype_bytes(a->dtype), others = g->size - 1;
+    if (op != ZR_OP_ALL_REDUCE)
+        return a->n * size * others;
+    const int64_t own = zr_agree_part(g->size, g->rank + 1, a->n) - zr_agree_part(g->size, g->rank, a->n);
+    return (own * others + a->n - own) * size;
+}
+
+static int check_arrays(const struct zr_comm *c, const struct zr_comm_op *op)
+{
+    const struct zr_arrays *a = &op->arrays;
+    if (!zr_comm_has_arrays(c, (enum zr_op)op->post.op) || !a->dst || !a->src || a->n < 1)
+        return refuse_op(
+            c, op,
+            zr_fail(
+                ZERO_ERR_ARG,
+                "%lld elements at %p and %p: 1 and more, on a communicator that combines arrays, are allowed",
+                (long long)a->n, a->dst, a->src));
+    return 0;
+}
+
+int zr_comm_arrays(struct zr_comm *c, struct zr_stream *s, enum zr_op op, const struct zr_arrays *arrays,
+                   const struct zr_tag *tag)
+{
+    const int64_t dtype = arrays->dtype;
+    struct zr_comm_op o = {.post = {.op = op, .root = -1, .bytes = arrays->n * zr_dtype_bytes(arrays->dtype)},
+                           .arrays = *arrays,
+                           .wire_bytes = arrays_wire(&c->group, op, arrays)};
+    ZR_TRY(check_arrays(c, &o));
+    zr_post_numbers(&o.post, &dtype, 1);
+    return put_op(c, s, &o, tag);
+}
+
 void zr_comm_done(struct zr_comm *c, const struct zr_comm_op *op)
 {
     zr_flight_finish(&op->mark);
@@ -241,6 +277,7 @@ void zr_comm_stats(struct zr_comm *c, struct zr_comm_stats *out)
                                   .n_broadcast = c->n_done[ZR_OP_BROADCAST],
                                   .n_exchange = c->n_done[ZR_OP_EXCHANGE],
                                   .n_agree = c->n_done[ZR_OP_AGREE],
+                                  .n_all_reduce = c->n_done[ZR_OP_ALL_REDUCE],
                                   .wire_bytes = c->wire_bytes,
                                   .library_bytes = c->library_bytes};
 }

@@ -147,7 +147,26 @@ struct zr_reduce_seg {
     bool accumulate;
 };
 
-enum zr_op { ZR_OP_ALL_GATHER = 1, ZR_OP_REDUCE_SCATTER, ZR_OP_BROADCAST, ZR_OP_EXCHANGE, ZR_OP_AGREE };
+/* Arrays of the program that an operation combines, in device memory outside arenas. Ranks may have them at
+ * different addresses. */
+struct zr_arrays {
+    void *dst;
+    const void *src;
+    /* Elements of the smaller of dst and src. The larger one has n for each rank; in an all_reduce both have
+     * n. */
+    int64_t n;
+    enum zero_dtype dtype;
+};
+
+enum zr_op {
+    ZR_OP_ALL_GATHER = 1,
+    ZR_OP_REDUCE_SCATTER,
+    ZR_OP_BROADCAST,
+    ZR_OP_EXCHANGE,
+    ZR_OP_AGREE,
+    /* Only of arrays. */
+    ZR_OP_ALL_REDUCE
+};
 const char *zr_op_name(enum zr_op op);
 
 /* Entry of the flight recorder (flight.h) for an operation. All zero: it is not recorded. */
@@ -185,9 +204,9 @@ struct zr_post {
     int32_t op, unit, root;
     uint32_t step, n_seg, pad;
     uint64_t call_hash;
-    /* Bytes of all segments, of the range, of one slot, or of the words. */
+    /* Bytes of all segments, of the range, of one slot, of the words, or of the smaller array. */
     int64_t bytes;
-    /* Hash of the segments, or of the range's offset. */
+    /* Hash of the segments, of the range's offset, or of the arrays' dtype. */
     uint64_t seg_hash;
 };
 
@@ -204,6 +223,8 @@ struct zr_comm_op {
     int64_t off;
     /* Words of an agreement. */
     int32_t n_sum, n_max;
+    /* Used by run_arrays only. */
+    struct zr_arrays arrays;
     /* Bytes that this rank takes from other ranks. */
     int64_t wire_bytes;
     struct zr_flight_mark mark;
@@ -211,8 +232,8 @@ struct zr_comm_op {
 
 struct zr_comm_stats {
     /* Operations that are complete on this rank. */
-    int64_t n_all_gather, n_reduce_scatter, n_broadcast, n_exchange, n_agree;
-    /* Bytes that this rank took from other ranks' arenas. A sum counts each rank's part, even if several
+    int64_t n_all_gather, n_reduce_scatter, n_broadcast, n_exchange, n_agree, n_all_reduce;
+    /* Bytes that this rank took from other ranks. A sum counts each rank's part, even if several
      * ranks of another host sent their sum. */
     int64_t wire_bytes;
     /* Device memory that the backend's library holds for this communicator besides arenas, as the library
@@ -238,6 +259,8 @@ struct zr_comm_ops {
     int (*attach)(struct zr_comm *c, struct zr_arena *a);
     /* Puts an operation on the stream. zr_comm_done is called for it when it is complete. */
     int (*run)(struct zr_comm *c, struct zr_stream *s, const struct zr_comm_op *op);
+    /* The same for an operation of arrays (zr_comm_arrays). NULL: the backend has none. */
+    int (*run_arrays)(struct zr_comm *c, struct zr_stream *s, const struct zr_comm_op *op);
 
     /* Fails the communicator on this rank and, if they can be reached, on its peers. The first cause is
      * kept. */
@@ -300,7 +323,7 @@ struct zr_comm {
     /* Operations issued so far. Used by the issuing thread only. */
     uint64_t n_issued;
     /* Complete operations by enum zr_op, and the bytes that they took from other ranks. */
-    _Atomic int64_t n_done[ZR_OP_AGREE + 1], wire_bytes;
+    _Atomic int64_t n_done[ZR_OP_ALL_REDUCE + 1], wire_bytes;
     _Atomic int64_t library_bytes;
 };
 
@@ -343,6 +366,20 @@ int zr_comm_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_
  * the rest is valid. */
 int zr_comm_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n_sum, int32_t n_max,
                   const struct zr_tag *tag);
+/* Combines arrays of any size over ranks, by ZR_OP_ALL_GATHER, ZR_OP_REDUCE_SCATTER or ZR_OP_ALL_REDUCE. The
+ * last two add f32 or bf16, whose addresses are multiples of the element's size. dst may be src in an
+ * all_reduce. In the others the smaller array may lie at this rank's place in the larger one. When it
+ * completes, no peer reads this rank's src.
+ *
+ * The backend's library chooses the order of additions, and may round each partial sum to the dtype. So a
+ * deterministic communicator only gathers. */
+int zr_comm_arrays(struct zr_comm *c, struct zr_stream *s, enum zr_op op, const struct zr_arrays *arrays,
+                   const struct zr_tag *tag);
+/* Whether the communicator can do that. */
+static inline bool zr_comm_has_arrays(const struct zr_comm *c, enum zr_op op)
+{
+    return c->ops->run_arrays && (op == ZR_OP_ALL_GATHER || !c->ops->deterministic);
+}
 
 /* Returns 0, or the code of the first failure, with its message copied to why (which may be NULL). Any
  * thread. */

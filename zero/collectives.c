@@ -37,6 +37,16 @@ static int check_dtype(const struct asked *a, bool computes)
     return 0;
 }
 
+/* Kernels access whole elements. */
+static int check_alignment(const struct zero_ctx *z, const struct asked *a)
+{
+    const uintptr_t size = (uintptr_t)zr_dtype_bytes(a->dtype);
+    if (z->config.user.device != ZERO_DEVICE_CUDA || ((uintptr_t)a->dst | (uintptr_t)a->src) % size == 0)
+        return 0;
+    return zr_fail(ZERO_ERR_ARG, "%s: dst is %p, src is %p; allowed: multiples of %d, the size of an element",
+                   zr_call_function(a->name), a->dst, a->src, (int)size);
+}
+
 /* computes: the call adds or compares elements. */
 static int check_call(struct zero_ctx *z, const struct asked *a, bool computes)
 {
@@ -51,7 +61,7 @@ static int check_call(struct zero_ctx *z, const struct asked *a, bool computes)
                        (long long)a->n, (long long)most);
     if (a->n && (!a->src || !a->dst))
         return zr_fail(ZERO_ERR_ARG, "%s: %s is NULL", zr_call_function(a->name), a->src ? "dst" : "src");
-    return 0;
+    return computes ? check_alignment(z, a) : 0;
 }
 
 /* Checks that dst and src do not overlap, or that the part lies exactly where this rank has it in the whole.

@@ -292,10 +292,10 @@ ZERO_API int zero_mean(zero_ctx *z, double *values, int32_t n);
  * Errors: ARG  a count is negative or not finite (the message names the rank), or all are 0 */
 ZERO_API int zero_loss_scale(zero_ctx *z, double count, double *scale);
 
-/* Combine arrays over the ranks of an axis.
+/* Combine arrays over an axis.
  *
- * zero_all_reduce gives each rank the sum or the largest of every element. zero_all_gather gives it all
- * ranks' src in order. zero_reduce_scatter gives it its part of the sum.
+ * zero_all_reduce gives each rank the sum or the largest of every element, zero_all_gather all ranks' src in
+ * order, zero_reduce_scatter its part of the sum.
  *
  * n counts the elements of the smaller of dst and src; the larger one has n for each rank of the axis. Sums
  * are added in fp32 in a fixed tree and rounded once (NCCL: only with cfg.deterministic). In zero_all_reduce
@@ -304,8 +304,8 @@ ZERO_API int zero_loss_scale(zero_ctx *z, double count, double *scale);
  *
  * Collective over the axis; inside or outside brackets.
  * Blocks  host: until the other ranks of the axis have come
- * GPU     enqueues on cfg.stream
- * Errors: ARG  any other overlap; or a sum with a dtype other than f32 and bf16 */
+ * GPU     enqueues on cfg.stream; arrays on the GPU
+ * Errors: ARG  any other overlap; a sum with a dtype other than f32 and bf16; a GPU's array unaligned */
 ZERO_API int zero_all_reduce(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
                              enum zero_dtype dtype, enum zero_reduce op);
 ZERO_API int zero_all_gather(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,

@@ -275,33 +275,67 @@ static int nccl_with_ledgers(struct zr_nccl *m, struct zr_stream *s, cudaStream_
     return err || *res || !ledgers ? err : fetch_ledgers(m, s, most);
 }
 
-static int nccl_run(struct zr_comm *c, struct zr_stream *s, const struct zr_comm_op *op)
+/* Puts the calls of an operation of arenas on the stream. */
+static int in_arenas(struct zr_nccl *m, struct zr_stream *s, const struct zr_comm_op *op, ncclResult_t *res)
 {
-    struct zr_nccl *m = zr_nccl_of(c);
+    cudaStream_t native = m->set->dev->ops->stream_native(s);
+    switch ((enum zr_op)op->post.op) {
+    case ZR_OP_ALL_GATHER:
+        return nccl_gather(m, s, op, res);
+    case ZR_OP_REDUCE_SCATTER:
+        return nccl_reduce(m, s, op, res);
+    case ZR_OP_BROADCAST:
+        *res = nccl_broadcast(m, native, op);
+        return 0;
+    case ZR_OP_EXCHANGE:
+    case ZR_OP_AGREE:
+        return nccl_with_ledgers(m, s, native, op, res);
+    case ZR_OP_ALL_REDUCE: /* only of arrays */
+        break;
+    }
+    return 0;
+}
+
+/* Puts the one call of an operation of arrays on the stream. */
+static int of_arrays(struct zr_nccl *m, struct zr_stream *s, const struct zr_comm_op *op, ncclResult_t *res)
+{
+    const struct zr_nccl_api *api = &m->set->api;
+    const struct zr_arrays *a = &op->arrays;
+    const size_t n = (size_t)a->n, bytes = (size_t)op->post.bytes;
+    const ncclDataType_t type = zr_nccl_type(a->dtype);
+    cudaStream_t native = m->set->dev->ops->stream_native(s);
+    if (zr_nccl_is_alone(m))
+        return a->dst == a->src ? 0 : m->set->dev->ops->copy(s, a->dst, a->src, op->post.bytes);
+    *res = op->post.op == ZR_OP_ALL_GATHER ? api->AllGather(a->src, a->dst, bytes, ncclInt8, m->comm, native)
+           : op->post.op == ZR_OP_REDUCE_SCATTER
+               ? api->ReduceScatter(a->src, a->dst, n, type, ncclSum, m->comm, native)
+               : api->AllReduce(a->src, a->dst, n, type, ncclSum, m->comm, native);
+    return 0;
+}
+
+static int run_by(struct zr_nccl *m, struct zr_stream *s, const struct zr_comm_op *op,
+                  int (*put)(struct zr_nccl *, struct zr_stream *, const struct zr_comm_op *, ncclResult_t *))
+{
     ncclResult_t res = ncclSuccess;
-    if (op->post.op == ZR_OP_REDUCE_SCATTER && !zr_role_reduces(c->role))
-        return zr_fail(ZERO_ERR_ARG, "nccl %s: reduce_scatter is the reduce communicators'", m->name);
     enter(m, &op->post);
     int err = begin_issue(m, s, op);
     if (err)
         return err < 0 ? end_issue(m, s, op, err, res) : 0;
-    cudaStream_t native = m->set->dev->ops->stream_native(s);
-    switch ((enum zr_op)op->post.op) {
-    case ZR_OP_ALL_GATHER:
-        err = nccl_gather(m, s, op, &res);
-        break;
-    case ZR_OP_REDUCE_SCATTER:
-        err = nccl_reduce(m, s, op, &res);
-        break;
-    case ZR_OP_BROADCAST:
-        res = nccl_broadcast(m, native, op);
-        break;
-    case ZR_OP_EXCHANGE:
-    case ZR_OP_AGREE:
-        err = nccl_with_ledgers(m, s, native, op, &res);
-        break;
-    }
+    err = put(m, s, op, &res);
     return end_issue(m, s, op, err, res);
+}
+
+static int nccl_run(struct zr_comm *c, struct zr_stream *s, const struct zr_comm_op *op)
+{
+    struct zr_nccl *m = zr_nccl_of(c);
+    if (op->post.op == ZR_OP_REDUCE_SCATTER && !zr_role_reduces(c->role))
+        return zr_fail(ZERO_ERR_ARG, "nccl %s: reduce_scatter is the reduce communicators'", m->name);
+    return run_by(m, s, op, in_arenas);
+}
+
+static int nccl_run_arrays(struct zr_comm *c, struct zr_stream *s, const struct zr_comm_op *op)
+{
+    return run_by(zr_nccl_of(c), s, op, of_arrays);
 }
 
 /* ---- status ---- */
@@ -373,6 +407,7 @@ const struct zr_comm_ops zr_nccl_ops = {
     .arena = zr_nccl_arena,
     .attach = zr_nccl_attach,
     .run = nccl_run,
+    .run_arrays = nccl_run_arrays,
     .abort = nccl_abort,
     .catch_up = nccl_catch_up,
     .last = nccl_last,

@@ -15,6 +15,8 @@
  *   broadcast       ncclBroadcast in place. In a role of pairs, ncclSend and ncclRecv.
  *   exchange        ncclAllGather in place. A second one in the same group gathers the ledgers (below).
  *   agree           ncclAllReduce in place of the sums, the maxima, and the ledgers, in one group.
+ *   arrays          ncclAllReduce, ncclReduceScatter with ncclSum, or ncclAllGather, at the program's own
+ *                   addresses. bf16 sums are rounded at every hop.
  *
  * All segments of a unit are one group, which NCCL fuses. Large segments travel without a copy. Small ones,
  * and those with short last slices, are packed into one (nccl_pack.h).
@@ -303,6 +305,12 @@ struct zr_nccl_set {
 static inline struct zr_nccl *zr_nccl_of(struct zr_comm *c)
 {
     return (struct zr_nccl *)c;
+}
+
+/* The type that NCCL adds up in. */
+static inline ncclDataType_t zr_nccl_type(enum zero_dtype t)
+{
+    return t == ZERO_F32 ? ncclFloat32 : ncclBfloat16;
 }
 
 /* Whether the group has one rank. Then there is no NCCL communicator, and data that is not in place is

@@ -6,11 +6,6 @@
  * receives size - 1 slices. The owner adds them in fp32 with one rounding, like all other communicators. */
 #include "comm/nccl/nccl_pack.h"
 
-static ncclDataType_t type_of(enum zero_dtype t)
-{
-    return t == ZERO_F32 ? ncclFloat32 : ncclBfloat16;
-}
-
 static struct zr_nccl_shape reduce_shape_of(const void *seg, int i)
 {
     const struct zr_reduce_seg *g = (const struct zr_reduce_seg *)seg + i;
@@ -108,11 +103,11 @@ static ncclResult_t reduce_whole(const struct zr_nccl *m, cudaStream_t native, c
              *own = goes_straight(g) ? m->base.arena + g->dst : src + zr_cut_at(&g->cut, me);
         bool as_it_lies = g->cut.total > 0 && !goes_packed(p, i);
         if (as_it_lies && g->cut.at)
-            res = reduce_places(m, native, g, own, type_of(g->dtype));
+            res = reduce_places(m, native, g, own, zr_nccl_type(g->dtype));
         else if (as_it_lies)
             res =
                 m->set->api.ReduceScatter(src, own, (size_t)(g->cut.total / size / zr_dtype_bytes(g->dtype)),
-                                          type_of(g->dtype), ncclSum, m->comm, native);
+                                          zr_nccl_type(g->dtype), ncclSum, m->comm, native);
     }
     return res;
 }
@@ -124,8 +119,8 @@ static ncclResult_t reduce_rows(const struct zr_nccl *m, cudaStream_t native, co
         const struct zr_nccl_pack *p = &packs->of[t];
         if (p->n > 0)
             res = m->set->api.ReduceScatter(p->room, p->room + m->base.group.rank * p->row,
-                                            (size_t)(p->row / zr_dtype_bytes(types[t])), type_of(types[t]),
-                                            ncclSum, m->comm, native);
+                                            (size_t)(p->row / zr_dtype_bytes(types[t])),
+                                            zr_nccl_type(types[t]), ncclSum, m->comm, native);
     }
     return res;
 }

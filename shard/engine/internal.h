@@ -240,6 +240,8 @@ int zr_role_gather_on(struct zr_engine *e, enum zr_role role, struct zr_stream *
                       const struct zr_gather_seg *seg, int n, const struct zr_tag *tag);
 int zr_role_reduce(struct zr_engine *e, enum zr_role role, const struct zr_reduce_seg *seg, int n,
                    const struct zr_tag *tag);
+int zr_role_arrays(struct zr_engine *e, enum zr_role role, enum zr_op op, const struct zr_arrays *arrays,
+                   const struct zr_tag *tag);
 int zr_role_exchange(struct zr_engine *e, enum zr_role role, int64_t off, int64_t slot_bytes,
                      const struct zr_tag *tag);
 int zr_role_barrier(struct zr_engine *e, enum zr_role role, const struct zr_tag *tag);

@@ -90,6 +90,16 @@ int zr_role_reduce(struct zr_engine *e, enum zr_role role, const struct zr_reduc
     return zr_comm_reduce_scatter(r->comm, r->stream, seg, n, &marked);
 }
 
+int zr_role_arrays(struct zr_engine *e, enum zr_role role, enum zr_op op, const struct zr_arrays *arrays,
+                   const struct zr_tag *tag)
+{
+    const struct zr_role_run *r = &e->role[role];
+    const int64_t bytes = arrays->n * zr_dtype_bytes(arrays->dtype);
+    struct zr_tag marked;
+    ZR_TRY(mark(e, role, op, op == ZR_OP_ALL_REDUCE ? bytes : bytes * r->comm->group.size, tag, &marked));
+    return zr_comm_arrays(r->comm, r->stream, op, arrays, &marked);
+}
+
 int zr_role_exchange(struct zr_engine *e, enum zr_role role, int64_t off, int64_t slot_bytes,
                      const struct zr_tag *tag)
 {

@@ -2,12 +2,13 @@
 /* tensor_parallel.c: sums, reduce-scatters, gathers, maxima and broadcasts over the tp ranks of one copy of
  * the model, on the model's stream.
  *
- * Activations are anywhere in the program's memory and of any size, but peers read arenas. So they go through
- * an arena in pieces. For a sum, a piece is copied to `in`, its sum is scattered to one of two `out`,
- * gathered there in place, and copied back. The next sum uses the other `out`, because peers may still be
- * gathering from this one until each has reached the next sum (comm/comm.h). A reduce-scatter, which sequence
- * parallelism uses, leaves out the gather, and copies only this rank's part back. Gathers, maxima and
- * broadcasts stay in `in`. */
+ * Activations are anywhere in the program's memory and of any size. NCCL gathers them there, and adds them up
+ * there if `deterministic` is off (zr_comm_arrays). If it is on, it adds up small ones after a gather.
+ * Otherwise peers read arenas, so activations go through an arena in pieces. For a sum, a piece is copied to
+ * `in`, its sum is scattered to one of two `out`, gathered there in place, and copied back. The next sum uses
+ * the other `out`, because peers may still be gathering from this one until each has reached the next sum
+ * (comm/comm.h). A reduce-scatter, which sequence parallelism uses, leaves out the gather, and copies only
+ * this rank's part back. Gathers, maxima and broadcasts stay in `in`. */
 #include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
 
@@ -28,8 +29,9 @@ enum {
     /* a struct zr_shard_digest, and behind it the digests of partial gradients */
     DIGESTS_AT = IN_BYTES + 2 * OUT_BYTES,
     MAX_PARTIAL = (ZR_TP_BYTES - DIGESTS_AT - (int)sizeof(struct zr_shard_digest)) / (int)sizeof(uint64_t),
-    FEW_ELEMS = 8, /* with fewer elements, equal gradients or activations prove nothing */
-    COMPARED = -2, /* kind of a comparison's tag, in place of a dtype */
+    MAX_GATHERED_BYTES = 512 << 10, /* largest array that sum_gathered adds up */
+    FEW_ELEMS = 8,                  /* with fewer elements, equal gradients or activations prove nothing */
+    COMPARED = -2,                  /* kind of a comparison's tag, in place of a dtype */
 };
 _Static_assert(MAX_PARTIAL >= 8192 && ZR_TP_BYTES % 4096 == 0, "in, out twice, and digests");
 _Static_assert(ZR_TP_RANKS <= ZR_MAX_SOURCES, "a maximum has a source for each rank");
@@ -208,6 +210,50 @@ void zr_engine_tp_called(struct zr_engine *e, uint64_t call)
     e->m.tp->calls = XXH3_64bits_withSeed(&call, sizeof call, e->m.tp->calls);
 }
 
+/* Whether sum_gathered may add up the array: the communicator gathers arrays, and the arena has room for all
+ * ranks' arrays and their sum in fp32. Large arrays would be sent to more ranks than need them. */
+static bool may_sum_gathered(const struct zr_engine *e, int64_t n, enum zero_dtype dtype)
+{
+    const int64_t bytes = n * zr_dtype_bytes(dtype);
+    return zr_comm_has_arrays(e->role[ZR_ROLE_TP].comm, ZR_OP_ALL_GATHER) && bytes <= MAX_GATHERED_BYTES &&
+           e->tp * bytes + CUT_BYTES + n * (int64_t)sizeof(float) <= DIGESTS_AT;
+}
+
+/* Sums arrays with the bits of sum_all and fewer operations: gathers src of all ranks to the arena, which no
+ * other rank reads then, and adds them in the fixed tree. */
+static int sum_gathered(struct zr_engine *e, void *dst, const void *src, int64_t n, enum zero_dtype dtype,
+                        const struct zr_tag *tag)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    const int64_t bytes = n * zr_dtype_bytes(dtype);
+    char *base = e->m.tp->base;
+    const struct zr_arrays gathered = {base, src, n, dtype};
+    const void *parts[ZR_TP_RANKS];
+    for (int32_t p = 0; p < e->tp; p++)
+        parts[p] = base + p * bytes;
+    float *sums = dtype == ZERO_F32 ? dst : base + zr_round_up(e->tp * bytes, CUT_BYTES);
+    ZR_TRY(zr_role_arrays(e, ZR_ROLE_TP, ZR_OP_ALL_GATHER, &gathered, tag));
+    ZR_TRY(d->sum_tree(e->compute, sums, parts, e->tp, dtype, n, false));
+    return dtype == ZERO_F32 ? 0 : d->cast(e->compute, dst, dtype, sums, ZERO_F32, n);
+}
+
+/* Combines arrays over tp, by one operation if the communicator can, otherwise through the arena. n is the
+ * number of elements of the smaller array. */
+static int combine(struct zr_engine *e, enum zr_op op, void *dst, const void *src, int64_t n,
+                   enum zero_dtype dtype, const struct zr_tag *tag)
+{
+    const struct zr_arrays arrays = {dst, src, n, dtype};
+    if (!n)
+        return 0;
+    if (zr_comm_has_arrays(e->role[ZR_ROLE_TP].comm, op))
+        return zr_role_arrays(e, ZR_ROLE_TP, op, &arrays, tag);
+    if (op == ZR_OP_ALL_REDUCE && may_sum_gathered(e, n, dtype))
+        return sum_gathered(e, dst, src, n, dtype, tag);
+    return (op == ZR_OP_ALL_GATHER       ? gather_pieces
+            : op == ZR_OP_REDUCE_SCATTER ? scatter_pieces
+                                         : sum_all)(e, dst, src, n, dtype, tag);
+}
+
 /* Exchanges what each rank has in its part of `in`, and copies all parts to host memory. */
 static int exchange_in(struct zr_engine *e, int64_t bytes, const struct zr_tag *tag, const void **all)
 {
@@ -240,21 +286,21 @@ int zr_engine_tp_sum(struct zr_engine *e, enum zr_call_name call, void *dst, con
                      enum zero_dtype dtype)
 {
     const struct zr_tag tag = zr_tp_tag(e, call, n, dtype);
-    return end_collective(e, sum_all(e, dst, src, n, dtype, &tag));
+    return end_collective(e, combine(e, ZR_OP_ALL_REDUCE, dst, src, n, dtype, &tag));
 }
 
 int zr_engine_tp_scatter(struct zr_engine *e, enum zr_call_name call, void *dst, const void *src, int64_t n,
                          enum zero_dtype dtype)
 {
     const struct zr_tag tag = zr_tp_tag(e, call, n, dtype);
-    return end_collective(e, scatter_pieces(e, dst, src, n / e->tp, dtype, &tag));
+    return end_collective(e, combine(e, ZR_OP_REDUCE_SCATTER, dst, src, n / e->tp, dtype, &tag));
 }
 
 int zr_engine_tp_gather(struct zr_engine *e, enum zr_call_name call, void *dst, const void *src, int64_t n,
                         enum zero_dtype dtype)
 {
     const struct zr_tag tag = zr_tp_tag(e, call, n, dtype);
-    return end_collective(e, gather_pieces(e, dst, src, n / e->tp, dtype, &tag));
+    return end_collective(e, combine(e, ZR_OP_ALL_GATHER, dst, src, n / e->tp, dtype, &tag));
 }
 
 int zr_engine_tp_max(struct zr_engine *e, enum zr_call_name call, void *dst, const void *src, int64_t n,

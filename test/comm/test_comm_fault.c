@@ -720,6 +720,11 @@ static void refuse_arguments(struct rank *me)
     RANK_CHECK(me, zr_comm_agree(c, s, 0, -1, 1, &tag) == ZERO_ERR_ARG, "%s", zr_error_text());
     RANK_CHECK(me, zr_comm_agree(c, s, 0, INT32_MAX, INT32_MAX, &tag) == ZERO_ERR_ARG, "%s", zr_error_text());
     RANK_CHECK(me, zr_comm_agree(c, s, 65536 - 8, 1, 1, &tag) == ZERO_ERR_ARG, "%s", zr_error_text());
+    const struct zr_arrays arrays = {&o, &o, 1, ZERO_F32};
+    RANK_CHECK(me,
+               zr_comm_arrays(c, s, ZR_OP_ALL_REDUCE, &arrays, &tag) == ZERO_ERR_ARG &&
+                   strstr(zr_error_text(), "all_reduce: 1 elements at"),
+               "%s", zr_error_text());
     /* A refused operation has no number: the next one is the same on all ranks. */
     if (me->w.rank == 0)
         RANK_CHECK(me, zr_comm_exchange(c, s, -1, 8, &tag) == ZERO_ERR_ARG, "%s", zr_error_text());

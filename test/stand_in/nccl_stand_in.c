@@ -896,6 +896,9 @@ static void check_buffers(const struct nsi_call *c, size_t n_send, size_t n_recv
         stand_in_check_device_range(name, c->send, n_send, m->device);
     if (n_recv)
         stand_in_check_device_range(name, c->recv, n_recv, m->device);
+    if ((n_send && (uintptr_t)c->send % nsi_size(c->type)) ||
+        (n_recv && (uintptr_t)c->recv % nsi_size(c->type)))
+        stand_in_misuse("%s: a buffer is not at a multiple of its type's size", name);
     if (!n_send || !n_recv)
         return;
     bool apart = c->send + n_send <= c->recv || c->recv + n_recv <= c->send;
@@ -1011,15 +1014,16 @@ ncclResult_t ncclReduce(const void *sendbuff, void *recvbuff, size_t count, nccl
     return TAKE(NSI_REDUCE, .send = sendbuff, .recv = recvbuff, .count = count, .op = op, .root = root);
 }
 
-/* Only for what is the same in any order: sums of whole numbers, and maxima. */
 ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                            ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
 {
-    bool has_max = datatype == ncclUint64 || datatype == ncclFloat32 || datatype == ncclBfloat16;
-    if ((datatype != ncclInt64 || op != ncclSum) && (!has_max || op != ncclMax)) {
+    bool floats = datatype == ncclFloat32 || datatype == ncclBfloat16,
+         has_it = op == ncclSum ? floats || datatype == ncclInt64
+                                : op == ncclMax && (floats || datatype == ncclUint64);
+    if (!has_it) {
         stand_in_misuse(
-            "ncclAllReduce: type %d, operation %d: sums of ncclInt64, and maxima of ncclUint64, ncclFloat32 "
-            "and ncclBfloat16 are what the stand-in has",
+            "ncclAllReduce: type %d, operation %d: sums of ncclInt64, maxima of ncclUint64, and both of "
+            "ncclFloat32 and ncclBfloat16 are what the stand-in has",
             datatype, op);
         return ncclInvalidArgument;
     }

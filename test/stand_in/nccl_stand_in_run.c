@@ -156,11 +156,15 @@ static void reduce(const struct nsi_meeting *m, int n_ranks, int last, size_t fi
     }
 }
 
+/* All ranks get the same bits, since each part is added up along one ring only. */
 static void all_reduce(const struct nsi_meeting *m, int n_ranks, const struct nsi_call *c)
 {
     char *recv = stand_in_reach(c->recv);
     if (c->type == ncclFloat32 || c->type == ncclBfloat16) {
-        reduce(m, n_ranks, c->comm->rank, 0, c->count, c->type, recv);
+        for (int r = 0; r < n_ranks; r++) {
+            size_t n = (size_t)n_ranks, from = c->count * (size_t)r / n, end = c->count * (size_t)(r + 1) / n;
+            reduce(m, n_ranks, r, from, end - from, c->type, recv + from * nsi_size(c->type));
+        }
         return;
     }
     for (size_t k = 0; k < c->count; k++) {

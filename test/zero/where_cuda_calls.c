@@ -70,7 +70,7 @@ void __wrap_where_open(int rank, struct zero_config *cfg)
 
 /* ---- calls ---- */
 
-/* Sums in a fixed order give the host's bits. A model that sums its micro-batches itself does not allow it. */
+/* Sums in a fixed order give the host's bits. A model that sums its micro-batches does not allow it. */
 static void set_current(const struct zero_config *cfg)
 {
     current = cfg ? *cfg : (struct zero_config)ZERO_CONFIG_INIT;

@@ -95,11 +95,23 @@ static void note_exchange(struct checked *m, const struct zr_comm *c, const stru
     add_part(m, c, own + bytes_per_rank, (c->group.size - c->group.rank - 1) * bytes_per_rank, ZR_MINE_WRITE);
 }
 
-/* Notes the parts of the arena that an operation touches. For an agreement, notes only those that it
- * reads. */
+/* Notes the arrays of the program, which may be memory that the check knows. */
+static void note_arrays(struct checked *m, const struct zr_comm *c, const struct zr_comm_op *op)
+{
+    const enum zr_op which = (enum zr_op)op->post.op;
+    const int64_t bytes = op->post.bytes, whole = bytes * c->group.size;
+    m->parts[m->n_parts++] =
+        (struct zr_check_part){op->arrays.src, which == ZR_OP_REDUCE_SCATTER ? whole : bytes, ZR_MINE_READ};
+    m->parts[m->n_parts++] =
+        (struct zr_check_part){op->arrays.dst, which == ZR_OP_ALL_GATHER ? whole : bytes, ZR_MINE_WRITE};
+}
+
+/* Notes the memory that an operation touches. For an agreement, notes only what it reads. */
 static void note_parts(struct checked *m, const struct zr_comm *c, const struct zr_comm_op *op)
 {
     bool mine = op->post.root == c->group.rank;
+    if (op->arrays.src)
+        note_arrays(m, c, op);
     switch ((enum zr_op)op->post.op) {
     case ZR_OP_ALL_GATHER:
         for (uint32_t i = 0; i < op->post.n_seg; i++)
@@ -122,12 +134,14 @@ static void note_parts(struct checked *m, const struct zr_comm *c, const struct 
         add_others_read(m, c, op->off, op->post.bytes);
         add_part(m, c, op->off, op->post.bytes, ZR_MINE_READ);
         break;
+    case ZR_OP_ALL_REDUCE: /* only of arrays */
+        break;
     }
 }
 
 /* Declares the operation, and which ranks wait for each other. In a broadcast the others wait for the root,
- * and it for them. In a gather all wait for all, at its start only. In an agreement all read all records,
- * then they meet, and then each writes its record. */
+ * and it for them. In a gather, and in an operation of arrays, all wait for all at its start only.
+ * In an agreement all read all records, then they meet, and then each writes its record. */
 static struct zr_stream *check_puts(struct zr_comm_watch *w, struct zr_comm *c, struct zr_stream *s,
                                     const struct zr_comm_op *op)
 {
@@ -139,7 +153,7 @@ static struct zr_stream *check_puts(struct zr_comm_watch *w, struct zr_comm *c, 
         return zr_check_inner(s);
     note_parts(m, c, op);
     zr_check_collective(m->check, s, name, op->post.unit, op->post.step, m->parts, m->n_parts, starts,
-                        starts && kind != ZR_OP_ALL_GATHER);
+                        starts && kind != ZR_OP_ALL_GATHER && !op->arrays.src);
     if (kind == ZR_OP_AGREE) {
         m->n_parts = 0;
         add_part(m, c, op->off, op->post.bytes, ZR_MINE_WRITE);

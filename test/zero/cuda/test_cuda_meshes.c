@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_cuda_meshes.c: tensor parallelism and pipelines on GPU stand-ins over NCCL's. With deterministic on, a
- * mesh has the bits of the host. With it off, all ranks of an axis have the same bits.
+ * mesh has the bits of the host. With it off, all ranks of an axis have the same bits, and NCCL combines
+ * whole arrays.
  *
  * Some meshes run on threads. Others run on processes, which pose as one host or several: a sample that is
  * drawn from SEED (printed; by default the time). N_MESHES is their number; with N_MESHES=all all of them
@@ -10,6 +11,8 @@
 #include "test/stand_in/stand_in.h"
 #include "test/zero/cuda/mesh_net.h"
 #include "test/zero/where.h"
+
+#include <cuda_runtime_api.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,6 +82,236 @@ static void test_checked(void **state)
     for (pp.stage = tp.stage = 0; pp.stage <= 3; pp.stage++, tp.stage++) {
         as_on_the_host(pp);
         as_on_the_host(tp);
+    }
+}
+
+/* ---- arrays ---- */
+
+enum combines { SUM, SCATTER, GATHER, N_COMBINES };
+
+/* One call: elements of the smaller array, and whether that lies in the larger one. */
+struct combined {
+    enum combines op;
+    int64_t n;
+    bool in_place, bf16;
+};
+
+static size_t size_of(const struct combined *c)
+{
+    return c->bf16 ? 2 : 4;
+}
+
+/* Small whole numbers, whose sums are exact in bf16, too. */
+static float value_of(int rank, int64_t i)
+{
+    return (float)((i * 7 + rank * 5) % 16);
+}
+
+static float sum_of(int ranks, int64_t i)
+{
+    float sum = 0;
+    for (int p = 0; p < ranks; p++)
+        sum += value_of(p, i);
+    return sum;
+}
+
+static void put(const struct combined *c, char *at, int64_t i, float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    uint16_t high = (uint16_t)(bits >> 16);
+    memcpy(at + i * (int64_t)size_of(c), c->bf16 ? (void *)&high : (void *)&bits, size_of(c));
+}
+
+/* Memory before and after the call: one element, the larger array, the smaller one, and one element. So
+ * addresses are multiples of an element's size only. */
+struct image {
+    int64_t src, dst, n_src, n_dst, n;
+    char *before, *after;
+};
+
+static void draw_image(const struct combined *c, int rank, int tp, struct image *m)
+{
+    const int64_t n = c->n, whole = c->op == SUM ? n : n * tp, part_of_whole = c->op == SUM ? 0 : n * rank,
+                  small = c->in_place ? 1 + part_of_whole : 1 + whole;
+    *m = (struct image){.src = c->op == GATHER ? small : 1,
+                        .dst = c->op == GATHER ? 1 : small,
+                        .n_src = c->op == SCATTER ? whole : n,
+                        .n_dst = c->op == GATHER ? whole : n,
+                        .n = whole + n + 2};
+    m->before = malloc((size_t)m->n * size_of(c));
+    m->after = malloc((size_t)m->n * size_of(c));
+    for (int64_t i = 0; i < m->n; i++)
+        put(c, m->before, i, 99);
+    for (int64_t i = 0; i < m->n_src; i++)
+        put(c, m->before, m->src + i, value_of(rank, i));
+    memcpy(m->after, m->before, (size_t)m->n * size_of(c));
+    for (int64_t i = 0; i < m->n_dst; i++)
+        put(c, m->after, m->dst + i,
+            c->op == GATHER ? value_of((int)(i / n), i % n)
+                            : sum_of(tp, c->op == SCATTER ? n * rank + i : i));
+}
+
+static int call(zero_ctx *z, const struct combined *c, void *dst, const void *src)
+{
+    const enum zero_dtype dtype = c->bf16 ? ZERO_BF16 : ZERO_F32;
+    return c->op == SUM       ? zero_all_reduce(z, ZERO_AXIS_TP, dst, src, c->n, dtype, ZERO_SUM)
+           : c->op == SCATTER ? zero_reduce_scatter(z, ZERO_AXIS_TP, dst, src, c->n, dtype)
+                              : zero_all_gather(z, ZERO_AXIS_TP, dst, src, c->n, dtype);
+}
+
+static int64_t tp_bytes(zero_ctx *z)
+{
+    struct zero_stats stats;
+    return zero_get_stats(z, &stats) ? -1 : stats.tp_bytes;
+}
+
+/* Whether the call is one of NCCL's on each rank: any call without deterministic; with it, gathers, and sums
+ * of up to 512 KiB. */
+static bool is_one_call(const struct combined *c, bool deterministic)
+{
+    return !deterministic || c->op == GATHER || (c->op == SUM && c->n * (int64_t)size_of(c) <= 512 << 10);
+}
+
+/* Bytes that a rank receives in one call. Small deterministic sums gather. */
+static int64_t bytes_received(const struct combined *c, bool deterministic, int rank, int tp)
+{
+    const int64_t own = c->n * (rank + 1) / tp - c->n * rank / tp;
+    bool sums = c->op == SUM && !deterministic;
+    return (int64_t)size_of(c) * (sums ? own * (tp - 1) + c->n - own : c->n * (tp - 1));
+}
+
+static int combine(struct toy_rank *r, zero_ctx *z, const struct zero_config *cfg, const struct combined *c)
+{
+    struct image m;
+    void *at;
+    draw_image(c, r->rank, cfg->mesh.tp, &m);
+    const size_t size = size_of(c), bytes = (size_t)m.n * size;
+    if (cudaMalloc(&at, bytes) || cudaMemcpy(at, m.before, bytes, cudaMemcpyHostToDevice))
+        return ZERO_ERR_SYSTEM;
+    int64_t received = -tp_bytes(z);
+    int err = call(z, c, (char *)at + m.dst * (int64_t)size, (char *)at + m.src * (int64_t)size);
+    if (cudaStreamSynchronize(cfg->stream) || cudaMemcpy(m.before, at, bytes, cudaMemcpyDeviceToHost) ||
+        cudaFree(at))
+        return ZERO_ERR_SYSTEM;
+    received += tp_bytes(z);
+    if (!err && memcmp(m.before, m.after, bytes))
+        toy_wrong(r, "call %d of %lld elements, in place %d, bf16 %d: wrong values. ", c->op, (long long)c->n,
+                  c->in_place, c->bf16);
+    if (!err && is_one_call(c, cfg->deterministic) &&
+        received != bytes_received(c, cfg->deterministic, r->rank, cfg->mesh.tp))
+        toy_wrong(r, "call %d of %lld elements, bf16 %d: %lld bytes received. ", c->op, (long long)c->n,
+                  c->bf16, (long long)received);
+    free(m.before);
+    free(m.after);
+    return err;
+}
+
+/* The fourth has 512 KiB in f32. The last is more than a piece of the arena. */
+static const int64_t array_sizes[] = {0, 1, 1027, 131072, 262145};
+enum { N_SIZES = sizeof array_sizes / sizeof *array_sizes, N_COMBINED = N_COMBINES * N_SIZES * 4 };
+
+static struct combined combined_at(int i)
+{
+    return (struct combined){.op = (enum combines)(i % N_COMBINES),
+                             .n = array_sizes[i / N_COMBINES % N_SIZES],
+                             .in_place = i / (N_COMBINES * N_SIZES) % 2,
+                             .bf16 = i / (N_COMBINES * N_SIZES) / 2};
+}
+
+static int combine_by_one_call(struct toy_rank *r, zero_ctx *z, const struct zero_config *cfg)
+{
+    char *odd = (char *)1;
+    toy_expect(r, zero_all_reduce(z, ZERO_AXIS_TP, odd, odd, 1, ZERO_BF16, ZERO_SUM), ZERO_ERR_ARG,
+               "allowed: multiples of 2, the size of an element");
+    for (int i = 0; i < N_COMBINED; i++) {
+        const struct combined c = combined_at(i);
+        if (is_one_call(&c, cfg->deterministic))
+            OR_RETURN(combine(r, z, cfg, &c));
+    }
+    return 0;
+}
+
+/* Large and small sums take turns in the same memory of the library. */
+static int combine_all(struct toy_rank *r, zero_ctx *z, const struct zero_config *cfg)
+{
+    for (int i = 0; i < N_COMBINED; i++) {
+        const struct combined c = combined_at(i);
+        OR_RETURN(combine(r, z, cfg, &c));
+    }
+    return 0;
+}
+
+/* Trains, then calls more. Returns the number of NCCL's calls, over all ranks. */
+static int64_t calls_with(struct net_run n,
+                          int (*more)(struct toy_rank *, zero_ctx *, const struct zero_config *))
+{
+    struct nccl_stand_in_counts counts;
+    char what[160];
+    const char *text;
+    n.more = more;
+    toy_run(world_of(&n), net_rank, &n, shared->r, net_text(&n, what));
+    nccl_stand_in_counts(&counts);
+    nccl_stand_in_end();
+    if (stand_in_end(&text))
+        fail_msg("%s: %s", what, text);
+    return counts.n_calls;
+}
+
+static void test_arrays(void **state)
+{
+    for (int i = 0; i < 4; i++) {
+        struct net_run n = {.pp = 1, .dp = 1, .tp = 2 + i % 2, .gpu = true, .deterministic = i / 2};
+        int64_t want = 0, base = calls_with(n, NULL), calls = calls_with(n, combine_by_one_call) - base;
+        for (int k = 0; k < N_COMBINED; k++) {
+            const struct combined c = combined_at(k);
+            want += c.n && is_one_call(&c, n.deterministic) ? n.tp : 0;
+        }
+        if (calls != want)
+            fail_msg("tp %d, deterministic %d: %lld calls of NCCL instead of %lld", n.tp, n.deterministic,
+                     (long long)calls, (long long)want);
+        n.check = n.tp == 2;
+        if (n.deterministic || n.check)
+            calls_with(n, combine_all);
+    }
+}
+
+static void short_timeout(struct zero_config *cfg)
+{
+    cfg->launch.timeout_ms = 3000;
+}
+
+/* Rank 1 sums one element more. */
+static int sum_more(struct toy_rank *r, zero_ctx *z, const struct zero_config *cfg)
+{
+    const int64_t n = 600000 + r->rank;
+    double none = 0;
+    void *at;
+    if (cudaMalloc(&at, (size_t)n * sizeof(float)))
+        return ZERO_ERR_SYSTEM;
+    int err = zero_all_reduce(z, ZERO_AXIS_TP, at, at, n, ZERO_F32, ZERO_SUM);
+    toy_expect(r, err ? err : zero_mean(z, &none, 1), ZERO_ERR_MISMATCH,
+               "called zero_all_reduce(sum) in step 4 with other arguments");
+    cudaFree(at);
+    return 0;
+}
+
+static void test_other_sizes(void **state)
+{
+    for (int deterministic = 0; deterministic < 2; deterministic++) {
+        struct net_run n = {.pp = 1,
+                            .dp = 1,
+                            .tp = 2,
+                            .gpu = true,
+                            .deterministic = deterministic,
+                            .change = short_timeout,
+                            .more = sum_more};
+        toy_ranks(2, net_rank, &n, shared->r);
+        nccl_stand_in_end();
+        stand_in_end(NULL); /* the collectives differ on purpose */
+        for (int i = 0; i < 2; i++)
+            if (shared->r[i].wrong[0])
+                fail_msg("deterministic %d, rank %d: %s", deterministic, i, shared->r[i].wrong);
     }
 }
 
@@ -201,7 +434,8 @@ int main(void)
     if (shared == MAP_FAILED)
         return 1;
     net_found = shared->found;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_pp), cmocka_unit_test(test_tp),
-                                       cmocka_unit_test(test_checked), cmocka_unit_test(test_processes)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_pp),          cmocka_unit_test(test_tp),
+                                       cmocka_unit_test(test_checked),     cmocka_unit_test(test_arrays),
+                                       cmocka_unit_test(test_other_sizes), cmocka_unit_test(test_processes)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
