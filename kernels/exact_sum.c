@@ -7,14 +7,15 @@ void zr_exact_reset(struct zr_exact_sum *a)
     memset(a, 0, sizeof *a);
 }
 
-/* Returns whether the sum can be as large as from. It cannot if all limbs of that size are zero. */
-static bool may_reach(struct zr_exact_sum *a, double from)
+/* Returns false only if the sum is certainly below the threshold: all limbs that numbers from there on use
+ * are zero. */
+static bool may_reach(struct zr_exact_sum *a, double threshold)
 {
     int exponent, limb;
-    if (a->nonfinite || isinf(from))
+    if (a->nonfinite || isinf(threshold))
         return a->nonfinite;
-    frexp(from, &exponent); /* from >= 2^(exponent - 1) */
-    limb = (exponent - 1 + 1088) / 32;
+    frexp(threshold, &exponent);       /* threshold >= 2^(exponent - 1) */
+    limb = (exponent - 1 + 1088) / 32; /* limb 0 counts in units of 2^-1088 */
     zr_exact_carry(a);
     while (limb < ZR_EXACT_LIMBS && a->limb[limb] == 0)
         limb++;

@@ -31,16 +31,16 @@ static const struct option_row rows[] = {
     {"accum", "N", "Micro-batches per step (1; with --pp two for each of its ranks)",
      OPTION_INT(accum, 1, 100000)},
     {"ranks", "N", "Ranks to run on (4)", OPTION_INT(ranks, 1, 4096)},
-    {"dp-shard", "N",
-     "Groups of N ranks, a number that divides --ranks, over --tp and --pp: HSDP and HFSDP, too",
+    {"dp-shard", "N", "Adds HSDP and HFSDP, with shard groups of N ranks; N divides --ranks / (--tp * --pp)",
      OPTION_INT(dp_shard, 1, 4096)},
     {"tp", "N", "Each layer in parts, on N ranks, which have the same data (1)",
      OPTION_INT(model.own.tp, 1, 1024)},
-    {"sequence-parallel", NULL, "With --tp: rows of what lies between products are cut over the N, too",
+    {"sequence-parallel", NULL, "With --tp: activations between matrix products are cut by tokens, too",
      OPTION_FLAG(model.own.sequence)},
     {"pp", "N",
-     "Layers in N stages of a pipeline, on ranks of their own, or in --stages-per-rank times as many: shows "
-     "the fullest rank, and --json all of them (1)",
+     "Pipeline of N ranks, with one stage each or --stages-per-rank; the table shows the fullest rank, "
+     "--json "
+     "all of them (1)",
      OPTION_INT(pp, 1, PIPE_MAX_STAGES)},
     {"schedule", "1f1b|gpipe|interleaved|zero-bubble",
      "With --pp: the order in which stages take micro-batches (1f1b)", OPTION_WORD(schedule, pipe_schedules)},
@@ -255,7 +255,7 @@ static void print_table(const struct memory_options *o, const struct measured *m
         stage_table_bytes("activations besides", activations, m->n);
     stage_table_bytes("peak resident", resident, m->n);
     if (o->device == ZERO_DEVICE_CUDA)
-        stage_table_bytes(o->pp > 1 ? "peak of the last GPU" : "peak of a GPU", gpu, m->n);
+        stage_table_bytes(o->pp > 1 ? "peak, last stage's GPU" : "peak of a GPU", gpu, m->n);
     if (o->pp > 1)
         print_ranks(m);
     if (m->has_plain)
@@ -265,7 +265,7 @@ static void print_table(const struct memory_options *o, const struct measured *m
                report_bytes(m->plain.fullest.peak_rss_bytes).text);
     printf("\nPlanned and allocated are libzero's: weights, gradients, optimizer state. Resident is all of a "
            "rank: those,\n"
-           "activations, text and code, pages that several ranks map counted in equal parts.%s\n",
+           "activations, training text and code; a page that n ranks map counts as 1/n.%s\n",
            o->device == ZERO_DEVICE_CUDA ? " It is memory of the host." : "");
 }
 

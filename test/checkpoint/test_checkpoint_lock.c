@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_checkpoint_lock.c: tests that only one run at a time saves into a folder, by whatever path it names
- * the folder and wherever it works by then. */
+/* test_checkpoint_lock.c: tests that only one run at a time saves into a folder. That holds by whatever path
+ * a run names the folder, and if it changes its working directory meanwhile. */
 #include "test/checkpoint/saved_model.h"
 #include "test/cmocka.h"
 
@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static char base[] = "/tmp/zero-checkpoint-XXXXXX", run[sizeof base + 8], same[sizeof base + 8],
+static char base[] = "/tmp/zero-checkpoint-XXXXXX", run[sizeof base + 8], link_to_run[sizeof base + 8],
             moved[sizeof base + 8], lock_file[sizeof run + 8], moved_lock_file[sizeof moved + 8];
 
 static const struct model_options alone = {.stage = 1, .world = 1, .keep = 1};
@@ -65,9 +65,9 @@ static void save_beside(struct model_rank *m, void *arg)
     model_run(&alone, save, other);
     clear(other);
     CHECK_OK(model_steps(m, 1));
-    CHECK_OK(zero_load(m->z, same));
+    CHECK_OK(zero_load(m->z, link_to_run));
     CHECK_THAT(model_hash(m) == hash);
-    save(m, same); /* its own lock does not stop it, whatever path it uses */
+    save(m, link_to_run); /* its own lock does not stop it, whatever path it uses */
     CHECK_THAT(!access(lock_file, F_OK));
 }
 
@@ -247,8 +247,9 @@ static void test_files_of_the_user(void **state)
 /* ---- two processes ---- */
 
 struct child {
-    bool leaves_one; /* a child that lives as long as `life` is open for writing elsewhere */
-    int reported[2], life[2], left[2];
+    bool has_child; /* that outlives it */
+    /* pipes: the lock is held; its child lives until the test closes this; its child has ended */
+    int reported[2], life[2], ended[2];
 };
 
 static void hold(struct model_rank *m, void *arg)
@@ -256,27 +257,27 @@ static void hold(struct model_rank *m, void *arg)
     struct child *c = arg;
     char byte = 0;
     save(m, run);
-    if (c->leaves_one && !fork()) {
+    if (c->has_child && !fork()) {
         struct zr_folder_locks inherited = m->z->locks;
         inherited.list[0].fd = dup(inherited.list[0].fd);
         zr_folder_unlock_all(&inherited); /* like zero_unwrap in a child: the lock is its parent's */
         close(c->reported[1]);
         while (read(c->life[0], &byte, 1) > 0) {
         }
-        close(m->z->locks.list[0].fd); /* before exit, which would close first what the test waits for */
+        close(m->z->locks.list[0].fd); /* at exit, the test might see the end of `ended` before this closes */
         _exit(0);
     }
-    close(c->left[1]);
+    close(c->ended[1]);
     CHECK_THAT(write(c->reported[1], &byte, 1) == 1);
     for (;;)
         pause();
 }
 
-static void hold_in_child(bool leaves_one)
+static void hold_in_child(bool has_child)
 {
-    struct child c = {.leaves_one = leaves_one};
+    struct child c = {.has_child = has_child};
     char byte, holder[64];
-    assert_int_equal(pipe(c.reported) | pipe(c.life) | pipe(c.left), 0);
+    assert_int_equal(pipe(c.reported) | pipe(c.life) | pipe(c.ended), 0);
     fflush(stdout);
     pid_t pid = fork();
     assert_true(pid >= 0);
@@ -286,16 +287,16 @@ static void hold_in_child(bool leaves_one)
         _exit(1);
     }
     close(c.reported[1]);
-    close(c.left[1]);
+    close(c.ended[1]);
     assert_int_equal(read(c.reported[0], &byte, 1), 1); /* none on failure */
     snprintf(holder, sizeof holder, "process %d on host ", (int)pid);
     model_run(&alone, refuse, holder);
     assert_int_equal(kill(pid, SIGKILL), 0);
     assert_int_equal(waitpid(pid, NULL, 0), pid);
-    if (leaves_one) {
+    if (has_child) {
         model_run(&alone, refuse, "its child process still holds the lock");
         close(c.life[1]);
-        assert_int_equal(read(c.left[0], &byte, 1), 0); /* it ends */
+        assert_int_equal(read(c.ended[0], &byte, 1), 0); /* it ends */
     } else {
         close(c.life[1]);
     }
@@ -304,7 +305,7 @@ static void hold_in_child(bool leaves_one)
     clear(run);
     close(c.reported[0]);
     close(c.life[0]);
-    close(c.left[0]);
+    close(c.ended[0]);
 }
 
 static void test_two_processes(void **state)
@@ -334,7 +335,7 @@ static void test_no_locks(void **state)
         .stage = 1, .world = 1, .keep = 1, .files = &files, .log = count_warnings, .log_arg = &n};
     model_run(&o, save, run);
     assert_int_equal(n, 1);
-    remove(lock_file); /* then nothing shows whether it is in use */
+    remove(lock_file); /* libzero left it, because without locks it cannot tell whether another run uses it */
     clear(run);
 }
 
@@ -395,12 +396,12 @@ static void test_paths(void **state)
     check_path("run", expected);
     check_path("./run//", expected);
     check_path(run, expected);
-    check_path("same", expected); /* a link to it */
+    check_path("link", expected); /* a link to run */
     check_path(".", here);
     assert_int_equal(rmdir(run), 0);
     check_path("run/", expected);
     snprintf(expected, sizeof expected, "%s/none/such", here);
-    check_path("none/such", expected); /* its parent does not exist, so nothing is made */
+    check_path("none/such", expected); /* nothing of it need exist */
     check_path("/", "/");
     check_path("/none/such/", "/none/such");
     memset(longest, 'x', ZR_PATH_BYTES);
@@ -414,11 +415,11 @@ int main(void)
     if (!mkdtemp(base))
         return 1;
     snprintf(run, sizeof run, "%s/run", base);
-    snprintf(same, sizeof same, "%s/same", base);
+    snprintf(link_to_run, sizeof link_to_run, "%s/link", base);
     snprintf(lock_file, sizeof lock_file, "%s/.lock", run);
     snprintf(moved, sizeof moved, "%s/moved", base);
     snprintf(moved_lock_file, sizeof moved_lock_file, "%s/.lock", moved);
-    if (symlink(run, same))
+    if (symlink(run, link_to_run))
         return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_two_contexts),   cmocka_unit_test(test_many_folders),
@@ -427,5 +428,5 @@ int main(void)
         cmocka_unit_test(test_renamed_folder), cmocka_unit_test(test_files_of_the_user),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    return unlink(same) | rmdir(base) | failed;
+    return unlink(link_to_run) | rmdir(base) | failed;
 }
