@@ -44,7 +44,7 @@ static void refuse(struct model_rank *m, void *arg)
 {
     CHECK_OK(model_steps(m, 1));
     for (int i = 0; i < 2; i++) {
-        CHECK_THAT(zero_save(m->z, i ? same : run, NULL) == ZERO_ERR_IO);
+        CHECK_THAT(zero_save(m->z, i ? link_to_run : run, NULL) == ZERO_ERR_IO);
         CHECK_THAT(strstr(zero_last_error(), run) &&
                    strstr(zero_last_error(), "another run saves into this"));
         model_check(strstr(zero_last_error(), arg) != NULL, __FILE__, __LINE__, arg);
@@ -264,7 +264,7 @@ static void hold(struct model_rank *m, void *arg)
         close(c->reported[1]);
         while (read(c->life[0], &byte, 1) > 0) {
         }
-        close(m->z->locks.list[0].fd); /* at exit, the test might see the end of `ended` before this closes */
+        close(m->z->locks.list[0].fd); /* before `ended`, which _exit might close first */
         _exit(0);
     }
     close(c->ended[1]);
