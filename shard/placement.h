@@ -20,8 +20,8 @@ enum zr_hold {
     ZR_WHOLE,
     /* its slice */
     ZR_CUT,
-    /* Gradients only: all of it, as this rank's own sum, until the step's last micro-batch is reduced; then
-     * its slice of the sum over the ranks. */
+    /* Gradients only: all of it, summed without the other ranks of the axis, until the step's last
+     * micro-batch is reduced; then its slice of the sum over the axis. */
     ZR_WHOLE_UNTIL_LAST_MICRO
 };
 
@@ -34,11 +34,11 @@ struct zr_placement {
     uint8_t param[ZR_AXES], grad[ZR_AXES], state[ZR_AXES];
     /* Properties of the row that was asked for. They are the same on one rank, where nothing is cut, so a
      * program that trains there also trains on many ranks. */
-    /* Stages 0 and 1: the model's pointers to parameters and gradients are valid at all times, so it may train
-     * without brackets. At the other stages they are valid only in brackets. */
+    /* Stages 0 and 1: the model's pointers to parameters and gradients are valid at all times, so it may
+     * train without brackets. At the other stages they are valid only in brackets. */
     bool model_holds;
-    /* Stage 3: a rank keeps a shard of the parameters, and has a whole unit only while a slot holds it, unless
-     * the unit is resident. At the other stages every rank keeps all parameters. */
+    /* Stage 3: a rank keeps a shard of the parameters, and has a whole unit only while a slot holds it,
+     * unless the unit is resident. At the other stages every rank keeps all parameters. */
     bool shards_params;
     /* Stage 0: every rank gets the whole sum of each unit's gradients, so struct zero_traffic counts a
      * reduction as an all-reduce. HSDP does not count as such: zero_traffic counts the reductions inside a
