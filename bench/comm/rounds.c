@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rounds.c: measures and checks the collectives of zero-bench comm. */
+/* rounds.c: measures and checks the collectives of zero-bench comm.
+ *
+ * An agreement (COMM_AGREE) is zr_comm_agree: a small all-reduce of 64-bit words in place. The first half of
+ * the words become their sums over the ranks, the others their maxima. */
 #include "bench/comm/rounds.h"
 #include "bench/comm/values.h"
 #include "kernels/alloc.h"
@@ -17,7 +20,7 @@ enum {
     /* A round repeats a row's call until it has moved about CALLS_BYTES, at most MAX_CALLS times. */
     MAX_CALLS = 20,
     CALLS_BYTES = 1 << 20,
-    /* from the agreement to the common start of all ranks on a machine */
+    /* time from the last rank's arrival to the common start of all ranks on a machine */
     START_NS = 200000,
 };
 
@@ -42,7 +45,7 @@ int64_t comm_slice(int64_t bytes, int n)
 
 /* ---- memory ---- */
 
-/* Places everything in an arena. Returns its size. */
+/* Places the regions of all collectives in an arena. Returns the arena's size. */
 static int64_t lay_out(struct comm_rounds *b, int64_t slice)
 {
     int64_t region = (b->n * slice + 255) / 256 * 256;
@@ -55,8 +58,8 @@ static int64_t lay_out(struct comm_rounds *b, int64_t slice)
     return b->control_at + CONTROL_BYTES;
 }
 
-/* Whether the collective has a limit. The limit of sums adds those of all ranks in one call, which takes at
- * most ZR_MAX_SOURCES. */
+/* Whether the collective has a limit. An agreement has none. The limit of reduce-scatters adds one slice for
+ * each rank in one call of the kernel, which takes at most ZR_MAX_SOURCES slices. */
 static bool has_limit(const struct comm_rounds *b, enum comm_op op)
 {
     return op == COMM_ALL_GATHER ? b->n > 1 : op == COMM_REDUCE_SCATTER && b->n <= ZR_MAX_SOURCES;
