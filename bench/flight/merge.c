@@ -122,7 +122,7 @@ static size_t add_call(const struct zr_flight_view *v, char *text, size_t n_text
     else if (inside)
         n = snprintf(text, n_text, "; it is in %s, for %.3f s", call, (double)ns * 1e-9);
     else
-        n = snprintf(text, n_text, "; the program has been outside of the library for %.3f s, behind %s",
+        n = snprintf(text, n_text, "; the program has been outside of the library for %.3f s, after %s",
                      (double)ns * 1e-9, call);
     return (size_t)n;
 }
