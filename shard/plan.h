@@ -25,7 +25,8 @@ enum zr_mem {
     ZR_MEM_GRAD_SLOTS,
     /* Further sums, for deterministic accumulation. */
     ZR_MEM_GRAD_SUMS,
-    /* One unit's reduced gradient, fp32, that ranks gather because each updates all of it (full_grad_at). */
+    /* One unit's reduced gradient, fp32, gathered for ranks that update all of it (full_grad_at). With HSDP a
+     * rank gathers its inner slice. */
     ZR_MEM_GRAD_GATHERED,
     ZR_MEM_MASTER,
     ZR_MEM_MOMENTS,

@@ -40,8 +40,8 @@ struct memory_runs {
 /* Passed as a column: the program without libzero (zero-bench train --plain), in one process. */
 enum { MEMORY_PLAIN = -1 };
 
-/* What one run of zero-bench train measured. It is a column of the table (bench/report/stage_table.h), which
- * is a stage or a hybrid, or it is the plain program. */
+/* The measurements of one run of zero-bench train. They are a column of the table
+ * (bench/report/stage_table.h), which is a stage or a hybrid, or it is the plain program. */
 struct memory_column {
     /* (n_ranks) an entry for each rank of the pipeline; without --pp, one for all ranks. Freed by
      * memory_column_free. */

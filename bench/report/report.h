@@ -29,7 +29,8 @@ struct report_step {
 struct report_rank {
     /* memory of the library */
     struct zero_bytes planned, allocated;
-    int64_t activation_bytes; /* of the model */
+    /* of the model */
+    int64_t activation_bytes;
     /* peak of the process's resident memory, as a mean over the ranks with the same pipeline stages. A page
      * that n ranks map counts as 1/n (Pss, see bench/resident.h). */
     int64_t peak_rss_bytes;
