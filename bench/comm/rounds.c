@@ -94,7 +94,7 @@ static bool has_mpi(const struct comm_rounds *b)
     return false;
 }
 
-static int take_mpi_input(struct comm_rounds *b, int64_t bytes)
+static int allocate_mpi_input(struct comm_rounds *b, int64_t bytes)
 {
     void *at = NULL;
     int err = bytes ? b->ranks->dev->ops->alloc(b->ranks->dev, bytes, &at) : 0;
@@ -103,7 +103,7 @@ static int take_mpi_input(struct comm_rounds *b, int64_t bytes)
     return err;
 }
 
-static int take(struct comm_rounds *b, int64_t slice)
+static int allocate(struct comm_rounds *b, int64_t slice)
 {
     struct zr_device *dev = b->ranks->dev;
     const struct zr_group *g = b->ranks->group;
@@ -115,7 +115,7 @@ static int take(struct comm_rounds *b, int64_t slice)
     int err = dev->ops->host_alloc(dev, HOST_BUFFER_BYTES, (void **)&b->host_buffer);
     err = err ? err : dev->ops->host_alloc(dev, CONTROL_BYTES, (void **)&b->control);
     err = err ? err : comm_limits_open(&b->limits, dev, b->ranks->stream, b->n, slice, b->dtype);
-    return err || !has_mpi(b) ? err : take_mpi_input(b, mpi_input_bytes(b, slice));
+    return err || !has_mpi(b) ? err : allocate_mpi_input(b, mpi_input_bytes(b, slice));
 }
 
 int comm_rounds_open(struct comm_rounds *b, struct comm_ranks *r, const struct comm_asked *a)
@@ -125,7 +125,7 @@ int comm_rounds_open(struct comm_rounds *b, struct comm_ranks *r, const struct c
     int64_t slice = comm_slice(a->to_bytes, b->n), arena = lay_out(b, slice);
     int err = comm_ranks_open(r, a, slice, arena,
                               comm_limits_bytes(b->n, slice, b->dtype) + mpi_input_bytes(b, slice));
-    return err ? err : take(b, slice);
+    return err ? err : allocate(b, slice);
 }
 
 void comm_rounds_close(struct comm_rounds *b)

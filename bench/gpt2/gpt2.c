@@ -246,6 +246,7 @@ static void products_forward(struct gpt2 *m, real *atty, real *att, const real *
     }
 }
 
+/* dqkv from datty, with the att that products_forward kept. datt has the memory of scores. */
 static void products_backward(struct gpt2 *m, real *dqkv, const real *datty, const real *att, const real *qkv)
 {
     int64_t T = m->config.context, A = gpt2_part_channels(&m->config), NH = gpt2_part_heads(&m->config),
