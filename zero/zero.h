@@ -305,7 +305,7 @@ ZERO_API int zero_loss_scale(zero_ctx *z, double count, double *scale);
  * Collective over the axis; inside or outside brackets.
  * Blocks  host: until the other ranks of the axis have come
  * GPU     enqueues on cfg.stream; arrays on the GPU
- * Errors: ARG  any other overlap; a sum with a dtype other than f32 and bf16; a GPU's array unaligned */
+ * Errors: ARG  any other overlap; a sum with a dtype other than f32 and bf16, or unaligned on a GPU */
 ZERO_API int zero_all_reduce(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
                              enum zero_dtype dtype, enum zero_reduce op);
 ZERO_API int zero_all_gather(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,

@@ -30,7 +30,7 @@ struct tune_name tune_name(const struct candidate *c)
 
 /* ---- the lines to paste: the stage, and whatever differs from ZERO_CONFIG_INIT ---- */
 
-#define N_LINES 11
+#define N_LINES 12
 
 /* A field of struct zero_config, without "cfg.", and its value in C and in the environment ("": it has no
  * variable). */
@@ -81,6 +81,8 @@ static int settings_of(const struct tune_options *o, const struct candidate *c, 
         set_number(&out[n++], "mesh.tp", plan_tp(&o->plan));
     if (o->plan.pp > 1)
         n += pipeline_settings(&o->plan, &out[n]);
+    if (o->plan.accum != init.grad_accum_steps)
+        set_number(&out[n++], "grad_accum_steps", o->plan.accum);
     if (c->hybrid)
         set_number(&out[n++], "mesh.dp_replicate", tune_n_dp(o) / c->dp_shard);
     if (c->hybrid == HYBRID_HFSDP)
@@ -273,6 +275,9 @@ static void print_choice(const struct tune_options *o, const struct candidate *c
     for (int i = 0; i < n; i++)
         printf("    %s\n", c_line(&s[i], text));
     printf("or in its environment:\n    %s\n", environment(s, n, text));
+    for (int i = 0; i < n; i++)
+        if (!s[i].env_value[0])
+            printf("and in the program, as it has no variable:\n    %s\n", c_line(&s[i], text));
 }
 
 static void print_titles(bool probed)

@@ -159,12 +159,19 @@ static int summarize(struct run *r, double loss)
     return err;
 }
 
-/* Gives the times of the steps, as means over ranks, to the caller of train_run (tune). */
+/* Gives the times of the steps to the caller of train_run (tune), the same on all ranks: means over
+ * data-parallel ranks, and of these the largest over tp. */
 static int share_times(struct run *r)
 {
     const struct train_options *o = r->o;
     memcpy(o->step_ms, r->report.ms, (size_t)o->steps * sizeof *o->step_ms);
-    return r->z ? take_libzero_error(zero_mean(r->z, o->step_ms, (int32_t)o->steps)) : 0;
+    int err = r->z ? take_libzero_error(zero_mean(r->z, o->step_ms, (int32_t)o->steps)) : 0;
+    for (int64_t i = 0; !err && i < o->steps && r->model[0].config.tp > 1; i++) {
+        float ms = (float)o->step_ms[i];
+        err = train_reduce_tp(&r->model[0], &ms, 1, true);
+        o->step_ms[i] = (double)ms;
+    }
+    return err;
 }
 
 /* Completes the profile, for zero-bench profile. */

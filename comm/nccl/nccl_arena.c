@@ -299,7 +299,7 @@ struct warming {
     size_t bytes;
 };
 
-/* A gather, or a sum of zeros, over size times bytes. Tensor parallelism has both. */
+/* A gather, or a sum of zeros, over size times bytes. Tensor parallelism has both, and sums of whole arrays. */
 static ncclResult_t warm_slices(const struct warming *w, char *at, size_t bytes, cudaStream_t native)
 {
     const struct zr_comm *c = &w->m->base;
@@ -310,6 +310,9 @@ static ncclResult_t warm_slices(const struct warming *w, char *at, size_t bytes,
         res = api->ReduceScatter(at, mine, bytes / sizeof(float), ncclFloat32, ncclSum, w->comm, native);
     if ((!zr_role_reduces(c->role) || c->role == ZR_ROLE_TP) && !res)
         res = api->AllGather(mine, at, bytes, ncclInt8, w->comm, native);
+    if (c->role == ZR_ROLE_TP && !w->m->set->opt.deterministic && !res)
+        res = api->AllReduce(at, at, bytes / sizeof(float) * (size_t)c->group.size, ncclFloat32, ncclSum,
+                             w->comm, native);
     return res;
 }
 
@@ -407,8 +410,9 @@ static int warm_up(struct zr_nccl *m)
     struct zr_nccl_set *p = m->set;
     int64_t most = m->room_at / m->base.group.size & -ZR_NCCL_ALIGN,
             slice = (m->largest + ZR_NCCL_ALIGN - 1) & -ZR_NCCL_ALIGN;
-    struct warming w = {
-        .m = m, .comm = m->comm, .base = m->base.held->base, .bytes = (size_t)(slice < most ? slice : most)};
+    if (slice > most || m->base.role == ZR_ROLE_TP) /* activations may be larger than slices */
+        slice = most;
+    struct warming w = {.m = m, .comm = m->comm, .base = m->base.held->base, .bytes = (size_t)slice};
     ncclResult_t res = ncclSuccess;
     char what[96];
     int err = 0;

@@ -55,6 +55,8 @@ static int open_part(struct part *p, const struct zr_world *w)
 {
     struct zr_nccl_options opt = nccl_fixture_options(custom.deterministic, custom.timeout_ms);
     struct zr_role_ask ask[ZR_ROLES];
+    if (custom.change)
+        custom.change(&opt, w->rank);
     memset(p, 0, sizeof *p);
     uv_loop_init(&p->loop);
     int err = zr_topology_assume(WORLD, 0, &p->topology);
@@ -158,10 +160,10 @@ static void every_role(struct rank *me)
     RANK_CHECK(me, close_part(&p), "handles are left");
 }
 
-/* The world's communicator is made first, and the others are split off it. Three roles have one CTA. */
+/* The world's communicator is made first, and the others are split off it. Two roles have one CTA. */
 static void test_every_role(void **state)
 {
-    enum { N_ROLES = 7, N_SMALL = 3 };
+    enum { N_ROLES = 7, N_SMALL = 2 };
     static const int versions[] = {22809, 21705 /* cannot split */};
     for (int k = 0; k < 4; k++) {
         struct nccl_stand_in_counts c;
@@ -214,6 +216,7 @@ static void fill(struct rank *me)
     for (int i = 0; i < MANY; i++)
         RANK_CHECK(me, zr_comm_broadcast(c, p.stream, 0, 64, i % 2, &tag) == 0, "%s", zr_error_text());
     p.dev->ops->stream_sync(p.stream);
+    RANK_CHECK(me, zr_comm_status(c, NULL, 0) == 0, "failed");
     RANK_CHECK(me, close_part(&p), "handles are left");
 }
 
@@ -224,10 +227,46 @@ static void test_many(void **state)
     run_ranks(false, WORLD, fill, NULL, NULL);
 }
 
+/* ---- slow connections ---- */
+
+static void wait_long_to_start(struct zr_nccl_options *opt, int rank)
+{
+    opt->start_timeout_ms = LONG_MS;
+}
+
+/* Operations of tensor parallelism, also those of whole arrays, are connected when the arenas are attached. */
+static void sum_arrays(struct rank *me)
+{
+    static const enum zr_op ops[] = {ZR_OP_ALL_REDUCE, ZR_OP_REDUCE_SCATTER, ZR_OP_ALL_GATHER};
+    struct part p;
+    char why[512] = "";
+    RANK_CHECK(me, open_part(&p, &me->w) == 0, "%s", zr_error_text());
+    struct zr_comm *c = p.comm[ZR_ROLE_TP];
+    const struct zr_tag tag = {.unit = -1};
+    const struct zr_arrays a = {p.base[ZR_ROLE_TP] + BYTES / 2, p.base[ZR_ROLE_TP], 1024, ZERO_F32};
+    for (size_t i = custom.deterministic ? 2 : 0; i < sizeof ops / sizeof *ops; i++)
+        RANK_CHECK(me, zr_comm_arrays(c, p.stream, ops[i], &a, &tag) == 0, "%s", zr_error_text());
+    p.dev->ops->stream_sync(p.stream);
+    RANK_CHECK(me, zr_comm_status(c, why, sizeof why) == 0, "%s", why);
+    RANK_CHECK(me, close_part(&p), "handles are left");
+}
+
+static void test_slow_to_connect(void **state)
+{
+    for (int fixed = 0; fixed < 2; fixed++) {
+        customize(fixed, SHORT_MS);
+        custom.change = wait_long_to_start;
+        nccl_stand_in_the_machine()->connect_ms = 2 * SHORT_MS;
+        run_ranks(false, WORLD, sum_arrays, NULL, NULL);
+        nccl_stand_in_end();
+    }
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, nccl_test_start, nccl_test_finish)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {TEST(test_every_role), TEST(test_differ), TEST(test_many)};
+    const struct CMUnitTest tests[] = {TEST(test_every_role), TEST(test_differ), TEST(test_many),
+                                       TEST(test_slow_to_connect)};
     return cmocka_run_group_tests_name("nccl's roles in a mesh", tests, NULL, NULL);
 }
