@@ -76,14 +76,15 @@ struct zr_exact_sum {
 
 #define ZR_NORM_BLOCK 32 /* elements whose squares sum_squares adds up as one block */
 
-/* Where sum_squares records the largest block that it has seen, so that a skipped step can name the tensor.
- * Blocks below `from` are not recorded. */
+/* Where sum_squares records the largest block, which is the one with the largest sum of squares (up to a
+ * power of two, see zr_largest_of). If a step is skipped because the norm is too large or not finite, its
+ * message names the tensor in which the block lies. */
 struct zr_largest {
-    /* device memory: the greatest zr_largest_of() so far. 0: none. */
+    /* device memory: zr_largest_of() the largest block so far. 0: none was recorded. */
     uint64_t *word;
-    /* position of x[0], 0 to 2^37 - 1; the others follow */
+    /* position of x[0], 0 to 2^37 - 1; x[i] is at position at + i */
     int64_t at;
-    /* least sum of squares of a block that is recorded */
+    /* blocks with a smaller sum of squares are not recorded */
     double from;
 };
 

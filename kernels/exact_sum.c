@@ -7,8 +7,8 @@ void zr_exact_reset(struct zr_exact_sum *a)
     memset(a, 0, sizeof *a);
 }
 
-/* Returns false only if the sum is certainly below the threshold: all limbs that numbers from there on use
- * are zero. */
+/* Whether the sum may be the threshold or more. Returns false only if it is certainly smaller, because all
+ * limbs that a number from the threshold on uses are zero. */
 static bool may_reach(struct zr_exact_sum *a, double threshold)
 {
     int exponent, limb;
@@ -22,6 +22,8 @@ static bool may_reach(struct zr_exact_sum *a, double threshold)
     return limb < ZR_EXACT_LIMBS;
 }
 
+/* A word orders blocks by the binary exponent of their sums. Among equals, the block at the lower position
+ * counts. */
 void zr_largest_record(const struct zr_largest *largest, struct zr_exact_sum *acc, const float *x, int64_t n)
 {
     if (!may_reach(acc, largest->from))

@@ -27,8 +27,10 @@
 /* Makes the sum zero. */
 void zr_exact_reset(struct zr_exact_sum *a);
 
-/* Records the blocks of x, which were just added to acc. It reads x only if acc shows that a block may be
- * large. It propagates the carries of acc. */
+/* Records in *largest->word the block of ZR_NORM_BLOCK elements of x with the largest sum of squares, unless
+ * an earlier call recorded a larger one. The message of a skipped step names the tensor in which that block
+ * lies. acc has the sum of squares, of x and of what was added before. x is read only if acc shows that a
+ * block may reach largest->from. Propagates the carries of acc. */
 void zr_largest_record(const struct zr_largest *largest, struct zr_exact_sum *acc, const float *x, int64_t n);
 
 /* Propagates carries: all limbs except the last become 0 to 2^32-1. The value does not change. */

@@ -53,7 +53,7 @@ struct zr_core_unit_spec {
     bool grad_home;
 };
 
-/* What the core is made for. */
+/* The units, slots and order that a core is made for. */
 struct zr_core_spec {
     int32_t n_units;
     const struct zr_core_unit_spec *units;

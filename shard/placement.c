@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* placement.c: the table that says, for each ZeRO stage and hybrid, what is whole and what is cut. */
+/* placement.c: the table that says what is whole and what is cut. It has a row for each ZeRO stage and each
+ * hybrid. */
 #include "shard/placement.h"
 
 #include <string.h>
 
 #define W ZR_WHOLE
 #define C ZR_CUT
-#define L ZR_CUT_AT_LAST
+#define L ZR_WHOLE_UNTIL_LAST_MICRO
 
 /* The table before axes of size 1 are made whole. Each pair is the inner and the outer axis. A plain stage
  * has one group, so its outer values do not matter. HSDP is stage 3 in a group and stage 0 across groups.
  * HFSDP is stage 3 in a group and stage 1 across them. grad_in_place replaces grad if the model adds up a
- * step's micro-batches itself. */
+ * step's micro-batches itself (zr_options.grad_in_place). The columns from model_holds on are fields of
+ * struct zr_placement. */
 static const struct row {
     int stage;
     enum zr_hybrid hybrid;
@@ -46,7 +48,8 @@ static void take(const struct row *r, bool grad_in_place, struct zr_placement *o
     memcpy(out->state, r->state, sizeof out->state);
 }
 
-/* With groups of one rank, the outer axis is the only one, so it becomes the inner one. */
+/* Moves the outer axis to the inner one, for groups of one rank: only the outer axis has several ranks
+ * then. */
 static void take_outer(struct zr_placement *p)
 {
     p->param[ZR_INNER] = p->param[ZR_OUTER];

@@ -16,9 +16,13 @@ enum zr_axis { ZR_INNER, ZR_OUTER, ZR_AXES };
 
 /* How a rank holds data on one axis. */
 enum zr_hold {
-    ZR_WHOLE,      /* all of it, like every rank of the axis */
-    ZR_CUT,        /* its slice */
-    ZR_CUT_AT_LAST /* all of it, as a local sum, until the last micro-batch; then its slice */
+    /* all of it, like every rank of the axis */
+    ZR_WHOLE,
+    /* its slice */
+    ZR_CUT,
+    /* Gradients only: all of it, summed without the other ranks of the axis, until the step's last
+     * micro-batch is reduced; then its slice of the sum over the axis. */
+    ZR_WHOLE_UNTIL_LAST_MICRO
 };
 
 /* A row of the table, for a world. */
@@ -30,11 +34,15 @@ struct zr_placement {
     uint8_t param[ZR_AXES], grad[ZR_AXES], state[ZR_AXES];
     /* Properties of the row that was asked for. They are the same on one rank, where nothing is cut, so a
      * program that trains there also trains on many ranks. */
-    /* The model has its parameters and gradients at all times, with or without brackets. */
+    /* Stages 0 and 1: the model's pointers to parameters and gradients are valid at all times, so it may
+     * train without brackets. At the other stages they are valid only in brackets. */
     bool model_holds;
-    /* Parameters are there in brackets only, unless they are resident. */
+    /* Stage 3: a rank keeps a shard of the parameters, and has a whole unit only while a slot holds it,
+     * unless the unit is resident. At the other stages every rank keeps all parameters. */
     bool shards_params;
-    /* Every rank has the result of a reduction. */
+    /* Stage 0: every rank gets the whole sum of each unit's gradients, so struct zero_traffic counts a
+     * reduction as an all-reduce. HSDP does not count as such: zero_traffic counts the reductions inside a
+     * shard group, which are reduce-scatters. */
     bool all_reduces;
     /* "stage 0" to "stage 3", "HSDP" or "HFSDP": for messages, not for comparisons. */
     const char *name;
@@ -51,11 +59,11 @@ int zr_placement_in(const struct zr_options *o, int32_t world, struct zr_placeme
 /* Returns the row of resolved options as asked for, for no particular world. */
 struct zr_placement zr_placement_asked(const struct zr_options *o);
 
-/* A part of a flat. */
+/* How far a flat is divided. A level and a rank select a part of the flat (zr_flat_span). */
 enum zr_level {
-    ZR_LEVEL_ALL,
-    ZR_LEVEL_INNER, /* the rank's inner slice, which it owns in its shard group */
-    ZR_LEVEL_FINE   /* the rank's fine slice, which no other rank of the world owns */
+    ZR_LEVEL_ALL,   /* not at all: the part is the whole flat */
+    ZR_LEVEL_INNER, /* over the inner axis: the rank's inner slice, which it owns in its shard group */
+    ZR_LEVEL_FINE   /* over both axes: the rank's fine slice, which no other rank of the world owns */
 };
 
 /* The position of a rank on the axes. */
@@ -66,7 +74,7 @@ struct zr_where {
 /* Returns the position of a rank from its number. Ranks are numbered group by group. */
 struct zr_where zr_where_of(const struct zr_placement *p, int32_t place);
 
-/* Returns which part of a flat a rank has if it holds data this way. */
+/* Returns the level of data that is held this way. `hold` is the param or the state of a placement. */
 enum zr_level zr_level_of(const uint8_t hold[ZR_AXES]);
 
 #endif

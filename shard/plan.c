@@ -196,8 +196,8 @@ static void place_sums(struct zr_plan *p, int64_t *end)
     p->bytes[ZR_MEM_GRAD_SUMS] += *end - from;
 }
 
-/* Places one unit's whole gradient for the optimizer, for units whose sums must be gathered from
- * elsewhere. */
+/* Places one unit's gathered gradient, for units whose sums cannot be gathered in place. It is whole, or with
+ * HSDP the inner slice. */
 static void place_gathered(struct zr_plan *p, int64_t *end)
 {
     const struct zr_layout *l = p->layout;

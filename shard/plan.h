@@ -25,6 +25,8 @@ enum zr_mem {
     ZR_MEM_GRAD_SLOTS,
     /* Further sums, for deterministic accumulation. */
     ZR_MEM_GRAD_SUMS,
+    /* One unit's reduced gradient, fp32, gathered for ranks that update all of it (full_grad_at). With HSDP a
+     * rank gathers its inner slice. */
     ZR_MEM_GRAD_GATHERED,
     ZR_MEM_MASTER,
     ZR_MEM_MOMENTS,
@@ -39,7 +41,7 @@ const char *zr_mem_name(enum zr_mem m);
 
 #define ZR_EXCHANGE_BYTES     704  /* bytes of one rank's entry in an exchange */
 #define ZR_CONTROL_BYTES      1024 /* step scalars, and at ZR_STRAY_AT a struct zr_exact_sum */
-#define ZR_OUTCOME_BYTES      1024 /* step results for the host: struct zr_agreed, and the same */
+#define ZR_OUTCOME_BYTES      1024 /* their results for the host: struct zr_agreed, and the same sum */
 #define ZR_STRAY_AT           256  /* offset of squares without brackets (check/lost_gradients.c) */
 #define ZR_DIGEST_AT          832  /* offset of the digest of tensors, in ZR_CONTROL_BYTES (compare_tp.c) */
 #define ZR_TP_ELEMS           (256 << 10)  /* most elements of activations that tp ranks exchange at a time */

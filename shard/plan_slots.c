@@ -201,7 +201,9 @@ static int gather_cost(const struct zr_plan *p, const int64_t *slots, int32_t n,
     struct zr_core_spec s = p->spec;
     s.param_slot_bytes = slots;
     s.n_param_slots = n;
-    s.model_holds = true; /* gathers do not depend on gradient slots, which are chosen later */
+    /* Gradient slots are chosen later, and gathers do not depend on them. A model that has its gradients at
+     * all times needs none. */
+    s.model_holds = true;
     int err = zr_core_rehearse(&s, &(struct zr_core_work){k->counts, k->counts + s.n_units});
     *bytes = 0;
     for (int32_t u = 0; !err && u < s.n_units; u++)
@@ -244,7 +246,7 @@ static int depth_slots(struct zr_plan *p, const struct zr_options *opt, int32_t 
         need_largest(w, &most, OPEN_PARAMS);
     s->reserve_largest = reserve;
     struct zr_core_spec alone = *s;
-    alone.model_holds = true; /* as in gather_cost */
+    alone.model_holds = true; /* without gradient slots, as in gather_cost */
     alone.param_slot_bytes = w->need;
     alone.n_param_slots = w->n_need;
     return mend(&alone, w->need, w->n_need, k);
@@ -368,10 +370,10 @@ static int spend_budget(struct zr_plan *p, const struct zr_options *opt, struct 
 {
     struct zr_core_spec *s = &p->spec;
     int64_t budget = opt->param_budget_bytes, bytes = 0;
-    bool reserve = false, deep = true;
+    bool reserve = false, fits = true; /* fits: so do the slots of the last depth */
     struct window next = {.live = w->live, .need = k->trial};
     struct chain chain = {.slots = w->need};
-    for (int32_t ahead = 0; deep && ahead <= s->prefetch; ahead = ahead ? 2 * ahead : 1) {
+    for (int32_t ahead = 0; fits && ahead <= s->prefetch; ahead = ahead ? 2 * ahead : 1) {
         int err = depth_slots(p, opt, ahead, &next, k);
         int64_t need = sum(k->trial, next.n_need);
         if (!err && need > budget && chain.n == 0)
@@ -379,12 +381,12 @@ static int spend_budget(struct zr_plan *p, const struct zr_options *opt, struct 
                 ZERO_ERR_BUDGET,
                 "param_budget_bytes is %lld; the brackets that the order holds open at once need %lld",
                 (long long)budget, (long long)need);
-        deep = need <= budget;
-        if (!err && deep)
+        fits = need <= budget;
+        if (!err && fits)
             err = gather_cost(p, k->trial, next.n_need, k, &bytes);
         if (err)
             return err;
-        if (!deep || (chain.n && bytes > chain.cost))
+        if (!fits || (chain.n && bytes > chain.cost))
             continue;
         memcpy(chain.slots, k->trial, (size_t)next.n_need * sizeof *k->trial);
         chain.n = next.n_need;
@@ -394,7 +396,7 @@ static int spend_budget(struct zr_plan *p, const struct zr_options *opt, struct 
     }
     s->reserve_largest = reserve;
     int32_t n_sizes = 0;
-    for (int32_t u = 0; deep && u < s->n_units; u++)
+    for (int32_t u = 0; fits && u < s->n_units; u++)
         if (!s->units[u].resident)
             k->sizes[n_sizes++] = s->units[u].param_bytes;
     qsort(k->sizes, (size_t)n_sizes, sizeof *k->sizes, by_bytes);

@@ -140,15 +140,20 @@ static const struct option_table table = {
 
 /* ---- reports, by rank 0 ---- */
 
-/* The figures of a row. */
+/* The figures of a row. The bandwidths are in GB/s and have the names of nccl-tests. */
 struct figures {
+    /* of one call: the median over rounds, and the least */
     double ms, ms_min;
-    double algbw, busbw; /* GB/s */
-    double limit;        /* busbw of its limit; NAN: no limit */
+    /* bytes of the region per time, and bytes that a rank must receive from others per time */
+    double algbw, busbw;
+    /* busbw of the row's limit; NAN: no limit */
+    double limit;
+    /* the row's bandwidth as a share of its limit; NAN: no limit */
     double of_limit;
 };
 
-/* Bytes that a rank receives from others for each byte of the region, by the best of algorithms. */
+/* Returns the bytes that a rank must receive from others for each byte of the region, with the best
+ * algorithm. */
 static double bus_part(const struct comm_rounds *b, enum comm_op op)
 {
     return (op == COMM_AGREE ? 2.0 : 1.0) * (b->n - 1) / b->n;
@@ -352,8 +357,9 @@ static int draw(const struct comm_options *o, const struct comm_ranks *r, int n,
     return comm_plot(o->plot, title, out->point, out->n_points);
 }
 
-/* Called by one rank, because a launcher ends all ranks when one fails. */
-static int verdict(const char *name, const struct outcome *out)
+/* Returns the exit status, after a line about wrong elements. Called by one rank, because a launcher ends all
+ * ranks when one fails. */
+static int exit_status(const char *name, const struct outcome *out)
 {
     if (out->wrong)
         fprintf(stderr, "%s: %lld elements were wrong\n", name, (long long)out->wrong);
@@ -382,7 +388,7 @@ int comm_command(const char *name, int argc, char **argv)
         fprintf(stderr, "%s: %s\n", name, zr_error_text());
         status = is_usage(err) ? EXIT_USAGE : EXIT_FAILURE;
     } else if (ranks.world.rank == 0) {
-        status = verdict(name, &out);
+        status = exit_status(name, &out);
         if (o.plot && draw(&o, &ranks, n, &out))
             status = EXIT_FAILURE;
     }

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rounds.c: measures and checks the collectives of zero-bench comm. */
+/* rounds.c: measures and checks the collectives of zero-bench comm.
+ *
+ * An agreement (COMM_AGREE) is zr_comm_agree: a small all-reduce of 64-bit words in place. The first half of
+ * the words become their sums over the ranks, the others their maxima. */
 #include "bench/comm/rounds.h"
 #include "bench/comm/values.h"
 #include "kernels/alloc.h"
@@ -17,7 +20,7 @@ enum {
     /* A round repeats a row's call until it has moved about CALLS_BYTES, at most MAX_CALLS times. */
     MAX_CALLS = 20,
     CALLS_BYTES = 1 << 20,
-    /* from the agreement to the common start of all ranks on a machine */
+    /* time from the last rank's arrival to the common start of all ranks on a machine */
     START_NS = 200000,
 };
 
@@ -42,7 +45,7 @@ int64_t comm_slice(int64_t bytes, int n)
 
 /* ---- memory ---- */
 
-/* Places everything in an arena. Returns its size. */
+/* Places the regions of all collectives in an arena. Returns the arena's size. */
 static int64_t lay_out(struct comm_rounds *b, int64_t slice)
 {
     int64_t region = (b->n * slice + 255) / 256 * 256;
@@ -55,8 +58,8 @@ static int64_t lay_out(struct comm_rounds *b, int64_t slice)
     return b->control_at + CONTROL_BYTES;
 }
 
-/* Whether the collective has a limit. The limit of sums adds those of all ranks in one call, which takes at
- * most ZR_MAX_SOURCES. */
+/* Whether the collective has a limit. An agreement has none. The limit of reduce-scatters adds one slice for
+ * each rank in one call of the kernel, which takes at most ZR_MAX_SOURCES slices. */
 static bool has_limit(const struct comm_rounds *b, enum comm_op op)
 {
     return op == COMM_ALL_GATHER ? b->n > 1 : op == COMM_REDUCE_SCATTER && b->n <= ZR_MAX_SOURCES;
@@ -91,7 +94,7 @@ static bool has_mpi(const struct comm_rounds *b)
     return false;
 }
 
-static int take_mpi_input(struct comm_rounds *b, int64_t bytes)
+static int allocate_mpi_input(struct comm_rounds *b, int64_t bytes)
 {
     void *at = NULL;
     int err = bytes ? b->ranks->dev->ops->alloc(b->ranks->dev, bytes, &at) : 0;
@@ -100,7 +103,7 @@ static int take_mpi_input(struct comm_rounds *b, int64_t bytes)
     return err;
 }
 
-static int take(struct comm_rounds *b, int64_t slice)
+static int allocate(struct comm_rounds *b, int64_t slice)
 {
     struct zr_device *dev = b->ranks->dev;
     const struct zr_group *g = b->ranks->group;
@@ -112,7 +115,7 @@ static int take(struct comm_rounds *b, int64_t slice)
     int err = dev->ops->host_alloc(dev, HOST_BUFFER_BYTES, (void **)&b->host_buffer);
     err = err ? err : dev->ops->host_alloc(dev, CONTROL_BYTES, (void **)&b->control);
     err = err ? err : comm_limits_open(&b->limits, dev, b->ranks->stream, b->n, slice, b->dtype);
-    return err || !has_mpi(b) ? err : take_mpi_input(b, mpi_input_bytes(b, slice));
+    return err || !has_mpi(b) ? err : allocate_mpi_input(b, mpi_input_bytes(b, slice));
 }
 
 int comm_rounds_open(struct comm_rounds *b, struct comm_ranks *r, const struct comm_asked *a)
@@ -122,7 +125,7 @@ int comm_rounds_open(struct comm_rounds *b, struct comm_ranks *r, const struct c
     int64_t slice = comm_slice(a->to_bytes, b->n), arena = lay_out(b, slice);
     int err = comm_ranks_open(r, a, slice, arena,
                               comm_limits_bytes(b->n, slice, b->dtype) + mpi_input_bytes(b, slice));
-    return err ? err : take(b, slice);
+    return err ? err : allocate(b, slice);
 }
 
 void comm_rounds_close(struct comm_rounds *b)

@@ -11,6 +11,8 @@
 #include "bench/comm/limits.h"
 #include "bench/comm/ranks.h"
 
+/* COMM_AGREE: an agreement, which is a small all-reduce of 64-bit words in place (zr_comm_agree). Each step
+ * of training makes one. */
 enum comm_op { COMM_ALL_GATHER, COMM_REDUCE_SCATTER, COMM_AGREE, COMM_OPS };
 extern const char *const comm_op_names[COMM_OPS];
 

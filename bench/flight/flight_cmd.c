@@ -62,7 +62,8 @@ static const char *state_of(const struct zr_flight_view *v)
                                           : "running";
 }
 
-/* Lists each role with its operations begun and finished, such as "gather 12/11". */
+/* Lists each role with its operations begun and finished, such as "gather 12/11". A role is the purpose of a
+ * communicator; its size, in ranks, is 0 if the rank has no such communicator. */
 static void list_roles(const struct zr_flight_view *v, char *text, size_t n_text)
 {
     size_t at = 0;
@@ -86,13 +87,13 @@ static void print_rank(const struct zr_flight_view *v)
 {
     char call[ZR_CALL_LOG_CHARS], roles[256], host[ZR_FLIGHT_NAME], text[ZR_FLIGHT_TEXT];
     bool inside;
-    int64_t ns; /* time since the call began, or, if it has returned, since then */
+    int64_t ns; /* since the call began or, if it has returned, since it returned */
     make_plain(v->host, host, sizeof host);
     make_plain(v->text, text, sizeof text);
     flight_last_call(v, call, &inside, &ns);
     list_roles(v, roles, sizeof roles);
     printf("%-5d %-16.16s %-9s %-6s %10.3f s  %-44s %s\n", v->rank, host, state_of(v),
-           inside ? "in" : "behind", (double)ns * 1e-9, call[0] ? call : "no call", roles);
+           inside ? "in" : "after", (double)ns * 1e-9, call[0] ? call : "no call", roles);
     if (v->code)
         printf("      %s\n", text);
 }

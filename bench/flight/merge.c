@@ -85,7 +85,7 @@ const char *flight_kind_name(enum flight_kind k)
     return name[k];
 }
 
-/* Where findings go. */
+/* The files, and the function that findings are reported to. */
 struct reporter {
     const struct flight *f;
     void (*found)(void *arg, const struct flight_finding *finding);
@@ -122,7 +122,7 @@ static size_t add_call(const struct zr_flight_view *v, char *text, size_t n_text
     else if (inside)
         n = snprintf(text, n_text, "; it is in %s, for %.3f s", call, (double)ns * 1e-9);
     else
-        n = snprintf(text, n_text, "; the program has been outside of the library for %.3f s, behind %s",
+        n = snprintf(text, n_text, "; the program has been outside of the library for %.3f s, after %s",
                      (double)ns * 1e-9, call);
     return (size_t)n;
 }
@@ -135,7 +135,7 @@ static bool is_dead(const struct zr_flight_view *v)
            (v->signal || v->state == ZR_FLIGHT_OPEN);
 }
 
-/* Whether it exited after its launcher had asked it to: perhaps because of that. */
+/* Whether its launcher asked the rank to end before it exited, which may be why it exited. */
 static bool may_be_asked(const struct zr_flight_view *v)
 {
     return v->asked && !v->signal;
@@ -159,7 +159,8 @@ static bool is_before(const struct zr_flight_view *a, const struct zr_flight_vie
     return !a->signal != !b->signal ? a->signal != 0 : a->rank < b->rank;
 }
 
-/* The next dead rank after *last, or NULL. */
+/* Returns the dead rank that follows *last in the order of is_before, or NULL. If last is NULL, it returns
+ * the first. */
 static const struct zr_flight_view *next_dead(const struct flight *f, const struct zr_flight_view *last)
 {
     const struct zr_flight_view *next = NULL;
@@ -188,7 +189,7 @@ static void report_dead(const struct reporter *j, const struct zr_flight_view *v
     j->found(j->arg, &out);
 }
 
-/* A rank's operation number seq of a role. NULL: it was not made, or is not kept. */
+/* Returns operation number seq of a role, or NULL if the rank has not made it or no longer has its record. */
 static const struct zr_flight_op *find_op(const struct zr_flight_view *v, int role, uint64_t seq)
 {
     for (int32_t i = v->n_ops; i-- > 0;)
@@ -203,6 +204,7 @@ static bool same_group(const struct zr_flight_view *a, const struct zr_flight_vi
            a->role[role].group == b->role[role].group;
 }
 
+/* Returns in what a differs from b, or NULL if both are equal. */
 static const char *difference(const struct zr_flight_op *a, const struct zr_flight_op *b)
 {
     return a->op != b->op                 ? "another operation"
@@ -213,7 +215,7 @@ static const char *difference(const struct zr_flight_op *a, const struct zr_flig
                                           : NULL;
 }
 
-/* The first operation of a role that differs between two ranks of a group. */
+/* Returns the number of the first operation of a role that differs between two ranks of a group. 0: none. */
 static uint64_t first_difference(const struct zr_flight_view *a, const struct zr_flight_view *b, int role)
 {
     for (int32_t i = 0; i < a->n_ops; i++) {

@@ -81,7 +81,7 @@ static const real *all_rows_for_weights(struct gpt2 *m, const real *x)
 static const real *kept_gradient(struct gpt2 *m, int64_t k, const real *x)
 {
     const int64_t n = gpt2_own_rows(m) * m->config.channels;
-    real *kept = m->config.two_parts ? m->acts.kept + k * gpt2_apart(n) : NULL;
+    real *kept = m->config.two_parts ? m->acts.kept_grads + k * gpt2_apart(n) : NULL;
     if (m->computes == GPT2_INPUTS)
         copy(m, kept, x, n);
     return m->computes == GPT2_WEIGHTS ? kept : x;
@@ -246,6 +246,7 @@ static void products_forward(struct gpt2 *m, real *atty, real *att, const real *
     }
 }
 
+/* dqkv from datty, with the att that products_forward kept. datt has the memory of scores. */
 static void products_backward(struct gpt2 *m, real *dqkv, const real *datty, const real *att, const real *qkv)
 {
     int64_t T = m->config.context, A = gpt2_part_channels(&m->config), NH = gpt2_part_heads(&m->config),

@@ -66,12 +66,14 @@ struct params {
  *     dbias                (4*C)
  *     all                  (B, T, C) if R is not B*T: the rows of all ranks, also in forward
  *
- * If config.two_parts is set, dqkv and dfch have L such arrays and belong to a micro-batch, as does
+ * If config.two_parts is set, a backward pass comes in two parts (enum gpt2_computes). Each micro-batch then
+ * has its own dqkv and dfch, with L such arrays in each, and
  *
- *     kept                 (4*L + 2, R, C) gradients that the first part of backward leaves for the second
+ *     kept_grads           (4*L + 2, R, C) gradients that the first part of backward leaves for the second:
+ *                          four of each layer, one of the head and one of the embedding
  *
- * Arrays of these three begin gpt2_apart(n) elements apart. They are aligned as a single one is, because the
- * alignment may decide how a GPU adds up.
+ * Arrays of these three begin gpt2_apart(n) elements apart. So each is aligned as a single array is, because
+ * the alignment may decide how a GPU adds up.
  *
  * NH counts the rank's own heads. */
 struct activations {
@@ -79,7 +81,7 @@ struct activations {
     real *ln1, *qkv, *att, *atty, *residual2;
     real *ln2, *fch, *fch_gelu, *residual3;
     real *lnf, *dlogits;
-    real *dresidual, *dbtc, *dqkv, *dfch, *dscores, *dbias, *all, *kept;
+    real *dresidual, *dbtc, *dqkv, *dfch, *dscores, *dbias, *all, *kept_grads;
 };
 #define GPT2_N_ACTIVATIONS 20
 
@@ -108,7 +110,7 @@ struct gpt2_block {
 };
 
 /* The results of one micro-batch's forward. All micro-batches share the buffers of backward, but with
- * config.two_parts each has its own dqkv, dfch and kept. */
+ * config.two_parts each has its own dqkv, dfch and kept_grads. */
 struct gpt2_kept {
     struct activations acts;
     struct statistics stats;
@@ -179,7 +181,8 @@ struct gpt2 {
     struct profile *profile;
 };
 
-/* The distance between arrays of n elements whose alignment is that of the first. */
+/* The distance in elements between arrays of n elements that lie one after the other. It is n rounded up, so
+ * that all of them are aligned to 256 bytes if the first is. */
 static inline int64_t gpt2_apart(int64_t n)
 {
     return (n + 127) / 128 * 128;

@@ -60,19 +60,20 @@ int64_t gpt2_n_params(const struct gpt2_config *c);
  * attention without regard to causality. */
 double gpt2_flop_per_token(const struct gpt2_config *c);
 
-/* The values of --model, --layers, --heads, --channels, --context and --vocab, and of the command's options
- * that add to own. */
+/* The model that a command line asks for. Options write preset and own, which are what the user gave. When
+ * all options have been read, the other fields are made from these two. Commands read config. */
 struct model_options {
+    /* The sizes of the model. */
     struct gpt2_config config;
     /* The name of the preset, whatever its context, or "custom". */
     const char *name;
     /* A suitable learning rate for the preset. */
     double default_lr;
 
-    /* The preset as given. All fields above follow from it, and from the sizes in own. */
+    /* The preset that --model names. */
     int preset;
-    /* The sizes as given. 0: the preset's. Commands add tp, sequence and label_smoothing by their own
-     * options. */
+    /* The sizes that --layers, --heads, --channels, --context and --vocab give. 0: the preset's. Commands add
+     * tp, sequence and label_smoothing by their own options. */
     struct gpt2_config own;
 };
 

@@ -64,37 +64,40 @@ static int64_t param_sizes(int64_t sizes[GPT2_N_TENSORS], const struct gpt2_conf
     return total;
 }
 
-/* Allocates one micro-batch's activations. Only the first has the buffers. */
+/* Allocates one micro-batch's activations. Only the first micro-batch allocates the buffers of backward, and
+ * all others share them. */
 static int open_activations(struct gpt2 *m, struct gpt2_kept *k, bool first)
 {
     int64_t L = m->config.layers, C = m->config.channels, T = m->config.context,
             NH = gpt2_part_heads(&m->config);
     int64_t A = gpt2_part_channels(&m->config), F = gpt2_part_hidden(&m->config);
+    /* fused attention has no (T, T) matrix */
     int64_t B = m->B, TT = m->attention ? 0 : T * T;
     int64_t R = gpt2_own_rows(m), R_in = m->config.no_embedding ? 0 : R, R_head = m->config.no_head ? 0 : R;
-    int64_t BT_head = m->config.no_head ? 0 : B * T, BT_aside = first ? B * T : 0;
-    bool parts = m->config.two_parts;
+    int64_t BT_head = m->config.no_head ? 0 : B * T, BT_shared = first ? B * T : 0;
+    bool two_parts = m->config.two_parts; /* each micro-batch has dqkv, dfch and kept_grads */
     const int64_t sizes[GPT2_N_ACTIVATIONS] = {
-        R_in * C,                                                 /* embedded */
-        L * R * C,                                                /* ln1 */
-        L * B * T * 3 * A,                                        /* qkv */
-        L * B * NH * TT,                                          /* att */
-        L * B * T * A,                                            /* atty */
-        L * R * C,                                                /* residual2 */
-        L * R * C,                                                /* ln2 */
-        L * B * T * F,                                            /* fch */
-        L * B * T * F,                                            /* fch_gelu */
-        L * R * C,                                                /* residual3 */
-        R_head * C,                                               /* lnf */
-        BT_head * m->ld_logits,                                   /* dlogits */
-        first ? R * C : 0,                                        /* dresidual */
-        BT_aside * C,                                             /* dbtc */
-        parts ? L * gpt2_apart(B * T * 3 * A) : BT_aside * 3 * A, /* dqkv */
-        parts ? L * gpt2_apart(B * T * F) : BT_aside * F,         /* dfch */
-        first ? NH * TT : 0,                                      /* dscores */
-        first ? 4 * C : 0,                                        /* dbias */
-        m->config.sequence ? BT_aside * C : 0,                    /* all */
-        parts ? (4 * L + 2) * gpt2_apart(R * C) : 0,              /* kept */
+        R_in * C,                                                      /* embedded */
+        L * R * C,                                                     /* ln1 */
+        L * B * T * 3 * A,                                             /* qkv */
+        L * B * NH * TT,                                               /* att */
+        L * B * T * A,                                                 /* atty */
+        L * R * C,                                                     /* residual2 */
+        L * R * C,                                                     /* ln2 */
+        L * B * T * F,                                                 /* fch */
+        L * B * T * F,                                                 /* fch_gelu */
+        L * R * C,                                                     /* residual3 */
+        R_head * C,                                                    /* lnf */
+        BT_head * m->ld_logits,                                        /* dlogits */
+        first ? R * C : 0,                                             /* dresidual */
+        BT_shared * C,                                                 /* dbtc */
+        two_parts ? L * gpt2_apart(B * T * 3 * A) : BT_shared * 3 * A, /* dqkv */
+        two_parts ? L * gpt2_apart(B * T * F) : BT_shared * F,         /* dfch */
+        first ? NH * TT : 0,                                           /* dscores */
+        first ? 4 * C : 0,                                             /* dbias */
+        m->config.sequence ? BT_shared * C : 0,                        /* all */
+        /* kept_grads: 4 * l to 4 * l + 3 are of layer l, 4 * L of the head, 4 * L + 1 of the embedding */
+        two_parts ? (4 * L + 2) * gpt2_apart(R * C) : 0,
     };
     int err = lay_out(m, &k->acts_memory, (void **)&k->acts, sizes, GPT2_N_ACTIVATIONS, sizeof(real));
     if (!err && !first) {
@@ -104,7 +107,7 @@ static int open_activations(struct gpt2 *m, struct gpt2_kept *k, bool first)
         k->acts.dscores = shared->dscores;
         k->acts.dbias = shared->dbias;
         k->acts.all = shared->all;
-        if (!parts) {
+        if (!two_parts) {
             k->acts.dqkv = shared->dqkv;
             k->acts.dfch = shared->dfch;
         }
@@ -112,12 +115,15 @@ static int open_activations(struct gpt2 *m, struct gpt2_kept *k, bool first)
     return err;
 }
 
+/* Allocates one micro-batch's statistics. Only the first micro-batch allocates the buffers, and all others
+ * share them. */
 static int open_statistics(struct gpt2 *m, struct gpt2_kept *k, bool first)
 {
     int64_t L = m->config.layers, C = m->config.channels, T = m->config.context,
             NH = gpt2_part_heads(&m->config);
+    /* the scores are a buffer; fused attention has none */
     int64_t B = m->B, TT = m->attention || !first ? 0 : T * T, ld = m->config.no_head ? 0 : m->ld_logits;
-    int64_t R = gpt2_own_rows(m), R_head = m->config.no_head ? 0 : R, T_aside = first ? T : 0;
+    int64_t R = gpt2_own_rows(m), R_head = m->config.no_head ? 0 : R, T_shared = first ? T : 0;
     const int64_t sizes[GPT2_N_STATISTICS] = {
         L * R,
         L * R, /* ln1_mean, ln1_rstd */
@@ -127,9 +133,9 @@ static int open_statistics(struct gpt2 *m, struct gpt2_kept *k, bool first)
         R_head,                                                 /* lnf_mean, lnf_rstd */
         NH * TT,                                                /* scores */
         m->attention ? L * B * NH * T : 0,                      /* logsum */
-        m->attention ? B * NH * T_aside : 0,                    /* dots */
-        T_aside * ld,                                           /* logits */
-        3 * T_aside,                                            /* rows */
+        m->attention ? B * NH * T_shared : 0,                   /* dots */
+        T_shared * ld,                                          /* logits */
+        3 * T_shared,                                           /* rows */
         first ? m->layers->n_scratch(m->compute, B * T, C) : 0, /* scratch */
     };
     int err = lay_out(m, &k->stats_memory, (void **)&k->stats, sizes, GPT2_N_STATISTICS, sizeof(float));
@@ -160,10 +166,14 @@ int gpt2_keep(struct gpt2 *m, int64_t n)
     return err;
 }
 
-/* Points the arrays of a batch into one block. */
+/* Points the arrays of a batch into one block of 5 * BT + 1 elements. The last array, first, has BT + 1. */
 static void batch_pieces(struct gpt2_batch *b, int32_t *at, int64_t BT)
 {
-    *b = (struct gpt2_batch){at, at + BT, at + 2 * BT, at + 3 * BT, at + 4 * BT, 0};
+    *b = (struct gpt2_batch){.tokens = at,
+                             .targets = at + BT,
+                             .order = at + 2 * BT,
+                             .distinct = at + 3 * BT,
+                             .first = at + 4 * BT};
 }
 
 static int open_batches(struct gpt2 *m)

@@ -47,10 +47,12 @@ struct stream_arrays {
 /* Bytes read and written for each element. An array that is read and written counts twice. Cache lines
  * that are read only because they are written do not count. */
 int64_t stream_bytes(enum stream_mix mix);
-/* The arrays from element `first` on. All of them must be there. */
+/* Returns the arrays without their first `first` elements. No array of *a may be NULL. */
 struct stream_arrays stream_from(const struct stream_arrays *a, int64_t first);
-/* Goes over n elements once. n should be a multiple of 64, because the last n % 64 elements are left out. An
- * array that is read and written gets x * 2^-60 added, with x from another array, so it hardly changes. */
+/* Goes over n elements once. n should be a multiple of 64, because the last n % 64 elements are left out.
+ *
+ * The loop adds x * 2^-60 to each element of an array that is read and written, so that it hardly changes. x
+ * is an element of another array. The mix SCALE has no other array, so it adds 0. */
 void stream_pass(enum stream_mix mix, const struct stream_arrays *a, int64_t n);
 
 #endif

@@ -58,7 +58,7 @@ static void add_bar(struct bars *b, const char *name, const struct memory_column
     }
 }
 
-/* Writes the data of a category, unless no bar has it; then it is not in the key either. */
+/* Writes the data of a category. Returns false, and writes nothing, if no bar has any of it. */
 static bool put_category(FILE *f, const struct bars *b, int number, const int64_t *bytes)
 {
     int64_t any = 0;

@@ -8,6 +8,8 @@
 #include "bench/report/report.h"
 
 struct memory_options {
+    /* Options write to model.own. The command reads model.config, which is made from it when all options have
+     * been read. */
     struct model_options model;
     /* batch: rows in a micro-batch of one rank */
     int64_t ranks, steps, batch;
@@ -38,11 +40,11 @@ struct memory_runs {
 /* Passed as a column: the program without libzero (zero-bench train --plain), in one process. */
 enum { MEMORY_PLAIN = -1 };
 
-/* What one run of zero-bench train measured. It is a column of the table (bench/report/stage_table.h), which
- * is a stage or a hybrid, or it is the plain program. */
+/* The measurements of one run of zero-bench train. They are a column of the table
+ * (bench/report/stage_table.h), which is a stage or a hybrid, or it is the plain program. */
 struct memory_column {
-    /* (n_ranks) an entry for each rank of the pipeline; without --pp, one for all ranks. In peak_rss_bytes, a
-     * page that n processes map counts as 1/n. Freed by memory_column_free. */
+    /* (n_ranks) an entry for each rank of the pipeline; without --pp, one for all ranks. Freed by
+     * memory_column_free. */
     struct report_rank *ranks;
     int32_t n_ranks;
     /* the entry with the most memory allocated, activations included, and its index in ranks */

@@ -29,8 +29,11 @@ struct report_step {
 struct report_rank {
     /* memory of the library */
     struct zero_bytes planned, allocated;
-    /* the model's activations; and the process's peak, a mean over the ranks with the same stages */
-    int64_t activation_bytes, peak_rss_bytes;
+    /* of the model */
+    int64_t activation_bytes;
+    /* peak of the process's resident memory, as a mean over the ranks with the same pipeline stages. A page
+     * that n ranks map counts as 1/n (Pss, see bench/resident.h). */
+    int64_t peak_rss_bytes;
 };
 
 struct report_summary {
@@ -46,7 +49,8 @@ struct report_summary {
     struct zero_bytes bytes, planned_bytes;
     /* not counted in bytes, as in struct zero_stats; 0: not known */
     int64_t library_bytes;
-    /* mean over ranks */
+    /* peak of the process's resident memory, as a mean over all ranks. A page that n ranks map counts as 1/n
+     * (Pss, see bench/resident.h). */
     int64_t peak_rss_bytes;
     /* GPU memory in use, of this rank; 0 on the host */
     int64_t peak_device_bytes;

@@ -6,6 +6,7 @@
 
 #include "bench/hybrids.h"
 
+/* Columns: the stages, and after them HSDP and HFSDP. */
 #define N_STAGES  4
 #define N_HYBRIDS 2
 #define N_COLUMNS (N_STAGES + N_HYBRIDS)
@@ -25,7 +26,7 @@ static inline int hybrid_of_column(int column)
 enum { STAGE_TABLE_NAME = 24 };
 const char *column_name(int column, char text[STAGE_TABLE_NAME]);
 
-/* All tables have n columns: N_STAGES or N_COLUMNS. */
+/* All tables have n columns: N_STAGES, or N_COLUMNS with the hybrids. */
 void stage_table_head(const char *title, int n);
 /* A row of bytes. Negative figures are left blank. */
 void stage_table_bytes(const char *name, const int64_t *bytes, int n);

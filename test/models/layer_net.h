@@ -2,8 +2,8 @@
 /* layer_net.h: a small image classifier like darknet's: an array of layer structs, each with its own
  * calloc'd weights and functions. The structs are passed by value.
  *
- * weight_updates and bias_updates hold the NEGATIVE gradient, SUMMED over the batch. The cost layer's
- * delta is truth minus prediction, and an update adds learning_rate/batch times it to the weights. */
+ * weight_updates and bias_updates hold the NEGATIVE gradient, SUMMED over the batch. The cost layer's delta
+ * is truth minus prediction, and net_update adds learning_rate/batch times the updates to the weights. */
 #ifndef TEST_LAYER_NET_H
 #define TEST_LAYER_NET_H
 
@@ -17,9 +17,9 @@ struct layer;
 struct pass {
     /* (batch, inputs) of this layer */
     const float *input;
-    /* (batch, inputs) of the layer below, or NULL */
+    /* (batch, inputs) delta of the layer below, which backward adds to; NULL: there is no layer below */
     float *delta;
-    /* (batch, classes), or NULL */
+    /* (batch, classes) one-hot; NULL in backward */
     const float *truth;
 };
 
@@ -38,7 +38,7 @@ struct layer {
     int out_h, out_w, out_c;
     /* per image */
     int inputs, outputs;
-    /* of a filter or pool */
+    /* side of a filter or pool; zeros around the input image */
     int size, pad;
     int n_weights, n_biases;
     /* 1: no leaky activation */
@@ -54,7 +54,7 @@ struct layer {
     float *weight_updates;
     float *bias_updates;
 
-    /* (batch, outputs) and its gradient */
+    /* (batch, outputs) each; delta is the negative gradient of output */
     float *output, *delta;
     /* of a maxpool: the source of each output */
     int *indexes;
@@ -74,20 +74,21 @@ struct net {
 /* An 8x8 image with one channel: conv 3x3 to 5, maxpool 2, connected 18, connected n_classes, softmax. */
 #define NET_SIDE    8
 #define NET_CLASSES 4
-/* Returns NULL without memory. */
+/* Returns NULL if there is no memory. */
 struct net *net_new(int batch, uint64_t seed);
 void net_free(struct net *net);
 
-/* input (batch, 64), truth (batch, classes). Both return the mean cost. */
+/* input (batch, 64), truth (batch, classes). net_forward returns the mean cost, as net_cost does after it. */
 float net_forward(struct net *net, const float *input, const float *truth);
 void net_backward(struct net *net, const float *input);
 /* Returns the input of layer i in a pass, for callers that run the layers one by one. */
 struct pass net_pass(const struct net *net, int i, const float *input, const float *truth);
 float net_cost(const struct net *net);
 
-/* Momentum SGD in place: the updates, times momentum, stay for the next batch to add to. */
+/* Momentum SGD. Adds the updates to the weights and biases of layers that are trained, and then multiplies
+ * the updates by momentum. The next batch adds to what is left. */
 void net_update(struct net *net, struct update_args a);
-/* Does the same for any n weights with updates x; decay is 0 for biases. */
+/* Does the same for n weights and their updates. a.decay is 0 for biases. */
 void update_weights(int n, float *weights, float *updates, struct update_args a);
 
 #endif

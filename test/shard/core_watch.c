@@ -11,20 +11,20 @@ void watch_open(struct watch *w, const struct zr_core_spec *s)
     w->spec = *s;
     w->last_reduced = w->last_in_place = -1;
     w->bytes = zr_core_bytes(s);
-    void *mem = aligned_alloc(16, w->bytes), *twin = aligned_alloc(16, w->bytes);
+    void *mem = aligned_alloc(16, w->bytes), *copy = aligned_alloc(16, w->bytes);
     w->before = malloc(w->bytes);
-    assert_true(mem && twin && w->before && w->bytes % 16 == 0);
+    assert_true(mem && copy && w->before && w->bytes % 16 == 0);
     memset(mem, 0x5a, w->bytes);
-    memset(twin, 0xa5, w->bytes);
+    memset(copy, 0xa5, w->bytes);
     w->core = zr_core_init(mem, s);
-    w->twin = zr_core_init(twin, s);
+    w->copy = zr_core_init(copy, s);
     size_t n = (size_t)zr_core_max_actions(s) + CANARIES;
     w->out = malloc(n * sizeof *w->out);
-    w->twin_out = malloc(n * sizeof *w->out);
+    w->copy_out = malloc(n * sizeof *w->out);
     w->unit = calloc((size_t)s->n_units, sizeof *w->unit);
     w->pslot = calloc((size_t)s->n_param_slots + 1, sizeof *w->pslot);
     w->gslot = calloc((size_t)s->n_grad_slots + 1, sizeof *w->gslot);
-    assert_true(w->out && w->twin_out && w->unit && w->pslot && w->gslot);
+    assert_true(w->out && w->copy_out && w->unit && w->pslot && w->gslot);
     memset(w->out, 0xee, n * sizeof *w->out);
     for (int32_t i = 0; i < s->n_param_slots; i++)
         w->pslot[i].unit = -1;
@@ -43,14 +43,14 @@ void watch_open(struct watch *w, const struct zr_core_spec *s)
 
 void watch_close(struct watch *w)
 {
-    CHECK(!memcmp(w->core, w->twin, w->bytes), "the same calls gave another core");
+    CHECK(!memcmp(w->core, w->copy, w->bytes), "the same calls gave another core");
     for (int32_t u = 0; u < w->spec.n_units; u++)
         free(w->unit[u].sum);
     free(w->core);
-    free(w->twin);
+    free(w->copy);
     free(w->before);
     free(w->out);
-    free(w->twin_out);
+    free(w->copy_out);
     free(w->unit);
     free(w->pslot);
     free(w->gslot);
@@ -253,7 +253,7 @@ static bool nothing_to_drop(const struct watch *w)
         const struct watch_unit *x = &w->unit[u];
         written |= x->used[1];
         trainable |= w->spec.units[u].trainable;
-        unseen |= w->spec.units[u].trainable && !x->ever_backward;
+        unseen |= w->spec.units[u].trainable && !x->has_begun_backward;
     }
     return trainable && !written && !(w->spec.model_holds && unseen);
 }
@@ -442,8 +442,9 @@ static void return_grads(struct watch *w, const struct zr_action *a)
     bool in_place = w->spec.units[a->unit].sum_in_place;
     EXPECT(w->spec.model_holds && w->n_open_bwd == 0);
     if (in_place)
-        EXPECT(w->stepping ? a->unit == w->last_in_place
-                           : w->unit[a->unit].in_flight || (w->complete && w->unit[a->unit].ever_bwd));
+        EXPECT(w->stepping
+                   ? a->unit == w->last_in_place
+                   : w->unit[a->unit].in_flight || (w->complete && w->unit[a->unit].has_ended_backward));
     else
         EXPECT(a->unit == w->last_reduced);
     for (int32_t i = 0; i < w->spec.n_units; i++) {
@@ -697,7 +698,7 @@ static void before_actions(struct watch *w, enum zr_core_event_kind kind, int32_
     switch (kind) {
     case ZR_EV_BEGIN:
         u->open[phase] = u->used[backward] = true;
-        u->ever_backward |= backward;
+        u->has_begun_backward |= backward;
         w->n_open++;
         w->n_open_bwd += backward;
         break;
@@ -709,7 +710,7 @@ static void before_actions(struct watch *w, enum zr_core_event_kind kind, int32_
         w->n_open_bwd -= backward;
         if (backward && w->spec.units[unit].trainable) {
             u->n_bwd++;
-            u->ever_bwd = true;
+            u->has_ended_backward = true;
             if (has_home(w, unit))
                 contribute(w, unit);
             else
@@ -849,7 +850,7 @@ static void after_actions(struct watch *w, enum zr_core_event_kind kind, int32_t
 int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, enum zero_phase phase)
 {
     struct zr_core_event ev = {.kind = kind, .unit = unit, .phase = phase};
-    int32_t max = zr_core_max_actions(&w->spec), n_twin = -1;
+    int32_t max = zr_core_max_actions(&w->spec), n_copy = -1;
     int expected = expected_error(w, kind, unit, phase);
     w->n_calls++;
     if (expected)
@@ -867,9 +868,9 @@ int watch_call(struct watch *w, enum zr_core_event_kind kind, int32_t unit, enum
     CHECK(w->n_out >= 0 && w->n_out <= max, "%d actions", w->n_out);
     for (const unsigned char *c = (void *)(w->out + max); c < (unsigned char *)(w->out + max + 8); c++)
         CHECK(*c == 0xee, "actions beyond the promised %d", max);
-    CHECK(zr_core_take(w->twin, &ev, w->twin_out, &n_twin) == 0 && n_twin == w->n_out, "the twin differs");
+    CHECK(zr_core_take(w->copy, &ev, w->copy_out, &n_copy) == 0 && n_copy == w->n_out, "the copy differs");
     for (int32_t i = 0; i < w->n_out; i++)
-        CHECK(same_action(&w->out[i], &w->twin_out[i]), "the twin differs in action %d", i);
+        CHECK(same_action(&w->out[i], &w->copy_out[i]), "the copy differs in action %d", i);
     w->collective = kind == ZR_EV_MICRO || kind == ZR_EV_STEP || kind == ZR_EV_NORM || kind == ZR_EV_DROP;
     before_actions(w, kind, unit, phase);
     for (int32_t i = 0; i < w->n_out; i++)
@@ -936,6 +937,7 @@ struct walk {
     struct random_source *r;
     struct zero_call *out;
     int32_t n, n_units;
+    /* by unit: a forward bracket is open, and a backward one */
     bool open[64][2];
 };
 

@@ -20,8 +20,8 @@ struct watch_unit {
     bool home_ready;
     /* stages 0 and 1: the model never brackets it */
     bool no_brackets;
-    /* it was in a backward bracket once */
-    bool ever_backward;
+    /* a backward bracket of it has begun at any time since watch_open */
+    bool has_begun_backward;
 
     bool updated;
     /* the next norm is without it */
@@ -48,8 +48,8 @@ struct watch_unit {
     bool whole;
     /* reductions between groups since the step */
     int32_t n_outer;
-    /* it has been bracketed in backward */
-    bool ever_bwd;
+    /* it is trainable, and a backward bracket of it has ended at any time since watch_open */
+    bool has_ended_backward;
     /* its gradient is a sum in place that was not used yet */
     bool held;
     /* sum[0] as the last step had it */
@@ -69,10 +69,10 @@ struct watch_slot {
 struct watch {
     struct zr_core_spec spec;
     /* a copy of the core that gets the same calls */
-    struct zr_core *core, *twin;
+    struct zr_core *core, *copy;
     void *before;
     size_t bytes;
-    struct zr_action *out, *twin_out;
+    struct zr_action *out, *copy_out;
     int32_t n_out, n_open, n_micro;
     /* open backward brackets; the unit reduced last of those being reduced, or -1 */
     int32_t n_open_bwd, last_reduced;

@@ -477,7 +477,7 @@ static void change_mid_run(void **state)
 static void set_accum(struct watch *w, int32_t n)
 {
     zr_core_set_accum(w->core, n);
-    zr_core_set_accum(w->twin, n);
+    zr_core_set_accum(w->copy, n);
     w->spec.grad_accum_steps = n;
 }
 

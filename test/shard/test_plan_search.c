@@ -72,8 +72,9 @@ static int rehearse_fully(const struct zr_core_spec *spec, int64_t *gathers, int
         goto out;
     }
     struct zr_core *core = zr_core_init(mem, spec);
-    /* A step alone may find enough slots and yet have no room: evaluations or writes before a step can leave
-     * units in other slots. */
+    /* Evaluations and writes between steps may leave units in other slots than a step does. The core must
+     * have a slot for each bracket then, too. If it has not, the slots are too few, even if the steps below,
+     * which follow each other directly, would find enough. */
     if (!zr_core_has_room(core)) {
         err = ZERO_ERR_BUDGET;
         goto out;
@@ -219,8 +220,8 @@ static int gather_cost(const struct reference *p, const int64_t *slots, int32_t 
     struct zr_core_spec s = p->spec;
     s.param_slot_bytes = slots;
     s.n_param_slots = n;
-    /* Gradient slots are not chosen yet, and gathers do not depend on them. As if the model had its gradients
-     * at all times, the rehearsal then needs none. */
+    /* Gradient slots are not chosen yet, and gathers do not depend on them. So the rehearsal is of a model
+     * that has its gradients at all times (stages 0 and 1), which needs no gradient slots. */
     s.model_holds = true;
     int err = rehearse_fully(&s, scratch, scratch + s.n_units);
     *bytes = 0;
@@ -250,7 +251,8 @@ static int depth_slots(struct reference *p, const struct zr_options *opt, int32_
     struct zr_core_spec *s = &p->spec;
     int64_t largest, second;
     largest_two(s, false, &largest, &second);
-    /* no order was declared, so any two units may be open at once */
+    /* No order was declared, so any two units may be open at once. With ahead = 0, the slots are those of the
+     * smallest budget. They fit the order that the plan assumes, which opens one unit at a time. */
     bool pairs = !opt->n_order && ahead > 0 && second;
     /* a single slot is as large as the largest unit, and is left to units that fit no other */
     bool reserve = pairs && second < largest;
@@ -266,7 +268,7 @@ static int depth_slots(struct reference *p, const struct zr_options *opt, int32_
         need_pair(w, largest, second);
     s->reserve_largest = reserve;
     struct zr_core_spec alone = *s;
-    alone.model_holds = true; /* as in gather_cost */
+    alone.model_holds = true; /* without gradient slots, as in gather_cost */
     alone.param_slot_bytes = w->need;
     alone.n_param_slots = w->n_need;
     return mend(&alone, w->need, w->n_need, scratch);
@@ -284,9 +286,11 @@ static int64_t next_size(const struct zr_core_spec *s, int64_t above)
     return best;
 }
 
-/* Finds the slots for the budget. Begins with those of the deepest prefetch that fits and does not raise the
- * traffic. Then adds single slots that save traffic, the smallest first. The window w gets the slots. The
- * array need (n_units) is memory for slots that are tried. The last three parameters are those of
+/* Finds the slots for the budget, and puts them into the window w. It tries prefetch depths from 0 up to the
+ * first whose slots are larger than the budget, and takes the deepest that does not raise the traffic. If the
+ * slots of all depths fit, it also adds single slots that save traffic, the smallest first.
+ *
+ * The array need (n_units) is memory for slots that are tried. The last three parameters are those of
  * depth_slots. */
 static int spend_budget(struct reference *p, const struct zr_options *opt, struct window *w, int64_t *need,
                         int32_t *open, int32_t *seen, int64_t *scratch)
@@ -294,19 +298,19 @@ static int spend_budget(struct reference *p, const struct zr_options *opt, struc
     struct zr_core_spec *s = &p->spec;
     int64_t budget = opt->param_budget_bytes, used = 0, cost = 0, bytes;
     int32_t n = 0;
-    bool reserve = false, deep = true;
+    bool reserve = false, fits = true; /* fits: so do the slots of the last depth */
     struct window trial = {.live = w->live, .need = need};
-    for (int32_t ahead = 0; deep && ahead <= s->prefetch; ahead = ahead ? 2 * ahead : 1) {
+    for (int32_t ahead = 0; fits && ahead <= s->prefetch; ahead = ahead ? 2 * ahead : 1) {
         int err = depth_slots(p, opt, ahead, &trial, open, seen, scratch);
         int64_t needed = sum(need, trial.n_need);
         if (!err && needed > budget && n == 0)
             err = ZERO_ERR_BUDGET;
-        deep = needed <= budget;
-        if (!err && deep)
+        fits = needed <= budget;
+        if (!err && fits)
             err = gather_cost(p, need, trial.n_need, scratch, &bytes);
         if (err)
             return err;
-        if (!deep || (n && bytes > cost))
+        if (!fits || (n && bytes > cost))
             continue;
         memcpy(w->need, need, (size_t)trial.n_need * sizeof *need);
         w->n_need = n = trial.n_need;
@@ -315,7 +319,7 @@ static int spend_budget(struct reference *p, const struct zr_options *opt, struc
         reserve = s->reserve_largest;
     }
     s->reserve_largest = reserve;
-    for (int64_t size = deep ? next_size(s, 0) : 0; size && used + size <= budget && n < s->n_units;) {
+    for (int64_t size = fits ? next_size(s, 0) : 0; size && used + size <= budget && n < s->n_units;) {
         w->need[n] = size;
         int err = gather_cost(p, w->need, n + 1, scratch, &bytes);
         if (err && err != ZERO_ERR_BUDGET)

@@ -547,6 +547,8 @@ static void misuse(struct toy_rank *r, zero_ctx *z, bool open)
     REFUSED(zero_mean(z, many, 65), ZERO_ERR_ARG, "zero_mean", "n is 65", "0..64");
     REFUSED(zero_mean(z, many, -1), ZERO_ERR_ARG, "n is -1", "0..64");
     REFUSED(zero_mean(z, NULL, 1), ZERO_ERR_ARG, "values is NULL");
+    /* In a larger world only rank 0 must give the values. The other ranks would accept NULL, and wait for
+     * rank 0. */
     if (r->world == 1)
         REFUSED(zero_write(z, 0, 0, 0, 1, NULL), open ? ZERO_ERR_ORDER : ZERO_ERR_ARG, "zero_write");
     if (open) {
@@ -874,21 +876,24 @@ static void overflow_in_sum(void **state)
 /* ---- an update callback that fails ---- */
 
 struct refusing {
+    /* who: the rank whose update fails */
     int stage, who;
 };
 
 struct refusing_rank {
-    bool refuse;
+    /* this is the rank whose update fails; and it has failed */
+    bool refuse, has_failed;
+    /* updates that the library called after that */
     int n_after;
-    bool said;
 };
 
+/* Fails in the second step. */
 static int refusing_update(void *arg, const struct zero_update *u)
 {
     struct refusing_rank *me = arg;
-    me->n_after += me->said;
+    me->n_after += me->has_failed;
     if (u->t == 2 && me->refuse && !strcmp(u->tensor, "embedding")) {
-        me->said = true;
+        me->has_failed = true;
         return 7;
     }
     return 0;
@@ -913,7 +918,9 @@ static void train_refusing(struct toy_rank *r)
                           zero_step(z, 1e-2f, NULL));
     }
     toy_note(r, err);
-    if (step < 1 || step > 4)
+    /* step: how many steps were begun. The update fails in the second. Updates run in the background, so a
+     * rank may begin two more steps before a call reports the failure. */
+    if (step < 2 || step > 4)
         toy_wrong(r, "failed in step %d", step);
     float x;
     double mean = 0;
@@ -928,6 +935,9 @@ static void train_refusing(struct toy_rank *r)
     for (int t = 0; t < TOY_TENSORS; t++)
         if (m.param[t] || m.grad[t])
             toy_wrong(r, "unwrap left a pointer");
+    /* zero_unwrap has ended the threads that call updates */
+    if (me.has_failed != me.refuse || me.n_after)
+        toy_wrong(r, "failed %d, and %d updates were called after that", me.has_failed, me.n_after);
     toy_free(&m);
 }
 
