@@ -299,7 +299,8 @@ struct warming {
     size_t bytes;
 };
 
-/* A gather, or a sum of zeros, over size times bytes. Tensor parallelism has both, and sums of whole arrays. */
+/* A gather, or a sum of zeros, over size times bytes. Tensor parallelism has both, and sums of whole
+ * arrays. */
 static ncclResult_t warm_slices(const struct warming *w, char *at, size_t bytes, cudaStream_t native)
 {
     const struct zr_comm *c = &w->m->base;

@@ -234,7 +234,8 @@ static void wait_long_to_start(struct zr_nccl_options *opt, int rank)
     opt->start_timeout_ms = LONG_MS;
 }
 
-/* Operations of tensor parallelism, also those of whole arrays, are connected when the arenas are attached. */
+/* Operations of tensor parallelism, also those of whole arrays, are connected when the arenas are
+ * attached. */
 static void sum_arrays(struct rank *me)
 {
     static const enum zr_op ops[] = {ZR_OP_ALL_REDUCE, ZR_OP_REDUCE_SCATTER, ZR_OP_ALL_GATHER};
