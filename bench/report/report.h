@@ -47,7 +47,7 @@ struct report_summary {
     char state_sha256[STATE_HASH_CHARS];
     /* of one rank */
     struct zero_bytes bytes, planned_bytes;
-    /* not counted in bytes, as in struct zero_stats; 0: not known */
+    /* what NCCL took of the GPU besides, which bytes leave out (struct zero_stats); 0: not known */
     int64_t library_bytes;
     /* peak of the process's resident memory, as a mean over all ranks. A page that n ranks map counts as 1/n
      * (Pss, see bench/resident.h). */

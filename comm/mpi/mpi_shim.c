@@ -26,7 +26,8 @@ _Static_assert(MPI_VERSION >= 3, "MPI 3.0 is needed: collectives that do not blo
 #define NAME     "MPICH"
 #endif
 
-/* UNIT: long pieces consist of units of this many bytes, since MPI counts in an int. */
+/* MPI counts in an int. So pieces of a multiple of this many bytes, which all long ones are, are made of such
+ * units. */
 enum { UNIT = 64 };
 
 struct zr_mpi_world {
@@ -367,10 +368,10 @@ static int shim_probe(struct zr_mpi_world *w, int32_t comm, int tag, int *from, 
 static int make_type(int64_t bytes, int64_t stride, MPI_Datatype *out)
 {
     MPI_Datatype unit = MPI_BYTE, part = MPI_DATATYPE_NULL;
-    bool long_one = bytes % UNIT == 0;
-    int err = long_one ? MPI_Type_contiguous(UNIT, MPI_BYTE, &unit) : 0;
+    bool of_units = bytes % UNIT == 0;
+    int err = of_units ? MPI_Type_contiguous(UNIT, MPI_BYTE, &unit) : 0;
     if (!err)
-        err = MPI_Type_contiguous((int)(long_one ? bytes / UNIT : bytes), unit, &part);
+        err = MPI_Type_contiguous((int)(of_units ? bytes / UNIT : bytes), unit, &part);
     if (!err)
         err = MPI_Type_create_resized(part, 0, stride, out);
     if (!err)
@@ -445,6 +446,7 @@ static int scatter_sums(MPI_Comm comm, const float *in, float *out, int n)
     return err;
 }
 
+/* MPI's own blocking collectives, which zero-bench comm compares ours with. Nothing else calls them. */
 static int shim_own(struct zr_mpi_world *w, int32_t comm, enum zr_mpi_own_call call, const float *in,
                     float *out, int64_t n)
 {

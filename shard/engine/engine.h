@@ -260,8 +260,8 @@ int zr_engine_drain(struct zr_engine *e);
  *   bytes     returns the memory for this, which the plan does not have. on_host: host memory, on a device
  *             with other memory
  *   open      allocates it; local
- *   gather    gathers all parameters, and points the model there; collective, blocking. where: for the hash
- *             of calls
+ *   gather    gathers all parameters, and points the model there; collective, blocking. where: the
+ *             argument of zero_gather_all, which ranks compare
  *   release   points the model back, and frees the memory
  *   close     frees the memory */
 int64_t zr_engine_all_bytes(const struct zr_engine *e, bool on_host);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gather_all.c: gathers all parameters at once, until they are released (zero_gather_all).
  *
- * At stages 0 and 1 the model has them anyway. At stages 2 and 3 every tensor is copied whole into extra
- * memory. The units are gathered into the slots in turn and copied from there. A tensor that is already whole
- * (not stacked, in a resident unit) is not copied. With cfg.debug.check on the host, tensors are in guarded
- * memory, which may then only be read. */
+ * At stages 0 and 1 the model has them anyway. At stages 2 and 3 its pointers are NULL outside brackets, and
+ * layers of a stacked tensor may lie apart. So every tensor is copied whole into extra memory. The units are
+ * gathered into the slots in turn and copied from there. A tensor that is already whole (not stacked, in a
+ * resident unit) is not copied. In check mode on a CPU, tensors are in guarded memory, which may then only be
+ * read. */
 #include "kernels/alloc.h"
 #include "shard/engine/internal.h"
 
@@ -15,7 +16,7 @@ struct zr_all {
     /* memory for copies, and its bytes; NULL: none */
     char *base;
     int64_t bytes;
-    /* base is host memory, on a device with other memory */
+    /* the device is a GPU, and base is host memory */
     bool on_host;
     /* (n_tensors) offset in it; -1: the tensor lies whole elsewhere */
     int64_t at[];
@@ -27,7 +28,7 @@ static bool is_guarded(const struct zr_engine *e)
     int32_t t = 0;
     while (t < e->layout->n_tensors && e->layout->tensors[t].buffer)
         t++;
-    return t < e->layout->n_tensors && zr_observed_closed(e, t, false);
+    return t < e->layout->n_tensors && zr_observed_closed(e, t, /* grad */ false);
 }
 
 /* Whether a tensor needs a copy, because it is not whole at one address. */
@@ -102,7 +103,7 @@ static char *whole_at(const struct zr_engine *e, int32_t tensor)
 {
     if (e->m.all->at[tensor] >= 0)
         return e->m.all->base + e->m.all->at[tensor];
-    return zr_observed_closed(e, tensor, false);
+    return zr_observed_closed(e, tensor, /* grad */ false);
 }
 
 int zr_all_keep(struct zr_engine *e, int32_t unit, int32_t slot)
@@ -137,7 +138,7 @@ static void point_model(struct zr_engine *e, bool whole)
         if (e->plan->placement.model_holds || (e->plan->resident[x->unit] && x->n_layers == 1))
             home = e->gather_base + zr_plan_param_full(e->plan, f, -1) +
                    e->layout->pieces[id].first * zr_dtype_bytes(f->dtype);
-        char *to = whole ? whole_at(e, t) : zr_observed_closed(e, t, false);
+        char *to = whole ? whole_at(e, t) : zr_observed_closed(e, t, /* grad */ false);
         if (!to && (whole || e->plan->placement.model_holds))
             to = home;
         zr_point_param(e, t, to);

@@ -32,7 +32,7 @@ struct model_options {
     int prefetch;
     /* 0: the default */
     int64_t budget;
-    /* both 0: no hybrid sharding */
+    /* enum zero_hybrid, and ranks of a shard group; both 0: no hybrid sharding */
     int hybrid, group;
     bool async;
     int keep;

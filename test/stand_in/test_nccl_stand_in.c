@@ -120,8 +120,8 @@ static void test_refused(void **state)
     assert_int_equal(ncclCommDestroy(all), 0);
 }
 
-/* Two communicators of the same two ranks, which one of them uses in another order. Also, as allowed,
- * collectives with a third rank in between. */
+/* Two communicators of the same two ranks, which one of them uses in another order if wrong_order. Ranks may
+ * have other communicators, too: the third rank shares one with the second. */
 static int wrong_order;
 
 static void *run_order(void *arg)
@@ -162,7 +162,7 @@ static void *run_order(void *arg)
 
 static void test_order(void **state)
 {
-    wrong_order = *state != NULL;
+    wrong_order = *state != NULL; /* the test that expects misuses, see main */
     run_ranks(run_order, 3);
 }
 
@@ -314,7 +314,7 @@ static void *run_late(void *arg)
     late.call(rank, all, part, at, s);
     for (int i = 0; i < 2; i++)
         assert_int_equal(cudaStreamSynchronize(s[i]) || cudaStreamDestroy(s[i]), 0);
-    if (late.late_ms == 0) /* otherwise the calls tested that */
+    if (late.late_ms == 0) /* otherwise call has destroyed them, or hangs */
         assert_int_equal(ncclCommDestroy(part[0]) || ncclCommDestroy(part[1]) || ncclCommDestroy(all), 0);
     assert_int_equal(cudaFree(at), 0);
     return NULL;
@@ -325,7 +325,7 @@ static int gather(int rank, ncclComm_t comm, char *at, cudaStream_t s)
     return (int)ncclAllGather(at + 4 * rank, at, 1, ncclFloat32, comm, s);
 }
 
-/* The late rank says that it comes before it does, and the other one looks when its call has returned. */
+/* Rank 1 sets late.comes just before its call. Rank 0's call, which waits for it, must not return before. */
 static void come_late(int rank, int ms)
 {
     if (rank == 0)
@@ -339,7 +339,7 @@ static void first_gather(int rank, ncclComm_t all, ncclComm_t part[2], char *at,
     come_late(rank, 50);
     assert_int_equal(gather(rank, all, at, s[0]), 0);
     assert_int_equal(late.comes, 1);
-    if (rank == 1) /* the second gather is the GPU's alone */
+    if (rank == 1) /* once connected, a call returns without the peer's */
         while (late.n_back == 0)
             sleep_ms(1);
     assert_int_equal(gather(rank, all, at, s[0]), 0);
@@ -415,7 +415,7 @@ static void run_hung(void (*call)(int rank, ncclComm_t all, ncclComm_t part[2], 
     pthread_t threads[2];
     bool hung = false;
     late.call = call;
-    late.late_ms = 1;
+    late.late_ms = 1; /* run_late does not destroy what hangs */
     assert_int_equal(ncclGetUniqueId(&id), 0);
     for (int r = 0; r < 2; r++)
         assert_int_equal(pthread_create(&threads[r], NULL, run_late, (void *)(intptr_t)r), 0);
@@ -480,6 +480,8 @@ static void test_order_of_issue(void **state)
  * one. The other rank has them the other way around. */
 static void one_queue(int rank, ncclComm_t all, ncclComm_t part[2], char *at, cudaStream_t s[2])
 {
+    /* There are 8 queues, and a stream gets one that the fewest have: s has the first two, more[6] the
+     * first. */
     cudaStream_t more[8], *two[2] = {&s[0], &more[6]};
     connect_both(rank, part, at, s);
     for (int i = 0; i < 8; i++)
@@ -548,6 +550,7 @@ static int finish(void **state)
 
 int main(void)
 {
+    /* A hang has a line of its own, and one for each of both ranks' two operations: 5. */
     static struct misuses one = {1, ""}, two = {2, "communicators are used in another order"},
                           three = {3, ""}, alone = {1, "rank 0 has waited"},
                           room = {5, "has not started: it needs 32 CTAs, and 32 of 32 are taken"},

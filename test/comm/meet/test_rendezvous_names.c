@@ -148,7 +148,8 @@ static void test_without_key(void **state)
                "rank 0's address far.test (203.0.113.9) can be reached by other hosts");
 }
 
-/* Rank 0 is at a name of both families, or at all addresses, and ranks come by either family. */
+/* Ranks 1 and 2 come by either family. Rank 0 is at a name of both, or at all addresses: because it says so,
+ * or because it cannot resolve its own name. */
 static void test_both_families(void **state)
 {
     static const char *const hosts[][3] = {
