@@ -54,8 +54,8 @@ static void await_entry(struct zr_nccl *m)
 }
 
 /* Takes a free entry for the operation. There is one, as the issuer has called has_room, or await_entry has
- * waited. Returns 1 if there
- * is nothing to do, as this or another communicator has failed. Called with the lock held. */
+ * waited. Returns 1 if there is nothing to do, as this or another communicator has failed. Called with the
+ * lock held. */
 static int take_entry(struct zr_nccl *m, const struct zr_comm_op *op)
 {
     struct zr_nccl_pending *e = zr_nccl_entry(m, m->n_put);
