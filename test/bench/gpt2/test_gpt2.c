@@ -137,19 +137,34 @@ static void poison(struct fixture *f)
     }
 }
 
-static double forward(struct fixture *f)
+/* The model's forward and backward of a batch. A failure is in m->err. */
+static void pass_forward(struct gpt2 *m, const int32_t *tokens, const int32_t *targets)
 {
-    struct gpt2 *m = &f->m;
     size_t bytes = (size_t)(m->B * m->config.context) * sizeof *m->tokens;
-    double loss = 0;
-    assert_int_equal(gpt2_next_batch(m), 0);
-    memcpy(m->tokens, f->tokens, bytes);
-    memcpy(m->targets, f->targets, bytes);
+    m->err = gpt2_next_batch(m);
+    memcpy(m->tokens, tokens, bytes);
+    memcpy(m->targets, targets, bytes);
     gpt2_send_batch(m);
     gpt2_embed_forward(m);
     for (int64_t l = 0; l < m->config.layers; l++)
         gpt2_layer_forward(m, l);
     gpt2_head_forward(m);
+}
+
+static void pass_backward(struct gpt2 *m)
+{
+    gpt2_head_backward(m);
+    for (int64_t l = m->config.layers; l-- > 0;)
+        gpt2_layer_backward(m, l);
+    gpt2_embed_backward(m);
+}
+
+static double forward(struct fixture *f)
+{
+    struct gpt2 *m = &f->m;
+    double loss = 0;
+    pass_forward(m, f->tokens, f->targets);
+    assert_int_equal(m->err, 0);
     assert_int_equal(gpt2_send_loss(m), 0);
     assert_int_equal(gpt2_take_loss(m, &loss), 0);
     return loss;
@@ -158,10 +173,7 @@ static double forward(struct fixture *f)
 static void backward(struct fixture *f)
 {
     struct gpt2 *m = &f->m;
-    gpt2_head_backward(m);
-    for (int64_t l = m->config.layers; l-- > 0;)
-        gpt2_layer_backward(m, l);
-    gpt2_embed_backward(m);
+    pass_backward(m);
     if (m->err)
         fail_msg("%s", zr_error_text());
 }
@@ -780,19 +792,8 @@ static void *run_part(void *arg)
 {
     struct tp_member *r = arg;
     struct gpt2 *m = &r->m;
-    size_t bytes = (size_t)(m->B * m->config.context) * sizeof *m->tokens;
-    m->err = gpt2_next_batch(m);
-    memcpy(m->tokens, r->group->tokens, bytes);
-    memcpy(m->targets, r->group->targets, bytes);
-    gpt2_send_batch(m);
-    gpt2_embed_forward(m);
-    for (int64_t l = 0; l < m->config.layers; l++)
-        gpt2_layer_forward(m, l);
-    gpt2_head_forward(m);
-    gpt2_head_backward(m);
-    for (int64_t l = m->config.layers; l-- > 0;)
-        gpt2_layer_backward(m, l);
-    gpt2_embed_backward(m);
+    pass_forward(m, r->group->tokens, r->group->targets);
+    pass_backward(m);
     if (m->err || gpt2_send_loss(m) || gpt2_take_loss(m, &r->loss)) {
         fprintf(stderr, "part %d: %s\n", m->part, zr_error_text());
         _exit(1);
