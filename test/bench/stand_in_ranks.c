@@ -44,7 +44,7 @@ static void become_rank(int rank, int n, int port)
     set("LOCAL_WORLD_SIZE", n);
     set("MASTER_PORT", port);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
-    /* What zero-run sets, too: without it the library warns. */
+    /* zero-run sets this, too; without it the library warns. */
     setenv("ZERO_JOB_KEY", "000102030405060708090a0b0c0d0e0f", 1);
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);

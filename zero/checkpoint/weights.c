@@ -191,7 +191,7 @@ static int publish(const struct zr_weights *ws, struct zr_export_folder *f)
     return err;
 }
 
-/* What rank 0 sends when it has prepared the folder. */
+/* Rank 0 sends this when it has prepared the folder. */
 struct begun {
     char id[ZR_EXPORT_ID_BYTES];
     ZR_FIRST_ERROR(ZR_EXCHANGE_BYTES - sizeof(int32_t) - 32);

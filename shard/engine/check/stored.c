@@ -24,7 +24,7 @@ static int fill(struct zr_observer *o, const struct zr_flat *f, const struct zr_
     return 0;
 }
 
-/* What an element holds. THE_NAN: the one that it was filled with. */
+/* Says what an element holds. THE_NAN: the one that it was filled with. */
 enum seen { A_NUMBER, A_NAN, THE_NAN };
 
 /* Tells what an element holds. Ignores the sign, which may have changed. */
