@@ -291,6 +291,8 @@ static int in_arenas(struct zr_nccl *m, struct zr_stream *s, const struct zr_com
     case ZR_OP_AGREE:
         return nccl_with_ledgers(m, s, native, op, res);
     case ZR_OP_ALL_REDUCE: /* only of arrays */
+    case ZR_OP_ALL_TO_ALL:
+    case ZR_OP_SHIFT:
         break;
     }
     return 0;

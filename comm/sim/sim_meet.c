@@ -151,6 +151,8 @@ static void meet_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m)
         case ZR_OP_AGREE:
             zr_sim_agree_half(d, m, r, false);
             break;
+        case ZR_OP_ALL_TO_ALL:
+        case ZR_OP_SHIFT:
         case ZR_OP_ALL_REDUCE: /* only of arrays, which the simulator does not have */
             break;
         }

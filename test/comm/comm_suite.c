@@ -358,6 +358,8 @@ static int put_on(struct zr_comm *c, struct zr_stream *s, const struct drawn *d)
         return zr_comm_exchange(c, s, d->off, d->bytes, &d->tag);
     case ZR_OP_AGREE:
         return zr_comm_agree(c, s, d->off, d->n_sum, d->n_max, &d->tag);
+    case ZR_OP_ALL_TO_ALL: /* TODO */
+    case ZR_OP_SHIFT:
     case ZR_OP_ALL_REDUCE: /* is not drawn */
         break;
     }
