@@ -24,9 +24,15 @@ struct zr_role_ask {
     int64_t packed_bytes;
 };
 
+/* Whether the role moves activations over an axis of the mesh. */
+static inline bool zr_role_is_axis(enum zr_role r)
+{
+    return r == ZR_ROLE_TP || r == ZR_ROLE_CP;
+}
+
 static inline bool zr_role_reduces(enum zr_role r)
 {
-    return r == ZR_ROLE_REDUCE || r == ZR_ROLE_REDUCE_OUTER || r == ZR_ROLE_TP;
+    return r == ZR_ROLE_REDUCE || r == ZR_ROLE_REDUCE_OUTER || zr_role_is_axis(r);
 }
 
 /* Whether the role's groups are pairs, or single ranks. Its broadcasts are messages. */

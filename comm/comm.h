@@ -87,6 +87,8 @@ enum zr_role {
     ZR_ROLE_TP,
     /* The step's agreement of all ranks, if the control group has only the ranks of one part of the model. */
     ZR_ROLE_WORLD,
+    /* Activations, among the ranks that share the rows of one sequence (context parallelism). */
+    ZR_ROLE_CP,
     /* Activations between two neighbours of a pipeline. Even: an even rank and the next one. Odd: an odd rank
      * and the next one. Closing: the last rank and the first, if a rank has several pipeline stages. The
      * closing pair is a separate role because a ring may have an odd number of ranks. */
@@ -99,8 +101,8 @@ enum zr_role {
 };
 /* Number of pair roles, from ZR_ROLE_EVEN_PAIR on. */
 #define ZR_PAIR_ROLES 3
-/* "gather", "reduce", "gather outer", "reduce outer", "control", "tp", "world", "even pair", "odd pair",
- * "closing pair", "tied" */
+/* "gather", "reduce", "gather outer", "reduce outer", "control", "tp", "world", "cp", "even pair", "odd
+ * pair", "closing pair", "tied" */
 const char *zr_role_name(enum zr_role r);
 
 /* How a region is cut into slices, one for each place of a group. Place p owns bytes [zr_cut_at(p),
@@ -211,8 +213,8 @@ struct zr_post {
     int32_t op, unit, root;
     uint32_t step, n_seg, pad;
     uint64_t call_hash;
-    /* Bytes of all segments, of the range, of one slot, of the words, of the smaller array, or of the part for
-     * one rank. */
+    /* Bytes of all segments, of the range, of one slot, of the words, of the smaller array, or of the part
+     * for one rank. */
     int64_t bytes;
     /* Hash of the segments, of the range's offset, or of the arrays' dtype. */
     uint64_t seg_hash;
@@ -227,7 +229,8 @@ struct zr_comm_op {
         const struct zr_gather_seg *gather;
         const struct zr_reduce_seg *reduce;
     };
-    /* Offset in the arena for broadcast, exchange and agree; that of what is sent for all_to_all and shift. */
+    /* Offset in the arena for broadcast, exchange and agree; that of what is sent for all_to_all and
+     * shift. */
     int64_t off;
     /* Offset of what is received, and the distance of a shift. */
     int64_t to;

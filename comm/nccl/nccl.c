@@ -26,7 +26,7 @@ static void enter(struct zr_nccl *m, const struct zr_post *p)
     const uint64_t own[] = {(uint64_t)p->op,   (uint64_t)p->unit,  p->step,    p->call_hash, p->n_seg,
                             (uint64_t)p->root, (uint64_t)p->bytes, p->seg_hash};
     m->hash = XXH3_64bits_withSeed(own, sizeof own, m->hash);
-    if (m->base.role == ZR_ROLE_TP)
+    if (zr_role_is_axis(m->base.role))
         return;
     l->hash = XXH3_64bits_withSeed(words, sizeof words, l->hash);
     l->n_issued++;
@@ -41,7 +41,7 @@ static bool is_full(const struct zr_nccl *m)
  * not call has_room. It waits for operations that this rank has issued before. */
 static void await_entry(struct zr_nccl *m)
 {
-    bool waits = m->base.role == ZR_ROLE_TP || zr_role_is_pair(m->base.role);
+    bool waits = zr_role_is_axis(m->base.role) || zr_role_is_pair(m->base.role);
     while (waits) {
         pthread_mutex_lock(&m->set->lock);
         waits = is_full(m) && !zr_nccl_has_failed(m) && !atomic_load(&m->set->alarm);

@@ -309,9 +309,9 @@ static ncclResult_t warm_slices(const struct warming *w, char *at, size_t bytes,
     ncclResult_t res = ncclSuccess;
     if (zr_role_reduces(c->role) && !w->m->set->opt.deterministic)
         res = api->ReduceScatter(at, mine, bytes / sizeof(float), ncclFloat32, ncclSum, w->comm, native);
-    if ((!zr_role_reduces(c->role) || c->role == ZR_ROLE_TP) && !res)
+    if ((!zr_role_reduces(c->role) || zr_role_is_axis(c->role)) && !res)
         res = api->AllGather(mine, at, bytes, ncclInt8, w->comm, native);
-    if (c->role == ZR_ROLE_TP && !w->m->set->opt.deterministic && !res)
+    if (zr_role_is_axis(c->role) && !w->m->set->opt.deterministic && !res)
         res = api->AllReduce(at, at, bytes / sizeof(float) * (size_t)c->group.size, ncclFloat32, ncclSum,
                              w->comm, native);
     return res;
@@ -411,7 +411,7 @@ static int warm_up(struct zr_nccl *m)
     struct zr_nccl_set *p = m->set;
     int64_t most = m->room_at / m->base.group.size & -ZR_NCCL_ALIGN,
             slice = (m->largest + ZR_NCCL_ALIGN - 1) & -ZR_NCCL_ALIGN;
-    if (slice > most || m->base.role == ZR_ROLE_TP) /* activations may be larger than slices */
+    if (slice > most || zr_role_is_axis(m->base.role)) /* activations may be larger than slices */
         slice = most;
     struct warming w = {.m = m, .comm = m->comm, .base = m->base.held->base, .bytes = (size_t)slice};
     ncclResult_t res = ncclSuccess;

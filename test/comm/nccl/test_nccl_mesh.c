@@ -62,7 +62,7 @@ static int open_part(struct part *p, const struct zr_world *w)
     int err = zr_topology_assume(WORLD, 0, &p->topology);
     p->topology.rank = w->rank;
     if (!err)
-        err = zr_mesh_make(&p->topology, PP, TP, DP, &p->mesh);
+        err = zr_mesh_make(&p->topology, &(struct zr_mesh_sizes){PP, TP, 1, DP}, &p->mesh);
     if (!err)
         err = zr_rendezvous_open(&p->loop, w, 30000, &p->rdv);
     if (!err)
