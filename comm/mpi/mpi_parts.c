@@ -13,18 +13,6 @@ struct parts {
     int64_t stride;
 };
 
-static int place_ahead(const struct parts *p, int distance)
-{
-    const struct zr_group *g = &p->m->base.group;
-    return (g->rank + distance) % g->size;
-}
-
-static int place_behind(const struct parts *p, int distance)
-{
-    const struct zr_group *g = &p->m->base.group;
-    return (g->rank - distance + g->size) % g->size;
-}
-
 static bool is_copied(const struct parts *p, int place)
 {
     const struct zr_spread *s = &p->m->spread;
@@ -33,7 +21,7 @@ static bool is_copied(const struct parts *p, int place)
 
 static int begin_messages(const struct parts *p, int distance)
 {
-    int to = place_ahead(p, distance), from = place_behind(p, distance);
+    int to = zr_shift_from(&p->m->base.group, -distance), from = zr_shift_from(&p->m->base.group, distance);
     char *arena = p->m->base.arena;
     int64_t bytes = p->op->post.bytes;
     return zr_mpi_swap(p->m, arena + p->op->off + to * p->stride, is_copied(p, to) ? 0 : bytes, to,
@@ -42,7 +30,7 @@ static int begin_messages(const struct parts *p, int distance)
 
 static int copy_part(const struct parts *p, int distance)
 {
-    int me = p->m->base.group.rank, from = place_behind(p, distance);
+    int me = p->m->base.group.rank, from = zr_shift_from(&p->m->base.group, distance);
     if (!is_copied(p, from))
         return 0;
     const char *arena = from == me ? p->m->base.arena : p->m->peer[from];
@@ -52,13 +40,12 @@ static int copy_part(const struct parts *p, int distance)
 
 int zr_mpi_pass(struct zr_mpi *m, const struct zr_comm_op *op)
 {
-    const struct zr_group *g = &m->base.group;
-    const int from = zr_shift_from(g, op->by), distance = (g->rank - from + g->size) % g->size;
+    const int size = m->base.group.size, distance = (op->by % size + size) % size;
     const bool all = op->post.op == ZR_OP_ALL_TO_ALL;
     const struct parts p = {.m = m,
                             .op = op,
                             .first = all ? 0 : distance,
-                            .end = all ? g->size : distance + 1,
+                            .end = all ? size : distance + 1,
                             .stride = all ? op->post.bytes : 0};
     int err = 0;
     for (int k = p.first; k < p.end && !err; k++)

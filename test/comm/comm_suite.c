@@ -166,9 +166,9 @@ static int64_t place(uint64_t *rng, int64_t *at, int64_t end, int64_t bytes, int
 }
 
 /* The place whose bytes a shift brings here. */
-static int shifted_from(const struct drawn *d, int world, int me)
+static int shifted_from(int64_t by, int world, int me)
 {
-    return (int)((((int64_t)me - d->by) % world + world) % world);
+    return (int)(((me - by) % world + world) % world);
 }
 
 /* Draws the same operation on every rank of a group, except that each rank places an in-place reduce for
@@ -201,9 +201,9 @@ static void draw(uint64_t *rng, const struct fixture_kind *kind, int world, int 
         d->to = place(rng, &at, end, d->bytes * n, random_in(rng, 1, 8));
         if (d->off < 0 || d->to < 0)
             d->off = d->to = d->bytes = 0;
-        d->wire = d->op == ZR_OP_ALL_TO_ALL          ? d->bytes * (world - 1)
-                  : shifted_from(d, world, me) == me ? 0
-                                                     : d->bytes;
+        d->wire = d->op == ZR_OP_ALL_TO_ALL              ? d->bytes * (world - 1)
+                  : shifted_from(d->by, world, me) == me ? 0
+                                                         : d->bytes;
         return;
     }
     if (d->op == ZR_OP_AGREE) {
@@ -350,7 +350,7 @@ static double finish(const struct drawn *d, uint64_t seed, int op, int world, in
     for (int r = 0; d->op == ZR_OP_ALL_TO_ALL && r < world; r++)
         put_bytes(arena + d->to + r * d->bytes, seed, op, r, d->off, me * d->bytes, d->bytes);
     if (d->op == ZR_OP_SHIFT)
-        put_bytes(arena + d->to, seed, op, shifted_from(d, world, me), d->off, 0, d->bytes);
+        put_bytes(arena + d->to, seed, op, shifted_from(d->by, world, me), d->off, 0, d->bytes);
     for (int k = 0; d->op == ZR_OP_AGREE && k < d->n_sum + d->n_max; k++) {
         uint64_t x = agreed(d, seed, op, world, k);
         memcpy(arena + d->off + 8 * k, &x, 8);
@@ -520,6 +520,103 @@ void comm_suite_conform(struct rank *me)
     }
     RANK_CHECK(me, fixture_close(&o), "handles are left");
     expect_finished(me, flight, p->n_ops);
+}
+
+/* --- arrays of the program, which lie anywhere in device memory --- */
+
+struct drawn_arrays {
+    enum zr_op op;
+    int64_t src, dst, bytes; /* offsets in the arena; bytes of the smaller array */
+    struct zr_arrays a;
+    int64_t wire;
+};
+
+/* Draws the same operation on every rank, except for what may differ: the addresses, and the gaps between the
+ * parts of an all-to-all. */
+static void draw_arrays(uint64_t *rng, uint64_t *mine, int world, int me, struct drawn_arrays *d)
+{
+    static const enum zr_op ops[] = {ZR_OP_ALL_GATHER, ZR_OP_ALL_TO_ALL, ZR_OP_SHIFT};
+    const enum zero_dtype t = random_in(rng, 0, 1) ? ZERO_F32 : ZERO_BF16;
+    const int64_t size = zr_dtype_bytes(t);
+    int64_t at = 0;
+    d->op = ops[random_in(rng, 0, 2)];
+    d->a = (struct zr_arrays){.n = random_in(rng, 1, 900), .dtype = t};
+    d->a.by = (int32_t)random_in(rng, -world, world);
+    d->a.stride = d->a.n + random_in(mine, 0, 50);
+    d->bytes = d->a.n * size;
+    d->src = place(mine, &at, ARENA_BYTES, d->a.stride * size * world, size);
+    d->dst = place(mine, &at, ARENA_BYTES, d->bytes * world, size);
+    const int from = shifted_from(d->a.by, world, me);
+    d->wire = d->op != ZR_OP_SHIFT ? d->bytes * (world - 1) : from == me ? 0 : d->bytes;
+}
+
+static void prepare_arrays(const struct drawn_arrays *d, uint64_t seed, int op, int world, int me,
+                           char *arena)
+{
+    const int n = d->op == ZR_OP_ALL_TO_ALL ? world : 1;
+    for (int p = 0; p < n; p++)
+        put_bytes(arena + d->src + p * d->a.stride * zr_dtype_bytes(d->a.dtype), seed, op, me, 0,
+                  p * d->bytes, d->bytes);
+}
+
+static void finish_arrays(const struct drawn_arrays *d, uint64_t seed, int op, int world, int me, char *arena)
+{
+    if (d->op == ZR_OP_SHIFT) {
+        put_bytes(arena + d->dst, seed, op, shifted_from(d->a.by, world, me), 0, 0, d->bytes);
+        return;
+    }
+    for (int r = 0; r < world; r++)
+        put_bytes(arena + d->dst + r * d->bytes, seed, op, r, 0,
+                  d->op == ZR_OP_ALL_TO_ALL ? me * d->bytes : 0, d->bytes);
+}
+
+void comm_suite_arrays(struct rank *me)
+{
+    const struct comm_plan *p = me->arg;
+    struct fixture o;
+    uint64_t seed;
+    char why[512];
+    RANK_CHECK(me, open_plan(&o, me, ARENA_BYTES, &seed) == 0, "%s", zr_error_text());
+    const int size = o.group.size, own = o.group.rank;
+    char *arena = malloc(ARENA_BYTES), *expected = malloc(ARENA_BYTES);
+    uint64_t rng = seed, mine = seed + 1 + (uint64_t)own;
+    int64_t wire[2] = {0, 0};
+    for (int i = 0; i < p->n_ops; i++) {
+        const int k = i % 2;
+        struct drawn_arrays d;
+        draw_arrays(&rng, &mine, size, own, &d);
+        const struct zr_tag tag = {.unit = i};
+        memset(arena, POISON, ARENA_BYTES);
+        prepare_arrays(&d, seed, i, size, own, arena);
+        memcpy(expected, arena, ARENA_BYTES);
+        RANK_CHECK(me, fixture_store(&o, k, arena, ARENA_BYTES) == 0, "%s", zr_error_text());
+        d.a.src = o.base[k] + d.src;
+        d.a.dst = o.base[k] + d.dst;
+        RANK_CHECK(me, zr_comm_arrays(o.comm[k], o.stream[k], d.op, &d.a, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, fixture_fetch(&o, k, arena, ARENA_BYTES) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_status(o.comm[k], why, sizeof why) == 0, "op %d: %s", i, why);
+        finish_arrays(&d, seed, i, size, own, expected);
+        int64_t bad = first_difference(arena, expected, ARENA_BYTES);
+        RANK_CHECK(me, bad < 0, "op %d (%s): byte %lld is 0x%02x, not 0x%02x", i, zr_op_name(d.op),
+                   (long long)bad, (unsigned char)arena[bad], (unsigned char)expected[bad]);
+        wire[k] += d.wire;
+        d.a.stride = d.a.n - 1;
+        RANK_CHECK(me,
+                   zr_comm_arrays(o.comm[k], o.stream[k], ZR_OP_ALL_TO_ALL, &d.a, &tag) == ZERO_ERR_ARG &&
+                       strstr(zr_error_text(), "all_to_all: "),
+                   "parts that overlap: \"%s\"", zr_error_text());
+    }
+    for (int k = 0; k < 2; k++) {
+        struct zr_comm_stats got;
+        zr_comm_stats(o.comm[k], &got);
+        RANK_CHECK(me, got.wire_bytes == wire[k], "%lld bytes were counted, not %lld",
+                   (long long)got.wire_bytes, (long long)wire[k]);
+        RANK_CHECK(me, got.n_all_gather + got.n_all_to_all + got.n_shift == (p->n_ops + 1 - k) / 2,
+                   "operations were counted wrongly");
+    }
+    free(expected);
+    free(arena);
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 /* --- one arena shared by two communicators --- */
