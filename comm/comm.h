@@ -211,8 +211,8 @@ struct zr_post {
     int32_t op, unit, root;
     uint32_t step, n_seg, pad;
     uint64_t call_hash;
-    /* Bytes of all segments, of the range, of one slot, of the words, of the smaller array, or of the part for
-     * one rank. */
+    /* Bytes of all segments, of the range, of one slot, of the words, of the smaller array, or of the part
+     * for one rank. */
     int64_t bytes;
     /* Hash of the segments, of the range's offset, or of the arrays' dtype. */
     uint64_t seg_hash;
@@ -227,7 +227,8 @@ struct zr_comm_op {
         const struct zr_gather_seg *gather;
         const struct zr_reduce_seg *reduce;
     };
-    /* Offset in the arena for broadcast, exchange and agree; that of what is sent for all_to_all and shift. */
+    /* Offset in the arena for broadcast, exchange and agree; that of what is sent for all_to_all and
+     * shift. */
     int64_t off;
     /* Offset of what is received, and the distance of a shift. */
     int64_t to;

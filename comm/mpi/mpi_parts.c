@@ -13,7 +13,7 @@ struct parts {
     int64_t stride;
 };
 
-static bool is_copied(const struct parts *p, int place)
+static bool comes_by_copy(const struct parts *p, int place)
 {
     const struct zr_spread *s = &p->m->spread;
     return place == p->m->base.group.rank || (s->size && s->host_of[place] == s->host);
@@ -24,14 +24,14 @@ static int begin_messages(const struct parts *p, int distance)
     int to = zr_shift_from(&p->m->base.group, -distance), from = zr_shift_from(&p->m->base.group, distance);
     char *arena = p->m->base.arena;
     int64_t bytes = p->op->post.bytes;
-    return zr_mpi_swap(p->m, arena + p->op->off + to * p->stride, is_copied(p, to) ? 0 : bytes, to,
-                       arena + p->op->to + from * p->stride, is_copied(p, from) ? 0 : bytes, from);
+    return zr_mpi_swap(p->m, arena + p->op->off + to * p->stride, comes_by_copy(p, to) ? 0 : bytes, to,
+                       arena + p->op->to + from * p->stride, comes_by_copy(p, from) ? 0 : bytes, from);
 }
 
 static int copy_part(const struct parts *p, int distance)
 {
     int me = p->m->base.group.rank, from = zr_shift_from(&p->m->base.group, distance);
-    if (!is_copied(p, from))
+    if (!comes_by_copy(p, from))
         return 0;
     const char *arena = from == me ? p->m->base.arena : p->m->peer[from];
     return zr_mpi_pull(p->m, p->m->base.arena + p->op->to + from * p->stride,

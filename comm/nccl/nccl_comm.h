@@ -438,8 +438,8 @@ int zr_nccl_meet(struct zr_nccl_set *p, int err, ncclUniqueId *ids[ZR_ROLES]);
 int zr_nccl_agree(struct zr_nccl_set *p, int err, int64_t number, const struct zr_nccl *m,
                   struct zr_nccl_tally *t);
 
-/* ---- nccl_gather.c, nccl_parts.c, nccl_reduce.c: put one operation's work on the stream. They return 0 or an error of the
- * device; *res has an error of NCCL. ---- */
+/* ---- nccl_gather.c, nccl_parts.c, nccl_reduce.c: put one operation's work on the stream. They return 0 or
+ * an error of the device; *res has an error of NCCL. ---- */
 int zr_nccl_gather(struct zr_nccl *m, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
                    ncclResult_t *res);
 /* An all-to-all or a shift. */

@@ -373,7 +373,7 @@ static void die(struct rank *me)
         for (int k = 0; k < 2; k++) {
             struct zr_comm *c = o.comm[k];
             tag.step = (uint32_t)i;
-            int err = k == 0      ? zr_comm_reduce_scatter(c, o.stream[k], &r, 1, &tag)
+            int err = k == 0       ? zr_comm_reduce_scatter(c, o.stream[k], &r, 1, &tag)
                       : i % 2 == 0 ? zr_comm_all_to_all(c, o.stream[k], 0, 32768, 4096, &tag)
                                    : zr_comm_shift(c, o.stream[k], 0, 32768, 16384, 1, &tag);
             RANK_CHECK(me, err == 0, "%s", zr_error_text());

@@ -136,8 +136,8 @@ static void test_flaws(void **state)
     }
 }
 
-/* Rank 2 writes in its arena before an operation, and rank 0 writes there after it. An all-to-all orders these
- * two writes. A shift by 1 orders only neighbours. */
+/* Rank 2 writes in its arena before an operation, and rank 0 writes there after it. An all-to-all orders
+ * these two writes. A shift by 1 orders only neighbours. */
 static int64_t rely_on_order(enum zr_op op)
 {
     struct world o;
