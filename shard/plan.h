@@ -154,8 +154,8 @@ struct zr_plan {
     /* Bytes of the arena. The last opt->reduce_scratch_bytes are the communicator's. */
     int64_t reduce_bytes;
 
-    /* Bytes of the arenas of activations over tp and over cp (mesh_axis.c) and between pipeline stages (pipe.c),
-     * and of tied tensors (tied.c). 0: there is no such arena. The last opt->tp_scratch_bytes and
+    /* Bytes of the arenas of activations over tp and over cp (mesh_axis.c) and between pipeline stages
+     * (pipe.c), and of tied tensors (tied.c). 0: there is no such arena. The last opt->tp_scratch_bytes and
      * opt->cp_scratch_bytes of the first two are the communicators'. */
     int64_t tp_bytes, cp_bytes, pipe_bytes, tied_bytes;
 

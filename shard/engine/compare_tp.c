@@ -5,8 +5,8 @@
  * over tp, the gradients differ, and the copies drift apart. Nothing shows this but a loss that is a little
  * off. So in the first steps the ranks compare their shards of these gradients, which the norm's job digests
  * before the update. The result is the same on all ranks of the job. */
-#include "shard/engine/mesh_axis.h"
 #include "shard/engine/issue.h"
+#include "shard/engine/mesh_axis.h"
 
 #include <math.h>
 #include <stdio.h>

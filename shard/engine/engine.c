@@ -2,8 +2,8 @@
 /* engine.c: opens and closes an engine, and computes the address of every element that it holds. */
 #include "comm/fork.h"
 #include "kernels/alloc.h"
-#include "shard/engine/mesh_axis.h"
 #include "shard/engine/issue.h"
+#include "shard/engine/mesh_axis.h"
 
 #include <stdio.h>
 #include <stdlib.h>

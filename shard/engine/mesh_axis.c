@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mesh_axis.c: collectives over the ranks of one axis, tp or cp, on the model's stream; and shifts, which go on
- * while the model computes.
+/* mesh_axis.c: collectives over the ranks of one axis, tp or cp, on the model's stream; and shifts, which go
+ * on while the model computes.
  *
  * Arrays are anywhere in the program's memory and of any size. NCCL moves them there, and adds them up there
  * if `deterministic` is off (zr_comm_arrays). If it is on, each rank receives what it adds up in the arena.

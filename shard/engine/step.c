@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* step.c: the step on the model's thread, and the calls that may come before it, zero_norm and zero_drop. It
  * also keeps the counts of steps, and the step's number for messages. */
-#include "shard/engine/mesh_axis.h"
 #include "shard/engine/issue.h"
+#include "shard/engine/mesh_axis.h"
 
 #include <stdio.h>
 #include <string.h>

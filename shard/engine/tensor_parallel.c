@@ -2,8 +2,8 @@
 /* tensor_parallel.c: gradients that are partial on each tp rank (ZERO_TP_PARTIAL). zero_end sums them over
  * tp, in pieces through the axis's arena, before they are reduced over data-parallel ranks. In the steps that
  * compare, the ranks also compare digests of them. */
-#include "shard/engine/mesh_axis.h"
 #include "shard/engine/issue.h"
+#include "shard/engine/mesh_axis.h"
 
 enum {
     /* a struct zr_shard_digest, and behind it the digests of partial gradients */
