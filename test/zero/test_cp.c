@@ -290,7 +290,6 @@ static void collectives_of_rank(struct toy_rank *r)
     TOY_TRY(wrong_calls(&k));
     TOY_TRY(zero_unwrap(&k.z));
     toy_free(&m);
-    where_close(&cfg);
     free(k.src);
     free(k.dst);
 }
@@ -347,7 +346,6 @@ static void train(struct toy_rank *r)
         toy_wrong(r, "%lld micro-batches of %d parts", (long long)stats.n_micro, stats.place.n_data);
     TOY_TRY(zero_unwrap(&z));
     toy_free(&m);
-    where_close(&cfg);
 }
 
 static void the_same_bits_as_data_parallel(void **state)
