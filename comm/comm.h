@@ -358,7 +358,8 @@ int zr_comm_attach(struct zr_comm *c, struct zr_arena *a);
 
 /* Gathers the slices of all ranks. When it completes on a rank, that rank's dst is whole. This rank writes no
  * other rank's dst. Peers may still be reading this rank's src. This rank may overwrite src only after a
- * later reduce_scatter, broadcast, exchange or agree that every rank issued after its own gather was done. */
+ * later reduce_scatter, broadcast, exchange, agree or all_to_all, not a shift, that every rank issued after
+ * its own gather was done. */
 int zr_comm_all_gather(struct zr_comm *c, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
                        const struct zr_tag *tag);
 /* Sums over ranks. When it completes, dst is this rank's slice of the sum, and no peer reads this rank's

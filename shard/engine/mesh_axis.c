@@ -8,7 +8,8 @@
  * its sum is scattered to one of two `out`, gathered there in place, and copied back. The next operation uses
  * the other `out`, because peers may still be gathering from this one until each has reached it
  * (comm/comm.h). A reduce-scatter leaves out the gather, and copies only this rank's part back. Gathers,
- * maxima and broadcasts stay in `in`. All-to-all and shift go from `in` to `out`. */
+ * maxima and broadcasts stay in `in`. All-to-all and shift go from `in` to the next `out`, and a shift leaves
+ * it to the operation after it. */
 #include "shard/engine/mesh_axis.h"
 #include "kernels/alloc.h"
 
@@ -245,14 +246,15 @@ static int broadcast_pieces(struct zr_engine *e, struct zr_mesh_axis *a, int32_t
     return 0;
 }
 
+/* It uses the other `out` for all pieces and does not alternate. A shift waits for two ranks only, so the
+ * others may still be gathering from the `out` of a sum before it. */
 static int shift_pieces(struct zr_engine *e, struct zr_mesh_axis *a, struct zr_stream *s,
                         const struct zr_arrays *x, const struct zr_tag *tag)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    const int64_t bytes = x->n * zr_dtype_bytes(x->dtype);
+    const int64_t bytes = x->n * zr_dtype_bytes(x->dtype), to = zr_axis_out_at(a->out ^ 1);
     for (int64_t at = 0, k; at < bytes; at += k) {
         k = zr_min(bytes - at, ZR_AXIS_IN_BYTES);
-        const int64_t to = zr_axis_out_at(a->out ^= 1);
         ZR_TRY(d->copy(s, a->base + ZR_AXIS_IN_AT, (const char *)x->src + at, k));
         ZR_TRY(zr_role_shift(e, a->role, s, ZR_AXIS_IN_AT, to, k, x->by, tag));
         ZR_TRY(d->copy(s, (char *)x->dst + at, a->base + to, k));
