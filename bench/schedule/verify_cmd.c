@@ -81,7 +81,7 @@ static void report_fault(const struct verify_options *o, struct zr_verify_case *
 /* Totals over all schedules that were run. */
 struct verified {
     int64_t n_faults, n_ops, n_accesses, n_ranks, n_refused, n_died, n_starved, n_reordered, n_snapshots;
-    int64_t n_meshes, n_tied, n_several, n_apart;
+    int64_t n_meshes, n_cp, n_tied, n_several, n_apart;
 };
 
 static void count_case(struct verified *v, const struct zr_verify_case *c, const struct zr_verify_result *r)
@@ -94,7 +94,8 @@ static void count_case(struct verified *v, const struct zr_verify_case *c, const
     v->n_starved += r->starved;
     v->n_reordered += r->reordered;
     v->n_snapshots += r->n_snapshots;
-    v->n_meshes += c->pp > 1 || c->tp > 1 || c->per_rank > 1;
+    v->n_meshes += c->pp > 1 || c->tp > 1 || c->cp > 1 || c->per_rank > 1;
+    v->n_cp += c->cp > 1;
     v->n_tied += c->tied;
     v->n_several += c->per_rank > 1;
     v->n_apart += zr_case_is_apart(c);
@@ -116,23 +117,25 @@ static void report_verified(const struct verify_options *o, const struct verifie
                   {"allocation_refused", v->n_starved},
                   {"order_changed", v->n_reordered},
                   {"snapshots", v->n_snapshots},
-                  {"in_stages_or_parts", v->n_meshes},
+                  {"meshes", v->n_meshes},
+                  {"with_cp", v->n_cp},
                   {"tied", v->n_tied},
                   {"several_stages_on_a_rank", v->n_several},
                   {"backwards_apart", v->n_apart}};
     if (!o->json) {
         printf("%lld schedules from seed %lld: %lld reports; %lld ranks, %lld operations, %lld accesses "
                "checked, "
-               "%lld snapshots read; %lld of models in stages or parts, %lld with a tied tensor, %lld with "
+               "%lld snapshots read; %lld on a mesh of several axes, %lld with cp, %lld with a tied tensor, "
+               "%lld with "
                "several stages on a rank, %lld with backwards apart; %lld schedules with a rank that dies, "
                "%lld with an allocation refused, "
                "%lld in "
                "which the model changes its order, %lld refused as too small; %.1f s, %.0f schedules/s\n",
                (long long)o->seeds, (long long)o->seed, (long long)v->n_faults, (long long)v->n_ranks,
                (long long)v->n_ops, (long long)v->n_accesses, (long long)v->n_snapshots,
-               (long long)v->n_meshes, (long long)v->n_tied, (long long)v->n_several, (long long)v->n_apart,
-               (long long)v->n_died, (long long)v->n_starved, (long long)v->n_reordered,
-               (long long)v->n_refused, s, (double)o->seeds / s);
+               (long long)v->n_meshes, (long long)v->n_cp, (long long)v->n_tied, (long long)v->n_several,
+               (long long)v->n_apart, (long long)v->n_died, (long long)v->n_starved,
+               (long long)v->n_reordered, (long long)v->n_refused, s, (double)o->seeds / s);
         return;
     }
     json_t *line = json_object();

@@ -25,7 +25,8 @@
  *   updated[unit]          reduce       -> reduce outer   the optimizer has read the unit's sum
  *   reduce_outer_tail      reduce outer -> reduce         every sum of the world is there
  *
- * pipe.c and tied.c list the events of messages between pipeline stages, and of tied tensors. */
+ * pipe.c, tied.c and mesh_axis.h list the events of messages between pipeline stages, of tied tensors, and of
+ * shifts. */
 #ifndef ZR_SHARD_ENGINE_EVENTS_H
 #define ZR_SHARD_ENGINE_EVENTS_H
 
@@ -57,7 +58,10 @@ enum zr_event_class {
     ZR_EVENT_PIPE_MOVED,
     ZR_EVENT_TIED_DONE,
     ZR_EVENT_TIED_MOVED,
-    ZR_EVENT_TIED_VALUES
+    ZR_EVENT_TIED_VALUES,
+    /* shifts over cp (mesh_axis.h) */
+    ZR_EVENT_SHIFT_READY,
+    ZR_EVENT_SHIFT_DONE
 };
 
 struct zr_events {
@@ -76,11 +80,12 @@ struct zr_events {
 
 /* tables.c. zr_tables_close frees the lists, even if opening failed. */
 int zr_events_open(struct zr_device *dev, const struct zr_plan *p, struct zr_events *ev);
-/* Returns the class of any event of the engine, even of messages and tied tensors. ZR_EVENT_ANY: it is not
- * the engine's. */
+/* Returns the class of any event of the engine, even of messages, tied tensors and shifts. ZR_EVENT_ANY: it
+ * is not the engine's. */
 enum zr_event_class zr_event_class_of(const struct zr_engine *e, const struct zr_event *event);
-/* pipe.c and tied.c: the same for their events only. */
+/* pipe.c, tied.c and mesh_axis.c: the same for their events only. */
 enum zr_event_class zr_pipe_event_class(const struct zr_engine *e, const struct zr_event *event);
 enum zr_event_class zr_tied_event_class(const struct zr_engine *e, const struct zr_event *event);
+enum zr_event_class zr_axis_event_class(const struct zr_engine *e, const struct zr_event *event);
 
 #endif

@@ -84,6 +84,15 @@ void zr_axes_close(struct zr_engine *e)
     d->event_close(a->shift_done);
 }
 
+enum zr_event_class zr_axis_event_class(const struct zr_engine *e, const struct zr_event *event)
+{
+    const struct zr_mesh_axis *a = e->m.cp_axis;
+    return !a                        ? ZR_EVENT_ANY
+           : event == a->shift_ready ? ZR_EVENT_SHIFT_READY
+           : event == a->shift_done  ? ZR_EVENT_SHIFT_DONE
+                                     : ZR_EVENT_ANY;
+}
+
 /* ---- pieces, through the arena ---- */
 
 int64_t zr_axis_out_at(int out)

@@ -62,8 +62,9 @@ enum zr_event_class zr_event_class_of(const struct zr_engine *e, const struct zr
         i++;
     if (i < e->ev.n)
         return (enum zr_event_class)e->ev.class_of[i];
-    enum zr_event_class of_pipe = zr_pipe_event_class(e, event);
-    return of_pipe ? of_pipe : zr_tied_event_class(e, event);
+    enum zr_event_class class = zr_pipe_event_class(e, event);
+    class = class ? class : zr_tied_event_class(e, event);
+    return class ? class : zr_axis_event_class(e, event);
 }
 
 /* ---- tables ---- */

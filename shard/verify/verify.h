@@ -7,7 +7,7 @@
  *   verify_actions.c  the same for a pipeline stage, action by action
  *   verify_tensors.c  the tensors of a pipeline stage
  *   verify_compute.c  the bytes that the model's compute touches
- *   verify_tp.c       the tensor-parallel collectives of the model
+ *   verify_axis.c     the model's collectives and shifts over tp and cp
  *   verify_stages.c   each pipeline stage's plan, script and schedule; expected gradients
  *   verify_rank.c     one rank: engine, plan, loop and model thread
  *   verify_snapshot.c a rank's snapshots and their expected contents
@@ -134,12 +134,15 @@ struct zr_verify_case {
      * tensor. Then nothing is stacked, and micro-batches are not summed in place. */
     bool tied;
     /* With tensor parallelism: percent of units that every tensor-parallel rank holds whole, each with its
-     * own partial gradient. Then percent of uses of units around which activations are reduced, scattered or
-     * gathered over those ranks. */
+     * own partial gradient. Then percent of uses of units that are followed by a collective of activations
+     * over those ranks, or by the beginning or end of a shift. */
     int partial, sums;
     /* Not 0, where the order is declared and units are used one after the other: the declared order has two
      * backward brackets of each unit. Later steps have the second one in this percentage of cases. */
     int repeats;
+    /* Ranks along cp, which divide the data-parallel ranks. 0 and 1: none. Then percent of uses of units that
+     * are followed by a collective or a shift over them. */
+    int cp, moves;
 };
 
 /* Whether the schedule computes the gradients of inputs and of weights in separate actions. */

@@ -54,24 +54,63 @@ void zr_write_actions(struct zr_writing *w, const struct zr_walk_row *row, bool 
 
 enum { FEW = 3000 };
 
-void zr_write_tp_collective(struct zr_writing *w)
+/* An operation over the axis, with everything but its number of elements. */
+static struct zr_script_op op_over(const struct zr_writing *w, enum zr_script_op_kind kind,
+                                   enum zero_axis axis)
 {
-    const struct zr_verify_case *c = w->c;
-    if (c->tp < 2 || !zr_verify_chance(w->random, c->sums))
+    return (struct zr_script_op){.kind = (uint8_t)kind, .index = -1, .step = w->step, .axis = (uint8_t)axis};
+}
+
+static int64_t draw_elems(struct zr_writing *w)
+{
+    return 1 + zr_verify_below(w->random, zr_verify_chance(w->random, 90) ? FEW : ZR_VERIFY_AXIS_ELEMS);
+}
+
+static void write_combination(struct zr_writing *w, enum zero_axis axis, int size)
+{
+    struct zr_script_op op = op_over(w, ZR_DO_COMBINE, axis);
+    op.how = (uint8_t)zr_verify_below(w->random, w->c->caller ? ZR_COMBINATIONS : ZR_COMBINE_MAX);
+    int64_t n =
+        op.how == ZR_COMBINE_MAX ? 1 + zr_verify_below(w->random, ZR_VERIFY_MAX_OP_ELEMS) : draw_elems(w);
+    op.bf16 = op.how != ZR_COMBINE_MAX && zr_verify_chance(w->random, 50);
+    op.in_place = zr_verify_chance(w->random, 50);
+    op.n = (int32_t)(n / size * size);
+    zr_write(w->s, op);
+}
+
+static void write_shift(struct zr_writing *w, enum zero_axis axis, int size)
+{
+    bool *open = &w->is_shifting[axis == ZERO_AXIS_CP];
+    struct zr_script_op op = op_over(w, *open ? ZR_DO_SHIFT_END : ZR_DO_SHIFT_BEGIN, axis);
+    if (!*open) {
+        op.n = (int32_t)draw_elems(w);
+        op.bf16 = zr_verify_chance(w->random, 50);
+        /* Mostly to a neighbour, and sometimes around the ring or to this rank itself. */
+        op.by = zr_verify_chance(w->random, 70) ? (zr_verify_chance(w->random, 50) ? 1 : -1)
+                                                : (int32_t)zr_verify_below(w->random, 4 * size) - 2 * size;
+    }
+    *open = !*open;
+    zr_write(w->s, op);
+}
+
+static void write_over(struct zr_writing *w, enum zero_axis axis, int size, int percent)
+{
+    if (size < 2 || !zr_verify_chance(w->random, percent))
         return;
-    int64_t most = zr_verify_chance(w->random, 90) ? FEW : ZR_VERIFY_TP_ELEMS;
-    enum zr_tp_collective how =
-        (enum zr_tp_collective)zr_verify_below(w->random, c->caller ? ZR_TP_COLLECTIVES : ZR_TP_MAX);
-    if (how == ZR_TP_MAX)
-        most = ZR_VERIFY_MAX_OP_ELEMS;
-    int64_t n = (1 + zr_verify_below(w->random, most)) / c->tp * c->tp;
-    zr_write(w->s, (struct zr_script_op){.kind = ZR_DO_TP,
-                                         .index = -1,
-                                         .step = w->step,
-                                         .how = (uint8_t)how,
-                                         .bf16 = how != ZR_TP_MAX && zr_verify_chance(w->random, 50),
-                                         .in_place = zr_verify_chance(w->random, 50),
-                                         .n = (int32_t)n});
+    (zr_verify_chance(w->random, 50) ? write_shift : write_combination)(w, axis, size);
+}
+
+void zr_write_moves(struct zr_writing *w)
+{
+    write_over(w, ZERO_AXIS_TP, w->c->tp, w->c->sums);
+    write_over(w, ZERO_AXIS_CP, w->c->cp, w->c->moves);
+}
+
+void zr_write_shift_ends(struct zr_writing *w)
+{
+    for (enum zero_axis axis = ZERO_AXIS_TP; axis <= ZERO_AXIS_CP; axis++)
+        if (w->is_shifting[axis == ZERO_AXIS_CP] && zr_verify_chance(w->random, 50))
+            write_shift(w, axis, 0);
 }
 
 /* ---- executing ---- */

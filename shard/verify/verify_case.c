@@ -67,7 +67,9 @@ static bool schedule_possible(const struct zr_verify_case *c)
 static bool mesh_possible(const struct zr_verify_case *c)
 {
     int pp = c->pp > 1 ? c->pp : 1, tp = c->tp > 1 ? c->tp : 1;
-    return c->pp >= 0 && c->tp >= 0 && pp <= 64 && tp <= ZR_AXIS_RANKS && c->world % (pp * tp) == 0 &&
+    bool divides = c->pp >= 0 && c->tp >= 0 && pp <= 64 && tp <= ZR_AXIS_RANKS && c->world % (pp * tp) == 0;
+    bool has_cp = c->cp > 1 && c->cp <= ZR_AXIS_RANKS;
+    return divides && (has_cp ? zr_verify_dp(c) % c->cp == 0 : !c->moves && (c->cp == 0 || c->cp == 1)) &&
            schedule_possible(c) && (pp > 1 || !c->tied) && (tp > 1 || (!c->partial && !c->sums)) &&
            stages_possible(c);
 }
@@ -250,6 +252,19 @@ static void draw_mesh(uint64_t *s, struct zr_verify_case *c)
         c->fail_alloc = 1 + (int)zr_verify_below(s, (25 + 8 * c->n_units) * c->world);
 }
 
+/* Draws a number of ranks along cp that divides the data-parallel ranks. */
+static void draw_cp(uint64_t *s, struct zr_verify_case *c)
+{
+    int size[8], n = 0;
+    for (int k = 2; k <= 8; k++)
+        if (zr_verify_dp(c) % k == 0)
+            size[n++] = k;
+    if (!n || !zr_verify_chance(s, 40))
+        return;
+    c->cp = size[zr_verify_below(s, n)];
+    c->moves = zr_verify_chance(s, 80) ? 20 + (int)zr_verify_below(s, 60) : 0;
+}
+
 void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
 {
     uint64_t s = seed * UINT64_C(0xd1342543de82ef95) + 1;
@@ -267,6 +282,7 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
     if (c.hybrid && c.declared && c.pattern == ZR_USE_PLAIN && zr_verify_chance(&s, 60))
         c.repeats = 50;
     draw_mesh(&s, &c);
+    draw_cp(&s, &c);
     *out = c;
 }
 
@@ -280,7 +296,8 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
     X(poison, int) X(dead, int) X(dead_at, int) X(fail_alloc, int) X(snapshots, int)                      \
     X(zeroes, int) X(grad_in_place, bool) X(norms, int) X(drops, int) X(alls, int) X(mixed, bool)          \
     X(group, int) X(hybrid, int) X(dealt, bool) X(granule, int) X(repeats, int)                            \
-    X(pp, int) X(tp, int) X(per_rank, int) X(schedule, int) X(tied, bool) X(partial, int) X(sums, int)
+    X(pp, int) X(tp, int) X(per_rank, int) X(schedule, int) X(tied, bool) X(partial, int) X(sums, int)     \
+    X(cp, int) X(moves, int)
 /* clang-format on */
 
 void zr_verify_describe(const struct zr_verify_case *c, char *text, size_t n)
@@ -322,15 +339,15 @@ int zr_verify_parse(const char *text, struct zr_verify_case *out)
     if (*p)
         return zr_fail(ZERO_ERR_ARG, "\"%s\" is not FIELD=NUMBER", p);
     if (!zr_verify_possible(&c))
-        return zr_fail(
-            ZERO_ERR_ARG,
-            "stage is %d (0..3), world %d (1..64), n_units %d (1..1000), accum %d (1..64), "
-            "n_steps %d (1..100), hybrid %d (0; 1, 2 at stage 3), group %d (0; of a hybrid a "
-            "number that divides the ranks of a part of a stage), pp %d, tp %d (their product "
-            "divides the world), per_rank %d (0..%d), schedule %d (0..%d; what goes together is said in "
-            "shard/verify/verify.h)",
-            c.stage, c.world, c.n_units, c.accum, c.n_steps, c.hybrid, c.group, c.pp, c.tp, c.per_rank,
-            ZR_VERIFY_PER_RANK, c.schedule, ZR_RUN_SCHEDULES - 1);
+        return zr_fail(ZERO_ERR_ARG,
+                       "stage is %d (0..3), world %d (1..64), n_units %d (1..1000), accum %d (1..64), "
+                       "n_steps %d (1..100), hybrid %d (0; 1, 2 at stage 3), group %d (0; of a hybrid a "
+                       "number that divides the ranks of a part of a stage), pp %d, tp %d (their product "
+                       "divides the world), cp %d (divides the ranks of a part of a stage), per_rank %d "
+                       "(0..%d), schedule %d (0..%d; what goes together is said in "
+                       "shard/verify/verify.h)",
+                       c.stage, c.world, c.n_units, c.accum, c.n_steps, c.hybrid, c.group, c.pp, c.tp, c.cp,
+                       c.per_rank, ZR_VERIFY_PER_RANK, c.schedule, ZR_RUN_SCHEDULES - 1);
     *out = c;
     return 0;
 }
@@ -357,16 +374,18 @@ static int least_of(const struct zr_verify_case *c, const char *field)
     return !strcmp(field, "group") && c->hybrid ? 1 : 0;
 }
 
-/* The amount by which to reduce a field: the world by one group, large numbers by more than one. */
+/* The amount by which to reduce a field: the world by whole groups, large numbers by more than one. */
 static int step_of(const struct zr_verify_case *c, const char *field, int now)
 {
     if (!strcmp(field, "granule"))
         return now / 8 + 1;
-    int of_all = (c->group ? c->group : 1) * (c->pp > 1 ? c->pp : 1) * (c->tp > 1 ? c->tp : 1);
-    return !strcmp(field, "world") ? of_all : 1;
+    int dp = 1;
+    while ((c->group && dp % c->group) || (c->cp > 1 && dp % c->cp))
+        dp++;
+    return !strcmp(field, "world") ? dp * zr_case_pp(c) * (c->tp > 1 ? c->tp : 1) : 1;
 }
 
-/* Resets fields that have no meaning without a hybrid, pipeline stages or tensor parallelism. */
+/* Resets fields that have no meaning without a hybrid, pipeline stages, or tensor or context parallelism. */
 static void settle_groups(struct zr_verify_case *c)
 {
     if (!c->hybrid) {
@@ -379,6 +398,8 @@ static void settle_groups(struct zr_verify_case *c)
         c->tied = false;
     if (c->tp < 2)
         c->partial = c->sums = 0;
+    if (c->cp < 2)
+        c->moves = 0;
 }
 
 void zr_verify_shrink(struct zr_verify_case *c, const struct zr_mutant *mutant, struct zr_verify_result *out)

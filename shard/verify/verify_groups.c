@@ -45,8 +45,12 @@ static int make_meshes(const struct zr_verify_world *v, int32_t inner, struct zr
         t.rank = v->by_symmetry ? v->symmetry.rank[id] : id;
         t.host = t.host_of[t.rank];
         t.local_rank = t.place_of[t.rank] % t.local_size;
-        err = zr_mesh_make(
-            &t, &(struct zr_mesh_sizes){c->pp > 1 ? c->pp : 1, c->tp > 1 ? c->tp : 1, 1, inner}, &mesh[id]);
+        err = zr_mesh_make(&t,
+                           &(struct zr_mesh_sizes){.pp = zr_case_pp(c),
+                                                   .tp = c->tp > 1 ? c->tp : 1,
+                                                   .cp = c->cp > 1 ? c->cp : 1,
+                                                   .dp_shard = inner},
+                           &mesh[id]);
     }
     free(t.host_of);
     free(t.place_of);
@@ -83,13 +87,13 @@ static const struct zr_group *group_of(const struct zr_mesh *mesh, enum zr_role 
 }
 
 /* The wrong group that a mutant uses, within the rank's pipeline stage. It takes neighbouring ranks instead
- * of ranks with the same index in tensor parallelism; for the tensor-parallel role it takes the latter.
- * members has space for them. */
+ * of ranks with the same index in tensor parallelism; for the roles of tp and cp it takes ranks that are far
+ * apart. members has space for them. */
 static struct zr_group other_group(const struct zr_verify_case *c, int id, const struct zr_group *g,
                                    enum zr_role role, int32_t *members)
 {
     int32_t of_stage = c->world / (c->pp > 1 ? c->pp : 1), n = g->size, at = id % of_stage;
-    bool strided = role == ZR_ROLE_TP;
+    bool strided = role == ZR_ROLE_TP || role == ZR_ROLE_CP;
     for (int32_t k = 0; k < n; k++)
         members[k] = id - at + (strided ? at % (of_stage / n) + k * (of_stage / n) : at / n * n + k);
     return (struct zr_group){.size = n, .rank = strided ? at / (of_stage / n) : at % n, .members = members};
@@ -138,7 +142,7 @@ static bool is_opened(const struct zr_verify_world *v, enum zr_role role)
     case ZR_ROLE_TP:
         return has_tp;
     case ZR_ROLE_CP:
-        return false;
+        return v->c->cp > 1;
     case ZR_ROLE_WORLD:
         return has_tp || stages;
     case ZR_ROLE_ODD_PAIR:

@@ -2,6 +2,7 @@
 /* verify_mutants.c: applies a mutant to a case: it drops a wait or record, or changes, repeats, delays or
  * removes a job. A mutant that is never reported shows that a check is missing, or that the operation is not
  * needed. verify_mutants.inc is the list of mutants. */
+#include "shard/engine/mesh_axis.h"
 #include "shard/verify/verify_world.h"
 
 #include <string.h>
@@ -26,6 +27,8 @@ static const struct zr_stream *stream_of(const struct zr_engine *e, enum zr_stre
         return e->pair_stream[0];
     case ZR_ON_TIED:
         return e->tied_stream;
+    case ZR_ON_SHIFT:
+        return e->m.cp_axis->shift_stream;
     default:
         return e->reduce_stream;
     }
@@ -234,6 +237,31 @@ void zr_mutant_change_rows(struct zr_verify_world *v, struct zr_verify_stage *s)
     }
 }
 
+/* Whether the mutant is that one, for this axis. */
+static bool concerns_axis(struct zr_verify_rank *r, enum zr_mutation what, enum zero_axis axis)
+{
+    const struct zr_mutant *m = r->v->mutant;
+    bool acts = m && m->what == what && m->roles >> (axis == ZERO_AXIS_CP ? ZR_ROLE_CP : ZR_ROLE_TP) & 1;
+    r->v->n_acted += acts;
+    return acts;
+}
+
+bool zr_mutant_shifts_back(struct zr_verify_rank *r, enum zero_axis axis)
+{
+    return concerns_axis(r, ZR_OTHER_SIDE, axis);
+}
+
+bool zr_mutant_leaves_shift_open(struct zr_verify_rank *r, enum zero_axis axis)
+{
+    return concerns_axis(r, ZR_LESS_SHIFT_END, axis);
+}
+
+void zr_mutant_keep_out(struct zr_verify_rank *r, enum zero_axis axis)
+{
+    if (concerns_axis(r, ZR_SAME_OUT, axis))
+        zr_axis_of(&r->engine, axis)->out = 1; /* so it uses 0 first */
+}
+
 static const struct zr_mutant mutants[] = {
 #include "shard/verify/verify_mutants.inc"
 };
@@ -275,7 +303,8 @@ int64_t zr_mutant_hunt(const struct zr_mutant *m, uint64_t first_seed, int64_t n
         if (c.world > 6 && !m->case_text)
             c.world = 2 + c.world % 3;
         if (!zr_verify_possible(&c)) { /* the smaller world is not divisible */
-            c.group = c.hybrid = c.pp = c.tp = c.per_rank = c.schedule = c.partial = c.sums = 0;
+            c.group = c.hybrid = c.pp = c.tp = c.cp = 0;
+            c.per_rank = c.schedule = c.partial = c.sums = c.moves = 0;
             c.dealt = c.tied = false;
         }
         if (zr_verify_run(&c, m, out))

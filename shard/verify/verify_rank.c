@@ -155,10 +155,11 @@ static int gather_all(struct zr_verify_rank *r)
 static int do_op(struct zr_verify_rank *r, const struct zr_script_op *op)
 {
     static const char *const during[] = {
-        "zero_begin",  "zero_end",        "compute",          "zero_micro",    "zero_step", "zero_read",
-        "zero_write",  "zero_write",      "zero_mean",        "zero_save",     "compute",   "zero_norm",
-        "zero_drop",   "zero_gather_all", "zero_release_all", "zero_evaluate", "zero_next", "activations",
-        "activations", "zero_finish",     "collective"};
+        "zero_begin",    "zero_end",         "compute",       "zero_micro",      "zero_step",
+        "zero_read",     "zero_write",       "zero_write",    "zero_mean",       "zero_save",
+        "compute",       "zero_norm",        "zero_drop",     "zero_gather_all", "zero_release_all",
+        "zero_evaluate", "zero_next",        "activations",   "activations",     "zero_finish",
+        "collective",    "zero_shift_begin", "zero_shift_end"};
     struct zr_line *l = zr_sim_host(r->v->sim, r->id, ZR_SIM_MODEL);
     struct zr_core_event ev = {.kind = op->kind == ZR_DO_BEGIN ? ZR_EV_BEGIN
                                        : op->kind == ZR_DO_END ? ZR_EV_END
@@ -207,8 +208,11 @@ static int do_op(struct zr_verify_rank *r, const struct zr_script_op *op)
         return zr_actions_move(r, op);
     case ZR_DO_FINISH:
         return zr_actions_finish(r);
-    case ZR_DO_TP:
-        return zr_verify_tp_do(r, op);
+    case ZR_DO_COMBINE:
+        return zr_verify_combine(r, op);
+    case ZR_DO_SHIFT_BEGIN:
+    case ZR_DO_SHIFT_END:
+        return zr_verify_shift(r, op);
     case ZR_DO_WRITE_TIED:
         return write_tied(r);
     default:
@@ -328,6 +332,8 @@ static void live(struct zr_verify_rank *r)
     if (!err)
         look_at_kept(r);
     if (!err)
+        zr_verify_left_shifts(r);
+    if (!err)
         r->received_bytes = zr_roles_wire_bytes(&r->engine) - r->engine.m.not_counted.wire;
     r->finished = !err;
     r->error = err;
@@ -424,15 +430,16 @@ int zr_rank_open(struct zr_verify_world *v, int id)
     for (size_t t = 0; t < n; t++)
         largest = zr_max(largest, l->tensors[t].n_elems * zr_dtype_bytes(l->tensors[t].dtype));
     r->scratch = v->c->values ? malloc((size_t)largest) : NULL;
-    r->activations = v->c->tp > 1 ? malloc((size_t)zr_verify_tp_bytes()) : NULL;
+    bool moves = v->c->tp > 1 || v->c->cp > 1;
+    r->activations = moves ? malloc((size_t)zr_verify_axis_bytes()) : NULL;
     if (!r->tensors || !r->param || !r->grad || !r->own || !r->n_used || !r->n_done || !r->n_saved ||
-        !r->stack || !r->pushed || (v->c->values && !r->scratch) || (v->c->tp > 1 && !r->activations))
+        !r->stack || !r->pushed || (v->c->values && !r->scratch) || (moves && !r->activations))
         abort();
     zr_sim_register(v->sim, id, "means", r->mean, sizeof r->mean);
     if (r->scratch)
         zr_sim_register(v->sim, id, "values", r->scratch, largest);
     if (r->activations)
-        zr_sim_register(v->sim, id, "activations", r->activations, zr_verify_tp_bytes());
+        zr_sim_register(v->sim, id, "activations", r->activations, zr_verify_axis_bytes());
     memcpy(r->tensors, l->tensors, n * sizeof *r->tensors);
     r->layout.tensors = r->tensors;
     if (r == first)

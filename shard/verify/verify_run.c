@@ -137,9 +137,10 @@ static void set_speed(const struct zr_verify_world *v, struct zr_sim_options *o)
 static int open_sim(struct zr_verify_world *v)
 {
     const struct zr_verify_case *c = v->c;
-    /* Every rank has five streams. Pipelines add three for pairs of neighbours and one for tied tensors. */
+    /* Every rank has five streams. Pipelines add three for pairs of neighbours and one for tied tensors;
+     * context parallelism adds one for shifts. */
     struct zr_sim_options o = {.world = v->n_ranks,
-                               .n_streams = c->pp > 1 ? 5 + 4 : 5,
+                               .n_streams = 5 + (c->pp > 1 ? 4 : 0) + (c->cp > 1),
                                .compute_on_caller = c->caller,
                                .event_done = c->event_done,
                                .fail_alloc = c->fail_alloc,

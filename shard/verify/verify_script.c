@@ -57,7 +57,7 @@ static void use_as(struct zr_writing *w, int32_t u, bool backward, bool again)
     op.step += w->dropped ? DROPPED_STEP : 0;
     op.again = again;
     zr_write(w->s, op);
-    zr_write_tp_collective(w);
+    zr_write_moves(w);
     if (zr_phase_has_grads(op.phase) && !w->dropped)
         w->s->n_contrib[w->step * w->n_units + u]++;
 }
@@ -407,6 +407,7 @@ int zr_script_make(const struct zr_verify_case *c, const struct zr_verify_stage 
         zr_write_call(&w, ZR_DO_STEP);
         after_step(&w);
     }
+    zr_write_shift_ends(&w);
     close_writing(&w);
     *out = script;
     return 0;

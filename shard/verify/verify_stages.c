@@ -292,6 +292,7 @@ static void set_options(const struct zr_verify_world *v, struct zr_verify_stage 
                                  .dp_shard = c->group,
                                  .pp = c->pp,
                                  .tp = c->tp,
+                                 .cp = c->cp,
                                  .n_optims = ZR_OPTIMIZER_COUNT,
                                  .clip = 1,
                                  .grad_scale = 1,

@@ -62,16 +62,25 @@ enum zr_script_op_kind {
     ZR_DO_TAKE,
     ZR_DO_GIVE,
     ZR_DO_FINISH,
-    /* A tensor-parallel collective, an enum zr_tp_collective. */
-    ZR_DO_TP
+    /* Over tp or cp: a collective, an enum zr_combination; the beginning and the end of a shift. */
+    ZR_DO_COMBINE,
+    ZR_DO_SHIFT_BEGIN,
+    ZR_DO_SHIFT_END
 };
 
-/* Tensor-parallel collectives on an activation. MAX is a maximum of numbers on the host. */
-enum zr_tp_collective { ZR_TP_SUM, ZR_TP_SCATTER, ZR_TP_GATHER, ZR_TP_MAX, ZR_TP_COLLECTIVES };
+/* Collectives on an activation. PARTS is an all-to-all, MAX a maximum of numbers on the host. */
+enum zr_combination {
+    ZR_COMBINE_SUM,
+    ZR_COMBINE_SCATTER,
+    ZR_COMBINE_GATHER,
+    ZR_COMBINE_PARTS,
+    ZR_COMBINE_MAX,
+    ZR_COMBINATIONS
+};
 
 /* Most elements of an activation, enough for more than one transfer, and of the array for MAX. The verifier
  * compares every element of the latter. */
-enum { ZR_VERIFY_TP_ELEMS = ZR_AXIS_ELEMS + 5000, ZR_VERIFY_MAX_OP_ELEMS = 200 };
+enum { ZR_VERIFY_AXIS_ELEMS = ZR_AXIS_ELEMS + 5000, ZR_VERIFY_MAX_OP_ELEMS = 200 };
 
 struct zr_script_op {
     uint8_t kind;
@@ -82,10 +91,11 @@ struct zr_script_op {
     int32_t step;
     /* USE: the second use, at the end of forward and the beginning of backward. */
     bool again;
-    /* TP: the collective, its data type and n elements, and whether it works in place. */
-    uint8_t how;
+    /* COMBINE and SHIFT: enum zero_axis. Then the collective, its data type and n elements, and whether it
+     * works in place. by: the distance of a shift. */
+    uint8_t axis, how;
     bool bf16, in_place;
-    int32_t n;
+    int32_t n, by;
     /* Actions: the stage of the whole pipeline and the micro-batch (-1: no action is left), and the number of
      * the evaluation or step, counted together. */
     int32_t pp_stage, micro, pass;
@@ -174,8 +184,8 @@ enum zr_mutation {
     /* Nobody waits for the reader of the previous snapshot. */
     ZR_LESS_READER,
     /* Communicators of these roles join the same number of wrong ranks: neighbours of a pipeline stage
-     * instead of ranks with the same index in tensor parallelism. For the tensor-parallel role it is the
-     * other way round. */
+     * instead of ranks with the same index in tensor parallelism. For the roles of tp and cp they are ranks
+     * that are far apart. */
     ZR_OTHER_GROUP,
     /* Partial gradients are not summed over the tensor-parallel ranks. */
     ZR_SKIP_TP_GRAD_SUM,
@@ -196,7 +206,12 @@ enum zr_mutation {
     /* The model thread and the loop issue operations without knowing of each other's. */
     ZR_TWO_ISSUERS,
     /* The first pipeline stage starts to receive tied gradients before the message that comes first. */
-    ZR_EARLY_TIE
+    ZR_EARLY_TIE,
+    /* Over the axis of zr_mutant.roles: a shift goes to the other side; the model uses what a shift moves
+     * without ending it; operations do not alternate between the two `out`. */
+    ZR_OTHER_SIDE,
+    ZR_LESS_SHIFT_END,
+    ZR_SAME_OUT
 };
 
 /* The stream on which a mutant acts. */
@@ -208,7 +223,8 @@ enum zr_stream_class {
     ZR_ON_GATHER_OUTER,
     ZR_ON_REDUCE_OUTER,
     ZR_ON_PAIR_0,
-    ZR_ON_TIED
+    ZR_ON_TIED,
+    ZR_ON_SHIFT
 };
 
 struct zr_mutant {
@@ -249,8 +265,10 @@ struct zr_verify_rank {
     int32_t tp_rank;
     struct zr_walk walk;
     struct zr_walk_slots slots;
-    /* Memory for tensor-parallel activations (zr_verify_tp_bytes bytes). NULL without tensor parallelism. */
+    /* Memory for activations that go over tp or cp (zr_verify_axis_bytes bytes). NULL without these. */
     char *activations;
+    /* The beginnings of the shifts over tp and over cp that are open. NULL: none. */
+    const struct zr_script_op *open_shift[2];
 
     struct zr_layout layout;
     /* With a mutant: the layout as the engine sees it. */
@@ -348,6 +366,11 @@ bool zr_mutant_drops(void *arg, enum zr_sim_edge edge, int rank, const struct zr
 /* Change a pipeline stage before anything runs: its tensors and the norm's flags; its messages. */
 void zr_mutant_change_layout(struct zr_verify_world *v, struct zr_layout *l);
 void zr_mutant_change_rows(struct zr_verify_world *v, struct zr_verify_stage *s);
+/* Whether a shift goes to the wrong side; whether its end is left out. Lets the next operation over the axis
+ * use the same `out` as the last one (mesh_axis.h). Each acts only if the mutant is that one. */
+bool zr_mutant_shifts_back(struct zr_verify_rank *r, enum zero_axis axis);
+bool zr_mutant_leaves_shift_open(struct zr_verify_rank *r, enum zero_axis axis);
+void zr_mutant_keep_out(struct zr_verify_rank *r, enum zero_axis axis);
 /* Issues the job, or what the mutant makes of it. */
 void zr_mutant_issue(struct zr_verify_rank *r, const struct zr_job *job);
 
@@ -390,9 +413,12 @@ int zr_actions_next(struct zr_verify_rank *r, const struct zr_script_op *op);
 int zr_actions_move(struct zr_verify_rank *r, const struct zr_script_op *op);
 int zr_actions_finish(struct zr_verify_rank *r);
 
-/* verify_tp.c */
-int64_t zr_verify_tp_bytes(void);
-int zr_verify_tp_do(struct zr_verify_rank *r, const struct zr_script_op *op);
+/* verify_axis.c: the last one checks the arrays of shifts that the script leaves open, when nothing is in
+ * flight any more. */
+int64_t zr_verify_axis_bytes(void);
+int zr_verify_combine(struct zr_verify_rank *r, const struct zr_script_op *op);
+int zr_verify_shift(struct zr_verify_rank *r, const struct zr_script_op *op);
+void zr_verify_left_shifts(struct zr_verify_rank *r);
 
 /* verify_compute.c: the compute of one use of a unit, on the rank's compute stream; and the model's zeroing
  * of its gradients. */

@@ -31,6 +31,8 @@ struct zr_writing {
     bool dropped;
     /* Evaluations and steps so far, including dropped steps. */
     int32_t n_passes;
+    /* A shift over tp, over cp is open. */
+    bool is_shifting[2];
 };
 
 void zr_write(struct zr_script *s, struct zr_script_op op);
@@ -42,9 +44,10 @@ void zr_write_backward(struct zr_writing *w, const int32_t *list, int32_t n);
 /* where: a bit of zr_verify_case.zeroes. */
 void zr_write_zero(struct zr_writing *w, int where, int micro);
 
-/* verify_actions.c: writes the calls of a row of the schedule; writes the tensor-parallel collectives around
- * a use. */
+/* verify_actions.c: writes the calls of a row of the schedule; the collectives and shifts over tp and cp
+ * after a use; the ends of some of the shifts that are open. */
 void zr_write_actions(struct zr_writing *w, const struct zr_walk_row *row, bool evaluates);
-void zr_write_tp_collective(struct zr_writing *w);
+void zr_write_moves(struct zr_writing *w);
+void zr_write_shift_ends(struct zr_writing *w);
 
 #endif

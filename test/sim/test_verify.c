@@ -51,6 +51,9 @@ static void once_failed(void **state)
          * finite owned no element of the units in it. */
         "seed=1986 stage=3 world=3 n_units=4 accum=1 n_steps=2 pattern=2 skipped=80 wait_result=1 poison=0 "
         "dead=-1 granule=358",
+        /* After a sum over cp, two shifts overwrote what a rank that is no neighbour was still gathering. */
+        "seed=145 stage=3 world=5 n_units=4 accum=1 n_steps=1 n_evals=1 late_evals=1 declared=1 caller=1 "
+        "values=1 alls=28 group=1 hybrid=1 repeats=1 cp=5 moves=36 poison=-1 dead=-1",
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct zr_verify_case c;
@@ -67,7 +70,7 @@ static void seeds(void **state)
     const char *given = getenv("SEED"), *n = getenv("N_SEEDS");
     uint64_t first = given ? strtoull(given, NULL, 0) : 1, n_seeds = n ? strtoull(n, NULL, 0) : 1000;
     int64_t n_ops = 0, n_died = 0, n_starved = 0, n_reordered = 0, n_snapshots = 0, n_refused = 0;
-    int n_hybrid[3] = {0}, n_pp = 0, n_tp = 0, n_tied = 0, n_several = 0;
+    int n_hybrid[3] = {0}, n_pp = 0, n_tp = 0, n_cp = 0, n_tied = 0, n_several = 0;
     for (uint64_t s = first; s < first + n_seeds; s++) {
         struct zr_verify_case c;
         struct zr_verify_result r;
@@ -82,19 +85,20 @@ static void seeds(void **state)
         n_hybrid[c.group > 1 && c.group < c.world ? c.hybrid : 0]++;
         n_pp += c.pp > 1;
         n_tp += c.tp > 1;
+        n_cp += c.cp > 1;
         n_tied += c.tied;
         n_several += c.per_rank > 1;
     }
     print_message(
         "%lld with a rank that dies, %lld starved, %lld reordered, %lld snapshots, %lld refused, %d "
-        "HSDP, %d HFSDP, %d in stages, %d tied, %d with several on a rank, %d in parts\n",
+        "HSDP, %d HFSDP, %d in stages, %d tied, %d with several on a rank, %d in parts, %d with cp\n",
         (long long)n_died, (long long)n_starved, (long long)n_reordered, (long long)n_snapshots,
-        (long long)n_refused, n_hybrid[1], n_hybrid[2], n_pp, n_tied, n_several, n_tp);
+        (long long)n_refused, n_hybrid[1], n_hybrid[2], n_pp, n_tied, n_several, n_tp, n_cp);
     assert_true(n_ops > 100 * (int64_t)n_seeds);
     if (n_seeds < 1000) /* too few to cover everything */
         return;
     assert_true(n_hybrid[1] > 15 && n_hybrid[2] > 15 && n_pp > 150 && n_tied > 50 && n_several > 50 &&
-                n_tp > 150);
+                n_tp > 150 && n_cp > 150);
     assert_true(n_died > 25 && n_starved > 10 && n_reordered > 50 && n_snapshots > 500 && n_refused > 10);
 }
 
@@ -119,7 +123,8 @@ static void replays(void **state)
     assert_int_equal(zr_verify_parse("stage=3 world", &c), ZERO_ERR_ARG);
 }
 
-/* Groups belong to hybrid sharding at stage 3, and divide the world. Without the fields there are none. */
+/* Groups belong to hybrid sharding at stage 3, and divide the world. Without the fields there are none. Ranks
+ * along cp divide the data-parallel ranks. */
 static void cases_of_groups(void **state)
 {
     static const struct {
@@ -138,6 +143,13 @@ static void cases_of_groups(void **state)
         {"stage=2 world=6 n_units=1 accum=1 n_steps=1 group=2 hybrid=1", ZERO_ERR_ARG},
         {"stage=3 world=6 n_units=1 accum=1 n_steps=1 group=2", ZERO_ERR_ARG},
         {"stage=3 world=6 n_units=1 accum=1 n_steps=1 dealt=1", ZERO_ERR_ARG},
+        {"stage=1 world=6 n_units=1 accum=1 n_steps=1 cp=3 moves=10", 0},
+        {"stage=1 world=6 n_units=1 accum=1 n_steps=1 cp=1", 0},
+        {"stage=1 world=6 n_units=1 accum=1 n_steps=1 tp=2 cp=3", 0},
+        {"stage=1 world=6 n_units=1 accum=1 n_steps=1 tp=2 cp=2", ZERO_ERR_ARG},
+        {"stage=1 world=6 n_units=1 accum=1 n_steps=1 cp=4", ZERO_ERR_ARG},
+        {"stage=1 world=6 n_units=1 accum=1 n_steps=1 cp=-3", ZERO_ERR_ARG},
+        {"stage=1 world=6 n_units=1 accum=1 n_steps=1 moves=10", ZERO_ERR_ARG},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct zr_verify_case c;
@@ -211,17 +223,42 @@ static void groups_shrink(void **state)
     assert_true(r.n_reports > 0);
 }
 
-/* The ZeRO stages, then hybrid sharding in two groups of two. */
-enum { N_ROWS = 6 };
+/* A fault of shifts is reduced to two ranks along cp. */
+static void cp_shrinks(void **state)
+{
+    struct zr_verify_case c;
+    struct zr_verify_result r;
+    const struct zr_mutant *m = NULL;
+    assert_int_equal(zr_verify_parse("seed=1 stage=3 world=24 tp=2 cp=4 moves=60 sums=30 n_units=5 accum=2 "
+                                     "n_steps=3 prefetch=2 pace=3 values=1 poison=-1 dead=-1",
+                                     &c),
+                     0);
+    for (int i = 0; i < zr_mutant_count(); i++)
+        if (!strcmp(zr_mutant_name(zr_mutant_at(i)), "the end of a shift does not wait for it"))
+            m = zr_mutant_at(i);
+    assert_non_null(m);
+    zr_verify_shrink(&c, m, &r);
+    assert_true(zr_verify_possible(&c));
+    assert_true(c.cp == 2 && c.world == 2 && c.tp < 2 && c.moves && !c.sums && c.n_units == 1);
+}
+
+/* The ZeRO stages, then hybrid sharding in two groups of two, and context parallelism over two ranks. */
+enum { N_ROWS = 7 };
 
 static const char *set_row(struct zr_verify_case *c, int row)
 {
-    static const char *const name[N_ROWS] = {"stage 0", "stage 1", "stage 2", "stage 3", "HSDP", "HFSDP"};
+    static const char *const name[N_ROWS] = {"stage 0", "stage 1", "stage 2", "stage 3",
+                                             "HSDP",    "HFSDP",   "cp"};
     c->stage = row < 3 ? row : 3;
-    if (row > 3) {
-        c->hybrid = row - 3;
+    if (row > 3)
         c->world = 4;
+    if (row == 4 || row == 5) {
+        c->hybrid = row - 3;
         c->group = 2;
+    }
+    if (row == 6) {
+        c->cp = 2;
+        c->moves = 60;
     }
     return name[row];
 }
@@ -652,6 +689,7 @@ int main(void)
         cmocka_unit_test(decisions_depend_on_calls_only),
         cmocka_unit_test(outside_a_bracket),
         cmocka_unit_test(groups_shrink),
+        cmocka_unit_test(cp_shrinks),
         cmocka_unit_test(dies_at_every_point),
         cmocka_unit_test(every_allocation_refused),
         cmocka_unit_test(order_over_communicators),
