@@ -120,6 +120,16 @@ static const struct zr_comm_ops sim_comm_ops = {
     .close = sim_close,
 };
 
+static const struct zr_comm_ops sim_array_ops = {
+    .name = "sim",
+    .deterministic = true,
+    .arena = sim_arena,
+    .run = sim_run,
+    .run_arrays = zr_sim_meeting_join,
+    .abort = sim_abort,
+    .close = sim_close,
+};
+
 /* ---- opening ---- */
 
 static struct zr_sim_tiers tiers_of(const struct zr_sim *w, const struct zr_group *g)
@@ -150,7 +160,7 @@ static bool open_part(struct zr_sim_comm_world *d, const struct zr_sim_opening *
     m->sim_rank = o->sim_ranks ? o->sim_ranks[p] : d->members[p];
     m->world = d;
     m->tiers = tiers_of(o->w, g);
-    m->base = (struct zr_comm){.ops = &sim_comm_ops,
+    m->base = (struct zr_comm){.ops = zr_sim_config(o->w)->moves_arrays ? &sim_array_ops : &sim_comm_ops,
                                .group = {.size = g->size, .rank = g->rank, .members = d->members},
                                .role = o->role,
                                .alarm = &d->alarm,

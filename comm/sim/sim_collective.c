@@ -120,6 +120,25 @@ void zr_sim_pass_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int
     zr_sim_spend(d->w, l, zr_sim_wire_ns(d, all ? bytes : bytes / d->n, me));
 }
 
+void zr_sim_arrays_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me)
+{
+    struct zr_line *l = zr_sim_line_of(m->part[me].stream);
+    const struct zr_comm_op *mine = &m->part[me].op;
+    const enum zr_op op = (enum zr_op)mine->post.op;
+    const int64_t bytes = mine->post.bytes, size = zr_dtype_bytes(mine->arrays.dtype);
+    const int shifted = zr_shift_from(&d->ranks[me]->group, mine->arrays.by);
+    zr_sim_begin(d->w, l, zr_op_name(op), mine->post.unit, mine->post.step);
+    for (int p = 0; p < d->n && !zr_sim_comm_flawed(d, ZR_SIM_PARTS_MOVE_NOTHING); p++) {
+        const struct zr_arrays *x = &m->part[p].op.arrays;
+        const char *from = (const char *)x->src + (op == ZR_OP_ALL_TO_ALL ? me * x->stride * size : 0);
+        char *to = (char *)mine->arrays.dst + (op == ZR_OP_SHIFT ? 0 : p * bytes);
+        if (from != to && (op != ZR_OP_SHIFT || p == shifted))
+            zr_shadow_move(d->rec, l, to, from, bytes);
+    }
+    zr_comm_done(d->ranks[me], mine);
+    zr_sim_spend(d->w, l, zr_sim_wire_ns(d, op == ZR_OP_SHIFT ? bytes / d->n : bytes, me));
+}
+
 /* The places that agree with each other: n from first on. A flaw divides them. */
 struct agreeing {
     int first, n;

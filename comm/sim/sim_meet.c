@@ -120,7 +120,8 @@ static void join_shifted(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, 
     for (int r = 0; r < d->n; r++)
         clock[r] = zr_vclock_hold(zr_sim_line_of(m->part[r].stream));
     for (int r = 0; r < d->n; r++) {
-        int from = zr_shift_from(&d->ranks[r]->group, m->part[r].op.by);
+        const struct zr_comm_op *op = &m->part[r].op;
+        int from = zr_shift_from(&d->ranks[r]->group, op->arrays.src ? op->arrays.by : op->by);
         int first = entries ? from : r, then = entries ? r : from;
         zr_line_join(d->rec, zr_sim_line_of(m->part[then].stream), clock[first]);
     }
@@ -140,18 +141,19 @@ static void meet_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m)
 {
     enum zr_op op = (enum zr_op)m->part[0].op.post.op;
     int root = m->part[0].op.post.root;
-    bool passes = op == ZR_OP_ALL_TO_ALL || op == ZR_OP_SHIFT;
-    bool start_alone = op == ZR_OP_ALL_GATHER       ? zr_sim_comm_flawed(d, ZR_SIM_GATHER_STARTS_ALONE)
+    bool arrays = m->part[0].op.arrays.src != NULL;
+    bool passes = arrays || op == ZR_OP_ALL_TO_ALL || op == ZR_OP_SHIFT;
+    bool start_alone = passes                       ? zr_sim_comm_flawed(d, ZR_SIM_PARTS_START_ALONE)
+                       : op == ZR_OP_ALL_GATHER     ? zr_sim_comm_flawed(d, ZR_SIM_GATHER_STARTS_ALONE)
                        : op == ZR_OP_REDUCE_SCATTER ? zr_sim_comm_flawed(d, ZR_SIM_REDUCE_STARTS_ALONE)
                        : op == ZR_OP_EXCHANGE       ? zr_sim_comm_flawed(d, ZR_SIM_EXCHANGE_STARTS_ALONE)
                        : op == ZR_OP_AGREE          ? zr_sim_comm_flawed(d, ZR_SIM_AGREE_STARTS_ALONE)
-                       : passes                     ? zr_sim_comm_flawed(d, ZR_SIM_PARTS_START_ALONE)
                                                     : true;
-    bool leave_alone = op == ZR_OP_REDUCE_SCATTER ? zr_sim_comm_flawed(d, ZR_SIM_REDUCE_LEAVES_ALONE)
-                       : op == ZR_OP_EXCHANGE     ? zr_sim_comm_flawed(d, ZR_SIM_EXCHANGE_LEAVES_ALONE)
-                       : op == ZR_OP_AGREE        ? zr_sim_comm_flawed(d, ZR_SIM_AGREE_LEAVES_ALONE)
-                       : passes                   ? zr_sim_comm_flawed(d, ZR_SIM_PARTS_LEAVE_ALONE)
-                                                  : true;
+    bool leave_alone = passes                       ? zr_sim_comm_flawed(d, ZR_SIM_PARTS_LEAVE_ALONE)
+                       : op == ZR_OP_REDUCE_SCATTER ? zr_sim_comm_flawed(d, ZR_SIM_REDUCE_LEAVES_ALONE)
+                       : op == ZR_OP_EXCHANGE       ? zr_sim_comm_flawed(d, ZR_SIM_EXCHANGE_LEAVES_ALONE)
+                       : op == ZR_OP_AGREE          ? zr_sim_comm_flawed(d, ZR_SIM_AGREE_LEAVES_ALONE)
+                                                    : true;
     if (!start_alone)
         join_parts(d, m, true);
     for (int r = 0; r < d->n; r++) {
@@ -159,6 +161,10 @@ static void meet_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m)
             zr_line_join(d->rec, zr_sim_line_of(m->part[r].stream), m->part[root].entry);
         if (d->symmetric) {
             zr_sim_symmetric_body(d, m, r);
+            continue;
+        }
+        if (arrays) {
+            zr_sim_arrays_body(d, m, r);
             continue;
         }
         switch (op) {
@@ -181,7 +187,7 @@ static void meet_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m)
         case ZR_OP_SHIFT:
             zr_sim_pass_body(d, m, r);
             break;
-        case ZR_OP_ALL_REDUCE: /* only of arrays, which the simulator does not have */
+        case ZR_OP_ALL_REDUCE: /* only of arrays, which the simulator does not add up */
             break;
         }
     }

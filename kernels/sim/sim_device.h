@@ -68,7 +68,7 @@ enum zr_sim_comm_flaw {
     /* each rank combines its part of all records, but does not take the other parts */
     ZR_SIM_AGREE_MOVES_A_PART = 16384,
     ZR_SIM_BROADCAST_MOVES_NOTHING = 32768,
-    /* of all-to-alls and shifts */
+    /* of all-to-alls, shifts, and gathers of arrays */
     ZR_SIM_PARTS_START_ALONE = 65536,
     ZR_SIM_PARTS_LEAVE_ALONE = 131072,
     ZR_SIM_PARTS_MOVE_NOTHING = 262144
@@ -121,6 +121,9 @@ struct zr_sim_options {
     int64_t launch_ns, near_ns, far_ns;
     int ranks_per_node;
     enum zr_sim_links links;
+    /* Communicators move arrays of the program themselves, as NCCL's do (zr_comm_arrays). They do not add
+     * arrays up. */
+    bool moves_arrays;
     /* Contents of bytes are not checked, because some operations that would write them are not simulated. */
     bool contents_unknown;
 };

@@ -143,6 +143,8 @@ struct zr_verify_case {
     /* Ranks along cp, which divide the data-parallel ranks. 0 and 1: none. Then percent of uses of units that
      * are followed by a collective or a shift over them. */
     int cp, moves;
+    /* The communicators move arrays of the model themselves, as NCCL's do. */
+    bool arrays;
 };
 
 /* Whether the schedule computes the gradients of inputs and of weights in separate actions. */

@@ -149,6 +149,7 @@ static int open_sim(struct zr_verify_world *v)
                                .whole_grad = zr_stage_whole_grad,
                                .poisoned = poisoned,
                                .squared = squared,
+                               .moves_arrays = c->arrays,
                                .contents_unknown = v->by_symmetry,
                                .arg = v};
     if (v->mutant && v->mutant->what == ZR_FLAWED_COMM) {
