@@ -358,6 +358,14 @@ ZERO_API int zero_broadcast(zero_ctx *z, enum zero_axis axis, int32_t root, void
 ZERO_API int zero_expect_equal(zero_ctx *z, enum zero_axis axis, const void *src, int64_t n,
                                enum zero_dtype dtype);
 
+/* Assert that the ranks of cp together have each of the rows 0 to rows - 1 of a sequence once.
+ *
+ * first and n are as in zero_cp_rows. With cfg.debug.check they are compared in steps 1, 2, 4 and so on.
+ *
+ * Collective over cp.
+ * Errors: MISMATCH  a row that two ranks have, or none, which the message names; the context fails */
+ZERO_API int zero_expect_rows(zero_ctx *z, int64_t rows, const int64_t first[2], const int64_t n[2]);
+
 /* Get this rank's next action of the pipeline: the forward or backward of one micro-batch.
  *
  * The schedule decides the order, so store what backward needs for each micro-batch and pipeline stage. Call

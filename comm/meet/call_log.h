@@ -45,6 +45,7 @@
     X(BROADCAST_TP, "zero_broadcast", "(tp)")                                                                \
     X(BROADCAST_CP, "zero_broadcast", "(cp)")                                                                \
     X(EXPECT_EQUAL, "zero_expect_equal", "")                                                                 \
+    X(EXPECT_ROWS, "zero_expect_rows", "")                                                                   \
     X(BROADCAST_PP, "zero_broadcast", "(pp)")                                                                \
     X(EVALUATE, "zero_evaluate", "")                                                                         \
     X(NEXT, "zero_next", "")                                                                                 \
