@@ -329,8 +329,8 @@ ZERO_API int zero_all_to_all(zero_ctx *z, enum zero_axis axis, void *dst, const 
 /* Begin and end one step of a ring: send src to the rank `by` places further along the axis, and receive dst
  * from the rank as far before.
  *
- * by may be negative. One shift per axis is open at a time. dst and src must not be used until
- * zero_shift_end.
+ * by may be negative. One shift per axis is open at a time. Until zero_shift_end
+ * dst must not be used, and src not be changed.
  *
  * Collective over the axis.
  * Blocks  host: zero_shift_end, until dst has arrived; over tp zero_shift_begin
