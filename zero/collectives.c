@@ -102,7 +102,6 @@ static void say(struct zero_ctx *z, const struct asked *a, int32_t what)
     uint64_t hash = XXH3_64bits(said, sizeof said);
     z->has_used_cp |= a->axis == ZERO_AXIS_CP;
     zr_engine_axis_called(z->engine, a->axis, hash);
-    zr_engine_called(z->engine, hash);
 }
 
 void zr_collectives_step(struct zero_ctx *z)

@@ -426,12 +426,6 @@ int zr_engine_shift_end(struct zr_engine *e, enum zero_axis axis)
     return end_collective(e, err);
 }
 
-void zr_engine_axis_called(struct zr_engine *e, enum zero_axis axis, uint64_t call)
-{
-    struct zr_mesh_axis *a = zr_axis_of(e, axis);
-    a->calls = XXH3_64bits_withSeed(&call, sizeof call, a->calls);
-}
-
 int zr_engine_copy(struct zr_engine *e, void *dst, const void *src, int64_t n_bytes)
 {
     return dst == src || !n_bytes ? 0 : e->dev->ops->copy(e->compute, dst, src, n_bytes);

@@ -401,6 +401,44 @@ static void what_check_mode_says(void **state)
         }
 }
 
+/* ---- ranks that differ ---- */
+
+/* One rank gathers as many bytes in another dtype. Over NCCL this is found when the ranks next compare. */
+static void differing_rank(struct toy_rank *r)
+{
+    struct zero_config cfg = toy_config(r, 1);
+    struct toy m;
+    zero_ctx *z = NULL;
+    float *src = calloc(32, sizeof *src), *dst = calloc(64, sizeof *dst);
+    int err = 0, failed = 0;
+    cfg.mesh.cp = 2;
+    cfg.debug.log = toy_forget_line;
+    where_open(r->rank, &cfg);
+    toy_make(&m);
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    for (int step = 0; !err && !failed && step < 4; step++) {
+        const bool other = r->rank == 1 && step == 1;
+        failed = failed ? failed : toy_forward(&m, z, true);
+        failed = failed ? failed
+                        : zero_all_gather(z, ZERO_AXIS_CP, dst, src, other ? 64 : 32,
+                                          other ? ZERO_BF16 : ZERO_F32);
+        failed = failed ? failed : toy_backward(&m, z, true, step, r->rank);
+        failed = failed ? failed : zero_step(z, 0.01f, NULL);
+    }
+    if (!err)
+        toy_expect(r, failed, ZERO_ERR_MISMATCH, "zero_all_gather");
+    zero_unwrap(&z);
+    toy_free(&m);
+    free(src);
+    free(dst);
+}
+
+static void calls_that_differ(void **state)
+{
+    struct toy_rank r[MAX_TOY_RANKS];
+    toy_run(4, differing_rank, NULL, r, "ranks of cp make different calls");
+}
+
 /* ---- training ---- */
 
 static _Atomic int n_lines;
@@ -467,11 +505,9 @@ static void the_same_bits_as_data_parallel(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_of_ranks),
-        cmocka_unit_test(places),
-        cmocka_unit_test(collectives),
-        cmocka_unit_test(what_check_mode_says),
-        cmocka_unit_test(the_same_bits_as_data_parallel),
+        cmocka_unit_test(rows_of_ranks),     cmocka_unit_test(places),
+        cmocka_unit_test(collectives),       cmocka_unit_test(what_check_mode_says),
+        cmocka_unit_test(calls_that_differ), cmocka_unit_test(the_same_bits_as_data_parallel),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
