@@ -627,6 +627,27 @@ class Scale(unittest.TestCase):
         near, = self.of('--model=mpt-70b', '--worlds=8', '--tp=8')
         self.assertGreater(far['exposed_ms'], near['exposed_ms'])  # over two hosts
 
+    def test_rows_on_several_by_hand(self):
+        """cp on one host, and with tp on two. Compute waits for two gathers per layer and a reduction in fp32."""
+        layers, kv, tokens = 32, 2 * 1024, 131072
+        whole, = self.of('--worlds=1', f'--context={tokens}', '--activations')
+        row, = self.of('--worlds=8', f'--context={tokens}', '--cp=8')
+        self.assertEqual((row['cp'], row['cp_bytes']), (8, layers * 7 * tokens // 8 * kv * (2 + 2 + 4)))
+        waits_ms = layers * (7 / 8 * tokens * kv * (2 + 2 + 4) / 450e9 + 3 * 7 * 1900e-9) * 1e3
+        rest, = self.of('--worlds=8', f'--context={tokens // 8}')  # what is exposed besides
+        self.assertAlmostEqual((row['exposed_ms'] - rest['exposed_ms']) / waits_ms, 1, delta=0.05)
+        room = 2 * tokens * kv * (2 + 4)
+        self.assertEqual(row['activation_bytes'], whole['activation_bytes'] // 8 + room)
+        self.assertAlmostEqual((row['step_ms'] - row['exposed_ms']) * 8 / whole['step_ms'], 1, delta=0.01)
+        far, = self.of('--worlds=16', f'--context={tokens}', '--cp=8', '--tp=2')
+        self.assertGreater(far['exposed_ms'], row['exposed_ms'])
+        self.assertIn('each row on 8 GPUs (cp); ', bench('scale', '--worlds=8', f'--context={tokens}', '--cp=8').stdout)
+        for args, text in [(['--cp=3'], '--cp: the zigzag order cuts a row in 6 parts'), (['--cp=2', '--worlds=3'], '--cp: 2 ranks for each row'),
+                           (['--cp=3', '--context=6000'], '--cp: 3 ranks with --tp lie on hosts of 8 GPUs unevenly')]:
+            done = bench('scale', '--worlds=8', *args)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(text, done.stderr)
+
     def test_activations_alone(self):
         """They are added to the memory, and nothing else changes."""
         for args in [['--worlds=64'], ['--worlds=16', '--model=gpt2-1.5B', '--stage=2', '--accum=3'], ['--worlds=64', '--dp-replicate=auto']]:
