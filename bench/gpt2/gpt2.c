@@ -4,8 +4,6 @@
 #include "bench/gpt2/gpt2.h"
 #include "bench/gpt2/gpt2_vocab.h"
 
-#include <math.h>
-
 /* After the first failure all work is skipped, and the caller finds m->err at the end of the pass. */
 #define RUN(m, call)                                                                                         \
     do {                                                                                                     \
@@ -208,74 +206,37 @@ static void norm_backward(struct gpt2 *m, real *dweight, real *dbias, const real
           m->config.channels);
 }
 
-/* One matrix per head; distances between heads and between rows are in elements. */
-struct heads {
-    const void *at;
-    int64_t row, head;
-};
-
-/* c (M, N) = op(a) (M, K) * op(b) (K, N) for each head. */
-static void multiply_heads(struct gpt2 *m, struct heads c, enum zero_dtype c_dtype, struct heads a,
-                           bool trans_a, struct heads b, bool trans_b, int64_t M, int64_t N, int64_t K)
+/* Attention of this rank's heads. The columns of qkv (B, T, 3*A) are q, k, v, each with all heads. */
+static struct gpt2_attention_args attention_args(const struct gpt2 *m, const real *qkv)
 {
-    struct zr_gemm_args args =
-        product_of(GPT2_GEMM_DTYPE, M, N, K, a.at, a.row, b.at, b.row, (void *)c.at, c.row);
-    args.c_dtype = c_dtype;
-    args.trans_a = trans_a;
-    args.trans_b = trans_b;
-    args.n_batch = gpt2_part_heads(&m->config);
-    args.stride_a = a.head;
-    args.stride_b = b.head;
-    args.stride_c = c.head;
-    multiply(m, &args);
+    int64_t T = m->config.context, A = gpt2_part_channels(&m->config), NH = gpt2_part_heads(&m->config);
+    const struct gpt2_rows all = {.n = {T}};
+    return (struct gpt2_attention_args){.B = m->B,
+                                        .T = T,
+                                        .NH = NH,
+                                        .HS = A / NH,
+                                        .queries = all,
+                                        .keys = all,
+                                        .q = qkv,
+                                        .k = qkv + A,
+                                        .v = qkv + 2 * A,
+                                        .q_row = 3 * A,
+                                        .kv_row = 3 * A,
+                                        .scratch = m->stats.attention,
+                                        .profile = m->profile};
 }
 
-/* atty (B, T, A) = softmax(q * k^T / sqrt(HS)) * v for each head. The columns of qkv (B, T, 3*A) are q, k, v,
- * each with all heads. att (B, NH, T, T) is kept. */
-static void products_forward(struct gpt2 *m, real *atty, real *att, const real *qkv)
+/* The slice of layer l of logsum. */
+static float *logsum_of(const struct gpt2 *m, int64_t l)
 {
-    int64_t T = m->config.context, A = gpt2_part_channels(&m->config), NH = gpt2_part_heads(&m->config),
-            HS = A / NH;
-    float *scores = m->stats.scores;
-    for (int64_t b = 0; b < m->B; b++, atty += T * A, att += NH * T * T, qkv += T * 3 * A) {
-        struct heads q = {qkv, 3 * A, HS}, k = {qkv + A, 3 * A, HS}, v = {qkv + 2 * A, 3 * A, HS};
-        struct heads s = {scores, T, T * T}, p = {att, T, T * T}, y = {atty, A, HS};
-        multiply_heads(m, s, ZERO_F32, q, false, k, true, T, T, HS); /* scores = q k^T */
-        LAYER(m, causal_softmax_forward, att, scores, NH, T, 1.0f / sqrtf((float)HS));
-        multiply_heads(m, y, GPT2_GEMM_DTYPE, p, false, v, false, T, HS, T); /* y = att v */
-    }
-}
-
-/* dqkv from datty, with the att that products_forward kept. datt has the memory of scores. */
-static void products_backward(struct gpt2 *m, real *dqkv, const real *datty, const real *att, const real *qkv)
-{
-    int64_t T = m->config.context, A = gpt2_part_channels(&m->config), NH = gpt2_part_heads(&m->config),
-            HS = A / NH;
-    int64_t T3A = T * 3 * A;
-    float *datt = m->stats.scores;
-    real *dscores = m->acts.dscores;
-    for (int64_t b = 0; b < m->B; b++, datty += T * A, att += NH * T * T, qkv += T3A, dqkv += T3A) {
-        struct heads q = {qkv, 3 * A, HS}, k = {qkv + A, 3 * A, HS}, v = {qkv + 2 * A, 3 * A, HS};
-        struct heads dq = {dqkv, 3 * A, HS}, dk = {dqkv + A, 3 * A, HS}, dv = {dqkv + 2 * A, 3 * A, HS};
-        struct heads p = {att, T, T * T}, dp = {datt, T, T * T}, ds = {dscores, T, T * T},
-                     dy = {datty, A, HS};
-        multiply_heads(m, dp, ZERO_F32, dy, false, v, true, T, T, HS);        /* datt = dy v^T */
-        multiply_heads(m, dv, GPT2_GEMM_DTYPE, p, true, dy, false, T, HS, T); /* dv = att^T dy */
-        LAYER(m, causal_softmax_backward, dscores, datt, att, NH, T, 1.0f / sqrtf((float)HS));
-        multiply_heads(m, dq, GPT2_GEMM_DTYPE, ds, false, k, false, T, HS, T); /* dq = dscores k */
-        multiply_heads(m, dk, GPT2_GEMM_DTYPE, ds, true, q, false, T, HS, T);  /* dk = dscores^T q */
-    }
+    return m->stats.logsum + l * m->B * gpt2_part_heads(&m->config) * m->config.context;
 }
 
 static void attention_forward(struct gpt2 *m, int64_t l, real *atty, const real *qkv)
 {
-    int64_t T = m->config.context, NH = gpt2_part_heads(&m->config), HS = gpt2_part_channels(&m->config) / NH;
-    int64_t rows = m->B * NH * T;
+    const struct gpt2_attention_args args = attention_args(m, qkv);
     enum profile_part before = profile_enter(m->profile, PROFILE_ATTENTION);
-    if (m->attention)
-        RUN(m, m->attention->forward(m->compute, atty, m->stats.logsum + l * rows, qkv, m->B, T, NH, HS));
-    else
-        products_forward(m, atty, m->acts.att + l * rows * T, qkv);
+    RUN(m, gpt2_attention_forward(m->compute, &args, atty, NULL, logsum_of(m, l)));
     profile_enter(m->profile, before);
 }
 
@@ -284,15 +245,12 @@ static void attention_backward(struct gpt2 *m, int64_t l, real *dqkv, const real
 {
     if (m->computes == GPT2_WEIGHTS)
         return;
-    int64_t T = m->config.context, NH = gpt2_part_heads(&m->config), HS = gpt2_part_channels(&m->config) / NH;
-    int64_t rows = m->B * NH * T;
+    const struct gpt2_attention_args args = attention_args(m, qkv);
+    int64_t A = gpt2_part_channels(&m->config);
+    const struct gpt2_attention_grads grads = {
+        .dq = dqkv, .dk = dqkv + A, .dv = dqkv + 2 * A, .dq_row = 3 * A, .dkv_row = 3 * A};
     enum profile_part before = profile_enter(m->profile, PROFILE_ATTENTION);
-    if (m->attention) {
-        RUN(m, m->attention->backward(m->compute, dqkv, m->stats.dots, datty, atty,
-                                      m->stats.logsum + l * rows, qkv, m->B, T, NH, HS));
-    } else {
-        products_backward(m, dqkv, datty, m->acts.att + l * rows * T, qkv);
-    }
+    RUN(m, gpt2_attention_backward(m->compute, &args, datty, atty, logsum_of(m, l), m->stats.dots, &grads));
     profile_enter(m->profile, before);
 }
 

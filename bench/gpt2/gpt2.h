@@ -48,7 +48,6 @@ struct params {
  *     embedded             (R, C)
  *     ln1                  (L, R, C)
  *     qkv                  (L, B, T, 3*A)
- *     att                  (L, B, NH, T, T), after the softmax; not with fused attention
  *     atty                 (L, B, T, A)
  *     residual2, ln2       (L, R, C)
  *     fch, fch_gelu        (L, B, T, F)
@@ -62,7 +61,6 @@ struct params {
  *     dbtc                 (B, T, C)
  *     dqkv                 (B, T, 3*A)
  *     dfch                 (B, T, F)
- *     dscores              (NH, T, T) of one row; not with fused attention
  *     dbias                (4*C)
  *     all                  (B, T, C) if R is not B*T: the rows of all ranks, also in forward
  *
@@ -78,12 +76,12 @@ struct params {
  * NH counts the rank's own heads. */
 struct activations {
     real *embedded;
-    real *ln1, *qkv, *att, *atty, *residual2;
+    real *ln1, *qkv, *atty, *residual2;
     real *ln2, *fch, *fch_gelu, *residual3;
     real *lnf, *dlogits;
-    real *dresidual, *dbtc, *dqkv, *dfch, *dscores, *dbias, *all, *kept_grads;
+    real *dresidual, *dbtc, *dqkv, *dfch, *dbias, *all, *kept_grads;
 };
-#define GPT2_N_ACTIVATIONS 20
+#define GPT2_N_ACTIVATIONS 18
 
 /* Statistics and buffers in fp32, whatever the dtype. */
 struct statistics {
@@ -91,10 +89,8 @@ struct statistics {
     float *ln1_mean, *ln1_rstd, *ln2_mean, *ln2_rstd;
     /* (R) each. */
     float *lnf_mean, *lnf_rstd;
-    /* (NH, T, T) of one row; not with fused attention. */
-    float *scores;
-    /* (L, B, NH, T) and (B, NH, T), with fused attention. */
-    float *logsum, *dots;
+    /* (L, B, NH, T), (B, NH, T) and gpt2_attention_scratch() floats. */
+    float *logsum, *dots, *attention;
     /* (T, U) of one row, its rows padded. */
     float *logits;
     /* (3, T) of one row: values that the tensor-parallel ranks exchange (gpt2_vocab.h). */
@@ -128,8 +124,6 @@ struct gpt2 {
     /* Borrowed. */
     const struct compute *compute;
     const struct gpt2_layers *layers;
-    /* Fused attention. NULL: not available for this head size. */
-    const struct gpt2_attention *attention;
     struct params params, grads;
     /* Backward stores the gradients of matrices (wte, qkvw, attprojw, fcw, fcprojw) and adds all others. If
      * false, it adds all. Set by the caller before a backward pass. */

@@ -68,11 +68,8 @@ static int64_t param_sizes(int64_t sizes[GPT2_N_TENSORS], const struct gpt2_conf
  * all others share them. */
 static int open_activations(struct gpt2 *m, struct gpt2_kept *k, bool first)
 {
-    int64_t L = m->config.layers, C = m->config.channels, T = m->config.context,
-            NH = gpt2_part_heads(&m->config);
+    int64_t L = m->config.layers, C = m->config.channels, T = m->config.context, B = m->B;
     int64_t A = gpt2_part_channels(&m->config), F = gpt2_part_hidden(&m->config);
-    /* fused attention has no (T, T) matrix */
-    int64_t B = m->B, TT = m->attention ? 0 : T * T;
     int64_t R = gpt2_own_rows(m), R_in = m->config.no_embedding ? 0 : R, R_head = m->config.no_head ? 0 : R;
     int64_t BT_head = m->config.no_head ? 0 : B * T, BT_shared = first ? B * T : 0;
     bool two_parts = m->config.two_parts; /* each micro-batch has dqkv, dfch and kept_grads */
@@ -80,7 +77,6 @@ static int open_activations(struct gpt2 *m, struct gpt2_kept *k, bool first)
         R_in * C,                                                      /* embedded */
         L * R * C,                                                     /* ln1 */
         L * B * T * 3 * A,                                             /* qkv */
-        L * B * NH * TT,                                               /* att */
         L * B * T * A,                                                 /* atty */
         L * R * C,                                                     /* residual2 */
         L * R * C,                                                     /* ln2 */
@@ -93,7 +89,6 @@ static int open_activations(struct gpt2 *m, struct gpt2_kept *k, bool first)
         BT_shared * C,                                                 /* dbtc */
         two_parts ? L * gpt2_apart(B * T * 3 * A) : BT_shared * 3 * A, /* dqkv */
         two_parts ? L * gpt2_apart(B * T * F) : BT_shared * F,         /* dfch */
-        first ? NH * TT : 0,                                           /* dscores */
         first ? 4 * C : 0,                                             /* dbias */
         m->config.sequence ? BT_shared * C : 0,                        /* all */
         /* kept_grads: 4 * l to 4 * l + 3 are of layer l, 4 * L of the head, 4 * L + 1 of the embedding */
@@ -104,7 +99,6 @@ static int open_activations(struct gpt2 *m, struct gpt2_kept *k, bool first)
         const struct activations *shared = &m->kept[0].acts;
         k->acts.dresidual = shared->dresidual;
         k->acts.dbtc = shared->dbtc;
-        k->acts.dscores = shared->dscores;
         k->acts.dbias = shared->dbias;
         k->acts.all = shared->all;
         if (!two_parts) {
@@ -115,14 +109,27 @@ static int open_activations(struct gpt2 *m, struct gpt2_kept *k, bool first)
     return err;
 }
 
+/* Floats that attention needs as a buffer. */
+static int64_t attention_scratch(const struct gpt2 *m)
+{
+    int64_t NH = gpt2_part_heads(&m->config);
+    const struct gpt2_rows all = {.n = {m->config.context}};
+    const struct gpt2_attention_args args = {.B = m->B,
+                                             .T = m->config.context,
+                                             .NH = NH,
+                                             .HS = gpt2_part_channels(&m->config) / NH,
+                                             .queries = all,
+                                             .keys = all};
+    return gpt2_attention_scratch(m->compute, &args);
+}
+
 /* Allocates one micro-batch's statistics. Only the first micro-batch allocates the buffers, and all others
  * share them. */
 static int open_statistics(struct gpt2 *m, struct gpt2_kept *k, bool first)
 {
     int64_t L = m->config.layers, C = m->config.channels, T = m->config.context,
             NH = gpt2_part_heads(&m->config);
-    /* the scores are a buffer; fused attention has none */
-    int64_t B = m->B, TT = m->attention || !first ? 0 : T * T, ld = m->config.no_head ? 0 : m->ld_logits;
+    int64_t B = m->B, ld = m->config.no_head ? 0 : m->ld_logits;
     int64_t R = gpt2_own_rows(m), R_head = m->config.no_head ? 0 : R, T_shared = first ? T : 0;
     const int64_t sizes[GPT2_N_STATISTICS] = {
         L * R,
@@ -131,9 +138,9 @@ static int open_statistics(struct gpt2 *m, struct gpt2_kept *k, bool first)
         L * R, /* ln2_mean, ln2_rstd */
         R_head,
         R_head,                                                 /* lnf_mean, lnf_rstd */
-        NH * TT,                                                /* scores */
-        m->attention ? L * B * NH * T : 0,                      /* logsum */
-        m->attention ? B * NH * T_shared : 0,                   /* dots */
+        L * B * NH * T,                                         /* logsum */
+        B * NH * T_shared,                                      /* dots */
+        first ? attention_scratch(m) : 0,                       /* attention */
         T_shared * ld,                                          /* logits */
         3 * T_shared,                                           /* rows */
         first ? m->layers->n_scratch(m->compute, B * T, C) : 0, /* scratch */
@@ -141,8 +148,8 @@ static int open_statistics(struct gpt2 *m, struct gpt2_kept *k, bool first)
     int err = lay_out(m, &k->stats_memory, (void **)&k->stats, sizes, GPT2_N_STATISTICS, sizeof(float));
     if (!err && !first) {
         const struct statistics *shared = &m->kept[0].stats;
-        k->stats.scores = shared->scores;
         k->stats.dots = shared->dots;
+        k->stats.attention = shared->attention;
         k->stats.logits = shared->logits;
         k->stats.rows = shared->rows;
         k->stats.scratch = shared->scratch;
@@ -247,8 +254,6 @@ int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, const
     const struct gpt2_layers *layers = gpt2_layers_for(compute);
     int64_t align = layers->row_align;
     *m = (struct gpt2){.config = *config, .B = B, .compute = compute, .layers = layers};
-    if (layers->attention && layers->attention->fits(config->channels / config->heads))
-        m->attention = layers->attention;
     m->ld_logits = (gpt2_part_vocab(config) + align - 1) / align * align;
     int err = gpt2_keep(m, 1);
     err = err ? err : open_losses(m);

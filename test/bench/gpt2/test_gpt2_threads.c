@@ -60,11 +60,29 @@ static void rows_and_elements(const struct compute *on, struct block *b, struct 
     l->gelu_backward(on, din, inp, N * C);
     l->bias_backward(on, db, din, scratch, N, C);
     l->add(on, din, out, N * C);
-    int64_t n = s->NH * s->T * s->T;
-    real *att = reals(b, r, n), *dscores = reals(b, r, n);
-    float *scores = floats(b, r, n), *datt = floats(b, r, n);
-    l->causal_softmax_forward(on, att, scores, s->NH, s->T, 0.3f);
-    l->causal_softmax_backward(on, dscores, datt, att, s->NH, s->T, 0.3f);
+}
+
+/* A tile of all tokens, of which every second part is a query, and its way from and to the heads' rows. */
+static void attention(const struct compute *on, struct block *b, struct random_source *r,
+                      const struct shape *s)
+{
+    const struct gpt2_layers *l = &gpt2_layers_host;
+    int64_t T = s->T, NH = s->NH, HS = s->C, heads = B * NH, n = heads * T * T;
+    const struct gpt2_rows rows = {{0, T / 2}, {T / 3, T - T / 2}};
+    const struct gpt2_heads in_rows = {0, heads, NH, HS, T * NH * HS, HS, NH * HS};
+    const struct gpt2_tile tile = {
+        .n_heads = heads, .NH = NH, .T = T, .n_queries = T, .n_keys = T, .queries = rows, .scale = 0.3f};
+    real *att = reals(b, r, n), *dscores = reals(b, r, n), *x = reals(b, r, heads * T * HS);
+    float *scores = floats(b, r, n), *datt = floats(b, r, n), *sum = floats(b, r, heads * T * HS);
+    float *logsum = floats(b, r, heads * T), *dots = floats(b, r, heads * T);
+    float *part = floats(b, r, heads * T * HS), *logsum_part = floats(b, r, heads * T);
+    l->attention_load(on, reals(b, r, heads * T * HS), x, in_rows, rows, 0, T);
+    l->attention_store(on, x, NULL, false, sum, in_rows, rows, 0, T);
+    l->attention_dots(on, dots, x, reals(b, r, heads * T * HS), B, T, NH, HS);
+    l->attention_softmax(on, att, logsum, scores, tile);
+    l->attention_softmax_backward(on, att, dscores, scores, datt, logsum, dots, tile);
+    l->attention_merge(on, sum, logsum_part, part, logsum, in_rows, T);
+    l->attention_store(on, NULL, part, true, sum, in_rows, rows, 0, T);
 }
 
 static void tokens(const struct compute *on, struct block *b, struct random_source *r, const struct shape *s,
@@ -142,6 +160,7 @@ static struct block run(int n_threads, uint64_t seed)
     float *scratch = malloc((size_t)gpt2_layers_host.n_scratch(&on, B * s.T, s.C) * sizeof *scratch);
     assert_non_null(scratch);
     rows_and_elements(&on, &b, &r, &s, scratch);
+    attention(&on, &b, &r, &s);
     tokens(&on, &b, &r, &s, scratch);
     optimizer(&on, &b, &r, &s);
     free(scratch);
