@@ -24,9 +24,16 @@ struct zr_role_ask {
     int64_t packed_bytes;
 };
 
+/* Whether the role moves activations within a group. Its operations may differ from those of other groups,
+ * may be larger than slices, and are of every kind. */
+static inline bool zr_role_moves_activations(enum zr_role r)
+{
+    return r == ZR_ROLE_TP || r == ZR_ROLE_CP;
+}
+
 static inline bool zr_role_reduces(enum zr_role r)
 {
-    return r == ZR_ROLE_REDUCE || r == ZR_ROLE_REDUCE_OUTER || r == ZR_ROLE_TP;
+    return r == ZR_ROLE_REDUCE || r == ZR_ROLE_REDUCE_OUTER || zr_role_moves_activations(r);
 }
 
 /* Whether the role's groups are pairs, or single ranks. Its broadcasts are messages. */

@@ -13,16 +13,16 @@
 
 const char *zr_op_name(enum zr_op op)
 {
-    static const char *const names[] = {NULL,       "all_gather", "reduce_scatter", "broadcast",
-                                        "exchange", "agree",      "all_reduce"};
-    return op >= ZR_OP_ALL_GATHER && op <= ZR_OP_ALL_REDUCE ? names[op] : "unknown operation";
+    static const char *const names[] = {NULL,    "all_gather", "reduce_scatter", "broadcast", "exchange",
+                                        "agree", "all_reduce", "all_to_all",     "shift"};
+    return op >= ZR_OP_ALL_GATHER && op < ZR_OPS ? names[op] : "unknown operation";
 }
 
 const char *zr_role_name(enum zr_role r)
 {
-    static const char *const names[ZR_ROLES] = {"gather",   "reduce",       "gather outer", "reduce outer",
-                                                "control",  "tp",           "world",        "even pair",
-                                                "odd pair", "closing pair", "tied"};
+    static const char *const names[ZR_ROLES] = {"gather",    "reduce",   "gather outer", "reduce outer",
+                                                "control",   "tp",       "world",        "cp",
+                                                "even pair", "odd pair", "closing pair", "tied"};
     return (unsigned)r < ZR_ROLES ? names[r] : "unknown role";
 }
 
@@ -218,11 +218,52 @@ int zr_comm_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n
     return put_op(c, s, &op, tag);
 }
 
+/* Checks the places of an operation that sends parts: n of them, from op->off to op->to. */
+static int check_parts(const struct zr_comm *c, const struct zr_comm_op *op, int64_t bytes, int64_t n)
+{
+    struct zr_comm_op to = *op;
+    to.off = op->to;
+    int err = check_ready(c, (enum zr_op)op->post.op, 0);
+    err = err ? err : check_range(c, op, bytes, n);
+    err = err ? err : check_range(c, &to, bytes, n);
+    if (err || op->off + bytes * n <= op->to || op->to + bytes * n <= op->off)
+        return err;
+    return refuse_op(c, op,
+                     zr_fail(ZERO_ERR_ARG, "%lld bytes at offsets %lld and %lld: no overlap is allowed",
+                             (long long)(bytes * n), (long long)op->off, (long long)op->to));
+}
+
+int zr_comm_all_to_all(struct zr_comm *c, struct zr_stream *s, int64_t src, int64_t dst, int64_t bytes,
+                       const struct zr_tag *tag)
+{
+    const int64_t v[] = {src, dst};
+    struct zr_comm_op op = {
+        .post = {.op = ZR_OP_ALL_TO_ALL, .root = -1, .bytes = bytes}, .off = src, .to = dst};
+    ZR_TRY(check_parts(c, &op, bytes, c->group.size));
+    zr_post_numbers(&op.post, v, sizeof v / sizeof *v);
+    op.wire_bytes = bytes * (c->group.size - 1);
+    return put_op(c, s, &op, tag);
+}
+
+int zr_comm_shift(struct zr_comm *c, struct zr_stream *s, int64_t src, int64_t dst, int64_t bytes, int32_t by,
+                  const struct zr_tag *tag)
+{
+    const int64_t v[] = {src, dst, by};
+    struct zr_comm_op op = {
+        .post = {.op = ZR_OP_SHIFT, .root = -1, .bytes = bytes}, .off = src, .to = dst, .by = by};
+    ZR_TRY(check_parts(c, &op, bytes, 1));
+    zr_post_numbers(&op.post, v, sizeof v / sizeof *v);
+    op.wire_bytes = zr_shift_from(&c->group, by) == c->group.rank ? 0 : bytes;
+    return put_op(c, s, &op, tag);
+}
+
 /* Bytes that this rank takes from others for an operation of arrays. For an all_reduce it adds up its share
  * of the elements, and gathers the others' shares. */
 static int64_t arrays_wire(const struct zr_group *g, enum zr_op op, const struct zr_arrays *a)
 {
     const int64_t size = zr_dtype_bytes(a->dtype), others = g->size - 1;
+    if (op == ZR_OP_SHIFT)
+        return zr_shift_from(g, a->by) == g->rank ? 0 : a->n * size;
     if (op != ZR_OP_ALL_REDUCE)
         return a->n * size * others;
     const int64_t own = zr_agree_part(g->size, g->rank + 1, a->n) - zr_agree_part(g->size, g->rank, a->n);
@@ -232,7 +273,8 @@ static int64_t arrays_wire(const struct zr_group *g, enum zr_op op, const struct
 static int check_arrays(const struct zr_comm *c, const struct zr_comm_op *op)
 {
     const struct zr_arrays *a = &op->arrays;
-    if (!zr_comm_has_arrays(c, (enum zr_op)op->post.op) || !a->dst || !a->src || a->n < 1)
+    const bool overlaps = op->post.op == ZR_OP_ALL_TO_ALL && a->stride < a->n;
+    if (!zr_comm_has_arrays(c, (enum zr_op)op->post.op) || !a->dst || !a->src || a->n < 1 || overlaps)
         return refuse_op(
             c, op,
             zr_fail(
@@ -245,12 +287,12 @@ static int check_arrays(const struct zr_comm *c, const struct zr_comm_op *op)
 int zr_comm_arrays(struct zr_comm *c, struct zr_stream *s, enum zr_op op, const struct zr_arrays *arrays,
                    const struct zr_tag *tag)
 {
-    const int64_t dtype = arrays->dtype;
+    const int64_t v[] = {arrays->dtype, arrays->by};
     struct zr_comm_op o = {.post = {.op = op, .root = -1, .bytes = arrays->n * zr_dtype_bytes(arrays->dtype)},
                            .arrays = *arrays,
                            .wire_bytes = arrays_wire(&c->group, op, arrays)};
     ZR_TRY(check_arrays(c, &o));
-    zr_post_numbers(&o.post, &dtype, 1);
+    zr_post_numbers(&o.post, v, sizeof v / sizeof *v);
     return put_op(c, s, &o, tag);
 }
 
@@ -278,6 +320,8 @@ void zr_comm_stats(struct zr_comm *c, struct zr_comm_stats *out)
                                   .n_exchange = c->n_done[ZR_OP_EXCHANGE],
                                   .n_agree = c->n_done[ZR_OP_AGREE],
                                   .n_all_reduce = c->n_done[ZR_OP_ALL_REDUCE],
+                                  .n_all_to_all = c->n_done[ZR_OP_ALL_TO_ALL],
+                                  .n_shift = c->n_done[ZR_OP_SHIFT],
                                   .wire_bytes = c->wire_bytes,
                                   .library_bytes = c->library_bytes};
 }

@@ -87,6 +87,8 @@ enum zr_role {
     ZR_ROLE_TP,
     /* The step's agreement of all ranks, if the control group has only the ranks of one part of the model. */
     ZR_ROLE_WORLD,
+    /* Activations, among the ranks that share the rows of one sequence (context parallelism). */
+    ZR_ROLE_CP,
     /* Activations between two neighbours of a pipeline. Even: an even rank and the next one. Odd: an odd rank
      * and the next one. Closing: the last rank and the first, if a rank has several pipeline stages. The
      * closing pair is a separate role because a ring may have an odd number of ranks. */
@@ -99,8 +101,8 @@ enum zr_role {
 };
 /* Number of pair roles, from ZR_ROLE_EVEN_PAIR on. */
 #define ZR_PAIR_ROLES 3
-/* "gather", "reduce", "gather outer", "reduce outer", "control", "tp", "world", "even pair", "odd pair",
- * "closing pair", "tied" */
+/* "gather", "reduce", "gather outer", "reduce outer", "control", "tp", "world", "cp", "even pair", "odd
+ * pair", "closing pair", "tied" */
 const char *zr_role_name(enum zr_role r);
 
 /* How a region is cut into slices, one for each place of a group. Place p owns bytes [zr_cut_at(p),
@@ -152,10 +154,14 @@ struct zr_reduce_seg {
 struct zr_arrays {
     void *dst;
     const void *src;
-    /* Elements of the smaller of dst and src. The larger one has n for each rank; in an all_reduce both have
-     * n. */
+    /* Elements of the smaller of dst and src. The larger one has n for each rank; in an all_reduce and a
+     * shift both have n, and in an all_to_all both have n for each rank. */
     int64_t n;
     enum zero_dtype dtype;
+    /* all_to_all: elements of src from the part for one rank to the part for the next, n or more. */
+    int64_t stride;
+    /* shift: src goes to the place this many further. */
+    int32_t by;
 };
 
 enum zr_op {
@@ -165,8 +171,11 @@ enum zr_op {
     ZR_OP_EXCHANGE,
     ZR_OP_AGREE,
     /* Only of arrays. */
-    ZR_OP_ALL_REDUCE
+    ZR_OP_ALL_REDUCE,
+    ZR_OP_ALL_TO_ALL,
+    ZR_OP_SHIFT
 };
+#define ZR_OPS (ZR_OP_SHIFT + 1)
 const char *zr_op_name(enum zr_op op);
 
 /* Entry of the flight recorder (flight.h) for an operation. All zero: it is not recorded. */
@@ -204,7 +213,8 @@ struct zr_post {
     int32_t op, unit, root;
     uint32_t step, n_seg, pad;
     uint64_t call_hash;
-    /* Bytes of all segments, of the range, of one slot, of the words, or of the smaller array. */
+    /* Bytes of all segments, of the range, of one slot, of the words, of the smaller array, or of the part
+     * for one rank. */
     int64_t bytes;
     /* Hash of the segments, of the range's offset, or of the arrays' dtype. */
     uint64_t seg_hash;
@@ -219,8 +229,12 @@ struct zr_comm_op {
         const struct zr_gather_seg *gather;
         const struct zr_reduce_seg *reduce;
     };
-    /* Offset in the arena for broadcast, exchange and agree. */
+    /* Offset in the arena for broadcast, exchange and agree; that of what is sent for all_to_all and
+     * shift. */
     int64_t off;
+    /* Offset of what is received, and the distance of a shift. */
+    int64_t to;
+    int32_t by;
     /* Words of an agreement. */
     int32_t n_sum, n_max;
     /* Used by run_arrays only. */
@@ -232,7 +246,8 @@ struct zr_comm_op {
 
 struct zr_comm_stats {
     /* Operations that are complete on this rank. */
-    int64_t n_all_gather, n_reduce_scatter, n_broadcast, n_exchange, n_agree, n_all_reduce;
+    int64_t n_all_gather, n_reduce_scatter, n_broadcast, n_exchange, n_agree, n_all_reduce, n_all_to_all,
+        n_shift;
     /* Bytes that this rank took from other ranks. A sum counts each rank's part, even if several
      * ranks of another host sent their sum. */
     int64_t wire_bytes;
@@ -323,7 +338,7 @@ struct zr_comm {
     /* Operations issued so far. Used by the issuing thread only. */
     uint64_t n_issued;
     /* Complete operations by enum zr_op, and the bytes that they took from other ranks. */
-    _Atomic int64_t n_done[ZR_OP_ALL_REDUCE + 1], wire_bytes;
+    _Atomic int64_t n_done[ZR_OPS], wire_bytes;
     _Atomic int64_t library_bytes;
 };
 
@@ -366,19 +381,36 @@ int zr_comm_exchange(struct zr_comm *c, struct zr_stream *s, int64_t off, int64_
  * the rest is valid. */
 int zr_comm_agree(struct zr_comm *c, struct zr_stream *s, int64_t off, int32_t n_sum, int32_t n_max,
                   const struct zr_tag *tag);
-/* Combines arrays of any size over ranks, by ZR_OP_ALL_GATHER, ZR_OP_REDUCE_SCATTER or ZR_OP_ALL_REDUCE. The
- * last two add f32 or bf16, whose addresses are multiples of the element's size. dst may be src in an
- * all_reduce. In the others the smaller array may lie at this rank's place in the larger one. When it
- * completes, no peer reads this rank's src.
+/* Sends part p of the parts at src, `bytes` each, to place p, whose part for this rank arrives as part p of
+ * those at dst. A rank's own part is copied. src and dst must not overlap. When it completes, no peer reads
+ * this rank's src. */
+int zr_comm_all_to_all(struct zr_comm *c, struct zr_stream *s, int64_t src, int64_t dst, int64_t bytes,
+                       const struct zr_tag *tag);
+/* Sends the bytes at src to the place that is `by` further, around a ring, and receives at dst those of the
+ * place that is `by` before. Any `by` is allowed; 0 copies. src and dst must not overlap. When it completes,
+ * no peer reads this rank's src. */
+int zr_comm_shift(struct zr_comm *c, struct zr_stream *s, int64_t src, int64_t dst, int64_t bytes, int32_t by,
+                  const struct zr_tag *tag);
+/* The place that a shift takes from. */
+static inline int32_t zr_shift_from(const struct zr_group *g, int32_t by)
+{
+    const int32_t from = (g->rank - by % g->size) % g->size;
+    return from < 0 ? from + g->size : from;
+}
+/* Combines arrays of any size over ranks, by ZR_OP_ALL_GATHER, ZR_OP_REDUCE_SCATTER, ZR_OP_ALL_REDUCE,
+ * ZR_OP_ALL_TO_ALL or ZR_OP_SHIFT. Sums are of f32 or bf16, whose addresses are multiples of the element's
+ * size. dst may be src in an all_reduce. In an all_gather or reduce_scatter the smaller array may lie at this
+ * rank's place in the larger one. When it completes, no peer reads this rank's src.
  *
  * The backend's library chooses the order of additions, and may round each partial sum to the dtype. So a
- * deterministic communicator only gathers. */
+ * deterministic communicator does not add. */
 int zr_comm_arrays(struct zr_comm *c, struct zr_stream *s, enum zr_op op, const struct zr_arrays *arrays,
                    const struct zr_tag *tag);
 /* Whether the communicator can do that. */
 static inline bool zr_comm_has_arrays(const struct zr_comm *c, enum zr_op op)
 {
-    return c->ops->run_arrays && (op == ZR_OP_ALL_GATHER || !c->ops->deterministic);
+    const bool adds = op == ZR_OP_REDUCE_SCATTER || op == ZR_OP_ALL_REDUCE;
+    return c->ops->run_arrays && !(adds && c->ops->deterministic);
 }
 
 /* Returns 0, or the code of the first failure, with its message copied to why (which may be NULL). Any

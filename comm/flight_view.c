@@ -62,7 +62,7 @@ static int check_role(const struct zr_flight_view *v, const struct zr_flight_rol
 
 static int check_op(const struct zr_flight_op *o, uint64_t before)
 {
-    if (o->role < 0 || o->role >= ZR_ROLES || o->op < ZR_OP_ALL_GATHER || o->op > ZR_OP_ALL_REDUCE)
+    if (o->role < 0 || o->role >= ZR_ROLES || o->op < ZR_OP_ALL_GATHER || o->op >= ZR_OPS)
         return refuse_file("an operation of an unknown kind");
     if (o->serial <= before || o->seq < 1 || o->bytes < 0 || o->unit < -1)
         return refuse_file("an operation out of order or out of range");

@@ -110,8 +110,9 @@ static int32_t list_ends(const struct zr_topology *t, const struct zr_mesh *m, i
     return at_end ? 2 : 1;
 }
 
-static int check_division(const struct zr_topology *t, int32_t pp, int32_t tp, int32_t dp_shard)
+static int check_division(const struct zr_topology *t, const struct zr_mesh_sizes *s)
 {
+    const int32_t pp = s->pp, tp = s->tp, dp_shard = s->dp_shard;
     if (pp < 1 || tp < 1 || t->world / pp % tp || t->world % pp)
         return zr_fail(ZERO_ERR_ARG,
                        "pp %d and tp %d in a world of %d: a product that divides the world is allowed", pp,
@@ -121,37 +122,44 @@ static int check_division(const struct zr_topology *t, int32_t pp, int32_t tp, i
         return zr_fail(ZERO_ERR_ARG,
                        "groups of %d ranks in a world of %d: a number that divides the world is allowed",
                        dp_shard, n);
+    if (s->cp < 1 || n % s->cp)
+        return zr_fail(ZERO_ERR_ARG, "cp %d of %d data-parallel ranks: a number that divides them is allowed",
+                       s->cp, n);
     return 0;
 }
 
-int zr_mesh_make(const struct zr_topology *t, int32_t pp, int32_t tp, int32_t dp_shard, struct zr_mesh *out)
+int zr_mesh_make(const struct zr_topology *t, const struct zr_mesh_sizes *sizes, struct zr_mesh *out)
 {
+    const int32_t tp = sizes->tp, cp = sizes->cp;
     *out = (struct zr_mesh){.dp_shard = 0};
-    int err = check_division(t, pp, tp, dp_shard);
-    if (err)
-        return err;
-    int32_t n = t->world / pp / tp;
-    struct zr_mesh m = {.pp = pp,
+    ZR_TRY(check_division(t, sizes));
+    int32_t n = t->world / sizes->pp / tp;
+    struct zr_mesh m = {.pp = sizes->pp,
                         .tp = tp,
-                        .pp_rank = t->rank / (t->world / pp),
+                        .cp = cp,
+                        .pp_rank = t->rank / (t->world / sizes->pp),
                         .tp_rank = t->rank % tp,
-                        .dp_shard = dp_shard,
-                        .dp_replicate = n / dp_shard};
-    ZR_TRY(ZR_ZALLOC(m.members, n + m.dp_shard + m.dp_replicate + tp + t->world + 6, "the groups of %d ranks",
-                     t->world));
+                        .cp_rank = t->rank / tp % cp,
+                        .dp_shard = sizes->dp_shard,
+                        .dp_replicate = n / sizes->dp_shard};
+    ZR_TRY(ZR_ZALLOC(m.members, n + m.dp_shard + m.dp_replicate + tp + cp + t->world + 6,
+                     "the groups of %d ranks", t->world));
     int32_t *shard = m.members + n, *replicate = shard + m.dp_shard, *tp_ranks = replicate + m.dp_replicate,
-            *world = tp_ranks + tp, *pair = world + t->world;
+            *cp_ranks = tp_ranks + tp, *world = cp_ranks + cp, *pair = world + t->world;
     m.replicas_span_hosts = any_replicas_span_hosts(t, &m, m.members, replicate);
     int32_t place = list_dp(t, &m, m.pp_rank, m.tp_rank, t->rank, m.members);
     fill_members(m.members, place / m.dp_shard * m.dp_shard, 1, m.dp_shard, shard);
     fill_members(m.members, place % m.dp_shard, m.dp_shard, m.dp_replicate, replicate);
     for (int32_t k = 0; k < tp; k++)
         tp_ranks[k] = t->rank - m.tp_rank + k;
+    for (int32_t k = 0; k < cp; k++)
+        cp_ranks[k] = t->rank + (k - m.cp_rank) * tp;
     fill_members(t->rank_at, 0, 1, t->world, world);
     m.dp_group = group_of(t, m.members, n);
     m.shard_group = group_of(t, shard, m.dp_shard);
     m.replicate_group = group_of(t, replicate, m.dp_replicate);
     m.tp_group = group_of(t, tp_ranks, tp);
+    m.cp_group = group_of(t, cp_ranks, cp);
     m.world = group_of(t, world, t->world);
     for (int32_t odd = 0; odd < 2; odd++)
         m.pair[odd] = group_of(t, pair + 2 * odd, list_pair(t, &m, odd, pair + 2 * odd));

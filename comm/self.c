@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* self.c: the communicator of a single rank, which has all data already. A gather in place, a broadcast, an
- * exchange and an agreement do nothing. A sum is one pass from src to dst. */
+ * exchange and an agreement do nothing. Another gather, an all-to-all and a shift copy. A sum is one pass
+ * from src to dst. */
 #include "comm/backend.h"
 #include "comm/flight.h"
 #include "comm/shared_memory.h"
@@ -51,7 +52,10 @@ static int reduce_one(struct self *m, struct zr_stream *s, const struct zr_reduc
 /* An operation counts as done when it is issued: what it puts on the stream cannot fail any more. */
 static int self_run(struct zr_comm *c, struct zr_stream *s, const struct zr_comm_op *op)
 {
+    bool passes = op->post.op == ZR_OP_ALL_TO_ALL || op->post.op == ZR_OP_SHIFT;
     int err = 0;
+    if (passes && op->post.bytes)
+        err = self_of(c)->dev->ops->copy(s, c->arena + op->to, c->arena + op->off, op->post.bytes);
     for (uint32_t i = 0; i < op->post.n_seg && !err; i++)
         err = op->post.op == ZR_OP_ALL_GATHER ? gather_one(self_of(c), s, &op->gather[i])
                                               : reduce_one(self_of(c), s, &op->reduce[i]);

@@ -44,6 +44,8 @@ struct zr_options {
     /* Pipeline stages, and tensor-parallel ranks of each (tp). Each tensor-parallel rank of each pipeline
      * stage has its set of data-parallel ranks. 0 and 1: not divided. */
     int32_t pp, tp;
+    /* Data-parallel ranks that share the rows of a sequence (cp). 0 and 1: none. */
+    int32_t cp;
     /* Bytes of the arena for activations between pipeline stages (pipe.c). */
     int64_t pipe_bytes;
     /* Bytes of the arena for tensors that the first and the last pipeline stage share (tied.c). */
@@ -93,7 +95,8 @@ struct zr_options {
     bool order_assumed;
 
     /* Bytes that the communicators reserve at the end of their arenas; multiples of 256. */
-    int64_t gather_scratch_bytes, reduce_scratch_bytes, control_scratch_bytes, tp_scratch_bytes;
+    int64_t gather_scratch_bytes, reduce_scratch_bytes, control_scratch_bytes, tp_scratch_bytes,
+        cp_scratch_bytes;
     /* Most bytes that the communicators pack, when they gather and reduce slices with a list of places
      * (packs_up_to of comm/segment.h). 0: none. It changes what a rank receives. */
     int64_t gather_packs_up_to, reduce_packs_up_to;

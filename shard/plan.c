@@ -257,10 +257,11 @@ static void place_grads(struct zr_plan *p, const struct zr_options *opt)
     p->control_bytes = control ? zr_round_up(control, 4096) + opt->control_scratch_bytes : 0;
     p->reduce_bytes = zr_round_up(end, 4096) + opt->reduce_scratch_bytes;
     int64_t scratch = opt->reduce_scratch_bytes + (control ? opt->control_scratch_bytes : 0);
-    p->tp_bytes = p->tp > 1 ? ZR_TP_BYTES + opt->tp_scratch_bytes : 0;
+    p->tp_bytes = p->tp > 1 ? ZR_AXIS_BYTES + opt->tp_scratch_bytes : 0;
+    p->cp_bytes = opt->cp > 1 ? ZR_AXIS_BYTES + opt->cp_scratch_bytes : 0;
     p->pipe_bytes = opt->pipe_bytes;
     p->tied_bytes = opt->tied_bytes;
-    p->bytes[ZR_MEM_COMM] += scratch + p->tp_bytes + p->pipe_bytes + p->tied_bytes;
+    p->bytes[ZR_MEM_COMM] += scratch + p->tp_bytes + p->cp_bytes + p->pipe_bytes + p->tied_bytes;
     p->bytes[ZR_MEM_EXCHANGE] += p->control_bytes + p->reduce_bytes - scratch - p->bytes[ZR_MEM_GRAD_SLOTS] -
                                  p->bytes[ZR_MEM_GRAD_SHARDS] - p->bytes[ZR_MEM_GRAD_SUMS] -
                                  p->bytes[ZR_MEM_GRAD_GATHERED];

@@ -44,9 +44,9 @@ const char *zr_mem_name(enum zr_mem m);
 #define ZR_OUTCOME_BYTES      1024 /* their results for the host: struct zr_agreed, and the same sum */
 #define ZR_STRAY_AT           256  /* offset of squares without brackets (check/lost_gradients.c) */
 #define ZR_DIGEST_AT          832  /* offset of the digest of tensors, in ZR_CONTROL_BYTES (compare_tp.c) */
-#define ZR_TP_ELEMS           (256 << 10)  /* most elements of activations that tp ranks exchange at a time */
-#define ZR_TP_RANKS           64           /* most tp ranks: the arena has room for their slices */
-#define ZR_TP_BYTES           (3192 << 10) /* bytes of the arena for them */
+#define ZR_AXIS_ELEMS         (256 << 10) /* most elements of activations that go over an axis at a time */
+#define ZR_AXIS_RANKS         64          /* most ranks along tp or cp: the arena has room for their slices */
+#define ZR_AXIS_BYTES         (3192 << 10) /* bytes of the arena for them */
 #define ZR_SMALL_VALUES_BYTES (64 << 10)   /* least bytes for values, if the model has as many */
 #define ZR_VALUE_BYTES        (256 << 10)  /* most bytes for values, in zero_read and zero_write */
 
@@ -154,10 +154,10 @@ struct zr_plan {
     /* Bytes of the arena. The last opt->reduce_scratch_bytes are the communicator's. */
     int64_t reduce_bytes;
 
-    /* Bytes of the arenas of activations between tensor-parallel ranks (tensor_parallel.c) and between
-     * pipeline stages (pipe.c), and of tied tensors (tied.c). 0: there is no such arena. The last
-     * opt->tp_scratch_bytes of the first are the communicator's. */
-    int64_t tp_bytes, pipe_bytes, tied_bytes;
+    /* Bytes of the arenas of activations over tp and over cp (mesh_axis.c) and between pipeline stages
+     * (pipe.c), and of tied tensors (tied.c). 0: there is no such arena. The last opt->tp_scratch_bytes and
+     * opt->cp_scratch_bytes of the first two are the communicators'. */
+    int64_t tp_bytes, cp_bytes, pipe_bytes, tied_bytes;
 
     /* Optimizer state, in device memory outside the arenas. */
     /* (n_flats) Element in the master array. -1: f32 parameters, which are their own masters, or frozen. */

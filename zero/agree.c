@@ -62,7 +62,7 @@ struct fingerprint {
     int32_t err;
     double version, hybrid, dp_replicate, dp_shard, stage, n_optim_groups, clip, grad_scale, grad_sum;
     double save_async, device, backend, copy_engine, check, init_from;
-    double pp, tp, schedule, stages_per_rank, activation_bytes;
+    double pp, cp, tp, schedule, stages_per_rank, activation_bytes;
     double grad_in_place, grad_accum_steps, max_grad_accum_steps, prefetch, param_budget_bytes, deterministic,
         wire_dtype, n_order, n_tensors;
     uint64_t optim_hash, layout_hash, plan_hash, tied_hash, schedule_hash;
@@ -81,6 +81,7 @@ struct fingerprint {
     X(device)                                                                                                \
     X(backend)                                                                                               \
     X(pp)                                                                                                    \
+    X(cp)                                                                                                    \
     X(tp)                                                                                                    \
     X(schedule)                                                                                              \
     X(activation_bytes)                                                                                      \
@@ -125,6 +126,7 @@ static void fill_fingerprint(const struct zero_ctx *z, bool failed, struct finge
     c->copy_engine = z->config.user.launch.copy_engine;
     c->init_from = z->config.user.init_from;
     c->pp = o->pp;
+    c->cp = o->cp;
     c->tp = o->tp;
     c->schedule = z->config.user.pipeline.schedule;
     c->activation_bytes = (double)z->config.user.pipeline.activation_bytes;

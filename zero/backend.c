@@ -243,6 +243,12 @@ static int64_t packed_bytes(const struct plan_of_slices *a, slices_of *slices_of
     return most;
 }
 
+/* Returns the bytes of the largest slice of an activation that a rank of tp or cp adds up. */
+static int64_t largest_of_axis(int32_t n_ranks)
+{
+    return zr_round_up(ZR_AXIS_ELEMS * (int64_t)sizeof(float) / zr_max(n_ranks, 1), ZR_PIECE_ALIGN);
+}
+
 /* Sets what the communicator of each role has to move, but not its group. */
 static void ask_roles(const struct zr_backend *b, const struct zr_layout *l, const struct zr_options *o,
                       struct zr_role_ask ask[ZR_ROLES])
@@ -260,8 +266,8 @@ static void ask_roles(const struct zr_backend *b, const struct zr_layout *l, con
     ask[ZR_ROLE_REDUCE].largest_bytes = inner;
     ask[ZR_ROLE_GATHER_OUTER].largest_bytes = ask[ZR_ROLE_REDUCE_OUTER].largest_bytes = outer;
     /* The last slice of an activation may be short. */
-    ask[ZR_ROLE_TP].largest_bytes = ask[ZR_ROLE_TP].packed_bytes =
-        zr_round_up(ZR_TP_ELEMS * (int64_t)sizeof(float) / zr_max(o->tp, 1), ZR_PIECE_ALIGN);
+    ask[ZR_ROLE_TP].largest_bytes = ask[ZR_ROLE_TP].packed_bytes = largest_of_axis(o->tp);
+    ask[ZR_ROLE_CP].largest_bytes = ask[ZR_ROLE_CP].packed_bytes = largest_of_axis(o->cp);
     ask[ZR_ROLE_GATHER].packed_bytes = ask[ZR_ROLE_REDUCE].packed_bytes = packed_bytes(&a, inner_slices);
     ask[ZR_ROLE_GATHER_OUTER].packed_bytes = ask[ZR_ROLE_REDUCE_OUTER].packed_bytes =
         packed_bytes(&a, outer_slices);
@@ -294,6 +300,7 @@ void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, co
         [ZR_ROLE_REDUCE_OUTER].size = groups ? layout->outer : 0,
         [ZR_ROLE_CONTROL].size = groups || stages ? layout->world : 0,
         [ZR_ROLE_TP].size = parts ? o->tp : 0,
+        [ZR_ROLE_CP].size = o->cp > 1 ? o->cp : 0,
         [ZR_ROLE_WORLD].size = parts || stages ? layout->world * zr_max(o->tp, 1) * zr_max(o->pp, 1) : 0};
     if (!b->reserve)
         return;
@@ -309,6 +316,7 @@ void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, co
         bytes[ZR_ROLE_REDUCE] + bytes[ZR_ROLE_REDUCE_OUTER] + (in_control ? 0 : bytes[ZR_ROLE_WORLD]);
     o->control_scratch_bytes = bytes[ZR_ROLE_CONTROL] + (in_control ? bytes[ZR_ROLE_WORLD] : 0);
     o->tp_scratch_bytes = bytes[ZR_ROLE_TP];
+    o->cp_scratch_bytes = bytes[ZR_ROLE_CP];
     o->gather_packs_up_to = b->small_bytes;
     /* The fixed tree of deterministic sums packs nothing. */
     o->reduce_packs_up_to = o->deterministic ? 0 : b->small_bytes;
@@ -338,6 +346,8 @@ static const struct zr_group *group_of(const struct zero_ctx *z, enum zr_role ro
         return groups || stages ? &z->mesh.dp_group : NULL;
     case ZR_ROLE_TP:
         return parts ? &z->mesh.tp_group : NULL;
+    case ZR_ROLE_CP:
+        return z->mesh.cp > 1 ? &z->mesh.cp_group : NULL;
     case ZR_ROLE_WORLD:
         return parts || stages ? &z->mesh.world : NULL;
     case ZR_ROLE_EVEN_PAIR:

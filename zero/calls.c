@@ -101,9 +101,10 @@ int zero_step(zero_ctx *z, float lr, struct zero_step_info *info)
     ZR_TRY(zr_call_check(z, ZR_CALL_STEP));
     struct zero_step_info r;
     ZR_TRY(zr_engine_step(z->engine, lr, info ? &r : NULL));
-    z->n_micro += (int64_t)zr_engine_tuned(z->engine)->grad_accum_steps * zr_dp_world(z);
+    z->n_micro += (int64_t)zr_engine_tuned(z->engine)->grad_accum_steps * z->config.place.n_data;
     report_progress(z);
     zr_loss_scale_step(z);
+    zr_collectives_step(z);
     zr_missing_brackets_step(z);
     zr_schedule_step(z);
     zr_save_notice(z);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* collectives.c: the calls that combine a program's memory over an axis of the mesh. It checks arguments and
  * records what ranks compare; the engine moves the data. On an axis of one rank the calls copy, so that one
- * program serves every mesh. cp always has one rank so far. */
+ * program serves every mesh. */
 #include "zero/context.h"
 
 #include <xxhash.h>
@@ -17,7 +17,12 @@ struct asked {
 
 static int32_t axis_size(const struct zero_ctx *z, enum zero_axis axis)
 {
-    return axis == ZERO_AXIS_TP ? z->mesh.tp : axis == ZERO_AXIS_PP ? z->mesh.pp : 1;
+    return axis == ZERO_AXIS_TP ? z->mesh.tp : axis == ZERO_AXIS_PP ? z->mesh.pp : z->mesh.cp;
+}
+
+static int32_t axis_rank(const struct zero_ctx *z, enum zero_axis axis)
+{
+    return axis == ZERO_AXIS_TP ? z->mesh.tp_rank : z->mesh.cp_rank;
 }
 
 static int64_t bytes_of(const struct asked *a)
@@ -69,7 +74,7 @@ static int check_call(struct zero_ctx *z, const struct asked *a, bool computes)
 static int check_memory(const struct zero_ctx *z, const struct asked *a, const void *whole, const void *part)
 {
     const int64_t bytes = bytes_of(a);
-    const int32_t rank = a->axis == ZERO_AXIS_TP ? z->mesh.tp_rank : 0;
+    const int32_t rank = axis_rank(z, a->axis);
     const uintptr_t first = (uintptr_t)whole, at = (uintptr_t)part,
                     end = first + (uintptr_t)(bytes * axis_size(z, a->axis));
     if (at == first + (uintptr_t)(bytes * rank) || at >= end || at + (uintptr_t)bytes <= first)
@@ -80,31 +85,73 @@ static int check_memory(const struct zero_ctx *z, const struct asked *a, const v
                    zr_call_function(a->name), rank);
 }
 
-/* Records the call for comparison over tp, even if it moves nothing. what: the dtype, or the root. */
-static void say(struct zero_ctx *z, enum zr_call_name name, int64_t n, int32_t what)
+/* Checks that dst and src, of so many elements each, do not overlap. */
+static int check_apart(const struct asked *a, int64_t n)
 {
-    const int64_t said[] = {name, n, what};
+    const uintptr_t dst = (uintptr_t)a->dst, src = (uintptr_t)a->src,
+                    bytes = (uintptr_t)(n * zr_dtype_bytes(a->dtype));
+    if (dst >= src + bytes || src >= dst + bytes)
+        return 0;
+    return zr_fail(ZERO_ERR_ARG, "%s: dst and src overlap; allowed: no overlap", zr_call_function(a->name));
+}
+
+/* Records the call for comparison over its axis, even if it moves nothing. what: the dtype, or the root. */
+static void say(struct zero_ctx *z, const struct asked *a, int32_t what)
+{
+    const int64_t said[] = {a->name, a->n, what};
     uint64_t hash = XXH3_64bits(said, sizeof said);
-    zr_engine_tp_called(z->engine, hash);
+    z->has_used_cp |= a->axis == ZERO_AXIS_CP;
+    zr_engine_axis_called(z->engine, a->axis, hash);
     zr_engine_called(z->engine, hash);
 }
 
-/* With cfg.debug.check, compares the bits of n elements over tp. A whole activation must be equal on all
- * ranks. A partial sum most likely is not. */
-static int compare(struct zero_ctx *z, const struct asked *a, int64_t n, bool whole)
+void zr_collectives_step(struct zero_ctx *z)
 {
-    return zr_engine_compare_activation(z->engine, a->name, a->src, n, (enum zero_dtype)a->dtype, whole);
+    if (z->mesh.cp == 1 || z->has_used_cp || z->reported_unused_cp)
+        return;
+    z->reported_unused_cp = true;
+    if (z->world.rank == 0)
+        zr_warn(
+            z->config.options.log,
+            "cp is %d, but the first step made no collective over it: ranks along cp compute as if each had "
+            "a whole sequence",
+            z->mesh.cp);
 }
 
-static int all_reduce(struct zero_ctx *z, const struct asked *a, void *dst)
+static struct zr_arrays arrays_of(const struct asked *a)
 {
+    return (struct zr_arrays){
+        .dst = (void *)(uintptr_t)a->dst, .src = a->src, .n = a->n, .dtype = a->dtype, .stride = a->n};
+}
+
+/* With cfg.debug.check, compares the bits of n elements over the axis. A whole activation must be equal on
+ * all ranks. A partial sum most likely is not. */
+static int compare(struct zero_ctx *z, const struct asked *a, int64_t n, bool whole)
+{
+    struct zr_arrays x = arrays_of(a);
+    x.n = n;
+    return zr_engine_compare_activation(z->engine, a->axis, a->name, &x, whole);
+}
+
+/* Combines what was checked. On an axis of one rank it copies. */
+static int combine(struct zero_ctx *z, const struct asked *a, enum zr_op op)
+{
+    const struct zr_arrays x = arrays_of(a);
     if (axis_size(z, a->axis) == 1)
-        return zr_engine_copy(z->engine, dst, a->src, bytes_of(a));
-    say(z, a->name, a->n, (int32_t)a->dtype);
-    if (a->name == ZR_CALL_ALL_REDUCE_MAX)
-        return zr_engine_tp_max(z->engine, a->name, dst, a->src, a->n, (enum zero_dtype)a->dtype);
-    ZR_TRY(compare(z, a, a->n, false));
-    return zr_engine_tp_sum(z->engine, a->name, dst, a->src, a->n, (enum zero_dtype)a->dtype);
+        return zr_engine_copy(z->engine, x.dst, x.src, bytes_of(a));
+    say(z, a, (int32_t)a->dtype);
+    if (op == ZR_OP_ALL_REDUCE || op == ZR_OP_REDUCE_SCATTER)
+        ZR_TRY(compare(z, a, op == ZR_OP_ALL_REDUCE ? a->n : a->n * axis_size(z, a->axis), false));
+    return zr_engine_combine(z->engine, a->axis, a->name, op, &x);
+}
+
+static int largest(struct zero_ctx *z, const struct asked *a)
+{
+    const struct zr_arrays x = arrays_of(a);
+    if (axis_size(z, a->axis) == 1)
+        return zr_engine_copy(z->engine, x.dst, x.src, bytes_of(a));
+    say(z, a, (int32_t)a->dtype);
+    return zr_engine_axis_max(z->engine, a->axis, a->name, &x);
 }
 
 int zero_all_reduce(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
@@ -121,7 +168,7 @@ int zero_all_reduce(zero_ctx *z, enum zero_axis axis, void *dst, const void *src
         return zr_fail(
             ZERO_ERR_ARG,
             "zero_all_reduce: dst and src overlap in part; allowed: equal pointers, or no overlap");
-    return all_reduce(z, &a, dst);
+    return op == ZERO_MAX ? largest(z, &a) : combine(z, &a, ZR_OP_ALL_REDUCE);
 }
 
 int zero_all_gather(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
@@ -131,11 +178,7 @@ int zero_all_gather(zero_ctx *z, enum zero_axis axis, void *dst, const void *src
     const struct asked a = {ZR_CALL_ALL_GATHER, axis, dst, src, n, dtype};
     ZR_TRY(check_call(z, &a, false));
     ZR_TRY(check_memory(z, &a, dst, src));
-    const int32_t size = axis_size(z, axis);
-    if (size == 1)
-        return zr_engine_copy(z->engine, dst, src, bytes_of(&a));
-    say(z, a.name, n, (int32_t)dtype);
-    return zr_engine_tp_gather(z->engine, a.name, dst, src, n * size, (enum zero_dtype)dtype);
+    return combine(z, &a, ZR_OP_ALL_GATHER);
 }
 
 int zero_reduce_scatter(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
@@ -145,12 +188,57 @@ int zero_reduce_scatter(zero_ctx *z, enum zero_axis axis, void *dst, const void 
     const struct asked a = {ZR_CALL_REDUCE_SCATTER, axis, dst, src, n, dtype};
     ZR_TRY(check_call(z, &a, true));
     ZR_TRY(check_memory(z, &a, src, dst));
-    const int32_t size = axis_size(z, axis);
-    if (size == 1)
-        return zr_engine_copy(z->engine, dst, src, bytes_of(&a));
-    say(z, a.name, n, (int32_t)dtype);
-    ZR_TRY(compare(z, &a, n * size, false));
-    return zr_engine_tp_scatter(z->engine, a.name, dst, src, n * size, (enum zero_dtype)dtype);
+    return combine(z, &a, ZR_OP_REDUCE_SCATTER);
+}
+
+int zero_all_to_all(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
+                    enum zero_dtype dtype)
+{
+    ZR_IN_CALL(z, ZR_CALL_ALL_TO_ALL, 0, -1);
+    const struct asked a = {ZR_CALL_ALL_TO_ALL, axis, dst, src, n, dtype};
+    ZR_TRY(check_call(z, &a, false));
+    ZR_TRY(check_apart(&a, n * axis_size(z, axis)));
+    return combine(z, &a, ZR_OP_ALL_TO_ALL);
+}
+
+/* Whether a shift is open on an axis. On an axis of one rank the context remembers it. */
+static bool *shift_is_open(struct zero_ctx *z, enum zero_axis axis)
+{
+    return &z->is_shifting[axis == ZERO_AXIS_CP];
+}
+
+int zero_shift_begin(zero_ctx *z, enum zero_axis axis, int32_t by, void *dst, const void *src, int64_t n,
+                     enum zero_dtype dtype)
+{
+    ZR_IN_CALL(z, ZR_CALL_SHIFT_BEGIN, 0, -1);
+    const struct asked a = {ZR_CALL_SHIFT_BEGIN, axis, dst, src, n, dtype};
+    ZR_TRY(check_call(z, &a, false));
+    ZR_TRY(check_apart(&a, n));
+    if (*shift_is_open(z, axis))
+        return zr_fail(ZERO_ERR_ORDER,
+                       "zero_shift_begin: a shift is open on this axis; zero_shift_end comes first");
+    struct zr_arrays x = arrays_of(&a);
+    x.by = by;
+    if (axis_size(z, axis) > 1)
+        say(z, &a, by);
+    ZR_TRY(axis_size(z, axis) > 1 ? zr_engine_shift_begin(z->engine, axis, &x)
+                                  : zr_engine_copy(z->engine, dst, src, bytes_of(&a)));
+    *shift_is_open(z, axis) = true;
+    return 0;
+}
+
+int zero_shift_end(zero_ctx *z, enum zero_axis axis)
+{
+    ZR_IN_CALL(z, ZR_CALL_SHIFT_END, 0, -1);
+    const struct asked a = {ZR_CALL_SHIFT_END, axis, NULL, NULL, 0, ZERO_F32};
+    ZR_TRY(check_call(z, &a, false));
+    if (!*shift_is_open(z, axis))
+        return zr_fail(ZERO_ERR_ORDER, "zero_shift_end: no shift is open on this axis");
+    *shift_is_open(z, axis) = false;
+    if (axis_size(z, axis) == 1)
+        return 0;
+    say(z, &a, 0);
+    return zr_engine_shift_end(z->engine, axis);
 }
 
 int zero_expect_equal(zero_ctx *z, enum zero_axis axis, const void *src, int64_t n, enum zero_dtype dtype)
@@ -160,14 +248,14 @@ int zero_expect_equal(zero_ctx *z, enum zero_axis axis, const void *src, int64_t
     int err = check_call(z, &a, false);
     if (err || axis_size(z, axis) == 1)
         return err;
-    say(z, a.name, n, (int32_t)dtype);
+    say(z, &a, (int32_t)dtype);
     return compare(z, &a, n, true);
 }
 
-static int broadcast_over_tp(struct zero_ctx *z, int32_t root, void *buf, int64_t bytes)
+static int broadcast_over(struct zero_ctx *z, const struct asked *a, int32_t root, void *buf)
 {
-    say(z, ZR_CALL_BROADCAST_TP, bytes, root);
-    return zr_engine_tp_broadcast(z->engine, ZR_CALL_BROADCAST_TP, root, buf, bytes);
+    say(z, a, root);
+    return zr_engine_axis_broadcast(z->engine, a->axis, a->name, root, buf, a->n);
 }
 
 /* No communicator joins the ranks of pp alone: all ranks of the world take part. */
@@ -180,7 +268,11 @@ static int broadcast_over_pp(struct zero_ctx *z, int32_t root, void *buf, int64_
 
 int zero_broadcast(zero_ctx *z, enum zero_axis axis, int32_t root, void *buf, int64_t bytes)
 {
-    ZR_IN_CALL(z, axis == ZERO_AXIS_PP ? ZR_CALL_BROADCAST_PP : ZR_CALL_BROADCAST_TP, 0, -1);
+    const enum zr_call_name name = axis == ZERO_AXIS_PP   ? ZR_CALL_BROADCAST_PP
+                                   : axis == ZERO_AXIS_CP ? ZR_CALL_BROADCAST_CP
+                                                          : ZR_CALL_BROADCAST_TP;
+    const struct asked a = {.name = name, .axis = axis, .n = bytes};
+    ZR_IN_CALL(z, name, 0, -1);
     ZR_TRY(zr_need_healthy(z, "zero_broadcast"));
     if (axis < ZERO_AXIS_TP || axis > ZERO_AXIS_PP)
         return zr_fail(ZERO_ERR_ARG,
@@ -197,6 +289,5 @@ int zero_broadcast(zero_ctx *z, enum zero_axis axis, int32_t root, void *buf, in
         ZR_TRY(zr_call_check(z, ZR_CALL_BROADCAST_PP));
     if (axis_size(z, axis) == 1)
         return 0;
-    return axis == ZERO_AXIS_TP ? broadcast_over_tp(z, root, buf, bytes)
-                                : broadcast_over_pp(z, root, buf, bytes);
+    return axis == ZERO_AXIS_PP ? broadcast_over_pp(z, root, buf, bytes) : broadcast_over(z, &a, root, buf);
 }

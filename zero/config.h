@@ -52,10 +52,17 @@ int zr_config_resolve(const struct zero_config *user, struct zr_config *out);
 /* The same without a log. For zero_find_place: the later zero_wrap logs what there is to log. */
 int zr_config_resolve_silently(const struct zero_config *user, struct zr_config *out);
 
-/* find_place.c. Computes place, options.pp and options.tp from cfg.mesh. Everything else here then takes
- * the number of data-parallel ranks (place.n_data) for the world. ZERO_ERR_ARG if the axes do not make the
- * world. ZERO_ERR_NOTSUP if this library or the device does not have an axis. */
+/* find_place.c. Computes place and options.pp, tp and cp from cfg.mesh. Everything else here then takes the
+ * number of data-parallel ranks (zr_place_dp) for the world. ZERO_ERR_ARG if the axes do not make the
+ * world. */
 int zr_config_mesh(struct zr_config *config, int32_t rank, int32_t world);
+
+/* Returns the number of data-parallel ranks. Ranks along cp are among them: they share shards, though not
+ * rows. */
+static inline int32_t zr_place_dp(const struct zero_place *p)
+{
+    return p->n_data * p->n_cp;
+}
 
 /* groups.c. Completes place if dp_replicate is auto, and sets options.hybrid and options.dp_shard. Call it
  * after zr_config_mesh and before zr_backend_choose. Without a hybrid, dp_shard is the number of

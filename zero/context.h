@@ -123,6 +123,10 @@ struct zero_ctx {
     bool reported_tp_drift;
     /* micro-batches of all ranks, in all steps */
     int64_t n_micro;
+    /* the model has called a collective over cp; the warning that it did not was given */
+    bool has_used_cp, reported_unused_cp;
+    /* zero_shift_begin was called on tp, and on cp, and zero_shift_end was not yet */
+    bool is_shifting[2];
     /* zero_loss_scale was called for the next step, and for the last one */
     bool has_loss_scale, had_loss_scale;
     /* the warning about a step without zero_loss_scale was given */
@@ -409,6 +413,8 @@ void zr_tear_down(struct zero_ctx *z);
 
 /* loss_scale.c. Called when a step ends: by zero_step, and by zero_drop. */
 void zr_loss_scale_step(struct zero_ctx *z);
+/* collectives.c. Called at the end of a step: warns once if the model has not used cp. */
+void zr_collectives_step(struct zero_ctx *z);
 void zr_loss_scale_drop(struct zero_ctx *z);
 
 /* missing_brackets.c: counts the brackets that end, to find units that a step leaves out. step is called by

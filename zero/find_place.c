@@ -72,9 +72,6 @@ static int size_axes(const struct zero_config *c, struct zero_place *p)
 int zr_config_mesh(struct zr_config *c, int32_t rank, int32_t world)
 {
     struct zero_place p = {.rank = rank, .world = world};
-    if (c->user.mesh.cp > 1)
-        return zr_fail(ZERO_ERR_NOTSUP, "cp is %d: this library has no such axis yet; allowed: 1",
-                       c->user.mesh.cp);
     ZR_TRY(size_axes(&c->user, &p));
     int32_t left = rank;
     p.tp = left % p.n_tp;
@@ -87,6 +84,7 @@ int zr_config_mesh(struct zr_config *c, int32_t rank, int32_t world)
     p.dp_shard = p.n_dp_shard < 0 ? -1 : p.data % p.n_dp_shard;
     c->place = p;
     c->options.tp = p.n_tp;
+    c->options.cp = p.n_cp;
     c->options.pp = p.n_pp;
     return 0;
 }
@@ -100,6 +98,31 @@ static int find_place(struct zr_config *c, struct zero_place *out)
     ZR_TRY(zr_config_mesh(c, found.rank, found.world));
     *out = c->place;
     out->local_rank = found.local_rank;
+    return 0;
+}
+
+int zero_cp_rows(const struct zero_place *place, int64_t rows, enum zero_cp_order order, int64_t first[2],
+                 int64_t n[2])
+{
+    if (!place || !first || !n)
+        return zr_fail(ZERO_ERR_ARG, "zero_cp_rows: %s is NULL", !place ? "place" : !first ? "first" : "n");
+    const int64_t cp = place->n_cp, chunks = order == ZERO_CP_ZIGZAG && cp > 1 ? 2 * cp : cp;
+    if (order != ZERO_CP_CONTIGUOUS && order != ZERO_CP_ZIGZAG)
+        return zr_fail(ZERO_ERR_ARG, "zero_cp_rows: order is %d; allowed: ZERO_CP_CONTIGUOUS, ZERO_CP_ZIGZAG",
+                       (int)order);
+    if (cp < 1 || place->cp < 0 || place->cp >= cp)
+        return zr_fail(ZERO_ERR_ARG, "zero_cp_rows: place is rank %d of %d along cp; allowed: 0 to n_cp - 1",
+                       place->cp, place->n_cp);
+    if (rows < 0 || rows % chunks)
+        return zr_fail(ZERO_ERR_ARG,
+                       "zero_cp_rows: rows is %lld; allowed: a multiple of %lld (%scp, with %s)",
+                       (long long)rows, (long long)chunks, order == ZERO_CP_ZIGZAG ? "2 * " : "",
+                       order == ZERO_CP_ZIGZAG ? "ZERO_CP_ZIGZAG" : "ZERO_CP_CONTIGUOUS");
+    const int64_t each = rows / chunks;
+    first[0] = place->cp * each;
+    first[1] = chunks > cp ? (chunks - 1 - place->cp) * each : first[0] + each;
+    n[0] = each;
+    n[1] = chunks > cp ? each : 0;
     return 0;
 }
 

@@ -28,7 +28,8 @@ static int check_hosts(const struct zr_topology *t)
     return 0;
 }
 
-/* Counts the ranks of a host that share a copy: they have the same part of one pipeline stage. */
+/* Counts the data-parallel ranks of a host, without cp, that share a copy: they have the same part of one
+ * pipeline stage. */
 static int replicate_hosts(struct zero_place *p, const struct zr_topology *t)
 {
     ZR_TRY(t ? check_hosts(t) : 0);
@@ -37,12 +38,13 @@ static int replicate_hosts(struct zero_place *p, const struct zr_topology *t)
                        "dp_replicate is auto, one replica per host, but a plan knows no hosts: give "
                        "dp_replicate a number");
     int32_t of_host = t ? t->hosts[0].n_ranks : p->world, of_stage = p->world / p->n_pp;
-    if (of_host % of_stage && (of_stage % of_host || of_host % p->n_tp))
+    const int32_t of_row = p->n_cp * p->n_tp;
+    if (of_host % of_stage && (of_stage % of_host || of_host % of_row))
         return zr_fail(ZERO_ERR_ARG,
                        "dp_replicate is auto, one replica per host, but the %d ranks of a host do not make "
-                       "whole replicas with pp %d and tp %d; give dp_replicate a number",
-                       of_host, p->n_pp, p->n_tp);
-    p->n_dp_shard = of_host % of_stage ? of_host / p->n_tp : p->n_data;
+                       "whole replicas with pp %d, cp %d and tp %d; give dp_replicate a number",
+                       of_host, p->n_pp, p->n_cp, p->n_tp);
+    p->n_dp_shard = of_host % of_stage ? of_host / of_row : p->n_data;
     p->n_dp_replicate = p->n_data / p->n_dp_shard;
     p->dp_replicate = p->data / p->n_dp_shard;
     p->dp_shard = p->data % p->n_dp_shard;
@@ -69,7 +71,7 @@ static void report(const struct zr_config *c, bool shards)
                 hfsdp ? ", and hybrid hfsdp has no effect" : "");
     else if (shards && p->n_dp_replicate == 1 && hfsdp)
         zr_warn(c->log, "hybrid is hfsdp but dp_replicate is 1: it has no effect, this runs as stage 3");
-    else if (shards && p->n_dp_replicate > 1 && p->n_dp_shard == 1)
+    else if (shards && p->n_dp_replicate > 1 && p->n_dp_shard * p->n_cp == 1)
         zr_warn(c->log, "dp_replicate is %d and dp_shard 1, so %s: this runs as stage %d", p->n_dp_replicate,
                 hfsdp ? "only the optimizer's states are sharded" : "nothing is sharded", hfsdp ? 1 : 0);
 }
@@ -80,14 +82,14 @@ int zr_config_groups(struct zr_config *c, const struct zr_topology *t)
     struct zero_place *p = &c->place;
     ZR_TRY(p->n_dp_replicate == ZERO_AUTO ? replicate_hosts(p, t) : 0);
     o->hybrid = ZR_HYBRID_NONE;
-    o->dp_shard = p->n_data;
+    o->dp_shard = p->n_data * p->n_cp;
     bool hfsdp = c->user.hybrid == ZERO_HFSDP, shards = zr_placement_asked(o).shards_params;
     report(c, shards);
-    if (shards && p->n_dp_replicate > 1 && p->n_dp_shard == 1) {
+    if (shards && p->n_dp_replicate > 1 && p->n_dp_shard * p->n_cp == 1) {
         o->stage = hfsdp ? 1 : 0;
     } else if (shards && p->n_dp_replicate > 1) {
         o->hybrid = hfsdp ? ZR_HFSDP : ZR_HSDP;
-        o->dp_shard = p->n_dp_shard;
+        o->dp_shard = p->n_dp_shard * p->n_cp;
     }
     return 0;
 }

@@ -78,7 +78,7 @@ static int plan_groups(struct zr_config *c)
 {
     ZR_TRY(zr_config_mesh(c, c->user.launch.rank, c->user.launch.world > 0 ? c->user.launch.world : 1));
     ZR_TRY(zr_config_groups(c, NULL));
-    zr_config_mind_network(c, c->options.dp_shard < c->place.n_data);
+    zr_config_mind_network(c, c->options.dp_shard < zr_place_dp(&c->place));
     return 0;
 }
 
@@ -94,7 +94,7 @@ int zero_plan(const struct zero_tensor *tensors, int32_t n_tensors, const struct
     struct zr_prepared made = {0};
     err = plan_groups(&config);
     if (!err)
-        err = zr_prepare(&config, config.place.n_data, tensors, n_tensors, ZR_VALUES_UNSEEN, &made);
+        err = zr_prepare(&config, zr_place_dp(&config.place), tensors, n_tensors, ZR_VALUES_UNSEEN, &made);
     if (!err) {
         fill_info(config.options.stage, made.plan, out);
         out->dp_shard = config.options.dp_shard;
@@ -135,6 +135,7 @@ int zero_get_stats(zero_ctx *z, struct zero_stats *out)
                            .n_micro = z->n_micro,
                            .library_bytes = f.library_bytes,
                            .tp_bytes = f.tp_bytes,
+                           .cp_bytes = f.cp_bytes,
                            .pp_bytes = f.pipe_bytes,
                            .place = z->config.place};
     s.place.local_rank = z->world.local_rank;

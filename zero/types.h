@@ -169,6 +169,10 @@ enum zero_hybrid {
 /* Axes of cfg.mesh. ZERO_AXIS_PP is for zero_broadcast only. */
 enum zero_axis { ZERO_AXIS_TP = 1, ZERO_AXIS_CP, ZERO_AXIS_PP };
 
+/* How ranks along cp share the rows of a sequence. Zigzag: each has a chunk from the front and one from the
+ * back, which makes causal attention equal work. */
+enum zero_cp_order { ZERO_CP_CONTIGUOUS = 1, ZERO_CP_ZIGZAG };
+
 /* How zero_all_reduce combines elements. ZERO_MAX of a NaN is NaN. */
 enum zero_reduce { ZERO_SUM = 1, ZERO_MAX };
 

@@ -167,9 +167,10 @@ static int plan_model(struct zero_ctx *z, const struct zero_tensor *tensors, int
     ZR_TRY(zr_backend_choose(&z->config, z->world.world, &made.backend));
     const struct zr_options *o = &z->config.options;
     order_places(z);
-    ZR_TRY(zr_mesh_make(&z->topology, o->pp, o->tp, o->dp_shard, &z->mesh));
+    ZR_TRY(zr_mesh_make(&z->topology, &(struct zr_mesh_sizes){o->pp, o->tp, o->cp, o->dp_shard}, &z->mesh));
     zr_config_mind_network(&z->config, z->mesh.dp_replicate > 1 && z->mesh.replicas_span_hosts);
-    int err = zr_prepare(&z->config, z->config.place.n_data, tensors, n_tensors, zr_values_in(z), &made);
+    int err =
+        zr_prepare(&z->config, zr_place_dp(&z->config.place), tensors, n_tensors, zr_values_in(z), &made);
     z->backend = made.backend;
     z->layout = made.layout;
     z->schedule = made.schedule;

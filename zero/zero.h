@@ -118,9 +118,18 @@ ZERO_API int zero_config_set(struct zero_config *cfg, const char *key, const cha
  * NULL means ZERO_CONFIG_INIT.
  *
  * Local; any thread. Blocks until cfg.launch.nccl_comm is ready, if it is nonblocking.
- * Errors: ARG     the product of cfg.mesh is not the world, or zero_wrap would refuse cfg
- *         NOTSUP  cp is above 1 */
+ * Errors: ARG  the product of cfg.mesh is not the world, or zero_wrap would refuse cfg */
 ZERO_API int zero_find_place(const struct zero_config *cfg, struct zero_place *out);
+
+/* Get this rank's rows of a sequence that the ranks of cp share (context_parallel.md).
+ *
+ * rows is the length of the sequence. The rank has n[0] rows from first[0] on, then n[1] from first[1] on;
+ * n[1] may be 0. With cp 1 these are all rows.
+ *
+ * Local; any thread.
+ * Errors: ARG  cp, or 2 * cp with ZERO_CP_ZIGZAG, does not divide rows */
+ZERO_API int zero_cp_rows(const struct zero_place *place, int64_t rows, enum zero_cp_order order,
+                          int64_t first[2], int64_t n[2]);
 
 /* Count what one rank would allocate and send after zero_wrap, for any stage and world.
  *
@@ -295,12 +304,13 @@ ZERO_API int zero_loss_scale(zero_ctx *z, double count, double *scale);
 /* Combine arrays over an axis.
  *
  * zero_all_reduce gives each rank the sum or the largest of every element, zero_all_gather all ranks' src in
- * order, zero_reduce_scatter its part of the sum.
+ * order, zero_reduce_scatter its part of the sum. zero_all_to_all sends part r of src to rank r, and puts the
+ * part from rank r at part r of dst.
  *
- * n counts the elements of the smaller of dst and src; the larger one has n for each rank of the axis. Sums
- * are added in fp32 in a fixed tree and rounded once (NCCL: only with cfg.deterministic). In zero_all_reduce
- * dst may be src. In the others the smaller array may lie at this rank's place in the larger one.
- * tensor_parallel.md has an example.
+ * n counts the elements of the smaller of dst and src; the larger one has n for each rank of the axis. In
+ * zero_all_to_all both have. Sums are added in fp32 in a fixed tree and rounded once (NCCL: only with
+ * cfg.deterministic). In zero_all_reduce dst may be src. In a gather or scatter the smaller array may lie at
+ * this rank's place in the larger one. tensor_parallel.md and context_parallel.md have examples.
  *
  * Collective over the axis; inside or outside brackets.
  * Blocks  host: until the other ranks of the axis have come
@@ -312,6 +322,24 @@ ZERO_API int zero_all_gather(zero_ctx *z, enum zero_axis axis, void *dst, const 
                              enum zero_dtype dtype);
 ZERO_API int zero_reduce_scatter(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
                                  enum zero_dtype dtype);
+
+ZERO_API int zero_all_to_all(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
+                             enum zero_dtype dtype);
+
+/* Begin and end one step of a ring: send src to the rank `by` places further along the axis, and receive dst
+ * from the rank as far before.
+ *
+ * by may be negative. One shift per axis is open at a time. dst and src must not be used until
+ * zero_shift_end.
+ *
+ * Collective over the axis.
+ * Blocks  host: zero_shift_end, until dst has arrived; over tp zero_shift_begin
+ * GPU     zero_shift_end lets cfg.stream wait
+ * Errors: ARG    dst and src overlap
+ *         ORDER  a shift is open, or none */
+ZERO_API int zero_shift_begin(zero_ctx *z, enum zero_axis axis, int32_t by, void *dst, const void *src,
+                              int64_t n, enum zero_dtype dtype);
+ZERO_API int zero_shift_end(zero_ctx *z, enum zero_axis axis);
 
 /* Copy bytes of buf from rank root of an axis to the others, such as a sampled token.
  *

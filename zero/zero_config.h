@@ -128,7 +128,8 @@ struct zero_mesh {
     int32_t dp_replicate;
     /* + Ranks that stages 1 to 3 shard over. Default 0: what the other axes leave of the world. */
     int32_t dp_shard;
-    /* + Context parallelism. Not implemented yet: must be 1, the default. */
+    /* + Context parallelism: ranks that share the rows of every sequence (context_parallel.md), 1 to 64.
+     * Stages shard over dp_shard * cp ranks. Default 1. */
     int32_t cp;
     /* + Tensor parallelism: ranks that divide every layer and compute on the same data, 1 to 64. Default
      * 1. */
@@ -136,7 +137,7 @@ struct zero_mesh {
 };
 
 /* Version of all public structs and enums. */
-#define ZERO_ABI_VERSION 0x5a450008u
+#define ZERO_ABI_VERSION 0x5a450009u
 
 /* How a job is sharded and run. Start from ZERO_CONFIG_INIT (or zero_config_init), which writes every
  * default.

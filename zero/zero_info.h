@@ -117,8 +117,9 @@ struct zero_stats {
 
     /* Total since zero_wrap. */
     struct zero_traffic traffic;
-    /* Bytes received in collectives over tp, and from other pipeline stages, which traffic leaves out. */
-    int64_t tp_bytes, pp_bytes;
+    /* Bytes received in collectives over tp and cp, and from other pipeline stages, which traffic leaves
+     * out. */
+    int64_t tp_bytes, cp_bytes, pp_bytes;
     /* Calls of zero_begin that waited for their unit. */
     int64_t n_waits;
     /* Time of these waits in ns: communication that compute did not hide. */

@@ -97,8 +97,10 @@ int comm_ranks_meet(struct comm_ranks *r, const struct comm_asked *a)
     err = zr_rendezvous_open(&r->loop, &r->world, TIMEOUT_MS, &r->rdv);
     err = err ? err : zr_topology_probe(r->rdv, NULL, 0, &r->topology);
     err = err ? err : agree(r, 0, a);
-    err =
-        err ? err : zr_mesh_make(&r->topology, 1, 1, a->group ? (int32_t)a->group : r->world.world, &r->mesh);
+    err = err ? err
+              : zr_mesh_make(&r->topology,
+                             &(struct zr_mesh_sizes){1, 1, 1, a->group ? (int32_t)a->group : r->world.world},
+                             &r->mesh);
     if (err)
         return err;
     r->group = a->across ? &r->mesh.replicate_group : &r->mesh.shard_group;

@@ -39,7 +39,11 @@
     X(ALL_REDUCE_MAX, "zero_all_reduce", "(max)")                                                            \
     X(ALL_GATHER, "zero_all_gather", "")                                                                     \
     X(REDUCE_SCATTER, "zero_reduce_scatter", "")                                                             \
+    X(ALL_TO_ALL, "zero_all_to_all", "")                                                                     \
+    X(SHIFT_BEGIN, "zero_shift_begin", "")                                                                   \
+    X(SHIFT_END, "zero_shift_end", "")                                                                       \
     X(BROADCAST_TP, "zero_broadcast", "(tp)")                                                                \
+    X(BROADCAST_CP, "zero_broadcast", "(cp)")                                                                \
     X(EXPECT_EQUAL, "zero_expect_equal", "")                                                                 \
     X(BROADCAST_PP, "zero_broadcast", "(pp)")                                                                \
     X(EVALUATE, "zero_evaluate", "")                                                                         \

@@ -55,6 +55,9 @@ static int run_op(struct zr_mpi *m, const struct zr_comm_op *op)
         return alone ? 0 : zr_mpi_all_gather(m, NULL, at, op->post.bytes, op->post.bytes);
     case ZR_OP_AGREE:
         return alone ? 0 : mpi_run_agree(m, op);
+    case ZR_OP_ALL_TO_ALL:
+    case ZR_OP_SHIFT:
+        return zr_mpi_pass(m, op);
     case ZR_OP_ALL_REDUCE: /* only of arrays, which this backend does not have */
         break;
     }

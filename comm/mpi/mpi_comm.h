@@ -13,6 +13,7 @@
  *    mpi.c         what an operation does when its turn comes; the table of functions
  *    mpi_gather.c  gathers: shared memory inside a host, MPI between
  *    mpi_reduce.c  sums: rows of slices in chunks, added in the fixed tree, by rank or by host
+ *    mpi_parts.c   all-to-all and shift
  *    mpi_wait.c    begins requests and waits for them; compares posts; fails
  *    mpi_arena.c   arenas, and the part that each communicator reserves
  *    mpi_open.c    opens and closes communicators
@@ -170,6 +171,15 @@ int zr_mpi_look_between(struct zr_mpi *m);
 /* mpi_gather.c, mpi_reduce.c: the segments of one operation. */
 int zr_mpi_gather(struct zr_mpi *m, const struct zr_gather_seg *seg, uint32_t n_seg);
 int zr_mpi_reduce(struct zr_mpi *m, const struct zr_reduce_seg *seg, uint32_t n_seg);
+
+/* mpi_gather.c. Begins to send n_out bytes to one place, and to receive n_in from another. Waits only if too
+ * many requests are pending. */
+int zr_mpi_swap(struct zr_mpi *m, const char *out, int64_t n_out, int to, char *in, int64_t n_in, int from);
+/* Copies from an arena of this host, and lets MPI advance requests meanwhile. */
+int zr_mpi_pull(struct zr_mpi *m, char *to, const char *from, int64_t bytes);
+
+/* mpi_parts.c: an all-to-all or a shift. */
+int zr_mpi_pass(struct zr_mpi *m, const struct zr_comm_op *op);
 
 /* mpi.c: moves the data of an operation (op_queue.h). */
 int zr_mpi_move(struct zr_comm *c, const struct zr_comm_op *op);

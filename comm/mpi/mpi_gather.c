@@ -27,6 +27,19 @@ static int64_t message_bytes(int64_t bytes, int64_t at)
     return bytes - at < ZR_MPI_MESSAGE ? bytes - at : ZR_MPI_MESSAGE;
 }
 
+int zr_mpi_swap(struct zr_mpi *m, const char *out, int64_t n_out, int to, char *in, int64_t n_in, int from)
+{
+    int err = 0;
+    for (int64_t at = 0; at < (n_out > n_in ? n_out : n_in) && !err; at += ZR_MPI_MESSAGE) {
+        err = zr_mpi_await(m, &m->data[0], ZR_MPI_WINDOW - 2);
+        if (!err && at < n_in)
+            err = zr_mpi_receive(m, in + at, message_bytes(n_in, at), from, ZR_MPI_TAG_DATA, &m->data[0]);
+        if (!err && at < n_out)
+            err = zr_mpi_send(m, out + at, message_bytes(n_out, at), to, ZR_MPI_TAG_DATA, &m->data[0]);
+    }
+    return err;
+}
+
 /* Begins to send this rank's slice to the ranks that fetch it, and to receive the slices that this rank
  * fetches. Messages go to the place ahead and come from the place behind, with the same distance on all ranks
  * at a time. So a rank's pending messages are pending on its peers, too. */
@@ -38,14 +51,7 @@ static int begin_fetching(struct zr_mpi *m, const struct zr_gather_seg *g)
         int to = (me + k) % size, from = (me - k + size) % size;
         int64_t out = fetches(m, to, me) ? zr_cut_bytes(&g->cut, me) : 0;
         int64_t in = fetches(m, me, from) ? zr_cut_bytes(&g->cut, from) : 0;
-        for (int64_t at = 0; at < (out > in ? out : in) && !err; at += ZR_MPI_MESSAGE) {
-            err = zr_mpi_await(m, &m->data[0], ZR_MPI_WINDOW - 2);
-            if (!err && at < in)
-                err = zr_mpi_receive(m, region + zr_cut_at(&g->cut, from) + at, message_bytes(in, at), from,
-                                     ZR_MPI_TAG_DATA, &m->data[0]);
-            if (!err && at < out)
-                err = zr_mpi_send(m, own + at, message_bytes(out, at), to, ZR_MPI_TAG_DATA, &m->data[0]);
-        }
+        err = zr_mpi_swap(m, own, out, to, region + zr_cut_at(&g->cut, from), in, from);
     }
     return err;
 }
@@ -71,7 +77,7 @@ static int gather_flat(struct zr_mpi *m, const struct zr_gather_seg *g)
 
 /* ---- hosts with several ranks ---- */
 
-static int pull_here(struct zr_mpi *m, char *to, const char *from, int64_t bytes)
+int zr_mpi_pull(struct zr_mpi *m, char *to, const char *from, int64_t bytes)
 {
     for (int64_t at = 0, n; at < bytes; at += n) {
         n = bytes - at < 2 * ZR_COPY_STREAM_BYTES ? bytes - at : ZR_COPY_STREAM_BYTES;
@@ -93,7 +99,7 @@ static int copy_own(struct zr_mpi *m, const struct zr_gather_seg *g)
         char *to = m->base.arena + g->dst + zr_cut_at(&g->cut, i);
         const char *from = m->peer[i] + zr_gather_own(g, i);
         if (from != to)
-            err = pull_here(m, to, from, zr_cut_bytes(&g->cut, i));
+            err = zr_mpi_pull(m, to, from, zr_cut_bytes(&g->cut, i));
     }
     return err;
 }
@@ -108,7 +114,7 @@ static int copy_fetched(struct zr_mpi *m, const struct zr_gather_seg *g)
         int64_t at = g->dst + zr_cut_at(&g->cut, i);
         int by = zr_spread_place(s, s->host, zr_spread_fetcher(s, i, s->host));
         if (!is_here(m, i) && by != me)
-            err = pull_here(m, m->base.arena + at, m->peer[by] + at, zr_cut_bytes(&g->cut, i));
+            err = zr_mpi_pull(m, m->base.arena + at, m->peer[by] + at, zr_cut_bytes(&g->cut, i));
     }
     return err;
 }

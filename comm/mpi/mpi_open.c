@@ -308,7 +308,7 @@ static void report_tiers(const struct zr_mpi *m)
 /* Whether the role gathers or reduces, which uses shared memory inside hosts. */
 static bool moves_slices(enum zr_role role)
 {
-    return role <= ZR_ROLE_TP && role != ZR_ROLE_CONTROL;
+    return role < ZR_ROLE_CONTROL || zr_role_moves_activations(role);
 }
 
 /* Finds how the group is distributed over hosts, if some host has several ranks. Returns ZERO_ERR_NOMEM. */

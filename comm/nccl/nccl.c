@@ -26,7 +26,7 @@ static void enter(struct zr_nccl *m, const struct zr_post *p)
     const uint64_t own[] = {(uint64_t)p->op,   (uint64_t)p->unit,  p->step,    p->call_hash, p->n_seg,
                             (uint64_t)p->root, (uint64_t)p->bytes, p->seg_hash};
     m->hash = XXH3_64bits_withSeed(own, sizeof own, m->hash);
-    if (m->base.role == ZR_ROLE_TP)
+    if (zr_role_moves_activations(m->base.role))
         return;
     l->hash = XXH3_64bits_withSeed(words, sizeof words, l->hash);
     l->n_issued++;
@@ -41,7 +41,7 @@ static bool is_full(const struct zr_nccl *m)
  * not call has_room. It waits for operations that this rank has issued before. */
 static void await_entry(struct zr_nccl *m)
 {
-    bool waits = m->base.role == ZR_ROLE_TP || zr_role_is_pair(m->base.role);
+    bool waits = zr_role_moves_activations(m->base.role) || zr_role_is_pair(m->base.role);
     while (waits) {
         pthread_mutex_lock(&m->set->lock);
         waits = is_full(m) && !zr_nccl_has_failed(m) && !atomic_load(&m->set->alarm);
@@ -290,13 +290,16 @@ static int in_arenas(struct zr_nccl *m, struct zr_stream *s, const struct zr_com
     case ZR_OP_EXCHANGE:
     case ZR_OP_AGREE:
         return nccl_with_ledgers(m, s, native, op, res);
+    case ZR_OP_ALL_TO_ALL:
+    case ZR_OP_SHIFT:
+        return zr_nccl_pass(m, s, op, res);
     case ZR_OP_ALL_REDUCE: /* only of arrays */
         break;
     }
     return 0;
 }
 
-/* Puts the one call of an operation of arrays on the stream. */
+/* Puts the calls of an operation of arrays on the stream. */
 static int of_arrays(struct zr_nccl *m, struct zr_stream *s, const struct zr_comm_op *op, ncclResult_t *res)
 {
     const struct zr_nccl_api *api = &m->set->api;
@@ -304,6 +307,8 @@ static int of_arrays(struct zr_nccl *m, struct zr_stream *s, const struct zr_com
     const size_t n = (size_t)a->n, bytes = (size_t)op->post.bytes;
     const ncclDataType_t type = zr_nccl_type(a->dtype);
     cudaStream_t native = m->set->dev->ops->stream_native(s);
+    if (op->post.op == ZR_OP_ALL_TO_ALL || op->post.op == ZR_OP_SHIFT)
+        return zr_nccl_pass(m, s, op, res);
     if (zr_nccl_is_alone(m))
         return a->dst == a->src ? 0 : m->set->dev->ops->copy(s, a->dst, a->src, op->post.bytes);
     *res = op->post.op == ZR_OP_ALL_GATHER ? api->AllGather(a->src, a->dst, bytes, ncclInt8, m->comm, native)

@@ -299,8 +299,29 @@ struct warming {
     size_t bytes;
 };
 
-/* A gather, or a sum of zeros, over size times bytes. Tensor parallelism has both, and sums of whole
- * arrays. */
+/* Each rank sends `bytes` at from to each other one, and receives theirs one after the other at to. */
+static ncclResult_t warm_messages(const struct warming *w, const char *from, char *to, size_t bytes,
+                                  cudaStream_t native)
+{
+    const struct zr_comm *c = &w->m->base;
+    const struct zr_nccl_api *api = &w->m->set->api;
+    ncclResult_t res = api->GroupStart(), ended;
+    if (res)
+        return res;
+    for (int i = 0; i < c->group.size && !res; i++) {
+        if (i == c->group.rank)
+            continue;
+        res = api->Send(from, bytes, ncclInt8, i, w->comm, native);
+        if (!res)
+            res = api->Recv(to, bytes, ncclInt8, i, w->comm, native);
+        to += bytes;
+    }
+    ended = api->GroupEnd();
+    return res ? res : ended;
+}
+
+/* A gather, or a sum of zeros, over size times bytes. Activations have both, and sums of whole arrays, and
+ * messages among all ranks. */
 static ncclResult_t warm_slices(const struct warming *w, char *at, size_t bytes, cudaStream_t native)
 {
     const struct zr_comm *c = &w->m->base;
@@ -309,11 +330,14 @@ static ncclResult_t warm_slices(const struct warming *w, char *at, size_t bytes,
     ncclResult_t res = ncclSuccess;
     if (zr_role_reduces(c->role) && !w->m->set->opt.deterministic)
         res = api->ReduceScatter(at, mine, bytes / sizeof(float), ncclFloat32, ncclSum, w->comm, native);
-    if ((!zr_role_reduces(c->role) || c->role == ZR_ROLE_TP) && !res)
+    const bool activations = zr_role_moves_activations(c->role);
+    if ((!zr_role_reduces(c->role) || activations) && !res)
         res = api->AllGather(mine, at, bytes, ncclInt8, w->comm, native);
-    if (c->role == ZR_ROLE_TP && !w->m->set->opt.deterministic && !res)
+    if (activations && !w->m->set->opt.deterministic && !res)
         res = api->AllReduce(at, at, bytes / sizeof(float) * (size_t)c->group.size, ncclFloat32, ncclSum,
                              w->comm, native);
+    if (activations && !res)
+        res = warm_messages(w, at + bytes * (size_t)(c->group.size - 1), at, bytes, native);
     return res;
 }
 
@@ -332,29 +356,14 @@ static ncclResult_t warm_pair(const struct warming *w, cudaStream_t native)
     return res ? res : ended;
 }
 
-/* The messages of the fixed tree: each rank sends to each other one. */
-static ncclResult_t warm_messages(const struct warming *w, cudaStream_t native)
+/* The messages of the fixed tree. */
+static ncclResult_t warm_tree(const struct warming *w, cudaStream_t native)
 {
     const struct zr_nccl *m = w->m;
-    const struct zr_nccl_api *api = &m->set->api;
-    int size = m->base.group.size;
-    size_t bytes = (size_t)(m->scratch_bytes / (size - 1));
-    char *to = w->base + m->scratch_at;
-    if ((int64_t)bytes > m->room_at)
-        bytes = (size_t)m->room_at;
-    ncclResult_t res = api->GroupStart(), ended;
-    if (res)
-        return res;
-    for (int i = 0; i < size && !res; i++) {
-        if (i == m->base.group.rank)
-            continue;
-        res = api->Send(w->base, bytes, ncclInt8, i, w->comm, native);
-        if (!res)
-            res = api->Recv(to, bytes, ncclInt8, i, w->comm, native);
-        to += bytes;
-    }
-    ended = api->GroupEnd();
-    return res ? res : ended;
+    int64_t bytes = m->scratch_bytes / (m->base.group.size - 1);
+    if (bytes > m->room_at)
+        bytes = m->room_at;
+    return warm_messages(w, w->base, w->base + m->scratch_at, (size_t)bytes, native);
 }
 
 static ncclResult_t warm_comparison(const struct warming *w, cudaStream_t native)
@@ -382,7 +391,7 @@ static int warm_on_stream(void *arg)
     if (zr_role_is_pair(m->base.role))
         res = warm_pair(w, native);
     else if (m->set->opt.deterministic && zr_role_reduces(m->base.role))
-        res = warm_messages(w, native);
+        res = warm_tree(w, native);
     if (m->room_bytes > 0 && !res)
         res = warm_slices(w, w->base + m->room_at, ZR_NCCL_ALIGN, native);
     if (w->bytes && !res)
@@ -411,7 +420,7 @@ static int warm_up(struct zr_nccl *m)
     struct zr_nccl_set *p = m->set;
     int64_t most = m->room_at / m->base.group.size & -ZR_NCCL_ALIGN,
             slice = (m->largest + ZR_NCCL_ALIGN - 1) & -ZR_NCCL_ALIGN;
-    if (slice > most || m->base.role == ZR_ROLE_TP) /* activations may be larger than slices */
+    if (slice > most || zr_role_moves_activations(m->base.role)) /* may be larger than slices */
         slice = most;
     struct warming w = {.m = m, .comm = m->comm, .base = m->base.held->base, .bytes = (size_t)slice};
     ncclResult_t res = ncclSuccess;

@@ -15,8 +15,10 @@
  *   broadcast       ncclBroadcast in place. In a role of pairs, ncclSend and ncclRecv.
  *   exchange        ncclAllGather in place. A second one in the same group gathers the ledgers (below).
  *   agree           ncclAllReduce in place of the sums, the maxima, and the ledgers, in one group.
- *   arrays          ncclAllReduce, ncclReduceScatter with ncclSum, or ncclAllGather, at the program's own
- *                   addresses. bf16 sums are rounded at every hop.
+ *   all_to_all      ncclSend and ncclRecv in one group, for every pair of ranks. The own part is copied.
+ *   shift           The same for one other rank.
+ *   arrays          ncclAllReduce, ncclReduceScatter with ncclSum, ncclAllGather, or those messages, at the
+ *                   program's own addresses. bf16 sums are rounded at every hop.
  *
  * All segments of a unit are one group, which NCCL fuses. Large segments travel without a copy. Small ones,
  * and those with short last slices, are packed into one (nccl_pack.h).
@@ -59,6 +61,7 @@
  *   nccl_backend.c  the row in the table of backends (comm/backend.h)
  *   nccl.c          what an operation puts on the stream, the ledger, and the table of functions
  *   nccl_gather.c   gathers
+ *   nccl_parts.c    all-to-all and shift
  *   nccl_reduce.c   both ways to reduce
  *   nccl_pack.c     small and short segments, packed into one (nccl_pack.h)
  *   nccl_open.c     opening, closing
@@ -435,10 +438,12 @@ int zr_nccl_meet(struct zr_nccl_set *p, int err, ncclUniqueId *ids[ZR_ROLES]);
 int zr_nccl_agree(struct zr_nccl_set *p, int err, int64_t number, const struct zr_nccl *m,
                   struct zr_nccl_tally *t);
 
-/* ---- nccl_gather.c, nccl_reduce.c: put one operation's work on the stream. They return 0 or an error of the
- * device; *res has an error of NCCL. ---- */
+/* ---- nccl_gather.c, nccl_parts.c, nccl_reduce.c: put one operation's work on the stream. They return 0 or
+ * an error of the device; *res has an error of NCCL. ---- */
 int zr_nccl_gather(struct zr_nccl *m, struct zr_stream *s, const struct zr_gather_seg *seg, int n_seg,
                    ncclResult_t *res);
+/* An all-to-all or a shift. */
+int zr_nccl_pass(struct zr_nccl *m, struct zr_stream *s, const struct zr_comm_op *op, ncclResult_t *res);
 int zr_nccl_reduce_fast(struct zr_nccl *m, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,
                         ncclResult_t *res);
 int zr_nccl_reduce_fixed(struct zr_nccl *m, struct zr_stream *s, const struct zr_reduce_seg *seg, int n_seg,

@@ -70,6 +70,22 @@ static void run_exchange(struct zr_shm *m, int64_t off, int64_t slot_bytes)
     }
 }
 
+static void run_all_to_all(struct zr_shm *m, const struct zr_comm_op *op)
+{
+    int size = m->base.group.size, me = m->base.group.rank;
+    int64_t bytes = op->post.bytes;
+    for (int k = 1; k <= size; k++) {
+        int i = (me + k) % size;
+        pull(m, m->peer[me].arena + op->to + i * bytes, m->peer[i].arena + op->off + me * bytes, bytes);
+    }
+}
+
+static void run_shift(struct zr_shm *m, const struct zr_comm_op *op)
+{
+    int from = zr_shift_from(&m->base.group, op->by), me = m->base.group.rank;
+    pull(m, m->peer[me].arena + op->to, m->peer[from].arena + op->off, op->post.bytes);
+}
+
 static uint64_t *words_of(struct zr_shm *m, int place, const struct zr_comm_op *op)
 {
     return (uint64_t *)(m->peer[place].arena + op->off);
@@ -126,6 +142,12 @@ static void move(struct zr_shm *m, const struct zr_comm_op *op)
         break;
     case ZR_OP_AGREE:
         run_agree(m, op);
+        break;
+    case ZR_OP_ALL_TO_ALL:
+        run_all_to_all(m, op);
+        break;
+    case ZR_OP_SHIFT:
+        run_shift(m, op);
         break;
     case ZR_OP_ALL_REDUCE: /* only of arrays, which this backend does not have */
         break;

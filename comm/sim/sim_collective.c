@@ -104,6 +104,22 @@ void zr_sim_exchange_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m,
     zr_sim_spend(d->w, l, zr_sim_wire_ns(d, mine->post.bytes, me));
 }
 
+void zr_sim_pass_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me)
+{
+    struct zr_line *l = zr_sim_line_of(m->part[me].stream);
+    const struct zr_comm_op *mine = &m->part[me].op;
+    const bool all = mine->post.op == ZR_OP_ALL_TO_ALL;
+    const int64_t bytes = mine->post.bytes, stride = all ? bytes : 0;
+    const int from = zr_shift_from(&d->ranks[me]->group, mine->by);
+    zr_sim_begin(d->w, l, zr_op_name((enum zr_op)mine->post.op), mine->post.unit, mine->post.step);
+    for (int p = 0; p < d->n && bytes && !zr_sim_comm_flawed(d, ZR_SIM_PARTS_MOVE_NOTHING); p++)
+        if (all || p == from)
+            zr_shadow_move(d->rec, l, d->ranks[me]->arena + mine->to + p * stride,
+                           d->ranks[p]->arena + mine->off + me * stride, bytes);
+    zr_comm_done(d->ranks[me], mine);
+    zr_sim_spend(d->w, l, zr_sim_wire_ns(d, all ? bytes : bytes / d->n, me));
+}
+
 /* The places that agree with each other: n from first on. A flaw divides them. */
 struct agreeing {
     int first, n;

@@ -150,6 +150,8 @@ void zr_sim_exchange_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m,
 /* An agreement has two halves, between which all ranks meet. First each rank combines its part of the words,
  * then it takes the other parts. */
 void zr_sim_agree_half(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me, bool second);
+/* An all-to-all or a shift. */
+void zr_sim_pass_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me);
 void zr_sim_broadcast_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, int me);
 
 /* sim_order.c: notes that rank (of the world) issues p, its k-th collective over all communicators. Reports

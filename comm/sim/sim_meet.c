@@ -112,22 +112,48 @@ static void join_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, bool
     zr_vclock_drop(all);
 }
 
+/* Orders the ranks of a shift: each one starts after the place that it takes from has come, or leaves after
+ * the place that takes from it has done so. */
+static void join_shifted(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, bool entries)
+{
+    struct zr_vclock *clock[ZR_SIM_MAX_RANKS];
+    for (int r = 0; r < d->n; r++)
+        clock[r] = zr_vclock_hold(zr_sim_line_of(m->part[r].stream));
+    for (int r = 0; r < d->n; r++) {
+        int from = zr_shift_from(&d->ranks[r]->group, m->part[r].op.by);
+        int first = entries ? from : r, then = entries ? r : from;
+        zr_line_join(d->rec, zr_sim_line_of(m->part[then].stream), clock[first]);
+    }
+    for (int r = 0; r < d->n; r++)
+        zr_vclock_drop(clock[r]);
+}
+
+/* Orders the ranks before or after they have moved data. Representatives do not know who is before them. */
+static void join_parts(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, bool entries)
+{
+    bool shifts = m->part[0].op.post.op == ZR_OP_SHIFT && !d->symmetric;
+    (shifts ? join_shifted : join_all)(d, m, entries);
+}
+
 /* Does the collective, when all ranks have come. */
 static void meet_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m)
 {
     enum zr_op op = (enum zr_op)m->part[0].op.post.op;
     int root = m->part[0].op.post.root;
+    bool passes = op == ZR_OP_ALL_TO_ALL || op == ZR_OP_SHIFT;
     bool start_alone = op == ZR_OP_ALL_GATHER       ? zr_sim_comm_flawed(d, ZR_SIM_GATHER_STARTS_ALONE)
                        : op == ZR_OP_REDUCE_SCATTER ? zr_sim_comm_flawed(d, ZR_SIM_REDUCE_STARTS_ALONE)
                        : op == ZR_OP_EXCHANGE       ? zr_sim_comm_flawed(d, ZR_SIM_EXCHANGE_STARTS_ALONE)
                        : op == ZR_OP_AGREE          ? zr_sim_comm_flawed(d, ZR_SIM_AGREE_STARTS_ALONE)
+                       : passes                     ? zr_sim_comm_flawed(d, ZR_SIM_PARTS_START_ALONE)
                                                     : true;
     bool leave_alone = op == ZR_OP_REDUCE_SCATTER ? zr_sim_comm_flawed(d, ZR_SIM_REDUCE_LEAVES_ALONE)
                        : op == ZR_OP_EXCHANGE     ? zr_sim_comm_flawed(d, ZR_SIM_EXCHANGE_LEAVES_ALONE)
                        : op == ZR_OP_AGREE        ? zr_sim_comm_flawed(d, ZR_SIM_AGREE_LEAVES_ALONE)
+                       : passes                   ? zr_sim_comm_flawed(d, ZR_SIM_PARTS_LEAVE_ALONE)
                                                   : true;
     if (!start_alone)
-        join_all(d, m, true);
+        join_parts(d, m, true);
     for (int r = 0; r < d->n; r++) {
         if (op == ZR_OP_BROADCAST && r != root && !zr_sim_comm_flawed(d, ZR_SIM_BROADCAST_STARTS_ALONE))
             zr_line_join(d->rec, zr_sim_line_of(m->part[r].stream), m->part[root].entry);
@@ -151,6 +177,10 @@ static void meet_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m)
         case ZR_OP_AGREE:
             zr_sim_agree_half(d, m, r, false);
             break;
+        case ZR_OP_ALL_TO_ALL:
+        case ZR_OP_SHIFT:
+            zr_sim_pass_body(d, m, r);
+            break;
         case ZR_OP_ALL_REDUCE: /* only of arrays, which the simulator does not have */
             break;
         }
@@ -161,7 +191,7 @@ static void meet_all(struct zr_sim_comm_world *d, struct zr_sim_meeting *m)
             (d->symmetric ? zr_sim_symmetric_agree : zr_sim_agree_half)(d, m, r, true);
     }
     if (!leave_alone)
-        join_all(d, m, false);
+        join_parts(d, m, false);
     for (int r = 0; op == ZR_OP_BROADCAST && r < d->n; r++)
         if (r != root && !zr_sim_comm_flawed(d, ZR_SIM_BROADCAST_LEAVES_ALONE))
             zr_line_join(d->rec, zr_sim_line_of(m->part[root].stream),

@@ -35,6 +35,17 @@ static void reduce_alike(struct zr_sim_comm_world *d, struct zr_line *l, const s
     }
 }
 
+/* Sends and receives the parts of an all-to-all, or the one of a shift. */
+static void pass_alike(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_comm_op *p,
+                       struct zr_sim_comm *me, int64_t *each)
+{
+    const bool all = p->post.op == ZR_OP_ALL_TO_ALL;
+    const int64_t bytes = p->post.bytes * (all ? d->size : 1);
+    *each = all ? p->post.bytes : p->post.bytes / d->size;
+    zr_shadow_read(d->rec, l, me->base.arena + p->off, bytes);
+    zr_shadow_write(d->rec, l, me->base.arena + p->to, bytes);
+}
+
 /* Exchanges records, assuming that those of the other ranks equal this one's. */
 static void exchange_alike(struct zr_sim_comm_world *d, struct zr_line *l, const struct zr_comm_op *p,
                            struct zr_sim_comm *me)
@@ -65,6 +76,8 @@ void zr_sim_symmetric_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m
         gather_alike(d, l, p, c, &each);
     if (p->post.op == ZR_OP_REDUCE_SCATTER)
         reduce_alike(d, l, p, c, &each);
+    if (p->post.op == ZR_OP_ALL_TO_ALL || p->post.op == ZR_OP_SHIFT)
+        pass_alike(d, l, p, c, &each);
     if (p->post.op == ZR_OP_EXCHANGE) {
         exchange_alike(d, l, p, c);
         each = p->post.bytes;

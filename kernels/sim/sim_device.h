@@ -67,7 +67,11 @@ enum zr_sim_comm_flaw {
     ZR_SIM_AGREE_MOVES_NOTHING = 8192,
     /* each rank combines its part of all records, but does not take the other parts */
     ZR_SIM_AGREE_MOVES_A_PART = 16384,
-    ZR_SIM_BROADCAST_MOVES_NOTHING = 32768
+    ZR_SIM_BROADCAST_MOVES_NOTHING = 32768,
+    /* of all-to-alls and shifts */
+    ZR_SIM_PARTS_START_ALONE = 65536,
+    ZR_SIM_PARTS_LEAVE_ALONE = 131072,
+    ZR_SIM_PARTS_MOVE_NOTHING = 262144
 };
 
 /* How a collective uses the links. */

@@ -5,8 +5,8 @@
  * over tp, the gradients differ, and the copies drift apart. Nothing shows this but a loss that is a little
  * off. So in the first steps the ranks compare their shards of these gradients, which the norm's job digests
  * before the update. The result is the same on all ranks of the job. */
-#include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
+#include "shard/engine/mesh_axis.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -89,7 +89,7 @@ static int find_pair(struct zr_engine *e, uint64_t digest, const struct zr_tag *
     const struct zr_comm *c = e->role[ZR_ROLE_TP].comm;
     const void *digests;
     *pair = 0;
-    ZR_TRY(zr_tp_exchange(e, &digest, sizeof digest, tag, &digests));
+    ZR_TRY(zr_axis_exchange(e, e->m.tp_axis, &digest, sizeof digest, tag, &digests));
     const uint64_t *all = digests;
     for (int32_t p = 1; p < e->tp && !*pair; p++)
         if (all[p] != all[0])
@@ -115,7 +115,7 @@ static int most_of_world(struct zr_engine *e, const struct zr_tag *tag, uint64_t
  * *here: such a pair in this rank's tp group, or 0. *pair: the greatest pair of the job. */
 static int compare_whole(struct zr_engine *e, int32_t first, int32_t end, uint64_t *here, uint64_t *pair)
 {
-    const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_NONE, end, first);
+    const struct zr_tag tag = zr_axis_tag(e, e->m.tp_axis, ZR_CALL_NONE, end, first);
     uint64_t digest;
     ZR_TRY(zr_digest_tensors(e, first, end, true, &digest));
     ZR_TRY(find_pair(e, digest, &tag, here));
@@ -126,7 +126,7 @@ static int compare_whole(struct zr_engine *e, int32_t first, int32_t end, uint64
 /* Spreads a name to all ranks from those that have it. name: NULL on the others. */
 static int share_name(struct zr_engine *e, const char *name, char out[SHOWN_NAME])
 {
-    const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_NONE, 0, 0);
+    const struct zr_tag tag = zr_axis_tag(e, e->m.tp_axis, ZR_CALL_NONE, 0, 0);
     char own[SHOWN_NAME] = "";
     uint64_t word;
     snprintf(own, sizeof own, "%s", name ? name : "");
@@ -143,7 +143,7 @@ static int share_name(struct zr_engine *e, const char *name, char out[SHOWN_NAME
  * different numbers of them. */
 static int name_difference(struct zr_engine *e, uint64_t pair, bool *differ)
 {
-    const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_NONE, 0, 0);
+    const struct zr_tag tag = zr_axis_tag(e, e->m.tp_axis, ZR_CALL_NONE, 0, 0);
     const int32_t n_tensors = e->layout->n_tensors;
     uint64_t of_tensor = 0, most = (uint64_t)n_tensors;
     char name[SHOWN_NAME];
@@ -291,9 +291,9 @@ static int find_gradient(struct zr_engine *e, double norm, uint64_t *worst)
         n = (int32_t)zr_min(n_tensors - at, MOST);
         for (int32_t k = 0; k < n; k++)
             mine[k] = (struct gradient){own[at + k].digest, zr_exact_value(&own[at + k].squares)};
-        const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_NONE, n, at);
+        const struct zr_tag tag = zr_axis_tag(e, e->m.tp_axis, ZR_CALL_NONE, n, at);
         const void *gradients;
-        ZR_TRY(zr_tp_exchange(e, mine, n * (int64_t)sizeof *mine, &tag, &gradients));
+        ZR_TRY(zr_axis_exchange(e, e->m.tp_axis, mine, n * (int64_t)sizeof *mine, &tag, &gradients));
         const struct gradient *all = gradients;
         for (int32_t p = 1; p < e->tp; p++)
             for (int32_t k = 0; k < n; k++) {
@@ -340,7 +340,7 @@ int zr_compare_gradients(struct zr_engine *e)
     if (err || zr_last_result(e)->skipped)
         return err;
     struct zr_received before = zr_received_so_far(e);
-    const struct zr_tag tag = zr_tp_tag(e, ZR_CALL_NONE, 0, 0);
+    const struct zr_tag tag = zr_axis_tag(e, e->m.tp_axis, ZR_CALL_NONE, 0, 0);
     err = find_gradient(e, zr_last_result(e)->grad_norm / fabs(zr_unclipped_scale(e, zr_engine_tuned(e))),
                         &here);
     found = here;

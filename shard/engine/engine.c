@@ -2,8 +2,8 @@
 /* engine.c: opens and closes an engine, and computes the address of every element that it holds. */
 #include "comm/fork.h"
 #include "kernels/alloc.h"
-#include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
+#include "shard/engine/mesh_axis.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -89,7 +89,7 @@ static int open_arenas(struct zr_engine *e)
     e->control_base = e->reduce_base;
     if (p->control_bytes)
         ZR_TRY(zr_engine_open_arena(e, control, 2, p->control_bytes, &e->control_base));
-    ZR_TRY(zr_tp_allocate(e));
+    ZR_TRY(zr_axes_allocate(e));
     /* Without other ranks in the pipeline these are local, so they come after what all ranks do. */
     ZR_TRY(zr_pipe_allocate(e));
     return zr_tied_allocate(e);
@@ -150,7 +150,7 @@ static void count_arenas(struct zr_engine *e)
     e->m.allocated[ZR_MEM_GRAD_SUMS] = further + group_slots;
     e->m.allocated[ZR_MEM_GRAD_GATHERED] = gathered;
     e->m.allocated[ZR_MEM_SNAPSHOT] = e->snapshot ? p->snapshot_bytes : 0;
-    e->m.allocated[ZR_MEM_COMM] = scratch + p->tp_bytes + p->pipe_bytes + p->tied_bytes;
+    e->m.allocated[ZR_MEM_COMM] = scratch + p->tp_bytes + p->cp_bytes + p->pipe_bytes + p->tied_bytes;
     e->m.allocated[ZR_MEM_EXCHANGE] = p->gather_bytes - shards - slots + p->control_bytes + p->reduce_bytes -
                                       p->sums_at - sums - group_slots - gathered - scratch + p->words_bytes;
 }
@@ -206,6 +206,7 @@ static int open_local(struct zr_engine *e, const struct zr_engine_parts *parts)
     ZR_TRY(zr_tables_open(e));
     ZR_TRY(zr_pipe_open(e, &parts->pipe_room));
     ZR_TRY(zr_tied_open(e, &parts->pipe_room));
+    ZR_TRY(zr_axes_open(e));
     ZR_TRY(zr_tp_open(e));
     ZR_TRY(zr_pointers_open(e));
     ZR_TRY(zr_jobs_open(e));
@@ -239,8 +240,9 @@ int zr_engine_allocate(struct zr_engine *e)
 
 void zr_engine_leave_streams(struct zr_engine *e)
 {
-    struct zr_stream *const all[] = {e->gather_stream, e->gather_outer_stream, e->reduce_outer_stream,
-                                     e->reduce_stream, e->tied_stream};
+    struct zr_stream *const all[] = {
+        e->gather_stream, e->gather_outer_stream, e->reduce_outer_stream,
+        e->reduce_stream, e->tied_stream,         e->m.cp_axis ? e->m.cp_axis->shift_stream : NULL};
     for (size_t i = 0; i < sizeof all / sizeof *all && e->dev->ops->stream_leave; i++)
         e->dev->ops->stream_leave(all[i]);
     for (int i = 0; i < ZR_PAIR_ROLES && e->dev->ops->stream_leave; i++)
@@ -258,6 +260,7 @@ static void close_device_side(struct zr_engine *e)
     d->stream_close(e->compute);
     zr_pipe_close(e);
     zr_tied_close(e);
+    zr_axes_close(e);
     zr_observers_give_back(e);
     zr_engine_all_close(e);
     for (int32_t i = 0; i < e->ev.n; i++)
@@ -333,6 +336,7 @@ void zr_engine_facts(const struct zr_engine *e, struct zr_engine_facts *out)
                                     .wire_bytes = received.wire - e->m.not_counted.wire,
                                     .outer_bytes = received.outer - e->m.not_counted.outer,
                                     .tp_bytes = received.tp - e->m.not_counted.tp,
+                                    .cp_bytes = received.cp - e->m.not_counted.cp,
                                     .pipe_bytes = zr_roles_pipe_bytes(e),
                                     .library_bytes = zr_roles_library_bytes(e),
                                     .backend = e->role[ZR_ROLE_GATHER].comm->ops->name,

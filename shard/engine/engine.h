@@ -223,8 +223,8 @@ struct zr_engine_facts {
     /* Bytes received since zr_engine_adopt; those of them from other groups, with what all ranks exchange if
      * there are groups. */
     int64_t wire_bytes, outer_bytes;
-    /* Bytes of activations received over tp. */
-    int64_t tp_bytes;
+    /* Bytes of activations received over tp, and over cp. */
+    int64_t tp_bytes, cp_bytes;
     /* Bytes received from neighbouring pipeline stages. */
     int64_t pipe_bytes;
     /* As in struct zr_comm_stats, for all communicators. */
@@ -356,37 +356,36 @@ int zr_engine_tied_end(struct zr_engine *e);
 int zr_engine_tied_values(struct zr_engine *e);
 int zr_engine_tied_step(struct zr_engine *e);
 
-/* ---- tensor parallelism (tensor_parallel.c) ---- */
+/* ---- collectives of the program over tp or cp (mesh_axis.c) ---- */
 
-/* Collectives over the tp ranks of one copy of the model, in the order of the model's stream. On the host
- * they are done when they return. A failure ends the context. call: for messages.
+/* Collectives over an axis of several ranks, in the order of the model's stream. On the host they are done
+ * when they return. A failure ends the context. call: for messages.
  *
- *   sum        n elements of dtype, added in the fixed tree in fp32 and rounded once
- *   scatter    this rank's 1/tp of the n elements of such a sum
- *   gather     each rank's 1/tp, in src, to all n elements in dst
- *   max        the largest of f32 or bf16 in host memory; NaN if one is
- *   broadcast  the bytes in buf of tp rank root
+ *   combine    all_reduce, reduce_scatter, all_gather or all_to_all, as in zr_comm_arrays; sums are added in
+ *              the fixed tree in fp32 and rounded once if the communicator is deterministic
+ *   max        the largest of f32 or bf16; NaN if one is
+ *   broadcast  the bytes in buf of the axis's rank root
  *
- * dst may be src for sum and max. For scatter and gather, dst and src must not overlap, or the part must lie
- * at its place in the whole. n is a multiple of tp for these two. */
-int zr_engine_tp_sum(struct zr_engine *e, enum zr_call_name call, void *dst, const void *src, int64_t n,
-                     enum zero_dtype dtype);
-int zr_engine_tp_scatter(struct zr_engine *e, enum zr_call_name call, void *dst, const void *src, int64_t n,
-                         enum zero_dtype dtype);
-int zr_engine_tp_gather(struct zr_engine *e, enum zr_call_name call, void *dst, const void *src, int64_t n,
-                        enum zero_dtype dtype);
-int zr_engine_tp_max(struct zr_engine *e, enum zr_call_name call, void *dst, const void *src, int64_t n,
-                     enum zero_dtype dtype);
-int zr_engine_tp_broadcast(struct zr_engine *e, enum zr_call_name call, int32_t root, void *buf,
-                           int64_t bytes);
-/* With cfg.debug.check, in steps that compare: checks n elements of dtype in host memory. If whole is true,
- * all tp ranks must have the same; ZERO_ERR_MISMATCH names two ranks that differ, and ends the context.
+ * dst may be src for sums of all and for max. In gathers and reduce_scatters the part may lie at its place in
+ * the whole. */
+int zr_engine_combine(struct zr_engine *e, enum zero_axis axis, enum zr_call_name call, enum zr_op op,
+                      const struct zr_arrays *x);
+int zr_engine_axis_max(struct zr_engine *e, enum zero_axis axis, enum zr_call_name call,
+                       const struct zr_arrays *x);
+int zr_engine_axis_broadcast(struct zr_engine *e, enum zero_axis axis, enum zr_call_name call, int32_t root,
+                             void *buf, int64_t bytes);
+/* Begin and end a shift: src goes to the rank x->by further. The first does not wait for other ranks over cp;
+ * over tp the host does. dst and src belong to the shift until it is ended. */
+int zr_engine_shift_begin(struct zr_engine *e, enum zero_axis axis, const struct zr_arrays *x);
+int zr_engine_shift_end(struct zr_engine *e, enum zero_axis axis);
+/* With cfg.debug.check, in steps that compare: checks the x->n elements of x->src. If whole is true, all
+ * ranks of the axis must have the same; ZERO_ERR_MISMATCH names two ranks that differ, and ends the context.
  * Otherwise each rank should have a different contribution, and the first equal ones cause a warning. */
-int zr_engine_compare_activation(struct zr_engine *e, enum zr_call_name call, const void *x, int64_t n,
-                                 enum zero_dtype dtype, bool whole);
-/* Adds a tp call of the program to the hash of calls, which the next collective over tp compares. call: a
+int zr_engine_compare_activation(struct zr_engine *e, enum zero_axis axis, enum zr_call_name call,
+                                 const struct zr_arrays *x, bool whole);
+/* Adds a call of the program to the hash of calls, which the next collective over the axis compares. call: a
  * hash of everything that must be equal. */
-void zr_engine_tp_called(struct zr_engine *e, uint64_t call);
+void zr_engine_axis_called(struct zr_engine *e, enum zero_axis axis, uint64_t call);
 /* Copies on the model's stream. Local. */
 int zr_engine_copy(struct zr_engine *e, void *dst, const void *src, int64_t n_bytes);
 /* Checks that all tp ranks have the same values of tensors that are not cut. Collective, blocking, between

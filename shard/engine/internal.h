@@ -28,9 +28,9 @@ struct zr_carried {
     double value[ZR_MAX_CARRIED];
 };
 
-/* Bytes received: everything but activations, from other groups, and activations over tp. */
+/* Bytes received: everything but activations, from other groups, and activations over tp and cp. */
 struct zr_received {
-    int64_t wire, outer, tp;
+    int64_t wire, outer, tp, cp;
 };
 
 /* The model's thread. */
@@ -60,6 +60,8 @@ struct zr_model_side {
     struct zr_pointers *pointers;
     /* gather_all.c. NULL: parameters are not gathered whole */
     struct zr_all *all;
+    /* mesh_axis.h */
+    struct zr_mesh_axis *tp_axis, *cp_axis;
     /* tensor_parallel.c */
     struct zr_tp *tp;
     /* pipe.c. NULL: there is one pipeline stage */
@@ -207,11 +209,6 @@ void zr_tied_forget(struct zr_engine *e);
 /* ---- tensor_parallel.c, compare_tp.c ---- */
 
 int zr_tp_open(struct zr_engine *e);
-int zr_tp_allocate(struct zr_engine *e);
-/* Gives the bytes of every tp rank to all, at most ZR_EXCHANGE_BYTES of each, and waits for them. mine is in
- * any memory. *all: those of rank 0, 1, ..., in e->words. */
-int zr_tp_exchange(struct zr_engine *e, const void *mine, int64_t bytes, const struct zr_tag *tag,
-                   const void **all);
 /* Sums, on the model's stream, the unit's gradients that are partial on each tp rank (partial in struct
  * zr_tensor). They must be complete in that slot. *any: whether the unit has such a gradient. */
 int zr_tp_sum_grads(struct zr_engine *e, int32_t unit, int32_t slot, bool *any);
@@ -220,10 +217,6 @@ int zr_tp_sum_grads(struct zr_engine *e, int32_t unit, int32_t slot, bool *any);
 int zr_tp_compare_partial(struct zr_engine *e);
 /* Returns memory of the device, for the reduce stream. */
 struct zr_shard_digest *zr_tp_shard_digest(const struct zr_engine *e);
-
-/* Returns the tag of a collective over tp. The call, n and kind must be equal on all ranks of tp. kind: a
- * dtype, a root, a unit, or anything else that must be equal. */
-struct zr_tag zr_tp_tag(const struct zr_engine *e, enum zr_call_name call, int64_t n, int32_t kind);
 
 /* ---- roles.c ---- */
 
@@ -240,8 +233,14 @@ int zr_role_gather_on(struct zr_engine *e, enum zr_role role, struct zr_stream *
                       const struct zr_gather_seg *seg, int n, const struct zr_tag *tag);
 int zr_role_reduce(struct zr_engine *e, enum zr_role role, const struct zr_reduce_seg *seg, int n,
                    const struct zr_tag *tag);
-int zr_role_arrays(struct zr_engine *e, enum zr_role role, enum zr_op op, const struct zr_arrays *arrays,
-                   const struct zr_tag *tag);
+/* The same on a stream that the caller orders with the role's. */
+int zr_role_arrays(struct zr_engine *e, enum zr_role role, struct zr_stream *s, enum zr_op op,
+                   const struct zr_arrays *arrays, const struct zr_tag *tag);
+int zr_role_all_to_all(struct zr_engine *e, enum zr_role role, int64_t src, int64_t dst, int64_t bytes,
+                       const struct zr_tag *tag);
+/* The same on a stream that the caller orders with the role's. */
+int zr_role_shift(struct zr_engine *e, enum zr_role role, struct zr_stream *s, int64_t src, int64_t dst,
+                  int64_t bytes, int32_t by, const struct zr_tag *tag);
 int zr_role_exchange(struct zr_engine *e, enum zr_role role, int64_t off, int64_t slot_bytes,
                      const struct zr_tag *tag);
 int zr_role_barrier(struct zr_engine *e, enum zr_role role, const struct zr_tag *tag);
@@ -261,18 +260,19 @@ int zr_roles_make_room(struct zr_engine *e);
 /* Whether some communicator's work never ends (zr_comm_ops.stuck); whether that can happen. */
 bool zr_roles_stuck(const struct zr_engine *e);
 bool zr_roles_may_stick(const struct zr_engine *e);
-/* Return bytes received: everything but activations; activations over tp; activations between pipeline
- * stages; the part of the first from other groups; and library_bytes of struct zr_comm_stats. */
+/* Return bytes received: everything but activations; activations over the axis of that role; activations
+ * between pipeline stages; the part of the first from other groups; and library_bytes of struct
+ * zr_comm_stats. */
 int64_t zr_roles_wire_bytes(const struct zr_engine *e);
-int64_t zr_roles_tp_bytes(const struct zr_engine *e);
+int64_t zr_roles_axis_bytes(const struct zr_engine *e, enum zr_role role);
 int64_t zr_roles_pipe_bytes(const struct zr_engine *e);
 int64_t zr_roles_outer_bytes(const struct zr_engine *e);
 int64_t zr_roles_library_bytes(const struct zr_engine *e);
 struct zr_received zr_received_so_far(const struct zr_engine *e);
 /* Take bytes out of the program's traffic: those received since `before`, when nothing was under way; and
- * those of an exchange over tp, to which each rank gives so many. */
+ * those of an exchange over an axis, to which each rank gives so many. */
 void zr_do_not_count_since(struct zr_engine *e, struct zr_received before);
-void zr_do_not_count_tp(struct zr_engine *e, int64_t bytes);
+void zr_do_not_count_axis(struct zr_engine *e, enum zr_role role, int64_t bytes);
 
 /* ---- issue.c ---- */
 

@@ -41,7 +41,7 @@ void zr_roles_streams(struct zr_engine *e)
         e->role[ZR_ROLE_GATHER_OUTER].stream = e->gather_outer_stream;
     if (e->reduce_outer_stream)
         e->role[ZR_ROLE_REDUCE_OUTER].stream = e->reduce_outer_stream;
-    e->role[ZR_ROLE_TP].stream = e->compute;
+    e->role[ZR_ROLE_TP].stream = e->role[ZR_ROLE_CP].stream = e->compute;
     for (int i = 0; i < ZR_PAIR_ROLES; i++)
         e->role[ZR_ROLE_EVEN_PAIR + i].stream = e->pair_stream[i];
     e->role[ZR_ROLE_TIED].stream = e->tied_stream;
@@ -90,14 +90,32 @@ int zr_role_reduce(struct zr_engine *e, enum zr_role role, const struct zr_reduc
     return zr_comm_reduce_scatter(r->comm, r->stream, seg, n, &marked);
 }
 
-int zr_role_arrays(struct zr_engine *e, enum zr_role role, enum zr_op op, const struct zr_arrays *arrays,
-                   const struct zr_tag *tag)
+int zr_role_arrays(struct zr_engine *e, enum zr_role role, struct zr_stream *s, enum zr_op op,
+                   const struct zr_arrays *arrays, const struct zr_tag *tag)
+{
+    struct zr_comm *c = e->role[role].comm;
+    const int64_t bytes = arrays->n * zr_dtype_bytes(arrays->dtype);
+    const bool one = op == ZR_OP_ALL_REDUCE || op == ZR_OP_SHIFT;
+    struct zr_tag marked;
+    ZR_TRY(mark(e, role, op, one ? bytes : bytes * c->group.size, tag, &marked));
+    return zr_comm_arrays(c, s, op, arrays, &marked);
+}
+
+int zr_role_all_to_all(struct zr_engine *e, enum zr_role role, int64_t src, int64_t dst, int64_t bytes,
+                       const struct zr_tag *tag)
 {
     const struct zr_role_run *r = &e->role[role];
-    const int64_t bytes = arrays->n * zr_dtype_bytes(arrays->dtype);
     struct zr_tag marked;
-    ZR_TRY(mark(e, role, op, op == ZR_OP_ALL_REDUCE ? bytes : bytes * r->comm->group.size, tag, &marked));
-    return zr_comm_arrays(r->comm, r->stream, op, arrays, &marked);
+    ZR_TRY(mark(e, role, ZR_OP_ALL_TO_ALL, bytes * r->comm->group.size, tag, &marked));
+    return zr_comm_all_to_all(r->comm, r->stream, src, dst, bytes, &marked);
+}
+
+int zr_role_shift(struct zr_engine *e, enum zr_role role, struct zr_stream *s, int64_t src, int64_t dst,
+                  int64_t bytes, int32_t by, const struct zr_tag *tag)
+{
+    struct zr_tag marked;
+    ZR_TRY(mark(e, role, ZR_OP_SHIFT, bytes, tag, &marked));
+    return zr_comm_shift(e->role[role].comm, s, src, dst, bytes, by, &marked);
 }
 
 int zr_role_exchange(struct zr_engine *e, enum zr_role role, int64_t off, int64_t slot_bytes,
@@ -165,11 +183,11 @@ void zr_roles_abort(struct zr_engine *e, int code, const char *text)
         e->distinct[i]->ops->abort(e->distinct[i], code, text);
 }
 
-/* Whether the communicator moves activations over tp, messages between pipeline stages, or tied tensors. The
- * model's thread issues these, when its turn comes (mark). */
+/* Whether the communicator moves activations over tp or cp, messages between pipeline stages, or tied
+ * tensors. The model's thread issues these, when its turn comes (mark). */
 static bool moves_activations(const struct zr_engine *e, const struct zr_comm *c)
 {
-    bool moves = c == e->role[ZR_ROLE_TP].comm;
+    bool moves = c == e->role[ZR_ROLE_TP].comm || c == e->role[ZR_ROLE_CP].comm;
     for (int r = ZR_ROLE_EVEN_PAIR; r <= ZR_ROLE_TIED; r++)
         moves |= c == e->role[r].comm;
     return moves;
@@ -227,9 +245,9 @@ int64_t zr_roles_wire_bytes(const struct zr_engine *e)
     return bytes;
 }
 
-int64_t zr_roles_tp_bytes(const struct zr_engine *e)
+int64_t zr_roles_axis_bytes(const struct zr_engine *e, enum zr_role role)
 {
-    return e->role[ZR_ROLE_TP].comm ? wire_bytes(e->role[ZR_ROLE_TP].comm) : 0;
+    return e->role[role].comm ? wire_bytes(e->role[role].comm) : 0;
 }
 
 int64_t zr_roles_pipe_bytes(const struct zr_engine *e)
@@ -265,7 +283,8 @@ int64_t zr_roles_outer_bytes(const struct zr_engine *e)
 
 struct zr_received zr_received_so_far(const struct zr_engine *e)
 {
-    return (struct zr_received){zr_roles_wire_bytes(e), zr_roles_outer_bytes(e), zr_roles_tp_bytes(e)};
+    return (struct zr_received){zr_roles_wire_bytes(e), zr_roles_outer_bytes(e),
+                                zr_roles_axis_bytes(e, ZR_ROLE_TP), zr_roles_axis_bytes(e, ZR_ROLE_CP)};
 }
 
 void zr_do_not_count_since(struct zr_engine *e, struct zr_received before)
@@ -274,11 +293,13 @@ void zr_do_not_count_since(struct zr_engine *e, struct zr_received before)
     e->m.not_counted.wire += now.wire - before.wire;
     e->m.not_counted.outer += now.outer - before.outer;
     e->m.not_counted.tp += now.tp - before.tp;
+    e->m.not_counted.cp += now.cp - before.cp;
 }
 
-void zr_do_not_count_tp(struct zr_engine *e, int64_t bytes)
+void zr_do_not_count_axis(struct zr_engine *e, enum zr_role role, int64_t bytes)
 {
-    e->m.not_counted.tp += (e->tp - 1) * bytes;
+    const int32_t others = e->role[role].comm ? e->role[role].comm->group.size - 1 : 0;
+    *(role == ZR_ROLE_TP ? &e->m.not_counted.tp : &e->m.not_counted.cp) += others * bytes;
 }
 
 void zr_engine_last_op(const struct zr_engine *e, char *text, size_t n)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* step.c: the step on the model's thread, and the calls that may come before it, zero_norm and zero_drop. It
  * also keeps the counts of steps, and the step's number for messages. */
-#include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
+#include "shard/engine/mesh_axis.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -458,6 +458,7 @@ int zr_engine_drain(struct zr_engine *e)
     for (int pair = 0; pair < ZR_PAIR_ROLES; pair++)
         ZR_TRY(drain_stream(e, e->pair_stream[pair]));
     ZR_TRY(drain_stream(e, e->tied_stream));
+    ZR_TRY(drain_stream(e, e->m.cp_axis->shift_stream));
     ZR_TRY(drain_stream(e, e->compute));
     /* A step that ranks did not agree on is found here at the latest. */
     ZR_TRY(zr_engine_check(e));

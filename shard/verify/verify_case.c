@@ -67,7 +67,7 @@ static bool schedule_possible(const struct zr_verify_case *c)
 static bool mesh_possible(const struct zr_verify_case *c)
 {
     int pp = c->pp > 1 ? c->pp : 1, tp = c->tp > 1 ? c->tp : 1;
-    return c->pp >= 0 && c->tp >= 0 && pp <= 64 && tp <= ZR_TP_RANKS && c->world % (pp * tp) == 0 &&
+    return c->pp >= 0 && c->tp >= 0 && pp <= 64 && tp <= ZR_AXIS_RANKS && c->world % (pp * tp) == 0 &&
            schedule_possible(c) && (pp > 1 || !c->tied) && (tp > 1 || (!c->partial && !c->sums)) &&
            stages_possible(c);
 }

@@ -45,7 +45,8 @@ static int make_meshes(const struct zr_verify_world *v, int32_t inner, struct zr
         t.rank = v->by_symmetry ? v->symmetry.rank[id] : id;
         t.host = t.host_of[t.rank];
         t.local_rank = t.place_of[t.rank] % t.local_size;
-        err = zr_mesh_make(&t, c->pp > 1 ? c->pp : 1, c->tp > 1 ? c->tp : 1, inner, &mesh[id]);
+        err = zr_mesh_make(
+            &t, &(struct zr_mesh_sizes){c->pp > 1 ? c->pp : 1, c->tp > 1 ? c->tp : 1, 1, inner}, &mesh[id]);
     }
     free(t.host_of);
     free(t.place_of);
@@ -64,6 +65,8 @@ static const struct zr_group *group_of(const struct zr_mesh *mesh, enum zr_role 
         return &mesh->replicate_group;
     case ZR_ROLE_TP:
         return &mesh->tp_group;
+    case ZR_ROLE_CP:
+        return &mesh->cp_group;
     case ZR_ROLE_WORLD:
         return &mesh->world;
     case ZR_ROLE_EVEN_PAIR:
@@ -134,6 +137,8 @@ static bool is_opened(const struct zr_verify_world *v, enum zr_role role)
         return groups || stages;
     case ZR_ROLE_TP:
         return has_tp;
+    case ZR_ROLE_CP:
+        return false;
     case ZR_ROLE_WORLD:
         return has_tp || stages;
     case ZR_ROLE_ODD_PAIR:

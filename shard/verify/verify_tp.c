@@ -47,13 +47,20 @@ static enum zero_dtype dtype_of(const struct tp_operation *m)
     return m->op->bf16 ? ZERO_BF16 : ZERO_F32;
 }
 
+static int combine(const struct tp_operation *m, enum zr_call_name call, enum zr_op op, void *dst,
+                   const void *src, int64_t n)
+{
+    const struct zr_arrays x = {.dst = dst, .src = src, .n = n, .dtype = dtype_of(m)};
+    return zr_engine_combine(&m->r->engine, ZERO_AXIS_TP, call, op, &x);
+}
+
 static int add_up(const struct tp_operation *m)
 {
     char *to = m->op->in_place ? m->whole : m->own;
     int err = touch(m, "a partial activation", m->whole, 0, m->n, ZR_SIM_SET,
                     contribution_of(m, m->tp_rank, ZR_CONTENT_GRAD));
     if (!err)
-        err = zr_engine_tp_sum(&m->r->engine, ZR_CALL_ALL_REDUCE_SUM, to, m->whole, m->n, dtype_of(m));
+        err = combine(m, ZR_CALL_ALL_REDUCE_SUM, ZR_OP_ALL_REDUCE, to, m->whole, m->n);
     return err ? err : touch(m, "an activation added up", to, 0, m->n, ZR_SIM_READ, whole_sum(m));
 }
 
@@ -67,8 +74,7 @@ static int scatter(const struct tp_operation *m)
     int err = touch(m, "a partial activation", m->whole, 0, m->n, ZR_SIM_SET,
                     contribution_of(m, m->tp_rank, ZR_CONTENT_GRAD));
     if (!err)
-        err = zr_engine_tp_scatter(&m->r->engine, ZR_CALL_REDUCE_SCATTER, own_of(m), m->whole, m->n,
-                                   dtype_of(m));
+        err = combine(m, ZR_CALL_REDUCE_SCATTER, ZR_OP_REDUCE_SCATTER, own_of(m), m->whole, m->each);
     return err ? err
                : touch(m, "a part of an activation added up", own_of(m), m->tp_rank * m->each, m->each,
                        ZR_SIM_READ, whole_sum(m));
@@ -79,7 +85,7 @@ static int gather(const struct tp_operation *m)
     int err = touch(m, "a part of an activation", own_of(m), m->tp_rank * m->each, m->each, ZR_SIM_SET,
                     contribution_of(m, m->tp_rank, ZR_CONTENT_ACTIVATION));
     if (!err)
-        err = zr_engine_tp_gather(&m->r->engine, ZR_CALL_ALL_GATHER, m->whole, own_of(m), m->n, dtype_of(m));
+        err = combine(m, ZR_CALL_ALL_GATHER, ZR_OP_ALL_GATHER, m->whole, own_of(m), m->each);
     for (int32_t p = 0; !err && p < m->tp; p++)
         err = touch(m, "an activation gathered", m->whole + p * m->each * m->size, p * m->each, m->each,
                     ZR_SIM_READ, contribution_of(m, p, ZR_CONTENT_ACTIVATION));
@@ -99,7 +105,8 @@ static int take_max(const struct tp_operation *m)
     zr_sim_host_touch(m->r->v->sim, "numbers of each part", &t, 1);
     for (int64_t i = 0; i < m->n; i++)
         x[i] = number_of(m->tp_rank, i);
-    int err = zr_engine_tp_max(&m->r->engine, ZR_CALL_ALL_REDUCE_MAX, x, x, m->n, ZERO_F32);
+    const struct zr_arrays in_place = {.dst = x, .src = x, .n = m->n, .dtype = ZERO_F32};
+    int err = zr_engine_axis_max(&m->r->engine, ZERO_AXIS_TP, ZR_CALL_ALL_REDUCE_MAX, &in_place);
     for (int64_t i = 0; !err && i < m->n; i++) {
         float max = 0;
         for (int32_t p = 0; p < m->tp; p++)
@@ -132,7 +139,7 @@ int zr_verify_tp_do(struct zr_verify_rank *r, const struct zr_script_op *op)
                                    .each = op->n / r->v->c->tp,
                                    .whole = r->activations,
                                    .own = r->activations + zr_verify_tp_bytes() / 2};
-    zr_engine_tp_called(&r->engine, (uint64_t)number);
+    zr_engine_axis_called(&r->engine, ZERO_AXIS_TP, (uint64_t)number);
     switch ((enum zr_tp_collective)op->how) {
     case ZR_TP_SUM:
         return add_up(&m);

@@ -71,7 +71,7 @@ enum zr_tp_collective { ZR_TP_SUM, ZR_TP_SCATTER, ZR_TP_GATHER, ZR_TP_MAX, ZR_TP
 
 /* Most elements of an activation, enough for more than one transfer, and of the array for MAX. The verifier
  * compares every element of the latter. */
-enum { ZR_VERIFY_TP_ELEMS = ZR_TP_ELEMS + 5000, ZR_VERIFY_MAX_OP_ELEMS = 200 };
+enum { ZR_VERIFY_TP_ELEMS = ZR_AXIS_ELEMS + 5000, ZR_VERIFY_MAX_OP_ELEMS = 200 };
 
 struct zr_script_op {
     uint8_t kind;

@@ -92,8 +92,8 @@ struct drawn {
     struct zr_reduce_seg reduce[MAX_SEGS];
     int64_t begin[MAX_SEGS][MAX_RANKS + 1]; /* expected start of each place's slice, in bytes */
     int64_t list[MAX_SEGS][MAX_PLACES];     /* the places of a ragged cut */
-    int64_t off, bytes;
-    int32_t n_sum, n_max;
+    int64_t off, to, bytes;
+    int32_t by, n_sum, n_max;
     struct zr_tag tag;
     int64_t wire; /* bytes that this rank receives */
 };
@@ -165,13 +165,21 @@ static int64_t place(uint64_t *rng, int64_t *at, int64_t end, int64_t bytes, int
     return p;
 }
 
+/* The place whose bytes a shift brings here. */
+static int shifted_from(int64_t by, int world, int me)
+{
+    return (int)(((me - by) % world + world) % world);
+}
+
 /* Draws the same operation on every rank of a group, except that each rank places an in-place reduce for
  * itself. */
 static void draw(uint64_t *rng, const struct fixture_kind *kind, int world, int me, bool reduces, int64_t at,
                  int64_t end, int number, struct drawn *d)
 {
     memset(d, 0, sizeof *d);
-    d->op = (enum zr_op)random_in(rng, 1, 5);
+    do
+        d->op = (enum zr_op)random_in(rng, 1, ZR_OPS - 1);
+    while (d->op == ZR_OP_ALL_REDUCE); /* only of arrays */
     if (d->op == ZR_OP_REDUCE_SCATTER && !reduces)
         d->op = ZR_OP_ALL_GATHER;
     d->tag = (struct zr_tag){(int32_t)random_in(rng, -1, 50), (uint32_t)number / 10, random_next(rng)};
@@ -183,6 +191,19 @@ static void draw(uint64_t *rng, const struct fixture_kind *kind, int world, int 
         if (d->off < 0)
             d->off = d->bytes = 0;
         d->wire = d->op == ZR_OP_EXCHANGE ? d->bytes * (world - 1) : me == d->root ? 0 : d->bytes;
+        return;
+    }
+    if (d->op == ZR_OP_ALL_TO_ALL || d->op == ZR_OP_SHIFT) {
+        int n = d->op == ZR_OP_ALL_TO_ALL ? world : 1;
+        d->bytes = random_in(rng, 0, 5000);
+        d->by = (int32_t)(random_in(rng, 0, 9) ? random_in(rng, -world, world) : INT32_MIN);
+        d->off = place(rng, &at, end, d->bytes * n, random_in(rng, 1, 8));
+        d->to = place(rng, &at, end, d->bytes * n, random_in(rng, 1, 8));
+        if (d->off < 0 || d->to < 0)
+            d->off = d->to = d->bytes = 0;
+        d->wire = d->op == ZR_OP_ALL_TO_ALL              ? d->bytes * (world - 1)
+                  : shifted_from(d->by, world, me) == me ? 0
+                                                         : d->bytes;
         return;
     }
     if (d->op == ZR_OP_AGREE) {
@@ -265,6 +286,10 @@ static void prepare(const struct drawn *d, uint64_t seed, int op, int world, int
         put_bytes(arena + d->off, seed, op, me, d->off, 0, d->bytes);
     if (d->op == ZR_OP_EXCHANGE)
         put_bytes(arena + d->off + me * d->bytes, seed, op, 0, d->off, me * d->bytes, d->bytes);
+    if (d->op == ZR_OP_ALL_TO_ALL)
+        put_bytes(arena + d->off, seed, op, me, d->off, 0, d->bytes * world);
+    if (d->op == ZR_OP_SHIFT)
+        put_bytes(arena + d->off, seed, op, me, d->off, 0, d->bytes);
     for (int k = 0; d->op == ZR_OP_AGREE && k < d->n_sum + d->n_max; k++) {
         uint64_t x = word(d, seed, op, world, me, k);
         memcpy(arena + d->off + 8 * k, &x, 8);
@@ -322,6 +347,10 @@ static double finish(const struct drawn *d, uint64_t seed, int op, int world, in
         put_bytes(arena + d->off, seed, op, d->root, d->off, 0, d->bytes);
     if (d->op == ZR_OP_EXCHANGE)
         put_bytes(arena + d->off, seed, op, 0, d->off, 0, d->bytes * world);
+    for (int r = 0; d->op == ZR_OP_ALL_TO_ALL && r < world; r++)
+        put_bytes(arena + d->to + r * d->bytes, seed, op, r, d->off, me * d->bytes, d->bytes);
+    if (d->op == ZR_OP_SHIFT)
+        put_bytes(arena + d->to, seed, op, shifted_from(d->by, world, me), d->off, 0, d->bytes);
     for (int k = 0; d->op == ZR_OP_AGREE && k < d->n_sum + d->n_max; k++) {
         uint64_t x = agreed(d, seed, op, world, k);
         memcpy(arena + d->off + 8 * k, &x, 8);
@@ -358,6 +387,10 @@ static int put_on(struct zr_comm *c, struct zr_stream *s, const struct drawn *d)
         return zr_comm_exchange(c, s, d->off, d->bytes, &d->tag);
     case ZR_OP_AGREE:
         return zr_comm_agree(c, s, d->off, d->n_sum, d->n_max, &d->tag);
+    case ZR_OP_ALL_TO_ALL:
+        return zr_comm_all_to_all(c, s, d->off, d->to, d->bytes, &d->tag);
+    case ZR_OP_SHIFT:
+        return zr_comm_shift(c, s, d->off, d->to, d->bytes, d->by, &d->tag);
     case ZR_OP_ALL_REDUCE: /* is not drawn */
         break;
     }
@@ -413,6 +446,14 @@ static void expect_finished(struct rank *me, struct zr_flight *f, int n)
     free(v);
 }
 
+static int64_t *count_of(struct zr_comm_stats *s, enum zr_op op)
+{
+    int64_t *const counts[ZR_OPS] = {NULL,           &s->n_all_gather, &s->n_reduce_scatter, &s->n_broadcast,
+                                     &s->n_exchange, &s->n_agree,      &s->n_all_reduce,     &s->n_all_to_all,
+                                     &s->n_shift};
+    return counts[op];
+}
+
 void comm_suite_conform(struct rank *me)
 {
     const struct comm_plan *p = me->arg;
@@ -457,13 +498,7 @@ void comm_suite_conform(struct rank *me)
         RANK_CHECK(me, bad < 0, "op %d (%s, %d segments): byte %lld is 0x%02x, not 0x%02x", i,
                    zr_op_name(d.op), d.n_seg, (long long)bad, (unsigned char)arena[bad],
                    (unsigned char)expected[bad]);
-        int64_t *counts[] = {NULL,
-                             &want[k].n_all_gather,
-                             &want[k].n_reduce_scatter,
-                             &want[k].n_broadcast,
-                             &want[k].n_exchange,
-                             &want[k].n_agree};
-        ++*counts[d.op];
+        ++*count_of(&want[k], d.op);
         want[k].wire_bytes += d.wire;
         if (d.op == ZR_OP_ALL_GATHER) { /* peers may still read what is overwritten next */
             d.tag.mark = (struct zr_flight_mark){0};
@@ -475,20 +510,113 @@ void comm_suite_conform(struct rank *me)
     free(expected);
     free(arena);
     for (int k = 0; k < 2; k++) {
-        const struct zr_comm_stats *w = &want[k];
         zr_comm_stats(o.comm[k], &got);
-        RANK_CHECK(me,
-                   got.n_all_gather == w->n_all_gather && got.n_reduce_scatter == w->n_reduce_scatter &&
-                       got.n_broadcast == w->n_broadcast && got.n_exchange == w->n_exchange &&
-                       got.n_agree == w->n_agree && got.wire_bytes == w->wire_bytes,
-                   "counted %lld %lld %lld %lld %lld and %lld bytes, not %lld %lld %lld %lld %lld and %lld",
-                   (long long)got.n_all_gather, (long long)got.n_reduce_scatter, (long long)got.n_broadcast,
-                   (long long)got.n_exchange, (long long)got.n_agree, (long long)got.wire_bytes,
-                   (long long)w->n_all_gather, (long long)w->n_reduce_scatter, (long long)w->n_broadcast,
-                   (long long)w->n_exchange, (long long)w->n_agree, (long long)w->wire_bytes);
+        RANK_CHECK(me, got.wire_bytes == want[k].wire_bytes, "%lld bytes were counted, not %lld",
+                   (long long)got.wire_bytes, (long long)want[k].wire_bytes);
+        for (enum zr_op op = ZR_OP_ALL_GATHER; op < ZR_OPS; op++)
+            RANK_CHECK(me, *count_of(&got, op) == *count_of(&want[k], op),
+                       "%lld of %s were counted, not %lld", (long long)*count_of(&got, op), zr_op_name(op),
+                       (long long)*count_of(&want[k], op));
     }
     RANK_CHECK(me, fixture_close(&o), "handles are left");
     expect_finished(me, flight, p->n_ops);
+}
+
+/* --- arrays of the program, which lie anywhere in device memory --- */
+
+struct drawn_arrays {
+    enum zr_op op;
+    int64_t src, dst, bytes; /* offsets in the arena; bytes of the smaller array */
+    struct zr_arrays a;
+    int64_t wire;
+};
+
+/* Draws the same operation on every rank, except for what may differ: the addresses, and the gaps between the
+ * parts of an all-to-all. */
+static void draw_arrays(uint64_t *rng, uint64_t *mine, int world, int me, struct drawn_arrays *d)
+{
+    static const enum zr_op ops[] = {ZR_OP_ALL_GATHER, ZR_OP_ALL_TO_ALL, ZR_OP_SHIFT};
+    const enum zero_dtype t = random_in(rng, 0, 1) ? ZERO_F32 : ZERO_BF16;
+    const int64_t size = zr_dtype_bytes(t);
+    int64_t at = 0;
+    d->op = ops[random_in(rng, 0, 2)];
+    d->a = (struct zr_arrays){.n = random_in(rng, 1, 900), .dtype = t};
+    d->a.by = (int32_t)random_in(rng, -world, world);
+    d->a.stride = d->a.n + random_in(mine, 0, 50);
+    d->bytes = d->a.n * size;
+    d->src = place(mine, &at, ARENA_BYTES, d->a.stride * size * world, size);
+    d->dst = place(mine, &at, ARENA_BYTES, d->bytes * world, size);
+    const int from = shifted_from(d->a.by, world, me);
+    d->wire = d->op != ZR_OP_SHIFT ? d->bytes * (world - 1) : from == me ? 0 : d->bytes;
+}
+
+static void prepare_arrays(const struct drawn_arrays *d, uint64_t seed, int op, int world, int me,
+                           char *arena)
+{
+    const int n = d->op == ZR_OP_ALL_TO_ALL ? world : 1;
+    for (int p = 0; p < n; p++)
+        put_bytes(arena + d->src + p * d->a.stride * zr_dtype_bytes(d->a.dtype), seed, op, me, 0,
+                  p * d->bytes, d->bytes);
+}
+
+static void finish_arrays(const struct drawn_arrays *d, uint64_t seed, int op, int world, int me, char *arena)
+{
+    if (d->op == ZR_OP_SHIFT) {
+        put_bytes(arena + d->dst, seed, op, shifted_from(d->a.by, world, me), 0, 0, d->bytes);
+        return;
+    }
+    for (int r = 0; r < world; r++)
+        put_bytes(arena + d->dst + r * d->bytes, seed, op, r, 0,
+                  d->op == ZR_OP_ALL_TO_ALL ? me * d->bytes : 0, d->bytes);
+}
+
+void comm_suite_arrays(struct rank *me)
+{
+    const struct comm_plan *p = me->arg;
+    struct fixture o;
+    uint64_t seed;
+    char why[512];
+    RANK_CHECK(me, open_plan(&o, me, ARENA_BYTES, &seed) == 0, "%s", zr_error_text());
+    const int size = o.group.size, own = o.group.rank;
+    char *arena = malloc(ARENA_BYTES), *expected = malloc(ARENA_BYTES);
+    uint64_t rng = seed, mine = seed + 1 + (uint64_t)own;
+    int64_t wire[2] = {0, 0};
+    for (int i = 0; i < p->n_ops; i++) {
+        const int k = i % 2;
+        struct drawn_arrays d;
+        draw_arrays(&rng, &mine, size, own, &d);
+        const struct zr_tag tag = {.unit = i};
+        memset(arena, POISON, ARENA_BYTES);
+        prepare_arrays(&d, seed, i, size, own, arena);
+        memcpy(expected, arena, ARENA_BYTES);
+        RANK_CHECK(me, fixture_store(&o, k, arena, ARENA_BYTES) == 0, "%s", zr_error_text());
+        d.a.src = o.base[k] + d.src;
+        d.a.dst = o.base[k] + d.dst;
+        RANK_CHECK(me, zr_comm_arrays(o.comm[k], o.stream[k], d.op, &d.a, &tag) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, fixture_fetch(&o, k, arena, ARENA_BYTES) == 0, "%s", zr_error_text());
+        RANK_CHECK(me, zr_comm_status(o.comm[k], why, sizeof why) == 0, "op %d: %s", i, why);
+        finish_arrays(&d, seed, i, size, own, expected);
+        int64_t bad = first_difference(arena, expected, ARENA_BYTES);
+        RANK_CHECK(me, bad < 0, "op %d (%s): byte %lld is 0x%02x, not 0x%02x", i, zr_op_name(d.op),
+                   (long long)bad, (unsigned char)arena[bad], (unsigned char)expected[bad]);
+        wire[k] += d.wire;
+        d.a.stride = d.a.n - 1;
+        RANK_CHECK(me,
+                   zr_comm_arrays(o.comm[k], o.stream[k], ZR_OP_ALL_TO_ALL, &d.a, &tag) == ZERO_ERR_ARG &&
+                       strstr(zr_error_text(), "all_to_all: "),
+                   "parts that overlap: \"%s\"", zr_error_text());
+    }
+    for (int k = 0; k < 2; k++) {
+        struct zr_comm_stats got;
+        zr_comm_stats(o.comm[k], &got);
+        RANK_CHECK(me, got.wire_bytes == wire[k], "%lld bytes were counted, not %lld",
+                   (long long)got.wire_bytes, (long long)wire[k]);
+        RANK_CHECK(me, got.n_all_gather + got.n_all_to_all + got.n_shift == (p->n_ops + 1 - k) / 2,
+                   "operations were counted wrongly");
+    }
+    free(expected);
+    free(arena);
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
 /* --- one arena shared by two communicators --- */

@@ -24,6 +24,8 @@ void comm_suite_deal(struct fixture_groups *g, uint64_t seed, int world);
 
 /* Runs n_ops operations, one after the other, on two communicators in turn. */
 void comm_suite_conform(struct rank *me);
+/* Runs n_ops operations that move the arrays of the program, on communicators that have them. */
+void comm_suite_arrays(struct rank *me);
 /* Attaches one arena to two communicators, one of all ranks and one of this rank's group. Each must move
  * its own bytes only. */
 void comm_suite_shared(struct rank *me);

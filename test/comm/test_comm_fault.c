@@ -29,6 +29,8 @@ enum difference {
     OTHER_PLACES,
     OTHER_COUNT,
     OTHER_ROOT,
+    OTHER_PART,
+    OTHER_DISTANCE,
     AGREE_OTHER_UNIT,
     AGREE_OTHER_SIZE,
     AGREE_OTHER_SPLIT,
@@ -45,6 +47,8 @@ static const char *const said[N_DIFFERENCES][2] = {
     {"other segments", "reduce_scatter seq 3 unit 14"},
     {"with 2 segments, rank", "with 1 segments, rank 3 with 2"},
     {"with root 0", "with root 1"},
+    {"with 96 bytes", "with 64 bytes"},
+    {"other segments", "shift seq 3 unit 14"},
     {"rank 3 is at agree seq 3 unit 13", "agree seq 3 unit 13: "},
     {"with 24 bytes, rank", "with 16 bytes, rank 3 with 24"},
     {"with other segments", "with other segments"},
@@ -90,6 +94,10 @@ static void differ(struct rank *me)
                             1 + (odd && what == AGREE_OTHER_SIZE) - (odd && what == AGREE_OTHER_SPLIT), &tag);
     else if (what == OTHER_ROOT)
         err = zr_comm_broadcast(c, s, 0, 64, odd ? 0 : 1, &tag);
+    else if (what == OTHER_PART)
+        err = zr_comm_all_to_all(c, s, 0, 4096, odd ? 96 : 64, &tag);
+    else if (what == OTHER_DISTANCE)
+        err = zr_comm_shift(c, s, 0, 4096, 64, odd ? 2 : 1, &tag);
     else if (what == OTHER_OP && odd)
         err = zr_comm_all_gather(c, s, &g, 1, &tag);
     else
@@ -365,7 +373,10 @@ static void die(struct rank *me)
         for (int k = 0; k < 2; k++) {
             struct zr_comm *c = o.comm[k];
             tag.step = (uint32_t)i;
-            RANK_CHECK(me, zr_comm_reduce_scatter(c, o.stream[k], &r, 1, &tag) == 0, "%s", zr_error_text());
+            int err = k == 0       ? zr_comm_reduce_scatter(c, o.stream[k], &r, 1, &tag)
+                      : i % 2 == 0 ? zr_comm_all_to_all(c, o.stream[k], 0, 32768, 4096, &tag)
+                                   : zr_comm_shift(c, o.stream[k], 0, 32768, 16384, 1, &tag);
+            RANK_CHECK(me, err == 0, "%s", zr_error_text());
             if (i == 100 && k == 1 && me->dies) {
                 sleep_ms(*(int *)me->arg);
                 kill(getpid(), SIGKILL);
@@ -720,6 +731,32 @@ static void refuse_arguments(struct rank *me)
     RANK_CHECK(me, zr_comm_agree(c, s, 0, -1, 1, &tag) == ZERO_ERR_ARG, "%s", zr_error_text());
     RANK_CHECK(me, zr_comm_agree(c, s, 0, INT32_MAX, INT32_MAX, &tag) == ZERO_ERR_ARG, "%s", zr_error_text());
     RANK_CHECK(me, zr_comm_agree(c, s, 65536 - 8, 1, 1, &tag) == ZERO_ERR_ARG, "%s", zr_error_text());
+    const struct {
+        int64_t src, dst, bytes;
+        const char *text;
+    } parts[] = {
+        {-8, 4096, 64, "offset -8"},
+        {0, 65536 - 8, 64, "offset 65528"},
+        {4096, INT64_MAX - 8, 64, "offset 9223372036854775799"},
+        {0, 4096, -1, "-1 bytes"},
+        {0, 4096, INT64_MAX / 2, "4611686018427387903 bytes"},
+        {64, 64, 64, "no overlap is allowed"},
+        {4096, 4096 + 63, 64, "no overlap is allowed"},
+        {4096, 4096 - 63, 64, "no overlap is allowed"},
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        RANK_CHECK(me,
+                   zr_comm_all_to_all(c, s, parts[i].src, parts[i].dst, parts[i].bytes, &tag) ==
+                           ZERO_ERR_ARG &&
+                       strstr(zr_error_text(), "all_to_all: ") && strstr(zr_error_text(), parts[i].text),
+                   "all_to_all %zu: \"%s\"", i, zr_error_text());
+        RANK_CHECK(me,
+                   zr_comm_shift(c, s, parts[i].src, parts[i].dst, parts[i].bytes, 1, &tag) == ZERO_ERR_ARG &&
+                       strstr(zr_error_text(), "shift: ") && strstr(zr_error_text(), parts[i].text),
+                   "shift %zu: \"%s\"", i, zr_error_text());
+    }
+    RANK_CHECK(me, zr_comm_all_to_all(c, s, 0, 64 * w - (w > 1), 64, &tag) == (w > 1 ? ZERO_ERR_ARG : 0),
+               "%s", zr_error_text());
     const struct zr_arrays arrays = {&o, &o, 1, ZERO_F32};
     RANK_CHECK(me,
                zr_comm_arrays(c, s, ZR_OP_ALL_REDUCE, &arrays, &tag) == ZERO_ERR_ARG &&

@@ -68,7 +68,7 @@ static enum zr_role role_of(uint64_t n)
 
 static enum zr_op op_of(uint64_t n)
 {
-    return (enum zr_op)(1 + n * 5 % ZR_OP_AGREE);
+    return (enum zr_op)(1 + n * 5 % (ZR_OPS - 1));
 }
 
 static struct zr_flight_mark issue(struct zr_flight *f, uint64_t n)
@@ -480,7 +480,7 @@ static void test_damage(void **state)
         zr_flight_last_words(read, text, sizeof text);
         for (int i = 0; i < read->n_ops; i++) {
             assert_in_range(read->ops[i].role, 0, ZR_ROLES - 1);
-            assert_in_range(read->ops[i].op, ZR_OP_ALL_GATHER, ZR_OP_AGREE);
+            assert_in_range(read->ops[i].op, ZR_OP_ALL_GATHER, ZR_OPS - 1);
         }
     }
     assert_true(n_refused > 100);

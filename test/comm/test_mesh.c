@@ -94,7 +94,7 @@ static void check_mesh(int32_t world, const int *host)
             struct zr_topology t = topology_of(world, rank, host);
             struct zr_mesh m;
             memset(&m, 0x55, sizeof m);
-            assert_int_equal(zr_mesh_make(&t, 1, 1, inner, &m), 0);
+            assert_int_equal(zr_mesh_make(&t, &(struct zr_mesh_sizes){1, 1, 1, inner}, &m), 0);
             assert_true(m.dp_shard == inner && m.dp_replicate == world / inner);
             check_group(&t, &m.dp_group, inner, everybody);
             check_group(&t, &m.shard_group, inner, same_inner);
@@ -157,7 +157,7 @@ static void check_division(int32_t world, const int *host, int32_t stages, int32
         struct zr_topology t = topology_of(world, rank, host);
         struct zr_mesh m;
         int32_t n = 0, place = -1;
-        assert_int_equal(zr_mesh_make(&t, stages, parts, inner, &m), 0);
+        assert_int_equal(zr_mesh_make(&t, &(struct zr_mesh_sizes){stages, parts, 1, inner}, &m), 0);
         assert_true(m.pp == stages && m.pp_rank == rank / n_stage);
         assert_true(m.tp == parts && m.tp_rank == rank % parts && m.dp_replicate == n_stage / parts / inner);
         check_group(&t, &m.world, inner, everybody);
@@ -242,7 +242,7 @@ static void test_one_written_out(void **state)
     static const int32_t all[] = {0, 3, 4, 1, 2, 5}, in[] = {4, 1}, out[] = {0, 4, 2};
     struct zr_topology t = topology_of(6, 4, host);
     struct zr_mesh m;
-    assert_int_equal(zr_mesh_make(&t, 1, 1, 2, &m), 0);
+    assert_int_equal(zr_mesh_make(&t, &(struct zr_mesh_sizes){1, 1, 1, 2}, &m), 0);
     assert_memory_equal(m.dp_group.members, all, sizeof all);
     assert_memory_equal(m.shard_group.members, in, sizeof in);
     assert_memory_equal(m.replicate_group.members, out, sizeof out);
@@ -252,7 +252,7 @@ static void test_one_written_out(void **state)
     assert_true(m.dp_group.rank == 2 && m.dp_group.local_size == 3 && m.dp_group.local_rank == 2);
     assert_true(m.replicas_span_hosts);
     zr_mesh_free(&m);
-    assert_int_equal(zr_mesh_make(&t, 1, 1, 3, &m), 0);
+    assert_int_equal(zr_mesh_make(&t, &(struct zr_mesh_sizes){1, 1, 1, 3}, &m), 0);
     assert_true(m.replicas_span_hosts);
     zr_mesh_free(&m);
 }
@@ -265,15 +265,15 @@ static void test_refused(void **state)
         struct zr_mesh m;
         char text[64];
         memset(&m, 0x55, sizeof m);
-        assert_int_equal(zr_mesh_make(&t, 1, bad[i], 1, &m), ZERO_ERR_ARG);
+        assert_int_equal(zr_mesh_make(&t, &(struct zr_mesh_sizes){1, bad[i], 1, 1}, &m), ZERO_ERR_ARG);
         assert_null(m.members);
         snprintf(text, sizeof text, "pp 1 and tp %d in a world of 8", bad[i]);
         assert_non_null(strstr(zr_error_text(), text));
-        assert_int_equal(zr_mesh_make(&t, bad[i], 1, 1, &m), ZERO_ERR_ARG);
+        assert_int_equal(zr_mesh_make(&t, &(struct zr_mesh_sizes){bad[i], 1, 1, 1}, &m), ZERO_ERR_ARG);
         assert_null(m.members);
         snprintf(text, sizeof text, "pp %d and tp 1 in a world of 8", bad[i]);
         assert_non_null(strstr(zr_error_text(), text));
-        assert_int_equal(zr_mesh_make(&t, 1, 1, bad[i], &m), ZERO_ERR_ARG);
+        assert_int_equal(zr_mesh_make(&t, &(struct zr_mesh_sizes){1, 1, 1, bad[i]}, &m), ZERO_ERR_ARG);
         assert_null(m.members);
         snprintf(text, sizeof text, "groups of %d ranks in a world of 8", bad[i]);
         assert_non_null(strstr(zr_error_text(), text));

@@ -139,7 +139,7 @@ static void check_worst(const struct zr_topology *t, int inner, enum zr_role rol
         struct zr_mesh mesh;
         struct zr_spread s;
         own.rank = t->rank_at[place];
-        assert_int_equal(zr_mesh_make(&own, 1, 1, inner, &mesh), 0);
+        assert_int_equal(zr_mesh_make(&own, &(struct zr_mesh_sizes){1, 1, 1, inner}, &mesh), 0);
         const struct zr_group *g = role == ZR_ROLE_CONTROL ? &mesh.dp_group
                                    : across                ? &mesh.replicate_group
                                                            : &mesh.shard_group;

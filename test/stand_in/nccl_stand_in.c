@@ -728,12 +728,19 @@ static void free_calls(struct nsi_call *c)
 
 /* --- the first operations of ranks --- */
 
-/* Call with the lock held; releases it meanwhile. */
-static void connect(const struct nsi_call *c)
+/* Connects for the calls of a group. Each pair of ranks connects for the messages of each direction. Call
+ * with the lock held; releases it meanwhile. */
+static void connect(const struct nsi_call *calls)
 {
-    int way = c->kind == NSI_ALL_REDUCE ? 0 : c->kind < NSI_SEND ? 1 : 2;
-    int ms = c->comm->connected[way] ? 0 : nsi.machine.connect_ms;
-    c->comm->connected[way] = true;
+    bool is_new[3] = {false};
+    for (const struct nsi_call *c = calls; c; c = c->next) {
+        int way = c->kind == NSI_ALL_REDUCE ? 0 : c->kind < NSI_SEND ? 1 : 2;
+        bool *connected =
+            way < 2 ? &c->comm->connected[way] : &c->comm->connected_to[c->kind == NSI_RECV][c->root];
+        is_new[way] |= !*connected;
+        *connected = true;
+    }
+    int ms = (is_new[0] + is_new[1] + is_new[2]) * nsi.machine.connect_ms;
     if (!ms)
         return;
     nsi_unlock();
@@ -817,10 +824,9 @@ static ncclResult_t put_group(void)
     int n_symmetric = 0, v = nsi.machine.version;
     group.first = group.last = NULL;
     group.error = ncclSuccess;
-    for (const struct nsi_call *k = c; k; k = k->next) {
+    for (const struct nsi_call *k = c; k; k = k->next)
         n_symmetric += k->offset >= 0;
-        connect(k);
-    }
+    connect(c);
     if (n_symmetric > 1 && v >= 22803 && v < 22807)
         stand_in_misuse("ncclGroupEnd: %d symmetric collectives in a group may corrupt data before 2.28.7",
                         n_symmetric);

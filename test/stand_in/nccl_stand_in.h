@@ -73,8 +73,8 @@ struct nccl_stand_in_machine {
     bool sends_wait;
     /* the least time that a group takes on its stream; default 0 */
     int32_t slow_us;
-    /* time that a communicator's first call takes to return: its first one of ncclAllReduce, of the other
-     * collectives, and of messages; default 0 */
+    /* time that a communicator's first group of calls takes to return: its first one with ncclAllReduce, with
+     * other collectives, and with messages to or from a rank; default 0 */
     int32_t connect_ms;
     /* how long ncclCommDestroy waits for other ranks before that is reported; default 60000 */
     int32_t destroy_ms;

@@ -93,8 +93,9 @@ struct ncclComm {
     bool alive, aborted, revoked, no_ctas;
     /* calls that nccl_stand_in_hang keeps inside */
     int n_hung;
-    /* it has connected for ncclAllReduce, for other collectives, for messages */
-    bool connected[3];
+    /* it has connected for ncclAllReduce, and for other collectives; for sending to each rank, and for
+     * receiving from it */
+    bool connected[2], connected_to[2][NSI_RANKS];
     /* CTAs of an operation; operations start in the order of issue */
     int n_ctas;
     bool in_order;

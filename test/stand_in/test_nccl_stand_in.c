@@ -524,6 +524,37 @@ static void test_both_send(void **state)
     run_hung(both_send);
 }
 
+/* Messages of one group between two ranks meet in the order of the calls, however sends and receives mix. */
+static void several_messages(int rank, ncclComm_t all, ncclComm_t part[2], char *at, cudaStream_t s[2])
+{
+    enum { N = 3 };
+    static const int order[2][2 * N] = {{0, 1, 2, -1, -2, -3}, {-1, 0, -2, 1, 2, -3}};
+    int32_t sent[N], got[N];
+    for (int i = 0; i < N; i++)
+        sent[i] = 100 * (rank + 1) + i;
+    assert_int_equal(cudaMemcpyAsync(at, sent, sizeof sent, cudaMemcpyDefault, s[0]), 0);
+    assert_int_equal(ncclGroupStart(), 0);
+    for (int k = 0; k < 2 * N; k++) {
+        const int i = order[rank][k];
+        int err = i >= 0 ? (int)ncclSend(at + 4 * i, 4, ncclInt8, 1 - rank, all, s[0])
+                         : (int)ncclRecv(at + 32 + 4 * (-1 - i), 4, ncclInt8, 1 - rank, all, s[0]);
+        assert_int_equal(err, 0);
+    }
+    assert_int_equal(ncclGroupEnd(), 0);
+    assert_int_equal(cudaMemcpyAsync(got, at + 32, sizeof got, cudaMemcpyDefault, s[0]), 0);
+    assert_int_equal(cudaStreamSynchronize(s[0]), 0);
+    for (int i = 0; i < N; i++)
+        assert_int_equal(got[i], 100 * (2 - rank) + i);
+}
+
+static void test_several_messages(void **state)
+{
+    for (int waits = 0; waits < 2; waits++) {
+        nccl_stand_in_the_machine()->sends_wait = waits;
+        run_late_ranks(several_messages, 0);
+    }
+}
+
 static int start(void **state)
 {
     stand_in_the_machine()->n_devices = RANKS;
@@ -570,6 +601,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_order_of_issue, start, finish),
         cmocka_unit_test_prestate_setup_teardown(test_one_queue, start, finish, &queue),
         cmocka_unit_test_prestate_setup_teardown(test_both_send, start, finish, &sends),
+        cmocka_unit_test_setup_teardown(test_several_messages, start, finish),
         cmocka_unit_test_setup_teardown(test_scalable, start, finish),
         cmocka_unit_test_prestate_setup_teardown(test_scalable_refused, start, finish, &three),
         cmocka_unit_test_prestate_setup_teardown(test_scalable_differs, start, finish, &one),

@@ -301,7 +301,7 @@ static const struct text_case text_cases[] = {
     {AT(mesh., dp_replicate), 'i', true, "auto", -1, "0", "1 and more; auto (-1) for one replica per host"},
     {AT(mesh., dp_replicate), 'i', true, "2", 2, "-2", "1 and more; auto (-1)"},
     {AT(mesh., dp_shard), 'i', true, "0", 0, "auto", "1 and more, or 0 for what the other axes leave"},
-    {AT(mesh., cp), 'i', true, "1", 1, "0", "allowed: 1 and more"},
+    {AT(mesh., cp), 'i', true, "1", 1, "0", "allowed: 1 to 64"},
     {AT(mesh., tp), 'i', true, "2", 2, "65", "allowed: 1 to 64"},
     {AT(launch., start_timeout_ms), 'l', true, "1500", 1500, "0", "allowed: 1 to 2147483647; auto (-1)"},
     {AT(launch., start_timeout_ms), 'l', true, "auto", -1, "-2", "allowed: 1 to 2147483647; auto (-1)"},

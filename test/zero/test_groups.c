@@ -123,7 +123,8 @@ static void test_groups(void **state)
         {HSDP, AUTO, 16, 2, 2, 4, true, 3, ZR_HSDP, 2, NULL, 3},
         {HSDP, AUTO, 16, 4, 1, 8, true, 3, ZR_HYBRID_NONE, 4, "dp_replicate is auto and becomes 1", 3},
         {HSDP, AUTO, 16, 2, 4, 2, true, 0, ZR_HYBRID_NONE, 0,
-         "the 2 ranks of a host do not make whole replicas with pp 2 and tp 4; give dp_replicate a number",
+         "the 2 ranks of a host do not make whole replicas with pp 2, cp 1 and tp 4; give dp_replicate a "
+         "number",
          3},
         {HSDP, AUTO, 24, 2, 1, 8, true, 0, ZR_HYBRID_NONE, 0,
          "the 8 ranks of a host do not make whole replicas with pp 2", 3},

@@ -535,7 +535,7 @@ static void axes_that_are_refused(void **state)
     } rows[] = {
         {{1, 1, 0, 1, 0}, ZERO_ERR_ARG, "tp is 0; allowed: 1 to 64"},
         {{0, 1, 0, 1, 1}, ZERO_ERR_ARG, "pp is 0; allowed: 1 and more"},
-        {{1, 1, 0, 0, 1}, ZERO_ERR_ARG, "cp is 0; allowed: 1 and more"},
+        {{1, 1, 0, 0, 1}, ZERO_ERR_ARG, "cp is 0; allowed: 1 to 64"},
         {{1, 0, 0, 1, 1}, ZERO_ERR_ARG, "dp_replicate is 0; allowed: 1 and more; auto (-1)"},
         {{1, 1, -1, 1, 1}, ZERO_ERR_ARG, "dp_shard is -1; allowed: 1 and more, or 0"},
         {{1, 1, 4, 1, 3}, ZERO_ERR_ARG, "do not multiply to the world of 8 ranks"},
@@ -549,7 +549,8 @@ static void axes_that_are_refused(void **state)
         {{2147483647, 2147483647, 0, 1, 1}, ZERO_ERR_ARG, "do not divide"},
         {{1, ZERO_AUTO, 0, 1, 3}, ZERO_ERR_ARG, "dp_replicate auto, dp_shard 0, cp 1, tp 3) do not divide"},
         {{1, ZERO_AUTO, 4, 1, 1}, ZERO_ERR_ARG, "dp_shard is 4, but dp_replicate auto"},
-        {{1, 1, 0, 4, 1}, ZERO_ERR_NOTSUP, "cp is 4"},
+        {{1, 1, 0, 3, 1}, ZERO_ERR_ARG, "dp_shard 0, cp 3, tp 1) do not divide the world of 8 ranks"},
+        {{1, 1, 2, 2, 1}, ZERO_ERR_ARG, "do not multiply to the world of 8 ranks"},
     };
     struct zero_config cfg = ZERO_CONFIG_INIT;
     struct zero_place p = {.rank = -7};

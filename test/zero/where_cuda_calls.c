@@ -182,10 +182,15 @@ REAL(zero_all_reduce, zero_ctx *z, enum zero_axis axis, void *dst, const void *s
     return copy_out(&c, dst, __real_zero_all_reduce(z, axis, c.dst, c.src, n, dtype, op));
 }
 
+static size_t ranks_of(enum zero_axis axis)
+{
+    return (size_t)(axis == ZERO_AXIS_TP ? current.mesh.tp : axis == ZERO_AXIS_CP ? current.mesh.cp : 1);
+}
+
 REAL(zero_all_gather, zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
      enum zero_dtype dtype)
 {
-    const size_t part = bytes_of(n, dtype), ranks = axis == ZERO_AXIS_TP ? (size_t)current.mesh.tp : 1;
+    const size_t part = bytes_of(n, dtype), ranks = ranks_of(axis);
     struct copies c = {.dst_bytes = part * ranks, .src_bytes = part};
     if (!copy_in(&c, dst, src))
         return CLOSED(__real_zero_all_gather(z, axis, dst, src, n, dtype));
@@ -195,11 +200,50 @@ REAL(zero_all_gather, zero_ctx *z, enum zero_axis axis, void *dst, const void *s
 REAL(zero_reduce_scatter, zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
      enum zero_dtype dtype)
 {
-    const size_t part = bytes_of(n, dtype), ranks = axis == ZERO_AXIS_TP ? (size_t)current.mesh.tp : 1;
+    const size_t part = bytes_of(n, dtype), ranks = ranks_of(axis);
     struct copies c = {.dst_bytes = part, .src_bytes = part * ranks};
     if (!copy_in(&c, dst, src))
         return CLOSED(__real_zero_reduce_scatter(z, axis, dst, src, n, dtype));
     return copy_out(&c, dst, __real_zero_reduce_scatter(z, axis, c.dst, c.src, n, dtype));
+}
+
+REAL(zero_all_to_all, zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
+     enum zero_dtype dtype)
+{
+    const size_t bytes = bytes_of(n, dtype) * ranks_of(axis);
+    struct copies c = {.dst_bytes = bytes, .src_bytes = bytes};
+    if (!copy_in(&c, dst, src))
+        return CLOSED(__real_zero_all_to_all(z, axis, dst, src, n, dtype));
+    return copy_out(&c, dst, __real_zero_all_to_all(z, axis, c.dst, c.src, n, dtype));
+}
+
+/* The memory of the shift that is open on tp, and on cp. */
+static _Thread_local struct copies shifted[2];
+static _Thread_local void *shifted_to[2];
+
+REAL(zero_shift_begin, zero_ctx *z, enum zero_axis axis, int32_t by, void *dst, const void *src, int64_t n,
+     enum zero_dtype dtype)
+{
+    struct copies c = {.dst_bytes = bytes_of(n, dtype), .src_bytes = bytes_of(n, dtype)};
+    if (!copy_in(&c, dst, src))
+        return CLOSED(__real_zero_shift_begin(z, axis, by, dst, src, n, dtype));
+    int err = __real_zero_shift_begin(z, axis, by, c.dst, c.src, n, dtype);
+    if (err)
+        return copy_out(&c, NULL, err);
+    shifted[axis == ZERO_AXIS_CP] = c;
+    shifted_to[axis == ZERO_AXIS_CP] = dst;
+    return then_touch(0);
+}
+
+REAL(zero_shift_end, zero_ctx *z, enum zero_axis axis)
+{
+    const int i = axis == ZERO_AXIS_CP;
+    int err = CLOSED(__real_zero_shift_end(z, axis));
+    if (!shifted_to[i])
+        return err;
+    void *dst = shifted_to[i];
+    shifted_to[i] = NULL;
+    return copy_out(&shifted[i], dst, err);
 }
 
 REAL(zero_expect_equal, zero_ctx *z, enum zero_axis axis, const void *src, int64_t n, enum zero_dtype dtype)

@@ -95,23 +95,40 @@ static void note_exchange(struct checked *m, const struct zr_comm *c, const stru
     add_part(m, c, own + bytes_per_rank, (c->group.size - c->group.rank - 1) * bytes_per_rank, ZR_MINE_WRITE);
 }
 
+/* n parts of these bytes are sent. This rank copies its own part, if there is one. */
+static void note_sent(struct checked *m, const struct zr_comm *c, const struct zr_comm_op *op, int64_t n)
+{
+    const int64_t bytes = op->post.bytes;
+    add_others_read(m, c, op->off, n * bytes);
+    add_part(m, c, n > 1 ? op->off + c->group.rank * bytes : op->off, bytes, ZR_MINE_READ);
+    add_part(m, c, op->to, n * bytes, ZR_MINE_WRITE);
+}
+
 /* Notes the arrays of the program, which may be memory that the check knows. */
 static void note_arrays(struct checked *m, const struct zr_comm *c, const struct zr_comm_op *op)
 {
     const enum zr_op which = (enum zr_op)op->post.op;
-    const int64_t bytes = op->post.bytes, whole = bytes * c->group.size;
+    const struct zr_arrays *a = &op->arrays;
+    const int64_t bytes = op->post.bytes, whole = bytes * c->group.size,
+                  strided = (c->group.size - 1) * a->stride * zr_dtype_bytes(a->dtype) + bytes;
+    const bool all = which == ZR_OP_ALL_TO_ALL;
+    m->parts[m->n_parts++] = (struct zr_check_part){a->src,
+                                                    all                             ? strided
+                                                    : which == ZR_OP_REDUCE_SCATTER ? whole
+                                                                                    : bytes,
+                                                    ZR_MINE_READ};
     m->parts[m->n_parts++] =
-        (struct zr_check_part){op->arrays.src, which == ZR_OP_REDUCE_SCATTER ? whole : bytes, ZR_MINE_READ};
-    m->parts[m->n_parts++] =
-        (struct zr_check_part){op->arrays.dst, which == ZR_OP_ALL_GATHER ? whole : bytes, ZR_MINE_WRITE};
+        (struct zr_check_part){a->dst, all || which == ZR_OP_ALL_GATHER ? whole : bytes, ZR_MINE_WRITE};
 }
 
 /* Notes the memory that an operation touches. For an agreement, notes only what it reads. */
 static void note_parts(struct checked *m, const struct zr_comm *c, const struct zr_comm_op *op)
 {
     bool mine = op->post.root == c->group.rank;
-    if (op->arrays.src)
+    if (op->arrays.src) {
         note_arrays(m, c, op);
+        return;
+    }
     switch ((enum zr_op)op->post.op) {
     case ZR_OP_ALL_GATHER:
         for (uint32_t i = 0; i < op->post.n_seg; i++)
@@ -133,6 +150,12 @@ static void note_parts(struct checked *m, const struct zr_comm *c, const struct 
     case ZR_OP_AGREE:
         add_others_read(m, c, op->off, op->post.bytes);
         add_part(m, c, op->off, op->post.bytes, ZR_MINE_READ);
+        break;
+    case ZR_OP_ALL_TO_ALL:
+        note_sent(m, c, op, c->group.size);
+        break;
+    case ZR_OP_SHIFT:
+        note_sent(m, c, op, 1);
         break;
     case ZR_OP_ALL_REDUCE: /* only of arrays */
         break;

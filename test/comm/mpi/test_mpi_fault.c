@@ -174,12 +174,16 @@ static void meet_fault(struct rank *me)
     RANK_CHECK(me, zr_comm_all_gather(c, s, &g, 1, &tag) == 0, "%s", zr_error_text());
     RANK_CHECK(me, zr_comm_agree(c, s, 40960, 3, 2, &tag) == 0, "%s", zr_error_text());
     RANK_CHECK(me, zr_comm_broadcast(c, s, 0, 64, 0, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_all_to_all(c, s, 0, 32768, 8192, &tag) == 0, "%s", zr_error_text());
+    RANK_CHECK(me, zr_comm_shift(c, s, 0, 32768, 8192, -1, &tag) == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(s);
     note_status(me, c);
     RANK_CHECK(me, all_at(me, 3), "a rank waits for ever");
     RANK_CHECK(me, fixture_close(&o), "handles are left");
 }
 
+/* Rank 1 sends its 13th and 14th message in the all-to-all, and its 17th in the shift. The others have met it
+ * there, and wait for these bytes. */
 static void test_faults(void **state)
 {
     static const struct fault faults[] = {
@@ -188,6 +192,9 @@ static void test_faults(void **state)
         {"all_gather", 1, ZERO_ERR_FAILED, "all_gather seq 2 unit 4: the MPI stand-in: MPI_Iallgather: "},
         {"all_sum", 1, ZERO_ERR_FAILED, "agree seq 3 unit 4: the MPI stand-in: MPI_Iallreduce: "},
         {"broadcast", 1, ZERO_ERR_FAILED, "broadcast seq 4 unit 4: the MPI stand-in: MPI_Ibcast: "},
+        {"send", 13, ZERO_ERR_FAILED, "all_to_all seq 5 unit 4: the MPI stand-in: MPI_Isend: "},
+        {"receive", 14, ZERO_ERR_FAILED, "all_to_all seq 5 unit 4: the MPI stand-in: MPI_Irecv: "},
+        {"send", 17, ZERO_ERR_FAILED, "shift seq 6 unit 4: the MPI stand-in: MPI_Isend: "},
         {"progress", 5, ZERO_ERR_FAILED, "reduce_scatter seq 1 unit 4: the MPI stand-in: MPI_Testsome: "},
         {"poll", 1, ZERO_ERR_PEER, "reduce_scatter seq 1 unit 4: the MPI stand-in: a pending message: error"},
     };
@@ -203,11 +210,14 @@ static void test_faults(void **state)
 
 /* --- hosts with several ranks --- */
 
-/* Two hosts have two ranks each. Rank 1 first sends three messages about what it is about to do, and then
- * its host's part of rank 3's sum in four chunks. Its eighth message would tell rank 0 that it no longer
- * reads rank 0's memory; that send fails. */
+/* Two hosts have two ranks each. Rank 1 first sends three messages about what it is about to do. Then it
+ * sends its host's part of rank 3's sum in four chunks, a part of an all-to-all to each rank of the other
+ * host, or the one part of a shift. Its next message would tell rank 0 that it no longer reads rank 0's
+ * memory; that send fails. */
 static void lose_host_mate(struct rank *me)
 {
+    enum zr_op op = *(enum zr_op *)me->arg;
+    int n_before = op == ZR_OP_REDUCE_SCATTER ? 3 + 4 : op == ZR_OP_ALL_TO_ALL ? 3 + 2 : 3 + 1;
     struct fixture o;
     struct zr_tag tag = {.unit = 4};
     struct zr_reduce_seg r = {.src = 0, .dst = 32768, .cut = {4096, 16384}, .dtype = ZERO_BF16};
@@ -216,9 +226,12 @@ static void lose_host_mate(struct rank *me)
     struct zr_comm *c = o.comm[1];
     RANK_CHECK(me, all_at(me, 1), "a rank is missing");
     if (me->w.rank == 1)
-        mpi_stand_in_fail("send", 1, 8, MPI_STAND_IN_OTHER);
+        mpi_stand_in_fail("send", 1, n_before + 1, MPI_STAND_IN_OTHER);
     RANK_CHECK(me, all_at(me, 2), "a rank is missing");
-    RANK_CHECK(me, zr_comm_reduce_scatter(c, o.stream[1], &r, 1, &tag) == 0, "%s", zr_error_text());
+    int err = op == ZR_OP_REDUCE_SCATTER ? zr_comm_reduce_scatter(c, o.stream[1], &r, 1, &tag)
+              : op == ZR_OP_ALL_TO_ALL   ? zr_comm_all_to_all(c, o.stream[1], 0, 32768, 8192, &tag)
+                                         : zr_comm_shift(c, o.stream[1], 0, 32768, 8192, 1, &tag);
+    RANK_CHECK(me, err == 0, "%s", zr_error_text());
     o.dev->ops->stream_sync(o.stream[1]);
     note_status(me, c);
     RANK_CHECK(me, all_at(me, 3), "a rank waits for ever");
@@ -228,14 +241,21 @@ static void lose_host_mate(struct rank *me)
 static void test_loses_host_mate(void **state)
 {
     static const int32_t host_of[] = {0, 0, 1, 1};
+    static const enum zr_op ops[] = {ZR_OP_REDUCE_SCATTER, ZR_OP_ALL_TO_ALL, ZR_OP_SHIFT};
     mpi_fixture_hosts(4, host_of);
-    struct rank *r = mpi_run_disturbed(4, lose_host_mate, NULL);
+    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++) {
+        enum zr_op op = ops[i];
+        char failed[96], waited[96];
+        struct rank *r = mpi_run_disturbed(4, lose_host_mate, &op);
+        snprintf(failed, sizeof failed, "%s seq 1 unit 4: the MPI stand-in: MPI_Isend: ", zr_op_name(op));
+        snprintf(waited, sizeof waited, " ms (timeout_ms) for rank 1, which is at seq 1 (%s unit 4)",
+                 zr_op_name(op));
+        expect_rank(&r[1], ZERO_ERR_FAILED, failed);
+        expect_rank(&r[0], ZERO_ERR_TIMEOUT, waited);
+        expect_rank(&r[2], 0, "");
+        expect_rank(&r[3], 0, "");
+    }
     mpi_fixture_hosts(0, NULL);
-    expect_rank(&r[1], ZERO_ERR_FAILED, "reduce_scatter seq 1 unit 4: the MPI stand-in: MPI_Isend: ");
-    expect_rank(&r[0], ZERO_ERR_TIMEOUT,
-                " ms (timeout_ms) for rank 1, which is at seq 1 (reduce_scatter unit 4)");
-    expect_rank(&r[2], 0, "");
-    expect_rank(&r[3], 0, "");
 }
 
 /* --- where ranks meet --- */

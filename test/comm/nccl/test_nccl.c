@@ -28,6 +28,16 @@ static void test_conform(void **state)
     }
 }
 
+static void test_arrays(void **state)
+{
+    static const int worlds[] = {1, 2, 3, 5, 8};
+    struct comm_plan p = {.seed = fresh_seed("nccl, arrays"), .n_ops = 40};
+    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
+        p.kind = i % 2 ? &fixture_nccl_fixed : &fixture_nccl;
+        run_ranks(false, worlds[i], comm_suite_arrays, &p, NULL);
+    }
+}
+
 /* A world of one rank calls NCCL for memory only. */
 static void test_alone(void **state)
 {
@@ -36,6 +46,7 @@ static void test_alone(void **state)
         struct nccl_stand_in_counts c;
         p.kind = fixed ? &fixture_nccl_fixed : &fixture_nccl;
         run_ranks(false, 1, comm_suite_conform, &p, NULL);
+        run_ranks(false, 1, comm_suite_arrays, &p, NULL);
         nccl_stand_in_counts(&c);
         assert_int_equal(c.n_made + c.n_split + c.n_calls + c.n_groups, 0);
     }
@@ -972,6 +983,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_conform),
         TEST(test_mixed),
+        TEST(test_arrays),
         TEST(test_alone),
         TEST(test_groups),
         TEST(test_user_comm_groups),

@@ -79,6 +79,71 @@ static void test_stays_away(void **state)
     }
 }
 
+/* --- inside an all-to-all or a shift --- */
+
+/* What befalls rank 2: it does not come, or its k-th ncclSend fails. */
+struct trouble {
+    enum zr_op op;
+    bool of_arrays;
+    int k;
+};
+
+static int put_parts(struct fixture *o, const struct trouble *t, const struct zr_tag *tag)
+{
+    enum { FROM = 0, TO = 16384, PART = 2048, DISTANCE = 1 };
+    struct zr_comm *c = o->comm[1];
+    const struct zr_arrays a = {o->base[1] + TO, o->base[1] + FROM, PART / 4, ZERO_F32, PART / 4, DISTANCE};
+    if (t->of_arrays)
+        return zr_comm_arrays(c, o->stream[1], t->op, &a, tag);
+    return t->op == ZR_OP_SHIFT ? zr_comm_shift(c, o->stream[1], FROM, TO, PART, DISTANCE, tag)
+                                : zr_comm_all_to_all(c, o->stream[1], FROM, TO, PART, tag);
+}
+
+static void lose_parts(struct rank *me)
+{
+    const struct trouble *t = me->arg;
+    struct fixture o;
+    const struct zr_tag tag = {.unit = 3};
+    bool odd = me->w.rank == 2;
+    RANK_CHECK(me, fixture_open(&o, &me->w, &fixture_custom, 2, LONG_MS, ARENA_BYTES) == 0, "%s",
+               zr_error_text());
+    poison(&o, 1);
+    RANK_CHECK(me, all_at(me, 1), "a rank is missing");
+    if (odd && t->k)
+        nccl_stand_in_fail("ncclSend", 2, t->k, ncclInternalError);
+    RANK_CHECK(me, all_at(me, 2), "a rank is missing");
+    if (!odd || t->k) {
+        int err = put_parts(&o, t, &tag);
+        RANK_CHECK(me, err == (odd ? ZERO_ERR_SYSTEM : 0), "%d: %s", err, zr_error_text());
+        o.dev->ops->stream_sync(o.stream[1]); /* the abort ends it */
+        note_status(me, o.comm[1]);
+        RANK_CHECK(me, !me->code || is_over(me, &o, 1), "it is not over");
+    }
+    RANK_CHECK(me, all_at(me, 3), "a rank waits for ever");
+    RANK_CHECK(me, fixture_close(&o), "handles are left");
+}
+
+/* Every rank's operation ends. In a shift, only the neighbours of rank 2 need it: rank 3 takes from it, and
+ * rank 1's message waits for it. */
+static void test_loses_parts(void **state)
+{
+    for (int i = 0; i < 8; i++) {
+        struct trouble t = {i & 1 ? ZR_OP_SHIFT : ZR_OP_ALL_TO_ALL, i & 2, i & 4 ? (i & 1 ? 1 : 2) : 0};
+        char failed[96], waited[96];
+        customize(i & 1, SHORT_MS);
+        nccl_stand_in_the_machine()->sends_wait = true;
+        struct rank *r = run_ranks(false, 4, lose_parts, &t, NULL);
+        snprintf(failed, sizeof failed, "%s seq 1 unit 3: internal error: the stand-in", zr_op_name(t.op));
+        snprintf(waited, sizeof waited, "%s seq 1 unit 3: waited 800 ms (timeout_ms)", zr_op_name(t.op));
+        if (t.k)
+            expect_rank(&r[2], ZERO_ERR_SYSTEM, failed);
+        expect_rank(&r[1], ZERO_ERR_TIMEOUT, waited);
+        expect_rank(&r[3], ZERO_ERR_TIMEOUT, waited);
+        expect_rank(&r[0], t.op == ZR_OP_SHIFT ? 0 : ZERO_ERR_TIMEOUT, t.op == ZR_OP_SHIFT ? "" : waited);
+        nccl_stand_in_end();
+    }
+}
+
 static void nap(void *arg)
 {
     sleep_ms(*(int *)arg);
@@ -595,6 +660,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(test_stays_away),
+        TEST(test_loses_parts),
         TEST(test_slow_compute),
         TEST(test_slow_to_connect),
         TEST(test_too_slow_to_connect),

@@ -62,7 +62,7 @@ static int open_part(struct part *p, const struct zr_world *w)
     int err = zr_topology_assume(WORLD, 0, &p->topology);
     p->topology.rank = w->rank;
     if (!err)
-        err = zr_mesh_make(&p->topology, PP, TP, DP, &p->mesh);
+        err = zr_mesh_make(&p->topology, &(struct zr_mesh_sizes){PP, TP, 1, DP}, &p->mesh);
     if (!err)
         err = zr_rendezvous_open(&p->loop, w, 30000, &p->rdv);
     if (!err)
@@ -234,17 +234,18 @@ static void wait_long_to_start(struct zr_nccl_options *opt, int rank)
     opt->start_timeout_ms = LONG_MS;
 }
 
-/* Operations of tensor parallelism, also those of whole arrays, are connected when the arenas are
- * attached. */
+/* Operations of tensor parallelism, also those of whole arrays and the messages between all ranks, are
+ * connected when the arenas are attached. */
 static void sum_arrays(struct rank *me)
 {
-    static const enum zr_op ops[] = {ZR_OP_ALL_REDUCE, ZR_OP_REDUCE_SCATTER, ZR_OP_ALL_GATHER};
+    static const enum zr_op ops[] = {ZR_OP_ALL_REDUCE, ZR_OP_REDUCE_SCATTER, ZR_OP_ALL_GATHER,
+                                     ZR_OP_ALL_TO_ALL, ZR_OP_SHIFT};
     struct part p;
     char why[512] = "";
     RANK_CHECK(me, open_part(&p, &me->w) == 0, "%s", zr_error_text());
     struct zr_comm *c = p.comm[ZR_ROLE_TP];
     const struct zr_tag tag = {.unit = -1};
-    const struct zr_arrays a = {p.base[ZR_ROLE_TP] + BYTES / 2, p.base[ZR_ROLE_TP], 1024, ZERO_F32};
+    const struct zr_arrays a = {p.base[ZR_ROLE_TP] + BYTES / 2, p.base[ZR_ROLE_TP], 1024, ZERO_F32, 1024, 1};
     for (size_t i = custom.deterministic ? 2 : 0; i < sizeof ops / sizeof *ops; i++)
         RANK_CHECK(me, zr_comm_arrays(c, p.stream, ops[i], &a, &tag) == 0, "%s", zr_error_text());
     p.dev->ops->stream_sync(p.stream);
