@@ -576,8 +576,8 @@ __global__ void add_loss_kernel(double *total, const double *loss, int64_t N)
 /* ---- the embedding ---- */
 
 template <int W>
-__global__ void embedding_forward_kernel(real *out, const int32_t *tokens, const real *wte, const real *wpe,
-                                         int64_t n, int T, int C)
+__global__ void embedding_forward_kernel(real *out, const int32_t *tokens, const int32_t *positions,
+                                         const real *wte, const real *wpe, int64_t n, int C)
 {
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
     float x[W], y[W];
@@ -589,7 +589,7 @@ __global__ void embedding_forward_kernel(real *out, const int32_t *tokens, const
     if (tokens[row] >= 0)
         load<W>(x, wte + (int64_t)tokens[row] * C + c);
     if (wpe)
-        load<W>(y, wpe + row % T * C + c);
+        load<W>(y, wpe + (int64_t)positions[row] * C + c);
     for (int j = 0; j < W; j++)
         x[j] += y[j];
     store<W>(out + i, x);
@@ -597,8 +597,8 @@ __global__ void embedding_forward_kernel(real *out, const int32_t *tokens, const
 
 /* A block of (32, ROWS) threads computes 32 columns of each token. */
 __global__ void __launch_bounds__(32 * ROWS)
-    embedding_backward_kernel(real *dwte, const real *dout, const int32_t *order, const int32_t *distinct,
-                              const int32_t *first, int C)
+    tokens_backward_kernel(real *dwte, const real *dout, const int32_t *order, const int32_t *distinct,
+                           const int32_t *first, int C)
 {
     int c = (int)(blockIdx.y * 32 + threadIdx.x);
     int end = first[blockIdx.x + 1];
@@ -613,15 +613,19 @@ __global__ void __launch_bounds__(32 * ROWS)
     }
 }
 
-__global__ void position_backward_kernel(real *dwpe, const real *dout, int B, int64_t n)
+/* A position has few rows, which one thread adds. */
+__global__ void positions_backward_kernel(real *dwpe, const real *dout, const int32_t *order,
+                                          const int32_t *distinct, const int32_t *first, int64_t n, int C)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n)
         return;
+    int64_t d = i / C, c = i % C;
     float sum = 0;
-    for (int b = 0; b < B; b++)
-        sum += to_float(dout[b * n + i]);
-    dwpe[i] = from_float(to_float(dwpe[i]) + sum);
+    for (int at = first[d]; at < first[d + 1]; at++)
+        sum += to_float(dout[(int64_t)order[at] * C + c]);
+    real *grad = dwpe + (int64_t)distinct[d] * C + c;
+    *grad = from_float(to_float(*grad) + sum);
 }
 
 /* --- the table of functions --- */
@@ -791,26 +795,32 @@ int add(const struct compute *on, real *grad, const real *x, int64_t n)
     return launch(on, "add", add_kernel, ceil_div(n, THREADS), THREADS, grad, x, n);
 }
 
-int embedding_forward(const struct compute *on, real *out, const int32_t *tokens, const real *wte,
-                      const real *wpe, int64_t B, int64_t T, int64_t C)
+int embedding_forward(const struct compute *on, real *out, const int32_t *tokens, const int32_t *positions,
+                      const real *wte, const real *wpe, int64_t N, int64_t C)
 {
     bool w = wide(C, out, wte, wpe);
     return launch(on, "embedding", BY_WIDTH(w, embedding_forward_kernel),
-                  ceil_div(B * T * C, THREADS * (w ? WIDE : 1)), THREADS, out, tokens, wte, wpe, B * T * C,
-                  (int)T, (int)C);
+                  ceil_div(N * C, THREADS * (w ? WIDE : 1)), THREADS, out, tokens, positions, wte, wpe, N * C,
+                  (int)C);
 }
 
-int embedding_backward(const struct compute *on, real *dwte, real *dwpe, const real *dout,
-                       const struct gpt2_batch *batch, float *, int64_t B, int64_t T, int64_t C)
+/* CUDA refuses an empty grid, which a rank would have whose tokens all belong to others. */
+int tokens_backward(const struct compute *on, real *grad, const real *dout, const struct gpt2_groups *to,
+                    float *, int64_t C)
 {
-    int err = 0;
-    if (batch->n_distinct) /* else all tokens belong to other ranks, and CUDA refuses an empty grid */
-        err = launch(on, "embedding backward", embedding_backward_kernel,
-                     dim3((unsigned)batch->n_distinct, ceil_div(C, 32)), warps, dwte, dout, batch->order,
-                     batch->distinct, batch->first, (int)C);
-    return err ? err
-               : launch(on, "position backward", position_backward_kernel, ceil_div(T * C, THREADS), THREADS,
-                        dwpe, dout, (int)B, T * C);
+    if (!to->n_distinct)
+        return 0;
+    return launch(on, "tokens backward", tokens_backward_kernel,
+                  dim3((unsigned)to->n_distinct, ceil_div(C, 32)), warps, grad, dout, to->order, to->distinct,
+                  to->first, (int)C);
+}
+
+int positions_backward(const struct compute *on, real *grad, const real *dout, const struct gpt2_groups *to,
+                       float *, int64_t C)
+{
+    int64_t n = to->n_distinct * C;
+    return launch(on, "positions backward", positions_backward_kernel, ceil_div(n, THREADS), THREADS, grad,
+                  dout, to->order, to->distinct, to->first, n, (int)C);
 }
 } // namespace
 
@@ -842,5 +852,6 @@ const struct gpt2_layers gpt2_layers_cuda = {
     bias_backward,
     add,
     embedding_forward,
-    embedding_backward,
+    tokens_backward,
+    positions_backward,
 };

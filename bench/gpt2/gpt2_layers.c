@@ -548,63 +548,47 @@ static int add(const struct compute *on, real *grad, const real *x, int64_t n)
 }
 
 GPT2_CLONES static void embed_rows(real *restrict out, const int32_t *restrict tokens,
-                                   const real *restrict wte, const real *restrict wpe, int64_t from,
-                                   int64_t to, int64_t T, int64_t C)
+                                   const int32_t *restrict positions, const real *restrict wte,
+                                   const real *restrict wpe, int64_t from, int64_t to, int64_t C)
 {
     out += from * C;
-    for (int64_t bt = from; bt < to; bt++, out += C) {
-        const real *token = tokens[bt] < 0 ? NULL : wte + tokens[bt] * C;
-        const real *position = wpe ? wpe + bt % T * C : NULL;
+    for (int64_t row = from; row < to; row++, out += C) {
+        const real *token = tokens[row] < 0 ? NULL : wte + tokens[row] * C;
+        const real *position = wpe ? wpe + positions[row] * C : NULL;
         for (int64_t i = 0; i < C; i++)
             out[i] =
                 from_float((token ? to_float(token[i]) : 0.0f) + (position ? to_float(position[i]) : 0.0f));
     }
 }
 
-static int embedding_forward(const struct compute *on, real *out, const int32_t *tokens, const real *wte,
-                             const real *wpe, int64_t B, int64_t T, int64_t C)
+static int embedding_forward(const struct compute *on, real *out, const int32_t *tokens,
+                             const int32_t *positions, const real *wte, const real *wpe, int64_t N, int64_t C)
 {
     IN_PARTS(on)
-    embed_rows(out, tokens, wte, wpe, part_at(on, B * T, part), part_at(on, B * T, part + 1), T, C);
+    embed_rows(out, tokens, positions, wte, wpe, part_at(on, N, part), part_at(on, N, part + 1), C);
     return 0;
 }
 
-/* The rows of one token are summed in fp32 and added once. Adding each row to a bf16 gradient would lose the
+/* The rows of one number are summed in fp32 and added once. Adding each row to a bf16 gradient would lose the
  * later ones. */
-GPT2_CLONES static void add_to_tokens(real *restrict dwte, const real *restrict dout,
-                                      const struct gpt2_batch *batch, float *restrict columns, int64_t from,
-                                      int64_t to, int64_t C)
+GPT2_CLONES static void add_to_rows(real *restrict grad, const real *restrict dout,
+                                    const struct gpt2_groups *g, float *restrict columns, int64_t from,
+                                    int64_t to, int64_t C)
 {
     for (int64_t d = from; d < to; d++) {
         memset(columns, 0, (size_t)C * sizeof *columns);
-        for (int32_t at = batch->first[d]; at < batch->first[d + 1]; at++)
-            add_row(columns, dout + batch->order[at] * C, C);
-        add_columns(dwte + batch->distinct[d] * C, columns, C);
+        for (int32_t at = g->first[d]; at < g->first[d + 1]; at++)
+            add_row(columns, dout + g->order[at] * C, C);
+        add_columns(grad + g->distinct[d] * C, columns, C);
     }
 }
 
-GPT2_CLONES static void add_to_positions(real *restrict dwpe, const real *restrict dout,
-                                         float *restrict columns, int64_t from, int64_t to, int64_t B,
-                                         int64_t T, int64_t C)
+static int embedding_backward(const struct compute *on, real *grad, const real *dout,
+                              const struct gpt2_groups *to, float *scratch, int64_t C)
 {
-    for (int64_t t = from; t < to; t++) {
-        memset(columns, 0, (size_t)C * sizeof *columns);
-        for (int64_t b = 0; b < B; b++)
-            add_row(columns, dout + (b * T + t) * C, C);
-        add_columns(dwpe + t * C, columns, C);
-    }
-}
-
-static int embedding_backward(const struct compute *on, real *dwte, real *dwpe, const real *dout,
-                              const struct gpt2_batch *batch, float *scratch, int64_t B, int64_t T, int64_t C)
-{
-    const int64_t n = batch->n_distinct;
+    const int64_t n = to->n_distinct;
     IN_PARTS(on)
-    {
-        float *columns = scratch + part * 2 * C;
-        add_to_tokens(dwte, dout, batch, columns, part_at(on, n, part), part_at(on, n, part + 1), C);
-        add_to_positions(dwpe, dout, columns, part_at(on, T, part), part_at(on, T, part + 1), B, T, C);
-    }
+    add_to_rows(grad, dout, to, scratch + part * 2 * C, part_at(on, n, part), part_at(on, n, part + 1), C);
     return 0;
 }
 
@@ -636,5 +620,6 @@ const struct gpt2_layers gpt2_layers_host = {
     .bias_backward = bias_backward,
     .add = add,
     .embedding_forward = embedding_forward,
-    .embedding_backward = embedding_backward,
+    .tokens_backward = embedding_backward,
+    .positions_backward = embedding_backward,
 };

@@ -14,16 +14,24 @@
 
 #include "bench/gpt2/gpt2_attention.h"
 
-/* A batch: the tokens and the next token of each. For the embedding's backward it also lists the rows of each
- * token: token distinct[i] occurs in rows order[first[i]] .. order[first[i + 1] - 1]. */
-struct gpt2_batch {
-    /* (B, T) each. */
-    int32_t *tokens, *targets;
-    /* (B*T) Rows, sorted by token and then by row. */
+/* Rows by number, for the embedding's backward. The number distinct[i], of a token or a position, occurs in
+ * rows order[first[i]] .. order[first[i + 1] - 1]. */
+struct gpt2_groups {
+    /* (B*T) Rows, sorted by number and then by row. */
     int32_t *order;
     /* (B*T) and (B*T + 1); n_distinct and n_distinct + 1 elements are used. */
     int32_t *distinct, *first;
     int32_t n_distinct;
+};
+
+/* A batch: the tokens of this rank, the next token of each, and their positions. */
+struct gpt2_batch {
+    /* (B, T) each. A position counts from the beginning of the row, or of its document. */
+    int32_t *tokens, *targets, *positions;
+    struct gpt2_groups by_token, by_position;
+    /* (B, context) With config.documents: where the document of each token of the whole row begins. Without
+     * them NULL. */
+    int32_t *document_start;
 };
 
 /* The distribution that a row should have: `each` on all V tokens, and `target` more on its target. Without
@@ -163,14 +171,17 @@ struct gpt2_layers {
     /* grad (n) += x (n) */
     int (*add)(const struct compute *on, real *grad, const real *x, int64_t n);
 
-    /* out (B, T, C) = wte (V, C) at tokens (B, T) + wpe (T, C). A negative token, which belongs to another
-     * tensor-parallel rank, and a wpe that is NULL count as 0. */
-    int (*embedding_forward)(const struct compute *on, real *out, const int32_t *tokens, const real *wte,
-                             const real *wpe, int64_t B, int64_t T, int64_t C);
-    /* Adds to the rows of wte that batch lists, which may be none, and to all of wpe. */
-    int (*embedding_backward)(const struct compute *on, real *dwte, real *dwpe, const real *dout,
-                              const struct gpt2_batch *batch, float *scratch, int64_t B, int64_t T,
-                              int64_t C);
+    /* out (N, C) = wte (V, C) at tokens (N) + wpe (context, C) at positions (N). A negative token, which
+     * belongs to another tensor-parallel rank, and a wpe that is NULL count as 0. */
+    int (*embedding_forward)(const struct compute *on, real *out, const int32_t *tokens,
+                             const int32_t *positions, const real *wte, const real *wpe, int64_t N,
+                             int64_t C);
+    /* Add the rows of dout (N, C) to the rows of grad that `to` lists, which may be none. A token may have
+     * many rows; a position has few. */
+    int (*tokens_backward)(const struct compute *on, real *grad, const real *dout,
+                           const struct gpt2_groups *to, float *scratch, int64_t C);
+    int (*positions_backward)(const struct compute *on, real *grad, const real *dout,
+                              const struct gpt2_groups *to, float *scratch, int64_t C);
 };
 
 /* The table for the device. */

@@ -365,6 +365,28 @@ static void test_loss(void **state)
     }
 }
 
+/* Groups N rows by number, below V, on both devices. */
+static void group_rows(struct gpt2_groups groups[2], const int32_t *number, int64_t N, int64_t V)
+{
+    int32_t *order = malloc((size_t)N * 4), *distinct = malloc((size_t)N * 4);
+    int32_t *first = malloc((size_t)(N + 1) * 4), n = 0, at = 0;
+    for (int32_t v = 0; v < V; v++) {
+        first[n] = at;
+        for (int32_t row = 0; row < N; row++)
+            if (number[row] == v)
+                order[at++] = row;
+        if (at > first[n])
+            distinct[n++] = v;
+    }
+    first[n] = at;
+    struct both rows = ints(order, N), which = ints(distinct, N), starts = ints(first, N + 1);
+    groups[0] = (struct gpt2_groups){rows.host, which.host, starts.host, n};
+    groups[1] = (struct gpt2_groups){rows.gpu, which.gpu, starts.gpu, n};
+    free(order);
+    free(distinct);
+    free(first);
+}
+
 static void test_embedding(void **state)
 {
     static const struct {
@@ -372,42 +394,32 @@ static void test_embedding(void **state)
     } shapes[] = {{1, 1, 8, 5}, {3, 9, 22, 37}, {4, 50, 64, 3}, {2, 300, 40, 1000}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         int64_t B = shapes[i].B, T = shapes[i].T, C = shapes[i].C, V = shapes[i].V, BT = B * T;
-        int32_t *token = malloc((size_t)BT * 4), *order = malloc((size_t)BT * 4);
-        int32_t *distinct = malloc((size_t)BT * 4), *first = malloc((size_t)(BT + 1) * 4), n = 0, at = 0;
-        for (int64_t row = 0; row < BT; row++)
+        int32_t *token = malloc((size_t)BT * 4), *position = malloc((size_t)BT * 4);
+        struct gpt2_groups by_token[2], by_position[2];
+        for (int64_t row = 0; row < BT; row++) {
             token[row] = (int32_t)random_below(&rng, V);
-        for (int32_t v = 0; v < V; v++) {
-            first[n] = at;
-            for (int32_t row = 0; row < BT; row++)
-                if (token[row] == v)
-                    order[at++] = row;
-            if (at > first[n])
-                distinct[n++] = v;
+            position[row] = (int32_t)random_below(&rng, T);
         }
-        first[n] = at;
-        struct both tokens = ints(token, BT), rows = ints(order, BT), which = ints(distinct, BT);
-        struct both starts = ints(first, BT + 1), scratch = scratch_for(BT, C);
+        group_rows(by_token, token, BT, V);
+        group_rows(by_position, position, BT, T);
+        struct both tokens = ints(token, BT), positions = ints(position, BT), scratch = scratch_for(BT, C);
         struct both wte = random_reals(V * C), wpe = random_reals(T * C), out = poisoned(BT * C);
         struct both dout = random_reals(BT * C), dwte = random_reals(V * C), dwpe = random_reals(T * C);
-        const struct gpt2_batch on_host = {
-            .order = rows.host, .distinct = which.host, .first = starts.host, .n_distinct = n};
-        const struct gpt2_batch on_gpu = {
-            .order = rows.gpu, .distinct = which.gpu, .first = starts.gpu, .n_distinct = n};
         const struct gpt2_layers *h = &gpt2_layers_host, *g = &gpt2_layers_cuda;
-        assert_int_equal(h->embedding_forward(&host, out.host, tokens.host, wte.host, wpe.host, B, T, C), 0);
-        assert_int_equal(g->embedding_forward(&gpu, out.gpu, tokens.gpu, wte.gpu, wpe.gpu, B, T, C), 0);
+        assert_int_equal(
+            h->embedding_forward(&host, out.host, tokens.host, positions.host, wte.host, wpe.host, BT, C), 0);
+        assert_int_equal(
+            g->embedding_forward(&gpu, out.gpu, tokens.gpu, positions.gpu, wte.gpu, wpe.gpu, BT, C), 0);
         SAME(out);
-        assert_int_equal(
-            h->embedding_backward(&host, dwte.host, dwpe.host, dout.host, &on_host, scratch.host, B, T, C),
-            0);
-        assert_int_equal(
-            g->embedding_backward(&gpu, dwte.gpu, dwpe.gpu, dout.gpu, &on_gpu, scratch.gpu, B, T, C), 0);
+        assert_int_equal(h->tokens_backward(&host, dwte.host, dout.host, &by_token[0], scratch.host, C), 0);
+        assert_int_equal(g->tokens_backward(&gpu, dwte.gpu, dout.gpu, &by_token[1], scratch.gpu, C), 0);
         SAME(dwte);
+        assert_int_equal(h->positions_backward(&host, dwpe.host, dout.host, &by_position[0], scratch.host, C),
+                         0);
+        assert_int_equal(g->positions_backward(&gpu, dwpe.gpu, dout.gpu, &by_position[1], scratch.gpu, C), 0);
         SAME(dwpe);
         free(token);
-        free(order);
-        free(distinct);
-        free(first);
+        free(position);
         let_go();
     }
 }

@@ -103,10 +103,14 @@ static void tokens(const struct compute *on, struct block *b, struct random_sour
             distinct[n++] = v;
     }
     first[n] = at;
-    struct gpt2_batch batch = {.order = order, .distinct = distinct, .first = first, .n_distinct = n};
+    const struct gpt2_groups groups = {order, distinct, first, n};
+    int32_t *position = piece(b, N * 4);
+    for (int64_t row = 0; row < N; row++)
+        position[row] = (int32_t)(row % s->T);
     real *wte = reals(b, r, V * C), *wpe = reals(b, r, s->T * C), *out = reals(b, r, N * C);
-    l->embedding_forward(on, out, token, wte, wpe, B, s->T, C);
-    l->embedding_backward(on, wte, wpe, out, &batch, scratch, B, s->T, C);
+    l->embedding_forward(on, out, token, position, wte, wpe, N, C);
+    l->tokens_backward(on, wte, out, &groups, scratch, C);
+    l->positions_backward(on, wte, out, &groups, scratch, C);
     real *dlogits = reals(b, r, N * V);
     double *loss = piece(b, N * 8);
     l->cross_entropy(on, dlogits, loss, floats(b, r, N * V), token, N, V, V, (struct gpt2_label){0.01f, 0.9f},
