@@ -42,8 +42,9 @@ struct gpt2_cp {
 /* The tokens of a row that rank c has. */
 struct gpt2_rows gpt2_rows_of(const struct gpt2 *m, int32_t c);
 
-/* Attention of layer l, between the ranks if there are several: atty (B, T, A) from qkv (B, T, 3*A), and backward dqkv from datty.
- * The exchange form leaves in qkv what its backward needs. Return 0 or a zero_err. */
+/* Attention of layer l, between the ranks if there are several: atty (B, T, A) from qkv (B, T, 3*A), and
+ * backward dqkv from datty. The exchange form leaves in qkv what its backward needs. Return 0 or a
+ * zero_err. */
 int gpt2_context_forward(struct gpt2 *m, int64_t l, real *atty, real *qkv);
 int gpt2_context_backward(struct gpt2 *m, int64_t l, real *dqkv, const real *datty, const real *atty,
                           const real *qkv);

@@ -92,7 +92,8 @@ static int time_stages(struct planning *p)
     return EXIT_USAGE;
 }
 
-/* Bytes of activations that a rank keeps, at most, and of the buffers that each of its stages has for --cp. */
+/* Bytes of activations that a rank keeps, at most, and of the buffers that each of its stages has for
+ * --cp. */
 static int64_t kept_bytes(const struct planning *p, int64_t rank)
 {
     return p->pipe.kept_bytes[rank] + p->o->stages_per_rank * plan_cp_room(p->o);

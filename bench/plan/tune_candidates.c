@@ -43,8 +43,8 @@ static int64_t members_on_host(int64_t per_host, int64_t group_size, int64_t str
     return n < group_size ? n : group_size;
 }
 
-/* Bytes that a rank receives from other hosts in a step. The ranks of a shard group, cp included, are tp apart. Those of a
- * replicate group, one of each shard group, are dp_shard times tp apart. */
+/* Bytes that a rank receives from other hosts in a step. The ranks of a shard group, cp included, are tp
+ * apart. Those of a replicate group, one of each shard group, are dp_shard times tp apart. */
 static int64_t between_hosts(const struct tune_options *o, const struct zero_plan_info *info)
 {
     int64_t dp_shard = info->dp_shard, tp = plan_tp(&o->plan);

@@ -123,9 +123,9 @@ struct scale_result {
     int64_t memory_bytes, received_bytes, outer_bytes;
     /* ranks of the job that were simulated one by one; the others have the same times */
     int n_simulated;
-    /* Only with tp, cp, pp or activations: bytes of activations of the fullest rank, whose memory_bytes is above,
-     * and bytes received over tp, cp and pp. The bubble is the mean share of the step in which ranks of the
-     * pipeline are idle, 0 to 1. */
+    /* Only with tp, cp, pp or activations: bytes of activations of the fullest rank, whose memory_bytes is
+     * above, and bytes received over tp, cp and pp. The bubble is the mean share of the step in which ranks
+     * of the pipeline are idle, 0 to 1. */
     int64_t activation_bytes, tp_bytes, cp_bytes, pp_bytes;
     double bubble;
 };

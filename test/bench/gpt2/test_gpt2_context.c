@@ -5,6 +5,7 @@
 #include "test/cmocka.h"
 #include "test/kernels/random.h"
 
+#include <limits.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -401,10 +402,19 @@ static struct gpt2_config with_cp(struct gpt2_config c, int64_t cp, int form, in
 static const struct gpt2_config whole_model = {
     .layers = LAYERS, .heads = 12, .channels = 96, .context = 72, .vocab = 37};
 
+/* The stand-in for a GPU is slow, so there each form has one layout. */
+#ifdef GPT2_TEST_STAND_IN
+#define HAS_LAYOUT(cp, form, order) ((cp) == (form) + 1 && (order) == GPT2_CP_ZIGZAG)
+enum { MOST_DOCUMENTS = 4 };
+#else
+#define HAS_LAYOUT(cp, form, order) true
+enum { MOST_DOCUMENTS = INT_MAX };
+#endif
 #define EACH_LAYOUT(cp, form, order)                                                                         \
     for (int64_t cp = 2; cp <= MAX_CP; cp++)                                                                 \
         for (int form = GPT2_CP_GATHER; form <= GPT2_CP_RING; form++)                                        \
-            for (int order = GPT2_CP_CONTIGUOUS; order <= GPT2_CP_ZIGZAG; order++)
+            for (int order = GPT2_CP_CONTIGUOUS; order <= GPT2_CP_ZIGZAG; order++)                           \
+                if (HAS_LAYOUT(cp, form, order))
 
 /* ---- tests ---- */
 
@@ -441,7 +451,7 @@ static void test_documents_are_alone(void **state)
     c.documents = true;
     draw_batch(&b, &c);
     struct result packed = result_of(&c, &b);
-    for (int64_t first = 0, n; first < B * c.context; first += n) {
+    for (int64_t first = 0, n, k = 0; first < B * c.context && k < MOST_DOCUMENTS; first += n, k++) {
         int64_t end = first + 1;
         while (end % c.context && b.document_start[end] == b.document_start[first])
             end++;
