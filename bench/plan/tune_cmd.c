@@ -140,7 +140,7 @@ static int check_mesh(const char *name, const struct tune_options *o)
 {
     long long tp = (long long)plan_tp(&o->plan), pp = (long long)o->plan.pp, world = (long long)o->plan.world;
     long long cp = (long long)plan_cp(&o->plan);
-    if (world % (pp * cp * tp))
+    if (cp > 1 && world % (pp * cp * tp))
         return refuse(name,
                       "--cp: %lld ranks for each row, of %lld parts on %lld pipeline ranks, do not divide "
                       "the %lld ranks",
