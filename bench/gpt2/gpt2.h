@@ -208,7 +208,7 @@ int gpt2_keep(struct gpt2 *m, int64_t n);
 int gpt2_open_params(struct gpt2 *m, uint64_t seed);
 int gpt2_open_grads(struct gpt2 *m);
 void gpt2_close(struct gpt2 *m);
-/* Bytes of all kept micro-batches and the buffers, without statistics. */
+/* Bytes of all kept micro-batches and the buffers, without statistics but with the buffers of cp. */
 int64_t gpt2_activation_bytes(const struct gpt2 *m);
 
 /* Writes GPT-2's initial values of elements [first, first + n) of tensor t to x on the host. Tensors are

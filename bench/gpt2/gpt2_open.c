@@ -311,7 +311,7 @@ int gpt2_next_batch(struct gpt2 *m)
 
 int64_t gpt2_activation_bytes(const struct gpt2 *m)
 {
-    int64_t bytes = 0;
+    int64_t bytes = gpt2_cp_room(&m->config, m->B, sizeof(real)).floats * (int64_t)sizeof(float);
     for (int64_t i = 0; i < m->n_kept; i++)
         bytes += m->kept[i].acts_memory.bytes;
     return bytes;

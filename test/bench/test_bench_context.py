@@ -65,6 +65,15 @@ class Losses(unittest.TestCase):
                 with self.subTest(form=form, args=args):
                     self.check(2 ** (1 + sum(a in ('--tp=2', '--pp=2') for a in args)), *cp, *args, beside=('--accum=4',))
 
+    def test_curves(self):
+        """Over 200 steps losses stay as near as those with tp do."""
+        for form in FORMS:
+            with self.subTest(form=form):
+                got, want = (run_of(n, '--steps=200', '--lr=3e-3', *args)[0] for n, args in ((2, cp_args(2, form, 'zigzag')), (1, ())))
+                self.assertLess(want[-1][0], 0.75 * want[0][0])  # it learns
+                for step, ((loss, _), (wanted, _)) in enumerate(zip(got, want)):
+                    self.assertLess(abs(loss - wanted), 5e-3 * wanted, step)
+
     def test_bf16(self):
         """Sums over cp are rounded at other places, each to 8 bits."""
         for form in FORMS:
