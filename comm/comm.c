@@ -21,7 +21,7 @@ const char *zr_op_name(enum zr_op op)
 const char *zr_role_name(enum zr_role r)
 {
     static const char *const names[ZR_ROLES] = {"gather",    "reduce",   "gather outer", "reduce outer",
-                                                "control",   "tp",       "world",        "cp",
+                                                "control",   "tp",       "cp",           "world",
                                                 "even pair", "odd pair", "closing pair", "tied"};
     return (unsigned)r < ZR_ROLES ? names[r] : "unknown role";
 }

@@ -85,10 +85,11 @@ enum zr_role {
     ZR_ROLE_CONTROL,
     /* Activations, among the ranks that hold one copy of the model together (tensor parallelism). */
     ZR_ROLE_TP,
-    /* The step's agreement of all ranks, if the control group has only the ranks of one part of the model. */
-    ZR_ROLE_WORLD,
     /* Activations, among the ranks that share the rows of one sequence (context parallelism). */
     ZR_ROLE_CP,
+    /* The step's agreement of all ranks, if activations move over tp or cp, or the control group has only the
+     * ranks of one part of the model. */
+    ZR_ROLE_WORLD,
     /* Activations between two neighbours of a pipeline. Even: an even rank and the next one. Odd: an odd rank
      * and the next one. Closing: the last rank and the first, if a rank has several pipeline stages. The
      * closing pair is a separate role because a ring may have an odd number of ranks. */
@@ -101,7 +102,7 @@ enum zr_role {
 };
 /* Number of pair roles, from ZR_ROLE_EVEN_PAIR on. */
 #define ZR_PAIR_ROLES 3
-/* "gather", "reduce", "gather outer", "reduce outer", "control", "tp", "world", "cp", "even pair", "odd
+/* "gather", "reduce", "gather outer", "reduce outer", "control", "tp", "cp", "world", "even pair", "odd
  * pair", "closing pair", "tied" */
 const char *zr_role_name(enum zr_role r);
 

@@ -30,7 +30,7 @@ enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL, FIRST_FD = 3 };
  * give a reader time to copy it. A reader that is too slow for that tries again, up to TRIES times. */
 enum { CALLS = 16, TRIES = 16 };
 
-/* The communicators whose ranks compare their programs' calls: ZR_ROLE_CONTROL, TP and WORLD. */
+/* The communicators whose ranks compare their programs' calls: ZR_ROLE_CONTROL, TP, CP and WORLD. */
 enum { FIRST_LOG = ZR_ROLE_CONTROL, LOGS = ZR_ROLE_WORLD - ZR_ROLE_CONTROL + 1 };
 _Static_assert((int)LOGS == (int)ZR_SHARED_CALLS, "ranks send all of their logs to rank 0");
 
@@ -591,22 +591,24 @@ void zr_flight_shared_calls(const struct zr_flight_record *rec, struct zr_shared
     }
 }
 
-/* Finds a communicator that both ranks are in. ZR_ROLE_WORLD comes last, because pipeline stages have the
- * fewest calls in common. */
+/* Finds a communicator that both ranks are in. ZR_ROLE_CP comes first, because its ranks are data-parallel
+ * ranks with more calls in common. ZR_ROLE_WORLD comes last, because pipeline stages have the fewest. */
 bool zr_flight_common_calls(const struct zr_flight_record *mine, const struct zr_flight_record *theirs,
                             const struct zr_call_log **my_log, const struct zr_call_log **their_log)
 {
+    static const enum zr_role order[LOGS] = {ZR_ROLE_CP, ZR_ROLE_CONTROL, ZR_ROLE_TP, ZR_ROLE_WORLD};
     struct zr_shared_calls a[LOGS], b[LOGS];
-    int i = 0;
     zr_flight_shared_calls(mine, a);
     zr_flight_shared_calls(theirs, b);
-    while (i < LOGS && !(a[i].log && b[i].log && a[i].size == b[i].size && a[i].group == b[i].group))
-        i++;
-    if (i == LOGS)
-        return false;
-    *my_log = a[i].log;
-    *their_log = b[i].log;
-    return true;
+    for (int k = 0; k < LOGS; k++) {
+        const struct zr_shared_calls *x = &a[order[k] - FIRST_LOG], *y = &b[order[k] - FIRST_LOG];
+        if (!x->log || !y->log || x->size != y->size || x->group != y->group)
+            continue;
+        *my_log = x->log;
+        *their_log = y->log;
+        return true;
+    }
+    return false;
 }
 
 int zr_flight_read_failure(const struct zr_flight_record *rec, int64_t *failed_ns, char text[ZR_FLIGHT_TEXT])

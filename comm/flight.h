@@ -57,7 +57,7 @@ void zr_flight_leave(struct zr_flight *f);
 /* Returns the call that the program is in. Its args are 0. */
 struct zr_logged_call zr_flight_entered(const struct zr_flight *f);
 /* Records a call that every rank of a role's communicator must make, so that ranks can compare their
- * programs. role: ZR_ROLE_CONTROL, ZR_ROLE_TP or ZR_ROLE_WORLD. */
+ * programs. role: ZR_ROLE_CONTROL, ZR_ROLE_TP, ZR_ROLE_CP or ZR_ROLE_WORLD. */
 void zr_flight_called(struct zr_flight *f, enum zr_role role, const struct zr_logged_call *call);
 /* Records that a job is queued. Returns the time and the call. */
 struct zr_flight_from zr_flight_queue(struct zr_flight *f);

@@ -291,7 +291,7 @@ void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, co
     struct zr_options *o = &config->options;
     struct zr_role_ask ask[ZR_ROLES];
     int64_t bytes[ZR_ROLES] = {0};
-    const bool groups = layout->outer > 1, stages = o->pp > 1, parts = o->tp > 1;
+    const bool groups = layout->outer > 1, stages = o->pp > 1, axes = o->tp > 1 || o->cp > 1;
     /* The ranks of each role. 0: no rank has it, or it reserves nothing. */
     const struct zr_group size[ZR_ROLES] = {
         [ZR_ROLE_GATHER].size = layout->inner,
@@ -299,9 +299,9 @@ void zr_backend_reserve(struct zr_config *config, const struct zr_backend *b, co
         [ZR_ROLE_GATHER_OUTER].size = groups ? layout->outer : 0,
         [ZR_ROLE_REDUCE_OUTER].size = groups ? layout->outer : 0,
         [ZR_ROLE_CONTROL].size = groups || stages ? layout->world : 0,
-        [ZR_ROLE_TP].size = parts ? o->tp : 0,
+        [ZR_ROLE_TP].size = o->tp > 1 ? o->tp : 0,
         [ZR_ROLE_CP].size = o->cp > 1 ? o->cp : 0,
-        [ZR_ROLE_WORLD].size = parts || stages ? layout->world * zr_max(o->tp, 1) * zr_max(o->pp, 1) : 0};
+        [ZR_ROLE_WORLD].size = axes || stages ? layout->world * zr_max(o->tp, 1) * zr_max(o->pp, 1) : 0};
     if (!b->reserve)
         return;
     ask_roles(b, layout, o, ask);
@@ -334,7 +334,8 @@ int zr_backend_open_device(struct zero_ctx *z)
  * own. */
 static const struct zr_group *group_of(const struct zero_ctx *z, enum zr_role role)
 {
-    bool groups = z->plan->placement.size[ZR_OUTER] > 1, parts = z->mesh.tp > 1, stages = z->mesh.pp > 1;
+    bool groups = z->plan->placement.size[ZR_OUTER] > 1, stages = z->mesh.pp > 1,
+         axes = z->mesh.tp > 1 || z->mesh.cp > 1;
     switch (role) {
     case ZR_ROLE_GATHER:
     case ZR_ROLE_REDUCE:
@@ -345,11 +346,11 @@ static const struct zr_group *group_of(const struct zero_ctx *z, enum zr_role ro
     case ZR_ROLE_CONTROL:
         return groups || stages ? &z->mesh.dp_group : NULL;
     case ZR_ROLE_TP:
-        return parts ? &z->mesh.tp_group : NULL;
+        return z->mesh.tp > 1 ? &z->mesh.tp_group : NULL;
     case ZR_ROLE_CP:
         return z->mesh.cp > 1 ? &z->mesh.cp_group : NULL;
     case ZR_ROLE_WORLD:
-        return parts || stages ? &z->mesh.world : NULL;
+        return axes || stages ? &z->mesh.world : NULL;
     case ZR_ROLE_EVEN_PAIR:
         return stages ? &z->mesh.pair[0] : NULL;
     case ZR_ROLE_ODD_PAIR:

@@ -102,7 +102,6 @@ static void say(struct zero_ctx *z, const struct asked *a, int32_t what)
     uint64_t hash = XXH3_64bits(said, sizeof said);
     z->has_used_cp |= a->axis == ZERO_AXIS_CP;
     zr_engine_axis_called(z->engine, a->axis, hash);
-    zr_engine_called(z->engine, hash);
 }
 
 void zr_collectives_step(struct zero_ctx *z)
@@ -142,6 +141,8 @@ static int combine(struct zero_ctx *z, const struct asked *a, enum zr_op op)
     say(z, a, (int32_t)a->dtype);
     if (op == ZR_OP_ALL_REDUCE || op == ZR_OP_REDUCE_SCATTER)
         ZR_TRY(compare(z, a, op == ZR_OP_ALL_REDUCE ? a->n : a->n * axis_size(z, a->axis), false));
+    else if (a->axis == ZERO_AXIS_CP)
+        ZR_TRY(zr_engine_compare_rows(z->engine, a->axis, a->name, &x));
     return zr_engine_combine(z->engine, a->axis, a->name, op, &x);
 }
 
@@ -250,6 +251,72 @@ int zero_expect_equal(zero_ctx *z, enum zero_axis axis, const void *src, int64_t
         return err;
     say(z, &a, (int32_t)dtype);
     return compare(z, &a, n, true);
+}
+
+/* Ranges of rows of every rank along cp: first[2] and n[2] of each. */
+struct ranges {
+    const int64_t *at;
+    int32_t n_ranks;
+};
+
+/* Returns how many ranks have the row, and two of them, as numbers along cp. *next: the first row behind it
+ * where this may change. */
+static int owners_of(const struct ranges *r, int64_t row, int32_t owner[2], int64_t *next)
+{
+    int n = 0;
+    for (int32_t k = 0; k < 2 * r->n_ranks; k++) {
+        const int64_t *of_rank = r->at + k / 2 * 4, first = of_rank[k % 2], end = first + of_rank[2 + k % 2];
+        if (first > row && end > first)
+            *next = first < *next ? first : *next;
+        if (first > row || end <= row)
+            continue;
+        *next = end < *next ? end : *next;
+        owner[n < 2 ? n : 1] = k / 2;
+        n++;
+    }
+    return n;
+}
+
+static int check_ranges(struct zero_ctx *z, const struct ranges *r, int64_t rows)
+{
+    int32_t owner[2] = {0};
+    for (int64_t row = 0, next; row < rows; row = next) {
+        next = rows;
+        int n = owners_of(r, row, owner, &next);
+        if (n == 0)
+            return zr_fail(ZERO_ERR_MISMATCH, "zero_expect_rows: check: no rank of cp has row %lld",
+                           (long long)row);
+        if (n > 1)
+            return zr_fail(
+                ZERO_ERR_MISMATCH,
+                "zero_expect_rows: check: row %lld belongs to two ranks of cp, rank %d and rank %d",
+                (long long)row, zr_group_member(&z->mesh.cp_group, owner[0]),
+                zr_group_member(&z->mesh.cp_group, owner[1]));
+    }
+    return 0;
+}
+
+int zero_expect_rows(zero_ctx *z, int64_t rows, const int64_t first[2], const int64_t n[2])
+{
+    ZR_IN_CALL(z, ZR_CALL_EXPECT_ROWS, 0, -1);
+    const struct asked a = {.name = ZR_CALL_EXPECT_ROWS, .axis = ZERO_AXIS_CP, .n = rows, .dtype = ZERO_I64};
+    ZR_TRY(zr_need_healthy(z, "zero_expect_rows"));
+    if (rows < 0 || !first || !n)
+        return zr_fail(ZERO_ERR_ARG,
+                       "zero_expect_rows: rows is %lld, first and n are %s; allowed: 0 and more, set",
+                       (long long)rows, first && n ? "set" : "NULL");
+    for (int k = 0; k < 2; k++)
+        if (n[k] < 0 || n[k] > rows || (n[k] && (first[k] < 0 || first[k] > rows - n[k])))
+            return zr_fail(ZERO_ERR_ARG, "zero_expect_rows: rows %lld to %lld; allowed: rows 0 to %lld",
+                           (long long)first[k], (long long)first[k] + n[k] - 1, (long long)rows - 1);
+    const int64_t mine[] = {first[0], first[1], n[0], n[1]}, *all = z->config.options.check ? mine : NULL;
+    if (axis_size(z, a.axis) > 1) {
+        say(z, &a, 0);
+        ZR_TRY(zr_engine_exchange_words(z->engine, a.axis, a.name, mine, 4, &all));
+    }
+    const struct ranges r = {all, axis_size(z, a.axis)};
+    int err = all ? check_ranges(z, &r, rows) : 0;
+    return err ? zr_engine_fail(z->engine, err, zr_error_text()) : 0;
 }
 
 static int broadcast_over(struct zero_ctx *z, const struct asked *a, int32_t root, void *buf)

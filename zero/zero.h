@@ -329,8 +329,8 @@ ZERO_API int zero_all_to_all(zero_ctx *z, enum zero_axis axis, void *dst, const 
 /* Begin and end one step of a ring: send src to the rank `by` places further along the axis, and receive dst
  * from the rank as far before.
  *
- * by may be negative. One shift per axis is open at a time. dst and src must not be used until
- * zero_shift_end.
+ * by may be negative. One shift per axis is open at a time. Until zero_shift_end
+ * dst must not be used, and src not be changed.
  *
  * Collective over the axis.
  * Blocks  host: zero_shift_end, until dst has arrived; over tp zero_shift_begin
@@ -357,6 +357,14 @@ ZERO_API int zero_broadcast(zero_ctx *z, enum zero_axis axis, int32_t root, void
  * Errors: MISMATCH  src differs on two ranks, which the message names; the context fails */
 ZERO_API int zero_expect_equal(zero_ctx *z, enum zero_axis axis, const void *src, int64_t n,
                                enum zero_dtype dtype);
+
+/* Assert that the ranks of cp together have each of the rows 0 to rows - 1 of a sequence once.
+ *
+ * first and n are as in zero_cp_rows. With cfg.debug.check they are compared in steps 1, 2, 4 and so on.
+ *
+ * Collective over cp.
+ * Errors: MISMATCH  a row that two ranks have, or none, which the message names; the context fails */
+ZERO_API int zero_expect_rows(zero_ctx *z, int64_t rows, const int64_t first[2], const int64_t n[2]);
 
 /* Get this rank's next action of the pipeline: the forward or backward of one micro-batch.
  *

@@ -50,9 +50,9 @@ bool zr_call_log_is_for_step(enum zr_call_name name)
 
 /* These calls come several in a row, often with equal names. So if one is omitted, the next one looks the
  * same. */
-bool zr_call_log_is_of_tp(enum zr_call_name name)
+bool zr_call_log_is_of_axis(enum zr_call_name name)
 {
-    return name >= ZR_CALL_ALL_REDUCE_SUM && name <= ZR_CALL_EXPECT_EQUAL;
+    return name >= ZR_CALL_ALL_REDUCE_SUM && name <= ZR_CALL_EXPECT_ROWS;
 }
 
 void zr_call_log_report(int rank_a, const struct zr_logged_call *a, int rank_b,
@@ -64,7 +64,7 @@ void zr_call_log_report(int rank_a, const struct zr_logged_call *a, int rank_b,
     zr_call_log_describe(b, of_b);
     const char *other = a->name == ZR_CALL_STEP
                             ? " after different numbers in zero_carry, zero_tune or zero_set_step"
-                        : zr_call_log_is_of_tp(a->name) && !gap
+                        : zr_call_log_is_of_axis(a->name) && !gap
                             ? " with other arguments, or one of them left out the call before"
                             : " with other arguments";
     if (gap)
@@ -219,9 +219,9 @@ enum zr_call_log_gap zr_call_log_left_out(const struct zr_call_log *a, const str
     struct zr_logged_call of_a, of_b;
     if (!get(a, n, &of_a) || !get(b, n, &of_b))
         return ZR_CALL_LOG_GAP_NONE;
-    bool by_a = zr_call_log_is_of_tp(of_b.name) &&
+    bool by_a = zr_call_log_is_of_axis(of_b.name) &&
                 (follow_at(b, n, &of_b, &of_a) || followed_before(b, n, &of_b, &of_a));
-    bool by_b = zr_call_log_is_of_tp(of_a.name) &&
+    bool by_b = zr_call_log_is_of_axis(of_a.name) &&
                 (follow_at(a, n, &of_a, &of_b) || followed_before(a, n, &of_a, &of_b));
     return by_a == by_b ? ZR_CALL_LOG_GAP_NONE : by_a ? ZR_CALL_LOG_GAP_A : ZR_CALL_LOG_GAP_B;
 }

@@ -45,6 +45,7 @@
     X(BROADCAST_TP, "zero_broadcast", "(tp)")                                                                \
     X(BROADCAST_CP, "zero_broadcast", "(cp)")                                                                \
     X(EXPECT_EQUAL, "zero_expect_equal", "")                                                                 \
+    X(EXPECT_ROWS, "zero_expect_rows", "")                                                                   \
     X(BROADCAST_PP, "zero_broadcast", "(pp)")                                                                \
     X(EVALUATE, "zero_evaluate", "")                                                                         \
     X(NEXT, "zero_next", "")                                                                                 \
@@ -116,8 +117,8 @@ struct zr_shared_calls {
     const struct zr_call_log *log;
 };
 
-/* Most of them on a rank: data parallelism, tensor parallelism, and the world. */
-enum { ZR_SHARED_CALLS = 3 };
+/* Most of them on a rank: data, tensor and context parallelism, and the world. */
+enum { ZR_SHARED_CALLS = 4 };
 
 /* A rank that logs the calls of a communicator. */
 struct zr_sharing_rank {
@@ -147,8 +148,8 @@ void zr_call_log_put(struct zr_call_log *ring, const struct zr_logged_call *c);
  * later. */
 bool zr_call_log_is_for_step(enum zr_call_name name);
 
-/* Whether the call is made among tensor-parallel ranks only. */
-bool zr_call_log_is_of_tp(enum zr_call_name name);
+/* Whether the call is made among the ranks of tp or cp only. */
+bool zr_call_log_is_of_axis(enum zr_call_name name);
 
 /* The rank of two that seems to have omitted the call that the other one made. */
 enum zr_call_log_gap { ZR_CALL_LOG_GAP_NONE, ZR_CALL_LOG_GAP_A, ZR_CALL_LOG_GAP_B };

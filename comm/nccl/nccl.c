@@ -8,8 +8,8 @@
 #include <xxhash.h>
 
 /* Adds an operation to the ledgers. It comes first, as all ranks must have equal ledgers even if this rank
- * then fails. Data-parallel ranks may have activations of different sizes, so their ledger leaves out tensor
- * parallelism. It also leaves out sizes between groups, which differ between parts of the model. */
+ * then fails. Data-parallel ranks may have activations of different sizes, so their ledger leaves out tp and
+ * cp. It also leaves out sizes between groups, which differ between parts of the model. */
 static void enter(struct zr_nccl *m, const struct zr_post *p)
 {
     struct zr_nccl_ledger *l = &m->set->ledger;

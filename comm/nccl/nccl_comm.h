@@ -30,13 +30,13 @@
  * Ledgers. If ranks issue different operations, NCCL hangs, or moves wrong bytes if sizes happen to agree. So
  * the communicators of a context share a ledger, which data-parallel ranks must have in common: the number of
  * operations on any of them, and a hash of their roles, kinds, order, tags and sizes. Sizes between groups
- * are left out, as they differ between parts of the model, and so is tensor parallelism. An exchange on the
+ * are left out, as they differ between parts of the model, and so are tp and cp. An exchange on the
  * control communicator gathers all ranks' ledgers, 32 bytes per rank at the end of its arena. An agreement
  * reduces each word and its complement to the maximum, 32 bytes in all. That shows that ledgers differ, but
  * not which. The result is copied to the host and compared when the copy is done; nothing waits for it.
  * Without a control communicator the reduce communicator does this.
  *
- * With tensor parallelism or pipeline stages the world's communicator makes the step's agreement. Ranks of
+ * With tp, cp or pipeline stages the world's communicator makes the step's agreement. Ranks of
  * different stages issue different operations. But each communicator also has a hash of its operations, which
  * is the same on all its ranks. The agreement sums one word over the world, which is 0 if they are
  * (part_of_sum).

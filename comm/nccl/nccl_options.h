@@ -104,8 +104,8 @@ static inline int64_t zr_nccl_role_bytes(enum zr_role role, const struct zr_role
  * may explain the failure, these are compared first (zr_rendezvous_compare). That delays the failure by at
  * most timeout_ms, or 8 s.
  *
- * Only REDUCE, REDUCE_OUTER and TP reduce. A broadcast of a role of pairs is a message. If ops->deterministic
- * is false, a reduce_scatter leaves this rank's slice of src unspecified.
+ * Only REDUCE, REDUCE_OUTER, TP and CP reduce. A broadcast of a role of pairs is a message. If
+ * ops->deterministic is false, a reduce_scatter leaves this rank's slice of src unspecified.
  *
  * Collective over all ranks of rdv; blocks.
  * Errors: NOTSUP   built without NCCL, or there is no library */

@@ -383,8 +383,17 @@ int zr_engine_shift_end(struct zr_engine *e, enum zero_axis axis);
  * Otherwise each rank should have a different contribution, and the first equal ones cause a warning. */
 int zr_engine_compare_activation(struct zr_engine *e, enum zero_axis axis, enum zr_call_name call,
                                  const struct zr_arrays *x, bool whole);
-/* Adds a call of the program to the hash of calls, which the next collective over the axis compares. call: a
- * hash of everything that must be equal. */
+/* The same for a gather or an all-to-all over an axis of several ranks, where each rank has rows of its own.
+ * Two ranks with the same cause a warning. So do two ranks that have given this array and the one before it
+ * in opposite orders, if each has both in one piece of memory. */
+int zr_engine_compare_rows(struct zr_engine *e, enum zero_axis axis, enum zr_call_name call,
+                           const struct zr_arrays *x);
+/* In steps that compare: gives n words of every rank of the axis to all. *all: those of rank 0, 1, ...; NULL:
+ * no comparison is due. */
+int zr_engine_exchange_words(struct zr_engine *e, enum zero_axis axis, enum zr_call_name call,
+                             const int64_t *mine, int32_t n, const int64_t **all);
+/* Records a call of the program that the ranks of the axis must make, and adds it to the hash of calls, which
+ * the next collective over the axis compares. call: a hash of everything that must be equal. */
 void zr_engine_axis_called(struct zr_engine *e, enum zero_axis axis, uint64_t call);
 /* Copies on the model's stream. Local. */
 int zr_engine_copy(struct zr_engine *e, void *dst, const void *src, int64_t n_bytes);

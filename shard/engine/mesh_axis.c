@@ -426,12 +426,6 @@ int zr_engine_shift_end(struct zr_engine *e, enum zero_axis axis)
     return end_collective(e, err);
 }
 
-void zr_engine_axis_called(struct zr_engine *e, enum zero_axis axis, uint64_t call)
-{
-    struct zr_mesh_axis *a = zr_axis_of(e, axis);
-    a->calls = XXH3_64bits_withSeed(&call, sizeof call, a->calls);
-}
-
 int zr_engine_copy(struct zr_engine *e, void *dst, const void *src, int64_t n_bytes)
 {
     return dst == src || !n_bytes ? 0 : e->dev->ops->copy(e->compute, dst, src, n_bytes);
@@ -456,21 +450,30 @@ int zr_axis_exchange(struct zr_engine *e, struct zr_mesh_axis *a, const void *mi
 
 /* ---- whole and partial activations ---- */
 
-/* Exchanges digests of each rank's x. A digest is 0 if all of x is 0. */
-static int exchange_digests(struct zr_engine *e, struct zr_mesh_axis *a, enum zr_call_name call,
-                            const struct zr_arrays *x, const uint64_t **all)
+/* What ranks compare of an array: a digest, which is 0 if all of it is 0, and its distance from the array of
+ * the last gather or all-to-all. */
+struct seen {
+    uint64_t digest;
+    int64_t distance;
+};
+
+/* Exchanges what each rank has in x. */
+static int exchange_seen(struct zr_engine *e, struct zr_mesh_axis *a, enum zr_call_name call,
+                         const struct zr_arrays *x, const struct seen **all)
 {
     const struct zr_tag tag = zr_axis_tag(e, a, call, x->n, COMPARED);
     const struct zr_device_ops *d = e->dev->ops;
-    uint64_t *mine = (uint64_t *)(a->base + ZR_AXIS_IN_AT) + a->rank;
+    struct seen *mine = (struct seen *)(a->base + ZR_AXIS_IN_AT) + a->rank;
+    const struct seen none = {.distance = a->last_src ? (const char *)x->src - a->last_src : 0};
     const void *words = NULL;
     int err = follow_shift(e, a);
     if (!err)
-        err = d->zero(e->compute, mine, sizeof *mine);
+        err = d->put(e->compute, mine, &none, sizeof none);
     if (!err)
-        err = d->digest(e->compute, mine, x->src, x->n * zr_dtype_bytes(x->dtype), 0);
+        err = d->digest(e->compute, &mine->digest, x->src, x->n * zr_dtype_bytes(x->dtype), 0);
     if (!err)
         err = zr_axis_exchange_in(e, a, sizeof *mine, &tag, &words);
+    zr_do_not_count_axis(e, a->role, sizeof *mine);
     *all = words;
     return err;
 }
@@ -509,19 +512,75 @@ int zr_engine_compare_activation(struct zr_engine *e, enum zero_axis axis, enum 
                                  const struct zr_arrays *x, bool whole)
 {
     struct zr_mesh_axis *a = zr_axis_of(e, axis);
-    const uint64_t *all;
+    const struct seen *all;
     char text[ZR_CALL_LOG_CHARS];
     if (a->size == 1 || !zr_compare_is_due(e) || (!whole && x->n < FEW_ELEMS))
         return 0;
-    int err = exchange_digests(e, a, call, x, &all);
-    zr_do_not_count_axis(e, a->role, sizeof *all);
+    int err = exchange_seen(e, a, call, x, &all);
     int32_t p = 1;
-    while (!err && p < a->size && all[p] == all[0])
+    while (!err && p < a->size && all[p].digest == all[0].digest)
         p++;
     describe_call(e, call, text);
     if (!err && whole && p < a->size)
         err = fail_different(e, a, text, p);
-    if (!err && !whole && p == a->size && all[0])
+    if (!err && !whole && p == a->size && all[0].digest)
         warn_of_sum(e, a, text);
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
+}
+
+/* Warns, on the first of them, of two ranks whose arrays are the same, or that have given this array and the
+ * one before in opposite orders. Either may be on purpose, so neither is an error. */
+static void warn_of_rows(struct zr_engine *e, struct zr_mesh_axis *a, const struct seen *all, int32_t p,
+                         int32_t q, const char *call)
+{
+    const struct zr_comm *c = e->role[a->role].comm;
+    const bool same = all[p].digest && all[p].digest == all[q].digest,
+               turned = all[p].distance && all[p].distance == -all[q].distance;
+    if (same && !a->said_rows && p == a->rank)
+        zr_warn(e->opt.log,
+                "check: %s: src is the same on rank %d and rank %d of %s: each must have rows of its own",
+                call, zr_comm_rank(c, p), zr_comm_rank(c, q), a->name);
+    if (turned && !a->said_order && p == a->rank)
+        zr_warn(e->opt.log,
+                "check: %s: rank %d and rank %d of %s have given this array and the one before in opposite "
+                "orders",
+                call, zr_comm_rank(c, p), zr_comm_rank(c, q), a->name);
+    a->said_rows |= same;
+    a->said_order |= turned;
+}
+
+int zr_engine_compare_rows(struct zr_engine *e, enum zero_axis axis, enum zr_call_name call,
+                           const struct zr_arrays *x)
+{
+    struct zr_mesh_axis *a = zr_axis_of(e, axis);
+    const struct seen *all = NULL;
+    char text[ZR_CALL_LOG_CHARS];
+    int err = 0;
+    if (zr_compare_is_due(e) && x->n >= FEW_ELEMS)
+        err = exchange_seen(e, a, call, x, &all);
+    describe_call(e, call, text);
+    for (int32_t p = 0; !err && all && p < a->size; p++)
+        for (int32_t q = p + 1; q < a->size; q++)
+            warn_of_rows(e, a, all, p, q, text);
+    a->last_src = x->src;
+    return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
+}
+
+int zr_engine_exchange_words(struct zr_engine *e, enum zero_axis axis, enum zr_call_name call,
+                             const int64_t *mine, int32_t n, const int64_t **all)
+{
+    struct zr_mesh_axis *a = zr_axis_of(e, axis);
+    const int64_t bytes = n * (int64_t)sizeof *mine;
+    const struct zr_tag tag = zr_axis_tag(e, a, call, n, COMPARED);
+    const void *words;
+    *all = NULL;
+    if (!zr_compare_is_due(e))
+        return 0;
+    int err = follow_shift(e, a);
+    err = err ? err : zr_axis_exchange(e, a, mine, bytes, &tag, &words);
+    zr_do_not_count_axis(e, a->role, bytes);
+    if (err)
+        return zr_engine_fail(e, err, zr_error_text());
+    *all = words;
+    return 0;
 }

@@ -17,8 +17,11 @@ struct zr_mesh_axis {
     int out;
     /* hash of all collectives over the axis so far, even those that move nothing */
     uint64_t calls;
-    /* warned that the contributions to a sum were the same on all ranks */
-    bool said_sum;
+    /* warned that the contributions to a sum were the same on all ranks; that two ranks gave the same rows;
+     * and that ranks gave two arrays in different orders */
+    bool said_sum, said_rows, said_order;
+    /* src of the last gather or all-to-all */
+    const char *last_src;
     /* stream of shifts, which the model does not wait for. NULL: the model's own */
     struct zr_stream *shift_stream;
     /* a shift has begun and has not been ended */

@@ -4,8 +4,8 @@
 #include "comm/flight.h"
 #include "comm/fork.h"
 #include "kernels/asserts.h"
-#include "shard/engine/internal.h"
 #include "shard/engine/issue.h"
+#include "shard/engine/mesh_axis.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -275,12 +275,22 @@ static void report_called(struct zr_engine *e, const struct zr_logged_call *call
 {
     if (e->tp > 1)
         zr_flight_called(e->flight, ZR_ROLE_TP, call);
-    if (zr_call_log_is_of_tp(call->name)) /* data-parallel ranks may have activations of different sizes */
-        return;
+    if (e->role[ZR_ROLE_CP].comm)
+        zr_flight_called(e->flight, ZR_ROLE_CP, call);
     zr_flight_called(e->flight, ZR_ROLE_CONTROL, call);
     if (zr_widest_role(e) == ZR_ROLE_WORLD &&
         (e->pp == 1 || !(is_of_stage(call->name) || zr_call_log_is_for_step(call->name))))
         zr_flight_called(e->flight, ZR_ROLE_WORLD, call);
+}
+
+/* Data-parallel ranks may have activations of different sizes, so only the axis's ranks record the call. */
+void zr_engine_axis_called(struct zr_engine *e, enum zero_axis axis, uint64_t args)
+{
+    struct zr_mesh_axis *a = zr_axis_of(e, axis);
+    struct zr_logged_call call = zr_flight_entered(e->flight);
+    call.args = args;
+    a->calls = XXH3_64bits_withSeed(&args, sizeof args, a->calls);
+    zr_flight_called(e->flight, a->role, &call);
 }
 
 void zr_engine_called(struct zr_engine *e, uint64_t args)

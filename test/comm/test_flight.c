@@ -370,7 +370,7 @@ static void test_calls_in_quick_succession(void **state)
 }
 
 /* The calls of two recorders for the communicator that both ranks are in. Ranks of different pipeline stages
- * share only the world's. */
+ * share only the world's. Ranks 2 and 3 share the rows of a sequence, and their calls are those of cp. */
 static void test_calls_of_two_ranks(void **state)
 {
     static const int32_t stage[2][2] = {{0, 1}, {2, 3}}, all[] = {0, 1, 2, 3};
@@ -380,13 +380,19 @@ static void test_calls_of_two_ranks(void **state)
     for (int i = 0; i < 4; i++) {
         f[i] = open_one(i, 4);
         zr_flight_shared_calls(zr_flight_record_of(f[i]), shared);
-        assert_true(!shared[0].log && !shared[1].log && !shared[2].log);
+        for (int k = 0; k < ZR_SHARED_CALLS; k++)
+            assert_null(shared[k].log);
         zr_flight_role(f[i], ZR_ROLE_CONTROL,
                        &(struct zr_group){.size = 2, .rank = i % 2, .members = stage[i / 2]});
+        if (i > 1)
+            zr_flight_role(f[i], ZR_ROLE_CP,
+                           &(struct zr_group){.size = 2, .rank = i - 2, .members = stage[1]});
         zr_flight_role(f[i], ZR_ROLE_WORLD, &(struct zr_group){.size = 4, .rank = i, .members = all});
         zr_flight_called(f[i], ZR_ROLE_CONTROL, &begin);
         zr_flight_called(f[i], ZR_ROLE_CONTROL, i == 1 ? &begin : &end);
         zr_flight_called(f[i], ZR_ROLE_WORLD, &end);
+        for (int k = 0; k < 3 && i > 1; k++)
+            zr_flight_called(f[i], ZR_ROLE_CP, k == i ? &end : &begin);
     }
     for (int i = 1; i < 4; i++) {
         const struct zr_call_log *own, *other;
@@ -396,9 +402,14 @@ static void test_calls_of_two_ranks(void **state)
         assert_int_equal(own->n, i == 1 ? 2 : 1);
         assert_int_equal(zr_call_log_differ(own, other, &of_own, &of_other), i == 1 ? 2 : 0);
     }
+    const struct zr_call_log *two, *three;
+    struct zr_logged_call of_two, of_three;
+    assert_true(zr_flight_common_calls(zr_flight_record_of(f[2]), zr_flight_record_of(f[3]), &two, &three));
+    assert_int_equal(zr_call_log_differ(two, three, &of_two, &of_three), 3);
     zr_flight_shared_calls(zr_flight_record_of(f[3]), shared);
     assert_true(shared[0].log->n == 2 && shared[0].size == 2 && !shared[1].log);
-    assert_true(shared[2].log->n == 1 && shared[2].size == 4);
+    assert_true(shared[2].log->n == 3 && shared[2].size == 2);
+    assert_true(shared[3].log->n == 1 && shared[3].size == 4);
     for (int i = 0; i < 4; i++)
         zr_flight_close(f[i]);
 }

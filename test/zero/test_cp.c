@@ -6,6 +6,7 @@
 #include "test/zero/toy_net.h"
 #include "test/zero/where.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -307,6 +308,137 @@ static void collectives(void **state)
     }
 }
 
+/* ---- check mode ---- */
+
+static char said[4096];
+static pthread_mutex_t said_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void keep_line(void *arg, const char *line)
+{
+    if (!strstr(line, " of cp"))
+        return;
+    pthread_mutex_lock(&said_lock);
+    snprintf(said + strlen(said), sizeof said - strlen(said), "%s\n", line);
+    pthread_mutex_unlock(&said_lock);
+}
+
+/* A use that check mode notices. */
+enum use { RIGHT_ROWS, MISSING_ROW, SHARED_ROW, SHARED_END, SAME_ROWS, OTHER_ORDER, OTHER_ROW, USES };
+
+static const struct {
+    int code;
+    const char *says, *logs;
+} noticed[USES] = {
+    [MISSING_ROW] = {ZERO_ERR_MISMATCH, "zero_expect_rows: check: no rank of cp has row 7", NULL},
+    [SHARED_ROW] = {ZERO_ERR_MISMATCH, "check: row 2 belongs to two ranks of cp, rank 0 and rank 1", NULL},
+    [SHARED_END] = {ZERO_ERR_MISMATCH, "check: row 10 belongs to two ranks of cp, rank 0 and rank 1", NULL},
+    [SAME_ROWS] = {0, NULL, "src is the same on rank 1 and rank 2 of cp: each must have rows of its own"},
+    [OTHER_ORDER] = {0, NULL, "rank 0 and rank 2 of cp have given this array and the one before in opposite"},
+    [OTHER_ROW] = {ZERO_ERR_MISMATCH, "src is not the same on all ranks of cp: rank 0 and rank 1 differ",
+                   NULL},
+};
+
+static int misuse(const struct rank *k, enum use use)
+{
+    const int64_t half = 100;
+    int64_t first[2], n[2];
+    OR_RETURN(zero_cp_rows(&k->p, 12, ZERO_CP_ZIGZAG, first, n));
+    n[1] -= use == MISSING_ROW && k->p.cp == 2;
+    n[0] += use == SHARED_ROW && k->p.cp == 0;
+    n[1] += 2 * (use == SHARED_END && k->p.cp == 1);
+    if (use <= SHARED_END)
+        return zero_expect_rows(k->z, 12, first, n);
+    prepare(k, 2 * half, 2 * half * k->p.n_cp);
+    for (int64_t i = 0; i < 2 * half && use == SAME_ROWS && k->p.cp == 2; i++)
+        k->src[i] = number(k, 1, i);
+    if (use == OTHER_ROW)
+        return zero_expect_equal(k->z, ZERO_AXIS_CP, k->src, half, ZERO_F32);
+    const bool turned = use == OTHER_ORDER && k->p.cp == 2;
+    OR_RETURN(zero_all_gather(k->z, ZERO_AXIS_CP, k->dst, k->src + (turned ? half : 0), half, ZERO_F32));
+    return zero_all_gather(k->z, ZERO_AXIS_CP, k->dst, k->src + (turned ? 0 : half), half, ZERO_F32);
+}
+
+static void checked_rank(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct zero_config cfg = toy_config(r, 2);
+    struct rank k = {.r = r};
+    struct toy m;
+    int err = 0;
+    cfg.mesh.cp = s->cp;
+    cfg.debug.check = s->check;
+    cfg.debug.log = keep_line;
+    k.src = malloc((MAX_N * MAX_CP + BEHIND) * sizeof(float));
+    k.dst = malloc((MAX_N * MAX_CP + BEHIND) * sizeof(float));
+    where_open(r->rank, &cfg);
+    toy_make(&m);
+    TOY_TRY(zero_wrap(&k.z, m.table, TOY_TENSORS, &cfg));
+    TOY_TRY(zero_find_place(&cfg, &k.p));
+    if (!err && s->check && noticed[s->stage].code)
+        toy_expect(r, misuse(&k, (enum use)s->stage), noticed[s->stage].code, noticed[s->stage].says);
+    else
+        TOY_TRY(misuse(&k, (enum use)s->stage));
+    zero_unwrap(&k.z);
+    toy_free(&m);
+    free(k.src);
+    free(k.dst);
+}
+
+/* Without check mode nothing is said. */
+static void what_check_mode_says(void **state)
+{
+    for (int use = 0; use < USES; use++)
+        for (int check = 0; check < 2; check++) {
+            struct setup s = {.stage = use, .cp = 3, .check = check};
+            struct toy_rank r[MAX_TOY_RANKS];
+            char what[64];
+            snprintf(what, sizeof what, "use %d, check %d", use, check);
+            said[0] = 0;
+            toy_run(3, checked_rank, &s, r, what);
+            const char *logs = check ? noticed[use].logs : NULL;
+            if (logs ? !strstr(said, logs) : *said && !noticed[use].code)
+                fail_msg("%s: \"%s\" is not in \"%s\"", what, logs ? logs : "nothing", said);
+        }
+}
+
+/* ---- ranks that differ ---- */
+
+/* One rank gathers as many bytes in another dtype. Over NCCL this is found when the ranks next compare. */
+static void differing_rank(struct toy_rank *r)
+{
+    struct zero_config cfg = toy_config(r, 1);
+    struct toy m;
+    zero_ctx *z = NULL;
+    float *src = calloc(32, sizeof *src), *dst = calloc(64, sizeof *dst);
+    int err = 0, failed = 0;
+    cfg.mesh.cp = 2;
+    cfg.debug.log = toy_forget_line;
+    where_open(r->rank, &cfg);
+    toy_make(&m);
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    for (int step = 0; !err && !failed && step < 4; step++) {
+        const bool other = r->rank == 1 && step == 1;
+        failed = failed ? failed : toy_forward(&m, z, true);
+        failed = failed ? failed
+                        : zero_all_gather(z, ZERO_AXIS_CP, dst, src, other ? 64 : 32,
+                                          other ? ZERO_BF16 : ZERO_F32);
+        failed = failed ? failed : toy_backward(&m, z, true, step, r->rank);
+        failed = failed ? failed : zero_step(z, 0.01f, NULL);
+    }
+    if (!err)
+        toy_expect(r, failed, ZERO_ERR_MISMATCH, "zero_all_gather");
+    zero_unwrap(&z);
+    toy_free(&m);
+    free(src);
+    free(dst);
+}
+
+static void calls_that_differ(void **state)
+{
+    struct toy_rank r[MAX_TOY_RANKS];
+    toy_run(4, differing_rank, NULL, r, "ranks of cp make different calls");
+}
+
 /* ---- training ---- */
 
 static _Atomic int n_lines;
@@ -373,10 +505,9 @@ static void the_same_bits_as_data_parallel(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_of_ranks),
-        cmocka_unit_test(places),
-        cmocka_unit_test(collectives),
-        cmocka_unit_test(the_same_bits_as_data_parallel),
+        cmocka_unit_test(rows_of_ranks),     cmocka_unit_test(places),
+        cmocka_unit_test(collectives),       cmocka_unit_test(what_check_mode_says),
+        cmocka_unit_test(calls_that_differ), cmocka_unit_test(the_same_bits_as_data_parallel),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,7 +9,16 @@
 
 #include <string.h>
 
-enum { PP = 2, TP = 2, WORLD = 8, DP = WORLD / PP / TP, BYTES = 1 << 16, SLICE = 128, SUMS_AT = 8192 };
+enum {
+    PP = 2,
+    TP = 2,
+    CP = 2,
+    WORLD = 8,
+    DP = WORLD / PP / TP,
+    BYTES = 1 << 16,
+    SLICE = 128,
+    SUMS_AT = 8192
+};
 
 struct part {
     uv_loop_t loop;
@@ -25,10 +34,10 @@ struct part {
 static void ask_roles(const struct part *p, struct zr_role_ask ask[ZR_ROLES])
 {
     const struct zr_group *group[ZR_ROLES] = {
-        [ZR_ROLE_GATHER] = &p->mesh.dp_group,  [ZR_ROLE_REDUCE] = &p->mesh.dp_group,
-        [ZR_ROLE_CONTROL] = &p->mesh.dp_group, [ZR_ROLE_TP] = &p->mesh.tp_group,
-        [ZR_ROLE_WORLD] = &p->mesh.world,      [ZR_ROLE_EVEN_PAIR] = &p->mesh.pair[0],
-        [ZR_ROLE_TIED] = &p->mesh.ends};
+        [ZR_ROLE_GATHER] = &p->mesh.dp_group,   [ZR_ROLE_REDUCE] = &p->mesh.dp_group,
+        [ZR_ROLE_CONTROL] = &p->mesh.dp_group,  [ZR_ROLE_TP] = &p->mesh.tp_group,
+        [ZR_ROLE_WORLD] = &p->mesh.world,       [ZR_ROLE_CP] = &p->mesh.cp_group,
+        [ZR_ROLE_EVEN_PAIR] = &p->mesh.pair[0], [ZR_ROLE_TIED] = &p->mesh.ends};
     for (int r = 0; r < ZR_ROLES; r++)
         ask[r] = (struct zr_role_ask){group[r], NCCL_SLICE_BYTES, NCCL_PACKED_BYTES};
 }
@@ -62,7 +71,7 @@ static int open_part(struct part *p, const struct zr_world *w)
     int err = zr_topology_assume(WORLD, 0, &p->topology);
     p->topology.rank = w->rank;
     if (!err)
-        err = zr_mesh_make(&p->topology, &(struct zr_mesh_sizes){PP, TP, 1, DP}, &p->mesh);
+        err = zr_mesh_make(&p->topology, &(struct zr_mesh_sizes){PP, TP, CP, DP}, &p->mesh);
     if (!err)
         err = zr_rendezvous_open(&p->loop, w, 30000, &p->rdv);
     if (!err)
@@ -163,7 +172,7 @@ static void every_role(struct rank *me)
 /* The world's communicator is made first, and the others are split off it. Two roles have one CTA. */
 static void test_every_role(void **state)
 {
-    enum { N_ROLES = 7, N_SMALL = 2 };
+    enum { N_ROLES = 8, N_SMALL = 2 };
     static const int versions[] = {22809, 21705 /* cannot split */};
     for (int k = 0; k < 4; k++) {
         struct nccl_stand_in_counts c;
@@ -234,22 +243,29 @@ static void wait_long_to_start(struct zr_nccl_options *opt, int rank)
     opt->start_timeout_ms = LONG_MS;
 }
 
-/* Operations of tensor parallelism, also those of whole arrays and the messages between all ranks, are
- * connected when the arenas are attached. */
-static void sum_arrays(struct rank *me)
+/* Combines arrays over tp or cp, which have two ranks each. */
+static void combine_arrays(struct rank *me, struct part *p, enum zr_role role)
 {
     static const enum zr_op ops[] = {ZR_OP_ALL_REDUCE, ZR_OP_REDUCE_SCATTER, ZR_OP_ALL_GATHER,
                                      ZR_OP_ALL_TO_ALL, ZR_OP_SHIFT};
-    struct part p;
+    struct zr_comm *c = p->comm[role];
     char why[512] = "";
-    RANK_CHECK(me, open_part(&p, &me->w) == 0, "%s", zr_error_text());
-    struct zr_comm *c = p.comm[ZR_ROLE_TP];
     const struct zr_tag tag = {.unit = -1};
-    const struct zr_arrays a = {p.base[ZR_ROLE_TP] + BYTES / 2, p.base[ZR_ROLE_TP], 1024, ZERO_F32, 1024, 1};
+    const struct zr_arrays a = {p->base[role] + BYTES / 2, p->base[role], 1024, ZERO_F32, 1024, 1};
     for (size_t i = custom.deterministic ? 2 : 0; i < sizeof ops / sizeof *ops; i++)
-        RANK_CHECK(me, zr_comm_arrays(c, p.stream, ops[i], &a, &tag) == 0, "%s", zr_error_text());
-    p.dev->ops->stream_sync(p.stream);
+        RANK_CHECK(me, zr_comm_arrays(c, p->stream, ops[i], &a, &tag) == 0, "%s", zr_error_text());
+    p->dev->ops->stream_sync(p->stream);
     RANK_CHECK(me, zr_comm_status(c, why, sizeof why) == 0, "%s", why);
+}
+
+/* Operations over tp and cp, also those of whole arrays and the messages between all ranks, are connected
+ * when the arenas are attached. */
+static void connect_first(struct rank *me)
+{
+    struct part p;
+    RANK_CHECK(me, open_part(&p, &me->w) == 0, "%s", zr_error_text());
+    combine_arrays(me, &p, ZR_ROLE_TP);
+    combine_arrays(me, &p, ZR_ROLE_CP);
     RANK_CHECK(me, close_part(&p), "handles are left");
 }
 
@@ -259,7 +275,7 @@ static void test_slow_to_connect(void **state)
         customize(fixed, SHORT_MS);
         custom.change = wait_long_to_start;
         nccl_stand_in_the_machine()->connect_ms = 2 * SHORT_MS;
-        run_ranks(false, WORLD, sum_arrays, NULL, NULL);
+        run_ranks(false, WORLD, connect_first, NULL, NULL);
         nccl_stand_in_end();
     }
 }
