@@ -11,8 +11,9 @@
 
 #include <math.h>
 
-/* Positions in a tile of queries; keys multiplied at once; bytes of scores of a group of heads. */
-enum { TILE = 128, KEYS = 1024, HOST_BYTES = 4 << 20, GPU_BYTES = 64 << 20 };
+/* Positions in a tile of queries; a GPU wants few large products. Keys that are multiplied at once. Bytes of
+ * the scores of a group of heads. */
+enum { HOST_TILE = 64, GPU_TILE = 256, KEYS = 1024, HOST_BYTES = 4 << 20, GPU_BYTES = 128 << 20 };
 
 static int64_t smaller(int64_t a, int64_t b)
 {
@@ -31,7 +32,7 @@ struct work {
     const struct gpt2_layers *layers;
     const struct gpt2_attention_args *args;
     int64_t group, first, n_heads; /* heads: of a group, the first, and how many */
-    int64_t n_keys;                /* rows of keys */
+    int64_t tile_rows, n_keys;     /* positions in a tile; rows of keys */
     struct gpt2_tile tile;
     int64_t n_blocks; /* of keys that this tile has multiplied */
     /* Of backward's caller: (B, NH, all queries). */
@@ -45,7 +46,8 @@ struct work {
 /* Points the arrays into memory. Returns the floats that they take, which needs no memory. */
 static int64_t lay_out(struct work *w, float *at)
 {
-    int64_t HS = w->args->HS, queries = w->group * smaller(TILE, w->args->T), keys = w->group * w->n_keys;
+    int64_t HS = w->args->HS, queries = w->group * smaller(w->tile_rows, w->args->T),
+            keys = w->group * w->n_keys;
     int64_t scores = queries * smaller(KEYS, w->args->T), n = 0;
     struct {
         void **array;
@@ -71,7 +73,9 @@ static int64_t lay_out(struct work *w, float *at)
 static struct work describe(const struct compute *on, const struct gpt2_attention_args *a)
 {
     struct work w = {.on = on, .layers = gpt2_layers_for(on), .args = a, .n_keys = gpt2_n_rows(&a->keys)};
-    int64_t bytes = smaller(TILE, a->T) * smaller(KEYS, a->T) * (int64_t)sizeof(float), heads = a->B * a->NH;
+    w.tile_rows = on->cuda ? GPU_TILE : HOST_TILE;
+    int64_t bytes = smaller(w.tile_rows, a->T) * smaller(KEYS, a->T) * (int64_t)sizeof(float);
+    int64_t heads = a->B * a->NH;
     int64_t most = larger(1, (on->cuda ? GPU_BYTES : HOST_BYTES) / bytes),
             n_groups = (heads + most - 1) / most;
     w.group = (heads + n_groups - 1) / n_groups;
@@ -179,8 +183,8 @@ static bool next_tile(struct work *w, int64_t at)
             first = smaller(first, larger(rows->first[i], at));
     if (first == INT64_MAX)
         return false;
-    w->tile.query = first / TILE * TILE;
-    w->tile.n_queries = smaller(TILE, w->args->T - w->tile.query);
+    w->tile.query = first / w->tile_rows * w->tile_rows;
+    w->tile.n_queries = smaller(w->tile_rows, w->args->T - w->tile.query);
     w->n_blocks = 0;
     return true;
 }
@@ -195,7 +199,7 @@ static int64_t first_seen(const struct work *w)
         return 0;
     for (int64_t b = w->first / NH; b <= (w->first + w->n_heads - 1) / NH; b++)
         least = smaller(least, start[b * T + w->tile.query]);
-    return least / TILE * TILE;
+    return least / w->tile_rows * w->tile_rows;
 }
 
 /* Calls run for each block of the keys that the tile may see. `first` is the block's first row. */

@@ -148,11 +148,13 @@ __device__ __forceinline__ void store_rows(const output &out, int64_t head, cons
                                            const float (&sum)[M][HS / 8][4], const float (&factor)[M][2],
                                            const place_in_tile<M> &at)
 {
-    for (int m = 0; m < M; m++)
-        for (int half = 0; half < 2; half++)
-            for (int i = 0; i < HS / 8 && rows[m][half] >= 0; i++)
-                write_two(out, head + rows[m][half] * out.stride + i * 8 + at.t * 2,
-                          sum[m][i][2 * half] * factor[m][half], sum[m][i][2 * half + 1] * factor[m][half]);
+    UNROLL
+    for (int k = 0; k < M * 2 * (HS / 8); k++) {
+        int m = k / (HS / 8) / 2, half = k / (HS / 8) % 2, i = k % (HS / 8);
+        float x = sum[m][i][2 * half] * factor[m][half], y = sum[m][i][2 * half + 1] * factor[m][half];
+        if (rows[m][half] >= 0)
+            write_two(out, head + rows[m][half] * out.stride + i * 8 + at.t * 2, x, y);
+    }
 }
 
 /* Maximum over the four lanes that share a row. */
@@ -231,13 +233,12 @@ template <int N> struct blocks {
     }
     __device__ __forceinline__ int behind(int block) const
     {
-        int whole = position(block) + N, last = to[block >= count[0]];
+        int whole = position(block) + N, last = block < count[0] ? to[0] : to[1];
         return whole < last ? whole : last;
     }
     __device__ __forceinline__ int row(int block) const
     {
-        int i = block >= count[0];
-        return position(block) - (int)rows.first[i] + i * (int)rows.n[0];
+        return position(block) - (int)(block < count[0] ? rows.first[0] : rows.first[1] - rows.n[0]);
     }
     __device__ __forceinline__ int end(int block) const
     {
@@ -450,6 +451,7 @@ __global__ void __launch_bounds__(place_in_tile<M>::N_THREADS, 2)
     float factor[M][2];
     for (int m = 0; m < M; m++)
         factor[m][0] = factor[m][1] = a.grad_scale;
+    find_queries<M>(row, start, a, work, mine, at); /* again, since registers have no space for them */
     store_rows<HS>(a.dq, work.in(a, a.n_queries, a.dq.stride), row, dq, factor, at);
 }
 

@@ -288,9 +288,9 @@ class Profile(unittest.TestCase):
         told, parts = self.profile(1, '--plain', '--layers=2', '--heads=3', '--channels=48', '--context=32', '--vocab=300')
         L, C, T, V, BT = 2, 48, 32, 300, 32
         # Each weight of a matrix is multiplied once in forward and twice in backward. The same holds for
-        # attention's two products of T x T.
+        # attention's two products of T x T, but backward repeats the first of forward.
         self.assertEqual(parts['products']['flop'], 3 * 3 * 2 * BT * (L * 12 * C * C + V * C))
-        self.assertEqual(parts['attention']['flop'], 3 * 3 * 2 * L * 2 * BT * T * C)
+        self.assertEqual(parts['attention']['flop'], 3 * 7 * L * 2 * BT * T * C)
         self.assertGreater(parts['optimizer']['ns'], 0)
         for name in ['norm and agreement', 'exposed communication', 'runtime']:
             self.assertEqual(parts[name]['ns'], 0, name)

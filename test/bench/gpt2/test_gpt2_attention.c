@@ -385,9 +385,10 @@ static void compare_grads(const struct problem *p, const struct call *c, struct 
 
 /* ---- tests ---- */
 
-/* Tiles are 128 tokens. The kernel of a GPU fetches 64 or 32 of the other side at once, and multiplies 32 or
- * 16. The shapes have less than each of these, whole ones, and partial ones. The kernel works on 1024 tiles
- * at once; one shape has more. Products take at most 1024 keys. */
+/* Tiles of products are 64 or 256 tokens, and those of the kernel 128. The kernel fetches 64 or 32 of the
+ * other side at once, and multiplies 32 or 16. The shapes have less than each of these, whole ones, and
+ * partial ones. The kernel works on 1024 tiles at once; one shape has more. Products take at most 1024
+ * keys. */
 static const struct shape shapes[] = {
     {2, 1, 1, 16, 1, 0},    {1, 2, 3, 32, 1, 0},    {2, 15, 2, 64, 1, 4},     {1, 63, 2, 16, 1, 0},
     {2, 64, 1, 32, 1, 9},   {1, 65, 2, 64, 1, 0},   {1, 130, 2, 16, 1, 0},    {1, 150, 1, 32, 1, 40},
