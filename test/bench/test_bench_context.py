@@ -66,13 +66,13 @@ class Losses(unittest.TestCase):
                     self.check(2 ** (1 + sum(a in ('--tp=2', '--pp=2') for a in args)), *cp, *args, beside=('--accum=4',))
 
     def test_curves(self):
-        """Over 200 steps losses stay as near as those with tp do."""
+        """Over 200 steps, with a learning rate at which rounding does not grow, as with tp."""
         for form in FORMS:
             with self.subTest(form=form):
-                got, want = (run_of(n, '--steps=200', '--lr=3e-3', *args)[0] for n, args in ((2, cp_args(2, form, 'zigzag')), (1, ())))
+                got, want = (run_of(n, '--steps=200', '--lr=1e-3', *args)[0] for n, args in ((2, cp_args(2, form, 'zigzag')), (1, ())))
                 self.assertLess(want[-1][0], 0.75 * want[0][0])  # it learns
                 for step, ((loss, _), (wanted, _)) in enumerate(zip(got, want)):
-                    self.assertLess(abs(loss - wanted), 5e-3 * wanted, step)
+                    self.assertLess(abs(loss - wanted), 1e-5 * wanted, step)
 
     def test_bf16(self):
         """Sums over cp are rounded at other places, each to 8 bits."""
