@@ -42,6 +42,20 @@ static void take_own_rows(const struct run *r, struct gpt2 *m)
                (size_t)(r->o->batch * context) * sizeof *m->document_start);
 }
 
+/* Ranks of cp read the same rows, and have each token of them once. Check mode compares these. On a GPU it
+ * compares only arrays of the GPU. */
+static int expect_whole_rows(struct run *r, const struct gpt2 *m)
+{
+    const struct gpt2_config *c = &m->config;
+    const struct gpt2_rows own = gpt2_rows_of(m, m->cp.part);
+    if (c->cp <= 1)
+        return 0;
+    TRY_ZERO(zero_expect_rows(r->z, c->context, own.first, own.n));
+    if (!r->compute.cuda)
+        TRY_ZERO(zero_expect_equal(r->z, ZERO_AXIS_CP, r->whole.tokens, r->o->batch * c->context, ZERO_I32));
+    return 0;
+}
+
 /* The text follows from the number of micro-batches that all ranks have trained on, counted in steps of
  * the size that they had when the run began. So a run can go on with fewer or more ranks. */
 int train_next_text(struct run *r, struct gpt2 *m, int64_t micro_batch)
@@ -53,6 +67,7 @@ int train_next_text(struct run *r, struct gpt2 *m, int64_t micro_batch)
     TRY(gpt2_next_batch(m));
     bytes_data_sample(&r->data, &r->whole, o->batch, o->model.config.context, o->documents, o->seed,
                       number / r->per_step, number % r->per_step);
+    TRY(expect_whole_rows(r, m));
     take_own_rows(r, m);
     gpt2_send_batch(m);
     profile_enter(o->profile, r->z ? PROFILE_LIBRARY : PROFILE_REST); /* until the model computes */

@@ -165,15 +165,17 @@ class Memory(unittest.TestCase):
 
 
 class Balance(unittest.TestCase):
+    """CPU time of the ranks in attention, which does not count how long they wait for a CPU or each other."""
+
     def test_is_printed(self):
         for order in ORDERS:
-            done = run([ZERO_RUN, '-n', '4', '--raw', ZERO_BENCH, 'profile', '--json', '--context=1024', '--layers=2', '--batch=1', '--steps=2', '--params=1e4',
-                        '--rounds=1', *cp_args(4, 'gather', order)])
+            done = run([ZERO_RUN, '-n', '4', '--raw', ZERO_BENCH, 'profile', '--json', '--context=4096', '--layers=1', '--heads=4', '--channels=64', '--batch=1',
+                        '--steps=2', '--params=1e4', '--rounds=1', *cp_args(4, 'gather', order)])
             self.assertEqual(done.returncode, 0, done.stderr)
             line = lines(done.stdout)[-1]
             self.assertEqual(len(line['attention_cpu_ms']), 4)
             print(f"{order}: {[round(ms, 1) for ms in line['attention_cpu_ms']]} ms, mean / largest {line['balance']:.3f}", flush=True)
-            self.assertGreater(line['balance'], 0.75 if order == 'zigzag' else 0)
+            self.assertGreater(line['balance'], 0.9 if order == 'zigzag' else 0)
 
 
 class Refused(unittest.TestCase):
