@@ -65,45 +65,30 @@ static int put_columns(struct gpt2 *m, real *matrix, int64_t width, const real *
     return copy_rows(m, matrix, width * REAL, plane, row, gpt2_own_tokens(m), row);
 }
 
-/* Copies rank c's plane to its places in the plane of whole rows. */
-static int to_whole(struct gpt2 *m, int32_t c, void *whole, const void *plane, int64_t row_bytes)
+/* Copies rank c's plane to its places in the plane of whole rows, or back from there. */
+static int move_rows(struct gpt2 *m, int32_t c, void *whole, void *plane, int64_t row_bytes, bool back)
 {
     const struct gpt2_rows r = gpt2_rows_of(m, c);
     int64_t whole_row = m->config.context * row_bytes, own_row = gpt2_own_context(&m->config) * row_bytes;
-    for (int i = 0; i < 2; i++)
-        ZR_TRY(copy_rows(m, (char *)whole + r.first[i] * row_bytes, whole_row,
-                         (const char *)plane + i * r.n[0] * row_bytes, own_row, m->B, r.n[i] * row_bytes));
+    for (int i = 0; i < 2; i++) {
+        char *in_whole = (char *)whole + r.first[i] * row_bytes;
+        char *in_plane = (char *)plane + i * r.n[0] * row_bytes;
+        int64_t bytes = r.n[i] * row_bytes;
+        ZR_TRY(back ? copy_rows(m, in_plane, own_row, in_whole, whole_row, m->B, bytes)
+                    : copy_rows(m, in_whole, whole_row, in_plane, own_row, m->B, bytes));
+    }
     return 0;
 }
 
-static int from_whole(struct gpt2 *m, int32_t c, void *plane, const void *whole, int64_t row_bytes)
-{
-    const struct gpt2_rows r = gpt2_rows_of(m, c);
-    int64_t whole_row = m->config.context * row_bytes, own_row = gpt2_own_context(&m->config) * row_bytes;
-    for (int i = 0; i < 2; i++)
-        ZR_TRY(copy_rows(m, (char *)plane + i * r.n[0] * row_bytes, own_row,
-                         (const char *)whole + r.first[i] * row_bytes, whole_row, m->B, r.n[i] * row_bytes));
-    return 0;
-}
-
-/* The same for n_planes planes of every rank. Planes of ranks are in the order (cp, n_planes). */
-static int all_to_whole(struct gpt2 *m, real *whole, const real *ranks, int64_t n, int n_planes)
-{
-    int64_t own = own_plane(m, n), row = own / gpt2_own_tokens(m) * REAL;
-    for (int32_t c = 0; c < m->config.cp; c++)
-        for (int p = 0; p < n_planes; p++, ranks += own)
-            ZR_TRY(to_whole(m, c, whole + p * whole_plane(m, n), ranks, row));
-    return 0;
-}
-
-static int all_from_whole(struct gpt2 *m, void *ranks, const void *whole, int64_t n, int n_planes,
-                          int64_t element_bytes)
+/* The same for n_planes planes of n heads of every rank: ranks has them in the order (cp, n_planes). */
+static int move_planes(struct gpt2 *m, void *whole, void *ranks, int64_t n, int n_planes,
+                       int64_t element_bytes, bool back)
 {
     int64_t own = own_plane(m, n) * element_bytes, row = own / gpt2_own_tokens(m);
     for (int32_t c = 0; c < m->config.cp; c++)
         for (int p = 0; p < n_planes; p++)
-            ZR_TRY(from_whole(m, c, (char *)ranks + (c * n_planes + p) * own,
-                              (const char *)whole + p * whole_plane(m, n) * element_bytes, row));
+            ZR_TRY(move_rows(m, c, (char *)whole + p * whole_plane(m, n) * element_bytes,
+                             (char *)ranks + (c * n_planes + p) * own, row, back));
     return 0;
 }
 
@@ -209,7 +194,7 @@ static int gather_heads(struct gpt2 *m, const struct gathered *g, int64_t first,
     ZR_TRY(take_columns(m, own, qkv + A, 3 * A, g->n));
     ZR_TRY(take_columns(m, own + plane, qkv + 2 * A, 3 * A, g->n));
     TRY_SHARED(m, m->cp.gather(m->cp.arg, g->ranks, own, 2 * plane));
-    ZR_TRY(all_to_whole(m, g->whole, g->ranks, g->n, 2));
+    ZR_TRY(move_planes(m, g->whole, g->ranks, g->n, 2, REAL, false));
     *out = attention_of(m, g->n, gpt2_rows_of(m, m->cp.part), whole_rows(m));
     out->q = qkv;
     out->q_row = 3 * A;
@@ -239,7 +224,7 @@ static int scatter_heads(struct gpt2 *m, const struct gathered *g, real *dqkv)
 {
     int64_t A = gpt2_part_channels(&m->config), plane = own_plane(m, g->n);
     float *own = g->dranks + m->cp.part * 2 * plane;
-    ZR_TRY(all_from_whole(m, g->dranks, g->dwhole, g->n, 2, sizeof(float)));
+    ZR_TRY(move_planes(m, g->dwhole, g->dranks, g->n, 2, sizeof(float), true));
     TRY_SHARED(m, m->cp.scatter(m->cp.arg, own, g->dranks, 2 * plane));
     ZR_TRY(round_columns(m, dqkv, 3 * A, g->dq, g->ranks, g->n));
     ZR_TRY(round_columns(m, dqkv + A, 3 * A, own, g->ranks, g->n));
@@ -293,15 +278,15 @@ static int to_heads(struct gpt2 *m, real *whole, const real *const *planes, int 
         for (int p = 0; p < n_planes; p++)
             ZR_TRY(take_columns(m, sent + (c * n_planes + p) * own, planes[p] + c * width, columns, n));
     TRY_SHARED(m, m->cp.exchange(m->cp.arg, received, sent, n_planes * own));
-    return all_to_whole(m, whole, received, n, n_planes);
+    return move_planes(m, whole, received, n, n_planes, REAL, false);
 }
 
 /* The inverse: this rank's tokens of planes in whole become columns of matrices with all heads. */
-static int to_tokens(struct gpt2 *m, real *const *planes, int n_planes, int64_t columns, const real *whole,
+static int to_tokens(struct gpt2 *m, real *const *planes, int n_planes, int64_t columns, real *whole,
                      real *sent, real *received)
 {
     int64_t n = exchanged_heads(m), own = own_plane(m, n), width = n * (m->config.channels / m->config.heads);
-    ZR_TRY(all_from_whole(m, sent, whole, n, n_planes, REAL));
+    ZR_TRY(move_planes(m, whole, sent, n, n_planes, REAL, true));
     TRY_SHARED(m, m->cp.exchange(m->cp.arg, received, sent, n_planes * own));
     for (int32_t c = 0; c < m->config.cp; c++)
         for (int p = 0; p < n_planes; p++)

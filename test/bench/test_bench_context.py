@@ -53,7 +53,10 @@ class Losses(unittest.TestCase):
 
     def test_documents(self):
         one = run_of(1, f'--steps={self.STEPS}')[0]
-        self.assertNotEqual(one, run_of(1, f'--steps={self.STEPS}', '--documents=7')[0])
+        packed = run_of(1, f'--steps={self.STEPS}', '--documents=7')[0]
+        self.assertNotEqual(one, packed)
+        steps, _ = train(1, *SIZES, f'--steps={self.STEPS}', '--documents=7', '--plain')
+        self.assertEqual([s['loss'] for s in steps], [loss for loss, _ in packed])
         for form, order in itertools.product(FORMS, ORDERS):
             with self.subTest(form=form, order=order):
                 self.check(3, *cp_args(3, form, order), beside=('--documents=7',))
